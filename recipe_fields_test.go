@@ -7,39 +7,57 @@ import (
 	"testing"
 )
 
-// fieldsWithoutMemory are the fields of recipe that no other package reads, with
-// why a plan and a rehearsal are right without them.
+// fieldsWithoutMemory lists the fields of recipe that no other package reads, and why a plan and a rehearsal are
+// right without them.
 var fieldsWithoutMemory = map[string]string{
-	"Adapter.Alpha Adapter.RankScaled Adapter.BaseModel Adapter.FanInFanOut":         "scales products, names the model, says how weights lie",
-	"Adapter.Weights Adapter.SaveProjection":                                         "how an adapter begins, and what its file has",
-	"Adapter.ModulesToSave Adapter.Rank":                                             "read by Adapter.Copies and Adapter.RankOf",
-	"Adapter.Prompt":                                                                 "prompts are refused",
-	"Prompt.Encoder Prompt.EncoderLayers Prompt.EncoderWidth Prompt.Heads":           "prompts are refused",
-	"Prompt.Layers Prompt.Projection Prompt.Submodules Prompt.TokenWidth":            "prompts are refused",
-	"Prompt.VirtualTokens":                                                           "prompts are refused",
-	"DataLoader.PersistentWorkers DataLoader.PinMemory DataLoader.PrefetchFactor":    "said with the workers, which are not planned",
-	"DeepSpeed.Auto Optimizer.Defaulted":                                             "read by recipe, for what the Trainer fills in",
-	"Optimizer.TorchAdam":                                                            "read by Optimizer.IsFusedAdam",
-	"FSDP.ForwardPrefetch":                                                           "the next unit is gathered before this one is done in any case",
-	"FSDP.SyncModuleStates FSDP.UseOrigParams FSDP.WrapBySize":                       "follow from cpu_ram_efficient_loading; views of the same memory; refused with the policy",
-	"Parallelism.Replicate":                                                          "follows from the other sizes and the number of ranks",
-	"Parallelism.Sequence":                                                           "refused by recipe",
-	"Quantization.Kind Quantization.OffloadCPU Quantization.StorageDType":            "other values in as many bytes; without effect on a model that is trained",
-	"Quantization.Threshold":                                                         "columns of outliers depend on the data",
-	"Saving.Enabled Saving.ModelOnly Training.Saving":                                "a plan has a checkpoint in any case",
-	"Sizes.AllgatherBucket":                                                          "parameters are gathered in place",
-	"TrainerOptimizer.Algorithm TrainerOptimizer.Arguments TrainerOptimizer.Library": "plan decides by TrainerOptimizer.Name",
-	"TrainerOptimizer.StateBits TrainerOptimizer.Paged TrainerOptimizer.Layerwise":   "plan decides by TrainerOptimizer.Name",
-	"TrainerOptimizer.Projected TrainerOptimizer.TargetModules":                      "plan refuses the names",
-	"TrainerOptimizer.LR TrainerOptimizer.Beta1 TrainerOptimizer.Beta2":              "numbers in the step",
-	"TrainerOptimizer.Epsilon TrainerOptimizer.WeightDecay":                          "numbers in the step",
-	"Training.DDPBucketMiB":                                                          "buckets are as large as all gradients, however many there are",
-	"Training.GroupByLength Training.TF32":                                           "the longest batch counts; the same tensors",
-	"ZenFlow.UpdateInterval":                                                         "when the host steps, not what it holds",
+	"Adapter.Alpha Adapter.RankScaled Adapter.BaseModel Adapter.FanInFanOut": "scales products, " +
+		"names the model, says how weights lie",
+	"Adapter.Weights Adapter.SaveProjection": "how an adapter begins, and what its file has",
+	"Adapter.ModulesToSave Adapter.Rank":     "read by Adapter.Copies and Adapter.RankOf",
+	"Adapter.Prompt":                         "prompts are refused",
+
+	"Prompt.Encoder Prompt.EncoderLayers Prompt.EncoderWidth Prompt.Heads": "prompts are refused",
+	"Prompt.Layers Prompt.Projection Prompt.Submodules Prompt.TokenWidth":  "prompts are refused",
+	"Prompt.VirtualTokens": "prompts are refused",
+
+	"DataLoader.PersistentWorkers DataLoader.PinMemory DataLoader.PrefetchFactor": "said with the workers, " +
+		"which are not planned",
+
+	"DeepSpeed.Auto Optimizer.Defaulted": "read by recipe, for what the Trainer fills in",
+
+	"Optimizer.TorchAdam": "read by Optimizer.IsFusedAdam",
+
+	"FSDP.ForwardPrefetch": "the next unit is gathered before this one is done in any case",
+	"FSDP.SyncModuleStates FSDP.UseOrigParams FSDP.WrapBySize": "follow from cpu_ram_efficient_loading; " +
+		"views of the same memory; refused with the policy",
+
+	"Parallelism.Replicate": "follows from the other sizes and the number of ranks",
+	"Parallelism.Sequence":  "refused by recipe",
+
+	"Quantization.Kind Quantization.OffloadCPU Quantization.StorageDType": "other values in as many bytes; " +
+		"without effect on a model that is trained",
+	"Quantization.Threshold": "columns of outliers depend on the data",
+
+	"Saving.Enabled Saving.ModelOnly Training.Saving": "a plan has a checkpoint in any case",
+
+	"Sizes.AllgatherBucket": "parameters are gathered in place",
+
+	"TrainerOptimizer.Algorithm TrainerOptimizer.Arguments TrainerOptimizer.Library": "plan decides by " +
+		"TrainerOptimizer.Name",
+	"TrainerOptimizer.StateBits TrainerOptimizer.Paged TrainerOptimizer.Layerwise": "plan decides by " +
+		"TrainerOptimizer.Name",
+	"TrainerOptimizer.Projected TrainerOptimizer.TargetModules":         "plan refuses the names",
+	"TrainerOptimizer.LR TrainerOptimizer.Beta1 TrainerOptimizer.Beta2": "numbers in the step",
+	"TrainerOptimizer.Epsilon TrainerOptimizer.WeightDecay":             "numbers in the step",
+
+	"Training.DDPBucketMiB":                "buckets are as large as all gradients, however many there are",
+	"Training.GroupByLength Training.TF32": "the longest batch counts; the same tensors",
+
+	"ZenFlow.UpdateInterval": "when the host steps, not what it holds",
 }
 
-// TestFieldsOfRecipeAreUsed wants every key that is read to be planned with,
-// refused or told of, or to stand in the list above.
+// TestFieldsOfRecipeAreUsed: every key that is read must be planned with, refused or reported, or stand in the list
+// above.
 func TestFieldsOfRecipeAreUsed(t *testing.T) {
 	excused := map[string]bool{}
 	for names := range fieldsWithoutMemory {
@@ -51,7 +69,8 @@ func TestFieldsOfRecipeAreUsed(t *testing.T) {
 	for _, name := range fields {
 		switch {
 		case !used[name] && !excused[name]:
-			t.Errorf("recipe.%s is read from files and used by no other package: plan with it, refuse it, or say in the plan that it is not planned", name)
+			t.Errorf("recipe.%s is read from files and used by no other package: plan with it, refuse it, or say "+
+				"in the plan that it is not planned", name)
 		case used[name] && excused[name]:
 			t.Errorf("recipe.%s is used: take it off the list", name)
 		}
@@ -62,8 +81,8 @@ func TestFieldsOfRecipeAreUsed(t *testing.T) {
 	}
 }
 
-// usedFields are the exported fields of a package's exported structs, and those
-// that other packages of the module name.
+// usedFields returns the fields that other packages of the module name, and all exported fields of a package's
+// exported structs.
 func usedFields(t *testing.T, of string) (used map[string]bool, all []string) {
 	used = map[string]bool{}
 	names := map[string]string{} // by position, as other packages read fields from export data

@@ -16,7 +16,7 @@ import (
 	"testing"
 )
 
-// pkg is what "go list" says of a package.
+// pkg is a package in the output of "go list".
 type pkg struct {
 	ImportPath, Dir               string
 	GoFiles, TestGoFiles, Imports []string
@@ -53,7 +53,8 @@ func TestEveryPackageIsDocumented(t *testing.T) {
 	for _, p := range listed(t) {
 		documented := false
 		for _, file := range slices.Concat(p.GoFiles, p.TestGoFiles) {
-			parsed, err := parser.ParseFile(token.NewFileSet(), filepath.Join(p.Dir, file), nil, parser.PackageClauseOnly|parser.ParseComments)
+			parsed, err := parser.ParseFile(token.NewFileSet(), filepath.Join(p.Dir, file), nil,
+				parser.PackageClauseOnly|parser.ParseComments)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -65,8 +66,7 @@ func TestEveryPackageIsDocumented(t *testing.T) {
 	}
 }
 
-// TestImportsPointDownwards holds the imports against the list of packages in
-// docs/architecture.md.
+// TestImportsPointDownwards compares the imports with the list of packages in docs/architecture.md.
 func TestImportsPointDownwards(t *testing.T) {
 	_, list, found := strings.Cut(read(t, "docs/architecture.md"), "```packages\n")
 	list, _, closed := strings.Cut(list, "```")
@@ -102,11 +102,10 @@ func TestImportsPointDownwards(t *testing.T) {
 	}
 }
 
-// opensFiles are the functions that open a file whatever it is, and read it
-// however long it is.
+// opensFiles matches the functions that open a file of any kind and read it whatever its length.
 var opensFiles = regexp.MustCompile(`\b(os\.(Open|OpenFile|ReadFile)|txtar\.ParseFile|zip\.OpenReader|unix\.Open)\(`)
 
-// mayOpen are the files of the program that may call them, with the reason.
+// mayOpen lists the program's files that may call them, with the reason.
 var mayOpen = map[string]string{
 	"files/files.go":       "it is the package that others are to use",
 	"launch/proof.go":      "it reads /proc/PID/numa_maps line by line",
@@ -118,8 +117,8 @@ var mayOpen = map[string]string{
 	"scripts/":             "it is not a part of the program",
 }
 
-// TestFilesAreOpenedByOnePackage has files opened by the package files, which
-// neither waits for a pipe nor reads a device without end.
+// TestFilesAreOpenedByOnePackage: only package files opens files. It neither waits for a pipe nor reads a device
+// without end.
 func TestFilesAreOpenedByOnePackage(t *testing.T) {
 	used := map[string]bool{}
 	for _, name := range tracked(t) {
@@ -154,8 +153,7 @@ func TestFilesAreOpenedByOnePackage(t *testing.T) {
 	}
 }
 
-// tracked lists the files of the repository. In an export without git there is
-// nothing to check.
+// tracked lists the files of the repository. In an export without git it skips the test.
 func tracked(t *testing.T) []string {
 	out, err := exec.Command("git", "ls-files", "--cached", "--others", "--exclude-standard").Output()
 	if err != nil {
@@ -166,7 +164,8 @@ func tracked(t *testing.T) []string {
 
 func TestNoFileNamesAMachine(t *testing.T) {
 	// Put together here, so that this file does not match.
-	machine := regexp.MustCompile(`(^|[\s"'=(` + "`" + `])/(` + strings.Join([]string{"home", "root", "work", "Users"}, "|") + `)/[\w.]`)
+	machine := regexp.MustCompile(`(^|[\s"'=(` + "`" + `])/(` +
+		strings.Join([]string{"home", "root", "work", "Users"}, "|") + `)/[\w.]`)
 	for _, name := range tracked(t) {
 		text, err := os.ReadFile(name)
 		if err != nil {
@@ -188,8 +187,7 @@ func TestGoModReplacesNothing(t *testing.T) {
 	}
 }
 
-// TestReadmeCommandsExist holds the two commands of the README against the
-// Makefile.
+// TestReadmeCommandsExist compares the two commands of the README with the Makefile.
 func TestReadmeCommandsExist(t *testing.T) {
 	readme, makefile, ci := read(t, "README.md"), read(t, "Makefile"), read(t, ".ci/run")
 	for _, target := range []string{"demo", "test"} {
@@ -202,8 +200,7 @@ func TestReadmeCommandsExist(t *testing.T) {
 	}
 }
 
-// TestGeneratedKernels proves that the checked-in kernels are what the generator
-// writes.
+// TestGeneratedKernels checks that the checked-in kernels equal the output of the generator.
 func TestGeneratedKernels(t *testing.T) {
 	dir := t.TempDir()
 	assembly, calls := filepath.Join(dir, "kernel_amd64.s"), filepath.Join(dir, "kernel_amd64.go")

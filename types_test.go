@@ -10,13 +10,12 @@ import (
 )
 
 var loadTypes = sync.OnceValues(func() ([]*packages.Package, error) {
-	const mode = packages.NeedName | packages.NeedFiles | packages.NeedSyntax | packages.NeedTypes | packages.NeedTypesInfo |
-		packages.NeedImports | packages.NeedDeps
+	const mode = packages.NeedName | packages.NeedFiles | packages.NeedSyntax | packages.NeedTypes |
+		packages.NeedTypesInfo | packages.NeedImports | packages.NeedDeps
 	return packages.Load(&packages.Config{Mode: mode}, "./...")
 })
 
-// typedPackages are the packages of the module with syntax and types, tests
-// excluded.
+// typedPackages returns the packages of the module with syntax and types, tests excluded.
 func typedPackages(t *testing.T) []*packages.Package {
 	t.Helper()
 	loaded, err := loadTypes()
@@ -29,8 +28,8 @@ func typedPackages(t *testing.T) []*packages.Package {
 	return loaded
 }
 
-// TestComponentsAreTheLedgers wants every component to be a constant of package
-// ledger: a name that a package makes up joins nothing.
+// TestComponentsAreTheLedgers: every component must be a constant of package ledger. Tables cannot be joined on a
+// name that another package makes up.
 func TestComponentsAreTheLedgers(t *testing.T) {
 	for _, p := range typedPackages(t) {
 		if p.PkgPath == "plimsoll/ledger" {

@@ -1,9 +1,7 @@
-// Package bench measures how near an update comes to what memory allows. The
-// speed of memory differs from host to host and from minute to minute, so no
-// time is judged alone: rounds of the update alternate with rounds that move
-// the same bytes without arithmetic, over the same arenas by the same workers,
-// and what counts is the median of the ratios. Rounds in which other processes
-// used the CPUs are thrown away.
+// Package bench measures how near an update comes to the speed limit of memory. The speed of memory differs from host
+// to host and from minute to minute, so no time is judged alone. Rounds of the update alternate with rounds that move
+// the same bytes without arithmetic, over the same arenas and by the same workers. The result is the median of the
+// ratios. Rounds in which other processes used the CPUs are thrown away.
 package bench
 
 import (
@@ -22,15 +20,14 @@ import (
 	"plimsoll/synthetic"
 )
 
-// Result is what was measured of a case.
+// Result is the measurement of one case.
 type Result struct {
 	Case
-	// Repeats is the number of passes that a sample is the mean of.
+	// Repeats is the number of passes per sample. A sample is their mean.
 	Repeats int
 	Samples []Sample
 	Rounds  Rounds
-	// Checked is nil where no check was asked for, and Compared where there was no
-	// peer.
+	// Checked is nil where no check was asked for. Compared is nil without a peer.
 	Checked  *Checks
 	Compared *Peer
 }
@@ -39,22 +36,18 @@ type Result struct {
 type Sample struct {
 	Traffic float64 `json:"traffic_seconds"`
 	Update  float64 `json:"update_seconds"`
-	// Norm and Step are zero in the cache of a core, where there is only the
-	// update.
+	// Norm and Step are zero for a case in a core's cache, which has only the update.
 	Norm float64 `json:"norm_seconds"`
 	Step float64 `json:"step_seconds"`
-	// Arrived is a step whose norm was added up when the gradients arrived;
-	// zero where that was not asked for.
+	// Arrived is a step whose norm was added up as the gradients arrived; zero where that was not asked for.
 	Arrived float64 `json:"arrived_step_seconds"`
-	// Journaled is an update that another process could finish; zero where that
-	// was not asked for.
+	// Journaled is an update with an undo log, which another process could finish; zero where that was not asked for.
 	Journaled float64 `json:"journaled_update_seconds"`
-	// Peer are steps of the peer, by name.
+	// Peer holds the steps of the peer, by variant.
 	Peer map[string]float64 `json:"peer_seconds,omitempty"`
 }
 
-// Run measures all cases, one after the other. Everything is given back before
-// it returns.
+// Run measures all cases, one after the other. It gives all memory back before it returns.
 func (p *Plan) Run(ctx context.Context, progress rehearse.Progress) ([]Result, error) {
 	var results []Result
 	for _, c := range p.Cases {
@@ -99,7 +92,7 @@ func (p *Plan) measure(ctx context.Context, c Case, progress rehearse.Progress) 
 	defer func() { err = errors.Join(err, s.Close()) }()
 	result.Repeats = calibrate(s)
 	if peer != nil {
-		if _, err := peer.round(); err != nil { // warms up, too
+		if _, err := peer.round(); err != nil { // also warms up
 			return nil, err
 		}
 	}
@@ -122,23 +115,23 @@ func (p *Plan) measure(ctx context.Context, c Case, progress rehearse.Progress) 
 	return result, err
 }
 
-// subject is what is measured, round by round.
+// subject is measured, round by round.
 type subject interface {
-	// round makes each pass as often as told and returns the mean times.
+	// round makes each pass that many times and returns the mean times.
 	round(repeats int) Sample
 	Close() error
 }
 
-// leastSample is how long the passes of a sample take together: long beside the
-// clock tick of 10 ms in which the kernel counts other processes.
+// leastSample is the least time of all passes of a sample together. It is long beside the kernel's clock tick of 10
+// ms, the unit in which the kernel counts other processes.
 const leastSample = 100 * time.Millisecond
 
-// calibrate warms up, and finds how many passes make a sample.
+// calibrate warms up and returns how many passes make a sample.
 func calibrate(s subject) int {
 	s.round(1)
 	for repeats := 1.0; ; {
 		missing := leastSample.Seconds() / (repeats * s.round(int(repeats)).Update)
-		if missing <= 4 { // near enough to tell
+		if missing <= 4 { // close enough
 			return int(math.Ceil(repeats * max(missing, 1/repeats)))
 		}
 		repeats *= math.Ceil(min(missing/2, 64))
@@ -167,8 +160,7 @@ func newSubject(c Case, shard *engine.Shard, norm bool) (subject, error) {
 	return s, err
 }
 
-// withoutJournal is the same state, the very bytes, whose steps are made without
-// a journal.
+// withoutJournal attaches to the same bytes of state, but makes steps without an undo log.
 func withoutJournal(shard *engine.Shard) (*engine.Shard, error) {
 	config, files := shard.Config(), map[string]*os.File{}
 	for _, a := range shard.Arenas() {
@@ -178,8 +170,8 @@ func withoutJournal(shard *engine.Shard) (*engine.Shard, error) {
 	return engine.AttachShard(config, files)
 }
 
-// chunks are the kernels alone. Each worker walks its one chunk again and
-// again, because handing the work out would take longer than the work.
+// chunks measures the kernels alone. Each worker walks its one chunk again and again, because handing out the work
+// would take longer than the work.
 type chunks struct {
 	config    engine.ShardConfig
 	shard     *engine.Shard
@@ -204,14 +196,14 @@ func (k *chunks) round(repeats int) Sample {
 	}
 }
 
-// steps are steps of the engine.
+// steps measures steps of the engine.
 type steps struct {
 	config engine.ShardConfig
 	shard  *engine.Shard
 	engine *engine.Engine
 	norm   bool
-	// With a journal, journaled makes steps over it, and shard is attached to
-	// the same arenas without it.
+	// Where the case has an undo log, journaled makes steps with it. shard is attached to the same arenas without the
+	// log.
 	journaled *engine.Engine
 	attached  *engine.Shard
 }

@@ -14,14 +14,14 @@ import (
 	"plimsoll/optim/optimtest"
 )
 
-// silent is progress that nobody watches.
+// silent ignores progress.
 type silent struct{}
 
 func (silent) Begin(string, int64) {}
 func (silent) Advance(int64)       {}
 func (silent) End()                {}
 
-// hostWith is this host with a given amount of memory available.
+// hostWith returns this host with a given amount of available memory.
 func hostWith(t *testing.T, available ledger.Bytes) *host.Host {
 	h, err := host.Local()
 	if err != nil {
@@ -32,7 +32,7 @@ func hostWith(t *testing.T, available ledger.Bytes) *host.Host {
 	return h
 }
 
-// usual is what the command asks for without flags.
+// usual returns the request of the command without flags.
 func usual() Request {
 	return Request{Optimizer: "adamw", State: "split", Moments: "fp32", GradientType: "bf16", Rounds: 1}
 }
@@ -58,12 +58,14 @@ func TestRun(t *testing.T) {
 		t.Fatalf("%d results", len(results))
 	}
 	for _, result := range results {
-		if len(result.Samples) != r.Rounds || result.Rounds.Contended > r.Rounds || result.Rounds.ThrownAway > r.Rounds {
+		if len(result.Samples) != r.Rounds || result.Rounds.Contended > r.Rounds ||
+			result.Rounds.ThrownAway > r.Rounds {
 			t.Errorf("%v: %d samples, %+v", result.Case, len(result.Samples), result.Rounds)
 		}
 		for _, s := range result.Samples {
 			whole := s.Norm > 0 && s.Step >= s.Norm+s.Update && s.Arrived > 0 && s.Journaled > 0
-			if none := s.Norm == 0 && s.Step == 0 && s.Arrived == 0 && s.Journaled == 0; s.Traffic <= 0 || s.Update <= 0 || result.InCore && !none || !result.InCore && !whole {
+			if none := s.Norm == 0 && s.Step == 0 && s.Arrived == 0 && s.Journaled == 0; s.Traffic <= 0 ||
+				s.Update <= 0 || result.InCore && !none || !result.InCore && !whole {
 				t.Errorf("%v: %+v", result.Case, s)
 			}
 			if took := s.Update * float64(result.Repeats); took < leastSample.Seconds()/10 {
@@ -78,14 +80,15 @@ func TestRun(t *testing.T) {
 	if checked == nil {
 		t.Fatal("nothing was checked")
 	}
-	if checked.Collections == 0 || checked.Stops.NineInTen <= 0 || checked.IdleStops.NineInTen <= 0 || checked.Denormal.Min <= 0 {
+	if checked.Collections == 0 || checked.Stops.NineInTen <= 0 || checked.IdleStops.NineInTen <= 0 ||
+		checked.Denormal.Min <= 0 {
 		t.Errorf("%+v", checked)
 	}
 }
 
-// TestDenormalMoments proves that the numbers that the check calls denormal are.
+// TestDenormalMoments checks that the check's denormal numbers are denormal.
 func TestDenormalMoments(t *testing.T) {
-	for _, bits := range []uint32{denormalBits, denormalBits &^ 0xffff} { // fp32, and what bf16 keeps
+	for _, bits := range []uint32{denormalBits, denormalBits &^ 0xffff} { // fp32, and the part that bf16 keeps
 		if bits == 0 || bits&0x7f80_0000 != 0 {
 			t.Errorf("%#x is no denormal number", bits)
 		}
@@ -128,8 +131,7 @@ func TestPeer(t *testing.T) {
 	}
 }
 
-// TestDeepSpeed has DeepSpeed's own kernel, built where it was not, in its own
-// sequence.
+// TestDeepSpeed runs DeepSpeed's own kernel, which it builds where necessary, in DeepSpeed's own sequence.
 func TestDeepSpeed(t *testing.T) {
 	t.Setenv(PythonVariable, optimtest.Python(t, PeerDeepSpeed))
 	r := usual()
@@ -153,10 +155,11 @@ func TestDeepSpeed(t *testing.T) {
 	}
 }
 
-// TestPeerThatFails has its last words in the error.
+// TestPeerThatFails expects the peer's last output in the error.
 func TestPeerThatFails(t *testing.T) {
 	python := filepath.Join(t.TempDir(), "python")
-	if err := os.WriteFile(python, []byte("#!/bin/sh\necho first >&2; echo no such tensor >&2; exit 3\n"), 0o755); err != nil {
+	if err := os.WriteFile(python, []byte("#!/bin/sh\necho first >&2; echo no such tensor >&2; exit 3\n"),
+		0o755); err != nil {
 		t.Fatal(err)
 	}
 	p := planOf(t, usual(), ledger.GiB)
@@ -169,8 +172,7 @@ func TestPeerThatFails(t *testing.T) {
 	}
 }
 
-// TestKernelIsTheOneThatWasForced keeps a benchmark from measuring another
-// kernel than the one that was asked for.
+// TestKernelIsTheOneThatWasForced checks that a benchmark measures the kernel that was asked for.
 func TestKernelIsTheOneThatWasForced(t *testing.T) {
 	t.Setenv(kernel.EnvironmentVariable, "generic")
 	for _, c := range planOf(t, usual(), 64*ledger.GiB).Cases {

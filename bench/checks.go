@@ -15,38 +15,35 @@ import (
 	"plimsoll/rehearse"
 )
 
-// What the checks should find at most.
+// Targets of the checks: the largest acceptable results.
 const (
 	MostStopAdded        = time.Millisecond
 	MostDenormalSlowdown = 1.1
 )
 
-// Checks are properties that a good mean does not show.
+// Checks measures properties that a good mean hides.
 type Checks struct {
-	Collections int // forced while steps ran
-	// Stops are the stops of the world that these took, and IdleStops the same
-	// while no step ran. The difference is what kernels add: the world cannot
-	// stop before they return.
+	Collections int // garbage collections forced while steps ran
+	// Stops are the stops of the world in these collections. IdleStops are the same while no step ran. The difference
+	// comes from the kernels: the world cannot stop before they return.
 	Stops, IdleStops Stops
-	// Denormal is the time of an update of denormal first moments, in units of
-	// that of normal ones.
+	// Denormal is the time of an update of denormal first moments, in units of an update of normal ones.
 	Denormal Spread
 	Rounds   Rounds // of both checks
 }
 
-// Stops sums up stops of the world. A single one may take as long as the host
-// lets this process wait for a CPU, whatever the process does; so the targets
-// are for nine in ten.
+// Stops sums up stops of the world. A single stop may last as long as the host makes this process wait for a CPU. So
+// the targets apply to nine in ten stops.
 type Stops struct {
 	NineInTen, Longest time.Duration
 }
 
-// StopAdded is what steps add to nine in ten stops of the world.
+// StopAdded returns what steps add to the length of nine in ten stops of the world.
 func (c Checks) StopAdded() time.Duration {
 	return max(0, c.Stops.NineInTen-c.IdleStops.NineInTen)
 }
 
-// Collections are forced for so long, in so many rounds.
+// The time and the rounds in which collections are forced.
 const (
 	collectingTime   = 200 * time.Millisecond
 	collectingRounds = 3
@@ -99,8 +96,8 @@ type unseen struct{ rehearse.Progress }
 
 func (unseen) Advance(int64) {}
 
-// collecting forces one garbage collection after the other while a function
-// runs, and returns their number and the stops of the world.
+// collecting forces one garbage collection after the other while a function runs. It returns their number and their
+// stops of the world.
 func collecting(during func()) (collections int, stops histogram) {
 	stop, stopped := make(chan struct{}), make(chan struct{})
 	before := allStops()
@@ -129,7 +126,7 @@ func collecting(during func()) (collections int, stops histogram) {
 // histogram counts stops of the world by an upper bound of their length.
 type histogram map[time.Duration]uint64
 
-// allStops are those for garbage collections since the process started.
+// allStops returns the stops for garbage collections since the process started.
 func allStops() histogram {
 	sample := []metrics.Sample{{Name: "/sched/pauses/total/gc:seconds"}}
 	metrics.Read(sample)
@@ -150,7 +147,7 @@ func (h histogram) add(other histogram) {
 	}
 }
 
-// stops finds the bounds that so many stops are within.
+// stops returns the upper bounds of nine in ten stops and of the longest stop.
 func (h histogram) stops() Stops {
 	var all, passed uint64
 	for _, count := range h {
@@ -170,23 +167,22 @@ func (h histogram) stops() Stops {
 	return s
 }
 
-// What first moments are set to. A bf16 moment has the upper half, and is as
-// denormal as the fp32 one.
+// Bit patterns for first moments. A bf16 moment holds the upper half, and is as denormal as the fp32 moment.
 const (
 	normalBits   = 115 << 23 // 2^-12
 	denormalBits = 4 << 16
-	// smallestFloor is the least that a header of int8 moments can say.
+	// smallestFloor is the least value in a header of int8 moments.
 	smallestFloor = 64
 )
 
-// updateOf sets the first moment of all parameters to one number and times an
-// update. Gradients are zero, or the first moment would be what they make it.
+// updateOf sets the first moment of all parameters to one number and times an update. Gradients are zero, as others
+// would change the first moment.
 func (s *steps) updateOf(bits uint32) time.Duration {
 	s.shard.Each(func(_ int64, c kernel.Chunk) {
 		moment := c.Moments[0]
 		for i := range moment.Len() {
 			switch moment.Type {
-			case dtype.U8: // of the smallest blocks: none is denormal
+			case dtype.U8: // of the smallest blocks; no int8 moment is denormal
 				moment.Data[i], c.Moments[1].Data[i] = 1, 1
 				c.Headers[i/kernel.Block] = uint16(max(bits>>23, smallestFloor) | 20<<8)
 			case dtype.BF16:

@@ -20,41 +20,38 @@ import (
 	"plimsoll/ledger"
 )
 
-// The peers: what torch.optim has, and what DeepSpeed has for offloaded
-// optimizers.
+// The peers: torch.optim, and DeepSpeed's optimizer for offloading.
 const (
 	PeerTorch     = "torch"
 	PeerDeepSpeed = "deepspeed"
 )
 
-// Peers are the names of the peers, which are the modules of Python that they are
-// in.
+// Peers returns the names of the peers. Each is the name of a Python module.
 func Peers() []string { return []string{PeerTorch, PeerDeepSpeed} }
 
-// peerOptimizer is what a peer measures.
+// peerOptimizer is the optimizer that is compared with a peer.
 const peerOptimizer = "adamw"
 
-// PythonVariable names a Python interpreter that has the peer. It goes before any
-// other.
+// PythonVariable names a Python interpreter that has the peer. It takes precedence over any other.
 const PythonVariable = "PLIMSOLL_PYTHON"
 
 //go:embed peer.py
 var peerScript string
 
-// Peer is what a peer says of itself, and what its steps took.
+// Peer is a peer's description of itself, and the times of its steps.
 type Peer struct {
 	Name     string        `json:"-"`
 	Version  string        `json:"version"`
 	Variants []PeerVariant `json:"variants"`
 }
 
-// PeerVariant is a way to make the step of AdamW.
+// PeerVariant is one implementation of the AdamW step.
 type PeerVariant struct {
-	Name string `json:"name"` // in Sample.Peer
-	// WholeStep says that it includes the norm of the gradients and the bf16
-	// copy, as our whole step does; otherwise it is the update alone.
+	Name string `json:"name"` // key of Sample.Peer
+	// WholeStep reports whether the step includes the norm of the gradients and the bf16 copy, as our whole step
+	// does. Otherwise it is the update alone.
 	WholeStep bool `json:"whole_step"`
-	// Extra is the most that the process ever held beside its tensors.
+	// Extra is the most memory that the process held beside its tensors.
 	Extra ledger.Bytes `json:"extra_bytes"`
 }
 
@@ -65,17 +62,18 @@ func (r Request) checkPeer(names []string) error {
 	case !slices.Contains(Peers(), r.Peer):
 		return &fault.Input{What: fmt.Sprintf("--peer is %q: expected %s", r.Peer, strings.Join(Peers(), " or "))}
 	case !slices.Contains(names, peerOptimizer):
-		return &fault.Input{What: fmt.Sprintf("--peer %s measures AdamW, and --optimizer is %s", r.Peer, r.Optimizer), Mend: "--optimizer " + peerOptimizer}
+		return &fault.Input{What: fmt.Sprintf("--peer %s measures AdamW, and --optimizer is %s", r.Peer, r.Optimizer),
+			Mend: "--optimizer " + peerOptimizer}
 	}
 	return nil
 }
 
-// What a peer holds for a parameter: parameter, gradient and two moments in
-// fp32, a bf16 copy, and temporaries of up to three fp32 tensors.
+// The memory of a peer per parameter: parameter, gradient and two moments in fp32, a bf16 copy, and temporaries of up
+// to three fp32 tensors.
 const (
 	peerTensorBytes = 18
 	peerExtraBytes  = 12
-	peerBaseBytes   = 800 * ledger.MiB // of the libraries and their threads
+	peerBaseBytes   = 800 * ledger.MiB // the libraries and their threads
 )
 
 func (c Case) peerBytes() ledger.Bytes {
@@ -85,8 +83,8 @@ func (c Case) peerBytes() ledger.Bytes {
 	return peerBaseBytes + ledger.Bytes(c.Shard.Elements*(peerTensorBytes+peerExtraBytes))
 }
 
-// findPython is the interpreter that the environment names, else the project's
-// own, else python3; the first that has the peer.
+// findPython tries the interpreter that the environment names, or else the project's own and then python3. It returns
+// the first that has the peer.
 func findPython(peer string) (string, error) {
 	tried := []string{os.Getenv(PythonVariable)}
 	if tried[0] == "" {
@@ -123,7 +121,8 @@ func startPeer(ctx context.Context, python string, c Case) (*peerProcess, error)
 	if err != nil {
 		return nil, err
 	}
-	p := &peerProcess{command: exec.CommandContext(ctx, python, "-c", peerScript, string(request)), found: Peer{Name: c.Peer}}
+	p := &peerProcess{command: exec.CommandContext(ctx, python, "-c", peerScript, string(request)),
+		found: Peer{Name: c.Peer}}
 	p.command.Stderr = &p.stderr
 	if p.stdin, err = p.command.StdinPipe(); err != nil {
 		return nil, err
@@ -160,7 +159,7 @@ func (p *peerProcess) round() (map[string]float64, error) {
 		seconds[v.Name] = answer.Seconds
 		v.Extra = max(v.Extra, answer.Extra)
 	}
-	// The threads of OpenMP spin for some milliseconds before they sleep.
+	// OpenMP threads spin for some milliseconds before they sleep.
 	time.Sleep(20 * time.Millisecond)
 	return seconds, nil
 }
@@ -177,7 +176,7 @@ func (p *peerProcess) read(into any) error {
 	return nil
 }
 
-// Close ends the process, which it does when its input ends.
+// Close closes the input of the process, which then ends.
 func (p *peerProcess) Close() error {
 	err := p.stdin.Close()
 	if failed := p.command.Wait(); failed != nil {

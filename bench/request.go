@@ -25,8 +25,8 @@ type Request struct {
 	State        string   // "split", "fp32" or "all"
 	Moments      string   // "fp32", "bf16", "int8" or "all"
 	GradientType string   // "bf16", "fp16" or "fp32"
-	Parameters   []string // sizes such as "16Mi"; none is a range from a core's cache to memory
-	Workers      []int    // none is one, and one for each usable core
+	Parameters   []string // sizes such as "16Mi"; empty for a range from a core's cache to memory
+	Workers      []int    // empty for two cases: one worker, and one for each usable core
 	Rounds       int
 	Norm         bool
 	Journal      bool
@@ -34,10 +34,10 @@ type Request struct {
 	Peer         string // "torch" or "deepspeed"; empty for none
 }
 
-// All asks for every value that there is.
+// All selects every known value.
 const All = "all"
 
-// optimizers are the update rules by their names in PyTorch, in small letters.
+// optimizers are the update rules by their names in PyTorch, in lower case.
 var optimizers = []struct {
 	name string
 	rule optim.Optimizer
@@ -49,7 +49,7 @@ var optimizers = []struct {
 	{"sgd", optim.SGD{LearningRate: 1e-3, Momentum: 0.9}},
 }
 
-// Optimizers are the names of optimizers that can be measured.
+// Optimizers returns the names of the optimizers that can be measured.
 func Optimizers() []string {
 	var names []string
 	for _, o := range optimizers {
@@ -58,19 +58,18 @@ func Optimizers() []string {
 	return names
 }
 
-// Case is one thing to measure: a format, a size and a number of workers.
+// Case is one measurement: a format, a size and a number of workers.
 type Case struct {
 	Name      string // of the optimizer
 	Optimizer optim.Optimizer
 	Shard     engine.ShardConfig
-	// InCore says that every worker holds so little that it stays in the cache
-	// of its core.
+	// InCore reports whether every worker's streams stay in the cache of its core.
 	InCore bool
 	// Place is the nearest memory that holds all streams: "L2", "L3" or "DRAM".
 	Place  string
-	Peer   string // measured beside it; empty for none
-	Checks bool   // look for stops of the world and slow numbers, too
-	// Needed is what the case takes of the host's memory.
+	Peer   string // measured in the same rounds; empty for none
+	Checks bool   // also look for stops of the world and slow numbers
+	// Needed is the host memory that the case takes.
 	Needed ledger.Bytes
 }
 
@@ -79,20 +78,21 @@ func (c Case) String() string {
 	if n := len(c.Shard.CPUs); n > 1 {
 		workers = fmt.Sprintf("%d workers", n)
 	}
-	return fmt.Sprintf("%s, state %v, moments %v, %s parameters, %s", c.Name, c.Shard.Format.State, c.Shard.Format.Moments, Count(c.Shard.Elements), workers)
+	return fmt.Sprintf("%s, state %v, moments %v, %s parameters, %s", c.Name, c.Shard.Format.State,
+		c.Shard.Format.Moments, Count(c.Shard.Elements), workers)
 }
 
-// Plan is a benchmark in which everything is decided.
+// Plan is a benchmark with everything decided.
 type Plan struct {
 	Host   *host.Host
 	Kernel kernel.Set
 	Rounds int
 	Norm   bool
-	Python string // of the peer; empty without one
+	Python string // interpreter of the peer; empty without a peer
 	Cases  []Case
 }
 
-// DoesNotFit is a case that the host has no memory for.
+// DoesNotFit is the error for a case that needs more memory than the host has.
 type DoesNotFit struct {
 	Case              Case
 	Needed, Available ledger.Bytes
@@ -100,11 +100,11 @@ type DoesNotFit struct {
 }
 
 func (e *DoesNotFit) Error() string {
-	return fmt.Sprintf("DOES NOT FIT: %v needs %v, %v is left (%s)\n  hint: give smaller sizes with --parameters", e.Case, e.Needed, e.Available, e.LimitedBy)
+	return fmt.Sprintf("DOES NOT FIT: %v needs %v, %v is left (%s)\n  hint: give smaller sizes with --parameters",
+		e.Case, e.Needed, e.Available, e.LimitedBy)
 }
 
-// NewPlan decides what is measured where. Every error is about the request, or
-// is a DoesNotFit.
+// NewPlan decides what to measure where. Every error is about the request, or is a DoesNotFit.
 func NewPlan(r Request, h *host.Host) (*Plan, error) {
 	if r.Rounds < 1 {
 		return nil, &fault.Input{What: fmt.Sprintf("--rounds is %d: expected at least 1", r.Rounds)}
@@ -158,7 +158,7 @@ func NewPlan(r Request, h *host.Host) (*Plan, error) {
 	return p, err
 }
 
-// formats are the names of optimizers, and the formats to measure them with.
+// formats returns the names of the optimizers and the formats to measure them with.
 func (r Request) formats() (names []string, formats []kernel.Format, err error) {
 	chosen, err := choose("--optimizer", r.Optimizer, Optimizers())
 	if err != nil {
@@ -174,7 +174,8 @@ func (r Request) formats() (names []string, formats []kernel.Format, err error) 
 	}
 	gradient, err := dtype.Parse(r.GradientType)
 	if err != nil || gradient != dtype.BF16 && gradient != dtype.F16 && gradient != dtype.F32 {
-		return nil, nil, &fault.Input{What: fmt.Sprintf("--grad-dtype is %q: expected bf16, fp16 or fp32", r.GradientType)}
+		return nil, nil, &fault.Input{What: fmt.Sprintf("--grad-dtype is %q: expected bf16, fp16 or fp32",
+			r.GradientType)}
 	}
 	for _, o := range optimizers {
 		if !slices.Contains(chosen, o.name) {
@@ -185,18 +186,20 @@ func (r Request) formats() (names []string, formats []kernel.Format, err error) 
 				moment, _ := kernel.ParseMoments(name)
 				if slices.Contains(states, state.String()) && moment.Suits(o.rule.Algorithm()) {
 					names = append(names, o.name)
-					formats = append(formats, kernel.Format{Algorithm: o.rule.Algorithm(), State: state, Moments: moment, Parameter: dtype.BF16, Gradient: gradient})
+					formats = append(formats, kernel.Format{Algorithm: o.rule.Algorithm(), State: state,
+						Moments: moment, Parameter: dtype.BF16, Gradient: gradient})
 				}
 			}
 		}
 	}
 	if len(formats) == 0 {
-		return nil, nil, &fault.Input{What: fmt.Sprintf("--moments is %s, which is made for adam and adamw, and --optimizer is %s", r.Moments, r.Optimizer), Mend: "--moments bf16"}
+		return nil, nil, &fault.Input{What: fmt.Sprintf("--moments is %s, which is made for adam and "+
+			"adamw, and --optimizer is %s", r.Moments, r.Optimizer), Mend: "--moments bf16"}
 	}
 	return names, formats, nil
 }
 
-// choose is the one value that was asked for, or all.
+// choose returns the requested value alone, or all known values.
 func choose(flag, value string, known []string) ([]string, error) {
 	if value == All {
 		return known, nil
@@ -228,8 +231,7 @@ var units = []string{"", "Ki", "Mi", "Gi"}
 // mostParameters keeps the sum of all bytes of a format far from overflow.
 const mostParameters = 1 << 50
 
-// ParseCount reads a number of parameters: digits, and Ki, Mi or Gi for 2^10,
-// 2^20 or 2^30.
+// ParseCount reads a number of parameters: digits, and Ki, Mi or Gi for 2^10, 2^20 or 2^30.
 func ParseCount(text string) (int64, error) {
 	parts := regexp.MustCompile(`^([0-9]+)([KMG]i)?$`).FindStringSubmatch(text)
 	if parts == nil {
@@ -243,7 +245,7 @@ func ParseCount(text string) (int64, error) {
 	return n * unit, nil
 }
 
-// Count writes a number of parameters as ParseCount reads it.
+// Count writes a number of parameters in the form that ParseCount reads.
 func Count(n int64) string {
 	i := 0
 	for ; i < len(units)-1 && n != 0 && n%1024 == 0; i++ {
@@ -252,7 +254,7 @@ func Count(n int64) string {
 	return strconv.FormatInt(n, 10) + units[i]
 }
 
-// workers are the CPUs for each number of workers.
+// workers returns the CPUs for each number of workers.
 func (r Request) workers(h *host.Host) ([][]int, error) {
 	plan, err := binding.Split(h, binding.Request{Ranks: 1})
 	if err != nil {
@@ -267,7 +269,8 @@ func (r Request) workers(h *host.Host) ([][]int, error) {
 	for _, count := range counts {
 		if count < 1 || count > len(cpus) {
 			return nil, &fault.Input{
-				What: fmt.Sprintf("--workers is %d: expected 1 to %d, one for each usable core (CPUs %s)", count, len(cpus), plan.Ranks[0].OptimizerCPUs),
+				What: fmt.Sprintf("--workers is %d: expected 1 to %d, one for each usable core (CPUs %s)", count,
+					len(cpus), plan.Ranks[0].OptimizerCPUs),
 				Mend: "leave --workers out for one worker, and for one on each core",
 			}
 		}
@@ -276,13 +279,11 @@ func (r Request) workers(h *host.Host) ([][]int, error) {
 	return workers, nil
 }
 
-// corePart is the number of parameters whose streams, 18 bytes each at most,
-// fit the L2 cache of a core: 512 KiB or more on every server processor since
-// 2017.
+// corePart is a number of parameters per worker. Its streams, at most 18 bytes a parameter, fit the L2 cache of a
+// core: 512 KiB or more on every server processor since 2017.
 const corePart = 16 << 10
 
-// defaultSizes go from the cache of a core to memory, far beyond the caches
-// that all cores share.
+// defaultSizes returns sizes from a core's cache to memory, far beyond the caches that all cores share.
 func defaultSizes(workers int) []int64 {
 	return []int64{int64(workers) * corePart, 16 << 20, 256 << 20}
 }
@@ -298,17 +299,17 @@ func newCase(name string, f kernel.Format, size int64, cpus []int, journal bool,
 		}
 	}
 	if c.InCore {
-		// One chunk for each worker, whole blocks of the kernels.
+		// One chunk for each worker, in whole blocks of the kernels.
 		part := (size + int64(len(cpus)) - 1) / int64(len(cpus))
 		c.Shard.Chunk = int((part + kernel.Block - 1) / kernel.Block * kernel.Block)
 	}
 	c.Shard.Journal = journal && !c.InCore
 	c.Shard.Pages = engine.ChoosePages(h, []engine.ShardConfig{c.Shard})
 	c.Place = place(h, c)
-	if c.Shard.Pages != arena.HugetlbPages { // those are there for arenas only
+	if c.Shard.Pages != arena.HugetlbPages { // the pool of huge pages serves arenas only
 		tables := ledger.Bytes(1)
 		if c.Shard.Journal {
-			tables = 2 // the arenas are mapped a second time, without the journal
+			tables = 2 // the arenas are mapped a second time, without the undo log
 		}
 		for _, a := range c.Shard.Arenas() {
 			mapped := c.Shard.Pages.Round(a.Size)
@@ -318,7 +319,7 @@ func newCase(name string, f kernel.Format, size int64, cpus []int, journal bool,
 	return c
 }
 
-// place finds the nearest memory that holds all streams of a case.
+// place returns the nearest memory that holds all streams of a case.
 func place(h *host.Host, c Case) string {
 	if c.InCore {
 		return "L2"
@@ -338,7 +339,7 @@ func place(h *host.Host, c Case) string {
 func (p *Plan) fits(c Case) error {
 	available, counter := p.Host.Memory.Headroom()
 	if counter == "" {
-		available = math.MaxInt64 // not known
+		available = math.MaxInt64 // unknown
 	}
 	if c.Needed > available {
 		return &DoesNotFit{Case: c, Needed: c.Needed, Available: available, LimitedBy: counter}
@@ -346,8 +347,8 @@ func (p *Plan) fits(c Case) error {
 	return nil
 }
 
-// chooseChecked has the largest size of the first format checked, with all
-// workers: there the chunks take longest.
+// chooseChecked selects the case to check: the largest size of the first format, with all workers. Its chunks take
+// longest.
 func (p *Plan) chooseChecked() {
 	best := -1
 	for i, c := range p.Cases {

@@ -30,7 +30,7 @@ func TestPlanTakesEveryCombination(t *testing.T) {
 			t.Errorf("%v: %v, %v", c, c.Optimizer, err)
 		}
 	}
-	// int8 moments are for the two Adams.
+	// int8 moments are for the two Adams only.
 	if want := (5*2 + 2) * 2 * 2; len(seen) != want || len(p.Cases) != want {
 		t.Errorf("%d cases, %d of them different; want %d", len(p.Cases), len(seen), want)
 	}
@@ -54,17 +54,17 @@ func TestDefaultSizesFollowMemory(t *testing.T) {
 	}
 }
 
-// TestWhatWasAskedForIsNotLeftOut: a size that does not fit is no reason to
-// measure another.
+// TestWhatWasAskedForIsNotLeftOut: a size that does not fit is refused, never replaced by another size.
 func TestWhatWasAskedForIsNotLeftOut(t *testing.T) {
 	r := usual()
 	r.Parameters = []string{"1Mi", "1Gi"}
 	_, err := NewPlan(r, hostWith(t, ledger.GiB))
 	var e *DoesNotFit
-	if !errors.As(err, &e) || e.Case.Shard.Elements != 1<<30 || e.Available != ledger.GiB || e.Needed < 14*ledger.GiB || e.LimitedBy != "MemAvailable" {
+	if !errors.As(err, &e) || e.Case.Shard.Elements != 1<<30 || e.Available != ledger.GiB ||
+		e.Needed < 14*ledger.GiB || e.LimitedBy != "MemAvailable" {
 		t.Errorf("got %v", err)
 	}
-	// PyTorch needs more than twice of what the engine does.
+	// PyTorch needs more than twice the memory of the engine.
 	r.Parameters = []string{"48Mi"}
 	planOf(t, r, ledger.GiB)
 	t.Setenv(PythonVariable, "no-such-python")
@@ -74,8 +74,7 @@ func TestWhatWasAskedForIsNotLeftOut(t *testing.T) {
 	}
 }
 
-// TestOneCoreCaseHoldsOneChunkForEachWorker: or a worker would walk two chunks,
-// and not find the first in its cache again.
+// TestOneCoreCaseHoldsOneChunkForEachWorker: with two chunks, a worker would evict the first from its cache.
 func TestOneCoreCaseHoldsOneChunkForEachWorker(t *testing.T) {
 	h := hostWith(t, ledger.GiB)
 	rapid.Check(t, func(t *rapid.T) {
@@ -108,7 +107,7 @@ func TestChecksAreOfTheLargestCase(t *testing.T) {
 	if checked != 1 {
 		t.Errorf("%d cases are checked", checked)
 	}
-	r.Parameters = []string{"1Ki"} // one chunk: there is nothing to check
+	r.Parameters = []string{"1Ki"} // one chunk leaves nothing to check
 	for _, c := range planOf(t, r, ledger.GiB).Cases {
 		if c.Checks {
 			t.Errorf("%v is checked", c)
@@ -118,18 +117,22 @@ func TestChecksAreOfTheLargestCase(t *testing.T) {
 
 func TestBadRequests(t *testing.T) {
 	for want, change := range map[string]func(*testing.T, *Request){
-		"--rounds is 0":            func(_ *testing.T, r *Request) { r.Rounds = 0 },
-		"did you mean adamw?":      func(_ *testing.T, r *Request) { r.Optimizer = "adamv" },
-		`--state is "int4"`:        func(_ *testing.T, r *Request) { r.State = "int4" },
-		`--moments is "fp8"`:       func(_ *testing.T, r *Request) { r.Moments = "fp8" },
-		"made for adam":            func(_ *testing.T, r *Request) { r.Optimizer, r.Moments = "lion", "int8" },
-		`--grad-dtype is "u16"`:    func(_ *testing.T, r *Request) { r.GradientType = "u16" },
-		`"16M" is no number`:       func(_ *testing.T, r *Request) { r.Parameters = []string{"1Mi", "16M"} },
-		"--workers is 0":           func(_ *testing.T, r *Request) { r.Workers = []int{1, 0} },
-		"--workers is 99999":       func(_ *testing.T, r *Request) { r.Workers = []int{99999} },
-		`--peer is "jax"`:          func(_ *testing.T, r *Request) { r.Peer = "jax" },
-		"--optimizer is lion":      func(_ *testing.T, r *Request) { r.Peer, r.Optimizer = PeerTorch, "lion" },
-		"python3 -m pip install":   func(t *testing.T, r *Request) { r.Peer = PeerTorch; t.Setenv(PythonVariable, "false") },
+		"--rounds is 0":         func(_ *testing.T, r *Request) { r.Rounds = 0 },
+		"did you mean adamw?":   func(_ *testing.T, r *Request) { r.Optimizer = "adamv" },
+		`--state is "int4"`:     func(_ *testing.T, r *Request) { r.State = "int4" },
+		`--moments is "fp8"`:    func(_ *testing.T, r *Request) { r.Moments = "fp8" },
+		"made for adam":         func(_ *testing.T, r *Request) { r.Optimizer, r.Moments = "lion", "int8" },
+		`--grad-dtype is "u16"`: func(_ *testing.T, r *Request) { r.GradientType = "u16" },
+		`"16M" is no number`:    func(_ *testing.T, r *Request) { r.Parameters = []string{"1Mi", "16M"} },
+		"--workers is 0":        func(_ *testing.T, r *Request) { r.Workers = []int{1, 0} },
+		"--workers is 99999":    func(_ *testing.T, r *Request) { r.Workers = []int{99999} },
+		`--peer is "jax"`:       func(_ *testing.T, r *Request) { r.Peer = "jax" },
+		"--optimizer is lion":   func(_ *testing.T, r *Request) { r.Peer, r.Optimizer = PeerTorch, "lion" },
+		"python3 -m pip install": func(t *testing.T,
+			r *Request) {
+			r.Peer = PeerTorch
+			t.Setenv(PythonVariable, "false")
+		},
 		kernel.EnvironmentVariable: func(t *testing.T, _ *Request) { t.Setenv(kernel.EnvironmentVariable, "fast") },
 	} {
 		t.Run(want, func(t *testing.T) {
@@ -144,12 +147,14 @@ func TestBadRequests(t *testing.T) {
 }
 
 func TestParseCount(t *testing.T) {
-	for text, want := range map[string]int64{"1": 1, "1024": 1024, "64Ki": 64 << 10, "16Mi": 16 << 20, "3Gi": 3 << 30, "1048576Gi": mostParameters} {
+	for text, want := range map[string]int64{"1": 1, "1024": 1024, "64Ki": 64 << 10, "16Mi": 16 << 20, "3Gi": 3 << 30,
+		"1048576Gi": mostParameters} {
 		if got, err := ParseCount(text); err != nil || got != want {
 			t.Errorf("%s is %d, %v; want %d", text, got, err, want)
 		}
 	}
-	for _, text := range []string{"", "0", "-1", "1K", "1Ti", "1.5Mi", "Mi", " 1", "1 Mi", "1048577Gi", "99999999999999999999", "0x10"} {
+	for _, text := range []string{"", "0", "-1", "1K", "1Ti", "1.5Mi", "Mi", " 1", "1 Mi", "1048577Gi",
+		"99999999999999999999", "0x10"} {
 		if got, err := ParseCount(text); err == nil {
 			t.Errorf("%q is %d", text, got)
 		}

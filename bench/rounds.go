@@ -19,8 +19,8 @@ import (
 
 // Rounds counts how often other processes disturbed the rounds of a case.
 type Rounds struct {
-	// ThrownAway were repeated. There are at most as many of them as rounds
-	// were asked for; after that, Contended rounds were kept.
+	// ThrownAway rounds were repeated. There are at most as many as the rounds asked for; after that, Contended
+	// rounds were kept.
 	ThrownAway int `json:"thrown_away"`
 	Contended  int `json:"contended"`
 }
@@ -30,8 +30,9 @@ func (r *Rounds) add(more Rounds) {
 	r.Contended += more.Contended
 }
 
-// rounds makes a number of rounds, without those that were disturbed.
-func rounds[T any](ctx context.Context, w watch, count int, round func() (T, error), progress rehearse.Progress) (kept []T, r Rounds, err error) {
+// rounds makes a number of rounds, without the disturbed ones.
+func rounds[T any](ctx context.Context, w watch, count int, round func() (T, error),
+	progress rehearse.Progress) (kept []T, r Rounds, err error) {
 	for len(kept) < count {
 		if ctx.Err() != nil {
 			return nil, r, context.Cause(ctx)
@@ -65,22 +66,21 @@ func rounds[T any](ctx context.Context, w watch, count int, round func() (T, err
 // that Go runs on.
 const tick = 10 * time.Millisecond
 
-// watch reads what the CPUs of this process do.
+// watch reads the use of the CPUs of this process.
 type watch struct {
 	cpus  cpuset.CPUSet
-	child int // a process that is part of the measurement; 0 for none
+	child int // another process of the measurement; 0 for none
 }
 
-// reading is CPU time since the host started, by whom it was used.
+// reading is CPU time since the host started: of the CPUs, and of this process.
 type reading struct {
 	at   time.Time
 	busy time.Duration // of the CPUs, by all processes and the hypervisor
 	own  time.Duration // by this process and its child
 }
 
-// contended says that others used the CPUs for more than 3 % of the time
-// between two readings. The counter of a CPU may be off by a tick and more; the
-// errors of several cancel each other in part.
+// contended reports whether other processes used the CPUs for more than 3 % of the time between two readings. The
+// counter of a CPU may be off by a tick and more; the errors of several CPUs cancel in part.
 func contended(before, after reading, cpus int) bool {
 	others := after.busy - before.busy - (after.own - before.own)
 	whole := after.at.Sub(before.at) * time.Duration(cpus)
@@ -117,7 +117,7 @@ func (w watch) read() (reading, error) {
 	return r, nil
 }
 
-// parseBusy adds up the time in which CPUs were not idle, from /proc/stat.
+// parseBusy returns the time in which the CPUs were not idle, from /proc/stat.
 func parseBusy(text string, cpus cpuset.CPUSet) (time.Duration, error) {
 	var ticks int64
 	found := 0
@@ -135,7 +135,7 @@ func parseBusy(text string, cpus cpuset.CPUSet) (time.Duration, error) {
 		// user nice system idle iowait irq softirq steal; guests count as user.
 		for _, column := range []int{1, 2, 3, 6, 7, 8} {
 			if column >= len(fields) {
-				break // an old kernel
+				break // an old kernel has fewer columns
 			}
 			n, err := strconv.ParseInt(fields[column], 10, 64)
 			if err != nil {
@@ -150,8 +150,8 @@ func parseBusy(text string, cpus cpuset.CPUSet) (time.Duration, error) {
 	return time.Duration(ticks) * tick, nil
 }
 
-// parseProcess adds up user and system time from /proc/PID/stat. The second
-// field is the name in parentheses, which may hold anything.
+// parseProcess returns user plus system time from /proc/PID/stat. The second field is the name in parentheses, which
+// may hold any character.
 func parseProcess(text string) (time.Duration, error) {
 	fields := strings.Fields(text[strings.LastIndexByte(text, ')')+1:])
 	if len(fields) < 13 {
@@ -169,8 +169,7 @@ type Spread struct {
 	Max    float64 `json:"max"`
 }
 
-// Over is the spread of a quantity over samples, of which there is at least
-// one.
+// Over returns the spread of a quantity over samples. There must be at least one sample.
 func Over[T any](samples []T, quantity func(T) float64) Spread {
 	var values []float64
 	for _, s := range samples {

@@ -16,7 +16,7 @@ import (
 	"plimsoll/host"
 )
 
-// TestDisturbedRoundsAreThrownAway has other processes use the CPUs.
+// TestDisturbedRoundsAreThrownAway lets other processes use the CPUs.
 func TestDisturbedRoundsAreThrownAway(t *testing.T) {
 	h, err := host.Local()
 	if err != nil {
@@ -50,7 +50,7 @@ func TestDisturbedRoundsAreThrownAway(t *testing.T) {
 	}
 	made := 0
 	kept, r, err := rounds(context.Background(), watch{cpus: h.CPUs}, 2, func() (int, error) {
-		// Until they have really run for as long as all CPUs in 200 ms.
+		// Wait until the others have really run for as long as all CPUs do in 200 ms.
 		for begin := used(); used()-begin < time.Duration(len(others))*200*time.Millisecond; {
 			time.Sleep(20 * time.Millisecond)
 		}
@@ -105,7 +105,8 @@ func TestParseBusy(t *testing.T) {
 			t.Errorf("CPUs %s: %v, %v; want %d ticks", cpus, got, err, want)
 		}
 	}
-	for text, cpus := range map[string]cpuset.CPUSet{procStat: cpuset.New(0, 2), "": cpuset.New(0), "cpu0 1 x 2": cpuset.New(0)} {
+	for text, cpus := range map[string]cpuset.CPUSet{procStat: cpuset.New(0, 2), "": cpuset.New(0),
+		"cpu0 1 x 2": cpuset.New(0)} {
 		if got, err := parseBusy(text, cpus); err == nil {
 			t.Errorf("%q, CPUs %v: %v", text, cpus, got)
 		}
@@ -162,7 +163,8 @@ func TestOver(t *testing.T) {
 				above++
 			}
 		}
-		if below > len(values)/2 || above > len(values)/2 || got.Min != slices.Min(values) || got.Max != slices.Max(values) {
+		if below > len(values)/2 || above > len(values)/2 || got.Min != slices.Min(values) ||
+			got.Max != slices.Max(values) {
 			t.Fatalf("%v: %+v", values, got)
 		}
 		rand.Shuffle(len(values), func(i, j int) { values[i], values[j] = values[j], values[i] })
@@ -172,8 +174,7 @@ func TestOver(t *testing.T) {
 	})
 }
 
-// TestCollectingSeesCollections proves that the histogram that the check reads
-// is the one in which collections end up.
+// TestCollectingSeesCollections checks that collections appear in the histogram that the check reads.
 func TestCollectingSeesCollections(t *testing.T) {
 	collections, h := collecting(func() { time.Sleep(50 * time.Millisecond) })
 	if s := h.stops(); collections == 0 || s.NineInTen <= 0 || s.Longest < s.NineInTen || s.Longest > time.Second {

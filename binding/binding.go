@@ -1,18 +1,15 @@
-// Package binding gives each rank of a node, and each role within a rank, CPUs
-// of its own.
+// Package binding gives each rank of a node, and each role within a rank, CPUs of its own.
 //
-// Trainer threads and optimizer workers that share a physical core take turns
-// on its arithmetic units, and a worker far from its memory waits for it; both
-// cost more than any tuning of the step brings in. So the unit here is the
-// physical core, never a CPU id, and only cores that the process may use are
-// handed out. In order of weight:
+// Trainer threads and optimizer workers on one physical core take turns on its arithmetic units. A worker far from
+// its memory waits for it. Both cost more than any tuning of the step gains. So Split hands out physical cores, never
+// single CPU ids, and only cores that the process may use. The rules, the weightiest first:
 //
 //  1. only usable CPUs;
 //  2. every rank has a core, and no core has two ranks while there are enough;
 //     where a launcher gave the ranks masks, each stays inside its own;
 //  3. cores of one speed are shared out evenly, to within one core;
 //  4. a rank's cores are near its GPU;
-//  5. NUMA nodes and caches are cut as rarely as can be;
+//  5. NUMA nodes and caches are cut as rarely as possible;
 //  6. the same host and request always give the same plan.
 package binding
 
@@ -30,55 +27,49 @@ import (
 	"plimsoll/host"
 )
 
-// maxRanks bounds what is certainly a slip of the hand.
+// maxRanks is a bound; a larger number is certainly a typing error.
 const maxRanks = 1 << 16
 
-// Request is what a job wants of this node.
+// Request is what a job wants from this node.
 type Request struct {
 	Ranks int // processes on this node
-	// TrainerCores are kept for the trainer. The zero value is none: all cores
-	// are the optimizer's.
+	// TrainerCores is the trainer's share. The zero value gives all cores to the optimizer.
 	TrainerCores TrainerShare
-	// GPUs are PCI addresses, one for each rank, "" for a rank without; nil
-	// where no rank has a GPU.
+	// GPUs are PCI addresses, one for each rank, "" for a rank without a GPU; nil where no rank has a GPU.
 	GPUs []string
-	// Peers are the affinity masks that a launcher gave the ranks, in their
-	// order; nil where every rank may use what this process may.
+	// Peers are the affinity masks that a launcher gave the ranks, in the order of the ranks. With nil every rank may
+	// use the CPUs of this process.
 	Peers []cpuset.CPUSet
-	// MemoryPolicy is one of the policies below; empty chooses.
+	// MemoryPolicy is one of the policies below; empty lets Split choose.
 	MemoryPolicy string
-	// Reserve is how many cores are left to the system and to other programs.
+	// Reserve is how many cores to leave to the system and to other programs.
 	Reserve int
-	// OneThreadPerCore leaves the other hardware threads of the trainer's cores
-	// idle, as those of the optimizer's are.
+	// OneThreadPerCore leaves the other hardware threads of the trainer's cores idle. The optimizer's cores always
+	// run one thread.
 	OneThreadPerCore bool
 }
 
-// Plan says which CPUs each rank uses for what.
+// Plan is the CPUs of each rank and role.
 type Plan struct {
 	Ranks []Rank `json:"ranks"`
 }
 
-// Rank is the part of one rank.
+// Rank is the share of one rank.
 type Rank struct {
 	Rank int
-	// TrainerCPUs are the affinity mask of the trainer process: every usable
-	// hardware thread of its cores.
+	// TrainerCPUs is the affinity mask of the trainer process: every usable hardware thread of its cores.
 	TrainerCPUs cpuset.CPUSet
-	// OptimizerCPUs are one hardware thread of each core of the optimizer, for
-	// one pinned worker each. The other threads of these cores stay idle.
+	// OptimizerCPUs holds one hardware thread of each core of the optimizer, for one pinned worker each. The other
+	// threads of these cores stay idle.
 	OptimizerCPUs cpuset.CPUSet
-	// OMPNumThreads is for the trainer, one thread for each of its cores; 0
-	// where there is no trainer.
+	// OMPNumThreads is for the trainer: one thread for each of its cores, or 0 where there is no trainer.
 	OMPNumThreads int
-	// NUMANodes are where the memory of the rank belongs, and MemoryPolicy is
-	// how the rank's process asks for it.
+	// NUMANodes are the nodes for the memory of the rank. MemoryPolicy is how the rank's process asks for them.
 	NUMANodes    []int
 	MemoryPolicy string
-	// Shared says that a core is used by another rank or by both roles,
-	// because there are too few.
+	// Shared reports that another rank, or both roles, use a core, because there are too few cores.
 	Shared  bool
-	Reasons []string // why it is so, a sentence each
+	Reasons []string // one sentence each
 }
 
 type rankJSON struct {
@@ -92,7 +83,7 @@ type rankJSON struct {
 	Reasons       []string `json:"reasons"`
 }
 
-// MarshalJSON writes CPUs as the kernel does: "0-3,8".
+// MarshalJSON writes CPUs in the kernel's form: "0-3,8".
 func (r Rank) MarshalJSON() ([]byte, error) {
 	return json.Marshal(rankJSON{
 		r.Rank, r.TrainerCPUs.String(), r.OptimizerCPUs.String(),
@@ -100,7 +91,7 @@ func (r Rank) MarshalJSON() ([]byte, error) {
 	})
 }
 
-// UnmarshalJSON reads what MarshalJSON wrote.
+// UnmarshalJSON reads the form that MarshalJSON writes.
 func (r *Rank) UnmarshalJSON(data []byte) error {
 	var from rankJSON
 	if err := json.Unmarshal(data, &from); err != nil {
@@ -121,8 +112,8 @@ func (r *Rank) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// Split divides what the ranks may use of the host: what this process may, or
-// what the masks of the peers allow each.
+// Split divides the usable CPUs of the host among the ranks. With peers, each rank gets CPUs of its own mask;
+// otherwise all share the CPUs of this process.
 func Split(h *host.Host, request Request) (*Plan, error) {
 	if err := request.check(); err != nil {
 		return nil, err
@@ -149,7 +140,8 @@ func Split(h *host.Host, request Request) (*Plan, error) {
 	d := divide(cores, masks, near)
 	plan := &Plan{}
 	for rank, positions := range d.parts {
-		r := roles{host: h, share: request.TrainerCores, oneThread: request.OneThreadPerCore, policy: request.MemoryPolicy, near: near[rank], threads: threads(h.Quota, request.Ranks, rank)}
+		r := roles{host: h, share: request.TrainerCores, oneThread: request.OneThreadPerCore,
+			policy: request.MemoryPolicy, near: near[rank], threads: threads(h.Quota, request.Ranks, rank)}
 		for _, position := range positions {
 			r.cores = append(r.cores, cores[position].within(masks[rank]))
 		}
@@ -175,8 +167,7 @@ func Split(h *host.Host, request Request) (*Plan, error) {
 	return plan, nil
 }
 
-// threads is how many threads of a rank can run at a time under a quota for
-// all ranks.
+// threads returns how many threads of a rank can run at a time under a quota for all ranks.
 func threads(quota float64, ranks, rank int) int {
 	if quota <= 0 || quota > math.MaxInt32 {
 		return math.MaxInt32
@@ -195,11 +186,14 @@ func (r Request) check() error {
 	}
 	switch {
 	case r.Ranks < 1 || r.Ranks > maxRanks:
-		return bad(fmt.Sprintf("give the number of processes on this node, 1 to %d", maxRanks), "%d ranks cannot be bound", r.Ranks)
+		return bad(fmt.Sprintf("give the number of processes on this node, 1 to %d", maxRanks),
+			"%d ranks cannot be bound", r.Ranks)
 	case len(r.GPUs) > 0 && len(r.GPUs) != r.Ranks:
-		return bad("give one GPU for each rank, in the order of the ranks", "%s for %s", count(len(r.GPUs), "GPU"), count(r.Ranks, "rank"))
+		return bad("give one GPU for each rank, in the order of the ranks", "%s for %s", count(len(r.GPUs), "GPU"),
+			count(r.Ranks, "rank"))
 	case len(r.Peers) > 0 && len(r.Peers) != r.Ranks:
-		return bad("give one mask for each rank, in the order of the ranks", "%s for %s", count(len(r.Peers), "affinity mask"), count(r.Ranks, "rank"))
+		return bad("give one mask for each rank, in the order of the ranks", "%s for %s",
+			count(len(r.Peers), "affinity mask"), count(r.Ranks, "rank"))
 	case r.Reserve < 0:
 		return bad("give the number of cores to leave to the system", "--reserve is %d: expected 0 or more", r.Reserve)
 	case r.MemoryPolicy != "" && !slices.Contains(MemoryPolicies, r.MemoryPolicy):
@@ -208,9 +202,8 @@ func (r Request) check() error {
 	return r.TrainerCores.check()
 }
 
-// GPUsInOrder are the host's GPUs for Request.GPUs where there is one for each
-// rank: launchers give them out in the order of the bus. Otherwise only the
-// user knows, and it is nil.
+// GPUsInOrder returns the host's GPUs for Request.GPUs where there is one for each rank: launchers assign GPUs in the
+// order of the bus. Otherwise only the user knows, and the result is nil.
 func GPUsInOrder(h *host.Host, ranks int) []string {
 	if len(h.GPUs) != ranks {
 		return nil
@@ -222,7 +215,7 @@ func GPUsInOrder(h *host.Host, ranks int) []string {
 	return gpus
 }
 
-// findGPUs gives a device, or nil, for every rank.
+// findGPUs returns a device, or nil, for every rank.
 func findGPUs(h *host.Host, ranks int, addresses []string) ([]*host.Device, error) {
 	known := []string{}
 	for _, gpu := range h.GPUs {
@@ -241,15 +234,16 @@ func findGPUs(h *host.Host, ranks int, addresses []string) ([]*host.Device, erro
 			} else if len(known) == 0 {
 				mend = "this host has no GPU; leave the addresses out"
 			}
-			return nil, &fault.Input{What: fmt.Sprintf("no GPU has the PCI address %q of rank %d", address, rank), Mend: mend}
+			return nil, &fault.Input{What: fmt.Sprintf("no GPU has the PCI address %q of rank %d", address, rank),
+				Mend: mend}
 		}
 		found[rank] = &h.GPUs[i]
 	}
 	return found, nil
 }
 
-// normal is a PCI address as sysfs writes it. Tools leave out a domain of
-// zeros (lspci) or write it with eight digits (nvidia-smi).
+// normal returns a PCI address in the form of sysfs. Other tools leave out a domain of zeros (lspci) or write it with
+// eight digits (nvidia-smi).
 func normal(address string) string {
 	address = strings.ToLower(address)
 	if strings.Count(address, ":") == 1 {

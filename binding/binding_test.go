@@ -21,7 +21,7 @@ import (
 
 var sameCPUs = cmp.Comparer(cpuset.CPUSet.Equals)
 
-// TestCorpus checks what must hold for every machine, restriction and request.
+// TestCorpus checks the invariants on every machine, restriction and request.
 func TestCorpus(t *testing.T) {
 	machines := hosttest.Corpus(t)
 	known := knownPlans()
@@ -63,10 +63,10 @@ func TestCorpus(t *testing.T) {
 	}
 }
 
-// knownPlans are plans for machines of the corpus with one rank for each GPU.
+// knownPlans returns plans for machines of the corpus with one rank for each GPU.
 func knownPlans() map[string][]string {
 	return map[string][]string{
-		// Each part of a GPU belongs to one cache; their order is not that of the caches.
+		// Each part of a GPU belongs to one cache; the parts are in another order than the caches.
 		"tioga-mi250x": {"48-55", "56-63", "16-23", "24-31", "0-7", "8-15", "32-39", "40-47"},
 		// The GPUs are on nodes 3, 1, 7 and 5; the nodes between them are shared out.
 		"jureca-dc-gpu-nps4": {"32-63", "0-31", "96-127", "64-95"},
@@ -74,7 +74,7 @@ func knownPlans() map[string][]string {
 	}
 }
 
-// gpusOf gives the ranks the host's GPUs in turn.
+// gpusOf assigns the host's GPUs to the ranks in turn.
 func gpusOf(h *host.Host, ranks int) []string {
 	if len(h.GPUs) == 0 {
 		return nil
@@ -86,8 +86,7 @@ func gpusOf(h *host.Host, ranks int) []string {
 	return gpus
 }
 
-// TestGrids checks the same on machines of any regular shape, cut down to any
-// affinity mask and quota.
+// TestGrids checks the same on machines of any regular shape, restricted to any affinity mask and quota.
 func TestGrids(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		small := func(name string, low, high int) int { return rapid.IntRange(low, high).Draw(t, name) }
@@ -100,7 +99,8 @@ func TestGrids(t *testing.T) {
 		h.Quota = rapid.SampledFrom([]float64{0, 0, 0.5, 3.5, 16}).Draw(t, "quota")
 		for _, node := range h.Nodes { // some GPUs, on some of the nodes
 			for i := range small("gpus", 0, 3) {
-				h.GPUs = append(h.GPUs, host.Device{Address: fmt.Sprintf("0000:%02x:%02x.0", node.ID, i), CPUs: node.CPUs})
+				h.GPUs = append(h.GPUs, host.Device{Address: fmt.Sprintf("0000:%02x:%02x.0", node.ID, i),
+					CPUs: node.CPUs})
 			}
 		}
 		ranks := small("ranks", 1, 20)
@@ -117,11 +117,12 @@ func TestGrids(t *testing.T) {
 	})
 }
 
-// TestReportedMasks are the two masks of DeepSpeed issue 7478, with which ZeRO
-// offload could not be bound: two ranks each, and one rank for each mask.
+// TestReportedMasks uses the two masks of DeepSpeed issue 7478, with which ZeRO offload could not be bound: two ranks
+// on each mask, and one rank for each mask.
 func TestReportedMasks(t *testing.T) {
 	masks := cpus(t, "0,4-11,21-26,30-46", "64,97-127")
-	for _, m := range []hosttest.Machine{hosttest.Grid(2, 64, 1), hosttest.Grid(2, 64, 2), hosttest.AdjacentGrid(2, 32, 2)} {
+	for _, m := range []hosttest.Machine{hosttest.Grid(2, 64, 1), hosttest.Grid(2, 64, 2),
+		hosttest.AdjacentGrid(2, 32, 2)} {
 		for _, peers := range [][]cpuset.CPUSet{{masks[0], masks[0]}, {masks[1], masks[1]}, masks} {
 			request := binding.Request{Ranks: 2, Peers: peers, TrainerCores: binding.DefaultTrainerShare}
 			h := m.Discover(t)
@@ -148,9 +149,8 @@ func TestReportedMasks(t *testing.T) {
 	}
 }
 
-// TestAnyMachine checks the same on machines of no regular shape: caches within
-// nodes or nodes within caches, cores of one or two threads and of one or two
-// kinds, sparse ids in any order.
+// TestAnyMachine checks the same on machines of irregular shape: caches within nodes or nodes within caches, cores of
+// one or two threads and of one or two kinds, sparse ids in any order.
 func TestAnyMachine(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		small := func(name string, low, high int) int { return rapid.IntRange(low, high).Draw(t, name) }
@@ -161,7 +161,8 @@ func TestAnyMachine(t *testing.T) {
 				}
 			}
 		})).Draw(t, "ids")
-		cachesInNodes, kinds, mixed := rapid.Bool().Draw(t, "caches in nodes"), small("kinds", 1, 2), rapid.Bool().Draw(t, "mixed")
+		cachesInNodes, kinds, mixed := rapid.Bool().Draw(t, "caches in nodes"), small("kinds", 1, 2),
+			rapid.Bool().Draw(t, "mixed")
 		cores, outer, inner := []hosttest.Core{}, 0, 0
 		for socket := range small("packages", 1, 3) {
 			for range small("outer groups", 1, 3) {
@@ -189,7 +190,8 @@ func TestAnyMachine(t *testing.T) {
 		m := hosttest.Build("any", cores)
 		mask := m.Affinity
 		if rapid.Bool().Draw(t, "restricted") {
-			mask = cpuset.New(rapid.SliceOfN(rapid.SampledFrom(m.Affinity.List()), 1, m.Affinity.Size()).Draw(t, "affinity")...)
+			mask = cpuset.New(rapid.SliceOfN(rapid.SampledFrom(m.Affinity.List()), 1, m.Affinity.Size()).Draw(t,
+				"affinity")...)
 		}
 		h, err := host.Discover(m.Files, mask)
 		if err != nil {
@@ -211,7 +213,7 @@ func TestAnyMachine(t *testing.T) {
 	})
 }
 
-// TestPlans are plans known to be right.
+// TestPlans compares with plans that are known to be right.
 func TestPlans(t *testing.T) {
 	type request = binding.Request
 	tests := []struct {
@@ -220,18 +222,23 @@ func TestPlans(t *testing.T) {
 		request request
 		trainer []string
 		workers []string
-		reason  string // part of one of the first rank's
+		reason  string // part of a reason of the first rank
 	}{
-		{"a socket each", []string{"two-socket"}, request{Ranks: 2}, nil, []string{"0-2", "3-5"}, "3 cores of 6 usable"},
+		{"a socket each", []string{"two-socket"}, request{Ranks: 2}, nil, []string{"0-2", "3-5"},
+			"3 cores of 6 usable"},
 		{"GPUs decide", []string{"two-socket"},
-			request{Ranks: 2, GPUs: []string{"0000:b1:00.0", "0000:17:00.0"}}, nil, []string{"3-5", "0-2"}, "3 of its cores near GPU 0000:b1:00.0"},
+			request{Ranks: 2, GPUs: []string{"0000:b1:00.0", "0000:17:00.0"}}, nil, []string{"3-5", "0-2"},
+			"3 of its cores near GPU 0000:b1:00.0"},
 		{"both ranks on one GPU", []string{"two-socket"},
-			request{Ranks: 2, GPUs: []string{"0000:17:00.0", "0000:17:00.0"}}, nil, []string{"0-1,3", "2,4-5"}, "2 of its cores near"},
+			request{Ranks: 2, GPUs: []string{"0000:17:00.0", "0000:17:00.0"}}, nil, []string{"0-1,3", "2,4-5"},
+			"2 of its cores near"},
 		{"roles", []string{"two-socket"}, request{Ranks: 2, TrainerCores: binding.TrainerShare{Cores: 1}},
 			[]string{"0,6", "3,9"}, []string{"1-2", "4-5"}, ""},
-		{"half of each socket", []string{"two-socket"}, request{Ranks: 1, TrainerCores: binding.TrainerShare{Fraction: 0.34}},
+		{"half of each socket", []string{"two-socket"},
+			request{Ranks: 1, TrainerCores: binding.TrainerShare{Fraction: 0.34}},
 			[]string{"0,3,6,9"}, []string{"1-2,4-5"}, ""},
-		{"too much for the trainer", []string{"two-socket"}, request{Ranks: 2, TrainerCores: binding.TrainerShare{Cores: 9}},
+		{"too much for the trainer", []string{"two-socket"},
+			request{Ranks: 2, TrainerCores: binding.TrainerShare{Cores: 9}},
 			[]string{"0-1,6-7", "3-4,9-10"}, []string{"2", "5"}, "9 cores wanted for the trainer, 2 given"},
 		{"Slurm, half cores and a quota of 2.5", []string{"two-socket", "slurm"}, request{Ranks: 2},
 			nil, []string{"3", "4"}, "a CPU quota of 2.5 (cgroup /slurm/job_7 cpu.cfs_quota_us) keeps 1 core busy"},
@@ -239,7 +246,8 @@ func TestPlans(t *testing.T) {
 			nil, []string{"0-1,3"}, "keeps 3 cores busy"},
 		{"more ranks than cores", []string{"virtual-machine"}, request{Ranks: 3},
 			nil, []string{"0", "1", "0"}, "2 usable cores for 3 ranks: 2 ranks share core 0"},
-		{"one core for two roles", []string{"virtual-machine"}, request{Ranks: 2, TrainerCores: binding.TrainerShare{Fraction: 0.5}},
+		{"one core for two roles", []string{"virtual-machine"},
+			request{Ranks: 2, TrainerCores: binding.TrainerShare{Fraction: 0.5}},
 			[]string{"0", "1"}, []string{"0", "1"}, "trainer and optimizer share it"},
 	}
 	for _, test := range tests {
@@ -291,7 +299,8 @@ func TestBadRequests(t *testing.T) {
 		{binding.Request{Ranks: 1, MemoryPolicy: "local"}, `"local" is no memory policy`},
 		{binding.Request{Ranks: 1 << 30}, "1073741824 ranks"},
 		{binding.Request{Ranks: 2, Peers: []cpuset.CPUSet{cpuset.New(0)}}, "1 affinity mask for 2 ranks"},
-		{binding.Request{Ranks: 2, Peers: []cpuset.CPUSet{cpuset.New(0), cpuset.New(64)}}, "mask \"64\" of rank 1 is online"},
+		{binding.Request{Ranks: 2, Peers: []cpuset.CPUSet{cpuset.New(0), cpuset.New(64)}},
+			"mask \"64\" of rank 1 is online"},
 		{binding.Request{Ranks: 1, GPUs: []string{"0000:17:00.1"}}, "did you mean 0000:17:00.0?"},
 		{binding.Request{Ranks: 1, GPUs: []string{"mlx5_0"}}, "this host has the GPUs 0000:17:00.0, 0000:b1:00.0"},
 	} {
@@ -303,8 +312,8 @@ func TestBadRequests(t *testing.T) {
 	}
 }
 
-// TestLarge bounds discovery and binding of 2,048 CPUs: the best of some
-// attempts, since other programs run as well.
+// TestLarge bounds the time of discovery and binding of 2,048 CPUs. It takes the best of some attempts, since other
+// programs run as well.
 func TestLarge(t *testing.T) {
 	if testing.Short() {
 		t.Skip("measures time")
@@ -327,13 +336,14 @@ func TestLarge(t *testing.T) {
 func BenchmarkDiscoverAndSplit2048(b *testing.B) {
 	m := hosttest.Grid(32, 32, 2)
 	for b.Loop() {
-		if _, err := binding.Split(m.Discover(b), binding.Request{Ranks: 16, TrainerCores: binding.TrainerShare{Fraction: 0.5}}); err != nil {
+		if _, err := binding.Split(m.Discover(b),
+			binding.Request{Ranks: 16, TrainerCores: binding.TrainerShare{Fraction: 0.5}}); err != nil {
 			b.Fatal(err)
 		}
 	}
 }
 
-// Tools write PCI addresses in several ways.
+// TestAddresses: tools write PCI addresses in several ways.
 func TestAddresses(t *testing.T) {
 	h := hosttest.ReadText(t, "../host/testdata/two-socket.txtar").Discover(t)
 	for _, address := range []string{"0000:b1:00.0", "B1:00.0", "00000000:B1:00.0"} {
@@ -344,7 +354,7 @@ func TestAddresses(t *testing.T) {
 	}
 }
 
-// A GPU near a part of what another is near to comes first.
+// TestNestedNeighbours: a GPU near only some of the CPUs that another GPU is near comes first.
 func TestNestedNeighbours(t *testing.T) {
 	h := hosttest.Grid(2, 8, 1).Discover(t)
 	h.GPUs = []host.Device{
@@ -362,8 +372,7 @@ func TestNestedNeighbours(t *testing.T) {
 	}
 }
 
-// TestFewestGroupsAreCut: where each rank can have whole nodes of its own, only
-// the nodes that are left over are cut.
+// TestFewestGroupsAreCut: where each rank can have whole nodes of its own, only the remaining nodes are cut.
 func TestFewestGroupsAreCut(t *testing.T) {
 	for _, c := range []struct {
 		machine    hosttest.Machine
@@ -401,8 +410,8 @@ func TestFewestGroupsAreCut(t *testing.T) {
 	}
 }
 
-// TestReserve leaves cores to the system: one of each node in turn, the slowest
-// first, and never the last one of a rank.
+// TestReserve leaves cores to the system: the slowest first, one of each node in turn, and never the last core of a
+// rank.
 func TestReserve(t *testing.T) {
 	slow := []hosttest.Core{}
 	for core := range 6 {
@@ -416,7 +425,7 @@ func TestReserve(t *testing.T) {
 		name    string
 		machine hosttest.Machine
 		request binding.Request
-		want    string // the CPUs that are left; empty for a refusal
+		want    string // the remaining CPUs; empty for a refusal
 	}{
 		{"none", hosttest.Grid(2, 4, 2), binding.Request{Ranks: 2}, "0-15"},
 		{"one", hosttest.Grid(2, 4, 2), binding.Request{Ranks: 2, Reserve: 1}, "1-7,9-15"},
@@ -439,13 +448,14 @@ func TestReserve(t *testing.T) {
 			}
 		}
 		var input *fault.Input
-		if got.String() != c.want || c.want == "" && (!errors.As(err, &input) || !strings.Contains(err.Error(), "--reserve")) {
+		if got.String() != c.want || c.want == "" &&
+			(!errors.As(err, &input) || !strings.Contains(err.Error(), "--reserve")) {
 			t.Errorf("%s: CPUs %s are left (%v), want %q", c.name, got, err, c.want)
 		}
 	}
 }
 
-// TestOneThreadPerCore leaves the other hardware threads idle, for the trainer as for the optimizer.
+// TestOneThreadPerCore leaves the other hardware threads idle, for the trainer and for the optimizer.
 func TestOneThreadPerCore(t *testing.T) {
 	request := binding.Request{Ranks: 2, TrainerCores: binding.DefaultTrainerShare, OneThreadPerCore: true}
 	plan, err := binding.Split(hosttest.Grid(2, 4, 2).Discover(t), request)
@@ -454,14 +464,16 @@ func TestOneThreadPerCore(t *testing.T) {
 	}
 	for i, want := range []struct{ trainer, optimizer string }{{"0-1", "2-3"}, {"4-5", "6-7"}} {
 		r := plan.Ranks[i]
-		if r.TrainerCPUs.String() != want.trainer || r.OptimizerCPUs.String() != want.optimizer || r.OMPNumThreads != 2 {
-			t.Errorf("rank %d: trainer %s, optimizer %s, %d threads", i, r.TrainerCPUs, r.OptimizerCPUs, r.OMPNumThreads)
+		if r.TrainerCPUs.String() != want.trainer || r.OptimizerCPUs.String() != want.optimizer ||
+			r.OMPNumThreads != 2 {
+			t.Errorf("rank %d: trainer %s, optimizer %s, %d threads", i, r.TrainerCPUs, r.OptimizerCPUs,
+				r.OMPNumThreads)
 		}
 	}
 }
 
-// TestOneTeamOneSpeed: the threads of an OpenMP loop wait for the slowest. The
-// trainer gets fast cores, the optimizer the slow ones.
+// TestOneTeamOneSpeed: the threads of an OpenMP loop wait for the slowest thread. The trainer gets fast cores, the
+// optimizer the slow ones.
 func TestOneTeamOneSpeed(t *testing.T) {
 	hybrid := func(fast, slow, capacity int) hosttest.Machine {
 		cores := []hosttest.Core{}
@@ -485,19 +497,24 @@ func TestOneTeamOneSpeed(t *testing.T) {
 	}{
 		{"half of 6 and 8", hybrid(6, 8, 600), binding.DefaultTrainerShare, "0-5", "6-13", 6, "cores of one speed"},
 		{"half of 8 and 4", hybrid(8, 4, 600), binding.DefaultTrainerShare, "0-5", "6-11", 6, "cores of one speed"},
-		{"many slow ones do more", hybrid(2, 10, 600), binding.DefaultTrainerShare, "0-5", "6-11", 6, "4 of the trainer's cores are slower"},
+		{"many slow ones do more", hybrid(2, 10, 600), binding.DefaultTrainerShare, "0-5", "6-11", 6,
+			"4 of the trainer's cores are slower"},
 		{"as many as asked for", hybrid(4, 4, 500), cores(6), "0-5", "6-7", 6, "2 of the trainer's cores are slower"},
-		{"all, where the fast do more", hybrid(8, 4, 500), binding.WholeTrainerShare, "0-11", "", 8, "8 OpenMP threads of the trainer"},
-		{"all, where all do more", hybrid(6, 8, 600), binding.WholeTrainerShare, "0-13", "", 14, "all cores are the trainer's"},
+		{"all, where the fast do more", hybrid(8, 4, 500), binding.WholeTrainerShare, "0-11", "", 8,
+			"8 OpenMP threads of the trainer"},
+		{"all, where all do more", hybrid(6, 8, 600), binding.WholeTrainerShare, "0-13", "", 14,
+			"all cores are the trainer's"},
 	} {
 		plan, err := binding.Split(c.machine.Discover(t), binding.Request{Ranks: 1, TrainerCores: c.share})
 		if err != nil {
 			t.Fatal(err)
 		}
 		r := plan.Ranks[0]
-		if r.TrainerCPUs.String() != c.trainer || r.OptimizerCPUs.String() != c.optimizer || r.OMPNumThreads != c.threads ||
+		if r.TrainerCPUs.String() != c.trainer || r.OptimizerCPUs.String() != c.optimizer ||
+			r.OMPNumThreads != c.threads ||
 			!strings.Contains(strings.Join(r.Reasons, "\n"), c.says) {
-			t.Errorf("%s: trainer %s, optimizer %s, %d threads, %q", c.name, r.TrainerCPUs, r.OptimizerCPUs, r.OMPNumThreads, r.Reasons)
+			t.Errorf("%s: trainer %s, optimizer %s, %d threads, %q", c.name, r.TrainerCPUs, r.OptimizerCPUs,
+				r.OMPNumThreads, r.Reasons)
 		}
 	}
 }

@@ -12,7 +12,7 @@ import (
 	"plimsoll/host"
 )
 
-// check says what is wrong with the plan for the request.
+// check returns what is wrong with the plan for the request, or "".
 func check(h *host.Host, request binding.Request) string {
 	plan, err := binding.Split(h, request)
 	if err != nil {
@@ -26,7 +26,7 @@ func check(h *host.Host, request binding.Request) string {
 	}
 	own := slices.Repeat([]cpuset.CPUSet{h.CPUs}, request.Ranks)
 	same := true
-	if request.Peers != nil { // what each rank may use, of what all of them may
+	if request.Peers != nil { // the CPUs of each rank, within the CPUs of all ranks
 		own = request.Peers
 		all := cpuset.New()
 		for _, mask := range own {
@@ -68,7 +68,8 @@ func check(h *host.Host, request binding.Request) string {
 			return fmt.Sprintf("rank %d has CPUs that are not usable", i)
 		}
 		if len(optimizer) == 0 || wantsTrainer != (len(trainer) > 0) {
-			return fmt.Sprintf("rank %d: %d cores for the trainer, %d for the optimizer", i, len(trainer), len(optimizer))
+			return fmt.Sprintf("rank %d: %d cores for the trainer, %d for the optimizer", i, len(trainer),
+				len(optimizer))
 		}
 		if rank.OptimizerCPUs.Size() != len(optimizer) {
 			return fmt.Sprintf("rank %d: two workers on one core", i)
@@ -115,7 +116,7 @@ func check(h *host.Host, request binding.Request) string {
 			return fmt.Sprintf("rank %d does not survive JSON: %s", i, data)
 		}
 	}
-	if !same { // how even they can be depends on the masks
+	if !same { // the masks decide how even the shares can be
 		return ""
 	}
 	if problem := checkPlaces(h, request, plan); problem != "" && usable >= request.Ranks && h.Quota == 0 {
@@ -133,13 +134,13 @@ func check(h *host.Host, request binding.Request) string {
 		if usable >= request.Ranks && used != usable {
 			return fmt.Sprintf("%d of %d cores used", used, usable)
 		}
-	} else if used > max(int(h.Quota), 2*request.Ranks) { // every role has a core
+	} else if used > max(int(h.Quota), 2*request.Ranks) { // every role needs a core
 		return fmt.Sprintf("%d threads under a quota of %v", used, h.Quota)
 	}
 	return ""
 }
 
-// checkPlaces says what is wrong with where the ranks are.
+// checkPlaces returns what is wrong with the places of the ranks, or "".
 func checkPlaces(h *host.Host, request binding.Request, plan *binding.Plan) string {
 	groups, pairs := [2]map[string]bool{{}, {}}, [2]map[string]bool{{}, {}}
 	for i, rank := range plan.Ranks {
@@ -183,25 +184,28 @@ func checkPlaces(h *host.Host, request binding.Request, plan *binding.Plan) stri
 			}
 		}
 		if len(h.Kinds) == 1 && near < min(mine, available/owners) {
-			return fmt.Sprintf("rank %d has %d of %d cores near its GPU, which %d ranks are near to", i, near, available, owners)
+			return fmt.Sprintf("rank %d has %d of %d cores near its GPU, which %d ranks are near to", i, near,
+				available, owners)
 		}
-		if want := request.TrainerCores.Cores; len(h.Kinds) == 1 && want > 0 && near >= 2*want && trainerNear < want && mine > want {
+		if want := request.TrainerCores.Cores; len(h.Kinds) == 1 && want > 0 && near >= 2*want &&
+			trainerNear < want && mine > want {
 			return fmt.Sprintf("rank %d: the trainer is not near the GPU", i)
 		}
 	}
 	if len(request.GPUs) > 0 || len(h.Kinds) > 1 {
 		return ""
 	}
-	// A line of groups cut in so many places has at most that many more pieces.
+	// A line with that many cut groups has at most that many more pieces.
 	for level := range groups {
 		if len(pairs[level]) > len(groups[level])+request.Ranks-1 {
-			return fmt.Sprintf("%d pieces of %d groups for %d ranks", len(pairs[level]), len(groups[level]), request.Ranks)
+			return fmt.Sprintf("%d pieces of %d groups for %d ranks", len(pairs[level]), len(groups[level]),
+				request.Ranks)
 		}
 	}
 	return ""
 }
 
-// ranksOf says for each rank how many ranks its cores have.
+// ranksOf returns for each rank the number of ranks on its cores.
 func ranksOf(h *host.Host, plan *binding.Plan) []int {
 	most := make([]int, len(plan.Ranks))
 	for _, core := range h.UsableCores() {

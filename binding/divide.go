@@ -11,12 +11,12 @@ import (
 	"plimsoll/host"
 )
 
-// core is a usable core and the groups it shares with others.
+// core is a usable core and the groups that it shares with other cores.
 type core struct {
 	host.Core
 	first int  // its lowest usable CPU
 	whole bool // all its hardware threads are usable
-	// groups are numbered within each of the levels; -1 is no group.
+	// groups are numbered within each level; -1 is no group.
 	groups [levels]int
 }
 
@@ -29,20 +29,18 @@ const (
 	levels
 )
 
-// together is what two ranks lose by being in one group. A cut between two
-// cores costs the sum over the groups they share.
+// together is the cost of a cut between two cores, for each group that both belong to. The costs of the groups add
+// up.
 var together = [levels]int{ofPackage: 1, ofDie: 1, ofNode: 2, ofCache: 4}
 
-// inOrder lists the usable cores so that cores close to each other in the
-// machine are close in the list. Which level lies within which differs: a node
-// may hold many caches or, with sub-NUMA clustering, a cache span several
-// nodes. The level with the fewest groups is the outermost.
+// inOrder lists the usable cores so that neighbours in the list are close in the machine. The nesting of the levels
+// differs between machines: a node may hold many caches, and with sub-NUMA clustering a cache may span several nodes.
+// The level with the fewest groups is the outermost.
 func inOrder(h *host.Host) []*core {
 	cores := []*core{}
 	nodes := map[string]int{}
 	for _, c := range h.UsableCores() {
-		// Cores that the same set of nodes lists are one group, so that nodes
-		// with overlapping maps count as one.
+		// Cores in the same set of nodes form one group, so nodes with overlapping maps count as one.
 		key := fmt.Sprint(c.Nodes)
 		if _, ok := nodes[key]; !ok {
 			nodes[key] = len(nodes)
@@ -51,7 +49,8 @@ func inOrder(h *host.Host) []*core {
 		if len(c.Nodes) == 0 {
 			node = -1
 		}
-		cores = append(cores, &core{Core: c, first: lowest(c.Usable), whole: c.Whole(), groups: [levels]int{c.Package, c.Die, node, c.Cache}})
+		cores = append(cores, &core{Core: c, first: lowest(c.Usable), whole: c.Whole(),
+			groups: [levels]int{c.Package, c.Die, node, c.Cache}})
 	}
 	sizes, order := [levels]int{}, []int{}
 	for level := range levels {
@@ -76,7 +75,7 @@ func inOrder(h *host.Host) []*core {
 
 func lowest(cpus cpuset.CPUSet) int { return slices.Min(cpus.UnsortedList()) }
 
-// within is the core as a rank with that mask sees it.
+// within returns the core as a rank with that mask sees it.
 func (c core) within(mask cpuset.CPUSet) *core {
 	if own := c.Usable.Intersection(mask); own.Size() < c.Usable.Size() {
 		c.Usable, c.first = own, lowest(own)
@@ -119,8 +118,8 @@ func divide(cores []*core, masks, near []cpuset.CPUSet) *divider {
 	return d
 }
 
-// join is for a rank that there was no core left for: of the cores that it may
-// use the least loaded, of those a near one, the fastest first.
+// join gives a core to a rank for which none was left. It takes the least loaded core that the rank may use, then a
+// near one, then the fastest.
 func (d *divider) join(rank int) {
 	far := func(position int) int {
 		if d.near[rank].Contains(d.cores[position].first) {
@@ -133,7 +132,8 @@ func (d *divider) join(rank int) {
 		if !d.mayUse(rank, c) {
 			continue
 		}
-		if best < 0 || cmp.Or(cmp.Compare(len(d.users[i]), len(d.users[best])), cmp.Compare(far(i), far(best)), cmp.Compare(c.Kind, d.cores[best].Kind)) < 0 {
+		if best < 0 || cmp.Or(cmp.Compare(len(d.users[i]), len(d.users[best])), cmp.Compare(far(i), far(best)),
+			cmp.Compare(c.Kind, d.cores[best].Kind)) < 0 {
 			best = i
 		}
 	}
@@ -141,40 +141,40 @@ func (d *divider) join(rank int) {
 	d.parts[rank] = []int{best}
 }
 
-// divider shares out one pool of equal cores after the other.
+// divider shares out the pools of equal cores, one after the other.
 type divider struct {
 	cores []*core
-	masks []cpuset.CPUSet // what each rank may use
-	same  bool            // for every rank
-	near  []cpuset.CPUSet // what of it is near the rank's GPU
+	masks []cpuset.CPUSet // the CPUs that each rank may use
+	same  bool            // all masks are equal
+	near  []cpuset.CPUSet // the part of each mask near the rank's GPU
 	parts [][]int         // of each rank: positions in the list of cores
 	users [][]int         // of each core: its ranks
 
-	// Of the pool at hand: what each rank is still owed, which ranks may get
-	// one core more, and how many such cores there are.
+	// State of the current pool: the cores still owed to each rank, the ranks that may get one core more, and the
+	// number of such extra cores.
 	owed  []int
 	may   []bool
 	extra int
 }
 
-// divide shares out one pool: first the cores near a GPU among the ranks of
-// the GPUs that they are near to, then the rest.
+// divide shares out one pool. Cores near a GPU go first to the ranks of GPUs that they are near to; then the rest are
+// shared.
 func (d *divider) divide(p pool) {
 	rest := p.cores
 	for _, owners := range d.neighbours(p.ranks) {
 		nearby := func(position int) bool { return d.near[owners[0]].Contains(d.cores[position].first) }
 		local := slices.DeleteFunc(slices.Clone(rest), func(position int) bool { return !nearby(position) })
 		taken := d.hand(local, owners)
-		rest = slices.DeleteFunc(slices.Clone(rest), func(position int) bool { return slices.Contains(taken, position) })
+		rest = slices.DeleteFunc(slices.Clone(rest),
+			func(position int) bool { return slices.Contains(taken, position) })
 	}
-	// Ranks that have cores already go on from there.
+	// A rank that already has cores continues next to them.
 	ranks := slices.Clone(p.ranks)
 	slices.SortStableFunc(ranks, func(a, b int) int { return cmp.Compare(d.anchor(a), d.anchor(b)) })
 	d.hand(rest, ranks)
 }
 
-// owe sets even shares. What does not divide goes to ranks that got less of
-// the pools before.
+// owe sets even shares. The remainder goes to the ranks that got less of the earlier pools.
 func (d *divider) owe(cores int) {
 	ranks := len(d.parts)
 	d.owed, d.may, d.extra = make([]int, ranks), make([]bool, ranks), cores%ranks
@@ -201,8 +201,8 @@ func (d *divider) owe(cores int) {
 	}
 }
 
-// neighbours are the ranks by the CPUs near their GPUs, the smallest sets
-// first: what is near a cache is near its node too.
+// neighbours groups the ranks by the CPUs near their GPUs, the smallest sets first: a core near a cache is near its
+// node, too.
 func (d *divider) neighbours(ranks []int) [][]int {
 	groups := [][]int{}
 	for _, rank := range ranks {
@@ -223,7 +223,7 @@ func (d *divider) neighbours(ranks []int) [][]int {
 	return groups
 }
 
-// anchor is the first position that a rank has.
+// anchor returns the first position of a rank.
 func (d *divider) anchor(rank int) int {
 	if len(d.parts[rank]) == 0 {
 		return len(d.cores)
@@ -231,8 +231,8 @@ func (d *divider) anchor(rank int) int {
 	return slices.Min(d.parts[rank])
 }
 
-// hand gives as many of the positions to the ranks as they may have, in even
-// parts that follow each other, and returns those given.
+// hand gives the ranks as many of the positions as they may have, in even shares that follow each other. It returns
+// the positions given.
 func (d *divider) hand(positions, ranks []int) []int {
 	owed, may := 0, 0
 	for _, rank := range ranks {
@@ -249,7 +249,7 @@ func (d *divider) hand(positions, ranks []int) []int {
 	}
 	for i, rank := range ranks {
 		sizes[i], grow[i] = d.owed[rank], d.may[rank]
-		if level < math.MaxInt { // too few: what there is, evenly
+		if level < math.MaxInt { // too few: share the available positions evenly
 			sizes[i], grow[i] = min(d.owed[rank], level), d.owed[rank] > level
 		}
 	}
@@ -265,8 +265,7 @@ func (d *divider) hand(positions, ranks []int) []int {
 	return given
 }
 
-// level is the highest number of cores, of which each rank can have as many as
-// that or as it is owed.
+// level returns the highest share that the cores allow, where no rank gets more than it is owed.
 func (d *divider) level(cores int, ranks []int) int {
 	for level := 0; ; level++ {
 		left := cores
@@ -279,14 +278,14 @@ func (d *divider) level(cores int, ranks []int) int {
 	}
 }
 
-// cut chooses which of the parts that may grow do grow by one, so that the
-// parts fill the positions and the cuts between them cost the least.
+// cut chooses which of the growable parts grow by one core. The parts then fill the positions, and the cuts between
+// them cost the least.
 func (d *divider) cut(positions, sizes []int, grow []bool) []int {
 	extra := len(positions)
 	for _, size := range sizes {
 		extra -= size
 	}
-	// best[used] is the least cost of the parts so far with that many grown.
+	// best[used] is the least cost of the parts so far when that many of them have grown.
 	best := make([]int, extra+1)
 	for used := range best {
 		best[used] = math.MaxInt32
@@ -319,10 +318,9 @@ func (d *divider) cut(positions, sizes []int, grow []bool) []int {
 	return result
 }
 
-// arrange gives the parts their positions: in a line, or first as many whole
-// groups of a level to each part as all parts have room for, and the rest in a
-// line. Three parts of four equal nodes are a node each and a third of the
-// fourth: one node is cut. In a line two would be.
+// arrange assigns positions to the parts. It tries one line. It also tries to give every part the same number of
+// whole groups of a level first and the rest in a line. For example, three parts of four equal nodes get a node each
+// and a third of the fourth, so one node is cut. A line would cut two.
 func (d *divider) arrange(positions, sizes []int, grow []bool) [][]int {
 	best := d.inLine(positions, sizes, grow)
 	least := d.measure(best)
@@ -344,8 +342,8 @@ func (d *divider) inLine(positions, sizes []int, grow []bool) [][]int {
 	return parts
 }
 
-// wholeFirst are arrangements that give each part the same number of whole
-// groups: they differ in which groups are left for the rest.
+// wholeFirst returns arrangements that give each part the same number of whole groups. They differ in the groups left
+// for the rest.
 func (d *divider) wholeFirst(level int, positions, sizes []int, grow []bool) [][][]int {
 	groups := d.runs(level, positions)
 	each := len(groups) / len(sizes)
@@ -354,7 +352,8 @@ func (d *divider) wholeFirst(level int, positions, sizes []int, grow []bool) [][
 	}
 	left := len(groups) - each*len(sizes)
 	found := [][][]int{}
-	for _, before := range []int{len(sizes), 0, len(sizes) / 2} { // how many parts have theirs before what is left
+	// how many parts take their groups before the remainder
+	for _, before := range []int{len(sizes), 0, len(sizes) / 2} {
 		whole, smaller := make([][]int, len(sizes)), slices.Clone(sizes)
 		fits := true
 		for i := range sizes {
@@ -378,7 +377,7 @@ func (d *divider) wholeFirst(level int, positions, sizes []int, grow []bool) [][
 	return found
 }
 
-// runs are the stretches of the positions that are in one group of the level.
+// runs divides the positions into runs within one group of the level.
 func (d *divider) runs(level int, positions []int) [][]int {
 	runs := [][]int{}
 	for i, position := range positions {
@@ -390,10 +389,10 @@ func (d *divider) runs(level int, positions []int) [][]int {
 	return runs
 }
 
-// cuts is how parts lie in the groups of each level.
+// cuts counts how parts lie in the groups of each level.
 type cuts struct {
-	pieces [levels]int // of groups: a group in three parts is three
-	groups [levels]int // in more than one part
+	pieces [levels]int // pieces of groups: a group in three parts is three
+	groups [levels]int // groups in more than one part
 }
 
 func (d *divider) measure(parts [][]int) cuts {
@@ -418,8 +417,7 @@ func (d *divider) measure(parts [][]int) cuts {
 	return found
 }
 
-// fewerThan says that fewer groups are cut, and that no part reaches into more
-// groups of any level.
+// fewerThan reports whether fewer groups are cut, and no part reaches into more groups of any level.
 func (c cuts) fewerThan(other cuts) bool {
 	cost, otherCost := 0, 0
 	for level, weight := range together {
@@ -432,8 +430,7 @@ func (c cuts) fewerThan(other cuts) bool {
 	return cost < otherCost
 }
 
-// groupReasons says of what kinds the cores of a rank are and with whom it
-// shares caches.
+// groupReasons describes the kinds of a rank's cores, and the ranks that share its caches.
 func (d *divider) groupReasons(rank int, h *host.Host) []string {
 	reasons := []string{}
 	slower := 0

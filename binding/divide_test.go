@@ -7,7 +7,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// TestCutIsCheapest compares with all ways to cut.
+// TestCutIsCheapest compares with all possible cuts.
 func TestCutIsCheapest(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		parts := rapid.IntRange(1, 6).Draw(t, "parts")
@@ -25,7 +25,8 @@ func TestCutIsCheapest(t *testing.T) {
 		d, positions := divider{}, []int{}
 		for i := range length {
 			d.cores = append(d.cores, &core{groups: [levels]int{
-				i / rapid.IntRange(1, 8).Draw(t, "package"), i / rapid.IntRange(1, 6).Draw(t, "die"), i / rapid.IntRange(1, 4).Draw(t, "node"), i / 3,
+				i / rapid.IntRange(1, 8).Draw(t, "package"), i / rapid.IntRange(1, 6).Draw(t, "die"),
+				i / rapid.IntRange(1, 4).Draw(t, "node"), i / 3,
 			}})
 			positions = append(positions, i)
 		}

@@ -12,8 +12,8 @@ import (
 	"plimsoll/host/hosttest"
 )
 
-// FuzzSplit divides whatever discovery makes of a damaged machine: without a
-// panic, only CPUs of the rank, and some for every rank.
+// FuzzSplit divides the host that discovery makes of a damaged machine. It must not panic, and every rank gets some
+// CPUs, all of them its own.
 func FuzzSplit(f *testing.F) {
 	for _, name := range []string{"two-socket", "slurm", "container", "virtual-machine"} {
 		data, err := os.ReadFile("../host/testdata/" + name + ".txtar")
@@ -32,7 +32,7 @@ func FuzzSplit(f *testing.F) {
 			return
 		}
 		request := binding.Request{Ranks: int(ranks%16) + 1}
-		_ = request.TrainerCores.Set(share) // none where it is not one
+		_ = request.TrainerCores.Set(share) // the zero value where share does not parse
 		request.GPUs = binding.GPUsInOrder(h, request.Ranks)
 		masks := []cpuset.CPUSet{}
 		for _, text := range []string{first, second} {
@@ -54,8 +54,9 @@ func FuzzSplit(f *testing.F) {
 			if request.Peers != nil {
 				allowed = request.Peers[i].Intersection(h.Online)
 			}
-			optimizer := request.TrainerCores.Fraction < 1 // else the trainer has all cores
-			if rank.OptimizerCPUs.IsEmpty() == optimizer || !rank.OptimizerCPUs.Union(rank.TrainerCPUs).IsSubsetOf(allowed) {
+			optimizer := request.TrainerCores.Fraction < 1 // otherwise the trainer has all cores
+			if rank.OptimizerCPUs.IsEmpty() == optimizer ||
+				!rank.OptimizerCPUs.Union(rank.TrainerCPUs).IsSubsetOf(allowed) {
 				t.Errorf("rank %+v of %q", rank, allowed)
 			}
 		}

@@ -13,25 +13,23 @@ import (
 
 // The memory policies of a rank, for set_mempolicy(2) over its NUMANodes.
 const (
-	// PolicyDefault leaves placement to the kernel: on the node of the CPU that
-	// touches a page first.
+	// PolicyDefault leaves placement to the kernel: a page goes to the node of the CPU that touches it first.
 	PolicyDefault = "default"
-	// PolicyPreferred places pages on the nodes (MPOL_PREFERRED, or
-	// MPOL_PREFERRED_MANY for several), and elsewhere only when they are full.
+	// PolicyPreferred places pages on the nodes (MPOL_PREFERRED, or MPOL_PREFERRED_MANY for several), and elsewhere
+	// only when the nodes are full.
 	PolicyPreferred = "preferred"
 	// PolicyInterleave places pages on the nodes in turn (MPOL_INTERLEAVE).
 	PolicyInterleave = "interleave"
-	// PolicyBind places pages nowhere else (MPOL_BIND): when the nodes are
-	// full the process is killed. It is never chosen without being asked for.
+	// PolicyBind places pages only on the nodes (MPOL_BIND); when they are full the process is killed. Only a user's
+	// request selects it.
 	PolicyBind = "bind"
 )
 
-// MemoryPolicies are all of them.
+// MemoryPolicies lists all policies.
 var MemoryPolicies = []string{PolicyDefault, PolicyPreferred, PolicyInterleave, PolicyBind}
 
-// memoryPolicy is the policy of the rank's process, and why. Workers that place
-// their own pages do not need it; a trainer does, whose main thread touches
-// most pages before any worker starts.
+// memoryPolicy returns the policy of the rank's process, and the reason. Optimizer workers place their own pages and
+// do not need a policy. A trainer does: its main thread touches most pages before any worker starts.
 func (r roles) memoryPolicy(nodes []int) (policy, why string) {
 	list := cpuset.New(nodes...).String()
 	switch {
@@ -42,12 +40,14 @@ func (r roles) memoryPolicy(nodes []int) (policy, why string) {
 		for _, id := range nodes {
 			free += r.host.Node(id).MemFree
 		}
-		return PolicyBind, fmt.Sprintf("memory on %s alone, as asked: the process is killed when more than their %v are needed (%v are free)",
+		return PolicyBind, fmt.Sprintf("memory on %s alone, as asked: the process is killed when more than their "+
+			"%v are needed (%v are free)",
 			nodesCalled(nodes), r.memory(nodes), free)
 	case r.policy != "":
 		return r.policy, fmt.Sprintf("memory policy %s for %s, as asked", r.policy, nodesCalled(nodes))
 	case len(nodes) == 1:
-		return PolicyPreferred, fmt.Sprintf("memory on NUMA node %s, nearest to the optimizer, and elsewhere when it is full", list)
+		return PolicyPreferred, fmt.Sprintf("memory on NUMA node %s, nearest to the optimizer, "+
+			"and elsewhere when it is full", list)
 	default:
 		return PolicyInterleave, fmt.Sprintf("memory on NUMA nodes %s in turn: the optimizer has cores at each", list)
 	}
@@ -68,8 +68,7 @@ func (r roles) memory(nodes []int) ledger.Bytes {
 	return total
 }
 
-// memoryNodes are the nodes nearest to the cores that have memory for this
-// process.
+// memoryNodes returns the nodes nearest to the cores that have memory for this process.
 func (r roles) memoryNodes(cores []*core) []int {
 	usable := r.host.MemoryNodes()
 	chosen := map[int]bool{}
@@ -87,8 +86,8 @@ func (r roles) memoryNodes(cores []*core) []int {
 	return nodes
 }
 
-// nearestNodes are those of the usable nodes that are nearest to any of the
-// given ones; all where the distances are not known.
+// nearestNodes returns the usable nodes nearest to any of the given nodes, or all usable nodes where the distances
+// are unknown.
 func nearestNodes(h *host.Host, from, usable []int) []int {
 	best, nodes := math.MaxInt, usable
 	for _, id := range from {

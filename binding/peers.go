@@ -11,11 +11,9 @@ import (
 	"plimsoll/host"
 )
 
-// masks says what each rank may use, and gives the host as all of them
-// together see it.
+// masks returns the CPUs that each rank may use, and the host as seen by all ranks together.
 //
-// Batch systems hand out CPUs, not cores: the masks of two ranks may overlap
-// or hold different threads of one core.
+// Batch systems hand out CPUs, not cores: the masks of two ranks may overlap or hold different threads of one core.
 func (r Request) masks(h *host.Host) (*host.Host, []cpuset.CPUSet, error) {
 	if len(r.Peers) == 0 {
 		return h, slices.Repeat([]cpuset.CPUSet{h.CPUs}, r.Ranks), nil
@@ -35,16 +33,16 @@ func (r Request) masks(h *host.Host) (*host.Host, []cpuset.CPUSet, error) {
 	return pool, masks, err
 }
 
-// pool is a number of cores of one kind that the same ranks may use. Some of
-// these may have only a part of the hardware threads of each.
+// pool is a number of cores of one kind that the same ranks may use. Some ranks may have only a part of each core's
+// hardware threads.
 type pool struct {
 	kind         int
 	ranks, cores []int
 	inPart       []int
 }
 
-// pools divides the cores into pools: those of few ranks first, so that the
-// others can be weighed against them, and the fastest kind first.
+// pools divides the cores into pools, in the order in which to share them out. A pool of few ranks comes first, so
+// that later pools can balance it. Then the fastest kind comes first.
 func (d *divider) pools() []pool {
 	everyone := []int{}
 	for rank := range d.masks {
@@ -55,7 +53,8 @@ func (d *divider) pools() []pool {
 		ranks, inPart, key := everyone, []int(nil), fmt.Sprint(c.Kind)
 		if !d.same {
 			ranks = slices.DeleteFunc(slices.Clone(everyone), func(rank int) bool { return !d.mayUse(rank, c) })
-			inPart = slices.DeleteFunc(slices.Clone(ranks), func(rank int) bool { return c.Usable.IsSubsetOf(d.masks[rank]) })
+			inPart = slices.DeleteFunc(slices.Clone(ranks),
+				func(rank int) bool { return c.Usable.IsSubsetOf(d.masks[rank]) })
 			key = fmt.Sprint(c.Kind, ranks, inPart)
 		}
 		i, ok := known[key]
@@ -75,11 +74,9 @@ func (d *divider) mayUse(rank int, c *core) bool {
 	return !c.Usable.Intersection(d.masks[rank]).IsEmpty()
 }
 
-// balance says how many cores of each pool each rank gets, so that the totals
-// of the ranks are as even as the pools allow: no rank has fewer than it must.
-// It starts with a good guess and lets ranks pass cores on until none can be
-// relieved (an optimal semi-matching: Harvey, Ladner, Lovász, Tamir,
-// "Semi-matchings for bipartite graphs and load balancing", 2003).
+// balance returns how many cores of each pool each rank gets. The totals of the ranks are as even as the pools allow.
+// It starts with a good guess and passes cores on between ranks until no rank can be relieved: an optimal
+// semi-matching (Harvey, Ladner, Lovász, Tamir, "Semi-matchings for bipartite graphs and load balancing", 2003).
 func balance(pools []pool, ranks int) (shares [][]int) {
 	total := make([]int, ranks)
 	for i, p := range pools {
@@ -92,7 +89,7 @@ func balance(pools []pool, ranks int) (shares [][]int) {
 	}
 	for rank := 0; rank < ranks; rank++ {
 		if relieve(rank, pools, shares, total) {
-			rank = -1 // begin again: another may now have a way
+			rank = -1 // restart, as another rank may now have a way
 		}
 	}
 	for rank := range ranks {
@@ -101,8 +98,8 @@ func balance(pools []pool, ranks int) (shares [][]int) {
 	return shares
 }
 
-// wholeFor exchanges a core that the rank has a part of for a whole one, if it
-// has none and another rank has two. The totals stay.
+// wholeFor exchanges one of the rank's partial cores for a whole core, if the rank has no whole core and another rank
+// has two. The totals stay.
 func wholeFor(rank int, pools []pool, shares [][]int) {
 	whole := func(rank int) (n int) {
 		for i, p := range pools {
@@ -133,9 +130,8 @@ func wholeFor(rank int, pools []pool, shares [][]int) {
 	}
 }
 
-// relieve takes one core from the rank for another that has at least two
-// fewer. There may be ranks between them, each of which gets a core and gives
-// one from another pool.
+// relieve moves one core from the rank to another that has at least two fewer. The move may pass through other ranks,
+// each of which gets a core and gives one of another pool.
 func relieve(rank int, pools []pool, shares [][]int, total []int) bool {
 	type giver struct{ rank, pool int }
 	from := map[int]giver{rank: {}}
@@ -167,7 +163,7 @@ func relieve(rank int, pools []pool, shares [][]int, total []int) bool {
 	return false
 }
 
-// peerReasons says what became of the mask of a rank.
+// peerReasons explains how a rank's mask was used.
 func (d *divider) peerReasons(rank int) []string {
 	if d.same {
 		return nil
@@ -196,10 +192,12 @@ func (d *divider) peerReasons(rank int) []string {
 		}
 	}
 	if len(kept) > 0 {
-		reasons = append(reasons, fmt.Sprintf("CPUs %s: cores also in the mask of %s; this rank keeps them", cpuset.New(kept...), ranksCalled(others)))
+		reasons = append(reasons, fmt.Sprintf("CPUs %s: cores also in the mask of %s; this rank keeps them",
+			cpuset.New(kept...), ranksCalled(others)))
 	}
 	if len(lost) > 0 {
-		reasons = append(reasons, fmt.Sprintf("CPUs %s: cores also in its mask, which %s keeps, for no core has two ranks", cpuset.New(lost...), ranksCalled(keepers)))
+		reasons = append(reasons, fmt.Sprintf("CPUs %s: cores also in its mask, which %s "+
+			"keeps, for no core has two ranks", cpuset.New(lost...), ranksCalled(keepers)))
 	}
 	return reasons
 }

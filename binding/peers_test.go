@@ -28,14 +28,14 @@ func cpus(t testing.TB, lists ...string) []cpuset.CPUSet {
 	return sets
 }
 
-// TestPeers takes masks that Slurm 22.05 gave on a machine of two sockets of
-// four cores of two threads, numbered core by core.
+// TestPeers uses masks that Slurm 22.05 gave on a machine numbered core by core. It has two sockets of four cores
+// with two threads each.
 func TestPeers(t *testing.T) {
 	tests := []struct {
 		name   string
 		masks  []string
 		want   []string // all CPUs of each rank
-		reason string   // part of one of the second rank's
+		reason string   // part of a reason of the second rank
 	}{
 		{"--cpu-bind=none", []string{"0-7", "0-7"}, []string{"0-3", "4-7"}, "2 cores of 4 usable"},
 		{"a core cut in two", []string{"0-2", "3-5"}, []string{"0-2", "4-5"},
@@ -49,7 +49,8 @@ func TestPeers(t *testing.T) {
 		{"one inside the other", []string{"0-7", "2-3"}, []string{"0-1,4-7", "2-3"}, "1 core of 4 usable"},
 		{"a chain", []string{"0-3", "2-5", "4-5"}, []string{"0-1", "2-3", "4-5"}, ""},
 		{"one way for each", []string{"0,2", "0", "2,4"}, []string{"2", "0", "4"}, ""},
-		{"overlap", []string{"0-11", "4-15"}, []string{"0-7", "8-15"}, "CPUs 4-7: cores also in its mask, which rank 0 keeps"},
+		{"overlap", []string{"0-11", "4-15"}, []string{"0-7", "8-15"},
+			"CPUs 4-7: cores also in its mask, which rank 0 keeps"},
 		{"one core for both", []string{"0", "1"}, []string{"0", "1"}, "2 ranks share core 0-1"},
 		{"a whole core for each", []string{"0,2-5", "1-3"}, []string{"0,4-5", "2-3"}, ""},
 		{"a third in between", []string{"0-1", "2-3", "1-2"}, []string{"0-1", "2-3", "1"}, ""},
@@ -60,13 +61,14 @@ func TestPeers(t *testing.T) {
 			m.Affinity = cpuset.New(0, 1) // of the one process that asks
 			h := m.Discover(t)
 			request := binding.Request{
-				Ranks: len(test.masks), Peers: cpus(t, test.masks...), TrainerCores: binding.TrainerShare{Fraction: 0.99},
+				Ranks: len(test.masks), Peers: cpus(t, test.masks...),
+				TrainerCores: binding.TrainerShare{Fraction: 0.99},
 			}
 			if problem := check(h, request); problem != "" {
 				t.Error(problem)
 			}
-			// Nearly all for the trainer, whose masks show hardware threads;
-			// the optimizer keeps one core, of which the mask shows the first.
+			// The trainer gets nearly all cores, since its masks show hardware threads. The optimizer keeps one core,
+			// of which the mask shows the first thread.
 			plan, err := binding.Split(h, request)
 			if err != nil {
 				t.Fatal(err)
@@ -91,8 +93,8 @@ func TestPeers(t *testing.T) {
 	}
 }
 
-// TestPeersAreEven holds what the ranks get of any masks against every other
-// way to give each core to one of the ranks that may use it: none is more even.
+// TestPeersAreEven compares the ranks' shares with every other way to give each core to one of the ranks that may use
+// it: none is more even. The masks are arbitrary.
 func TestPeersAreEven(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		small := func(name string, low, high int) int { return rapid.IntRange(low, high).Draw(t, name) }
@@ -135,9 +137,8 @@ func TestPeersAreEven(t *testing.T) {
 	})
 }
 
-// mostEven is the least sum of squares of the ranks' numbers of cores, over
-// all ways to give the cores away, and whether one of them leaves no rank
-// without.
+// mostEven tries all ways to give the cores away. It returns the least sum of squares of the ranks' numbers of cores,
+// and whether some way leaves no rank without a core.
 func mostEven(cores []host.Core, masks []cpuset.CPUSet) (best int, oneEach bool) {
 	users := [][]int{}
 	for _, core := range cores {
@@ -177,10 +178,11 @@ func squares(sizes []int) int {
 	return sum
 }
 
-// TestPeersFollowGPUs: inside its mask a rank still gets what is near its GPU.
+// TestPeersFollowGPUs: inside its mask a rank still gets the cores near its GPU.
 func TestPeersFollowGPUs(t *testing.T) {
 	h := hosttest.Grid(2, 4, 1).Discover(t)
-	h.GPUs = []host.Device{{Address: "0000:01:00.0", CPUs: h.Nodes[1].CPUs}, {Address: "0000:02:00.0", CPUs: h.Nodes[0].CPUs}}
+	h.GPUs = []host.Device{{Address: "0000:01:00.0", CPUs: h.Nodes[1].CPUs},
+		{Address: "0000:02:00.0", CPUs: h.Nodes[0].CPUs}}
 	plan, err := binding.Split(h, binding.Request{Ranks: 2, GPUs: gpusOf(h, 2), Peers: cpus(t, "0-6", "1-7")})
 	if err != nil {
 		t.Fatal(err)

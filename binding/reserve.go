@@ -11,7 +11,7 @@ import (
 	"plimsoll/host"
 )
 
-// Reserve is the host without the cores that are left to the system.
+// Reserve returns the host without the cores that are left to the system.
 func Reserve(h *host.Host, cores int) (*host.Host, error) {
 	r := Request{Ranks: 1, Reserve: cores}
 	if err := r.check(); err != nil {
@@ -21,8 +21,7 @@ func Reserve(h *host.Host, cores int) (*host.Host, error) {
 	return h, err
 }
 
-// reserve takes the cores that are left to the system from the host and from
-// the masks of the ranks. Every rank keeps a core.
+// reserve removes the system's cores from the host and from the masks of the ranks. Every rank keeps a core.
 func (r Request) reserve(h *host.Host, masks []cpuset.CPUSet) (*host.Host, []cpuset.CPUSet, error) {
 	if r.Reserve == 0 {
 		return h, masks, nil
@@ -42,7 +41,8 @@ func (r Request) reserve(h *host.Host, masks []cpuset.CPUSet) (*host.Host, []cpu
 	}
 	if reserved < r.Reserve {
 		return nil, nil, &fault.Input{
-			What: fmt.Sprintf("--reserve is %d, and only %d of the %s can be spared by %s", r.Reserve, reserved, count(cores, "usable core"), count(r.Ranks, "rank")),
+			What: fmt.Sprintf("--reserve is %d, and only %d of the %s can be spared by %s", r.Reserve, reserved,
+				count(cores, "usable core"), count(r.Ranks, "rank")),
 			Mend: "reserve fewer cores, or start fewer ranks",
 		}
 	}
@@ -50,9 +50,8 @@ func (r Request) reserve(h *host.Host, masks []cpuset.CPUSet) (*host.Host, []cpu
 	return h, kept, err
 }
 
-// forTheSystem are the usable cores in the order in which they are left to the
-// system: the slowest first, of those one of each NUMA node in turn, and the
-// lowest first, as CPU 0 has the most work of the kernel's.
+// forTheSystem returns the usable cores in the order in which the system gets them: the slowest first, then one of
+// each NUMA node in turn, then the lowest. CPU 0 comes early, as it does most of the kernel's work.
 func forTheSystem(h *host.Host) []host.Core {
 	cores, turn := h.UsableCores(), map[int]int{}
 	slices.SortFunc(cores, func(a, b host.Core) int { return cmp.Compare(lowest(a.Siblings), lowest(b.Siblings)) })

@@ -12,8 +12,8 @@ import (
 	"plimsoll/host"
 )
 
-// rival is a rule by which another program gives CPUs to the ranks of a host,
-// written down again in short. It returns nil where the program refuses.
+// rival is another program's rule for giving CPUs to the ranks of a host, in short form. It returns nil where the
+// program refuses.
 type rival struct {
 	name   string
 	source string
@@ -29,7 +29,7 @@ var rivals = []rival{
 	{"plimsoll", "this package", ours},
 }
 
-// slices of equal length; what is left over is used by nobody.
+// equalSlices returns slices of equal length; nobody uses the remainder.
 func equalSlices(cpus []int, ranks int) []cpuset.CPUSet {
 	each := len(cpus) / ranks
 	parts := []cpuset.CPUSet{}
@@ -97,12 +97,11 @@ func torchExclusive(h *host.Host, ranks int) []cpuset.CPUSet {
 	return parts
 }
 
-// kubernetesPacked gives one rank after the other an equal number of CPUs:
-// whole sockets or NUMA nodes while they fit, then whole cores, then threads,
-// each time of the group with the fewest free CPUs.
+// kubernetesPacked gives each rank in turn the same number of CPUs. It takes whole sockets or NUMA nodes while they
+// fit, then whole cores, then threads, each time from the group with the fewest free CPUs.
 func kubernetesPacked(h *host.Host, ranks int) []cpuset.CPUSet {
 	free := h.CPUs
-	threads := h.Online.Size() / len(h.Cores) // as it counts
+	threads := h.Online.Size() / len(h.Cores) // as Kubernetes counts
 	each := h.CPUs.Size() / ranks / threads * threads
 	if each == 0 {
 		each = h.CPUs.Size() / ranks
@@ -156,9 +155,10 @@ func kubernetesPacked(h *host.Host, ranks int) []cpuset.CPUSet {
 	return parts
 }
 
-// ours is what a rank's trainer and optimizer have together.
+// ours returns the CPUs of a rank's trainer and optimizer together.
 func ours(h *host.Host, ranks int) []cpuset.CPUSet {
-	plan, err := binding.Split(h, binding.Request{Ranks: ranks, GPUs: binding.GPUsInOrder(h, ranks), TrainerCores: binding.DefaultTrainerShare})
+	plan, err := binding.Split(h, binding.Request{Ranks: ranks, GPUs: binding.GPUsInOrder(h, ranks),
+		TrainerCores: binding.DefaultTrainerShare})
 	if err != nil {
 		return nil
 	}

@@ -19,9 +19,9 @@ type roles struct {
 	share   TrainerShare
 	policy  string        // as requested
 	near    cpuset.CPUSet // the CPUs near the rank's GPU
-	threads int           // how many may run at a time
+	threads int           // how many can run at a time
 
-	oneThread bool // whether the trainer uses one hardware thread of each core
+	oneThread bool // the trainer uses one hardware thread of each core
 }
 
 func (r roles) assign() Rank {
@@ -45,14 +45,15 @@ func (r roles) assign() Rank {
 		trainer, part.OMPNumThreads = r.cores, r.team(budget)
 		reason("no optimizer beside the trainer: all cores are the trainer's")
 		if part.OMPNumThreads < budget {
-			reason("%s of the trainer, as many as there are fast cores: a team waits for its slowest thread", count(part.OMPNumThreads, "OpenMP thread"))
+			reason("%s of the trainer, as many as there are fast cores: a team waits for its slowest thread",
+				count(part.OMPNumThreads, "OpenMP thread"))
 		}
 	case len(r.cores) == 1:
 		trainer, optimizer = r.cores, r.cores
 		part.Shared, part.OMPNumThreads = true, 1
 		reason("one core for two roles: trainer and optimizer share it")
 	default:
-		// A core for each role, even where the quota is for one.
+		// Each role gets a core, even where the quota is for one.
 		budget = max(budget, 2)
 		number := min(max(want, 1), budget-1)
 		if number < r.share.Cores {
@@ -63,14 +64,17 @@ func (r roles) assign() Rank {
 		}
 		trainer = r.nearest(number)
 		if slower := slowerThanFirst(trainer); slower > 0 {
-			reason("%d of the trainer's cores are slower than its others, and its OpenMP threads wait for them: it has too few fast ones", slower)
+			reason("%d of the trainer's cores are slower than its others, and its OpenMP threads wait for "+
+				"them: it has too few fast ones", slower)
 		} else if slowerThanFirst(r.byKind()) > 0 {
-			reason("the trainer has cores of one speed, as its OpenMP threads wait for the slowest; the optimizer's workers do not wait")
+			reason("the trainer has cores of one speed, as its OpenMP threads wait for the slowest; the " +
+				"optimizer's workers do not wait")
 		}
 		rest := slices.DeleteFunc(slices.Clone(r.cores), func(c *core) bool { return slices.Contains(trainer, c) })
 		optimizer = r.spread(rest, budget-number)
 		part.OMPNumThreads = number
-		reason("%s for the trainer (%s asked for), %s for the optimizer", count(number, "core"), r.share, count(len(optimizer), "core"))
+		reason("%s for the trainer (%s asked for), %s for the optimizer", count(number, "core"), r.share,
+			count(len(optimizer), "core"))
 	}
 	halves := 0
 	for _, c := range append(slices.Clone(trainer), optimizer...) {
@@ -79,7 +83,8 @@ func (r roles) assign() Rank {
 		}
 	}
 	if halves > 0 {
-		reason("of %s only some hardware threads are usable; another process may run on the others", count(halves, "core"))
+		reason("of %s only some hardware threads are usable; another process may run on the others",
+			count(halves, "core"))
 	}
 	var trainerCPUs, optimizerCPUs []int
 	for _, c := range trainer {
@@ -94,7 +99,8 @@ func (r roles) assign() Rank {
 	}
 	part.TrainerCPUs, part.OptimizerCPUs = cpuset.New(trainerCPUs...), cpuset.New(optimizerCPUs...)
 	if isolated := part.TrainerCPUs.Intersection(r.host.Isolated); isolated.Size() > 1 {
-		reason("CPUs %s are isolated: the kernel moves no thread between them, so the program has to bind its threads itself", isolated)
+		reason("CPUs %s are isolated: the kernel moves no thread between them, so the program "+
+			"has to bind its threads itself", isolated)
 	}
 	part.NUMANodes = r.memoryNodes(optimizer)
 	if len(optimizer) == 0 {
@@ -106,8 +112,8 @@ func (r roles) assign() Rank {
 	return part
 }
 
-// team is how many threads of at most that many do the most together, when all
-// of them wait for the slowest, as the threads of an OpenMP loop do.
+// team returns how many of at most that many threads do the most work together. All threads wait for the slowest, as
+// in an OpenMP loop.
 func (r roles) team(most int) int {
 	byKind := r.byKind()
 	size, best := most, 0.0
@@ -120,7 +126,7 @@ func (r roles) team(most int) int {
 	return size
 }
 
-// byKind are the cores, the fastest first.
+// byKind returns the cores, the fastest first.
 func (r roles) byKind() []*core {
 	return slices.SortedStableFunc(slices.Values(r.cores), func(a, b *core) int { return cmp.Compare(a.Kind, b.Kind) })
 }
@@ -134,9 +140,8 @@ func slowerThanFirst(cores []*core) (slower int) {
 	return slower
 }
 
-// nearest chooses the cores of the trainer: the fastest, of these the ones near
-// the GPU first, but while it can be helped no more than half of a node, since
-// the optimizer lives on the memory bandwidth of every node it can reach.
+// nearest chooses the trainer's cores: the fastest first, then those near the GPU. Where possible it takes at most
+// half of a node, because the optimizer needs the memory bandwidth of every node in reach.
 func (r roles) nearest(number int) []*core {
 	chosen := []*core{}
 	for _, pools := range r.pools() {
@@ -145,7 +150,7 @@ func (r roles) nearest(number int) []*core {
 	return chosen
 }
 
-// fromPools takes cores from pools, while it can no more than half of each.
+// fromPools takes cores from the pools, where possible at most half of each pool.
 func fromPools(pools [][]*core, number int) []*core {
 	all := 0
 	for _, pool := range pools {
@@ -158,7 +163,7 @@ func fromPools(pools [][]*core, number int) []*core {
 		take := min(limit, number-len(chosen))
 		chosen, pools[i] = append(chosen, pool[:take]...), pool[take:]
 	}
-	for len(chosen) < number { // what rounding left, one of each pool in turn
+	for len(chosen) < number { // make up for rounding, one core of each pool in turn
 		for i, pool := range pools {
 			if len(pool) > 0 && len(chosen) < number {
 				chosen, pools[i] = append(chosen, pool[0]), pool[1:]
@@ -168,7 +173,7 @@ func fromPools(pools [][]*core, number int) []*core {
 	return chosen
 }
 
-// pools are the cores of each kind, the fastest first, by node: near the GPU first.
+// pools returns the cores of each kind, the fastest first, by node: near the GPU first.
 func (r roles) pools() [][][]*core {
 	type key struct{ kind, far, node int }
 	byKey := map[key][]*core{}
@@ -199,9 +204,8 @@ func inPart(c *core) int {
 	return 1
 }
 
-// spread chooses the cores of a few workers: the fastest first, whole ones
-// before those of which another process may use a part, one of each cache and
-// node before a second of any.
+// spread chooses the cores of a few workers. Its order: the fastest cores, whole cores before shared ones, and one
+// core of each cache and node before a second of any.
 func (r roles) spread(cores []*core, number int) []*core {
 	turn := map[*core]int{}
 	seen := map[[3]int]int{}

@@ -19,7 +19,7 @@ var printScoreboard = flag.Bool("scoreboard", false, "print the scoreboard")
 // score counts the faults of a rule over all cases.
 type score struct{ cases, refused, illegal, shared, empty, uneven, unused, clean int }
 
-// count judges one case: parts of the ranks, nil for a refusal.
+// count judges one case: the parts of the ranks, or nil for a refusal.
 func (s *score) count(h *host.Host, ranks int, parts []cpuset.CPUSet) {
 	s.cases++
 	if parts == nil {
@@ -51,11 +51,11 @@ func (s *score) count(h *host.Host, ranks int, parts []cpuset.CPUSet) {
 			}
 		}
 	}
-	if h.Quota > 0 { // more cores could not be kept busy
+	if h.Quota > 0 { // a quota cannot keep more cores busy
 		usable = min(usable, max(int(h.Quota), ranks))
 	}
 	least, most := slices.Min(sizes), slices.Max(sizes)
-	// One core of difference cannot be helped.
+	// One core of difference is unavoidable.
 	uneven := least > 0 && most-least > 1 && 2*most > 3*least
 	unused := 20*used < 19*usable
 	clean := true
@@ -73,8 +73,8 @@ func (s *score) count(h *host.Host, ranks int, parts []cpuset.CPUSet) {
 	}
 }
 
-// TestScoreboard holds every rule against every machine and restriction of the
-// corpus that has a core for each rank. Ours has no fault in any.
+// TestScoreboard applies every rule to every machine and restriction of the corpus that has a core for each rank. Our
+// rule must have no fault in any.
 func TestScoreboard(t *testing.T) {
 	machines := hosttest.Corpus(t)
 	hosts := []*host.Host{}
@@ -93,7 +93,7 @@ func TestScoreboard(t *testing.T) {
 				}
 				for i, r := range rivals {
 					if r.name == "torch exclusive" && len(h.GPUs) < n {
-						continue // it is for one rank a GPU
+						continue // the rule needs one rank per GPU
 					}
 					scores[i].count(h, n, r.split(h, n))
 				}
@@ -116,7 +116,7 @@ func TestScoreboard(t *testing.T) {
 			roles++
 			overlaps, own := false, false
 			for i, part := range ours(h, n) {
-				whole := cpuset.New() // with the siblings of its workers
+				whole := cpuset.New() // including the siblings of its workers
 				for _, core := range h.Cores {
 					if !core.Usable.Intersection(part).IsEmpty() {
 						whole = whole.Union(core.Usable)
@@ -139,7 +139,8 @@ func TestScoreboard(t *testing.T) {
 		t.Errorf("in %d of %d role splits trainer and optimizer share a core", mine, roles)
 	}
 	if *printScoreboard {
-		fmt.Printf("\ntrainer and optimizer on one core, in %d role splits of whole cores with hardware threads, 1 and 2 ranks:\n"+
+		fmt.Printf("\ntrainer and optimizer on one core, in %d role splits of whole cores with "+
+			"hardware threads, 1 and 2 ranks:\n"+
 			"DeepSpeed ZenFlow %d, plimsoll %d\n", roles, theirs, mine)
 	}
 }
@@ -154,8 +155,9 @@ func shareCores(h *host.Host, roles func(cpuset.CPUSet) (trainer, optimizer cpus
 func scoreTable(scores []score) string {
 	w := table.NewWriter()
 	w.SetStyle(table.StyleLight)
-	w.Style().Format = table.FormatOptions{} // as written
-	w.AppendHeader(table.Row{"rule", "cases", "refused", "illegal CPU", "core shared", "empty rank", "uneven", "unused > 5 %", "clean"})
+	w.Style().Format = table.FormatOptions{} // headers as written
+	w.AppendHeader(table.Row{"rule", "cases", "refused", "illegal CPU", "core shared", "empty rank", "uneven",
+		"unused > 5 %", "clean"})
 	for i, s := range scores {
 		w.AppendRow(table.Row{rivals[i].name, s.cases, s.refused, s.illegal, s.shared, s.empty, s.uneven, s.unused,
 			fmt.Sprintf("%d %%", 100*s.clean/s.cases)})

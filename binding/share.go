@@ -8,15 +8,15 @@ import (
 	"plimsoll/fault"
 )
 
-// TrainerShare is a number of cores of each rank, or a fraction of them; not
-// both. It is a flag's value: "2", "0.25", "0" for none, "1.0" for all.
+// TrainerShare is a number of cores of each rank, or a fraction of them, not both. As a flag: "2", "0.25", "0" for
+// none, "1.0" for all.
 type TrainerShare struct {
 	Cores    int
 	Fraction float64
 }
 
-// DefaultTrainerShare is half of the cores: the best of the shares measured in
-// DeepSpeed issue 7478, and what its ZenFlow takes.
+// DefaultTrainerShare is half of the cores. It was the best of the shares measured in DeepSpeed issue 7478, and
+// DeepSpeed's ZenFlow uses it.
 var DefaultTrainerShare = TrainerShare{Fraction: 0.5}
 
 // WholeTrainerShare is all cores, for ranks without an optimizer on this host.
@@ -24,7 +24,7 @@ var WholeTrainerShare = TrainerShare{Fraction: 1}
 
 const shareMend = "give a number of cores such as 2, or a fraction of them such as 0.25"
 
-// Set reads what String writes. A number with a point is a fraction.
+// Set reads the form that String writes. A number with a point is a fraction.
 func (s *TrainerShare) Set(text string) error {
 	share := TrainerShare{}
 	var err error
@@ -54,7 +54,7 @@ func (s TrainerShare) String() string {
 	return text
 }
 
-// Type is the name of the type in a help text.
+// Type returns the name of the type for help texts.
 func (*TrainerShare) Type() string { return "share" }
 
 func (s TrainerShare) check() error {
@@ -64,7 +64,7 @@ func (s TrainerShare) check() error {
 	switch {
 	case s.Cores < 0:
 		return bad("%d cores for the trainer is less than none", s.Cores)
-	case !(s.Fraction >= 0 && s.Fraction <= 1): // NaN too
+	case !(s.Fraction >= 0 && s.Fraction <= 1): // refuses NaN, too
 		return bad("the trainer's fraction %v is not 0 to 1", s.Fraction)
 	case s.Cores > 0 && s.Fraction > 0:
 		return bad("the trainer's share is given twice: %d cores and the fraction %v", s.Cores, s.Fraction)

@@ -10,7 +10,8 @@ import (
 
 func TestTrainerShare(t *testing.T) {
 	for text, want := range map[string]binding.TrainerShare{
-		"0": {}, "2": {Cores: 2}, "0.25": {Fraction: 0.25}, "5e-1": binding.DefaultTrainerShare, "1.0": binding.WholeTrainerShare,
+		"0": {}, "2": {Cores: 2}, "0.25": {Fraction: 0.25}, "5e-1": binding.DefaultTrainerShare,
+		"1.0": binding.WholeTrainerShare,
 	} {
 		var share binding.TrainerShare
 		if err := share.Set(text); err != nil || share != want {
@@ -28,7 +29,8 @@ func TestWholeShare(t *testing.T) {
 	}
 	for i, want := range []string{"0-2,6-8", "3-5,9-11"} {
 		r := plan.Ranks[i]
-		if r.TrainerCPUs.String() != want || !r.OptimizerCPUs.IsEmpty() || r.OMPNumThreads != 3 || len(r.NUMANodes) != 1 || r.NUMANodes[0] != i || r.Shared {
+		if r.TrainerCPUs.String() != want || !r.OptimizerCPUs.IsEmpty() || r.OMPNumThreads != 3 ||
+			len(r.NUMANodes) != 1 || r.NUMANodes[0] != i || r.Shared {
 			t.Errorf("rank %d: %+v", i, r)
 		}
 	}

@@ -11,9 +11,8 @@ import (
 	"plimsoll/ledger"
 )
 
-// controlGroups finds the directories of the cgroups this process is in.
-// Controllers may be spread over several hierarchies of version 1 and the one
-// of version 2, each with its own path.
+// controlGroups finds the directories of the cgroups that this process is in. The controllers may be spread over the
+// one hierarchy of version 2 and several of version 1, each with its own path.
 type controlGroups struct {
 	tree
 	members []membership
@@ -38,13 +37,12 @@ func (t tree) controlGroups() controlGroups {
 	return groups
 }
 
-// unifiedMount is where version 2 is mounted by convention.
+// unifiedMount is the conventional mount point of version 2.
 const unifiedMount = "sys/fs/cgroup"
 
-// guessedMemberships are for hosts without /proc/self/cgroup: sandboxes that
-// hide it, and kernels before cgroups, which had cpusets alone. The file for the
-// cpuset names the cgroup of version 2, too. Where that is missing as well, the
-// mount points are the best guess: in a container they show its own cgroup.
+// guessedMemberships guesses the cgroups on a host without /proc/self/cgroup: a sandbox that hides the file, or a
+// kernel before cgroups, which had only cpusets. /proc/self/cpuset names the cgroup of version 2, too. Where that
+// file is missing as well, the mount points are the best guess: in a container they show its own cgroup.
 func (t tree) guessedMemberships(mounts []mount) []membership {
 	group := t.text("proc/self/cpuset")
 	if group == "" {
@@ -62,12 +60,11 @@ func (t tree) guessedMemberships(mounts []mount) []membership {
 // level is one cgroup: the directory to read and the name to report.
 type level struct{ directory, name string }
 
-// levels are the cgroups of a controller that can be seen, from the one this
-// process is in up to the mount point, in every hierarchy that may hold the
-// controller. Not every directory need exist: a reader skips what is missing.
+// levels returns the visible cgroups of a controller, from the one that this process is in up to the mount point. It
+// covers every hierarchy that may hold the controller. Some of the directories may not exist; readers skip them.
 //
-// The path of a process that was moved out of its cgroup namespace starts with
-// "/..". It cannot be followed; the mount point is the closest to be seen.
+// The path of a process that was moved out of its cgroup namespace starts with "/..". Such a path cannot be followed;
+// the mount point is the closest visible cgroup.
 func (g controlGroups) levels(controller string) []level {
 	levels := []level{}
 	for _, member := range g.members {
@@ -85,8 +82,9 @@ func (g controlGroups) levels(controller string) []level {
 			}
 			root := path.Clean("/" + m.root)
 			below := path.Clean("/" + member.path)
-			// The mount may show only a part of the hierarchy: a container's.
-			if inside, ok := strings.CutPrefix(below, strings.TrimSuffix(root, "/")); ok && (inside == "" || inside[0] == '/') {
+			// The mount may show only a part of the hierarchy, as in a container.
+			if inside, ok := strings.CutPrefix(below, strings.TrimSuffix(root, "/")); ok &&
+				(inside == "" || inside[0] == '/') {
 				below = path.Clean("/" + inside)
 			}
 			for ; ; below = path.Dir(below) {
@@ -104,9 +102,9 @@ func (g controlGroups) levels(controller string) []level {
 	return levels
 }
 
-// cpuset is the CPU list ("cpus") or node list ("mems") of the nearest cgroup
-// that has one that is not empty, and the name of the cgroup. In version 2 only the effective list holds
-// what comes from above; in version 1 a list is never wider than its parent's.
+// cpuset returns the CPU list ("cpus") or node list ("mems") of the nearest cgroup with a non-empty list, and the
+// name of that cgroup. In version 2 only the effective list includes the restrictions of the ancestors. In version 1
+// a list is never wider than its parent's.
 func (g controlGroups) cpuset(which string) (cpuset.CPUSet, string) {
 	names := []string{"cpuset." + which + ".effective", "cpuset." + which, which}
 	for _, l := range g.levels("cpuset") {
@@ -119,15 +117,15 @@ func (g controlGroups) cpuset(which string) (cpuset.CPUSet, string) {
 	return cpuset.New(), ""
 }
 
-// quota is the tightest CPU quota of all levels and its name: a cgroup never
-// has more than its ancestors.
+// quota returns the tightest CPU quota of all levels and its name. A cgroup never has more than its ancestors.
 func (g controlGroups) quota() (float64, string) {
 	tightest, name := math.Inf(1), ""
 	for _, l := range g.levels("cpu") {
 		if quota := parseQuota(g.text(path.Join(l.directory, "cpu.max"))); quota > 0 && quota < tightest {
 			tightest, name = quota, l.name+" cpu.max"
 		}
-		text := g.text(path.Join(l.directory, "cpu.cfs_quota_us")) + " " + g.text(path.Join(l.directory, "cpu.cfs_period_us"))
+		text := g.text(path.Join(l.directory, "cpu.cfs_quota_us")) + " " +
+			g.text(path.Join(l.directory, "cpu.cfs_period_us"))
 		if quota := parseQuota(text); quota > 0 && quota < tightest {
 			tightest, name = quota, l.name+" cpu.cfs_quota_us"
 		}
@@ -138,9 +136,8 @@ func (g controlGroups) quota() (float64, string) {
 	return tightest, name
 }
 
-// memoryCounters are the limits a cgroup may have, with the counter that runs
-// against each. Past memory.high a process is not killed but stalled, which
-// for a training job is the end as well. memory.memsw counts swap too.
+// memoryCounters are the limits that a cgroup may have, with the counter that runs against each. The kernel does not
+// kill a process beyond memory.high but stalls it, which ends a training job as well. memory.memsw counts swap, too.
 var memoryCounters = []struct{ limit, used string }{
 	{"memory.max", "memory.current"},
 	{"memory.high", "memory.current"},
@@ -148,7 +145,7 @@ var memoryCounters = []struct{ limit, used string }{
 	{"memory.memsw.limit_in_bytes", "memory.memsw.usage_in_bytes"},
 }
 
-// threadLimits are the limits of processes and threads of all levels.
+// threadLimits returns the limits of processes and threads of all levels.
 func (g controlGroups) threadLimits() []ThreadLimit {
 	limits := []ThreadLimit{}
 	for _, l := range g.levels("pids") {
@@ -171,7 +168,7 @@ func (g controlGroups) memoryLimits() []Limit {
 			}
 			used, _ := parseLimit(g.text(path.Join(l.directory, counter.used)))
 			stat := parseFields(g.text(path.Join(l.directory, "memory.stat")))
-			cache, ok := stat["total_inactive_file"] // version 1: with the cgroups below
+			cache, ok := stat["total_inactive_file"] // version 1; includes the cgroups below
 			if !ok {
 				cache = stat["inactive_file"]
 			}

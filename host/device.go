@@ -9,7 +9,7 @@ import (
 	"k8s.io/utils/cpuset"
 )
 
-// nvidiaDirectory is where the driver of NVIDIA lists its GPUs by PCI address.
+// nvidiaDirectory is where the NVIDIA driver lists its GPUs by PCI address.
 const nvidiaDirectory = "proc/driver/nvidia/gpus"
 
 // Device is a PCI function.
@@ -18,23 +18,23 @@ type Device struct {
 	Vendor  string `json:"vendor"`    // "10de"
 	Product string `json:"product"`   // "26b5"
 	Node    int    `json:"numa_node"` // -1 where the firmware gives none
-	// CPUs are the online CPUs nearest to the device, which may be fewer than
-	// those of its node; empty where nothing is known.
+	// CPUs are the online CPUs nearest to the device, possibly fewer than all of its node; empty where the nearest
+	// CPUs are unknown.
 	CPUs cpuset.CPUSet `json:"cpus"`
-	// UUID is what the driver of NVIDIA calls it, "GPU-8a56..."; empty where it
-	// does not say. It tells one machine from all others, so no report has it.
+	// UUID is the NVIDIA driver's id, "GPU-8a56..."; empty where the driver gives none. It identifies the machine, so
+	// no report includes it.
 	UUID string `json:"-"`
-	// Driven says that the driver of NVIDIA has it: of those that it does not
-	// have, such as another container's, a program sees none.
+	// Driven reports whether the NVIDIA driver has the device. A program does not see other devices, such as another
+	// container's.
 	Driven bool `json:"-"`
-	// Divided says that it is divided into instances (MIG).
+	// Divided reports whether the GPU is divided into instances (MIG).
 	Divided bool `json:"-"`
-	// Names are what the kernel calls the device: "eth0", "mlx5_0".
+	// Names are the kernel's names of the device: "eth0", "mlx5_0".
 	Names []string `json:"names"`
 }
 
-// gpuVendors make GPUs that compute: NVIDIA, AMD, Intel. Display controllers
-// of others sit on the boards of servers to show a console.
+// gpuVendors make GPUs that compute: NVIDIA, AMD, Intel. Display controllers of other vendors sit on server boards
+// and show a console.
 var gpuVendors = []string{"10de", "1002", "8086"}
 
 func (t tree) devices(h *Host) (gpus, nics []Device) {
@@ -77,14 +77,14 @@ func (t tree) devices(h *Host) (gpus, nics []Device) {
 	return gpus, nics
 }
 
-// askDriver reads what the driver of NVIDIA knows of a GPU.
+// askDriver reads what the NVIDIA driver knows about a GPU.
 func (t tree) askDriver(device *Device) {
 	var minor string
 	for line := range strings.Lines(t.text(path.Join(nvidiaDirectory, device.Address, "information"))) {
 		key, value, _ := strings.Cut(line, ":")
 		switch value = strings.TrimSpace(value); key {
 		case "GPU UUID":
-			if !strings.Contains(value, "?") { // before it was first used
+			if !strings.Contains(value, "?") { // "?" stands there before the first use
 				device.UUID = value
 			}
 		case "Device Minor":
@@ -92,5 +92,6 @@ func (t tree) askDriver(device *Device) {
 		}
 	}
 	instances := t.names("proc/driver/nvidia/capabilities/gpu" + minor + "/mig")
-	device.Divided = minor != "" && slices.ContainsFunc(instances, func(name string) bool { return strings.HasPrefix(name, "gi") })
+	device.Divided = minor != "" && slices.ContainsFunc(instances,
+		func(name string) bool { return strings.HasPrefix(name, "gi") })
 }

@@ -8,8 +8,8 @@ import (
 	"plimsoll/files"
 )
 
-// directory is os.DirFS that reads nothing but regular files and directories. A
-// user may name any directory as the root of a machine.
+// directory is os.DirFS restricted to regular files and directories. A user may name any directory as the root of a
+// machine.
 type directory struct {
 	fs.FS
 	path string
@@ -27,7 +27,7 @@ func (d directory) Open(name string) (fs.File, error) {
 	return file, err
 }
 
-// ReadFile is a short cut: the files of the kernel are many and small.
+// ReadFile is a short cut, as the kernel's files are many and small.
 func (d directory) ReadFile(name string) ([]byte, error) {
 	if !fs.ValidPath(name) {
 		return nil, &fs.PathError{Op: "read", Path: name, Err: fs.ErrInvalid}

@@ -33,7 +33,7 @@ func TestTwoSocket(t *testing.T) {
 	equal(t, "1 GiB pool", h.HugePages.Pools[1], host.HugePagePool{Size: ledger.GiB})
 	equal(t, "transparent", h.HugePages.Transparent, "madvise")
 	equal(t, "shared", h.HugePages.Shared, "never")
-	equal(t, "GPUs", len(h.GPUs), 2) // not the management controller
+	equal(t, "GPUs", len(h.GPUs), 2) // without the management controller
 	equal(t, "second GPU", h.GPUs[1].Address+" "+h.GPUs[1].CPUs.String(), "0000:b1:00.0 3-5,9-11")
 	equal(t, "adapter", h.NICs[0].Names[0], "mlx5_0")
 	equal(t, "quota", h.Quota, 0)
@@ -99,8 +99,7 @@ func TestHeadroomUnknown(t *testing.T) {
 	equal(t, "name", name, "limit")
 }
 
-// The path of a cgroup and the directory that is mounted may fit each other in
-// several ways.
+// TestCgroupPaths: the path of a cgroup and the mounted directory may relate in several ways.
 func TestCgroupPaths(t *testing.T) {
 	tests := []struct {
 		name                string
@@ -121,7 +120,8 @@ func TestCgroupPaths(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			files := hosttest.Grid(1, 1, 1).Files
 			files.Set("proc/self/cgroup", []byte("0::"+test.member+"\n"))
-			files.Set("proc/self/mountinfo", []byte("30 23 0:26 "+test.root+` /mnt/c\040g rw shared:9 - cgroup2 none rw`+"\n"))
+			files.Set("proc/self/mountinfo", []byte("30 23 0:26 "+test.root+
+				` /mnt/c\040g rw shared:9 - cgroup2 none rw`+"\n"))
 			files.Set("mnt/c g"+strings.TrimSuffix(test.limitAt, "/")+"/memory.max", []byte("4096\n"))
 			h, err := host.Discover(files, cpuset.New(0))
 			if err != nil || len(h.Memory.Limits) != 1 {
@@ -164,7 +164,7 @@ func TestLocal(t *testing.T) {
 }
 
 func TestAffinity(t *testing.T) {
-	runtime.LockOSThread() // and leave it locked: the thread ends with its mask
+	runtime.LockOSThread() // stays locked: the thread ends with its mask
 	before, err := host.Affinity(unix.Gettid())
 	if err != nil {
 		t.Fatal(err)
@@ -185,8 +185,7 @@ func TestAffinity(t *testing.T) {
 	}
 }
 
-// TestLarge discovers 2,048 CPUs, more than the usual affinity mask holds. How
-// long that may take is held by a test of the binding.
+// TestLarge discovers 2,048 CPUs, more than the usual affinity mask holds. A test of package binding bounds the time.
 func TestLarge(t *testing.T) {
 	h := hosttest.Grid(32, 32, 2).Discover(t)
 	equal(t, "cores", len(h.UsableCores()), 1024)
@@ -200,8 +199,8 @@ func BenchmarkDiscover2048(b *testing.B) {
 	}
 }
 
-// FuzzDiscover takes a machine as a txtar archive and checks that whatever
-// its files say, discovery neither fails nor contradicts itself.
+// FuzzDiscover takes a machine as a txtar archive. Whatever its files hold, discovery must neither fail nor
+// contradict itself.
 func FuzzDiscover(f *testing.F) {
 	names := []string{"two-socket", "slurm", "container", "virtual-machine"}
 	for _, name := range names {

@@ -1,11 +1,10 @@
-// Package host says what this process may use of the machine it runs on: CPUs,
-// cores, caches, NUMA nodes, memory, GPUs, and the limits laid on all of them.
+// Package host describes what this process may use of its machine: CPUs, cores, caches, NUMA nodes, memory, GPUs, and
+// the limits on all of them.
 //
-// What a machine has and what a process may use of it differ inside every
-// container and batch job, so each fact is read where the kernel enforces it:
-// the affinity mask, the cgroups up to the root, the allowed memory nodes. Ids
-// are names, never indexes: they may be sparse, repeat or start anywhere, and
-// siblings are only what the kernel's masks say they are.
+// In every container and batch job, a process may use less than the machine has. So the package reads each fact where
+// the kernel enforces it: the affinity mask, the cgroups up to the root, the allowed memory nodes. Ids are names,
+// never indexes: they may be sparse, repeat or start anywhere. The kernel's masks alone decide which CPUs are
+// siblings.
 package host
 
 import (
@@ -23,41 +22,38 @@ import (
 	"plimsoll/ledger"
 )
 
-// Host is what one process may use. Slices have a fixed order, so that two
-// discoveries of the same machine are equal.
+// Host is what one process may use. All slices have a fixed order, so two discoveries of the same machine are equal.
 type Host struct {
 	Name   string `json:"cpu"`    // CPU model; empty where the kernel does not say
 	Kernel string `json:"kernel"` // release
 
-	CPUs    cpuset.CPUSet `json:"usable_cpus"` // the affinity mask, of it what is online
+	CPUs    cpuset.CPUSet `json:"usable_cpus"` // the online CPUs of the affinity mask
 	Online  cpuset.CPUSet `json:"online_cpus"`
 	Offline cpuset.CPUSet `json:"offline_cpus"` // present but switched off
-	// Cpuset is the CPU list of the nearest cgroup that has one: the pool that
-	// a batch system cut the masks of this job's processes from. Online where
-	// there is no cpuset. CpusetFrom names the cgroup.
+	// Cpuset is the CPU list of the nearest cgroup that has one. A batch system cuts the masks of the job's processes
+	// from this pool. Without a cpuset it is Online. CpusetFrom names the cgroup.
 	Cpuset     cpuset.CPUSet `json:"cpuset_cpus"`
 	CpusetFrom string        `json:"cpuset_from"`
-	// Isolated and NoHZFull CPUs were set apart by the administrator. They are
-	// usable only if the affinity mask holds them.
+	// Isolated and NoHZFull are the CPUs that the administrator set apart. They are usable only if the affinity mask
+	// holds them.
 	Isolated cpuset.CPUSet `json:"isolated_cpus"`
 	NoHZFull cpuset.CPUSet `json:"nohz_full_cpus"`
 
 	Packages []Package  `json:"packages"`
 	Dies     []Die      `json:"dies"`       // empty unless packages have several
 	Caches   []Cache    `json:"caches"`     // last-level cache groups
-	Kinds    []CoreKind `json:"core_kinds"` // fastest first; one on an ordinary machine
+	Kinds    []CoreKind `json:"core_kinds"` // fastest first; one kind on an ordinary machine
 	Cores    []Core     `json:"cores"`      // all online cores, by lowest CPU
 	Nodes    []NUMANode `json:"numa_nodes"` // by id; empty on a machine without NUMA support
 
-	// Quota is CPU time as a number of CPUs, the tightest of all cgroups up to
-	// the root; 0 is none. QuotaFrom names the counter that says so.
+	// Quota is CPU time as a number of CPUs, the tightest of all cgroups up to the root; 0 for none. QuotaFrom names
+	// the counter that sets it.
 	Quota     float64 `json:"quota_cpus"`
 	QuotaFrom string  `json:"quota_from"`
 
-	// ThreadLimits bound how many threads this process may start, with others.
+	// ThreadLimits bound how many threads this process and others may start together.
 	ThreadLimits []ThreadLimit `json:"thread_limits"`
-	// FileSize is the largest file that this process may make, in memory, too;
-	// 0 for no limit.
+	// FileSize is the largest file that this process may make, in memory or on disk; 0 for no limit.
 	FileSize ledger.Bytes `json:"file_size_limit_bytes"`
 
 	Memory    Memory    `json:"memory"`
@@ -89,7 +85,8 @@ type Cache struct {
 
 // CoreKind is a class of cores of about equal speed.
 type CoreKind struct {
-	Name     string        `json:"name"`     // what told the kinds apart; empty when there is only one
+	// the property that differs between the kinds; empty when there is only one
+	Name     string        `json:"name"`
 	Capacity float64       `json:"capacity"` // relative to the fastest kind, which is 1
 	CPUs     cpuset.CPUSet `json:"cpus"`
 }
@@ -97,23 +94,23 @@ type CoreKind struct {
 // Core is a physical core.
 type Core struct {
 	Siblings cpuset.CPUSet `json:"cpus"`        // its online hardware threads
-	Usable   cpuset.CPUSet `json:"usable_cpus"` // those of them that this process may use; may be empty
+	Usable   cpuset.CPUSet `json:"usable_cpus"` // the siblings that this process may use; may be empty
 	Package  int           `json:"package"`     // index into Host.Packages
 	Die      int           `json:"die"`         // index into Host.Dies, -1 for none
 	Cache    int           `json:"cache"`       // index into Host.Caches, -1 for none
 	Kind     int           `json:"kind"`        // index into Host.Kinds
-	// Nodes are the ids of the NUMA nodes that list the core: none where no
-	// node does, several where faulty firmware gives nodes overlapping maps.
+	// Nodes are the ids of the NUMA nodes that list the core. Some cores have none; faulty firmware with overlapping
+	// maps gives several.
 	Nodes []int `json:"numa_nodes"`
 }
 
-// Whole says whether this process may use every hardware thread of the core.
+// Whole reports whether this process may use every hardware thread of the core.
 func (c Core) Whole() bool { return c.Usable.Size() == c.Siblings.Size() }
 
-// first is the lowest hardware thread, which stands for the core in sysfs.
+// first returns the lowest hardware thread, which stands for the core in sysfs.
 func (c Core) first() int { return slices.Min(c.Siblings.UnsortedList()) }
 
-// UsableCores are the cores with at least one usable hardware thread.
+// UsableCores returns the cores with at least one usable hardware thread.
 func (h *Host) UsableCores() []Core {
 	cores := []Core{}
 	for _, core := range h.Cores {
@@ -124,7 +121,7 @@ func (h *Host) UsableCores() []Core {
 	return cores
 }
 
-// OneThreadPerCore is one usable CPU of each usable core.
+// OneThreadPerCore returns one usable CPU of each usable core.
 func (h *Host) OneThreadPerCore() cpuset.CPUSet {
 	cpus := []int{}
 	for _, core := range h.UsableCores() {
@@ -133,15 +130,14 @@ func (h *Host) OneThreadPerCore() cpuset.CPUSet {
 	return cpuset.New(cpus...)
 }
 
-// Exclusion is why this process may not use some CPUs.
+// Exclusion is a set of CPUs that this process may not use, and the reason.
 type Exclusion struct {
 	CPUs   cpuset.CPUSet `json:"cpus"`
 	Reason string        `json:"reason"`
 }
 
-// Excluded lists the CPUs of the machine that are not usable. Each has the
-// first reason that holds: that it is off, then what the cgroup says, then the
-// rest.
+// Excluded lists the CPUs of the machine that are not usable. Each CPU gets the first reason that applies: offline,
+// then the cgroup, then the others.
 func (h *Host) Excluded() []Exclusion {
 	excluded := []Exclusion{}
 	left := h.Online.Difference(h.CPUs)
@@ -158,13 +154,12 @@ func (h *Host) Excluded() []Exclusion {
 	return excluded
 }
 
-// Discover reads the host from a file system whose root holds proc and sys, so
-// that a recorded machine can stand for a real one. The affinity is what
-// sched_getaffinity returned: no file says the same (the list in
-// /proc/self/status may name CPUs that are not online).
+// Discover reads the host from a file system whose root holds proc and sys, so a recorded machine can stand for a
+// real one. The affinity is the result of sched_getaffinity. No file has the same content: the list in
+// /proc/self/status may name offline CPUs.
 //
-// A file that is missing or unreadable leaves its fact unknown; it never stops
-// the discovery. The only error is that no usable CPU is left.
+// A missing or unreadable file leaves its fact unknown; it never stops the discovery. The only error is that no
+// usable CPU is left.
 func Discover(root fs.FS, affinity cpuset.CPUSet) (*Host, error) {
 	t := tree{root}
 	groups := t.controlGroups()
@@ -175,10 +170,10 @@ func Discover(root fs.FS, affinity cpuset.CPUSet) (*Host, error) {
 		HugePages: t.hugePages(),
 	}
 	if h.Online.IsEmpty() {
-		h.Online = affinity // no sysfs: the mask holds online CPUs only
+		h.Online = affinity // without sysfs: the mask holds online CPUs only
 	}
 	if h.Online.IsEmpty() {
-		return h.WithAffinity(affinity) // which fails
+		return h.WithAffinity(affinity) // returns the error
 	}
 	h.Isolated = t.cpus(h.Online, "sys/devices/system/cpu/isolated")
 	h.NoHZFull = t.cpus(h.Online, "sys/devices/system/cpu/nohz_full")
@@ -205,7 +200,7 @@ func Discover(root fs.FS, affinity cpuset.CPUSet) (*Host, error) {
 	return h.WithAffinity(affinity)
 }
 
-// WithAffinity is the same host for a process with another affinity mask.
+// WithAffinity returns the same host for a process with another affinity mask.
 func (h *Host) WithAffinity(mask cpuset.CPUSet) (*Host, error) {
 	other := *h
 	other.CPUs = h.Online.Intersection(mask)
@@ -222,12 +217,12 @@ func (h *Host) WithAffinity(mask cpuset.CPUSet) (*Host, error) {
 	return &other, nil
 }
 
-// tree reads the small files of proc and sys. Each of its methods gives the
-// zero value for a file that is missing or makes no sense.
+// tree reads the small files of proc and sys. Each method returns the zero value for a file that is missing or
+// malformed.
 type tree struct{ root fs.FS }
 
-// text drops white space at the ends, and the zero byte that some kernels leave
-// after a list.
+// text returns the content without white space at the ends, and without the zero byte that some kernels append to a
+// list.
 func (t tree) text(name string) string {
 	data, err := fs.ReadFile(t.root, name)
 	if err != nil {
@@ -236,15 +231,15 @@ func (t tree) text(name string) string {
 	return strings.Trim(string(data), " \t\n\x00")
 }
 
-// head is the first 16 KiB: /proc/cpuinfo of a large machine has megabytes,
-// and the kernel makes them up as they are read.
+// head returns the first 16 KiB. The /proc/cpuinfo of a large machine has megabytes, which the kernel generates as
+// they are read.
 func (t tree) head(name string) string {
 	file, err := t.root.Open(name)
 	if err != nil {
 		return ""
 	}
 	defer file.Close()
-	data, _ := io.ReadAll(io.LimitReader(file, 16<<10)) // a part is as good
+	data, _ := io.ReadAll(io.LimitReader(file, 16<<10)) // a part is enough
 	return string(data)
 }
 
@@ -253,14 +248,13 @@ func (t tree) number(name string) (int64, bool) {
 	return n, err == nil
 }
 
-// maskFiles hold masks; other files of CPUs hold lists.
+// maskFiles hold masks; the other CPU files hold lists.
 var maskFiles = map[string]bool{
 	"core_cpus": true, "thread_siblings": true, "package_cpus": true, "core_siblings": true, "die_cpus": true,
 	"shared_cpu_map": true, "cpumap": true, "local_cpus": true,
 }
 
-// cpus reads the first of the named files that holds CPUs, and drops what is
-// not online.
+// cpus reads the first of the named files that holds CPUs, and drops the offline CPUs.
 func (t tree) cpus(online cpuset.CPUSet, names ...string) cpuset.CPUSet {
 	for _, name := range names {
 		parse := ParseList
@@ -274,7 +268,7 @@ func (t tree) cpus(online cpuset.CPUSet, names ...string) cpuset.CPUSet {
 	return cpuset.New()
 }
 
-// names are the entries of a directory, sorted.
+// names returns the entries of a directory, sorted.
 func (t tree) names(directory string) []string {
 	entries, err := fs.ReadDir(t.root, directory)
 	if err != nil {
@@ -287,8 +281,7 @@ func (t tree) names(directory string) []string {
 	return names
 }
 
-// numbered lists the entries of a directory that are the prefix and a number,
-// by number.
+// numbered returns the numbers of the directory entries that are the prefix and a number, in order.
 func (t tree) numbered(directory, prefix string) []int {
 	ids := []int{}
 	for _, name := range t.names(directory) {
@@ -302,8 +295,8 @@ func (t tree) numbered(directory, prefix string) []int {
 	return ids
 }
 
-// modelName is the first line of /proc/cpuinfo that names the processor.
-// Arm kernels give only numbers, so there it is implementer and part.
+// modelName returns the first line of /proc/cpuinfo that names the processor. Arm kernels give only numbers; there it
+// is the implementer and the part.
 func (t tree) modelName() string {
 	fields := map[string]string{}
 	for line := range strings.Lines(t.head("proc/cpuinfo")) {

@@ -90,7 +90,7 @@ func checkFacts(t *testing.T, h *host.Host, m hosttest.Recorded) {
 		if want.StatusMemory != nil {
 			allowed = *want.StatusMemory
 		}
-		// Where the readers disagree about the nodes they do about this as well.
+		// Readers that disagree about the nodes disagree about this as well.
 		if len(want.Disagreements) == 0 {
 			equal(t, "node allowed", node.Allowed, list(t, allowed).Contains(node.ID))
 		}
@@ -130,14 +130,14 @@ func checkFacts(t *testing.T, h *host.Host, m hosttest.Recorded) {
 	checkInvariants(t, h)
 }
 
-// hybrids are the kinds of cores, fastest first, of the machines with several.
+// hybrids lists the kinds of cores, fastest first, of the machines with several kinds.
 var hybrids = map[string][]string{
 	"gb10-grace-blackwell": {"5-9,15-19", "0-4,10-14"},
 	"raptorlake-p6e8":      {"0-11", "12-19"},
 	"xeon-snc2-40c":        {"0-15,20-35,40-55,60-75", "16-19,36-39,56-59,76-79"},
 }
 
-// checkInvariants holds on every machine.
+// checkInvariants checks what holds on every machine.
 func checkInvariants(t *testing.T, h *host.Host) {
 	t.Helper()
 	var inCores, inPackages, inKinds []int
@@ -186,7 +186,7 @@ func checkScenario(t *testing.T, h *host.Host, s hosttest.Scenario) {
 	equal(t, "allowed nodes", cpuset.New(allowed...).String(), want.AllowedMemory)
 	nodes := want.MemoryNodes
 	if nodes == "" {
-		nodes = want.AllowedMemory // nothing better: what is allowed
+		nodes = want.AllowedMemory // fall back on the allowed nodes
 	}
 	equal(t, "memory nodes", cpuset.New(h.MemoryNodes()...).String(), nodes)
 	quota := 0.0

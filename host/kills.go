@@ -9,21 +9,20 @@ import (
 	"plimsoll/ledger"
 )
 
-// MemoryCounter counts what the kernel did for want of memory in one cgroup,
-// or on the whole host.
+// MemoryCounter counts what the kernel did when memory ran out in one cgroup or on the whole host.
 type MemoryCounter struct {
 	Name    string       // "cgroup /a/b memory.events oom_kill"
 	Group   string       // "cgroup /a/b"
 	Limit   ledger.Bytes // 0 for none
-	Reached int64        // how often the limit was in the way
-	Kills   int64        // processes that the kernel ended
+	Reached int64        // how often the limit was reached
+	Kills   int64        // processes that the kernel killed
 }
 
-// LocalMemoryCounters are those of the host that this process runs on.
+// LocalMemoryCounters returns the counters of the host that this process runs on.
 func LocalMemoryCounters() []MemoryCounter { return MemoryCounters(os.DirFS("/")) }
 
-// MemoryCounters reads the counters of every cgroup that this process is in,
-// the innermost first, and then those of the host.
+// MemoryCounters reads the counters of every cgroup that this process is in, innermost first, and then the counters
+// of the host.
 func MemoryCounters(root fs.FS) []MemoryCounter {
 	t := tree{root}
 	counters := []MemoryCounter{}
@@ -40,7 +39,7 @@ func MemoryCounters(root fs.FS) []MemoryCounter {
 			counter.Name, counter.Kills = l.name+" memory.events oom_kill", events["oom_kill"]
 			counter.Reached = events["oom"]
 			if local := read("memory.events.local"); len(local) > 0 {
-				counter.Reached = local["oom"] // without the groups below
+				counter.Reached = local["oom"] // without the cgroups below
 			}
 			counter.Limit = limit("memory.max")
 		} else if control := read("memory.oom_control"); len(control) > 0 {
@@ -53,21 +52,21 @@ func MemoryCounters(root fs.FS) []MemoryCounter {
 		counters = append(counters, counter)
 	}
 	if events := parseFields(t.text("proc/vmstat")); len(events) > 0 {
-		counters = append(counters, MemoryCounter{Name: "/proc/vmstat oom_kill", Group: "the host", Kills: events["oom_kill"]})
+		counters = append(counters, MemoryCounter{Name: "/proc/vmstat oom_kill", Group: "the host",
+			Kills: events["oom_kill"]})
 	}
 	return counters
 }
 
-// ExplainKill says whether it was the kernel that killed a process with SIGKILL
-// between two readings, and which limit was in the way.
-// The group in which a process was killed need not be the one with the limit.
+// ExplainKill reports whether the kernel killed a process with SIGKILL between two readings, and names the limit that
+// was reached. The limit may belong to another cgroup than the killed process.
 func ExplainKill(before, after []MemoryCounter) string {
 	known := map[string]MemoryCounter{}
 	for _, counter := range before {
 		known[counter.Name] = counter
 	}
 	kills, limit := "", "no limit that can be seen here was in the way, so the host itself was full"
-	for i := range after { // from the outermost group, so that the innermost counts
+	for i := range after { // outermost first, so that the innermost cgroup wins
 		counter := after[len(after)-1-i]
 		was := known[counter.Name]
 		if counter.Kills > was.Kills {
@@ -81,7 +80,8 @@ func ExplainKill(before, after []MemoryCounter) string {
 	case len(after) == 0:
 		return "killed by SIGKILL, often by the kernel for want of memory; this host shows no counter of such kills"
 	case kills == "":
-		return "killed by SIGKILL, but not for want of memory: the kernel counted no such kill; a batch system or a person did it"
+		return "killed by SIGKILL, but not for want of memory: the kernel counted no such kill; a " +
+			"batch system or a person did it"
 	}
 	return fmt.Sprintf("the kernel killed it for want of memory (%s); %s", kills, limit)
 }

@@ -38,7 +38,8 @@ func TestMemoryCounters(t *testing.T) {
 			"sys/fs/cgroup/memory/memory.oom_control":        "oom_kill_disable 0\nunder_oom 0\noom_kill 0\n",
 			"sys/fs/cgroup/memory/memory.limit_in_bytes":     "9223372036854771712\n",
 		}, []host.MemoryCounter{
-			{Name: "cgroup /job memory.oom_control oom_kill", Group: "cgroup /job", Limit: ledger.GiB, Reached: 77, Kills: 5},
+			{Name: "cgroup /job memory.oom_control oom_kill", Group: "cgroup /job", Limit: ledger.GiB, Reached: 77,
+				Kills: 5},
 			{Name: "cgroup / memory.oom_control oom_kill", Group: "cgroup /"},
 		}},
 		"nothing": {nil, nil},

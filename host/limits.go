@@ -10,16 +10,16 @@ import (
 	"plimsoll/ledger"
 )
 
-// ThreadLimit is a bound on the number of threads: of a cgroup and all below it,
-// or of a user. A process counts as its threads.
+// ThreadLimit bounds the number of threads of a cgroup and all cgroups below it, or of a user. A process counts as
+// its threads.
 type ThreadLimit struct {
 	Name  string `json:"name"` // "cgroup /a/b pids.max"
 	Limit int64  `json:"limit"`
 	Used  int64  `json:"used"`
 }
 
-// ThreadRoom is how many threads may still be started, and the name of the limit
-// that says so; an empty name is no limit.
+// ThreadRoom returns how many threads may still be started, and the name of the limit that decides. An empty name
+// means no limit.
 func (h *Host) ThreadRoom() (room int64, name string) {
 	for _, limit := range h.ThreadLimits {
 		if left := max(0, limit.Limit-limit.Used); name == "" || left < room {
@@ -29,27 +29,27 @@ func (h *Host) ThreadRoom() (room int64, name string) {
 	return room, name
 }
 
-// Shortage says which limit, other than those of memory, stands in the way of so
-// many more threads and a file, in memory or not, of that size; empty for none.
-// Such a limit would end the program after it has begun.
+// Shortage names the limit, other than memory, that forbids so many more threads or a file of that size, in memory or
+// on disk; empty for none. Such a limit would end the program after its start.
 func (h *Host) Shortage(threads int, file ledger.Bytes) string {
 	if room, name := h.ThreadRoom(); name != "" && int64(threads) > room {
 		return fmt.Sprintf("%d more threads are needed, and %d may be started (%s)", threads, room, name)
 	}
 	if h.FileSize > 0 && file > h.FileSize {
-		return fmt.Sprintf("a memory file of %v is needed, and files may have %v (ulimit -f, RLIMIT_FSIZE)", file, h.FileSize)
+		return fmt.Sprintf("a memory file of %v is needed, and files may have %v (ulimit -f, RLIMIT_FSIZE)", file,
+			h.FileSize)
 	}
 	return ""
 }
 
-// Names of the lines of /proc/self/limits.
+// Lines of /proc/self/limits.
 const (
 	addressSpaceLine = "Max address space"
 	fileSizeLine     = "Max file size"
 	processesLine    = "Max processes"
 )
 
-// resourceLimit is the soft limit of a line of /proc/self/limits; false is none.
+// resourceLimit returns the soft limit in a line of /proc/self/limits; false means no limit.
 func (t tree) resourceLimit(line string) (int64, bool) {
 	for text := range strings.Lines(t.text("proc/self/limits")) {
 		if rest, ok := strings.CutPrefix(text, line); ok {
@@ -64,11 +64,11 @@ func (t tree) resourceLimit(line string) (int64, bool) {
 	return 0, false
 }
 
-// addressReserve is address space that must be left beside what is mapped: for
-// the place that an arena is chosen in, for the Go heap and stacks of threads.
+// addressReserve is the address space to leave free beside the mappings. Placing an arena takes some, and so do the
+// Go heap and the thread stacks.
 const addressReserve = 512 * ledger.MiB
 
-// addressSpace is the limit of the address space of this process (RLIMIT_AS).
+// addressSpace returns the limit of this process's address space (RLIMIT_AS).
 func (t tree) addressSpace() (Limit, bool) {
 	limit, limited := t.resourceLimit(addressSpaceLine)
 	used := parseFields(t.text("proc/self/status"))["VmSize"]
@@ -79,15 +79,14 @@ func (t tree) addressSpace() (Limit, bool) {
 	}, limited
 }
 
-// Capabilities with which the limit of processes does not count.
+// A process with one of these capabilities is not held to the limit of processes.
 const (
 	capabilityAdmin    = 21 // CAP_SYS_ADMIN
 	capabilityResource = 24 // CAP_SYS_RESOURCE
 )
 
-// mayExceedProcesses says that the kernel does not hold this process to its
-// limit of processes. Being root of a user namespace, as in rootless containers,
-// is not enough.
+// mayExceedProcesses reports whether the kernel exempts this process from its limit of processes. Root of a user
+// namespace, as in a rootless container, is not exempt.
 func (t tree) mayExceedProcesses(status map[string]string) bool {
 	namespace := strings.Fields(t.text("proc/self/uid_map"))
 	if len(namespace) > 0 && !slices.Equal(namespace, []string{"0", "0", "4294967295"}) {
@@ -97,9 +96,8 @@ func (t tree) mayExceedProcesses(status map[string]string) bool {
 	return effective&(1<<capabilityAdmin|1<<capabilityResource) != 0 || realUser(status) == "0"
 }
 
-// userThreads is the limit of the processes and threads of this user
-// (RLIMIT_NPROC). It reads the status of all processes, which only the host that
-// this process runs on has.
+// userThreads returns the limit of this user's processes and threads (RLIMIT_NPROC). It reads the status of all
+// processes, which only a live host has.
 func (t tree) userThreads() (ThreadLimit, bool) {
 	limit, limited := t.resourceLimit(processesLine)
 	status := t.status("self")
@@ -122,7 +120,7 @@ func (t tree) userThreads() (ThreadLimit, bool) {
 	}, true
 }
 
-// status is /proc/PID/status.
+// status returns /proc/PID/status.
 func (t tree) status(pid string) map[string]string {
 	fields := map[string]string{}
 	for line := range strings.Lines(t.text(path.Join("proc", pid, "status"))) {
@@ -132,7 +130,7 @@ func (t tree) status(pid string) map[string]string {
 	return fields
 }
 
-// realUser is the first of the four ids of a user.
+// realUser returns the real id, the first of the four ids of a user.
 func realUser(status map[string]string) string {
 	user, _, _ := strings.Cut(status["Uid"], "\t")
 	return user

@@ -11,7 +11,7 @@ import (
 	"plimsoll/ledger"
 )
 
-// machine is a small host of four CPUs, with more files.
+// machine returns a small host of four CPUs, with more files.
 func machine(more map[string]string) fstest.MapFS {
 	files := map[string]string{
 		"sys/devices/system/cpu/online": "0-3\n",
@@ -34,33 +34,37 @@ func discover(t *testing.T, more map[string]string) *Host {
 	return h
 }
 
-// TestHiddenMembership: where /proc/self/cgroup is missing, the limits are read
-// all the same.
+// TestHiddenMembership reads the limits where /proc/self/cgroup is missing.
 func TestHiddenMembership(t *testing.T) {
 	unified := "30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"
 	for name, c := range map[string]struct {
 		files     map[string]string
 		directory string
 	}{
-		"the cpuset names it": {map[string]string{"proc/self/mountinfo": unified, "proc/self/cpuset": "/job\n"}, "sys/fs/cgroup/job/"},
-		"only the mount":      {map[string]string{"proc/self/mountinfo": unified}, "sys/fs/cgroup/"},
-		"only the directory":  {map[string]string{"sys/fs/cgroup/cgroup.controllers": "cpuset cpu memory pids\n"}, "sys/fs/cgroup/"},
+		"the cpuset names it": {map[string]string{"proc/self/mountinfo": unified, "proc/self/cpuset": "/job\n"},
+			"sys/fs/cgroup/job/"},
+		"only the mount": {map[string]string{"proc/self/mountinfo": unified}, "sys/fs/cgroup/"},
+		"only the directory": {map[string]string{"sys/fs/cgroup/cgroup.controllers": "cpuset cpu memory pids\n"},
+			"sys/fs/cgroup/"},
 	} {
 		for file, text := range map[string]string{
-			"cpuset.cpus.effective": "1-2", "cpu.max": "150000 100000", "memory.max": "1073741824", "memory.current": "0", "pids.max": "100", "pids.current": "40",
+			"cpuset.cpus.effective": "1-2", "cpu.max": "150000 100000", "memory.max": "1073741824",
+			"memory.current": "0", "pids.max": "100", "pids.current": "40",
 		} {
 			c.files[c.directory+file] = text + "\n"
 		}
 		h := discover(t, c.files)
 		room, by := h.Memory.Headroom()
 		threads, _ := h.ThreadRoom()
-		if h.Cpuset.String() != "1-2" || h.Quota != 1.5 || room != ledger.GiB || !strings.Contains(by, "memory.max") || threads != 60 {
+		if h.Cpuset.String() != "1-2" || h.Quota != 1.5 || room != ledger.GiB ||
+			!strings.Contains(by, "memory.max") || threads != 60 {
 			t.Errorf("%s: cpuset %s, quota %v, %v by %q, %d threads", name, h.Cpuset, h.Quota, room, by, threads)
 		}
 	}
 	// Version 1 in a container shows only its own cgroup.
 	h := discover(t, map[string]string{
-		"proc/self/mountinfo":                        "31 23 0:27 /docker/x /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n",
+		"proc/self/mountinfo": "31 23 0:27 /docker/x /sys/fs/cgroup/memory rw " +
+			"- cgroup cgroup rw,memory\n",
 		"sys/fs/cgroup/memory/memory.limit_in_bytes": "1073741824\n",
 	})
 	if room, by := h.Memory.Headroom(); room != ledger.GiB {
@@ -90,14 +94,15 @@ func TestResourceLimits(t *testing.T) {
 	if says := h.Shortage(1, ledger.GiB); says != "" {
 		t.Errorf("a file that fits: %q", says)
 	}
-	free := discover(t, map[string]string{"proc/self/limits": strings.NewReplacer("1073741824", "unlimited", "3221225472", "unlimited").Replace(limits)})
+	free := discover(t, map[string]string{"proc/self/limits": strings.NewReplacer("1073741824", "unlimited",
+		"3221225472", "unlimited").Replace(limits)})
 	if free.Memory.AddressSpace != nil || free.FileSize != 0 {
 		t.Errorf("no limits: %+v, %v", free.Memory.AddressSpace, free.FileSize)
 	}
 }
 
-// TestThreadsOfAUser counts those of all its processes, unless the kernel does
-// not hold the user to the limit.
+// TestThreadsOfAUser counts the threads of all processes of the user, unless the kernel exempts the user from the
+// limit.
 func TestThreadsOfAUser(t *testing.T) {
 	const user, root = "Uid:\t1000\t1000\t1000\t1000\n", "Uid:\t0\t0\t0\t0\n"
 	for name, c := range map[string]struct {
@@ -112,7 +117,8 @@ func TestThreadsOfAUser(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			limit, limited := tree{machine(map[string]string{
 				"proc/self/limits": limits, "proc/self/status": c.self, "proc/self/uid_map": c.namespace,
-				"proc/7/status": user + "Threads:\t5\n", "proc/1234567/status": user + "Threads:\t7\n", "proc/9/status": root + "Threads:\t3\n",
+				"proc/7/status": user + "Threads:\t5\n", "proc/1234567/status": user + "Threads:\t7\n",
+				"proc/9/status": root + "Threads:\t3\n",
 			})}.userThreads()
 			if limited != (c.used >= 0) || limited && (limit.Used != c.used || limit.Limit != 100) {
 				t.Errorf("%+v, %v", limit, limited)

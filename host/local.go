@@ -9,11 +9,11 @@ import (
 	"plimsoll/arena"
 )
 
-// Local is the host that this process runs on.
+// Local returns the host that this process runs on.
 func Local() (*Host, error) { return Of("") }
 
-// Of is the host that this process runs on for an empty name, else one whose
-// files are there: see [Root].
+// Of returns the host that this process runs on for an empty name. Otherwise it reads a host from the files of that
+// name: see [Root].
 func Of(name string) (*Host, error) {
 	root, affinity, err := Root(name)
 	if err != nil {
@@ -29,9 +29,8 @@ func Of(name string) (*Host, error) {
 	return h, err
 }
 
-// Affinity is the mask of a thread; the id of a process names its main thread.
-// The kernel refuses a buffer shorter than its own masks, so the buffer grows
-// until it fits: the usual 1024 bits are too few for some machines.
+// Affinity returns the mask of a thread; the id of a process names its main thread. The kernel refuses a buffer
+// shorter than its own masks. The usual 1024 bits are too few for some machines, so the buffer grows until it fits.
 func Affinity(thread int) (cpuset.CPUSet, error) {
 	for bits := 1024; ; bits *= 2 {
 		mask := unix.NewCPUSet(bits)

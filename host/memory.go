@@ -12,35 +12,32 @@ import (
 	"plimsoll/ledger"
 )
 
-// Memory is what can still be allocated.
+// Memory is the memory that can still be allocated.
 type Memory struct {
-	Total     ledger.Bytes `json:"total_bytes"`     // MemTotal; 0 for not known
+	Total     ledger.Bytes `json:"total_bytes"`     // MemTotal; 0 where unknown
 	Available ledger.Bytes `json:"available_bytes"` // MemAvailable
 	Limits    []Limit      `json:"limits"`
-	// AddressSpace bounds what this process maps, whatever memory that is; nil
-	// for no limit.
+	// AddressSpace bounds all mappings of this process, whatever is behind them; nil for no limit.
 	AddressSpace *Limit `json:"address_space"`
 }
 
-// Limit is a bound on this process and others with it: each cgroup limit up
-// the tree, the commit limit where the kernel does not overcommit, and the
-// memory of the allowed NUMA nodes where they are not all nodes.
+// Limit is a memory limit on this process and others with it. The limits are each cgroup limit up the tree, the
+// commit limit where the kernel does not overcommit, and the memory of the allowed NUMA nodes where some nodes are
+// forbidden.
 //
-// Used leaves out file cache that the kernel drops when memory gets short
-// (inactive_file), as the working set of Kubernetes does: it would not be in
-// the way of an allocation.
+// Used excludes the file cache that the kernel drops when memory gets short (inactive_file): it would not block an
+// allocation. The working set of Kubernetes excludes it, too.
 type Limit struct {
 	Name  string       `json:"name"` // "cgroup /a/b memory.max"
 	Limit ledger.Bytes `json:"limit_bytes"`
 	Used  ledger.Bytes `json:"used_bytes"`
 }
 
-// Headroom is how many bytes may still be allocated, and the name of the
-// counter that says so. An empty name means that nothing is known.
+// Headroom returns how many bytes may still be allocated, and the name of the counter that decides. An empty name
+// means that nothing is known.
 func (m Memory) Headroom() (ledger.Bytes, string) { return m.HeadroomWith(0) }
 
-// HeadroomWith is the same for memory of which so much comes from a pool that
-// none of the limits counts, save that of the address space.
+// HeadroomWith is Headroom with that many bytes from a pool. Of all limits, only the address space counts the pool.
 func (m Memory) HeadroomWith(pool ledger.Bytes) (ledger.Bytes, string) {
 	room, name := m.Available, ""
 	if m.Total > 0 {
@@ -86,8 +83,8 @@ func (t tree) memory(nodes []NUMANode, groups controlGroups) Memory {
 	return m
 }
 
-// nodeLimit is the memory of the nodes that may be used, where that is less
-// than all: MemAvailable counts forbidden nodes and the memory of GPUs too.
+// nodeLimit returns the memory of the usable nodes, where that is less than all memory. MemAvailable also counts
+// forbidden nodes and GPU memory.
 func nodeLimit(nodes []NUMANode) (Limit, bool) {
 	limit, ids, some := Limit{}, []int{}, false
 	for _, node := range nodes {
@@ -105,14 +102,13 @@ func nodeLimit(nodes []NUMANode) (Limit, bool) {
 	return limit, some && len(ids) > 0
 }
 
-// HugePages says which ways to large pages are open.
+// HugePages lists the available ways to large pages.
 type HugePages struct {
 	Pools       []HugePagePool `json:"pools"`         // by size
 	Transparent string         `json:"transparent"`   // "always", "madvise" or "never"; empty where the kernel has none
 	Shared      string         `json:"shared_memory"` // the same for shared memory (shmem_enabled)
-	// Joins says that the kernel joins pages of shared memory into huge ones
-	// when it is asked to (MADV_COLLAPSE), whatever Shared says. It was tried;
-	// of hosts that were recorded it is not known.
+	// Joins reports whether the kernel joins pages of shared memory into huge pages on request (MADV_COLLAPSE),
+	// whatever Shared says. Discovery tries it on a live host; on a recorded host it is unknown.
 	Joins bool `json:"joins_shared_memory"`
 }
 

@@ -11,15 +11,15 @@ import (
 	"plimsoll/ledger"
 )
 
-// NodeClass is what a NUMA node is good for.
+// NodeClass is the kind of memory of a NUMA node.
 type NodeClass string
 
 // The classes of NUMA nodes.
 const (
 	NodeOrdinary NodeClass = "cpus and memory"
 	NodeCPUs     NodeClass = "cpus only"
-	NodeMemory   NodeClass = "memory only" // CXL, high-bandwidth or persistent memory: room to spill into
-	NodeGPU      NodeClass = "gpu memory"  // never a place for host state
+	NodeMemory   NodeClass = "memory only" // CXL, high-bandwidth or persistent memory, to spill into
+	NodeGPU      NodeClass = "gpu memory"  // never used for host state
 	NodeEmpty    NodeClass = "empty"
 )
 
@@ -27,24 +27,23 @@ const (
 type NUMANode struct {
 	ID        int           `json:"id"` // a name: ids may be sparse
 	Class     NodeClass     `json:"class"`
-	CPUs      cpuset.CPUSet `json:"cpus"` // online; not all of them need be usable
+	CPUs      cpuset.CPUSet `json:"cpus"` // online, but not necessarily usable
 	MemTotal  ledger.Bytes  `json:"memory_total_bytes"`
 	MemFree   ledger.Bytes  `json:"memory_free_bytes"`
-	Allowed   bool          `json:"memory_allowed"` // memory of this process may be placed here
+	Allowed   bool          `json:"memory_allowed"` // this process may place memory here
 	Distances []int         `json:"distances"`      // to each of Host.Nodes; nil where the firmware gives none
-	// Near are the ids of the nodes with CPUs that reach this memory fastest.
+	// Near lists the ids of the nodes with CPUs that reach this memory fastest.
 	Near      []int          `json:"near"`
 	HugePages []HugePagePool `json:"huge_pages"`
 
 	reclaimable ledger.Bytes
 }
 
-// hasMemory leaves out the memory of GPUs.
+// hasMemory reports whether the node has memory other than a GPU's.
 func (n NUMANode) hasMemory() bool { return n.Class == NodeOrdinary || n.Class == NodeMemory }
 
-// MemoryNodes are the ids of the nodes to place memory on: those this process
-// is allowed, has CPUs next to, and that are not a GPU's. Where it is allowed
-// none such, those with memory only.
+// MemoryNodes returns the ids of the nodes to place memory on. It prefers allowed nodes with memory and CPUs. Where
+// there are none, it returns the allowed memory-only nodes. It never returns GPU memory.
 func (h *Host) MemoryNodes() []int {
 	ordinary, other := []int{}, []int{}
 	for _, node := range h.Nodes {
@@ -62,7 +61,7 @@ func (h *Host) MemoryNodes() []int {
 	return other
 }
 
-// Node is the node of that id, or nil.
+// Node returns the node of that id, or nil.
 func (h *Host) Node(id int) *NUMANode {
 	i := slices.IndexFunc(h.Nodes, func(n NUMANode) bool { return n.ID == id })
 	if i < 0 {
@@ -123,8 +122,7 @@ func (t tree) nodes(online cpuset.CPUSet, groups controlGroups) []NUMANode {
 	return nodes
 }
 
-// memoryAllowed is the set of nodes that memory may come from; empty for not
-// known.
+// memoryAllowed returns the nodes that memory may come from; empty where unknown.
 func (t tree) memoryAllowed(groups controlGroups) cpuset.CPUSet {
 	if set := t.statusList("Mems_allowed_list"); !set.IsEmpty() {
 		return set
@@ -133,7 +131,7 @@ func (t tree) memoryAllowed(groups controlGroups) cpuset.CPUSet {
 	return mems
 }
 
-// statusList is a list of /proc/self/status; empty where there is none.
+// statusList returns a list of /proc/self/status; empty where there is none.
 func (t tree) statusList(key string) cpuset.CPUSet {
 	for line := range strings.Lines(t.text("proc/self/status")) {
 		if list, ok := strings.CutPrefix(line, key+":"); ok {
@@ -144,8 +142,7 @@ func (t tree) statusList(key string) cpuset.CPUSet {
 	return cpuset.New()
 }
 
-// gpuMemoryNodes asks the driver of NVIDIA which nodes are the memory of a
-// GPU (Grace Hopper, POWER9).
+// gpuMemoryNodes asks the NVIDIA driver which nodes are GPU memory (Grace Hopper, POWER9).
 func (t tree) gpuMemoryNodes() cpuset.CPUSet {
 	ids := []int{}
 	for _, name := range t.names(nvidiaDirectory) {
@@ -157,8 +154,8 @@ func (t tree) gpuMemoryNodes() cpuset.CPUSet {
 	return cpuset.New(ids...)
 }
 
-// ofMultiInstanceGPU: a GPU that can be divided reserves eight nodes, one for
-// each instance, and the driver names only the first.
+// ofMultiInstanceGPU reports whether the node may belong to one of these GPUs. A GPU that can be divided reserves
+// eight nodes, one for each instance, and the driver names only the first.
 func ofMultiInstanceGPU(id int, gpus cpuset.CPUSet) bool {
 	for first := id - 7; first < id; first++ {
 		if gpus.Contains(first) {
@@ -184,12 +181,13 @@ func (t tree) distances(id, nodes int) []int {
 	return distances
 }
 
-// near takes what the firmware says of access times, else the distances.
+// near returns the nodes with the best access time that the firmware gives, or else the nearest by distance.
 func (t tree) near(nodes []NUMANode, i int) []int {
 	ids := []int{}
-	// Class 1 is of CPUs, class 0 of whatever reads memory, GPUs too.
+	// Class 1 is access by CPUs. Class 0 is access by any reader of memory, GPUs included.
 	for _, class := range []string{"access1", "access0"} {
-		initiators := t.numbered(path.Join(nodeDirectory, "node"+strconv.Itoa(nodes[i].ID), class, "initiators"), "node")
+		initiators := t.numbered(path.Join(nodeDirectory, "node"+strconv.Itoa(nodes[i].ID), class, "initiators"),
+			"node")
 		for _, node := range nodes {
 			if !node.CPUs.IsEmpty() && slices.Contains(initiators, node.ID) {
 				ids = append(ids, node.ID)

@@ -7,9 +7,8 @@ import (
 	"plimsoll/ledger"
 )
 
-// SparePageCache is how much of files this process may write ahead of the disk:
-// half of what may still be allocated, and no more than the kernel lets wait for
-// the disk without making all who write wait. Where nothing is known it is 0.
+// SparePageCache returns how much file data this process may write ahead of the disk. It is half of what may still be
+// allocated, within the limits beyond which the kernel slows all writers down. It is 0 where nothing is known.
 func SparePageCache(root fs.FS) ledger.Bytes {
 	t := tree{root}
 	groups := t.controlGroups()
@@ -21,8 +20,8 @@ func SparePageCache(root fs.FS) ledger.Bytes {
 	if !some || !all || memory.Available == 0 {
 		return 0
 	}
-	// Half way between the two the kernel begins to hold writers up. The limits
-	// are parts of what is available, also within a control group.
+	// The kernel begins to slow writers down half way between the two limits. Both are fractions of the available
+	// memory, also within a cgroup.
 	part := float64((background+limit)/2*int64(os.Getpagesize())) / float64(memory.Available)
 	return ledger.Bytes(float64(room) * min(part, 0.5))
 }

@@ -27,7 +27,8 @@ func TestSparePageCache(t *testing.T) {
 		"half of a control group's": {whole, whole, group, 2 * ledger.GiB},
 	} {
 		root := fstest.MapFS{"proc/meminfo": {Data: []byte(meminfo)}}
-		root["proc/vmstat"] = &fstest.MapFile{Data: []byte("nr_dirty 7\nnr_dirty_threshold " + test.limit + "\nnr_dirty_background_threshold " + test.background + "\n")}
+		root["proc/vmstat"] = &fstest.MapFile{Data: []byte("nr_dirty 7\nnr_dirty_threshold " + test.limit +
+			"\nnr_dirty_background_threshold " + test.background + "\n")}
 		for file, text := range test.files {
 			root[file] = &fstest.MapFile{Data: []byte(text)}
 		}

@@ -12,12 +12,11 @@ import (
 	"plimsoll/ledger"
 )
 
-// maxID bounds CPU and node ids: Linux is built for at most 8,192 CPUs. Without a
-// bound a damaged file ("0-4294967295") would fill the memory.
+// maxID bounds CPU and node ids, as Linux is built for at most 8,192 CPUs. Without a bound a damaged file
+// ("0-4294967295") would fill the memory.
 const maxID = 1<<13 - 1
 
-// ParseList reads a list of ids as the kernel writes it: "0,4-11,21-26". An
-// empty text is an empty set.
+// ParseList reads a list of ids in the kernel's form: "0,4-11,21-26". An empty text is an empty set.
 func ParseList(text string) (cpuset.CPUSet, error) {
 	text = strings.TrimSpace(text)
 	if text == "" {
@@ -33,14 +32,15 @@ func ParseList(text string) (cpuset.CPUSet, error) {
 		last, err2 := strconv.ParseUint(high, 10, 32)
 		if err != nil || err2 != nil || first > last || last > maxID {
 			return cpuset.New(), &fault.Input{
-				What: fmt.Sprintf("%q in the list %q is not a CPU id or a range of ids up to %d", part, shorten(text), maxID),
+				What: fmt.Sprintf("%q in the list %q is not a CPU id or a range of ids up to %d", part, shorten(text),
+					maxID),
 				Mend: `write ids and ranges with commas between them, as in "0,4-11,21-26"`,
 			}
 		}
 		for id := first; id <= last; id++ {
 			ids = append(ids, int(id))
 		}
-		if len(ids) > maxID+1 { // or a short text could name all ids again and again
+		if len(ids) > maxID+1 { // a short text could otherwise name all ids again and again
 			return cpuset.New(), &fault.Input{
 				What: fmt.Sprintf("the list %q names ids more than once", shorten(text)),
 				Mend: "name each id once",
@@ -50,8 +50,7 @@ func ParseList(text string) (cpuset.CPUSet, error) {
 	return cpuset.New(ids...), nil
 }
 
-// ParseMask reads a set as the kernel writes masks: hexadecimal words of 32
-// bits, the highest first, with commas between them.
+// ParseMask reads a set as the kernel writes masks: comma-separated hexadecimal words of 32 bits, the highest first.
 func ParseMask(text string) (cpuset.CPUSet, error) {
 	words := strings.Split(strings.TrimSpace(text), ",")
 	ids := []int{}
@@ -78,9 +77,8 @@ func ParseMask(text string) (cpuset.CPUSet, error) {
 	return cpuset.New(ids...), nil
 }
 
-// parseFields reads "Key: 123 kB" and "Key 123", one a line: /proc/meminfo, a
-// node's meminfo ("Node 0 MemTotal: ..."), a cgroup's memory.stat. Lines of
-// another form are skipped.
+// parseFields reads lines "Key: 123 kB" and "Key 123": /proc/meminfo, a node's meminfo ("Node 0 MemTotal: ..."), a
+// cgroup's memory.stat. It skips lines of another form.
 func parseFields(text string) map[string]int64 {
 	fields := map[string]int64{}
 	for line := range strings.Lines(text) {
@@ -105,8 +103,8 @@ func parseFields(text string) map[string]int64 {
 	return fields
 }
 
-// parseQuota reads a cgroup's CPU quota in the form of cpu.max: microseconds
-// ("max" or a negative number for none) in each period. It is 0 for none.
+// parseQuota reads a cgroup's CPU quota in the form of cpu.max: microseconds ("max" or a negative number for none)
+// per period. It returns 0 for none.
 func parseQuota(text string) float64 {
 	words := append(strings.Fields(text), "100000") // the kernel's default period
 	if len(words) < 2 {
@@ -120,8 +118,8 @@ func parseQuota(text string) float64 {
 	return float64(quota) / float64(period)
 }
 
-// parseLimit reads a cgroup's limit in bytes. Version 2 writes "max" for none,
-// version 1 the largest multiple of a page.
+// parseLimit reads a cgroup's limit in bytes. For no limit version 2 writes "max" and version 1 the largest multiple
+// of a page.
 func parseLimit(text string) (ledger.Bytes, bool) {
 	n, err := strconv.ParseInt(text, 10, 64)
 	return ledger.Bytes(n), err == nil && n >= 0 && n < math.MaxInt64>>1
@@ -165,7 +163,7 @@ type mount struct {
 	root    string // the directory of the file system that is mounted
 	point   string
 	kind    string
-	options []string // those of the file system, where a cgroup names its controllers
+	options []string // of the file system; a cgroup lists its controllers here
 }
 
 // parseMountInfo reads /proc/self/mountinfo.
@@ -184,8 +182,8 @@ func parseMountInfo(text string) []mount {
 	return mounts
 }
 
-// parseMounts reads /proc/mounts, which does not say what is mounted of a
-// file system; the whole is assumed.
+// parseMounts reads /proc/mounts. That file does not say which part of a file system is mounted; parseMounts assumes
+// all of it.
 func parseMounts(text string) []mount {
 	mounts := []mount{}
 	for line := range strings.Lines(text) {
@@ -215,7 +213,7 @@ func unescape(text string) string {
 	return b.String()
 }
 
-// selected is the word in brackets: "always [madvise] never".
+// selected returns the word in brackets: "always [madvise] never".
 func selected(text string) string {
 	_, after, _ := strings.Cut(text, "[")
 	word, _, ok := strings.Cut(after, "]")

@@ -24,7 +24,8 @@ func TestParseList(t *testing.T) {
 			t.Errorf("%q: got %q, %v", text, got, err)
 		}
 	}
-	for _, text := range []string{"a", "1-", "-1", "2-1", "0,,1", "0-4294967295", "8192", "0-7:2/4", "1 2", "0x1", "+1"} {
+	for _, text := range []string{"a", "1-", "-1", "2-1", "0,,1", "0-4294967295", "8192", "0-7:2/4", "1 2", "0x1",
+		"+1"} {
 		if got, err := ParseList(text); err == nil {
 			t.Errorf("%q: got %q, want an error", text, got)
 		}
@@ -76,7 +77,8 @@ func TestParseLimit(t *testing.T) {
 			t.Errorf("%q: got %v, %v", text, got, ok)
 		}
 	}
-	for _, text := range []string{"max", "", "9223372036854771712", "9223372036854775807", "-1", "18446744073709551615"} {
+	for _, text := range []string{"max", "", "9223372036854771712", "9223372036854775807", "-1",
+		"18446744073709551615"} {
 		if got, ok := parseLimit(text); ok {
 			t.Errorf("%q: got %v, want none", text, got)
 		}
@@ -107,8 +109,8 @@ func TestUnescape(t *testing.T) {
 	}
 }
 
-// TestParseListOfManyRanges: a list that names all ids again and again would
-// take a thousand times its length.
+// TestParseListOfManyRanges: a list that names all ids again and again would take a thousand times its length in
+// memory.
 func TestParseListOfManyRanges(t *testing.T) {
 	text := strings.Repeat("0-8191,", 1<<20) + "0"
 	if _, err := ParseList(text); err == nil || !strings.Contains(err.Error(), "names ids more than once") {
@@ -185,14 +187,16 @@ func FuzzParseQuota(f *testing.F) {
 	})
 }
 
-// FuzzMounts checks that every path that comes out can be looked up.
+// FuzzMounts checks that every resulting path can be looked up.
 func FuzzMounts(f *testing.F) {
-	f.Add("0::/a/../b\n4:memory,cpu:/x:y", `30 23 0:26 / /sys/fs/c\040g rw shared:9 - cgroup2 c rw`, "cgroup /c cgroup rw,cpu 0 0")
+	f.Add("0::/a/../b\n4:memory,cpu:/x:y", `30 23 0:26 / /sys/fs/c\040g rw shared:9 - cgroup2 c rw`,
+		"cgroup /c cgroup rw,cpu 0 0")
 	f.Fuzz(func(t *testing.T, members, info, table string) {
 		for _, mounts := range [][]mount{parseMountInfo(info), parseMounts(table)} {
 			groups := controlGroups{members: parseMemberships(members), mounts: mounts}
 			for _, l := range groups.levels("cpu") {
-				if strings.HasPrefix(l.directory, "/") || strings.Contains("/"+l.directory+"/", "/../") && !strings.Contains(members+info+table, "..") {
+				if strings.HasPrefix(l.directory, "/") || strings.Contains("/"+l.directory+"/", "/../") &&
+					!strings.Contains(members+info+table, "..") {
 					t.Errorf("directory %q", l.directory)
 				}
 			}

@@ -10,9 +10,8 @@ import (
 	"k8s.io/utils/cpuset"
 )
 
-// online reads which CPUs are online. Old kernels have no list; there a CPU is
-// online unless its own file says 0, or, where no file says anything, if it
-// has a topology.
+// online reads which CPUs are online. Old kernels have no list. There a CPU is online unless its own file says 0;
+// without such files, it is online if it has a topology.
 func (t tree) online() cpuset.CPUSet {
 	const directory = "sys/devices/system/cpu"
 	if set, err := ParseList(t.text(directory + "/online")); err == nil && !set.IsEmpty() {
@@ -28,10 +27,8 @@ func (t tree) online() cpuset.CPUSet {
 	return cpuset.New(on...)
 }
 
-// partition divides the CPUs into groups. The mask of a CPU is asked for only
-// while the CPU is in no group yet, which makes the groups disjoint whatever
-// the masks say and keeps the number of files read small. An empty mask means
-// that the CPU is in no group.
+// partition divides the CPUs into groups. It asks for a CPU's mask only while the CPU is in no group. So the groups
+// are disjoint whatever the masks say, and few files are read. A CPU with an empty mask is in no group.
 func partition(cpus cpuset.CPUSet, mask func(cpu int) cpuset.CPUSet, add func(first int, group cpuset.CPUSet)) {
 	done := make(map[int]bool, cpus.Size())
 	for _, cpu := range cpus.List() {
@@ -69,7 +66,7 @@ func (t tree) packages(online cpuset.CPUSet) []Package {
 	return packages
 }
 
-// dies are worth telling only where some package has several.
+// dies returns the dies where some package has several, and none otherwise.
 func (t tree) dies(online cpuset.CPUSet, packages int) []Die {
 	dies := []Die{}
 	partition(online, func(cpu int) cpuset.CPUSet {
@@ -87,8 +84,8 @@ func (t tree) dies(online cpuset.CPUSet, packages int) []Die {
 	return dies
 }
 
-// caches takes the highest level of each CPU that holds data. Level 1 is
-// always a core's own and tells nothing.
+// caches returns the groups that share the highest level of data cache. Level 1 always belongs to one core, so caches
+// skips it.
 func (t tree) caches(online cpuset.CPUSet) []Cache {
 	caches := []Cache{}
 	var found Cache
@@ -114,8 +111,8 @@ func (t tree) caches(online cpuset.CPUSet) []Cache {
 	return caches
 }
 
-// cores groups CPUs by the masks of their siblings and places each core in the
-// packages, caches and nodes found before.
+// cores groups CPUs by the masks of their siblings. It places each core in the packages, caches and nodes found
+// before.
 func (t tree) cores(h *Host) []Core {
 	packageOf, dieOf, cacheOf, nodesOf := map[int]int{}, map[int]int{}, map[int]int{}, map[int][]int{}
 	for i, p := range h.Packages {
@@ -157,24 +154,23 @@ func (t tree) cores(h *Host) []Core {
 	return cores
 }
 
-// speeds are the files that tell how fast a core is, the most telling first.
+// speeds are the files that tell how fast a core is, most reliable first.
 var speeds = []string{"cpu_capacity", "cpufreq/base_frequency", "cpufreq/cpuinfo_max_freq"}
 
-// sameSpeed is how much slower a core may be and still be of the same kind:
-// favoured cores of one kind differ by some percent in their highest clock.
+// sameSpeed is the least relative speed of a core of the same kind. Favoured cores of one kind differ by some percent
+// in their highest clock.
 const sameSpeed = 0.85
 
-// kindGroup is a kind of cores while they are sorted out.
+// kindGroup is a kind of cores while kinds divides the cores.
 type kindGroup struct {
 	name  string
-	rank  int     // among the kinds a hybrid processor names
-	speed float64 // of the fastest core; 0 where nothing tells the cores apart
+	rank  int     // order of the kinds on a hybrid processor
+	speed float64 // of the fastest core; 0 where all cores look alike
 	cores []int
 }
 
-// kinds divides the cores by speed and sets Core.Kind. Kernels for hybrid
-// processors name the kinds; on Arm the model register does; elsewhere a step
-// in capacity or clock is taken for a border.
+// kinds divides the cores by speed and sets Core.Kind. Kernels for hybrid processors name the kinds; on Arm the model
+// register tells them apart. Elsewhere a step in capacity or clock counts as a border.
 func (t tree) kinds(h *Host) []CoreKind {
 	property, speedOf := t.speed(h.Cores)
 	groups := t.namedKinds(h)
@@ -209,7 +205,7 @@ func (t tree) kinds(h *Host) []CoreKind {
 	return kinds
 }
 
-// namedKinds groups the cores by the kinds that the kernel names and by model.
+// namedKinds groups the cores by model and by the kinds that the kernel names.
 func (t tree) namedKinds(h *Host) []*kindGroup {
 	const model = "regs/identification/midr_el1"
 	hasModel := t.text(cpuFile(h.Cores[0].first(), model)) != ""
@@ -257,8 +253,7 @@ func steps(property string, speedOf []float64) []*kindGroup {
 	return groups
 }
 
-// speed reads the first property that every core has and that is not the same
-// for all of them; none on an ordinary machine.
+// speed reads the first property that every core has and that differs between cores. An ordinary machine has none.
 func (t tree) speed(cores []Core) (property string, speedOf []float64) {
 	speedOf = make([]float64, len(cores))
 	for _, property := range speeds {

@@ -17,13 +17,12 @@ import (
 	"plimsoll/files"
 )
 
-// maxRecord is far above any recorded machine: one of 1,000 CPUs has up to 2.5 MB.
+// maxRecord is far above any recorded machine: a machine of 1,000 CPUs has up to 2.5 MB.
 const maxRecord = 64 << 20
 
-// Root is a file system to discover and the affinity mask that goes with it:
-// those of this process for an empty name, else a directory with proc and sys
-// in it or a file that Record wrote. A directory may hold the mask in a file
-// "affinity"; without one the mask is as wide as the rest of it allows.
+// Root returns a file system to discover and the affinity mask that goes with it. An empty name means this process.
+// Otherwise the name is a directory that holds proc and sys, or a file that Record wrote. A directory may hold the
+// mask in a file "affinity"; without one the mask is as wide as the other files allow.
 func Root(name string) (fs.FS, cpuset.CPUSet, error) {
 	if name == "" {
 		affinity, err := Affinity(os.Getpid())
@@ -32,9 +31,10 @@ func Root(name string) (fs.FS, cpuset.CPUSet, error) {
 	bad := func(err error) error {
 		var failed *fs.PathError
 		if errors.As(err, &failed) {
-			err = failed.Err // the name is said already
+			err = failed.Err // the message already has the name
 		}
-		return &fault.Input{Where: fault.Position{File: name}, Err: err, Mend: "give a directory that holds proc and sys, or a file that plimsoll topology --record wrote"}
+		return &fault.Input{Where: fault.Position{File: name}, Err: err,
+			Mend: "give a directory that holds proc and sys, or a file that plimsoll topology --record wrote"}
 	}
 	info, err := os.Stat(name)
 	if err != nil {
@@ -60,7 +60,7 @@ func Root(name string) (fs.FS, cpuset.CPUSet, error) {
 	return root, affinity, nil
 }
 
-// affinity is the mask of a recorded process.
+// affinity returns the mask of a recorded process.
 func (t tree) affinity() (cpuset.CPUSet, error) {
 	if text := t.text("affinity"); text != "" {
 		return ParseList(text)
@@ -74,9 +74,8 @@ func (t tree) affinity() (cpuset.CPUSet, error) {
 	return t.online(), nil
 }
 
-// Record writes what discovery reads as a txtar archive, for a bug report. It
-// leaves out what discovery does not need, and the name of the host where a
-// batch system made it a part of the name of a cgroup.
+// Record writes the files that discovery reads as a txtar archive, for a bug report. It leaves out everything else.
+// It also removes the host name from cgroup names where a batch system put it there.
 func Record(root fs.FS, affinity cpuset.CPUSet) ([]byte, error) {
 	r := recorder{root, map[string][]byte{}}
 	h, err := Discover(r, affinity)
@@ -94,7 +93,8 @@ func Record(root fs.FS, affinity cpuset.CPUSet) ([]byte, error) {
 		if i+1 < len(names) && strings.HasPrefix(names[i+1], name+"/") {
 			continue // a directory
 		}
-		archive.Files = append(archive.Files, txtar.File{Name: rename(name), Data: []byte(rename(string(r.files[name])))})
+		archive.Files = append(archive.Files, txtar.File{Name: rename(name),
+			Data: []byte(rename(string(r.files[name])))})
 	}
 	return txtar.Format(archive), nil
 }
@@ -105,7 +105,7 @@ type recorder struct {
 	files map[string][]byte
 }
 
-// Open is for /proc/cpuinfo, of which only the start is read.
+// Open serves /proc/cpuinfo, of which discovery reads only the start.
 func (r recorder) Open(name string) (fs.File, error) {
 	if text := (tree{r.root}).head(name); text != "" {
 		r.keep(name, text)
@@ -121,11 +121,10 @@ func (r recorder) ReadFile(name string) ([]byte, error) {
 	return data, err
 }
 
-// listed are the directories of which discovery needs the names alone.
+// listed are the directories of which discovery needs only the names.
 var listed = []string{"net", "infiniband", "initiators", path.Base(nvidiaDirectory)}
 
-// ReadDir keeps the names of entries as empty files, unless more is read of
-// them.
+// ReadDir records the entries as empty files; a later read of an entry records its content.
 func (r recorder) ReadDir(directory string) ([]fs.DirEntry, error) {
 	entries, err := fs.ReadDir(r.root, directory)
 	if slices.Contains(listed, path.Base(directory)) {
@@ -138,14 +137,15 @@ func (r recorder) ReadDir(directory string) ([]fs.DirEntry, error) {
 	return entries, err
 }
 
-// neededLines are the keys that discovery reads of files that hold more.
+// neededLines are the keys that discovery reads, by file, where a file holds more.
 var neededLines = map[string][]string{
-	"cpuinfo":     {"model name", "cpu model", "cpu", "cpu implementer", "cpu part"},
-	"status":      {"cpus_allowed_list", "mems_allowed_list", "vmsize"},
-	"meminfo":     {"memtotal", "memavailable", "memfree", "inactive(file)", "sreclaimable", "commitlimit", "committed_as"},
+	"cpuinfo": {"model name", "cpu model", "cpu", "cpu implementer", "cpu part"},
+	"status":  {"cpus_allowed_list", "mems_allowed_list", "vmsize"},
+	"meminfo": {"memtotal", "memavailable", "memfree", "inactive(file)", "sreclaimable", "commitlimit",
+		"committed_as"},
 	"memory.stat": {"total_inactive_file", "inactive_file"},
 	"numa_status": {"node"},
-	"information": {"device minor"}, // and no UUID
+	"information": {"device minor"}, // without the UUID
 }
 
 var ofNodeMeminfo = regexp.MustCompile(`^Node \d+ `)
@@ -175,10 +175,10 @@ func (r recorder) keep(name, text string) {
 	r.files[name] = []byte(kept.String())
 }
 
-// controlGroupMount matches the lines of both mount tables.
+// controlGroupMount matches the cgroup lines of both mount tables.
 var controlGroupMount = regexp.MustCompile(` (- )?(cgroup2?|cpuset) `)
 
-// dropOtherDevices leaves the PCI functions that are of no use here out.
+// dropOtherDevices drops the PCI functions that discovery does not use.
 func (r recorder) dropOtherDevices(h *Host) {
 	const directory = "sys/bus/pci/devices/"
 	useful := map[string]bool{}
@@ -192,8 +192,8 @@ func (r recorder) dropOtherDevices(h *Host) {
 	})
 }
 
-// withoutHostname takes the name of the host out of the names of cgroups: the
-// node daemon of Slurm, for one, puts its jobs below "slurm_NAME".
+// withoutHostname removes the host name from cgroup names. The node daemon of Slurm, for example, puts its jobs below
+// "slurm_NAME".
 func (r recorder) withoutHostname() func(string) string {
 	hostname := tree{r.root}.text("proc/sys/kernel/hostname")
 	if hostname == "" {

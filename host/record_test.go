@@ -93,13 +93,14 @@ func TestRecordIsNotPrivate(t *testing.T) {
 	}
 }
 
-// TestRootWithSpecialFiles has a directory for a machine in which files are none.
+// TestRootWithSpecialFiles uses a directory with special files in place of regular ones as a machine.
 func TestRootWithSpecialFiles(t *testing.T) {
 	m := hosttest.ReadText(t, "testdata/virtual-machine.txtar")
 	for kind, make := range filestest.Special {
 		directory := t.TempDir()
 		for _, name := range []string{
-			"proc/cpuinfo", "proc/meminfo", "proc/self/cgroup", "proc/self/mountinfo", "sys/devices/system/node", "sys/bus",
+			"proc/cpuinfo", "proc/meminfo", "proc/self/cgroup", "proc/self/mountinfo", "sys/devices/system/node",
+			"sys/bus",
 		} {
 			path := filepath.Join(directory, name)
 			if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), make(path)); err != nil {
@@ -142,14 +143,14 @@ func TestRootOfNothing(t *testing.T) {
 		directory + "/none": "no such file", directory: "no CPU", empty: "no CPU", list: `"3-"`, twice: "duplicate",
 	} {
 		_, _, err := host.Root(name)
-		if input, ok := err.(*fault.Input); !ok || !strings.Contains(input.Error(), want) || !strings.Contains(input.Error(), name) {
+		if input, ok := err.(*fault.Input); !ok || !strings.Contains(input.Error(), want) ||
+			!strings.Contains(input.Error(), name) {
 			t.Errorf("%s: error %v, want %q", name, err, want)
 		}
 	}
 }
 
-// TestRootDirectory: the kernel's own files say what may be used, if no file
-// "affinity" does.
+// TestRootDirectory: without a file "affinity", the kernel's own files decide which CPUs are usable.
 func TestRootDirectory(t *testing.T) {
 	directory := t.TempDir()
 	write := func(name, text string) {
@@ -177,7 +178,7 @@ func TestRootDirectory(t *testing.T) {
 	}
 }
 
-// TestRootReads compares with what else reads a directory.
+// TestRootReads compares with other ways to read a directory.
 func TestRootReads(t *testing.T) {
 	directory := t.TempDir()
 	for name, size := range map[string]int{"affinity": 0, "small": 511, "full": 512, "large": 100_000} {

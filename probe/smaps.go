@@ -1,5 +1,4 @@
-// Package probe measures what is really used: the memory of processes by
-// mapping and by name, from /proc.
+// Package probe measures the memory that processes really use, by mapping and by name, from /proc.
 package probe
 
 import (
@@ -13,14 +12,13 @@ import (
 	"plimsoll/ledger"
 )
 
-// Mapping is the memory behind one name in /proc/PID/smaps: all mappings of
-// that name added up.
+// Mapping is the memory of one name in /proc/PID/smaps, summed over all mappings of that name.
 type Mapping struct {
 	Name string
-	// Proportional is the process's share of the resident pages (Pss), with
-	// hugetlb pages, which Pss leaves out, counted in full.
+	// Proportional is the process's share of the resident pages (Pss). It counts hugetlb pages in full; the kernel's
+	// Pss leaves them out.
 	Proportional ledger.Bytes
-	// Resident is what is in memory (Rss), hugetlb pages included.
+	// Resident is the memory present in RAM (Rss), hugetlb pages included.
 	Resident ledger.Bytes
 	// Huge is the part of Resident on huge pages of either kind.
 	Huge ledger.Bytes
@@ -29,15 +27,15 @@ type Mapping struct {
 // Memory is the memory of one process at one time.
 type Memory struct {
 	Mappings map[string]Mapping
-	// PageTables is what the kernel holds to map the process (VmPTE). It is
-	// no part of any mapping, but counts against memory limits.
+	// PageTables is the kernel memory that maps the process (VmPTE). It belongs to no mapping, but counts against
+	// memory limits.
 	PageTables ledger.Bytes
 	// Peak is the highest resident size so far (VmHWM), hugetlb pages not
 	// included.
 	Peak ledger.Bytes
 }
 
-// Proportional adds up the mappings for which keep holds.
+// Proportional returns the sum of Proportional over the mappings for which keep holds.
 func (m Memory) Proportional(keep func(name string) bool) ledger.Bytes {
 	var sum ledger.Bytes
 	for name, mapping := range m.Mappings {
@@ -48,8 +46,8 @@ func (m Memory) Proportional(keep func(name string) bool) ledger.Bytes {
 	return sum
 }
 
-// Process measures a process; "self" is this one. The root is that of the file
-// system, so that recorded processes can be read.
+// Process measures a process; "self" is this one. The root is a file system with proc in it, so recorded processes
+// can be read.
 func Process(root fs.FS, pid string) (Memory, error) {
 	var m Memory
 	err := read(root, "proc/"+pid+"/smaps", func(r io.Reader) (err error) {
@@ -137,8 +135,8 @@ func parseSmaps(r io.Reader) (map[string]Mapping, error) {
 	return mappings, lines.Err()
 }
 
-// mappingName takes the name from the first line of a mapping. The kernel
-// appends " (deleted)" to files without a directory entry, as all memfds are.
+// mappingName returns the name in the first line of a mapping. The kernel appends " (deleted)" to files without a
+// directory entry, which all memfds are.
 func mappingName(line string) (string, bool) {
 	fields := strings.Fields(line)
 	if len(fields) < 5 || !strings.Contains(fields[0], "-") {
@@ -147,7 +145,7 @@ func mappingName(line string) (string, bool) {
 	if len(fields) == 5 {
 		return "", true
 	}
-	// The name is what follows the inode, spaces included.
+	// The name follows the inode and may contain spaces.
 	for range 5 {
 		line = strings.TrimLeft(line, " ")
 		line = line[strings.IndexByte(line, ' ')+1:]
@@ -155,7 +153,7 @@ func mappingName(line string) (string, bool) {
 	return strings.TrimSuffix(strings.TrimLeft(line, " "), " (deleted)"), true
 }
 
-// parseKilobytes reads "   123 kB". Other values are not sizes.
+// parseKilobytes reads " 123 kB". Other values are not sizes.
 func parseKilobytes(text string) (size ledger.Bytes, isSize bool, err error) {
 	number, isSize := strings.CutSuffix(text, " kB")
 	if !isSize {

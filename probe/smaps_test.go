@@ -60,9 +60,10 @@ func TestBrokenFilesAreNamed(t *testing.T) {
 		"/proc/7/smaps: line 1: a field before": {"proc/7/smaps": {Data: []byte("Rss: 4 kB\n")}},
 		"/proc/7/smaps: line 1: \"what\"":       {"proc/7/smaps": {Data: []byte("what\n")}},
 		"/proc/7/smaps: line 2: Rss":            {"proc/7/smaps": {Data: []byte("0-1 rw-p 0 00:00 0\nRss: x kB\n")}},
-		"out of range":                          {"proc/7/smaps": {Data: []byte("0-1 rw-p 0 00:00 0\nRss: 9223372036854775807 kB\n")}},
-		"/proc/7/status: VmPTE":                 {"proc/7/smaps": {}, "proc/7/status": {Data: []byte("VmPTE: much\n")}},
-		"proc/7/smaps: file does not exist":     {},
+		"out of range": {"proc/7/smaps": {Data: []byte("0-1 rw-p 0 00:00 " +
+			"0\nRss: 9223372036854775807 kB\n")}},
+		"/proc/7/status: VmPTE":             {"proc/7/smaps": {}, "proc/7/status": {Data: []byte("VmPTE: much\n")}},
+		"proc/7/smaps: file does not exist": {},
 	} {
 		if _, err := Process(root, "7"); err == nil || !strings.Contains(err.Error(), name) {
 			t.Errorf("want an error with %q, got %v", name, err)

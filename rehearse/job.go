@@ -22,37 +22,36 @@ import (
 	"plimsoll/recipe"
 )
 
-// Request is a rehearsal as a user asks for it. Empty and nil fields take their
-// value from the recipe, or the default.
+// Request is a rehearsal as a user asks for it. Empty and nil fields take their value from the recipe, or the
+// default.
 type Request struct {
-	Model     string // what model.Load takes
+	Model     string // as model.Load takes it
 	DeepSpeed string // path of a DeepSpeed configuration
 	Ranks     int    // on this host
-	WorldSize int    // of the whole job; 0 is Ranks
+	WorldSize int    // ranks of the whole job; 0 means Ranks
 	Steps     int
 	State     string // "split" or "fp32"
 	Moments   string // "fp32", "bf16" or "int8"
-	// EmbeddingMoments are "fp32" or "int8", where Moments is "int8".
+	// EmbeddingMoments is "fp32" or "int8"; it applies where Moments is "int8".
 	EmbeddingMoments string
 	Precision        string   // "bf16", "fp16" or "fp32"
 	GradientType     string   // "bf16", "fp16" or "fp32"
 	Clip             *float64 // 0 for none
 	LossScaling      LossScaling
-	Workers          int // of each rank; 0 is one for each of its cores
-	Reserve          int // cores that are left to the system
+	Workers          int // of each rank; 0 means one for each of its cores
+	Reserve          int // cores to leave to the system
 }
 
-// Job is a rehearsal in which everything is decided but where it runs.
+// Job is a rehearsal with everything decided except the host.
 type Job struct {
 	Model  *model.Model
 	Recipe *recipe.DeepSpeed // nil when none was given
 	Format kernel.Format
-	// EmbeddingMoments is how the moments of embeddings are held.
+	// EmbeddingMoments is the type of the moments of embeddings.
 	EmbeddingMoments kernel.MomentType
 	Optimizer        optim.Optimizer
 	Clip             float64
-	// LossScaler has seen no step yet. A loss that is not scaled has a fixed
-	// scale of 1.
+	// LossScaler is the scaler before the first step. An unscaled loss has a fixed scale of 1.
 	LossScaler optim.LossScaler
 	Ranks      int
 	WorldSize  int
@@ -60,14 +59,14 @@ type Job struct {
 	Reserve    int
 	Steps      int
 	Kernel     kernel.Set
-	// Notes say what was assumed, and where the job differs from the recipe.
+	// Notes lists the assumptions, and where the job differs from the recipe.
 	Notes []string
 }
 
-// Resolve reads the files of the request and decides what it leaves open. Every
-// error is about the request.
+// Resolve reads the files of the request and decides every open choice. Every error is about the request.
 func (r Request) Resolve() (*Job, error) {
-	j := &Job{Ranks: r.Ranks, WorldSize: r.WorldSize, Workers: r.Workers, Reserve: r.Reserve, Steps: r.Steps, Optimizer: optim.DefaultAdamW(), Clip: 1, LossScaler: optim.DefaultLossScaler()}
+	j := &Job{Ranks: r.Ranks, WorldSize: r.WorldSize, Workers: r.Workers, Reserve: r.Reserve, Steps: r.Steps,
+		Optimizer: optim.DefaultAdamW(), Clip: 1, LossScaler: optim.DefaultLossScaler()}
 	if j.WorldSize == 0 {
 		j.WorldSize = j.Ranks
 	}
@@ -80,7 +79,8 @@ func (r Request) Resolve() (*Job, error) {
 	}
 	j.Kernel = set
 	if r.Model == "" {
-		return nil, &fault.Input{What: "no model was named", Mend: "--model takes a catalog name such as qwen2.5-0.5b, a config.json, or safetensors files"}
+		return nil, &fault.Input{What: "no model was named",
+			Mend: "--model takes a catalog name such as qwen2.5-0.5b, a config.json, or safetensors files"}
 	}
 	if j.Model, err = model.Load(r.Model); err != nil {
 		return nil, err
@@ -111,7 +111,7 @@ func (r Request) Resolve() (*Job, error) {
 	return j, err
 }
 
-// maxWorldSize is more than any job has. The plan lists the parts of all ranks.
+// maxWorldSize is more than any job has. It bounds the plan, which lists the shards of all ranks.
 const maxWorldSize = 1 << 20
 
 func (r Request) checkNumbers(worldSize int) error {
@@ -125,19 +125,21 @@ func (r Request) checkNumbers(worldSize int) error {
 		{"--workers", r.Workers, 0},
 	} {
 		if number.value < number.least {
-			return &fault.Input{What: fmt.Sprintf("%s is %d: expected at least %d", number.flag, number.value, number.least)}
+			return &fault.Input{What: fmt.Sprintf("%s is %d: expected at least %d", number.flag, number.value,
+				number.least)}
 		}
 	}
 	if worldSize > maxWorldSize {
 		return &fault.Input{What: fmt.Sprintf("--world-size is %d: expected at most %d", worldSize, maxWorldSize)}
 	}
 	if r.Clip != nil && (!(*r.Clip >= 0) || math.IsInf(*r.Clip, 1)) {
-		return &fault.Input{What: fmt.Sprintf("--clip is %g: expected a norm of 0 or more", *r.Clip), Mend: "--clip 0 turns clipping off"}
+		return &fault.Input{What: fmt.Sprintf("--clip is %g: expected a norm of 0 or more", *r.Clip),
+			Mend: "--clip 0 turns clipping off"}
 	}
 	return nil
 }
 
-// applyRecipe takes over what a DeepSpeed configuration says.
+// applyRecipe applies a DeepSpeed configuration to the job.
 func (j *Job) applyRecipe(path string) error {
 	d, err := recipe.LoadDeepSpeed(path)
 	if err != nil {
@@ -156,10 +158,12 @@ func (j *Job) applyRecipe(path string) error {
 		return err
 	}
 	if d.ZeROStage == 0 {
-		note("ZeRO stage 0 gives every rank the whole optimizer state; rehearsed with the state split among the ranks, as stage 1 does")
+		note("ZeRO stage 0 gives every rank the whole optimizer state; rehearsed with the state split " +
+			"among the ranks, as stage 1 does")
 	}
 	if d.OffloadOptimizer.Device != "cpu" {
-		note("the optimizer is not offloaded to the host (zero_optimization.offload_optimizer.device is %q); rehearsed as if it were", d.OffloadOptimizer.Device)
+		note("the optimizer is not offloaded to the host (zero_optimization.offload_optimizer.device is "+
+			"%q); rehearsed as if it were", d.OffloadOptimizer.Device)
 	}
 	if d.Optimizer != nil {
 		if j.Optimizer, err = optimizerOf(path, d.Optimizer); err != nil {
@@ -176,7 +180,7 @@ func (j *Job) applyRecipe(path string) error {
 	return nil
 }
 
-// choosePrecision decides the type that the model is trained in.
+// choosePrecision chooses the type that the model is trained in.
 func (r Request) choosePrecision(j *Job) (dtype.Type, error) {
 	asked, ok := trainedIn(cmp.Or(r.Precision, dtype.BF16.String()))
 	switch d := j.Recipe; {
@@ -185,7 +189,8 @@ func (r Request) choosePrecision(j *Job) (dtype.Type, error) {
 	case d == nil || d.Precision == dtype.Invalid && r.Precision != "":
 		return asked, nil
 	case d.Precision == dtype.Invalid:
-		j.Notes = append(j.Notes, d.File+": the precision is left to the trainer; rehearsed in bf16: --precision changes that")
+		j.Notes = append(j.Notes, d.File+": the precision is left to the trainer; rehearsed in "+
+			"bf16: --precision changes that")
 		return asked, nil
 	case r.Precision != "" && asked != d.Precision:
 		return asked, &fault.Input{
@@ -197,13 +202,13 @@ func (r Request) choosePrecision(j *Job) (dtype.Type, error) {
 	return j.Recipe.Precision, nil
 }
 
-// trainedIn reads the name of a type that models and gradients can have.
+// trainedIn returns the type of that name, if models and gradients can have it.
 func trainedIn(name string) (dtype.Type, bool) {
 	t, err := dtype.Parse(name)
 	return t, err == nil && (t == dtype.BF16 || t == dtype.F16 || t == dtype.F32)
 }
 
-// optimizerOf is the engine's counterpart of a recipe's optimizer.
+// optimizerOf returns the engine's counterpart of a recipe's optimizer.
 func optimizerOf(path string, o *recipe.Optimizer) (optim.Optimizer, error) {
 	var found optim.Optimizer
 	switch o.Type {
@@ -220,7 +225,8 @@ func optimizerOf(path string, o *recipe.Optimizer) (optim.Optimizer, error) {
 		return nil, &fault.Input{
 			Where: fault.Position{File: path},
 			What:  fmt.Sprintf("optimizer.type is %q, and the engine has AdamW, Adam, Lion and Adagrad", o.Type),
-			Mend:  "the bytes of an optimizer with two moments are those of AdamW: set optimizer.type to AdamW to rehearse it",
+			Mend: "the bytes of an optimizer with two moments are those of AdamW: set " +
+				"optimizer.type to AdamW to rehearse it",
 		}
 	}
 	if err := optim.Check(found, 1, 1); err != nil {
@@ -229,8 +235,8 @@ func optimizerOf(path string, o *recipe.Optimizer) (optim.Optimizer, error) {
 	return found, nil
 }
 
-// chooseFormat decides the types of all streams. The precision of the training
-// decides the parameters; gradients and state follow unless they are given.
+// chooseFormat chooses the types of all streams. The training precision decides the type of the parameters. Gradients
+// and state follow unless they are given.
 func (r Request) chooseFormat(algorithm kernel.Algorithm, precision dtype.Type) (kernel.Format, error) {
 	f := kernel.Format{Algorithm: algorithm, State: kernel.Split, Parameter: precision, Gradient: precision}
 	if precision != dtype.BF16 {
@@ -250,7 +256,8 @@ func (r Request) chooseFormat(algorithm kernel.Algorithm, precision dtype.Type) 
 		return f, &fault.Input{What: fmt.Sprintf("--moments is %q: expected fp32, bf16 or int8", r.Moments)}
 	}
 	if !f.Moments.Suits(algorithm) {
-		return f, &fault.Input{What: fmt.Sprintf("--moments is %v, which is made for Adam, and the optimizer is %v", f.Moments, algorithm), Mend: "--moments bf16"}
+		return f, &fault.Input{What: fmt.Sprintf("--moments is %v, which is made for Adam, and the optimizer is %v",
+			f.Moments, algorithm), Mend: "--moments bf16"}
 	}
 	if r.GradientType != "" {
 		t, ok := trainedIn(r.GradientType)
@@ -265,7 +272,7 @@ func (r Request) chooseFormat(algorithm kernel.Algorithm, precision dtype.Type) 
 	return f, nil
 }
 
-// chooseEmbeddingMoments decides how the moments of embeddings are held.
+// chooseEmbeddingMoments chooses the type of the moments of embeddings.
 func (r Request) chooseEmbeddingMoments(others kernel.MomentType) (kernel.MomentType, error) {
 	asked, ok := kernel.ParseMoments(r.EmbeddingMoments)
 	switch {
@@ -274,7 +281,8 @@ func (r Request) chooseEmbeddingMoments(others kernel.MomentType) (kernel.Moment
 	case r.EmbeddingMoments == "":
 		return others, nil
 	case !ok || asked == kernel.MomentsBF16:
-		return others, &fault.Input{What: fmt.Sprintf("--embedding-moments is %q: expected fp32 or int8", r.EmbeddingMoments)}
+		return others, &fault.Input{What: fmt.Sprintf("--embedding-moments is %q: expected fp32 or int8",
+			r.EmbeddingMoments)}
 	case others != kernel.MomentsInt8:
 		return others, &fault.Input{
 			What: fmt.Sprintf("--embedding-moments is given, and --moments is %v", others),
@@ -284,23 +292,22 @@ func (r Request) chooseEmbeddingMoments(others kernel.MomentType) (kernel.Moment
 	return asked, nil
 }
 
-// Plan is a job on a host: what will be mapped, and which workers will use it.
-// Nothing has been allocated.
+// Plan is a job on a host: the memory to map, and the workers that will use it. Nothing is allocated yet.
 type Plan struct {
 	*Job
 	Host    *host.Host
 	Binding *binding.Plan
 	Pages   arena.Pages
 	Shards  []engine.ShardConfig
-	// Planned is the host memory of each rank, then what belongs to none.
+	// Planned is the host memory of each rank, then the memory that belongs to no rank.
 	Planned []ledger.Device
-	// Held is the number of elements on this host, padding included, and
-	// Parameters the number of the model's own parameters among them.
+	// Held is the number of elements on this host, padding included. Parameters is how many of them are the model's
+	// own parameters.
 	Held, Parameters int64
 }
 
-// What the program itself takes: its text, some 11 MiB, and the Go runtime, 4,
-// resident on Linux on x86-64; and the page tables of those.
+// The memory of the program itself, resident on Linux on x86-64: its text takes about 11 MiB and the Go runtime 4
+// MiB. Their page tables come on top.
 const (
 	processBytes      = 16 * ledger.MiB
 	processPageTables = 160 * ledger.KiB
@@ -322,7 +329,8 @@ func NewPlan(j *Job, h *host.Host) (*Plan, error) {
 			return nil, err
 		}
 		p.Binding.Ranks[i].OptimizerCPUs = cpuset.New(cpus...)
-		p.Shards = append(p.Shards, engine.ShardConfig{Rank: i, Elements: part.Held(), Sections: j.sections(part), Format: j.Format, Kernel: j.Kernel, CPUs: cpus})
+		p.Shards = append(p.Shards, engine.ShardConfig{Rank: i, Elements: part.Held(), Sections: j.sections(part),
+			Format: j.Format, Kernel: j.Kernel, CPUs: cpus})
 		p.Held += part.Held()
 		p.Parameters += part.Count
 	}
@@ -334,12 +342,13 @@ func NewPlan(j *Job, h *host.Host) (*Plan, error) {
 	return p, nil
 }
 
-// workerCPUs are the CPUs of a rank's workers.
+// workerCPUs returns the CPUs of a rank's workers.
 func (p *Plan) workerCPUs(rank int) ([]int, error) {
 	cpus := p.Binding.Ranks[rank].OptimizerCPUs.List()
 	if p.Workers > len(cpus) {
 		return nil, &fault.Input{
-			What: fmt.Sprintf("--workers is %d, and rank %d has %d cores for them: CPUs %s", p.Workers, rank, len(cpus), p.Binding.Ranks[rank].OptimizerCPUs),
+			What: fmt.Sprintf("--workers is %d, and rank %d has %d cores for them: CPUs %s", p.Workers, rank,
+				len(cpus), p.Binding.Ranks[rank].OptimizerCPUs),
 			Mend: "leave --workers out for one worker on each core, or use fewer ranks",
 		}
 	}
@@ -363,8 +372,8 @@ func (p *Plan) planMemory() {
 			fmt.Sprintf("%d arenas end in whole pages of %v (%v)", len(shard.Arenas()), p.Pages.Size(), p.Pages))
 		p.Planned = append(p.Planned, rank)
 	}
-	// One entry of 8 bytes maps a page. Until the kernel joins ordinary pages
-	// into huge ones, and where it does not, they are mapped one by one.
+	// One entry of 8 bytes maps a page. The pages are mapped one by one until the kernel joins them into huge pages,
+	// and for good where it does not.
 	node := hostMemory(ledger.WholeNode)
 	hold(&node, ledger.PageTables, 8*(mapped/p.Pages.Size())+processPageTables,
 		fmt.Sprintf("8 B for each page of %v, and %v for the program", p.Pages.Size(), processPageTables))
@@ -372,7 +381,7 @@ func (p *Plan) planMemory() {
 	p.Planned = append(p.Planned, node)
 }
 
-// hostMemory is the memory of a rank after the last step.
+// hostMemory returns an empty device for the host memory of a rank after the last step.
 func hostMemory(rank int) ledger.Device {
 	return ledger.Device{Kind: ledger.Host, Rank: rank, Phases: []ledger.Phase{{Name: ledger.Step}}}
 }
@@ -381,14 +390,13 @@ func hold(d *ledger.Device, component ledger.Component, bytes ledger.Bytes, why 
 	d.Phases[0].Hold(ledger.Holding{Component: component, Bytes: bytes, Why: why})
 }
 
-// StateBytes is what the arenas hold, without rounding: the bytes that a
-// parameter costs.
+// StateBytes returns the size of the arenas before rounding to pages: the bytes that the parameters cost.
 func (p *Plan) StateBytes() ledger.Bytes { return p.sum(engine.ShardConfig.StateBytes) }
 
-// TrafficBytes is what an update of all shards moves, reads and writes added up.
+// TrafficBytes returns the bytes that an update of all shards moves, reads plus writes.
 func (p *Plan) TrafficBytes() ledger.Bytes { return p.sum(engine.ShardConfig.TrafficBytes) }
 
-// perParameter is what the state costs a parameter, page rounding aside.
+// perParameter returns the state bytes per parameter, without page rounding.
 func (p *Plan) perParameter() float64 { return float64(p.StateBytes()) / float64(p.Parameters) }
 
 func (p *Plan) sum(of func(engine.ShardConfig) ledger.Bytes) ledger.Bytes {
@@ -399,19 +407,19 @@ func (p *Plan) sum(of func(engine.ShardConfig) ledger.Bytes) ledger.Bytes {
 	return sum
 }
 
-// Verdict holds a plan against what the host can still give.
+// Verdict compares a plan with the memory that the host still has.
 type Verdict struct {
 	Fits      bool         `json:"fits"`
 	Needed    ledger.Bytes `json:"needed_bytes"`
 	Available ledger.Bytes `json:"available_bytes"`
 	LimitedBy string       `json:"limited_by"`
 	Missing   ledger.Bytes `json:"missing_bytes"`
-	WouldFit  []string     `json:"would_fit"` // changes, each of which would be enough
-	// Shortage is a limit of threads or files that is in the way; empty for none.
+	WouldFit  []string     `json:"would_fit"` // changes to the job; each alone would be enough
+	// Shortage names a limit of threads or files that the plan would exceed; empty for none.
 	Shortage string `json:"shortage"`
 }
 
-// needed is the memory of all ranks and of the program.
+// needed returns the memory of all ranks and of the program.
 func (p *Plan) needed() ledger.Bytes {
 	var sum ledger.Bytes
 	for i := range p.Planned {
@@ -420,7 +428,7 @@ func (p *Plan) needed() ledger.Bytes {
 	return sum
 }
 
-// Verdict says whether the plan fits, and if not, what would.
+// Verdict reports whether the plan fits, and if not, which changes would make it fit.
 func (p *Plan) Verdict() Verdict {
 	var pool ledger.Bytes
 	if p.Pages == arena.HugetlbPages {
@@ -438,11 +446,10 @@ func (p *Plan) Verdict() Verdict {
 	return v
 }
 
-// threadsBeside is how many threads the program may start beside its workers:
-// those of the Go runtime.
+// threadsBeside is how many threads the Go runtime may start beside the workers.
 const threadsBeside = 16
 
-// shortage says which limit other than memory the plan does not keep to.
+// shortage names the limit, other than memory, that the plan exceeds.
 func (p *Plan) shortage() string {
 	threads, largest := threadsBeside, ledger.Bytes(0)
 	for _, shard := range p.Shards {
@@ -466,7 +473,7 @@ func (p *Plan) wouldFit(available ledger.Bytes) []string {
 		return ok
 	}
 
-	// The lossless format first, then those that round moments.
+	// The lossless format comes first, then the formats that round moments.
 	for _, smaller := range []struct {
 		flags               string
 		moments, embeddings kernel.MomentType
@@ -476,25 +483,29 @@ func (p *Plan) wouldFit(available ledger.Bytes) []string {
 		{"--state split --grad-dtype bf16 --moments int8", kernel.MomentsInt8, kernel.MomentsFP32},
 	} {
 		j := *p.Job
-		j.Format.State, j.Format.Gradient, j.Format.Moments, j.EmbeddingMoments = kernel.Split, dtype.BF16, smaller.moments, smaller.embeddings
+		j.Format.State, j.Format.Gradient, j.Format.Moments, j.EmbeddingMoments = kernel.Split, dtype.BF16,
+			smaller.moments, smaller.embeddings
 		if j.Format.Validate() != nil {
 			continue
 		}
 		if other, ok := changed(j); ok && other.StateBytes() < p.StateBytes() {
-			found = append(found, fmt.Sprintf("%s: %.4g bytes a parameter instead of %.4g, %v in all", smaller.flags, other.perParameter(), p.perParameter(), other.needed()))
+			found = append(found, fmt.Sprintf("%s: %.4g bytes a parameter instead of %.4g, %v in all", smaller.flags,
+				other.perParameter(), p.perParameter(), other.needed()))
 			break
 		}
 	}
 	if hosts, ok := p.hostsNeeded(fits); ok {
-		found = append(found, fmt.Sprintf("--world-size %d: the job spread over %d hosts like this one, %s on each", hosts*p.Ranks, hosts, plural(p.Ranks, "rank")))
+		found = append(found, fmt.Sprintf("--world-size %d: the job spread over %d hosts like this one, %s on each",
+			hosts*p.Ranks, hosts, plural(p.Ranks, "rank")))
 	}
 	if name, m := p.largestModel(fits); name != "" {
-		found = append(found, fmt.Sprintf("--model %s: %s parameters, the largest of the catalog that fits here like this", name, ledger.Count(m.Elements())))
+		found = append(found, fmt.Sprintf("--model %s: %s parameters, the largest of the "+
+			"catalog that fits here like this", name, ledger.Count(m.Elements())))
 	}
 	return found
 }
 
-// hostsNeeded is the smallest number of equal hosts that the job fits on.
+// hostsNeeded returns the smallest number of equal hosts that the job fits on.
 func (p *Plan) hostsNeeded(fits func(Job) bool) (int, bool) {
 	const most = 4096
 	on := func(hosts int) bool {
@@ -508,7 +519,7 @@ func (p *Plan) hostsNeeded(fits func(Job) bool) (int, bool) {
 			return 0, false
 		}
 	}
-	// The smallest lies in (hosts/2, hosts].
+	// The smallest number lies in (hosts/2, hosts].
 	least := hosts/2 + 1
 	for least < hosts {
 		if middle := (least + hosts) / 2; on(middle) {
@@ -536,7 +547,7 @@ func (p *Plan) largestModel(fits func(Job) bool) (string, *model.Model) {
 	return name, largest
 }
 
-// plural is "1 rank", "2 ranks".
+// plural returns the number and the noun: "1 rank", "2 ranks".
 func plural(n int, noun string) string {
 	if n != 1 {
 		noun += "s"
@@ -544,10 +555,10 @@ func plural(n int, noun string) string {
 	return strconv.Itoa(n) + " " + noun
 }
 
-// Chunk is the number of elements that a worker takes at a time.
+// Chunk returns the number of elements that a worker takes at a time.
 func (p *Plan) Chunk() int { return engine.DefaultChunk }
 
-// WorkerCount is the number of workers of all ranks.
+// WorkerCount returns the number of workers of all ranks.
 func (p *Plan) WorkerCount() int {
 	workers := 0
 	for _, shard := range p.Shards {

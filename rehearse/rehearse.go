@@ -1,7 +1,6 @@
-// Package rehearse runs real optimizer steps over real bytes on this host, with
-// synthetic weights and gradients: what a training job will hold in host
-// memory, how long a step will take, and how near that is to what the host's
-// memory can do. No GPU, no weights and no network are needed.
+// Package rehearse runs real optimizer steps on this host, over real bytes with synthetic weights and gradients. It
+// measures how much host memory a training job will hold and how long a step will take. It compares the step with the
+// speed limit of the host's memory. No GPU, weights or network are needed.
 package rehearse
 
 import (
@@ -22,7 +21,7 @@ import (
 	"plimsoll/synthetic"
 )
 
-// Tolerance is how far measured bytes a parameter may be from planned ones.
+// Tolerance is how far the measured bytes per parameter may be from the planned ones, as a fraction.
 const Tolerance = 0.005
 
 // Step is one measured optimizer step.
@@ -30,52 +29,47 @@ type Step struct {
 	Seconds       float64 `json:"seconds"`
 	NormSeconds   float64 `json:"norm_seconds"`
 	UpdateSeconds float64 `json:"update_seconds"`
-	// TrafficSeconds is what moving the bytes of the update took right after
-	// it, without arithmetic.
+	// TrafficSeconds is the time to move the bytes of the update without arithmetic, measured right after the update.
 	TrafficSeconds float64 `json:"traffic_seconds"`
-	GradientNorm   float64 `json:"gradient_norm"` // not scaled; 0 where it is not finite
+	GradientNorm   float64 `json:"gradient_norm"` // of the unscaled gradients; 0 where it is not finite
 	LossScale      float64 `json:"loss_scale"`
-	// Skipped says that gradients overflowed. Then nothing was updated, and
-	// nothing moved.
+	// Skipped reports that gradients overflowed. A skipped step updates and moves nothing.
 	Skipped bool `json:"skipped"`
 }
 
-// Measurement is what a rehearsal found.
+// Measurement is the result of a rehearsal.
 type Measurement struct {
-	// Measured is what ranks and program held after the last step.
+	// Measured is the memory that the ranks and the program held after the last step.
 	Measured []ledger.Device
 	Steps    []Step
-	// Updates is the step counter of the optimizer, which skipped steps leave
-	// as it is.
+	// Updates is the step counter of the optimizer. Skipped steps do not count.
 	Updates int64
-	// LossScale is the one that the next step would have.
+	// LossScale is the scale that the next step would have.
 	LossScale float64
-	// StateBytes is what the named arenas hold, to the end of their last
-	// pages.
+	// StateBytes is the memory of the named arenas, to the end of their last pages.
 	StateBytes ledger.Bytes
-	// Steady and Peak are of the whole process, after the last step.
+	// Steady and Peak are the memory of the process after the last step, and its peak.
 	Steady, Peak ledger.Bytes
-	// Growth is what the process held more after the last step than after the
-	// first.
+	// Growth is how much more memory the process held after the last step than after the first.
 	Growth ledger.Bytes
 	// Huge is the part of the arenas that is on huge pages.
 	Huge ledger.Bytes
-	// InitializeSeconds is the time to touch every page first.
+	// InitializeSeconds is the time of the first touch of every page.
 	InitializeSeconds float64
 }
 
-// Progress hears what a rehearsal is doing.
+// Progress follows what a rehearsal is doing.
 type Progress interface {
 	// Begin starts an activity of a number of parts.
 	Begin(activity string, parts int64)
-	// Advance says that parts are done. It may be called from many threads.
+	// Advance reports parts as done. It may be called from many threads.
 	Advance(parts int64)
 	// End ends the activity.
 	End()
 }
 
-// Run maps the arenas, touches them and makes the steps. The plan must fit.
-// Everything is given back before it returns.
+// Run maps the arenas, touches them and makes the steps. The plan must fit. Run gives all memory back before it
+// returns.
 func (p *Plan) Run(ctx context.Context, progress Progress) (m *Measurement, err error) {
 	t, err := p.begin()
 	defer func() { err = errors.Join(err, t.close()) }()
@@ -105,8 +99,7 @@ func (p *Plan) Run(ctx context.Context, progress Progress) (m *Measurement, err 
 	progress.End()
 	m.InitializeSeconds = time.Since(begin).Seconds()
 
-	// The first reading starts threads of the garbage collector, which are no
-	// growth.
+	// The first reading starts threads of the garbage collector. Their memory is not growth of the job.
 	if _, err := measure(); err != nil {
 		return nil, err
 	}
@@ -135,14 +128,14 @@ func (p *Plan) Run(ctx context.Context, progress Progress) (m *Measurement, err 
 	return m, p.account(m, after[0], after[len(after)-1])
 }
 
-// measure reads this process's memory without the garbage that reading it, and
-// showing progress, have left on the Go heap.
+// measure reads this process's memory. It first collects the garbage that earlier readings and the progress display
+// left on the Go heap.
 func measure() (probe.Memory, error) {
 	debug.FreeOSMemory()
 	return probe.Process(os.DirFS("/"), "self")
 }
 
-// account fills in what was measured.
+// account fills in the measured memory.
 func (p *Plan) account(m *Measurement, first, last probe.Memory) error {
 	isArena := func(name string) bool { return strings.HasPrefix(name, arenaPrefix) }
 	everything := func(string) bool { return true }
@@ -169,8 +162,8 @@ func (p *Plan) account(m *Measurement, first, last probe.Memory) error {
 	return nil
 }
 
-// measureShard reads the arenas of a rank. An arena fills its last page from the
-// front, so resident bytes beyond its size are rounding.
+// measureShard reads the arenas of a rank. An arena fills its last page from the front, so resident bytes beyond its
+// size are rounding.
 func measureShard(shard engine.ShardConfig, memory probe.Memory) (ledger.Device, error) {
 	rank := hostMemory(shard.Rank)
 	var rounding ledger.Bytes
@@ -188,5 +181,5 @@ func measureShard(shard engine.ShardConfig, memory probe.Memory) (ledger.Device,
 	return rank, nil
 }
 
-// arenaPrefix is how the kernel names a mapping of an arena.
+// arenaPrefix starts the kernel's name of every mapping of an arena.
 const arenaPrefix = "/memfd:" + arena.NamePrefix

@@ -19,19 +19,20 @@ import (
 	"plimsoll/probe"
 )
 
-// silent is progress that nobody watches.
+// silent ignores progress.
 type silent struct{}
 
 func (silent) Begin(string, int64) {}
 func (silent) Advance(int64)       {}
 func (silent) End()                {}
 
-// small is a model of a few parameters more than one norm block.
+// small returns a model of a few parameters more than one norm block.
 func small(elements int64) *model.Model {
-	return &model.Model{Name: "small", Architecture: "Test", Parameters: []model.Parameter{{Name: "w", Shape: []int64{elements}, DType: dtype.BF16, Block: -1}}}
+	return &model.Model{Name: "small", Architecture: "Test",
+		Parameters: []model.Parameter{{Name: "w", Shape: []int64{elements}, DType: dtype.BF16, Block: -1}}}
 }
 
-// mixed is a model of tensors that int8 moments treat differently.
+// mixed returns a model of tensors that int8 moments treat differently.
 func mixed() *model.Model {
 	m := &model.Model{Name: "mixed", Architecture: "Test"}
 	for _, p := range []model.Parameter{
@@ -48,8 +49,8 @@ func mixed() *model.Model {
 	return m
 }
 
-// TestSectionsFollowTheTensors counts the parameters of each kind on all ranks.
-// Ranks hold parts of tensors, and those are held as the whole tensor would be.
+// TestSectionsFollowTheTensors counts the parameters of each type of moments on all ranks. A rank may hold a part of
+// a tensor, with the same type of moments as the full tensor.
 func TestSectionsFollowTheTensors(t *testing.T) {
 	const embedded, small, large = 300 * 77, 77 + 4095, 2 * 77 * 1000
 	for _, test := range []struct {
@@ -69,7 +70,8 @@ func TestSectionsFollowTheTensors(t *testing.T) {
 				t.Fatal(err)
 			}
 			held := p.ParametersByMoments()
-			if len(held) != 2 || held[kernel.MomentsFP32] != test.fp32 || held[kernel.MomentsInt8] != p.Held-test.fp32 || p.Parameters != embedded+small+large {
+			if len(held) != 2 || held[kernel.MomentsFP32] != test.fp32 ||
+				held[kernel.MomentsInt8] != p.Held-test.fp32 || p.Parameters != embedded+small+large {
 				t.Errorf("%+v: %v of %d", test.request, held, p.Held)
 			}
 			for i, shard := range p.Shards {
@@ -77,8 +79,8 @@ func TestSectionsFollowTheTensors(t *testing.T) {
 					t.Errorf("rank %d of %d has sections %v", i, ranks, shard.Sections)
 				}
 			}
-			// What the format takes, and 6 bytes more for fp32 moments; headers
-			// are as many as blocks, of which each section may have a short one.
+			// The format's bytes, plus 6 bytes for each parameter with fp32 moments. Each block has a header, and
+			// each section may have a short block.
 			more := int64(p.StateBytes()) - j.Format.ResidentBytes(p.Held) - 6*test.fp32
 			if more > 0 || more < -2*(test.fp32/kernel.Block+1) {
 				t.Errorf("%+v: %d bytes, %d more than expected", test.request, p.StateBytes(), more)
@@ -87,7 +89,7 @@ func TestSectionsFollowTheTensors(t *testing.T) {
 	}
 }
 
-// TestMomentsThatDoNotSuit are refused before anything is planned.
+// TestMomentsThatDoNotSuit expects a refusal before anything is planned.
 func TestMomentsThatDoNotSuit(t *testing.T) {
 	lion := filepath.Join(t.TempDir(), "lion.json")
 	text := `{"train_batch_size": 1, "bf16": {"enabled": true}, "optimizer": {"type": "Lion", "params": {"lr": 1e-4}}, "zero_optimization": {"stage": 1, "offload_optimizer": {"device": "cpu"}}}`
@@ -107,7 +109,7 @@ func TestMomentsThatDoNotSuit(t *testing.T) {
 	}
 }
 
-// TestHyperparametersThatBinary32CannotHold are refused before anything is planned.
+// TestHyperparametersThatBinary32CannotHold expects a refusal before anything is planned.
 func TestHyperparametersThatBinary32CannotHold(t *testing.T) {
 	for params, want := range map[string]string{
 		`{"lr": 1e39}`:            "the learning rate",
@@ -116,18 +118,20 @@ func TestHyperparametersThatBinary32CannotHold(t *testing.T) {
 		`{"lr": 1e30, "weight_decay": 1e30, "eps": 1.0}`: "the weight decay",
 	} {
 		path := filepath.Join(t.TempDir(), "recipe.json")
-		text := `{"train_batch_size": 1, "bf16": {"enabled": true}, "optimizer": {"type": "AdamW", "params": ` + params + `}, "zero_optimization": {"stage": 1, "offload_optimizer": {"device": "cpu"}}}`
+		text := `{"train_batch_size": 1, "bf16": {"enabled": true}, "optimizer": {"type": "AdamW", "params": ` +
+			params + `}, "zero_optimization": {"stage": 1, "offload_optimizer": {"device": "cpu"}}}`
 		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		_, err := Request{Model: "gpt2", Ranks: 1, DeepSpeed: path}.Resolve()
-		if !errors.As(err, new(*fault.Input)) || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "binary32") {
+		if !errors.As(err, new(*fault.Input)) || !strings.Contains(err.Error(), want) ||
+			!strings.Contains(err.Error(), "binary32") {
 			t.Errorf("%s: got %v", params, err)
 		}
 	}
 }
 
-// hostWith is this host with a given amount of memory available.
+// hostWith returns this host with a given amount of available memory.
 func hostWith(t *testing.T, available ledger.Bytes) *host.Host {
 	h, err := host.Local()
 	if err != nil {
@@ -159,13 +163,15 @@ func TestPlannedBytes(t *testing.T) {
 		{"", "", "int8", "int8", 8.0087}, {"", "", "int8", "", 9.6599},
 	} {
 		for _, ranks := range []int{1, 2, 3} {
-			j := resolve(t, Request{Model: "qwen2.5-0.5b", Ranks: ranks, State: test.state, GradientType: test.gradient, Moments: test.moments, EmbeddingMoments: test.embeddings})
+			j := resolve(t, Request{Model: "qwen2.5-0.5b", Ranks: ranks, State: test.state,
+				GradientType: test.gradient, Moments: test.moments, EmbeddingMoments: test.embeddings})
 			p, err := NewPlan(j, hostWith(t, 64*ledger.GiB))
 			if err != nil {
 				t.Fatal(err)
 			}
 			if got := float64(p.StateBytes()) / float64(p.Parameters); math.Abs(got-test.want) > 1e-4 {
-				t.Errorf("state %q, gradients %q, %d ranks: %v bytes a parameter, want %v", test.state, test.gradient, ranks, got, test.want)
+				t.Errorf("state %q, gradients %q, %d ranks: %v bytes a parameter, want %v", test.state, test.gradient,
+					ranks, got, test.want)
 			}
 			if p.Parameters != 494_032_768 {
 				t.Errorf("%d ranks hold %d parameters", ranks, p.Parameters)
@@ -195,7 +201,8 @@ func TestWhatDoesNotFitSaysWhatWould(t *testing.T) {
 			fmt.Sscan(rest, &n)
 			request.WorldSize, less.WorldSize = n, n-2
 		case "--state":
-			if !strings.HasPrefix(change, "--state split --grad-dtype bf16 --moments bf16: 10 bytes a parameter instead of 18") {
+			if !strings.HasPrefix(change, "--state split --grad-dtype bf16 --moments bf16: 10 "+
+				"bytes a parameter instead of 18") {
 				t.Fatalf("unexpected suggestion %q", change)
 			}
 			request.State, request.GradientType, request.Moments = "split", "bf16", "bf16"
@@ -223,10 +230,11 @@ func TestWhatDoesNotFitSaysWhatWould(t *testing.T) {
 	if v := p.Verdict(); v.Fits || !strings.HasPrefix(v.WouldFit[0], "--state split --grad-dtype bf16:") {
 		t.Errorf("%+v", v)
 	}
-	// And with less, the smallest.
+	// With less, only the smallest format is.
 	h = hostWith(t, 66*ledger.GiB)
 	p.Host = h
-	if v := p.Verdict(); v.Fits || !strings.HasPrefix(v.WouldFit[0], "--state split --grad-dtype bf16 --moments int8: 8.4 bytes") {
+	if v := p.Verdict(); v.Fits || !strings.HasPrefix(v.WouldFit[0],
+		"--state split --grad-dtype bf16 --moments int8: 8.4 bytes") {
 		t.Errorf("%+v", v)
 	}
 }
@@ -243,12 +251,13 @@ func TestLimitsOfCgroupsCount(t *testing.T) {
 	}
 }
 
-// TestMeasuredIsPlanned rehearses for real, and leaves nothing behind.
+// TestMeasuredIsPlanned runs a real rehearsal, which must leave nothing behind.
 func TestMeasuredIsPlanned(t *testing.T) {
 	for _, request := range []Request{
 		{Ranks: 1, Steps: 3},
 		{Ranks: 2, Steps: 3, State: "fp32", GradientType: "fp32"},
-		{Ranks: 2, WorldSize: 5, Steps: 1, GradientType: "fp16", LossScaling: LossScaling{InitialScalePower: pointer(14)}},
+		{Ranks: 2, WorldSize: 5, Steps: 1, GradientType: "fp16",
+			LossScaling: LossScaling{InitialScalePower: pointer(14)}},
 		{Ranks: 1, Steps: 3, Moments: "int8"},
 		{Ranks: 2, WorldSize: 3, Steps: 2, Moments: "int8", EmbeddingMoments: "int8", State: "fp32"},
 	} {
@@ -272,12 +281,14 @@ func TestMeasuredIsPlanned(t *testing.T) {
 			if e.Measured == nil {
 				t.Fatalf("%s of rank %d was not measured", e.Component, e.Rank)
 			}
-			if exact := e.Component != ledger.PageTables && e.Component != ledger.Process; exact && *e.Measured != e.Planned {
+			if exact := e.Component != ledger.PageTables && e.Component != ledger.Process; exact &&
+				*e.Measured != e.Planned {
 				t.Errorf("%s of rank %d: %d bytes planned, %d measured", e.Component, e.Rank, e.Planned, *e.Measured)
 			}
 		}
 		for i, s := range m.Steps {
-			if s.Skipped || !(s.GradientNorm > 0) || s.Seconds < s.NormSeconds+s.UpdateSeconds || s.TrafficSeconds <= 0 {
+			if s.Skipped || !(s.GradientNorm > 0) || s.Seconds < s.NormSeconds+s.UpdateSeconds ||
+				s.TrafficSeconds <= 0 {
 				t.Errorf("step %d: %+v", i, s)
 			}
 		}
@@ -308,8 +319,8 @@ func TestInterruptedRehearsalEnds(t *testing.T) {
 	}
 }
 
-// TestModelWithoutParameters has a file whose tensors have no elements: that is bad
-// input, and no fault of the program.
+// TestModelWithoutParameters reads a file whose tensors have no elements: that is bad input, not a fault of the
+// program.
 func TestModelWithoutParameters(t *testing.T) {
 	header := `{"a": {"dtype": "F32", "shape": [0, 8], "data_offsets": [0, 0]}}`
 	file := filepath.Join(t.TempDir(), "model.safetensors")

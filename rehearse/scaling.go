@@ -9,10 +9,10 @@ import (
 	"plimsoll/optim"
 )
 
-// LossScaling are the knobs of the loss scaler, by DeepSpeed's names. Nil leaves
-// one to the recipe, or the default.
+// LossScaling holds the settings of the loss scaler, by DeepSpeed's names. A nil setting comes from the recipe, or is
+// the default.
 type LossScaling struct {
-	LossScale             *float64 // 0 for a dynamic one
+	LossScale             *float64 // 0 for a dynamic scale
 	InitialScalePower     *int
 	LossScaleWindow       *int64
 	Hysteresis            *int
@@ -20,8 +20,8 @@ type LossScaling struct {
 	MinLossScale          *float64
 }
 
-// apply sets the knobs that were given. Gradients are scaled where they are in
-// fp16: in the arena, or in the backward pass.
+// apply applies the settings that were given. The loss is scaled where gradients are in fp16: in the arena, or in the
+// backward pass.
 func (l LossScaling) apply(j *Job) error {
 	given, dynamic := "", "" // a flag of each kind
 	set(&given, "--loss-scale", &j.LossScaler.Static, l.LossScale)
@@ -33,7 +33,8 @@ func (l LossScaling) apply(j *Job) error {
 	switch {
 	case !j.ScalesLoss() && given+dynamic != "":
 		return &fault.Input{
-			What: fmt.Sprintf("%s is given, and gradients are %v: only a loss with fp16 gradients is scaled", cmp.Or(given, dynamic), j.Format.Gradient),
+			What: fmt.Sprintf("%s is given, and gradients are %v: only a loss with fp16 gradients is scaled",
+				cmp.Or(given, dynamic), j.Format.Gradient),
 			Mend: "--precision fp16",
 		}
 	case !j.ScalesLoss():
@@ -54,14 +55,14 @@ func (l LossScaling) apply(j *Job) error {
 	return nil
 }
 
-// set takes over a knob that was given, and its flag.
+// set copies a setting that was given, and records its flag.
 func set[T any](flag *string, name string, to, given *T) {
 	if given != nil {
 		*to, *flag = *given, name
 	}
 }
 
-// ScalesLoss says whether gradients are in fp16, and the loss is scaled for it.
+// ScalesLoss reports whether gradients are in fp16, so that the loss is scaled.
 func (j *Job) ScalesLoss() bool {
 	return j.Format.Parameter == dtype.F16 || j.Format.Gradient == dtype.F16
 }

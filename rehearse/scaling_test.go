@@ -23,8 +23,7 @@ import (
 
 func pointer[T any](x T) *T { return &x }
 
-// begun is a training of a model that has outliers in every step of every rank,
-// with its first weights.
+// begun returns a training with its first weights. Its model has outliers in every step of every rank.
 func begun(t *testing.T, r Request) *training {
 	j := resolve(t, r)
 	j.Model = small(1_000_003)
@@ -45,7 +44,7 @@ func begun(t *testing.T, r Request) *training {
 	return b
 }
 
-// state is a checksum of all that a step updates, chunk by chunk.
+// state returns a checksum of everything that a step updates, chunk by chunk.
 func (t *training) state() map[string]uint64 {
 	sums := map[string]uint64{}
 	var mutex sync.Mutex
@@ -63,7 +62,7 @@ func (t *training) state() map[string]uint64 {
 	return sums
 }
 
-// differing are the chunks that are not alike.
+// differing returns the chunks that differ.
 func differing(a, b map[string]uint64) []string {
 	var found []string
 	for chunk := range a {
@@ -74,13 +73,12 @@ func differing(a, b map[string]uint64) []string {
 	return found
 }
 
-// TestOverflowFollowsTheScale: 3 times 2^15 is too much for fp16. A step that
-// overflows leaves every byte of the state and the step counter as they were,
-// and others change every chunk.
+// TestOverflowFollowsTheScale: 3 times 2^15 overflows fp16. A step that overflows leaves every byte of the state and
+// the step counter alone. Other steps change every chunk.
 func TestOverflowFollowsTheScale(t *testing.T) {
 	for name, test := range map[string]struct {
 		scaling LossScaling
-		steps   string // x for one that is skipped
+		steps   string // x for a skipped step
 		scales  []float64
 	}{
 		"DeepSpeed's defaults": {LossScaling{}, "xxx..", []float64{65536, 65536, 32768, 16384, 16384}},
@@ -91,7 +89,8 @@ func TestOverflowFollowsTheScale(t *testing.T) {
 			".....x...x", []float64{8192, 8192, 8192, 16384, 16384, 32768, 16384, 16384, 16384, 32768},
 		},
 		"patience refilled": {
-			LossScaling{InitialScalePower: pointer(14), LossScaleWindow: pointer(int64(1)), ConsecutiveHysteresis: pointer(true)},
+			LossScaling{InitialScalePower: pointer(14), LossScaleWindow: pointer(int64(1)),
+				ConsecutiveHysteresis: pointer(true)},
 			"..xx..", []float64{16384, 16384, 32768, 32768, 16384, 16384},
 		},
 		"fixed, too large": {LossScaling{LossScale: pointer(40000.0)}, "xx", []float64{40000, 40000}},
@@ -132,11 +131,12 @@ func TestOverflowFollowsTheScale(t *testing.T) {
 	}
 }
 
-// TestScaleLeavesNoTrace: fp16 gradients times a power of two are exact, so
-// states are the same to the bit, with norms that are not scaled.
+// TestScaleLeavesNoTrace: fp16 gradients times a power of two are exact. So the states are equal to the bit, and the
+// norms are those of unscaled gradients.
 func TestScaleLeavesNoTrace(t *testing.T) {
 	for _, gradients := range []string{"fp16", "fp32"} {
-		one := begun(t, Request{Ranks: 2, Precision: "fp16", GradientType: gradients, LossScaling: LossScaling{LossScale: pointer(1.0)}})
+		one := begun(t, Request{Ranks: 2, Precision: "fp16", GradientType: gradients,
+			LossScaling: LossScaling{LossScale: pointer(1.0)}})
 		many := begun(t, Request{Ranks: 2, Precision: "fp16", GradientType: gradients, LossScaling: LossScaling{
 			InitialScalePower: pointer(10), LossScaleWindow: pointer(int64(1))}})
 		for i := range 4 {
@@ -155,8 +155,7 @@ func TestScaleLeavesNoTrace(t *testing.T) {
 	}
 }
 
-// TestSkippedStepsAreAsIfTheyHadNotBeen compares with a training that has the
-// gradients of the others only.
+// TestSkippedStepsAreAsIfTheyHadNotBeen compares with a training that has only the gradients of the other steps.
 func TestSkippedStepsAreAsIfTheyHadNotBeen(t *testing.T) {
 	with := begun(t, Request{Ranks: 1, Precision: "fp16"})
 	without := begun(t, Request{Ranks: 1, Precision: "fp16", LossScaling: LossScaling{InitialScalePower: pointer(14)}})
@@ -174,7 +173,7 @@ func TestSkippedStepsAreAsIfTheyHadNotBeen(t *testing.T) {
 	}
 }
 
-// TestRunCountsWhatItSkips is about the measurement.
+// TestRunCountsWhatItSkips checks the measurement.
 func TestRunCountsWhatItSkips(t *testing.T) {
 	j := resolve(t, Request{Ranks: 1, Steps: 5, Precision: "fp16"})
 	j.Model = small(1_000_003)
@@ -193,25 +192,28 @@ func TestRunCountsWhatItSkips(t *testing.T) {
 	}
 }
 
-// TestRunEndsAtTheMinimum as DeepSpeed does.
+// TestRunEndsAtTheMinimum: Run ends at the least scale, as DeepSpeed does.
 func TestRunEndsAtTheMinimum(t *testing.T) {
-	j := resolve(t, Request{Ranks: 1, Steps: 5, Precision: "fp16", LossScaling: LossScaling{MinLossScale: pointer(32768.0)}})
+	j := resolve(t, Request{Ranks: 1, Steps: 5, Precision: "fp16",
+		LossScaling: LossScaling{MinLossScale: pointer(32768.0)}})
 	j.Model = small(1_000_003)
 	p, err := NewPlan(j, hostWith(t, ledger.GiB))
 	if err != nil {
 		t.Fatal(err)
 	}
 	m, err := p.Run(context.Background(), silent{})
-	if m != nil || !errors.As(err, new(*fault.Input)) || !errors.Is(err, optim.ErrMinimumScale) || !strings.Contains(err.Error(), "step 3: ") {
+	if m != nil || !errors.As(err, new(*fault.Input)) || !errors.Is(err, optim.ErrMinimumScale) ||
+		!strings.Contains(err.Error(), "step 3: ") {
 		t.Errorf("%v, %v", m, err)
 	}
 }
 
-// TestKnobsOfLossScaling come from flags, then the recipe, then DeepSpeed.
+// TestKnobsOfLossScaling: settings come from flags, then the recipe, then DeepSpeed's defaults.
 func TestKnobsOfLossScaling(t *testing.T) {
 	write := func(text string) string {
 		path := filepath.Join(t.TempDir(), "ds.json")
-		text = `{"train_batch_size": 1, ` + text + `, "optimizer": {"type": "AdamW"}, "zero_optimization": {"stage": 1, "offload_optimizer": {"device": "cpu"}}}`
+		text = `{"train_batch_size": 1, ` + text +
+			`, "optimizer": {"type": "AdamW"}, "zero_optimization": {"stage": 1, "offload_optimizer": {"device": "cpu"}}}`
 		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -226,37 +228,52 @@ func TestKnobsOfLossScaling(t *testing.T) {
 		request Request
 		want    optim.LossScaler
 	}{
-		"no recipe":        {Request{Precision: "fp16"}, optim.DefaultLossScaler()},
-		"bf16":             {Request{}, unscaled},
-		"fp32":             {Request{Precision: "fp32"}, unscaled},
-		"fp16 gradients":   {Request{GradientType: "fp16"}, optim.DefaultLossScaler()},
-		"fp32 gradients":   {Request{Precision: "fp16", GradientType: "fp32"}, optim.DefaultLossScaler()},
-		"recipe":           {Request{DeepSpeed: write(`"fp16": {"enabled": true, ` + knobs + `}`)}, of},
-		"recipe in bf16":   {Request{DeepSpeed: write(`"bf16": {"enabled": true}, "fp16": {"enabled": false, ` + knobs + `}`)}, unscaled},
-		"left open, fp16":  {Request{Precision: "fp16", DeepSpeed: write(`"fp16": {"enabled": "auto", ` + knobs + `}`)}, of},
-		"left open":        {Request{DeepSpeed: write(`"fp16": {"enabled": "auto", ` + knobs + `}`)}, unscaled},
-		"flags go before":  {Request{DeepSpeed: write(`"fp16": {"enabled": true, ` + knobs + `}`), LossScaling: LossScaling{Hysteresis: pointer(1), LossScaleWindow: pointer(int64(9)), ConsecutiveHysteresis: pointer(false)}}, mixed},
-		"fixed by recipe":  {Request{DeepSpeed: write(`"fp16": {"enabled": true, "loss_scale": 128}`)}, optim.LossScaler{Static: 128, InitialScalePower: 16, Window: 1000, Hysteresis: 2, Minimum: 1}},
-		"dynamic by flags": {Request{DeepSpeed: write(`"fp16": {"enabled": true, "loss_scale": 128}`), LossScaling: LossScaling{LossScale: pointer(0.0), Hysteresis: pointer(2)}}, optim.DefaultLossScaler()},
+		"no recipe":      {Request{Precision: "fp16"}, optim.DefaultLossScaler()},
+		"bf16":           {Request{}, unscaled},
+		"fp32":           {Request{Precision: "fp32"}, unscaled},
+		"fp16 gradients": {Request{GradientType: "fp16"}, optim.DefaultLossScaler()},
+		"fp32 gradients": {Request{Precision: "fp16", GradientType: "fp32"}, optim.DefaultLossScaler()},
+		"recipe":         {Request{DeepSpeed: write(`"fp16": {"enabled": true, ` + knobs + `}`)}, of},
+		"recipe in bf16": {Request{DeepSpeed: write(`"bf16": {"enabled": true}, "fp16": {"enabled": false, ` +
+			knobs + `}`)}, unscaled},
+		"left open, fp16": {Request{Precision: "fp16",
+			DeepSpeed: write(`"fp16": {"enabled": "auto", ` + knobs + `}`)}, of},
+		"left open": {Request{DeepSpeed: write(`"fp16": {"enabled": "auto", ` + knobs + `}`)}, unscaled},
+		"flags go before": {Request{DeepSpeed: write(`"fp16": {"enabled": true, ` + knobs + `}`),
+			LossScaling: LossScaling{Hysteresis: pointer(1), LossScaleWindow: pointer(int64(9)),
+				ConsecutiveHysteresis: pointer(false)}}, mixed},
+		"fixed by recipe": {Request{DeepSpeed: write(`"fp16": {"enabled": true, "loss_scale": 128}`)},
+			optim.LossScaler{Static: 128, InitialScalePower: 16, Window: 1000, Hysteresis: 2, Minimum: 1}},
+		"dynamic by flags": {Request{DeepSpeed: write(`"fp16": {"enabled": true, "loss_scale": 128}`),
+			LossScaling: LossScaling{LossScale: pointer(0.0), Hysteresis: pointer(2)}}, optim.DefaultLossScaler()},
 	} {
 		test.request.Ranks = 1
 		if j := resolve(t, test.request); j.LossScaler != test.want || j.ScalesLoss() == (test.want == unscaled) {
 			t.Errorf("%s: %+v, want %+v", name, j.LossScaler, test.want)
 		}
 	}
-	bf16, fp16, fixed := write(`"bf16": {"enabled": true}`), write(`"fp16": {"enabled": true}`), write(`"fp16": {"enabled": true, "loss_scale": 128}`)
+	bf16, fp16, fixed := write(`"bf16": {"enabled": true}`), write(`"fp16": {"enabled": true}`),
+		write(`"fp16": {"enabled": true, "loss_scale": 128}`)
 	for want, request := range map[string]Request{
-		`--precision is "int8": expected`:                        {Precision: "int8"},
-		`DeepSpeed trains in bf16, and --precision is fp16`:      {Precision: "fp16", DeepSpeed: bf16},
-		`--hysteresis is given, and gradients are bf16`:          {LossScaling: LossScaling{Hysteresis: pointer(2)}},
-		`--loss-scale is given, and gradients are fp32`:          {Precision: "fp32", LossScaling: LossScaling{LossScale: pointer(2.0)}},
-		`--min-loss-scale is given, and the loss scale is fixed`: {DeepSpeed: fixed, LossScaling: LossScaling{MinLossScale: pointer(2.0)}},
-		`hysteresis is 0: expected at least 1`:                   {DeepSpeed: fp16, LossScaling: LossScaling{Hysteresis: pointer(0)}},
-		`loss_scale is -1: expected`:                             {Precision: "fp16", LossScaling: LossScaling{LossScale: pointer(-1.0)}},
-		`loss_scale_window is 0`:                                 {Precision: "fp16", LossScaling: LossScaling{LossScaleWindow: pointer(int64(0))}},
-		`initial_scale_power is 128`:                             {Precision: "fp16", LossScaling: LossScaling{InitialScalePower: pointer(128)}},
-		`min_loss_scale is 32, and the first scale is 2^4`:       {Precision: "fp16", LossScaling: LossScaling{InitialScalePower: pointer(4), MinLossScale: pointer(32.0)}},
-		`ds.json: loss scaling: hysteresis is -1`:                {Precision: "fp16", DeepSpeed: write(`"fp16": {"enabled": "auto", "hysteresis": -1}`)},
+		`--precision is "int8": expected`:                   {Precision: "int8"},
+		`DeepSpeed trains in bf16, and --precision is fp16`: {Precision: "fp16", DeepSpeed: bf16},
+		`--hysteresis is given, and gradients are bf16`:     {LossScaling: LossScaling{Hysteresis: pointer(2)}},
+		`--loss-scale is given, and gradients are fp32`: {Precision: "fp32",
+			LossScaling: LossScaling{LossScale: pointer(2.0)}},
+		`--min-loss-scale is given, and the loss scale is fixed`: {DeepSpeed: fixed,
+			LossScaling: LossScaling{MinLossScale: pointer(2.0)}},
+		`hysteresis is 0: expected at least 1`: {DeepSpeed: fp16,
+			LossScaling: LossScaling{Hysteresis: pointer(0)}},
+		`loss_scale is -1: expected`: {Precision: "fp16",
+			LossScaling: LossScaling{LossScale: pointer(-1.0)}},
+		`loss_scale_window is 0`: {Precision: "fp16",
+			LossScaling: LossScaling{LossScaleWindow: pointer(int64(0))}},
+		`initial_scale_power is 128`: {Precision: "fp16",
+			LossScaling: LossScaling{InitialScalePower: pointer(128)}},
+		`min_loss_scale is 32, and the first scale is 2^4`: {Precision: "fp16",
+			LossScaling: LossScaling{InitialScalePower: pointer(4), MinLossScale: pointer(32.0)}},
+		`ds.json: loss scaling: hysteresis is -1`: {Precision: "fp16",
+			DeepSpeed: write(`"fp16": {"enabled": "auto", "hysteresis": -1}`)},
 	} {
 		request.Model, request.Ranks = "gpt2", 1
 		if _, err := request.Resolve(); !errors.As(err, new(*fault.Input)) || !strings.Contains(err.Error(), want) {

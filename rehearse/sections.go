@@ -7,14 +7,13 @@ import (
 	"plimsoll/partition"
 )
 
-// smallTensor is the number of elements below which a tensor keeps its moments
-// in fp32 where others hold them in int8: norms and biases, for which it costs
-// next to nothing. So do embeddings unless they are asked not to: their
-// gradients differ most from row to row. Both is what T. Dettmers et al. found
-// to matter ("8-bit Optimizers via Block-wise Quantization", arXiv 2110.02861).
+// smallTensor is a number of elements. A smaller tensor keeps its moments in fp32 where other tensors hold them in
+// int8: for norms and biases that costs next to nothing. Embeddings keep fp32 moments too, unless asked not to: their
+// gradients differ most from row to row. T. Dettmers et al. found that both matter ("8-bit Optimizers via Block-wise
+// Quantization", arXiv 2110.02861).
 const smallTensor = 4096
 
-// momentsOf is how the moments of a tensor are held.
+// momentsOf returns the type of a tensor's moments.
 func (j *Job) momentsOf(t model.Parameter) kernel.MomentType {
 	switch {
 	case j.Format.Moments != kernel.MomentsInt8:
@@ -27,8 +26,8 @@ func (j *Job) momentsOf(t model.Parameter) kernel.MomentType {
 	return kernel.MomentsInt8
 }
 
-// sections are the stretches of a rank's part whose moments are held alike. A
-// tensor may begin on one rank and end on another.
+// sections divides a rank's shard into ranges whose moments have one type. A tensor may begin on one rank and end on
+// another.
 func (j *Job) sections(part partition.Range) []engine.Section {
 	var sections []engine.Section
 	add := func(elements int64, moments kernel.MomentType) {
@@ -38,7 +37,7 @@ func (j *Job) sections(part partition.Range) []engine.Section {
 			sections = append(sections, engine.Section{Elements: elements, Moments: moments})
 		}
 	}
-	first := int64(0) // of the tensor in the flat parameters
+	first := int64(0) // offset of the tensor in the flat parameters
 	for _, t := range j.Model.Parameters {
 		if t.TiedTo != "" {
 			continue
@@ -51,8 +50,7 @@ func (j *Job) sections(part partition.Range) []engine.Section {
 	return sections
 }
 
-// ParametersByMoments is the number of parameters, padding included, whose
-// moments are held in each way.
+// ParametersByMoments returns the number of parameters, padding included, for each type of moments.
 func (p *Plan) ParametersByMoments() map[kernel.MomentType]int64 {
 	held := map[kernel.MomentType]int64{}
 	for _, shard := range p.Shards {

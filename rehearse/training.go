@@ -12,7 +12,7 @@ import (
 	"plimsoll/synthetic"
 )
 
-// training is the shards of a job on this host, and what makes their steps.
+// training holds the shards of a job on this host and makes their steps.
 type training struct {
 	shards []*engine.Shard
 	engine *engine.Engine
@@ -20,8 +20,7 @@ type training struct {
 	scaled *synthetic.ScaledGradients // nil where the loss is not scaled
 }
 
-// begin maps the arenas, which hold nothing yet. What it returns is to be
-// closed even where there is an error.
+// begin maps the arenas, which are still empty. The caller must close what begin returns, even after an error.
 func (p *Plan) begin() (*training, error) {
 	t := &training{scaler: p.LossScaler}
 	for _, config := range p.Shards {
@@ -47,17 +46,18 @@ func (t *training) close() (err error) {
 	return err
 }
 
-// each walks all shards, one after the other, each with its own workers.
+// each walks all shards, one after the other; each shard uses its own workers.
 func (t *training) each(body func(s *engine.Shard, first int64, c kernel.Chunk)) {
 	for _, s := range t.shards {
 		s.Each(func(first int64, c kernel.Chunk) { body(s, first, c) })
 	}
 }
 
-// step does what a trainer does: gradients of a loss that is scaled, then a step
-// that unscales them, unless they have overflowed, and then the scale of the
-// next. The same traffic without arithmetic follows. It stores into parameters
-// that are only written, so a step that is skipped goes without.
+// step does what a trainer does. It makes gradients of a scaled loss, unscales them in the optimizer step, and
+// chooses the next scale. An overflow skips the update.
+//
+// The same traffic without arithmetic follows. It stores into the write-only parameters, so a skipped step goes
+// without it.
 func (t *training) step(i int) (Step, error) {
 	step := Step{LossScale: t.scaler.Scale()}
 	backward := synthetic.Gradients
@@ -75,7 +75,8 @@ func (t *training) step(i int) (Step, error) {
 		return step, &fault.Input{What: fmt.Sprintf("step %d", i+1), Err: result.Err}
 	}
 	step.Seconds = time.Since(begin).Seconds()
-	step.NormSeconds, step.UpdateSeconds, step.Skipped = result.NormTime.Seconds(), result.UpdateTime.Seconds(), result.Skipped
+	step.NormSeconds, step.UpdateSeconds, step.Skipped = result.NormTime.Seconds(), result.UpdateTime.Seconds(),
+		result.Skipped
 	if !step.Skipped {
 		step.GradientNorm = result.GradientNorm
 		begin = time.Now()
@@ -86,7 +87,8 @@ func (t *training) step(i int) (Step, error) {
 	if err := t.scaler.Update(step.Skipped); err != nil {
 		return step, &fault.Input{
 			What: fmt.Sprintf("step %d", i+1), Err: err,
-			Mend: fmt.Sprintf("DeepSpeed ends here, too: lower min_loss_scale (--min-loss-scale); the largest synthetic gradient is %d, and fp16 ends at 65504", synthetic.Outlier),
+			Mend: fmt.Sprintf("DeepSpeed ends here, too: lower min_loss_scale (--min-loss-scale); the largest "+
+				"synthetic gradient is %d, and fp16 ends at 65504", synthetic.Outlier),
 		}
 	}
 	return step, nil

@@ -15,7 +15,7 @@ import (
 // BenchmarkSchema is the schema of the JSON document.
 const BenchmarkSchema = "plimsoll.benchmark/1"
 
-// Benchmark is the document of a benchmark, and what its tables are made from.
+// Benchmark is the document of a benchmark; its tables show the same data.
 type Benchmark struct {
 	Schema  string          `json:"schema"` // plimsoll.benchmark/1
 	Version string          `json:"version"`
@@ -38,17 +38,16 @@ type BenchmarkCase struct {
 	Pages          string  `json:"pages"`
 	Place          string  `json:"place"` // the nearest memory that holds all streams
 	ResidentBytes  float64 `json:"resident_bytes_per_parameter"`
-	TrafficBytes   float64 `json:"traffic_bytes_per_parameter"` // reads and writes of an update
+	TrafficBytes   float64 `json:"traffic_bytes_per_parameter"` // of an update, reads plus writes
 	PassesOfSample int     `json:"passes_per_sample"`
 
-	// Fraction is traffic time over update time in each round: how near the
-	// update comes to what memory allows.
+	// Fraction is traffic time over update time in each round: 1 is the speed limit of the memory.
 	Fraction bench.Spread `json:"fraction_of_limit"`
 	Limit    bench.Spread `json:"limit_bytes_per_second"`
 	Update   bench.Spread `json:"update_bytes_per_second"`
 	Time     bench.Spread `json:"update_seconds_per_parameter"`
 
-	Step    *BenchmarkStep    `json:"step,omitempty"` // not in the cache of a core
+	Step    *BenchmarkStep    `json:"step,omitempty"` // absent where the case runs in a core's cache
 	Journal *BenchmarkJournal `json:"journal,omitempty"`
 	Peer    *BenchmarkPeer    `json:"peer,omitempty"`
 	Checks  *BenchmarkCheck   `json:"checks,omitempty"`
@@ -57,19 +56,19 @@ type BenchmarkCase struct {
 	Samples   []bench.Sample `json:"samples"`
 }
 
-// BenchmarkStep is what the norm of the gradients adds to the update.
+// BenchmarkStep is the cost that the norm of the gradients adds to the update.
 type BenchmarkStep struct {
 	Time bench.Spread `json:"seconds_per_parameter"` // norm and update
-	// Exposed is the norm in a pass of its own, and Hidden what is left of it
-	// when gradients are added up as they arrive, both in units of the update.
+	// Exposed is the norm in a pass of its own. Hidden is what the norm still costs when gradients are added up as
+	// they arrive. Both are in units of the update.
 	Exposed bench.Spread  `json:"norm_exposed"`
 	Hidden  *bench.Spread `json:"norm_hidden,omitempty"`
 }
 
-// BenchmarkJournal is an update that another process could finish.
+// BenchmarkJournal is an update with an undo log, which another process could finish.
 type BenchmarkJournal struct {
 	Time  bench.Spread `json:"update_seconds_per_parameter"`
-	Added bench.Spread `json:"added"` // in units of the update without it
+	Added bench.Spread `json:"added"` // in units of the update without an undo log
 }
 
 // BenchmarkPeer compares with another implementation in the same run.
@@ -79,19 +78,19 @@ type BenchmarkPeer struct {
 	Variants []BenchmarkPeerVariant `json:"variants"`
 }
 
-// BenchmarkPeerVariant is one way of the peer.
+// BenchmarkPeerVariant is one variant of the peer's step.
 type BenchmarkPeerVariant struct {
 	Name      string       `json:"name"`
-	WholeStep bool         `json:"whole_step"` // held against our whole step, otherwise against our update
+	WholeStep bool         `json:"whole_step"` // compared with our whole step, otherwise with our update
 	Time      bench.Spread `json:"seconds_per_parameter"`
 	Ratio     bench.Spread `json:"time_over_ours"` // in each round
 	Extra     float64      `json:"peak_extra_bytes_per_parameter"`
 }
 
-// BenchmarkCheck is what the checks found.
+// BenchmarkCheck is the result of the checks.
 type BenchmarkCheck struct {
 	Collections          int          `json:"forced_collections"`
-	Stop                 float64      `json:"stop_seconds"` // that nine in ten are within
+	Stop                 float64      `json:"stop_seconds"` // nine in ten stops take at most this long
 	IdleStop             float64      `json:"stop_without_steps_seconds"`
 	LongestStop          float64      `json:"longest_stop_seconds"`
 	LongestIdleStop      float64      `json:"longest_stop_without_steps_seconds"`
@@ -103,7 +102,7 @@ type BenchmarkCheck struct {
 	WithinTargets        bool         `json:"within_targets"`
 }
 
-// NewBenchmark draws up the document.
+// NewBenchmark makes the document of a benchmark.
 func NewBenchmark(version string, p *bench.Plan, results []bench.Result) *Benchmark {
 	b := &Benchmark{
 		Schema: BenchmarkSchema, Version: version, Kernel: p.Kernel.String(), Rounds: p.Rounds, Host: newHost(p.Host),
@@ -119,14 +118,24 @@ func newBenchmarkCase(r bench.Result, hidden bool) BenchmarkCase {
 	over := func(quantity func(bench.Sample) float64) bench.Spread { return bench.Over(r.Samples, quantity) }
 	resident, bytes := float64(r.Shard.StateBytes()), float64(r.Shard.TrafficBytes())
 	c := BenchmarkCase{
-		Optimizer: r.Name, State: f.State.String(), Moments: f.Moments.String(), ParameterType: f.Parameter.String(), GradientType: f.Gradient.String(),
-		Parameters: r.Shard.Elements, Workers: len(r.Shard.CPUs), CPUs: r.Shard.CPUs, Pages: r.Shard.Pages.String(), Place: r.Place,
-		ResidentBytes: resident / n, TrafficBytes: bytes / n, PassesOfSample: r.Repeats,
-		Fraction:  over(func(s bench.Sample) float64 { return s.Traffic / s.Update }),
-		Limit:     over(func(s bench.Sample) float64 { return bytes / s.Traffic }),
-		Update:    over(func(s bench.Sample) float64 { return bytes / s.Update }),
-		Time:      over(func(s bench.Sample) float64 { return s.Update / n }),
-		Disturbed: r.Rounds, Samples: r.Samples,
+		Optimizer:      r.Name,
+		State:          f.State.String(),
+		Moments:        f.Moments.String(),
+		ParameterType:  f.Parameter.String(),
+		GradientType:   f.Gradient.String(),
+		Parameters:     r.Shard.Elements,
+		Workers:        len(r.Shard.CPUs),
+		CPUs:           r.Shard.CPUs,
+		Pages:          r.Shard.Pages.String(),
+		Place:          r.Place,
+		ResidentBytes:  resident / n,
+		TrafficBytes:   bytes / n,
+		PassesOfSample: r.Repeats,
+		Fraction:       over(func(s bench.Sample) float64 { return s.Traffic / s.Update }),
+		Limit:          over(func(s bench.Sample) float64 { return bytes / s.Traffic }),
+		Update:         over(func(s bench.Sample) float64 { return bytes / s.Update }),
+		Time:           over(func(s bench.Sample) float64 { return s.Update / n }),
+		Disturbed:      r.Rounds, Samples: r.Samples,
 	}
 	if !r.InCore {
 		c.Step = &BenchmarkStep{
@@ -185,7 +194,7 @@ func (b *Benchmark) WriteJSON(w io.Writer) error {
 	return e.Encode(b)
 }
 
-// WriteText writes what a person reads.
+// WriteText writes the document for people.
 func (b *Benchmark) WriteText(w io.Writer) error {
 	var out strings.Builder
 	line := func(name, format string, values ...any) {
@@ -203,8 +212,10 @@ func (b *Benchmark) WriteText(w io.Writer) error {
 	out.WriteString("\n")
 	for _, c := range b.Cases {
 		if k := c.Checks; k != nil {
-			line("stop of the world", "nine in ten within %s while steps run, within %s without (target: %s more); the longest are %s and %s; %d forced collections",
-				seconds(k.Stop), seconds(k.IdleStop), seconds(k.MostStopAdded), seconds(k.LongestStop), seconds(k.LongestIdleStop), k.Collections)
+			line("stop of the world", "nine in ten within %s while steps run, within %s without (target: %s more); "+
+				"the longest are %s and %s; %d forced collections",
+				seconds(k.Stop), seconds(k.IdleStop), seconds(k.MostStopAdded), seconds(k.LongestStop),
+				seconds(k.LongestIdleStop), k.Collections)
 			line("denormal numbers", "an update takes %.2f (%.2f..%.2f) times as long (target: %g)",
 				k.DenormalSlowdown.Median, k.DenormalSlowdown.Min, k.DenormalSlowdown.Max, k.MostDenormalSlowdown)
 		}
@@ -236,14 +247,15 @@ func (b *Benchmark) rounds() string {
 	return kept
 }
 
-// newTable is a table whose columns after the first few are numbers.
+// newTable returns a table whose columns after the first few are numbers.
 func newTable(names int, header ...any) table.Writer {
 	t := table.NewWriter()
 	t.SetStyle(table.StyleLight)
-	t.Style().Format = table.FormatOptions{} // as written
+	t.Style().Format = table.FormatOptions{} // headers as written
 	var columns []table.ColumnConfig
 	for i := names; i < len(header); i++ {
-		columns = append(columns, table.ColumnConfig{Number: i + 1, Align: text.AlignRight, AlignHeader: text.AlignRight, AlignFooter: text.AlignRight})
+		columns = append(columns, table.ColumnConfig{Number: i + 1, Align: text.AlignRight,
+			AlignHeader: text.AlignRight, AlignFooter: text.AlignRight})
 	}
 	t.SetColumnConfigs(columns)
 	t.AppendHeader(header)
@@ -258,35 +270,42 @@ func (c BenchmarkCase) names() table.Row {
 }
 
 func (b *Benchmark) updateTable() string {
-	t := newTable(3, append(caseNames, "in", "B/parameter", "limit GB/s", "update GB/s", "ns/parameter", "of the limit")...)
+	t := newTable(3, append(caseNames, "in", "B/parameter", "limit GB/s", "update GB/s", "ns/parameter",
+		"of the limit")...)
 	for _, c := range b.Cases {
-		t.AppendRow(append(c.names(), c.Place, shortBytes(c.TrafficBytes), fmt.Sprintf("%.1f", c.Limit.Median/1e9), fmt.Sprintf("%.1f", c.Update.Median/1e9),
-			fmt.Sprintf("%.3f", 1e9*c.Time.Median), fmt.Sprintf("%.0f %% (%.0f..%.0f)", 100*c.Fraction.Median, 100*c.Fraction.Min, 100*c.Fraction.Max)))
+		t.AppendRow(append(c.names(), c.Place, shortBytes(c.TrafficBytes), fmt.Sprintf("%.1f", c.Limit.Median/1e9),
+			fmt.Sprintf("%.1f", c.Update.Median/1e9),
+			fmt.Sprintf("%.3f", 1e9*c.Time.Median),
+			fmt.Sprintf("%.0f %% (%.0f..%.0f)", 100*c.Fraction.Median, 100*c.Fraction.Min, 100*c.Fraction.Max)))
 	}
 	return t.Render()
 }
 
-// normTable is empty when nobody asked for it.
+// normTable returns "" where the norm was not measured.
 func (b *Benchmark) normTable() string {
 	t := newTable(3, append(caseNames, "norm exposed", "norm hidden", "whole step ns/parameter")...)
 	for _, c := range b.Cases {
 		if c.Step != nil && c.Step.Hidden != nil {
-			t.AppendRow(append(c.names(), percent(c.Step.Exposed.Median), percent(c.Step.Hidden.Median), fmt.Sprintf("%.3f", 1e9*c.Step.Time.Median)))
+			t.AppendRow(append(c.names(), percent(c.Step.Exposed.Median), percent(c.Step.Hidden.Median),
+				fmt.Sprintf("%.3f", 1e9*c.Step.Time.Median)))
 		}
 	}
 	if t.Length() == 0 {
 		return ""
 	}
-	return t.Render() + "\nexposed: a pass of its own; hidden: added up as gradients arrive; both in addition to the update"
+	return t.Render() + "\nexposed: a pass of its own; hidden: added up as gradients arrive; " +
+		"both in addition to the update"
 }
 
-// journalTable is empty when nobody asked for it.
+// journalTable returns "" where the undo log was not measured.
 func (b *Benchmark) journalTable() string {
 	t := newTable(3, append(caseNames, "ns/parameter", "with journal", "added")...)
 	for _, c := range b.Cases {
 		if c.Journal != nil {
-			t.AppendRow(append(c.names(), fmt.Sprintf("%.3f", 1e9*c.Time.Median), fmt.Sprintf("%.3f", 1e9*c.Journal.Time.Median),
-				fmt.Sprintf("%.1f %% (%.0f..%.0f)", 100*c.Journal.Added.Median, 100*c.Journal.Added.Min, 100*c.Journal.Added.Max)))
+			t.AppendRow(append(c.names(), fmt.Sprintf("%.3f", 1e9*c.Time.Median),
+				fmt.Sprintf("%.3f", 1e9*c.Journal.Time.Median),
+				fmt.Sprintf("%.1f %% (%.0f..%.0f)", 100*c.Journal.Added.Median, 100*c.Journal.Added.Min,
+					100*c.Journal.Added.Max)))
 		}
 	}
 	if t.Length() == 0 {
@@ -295,7 +314,7 @@ func (b *Benchmark) journalTable() string {
 	return t.Render() + "\nwith journal: an update that another process could finish"
 }
 
-// peerTable is empty without a peer.
+// peerTable returns "" without a peer.
 func (b *Benchmark) peerTable() string {
 	t := newTable(3, append(caseNames, "peer", "ns/parameter", "time / ours", "extra B/parameter")...)
 	version := ""
@@ -305,7 +324,8 @@ func (b *Benchmark) peerTable() string {
 		}
 		version = c.Peer.Name + " " + c.Peer.Version
 		for _, v := range c.Peer.Variants {
-			t.AppendRow(append(c.names(), v.Name, fmt.Sprintf("%.3f", 1e9*v.Time.Median), fmt.Sprintf("%.2f (%.2f..%.2f)", v.Ratio.Median, v.Ratio.Min, v.Ratio.Max),
+			t.AppendRow(append(c.names(), v.Name, fmt.Sprintf("%.3f", 1e9*v.Time.Median),
+				fmt.Sprintf("%.2f (%.2f..%.2f)", v.Ratio.Median, v.Ratio.Min, v.Ratio.Max),
 				fmt.Sprintf("%.1f", v.Extra)))
 		}
 	}

@@ -18,7 +18,7 @@ import (
 // BindingSchema is the schema of the JSON document.
 const BindingSchema = "plimsoll.binding/1"
 
-// Binding is the document of a plan.
+// Binding is the document of a plan of cores.
 type Binding struct {
 	Schema       string         `json:"schema"`
 	Version      string         `json:"version"`
@@ -28,7 +28,7 @@ type Binding struct {
 	Notes        []string       `json:"notes"`
 }
 
-// NewBinding draws up the document.
+// NewBinding makes the document of a plan of cores.
 func NewBinding(version string, h *host.Host, request binding.Request, plan *binding.Plan, notes []string) *Binding {
 	return &Binding{
 		Schema: BindingSchema, Version: version, Host: newHost(h),
@@ -44,7 +44,7 @@ func (b *Binding) WriteJSON(w io.Writer) error {
 	return e.Encode(b)
 }
 
-// WriteText writes what a person reads: who gets what, then why.
+// WriteText writes the document for people: the cores of each rank, then the reasons.
 func (b *Binding) WriteText(w io.Writer) error {
 	var out strings.Builder
 	line := func(name, value string) { fmt.Fprintf(&out, "%-18s %s\n", name, value) }
@@ -67,7 +67,7 @@ func (b *Binding) WriteText(w io.Writer) error {
 	return err
 }
 
-// once leaves a name out after the first line.
+// once returns the name for the first line and "" for the others.
 func once(i int, name string) string {
 	if i > 0 {
 		return ""
@@ -78,20 +78,22 @@ func once(i int, name string) string {
 func (b *Binding) table() string {
 	t := table.NewWriter()
 	t.SetStyle(table.StyleLight)
-	t.Style().Format = table.FormatOptions{} // as written
+	t.Style().Format = table.FormatOptions{} // headers as written
 	t.SetColumnConfigs([]table.ColumnConfig{{Number: 4, Align: text.AlignRight}})
-	t.AppendHeader(table.Row{"rank", "trainer CPUs", "optimizer CPUs", "OMP_NUM_THREADS", "NUMA nodes", "memory policy"})
+	t.AppendHeader(table.Row{"rank", "trainer CPUs", "optimizer CPUs", "OMP_NUM_THREADS", "NUMA nodes",
+		"memory policy"})
 	for _, r := range b.Ranks {
-		threads := "" // no trainer
+		threads := "" // no trainer on this host
 		if r.OMPNumThreads > 0 {
 			threads = fmt.Sprint(r.OMPNumThreads)
 		}
-		t.AppendRow(table.Row{r.Rank, r.TrainerCPUs, r.OptimizerCPUs, threads, cpuset.New(r.NUMANodes...), r.MemoryPolicy})
+		t.AppendRow(table.Row{r.Rank, r.TrainerCPUs, r.OptimizerCPUs, threads, cpuset.New(r.NUMANodes...),
+			r.MemoryPolicy})
 	}
 	return t.Render()
 }
 
-// commonReasons sets the reasons of every rank apart from those of each.
+// commonReasons separates the reasons that all ranks share from the reasons of each rank.
 func commonReasons(ranks []binding.Rank) (all []string, own [][]string) {
 	for _, reason := range ranks[0].Reasons {
 		if !slices.ContainsFunc(ranks, func(r binding.Rank) bool { return !slices.Contains(r.Reasons, reason) }) {
@@ -99,7 +101,8 @@ func commonReasons(ranks []binding.Rank) (all []string, own [][]string) {
 		}
 	}
 	for _, r := range ranks {
-		own = append(own, slices.DeleteFunc(slices.Clone(r.Reasons), func(reason string) bool { return slices.Contains(all, reason) }))
+		own = append(own, slices.DeleteFunc(slices.Clone(r.Reasons),
+			func(reason string) bool { return slices.Contains(all, reason) }))
 	}
 	return all, own
 }

@@ -29,7 +29,7 @@ type Checkpoint struct {
 	Parameters []CheckpointParameter `json:"tensors"`
 }
 
-// CheckpointFile is what a rank has written.
+// CheckpointFile is a file that one rank has written.
 type CheckpointFile struct {
 	Name       string       `json:"file"`
 	Rank       int          `json:"rank"`
@@ -41,29 +41,31 @@ type CheckpointFile struct {
 	Bytes      ledger.Bytes `json:"bytes"`
 }
 
-// CheckpointParameter is a parameter in all files.
+// CheckpointParameter is one parameter, summed over all files.
 type CheckpointParameter struct {
 	Name    string       `json:"name"`
 	Shape   []int64      `json:"shape"`
 	Group   int          `json:"group"`
 	State   string       `json:"state"`
 	Moments string       `json:"moments"`
-	Bytes   ledger.Bytes `json:"bytes"` // without the headers of int8 moments, which parameters share
-	Ranks   int          `json:"ranks"` // that hold a part of it
+	Bytes   ledger.Bytes `json:"bytes"` // without the headers of int8 moments, which several parameters share
+	Ranks   int          `json:"ranks"` // ranks that hold a part of the parameter
 }
 
-// NewCheckpoint draws up the document.
+// NewCheckpoint makes the document of a checkpoint.
 func NewCheckpoint(version string, c *checkpoint.Checkpoint) *Checkpoint {
 	d := &Checkpoint{
 		Schema: CheckpointSchema, Version: version,
 		Path: c.Path(), Step: c.Step(), Ranks: c.World(), Algorithm: c.Algorithm().String(),
 	}
 	for _, f := range c.Files() {
-		d.Files = append(d.Files, CheckpointFile{f.Name, f.Rank, f.Part, f.Format.State.String(), f.Format.Moments.String(), f.Format.Parameter.String(), f.Parameters, f.Bytes})
+		d.Files = append(d.Files, CheckpointFile{f.Name, f.Rank, f.Part, f.Format.State.String(),
+			f.Format.Moments.String(), f.Format.Parameter.String(), f.Parameters, f.Bytes})
 		d.Bytes += f.Bytes
 	}
 	for _, p := range c.Parameters() {
-		d.Parameters = append(d.Parameters, CheckpointParameter{p.Name, p.Shape, p.Group, p.State.String(), p.Moments.String(), p.Bytes, p.Ranks})
+		d.Parameters = append(d.Parameters, CheckpointParameter{p.Name, p.Shape, p.Group, p.State.String(),
+			p.Moments.String(), p.Bytes, p.Ranks})
 		elements := int64(1)
 		for _, n := range p.Shape {
 			elements *= n
@@ -81,7 +83,7 @@ func (d *Checkpoint) WriteJSON(w io.Writer) error {
 	return e.Encode(d)
 }
 
-// WriteText writes what a person reads.
+// WriteText writes the document for people.
 func (d *Checkpoint) WriteText(w io.Writer) error {
 	var out strings.Builder
 	line := func(name, value string) { fmt.Fprintf(&out, "%-18s %s\n", name, value) }
@@ -95,9 +97,10 @@ func (d *Checkpoint) WriteText(w io.Writer) error {
 	return err
 }
 
-// WriteVerified says that every byte is as it was written.
+// WriteVerified reports that every byte is as it was written.
 func (d *Checkpoint) WriteVerified(w io.Writer) error {
-	_, err := fmt.Fprintf(w, "%s: step %d, %d files, %v: every byte is as it was written\n", d.Path, d.Step, len(d.Files), d.Bytes)
+	_, err := fmt.Fprintf(w, "%s: step %d, %d files, %v: every byte is as it was written\n", d.Path, d.Step,
+		len(d.Files), d.Bytes)
 	return err
 }
 
@@ -117,7 +120,7 @@ func (d *Checkpoint) parameters() string {
 	return t.Render()
 }
 
-// shapeText is a shape as "151936 x 896"; that of a number is empty.
+// shapeText returns a shape as "151936 x 896", and "" for a scalar.
 func shapeText(shape []int64) string {
 	var parts []string
 	for _, n := range shape {

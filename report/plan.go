@@ -24,7 +24,7 @@ type Plan struct {
 	Schema      string          `json:"schema"`
 	Version     string          `json:"version"`
 	Verdict     plan.Result     `json:"verdict"`
-	Limit       *PlanLimit      `json:"limit"` // null when no capacity is known
+	Limit       *PlanLimit      `json:"limit"` // null where no capacity is known
 	Model       PlannedModel    `json:"model"`
 	Job         PlannedJob      `json:"job"`
 	Assumptions []string        `json:"assumptions"`
@@ -34,17 +34,17 @@ type Plan struct {
 	Request     plan.Request    `json:"request"`
 }
 
-// PlanLimit is where the job comes nearest to what a device has.
+// PlanLimit is the point where the job comes nearest to a device's capacity.
 type PlanLimit struct {
 	Device    ledger.Kind      `json:"device"`
 	Phase     ledger.PhaseName `json:"phase"`
 	Iteration ledger.Iteration `json:"iteration"`
 	Needed    ledger.Bytes     `json:"needed_bytes"`
-	Least     ledger.Bytes     `json:"least_bytes"` // if the allocator lost nothing to fragments
+	Least     ledger.Bytes     `json:"least_bytes"` // if the allocator lost nothing to fragmentation
 	Capacity  ledger.Bytes     `json:"capacity_bytes"`
 }
 
-// PlannedModel says what is trained.
+// PlannedModel describes the model.
 type PlannedModel struct {
 	Name         string `json:"name"`
 	Architecture string `json:"architecture"`
@@ -53,7 +53,7 @@ type PlannedModel struct {
 	Trained      int64  `json:"trained_parameters"`
 }
 
-// PlannedJob says how.
+// PlannedJob describes how the model is trained.
 type PlannedJob struct {
 	Engine       string `json:"engine"`
 	Ranks        int    `json:"ranks"`
@@ -62,14 +62,14 @@ type PlannedJob struct {
 	Sequence     int64  `json:"sequence_length"`
 	Accumulation int    `json:"gradient_accumulation"`
 	Weights      string `json:"weight_dtype"`
-	Autocast     string `json:"autocast_dtype"` // empty: off
-	Compute      string `json:"compute_dtype"`  // that FSDP casts parameters to; empty: the weights' own
+	Autocast     string `json:"autocast_dtype"` // empty for off
+	Compute      string `json:"compute_dtype"`  // FSDP casts parameters to it; empty where they keep their own type
 	Attention    string `json:"attention"`
 	Optimizer    string `json:"optimizer"`
 	Recompute    string `json:"recompute"`
 
-	// The degrees of parallelism beside the engine's, 1 without. Replicas are the
-	// groups of ranks that each hold the whole model between them.
+	// The degrees of parallelism beside the engine's own, 1 for none. Each of the Replicas groups of ranks holds one
+	// full model.
 	TensorParallel  int64    `json:"tensor_parallel"`
 	ContextParallel int64    `json:"context_parallel"`
 	ExpertParallel  int64    `json:"expert_parallel"`
@@ -83,17 +83,33 @@ type Input struct {
 	SHA256 string `json:"sha256"`
 }
 
-// NewPlan draws up the document.
+// NewPlan makes the document of a plan.
 func NewPlan(version string, request plan.Request, p *plan.Plan) (*Plan, error) {
 	j := p.Job
 	d := &Plan{
-		Schema: PlanSchema, Version: version, Verdict: p.Verdict.Result, Devices: p.Devices, Request: request, Inputs: []Input{},
+		Schema: PlanSchema, Version: version, Verdict: p.Verdict.Result, Devices: p.Devices, Request: request,
+		Inputs:      []Input{},
 		Model:       PlannedModel{j.Model.Name, j.Model.Architecture, j.Model.Source, j.Model.Elements(), p.Trained},
 		Hosted:      append([]plan.Hosted{}, p.Hosted...),
 		Assumptions: append([]string{}, j.Assumptions...),
-		Job: PlannedJob{Engine: j.EngineName(), Ranks: j.World, Nodes: j.Nodes, MicroBatch: j.MicroBatch, Sequence: j.Sequence, Accumulation: j.Accumulation,
-			Weights: j.Weights.String(), Attention: string(j.Attention), Optimizer: j.OptimizerName(), Recompute: j.RecomputeName(),
-			Compute: j.ComputeName(), TensorParallel: j.SplitWidth, ContextParallel: j.SplitSequence, ExpertParallel: j.SplitExperts, Replicas: j.Replicas(), Parallel: j.ParallelNames()},
+		Job: PlannedJob{
+			Engine:          j.EngineName(),
+			Ranks:           j.World,
+			Nodes:           j.Nodes,
+			MicroBatch:      j.MicroBatch,
+			Sequence:        j.Sequence,
+			Accumulation:    j.Accumulation,
+			Weights:         j.Weights.String(),
+			Attention:       string(j.Attention),
+			Optimizer:       j.OptimizerName(),
+			Recompute:       j.RecomputeName(),
+			Compute:         j.ComputeName(),
+			TensorParallel:  j.SplitWidth,
+			ContextParallel: j.SplitSequence,
+			ExpertParallel:  j.SplitExperts,
+			Replicas:        j.Replicas(),
+			Parallel:        j.ParallelNames(),
+		},
 	}
 	if v := p.Verdict; v.Result != plan.Unknown {
 		d.Limit = &PlanLimit{v.Device, v.Phase, v.Iteration, v.Needed, v.Least, v.Capacity}
@@ -119,10 +135,10 @@ func (d *Plan) WriteJSON(w io.Writer) error {
 	return e.Encode(d)
 }
 
-// screen is the width that the text keeps to, so that a plan is one screen.
+// screen is the width of the text, so that a plan fits on one screen.
 const screen = 120
 
-// WriteText writes what a person reads.
+// WriteText writes the document for people.
 func (d *Plan) WriteText(w io.Writer) error {
 	var b strings.Builder
 	line := func(name, value string) {
@@ -131,9 +147,11 @@ func (d *Plan) WriteText(w io.Writer) error {
 			name = ""
 		}
 	}
-	line("model", fmt.Sprintf("%s, %s parameters (%s)", d.Model.Name, ledger.Count(d.Model.Parameters), d.Model.Architecture)+d.trained())
+	line("model", fmt.Sprintf("%s, %s parameters (%s)", d.Model.Name, ledger.Count(d.Model.Parameters),
+		d.Model.Architecture)+d.trained())
 	engine := strings.Join(append([]string{d.Job.Engine}, d.Job.Parallel...), ", ")
-	line("job", fmt.Sprintf("%s, %s, %d x %s tokens x %d, %s attention, %s", engine, d.types(), d.Job.MicroBatch, ledger.Count(d.Job.Sequence), d.Job.Accumulation, d.Job.Attention, d.Job.Optimizer))
+	line("job", fmt.Sprintf("%s, %s, %d x %s tokens x %d, %s attention, %s", engine, d.types(), d.Job.MicroBatch,
+		ledger.Count(d.Job.Sequence), d.Job.Accumulation, d.Job.Attention, d.Job.Optimizer))
 	for i := range d.Devices {
 		device := &d.Devices[i]
 		b.WriteString("\n")
@@ -168,15 +186,15 @@ func (d *Plan) types() string {
 	return d.Job.Weights
 }
 
-// timeline is a table of a device's phases. Phases that follow each other
-// with the same figures are one row.
+// timeline returns a table of a device's phases. Consecutive phases with the same figures share a row.
 func (d *Plan) timeline(device *ledger.Device) string {
 	t := table.NewWriter()
 	t.SetStyle(table.StyleLight)
 	t.Style().Format = table.FormatOptions{}
 	columns := []table.ColumnConfig{{Number: 1, WidthMin: len("forward, steady to backward, steady")}}
 	for i := 2; i <= 6; i++ {
-		columns = append(columns, table.ColumnConfig{Number: i, Align: text.AlignRight, AlignHeader: text.AlignRight, WidthMin: len("requested")})
+		columns = append(columns, table.ColumnConfig{Number: i, Align: text.AlignRight, AlignHeader: text.AlignRight,
+			WidthMin: len("requested")})
 	}
 	t.SetColumnConfigs(columns)
 	t.AppendHeader(table.Row{titleOf(device), "requested", "allocated", "reserved", "in use", "end"})
@@ -208,7 +226,8 @@ func titleOf(device *ledger.Device) string {
 }
 
 func alike(p, q *ledger.Phase) bool {
-	return p.PeakRequested == q.PeakRequested && p.PeakAllocated == q.PeakAllocated && p.PeakReserved == q.PeakReserved && p.PeakUsed == q.PeakUsed && p.EndAllocated == q.EndAllocated
+	return p.PeakRequested == q.PeakRequested && p.PeakAllocated == q.PeakAllocated &&
+		p.PeakReserved == q.PeakReserved && p.PeakUsed == q.PeakUsed && p.EndAllocated == q.EndAllocated
 }
 
 func rowText(p *ledger.Phase) string {
@@ -218,11 +237,11 @@ func rowText(p *ledger.Phase) string {
 	return fmt.Sprintf("%s, %s", p.Name, p.Iteration)
 }
 
-// shown is how many components a device's peak is told in.
+// shown is the number of components to list at a device's peak.
 const shown = 5
 
-// consumers are the largest components at a device's peak. What does not fit
-// the screen is cut: Explain has it whole.
+// consumers lists the largest components at a device's peak. It cuts reasons at the width of the screen; Explain
+// prints them in full.
 func (d *Plan) consumers(b *strings.Builder, device *ledger.Device) {
 	peak := device.Peak()
 	when := "peak in " + phaseText(peak.Name, peak.Iteration)
@@ -260,7 +279,8 @@ func (d *Plan) consumers(b *strings.Builder, device *ledger.Device) {
 		if nodes[0].Capacity > 0 {
 			capacity = " of " + nodes[0].Capacity.String()
 		}
-		fmt.Fprintf(b, "on the fullest of %d NUMA nodes, with %d ranks: %v%s\n", len(nodes), nodes[0].Ranks, nodes[0].PeakUsed, capacity)
+		fmt.Fprintf(b, "on the fullest of %d NUMA nodes, with %d ranks: %v%s\n", len(nodes), nodes[0].Ranks,
+			nodes[0].PeakUsed, capacity)
 	}
 	if device.Kind == ledger.Host && len(d.Hosted) > 0 && device.Peak().PeakRequested > 0 {
 		var formats []string
@@ -290,7 +310,8 @@ func (d *Plan) verdictLine() string {
 	if d.Limit.Device == ledger.Host {
 		where = "host"
 	}
-	what := fmt.Sprintf("%v of %v on the %s in %s", d.Limit.Needed, d.Limit.Capacity, where, phaseText(d.Limit.Phase, d.Limit.Iteration))
+	what := fmt.Sprintf("%v of %v on the %s in %s", d.Limit.Needed, d.Limit.Capacity, where,
+		phaseText(d.Limit.Phase, d.Limit.Iteration))
 	switch d.Verdict {
 	case plan.DoesNotFit:
 		return fmt.Sprintf("does not fit: %s, %v too much", what, d.Limit.Needed-d.Limit.Capacity)

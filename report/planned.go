@@ -15,19 +15,19 @@ import (
 	"plimsoll/plan"
 )
 
-// The largest files that are read: a plan of thousands of devices has a few MB,
-// and of what a plan is made from, the largest index of a model has 8 MB.
+// The largest files to read. A plan of thousands of devices has a few MB. Of the files that a plan is made from, the
+// largest index of a model has 8 MB.
 const (
 	maxPlan  = 64 << 20
 	maxInput = 100_000_000
 )
 
-// ReadPlan reads the document that plan --out has written. Every error is a
-// *fault.Input.
+// ReadPlan reads a document of plan --out. Every error is a *fault.Input.
 func ReadPlan(file string) (*Plan, error) {
 	text, err := files.Read(file, maxPlan)
 	if err != nil {
-		return nil, &fault.Input{Where: fault.Position{File: file}, Err: cause(err), Mend: "write it with plimsoll plan --out " + file}
+		return nil, &fault.Input{Where: fault.Position{File: file}, Err: cause(err),
+			Mend: "write it with plimsoll plan --out " + file}
 	}
 	return parsePlan(file, text)
 }
@@ -39,24 +39,28 @@ func parsePlan(file string, text []byte) (*Plan, error) {
 	var wrong *json.SyntaxError
 	switch err := json.Unmarshal(text, &head); {
 	case errors.As(err, &wrong):
-		return nil, &fault.Input{Where: fault.At(file, text, wrong.Offset-1), What: "this is not JSON", Err: err, Mend: again}
+		return nil, &fault.Input{Where: fault.At(file, text, wrong.Offset-1), What: "this is not JSON", Err: err,
+			Mend: again}
 	case err != nil || head.Schema == "":
 		return nil, &fault.Input{Where: where, What: "this is no plan: it names no schema", Mend: again}
 	case head.Schema != PlanSchema:
-		return nil, &fault.Input{Where: where, What: fmt.Sprintf("the schema is %q, and this version reads %q", head.Schema, PlanSchema), Mend: again}
+		return nil, &fault.Input{Where: where, What: fmt.Sprintf("the schema is %q, and this version reads %q",
+			head.Schema, PlanSchema), Mend: again}
 	}
 	d := &Plan{}
 	if err := json.Unmarshal(text, d); err != nil {
 		return nil, &fault.Input{Where: where, What: "this is no whole plan", Err: err, Mend: again}
 	}
-	known := d.Verdict == plan.Unknown || d.Limit != nil && (d.Verdict == plan.Fits || d.Verdict == plan.Tight || d.Verdict == plan.DoesNotFit)
+	known := d.Verdict == plan.Unknown || d.Limit != nil &&
+		(d.Verdict == plan.Fits || d.Verdict == plan.Tight || d.Verdict == plan.DoesNotFit)
 	if !known || len(d.Devices) == 0 {
-		return nil, &fault.Input{Where: where, What: fmt.Sprintf("this is no whole plan: the verdict is %q, without a limit or devices", d.Verdict), Mend: again}
+		return nil, &fault.Input{Where: where, What: fmt.Sprintf("this is no whole plan: the verdict is "+
+			"%q, without a limit or devices", d.Verdict), Mend: again}
 	}
 	return d, nil
 }
 
-// PlannedRun is the plan of a job that is run.
+// PlannedRun is the plan of a job that plimsoll run starts.
 type PlannedRun struct {
 	Input
 	Model   string      `json:"model"`
@@ -64,8 +68,7 @@ type PlannedRun struct {
 	Text    string      `json:"text"` // the verdict in words
 }
 
-// NewPlannedRun reads a plan that a job is to be run by. It refuses one that
-// was made from files that are different now.
+// NewPlannedRun reads the plan of a job to run. It refuses a plan whose input files have changed.
 func NewPlannedRun(file string) (*PlannedRun, error) {
 	d, err := ReadPlan(file)
 	if err != nil {
@@ -84,16 +87,19 @@ func (d *Plan) current(file string) error {
 		if err == nil && now == input.SHA256 {
 			continue
 		}
-		e := &fault.Input{Where: fault.Position{File: file}, What: input.File + " has changed since the plan was made", Mend: "plan the job again, or give the file its content back"}
+		e := &fault.Input{Where: fault.Position{File: file},
+			What: input.File + " has changed since the plan was made",
+			Mend: "plan the job again, or give the file its content back"}
 		if err != nil {
-			e.What, e.Err, e.Mend = "the plan was made from a file that cannot be read", err, "run from the folder that the plan was made in, or plan the job again"
+			e.What, e.Err, e.Mend = "the plan was made from a file that cannot be read", err,
+				"run from the folder that the plan was made in, or plan the job again"
 		}
 		return e
 	}
 	return nil
 }
 
-// hashOf reads a file whole. Only one with weights may be larger than a document.
+// hashOf returns the hash of a file. Only a file of weights may be larger than a document.
 func hashOf(file string) (string, error) {
 	sum := sha256.New()
 	opened, info, err := files.Open(file)
@@ -111,7 +117,7 @@ func hashOf(file string) (string, error) {
 	return hex.EncodeToString(sum.Sum(nil)), nil
 }
 
-// cause is an error without the name of the file, which is said before.
+// cause returns the error without the name of the file, which the message already has.
 func cause(err error) error {
 	var path *fs.PathError
 	if errors.As(err, &path) {

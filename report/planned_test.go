@@ -12,13 +12,16 @@ import (
 	"plimsoll/plan"
 )
 
-// made is a plan with its inputs, written to the current folder.
+// made returns a plan with its inputs, written to the current folder.
 func made(t testing.TB) []byte {
 	t.Helper()
-	if err := os.WriteFile("ds.json", []byte(`{"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}, "zero_optimization": {"stage": 2}}`), 0o600); err != nil {
+	if err := os.WriteFile("ds.json", []byte(
+		`{"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}, "zero_optimization": {"stage": 2}}`),
+		0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile("args.json", []byte(`{"deepspeed": "ds.json", "bf16": true, "per_device_train_batch_size": 1}`), 0o600); err != nil {
+	if err := os.WriteFile("args.json", []byte(
+		`{"deepspeed": "ds.json", "bf16": true, "per_device_train_batch_size": 1}`), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	request := plan.Request{Model: "gpt2", TrainingArgs: "args.json", GPUs: 2, GPU: "H100-80GB"}
@@ -44,8 +47,7 @@ func made(t testing.TB) []byte {
 	return []byte(b.String())
 }
 
-// TestPlannedRun reads a plan back, and refuses it when what it was made from
-// is not what it was.
+// TestPlannedRun reads a plan back, and expects a refusal when an input file has changed.
 func TestPlannedRun(t *testing.T) {
 	t.Chdir(t.TempDir())
 	text := string(made(t))
@@ -70,14 +72,21 @@ func TestPlannedRun(t *testing.T) {
 	for _, test := range []struct {
 		name, file, was, is, want string
 	}{
-		{"a file named on the command line", "args.json", "true", "true ", "plan.json: args.json has changed since the plan was made"},
-		{"a file named by another file", "ds.json", "1,", "2,", "plan.json: ds.json has changed since the plan was made"},
-		{"a file that is gone", "ds.json", "", "", "plan.json: the plan was made from a file that cannot be read: ds.json: no such file or directory"},
-		{"the schema", "plan.json", "plimsoll.plan/2", "plimsoll.plan/9", `plan.json: the schema is "plimsoll.plan/9", and this version reads "plimsoll.plan/2"`},
-		{"a hash", "plan.json", `"sha256": "`, `"sha256": "0`, "plan.json: args.json has changed since the plan was made"},
+		{"a file named on the command line", "args.json", "true", "true ",
+			"plan.json: args.json has changed since the plan was made"},
+		{"a file named by another file", "ds.json", "1,", "2,",
+			"plan.json: ds.json has changed since the plan was made"},
+		{"a file that is gone", "ds.json", "", "",
+			"plan.json: the plan was made from a file that cannot be read: ds.json: no such file or directory"},
+		{"the schema", "plan.json", "plimsoll.plan/2", "plimsoll.plan/9",
+			`plan.json: the schema is "plimsoll.plan/9", and this version reads "plimsoll.plan/2"`},
+		{"a hash", "plan.json", `"sha256": "`, `"sha256": "0`,
+			"plan.json: args.json has changed since the plan was made"},
 		{"a verdict", "plan.json", `"verdict": "fits"`, `"verdict": "maybe"`, "plan.json: this is no whole plan"},
-		{"a type", "plan.json", `"rank": 0`, `"rank": "zero"`, "plan.json: this is no whole plan: json: cannot unmarshal"},
-		{"half of it", "plan.json", text[len(text)/2:], "", ": this is not JSON: unexpected end of JSON input\n  hint: plan the job again"},
+		{"a type", "plan.json", `"rank": 0`, `"rank": "zero"`,
+			"plan.json: this is no whole plan: json: cannot unmarshal"},
+		{"half of it", "plan.json", text[len(text)/2:], "",
+			": this is not JSON: unexpected end of JSON input\n  hint: plan the job again"},
 		{"another document", "plan.json", text, "{}", "plan.json: this is no plan: it names no schema"},
 		{"no document", "plan.json", text, "[1]", "plan.json: this is no plan: it names no schema"},
 		{"no plan", "plan.json", "", "", "plan.json: no such file or directory"},
@@ -109,7 +118,7 @@ func TestPlannedRun(t *testing.T) {
 	}
 }
 
-// TestPlannedFolder has the config.json of a folder among the inputs.
+// TestPlannedFolder expects the config.json of a folder among the inputs.
 func TestPlannedFolder(t *testing.T) {
 	j, err := plan.Request{Model: "../model/testdata/checkpoint"}.Resolve()
 	if err != nil {

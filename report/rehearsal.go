@@ -20,7 +20,7 @@ import (
 	"plimsoll/rehearse"
 )
 
-// Rehearsal is the document of a rehearsal, and what its table is made from.
+// Rehearsal is the document of a rehearsal; its table shows the same data.
 type Rehearsal struct {
 	Schema  string           `json:"schema"` // plimsoll.rehearsal/1
 	Version string           `json:"version"`
@@ -35,13 +35,13 @@ type Rehearsal struct {
 	LossScaling *LossScaling `json:"loss_scaling"` // null where no gradient is in fp16
 
 	Steps             []rehearse.Step `json:"steps"`
-	OptimizerSteps    int64           `json:"optimizer_steps"`     // those that were not skipped
-	StepSecondsMedian float64         `json:"step_seconds_median"` // after the first of those, which warms up
+	OptimizerSteps    int64           `json:"optimizer_steps"`     // without skipped steps
+	StepSecondsMedian float64         `json:"step_seconds_median"` // without the first optimizer step, which warms up
 	StepSecondsMin    float64         `json:"step_seconds_min"`
 	StepSecondsMax    float64         `json:"step_seconds_max"`
 
-	// TrafficBytesPerParameter is what the update moves, reads and writes
-	// added up; the norm reads the gradients once more.
+	// TrafficBytesPerParameter is the bytes that an update moves, reads plus writes. The norm reads the gradients
+	// once more.
 	TrafficBytesPerParameter     float64         `json:"traffic_bytes_per_parameter"`
 	NormTrafficBytesPerParameter int64           `json:"norm_traffic_bytes_per_parameter"`
 	MemoryBandwidth              MemoryBandwidth `json:"memory_bandwidth"`
@@ -56,7 +56,7 @@ type Rehearsal struct {
 	Notes  []string          `json:"notes"`
 }
 
-// RehearsedModel says what was rehearsed.
+// RehearsedModel describes the model.
 type RehearsedModel struct {
 	Name         string `json:"name"`
 	Architecture string `json:"architecture"`
@@ -64,14 +64,13 @@ type RehearsedModel struct {
 	Parameters   int64  `json:"parameters"`
 }
 
-// RehearsedJob says how it would be trained.
+// RehearsedJob describes the training.
 type RehearsedJob struct {
-	Recipe           string `json:"recipe"` // a file; empty without one
+	Recipe           string `json:"recipe"` // a file; empty for none
 	State            string `json:"state"`
 	Moments          string `json:"moments"`
 	EmbeddingMoments string `json:"embedding_moments"`
-	// ParametersByMoments is the number of parameters, padding included, whose
-	// moments are held in each type.
+	// ParametersByMoments is the number of parameters, padding included, for each type of moments.
 	ParametersByMoments map[string]int64 `json:"parameters_by_moments"`
 	ParameterType       string           `json:"parameter_dtype"`
 	GradientType        string           `json:"gradient_dtype"`
@@ -89,10 +88,9 @@ type RehearsedJob struct {
 	RehearsedStepsCount int              `json:"rehearsed_steps"`
 }
 
-// LossScaling is how the loss is scaled, by DeepSpeed's names, and what came of
-// it.
+// LossScaling is the settings of the loss scaler, by DeepSpeed's names, and its results.
 type LossScaling struct {
-	Static                float64 `json:"loss_scale"` // 0 for a dynamic one, as follows
+	Static                float64 `json:"loss_scale"` // 0 for a dynamic scale, with the settings below
 	InitialScalePower     int     `json:"initial_scale_power"`
 	Window                int64   `json:"loss_scale_window"`
 	Hysteresis            int     `json:"hysteresis"`
@@ -110,13 +108,14 @@ func newLossScaling(j *rehearse.Job) *LossScaling {
 	}
 	l := &LossScaling{Static: j.LossScaler.Static, FirstScale: j.LossScaler.Scale(), NextScale: j.LossScaler.Scale()}
 	if l.Static == 0 {
-		l.InitialScalePower, l.Window, l.Minimum = j.LossScaler.InitialScalePower, j.LossScaler.Window, j.LossScaler.Minimum
+		l.InitialScalePower, l.Window, l.Minimum = j.LossScaler.InitialScalePower, j.LossScaler.Window,
+			j.LossScaler.Minimum
 		l.Hysteresis, l.ConsecutiveHysteresis = j.LossScaler.Hysteresis, j.LossScaler.ConsecutiveHysteresis
 	}
 	return l
 }
 
-// RehearsedHost says where.
+// RehearsedHost describes the host.
 type RehearsedHost struct {
 	CPU             string       `json:"cpu"`
 	Kernel          string       `json:"kernel"`
@@ -139,43 +138,54 @@ func (h RehearsedHost) String() string {
 	if h.MemoryTotal > 0 {
 		memory = fmt.Sprintf("%v of %v available", h.MemoryAvailable, h.MemoryTotal)
 	}
-	return fmt.Sprintf("%s, %s (CPUs %s), %s", processorName(h.CPU), counted(h.UsableCores, "usable core"), h.UsableCPUs, memory)
+	return fmt.Sprintf("%s, %s (CPUs %s), %s", processorName(h.CPU), counted(h.UsableCores, "usable core"),
+		h.UsableCPUs, memory)
 }
 
-// BytesPerParameter compares the state arenas with their plan. The measured
-// side counts their last pages whole.
+// BytesPerParameter compares the state arenas with their plan. The measured bytes include the full last pages.
 type BytesPerParameter struct {
 	Planned  float64  `json:"planned"`
 	Measured *float64 `json:"measured"` // null when nothing was measured
 }
 
-// MemoryBandwidth compares the update with the host's memory, measured in the
-// same run with the same streams. Bytes are those of the update.
+// MemoryBandwidth compares the update with the speed limit of the host's memory. Both are measured in the same run
+// over the same streams. The bytes are the update's.
 type MemoryBandwidth struct {
 	Limit    float64 `json:"limit_bytes_per_second"`
 	Update   float64 `json:"update_bytes_per_second"`
 	Fraction float64 `json:"fraction"` // median over the steps of traffic time / update time
-	// WholeStepFraction counts the norm in: the time that all bytes of a step
-	// take at the limit, over the step's time, again the median.
+	// WholeStepFraction includes the norm: the time of all bytes of a step at the limit, over the step's time, also
+	// the median.
 	WholeStepFraction float64 `json:"whole_step_fraction"`
 }
 
 // RehearsalSchema is the schema of the JSON document.
 const RehearsalSchema = "plimsoll.rehearsal/1"
 
-// NewRehearsal draws up the document. The measurement is nil when there is only
-// a plan.
+// NewRehearsal makes the document of a rehearsal. The measurement is nil when there is only a plan.
 func NewRehearsal(version string, p *rehearse.Plan, v rehearse.Verdict, m *rehearse.Measurement) *Rehearsal {
 	r := &Rehearsal{
 		Schema: RehearsalSchema, Version: version, Verdict: v, Binding: p.Binding,
 		Model: RehearsedModel{p.Model.Name, p.Model.Architecture, p.Model.Source, p.Model.Elements()},
 		Job: RehearsedJob{
-			State: p.Format.State.String(), Moments: p.Format.Moments.String(), EmbeddingMoments: p.EmbeddingMoments.String(), ParametersByMoments: map[string]int64{},
-			ParameterType: p.Format.Parameter.String(), GradientType: p.Format.Gradient.String(),
-			Optimizer: p.Optimizer.String(), GradientClipping: p.Clip,
-			Ranks: p.Ranks, WorldSize: p.WorldSize, ParametersOnHost: p.Parameters, PaddingElements: p.Held - p.Parameters,
-			Kernel: p.Kernel.String(), ChunkElements: p.Chunk(), StateBytesPlanned: int64(p.StateBytes()),
-			ArenaPages: p.Pages.String(), WorkersOnHost: p.WorkerCount(), RehearsedStepsCount: p.Steps,
+			State:               p.Format.State.String(),
+			Moments:             p.Format.Moments.String(),
+			EmbeddingMoments:    p.EmbeddingMoments.String(),
+			ParametersByMoments: map[string]int64{},
+			ParameterType:       p.Format.Parameter.String(),
+			GradientType:        p.Format.Gradient.String(),
+			Optimizer:           p.Optimizer.String(),
+			GradientClipping:    p.Clip,
+			Ranks:               p.Ranks,
+			WorldSize:           p.WorldSize,
+			ParametersOnHost:    p.Parameters,
+			PaddingElements:     p.Held - p.Parameters,
+			Kernel:              p.Kernel.String(),
+			ChunkElements:       p.Chunk(),
+			StateBytesPlanned:   int64(p.StateBytes()),
+			ArenaPages:          p.Pages.String(),
+			WorkersOnHost:       p.WorkerCount(),
+			RehearsedStepsCount: p.Steps,
 		},
 		Host:                         newHost(p.Host),
 		BytesPerParameter:            BytesPerParameter{Planned: float64(p.StateBytes()) / float64(p.Parameters)},
@@ -245,8 +255,7 @@ func median(sorted []float64) float64 {
 	return (sorted[n/2-1] + sorted[n/2]) / 2
 }
 
-// WithinTolerance says whether the arenas hold what was planned for them, page
-// rounding included.
+// WithinTolerance reports whether the arenas hold the planned bytes, page rounding included.
 func (r *Rehearsal) WithinTolerance() bool {
 	if r.BytesPerParameter.Measured == nil {
 		return true
@@ -266,12 +275,14 @@ func (r *Rehearsal) WriteJSON(w io.Writer) error {
 	return e.Encode(r)
 }
 
-// WriteText writes what a person reads.
+// WriteText writes the document for people.
 func (r *Rehearsal) WriteText(w io.Writer) error {
 	var b strings.Builder
 	line := func(name, value string) { fmt.Fprintf(&b, "%-18s %s\n", name, value) }
-	line("model", fmt.Sprintf("%s, %s parameters (%s)", r.Model.Name, ledger.Count(r.Model.Parameters), r.Model.Architecture))
-	line("training", fmt.Sprintf("%s, %s parameters, %s gradients%s", r.Job.Optimizer, r.Job.ParameterType, r.Job.GradientType, r.clipping()))
+	line("model", fmt.Sprintf("%s, %s parameters (%s)", r.Model.Name, ledger.Count(r.Model.Parameters),
+		r.Model.Architecture))
+	line("training", fmt.Sprintf("%s, %s parameters, %s gradients%s", r.Job.Optimizer, r.Job.ParameterType,
+		r.Job.GradientType, r.clipping()))
 	line("host", r.Host.String())
 	b.WriteString("\n" + r.ledgerTable() + "\n\n")
 	for _, fact := range r.facts() {
@@ -295,11 +306,11 @@ func (r *Rehearsal) clipping() string {
 	return fmt.Sprintf(", clipped to norm %g", r.Job.GradientClipping)
 }
 
-// ledgerTable shows one line for a component, all ranks added up.
+// ledgerTable returns a table with one line per component, summed over all ranks.
 func (r *Rehearsal) ledgerTable() string {
 	t := table.NewWriter()
 	t.SetStyle(table.StyleLight)
-	t.Style().Format = table.FormatOptions{} // as written
+	t.Style().Format = table.FormatOptions{} // headers as written
 	t.Style().Options.SeparateRows = false
 	t.SetColumnConfigs([]table.ColumnConfig{
 		{Number: 2, Align: text.AlignRight, AlignFooter: text.AlignRight, AlignHeader: text.AlignRight},
@@ -315,7 +326,8 @@ func (r *Rehearsal) ledgerTable() string {
 			bytes := r.Ledger.Measured(keep)
 			measured, difference = bytes.String(), (bytes - planned).Signed()
 		}
-		return table.Row{name, planned.String(), measured, difference, fmt.Sprintf("%.3f", float64(planned)/float64(r.Job.ParametersOnHost))}
+		return table.Row{name, planned.String(), measured, difference,
+			fmt.Sprintf("%.3f", float64(planned)/float64(r.Job.ParametersOnHost))}
 	}
 	var components []ledger.Component
 	for _, e := range r.Ledger {
@@ -330,11 +342,14 @@ func (r *Rehearsal) ledgerTable() string {
 	return t.Render()
 }
 
-// facts are the lines below the table.
+// facts returns the lines below the table.
 func (r *Rehearsal) facts() [][2]string {
-	facts := [][2]string{{"bytes a parameter", fmt.Sprintf("%s, state %s, moments %s", r.perParameter(), r.Job.State, r.moments())}}
+	facts := [][2]string{{"bytes a parameter",
+		fmt.Sprintf("%s, state %s, moments %s", r.perParameter(), r.Job.State, r.moments())}}
 	if r.Job.WorldSize > r.Job.Ranks || r.Job.Ranks > 1 {
-		facts = append(facts, [2]string{"ranks", fmt.Sprintf("%d here of %d, %s of %s parameters on this host", r.Job.Ranks, r.Job.WorldSize, ledger.Count(r.Job.ParametersOnHost), ledger.Count(r.Model.Parameters))})
+		facts = append(facts, [2]string{"ranks",
+			fmt.Sprintf("%d here of %d, %s of %s parameters on this host", r.Job.Ranks, r.Job.WorldSize,
+				ledger.Count(r.Job.ParametersOnHost), ledger.Count(r.Model.Parameters))})
 	}
 	if l := r.LossScaling; l != nil {
 		facts = append(facts, [2]string{"loss scale", l.rule()})
@@ -345,11 +360,16 @@ func (r *Rehearsal) facts() [][2]string {
 	if r.OptimizerSteps > 0 {
 		b := r.MemoryBandwidth
 		facts = append(facts,
-			[2]string{"optimizer step", fmt.Sprintf("%s median, %s to %s over %d steps", seconds(r.StepSecondsMedian), seconds(r.StepSecondsMin), seconds(r.StepSecondsMax), r.OptimizerSteps)},
-			[2]string{"update", fmt.Sprintf("%.1f GB/s, %.0f %% of the %.1f GB/s that this memory moves in the same %s B/parameter", b.Update/1e9, 100*b.Fraction, b.Limit/1e9, shortBytes(r.TrafficBytesPerParameter))})
+			[2]string{"optimizer step", fmt.Sprintf("%s median, %s to %s over %d steps", seconds(r.StepSecondsMedian),
+				seconds(r.StepSecondsMin), seconds(r.StepSecondsMax), r.OptimizerSteps)},
+			[2]string{"update", fmt.Sprintf("%.1f GB/s, %.0f %% of the %.1f GB/s that this memory "+
+				"moves in the same %s B/parameter", b.Update/1e9, 100*b.Fraction, b.Limit/1e9,
+				shortBytes(r.TrafficBytesPerParameter))})
 	}
 	if len(r.Steps) > 0 {
-		facts = append(facts, [2]string{"process", fmt.Sprintf("%v steady, %v peak, %v since the first step", r.ProcessSteady, r.ProcessPeak, signedOrNone(r.GrowthAfterFirstStep))})
+		facts = append(facts, [2]string{"process",
+			fmt.Sprintf("%v steady, %v peak, %v since the first step", r.ProcessSteady, r.ProcessPeak,
+				signedOrNone(r.GrowthAfterFirstStep))})
 	}
 	for _, rank := range r.Binding.Ranks {
 		where := "workers on CPUs " + rank.OptimizerCPUs.String()
@@ -368,7 +388,7 @@ func (r *Rehearsal) facts() [][2]string {
 	return append(facts, [2]string{"kernels, pages", r.Job.Kernel + ", " + pages})
 }
 
-// rule says how the scale is chosen.
+// rule describes how the scale is chosen.
 func (l *LossScaling) rule() string {
 	if l.Static != 0 {
 		return fmt.Sprintf("fixed at %g", l.Static)
@@ -380,15 +400,16 @@ func (l *LossScaling) rule() string {
 	case l.Hysteresis > 1:
 		halves = fmt.Sprintf("halves from overflow %d on", l.Hysteresis)
 	}
-	return fmt.Sprintf("dynamic from %g: %s, doubles after %s without one, and is at least %g", l.FirstScale, halves, counted(l.Window, "step"), l.Minimum)
+	return fmt.Sprintf("dynamic from %g: %s, doubles after %s without one, and is at least %g", l.FirstScale, halves,
+		counted(l.Window, "step"), l.Minimum)
 }
 
-// outcome says what became of the scale and the steps, of which so many were
-// made.
+// outcome describes the last scale and the skipped steps; made is the number of steps that were not skipped.
 func (l *LossScaling) outcome(made int64) string {
 	skipped := "no step overflowed"
 	if l.SkippedSteps > 0 {
-		skipped = fmt.Sprintf("%d of %s overflowed and changed no state: the optimizer counts %d", l.SkippedSteps, counted(made+l.SkippedSteps, "step"), made)
+		skipped = fmt.Sprintf("%d of %s overflowed and changed no state: the optimizer counts %d", l.SkippedSteps,
+			counted(made+l.SkippedSteps, "step"), made)
 	}
 	if l.Static != 0 {
 		return skipped
@@ -399,7 +420,7 @@ func (l *LossScaling) outcome(made int64) string {
 	return fmt.Sprintf("%s; the scale went from %g to %g", skipped, l.FirstScale, l.NextScale)
 }
 
-// shortBytes shows a whole number of bytes as one.
+// shortBytes rounds to hundredths and omits trailing zeros.
 func shortBytes(b float64) string { return strconv.FormatFloat(math.Round(100*b)/100, 'f', -1, 64) }
 
 func signedOrNone(b ledger.Bytes) string {
@@ -409,7 +430,7 @@ func signedOrNone(b ledger.Bytes) string {
 	return b.Signed()
 }
 
-// moments says how the moments are held, and of what share otherwise.
+// moments describes the types of the moments, with the share of each exception.
 func (r *Rehearsal) moments() string {
 	text, which := r.Job.Moments, "small tensors"
 	if r.Job.EmbeddingMoments != r.Job.Moments {
@@ -417,7 +438,8 @@ func (r *Rehearsal) moments() string {
 	}
 	for _, other := range slices.Sorted(maps.Keys(r.Job.ParametersByMoments)) {
 		if n := r.Job.ParametersByMoments[other]; other != r.Job.Moments {
-			text += fmt.Sprintf(" (%s for %.2g %%: %s)", other, 100*float64(n)/float64(r.Job.ParametersOnHost+r.Job.PaddingElements), which)
+			text += fmt.Sprintf(" (%s for %.2g %%: %s)", other,
+				100*float64(n)/float64(r.Job.ParametersOnHost+r.Job.PaddingElements), which)
 		}
 	}
 	return text
@@ -430,7 +452,7 @@ func (r *Rehearsal) perParameter() string {
 	return fmt.Sprintf("%.3f planned, %.3f measured", r.BytesPerParameter.Planned, *r.BytesPerParameter.Measured)
 }
 
-// seconds shows three significant digits.
+// seconds returns three significant digits.
 func seconds(s float64) string {
 	switch {
 	case s < 1e-3:
@@ -441,22 +463,25 @@ func seconds(s float64) string {
 	return fmt.Sprintf("%.3g s", s)
 }
 
-// VerdictLine is the last word.
+// VerdictLine returns the last line of the text.
 func (r *Rehearsal) VerdictLine() string {
 	v := r.Verdict
 	switch {
 	case v.Missing == 0 && v.Shortage != "":
 		return "DOES NOT FIT: " + v.Shortage
 	case !v.Fits:
-		return fmt.Sprintf("DOES NOT FIT: needs %v, %v is left (%s), %v is missing", v.Needed, v.Available, v.LimitedBy, v.Missing)
+		return fmt.Sprintf("DOES NOT FIT: needs %v, %v is left (%s), %v is missing", v.Needed, v.Available,
+			v.LimitedBy, v.Missing)
 	case r.BytesPerParameter.Measured == nil:
 		return fmt.Sprintf("FITS: needs %v of the %v that are left (%s)", v.Needed, v.Available, v.LimitedBy)
 	case !r.WithinTolerance():
-		return fmt.Sprintf("DIFFERS FROM THE PLAN by more than %.1f %%: %s bytes a parameter", 100*rehearse.Tolerance, r.perParameter())
+		return fmt.Sprintf("DIFFERS FROM THE PLAN by more than %.1f %%: %s bytes a parameter", 100*rehearse.Tolerance,
+			r.perParameter())
 	}
 	fits := fmt.Sprintf("FITS: %.2f bytes a parameter as planned", *r.BytesPerParameter.Measured)
 	if r.OptimizerSteps == 0 {
 		return fits + "; every step overflowed, and none was measured: use more --steps or a smaller loss scale"
 	}
-	return fits + fmt.Sprintf(", a step takes %s at %.0f %% of memory bandwidth", seconds(r.StepSecondsMedian), 100*r.MemoryBandwidth.Fraction)
+	return fits + fmt.Sprintf(", a step takes %s at %.0f %% of memory bandwidth", seconds(r.StepSecondsMedian),
+		100*r.MemoryBandwidth.Fraction)
 }

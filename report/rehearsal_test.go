@@ -10,8 +10,7 @@ import (
 	"plimsoll/report"
 )
 
-// TestSkippedStepsAreNoMeasurement: what a step takes is that of those that were
-// made, after the first of them.
+// TestSkippedStepsAreNoMeasurement: the step time is that of the steps that were made, after the first of them.
 func TestSkippedStepsAreNoMeasurement(t *testing.T) {
 	h, err := host.Local()
 	if err != nil {
@@ -27,7 +26,8 @@ func TestSkippedStepsAreNoMeasurement(t *testing.T) {
 	}
 	skipped := rehearse.Step{Seconds: 1, NormSeconds: 1, LossScale: 65536, Skipped: true}
 	made := func(seconds float64) rehearse.Step {
-		return rehearse.Step{Seconds: seconds, NormSeconds: 1, UpdateSeconds: seconds - 1, TrafficSeconds: (seconds - 1) / 2, LossScale: 16384}
+		return rehearse.Step{Seconds: seconds, NormSeconds: 1, UpdateSeconds: seconds - 1,
+			TrafficSeconds: (seconds - 1) / 2, LossScale: 16384}
 	}
 	for _, test := range []struct {
 		steps            []rehearse.Step
@@ -51,14 +51,15 @@ func TestSkippedStepsAreNoMeasurement(t *testing.T) {
 		if updates > 0 && r.MemoryBandwidth.Fraction != 0.5 {
 			t.Errorf("%v: a fraction of %g", test.steps, r.MemoryBandwidth.Fraction)
 		}
-		if l := r.LossScaling; r.OptimizerSteps != updates || l.SkippedSteps != int64(len(test.steps))-updates || l.FirstScale != 65536 || l.NextScale != 16384 {
+		if l := r.LossScaling; r.OptimizerSteps != updates || l.SkippedSteps != int64(len(test.steps))-updates ||
+			l.FirstScale != 65536 || l.NextScale != 16384 {
 			t.Errorf("%v: %d steps, %+v", test.steps, r.OptimizerSteps, l)
 		}
 		var text, json bytes.Buffer
 		if err := r.WriteText(&text); err != nil {
 			t.Fatal(err)
 		}
-		if err := r.WriteJSON(&json); err != nil { // fails on what is not finite
+		if err := r.WriteJSON(&json); err != nil { // fails on numbers that are not finite
 			t.Fatal(err)
 		}
 		if strings.Contains(text.String(), "optimizer step ") != (updates > 0) {

@@ -15,18 +15,17 @@ import (
 // RunSchema is the schema of the JSON document.
 const RunSchema = "plimsoll.run/1"
 
-// Run is the document of a job: what was planned and, after it has run, what
-// was found.
+// Run is the document of a job: its plan and, after the job has run, its result.
 type Run struct {
 	Schema   string        `json:"schema"`
 	Version  string        `json:"version"`
 	Host     RehearsedHost `json:"host"`
 	Command  []string      `json:"command"`
-	Launcher string        `json:"launcher"` // that gave this process its place; empty for none
+	Launcher string        `json:"launcher"` // the launcher that assigned this process its rank; empty for none
 	Plan     *PlannedRun   `json:"plan"`     // null where the job was not planned
 	Ranks    []RunRank     `json:"ranks"`
 	Notes    []string      `json:"notes"`
-	// ExitCode and the proofs of ranks are null before the job has run.
+	// ExitCode and the ranks' proofs are null before the job has run.
 	ExitCode *int `json:"exit_code"`
 }
 
@@ -34,14 +33,15 @@ type Run struct {
 type RunRank struct {
 	Rank      int           `json:"rank"`
 	Binding   binding.Rank  `json:"binding"`
-	Variables []string      `json:"variables"` // NAME=VALUE, beside the environment
+	Variables []string      `json:"variables"` // NAME=VALUE, added to the environment
 	Proof     *launch.Proof `json:"found"`
 }
 
-// NewRun draws up the document. The job may not have been planned, and the
-// result is nil before it has run.
-func NewRun(version string, h *host.Host, command []string, planned *PlannedRun, plan *launch.Plan, result *launch.Result) *Run {
-	d := &Run{Schema: RunSchema, Version: version, Host: newHost(h), Command: command, Plan: planned, Notes: append([]string{}, plan.Notes...)}
+// NewRun makes the document of a job. The plan may be missing. The result is nil before the job has run.
+func NewRun(version string, h *host.Host, command []string, planned *PlannedRun, plan *launch.Plan,
+	result *launch.Result) *Run {
+	d := &Run{Schema: RunSchema, Version: version, Host: newHost(h), Command: command, Plan: planned,
+		Notes: append([]string{}, plan.Notes...)}
 	if plan.Placement != nil {
 		d.Launcher = plan.Placement.Launcher
 	}
@@ -67,7 +67,7 @@ func (d *Run) WriteJSON(w io.Writer) error {
 	return e.Encode(d)
 }
 
-// WriteText writes what would be started.
+// WriteText writes the commands that would be started.
 func (d *Run) WriteText(w io.Writer) error {
 	var out strings.Builder
 	line := func(name, value string) { fmt.Fprintf(&out, "%-18s %s\n", name, value) }
@@ -80,7 +80,8 @@ func (d *Run) WriteText(w io.Writer) error {
 		line("plan", d.Plan.File+": "+d.Plan.Text)
 	}
 	for _, r := range d.Ranks {
-		line(fmt.Sprintf("rank %d", r.Rank), fmt.Sprintf("CPUs %s, memory policy %s", r.Binding.TrainerCPUs, r.Binding.MemoryPolicy))
+		line(fmt.Sprintf("rank %d", r.Rank), fmt.Sprintf("CPUs %s, memory policy %s", r.Binding.TrainerCPUs,
+			r.Binding.MemoryPolicy))
 		for _, variable := range r.Variables {
 			line("", variable)
 		}

@@ -14,7 +14,7 @@ import (
 	"plimsoll/service"
 )
 
-// Stat is the document of how an optimizer service is.
+// Stat is the document of an optimizer service's state.
 type Stat struct{ *service.Overview }
 
 // WriteJSON writes the document.
@@ -25,19 +25,22 @@ func (s Stat) WriteJSON(w io.Writer) error {
 	return e.Encode(s.Overview)
 }
 
-// WriteText writes what a person reads: the sessions, then the bytes.
+// WriteText writes the document for people: the sessions, then the bytes.
 func (s Stat) WriteText(w io.Writer) error {
 	var out strings.Builder
 	line := func(name, value string) { fmt.Fprintf(&out, "%-18s %s\n", name, value) }
-	line("service", fmt.Sprintf("process %d, up %v, %s kernels", s.Process, time.Duration(s.Seconds*float64(time.Second)).Round(time.Second), s.Kernel))
+	line("service", fmt.Sprintf("process %d, up %v, %s kernels", s.Process,
+		time.Duration(s.Seconds*float64(time.Second)).Round(time.Second), s.Kernel))
 	line("restarts", fmt.Sprint(s.Restarts))
 	line("requests", fmt.Sprintf("%s, of which %s were refused", ledger.Count(s.Requests), ledger.Count(s.Refused)))
-	line("queue", fmt.Sprintf("%s being handled, this one included; %v not read yet", ledger.Count(s.Unanswered), s.QueuedBytes))
+	line("queue", fmt.Sprintf("%s being handled, this one included; %v not read yet", ledger.Count(s.Unanswered),
+		s.QueuedBytes))
 	for _, x := range s.SetAside {
 		line("set aside", s.setAside(x))
 	}
 	if len(s.Sessions) == 0 && len(s.SetAside) > 0 {
-		out.WriteString("\nSET ASIDE: no session is open; plimsoll restore NAME tries again, and with --discard gives the memory back\n")
+		out.WriteString("\nSET ASIDE: no session is open; plimsoll restore NAME tries again, and with " +
+			"--discard gives the memory back\n")
 		_, err := io.WriteString(w, out.String())
 		return err
 	}
@@ -52,7 +55,7 @@ func (s Stat) WriteText(w io.Writer) error {
 	return err
 }
 
-// setAside is a session that could not be restored.
+// setAside describes a session that could not be restored.
 func (s Stat) setAside(x service.SetAside) string {
 	whose := ""
 	if x.Job != "" {
@@ -62,7 +65,8 @@ func (s Stat) setAside(x service.SetAside) string {
 }
 
 func (s Stat) sessions() string {
-	t := newTable(4, "rank", "part", "optimizer", "state", "parameters", "step", "last step", "moved", "client", "checkpoint")
+	t := newTable(4, "rank", "part", "optimizer", "state", "parameters", "step", "last step", "moved", "client",
+		"checkpoint")
 	for _, x := range s.Sessions {
 		client, saved := "none", "none"
 		if x.Client != 0 {
@@ -79,7 +83,8 @@ func (s Stat) sessions() string {
 			last = time.Duration(x.LastStepSeconds * float64(time.Second)).Round(10 * time.Microsecond).String()
 			moved = fmt.Sprintf("%.1f GB/s", x.Bandwidth()/1e9)
 		}
-		t.AppendRow(table.Row{x.Rank, x.Part, x.Optimizer, x.State + ", " + x.Moments + " moments", ledger.Count(x.Elements), x.Step, last, moved, client, saved})
+		t.AppendRow(table.Row{x.Rank, x.Part, x.Optimizer, x.State + ", " + x.Moments + " moments",
+			ledger.Count(x.Elements), x.Step, last, moved, client, saved})
 	}
 	return t.Render()
 }
@@ -100,7 +105,7 @@ func (s Stat) bytes() string {
 	return t.Render()
 }
 
-// verdict is what the state costs a parameter.
+// verdict returns the bytes of state per parameter.
 func (s Stat) verdict() string {
 	var elements int64
 	var state ledger.Bytes

@@ -9,8 +9,7 @@ import (
 	"plimsoll/service"
 )
 
-// TestStatIsReadable compares the text of two services with what it should be:
-// one that is busy and one that holds nothing.
+// TestStatIsReadable compares the texts of two services with the expected ones: a busy service and an empty one.
 func TestStatIsReadable(t *testing.T) {
 	resident := func(b ledger.Bytes) *ledger.Bytes { return &b }
 	busy := &service.Overview{
@@ -18,7 +17,8 @@ func TestStatIsReadable(t *testing.T) {
 		Unanswered: 3, QueuedBytes: 2 * ledger.KiB,
 		Sessions: []service.SessionStatus{{
 			Part: "bf16", Optimizer: "adamw", State: "split", Moments: "fp32", Elements: 1000, Client: 7965, Step: 5,
-			SavedStep: 4, StateBytes: 14_000, TrafficBytes: 26_000_000, LastStepSeconds: 0.001, StepsMade: 5, StepSeconds: 0.005,
+			SavedStep: 4, StateBytes: 14_000, TrafficBytes: 26_000_000, LastStepSeconds: 0.001, StepsMade: 5,
+			StepSeconds: 0.005,
 		}},
 		Ledger: ledger.Comparison{
 			{Part: "bf16", Component: ledger.Parameters, Planned: 14_000, Measured: resident(14_336)},

@@ -17,7 +17,7 @@ import (
 // TopologySchema is the schema of the JSON document.
 const TopologySchema = "plimsoll.topology/1"
 
-// Topology is the document of what a process may use of its host.
+// Topology is the document of the resources that a process may use on its host.
 type Topology struct {
 	Schema  string `json:"schema"`
 	Version string `json:"version"`
@@ -25,12 +25,12 @@ type Topology struct {
 
 	UsableCores int              `json:"usable_cores"`
 	Excluded    []host.Exclusion `json:"excluded"`
-	MemoryNodes []int            `json:"memory_nodes"` // where memory is placed
+	MemoryNodes []int            `json:"memory_nodes"` // nodes to place memory on
 	Headroom    ledger.Bytes     `json:"headroom_bytes"`
 	LimitedBy   string           `json:"headroom_from"`
 }
 
-// NewTopology draws up the document.
+// NewTopology makes the document of a host.
 func NewTopology(version string, h *host.Host) *Topology {
 	t := &Topology{
 		Schema: TopologySchema, Version: version, Host: h,
@@ -40,7 +40,7 @@ func NewTopology(version string, h *host.Host) *Topology {
 	return t
 }
 
-// WriteJSON writes the document. CPUs are lists as the kernel writes them.
+// WriteJSON writes the document. CPUs are lists in the kernel's form.
 func (t *Topology) WriteJSON(w io.Writer) error {
 	lists := json.MarshalFunc(func(cpus cpuset.CPUSet) ([]byte, error) { return json.Marshal(cpus.String()) })
 	if err := json.MarshalWrite(w, t, json.WithMarshalers(lists), jsontext.WithIndent("  ")); err != nil {
@@ -50,7 +50,7 @@ func (t *Topology) WriteJSON(w io.Writer) error {
 	return err
 }
 
-// WriteText writes what a person reads: the limits, then the machine as a tree.
+// WriteText writes the document for people: the limits, then the machine as a tree.
 func (t *Topology) WriteText(w io.Writer) error {
 	var b strings.Builder
 	line := func(name, format string, values ...any) {
@@ -65,7 +65,8 @@ func (t *Topology) WriteText(w io.Writer) error {
 		line("not usable", "memory of NUMA nodes %s: not among the allowed memory nodes (cpuset.mems)", forbidden)
 	}
 	if !t.Isolated.IsEmpty() {
-		line("isolated", "%s: the kernel moves no thread to or from these CPUs by itself (isolcpus); %s", t.Isolated, usableOf(t.Isolated, t.CPUs))
+		line("isolated", "%s: the kernel moves no thread to or from these CPUs by itself (isolcpus); %s", t.Isolated,
+			usableOf(t.Isolated, t.CPUs))
 	}
 	if !t.NoHZFull.IsEmpty() {
 		line("nohz_full", "%s: no timer tick while one thread runs", t.NoHZFull)
@@ -74,7 +75,8 @@ func (t *Topology) WriteText(w io.Writer) error {
 		line("quota", "%.4g CPUs (%s)", t.Quota, t.QuotaFrom)
 	}
 	if t.LimitedBy != "" {
-		line("memory", "%v, %v of it available; %v may still be allocated (%s)", t.Memory.Total, t.Memory.Available, t.Headroom, t.LimitedBy)
+		line("memory", "%v, %v of it available; %v may still be allocated (%s)", t.Memory.Total, t.Memory.Available,
+			t.Headroom, t.LimitedBy)
 	}
 	for _, limit := range t.Memory.Limits {
 		line("limit", "%v, %v of it used (%s)", limit.Limit, limit.Used, limit.Name)
@@ -104,7 +106,7 @@ func (t *Topology) WriteText(w io.Writer) error {
 	return err
 }
 
-// usableOf says which of the CPUs are usable.
+// usableOf describes which of the CPUs are usable.
 func usableOf(cpus, usable cpuset.CPUSet) string {
 	switch own := cpus.Intersection(usable); {
 	case own.IsEmpty():
@@ -134,7 +136,7 @@ func title(h *host.Host) string {
 	return name
 }
 
-// processorName is for processors, too, that the kernel does not name.
+// processorName returns a name for every processor, also where the kernel gives none.
 func processorName(name string) string {
 	if name == "" {
 		return "unknown processor"
@@ -142,7 +144,7 @@ func processorName(name string) string {
 	return name
 }
 
-// coresText counts the usable cores and says how many are not whole.
+// coresText counts the usable cores, and those with unusable hardware threads.
 func coresText(cores []host.Core) string {
 	usable, halves := 0, 0
 	for _, c := range cores {
@@ -185,7 +187,7 @@ func hugePagesText(pages host.HugePages) string {
 	return strings.Join(parts, "; ")
 }
 
-// distanceText is the matrix of distances, or of a large one the values.
+// distanceText returns the matrix of distances, or only the values where the matrix is large.
 func distanceText(nodes []host.NUMANode) string {
 	if len(nodes) < 2 || nodes[0].Distances == nil {
 		return ""
@@ -196,7 +198,8 @@ func distanceText(nodes []host.NUMANode) string {
 		for _, node := range nodes {
 			values = append(values, node.Distances...)
 		}
-		return fmt.Sprintf("%-18s %s, between %d nodes\n", "distances", strings.Trim(strings.ReplaceAll(fmt.Sprint(cpuset.New(values...).List()), " ", ", "), "[]"), len(nodes))
+		return fmt.Sprintf("%-18s %s, between %d nodes\n", "distances",
+			strings.Trim(strings.ReplaceAll(fmt.Sprint(cpuset.New(values...).List()), " ", ", "), "[]"), len(nodes))
 	}
 	var b strings.Builder
 	b.WriteString("distances         ")

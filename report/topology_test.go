@@ -21,8 +21,7 @@ func topologyText(t *testing.T, m hosttest.Machine) string {
 	return out.String()
 }
 
-// TestTopologyIsReadable: whatever the machine, its tree fits on a screen and
-// names every GPU.
+// TestTopologyIsReadable: the tree of every machine fits on a screen and names every GPU.
 func TestTopologyIsReadable(t *testing.T) {
 	machines := hosttest.Corpus(t)
 	all := []hosttest.Machine{}
@@ -49,7 +48,7 @@ func TestTopologyIsReadable(t *testing.T) {
 	}
 }
 
-// TestTopologyTree shows how much is told of equal neighbours.
+// TestTopologyTree shows how much the tree tells of equal neighbours.
 func TestTopologyTree(t *testing.T) {
 	caches := []hosttest.Core{} // two sockets of three caches of two cores
 	for core := range 12 {
@@ -75,10 +74,11 @@ func TestTopologyTree(t *testing.T) {
 			t.Errorf("%s: got\n%s\nwant%s", test.machine.Name, text, test.want)
 		}
 	}
-	// Near to all CPUs, as virtual machines tell it, and near to none.
+	// Near to all CPUs, as in virtual machines, and near to none.
 	devices := hosttest.Grid(2, 2, 1)
 	for address, near := range map[string]string{"0000:01:00.0": "0-3", "0000:02:00.0": "", "0000:03:00.0": "2-3"} {
-		for name, text := range map[string]string{"class": "0x030200", "vendor": "0x10de", "device": "0x2330", "local_cpulist": near} {
+		for name, text := range map[string]string{"class": "0x030200", "vendor": "0x10de", "device": "0x2330",
+			"local_cpulist": near} {
 			devices.Files.Set("sys/bus/pci/devices/"+address+"/"+name, []byte(text+"\n"))
 		}
 	}
@@ -93,13 +93,15 @@ func TestTopologyTree(t *testing.T) {
 	}
 	part := hosttest.Grid(2, 2, 2)
 	part.Affinity = part.Affinity.Difference(hosttest.Grid(1, 3, 1).Affinity) // 0-2
-	want := "package 0, NUMA node 0 (64.0 GiB), L3: 2 cores of 2 threads, CPUs 0-1,4-5, usable 4-5 (2 cores, 2 of them in part)"
-	if text := topologyText(t, part); !strings.Contains(text, want) || !strings.Contains(text, "not usable         0-2: not in the affinity mask") {
+	want := "package 0, NUMA node 0 (64.0 GiB), L3: 2 cores of 2 threads, CPUs 0-1,4-5, usable 4-5 " +
+		"(2 cores, 2 of them in part)"
+	if text := topologyText(t, part); !strings.Contains(text, want) ||
+		!strings.Contains(text, "not usable         0-2: not in the affinity mask") {
 		t.Errorf("got\n%s\nwant %s", text, want)
 	}
 }
 
-// TestUnnamed: what the firmware or the kernel does not name has no number, and no empty place.
+// TestUnnamed: a group without a name from the firmware or the kernel has no number, and no empty place.
 func TestUnnamed(t *testing.T) {
 	m := hosttest.Grid(1, 4, 1)
 	for cpu, die := range []string{"0-1", "0-1", "2-3", "2-3"} {
@@ -124,7 +126,7 @@ func TestUnnamed(t *testing.T) {
 	}
 }
 
-// TestIsolatedCPUsAreShown, whether they may be used or not.
+// TestIsolatedCPUsAreShown expects isolated CPUs in the text, usable or not.
 func TestIsolatedCPUsAreShown(t *testing.T) {
 	for affinity, says := range map[string]string{
 		"0-1": "none of them usable", "0-3": "all of them usable", "0-2": "of them usable 2",

@@ -13,11 +13,11 @@ import (
 	"plimsoll/ledger"
 )
 
-// branch is a group of cores in the tree of a machine, or several alike.
+// branch is a group of cores in the tree of a machine, or several equal groups.
 type branch struct {
 	labels   []label
-	count    int // how many alike there are in each parent
-	total    int // and in the machine
+	count    int // how many equal groups each parent has
+	total    int // how many equal groups the machine has
 	cores    []host.Core
 	devices  []string
 	children []*branch
@@ -26,16 +26,16 @@ type branch struct {
 // label names groups of one level: "NUMA node", 0, "64.0 GiB".
 type label struct {
 	what   string
-	ids    []int // none for groups without a name
+	ids    []int // empty for groups without a name
 	detail string
 }
 
-// level puts a core into a group: its key and its label.
+// level assigns a core to a group: the group's key and its label.
 type level func(host.Core) (key string, name label)
 
-// machineTree draws the cores up as a tree. Which level lies within which
-// differs: a node may hold many caches or, with sub-NUMA clustering, a cache
-// span several nodes. The level with the fewest groups is the outermost.
+// machineTree arranges the cores as a tree. The nesting of the levels differs between machines: a node may hold many
+// caches, and with sub-NUMA clustering a cache may span several nodes. The level with the fewest groups is the
+// outermost.
 func machineTree(h *host.Host) []*branch {
 	levels := levelsOf(h)
 	slices.SortStableFunc(levels, func(a, b level) int { return cmp.Compare(a.groups(h), b.groups(h)) })
@@ -48,7 +48,8 @@ func machineTree(h *host.Host) []*branch {
 	}
 	branches = append(branches, memoryBranches(h)...)
 	if len(lost) > 0 {
-		branches = append(branches, &branch{devices: lost, labels: []label{{what: "attached to no CPUs in particular"}}})
+		branches = append(branches, &branch{devices: lost,
+			labels: []label{{what: "attached to no CPUs in particular"}}})
 	}
 	return branches
 }
@@ -125,7 +126,7 @@ func sizeText(size ledger.Bytes) string {
 	return size.String()
 }
 
-// groups is the number of groups of the level.
+// groups returns the number of groups of the level.
 func (l level) groups(h *host.Host) int {
 	keys := map[string]bool{}
 	for _, c := range h.Cores {
@@ -135,8 +136,7 @@ func (l level) groups(h *host.Host) int {
 	return len(keys)
 }
 
-// grow makes the tree of the cores. A level that does not divide them is named
-// with the level above.
+// grow makes the tree of the cores. A level that does not divide the cores shares a line with the level above.
 func grow(cores []host.Core, levels []level) *branch {
 	b := &branch{count: 1, total: 1, cores: cores}
 	for i, l := range levels {
@@ -166,8 +166,8 @@ func grow(cores []host.Core, levels []level) *branch {
 	return b
 }
 
-// attach hangs every device on the smallest branch with all the CPUs that are
-// near it, and returns those of which that is not known.
+// attach puts every device on the smallest branch that holds all CPUs near the device. It returns the devices for
+// which no branch is known.
 func (b *branch) attach(h *host.Host) (lost []string) {
 	hang := func(device host.Device, text string) {
 		if device.CPUs.IsEmpty() {
@@ -215,7 +215,7 @@ func (b *branch) usable() cpuset.CPUSet {
 	return cpuset.New(ids...)
 }
 
-// shape is equal for branches that differ in nothing but ids.
+// shape returns a key that is equal for branches that differ only in ids.
 func (b *branch) shape() string {
 	parts := []string{fmt.Sprint(b.count)}
 	for _, l := range b.labels {
@@ -231,7 +231,7 @@ func (b *branch) shape() string {
 // few groups are shown one by one.
 const few = 4
 
-// collapse merges neighbours that are alike where there are many.
+// collapse merges equal neighbours where there are many.
 func (b *branch) collapse() {
 	for _, child := range b.children {
 		child.collapse()
@@ -244,7 +244,7 @@ func (b *branch) collapse() {
 		}
 		limit := few
 		if !b.children[start].named() {
-			limit = 1 // no name is lost
+			limit = 1 // names would not be lost
 		}
 		if end-start > limit && len(b.children[start].devices) == 0 {
 			one := b.children[start]
@@ -262,12 +262,13 @@ func (b *branch) collapse() {
 	b.children = merged
 }
 
-// named says whether it or a branch of it has a name.
+// named reports whether the branch, or a branch below it, has a name.
 func (b *branch) named() bool {
-	return slices.ContainsFunc(b.labels, func(l label) bool { return len(l.ids) > 0 }) || slices.ContainsFunc(b.children, (*branch).named)
+	return slices.ContainsFunc(b.labels, func(l label) bool { return len(l.ids) > 0 }) ||
+		slices.ContainsFunc(b.children, (*branch).named)
 }
 
-// merge adds a branch that is alike.
+// merge adds an equal branch.
 func (b *branch) merge(other *branch) {
 	b.total += other.total
 	b.cores = append(slices.Clone(b.cores), other.cores...)
@@ -279,8 +280,8 @@ func (b *branch) merge(other *branch) {
 	}
 }
 
-// forgetNames is for what lies below several branches shown as one: which of
-// the names belongs to which could not be seen.
+// forgetNames drops the names below several branches shown as one: the reader could not tell which name belongs to
+// which branch.
 func (b *branch) forgetNames() {
 	for _, child := range b.children {
 		for i := range child.labels {
@@ -305,7 +306,7 @@ func (b *branch) write(w list.Writer) {
 	w.UnIndent()
 }
 
-// inline says that there is one line below, of which the CPUs are the same.
+// inline reports whether there is one line below, with the same CPUs.
 func (b *branch) inline() bool {
 	return len(b.children) == 1 && len(b.children[0].children) == 0 && len(b.children[0].devices) == 0
 }
@@ -363,7 +364,7 @@ func (b *branch) name() string {
 	return text
 }
 
-// idsText shortens what is no list but a jumble.
+// idsText returns the ids as a list, shortened where it is long.
 func idsText(ids []int) string {
 	text := cpuset.New(ids...).String()
 	if len(text) > 30 {
@@ -388,7 +389,7 @@ func (b *branch) coresText() string {
 	return text
 }
 
-// memoryBranches are the nodes without CPUs.
+// memoryBranches returns the nodes without CPUs.
 func memoryBranches(h *host.Host) []*branch {
 	branches := []*branch{}
 	last := ""
@@ -413,7 +414,8 @@ func memoryBranches(h *host.Host) []*branch {
 		}
 		detail := strings.Join(details, ", ")
 		if detail != last {
-			branches = append(branches, &branch{count: 1, total: 1, labels: []label{{what: "NUMA node", detail: detail}}})
+			branches = append(branches, &branch{count: 1, total: 1,
+				labels: []label{{what: "NUMA node", detail: detail}}})
 		}
 		last = detail
 		ids := &branches[len(branches)-1].labels[0].ids

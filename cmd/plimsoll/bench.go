@@ -34,17 +34,24 @@ CPUs are repeated.`,
 	flags.StringVar(&request.State, "state", "split", "state `format`: split, fp32 or all")
 	flags.StringVar(&request.Moments, "moments", "fp32", "`type` of the moments: fp32, bf16, int8 (Adam only) or all")
 	flags.StringVar(&request.GradientType, "grad-dtype", "bf16", "gradient `type`: bf16, fp16 or fp32")
-	flags.StringSliceVar(&request.Parameters, "parameters", nil, "numbers of parameters (default: the cache of a core, 16Mi and, where they fit, 256Mi)")
-	flags.IntSliceVar(&request.Workers, "workers", nil, "numbers of workers (default: one, and one for each usable core)")
+	flags.StringSliceVar(&request.Parameters, "parameters", nil,
+		"numbers of parameters (default: the cache of a core, 16Mi and, where they fit, 256Mi)")
+	flags.IntSliceVar(&request.Workers, "workers", nil,
+		"numbers of workers (default: one, and one for each usable core)")
 	flags.IntVar(&request.Rounds, "rounds", 9, "rounds that are kept of each case")
 	flags.BoolVar(&request.Norm, "norm", false, "show what the norm of the gradients costs")
 	flags.BoolVar(&request.Journal, "journal", false, "show what it costs that another process could finish an update")
-	flags.BoolVar(&request.Checks, "checks", true, "look for stops of the world and slow denormal numbers, at the largest size of the first format")
-	flags.StringVar(&request.Peer, "peer", "", "measure AdamW of others in the same rounds: torch (torch.optim) or deepspeed (DeepSpeedCPUAdam)")
+	flags.BoolVar(&request.Checks, "checks", true,
+		"look for stops of the world and slow denormal numbers, at the largest size of the first format")
+	flags.StringVar(&request.Peer, "peer", "",
+		"measure AdamW of others in the same rounds: torch (torch.optim) or deepspeed (DeepSpeedCPUAdam)")
 	flags.BoolVar(&asJSON, "json", false, "print one JSON document with every sample")
 	for flag, values := range map[string][]string{
-		"optimizer": append(bench.Optimizers(), bench.All), "state": {"split", "fp32", bench.All}, "moments": append(kernel.MomentNames(), bench.All),
-		"grad-dtype": {"bf16", "fp16", "fp32"}, "peer": bench.Peers(),
+		"optimizer":  append(bench.Optimizers(), bench.All),
+		"state":      {"split", "fp32", bench.All},
+		"moments":    append(kernel.MomentNames(), bench.All),
+		"grad-dtype": {"bf16", "fp16", "fp32"},
+		"peer":       bench.Peers(),
 	} {
 		mustRegister(command, flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
 	}

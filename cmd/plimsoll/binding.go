@@ -54,23 +54,31 @@ why, and changes nothing.`,
 	flags := command.Flags()
 	flags.SortFlags = false
 	flags.IntVar(&request.Ranks, "ranks", 1, "ranks on this host")
-	flags.Var(&request.TrainerCores, "trainer-cores", "cores of each rank for the trainer: a number, or a fraction such as 0.25; 0 for none")
-	flags.StringSliceVar(&request.GPUs, "gpus", nil, "PCI `addresses` of the ranks' GPUs (default: in the order of the bus, if there is one for each rank; \"\" for none)")
-	flags.StringArrayVar(&allowed, "allowed", nil, "CPU `list` to divide instead of the affinity mask; once for each rank where each has its own")
-	flags.StringVar(&request.MemoryPolicy, "memory-policy", "", "`policy`: default, preferred, interleave or bind (default: preferred for one NUMA node, interleave for several)")
+	flags.Var(&request.TrainerCores, "trainer-cores",
+		"cores of each rank for the trainer: a number, or a fraction such as 0.25; 0 for none")
+	flags.StringSliceVar(&request.GPUs, "gpus", nil,
+		"PCI `addresses` of the ranks' GPUs (default: in the order of the bus, if there is one "+
+			"for each rank; \"\" for none)")
+	flags.StringArrayVar(&allowed, "allowed", nil,
+		"CPU `list` to divide instead of the affinity mask; once for each rank where each has its own")
+	flags.StringVar(&request.MemoryPolicy, "memory-policy", "",
+		"`policy`: default, preferred, interleave or bind (default: preferred for one NUMA "+
+			"node, interleave for several)")
 	reserveFlag(command, &request.Reserve)
 	smtFlag(command, &request.OneThreadPerCore)
 	fsrootFlag(command, &fsroot)
 	flags.BoolVar(&asJSON, "json", false, "print one JSON document")
-	mustRegister(command, "memory-policy", cobra.FixedCompletions(binding.MemoryPolicies, cobra.ShellCompDirectiveNoFileComp))
+	mustRegister(command, "memory-policy", cobra.FixedCompletions(binding.MemoryPolicies,
+		cobra.ShellCompDirectiveNoFileComp))
 	return command
 }
 
 func reserveFlag(c *cobra.Command, cores *int) {
-	c.Flags().IntVar(cores, "reserve", 0, "`cores` to leave to the system and to other programs: the slowest, and of each NUMA node the first")
+	c.Flags().IntVar(cores, "reserve", 0, "`cores` to leave to the system and to other programs: the slowest, and "+
+		"of each NUMA node the first")
 }
 
-// smtFlag is on or off, as the kernel has it in /sys/devices/system/cpu/smt/control.
+// smtFlag adds a flag that is "on" or "off", as in /sys/devices/system/cpu/smt/control.
 func smtFlag(c *cobra.Command, off *bool) {
 	c.Flags().Var((*smt)(off), "smt", "on, or off to use one hardware thread of each core")
 	mustRegister(c, "smt", cobra.FixedCompletions([]string{"on", "off"}, cobra.ShellCompDirectiveNoFileComp))
@@ -81,7 +89,8 @@ type smt bool
 
 func (s *smt) Set(text string) error {
 	if text != "on" && text != "off" {
-		return &fault.Input{What: fmt.Sprintf("%q is neither on nor off", text), Mend: "give on, or off for one hardware thread of each core"}
+		return &fault.Input{What: fmt.Sprintf("%q is neither on nor off", text),
+			Mend: "give on, or off for one hardware thread of each core"}
 	}
 	*s = text == "off"
 	return nil
@@ -94,11 +103,11 @@ func (s *smt) String() string {
 	return "on"
 }
 
-// Type is the name of the type in a help text.
+// Type returns the name of the type for help texts.
 func (*smt) Type() string { return "on|off" }
 
-// allow puts the lists of CPUs in the place of the affinity mask: one for all
-// ranks, or one for each. What the kernel would drop is dropped, and noted.
+// allow replaces the affinity mask by lists of CPUs: one list for all ranks, or one for each rank. It drops the CPUs
+// that the kernel would drop, and returns a note of each.
 func allow(h **host.Host, request *binding.Request, lists []string) (notes []string, err error) {
 	possible := (*h).Cpuset
 	masks := []cpuset.CPUSet{}
@@ -108,11 +117,13 @@ func allow(h **host.Host, request *binding.Request, lists []string) (notes []str
 			return nil, err
 		}
 		if dropped := mask.Difference(possible); !dropped.IsEmpty() {
-			notes = append(notes, fmt.Sprintf("CPUs %s of --allowed %s are left out: not online, or not in the cpuset", dropped, list))
+			notes = append(notes, fmt.Sprintf("CPUs %s of --allowed %s are left out: not "+
+				"online, or not in the cpuset", dropped, list))
 		}
 		if mask = mask.Intersection(possible); mask.IsEmpty() {
 			return nil, &fault.Input{
-				What: fmt.Sprintf("--allowed %q has no CPU that is online and in the cpuset; those are %s", list, possible),
+				What: fmt.Sprintf("--allowed %q has no CPU that is online and in the cpuset; those are %s", list,
+					possible),
 				Mend: "give CPUs of this machine, or another machine with --fsroot",
 			}
 		}

@@ -16,9 +16,8 @@ import (
 	"plimsoll/host"
 )
 
-// TestRealControlGroups runs the program inside control groups that the test
-// makes: one CPU, 1.5 CPUs of quota and 512 MiB on a parent, nothing on the
-// child that the program is in.
+// TestRealControlGroups runs the program inside cgroups that the test makes. The parent is limited to one CPU, a
+// quota of 1.5 CPUs and 512 MiB. The program is in the child, which has no limits.
 func TestRealControlGroups(t *testing.T) {
 	h, err := host.Local()
 	if err != nil {
@@ -59,13 +58,15 @@ func TestRealControlGroups(t *testing.T) {
 		}
 	}
 	rehearsal := groups.command(t, "rehearse", "--model", smallModel())
-	if out, _ := rehearsal.CombinedOutput(); rehearsal.ProcessState.ExitCode() != exitDoesNotFit || !strings.Contains(string(out), groups.name) {
-		t.Errorf("a rehearsal of %d bytes ended with %v, want exit code 3 for the limit of %s:\n%s", smallModelState, rehearsal.ProcessState, groups.name, out)
+	if out, _ := rehearsal.CombinedOutput(); rehearsal.ProcessState.ExitCode() != exitDoesNotFit ||
+		!strings.Contains(string(out), groups.name) {
+		t.Errorf("a rehearsal of %d bytes ended with %v, want exit code 3 for the limit of %s:\n%s", smallModelState,
+			rehearsal.ProcessState, groups.name, out)
 	}
 }
 
-// TestLimitsAreNamed: a limit that would end the program after it has begun is
-// named before anything is allocated or started.
+// TestLimitsAreNamed: a limit that would end the program after its start is named before anything is allocated or
+// started.
 func TestLimitsAreNamed(t *testing.T) {
 	rehearsal := []string{"rehearse", "--model", smallModel(), "--steps", "1"}
 	job := []string{"run", "--nproc", "2", "--", "true"}
@@ -80,7 +81,8 @@ func TestLimitsAreNamed(t *testing.T) {
 		for _, arguments := range [][]string{rehearsal, job} {
 			command := groups.command(t, arguments...)
 			out, _ := command.CombinedOutput()
-			if command.ProcessState.ExitCode() != exitDoesNotFit || !strings.Contains(string(out), groups.name+" pids.max") {
+			if command.ProcessState.ExitCode() != exitDoesNotFit ||
+				!strings.Contains(string(out), groups.name+" pids.max") {
 				t.Errorf("%v: %v, want exit code 3 for pids.max\n%s", arguments, command.ProcessState, out)
 			}
 		}
@@ -97,9 +99,9 @@ func TestLimitsAreNamed(t *testing.T) {
 	}
 }
 
-// TestOutOfMemoryIsExplained has the kernel kill a process of a job for its
-// memory limit: the rank that takes too much, or one that it is made to prefer.
-// It may kill another after that, when what it has got back comes too late.
+// TestOutOfMemoryIsExplained makes the kernel kill a process of a job for its memory limit: the rank that takes too
+// much, or a process that the test makes the kernel prefer. The kernel may kill another process after that, when the
+// freed memory comes too late.
 func TestOutOfMemoryIsExplained(t *testing.T) {
 	h, err := host.Local()
 	if err != nil {
@@ -118,7 +120,8 @@ func TestOutOfMemoryIsExplained(t *testing.T) {
 		t.Run(c.victim, func(t *testing.T) {
 			directory := t.TempDir()
 			begun, proceed := filepath.Join(directory, "begun"), filepath.Join(directory, "proceed")
-			script := fmt.Sprintf(": > %s; while [ ! -e %s ]; do sleep 0.05; done; exec %s 512 0", begun, proceed, filepath.Join(programs(t), "touch-memory"))
+			script := fmt.Sprintf(": > %s; while [ ! -e %s ]; do sleep 0.05; done; exec %s 512 0", begun, proceed,
+				filepath.Join(programs(t), "touch-memory"))
 			j := newJob(t, "--", "sh", "-c", script)
 			groups.contain(j.command)
 			j.start(t)
@@ -129,20 +132,22 @@ func TestOutOfMemoryIsExplained(t *testing.T) {
 			preferVictim(t, rank, 0)
 			preferVictim(t, []int{guard, keeper, rank}[c.generation], 1000)
 			if c.victim == "guard" {
-				// The guard is spared where that is allowed. Now the keeper has to
-				// be: if both are killed nobody is left to explain.
+				// Protect the keeper: if the kernel killed both, no process could explain. The guard protects itself,
+				// where that is allowed.
 				_ = os.WriteFile(scoreFile(keeper), []byte("-1000"), 0o644)
 			}
 			if err := os.WriteFile(proceed, nil, 0o644); err != nil {
 				t.Fatal(err)
 			}
 			err := j.wait(t)
-			// The guard's exit code, or the signal that has killed the guard.
-			if status := j.command.ProcessState.Sys().(syscall.WaitStatus); status.ExitStatus() != 137 && status.Signal() != syscall.SIGKILL {
+			// The guard's exit code, or the signal that killed the guard.
+			if status := j.command.ProcessState.Sys().(syscall.WaitStatus); status.ExitStatus() != 137 &&
+				status.Signal() != syscall.SIGKILL {
 				t.Errorf("it ended with %v, want exit code 137", err)
 			}
 			j.isGone(t)
-			for _, text := range []string{c.says, "exit code 137: the kernel killed it for want of memory (", groups.name + " was reached"} {
+			for _, text := range []string{c.says, "exit code 137: the kernel killed it for want of memory (",
+				groups.name + " was reached"} {
 				if !strings.Contains(j.stderr.String(), text) {
 					t.Errorf("stderr does not say %q", text)
 				}
@@ -154,10 +159,9 @@ func TestOutOfMemoryIsExplained(t *testing.T) {
 	}
 }
 
-// TestStateIsSpared has a rank that is small beside the optimizer state reach
-// the memory limit. The kernel is to kill the rank: killing the service, whose
-// state is kept, would free nothing. Now and then it kills both, as it looks for
-// the next before all of the first one's memory is free; but not every time.
+// TestStateIsSpared lets a rank that is small beside the optimizer state reach the memory limit. The kernel must kill
+// the rank: killing the service, whose state is kept, would free nothing. Sometimes it kills both, because it looks
+// for another process before all memory of the first is free. It must not do so every time.
 func TestStateIsSpared(t *testing.T) {
 	h, err := host.Local()
 	if err != nil {
@@ -187,8 +191,8 @@ func leaveState() {
 
 func scoreFile(pid int) string { return fmt.Sprintf("/proc/%d/oom_score_adj", pid) }
 
-// preferVictim has the kernel prefer a process when it kills one for want of
-// memory: by 1000 it does before all that have less.
+// preferVictim makes the kernel prefer a process when memory runs out. With a score of 1000 it comes before all
+// processes with a lower score.
 func preferVictim(t *testing.T, pid, score int) {
 	t.Helper()
 	if err := os.WriteFile(scoreFile(pid), []byte(strconv.Itoa(score)), 0o644); err != nil {
@@ -196,22 +200,21 @@ func preferVictim(t *testing.T, pid, score int) {
 	}
 }
 
-// controlGroups is a parent with a child in each hierarchy that is needed.
+// controlGroups is a parent with a child in each hierarchy that the test needs.
 type controlGroups struct {
 	name    string
 	unified bool     // version 2
 	parents []string // directories
 }
 
-// newControlGroups needs root. Where that is missing the test is skipped, but
-// not in continuous integration.
+// newControlGroups needs root. Without root the test is skipped, except in continuous integration.
 func newControlGroups(t *testing.T) controlGroups {
 	const mounts = "/sys/fs/cgroup"
 	g := controlGroups{name: fmt.Sprintf("plimsoll-test-%d", os.Getpid())}
 	roots := []string{mounts}
 	if _, err := os.Stat(mounts + "/cgroup.controllers"); err == nil {
 		g.unified = true
-		// Children have the controllers that their parent hands down.
+		// Children have only the controllers that their parent delegates.
 		_ = os.WriteFile(mounts+"/cgroup.subtree_control", []byte("+cpuset +cpu +memory +pids"), 0o644)
 	} else {
 		roots = []string{mounts + "/cpuset", mounts + "/cpu", mounts + "/memory", mounts + "/pids"}
@@ -224,7 +227,8 @@ func newControlGroups(t *testing.T) controlGroups {
 		t.Cleanup(func() { g.remove(t, parent) })
 		g.parents = append(g.parents, parent)
 		if g.unified {
-			if err := os.WriteFile(parent+"/cgroup.subtree_control", []byte("+cpuset +cpu +memory +pids"), 0o644); err != nil {
+			if err := os.WriteFile(parent+"/cgroup.subtree_control", []byte("+cpuset +cpu +memory +pids"),
+				0o644); err != nil {
 				g.cannot(t, err)
 			}
 		}
@@ -237,9 +241,10 @@ func newControlGroups(t *testing.T) controlGroups {
 }
 
 func (controlGroups) remove(t *testing.T, directory string) {
-	// A process that was killed may be in its group for a moment longer than in /proc.
+	// A killed process may stay in its group for a moment after it leaves /proc.
 	err := os.Remove(directory)
-	for deadline := time.Now().Add(20 * time.Second); errors.Is(err, syscall.EBUSY) && time.Now().Before(deadline); err = os.Remove(directory) {
+	for deadline := time.Now().Add(20 * time.Second); errors.Is(err, syscall.EBUSY) &&
+		time.Now().Before(deadline); err = os.Remove(directory) {
 		time.Sleep(10 * time.Millisecond)
 	}
 	if err != nil {
@@ -254,8 +259,7 @@ func (controlGroups) cannot(t *testing.T, err error) {
 	t.Skipf("no control group can be made here: %v", err)
 }
 
-// limit sets the limits of the parents. In version 1 the child's cpuset must be
-// filled as well.
+// limit sets the limits of the parents. In version 1 the child's cpuset must be filled, too.
 func (g controlGroups) limit(t *testing.T, cpus, quota, period, memory string) {
 	write := func(directory, name, text string) {
 		if err := os.WriteFile(filepath.Join(directory, name), []byte(text), 0o644); err != nil {
@@ -289,7 +293,7 @@ func (g controlGroups) limitThreads(t *testing.T, most int) {
 	}
 }
 
-// run starts the program in the children and reads its document.
+// run runs the program in the children and reads its document.
 func (g controlGroups) run(t *testing.T, into any, arguments ...string) {
 	t.Helper()
 	command := g.command(t, arguments...)
@@ -303,14 +307,14 @@ func (g controlGroups) run(t *testing.T, into any, arguments ...string) {
 	}
 }
 
-// command is the program in the children.
+// command returns the program, to be started in the children.
 func (g controlGroups) command(t *testing.T, arguments ...string) *exec.Cmd {
 	command := exec.Command(program(t), arguments...)
 	g.contain(command)
 	return command
 }
 
-// contain has a command start in the children.
+// contain makes a command start in the children.
 func (g controlGroups) contain(command *exec.Cmd) {
 	script := ""
 	for _, parent := range g.parents {

@@ -79,10 +79,10 @@ the first damage, and says in which file, at which bytes and in which parameters
 	}
 }
 
-// torchFormat is the other format of files.
+// torchFormat is the file format of torch.save.
 const torchFormat = "torch"
 
-// conversion is what the flags of convert say.
+// conversion holds the flags of the convert command.
 type conversion struct{ state, moments, to, from string }
 
 func convertCommand() *cobra.Command {
@@ -121,28 +121,37 @@ of your optimizer: go by the names. With --from torch, PATH is such a file.`,
 	own := command.Flags()
 	own.SortFlags = false
 	own.StringVar(&flags.state, "state", "", "state `format`: split or fp32")
-	own.StringVar(&flags.moments, "moments", "", "`type` of the moments: fp32, bf16 or int8 (Adam only; embeddings and small parameters stay fp32)")
+	own.StringVar(&flags.moments, "moments", "",
+		"`type` of the moments: fp32, bf16 or int8 (Adam only; embeddings and small parameters stay fp32)")
 	own.Var((*countFlag)(&to.Ranks), "ranks", "number of ranks to cut it for")
 	own.StringVar(&flags.to, "to", "", "`format` of OUT: torch")
 	own.StringVar(&flags.from, "from", "", "`format` of PATH: torch")
-	for flag, values := range map[string][]string{"state": {"split", "fp32"}, "moments": kernel.MomentNames(), "to": {torchFormat}, "from": {torchFormat}} {
+	for flag, values := range map[string][]string{
+		"state":   {"split", "fp32"},
+		"moments": kernel.MomentNames(),
+		"to":      {torchFormat},
+		"from":    {torchFormat},
+	} {
 		mustRegister(command, flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
 	}
 	return command
 }
 
-// apply checks the flags and says what is to become of the checkpoint.
+// apply checks the flags and fills in the conversion.
 func (f conversion) apply(c *cobra.Command, to *checkpoint.Conversion) error {
 	for _, flag := range []struct {
 		name, value string
 		known       []string
-	}{{"state", f.state, []string{"split", "fp32"}}, {"moments", f.moments, kernel.MomentNames()}, {"to", f.to, []string{torchFormat}}, {"from", f.from, []string{torchFormat}}} {
+	}{{"state", f.state, []string{"split", "fp32"}}, {"moments", f.moments, kernel.MomentNames()},
+		{"to", f.to, []string{torchFormat}}, {"from", f.from, []string{torchFormat}}} {
 		if flag.value != "" && !slices.Contains(flag.known, flag.value) {
-			return &fault.Input{What: fmt.Sprintf("--%s is %q", flag.name, flag.value), Mend: "use " + strings.Join(flag.known, ", ")}
+			return &fault.Input{What: fmt.Sprintf("--%s is %q", flag.name, flag.value),
+				Mend: "use " + strings.Join(flag.known, ", ")}
 		}
 	}
 	if f.to != "" && (f.from != "" || f.state != "" || f.moments != "" || c.Flags().Changed("ranks")) {
-		return &fault.Input{What: "--to torch writes everything in fp32 to one file, and no other flag goes with it", Mend: "leave the other flags out"}
+		return &fault.Input{What: "--to torch writes everything in fp32 to one file, and no other flag goes with it",
+			Mend: "leave the other flags out"}
 	}
 	if f.state != "" {
 		state := map[string]kernel.State{"split": kernel.Split, "fp32": kernel.FP32}[f.state]
@@ -180,7 +189,7 @@ func convert(c *cobra.Command, path, out string, flags conversion, to checkpoint
 	return err
 }
 
-// open opens what is to be converted.
+// open opens the checkpoint to convert.
 func open(c *cobra.Command, path string, torch bool, progress rehearse.Progress) (*checkpoint.Checkpoint, error) {
 	if !torch {
 		return checkpoint.Open(path)
@@ -190,12 +199,13 @@ func open(c *cobra.Command, path string, torch bool, progress rehearse.Progress)
 	return checkpoint.OpenTorch(c.Context(), path, progress.Advance)
 }
 
-// paths are arguments that all have to be given.
+// paths accepts exactly the named arguments.
 func paths(names ...string) cobra.PositionalArgs {
 	return func(c *cobra.Command, arguments []string) error {
 		if len(arguments) == len(names) {
 			return nil
 		}
-		return &fault.Input{What: fmt.Sprintf("%s takes %s, and %d arguments are given", c.CommandPath(), strings.Join(names, " "), len(arguments)), Mend: "see " + c.CommandPath() + " --help"}
+		return &fault.Input{What: fmt.Sprintf("%s takes %s, and %d arguments are given", c.CommandPath(),
+			strings.Join(names, " "), len(arguments)), Mend: "see " + c.CommandPath() + " --help"}
 	}
 }

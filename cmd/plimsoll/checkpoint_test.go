@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestConvertToAFullDisk ends with the exit code of what does not fit.
+// TestConvertToAFullDisk expects the exit code for "does not fit".
 func TestConvertToAFullDisk(t *testing.T) {
 	directory := t.TempDir()
 	if err := unix.Mount("tmpfs", directory, "tmpfs", 0, "size=16k"); err != nil {
@@ -24,9 +24,11 @@ func TestConvertToAFullDisk(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	command := exec.Command(program(t), "checkpoint", "convert", filepath.Join("..", "..", "examples", "checkpoints"), directory)
+	command := exec.Command(program(t), "checkpoint", "convert", filepath.Join("..", "..", "examples", "checkpoints"),
+		directory)
 	out, _ := command.CombinedOutput()
-	if command.ProcessState.ExitCode() != exitDoesNotFit || !strings.Contains(string(out), directory+": the checkpoint takes") {
+	if command.ProcessState.ExitCode() != exitDoesNotFit ||
+		!strings.Contains(string(out), directory+": the checkpoint takes") {
 		t.Errorf("%v\n%s", command.ProcessState, out)
 	}
 	if left, err := os.ReadDir(directory); err != nil || len(left) > 0 {

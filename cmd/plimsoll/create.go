@@ -7,9 +7,8 @@ import (
 	"plimsoll/fault"
 )
 
-// create opens a file that a flag names, to write it. One that stdout or stderr
-// goes to already, as /dev/stdout does, is written like those: made anew it
-// would lose what they have written.
+// create opens the file that a flag names, for writing. A file that stdout or stderr already goes to, as /dev/stdout
+// does, is shared instead of truncated: truncation would lose what they have written.
 func create(flag, name string) (io.WriteCloser, error) {
 	if there, err := os.Stat(name); err == nil {
 		for _, open := range []*os.File{os.Stdout, os.Stderr} {
@@ -25,7 +24,7 @@ func create(flag, name string) (io.WriteCloser, error) {
 	return file, nil
 }
 
-// shared is a file that stays open.
+// shared is a file that Close leaves open.
 type shared struct{ io.Writer }
 
 func (shared) Close() error { return nil }

@@ -11,14 +11,13 @@ import (
 	"testing"
 )
 
-// documentedExit lists the documented commands that are meant to fail.
+// documentedExit lists the documented commands that fail on purpose, with their exit codes.
 var documentedExit = map[string]int{
 	"plimsoll rehearse --model llama-3.1-405b": exitDoesNotFit,
 }
 
-// TestDocumentedCommands runs every "$ plimsoll" command of README.md and docs.
-// Where the output is shown, too, every line of it must still begin as a line
-// of the real output does: numbers differ from host to host, names do not.
+// TestDocumentedCommands runs every "$ plimsoll" command of README.md and docs. Where the docs show the output, too,
+// every line of it must begin as a line of the real output does. Numbers may differ from host to host, names may not.
 func TestDocumentedCommands(t *testing.T) {
 	root := filepath.Join("..", "..")
 	documents, err := filepath.Glob(filepath.Join(root, "docs", "*.md"))
@@ -46,7 +45,7 @@ func TestDocumentedCommands(t *testing.T) {
 	}
 }
 
-// writtenInDocs are what documented commands write: here into a folder of the test.
+// writtenInDocs are the files that documented commands write; the test puts them into a folder of its own.
 var writtenInDocs = []string{"converted", "optimizer.pt"}
 
 func checkCommand(t *testing.T, command, output string) {
@@ -83,7 +82,7 @@ func checkCommand(t *testing.T, command, output string) {
 	}
 }
 
-// firstWord leaves out the lines of tables, and what is no word.
+// firstWord returns the first word of a line, without table borders and symbols.
 func firstWord(line string) string {
 	return regexp.MustCompile(`[A-Za-z_]+`).FindString(line)
 }

@@ -1,4 +1,4 @@
-// Command plimsoll says what offloaded optimizer state takes, and carries it.
+// Command plimsoll plans the memory of offloaded optimizer state and holds that state on the host.
 package main
 
 import "os"

@@ -14,8 +14,8 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 )
 
-// TestMain makes the program available to the scripts as "plimsoll", and one that
-// takes memory.
+// TestMain makes the program available to the scripts as "plimsoll", and a program that takes memory as
+// "touch-memory".
 func TestMain(m *testing.M) {
 	testscript.Main(m, map[string]func(){
 		"plimsoll":     main,
@@ -65,8 +65,8 @@ func TestScripts(t *testing.T) {
 	})
 }
 
-// program is the path of the program, beside which touch-memory is: TestMain
-// makes the test one of them when it has its name.
+// program returns the path of the program; touch-memory is beside it. TestMain runs the test binary as the program of
+// that name.
 func program(t *testing.T) string {
 	return filepath.Join(programs(t), "plimsoll")
 }

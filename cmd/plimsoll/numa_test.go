@@ -18,9 +18,9 @@ import (
 	"plimsoll/launch"
 )
 
-// touchMemory is a program that takes as many MiB as it is told, and then sleeps
-// for as many seconds, and longer where all goes slowly: until plimsoll run, whose
-// pauses double, has looked again. TestMain makes it available as "touch-memory".
+// touchMemory is a program that takes a number of MiB and then sleeps for a number of seconds. On a slow machine it
+// sleeps longer: until plimsoll run, whose pauses double, has looked again. TestMain makes it available as
+// "touch-memory".
 func touchMemory() {
 	size, _ := strconv.Atoi(os.Args[1])
 	seconds, _ := strconv.ParseFloat(os.Args[2], 64)
@@ -33,28 +33,29 @@ func touchMemory() {
 	fmt.Println(memory[0])
 }
 
-// needNodes is the host if it has two NUMA nodes with CPUs and memory.
+// needNodes returns the host if it has two NUMA nodes with CPUs and memory, and otherwise skips the test.
 func needNodes(t *testing.T) *host.Host {
 	h, err := host.Local()
 	if err != nil {
 		t.Fatal(err)
 	}
-	withCPUs := slices.DeleteFunc(slices.Clone(h.Nodes), func(n host.NUMANode) bool { return n.CPUs.Intersection(h.CPUs).IsEmpty() })
+	withCPUs := slices.DeleteFunc(slices.Clone(h.Nodes),
+		func(n host.NUMANode) bool { return n.CPUs.Intersection(h.CPUs).IsEmpty() })
 	if len(withCPUs) < 2 {
 		t.Skip("needs two NUMA nodes; make test-numa emulates them")
 	}
 	return h
 }
 
-// needEmulated skips the test but on the machine of scripts/test-numa.
+// needEmulated skips the test except on the machine of scripts/test-numa.
 func needEmulated(t *testing.T) {
 	if os.Getenv("PLIMSOLL_EMULATED") != "2x4x2" {
 		t.Skip("make test-numa runs it")
 	}
 }
 
-// TestEmulatedMachine holds the verbs against the machine of scripts/test-numa:
-// what is expected is written down, not computed.
+// TestEmulatedMachine runs the commands on the machine of scripts/test-numa. The expected results are written down,
+// not computed.
 func TestEmulatedMachine(t *testing.T) {
 	needEmulated(t)
 	var found, want struct {
@@ -101,8 +102,8 @@ func TestEmulatedMachine(t *testing.T) {
 	}
 }
 
-// TestEmulatedCpuset has cores of both sockets in a cpuset of version 2, whose
-// limits are on the parent of the group that the program is in.
+// TestEmulatedCpuset uses cores of both sockets in a cpuset of version 2. Its limits are on the parent of the group
+// that the program is in.
 func TestEmulatedCpuset(t *testing.T) {
 	needEmulated(t)
 	groups := newControlGroups(t)
@@ -115,7 +116,8 @@ func TestEmulatedCpuset(t *testing.T) {
 	}
 	groups.run(t, &topology, "topology", "--json")
 	if topology.CPUs != "2-5,8-11" || topology.Cores != 4 || topology.Quota != 12 ||
-		len(topology.Excluded) != 1 || topology.Excluded[0].CPUs != "0-1,6-7,12-15" || !strings.Contains(topology.Excluded[0].Reason, groups.name) {
+		len(topology.Excluded) != 1 || topology.Excluded[0].CPUs != "0-1,6-7,12-15" ||
+		!strings.Contains(topology.Excluded[0].Reason, groups.name) {
 		t.Errorf("%+v", topology)
 	}
 	var plan binding.Plan
@@ -125,8 +127,7 @@ func TestEmulatedCpuset(t *testing.T) {
 	}
 }
 
-// describe puts what ranks have on one line: the trainer's CPUs, the
-// optimizer's, and the NUMA nodes.
+// describe puts the resources of the ranks on one line: the trainer's CPUs, the optimizer's CPUs, and the NUMA nodes.
 func describe(ranks []binding.Rank) string {
 	var b strings.Builder
 	for _, r := range ranks {
@@ -135,7 +136,7 @@ func describe(ranks []binding.Rank) string {
 	return b.String()
 }
 
-// planOf are the ranks that the verb binding plans.
+// planOf returns the ranks that the binding command plans.
 func planOf(t *testing.T, arguments ...string) []binding.Rank {
 	t.Helper()
 	out, err := exec.Command(program(t), append([]string{"binding", "--json"}, arguments...)...).Output()
@@ -149,8 +150,8 @@ func planOf(t *testing.T, arguments ...string) []binding.Rank {
 	return plan.Ranks
 }
 
-// TestNUMARun starts ranks that touch memory, reads from /proc where they and it
-// are, and holds what the program reports against that.
+// TestNUMARun starts ranks that touch memory. It reads from /proc where the ranks and their memory are, and compares
+// the program's report with that.
 func TestNUMARun(t *testing.T) {
 	needNodes(t)
 	for _, c := range []struct{ policy, kernel, share string }{
@@ -164,8 +165,9 @@ func TestNUMARun(t *testing.T) {
 			if all := rank.memory[0] + rank.memory[1] + rank.memory[2]; 100*rank.memory[node] < 99*all {
 				t.Errorf("%s: rank %d of node %d has memory on nodes %v", c.policy, i, node, rank.memory)
 			}
-			// Even without a policy memory would be near, for CPUs are.
-			if want := fmt.Sprintf(c.kernel, node); rank.policy != want && rank.policy != strings.Replace(want, " (many)", "", 1) {
+			// Even without a policy the memory would be near, as the CPUs are.
+			if want := fmt.Sprintf(c.kernel, node); rank.policy != want &&
+				rank.policy != strings.Replace(want, " (many)", "", 1) {
 				t.Errorf("%s: rank %d has the memory policy %q, want %q", c.policy, i, rank.policy, want)
 			}
 			for _, cpus := range rank.threads {
@@ -176,7 +178,8 @@ func TestNUMARun(t *testing.T) {
 			if want := plan[i].OptimizerCPUs.String(); rank.optimizerCPUs != want {
 				t.Errorf("rank %d has PLIMSOLL_OPTIMIZER_CPUS=%s, want %s", i, rank.optimizerCPUs, want)
 			}
-			if r := reported[i]; r.Memory[node] < touched || r.Elsewhere > touched/8 || r.Threads == 0 || len(r.Outside) > 0 {
+			if r := reported[i]; r.Memory[node] < touched || r.Elsewhere > touched/8 || r.Threads == 0 ||
+				len(r.Outside) > 0 {
 				t.Errorf("%s: of rank %d is reported: %+v", c.policy, i, r)
 			}
 		}
@@ -187,29 +190,29 @@ func TestNUMARun(t *testing.T) {
 	}
 }
 
-// touched is what every rank of touch takes.
+// touched is the memory that every rank of touch takes.
 const touched = 64 << 20
 
-// placement is where a rank is.
+// placement is the place of a rank.
 type placement struct {
-	threads       []string // the CPUs of each
+	threads       []string // the CPUs of each thread
 	memory        map[int]int64
-	policy        string // of memory, as the kernel writes it
+	policy        string // memory policy in the kernel's form
 	optimizerCPUs string
 }
 
-// touch runs ranks that take memory, and returns where they are, by /proc and by
-// the program's report.
+// touch runs ranks that take memory. It returns their places, as read from /proc and as the program reports them.
 func touch(t *testing.T, arguments ...string) (ranks []placement, reported []launch.Proof) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "report.json")
-	j := newJob(t, slices.Concat([]string{"--report", file}, arguments, []string{"--", filepath.Join(programs(t), "touch-memory"), fmt.Sprint(touched >> 20), "4"})...).start(t)
+	j := newJob(t, slices.Concat([]string{"--report", file}, arguments,
+		[]string{"--", filepath.Join(programs(t), "touch-memory"), fmt.Sprint(touched >> 20), "4"})...).start(t)
 	ranks = make([]placement, 1)
 	if i := slices.Index(arguments, "--nproc"); i >= 0 {
 		count, _ := strconv.Atoi(arguments[i+1])
 		ranks = make([]placement, count)
 	}
-	whole := map[int]bool{} // ranks that have touched all
+	whole := map[int]bool{} // ranks that have touched all of their memory
 	look := func() bool {
 		for _, pid := range j.processes(t) {
 			variables := environment(pid)
@@ -217,7 +220,8 @@ func touch(t *testing.T, arguments ...string) (ranks []placement, reported []lau
 			if err != nil || whole[number] {
 				continue // the launcher, or a rank that may be ending
 			}
-			ranks[number] = placement{threadCPUs(pid), nodeBytes(pid, " anon="), memoryPolicy(pid), variables["PLIMSOLL_OPTIMIZER_CPUS"]}
+			ranks[number] = placement{threadCPUs(pid), nodeBytes(pid, " anon="), memoryPolicy(pid),
+				variables["PLIMSOLL_OPTIMIZER_CPUS"]}
 			if ranks[number].memory[0]+ranks[number].memory[1]+ranks[number].memory[2] >= touched {
 				whole[number] = true
 			}
@@ -248,8 +252,7 @@ func touch(t *testing.T, arguments ...string) (ranks []placement, reported []lau
 	return ranks, reported
 }
 
-// TestNUMARehearsal reads, while steps run, where the arenas of two ranks are
-// and on which CPUs their workers.
+// TestNUMARehearsal reads, while steps run, where the arenas of two ranks are and on which CPUs their workers run.
 func TestNUMARehearsal(t *testing.T) {
 	h := needNodes(t)
 	plan := planOf(t, "--ranks", "2", "--trainer-cores", "0")
@@ -261,7 +264,7 @@ func TestNUMARehearsal(t *testing.T) {
 		_ = command.Process.Kill()
 		_ = command.Wait()
 	}()
-	// All arenas are there when the last of them is whole.
+	// All arenas are there when the last arena is complete.
 	var memory [2]map[int]int64
 	whole := func() bool {
 		var sum int64
@@ -281,8 +284,9 @@ func TestNUMARehearsal(t *testing.T) {
 			t.Errorf("rank %d of node %v has memory on nodes %v", rank, plan[rank].NUMANodes, byNode)
 		}
 	}
-	// Workers are bound, the threads of the Go runtime are not.
-	workers := slices.DeleteFunc(threadCPUs(command.Process.Pid), func(cpus string) bool { return cpus == h.CPUs.String() })
+	// Workers are bound; the threads of the Go runtime are not.
+	workers := slices.DeleteFunc(threadCPUs(command.Process.Pid),
+		func(cpus string) bool { return cpus == h.CPUs.String() })
 	var want []string
 	for _, rank := range plan {
 		for _, cpu := range rank.OptimizerCPUs.List() {
@@ -296,11 +300,10 @@ func TestNUMARehearsal(t *testing.T) {
 	}
 }
 
-// smallModelState are the bytes of the optimizer's state of smallModel.
+// smallModelState is the bytes of optimizer state of smallModel.
 const smallModelState = 39_592_448 * 14
 
-// smallModel is a config.json: beside the test on an emulated machine, else in
-// the repository.
+// smallModel returns a config.json: beside the test on an emulated machine, otherwise in the repository.
 func smallModel() string {
 	const name = "config.json"
 	if _, err := os.Stat(name); err == nil {
@@ -309,7 +312,7 @@ func smallModel() string {
 	return filepath.Join("..", "..", "examples", name)
 }
 
-// environment are the variables of a process; none when it has ended.
+// environment returns the variables of a process; none when it has ended.
 func environment(pid int) map[string]string {
 	data, _ := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
 	variables := map[string]string{}
@@ -320,7 +323,7 @@ func environment(pid int) map[string]string {
 	return variables
 }
 
-// threadCPUs are the CPUs of each thread of a process.
+// threadCPUs returns the CPUs of each thread of a process.
 func threadCPUs(pid int) (threads []string) {
 	files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", pid))
 	for _, file := range files {
@@ -333,8 +336,8 @@ func threadCPUs(pid int) (threads []string) {
 	return threads
 }
 
-// memoryPolicy is that of a process, as numa_maps has it between the address of
-// a mapping and what is known of its pages.
+// memoryPolicy returns the memory policy of a process. In numa_maps it stands between the address of a mapping and
+// the figures of its pages.
 func memoryPolicy(pid int) string {
 	data, _ := os.ReadFile(fmt.Sprintf("/proc/%d/numa_maps", pid))
 	_, rest, _ := strings.Cut(string(data), " ")
@@ -342,8 +345,7 @@ func memoryPolicy(pid int) string {
 	return policy
 }
 
-// nodeBytes is the memory of a process by NUMA node: that of the mappings whose
-// line in numa_maps has a text.
+// nodeBytes returns the memory of a process by NUMA node, for the mappings whose line in numa_maps has a text.
 func nodeBytes(pid int, text string) map[int]int64 {
 	data, _ := os.ReadFile(fmt.Sprintf("/proc/%d/numa_maps", pid))
 	bytes := map[int]int64{}

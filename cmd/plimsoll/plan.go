@@ -18,7 +18,7 @@ import (
 
 const checkpointingFlag = "gradient-checkpointing"
 
-// planCommand plans a job on paper.
+// planCommand returns the command that plans a job on paper.
 func planCommand() *cobra.Command {
 	var request plan.Request
 	var explain, out string
@@ -49,8 +49,9 @@ The catalog of models:
   plimsoll plan --model falcon-7b --precision fp16 --gpu A100-80GB --seq-len 128
   plimsoll plan --model path/to/config.json --deepspeed ds_config.json --gpus 8 --explain gradients`,
 		Args: func(c *cobra.Command, arguments []string) error {
-			// Without "=", the value of a flag that may stand alone is an argument.
-			if flag := c.Flags().Lookup(checkpointingFlag); len(arguments) == 1 && flag.Changed && request.Recompute == flag.NoOptDefVal {
+			// The value of this flag is optional. Without "=", the value arrives as an argument.
+			if flag := c.Flags().Lookup(checkpointingFlag); len(arguments) == 1 && flag.Changed &&
+				request.Recompute == flag.NoOptDefVal {
 				request.Recompute = arguments[0]
 				return nil
 			}
@@ -58,7 +59,8 @@ The catalog of models:
 		},
 		RunE: func(c *cobra.Command, _ []string) error {
 			if asJSON && explain != "" {
-				return &fault.Input{What: "--json and --explain are both given: each is a report of its own", Mend: "leave one of them out"}
+				return &fault.Input{What: "--json and --explain are both given: each is a report of its own",
+					Mend: "leave one of them out"}
 			}
 			request.Clip = given(c, "clip", &clip)
 			return reported(func() error { return runPlan(c, request, explain, out, asJSON) })
@@ -71,23 +73,30 @@ The catalog of models:
 	flags.StringVar(&request.TrainingArgs, "training-args", "", "TrainingArguments of transformers, a JSON `file`")
 	flags.StringVar(&request.Accelerate, "accelerate", "", "accelerate configuration, a YAML `file`")
 	flags.StringVar(&request.Adapter, "adapter", "", "adapter_config.json of PEFT, a `file`")
-	flags.StringVar(&request.Quantization, "quantization", "", "bitsandbytes: nf4, nf4-dq, fp4, fp4-dq, int8, or a `file` with a BitsAndBytesConfig")
+	flags.StringVar(&request.Quantization, "quantization", "",
+		"bitsandbytes: nf4, nf4-dq, fp4, fp4-dq, int8, or a `file` with a BitsAndBytesConfig")
 	flags.BoolVar(&request.CPU, "cpu", false, "train on the CPU")
 	flags.Var((*countFlag)(&request.GPUs), "gpus", "GPUs of a node, one rank each")
 	flags.Var((*countFlag)(&request.Nodes), "nodes", "nodes of the job")
 	flags.StringVar(&request.GPU, "gpu", "", "GPU `name`, such as H100-80GB")
-	flags.Var((*bytesFlag)(&request.GPUMemory), "gpu-memory", "memory of one GPU, in place of its name's, such as 79.1GiB")
+	flags.Var((*bytesFlag)(&request.GPUMemory), "gpu-memory",
+		"memory of one GPU, in place of its name's, such as 79.1GiB")
 	flags.Var((*bytesFlag)(&request.HostMemory), "host-memory", "memory of one node, such as 512GiB")
 	flags.Var((*countFlag)(&request.NUMANodes), "numa-nodes", "NUMA nodes of a node, among which its ranks are divided")
 	flags.Var((*countFlag)(&request.Sequence), "seq-len", "tokens of a sequence")
 	flags.Var((*countFlag)(&request.MicroBatch), "micro-batch", "sequences that a rank handles at a time")
 	flags.Var((*countFlag)(&request.Accumulation), "grad-accum", "micro batches between two optimizer steps")
-	flags.StringVar(&request.Precision, "precision", "", "`type` of the weights (bf16, fp16, fp32), or amp-bf16 or amp-fp16: fp32 weights under autocast")
-	flags.StringVar(&request.AdapterPrecision, "adapter-precision", "", "`type` of the adapter's weights: fp32, bf16 or fp16")
+	flags.StringVar(&request.Precision, "precision", "",
+		"`type` of the weights (bf16, fp16, fp32), or amp-bf16 or amp-fp16: fp32 weights under autocast")
+	flags.StringVar(&request.AdapterPrecision, "adapter-precision", "",
+		"`type` of the adapter's weights: fp32, bf16 or fp16")
 	flags.StringVar(&request.Attention, "attention", "", "attention `implementation`: eager, sdpa or flash")
-	flags.StringVar(&request.Optimizer, "optimizer", "", "optimizer `name`, with its variant: adamw/foreach, adamw/fused or adamw/for-loop")
+	flags.StringVar(&request.Optimizer, "optimizer", "",
+		"optimizer `name`, with its variant: adamw/foreach, adamw/fused or adamw/for-loop")
 	flags.Float64Var(&clip, "clip", 1, "largest norm of the gradients, 0 for no clipping")
-	flags.StringVar(&request.Recompute, checkpointingFlag, "", "blocks that are recomputed: none, full, reentrant, or selective (results of matrix products and attention are kept)")
+	flags.StringVar(&request.Recompute, checkpointingFlag, "",
+		"blocks that are recomputed: none, full, reentrant, or selective (results of matrix "+
+			"products and attention are kept)")
 	flags.Lookup(checkpointingFlag).NoOptDefVal = "full"
 	flags.StringVar(&request.FSDP, "fsdp", "", "shard by FSDP of this `version`, 1 or 2, a block at a time")
 	flags.BoolVar(&request.OffloadParameters, "fsdp-offload", false, "keep FSDP's shards on the host")
@@ -105,10 +114,16 @@ The catalog of models:
 	flags.StringVar(&explain, "explain", "", "explain one `component`: its bytes in every phase, formula and source")
 	flags.StringVar(&out, "out", "", "write the plan to a `file`, with a hash of what it was made from, for run --plan")
 	flags.BoolVar(&asJSON, "json", false, "print one JSON document")
-	flags.Lookup("clip").DefValue = "0" // is not shown
+	flags.Lookup("clip").DefValue = "0" // hidden in the help
 	for flag, values := range map[string][]string{
-		"precision": plan.Precisions, "attention": plan.Attentions, checkpointingFlag: plan.Recomputes, "gpu": gpu.Names(),
-		"optimizer": plan.Optimizers(), "fsdp": {"1", "2"}, "quantization": {"nf4", "nf4-dq", "fp4", "fp4-dq", "int8"}, "adapter-precision": {"fp32", "bf16", "fp16"},
+		"precision":         plan.Precisions,
+		"attention":         plan.Attentions,
+		checkpointingFlag:   plan.Recomputes,
+		"gpu":               gpu.Names(),
+		"optimizer":         plan.Optimizers(),
+		"fsdp":              {"1", "2"},
+		"quantization":      {"nf4", "nf4-dq", "fp4", "fp4-dq", "int8"},
+		"adapter-precision": {"fp32", "bf16", "fp16"},
 	} {
 		mustRegister(command, flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveDefault))
 	}
@@ -116,7 +131,7 @@ The catalog of models:
 	return command
 }
 
-// bytesFlag is a size on the command line.
+// bytesFlag is a size in bytes on the command line.
 type bytesFlag ledger.Bytes
 
 func (b *bytesFlag) String() string {
@@ -128,15 +143,14 @@ func (b *bytesFlag) String() string {
 func (b *bytesFlag) Type() string { return "size" }
 func (b *bytesFlag) Set(text string) error {
 	bytes, err := ledger.ParseBytes(text)
-	if err == nil && (bytes == 0 || text[len(text)-1] <= '9') { // a number alone is a slip of the pen
+	if err == nil && (bytes == 0 || text[len(text)-1] <= '9') { // a number without a unit is most likely a mistake
 		err = fmt.Errorf("expected a number above 0 with a unit, such as 80GiB")
 	}
 	*b = bytesFlag(bytes)
 	return err
 }
 
-// countFlag is a number of things on the command line. That none was given is
-// not the same as zero.
+// countFlag is a count on the command line. A missing flag differs from zero.
 type countFlag int
 
 func (n *countFlag) String() string {
@@ -155,8 +169,7 @@ func (n *countFlag) Set(text string) error {
 	return nil
 }
 
-// reported has a panic of body end the command as other faults of the program
-// do: Go would end it with the exit code of bad input.
+// reported turns a panic of body into an error. Left alone, Go would end the program with the exit code of bad input.
 func reported(body func() error) (err error) {
 	defer func() {
 		if found := recover(); found != nil {

@@ -22,9 +22,8 @@ import (
 
 var update = flag.Bool("update", false, "rewrite testdata/plan/bad.txt")
 
-// TestPlanRefuses runs the command lines at the head of testdata/plan/bad.txtar
-// beside its files, and compares what they print with testdata/plan/bad.txt:
-// each ends with exit code 2, nothing on stdout and one error.
+// TestPlanRefuses runs the command lines at the head of testdata/plan/bad.txtar beside its files, and compares the
+// messages with testdata/plan/bad.txt. Each command ends with exit code 2, an empty stdout and one error.
 func TestPlanRefuses(t *testing.T) {
 	golden, err := filepath.Abs("testdata/plan/bad.txt")
 	if err != nil {
@@ -63,7 +62,8 @@ func TestPlanRefuses(t *testing.T) {
 			t.Errorf("plan %s: %v, want exit code 2", strings.TrimSpace(line), err)
 		}
 		message, said := strings.CutPrefix(stderr.String(), "plimsoll: ")
-		if text := strings.Split(strings.TrimSpace(message), "\n"); !said || stdout.Len() > 0 || len(text) > 2 || len(text) == 2 && !strings.HasPrefix(text[1], "  hint: ") {
+		if text := strings.Split(strings.TrimSpace(message), "\n"); !said || stdout.Len() > 0 || len(text) > 2 ||
+			len(text) == 2 && !strings.HasPrefix(text[1], "  hint: ") {
 			t.Errorf("plan %s: not one error and its hint:\n%s%s", strings.TrimSpace(line), &stdout, &stderr)
 		}
 		fmt.Fprintf(&messages, "> plan %s\n%s", strings.TrimSpace(line), message)
@@ -85,8 +85,7 @@ func TestPlanRefuses(t *testing.T) {
 	}
 }
 
-// TestPlanReportsItsFaults wants exit code 1, and a sentence that asks for a
-// report, where the program is at fault.
+// TestPlanReportsItsFaults expects exit code 1, and a sentence that asks for a report, where the program is at fault.
 func TestPlanReportsItsFaults(t *testing.T) {
 	for _, err := range []error{
 		reported(func() error { panic("no such block") }),
@@ -95,7 +94,8 @@ func TestPlanReportsItsFaults(t *testing.T) {
 		if code := exitCode(t.Context(), err); code != exitInternal {
 			t.Errorf("%v: exit code %d, want %d", err, code, exitInternal)
 		}
-		for _, part := range []string{"this is a fault of plimsoll", "please report it with the command line", "no such block"} {
+		for _, part := range []string{"this is a fault of plimsoll", "please report it with the command line",
+			"no such block"} {
 			if !strings.Contains(err.Error(), part) {
 				t.Errorf("%v: does not say %q", err, part)
 			}
@@ -106,16 +106,18 @@ func TestPlanReportsItsFaults(t *testing.T) {
 	}
 }
 
-// TestFalcon asks why Falcon-7B, with weights of 13 GiB, is at about 53 GiB after
-// its first step, and at 66 GiB for a moment in it.
+// TestFalcon explains why Falcon-7B, with weights of 13 GiB, takes about 53 GiB after its first step, and 66 GiB for
+// a moment during it.
 func TestFalcon(t *testing.T) {
 	arguments := filepath.Join(t.TempDir(), "args.json")
 	if err := os.WriteFile(arguments, []byte(`{"optim": "adamw_torch"}`), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	out, err := exec.Command(program(t), "plan", "--model", "falcon-7b", "--training-args", arguments, "--precision", "fp16", "--gpu", "A100-80GB", "--json").Output()
+	out, err := exec.Command(program(t), "plan", "--model", "falcon-7b", "--training-args", arguments, "--precision",
+		"fp16", "--gpu", "A100-80GB", "--json").Output()
 	var exit *exec.ExitError
-	if !errors.As(err, &exit) || exit.ExitCode() != exitDoesNotFit { // with the Trainer's 8 sequences; their activations are another matter
+	// with the Trainer's 8 sequences, whose activations are not in the question
+	if !errors.As(err, &exit) || exit.ExitCode() != exitDoesNotFit {
 		t.Fatal(err)
 	}
 	var d report.Plan

@@ -13,8 +13,7 @@ import (
 	"plimsoll/rehearse"
 )
 
-// newProgress draws a bar on a terminal, and writes a line at the start and the
-// end of an activity anywhere else.
+// newProgress draws a bar on a terminal. Anywhere else it writes a line at the start and the end of an activity.
 func newProgress(terminal *os.File, stderr io.Writer) rehearse.Progress {
 	if stderr == terminal && term.IsTerminal(int(terminal.Fd())) {
 		return &bar{out: stderr}
@@ -39,7 +38,7 @@ func (b *bar) Begin(activity string, parts int64) {
 	)
 }
 
-// A bar that cannot be drawn is no reason to stop.
+// Failing to draw the bar does not stop the work.
 func (b *bar) Advance(parts int64) { _ = b.bar.Add64(parts) }
 func (b *bar) End()                { _ = b.bar.Finish() }
 

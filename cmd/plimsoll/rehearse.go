@@ -55,18 +55,27 @@ The catalog of models:
 	}
 	flags := command.Flags()
 	flags.SortFlags = false
-	flags.StringVar(&request.Model, "model", "", "catalog name, config.json or a folder with one, *.safetensors or its index")
+	flags.StringVar(&request.Model, "model", "",
+		"catalog name, config.json or a folder with one, *.safetensors or its index")
 	flags.StringVar(&request.DeepSpeed, "deepspeed", "", "DeepSpeed configuration `file`")
 	flags.IntVar(&request.Ranks, "ranks", 1, "ranks on this host")
-	flags.IntVar(&request.WorldSize, "world-size", 0, "ranks of the whole job, of which --ranks run here (default: --ranks)")
+	flags.IntVar(&request.WorldSize, "world-size", 0,
+		"ranks of the whole job, of which --ranks run here (default: --ranks)")
 	flags.IntVar(&request.Steps, "steps", 10, "optimizer steps; 0 plans and allocates nothing")
-	flags.StringVar(&request.Precision, "precision", "", "`type` that the model is trained in: bf16, fp16 or fp32 (default: the recipe's, or bf16)")
+	flags.StringVar(&request.Precision, "precision", "",
+		"`type` that the model is trained in: bf16, fp16 or fp32 (default: the recipe's, or bf16)")
 	flags.StringVar(&request.State, "state", "", "state `format`: split or fp32 (default: split for bf16, else fp32)")
-	flags.StringVar(&request.Moments, "moments", "", "moment `type`: fp32, or rounded to bf16 or, of Adam only, to int8 (default: fp32)")
-	flags.StringVar(&request.EmbeddingMoments, "embedding-moments", "", "moment `type` of embeddings with --moments int8: fp32 or int8 (default: fp32)")
-	flags.StringVar(&request.GradientType, "grad-dtype", "", "gradient `type`: bf16, fp16 or fp32 (default: that of the training)")
-	flags.Float64Var(&clip, "clip", 1, "clip gradients to this global norm, 0 for not at all (default: the recipe's, or 1)")
-	flags.Float64Var(&scaling.scale, "loss-scale", 0, "with fp16 gradients: a fixed loss scale, 0 for a dynamic one (default of this and the next five: the recipe's, or DeepSpeed's)")
+	flags.StringVar(&request.Moments, "moments", "",
+		"moment `type`: fp32, or rounded to bf16 or, of Adam only, to int8 (default: fp32)")
+	flags.StringVar(&request.EmbeddingMoments, "embedding-moments", "",
+		"moment `type` of embeddings with --moments int8: fp32 or int8 (default: fp32)")
+	flags.StringVar(&request.GradientType, "grad-dtype", "",
+		"gradient `type`: bf16, fp16 or fp32 (default: that of the training)")
+	flags.Float64Var(&clip, "clip", 1, "clip gradients to this global norm, 0 for not at all "+
+		"(default: the recipe's, or 1)")
+	flags.Float64Var(&scaling.scale, "loss-scale", 0,
+		"with fp16 gradients: a fixed loss scale, 0 for a dynamic one (default of this and the next five: "+
+			"the recipe's, or DeepSpeed's)")
 	flags.IntVar(&scaling.power, "initial-scale-power", 16, "the first loss scale is 2 to this power")
 	flags.Int64Var(&scaling.window, "loss-scale-window", 1000, "steps without overflow that double the loss scale")
 	flags.IntVar(&scaling.hysteresis, "hysteresis", 2, "overflows that halve the loss scale")
@@ -75,15 +84,21 @@ The catalog of models:
 	flags.IntVar(&request.Workers, "workers", 0, "workers of each rank (default: one for each of its cores)")
 	reserveFlag(command, &request.Reserve)
 	flags.BoolVar(&asJSON, "json", false, "print one JSON document")
-	flags.Lookup("clip").DefValue = "0" // is not shown
-	for flag, values := range map[string][]string{"state": {"split", "fp32"}, "moments": kernel.MomentNames(), "embedding-moments": {"fp32", "int8"}, "precision": {"bf16", "fp16", "fp32"}, "grad-dtype": {"bf16", "fp16", "fp32"}} {
+	flags.Lookup("clip").DefValue = "0" // hidden in the help
+	for flag, values := range map[string][]string{
+		"state":             {"split", "fp32"},
+		"moments":           kernel.MomentNames(),
+		"embedding-moments": {"fp32", "int8"},
+		"precision":         {"bf16", "fp16", "fp32"},
+		"grad-dtype":        {"bf16", "fp16", "fp32"},
+	} {
 		mustRegister(command, flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
 	}
 	mustRegister(command, "model", completeModel)
 	return command
 }
 
-// given is the value of a flag, or nil where it was left out.
+// given returns the value of a flag, or nil where the flag was left out.
 func given[T any](c *cobra.Command, flag string, value *T) *T {
 	if !c.Flags().Changed(flag) {
 		return nil
@@ -91,7 +106,7 @@ func given[T any](c *cobra.Command, flag string, value *T) *T {
 	return value
 }
 
-// completeModel offers the catalog, and files.
+// completeModel offers the models of the catalog, and files.
 func completeModel(_ *cobra.Command, _ []string, start string) ([]string, cobra.ShellCompDirective) {
 	var names []string
 	for _, name := range model.Catalog() {
@@ -102,13 +117,13 @@ func completeModel(_ *cobra.Command, _ []string, start string) ([]string, cobra.
 	return names, cobra.ShellCompDirectiveDefault
 }
 
-// wrapped lists names on lines of up to 78 characters.
+// wrapped lists names in lines of up to 78 characters.
 func wrapped(names []string) string {
 	lines := text.WrapSoft(strings.Join(names, " "), 76)
 	return "  " + strings.ReplaceAll(lines, "\n", "\n  ")
 }
 
-// mustRegister fails only when the flag does not exist.
+// mustRegister panics only when the flag does not exist.
 func mustRegister(c *cobra.Command, flag string, complete cobra.CompletionFunc) {
 	if err := c.RegisterFlagCompletionFunc(flag, complete); err != nil {
 		panic(err)

@@ -24,7 +24,8 @@ the state is gone.`,
   plimsoll restore --discard 12`,
 		Args: func(_ *cobra.Command, names []string) error {
 			if len(names) == 0 {
-				return &fault.Input{What: "no session is named: expected the names of sessions that are set aside", Mend: "plimsoll stat shows them"}
+				return &fault.Input{What: "no session is named: expected the names of sessions that are set aside",
+					Mend: "plimsoll stat shows them"}
 			}
 			return nil
 		},
@@ -51,14 +52,14 @@ the state is gone.`,
 	return command
 }
 
-// dialService connects to the service at a socket, or at the one that this process is
-// told of.
+// dialService connects to the service at a socket. Without a socket it uses the one that the environment names.
 func dialService(socket string) (*service.Client, error) {
 	if socket == "" {
 		socket = os.Getenv(service.SocketVariable)
 	}
 	if socket == "" {
-		return nil, &fault.Input{What: "--socket is missing, and " + service.SocketVariable + " is not set", Mend: "give the --socket of plimsoll serve"}
+		return nil, &fault.Input{What: "--socket is missing, and " + service.SocketVariable + " is not set",
+			Mend: "give the --socket of plimsoll serve"}
 	}
 	client, err := service.Dial(socket)
 	if err != nil {

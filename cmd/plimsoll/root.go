@@ -21,17 +21,16 @@ const (
 	exitInternal   = 1
 	exitInput      = 2 // bad usage or input
 	exitDoesNotFit = 3
-	exitDiffers    = 4 // measured differs from planned beyond the tolerance
+	exitDiffers    = 4 // measured and planned bytes differ beyond the tolerance
 	exitInterrupt  = 130
 )
 
-// outcome ends a command that has already said all there is to say with an
-// exit code.
+// outcome is an exit code for a command that has already printed its result.
 type outcome int
 
 func (o outcome) Error() string { return fmt.Sprintf("exit code %d", int(o)) }
 
-// run is the whole program.
+// run is the whole program; it returns the exit code.
 func run(arguments []string, stdout, stderr io.Writer) int {
 	root := rootCommand()
 	root.SetArgs(arguments)
@@ -47,9 +46,8 @@ func run(arguments []string, stdout, stderr io.Writer) int {
 	return code
 }
 
-// interruptible is the context of a command that has something to put in order
-// when it is interrupted. The signals end all others at once, whatever these are
-// waiting for.
+// interruptible returns a context that SIGINT and SIGTERM cancel, for commands that must clean up. The signals end
+// all other commands at once, whatever these are waiting for.
 func interruptible(c *cobra.Command) context.Context {
 	ctx, _ := signal.NotifyContext(c.Context(), os.Interrupt, syscall.SIGTERM) // until the program ends
 	c.SetContext(ctx)
@@ -74,9 +72,10 @@ func exitCode(ctx context.Context, err error) int {
 
 func rootCommand() *cobra.Command {
 	root := &cobra.Command{
-		Use:           "plimsoll",
-		Short:         "What offloaded optimizer state takes, byte by byte",
-		Long:          "Plimsoll says before a training run whether it fits, carries the optimizer state\non the host in the fewest bytes, and afterwards shows where every byte went.",
+		Use:   "plimsoll",
+		Short: "What offloaded optimizer state takes, byte by byte",
+		Long: "Plimsoll says before a training run whether it fits, carries the optimizer state\non the " +
+			"host in the fewest bytes, and afterwards shows where every byte went.",
 		Version:       version(),
 		SilenceUsage:  true,
 		SilenceErrors: true,
@@ -105,7 +104,8 @@ func noArguments(c *cobra.Command, arguments []string) error {
 	if len(arguments) == 0 {
 		return nil
 	}
-	e := &fault.Input{What: fmt.Sprintf("%s takes no argument %q", c.CommandPath(), arguments[0]), Mend: "see " + c.CommandPath() + " --help"}
+	e := &fault.Input{What: fmt.Sprintf("%s takes no argument %q", c.CommandPath(), arguments[0]),
+		Mend: "see " + c.CommandPath() + " --help"}
 	var names []string
 	for _, sub := range c.Commands() {
 		names = append(names, sub.Name())
@@ -116,8 +116,7 @@ func noArguments(c *cobra.Command, arguments []string) error {
 	return e
 }
 
-// version is the module's version where the binary was installed as one, and
-// the commit otherwise.
+// version returns the module's version where the binary was installed as a module, and the commit otherwise.
 func version() string {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {

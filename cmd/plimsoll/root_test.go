@@ -8,8 +8,7 @@ import (
 	"testing"
 )
 
-// TestMessagesAreForTerminals quotes names and keys of any length, with what a
-// terminal would obey.
+// TestMessagesAreForTerminals quotes names and keys of any length with characters that a terminal would obey.
 func TestMessagesAreForTerminals(t *testing.T) {
 	long := strings.Repeat("k", 900_000)
 	file := filepath.Join(t.TempDir(), "ds.json")

@@ -18,7 +18,8 @@ import (
 )
 
 func runCommand() *cobra.Command {
-	request := launch.Request{Binding: binding.Request{TrainerCores: binding.WholeTrainerShare}, Peers: launch.Peers, LauncherVariable: launch.LauncherVariable}
+	request := launch.Request{Binding: binding.Request{TrainerCores: binding.WholeTrainerShare}, Peers: launch.Peers,
+		LauncherVariable: launch.LauncherVariable}
 	job := launch.Job{Stdin: os.Stdin}
 	var dryRun, asJSON bool
 	var reportFile, planFile string
@@ -83,7 +84,8 @@ them dies; with --restarts they are started again and find it.`,
 			case dryRun:
 				return document(nil).WriteText(c.OutOrStdout())
 			case asJSON:
-				return &fault.Input{What: "--json is for --dry-run: what the ranks print is theirs", Mend: "give --report FILE"}
+				return &fault.Input{What: "--json is for --dry-run: what the ranks print is theirs",
+					Mend: "give --report FILE"}
 			}
 			if short := h.Shortage(threadsOfRun+len(bound.Ranks), 0); short != "" {
 				sayTo(c)("the job does not fit: %s; nothing was started", short)
@@ -129,36 +131,47 @@ them dies; with --restarts they are started again and find it.`,
 	}
 	flags := command.Flags()
 	flags.SortFlags = false
-	flags.IntVar(&request.Ranks, "nproc", 0, "`ranks` to start on this host (default 1, or the one that another launcher has started)")
-	flags.Var(&request.Binding.TrainerCores, "trainer-cores", "cores of each rank for the trainer: a number, or a fraction such as 0.5; the rest is named in PLIMSOLL_OPTIMIZER_CPUS")
-	flags.StringSliceVar(&request.Binding.GPUs, "gpus", nil, "PCI `addresses` of the ranks' GPUs (default: in the order of the bus, if there is one for each rank)")
-	flags.StringVar(&request.Binding.MemoryPolicy, "memory-policy", "", "`policy`: default, preferred, interleave or bind (default: preferred for one NUMA node, interleave for several)")
+	flags.IntVar(&request.Ranks, "nproc", 0,
+		"`ranks` to start on this host (default 1, or the one that another launcher has started)")
+	flags.Var(&request.Binding.TrainerCores, "trainer-cores",
+		"cores of each rank for the trainer: a number, or a fraction such as 0.5; the rest is "+
+			"named in PLIMSOLL_OPTIMIZER_CPUS")
+	flags.StringSliceVar(&request.Binding.GPUs, "gpus", nil,
+		"PCI `addresses` of the ranks' GPUs (default: in the order of the bus, if there is one for each rank)")
+	flags.StringVar(&request.Binding.MemoryPolicy, "memory-policy", "",
+		"`policy`: default, preferred, interleave or bind (default: preferred for one NUMA "+
+			"node, interleave for several)")
 	reserveFlag(command, &request.Binding.Reserve)
 	smtFlag(command, &request.Binding.OneThreadPerCore)
-	flags.DurationVar(&job.Grace, "grace", 30*time.Second, "how long ranks may take to end when they are asked to, before they are killed")
-	flags.IntVar(&job.Restarts, "restarts", 0, "how `often` all ranks are started again after one has failed; the optimizer state is kept meanwhile")
+	flags.DurationVar(&job.Grace, "grace", 30*time.Second,
+		"how long ranks may take to end when they are asked to, before they are killed")
+	flags.IntVar(&job.Restarts, "restarts", 0,
+		"how `often` all ranks are started again after one has failed; the optimizer state is kept meanwhile")
 	flags.StringVar(&job.Metrics, "metrics", "",
-		"`address`, such as :9464 (for this host alone) or 10.0.0.5:9464, at which the optimizer service answers Prometheus")
-	flags.StringVar(&planFile, "plan", "", "`file` that plan --out has written: nothing is started if the job does not fit, or if what it was planned from has changed")
+		"`address`, such as :9464 (for this host alone) or 10.0.0.5:9464, at which the "+
+			"optimizer service answers Prometheus")
+	flags.StringVar(&planFile, "plan", "", "`file` that plan --out has written: nothing is started if the job does "+
+		"not fit, or if what it was planned from has changed")
 	flags.StringVar(&reportFile, "report", "", "write what was planned and found to a JSON `file`")
 	flags.BoolVar(&dryRun, "dry-run", false, "show what would be started")
 	flags.BoolVar(&asJSON, "json", false, "with --dry-run, print one JSON document")
-	mustRegister(command, "memory-policy", cobra.FixedCompletions(binding.MemoryPolicies, cobra.ShellCompDirectiveNoFileComp))
+	mustRegister(command, "memory-policy", cobra.FixedCompletions(binding.MemoryPolicies,
+		cobra.ShellCompDirectiveNoFileComp))
 	return command
 }
 
-// threadsOfRun are those of the keeper and the optimizer service, beside the
-// ranks: the Go runtime ends a process that cannot start a thread.
+// threadsOfRun is the number of threads of the keeper and the optimizer service, beside the ranks. The Go runtime
+// ends a process that cannot start a thread.
 const threadsOfRun = 2 * 16
 
-// sayTo tells the user something while ranks run.
+// sayTo returns a function that writes a message to the user while ranks run.
 func sayTo(c *cobra.Command) func(format string, values ...any) {
 	return func(format string, values ...any) {
 		fmt.Fprintf(c.ErrOrStderr(), "plimsoll: %s\n", fault.Printable(fmt.Sprintf(format, values...)))
 	}
 }
 
-// keepCommand is what run starts to watch over the ranks.
+// keepCommand returns the hidden command that run starts to watch over the ranks.
 func keepCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:    launch.KeepVerb,

@@ -21,15 +21,14 @@ import (
 	"plimsoll/optim/optimtest"
 )
 
-// job is a run of the program whose processes can be found: they have a
-// variable of their own in their environment.
+// job is a run of the program. A variable of its own in the environment identifies its processes.
 type job struct {
 	command        *exec.Cmd
 	mark           string
 	stdout, stderr bytes.Buffer
 }
 
-// newJob is plimsoll run with these arguments, outside of any launcher.
+// newJob returns plimsoll run with these arguments, outside of any launcher.
 func newJob(t *testing.T, arguments ...string) *job {
 	t.Helper()
 	j := &job{
@@ -47,7 +46,7 @@ func newJob(t *testing.T, arguments ...string) *job {
 	return j
 }
 
-// processes are those of the job that are alive.
+// processes returns the living processes of the job.
 func (j *job) processes(t *testing.T) []int {
 	t.Helper()
 	files, err := filepath.Glob("/proc/[0-9]*/environ")
@@ -66,15 +65,15 @@ func (j *job) processes(t *testing.T) []int {
 	return found
 }
 
-// hung is longer than any job of these tests takes on a slow and busy machine,
-// and shorter than what they must not wait for: "sleep 1000".
+// hung is longer than any job of these tests takes on a slow and busy machine. It is shorter than the "sleep 1000"
+// for which the jobs must not wait.
 const hung = 2 * time.Minute
 
-// overdue is what is said of ranks that had to be killed.
+// overdue is in the message about ranks that had to be killed.
 const overdue = "not ended within"
 
-// ends waits for the job and checks how it ends: with an exit code, something
-// on stderr, ranks that did as they were asked, and with no process left.
+// ends waits for the job and checks its end: the exit code, the texts on stderr, and that no process is left. The
+// ranks must have done as they were asked.
 func (j *job) ends(t *testing.T, code int, says ...string) {
 	t.Helper()
 	err := j.wait(t)
@@ -113,7 +112,7 @@ func (j *job) kill(t *testing.T) {
 	}
 }
 
-// await waits for something to be so; false is in vain.
+// await waits for a condition. It returns false when the time is over.
 func await(so func() bool) bool {
 	for begin := time.Now(); !so(); time.Sleep(20 * time.Millisecond) {
 		if time.Since(begin) > hung {
@@ -123,7 +122,7 @@ func await(so func() bool) bool {
 	return true
 }
 
-// isGone waits for all processes of the job to be gone.
+// isGone waits until all processes of the job are gone.
 func (j *job) isGone(t *testing.T) {
 	t.Helper()
 	if !await(func() bool { return len(j.processes(t)) == 0 }) {
@@ -139,7 +138,7 @@ func (j *job) start(t *testing.T) *job {
 	return j
 }
 
-// has waits for the job to make files.
+// has waits until the job has made that many files.
 func (j *job) has(t *testing.T, count int, name string) {
 	t.Helper()
 	begun := func() int {
@@ -175,7 +174,8 @@ func TestSignalsArePassedOn(t *testing.T) {
 		{[]string{"--nproc", "2"}, syscall.SIGTERM, `sleep 1000 & child=$!
 			trap 'sleep 0.1; [ "$(cut -d" " -f3 /proc/$child/stat)" = S ] && exit 5; exit 6' TERM`, 5, "passed on"},
 		{[]string{"--nproc", "2"}, syscall.SIGUSR1, `trap "exit 0" USR1`, 0, "passed on"},
-		{[]string{"--nproc", "2", "--grace", "200ms"}, syscall.SIGTERM, `trap "" TERM`, 128 + 9, "2 ranks have " + overdue + " 200ms"},
+		{[]string{"--nproc", "2", "--grace", "200ms"}, syscall.SIGTERM, `trap "" TERM`, 128 + 9,
+			"2 ranks have " + overdue + " 200ms"},
 	} {
 		begun := filepath.Join(t.TempDir(), "begun")
 		script := c.script + "\n: > " + begun + "$RANK\nwhile :; do sleep 0.05; done"
@@ -191,25 +191,28 @@ func TestSignalsArePassedOn(t *testing.T) {
 	}
 }
 
-// TestSIGTERMComesOnce: a rank that saves its state after SIGTERM, or Ctrl-C, gets
-// the time to finish, whichever rank ends first and whoever asks again.
+// TestSIGTERMComesOnce: a rank that saves its state after SIGTERM or Ctrl-C gets the time to finish. Neither the end
+// of another rank nor a second request changes that.
 func TestSIGTERMComesOnce(t *testing.T) {
 	for _, c := range []struct {
 		name    string
-		trapped string // the signal at which rank 0 saves; SIGTERM ends it otherwise
+		trapped string // rank 0 saves at this signal; SIGTERM ends it otherwise
 		send    []syscall.Signal
-		other   string // what rank 1 does
+		other   string // command of rank 1
 		code    int
 	}{
-		{"the other rank ends first", "TERM", []syscall.Signal{syscall.SIGTERM}, `trap "sleep 0.5; exit 9" TERM; while :; do sleep 0.05; done`, 9},
+		{"the other rank ends first", "TERM", []syscall.Signal{syscall.SIGTERM},
+			`trap "sleep 0.5; exit 9" TERM; while :; do sleep 0.05; done`, 9},
 		{"the other rank is interrupted", "INT", []syscall.Signal{syscall.SIGINT}, "exec sleep 1000", 128 + 2},
-		{"the user asks twice", "TERM", []syscall.Signal{syscall.SIGTERM, syscall.SIGTERM}, "exec sleep 1000", 128 + 15},
+		{"the user asks twice", "TERM", []syscall.Signal{syscall.SIGTERM, syscall.SIGTERM}, "exec sleep 1000",
+			128 + 15},
 		{"the other rank fails", "TERM", nil, "exit 3", 3},
 		{"the other rank fails, and the user asks", "TERM", []syscall.Signal{syscall.SIGTERM}, "exit 3", 3},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			directory := t.TempDir()
-			begun, saving, saved := filepath.Join(directory, "begun"), filepath.Join(directory, "saving"), filepath.Join(directory, "saved")
+			begun, saving, saved := filepath.Join(directory, "begun"), filepath.Join(directory, "saving"),
+				filepath.Join(directory, "saved")
 			other := c.other
 			if c.other == "exit 3" {
 				other = "while [ ! -e " + begun + "0 ]; do sleep 0.05; done; exit 3"
@@ -235,16 +238,17 @@ func TestSIGTERMComesOnce(t *testing.T) {
 	}
 }
 
-// TestEndedByUser: ranks that a signal to the job has ended are not started
-// again, nor is one that the terminal has interrupted.
+// TestEndedByUser: ranks that a signal to the job has ended are not started again. Neither is a rank that the
+// terminal has interrupted.
 func TestEndedByUser(t *testing.T) {
-	// Where nohup runs the tests, jobs would ignore SIGHUP as they are told to.
+	// Under nohup, jobs would ignore SIGHUP as they are told to.
 	hangups := make(chan os.Signal, 1)
 	signal.Notify(hangups, syscall.SIGHUP)
 	defer signal.Stop(hangups)
 	for _, s := range []syscall.Signal{syscall.SIGINT, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1} {
 		begun := filepath.Join(t.TempDir(), "begun")
-		j := newJob(t, "--nproc", "2", "--restarts", "1", "--", "sh", "-c", ": > "+begun+"$RANK; exec sleep 1000").start(t)
+		j := newJob(t, "--nproc", "2", "--restarts", "1", "--", "sh", "-c",
+			": > "+begun+"$RANK; exec sleep 1000").start(t)
 		j.has(t, 2, begun)
 		if err := j.command.Process.Signal(s); err != nil {
 			t.Fatal(err)
@@ -253,11 +257,11 @@ func TestEndedByUser(t *testing.T) {
 	}
 	newJob(t, "--restarts", "1", "--", "sh", "-c", "kill -INT $$").start(t).ends(t, 130)
 	begun := filepath.Join(t.TempDir(), "begun")
-	newJob(t, "--restarts", "1", "--", "sh", "-c", "[ -e "+begun+" ] && exit 0; : > "+begun+"; kill -TERM $$").start(t).ends(t, 0, "started again")
+	newJob(t, "--restarts", "1", "--", "sh", "-c",
+		"[ -e "+begun+" ] && exit 0; : > "+begun+"; kill -TERM $$").start(t).ends(t, 0, "started again")
 }
 
-// TestInterruptedEarly interrupts jobs at many instants of their beginning: none
-// goes on as if nothing had been.
+// TestInterruptedEarly interrupts jobs at many instants of their start: no job may ignore the interrupt.
 func TestInterruptedEarly(t *testing.T) {
 	for after := time.Duration(0); after < 120*time.Millisecond; after += 4 * time.Millisecond {
 		s := []syscall.Signal{syscall.SIGINT, syscall.SIGTERM}[after/(4*time.Millisecond)%2]
@@ -278,11 +282,11 @@ func TestInterruptedEarly(t *testing.T) {
 	}
 }
 
-// TestInterruptedWhileWaiting interrupts what waits for somebody else.
+// TestInterruptedWhileWaiting interrupts commands that wait for another process.
 func TestInterruptedWhileWaiting(t *testing.T) {
-	j := newJob(t, "--", "sleep", "1000") // for another rank, which does not come
+	j := newJob(t, "--", "sleep", "1000") // waits for another rank, which does not come
 	j.command.Env = append(j.command.Env, "RANK=0", "LOCAL_RANK=0", "WORLD_SIZE=2", "LOCAL_WORLD_SIZE=2")
-	silent := filepath.Join(t.TempDir(), "socket") // of a service that is stopped
+	silent := filepath.Join(t.TempDir(), "socket") // of a stopped service
 	listener, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: silent, Net: "unixpacket"})
 	if err != nil {
 		t.Fatal(err)
@@ -297,13 +301,14 @@ func TestInterruptedWhileWaiting(t *testing.T) {
 			t.Fatal(err)
 		}
 		_ = j.wait(t)
-		if status := j.command.ProcessState.Sys().(syscall.WaitStatus); !status.Signaled() || status.Signal() != syscall.SIGTERM {
+		if status := j.command.ProcessState.Sys().(syscall.WaitStatus); !status.Signaled() ||
+			status.Signal() != syscall.SIGTERM {
 			t.Errorf("%q: status %v, stderr:\n%s", j.command.Args, status, &j.stderr)
 		}
 	}
 }
 
-// childOf is the process of the job whose parent that is.
+// childOf returns the process of the job with that parent.
 func (j *job) childOf(t *testing.T, parent int) int {
 	t.Helper()
 	for _, pid := range j.processes(t) {
@@ -316,12 +321,11 @@ func (j *job) childOf(t *testing.T, parent int) int {
 	return 0
 }
 
-// TestKilled kills a process of a job whose ranks have a child each, and
-// another in a session of its own. The guard is the process that was started,
-// the keeper its child and the ranks those of the keeper.
+// TestKilled kills a process of a job. Each rank has one child, and another child in a session of its own. The guard
+// is the process that was started, the keeper is its child, and the ranks are the keeper's children.
 func TestKilled(t *testing.T) {
 	for name, c := range map[string]struct {
-		generation int // that is killed
+		generation int // of the killed process
 		code       int
 		says       string
 	}{
@@ -332,7 +336,8 @@ func TestKilled(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			begun := filepath.Join(t.TempDir(), "begun")
-			j := newJob(t, "--nproc", "2", "--", "sh", "-c", "setsid sleep 1000 & sleep 1000 & : > "+begun+"$RANK; wait").start(t)
+			j := newJob(t, "--nproc", "2", "--", "sh", "-c",
+				"setsid sleep 1000 & sleep 1000 & : > "+begun+"$RANK; wait").start(t)
 			j.has(t, 2, begun)
 			if !await(func() bool { return len(j.processes(t)) == 2+2*3 }) {
 				t.Fatal("the children of the ranks have not begun")
@@ -349,14 +354,14 @@ func TestKilled(t *testing.T) {
 	}
 }
 
-// TestScores reads what the processes of a job have in oom_score_adj: ranks and
-// what they start are preferred when the kernel kills for want of memory, by as
-// much as there is room for.
+// TestScores reads oom_score_adj of a job's processes. The kernel must prefer ranks and their children when it kills
+// for want of memory, by as much as the range allows.
 func TestScores(t *testing.T) {
 	for _, inherited := range []int{0, 300, 1000} {
 		begun := filepath.Join(t.TempDir(), "begun")
 		j := newJob(t, "--", "sh", "-c", "leave-state; sleep 1000 & : > "+begun+"; wait")
-		j.command.Args = []string{"sh", "-c", fmt.Sprintf(`echo %d > /proc/self/oom_score_adj; exec "$0" "$@"`, inherited), j.command.Path, "run", "--", "sh", "-c", j.command.Args[5]}
+		j.command.Args = []string{"sh", "-c", fmt.Sprintf(`echo %d > /proc/self/oom_score_adj; exec "$0" "$@"`,
+			inherited), j.command.Path, "run", "--", "sh", "-c", j.command.Args[5]}
 		j.command.Path = "/bin/sh"
 		j.start(t)
 		j.has(t, 1, begun)
@@ -368,9 +373,11 @@ func TestScores(t *testing.T) {
 		if guard != inherited && guard != inherited-1000 { // where that is allowed
 			t.Errorf("%d was inherited, and the guard has %d", inherited, guard)
 		}
-		for name, want := range map[string]int{"keeper": guard + 1, "service": guard + 1, "rank": guard + 1000, "child of the rank": guard + 1000} {
+		for name, want := range map[string]int{"keeper": guard + 1, "service": guard + 1, "rank": guard + 1000,
+			"child of the rank": guard + 1000} {
 			if got := scoreOf(t, pids[name]); got != min(want, 1000) {
-				t.Errorf("%d was inherited and the guard has %d: the %s has %d, want %d", inherited, guard, name, got, min(want, 1000))
+				t.Errorf("%d was inherited and the guard has %d: the %s has %d, want %d", inherited, guard, name, got,
+					min(want, 1000))
 			}
 		}
 		_ = j.command.Process.Signal(syscall.SIGTERM)
@@ -391,11 +398,11 @@ func scoreOf(t *testing.T, pid int) int {
 	return score
 }
 
-// TestNothingIsLeftBehind has ranks with children that a signal to the rank
-// does not reach: one in a session of its own, and one that holds the output
-// open.
+// TestNothingIsLeftBehind runs ranks with children that a signal to the rank does not reach: one in a session of its
+// own, and one that holds the output open.
 func TestNothingIsLeftBehind(t *testing.T) {
-	newJob(t, "--nproc", "2", "--grace", "500ms", "--", "sh", "-c", "setsid sleep 1000 & (trap '' TERM; exec sleep 1000) & exit $RANK").start(t).
+	newJob(t, "--nproc", "2", "--grace", "500ms", "--", "sh", "-c",
+		"setsid sleep 1000 & (trap '' TERM; exec sleep 1000) & exit $RANK").start(t).
 		ends(t, 1, "rank 1 ended with exit code 1", "that the ranks had left behind")
 }
 
@@ -404,11 +411,12 @@ func TestProgramThatCannotBeStarted(t *testing.T) {
 	if err := os.WriteFile(plain, nil, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	newJob(t, "--nproc", "2", "--", "no-such-program-here").start(t).ends(t, 127, "rank 0 cannot be started", "no-such-program-here")
+	newJob(t, "--nproc", "2", "--", "no-such-program-here").start(t).ends(t, 127, "rank 0 cannot be started",
+		"no-such-program-here")
 	newJob(t, "--", plain).start(t).ends(t, 126, "rank 0 cannot be started", "permission denied")
 }
 
-// TestBytesOfArguments: names of files and values of variables are bytes, not text.
+// TestBytesOfArguments: file names and values of variables are bytes, not text.
 func TestBytesOfArguments(t *testing.T) {
 	j := newJob(t, "--nproc", "2", "--", "sh", "-c", `printf '%s,%s,%s\n' "$1" "$2" "$LATIN"`, "sh", "", "\xe4\xff.txt")
 	j.command.Env = append(j.command.Env, "LATIN=\xfc=\n")
@@ -447,8 +455,11 @@ func TestOutputIsWholeAndLabelled(t *testing.T) {
 		count[line]++
 	}
 	for _, rank := range []string{"0", "1"} {
-		if count["[rank "+rank+"] "+strings.Repeat(rank, width)+"\n"] != lines || count["[rank "+rank+"] end"+rank+"\n"] != 1 {
-			t.Errorf("rank %s: %d lines of %d, and %d ends", rank, count["[rank "+rank+"] "+strings.Repeat(rank, width)+"\n"], lines, count["[rank "+rank+"] end"+rank+"\n"])
+		if count["[rank "+rank+"] "+strings.Repeat(rank, width)+"\n"] != lines ||
+			count["[rank "+rank+"] end"+rank+"\n"] != 1 {
+			t.Errorf("rank %s: %d lines of %d, and %d ends", rank,
+				count["[rank "+rank+"] "+strings.Repeat(rank, width)+"\n"], lines,
+				count["[rank "+rank+"] end"+rank+"\n"])
 		}
 	}
 	if len(count) != 4 {
@@ -456,8 +467,7 @@ func TestOutputIsWholeAndLabelled(t *testing.T) {
 	}
 }
 
-// TestFullDisk: ranks of which the output cannot be written end as if nobody
-// read it, and why is said.
+// TestFullDisk: ranks whose output cannot be written end as if nobody read it, and a message gives the reason.
 func TestFullDisk(t *testing.T) {
 	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
 	if err != nil {
@@ -469,12 +479,14 @@ func TestFullDisk(t *testing.T) {
 	j.start(t).ends(t, 128+13, "the output of rank ", "no space left on device", "was ended by signal 13")
 }
 
-// TestSlowReader reads the output only after the ranks have ended, with as much
-// of it in pipes as these hold: none of it is lost.
+// TestSlowReader reads the output only after the ranks have ended. The pipes hold as much of it as they can, and none
+// of it may be lost.
 func TestSlowReader(t *testing.T) {
-	const lines = 630 // less than the pipe of each rank holds, and for both more than that of our output and what is being copied
+	// The output of a rank fits its pipe. The output of both ranks exceeds our output pipe plus the copy in progress.
+	const lines = 630
 	begun := filepath.Join(t.TempDir(), "begun")
-	j := newJob(t, "--nproc", "2", "--", "sh", "-c", fmt.Sprintf(`for i in $(seq %d); do printf '%%099d\n' $i; done; : > %s$RANK`, lines, begun))
+	j := newJob(t, "--nproc", "2", "--", "sh", "-c",
+		fmt.Sprintf(`for i in $(seq %d); do printf '%%099d\n' $i; done; : > %s$RANK`, lines, begun))
 	reader, writer, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
@@ -504,8 +516,7 @@ func TestSingleRankHasTheTerminal(t *testing.T) {
 	}
 }
 
-// TestRanksAreBoundAndLookedAt has one rank leave its CPUs, and reads what the
-// report says of both.
+// TestRanksAreBoundAndLookedAt lets one rank leave its CPUs, and reads what the report says of both ranks.
 func TestRanksAreBoundAndLookedAt(t *testing.T) {
 	h, err := host.Local()
 	if err != nil {
@@ -551,7 +562,7 @@ func TestRanksAreBoundAndLookedAt(t *testing.T) {
 	}
 }
 
-// TestReserve leaves a core to the system, whatever is started.
+// TestReserve leaves a core to the system, whichever command runs.
 func TestReserve(t *testing.T) {
 	h, err := host.Local()
 	if err != nil {
@@ -561,20 +572,24 @@ func TestReserve(t *testing.T) {
 		t.Skip("needs two cores")
 	}
 	reserved := fmt.Sprint(h.CPUs.List()[0])
-	j := newJob(t, "--reserve", "1", "--smt", "off", "--", "sh", "-c", "grep Cpus_allowed_list /proc/self/status | cut -f 2").start(t)
+	j := newJob(t, "--reserve", "1", "--smt", "off", "--", "sh", "-c",
+		"grep Cpus_allowed_list /proc/self/status | cut -f 2").start(t)
 	j.ends(t, 0)
 	cpus, err := host.ParseList(strings.TrimSpace(j.stdout.String()))
-	if err != nil || cpus.IsEmpty() || strings.Contains(","+cpus.String()+",", ","+reserved+",") || cpus.Size() >= h.CPUs.Size() {
+	if err != nil || cpus.IsEmpty() || strings.Contains(","+cpus.String()+",", ","+reserved+",") ||
+		cpus.Size() >= h.CPUs.Size() {
 		t.Errorf("the rank is on CPUs %s of %s (%v)", cpus, h.CPUs, err)
 	}
-	newJob(t, "--nproc", "2", "--reserve", fmt.Sprint(len(h.UsableCores())), "--", "true").start(t).ends(t, 2, "--reserve is")
+	newJob(t, "--nproc", "2", "--reserve", fmt.Sprint(len(h.UsableCores())), "--", "true").start(t).ends(t, 2,
+		"--reserve is")
 	newJob(t, "--smt", "maybe", "--", "true").start(t).ends(t, 2, `"maybe" is neither on nor off`)
 	for _, c := range []struct {
 		says      string
 		arguments []string
 	}{
 		{"not usable         0,2: left to the system (--reserve)\n", []string{"topology", "--reserve", "1"}},
-		{"not usable         3: further hardware threads of cores (--smt off)\n", []string{"topology", "--smt", "off", "--reserve", "1"}},
+		{"not usable         3: further hardware threads of cores (--smt off)\n",
+			[]string{"topology", "--smt", "off", "--reserve", "1"}},
 		{"CPUs 0,2 left to the system, as asked\n", []string{"binding", "--reserve", "1"}},
 	} {
 		out, err := exec.Command(program(t), append(c.arguments, "--fsroot", fourCPUs(t))...).CombinedOutput()
@@ -583,12 +598,13 @@ func TestReserve(t *testing.T) {
 		}
 	}
 	out, err := exec.Command(program(t), "rehearse", "--model", smallModel(), "--steps", "0", "--reserve", "1").Output()
-	if err != nil || strings.Contains(string(out), "on CPU "+reserved) || strings.Contains(string(out), "on CPUs "+reserved) {
+	if err != nil || strings.Contains(string(out), "on CPU "+reserved) ||
+		strings.Contains(string(out), "on CPUs "+reserved) {
 		t.Errorf("a worker is on CPU %s (%v):\n%s", reserved, err, out)
 	}
 }
 
-// fourCPUs is a recorded machine of two cores with two hardware threads each.
+// fourCPUs returns a recorded machine of two cores with two hardware threads each.
 func fourCPUs(t *testing.T) string {
 	t.Helper()
 	text := "-- sys/devices/system/cpu/online --\n0-3\n"
@@ -602,8 +618,7 @@ func fourCPUs(t *testing.T) string {
 	return file
 }
 
-// TestThreadsOfPyTorchMayUseAllCores: what the main thread starts after torch
-// is loaded inherits its mask.
+// TestThreadsOfPyTorchMayUseAllCores: threads that the main thread starts after it has loaded torch inherit its mask.
 func TestThreadsOfPyTorchMayUseAllCores(t *testing.T) {
 	if testing.Short() {
 		t.Skip("imports torch")
@@ -625,13 +640,14 @@ worker.start(); worker.join()`
 	}
 }
 
-// TestTorchrun starts torchrun, and is started by it.
+// TestTorchrun starts torchrun from plimsoll run, and plimsoll run from torchrun.
 func TestTorchrun(t *testing.T) {
 	if testing.Short() {
 		t.Skip("imports torch")
 	}
 	torchrun := filepath.Join(filepath.Dir(optimtest.Python(t)), "torchrun")
-	ask := []string{"--no-python", "sh", "-c", `echo "rank=$RANK of=$WORLD_SIZE cpus=$(grep Cpus_allowed_list /proc/self/status)"`}
+	ask := []string{"--no-python", "sh", "-c",
+		`echo "rank=$RANK of=$WORLD_SIZE cpus=$(grep Cpus_allowed_list /proc/self/status)"`}
 	j := newJob(t, append([]string{"--", torchrun, "--standalone", "--nproc-per-node", "2"}, ask...)...).start(t)
 	j.ends(t, 0, "torchrun starts the ranks")
 	for _, rank := range []string{"rank=0 of=2", "rank=1 of=2"} {
@@ -641,7 +657,8 @@ func TestTorchrun(t *testing.T) {
 	}
 
 	j = newJob(t, "--", "true")
-	inner := append([]string{torchrun, "--standalone", "--nproc-per-node", "2", "--no-python", j.command.Path, "run", "--"}, ask[1:]...)
+	inner := append([]string{torchrun, "--standalone", "--nproc-per-node", "2", "--no-python", j.command.Path, "run",
+		"--"}, ask[1:]...)
 	j.command.Path, j.command.Args = torchrun, inner
 	j.start(t).ends(t, 0)
 	cpus := map[string]bool{}
@@ -655,8 +672,8 @@ func TestTorchrun(t *testing.T) {
 	}
 }
 
-// TestPeers starts ranks as torchrun does, with masks that are the same, overlap
-// or are apart. The launcher is this test.
+// TestPeers starts ranks as torchrun does, with masks that are equal, overlap or are disjoint. The test itself is the
+// launcher.
 func TestPeers(t *testing.T) {
 	h, err := host.Local()
 	if err != nil {
@@ -673,7 +690,7 @@ func TestPeers(t *testing.T) {
 		"apart":    {first.String(), last.String()},
 	} {
 		jobs, lists := []*job{}, []string{}
-		// A rank stays until the other has found it.
+		// A rank stays until the other rank has found it.
 		begun := filepath.Join(t.TempDir(), "begun")
 		script := fmt.Sprintf(`grep Cpus_allowed_list /proc/self/status | cut -f 2; : > %s$RANK; while [ ! -e %[1]s0 ] || [ ! -e %[1]s1 ]; do sleep 0.05; done`, begun)
 		for rank, cpus := range given {
@@ -682,7 +699,8 @@ func TestPeers(t *testing.T) {
 			if j.command.Path, err = exec.LookPath("taskset"); err != nil {
 				t.Fatal(err)
 			}
-			j.command.Env = append(j.command.Env, fmt.Sprint("RANK=", rank), "WORLD_SIZE=2", fmt.Sprint("LOCAL_RANK=", rank), "LOCAL_WORLD_SIZE=2")
+			j.command.Env = append(j.command.Env, fmt.Sprint("RANK=", rank), "WORLD_SIZE=2",
+				fmt.Sprint("LOCAL_RANK=", rank), "LOCAL_WORLD_SIZE=2")
 			jobs = append(jobs, j.start(t))
 		}
 		for i, j := range jobs {
@@ -705,7 +723,7 @@ func TestPeers(t *testing.T) {
 	}
 }
 
-// TestMPI has a real mpirun start the ranks, bound and not.
+// TestMPI lets a real mpirun start the ranks, bound and unbound.
 func TestMPI(t *testing.T) {
 	mpirun, err := exec.LookPath("mpirun")
 	if err != nil {
@@ -720,8 +738,11 @@ func TestMPI(t *testing.T) {
 	}
 	for _, binding := range []string{"core", "none"} {
 		j := newJob(t, "--", "true")
-		arguments := []string{mpirun, "--allow-run-as-root", "--bind-to", binding, "-n", "2", j.command.Path, "run", "--"}
-		j.command.Path, j.command.Args = mpirun, append(arguments, "sh", "-c", `echo "rank=$RANK of=$WORLD_SIZE cpus=$(grep Cpus_allowed_list /proc/self/status)"`)
+		arguments := []string{mpirun, "--allow-run-as-root", "--bind-to", binding, "-n", "2", j.command.Path, "run",
+			"--"}
+		j.command.Path, j.command.Args = mpirun,
+			append(arguments, "sh", "-c",
+				`echo "rank=$RANK of=$WORLD_SIZE cpus=$(grep Cpus_allowed_list /proc/self/status)"`)
 		j.start(t).ends(t, 0)
 		cpus := map[string]bool{}
 		for line := range strings.Lines(j.stdout.String()) {
@@ -735,12 +756,12 @@ func TestMPI(t *testing.T) {
 	}
 }
 
-// TestHangUpIsIgnoredUnderNohup starts the program as nohup does: the end of
-// the terminal is not to be the end of the job.
+// TestHangUpIsIgnoredUnderNohup starts the program as nohup does: the job must survive the end of the terminal.
 func TestHangUpIsIgnoredUnderNohup(t *testing.T) {
 	directory := t.TempDir()
 	begun, proceed := filepath.Join(directory, "begun"), filepath.Join(directory, "proceed")
-	j := newJob(t, "--nproc", "2", "--", "sh", "-c", ": > "+begun+"$RANK; while [ ! -e "+proceed+" ]; do sleep 0.05; done; sleep 0.5")
+	j := newJob(t, "--nproc", "2", "--", "sh", "-c",
+		": > "+begun+"$RANK; while [ ! -e "+proceed+" ]; do sleep 0.05; done; sleep 0.5")
 	j.command.Args = append([]string{"sh", "-c", `trap "" HUP; exec "$0" "$@"`}, j.command.Args...)
 	j.command.Args[3] = j.command.Path
 	j.command.Path = "/bin/sh"
@@ -755,8 +776,7 @@ func TestHangUpIsIgnoredUnderNohup(t *testing.T) {
 	j.ends(t, 0)
 }
 
-// TestReaderThatGoesAway closes the output: the ranks learn of it, as they
-// would if they wrote to it themselves.
+// TestReaderThatGoesAway closes the output. The ranks must learn of it as if they wrote to it themselves.
 func TestReaderThatGoesAway(t *testing.T) {
 	j := newJob(t, "--nproc", "2", "--", "sh", "-c", "while :; do echo line; done")
 	reader, writer, err := os.Pipe()

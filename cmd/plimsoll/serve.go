@@ -50,7 +50,8 @@ socket (ListenSequentialPacket=) and keeps its memory (FileDescriptorStoreMax=).
 				return serve(ctx, c, given, metrics, reserve)
 			}
 			if socket == "" {
-				return &fault.Input{What: "--socket is missing: expected the path of the socket to listen at", Mend: "give --socket ~/.plimsoll/socket"}
+				return &fault.Input{What: "--socket is missing: expected the path of the socket to listen at",
+					Mend: "give --socket ~/.plimsoll/socket"}
 			}
 			if untilStdinCloses {
 				var cancel context.CancelFunc
@@ -80,15 +81,18 @@ socket (ListenSequentialPacket=) and keeps its memory (FileDescriptorStoreMax=).
 	}
 	flags := command.Flags()
 	flags.SortFlags = false
-	flags.StringVar(&socket, "socket", "", "`path` of the socket, of at most 100 bytes; its directory is made, and removed in the end, or must be for this user alone (mode 0700)")
+	flags.StringVar(&socket, "socket", "", "`path` of the socket, of at most 100 bytes; its directory is made, and "+
+		"removed in the end, or must be for this user alone (mode 0700)")
 	flags.StringVar(&metrics, "metrics", "",
-		"`address`, such as :9464 (for this host alone) or 10.0.0.5:9464, to answer Prometheus at: http://ADDRESS/metrics")
+		"`address`, such as :9464 (for this host alone) or 10.0.0.5:9464, to answer "+
+			"Prometheus at: http://ADDRESS/metrics")
 	reserveFlag(command, &reserve)
-	flags.BoolVar(&untilStdinCloses, "until-stdin-closes", false, "end when stdin is closed, as it is when the process at its other end dies")
+	flags.BoolVar(&untilStdinCloses, "until-stdin-closes", false,
+		"end when stdin is closed, as it is when the process at its other end dies")
 	return command
 }
 
-// killWhenAskedAgain is for who does not want to wait for checkpoints.
+// killWhenAskedAgain kills the service on a second signal, for users who do not want to wait for checkpoints.
 func killWhenAskedAgain(ctx context.Context, keeper *service.Keeper) {
 	<-ctx.Done()
 	again := make(chan os.Signal, 1)
@@ -97,14 +101,15 @@ func killWhenAskedAgain(ctx context.Context, keeper *service.Keeper) {
 	keeper.Kill()
 }
 
-// checkMetrics refuses an address that a service could not answer Prometheus at.
+// checkMetrics refuses an address at which the service could not answer Prometheus.
 func checkMetrics(address string, say func(string, ...any)) error {
 	if address == "" {
 		return nil
 	}
 	listener, err := service.ListenForMetrics(address)
 	if err != nil {
-		return &fault.Input{What: "--metrics", Err: err, Mend: "give the address of this host and a port that is free, such as 127.0.0.1:9464"}
+		return &fault.Input{What: "--metrics", Err: err,
+			Mend: "give the address of this host and a port that is free, such as 127.0.0.1:9464"}
 	}
 	if strings.HasPrefix(address, ":") {
 		say("--metrics %s: this host alone can read them, at http://%v/metrics; for all networks give 0.0.0.0%s",
@@ -113,12 +118,12 @@ func checkMetrics(address string, say func(string, ...any)) error {
 	return listener.Close()
 }
 
-// keeperOf keeps the service that this program is when it is started by it.
+// keeperOf returns a keeper whose service is this same program.
 func keeperOf(socket, metrics string, say func(string, ...any)) (*service.Keeper, error) {
 	return keeperWith(socket, metrics, say)
 }
 
-// keeperWith gives the service more arguments.
+// keeperWith is keeperOf with more arguments for the service.
 func keeperWith(socket, metrics string, say func(string, ...any), arguments ...string) (*service.Keeper, error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -135,9 +140,8 @@ func keeperWith(socket, metrics string, say func(string, ...any), arguments ...s
 	}}, nil
 }
 
-// running is where the program of this process is: at its path, or, where an upgrade
-// has put another there or removed it, with the kernel. The state is kept for a
-// service of the same release.
+// running returns where to find this process's program: its path, or /proc/self/exe where an upgrade has replaced or
+// removed the file. Only a service of the same release can take over the state.
 func running(path string) string {
 	const held = "/proc/self/exe"
 	found, missing := os.Stat(path)
@@ -148,7 +152,7 @@ func running(path string) string {
 	return path
 }
 
-// localHost is this host without the cores that are left to the system.
+// localHost returns this host without the cores that are left to the system.
 func localHost(reserve int) (*host.Host, error) {
 	h, err := host.Local()
 	if err != nil {
@@ -160,7 +164,8 @@ func localHost(reserve int) (*host.Host, error) {
 // serve is the service itself.
 func serve(ctx context.Context, c *cobra.Command, given *service.Inherited, metrics string, reserve int) error {
 	hasState := len(given.Files) > 0
-	server, err := service.NewServer(c.Root().Version, given, func() (*host.Host, error) { return localHost(reserve) }, sayTo(c))
+	server, err := service.NewServer(c.Root().Version, given,
+		func() (*host.Host, error) { return localHost(reserve) }, sayTo(c))
 	if err != nil {
 		return err
 	}
@@ -169,7 +174,8 @@ func serve(ctx context.Context, c *cobra.Command, given *service.Inherited, metr
 		switch {
 		case err == nil:
 			defer stop()
-		case hasState || errors.Is(err, syscall.EADDRINUSE): // by now: state is worth more than to be watched
+		// the address was taken since the check; the state matters more than metrics
+		case hasState || errors.Is(err, syscall.EADDRINUSE):
 			sayTo(c)("--metrics: %v: the optimizer service goes on without", err)
 		default:
 			return &fault.Input{What: "--metrics", Err: err}

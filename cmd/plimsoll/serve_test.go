@@ -17,8 +17,8 @@ import (
 	"plimsoll/service"
 )
 
-// serving starts plimsoll serve from a copy of this program. It returns where that
-// is, and what opens a session, waiting for a service.
+// serving starts plimsoll serve from a copy of this program. It returns the path of the copy, and a function that
+// waits for the service and opens a session.
 func serving(t *testing.T, flags ...string) (program string, open func() *service.Session) {
 	t.Helper()
 	directory, err := os.MkdirTemp("", "plimsoll-test-") // a short path for the socket
@@ -58,7 +58,7 @@ func serving(t *testing.T, flags ...string) (program string, open func() *servic
 	}
 }
 
-// checkAfterKill kills the service, does something else, and looks for the state.
+// checkAfterKill kills the service, calls then, and looks for the state.
 func checkAfterKill(t *testing.T, open func() *service.Session, then func() error) {
 	t.Helper()
 	s := open()
@@ -78,20 +78,20 @@ func checkAfterKill(t *testing.T, open func() *service.Session, then func() erro
 	}
 }
 
-// TestServiceOfAnotherRelease has another program put where the running one was, as
-// an upgrade does, or none left there. The service that comes after one that was
-// killed is of the program that runs, as the state is.
+// TestServiceOfAnotherRelease replaces or removes the file of the running program, as an upgrade does. After a kill,
+// the next service must still run the old program, which matches the state.
 func TestServiceOfAnotherRelease(t *testing.T) {
 	for name, upgrade := range map[string]func(program string) error{
 		"removed": os.Remove,
 		"replaced": func(program string) error {
-			return errors.Join(os.WriteFile(program+"-new", []byte("#!/bin/sh\nexit 1\n"), 0o755), os.Rename(program+"-new", program))
+			return errors.Join(os.WriteFile(program+"-new", []byte("#!/bin/sh\nexit 1\n"), 0o755),
+				os.Rename(program+"-new", program))
 		},
 		"as it was": func(string) error { return nil },
 	} {
 		t.Run(name, func(t *testing.T) {
 			program, open := serving(t)
-			if err := errors.Join(open().Close(), upgrade(program)); err != nil { // when the service runs
+			if err := errors.Join(open().Close(), upgrade(program)); err != nil { // while the service runs
 				t.Fatal(err)
 			}
 			checkAfterKill(t, open, func() error { return nil })
@@ -99,8 +99,8 @@ func TestServiceOfAnotherRelease(t *testing.T) {
 	}
 }
 
-// TestMetricsCannotBeAnswered has somebody else take the address of the metrics when
-// the service has been killed. One that has state serves without them.
+// TestMetricsCannotBeAnswered lets another process take the address of the metrics after the service was killed. A
+// service with state serves without metrics.
 func TestMetricsCannotBeAnswered(t *testing.T) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -122,8 +122,7 @@ func TestMetricsCannotBeAnswered(t *testing.T) {
 	})
 }
 
-// TestRestore has a session that cannot be restored, which is shown, tried again and
-// given back.
+// TestRestore shows a session that cannot be restored, tries it again and gives it back.
 func TestRestore(t *testing.T) {
 	_, open := serving(t)
 	s := open()
@@ -151,7 +150,8 @@ func TestRestore(t *testing.T) {
 		command := exec.Command(program(t), arguments...)
 		text, _ := command.CombinedOutput()
 		if !strings.Contains(string(text), want) || command.ProcessState.ExitCode() != code {
-			t.Errorf("%v ends with %d, want %d, and says\n%s\nwant\n%s", arguments, command.ProcessState.ExitCode(), code, text, want)
+			t.Errorf("%v ends with %d, want %d, and says\n%s\nwant\n%s", arguments, command.ProcessState.ExitCode(),
+				code, text, want)
 		}
 	}
 	for range 100 { // until the next service serves
@@ -165,7 +165,8 @@ func TestRestore(t *testing.T) {
 	}
 	const what = "session 1 (job test, rank0/bf16)"
 	says("set aside          "+what+", ", 0, "stat")
-	says("restore: "+what+": arena rank0/bf16/step_journal: it is no journal; its memory is kept, and plimsoll restore --discard 1 gives it back", 2, "restore", "1")
+	says("restore: "+what+": arena rank0/bf16/step_journal: it is no journal; its memory is kept, and plimsoll "+
+		"restore --discard 1 gives it back", 2, "restore", "1")
 	says("no session is named", 2, "restore")
 	put(magic)
 	says("session 1 is restored", 0, "restore", "1")
@@ -178,7 +179,7 @@ func TestRestore(t *testing.T) {
 	says(`no session is set aside as "1"`, 2, "restore", "--discard", "1")
 }
 
-// fileOf opens a file that a process has open.
+// fileOf opens a file that another process has open.
 func fileOf(t *testing.T, process int, target string) *os.File {
 	t.Helper()
 	names, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", process))

@@ -13,8 +13,8 @@ import (
 	"plimsoll/files/filestest"
 )
 
-// TestSpecialFilesAreRefused gives every command that reads a file what neither
-// ends nor has any content. Each has to say so at once.
+// TestSpecialFilesAreRefused gives every command that reads a file something endless or without content. Each command
+// must refuse it at once.
 func TestSpecialFilesAreRefused(t *testing.T) {
 	plimsoll, plan := program(t), []string{"plan", "--model", "gpt2", "--gpu", "H100-80GB"}
 	for _, command := range [][]string{
@@ -63,7 +63,8 @@ func checkRefused(t *testing.T, plimsoll string, command []string, make func(pat
 	started.Dir, started.Stderr = folder, &said
 	err := started.Run()
 	var ended *exec.ExitError
-	if !errors.As(err, &ended) || ended.ExitCode() != 2 || !strings.Contains(said.String(), folder) || strings.Contains(said.String(), "goroutine") {
+	if !errors.As(err, &ended) || ended.ExitCode() != 2 || !strings.Contains(said.String(), folder) ||
+		strings.Contains(said.String(), "goroutine") {
 		t.Errorf("%v: %s", err, said.String())
 	}
 }

@@ -23,10 +23,9 @@ import (
 	"plimsoll/service"
 )
 
-// trainLittle is a trainer for the tests: steps with made-up gradients over the
-// job's optimizer service, and a checkpoint every few steps. It goes on from
-// the state that it finds, or else from the newest checkpoint, until TRAIN_STEPS
-// are made; where that is 0, until a file "enough" is in TRAIN_DIRECTORY.
+// trainLittle is a trainer for the tests. It makes steps with made-up gradients over the job's optimizer service, and
+// a checkpoint every few steps. It continues from the state that it finds, or else from the newest checkpoint. It
+// ends after TRAIN_STEPS steps; where that is 0, it ends when TRAIN_DIRECTORY has a file "enough".
 func trainLittle() {
 	if err := trainSteps(); err != nil {
 		fmt.Fprintln(os.Stderr, "train-little:", err)
@@ -89,7 +88,8 @@ func trainUntil(directory string, last int64) error {
 	if err != nil {
 		return err
 	}
-	if err := os.WriteFile(filepath.Join(directory, "fingerprint"), fmt.Appendf(nil, "%d %s", step, print), 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(directory, "fingerprint"), fmt.Appendf(nil, "%d %s", step, print),
+		0o644); err != nil {
 		return err
 	}
 	return s.Close()
@@ -133,11 +133,11 @@ func littleStep(s *service.Session, step int64) error {
 	if err != nil {
 		return err
 	}
-	return s.Step(step, optim.GradientScale(math.Sqrt(sum), 1, 1), true, service.Hyperparameters{1e-3, 0.9, 0.999, 1e-8, 0.01})
+	return s.Step(step, optim.GradientScale(math.Sqrt(sum), 1, 1), true,
+		service.Hyperparameters{1e-3, 0.9, 0.999, 1e-8, 0.01})
 }
 
-// saveLittle lets the next steps wait: what is tested is that the checkpoint is
-// whole or not there.
+// saveLittle makes the next steps wait: the test is whether the checkpoint is complete or absent.
 func saveLittle(s *service.Session, directory string) error {
 	if _, err := s.Save(directory, nil); err != nil {
 		return err
@@ -163,36 +163,32 @@ func littleFingerprint(s *service.Session) (string, error) {
 	return fmt.Sprintf("%x", h.Sum(nil)[:8]), nil
 }
 
-// newTraining is a job whose ranks are trainers.
+// newTraining returns a job whose ranks are trainers.
 func newTraining(t *testing.T, directory string, steps int64, flags ...string) *job {
 	t.Helper()
 	arguments := append(append([]string{"--grace", "2s"}, flags...), "--", "train-little")
 	j := newJob(t, arguments...)
-	j.command.Env = append(j.command.Env, "TRAIN_DIRECTORY="+directory, fmt.Sprintf("TRAIN_STEPS=%d", steps), "XDG_RUNTIME_DIR="+directory)
+	j.command.Env = append(j.command.Env, "TRAIN_DIRECTORY="+directory, fmt.Sprintf("TRAIN_STEPS=%d", steps),
+		"XDG_RUNTIME_DIR="+directory)
 	return j
 }
 
-// named is the process of the job whose command line begins like that.
+// named returns the process of the job whose command line begins with these words.
 func (j *job) named(t *testing.T, words string) int {
 	t.Helper()
 	for _, pid := range j.processes(t) {
 		line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
 		program, arguments, _ := strings.Cut(string(line), "\x00")
-		if err == nil && strings.HasPrefix(filepath.Base(program)+" "+strings.ReplaceAll(arguments, "\x00", " "), words+" ") {
+		if err == nil && strings.HasPrefix(filepath.Base(program)+" "+strings.ReplaceAll(arguments, "\x00", " "),
+			words+" ") {
 			return pid
 		}
 	}
 	return 0
 }
 
-// TestAnyProcessIsKilled kills the processes of a training at random instants:
-// the guard and the keeper of plimsoll run, after which the job is started
-// again and goes on from its newest checkpoint; the optimizer service, which is
-// started again and goes on; and the trainer, which is started again and finds
-// its state. It ends with the bits of a training that was left alone, and
-// nothing is left over.
-// TestBusyMetrics has others listen at the address for Prometheus: before
-// anything is started that is refused, and later the service goes on without.
+// TestBusyMetrics lets another process listen at the address for Prometheus. Before the start the command refuses the
+// address; later the service continues without metrics.
 func TestBusyMetrics(t *testing.T) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -245,6 +241,10 @@ func TestBusyMetrics(t *testing.T) {
 	j.ends(t, 0, "goes on without")
 }
 
+// TestAnyProcessIsKilled kills the processes of a training at random instants. When the guard or the keeper of
+// plimsoll run is killed, the test starts the job again, and it continues from its newest checkpoint. The optimizer
+// service is started again and continues. The trainer is started again and finds its state. The training must end
+// with the bits of one that was left alone, and nothing may be left over.
 func TestAnyProcessIsKilled(t *testing.T) {
 	kills := 120
 	if testing.Short() {
@@ -265,7 +265,7 @@ func TestAnyProcessIsKilled(t *testing.T) {
 					j.kill(t)
 					t.Fatalf("after %d kills %s: %v\nstderr:\n%s", killed, what, j.command.Wait(), &j.stderr)
 				}
-				struck := false // so that it has ended
+				struck := false // the kill has ended the job
 				for killed < kills && !struck {
 					if !awaitMoment(directory, killed) {
 						fatal("no step is made, or no checkpoint")
@@ -301,8 +301,7 @@ func TestAnyProcessIsKilled(t *testing.T) {
 	}
 }
 
-// awaitMoment waits for what a kill is to follow: in turn nothing, a step and a
-// checkpoint.
+// awaitMoment waits for the moment of the next kill: in turn none, a step and a checkpoint.
 func awaitMoment(directory string, number int) bool {
 	switch number % 3 {
 	case 1:
@@ -328,8 +327,7 @@ func awaitStep(directory string) bool {
 	return await(func() bool { return made() != before })
 }
 
-// checkFingerprint holds the state at the end of a training against that of one
-// that was left alone.
+// checkFingerprint compares the state at the end with the state of a training that was left alone.
 func checkFingerprint(t *testing.T, directory string) {
 	t.Helper()
 	got, err := os.ReadFile(filepath.Join(directory, "fingerprint"))

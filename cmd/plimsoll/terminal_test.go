@@ -70,8 +70,8 @@ func (s *terminal) text() string {
 	return s.shown.String()
 }
 
-// types has the user type something and wait for the terminal to show a text
-// once more. What is typed is shown, too, so the text must not be part of it.
+// types types something and waits for the terminal to show a text once more. The terminal also shows what is typed,
+// so the text must not be part of it.
 func (s *terminal) types(t *testing.T, keys, shows string) {
 	t.Helper()
 	before := strings.Count(s.text(), shows)
@@ -81,7 +81,7 @@ func (s *terminal) types(t *testing.T, keys, shows string) {
 	s.shows(t, before+1, shows)
 }
 
-// shows waits for the terminal to have shown a text so many times.
+// shows waits for the terminal to have shown a text that many times.
 func (s *terminal) shows(t *testing.T, times int, text string) {
 	t.Helper()
 	if !await(func() bool { return strings.Count(s.text(), text) >= times }) {
@@ -91,10 +91,10 @@ func (s *terminal) shows(t *testing.T, times int, text string) {
 
 const controlZ, controlC, controlD = "\x1a", "\x03", "\x04"
 
-// TestTerminal: a single rank has the terminal exactly while a program would
-// have it that the shell itself had started. The ranks that are stopped here
-// start nothing: the kernel stops no process that waits for a child from vfork
-// to become another program, as sh does, and tells nobody if the child stops.
+// TestTerminal: a single rank has the terminal exactly while a program started by the shell itself would have it.
+//
+// The stopped ranks here start nothing. A process that waits for its vfork child to become another program, as sh
+// does, cannot be stopped, and nobody learns that the child has stopped.
 func TestTerminal(t *testing.T) {
 	const answers = "echo answer=$((40+2))\n"
 	t.Run("stopped and continued", func(t *testing.T) {
@@ -121,7 +121,8 @@ func TestTerminal(t *testing.T) {
 	})
 	t.Run("several ranks", func(t *testing.T) {
 		s, file := newTerminal(t), filepath.Join(t.TempDir(), "file")
-		s.types(t, "$plimsoll run --nproc 2 -- sh -c 'echo begin=$((3+4)); until [ -e "+file+" ]; do sleep 0.1; done; echo end=$((3+4))'\n", "begin=7")
+		s.types(t, "$plimsoll run --nproc 2 -- sh -c 'echo begin=$((3+4)); until [ -e "+file+
+			" ]; do sleep 0.1; done; echo end=$((3+4))'\n", "begin=7")
 		s.types(t, controlZ, "Stopped")
 		s.types(t, "touch "+file+"; "+answers, "answer=42")
 		s.shows(t, 2, "end=7")

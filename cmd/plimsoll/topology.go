@@ -62,8 +62,8 @@ holds proc and sys of another machine.`,
 	return command
 }
 
-// restricted describes the host without the cores that are left to the system,
-// and where so asked with one hardware thread of each of the others.
+// restricted describes the host without the cores that are left to the system. Where asked to, it keeps one hardware
+// thread of each remaining core.
 func restricted(version string, h *host.Host, reserve int, oneThread bool) (*report.Topology, error) {
 	excluded := h.Excluded()
 	exclude := func(to *host.Host, reason string) {
@@ -89,7 +89,8 @@ func restricted(version string, h *host.Host, reserve int, oneThread bool) (*rep
 }
 
 func fsrootFlag(c *cobra.Command, fsroot *string) {
-	c.Flags().StringVar(fsroot, "fsroot", "", "read another machine: a `directory` with proc and sys, or a file of topology --record")
+	c.Flags().StringVar(fsroot, "fsroot", "",
+		"read another machine: a `directory` with proc and sys, or a file of topology --record")
 }
 
 func recordTopology(c *cobra.Command, fsroot, file string) error {
@@ -109,6 +110,7 @@ func recordTopology(c *cobra.Command, fsroot, file string) error {
 	if err := errors.Join(err, out.Close()); err != nil {
 		return fmt.Errorf("--record: %w", err)
 	}
-	fmt.Fprintf(c.ErrOrStderr(), "plimsoll: %s describes this machine in %d bytes; read it before you give it away\n", file, len(data))
+	fmt.Fprintf(c.ErrOrStderr(), "plimsoll: %s describes this machine in %d bytes; read it before you give it away\n",
+		file, len(data))
 	return nil
 }

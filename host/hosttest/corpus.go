@@ -16,10 +16,9 @@ import (
 	"testing"
 )
 
-// Shared is a directory of the data that is not part of this repository. It
-// is looked for beside the repository, or where PLIMSOLL_SHARED says. Without
-// it the test is skipped; where CI is set it fails instead, so that no green
-// run can come from missing data.
+// Shared returns a directory of test data outside this repository. It looks beside the repository, or where
+// PLIMSOLL_SHARED points. Without the data the test is skipped. Where CI is set it fails, so that missing data never
+// gives a green run.
 func Shared(t testing.TB, name string) string {
 	t.Helper()
 	root := os.Getenv("PLIMSOLL_SHARED")
@@ -36,8 +35,8 @@ func Shared(t testing.TB, name string) string {
 	return directory
 }
 
-// sharedBeside is the directory "shared" beside the module's root, which is
-// the nearest ancestor of a test's directory with a go.mod.
+// sharedBeside returns the directory "shared" beside the module's root. The root is the nearest ancestor of a test's
+// directory with a go.mod.
 func sharedBeside() string {
 	directory, err := os.Getwd()
 	for err == nil && directory != "/" {
@@ -49,7 +48,7 @@ func sharedBeside() string {
 	return "shared"
 }
 
-// Facts are what an independent reader found on a recorded machine.
+// Facts are the findings of an independent reader on a recorded machine.
 type Facts struct {
 	Online         string   `json:"online"`
 	AllowedCPUs    string   `json:"allowed_cpus_cgroup"`
@@ -66,8 +65,7 @@ type Facts struct {
 	L3Groups       []string `json:"l3_groups"`
 	L2Groups       []string `json:"l2_groups"`
 	CPUsOfNoNode   string   `json:"cpus_without_node"`
-	// Kinds are the properties that tell kinds of cores apart; none on an
-	// ordinary machine.
+	// Kinds are the properties that differ between kinds of cores; none on an ordinary machine.
 	Kinds map[string]any `json:"cpu_kinds"`
 	Nodes []struct {
 		ID         int    `json:"id"`
@@ -89,7 +87,7 @@ type Facts struct {
 	Disagreements []string `json:"disagreements"`
 }
 
-// Recorded is a machine of the shared corpus with what is known of it.
+// Recorded is a machine of the shared corpus with its facts.
 type Recorded struct {
 	Machine
 	Facts Facts
@@ -97,7 +95,7 @@ type Recorded struct {
 
 const corpus = "data/topologies/dev"
 
-// Corpus is every machine of the shared corpus, by name.
+// Corpus returns every machine of the shared corpus, by name.
 func Corpus(t testing.TB) []Recorded {
 	t.Helper()
 	directory := Shared(t, corpus)
@@ -126,8 +124,8 @@ func Corpus(t testing.TB) []Recorded {
 	return machines
 }
 
-// Scenario is a machine of the corpus under the restrictions of a batch system
-// or a container, with what a process there should find.
+// Scenario is a machine of the corpus under the restrictions of a batch system or a container, with the expected
+// findings.
 type Scenario struct {
 	Machine
 	Expected struct {
@@ -142,7 +140,7 @@ type Scenario struct {
 	}
 }
 
-// Scenarios lays every scenario of the corpus over its machine.
+// Scenarios applies every scenario of the corpus to its machine.
 func Scenarios(t testing.TB, machines []Recorded) []Scenario {
 	t.Helper()
 	var file struct {
@@ -184,8 +182,8 @@ func readJSON(t testing.TB, name string, into any) {
 	}
 }
 
-// readArchive reads a .tar.bz2. A link to a directory becomes a directory of
-// copies of its files, one level deep: the kernel's links form circles.
+// readArchive reads a .tar.bz2. It replaces a link to a directory by copies of the files in it, one level deep: the
+// kernel's links form circles.
 func readArchive(name string) (Files, error) {
 	file, err := os.Open(name)
 	if err != nil {

@@ -1,5 +1,4 @@
-// Package hosttest loads recorded machines, so that tests can discover hosts
-// other than the one they run on.
+// Package hosttest loads and makes machines, so that tests can discover hosts other than their own.
 package hosttest
 
 import (
@@ -24,10 +23,10 @@ import (
 type Machine struct {
 	Name     string
 	Files    Files
-	Affinity cpuset.CPUSet // what sched_getaffinity returned
+	Affinity cpuset.CPUSet // the result of sched_getaffinity
 }
 
-// Discover is host.Discover of the machine.
+// Discover runs host.Discover on the machine.
 func (m Machine) Discover(t testing.TB) *host.Host {
 	t.Helper()
 	h, err := host.Discover(m.Files, m.Affinity)
@@ -37,15 +36,14 @@ func (m Machine) Discover(t testing.TB) *host.Host {
 	return h
 }
 
-// Files is a file system in memory: path to content. It serves what discovery
-// asks for (whole files and directories) in time that does not grow with the
-// number of files, of which large machines have many.
+// Files is a file system in memory: path to content. It serves files and directories in a time that does not grow
+// with the number of files; large machines have many.
 type Files struct {
 	content map[string][]byte
-	entries map[string]fstest.MapFS // by directory: its entries, as one flat file system
+	entries map[string]fstest.MapFS // the entries of each directory, as a flat file system
 }
 
-// NewFiles makes a file system of regular files.
+// NewFiles returns a file system of regular files.
 func NewFiles(content map[string][]byte) Files {
 	f := Files{map[string][]byte{}, map[string]fstest.MapFS{}}
 	for name, data := range content {
@@ -71,7 +69,7 @@ func (f Files) enter(name string, file *fstest.MapFile) {
 	f.entries[directory][base] = file
 }
 
-// Clone is a copy that can be changed without changing f.
+// Clone returns a copy; changes to it leave f alone.
 func (f Files) Clone() Files { return NewFiles(f.content) }
 
 // Open opens a file or a directory.
@@ -85,7 +83,7 @@ func (f Files) Open(name string) (fs.File, error) {
 	return nil, &fs.PathError{Op: "open", Path: name, Err: fs.ErrNotExist}
 }
 
-// ReadFile reads a file whole.
+// ReadFile returns the content of a file.
 func (f Files) ReadFile(name string) ([]byte, error) {
 	if data, ok := f.content[name]; ok {
 		return slices.Clone(data), nil
@@ -93,8 +91,8 @@ func (f Files) ReadFile(name string) ([]byte, error) {
 	return nil, &fs.PathError{Op: "read", Path: name, Err: fs.ErrNotExist}
 }
 
-// ReadText loads a machine from txtar archives, later ones laid over earlier
-// ones. The file "affinity" is the list that sched_getaffinity returned.
+// ReadText loads a machine from txtar archives; later archives override earlier ones. The file "affinity" holds the
+// list that sched_getaffinity returned.
 func ReadText(t testing.TB, names ...string) Machine {
 	t.Helper()
 	files := NewFiles(nil)
@@ -114,14 +112,14 @@ func ReadText(t testing.TB, names ...string) Machine {
 	return Machine{filepath.Base(names[len(names)-1]), files, parse(t, string(affinity))}
 }
 
-// Core is a physical core of a machine to make.
+// Core describes a physical core for Build.
 type Core struct {
 	CPUs                 []int
 	Package, Node, Cache int
 	Capacity             int // cpu_capacity; 0 for no such file
 }
 
-// Build makes a machine of cores.
+// Build returns a machine with these cores.
 func Build(name string, cores []Core) Machine {
 	files := NewFiles(nil)
 	set := func(name, text string) { files.Set("sys/devices/system/"+name, []byte(text+"\n")) }
@@ -170,15 +168,13 @@ func Build(name string, cores []Core) Machine {
 	return Machine{name, files, affinity}
 }
 
-// Grid makes a machine of equal sockets, each a NUMA node with one cache. As
-// Linux does on most servers, it numbers the first thread of every core before
-// the second of any.
+// Grid returns a machine of equal sockets, each a NUMA node with one cache. It numbers the first thread of every core
+// before any second thread, as Linux does on most servers.
 func Grid(sockets, cores, threads int) Machine {
 	return grid(sockets, cores, threads, func(core, thread int) int { return core + thread*sockets*cores })
 }
 
-// AdjacentGrid is the same machine numbered core by core, as POWER, many Arm
-// servers and QEMU do.
+// AdjacentGrid returns the same machine numbered core by core, as on POWER, many Arm servers and QEMU.
 func AdjacentGrid(sockets, cores, threads int) Machine {
 	return grid(sockets, cores, threads, func(core, thread int) int { return core*threads + thread })
 }

@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// commandLine is the request as one would type it.
+// commandLine returns the request as a user would type it.
 func (e *expression) commandLine() string {
 	q := e.request
 	var b strings.Builder

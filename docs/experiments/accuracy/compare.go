@@ -11,11 +11,11 @@ import (
 	"plimsoll/plan"
 )
 
-// result is what became of a row.
+// result is the comparison of one row.
 type result struct {
 	row
-	compared []comparison // with main in the first place
-	left     []figure     // not comparable
+	compared []comparison // the main one first
+	left     []figure     // figures that cannot be compared
 	reason   string       // why nothing could be compared
 }
 
@@ -24,11 +24,11 @@ type comparison struct {
 	figure
 	Case              *expression
 	measured, planned float64
-	what              string // the planned figure
+	what              string // name of the planned figure
 	deepSpeed, accel  float64
 }
 
-// error is relative to what was measured.
+// error returns the error relative to the measured figure.
 func (c comparison) error() float64 { return c.planned/c.measured - 1 }
 
 func compareAll(rows []row, folder string) []result {
@@ -48,7 +48,7 @@ func compareAll(rows []row, folder string) []result {
 	return results
 }
 
-// worst is the absolute error of the row's main figure, -1 without.
+// worst returns the absolute error of the row's main figure, or -1 without one.
 func (r result) worst() float64 {
 	if len(r.compared) == 0 {
 		return -1
@@ -72,7 +72,8 @@ func compare(r row, folder string) result {
 		}
 		bytes, ok := f.bytes()
 		if value, what := o.figure(r, f); ok && what != "" {
-			out.compared = append(out.compared, comparison{figure: f, Case: o.expression, measured: bytes, planned: value, what: what,
+			out.compared = append(out.compared, comparison{figure: f, Case: o.expression, measured: bytes,
+				planned: value, what: what,
 				deepSpeed: deepSpeedEstimate(o.expression), accel: accelerateEstimate(o.expression)})
 		} else {
 			out.left = append(out.left, f)
@@ -90,10 +91,10 @@ func compare(r row, folder string) result {
 	return out
 }
 
-// rank orders a row's figures: the main one is the peak, of the host in rows
-// about the host.
+// rank orders a row's figures. The main figure is the peak of the GPU, or of the host in rows about the host.
 func (r row) rank(f figure) int {
-	order := []string{"max_reserved", "max_allocated", "total", "nvidia_smi", "gpu_used", "reserved", "allocated", "cpu_used", "cpu_rss"}
+	order := []string{"max_reserved", "max_allocated", "total", "nvidia_smi", "gpu_used", "reserved", "allocated",
+		"cpu_used", "cpu_rss"}
 	if slices.Contains(r.Tags, "host") {
 		order = append([]string{"cpu_used", "cpu_rss"}, order...)
 	}
@@ -123,14 +124,13 @@ func planPoint(r row, point, folder string) *outcome {
 	return &outcome{expression: e, plan: p, err: err}
 }
 
-// moment is a part of the job that a point is about.
+// moment is the part of the job that a point describes.
 type moment struct {
-	phases    []ledger.PhaseName // empty: all
-	iteration ledger.Iteration   // empty: any
+	phases    []ledger.PhaseName // empty for all
+	iteration ledger.Iteration   // empty for any
 }
 
-// moments tell by the words of a point what it is about, the first that
-// matches.
+// moments derive the moment from the words of a point; the first match counts.
 var moments = []struct {
 	pattern string
 	phase   ledger.PhaseName
@@ -158,7 +158,7 @@ func momentOf(point text) (m moment, named bool) {
 	return m, named
 }
 
-// of lists the phases of a device that a moment is of.
+// of lists the phases of a device at this moment.
 func (m moment) of(d *ledger.Device) []ledger.Phase {
 	var phases []ledger.Phase
 	for _, p := range d.Phases {
@@ -182,8 +182,8 @@ func (o *outcome) device(kind ledger.Kind) *ledger.Device {
 	return nil
 }
 
-// figure is the planned figure that corresponds to a measured one, and what it
-// is called; that is empty where there is none.
+// figure returns the planned figure that corresponds to a measured one, and its name. The name is empty where no
+// planned figure corresponds.
 func (o *outcome) figure(r row, f figure) (float64, string) {
 	point := text(f.Point)
 	m, named := momentOf(point)
@@ -208,8 +208,8 @@ func (o *outcome) figure(r row, f figure) (float64, string) {
 	switch f.Quantity {
 	case "max_allocated":
 		name, of = "peak allocated", func(p ledger.Phase) ledger.Bytes { return p.PeakAllocated }
-		// DeepSpeed's log begins a new peak at every point, of which the
-		// initialization has many and the plan one phase.
+		// DeepSpeed's log begins a new peak at every point. The initialization has many points, but only one phase in
+		// the plan.
 		if named && m.phases[0] == ledger.Initialize {
 			return 0, ""
 		}
@@ -252,7 +252,7 @@ func (o *outcome) figure(r row, f figure) (float64, string) {
 	return float64(of(chosen)), fmt.Sprintf("%s, %s %s", name, chosen.Iteration, chosen.Name)
 }
 
-// total is the sum of the components that the row lists: each at its own peak.
+// total returns the sum of the components that the row lists, each at its own peak.
 func (o *outcome) total(r row, d *ledger.Device) (float64, string) {
 	var sum float64
 	for _, f := range r.Measured {
@@ -267,8 +267,7 @@ func (o *outcome) total(r row, d *ledger.Device) (float64, string) {
 	return sum, "the row's components together, each at its peak"
 }
 
-// component is the largest that the components of such a name are together in
-// a phase.
+// component returns the largest sum, in any phase, of the components with such a name.
 func (o *outcome) component(d *ledger.Device, point string) (float64, string) {
 	names := map[string][]ledger.Component{
 		"parameters":       {ledger.Parameters},
@@ -281,7 +280,8 @@ func (o *outcome) component(d *ledger.Device, point string) (float64, string) {
 		var sum ledger.Bytes
 		for _, c := range p.Components {
 			if slices.ContainsFunc(names, func(name ledger.Component) bool {
-				return c.Component == name || name != ledger.Gradients && strings.HasPrefix(string(c.Component), string(name))
+				return c.Component == name || name != ledger.Gradients &&
+					strings.HasPrefix(string(c.Component), string(name))
 			}) || point == "activations" && strings.HasPrefix(string(c.Component), point) {
 				sum += c.Bytes
 			}
@@ -294,9 +294,8 @@ func (o *outcome) component(d *ledger.Device, point string) (float64, string) {
 	return most, point
 }
 
-// hostFigure is a figure of the host. What a machine has in use includes other
-// programs, so differences from the row's first figure are compared; the
-// resident memory of the process is compared as it is.
+// hostFigure returns a figure of the host. The used memory of a machine includes other programs, so it is compared as
+// the difference from the row's first figure. The resident memory of the process is compared directly.
 func (o *outcome) hostFigure(r row, f figure, m moment, named bool) (float64, string) {
 	d := o.device(ledger.Host)
 	end := func(m moment) float64 {
@@ -320,7 +319,8 @@ func (o *outcome) hostFigure(r row, f figure, m moment, named bool) (float64, st
 			return 0, ""
 		}
 		base, _ := first.bytes()
-		return base + end(m) - end(at), fmt.Sprintf("%.2f GiB as measured first, and the planned difference", base/(1<<30))
+		return base + end(m) - end(at), fmt.Sprintf("%.2f GiB as measured first, and the planned difference",
+			base/(1<<30))
 	}
 	return 0, ""
 }

@@ -8,14 +8,15 @@ import (
 	"plimsoll/model"
 )
 
-// families tell the architecture by the name of a model, the first that
-// matches. config makes the fields that not all have in common.
+// families derive the architecture from the name of a model; the first match counts. config makes the fields that
+// differ between families.
 var families = []struct {
 	pattern, architecture string
 	config                func(m sizes, c object)
 }{
 	{"falcon", "FalconForCausalLM", func(m sizes, c object) {
-		c["multi_query"], c["parallel_attn"], c["bias"], c["alibi"], c["new_decoder_architecture"] = true, true, false, false, false
+		c["multi_query"], c["parallel_attn"], c["bias"], c["alibi"], c["new_decoder_architecture"] = true, true,
+			false, false, false
 	}},
 	{"mistral", "MistralForCausalLM", nil},
 	{"gemma", "GemmaForCausalLM", nil},
@@ -43,7 +44,8 @@ var families = []struct {
 		}
 	}},
 	{`gpt-?2|learned pos`, "GPT2LMHeadModel", func(m sizes, c object) {
-		c["n_embd"], c["n_layer"], c["n_head"], c["n_inner"], c["n_positions"] = m.Hidden, m.Layers, m.Heads, m.Inner, 1024
+		c["n_embd"], c["n_layer"], c["n_head"], c["n_inner"], c["n_positions"] = m.Hidden, m.Layers, m.Heads, m.Inner,
+			1024
 		if positions := text(m.Name).find(`learned pos (\d+)`); positions != "" {
 			c["n_positions"] = jsonNumber(positions)
 		}
@@ -55,8 +57,8 @@ func jsonNumber(digits string) (n int) {
 	return n
 }
 
-// chooseModel takes the model of that name from the catalog if it is the same,
-// and otherwise writes a config.json of the row's sizes.
+// chooseModel takes the model of that name from the catalog if its sizes match the row's. Otherwise it writes a
+// config.json with the row's sizes.
 func (e *expression) chooseModel() error {
 	m := e.Model
 	_, name, _ := strings.Cut(strings.ToLower(m.Name), "/")
@@ -77,8 +79,15 @@ func (e *expression) chooseModel() error {
 		if m.Layers == 0 || m.Hidden == 0 || m.Heads == 0 || m.Inner == 0 || m.Vocabulary == 0 {
 			return fmt.Errorf("the sizes of %s are not known", m.Name)
 		}
-		c := object{"architectures": []string{f.architecture}, "hidden_size": m.Hidden, "num_hidden_layers": m.Layers, "num_attention_heads": m.Heads,
-			"intermediate_size": m.Inner, "vocab_size": m.Vocabulary, "torch_dtype": "float32"}
+		c := object{
+			"architectures":       []string{f.architecture},
+			"hidden_size":         m.Hidden,
+			"num_hidden_layers":   m.Layers,
+			"num_attention_heads": m.Heads,
+			"intermediate_size":   m.Inner,
+			"vocab_size":          m.Vocabulary,
+			"torch_dtype":         "float32",
+		}
 		if m.KeyHeads > 0 {
 			c["num_key_value_heads"] = m.KeyHeads
 		}

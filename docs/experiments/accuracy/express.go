@@ -14,11 +14,11 @@ import (
 	"plimsoll/plan"
 )
 
-// unstatedSequence is taken where a row does not say how long sequences are.
-// Such rows are of short texts, or their figures do not depend on it.
+// unstatedSequence is the sequence length where a row gives none. Such rows have short texts, or figures that do not
+// depend on the length.
 const unstatedSequence = 128
 
-// expression is a row, or a variant of it that a figure is of, as a request.
+// expression is the request for a row, or for the variant of the row that a figure measures.
 type expression struct {
 	row
 	point   text // of the figure
@@ -27,14 +27,15 @@ type expression struct {
 	model   *model.Model
 }
 
-// express writes the files that a user would have and makes the request. A
-// figure whose point names another recipe than the row's is of that.
+// express writes the files that a user would have, and makes the request. Where the point names another recipe than
+// the row, the point's recipe counts.
 func express(r row, point, folder string) (*expression, error) {
 	e := &expression{row: r, point: text(point), folder: folder}
 	if err := os.MkdirAll(folder, 0o755); err != nil {
 		return nil, err
 	}
-	for _, step := range []func() error{e.expressible, e.chooseModel, e.chooseMachine, e.choosePasses, e.choosePrecision, e.chooseOptimizer, e.chooseAdapter, e.chooseEngine, e.chooseTrainer} {
+	for _, step := range []func() error{e.expressible, e.chooseModel, e.chooseMachine, e.choosePasses,
+		e.choosePrecision, e.chooseOptimizer, e.chooseAdapter, e.chooseEngine, e.chooseTrainer} {
 		if err := step(); err != nil {
 			return nil, err
 		}
@@ -56,8 +57,8 @@ func (e *expression) expressible() error {
 	return nil
 }
 
-// only says whether what a text of the row says holds for this figure: "last
-// column" and the like mean the figures whose point names it.
+// only reports whether a text of the row applies to this figure. A text with "last column" and the like applies only
+// to figures whose point names it.
 func (e *expression) only(t text, pattern string) bool {
 	if e.point.has(`\bno (cpu )?` + pattern) {
 		return false
@@ -65,7 +66,7 @@ func (e *expression) only(t text, pattern string) bool {
 	return !t.has("column|row") || e.point.has(pattern)
 }
 
-// write writes a file of the user's.
+// write writes one of the user's files.
 func (e *expression) write(name string, content any) (string, error) {
 	path := filepath.Join(e.folder, name)
 	encoded, err := json.MarshalIndent(content, "", "  ")
@@ -78,13 +79,13 @@ func (e *expression) write(name string, content any) (string, error) {
 // object is a JSON object.
 type object = map[string]any
 
-// chooseMachine is the GPUs, the versions and the size of the batch.
+// chooseMachine chooses the GPUs, the versions and the batch size.
 func (e *expression) chooseMachine() error {
 	q := &e.request
 	q.GPU = e.GPU.gpu()
 	world := max(1, int(e.Parallel.World))
 	if count, err := strconv.Atoi(e.GPU.find(`^(\d+)x`)); err == nil && world == 1 && slices.Contains(e.Tags, "multi") {
-		world = count // some rows say it of the GPUs only
+		world = count // some rows give the number only with the GPUs
 	}
 	perNode := int(e.Parallel.RanksPerHost)
 	switch {
@@ -95,7 +96,8 @@ func (e *expression) chooseMachine() error {
 		perNode = min(world, 8)
 	}
 	q.GPUs, q.Nodes = perNode, max(1, world/perNode)
-	q.TensorParallel, q.ContextParallel, q.ExpertParallel = int(e.Parallel.Tensor), int(e.Parallel.Context), int(e.Parallel.Expert)
+	q.TensorParallel, q.ContextParallel, q.ExpertParallel = int(e.Parallel.Tensor), int(e.Parallel.Context),
+		int(e.Parallel.Expert)
 	q.Sequence, q.MicroBatch, q.Accumulation = int(e.Sequence), max(1, int(e.MicroBatch)), max(1, int(e.Accumulation))
 	if q.Sequence == 0 {
 		q.Sequence = unstatedSequence
@@ -103,14 +105,15 @@ func (e *expression) chooseMachine() error {
 	if batch := e.trainer().batch; e.Accumulation == 0 && batch > 0 {
 		q.Accumulation = max(1, batch/q.MicroBatch)
 	}
-	q.Torch, q.Transformers, q.Engine = e.Software.version("torch|pytorch", torchReleases), e.Software.version("transformers", transformersReleases), e.Software.version("deepspeed", nil)
+	q.Torch, q.Transformers, q.Engine = e.Software.version("torch|pytorch", torchReleases),
+		e.Software.version("transformers", transformersReleases), e.Software.version("deepspeed", nil)
 	q.BitsAndBytes = cmp.Or(e.Software.version("bitsandbytes", nil), e.trainer().bitsAndBytes)
 	q.Modules = strings.ToLower(e.Software.find("(litgpt|torchtitan)"))
 	q.Allocator = e.trainer().allocator
 	return nil
 }
 
-// choosePasses is how activations are held.
+// choosePasses chooses how activations are held.
 func (e *expression) choosePasses() error {
 	q := &e.request
 	switch {
@@ -137,7 +140,7 @@ func (e *expression) choosePasses() error {
 	return nil
 }
 
-// precisions are what texts about precision ask for, the first that matches.
+// precisions derive a precision from a text; the first match counts.
 var precisions = []struct{ pattern, precision string }{
 	{"bf16-mixed|amp-bf16|fsdp2 mixed", "amp-bf16"},
 	{"amp-fp16", "amp-fp16"},
@@ -146,8 +149,7 @@ var precisions = []struct{ pattern, precision string }{
 	{"fp32", "fp32"},
 }
 
-// precision is the text of the point where that names a precision, and
-// otherwise the row's.
+// precision returns the point's text where that names a precision, and otherwise the row's.
 func (e *expression) precision() text {
 	if e.point.has("mixed|-true|amp-") {
 		return e.point
@@ -162,7 +164,7 @@ func (e *expression) choosePrecision() error {
 			break
 		}
 	}
-	// litgpt quantizes every linear module; transformers leaves the head.
+	// litgpt quantizes every linear module; transformers leaves the head out.
 	kind := e.precision().find(`\b(nf4-dq|nf4|fp4|int8)`)
 	if e.Adapter != nil && kind == "" {
 		kind = e.Adapter.Quant.find(`\b(nf4-dq|nf4|fp4|int8)`)
@@ -174,12 +176,13 @@ func (e *expression) choosePrecision() error {
 		return nil
 	}
 	kind, double, _ := strings.Cut(kind, "-")
-	config := object{"load_in_4bit": kind != "int8", "load_in_8bit": kind == "int8", "bnb_4bit_quant_type": kind, "bnb_4bit_use_double_quant": double != "", "bnb_4bit_compute_dtype": "bfloat16"}
+	config := object{"load_in_4bit": kind != "int8", "load_in_8bit": kind == "int8", "bnb_4bit_quant_type": kind,
+		"bnb_4bit_use_double_quant": double != "", "bnb_4bit_compute_dtype": "bfloat16"}
 	if kind == "int8" {
 		delete(config, "bnb_4bit_quant_type")
 	}
 	if e.Precision.has("storage|stored as bf16") || e.Parallel.FSDP != "" || e.stage() == 3 {
-		config["bnb_4bit_quant_storage"] = "bfloat16" // what is sharded must be of one type
+		config["bnb_4bit_quant_storage"] = "bfloat16" // sharded parameters must be of one type
 	}
 	if e.Software.has("litgpt") {
 		config["llm_int8_skip_modules"] = []string{}
@@ -189,7 +192,7 @@ func (e *expression) choosePrecision() error {
 	return err
 }
 
-// optimizers are what texts about optimizers ask for, the first that matches.
+// optimizers derive an optimizer from a text; the first match counts.
 var optimizers = []struct{ pattern, optimizer string }{
 	{"adam8bit|8-bit", "adamw_bnb_8bit"},
 	{"adafactor", "adafactor"},
@@ -251,13 +254,14 @@ func (e *expression) chooseAdapter() error {
 	switch {
 	case a.DType.has("fp32"):
 		e.request.AdapterPrecision = "fp32"
-	case e.precision().has("bf16-true") || e.Missing.has("adapter dtype bf16") || e.Parallel.FSDP.has("fsdp1") && e.request.Precision == "bf16":
+	case e.precision().has("bf16-true") || e.Missing.has("adapter dtype bf16") || e.Parallel.FSDP.has("fsdp1") &&
+		e.request.Precision == "bf16":
 		e.request.AdapterPrecision = "bf16"
 	}
 	return nil
 }
 
-// targets are the modules that words such as "q,v" mean in this model.
+// targets returns the modules that words such as "q,v" mean in this model.
 func (e *expression) targets(t text) []string {
 	block := e.model.Network.Blocks()[0]
 	first := func(paths ...string) []string {
@@ -297,8 +301,7 @@ func cut(t text, separator string) (before, after text, found bool) {
 	return text(b), text(a), found
 }
 
-// stage is ZeRO's, or -1 without DeepSpeed: fp32 masters of half-precision
-// weights are DeepSpeed's doing.
+// stage returns the ZeRO stage, or -1 without DeepSpeed. fp32 masters of half-precision weights imply DeepSpeed.
 func (e *expression) stage() int {
 	switch {
 	case e.Parallel.Stage != nil && *e.Parallel.Stage > 0 && e.only(e.Parallel.Note, "zero"):
@@ -309,12 +312,13 @@ func (e *expression) stage() int {
 	return -1
 }
 
-// chooseEngine is who shards.
+// chooseEngine chooses the engine that shards.
 func (e *expression) chooseEngine() error {
 	q := &e.request
 	stage := e.stage()
 	if stage < 0 {
-		offload := e.Offload.has("fsdp") && e.only(e.Offload, "offload|no cpu offload") && !e.point.has("no cpu offload")
+		offload := e.Offload.has("fsdp") && e.only(e.Offload, "offload|no cpu offload") &&
+			!e.point.has("no cpu offload")
 		switch {
 		case e.Parallel.FSDP.has("no_shard"):
 		case e.Parallel.FSDP.has("fsdp1"), e.Parallel.FSDP == "" && slices.Contains(e.Tags, "fsdp"):
@@ -332,7 +336,8 @@ func (e *expression) chooseEngine() error {
 		half = ""
 	}
 	zero := object{"stage": stage}
-	config := object{"train_micro_batch_size_per_gpu": q.MicroBatch, "gradient_accumulation_steps": q.Accumulation, "zero_optimization": zero}
+	config := object{"train_micro_batch_size_per_gpu": q.MicroBatch, "gradient_accumulation_steps": q.Accumulation,
+		"zero_optimization": zero}
 	if half != "" {
 		settings := object{"enabled": true}
 		if e.Precision.has("bf16 master") {
@@ -373,7 +378,9 @@ func (e *expression) chooseTrainer() error {
 		return nil
 	}
 	q := &e.request
-	arguments := object{"output_dir": "out", "per_device_train_batch_size": q.MicroBatch, "gradient_accumulation_steps": q.Accumulation, "gradient_checkpointing": q.Recompute != "none" && q.Recompute != ""}
+	arguments := object{"output_dir": "out", "per_device_train_batch_size": q.MicroBatch,
+		"gradient_accumulation_steps": q.Accumulation, "gradient_checkpointing": q.Recompute != "none" &&
+			q.Recompute != ""}
 	if q.Optimizer != "" && !strings.Contains(q.Optimizer, "/") && q.Optimizer != "adamw" {
 		arguments["optim"] = q.Optimizer
 		q.Optimizer = ""

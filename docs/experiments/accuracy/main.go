@@ -1,6 +1,5 @@
-// Command accuracy holds plans against public measurements: it expresses every
-// measured training run as a user would, plans it, and compares. The report,
-// docs/accuracy.md, says how.
+// Command accuracy compares plans with public measurements. It expresses every measured training run as a user would,
+// plans it, and compares the figures. The report, docs/accuracy.md, describes the method.
 //
 //	accuracy [flags] [measurements.jsonl]
 package main

@@ -31,13 +31,15 @@ func compared(results []result) []result {
 	return slices.DeleteFunc(slices.Clone(results), func(r result) bool { return len(r.compared) == 0 })
 }
 
-// mainTable has a line a row, worst first.
+// mainTable returns one line per row, worst first.
 func mainTable(results []result) table.Writer {
 	t := table.NewWriter()
-	t.AppendHeader(table.Row{"run", "measured", "GiB", "planned", "error", "DeepSpeed's estimator", "accelerate estimate-memory"})
+	t.AppendHeader(table.Row{"run", "measured", "GiB", "planned", "error", "DeepSpeed's estimator",
+		"accelerate estimate-memory"})
 	for _, r := range compared(results) {
 		c := r.compared[0]
-		t.AppendRow(table.Row{r.ID, c.Quantity + ", " + c.Point, gib(c.measured), gib(c.planned), percent(c.error()), against(c.deepSpeed, c.measured), against(c.accel, c.measured)})
+		t.AppendRow(table.Row{r.ID, c.Quantity + ", " + c.Point, gib(c.measured), gib(c.planned), percent(c.error()),
+			against(c.deepSpeed, c.measured), against(c.accel, c.measured)})
 	}
 	return t
 }
@@ -53,11 +55,11 @@ func missingTable(results []result) table.Writer {
 	return t
 }
 
-// statistics are those of the absolute errors of main figures.
+// statistics sum up the absolute errors of the main figures.
 type statistics struct {
 	rows                   int
 	median, ninetieth, all float64
-	bias                   float64 // the median with its sign
+	bias                   float64 // the median of the signed errors
 }
 
 func statisticsOf(errors []float64) statistics {
@@ -66,11 +68,12 @@ func statisticsOf(errors []float64) statistics {
 	for i, e := range errors {
 		absolute[i] = math.Abs(e)
 	}
-	s.median, s.ninetieth, s.all, s.bias = quantile(absolute, 0.5), quantile(absolute, 0.9), quantile(absolute, 1), quantile(errors, 0.5)
+	s.median, s.ninetieth, s.all, s.bias = quantile(absolute, 0.5), quantile(absolute, 0.9), quantile(absolute, 1),
+		quantile(errors, 0.5)
 	return s
 }
 
-// quantile is the least value that a share of the values does not exceed.
+// quantile returns the least value that at most 1-share of the values exceed.
 func quantile(values []float64, share float64) float64 {
 	sorted := slices.DeleteFunc(slices.Clone(values), math.IsNaN)
 	if len(sorted) == 0 {
@@ -89,7 +92,7 @@ func errorsOf(results []result, estimate func(comparison) float64) []float64 {
 	return errors
 }
 
-// programs are whose estimates are compared.
+// programs are the programs whose estimates are compared.
 var programs = []struct {
 	name     string
 	estimate func(comparison) float64
@@ -110,7 +113,7 @@ func programTable(results []result) table.Writer {
 	return t
 }
 
-// families are the sources.
+// family returns the source of the row.
 func (r row) family() string {
 	s := r.Source
 	for _, cut := range []string{"https://", "github.com/", "blob/main/", "tree/master/"} {
@@ -154,7 +157,8 @@ func writeMissing(out io.Writer, results []result) {
 }
 
 func writeSummary(out io.Writer, results []result) {
-	fmt.Fprintf(out, "%d of %d rows are expressed\n%s\n%s\n", len(compared(results)), len(results), programTable(results).Render(), familyTable(results).Render())
+	fmt.Fprintf(out, "%d of %d rows are expressed\n%s\n%s\n", len(compared(results)), len(results),
+		programTable(results).Render(), familyTable(results).Render())
 }
 
 // writeDetail lists every figure of every row.
@@ -167,7 +171,8 @@ func writeDetail(out io.Writer, results []result) {
 				fmt.Fprintln(out, "  ", line)
 				seen = line
 			}
-			fmt.Fprintf(out, "    %-14s %-50s measured %8s planned %8s %8s  %s\n", c.Quantity, c.Point, gib(c.measured), gib(c.planned), percent(c.error()), c.what)
+			fmt.Fprintf(out, "    %-14s %-50s measured %8s planned %8s %8s  %s\n", c.Quantity, c.Point,
+				gib(c.measured), gib(c.planned), percent(c.error()), c.what)
 		}
 		for _, f := range r.left {
 			fmt.Fprintf(out, "    %-14s %-50s not compared: %s\n", f.Quantity, f.Point, r.reason)
@@ -175,7 +180,7 @@ func writeDetail(out io.Writer, results []result) {
 	}
 }
 
-// method is what the report says before its tables.
+// method is the text of the report before its tables.
 const method = `# Accuracy
 
 ` + "`make accuracy`" + ` compares ` + "`plimsoll plan`" + ` with public measurements of
@@ -203,7 +208,8 @@ Both leave out activations, and neither knows adapters.
 func writeDocument(file string, results []result) error {
 	var b strings.Builder
 	b.WriteString(method)
-	fmt.Fprintf(&b, "## Summary\n\n%d of %d runs are expressed.\n\n%s\n\n%s\n\n", len(compared(results)), len(results), programTable(results).RenderMarkdown(), familyTable(results).RenderMarkdown())
+	fmt.Fprintf(&b, "## Summary\n\n%d of %d runs are expressed.\n\n%s\n\n%s\n\n", len(compared(results)),
+		len(results), programTable(results).RenderMarkdown(), familyTable(results).RenderMarkdown())
 	fmt.Fprintf(&b, "## Runs\n\nWorst first; sizes in GiB.\n\n%s\n\n", mainTable(results).RenderMarkdown())
 	fmt.Fprintf(&b, "## What is not expressed\n\n%s\n", missingTable(results).RenderMarkdown())
 	return os.WriteFile(file, []byte(b.String()), 0o644)

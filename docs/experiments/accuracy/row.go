@@ -82,14 +82,15 @@ type figure struct {
 	Unit     string  `json:"unit"`
 }
 
-// bytes is the figure in bytes. "GB" is decimal unless the unit says that it is
-// the binary one: many programs print GiB and call them GB.
+// bytes returns the figure in bytes. "GB" is decimal unless the unit is marked as binary: many programs print GiB and
+// call them GB.
 func (f figure) bytes() (float64, bool) {
 	unit := strings.ToLower(f.Unit)
 	for _, u := range []struct {
 		name  string
 		bytes float64
-	}{{"bytes/param", 0}, {"bytes", 1}, {"gib", 1 << 30}, {"mib", 1 << 20}, {"printed gb", 1 << 30}, {"gb", 1e9}, {"mb", 1e6}, {"g", 1e9}} {
+	}{{"bytes/param", 0}, {"bytes", 1}, {"gib", 1 << 30}, {"mib", 1 << 20}, {"printed gb", 1 << 30}, {"gb", 1e9},
+		{"mb", 1e6}, {"g", 1e9}} {
 		if strings.Contains(unit, u.name) {
 			return f.Value * u.bytes, u.bytes > 0
 		}
@@ -97,7 +98,7 @@ func (f figure) bytes() (float64, bool) {
 	return 0, false
 }
 
-// number is an integer that may be written as text: the first number in it.
+// number is an integer, or the first number in a text.
 type number int64
 
 var digits = regexp.MustCompile(`\d+`)
@@ -131,12 +132,12 @@ func (t *text) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// has says whether the text contains a word of the pattern, whatever the case.
+// has reports whether the text contains a word of the pattern, ignoring case.
 func (t text) has(pattern string) bool {
 	return regexp.MustCompile("(?i)" + pattern).MatchString(string(t))
 }
 
-// find is the first group of the pattern.
+// find returns the first group of the pattern.
 func (t text) find(pattern string) string {
 	if m := regexp.MustCompile("(?i)" + pattern).FindStringSubmatch(string(t)); m != nil {
 		return m[1]
@@ -144,9 +145,8 @@ func (t text) find(pattern string) string {
 	return ""
 }
 
-// readRows reads the rows that are held against plans: those whose recipe is
-// known well (confidence A and B) and that another trainer than Megatron-LM
-// ran, which Plimsoll does not plan.
+// readRows reads the rows to compare with plans. The recipe of such a row is well known (confidence A and B).
+// Megatron-LM rows are left out, as Plimsoll does not plan Megatron-LM.
 func readRows(file string) ([]row, error) {
 	opened, err := os.Open(file)
 	if err != nil {

@@ -10,21 +10,24 @@ import (
 	"plimsoll/gpu"
 )
 
-// release is when a version came out.
+// release is a version and the month in which it came out.
 type release struct{ month, version string }
 
 var torchReleases = []release{
-	{"2021-10", "1.10.0"}, {"2022-03", "1.11.0"}, {"2022-06", "1.12.0"}, {"2022-10", "1.13.0"}, {"2023-03", "2.0.0"}, {"2023-10", "2.1.0"}, {"2024-01", "2.2.0"},
-	{"2024-04", "2.3.0"}, {"2024-07", "2.4.0"}, {"2024-10", "2.5.0"}, {"2025-01", "2.6.0"}, {"2025-04", "2.7.0"}, {"2025-08", "2.8.0"}, {"2025-10", "2.9.0"}, {"2026-01", "2.10.0"},
+	{"2021-10", "1.10.0"}, {"2022-03", "1.11.0"}, {"2022-06", "1.12.0"}, {"2022-10", "1.13.0"}, {"2023-03", "2.0.0"},
+	{"2023-10", "2.1.0"}, {"2024-01", "2.2.0"}, {"2024-04", "2.3.0"}, {"2024-07", "2.4.0"}, {"2024-10", "2.5.0"},
+	{"2025-01", "2.6.0"}, {"2025-04", "2.7.0"},
+	{"2025-08", "2.8.0"}, {"2025-10", "2.9.0"}, {"2026-01", "2.10.0"},
 }
 
 var transformersReleases = []release{
-	{"2022-01", "4.16.0"}, {"2022-12", "4.25.0"}, {"2023-04", "4.28.0"}, {"2023-06", "4.30.0"}, {"2023-10", "4.34.0"}, {"2023-12", "4.36.0"},
+	{"2022-01", "4.16.0"}, {"2022-12", "4.25.0"}, {"2023-04", "4.28.0"}, {"2023-06", "4.30.0"}, {"2023-10", "4.34.0"},
+	{"2023-12", "4.36.0"},
 	{"2024-03", "4.39.0"}, {"2024-08", "4.44.0"}, {"2024-10", "4.46.0"}, {"2025-03", "4.50.0"}, {"2025-10", "4.57.0"},
 }
 
-// version is the version of a program that the text names, or the newest of
-// the time that it names. It is empty where the text says nothing of either.
+// version returns the version of a program that the text names, or the newest at the date that the text names. It is
+// empty where the text has neither.
 func (t text) version(program string, releases []release) string {
 	if v := t.find(`\b(?:` + program + `) ~?v?(\d+\.\d+x?(?:\.\d+)?)`); v != "" {
 		return strings.Replace(v, "x", "0", 1)
@@ -37,8 +40,8 @@ func (t text) version(program string, releases []release) string {
 	if i < 0 {
 		i = len(releases)
 	}
-	// torchtitan runs on what becomes the next release but those that are about
-	// to come out: their branch was cut before.
+	// torchtitan runs on nightly builds of the next release. A release that is about to come out does not count: its
+	// branch was cut before.
 	if t.has("nightly|torchtitan") {
 		after, _ := time.Parse("2006-01", at)
 		soon := after.AddDate(0, 2, 0).Format("2006-01")
@@ -58,8 +61,7 @@ var (
 	onlyYear  = regexp.MustCompile(`\b(20\d\d)\b`)
 )
 
-// date is the month that a text names, as 2023-06; the middle of a year that it
-// names alone.
+// date returns the month that a text names, as 2023-06. A year alone gives its middle.
 func (t text) date() (string, bool) {
 	s := string(t)
 	if m := isoDate.FindStringSubmatch(s); m != nil {
@@ -75,9 +77,9 @@ func (t text) date() (string, bool) {
 	return "", false
 }
 
-// gpu is the kind of GPU that the text names, as plimsoll plan takes it: the
-// first of which every part is there, or else the first of which the family is.
-// What is in brackets counts where nothing else names one.
+// gpu returns the kind of GPU that the text names, in the form of plimsoll plan. The first GPU counts whose every
+// part is in the text, or else the first whose family is. Text in brackets counts only where nothing else names a
+// GPU.
 func (t text) gpu() string {
 	outside, _, bracketed := cut(t, "(")
 	named := ""
@@ -99,22 +101,26 @@ func (t text) gpu() string {
 	return named
 }
 
-// trainer is what a training program does where a row says nothing.
+// trainer holds the defaults of a training program, for rows that do not give them.
 type trainer struct {
-	pattern      string  // in the software or the source
-	batch        int     // samples of a rank between two optimizer steps; 0: one micro batch
+	pattern      string  // matches the software or the source
+	batch        int     // samples of a rank between two optimizer steps; 0 for one micro batch
 	dropout      float64 // of LoRA
 	bitsAndBytes string  // version
 	allocator    string  // PYTORCH_CUDA_ALLOC_CONF
-	transformers bool    // the Trainer of transformers, or one made of it
+	transformers bool    // uses the Trainer of transformers, or one made of it
 }
 
-// trainers are programs whose defaults matter, the first that matches.
+// trainers are programs whose defaults matter; the first match counts.
 var trainers = []trainer{
-	{pattern: "config_hub", batch: 8, dropout: 0.05, bitsAndBytes: "0.42.0"},             // litgpt: config_hub/finetune, pyproject.toml
-	{pattern: "litgpt", batch: 128, dropout: 0.05},                                       // finetune/lora.py: batch_size, lora_dropout
-	{pattern: "torchtitan", allocator: "expandable_segments:True"},                       // run_train.sh, run_llama_train.sh
-	{pattern: "peft/blob/main/docs/source/accelerate", dropout: 0.1, transformers: true}, // examples/sft: run_peft_*.sh, with SFTTrainer
+	// litgpt: config_hub/finetune, pyproject.toml
+	{pattern: "config_hub", batch: 8, dropout: 0.05, bitsAndBytes: "0.42.0"},
+	// finetune/lora.py: batch_size, lora_dropout
+	{pattern: "litgpt", batch: 128, dropout: 0.05},
+	// run_train.sh, run_llama_train.sh
+	{pattern: "torchtitan", allocator: "expandable_segments:True"},
+	// examples/sft: run_peft_*.sh, with SFTTrainer
+	{pattern: "peft/blob/main/docs/source/accelerate", dropout: 0.1, transformers: true},
 	{pattern: "^transformers|Trainer", transformers: true},
 	{pattern: "fsdp_qlora", dropout: 0.1}, // train.py: lora_dropout
 }

@@ -8,19 +8,17 @@ const blockElements = 256
 // vector is one number for each element of a block.
 type vector [blockElements]float32
 
-// block is both moments of 256 elements as they are held: 514 bytes.
+// block holds both moments of 256 elements in 514 bytes.
 type block struct {
-	floor  uint8 // exponent, as binary32 has it, of the lowest octave of second
+	floor  uint8 // binary32 exponent of the lowest octave of second
 	shift  uint8 // 23 minus the digits of second; 0 in a block of zeros
 	first  [blockElements]uint8
 	second [blockElements]uint8
 }
 
-// code is a way to hold Adam's moments in a byte each. The second moment is
-// held as its square root s, a float of 8 bits and no sign whose exponent
-// counts from the block's floor, so that the grid of possible values does not
-// move when the scale of the block does. The first moment is held in units of
-// the power of two just below s of the same element.
+// code holds Adam's moments in one byte each. The second moment is stored as its square root s, an unsigned float of
+// 8 bits. The exponent of s counts from the block's floor, so the grid of possible values does not move with the
+// scale of the block. The first moment is in units of the power of two just below s of the same element.
 //
 // The arithmetic below is the specification, for kernels to match bit for bit.
 type code struct {
@@ -28,7 +26,7 @@ type code struct {
 	fewest, most uint32 // binary digits of second after the leading one
 }
 
-// dither makes the random bits for rounding an element in a step.
+// dither returns the random bits for rounding an element in a step.
 type dither func(block, element, step uint32) uint32
 
 // chosen is the code that README.md proposes.
@@ -36,7 +34,7 @@ var chosen = code{dither: sequence, fewest: 3, most: 6}
 
 const (
 	leastFloor = 64                 // the exponent of 2^-63, the root of the smallest normal number
-	offset     = 1.0 / 16           // of first: what makes its steps even around zero
+	offset     = 1.0 / 16           // of first; makes its steps even around zero
 	firstShift = 19                 // 23 minus the digits of first
 	exponents  = uint32(0x7f800000) // the exponent bits of a binary32 number
 	sign       = uint32(1 << 31)    // its sign bit
@@ -45,11 +43,9 @@ const (
 	firstMask  = uint32(1)<<firstShift - 1
 )
 
-// sequence gives each element a sequence over the steps that fills the interval
-// evenly: the upper 13 bits advance by 0.7548 of the whole in each step, the
-// lower 19 bits by 0.5698 of theirs, the strides of the two-dimensional R2
-// sequence. The elements of a block are evenly spread in the same way, and
-// blocks start at random places.
+// sequence gives each element a sequence over the steps that fills the interval evenly. In each step, the upper 13
+// bits advance by 0.7548 of their range and the lower 19 bits by 0.5698 of theirs: the strides of the two-dimensional
+// R2 sequence. The elements of a block are evenly spread in the same way, and blocks start at random places.
 func sequence(block, element, step uint32) uint32 {
 	return scramble(block) + step*stepStride + element*nextStride
 }
@@ -63,7 +59,7 @@ func scramble(x uint32) uint32 {
 	return x ^ x>>16
 }
 
-// decode gives the first moments and the roots of the second moments.
+// decode returns the first moments and the roots of the second moments.
 func (b *block) decode(m, s *vector) {
 	base, shift := uint32(b.floor)<<23, uint32(b.shift)
 	for i := range b.second {
@@ -76,8 +72,7 @@ func (b *block) decode(m, s *vector) {
 	}
 }
 
-// encode rounds moments up or down at random. Second moments must have been
-// normal numbers or zeros.
+// encode rounds the moments up or down at random. Second moments must be normal numbers or zeros.
 func (c code) encode(b *block, number, step uint32, m, s *vector) {
 	least, largest := ^uint32(0), uint32(0)
 	for _, x := range s {
@@ -95,7 +90,7 @@ func (c code) encode(b *block, number, step uint32, m, s *vector) {
 		b.first[i], b.second[i] = 0, 0
 		if bits := math.Float32bits(x); bits != 0 {
 			random := c.dither(number, uint32(i), step)
-			above := max(int32(bits-base), 1<<shift) // what is below the floor is held as code 1, never as 0
+			above := max(int32(bits-base), 1<<shift) // a value below the floor becomes code 1, never 0
 			k := (uint32(above) + random>>(32-shift)) >> shift
 			b.second[i] = uint8(k)
 			b.first[i] = encodeFirst(m[i], (k<<shift+base)&exponents, random&firstMask)
@@ -103,8 +98,8 @@ func (c code) encode(b *block, number, step uint32, m, s *vector) {
 	}
 }
 
-// layout takes as many digits as leave enough octaves for all of the block. The
-// largest number must keep its place when it is rounded up.
+// layout takes as many digits as leave enough octaves for the whole block. The largest number must fit even when it
+// is rounded up.
 func (c code) layout(least, largest uint32) (floor, shift uint32) {
 	for digits := c.most; ; digits-- {
 		shift = 23 - digits
@@ -116,15 +111,14 @@ func (c code) layout(least, largest uint32) (floor, shift uint32) {
 	}
 }
 
-// decodeFirst multiplies with the reference, a power of two.
+// decodeFirst multiplies by the reference, a power of two.
 func decodeFirst(q uint8, reference uint32) float32 {
 	x := math.Float32frombits(uint32(q&127)<<firstShift + math.Float32bits(offset))
 	x = float32((x - offset) * math.Float32frombits(reference))
 	return math.Float32frombits(math.Float32bits(x) | uint32(q)<<24&sign)
 }
 
-// encodeFirst divides by the reference. The product is exact, so that a fused
-// multiply-add gives the same bits.
+// encodeFirst divides by the reference. The product is exact, so a fused multiply-add gives the same bits.
 func encodeFirst(m float32, reference, random uint32) uint8 {
 	bits := math.Float32bits(m)
 	x := float32(math.Float32frombits(bits&^sign)*math.Float32frombits(254<<23-reference)) + offset

@@ -9,8 +9,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// moments draws the first moments and roots of second moments of a block, some
-// of them zero.
+// moments draws the first moments and roots of second moments of a block, some of them zero.
 func moments(t *rapid.T) (m, s vector) {
 	r := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 0))
 	middle := rapid.Float64Range(-25, 40).Draw(t, "octave")
@@ -75,8 +74,8 @@ func TestFirstMomentsAreWithinAStep(t *testing.T) {
 	})
 }
 
-// TestHeldNumbersStay: what is on the grid is not moved by dither, and the grid
-// does not move with the largest element of the block.
+// TestHeldNumbersStay: dither does not move values on the grid, and the grid does not move with the largest element
+// of the block.
 func TestHeldNumbersStay(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		m, s := moments(t)

@@ -1,10 +1,10 @@
-// Command eight-bit compares ways to hold Adam's moments in one byte each. It
-// runs them beside float64 moments, on gradients that are hard for such codes,
-// and reports how far they drift. README.md beside this file says what came out.
+// Command eight-bit compares codes that hold Adam's moments in one byte each. It runs them beside float64 moments, on
+// gradients that are hard for such codes, and reports how far they drift. README.md beside this file gives the
+// results.
 //
 //	eight-bit [flags]
 //
-// Tables are printed; results.csv and drift.svg are written.
+// It prints the tables and writes results.csv and drift.svg.
 package main
 
 import (
@@ -32,7 +32,8 @@ func run(args []string, out, progress io.Writer) error {
 		return err
 	}
 	if *steps < 500 || *blocks < 1 || flags.NArg() > 0 {
-		return fmt.Errorf("expected at least 500 steps, a block and no arguments; there are %d steps, %d blocks and %q", *steps, *blocks, flags.Args())
+		return fmt.Errorf("expected at least 500 steps, a block and no arguments; there "+
+			"are %d steps, %d blocks and %q", *steps, *blocks, flags.Args())
 	}
 	var results []result
 	for _, beta2 := range []float32{0.999, 0.95} {
@@ -51,7 +52,7 @@ func run(args []string, out, progress io.Writer) error {
 	return errors.Join(writeSummary(out, results[:half]), writeSummary(out, results[half:]))
 }
 
-// writeFile gives the file to write and closes it.
+// writeFile creates the file, calls write and closes the file.
 func writeFile(name string, results []result, write func(io.Writer, []result) error) (err error) {
 	file, err := os.Create(name)
 	if err != nil {

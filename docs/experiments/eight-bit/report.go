@@ -49,8 +49,7 @@ func writeTable(w io.Writer, results []result) error {
 	return table.WriteAll(lines)
 }
 
-// writeSummary prints a line a code, with v and the error of the update in each
-// scenario, as Markdown.
+// writeSummary prints one line per code as Markdown, with v and the error of the update in each scenario.
 func writeSummary(w io.Writer, results []result) error {
 	var scenarios, codes []string
 	cells := map[string][]string{}
@@ -64,7 +63,9 @@ func writeSummary(w io.Writer, results []result) error {
 		cells[r.code] = append(cells[r.code], fmt.Sprintf("%.3g ± %.2g; %.2g", r.vMean, r.vSpread, r.uError))
 	}
 	var text strings.Builder
-	fmt.Fprintf(&text, "beta2 = %g: v / true v, mean ± spread; relative error of the update\n\n| code | %s |\n|---|%s\n", results[0].beta2, strings.Join(scenarios, " | "), strings.Repeat("---|", len(scenarios)))
+	fmt.Fprintf(&text, "beta2 = %g: v / true v, mean ± spread; relative error of the "+
+		"update\n\n| code | %s |\n|---|%s\n", results[0].beta2, strings.Join(scenarios, " | "),
+		strings.Repeat("---|", len(scenarios)))
 	for _, c := range codes {
 		fmt.Fprintf(&text, "| %s | %s |\n", c, strings.Join(cells[c], " | "))
 	}
@@ -73,8 +74,7 @@ func writeSummary(w io.Writer, results []result) error {
 	return err
 }
 
-// The plot has a panel for each of some scenarios and a line for each of some
-// codes.
+// The plot has a panel for each of these scenarios and a line for each of these codes.
 var (
 	plottedScenarios = []string{"one scale", "4 decades", "sparse", "jumps"}
 	plottedCodes     = []struct{ name, color string }{
@@ -91,19 +91,23 @@ const (
 	decades                 = 2 // of v, up and down
 )
 
-// writePlot draws, for the first beta2, the median of v over the true v as a line, and the range from
-// its 1st to its 99th percentile as an area.
+// writePlot draws v over the true v for the first beta2. The line is the median; the area is the range from the 1st
+// to the 99th percentile.
 func writePlot(w io.Writer, results []result) error {
 	out := bufio.NewWriter(w)
-	fmt.Fprintf(out, `<svg xmlns="http://www.w3.org/2000/svg" width="%.0f" height="%.0f" font-family="sans-serif" font-size="12">`+"\n",
+	fmt.Fprintf(out,
+		`<svg xmlns="http://www.w3.org/2000/svg" width="%.0f" height="%.0f" font-family="sans-serif" font-size="12">`+"\n",
 		2*(left+panelWidth)+30, above+2*(panelHeight+between))
 	fmt.Fprintln(out, `<rect width="100%" height="100%" fill="white"/>`)
 	for k, c := range plottedCodes {
 		x, y := left+float64(k%2)*(left+panelWidth), 15+18*float64(k/2)
-		fmt.Fprintf(out, `<rect x="%.0f" y="%.0f" width="24" height="10" fill="%s"/><text x="%.0f" y="%.0f">%s</text>`+"\n", x, y, c.color, x+30, y+10, c.name)
+		fmt.Fprintf(out,
+			`<rect x="%.0f" y="%.0f" width="24" height="10" fill="%s"/><text x="%.0f" y="%.0f">%s</text>`+"\n",
+			x, y, c.color, x+30, y+10, c.name)
 	}
 	for k, scenario := range plottedScenarios {
-		fmt.Fprintf(out, `<g transform="translate(%.0f %.0f)">`+"\n", left+float64(k%2)*(left+panelWidth), above+float64(k/2)*(panelHeight+between))
+		fmt.Fprintf(out, `<g transform="translate(%.0f %.0f)">`+"\n", left+float64(k%2)*(left+panelWidth),
+			above+float64(k/2)*(panelHeight+between))
 		drawPanel(out, scenario, results)
 		fmt.Fprintln(out, `</g>`)
 	}
@@ -118,10 +122,13 @@ func drawPanel(out io.Writer, scenario string, results []result) {
 	}
 	curve := results[0].curve
 	last := curve[len(curve)-1].step
-	fmt.Fprintf(out, `<text x="0" y="-6">%s: v / true v</text><text x="%.0f" y="%.0f" text-anchor="end">step %.0f</text>`+"\n", scenario, panelWidth, panelHeight+16, last)
+	fmt.Fprintf(out,
+		`<text x="0" y="-6">%s: v / true v</text><text x="%.0f" y="%.0f" text-anchor="end">step %.0f</text>`+"\n",
+		scenario, panelWidth, panelHeight+16, last)
 	for power := -decades; power <= decades; power++ {
 		y := height(math.Pow(10, float64(power)))
-		fmt.Fprintf(out, `<path d="M0 %.1fH%.0f" stroke="#ddd"/><text x="-6" y="%.1f" text-anchor="end">%g</text>`+"\n", y, panelWidth, y+4, math.Pow(10, float64(power)))
+		fmt.Fprintf(out, `<path d="M0 %.1fH%.0f" stroke="#ddd"/><text x="-6" y="%.1f" text-anchor="end">%g</text>`+
+			"\n", y, panelWidth, y+4, math.Pow(10, float64(power)))
 	}
 	for _, c := range plottedCodes {
 		for _, r := range results {
@@ -135,7 +142,8 @@ func drawPanel(out io.Writer, scenario string, results []result) {
 				upper += fmt.Sprintf(" %.1f,%.1f", x, height(p.high))
 				lower = fmt.Sprintf(" %.1f,%.1f", x, height(p.low)) + lower
 			}
-			fmt.Fprintf(out, `<polygon points="%s" fill="%s" fill-opacity="0.15"/><polyline points="%s" fill="none" stroke="%s" stroke-width="1.5"/>`+"\n",
+			fmt.Fprintf(out,
+				`<polygon points="%s" fill="%s" fill-opacity="0.15"/><polyline points="%s" fill="none" stroke="%s" stroke-width="1.5"/>`+"\n",
 				(upper + lower)[1:], c.color, line[1:], c.color)
 		}
 	}

@@ -6,7 +6,7 @@ import (
 	"sort"
 )
 
-// state holds the moments of one block by some code.
+// state holds the moments of one block in some code.
 type state interface {
 	decode(m, v *vector)
 	encode(number, step uint32, m, v *vector)
@@ -49,11 +49,10 @@ func hash(block, element, step uint32) uint32 {
 	return scramble((block*blockElements+element)*nextStride + scramble(step))
 }
 
-// nearest is no dither: half a step is added to every number. Ties, which are
-// rare here, go up.
+// nearest rounds to nearest: it adds half a step to every number. Ties, which are rare here, go up.
 func nearest(_, _, _ uint32) uint32 { return 1<<31 | 1<<(firstShift-1) }
 
-// halves are two independent numbers from 0 to 1 of one word of dither.
+// halves returns two independent numbers from 0 to 1 from one word of dither.
 func halves(word uint32) (upper, lower float32) {
 	return float32(word>>19) / (1 << 13), float32(word&firstMask) / (1 << firstShift)
 }
@@ -86,8 +85,7 @@ func (d *mapped) decode(x *vector) {
 	}
 }
 
-// encode takes the upper neighbour when the number is further than threshold on
-// the way to it.
+// encode takes the upper neighbour when the number's position between its neighbours exceeds the threshold.
 func (d *mapped) encode(x *vector, threshold func(element int) float32) {
 	d.scale = largest(x)
 	if d.scale == 0 {
@@ -103,10 +101,9 @@ func (d *mapped) encode(x *vector, threshold func(element int) float32) {
 	}
 }
 
-// dynamicTables are the maps of T. Dettmers et al., "8-bit Optimizers via
-// Block-wise Quantization" (arXiv 2110.02861), as create_dynamic_map of
-// bitsandbytes makes them: seven decades, each divided evenly into twice as many
-// steps as the one below, with the numbers in the middle of the steps.
+// dynamicTables returns the maps of T. Dettmers et al., "8-bit Optimizers via Block-wise Quantization" (arXiv
+// 2110.02861), as create_dynamic_map of bitsandbytes makes them. A map has seven decades. Each is divided evenly into
+// twice as many steps as the decade below, with the numbers in the middle of the steps.
 func dynamicTables() (signed, unsigned []float32) {
 	signed, unsigned = []float32{0, 1}, []float32{0, 1}
 	for decade := range 7 {
@@ -145,9 +142,8 @@ func (d *dynamic) encode(number, step uint32, m, v *vector) {
 	d.second.encode(v, func(i int) float32 { upper, _ := halves(d.dither(number, uint32(i), step)); return upper })
 }
 
-// small is a pair of floats with three digits, relative to a scale of the block:
-// the largest number, or the power of two above it. The first moment has a sign
-// and 16 octaves, the second moment 32.
+// small is a pair of floats with three digits. They are relative to a scale of the block: the largest number, or the
+// power of two above it. The first moment has a sign and 16 octaves, the second moment 32.
 type small struct {
 	powers        bool
 	dither        dither
@@ -157,7 +153,10 @@ type small struct {
 func (f *small) decode(m, v *vector) { *m, *v = f.first, f.second }
 
 func (f *small) encode(number, step uint32, m, v *vector) {
-	f.round(&f.first, m, 0x1p-15, true, func(i int) uint32 { return f.dither(number, uint32(i), step) & firstMask << 1 })
+	f.round(&f.first, m, 0x1p-15, true, func(i int) uint32 {
+		return f.dither(number, uint32(i),
+			step) & firstMask << 1
+	})
 	f.round(&f.second, v, 0x1p-31, false, func(i int) uint32 { return f.dither(number, uint32(i), step) >> 12 })
 }
 
@@ -186,8 +185,7 @@ func (f *small) round(to, from *vector, least float32, mayVanish bool, random fu
 	}
 }
 
-// relative holds the first moment as the chosen code does, beside another code
-// for the second one.
+// relative holds the first moment as the chosen code does, and the second moment in another code.
 type relative struct {
 	first  [blockElements]uint8
 	second vector
@@ -248,7 +246,7 @@ func logarithms(to, from *vector, random func(element int) float32) {
 	}
 }
 
-// contestant is a code by name.
+// contestant is a code and its name.
 type contestant struct {
 	name string
 	make func() state

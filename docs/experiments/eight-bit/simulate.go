@@ -8,11 +8,11 @@ import (
 
 const (
 	beta1 = 0.9
-	// epsilon is PyTorch's, where the largest gradients are about 1.
+	// epsilon is PyTorch's default, for largest gradients of about 1.
 	epsilon = 1e-8
 	// idleSteps without a gradient leave 1e-9 of a first moment.
 	idleSteps = 200
-	// smallest is the least normal number; what is below it counts as zero.
+	// smallest is the least normal number; smaller values count as zero.
 	smallest = 0x1p-126
 )
 
@@ -20,10 +20,10 @@ const (
 // around a mean of up to one standard deviation, its scale.
 type scenario struct {
 	name    string
-	decades float64 // over which scales spread evenly, on a logarithmic axis
-	rarest  float64 // least chance of a gradient that is not 0; chances spread evenly on a logarithmic axis
-	jumps   bool    // a scale is drawn anew every 2000 steps on average
-	waves   bool    // scales swing over a decade, each at a phase of its own, in 5000 steps
+	decades float64 // range of the scales, spread evenly on a logarithmic axis
+	rarest  float64 // least chance of a non-zero gradient; chances spread evenly on a logarithmic axis
+	jumps   bool    // an element draws a new scale every 2000 steps on average
+	waves   bool    // scales swing over a decade in 5000 steps, each with its own phase
 }
 
 var scenarios = []scenario{
@@ -70,7 +70,7 @@ func (g *gradients) next(step, i int) float32 {
 	return float32(x)
 }
 
-// truth are the moments of an element in float64.
+// truth is the moments of an element in float64.
 type truth struct {
 	m, v float64
 	idle int // steps since the last gradient
@@ -85,23 +85,24 @@ func (t *truth) step(g, beta2 float64) {
 	}
 }
 
-// result is how one code did in one scenario.
+// result is the outcome of one code in one scenario.
 type result struct {
 	scenario, code string
 	beta2          float32
 	// v is the second moment over the true one.
 	vMean, vSpread, v1, vMedian, v99, vLargest float64
-	vDrift                                     float64 // mean in the last quarter of the steps over that in the second
-	mSlope, mError                             float64 // of m/√v true, regressed on the true m/√v; error relative to its size
-	uSlope, uError, uWorst                     float64 // of the update m/(√v + epsilon)
-	idle                                       float64 // root mean square of the update of elements without gradients
-	curve                                      []point
+	// mean in the last quarter of the steps over the mean in the second quarter
+	vDrift                 float64
+	mSlope, mError         float64 // of m/√v true, regressed on the true m/√v; error relative to its size
+	uSlope, uError, uWorst float64 // of the update m/(√v + epsilon)
+	idle                   float64 // root mean square of the update of elements without gradients
+	curve                  []point
 }
 
 // point is the distribution of v over the true one at a step.
 type point struct{ step, low, median, high float64 }
 
-// comparison collects what a regression on a true value needs.
+// comparison collects the sums for a regression on a true value.
 type comparison struct{ xx, xy, errors, worst float64 }
 
 func (c *comparison) add(is, should float64) {
@@ -114,7 +115,7 @@ func (c *comparison) add(is, should float64) {
 func (c *comparison) slope() float64 { return c.xy / c.xx }
 func (c *comparison) error() float64 { return math.Sqrt(c.errors / c.xx) }
 
-// mean adds numbers up.
+// mean averages numbers.
 type mean struct{ sum, squares, count float64 }
 
 func (m *mean) add(x float64) { m.sum += x; m.squares += x * x; m.count++ }
@@ -125,7 +126,7 @@ func (m *mean) spread() float64 {
 	return math.Sqrt(max(0, m.squares/max(m.count, 1)-m.value()*m.value()))
 }
 
-// runner is a code at work, and what is known of it.
+// runner is a running code with its statistics.
 type runner struct {
 	contestant
 	states               []state
@@ -174,8 +175,7 @@ func simulate(s scenario, codes []contestant, blocks, steps int, beta2 float32) 
 	return results
 }
 
-// step is a step of one block. It returns the moments that update the weights,
-// before they are rounded.
+// step makes a step of one block. It returns the moments that update the weights, before they are rounded.
 func (r *runner) step(b, step int, g []float32, beta2 float32) (m, v vector) {
 	r.states[b].decode(&m, &v)
 	for j := range m {
@@ -199,7 +199,7 @@ func (r *runner) stepAndCompare(b, step, steps int, g []float32, beta2 float32, 
 	r.states[b].decode(&heldM, &heldV)
 	for j, t := range true64 {
 		if t.v < epsilon*epsilon {
-			continue // epsilon decides
+			continue // epsilon dominates
 		}
 		ratio := float64(heldV[j]) / t.v
 		r.ratios = append(r.ratios, ratio)
@@ -220,7 +220,7 @@ func (r *runner) stepAndCompare(b, step, steps int, g []float32, beta2 float32, 
 	}
 }
 
-// mark adds a point to the curve, and forgets the ratios of the beginning.
+// mark adds a point to the curve, and drops the ratios of the beginning.
 func (r *runner) mark(step, first int, counts bool) {
 	now := slices.Sorted(slices.Values(r.ratios[first:]))
 	r.curve = append(r.curve, point{float64(step), quantile(now, 0.01), quantile(now, 0.5), quantile(now, 0.99)})
@@ -236,17 +236,27 @@ func (r *runner) result(scenario string, beta2 float32) result {
 		v.add(ratio)
 	}
 	return result{
-		scenario: scenario, code: r.name, beta2: beta2,
-		vMean: v.value(), vSpread: v.spread(), vDrift: r.fourth.value() / r.second.value(),
-		v1: quantile(r.ratios, 0.01), vMedian: quantile(r.ratios, 0.5), v99: quantile(r.ratios, 0.99), vLargest: quantile(r.ratios, 1),
-		mSlope: r.m.slope(), mError: r.m.error(),
-		uSlope: r.u.slope(), uError: r.u.error(), uWorst: r.u.worst,
-		idle:  math.Sqrt(r.idle.value()),
-		curve: r.curve,
+		scenario: scenario,
+		code:     r.name,
+		beta2:    beta2,
+		vMean:    v.value(),
+		vSpread:  v.spread(),
+		vDrift:   r.fourth.value() / r.second.value(),
+		v1:       quantile(r.ratios, 0.01),
+		vMedian:  quantile(r.ratios, 0.5),
+		v99:      quantile(r.ratios, 0.99),
+		vLargest: quantile(r.ratios, 1),
+		mSlope:   r.m.slope(),
+		mError:   r.m.error(),
+		uSlope:   r.u.slope(),
+		uError:   r.u.error(),
+		uWorst:   r.u.worst,
+		idle:     math.Sqrt(r.idle.value()),
+		curve:    r.curve,
 	}
 }
 
-// quantile of sorted numbers.
+// quantile returns a quantile of sorted numbers.
 func quantile(sorted []float64, share float64) float64 {
 	if len(sorted) == 0 {
 		return 1

@@ -26,20 +26,24 @@ func TestDrift(t *testing.T) {
 	for _, s := range scenarios {
 		results := simulate(s, codes, 1, 6000, 0.999)
 		chosen, naive := results[0], results[1]
-		if chosen.vMean < 0.9 || chosen.vMean > 1.1 || chosen.vDrift < 0.9 || chosen.vDrift > 1.1 || chosen.vSpread > 0.4 {
-			t.Errorf("%s: v is %.3f ± %.3f of the true v, and drifts by %.3f", s.name, chosen.vMean, chosen.vSpread, chosen.vDrift)
+		if chosen.vMean < 0.9 || chosen.vMean > 1.1 || chosen.vDrift < 0.9 || chosen.vDrift > 1.1 ||
+			chosen.vSpread > 0.4 {
+			t.Errorf("%s: v is %.3f ± %.3f of the true v, and drifts by %.3f", s.name, chosen.vMean, chosen.vSpread,
+				chosen.vDrift)
 		}
-		if chosen.uSlope < 0.95 || chosen.uSlope > 1.05 || chosen.uError > 0.2 || chosen.mError > 0.06 || chosen.idle > 1e-3 {
-			t.Errorf("%s: updates %.3f, error %.3f; first moments' error %.3f; idle updates %.3g", s.name, chosen.uSlope, chosen.uError, chosen.mError, chosen.idle)
+		if chosen.uSlope < 0.95 || chosen.uSlope > 1.05 || chosen.uError > 0.2 || chosen.mError > 0.06 ||
+			chosen.idle > 1e-3 {
+			t.Errorf("%s: updates %.3f, error %.3f; first moments' error %.3f; idle updates %.3g", s.name,
+				chosen.uSlope, chosen.uError, chosen.mError, chosen.idle)
 		}
 		if naive.vMean > 0.6 && naive.vMean < 1.6 && naive.uError < 0.3 {
-			t.Errorf("%s: three digits, rounded to nearest, do not drift: v %.3f, error of the update %.3f", s.name, naive.vMean, naive.uError)
+			t.Errorf("%s: three digits, rounded to nearest, do not drift: v %.3f, error of the update %.3f", s.name,
+				naive.vMean, naive.uError)
 		}
 	}
 }
 
-// TestDynamicMaps holds the tables against numbers of bitsandbytes'
-// create_dynamic_map.
+// TestDynamicMaps compares the tables with numbers of bitsandbytes' create_dynamic_map.
 func TestDynamicMaps(t *testing.T) {
 	signed, unsigned := dynamicTables()
 	if len(signed) != 256 || len(unsigned) != 256 {
@@ -51,7 +55,8 @@ func TestDynamicMaps(t *testing.T) {
 		want  float32
 	}{
 		{signed, 0, -0.99296875}, {signed, 127, 0}, {signed, 128, 5.5e-7}, {signed, 254, 0.99296875}, {signed, 255, 1},
-		{unsigned, 0, 0}, {unsigned, 1, 3.25e-7}, {unsigned, 2, 7.75e-7}, {unsigned, 254, 0.996484375}, {unsigned, 255, 1},
+		{unsigned, 0, 0}, {unsigned, 1, 3.25e-7}, {unsigned, 2, 7.75e-7}, {unsigned, 254, 0.996484375},
+		{unsigned, 255, 1},
 	} {
 		if got := c.table[c.index]; magnitude(got-c.want) > 1e-6*magnitude(c.want) {
 			t.Errorf("number %d is %g, expected %g", c.index, got, c.want)

@@ -1,11 +1,10 @@
-// Command step does the optimizer steps of train.py with Plimsoll's engine.
+// Command step makes the optimizer steps of train.py with Plimsoll's engine.
 //
 //	step [flags] FILE
 //
-// The file holds fp32 parameters and then as many fp32 gradients. Both sides map
-// it. A line "step LEARNING_RATE" on standard input updates the parameters from
-// the gradients and is answered with "ok"; the first such line also says that
-// the parameters are there. The end of the input ends the command.
+// The file holds fp32 parameters and then as many fp32 gradients. Both sides map it. A line "step LEARNING_RATE" on
+// standard input updates the parameters from the gradients; the command answers "ok". With the first such line the
+// parameters must be in the file. The end of the input ends the command.
 package main
 
 import (
@@ -73,7 +72,7 @@ func run(args []string, in io.Reader, out io.Writer) error {
 // trainer is an engine and the memory that it shares with train.py.
 type trainer struct {
 	shared                []byte
-	parameters, gradients []byte // the halves of it
+	parameters, gradients []byte // the two halves of the shared memory
 	shard                 *engine.Shard
 	engine                *engine.Engine
 }
@@ -118,9 +117,10 @@ func (t *trainer) start(moments kernel.MomentType, optimizer optim.Adam, clip fl
 	}
 	t.shard, err = engine.NewShard(engine.ShardConfig{
 		Elements: int64(len(t.parameters) / 4),
-		Format:   kernel.Format{Algorithm: kernel.Adam, State: kernel.FP32, Moments: moments, Parameter: dtype.F32, Gradient: dtype.F32},
-		Kernel:   set,
-		CPUs:     []int{cpu},
+		Format: kernel.Format{Algorithm: kernel.Adam, State: kernel.FP32, Moments: moments, Parameter: dtype.F32,
+			Gradient: dtype.F32},
+		Kernel: set,
+		CPUs:   []int{cpu},
 	})
 	if err != nil {
 		return err
@@ -129,7 +129,7 @@ func (t *trainer) start(moments kernel.MomentType, optimizer optim.Adam, clip fl
 	return err
 }
 
-// anyCPU is a CPU that this process may use.
+// anyCPU returns a CPU that this process may use.
 func anyCPU() (int, error) {
 	mask := unix.NewCPUSet(8192)
 	if err := unix.SchedGetaffinityDynamic(0, mask); err != nil {
@@ -147,7 +147,7 @@ func (t *trainer) step(optimizer optim.Adam) error {
 	if err := t.engine.SetOptimizer(0, optimizer); err != nil {
 		return err
 	}
-	begin := t.engine.Steps() == 0 // the parameters are there from the first step on
+	begin := t.engine.Steps() == 0 // the file holds the parameters from the first step on
 	t.shard.Each(func(first int64, c kernel.Chunk) {
 		if begin {
 			copy(bytesOf(c.Master), t.parameters[4*first:])
@@ -169,7 +169,7 @@ func (t *trainer) close() error {
 	return errors.Join(err, unix.Munmap(t.shared))
 }
 
-// bytesOf is the memory of a vector.
+// bytesOf returns the memory of a vector.
 func bytesOf(x []float32) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(x))), 4*len(x))
 }

@@ -16,7 +16,7 @@ import (
 	"plimsoll/optim/optimtest"
 )
 
-// sharedFile is a file with parameters and gradients.
+// sharedFile returns a file with parameters and gradients.
 func sharedFile(t *testing.T, numbers ...float32) string {
 	path := filepath.Join(t.TempDir(), "shared")
 	data, err := binary.Append(nil, binary.LittleEndian, numbers)
@@ -33,7 +33,8 @@ func TestStepUpdatesTheFile(t *testing.T) {
 	for _, moments := range kernel.MomentNames() {
 		path := sharedFile(t, 1, 2, 3, 0.5, -0.5, 0)
 		var out bytes.Buffer
-		if err := run([]string{"-moments", moments, "-weight-decay", "0", path}, strings.NewReader("step 0.25\nstep 0.125\n"), &out); err != nil {
+		if err := run([]string{"-moments", moments, "-weight-decay", "0", path},
+			strings.NewReader("step 0.25\nstep 0.125\n"), &out); err != nil {
 			t.Fatal(err)
 		}
 		if out.String() != "ok\nok\n" {
@@ -80,10 +81,9 @@ func TestStepRefuses(t *testing.T) {
 	}
 }
 
-// TestLossesTrackTorch trains for some steps with torch.optim.AdamW and with
-// each type of moments. Rounding moves a loss of about 2 by some 1e-6 with fp32,
-// 3e-5 with bf16 and 1e-3 with int8 moments; the bounds leave room for another
-// processor's arithmetic, and a step that is wrong is far outside.
+// TestLossesTrackTorch trains for some steps with torch.optim.AdamW and with each type of moments. Rounding moves a
+// loss of about 2 by some 1e-6 with fp32, 3e-5 with bf16 and 1e-3 with int8 moments. The bounds leave room for
+// another processor's arithmetic. A wrong step is far outside.
 func TestLossesTrackTorch(t *testing.T) {
 	if testing.Short() {
 		t.Skip("trains a model")
@@ -96,7 +96,8 @@ func TestLossesTrackTorch(t *testing.T) {
 	}
 	const steps = 30
 	training := exec.Command(python, filepath.Join("..", "train.py"),
-		"--optimizers", "torch,fp32,bf16,int8", "--seeds", "1", "--steps", strconv.Itoa(steps), "--step-command", command, "--output", output)
+		"--optimizers", "torch,fp32,bf16,int8", "--seeds", "1", "--steps", strconv.Itoa(steps), "--step-command",
+		command, "--output", output)
 	if out, err := training.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
@@ -111,13 +112,14 @@ func TestLossesTrackTorch(t *testing.T) {
 			worst = max(worst, math.Abs(loss-torch[step]))
 		}
 		if len(losses[moments]) != steps || !(worst <= bound) {
-			t.Errorf("%s moments: %d losses, up to %g from torch's; expected %d within %g", moments, len(losses[moments]), worst, steps, bound)
+			t.Errorf("%s moments: %d losses, up to %g from torch's; expected %d within %g", moments,
+				len(losses[moments]), worst, steps, bound)
 		}
 		t.Logf("%s moments: losses are within %.1e of torch's", moments, worst)
 	}
 }
 
-// readLosses are the training losses of each optimizer, by step.
+// readLosses returns the training losses of each optimizer, by step.
 func readLosses(t *testing.T, path string) map[string][]float64 {
 	file, err := os.Open(path)
 	if err != nil {
