@@ -252,8 +252,8 @@ func (s Set) SumSquares(g Array) float64 {
 	return addUp(&lanes)
 }
 
-// leastSum is the least sum of squares that squares below the range of binary32, which
-// count as zero, could not have changed.
+// leastSum is the least sum that is exact enough: from here on, squares that counted
+// as zero would add nothing.
 const leastSum = 0x1p-64
 
 func (s Set) sumSquaresOfParts(g Array) float64 {
