@@ -124,8 +124,8 @@ func loadBlockNEON(firsts *float32, n int, roots *float32, first, second *byte, 
 //go:noescape
 func boundNEON(roots *float32, n int) (least, largest uint32)
 
-// codesNEON encodes moments in int8. Before the last digits are cut off, it adds second
-// to the first element's second moment and second + apart to its first moment. Both
+// codesNEON encodes moments in int8. Before the last digits are cut off, it adds added
+// to the first element's second moment and added + apart to its first moment. Both
 // grow by stride from element to element.
 //
 //go:noescape
