@@ -20,7 +20,8 @@ func TestArenaIsExact(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if a.Size() != size || ledger.Bytes(len(a.Bytes())) != size || a.Mapped() != BasePages.Round(size) || a.Mapped() < size || a.Mapped() >= size+page {
+		if a.Size() != size || ledger.Bytes(len(a.Bytes())) != size || a.Mapped() != BasePages.Round(size) ||
+			a.Mapped() < size || a.Mapped() >= size+page {
 			t.Errorf("%d bytes: size %d, slice %d, mapped %d", size, a.Size(), len(a.Bytes()), a.Mapped())
 		}
 		for i := range a.Whole() {

@@ -34,7 +34,8 @@ func newSpoiled(t *testing.T) *spoiled {
 	cuts := cutModel(smallModel, mixed(f.Moments), 9000)
 	job := newJob(t, f, 700, cuts)
 	train(t, job, 1, 2)
-	s := &spoiled{path: save(t, t.TempDir(), job, `{"epoch":1}`), others: newJob(t, f, 700, cuts), empty: newJob(t, f, 700, cuts)}
+	s := &spoiled{path: save(t, t.TempDir(), job, `{"epoch":1}`), others: newJob(t, f, 700, cuts),
+		empty: newJob(t, f, 700, cuts)}
 	train(t, s.others, 2, 3)
 	for _, o := range s.others {
 		s.before = append(s.before, bytesOfState(o))
@@ -147,7 +148,8 @@ func TestEveryFlippedBitIsFound(t *testing.T) {
 			}
 		}
 		loaded := s.loads(t)
-		if header := strings.Contains(err.Error(), "the header"); (loaded == nil) != header { // which a load does not need
+		// A load does not need the header.
+		if header := strings.Contains(err.Error(), "the header"); (loaded == nil) != header {
 			t.Fatalf("verify says %v, and load %v", err, loaded)
 		}
 		if anew := s.loadsNew(t); (anew == nil) != (loaded == nil) {
@@ -329,7 +331,8 @@ func TestCommitSweeps(t *testing.T) {
 	}
 	// Of a job of another size that crashed at that step, and of a process that
 	// was killed while it wrote a manifest.
-	for _, name := range []string{"rank-00000-of-00007-bf16.safetensors", "rank-00000-of-00007-bf16.json", ".rank-00000-of-00002-bf16.json123"} {
+	for _, name := range []string{"rank-00000-of-00007-bf16.safetensors", "rank-00000-of-00007-bf16.json",
+		".rank-00000-of-00002-bf16.json123"} {
 		if err := os.WriteFile(filepath.Join(directory, savingPrefix+folderOf(5), name), nil, 0o644); err != nil {
 			t.Fatal(err)
 		}
@@ -390,7 +393,8 @@ func TestSameStepAgain(t *testing.T) {
 func twoOfAStep(t *testing.T) (directory, path string, older, newer, loaded []Shard) {
 	directory = t.TempDir()
 	cuts := cutModel(smallModel, alike(kernel.MomentsFP32))
-	older, newer, loaded = newJob(t, splitFormat, 700, cuts), newJob(t, splitFormat, 700, cuts), newJob(t, splitFormat, 700, cuts)
+	older, newer, loaded = newJob(t, splitFormat, 700, cuts), newJob(t, splitFormat, 700, cuts),
+		newJob(t, splitFormat, 700, cuts)
 	train(t, older, 1, 1)
 	train(t, newer, 2, 1)
 	return directory, save(t, directory, older, ""), older, newer, loaded
@@ -467,7 +471,8 @@ func TestReplaceInTwo(t *testing.T) {
 	}
 	writeShard(t, directory, newer[0])
 	saving := filepath.Join(directory, savingPrefix+folderOf(1))
-	if err := errors.Join(writeIndex(saving, "", nil), os.MkdirAll(filepath.Join(directory, discardedPrefix+folderOf(1), "left"), 0o755)); err != nil {
+	if err := errors.Join(writeIndex(saving, "", nil),
+		os.MkdirAll(filepath.Join(directory, discardedPrefix+folderOf(1), "left"), 0o755)); err != nil {
 		t.Fatal(err)
 	}
 	done := make(chan error)
@@ -487,7 +492,8 @@ func TestReplaceInTwo(t *testing.T) {
 		before, _ := os.Stat(path)
 		files, err := os.ReadDir(path)
 		after, _ := os.Stat(path) // the same, or it was another that was read
-		if err == nil && before != nil && after != nil && os.SameFile(before, after) && len(files) != 3 && len(files) != 3003 {
+		if err == nil && before != nil && after != nil && os.SameFile(before, after) && len(files) != 3 &&
+			len(files) != 3003 {
 			t.Fatalf("a part of the older checkpoint is there: %d files", len(files))
 		}
 	}
@@ -536,7 +542,10 @@ func TestSaveRefuses(t *testing.T) {
 		`the shape [300 -1]`:               pieces(func(p []Piece) []Piece { p[0].Shape = []int64{300, -1}; return p }),
 		`more elements than the 9000`:      pieces(func(p []Piece) []Piece { p[0].Count = 9500; return p }),
 		`of group 7 with fp32 moments are`: pieces(func(p []Piece) []Piece { p[0].Group = 7; return p }),
-		`of group 0 with bf16 moments are`: pieces(func(p []Piece) []Piece { p[0].Moments = kernel.MomentsBF16; return p }),
+		`of group 0 with bf16 moments are`: pieces(func(p []Piece) []Piece {
+			p[0].Moments = kernel.MomentsBF16
+			return p
+		}),
 		`parameter "model.embed_tokens.weight" is there twice`: pieces(func(p []Piece) []Piece {
 			p[0].Count = 4500
 			return append(p, p[0])
@@ -559,7 +568,8 @@ func TestNamesOfTensorsDiffer(t *testing.T) {
 	for _, name := range []string{"a/exp_avg", "__metadata__"} {
 		model := []tensorOf{{"a", []int64{4}, 0}, {name, []int64{4}, 0}}
 		job := newJob(t, splitFormat, 700, cutModel(model, alike(kernel.MomentsFP32)))
-		if _, err := Save(t.TempDir(), job[0], nil); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("two tensors would have the name %q", name)) {
+		if _, err := Save(t.TempDir(), job[0], nil); err == nil ||
+			!strings.Contains(err.Error(), fmt.Sprintf("two tensors would have the name %q", name)) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -588,7 +598,8 @@ func TestFullDisk(t *testing.T) {
 		}
 		_, err := Save(directory, job[0], nil)
 		var full *DoesNotFit
-		if !errors.As(err, &full) || full.Needed < 12*15649 || full.Available > 200<<10 || !strings.Contains(err.Error(), directory) {
+		if !errors.As(err, &full) || full.Needed < 12*15649 || full.Available > 200<<10 ||
+			!strings.Contains(err.Error(), directory) {
 			t.Errorf("%v", err)
 		}
 	})

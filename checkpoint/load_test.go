@@ -51,7 +51,8 @@ func drawCuts(t *rapid.T, model []tensorOf, label string) []int64 {
 	if elements < 2 {
 		return nil
 	}
-	cuts := rapid.SliceOfNDistinct(rapid.Int64Range(1, elements-1), 0, int(min(3, elements-1)), rapid.ID[int64]).Draw(t, label)
+	cuts := rapid.SliceOfNDistinct(rapid.Int64Range(1, elements-1), 0, int(min(3, elements-1)),
+		rapid.ID[int64]).Draw(t, label)
 	slices.Sort(cuts)
 	return cuts
 }
@@ -63,7 +64,8 @@ func drawMoments(t *rapid.T, model []tensorOf, f kernel.Format, label string) fu
 	for _, p := range model {
 		moments := f.Moments
 		if rapid.IntRange(0, 3).Draw(t, label) == 0 {
-			moments = rapid.SampledFrom([]kernel.MomentType{kernel.MomentsFP32, kernel.MomentsBF16, kernel.MomentsInt8}).Draw(t, label)
+			moments = rapid.SampledFrom([]kernel.MomentType{kernel.MomentsFP32, kernel.MomentsBF16,
+				kernel.MomentsInt8}).Draw(t, label)
 		}
 		if !moments.Suits(f.Algorithm) {
 			moments = f.Moments
@@ -77,18 +79,21 @@ func drawMoments(t *rapid.T, model []tensorOf, f kernel.Format, label string) fu
 // rounded once where the format has fewer digits.
 func TestLoadIntoAnyCutAndFormat(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
-		algorithm := rapid.SampledFrom([]kernel.Algorithm{kernel.Adam, kernel.Adam, kernel.Lion, kernel.Adagrad, kernel.SGD}).Draw(rt, "algorithm")
+		algorithm := rapid.SampledFrom([]kernel.Algorithm{kernel.Adam, kernel.Adam, kernel.Lion, kernel.Adagrad,
+			kernel.SGD}).Draw(rt, "algorithm")
 		model := drawModel(rt)
 		chunk := rapid.IntRange(1, 600)
 		from := drawFormat(rt, algorithm, "from")
-		job := newJob(rt, from, chunk.Draw(rt, "chunk"), cutModel(model, drawMoments(rt, model, from, "moments"), drawCuts(rt, model, "cuts")...))
+		job := newJob(rt, from, chunk.Draw(rt, "chunk"),
+			cutModel(model, drawMoments(rt, model, from, "moments"), drawCuts(rt, model, "cuts")...))
 		train(rt, job, rapid.Uint64().Draw(rt, "seed"), 2)
 		directory := temporary(rt)
 		save(rt, directory, job, "")
 
 		shuffled := rapid.Permutation(model).Draw(rt, "other order")
 		to := drawFormat(rt, algorithm, "to")
-		others := newJob(rt, to, chunk.Draw(rt, "other chunk"), cutModel(shuffled, drawMoments(rt, shuffled, to, "other moments"), drawCuts(rt, shuffled, "other cuts")...))
+		others := newJob(rt, to, chunk.Draw(rt, "other chunk"),
+			cutModel(shuffled, drawMoments(rt, shuffled, to, "other moments"), drawCuts(rt, shuffled, "other cuts")...))
 		load(rt, directory, others)
 		compareValues(rt, job, others)
 	})
@@ -121,7 +126,8 @@ func compareValues(t failer, job, others []Shard) {
 	for _, s := range others {
 		for _, p := range s.Pieces {
 			for i := p.First; i < p.First+p.Count; i++ {
-				compareElement(t, fmt.Sprintf("element %d of %s", i, p.Name), s.Format, held[p.Name][i], p.Moments, at(want[p.Name], i), at(got[p.Name], i))
+				compareElement(t, fmt.Sprintf("element %d of %s", i, p.Name), s.Format, held[p.Name][i], p.Moments,
+					at(want[p.Name], i), at(got[p.Name], i))
 			}
 		}
 		checkParameters(t, s)
@@ -236,7 +242,8 @@ func TestLoadRefuses(t *testing.T) {
 		says   []string
 	}{
 		"another name": {splitFormat, changed(func(p *tensorOf) { p.name = "model.layers.0.k_proj.weight" }),
-			[]string{directory, `no parameter "model.layers.0.k_proj.weight"`, `it has "model.layers.0.q_proj.weight"`}},
+			[]string{directory, `no parameter "model.layers.0.k_proj.weight"`,
+				`it has "model.layers.0.q_proj.weight"`}},
 		"another shape": {splitFormat, changed(func(p *tensorOf) { p.shape = []int64{32, 64} }),
 			[]string{directory, `"model.layers.0.q_proj.weight" has the shape [64 32] there, expected [32 64]`}},
 		"another optimizer": {format(kernel.Lion, kernel.Split, kernel.MomentsFP32, dtype.BF16), smallModel,
@@ -354,7 +361,8 @@ func TestConvert(t *testing.T) {
 			if err := converted.Verify(t.Context(), nil); err != nil {
 				t.Fatal(err)
 			}
-			if want := max(test.to.Ranks, 3); test.to.Ranks > 0 && converted.World() != test.to.Ranks || test.to.Ranks == 0 && converted.World() != want {
+			if want := max(test.to.Ranks, 3); test.to.Ranks > 0 && converted.World() != test.to.Ranks ||
+				test.to.Ranks == 0 && converted.World() != want {
 				t.Errorf("%d ranks", converted.World())
 			}
 			loaded := newJob(t, converted.files[0].layout.format, 700, pieces(converted))
@@ -375,7 +383,8 @@ func TestConvert(t *testing.T) {
 // no part of this one, whether it was finished or not.
 func TestConvertAfterAConversionThatWasKilled(t *testing.T) {
 	cuts := cutModel(smallModel, alike(kernel.MomentsFP32))
-	job, other := newJob(t, splitFormat, 700, cuts), newJob(t, splitFormat, 700, cutModel([]tensorOf{{"other", []int64{7}, 0}}, alike(kernel.MomentsFP32)))
+	job, other := newJob(t, splitFormat, 700, cuts),
+		newJob(t, splitFormat, 700, cutModel([]tensorOf{{"other", []int64{7}, 0}}, alike(kernel.MomentsFP32)))
 	other[0].Part = torchPart
 	c, err := Open(save(t, t.TempDir(), job, ""))
 	if err != nil {
@@ -452,7 +461,8 @@ func pieces(c *Checkpoint) [][]Piece {
 func TestInt8IsForWhatIsLarge(t *testing.T) {
 	int8 := kernel.MomentsInt8
 	to := Conversion{Moments: &int8}
-	for name, want := range map[string]kernel.MomentType{"mlp.weight": kernel.MomentsInt8, "model.embed_tokens.weight": kernel.MomentsFP32} {
+	for name, want := range map[string]kernel.MomentType{"mlp.weight": kernel.MomentsInt8,
+		"model.embed_tokens.weight": kernel.MomentsFP32} {
 		if got := to.momentsOf(Piece{Name: name, Shape: []int64{70, 100}, Count: 7000}); got != want {
 			t.Errorf("%s: %v, want %v", name, got, want)
 		}

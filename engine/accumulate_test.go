@@ -37,7 +37,8 @@ func TestBrokenOffAccumulationsAreFinished(t *testing.T) {
 				random := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 0))
 				s.setImage(before)
 				first := random.IntN(crashElements)
-				gradient := someNumbers(random, []dtype.Type{dtype.BF16, dtype.F16, dtype.F32}[random.IntN(3)], 1+random.IntN(crashElements-first))
+				gradient := someNumbers(random, []dtype.Type{dtype.BF16, dtype.F16, dtype.F32}[random.IntN(3)],
+					1+random.IntN(crashElements-first))
 				kernel.Generic.Accumulate(s.gradient.Slice(first, first+gradient.Len()), gradient)
 				after := s.image()
 				s.setImage(before)
@@ -53,16 +54,19 @@ func TestBrokenOffAccumulationsAreFinished(t *testing.T) {
 					t.Fatal("a step was finished, and none was under way")
 				}
 				if n, _, last, half := other.Accumulations(); n != finished || last != now || !half {
-					t.Fatalf("%d additions are finished, want %d; the last, %v, is half made: %v", n, finished, last, half)
+					t.Fatalf("%d additions are finished, want %d; the last, %v, is half made: %v",
+						n, finished, last, half)
 				}
 				if err := other.beginNext(); err == nil || !strings.Contains(err.Error(), "half added") {
 					t.Fatalf("a step of gradients of which one is half added: %v", err)
 				}
-				if _, err := New([]*Shard{other}, []optim.Optimizer{optim.DefaultAdamW()}, 0); err == nil || !strings.Contains(err.Error(), "half added") {
+				if _, err := New([]*Shard{other}, []optim.Optimizer{optim.DefaultAdamW()}, 0); err == nil ||
+					!strings.Contains(err.Error(), "half added") {
 					t.Fatalf("an engine of gradients of which one is half added: %v", err)
 				}
 				if gradient.Len() > 1 {
-					if err := other.Accumulate(now.First, gradient.Slice(1, gradient.Len())); err == nil || !strings.Contains(err.Error(), "is half added") {
+					if err := other.Accumulate(now.First, gradient.Slice(1, gradient.Len())); err == nil ||
+						!strings.Contains(err.Error(), "is half added") {
 						t.Fatalf("another gradient was added: %v", err)
 					}
 				}

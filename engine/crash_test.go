@@ -39,11 +39,14 @@ func crashCases() []crashCase {
 	}
 	return []crashCase{
 		{"adamw split fp32", ShardConfig{Format: format(kernel.Adam, kernel.Split, kernel.MomentsFP32), Chunk: 7000}},
-		{"adamw split bf16", ShardConfig{Format: format(kernel.Adam, kernel.Split, kernel.MomentsBF16), Chunk: 16 << 10}},
+		{"adamw split bf16", ShardConfig{Format: format(kernel.Adam, kernel.Split, kernel.MomentsBF16),
+			Chunk: 16 << 10}},
 		{"adamw split int8", ShardConfig{Format: format(kernel.Adam, kernel.Split, kernel.MomentsInt8)}},
-		{"adamw fp32 mixed", ShardConfig{Format: format(kernel.Adam, kernel.FP32, kernel.MomentsInt8), Chunk: 5000, Sections: mixed}},
+		{"adamw fp32 mixed", ShardConfig{Format: format(kernel.Adam, kernel.FP32, kernel.MomentsInt8), Chunk: 5000,
+			Sections: mixed}},
 		{"lion split bf16", ShardConfig{Format: format(kernel.Lion, kernel.Split, kernel.MomentsBF16), Chunk: 300}},
-		{"adagrad fp32 bf16", ShardConfig{Format: format(kernel.Adagrad, kernel.FP32, kernel.MomentsBF16), Chunk: 9999}},
+		{"adagrad fp32 bf16", ShardConfig{Format: format(kernel.Adagrad, kernel.FP32, kernel.MomentsBF16),
+			Chunk: 9999}},
 		{"sgd fp32 fp32", ShardConfig{Format: format(kernel.SGD, kernel.FP32, kernel.MomentsFP32), Chunk: 4096}},
 	}
 }
@@ -181,7 +184,8 @@ func TestBrokenOffStepsAreFinished(t *testing.T) {
 				if other.beginNext() == nil {
 					t.Fatal("a step began before the one under way was finished")
 				}
-				if _, err := New([]*Shard{other}, []optim.Optimizer{optim.DefaultAdamW()}, 0); err == nil || !strings.Contains(err.Error(), "under way") {
+				if _, err := New([]*Shard{other}, []optim.Optimizer{optim.DefaultAdamW()}, 0); err == nil ||
+					!strings.Contains(err.Error(), "under way") {
 					t.Fatalf("an engine of a shard whose step is under way: %v", err)
 				}
 				if !other.Finish() || other.Steps() != 2 || other.Finish() {
@@ -255,8 +259,9 @@ func bytesOf[T uint16 | float32](s []T) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(s))), len(s)*int(unsafe.Sizeof(t)))
 }
 
-// crashVariable has this test binary be a process that makes steps until it is
-// killed. It holds the numbers of the case, of workers and of the kernels. Files follow the standard ones in the order of the arenas.
+// crashVariable turns this test binary into a process that makes steps until it is
+// killed. It holds the numbers of the case, of the workers and of the kernels. The
+// files of the arenas follow the standard ones, in the order of the arenas.
 const crashVariable = "PLIMSOLL_TEST_CRASH"
 
 func TestMain(m *testing.M) {
@@ -348,13 +353,15 @@ func TestKilledProcesses(t *testing.T) {
 		undisturbed := c.newShard(t, false)
 		undisturbed.makeSteps(t, steps)
 		if !bytes.Equal(s.image(), undisturbed.image()) {
-			t.Errorf("%s: after %d steps and %d kills the state is another than that of a process that was left alone", c.name, steps, kills)
+			t.Errorf("%s: after %d steps and %d kills the state is another than that of a process that was left alone",
+				c.name, steps, kills)
 		}
 		t.Logf("%s: %d steps", c.name, steps)
 	}
 	t.Logf("%d processes were killed, %d of them in a step, %d while a chunk was changed", killed, inStep, inChunk)
 	if inStep < killed/2 || inChunk < killed/4 {
-		t.Errorf("%d processes were killed, only %d of them in a step and %d while a chunk was changed: that proves little", killed, inStep, inChunk)
+		t.Errorf("%d processes were killed, only %d of them in a step and %d while a chunk was changed: "+
+			"that proves little", killed, inStep, inChunk)
 	}
 }
 

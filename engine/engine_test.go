@@ -61,7 +61,8 @@ func newShards(t testing.TB, elements int64, ranks, workers, chunk int, format k
 	}
 	var shards []*Shard
 	for rank, part := range parts {
-		s, err := NewShard(ShardConfig{Rank: rank, Elements: part.Held(), Format: format, Kernel: set, CPUs: cpus(t, workers), Chunk: chunk})
+		s, err := NewShard(ShardConfig{Rank: rank, Elements: part.Held(), Format: format, Kernel: set,
+			CPUs: cpus(t, workers), Chunk: chunk})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -194,7 +195,8 @@ func TestSameBitsHoweverTheWorkIsSplit(t *testing.T) {
 			{2, testElements, fp32, fastest},
 		} {
 			if got := trajectory(t, 1, test.workers, test.chunk, test.format, test.set, steps); got != want {
-				t.Errorf("%d workers, chunks of %d, %v, %v kernels: %s, want %s", test.workers, test.chunk, test.format, test.set, got, want)
+				t.Errorf("%d workers, chunks of %d, %v, %v kernels: %s, want %s",
+					test.workers, test.chunk, test.format, test.set, got, want)
 			}
 		}
 		// The reference takes its time: fewer steps.
@@ -289,7 +291,8 @@ func TestLossScaleIsDividedOut(t *testing.T) {
 func TestGroupsHaveTheirOwnHyperparameters(t *testing.T) {
 	const border = DefaultChunk + 777
 	run := func(sections []Section, optimizers [][]optim.Optimizer) *Shard {
-		s, err := NewShard(ShardConfig{Elements: testElements, Sections: sections, Format: split, Kernel: kernel.Available()[0], CPUs: cpus(t, 2)})
+		s, err := NewShard(ShardConfig{Elements: testElements, Sections: sections, Format: split,
+			Kernel: kernel.Available()[0], CPUs: cpus(t, 2)})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -310,7 +313,8 @@ func TestGroupsHaveTheirOwnHyperparameters(t *testing.T) {
 		return s
 	}
 	with := func(rate float64) optim.Optimizer { a := optim.DefaultAdamW(); a.LearningRate = rate; return a }
-	both := run([]Section{{Elements: border}, {Elements: testElements - border, Group: 1}}, [][]optim.Optimizer{{with(1e-3), with(1e-4)}, {with(2e-3), with(3e-4)}})
+	both := run([]Section{{Elements: border}, {Elements: testElements - border, Group: 1}},
+		[][]optim.Optimizer{{with(1e-3), with(1e-4)}, {with(2e-3), with(3e-4)}})
 	for _, part := range []struct {
 		rates      [2]float64
 		first, end int
@@ -401,7 +405,8 @@ func TestAccumulatedGradients(t *testing.T) {
 			s.ClearGradients()
 			for range 2 {
 				for from := 0; from < testElements; from += 100_001 {
-					if err := s.Accumulate(int64(from), gradient.Slice(from, min(from+100_001, testElements))); err != nil {
+					if err := s.Accumulate(int64(from),
+						gradient.Slice(from, min(from+100_001, testElements))); err != nil {
 						t.Fatal(err)
 					}
 				}
@@ -425,7 +430,8 @@ func TestMoreElementsThan31BitsCount(t *testing.T) {
 	const elements, tail = 1<<31 + 3*DefaultChunk + 77, 2*DefaultChunk + 77
 	int8 := split
 	int8.Moments = kernel.MomentsInt8
-	for _, format := range []kernel.Format{split, {State: kernel.FP32, Parameter: dtype.BF16, Gradient: dtype.F32}, int8} {
+	for _, format := range []kernel.Format{split, {State: kernel.FP32, Parameter: dtype.BF16, Gradient: dtype.F32},
+		int8} {
 		set := kernel.Available()[len(kernel.Available())-1]
 		large, err := NewShard(ShardConfig{Elements: elements, Format: format, Kernel: set, CPUs: cpus(t, 2)})
 		if errors.Is(err, unix.ENOMEM) {
@@ -456,7 +462,8 @@ func TestMoreElementsThan31BitsCount(t *testing.T) {
 			a, at := large.locate(offset + i)
 			b, _ := small.locate(i)
 			// The dither of int8 moments depends on the place.
-			same := format.Moments == kernel.MomentsInt8 || a.Moment(0, at) == b.Moment(0, i) && a.Moment(1, at) == b.Moment(1, i)
+			same := format.Moments == kernel.MomentsInt8 ||
+				a.Moment(0, at) == b.Moment(0, i) && a.Moment(1, at) == b.Moment(1, i)
 			if master(a, at) != master(b, i) || !same {
 				t.Fatalf("%v: element %d differs from that of a small shard", format, offset+i)
 			}
@@ -488,7 +495,8 @@ func TestStepAllocatesNothing(t *testing.T) {
 func TestArenasAreTheList(t *testing.T) {
 	format := kernel.Format{State: kernel.FP32, Moments: kernel.MomentsInt8, Parameter: dtype.F16, Gradient: dtype.F32}
 	shards := newShards(t, testElements, 1, 2, 0, format, kernel.Available()[0])
-	mixed, err := NewShard(ShardConfig{Rank: 1, Part: "mixed", Elements: 1000, Sections: mixedSections, Format: format, CPUs: cpus(t, 1), Journal: true})
+	mixed, err := NewShard(ShardConfig{Rank: 1, Part: "mixed", Elements: 1000, Sections: mixedSections, Format: format,
+		CPUs: cpus(t, 1), Journal: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -565,8 +573,10 @@ func TestNonsenseIsRefused(t *testing.T) {
 
 // mixedSections hold 1000 parameters in every way, with short blocks in between.
 var mixedSections = []Section{
-	{Elements: 100, Moments: kernel.MomentsInt8}, {Elements: 50, Moments: kernel.MomentsFP32}, {Elements: 0, Moments: kernel.MomentsInt8},
-	{Elements: 700, Moments: kernel.MomentsInt8}, {Elements: 50, Moments: kernel.MomentsBF16}, {Elements: 100, Moments: kernel.MomentsFP32},
+	{Elements: 100, Moments: kernel.MomentsInt8}, {Elements: 50, Moments: kernel.MomentsFP32},
+	{Elements: 0, Moments: kernel.MomentsInt8},
+	{Elements: 700, Moments: kernel.MomentsInt8}, {Elements: 50, Moments: kernel.MomentsBF16},
+	{Elements: 100, Moments: kernel.MomentsFP32},
 }
 
 // TestSectionsHoldTheirMomentsTheirWay holds a shard of many sections against
@@ -576,7 +586,8 @@ func TestSectionsHoldTheirMomentsTheirWay(t *testing.T) {
 	run := func(moments kernel.MomentType, sections []Section, steps int) *Shard {
 		format := split
 		format.Moments = moments
-		s, err := NewShard(ShardConfig{Elements: 1000, Sections: sections, Format: format, Kernel: kernel.Available()[len(kernel.Available())-1], CPUs: cpus(t, 2), Chunk: 300})
+		s, err := NewShard(ShardConfig{Elements: 1000, Sections: sections, Format: format,
+			Kernel: kernel.Available()[len(kernel.Available())-1], CPUs: cpus(t, 2), Chunk: 300})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -595,7 +606,8 @@ func TestSectionsHoldTheirMomentsTheirWay(t *testing.T) {
 			for i := range s.state.Len() {
 				got, want := s.state.Moment(1, i), whole.Moment(1, s.first+i)
 				if s.format.Moments == kernel.MomentsFP32 && got != want || math.Abs(float64(got/want-1)) > 0.3 {
-					t.Fatalf("%d steps: second moment %d, in %v, is %g; in fp32 %g", steps, s.first+i, s.format.Moments, got, want)
+					t.Fatalf("%d steps: second moment %d, in %v, is %g; in fp32 %g",
+						steps, s.first+i, s.format.Moments, got, want)
 				}
 				if steps == 1 && master(s.state, i) != master(whole, s.first+i) {
 					t.Fatalf("master %d is %g and not %g", s.first+i, master(s.state, i), master(whole, s.first+i))
@@ -605,12 +617,14 @@ func TestSectionsHoldTheirMomentsTheirWay(t *testing.T) {
 	}
 	// 100 and 700 parameters are 1 and 3 blocks.
 	sizes := map[ledger.Component]int{}
-	for _, a := range (ShardConfig{Elements: 1000, Sections: mixedSections, Format: kernel.Format{Moments: kernel.MomentsInt8, Parameter: dtype.BF16, Gradient: dtype.BF16}}).Arenas() {
+	for _, a := range (ShardConfig{Elements: 1000, Sections: mixedSections,
+		Format: kernel.Format{Moments: kernel.MomentsInt8, Parameter: dtype.BF16, Gradient: dtype.BF16}}).Arenas() {
 		sizes[a.Component] = int(a.Size)
 	}
 	want := map[ledger.Component]int{
 		"parameters": 2000, "master_weights_low": 2000, "exp_avg": 800, "exp_avg_sq": 800, "moment_headers": 8,
-		"exp_avg_fp32": 600, "exp_avg_sq_fp32": 600, "exp_avg_bf16": 100, "exp_avg_sq_bf16": 100, "gradients": 2000, "gradient_norm_sums": 8,
+		"exp_avg_fp32": 600, "exp_avg_sq_fp32": 600, "exp_avg_bf16": 100, "exp_avg_sq_bf16": 100, "gradients": 2000,
+		"gradient_norm_sums": 8,
 	}
 	if !maps.Equal(sizes, want) {
 		t.Errorf("arenas of %v bytes, want %v", sizes, want)
@@ -659,9 +673,11 @@ func TestInt8MomentsTrackFP32(t *testing.T) {
 		product += moved * want
 		square += want * want
 	}
-	t.Logf("exp_avg_sq is %.3f times the exact one on the average; parameters moved %.3f times as far", ratio, product/square)
+	t.Logf("exp_avg_sq is %.3f times the exact one on the average; parameters moved %.3f times as far",
+		ratio, product/square)
 	if math.Abs(ratio-1) > 0.05 || math.Abs(product/square-1) > 0.03 {
-		t.Errorf("exp_avg_sq is %.3f times the exact one on the average; parameters moved %.3f times as far", ratio, product/square)
+		t.Errorf("exp_avg_sq is %.3f times the exact one on the average; parameters moved %.3f times as far",
+			ratio, product/square)
 	}
 }
 

@@ -97,7 +97,8 @@ func TestUnitsSayWhereTheirMomentsAre(t *testing.T) {
 		}
 		copy(got[component][at:], stream)
 	}
-	suffix := map[kernel.MomentType]ledger.Component{kernel.MomentsFP32: "_fp32", kernel.MomentsBF16: "_bf16", kernel.MomentsInt8: ""}
+	suffix := map[kernel.MomentType]ledger.Component{kernel.MomentsFP32: "_fp32", kernel.MomentsBF16: "_bf16",
+		kernel.MomentsInt8: ""}
 	err := s.Snapshot(func(u Unit) error {
 		put("exp_avg"+suffix[u.Moments], u.State.Moments[0].Data, u.MomentsFirst*u.Moments.Size())
 		put("exp_avg_sq"+suffix[u.Moments], u.State.Moments[1].Data, u.MomentsFirst*u.Moments.Size())

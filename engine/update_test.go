@@ -205,11 +205,21 @@ func TestWrongArenasAreNotAttached(t *testing.T) {
 	}
 	before := descriptors(t)
 	for want, spoil := range map[string]func(*ShardConfig, map[string]*os.File){
-		"arena rank0/exp_avg of 352 KiB: there is no file":          func(_ *ShardConfig, f map[string]*os.File) { delete(f, "rank0/exp_avg") },
-		"arena rank0/gradients of 176 KiB: its file has 360448 byt": func(_ *ShardConfig, f map[string]*os.File) { f["rank0/gradients"] = file("exp_avg") },
-		"other sections, format or chunks":                          func(c *ShardConfig, _ map[string]*os.File) { c.Chunk = 7001 },
-		"there is no file of that name":                             func(c *ShardConfig, _ map[string]*os.File) { c.Rank = 1 },
-		"rank0/b/parameters of 176 KiB: there":                      func(c *ShardConfig, _ map[string]*os.File) { c.Part = "b" },
+		"arena rank0/exp_avg of 352 KiB: there is no file": func(_ *ShardConfig, f map[string]*os.File) {
+			delete(f, "rank0/exp_avg")
+		},
+		"arena rank0/gradients of 176 KiB: its file has 360448 byt": func(_ *ShardConfig, f map[string]*os.File) {
+			f["rank0/gradients"] = file("exp_avg")
+		},
+		"other sections, format or chunks": func(c *ShardConfig, _ map[string]*os.File) {
+			c.Chunk = 7001
+		},
+		"there is no file of that name": func(c *ShardConfig, _ map[string]*os.File) {
+			c.Rank = 1
+		},
+		"rank0/b/parameters of 176 KiB: there": func(c *ShardConfig, _ map[string]*os.File) {
+			c.Part = "b"
+		},
 	} {
 		config, all := s.config, files()
 		spoil(&config, all)
@@ -223,9 +233,11 @@ func TestWrongArenasAreNotAttached(t *testing.T) {
 	head := at[journalHead](s.Arena(ledger.StepJournal).Bytes(), 0)
 	for want, spoil := range map[string]func(){
 		"step_journal: it is no journal": func() { head.magic++ },
-		fmt.Sprintf("step_journal: its version is %d, expected %d", journalVersion+1, journalVersion): func() { head.version++ },
-		"step_journal: 3 updates were begun and 1 fin":                                                func() { head.begun.Store(3) },
-		"step_journal: 3 accumulations of gradients w":                                                func() { head.accumulations.begun.Store(3) },
+		fmt.Sprintf("step_journal: its version is %d, expected %d", journalVersion+1, journalVersion): func() {
+			head.version++
+		},
+		"step_journal: 3 updates were begun and 1 fin": func() { head.begun.Store(3) },
+		"step_journal: 3 accumulations of gradients w": func() { head.accumulations.begun.Store(3) },
 	} {
 		head.init(s.config)
 		head.begun.Store(1)
@@ -273,7 +285,8 @@ func TestSmallShardIsUpdatedByTheCaller(t *testing.T) {
 				t.Fatal(err)
 			}
 			if heard != 1 || shards[0].Steps() != step {
-				t.Errorf("step %d: BeginThen has returned, and told %d times of the end of step %d", step, heard, shards[0].Steps())
+				t.Errorf("step %d: BeginThen has returned, and told %d times of the end of step %d",
+					step, heard, shards[0].Steps())
 			}
 			if err := shards[1].Begin(step, 1, adam); err != nil {
 				t.Fatal(err)
@@ -281,7 +294,8 @@ func TestSmallShardIsUpdatedByTheCaller(t *testing.T) {
 			shards[1].Wait()
 		}
 		for i, a := range shards[0].Arenas() {
-			if b := shards[1].Arenas()[i]; !strings.HasSuffix(a.Name(), string(ledger.StepJournal)) && !bytes.Equal(a.Bytes(), b.Bytes()) {
+			if b := shards[1].Arenas()[i]; !strings.HasSuffix(a.Name(), string(ledger.StepJournal)) &&
+				!bytes.Equal(a.Bytes(), b.Bytes()) {
 				t.Errorf("%s differs", a.Name())
 			}
 		}

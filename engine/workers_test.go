@@ -44,7 +44,8 @@ func TestShardsOfARankShareWorkers(t *testing.T) {
 				w.Start(func(worker int) { turns[worker].Add(1) })
 				w.Wait()
 				if turns[0].Load() != 1 || turns[1].Load() != 1 {
-					t.Errorf("the workers have had %d and %d turns: expected one each", turns[0].Load(), turns[1].Load())
+					t.Errorf("the workers have had %d and %d turns: expected one each",
+						turns[0].Load(), turns[1].Load())
 				}
 			}
 		})
