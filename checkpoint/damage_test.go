@@ -62,8 +62,7 @@ func (s *spoiled) verify() error {
 	return c.Verify(context.Background(), nil)
 }
 
-// loads loads all ranks. Where one cannot be loaded its state must be what it
-// was.
+// loads loads all ranks. The state of a rank that cannot be loaded must not change.
 func (s *spoiled) loads(t failer) error {
 	t.Helper()
 	c, err := Open(s.path)
@@ -94,8 +93,7 @@ func restore(s Shard, state map[ledger.Component][]byte) {
 	s.State.SetSteps(3)
 }
 
-// loadsNew loads all ranks into shards that hold nothing, which may be filled in
-// part.
+// loadsNew loads all ranks into shards that hold nothing. They may be filled in part.
 func (s *spoiled) loadsNew(t failer) error {
 	t.Helper()
 	c, err := Open(s.path)
@@ -115,8 +113,8 @@ func (s *spoiled) loadsNew(t failer) error {
 
 var between = regexp.MustCompile(`between bytes (\d+) and (\d+): `)
 
-// TestEveryFlippedBitIsFound, wherever it is: the file is named and, in the data,
-// the place and the parameter.
+// TestEveryFlippedBitIsFound: the error names the file. For a bit of the data it also
+// names the place and the parameter.
 func TestEveryFlippedBitIsFound(t *testing.T) {
 	s := newSpoiled(t)
 	if err := s.verify(); err != nil {
@@ -244,8 +242,8 @@ func TestOpenTakesTheNewestComplete(t *testing.T) {
 	mustSay(t, err, filepath.Join(folderOf(9), indexName), "symbolic links")
 }
 
-// TestRanksWithoutState: where a model has not enough for all ranks, those without
-// any state save nothing, and who commits says so.
+// TestRanksWithoutState: if a model has too few parameters for all ranks, ranks without
+// state save nothing, and the commit names them.
 func TestRanksWithoutState(t *testing.T) {
 	job := newJob(t, splitFormat, 700, cutModel(smallModel, alike(kernel.MomentsFP32), 3000))
 	train(t, job, 3, 2)
@@ -315,8 +313,8 @@ func TestCommitWaitsForAllRanks(t *testing.T) {
 	}
 }
 
-// TestCommitSweeps what crashed saves have left, but for later steps: those may
-// be under way.
+// TestCommitSweeps: a commit removes the leftovers of crashed saves, except of later
+// steps, which may be under way.
 func TestCommitSweeps(t *testing.T) {
 	directory := t.TempDir()
 	job := newJob(t, splitFormat, 700, cutModel(smallModel, alike(kernel.MomentsFP32), 9000))
@@ -388,8 +386,8 @@ func TestSameStepAgain(t *testing.T) {
 	equalState(t, bytesOfState(loaded[0]), bytesOfState(other[0]))
 }
 
-// twoOfAStep are two states of one step, of which the older is saved at a path, and
-// a job to load either.
+// twoOfAStep returns two states of one step, and a job to load either. The older is saved
+// at a path.
 func twoOfAStep(t *testing.T) (directory, path string, older, newer, loaded []Shard) {
 	directory = t.TempDir()
 	cuts := cutModel(smallModel, alike(kernel.MomentsFP32))
@@ -400,8 +398,8 @@ func twoOfAStep(t *testing.T) (directory, path string, older, newer, loaded []Sh
 	return directory, save(t, directory, older, ""), older, newer, loaded
 }
 
-// TestCommitLeavesWhatIsNoCheckpoint: a folder that a program has made for other
-// things, and named like a checkpoint, is not taken for an older one.
+// TestCommitLeavesWhatIsNoCheckpoint: a commit does not take a program's own folder, named
+// like a checkpoint, for an older checkpoint.
 func TestCommitLeavesWhatIsNoCheckpoint(t *testing.T) {
 	directory := t.TempDir()
 	job := newJob(t, splitFormat, 700, cutModel(smallModel, alike(kernel.MomentsFP32)))
@@ -459,9 +457,9 @@ func TestCommitAfterACrash(t *testing.T) {
 	commit(older)
 }
 
-// TestReplaceInTwo: where two folders cannot be exchanged, no part of the older
-// checkpoint is ever there in place of the whole. Who looks for it all the time
-// sees either, or for an instant none.
+// TestReplaceInTwo: if two folders cannot be exchanged, the older checkpoint is never
+// there in part. A process that looks all the time sees either checkpoint, or for an
+// instant none.
 func TestReplaceInTwo(t *testing.T) {
 	directory, path, _, newer, loaded := twoOfAStep(t)
 	for i := range 3000 { // that take a while to be removed
@@ -658,8 +656,7 @@ func (w *writer) writeAll(s Shard) error {
 	return nil
 }
 
-// TestFailedWriteLeavesNothing: what fails is any write, for the file is open
-// for reading only.
+// TestFailedWriteLeavesNothing: every write fails, as the file is open for reading only.
 func TestFailedWriteLeavesNothing(t *testing.T) {
 	directory := t.TempDir()
 	job := newJob(t, splitFormat, 700, cutModel(smallModel, alike(kernel.MomentsFP32)))
@@ -681,8 +678,7 @@ func TestFailedWriteLeavesNothing(t *testing.T) {
 	}
 }
 
-// TestTwoSavesAtOnce: who comes second is refused, and spoils nothing of the
-// first.
+// TestTwoSavesAtOnce: the second save is refused and does not damage the first.
 func TestTwoSavesAtOnce(t *testing.T) {
 	directory := t.TempDir()
 	cuts := cutModel(smallModel, alike(kernel.MomentsFP32))

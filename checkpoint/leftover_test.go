@@ -11,8 +11,8 @@ import (
 	"plimsoll/optim/kernel"
 )
 
-// TestClearLeftovers: a save that lacks room takes away what an earlier one of its
-// rank has left, and nothing that may be of use to anybody.
+// TestClearLeftovers: a save that lacks room removes the leftovers of an earlier save of
+// its rank, and nothing that may be of use.
 func TestClearLeftovers(t *testing.T) {
 	const own, other = "rank-00000-of-00002-bf16", "rank-00001-of-00002-bf16"
 	files := func(names ...string) []string {
@@ -95,7 +95,7 @@ func TestClearLeftovers(t *testing.T) {
 	}
 }
 
-// lockFile locks a file of a folder, or the folder itself, as who uses it does.
+// lockFile locks a file of a folder, or the folder itself, as its users do.
 func lockFile(name string) func(t *testing.T, folder string) {
 	return func(t *testing.T, folder string) {
 		file, err := os.Open(filepath.Join(folder, name))
@@ -113,8 +113,8 @@ func lockFile(name string) func(t *testing.T, folder string) {
 	}
 }
 
-// TestBrokenSavesLeaveRoom: on a disk with room for two checkpoints saves go on after
-// one that was never committed, and what is in the way otherwise is named.
+// TestBrokenSavesLeaveRoom: on a disk with room for two checkpoints, saves go on after
+// one that was never committed. The error names other leftovers that take room.
 func TestBrokenSavesLeaveRoom(t *testing.T) {
 	directory := t.TempDir()
 	if err := unix.Mount("tmpfs", directory, "tmpfs", 0, "size=500k"); err != nil {
@@ -149,7 +149,7 @@ func TestBrokenSavesLeaveRoom(t *testing.T) {
 			t.Errorf("step %d: removed are %v", step, removed)
 		}
 	}
-	// Another part, of which nobody knows here whether a job is to commit it.
+	// Another part: the save cannot know whether a job is about to commit it.
 	kept := filepath.Join(directory, savingPrefix+folderOf(5))
 	for _, suffix := range []string{dataSuffix, manifestEnd} {
 		name := filepath.Join(kept, "rank-00000-of-00001-")

@@ -23,7 +23,7 @@ import (
 	"plimsoll/probe"
 )
 
-// cpus are n CPUs that this process may use, repeated when there are fewer.
+// cpus returns n CPUs that this process may use. It repeats them if there are fewer.
 func cpus(t testing.TB, n int) []int {
 	list, err := usableCPUs(n)
 	if err != nil {
@@ -52,8 +52,8 @@ func usableCPUs(n int) ([]int, error) {
 
 var split = kernel.Format{Parameter: dtype.BF16, Gradient: dtype.BF16}
 
-// newShards splits a model among ranks and fills it with values that depend on
-// the place in the whole model alone.
+// newShards splits a model among ranks. The values depend on the place in the full
+// model alone.
 func newShards(t testing.TB, elements int64, ranks, workers, chunk int, format kernel.Format, set kernel.Set) []*Shard {
 	parts, err := partition.ZeRO(elements, ranks)
 	if err != nil {
@@ -86,8 +86,8 @@ func newShards(t testing.TB, elements int64, ranks, workers, chunk int, format k
 	return shards
 }
 
-// setGradients writes the gradients of a step, which depend on the place in the
-// whole model alone.
+// setGradients writes the gradients of a step. They depend on the place in the full
+// model alone.
 func setGradients(shards []*Shard, step int) {
 	offset := int64(0)
 	for _, s := range shards {
@@ -124,8 +124,7 @@ func fingerprint(shards []*Shard, elements int64) string {
 	return fmt.Sprintf("%x", h.Sum(nil)[:8])
 }
 
-// locate is the state of the section of an element, and the element's place in
-// it.
+// locate returns the state of the section of an element, and the element's place in it.
 func (s *Shard) locate(element int) (kernel.Chunk, int) {
 	last := len(s.sections) - 1
 	for s.sections[last].first > element {
@@ -134,7 +133,7 @@ func (s *Shard) locate(element int) (kernel.Chunk, int) {
 	return s.sections[last].state, element - s.sections[last].first
 }
 
-// master is a master weight.
+// master returns a master weight.
 func master(c kernel.Chunk, i int) float32 {
 	if c.Low != nil {
 		return kernel.Merge(c.Parameter[i], c.Low[i])
@@ -209,9 +208,9 @@ func TestSameBitsHoweverTheWorkIsSplit(t *testing.T) {
 	}
 }
 
-// TestRanksShareOneNorm holds the clipped update of 3 ranks against that of 1.
-// The order of the sum differs by the shards' ends, and what fp32 rounds away
-// with it, so the scale may differ in its last bits.
+// TestRanksShareOneNorm compares the clipped update of 3 ranks with that of 1 rank. The
+// order of the sum depends on the shards' ends, and so does its rounding in fp32. So the
+// gradient scale may differ in its last bits.
 func TestRanksShareOneNorm(t *testing.T) {
 	norms := map[int]float64{}
 	for _, ranks := range []int{1, 3} {
@@ -246,8 +245,8 @@ func TestOverflowTouchesNothing(t *testing.T) {
 	}
 }
 
-// TestAFactorThatBinary32CannotHoldTouchesNothing unscales with one, and then
-// makes the step with another.
+// TestAFactorThatBinary32CannotHoldTouchesNothing tries a step with such a gradient
+// scale, and then makes the step with another.
 func TestAFactorThatBinary32CannotHoldTouchesNothing(t *testing.T) {
 	shards := newShards(t, testElements, 2, 1, 0, split, kernel.Available()[len(kernel.Available())-1])
 	e := newEngine(t, shards, 0)
@@ -344,8 +343,8 @@ func TestWrongOptimizersAreRefused(t *testing.T) {
 	}
 }
 
-// TestGradientsThatArriveEarly gives the same norm as those that are all there
-// at the step, whatever the ranges; and a second step does not use old sums.
+// TestGradientsThatArriveEarly: the norm is the same as of gradients that arrive at the
+// step, whatever the ranges. A second step does not use old sums.
 func TestGradientsThatArriveEarly(t *testing.T) {
 	shards := newShards(t, testElements, 1, 2, 0, split, kernel.Available()[0])
 	e := newEngine(t, shards, 1)
@@ -389,8 +388,8 @@ func TestGradientsThatArriveAgain(t *testing.T) {
 	}
 }
 
-// TestAccumulatedGradients adds two bf16 gradients, in ranges that cut chunks,
-// to fp32 sums, and takes the step that their sum takes.
+// TestAccumulatedGradients adds two bf16 gradients to fp32 sums, in ranges that cut
+// chunks. The step is the same as with their sum.
 func TestAccumulatedGradients(t *testing.T) {
 	format := kernel.Format{Parameter: dtype.BF16, Gradient: dtype.F32}
 	var prints []string
@@ -490,8 +489,8 @@ func TestStepAllocatesNothing(t *testing.T) {
 	}
 }
 
-// TestArenasAreTheList compares the list of arenas, which plans are made from,
-// with what the kernel says is mapped and resident.
+// TestArenasAreTheList compares the list of arenas, which plans are made from, with the
+// mapped and resident bytes that the kernel reports.
 func TestArenasAreTheList(t *testing.T) {
 	format := kernel.Format{State: kernel.FP32, Moments: kernel.MomentsInt8, Parameter: dtype.F16, Gradient: dtype.F32}
 	shards := newShards(t, testElements, 1, 2, 0, format, kernel.Available()[0])
@@ -579,9 +578,9 @@ var mixedSections = []Section{
 	{Elements: 100, Moments: kernel.MomentsFP32},
 }
 
-// TestSectionsHoldTheirMomentsTheirWay holds a shard of many sections against
-// one shard for each of its types: fp32 sections are exact, and all masters are
-// the same after the first step, for which all moments are zero.
+// TestSectionsHoldTheirMomentsTheirWay compares a shard of many sections with one shard
+// for each type of moments. fp32 sections are exact. All masters are the same after the
+// first step, as all moments are zero before it.
 func TestSectionsHoldTheirMomentsTheirWay(t *testing.T) {
 	run := func(moments kernel.MomentType, sections []Section, steps int) *Shard {
 		format := split
@@ -631,9 +630,9 @@ func TestSectionsHoldTheirMomentsTheirWay(t *testing.T) {
 	}
 }
 
-// TestInt8MomentsTrackFP32 runs some time constants of exp_avg_sq with
-// gradients that shrink tenfold: on the average over elements it must not be
-// off, and updates must go where they do with exact moments.
+// TestInt8MomentsTrackFP32 runs some time constants of exp_avg_sq with gradients that
+// shrink tenfold. The average of exp_avg_sq over elements must not be off, and updates
+// must go where they go with exact moments.
 func TestInt8MomentsTrackFP32(t *testing.T) {
 	const n, steps = 4000, 4000
 	states := map[kernel.MomentType]kernel.Chunk{}

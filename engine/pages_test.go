@@ -12,8 +12,8 @@ import (
 	"plimsoll/optim/kernel"
 )
 
-// TestPopulate: every arena has all its pages then, and a shard holds what it
-// held before: zeros, and its journal.
+// TestPopulate: every arena has all its pages afterwards. The content of a shard does not
+// change: zeros, and its journal.
 func TestPopulate(t *testing.T) {
 	for _, pages := range []arena.Pages{arena.BasePages, arena.TransparentHugePages} {
 		c := crashCases()[3].with(cpus(t, 3), kernel.Generic)
@@ -58,7 +58,7 @@ func TestPopulate(t *testing.T) {
 	}
 }
 
-// TestChoosePages by what the host has and does.
+// TestChoosePages chooses pages for hosts with different pools and settings.
 func TestChoosePages(t *testing.T) {
 	c := ShardConfig{Elements: 1 << 20, Format: split}
 	pool := []host.HugePagePool{{Size: 2 * ledger.MiB, Total: 100, Free: 100}}

@@ -15,7 +15,7 @@ import (
 	"plimsoll/optim/kernel"
 )
 
-// snapshotUnit is what a saver keeps of a unit.
+// snapshotUnit is the copy of a unit that a saver keeps.
 type snapshotUnit struct {
 	Unit
 	changed [][]byte
@@ -86,7 +86,7 @@ func TestSnapshotsAreOfOneInstant(t *testing.T) {
 	})
 }
 
-// TestUnitsSayWhereTheirMomentsAre puts units together to what the arenas hold.
+// TestUnitsSayWhereTheirMomentsAre rebuilds the arenas from units.
 func TestUnitsSayWhereTheirMomentsAre(t *testing.T) {
 	s := slowCase().newShard(t, true)
 	s.makeSteps(t, 2)
@@ -120,7 +120,7 @@ func TestUnitsSayWhereTheirMomentsAre(t *testing.T) {
 	}
 }
 
-// TestSnapshotsEndAtTheFirstError, whoever has it: a step goes on without them.
+// TestSnapshotsEndAtTheFirstError, in whichever goroutine: a step goes on without them.
 func TestSnapshotsEndAtTheFirstError(t *testing.T) {
 	s := slowShard(t)
 	want := errors.New("no space left")
