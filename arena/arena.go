@@ -1,7 +1,25 @@
 // Package arena holds optimizer state in host memory of exactly the size it
-// needs. An arena is a named memfd: /proc/PID/smaps shows it by name, so that
-// it can be accounted for to the byte, and its file descriptor can be passed to
-// another process, so that no byte need be held twice.
+// needs. An arena is a named memfd. /proc/PID/smaps shows it by name, so it can be
+// accounted for to the byte. Its file descriptor can be passed to another process,
+// so no byte need be held twice.
+//
+// # Caveats
+//
+// Slices of an arena ([Arena.Bytes], [Arena.Whole], [View]) point into mapped memory
+// outside of the Go heap. [Arena.Close] unmaps it: reading a slice afterwards ends the
+// process with a signal. The garbage collector does not know these slices. It neither
+// keeps an arena mapped for them nor unmaps one that is dropped without Close.
+//
+// Any goroutine may call [New] and [Attach]. Any goroutine may use an open arena, but
+// [Arena.Adopt] and Close take no lock: nobody else may use the arena meanwhile.
+// Goroutines may call [Arena.Populate] at the same time for different ranges. It
+// writes zeros, so the range must not hold anything yet.
+//
+// An arena does not order stores. Goroutines and processes that share one must agree
+// by themselves on who writes when. Memory is given back when the last process that
+// maps the memfd, or holds its file open, has let go of it.
+//
+// A missing hugetlb page does not fail when the arena is made: see [HugetlbPages].
 package arena
 
 import (
@@ -23,11 +41,10 @@ const (
 	// BasePages are the system's ordinary pages.
 	BasePages Pages = iota
 	// TransparentHugePages are ordinary pages that the kernel is asked to
-	// join into huge ones. They are granted where there is room; see
-	// [Arena.Populate].
+	// collapse into huge ones. It does so where there is room: see [Arena.Populate].
 	TransparentHugePages
-	// HugetlbPages come from the host's reserved pool of 2 MiB pages. There
-	// must be enough of them: a missing page is a fatal signal on first touch.
+	// HugetlbPages come from the host's reserved pool of 2 MiB pages. The pool
+	// must have enough of them: a missing page is a fatal signal on first touch.
 	HugetlbPages
 )
 
@@ -38,7 +55,7 @@ func (p Pages) String() string {
 // HugetlbSize is the size of a page of the hugetlb pool in use.
 const HugetlbSize = 2 * ledger.MiB
 
-// Size is the size of a page.
+// Size returns the size of a page.
 func (p Pages) Size() ledger.Bytes {
 	if p == HugetlbPages {
 		return HugetlbSize
@@ -46,7 +63,7 @@ func (p Pages) Size() ledger.Bytes {
 	return ledger.Bytes(os.Getpagesize())
 }
 
-// Round is size rounded up to whole pages: what an arena of that size maps.
+// Round returns size rounded up to full pages: what an arena of that size maps.
 func (p Pages) Round(size ledger.Bytes) ledger.Bytes {
 	page := p.Size()
 	return (size + page - 1) / page * page
@@ -55,22 +72,19 @@ func (p Pages) Round(size ledger.Bytes) ledger.Bytes {
 // NamePrefix begins the name of every arena, so that its mappings can be found.
 const NamePrefix = "plimsoll/"
 
-// Arena is one mapping. Its memory is outside of the Go heap: slices of it must
-// not be used after Close.
+// Arena is one mapping.
 type Arena struct {
-	name  string
-	size  ledger.Bytes
-	pages Pages
-	file  *os.File
-	// borrowed says that the file is somebody else's, who closes it.
-	borrowed bool
-	whole    []byte
-	// gaveUp says that joining pages into huge ones takes too long, or cannot be.
-	gaveUp atomic.Bool
+	name     string
+	size     ledger.Bytes
+	pages    Pages
+	file     *os.File
+	borrowed bool        // the caller of Attach owns the file and closes it
+	whole    []byte      // all mapped pages
+	gaveUp   atomic.Bool // collapsing pages takes too long, or is impossible
 }
 
-// New maps an arena of size bytes, untouched: a page belongs to the NUMA node
-// of the thread that populates it, or writes to it first.
+// New maps an arena of size bytes and touches none of them. A page belongs to the
+// NUMA node of the thread that populates it or writes to it first.
 func New(name string, size ledger.Bytes, pages Pages) (*Arena, error) {
 	if size <= 0 {
 		return nil, fmt.Errorf("arena %s: %d bytes", name, size)
@@ -90,7 +104,7 @@ func New(name string, size ledger.Bytes, pages Pages) (*Arena, error) {
 	return a, nil
 }
 
-// seals fix the size of an arena, on which all who map it rely.
+// seals fix the size of an arena. Every process that maps it relies on that.
 const seals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
 
 func (a *Arena) open(pages Pages) error {
@@ -104,7 +118,7 @@ func (a *Arena) open(pages Pages) error {
 }
 
 // Attach maps an arena that another process has made, from its file. It opens no
-// further descriptor: the file stays the caller's until [Arena.Adopt].
+// other descriptor. The caller owns the file until [Arena.Adopt].
 func Attach(name string, size ledger.Bytes, pages Pages, file *os.File) (*Arena, error) {
 	if size <= 0 {
 		return nil, fmt.Errorf("arena %s: %d bytes", name, size)
@@ -123,8 +137,8 @@ func Attach(name string, size ledger.Bytes, pages Pages, file *os.File) (*Arena,
 // Adopt makes the file of an attached arena the arena's own: Close closes it.
 func (a *Arena) Adopt() { a.borrowed = false }
 
-// check holds a file against what [New] makes. A file that could shrink would
-// end whoever has mapped it with a signal.
+// check compares a file with what [New] makes. A file that shrank would end every
+// process that maps it with a signal.
 func (a *Arena) check(pages Pages) error {
 	found, err := unix.FcntlInt(a.file.Fd(), unix.F_GET_SEALS, 0)
 	if err != nil {
@@ -155,21 +169,21 @@ func (a *Arena) mapFile() error {
 	return nil
 }
 
-// alignment is that of the stretches of address space in which arenas lie. It
-// covers every address bit that processors choose a place in their caches by.
+// alignment is the alignment of the address ranges that arenas lie in. It covers
+// every address bit by which processors choose a place in their caches.
 const alignment = 256 << 20
 
-var arenas atomic.Uint32
+var arenas atomic.Uint32 // how many were mapped, modulo 2^32
 
-// staggered is how far an arena begins behind such an alignment: a page more
-// for each.
+// staggered returns how far behind an alignment the next arena begins. Each arena
+// begins a page further than the one before.
 //
-// An update walks several arenas in step. AMD's processors since Zen tell the
-// lines in a set of the first-level cache apart by a hash of the address bits
-// 12 to 27 (M. Lipp et al., "Take A Way: Exploring the Security Implications of
-// AMD's Cache Way Predictors", AsiaCCS 2020). Where those are the same, as in
-// arenas of a power of two that lie one behind the other, each access evicts
-// the line of another arena: a step took twice as long.
+// An update walks several arenas in step. AMD's processors since Zen tell the lines
+// in a set of the first-level cache apart by a hash of the address bits 12 to 27
+// (M. Lipp et al., "Take A Way: Exploring the Security Implications of AMD's Cache
+// Way Predictors", AsiaCCS 2020). In adjacent arenas whose size is a power of two
+// those bits are the same. Each access then evicts the line of another arena: a step
+// took twice as long.
 func staggered(pages Pages) uintptr {
 	step := uintptr(pages.Size())
 	if pages != BasePages {
@@ -178,7 +192,8 @@ func staggered(pages Pages) uintptr {
 	return uintptr(arenas.Add(1)%32) * step
 }
 
-// addressSpaceLimit names the limit of this process, where it has one.
+// addressSpaceLimit describes this process's limit of address space. It returns ""
+// if there is none.
 func addressSpaceLimit() string {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_AS, &limit); err != nil || limit.Cur == unix.RLIM_INFINITY {
@@ -188,42 +203,43 @@ func addressSpaceLimit() string {
 		ledger.Bytes(limit.Cur))
 }
 
-// mapAt maps the arena that far behind an alignment.
+// mapAt maps size bytes that begin some bytes behind an alignment.
 func (a *Arena) mapAt(size, behind uintptr) error {
 	reserved := size + behind + alignment
-	reservation, err := unix.MmapPtr(-1, 0, nil, reserved, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
+	reservation, err := unix.MmapPtr(-1, 0, nil, reserved,
+		unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
 	if err != nil {
 		return fmt.Errorf("reserving %v of address space: %w%s", ledger.Bytes(reserved), err, addressSpaceLimit())
 	}
 	before := -uintptr(reservation)%alignment + behind
 	start := unsafe.Add(reservation, before)
-	if _, err := unix.MmapPtr(int(a.file.Fd()), 0, start, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_FIXED); err != nil {
+	if _, err := unix.MmapPtr(int(a.file.Fd()), 0, start, size,
+		unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_FIXED); err != nil {
 		return errors.Join(fmt.Errorf("mmap: %w", err), unix.MunmapPtr(reservation, reserved))
 	}
 	a.whole = unsafe.Slice((*byte)(start), size)
-	// The rest of the reservation has done its duty.
+	// Give back the rest of the reservation.
 	if before > 0 {
 		err = unix.MunmapPtr(reservation, before)
 	}
-	after := reserved - before - size // at least a page: the kernel's alignment is that of a page
+	after := reserved - before - size // at least a page: the kernel aligns a reservation to pages
 	return errors.Join(err, unix.MunmapPtr(unsafe.Add(start, size), after))
 }
 
-// Name is the arena's name as it stands in /proc/PID/smaps after
-// "/memfd:plimsoll/".
+// Name returns the arena's name. /proc/PID/smaps shows it after "/memfd:plimsoll/".
 func (a *Arena) Name() string { return a.name }
 
-// Size is the number of bytes that were asked for.
+// Size returns the number of bytes that were asked for.
 func (a *Arena) Size() ledger.Bytes { return a.size }
 
-// Mapped is the number of bytes that are mapped: whole pages.
+// Mapped returns the number of bytes that are mapped: full pages.
 func (a *Arena) Mapped() ledger.Bytes { return ledger.Bytes(len(a.whole)) }
 
-// Resident is how much memory the kernel has given to the arena, be it swapped
-// out. It asks for a number that the kernel keeps, where /proc/PID/smaps has it
-// visit every page: half a second for 7 GiB.
+// Resident returns how much memory the kernel has given to the arena, swapped-out
+// pages included. fstat reads a number that the kernel keeps. Reading
+// /proc/PID/smaps instead has the kernel visit every page: half a second for 7 GiB.
 func (a *Arena) Resident() (ledger.Bytes, error) {
-	const block = 512 // of st_blocks, whatever the file system's are
+	const block = 512 // bytes of one of st_blocks, whatever the blocks of the file system
 	var stat unix.Stat_t
 	if err := unix.Fstat(int(a.file.Fd()), &stat); err != nil {
 		return 0, fmt.Errorf("arena %s: fstat: %w", a.name, err)
@@ -231,17 +247,17 @@ func (a *Arena) Resident() (ledger.Bytes, error) {
 	return ledger.Bytes(stat.Blocks * block), nil
 }
 
-// Bytes is the arena's memory, without the rest of the last page.
+// Bytes returns the arena's memory, without the rest of the last page.
 func (a *Arena) Bytes() []byte { return a.whole[:a.size:a.size] }
 
-// Whole is the arena's memory to the end of the last page.
+// Whole returns the arena's memory to the end of the last page.
 func (a *Arena) Whole() []byte { return a.whole }
 
-// File is the memfd, to be passed to another process.
+// File returns the memfd, to be passed to another process.
 func (a *Arena) File() *os.File { return a.file }
 
-// Close unmaps the arena and closes its file, unless that is borrowed. The memory is
-// given back when no other process holds it.
+// Close unmaps the arena. It also closes the file, unless the arena was attached and
+// not adopted.
 func (a *Arena) Close() error {
 	var err error
 	if a.whole != nil {
@@ -254,7 +270,7 @@ func (a *Arena) Close() error {
 	return errors.Join(err, a.file.Close())
 }
 
-// View is the arena as elements of type T. T must be a type without pointers.
+// View returns the arena as elements of type T.
 func View[T uint16 | float32 | float64](a *Arena) []T {
 	var t T
 	b := a.Bytes()

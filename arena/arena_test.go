@@ -20,7 +20,8 @@ func TestArenaIsExact(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if a.Size() != size || ledger.Bytes(len(a.Bytes())) != size || a.Mapped() != BasePages.Round(size) || a.Mapped() < size || a.Mapped() >= size+page {
+		if a.Size() != size || ledger.Bytes(len(a.Bytes())) != size || a.Mapped() != BasePages.Round(size) ||
+			a.Mapped() < size || a.Mapped() >= size+page {
 			t.Errorf("%d bytes: size %d, slice %d, mapped %d", size, a.Size(), len(a.Bytes()), a.Mapped())
 		}
 		for i := range a.Whole() {
@@ -35,8 +36,8 @@ func TestArenaIsExact(t *testing.T) {
 	}
 }
 
-// TestArenasDifferInCachePlace holds arenas of the same power of two against
-// each other: no two may be at the same place in any cache.
+// TestArenasDifferInCachePlace: no two arenas of the same power of two may be at the same
+// place in any cache.
 func TestArenasDifferInCachePlace(t *testing.T) {
 	for _, pages := range []Pages{BasePages, TransparentHugePages} {
 		seen := map[uintptr]bool{}
@@ -85,8 +86,7 @@ func TestArenaIsSharedByDescriptor(t *testing.T) {
 	}
 }
 
-// TestAttachedArenaIsTheSame attaches an arena from its file, of which it takes
-// nothing away.
+// TestAttachedArenaIsTheSame attaches an arena from its file, and leaves the file open.
 func TestAttachedArenaIsTheSame(t *testing.T) {
 	a, err := New("attached", 5000, BasePages)
 	if err != nil {

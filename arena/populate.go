@@ -8,20 +8,21 @@ import (
 	"plimsoll/ledger"
 )
 
-// PopulateUnit is what [Arena.Populate] takes whole multiples of, but for the
-// end of an arena.
+// PopulateUnit is the unit of the ranges of [Arena.Populate]: their ends are
+// multiples of it, or the end of the arena.
 const PopulateUnit = HugetlbSize
 
 const (
-	// joined is how much is joined into huge pages by one call, which begins
+	// joined is how much memory one call collapses into huge pages. The call begins
 	// with work on every CPU of the host.
 	joined = 64 * ledger.MiB
-	// patience is what that may take. Where free memory is in pieces the kernel
-	// moves other pages out of the way first, or looks for some in vain.
+	// patience is how long a call may take. If free memory is fragmented, the kernel
+	// first moves other pages out of the way, or searches in vain.
 	patience = time.Second
 )
 
-// Joins tries whether the kernel joins pages of shared memory into huge ones.
+// Joins reports whether the kernel collapses pages of shared memory into huge ones.
+// It tries one.
 func Joins() bool {
 	a, err := New("trial", HugetlbSize, TransparentHugePages)
 	if err != nil {
@@ -32,9 +33,9 @@ func Joins() bool {
 	return unix.Madvise(a.whole, unix.MADV_COLLAPSE) == nil
 }
 
-// Populate has the kernel give a stretch of the arena its pages, on the NUMA
-// node of the calling thread. There must be nothing in it yet but zeros, which it
-// then holds. Others may populate other stretches at the same time.
+// Populate has the kernel give a range of the arena its pages, on the NUMA node of
+// the calling thread. The range must hold nothing but zeros, as it does afterwards.
+// Other threads may populate other ranges at the same time.
 func (a *Arena) Populate(first, end ledger.Bytes) {
 	stretch := a.whole[first:min(end, a.Mapped())]
 	if a.pages == TransparentHugePages {
@@ -43,10 +44,10 @@ func (a *Arena) Populate(first, end ledger.Bytes) {
 	touch(stretch, BasePages.Size())
 }
 
-// join has the kernel make huge pages of a stretch, of which one byte in each is
-// touched before: so nothing need be moved, and they come from the right node.
-// Linux does so from 6.1 on, also where shared memory gets no huge pages by
-// itself. What it does not join comes in ordinary pages.
+// join has the kernel collapse a range into huge pages. It first touches one byte of
+// each: so nothing need be moved, and the pages come from the right node. Linux does
+// so from 6.1 on, even if shared memory gets no huge pages by itself. The rest of the
+// range gets ordinary pages.
 func (a *Arena) join(stretch []byte) {
 	for len(stretch) >= int(HugetlbSize) && !a.gaveUp.Load() {
 		part := stretch[:min(len(stretch), int(joined))]

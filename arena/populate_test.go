@@ -11,8 +11,8 @@ import (
 	"plimsoll/probe"
 )
 
-// TestPopulate gets the pages of stretches of arenas of both kinds, and of no
-// others: the kernel says what it has given.
+// TestPopulate populates ranges of arenas of both kinds. The kernel reports which pages
+// it has given: no others.
 func TestPopulate(t *testing.T) {
 	for _, pages := range []Pages{BasePages, TransparentHugePages} {
 		for _, size := range []ledger.Bytes{1, 5 * ledger.KiB, 2 * ledger.MiB, 7*ledger.MiB + 12345, 150 * ledger.MiB} {
@@ -27,7 +27,7 @@ func TestPopulate(t *testing.T) {
 					before := resident(t, a)
 					a.Populate(part[0], part[1])
 					got, want := resident(t, a)-before, min(part[1], a.Mapped())-part[0]
-					// Where shared memory gets huge pages by itself, the last may go beyond the end.
+					// If shared memory gets huge pages by itself, the last may exceed the end.
 					if got < want || got > want && got%HugetlbSize != 0 {
 						t.Errorf("%v to %v: the kernel gave %v, want %v", part[0], part[1], got, want)
 					}
@@ -49,7 +49,7 @@ func resident(t *testing.T, a *Arena) ledger.Bytes {
 	return size
 }
 
-// TestPopulateJoinsPages where the kernel can, and has all pages there wherever.
+// TestPopulateJoinsPages if the kernel can. All pages are there in any case.
 func TestPopulateJoinsPages(t *testing.T) {
 	a, err := New("joined", 64*ledger.MiB, TransparentHugePages)
 	if err != nil {
@@ -72,7 +72,7 @@ func TestPopulateJoinsPages(t *testing.T) {
 	t.Logf("%v of %v are on huge pages, and the kernel joins them when it is tried: %v", huge, a.Mapped(), joins)
 }
 
-// TestPopulateGivesUp where the kernel joins no pages: all are there all the same.
+// TestPopulateGivesUp if the kernel collapses no pages: all pages are there all the same.
 func TestPopulateGivesUp(t *testing.T) {
 	a, err := New("small", 4*ledger.MiB, BasePages) // its address is that of no huge page, most likely
 	if err != nil {

@@ -31,13 +31,14 @@ func BenchmarkStepWhileSaving(b *testing.B) {
 	for _, parameters := range []int64{64 << 20, 256 << 20} {
 		for _, workers := range []int{1, 2} {
 			b.Run(fmt.Sprintf("%dMi/workers=%d", parameters>>20, workers), func(b *testing.B) {
-				benchmarkStepWhileSaving(b, stepped(b, parameters, workers), func(directory string, s Shard) (*writer, *Saving) {
-					saving, err := Save(directory, s, nil)
-					if err != nil {
-						b.Fatal(err)
-					}
-					return nil, saving
-				})
+				benchmarkStepWhileSaving(b, stepped(b, parameters, workers),
+					func(directory string, s Shard) (*writer, *Saving) {
+						saving, err := Save(directory, s, nil)
+						if err != nil {
+							b.Fatal(err)
+						}
+						return nil, saving
+					})
 			})
 		}
 	}
@@ -48,12 +49,13 @@ func BenchmarkStepWhileSaving(b *testing.B) {
 func BenchmarkStepWhileSavingSlowly(b *testing.B) {
 	for _, workers := range []int{1, 2} {
 		b.Run(fmt.Sprintf("workers=%d", workers), func(b *testing.B) {
-			benchmarkStepWhileSaving(b, stepped(b, 64<<20, workers), func(directory string, s Shard) (*writer, *Saving) {
-				measureSpare()
-				w := newTestWriter(b, directory, s)
-				w.slow(b, &slowDisk{fileOnDisk{w.file}}, window, pageCache)
-				return w, w.save(s.State)
-			})
+			benchmarkStepWhileSaving(b, stepped(b, 64<<20, workers),
+				func(directory string, s Shard) (*writer, *Saving) {
+					measureSpare()
+					w := newTestWriter(b, directory, s)
+					w.slow(b, &slowDisk{fileOnDisk{w.file}}, window, pageCache)
+					return w, w.save(s.State)
+				})
 		})
 	}
 }
@@ -125,13 +127,15 @@ func benchmarkStepWhileSaving(b *testing.B, s Shard, save func(directory string,
 		}
 		took := time.Since(began).Seconds()
 		discardSaving(b, directory)
-		extra, rate := (first-step)*float64(bytes)/moved, func(seconds float64) float64 { return float64(bytes) / 1e9 / seconds }
+		extra, rate := (first-step)*float64(bytes)/moved,
+			func(seconds float64) float64 { return float64(bytes) / 1e9 / seconds }
 		results = append(results, []float64{
 			extra / copied, extra / beside, extra / written, second / step, third / step,
 			step, first, moved / 1e9, rate(copied), rate(beside), rate(written), rate(took),
 		})
 	}
-	for i, name := range []string{"of-copy", "of-copy-beside", "of-disk", "second", "third", "step-s", "first-s", "moved-GB", "copy-GB/s", "copy-beside-GB/s", "disk-GB/s", "save-GB/s"} {
+	for i, name := range []string{"of-copy", "of-copy-beside", "of-disk", "second", "third", "step-s", "first-s",
+		"moved-GB", "copy-GB/s", "copy-beside-GB/s", "disk-GB/s", "save-GB/s"} {
 		var values []float64
 		for _, r := range results {
 			values = append(values, r[i])
@@ -203,7 +207,8 @@ func writeByThreads(b *testing.B, path string, s Shard, back bool) (copied, writ
 				b.Error(err)
 			}
 			at := 0
-			for _, component := range []ledger.Component{ledger.ExpAvg, ledger.ExpAvgSq, ledger.Parameters, ledger.MasterWeightsLow} {
+			for _, component := range []ledger.Component{ledger.ExpAvg, ledger.ExpAvgSq, ledger.Parameters,
+				ledger.MasterWeightsLow} {
 				all := s.State.Arena(component).Bytes()
 				size := len(all) / int(s.State.Config().Elements) * engine.DefaultChunk
 				for from := number * len(all) / len(cpus); from < (number+1)*len(all)/len(cpus); from += size {

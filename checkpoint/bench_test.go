@@ -63,7 +63,8 @@ func writePlainly(path string, s Shard) error {
 	if err != nil {
 		return err
 	}
-	for _, component := range []ledger.Component{ledger.ExpAvg, ledger.ExpAvgSq, ledger.Parameters, ledger.MasterWeightsLow} {
+	for _, component := range []ledger.Component{ledger.ExpAvg, ledger.ExpAvgSq, ledger.Parameters,
+		ledger.MasterWeightsLow} {
 		for chunk := range slices.Chunk(s.State.Arena(component).Bytes(), 8<<20) {
 			if _, err := file.Write(chunk); err != nil {
 				return err

@@ -88,7 +88,8 @@ func TestArchiveHoldsNoMoreThanTheFile(t *testing.T) {
 	shared := archive(zip.Store, 100, make([]byte, 100))
 	// Every entry of the directory is at the place of the first, and has all bytes.
 	const sizes, place = 20, 42
-	for at := bytes.Index(shared, []byte("PK\x01\x02")); at >= 0 && string(shared[at:at+4]) == "PK\x01\x02"; at += 46 + len("archive/data.pkl") {
+	for at := bytes.Index(shared, []byte("PK\x01\x02")); at >= 0 &&
+		string(shared[at:at+4]) == "PK\x01\x02"; at += 46 + len("archive/data.pkl") {
 		for _, field := range []int{sizes, sizes + 4} {
 			binary.LittleEndian.PutUint32(shared[at+field:], 5000)
 		}
@@ -98,9 +99,10 @@ func TestArchiveHoldsNoMoreThanTheFile(t *testing.T) {
 		file []byte
 		says string
 	}{
-		"compressed":    {archive(zip.Deflate, 1, pickle), "torch.save does not compress"},
-		"shared":        {shared, "more bytes than the file"},
-		"no compressed": {archive(zip.Store, 1, pickle), "byte 2097154 of the pickle: more than 2097152 objects are on the stack"},
+		"compressed": {archive(zip.Deflate, 1, pickle), "torch.save does not compress"},
+		"shared":     {shared, "more bytes than the file"},
+		"no compressed": {archive(zip.Store, 1, pickle),
+			"byte 2097154 of the pickle: more than 2097152 objects are on the stack"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "file.pt")

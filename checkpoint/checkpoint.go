@@ -1,12 +1,11 @@
-// Package checkpoint writes optimizer state to disk while training goes on, and
-// loads it into any number of ranks, any cut of the parameters and any format
-// of the state.
+// Package checkpoint writes optimizer state to disk while training goes on. It loads
+// the state into any number of ranks, any cut of the parameters and any format.
 //
-// Every shard of a job, one for each rank and part, writes a safetensors file
-// straight from its arenas and then a manifest, which has a checksum of every
-// chunk of every stream. They lie in a hidden folder until [Commit] finds them
-// complete, writes an index and renames the folder: a checkpoint is there as a
-// whole or not at all. docs/checkpoints.md has the layout and the guarantees.
+// A job has a shard for each rank and part. Every shard writes a safetensors file
+// straight from its arenas, and then a manifest with a checksum of every chunk of
+// every stream. The files lie in a hidden folder until [Commit] finds them complete,
+// writes an index and renames the folder: a checkpoint exists completely or not at
+// all. docs/checkpoints.md has the layout and the guarantees.
 package checkpoint
 
 import (
@@ -22,38 +21,39 @@ import (
 	"plimsoll/optim/kernel"
 )
 
-// Piece is a stretch of a parameter that a shard holds: elements First to First
-// + Count of the flattened parameter.
+// Piece is the range of a parameter that a shard holds: elements First to First +
+// Count of the flattened parameter.
 type Piece struct {
 	Name         string
-	Shape        []int64 // of the whole parameter
+	Shape        []int64 // of the full parameter
 	Group        int     // number of the parameter group
 	First, Count int64
 	Moments      kernel.MomentType
 }
 
-// Shard is what one rank holds in one format: the concatenation of its pieces.
+// Shard is the state of one rank in one format: the concatenation of its pieces.
 type Shard struct {
 	Rank, World int
-	// Ranks whose shards are copies of each other are its replicas: this is
-	// number Replica of Replicas, and saves its share of the chunks. None is one.
+	// Replica is the number of this shard among Replicas ranks that hold the same
+	// shard. It saves its share of the chunks. Replicas of 0 means 1.
 	Replica, Replicas int
 	Part              string // tells the shards of a rank apart
 	Format            kernel.Format
 	Pieces            []Piece
 	State             *engine.Shard
-	// Identity tells the files of a save from those of any other, of another job
-	// or of an earlier attempt: all shards of a save have the same one, which
-	// nobody has had before. Empty is one, too.
+	// Identity tells the files of a save from the files of another job or of an
+	// earlier attempt. All shards of a save have the same identity, and no other
+	// save has it. The empty string is an identity, too.
 	Identity string
 }
 
-// Sections are the stretches of a shard that differ in their parameter group or
-// in how their moments are held: neighbours that are alike are one.
+// Sections returns the sections of a shard of pieces. Adjacent pieces with the same
+// parameter group and the same type of moments are one section.
 func Sections(pieces []Piece) []engine.Section {
 	var sections []engine.Section
 	for _, p := range pieces {
-		if last := len(sections) - 1; last >= 0 && sections[last].Group == p.Group && sections[last].Moments == p.Moments {
+		if last := len(sections) - 1; last >= 0 &&
+			sections[last].Group == p.Group && sections[last].Moments == p.Moments {
 			sections[last].Elements += p.Count
 		} else {
 			sections = append(sections, engine.Section{Elements: p.Count, Group: p.Group, Moments: p.Moments})
@@ -66,14 +66,15 @@ func Sections(pieces []Piece) []engine.Section {
 type DoesNotFit struct {
 	Directory         string
 	Needed, Available ledger.Bytes
-	// Removed is what saves that were broken off had left and this one has removed,
-	// and Left what it may not remove.
+	// Removed are leftovers of broken-off saves that this save has removed. Left
+	// are leftovers that it may not remove.
 	Removed, Left []Leftover
 }
 
 func (e *DoesNotFit) Error() string {
 	var text strings.Builder
-	fmt.Fprintf(&text, "%s: the checkpoint takes %v, and %v are free on the file system", e.Directory, e.Needed, e.Available)
+	fmt.Fprintf(&text, "%s: the checkpoint takes %v, and %v are free on the file system",
+		e.Directory, e.Needed, e.Available)
 	for _, r := range e.Removed {
 		fmt.Fprintf(&text, "; %s (%v), which a save had left that was broken off, was removed", r.Path, r.Bytes)
 	}
@@ -95,25 +96,26 @@ const (
 	maxGroups   = 1 << 20
 )
 
-// elements is the number of elements of the whole parameter.
+// elements returns the number of elements of the full parameter.
 func (p Piece) elements() (int64, error) {
 	elements := int64(1)
 	for _, n := range p.Shape {
 		if n < 0 || n > maxElements || n > 0 && elements > maxElements/n {
-			return 0, fmt.Errorf("parameter %q has the shape %v, expected one of at most %d elements", p.Name, p.Shape, int64(maxElements))
+			return 0, fmt.Errorf("parameter %q has the shape %v, expected one of at most %d elements",
+				p.Name, p.Shape, int64(maxElements))
 		}
 		elements *= n
 	}
 	return elements, nil
 }
 
-// whole says that the piece is all of its parameter.
+// whole reports whether the piece is its full parameter.
 func (p Piece) whole() bool {
 	elements, err := p.elements()
 	return err == nil && p.First == 0 && p.Count == elements
 }
 
-// String names the piece as the tensors of its file are named.
+// String returns the name of the piece's tensors in its file.
 func (p Piece) String() string {
 	if p.whole() {
 		return p.Name
@@ -131,7 +133,8 @@ func (p Piece) validate() error {
 	case !utf8.ValidString(p.Name):
 		return fmt.Errorf("parameter %q has a name that is not UTF-8", p.Name)
 	case p.First < 0 || p.Count < 1 || p.First > elements-p.Count:
-		return fmt.Errorf("parameter %q: %d elements from %d on are no part of the %d that the shape %v has", p.Name, p.Count, p.First, elements, p.Shape)
+		return fmt.Errorf("parameter %q: %d elements from %d on are no part of the %d that the shape %v has",
+			p.Name, p.Count, p.First, elements, p.Shape)
 	case p.Group < 0 || p.Group > maxGroups:
 		return fmt.Errorf("parameter %q is in parameter group %d, expected 0 to %d", p.Name, p.Group, maxGroups)
 	case p.Moments >= kernel.MomentType(len(kernel.MomentNames())):
@@ -162,12 +165,12 @@ func folderOf(step int64) string { return fmt.Sprintf("step-%08d", step) }
 // manifestName is the name of a manifest: rank, world and part.
 var manifestName = regexp.MustCompile(`^rank-(\d{5,7})-of-(\d{5,7})-([a-zA-Z0-9._-]{1,64})\.json$`)
 
-// fileName is that of the files of a shard, without suffix.
+// fileName returns the name of the files of a shard, without suffix.
 func fileName(rank, world int, part string) string {
 	return fmt.Sprintf("rank-%05d-of-%05d-%s", rank, world, part)
 }
 
-// validateName says whether files can be named after a shard.
+// validateName refuses shards that files cannot be named after.
 func validateName(rank, world int, part string) error {
 	switch {
 	case world < 1 || world > maxRanks:
@@ -180,7 +183,7 @@ func validateName(rank, world int, part string) error {
 	return nil
 }
 
-// broken is a file that is not as it was written.
+// broken returns the error for a file that has changed since it was written.
 func broken(path, format string, arguments ...any) error {
 	return &fault.Input{
 		Where: fault.Position{File: path}, What: fmt.Sprintf(format, arguments...),
@@ -188,7 +191,7 @@ func broken(path, format string, arguments ...any) error {
 	}
 }
 
-// cause is a file that cannot be used, and why.
+// cause returns the error for a file that cannot be used.
 func cause(path, what string, err error) error {
 	return &fault.Input{Where: fault.Position{File: path}, What: what, Err: err}
 }

@@ -60,7 +60,8 @@ func cutModel(model []tensorOf, moments func(tensorOf) kernel.MomentType, cuts .
 				to = min(to, cuts[rank])
 			}
 			if from < to {
-				ranks[rank] = append(ranks[rank], Piece{Name: p.name, Shape: p.shape, Group: p.group, Moments: moments(p), First: from - at, Count: to - from})
+				ranks[rank] = append(ranks[rank], Piece{Name: p.name, Shape: p.shape, Group: p.group,
+					Moments: moments(p), First: from - at, Count: to - from})
 			}
 		}
 		at = end
@@ -82,8 +83,10 @@ func mixed(m kernel.MomentType) func(tensorOf) kernel.MomentType {
 	}
 }
 
-func format(algorithm kernel.Algorithm, state kernel.State, moments kernel.MomentType, parameter dtype.Type) kernel.Format {
-	return kernel.Format{Algorithm: algorithm, State: state, Moments: moments, Parameter: parameter, Gradient: dtype.F32}
+func format(algorithm kernel.Algorithm, state kernel.State, moments kernel.MomentType,
+	parameter dtype.Type) kernel.Format {
+	return kernel.Format{Algorithm: algorithm, State: state, Moments: moments, Parameter: parameter,
+		Gradient: dtype.F32}
 }
 
 var splitFormat = format(kernel.Adam, kernel.Split, kernel.MomentsFP32, dtype.BF16)
@@ -111,7 +114,8 @@ type failer interface {
 
 // newShard maps a shard. Every one is closed with the test.
 func newShard(f failer, rank, world int, format kernel.Format, chunk int, pieces []Piece) Shard {
-	config := engine.ShardConfig{Rank: rank, Format: format, Kernel: kernel.Generic, CPUs: []int{cpu(f), cpu(f)}, Chunk: chunk, Sections: Sections(pieces)}
+	config := engine.ShardConfig{Rank: rank, Format: format, Kernel: kernel.Generic, CPUs: []int{cpu(f), cpu(f)},
+		Chunk: chunk, Sections: Sections(pieces)}
 	for _, p := range pieces {
 		config.Elements += p.Count
 	}
@@ -179,7 +183,8 @@ func begin(f failer, s Shard, seed uint64) {
 	for _, p := range s.Pieces {
 		groups = max(groups, p.Group+1)
 	}
-	if err := s.State.Begin(number, 1, slices.Repeat([]optim.Optimizer{optimizerOf(s.Format.Algorithm)}, groups)); err != nil {
+	if err := s.State.Begin(number, 1,
+		slices.Repeat([]optim.Optimizer{optimizerOf(s.Format.Algorithm)}, groups)); err != nil {
 		f.Fatalf("step %d: %v", number, err)
 	}
 }
@@ -193,7 +198,8 @@ func step(f failer, s Shard, seed uint64) {
 func bytesOfState(s Shard) map[ledger.Component][]byte {
 	state := map[ledger.Component][]byte{}
 	for _, plan := range s.State.Config().Arenas() {
-		if plan.Component != ledger.Gradients && plan.Component != ledger.GradientNormSums && plan.Component != ledger.StepJournal {
+		if plan.Component != ledger.Gradients && plan.Component != ledger.GradientNormSums &&
+			plan.Component != ledger.StepJournal {
 			state[plan.Component] = bytes.Clone(s.State.Arena(plan.Component).Bytes())
 		}
 	}

@@ -14,11 +14,11 @@ import (
 	"plimsoll/fault"
 )
 
-// Commit makes the files that all ranks have saved at a step a checkpoint, in
-// one instant, and returns its folder. All must be of the save of that identity.
-// It may be asked for again: a checkpoint that is there already is returned.
-// What earlier attempts have left is removed.
-// Ranks without any state, of a model that has not enough for all, save nothing.
+// Commit makes a checkpoint of the files that all ranks have saved at a step, in one
+// instant, and returns its folder. All files must have the identity of the save.
+// Commit may be called again: it then returns the existing checkpoint. It removes the
+// leftovers of earlier attempts. The ranks in without have no state and save nothing:
+// the model has too few parameters for all ranks.
 func Commit(directory string, step int64, identity string, without ...int) (string, error) {
 	saving, path := filepath.Join(directory, savingPrefix+folderOf(step)), filepath.Join(directory, folderOf(step))
 	switch alone, err := lockFolder(saving, unix.LOCK_EX); {
@@ -27,7 +27,7 @@ func Commit(directory string, step int64, identity string, without ...int) (stri
 	case !errors.Is(err, fs.ErrNotExist):
 		return "", cause(saving, "", err)
 	}
-	if exists(filepath.Join(saving, replacedMark)) { // by a commit that died then
+	if exists(filepath.Join(saving, replacedMark)) { // a commit died before it removed this
 		if err := discard(saving); err != nil {
 			return "", err
 		}
@@ -45,25 +45,30 @@ func Commit(directory string, step int64, identity string, without ...int) (stri
 	case err == nil:
 		return "", otherSave(path, there.identity, identity)
 	default:
-		return "", &fault.Input{Where: fault.Position{File: directory}, What: fmt.Sprintf("nothing was saved here at step %d", step), Err: err}
+		return "", &fault.Input{
+			Where: fault.Position{File: directory},
+			What:  fmt.Sprintf("nothing was saved here at step %d", step), Err: err,
+		}
 	}
-	// Also where an earlier commit died between this and what is above.
+	// For an existing checkpoint, too: its commit may have died just before this.
 	if err := syncFolder(directory); err != nil {
 		return "", fmt.Errorf("%s: %w", directory, err)
 	}
 	return path, sweep(directory, step)
 }
 
-// otherSave is what is not of the save that is to be committed.
+// otherSave returns the error for a file of another save than the one to commit.
 func otherSave(path, found, expected string) error {
 	return &fault.Input{
 		Where: fault.Position{File: path},
-		What:  fmt.Sprintf("this is of another save of the same step, %q, and %q is to be committed: another job saves in this folder, or has left it here", found, expected),
-		Mend:  "give each job, and each optimizer of a program, a folder of its own, or remove this if none needs it, and save again",
+		What: fmt.Sprintf("this is of another save of the same step, %q, and %q is to be committed: "+
+			"another job saves in this folder, or has left it here", found, expected),
+		Mend: "give each job, and each optimizer of a program, a folder of its own, " +
+			"or remove this if none needs it, and save again",
 	}
 }
 
-// writeIndex writes the index of the files that are there, if they are a
+// writeIndex writes the index of the files in a folder, if they are a complete
 // checkpoint, and brings their names to the disk.
 func writeIndex(folder, identity string, without []int) error {
 	entries, err := os.ReadDir(folder)
@@ -72,7 +77,7 @@ func writeIndex(folder, identity string, without []int) error {
 	}
 	x := &index{Schema: IndexSchema, Identity: identity, Without: without}
 	var files []*file
-	var left []string // by processes that died while they wrote small files, where no file is begun
+	var left []string // by processes that died while they wrote a small file
 	for _, e := range entries {
 		name := e.Name()
 		path := filepath.Join(folder, name)
@@ -91,11 +96,18 @@ func writeIndex(folder, identity string, without []int) error {
 		case strings.HasPrefix(name, "."):
 			left = append(left, path)
 		case strings.HasSuffix(name, dataSuffix) && !exists(strings.TrimSuffix(path, dataSuffix)+manifestEnd):
-			return &fault.Input{Where: fault.Position{File: path}, What: "the checkpoint is not complete: this file was begun and not finished", Mend: "save that rank again"}
+			return &fault.Input{
+				Where: fault.Position{File: path},
+				What:  "the checkpoint is not complete: this file was begun and not finished",
+				Mend:  "save that rank again",
+			}
 		}
 	}
 	if len(files) == 0 {
-		return &fault.Input{Where: fault.Position{File: folder}, What: "the checkpoint is not complete: no rank has saved here"}
+		return &fault.Input{
+			Where: fault.Position{File: folder},
+			What:  "the checkpoint is not complete: no rank has saved here",
+		}
 	}
 	c, err := assemble(folder, files, without)
 	if err != nil {
@@ -116,8 +128,8 @@ func writeIndex(folder, identity string, without []int) error {
 	return syncFolder(folder)
 }
 
-// replace puts a folder in a place, in which an older one of the same step may
-// be: then the two are exchanged, and the older goes.
+// replace renames a folder. If an older checkpoint of the same step has that name,
+// replace exchanges the two and removes the older.
 func replace(folder, path string) error {
 	err := os.Rename(folder, path)
 	if !errors.Is(err, fs.ErrExist) {
@@ -132,13 +144,15 @@ func replace(folder, path string) error {
 			Mend: "move it away and save again; other files may be put beside those of a checkpoint when it is there",
 		}
 	}
-	older, err := lockFolder(path, unix.LOCK_EX) // nobody is to take it for what is being saved, once it has that name
+	// The lock keeps saves away from the older checkpoint once it has the name of the
+	// folder in which they write.
+	older, err := lockFolder(path, unix.LOCK_EX)
 	if err != nil {
 		return err
 	}
 	defer older.Close()
 	err = exchange(folder, path)
-	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOSYS) { // not on this file system, as on NFS
+	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOSYS) { // this file system cannot; NFS is one
 		return replaceInTwo(folder, path)
 	}
 	if err != nil {
@@ -147,9 +161,9 @@ func replace(folder, path string) error {
 	return discard(folder)
 }
 
-// replaceInTwo replaces a folder where two cannot be exchanged: for an instant
-// there is none. It takes long to remove the older one, which has no name of a
-// checkpoint then.
+// replaceInTwo replaces a folder on a file system that cannot exchange two: for an
+// instant there is none. Removing the older takes long, so it is renamed first and has
+// no checkpoint's name meanwhile.
 func replaceInTwo(folder, path string) error {
 	gone, err := putAside(path)
 	if err == nil {
@@ -162,7 +176,7 @@ func replaceInTwo(folder, path string) error {
 }
 
 // exchange marks the older of two folders and puts the newer in its place, in one
-// instant. Where a mark is found among what is being saved, that was done.
+// instant. A folder of a save that has the mark was exchanged.
 func exchange(newer, older string) error {
 	mark, err := os.Create(filepath.Join(older, replacedMark))
 	if err != nil {
@@ -174,8 +188,8 @@ func exchange(newer, older string) error {
 	return unix.Renameat2(unix.AT_FDCWD, newer, unix.AT_FDCWD, older, unix.RENAME_EXCHANGE)
 }
 
-// discard removes what was exchanged. It is given another name first: a part of
-// it without its mark would pass for what is being saved.
+// discard removes an exchanged folder. It renames the folder first: half removed and
+// without its mark, it would pass for a save.
 func discard(folder string) error {
 	gone, err := putAside(folder)
 	if err != nil {
@@ -184,14 +198,14 @@ func discard(folder string) error {
 	return os.RemoveAll(gone)
 }
 
-// putAside gives a folder the name of one that is being removed.
+// putAside gives a folder the name of a folder that is being removed.
 func putAside(folder string) (gone string, err error) {
 	gone = filepath.Join(filepath.Dir(folder), discardedPrefix+strings.TrimPrefix(filepath.Base(folder), savingPrefix))
 	return gone, errors.Join(os.RemoveAll(gone), os.Rename(folder, gone))
 }
 
-// sweep removes what was begun before a step and never became a checkpoint, and
-// what was one and was replaced.
+// sweep removes folders that were begun before a step and never became a checkpoint,
+// and checkpoints that were replaced.
 func sweep(directory string, step int64) error {
 	entries, err := os.ReadDir(directory)
 	if err != nil {
@@ -207,7 +221,7 @@ func sweep(directory string, step int64) error {
 	return nil
 }
 
-// begunBefore says that a folder is one in which an earlier step was saved.
+// begunBefore reports whether an earlier step was saved in a folder.
 func begunBefore(name string, step int64) bool {
 	name, saving := strings.CutPrefix(name, savingPrefix)
 	number := stepName.FindStringSubmatch(name)

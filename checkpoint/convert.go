@@ -23,22 +23,28 @@ import (
 	"plimsoll/optim/kernel"
 )
 
-// Conversion is what a checkpoint is to become. What is nil or 0 stays.
+// Conversion says what to change of a checkpoint. Fields that are nil or 0 change
+// nothing.
 type Conversion struct {
 	State   *kernel.State
 	Moments *kernel.MomentType
 	Ranks   int
 }
 
-// smallTensor is the number of elements below which int8 moments are not worth
-// what they cost, and a parameter keeps its moments in fp32. So do embeddings.
+// smallTensor is the number of elements below which int8 moments are not worth their
+// cost: such a parameter keeps its moments in fp32. So do embeddings.
 const smallTensor = 4096
 
-// Convert writes the checkpoint again as another in a directory, and returns its
+// Convert writes a converted copy of the checkpoint in a directory, and returns its
 // folder. Memory does not grow with the state.
-func (c *Checkpoint) Convert(ctx context.Context, directory string, to Conversion, progress func(bytes int64)) (path string, err error) {
+func (c *Checkpoint) Convert(
+	ctx context.Context, directory string, to Conversion, progress func(bytes int64),
+) (path string, err error) {
 	if path := filepath.Join(directory, folderOf(c.step)); exists(path) {
-		return "", &fault.Input{Where: fault.Position{File: path}, What: "a checkpoint of this step is here already", Mend: "name another folder"}
+		return "", &fault.Input{
+			Where: fault.Position{File: path},
+			What:  "a checkpoint of this step is here already", Mend: "name another folder",
+		}
 	}
 	shards, err := c.converted(to)
 	if err != nil {
@@ -59,7 +65,7 @@ func (c *Checkpoint) Convert(ctx context.Context, directory string, to Conversio
 		}
 	}
 	without := c.without
-	if to.Ranks > 0 { // of which each has a file
+	if to.Ranks > 0 { // each of the new ranks has a file
 		without = nil
 	}
 	if path, err = Commit(directory, c.step, identity, without...); err != nil {
@@ -68,8 +74,8 @@ func (c *Checkpoint) Convert(ctx context.Context, directory string, to Conversio
 	return path, nil
 }
 
-// takeBack removes the files of a save that becomes no checkpoint, and leaves those
-// of others.
+// takeBack removes the files of a save that becomes no checkpoint. It leaves the files
+// of other saves.
 func takeBack(folder, identity string) error {
 	alone, err := lockFolder(folder, unix.LOCK_EX)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -89,12 +95,12 @@ func takeBack(folder, identity string) error {
 			err = errors.Join(err, os.Remove(path), os.Remove(strings.TrimSuffix(path, manifestEnd)+dataSuffix))
 		}
 	}
-	_ = os.Remove(folder) // if there was nothing else in it
+	_ = os.Remove(folder) // succeeds if nothing else is in it
 	return err
 }
 
-// removeLeftovers removes what a conversion that was killed has left, which may be
-// of other ranks and parts; but not what somebody is writing.
+// removeLeftovers removes the leftovers of a killed conversion, which may be of other
+// ranks and parts. It does not remove files that another process is writing.
 func removeLeftovers(folder string) error {
 	gone, err := takeLeftovers(folder)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -103,10 +109,10 @@ func removeLeftovers(folder string) error {
 	if err != nil {
 		return err
 	}
-	return os.RemoveAll(gone) // its files are closed now: NFS keeps a name of those that are open
+	return os.RemoveAll(gone) // its files are closed now: NFS keeps a name of open files
 }
 
-// takeLeftovers puts a folder aside in which nobody is writing.
+// takeLeftovers puts a folder aside in which no process is writing.
 func takeLeftovers(folder string) (gone string, err error) {
 	entries, err := os.ReadDir(folder)
 	if err != nil {
@@ -124,14 +130,17 @@ func takeLeftovers(folder string) (gone string, err error) {
 	return putAside(folder)
 }
 
-// converted are the shards that the checkpoint is to consist of.
+// converted returns the shards of the new checkpoint.
 func (c *Checkpoint) converted(to Conversion) ([]Shard, error) {
 	if to.Ranks < 0 || to.Ranks > maxRanks {
 		return nil, &fault.Input{What: fmt.Sprintf("%d ranks, expected 1 to %d", to.Ranks, maxRanks)}
 	}
 	var shards []Shard
 	for _, f := range c.files {
-		shards = append(shards, Shard{Rank: f.manifest.Rank, World: f.manifest.World, Part: f.manifest.Part, Format: f.layout.format, Pieces: slices.Clone(f.layout.pieces)})
+		shards = append(shards, Shard{
+			Rank: f.manifest.Rank, World: f.manifest.World, Part: f.manifest.Part,
+			Format: f.layout.format, Pieces: slices.Clone(f.layout.pieces),
+		})
 	}
 	if to.Ranks > 0 {
 		var err error
@@ -167,7 +176,7 @@ func (to Conversion) apply(s *Shard) error {
 	return nil
 }
 
-// momentsOf is how the moments of a piece are to be held.
+// momentsOf returns the type of a piece's moments.
 func (to Conversion) momentsOf(p Piece) kernel.MomentType {
 	whole := model.Parameter{Name: p.Name, Shape: p.Shape}
 	if *to.Moments == kernel.MomentsInt8 && (whole.Elements() < smallTensor || whole.IsEmbedding()) {
@@ -176,8 +185,8 @@ func (to Conversion) momentsOf(p Piece) kernel.MomentType {
 	return *to.Moments
 }
 
-// recut cuts each part anew, into as many equal stretches as there are ranks.
-// What several ranks or parts hold is held once.
+// recut cuts each part into as many equal ranges as there are ranks. A parameter that
+// several ranks or parts hold is held once.
 func (c *Checkpoint) recut(shards []Shard, ranks int) ([]Shard, error) {
 	var all []Shard
 	seen := map[string]bool{}
@@ -202,17 +211,24 @@ func (c *Checkpoint) recut(shards []Shard, ranks int) ([]Shard, error) {
 			}
 		}
 		if elements < int64(ranks) {
-			return nil, &fault.Input{What: fmt.Sprintf("part %s has %d elements, which cannot be divided among %d ranks", part, elements, ranks), Mend: "use fewer ranks"}
+			return nil, &fault.Input{
+				What: fmt.Sprintf("part %s has %d elements, which cannot be divided among %d ranks",
+					part, elements, ranks),
+				Mend: "use fewer ranks",
+			}
 		}
 		for rank := range ranks {
 			from, end := elements*int64(rank)/int64(ranks), elements*int64(rank+1)/int64(ranks)
-			all = append(all, Shard{Rank: rank, World: ranks, Part: part, Format: first.Format, Pieces: cut(pieces, from, end)})
+			all = append(all, Shard{
+				Rank: rank, World: ranks, Part: part,
+				Format: first.Format, Pieces: cut(pieces, from, end),
+			})
 		}
 	}
 	return all, nil
 }
 
-// cut is elements from to end of the concatenation of the pieces.
+// cut returns elements from to end of the concatenation of the pieces.
 func cut(pieces []Piece, from, end int64) []Piece {
 	var own []Piece
 	at := int64(0)
@@ -267,10 +283,12 @@ func bytesOfChunk(l *layout, c kernel.Chunk) int64 {
 	return sum
 }
 
-// each fills chunk after chunk of the shard in memory of its own, and hands it
-// to body: in order by one worker, and by several at once. Roles are the streams
-// that are filled, all where nil.
-func (l *loader) each(ctx context.Context, count int, roles []kernel.Role, body func(first int64, chunk kernel.Chunk) error) error {
+// each fills chunk after chunk of the shard in its own memory and calls body with it.
+// One worker goes in order; several call body concurrently. roles are the streams to
+// fill; nil means all.
+func (l *loader) each(
+	ctx context.Context, count int, roles []kernel.Role, body func(first int64, chunk kernel.Chunk) error,
+) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	readers := readers{c: l.c, roles: readRoles(roles)}
@@ -279,7 +297,8 @@ func (l *loader) each(ctx context.Context, count int, roles []kernel.Role, body 
 	for range count {
 		workers.Go(func() {
 			memory := map[kernel.Role][]byte{}
-			for number := int(next.Add(1)) - 1; number < l.layout.chunks && ctx.Err() == nil; number = int(next.Add(1)) - 1 {
+			for number := int(next.Add(1)) - 1; number < l.layout.chunks &&
+				ctx.Err() == nil; number = int(next.Add(1)) - 1 {
 				first, count := l.layout.extent(number)
 				chunk := l.layout.newChunk(memory, roles, number)
 				r := readers.take(first)
@@ -299,7 +318,7 @@ func (l *loader) each(ctx context.Context, count int, roles []kernel.Role, body 
 	return errors.Join(context.Cause(ctx), readers.close())
 }
 
-// newChunk is memory for a chunk, which is used again for the next.
+// newChunk returns memory for a chunk. The next chunk uses it again.
 func (l *layout) newChunk(memory map[kernel.Role][]byte, roles []kernel.Role, number int) kernel.Chunk {
 	_, count := l.extent(number)
 	var c kernel.Chunk
@@ -308,13 +327,13 @@ func (l *layout) newChunk(memory map[kernel.Role][]byte, roles []kernel.Role, nu
 			hold(&c, s, room(memory, s.Role, region.bytes))
 		}
 	}
-	if l.format.State == kernel.FP32 && l.format.Parameter != dtype.F32 && roles == nil { // not in the file
+	if l.format.State == kernel.FP32 && l.format.Parameter != dtype.F32 && roles == nil { // no stream of the file
 		c.Parameter = view[uint16](room(memory, kernel.ParameterRole, 2*count))
 	}
 	return c
 }
 
-// readRoles are the streams that have to be read so that some can be filled.
+// readRoles returns the streams that must be read to fill some roles.
 func readRoles(roles []kernel.Role) map[kernel.Role]bool {
 	if roles == nil {
 		return nil
@@ -324,7 +343,7 @@ func readRoles(roles []kernel.Role) map[kernel.Role]bool {
 		switch role {
 		case kernel.MasterRole, kernel.ParameterRole, kernel.LowRole:
 			read[kernel.MasterRole], read[kernel.ParameterRole], read[kernel.LowRole] = true, true, true
-		default: // in int8, the second moment has the scale of the first
+		default: // in int8, the second moment scales the first
 			read[kernel.FirstMomentRole], read[kernel.SecondMomentRole], read[kernel.HeaderRole] = true, true, true
 		}
 	}

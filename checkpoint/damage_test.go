@@ -34,7 +34,8 @@ func newSpoiled(t *testing.T) *spoiled {
 	cuts := cutModel(smallModel, mixed(f.Moments), 9000)
 	job := newJob(t, f, 700, cuts)
 	train(t, job, 1, 2)
-	s := &spoiled{path: save(t, t.TempDir(), job, `{"epoch":1}`), others: newJob(t, f, 700, cuts), empty: newJob(t, f, 700, cuts)}
+	s := &spoiled{path: save(t, t.TempDir(), job, `{"epoch":1}`), others: newJob(t, f, 700, cuts),
+		empty: newJob(t, f, 700, cuts)}
 	train(t, s.others, 2, 3)
 	for _, o := range s.others {
 		s.before = append(s.before, bytesOfState(o))
@@ -61,8 +62,7 @@ func (s *spoiled) verify() error {
 	return c.Verify(context.Background(), nil)
 }
 
-// loads loads all ranks. Where one cannot be loaded its state must be what it
-// was.
+// loads loads all ranks. The state of a rank that cannot be loaded must not change.
 func (s *spoiled) loads(t failer) error {
 	t.Helper()
 	c, err := Open(s.path)
@@ -93,8 +93,7 @@ func restore(s Shard, state map[ledger.Component][]byte) {
 	s.State.SetSteps(3)
 }
 
-// loadsNew loads all ranks into shards that hold nothing, which may be filled in
-// part.
+// loadsNew loads all ranks into shards that hold nothing. They may be filled in part.
 func (s *spoiled) loadsNew(t failer) error {
 	t.Helper()
 	c, err := Open(s.path)
@@ -114,8 +113,8 @@ func (s *spoiled) loadsNew(t failer) error {
 
 var between = regexp.MustCompile(`between bytes (\d+) and (\d+): `)
 
-// TestEveryFlippedBitIsFound, wherever it is: the file is named and, in the data,
-// the place and the parameter.
+// TestEveryFlippedBitIsFound: the error names the file. For a bit of the data it also
+// names the place and the parameter.
 func TestEveryFlippedBitIsFound(t *testing.T) {
 	s := newSpoiled(t)
 	if err := s.verify(); err != nil {
@@ -147,7 +146,8 @@ func TestEveryFlippedBitIsFound(t *testing.T) {
 			}
 		}
 		loaded := s.loads(t)
-		if header := strings.Contains(err.Error(), "the header"); (loaded == nil) != header { // which a load does not need
+		// A load does not need the header.
+		if header := strings.Contains(err.Error(), "the header"); (loaded == nil) != header {
 			t.Fatalf("verify says %v, and load %v", err, loaded)
 		}
 		if anew := s.loadsNew(t); (anew == nil) != (loaded == nil) {
@@ -242,8 +242,8 @@ func TestOpenTakesTheNewestComplete(t *testing.T) {
 	mustSay(t, err, filepath.Join(folderOf(9), indexName), "symbolic links")
 }
 
-// TestRanksWithoutState: where a model has not enough for all ranks, those without
-// any state save nothing, and who commits says so.
+// TestRanksWithoutState: if a model has too few parameters for all ranks, ranks without
+// state save nothing, and the commit names them.
 func TestRanksWithoutState(t *testing.T) {
 	job := newJob(t, splitFormat, 700, cutModel(smallModel, alike(kernel.MomentsFP32), 3000))
 	train(t, job, 3, 2)
@@ -313,8 +313,8 @@ func TestCommitWaitsForAllRanks(t *testing.T) {
 	}
 }
 
-// TestCommitSweeps what crashed saves have left, but for later steps: those may
-// be under way.
+// TestCommitSweeps: a commit removes the leftovers of crashed saves, except of later
+// steps, which may be under way.
 func TestCommitSweeps(t *testing.T) {
 	directory := t.TempDir()
 	job := newJob(t, splitFormat, 700, cutModel(smallModel, alike(kernel.MomentsFP32), 9000))
@@ -329,7 +329,8 @@ func TestCommitSweeps(t *testing.T) {
 	}
 	// Of a job of another size that crashed at that step, and of a process that
 	// was killed while it wrote a manifest.
-	for _, name := range []string{"rank-00000-of-00007-bf16.safetensors", "rank-00000-of-00007-bf16.json", ".rank-00000-of-00002-bf16.json123"} {
+	for _, name := range []string{"rank-00000-of-00007-bf16.safetensors", "rank-00000-of-00007-bf16.json",
+		".rank-00000-of-00002-bf16.json123"} {
 		if err := os.WriteFile(filepath.Join(directory, savingPrefix+folderOf(5), name), nil, 0o644); err != nil {
 			t.Fatal(err)
 		}
@@ -385,19 +386,20 @@ func TestSameStepAgain(t *testing.T) {
 	equalState(t, bytesOfState(loaded[0]), bytesOfState(other[0]))
 }
 
-// twoOfAStep are two states of one step, of which the older is saved at a path, and
-// a job to load either.
+// twoOfAStep returns two states of one step, and a job to load either. The older is saved
+// at a path.
 func twoOfAStep(t *testing.T) (directory, path string, older, newer, loaded []Shard) {
 	directory = t.TempDir()
 	cuts := cutModel(smallModel, alike(kernel.MomentsFP32))
-	older, newer, loaded = newJob(t, splitFormat, 700, cuts), newJob(t, splitFormat, 700, cuts), newJob(t, splitFormat, 700, cuts)
+	older, newer, loaded = newJob(t, splitFormat, 700, cuts), newJob(t, splitFormat, 700, cuts),
+		newJob(t, splitFormat, 700, cuts)
 	train(t, older, 1, 1)
 	train(t, newer, 2, 1)
 	return directory, save(t, directory, older, ""), older, newer, loaded
 }
 
-// TestCommitLeavesWhatIsNoCheckpoint: a folder that a program has made for other
-// things, and named like a checkpoint, is not taken for an older one.
+// TestCommitLeavesWhatIsNoCheckpoint: a commit does not take a program's own folder, named
+// like a checkpoint, for an older checkpoint.
 func TestCommitLeavesWhatIsNoCheckpoint(t *testing.T) {
 	directory := t.TempDir()
 	job := newJob(t, splitFormat, 700, cutModel(smallModel, alike(kernel.MomentsFP32)))
@@ -455,9 +457,9 @@ func TestCommitAfterACrash(t *testing.T) {
 	commit(older)
 }
 
-// TestReplaceInTwo: where two folders cannot be exchanged, no part of the older
-// checkpoint is ever there in place of the whole. Who looks for it all the time
-// sees either, or for an instant none.
+// TestReplaceInTwo: if two folders cannot be exchanged, the older checkpoint is never
+// there in part. A process that looks all the time sees either checkpoint, or for an
+// instant none.
 func TestReplaceInTwo(t *testing.T) {
 	directory, path, _, newer, loaded := twoOfAStep(t)
 	for i := range 3000 { // that take a while to be removed
@@ -467,7 +469,8 @@ func TestReplaceInTwo(t *testing.T) {
 	}
 	writeShard(t, directory, newer[0])
 	saving := filepath.Join(directory, savingPrefix+folderOf(1))
-	if err := errors.Join(writeIndex(saving, "", nil), os.MkdirAll(filepath.Join(directory, discardedPrefix+folderOf(1), "left"), 0o755)); err != nil {
+	if err := errors.Join(writeIndex(saving, "", nil),
+		os.MkdirAll(filepath.Join(directory, discardedPrefix+folderOf(1), "left"), 0o755)); err != nil {
 		t.Fatal(err)
 	}
 	done := make(chan error)
@@ -487,7 +490,8 @@ func TestReplaceInTwo(t *testing.T) {
 		before, _ := os.Stat(path)
 		files, err := os.ReadDir(path)
 		after, _ := os.Stat(path) // the same, or it was another that was read
-		if err == nil && before != nil && after != nil && os.SameFile(before, after) && len(files) != 3 && len(files) != 3003 {
+		if err == nil && before != nil && after != nil && os.SameFile(before, after) && len(files) != 3 &&
+			len(files) != 3003 {
 			t.Fatalf("a part of the older checkpoint is there: %d files", len(files))
 		}
 	}
@@ -536,7 +540,10 @@ func TestSaveRefuses(t *testing.T) {
 		`the shape [300 -1]`:               pieces(func(p []Piece) []Piece { p[0].Shape = []int64{300, -1}; return p }),
 		`more elements than the 9000`:      pieces(func(p []Piece) []Piece { p[0].Count = 9500; return p }),
 		`of group 7 with fp32 moments are`: pieces(func(p []Piece) []Piece { p[0].Group = 7; return p }),
-		`of group 0 with bf16 moments are`: pieces(func(p []Piece) []Piece { p[0].Moments = kernel.MomentsBF16; return p }),
+		`of group 0 with bf16 moments are`: pieces(func(p []Piece) []Piece {
+			p[0].Moments = kernel.MomentsBF16
+			return p
+		}),
 		`parameter "model.embed_tokens.weight" is there twice`: pieces(func(p []Piece) []Piece {
 			p[0].Count = 4500
 			return append(p, p[0])
@@ -559,7 +566,8 @@ func TestNamesOfTensorsDiffer(t *testing.T) {
 	for _, name := range []string{"a/exp_avg", "__metadata__"} {
 		model := []tensorOf{{"a", []int64{4}, 0}, {name, []int64{4}, 0}}
 		job := newJob(t, splitFormat, 700, cutModel(model, alike(kernel.MomentsFP32)))
-		if _, err := Save(t.TempDir(), job[0], nil); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("two tensors would have the name %q", name)) {
+		if _, err := Save(t.TempDir(), job[0], nil); err == nil ||
+			!strings.Contains(err.Error(), fmt.Sprintf("two tensors would have the name %q", name)) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -588,7 +596,8 @@ func TestFullDisk(t *testing.T) {
 		}
 		_, err := Save(directory, job[0], nil)
 		var full *DoesNotFit
-		if !errors.As(err, &full) || full.Needed < 12*15649 || full.Available > 200<<10 || !strings.Contains(err.Error(), directory) {
+		if !errors.As(err, &full) || full.Needed < 12*15649 || full.Available > 200<<10 ||
+			!strings.Contains(err.Error(), directory) {
 			t.Errorf("%v", err)
 		}
 	})
@@ -647,8 +656,7 @@ func (w *writer) writeAll(s Shard) error {
 	return nil
 }
 
-// TestFailedWriteLeavesNothing: what fails is any write, for the file is open
-// for reading only.
+// TestFailedWriteLeavesNothing: every write fails, as the file is open for reading only.
 func TestFailedWriteLeavesNothing(t *testing.T) {
 	directory := t.TempDir()
 	job := newJob(t, splitFormat, 700, cutModel(smallModel, alike(kernel.MomentsFP32)))
@@ -670,8 +678,7 @@ func TestFailedWriteLeavesNothing(t *testing.T) {
 	}
 }
 
-// TestTwoSavesAtOnce: who comes second is refused, and spoils nothing of the
-// first.
+// TestTwoSavesAtOnce: the second save is refused and does not damage the first.
 func TestTwoSavesAtOnce(t *testing.T) {
 	directory := t.TempDir()
 	cuts := cutModel(smallModel, alike(kernel.MomentsFP32))

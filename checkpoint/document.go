@@ -26,7 +26,7 @@ const (
 	IndexSchema = "plimsoll.index/1"
 )
 
-// manifest says what a shard has written.
+// manifest describes the file of a shard.
 type manifest struct {
 	Schema    string            `json:"schema"`
 	Step      int64             `json:"step"`
@@ -46,16 +46,16 @@ type manifest struct {
 	Header    int64             `json:"header_bytes"`
 	HeaderSum checksums         `json:"header_crc32c"`
 	Streams   []streamDocument  `json:"streams"`
-	Share     *shareDocument    `json:"share,omitzero"` // where several ranks hold the shard
+	Share     *shareDocument    `json:"share,omitzero"` // if several ranks hold the shard
 	Training  jsontext.Value    `json:"training,omitzero"`
 }
 
-// shareDocument says which share of a shard the file holds, so that a checkpoint
-// that lacks the others is known for it.
+// shareDocument says which share of a shard the file holds. It shows that a checkpoint
+// lacks the other shares.
 type shareDocument struct {
 	Replica  int       `json:"replica"`
 	Replicas int       `json:"replicas"`
-	Pieces   checksums `json:"pieces_crc32c"` // of the pieces of the whole shard, the same in all its replicas
+	Pieces   checksums `json:"pieces_crc32c"` // of the pieces of the full shard, the same in all its replicas
 }
 
 type sectionDocument struct {
@@ -84,7 +84,7 @@ type streamDocument struct {
 // checksums are CRC-32C (Castagnoli's), eight hexadecimal digits each.
 type checksums []uint32
 
-// MarshalText writes one after the other.
+// MarshalText returns the checksums, one after the other.
 func (c checksums) MarshalText() ([]byte, error) {
 	text := make([]byte, 0, 8*len(c))
 	for _, sum := range c {
@@ -93,7 +93,7 @@ func (c checksums) MarshalText() ([]byte, error) {
 	return text, nil
 }
 
-// UnmarshalText reads what MarshalText writes.
+// UnmarshalText reads the text of MarshalText.
 func (c *checksums) UnmarshalText(text []byte) error {
 	if len(text)%8 != 0 {
 		return fmt.Errorf("%d hexadecimal digits are no checksums of 8 each", len(text))
@@ -113,15 +113,14 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 func checksum(b []byte) uint32 { return crc32.Checksum(b, castagnoli) }
 
-// A sealed document is JSON whose first member is the checksum of all the text
-// behind it.
+// A sealed document is JSON. Its first member is the checksum of all text behind it.
 const (
 	sealBegin = `{"crc32c":"`
 	sealEnd   = `",`
 	sealBytes = len(sealBegin) + 8 + len(sealEnd)
 )
 
-// seal writes a document with its checksum.
+// seal returns a document with its checksum.
 func seal(document any) ([]byte, error) {
 	text, err := json.Marshal(document, jsontext.WithIndent(" "), jsontext.EscapeForHTML(false))
 	if err != nil {
@@ -131,10 +130,11 @@ func seal(document any) ([]byte, error) {
 	return append(fmt.Appendf(nil, sealBegin+"%08x"+sealEnd, checksum(text)), text...), nil
 }
 
-// unseal reads a document if it is as it was sealed. Members that a later
-// version may have added are passed over.
+// unseal reads a document and refuses one that has changed since it was sealed. It
+// ignores members that a later version may have added.
 func unseal(text []byte, into any) error {
-	if len(text) < sealBytes || !bytes.HasPrefix(text, []byte(sealBegin)) || string(text[sealBytes-len(sealEnd):sealBytes]) != sealEnd {
+	if len(text) < sealBytes || !bytes.HasPrefix(text, []byte(sealBegin)) ||
+		string(text[sealBytes-len(sealEnd):sealBytes]) != sealEnd {
 		return fmt.Errorf("it does not begin with %s, its checksum", sealBegin)
 	}
 	written, found := text[len(sealBegin):len(sealBegin)+8], fmt.Sprintf("%08x", checksum(text[sealBytes:]))
@@ -144,7 +144,7 @@ func unseal(text []byte, into any) error {
 	return json.Unmarshal(append([]byte{'{'}, text[sealBytes:]...), into)
 }
 
-// writeSealed writes a document such that it is there as a whole or not at all.
+// writeSealed writes a document: completely or not at all.
 func writeSealed(path string, document any) error {
 	text, err := seal(document)
 	if err == nil {
@@ -156,19 +156,19 @@ func writeSealed(path string, document any) error {
 	return nil
 }
 
-// beside has a file that takes the place of another written in its folder, where
-// what a crash leaves of it is found, and not among the system's temporary files.
+// beside has renameio write its temporary file in the folder of the file, not among
+// the system's temporary files. There the leftover of a crash is found.
 func beside(path string) renameio.Option { return renameio.WithTempDir(filepath.Dir(path)) }
 
 // The largest documents that are written and read. A manifest has 8 bytes for each
-// chunk of each stream, so this is enough for 10^12 parameters on one rank. An
-// index has about 100 bytes for each file.
+// chunk of each stream: the limit is enough for 10^12 parameters on one rank. An index
+// has about 100 bytes for each file.
 const (
 	maxManifest = 1 << 30
 	maxIndex    = 1 << 28
 )
 
-// readSealed reads a document of at most limit bytes, and what it is known by.
+// readSealed reads a document of at most limit bytes and returns its stamp.
 func readSealed(path string, limit int64, into any) (stamp, error) {
 	text, err := readBegun(path, sealBegin, limit)
 	if err != nil {
@@ -180,8 +180,8 @@ func readSealed(path string, limit int64, into any) (stamp, error) {
 	return stampOf(path, text), nil
 }
 
-// readBegun reads a file whole if it begins as it should. A large file of another
-// kind, or of nothing but zeros, takes no memory.
+// readBegun reads a file if it begins as it should. A large file of another kind, or
+// of nothing but zeros, takes no memory.
 func readBegun(path, begin string, limit int64) ([]byte, error) {
 	file, info, err := files.Open(path)
 	if err != nil {
@@ -199,7 +199,7 @@ func readBegun(path, begin string, limit int64) ([]byte, error) {
 	return text, nil
 }
 
-// stamp is what a small file is known by.
+// stamp identifies the content of a small file.
 type stamp struct {
 	File  string    `json:"file"` // beside the index
 	Bytes int64     `json:"bytes"`
@@ -210,14 +210,15 @@ func stampOf(path string, text []byte) stamp {
 	return stamp{filepath.Base(path), int64(len(text)), checksums{checksum(text)}}
 }
 
-// newManifest is that of a shard before anything is written.
+// newManifest returns the manifest of a shard, before anything is written.
 func newManifest(s Shard, l *layout, step int64, header []byte, training jsontext.Value) *manifest {
 	f := s.Format
 	m := &manifest{
 		Schema: ShardSchema, Step: step, Identity: s.Identity, Rank: s.Rank, World: s.World, Part: s.Part,
 		Algorithm: f.Algorithm.String(), State: f.State.String(), Moments: f.Moments.String(),
 		Parameter: f.Parameter.String(), Gradient: f.Gradient.String(),
-		Chunk: l.chunk, Bytes: int64(len(header)) + l.data, Header: int64(len(header)), HeaderSum: checksums{checksum(header)},
+		Chunk: l.chunk, Bytes: int64(len(header)) + l.data,
+		Header: int64(len(header)), HeaderSum: checksums{checksum(header)},
 		Training: training,
 	}
 	for _, s := range l.sections {
@@ -228,7 +229,9 @@ func newManifest(s Shard, l *layout, step int64, header []byte, training jsontex
 		m.Share = &shareDocument{s.Replica, s.Replicas, checksums{checksum(fmt.Append(nil, documentOf(s.Pieces)))}}
 	}
 	for _, s := range l.streams {
-		m.Streams = append(m.Streams, streamDocument{s.name, s.Type.String(), int64(len(header)) + s.offset, s.bytes, make(checksums, s.sums)})
+		m.Streams = append(m.Streams, streamDocument{
+			s.name, s.Type.String(), int64(len(header)) + s.offset, s.bytes, make(checksums, s.sums),
+		})
 	}
 	return m
 }
@@ -241,7 +244,8 @@ func documentOf(pieces []Piece) []pieceDocument {
 	return documents
 }
 
-// layout is the layout that the manifest describes, held against the manifest.
+// layout returns the layout that the manifest describes, and checks the manifest
+// against it.
 func (m *manifest) layout() (*layout, error) {
 	if m.Schema != ShardSchema {
 		return nil, fmt.Errorf("schema %q, expected %q", m.Schema, ShardSchema)
@@ -249,8 +253,10 @@ func (m *manifest) layout() (*layout, error) {
 	if err := validateName(m.Rank, m.World, m.Part); err != nil {
 		return nil, err
 	}
-	if s := m.Share; s != nil && (s.Replicas > maxRanks || s.Replica < 0 || s.Replica >= s.Replicas || len(s.Pieces) != 1) {
-		return nil, fmt.Errorf("the share of replica %d of %d, of pieces with %d checksums", s.Replica, s.Replicas, len(s.Pieces))
+	if s := m.Share; s != nil &&
+		(s.Replicas > maxRanks || s.Replica < 0 || s.Replica >= s.Replicas || len(s.Pieces) != 1) {
+		return nil, fmt.Errorf("the share of replica %d of %d, of pieces with %d checksums",
+			s.Replica, s.Replicas, len(s.Pieces))
 	}
 	format, err := m.format()
 	if err != nil {
@@ -268,7 +274,8 @@ func (m *manifest) layout() (*layout, error) {
 	for _, p := range m.Pieces {
 		moments, ok := kernel.ParseMoments(p.Moments)
 		if !ok {
-			return nil, fmt.Errorf("parameter %q has %q moments, expected one of %v", p.Name, p.Moments, kernel.MomentNames())
+			return nil, fmt.Errorf("parameter %q has %q moments, expected one of %v",
+				p.Name, p.Moments, kernel.MomentNames())
 		}
 		pieces = append(pieces, Piece{p.Name, p.Shape, p.Group, p.First, p.Count, moments})
 	}
@@ -279,25 +286,30 @@ func (m *manifest) layout() (*layout, error) {
 	return l, m.compare(l)
 }
 
-// compare holds what is written down of the file against its layout.
+// compare compares the manifest's sizes and streams with the layout.
 func (m *manifest) compare(l *layout) error {
-	if m.Step < 0 || m.Step > maxStep || m.Header < 8 || m.Header > maxHeader+8 || len(m.HeaderSum) != 1 || m.Bytes != m.Header+l.data {
-		return fmt.Errorf("step %d, a header of %d bytes with %d checksums and a file of %d bytes for streams of %d", m.Step, m.Header, len(m.HeaderSum), m.Bytes, l.data)
+	if m.Step < 0 || m.Step > maxStep || m.Header < 8 || m.Header > maxHeader+8 ||
+		len(m.HeaderSum) != 1 || m.Bytes != m.Header+l.data {
+		return fmt.Errorf("step %d, a header of %d bytes with %d checksums and a file of %d bytes for streams of %d",
+			m.Step, m.Header, len(m.HeaderSum), m.Bytes, l.data)
 	}
 	if len(m.Streams) != len(l.streams) {
 		return fmt.Errorf("%d streams, expected %d", len(m.Streams), len(l.streams))
 	}
 	for i, want := range l.streams {
 		got := m.Streams[i]
-		if got.Name != want.name || got.Type != want.Type.String() || got.Offset != m.Header+want.offset || got.Bytes != want.bytes || len(got.Sums) != want.sums {
-			return fmt.Errorf("stream %d is %q of %s, %d bytes at %d with %d checksums, expected %q of %v, %d bytes at %d with %d",
-				i, got.Name, got.Type, got.Bytes, got.Offset, len(got.Sums), want.name, want.Type, want.bytes, m.Header+want.offset, want.sums)
+		if got.Name != want.name || got.Type != want.Type.String() || got.Offset != m.Header+want.offset ||
+			got.Bytes != want.bytes || len(got.Sums) != want.sums {
+			return fmt.Errorf("stream %d is %q of %s, %d bytes at %d with %d checksums, "+
+				"expected %q of %v, %d bytes at %d with %d",
+				i, got.Name, got.Type, got.Bytes, got.Offset, len(got.Sums),
+				want.name, want.Type, want.bytes, m.Header+want.offset, want.sums)
 		}
 	}
 	return nil
 }
 
-// format is that of the state that was saved.
+// format returns the format of the saved state.
 func (m *manifest) format() (f kernel.Format, err error) {
 	if f.Algorithm, err = byName(m.Algorithm, kernel.Adam, kernel.Lion, kernel.Adagrad, kernel.SGD); err != nil {
 		return f, fmt.Errorf("algorithm %w", err)
@@ -317,7 +329,7 @@ func (m *manifest) format() (f kernel.Format, err error) {
 	return f, nil
 }
 
-// byName is the one of that name.
+// byName returns the value of a name.
 func byName[T fmt.Stringer](name string, known ...T) (T, error) {
 	i := slices.IndexFunc(known, func(k T) bool { return k.String() == name })
 	if i < 0 {
@@ -326,7 +338,7 @@ func byName[T fmt.Stringer](name string, known ...T) (T, error) {
 	return known[i], nil
 }
 
-// index is what a complete checkpoint consists of.
+// index lists the files of a complete checkpoint.
 type index struct {
 	Schema    string  `json:"schema"`
 	Step      int64   `json:"step"`
@@ -338,7 +350,7 @@ type index struct {
 	Without   []int   `json:"ranks_without_state,omitempty"`
 }
 
-// validate says whether the index names files beside it.
+// validate refuses an index that names other files than manifests beside it.
 func (x *index) validate() error {
 	switch {
 	case x.Schema != IndexSchema:
@@ -350,7 +362,7 @@ func (x *index) validate() error {
 	}
 	named := map[string]bool{}
 	for _, m := range x.Manifests {
-		if named[m.File] { // or a short index could have one file read any number of times
+		if named[m.File] { // a short index could have one file read any number of times
 			return fmt.Errorf("%q is named twice", m.File)
 		}
 		named[m.File] = true

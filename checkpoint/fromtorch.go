@@ -20,15 +20,15 @@ import (
 	"plimsoll/optim/kernel"
 )
 
-// maxPickle is far above what a document without numbers takes.
+// maxPickle is far above the size of a document without numbers.
 const maxPickle = 128 << 20
 
-// torchPart is the part that the parameters of a file of torch.save are.
+// torchPart is the part of all parameters of a file of torch.save.
 const torchPart = "torch"
 
-// OpenTorch reads a file that [Checkpoint.WriteTorch] has written, or a program
-// with torch.save, as a checkpoint of one rank that can be converted. Every
-// number is read and held against the archive's own checksums.
+// OpenTorch opens a file that [Checkpoint.WriteTorch], or a program with torch.save,
+// has written. The result is a checkpoint of one rank that can be converted. OpenTorch
+// reads every number and verifies the archive's own checksums.
 func OpenTorch(ctx context.Context, path string, progress func(bytes int64)) (*Checkpoint, error) {
 	file, info, err := files.Open(path)
 	if err != nil {
@@ -38,8 +38,10 @@ func OpenTorch(ctx context.Context, path string, progress func(bytes int64)) (*C
 	return readTorch(ctx, path, file, info.Size(), progress)
 }
 
-// readTorch is OpenTorch of what has been opened.
-func readTorch(ctx context.Context, path string, data io.ReaderAt, size int64, progress func(bytes int64)) (*Checkpoint, error) {
+// readTorch is OpenTorch for a file that is open.
+func readTorch(
+	ctx context.Context, path string, data io.ReaderAt, size int64, progress func(bytes int64),
+) (*Checkpoint, error) {
 	t := &torchFile{path: path, data: data, size: size}
 	if err := t.open(); err != nil {
 		return nil, err
@@ -69,7 +71,7 @@ type torchFile struct {
 	size    int64
 	archive *zip.Reader
 	prefix  string               // of the names of all entries
-	entries map[string]*zip.File // by what is behind the prefix
+	entries map[string]*zip.File // by their names behind the prefix
 
 	algorithm kernel.Algorithm
 	step      int64
@@ -81,7 +83,8 @@ type torchFile struct {
 func (t *torchFile) wrong(format string, arguments ...any) error {
 	return &fault.Input{
 		Where: fault.Position{File: t.path}, What: "this is no optimizer's state: " + fmt.Sprintf(format, arguments...),
-		Mend: `write it with torch.save({"state": ..., "param_groups": ..., "names": ..., "master": ...}, FILE), as docs/checkpoints.md says`,
+		Mend: `write it with torch.save({"state": ..., "param_groups": ..., "names": ..., "master": ...}, FILE), ` +
+			`as docs/checkpoints.md says`,
 	}
 }
 
@@ -110,8 +113,9 @@ func (t *torchFile) open() error {
 	return nil
 }
 
-// checkSizes holds the entries against the file: torch.save does not compress,
-// and no two entries share bytes. So no file says that it holds more than it has.
+// checkSizes checks the sizes of the entries against the size of the file: torch.save
+// does not compress, and no two entries share bytes. So a file cannot claim to hold
+// more bytes than it has.
 func (t *torchFile) checkSizes() error {
 	var sum uint64
 	for _, f := range t.archive.File {
@@ -138,7 +142,7 @@ func (t *torchFile) entry(name string, limit uint64) ([]byte, error) {
 		return nil, t.wrong("%s: %v", name, err)
 	}
 	defer r.Close()
-	text := make([]byte, f.UncompressedSize64) // which the file has
+	text := make([]byte, f.UncompressedSize64) // no more than the file has: see checkSizes
 	if _, err := io.ReadFull(r, text); err != nil {
 		return nil, t.wrong("%s: %v", name, err)
 	}
@@ -172,7 +176,7 @@ func (t *torchFile) understand(document any) error {
 	return nil
 }
 
-// byKey are the values of a dict by their keys of a type.
+// byKey returns the values of a dict whose keys have a type, by key.
 func byKey[K comparable](of any) map[K]any {
 	values := map[K]any{}
 	for _, e := range entries(of) {
@@ -183,14 +187,15 @@ func byKey[K comparable](of any) map[K]any {
 	return values
 }
 
-// groupsOf is the parameter group of each parameter.
+// groupsOf returns the parameter group of each parameter.
 func groupsOf(list any) (map[int64]int, error) {
 	groups := map[int64]int{}
 	for group, item := range items(list) {
 		for _, item := range items(member(item, "params")) {
 			number, ok := item.(int64)
 			if _, twice := groups[number]; !ok || twice {
-				return nil, fmt.Errorf("parameter %s of parameter group %d is no number, or twice there", shown(item), group)
+				return nil, fmt.Errorf("parameter %s of parameter group %d is no number, or twice there",
+					shown(item), group)
 			}
 			groups[number] = group
 		}
@@ -209,11 +214,11 @@ var momentsByName = []struct {
 	{kernel.SGD, []string{"momentum_buffer"}},
 }
 
-// maxStateMembers is far above what any optimizer holds of a parameter. All are
-// looked at for each parameter, and parameters may share a state in the file.
+// maxStateMembers is far above the number of members that any optimizer has. All members
+// are read for each parameter, and parameters may share a state in the file.
 const maxStateMembers = 64
 
-// add adds a parameter: its master weights and what the optimizer holds of it.
+// add adds a parameter: its master weights and its optimizer state.
 func (t *torchFile) add(name string, group int, master, state any) error {
 	i := slices.IndexFunc(momentsByName, func(a struct {
 		algorithm kernel.Algorithm
@@ -229,7 +234,8 @@ func (t *torchFile) add(name string, group int, master, state any) error {
 		return fmt.Errorf(`its "state" has %d members, expected at most %d`, n, maxStateMembers)
 	}
 	if foreign := foreignTo(known.moments, state); foreign != "" {
-		return fmt.Errorf("its \"state\" has %s, which is none of %v's here: the optimizer is another", foreign, known.algorithm)
+		return fmt.Errorf("its \"state\" has %s, which is none of %v's here: the optimizer is another",
+			foreign, known.algorithm)
 	}
 	weights, ok := master.(torchTensor)
 	if !ok {
@@ -237,7 +243,7 @@ func (t *torchFile) add(name string, group int, master, state any) error {
 	}
 	p := Piece{Name: name, Shape: weights.shape, Group: group}
 	var err error
-	if p.Count, err = p.elements(); err != nil || p.Count == 0 { // of which no shard has a piece
+	if p.Count, err = p.elements(); err != nil || p.Count == 0 { // no shard has an empty piece
 		return err
 	}
 	offsets := make([]int64, 1+len(known.moments))
@@ -258,27 +264,30 @@ func (t *torchFile) add(name string, group int, master, state any) error {
 		return err
 	}
 	if len(t.pieces) > 0 && (known.algorithm != t.algorithm || step != t.step) {
-		return fmt.Errorf("it has the state of %v at step %d, and the parameters before it that of %v at step %d", known.algorithm, step, t.algorithm, t.step)
+		return fmt.Errorf("it has the state of %v at step %d, and the parameters before it that of %v at step %d",
+			known.algorithm, step, t.algorithm, t.step)
 	}
 	t.algorithm, t.step = known.algorithm, step
 	t.pieces, t.offsets = append(t.pieces, p), append(t.offsets, offsets)
 	return nil
 }
 
-// locate is where the numbers of a tensor begin in the file.
+// locate returns where the numbers of a tensor begin in the file.
 func (t *torchFile) locate(tensor torchTensor, p Piece) (int64, error) {
 	if tensor.kind != "FloatStorage" {
 		return 0, fmt.Errorf("a tensor with a %s, expected fp32 in a FloatStorage", tensor.kind)
 	}
 	if !slices.Equal(tensor.shape, p.Shape) || !contiguous(tensor) {
-		return 0, fmt.Errorf("a tensor of shape %v with strides %v, expected a contiguous one of shape %v", tensor.shape, tensor.strides, p.Shape)
+		return 0, fmt.Errorf("a tensor of shape %v with strides %v, expected a contiguous one of shape %v",
+			tensor.shape, tensor.strides, p.Shape)
 	}
 	f := t.entries["data/"+tensor.key]
 	if f == nil {
 		return 0, fmt.Errorf("the archive has no data/%s", tensor.key)
 	}
 	if size := f.UncompressedSize64; int64(size)/4-tensor.offset < p.Count {
-		return 0, fmt.Errorf("data/%s has %d bytes, too few for %d numbers from %d on", tensor.key, size, p.Count, tensor.offset)
+		return 0, fmt.Errorf("data/%s has %d bytes, too few for %d numbers from %d on",
+			tensor.key, size, p.Count, tensor.offset)
 	}
 	at, err := f.DataOffset()
 	return at + 4*tensor.offset, err
@@ -293,13 +302,14 @@ func contiguous(t torchTensor) bool {
 		if t.shape[i] != 1 && t.strides[i] != want {
 			return false
 		}
-		want *= t.shape[i] // which validated shapes have room for
+		want *= t.shape[i] // a validated shape does not overflow
 	}
 	return true
 }
 
-// foreignTo is what a state has beside moments: that of another optimizer, which
-// would be lost. Master weights are in a state of Plimsoll's, and given by name too.
+// foreignTo returns a member that a state has beside the moments, or "". It belongs to
+// another optimizer and would be lost. Master weights may be in the state: Plimsoll's
+// states have them, and the file also has them by name.
 func foreignTo(moments []string, state any) string {
 	for _, e := range entries(state) {
 		name := shown(e.key)
@@ -313,8 +323,8 @@ func foreignTo(moments []string, state any) string {
 	return ""
 }
 
-// stepOf is the step of a parameter. SGD and Lion count none: where there is a
-// moment the first, which is a special one of SGD, is over.
+// stepOf returns the step of a parameter. SGD and Lion count no steps. If there is a
+// moment, the first step is over, which is a special one of SGD.
 func (t *torchFile) stepOf(algorithm kernel.Algorithm, step any) (int64, error) {
 	var number float64
 	switch s := step.(type) {
@@ -346,7 +356,7 @@ func (t *torchFile) stepOf(algorithm kernel.Algorithm, step any) (int64, error) 
 	return int64(number), nil
 }
 
-// checkpoint is the file as a checkpoint of one rank, with everything in fp32.
+// checkpoint returns the file as a checkpoint of one rank, with everything in fp32.
 func (t *torchFile) checkpoint() (*Checkpoint, error) {
 	if len(t.pieces) == 0 {
 		return nil, errors.New("it has no parameters")
@@ -383,7 +393,7 @@ func (t *torchFile) read(file io.ReaderAt, role kernel.Role, first int64, b []by
 	return nil
 }
 
-// verify holds all entries against the checksums of the archive.
+// verify verifies the archive's checksums of all entries.
 func (t *torchFile) verify(ctx context.Context, progress func(bytes int64)) error {
 	buffer := make([]byte, 1<<20)
 	for _, f := range t.archive.File {

@@ -32,7 +32,8 @@ func manifestOf(f failer, format kernel.Format, pieces []Piece) *manifest {
 // FuzzManifest: what is taken for a manifest describes a file of which every
 // chunk can be found.
 func FuzzManifest(f *testing.F) {
-	for _, format := range []kernel.Format{splitFormat, format(kernel.Adam, kernel.FP32, kernel.MomentsInt8, dtype.F16)} {
+	for _, format := range []kernel.Format{splitFormat,
+		format(kernel.Adam, kernel.FP32, kernel.MomentsInt8, dtype.F16)} {
 		for _, pieces := range [][]Piece{cutModel(smallModel, mixed(format.Moments))[0], nil} {
 			text, err := json.Marshal(manifestOf(f, format, pieces))
 			if err != nil {
@@ -56,12 +57,14 @@ func FuzzManifest(f *testing.F) {
 		}
 		for _, chunk := range chunks {
 			first, count := l.extent(chunk)
-			if count < 1 || first < 0 || first+count > l.elements || l.chunkAt(first) != chunk || l.chunkAt(first+count-1) != chunk {
+			if count < 1 || first < 0 || first+count > l.elements || l.chunkAt(first) != chunk ||
+				l.chunkAt(first+count-1) != chunk {
 				t.Fatalf("chunk %d of %d is %d elements from %d on of %d", chunk, l.chunks, count, first, l.elements)
 			}
 			for _, r := range l.regions(chunk) {
 				stream := l.streams[r.stream]
-				if r.bytes < 1 || r.offset < stream.offset || r.offset+r.bytes > stream.offset+stream.bytes || r.sum >= len(m.Streams[r.stream].Sums) {
+				if r.bytes < 1 || r.offset < stream.offset || r.offset+r.bytes > stream.offset+stream.bytes ||
+					r.sum >= len(m.Streams[r.stream].Sums) {
 					t.Fatalf("chunk %d is %+v of the stream %+v", chunk, r, stream)
 				}
 			}
@@ -152,7 +155,8 @@ func readAll(t *testing.T, f *file, data io.ReaderAt) {
 	for chunk := range f.layout.chunks {
 		first, _ := f.layout.extent(chunk)
 		for _, region := range f.layout.regions(chunk) {
-			if err := f.torch.read(data, f.layout.streams[region.stream].Role, first, make([]byte, region.bytes)); err != nil {
+			if err := f.torch.read(data, f.layout.streams[region.stream].Role, first,
+				make([]byte, region.bytes)); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -95,7 +95,8 @@ func TestHostsWriteOneFile(t *testing.T) {
 	job := newJob(t, splitFormat, 700, cutModel(smallModel, alike(kernel.MomentsFP32)))
 	train(t, job, 1, 1)
 	writer := newTestWriter(t, folders[0], job[0])
-	if _, err := Save(folders[1], job[0], nil); err == nil || !strings.Contains(err.Error(), "another job is saving the same step") {
+	if _, err := Save(folders[1], job[0], nil); err == nil ||
+		!strings.Contains(err.Error(), "another job is saving the same step") {
 		t.Errorf("while another host writes: %v", err)
 	}
 	if err := writer.discard(); err != nil {

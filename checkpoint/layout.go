@@ -14,12 +14,12 @@ import (
 	"plimsoll/optim/kernel"
 )
 
-// layout is where everything of a shard lies in its file: one stream after the
-// other, each in the order of its arena, so that a chunk of the shard is one
-// contiguous range of each stream.
+// layout is where the elements of a shard lie in its file: one stream after the other,
+// each in the order of its arena. So a chunk of the shard is one contiguous range of
+// each stream.
 type layout struct {
-	format   kernel.Format // of the shard; sections may hold their moments otherwise
-	chunk    int64         // elements that are handed out, and have a checksum, at a time
+	format   kernel.Format // of the shard; sections may have other moments
+	chunk    int64         // elements that are written together and share a checksum
 	pieces   []Piece
 	sections []section
 	streams  []stream
@@ -28,15 +28,15 @@ type layout struct {
 	data     int64 // bytes of all streams
 }
 
-// section is a stretch of the shard whose moments are held alike.
+// section is a range of the shard whose moments have one type.
 type section struct {
 	engine.Section
 	first        int64 // element of the shard
 	momentsFirst int64 // place in the moment streams of its type
-	headersFirst int64 // and in the stream of their headers
+	headersFirst int64 // place in the stream of their headers
 	chunk        int64 // elements of a chunk
 	chunksFirst  int   // number of its first chunk in the shard
-	sumsFirst    int   // and among those whose moments are of its type
+	sumsFirst    int   // its number among the chunks whose moments have that type
 }
 
 func (s section) chunks() int { return int((s.Elements + s.chunk - 1) / s.chunk) }
@@ -45,19 +45,19 @@ func (s section) chunks() int { return int((s.Elements + s.chunk - 1) / s.chunk)
 type stream struct {
 	kernel.Stream
 	name    string            // of its arena in the ledger
-	moments kernel.MomentType // of the sections that it is of, where it is of moments
+	moments kernel.MomentType // of its sections, if it is a stream of moments
 	offset  int64             // in the data
 	bytes   int64
-	sums    int // checksums: its chunks
+	sums    int // number of checksums: one for each chunk
 }
 
-// ofMoments says that the stream is that of the moments of one type, and not
-// of all sections.
+// ofMoments reports whether the stream holds the moments of one type. All other
+// streams hold all sections.
 func (s stream) ofMoments() bool {
 	return s.Role == kernel.FirstMomentRole || s.Role == kernel.SecondMomentRole || s.Role == kernel.HeaderRole
 }
 
-// newLayout lays a shard out. The sections must be those of the pieces.
+// newLayout returns the layout of a shard. The sections must match the pieces.
 func newLayout(format kernel.Format, chunk int64, sections []engine.Section, pieces []Piece) (*layout, error) {
 	l := &layout{format: format, chunk: chunk, pieces: pieces}
 	if err := format.Validate(); err != nil {
@@ -83,8 +83,10 @@ func (l *layout) addSections(sections []engine.Section) error {
 	}
 	counts := map[kernel.MomentType]*count{}
 	for _, config := range sections {
-		if config.Elements < 0 || config.Elements > maxElements-l.elements || config.Group < 0 || config.Group > maxGroups {
-			return fmt.Errorf("a section of %d elements in parameter group %d after %d elements", config.Elements, config.Group, l.elements)
+		if config.Elements < 0 || config.Elements > maxElements-l.elements ||
+			config.Group < 0 || config.Group > maxGroups {
+			return fmt.Errorf("a section of %d elements in parameter group %d after %d elements",
+				config.Elements, config.Group, l.elements)
 		}
 		format := l.format
 		format.Moments = config.Moments
@@ -116,13 +118,14 @@ func (l *layout) addSections(sections []engine.Section) error {
 	return nil
 }
 
-// share is the layout of what one of several replicas of the shard saves, and
-// the element of the shard that it begins with. It is whole chunks, so that blocks
-// of int8 moments stay whole; with more replicas than chunks some have none.
+// share returns the layout of a replica's share of the shard, and the first element of
+// the share. A share is full chunks, so that blocks of int8 moments are not cut. With
+// more replicas than chunks some shares are empty.
 func (l *layout) share(replica, replicas int) (*layout, int64, error) {
 	replicas = max(1, replicas)
 	if replica < 0 || replica >= replicas || replicas > maxRanks {
-		return nil, 0, fmt.Errorf("replica %d of %d, expected 0 to %d of at most %d", replica, replicas, replicas-1, maxRanks)
+		return nil, 0, fmt.Errorf("replica %d of %d, expected 0 to %d of at most %d",
+			replica, replicas, replicas-1, maxRanks)
 	}
 	first, end := l.begin(l.chunks*replica/replicas), l.begin(l.chunks*(replica+1)/replicas)
 	var sections []engine.Section
@@ -137,7 +140,8 @@ func (l *layout) share(replica, replicas int) (*layout, int64, error) {
 	return share, first, err
 }
 
-// begin is the element that a chunk begins with, or that after the last.
+// begin returns the first element of a chunk. For the chunk after the last, it returns
+// the number of elements.
 func (l *layout) begin(chunk int) int64 {
 	if chunk == l.chunks {
 		return l.elements
@@ -146,11 +150,10 @@ func (l *layout) begin(chunk int) int64 {
 	return first
 }
 
-// blocks is the number of blocks of int8 moments, of which the last may be
-// short.
+// blocks returns the number of blocks of int8 moments; the last may be short.
 func blocks(elements int64) int64 { return (elements + kernel.Block - 1) / kernel.Block }
 
-// checkPieces holds the pieces against the sections.
+// checkPieces checks the pieces against the sections.
 func (l *layout) checkPieces() error {
 	first, names := int64(0), map[string]bool{}
 	for _, p := range l.pieces {
@@ -158,7 +161,8 @@ func (l *layout) checkPieces() error {
 			return err
 		}
 		if p.Count > l.elements-first {
-			return fmt.Errorf("parameter %q: the pieces have more elements than the %d of the shard", p.Name, l.elements)
+			return fmt.Errorf("parameter %q: the pieces have more elements than the %d of the shard",
+				p.Name, l.elements)
 		}
 		if names[p.Name] {
 			return fmt.Errorf("parameter %q is there twice: a shard has one piece of a parameter", p.Name)
@@ -166,7 +170,8 @@ func (l *layout) checkPieces() error {
 		names[p.Name] = true
 		s := l.sectionAt(first)
 		if first+p.Count > s.first+s.Elements || p.Group != s.Group || p.Moments != s.Moments {
-			return fmt.Errorf("parameter %q: its %d elements of group %d with %v moments are not in the section that the state has there: %d elements of group %d with %v moments",
+			return fmt.Errorf("parameter %q: its %d elements of group %d with %v moments are not in the section "+
+				"that the state has there: %d elements of group %d with %v moments",
 				p.Name, p.Count, p.Group, p.Moments, s.Elements, s.Group, s.Moments)
 		}
 		first += p.Count
@@ -177,15 +182,17 @@ func (l *layout) checkPieces() error {
 	return nil
 }
 
-// addStreams lists the streams, those with the widest elements first: then all
-// numbers are aligned as safetensors asks for.
+// addStreams adds the streams, the widest elements first. So all numbers are aligned,
+// as safetensors requires.
 func (l *layout) addStreams() {
 	for _, s := range l.format.Streams() {
 		if l.format.State == kernel.FP32 && s.Role == kernel.ParameterRole || s.Role == kernel.GradientRole {
 			continue // parameters are the master, rounded
 		}
 		if ofMoments := (stream{Stream: s}).ofMoments(); !ofMoments {
-			l.streams = append(l.streams, stream{Stream: s, name: string(s.Component), bytes: s.Bytes(l.elements), sums: l.chunks})
+			l.streams = append(l.streams, stream{
+				Stream: s, name: string(s.Component), bytes: s.Bytes(l.elements), sums: l.chunks,
+			})
 		}
 	}
 	for _, moments := range l.momentTypes() {
@@ -212,10 +219,13 @@ func (l *layout) addStreams() {
 	}
 }
 
-// momentTypes are those of the sections, that of the format first.
+// momentTypes returns the types of the sections' moments. The type of the format is
+// first.
 func (l *layout) momentTypes() []kernel.MomentType {
 	var types []kernel.MomentType
-	for _, moments := range []kernel.MomentType{l.format.Moments, kernel.MomentsFP32, kernel.MomentsBF16, kernel.MomentsInt8} {
+	for _, moments := range []kernel.MomentType{
+		l.format.Moments, kernel.MomentsFP32, kernel.MomentsBF16, kernel.MomentsInt8,
+	} {
 		held := func(s section) bool { return s.Moments == moments }
 		if slices.ContainsFunc(l.sections, held) && !slices.Contains(types, moments) {
 			types = append(types, moments)
@@ -224,23 +234,23 @@ func (l *layout) momentTypes() []kernel.MomentType {
 	return types
 }
 
-// sectionAt is the section of an element of the shard.
+// sectionAt returns the section of an element of the shard.
 func (l *layout) sectionAt(element int64) section {
 	return l.sections[sort.Search(len(l.sections), func(i int) bool { return l.sections[i].first > element })-1]
 }
 
-// chunkAt is the number of the chunk of an element of the shard.
+// chunkAt returns the number of the chunk of an element of the shard.
 func (l *layout) chunkAt(element int64) int {
 	s := l.sectionAt(element)
 	return s.chunksFirst + int((element-s.first)/s.chunk)
 }
 
-// sectionOf is the section of a chunk.
+// sectionOf returns the section of a chunk.
 func (l *layout) sectionOf(chunk int) section {
 	return l.sections[sort.Search(len(l.sections), func(i int) bool { return l.sections[i].chunksFirst > chunk })-1]
 }
 
-// extent is the elements of the shard that a chunk has.
+// extent returns the elements of the shard that a chunk holds.
 func (l *layout) extent(chunk int) (first, count int64) {
 	s := l.sectionOf(chunk)
 	from := int64(chunk-s.chunksFirst) * s.chunk
@@ -254,7 +264,7 @@ type region struct {
 	offset, bytes int64
 }
 
-// regions are those of a chunk, of every stream that it has.
+// regions returns the regions of a chunk in all its streams.
 func (l *layout) regions(chunk int) []region {
 	var regions []region
 	s := l.sectionOf(chunk)
@@ -278,7 +288,7 @@ func (l *layout) regions(chunk int) []region {
 	return regions
 }
 
-// bytesOf is a stream of a chunk as it lies in memory.
+// bytesOf returns the bytes of a stream of a chunk.
 func bytesOf(c kernel.Chunk, role kernel.Role) []byte {
 	switch role {
 	case kernel.ParameterRole:
@@ -310,12 +320,15 @@ type tensor struct {
 	DataOffsets [2]int64 `json:"data_offsets"`
 }
 
-// tensors are the streams, cut into the pieces, in the order of the data.
+// tensors returns the streams, cut into the pieces, in the order of the data.
 func (l *layout) tensors() []tensor {
 	var tensors []tensor
 	for _, stream := range l.streams {
-		if stream.Role == kernel.HeaderRole { // a block may be that of two pieces
-			tensors = append(tensors, tensor{stream.name, "U16", []int64{stream.bytes / 2}, [2]int64{stream.offset, stream.offset + stream.bytes}})
+		if stream.Role == kernel.HeaderRole { // two pieces may share a block
+			tensors = append(tensors, tensor{
+				stream.name, "U16", []int64{stream.bytes / 2},
+				[2]int64{stream.offset, stream.offset + stream.bytes},
+			})
 			continue
 		}
 		at := stream.offset
@@ -335,8 +348,8 @@ func (l *layout) tensors() []tensor {
 	return tensors
 }
 
-// tensorName is the name of the parameter for what the trainer uses as it is,
-// and otherwise that of the stream behind it.
+// tensorName returns the name of a piece's tensor. The parameters that the trainer uses
+// have the parameter's name. All other streams append their component.
 func tensorName(p Piece, s stream) string {
 	if s.Role == kernel.ParameterRole {
 		return p.String()
@@ -345,25 +358,28 @@ func tensorName(p Piece, s stream) string {
 }
 
 func safetensorsName(t dtype.Type) string {
-	return map[dtype.Type]string{dtype.F32: "F32", dtype.BF16: "BF16", dtype.F16: "F16", dtype.U16: "U16", dtype.U8: "U8"}[t]
+	return map[dtype.Type]string{
+		dtype.F32: "F32", dtype.BF16: "BF16", dtype.F16: "F16", dtype.U16: "U16", dtype.U8: "U8",
+	}[t]
 }
 
-// pageSize is what the data begins at a multiple of, so that chunks are whole
-// pages of the file where their sizes allow it.
+// pageSize is the alignment of the data, so that chunks are full pages of the file if
+// their sizes allow it.
 const pageSize = 4096
 
 // maxHeader is the limit of the reference implementation of safetensors.
 const maxHeader = 100_000_000
 
-// header is everything before the data: the length of the header and the
-// header, with blanks up to a whole page.
+// header returns everything before the data: the length of the header, the header, and
+// blanks up to a full page.
 func (l *layout) header(step int64) ([]byte, error) {
-	const metadata = "__metadata__" // what safetensors has beside tensors
+	const metadata = "__metadata__" // the one entry that is no tensor
 	text := []byte(fmt.Sprintf(`{%q:{"format":"pt","schema":%q,"step":"%d"}`, metadata, ShardSchema, step))
 	names := map[string]bool{metadata: true}
 	for _, t := range l.tensors() {
 		if names[t.name] {
-			return nil, fmt.Errorf("two tensors would have the name %q: a parameter is named like a stream of another, or like what is no parameter", t.name)
+			return nil, fmt.Errorf("two tensors would have the name %q: "+
+				"a parameter is named like a stream of another, or like what is no parameter", t.name)
 		}
 		names[t.name] = true
 		name, err := json.Marshal(t.name)
@@ -381,7 +397,8 @@ func (l *layout) header(step int64) ([]byte, error) {
 		text = append(text, ' ')
 	}
 	if len(text) > maxHeader {
-		return nil, fmt.Errorf("the header of the safetensors file would have %d bytes, and at most %d are allowed", len(text), maxHeader)
+		return nil, fmt.Errorf("the header of the safetensors file would have %d bytes, and at most %d are allowed",
+			len(text), maxHeader)
 	}
 	return append(binary.LittleEndian.AppendUint64(nil, uint64(len(text))), text...), nil
 }

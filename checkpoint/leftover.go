@@ -16,38 +16,39 @@ import (
 	"plimsoll/ledger"
 )
 
-// A save that is broken off leaves its files behind, with all the room that they
-// took. A later commit removes them. Where there is no room for a later save either,
-// no commit comes: then that save removes what is its own rank's to remove.
+// A broken-off save leaves its files behind, with all the room that they take. A later
+// commit removes them. If a later save has no room either, no commit comes: then that
+// save removes the leftovers that its own rank may remove.
 //
 // It removes files of its own rank and part in folders of other steps: a rank that
-// begins a save has given up the one before, which it has not committed. And it
-// removes files of a job of another size, as a save does in its own folder. It leaves
-// a folder alone in which anybody writes a file or makes a checkpoint (by flock, so
-// only where the file system has it), one that holds a complete checkpoint, and
-// whatever no save has written.
+// begins a save has given up its save before, which it has not committed. It also
+// removes files of a job of another size, as a save does in its own folder.
+//
+// It does not touch a folder in which a process writes a file or makes a checkpoint. It
+// tells by flock, so only if the file system has it. It does not touch a folder that
+// holds a complete checkpoint, nor any file that no save has written.
 
-// Leftover is what a save or a commit that was broken off has left.
+// Leftover is a file or folder that a broken-off save or commit has left.
 type Leftover struct {
 	Path  string
 	Bytes ledger.Bytes
 }
 
-// clearing has one rank of this process at a time clear a folder: what another is
-// removing is free when it is this one's turn.
+// clearing lets one rank of this process at a time clear a folder. The next rank finds
+// the room that the one before has freed.
 var clearing sync.Mutex
 
 // rankFile is the name of a file of a shard: without suffix, and the size of its job.
 var rankFile = regexp.MustCompile(`^\.?(rank-\d{5,7}-of-(\d{5,7})-[a-zA-Z0-9._-]{1,64})(\.safetensors|\.json\d*)$`)
 
-// isFull says that a save has failed for want of room.
+// isFull reports whether a save has failed for want of room.
 func isFull(err error) bool {
 	var full *DoesNotFit
 	return errors.As(err, &full) || errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT)
 }
 
-// newWriterWithRoom is newWriter. Where there is no room it removes what broken saves
-// have left, and names that.
+// newWriterWithRoom calls begin. If there is no room, it removes leftovers of broken-off
+// saves, tries again, and returns the leftovers.
 func newWriterWithRoom(directory string, s Shard, begin func() (*writer, error)) (*writer, []Leftover, error) {
 	w, err := begin()
 	if !isFull(err) {
@@ -64,11 +65,11 @@ func newWriterWithRoom(directory string, s Shard, begin func() (*writer, error))
 	return w, removed, err
 }
 
-// leftovers lists what is left of other steps than the one that is being saved.
+// leftovers returns the leftovers of other steps than the one that is being saved.
 func leftovers(directory string, step int64) []Leftover {
 	entries, err := os.ReadDir(directory)
 	if err != nil {
-		return nil // the save says what is wrong with it
+		return nil // the save reports the error
 	}
 	var left []Leftover
 	for _, e := range entries {
@@ -80,7 +81,7 @@ func leftovers(directory string, step int64) []Leftover {
 	return left
 }
 
-// sizeOf is the room that the files in a folder take, or that of one file.
+// sizeOf returns the room that the files in a folder, or one file, take.
 func sizeOf(path string) ledger.Bytes {
 	const block = 512 // of st_blocks
 	var bytes ledger.Bytes
@@ -94,13 +95,13 @@ func sizeOf(path string) ledger.Bytes {
 	return bytes
 }
 
-// clearLeftovers removes what it may, and returns that.
+// clearLeftovers removes the leftovers that it may remove, and returns them.
 func clearLeftovers(directory string, s Shard) []Leftover {
 	var removed []Leftover
 	for _, l := range leftovers(directory, s.State.Steps()) {
 		name := filepath.Base(l.Path)
 		if step, discarded := strings.CutPrefix(name, discardedPrefix); discarded {
-			// It was replaced, and another is there.
+			// It was replaced if another checkpoint has its place.
 			if exists(filepath.Join(directory, step, indexName)) && os.RemoveAll(l.Path) == nil {
 				removed = append(removed, l)
 			}
@@ -113,21 +114,21 @@ func clearLeftovers(directory string, s Shard) []Leftover {
 	return removed
 }
 
-// clearFolder removes what it may of a folder in which another step was saved.
+// clearFolder removes the files that it may remove from a folder of another step.
 func clearFolder(l Leftover, s Shard) []Leftover {
 	folder, err := lockFolder(l.Path, unix.LOCK_EX|unix.LOCK_NB)
 	if err != nil {
 		return nil // a file is being begun there, or a checkpoint made
 	}
 	defer folder.Close()
-	if exists(filepath.Join(l.Path, replacedMark)) { // by a commit that died then: another is in its place
+	if exists(filepath.Join(l.Path, replacedMark)) { // its commit died then: another has its place
 		if discard(l.Path) != nil {
 			return nil
 		}
 		return []Leftover{l}
 	}
 	entries, err := os.ReadDir(l.Path)
-	if err != nil || exists(filepath.Join(l.Path, indexName)) { // which lacks nothing but its name
+	if err != nil || exists(filepath.Join(l.Path, indexName)) { // a complete checkpoint without its name
 		return nil
 	}
 	var ours []string
@@ -147,11 +148,11 @@ func clearFolder(l Leftover, s Shard) []Leftover {
 			removed = append(removed, gone)
 		}
 	}
-	_ = os.Remove(l.Path) // if there was nothing else in it
+	_ = os.Remove(l.Path) // succeeds if nothing else is in it
 	return removed
 }
 
-// isLeftBy says whether a file is of an earlier save of this rank and part, or of a
+// isLeftBy reports whether a file is of an earlier save of this rank and part, or of a
 // job of another size.
 func isLeftBy(name string, s Shard) bool {
 	parts := rankFile.FindStringSubmatch(name)
@@ -162,7 +163,7 @@ func isLeftBy(name string, s Shard) bool {
 	return err == nil && (world != s.World || parts[1] == fileName(s.Rank, s.World, s.Part))
 }
 
-// isFree says that nobody writes a file, as far as its file system can say so.
+// isFree reports whether no process writes a file, as far as its file system can tell.
 func isFree(path string) bool {
 	file, _, err := files.OpenFile(path, os.O_WRONLY|unix.O_NOFOLLOW, 0)
 	if err != nil {

@@ -11,8 +11,8 @@ import (
 	"plimsoll/optim/kernel"
 )
 
-// TestClearLeftovers: a save that lacks room takes away what an earlier one of its
-// rank has left, and nothing that may be of use to anybody.
+// TestClearLeftovers: a save that lacks room removes the leftovers of an earlier save of
+// its rank, and nothing that may be of use.
 func TestClearLeftovers(t *testing.T) {
 	const own, other = "rank-00000-of-00002-bf16", "rank-00001-of-00002-bf16"
 	files := func(names ...string) []string {
@@ -37,22 +37,28 @@ func TestClearLeftovers(t *testing.T) {
 		"a job of another size": {
 			".saving-step-00000002", files("rank-00003-of-00007-bf16", "rank-00001-of-00001-fp32"), nil, nil,
 		},
-		"another part":         {".saving-step-00000002", files("rank-00000-of-00002-fp32"), files("rank-00000-of-00002-fp32"), nil},
-		"what no save writes":  {".saving-step-00000002", []string{own + dataSuffix, "notes.txt"}, []string{"notes.txt"}, nil},
-		"no folder of a save":  {".saving-my-work", files(own), files(own), nil},
-		"the step it is of":    {".saving-step-00000005", files(own), files(own), nil},
-		"a checkpoint":         {"step-00000002", files(own), files(own), nil},
-		"lacks but its name":   {".saving-step-00000002", []string{own + dataSuffix, indexName}, []string{indexName, own + dataSuffix}, nil},
-		"was replaced":         {".saving-step-00000002", []string{other + dataSuffix, indexName, replacedMark}, nil, nil},
-		"removed half":         {".discarded-step-00000001", files(other), nil, nil},
-		"the only one of it":   {".discarded-step-00000002", files(other), files(other), nil},
-		"is being written":     {".saving-step-00000002", files(own, other), files(own, other), lockFile(other + dataSuffix)},
+		"another part": {".saving-step-00000002", files("rank-00000-of-00002-fp32"),
+			files("rank-00000-of-00002-fp32"), nil},
+		"what no save writes": {".saving-step-00000002", []string{own + dataSuffix, "notes.txt"},
+			[]string{"notes.txt"}, nil},
+		"no folder of a save": {".saving-my-work", files(own), files(own), nil},
+		"the step it is of":   {".saving-step-00000005", files(own), files(own), nil},
+		"a checkpoint":        {"step-00000002", files(own), files(own), nil},
+		"lacks but its name": {".saving-step-00000002", []string{own + dataSuffix, indexName},
+			[]string{indexName, own + dataSuffix}, nil},
+		"was replaced": {".saving-step-00000002",
+			[]string{other + dataSuffix, indexName, replacedMark}, nil, nil},
+		"removed half":       {".discarded-step-00000001", files(other), nil, nil},
+		"the only one of it": {".discarded-step-00000002", files(other), files(other), nil},
+		"is being written": {".saving-step-00000002", files(own, other), files(own, other),
+			lockFile(other + dataSuffix)},
 		"another writes there": {".saving-step-00000002", files(own), files(own), lockFile("")},
-		"a pipe in its place": {".saving-step-00000002", files(own), files(own, other), func(t *testing.T, folder string) {
-			if err := unix.Mkfifo(filepath.Join(folder, other+dataSuffix), 0o600); err != nil {
-				t.Fatal(err)
-			}
-		}},
+		"a pipe in its place": {".saving-step-00000002", files(own), files(own, other),
+			func(t *testing.T, folder string) {
+				if err := unix.Mkfifo(filepath.Join(folder, other+dataSuffix), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			directory := t.TempDir()
@@ -78,7 +84,8 @@ func TestClearLeftovers(t *testing.T) {
 			if exists(filepath.Join(directory, c.folder)) {
 				left = filesOf(t, filepath.Join(directory, c.folder))
 			}
-			if strings.Join(left, " ") != strings.Join(c.left, " ") || len(removed) > 0 != (len(c.left) < len(c.there)) {
+			if strings.Join(left, " ") != strings.Join(c.left, " ") ||
+				len(removed) > 0 != (len(c.left) < len(c.there)) {
 				t.Errorf("it has left %v, want %v; it says that it has removed %v", left, c.left, removed)
 			}
 			if len(c.left) == 0 && exists(filepath.Join(directory, c.folder)) {
@@ -88,7 +95,7 @@ func TestClearLeftovers(t *testing.T) {
 	}
 }
 
-// lockFile locks a file of a folder, or the folder itself, as who uses it does.
+// lockFile locks a file of a folder, or the folder itself, as its users do.
 func lockFile(name string) func(t *testing.T, folder string) {
 	return func(t *testing.T, folder string) {
 		file, err := os.Open(filepath.Join(folder, name))
@@ -106,8 +113,8 @@ func lockFile(name string) func(t *testing.T, folder string) {
 	}
 }
 
-// TestBrokenSavesLeaveRoom: on a disk with room for two checkpoints saves go on after
-// one that was never committed, and what is in the way otherwise is named.
+// TestBrokenSavesLeaveRoom: on a disk with room for two checkpoints, saves go on after
+// one that was never committed. The error names other leftovers that take room.
 func TestBrokenSavesLeaveRoom(t *testing.T) {
 	directory := t.TempDir()
 	if err := unix.Mount("tmpfs", directory, "tmpfs", 0, "size=500k"); err != nil {
@@ -137,11 +144,12 @@ func TestBrokenSavesLeaveRoom(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if removed := saving.Removed(); step > 2 && (len(removed) != 1 || !strings.Contains(removed[0].Path, folderOf(step-1)) || removed[0].Bytes < 12*15649) {
+		if removed := saving.Removed(); step > 2 &&
+			(len(removed) != 1 || !strings.Contains(removed[0].Path, folderOf(step-1)) || removed[0].Bytes < 12*15649) {
 			t.Errorf("step %d: removed are %v", step, removed)
 		}
 	}
-	// Another part, of which nobody knows here whether a job is to commit it.
+	// Another part: the save cannot know whether a job is about to commit it.
 	kept := filepath.Join(directory, savingPrefix+folderOf(5))
 	for _, suffix := range []string{dataSuffix, manifestEnd} {
 		name := filepath.Join(kept, "rank-00000-of-00001-")
@@ -150,7 +158,8 @@ func TestBrokenSavesLeaveRoom(t *testing.T) {
 		}
 	}
 	_, err := saveStep(6)
-	for _, want := range []string{"the checkpoint takes 19", kept + " holds 19", "of a save that is not finished", "remove what is not finished if no job is saving there"} {
+	for _, want := range []string{"the checkpoint takes 19", kept + " holds 19", "of a save that is not finished",
+		"remove what is not finished if no job is saving there"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
 		}

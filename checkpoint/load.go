@@ -15,27 +15,29 @@ import (
 	"plimsoll/optim/kernel"
 )
 
-// ErrPartial is what [Checkpoint.Load] has failed with where files have changed
-// since they were verified, and [Checkpoint.LoadNew] where one is damaged.
+// ErrPartial is the error of [Checkpoint.Load] if files have changed since they were
+// verified, and of [Checkpoint.LoadNew] if a file is damaged.
 var ErrPartial = errors.New("the state is loaded in part and must not be used")
 
-// Load fills a shard from the checkpoint, whichever ranks, cuts and formats it
-// was written from, and gives back the step and the training document: that of
-// the same rank and part, where there is one.
+// Load fills a shard from the checkpoint, whichever ranks, cuts and formats it was
+// written from. It returns the step and the training document of the same rank and
+// part, or else the first document.
 //
-// All that will be read is verified first. Until then nothing is overwritten,
-// and a shard that cannot be filled stays as it is.
+// Load verifies everything that it will read before it overwrites anything. A shard
+// that cannot be filled does not change.
 func (c *Checkpoint) Load(ctx context.Context, s Shard) (step int64, training jsontext.Value, err error) {
 	return c.load(ctx, s, func(l *loader) error { return c.verify(ctx, l.tasks(), false, nil) })
 }
 
-// LoadNew fills a shard that holds nothing worth keeping. It reads everything
-// once, and verifies each chunk before it takes it.
+// LoadNew fills a shard that holds nothing worth keeping. It reads everything once,
+// and verifies each chunk before it uses it.
 func (c *Checkpoint) LoadNew(ctx context.Context, s Shard) (step int64, training jsontext.Value, err error) {
 	return c.load(ctx, s, func(*loader) error { return nil })
 }
 
-func (c *Checkpoint) load(ctx context.Context, s Shard, first func(*loader) error) (step int64, training jsontext.Value, err error) {
+func (c *Checkpoint) load(
+	ctx context.Context, s Shard, first func(*loader) error,
+) (step int64, training jsontext.Value, err error) {
 	l, err := layoutOf(s)
 	if err != nil {
 		return 0, nil, err
@@ -54,7 +56,7 @@ func (c *Checkpoint) load(ctx context.Context, s Shard, first func(*loader) erro
 	return c.step, c.training(s.Rank, s.Part), nil
 }
 
-// training is the document that a rank has saved, or else that of the first.
+// training returns the document that a rank has saved, or else the first document.
 func (c *Checkpoint) training(rank int, part string) jsontext.Value {
 	document := c.files[0].manifest.Training
 	for _, f := range c.files {
@@ -67,10 +69,10 @@ func (c *Checkpoint) training(rank int, part string) jsontext.Value {
 	return document
 }
 
-// run is a stretch of elements that lie one behind the other in a file as in the
-// shard that is filled, and in one section of the file.
+// run is a range of elements that is contiguous in the shard that is filled and in one
+// section of a file.
 type run struct {
-	to, from, count int64 // elements of the shard, and of that in the file
+	to, from, count int64 // elements: of the shard that is filled, and of the shard in the file
 	file            int
 }
 
@@ -81,11 +83,12 @@ type loader struct {
 	runs   []run   // in the order of the shard
 }
 
-// newLoader finds out where the elements of a shard are. Where ranks hold the
-// same, the rank's own is taken.
+// newLoader finds the elements of a shard in the files. If several ranks hold an
+// element, it prefers the rank's own file.
 func (c *Checkpoint) newLoader(l *layout, rank int) (*loader, error) {
 	if own, theirs := l.format.Algorithm, c.Algorithm(); own != theirs {
-		return nil, c.unsuitable("it is the state of %v, and the optimizer is %v: their moments mean different things", theirs, own)
+		return nil, c.unsuitable("it is the state of %v, and the optimizer is %v: their moments mean different things",
+			theirs, own)
 	}
 	loader := &loader{c: c, layout: l}
 	at := int64(0)
@@ -108,19 +111,25 @@ func (c *Checkpoint) newLoader(l *layout, rank int) (*loader, error) {
 }
 
 func (c *Checkpoint) unsuitable(format string, arguments ...any) error {
-	return &fault.Input{Where: fault.Position{File: c.path}, What: fmt.Sprintf("the checkpoint is not that of this training: "+format, arguments...)}
+	return &fault.Input{
+		Where: fault.Position{File: c.path},
+		What:  fmt.Sprintf("the checkpoint is not that of this training: "+format, arguments...),
+	}
 }
 
 func (c *Checkpoint) lacks(name string) error {
-	e := &fault.Input{Where: fault.Position{File: c.path}, What: fmt.Sprintf("the checkpoint has no parameter %q", name)}
+	e := &fault.Input{
+		Where: fault.Position{File: c.path},
+		What:  fmt.Sprintf("the checkpoint has no parameter %q", name),
+	}
 	if nearest := fault.Nearest(name, c.names); nearest != "" {
 		e.Mend = fmt.Sprintf("it has %q", nearest)
 	}
 	return e
 }
 
-// at is a stretch that has an element, a preferred one if there is one, and else
-// the one that goes on the furthest. A complete checkpoint has one.
+// at returns a stretch that holds an element: a preferred one or, without any, the one
+// that goes on the furthest. A complete checkpoint has one.
 func (p *parameter) at(element int64, preferred func(stretch) bool) stretch {
 	var found stretch
 	for _, s := range p.stretches {
@@ -137,8 +146,8 @@ func (p *parameter) at(element int64, preferred func(stretch) bool) stretch {
 	return found
 }
 
-// add appends a run, joined with the one before where they go on alike: a block
-// of int8 moments may begin in one piece and end in the next.
+// add appends a run. It extends the run before if the two are contiguous: a block of
+// int8 moments may begin in one piece and end in the next.
 func (l *loader) add(r run) {
 	if last := len(l.runs) - 1; last >= 0 {
 		before := &l.runs[last]
@@ -151,7 +160,7 @@ func (l *loader) add(r run) {
 	l.runs = append(l.runs, r)
 }
 
-// tasks are the chunks that the runs need, each once.
+// tasks returns the chunks that the runs need, each once.
 func (l *loader) tasks() []task {
 	needed := make([][]bool, len(l.c.files))
 	for _, r := range l.runs {
@@ -177,8 +186,8 @@ func (l *loader) tasks() []task {
 	return tasks
 }
 
-// load fills the shard, by its own workers: so every page that is new lies near
-// the worker that will update it.
+// load has the shard's own workers fill it: so every new page lies near the worker
+// that will update it.
 func (l *loader) load(ctx context.Context, s Shard) error {
 	readers := readers{c: l.c}
 	var mutex sync.Mutex
@@ -211,14 +220,14 @@ func (l *loader) load(ctx context.Context, s Shard) error {
 	return errors.Join(failed, readers.close())
 }
 
-// lengthAt is the number of elements of the chunk that begins at an element.
+// lengthAt returns the number of elements of the chunk that begins at an element.
 func (l *layout) lengthAt(first int64) int64 {
 	_, count := l.extent(l.chunkAt(first))
 	return count
 }
 
-// readers hands readers out to workers, to each the one that stands where it
-// goes on.
+// readers lends readers to workers. A worker gets the reader that stands at its next
+// element, if there is one.
 type readers struct {
 	c     *Checkpoint
 	roles map[kernel.Role]bool
@@ -280,9 +289,9 @@ func (l *loader) fill(r *reader, first int64, to kernel.Chunk) error {
 	return nil
 }
 
-// spans calls body with every stretch of count elements of the shard that is in
-// one chunk of a file: n elements, from the shard's element first + at, and
-// from element start of the chunk.
+// spans divides count elements of the shard into ranges that lie in one chunk of a
+// file, and calls body for each. A range is n elements: they begin at element first +
+// at of the shard and at element start of the chunk.
 func (l *loader) spans(r *reader, first, count int64, body func(at, n int, from kernel.Chunk, start int)) error {
 	i := sort.Search(len(l.runs), func(i int) bool { return l.runs[i].to > first }) - 1
 	for at := int64(0); at < count; {
@@ -305,8 +314,8 @@ func (l *loader) spans(r *reader, first, count int64, body func(at, n int, from 
 	return nil
 }
 
-// fillBlock fills a block of int8 moments: bit for bit where it is one there,
-// and else from what its elements are, rounded to nearest.
+// fillBlock fills a block of int8 moments. If its elements are a block in the file, too,
+// it copies the bits. Else it encodes their values, rounded to nearest.
 func (l *loader) fillBlock(r *reader, first int64, block, n int, to kernel.Chunk) error {
 	var firsts, seconds [kernel.Block]float32
 	begin, held := block*kernel.Block, false
@@ -328,15 +337,14 @@ func (l *loader) fillBlock(r *reader, first int64, block, n int, to kernel.Chunk
 	return err
 }
 
-// isBlock says that elements start to start + n of a chunk are a block. Chunks
+// isBlock reports whether elements start to start + n of a chunk are a block. Chunks
 // are cut between blocks.
 func isBlock(c kernel.Chunk, start, n int) bool {
 	end := start + n
 	return c.Headers != nil && start%kernel.Block == 0 && (n == kernel.Block || end == c.Moments[0].Len())
 }
 
-// putMaster sets n master weights, and the parameters that are rounded from
-// them.
+// putMaster sets n master weights, and the parameters that are rounded from them.
 func putMaster(format kernel.Format, to kernel.Chunk, at int, from kernel.Chunk, start, n int) {
 	fromSplit := from.Low != nil
 	switch {
@@ -371,8 +379,8 @@ func putMaster(format kernel.Format, to kernel.Chunk, at int, from kernel.Chunk,
 	}
 }
 
-// putMoments sets n of each moment, rounded to nearest where they were held with
-// more digits.
+// putMoments sets n elements of each moment. It rounds to nearest if the file has more
+// digits.
 func putMoments(to kernel.Chunk, at int, from kernel.Chunk, start, n int) {
 	for number, moment := range to.Moments {
 		switch theirs := from.Moments[number]; {

@@ -20,7 +20,7 @@ import (
 	"plimsoll/optim/kernel"
 )
 
-// drawFormat is one of those of an algorithm.
+// drawFormat draws a format of an algorithm.
 func drawFormat(t *rapid.T, algorithm kernel.Algorithm, label string) kernel.Format {
 	var known []kernel.Format
 	for _, f := range formats() {
@@ -32,7 +32,7 @@ func drawFormat(t *rapid.T, algorithm kernel.Algorithm, label string) kernel.For
 	return rapid.SampledFrom(known).Draw(t, label)
 }
 
-// drawModel is a model of a few parameters, around the size of a block.
+// drawModel draws a model of a few parameters, around the size of a block.
 func drawModel(t *rapid.T) []tensorOf {
 	var model []tensorOf
 	for i := range rapid.IntRange(1, 6).Draw(t, "parameters") {
@@ -51,19 +51,20 @@ func drawCuts(t *rapid.T, model []tensorOf, label string) []int64 {
 	if elements < 2 {
 		return nil
 	}
-	cuts := rapid.SliceOfNDistinct(rapid.Int64Range(1, elements-1), 0, int(min(3, elements-1)), rapid.ID[int64]).Draw(t, label)
+	cuts := rapid.SliceOfNDistinct(rapid.Int64Range(1, elements-1), 0, int(min(3, elements-1)),
+		rapid.ID[int64]).Draw(t, label)
 	slices.Sort(cuts)
 	return cuts
 }
 
-// drawMoments holds the moments of some parameters otherwise than the format
-// says.
+// drawMoments gives the moments of some parameters another type than the format's.
 func drawMoments(t *rapid.T, model []tensorOf, f kernel.Format, label string) func(tensorOf) kernel.MomentType {
 	chosen := map[string]kernel.MomentType{}
 	for _, p := range model {
 		moments := f.Moments
 		if rapid.IntRange(0, 3).Draw(t, label) == 0 {
-			moments = rapid.SampledFrom([]kernel.MomentType{kernel.MomentsFP32, kernel.MomentsBF16, kernel.MomentsInt8}).Draw(t, label)
+			moments = rapid.SampledFrom([]kernel.MomentType{kernel.MomentsFP32, kernel.MomentsBF16,
+				kernel.MomentsInt8}).Draw(t, label)
 		}
 		if !moments.Suits(f.Algorithm) {
 			moments = f.Moments
@@ -73,22 +74,25 @@ func drawMoments(t *rapid.T, model []tensorOf, f kernel.Format, label string) fu
 	return func(p tensorOf) kernel.MomentType { return chosen[p.name] }
 }
 
-// TestLoadIntoAnyCutAndFormat: what is loaded is what was saved, by name,
-// rounded once where the format has fewer digits.
+// TestLoadIntoAnyCutAndFormat: the loaded state is the saved state, by name. It is
+// rounded once if the format has fewer digits.
 func TestLoadIntoAnyCutAndFormat(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
-		algorithm := rapid.SampledFrom([]kernel.Algorithm{kernel.Adam, kernel.Adam, kernel.Lion, kernel.Adagrad, kernel.SGD}).Draw(rt, "algorithm")
+		algorithm := rapid.SampledFrom([]kernel.Algorithm{kernel.Adam, kernel.Adam, kernel.Lion, kernel.Adagrad,
+			kernel.SGD}).Draw(rt, "algorithm")
 		model := drawModel(rt)
 		chunk := rapid.IntRange(1, 600)
 		from := drawFormat(rt, algorithm, "from")
-		job := newJob(rt, from, chunk.Draw(rt, "chunk"), cutModel(model, drawMoments(rt, model, from, "moments"), drawCuts(rt, model, "cuts")...))
+		job := newJob(rt, from, chunk.Draw(rt, "chunk"),
+			cutModel(model, drawMoments(rt, model, from, "moments"), drawCuts(rt, model, "cuts")...))
 		train(rt, job, rapid.Uint64().Draw(rt, "seed"), 2)
 		directory := temporary(rt)
 		save(rt, directory, job, "")
 
 		shuffled := rapid.Permutation(model).Draw(rt, "other order")
 		to := drawFormat(rt, algorithm, "to")
-		others := newJob(rt, to, chunk.Draw(rt, "other chunk"), cutModel(shuffled, drawMoments(rt, shuffled, to, "other moments"), drawCuts(rt, shuffled, "other cuts")...))
+		others := newJob(rt, to, chunk.Draw(rt, "other chunk"),
+			cutModel(shuffled, drawMoments(rt, shuffled, to, "other moments"), drawCuts(rt, shuffled, "other cuts")...))
 		load(rt, directory, others)
 		compareValues(rt, job, others)
 	})
@@ -103,7 +107,7 @@ func temporary(t *rapid.T) string {
 	return directory
 }
 
-// compareValues holds a job that was loaded against the one that was saved.
+// compareValues compares a loaded job with the saved one.
 func compareValues(t failer, job, others []Shard) {
 	t.Helper()
 	want, got := values(job), values(others)
@@ -121,7 +125,8 @@ func compareValues(t failer, job, others []Shard) {
 	for _, s := range others {
 		for _, p := range s.Pieces {
 			for i := p.First; i < p.First+p.Count; i++ {
-				compareElement(t, fmt.Sprintf("element %d of %s", i, p.Name), s.Format, held[p.Name][i], p.Moments, at(want[p.Name], i), at(got[p.Name], i))
+				compareElement(t, fmt.Sprintf("element %d of %s", i, p.Name), s.Format, held[p.Name][i], p.Moments,
+					at(want[p.Name], i), at(got[p.Name], i))
 			}
 		}
 		checkParameters(t, s)
@@ -132,8 +137,8 @@ func at(streams [3][]float32, i int64) [3]float32 {
 	return [3]float32{streams[0][i], streams[1][i], streams[2][i]}
 }
 
-// compareElement holds the master weight and the moments of an element against
-// what they were.
+// compareElement compares the master weight and the moments of an element with the saved
+// ones.
 func compareElement(t failer, name string, format kernel.Format, from, to kernel.MomentType, want, got [3]float32) {
 	t.Helper()
 	if math.Float32bits(want[0]) != math.Float32bits(got[0]) {
@@ -166,7 +171,7 @@ func compareElement(t failer, name string, format kernel.Format, from, to kernel
 	}
 }
 
-// checkParameters holds what the trainer reads against the master weights.
+// checkParameters compares the trainer's parameters with the master weights.
 func checkParameters(t failer, s Shard) {
 	s.State.Each(func(first int64, c kernel.Chunk) {
 		for i, master := range c.Master {
@@ -184,7 +189,7 @@ func checkParameters(t failer, s Shard) {
 	})
 }
 
-// TestInt8BlocksStayAsTheyAre where a block is cut out of a larger shard.
+// TestInt8BlocksStayAsTheyAre if a block is cut out of a larger shard.
 func TestInt8BlocksStayAsTheyAre(t *testing.T) {
 	f := format(kernel.Adam, kernel.Split, kernel.MomentsInt8, dtype.BF16)
 	model := []tensorOf{{"a", []int64{512}, 0}, {"b", []int64{1024}, 0}, {"c", []int64{300}, 0}}
@@ -215,7 +220,7 @@ func compareRaw(t *testing.T, job, others []Shard, component ledger.Component) {
 	}
 }
 
-// TestLoadRefuses what does not suit, and leaves the state as it is.
+// TestLoadRefuses checkpoints that do not suit the shard, and does not change the state.
 func TestLoadRefuses(t *testing.T) {
 	directory := t.TempDir()
 	job := newJob(t, splitFormat, 700, cutModel(smallModel, alike(kernel.MomentsFP32), 9000))
@@ -236,7 +241,8 @@ func TestLoadRefuses(t *testing.T) {
 		says   []string
 	}{
 		"another name": {splitFormat, changed(func(p *tensorOf) { p.name = "model.layers.0.k_proj.weight" }),
-			[]string{directory, `no parameter "model.layers.0.k_proj.weight"`, `it has "model.layers.0.q_proj.weight"`}},
+			[]string{directory, `no parameter "model.layers.0.k_proj.weight"`,
+				`it has "model.layers.0.q_proj.weight"`}},
 		"another shape": {splitFormat, changed(func(p *tensorOf) { p.shape = []int64{32, 64} }),
 			[]string{directory, `"model.layers.0.q_proj.weight" has the shape [64 32] there, expected [32 64]`}},
 		"another optimizer": {format(kernel.Lion, kernel.Split, kernel.MomentsFP32, dtype.BF16), smallModel,
@@ -253,7 +259,7 @@ func TestLoadRefuses(t *testing.T) {
 	}
 }
 
-// mustSay wants an input error that says certain things.
+// mustSay requires an input error with certain texts.
 func mustSay(t failer, err error, says ...string) {
 	t.Helper()
 	var input *fault.Input
@@ -354,7 +360,8 @@ func TestConvert(t *testing.T) {
 			if err := converted.Verify(t.Context(), nil); err != nil {
 				t.Fatal(err)
 			}
-			if want := max(test.to.Ranks, 3); test.to.Ranks > 0 && converted.World() != test.to.Ranks || test.to.Ranks == 0 && converted.World() != want {
+			if want := max(test.to.Ranks, 3); test.to.Ranks > 0 && converted.World() != test.to.Ranks ||
+				test.to.Ranks == 0 && converted.World() != want {
 				t.Errorf("%d ranks", converted.World())
 			}
 			loaded := newJob(t, converted.files[0].layout.format, 700, pieces(converted))
@@ -371,11 +378,12 @@ func TestConvert(t *testing.T) {
 	}
 }
 
-// TestConvertAfterAConversionThatWasKilled, of another file: what that has left is
-// no part of this one, whether it was finished or not.
+// TestConvertAfterAConversionThatWasKilled: the leftovers of the conversion of another
+// file are no part of this one, whether they are finished or not.
 func TestConvertAfterAConversionThatWasKilled(t *testing.T) {
 	cuts := cutModel(smallModel, alike(kernel.MomentsFP32))
-	job, other := newJob(t, splitFormat, 700, cuts), newJob(t, splitFormat, 700, cutModel([]tensorOf{{"other", []int64{7}, 0}}, alike(kernel.MomentsFP32)))
+	job, other := newJob(t, splitFormat, 700, cuts),
+		newJob(t, splitFormat, 700, cutModel([]tensorOf{{"other", []int64{7}, 0}}, alike(kernel.MomentsFP32)))
 	other[0].Part = torchPart
 	c, err := Open(save(t, t.TempDir(), job, ""))
 	if err != nil {
@@ -406,8 +414,8 @@ func TestConvertAfterAConversionThatWasKilled(t *testing.T) {
 	}
 }
 
-// TestConvertBesideASave: what somebody is saving is no leftover, nor of the
-// conversion that finds it.
+// TestConvertBesideASave: files that a job is saving are no leftovers, and no part of the
+// conversion that finds them.
 func TestConvertBesideASave(t *testing.T) {
 	job := newJob(t, splitFormat, 700, cutModel(smallModel, alike(kernel.MomentsFP32), 9000))
 	c, err := Open(save(t, t.TempDir(), job, ""))
@@ -438,7 +446,7 @@ func TestConvertBesideASave(t *testing.T) {
 	}
 }
 
-// pieces are those of all ranks of a checkpoint.
+// pieces returns the pieces of all ranks of a checkpoint.
 func pieces(c *Checkpoint) [][]Piece {
 	var ranks [][]Piece
 	for _, f := range c.files {
@@ -452,7 +460,8 @@ func pieces(c *Checkpoint) [][]Piece {
 func TestInt8IsForWhatIsLarge(t *testing.T) {
 	int8 := kernel.MomentsInt8
 	to := Conversion{Moments: &int8}
-	for name, want := range map[string]kernel.MomentType{"mlp.weight": kernel.MomentsInt8, "model.embed_tokens.weight": kernel.MomentsFP32} {
+	for name, want := range map[string]kernel.MomentType{"mlp.weight": kernel.MomentsInt8,
+		"model.embed_tokens.weight": kernel.MomentsFP32} {
 		if got := to.momentsOf(Piece{Name: name, Shape: []int64{70, 100}, Count: 7000}); got != want {
 			t.Errorf("%s: %v, want %v", name, got, want)
 		}

@@ -20,7 +20,7 @@ import (
 	"plimsoll/optim/kernel"
 )
 
-// Checkpoint is a complete checkpoint. Nothing of its data has been read.
+// Checkpoint is a complete checkpoint. None of its data has been read.
 type Checkpoint struct {
 	path       string
 	step       int64
@@ -31,21 +31,21 @@ type Checkpoint struct {
 	without    []int    // ranks that have no state, and no file
 }
 
-// file is what a shard has written.
+// file is the file of a shard.
 type file struct {
 	path     string // of the safetensors file
 	manifest *manifest
 	layout   *layout
-	torch    *torchFile // where the numbers lie in a file of torch.save
+	torch    *torchFile // where the numbers lie, if it is a file of torch.save
 }
 
-// parameter is a parameter with the places where it is.
+// parameter is a parameter and its ranges in files.
 type parameter struct {
-	Piece     // the whole of it
+	Piece     // all of it
 	stretches []stretch
 }
 
-// stretch is a part of a parameter in a file.
+// stretch is a range of a parameter in a file.
 type stretch struct {
 	file         int
 	first, count int64 // elements of the parameter
@@ -54,12 +54,15 @@ type stretch struct {
 
 func (s stretch) end() int64 { return s.first + s.count }
 
-// Open reads what a checkpoint consists of: that of a folder or, where the
-// folder holds checkpoints, the newest.
+// Open opens the checkpoint in a folder. If the folder holds checkpoints, Open opens
+// the newest. It reads the documents, and none of the data.
 func Open(path string) (*Checkpoint, error) {
 	entries, err := os.ReadDir(path)
 	if err != nil {
-		return nil, &fault.Input{Where: fault.Position{File: path}, What: "a checkpoint, or a folder with checkpoints, was expected", Err: errors.Unwrap(err)}
+		return nil, &fault.Input{
+			Where: fault.Position{File: path},
+			What:  "a checkpoint, or a folder with checkpoints, was expected", Err: errors.Unwrap(err),
+		}
 	}
 	if slices.ContainsFunc(entries, func(e fs.DirEntry) bool { return e.Name() == indexName }) {
 		return openFolder(path)
@@ -70,8 +73,10 @@ func Open(path string) (*Checkpoint, error) {
 		if step == nil {
 			continue
 		}
-		// One that cannot be looked into may be the newest: then that is said.
-		if _, err := os.Stat(filepath.Join(path, e.Name(), indexName)); !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENOTDIR) {
+		// A folder that cannot be read may be the newest checkpoint: openFolder
+		// then returns the error.
+		if _, err := os.Stat(filepath.Join(path, e.Name(), indexName)); !errors.Is(err, fs.ErrNotExist) &&
+			!errors.Is(err, unix.ENOTDIR) {
 			if n, err := strconv.ParseInt(step[1], 10, 64); err == nil {
 				newest = max(newest, n)
 			}
@@ -80,7 +85,8 @@ func Open(path string) (*Checkpoint, error) {
 	if newest < 0 {
 		return nil, &fault.Input{
 			Where: fault.Position{File: path},
-			What:  fmt.Sprintf("no complete checkpoint is here: neither %s nor a folder such as %s that has one", indexName, folderOf(300)),
+			What: fmt.Sprintf("no complete checkpoint is here: neither %s nor a folder such as %s that has one",
+				indexName, folderOf(300)),
 		}
 	}
 	return openFolder(filepath.Join(path, folderOf(newest)))
@@ -107,7 +113,9 @@ func openFolder(folder string) (*Checkpoint, error) {
 			return nil, err
 		}
 		if got.Bytes != want.Bytes || got.Sum[0] != want.Sum[0] {
-			return nil, broken(filepath.Join(folder, want.File), "this is not the file that %s names: %d bytes with the checksum %08x, expected %d with %08x", indexName, got.Bytes, got.Sum[0], want.Bytes, want.Sum[0])
+			return nil, broken(filepath.Join(folder, want.File),
+				"this is not the file that %s names: %d bytes with the checksum %08x, expected %d with %08x",
+				indexName, got.Bytes, got.Sum[0], want.Bytes, want.Sum[0])
 		}
 		files = append(files, f)
 	}
@@ -122,7 +130,7 @@ func openFolder(folder string) (*Checkpoint, error) {
 	return c, nil
 }
 
-// readManifest reads a manifest and looks whether its file has the right size.
+// readManifest reads a manifest and checks the size of its file.
 func readManifest(path string) (*file, stamp, error) {
 	m := &manifest{}
 	found, err := readSealed(path, maxManifest, m)
@@ -148,11 +156,14 @@ func readManifest(path string) (*file, stamp, error) {
 	return f, found, nil
 }
 
-// assemble puts the files of all shards together, if they are all there but those
-// of ranks without any state.
+// assemble makes a checkpoint of the files of all shards. Every rank must have a file,
+// except ranks without any state.
 func assemble(folder string, files []*file, without []int) (*Checkpoint, error) {
 	slices.SortFunc(files, func(a, b *file) int {
-		return cmp.Or(cmp.Compare(a.manifest.Part, b.manifest.Part), cmp.Compare(a.manifest.Rank, b.manifest.Rank))
+		return cmp.Or(
+			cmp.Compare(a.manifest.Part, b.manifest.Part),
+			cmp.Compare(a.manifest.Rank, b.manifest.Rank),
+		)
 	})
 	c := &Checkpoint{path: folder, files: files, parameters: map[string]*parameter{}, without: without}
 	first := files[0].manifest
@@ -162,7 +173,8 @@ func assemble(folder string, files []*file, without []int) (*Checkpoint, error) 
 		m := f.manifest
 		if m.Step != first.Step || m.World != first.World || m.Algorithm != first.Algorithm {
 			return nil, broken(f.path, "step %d of a job of %d ranks with %s, and %s has step %d of %d ranks with %s",
-				m.Step, m.World, m.Algorithm, filepath.Base(files[0].path), first.Step, first.World, first.Algorithm)
+				m.Step, m.World, m.Algorithm,
+				filepath.Base(files[0].path), first.Step, first.World, first.Algorithm)
 		}
 		ranks[m.Rank] = true
 		if err := c.add(i, f); err != nil {
@@ -194,8 +206,8 @@ func assemble(folder string, files []*file, without []int) (*Checkpoint, error) 
 	return c, nil
 }
 
-// checkShares says whether all replicas of a shard have saved: a parameter may be
-// in the share of one alone.
+// checkShares reports an error unless all replicas of a shard have saved. A parameter
+// may be in a missing share alone: then no other file names it.
 func (c *Checkpoint) checkShares() error {
 	type shard struct {
 		part     string
@@ -216,17 +228,21 @@ func (c *Checkpoint) checkShares() error {
 	}
 	for of, replicas := range saved {
 		if len(replicas) != of.replicas {
-			return c.incomplete("part %s: %d ranks hold a shard, and the shares of %d of them are here", of.part, of.replicas, len(replicas))
+			return c.incomplete("part %s: %d ranks hold a shard, and the shares of %d of them are here",
+				of.part, of.replicas, len(replicas))
 		}
 	}
 	return nil
 }
 
 func (c *Checkpoint) incomplete(format string, arguments ...any) error {
-	return &fault.Input{Where: fault.Position{File: c.path}, What: "the checkpoint is not complete: " + fmt.Sprintf(format, arguments...)}
+	return &fault.Input{
+		Where: fault.Position{File: c.path},
+		What:  "the checkpoint is not complete: " + fmt.Sprintf(format, arguments...),
+	}
 }
 
-// missing names the ranks that are not there, or the first of many.
+// missing names the missing ranks, or the first of many.
 func missing(there map[int]bool, world int) string {
 	var list []string
 	for rank := 0; rank < world; rank++ {
@@ -245,7 +261,7 @@ func missing(there map[int]bool, world int) string {
 	return "ranks " + strings.Join(list, ", ")
 }
 
-// add notes where the parameters of a file are.
+// add adds the ranges of the parameters of a file.
 func (c *Checkpoint) add(number int, f *file) error {
 	at := int64(0)
 	for _, p := range f.layout.pieces {
@@ -258,8 +274,9 @@ func (c *Checkpoint) add(number int, f *file) error {
 			c.names = append(c.names, p.Name)
 		}
 		if !slices.Equal(p.Shape, known.Shape) || p.Group != known.Group {
-			return broken(f.path, "parameter %q has the shape %v and is in group %d, and in %s it has %v and is in group %d",
-				p.Name, p.Shape, p.Group, filepath.Base(c.files[known.stretches[0].file].path), known.Shape, known.Group)
+			return broken(f.path, "parameter %q has the shape %v and is in group %d, "+
+				"and in %s it has %v and is in group %d", p.Name, p.Shape, p.Group,
+				filepath.Base(c.files[known.stretches[0].file].path), known.Shape, known.Group)
 		}
 		known.stretches = append(known.stretches, stretch{number, p.First, p.Count, at})
 		at += p.Count
@@ -267,8 +284,9 @@ func (c *Checkpoint) add(number int, f *file) error {
 	return nil
 }
 
-// checkWhole says whether every element of a parameter is there, and not twice
-// in one rank: such files are not of one job. (Ranks may hold the same.)
+// checkWhole reports an error unless every element of a parameter is in a file. It
+// also reports an element that is twice in one rank: such files come from two jobs.
+// (Two ranks may hold the same element.)
 func (c *Checkpoint) checkWhole(p *parameter) error {
 	slices.SortStableFunc(p.stretches, func(a, b stretch) int { return cmp.Compare(a.first, b.first) })
 	covered, ends := int64(0), map[int]stretch{}
@@ -277,8 +295,9 @@ func (c *Checkpoint) checkWhole(p *parameter) error {
 		if before, ok := ends[rank]; ok && before.end() > s.first {
 			return &fault.Input{
 				Where: fault.Position{File: c.path},
-				What:  fmt.Sprintf("parameter %q is twice in rank %d, in %s and in %s", p.Name, rank, filepath.Base(c.files[before.file].path), filepath.Base(c.files[s.file].path)),
-				Mend:  "remove the files that an earlier job has left here, and save again",
+				What: fmt.Sprintf("parameter %q is twice in rank %d, in %s and in %s", p.Name, rank,
+					filepath.Base(c.files[before.file].path), filepath.Base(c.files[s.file].path)),
+				Mend: "remove the files that an earlier job has left here, and save again",
 			}
 		}
 		ends[rank] = s
@@ -293,16 +312,16 @@ func (c *Checkpoint) checkWhole(p *parameter) error {
 	return nil
 }
 
-// Path is the folder of the checkpoint.
+// Path returns the folder of the checkpoint.
 func (c *Checkpoint) Path() string { return c.path }
 
-// Step is the step whose state it holds.
+// Step returns the step whose state it holds.
 func (c *Checkpoint) Step() int64 { return c.step }
 
-// World is the number of ranks that have written it.
+// World returns the number of ranks that have written it.
 func (c *Checkpoint) World() int { return c.files[0].manifest.World }
 
-// Parts are the names of the parts that ranks have.
+// Parts returns the names of the parts.
 func (c *Checkpoint) Parts() []string {
 	parts := map[string]bool{}
 	for _, f := range c.files {
@@ -311,7 +330,7 @@ func (c *Checkpoint) Parts() []string {
 	return slices.Sorted(maps.Keys(parts))
 }
 
-// Algorithm is that of the optimizer.
+// Algorithm returns the algorithm of the optimizer.
 func (c *Checkpoint) Algorithm() kernel.Algorithm { return c.files[0].layout.format.Algorithm }
 
 // File is a file of a checkpoint.
@@ -324,11 +343,14 @@ type File struct {
 	Bytes      ledger.Bytes
 }
 
-// Files lists the safetensors files.
+// Files returns the safetensors files.
 func (c *Checkpoint) Files() []File {
 	var files []File
 	for _, f := range c.files {
-		files = append(files, File{filepath.Base(f.path), f.manifest.Rank, f.manifest.Part, f.layout.format, f.layout.elements, ledger.Bytes(f.manifest.Bytes)})
+		files = append(files, File{
+			filepath.Base(f.path), f.manifest.Rank, f.manifest.Part,
+			f.layout.format, f.layout.elements, ledger.Bytes(f.manifest.Bytes),
+		})
 	}
 	return files
 }
@@ -344,7 +366,7 @@ type Parameter struct {
 	Ranks   int          // that hold a part of it
 }
 
-// Parameters lists the parameters, in the order in which shards have them.
+// Parameters returns the parameters, in the order in which shards have them.
 func (c *Checkpoint) Parameters() []Parameter {
 	var list []Parameter
 	for _, name := range c.names {

@@ -8,8 +8,8 @@ import (
 	"slices"
 )
 
-// pickler writes the few kinds of Python objects that a file of torch.save
-// consists of, in protocol 2 of pickle.
+// pickler writes the few kinds of Python objects in a file of torch.save, in protocol 2
+// of pickle.
 type pickler struct{ bytes.Buffer }
 
 // opcodes of pickle, as pickletools.dis names them.
@@ -43,8 +43,8 @@ func (p *pickler) int(n int64) {
 		p.Write(binary.LittleEndian.AppendUint32(nil, uint32(n)))
 		return
 	}
-	// Little-endian two's complement; sizes are never negative, and the zero
-	// in front keeps the sign.
+	// Little-endian two's complement. Sizes are never negative; the zero in
+	// front keeps the sign.
 	digits := append([]byte{0}, big.NewInt(n).Bytes()...)
 	slices.Reverse(digits)
 	p.WriteString(opLong)
@@ -82,7 +82,7 @@ func (p *pickler) list(items func()) {
 	p.WriteString(opAppends)
 }
 
-// tensor is an fp32 tensor with a storage of its own, of that key.
+// tensor writes an fp32 tensor with a storage of its own, which has the key.
 func (p *pickler) tensor(key string, shape []int64) {
 	numbers, strides := int64(1), make([]int64, len(shape))
 	for i := len(shape) - 1; i >= 0; i-- {

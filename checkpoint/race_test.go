@@ -42,7 +42,8 @@ func TestSaveBesideACommit(t *testing.T) {
 					saves(other[0])
 				}
 			})
-			for deadline := time.Now().Add(20 * time.Second); committed < 30 && !t.Failed() && time.Now().Before(deadline); {
+			for deadline := time.Now().Add(20 * time.Second); committed < 30 && !t.Failed() &&
+				time.Now().Before(deadline); {
 				one[0].Identity = fmt.Sprint("one", committed)
 				if !saves(one[0]) {
 					continue

@@ -18,26 +18,26 @@ import (
 	"plimsoll/optim/kernel"
 )
 
-// reader reads chunks of the files of a checkpoint, one at a time, and holds
-// them against their checksums. It keeps the last one, so that a walk along the
-// elements reads every chunk once, however it is cut.
+// reader reads chunks of the files of a checkpoint, one at a time, and verifies their
+// checksums. It keeps the last chunk: a walk along the elements reads every chunk once,
+// however the walk is cut.
 type reader struct {
 	c *Checkpoint
-	// roles are the streams that are read: all where nil.
+	// roles are the streams to read; nil means all.
 	roles map[kernel.Role]bool
-	// forget lets the page cache forget what has been read.
+	// forget lets the page cache forget the bytes that were read.
 	forget bool
 
 	file   *os.File
-	number int // of the file that is open
-	chunk  int // that is in memory; -1 for none
+	number int // of the open file
+	chunk  int // in memory; -1 for none
 	state  kernel.Chunk
 	memory map[kernel.Role][]byte
 	walks  []walk // of each stream
 }
 
-// walk is how a stream of a file is read: from begin, where the reader came
-// from elsewhere, to end; the kernel was told to read on until ahead.
+// walk is a contiguous read of a stream of a file, from begin to end so far. The kernel
+// was told to read ahead until ahead.
 type walk struct{ begin, end, ahead int64 }
 
 func (c *Checkpoint) newReader() *reader {
@@ -71,7 +71,7 @@ func (r *reader) open(number int) error {
 	return nil
 }
 
-// read is a chunk of a file, without gradients. It is valid until the next call.
+// read returns a chunk of a file, without gradients. It is valid until the next call.
 func (r *reader) read(number, chunk int) (kernel.Chunk, error) {
 	if r.number == number && r.chunk == chunk {
 		return r.state, nil
@@ -98,7 +98,7 @@ func (r *reader) read(number, chunk int) (kernel.Chunk, error) {
 
 // fetch reads a chunk of a stream.
 func (r *reader) fetch(f *file, chunk int, region region, b []byte) error {
-	if f.torch != nil { // which was verified as a whole
+	if f.torch != nil { // the file was verified when it was opened
 		first, _ := f.layout.extent(chunk)
 		return f.torch.read(r.file, f.layout.streams[region.stream].Role, first, b)
 	}
@@ -113,7 +113,7 @@ func (r *reader) fetch(f *file, chunk int, region region, b []byte) error {
 	return nil
 }
 
-// cutShort is a file that could not be read, or not to its end.
+// cutShort returns the error for a file that could not be read, or not to its end.
 func cutShort(path string, err error) error {
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 		return broken(path, "damaged: the file ends too early")
@@ -121,7 +121,7 @@ func cutShort(path string, err error) error {
 	return cause(path, "the file cannot be read", err)
 }
 
-// damage says where a file is not as it was written.
+// damage returns the error for a region whose checksum differs.
 func (f *file) damage(chunk int, r region, got, want uint32) error {
 	stream := f.layout.streams[r.stream]
 	from := f.manifest.Header + r.offset
@@ -129,7 +129,7 @@ func (f *file) damage(chunk int, r region, got, want uint32) error {
 		from, from+r.bytes, stream.name, f.pieceNames(chunk), got, want)
 }
 
-// pieceNames names the pieces of which a chunk has elements.
+// pieceNames names the pieces that have elements in a chunk.
 func (f *file) pieceNames(chunk int) string {
 	first, count := f.layout.extent(chunk)
 	var names []string
@@ -146,7 +146,7 @@ func (f *file) pieceNames(chunk int) string {
 	return strings.Join(names, ", ")
 }
 
-// room is memory for a stream of a chunk, aligned for any of its types.
+// room returns memory for a stream of a chunk, aligned for every type.
 func room(memory map[kernel.Role][]byte, role kernel.Role, bytes int64) []byte {
 	if int64(cap(memory[role])) < bytes {
 		words := make([]uint64, (bytes+7)/8)
@@ -155,7 +155,7 @@ func room(memory map[kernel.Role][]byte, role kernel.Role, bytes int64) []byte {
 	return memory[role][:bytes]
 }
 
-// hold makes bytes a stream of a chunk.
+// hold sets a stream of a chunk to bytes.
 func hold(c *kernel.Chunk, s stream, b []byte) {
 	numbers := kernel.Array{Type: s.Type, Data: b}
 	switch s.Role {
@@ -179,12 +179,12 @@ func view[T uint16 | float32](b []byte) []T {
 	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(b))), len(b)/int(unsafe.Sizeof(t)))
 }
 
-// readAhead is how far the kernel reads ahead of us in each stream. A file is
-// read at as many places as it has streams, which defeats its own guesses.
+// readAhead is how far the kernel reads ahead of a reader in each stream. A file is
+// read at as many places as it has streams, which defeats the kernel's own guesses.
 const readAhead = 8 << 20
 
-// advise has the kernel read ahead, in steps of half of that, and forget what
-// this reader has left behind.
+// advise has the kernel read ahead, in steps of half of readAhead, and forget the bytes
+// that the reader has left behind.
 func (r *reader) advise(stream int, at, bytes int64) {
 	w := &r.walks[stream]
 	if w.end != at {
@@ -201,14 +201,13 @@ func (r *reader) advise(stream int, at, bytes int64) {
 	w.end = at + bytes
 }
 
-// task is a run of chunks of a stream that are to be verified: one behind the
-// other in the file.
+// task is a range of chunks of a stream to verify. They are contiguous in the file.
 type task struct{ file, stream, from, end int }
 
 // taskChunks keeps tasks large beside seeking and small beside a file.
 const taskChunks = 128
 
-// allTasks are all chunks of all files.
+// allTasks returns all chunks of all files.
 func (c *Checkpoint) allTasks() []task {
 	var tasks []task
 	for number, f := range c.files {
@@ -217,7 +216,7 @@ func (c *Checkpoint) allTasks() []task {
 	return tasks
 }
 
-// tasks are chunks of every stream, in the order of the file.
+// tasks returns chunks of every stream, in the order of the file.
 func (f *file) tasks(number, from, end int) []task {
 	var tasks []task
 	for stream := range f.layout.streams {
@@ -228,9 +227,8 @@ func (f *file) tasks(number, from, end int) []task {
 	return tasks
 }
 
-// Verify reads every byte of every file and holds it against its checksums.
-// Progress, which may be nil, is told how many bytes were read, by several
-// goroutines at once.
+// Verify reads every byte of every file and verifies the checksums. Several goroutines
+// call progress with the number of bytes read; it may be nil.
 func (c *Checkpoint) Verify(ctx context.Context, progress func(bytes int64)) error {
 	for _, f := range c.files {
 		if err := f.verifyHeader(); err != nil {
@@ -240,7 +238,7 @@ func (c *Checkpoint) Verify(ctx context.Context, progress func(bytes int64)) err
 	return c.verify(ctx, c.allTasks(), true, progress)
 }
 
-// verifyHeader reads what stands before the data.
+// verifyHeader verifies the bytes before the data.
 func (f *file) verifyHeader() error {
 	file, _, err := files.Open(f.path)
 	if err != nil {
@@ -252,12 +250,13 @@ func (f *file) verifyHeader() error {
 		return cutShort(f.path, err)
 	}
 	if got, want := checksum(header), f.manifest.HeaderSum[0]; got != want {
-		return broken(f.path, "damaged between bytes 0 and %d: the header has the checksum %08x, and %08x was written", len(header), got, want)
+		return broken(f.path, "damaged between bytes 0 and %d: the header has the checksum %08x, and %08x was written",
+			len(header), got, want)
 	}
 	return nil
 }
 
-// verify reads chunks, by as many threads as keep a disk busy.
+// verify reads chunks with as many threads as keep a disk busy.
 func (c *Checkpoint) verify(ctx context.Context, tasks []task, forget bool, progress func(bytes int64)) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -293,7 +292,8 @@ func (r *reader) verify(ctx context.Context, t task, progress func(bytes int64))
 			if region.stream != t.stream {
 				continue
 			}
-			if err := r.fetch(f, chunk, region, room(r.memory, f.layout.streams[t.stream].Role, region.bytes)); err != nil {
+			if err := r.fetch(f, chunk, region,
+				room(r.memory, f.layout.streams[t.stream].Role, region.bytes)); err != nil {
 				return err
 			}
 			if progress != nil {
@@ -304,7 +304,7 @@ func (r *reader) verify(ctx context.Context, t task, progress func(bytes int64))
 	return nil
 }
 
-// Bytes is what Verify reads of the data, for its progress.
+// Bytes returns the number of bytes that Verify reports as progress.
 func (c *Checkpoint) Bytes() int64 {
 	var sum int64
 	for _, f := range c.files {

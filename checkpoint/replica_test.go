@@ -94,7 +94,8 @@ func TestReplicasSaveOnce(t *testing.T) {
 					t.Error(err)
 				}
 				last := newShard(t, len(job)-1, len(job), f, 700, job[len(job)-1].Pieces)
-				if _, document, err := c.LoadNew(t.Context(), last); err != nil || string(document) != fmt.Sprintf(`{"rank":%d}`, last.Rank) {
+				if _, document, err := c.LoadNew(t.Context(), last); err != nil ||
+					string(document) != fmt.Sprintf(`{"rank":%d}`, last.Rank) {
 					t.Errorf("rank %d has the document %s (%v)", last.Rank, document, err)
 				}
 				equalState(t, bytesOfState(last), want[1])
@@ -119,9 +120,12 @@ func TestReplicasAreNeededAll(t *testing.T) {
 		spoil func(job []Shard) []Shard
 		want  string
 	}{
-		"a rank is missing":      {func(job []Shard) []Shard { return job[:3] }, "the files of rank 3 of 4 are missing"},
-		"two save the same":      {func(job []Shard) []Shard { job[3].Replica = 0; return job }, "part bf16: 2 ranks hold a shard, and the shares of 1 of them are here"},
-		"another number is said": {func(job []Shard) []Shard { job[1].Replicas = 3; return job }, "ranks hold a shard, and the shares of 1 of them are here"},
+		"a rank is missing": {func(job []Shard) []Shard { return job[:3] },
+			"the files of rank 3 of 4 are missing"},
+		"two save the same": {func(job []Shard) []Shard { job[3].Replica = 0; return job },
+			"part bf16: 2 ranks hold a shard, and the shares of 1 of them are here"},
+		"another number is said": {func(job []Shard) []Shard { job[1].Replicas = 3; return job },
+			"ranks hold a shard, and the shares of 1 of them are here"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			directory := t.TempDir()
@@ -150,7 +154,8 @@ func TestReplicaThatThereIsNot(t *testing.T) {
 		job[0].Replica = replica
 		directory := t.TempDir()
 		_, err := Save(directory, job[0], nil)
-		if want := fmt.Sprintf("replica %d of 1, expected 0 to 0", replica); err == nil || !strings.Contains(err.Error(), want) {
+		if want := fmt.Sprintf("replica %d of 1, expected 0 to 0", replica); err == nil ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
 		}
 		if left, _ := os.ReadDir(directory); len(left) > 0 {

@@ -77,7 +77,8 @@ func addTensors(lines map[string]int, s Shard) {
 		} else {
 			line(name+"/master_weights", "master_weights", "float32", shape, 4, p.Count)
 		}
-		for _, component := range map[kernel.Algorithm][]ledger.Component{kernel.Adam: {"exp_avg", "exp_avg_sq"}, kernel.SGD: {"momentum_buffer"}}[s.Format.Algorithm] {
+		for _, component := range map[kernel.Algorithm][]ledger.Component{kernel.Adam: {"exp_avg", "exp_avg_sq"},
+			kernel.SGD: {"momentum_buffer"}}[s.Format.Algorithm] {
 			arena := component
 			if p.Moments != s.Format.Moments {
 				arena = arena.InType(p.Moments.String())

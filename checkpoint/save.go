@@ -19,7 +19,7 @@ import (
 	"plimsoll/ledger"
 )
 
-// Saving is a shard on its way to the disk.
+// Saving is a save of a shard that is under way.
 type Saving struct {
 	step    int64
 	removed []Leftover
@@ -30,13 +30,11 @@ type Saving struct {
 }
 
 // Save begins to write a shard as it is now, or this replica's share of it, and
-// returns. No step may be under way; those that begin later do not change what
-// is written. The training
-// document is the caller's own, and given back by [Checkpoint.Load].
+// returns. No step may be under way. Later steps do not change what is written. The
+// training document is the caller's own: [Checkpoint.Load] returns it.
 //
-// What can be wrong with the directory is said before anything begins: it is not
-// there, cannot be written to, or has too little room, also when what broken saves
-// have left is removed.
+// Save first checks that the directory exists, can be written to and has enough room.
+// If it has too little, Save removes leftovers of broken-off saves before it gives up.
 func Save(directory string, s Shard, training jsontext.Value) (*Saving, error) {
 	whole, err := layoutOf(s)
 	if err != nil {
@@ -64,7 +62,7 @@ func Save(directory string, s Shard, training jsontext.Value) (*Saving, error) {
 	return x, nil
 }
 
-// measureSpare finds out what there is for steps that come meanwhile.
+// measureSpare measures the memory that steps may fill while files are written.
 func measureSpare() {
 	var bytes ledger.Bytes
 	if root, _, err := host.Root(""); err == nil {
@@ -73,7 +71,7 @@ func measureSpare() {
 	pageCache.set(int64(bytes))
 }
 
-// save begins to write a shard, or the share of it that the file is of.
+// save begins to write a shard, or the share of it that the file is for.
 func (w *writer) save(state *engine.Shard) *Saving {
 	ctx, cancel := context.WithCancel(context.Background())
 	x := &Saving{step: w.manifest.Step, back: w.back, cancel: cancel, done: make(chan struct{})}
@@ -92,7 +90,8 @@ func (w *writer) save(state *engine.Shard) *Saving {
 	return x
 }
 
-// run writes what the snapshot hands out. It takes its time: only steps hurry.
+// run writes the chunks of the snapshot. It paces itself by the disk; only steps do
+// not.
 func (w *writer) run(ctx context.Context, snapshot *engine.Snapshot) error {
 	err := snapshot.Run(ctx, w.back.pace)
 	if err == nil {
@@ -104,37 +103,39 @@ func (w *writer) run(ctx context.Context, snapshot *engine.Snapshot) error {
 	return nil
 }
 
-// Step is the step whose state is written.
+// Step returns the step whose state is written.
 func (x *Saving) Step() int64 { return x.step }
 
-// Removed is what saves that were broken off had left, and this one has removed to
-// have room.
+// Removed returns the leftovers of broken-off saves that this save has removed to have
+// room.
 func (x *Saving) Removed() []Leftover { return x.removed }
 
-// Wait returns when the shard is on the disk, or cannot be. Then nothing of it
-// is left.
+// Wait returns when the shard is on the disk, or has failed to get there. After a
+// failure no file of it is left.
 func (x *Saving) Wait() error {
 	<-x.done
 	return x.err
 }
 
-// Done is closed when Wait returns at once.
+// Done returns a channel that is closed when Wait would return at once.
 func (x *Saving) Done() <-chan struct{} { return x.done }
 
-// Progress grows while the file is written and comes to the disk.
+// Progress returns a number that grows while the file is written and while it comes to
+// the disk.
 func (x *Saving) Progress() int64 { return x.back.progress() }
 
-// Cancel gives up. Wait returns soon.
+// Cancel gives the save up. Wait returns soon.
 func (x *Saving) Cancel() { x.cancel() }
 
-// layoutOf is the layout of a shard that is in memory.
+// layoutOf returns the layout of a shard in memory.
 func layoutOf(s Shard) (*layout, error) {
 	if err := validateName(s.Rank, s.World, s.Part); err != nil {
 		return nil, err
 	}
 	config := s.State.Config()
 	if config.Format != s.Format {
-		return nil, fmt.Errorf("rank %d, part %s: the state is held as %v, and %v was said", s.Rank, s.Part, config.Format, s.Format)
+		return nil, fmt.Errorf("rank %d, part %s: the state is held as %v, and %v was said",
+			s.Rank, s.Part, config.Format, s.Format)
 	}
 	sections := config.Sections
 	if sections == nil {
@@ -147,26 +148,32 @@ func layoutOf(s Shard) (*layout, error) {
 	return l, nil
 }
 
-// savingFolder makes the folder in which all ranks write, and takes away what
-// was left there by a job of another size. What is there is not what was
-// replaced any more. Until it is closed, nobody makes a checkpoint of it: a file
-// that is begun there later would be one of that checkpoint.
+// savingFolder makes and locks the folder in which all ranks write. It removes files
+// that a job of another size has left there, and the mark of a replaced checkpoint.
+// Until the folder is closed, no commit makes a checkpoint of it: a file that is begun
+// there later would be part of that checkpoint.
 func savingFolder(directory string, step int64, world int) (*os.File, error) {
 	info, err := os.Stat(directory)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return nil, &fault.Input{Where: fault.Position{File: directory}, What: "there is no such folder to save checkpoints in", Mend: "make it: mkdir -p " + directory}
+		return nil, &fault.Input{
+			Where: fault.Position{File: directory},
+			What:  "there is no such folder to save checkpoints in", Mend: "make it: mkdir -p " + directory,
+		}
 	case err != nil:
 		return nil, cause(directory, "", err)
 	case !info.IsDir():
-		return nil, &fault.Input{Where: fault.Position{File: directory}, What: "a folder to save checkpoints in was expected, and this is a file"}
+		return nil, &fault.Input{
+			Where: fault.Position{File: directory},
+			What:  "a folder to save checkpoints in was expected, and this is a file",
+		}
 	case step < 0 || step > maxStep:
 		return nil, fmt.Errorf("step %d, expected 0 to %d", step, int64(maxStep))
 	}
 	path := filepath.Join(directory, savingPrefix+folderOf(step))
 	var folder *os.File
 	err = fs.ErrNotExist
-	for tries := 0; errors.Is(err, fs.ErrNotExist) && tries < 100; tries++ { // another may make a checkpoint of it
+	for tries := 0; errors.Is(err, fs.ErrNotExist) && tries < 100; tries++ { // a commit may rename it
 		if err := os.Mkdir(path, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
 			return nil, cause(directory, "checkpoints cannot be saved here", err)
 		}
@@ -181,7 +188,7 @@ func savingFolder(directory string, step int64, world int) (*os.File, error) {
 	return folder, nil
 }
 
-// removeOthers removes what a job of another size has left.
+// removeOthers removes the files that a job of another size has left.
 func removeOthers(folder string, world int) error {
 	entries, err := os.ReadDir(folder)
 	if err != nil {

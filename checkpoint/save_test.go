@@ -173,7 +173,8 @@ func TestKilledAnywhere(t *testing.T) {
 	}
 	t.Logf("%d of %d kills were while a checkpoint was being written; step %d was reached", underway, kills, newest)
 	if underway < kills/4 || newest < int64(kills/4) {
-		t.Errorf("%d of %d kills were while a checkpoint was being written, and step %d was reached", underway, kills, newest)
+		t.Errorf("%d of %d kills were while a checkpoint was being written, and step %d was reached",
+			underway, kills, newest)
 	}
 }
 

@@ -67,7 +67,8 @@ func TestSpecialFilesInASave(t *testing.T) {
 	eachSpecial(t, name+dataSuffix, commit)
 
 	save := func() error { _, err := Save(directory, s, nil); return err }
-	eachSpecial(t, name+dataSuffix, save, "a sparse file", "a loop") // the first is written over, the second is no file at all
+	// A save writes over a sparse file. A loop is no file at all.
+	eachSpecial(t, name+dataSuffix, save, "a sparse file", "a loop")
 	eachSpecial(t, folder, save, "a directory")
 	eachSpecial(t, folder, commit, "a directory")
 }

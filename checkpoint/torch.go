@@ -22,18 +22,23 @@ import (
 	"plimsoll/optim/kernel"
 )
 
-// A file of torch.save is a zip archive with a pickle, and the numbers of every
+// A file of torch.save is a zip archive. It has a pickle, and the numbers of every
 // storage in an entry of their own, not compressed.
 
-// WriteTorch writes the checkpoint as a file for torch.load, so that training
-// can go on without Plimsoll: a dict with the "state" and "param_groups" of a
-// torch.optim optimizer, the "names" of the parameters in the order of these, and
-// their fp32 "master" weights by name. It need not be the order of the trainer's
-// optimizer, which is not known: the names tell what is whose. Memory does not
-// grow with the state.
+// WriteTorch writes the checkpoint as a file for torch.load, so that training can go on
+// without Plimsoll. The file is a dict with the "state" and "param_groups" of a
+// torch.optim optimizer, the "names" of the parameters in the order of param_groups,
+// and their fp32 "master" weights by name. Match parameters by name, not by position:
+// the order of the trainer's optimizer is not known. Memory does not grow with the
+// state.
 func (c *Checkpoint) WriteTorch(ctx context.Context, path string, progress func(bytes int64)) error {
 	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {
-		return &fault.Input{Where: fault.Position{File: path}, What: "a file to write was expected, and a folder or a device is here, which none can take the place of", Mend: "name a file"}
+		return &fault.Input{
+			Where: fault.Position{File: path},
+			What: "a file to write was expected, and a folder or a device is here, " +
+				"which none can take the place of",
+			Mend: "name a file",
+		}
 	}
 	file, err := renameio.NewPendingFile(path, renameio.WithPermissions(0o644), beside(path))
 	if err != nil {
@@ -53,9 +58,9 @@ func (c *Checkpoint) WriteTorch(ctx context.Context, path string, progress func(
 	return syncFolder(filepath.Dir(path))
 }
 
-// exporter writes the archive. Storages have the numbers in which they come:
-// those of a parameter are its step, its master weights and its moments. No two
-// parameters share one, or torch would count every step once for each of them.
+// exporter writes the archive. It numbers the storages in the order in which it writes
+// them. Each parameter has a storage for its step, its master weights and each moment.
+// No two parameters share a storage: torch would count every step once for each of them.
 type exporter struct {
 	c          *Checkpoint
 	parameters []*parameter // by parameter group
@@ -63,7 +68,7 @@ type exporter struct {
 	components []string // of the moments
 	out        *counter
 	zip        *zip.Writer
-	data       int64 // where that of the last entry begins
+	data       int64 // where the data of the last entry begins
 	progress   func(bytes int64)
 }
 
@@ -75,7 +80,7 @@ func newExporter(c *Checkpoint, w io.Writer, progress func(bytes int64)) *export
 	}
 	slices.SortStableFunc(e.parameters, func(a, b *parameter) int { return cmp.Compare(a.Group, b.Group) })
 	if c.Algorithm() == kernel.SGD && c.step == 0 {
-		return e // a momentum that is there would make torch dampen its first step
+		return e // if there were a momentum, torch would dampen its first step
 	}
 	for _, stream := range exportFormat(c).MomentStreams() {
 		e.roles = append(e.roles, stream.Role)
@@ -84,7 +89,7 @@ func newExporter(c *Checkpoint, w io.Writer, progress func(bytes int64)) *export
 	return e
 }
 
-// exportFormat is everything in fp32.
+// exportFormat returns the format of the file: everything in fp32.
 func exportFormat(c *Checkpoint) kernel.Format {
 	return kernel.Format{Algorithm: c.Algorithm(), State: kernel.FP32, Parameter: dtype.F32, Gradient: dtype.F32}
 }
@@ -92,7 +97,7 @@ func exportFormat(c *Checkpoint) kernel.Format {
 // Storages of a parameter, before its moments.
 const stepStorage, masterStorage = 0, 1
 
-// storage is the key of one of the storages of a parameter.
+// storage returns the key of a storage of a parameter.
 func (e *exporter) storage(parameter, number int) string {
 	return strconv.Itoa(parameter*(masterStorage+len(e.roles)) + number)
 }
@@ -115,7 +120,7 @@ func (e *exporter) write(ctx context.Context) error {
 	return e.zip.Close()
 }
 
-// pickle is the document, with tensors in place of their numbers.
+// pickle returns the document. It has tensors without their numbers.
 func (e *exporter) pickle() []byte {
 	var p pickler
 	p.WriteString(opProto)
@@ -147,7 +152,7 @@ func (e *exporter) pickle() []byte {
 	return p.Bytes()
 }
 
-// state is what the optimizer holds of a parameter.
+// state writes the optimizer state of a parameter.
 func (e *exporter) state(p *pickler, i int, parameter *parameter) {
 	p.text("step")
 	p.tensor(e.storage(i, stepStorage), nil)
@@ -157,8 +162,7 @@ func (e *exporter) state(p *pickler, i int, parameter *parameter) {
 	}
 }
 
-// groups are the parameter groups, without hyperparameters, which are the
-// trainer's.
+// groups writes the parameter groups, without hyperparameters: the trainer has these.
 func (e *exporter) groups(p *pickler) {
 	for i := 0; i < len(e.parameters); {
 		group := e.parameters[i].Group
@@ -209,7 +213,7 @@ func (e *exporter) parameter(ctx context.Context, number int, p *parameter) erro
 	return nil
 }
 
-// ExportBytes is what WriteTorch writes of numbers, for its progress.
+// ExportBytes returns the number of bytes that WriteTorch reports as progress.
 func (c *Checkpoint) ExportBytes() int64 {
 	var elements int64
 	for _, p := range c.parameters {
@@ -226,13 +230,13 @@ func (e *exporter) entry(name string, data []byte) error {
 	return err
 }
 
-// alignment is that of storages, so that torch.load can map them.
+// alignment is the alignment of storages, so that torch.load can map them.
 const alignment = 64
 
-// create begins an entry whose data is aligned, with an extra field as torch's
-// own writer has it.
+// create begins an entry whose data is aligned. An extra field pads it, as in the files
+// of torch's own writer.
 func (e *exporter) create(name string) (io.Writer, error) {
-	if err := e.zip.Flush(); err != nil { // so that what is counted is all there is
+	if err := e.zip.Flush(); err != nil { // so that every byte is counted
 		return nil, err
 	}
 	const localHeader, extraHeader = 30, 4
@@ -240,12 +244,13 @@ func (e *exporter) create(name string) (io.Writer, error) {
 	begin := e.out.written + e.descriptor() + localHeader + int64(len(header.Name)) + extraHeader
 	padding := -begin & (alignment - 1)
 	e.data = begin + padding
-	header.Extra = append([]byte{'F', 'B', byte(padding), byte(padding >> 8)}, slices.Repeat([]byte{'Z'}, int(padding))...)
+	header.Extra = append([]byte{'F', 'B', byte(padding), byte(padding >> 8)},
+		slices.Repeat([]byte{'Z'}, int(padding))...)
 	return e.zip.CreateHeader(header)
 }
 
-// descriptor is the size of what package zip writes after the data of an entry,
-// as soon as the next begins: a checksum and two sizes.
+// descriptor returns the size of the data descriptor of the last entry: a checksum and
+// two sizes. Package zip writes it when the next entry begins.
 func (e *exporter) descriptor() int64 {
 	switch {
 	case e.data == 0:
@@ -256,7 +261,7 @@ func (e *exporter) descriptor() int64 {
 	return 16
 }
 
-// counter counts what is written.
+// counter counts the bytes that are written.
 type counter struct {
 	w       io.Writer
 	written int64

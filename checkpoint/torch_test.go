@@ -17,7 +17,8 @@ import (
 // python runs a program that must end well, and gives what it prints.
 func python(t *testing.T, program string, arguments ...string) string {
 	t.Helper()
-	command := exec.Command(optimtest.Python(t, "torch", "safetensors", "numpy"), append([]string{"-c", program}, arguments...)...)
+	command := exec.Command(optimtest.Python(t, "torch", "safetensors", "numpy"),
+		append([]string{"-c", program}, arguments...)...)
 	out, err := command.CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)
@@ -132,7 +133,8 @@ print(all(torch.equal(p.data, saved["master"][n] - 1) for p, n in zip(parameters
 // TestTorchMakesTheFirstStep from an export: it is not dampened, as it is with
 // a momentum.
 func TestTorchMakesTheFirstStep(t *testing.T) {
-	job := newJob(t, format(kernel.SGD, kernel.Split, kernel.MomentsFP32, dtype.BF16), 700, cutModel([]tensorOf{{"a", []int64{7, 3}, 0}, {"b", []int64{5}, 0}}, alike(kernel.MomentsFP32)))
+	job := newJob(t, format(kernel.SGD, kernel.Split, kernel.MomentsFP32, dtype.BF16), 700,
+		cutModel([]tensorOf{{"a", []int64{7, 3}, 0}, {"b", []int64{5}, 0}}, alike(kernel.MomentsFP32)))
 	train(t, job, 1, 0)
 	c, err := Open(save(t, t.TempDir(), job, ""))
 	if err != nil {
@@ -140,7 +142,8 @@ func TestTorchMakesTheFirstStep(t *testing.T) {
 	}
 	exported := filepath.Join(t.TempDir(), "optimizer.pt")
 	var told int64
-	if err := c.WriteTorch(t.Context(), exported, func(bytes int64) { told += bytes }); err != nil || told != c.ExportBytes() {
+	if err := c.WriteTorch(t.Context(), exported, func(bytes int64) { told += bytes }); err != nil ||
+		told != c.ExportBytes() {
 		t.Fatalf("%v after %d of %d bytes", err, told, c.ExportBytes())
 	}
 	if got := python(t, firstStepInTorch, exported); got != "True\n" {

@@ -15,12 +15,12 @@ type (
 	list  struct{ items []any }
 	dict  struct {
 		entries []entry
-		places  map[any]int // of keys in a large dict that is looked into: the last of each
+		places  map[any]int // the last place of each key, for look-ups in a large dict
 	}
 	entry struct{ key, value any }
-	// class is a name, which nothing is ever called by.
+	// class is a name. Nothing is ever called.
 	class struct{ module, name string }
-	// storage is where the numbers of a tensor are.
+	// storage says where the numbers of a tensor are.
 	storage struct {
 		kind string // "FloatStorage"
 		key  string // of the entry in the archive
@@ -35,7 +35,7 @@ type torchTensor struct {
 	strides []int64
 }
 
-// member is that of a dict, nil where there is none.
+// member returns a member of a dict, or nil if there is none.
 func member(of any, key string) any {
 	d, _ := of.(*dict)
 	if d == nil {
@@ -52,7 +52,7 @@ func member(of any, key string) any {
 	return nil
 }
 
-// lookUp is member of a dict to which nothing is added any more.
+// lookUp is member for a large dict. Nothing may be added to it afterwards.
 func (d *dict) lookUp(key string) any {
 	if d.places == nil {
 		d.places = make(map[any]int, len(d.entries))
@@ -66,7 +66,7 @@ func (d *dict) lookUp(key string) any {
 	return nil
 }
 
-// entries are those of a dict, items those of a list.
+// entries returns the entries of a dict. items returns the items of a list.
 func entries(of any) []entry {
 	if d, ok := of.(*dict); ok {
 		return d.entries
@@ -81,7 +81,7 @@ func items(of any) []any {
 	return nil
 }
 
-// shown is an object in a message.
+// shown returns an object as messages show it.
 func shown(x any) string {
 	switch x := x.(type) {
 	case nil:
@@ -102,9 +102,10 @@ func shown(x any) string {
 	return "a tensor"
 }
 
-// unpickle reads the document of a file of torch.save: the opcodes of protocol 2
-// that Python writes for tensors, numbers and texts in dicts, lists and tuples.
-// Nothing in it runs, and its objects take no more than a few times its length.
+// unpickle reads the document of a file of torch.save. It knows the opcodes of protocol
+// 2 that Python writes for tensors, numbers and texts in dicts, lists and tuples. It
+// runs no code of the document. Its objects take no more than a few times the length of
+// the document.
 func unpickle(text []byte) (any, error) {
 	u := &unpickler{text: text, memo: map[uint32]any{}, left: freeBytes + bytesPerByte*int64(len(text))}
 	if err := u.findFetched(); err != nil {
@@ -125,9 +126,9 @@ func unpickle(text []byte) (any, error) {
 	}
 }
 
-// Bounds of what a pickle may have made: one byte of it can make an object of 48
-// bytes. Pickles of torch.save make objects of up to 9 bytes for each of their own.
-// All parameters of a file may be on the stack at once.
+// Bounds of the objects of a pickle: one byte of it can make an object of 48 bytes.
+// Pickles of torch.save make up to 9 bytes of objects for each byte of their own. All
+// parameters of a file may be on the stack at once.
 const (
 	freeBytes    = 16 << 20
 	bytesPerByte = 16
@@ -135,17 +136,17 @@ const (
 )
 
 type unpickler struct {
-	text  []byte // what is left
+	text  []byte // still to be read
 	left  int64  // bytes that objects may still take
 	stack []any
 	marks []int          // places in the stack
-	memo  map[uint32]any // of objects that are fetched again, by number
-	// fetched are the numbers of those. Python numbers nearly every object and
-	// fetches few: to keep them all would take most of the memory.
+	memo  map[uint32]any // objects that are fetched again, by number
+	// fetched are the numbers of these objects. Python numbers nearly every object
+	// and fetches few: keeping all would take most of the memory.
 	fetched map[uint32]bool
 }
 
-// operands are the bytes behind each opcode, where their number is always the same.
+// operands are the number of bytes behind each opcode, if it is fixed.
 var operands = map[byte]int{'\x80': 1, 'K': 1, 'M': 2, 'J': 4, 'G': 8, 'q': 1, 'r': 4, 'h': 1, 'j': 4}
 
 // findFetched walks along the opcodes and notes the objects that are fetched.
@@ -187,7 +188,7 @@ func (u *unpickler) findFetched() error {
 	}
 }
 
-// counted takes what is behind an opcode that says how many bytes it has.
+// counted takes the operand of an opcode whose first bytes are its length.
 func (u *unpickler) counted(opcode byte) ([]byte, error) {
 	bytes := 1
 	if opcode == 'X' {
@@ -200,15 +201,14 @@ func (u *unpickler) counted(opcode byte) ([]byte, error) {
 	return u.take(int(n))
 }
 
-// What objects take, about: a list, a dict, a tuple or a text itself, one item of
-// it, and a place in the memo and among what is fetched.
+// About how many bytes objects take.
 const (
-	bytesOfObject = 32
-	bytesOfItem   = 16
-	bytesOfMemo   = 96
+	bytesOfObject = 32 // a list, a dict, a tuple or a text, without its items
+	bytesOfItem   = 16 // an item
+	bytesOfMemo   = 96 // a place in the memo and in fetched
 )
 
-// emptyTuple is one object, however often it is there.
+// emptyTuple is the one object that all empty tuples share.
 var emptyTuple any = tuple{}
 
 var errCutShort = errors.New("the pickle ends too early")
@@ -248,7 +248,7 @@ func (u *unpickler) push(x any) error {
 	return nil
 }
 
-// pushNew pushes an object that takes memory of its own.
+// pushNew pushes an object that takes its own memory.
 func (u *unpickler) pushNew(x any, bytes int) error {
 	if err := u.charge(bytes); err != nil {
 		return err
@@ -256,7 +256,7 @@ func (u *unpickler) pushNew(x any, bytes int) error {
 	return u.push(x)
 }
 
-// charge takes bytes off what is left.
+// charge takes bytes off the memory that objects may still take.
 func (u *unpickler) charge(bytes int) error {
 	if u.left -= int64(bytes); u.left < 0 {
 		return fmt.Errorf("its objects take more than %d bytes for each of its own", bytesPerByte)
@@ -266,7 +266,7 @@ func (u *unpickler) charge(bytes int) error {
 
 var errStack = errors.New("nothing is on the stack")
 
-// pop takes the uppermost object, top leaves it.
+// pop takes the uppermost object. top leaves it on the stack.
 func (u *unpickler) pop() (any, error) {
 	x, err := u.top()
 	if err == nil {
@@ -282,7 +282,7 @@ func (u *unpickler) top() (any, error) {
 	return nil, errStack
 }
 
-// popTo takes what is above a place.
+// popTo takes the objects above a place.
 func (u *unpickler) popTo(place int) ([]any, error) {
 	if place < 0 || place > len(u.stack) {
 		return nil, errStack
@@ -292,7 +292,7 @@ func (u *unpickler) popTo(place int) ([]any, error) {
 	return taken, nil
 }
 
-// popMark takes what is above the last mark.
+// popMark takes the objects above the last mark.
 func (u *unpickler) popMark() ([]any, error) {
 	last := len(u.marks) - 1
 	if last < 0 {
@@ -303,7 +303,7 @@ func (u *unpickler) popMark() ([]any, error) {
 	return u.popTo(place)
 }
 
-// execute does what an opcode says. Their names are those of pickletools.
+// execute executes an opcode. The names are from pickletools.
 func (u *unpickler) execute(opcode byte) error {
 	switch opcode {
 	case '\x80': // PROTO
@@ -441,7 +441,7 @@ func (u *unpickler) extend(opcode byte) error {
 	return fmt.Errorf("%d objects cannot be added to %s", len(parts), shown(to))
 }
 
-// hashable is a key that can be compared; others are not looked for.
+// hashable returns a key that can be compared, or nil: other keys are never looked up.
 func hashable(key any) any {
 	switch key.(type) {
 	case string, int64:
@@ -450,7 +450,7 @@ func hashable(key any) any {
 	return nil
 }
 
-// remember gives objects numbers, and finds them again.
+// remember numbers objects and fetches them again.
 func (u *unpickler) remember(opcode byte) error {
 	number, err := u.number(operands[opcode])
 	if err != nil {
@@ -470,7 +470,7 @@ func (u *unpickler) remember(opcode byte) error {
 	return u.push(x)
 }
 
-// construct makes what tensors consist of.
+// construct makes tensors and their parts.
 func (u *unpickler) construct(opcode byte) error {
 	if opcode == 'c' {
 		module, err := u.line()
@@ -490,7 +490,7 @@ func (u *unpickler) construct(opcode byte) error {
 	switch opcode {
 	case 'Q':
 		return u.storage(argument)
-	case 'b': // attributes, such as those of a state_dict
+	case 'b': // attributes, as a state_dict has
 		_, err := u.top()
 		return err
 	}
@@ -502,7 +502,7 @@ func (u *unpickler) construct(opcode byte) error {
 	switch callable {
 	case any(class{"torch._utils", "_rebuild_tensor_v2"}):
 		return u.tensor(arguments)
-	case any(class{"torch._utils", "_rebuild_parameter"}): // that of a tensor
+	case any(class{"torch._utils", "_rebuild_parameter"}): // its first argument is the tensor
 		if len(arguments) > 0 {
 			return u.push(arguments[0])
 		}
@@ -512,7 +512,7 @@ func (u *unpickler) construct(opcode byte) error {
 	return fmt.Errorf("%s, expected nothing but tensors, numbers and texts in dicts and lists", shown(callable))
 }
 
-// storage pushes what torch.save writes in place of numbers.
+// storage pushes the object that torch.save writes in place of numbers.
 func (u *unpickler) storage(id any) error {
 	if parts, ok := id.(tuple); ok && len(parts) == 5 {
 		kind, isKind := parts[1].(class)

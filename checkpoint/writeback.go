@@ -18,16 +18,16 @@ const window = 16 << 20
 // are filled.
 const inFlight = 4
 
-// lead is how many windows a file that nobody waits for is ahead of the disk:
-// those that are being written back, and those that are filled meanwhile, of
-// which every stream has one.
+// lead is how many windows a file may be ahead of the disk while no step waits for it:
+// the windows that are being written back, and those that are filled meanwhile. Every
+// stream fills one.
 const lead = 8
 
-// spare is memory that those who cannot wait may fill with what the disk does
-// not have yet, beyond the lead of each file. A process has one: what the host
-// has to spare is there once for all files.
+// spare is memory that steps, which must not wait, may fill with bytes that the disk
+// does not have yet, beyond the lead of each file. A process has one spare: all files
+// share the spare memory of the host.
 type spare struct {
-	mutex   sync.Mutex // also of what files keep account of
+	mutex   sync.Mutex // also guards the counts of all files
 	changed sync.Cond
 	bytes   int64
 	used    int64
@@ -39,7 +39,7 @@ func newSpare(bytes int64) *spare {
 	return s
 }
 
-// set says how much there is now.
+// set sets how much there is now.
 func (s *spare) set(bytes int64) {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
@@ -49,9 +49,9 @@ func (s *spare) set(bytes int64) {
 
 // disk is where a file is written back to.
 type disk interface {
-	// start begins to write a stretch back.
+	// start begins to write a range back.
 	start(offset, bytes int64) error
-	// finish returns when it is there, and may let the page cache forget it.
+	// finish returns when the range is there. It may let the page cache forget it.
 	finish(offset, bytes int64, forget bool) error
 }
 
@@ -59,8 +59,8 @@ type disk interface {
 // full, and then lets the page cache forget it. The parts of a window may be
 // written in any order, by several threads at once.
 //
-// The page cache is what keeps the state as it was for the disk: to write is to
-// copy, and whoever writes waits for the disk only where memory is short.
+// The page cache keeps the old state for the disk: a write copies it. A writer waits
+// for the disk only if memory is short.
 type writeback struct {
 	disk   disk
 	size   int64
@@ -73,8 +73,8 @@ type writeback struct {
 	windows []progress
 	left    int64   // bytes that are not written yet
 	full    []int64 // numbers of windows that can be written back
-	held    int64   // bytes in the page cache that are not known to be on the disk
-	waiting int     // threads, for less to be held
+	held    int64   // bytes in the page cache that may not be on the disk yet
+	waiting int     // threads that wait for less to be held
 	closed  bool
 	err     error // the first
 }
@@ -82,7 +82,7 @@ type writeback struct {
 // progress is how far a window is.
 type progress struct {
 	left  int64 // bytes that are not written yet
-	dirty int64 // bytes that are, and are not being written back
+	dirty int64 // bytes that are written, and are not being written back
 }
 
 func newWriteback(disk disk, size, window int64, spare *spare) *writeback {
@@ -97,11 +97,11 @@ func newWriteback(disk disk, size, window int64, spare *spare) *writeback {
 	return w
 }
 
-// extent is the size of a window.
+// extent returns the size of a window.
 func (w *writeback) extent(number int64) int64 { return min(w.window, w.size-number*w.window) }
 
-// progress is the number of bytes that were written, and of those that have come to
-// the disk, added up.
+// progress returns the bytes that were written plus the bytes that have come to the
+// disk.
 func (w *writeback) progress() int64 {
 	w.spare.mutex.Lock()
 	defer w.spare.mutex.Unlock()
@@ -118,8 +118,8 @@ func (w *writeback) pace(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// take is called before bytes are written. It waits while the file has its lead
-// and there is no memory to spare.
+// take must be called before bytes are written. It waits while the file has its lead
+// and the spare memory is used up.
 func (w *writeback) take(bytes int64) {
 	w.spare.mutex.Lock()
 	defer w.spare.mutex.Unlock()
@@ -127,7 +127,7 @@ func (w *writeback) take(bytes int64) {
 	w.hold(bytes)
 }
 
-// wait waits for less to be held. Nobody waits for what has failed.
+// wait waits until less is held. It returns at once if the file has failed.
 func (w *writeback) wait(enough func() bool) {
 	if w.err != nil || enough() {
 		return
@@ -140,7 +140,7 @@ func (w *writeback) wait(enough func() bool) {
 	w.waiting--
 }
 
-// hold keeps account of bytes that come into the page cache, or leave it.
+// hold counts bytes that come into the page cache, or leave it.
 func (w *writeback) hold(bytes int64) {
 	before := max(0, w.held-w.lead)
 	w.held += bytes
@@ -150,7 +150,7 @@ func (w *writeback) hold(bytes int64) {
 	}
 }
 
-// wrote says that a stretch of the file has been written.
+// wrote notes that a range of the file has been written.
 func (w *writeback) wrote(offset, bytes int64) {
 	w.spare.mutex.Lock()
 	defer w.spare.mutex.Unlock()
@@ -171,11 +171,11 @@ func (w *writeback) wrote(offset, bytes int64) {
 	}
 }
 
-// sent is what was dirty of a window, and is on its way to the disk.
+// sent are the dirty bytes of a window that are on their way to the disk.
 type sent struct{ number, bytes int64 }
 
-// run writes windows back, and waits for the oldest when there are too many, or
-// nothing else to do.
+// run writes windows back. It waits for the oldest window if too many are under way, or
+// if there is nothing else to do.
 func (w *writeback) run() {
 	var underway []sent
 	for {
@@ -196,9 +196,9 @@ func (w *writeback) run() {
 	}
 }
 
-// next is a window to write back: a full one or, when somebody waits and all
-// that were full are on the disk, any that has something. Where nothing is
-// underway it waits for one. There are no more once the file is closed.
+// next returns a window to write back. It prefers a full one. If a writer waits and all
+// full windows are on the disk, it returns any window with dirty bytes. If idle, it
+// waits for a window. Once the file is closed, there are no more.
 func (w *writeback) next(idle bool) (next sent, more bool) {
 	w.spare.mutex.Lock()
 	defer w.spare.mutex.Unlock()
@@ -206,7 +206,7 @@ func (w *writeback) next(idle bool) (next sent, more bool) {
 		if len(w.full) > 0 {
 			number := w.full[0]
 			w.full = w.full[1:]
-			if w.windows[number].dirty > 0 { // not when somebody waited before it was full, and it was empty then
+			if w.windows[number].dirty > 0 { // 0 if all of it was sent while a writer waited
 				return w.send(number), true
 			}
 			continue
@@ -226,8 +226,8 @@ func (w *writeback) next(idle bool) (next sent, more bool) {
 	return sent{}, !w.closed && w.err == nil
 }
 
-// hurried says that others fill the page cache as fast as they can. Forgetting
-// takes the locks that they take, and it can be done when the file is whole.
+// hurried reports whether writers fill the page cache as fast as they can. Forgetting
+// takes the same locks as they do, and can be done when the file is complete.
 func (w *writeback) hurried() bool {
 	w.spare.mutex.Lock()
 	defer w.spare.mutex.Unlock()
@@ -253,7 +253,7 @@ func (w *writeback) wake() {
 	w.spare.changed.Broadcast()
 }
 
-// fail gives the file up, if there is an error.
+// fail gives the file up if there is an error.
 func (w *writeback) fail(err error) {
 	if err == nil {
 		return
@@ -266,14 +266,14 @@ func (w *writeback) fail(err error) {
 	w.spare.changed.Broadcast()
 }
 
-// failed is the first error.
+// failed returns the first error.
 func (w *writeback) failed() error {
 	w.spare.mutex.Lock()
 	defer w.spare.mutex.Unlock()
 	return w.err
 }
 
-// close waits for all windows that are full. Nobody writes any more.
+// close waits for all full windows. Nothing may be written any more.
 func (w *writeback) close() error {
 	w.spare.mutex.Lock()
 	w.closed = true
@@ -291,20 +291,22 @@ func (f fileOnDisk) start(offset, bytes int64) error {
 	return f.sync(offset, bytes, unix.SYNC_FILE_RANGE_WRITE)
 }
 
-// finish forgets by advice, which a file system need not take.
+// finish advises the kernel to forget; a file system may ignore that.
 func (f fileOnDisk) finish(offset, bytes int64, forget bool) error {
-	err := f.sync(offset, bytes, unix.SYNC_FILE_RANGE_WAIT_BEFORE|unix.SYNC_FILE_RANGE_WRITE|unix.SYNC_FILE_RANGE_WAIT_AFTER)
+	err := f.sync(offset, bytes,
+		unix.SYNC_FILE_RANGE_WAIT_BEFORE|unix.SYNC_FILE_RANGE_WRITE|unix.SYNC_FILE_RANGE_WAIT_AFTER)
 	if forget {
 		_ = unix.Fadvise(int(f.Fd()), offset, bytes, unix.FADV_DONTNEED)
 	}
 	return err
 }
 
-// sync is no more than a beginning: what makes data safe is the fsync of the
-// whole file. File systems that have no sync_file_range do without.
+// sync only begins early: the fsync of the file makes data safe. File systems without
+// sync_file_range do without.
 func (f fileOnDisk) sync(offset, bytes int64, flags int) error {
 	err := unix.SyncFileRange(int(f.Fd()), offset, bytes, flags)
-	if err == nil || errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ESPIPE) || errors.Is(err, unix.EOPNOTSUPP) {
+	if err == nil || errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EINVAL) ||
+		errors.Is(err, unix.ESPIPE) || errors.Is(err, unix.EOPNOTSUPP) {
 		return nil
 	}
 	return fmt.Errorf("sync_file_range: %w", err)

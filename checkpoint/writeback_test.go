@@ -10,8 +10,7 @@ import (
 	"time"
 )
 
-// stuckDisk brings nothing to the disk until it is let go, and then perhaps
-// fails.
+// stuckDisk brings nothing to the disk until it is released. It may fail then.
 type stuckDisk struct {
 	free chan struct{}
 	once sync.Once
@@ -33,8 +32,8 @@ func (d *stuckDisk) finish(int64, int64, bool) error {
 	return d.err
 }
 
-// stuckSave begins to save a shard to a disk that is stuck, with so much memory
-// to spare, and in windows of which the state has dozens.
+// stuckSave begins to save a shard to a stuck disk, with a given spare memory. The state
+// has dozens of windows.
 func stuckSave(t *testing.T, directory string, s Shard, spare int64) (*writer, *stuckDisk, *Saving) {
 	w := newTestWriter(t, directory, s)
 	disk := newStuckDisk(t)
@@ -67,7 +66,7 @@ func ends(t *testing.T, s Shard) {
 	}
 }
 
-// stalls waits until a step waits for the disk, and gives what is held then.
+// stalls waits until a step waits for the disk, and returns the bytes held then.
 func stalls(t *testing.T, w *writer, s Shard) int64 {
 	t.Helper()
 	for {
@@ -93,8 +92,8 @@ func underway(x *Saving) bool {
 	}
 }
 
-// TestStepsDoNotWaitForTheDisk while there is memory to spare. They wait when it
-// is used up, and not before.
+// TestStepsDoNotWaitForTheDisk while there is spare memory. They wait when it is used up,
+// not before.
 func TestStepsDoNotWaitForTheDisk(t *testing.T) {
 	cuts := cutModel(largerModel, alike(splitFormat.Moments))
 	loaded := newJob(t, splitFormat, 256, cuts)
@@ -171,8 +170,8 @@ func TestStepsOutliveTheDisk(t *testing.T) {
 	}
 }
 
-// TestFilesShareWhatIsToSpare: a file has its lead for itself, and what one takes
-// beyond it another does not have.
+// TestFilesShareWhatIsToSpare: each file has its own lead. Beyond the leads, files share
+// the spare memory.
 func TestFilesShareWhatIsToSpare(t *testing.T) {
 	const size = 4 << 10
 	shared := newSpare(3 * size)

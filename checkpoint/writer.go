@@ -16,7 +16,7 @@ import (
 	"plimsoll/optim/kernel"
 )
 
-// pageCache is what all files that are being written share.
+// pageCache is the spare memory that all files of this process share.
 var pageCache = newSpare(0)
 
 // writer writes the files of a shard.
@@ -30,9 +30,9 @@ type writer struct {
 	back         *writeback
 }
 
-// newWriter makes the safetensors file in its full size, with the header. What
-// an earlier attempt left in its place goes; its manifest goes first, so that
-// nobody takes the new file for the old.
+// newWriter makes the safetensors file in its full size, with the header. It removes the
+// files of an earlier attempt, the manifest first: the old manifest must not describe
+// the new file.
 func newWriter(directory string, s Shard, l *layout, step int64, training jsontext.Value) (*writer, error) {
 	header, err := l.header(step)
 	if err != nil {
@@ -48,7 +48,7 @@ func newWriter(directory string, s Shard, l *layout, step int64, training jsonte
 		manifest: newManifest(s, l, step, header, training),
 	}
 	if w.file, err = claim(w.path(dataSuffix)); err != nil {
-		_ = os.Remove(w.folder) // if nobody else writes there
+		_ = os.Remove(w.folder) // succeeds if nothing is in it
 		return nil, err
 	}
 	err = os.Remove(w.path(manifestEnd))
@@ -64,9 +64,9 @@ func newWriter(directory string, s Shard, l *layout, step int64, training jsonte
 	return w, nil
 }
 
-// claim opens a file for one writer: two would each write over what the other
-// has written. It is free again when it is closed, or its process is gone. File
-// systems that cannot lock files do without.
+// claim opens a file for one writer: two would overwrite each other's bytes. The file is
+// free again when it is closed, or its process ends. File systems that cannot lock files
+// do without.
 func claim(path string) (*os.File, error) {
 	open := func() (*os.File, error) {
 		file, _, err := files.OpenFile(path, os.O_WRONLY|os.O_CREATE, 0o644)
@@ -75,8 +75,9 @@ func claim(path string) (*os.File, error) {
 	file, err := lock(path, open, unix.LOCK_EX|unix.LOCK_NB)
 	if errors.Is(err, unix.EWOULDBLOCK) {
 		return nil, &fault.Input{
-			Where: fault.Position{File: path}, What: "another job is saving the same step in this folder, and writes this file",
-			Mend: "give each job, and each optimizer of a program, a folder of its own",
+			Where: fault.Position{File: path},
+			What:  "another job is saving the same step in this folder, and writes this file",
+			Mend:  "give each job, and each optimizer of a program, a folder of its own",
 		}
 	}
 	var other *files.NotRegular
@@ -89,15 +90,14 @@ func claim(path string) (*os.File, error) {
 	return file, err
 }
 
-// lockFolder opens a folder, and locks it until it is closed. In a folder in which
-// a step is saved many may begin files (unix.LOCK_SH), and who makes a
-// checkpoint of it has it alone (unix.LOCK_EX).
+// lockFolder opens a folder, and locks it until it is closed. Many saves may begin files
+// in a folder at once (unix.LOCK_SH). A commit has the folder alone (unix.LOCK_EX).
 func lockFolder(path string, how int) (*os.File, error) {
 	open := func() (*os.File, error) { return os.OpenFile(path, os.O_RDONLY|unix.O_DIRECTORY, 0) }
 	return lock(path, open, how)
 }
 
-// lock opens what has a name, and locks it until it is closed.
+// lock opens the file or folder that has a name, and locks it until it is closed.
 func lock(path string, open func() (*os.File, error), how int) (*os.File, error) {
 	for {
 		file, err := open()
@@ -113,13 +113,13 @@ func lock(path string, open func() (*os.File, error), how int) (*os.File, error)
 		if now, err := os.Stat(path); err == nil && isOpen(file, now) {
 			return file, nil
 		}
-		if err := file.Close(); err != nil { // it has lost its name meanwhile, which another may have
+		if err := file.Close(); err != nil { // another file may have its name by now: try again
 			return nil, err
 		}
 	}
 }
 
-// isOpen says that an open file is the one that was found.
+// isOpen reports whether an open file is the one that was found.
 func isOpen(file *os.File, found fs.FileInfo) bool {
 	own, err := file.Stat()
 	return err == nil && os.SameFile(own, found)
@@ -127,15 +127,15 @@ func isOpen(file *os.File, found fs.FileInfo) bool {
 
 func (w *writer) path(suffix string) string { return filepath.Join(w.folder, w.name+suffix) }
 
-// begin takes the room, so that a file system that is too small says so now,
-// and writes the header.
+// begin takes the room, so that a file system that is too small fails now, and writes
+// the header.
 func (w *writer) begin() error {
 	if err := w.checkRoom(); err != nil {
 		return err
 	}
 	switch err := unix.Fallocate(int(w.file.Fd()), 0, 0, w.manifest.Bytes); {
 	case err == nil:
-	case errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOSYS): // then the room is taken as it is written
+	case errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOSYS): // then writes take the room
 	default:
 		return fmt.Errorf("%s: %v of room: %w", w.file.Name(), ledger.Bytes(w.manifest.Bytes), err)
 	}
@@ -143,7 +143,7 @@ func (w *writer) begin() error {
 	return w.writeAt(w.header, 0)
 }
 
-// checkRoom holds the size against what is free.
+// checkRoom compares the size of the files with the free room.
 func (w *writer) checkRoom() error {
 	manifest, err := seal(w.manifest)
 	if err != nil {
@@ -155,18 +155,22 @@ func (w *writer) checkRoom() error {
 	}
 	block := room.Bsize
 	if len(manifest) > maxManifest {
-		return fmt.Errorf("%s: the manifest would have %d bytes, and at most %d can be read again", w.path(manifestEnd), len(manifest), maxManifest)
+		return fmt.Errorf("%s: the manifest would have %d bytes, and at most %d can be read again",
+			w.path(manifestEnd), len(manifest), maxManifest)
 	}
 	needed := (w.manifest.Bytes+block-1)/block*block + (int64(len(manifest))+block-1)/block*block
 	if available := int64(room.Bavail) * block; needed > available {
-		return &DoesNotFit{Directory: filepath.Dir(w.folder), Needed: ledger.Bytes(needed), Available: ledger.Bytes(available)}
+		return &DoesNotFit{
+			Directory: filepath.Dir(w.folder),
+			Needed:    ledger.Bytes(needed), Available: ledger.Bytes(available),
+		}
 	}
 	return nil
 }
 
-// write writes a chunk, which begins at an element of the file, straight from
-// where it lies. Several may be written at once. It waits for the disk where
-// there is no memory to spare; who can wait paces itself before.
+// write writes a chunk, which begins at an element of the file, straight from its
+// memory. Several goroutines may write at once. write waits for the disk if there is no
+// spare memory. A caller that can wait calls pace before.
 func (w *writer) write(first int64, c kernel.Chunk) error {
 	if err := w.back.failed(); err != nil {
 		return fmt.Errorf("%s: %w", w.file.Name(), err)
@@ -176,12 +180,15 @@ func (w *writer) write(first int64, c kernel.Chunk) error {
 		stream := w.layout.streams[r.stream]
 		b := bytesOf(c, stream.Role)
 		if int64(len(b)) != r.bytes {
-			return fmt.Errorf("%s: chunk %d has %d bytes of %s, expected %d", w.file.Name(), number, len(b), stream.name, r.bytes)
+			return fmt.Errorf("%s: chunk %d has %d bytes of %s, expected %d",
+				w.file.Name(), number, len(b), stream.name, r.bytes)
 		}
 		if err := w.writeAt(b, w.manifest.Header+r.offset); err != nil {
 			return err
 		}
-		w.manifest.Streams[r.stream].Sums[r.sum] = checksum(b) // after: copying brings it into the cache the fastest
+		// The checksum comes after the write: copying is the fastest way to bring
+		// the bytes into the cache.
+		w.manifest.Streams[r.stream].Sums[r.sum] = checksum(b)
 	}
 	return nil
 }
@@ -196,8 +203,8 @@ func (w *writer) writeAt(b []byte, offset int64) error {
 	return nil
 }
 
-// finish brings the file to the disk, and after it the manifest: a manifest
-// says that its file is whole. Until both are there the file is this writer's.
+// finish brings the file to the disk, and then the manifest: a manifest says that its
+// file is complete. Until both are there, the writer keeps its claim to the file.
 func (w *writer) finish() error {
 	err := w.back.close()
 	if err == nil {
@@ -215,7 +222,7 @@ func (w *writer) finish() error {
 
 var errDiscarded = errors.New("the file is discarded")
 
-// discard gives the room back of a shard that cannot be finished.
+// discard removes the files of a shard that cannot be finished.
 func (w *writer) discard() error {
 	if w.back != nil {
 		w.back.fail(errDiscarded)
@@ -225,8 +232,8 @@ func (w *writer) discard() error {
 	if gone := os.Remove(w.path(manifestEnd)); !errors.Is(gone, fs.ErrNotExist) {
 		err = errors.Join(err, gone)
 	}
-	_ = w.file.Close()      // or it was closed before; from here on another may have its name
-	_ = os.Remove(w.folder) // if there was nothing else in it
+	_ = w.file.Close()      // it may be closed already; from here on another writer may have the name
+	_ = os.Remove(w.folder) // succeeds if nothing else is in it
 	return err
 }
 

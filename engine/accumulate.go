@@ -40,7 +40,8 @@ func (s *Shard) Accumulate(first int64, gradient kernel.Array) error {
 	case s.isUnderway():
 		return fmt.Errorf("a gradient cannot be added: step %d is under way", s.Steps()+1)
 	case s.isAccumulating() && now != a.last:
-		return fmt.Errorf("a gradient of %v cannot be added: one of %v is half added: add it again, or clear all", now, a.last)
+		return fmt.Errorf("a gradient of %v cannot be added: one of %v is half added: add it again, or clear all",
+			now, a.last)
 	case s.isAccumulating():
 		for _, slot := range s.slots {
 			s.resumeAccumulation(slot, gradient)

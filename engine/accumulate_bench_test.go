@@ -11,10 +11,10 @@ import (
 	"plimsoll/optim/kernel"
 )
 
-// BenchmarkAccumulate adds fp32 gradients, and those of the same type, to the
-// gradients of a shard, with a journal and over the same memory without, in turns.
-// The metrics are medians of ns an element, and of what a turn with a journal takes
-// longer.
+// BenchmarkAccumulate adds fp32 gradients, and gradients of the shard's own type, to the
+// gradients of a shard. It alternates runs with a journal and runs without, over the same
+// memory. The metrics are medians: ns an element, and how much longer a run with a
+// journal takes.
 func BenchmarkAccumulate(b *testing.B) {
 	for _, of := range []dtype.Type{dtype.BF16, dtype.F32} {
 		for _, workers := range []int{1, 2} {

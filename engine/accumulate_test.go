@@ -22,9 +22,9 @@ func someNumbers(random *rand.Rand, of dtype.Type, n int) kernel.Array {
 	return numbers
 }
 
-// TestBrokenOffAccumulationsAreFinished leaves the memory of a shard as a process can
-// that is killed while it adds to the gradients, or adds what another has half
-// added, and has another add the same again.
+// TestBrokenOffAccumulationsAreFinished leaves the memory of a shard as a process may
+// leave it that is killed while it adds to the gradients, or adds a half-added gradient
+// again. Another process then adds the same gradient.
 func TestBrokenOffAccumulationsAreFinished(t *testing.T) {
 	for i, c := range crashCases() {
 		of := []dtype.Type{dtype.BF16, dtype.F32, dtype.F16}[i%3]
@@ -37,7 +37,8 @@ func TestBrokenOffAccumulationsAreFinished(t *testing.T) {
 				random := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 0))
 				s.setImage(before)
 				first := random.IntN(crashElements)
-				gradient := someNumbers(random, []dtype.Type{dtype.BF16, dtype.F16, dtype.F32}[random.IntN(3)], 1+random.IntN(crashElements-first))
+				gradient := someNumbers(random, []dtype.Type{dtype.BF16, dtype.F16, dtype.F32}[random.IntN(3)],
+					1+random.IntN(crashElements-first))
 				kernel.Generic.Accumulate(s.gradient.Slice(first, first+gradient.Len()), gradient)
 				after := s.image()
 				s.setImage(before)
@@ -53,16 +54,19 @@ func TestBrokenOffAccumulationsAreFinished(t *testing.T) {
 					t.Fatal("a step was finished, and none was under way")
 				}
 				if n, _, last, half := other.Accumulations(); n != finished || last != now || !half {
-					t.Fatalf("%d additions are finished, want %d; the last, %v, is half made: %v", n, finished, last, half)
+					t.Fatalf("%d additions are finished, want %d; the last, %v, is half made: %v",
+						n, finished, last, half)
 				}
 				if err := other.beginNext(); err == nil || !strings.Contains(err.Error(), "half added") {
 					t.Fatalf("a step of gradients of which one is half added: %v", err)
 				}
-				if _, err := New([]*Shard{other}, []optim.Optimizer{optim.DefaultAdamW()}, 0); err == nil || !strings.Contains(err.Error(), "half added") {
+				if _, err := New([]*Shard{other}, []optim.Optimizer{optim.DefaultAdamW()}, 0); err == nil ||
+					!strings.Contains(err.Error(), "half added") {
 					t.Fatalf("an engine of gradients of which one is half added: %v", err)
 				}
 				if gradient.Len() > 1 {
-					if err := other.Accumulate(now.First, gradient.Slice(1, gradient.Len())); err == nil || !strings.Contains(err.Error(), "is half added") {
+					if err := other.Accumulate(now.First, gradient.Slice(1, gradient.Len())); err == nil ||
+						!strings.Contains(err.Error(), "is half added") {
 						t.Fatalf("another gradient was added: %v", err)
 					}
 				}
@@ -86,8 +90,8 @@ func TestBrokenOffAccumulationsAreFinished(t *testing.T) {
 	}
 }
 
-// breakOffAccumulation goes on with the addition under way, as [Shard.Accumulate]
-// does, and stops somewhere: every slot has got as far as it has.
+// breakOffAccumulation goes on with the accumulation under way, as [Shard.Accumulate]
+// does, and stops somewhere. Each slot stops at a place of its own.
 func (s *Shard) breakOffAccumulation(random *rand.Rand, gradient kernel.Array) {
 	for _, slot := range s.slots {
 		unit := int(slot.unit.Load())
@@ -119,8 +123,8 @@ func (s *Shard) breakOffAccumulation(random *rand.Rand, gradient kernel.Array) {
 	}
 }
 
-// addPart adds to a chunk from some element on, and stops in the middle of a
-// turn, which may be anything then.
+// addPart adds to a chunk from some element on, and stops in the middle of a turn, which
+// may then hold any values.
 func (s *Shard) addPart(slot slot, unit, first int, random *rand.Rand, gradient kernel.Array) {
 	sum, part := s.sumOf(unit, gradient)
 	const turn = 512
@@ -135,7 +139,7 @@ func (s *Shard) addPart(slot slot, unit, first int, random *rand.Rand, gradient 
 	}
 }
 
-// TestBrokenOffClearIsFinished: whoever comes after it may add at once.
+// TestBrokenOffClearIsFinished: the next process may add at once.
 func TestBrokenOffClearIsFinished(t *testing.T) {
 	s := crashCases()[0].newShard(t, true)
 	s.makeSteps(t, 2)
@@ -163,8 +167,8 @@ func TestBrokenOffClearIsFinished(t *testing.T) {
 	}
 }
 
-// TestBrokenOffWritesAreMadeAgain leaves the memory of a shard as a process can
-// that is killed while it writes moments, and has another write the same.
+// TestBrokenOffWritesAreMadeAgain leaves the memory of a shard as a process may leave it
+// that is killed while it writes moments. Another process writes the same.
 func TestBrokenOffWritesAreMadeAgain(t *testing.T) {
 	for _, c := range crashCases() {
 		if c.config.Format.Moments != kernel.MomentsInt8 && c.name != "adamw split bf16" {
@@ -209,8 +213,8 @@ func TestBrokenOffWritesAreMadeAgain(t *testing.T) {
 	}
 }
 
-// breakOffWrite writes a moment and stops somewhere: every slot has got as far as
-// it has.
+// breakOffWrite writes a moment and stops somewhere. Each slot stops at a place of its
+// own.
 func (s *Shard) breakOffWrite(random *rand.Rand, number, first int, values []float32) {
 	s.clearLogs()
 	s.writing.Store(true)

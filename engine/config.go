@@ -12,40 +12,39 @@ import (
 	"plimsoll/optim/kernel"
 )
 
-// DefaultChunk is the number of elements that a worker takes at a time. A chunk
-// lasts some tens of microseconds: short beside a stop of the world, which has
-// to wait for it, and long beside the work of taking it.
+// DefaultChunk is the number of elements that a worker takes at a time. Updating a
+// chunk takes some tens of microseconds: little beside a stop of the world, which
+// has to wait for it, and much beside the work of taking the chunk.
 const DefaultChunk = 64 << 10
 
-// normBlock is the number of gradient elements whose squares are added up in
-// one go. It does not follow the chunk size, so that the norm depends on the
-// gradients alone.
+// normBlock is the number of gradient elements whose squares make one sum. It is
+// independent of the chunk size, so that the norm depends on the gradients alone.
 const normBlock = 64 << 10
 
 // ShardConfig says what one rank holds.
 type ShardConfig struct {
 	Rank int
-	// Part is a part of the names of the arenas, for ranks with several shards.
-	// A rank with one has none.
+	// Part tells the shards of a rank apart in the names of their arenas. It is
+	// empty if the rank has one shard.
 	Part     string
-	Elements int64 // of the rank's part of the flat parameters
-	// Sections are the stretches of the rank's part that differ in their
-	// parameter group, or in how their moments are held, in order. They add up
-	// to Elements; nil is one section of group 0 in the Format.
+	Elements int64 // of the rank's range of the flat parameters
+	// Sections are the ranges of the shard, in order, that differ in their
+	// parameter group or in the type of their moments. They add up to Elements.
+	// nil is one section of group 0 in the Format.
 	Sections []Section
-	Format   kernel.Format // of the shard; sections may hold their moments otherwise
+	Format   kernel.Format // of the shard; sections may have other moments
 	Kernel   kernel.Set
 	Pages    arena.Pages
 	CPUs     []int // one worker on each
 	// Chunk is the number of elements that a worker takes at a time; 0 is
-	// DefaultChunk. Chunks of int8 moments are rounded up to whole blocks.
+	// DefaultChunk. Chunks of int8 moments are rounded up to full blocks.
 	Chunk int
-	// Journal makes steps such that another process can finish one that this
-	// process has begun. It costs an arena, and some time of every step.
+	// Journal lets another process finish a step that this process has begun.
+	// It costs an arena, and some time of every step.
 	Journal bool
 }
 
-// Section is a stretch of a shard.
+// Section is a range of a shard.
 type Section struct {
 	Elements int64
 	Group    int // number of the parameter group
@@ -61,16 +60,16 @@ type ArenaPlan struct {
 
 	role     kernel.Role
 	elements dtype.Type
-	moments  kernel.MomentType // of the sections whose moments it holds
+	moments  kernel.MomentType // of the sections that the arena is for, if it holds moments
 }
 
-// The roles of what no kernel walks.
+// The roles of arenas that no kernel walks.
 const (
 	normRole    = kernel.Role(255 - iota) // the sums of squares
 	journalRole                           // the journal
 )
 
-// Arenas lists every byte that the shard maps. The plan and the shard are made
+// Arenas returns every arena that the shard maps. The plan and the shard are made
 // from this one list.
 func (c ShardConfig) Arenas() []ArenaPlan {
 	var plans []ArenaPlan
@@ -90,7 +89,8 @@ func (c ShardConfig) Arenas() []ArenaPlan {
 		Component: ledger.GradientNormSums,
 		role:      normRole,
 		Size:      ledger.Bytes(8 * blocks),
-		Why:       fmt.Sprintf("8 B x %s blocks of %s gradients: float64 sums of squares, so that the norm is the same for any number of workers", ledger.Count(blocks), ledger.Count(normBlock)),
+		Why: fmt.Sprintf("8 B x %s blocks of %s gradients: float64 sums of squares, "+
+			"so that the norm is the same for any number of workers", ledger.Count(blocks), ledger.Count(normBlock)),
 	})
 	if c.Journal {
 		plans = append(plans, c.journalArena())
@@ -101,11 +101,13 @@ func (c ShardConfig) Arenas() []ArenaPlan {
 	return plans
 }
 
-// momentTypes are those that the sections have, that of the shard's format
-// first.
+// momentTypes returns the types of the sections' moments. The type of the shard's
+// format is first.
 func (c ShardConfig) momentTypes() []kernel.MomentType {
 	var types []kernel.MomentType
-	for _, moments := range []kernel.MomentType{c.Format.Moments, kernel.MomentsFP32, kernel.MomentsBF16, kernel.MomentsInt8} {
+	for _, moments := range []kernel.MomentType{
+		c.Format.Moments, kernel.MomentsFP32, kernel.MomentsBF16, kernel.MomentsInt8,
+	} {
 		held := func(s Section) bool { return s.Moments == moments && s.Elements > 0 }
 		if slices.ContainsFunc(c.sections(), held) && !slices.Contains(types, moments) {
 			types = append(types, moments)
@@ -114,7 +116,8 @@ func (c ShardConfig) momentTypes() []kernel.MomentType {
 	return types
 }
 
-// momentArenas hold the moments of all sections of a type, one after the other.
+// momentArenas returns the arenas of one type of moments. They hold the moments of
+// all sections of that type, one after the other.
 func (c ShardConfig) momentArenas(moments kernel.MomentType) []ArenaPlan {
 	format := c.Format
 	format.Moments = moments
@@ -137,7 +140,7 @@ func (c ShardConfig) momentArenas(moments kernel.MomentType) []ArenaPlan {
 	return plans
 }
 
-// arenaOf is the arena of a stream of so many bytes, for so many parameters.
+// arenaOf returns the arena of a stream of a number of bytes and parameters.
 func arenaOf(stream kernel.Stream, bytes, parameters int64) ArenaPlan {
 	what := fmt.Sprintf("%s parameters", ledger.Count(parameters))
 	if numbers := bytes / stream.Type.Size(); numbers != parameters {
@@ -151,7 +154,8 @@ func arenaOf(stream kernel.Stream, bytes, parameters int64) ArenaPlan {
 
 func (c ShardConfig) normBlocks() int64 { return (c.Elements + normBlock - 1) / normBlock }
 
-// sections are those of the configuration, or the one that it stands for.
+// sections returns the sections of the configuration. Without any, it returns the
+// one that nil stands for.
 func (c ShardConfig) sections() []Section {
 	if c.Sections == nil {
 		return []Section{{Elements: c.Elements, Moments: c.Format.Moments}}
@@ -159,14 +163,14 @@ func (c ShardConfig) sections() []Section {
 	return c.Sections
 }
 
-// formatOf is the format of a section.
+// formatOf returns the format of a section.
 func (c ShardConfig) formatOf(s Section) kernel.Format {
 	f := c.Format
 	f.Moments = s.Moments
 	return f
 }
 
-// groups is the number of parameter groups.
+// groups returns the number of parameter groups.
 func (c ShardConfig) groups() int {
 	groups := 0
 	for _, s := range c.sections() {
@@ -177,7 +181,7 @@ func (c ShardConfig) groups() int {
 	return groups
 }
 
-// chunkOf is the number of elements of a chunk of a section.
+// chunkOf returns the number of elements of a chunk of a section.
 func (c ShardConfig) chunkOf(s Section) int {
 	size := cmp.Or(c.Chunk, DefaultChunk)
 	if s.Moments == kernel.MomentsInt8 {
@@ -186,7 +190,7 @@ func (c ShardConfig) chunkOf(s Section) int {
 	return size
 }
 
-// chunks is the number of chunks of all sections.
+// chunks returns the number of chunks of all sections.
 func (c ShardConfig) chunks() int64 {
 	var chunks int64
 	for _, s := range c.sections() {
@@ -196,12 +200,12 @@ func (c ShardConfig) chunks() int64 {
 	return chunks
 }
 
-// StateBytes is what all streams hold.
+// StateBytes returns the size of all streams.
 func (c ShardConfig) StateBytes() ledger.Bytes {
 	return c.sum(kernel.Format.ResidentBytes)
 }
 
-// TrafficBytes is what an update moves, reads and writes added up.
+// TrafficBytes returns how many bytes an update reads and writes, added up.
 func (c ShardConfig) TrafficBytes() ledger.Bytes {
 	return c.sum(kernel.Format.TrafficBytes)
 }
@@ -224,7 +228,8 @@ func (c ShardConfig) validate() error {
 	left := c.Elements
 	for i, s := range c.sections() {
 		if s.Elements < 0 || s.Elements > left || s.Group < 0 {
-			return fmt.Errorf("rank %d: section %d is %d parameters of group %d, and %d are left", c.Rank, i, s.Elements, s.Group, left)
+			return fmt.Errorf("rank %d: section %d is %d parameters of group %d, and %d are left",
+				c.Rank, i, s.Elements, s.Group, left)
 		}
 		left -= s.Elements
 		if err := c.formatOf(s).Validate(); err != nil {

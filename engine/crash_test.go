@@ -39,25 +39,27 @@ func crashCases() []crashCase {
 	}
 	return []crashCase{
 		{"adamw split fp32", ShardConfig{Format: format(kernel.Adam, kernel.Split, kernel.MomentsFP32), Chunk: 7000}},
-		{"adamw split bf16", ShardConfig{Format: format(kernel.Adam, kernel.Split, kernel.MomentsBF16), Chunk: 16 << 10}},
+		{"adamw split bf16", ShardConfig{Format: format(kernel.Adam, kernel.Split, kernel.MomentsBF16),
+			Chunk: 16 << 10}},
 		{"adamw split int8", ShardConfig{Format: format(kernel.Adam, kernel.Split, kernel.MomentsInt8)}},
-		{"adamw fp32 mixed", ShardConfig{Format: format(kernel.Adam, kernel.FP32, kernel.MomentsInt8), Chunk: 5000, Sections: mixed}},
+		{"adamw fp32 mixed", ShardConfig{Format: format(kernel.Adam, kernel.FP32, kernel.MomentsInt8), Chunk: 5000,
+			Sections: mixed}},
 		{"lion split bf16", ShardConfig{Format: format(kernel.Lion, kernel.Split, kernel.MomentsBF16), Chunk: 300}},
-		{"adagrad fp32 bf16", ShardConfig{Format: format(kernel.Adagrad, kernel.FP32, kernel.MomentsBF16), Chunk: 9999}},
+		{"adagrad fp32 bf16", ShardConfig{Format: format(kernel.Adagrad, kernel.FP32, kernel.MomentsBF16),
+			Chunk: 9999}},
 		{"sgd fp32 fp32", ShardConfig{Format: format(kernel.SGD, kernel.FP32, kernel.MomentsFP32), Chunk: 4096}},
 	}
 }
 
 const crashElements = 90_001
 
-// with is the whole configuration.
+// with returns the full configuration.
 func (c crashCase) with(cpus []int, set kernel.Set) ShardConfig {
 	c.config.Elements, c.config.CPUs, c.config.Kernel, c.config.Journal = crashElements, cpus, set, true
 	return c.config
 }
 
-// newShard is a shard of the case, with weights and gradients that depend on
-// their place.
+// newShard returns a shard of the case. Its weights and gradients depend on their place.
 func (c crashCase) newShard(t testing.TB, journal bool) *Shard {
 	config := c.with(cpus(t, 2), kernel.Available()[len(kernel.Available())-1])
 	config.Journal = journal
@@ -70,7 +72,7 @@ func (c crashCase) newShard(t testing.TB, journal bool) *Shard {
 	return s
 }
 
-// fill puts weights and gradients into it that depend on their place.
+// fill fills the shard with weights and gradients that depend on their place.
 func (s *Shard) fill() {
 	s.Each(func(first int64, k kernel.Chunk) {
 		for i := range k.Len() {
@@ -85,8 +87,8 @@ func (s *Shard) fill() {
 	})
 }
 
-// beginNext begins a step whose hyperparameters differ from those of the steps
-// before, so that a step shows that is made twice, or partly as another.
+// beginNext begins a step. Its hyperparameters differ from the steps before, which
+// exposes a step that is made twice, or partly as another.
 func (s *Shard) beginNext() error {
 	step := s.Steps() + 1
 	rate := 1e-3 / float64(1+step%5)
@@ -115,7 +117,7 @@ func (s *Shard) makeSteps(t rapid.TB, n int64) {
 	}
 }
 
-// image is all state of a shard, or copies an image back.
+// image returns all state of a shard, or copies an image back.
 func (s *Shard) image() []byte {
 	var image []byte
 	for i, plan := range s.config.Arenas() {
@@ -150,8 +152,8 @@ func (s *Shard) attach(t rapid.TB, workers int, set kernel.Set) *Shard {
 	return other
 }
 
-// TestBrokenOffStepsAreFinished leaves the memory of a shard as a process can
-// that is killed in a step, or in finishing one, and has another finish it.
+// TestBrokenOffStepsAreFinished leaves the memory of a shard as a process may leave it
+// that is killed in a step, or while it finishes one. Another process finishes the step.
 func TestBrokenOffStepsAreFinished(t *testing.T) {
 	for _, c := range crashCases() {
 		t.Run(c.name, func(t *testing.T) {
@@ -181,7 +183,8 @@ func TestBrokenOffStepsAreFinished(t *testing.T) {
 				if other.beginNext() == nil {
 					t.Fatal("a step began before the one under way was finished")
 				}
-				if _, err := New([]*Shard{other}, []optim.Optimizer{optim.DefaultAdamW()}, 0); err == nil || !strings.Contains(err.Error(), "under way") {
+				if _, err := New([]*Shard{other}, []optim.Optimizer{optim.DefaultAdamW()}, 0); err == nil ||
+					!strings.Contains(err.Error(), "under way") {
 					t.Fatalf("an engine of a shard whose step is under way: %v", err)
 				}
 				if !other.Finish() || other.Steps() != 2 || other.Finish() {
@@ -196,7 +199,7 @@ func TestBrokenOffStepsAreFinished(t *testing.T) {
 }
 
 // breakOff goes on with the update under way, as [Shard.Finish] does, and stops
-// somewhere: every slot has got as far as it has.
+// somewhere. Each slot stops at a place of its own.
 func (s *Shard) breakOff(random *rand.Rand) {
 	for _, slot := range s.slots {
 		unit := int(slot.unit.Load())
@@ -224,8 +227,8 @@ func (s *Shard) breakOff(random *rand.Rand) {
 	}
 }
 
-// changePart updates a chunk from some element on, and stops in the middle of a
-// turn, which may be anything then, as may the one before it.
+// changePart updates a chunk from some element on, and stops in the middle of a turn.
+// That turn and the one before it may then hold any values.
 func (s *Shard) changePart(slot slot, unit, first int, random *rand.Rand) {
 	c := s.chunks[unit]
 	format, state, n := c.section.format, c.state(), c.end-c.first
@@ -241,7 +244,7 @@ func (s *Shard) changePart(slot slot, unit, first int, random *rand.Rand) {
 	}
 }
 
-// changed are the streams of which an update makes others out of themselves.
+// changed returns the streams that an update reads and overwrites.
 func changed(f kernel.Format, c *kernel.Chunk) [][]byte {
 	streams := [][]byte{c.Moments[0].Data, c.Moments[1].Data, bytesOf(c.Headers), bytesOf(c.Low), bytesOf(c.Master)}
 	if f.State == kernel.Split {
@@ -255,8 +258,9 @@ func bytesOf[T uint16 | float32](s []T) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(s))), len(s)*int(unsafe.Sizeof(t)))
 }
 
-// crashVariable has this test binary be a process that makes steps until it is
-// killed. It holds the numbers of the case, of workers and of the kernels. Files follow the standard ones in the order of the arenas.
+// crashVariable turns this test binary into a process that makes steps until it is
+// killed. It holds the numbers of the case, of the workers and of the kernels. The
+// files of the arenas follow the standard ones, in the order of the arenas.
 const crashVariable = "PLIMSOLL_TEST_CRASH"
 
 func TestMain(m *testing.M) {
@@ -317,9 +321,9 @@ func startCrashChild(t *testing.T, s *Shard, number, workers int, set kernel.Set
 	return command
 }
 
-// TestKilledProcesses kills processes that make steps over the same memory, one
-// after the other, each at some instant, and holds the state against that of a
-// process that was left alone.
+// TestKilledProcesses kills processes that make steps over the same memory, one after
+// the other, each at some instant. The state must be that of a process that was not
+// killed.
 func TestKilledProcesses(t *testing.T) {
 	const kills = 50 // of each case
 	killed, inStep, inChunk := 0, 0, 0
@@ -348,17 +352,19 @@ func TestKilledProcesses(t *testing.T) {
 		undisturbed := c.newShard(t, false)
 		undisturbed.makeSteps(t, steps)
 		if !bytes.Equal(s.image(), undisturbed.image()) {
-			t.Errorf("%s: after %d steps and %d kills the state is another than that of a process that was left alone", c.name, steps, kills)
+			t.Errorf("%s: after %d steps and %d kills the state is another than that of a process that was left alone",
+				c.name, steps, kills)
 		}
 		t.Logf("%s: %d steps", c.name, steps)
 	}
 	t.Logf("%d processes were killed, %d of them in a step, %d while a chunk was changed", killed, inStep, inChunk)
 	if inStep < killed/2 || inChunk < killed/4 {
-		t.Errorf("%d processes were killed, only %d of them in a step and %d while a chunk was changed: that proves little", killed, inStep, inChunk)
+		t.Errorf("%d processes were killed, only %d of them in a step and %d while a chunk was changed: "+
+			"that proves little", killed, inStep, inChunk)
 	}
 }
 
-// isChanging says whether a slot is in the middle of a chunk.
+// isChanging reports whether a slot is in the middle of a chunk.
 func (s *Shard) isChanging(slot slot) bool {
 	return slot.undo.Begun() && !s.isDone(int(slot.unit.Load()))
 }

@@ -1,10 +1,12 @@
 // Package engine runs optimizer steps over state in host memory: the norm of
 // all gradients, then unscale, clip, update and 16-bit output in one pass.
 //
-// The result is the same to the bit for any number of workers, any chunk size
-// and any binding: an update of an element does not depend on how the work is
-// split, and the norm adds up blocks of a fixed size in a fixed order. A step
-// allocates nothing.
+// The result is the same to the bit for any number of workers, any chunk size and
+// any binding. The update of an element does not depend on how the work is split,
+// and the norm adds up blocks of a fixed size in a fixed order. A step allocates
+// nothing.
+//
+// The caveats are at [Shard]: which slices die when, which goroutine may do what.
 package engine
 
 import (
@@ -22,9 +24,9 @@ type Engine struct {
 	clip       float64
 }
 
-// New is an engine over the shards of all ranks, in rank order, with an
-// optimizer for each of their parameter groups. A clip of 0 means that
-// gradients are not clipped.
+// New returns an engine over the shards of all ranks, in rank order, with an
+// optimizer for each of their parameter groups. If clip is 0, gradients are not
+// clipped.
 func New(shards []*Shard, optimizers []optim.Optimizer, clip float64) (*Engine, error) {
 	e := &Engine{shards: shards, clip: clip, optimizers: make([]optim.Optimizer, len(optimizers))}
 	groups := 0
@@ -34,11 +36,13 @@ func New(shards []*Shard, optimizers []optim.Optimizer, clip float64) (*Engine, 
 			return nil, fmt.Errorf("rank %d: a gradient is half added: add it again, or clear all", s.config.Rank)
 		}
 		if s.Steps() != shards[0].Steps() || s.isUnderway() {
-			return nil, fmt.Errorf("rank %d has finished step %d and rank %d step %d, and a step may be under way", shards[0].config.Rank, shards[0].Steps(), s.config.Rank, s.Steps())
+			return nil, fmt.Errorf("rank %d has finished step %d and rank %d step %d, and a step may be under way",
+				shards[0].config.Rank, shards[0].Steps(), s.config.Rank, s.Steps())
 		}
 	}
 	if groups != len(optimizers) {
-		return nil, fmt.Errorf("the shards have %d parameter groups, and there are %d optimizers", groups, len(optimizers))
+		return nil, fmt.Errorf("the shards have %d parameter groups, and there are %d optimizers",
+			groups, len(optimizers))
 	}
 	for i, o := range optimizers {
 		if err := e.SetOptimizer(i, o); err != nil {
@@ -64,18 +68,18 @@ func (e *Engine) SetOptimizer(group int, o optim.Optimizer) error {
 type Result struct {
 	// GradientNorm is the L2 norm of the unscaled gradients of all ranks.
 	GradientNorm float64
-	// NormTime and UpdateTime are what the two passes took.
+	// NormTime and UpdateTime are how long the two passes took.
 	NormTime, UpdateTime time.Duration
 	// Skipped says that a gradient was infinite or NaN. Such a step leaves
-	// every state and the step counter as they were.
+	// every state and the step counter unchanged.
 	Skipped bool
-	// Err says that binary32 cannot hold the hyperparameters or the factor that
-	// unscales and clips. Such a step leaves everything as it was, too.
+	// Err says that binary32 cannot hold the hyperparameters or the gradient
+	// scale. Such a step leaves everything unchanged, too.
 	Err error
 }
 
-// Step updates all shards from the gradients in their arenas, which were
-// computed from a loss that was multiplied by lossScale.
+// Step updates all shards from the gradients in their arenas. The loss of these
+// gradients was multiplied by lossScale.
 func (e *Engine) Step(lossScale float64) Result {
 	begin := time.Now()
 	norm := e.gradientNorm() / lossScale
@@ -103,15 +107,14 @@ func (e *Engine) Step(lossScale float64) Result {
 	return result
 }
 
-// forgetArrived says that the gradients are those of no step.
+// forgetArrived drops the sums of gradients that have arrived: no step uses them.
 func (e *Engine) forgetArrived() {
 	for _, s := range e.shards {
 		s.ForgetArrived()
 	}
 }
 
-// gradientNorm is the norm of the gradients of all ranks as they lie in the
-// arenas.
+// gradientNorm returns the norm of the gradients of all ranks, still scaled.
 func (e *Engine) gradientNorm() float64 {
 	for _, s := range e.shards {
 		s.startNorm()
@@ -123,9 +126,9 @@ func (e *Engine) gradientNorm() float64 {
 	return math.Sqrt(sum)
 }
 
-// Traffic moves the bytes that the update of a step moves, without its
-// arithmetic. State is left as it is, but for parameter copies that are only
-// written: see kernel.Set.Traffic.
+// Traffic moves the bytes that the update of a step moves, without its arithmetic.
+// The state does not change, except for parameter copies that an update only
+// writes: see kernel.Set.Traffic.
 func (e *Engine) Traffic() {
 	for _, s := range e.shards {
 		s.startChunks(true, s.moveChunk)
@@ -135,5 +138,5 @@ func (e *Engine) Traffic() {
 	}
 }
 
-// Steps is the number of steps that were not skipped.
+// Steps returns the number of steps that were not skipped.
 func (e *Engine) Steps() int64 { return e.shards[0].Steps() }

@@ -23,7 +23,7 @@ import (
 	"plimsoll/probe"
 )
 
-// cpus are n CPUs that this process may use, repeated when there are fewer.
+// cpus returns n CPUs that this process may use. It repeats them if there are fewer.
 func cpus(t testing.TB, n int) []int {
 	list, err := usableCPUs(n)
 	if err != nil {
@@ -52,8 +52,8 @@ func usableCPUs(n int) ([]int, error) {
 
 var split = kernel.Format{Parameter: dtype.BF16, Gradient: dtype.BF16}
 
-// newShards splits a model among ranks and fills it with values that depend on
-// the place in the whole model alone.
+// newShards splits a model among ranks. The values depend on the place in the full
+// model alone.
 func newShards(t testing.TB, elements int64, ranks, workers, chunk int, format kernel.Format, set kernel.Set) []*Shard {
 	parts, err := partition.ZeRO(elements, ranks)
 	if err != nil {
@@ -61,7 +61,8 @@ func newShards(t testing.TB, elements int64, ranks, workers, chunk int, format k
 	}
 	var shards []*Shard
 	for rank, part := range parts {
-		s, err := NewShard(ShardConfig{Rank: rank, Elements: part.Held(), Format: format, Kernel: set, CPUs: cpus(t, workers), Chunk: chunk})
+		s, err := NewShard(ShardConfig{Rank: rank, Elements: part.Held(), Format: format, Kernel: set,
+			CPUs: cpus(t, workers), Chunk: chunk})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -85,8 +86,8 @@ func newShards(t testing.TB, elements int64, ranks, workers, chunk int, format k
 	return shards
 }
 
-// setGradients writes the gradients of a step, which depend on the place in the
-// whole model alone.
+// setGradients writes the gradients of a step. They depend on the place in the full
+// model alone.
 func setGradients(shards []*Shard, step int) {
 	offset := int64(0)
 	for _, s := range shards {
@@ -123,8 +124,7 @@ func fingerprint(shards []*Shard, elements int64) string {
 	return fmt.Sprintf("%x", h.Sum(nil)[:8])
 }
 
-// locate is the state of the section of an element, and the element's place in
-// it.
+// locate returns the state of the section of an element, and the element's place in it.
 func (s *Shard) locate(element int) (kernel.Chunk, int) {
 	last := len(s.sections) - 1
 	for s.sections[last].first > element {
@@ -133,7 +133,7 @@ func (s *Shard) locate(element int) (kernel.Chunk, int) {
 	return s.sections[last].state, element - s.sections[last].first
 }
 
-// master is a master weight.
+// master returns a master weight.
 func master(c kernel.Chunk, i int) float32 {
 	if c.Low != nil {
 		return kernel.Merge(c.Parameter[i], c.Low[i])
@@ -194,7 +194,8 @@ func TestSameBitsHoweverTheWorkIsSplit(t *testing.T) {
 			{2, testElements, fp32, fastest},
 		} {
 			if got := trajectory(t, 1, test.workers, test.chunk, test.format, test.set, steps); got != want {
-				t.Errorf("%d workers, chunks of %d, %v, %v kernels: %s, want %s", test.workers, test.chunk, test.format, test.set, got, want)
+				t.Errorf("%d workers, chunks of %d, %v, %v kernels: %s, want %s",
+					test.workers, test.chunk, test.format, test.set, got, want)
 			}
 		}
 		// The reference takes its time: fewer steps.
@@ -207,9 +208,9 @@ func TestSameBitsHoweverTheWorkIsSplit(t *testing.T) {
 	}
 }
 
-// TestRanksShareOneNorm holds the clipped update of 3 ranks against that of 1.
-// The order of the sum differs by the shards' ends, and what fp32 rounds away
-// with it, so the scale may differ in its last bits.
+// TestRanksShareOneNorm compares the clipped update of 3 ranks with that of 1 rank. The
+// order of the sum depends on the shards' ends, and so does its rounding in fp32. So the
+// gradient scale may differ in its last bits.
 func TestRanksShareOneNorm(t *testing.T) {
 	norms := map[int]float64{}
 	for _, ranks := range []int{1, 3} {
@@ -244,8 +245,8 @@ func TestOverflowTouchesNothing(t *testing.T) {
 	}
 }
 
-// TestAFactorThatBinary32CannotHoldTouchesNothing unscales with one, and then
-// makes the step with another.
+// TestAFactorThatBinary32CannotHoldTouchesNothing tries a step with such a gradient
+// scale, and then makes the step with another.
 func TestAFactorThatBinary32CannotHoldTouchesNothing(t *testing.T) {
 	shards := newShards(t, testElements, 2, 1, 0, split, kernel.Available()[len(kernel.Available())-1])
 	e := newEngine(t, shards, 0)
@@ -289,7 +290,8 @@ func TestLossScaleIsDividedOut(t *testing.T) {
 func TestGroupsHaveTheirOwnHyperparameters(t *testing.T) {
 	const border = DefaultChunk + 777
 	run := func(sections []Section, optimizers [][]optim.Optimizer) *Shard {
-		s, err := NewShard(ShardConfig{Elements: testElements, Sections: sections, Format: split, Kernel: kernel.Available()[0], CPUs: cpus(t, 2)})
+		s, err := NewShard(ShardConfig{Elements: testElements, Sections: sections, Format: split,
+			Kernel: kernel.Available()[0], CPUs: cpus(t, 2)})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -310,7 +312,8 @@ func TestGroupsHaveTheirOwnHyperparameters(t *testing.T) {
 		return s
 	}
 	with := func(rate float64) optim.Optimizer { a := optim.DefaultAdamW(); a.LearningRate = rate; return a }
-	both := run([]Section{{Elements: border}, {Elements: testElements - border, Group: 1}}, [][]optim.Optimizer{{with(1e-3), with(1e-4)}, {with(2e-3), with(3e-4)}})
+	both := run([]Section{{Elements: border}, {Elements: testElements - border, Group: 1}},
+		[][]optim.Optimizer{{with(1e-3), with(1e-4)}, {with(2e-3), with(3e-4)}})
 	for _, part := range []struct {
 		rates      [2]float64
 		first, end int
@@ -340,8 +343,8 @@ func TestWrongOptimizersAreRefused(t *testing.T) {
 	}
 }
 
-// TestGradientsThatArriveEarly gives the same norm as those that are all there
-// at the step, whatever the ranges; and a second step does not use old sums.
+// TestGradientsThatArriveEarly: the norm is the same as of gradients that arrive at the
+// step, whatever the ranges. A second step does not use old sums.
 func TestGradientsThatArriveEarly(t *testing.T) {
 	shards := newShards(t, testElements, 1, 2, 0, split, kernel.Available()[0])
 	e := newEngine(t, shards, 1)
@@ -385,8 +388,8 @@ func TestGradientsThatArriveAgain(t *testing.T) {
 	}
 }
 
-// TestAccumulatedGradients adds two bf16 gradients, in ranges that cut chunks,
-// to fp32 sums, and takes the step that their sum takes.
+// TestAccumulatedGradients adds two bf16 gradients to fp32 sums, in ranges that cut
+// chunks. The step is the same as with their sum.
 func TestAccumulatedGradients(t *testing.T) {
 	format := kernel.Format{Parameter: dtype.BF16, Gradient: dtype.F32}
 	var prints []string
@@ -401,7 +404,8 @@ func TestAccumulatedGradients(t *testing.T) {
 			s.ClearGradients()
 			for range 2 {
 				for from := 0; from < testElements; from += 100_001 {
-					if err := s.Accumulate(int64(from), gradient.Slice(from, min(from+100_001, testElements))); err != nil {
+					if err := s.Accumulate(int64(from),
+						gradient.Slice(from, min(from+100_001, testElements))); err != nil {
 						t.Fatal(err)
 					}
 				}
@@ -425,7 +429,8 @@ func TestMoreElementsThan31BitsCount(t *testing.T) {
 	const elements, tail = 1<<31 + 3*DefaultChunk + 77, 2*DefaultChunk + 77
 	int8 := split
 	int8.Moments = kernel.MomentsInt8
-	for _, format := range []kernel.Format{split, {State: kernel.FP32, Parameter: dtype.BF16, Gradient: dtype.F32}, int8} {
+	for _, format := range []kernel.Format{split, {State: kernel.FP32, Parameter: dtype.BF16, Gradient: dtype.F32},
+		int8} {
 		set := kernel.Available()[len(kernel.Available())-1]
 		large, err := NewShard(ShardConfig{Elements: elements, Format: format, Kernel: set, CPUs: cpus(t, 2)})
 		if errors.Is(err, unix.ENOMEM) {
@@ -456,7 +461,8 @@ func TestMoreElementsThan31BitsCount(t *testing.T) {
 			a, at := large.locate(offset + i)
 			b, _ := small.locate(i)
 			// The dither of int8 moments depends on the place.
-			same := format.Moments == kernel.MomentsInt8 || a.Moment(0, at) == b.Moment(0, i) && a.Moment(1, at) == b.Moment(1, i)
+			same := format.Moments == kernel.MomentsInt8 ||
+				a.Moment(0, at) == b.Moment(0, i) && a.Moment(1, at) == b.Moment(1, i)
 			if master(a, at) != master(b, i) || !same {
 				t.Fatalf("%v: element %d differs from that of a small shard", format, offset+i)
 			}
@@ -483,12 +489,13 @@ func TestStepAllocatesNothing(t *testing.T) {
 	}
 }
 
-// TestArenasAreTheList compares the list of arenas, which plans are made from,
-// with what the kernel says is mapped and resident.
+// TestArenasAreTheList compares the list of arenas, which plans are made from, with the
+// mapped and resident bytes that the kernel reports.
 func TestArenasAreTheList(t *testing.T) {
 	format := kernel.Format{State: kernel.FP32, Moments: kernel.MomentsInt8, Parameter: dtype.F16, Gradient: dtype.F32}
 	shards := newShards(t, testElements, 1, 2, 0, format, kernel.Available()[0])
-	mixed, err := NewShard(ShardConfig{Rank: 1, Part: "mixed", Elements: 1000, Sections: mixedSections, Format: format, CPUs: cpus(t, 1), Journal: true})
+	mixed, err := NewShard(ShardConfig{Rank: 1, Part: "mixed", Elements: 1000, Sections: mixedSections, Format: format,
+		CPUs: cpus(t, 1), Journal: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -565,18 +572,21 @@ func TestNonsenseIsRefused(t *testing.T) {
 
 // mixedSections hold 1000 parameters in every way, with short blocks in between.
 var mixedSections = []Section{
-	{Elements: 100, Moments: kernel.MomentsInt8}, {Elements: 50, Moments: kernel.MomentsFP32}, {Elements: 0, Moments: kernel.MomentsInt8},
-	{Elements: 700, Moments: kernel.MomentsInt8}, {Elements: 50, Moments: kernel.MomentsBF16}, {Elements: 100, Moments: kernel.MomentsFP32},
+	{Elements: 100, Moments: kernel.MomentsInt8}, {Elements: 50, Moments: kernel.MomentsFP32},
+	{Elements: 0, Moments: kernel.MomentsInt8},
+	{Elements: 700, Moments: kernel.MomentsInt8}, {Elements: 50, Moments: kernel.MomentsBF16},
+	{Elements: 100, Moments: kernel.MomentsFP32},
 }
 
-// TestSectionsHoldTheirMomentsTheirWay holds a shard of many sections against
-// one shard for each of its types: fp32 sections are exact, and all masters are
-// the same after the first step, for which all moments are zero.
+// TestSectionsHoldTheirMomentsTheirWay compares a shard of many sections with one shard
+// for each type of moments. fp32 sections are exact. All masters are the same after the
+// first step, as all moments are zero before it.
 func TestSectionsHoldTheirMomentsTheirWay(t *testing.T) {
 	run := func(moments kernel.MomentType, sections []Section, steps int) *Shard {
 		format := split
 		format.Moments = moments
-		s, err := NewShard(ShardConfig{Elements: 1000, Sections: sections, Format: format, Kernel: kernel.Available()[len(kernel.Available())-1], CPUs: cpus(t, 2), Chunk: 300})
+		s, err := NewShard(ShardConfig{Elements: 1000, Sections: sections, Format: format,
+			Kernel: kernel.Available()[len(kernel.Available())-1], CPUs: cpus(t, 2), Chunk: 300})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -595,7 +605,8 @@ func TestSectionsHoldTheirMomentsTheirWay(t *testing.T) {
 			for i := range s.state.Len() {
 				got, want := s.state.Moment(1, i), whole.Moment(1, s.first+i)
 				if s.format.Moments == kernel.MomentsFP32 && got != want || math.Abs(float64(got/want-1)) > 0.3 {
-					t.Fatalf("%d steps: second moment %d, in %v, is %g; in fp32 %g", steps, s.first+i, s.format.Moments, got, want)
+					t.Fatalf("%d steps: second moment %d, in %v, is %g; in fp32 %g",
+						steps, s.first+i, s.format.Moments, got, want)
 				}
 				if steps == 1 && master(s.state, i) != master(whole, s.first+i) {
 					t.Fatalf("master %d is %g and not %g", s.first+i, master(s.state, i), master(whole, s.first+i))
@@ -605,21 +616,23 @@ func TestSectionsHoldTheirMomentsTheirWay(t *testing.T) {
 	}
 	// 100 and 700 parameters are 1 and 3 blocks.
 	sizes := map[ledger.Component]int{}
-	for _, a := range (ShardConfig{Elements: 1000, Sections: mixedSections, Format: kernel.Format{Moments: kernel.MomentsInt8, Parameter: dtype.BF16, Gradient: dtype.BF16}}).Arenas() {
+	for _, a := range (ShardConfig{Elements: 1000, Sections: mixedSections,
+		Format: kernel.Format{Moments: kernel.MomentsInt8, Parameter: dtype.BF16, Gradient: dtype.BF16}}).Arenas() {
 		sizes[a.Component] = int(a.Size)
 	}
 	want := map[ledger.Component]int{
 		"parameters": 2000, "master_weights_low": 2000, "exp_avg": 800, "exp_avg_sq": 800, "moment_headers": 8,
-		"exp_avg_fp32": 600, "exp_avg_sq_fp32": 600, "exp_avg_bf16": 100, "exp_avg_sq_bf16": 100, "gradients": 2000, "gradient_norm_sums": 8,
+		"exp_avg_fp32": 600, "exp_avg_sq_fp32": 600, "exp_avg_bf16": 100, "exp_avg_sq_bf16": 100, "gradients": 2000,
+		"gradient_norm_sums": 8,
 	}
 	if !maps.Equal(sizes, want) {
 		t.Errorf("arenas of %v bytes, want %v", sizes, want)
 	}
 }
 
-// TestInt8MomentsTrackFP32 runs some time constants of exp_avg_sq with
-// gradients that shrink tenfold: on the average over elements it must not be
-// off, and updates must go where they do with exact moments.
+// TestInt8MomentsTrackFP32 runs some time constants of exp_avg_sq with gradients that
+// shrink tenfold. The average of exp_avg_sq over elements must not be off, and updates
+// must go where they go with exact moments.
 func TestInt8MomentsTrackFP32(t *testing.T) {
 	const n, steps = 4000, 4000
 	states := map[kernel.MomentType]kernel.Chunk{}
@@ -659,9 +672,11 @@ func TestInt8MomentsTrackFP32(t *testing.T) {
 		product += moved * want
 		square += want * want
 	}
-	t.Logf("exp_avg_sq is %.3f times the exact one on the average; parameters moved %.3f times as far", ratio, product/square)
+	t.Logf("exp_avg_sq is %.3f times the exact one on the average; parameters moved %.3f times as far",
+		ratio, product/square)
 	if math.Abs(ratio-1) > 0.05 || math.Abs(product/square-1) > 0.03 {
-		t.Errorf("exp_avg_sq is %.3f times the exact one on the average; parameters moved %.3f times as far", ratio, product/square)
+		t.Errorf("exp_avg_sq is %.3f times the exact one on the average; parameters moved %.3f times as far",
+			ratio, product/square)
 	}
 }
 

@@ -17,7 +17,7 @@ import (
 // which chunks are done. It also holds a slot for each worker: the undo log of the
 // chunk that the worker is changing.
 //
-// To finish a step, a process restores what was being changed, goes on from there in
+// To finish a step, a process restores the chunks that were being changed, goes on in
 // the same slots, and then updates the chunks that are not done. Accumulations
 // (accumulate.go) use the same marks and slots, and writes of moments (write.go) the
 // same slots. Only one of the three is under way at any time.
@@ -76,7 +76,8 @@ func (c ShardConfig) journalArena() ArenaPlan {
 		Component: ledger.StepJournal,
 		role:      journalRole,
 		Size:      ledger.Bytes(l.size),
-		Why: fmt.Sprintf("%d B x %d slots: what the parameters or gradients were that a worker is changing; 4 B x %s chunks: whether they are done; %d B: step and hyperparameters; in whole lines of %d B",
+		Why: fmt.Sprintf("%d B x %d slots: what the parameters or gradients were that a worker is changing; "+
+			"4 B x %s chunks: whether they are done; %d B: step and hyperparameters; in whole lines of %d B",
 			l.slotSize, l.slots, ledger.Count(c.chunks()), l.done, cacheLine),
 	}
 }
@@ -84,7 +85,8 @@ func (c ShardConfig) journalArena() ArenaPlan {
 // fingerprint identifies everything that the layout and the meaning of the journal
 // depend on.
 func (c ShardConfig) fingerprint() [sha256.Size]byte {
-	return sha256.Sum256(fmt.Appendf(nil, "%d %d %v %v %v", c.chunkOf(Section{}), c.Elements, c.Format, c.sections(), c.journalLayout()))
+	return sha256.Sum256(fmt.Appendf(nil, "%d %d %v %v %v",
+		c.chunkOf(Section{}), c.Elements, c.Format, c.sections(), c.journalLayout()))
 }
 
 // openJournal lays the progress out over the arena of the journal.
@@ -96,12 +98,15 @@ func (p *progress) openJournal(c ShardConfig, a *arena.Arena) *journalHead {
 	p.done = unsafe.Slice(at[atomic.Uint32](bytes, l.done), c.chunks())
 	for i := range l.slots {
 		begin := l.slotsBegin + i*l.slotSize
-		p.slots = append(p.slots, slot{at[atomic.Int64](bytes, begin), kernel.UndoIn(bytes[begin+cacheLine : begin+l.slotSize])})
+		p.slots = append(p.slots, slot{
+			at[atomic.Int64](bytes, begin),
+			kernel.UndoIn(bytes[begin+cacheLine : begin+l.slotSize]),
+		})
 	}
 	return head
 }
 
-// at returns what lies at an offset.
+// at returns a pointer to the value at an offset.
 func at[T any](bytes []byte, offset int64) *T { return (*T)(unsafe.Pointer(&bytes[offset])) }
 
 // init makes the head that of a shard without steps.
@@ -121,7 +126,8 @@ func (h *journalHead) check(c ShardConfig) error {
 	case h.begun.Load()-h.finished.Load() > 1:
 		return fmt.Errorf("%d updates were begun and %d finished", h.begun.Load(), h.finished.Load())
 	case h.accumulations.begun.Load()-h.accumulations.finished.Load() > 1 && !h.accumulations.clearing.Load():
-		return fmt.Errorf("%d accumulations of gradients were begun and %d finished", h.accumulations.begun.Load(), h.accumulations.finished.Load())
+		return fmt.Errorf("%d accumulations of gradients were begun and %d finished",
+			h.accumulations.begun.Load(), h.accumulations.finished.Load())
 	}
 	return nil
 }

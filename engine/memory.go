@@ -9,9 +9,8 @@ import (
 	"plimsoll/optim/kernel"
 )
 
-// memory is what a shard holds: its arenas, and how they are divided into
-// sections and chunks. It ends with the shard: slices of a closed shard point to
-// unmapped pages.
+// memory is the arenas of a shard, and how they are divided into sections and
+// chunks. It ends with the shard: slices of a closed shard point to unmapped pages.
 type memory struct {
 	config   ShardConfig
 	arenas   []*arena.Arena
@@ -39,14 +38,14 @@ type chunk struct {
 
 func (c chunk) state() kernel.Chunk { return c.section.state.Slice(c.first, c.end) }
 
-// streams are the arenas by what kernels read them as: all but the moments as
-// one chunk, and the moments of each type as another.
+// streams are the arenas as kernels read them: everything but the moments as one
+// chunk, and the moments of each type as another.
 type streams struct {
 	whole   kernel.Chunk
 	moments map[kernel.MomentType]*kernel.Chunk
 }
 
-// add lays an arena out.
+// add adds an arena to the streams.
 func (m *memory) add(s *streams, plan ArenaPlan, a *arena.Arena) {
 	m.arenas = append(m.arenas, a)
 	if s.moments[plan.moments] == nil {
@@ -72,7 +71,7 @@ func (m *memory) add(s *streams, plan ArenaPlan, a *arena.Arena) {
 	}
 }
 
-// divide divides the state into sections, and these into chunks.
+// divide divides the state into sections, and the sections into chunks.
 func (m *memory) divide(streams streams) {
 	m.gradient = streams.whole.Gradient
 	first, momentsFirst := 0, map[kernel.MomentType]int{}
@@ -87,7 +86,7 @@ func (m *memory) divide(streams streams) {
 			state.Moments[i], own.Moments[i] = all.Slice(0, end), all.Slice(end, all.Len())
 		}
 		if config.Moments == kernel.MomentsInt8 {
-			// Blocks are numbered through all sections that have them.
+			// The sections of int8 moments number their blocks in one sequence.
 			blocks := (n + kernel.Block - 1) / kernel.Block
 			state.First = own.First
 			state.Headers, own.Headers = own.Headers[:blocks], own.Headers[blocks:]
@@ -109,15 +108,15 @@ func (m *memory) divide(streams streams) {
 	}
 }
 
-// chunkAt returns the number of the chunk that an element of the shard is in.
+// chunkAt returns the number of the chunk that holds an element of the shard.
 func (m *memory) chunkAt(element int) int {
 	return sort.Search(len(m.chunks), func(i int) bool { return m.chunks[i].section.first+m.chunks[i].end > element })
 }
 
-// Arenas are those of the configuration, in its order.
+// Arenas returns the arenas, in the order of the configuration.
 func (m *memory) Arenas() []*arena.Arena { return m.arenas }
 
-// Arena is the arena of a component, nil where there is none.
+// Arena returns the arena of a component, or nil if there is none.
 func (m *memory) Arena(component ledger.Component) *arena.Arena {
 	for i, plan := range m.config.Arenas() {
 		if plan.Component == component {

@@ -9,8 +9,8 @@ import (
 	"plimsoll/ledger"
 )
 
-// ChoosePages takes huge pages when the host grants them: the hugetlb pool must
-// have room for every arena, or the kernel join pages into huge ones.
+// ChoosePages returns huge pages if the host grants them. Either the hugetlb pool has
+// room for every arena, or the kernel collapses pages into huge ones.
 func ChoosePages(h *host.Host, shards []ShardConfig) arena.Pages {
 	var whole ledger.Bytes
 	for _, shard := range shards {
@@ -27,8 +27,8 @@ func ChoosePages(h *host.Host, shards []ShardConfig) arena.Pages {
 	return arena.BasePages
 }
 
-// HugetlbFree is the room in the pool that arenas are taken from, which other
-// memory is not taken from.
+// HugetlbFree returns the free bytes of the hugetlb pool that arenas come from. No
+// other memory comes from it.
 func HugetlbFree(h *host.Host) ledger.Bytes {
 	for _, pool := range h.HugePages.Pools {
 		if pool.Size == arena.HugetlbSize {
@@ -38,10 +38,10 @@ func HugetlbFree(h *host.Host) ledger.Bytes {
 	return 0
 }
 
-// Populate has the kernel give all arenas their pages, each on the NUMA node of
-// the worker that will update most of what is in it. The shard is new, and holds
-// nothing but zeros. What is there is told to advance, from the workers; when the
-// context is done, the rest is left out.
+// Populate has the kernel give all arenas their pages. Each page lies on the NUMA node
+// of the worker that will update most of it. The shard must be new: it holds nothing
+// but zeros. The workers call advance with the bytes that they have populated. When
+// the context is done, they leave the rest out.
 func (s *Shard) Populate(ctx context.Context, advance func(ledger.Bytes)) {
 	const portion = 32 * arena.PopulateUnit
 	s.wait()

@@ -12,8 +12,8 @@ import (
 	"plimsoll/optim/kernel"
 )
 
-// TestPopulate: every arena has all its pages then, and a shard holds what it
-// held before: zeros, and its journal.
+// TestPopulate: every arena has all its pages afterwards. The content of a shard does not
+// change: zeros, and its journal.
 func TestPopulate(t *testing.T) {
 	for _, pages := range []arena.Pages{arena.BasePages, arena.TransparentHugePages} {
 		c := crashCases()[3].with(cpus(t, 3), kernel.Generic)
@@ -58,7 +58,7 @@ func TestPopulate(t *testing.T) {
 	}
 }
 
-// TestChoosePages by what the host has and does.
+// TestChoosePages chooses pages for hosts with different pools and settings.
 func TestChoosePages(t *testing.T) {
 	c := ShardConfig{Elements: 1 << 20, Format: split}
 	pool := []host.HugePagePool{{Size: 2 * ledger.MiB, Total: 100, Free: 100}}
@@ -66,14 +66,16 @@ func TestChoosePages(t *testing.T) {
 		has  host.HugePages
 		want arena.Pages
 	}{
-		"nothing":       {host.HugePages{Shared: "never"}, arena.BasePages},
-		"old kernel":    {host.HugePages{}, arena.BasePages},
-		"denied":        {host.HugePages{Shared: "deny", Transparent: "always"}, arena.BasePages},
-		"joins":         {host.HugePages{Shared: "never", Joins: true}, arena.TransparentHugePages},
-		"advise":        {host.HugePages{Shared: "advise"}, arena.TransparentHugePages},
-		"pool":          {host.HugePages{Pools: pool, Joins: true}, arena.HugetlbPages},
-		"pool is small": {host.HugePages{Pools: []host.HugePagePool{{Size: 2 * ledger.MiB, Total: 100, Free: 3}}, Joins: true}, arena.TransparentHugePages},
-		"other pool":    {host.HugePages{Pools: []host.HugePagePool{{Size: ledger.GiB, Total: 100, Free: 100}}}, arena.BasePages},
+		"nothing":    {host.HugePages{Shared: "never"}, arena.BasePages},
+		"old kernel": {host.HugePages{}, arena.BasePages},
+		"denied":     {host.HugePages{Shared: "deny", Transparent: "always"}, arena.BasePages},
+		"joins":      {host.HugePages{Shared: "never", Joins: true}, arena.TransparentHugePages},
+		"advise":     {host.HugePages{Shared: "advise"}, arena.TransparentHugePages},
+		"pool":       {host.HugePages{Pools: pool, Joins: true}, arena.HugetlbPages},
+		"pool is small": {host.HugePages{Pools: []host.HugePagePool{{Size: 2 * ledger.MiB, Total: 100, Free: 3}},
+			Joins: true}, arena.TransparentHugePages},
+		"other pool": {host.HugePages{Pools: []host.HugePagePool{{Size: ledger.GiB, Total: 100, Free: 100}}},
+			arena.BasePages},
 	} {
 		if got := ChoosePages(&host.Host{HugePages: test.has}, []ShardConfig{c}); got != test.want {
 			t.Errorf("%s: %v, want %v", name, got, test.want)

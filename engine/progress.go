@@ -48,7 +48,7 @@ func (s slot) begin(unit int) {
 	s.unit.Store(int64(unit))
 }
 
-// newProgress is progress on the heap.
+// newProgress returns progress on the heap.
 func newProgress(c ShardConfig) progress {
 	return progress{
 		counters:      &counters{},
@@ -58,7 +58,7 @@ func newProgress(c ShardConfig) progress {
 	}
 }
 
-// Steps is the number of finished steps. With a journal it outlives the process.
+// Steps returns the number of finished steps. With a journal it outlives the process.
 func (p *progress) Steps() int64 { return p.before.Load() + int64(p.finished.Load()) }
 
 // isUnderway reports whether an update was begun, by any process, and not finished.

@@ -23,12 +23,12 @@ import (
 // Slices of an arena ([Shard.Arenas], [Shard.Each], [Unit]) point into mapped
 // memory. After [Shard.Close] they point nowhere: reading one ends the process.
 type Shard struct {
-	memory   // what it holds
+	memory   // its arenas, sections and chunks
 	progress // what has been done to it; in the journal, if there is one
 	pass     // how workers walk over it
 
 	summed  []bool           // norm blocks that were added up when their gradients arrived
-	trial   kernel.Constants // of a step that may not begin: the journal has only those that do
+	trial   kernel.Constants // of a step that is checked; the journal has only steps that begin
 	current update
 	// Bound once: a step allocates nothing.
 	updateChunk, sumBlock, moveChunk func(worker, unit int)
@@ -42,11 +42,11 @@ type update struct {
 	left     atomic.Int64  // chunks that are still to be done
 	then     func()        // called by the worker that does the last chunk; may be nil
 	watchers watchers
-	awaited  []atomic.Bool // by chunk: whether somebody sleeps until it is done
+	awaited  []atomic.Bool // by chunk: whether a goroutine sleeps until it is done
 }
 
-// NewShard maps the arenas and starts the workers. No page is touched yet, but
-// for those of the journal.
+// NewShard maps the arenas and starts the workers. It touches no page except those
+// of the journal.
 func NewShard(c ShardConfig) (*Shard, error) {
 	return open(c, func(plan ArenaPlan) (*arena.Arena, error) {
 		return arena.New(plan.Name, plan.Size, c.Pages)
@@ -57,10 +57,10 @@ func NewShard(c ShardConfig) (*Shard, error) {
 	})
 }
 
-// AttachShard maps the arenas of a shard that another process has made, from
-// their files by name, and starts workers, of which the number may be another.
-// The files stay the caller's until [Shard.Adopt]. With a journal, [Shard.Finish]
-// must come next.
+// AttachShard maps the arenas of a shard that another process has made, from their
+// files by name, and starts workers. Their number may differ from that process's.
+// The caller owns the files until [Shard.Adopt]. With a journal, it must call
+// [Shard.Finish] next.
 func AttachShard(c ShardConfig, files map[string]*os.File) (*Shard, error) {
 	return open(c, func(plan ArenaPlan) (*arena.Arena, error) {
 		file := files[plan.Name]
@@ -78,9 +78,13 @@ func (s *Shard) Adopt() {
 	}
 }
 
-// open makes a shard of arenas that come from somewhere. The journal is checked
-// before anything else is believed.
-func open(c ShardConfig, arenaOf func(ArenaPlan) (*arena.Arena, error), journal func(*journalHead, []byte) error) (*Shard, error) {
+// open makes a shard of arenas that arenaOf maps. journal writes or checks the
+// journal before anything else reads it.
+func open(
+	c ShardConfig,
+	arenaOf func(ArenaPlan) (*arena.Arena, error),
+	journal func(*journalHead, []byte) error,
+) (*Shard, error) {
 	if err := c.validate(); err != nil {
 		return nil, err
 	}
@@ -108,7 +112,7 @@ func (s *Shard) open(arenaOf func(ArenaPlan) (*arena.Arena, error), journal func
 			}
 		}
 	}
-	if !s.config.Journal { // after the arenas: a size that cannot be mapped has failed there
+	if !s.config.Journal { // after the arenas: they fail first if the size cannot be mapped
 		s.progress = newProgress(s.config)
 	}
 	s.divide(found)
@@ -122,8 +126,8 @@ func (s *Shard) open(arenaOf func(ArenaPlan) (*arena.Arena, error), journal func
 	return s.pass.open(s.config.Rank, cpus)
 }
 
-// Config is what the shard was made from, with the number of elements of a
-// chunk.
+// Config returns the configuration that the shard was made from. Chunk is set even
+// if it was 0.
 func (s *Shard) Config() ShardConfig { return s.config }
 
 // Close ends the workers and unmaps the arenas.
@@ -133,8 +137,8 @@ func (s *Shard) Close() error {
 	return s.memory.close()
 }
 
-// sumSquaresOfBlock adds up the squares of a norm block, unless that was done
-// when its gradients arrived.
+// sumSquaresOfBlock adds up the squares of a norm block. It does nothing if they
+// were added up when the gradients arrived.
 func (s *Shard) sumSquaresOfBlock(_, block int) {
 	if !s.summed[block] {
 		from := block * normBlock
@@ -142,10 +146,10 @@ func (s *Shard) sumSquaresOfBlock(_, block int) {
 	}
 }
 
-// GradientsArrived says that the gradients of a stretch of the shard are final
-// until the next step, also where they had arrived before and have changed. The
-// norm blocks that lie wholly within it are added up now, so that the step need
-// not. It returns when they are.
+// GradientsArrived says that the gradients of a range of the shard are final until
+// the next step, even if they had arrived before and have changed. The workers add
+// up the norm blocks that lie fully within the range now, so that the step need not.
+// GradientsArrived returns when they are done.
 func (s *Shard) GradientsArrived(first, count int64) {
 	clear(s.summed[first/normBlock : (first+count+normBlock-1)/normBlock])
 	from := (first + normBlock - 1) / normBlock
@@ -163,7 +167,7 @@ func (s *Shard) GradientsArrived(first, count int64) {
 	}
 }
 
-// moveUnit moves what an update of a chunk moves.
+// moveUnit moves the bytes that an update of a chunk moves.
 func (s *Shard) moveUnit(_, unit int) {
 	c := s.chunks[unit]
 	s.config.Kernel.Traffic(c.section.format, c.state())
@@ -174,9 +178,9 @@ func (s *Shard) startChunks(steal bool, body func(worker, unit int)) {
 	s.start(0, int64(len(s.chunks)), steal, body)
 }
 
-// Each calls body for every chunk of the shard, from the workers, each chunk
-// from the worker in whose range it lies. Written that way the first time,
-// every page is on the NUMA node of the worker that will update it.
+// Each has the workers call body for every chunk of the shard. A worker calls it for
+// the chunks of its own range. If pages are first written this way, each lies on the
+// NUMA node of the worker that will update it.
 func (s *Shard) Each(body func(first int64, c kernel.Chunk)) {
 	s.startChunks(false, func(_, unit int) {
 		c := s.chunks[unit]
@@ -185,8 +189,8 @@ func (s *Shard) Each(body func(first int64, c kernel.Chunk)) {
 	s.wait()
 }
 
-// SumSquares is the sum of the squares of all gradients as they lie in their
-// arena. What arrived was added up then, and is not read again.
+// SumSquares returns the sum of the squares of all gradients in their arena. It does
+// not read norm blocks again that [Shard.GradientsArrived] has added up.
 func (s *Shard) SumSquares() float64 {
 	s.startNorm()
 	return s.sumOfBlocks()
@@ -194,10 +198,10 @@ func (s *Shard) SumSquares() float64 {
 
 func (s *Shard) startNorm() { s.start(0, s.config.normBlocks(), true, s.sumBlock) }
 
-// ForgetArrived says that all gradients may change again, as after a step.
+// ForgetArrived undoes [Shard.GradientsArrived]: all gradients may change again.
 func (s *Shard) ForgetArrived() { clear(s.summed) }
 
-// sumOfBlocks waits for the norm pass, and adds its sums up in order.
+// sumOfBlocks waits for the norm pass and adds up its sums in order.
 func (s *Shard) sumOfBlocks() float64 {
 	s.wait()
 	sum := 0.0

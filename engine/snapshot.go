@@ -33,8 +33,8 @@ const (
 type Unit struct {
 	First   int64 // element of the shard
 	Section int   // number of the section in the configuration
-	// MomentsFirst is the place of the first element among those whose moments
-	// have that type: its place in the arenas of the moments. That of the
+	// MomentsFirst is the first element's place in the arenas of its moments: its
+	// number among the elements whose moments have that type. Its place among the
 	// headers of int8 moments is State.First / kernel.Block.
 	MomentsFirst int64
 	Moments      kernel.MomentType
@@ -87,8 +87,8 @@ func (x *Snapshot) Run(ctx context.Context, pace func(context.Context) error) er
 	return x.err
 }
 
-// hand hands a chunk out, unless that was done, and returns when it may be
-// changed. It says whether the snapshot can still become whole.
+// copyOnWrite copies a chunk, unless that was done, and returns when the chunk may be
+// changed. It reports whether the snapshot can still become complete.
 func (x *Snapshot) copyOnWrite(unit int) bool {
 	x.mutex.Lock()
 	defer x.mutex.Unlock()
@@ -115,7 +115,6 @@ func (x *Snapshot) fail(err error) {
 	x.keep(err)
 }
 
-// keep keeps the first error.
 func (x *Snapshot) keep(err error) {
 	if x.err == nil {
 		x.err = err

@@ -15,7 +15,7 @@ import (
 	"plimsoll/optim/kernel"
 )
 
-// snapshotUnit is what a saver keeps of a unit.
+// snapshotUnit is the copy of a unit that a saver keeps.
 type snapshotUnit struct {
 	Unit
 	changed [][]byte
@@ -86,7 +86,7 @@ func TestSnapshotsAreOfOneInstant(t *testing.T) {
 	})
 }
 
-// TestUnitsSayWhereTheirMomentsAre puts units together to what the arenas hold.
+// TestUnitsSayWhereTheirMomentsAre rebuilds the arenas from units.
 func TestUnitsSayWhereTheirMomentsAre(t *testing.T) {
 	s := slowCase().newShard(t, true)
 	s.makeSteps(t, 2)
@@ -97,7 +97,8 @@ func TestUnitsSayWhereTheirMomentsAre(t *testing.T) {
 		}
 		copy(got[component][at:], stream)
 	}
-	suffix := map[kernel.MomentType]ledger.Component{kernel.MomentsFP32: "_fp32", kernel.MomentsBF16: "_bf16", kernel.MomentsInt8: ""}
+	suffix := map[kernel.MomentType]ledger.Component{kernel.MomentsFP32: "_fp32", kernel.MomentsBF16: "_bf16",
+		kernel.MomentsInt8: ""}
 	err := s.Snapshot(func(u Unit) error {
 		put("exp_avg"+suffix[u.Moments], u.State.Moments[0].Data, u.MomentsFirst*u.Moments.Size())
 		put("exp_avg_sq"+suffix[u.Moments], u.State.Moments[1].Data, u.MomentsFirst*u.Moments.Size())
@@ -119,7 +120,7 @@ func TestUnitsSayWhereTheirMomentsAre(t *testing.T) {
 	}
 }
 
-// TestSnapshotsEndAtTheFirstError, whoever has it: a step goes on without them.
+// TestSnapshotsEndAtTheFirstError, in whichever goroutine: a step goes on without them.
 func TestSnapshotsEndAtTheFirstError(t *testing.T) {
 	s := slowShard(t)
 	want := errors.New("no space left")

@@ -35,7 +35,8 @@ func (s *Shard) BeginThen(step int64, scale float64, optimizers []optim.Optimize
 	case step != next:
 		return fmt.Errorf("step %d cannot begin: the next one is %d", step, next)
 	case len(optimizers) < len(s.constants):
-		return fmt.Errorf("step %d cannot begin: there are %d parameter groups and %d optimizers", step, len(s.constants), len(optimizers))
+		return fmt.Errorf("step %d cannot begin: there are %d parameter groups and %d optimizers",
+			step, len(s.constants), len(optimizers))
 	}
 	for group := range s.constants {
 		if err := s.suits(group, optimizers[group]); err != nil {
@@ -155,8 +156,8 @@ func (s *Shard) setDone(unit int) {
 // isOver reports whether the update that this process began last is finished.
 func (s *Shard) isOver() bool { return s.finished.Load() >= s.current.underway.Load() }
 
-// Underway is the number of the update that this process is making, and how many
-// chunks of it are left; 0 and 0 where it makes none.
+// Underway returns the number of the update that this process is making, and how many
+// of its chunks are left. It returns 0 and 0 if no update is under way.
 func (s *Shard) Underway() (number uint64, left int64) {
 	if s.isOver() {
 		return 0, 0
@@ -192,7 +193,7 @@ type watchers struct {
 	moved sync.Cond
 }
 
-// wait returns when the condition holds. Whoever makes it true calls wake.
+// wait returns when the condition holds. The goroutine that makes it true calls wake.
 func (w *watchers) wait(holds func() bool) {
 	w.mutex.Lock()
 	defer w.mutex.Unlock()

@@ -15,15 +15,15 @@ import (
 	"plimsoll/optim/kernel"
 )
 
-// slowCase is one whose steps take milliseconds, in many chunks, so that
-// something can happen meanwhile.
+// slowCase is a case whose steps take milliseconds, in many chunks, so that something can
+// happen meanwhile.
 func slowCase() crashCase {
 	c := crashCases()[3]
 	c.config.Chunk = 256
 	return c
 }
 
-// slowShard is a shard of it with the slowest kernels.
+// slowShard returns a shard of slowCase with the slowest kernels.
 func slowShard(t *testing.T) *Shard {
 	s := slowCase().newShard(t, true)
 	s.config.Kernel = kernel.Generic
@@ -73,9 +73,8 @@ func TestOnlyTheNextStepBegins(t *testing.T) {
 	}
 }
 
-// TestStretchesAreAwaited compares the parameters of stretches, at once after
-// each has been waited for, with those after the step, with several goroutines
-// that wait for all of it in pieces.
+// TestStretchesAreAwaited waits for the ranges of a shard in several goroutines. The
+// parameters of a range right after the wait must be those after the step.
 func TestStretchesAreAwaited(t *testing.T) {
 	after := slowShard(t)
 	after.makeSteps(t, 3)
@@ -106,8 +105,8 @@ func TestStretchesAreAwaited(t *testing.T) {
 	s.WaitRange(0, crashElements) // at once: nothing is under way
 }
 
-// TestStretchesAreDoneBeforeTheStep holds the last chunk up, in a snapshot, while
-// the others are waited for.
+// TestStretchesAreDoneBeforeTheStep waits for all other ranges while a snapshot holds the
+// last chunk up.
 func TestStretchesAreDoneBeforeTheStep(t *testing.T) {
 	s := slowShard(t)
 	last := s.unit(len(s.chunks) - 1).First
@@ -135,7 +134,7 @@ func TestStretchesAreDoneBeforeTheStep(t *testing.T) {
 	}
 }
 
-// TestSumsOutliveNoStep: what arrived counts until the next step alone.
+// TestSumsOutliveNoStep: sums of gradients that arrived count only until the next step.
 func TestSumsOutliveNoStep(t *testing.T) {
 	s := slowShard(t)
 	want := s.SumSquares()
@@ -154,7 +153,7 @@ func TestSumsOutliveNoStep(t *testing.T) {
 	}
 }
 
-// TestJournaledStepAllocatesNothing is for all that a step of a service does.
+// TestJournaledStepAllocatesNothing covers everything that a step of the service does.
 func TestJournaledStepAllocatesNothing(t *testing.T) {
 	s := crashCases()[0].newShard(t, true)
 	optimizers := []optim.Optimizer{optim.DefaultAdamW()}
@@ -172,7 +171,7 @@ func TestJournaledStepAllocatesNothing(t *testing.T) {
 	}
 }
 
-// TestJournalChangesNothing holds steps with a journal against steps without.
+// TestJournalChangesNothing compares steps with a journal with steps without.
 func TestJournalChangesNothing(t *testing.T) {
 	for _, c := range crashCases() {
 		with, without := c.newShard(t, true), c.newShard(t, false)
@@ -184,7 +183,7 @@ func TestJournalChangesNothing(t *testing.T) {
 	}
 }
 
-// TestWrongArenasAreNotAttached says what is wrong, and leaves no descriptor.
+// TestWrongArenasAreNotAttached: the error names the fault, and no descriptor is left.
 func TestWrongArenasAreNotAttached(t *testing.T) {
 	c := crashCases()[0]
 	s := c.newShard(t, true)
@@ -205,11 +204,21 @@ func TestWrongArenasAreNotAttached(t *testing.T) {
 	}
 	before := descriptors(t)
 	for want, spoil := range map[string]func(*ShardConfig, map[string]*os.File){
-		"arena rank0/exp_avg of 352 KiB: there is no file":          func(_ *ShardConfig, f map[string]*os.File) { delete(f, "rank0/exp_avg") },
-		"arena rank0/gradients of 176 KiB: its file has 360448 byt": func(_ *ShardConfig, f map[string]*os.File) { f["rank0/gradients"] = file("exp_avg") },
-		"other sections, format or chunks":                          func(c *ShardConfig, _ map[string]*os.File) { c.Chunk = 7001 },
-		"there is no file of that name":                             func(c *ShardConfig, _ map[string]*os.File) { c.Rank = 1 },
-		"rank0/b/parameters of 176 KiB: there":                      func(c *ShardConfig, _ map[string]*os.File) { c.Part = "b" },
+		"arena rank0/exp_avg of 352 KiB: there is no file": func(_ *ShardConfig, f map[string]*os.File) {
+			delete(f, "rank0/exp_avg")
+		},
+		"arena rank0/gradients of 176 KiB: its file has 360448 byt": func(_ *ShardConfig, f map[string]*os.File) {
+			f["rank0/gradients"] = file("exp_avg")
+		},
+		"other sections, format or chunks": func(c *ShardConfig, _ map[string]*os.File) {
+			c.Chunk = 7001
+		},
+		"there is no file of that name": func(c *ShardConfig, _ map[string]*os.File) {
+			c.Rank = 1
+		},
+		"rank0/b/parameters of 176 KiB: there": func(c *ShardConfig, _ map[string]*os.File) {
+			c.Part = "b"
+		},
 	} {
 		config, all := s.config, files()
 		spoil(&config, all)
@@ -223,9 +232,11 @@ func TestWrongArenasAreNotAttached(t *testing.T) {
 	head := at[journalHead](s.Arena(ledger.StepJournal).Bytes(), 0)
 	for want, spoil := range map[string]func(){
 		"step_journal: it is no journal": func() { head.magic++ },
-		fmt.Sprintf("step_journal: its version is %d, expected %d", journalVersion+1, journalVersion): func() { head.version++ },
-		"step_journal: 3 updates were begun and 1 fin":                                                func() { head.begun.Store(3) },
-		"step_journal: 3 accumulations of gradients w":                                                func() { head.accumulations.begun.Store(3) },
+		fmt.Sprintf("step_journal: its version is %d, expected %d", journalVersion+1, journalVersion): func() {
+			head.version++
+		},
+		"step_journal: 3 updates were begun and 1 fin": func() { head.begun.Store(3) },
+		"step_journal: 3 accumulations of gradients w": func() { head.accumulations.begun.Store(3) },
 	} {
 		head.init(s.config)
 		head.begun.Store(1)
@@ -250,8 +261,8 @@ func descriptors(t *testing.T) int {
 	return len(list)
 }
 
-// TestSmallShardIsUpdatedByTheCaller where it wants to hear of the end: it has
-// heard when BeginThen returns, and the bits are those that a worker makes.
+// TestSmallShardIsUpdatedByTheCaller: BeginThen has called the function when it returns,
+// and the bits are the same as a worker's.
 func TestSmallShardIsUpdatedByTheCaller(t *testing.T) {
 	for _, journal := range []bool{false, true} {
 		c := crashCases()[3].with(cpus(t, 2), kernel.Available()[0])
@@ -273,7 +284,8 @@ func TestSmallShardIsUpdatedByTheCaller(t *testing.T) {
 				t.Fatal(err)
 			}
 			if heard != 1 || shards[0].Steps() != step {
-				t.Errorf("step %d: BeginThen has returned, and told %d times of the end of step %d", step, heard, shards[0].Steps())
+				t.Errorf("step %d: BeginThen has returned, and told %d times of the end of step %d",
+					step, heard, shards[0].Steps())
 			}
 			if err := shards[1].Begin(step, 1, adam); err != nil {
 				t.Fatal(err)
@@ -281,7 +293,8 @@ func TestSmallShardIsUpdatedByTheCaller(t *testing.T) {
 			shards[1].Wait()
 		}
 		for i, a := range shards[0].Arenas() {
-			if b := shards[1].Arenas()[i]; !strings.HasSuffix(a.Name(), string(ledger.StepJournal)) && !bytes.Equal(a.Bytes(), b.Bytes()) {
+			if b := shards[1].Arenas()[i]; !strings.HasSuffix(a.Name(), string(ledger.StepJournal)) &&
+				!bytes.Equal(a.Bytes(), b.Bytes()) {
 				t.Errorf("%s differs", a.Name())
 			}
 		}

@@ -9,10 +9,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Workers are OS threads, each bound to one CPU for life. The shards of one rank
-// share them where they have the same CPUs: a program may have an optimizer for
-// each parameter, and a core needs one thread for all of them. It makes their
-// passes one after the other. Ranks share none, as one may wait for another.
+// Workers are OS threads, each bound to one CPU for life. The shards of one rank with
+// the same CPUs share their workers, which make the passes of the shards one after
+// the other. A program may have an optimizer for each parameter, and a core needs one
+// thread for all of them. Ranks share no workers, as one rank may wait for another.
 type Workers struct {
 	crew    *crew
 	running sync.WaitGroup
@@ -40,8 +40,8 @@ var crews = struct {
 	byName map[string]*crew
 }{byName: map[string]*crew{}}
 
-// NewWorkers returns when the rank has a worker on each of the CPUs and each is
-// where it should be.
+// NewWorkers returns when the rank has a worker on each of the CPUs and each worker
+// has checked its binding.
 func NewWorkers(rank int, cpus []int) (*Workers, error) {
 	if len(cpus) == 0 {
 		return nil, errors.New("workers need at least one CPU")
@@ -68,8 +68,8 @@ func newCrew(name string, cpus []int) (*crew, error) {
 		tasks := make(chan task, waitingTasks)
 		c.tasks = append(c.tasks, tasks)
 		c.ended.Go(func() {
-			// The thread is never unlocked, so that it ends with the goroutine
-			// and no other goroutine inherits its binding.
+			// The thread is never unlocked: it ends with the goroutine, and no
+			// other goroutine inherits its binding.
 			runtime.LockOSThread()
 			bound <- bindThread(cpu)
 			for t := range tasks {
@@ -96,7 +96,7 @@ func (c *crew) end() {
 	c.ended.Wait()
 }
 
-// ErrBinding says that a worker cannot be on the CPU that is meant for it.
+// ErrBinding says that a worker cannot be bound to its CPU.
 var ErrBinding = errors.New("binding a worker")
 
 // bindThread binds the calling thread to one CPU and reads the binding back.
@@ -116,7 +116,7 @@ func bindThread(cpu int) error {
 	return nil
 }
 
-// Count is the number of workers.
+// Count returns the number of workers.
 func (w *Workers) Count() int { return len(w.crew.tasks) }
 
 // Start hands a task to every worker and returns at once.
@@ -127,11 +127,10 @@ func (w *Workers) Start(run func(worker int)) {
 	}
 }
 
-// Wait returns when every worker has finished what Start gave it.
+// Wait returns when every worker has finished the tasks of Start.
 func (w *Workers) Wait() { w.running.Wait() }
 
-// Close waits for what Start gave, and ends the workers when nobody else uses
-// them.
+// Close waits for the tasks of Start. It ends the workers if no other shard uses them.
 func (w *Workers) Close() {
 	w.Wait()
 	crews.Lock()

@@ -35,7 +35,8 @@ func TestShardsOfARankShareWorkers(t *testing.T) {
 	if now := threads(t); now > before+20 { // Go's own come and go
 		t.Errorf("there are %d threads with 301 shards, and %d with one", now, before)
 	}
-	// Passes of all at once: each is done when its own workers are, and by each of them once.
+	// Passes of all shards at once: each is done when its own workers are, and each worker
+	// takes part once.
 	var passes sync.WaitGroup
 	for _, w := range all {
 		passes.Go(func() {
@@ -44,7 +45,8 @@ func TestShardsOfARankShareWorkers(t *testing.T) {
 				w.Start(func(worker int) { turns[worker].Add(1) })
 				w.Wait()
 				if turns[0].Load() != 1 || turns[1].Load() != 1 {
-					t.Errorf("the workers have had %d and %d turns: expected one each", turns[0].Load(), turns[1].Load())
+					t.Errorf("the workers have had %d and %d turns: expected one each",
+						turns[0].Load(), turns[1].Load())
 				}
 			}
 		})

@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// Bytes is a size or a difference of sizes. JSON carries it as an integer;
-// text shows it in binary units.
+// Bytes is a size or a difference of sizes: an integer in JSON, binary units in
+// text.
 type Bytes int64
 
 // Binary units.
@@ -18,8 +18,8 @@ const (
 	TiB Bytes = 1 << 40
 )
 
-// String shows at least three significant digits: "512 B", "12.0 KiB",
-// "6.44 GiB", "1.28 TiB".
+// String returns the size with at least three significant digits: "512 B",
+// "12.0 KiB", "6.44 GiB", "1.28 TiB".
 func (b Bytes) String() string {
 	magnitude := uint64(b)
 	if b < 0 {
@@ -33,7 +33,7 @@ func (b Bytes) String() string {
 		return fmt.Sprintf("%s%d B", sign, magnitude)
 	}
 	value, unit := float64(magnitude)/1024, 0
-	// 1023.5 and up would print as "1024": it belongs to the next unit.
+	// From 1023.5 on it would print as "1024": take the next unit.
 	for value >= 1023.5 && unit < len(units)-1 {
 		value, unit = value/1024, unit+1
 	}
@@ -47,8 +47,8 @@ func (b Bytes) String() string {
 	return sign + strconv.FormatFloat(value, 'f', digits, 64) + " " + units[unit]
 }
 
-// ParseBytes reads a size such as "79.1GiB", "512 GB", "24g" or "1073741824".
-// Units without an i are decimal when they end in B; a letter alone is binary.
+// ParseBytes reads a size such as "79.1GiB", "512 GB", "24g" or "1073741824". A unit
+// that ends in B without an i is decimal. A letter alone is binary.
 func ParseBytes(text string) (Bytes, error) {
 	trimmed := strings.TrimSpace(text)
 	number := strings.TrimRight(trimmed, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ ")
@@ -73,10 +73,10 @@ var unitFactors = func() map[string]float64 {
 	return m
 }()
 
-// Exact is the size with every digit, in groups of three: "6,916,458,752 B".
+// Exact returns the size with every digit, in groups of three: "6,916,458,752 B".
 func (b Bytes) Exact() string { return Count(int64(b)) + " B" }
 
-// Signed is String with a sign in front of every number but zero.
+// Signed returns String with a sign in front of every number but zero.
 func (b Bytes) Signed() string {
 	if b > 0 {
 		return "+" + b.String()
@@ -86,7 +86,7 @@ func (b Bytes) Signed() string {
 
 var units = [...]string{"KiB", "MiB", "GiB", "TiB", "PiB", "EiB"}
 
-// Count writes an integer in groups of three digits: "494,032,768".
+// Count returns an integer in groups of three digits: "494,032,768".
 func Count(n int64) string {
 	s := strconv.FormatInt(n, 10)
 	sign := ""

@@ -22,7 +22,8 @@ func rank(number int, holdings ...Holding) Device {
 
 func TestCompare(t *testing.T) {
 	planned := []Device{
-		rank(0, Holding{Component: Parameters, Bytes: 8, Why: "2 B x 4"}, Holding{Component: OptimizerStates, Bytes: 32, Why: "8 B x 4"}),
+		rank(0, Holding{Component: Parameters, Bytes: 8, Why: "2 B x 4"},
+			Holding{Component: OptimizerStates, Bytes: 32, Why: "8 B x 4"}),
 		rank(1, Holding{Component: MasterWeightsLow, Part: "bf16", Bytes: 6, Why: "2 B x 3"}),
 	}
 	measured := []Device{
@@ -32,10 +33,14 @@ func TestCompare(t *testing.T) {
 	}
 	text, err := json.Marshal(Compare(planned, measured))
 	want := `[` + strings.Join([]string{
-		`{"device":"host","rank":0,"phase":"step","iteration":"steady","component":"parameters","planned_bytes":8,"measured_bytes":null,"why":"2 B x 4"}`,
-		`{"device":"host","rank":0,"phase":"step","iteration":"steady","component":"optimizer_states","planned_bytes":32,"measured_bytes":33,"why":"8 B x 4"}`,
-		`{"device":"host","rank":1,"phase":"step","iteration":"steady","part":"bf16","component":"master_weights","planned_bytes":6,"measured_bytes":7,"why":"2 B x 3"}`,
-		`{"device":"host","rank":0,"phase":"step","iteration":"steady","component":"process","planned_bytes":0,"measured_bytes":5,"why":"the program"}`,
+		`{"device":"host","rank":0,"phase":"step","iteration":"steady",` +
+			`"component":"parameters","planned_bytes":8,"measured_bytes":null,"why":"2 B x 4"}`,
+		`{"device":"host","rank":0,"phase":"step","iteration":"steady",` +
+			`"component":"optimizer_states","planned_bytes":32,"measured_bytes":33,"why":"8 B x 4"}`,
+		`{"device":"host","rank":1,"phase":"step","iteration":"steady",` +
+			`"part":"bf16","component":"master_weights","planned_bytes":6,"measured_bytes":7,"why":"2 B x 3"}`,
+		`{"device":"host","rank":0,"phase":"step","iteration":"steady",` +
+			`"component":"process","planned_bytes":0,"measured_bytes":5,"why":"the program"}`,
 	}, ",") + `]`
 	if err != nil || string(text) != want {
 		t.Errorf("%v\n got %s\nwant %s", err, text, want)
@@ -49,14 +54,16 @@ func TestCompare(t *testing.T) {
 // TestCompareLosesNothing holds the sums of both sides against the devices, for
 // any components, in parts and whole.
 func TestCompareLosesNothing(t *testing.T) {
-	names := []Component{Parameters, OptimizerStates, ExpAvg, ExpAvgSq.InType("fp32"), MasterWeights, MasterWeightsLow, Process}
+	names := []Component{Parameters, OptimizerStates, ExpAvg, ExpAvgSq.InType("fp32"), MasterWeights, MasterWeightsLow,
+		Process}
 	devices := rapid.Custom(func(t *rapid.T) []Device {
 		var list []Device
 		for number := range rapid.IntRange(0, 3).Draw(t, "ranks") {
 			var holdings []Holding
 			for range rapid.IntRange(0, 5).Draw(t, "components") {
 				holdings = append(holdings, Holding{
-					Component: rapid.SampledFrom(names).Draw(t, "component"), Bytes: Bytes(rapid.Int64Range(0, 1<<40).Draw(t, "bytes")),
+					Component: rapid.SampledFrom(names).Draw(t, "component"),
+					Bytes:     Bytes(rapid.Int64Range(0, 1<<40).Draw(t, "bytes")),
 				})
 			}
 			list = append(list, rank(number, holdings...))

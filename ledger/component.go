@@ -2,12 +2,12 @@ package ledger
 
 import "strings"
 
-// Component names what holds bytes. Its value is the name in JSON and metrics;
-// Title is the name in text. Every component is a constant of this file, so a
-// plan and a measurement of the same thing have the same name.
+// Component names a use of memory. Its value is the name in JSON and metrics;
+// Title is the name in text. Every component is a constant of this file, so a plan
+// and a measurement of the same thing have the same name.
 type Component string
 
-// State of an optimizer, named as torch.optim does.
+// State of an optimizer, with the names of torch.optim.
 const (
 	Parameters       Component = "parameters"
 	Gradients        Component = "gradients"
@@ -21,7 +21,7 @@ const (
 	MomentHeaders    Component = "moment_headers"
 )
 
-// Memory that the optimizer service and a rehearsal need beside that state.
+// Memory that the optimizer service and a rehearsal need beside the state.
 const (
 	GradientNormSums  Component = "gradient_norm_sums"
 	StepJournal       Component = "step_journal"
@@ -81,8 +81,8 @@ const (
 	NCCL                   Component = "nccl"
 )
 
-// description is the title of a component, where it is not the name itself, and
-// the component that it is a part of.
+// description is the title of a component, unless it is the name itself, and the
+// component that it is a part of.
 type description struct {
 	title  string
 	partOf Component
@@ -140,7 +140,7 @@ var descriptions = map[Component]description{
 	NCCL:                   {title: "NCCL"},
 }
 
-// Title is the name in text.
+// Title returns the name in text.
 func (c Component) Title() string {
 	if title := descriptions[c].title; title != "" {
 		return title
@@ -148,12 +148,12 @@ func (c Component) Title() string {
 	return string(c)
 }
 
-// InType is the part of a component that is held in another type than the rest,
-// such as exp_avg_fp32.
+// InType returns the part of a component whose type differs from the rest, such as
+// exp_avg_fp32.
 func (c Component) InType(dtype string) Component { return c + "_" + Component(dtype) }
 
-// PartOf is the component that this one is a part of, and empty if there is
-// none: exp_avg_fp32 is a part of exp_avg, and that of optimizer_states.
+// PartOf returns the component that this one is a part of, or "" if there is none.
+// exp_avg_fp32 is a part of exp_avg, which is a part of optimizer_states.
 func (c Component) PartOf() Component {
 	if d, known := descriptions[c]; known {
 		return d.partOf
@@ -166,8 +166,8 @@ func (c Component) PartOf() Component {
 	return ""
 }
 
-// sharedWith is the component itself or the nearest one it is a part of that the
-// others have, too. If they have none of these, it is the component itself.
+// sharedWith returns the nearest component that others have: the component itself,
+// or one that it is a part of. If they have none, it returns the component itself.
 func (c Component) sharedWith(others map[Component]bool) Component {
 	for whole := c; whole != ""; whole = whole.PartOf() {
 		if others[whole] {

@@ -1,6 +1,6 @@
 // Package ledger is the account of bytes that every verb shares. A plan is a list
-// of devices with what they hold, phase by phase. A measurement is the same.
-// Compare puts the two side by side.
+// of devices and the bytes that each holds, phase by phase. A measurement is the
+// same. [Compare] puts the two side by side.
 package ledger
 
 import "slices"
@@ -43,16 +43,16 @@ const WholeNode = -1
 // Holding is the bytes of one component.
 type Holding struct {
 	Component Component `json:"component"`
-	// Part is the group of parameters of one type that the bytes are for. It is
-	// empty where a rank has one group only.
+	// Part is the dtype group of parameters that the bytes are for. It is empty if
+	// a rank has one group only.
 	Part  string `json:"part,omitempty"`
 	Bytes Bytes  `json:"bytes"`
-	// Why is the formula with its numbers, and its source if it is not ours.
+	// Why is the formula with its numbers, and its source if it has one.
 	Why string `json:"why"`
 }
 
-// Phase is what a device holds in a phase: requested by the program, allocated
-// in blocks, and reserved by the allocator.
+// Phase is the memory of a device in a phase: bytes that the program requests, that
+// are allocated in blocks, and that the allocator reserves.
 type Phase struct {
 	Name          PhaseName `json:"phase"`
 	Iteration     Iteration `json:"iteration,omitempty"`
@@ -64,7 +64,7 @@ type Phase struct {
 	EndRequested Bytes `json:"end_requested_bytes"`
 	EndAllocated Bytes `json:"end_allocated_bytes"`
 	EndReserved  Bytes `json:"end_reserved_bytes"`
-	// Components are those at the peak of requested bytes.
+	// Components are held at the peak of requested bytes.
 	Components []Holding `json:"components"`
 	End        []Holding `json:"-"`
 }
@@ -104,7 +104,7 @@ type NUMANode struct {
 	Capacity Bytes `json:"capacity_bytes"` // 0 if unknown
 }
 
-// Peak is the phase in which the device holds most.
+// Peak returns the phase in which the device holds most.
 func (d *Device) Peak() *Phase {
 	var most *Phase
 	for i := range d.Phases {
@@ -135,10 +135,9 @@ type Line struct {
 // order of the plan.
 type Comparison []Line
 
-// Compare puts the components of every phase of the measured devices beside
-// those of the planned ones. Where one side knows only the whole of what the
-// other has in parts, the parts are added up: exp_avg and exp_avg_sq against
-// optimizer_states.
+// Compare puts the measured components of every phase beside the planned ones. If
+// one side has only a component whose parts the other side has, Compare adds up the
+// parts: exp_avg and exp_avg_sq against optimizer_states.
 func Compare(planned, measured []Device) Comparison {
 	var c comparing
 	inPlan, inMeasurement := namesIn(planned), namesIn(measured)
@@ -160,7 +159,7 @@ func Compare(planned, measured []Device) Comparison {
 	return c.lines
 }
 
-// place is where and when bytes are held.
+// place is the device and the phase in which bytes are held.
 type place struct {
 	device    Kind
 	rank      int
@@ -201,8 +200,8 @@ type lineKey struct {
 	component Component
 }
 
-// line returns the line of a component, appended if there is none yet. The next
-// call may move it.
+// line returns the line of a component. It appends one if there is none yet. The
+// next call may move the line.
 func (c *comparing) line(at place, component Component) *Line {
 	key := lineKey{at, component}
 	i, known := c.index[key]
@@ -213,7 +212,8 @@ func (c *comparing) line(at place, component Component) *Line {
 		}
 		c.index[key] = i
 		c.lines = append(c.lines, Line{
-			Device: at.device, Rank: at.rank, Phase: at.phase, Iteration: at.iteration, Part: at.part, Component: component,
+			Device: at.device, Rank: at.rank, Phase: at.phase, Iteration: at.iteration,
+			Part: at.part, Component: component,
 		})
 	}
 	return &c.lines[i]
@@ -228,8 +228,8 @@ func (l *Line) addWhy(why string) {
 	}
 }
 
-// Planned is the sum of the planned bytes of the lines that keep holds for. A
-// nil keep means all.
+// Planned returns the sum of the planned bytes of the lines that keep selects. A
+// nil keep selects all.
 func (c Comparison) Planned(keep func(Line) bool) Bytes {
 	var sum Bytes
 	for _, l := range c {
@@ -240,8 +240,8 @@ func (c Comparison) Planned(keep func(Line) bool) Bytes {
 	return sum
 }
 
-// Measured is the sum of the measured bytes of the lines that keep holds for.
-// Lines without a measurement count nothing.
+// Measured returns the sum of the measured bytes of the lines that keep selects.
+// Lines without a measurement count as 0.
 func (c Comparison) Measured(keep func(Line) bool) Bytes {
 	var sum Bytes
 	for _, l := range c {

@@ -14,7 +14,8 @@ func TestBytesText(t *testing.T) {
 		0: "0 B", 1: "1 B", -7: "-7 B", 1023: "1023 B",
 		KiB: "1.00 KiB", 1536: "1.50 KiB", 10 * KiB: "10.0 KiB", 100 * KiB: "100 KiB", 999 * KiB: "999 KiB",
 		1023*KiB + 511: "1023 KiB", 1023*KiB + 512: "1.00 MiB", MiB: "1.00 MiB",
-		14 * 494_032_768: "6.44 GiB", -GiB: "-1.00 GiB", 2 * TiB: "2.00 TiB", math.MaxInt64: "8.00 EiB", math.MinInt64: "-8.00 EiB",
+		14 * 494_032_768: "6.44 GiB", -GiB: "-1.00 GiB", 2 * TiB: "2.00 TiB", math.MaxInt64: "8.00 EiB",
+		math.MinInt64: "-8.00 EiB",
 	} {
 		if got := b.String(); got != want {
 			t.Errorf("%d bytes are shown as %q, want %q", int64(b), got, want)
@@ -59,13 +60,15 @@ func TestCount(t *testing.T) {
 
 func TestParseBytes(t *testing.T) {
 	for text, want := range map[string]Bytes{
-		"80GiB": 80 * GiB, "80 GiB": 80 * GiB, "80g": 80 * GiB, "1.5GiB": 1536 * MiB, "24GB": 24e9, "512MB": 512e6, "1k": KiB, "1073741824": GiB, "7B": 7, " 1 TiB ": TiB, "0": 0,
+		"80GiB": 80 * GiB, "80 GiB": 80 * GiB, "80g": 80 * GiB, "1.5GiB": 1536 * MiB, "24GB": 24e9, "512MB": 512e6,
+		"1k": KiB, "1073741824": GiB, "7B": 7, " 1 TiB ": TiB, "0": 0,
 	} {
 		if got, err := ParseBytes(text); got != want || err != nil {
 			t.Errorf("%q is %d (%v), want %d", text, got, err, want)
 		}
 	}
-	for _, text := range []string{"", "GiB", "-1GiB", "1XiB", "1e400", "NaN", "Inf", "9999999999999999TiB", "1 GiB 2", "0x10", "1,5GiB"} {
+	for _, text := range []string{"", "GiB", "-1GiB", "1XiB", "1e400", "NaN", "Inf", "9999999999999999TiB", "1 GiB 2",
+		"0x10", "1,5GiB"} {
 		if got, err := ParseBytes(text); err == nil {
 			t.Errorf("%q is %d", text, got)
 		}

@@ -80,7 +80,8 @@ func adamTorch(o optim.Adam) model {
 
 func lionOurs(o optim.Lion) model {
 	return func(a arithmetic, _ int64, rate float64) func(*element, float64) {
-		beta1, oneMinusBeta1, beta2, oneMinusBeta2 := a.constant(o.Beta1), a.constant(1-o.Beta1), a.constant(o.Beta2), a.constant(1-o.Beta2)
+		beta1, oneMinusBeta1, beta2, oneMinusBeta2 := a.constant(o.Beta1), a.constant(1-o.Beta1),
+			a.constant(o.Beta2), a.constant(1-o.Beta2)
 		shrink, stepSize := a.constant(-rate*o.WeightDecay), a.constant(-rate)
 		return func(x *element, gradient float64) {
 			p, m, g := &x[0], &x[1], number64(gradient)
@@ -95,7 +96,8 @@ func lionOurs(o optim.Lion) model {
 // lionTorch is Lion of testdata/trajectories.py.
 func lionTorch(o optim.Lion) model {
 	return func(a arithmetic, _ int64, rate float64) func(*element, float64) {
-		beta1, oneMinusBeta1, beta2, oneMinusBeta2 := a.constant(o.Beta1), a.constant(1-o.Beta1), a.constant(o.Beta2), a.constant(1-o.Beta2)
+		beta1, oneMinusBeta1, beta2, oneMinusBeta2 := a.constant(o.Beta1), a.constant(1-o.Beta1),
+			a.constant(o.Beta2), a.constant(1-o.Beta2)
 		keep, stepSize := a.keep(binary64.constant(-rate*o.WeightDecay)), a.constant(-rate)
 		return func(x *element, gradient float64) {
 			p, m, g := &x[0], &x[1], number64(gradient)

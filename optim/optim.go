@@ -16,18 +16,18 @@ import (
 // step to step; the rule may not.
 type Optimizer interface {
 	Algorithm() kernel.Algorithm
-	// Validate refuses what PyTorch refuses.
+	// Validate refuses hyperparameters that PyTorch refuses.
 	Validate() error
-	// Constants sets what the kernels need for a step; steps count from 1. It
-	// reports what binary32 cannot hold: such a step makes NaN.
+	// Constants sets the constants of the kernels for a step; steps count from 1.
+	// It reports a constant that binary32 cannot hold: such a step makes NaN.
 	Constants(c *kernel.Constants, step int64, gradientScale float64) error
-	// String is the optimizer as one would write it in Python.
+	// String returns the optimizer as one would write it in Python.
 	String() string
 }
 
-// Check refuses hyperparameters that PyTorch refuses, and those of which updates
-// in binary32 would make NaN at a step whose gradients are multiplied by
-// gradientScale.
+// Check refuses hyperparameters that PyTorch refuses. It also refuses those with
+// which an update in binary32 would make NaN at a step whose gradients are
+// multiplied by gradientScale.
 func Check(o Optimizer, step int64, gradientScale float64) error {
 	if err := o.Validate(); err != nil {
 		return err
@@ -48,7 +48,7 @@ type Adam struct {
 	Uncorrected bool
 }
 
-// DefaultAdamW are the defaults of torch.optim.AdamW.
+// DefaultAdamW returns the defaults of torch.optim.AdamW.
 func DefaultAdamW() Adam {
 	return Adam{LearningRate: 1e-3, Beta1: 0.9, Beta2: 0.999, Epsilon: 1e-8, WeightDecay: 1e-2}
 }
@@ -58,15 +58,20 @@ func (Adam) Algorithm() kernel.Algorithm { return kernel.Adam }
 
 // Validate implements [Optimizer].
 func (a Adam) Validate() error {
-	return errors.Join(atLeastZero("learning rate", a.LearningRate), fraction("beta1", a.Beta1), fraction("beta2", a.Beta2),
-		atLeastZero("epsilon", a.Epsilon), atLeastZero("weight decay", a.WeightDecay))
+	return errors.Join(
+		atLeastZero("learning rate", a.LearningRate),
+		fraction("beta1", a.Beta1), fraction("beta2", a.Beta2),
+		atLeastZero("epsilon", a.Epsilon), atLeastZero("weight decay", a.WeightDecay),
+	)
 }
 
 // Constants implements [Optimizer].
 func (a Adam) Constants(c *kernel.Constants, step int64, gradientScale float64) error {
 	return kernel.AdamStep{
-		LearningRate: a.LearningRate, Beta1: a.Beta1, Beta2: a.Beta2, Epsilon: a.Epsilon, WeightDecay: a.WeightDecay,
-		L2: a.L2, Uncorrected: a.Uncorrected, Step: step, GradientScale: gradientScale,
+		LearningRate: a.LearningRate, Beta1: a.Beta1, Beta2: a.Beta2,
+		Epsilon: a.Epsilon, WeightDecay: a.WeightDecay,
+		L2: a.L2, Uncorrected: a.Uncorrected,
+		Step: step, GradientScale: gradientScale,
 	}.Constants(c)
 }
 
@@ -75,7 +80,8 @@ func (a Adam) String() string {
 	if a.L2 {
 		name = "Adam"
 	}
-	return fmt.Sprintf("%s(lr=%v, betas=(%v, %v), eps=%v, weight_decay=%v)", name, number(a.LearningRate), number(a.Beta1), number(a.Beta2), number(a.Epsilon), number(a.WeightDecay))
+	return fmt.Sprintf("%s(lr=%v, betas=(%v, %v), eps=%v, weight_decay=%v)", name,
+		number(a.LearningRate), number(a.Beta1), number(a.Beta2), number(a.Epsilon), number(a.WeightDecay))
 }
 
 // Lion is the optimizer of X. Chen et al., "Symbolic Discovery of Optimization
@@ -86,7 +92,7 @@ type Lion struct {
 	WeightDecay  float64
 }
 
-// DefaultLion are the defaults of the paper.
+// DefaultLion returns the defaults of the paper.
 func DefaultLion() Lion { return Lion{LearningRate: 1e-4, Beta1: 0.9, Beta2: 0.99} }
 
 // Algorithm implements [Optimizer].
@@ -94,21 +100,28 @@ func (Lion) Algorithm() kernel.Algorithm { return kernel.Lion }
 
 // Validate implements [Optimizer].
 func (l Lion) Validate() error {
-	return errors.Join(atLeastZero("learning rate", l.LearningRate), fraction("beta1", l.Beta1), fraction("beta2", l.Beta2),
-		atLeastZero("weight decay", l.WeightDecay))
+	return errors.Join(
+		atLeastZero("learning rate", l.LearningRate),
+		fraction("beta1", l.Beta1), fraction("beta2", l.Beta2),
+		atLeastZero("weight decay", l.WeightDecay),
+	)
 }
 
 // Constants implements [Optimizer].
 func (l Lion) Constants(c *kernel.Constants, _ int64, gradientScale float64) error {
-	return kernel.LionStep{LearningRate: l.LearningRate, Beta1: l.Beta1, Beta2: l.Beta2, WeightDecay: l.WeightDecay, GradientScale: gradientScale}.Constants(c)
+	return kernel.LionStep{
+		LearningRate: l.LearningRate, Beta1: l.Beta1, Beta2: l.Beta2,
+		WeightDecay: l.WeightDecay, GradientScale: gradientScale,
+	}.Constants(c)
 }
 
 func (l Lion) String() string {
-	return fmt.Sprintf("Lion(lr=%v, betas=(%v, %v), weight_decay=%v)", number(l.LearningRate), number(l.Beta1), number(l.Beta2), number(l.WeightDecay))
+	return fmt.Sprintf("Lion(lr=%v, betas=(%v, %v), weight_decay=%v)",
+		number(l.LearningRate), number(l.Beta1), number(l.Beta2), number(l.WeightDecay))
 }
 
-// Adagrad is torch.optim.Adagrad. An initial accumulator value is the caller's
-// to store in the state.
+// Adagrad is torch.optim.Adagrad. The caller stores an initial accumulator value in
+// the state.
 type Adagrad struct {
 	LearningRate      float64
 	LearningRateDecay float64
@@ -116,7 +129,7 @@ type Adagrad struct {
 	WeightDecay       float64
 }
 
-// DefaultAdagrad are the defaults of torch.optim.Adagrad.
+// DefaultAdagrad returns the defaults of torch.optim.Adagrad.
 func DefaultAdagrad() Adagrad { return Adagrad{LearningRate: 1e-2, Epsilon: 1e-10} }
 
 // Algorithm implements [Optimizer].
@@ -124,20 +137,24 @@ func (Adagrad) Algorithm() kernel.Algorithm { return kernel.Adagrad }
 
 // Validate implements [Optimizer].
 func (a Adagrad) Validate() error {
-	return errors.Join(atLeastZero("learning rate", a.LearningRate), atLeastZero("learning rate decay", a.LearningRateDecay),
-		atLeastZero("epsilon", a.Epsilon), atLeastZero("weight decay", a.WeightDecay))
+	return errors.Join(
+		atLeastZero("learning rate", a.LearningRate), atLeastZero("learning rate decay", a.LearningRateDecay),
+		atLeastZero("epsilon", a.Epsilon), atLeastZero("weight decay", a.WeightDecay),
+	)
 }
 
 // Constants implements [Optimizer].
 func (a Adagrad) Constants(c *kernel.Constants, step int64, gradientScale float64) error {
 	return kernel.AdagradStep{
-		LearningRate: a.LearningRate, LearningRateDecay: a.LearningRateDecay, Epsilon: a.Epsilon, WeightDecay: a.WeightDecay,
+		LearningRate: a.LearningRate, LearningRateDecay: a.LearningRateDecay,
+		Epsilon: a.Epsilon, WeightDecay: a.WeightDecay,
 		Step: step, GradientScale: gradientScale,
 	}.Constants(c)
 }
 
 func (a Adagrad) String() string {
-	return fmt.Sprintf("Adagrad(lr=%v, lr_decay=%v, eps=%v, weight_decay=%v)", number(a.LearningRate), number(a.LearningRateDecay), number(a.Epsilon), number(a.WeightDecay))
+	return fmt.Sprintf("Adagrad(lr=%v, lr_decay=%v, eps=%v, weight_decay=%v)",
+		number(a.LearningRate), number(a.LearningRateDecay), number(a.Epsilon), number(a.WeightDecay))
 }
 
 // SGD is torch.optim.SGD with momentum.
@@ -156,18 +173,23 @@ func (SGD) Algorithm() kernel.Algorithm { return kernel.SGD }
 func (s SGD) Validate() error {
 	var err error
 	if s.Nesterov && (s.Momentum <= 0 || s.Dampening != 0) {
-		err = fmt.Errorf("the momentum of Nesterov needs a momentum above 0 (it is %g) and no dampening (it is %g)", s.Momentum, s.Dampening)
+		err = fmt.Errorf("the momentum of Nesterov needs a momentum above 0 (it is %g) and no dampening (it is %g)",
+			s.Momentum, s.Dampening)
 	}
-	if math.IsNaN(s.Dampening) || math.IsInf(s.Dampening, 0) { // which the first step would not notice
+	if math.IsNaN(s.Dampening) || math.IsInf(s.Dampening, 0) { // the first step would not notice
 		err = errors.Join(err, fmt.Errorf("dampening is %g: expected a finite number", s.Dampening))
 	}
-	return errors.Join(atLeastZero("learning rate", s.LearningRate), atLeastZero("momentum", s.Momentum), atLeastZero("weight decay", s.WeightDecay), err)
+	return errors.Join(
+		atLeastZero("learning rate", s.LearningRate), atLeastZero("momentum", s.Momentum),
+		atLeastZero("weight decay", s.WeightDecay), err,
+	)
 }
 
 // Constants implements [Optimizer].
 func (s SGD) Constants(c *kernel.Constants, step int64, gradientScale float64) error {
 	return kernel.SGDStep{
-		LearningRate: s.LearningRate, Momentum: s.Momentum, Dampening: s.Dampening, Nesterov: s.Nesterov, WeightDecay: s.WeightDecay,
+		LearningRate: s.LearningRate, Momentum: s.Momentum, Dampening: s.Dampening,
+		Nesterov: s.Nesterov, WeightDecay: s.WeightDecay,
 		Step: step, GradientScale: gradientScale,
 	}.Constants(c)
 }
@@ -177,11 +199,12 @@ func (s SGD) String() string {
 	if s.Nesterov {
 		nesterov = "True"
 	}
-	return fmt.Sprintf("SGD(lr=%v, momentum=%v, dampening=%v, nesterov=%s, weight_decay=%v)", number(s.LearningRate), number(s.Momentum), number(s.Dampening), nesterov, number(s.WeightDecay))
+	return fmt.Sprintf("SGD(lr=%v, momentum=%v, dampening=%v, nesterov=%s, weight_decay=%v)",
+		number(s.LearningRate), number(s.Momentum), number(s.Dampening), nesterov, number(s.WeightDecay))
 }
 
-// number is written so that Python reads a float: PyTorch refuses integers in
-// some places.
+// number is a hyperparameter. Its text is a float in Python, as PyTorch refuses
+// integers in some places.
 type number float64
 
 func (n number) String() string {
@@ -206,10 +229,10 @@ func fraction(name string, x float64) error {
 	return nil
 }
 
-// GradientScale is the factor that unscales gradients and clips them to a
-// global norm, as torch.nn.utils.clip_grad_norm_ does: with norm the L2 norm of
-// the unscaled gradients, min(1, clip / (norm + 1e-6)) / lossScale. A clip of 0
-// means none.
+// GradientScale returns the factor that unscales gradients and clips them to a global
+// norm, as torch.nn.utils.clip_grad_norm_ does: min(1, clip / (norm + 1e-6)) /
+// lossScale. norm is the L2 norm of the unscaled gradients. If clip is 0, gradients
+// are not clipped.
 func GradientScale(norm, lossScale, clip float64) float64 {
 	scale := 1 / lossScale
 	if clip > 0 {

@@ -6,45 +6,46 @@ import (
 	"math"
 )
 
-// LossScaler chooses the factor that losses are multiplied by, so that fp16
-// gradients neither vanish nor overflow. Its rules and names are DeepSpeed's
-// (runtime/fp16/loss_scaler.py, DynamicLossScaler).
+// LossScaler chooses the loss scale, so that fp16 gradients neither vanish nor
+// overflow. Its rules and names are DeepSpeed's (runtime/fp16/loss_scaler.py,
+// DynamicLossScaler).
 type LossScaler struct {
-	// Static is a factor that never changes; 0 for a dynamic one.
+	// Static is a scale that never changes; 0 for a dynamic one.
 	Static float64
-	// InitialScalePower: the first factor is 2 to this power.
+	// InitialScalePower: the first scale is 2 to this power.
 	InitialScalePower int
-	// Window is the number of steps without overflow after which the factor
+	// Window is the number of steps without overflow after which the scale
 	// doubles.
 	Window int64
-	// Hysteresis is the number of overflows that it takes to halve it.
+	// Hysteresis is the number of overflows that it takes to halve the scale.
 	Hysteresis int
 	// ConsecutiveHysteresis refills the hysteresis after each step without
-	// overflow, and not only when the factor doubles.
+	// overflow, not only when the scale doubles.
 	ConsecutiveHysteresis bool
-	// Minimum is where the factor stops. An overflow there is an error.
+	// Minimum is the smallest scale. An overflow at that scale is an error.
 	Minimum float64
 
 	scale        float64
-	patience     int   // overflows left before the factor is halved
+	patience     int   // overflows left before the scale is halved
 	steps        int64 // seen
-	lastOverflow int64 // the step of it
+	lastOverflow int64 // the step of the last overflow
 }
 
-// DefaultLossScaler has DeepSpeed's defaults.
+// DefaultLossScaler returns a scaler with DeepSpeed's defaults.
 func DefaultLossScaler() LossScaler {
 	return LossScaler{InitialScalePower: 16, Window: 1000, Hysteresis: 2, Minimum: 1}
 }
 
-// ErrMinimumScale says that gradients overflow even with the smallest factor:
-// the training has diverged.
+// ErrMinimumScale says that gradients overflow even at the smallest scale: the
+// training has diverged.
 var ErrMinimumScale = errors.New("gradients overflow at the minimum loss scale")
 
-// Validate refuses knobs that make no sense, by DeepSpeed's names for them.
+// Validate refuses values that make no sense. Its errors use DeepSpeed's names.
 func (l *LossScaler) Validate() error {
 	switch {
 	case l.Static != 0 && !isScale(l.Static):
-		return fmt.Errorf("loss_scale is %g: expected a number from 2^%d to 2^%d, or 0 for a dynamic one", l.Static, -largestPower-1, largestPower)
+		return fmt.Errorf("loss_scale is %g: expected a number from 2^%d to 2^%d, or 0 for a dynamic one",
+			l.Static, -largestPower-1, largestPower)
 	case l.Static > 0:
 		return nil
 	case l.InitialScalePower < 0 || l.InitialScalePower > largestPower:
@@ -56,18 +57,19 @@ func (l *LossScaler) Validate() error {
 	case !isScale(l.Minimum):
 		return fmt.Errorf("min_loss_scale is %g: expected a positive number", l.Minimum)
 	case l.Minimum > l.Scale():
-		return fmt.Errorf("min_loss_scale is %g, and the first scale is 2^%d: expected at most that", l.Minimum, l.InitialScalePower)
+		return fmt.Errorf("min_loss_scale is %g, and the first scale is 2^%d: expected at most that",
+			l.Minimum, l.InitialScalePower)
 	}
 	return nil
 }
 
-// largestPower is that of the largest scale whose inverse is a normal number of
-// fp32: the kernels unscale with that, and take denormals for zeros.
+// largestPower is the power of the largest scale whose inverse is a normal number of
+// fp32. The kernels unscale with the inverse and take denormals for zeros.
 const largestPower = 126
 
 func isScale(x float64) bool { return x >= 0x1p-127 && x <= 0x1p126 }
 
-// Scale is the factor for the next loss.
+// Scale returns the scale of the next loss.
 func (l *LossScaler) Scale() float64 {
 	switch {
 	case l.Static > 0:
@@ -78,8 +80,8 @@ func (l *LossScaler) Scale() float64 {
 	return l.scale
 }
 
-// Update takes note of a step, and says with an error that an overflow came at
-// the minimum.
+// Update takes note of a step. It returns [ErrMinimumScale] for an overflow at the
+// smallest scale.
 func (l *LossScaler) Update(overflow bool) error {
 	if l.Static > 0 {
 		return nil

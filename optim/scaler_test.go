@@ -61,7 +61,8 @@ func TestLossScalerStartsAtItsPower(t *testing.T) {
 	if l.Scale() != 65536 {
 		t.Errorf("the first scale is %g", l.Scale())
 	}
-	for _, bad := range []LossScaler{{}, {Static: -1}, {InitialScalePower: 200, Window: 1, Hysteresis: 1, Minimum: 1}, {Window: 1, Minimum: 1}, {Window: 1, Hysteresis: 1}} {
+	for _, bad := range []LossScaler{{}, {Static: -1}, {InitialScalePower: 200, Window: 1, Hysteresis: 1, Minimum: 1},
+		{Window: 1, Minimum: 1}, {Window: 1, Hysteresis: 1}} {
 		if bad.Validate() == nil {
 			t.Errorf("%+v was accepted", bad)
 		}

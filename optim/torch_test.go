@@ -117,8 +117,9 @@ func runTorch(t *testing.T, cases []torchCase) []torchRun {
 	var requests []request
 	for i, c := range cases {
 		requests = append(requests, request{
-			File: fmt.Sprint(i), Optimizer: c.at(c.peak).String(), Seed: i, State: c.state, Implementations: c.implementations,
-			Shapes: torchShapes, Rates: torchRates(c.peak), Checkpoints: checkpoints,
+			File: fmt.Sprint(i), Optimizer: c.at(c.peak).String(), Seed: i, State: c.state,
+			Implementations: c.implementations,
+			Shapes:          torchShapes, Rates: torchRates(c.peak), Checkpoints: checkpoints,
 		})
 	}
 	text, err := json.Marshal(requests)
@@ -282,8 +283,10 @@ func TestTorch(t *testing.T) {
 
 func compareWithTorch(t *testing.T, set kernel.Set, c torchCase, run torchRun) {
 	algorithm := c.at(c.peak).Algorithm()
-	fp32 := newState(kernel.Format{Algorithm: algorithm, State: kernel.FP32, Parameter: dtype.F32, Gradient: dtype.F32}, run.initial)
-	split := newState(kernel.Format{Algorithm: algorithm, State: kernel.Split, Parameter: dtype.BF16, Gradient: dtype.F32}, run.initial)
+	fp32 := newState(kernel.Format{Algorithm: algorithm, State: kernel.FP32, Parameter: dtype.F32, Gradient: dtype.F32},
+		run.initial)
+	split := newState(kernel.Format{Algorithm: algorithm, State: kernel.Split, Parameter: dtype.BF16,
+		Gradient: dtype.F32}, run.initial)
 	exact, ours, torch := newTrajectory(run.initial), newTrajectory(run.initial), newTrajectory(run.initial)
 	shares := map[string]float64{} // the largest share of its bound that a result uses
 	for i, rate := range torchRates(c.peak) {
@@ -309,8 +312,8 @@ func compareWithTorch(t *testing.T, set kernel.Set, c torchCase, run torchRun) {
 					bound := model[e][stream].error + exact[e][stream].error
 					distance := math.Abs(result(e) - want)
 					if !(distance <= bound) {
-						t.Fatalf("step %d, stream %d, element %d: %s has %g and torch in float64 %g; their distance %g is above %g",
-							step, stream, e, who, result(e), want, distance, bound)
+						t.Fatalf("step %d, stream %d, element %d: %s has %g and torch in float64 %g; "+
+							"their distance %g is above %g", step, stream, e, who, result(e), want, distance, bound)
 					}
 					if distance > 0 {
 						shares[who] = max(shares[who], distance/bound)
@@ -320,7 +323,8 @@ func compareWithTorch(t *testing.T, set kernel.Set, c torchCase, run torchRun) {
 			check("float64 model", exact, func(e int) float64 { return exact[e][stream].value })
 			check("plimsoll", ours, func(e int) float64 { return float64(got[stream][e]) })
 			for _, name := range c.implementations {
-				check("torch "+name, torch, func(e int) float64 { return float64(run.fp32[name][checkpoint][stream][e]) })
+				check("torch "+name, torch,
+					func(e int) float64 { return float64(run.fp32[name][checkpoint][stream][e]) })
 			}
 		}
 		c.checkBounds(t, step, ours)

@@ -3,25 +3,25 @@ package partition
 
 import "fmt"
 
-// Range is one rank's part of the flat parameters, in elements.
+// Range is one rank's shard of the flat parameters, in elements.
 type Range struct {
 	First int64 // of the flat parameters
 	Count int64 // the rank's own parameters
-	// Padding is what is held beyond Count so that all ranks hold the same
-	// number of elements. The flat parameters end before it.
+	// Padding is how many elements beyond Count the rank holds, so that all ranks
+	// hold the same number. The flat parameters end before it.
 	Padding int64
 }
 
-// Held is the number of elements that the rank holds.
+// Held returns the number of elements that the rank holds.
 func (r Range) Held() int64 { return r.Count + r.Padding }
 
-// zeroAlignment is DeepSpeed's nccl_start_alignment_factor: partitions start
-// at multiples of that many elements (runtime/zero/stage_1_and_2.py).
+// zeroAlignment is DeepSpeed's nccl_start_alignment_factor: every partition starts
+// at a multiple of it, in elements (runtime/zero/stage_1_and_2.py).
 const zeroAlignment = 2
 
-// ZeRO splits as DeepSpeed's ZeRO stages 1 and 2 do: the flat parameters are
-// padded to a multiple of 2 x ranks elements, and every rank holds an equal
-// part. The padding falls to the last ranks.
+// ZeRO splits parameters as DeepSpeed's ZeRO stages 1 and 2 do. It pads the flat
+// parameters to a multiple of 2 x ranks elements and gives every rank an equal
+// shard. The last ranks hold the padding.
 func ZeRO(elements int64, ranks int) ([]Range, error) {
 	if elements <= 0 || ranks <= 0 {
 		return nil, fmt.Errorf("%d parameters cannot be split among %d ranks", elements, ranks)
@@ -36,8 +36,8 @@ func ZeRO(elements int64, ranks int) ([]Range, error) {
 	return parts, nil
 }
 
-// partitionSize is elements over ranks, rounded up to the alignment, computed
-// so that it cannot overflow.
+// partitionSize returns elements over ranks, rounded up to the alignment. It cannot
+// overflow.
 func partitionSize(elements, ranks int64) int64 {
 	each := elements / ranks
 	if elements%ranks != 0 {

@@ -1,7 +1,6 @@
-// Package synthetic makes up weights and gradients that look like those of a
-// model, so that a step can be run and timed without one. A number is a
-// function of its place (rank, step, element), not of the worker that writes
-// it.
+// Package synthetic makes up weights and gradients that look like a model's. So a
+// step can be run and timed without a model. A number depends on its place (rank,
+// step, element) alone, not on the worker that writes it.
 package synthetic
 
 import (
@@ -22,10 +21,10 @@ func mix(x uint64) uint64 {
 
 const golden = 0x9e3779b97f4a7c15
 
-// A synthetic number has a random sign, a random fraction and two random bits
-// of exponent. The rest of its exponent is fixed, and puts its magnitude between
-// 2^-11 and 2^-7, as those of weights and gradients are. So a few bits of each
-// element of a random word are replaced, for as many elements as it holds.
+// pattern says which bits of a synthetic number are random. Its sign, its fraction
+// and two bits of its exponent are. The rest of the exponent is fixed and puts the
+// magnitude between 2^-11 and 2^-7, where weights and gradients lie. So a random
+// word becomes as many elements as it holds by replacing a few bits of each.
 type pattern struct{ random, fixed uint64 }
 
 const (
@@ -40,7 +39,7 @@ var gradientPattern = map[dtype.Type]pattern{
 }
 
 // State writes every byte of a chunk that begins at element first of a rank's
-// shard: weights, and zeros for the rest.
+// shard. It writes weights, and zeros to all other streams.
 func State(rank int, first int64, chunk kernel.Chunk) {
 	seed := mix(uint64(rank) + 1)
 	for i := range chunk.Len() {
@@ -61,8 +60,8 @@ func State(rank int, first int64, chunk kernel.Chunk) {
 	clear(chunk.Gradient.Data)
 }
 
-// Gradients writes the gradients of a step from element first of a rank's shard
-// on.
+// Gradients writes the gradients of a step, beginning at element first of a rank's
+// shard.
 func Gradients(rank, step int, first int64, g kernel.Array) {
 	seed := mix(uint64(rank)<<32 + uint64(step) + 0x5eed)
 	bits := gradientPattern[g.Type]
@@ -79,13 +78,12 @@ func Gradients(rank, step int, first int64, g kernel.Array) {
 	}
 }
 
-// ScaledGradients are those of a backward pass in fp16 whose loss was multiplied
-// by a scale. They look like other gradients, but for one of 32,768, which is
-// far larger than the rest: the gradients of real models have such outliers, and
-// these are what overflows first. A gradient has 16 random bits, so there are no
-// more of them than fit in a table.
+// ScaledGradients are the gradients of a backward pass in fp16 whose loss was
+// multiplied by a scale. One of 32,768 is far larger than the rest: the gradients of
+// real models have such outliers, and they overflow first. A gradient has 16 random
+// bits, so a table holds all of them.
 type ScaledGradients struct {
-	held  dtype.Type // what the gradients are kept in
+	held  dtype.Type // of the gradients as they are stored
 	scale float64
 	bits  [1 << 16]uint32 // of the held type
 }
@@ -93,16 +91,16 @@ type ScaledGradients struct {
 // Outlier is the magnitude of the largest gradients before they are scaled.
 const Outlier = 3
 
-// NewScaledGradients are gradients that are kept in a type after the backward
-// pass, of a loss that is not scaled yet.
+// NewScaledGradients returns gradients that are stored in a type after the backward
+// pass. The loss is not scaled yet.
 func NewScaledGradients(held dtype.Type) *ScaledGradients {
 	s := &ScaledGradients{held: held}
 	s.SetScale(1)
 	return s
 }
 
-// SetScale changes what the loss is multiplied by. What that puts out of the
-// range of fp16 becomes infinite, or zero.
+// SetScale changes the number that the loss is multiplied by. Gradients that leave
+// the range of fp16 become infinite, or zero.
 func (s *ScaledGradients) SetScale(scale float64) {
 	if scale == s.scale {
 		return
@@ -126,8 +124,8 @@ func (s *ScaledGradients) SetScale(scale float64) {
 	}
 }
 
-// Write writes the gradients of a step from element first of a rank's shard on,
-// which is a multiple of four.
+// Write writes the gradients of a step, beginning at element first of a rank's
+// shard. first must be a multiple of four.
 func (s *ScaledGradients) Write(rank, step int, first int64, g kernel.Array) {
 	seed := mix(uint64(rank)<<32 + uint64(step) + 0x5eed)
 	var word uint64

@@ -81,7 +81,8 @@ func TestScaledGradients(t *testing.T) {
 			signs++
 		}
 	}
-	if rms := math.Sqrt(squares / n); !(rms > 0x1p-11 && rms < 0x1p-7) || outliers < n/32768/2 || outliers > n/32768*2 || math.Abs(float64(signs)/n-0.5) > 0.01 {
+	if rms := math.Sqrt(squares / n); !(rms > 0x1p-11 && rms < 0x1p-7) || outliers < n/32768/2 ||
+		outliers > n/32768*2 || math.Abs(float64(signs)/n-0.5) > 0.01 {
 		t.Errorf("root mean square %g, %d outliers, %d negative of %d", rms, outliers, signs, n)
 	}
 	for _, typ := range []dtype.Type{dtype.F16, dtype.BF16, dtype.F32} {
@@ -104,7 +105,8 @@ func TestScaledGradients(t *testing.T) {
 					zero++
 				}
 			}
-			if (infinite > 0) != (scale >= 0x1p15) || scale == 0x1p15 && infinite != outliers || (zero > 0) != (scale == 0x1p-16) {
+			if (infinite > 0) != (scale >= 0x1p15) || scale == 0x1p15 && infinite != outliers ||
+				(zero > 0) != (scale == 0x1p-16) {
 				t.Errorf("%v, scale %g: %d are infinite and %d zero, %d outliers", typ, scale, infinite, zero, outliers)
 			}
 		}

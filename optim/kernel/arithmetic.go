@@ -2,18 +2,17 @@ package kernel
 
 import "math"
 
-// The functions below are the arithmetic of the package's contract in plain
-// Go: binary32 operations, rounded to nearest even, with denormal results as
-// zeros. Operands are results of these functions or have been through flush,
-// so they are no denormals.
+// The functions below are the arithmetic of the package's contract in plain Go:
+// binary32 operations, rounded to nearest even, with denormal results as zeros.
+// Their operands are never denormal: they are results of these functions or of flush.
 
-// smallest is where rounding to 24 bits, with no limit to the exponent, begins
-// to give the smallest normal number. Below it a result counts as zero.
+// smallest is the least result that rounds to the smallest normal number, if 24 bits
+// are kept and the exponent has no limit. A smaller result counts as zero.
 const smallest = 0x1p-126 * (1 - 0x1p-25)
 
-// round rounds a result of float64 arithmetic to binary32. Rounding to 53 bits
-// first changes nothing for a sum, a product, a quotient or a root of 24-bit
-// numbers; fma prepares its result.
+// round rounds a result of float64 arithmetic to binary32. That it was rounded to 53
+// bits first makes no difference for a sum, a product, a quotient or a root of 24-bit
+// numbers. fma prepares its result.
 func round(x float64) float32 {
 	if math.Abs(x) < smallest {
 		return float32(math.Copysign(0, x))
@@ -21,7 +20,7 @@ func round(x float64) float32 {
 	return float32(x)
 }
 
-// flush is an operand as the arithmetic sees it.
+// flush returns an operand as the arithmetic sees it: a denormal number as zero.
 func flush(x float32) float32 {
 	bits := math.Float32bits(x)
 	if bits&exponents == 0 {
@@ -39,20 +38,20 @@ func add(a, b float32) float32 { return round(float64(a) + float64(b)) }
 //go:noinline
 func div(a, b float32) float32 { return round(float64(a) / float64(b)) }
 
-// sqrt of a normal number is far from a denormal one.
+// sqrt returns √a. The root of a normal number is never denormal.
 func sqrt(a float32) float32 { return float32(math.Sqrt(float64(a))) }
 
-// fma is a·b + c with one rounding. The product of two 24-bit numbers is exact
+// fma returns a·b + c with one rounding. The product of two 24-bit numbers is exact
 // in float64.
 func fma(a, b, c float32) float32 {
 	return round(roundToOdd(float64(a)*float64(b), float64(c)))
 }
 
-// roundToOdd is a sum in which an inexact result whose last bit is even has
-// moved to its odd neighbour on the side of the exact value. The odd bit says
-// "not exact" to a second rounding, which then cannot take it for a tie (S.
-// Boldo and G. Melquiond, "Emulation of a FMA and correctly rounded sums", IEEE
-// Transactions on Computers 57(4), 2008).
+// roundToOdd returns a sum. An inexact result whose last bit is even moves to its odd
+// neighbour on the side of the exact value. The odd bit says "not exact" to a second
+// rounding, which then cannot take the sum for a tie (S. Boldo and G. Melquiond,
+// "Emulation of a FMA and correctly rounded sums", IEEE Transactions on Computers
+// 57(4), 2008).
 func roundToOdd(a, b float64) float64 {
 	sum := float64(a + b)
 	// The error of the sum, exactly (Knuth's two-sum).
@@ -68,10 +67,10 @@ func roundToOdd(a, b float64) float64 {
 	return math.Float64frombits(bits - 1)
 }
 
-// BF16ToFloat32 is exact.
+// BF16ToFloat32 converts a bf16 number. It is exact.
 func BF16ToFloat32(h uint16) float32 { return math.Float32frombits(uint32(h) << 16) }
 
-// Float32ToBF16 rounds to nearest even. A NaN becomes 0x7fc0.
+// Float32ToBF16 rounds a number to bf16, to nearest even. A NaN becomes 0x7fc0.
 func Float32ToBF16(x float32) uint16 {
 	bits := math.Float32bits(x)
 	if x != x {
@@ -80,7 +79,7 @@ func Float32ToBF16(x float32) uint16 {
 	return uint16((bits + 0x7fff + bits>>16&1) >> 16)
 }
 
-// FP16ToFloat32 is exact.
+// FP16ToFloat32 converts an fp16 number. It is exact.
 func FP16ToFloat32(h uint16) float32 {
 	bits := uint32(h&0x7fff)<<13 + 112<<23
 	switch exponent := h & 0x7c00; exponent {
@@ -95,14 +94,14 @@ func FP16ToFloat32(h uint16) float32 {
 	return math.Float32frombits(bits | uint32(h)<<16&sign)
 }
 
-// Float32ToFP16 rounds to nearest even, denormal results included.
+// Float32ToFP16 rounds a number to fp16, to nearest even, denormal results included.
 func Float32ToFP16(x float32) uint16 {
 	bits := math.Float32bits(x)
 	magnitude := bits &^ sign
 	h := (magnitude + 0xfff + magnitude>>13&1 - 112<<23) >> 13
 	if magnitude < 0x38800000 { // below 2^-14: denormal in fp16
-		// Adding 0.5 puts the last bit of the result at 2^-24, so that the
-		// addition itself rounds to nearest even.
+		// Adding 0.5 puts the last bit of the result at 2^-24: the addition
+		// itself rounds to nearest even.
 		h = math.Float32bits(math.Float32frombits(magnitude)+0.5) - 0x3f000000
 	} else if magnitude >= 0x477ff000 { // rounds to 65536 or more
 		h = 0x7c00
@@ -113,14 +112,14 @@ func Float32ToFP16(x float32) uint16 {
 	return uint16(h | bits>>16&0x8000)
 }
 
-// Merge is the fp32 master of a parameter and its low 16 bits in split state.
+// Merge returns the fp32 master of a parameter and its low 16 bits in split state.
 func Merge(parameter, low uint16) float32 {
 	return math.Float32frombits(uint32(parameter)<<16 + uint32(int32(int16(low))))
 }
 
-// Separate splits an fp32 master into a bf16 parameter, rounded half away from
-// zero, and the low 16 bits, such that Merge gives it back for each of the 2^32
-// patterns. (Rounding to nearest even could not be undone at ties.)
+// Separate splits an fp32 master into a bf16 parameter, rounded half away from zero,
+// and the low 16 bits. Merge restores the master for each of the 2^32 patterns.
+// (Rounding to nearest even could not be undone at ties.)
 func Separate(master float32) (parameter, low uint16) {
 	bits := math.Float32bits(master)
 	return uint16((bits + 0x8000) >> 16), uint16(bits)

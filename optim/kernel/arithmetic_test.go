@@ -39,7 +39,9 @@ func TestSplitIsLosslessForEveryPattern(t *testing.T) {
 // from zero in float64.
 func TestSplitParameterIsRounded(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		x := math.Float32frombits(rapid.Uint32().Filter(func(b uint32) bool { return b&0x7f800000 != 0x7f800000 }).Draw(t, "bits"))
+		x := math.Float32frombits(rapid.Uint32().Filter(func(b uint32) bool {
+			return b&0x7f800000 != 0x7f800000
+		}).Draw(t, "bits"))
 		parameter, _ := Separate(x)
 		lower := math.Float32frombits(math.Float32bits(x) &^ 0xffff)
 		upper := math.Float32frombits(math.Float32bits(x)&^0xffff + 0x10000)
@@ -77,7 +79,8 @@ func TestHalfConversions(t *testing.T) {
 			}
 		}
 	}
-	for x, want := range map[float32]uint16{65504: 0x7bff, 65519: 0x7bff, 65520: 0x7c00, 1e30: 0x7c00, 0x1p-25: 0, 0x1.8p-25: 1, -0x1p-26: 0x8000} {
+	for x, want := range map[float32]uint16{65504: 0x7bff, 65519: 0x7bff, 65520: 0x7c00, 1e30: 0x7c00, 0x1p-25: 0,
+		0x1.8p-25: 1, -0x1p-26: 0x8000} {
 		if got := Float32ToFP16(x); got != want {
 			t.Errorf("fp16 of %g is %#04x, want %#04x", x, got, want)
 		}
@@ -117,7 +120,8 @@ func drawFloat(t *rapid.T, name string) float32 {
 func TestArithmeticIsExactlyRounded(t *testing.T) {
 	check := func(t *rapid.T, name string, got, want float32) {
 		if math.Float32bits(got) != math.Float32bits(want) {
-			t.Fatalf("%s is %g (%#08x), want %g (%#08x)", name, got, math.Float32bits(got), want, math.Float32bits(want))
+			t.Fatalf("%s is %g (%#08x), want %g (%#08x)",
+				name, got, math.Float32bits(got), want, math.Float32bits(want))
 		}
 	}
 	wide := func(x float32) *big.Float { return new(big.Float).SetPrec(1024).SetFloat64(float64(x)) }
@@ -150,7 +154,8 @@ func TestArithmeticIsExactlyRounded(t *testing.T) {
 func TestRoundingToOddIsNeeded(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 3))
 	for range 1 << 22 {
-		a, b, c := 1+float32(r.IntN(1<<12))/(1<<12), 1+float32(r.IntN(1<<11))/(1<<12), float32(math.Exp2(float64(-60+r.IntN(4))))
+		a, b, c := 1+float32(r.IntN(1<<12))/(1<<12), 1+float32(r.IntN(1<<11))/(1<<12),
+			float32(math.Exp2(float64(-60+r.IntN(4))))
 		if twice := float32(math.FMA(float64(a), float64(b), float64(c))); twice != fma(a, b, c) {
 			return
 		}

@@ -33,7 +33,8 @@ func BenchmarkUpdate(b *testing.B) {
 					{"logged", func(c Chunk) { set.UpdateLogged(f, &constants, c, 0, log) }},
 					{"traffic", func(c Chunk) { set.Traffic(f, c) }},
 				} {
-					b.Run(fmt.Sprintf("n=%dKi/state=%v/moments=%v/impl=%v/pass=%s", n>>10, f.State, f.Moments, set, pass.name), func(b *testing.B) {
+					b.Run(fmt.Sprintf("n=%dKi/state=%v/moments=%v/impl=%v/pass=%s", n>>10, f.State, f.Moments, set,
+						pass.name), func(b *testing.B) {
 						b.SetBytes(f.TrafficBytes(int64(n)))
 						for b.Loop() {
 							pass.run(c)

@@ -6,8 +6,7 @@ import (
 	"plimsoll/optim/kernel/abi"
 )
 
-// The code of int8 moments in plain Go. The package's documentation has it as
-// formulas.
+// The code of int8 moments in plain Go. The package comment has its formulas.
 
 const (
 	exponents = uint32(0x7f800000) // the exponent bits of a binary32 number
@@ -18,20 +17,20 @@ const (
 	mostRoot    = 0x1p63   // abi.MostRoot
 )
 
-// block is a header and the codes of up to Block elements.
+// block is a header and the codes of up to [Block] elements.
 type block struct {
 	header        *uint16
 	first, second []byte
 }
 
-// block is one of the blocks of int8 moments of a chunk.
+// block returns a block of int8 moments of the chunk.
 func (c *Chunk) block(number int) block {
 	from := number * Block
 	end := min(from+Block, len(c.Moments[0].Data)) // a byte each
 	return block{&c.Headers[number], c.Moments[0].Data[from:end], c.Moments[1].Data[from:end]}
 }
 
-// Moment is element i of the first moment (number 0) or the second (1), as an
+// Moment returns element i of the first moment (number 0) or the second (1), as an
 // update would see it.
 func (c *Chunk) Moment(number, i int) float32 {
 	if c.Headers == nil {
@@ -45,11 +44,11 @@ func (c *Chunk) Moment(number, i int) float32 {
 	return s * s
 }
 
-// PutMoment writes a moment, first (number 0) or second (1), from an element of
-// the chunk on. Whoever breaks it off and makes it again, or makes it twice, has
-// the bits of having made it once; with int8 moments, of which those of a block
-// are held together, the log is to restore the block that was being changed. A
-// log of nothing keeps nothing.
+// PutMoment writes values of the first moment (number 0) or the second (1), beginning
+// at an element of the chunk. Writing them twice, or again after the first attempt was
+// broken off, gives the same bits as writing them once. With int8 moments this needs
+// an undo log, as a block is encoded as a whole: the log restores the block that was
+// being changed. The zero Undo keeps nothing.
 func (c Chunk) PutMoment(f Format, number, from int, values []float32, u Undo) {
 	if c.Headers == nil {
 		for i, x := range values {
@@ -62,9 +61,10 @@ func (c Chunk) PutMoment(f Format, number, from int, values []float32, u Undo) {
 			u.keepMoments(f, c, first)
 		}
 		n := min(Block, c.Len()-first)
-		// What is not written is held anew, in steps that depend on the largest
-		// number; if that is one of those, and is rounded down over a power of two,
-		// the steps are others the second time, and stay from then on.
+		// The rest of the block is encoded again, in steps that depend on the
+		// largest number of the block. That number may be in the rest and be
+		// rounded down over a power of two. Then the second time has other steps,
+		// which stay from then on.
 		for range 2 {
 			var both [2][Block]float32
 			for i := range n {
@@ -81,8 +81,8 @@ func (c Chunk) PutMoment(f Format, number, from int, values []float32, u Undo) {
 	}
 }
 
-// PutBlock holds the moments of a block in int8, rounded to nearest: they come
-// from elsewhere, and are rounded once, not step by step.
+// PutBlock encodes the moments of a block in int8, rounded to nearest. They come from
+// another format and are rounded once, not step by step.
 func (c *Chunk) PutBlock(number int, firsts, seconds []float32) {
 	var roots [Block]float32
 	for i, v := range seconds {
@@ -110,10 +110,10 @@ func (b block) load(firsts, roots vector) {
 	}
 }
 
-// layout is what a header says.
+// layout returns the floor and the shift of a header.
 func layout(header uint16) (floor, shift uint32) { return uint32(header & 0xff), uint32(header >> 8) }
 
-// decode gives an element of the first moment, and the root of the second.
+// decode returns an element of the first moment, and the root of the second.
 func decode(first, second byte, floor, shift uint32) (m, s float32) {
 	if second == 0 {
 		return 0, 0
@@ -124,19 +124,18 @@ func decode(first, second byte, floor, shift uint32) (m, s float32) {
 	return math.Float32frombits(math.Float32bits(m) | uint32(first)<<24&sign), math.Float32frombits(bits)
 }
 
-// rounding is what decides what is added to numbers before their last digits are
-// cut off: the upper digits of second in the code of second, the lower ones of
-// first in that of first. Both grow by a stride from element to element.
+// rounding is added to numbers before their last digits are cut off: the upper digits
+// of second to the second moment, the lower digits of first to the first. Both grow by
+// a stride from element to element.
 type rounding struct{ second, first, stride uint32 }
 
-// atRandom rounds up or down at random. The dither is that of the block and the
-// step.
+// atRandom rounds up or down at random. The dither depends on the block and the step.
 func atRandom(dither uint32) rounding { return rounding{dither, dither, abi.ElementStride} }
 
 // toNearest adds half.
 var toNearest = rounding{1 << 31, 1 << (abi.FirstShift - 1), 0}
 
-// encode rounds moments, of which the second is given by its root.
+// encode encodes a block from its first moments and the roots of the second.
 func (s Set) encode(b block, firsts, roots vector, added rounding) {
 	least, largest := s.bound(roots)
 	if largest == 0 {
@@ -150,8 +149,8 @@ func (s Set) encode(b block, firsts, roots vector, added rounding) {
 	s.codes(b, firsts, roots, added)
 }
 
-// bound bounds roots, and returns the least of them that is not 0, less 1, and the
-// largest, as bits.
+// bound bounds roots. It returns, as bits, the least root that is not 0, minus 1, and
+// the largest.
 func (roots vector) bound() (least, largest uint32) {
 	least = ^uint32(0)
 	for i, s := range roots {
@@ -164,15 +163,15 @@ func (roots vector) bound() (least, largest uint32) {
 	return least, largest
 }
 
-// codes holds elements as the header says.
+// codes encodes elements with the floor and the shift of the header.
 func (b block) codes(firsts, roots vector, added rounding) {
 	floor, shift := layout(*b.header)
-	base, shift := floor<<23, shift&31 // which tells the compiler that no shift is beyond a number's end
+	base, shift := floor<<23, shift&31 // the mask tells the compiler that no shift exceeds 31
 	first, second, firsts := b.first[:len(roots)], b.second[:len(roots)], firsts[:len(roots)]
 	for i, s := range roots {
 		var q, k uint32
 		if bits := math.Float32bits(s); bits != 0 {
-			above := max(int32(bits-base), 1<<shift) // what is below the floor is held as code 1, never as 0
+			above := max(int32(bits-base), 1<<shift) // a root below the floor gets code 1, never 0
 			k = (uint32(above) + added.second>>(-shift&31)) >> shift
 			q = encodeFirst(firsts[i], (k<<shift+base)&exponents, added.first&firstMask)
 		}
@@ -183,7 +182,7 @@ func (b block) codes(firsts, roots vector, added rounding) {
 }
 
 // chooseLayout takes as many digits as leave enough octaves for all of the block. The
-// largest number must keep its place when it is rounded up.
+// largest number must still fit when it is rounded up.
 func chooseLayout(least, largest uint32) (floor, shift uint32) {
 	for digits := uint32(abi.MostDigits); ; digits-- {
 		shift = 23 - digits
@@ -195,9 +194,9 @@ func chooseLayout(least, largest uint32) (floor, shift uint32) {
 	}
 }
 
-// encodeFirst divides by the reference. The product is exact, or so small that
-// nothing of it is left in the sum, so that a fused multiply-add gives the same
-// bits.
+// encodeFirst returns the code of a first moment in units of the reference. The product
+// is exact, or so small that the sum does not change: a fused multiply-add gives the
+// same bits.
 func encodeFirst(m float32, reference, added uint32) uint32 {
 	bits := math.Float32bits(m)
 	x := float32(math.Float32frombits(bits&^sign)*math.Float32frombits(254<<23-reference)) + firstOffset

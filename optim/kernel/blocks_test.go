@@ -110,7 +110,8 @@ func TestBlocksRoundWithoutBias(t *testing.T) {
 	for i, s := range roots {
 		// The unit of m changes with s where s is rounded over a power of two.
 		if math.Abs(sumRoots[i]/float64(s)) > 1e-4 || math.Abs(sumFirsts[i]/float64(s)) > 1e-3 {
-			t.Errorf("element %d: root %g is off by %g, first moment %g by %g", i, s, sumRoots[i], firsts[i], sumFirsts[i])
+			t.Errorf("element %d: root %g is off by %g, first moment %g by %g",
+				i, s, sumRoots[i], firsts[i], sumFirsts[i])
 		}
 	}
 }
@@ -182,7 +183,8 @@ func TestChunksBeginWithABlock(t *testing.T) {
 func TestPutBlockRoundsToNearest(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		n := rapid.IntRange(1, Block).Draw(t, "elements")
-		c := Chunk{Moments: [2]Array{{dtype.U8, make([]byte, n)}, {dtype.U8, make([]byte, n)}}, Headers: make([]uint16, 1)}
+		c := Chunk{Moments: [2]Array{{dtype.U8, make([]byte, n)}, {dtype.U8, make([]byte, n)}},
+			Headers: make([]uint16, 1)}
 		firsts, seconds := make([]float32, n), make([]float32, n)
 		random := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 0))
 		for i := range firsts {
@@ -197,13 +199,16 @@ func TestPutBlockRoundsToNearest(t *testing.T) {
 			first, second := b.first[i], b.second[i]
 			for _, by := range []byte{1, 255} {
 				if b.second[i] = second + by; b.second[i] != 0 {
-					if _, other := b.decode(i); math.Abs(float64(other)-math.Sqrt(float64(seconds[i]))) < offS*(1-1e-6) {
-						t.Fatalf("element %d: root %g is held as %g, and %g is nearer", i, math.Sqrt(float64(seconds[i])), s, other)
+					if _, other := b.decode(i); math.Abs(float64(other)-math.Sqrt(float64(seconds[i]))) <
+						offS*(1-1e-6) {
+						t.Fatalf("element %d: root %g is held as %g, and %g is nearer",
+							i, math.Sqrt(float64(seconds[i])), s, other)
 					}
 				}
 				b.second[i], b.first[i] = second, first+by
 				// The units of m grow with m: half way is where m+R is half way between two floats of 4 digits.
-				if other, _ := b.decode(i); first&127 < 127 && first&127 > 0 && math.Abs(float64(other-firsts[i])) < offM*(1-1e-5) {
+				if other, _ := b.decode(i); first&127 < 127 && first&127 > 0 &&
+					math.Abs(float64(other-firsts[i])) < offM*(1-1e-5) {
 					t.Fatalf("element %d: first moment %g is held as %g, and %g is nearer", i, firsts[i], m, other)
 				}
 				b.first[i] = first

@@ -34,7 +34,7 @@ type trafficKey struct {
 	count   int // of moments
 }
 
-// kind is the number of an element type.
+// kind returns the number of an element type in the contract of the kernels.
 func kind(t dtype.Type) int {
 	switch t {
 	case dtype.BF16:
@@ -45,7 +45,7 @@ func kind(t dtype.Type) int {
 	return abi.Wide
 }
 
-// arguments are those of the first n elements of a chunk, whole turns.
+// arguments returns the arguments for the first n elements of a chunk: full turns.
 func (s Set) arguments(n int, f Format, c *Chunk) abi.Arguments {
 	return abi.Arguments{
 		Elements:     n,
@@ -62,9 +62,9 @@ func (s Set) arguments(n int, f Format, c *Chunk) abi.Arguments {
 	}
 }
 
-// prefetching is for how many of the first n elements a stream goes on that far.
-// The capacity of a stretch tells where the whole stream ends. Loops end there,
-// and the longest go on by two groups.
+// prefetching returns for how many of the first n elements the stream goes on that far
+// ahead. The capacity of the slice tells where the full stream ends. Loops end there;
+// the longest advance by two groups.
 func prefetching(n int, stream Array, ahead int) int {
 	last := cap(stream.Data)/int(stream.Type.Size()) - ahead
 	return max(0, min(n, last-last%(2*abi.Group)))

@@ -7,7 +7,7 @@ import "plimsoll/optim/kernel/abi"
 func hasAVX512() bool { return false }
 func hasAVX2() bool   { return false }
 
-// There are no kernels that work in registers, and nothing reaches these.
+// There are no kernels that work in registers: nothing calls these.
 
 func (s Set) update(int, int, Format, *Constants, *Chunk, *byte) { panic("kernel: no " + s.String()) }
 func (s Set) traffic(int, Format, *Chunk)                        { panic("kernel: no " + s.String()) }

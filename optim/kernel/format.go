@@ -21,7 +21,7 @@ const (
 	SGD     = abi.SGD
 )
 
-// State is how the fp32 master weights are held.
+// State is the representation of the fp32 master weights.
 type State = abi.State
 
 // The states.
@@ -30,7 +30,7 @@ const (
 	FP32  = abi.FP32
 )
 
-// MomentType is how moments are held.
+// MomentType is the representation of moments.
 type MomentType = abi.MomentType
 
 // The types of moments.
@@ -40,7 +40,7 @@ const (
 	MomentsInt8 = abi.MomentsInt8
 )
 
-// MomentNames are the names of the types of moments.
+// MomentNames returns the names of the types of moments.
 func MomentNames() []string {
 	var names []string
 	for m := range abi.MomentTypes {
@@ -49,13 +49,13 @@ func MomentNames() []string {
 	return names
 }
 
-// ParseMoments is the type of moments of that name.
+// ParseMoments returns the type of moments of a name.
 func ParseMoments(name string) (m MomentType, ok bool) {
 	i := slices.Index(MomentNames(), name)
 	return MomentType(max(i, 0)), i >= 0
 }
 
-// Block is the number of elements that share a header where moments are int8.
+// Block is the number of elements whose int8 moments share a header.
 const Block = abi.Block
 
 // Format fixes the algorithm and the type of every stream.
@@ -68,18 +68,21 @@ type Format struct {
 }
 
 func (f Format) String() string {
-	return fmt.Sprintf("%v/state=%v/moments=%v/parameter=%v/gradient=%v", f.Algorithm, f.State, f.Moments, f.Parameter, f.Gradient)
+	return fmt.Sprintf("%v/state=%v/moments=%v/parameter=%v/gradient=%v",
+		f.Algorithm, f.State, f.Moments, f.Parameter, f.Gradient)
 }
 
-// Validate says whether there are kernels for the format.
+// Validate refuses formats that have no kernels.
 func (f Format) Validate() error {
 	switch {
 	case f.Algorithm >= abi.Algorithms || f.State >= abi.States || f.Moments >= abi.MomentTypes:
 		return fmt.Errorf("algorithm %d, state %d or moments %d are not known", f.Algorithm, f.State, f.Moments)
 	case !f.Moments.Suits(f.Algorithm):
-		return fmt.Errorf("%v moments are made for Adam, whose first moment is small where its second is; %v has none such", f.Moments, f.Algorithm)
+		return fmt.Errorf("%v moments are made for Adam, whose first moment is small where its second is; "+
+			"%v has none such", f.Moments, f.Algorithm)
 	case f.State == Split && f.Parameter != dtype.BF16:
-		return fmt.Errorf("split state keeps bf16 parameters, because they are the upper half of an fp32 number; %v parameters need fp32 state", f.Parameter)
+		return fmt.Errorf("split state keeps bf16 parameters, because they are the upper half of an fp32 number; "+
+			"%v parameters need fp32 state", f.Parameter)
 	case f.Parameter != dtype.BF16 && f.Parameter != dtype.F16 && f.Parameter != dtype.F32:
 		return fmt.Errorf("parameters are %v; expected bf16, fp16 or fp32", f.Parameter)
 	case f.Gradient != dtype.BF16 && f.Gradient != dtype.F16 && f.Gradient != dtype.F32:
@@ -109,19 +112,19 @@ type Stream struct {
 	Type        dtype.Type // of its elements
 	Read, Write bool       // by an update
 	Why         string
-	Shared      int64 // by how many parameters an element is; all others have one each
+	Shared      int64 // how many parameters share an element; 0 for one each
 }
 
-// Elements is the number of elements of the stream for a number of parameters.
+// Elements returns the number of elements of the stream for a number of parameters.
 func (s Stream) Elements(parameters int64) int64 {
 	each := max(s.Shared, 1)
 	return parameters/each + (parameters%each+each-1)/each
 }
 
-// Bytes is the size of the stream for a number of parameters.
+// Bytes returns the size of the stream for a number of parameters.
 func (s Stream) Bytes(parameters int64) int64 { return s.Type.Size() * s.Elements(parameters) }
 
-// moments names the moments of each algorithm as PyTorch does.
+// moments are the moments of each algorithm, with PyTorch's names.
 var moments = [abi.Algorithms][]struct {
 	component ledger.Component
 	why       string
@@ -132,49 +135,68 @@ var moments = [abi.Algorithms][]struct {
 	SGD:     {{ledger.MomentumBuffer, "momentum of SGD"}},
 }
 
-// Streams lists the arrays of the format.
+// Streams returns the arrays of the format.
 func (f Format) Streams() []Stream {
 	var streams []Stream
 	if f.State == Split {
 		streams = []Stream{
-			{Role: ParameterRole, Component: ledger.Parameters, Type: dtype.BF16, Read: true, Write: true, Why: "bf16, the upper half of the master weights, which the trainer reads"},
-			{Role: LowRole, Component: ledger.MasterWeightsLow, Type: dtype.U16, Read: true, Write: true, Why: "the low 16 bits of the fp32 master weights"},
+			{
+				Role: ParameterRole, Component: ledger.Parameters, Type: dtype.BF16, Read: true, Write: true,
+				Why: "bf16, the upper half of the master weights, which the trainer reads",
+			},
+			{
+				Role: LowRole, Component: ledger.MasterWeightsLow, Type: dtype.U16, Read: true, Write: true,
+				Why: "the low 16 bits of the fp32 master weights",
+			},
 		}
 	} else {
 		if f.hasParameter() {
-			streams = []Stream{{Role: ParameterRole, Component: ledger.Parameters, Type: f.Parameter, Write: true, Why: f.Parameter.String() + " copy of the master weights, which the trainer reads"}}
+			streams = []Stream{{
+				Role: ParameterRole, Component: ledger.Parameters, Type: f.Parameter, Write: true,
+				Why: f.Parameter.String() + " copy of the master weights, which the trainer reads",
+			}}
 		}
-		streams = append(streams, Stream{Role: MasterRole, Component: ledger.MasterWeights, Type: dtype.F32, Read: true, Write: true, Why: "fp32 master weights"})
+		streams = append(streams, Stream{
+			Role: MasterRole, Component: ledger.MasterWeights, Type: dtype.F32, Read: true, Write: true,
+			Why: "fp32 master weights",
+		})
 	}
 	streams = append(streams, f.MomentStreams()...)
-	return append(streams, Stream{Role: GradientRole, Component: ledger.Gradients, Type: f.Gradient, Read: true, Why: f.Gradient.String() + " gradients as the trainer leaves them"})
+	return append(streams, Stream{
+		Role: GradientRole, Component: ledger.Gradients, Type: f.Gradient, Read: true,
+		Why: f.Gradient.String() + " gradients as the trainer leaves them",
+	})
 }
 
-// MomentStreams lists the arrays of the moments.
+// MomentStreams returns the arrays of the moments.
 func (f Format) MomentStreams() []Stream {
 	var streams []Stream
 	for i, m := range moments[f.Algorithm] {
-		streams = append(streams, Stream{Role: FirstMomentRole + Role(i), Component: m.component, Type: f.momentType(), Read: true, Write: true, Why: f.Moments.String() + " " + m.why})
+		streams = append(streams, Stream{
+			Role: FirstMomentRole + Role(i), Component: m.component, Type: f.momentType(), Read: true, Write: true,
+			Why: f.Moments.String() + " " + m.why,
+		})
 	}
 	if f.Moments == MomentsInt8 {
-		streams = append(streams, Stream{Role: HeaderRole, Component: ledger.MomentHeaders, Type: dtype.U16, Read: true, Write: true, Shared: Block, Why: fmt.Sprintf("scales of the moments, one for %d parameters", Block)})
+		streams = append(streams, Stream{
+			Role: HeaderRole, Component: ledger.MomentHeaders, Type: dtype.U16, Read: true, Write: true,
+			Shared: Block, Why: fmt.Sprintf("scales of the moments, one for %d parameters", Block),
+		})
 	}
 	return streams
 }
 
-// hasParameter says whether there is a stream of parameters beside the master.
+// hasParameter reports whether there is a stream of parameters beside the master.
 func (f Format) hasParameter() bool { return f.Parameter != dtype.F32 }
 
 func (f Format) momentType() dtype.Type {
 	return [...]dtype.Type{dtype.F32, dtype.BF16, dtype.U8}[f.Moments]
 }
 
-// granule is the number of parameters of which vector kernels take whole
-// multiples.
+// granule returns the number of parameters that vector kernels take multiples of.
 func (f Format) granule() int { return f.Moments.Turn() }
 
-// ResidentBytes is the number of bytes that all streams hold for a number of
-// parameters.
+// ResidentBytes returns the size of all streams for a number of parameters.
 func (f Format) ResidentBytes(parameters int64) int64 {
 	var sum int64
 	for _, s := range f.Streams() {
@@ -183,8 +205,8 @@ func (f Format) ResidentBytes(parameters int64) int64 {
 	return sum
 }
 
-// TrafficBytes is the number of bytes that an update of a number of parameters
-// moves, reads and writes added up.
+// TrafficBytes returns how many bytes an update of a number of parameters reads and
+// writes, added up.
 func (f Format) TrafficBytes(parameters int64) int64 {
 	var sum int64
 	for _, s := range f.Streams() {
@@ -198,27 +220,27 @@ func (f Format) TrafficBytes(parameters int64) int64 {
 	return sum
 }
 
-// Chunk is a stretch of every stream. What a format does not have is empty.
+// Chunk is a range of every stream. Streams that a format does not have are empty.
 type Chunk struct {
-	// First is the place of the first element in its shard, on which nothing
-	// depends but the dither of moments that are rounded stochastically. Where
-	// moments are int8, it is the beginning of a block.
+	// First is the place of the first element in its shard. Only the dither of
+	// stochastic rounding depends on it. If moments are int8, it is the beginning
+	// of a block.
 	First     int64
 	Parameter []uint16
 	Low       []uint16
 	Master    []float32
 	Moments   [2]Array
-	Headers   []uint16 // of the blocks of int8 moments, of which the last may be short
+	Headers   []uint16 // of the blocks of int8 moments; the last may be short
 	Gradient  Array
 }
 
-// Array is a stretch of numbers of some type.
+// Array is a range of numbers of one type.
 type Array struct {
 	Type dtype.Type // BF16, F16 or F32; U8 for int8 moments
 	Data []byte
 }
 
-// Len is the number of elements.
+// Len returns the number of elements.
 func (a Array) Len() int {
 	if len(a.Data) == 0 {
 		return 0
@@ -226,7 +248,7 @@ func (a Array) Len() int {
 	return len(a.Data) / int(a.Type.Size())
 }
 
-// Slice is elements first to end of the array, which may be empty as a whole.
+// Slice returns elements first to end of the array. An array of nil data stays empty.
 func (a Array) Slice(first, end int) Array {
 	if a.Data == nil {
 		return a
@@ -235,11 +257,11 @@ func (a Array) Slice(first, end int) Array {
 	return Array{a.Type, a.Data[first*size : end*size]}
 }
 
-// Len is the number of elements of each stream.
+// Len returns the number of elements of each stream.
 func (c Chunk) Len() int { return c.Gradient.Len() }
 
-// Slice is elements first to end of every stream. Blocks of int8 moments must
-// stay whole, or be cut off at the chunk's end.
+// Slice returns elements first to end of every stream. They must be full blocks of
+// int8 moments, except at the chunk's end.
 func (c Chunk) Slice(first, end int) Chunk {
 	return Chunk{
 		First:     c.First + int64(first),
@@ -252,7 +274,7 @@ func (c Chunk) Slice(first, end int) Chunk {
 	}
 }
 
-// part is a stretch of a stream that the format may not have.
+// part returns a range of a stream that the format may not have.
 func part[T any](stream []T, first, end int) []T {
 	if stream == nil {
 		return nil
@@ -260,13 +282,13 @@ func part[T any](stream []T, first, end int) []T {
 	return stream[first:end]
 }
 
-// check panics when the streams differ in length or are not those of the
-// format, before any assembly could walk past the end of one, and returns the
-// length.
+// check returns the length of the streams. It panics if they differ in length or do
+// not have the format, before any assembly could walk past the end of one.
 func (c *Chunk) check(f Format) int {
 	n := c.Len()
 	has := func(length int, present bool) bool { return present && length == n || !present && length == 0 }
-	ok := has(len(c.Parameter), f.hasParameter()) && has(len(c.Low), f.State == Split) && has(len(c.Master), f.State == FP32) &&
+	ok := has(len(c.Parameter), f.hasParameter()) &&
+		has(len(c.Low), f.State == Split) && has(len(c.Master), f.State == FP32) &&
 		(n == 0 || c.Gradient.Type == f.Gradient)
 	for i, m := range c.Moments {
 		present := i < f.Algorithm.Moments()
@@ -283,16 +305,16 @@ func (c *Chunk) check(f Format) int {
 	return n
 }
 
-// pointer is the address of the first byte of a stream.
+// pointer returns the address of the first byte of a stream.
 func pointer[T any](s []T) *T { return unsafe.SliceData(s) }
 
-// bytesOf is a stream as it lies in memory.
+// bytesOf returns the bytes of a stream.
 func bytesOf[T uint16 | float32](s []T) []byte {
 	var t T
 	return unsafe.Slice((*byte)(unsafe.Pointer(pointer(s))), len(s)*int(unsafe.Sizeof(t)))
 }
 
-// view is memory as the numbers that lie in it.
+// view returns memory as numbers.
 func view[T any](b []byte) []T {
 	var t T
 	return unsafe.Slice((*T)(unsafe.Pointer(pointer(b))), len(b)/int(unsafe.Sizeof(t)))

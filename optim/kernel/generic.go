@@ -9,7 +9,7 @@ import (
 	"plimsoll/optim/kernel/abi"
 )
 
-// At is element i as an fp32 number.
+// At returns element i as an fp32 number.
 func (a Array) At(i int) float32 {
 	switch a.Type {
 	case dtype.BF16:
@@ -21,8 +21,7 @@ func (a Array) At(i int) float32 {
 	}
 }
 
-// Put rounds x to the array's type, to nearest even, and stores it as element
-// i.
+// Put rounds x to the array's type, to nearest even, and stores it as element i.
 func (a Array) Put(i int, x float32) {
 	switch a.Type {
 	case dtype.BF16:
@@ -34,7 +33,7 @@ func (a Array) Put(i int, x float32) {
 	}
 }
 
-// MasterWeight is master weight i of a chunk.
+// MasterWeight returns master weight i of the chunk.
 func (c *Chunk) MasterWeight(f Format, i int) float32 {
 	if f.State == FP32 {
 		return c.Master[i]
@@ -42,7 +41,7 @@ func (c *Chunk) MasterWeight(f Format, i int) float32 {
 	return Merge(c.Parameter[i], c.Low[i])
 }
 
-// PutMasterWeight stores master weight i, and what the trainer reads of it.
+// PutMasterWeight stores master weight i, and the parameter that the trainer reads.
 func (c *Chunk) PutMasterWeight(f Format, i int, p float32) {
 	if f.State == Split {
 		c.Parameter[i], c.Low[i] = Separate(p)
@@ -101,8 +100,8 @@ func (from vector) away(to []uint16) {
 	}
 }
 
-// dithered rounds numbers to bf16, up with the probability of the part that is
-// cut off. The dither is that of the first element.
+// dithered rounds numbers to bf16 at random. The part that is cut off is the
+// probability of rounding up. The dither belongs to the first element.
 func (from vector) dithered(to []uint16, dither uint32) {
 	to = to[:len(from)]
 	for i, x := range from {
@@ -120,7 +119,7 @@ func (to vector) merge(parameter, low []uint16) {
 	}
 }
 
-// separate is master weights in split state.
+// separate stores master weights in split state.
 func (from vector) separate(parameter, low []uint16) {
 	parameter, low = parameter[:len(from)], low[:len(from)]
 	for i, p := range from {
@@ -128,8 +127,8 @@ func (from vector) separate(parameter, low []uint16) {
 	}
 }
 
-// storeMoment stores a moment. In bf16, it is rounded half away from zero, as
-// the parameters of split state are: that takes a third of the instructions of
+// storeMoment stores a moment. It rounds to bf16 half away from zero, as the
+// parameters of split state are rounded. That takes a third of the instructions of
 // rounding to even, and ties are rare.
 func (s Set) storeMoment(to Array, from vector) {
 	if to.Type != dtype.BF16 {
@@ -139,8 +138,7 @@ func (s Set) storeMoment(to Array, from vector) {
 	s.away(view[uint16](to.Data), from)
 }
 
-// storeSlowMoment stores a moment that hardly changes. In bf16, it is rounded at
-// random.
+// storeSlowMoment stores a moment that hardly changes. It rounds to bf16 at random.
 func (s Set) storeSlowMoment(to Array, from vector, dither uint32) {
 	if to.Type != dtype.BF16 {
 		s.store(to, from)
@@ -158,7 +156,7 @@ func (s Set) loadMaster(to vector, f Format, c *Chunk) {
 	s.merge(to, c.Parameter, c.Low)
 }
 
-// storeMaster stores the master weights, and what the trainer reads of them.
+// storeMaster stores the master weights, and the parameters that the trainer reads.
 func (s Set) storeMaster(f Format, c *Chunk, from vector) {
 	if f.State == Split {
 		s.separate(c.Parameter, c.Low, from)
@@ -170,12 +168,12 @@ func (s Set) storeMaster(f Format, c *Chunk, from vector) {
 	}
 }
 
-// ditherOf is the dither of an element of a shard.
+// ditherOf returns the dither of an element of a shard.
 func (c *Constants) ditherOf(element int64) uint32 {
 	return c.dither + uint32(element)*abi.DitherStep
 }
 
-// scalars are the constants of a step, once each.
+// scalars are the constants of a step, each once.
 type scalars [abi.Rows]float32
 
 func (c *Constants) scalars() (k scalars) {
@@ -185,14 +183,14 @@ func (c *Constants) scalars() (k scalars) {
 	return k
 }
 
-// desk is where sets work that do not work in registers. They take as many elements
-// through all operations at a time as stay in the first-level cache.
+// desk is the memory in which sets work that do not work in registers. They take as
+// many elements through all operations at a time as stay in the first-level cache.
 type desk struct {
 	weights, gradient, first, second, scratch [Block]float32
 }
 
-// updateOnDesk updates a chunk from element first on, the first of a turn, with
-// an undo log or nil.
+// updateOnDesk updates a chunk, beginning at element first, which is the first of a
+// turn. The undo log may be nil.
 func (s Set) updateOnDesk(f Format, constants *Constants, c *Chunk, first int, log *Undo) {
 	n, turn := c.Len(), Block
 	if first == n {
@@ -234,7 +232,7 @@ func (d *desk) load(s Set, f Format, c *Chunk) {
 	}
 }
 
-// store stores a chunk that begins with an element of the desk.
+// store stores a chunk. Its first element is element at of the desk.
 func (d *desk) store(s Set, f Format, constants *Constants, c *Chunk, at int) {
 	end := at + c.Len()
 	s.storeMaster(f, c, d.weights[at:end])
@@ -252,8 +250,8 @@ func (d *desk) store(s Set, f Format, constants *Constants, c *Chunk, at int) {
 	}
 }
 
-// update updates the first n elements. A second moment that will be stored in
-// int8 becomes its root.
+// update updates the first n elements. If moments are int8, the second moments become
+// their roots.
 func (d *desk) update(s Set, f Format, k *scalars, n int) {
 	var p, g, m, v, t vector = d.weights[:n], d.gradient[:n], d.first[:n], d.second[:n], d.scratch[:n]
 	s.mul(g, k[abi.GradientScale], g)
@@ -274,7 +272,7 @@ func (d *desk) update(s Set, f Format, k *scalars, n int) {
 	}
 }
 
-// adam makes the root of v in a vector that may be v or t.
+// adam stores the root of v in root, which may be v or t.
 func (s Set) adam(k *scalars, p, g, m, v, root, t vector) {
 	s.mul(m, k[abi.Beta1], m)
 	s.fma(m, k[abi.OneMinusBeta1], g, m)
@@ -329,7 +327,7 @@ func (s Set) accumulateOnDesk(sum, gradient Array) {
 	}
 }
 
-// sumSquaresOnDesk adds up runs, of which the last may be short.
+// sumSquaresOnDesk adds up runs; the last may be short.
 func (s Set) sumSquaresOnDesk(g Array, lanes *[abi.Group]float64) {
 	var numbers [abi.Run]float32
 	for first, n := 0, g.Len(); first < n; first += abi.Run {
@@ -355,7 +353,7 @@ func (s Set) sumWideSquaresOnDesk(g Array, lanes *[abi.Group]float64) {
 	}
 }
 
-// zero is or-ed into streams that are to be moved and not changed. The compiler
+// zero is or-ed into streams, which moves them and does not change them. The compiler
 // cannot know that it stays 0.
 var zero uint64
 

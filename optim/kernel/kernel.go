@@ -1,17 +1,18 @@
 // Package kernel updates optimizer state in one pass over memory: unscale,
 // clip, update and 16-bit output happen in registers.
 //
-// There is a kernel in plain Go, the same with vector operations for NEON, which
-// every 64-bit Arm processor has, and, generated from _asm, vector kernels for AVX2
-// (with FMA and F16C) and AVX-512. They give the same bits: each operation
-// below is one IEEE 754 binary32 operation, rounded to nearest even, in the
-// order in which it is written; fma is fused; and a denormal operand or result
-// counts as a zero of its sign. Denormals carry nothing that training needs,
-// cost a vector unit ten times the time of a normal number, and the momentum
-// of a row that is never used again would turn into them and stay there. Which
-// NaN comes out of an invalid operation is not specified. (A NaN whose fraction
-// is all ones loses its meaning when it is rounded to bf16 half away from zero.
-// Arithmetic does not make such NaN, and steps with NaN gradients are skipped.)
+// There are four kernels. One is plain Go. The same code with vector operations for
+// NEON runs on every 64-bit Arm processor. Those for AVX2 (with FMA and F16C) and
+// AVX-512 are generated from _asm.
+//
+// All give the same bits. Each operation below is one IEEE 754 binary32 operation,
+// rounded to nearest even, in the order in which it is written. fma is fused. A
+// denormal operand or result counts as a zero of its sign. Denormals carry nothing
+// that training needs, and cost a vector unit ten times the time of a normal number.
+// The momentum of a row that is never used again would turn into denormals and stay
+// there. Which NaN comes out of an invalid operation is not specified. (A NaN whose
+// fraction is all ones loses its meaning when it is rounded to bf16 half away from
+// zero. Arithmetic does not make such NaN, and steps with NaN gradients are skipped.)
 //
 // Every algorithm begins, for each element, with
 //
@@ -55,31 +56,29 @@
 //	p = fma(decay, p, p)
 //	p = fma(stepSize, u, p)
 //
-// is torch.optim.SGD, where beta1 is the momentum and oneMinusBeta1 is 1 minus
-// the dampening; u is b or, for Nesterov's momentum, g + momentum·b. Without
-// momentum b stays as it is and u is g.
+// is torch.optim.SGD. beta1 is the momentum, and oneMinusBeta1 is 1 minus the
+// dampening. u is b or, for Nesterov's momentum, g + momentum·b. Without momentum b
+// does not change and u is g.
 //
 // # Moments in bf16
 //
-// A moment that is held in bf16 is rounded when it is stored; the update of the
-// parameter uses it before. exp_avg, Lion's momentum and SGD's are rounded half
-// away from zero. exp_avg_sq of Adam and the sum of Adagrad change by so little
-// in a step that they would stay where they are forever: with beta2 = 0.999,
-// exp_avg_sq loses a thousandth in a step, and half a unit in the last place is
-// two thousandths or more. They are rounded stochastically, with a random
-// number that is a function of the step and of the element's place in its
-// shard, so that the bits still do not depend on who computes them.
+// A moment in bf16 is rounded when it is stored; the update of the parameter uses it
+// before. exp_avg, Lion's momentum and SGD's momentum are rounded half away from
+// zero. exp_avg_sq of Adam and the sum of Adagrad change by so little in a step that
+// they would never move: with beta2 = 0.999, exp_avg_sq loses a thousandth in a step,
+// and half a unit in the last place is two thousandths or more. They are rounded
+// stochastically. The random number is a function of the step and of the element's
+// place in its shard, so that the bits do not depend on which worker computes them.
 //
 // # Moments in int8
 //
-// Both moments of Adam take a byte each. Held are s = √v, as a float of 8 bits
-// without a sign whose exponent counts from the floor of its block, and m, with
-// a sign, in units of R, the power of two just below the s of its own element.
-// A block is [Block] consecutive elements, and the last of a chunk may be
-// short; its header is floor, the biased exponent of the lowest octave of s,
-// and shift, 23 minus the digits of s after the leading one. In a block of zeros
-// everything is 0. (The study that the code comes from is in
-// docs/experiments/eight-bit.)
+// Each moment of Adam takes a byte. The code of the second is s = √v, as a float of 8
+// bits without a sign whose exponent counts from the floor of its block. The code of
+// the first is m, with a sign, in units of R, the power of two just below the s of
+// its own element. A block is [Block] consecutive elements; the last of a chunk may
+// be short. Its header is floor, the biased exponent of the lowest octave of s, and
+// shift, 23 minus the digits of s after the leading one. In a block of zeros
+// everything is 0. (The study behind the code is in docs/experiments/eight-bit.)
 //
 // From codes k of s and q of m, with base = floor << 23, in operations on 32-bit
 // integers modulo 2^32 and on binary32 numbers:
@@ -89,8 +88,8 @@
 //	m = (float((q & 127) << 19 + bits(1/16)) - 1/16) · R, with the sign q >> 7
 //	v = s · s
 //
-// After the update s is √v, or 2^63 if that is larger or NaN. With the least
-// positive and the largest bits(s) of the block,
+// After the update s is √v, or 2^63 if √v is larger or NaN. With the least positive
+// and the largest bits(s) of the block,
 //
 //	for digits = 6, 5, 4, 3:
 //	    shift = 23 - digits
@@ -107,24 +106,24 @@
 //	x = |m| · float(254 << 23 - R) + 1/16, fused or not
 //	q = min((bits(x) - bits(1/16) + h & 0x7ffff) >> 19, 127) | sign(m) << 7
 //
-// and k and q are 0 where s is 0. The sign of a NaN, and so that of the q that
-// it becomes, is not specified.
+// and k and q are 0 where s is 0. The sign of a NaN, and so the sign of its q, is not
+// specified.
 //
 // # The sum of squares
 //
-// Runs of 128 elements, of which the last may be short, are dealt to four parts:
-// of r runs each gets ⌈r/4⌉ that follow each other, and the last parts what is
-// left. Element i of a run goes to lane i modulo 16, and the lanes of a run to
-// those of its part, run by run:
+// The gradient is divided into runs of 128 elements; the last may be short. Four
+// parts share the r runs: each gets ⌈r/4⌉ consecutive runs, and the last parts get
+// the rest. Element i of a run goes to lane i modulo 16. The lanes of a run are added
+// to the lanes of its part, run by run:
 //
 //	s = fma(g, g, s), beginning with 0
 //	lane = lane + float64(s)
 //
 // Then lane = (part 0 + part 2) + (part 1 + part 3), and the lanes are added up
-// pairwise, those first that are 8 apart. No term is negative, so that what eight
-// operations in binary32 round away is less than a part in two million. If the
-// sum is less than 2^-64, infinite or NaN, squares may have been out of the range
-// of binary32, and it is made in float64 from the beginning, with one part:
+// pairwise, those first that are 8 apart. No term is negative, so eight operations in
+// binary32 round away less than a part in two million. If the sum is less than 2^-64,
+// infinite or NaN, squares may have left the range of binary32. The sum is then made
+// again in float64, with one part:
 //
 //	lane = lane + float64(g)·float64(g)
 package kernel
@@ -157,12 +156,13 @@ var setNames = [...]string{Generic: "generic", AVX2: "avx2", AVX512: "avx512", N
 
 func (s Set) String() string { return setNames[s] }
 
-// inRegisters says whether the set takes whole turns through all operations in
-// registers. Else, and for the rest, operations take many elements each.
+// inRegisters reports whether the set takes full turns through all operations in
+// registers. In other sets, and for the rest of a chunk, each operation takes many
+// elements.
 func (s Set) inRegisters() bool { return s == AVX2 || s == AVX512 }
 
-// Available lists the sets that this processor and this build can run, the fastest
-// last.
+// Available returns the sets that this processor and this build can run. The fastest
+// is last.
 func Available() []Set {
 	sets := []Set{Generic}
 	for _, s := range []Set{AVX2, AVX512, NEON} {
@@ -185,8 +185,8 @@ func supported(s Set) bool {
 	return s == Generic
 }
 
-// Select is the fastest set, or the one that the environment variable
-// PLIMSOLL_KERNEL names. It never falls back from a set that was asked for.
+// Select returns the fastest set, or the one that the environment variable
+// PLIMSOLL_KERNEL names. It never falls back from a named set to another.
 func Select() (Set, error) {
 	available := Available()
 	name, forced := os.LookupEnv(EnvironmentVariable)
@@ -198,7 +198,8 @@ func Select() (Set, error) {
 			continue
 		}
 		if !supported(Set(i)) {
-			return Generic, fmt.Errorf("%s=%s: this processor or build does not have it; it has %v", EnvironmentVariable, name, available)
+			return Generic, fmt.Errorf("%s=%s: this processor or build does not have it; it has %v",
+				EnvironmentVariable, name, available)
 		}
 		return Set(i), nil
 	}
@@ -219,9 +220,9 @@ func (s Set) Update(f Format, constants *Constants, c Chunk) {
 }
 
 // Traffic moves the bytes that Update moves, stream by stream, without its
-// arithmetic: the limit that memory sets to it. It leaves every stream as it
-// was, except that a parameter copy which is only written (fp32 state) holds
-// zeros afterwards, until the next update writes it.
+// arithmetic: the limit that memory sets to an update. It does not change the
+// streams, with one exception. An update of fp32 state only writes the parameter
+// copy: it holds zeros afterwards, until the next update writes it.
 func (s Set) Traffic(f Format, c Chunk) {
 	n := c.check(f)
 	if whole := n - n%f.granule(); s.inRegisters() && whole > 0 {
@@ -231,9 +232,9 @@ func (s Set) Traffic(f Format, c Chunk) {
 	trafficGeneric(f, c)
 }
 
-// SumSquares is the sum of the squares of a gradient, before scaling; the
-// package's documentation says how it is made. It is infinite or NaN exactly
-// when an element is.
+// SumSquares returns the sum of the squares of a gradient, before scaling. The
+// package comment says in which order. It is infinite or NaN exactly when an element
+// is.
 func (s Set) SumSquares(g Array) float64 {
 	if sum := s.sumSquaresOfParts(g); leastSum <= sum && sum <= math.MaxFloat64 {
 		return sum
@@ -251,7 +252,8 @@ func (s Set) SumSquares(g Array) float64 {
 	return addUp(&lanes)
 }
 
-// leastSum is a sum of squares to which what counted as zero adds nothing.
+// leastSum is the least sum that is exact enough: from here on, squares that counted
+// as zero would add nothing.
 const leastSum = 0x1p-64
 
 func (s Set) sumSquaresOfParts(g Array) float64 {
@@ -259,7 +261,7 @@ func (s Set) sumSquaresOfParts(g Array) float64 {
 	n := g.Len()
 	runs := (n + abi.Run - 1) / abi.Run
 	apart := (runs + abi.Parts - 1) / abi.Parts * abi.Run
-	whole := max(0, n-(abi.Parts-1)*apart) // what every part has
+	whole := max(0, n-(abi.Parts-1)*apart) // the elements that every part has
 	whole -= whole % abi.Run
 	if !s.inRegisters() {
 		whole = 0
@@ -277,7 +279,7 @@ func (s Set) sumSquaresOfParts(g Array) float64 {
 	return addUp(&sums[0])
 }
 
-// addUp adds pairs of lanes, those first that are furthest apart.
+// addUp adds up the lanes pairwise, the pairs furthest apart first.
 func addUp(lanes *[abi.Group]float64) float64 {
 	for width := len(lanes) / 2; width > 0; width /= 2 {
 		for i := range width {
@@ -287,9 +289,9 @@ func addUp(lanes *[abi.Group]float64) float64 {
 	return lanes[0]
 }
 
-// Accumulate adds a gradient to a sum of the same length, of which the type may
-// be another. An addition is one binary32 operation; its result is rounded to
-// the type of the sum, to nearest even.
+// Accumulate adds a gradient to a sum of the same length. Their types may differ. An
+// addition is one binary32 operation; its result is rounded to the type of the sum,
+// to nearest even.
 func (s Set) Accumulate(sum, gradient Array) {
 	n := sum.Len()
 	if gradient.Len() != n {

@@ -222,11 +222,15 @@ func steps(a Algorithm) []Constants {
 	switch a {
 	case Adam:
 		some = append(some,
-			AdamStep{LearningRate: 1e-3, Beta1: 0.9, Beta2: 0.999, Epsilon: 1e-8, WeightDecay: 0.01, Step: 1, GradientScale: 1},
-			AdamStep{LearningRate: 3e-4, Beta1: 0.9, Beta2: 0.95, Epsilon: 1e-8, WeightDecay: 0.1, Step: 1000, GradientScale: 1.0 / 65536},
-			AdamStep{LearningRate: 1e-2, Beta1: 0.8, Beta2: 0.99, Epsilon: 1e-6, WeightDecay: 0.01, L2: true, Step: 7, GradientScale: 0.3},
+			AdamStep{LearningRate: 1e-3, Beta1: 0.9, Beta2: 0.999, Epsilon: 1e-8, WeightDecay: 0.01, Step: 1,
+				GradientScale: 1},
+			AdamStep{LearningRate: 3e-4, Beta1: 0.9, Beta2: 0.95, Epsilon: 1e-8, WeightDecay: 0.1, Step: 1000,
+				GradientScale: 1.0 / 65536},
+			AdamStep{LearningRate: 1e-2, Beta1: 0.8, Beta2: 0.99, Epsilon: 1e-6, WeightDecay: 0.01, L2: true, Step: 7,
+				GradientScale: 0.3},
 			AdamStep{LearningRate: 1, Uncorrected: true, Step: 3, GradientScale: 1e30},
-			AdamStep{LearningRate: 1e-42, Beta1: 0.123, Beta2: 0.456, Epsilon: 1e-40, WeightDecay: 0.9, Step: 2, GradientScale: 1e-30})
+			AdamStep{LearningRate: 1e-42, Beta1: 0.123, Beta2: 0.456, Epsilon: 1e-40, WeightDecay: 0.9, Step: 2,
+				GradientScale: 1e-30})
 	case Lion:
 		some = append(some,
 			LionStep{LearningRate: 1e-4, Beta1: 0.9, Beta2: 0.99, WeightDecay: 0.1, GradientScale: 1},
@@ -415,20 +419,24 @@ func TestBytesPerParameter(t *testing.T) {
 	}
 }
 
-// TestSumSquaresAgrees holds the sums of the kernels against the reference's, to the bit, with squares in fp32 and in float64.
+// TestSumSquaresAgrees compares the sums of the kernels with the reference's, to the bit,
+// with squares in fp32 and in float64.
 func TestSumSquaresAgrees(t *testing.T) {
 	same := func(x, y float64) bool { return x == y || x != x && y != y }
 	for _, set := range testedSets(t) {
 		for _, typ := range []dtype.Type{dtype.BF16, dtype.F16, dtype.F32} {
 			f := Format{Parameter: dtype.BF16, Gradient: typ}
 			r := rand.New(rand.NewPCG(10, uint64(set)))
-			for _, n := range []int{0, 1, 15, 16, 17, 127, 128, 129, 511, 512, 513, 640, 1023, 1024, 1152, 4000, 4096, 5000} {
+			for _, n := range []int{0, 1, 15, 16, 17, 127, 128, 129, 511, 512, 513, 640, 1023, 1024, 1152, 4000, 4096,
+				5000} {
 				for _, shift := range []int{0, 1 + r.IntN(15)} {
 					c := newChunk(t, f, n, shift)
 					for _, strange := range []bool{false, true} {
 						fill(r, f, c, strange)
-						if got, want := set.sumSquaresOfParts(c.Gradient), sumSquaresOfPartsReference(c.Gradient); !same(got, want) {
-							t.Fatalf("%v %v n=%d: sum %g with squares in fp32, the reference's is %g", set, typ, n, got, want)
+						if got, want := set.sumSquaresOfParts(c.Gradient),
+							sumSquaresOfPartsReference(c.Gradient); !same(got, want) {
+							t.Fatalf("%v %v n=%d: sum %g with squares in fp32, the reference's is %g",
+								set, typ, n, got, want)
 						}
 						if got, want := set.SumSquares(c.Gradient), sumSquaresReference(c.Gradient); !same(got, want) {
 							t.Fatalf("%v %v n=%d: sum %g, the reference's is %g", set, typ, n, got, want)
@@ -446,7 +454,8 @@ func TestSumSquaresIsAccurate(t *testing.T) {
 	for _, set := range Available() {
 		rapid.Check(t, func(t *rapid.T) {
 			r := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 0))
-			octave := rapid.OneOf(rapid.IntRange(-125, 127), rapid.IntRange(-66, -30), rapid.IntRange(55, 65)).Draw(t, "octave")
+			octave := rapid.OneOf(rapid.IntRange(-125, 127), rapid.IntRange(-66, -30),
+				rapid.IntRange(55, 65)).Draw(t, "octave")
 			spread := rapid.IntRange(0, 80).Draw(t, "octaves")
 			g := Array{dtype.F32, make([]byte, 4*rapid.IntRange(1, 3000).Draw(t, "elements"))}
 			want := 0.0

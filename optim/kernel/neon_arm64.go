@@ -7,13 +7,14 @@ import (
 	"plimsoll/optim/kernel/abi"
 )
 
-// The operations for NEON go through whole groups of 16 elements; n is a number of
-// elements, and what is left of it is not touched. Arithmetic is the processor's
-// own, rounded to nearest even, with denormals as what they are. It differs from
-// the contract's only where a result is tiny, and stops before the first group that
-// has such a result, of which it stores nothing. It returns how many elements it
-// did. So no operation changes the processor's modes, and a result may take
-// the place of an operand.
+// The operations for NEON take full groups of 16 elements. n is a number of elements;
+// a rest that is no full group is not touched.
+//
+// Arithmetic is the processor's own, rounded to nearest even, with denormals as they
+// are. It differs from the contract's only if a result is tiny. An operation stops
+// before the first group with such a result and stores nothing of that group. It
+// returns how many elements it did. So no operation changes the processor's modes, and
+// a result may take the place of an operand.
 
 const hasNEON = true
 
@@ -52,17 +53,17 @@ func fmaPlusNEON(to *float32, n int, a float32, b *float32, c float32) (done int
 //go:noescape
 func fmaSquareNEON(to *float32, n int, a, c *float32) (done int)
 
-// addSquaresNEON adds the squares of a run to sums, each to that of its lane.
+// addSquaresNEON adds the squares of a run to the sums of their lanes.
 //
 //go:noescape
 func addSquaresNEON(sums *[abi.Group]float32, n int, run *float32) (done int)
 
-// sqrtNEON is √a, which is never tiny.
+// sqrtNEON is √a. No root is tiny.
 //
 //go:noescape
 func sqrtNEON(to *float32, n int, a *float32)
 
-// withSignNEON is magnitude with the sign of a, and 0 where a is 0. NaN stays.
+// withSignNEON is magnitude with the sign of a, and 0 if a is 0. A NaN stays.
 //
 //go:noescape
 func withSignNEON(to *float32, n int, magnitude float32, a *float32)
@@ -102,12 +103,12 @@ func storeFP16NEON(to *byte, n int, from *float32)
 //go:noescape
 func awayNEON(to *uint16, n int, from *float32)
 
-// ditheredNEON rounds to bf16 at random. The dither is that of the first element.
+// ditheredNEON rounds to bf16 at random. The dither belongs to the first element.
 //
 //go:noescape
 func ditheredNEON(to *uint16, n int, from *float32, dither uint32)
 
-// separateNEON is master weights in split state.
+// separateNEON stores master weights in split state.
 //
 //go:noescape
 func separateNEON(parameter *uint16, n int, low *uint16, from *float32)
@@ -117,21 +118,21 @@ func separateNEON(parameter *uint16, n int, low *uint16, from *float32)
 //go:noescape
 func loadBlockNEON(firsts *float32, n int, roots *float32, first, second *byte, base, shift uint32)
 
-// boundNEON bounds roots, and returns the least that is not 0, less 1, and the
-// largest, as bits.
+// boundNEON bounds roots. It returns, as bits, the least root that is not 0, minus 1,
+// and the largest.
 //
 //go:noescape
 func boundNEON(roots *float32, n int) (least, largest uint32)
 
-// codesNEON holds moments in int8. What is added to the first element's numbers
-// before they are cut off is second and, more by apart, first; it grows by stride
-// from element to element.
+// codesNEON encodes moments in int8. Before the last digits are cut off, it adds added
+// to the first element's second moment and added + apart to its first moment. Both
+// grow by stride from element to element.
 //
 //go:noescape
 func codesNEON(first *byte, n int, second *byte, firsts, roots *float32, base, shift, added, apart, stride uint32)
 
-// arithmetic takes n elements through an operation: in assembly from element i
-// on, and in plain Go from element i to end.
+// arithmetic takes n elements through an operation, in assembly from element i on, and
+// in plain Go from element i to end.
 func (s Set) arithmetic(n int, groups func(i int) (done int), exact func(i, end int)) {
 	if s != NEON {
 		exact(0, n)
@@ -183,7 +184,7 @@ func (s Set) addSquares(sums *[abi.Group]float32, run vector) {
 		func(i, end int) { run[i:end].addSquares(sums) })
 }
 
-// whole is how many of n elements the set's assembly takes.
+// whole returns how many of n elements the set's assembly takes.
 func (s Set) whole(n int) int {
 	if s != NEON {
 		return 0
@@ -269,7 +270,7 @@ func (s Set) separate(parameter, low []uint16, from vector) {
 	from[n:].separate(parameter[n:], low[n:])
 }
 
-// from is the block from an element on.
+// from returns the block from an element on.
 func (b block) from(i int) block { return block{b.header, b.first[i:], b.second[i:]} }
 
 func (s Set) loadBlock(b block, firsts, roots vector) {

@@ -101,7 +101,8 @@ func (x *streams) fill(r *rand.Rand, some int) {
 func (x *streams) copy(from *streams) {
 	old := *x
 	*x = *from
-	x.a, x.b, x.c, x.upper, x.lower, x.first, x.second = old.a, old.b, old.c, old.upper, old.lower, old.first, old.second
+	x.a, x.b, x.c, x.upper, x.lower, x.first, x.second = old.a, old.b, old.c, old.upper, old.lower, old.first,
+		old.second
 	for i, to := range x.numbers() {
 		copy(to, from.numbers()[i])
 	}
@@ -118,9 +119,9 @@ func (x *streams) bytes() [][]byte {
 
 func (x *streams) block() block { return block{&x.header, x.first, x.second} }
 
-// TestNEONAgrees holds the operations in assembly against those in plain Go, to the bit, for numbers of every kind, of which many, few or none have a tiny
-// result, for every length up to some groups, off alignment, next to guard pages, and
-// into operands.
+// TestNEONAgrees compares the operations in assembly with plain Go, to the bit. The
+// numbers are of every kind; many, few or none have a tiny result. It tries every length
+// up to some groups, off alignment, next to guard pages, and results in operands.
 func TestNEONAgrees(t *testing.T) {
 	operations := map[string]func(Set, *streams){
 		"mul":                 func(s Set, x *streams) { s.mul(x.c, x.constant, x.a) },
@@ -175,7 +176,8 @@ func TestNEONAgrees(t *testing.T) {
 				for number, x := range got.numbers() {
 					for i, y := range want.numbers()[number] {
 						if !same(x[i], y) {
-							t.Fatalf("%s of %d elements: number %d of stream %d is %#08x, want %#08x", name, n, i, number,
+							t.Fatalf("%s of %d elements: number %d of stream %d is %#08x, want %#08x",
+								name, n, i, number,
 								math.Float32bits(x[i]), math.Float32bits(y))
 						}
 					}

@@ -4,7 +4,7 @@ package kernel
 
 import "plimsoll/optim/kernel/abi"
 
-// Operations on many numbers are those in plain Go.
+// Operations on many numbers are plain Go.
 
 const hasNEON = false
 

@@ -46,7 +46,8 @@ func TestSlowMomentsMove(t *testing.T) {
 			}
 		}
 		var constants Constants
-		AdamStep{LearningRate: 1e-4, Beta1: 0.9, Beta2: 0.999, Epsilon: 1e-8, Step: step, GradientScale: 1}.Constants(&constants)
+		AdamStep{LearningRate: 1e-4, Beta1: 0.9, Beta2: 0.999, Epsilon: 1e-8, Step: step,
+			GradientScale: 1}.Constants(&constants)
 		for i, c := range chunks {
 			set.Update(formats[i], &constants, c)
 		}
@@ -60,9 +61,11 @@ func TestSlowMomentsMove(t *testing.T) {
 				mean += off / n
 				worst = max(worst, math.Abs(off))
 			}
-			t.Logf("step %d: exp_avg_sq in %v is %+.3f %% off on the average, %.1f %% at worst", step, f, 100*mean, 100*worst)
+			t.Logf("step %d: exp_avg_sq in %v is %+.3f %% off on the average, %.1f %% at worst",
+				step, f, 100*mean, 100*worst)
 			if math.Abs(mean) > bound.mean || worst > bound.worst {
-				t.Errorf("step %d: exp_avg_sq in %v is %+.3f %% off on the average, %.1f %% at worst", step, f, 100*mean, 100*worst)
+				t.Errorf("step %d: exp_avg_sq in %v is %+.3f %% off on the average, %.1f %% at worst",
+					step, f, 100*mean, 100*worst)
 			}
 		}
 	}

@@ -7,18 +7,17 @@ import (
 	"plimsoll/optim/kernel/abi"
 )
 
-// Constants are what an update needs of one step's hyperparameters. They are
-// rounded to fp32 only after everything that depends on several of them has
-// been computed in float64. Setting them allocates nothing. Those that binary32
-// cannot hold are set as well as it can, and reported.
+// Constants are the constants of one step, computed from its hyperparameters in
+// float64 and then rounded to fp32. Setting them allocates nothing. A constant that
+// binary32 cannot hold is set to the nearest value, and reported.
 type Constants struct {
 	table abi.Table
-	// dither is that of element 0, for stochastic rounding, and stride is the
-	// part that the step has in the dither of int8 moments.
+	// dither is the dither of element 0, for stochastic rounding. stride is the
+	// step's share of the dither of int8 moments.
 	dither, stride uint32
 }
 
-// set takes the rows of the table, and the step that dithers depend on.
+// set sets the rows of the table, and the dithers, which depend on the step.
 func (c *Constants) set(step int64, rows [abi.Rows]float64) error {
 	// The output function of SplitMix64 (G. Steele, D. Lea and C. Flood, "Fast
 	// splittable pseudorandom number generators", OOPSLA 2014).
@@ -39,7 +38,7 @@ func (c *Constants) set(step int64, rows [abi.Rows]float64) error {
 	return err
 }
 
-// meanings say what rows are made of, to those who have chosen hyperparameters.
+// meanings describe the rows in the words of the hyperparameters, for messages.
 var meanings = [abi.Rows]string{
 	abi.GradientScale:    "the factor that unscales and clips gradients",
 	abi.L2Penalty:        "the weight decay",
@@ -58,9 +57,9 @@ var meanings = [abi.Rows]string{
 // smallestNormal is the least positive number that kernels tell from zero.
 const smallestNormal = 0x1p-126
 
-// fits says whether binary32 can hold a constant. A step size or a decay may
+// fits reports whether binary32 can hold a constant. A step size or a decay may
 // vanish: the update is then too small to matter. An epsilon may not vanish, as
-// 0 / 0 is NaN. The factor may not vanish, as all gradients would.
+// 0 / 0 is NaN. The gradient scale may not vanish, as all gradients would.
 func fits(row int, value float64) bool {
 	if single := float64(float32(value)); math.IsInf(single, 0) || math.IsNaN(single) {
 		return false
@@ -72,7 +71,8 @@ func mustNotVanish(row int) bool { return row == abi.GradientScale || row == abi
 
 func expected(row int) string {
 	if mustNotVanish(row) {
-		return fmt.Sprintf("updates are in binary32: expected 0, or a magnitude from %.3g to %.3g", smallestNormal, math.MaxFloat32)
+		return fmt.Sprintf("updates are in binary32: expected 0, or a magnitude from %.3g to %.3g",
+			smallestNormal, math.MaxFloat32)
 	}
 	return fmt.Sprintf("updates are in binary32: expected a magnitude of at most %.3g", math.MaxFloat32)
 }

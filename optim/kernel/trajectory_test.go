@@ -73,7 +73,8 @@ func TestTrajectoryStaysNearFloat64(t *testing.T) {
 			}
 			worst := 0.0
 			for step := int64(1); step <= count; step++ {
-				s := AdamStep{LearningRate: 1e-4, Beta1: 0.9, Beta2: 0.999, Epsilon: 1e-8, WeightDecay: 0.01, Step: step, GradientScale: 0.37}
+				s := AdamStep{LearningRate: 1e-4, Beta1: 0.9, Beta2: 0.999, Epsilon: 1e-8, WeightDecay: 0.01,
+					Step: step, GradientScale: 0.37}
 				gradient := view[float32](c.Gradient.Data)
 				for i := range n {
 					gradient[i] = float32(0.01 * r.NormFloat64())
@@ -86,10 +87,12 @@ func TestTrajectoryStaysNearFloat64(t *testing.T) {
 					p := float64(c.MasterWeight(f, i))
 					drift := math.Abs(p - x.p)
 					if drift > x.pError {
-						t.Fatalf("%v %v step %d element %d: %g is %g away from float64's %g, the bound is %g", set, f, step, i, p, drift, x.p, x.pError)
+						t.Fatalf("%v %v step %d element %d: %g is %g away from float64's %g, the bound is %g",
+							set, f, step, i, p, drift, x.p, x.pError)
 					}
 					if x.pError > 2*x.unit*float64(step) {
-						t.Fatalf("%v %v step %d element %d: the bound %g is above 2 units in the last place a step", set, f, step, i, x.pError)
+						t.Fatalf("%v %v step %d element %d: the bound %g is above 2 units in the last place a step",
+							set, f, step, i, x.pError)
 					}
 					worst = max(worst, drift/x.unit)
 				}

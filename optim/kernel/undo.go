@@ -8,49 +8,49 @@ import (
 	"plimsoll/optim/kernel/abi"
 )
 
-// Undo is a log in which an update, and whatever else changes a chunk, keeps what
-// it is about to overwrite, so that one that was broken off can be made again. It
-// changes the chunk in turns. Before it changes anything of a turn, or of a part
-// of one, it copies that to a ring that has room for a few turns, which stays in
-// the first-level cache, and stores how far it got. What was being changed is the
-// turn that was kept last or, with moments in int8, the one before it, too.
+// Undo is an undo log. An update, or another change of a chunk, keeps the values in
+// it that it is about to overwrite. So a change that was broken off can be made again.
 //
-// It is made for a thread that is killed: that has made all its stores before
-// some instruction, and none after.
+// An update changes the chunk in turns. Before it changes a turn, or a part of one,
+// it copies the old values to a ring and stores how far it got. The ring has room for
+// a few turns and stays in the first-level cache. Only the turn that was kept last
+// can be half changed or, with int8 moments, also the one before it.
+//
+// The log is made for threads that are killed. Such a thread has made all stores
+// before some instruction, and none after it.
 type Undo struct {
 	bytes []byte
 }
 
-// UndoBytes is the size of a log for updates of a format and for additions to its
-// gradients, in whole lines of the cache.
+// UndoBytes returns the size of a log for updates of a format and for additions to
+// its gradients, in full cache lines.
 func (f Format) UndoBytes() int {
 	_, _, bytes := abi.UndoLayout(f.State, f.Moments, f.Algorithm.Moments())
 	return (max(bytes, sumRing+sumTurns*sumTurn*int(f.Gradient.Size())) + 63) &^ 63
 }
 
-// UndoIn is the log in some memory, aligned to a line of the cache.
+// UndoIn returns the log in some memory, which must be aligned to a cache line.
 func UndoIn(memory []byte) Undo { return Undo{memory} }
 
-// undoHead is what a log begins with.
+// undoHead is the beginning of a log.
 type undoHead struct {
-	kept  atomic.Int64 // the element up to which the rings hold what was; 0 before the first
+	kept  atomic.Int64 // the element up to which the rings hold the old values; 0 before the first turn
 	first atomic.Int64 // the element that the update began with
 }
 
 func (u Undo) head() *undoHead { return (*undoHead)(unsafe.Pointer(pointer(u.bytes))) }
 
-// Begin makes the log that of an update of which nothing has been changed.
+// Begin empties the log: the update has changed nothing yet.
 func (u Undo) Begin() {
 	u.head().kept.Store(0)
 	u.head().first.Store(0)
 }
 
-// Begun says whether anything may have been changed.
+// Begun reports whether the chunk may have been changed.
 func (u Undo) Begun() bool { return u.head().kept.Load() > 0 }
 
-// UpdateLogged updates a chunk from element first on, the first of a turn, and
-// keeps in the log what it takes to make it again. The bits are those of
-// [Set.Update].
+// UpdateLogged is [Set.Update], beginning at element first, which is the first of a
+// turn. It keeps an undo log. The bits are the same.
 func (s Set) UpdateLogged(f Format, constants *Constants, c Chunk, first int, u Undo) {
 	n := c.check(f)
 	if whole := n - n%f.granule(); s.inRegisters() && first < whole {
@@ -60,9 +60,9 @@ func (s Set) UpdateLogged(f Format, constants *Constants, c Chunk, first int, u 
 	s.updateOnDesk(f, constants, &c, first, &u)
 }
 
-// Restore makes a chunk what it was after some whole turns of a logged update,
-// and returns the element that comes next. Should this be broken off, or what
-// updates the chunk from there with the same log, it can be restored again.
+// Restore restores a chunk to its values after some full turns of a logged update,
+// and returns the element to go on with. If this is broken off, or the update that
+// goes on with the same log, the chunk can be restored again.
 func (u Undo) Restore(f Format, c Chunk) int {
 	head, turn := u.head(), f.granule()
 	kept := int(head.kept.Load())
@@ -79,7 +79,7 @@ func (u Undo) Restore(f Format, c Chunk) int {
 	return first
 }
 
-// keep keeps a turn.
+// keep copies a turn to the log.
 func (u Undo) keep(f Format, part *Chunk, first int) {
 	log := u.turn(f, first)
 	for i, stream := range part.changed(f) {
@@ -88,10 +88,10 @@ func (u Undo) keep(f Format, part *Chunk, first int) {
 	u.head().kept.Store(int64(first + part.Len()))
 }
 
-// beginning is where the turn begins that is kept up to an element.
+// beginning returns the first element of the last turn that is kept.
 func beginning(kept, turn int) int { return (kept - 1) / turn * turn }
 
-// turn is where the log holds a turn.
+// turn returns the memory of a turn in the log.
 func (u Undo) turn(f Format, first int) (log [abi.UndoStreams][]byte) {
 	turn, ring, _ := abi.UndoLayout(f.State, f.Moments, f.Algorithm.Moments())
 	number := first / f.granule() % abi.UndoTurns
@@ -101,28 +101,27 @@ func (u Undo) turn(f Format, first int) (log [abi.UndoStreams][]byte) {
 	return log
 }
 
-// changed lists the bytes that an update reads and overwrites, in the order of
-// the log.
+// changed returns the bytes that an update reads and overwrites, in the order of the
+// log.
 func (c *Chunk) changed(f Format) [abi.UndoStreams][]byte {
 	master, low := bytesOf(c.Parameter), bytesOf(c.Low)
-	if f.State == FP32 { // in which parameters are only written
+	if f.State == FP32 { // its parameters are only written
 		master = bytesOf(c.Master)
 	}
 	return [abi.UndoStreams][]byte{master, low, c.Moments[0].Data, c.Moments[1].Data, bytesOf(c.Headers)}
 }
 
-// Additions to a sum ([Set.AccumulateLogged]) are logged in turns of so many
-// elements, in a ring of two: one is whole while the next is being kept. A turn is
-// large enough for a call of the kernel, and its log stays in the first-level
-// cache.
+// Additions to a sum ([Set.AccumulateLogged]) have turns of their own, in a ring of
+// two: one is complete while the next is being kept. A turn is large enough for a
+// call of the kernel, and its log stays in the first-level cache.
 const (
-	sumTurn  = 512
+	sumTurn  = 512 // elements
 	sumTurns = 2
-	sumRing  = 64 // where it begins
+	sumRing  = 64 // where the ring begins
 )
 
-// AccumulateLogged is [Set.Accumulate] from element first on, the first of a
-// turn, and keeps in the log what it takes to make the addition again.
+// AccumulateLogged is [Set.Accumulate], beginning at element first, which is the first
+// of a turn. It keeps an undo log.
 func (s Set) AccumulateLogged(sum, gradient Array, first int, u Undo) {
 	n := sum.Len()
 	if gradient.Len() != n {
@@ -137,9 +136,9 @@ func (s Set) AccumulateLogged(sum, gradient Array, first int, u Undo) {
 	}
 }
 
-// RestoreSum makes a sum what it was after some whole turns of a logged addition,
-// and returns the element that comes next. Should this be broken off, or what is
-// added from there with the same log, it can be restored again.
+// RestoreSum restores a sum to its values after some full turns of a logged addition,
+// and returns the element to go on with. If this is broken off, or the addition that
+// goes on with the same log, the sum can be restored again.
 func (u Undo) RestoreSum(sum Array) int {
 	kept := int(u.head().kept.Load())
 	first := beginning(kept, sumTurn)
@@ -147,15 +146,14 @@ func (u Undo) RestoreSum(sum Array) int {
 	return first
 }
 
-// sumTurn is where the log holds the turn of an addition that begins with an
-// element.
+// sumTurn returns the memory of a turn of an addition in the log.
 func (u Undo) sumTurn(of dtype.Type, first int) []byte {
 	size := sumTurn * int(of.Size())
 	return u.bytes[sumRing+first/sumTurn%sumTurns*size:][:size]
 }
 
-// keepMoments keeps the int8 moments of a block, which are all of a chunk that
-// [Chunk.PutMoment] changes.
+// keepMoments copies the int8 moments of a block to the log. [Chunk.PutMoment] changes
+// nothing else of a chunk.
 func (u Undo) keepMoments(f Format, c Chunk, first int) {
 	c = c.Slice(first, min(first+Block, c.Len()))
 	log := u.turn(f, first)
@@ -167,8 +165,8 @@ func (u Undo) keepMoments(f Format, c Chunk, first int) {
 	u.head().kept.Store(int64(first + c.Len()))
 }
 
-// RestoreMoments makes the block of int8 moments what it was that
-// [Chunk.PutMoment] was changing.
+// RestoreMoments restores the block of int8 moments that [Chunk.PutMoment] was
+// changing.
 func (u Undo) RestoreMoments(f Format, c Chunk) {
 	kept := int(u.head().kept.Load())
 	first := beginning(kept, Block)

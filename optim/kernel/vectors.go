@@ -6,24 +6,24 @@ import (
 	"plimsoll/optim/kernel/abi"
 )
 
-// vector is a stretch of numbers in fp32. Its methods set each of them to the
-// result of one operation of the contract; operands may be the vector itself.
+// vector is a range of fp32 numbers. Its methods set each number to the result of one
+// operation of the contract. Operands may be the vector itself.
 //
-// They are loops of the processor's own operations. Where a result shows that it
-// may not be the contract's, which is rare, the exact function makes it again.
-// Else there is neither a call nor a branch that is taken, and no turn waits for
-// the one before. For that constants are converted outside of the loops: on
-// x86-64 a conversion waits for what its register held before.
+// The methods are loops of the processor's own operations. In rare cases a result
+// shows that it may differ from the contract's: the exact function then makes it
+// again. All other iterations make no call, take no branch, and do not wait for the
+// iteration before. That is why constants are converted outside of the loops: on
+// x86-64 a conversion waits for the old value of its register.
 type vector []float32
 
-// tiny says that a result is so small that it may have to be a zero, and is none.
+// tiny reports whether a result is so small that it may have to be a zero, and is none.
 func tiny(x float32) bool {
 	bits := math.Float32bits(x)
 	return bits&0x7f000000 == 0 && bits<<1 != 0
 }
 
-// suspect says that a sum lies halfway between two binary32 numbers, so that
-// rounding it to x may have gone wrong, or that x is tiny.
+// suspect reports whether x is tiny, or the sum lies halfway between two binary32
+// numbers, so that rounding it to x may have gone wrong.
 func suspect(sum float64, x float32) bool {
 	wide, bits := math.Float64bits(sum), math.Float32bits(x)
 	return uint32(wide)<<3 == 1<<31 || bits&0x7f000000 == 0 && bits<<1 != 0
@@ -85,10 +85,10 @@ func (to vector) sqrt(a vector) {
 	}
 }
 
-// The product of two 24-bit numbers is exact in float64, so that in the methods
-// below it makes no difference whether the compiler fuses multiplication and
-// addition. Rounding the sum to 53 bits before rounding it to 24 goes wrong only
-// where the first result lies halfway between two binary32 numbers.
+// The product of two 24-bit numbers is exact in float64. So in the methods below it
+// makes no difference whether the compiler fuses multiplication and addition. Rounding
+// the sum to 53 bits before rounding it to 24 goes wrong only if the first result lies
+// halfway between two binary32 numbers.
 
 // fma is a·b + c.
 func (to vector) fma(a float32, b, c vector) {
@@ -132,7 +132,7 @@ func (to vector) fmaSquare(a, c vector) {
 	}
 }
 
-// withSign is magnitude with the sign of a, and 0 where a is 0. NaN stays.
+// withSign is magnitude with the sign of a, and 0 if a is 0. A NaN stays.
 func (to vector) withSign(magnitude float32, a vector) {
 	a = a[:len(to)]
 	bits := math.Float32bits(magnitude)
@@ -146,7 +146,7 @@ func (to vector) withSign(magnitude float32, a vector) {
 	}
 }
 
-// addSquares adds the squares of a run to sums, each to that of its lane.
+// addSquares adds the squares of a run to the sums of their lanes.
 func (run vector) addSquares(sums *[abi.Group]float32) {
 	for len(run) > 0 {
 		group := run[:min(abi.Group, len(run))]

@@ -13,7 +13,9 @@ func strangeNumber(r *rand.Rand) float32 {
 	negative := r.Uint32() & sign
 	switch r.IntN(10) {
 	case 0:
-		return math.Float32frombits(negative | []uint32{0, 0x00800000, 0x00800001, 0x3f7fffff, 0x3f800000, 0x7f7fffff, exponents, 0x7fc00000}[r.IntN(8)])
+		return math.Float32frombits(negative | []uint32{
+			0, 0x00800000, 0x00800001, 0x3f7fffff, 0x3f800000, 0x7f7fffff, exponents, 0x7fc00000,
+		}[r.IntN(8)])
 	case 1, 2: // products of half as many digits often are halfway,
 		return math.Float32frombits(negative | 127<<23 | r.Uint32N(1<<13)<<10)
 	case 3: // but for a part that float64 does not hold
@@ -85,9 +87,12 @@ func TestVectorsAgree(t *testing.T) {
 						for i := range n {
 							a, b := x[1][i], x[2][i]
 							want := operation.one(a, b, constant, other)
-							if math.Float32bits(got[to][i]) != math.Float32bits(want) && (got[to][i] == got[to][i] || want == want) {
-								t.Fatalf("%v: of %#08x and %#08x, constants %#08x and %#08x: %#08x, want %#08x", s, math.Float32bits(a), math.Float32bits(b),
-									math.Float32bits(constant), math.Float32bits(other), math.Float32bits(got[to][i]), math.Float32bits(want))
+							if math.Float32bits(got[to][i]) != math.Float32bits(want) &&
+								(got[to][i] == got[to][i] || want == want) {
+								t.Fatalf("%v: of %#08x and %#08x, constants %#08x and %#08x: %#08x, want %#08x",
+									s, math.Float32bits(a), math.Float32bits(b),
+									math.Float32bits(constant), math.Float32bits(other), math.Float32bits(got[to][i]),
+									math.Float32bits(want))
 							}
 						}
 					}

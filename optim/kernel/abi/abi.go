@@ -1,4 +1,4 @@
-// Package abi is what the assembly kernels and their callers agree on. The
+// Package abi is the contract between the assembly kernels and their callers. The
 // generator of the kernels imports it, too.
 package abi
 
@@ -16,7 +16,7 @@ const (
 
 func (a Algorithm) String() string { return [...]string{"Adam", "Lion", "Adagrad", "SGD"}[a] }
 
-// Moments is the number of moments that the algorithm keeps.
+// Moments returns the number of moments that the algorithm keeps.
 func (a Algorithm) Moments() int {
 	if a == Adam {
 		return 2
@@ -24,9 +24,9 @@ func (a Algorithm) Moments() int {
 	return 1
 }
 
-// SlowMoment is the moment that changes by less than a bf16 number can show in
-// a step, such as exp_avg_sq, of which a step takes away a thousandth. Rounded
-// to nearest it would never move. It is -1 where there is none.
+// SlowMoment returns the number of the moment that changes in a step by less than
+// bf16 can show, or -1 if there is none. An example is exp_avg_sq: a step takes away
+// a thousandth of it. Rounded to nearest, it would never move.
 func (a Algorithm) SlowMoment() int {
 	switch a {
 	case Adam:
@@ -45,7 +45,7 @@ const (
 	// the trainer uses, rounded half away from zero, and the low 16 bits.
 	// Together they are the fp32 master, bit for bit.
 	Split State = iota
-	// FP32 holds the whole master, and a 16-bit copy of it for the trainer.
+	// FP32 holds the full master, and a 16-bit copy of it for the trainer.
 	// With fp32 parameters the trainer uses the master itself.
 	FP32
 	States // their number
@@ -59,7 +59,7 @@ type MomentType uint8
 const (
 	// MomentsFP32 are exact.
 	MomentsFP32 MomentType = iota
-	// MomentsBF16 are rounded after they were used: the slow moment
+	// MomentsBF16 are rounded after the update has used them: the slow moment
 	// stochastically, the other half away from zero.
 	MomentsBF16
 	// MomentsInt8 are rounded to a byte each, in blocks that share a header.
@@ -69,10 +69,10 @@ const (
 
 func (m MomentType) String() string { return [...]string{"fp32", "bf16", "int8"}[m] }
 
-// Size is the number of bytes of an element of a moment.
+// Size returns the number of bytes of an element of a moment.
 func (m MomentType) Size() int64 { return [...]int64{4, 2, 1}[m] }
 
-// Suits says whether the moments of an algorithm can be held so.
+// Suits reports whether the moments of an algorithm can have the type.
 func (m MomentType) Suits(a Algorithm) bool { return m != MomentsInt8 || a == Adam }
 
 // Kinds of elements, of gradients and of the parameter copy.
@@ -85,25 +85,26 @@ const (
 // Group is the number of elements that vector kernels count in.
 const Group = 16
 
-// The squares of a gradient are added up in parts, which are read side by side,
-// and in runs, which are added up in fp32.
+// The sum of squares of a gradient divides it into parts, which kernels read side by
+// side, and these into runs, which they add up in fp32.
 const (
 	Parts = 4
 	Run   = 8 * Group // elements
 )
 
-// Block is the number of elements that share a header where moments are int8.
+// Block is the number of elements whose int8 moments share a header.
 const Block = 256
 
-// Turn is the number of elements that an update changes in one go.
+// Turn returns the number of elements of a turn: the unit in which an update changes
+// a chunk.
 func (m MomentType) Turn() int {
 	return [...]int{Group, 2 * Group, Block}[m]
 }
 
-// Where an undo log has what: at its beginning the element up to which it is kept
-// what was, then, for each stream that an update reads and overwrites, a
-// ring of what it was in the last turns. A kernel stores the element when the
-// rings hold what is before it, and before it changes anything of that.
+// The layout of an undo log. It begins with the element up to which the old values
+// are kept. A ring follows for each stream that an update reads and overwrites: the
+// old values of the last turns. A kernel stores the element after it has filled the
+// rings up to there, and before it changes anything of that turn.
 const (
 	UndoTurns = 4
 	undoHead  = 64
@@ -119,8 +120,8 @@ const (
 	UndoStreams // their number
 )
 
-// UndoLayout says how many bytes a turn is of each stream, where its ring
-// begins, and how many bytes the log has.
+// UndoLayout returns, for each stream, the bytes of a turn and where its ring begins,
+// and the bytes of the log.
 func UndoLayout(state State, moments MomentType, count int) (turn, ring [UndoStreams]int, bytes int) {
 	size := [UndoStreams]int{4, 0, int(moments.Size()), int(moments.Size()), 0}
 	if state == Split {
@@ -146,7 +147,7 @@ const (
 	FewestDigits = 3         // of second, after the leading one
 	MostDigits   = 6         //
 	LeastFloor   = 127 - 63  // the exponent of 2^-63, the root of the smallest normal number
-	MostRoot     = 190 << 23 // the bits of 2^63, above which roots are not held
+	MostRoot     = 190 << 23 // the bits of 2^63, the largest root
 	FirstShift   = 19        // 23 minus the digits of first
 	FirstOffset  = 123 << 23 // the bits of 1/16, which makes the steps of first even around zero
 
@@ -154,10 +155,10 @@ const (
 	ElementStride = 0x9e3779b1 // and from element to element of a block
 )
 
-// PrefetchAhead is how far ahead of the loop kernels prefetch, in elements. It
-// is what was quickest where it was measured: enough to bridge pages, at
-// which the processor's own prefetching ends, and little enough to leave the rest
-// to that.
+// PrefetchAhead returns how far ahead of the loop kernels prefetch, in elements. It
+// was the quickest distance in measurements. It is large enough to bridge the ends
+// of pages, where the processor's own prefetching ends, and small enough to leave the
+// rest to the processor.
 func PrefetchAhead(m MomentType) int {
 	if m == MomentsFP32 {
 		return 96
@@ -165,7 +166,7 @@ func PrefetchAhead(m MomentType) int {
 	return 192
 }
 
-// PrefetchAlone is the same for a pass over a single stream: as many bytes have
+// PrefetchAlone is the distance for a pass over a single stream: as many bytes have
 // to be under way.
 const PrefetchAlone = 2048
 
@@ -190,28 +191,28 @@ const (
 // widest vector, so that kernels can use them as operands in memory.
 type Table [Rows][Group]float32
 
-// DitherStep is the dither of an element over that of the element before it,
-// modulo 2^32. The random number of an element is the upper half of the square
-// of its dither, modulo 2^32. (Without the square, the roundings of a whole
-// shard have a common part: its average was off by 1 to 3 % for thousands of
-// steps. The squares of a sequence of even strides are those of B. Widynski,
-// "Middle-Square Weyl Sequence RNG", arXiv 1704.00358.)
+// DitherStep is the difference of the dithers of two adjacent elements, modulo 2^32.
+// The random number of an element is the upper half of the square of its dither,
+// modulo 2^32. (Without the square, the roundings of an entire shard have a common
+// part: its average was off by 1 to 3 % for thousands of steps. The squares of a
+// sequence of even strides come from B. Widynski, "Middle-Square Weyl Sequence RNG",
+// arXiv 1704.00358.)
 const DitherStep = 0x9e3779b9
 
-// Arguments are those of every update and traffic kernel. Streams that a kernel
-// does not use are nil.
+// Arguments are the arguments of every update and traffic kernel. Streams that a
+// kernel does not use are nil.
 type Arguments struct {
-	Elements int // whole turns
-	// Prefetching is for how many of these elements the streams go on at least
-	// PrefetchAhead further; a multiple of 2 Groups. Prefetching an
-	// address without memory is harmless but slow.
+	Elements int // full turns
+	// Prefetching is the number of elements for which the streams go on at least
+	// PrefetchAhead further; a multiple of 2 Groups. Prefetching an address
+	// without memory is harmless but slow.
 	Prefetching  int
-	Start        int   // the element to begin with; of a block, where moments are int8
+	Start        int   // the element to begin with; the first of a block if moments are int8
 	Undo         *byte // the undo log; nil for none
 	Table        *Table
 	GradientKind int
 	CopyKind     int
-	Dither       uint32 // of the first element; of the step, where moments are int8
+	Dither       uint32 // of the first element; of the step if moments are int8
 	Block        uint32 // number of the first block in the shard
 	Parameter    *uint16
 	Low          *uint16
