@@ -75,15 +75,31 @@ var settings = []setting{
 	{"max_split_size_mb", version.Version{Major: 1, Minor: 10}, func(p *parser, c *Configuration) error {
 		return p.megabytes(p.leastOversize(c), &c.MaxSplit)
 	}},
-	{"roundup_power2_divisions", version.Version{Major: 1, Minor: 12}, func(p *parser, c *Configuration) error { return p.divisions(&c.Divisions) }},
+	{
+		"roundup_power2_divisions",
+		version.Version{Major: 1, Minor: 12},
+		func(p *parser, c *Configuration) error { return p.divisions(&c.Divisions) },
+	},
 	{"garbage_collection_threshold", version.Version{Major: 1, Minor: 12}, func(p *parser, c *Configuration) error {
 		return p.fraction(&c.GarbageCollection, "above 0 and below 1", func(f float64) bool { return f > 0 && f < 1 })
 	}},
-	{"expandable_segments", version.Version{Major: 2, Minor: 1}, func(p *parser, c *Configuration) error { return p.boolean(&c.Expandable) }},
+	{
+		"expandable_segments",
+		version.Version{Major: 2, Minor: 1},
+		func(p *parser, c *Configuration) error { return p.boolean(&c.Expandable) },
+	},
 	{"release_lock_on_cudamalloc", version.Version{Major: 2, Minor: 1}, ignoredBoolean},
 	{"release_lock_on_hipmalloc", version.Version{Major: 2, Minor: 1}, ignoredBoolean},
-	{"pinned_use_cuda_host_register", version.Version{Major: 2, Minor: 1}, func(p *parser, c *Configuration) error { return p.boolean(&c.PinnedHostRegister) }},
-	{"pinned_use_hip_host_register", version.Version{Major: 2, Minor: 1}, func(p *parser, c *Configuration) error { return p.boolean(&c.PinnedHostRegister) }},
+	{
+		"pinned_use_cuda_host_register",
+		version.Version{Major: 2, Minor: 1},
+		func(p *parser, c *Configuration) error { return p.boolean(&c.PinnedHostRegister) },
+	},
+	{
+		"pinned_use_hip_host_register",
+		version.Version{Major: 2, Minor: 1},
+		func(p *parser, c *Configuration) error { return p.boolean(&c.PinnedHostRegister) },
+	},
 	{"pinned_num_register_threads", version.Version{Major: 2, Minor: 1}, func(p *parser, _ *Configuration) error {
 		_, err := p.integer("a power of two up to 128", func(n int64) bool { return n <= 128 && isPowerOfTwo(n) })
 		return err
@@ -100,7 +116,11 @@ var settings = []setting{
 	{"large_segment_size_mb", version.Version{Major: 2, Minor: 10}, func(p *parser, c *Configuration) error {
 		return p.megabytes(int64(ownSegment/ledger.MiB), &c.LargeSegment)
 	}},
-	{"pinned_reserve_segment_size_mb", version.Version{Major: 2, Minor: 10}, func(p *parser, c *Configuration) error { return p.megabytes(0, &c.PinnedReserve) }},
+	{
+		"pinned_reserve_segment_size_mb",
+		version.Version{Major: 2, Minor: 10},
+		func(p *parser, c *Configuration) error { return p.megabytes(0, &c.PinnedReserve) },
+	},
 	{"throw_on_cudamalloc_oom", version.Version{Major: 2, Minor: 12}, ignoredBoolean},
 	{"pinned_max_round_threshold_mb", version.Version{Major: 2, Minor: 13}, func(p *parser, c *Configuration) error {
 		c.PinnedMaxRound = new(ledger.Bytes)
@@ -186,17 +206,28 @@ func (p *parser) setting(c *Configuration) error {
 		if nearest := fault.Nearest(p.key, p.knownKeys()); nearest != "" {
 			mend = "did you mean " + nearest + "?"
 		}
-		return &fault.Input{What: fmt.Sprintf("allocator configuration: %q is not a key of torch %s", p.key, p.version), Mend: mend}
+		return &fault.Input{
+			What: fmt.Sprintf("allocator configuration: %q is not a key of torch %s", p.key, p.version),
+			Mend: mend,
+		}
 	}
 	s := settings[i]
 	if !p.version.AtLeast(s.since.Major, s.since.Minor, 0) {
 		return &fault.Input{
-			What: fmt.Sprintf("allocator configuration: torch %s does not know %s, which exists since torch %s", p.version, p.key, s.since),
+			What: fmt.Sprintf(
+				"allocator configuration: torch %s does not know %s, which exists since torch %s",
+				p.version,
+				p.key,
+				s.since,
+			),
 			Mend: "leave it out, or use a later torch",
 		}
 	}
 	if s.read == nil {
-		return &fault.Input{What: "allocator configuration: the effect of " + p.key + " is not modelled", Mend: "leave it out of the plan"}
+		return &fault.Input{
+			What: "allocator configuration: the effect of " + p.key + " is not modelled",
+			Mend: "leave it out of the plan",
+		}
 	}
 	if err := p.expect(":"); err != nil {
 		return err
@@ -263,7 +294,10 @@ func (p *parser) integer(expected string, valid func(int64) bool) (int64, error)
 const most = int64(limitless / ledger.MiB)
 
 func (p *parser) megabytes(least int64, into *ledger.Bytes) error {
-	n, err := p.integer(fmt.Sprintf("a whole number of MiB, at least %d", least), func(n int64) bool { return n >= least && n <= most })
+	n, err := p.integer(
+		fmt.Sprintf("a whole number of MiB, at least %d", least),
+		func(n int64) bool { return n >= least && n <= most },
+	)
 	*into = ledger.Bytes(n) * ledger.MiB
 	return err
 }

@@ -15,22 +15,41 @@ func TestParseConfiguration(t *testing.T) {
 	for text, want := range map[string]Configuration{
 		"":  {},
 		" ": {},
-		"expandable_segments:True, max_split_size_mb: 128 ,":                                    {Expandable: true, MaxSplit: 128 * mib},
-		"backend:cudaMallocAsync":                                                               {MallocAsync: true},
-		"backend:native,expandable_segments:False":                                              {},
-		"garbage_collection_threshold:0.8,per_process_memory_fraction:0.5":                      {GarbageCollection: 0.8, MemoryFraction: 0.5},
-		"large_segment_size_mb:12,max_split_size_mb:12,max_non_split_rounding_mb:20":            {LargeSegment: 12 * mib, MaxSplit: 12 * mib, MaxNonSplitRounding: 20 * mib},
-		"roundup_power2_divisions:4":                                                            {Divisions: [16]ledger.Bytes{4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4}},
-		"roundup_power2_divisions:[256:1,512:2,1024:4,>:8]":                                     {Divisions: [16]ledger.Bytes{1, 1, 1, 1, 1, 1, 1, 1, 1, 2, 8, 8, 8, 8, 8, 8}},
-		"roundup_power2_divisions:[2:2,8:4,65536:16],backend:native":                            {Divisions: [16]ledger.Bytes{2, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 16}},
-		"roundup_power2_divisions:[]":                                                           {},
-		"pinned_use_cuda_host_register:True,pinned_num_register_threads:8":                      {PinnedHostRegister: true},
-		"pinned_reserve_segment_size_mb:64,pinned_max_cached_size_mb:0":                         {PinnedReserve: 64 * mib, PinnedMaxCached: new(ledger.Bytes)},
-		"pinned_max_round_threshold_mb:1,release_lock_on_cudamalloc:True":                       {PinnedMaxRound: new(mib)},
+		"expandable_segments:True, max_split_size_mb: 128 ,": {
+			Expandable: true, MaxSplit: 128 * mib,
+		},
+		"backend:cudaMallocAsync":                  {MallocAsync: true},
+		"backend:native,expandable_segments:False": {},
+		"garbage_collection_threshold:0.8,per_process_memory_fraction:0.5": {
+			GarbageCollection: 0.8, MemoryFraction: 0.5,
+		},
+		"large_segment_size_mb:12,max_split_size_mb:12,max_non_split_rounding_mb:20": {
+			LargeSegment: 12 * mib, MaxSplit: 12 * mib, MaxNonSplitRounding: 20 * mib,
+		},
+		"roundup_power2_divisions:4": {
+			Divisions: [16]ledger.Bytes{4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4},
+		},
+		"roundup_power2_divisions:[256:1,512:2,1024:4,>:8]": {
+			Divisions: [16]ledger.Bytes{1, 1, 1, 1, 1, 1, 1, 1, 1, 2, 8, 8, 8, 8, 8, 8},
+		},
+		"roundup_power2_divisions:[2:2,8:4,65536:16],backend:native": {
+			Divisions: [16]ledger.Bytes{2, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 16},
+		},
+		"roundup_power2_divisions:[]": {},
+		"pinned_use_cuda_host_register:True,pinned_num_register_threads:8": {
+			PinnedHostRegister: true,
+		},
+		"pinned_reserve_segment_size_mb:64,pinned_max_cached_size_mb:0": {
+			PinnedReserve: 64 * mib, PinnedMaxCached: new(ledger.Bytes),
+		},
+		"pinned_max_round_threshold_mb:1,release_lock_on_cudamalloc:True": {
+			PinnedMaxRound: new(mib),
+		},
 		"graph_capture_record_stream_reuse:True,throw_on_cudamalloc_oom:True":                   {},
 		"pinned_use_background_threads:True,expandable_segments:True,expandable_segments:False": {},
 	} {
-		if got, err := ParseConfiguration(text, version.Version{Major: 2, Minor: 13}); err != nil || !reflect.DeepEqual(got, want) {
+		if got, err := ParseConfiguration(text, version.Version{Major: 2, Minor: 13}); err != nil ||
+			!reflect.DeepEqual(got, want) {
 			t.Errorf("%q is %+v, %v", text, got, err)
 		}
 	}
@@ -83,7 +102,8 @@ func TestBadConfiguration(t *testing.T) {
 			}
 		}
 	}
-	if _, err := ParseConfiguration("roundup_power2_divisions:[4:4]", version.Version{Major: 1, Minor: 13}); err == nil || !strings.Contains(err.Error(), "lists exist since torch 2.0") {
+	_, err := ParseConfiguration("roundup_power2_divisions:[4:4]", version.Version{Major: 1, Minor: 13})
+	if err == nil || !strings.Contains(err.Error(), "lists exist since torch 2.0") {
 		t.Error(err)
 	}
 }
@@ -119,7 +139,8 @@ func FuzzParseConfiguration(f *testing.F) {
 				{err, c.Statistics().Requested.Now, c.Statistics().Allocated.Now, c.Statistics().Reserved.Now},
 				{pinnedErr, p.Statistics().Requested.Now, p.Statistics().Allocated.Now, p.Statistics().Pinned.Now},
 			} {
-				if s.err == nil && s.requested != ledger.Bytes(size) || s.requested > s.allocated || s.allocated > s.reserved {
+				if s.err == nil && s.requested != ledger.Bytes(size) || s.requested > s.allocated ||
+					s.allocated > s.reserved {
 					t.Fatalf("%+v", s)
 				}
 			}

@@ -82,7 +82,9 @@ type OutOfMemory struct {
 }
 
 func (e *OutOfMemory) Error() string {
-	return fmt.Sprintf("CUDA out of memory: a request for %v needs %v of the device, which has %v free; %v are allocated, %v more are reserved",
+	return fmt.Sprintf(
+		"CUDA out of memory: a request for %v needs %v of the device, which has %v free; "+
+			"%v are allocated, %v more are reserved",
 		e.Requested, e.Segment, e.Free, e.Allocated, e.Reserved-e.Allocated)
 }
 
@@ -180,7 +182,13 @@ func (c *CUDA) ResetPeaks() {
 }
 
 func (c *CUDA) outOfMemory(size, segment ledger.Bytes) error {
-	return &OutOfMemory{size, segment, c.statistics.Allocated.Now, c.statistics.Reserved.Now, c.capacity - c.statistics.Reserved.Now}
+	return &OutOfMemory{
+		size,
+		segment,
+		c.statistics.Allocated.Now,
+		c.statistics.Reserved.Now,
+		c.capacity - c.statistics.Reserved.Now,
+	}
 }
 
 // round returns the block size for a request.

@@ -93,11 +93,14 @@ func TestOutOfMemory(t *testing.T) {
 	c := NewCUDA(Configuration{}, 100*mib)
 	b := replay(t, c, 40*mib, 40*mib, 1)
 	_, err := c.Allocate(30*mib-1, 0)
-	if want := (OutOfMemory{30*mib - 1, 30 * mib, 80*mib + 512, 82 * mib, 18 * mib}); err == nil || *err.(*OutOfMemory) != want {
+	if want := (OutOfMemory{30*mib - 1, 30 * mib, 80*mib + 512, 82 * mib, 18 * mib}); err == nil ||
+		*err.(*OutOfMemory) != want {
 		t.Fatalf("%v, want %v", err, &want)
 	}
-	if want := "a request for 30.0 MiB needs 30.0 MiB of the device, which has 18.0 MiB free; 80.0 MiB are allocated, 2.00 MiB more are reserved"; !strings.Contains(err.Error(), want) {
-		t.Errorf("%v, want %s", err, want)
+	const text = "a request for 30.0 MiB needs 30.0 MiB of the device, which has 18.0 MiB free; " +
+		"80.0 MiB are allocated, 2.00 MiB more are reserved"
+	if !strings.Contains(err.Error(), text) {
+		t.Errorf("%v, want %s", err, text)
 	}
 	if err := c.Free(b[1]); err != nil {
 		t.Fatal(err)
@@ -208,7 +211,8 @@ func TestOversize(t *testing.T) {
 			}
 		}
 		replay(t, c, test.size)
-		if s := c.Statistics(); s.Reserved.Now != test.reserved || s.Segments.Now != test.segments || s.Retries != test.retries {
+		if s := c.Statistics(); s.Reserved.Now != test.reserved || s.Segments.Now != test.segments ||
+			s.Retries != test.retries {
 			t.Errorf("%v: %+v", test.size, s)
 		}
 	}
@@ -221,8 +225,30 @@ func drawSizes(t *rapid.T) []ledger.Bytes {
 }
 
 func drawSize(t *rapid.T) ledger.Bytes {
-	edge := rapid.SampledFrom([]ledger.Bytes{512, 4096, mib, 2 * mib, 9 * mib, 10 * mib, 12 * mib, 19 * mib, 20 * mib, 24 * mib, 40 * mib, 60 * mib, 64 * mib}).Draw(t, "edge")
-	return max(1, edge+rapid.SampledFrom([]ledger.Bytes{0, 0, -1, 1, -512, 512, -mib, mib, 3 * mib}).Draw(t, "distance"))
+	edge := rapid.SampledFrom(
+		[]ledger.Bytes{
+			512,
+			4096,
+			mib,
+			2 * mib,
+			9 * mib,
+			10 * mib,
+			12 * mib,
+			19 * mib,
+			20 * mib,
+			24 * mib,
+			40 * mib,
+			60 * mib,
+			64 * mib,
+		},
+	).Draw(
+		t,
+		"edge",
+	)
+	return max(
+		1,
+		edge+rapid.SampledFrom([]ledger.Bytes{0, 0, -1, 1, -512, 512, -mib, mib, 3 * mib}).Draw(t, "distance"),
+	)
 }
 
 func drawConfiguration(t *rapid.T) Configuration {
@@ -230,9 +256,14 @@ func drawConfiguration(t *rapid.T) Configuration {
 		Expandable:          rapid.Bool().Draw(t, "expandable"),
 		MaxSplit:            rapid.SampledFrom([]ledger.Bytes{0, 0, 20 * mib, 21 * mib, 40 * mib}).Draw(t, "max split"),
 		MaxNonSplitRounding: rapid.SampledFrom([]ledger.Bytes{0, 21 * mib}).Draw(t, "rounding"),
-		LargeSegment:        rapid.SampledFrom([]ledger.Bytes{0, 0, 10 * mib, 12 * mib, 32 * mib, 64 * mib}).Draw(t, "large segment"),
-		GarbageCollection:   rapid.SampledFrom([]float64{0, 0.3, 0.8}).Draw(t, "threshold"),
-		MemoryFraction:      rapid.SampledFrom([]float64{0, 0.7, 1}).Draw(t, "fraction"),
+		LargeSegment: rapid.SampledFrom(
+			[]ledger.Bytes{0, 0, 10 * mib, 12 * mib, 32 * mib, 64 * mib},
+		).Draw(
+			t,
+			"large segment",
+		),
+		GarbageCollection: rapid.SampledFrom([]float64{0, 0.3, 0.8}).Draw(t, "threshold"),
+		MemoryFraction:    rapid.SampledFrom([]float64{0, 0.7, 1}).Draw(t, "fraction"),
 	}
 	for i := range c.Divisions {
 		c.Divisions[i] = rapid.SampledFrom([]ledger.Bytes{0, 0, 1, 4, 8}).Draw(t, "divisions")
@@ -307,7 +338,9 @@ func TestAgainstNaive(t *testing.T) {
 		}
 		c.EmptyCache()
 		s := c.Statistics()
-		if s.Requested.Now != 0 || s.Allocated.Now != 0 || s.Active.Now != 0 || s.Reserved.Now != 0 || s.InactiveSplit.Now != 0 || s.Segments.Now != 0 {
+		if s.Requested.Now != 0 || s.Allocated.Now != 0 || s.Active.Now != 0 || s.Reserved.Now != 0 ||
+			s.InactiveSplit.Now != 0 ||
+			s.Segments.Now != 0 {
 			t.Fatalf("all was freed and given back, but %+v", s)
 		}
 	})
@@ -330,12 +363,25 @@ func compare(t *rapid.T, c *CUDA, n *naive, peaks *Statistics) {
 	} {
 		gauge.seenPeak.Peak = max(gauge.seenPeak.Peak, gauge.want.Now)
 		if gauge.got.Now != gauge.want.Now || gauge.got.Peak < gauge.seenPeak.Peak {
-			t.Fatalf("%s is %d, naive says %d; its peak is %d, but %d was seen", gauge.name, gauge.got.Now, gauge.want.Now, gauge.got.Peak, gauge.seenPeak.Peak)
+			t.Fatalf(
+				"%s is %d, naive says %d; its peak is %d, but %d was seen",
+				gauge.name,
+				gauge.got.Now,
+				gauge.want.Now,
+				gauge.got.Peak,
+				gauge.seenPeak.Peak,
+			)
 		}
 		gauge.seenPeak.Peak = gauge.got.Peak // peaks never fall
 	}
 	if s.Segments.Now != levels.Segments.Now || s.Retries != levels.Retries {
-		t.Fatalf("%d segments and %d retries, naive says %d and %d", s.Segments.Now, s.Retries, levels.Segments.Now, levels.Retries)
+		t.Fatalf(
+			"%d segments and %d retries, naive says %d and %d",
+			s.Segments.Now,
+			s.Retries,
+			levels.Segments.Now,
+			levels.Retries,
+		)
 	}
 	inactive := ledger.Bytes(0)
 	for _, pool := range []*blockPool{&c.small, &c.large} {
@@ -343,7 +389,8 @@ func compare(t *rapid.T, c *CUDA, n *naive, peaks *Statistics) {
 			inactive += b.size
 		}
 	}
-	if s.Reserved.Now != s.Active.Now+inactive || s.Allocated.Now > s.Active.Now || s.Requested.Now > s.Active.Now || s.InactiveSplit.Now > inactive ||
+	if s.Reserved.Now != s.Active.Now+inactive || s.Allocated.Now > s.Active.Now || s.Requested.Now > s.Active.Now ||
+		s.InactiveSplit.Now > inactive ||
 		len(c.pending) == 0 && s.Requested.Now > s.Allocated.Now {
 		t.Fatalf("%+v with %d inactive", s, inactive)
 	}

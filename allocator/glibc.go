@@ -47,7 +47,11 @@ const (
 // NewGlibc returns an empty heap.
 func NewGlibc() *Glibc {
 	less := func(a, b *chunk) bool { return a.size < b.size || a.size == b.size && a.address < b.address }
-	return &Glibc{threshold: firstThreshold, trim: firstThreshold, free: btree.NewBTreeGOptions(less, btree.Options{NoLocks: true})}
+	return &Glibc{
+		threshold: firstThreshold,
+		trim:      firstThreshold,
+		free:      btree.NewBTreeGOptions(less, btree.Options{NoLocks: true}),
+	}
 }
 
 // GlibcBlock is allocated memory.

@@ -118,12 +118,14 @@ func TestGlibcProperties(t *testing.T) {
 				}
 			}
 			s := g.Statistics()
-			if s.Used != blocks || s.Used < asked || s.Resident < s.Used || s.PeakUsed < s.Used || s.PeakResident < s.Resident {
+			if s.Used != blocks || s.Used < asked || s.Resident < s.Used || s.PeakUsed < s.Used ||
+				s.PeakResident < s.Resident {
 				t.Fatalf("%+v, blocks of %v, asked for %v", s, blocks, asked)
 			}
 			free, last := ledger.Bytes(0), (*chunk)(nil)
 			for c := g.last; c != nil; c = c.previous {
-				if c.next != last || last != nil && c.address+c.size != last.address || !c.inUse && last != nil && !last.inUse {
+				if c.next != last || last != nil && c.address+c.size != last.address ||
+					!c.inUse && last != nil && !last.inUse {
 					t.Fatal("chunks of the heap do not follow each other, or free ones were not joined")
 				}
 				if !c.inUse {

@@ -309,11 +309,15 @@ func (n *naive) releaseOversize(size ledger.Bytes, stream int, small bool) bool 
 	wanted := max(size, limit)
 	oversize := []*naiveSegment{}
 	for _, s := range n.segments {
-		if s.stream == stream && s.small == small && s.whole() && s.ranges[0].size >= limit && !n.configuration.Expandable {
+		if s.stream == stream && s.small == small && s.whole() && s.ranges[0].size >= limit &&
+			!n.configuration.Expandable {
 			oversize = append(oversize, s)
 		}
 	}
-	slices.SortStableFunc(oversize, func(a, b *naiveSegment) int { return cmp.Compare(a.ranges[0].size, b.ranges[0].size) })
+	slices.SortStableFunc(
+		oversize,
+		func(a, b *naiveSegment) int { return cmp.Compare(a.ranges[0].size, b.ranges[0].size) },
+	)
 	gone := []*naiveSegment{}
 	if i := slices.IndexFunc(oversize, func(s *naiveSegment) bool { return s.ranges[0].size >= wanted }); i >= 0 {
 		gone = oversize[i : i+1]
@@ -379,7 +383,9 @@ func (n *naive) levels() Statistics {
 	s.Allocated.Now = n.sum(func(_ *naiveSegment, r naiveRange) bool { return r.kind == "used" })
 	s.Active.Now = n.sum(func(_ *naiveSegment, r naiveRange) bool { return r.kind == "used" || r.kind == "waiting" })
 	if !n.configuration.Expandable {
-		s.InactiveSplit.Now = n.sum(func(s *naiveSegment, r naiveRange) bool { return r.kind == "free" && len(s.ranges) > 1 })
+		s.InactiveSplit.Now = n.sum(
+			func(s *naiveSegment, r naiveRange) bool { return r.kind == "free" && len(s.ranges) > 1 },
+		)
 		s.Segments.Now = len(n.segments)
 	}
 	for _, segment := range n.segments {
@@ -412,7 +418,8 @@ type naivePinnedBlock struct {
 func (n *naivePinned) allocate(name int, size ledger.Bytes) {
 	rounded := size
 	c := n.configuration
-	exempt := c.PinnedMaxRound != nil && size > *c.PinnedMaxRound || c.PinnedMaxCached != nil && size > *c.PinnedMaxCached
+	exempt := c.PinnedMaxRound != nil && size > *c.PinnedMaxRound ||
+		c.PinnedMaxCached != nil && size > *c.PinnedMaxCached
 	switch {
 	case exempt:
 		rounded = (size + 511) / 512 * 512

@@ -44,7 +44,10 @@ func TestVectors(t *testing.T) {
 		t.Errorf("%d vectors, expected 16 or more", len(vectors))
 	}
 	for _, vector := range vectors {
-		c := NewCUDA(Configuration{Expandable: vector.Configuration.Expandable, LargeSegment: vector.Configuration.LargeSegment}, 0)
+		c := NewCUDA(
+			Configuration{Expandable: vector.Configuration.Expandable, LargeSegment: vector.Configuration.LargeSegment},
+			0,
+		)
 		names := map[string]Block{}
 		for _, o := range vector.Operations {
 			var err error
@@ -58,7 +61,9 @@ func TestVectors(t *testing.T) {
 			}
 		}
 		s := c.Statistics()
-		if s.Requested.Now != vector.Requested || s.Allocated.Now != vector.Allocated || s.Reserved.Now != vector.Reserved || s.Segments.Now != vector.Segments {
+		if s.Requested.Now != vector.Requested || s.Allocated.Now != vector.Allocated ||
+			s.Reserved.Now != vector.Reserved ||
+			s.Segments.Now != vector.Segments {
 			t.Errorf("%s: requested %d, allocated %d, reserved %d in %d segments; want %d, %d, %d in %d", vector.Name,
 				s.Requested.Now, s.Allocated.Now, s.Reserved.Now, s.Segments.Now,
 				vector.Requested, vector.Allocated, vector.Reserved, vector.Segments)

@@ -27,7 +27,8 @@ func Python(t testing.TB, modules ...string) string {
 		}
 		t.Logf("%s: %v %s", interpreter, err, out)
 	}
-	const missing = "there is no Python with torch 2: run make python, or set " + EnvironmentVariable + " to an interpreter that has it"
+	const missing = "there is no Python with torch 2: run make python, or set " + EnvironmentVariable +
+		" to an interpreter that has it"
 	if named != "" || os.Getenv("CI") == "true" {
 		t.Fatal(missing)
 	}
