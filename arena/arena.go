@@ -11,7 +11,7 @@
 // keeps an arena mapped for them nor unmaps one that is dropped without Close.
 //
 // Any goroutine may call [New] and [Attach]. Any goroutine may use an open arena, but
-// [Arena.Adopt] and Close take no lock: nobody else may use the arena meanwhile.
+// [Arena.Adopt] and Close take no lock: no other goroutine may use the arena meanwhile.
 // Goroutines may call [Arena.Populate] at the same time for different ranges. It
 // writes zeros, so the range must not hold anything yet.
 //

@@ -291,7 +291,7 @@ func TestMomentsThatAreRoundedDownOverAPowerOfTwo(t *testing.T) {
 }
 
 // anyMoments returns first moments and roots of second moments: of all sizes, or nearly the
-// same, and now and then too large for the code.
+// same, and now and then infinite and NaN.
 func anyMoments(r *rand.Rand, n int) (firsts, roots []float32) {
 	middle, spread, full := -70+140*r.Float64(), 50*r.Float64()*r.Float64(), 1.5*r.Float64()
 	firsts, roots = make([]float32, n), make([]float32, n)
