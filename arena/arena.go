@@ -19,7 +19,8 @@
 // by themselves on who writes when. Memory is given back when the last process that
 // maps the memfd, or holds its file open, has let go of it.
 //
-// A missing hugetlb page does not fail when the arena is made: see [HugetlbPages].
+// A missing hugetlb page ends the process with a signal on first touch: see
+// [HugetlbPages].
 package arena
 
 import (
