@@ -11,7 +11,7 @@
 // keeps an arena mapped for them nor unmaps one that is dropped without Close.
 //
 // Any goroutine may call [New] and [Attach]. Any goroutine may use an open arena, but
-// [Arena.Adopt] and Close take no lock: nobody else may use the arena meanwhile.
+// [Arena.Adopt] and Close take no lock: no other goroutine may use the arena meanwhile.
 // Goroutines may call [Arena.Populate] at the same time for different ranges. It
 // writes zeros, so the range must not hold anything yet.
 //
@@ -19,7 +19,8 @@
 // by themselves on who writes when. Memory is given back when the last process that
 // maps the memfd, or holds its file open, has let go of it.
 //
-// A missing hugetlb page does not fail when the arena is made: see [HugetlbPages].
+// A missing hugetlb page ends the process with a signal on first touch: see
+// [HugetlbPages].
 package arena
 
 import (

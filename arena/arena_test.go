@@ -86,7 +86,8 @@ func TestArenaIsSharedByDescriptor(t *testing.T) {
 	}
 }
 
-// TestAttachedArenaIsTheSame attaches an arena from its file, and leaves the file open.
+// TestAttachedArenaIsTheSame attaches an arena from its file. Closing the attached arena
+// leaves the file open.
 func TestAttachedArenaIsTheSame(t *testing.T) {
 	a, err := New("attached", 5000, BasePages)
 	if err != nil {

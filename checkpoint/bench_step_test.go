@@ -22,11 +22,12 @@ import (
 	"plimsoll/optim/kernel"
 )
 
-// BenchmarkStepWhileSaving alternates steps while nothing is saved, the steps
-// after a save has begun, and plain writes of the same bytes by as many threads.
-// What counts are the medians of the ratios of how much longer the first step
-// takes to what is taken by a plain copy of the bytes that were written meanwhile
-// into the page cache, alone and while it is being written back, and to the disk.
+// BenchmarkStepWhileSaving alternates steps while nothing is saved, the steps after a
+// save has begun, and plain writes of the same bytes by as many threads.
+//
+// The results are medians of ratios: how much longer the first step takes, over the time
+// of a plain copy of the bytes that were written meanwhile. The copy goes into the page
+// cache, alone and while it is being written back, and to the disk.
 func BenchmarkStepWhileSaving(b *testing.B) {
 	for _, parameters := range []int64{64 << 20, 256 << 20} {
 		for _, workers := range []int{1, 2} {
@@ -44,8 +45,8 @@ func BenchmarkStepWhileSaving(b *testing.B) {
 	}
 }
 
-// BenchmarkStepWhileSavingSlowly is that of a disk that writes 100 MB/s. Saves are
-// given up after the steps.
+// BenchmarkStepWhileSavingSlowly is BenchmarkStepWhileSaving with a disk that writes
+// 100 MB/s. Saves are given up after the steps.
 func BenchmarkStepWhileSavingSlowly(b *testing.B) {
 	for _, workers := range []int{1, 2} {
 		b.Run(fmt.Sprintf("workers=%d", workers), func(b *testing.B) {
@@ -69,7 +70,7 @@ func (d *slowDisk) finish(offset, bytes int64, forget bool) error {
 	return d.fileOnDisk.finish(offset, bytes, forget)
 }
 
-// stepped is a shard with the fastest kernel and workers on CPUs of their own.
+// stepped returns a shard with the fastest kernel and each worker on its own CPU.
 func stepped(b *testing.B, parameters int64, workers int) Shard {
 	kernels, err := kernel.Select()
 	if err != nil {
@@ -96,8 +97,8 @@ func stepped(b *testing.B, parameters int64, workers int) Shard {
 	return s
 }
 
-// benchmarkStepWhileSaving measures with saves that are begun in some way. Where
-// that gives a writer, it is given up after the steps.
+// benchmarkStepWhileSaving measures with saves that save begins. If save returns a
+// writer, it is given up after the steps.
 func benchmarkStepWhileSaving(b *testing.B, s Shard, save func(directory string, s Shard) (*writer, *Saving)) {
 	directory := b.TempDir()
 	bytes := 12 * s.State.Config().Elements
@@ -159,7 +160,7 @@ func timedStep(b *testing.B, s Shard) float64 {
 	return time.Since(began).Seconds()
 }
 
-// bytesWritten is what this process has handed to the kernel so far.
+// bytesWritten returns how many bytes this process has written so far.
 func bytesWritten(b *testing.B) (n int64) {
 	text, err := os.ReadFile("/proc/self/io")
 	if err != nil {
@@ -172,10 +173,9 @@ func bytesWritten(b *testing.B) (n int64) {
 	return n
 }
 
-// writeByThreads writes the bytes of a save, each worker's part by a thread on
-// its CPU in pieces of the size of a chunk's, and perhaps writes them back
-// meanwhile. It returns how long that took, and how long until all was on the
-// disk.
+// writeByThreads writes the bytes of a save, and perhaps writes them back meanwhile. A
+// thread on each worker's CPU writes that worker's part, in pieces of the size of a
+// chunk's. It returns how long that took, and how long until all was on the disk.
 func writeByThreads(b *testing.B, path string, s Shard, back bool) (copied, written float64) {
 	file, err := os.Create(path)
 	if err != nil {
@@ -230,7 +230,7 @@ func writeByThreads(b *testing.B, path string, s Shard, back bool) (copied, writ
 	return copied, time.Since(began).Seconds()
 }
 
-// discardSaving removes what was saved and is no checkpoint.
+// discardSaving removes saved files that are no checkpoint.
 func discardSaving(b *testing.B, directory string) {
 	folders, err := filepath.Glob(filepath.Join(directory, savingPrefix+"*"))
 	if err != nil {

@@ -14,17 +14,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// benchmarked is a shard of 768 MiB, with two workers where there are two CPUs,
-// and a folder on the disk of TMPDIR.
+// benchmarked returns a shard of 768 MiB and a folder on the disk of TMPDIR. The shard has
+// two workers if there are two CPUs.
 func benchmarked(b *testing.B) (s Shard, bytes int64, directory string) {
 	b.Helper()
 	const parameters = 64 << 20
 	return stepped(b, parameters, min(2, runtime.NumCPU())), 12 * parameters, b.TempDir()
 }
 
-// BenchmarkSave alternates saves with plain writes of the same bytes: large ones,
-// one after the other, and an fdatasync at the end. What counts is the median of
-// the ratios.
+// BenchmarkSave alternates saves with plain writes of the same bytes: large ones, one
+// after the other, and an fdatasync at the end. The result is the median of the ratios.
 func BenchmarkSave(b *testing.B) {
 	s, bytes, directory := benchmarked(b)
 	b.SetBytes(bytes)
@@ -74,9 +73,9 @@ func writePlainly(path string, s Shard) error {
 	return errors.Join(unix.Fdatasync(int(file.Fd())), file.Close())
 }
 
-// BenchmarkLoad alternates loads into a shard whose state is worth keeping, which
-// read everything twice, with a plain read of the file. The page cache is emptied
-// before each.
+// BenchmarkLoad alternates loads into a shard whose state is worth keeping with plain
+// reads of the file. Such a load reads everything twice. The page cache is emptied before
+// each.
 func BenchmarkLoad(b *testing.B) {
 	benchmarkReading(b, func(c *Checkpoint, s Shard) error {
 		_, _, err := c.Load(b.Context(), s)
@@ -84,7 +83,7 @@ func BenchmarkLoad(b *testing.B) {
 	})
 }
 
-// BenchmarkLoadNew is that of loads which read everything once.
+// BenchmarkLoadNew measures loads that read everything once.
 func BenchmarkLoadNew(b *testing.B) {
 	benchmarkReading(b, func(c *Checkpoint, s Shard) error {
 		_, _, err := c.LoadNew(b.Context(), s)
@@ -92,7 +91,7 @@ func BenchmarkLoadNew(b *testing.B) {
 	})
 }
 
-// BenchmarkVerify is that of reading everything once.
+// BenchmarkVerify measures a verification, which reads everything once.
 func BenchmarkVerify(b *testing.B) {
 	benchmarkReading(b, func(c *Checkpoint, _ Shard) error { return c.Verify(b.Context(), nil) })
 }

@@ -14,7 +14,7 @@ import (
 	"plimsoll/fault"
 )
 
-// taken is the memory that a function allocates, what is free again included.
+// taken returns the memory that a function allocates, freed memory included.
 func taken(f func()) int64 {
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
@@ -64,8 +64,7 @@ func TestPickleTakesFewTimesItsLength(t *testing.T) {
 	}
 }
 
-// TestArchiveHoldsNoMoreThanTheFile has archives in which a small file says that
-// it holds much.
+// TestArchiveHoldsNoMoreThanTheFile tries small archives that claim to hold much.
 func TestArchiveHoldsNoMoreThanTheFile(t *testing.T) {
 	archive := func(method uint16, count int, content []byte) []byte {
 		var b bytes.Buffer
@@ -122,8 +121,8 @@ func TestArchiveHoldsNoMoreThanTheFile(t *testing.T) {
 	}
 }
 
-// TestSharedStateIsNotWalkedForEachParameter has parameters share a large state.
-// To look at all of it for each would take hours.
+// TestSharedStateIsNotWalkedForEachParameter has parameters share a large state. Walking
+// all of it for each parameter would take hours.
 func TestSharedStateIsNotWalkedForEachParameter(t *testing.T) {
 	const count = 20_000
 	members := &dict{entries: []entry{{"exp_avg", int64(0)}, {"exp_avg_sq", int64(0)}}}

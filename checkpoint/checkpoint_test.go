@@ -44,8 +44,8 @@ var smallModel = []tensorOf{
 	{"lm_head.weight", []int64{32, 123}, 0},
 }
 
-// cutModel gives each rank its part of the concatenated parameters, between the
-// places where it is cut.
+// cutModel gives each rank its range of the concatenated parameters, from one cut to the
+// next.
 func cutModel(model []tensorOf, moments func(tensorOf) kernel.MomentType, cuts ...int64) [][]Piece {
 	ranks := make([][]Piece, len(cuts)+1)
 	at := int64(0)
@@ -105,14 +105,14 @@ func cpu(t failer) int {
 	return 0
 }
 
-// failer is what tests and checks of rapid have in common.
+// failer is the interface that tests and checks of rapid share.
 type failer interface {
 	Helper()
 	Fatalf(format string, arguments ...any)
 	Cleanup(func())
 }
 
-// newShard maps a shard. Every one is closed with the test.
+// newShard maps a shard, which is closed with the test.
 func newShard(f failer, rank, world int, format kernel.Format, chunk int, pieces []Piece) Shard {
 	config := engine.ShardConfig{Rank: rank, Format: format, Kernel: kernel.Generic, CPUs: []int{cpu(f), cpu(f)},
 		Chunk: chunk, Sections: Sections(pieces)}
@@ -135,8 +135,8 @@ func newJob(f failer, format kernel.Format, chunk int, ranks [][]Piece) []Shard 
 	return job
 }
 
-// train gives the shards weights and makes real steps, so that all state is what
-// an optimizer makes of it.
+// train gives the shards weights and makes real steps, so that all state is the work of an
+// optimizer.
 func train(f failer, job []Shard, seed uint64, steps int) {
 	f.Helper()
 	for _, s := range job {
@@ -194,7 +194,7 @@ func step(f failer, s Shard, seed uint64) {
 	s.State.Wait()
 }
 
-// bytesOfState are all arenas of a shard that are its state.
+// bytesOfState returns the arenas of a shard that are its state.
 func bytesOfState(s Shard) map[ledger.Component][]byte {
 	state := map[ledger.Component][]byte{}
 	for _, plan := range s.State.Config().Arenas() {
@@ -282,8 +282,8 @@ func TestSaveAndLoad(t *testing.T) {
 	}
 }
 
-// TestSaveWithoutChunks saves a shard whose configuration leaves the size of
-// chunks to the engine.
+// TestSaveWithoutChunks saves a shard whose configuration leaves the chunk size to the
+// engine.
 func TestSaveWithoutChunks(t *testing.T) {
 	ranks := cutModel(smallModel, mixed(kernel.MomentsFP32))
 	job := newJob(t, splitFormat, 0, ranks)
@@ -295,7 +295,7 @@ func TestSaveWithoutChunks(t *testing.T) {
 	equalState(t, bytesOfState(others[0]), bytesOfState(job[0]))
 }
 
-// formats are all that there are kernels for.
+// formats returns all formats that have kernels.
 func formats() map[string]kernel.Format {
 	all := map[string]kernel.Format{}
 	for _, algorithm := range []kernel.Algorithm{kernel.Adam, kernel.Lion, kernel.Adagrad, kernel.SGD} {

@@ -12,8 +12,8 @@ import (
 
 var updateExample = flag.Bool("update", false, "write the checkpoint in examples")
 
-// TestExampleIsRead: the checkpoint that is in the repository was written once,
-// and every later version has to read it.
+// TestExampleIsRead: the checkpoint in the repository was written once. Every later
+// version has to read it.
 func TestExampleIsRead(t *testing.T) {
 	directory := filepath.Join("..", "examples", "checkpoints")
 	f := format(kernel.Adam, kernel.Split, kernel.MomentsInt8, dtype.BF16)
@@ -44,5 +44,5 @@ func TestExampleIsRead(t *testing.T) {
 	}
 }
 
-// exampleFingerprint is that of the state when it was written.
+// exampleFingerprint is the fingerprint of the state when the example was written.
 const exampleFingerprint = "a3cb25312c1b78edf089f7d10c0c17dc9f1c75094ebd7a99eee28bc4c9dbd842"

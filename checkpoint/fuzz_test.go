@@ -15,7 +15,7 @@ import (
 	"plimsoll/optim/kernel"
 )
 
-// manifestOf is the manifest of a small shard.
+// manifestOf returns the manifest of a small shard.
 func manifestOf(f failer, format kernel.Format, pieces []Piece) *manifest {
 	s := Shard{World: 1, Part: "bf16", Format: format, Pieces: pieces}
 	l, err := newLayout(format, 100, Sections(pieces), pieces)
@@ -29,8 +29,7 @@ func manifestOf(f failer, format kernel.Format, pieces []Piece) *manifest {
 	return newManifest(s, l, 3, header, []byte(`{"epoch":1}`))
 }
 
-// FuzzManifest: what is taken for a manifest describes a file of which every
-// chunk can be found.
+// FuzzManifest: an accepted manifest describes a file whose chunks can all be found.
 func FuzzManifest(f *testing.F) {
 	for _, format := range []kernel.Format{splitFormat,
 		format(kernel.Adam, kernel.FP32, kernel.MomentsInt8, dtype.F16)} {
@@ -77,7 +76,7 @@ func FuzzManifest(f *testing.F) {
 	})
 }
 
-// FuzzSealed: a document that is taken is one that was sealed.
+// FuzzSealed: an accepted document was sealed.
 func FuzzSealed(f *testing.F) {
 	text, err := seal(&index{Schema: IndexSchema, Manifests: []stamp{stampOf("rank-00000-of-00001-bf16.json", nil)}})
 	if err != nil {
@@ -110,8 +109,8 @@ func pickles(f *testing.F) [][]byte {
 	return documents
 }
 
-// FuzzUnpickle: whatever a pickle says, it is read to its end or refused, and what
-// it describes is understood or refused.
+// FuzzUnpickle: every pickle is read to its end or refused. Its document is understood or
+// refused.
 func FuzzUnpickle(f *testing.F) {
 	for _, document := range pickles(f) {
 		f.Add(document)
@@ -129,8 +128,8 @@ func FuzzUnpickle(f *testing.F) {
 	})
 }
 
-// FuzzTorch: whatever pickle is in the archive, the answer is a checkpoint of
-// which every element can be read, or an input error.
+// FuzzTorch: every pickle in an archive gives a checkpoint whose elements can all be read,
+// or an input error.
 func FuzzTorch(f *testing.F) {
 	for _, document := range pickles(f) {
 		f.Add(document)
@@ -173,8 +172,7 @@ func fileOf(f failer, format kernel.Format) *file {
 	return &file{path: "file", manifest: m, layout: l}
 }
 
-// archiveOf is a file as torch.save writes it, with that document and a few
-// numbers.
+// archiveOf returns a file as torch.save writes it, with a document and a few numbers.
 func archiveOf(t *testing.T, document []byte) []byte {
 	var archive bytes.Buffer
 	z := zip.NewWriter(&archive)

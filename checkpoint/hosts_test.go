@@ -10,8 +10,8 @@ import (
 	"plimsoll/optim/kernel"
 )
 
-// folderOnHosts is a new folder as hosts see it that have its file system
-// mounted, each with caches of its own.
+// folderOnHosts returns the paths of a new folder on several hosts that mount its file
+// system. Each host has its own caches.
 func folderOnHosts(t *testing.T) []string {
 	const variable = "PLIMSOLL_TEST_HOSTS" // the mount points, with : between
 	mounts := filepath.SplitList(os.Getenv(variable))
@@ -34,9 +34,9 @@ func folderOnHosts(t *testing.T) []string {
 	return folders
 }
 
-// TestHosts: a job whose ranks are on several hosts saves into one folder, twice
-// at each step. What a host remembers of the folder, as hosts do for up to a minute,
-// must not be taken for what is there.
+// TestHosts: a job whose ranks are on several hosts saves into one folder, twice at each
+// step. A host may cache the content of the folder for up to a minute. The job must not
+// mistake the cache for the folder.
 func TestHosts(t *testing.T) {
 	folders := folderOnHosts(t)
 	cuts := cutModel(smallModel, alike(kernel.MomentsFP32), 9000)
@@ -88,8 +88,8 @@ func TestHosts(t *testing.T) {
 	}
 }
 
-// TestHostsWriteOneFile: two jobs on two hosts that save the same step in one folder
-// do not write into each other's files.
+// TestHostsWriteOneFile: two jobs on two hosts save the same step in one folder. They do
+// not write into each other's files.
 func TestHostsWriteOneFile(t *testing.T) {
 	folders := folderOnHosts(t)
 	job := newJob(t, splitFormat, 700, cutModel(smallModel, alike(kernel.MomentsFP32)))

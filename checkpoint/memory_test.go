@@ -9,8 +9,8 @@ import (
 	"plimsoll/optim/kernel"
 )
 
-// TestMemoryStaysSmall: whatever is done with a checkpoint of 96 MiB takes a few
-// buffers of a chunk each.
+// TestMemoryStaysSmall: every operation on a checkpoint of 96 MiB takes a few buffers of a
+// chunk each.
 func TestMemoryStaysSmall(t *testing.T) {
 	model := []tensorOf{{"mlp.weight", []int64{8 << 10, 1 << 10}, 0}}
 	job := newJob(t, splitFormat, 0, cutModel(model, alike(kernel.MomentsFP32)))
@@ -60,7 +60,7 @@ func TestMemoryStaysSmall(t *testing.T) {
 			t.Fatalf("%s: %v", test.name, err)
 		}
 		runtime.ReadMemStats(&after)
-		// All that was ever allocated, whether or not it was let go of.
+		// All memory that was ever allocated, freed or not.
 		if took := ledger.Bytes(after.TotalAlloc - before.TotalAlloc); took > 6*ledger.MiB {
 			t.Errorf("%s took %v", test.name, took)
 		} else {

@@ -12,9 +12,9 @@ import (
 	"plimsoll/optim/kernel"
 )
 
-// TestSaveBesideACommit: while one job saves and commits a step again and again,
-// another begins to save it in the same folder all the time. What is committed is
-// whole, and who is not refused can save.
+// TestSaveBesideACommit: one job saves and commits a step again and again. Another begins
+// to save it in the same folder all the time. Every commit is complete, and a save that is
+// not refused succeeds.
 func TestSaveBesideACommit(t *testing.T) {
 	for name, replaces := range map[string]bool{"the first of its step": false, "in place of another": true} {
 		t.Run(name, func(t *testing.T) {

@@ -15,8 +15,8 @@ import (
 	"plimsoll/optim/kernel"
 )
 
-// replicate makes copies of a trained job: the ranks of its replicas, one after
-// the other.
+// replicate returns copies of a trained job: the ranks of its replicas, one after the
+// other.
 func replicate(t *testing.T, f kernel.Format, cuts [][]Piece, replicas int) []Shard {
 	var ranks []Shard
 	for replica := range replicas {
@@ -31,7 +31,7 @@ func replicate(t *testing.T, f kernel.Format, cuts [][]Piece, replicas int) []Sh
 	return ranks
 }
 
-// saveDuringSteps saves all shards, and makes a step of each while it is written.
+// saveDuringSteps saves all shards, and makes a step of each shard while it is written.
 func saveDuringSteps(t *testing.T, directory string, job []Shard) string {
 	var savings []*Saving
 	for _, s := range job {
@@ -54,9 +54,8 @@ func saveDuringSteps(t *testing.T, directory string, job []Shard) string {
 	return path
 }
 
-// TestReplicasSaveOnce: every element is saved by one of the ranks that hold it,
-// also where there are more replicas than chunks, and every rank keeps its
-// document.
+// TestReplicasSaveOnce: one of the ranks that hold an element saves it, even if there are
+// more replicas than chunks. Every rank keeps its document.
 func TestReplicasSaveOnce(t *testing.T) {
 	for name, f := range map[string]kernel.Format{
 		"split": splitFormat,
@@ -112,8 +111,7 @@ func elementsOf(ranks [][]Piece) int64 {
 	return total
 }
 
-// TestReplicasAreNeededAll: a checkpoint that lacks the share of a replica is
-// none.
+// TestReplicasAreNeededAll: without the share of a replica there is no checkpoint.
 func TestReplicasAreNeededAll(t *testing.T) {
 	cuts := cutModel(smallModel, mixed(kernel.MomentsFP32), 9000)
 	for name, c := range map[string]struct {

@@ -18,8 +18,8 @@ import (
 	"plimsoll/optim/kernel"
 )
 
-// TestSaveWhileStepsRun: what is saved is the state as it was when the save
-// began, whatever steps change meanwhile.
+// TestSaveWhileStepsRun: a save holds the state of its beginning, whatever steps change
+// meanwhile.
 func TestSaveWhileStepsRun(t *testing.T) {
 	for name, f := range map[string]kernel.Format{
 		"split": splitFormat,
@@ -74,7 +74,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// process is what a child of the test fails with.
+// process is the failer of a child of the test: a failure ends the process.
 type process struct{}
 
 func (process) Helper()        {}
@@ -125,9 +125,8 @@ func trainForEver(directory string) {
 	}
 }
 
-// TestKilledAnywhere kills a process that trains and saves, again and again.
-// Whatever it was doing, the newest checkpoint is there as a whole, and has the
-// bits of its step.
+// TestKilledAnywhere kills a process that trains and saves, again and again. The newest
+// checkpoint is always complete and has the bits of its step.
 func TestKilledAnywhere(t *testing.T) {
 	kills := 200
 	if testing.Short() {
@@ -206,7 +205,7 @@ func killChild(t *testing.T, directory string, saves int) {
 	}
 }
 
-// fingerprint is that of all state of a job.
+// fingerprint returns a fingerprint of all state of a job.
 func fingerprint(job []Shard) string {
 	h := sha256.New()
 	for _, s := range job {

@@ -12,8 +12,8 @@ import (
 	"plimsoll/files/filestest"
 )
 
-// eachSpecial puts each kind of file that is no document in the place of a file,
-// tries, and puts the file back. Some kinds may be left out.
+// eachSpecial replaces a file by each kind of file that is no document, tries, and puts
+// the file back. Some kinds may be left out.
 func eachSpecial(t *testing.T, path string, try func() error, without ...string) {
 	t.Helper()
 	kept := filepath.Join(t.TempDir(), "kept")
@@ -53,7 +53,7 @@ func TestSpecialFilesInACheckpoint(t *testing.T) {
 	}
 }
 
-// TestSpecialFilesInASave has them where a commit looks for manifests and data,
+// TestSpecialFilesInASave puts special files where a commit looks for manifests and data,
 // and where a rank is about to save.
 func TestSpecialFilesInASave(t *testing.T) {
 	directory := t.TempDir()
@@ -73,8 +73,8 @@ func TestSpecialFilesInASave(t *testing.T) {
 	eachSpecial(t, folder, commit, "a directory")
 }
 
-// TestIndexNamesEachManifestOnce: a manifest that is named again is refused before
-// any is read, and these are not even there.
+// TestIndexNamesEachManifestOnce: an index that names a manifest twice is refused before
+// any manifest is read. Here none exists.
 func TestIndexNamesEachManifestOnce(t *testing.T) {
 	directory := t.TempDir()
 	x := &index{Schema: IndexSchema}

@@ -14,7 +14,7 @@ import (
 	"plimsoll/optim/optimtest"
 )
 
-// python runs a program that must end well, and gives what it prints.
+// python runs a program that must succeed, and returns its output.
 func python(t *testing.T, program string, arguments ...string) string {
 	t.Helper()
 	command := exec.Command(optimtest.Python(t, "torch", "safetensors", "numpy"),
@@ -78,8 +78,8 @@ func TestTorchGoesOnFromAnExport(t *testing.T) {
 	}
 }
 
-// TestNothingAmongTemporaryFiles: what a crash leaves lies in the folder that is
-// written to, and not where nobody looks for it.
+// TestNothingAmongTemporaryFiles: the leftover of a crash lies in the folder that is
+// written to, not among the system's temporary files.
 func TestNothingAmongTemporaryFiles(t *testing.T) {
 	temporary, directory := t.TempDir(), t.TempDir()
 	t.Setenv("TMPDIR", temporary)
@@ -98,8 +98,8 @@ func TestNothingAmongTemporaryFiles(t *testing.T) {
 	}
 }
 
-// TestWriteTorchOverWhatIsNoFile: a folder is refused before anything is written,
-// and a device is not replaced, nor what stands for one.
+// TestWriteTorchOverWhatIsNoFile: a folder is refused before anything is written. A device
+// is not replaced, nor a link to one.
 func TestWriteTorchOverWhatIsNoFile(t *testing.T) {
 	c, err := Open(filepath.Join("..", "examples", "checkpoints"))
 	if err != nil {
@@ -130,8 +130,8 @@ optimizer.step()
 print(all(torch.equal(p.data, saved["master"][n] - 1) for p, n in zip(parameters, saved["names"])))
 `
 
-// TestTorchMakesTheFirstStep from an export: it is not dampened, as it is with
-// a momentum.
+// TestTorchMakesTheFirstStep from an export: torch does not dampen it. With a momentum in
+// the export, it would.
 func TestTorchMakesTheFirstStep(t *testing.T) {
 	job := newJob(t, format(kernel.SGD, kernel.Split, kernel.MomentsFP32, dtype.BF16), 700,
 		cutModel([]tensorOf{{"a", []int64{7, 3}, 0}, {"b", []int64{5}, 0}}, alike(kernel.MomentsFP32)))
@@ -151,7 +151,7 @@ func TestTorchMakesTheFirstStep(t *testing.T) {
 	}
 }
 
-// comeBack converts the export back, and finds what was saved.
+// comeBack converts the export back, and compares it with the saved state.
 func comeBack(t *testing.T, exported string, job []Shard) {
 	c, err := OpenTorch(t.Context(), exported, nil)
 	if err != nil {
@@ -168,7 +168,7 @@ func comeBack(t *testing.T, exported string, job []Shard) {
 	}
 }
 
-// checkAlignment holds the storages against what torch's own writer does.
+// checkAlignment compares the storages with those of torch's own writer.
 func checkAlignment(t *testing.T, path string) {
 	archive, err := zip.OpenReader(path)
 	if err != nil {
@@ -182,8 +182,8 @@ func checkAlignment(t *testing.T, path string) {
 	}
 }
 
-// saveInTorch trains with torch, and saves what OpenTorch reads; and what it must
-// refuse.
+// saveInTorch trains with torch. It saves files that OpenTorch reads, and files that it
+// must refuse.
 const saveInTorch = `
 import copy, sys, torch
 folder = sys.argv[1]

@@ -46,7 +46,7 @@ func values(job []Shard) map[string][3][]float32 {
 	return all
 }
 
-// linesOf are values as the programs in Python print them.
+// linesOf returns values as the programs in Python print them.
 func linesOf(job []Shard) map[string]bool {
 	lines := map[string]bool{}
 	for _, s := range job {

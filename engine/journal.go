@@ -67,7 +67,7 @@ func (c ShardConfig) journalLayout() journalLayout {
 	return l
 }
 
-// wholeLines rounds a size up to whole cache lines.
+// wholeLines rounds a size up to full cache lines.
 func wholeLines(size int64) int64 { return (size + cacheLine - 1) / cacheLine * cacheLine }
 
 func (c ShardConfig) journalArena() ArenaPlan {
@@ -109,7 +109,7 @@ func (p *progress) openJournal(c ShardConfig, a *arena.Arena) *journalHead {
 // at returns a pointer to the value at an offset.
 func at[T any](bytes []byte, offset int64) *T { return (*T)(unsafe.Pointer(&bytes[offset])) }
 
-// init makes the head that of a shard without steps.
+// init initializes the head for a shard without steps.
 func (h *journalHead) init(c ShardConfig) {
 	h.magic, h.version, h.layout = journalMagic, journalVersion, c.fingerprint()
 }

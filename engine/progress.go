@@ -16,7 +16,7 @@ type progress struct {
 	*counters
 	accumulations *accumulations
 	constants     []kernel.Constants // of each parameter group, in the update begun last
-	done          []atomic.Uint32    // by chunk: the mark of what was done to it last
+	done          []atomic.Uint32    // by chunk: the mark of the last update or accumulation that it has had
 	slots         []slot             // of each worker; none without a journal
 	writing       *atomic.Bool       // whether slots are undo logs of a write of moments
 }

@@ -24,7 +24,7 @@ import (
 // memory. After [Shard.Close] they point nowhere: reading one ends the process.
 type Shard struct {
 	memory   // its arenas, sections and chunks
-	progress // what has been done to it; in the journal, if there is one
+	progress // how far updates and accumulations have come; in the journal, if there is one
 	pass     // how workers walk over it
 
 	summed  []bool           // norm blocks that were added up when their gradients arrived

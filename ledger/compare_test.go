@@ -11,7 +11,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// rank is the host memory of a rank in the optimizer step.
+// rank returns the host memory of a rank in the optimizer step.
 func rank(number int, holdings ...Holding) Device {
 	d := Device{Kind: Host, Rank: number, Phases: []Phase{{Name: Step, Iteration: Steady}}}
 	for _, h := range holdings {
@@ -51,8 +51,8 @@ func TestCompare(t *testing.T) {
 	}
 }
 
-// TestCompareLosesNothing holds the sums of both sides against the devices, for
-// any components, in parts and whole.
+// TestCompareLosesNothing compares the sums of both sides with the devices, for any
+// components, in parts and in full.
 func TestCompareLosesNothing(t *testing.T) {
 	names := []Component{Parameters, OptimizerStates, ExpAvg, ExpAvgSq.InType("fp32"), MasterWeights, MasterWeightsLow,
 		Process}
@@ -86,7 +86,7 @@ func TestCompareLosesNothing(t *testing.T) {
 	})
 }
 
-// TestComponents holds the descriptions against the constants.
+// TestComponents compares the descriptions with the constants.
 func TestComponents(t *testing.T) {
 	file, err := parser.ParseFile(token.NewFileSet(), "component.go", nil, 0)
 	if err != nil {

@@ -6,21 +6,20 @@ import (
 	"plimsoll/optim"
 )
 
-// model gives the update of an element in one step, which counts from 1, in some
-// order of operations.
+// model is the update of an element in one step, in some order of operations. Steps count
+// from 1.
 type model func(a arithmetic, step int64, rate float64) func(x *element, gradient float64)
 
 // element is a parameter and its moments.
 type element [3]number
 
-// Each optimizer has two models: in the order of package kernel, and in that of
-// torch's Python. Torch's operations are all taken to round; where one of them
-// is fused, it is only better. Hyperparameters that an update needs in
-// combination are combined in float64 by both.
+// Each optimizer has two models: in the order of package kernel, and in the order of
+// torch's Python. The model of torch rounds every operation; a fused one is only better.
+// Both combine hyperparameters in float64.
 
 func number64(x float64) number { return number{value: x} }
 
-// adamConstants are what both models of Adam share.
+// adamConstants are the constants that both models of Adam share.
 type adamConstants struct {
 	beta1, oneMinusBeta1, beta2, oneMinusBeta2, penalty, epsilon, stepSize number
 	shrink, rootBias2                                                      number // not rounded yet
@@ -109,7 +108,7 @@ func lionTorch(o optim.Lion) model {
 	}
 }
 
-// adagradRate is what both models of Adagrad share.
+// adagradRate returns the rate that both models of Adagrad share.
 func adagradRate(o optim.Adagrad, a arithmetic, step int64, rate float64) number {
 	return a.round(binary64.constant(-rate / (1 + float64(step-1)*o.LearningRateDecay)))
 }

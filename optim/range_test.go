@@ -9,8 +9,8 @@ import (
 	"plimsoll/optim/kernel"
 )
 
-// TestStepsThatBinary32CannotHold gives finite hyperparameters and factors of
-// which a kernel would make infinities, NaN, or a zero where there was none.
+// TestStepsThatBinary32CannotHold tries finite hyperparameters and gradient scales from
+// which a kernel would make infinities, NaN, or a zero from another number.
 func TestStepsThatBinary32CannotHold(t *testing.T) {
 	adamW := func(change func(*optim.Adam)) optim.Adam {
 		o := optim.DefaultAdamW()

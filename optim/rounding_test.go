@@ -2,8 +2,8 @@ package optim_test
 
 import "math"
 
-// number is a value, and a bound on how far the result of a computation with
-// some precision can be from it.
+// number is a value, and a bound on its distance from the result of a computation with
+// some precision.
 type number struct{ value, error float64 }
 
 // arithmetic bounds the error of a computation as it goes along: a running
@@ -21,7 +21,7 @@ var (
 	flushing = arithmetic{0x1p-24, 0x1p-126}
 )
 
-// round is a result with the error that its operands brought, before rounding.
+// round rounds a result. Before, x.error is the error of its operands.
 func (a arithmetic) round(x number) number {
 	if x.value == 0 && x.error == 0 {
 		return x

@@ -21,7 +21,7 @@ func run(t *testing.T, l LossScaler, steps string) (scales []float64, err error)
 	return scales, nil
 }
 
-// The sequences are what DeepSpeed's DynamicLossScaler gives (0.19.6).
+// The sequences come from DeepSpeed's DynamicLossScaler (0.19.6).
 func TestLossScaler(t *testing.T) {
 	dynamic := LossScaler{InitialScalePower: 4, Window: 2, Hysteresis: 2, Minimum: 1}
 	consecutive := dynamic

@@ -20,7 +20,7 @@ import (
 	"plimsoll/optim/optimtest"
 )
 
-// torchCase is an optimizer that is held against PyTorch's.
+// torchCase is an optimizer to compare with PyTorch's.
 type torchCase struct {
 	name            string
 	peak            float64 // learning rate
@@ -85,7 +85,7 @@ var (
 
 const torchSteps = 200
 
-// torchRates is a cosine from the peak to a tenth of it.
+// torchRates returns a cosine from the peak to a tenth of it.
 func torchRates(peak float64) []float64 {
 	rates := make([]float64, torchSteps)
 	for i := range rates {
@@ -184,7 +184,7 @@ func takeResults[T float32 | float64](t *testing.T, data *[]byte, elements, mome
 	return results
 }
 
-// trajectory is what a model says of all elements.
+// trajectory is a model's values of all elements.
 type trajectory []element
 
 func newTrajectory(initial []float32) trajectory {
@@ -258,11 +258,11 @@ func bytesOf(x []float32) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(x))), 4*len(x))
 }
 
-// TestTorch holds every optimizer against PyTorch. The arbiter is torch in
-// float64. It must agree with the float64 model to float64's precision, so the
-// model is right; and our fp32 result and each of torch's must be as near to it
-// as the order of operations of either promises. Split state must be the same as
-// fp32 state, to the bit, after every step.
+// TestTorch compares every optimizer with PyTorch. The arbiter is torch in float64. It
+// must agree with the float64 model to float64's precision, so the model is right. The
+// fp32 results of the kernels and of torch must be as near to it as their orders of
+// operations promise. Split state must be the same as fp32 state, to the bit, after every
+// step.
 func TestTorch(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts PyTorch")
@@ -336,8 +336,8 @@ func compareWithTorch(t *testing.T, set kernel.Set, c torchCase, run torchRun) {
 	t.Logf("largest share of the bound: %s", strings.Join(line, ", "))
 }
 
-// checkBounds fails when the bounds are so wide that keeping them proves little.
-// A few elements may have wide ones: Lion's, whose sign was a matter of rounding.
+// checkBounds fails if the bounds are so wide that keeping them proves little. A few
+// elements may have wide bounds: Lion's, if rounding decided the sign.
 func (c torchCase) checkBounds(t *testing.T, step int64, ours trajectory) {
 	wide := 0
 	for _, x := range ours {

@@ -36,7 +36,7 @@ func TestGradients(t *testing.T) {
 	}
 }
 
-// numbers are the elements of an array.
+// numbers returns the elements of an array.
 func numbers(g kernel.Array) []float64 {
 	var found []float64
 	for i := range g.Len() {
@@ -52,8 +52,8 @@ func numbers(g kernel.Array) []float64 {
 	return found
 }
 
-// TestScaledGradients are those of scale 1, multiplied, as far as fp16 goes,
-// whatever they are kept in and however a shard is cut.
+// TestScaledGradients: scaled gradients are the gradients of scale 1, multiplied, as far as
+// fp16 goes. The type that stores them and the cuts of the shard make no difference.
 func TestScaledGradients(t *testing.T) {
 	const n = 400_003
 	write := func(typ dtype.Type, scale float64, cut int) []float64 {

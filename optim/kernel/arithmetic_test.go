@@ -35,8 +35,8 @@ func TestSplitIsLosslessForEveryPattern(t *testing.T) {
 	}
 }
 
-// TestSplitParameterIsRounded holds the bf16 half against rounding half away
-// from zero in float64.
+// TestSplitParameterIsRounded compares the bf16 half with rounding half away from zero in
+// float64.
 func TestSplitParameterIsRounded(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		x := math.Float32frombits(rapid.Uint32().Filter(func(b uint32) bool {
@@ -115,8 +115,8 @@ func drawFloat(t *rapid.T, name string) float32 {
 	return flush(math.Float32frombits(bits))
 }
 
-// TestArithmeticIsExactlyRounded holds the software operations against exact
-// rational arithmetic.
+// TestArithmeticIsExactlyRounded compares the software operations with exact rational
+// arithmetic.
 func TestArithmeticIsExactlyRounded(t *testing.T) {
 	check := func(t *rapid.T, name string, got, want float32) {
 		if math.Float32bits(got) != math.Float32bits(want) {
@@ -149,8 +149,8 @@ func TestArithmeticIsExactlyRounded(t *testing.T) {
 	})
 }
 
-// TestRoundingToOddIsNeeded keeps a case at hand in which rounding a fused
-// multiply-add twice goes wrong, so that the test above is known to bite.
+// TestRoundingToOddIsNeeded keeps a case in which rounding a fused multiply-add twice goes
+// wrong. It shows that the test above can fail.
 func TestRoundingToOddIsNeeded(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 3))
 	for range 1 << 22 {

@@ -8,8 +8,8 @@ import (
 	"plimsoll/dtype"
 )
 
-// BenchmarkUpdate measures an update, one with an undo log, and the pure traffic of the same streams,
-// in cache and in memory.
+// BenchmarkUpdate measures an update, an update with an undo log, and the pure traffic of
+// the same streams, in cache and in memory.
 func BenchmarkUpdate(b *testing.B) {
 	for _, f := range []Format{
 		{Adam, Split, MomentsFP32, dtype.BF16, dtype.BF16},
@@ -96,8 +96,8 @@ func BenchmarkAccumulate(b *testing.B) {
 	}
 }
 
-// BenchmarkSumSquares measures the sum of the squares of a gradient, a block of
-// the norm after the other, in cache and in memory.
+// BenchmarkSumSquares measures the sum of the squares of a gradient, one norm block after
+// the other, in cache and in memory.
 func BenchmarkSumSquares(b *testing.B) {
 	const block = 64 << 10
 	for _, typ := range []dtype.Type{dtype.BF16, dtype.F32} {

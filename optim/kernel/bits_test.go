@@ -21,9 +21,8 @@ var goldenBits string
 
 var updateGolden = flag.Bool("update", false, "write the golden files")
 
-// TestBitsAreTheSameEverywhere holds the results of every format against hashes
-// that were made once, on x86-64. Another processor, compiler or build must
-// give the same.
+// TestBitsAreTheSameEverywhere compares the results of every format with hashes that were
+// made once, on x86-64. Every other processor, compiler and build must give the same.
 func TestBitsAreTheSameEverywhere(t *testing.T) {
 	golden := filepath.Join("testdata", "bits.golden")
 	var lines strings.Builder
@@ -50,13 +49,12 @@ func TestBitsAreTheSameEverywhere(t *testing.T) {
 	}
 }
 
-// trajectoryHash runs some steps over numbers of all sizes, and hashes the
-// state that they end in.
+// trajectoryHash runs some steps over numbers of all sizes, and hashes the final state.
 func trajectoryHash(t *testing.T, set Set, f Format) string {
 	const n = 1003
 	r := rand.New(rand.NewPCG(7, 7))
-	// Of a mantissa and an exponent, so that no library function has a part in
-	// it. Some are denormal.
+	// Made of a mantissa and an exponent, without any library function. Some are
+	// denormal.
 	number := func(least, most int) float32 {
 		bits := r.Uint32()&0x807fffff | uint32(least+r.IntN(most-least))<<23
 		return math.Float32frombits(bits)

@@ -13,13 +13,13 @@ import (
 
 func newBlock(n int) block { return block{new(uint16), make([]byte, n), make([]byte, n)} }
 
-// decode gives element i of the first moment, and the root of the second.
+// decode returns element i of the first moment, and the root of the second.
 func (b block) decode(i int) (m, s float32) {
 	floor, shift := layout(*b.header)
 	return decode(b.first[i], b.second[i], floor, shift)
 }
 
-// held are the moments of a block as they are held.
+// held returns the moments of a block as it holds them.
 func (b block) held() (firsts, roots []float32) {
 	for i := range b.first {
 		m, s := b.decode(i)
@@ -46,8 +46,8 @@ func drawMoments(t *rapid.T) (firsts, roots []float32) {
 	return firsts, roots
 }
 
-// TestBlocksHoldMomentsToAStep: nothing vanishes, and nothing is further off
-// than a step of its code.
+// TestBlocksHoldMomentsToAStep: no moment vanishes, and none is further off than a step of
+// its code.
 func TestBlocksHoldMomentsToAStep(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		firsts, roots := drawMoments(t)
@@ -76,7 +76,7 @@ func TestBlocksHoldMomentsToAStep(t *testing.T) {
 				t.Fatalf("element %d: first moment %g became %g, in units of %g", i, m, heldM, unit)
 			}
 		}
-		// What is on the grid stays, whatever the dither.
+		// Numbers on the grid do not change, whatever the dither.
 		Generic.encode(b, heldFirsts, heldRoots, atRandom(rapid.Uint32().Draw(t, "other dither")))
 		againFirsts, againRoots := b.held()
 		for i := range roots {
@@ -140,8 +140,7 @@ func TestBlocksHaveTheBitsOfTheStudy(t *testing.T) {
 	}
 }
 
-// TestBlocksHoldWhatIsTooLarge: one element that overflowed does not cost the
-// header its sense.
+// TestBlocksHoldWhatIsTooLarge: one element that overflowed does not spoil the header.
 func TestBlocksHoldWhatIsTooLarge(t *testing.T) {
 	for _, bad := range []float32{float32(math.Inf(1)), float32(math.NaN()), -float32(math.NaN()), 0x1.8p63} {
 		b := newBlock(3)
@@ -155,7 +154,7 @@ func TestBlocksHoldWhatIsTooLarge(t *testing.T) {
 	}
 }
 
-// TestChunksBeginWithABlock: or headers would belong to other elements.
+// TestChunksBeginWithABlock: otherwise headers would belong to other elements.
 func TestChunksBeginWithABlock(t *testing.T) {
 	f := Format{Moments: MomentsInt8, Gradient: dtype.BF16, Parameter: dtype.BF16}
 	c := newChunk(t, f, 1000, 0)
@@ -178,8 +177,8 @@ func TestChunksBeginWithABlock(t *testing.T) {
 	}
 }
 
-// TestPutBlockRoundsToNearest: no other code of an element is nearer, and what
-// was held before is held again.
+// TestPutBlockRoundsToNearest: no other code of an element is nearer, and decoded moments
+// get their old codes.
 func TestPutBlockRoundsToNearest(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		n := rapid.IntRange(1, Block).Draw(t, "elements")
@@ -206,7 +205,8 @@ func TestPutBlockRoundsToNearest(t *testing.T) {
 					}
 				}
 				b.second[i], b.first[i] = second, first+by
-				// The units of m grow with m: half way is where m+R is half way between two floats of 4 digits.
+				// The units of m grow with m: m is half way where m+R is half way between two
+				// floats of 4 digits.
 				if other, _ := b.decode(i); first&127 < 127 && first&127 > 0 &&
 					math.Abs(float64(other-firsts[i])) < offM*(1-1e-5) {
 					t.Fatalf("element %d: first moment %g is held as %g, and %g is nearer", i, firsts[i], m, other)

@@ -66,8 +66,8 @@ func formats() []Format {
 	return all
 }
 
-// testedSets are the sets that are held against the reference: the one that the
-// environment asks for, or all.
+// testedSets returns the sets to compare with the reference: the one that the environment
+// names, or all.
 func testedSets(t *testing.T) []Set {
 	if os.Getenv(EnvironmentVariable) == "" {
 		return Available()
@@ -98,8 +98,8 @@ func guarded(t testing.TB, size, align, shift int) []byte {
 	return whole[start+shift : start+shift+size : start+shift+size]
 }
 
-// newChunk is a chunk between guard pages. Elements stay naturally aligned, but
-// vectors do not when shift is odd.
+// newChunk returns a chunk between guard pages. Elements stay naturally aligned. Vectors do
+// not if shift is odd.
 func newChunk(t testing.TB, f Format, n, shift int) Chunk {
 	stream := func(size int) []byte { return guarded(t, n*size, 64, shift*size) }
 	c := Chunk{First: int64(n+shift) << 30, Gradient: Array{f.Gradient, stream(int(f.Gradient.Size()))}}
@@ -131,8 +131,8 @@ func copyChunk(to, from Chunk) {
 	copy(to.Gradient.Data, from.Gradient.Data)
 }
 
-// putMoments rounds moments and stores them. Those that the algorithm does not
-// have are ignored.
+// putMoments rounds moments and stores them. It ignores moments that the algorithm does not
+// have.
 func (c Chunk) putMoments(first, second []float32) {
 	for number := range c.Headers {
 		b := c.block(number)
@@ -155,9 +155,8 @@ func (c Chunk) putMoments(first, second []float32) {
 	}
 }
 
-// fill sets a chunk to values as training has them, with the strange ones
-// mixed in: zeros of both signs, denormals, the largest and smallest numbers,
-// infinities and NaN.
+// fill sets a chunk to values as training has them, mixed with strange ones: zeros of both
+// signs, denormals, the largest and smallest numbers, infinities and NaN.
 func fill(r *rand.Rand, f Format, c Chunk, strange bool) {
 	number := func(scale float64) float32 {
 		if strange && r.IntN(8) == 0 {
@@ -215,8 +214,7 @@ func differ(f Format, a, b Chunk) string {
 	return ""
 }
 
-// steps are the constants of some steps of an algorithm: usual ones, and some
-// that nobody would choose.
+// steps returns the constants of some steps of an algorithm: usual and absurd ones.
 func steps(a Algorithm) []Constants {
 	var some []interface{ Constants(*Constants) error }
 	switch a {
@@ -256,9 +254,9 @@ func steps(a Algorithm) []Constants {
 	return constants
 }
 
-// TestSetsAgree holds every kernel against the reference, to the bit,
-// for every length up to a few turns of its loop, off alignment, next to guard
-// pages, and for values that no training should see.
+// TestSetsAgree compares every kernel with the reference, to the bit. It tries every length
+// up to a few turns of the loop, off alignment, next to guard pages, and values that no
+// training should see.
 func TestSetsAgree(t *testing.T) {
 	sets := testedSets(t)
 	for _, f := range formats() {
@@ -293,8 +291,7 @@ func TestSetsAgree(t *testing.T) {
 	}
 }
 
-// TestAccumulateAgrees holds the kernels against the reference, for all
-// pairs of types.
+// TestAccumulateAgrees compares the kernels with the reference, for all pairs of types.
 func TestAccumulateAgrees(t *testing.T) {
 	types := []dtype.Type{dtype.BF16, dtype.F16, dtype.F32}
 	for _, set := range testedSets(t) {
@@ -343,7 +340,7 @@ func TestAccumulateAddsExactly(t *testing.T) {
 	}
 }
 
-// TestTrafficChangesNothing holds for every stream but a write-only one.
+// TestTrafficChangesNothing, except in a stream that an update only writes.
 func TestTrafficChangesNothing(t *testing.T) {
 	for _, set := range Available() {
 		for _, f := range formats() {
@@ -448,8 +445,8 @@ func TestSumSquaresAgrees(t *testing.T) {
 	}
 }
 
-// TestSumSquaresIsAccurate holds sums against float64, for gradients of any
-// size, of which the squares of some are not in the range of fp32.
+// TestSumSquaresIsAccurate compares sums with float64, for gradients of any size. The
+// squares of some are not in the range of fp32.
 func TestSumSquaresIsAccurate(t *testing.T) {
 	for _, set := range Available() {
 		rapid.Check(t, func(t *rapid.T) {
@@ -471,8 +468,8 @@ func TestSumSquaresIsAccurate(t *testing.T) {
 	}
 }
 
-// TestCopiesOfNaN holds the copy of a weight that is NaN to be one, whatever its
-// fraction: one of ones alone would overflow where it is rounded to bf16.
+// TestCopiesOfNaN: the copy of a weight that is NaN is NaN, whatever the fraction. A
+// fraction of all ones would overflow when it is rounded to bf16.
 func TestCopiesOfNaN(t *testing.T) {
 	for _, set := range testedSets(t) {
 		for _, f := range formats() {

@@ -14,8 +14,7 @@ import (
 	"plimsoll/optim/kernel/abi"
 )
 
-// TestZerosAreNotTiny: gradients have many of them, of either sign, and plain Go is
-// slow.
+// TestZerosAreNotTiny: gradients have many zeros, of either sign, and plain Go is slow.
 func TestZerosAreNotTiny(t *testing.T) {
 	var zeros [48]float32
 	for i := range zeros {
@@ -26,14 +25,14 @@ func TestZerosAreNotTiny(t *testing.T) {
 	}
 }
 
-// pair is two numbers, of which the sum, the quotient, or the square of the first
-// and the second added up may be tiny.
+// pair is two numbers. A tiny result may be their sum, their quotient, or the square of the
+// first plus the second.
 func pair(r *rand.Rand) (a, b float32) {
 	number := func(exponent, exponents int) float32 {
 		return math.Float32frombits(r.Uint32()&0x807fffff | uint32(exponent+r.IntN(exponents))<<23)
 	}
-	// Half of 0x00ffffff rounds to the smallest normal number where its last place
-	// is that of denormal numbers, and counts as 0 by the contract.
+	// Half of 0x00ffffff rounds to the smallest normal number if its last place is the
+	// last place of denormal numbers. By the contract it counts as 0.
 	special := func() float32 {
 		bits := []uint32{0, 0x00800000, 0x00ffffff, 0x3f7fffff, 0x40000000, exponents, 0x7fc00000}[r.IntN(7)]
 		return math.Float32frombits(r.Uint32()&sign | bits)
@@ -53,7 +52,7 @@ func pair(r *rand.Rand) (a, b float32) {
 	return math.Float32frombits(r.Uint32()), math.Float32frombits(r.Uint32())
 }
 
-// streams are what operations work on.
+// streams are the operands of operations.
 type streams struct {
 	a, b, c         vector
 	upper, lower    []uint16
@@ -71,7 +70,7 @@ func newStreams(t *testing.T, n, shift int) *streams {
 		first: guarded(t, n, 64, shift), second: guarded(t, n, 64, shift)}
 }
 
-// fill has a tiny result in one of some elements.
+// fill gives one of some elements a tiny result.
 func (x *streams) fill(r *rand.Rand, some int) {
 	for i := range x.a {
 		x.a[i], x.b[i] = 1+r.Float32(), 1+r.Float32()

@@ -8,8 +8,8 @@ import (
 	"plimsoll/optim/kernel/abi"
 )
 
-// The reference: the formulas of the package's documentation, element by
-// element, in the exact arithmetic of arithmetic.go.
+// The reference: the formulas of the package comment, element by element, in the exact
+// arithmetic of arithmetic.go.
 
 func updateReference(f Format, constants *Constants, c Chunk) {
 	k := constants.scalars()
@@ -57,7 +57,7 @@ func (k *scalars) updateBlocks(f Format, stepDither uint32, c Chunk) {
 	}
 }
 
-// operands are master weight i and its scaled gradient.
+// operands returns master weight i and its scaled gradient.
 func (k *scalars) operands(f Format, c Chunk, i int) (p, g float32) {
 	p = flush(c.MasterWeight(f, i))
 	g = mul(flush(c.Gradient.At(i)), k[abi.GradientScale])
@@ -123,7 +123,7 @@ func accumulateReference(sum, gradient Array) {
 	}
 }
 
-// sumSquaresOfPartsReference is the sum in fp32, run by run, of four parts.
+// sumSquaresOfPartsReference returns the sum in fp32, run by run, of four parts.
 func sumSquaresOfPartsReference(g Array) float64 {
 	var sums [abi.Parts][abi.Group]float64
 	apart := (g.Len() + abi.Run*abi.Parts - 1) / (abi.Run * abi.Parts) * abi.Run

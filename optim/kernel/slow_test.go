@@ -8,13 +8,13 @@ import (
 	"plimsoll/dtype"
 )
 
-// TestSlowMomentsMove holds exp_avg_sq in bf16 and int8 against fp32, with
-// gradients that shrink tenfold on the way. Rounded to nearest it would stay at
-// its first size, and steps would be ten times too small. On the average over
-// elements it must be right. Each element is off by the noise of stochastic
-// rounding: in bf16, with beta2 = 0.999 and units in the last place of 1/256 to
-// 1/128, its variance settles between 1/512 and 1/256. In int8 the elements of
-// a block, of one size here, have units of 1/64 to 1/32 in v.
+// TestSlowMomentsMove compares exp_avg_sq in bf16 and int8 with fp32, with gradients that
+// shrink tenfold on the way. Rounded to nearest, exp_avg_sq would stay at its first size,
+// and steps would be ten times too small. Its average over elements must be right.
+//
+// Each element is off by the noise of stochastic rounding. In bf16, with beta2 = 0.999 and
+// units in the last place of 1/256 to 1/128, its variance settles between 1/512 and 1/256.
+// In int8 the elements of a block, of one size here, have units of 1/64 to 1/32 in v.
 func TestSlowMomentsMove(t *testing.T) {
 	if testing.Short() {
 		t.Skip("every set has the bits of the reference, and one is enough")

@@ -185,7 +185,7 @@ func (s SGDStep) Constants(c *Constants) error {
 	switch {
 	case s.Nesterov:
 		rows[abi.MomentumShare], rows[abi.GradientShare] = s.Momentum, 1
-	case s.Momentum == 0: // what is there stays for later steps that have one
+	case s.Momentum == 0: // the momentum does not change: later steps may use it
 		rows[abi.Beta1], rows[abi.OneMinusBeta1] = 1, 0
 		rows[abi.MomentumShare], rows[abi.GradientShare] = 0, 1
 	}

@@ -11,8 +11,8 @@ import (
 // roundingUnit bounds the relative error of one binary32 operation.
 const roundingUnit = 0x1p-24
 
-// exactAdam follows one parameter in float64 and bounds how far the fp32
-// computation of the package's formula can be from it.
+// exactAdam follows one parameter in float64, and bounds its distance from the fp32
+// computation of the package's formula.
 type exactAdam struct {
 	p, m, v                float64
 	pError, mError, vError float64
@@ -20,9 +20,9 @@ type exactAdam struct {
 }
 
 // step is torch.optim.AdamW's update. The bounds are a running error analysis
-// (N. Higham, Accuracy and Stability of Numerical Algorithms, section 3.3): an
-// operation adds a rounding unit of its result to what its operands bring, a
-// constant that was rounded to fp32 a rounding unit of its product.
+// (N. Higham, Accuracy and Stability of Numerical Algorithms, section 3.3). An operation
+// adds a rounding unit of its result to the error of its operands. A constant that was
+// rounded to fp32 adds a rounding unit of its product.
 func (x *exactAdam) step(s AdamStep, gradient float64) {
 	const u = roundingUnit
 	g := gradient * s.GradientScale
@@ -51,7 +51,7 @@ func (x *exactAdam) step(s AdamStep, gradient float64) {
 		s.LearningRate/bias1*(ratioError+u*math.Abs(ratio))
 }
 
-// unit is a unit in the last place of a binary32 number of x's size.
+// unit returns a unit in the last place of a binary32 number of x's size.
 func unit(x float64) float64 { return math.Exp2(math.Floor(math.Log2(math.Abs(x))) - 23) }
 
 // TestTrajectoryStaysNearFloat64 runs 100 steps of AdamW on every set and

@@ -13,8 +13,8 @@ import (
 	"plimsoll/optim/kernel/abi"
 )
 
-// TestLoggedUpdatesAgree holds logged updates, from several turns on, against
-// the reference, and the logs of vector kernels against plain Go's.
+// TestLoggedUpdatesAgree compares logged updates, from several turns on, with the
+// reference, and the logs of vector kernels with those of plain Go.
 func TestLoggedUpdatesAgree(t *testing.T) {
 	for _, set := range testedSets(t) {
 		for _, f := range formats() {
@@ -48,9 +48,8 @@ func TestLoggedUpdatesAgree(t *testing.T) {
 	}
 }
 
-// TestBrokenOffUpdatesAreMadeAgain breaks updates off in the middle of turns
-// again and again, also those that make one again, and has another set of
-// kernels go on each time.
+// TestBrokenOffUpdatesAreMadeAgain breaks updates off in the middle of turns, again and
+// again. Another set of kernels goes on each time, and is broken off, too.
 func TestBrokenOffUpdatesAreMadeAgain(t *testing.T) {
 	for _, f := range formats() {
 		t.Run(f.String(), func(t *testing.T) {
@@ -86,8 +85,8 @@ func TestBrokenOffUpdatesAreMadeAgain(t *testing.T) {
 	}
 }
 
-// breakOff updates some turns of a chunk, and leaves the last as it may be in
-// the middle, or the log of the next.
+// breakOff updates some turns of a chunk. It leaves the last turn, or the log of the next,
+// as a kill in the middle may leave it.
 func breakOff(r *rand.Rand, f Format, constants *Constants, c Chunk, first int, log Undo) {
 	turn := f.granule()
 	turns := r.IntN((c.Len()-first+turn-1)/turn + 1)
@@ -115,8 +114,8 @@ func breakOff(r *rand.Rand, f Format, constants *Constants, c Chunk, first int, 
 	}
 }
 
-// unfinish makes the last block of int8 moments one that is kept up to some
-// element: what is behind that has not been changed, and nothing been encoded.
+// unfinish leaves the last block of int8 moments kept up to some element. The elements
+// behind it have not been changed, and nothing has been encoded.
 func unfinish(r *rand.Rand, f Format, c, before Chunk, last int, log Undo) {
 	n := c.Len()
 	kept := min(last+abi.Block/8*(1+r.IntN(8)), n)
@@ -135,7 +134,7 @@ func unfinish(r *rand.Rand, f Format, c, before Chunk, last int, log Undo) {
 	}
 }
 
-// spoil makes anything of what an update changes.
+// spoil overwrites the streams that an update changes.
 func spoil(r *rand.Rand, f Format, c Chunk) {
 	for _, stream := range c.changed(f) {
 		anything(r, stream)
@@ -148,7 +147,7 @@ func anything(r *rand.Rand, stream []byte) {
 	}
 }
 
-// plainChunk is a chunk in ordinary memory.
+// plainChunk returns a chunk in ordinary memory.
 func plainChunk(f Format, n int) Chunk {
 	c := Chunk{Gradient: Array{f.Gradient, make([]byte, int64(n)*f.Gradient.Size())}}
 	for i := range f.Algorithm.Moments() {
@@ -168,8 +167,8 @@ func plainChunk(f Format, n int) Chunk {
 	return c
 }
 
-// TestBrokenOffAdditionsAreMadeAgain breaks additions to a sum off in the middle
-// of turns again and again, also while they are made again.
+// TestBrokenOffAdditionsAreMadeAgain breaks additions to a sum off in the middle of turns,
+// again and again, also while they are made again.
 func TestBrokenOffAdditionsAreMadeAgain(t *testing.T) {
 	types := []dtype.Type{dtype.BF16, dtype.F16, dtype.F32}
 	rapid.Check(t, func(t *rapid.T) {
@@ -211,9 +210,9 @@ func TestBrokenOffAdditionsAreMadeAgain(t *testing.T) {
 	})
 }
 
-// TestMomentsAreWrittenAgain writes moments of a chunk, breaks that off in the
-// middle of blocks, and writes them again, also when they are written already: the
-// bits are those of having written them once.
+// TestMomentsAreWrittenAgain writes moments of a chunk and breaks that off in the middle of
+// blocks. It writes them again, also if they are written already. The bits are the same as
+// after one write.
 func TestMomentsAreWrittenAgain(t *testing.T) {
 	for _, moments := range []MomentType{MomentsFP32, MomentsBF16, MomentsInt8} {
 		f := Format{Adam, Split, moments, dtype.BF16, dtype.BF16}
@@ -267,8 +266,8 @@ func TestMomentsAreWrittenAgain(t *testing.T) {
 	}
 }
 
-// TestMomentsThatAreRoundedDownOverAPowerOfTwo: when the largest number of a block
-// is, the steps of the block become finer the next time that it is held.
+// TestMomentsThatAreRoundedDownOverAPowerOfTwo: if the largest number of a block is, the
+// steps of the block are finer the next time that it is encoded.
 func TestMomentsThatAreRoundedDownOverAPowerOfTwo(t *testing.T) {
 	f := Format{Adam, Split, MomentsInt8, dtype.BF16, dtype.BF16}
 	c, want := plainChunk(f, 2), plainChunk(f, 2)
@@ -291,8 +290,8 @@ func TestMomentsThatAreRoundedDownOverAPowerOfTwo(t *testing.T) {
 	}
 }
 
-// anyMoments are first moments and roots of second ones: of all sizes, or nearly
-// the same, and now and then none that can be held.
+// anyMoments returns first moments and roots of second moments: of all sizes, or nearly the
+// same, and now and then infinite and NaN.
 func anyMoments(r *rand.Rand, n int) (firsts, roots []float32) {
 	middle, spread, full := -70+140*r.Float64(), 50*r.Float64()*r.Float64(), 1.5*r.Float64()
 	firsts, roots = make([]float32, n), make([]float32, n)

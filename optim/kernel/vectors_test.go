@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// strangeNumber is one of which sums and products are halfway between two
-// numbers, too small, too large, or cancel.
+// strangeNumber returns a number whose sums and products are halfway between two numbers,
+// too small, too large, or cancel.
 func strangeNumber(r *rand.Rand) float32 {
 	negative := r.Uint32() & sign
 	switch r.IntN(10) {
@@ -28,8 +28,8 @@ func strangeNumber(r *rand.Rand) float32 {
 	return math.Float32frombits(negative | uint32(110+r.IntN(20))<<23 | r.Uint32N(1<<23))
 }
 
-// TestVectorsAgree holds the operations on many numbers against those on one, to
-// the bit, into a vector of their own and into their operands.
+// TestVectorsAgree compares the operations on many numbers with those on one number, to the
+// bit. Results go into a vector of their own and into operands.
 func TestVectorsAgree(t *testing.T) {
 	const n = 250 // not all of a vector
 	type numbers [3][n]float32
@@ -102,7 +102,7 @@ func TestVectorsAgree(t *testing.T) {
 	}
 }
 
-// vectorSets are the tested sets that have operations on many numbers of their own.
+// vectorSets returns the tested sets that have their own operations on many numbers.
 func vectorSets(t *testing.T) []Set {
 	return slices.DeleteFunc(testedSets(t), Set.inRegisters)
 }
