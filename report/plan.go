@@ -317,11 +317,29 @@ func (d *Plan) verdictLine() string {
 		return fmt.Sprintf("does not fit: %s, %v too much", what, d.Limit.Needed-d.Limit.Capacity)
 	case plan.Tight:
 		if d.Limit.Needed > d.Limit.Capacity {
-			return fmt.Sprintf("tight: %s, or %v if the allocator gives back what it caches", what, d.Limit.Least)
+			what += fmt.Sprintf(", or %v if the allocator gives back what it caches", d.Limit.Least)
 		}
-		return "tight: " + what
+		return "tight: " + what + d.unjudged()
 	}
-	return "fits: " + what
+	return "fits: " + what + d.unjudged()
+}
+
+// unjudged names the devices whose capacity is unknown: a verdict says nothing of
+// them.
+func (d *Plan) unjudged() string {
+	text := ""
+	for i := range d.Devices {
+		device := &d.Devices[i]
+		if device.Capacity > 0 {
+			continue
+		}
+		flag := "--host-memory"
+		if device.Kind == ledger.GPU {
+			flag = "--gpu or --gpu-memory"
+		}
+		text += fmt.Sprintf("; the %s needs %v and was not judged: give %s", device.Kind, device.Peak().PeakUsed, flag)
+	}
+	return text
 }
 
 // Explain writes everything about one component.
