@@ -202,13 +202,13 @@ func (p *parser) setting(c *Configuration) error {
 	p.key = p.next()
 	i := slices.IndexFunc(settings, func(s setting) bool { return s.key == p.key })
 	if i < 0 {
-		mend := "the keys are in https://pytorch.org/docs/stable/notes/cuda.html"
+		hint := "the keys are in https://pytorch.org/docs/stable/notes/cuda.html"
 		if nearest := fault.Nearest(p.key, p.knownKeys()); nearest != "" {
-			mend = "did you mean " + nearest + "?"
+			hint = "did you mean " + nearest + "?"
 		}
 		return &fault.Input{
 			What: fmt.Sprintf("allocator configuration: %q is not a key of torch %s", p.key, p.version),
-			Mend: mend,
+			Hint: hint,
 		}
 	}
 	s := settings[i]
@@ -220,13 +220,13 @@ func (p *parser) setting(c *Configuration) error {
 				p.key,
 				s.since,
 			),
-			Mend: "leave it out, or use a later torch",
+			Hint: "leave it out, or use a later torch",
 		}
 	}
 	if s.read == nil {
 		return &fault.Input{
 			What: "allocator configuration: the effect of " + p.key + " is not modelled",
-			Mend: "leave it out of the plan",
+			Hint: "leave it out of the plan",
 		}
 	}
 	if err := p.expect(":"); err != nil {

@@ -55,7 +55,7 @@ func TestParseConfiguration(t *testing.T) {
 	}
 }
 
-// TestBadConfiguration looks for what a user needs to mend the text.
+// TestBadConfiguration looks for what a user needs to correct the text.
 func TestBadConfiguration(t *testing.T) {
 	for _, test := range []struct {
 		text  string

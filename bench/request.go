@@ -194,7 +194,7 @@ func (r Request) formats() (names []string, formats []kernel.Format, err error) 
 	}
 	if len(formats) == 0 {
 		return nil, nil, &fault.Input{What: fmt.Sprintf("--moments is %s, which is made for adam and "+
-			"adamw, and --optimizer is %s", r.Moments, r.Optimizer), Mend: "--moments bf16"}
+			"adamw, and --optimizer is %s", r.Moments, r.Optimizer), Hint: "--moments bf16"}
 	}
 	return names, formats, nil
 }
@@ -209,7 +209,7 @@ func choose(flag, value string, known []string) ([]string, error) {
 	}
 	e := &fault.Input{What: fmt.Sprintf("%s is %q: expected %s or %s", flag, value, strings.Join(known, ", "), All)}
 	if nearest := fault.Nearest(value, known); nearest != "" {
-		e.Mend = "did you mean " + nearest + "?"
+		e.Hint = "did you mean " + nearest + "?"
 	}
 	return nil, e
 }
@@ -219,7 +219,7 @@ func (r Request) sizes() ([]int64, error) {
 	for _, text := range r.Parameters {
 		size, err := ParseCount(text)
 		if err != nil {
-			return nil, &fault.Input{What: "--parameters", Err: err, Mend: "for example --parameters 16Mi,256Mi"}
+			return nil, &fault.Input{What: "--parameters", Err: err, Hint: "for example --parameters 16Mi,256Mi"}
 		}
 		sizes = append(sizes, size)
 	}
@@ -271,7 +271,7 @@ func (r Request) workers(h *host.Host) ([][]int, error) {
 			return nil, &fault.Input{
 				What: fmt.Sprintf("--workers is %d: expected 1 to %d, one for each usable core (CPUs %s)", count,
 					len(cpus), plan.Ranks[0].OptimizerCPUs),
-				Mend: "leave --workers out for one worker, and for one on each core",
+				Hint: "leave --workers out for one worker, and for one on each core",
 			}
 		}
 		workers = append(workers, cpus[:count])

@@ -181,8 +181,8 @@ func threads(quota float64, ranks, rank int) int {
 }
 
 func (r Request) check() error {
-	bad := func(mend, format string, values ...any) error {
-		return &fault.Input{What: fmt.Sprintf(format, values...), Mend: mend}
+	bad := func(hint, format string, values ...any) error {
+		return &fault.Input{What: fmt.Sprintf(format, values...), Hint: hint}
 	}
 	switch {
 	case r.Ranks < 1 || r.Ranks > maxRanks:
@@ -228,14 +228,14 @@ func findGPUs(h *host.Host, ranks int, addresses []string) ([]*host.Device, erro
 		}
 		i := slices.Index(known, normal(address))
 		if i < 0 {
-			mend := "this host has the GPUs " + strings.Join(known, ", ")
+			hint := "this host has the GPUs " + strings.Join(known, ", ")
 			if nearest := fault.Nearest(normal(address), known); nearest != "" {
-				mend = fmt.Sprintf("did you mean %s?", nearest)
+				hint = fmt.Sprintf("did you mean %s?", nearest)
 			} else if len(known) == 0 {
-				mend = "this host has no GPU; leave the addresses out"
+				hint = "this host has no GPU; leave the addresses out"
 			}
 			return nil, &fault.Input{What: fmt.Sprintf("no GPU has the PCI address %q of rank %d", address, rank),
-				Mend: mend}
+				Hint: hint}
 		}
 		found[rank] = &h.GPUs[i]
 	}

@@ -306,7 +306,7 @@ func TestBadRequests(t *testing.T) {
 	} {
 		_, err := binding.Split(h, test.request)
 		input, ok := err.(*fault.Input)
-		if !ok || !strings.Contains(input.Error(), test.want) || input.Mend == "" {
+		if !ok || !strings.Contains(input.Error(), test.want) || input.Hint == "" {
 			t.Errorf("%+v: error %v, want %q and a hint", test.request, err, test.want)
 		}
 	}

@@ -24,7 +24,7 @@ func (r Request) masks(h *host.Host) (*host.Host, []cpuset.CPUSet, error) {
 		if mask.IsEmpty() {
 			return nil, nil, &fault.Input{
 				What: fmt.Sprintf("no CPU of the mask %q of rank %d is online; those are %q", peer, rank, h.Online),
-				Mend: "give every rank at least one online CPU",
+				Hint: "give every rank at least one online CPU",
 			}
 		}
 		masks, all = append(masks, mask), all.Union(mask)

@@ -43,7 +43,7 @@ func (r Request) reserve(h *host.Host, masks []cpuset.CPUSet) (*host.Host, []cpu
 		return nil, nil, &fault.Input{
 			What: fmt.Sprintf("--reserve is %d, and only %d of the %s can be spared by %s", r.Reserve, reserved,
 				count(cores, "usable core"), count(r.Ranks, "rank")),
-			Mend: "reserve fewer cores, or start fewer ranks",
+			Hint: "reserve fewer cores, or start fewer ranks",
 		}
 	}
 	h, err := h.WithAffinity(left)

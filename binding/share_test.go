@@ -43,7 +43,7 @@ func FuzzTrainerShare(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text string) {
 		var share, again binding.TrainerShare
 		if err := share.Set(text); err != nil {
-			if input, ok := err.(*fault.Input); !ok || input.Mend == "" {
+			if input, ok := err.(*fault.Input); !ok || input.Hint == "" {
 				t.Errorf("%q: error %v has no hint", text, err)
 			}
 			return

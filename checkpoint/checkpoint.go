@@ -187,7 +187,7 @@ func validateName(rank, world int, part string) error {
 func broken(path, format string, arguments ...any) error {
 	return &fault.Input{
 		Where: fault.Position{File: path}, What: fmt.Sprintf(format, arguments...),
-		Mend: "take another checkpoint, or the file from a copy",
+		Hint: "take another checkpoint, or the file from a copy",
 	}
 }
 

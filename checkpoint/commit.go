@@ -63,7 +63,7 @@ func otherSave(path, found, expected string) error {
 		Where: fault.Position{File: path},
 		What: fmt.Sprintf("this is of another save of the same step, %q, and %q is to be committed: "+
 			"another job saves in this folder, or has left it here", found, expected),
-		Mend: "give each job, and each optimizer of a program, a folder of its own, " +
+		Hint: "give each job, and each optimizer of a program, a folder of its own, " +
 			"or remove this if none needs it, and save again",
 	}
 }
@@ -99,7 +99,7 @@ func writeIndex(folder, identity string, without []int) error {
 			return &fault.Input{
 				Where: fault.Position{File: path},
 				What:  "the checkpoint is not complete: this file was begun and not finished",
-				Mend:  "save that rank again",
+				Hint:  "save that rank again",
 			}
 		}
 	}
@@ -141,7 +141,7 @@ func replace(folder, path string) error {
 		}
 		return &fault.Input{
 			What: "this is in the place of the checkpoint, and is none",
-			Mend: "move it away and save again; other files may be put beside those of a checkpoint when it is there",
+			Hint: "move it away and save again; other files may be put beside those of a checkpoint when it is there",
 		}
 	}
 	// The lock keeps saves away from the older checkpoint once it has the name of the

@@ -43,7 +43,7 @@ func (c *Checkpoint) Convert(
 	if path := filepath.Join(directory, folderOf(c.step)); exists(path) {
 		return "", &fault.Input{
 			Where: fault.Position{File: path},
-			What:  "a checkpoint of this step is here already", Mend: "name another folder",
+			What:  "a checkpoint of this step is here already", Hint: "name another folder",
 		}
 	}
 	shards, err := c.converted(to)
@@ -214,7 +214,7 @@ func (c *Checkpoint) recut(shards []Shard, ranks int) ([]Shard, error) {
 			return nil, &fault.Input{
 				What: fmt.Sprintf("part %s has %d elements, which cannot be divided among %d ranks",
 					part, elements, ranks),
-				Mend: "use fewer ranks",
+				Hint: "use fewer ranks",
 			}
 		}
 		for rank := range ranks {

@@ -83,7 +83,7 @@ type torchFile struct {
 func (t *torchFile) wrong(format string, arguments ...any) error {
 	return &fault.Input{
 		Where: fault.Position{File: t.path}, What: "this is no optimizer's state: " + fmt.Sprintf(format, arguments...),
-		Mend: `write it with torch.save({"state": ..., "param_groups": ..., "names": ..., "master": ...}, FILE), ` +
+		Hint: `write it with torch.save({"state": ..., "param_groups": ..., "names": ..., "master": ...}, FILE), ` +
 			`as docs/checkpoints.md says`,
 	}
 }

@@ -123,7 +123,7 @@ func (c *Checkpoint) lacks(name string) error {
 		What:  fmt.Sprintf("the checkpoint has no parameter %q", name),
 	}
 	if nearest := fault.Nearest(name, c.names); nearest != "" {
-		e.Mend = fmt.Sprintf("it has %q", nearest)
+		e.Hint = fmt.Sprintf("it has %q", nearest)
 	}
 	return e
 }

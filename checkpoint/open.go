@@ -297,7 +297,7 @@ func (c *Checkpoint) checkWhole(p *parameter) error {
 				Where: fault.Position{File: c.path},
 				What: fmt.Sprintf("parameter %q is twice in rank %d, in %s and in %s", p.Name, rank,
 					filepath.Base(c.files[before.file].path), filepath.Base(c.files[s.file].path)),
-				Mend: "remove the files that an earlier job has left here, and save again",
+				Hint: "remove the files that an earlier job has left here, and save again",
 			}
 		}
 		ends[rank] = s

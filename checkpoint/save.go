@@ -158,7 +158,7 @@ func savingFolder(directory string, step int64, world int) (*os.File, error) {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil, &fault.Input{
 			Where: fault.Position{File: directory},
-			What:  "there is no such folder to save checkpoints in", Mend: "make it: mkdir -p " + directory,
+			What:  "there is no such folder to save checkpoints in", Hint: "make it: mkdir -p " + directory,
 		}
 	case err != nil:
 		return nil, cause(directory, "", err)

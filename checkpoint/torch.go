@@ -37,7 +37,7 @@ func (c *Checkpoint) WriteTorch(ctx context.Context, path string, progress func(
 			Where: fault.Position{File: path},
 			What: "a file to write was expected, and a folder or a device is here, " +
 				"which none can take the place of",
-			Mend: "name a file",
+			Hint: "name a file",
 		}
 	}
 	file, err := renameio.NewPendingFile(path, renameio.WithPermissions(0o644), beside(path))

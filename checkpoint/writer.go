@@ -77,14 +77,14 @@ func claim(path string) (*os.File, error) {
 		return nil, &fault.Input{
 			Where: fault.Position{File: path},
 			What:  "another job is saving the same step in this folder, and writes this file",
-			Mend:  "give each job, and each optimizer of a program, a folder of its own",
+			Hint:  "give each job, and each optimizer of a program, a folder of its own",
 		}
 	}
 	var other *files.NotRegular
 	if errors.As(err, &other) {
 		return nil, &fault.Input{
 			Where: fault.Position{File: path}, What: "this is in the place of a file of the checkpoint", Err: other,
-			Mend: "move it away and save again",
+			Hint: "move it away and save again",
 		}
 	}
 	return file, err

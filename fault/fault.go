@@ -43,7 +43,7 @@ func (p Position) String() string {
 type Input struct {
 	Where Position // zero if the input is not a file (a flag, say)
 	What  string   // what was found and what was expected
-	Mend  string   // the hint: an edit that would correct it; may be empty
+	Hint  string   // an edit that would correct it; may be empty
 	Err   error    // the cause; may be nil
 }
 
@@ -61,8 +61,8 @@ func (e *Input) Error() string {
 		}
 		b.WriteString(e.Err.Error())
 	}
-	if e.Mend != "" {
-		b.WriteString("\n  hint: " + e.Mend)
+	if e.Hint != "" {
+		b.WriteString("\n  hint: " + e.Hint)
 	}
 	return b.String()
 }

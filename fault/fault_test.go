@@ -27,7 +27,7 @@ func TestMessage(t *testing.T) {
 		{Input{
 			Where: Position{"a.json", 2, 7},
 			What:  "stage is 4",
-			Mend:  "use 0 to 3",
+			Hint:  "use 0 to 3",
 			Err:   errors.New("cause"),
 		}, "a.json:2:7: stage is 4: cause\n  hint: use 0 to 3"},
 	} {

@@ -77,11 +77,11 @@ func Find(name string) (Model, error) {
 			return m, nil
 		}
 	}
-	mend := "known are " + strings.Join(Names(), ", ") + "; of any other, give --gpu-memory"
+	hint := "known are " + strings.Join(Names(), ", ") + "; of any other, give --gpu-memory"
 	if near := fault.Nearest(strings.ToUpper(name), Names()); near != "" {
-		mend = fmt.Sprintf("did you mean %q? %s", near, mend)
+		hint = fmt.Sprintf("did you mean %q? %s", near, hint)
 	}
-	return Model{}, &fault.Input{What: fmt.Sprintf("unknown GPU %q", name), Mend: mend}
+	return Model{}, &fault.Input{What: fmt.Sprintf("unknown GPU %q", name), Hint: hint}
 }
 
 // words returns the words of a name that distinguish models.

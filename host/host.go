@@ -207,7 +207,7 @@ func (h *Host) WithAffinity(mask cpuset.CPUSet) (*Host, error) {
 	if other.CPUs.IsEmpty() {
 		return nil, &fault.Input{
 			What: fmt.Sprintf("no usable CPU: the affinity mask is %q and the online CPUs are %q", mask, h.Online),
-			Mend: "give the process at least one online CPU (taskset, cpuset.cpus, srun --cpu-bind)",
+			Hint: "give the process at least one online CPU (taskset, cpuset.cpus, srun --cpu-bind)",
 		}
 	}
 	other.Cores = slices.Clone(h.Cores)

@@ -34,7 +34,7 @@ func ParseList(text string) (cpuset.CPUSet, error) {
 			return cpuset.New(), &fault.Input{
 				What: fmt.Sprintf("%q in the list %q is not a CPU id or a range of ids up to %d", part, shorten(text),
 					maxID),
-				Mend: `write ids and ranges with commas between them, as in "0,4-11,21-26"`,
+				Hint: `write ids and ranges with commas between them, as in "0,4-11,21-26"`,
 			}
 		}
 		for id := first; id <= last; id++ {
@@ -43,7 +43,7 @@ func ParseList(text string) (cpuset.CPUSet, error) {
 		if len(ids) > maxID+1 { // a short text could otherwise name all ids again and again
 			return cpuset.New(), &fault.Input{
 				What: fmt.Sprintf("the list %q names ids more than once", shorten(text)),
-				Mend: "name each id once",
+				Hint: "name each id once",
 			}
 		}
 	}

@@ -34,7 +34,7 @@ func Root(name string) (fs.FS, cpuset.CPUSet, error) {
 			err = failed.Err // the message already has the name
 		}
 		return &fault.Input{Where: fault.Position{File: name}, Err: err,
-			Mend: "give a directory that holds proc and sys, or a file that plimsoll topology --record wrote"}
+			Hint: "give a directory that holds proc and sys, or a file that plimsoll topology --record wrote"}
 	}
 	info, err := os.Stat(name)
 	if err != nil {

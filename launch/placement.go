@@ -170,7 +170,7 @@ func refuseUnknown(environment Environment, alone bool) error {
 		return &fault.Input{
 			What: what + ": another launcher has started this process as a rank, but plimsoll cannot tell which rank " +
 				"of this host it is",
-			Mend: "set RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE for each rank, or, for a job of its own, " +
+			Hint: "set RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE for each rank, or, for a job of its own, " +
 				"unset the variable (env -u " + l.rank + ")",
 		}
 	}
@@ -190,7 +190,7 @@ func integer(environment Environment, name string, least, most int) (int, error)
 	if !set {
 		what = fmt.Sprintf("the environment variable %s is not set, though others of its launcher are", name)
 	}
-	return 0, &fault.Input{What: what, Mend: "start plimsoll run from the launcher itself, or without its " +
+	return 0, &fault.Input{What: what, Hint: "start plimsoll run from the launcher itself, or without its " +
 		"variables (env -u " + name + ")"}
 }
 
@@ -261,7 +261,7 @@ func finishFlux(p *Placement, environment Environment) error {
 		err = &fault.Input{
 			What: fmt.Sprintf("Flux does not say how many of its %d ranks on %d hosts are on this one",
 				p.WorldSize, hosts),
-			Mend: "set LOCAL_WORLD_SIZE to the number of ranks on this host (flux run --env=LOCAL_WORLD_SIZE=N)",
+			Hint: "set LOCAL_WORLD_SIZE to the number of ranks on this host (flux run --env=LOCAL_WORLD_SIZE=N)",
 		}
 	}
 	job, _ := environment("FLUX_JOB_ID")

@@ -183,7 +183,7 @@ func TestUnknownLaunchers(t *testing.T) {
 	} {
 		_, err := FindPlacement(c.environment.lookup)
 		var input *fault.Input
-		if !errors.As(err, &input) || !strings.Contains(err.Error(), c.says) || input.Mend == "" {
+		if !errors.As(err, &input) || !strings.Contains(err.Error(), c.says) || input.Hint == "" {
 			t.Errorf("%s: got %v, want %q", name, err, c.says)
 		}
 	}

@@ -57,7 +57,7 @@ func NewPlan(h *host.Host, r Request, environment []string) (*Plan, error) {
 		return "", false
 	}
 	if len(r.Command) == 0 {
-		return nil, &fault.Input{What: "there is no command to run", Mend: "plimsoll run --nproc 2 -- python train.py"}
+		return nil, &fault.Input{What: "there is no command to run", Hint: "plimsoll run --nproc 2 -- python train.py"}
 	}
 	if r.Ranks < 0 {
 		return nil, &fault.Input{What: fmt.Sprintf("--nproc is %d: expected 1 or more", r.Ranks)}
@@ -93,11 +93,11 @@ func NewPlan(h *host.Host, r Request, environment []string) (*Plan, error) {
 		return nil, &fault.Input{
 			What: fmt.Sprintf("--nproc is %d, but %s has started this process as rank %d of %d", r.Ranks,
 				placement.Launcher, placement.Rank, placement.WorldSize),
-			Mend: "leave --nproc out, and have " + placement.Launcher + " start the ranks",
+			Hint: "leave --nproc out, and have " + placement.Launcher + " start the ranks",
 		}
 	case inner != "" && r.Ranks > 1:
 		return nil, &fault.Input{What: fmt.Sprintf("--nproc is %d, but %s starts ranks itself", r.Ranks, inner),
-			Mend: "give the number of ranks to " + inner + " alone"}
+			Hint: "give the number of ranks to " + inner + " alone"}
 	case placement != nil:
 		err = p.takePlace(h, r.Binding)
 	default:
@@ -108,7 +108,7 @@ func NewPlan(h *host.Host, r Request, environment []string) (*Plan, error) {
 	}
 	if slices.ContainsFunc(p.Bound, func(r binding.Rank) bool { return r.TrainerCPUs.IsEmpty() }) {
 		return nil, &fault.Input{What: fmt.Sprintf("--trainer-cores %v leaves no CPU to the program",
-			r.Binding.TrainerCores), Mend: "give the trainer a core or more, or leave --trainer-cores out"}
+			r.Binding.TrainerCores), Hint: "give the trainer a core or more, or leave --trainer-cores out"}
 	}
 	port := ""
 	if inner == "" {
@@ -192,7 +192,7 @@ func (p *Plan) takePlace(h *host.Host, request binding.Request) error {
 		return &fault.Input{
 			What: fmt.Sprintf("--reserve is %d, but %s has bound the ranks of this host, and plimsoll cannot tell "+
 				"which cores they have together", request.Reserve, place.Launcher),
-			Mend: "have " + place.Launcher + " bind them to fewer cores, or bind none",
+			Hint: "have " + place.Launcher + " bind them to fewer cores, or bind none",
 		}
 	}
 	if ranks == 1 && len(request.GPUs) == place.LocalWorldSize && len(request.GPUs) > 1 {
@@ -271,7 +271,7 @@ func (p *Plan) masterPort(lookup Environment) (string, error) {
 	if err != nil {
 		if errors.Is(err, syscall.EADDRINUSE) {
 			return "", &fault.Input{What: fmt.Sprintf("port %s (MASTER_PORT) is in use by another program, "+
-				"perhaps an earlier job", given), Mend: "set another MASTER_PORT, or none"}
+				"perhaps an earlier job", given), Hint: "set another MASTER_PORT, or none"}
 		}
 		return "", &fault.Input{What: "the environment variable MASTER_PORT", Err: err}
 	}

@@ -28,9 +28,9 @@ type config struct {
 // two sizes must not overflow.
 const maxSize = 1 << 24
 
-func (c *config) fail(at int64, mend, format string, arguments ...any) {
+func (c *config) fail(at int64, hint, format string, arguments ...any) {
 	if c.err == nil {
-		c.err = c.document.fault(at, fmt.Sprintf(format, arguments...), mend)
+		c.err = c.document.fault(at, fmt.Sprintf(format, arguments...), hint)
 	}
 }
 
@@ -57,11 +57,11 @@ func (c *config) size(names ...string) int64 {
 		return 1
 	}
 	if _, ok := c.find(names...); !ok {
-		mend := fmt.Sprintf("add %q with the size of the model", names[0])
+		hint := fmt.Sprintf("add %q with the size of the model", names[0])
 		if near := fault.Nearest(names[0], slices.Sorted(maps.Keys(c.fields))); near != "" {
-			mend = fmt.Sprintf("the file says %q: did you mean %q?", near, names[0])
+			hint = fmt.Sprintf("the file says %q: did you mean %q?", near, names[0])
 		}
-		c.fail(0, mend, "%s is missing", strings.Join(names, " or "))
+		c.fail(0, hint, "%s is missing", strings.Join(names, " or "))
 		return 1
 	}
 	return c.sizeOr(0, names...)
@@ -230,12 +230,12 @@ func (c *config) architecture() (architecture, error) {
 }
 
 func (c *config) unknown(at int64, kind, name string, known []string) error {
-	mend := headersInstead
+	hint := headersInstead
 	if near := fault.Nearest(name, known); near != "" {
-		mend = fmt.Sprintf("did you mean %q? Otherwise %s", near, mend)
+		hint = fmt.Sprintf("did you mean %q? Otherwise %s", near, hint)
 	}
 	what := fmt.Sprintf("unknown %s %q (known: %s)", kind, name, strings.Join(known, ", "))
-	return &unknownArchitecture{name, *c.document.fault(at, what, mend)}
+	return &unknownArchitecture{name, *c.document.fault(at, what, hint)}
 }
 
 func fromConfig(doc document, name, source string) (*Model, error) {

@@ -28,7 +28,7 @@ func TestConfigFaults(t *testing.T) {
 		}
 		return edited
 	}
-	for _, test := range []struct{ text, what, mend string }{
+	for _, test := range []struct{ text, what, hint string }{
 		{edit(`"vocab_size": 100,`, ``), "c.json:1:1: vocab_size is missing", `add "vocab_size"`},
 		{edit(`hidden_size`, `hiden_size`), "c.json:1:1: hidden_size is missing", `the file says "hiden_size"`},
 		{edit(`100`, `"100"`), `c.json:3:17: vocab_size is "100": an integer from 1`, ""},
@@ -65,7 +65,7 @@ func TestConfigFaults(t *testing.T) {
 		{"version https://git-lfs.github.com/spec/v1", "not valid JSON", ""},
 	} {
 		_, err := fromConfig(document{"c.json", []byte(test.text)}, "c", "c.json")
-		checkFault(t, test.text, err, test.what, test.mend)
+		checkFault(t, test.text, err, test.what, test.hint)
 	}
 }
 

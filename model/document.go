@@ -28,8 +28,8 @@ type value struct {
 
 func (d document) whole() value { return value{raw: d.text} }
 
-func (d document) fault(at int64, what, mend string) *fault.Input {
-	return &fault.Input{Where: fault.At(d.file, d.text, at), What: what, Mend: mend}
+func (d document) fault(at int64, what, hint string) *fault.Input {
+	return &fault.Input{Where: fault.At(d.file, d.text, at), What: what, Hint: hint}
 }
 
 // members returns the members of an object. elements returns those of an array.

@@ -133,7 +133,7 @@ func loadFolder(folder string) (*Model, error) {
 		return nil, &fault.Input{
 			Where: fault.Position{File: folder},
 			What:  fmt.Sprintf("the folder holds no %s, %s or %s", configName, indexName, singleName),
-			Mend:  "name the folder that the model was downloaded to, or a model of the catalog",
+			Hint:  "name the folder that the model was downloaded to, or a model of the catalog",
 		}
 	}
 	m, err := load(weights, name)
@@ -152,14 +152,14 @@ func loadConfig(path, name string) (*Model, error) {
 }
 
 func unknownName(name string) error {
-	mend := "'plimsoll rehearse --help' lists the catalog; a config.json, a *.safetensors file or a folder that " +
+	hint := "'plimsoll rehearse --help' lists the catalog; a config.json, a *.safetensors file or a folder that " +
 		"holds one will do as well"
 	if near := fault.Nearest(strings.ToLower(filepath.Base(name)), Catalog()); near != "" {
-		mend = fmt.Sprintf("did you mean %q? %s", near, mend)
+		hint = fmt.Sprintf("did you mean %q? %s", near, hint)
 	}
 	return &fault.Input{
 		What: fmt.Sprintf("unknown model %q: there is no file or folder of that name, and none in the catalog", name),
-		Mend: mend,
+		Hint: hint,
 	}
 }
 

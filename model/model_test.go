@@ -193,7 +193,7 @@ func TestLoadFaults(t *testing.T) {
 	empty := t.TempDir()
 	foreign := t.TempDir()
 	write(t, filepath.Join(foreign, configName), `{"architectures": ["RwkvForCausalLM"]}`)
-	for _, test := range []struct{ path, what, mend string }{
+	for _, test := range []struct{ path, what, hint string }{
 		{"qwen2.5-0.6b", `unknown model "qwen2.5-0.6b"`,
 			`did you mean "qwen2.5-0.5b"? 'plimsoll rehearse --help' lists the catalog`},
 		{"Qwen/Qwen2.5-0.5B", `unknown model "Qwen/Qwen2.5-0.5B"`, `did you mean "qwen2.5-0.5b"?`},
@@ -204,20 +204,20 @@ func TestLoadFaults(t *testing.T) {
 		{"gpt2\x00", "cannot be read", ""},
 	} {
 		_, err := Load(test.path)
-		checkFault(t, test.path, err, test.what, test.mend)
+		checkFault(t, test.path, err, test.what, test.hint)
 	}
 }
 
 // checkFault checks that err is bad input with this message and hint.
-func checkFault(t *testing.T, name string, err error, what, mend string) {
+func checkFault(t *testing.T, name string, err error, what, hint string) {
 	t.Helper()
 	var input *fault.Input
 	if !errors.As(err, &input) {
 		t.Errorf("%s: got %v, want a fault.Input", name, err)
 		return
 	}
-	if !strings.Contains(err.Error(), what) || !strings.Contains(input.Mend, mend) {
-		t.Errorf("%s: got\n%s\nwant %q and the hint %q", name, err, what, mend)
+	if !strings.Contains(err.Error(), what) || !strings.Contains(input.Hint, hint) {
+		t.Errorf("%s: got\n%s\nwant %q and the hint %q", name, err, what, hint)
 	}
 }
 

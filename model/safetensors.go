@@ -38,7 +38,7 @@ func loadSafetensors(path, name string) (*Model, error) {
 		return nil, &fault.Input{
 			Where: fault.Position{File: path},
 			What:  "this file is one of several that hold the model together",
-			Mend:  "name the folder, or the " + indexName + " beside it",
+			Hint:  "name the folder, or the " + indexName + " beside it",
 		}
 	}
 	doc, tensors, err := readHeader(path)
@@ -58,7 +58,7 @@ func readHeader(path string) (document, []tensor, error) {
 		return document{}, nil, &fault.Input{
 			Where: fault.Position{File: path},
 			What:  fmt.Sprintf(format, arguments...),
-			Mend:  "download the file again",
+			Hint:  "download the file again",
 		}
 	}
 	file, info, err := files.Open(path)

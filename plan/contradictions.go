@@ -16,14 +16,14 @@ import (
 // refuses it, the text quotes that program.
 type contradiction struct {
 	found      bool
-	what, mend string
+	what, hint string
 }
 
 // refuse returns the first contradiction that was found as an error.
 func refuse(list ...contradiction) error {
 	for _, c := range list {
 		if c.found {
-			return &fault.Input{What: c.what, Mend: c.mend}
+			return &fault.Input{What: c.what, Hint: c.hint}
 		}
 	}
 	return nil
@@ -201,15 +201,15 @@ var variantsOf = map[string][]Variant{
 // checkVariant refuses a variant that an optimizer does not have.
 func checkVariant(name string, wanted Variant) error {
 	known := []Variant{Foreach, Fused, Loop}
-	mend := "leave it out: " + name + " steps in one way"
+	hint := "leave it out: " + name + " steps in one way"
 	if has := variantsOf[name]; len(has) > 0 {
-		mend = fmt.Sprintf("expected %v", joined(has))
+		hint = fmt.Sprintf("expected %v", joined(has))
 	}
 	switch {
 	case !slices.Contains(known, wanted):
-		return &fault.Input{What: fmt.Sprintf("unknown variant %q of the optimizer %s", wanted, name), Mend: mend}
+		return &fault.Input{What: fmt.Sprintf("unknown variant %q of the optimizer %s", wanted, name), Hint: hint}
 	case !slices.Contains(variantsOf[name], wanted):
-		return &fault.Input{What: fmt.Sprintf("the optimizer %s has no variant %s", name, wanted), Mend: mend}
+		return &fault.Input{What: fmt.Sprintf("the optimizer %s has no variant %s", name, wanted), Hint: hint}
 	}
 	return nil
 }

@@ -108,7 +108,7 @@ func (t *trace) failure(capacity ledger.Bytes) error {
 	return &fault.Input{What: fmt.Sprintf("the job holds more than %v on a GPU: %v are allocated, and %v more "+
 		"are wanted",
 		full.Free+full.Reserved, full.Allocated, full.Requested),
-		Mend: "give a smaller --seq-len or --micro-batch"}
+		Hint: "give a smaller --seq-len or --micro-batch"}
 }
 
 // device returns the GPU of a rank.

@@ -28,12 +28,12 @@ func (r *resolver) readAdapter() (err error) {
 	if r.Request.Adapter == "" {
 		if r.AdapterPrecision != "" {
 			return &fault.Input{What: "--adapter-precision is given without --adapter",
-				Mend: "add --adapter, or leave it out"}
+				Hint: "add --adapter, or leave it out"}
 		}
 		if j.Quantization != nil && j.Quantization.Bits > 0 {
 			return &fault.Input{What: fmt.Sprintf("a model quantized to %d bits cannot be trained by itself: "+
 				"transformers refuses it", j.Quantization.Bits),
-				Mend: "add --adapter with the adapter_config.json of PEFT"}
+				Hint: "add --adapter with the adapter_config.json of PEFT"}
 		}
 		return nil
 	}
@@ -52,7 +52,7 @@ func (r *resolver) readAdapter() (err error) {
 	default:
 		return &fault.Input{Where: fault.Position{File: j.Adapter.File},
 			What: j.Adapter.Type + " is not planned: virtual tokens change the length of every sequence",
-			Mend: "planned are LORA, ADALORA, IA3, VERA and LN_TUNING"}
+			Hint: "planned are LORA, ADALORA, IA3, VERA and LN_TUNING"}
 	}
 	for _, unplanned := range []struct {
 		key string
@@ -66,14 +66,14 @@ func (r *resolver) readAdapter() (err error) {
 		if unplanned.is {
 			return &fault.Input{Where: fault.Position{File: j.Adapter.File},
 				What: unplanned.key + " changes what is held, and is not planned yet",
-				Mend: "remove it, and expect the job to take more than the plan"}
+				Hint: "remove it, and expect the job to take more than the plan"}
 		}
 	}
 	if embedding := j.adaptsEmbedding(); embedding != "" && j.Adapter.Type == "LORA" && j.Adapter.LoRABias {
 		return &fault.Input{Where: j.Adapter.Place(),
 			What: "target_modules adapts " + embedding +
 				": PEFT says \"lora_bias=True is not supported for Embedding\"",
-			Mend: "remove it, or lora_bias"}
+			Hint: "remove it, or lora_bias"}
 	}
 	// PEFT keeps adapters of 16-bit models in fp32 (autocast_adapter_dtype).
 	j.AdapterType = dtype.F32
@@ -85,7 +85,7 @@ func (r *resolver) readAdapter() (err error) {
 		j.AdapterType, _ = dtype.Parse(r.AdapterPrecision)
 	default:
 		return &fault.Input{What: fmt.Sprintf("unknown precision of adapters %q", r.AdapterPrecision),
-			Mend: "expected fp32, bf16 or fp16"}
+			Hint: "expected fp32, bf16 or fp16"}
 	}
 	matched := false
 	modules := append(j.Model.Network.Linears(), j.Model.Network.Head.Projection)
@@ -96,7 +96,7 @@ func (r *resolver) readAdapter() (err error) {
 	if !matched {
 		return &fault.Input{Where: fault.Position{File: j.Adapter.File},
 			What: fmt.Sprintf("target_modules matches no module of %s", j.Model.Name),
-			Mend: "its linear modules are " + strings.Join(lastNames(j.Model.Network.Linears()), ", ")}
+			Hint: "its linear modules are " + strings.Join(lastNames(j.Model.Network.Linears()), ", ")}
 	}
 	return nil
 }
@@ -154,7 +154,7 @@ func (r *resolver) fusedTargets() error {
 			return &fault.Input{Where: a.Place(),
 				What: "target_modules adapts " + x.Router +
 					", which PEFT refuses: transformers 5 has routers that are no linear modules",
-				Mend: "remove it, or give the version that the job runs with, such as --transformers 4.57"}
+				Hint: "remove it, or give the version that the job runs with, such as --transformers 4.57"}
 		}
 		return nil
 	}
@@ -162,7 +162,7 @@ func (r *resolver) fusedTargets() error {
 		return &fault.Input{Where: a.Place(),
 			What: fmt.Sprintf("target_modules is not given, and PEFT has no default for %s of transformers 5",
 				r.job.Model.Type),
-			Mend: `add "target_modules": ["q_proj", "v_proj"]`}
+			Hint: `add "target_modules": ["q_proj", "v_proj"]`}
 	}
 	modules := append(network.Linears(), x.Router, x.GateUp, x.Down)
 	for _, name := range names {
@@ -175,7 +175,7 @@ func (r *resolver) fusedTargets() error {
 			return &fault.Input{Where: a.Place(),
 				What: fmt.Sprintf("target_modules adapts %q: transformers 5 has the weights of all experts in one "+
 					"parameter, and PEFT makes target_parameters of it, which is not planned yet", name),
-				Mend: "name modules of the attention alone, or give the version that the job runs with, such as " +
+				Hint: "name modules of the attention alone, or give the version that the job runs with, such as " +
 					"--transformers 4.57"}
 		}
 	}
@@ -225,7 +225,7 @@ func (r *resolver) quantization() error {
 	default:
 		if _, err := os.Stat(name); err != nil && !strings.ContainsAny(name, "./") {
 			return &fault.Input{What: fmt.Sprintf("unknown quantization %q", name),
-				Mend: "expected nf4, nf4-dq, fp4, fp4-dq, int8, or a file with BitsAndBytesConfig in JSON"}
+				Hint: "expected nf4, nf4-dq, fp4, fp4-dq, int8, or a file with BitsAndBytesConfig in JSON"}
 		}
 		q, err := recipe.LoadQuantization(name)
 		if err != nil {
@@ -236,7 +236,7 @@ func (r *resolver) quantization() error {
 			return &fault.Input{Where: fault.Position{File: q.File},
 				What: "llm_int8_has_fp16_weight is true: 16-bit weights are kept beside those in 8 bits, which is " +
 					"not planned yet",
-				Mend: "set it to false, or plan without quantization"}
+				Hint: "set it to false, or plan without quantization"}
 		}
 		r.job.Quantization = q
 	}
@@ -259,12 +259,12 @@ func (r *resolver) chooseOptimizer() error {
 	}
 	known, ok := optimizerNames[name]
 	if !ok {
-		mend := "planned are " + strings.Join(Optimizers(), ", ")
+		hint := "planned are " + strings.Join(Optimizers(), ", ")
 		if near := fault.Nearest(name, Optimizers()); near != "" {
-			mend = fmt.Sprintf("did you mean %q? %s", near, mend)
+			hint = fmt.Sprintf("did you mean %q? %s", near, hint)
 		}
 		return &fault.Input{Where: where, What: fmt.Sprintf("the optimizer %q is not one that can be planned",
-			name), Mend: mend}
+			name), Hint: hint}
 	}
 	o := optimizerKinds[known.kind]
 	o.Name, o.Variant, o.managed = known.kind, known.variant, known.paged
@@ -347,7 +347,7 @@ func (r *resolver) sharding() error {
 	case "":
 	case "1", "2":
 		if j.FSDP != nil {
-			return &fault.Input{What: "--fsdp is given, and a file configures FSDP too", Mend: "leave --fsdp out"}
+			return &fault.Input{What: "--fsdp is given, and a file configures FSDP too", Hint: "leave --fsdp out"}
 		}
 		j.FSDP = &recipe.FSDP{Version: int(r.Request.FSDP[0] - '0'), Strategy: "full_shard",
 			WrapPolicy: "transformer_based_wrap", UseOrigParams: true,
@@ -383,7 +383,7 @@ func (r *resolver) sharding() error {
 			return &fault.Input{What: fmt.Sprintf("FSDP shards quantized weights from bitsandbytes 0.43 on, and "+
 				"this is %v",
 				j.Versions.BitsAndBytes),
-				Mend: "give a later --bitsandbytes"}
+				Hint: "give a later --bitsandbytes"}
 		}
 		j.Versions.BitsAndBytes = oldest
 	}

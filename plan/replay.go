@@ -32,7 +32,7 @@ func (j *Job) allocator(capacity ledger.Bytes) (Allocator, error) {
 	}
 	if c.MallocAsync {
 		return nil, &fault.Input{What: "--alloc-conf asks for the backend cudaMallocAsync, which is CUDA's own and " +
-			"not modelled", Mend: "leave it out for an estimate with PyTorch's allocator"}
+			"not modelled", Hint: "leave it out for an estimate with PyTorch's allocator"}
 	}
 	if capacity > 0 {
 		for _, outside := range j.outside() {

@@ -95,7 +95,7 @@ func (q Request) Resolve() (*Job, error) {
 func (r *resolver) read() (err error) {
 	if r.Request.Model == "" {
 		return &fault.Input{What: "no model was named",
-			Mend: "add --model with a name of the catalog or the path of a config.json"}
+			Hint: "add --model with a name of the catalog or the path of a config.json"}
 	}
 	if r.job.Model, err = model.Load(r.Request.Model); err != nil {
 		return cmp.Or(recipe.Misplaced(r.Request.Model), err)
@@ -103,9 +103,9 @@ func (r *resolver) read() (err error) {
 	if m := r.job.Model; m.Network == nil {
 		in := &fault.Input{Where: fault.Position{File: m.Source},
 			What: "the headers of weights do not say how the model computes, so its activations cannot be planned",
-			Mend: "name the model's config.json"}
+			Hint: "name the model's config.json"}
 		if m.Architecture != "" { // from the config.json beside the weights
-			in.What, in.Mend = fmt.Sprintf("how %s computes is not known here, so its activations cannot be planned",
+			in.What, in.Hint = fmt.Sprintf("how %s computes is not known here, so its activations cannot be planned",
 				m.Architecture), "planned are "+strings.Join(model.Architectures(), ", ")
 		}
 		return in
@@ -137,13 +137,13 @@ func (r *resolver) read() (err error) {
 	if d := r.job.DeepSpeed; d != nil {
 		if len(d.Unplanned) > 0 {
 			return &fault.Input{Where: d.Unplanned[0].Where, What: d.Unplanned[0].What + ", which is not planned yet",
-				Mend: "remove it, and expect the job to take another amount of memory than the plan says"}
+				Hint: "remove it, and expect the job to take another amount of memory than the plan says"}
 		}
 		r.note(d.Notes)
 	}
 	if r.job.DeepSpeed != nil && (r.job.FSDP != nil || r.Request.FSDP != "") {
 		return &fault.Input{What: "DeepSpeed and FSDP are both configured: a model is sharded by one of them",
-			Mend: "leave one of them out"}
+			Hint: "leave one of them out"}
 	}
 	return nil
 }
@@ -220,7 +220,7 @@ func (r *resolver) ranks() error {
 	if j.OnCPU && (r.GPUs > 0 && r.CPU || r.GPU != "" || r.GPUMemory > 0 || j.DeepSpeed != nil || j.FSDP != nil ||
 		r.Request.FSDP != "") {
 		return &fault.Input{What: "training on the CPU is planned without GPUs, DeepSpeed and FSDP",
-			Mend: "leave --cpu out"}
+			Hint: "leave --cpu out"}
 	}
 	if j.RanksPerNode == 0 {
 		j.RanksPerNode = 1
@@ -322,11 +322,11 @@ func (r *resolver) types() error {
 	named, known := precisions[strings.ToLower(r.Precision)]
 	switch {
 	case r.Precision != "" && !known:
-		mend := "expected one of " + strings.Join(Precisions, ", ")
+		hint := "expected one of " + strings.Join(Precisions, ", ")
 		if near := fault.Nearest(r.Precision, Precisions); near != "" {
-			mend = fmt.Sprintf("did you mean %q? %s", near, mend)
+			hint = fmt.Sprintf("did you mean %q? %s", near, hint)
 		}
-		return &fault.Input{What: fmt.Sprintf("unknown precision %q", r.Precision), Mend: mend}
+		return &fault.Input{What: fmt.Sprintf("unknown precision %q", r.Precision), Hint: hint}
 	case known:
 		j.Weights = named.weights
 		if named.autocast != recipe.Unmixed {
@@ -335,7 +335,7 @@ func (r *resolver) types() error {
 		if d := j.DeepSpeed; d != nil && d.Precision != dtype.Invalid && d.Precision != j.Weights {
 			return &fault.Input{Where: fault.Position{File: d.File},
 				What: fmt.Sprintf("DeepSpeed trains in %v, and --precision is %s", d.Precision, r.Precision),
-				Mend: "leave --precision out, or change the file"}
+				Hint: "leave --precision out, or change the file"}
 		}
 	case j.DeepSpeed != nil && j.DeepSpeed.Precision != dtype.Invalid:
 		j.Weights = j.DeepSpeed.Precision
@@ -446,7 +446,7 @@ func (r *resolver) modules() error {
 		}
 	default:
 		return &fault.Input{What: fmt.Sprintf("unknown modules %q", r.Modules),
-			Mend: "expected transformers, litgpt or torchtitan"}
+			Hint: "expected transformers, litgpt or torchtitan"}
 	}
 	return nil
 }
@@ -467,12 +467,12 @@ func (r *resolver) passes() error {
 	}
 	if !slices.Contains(Attentions, attention) {
 		return &fault.Input{What: fmt.Sprintf("unknown attention %q", r.Attention),
-			Mend: "expected one of " + strings.Join(Attentions, ", ")}
+			Hint: "expected one of " + strings.Join(Attentions, ", ")}
 	}
 	j.Attention = forward.AttentionKind(attention)
 	if j.Attention == forward.Flash && j.Weights == dtype.F32 && j.Autocast == dtype.Invalid {
 		return &fault.Input{What: "flash attention computes in bf16 and fp16 only, and the precision is fp32",
-			Mend: "use --attention sdpa, or --precision bf16"}
+			Hint: "use --attention sdpa, or --precision bf16"}
 	}
 
 	recompute := r.Recompute
@@ -485,7 +485,7 @@ func (r *resolver) passes() error {
 			return &fault.Input{Where: fault.Position{File: r.training.File},
 				What: "gradient checkpointing with \"offload\" keeps the inputs of blocks on the host, which is not " +
 					"planned yet",
-				Mend: "remove the key, and expect the job to take less of the GPU and more of the host than the " +
+				Hint: "remove the key, and expect the job to take less of the GPU and more of the host than the " +
 					"plan says"}
 		}
 		j.RecomputeEvery, j.RecomputeFirst = r.training.Checkpointing.EveryN, true
@@ -505,7 +505,7 @@ func (r *resolver) passes() error {
 		j.Recompute, j.RecomputeEvery = &autograd.Checkpoint{}, 2
 	default:
 		return &fault.Input{What: fmt.Sprintf("unknown way to recompute activations: %q", recompute),
-			Mend: "expected one of " + strings.Join(Recomputes, ", ")}
+			Hint: "expected one of " + strings.Join(Recomputes, ", ")}
 	}
 	j.HoldsOutputs = r.training == nil
 	if !j.Versions.Transformers.AtLeast(4, 46, 0) {
@@ -535,14 +535,14 @@ func (r *resolver) passes() error {
 		if ranks := l.Parallelism.Ranks(); ranks != j.World {
 			return &fault.Input{Where: fault.Position{File: l.File},
 				What: fmt.Sprintf("parallelism_config makes %d ranks, and the job has %d", ranks, j.World),
-				Mend: "change --gpus, --nodes or one of the sizes"}
+				Hint: "change --gpus, --nodes or one of the sizes"}
 		}
 		j.SplitWidth, j.SplitSequence = int64(l.Parallelism.Tensor), int64(l.Parallelism.Context)
 	}
 	if j.World%int(j.SplitWidth*j.SplitSequence) != 0 {
 		return &fault.Input{What: fmt.Sprintf("%d ranks cannot be divided among tensor parallelism of %d and context "+
 			"parallelism of %d", j.World, j.SplitWidth, j.SplitSequence),
-			Mend: "give a number of GPUs that is a multiple"}
+			Hint: "give a number of GPUs that is a multiple"}
 	}
 	if j.Sequence%j.SplitSequence != 0 {
 		return &fault.Input{What: fmt.Sprintf("sequences of %d tokens cannot be divided among %d ranks",

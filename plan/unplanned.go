@@ -16,7 +16,7 @@ func (r *resolver) unplanned() error {
 	if f := j.FSDP; f != nil && f.WrapPolicy == "size_based_wrap" {
 		return &fault.Input{What: "auto_wrap_policy is SIZE_BASED_WRAP, which makes units of any modules that are " +
 			"large enough, and is not planned yet",
-			Mend: "use TRANSFORMER_BASED_WRAP: the units are the blocks"}
+			Hint: "use TRANSFORMER_BASED_WRAP: the units are the blocks"}
 	}
 	for _, u := range slices.Concat(r.unplannedOfTraining(), r.unplannedOfLaunch(), r.unplannedOfEngines()) {
 		if u.is {

@@ -70,7 +70,7 @@ func ParseAccelerate(file string, text []byte) (*Accelerate, error) {
 		return nil, &fault.Input{
 			Where: fault.Position{File: file},
 			What:  "there is no distributed_type",
-			Mend:  "add distributed_type: MULTI_GPU, or 'NO' for one process",
+			Hint:  "add distributed_type: MULTI_GPU, or 'NO' for one process",
 		}
 	}
 	a := &Accelerate{File: file, Engine: engines[kind]}
@@ -237,7 +237,7 @@ func (c *checking) deepSpeedFile(section string) (*DeepSpeed, error) {
 			return nil, &fault.Input{
 				Where: c.place(section + key),
 				What:  section + key + " is given beside deepspeed_config_file, which says it, too",
-				Mend:  "remove it, and say it in the file",
+				Hint:  "remove it, and say it in the file",
 			}
 		}
 	}
@@ -245,7 +245,7 @@ func (c *checking) deepSpeedFile(section string) (*DeepSpeed, error) {
 		return nil, &fault.Input{
 			Where: c.place("mixed_precision"),
 			What:  "mixed_precision is given beside deepspeed_config_file, which says it, too",
-			Mend:  `remove it, and enable "bf16" or "fp16" in the file`,
+			Hint:  `remove it, and enable "bf16" or "fp16" in the file`,
 		}
 	}
 	path, err := c.companion(section + "deepspeed_config_file")

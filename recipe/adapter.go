@@ -109,7 +109,7 @@ func adapterType(d *document) (string, error) {
 		return "", &fault.Input{
 			Where: fault.Position{File: d.file},
 			What:  "there is no peft_type",
-			Mend:  `add "peft_type": "LORA"`,
+			Hint:  `add "peft_type": "LORA"`,
 		}
 	}
 	planned := slices.Sorted(maps.Keys(adapterSchemas))
@@ -122,7 +122,7 @@ func adapterType(d *document) (string, error) {
 	}
 	in := &fault.Input{Where: d.position(kind.at), What: fmt.Sprintf("peft_type is %s, which PEFT does not know", kind)}
 	if near := fault.Nearest(kind.text, slices.Concat(planned, unplannedAdapters)); near != "" {
-		in.Mend = fmt.Sprintf("did you mean %q?", near)
+		in.Hint = fmt.Sprintf("did you mean %q?", near)
 	}
 	return "", in
 }

@@ -159,7 +159,7 @@ func (a *Adapter) ForModel(modelType string) error {
 			return &fault.Input{
 				Where: a.place,
 				What:  fmt.Sprintf("feedforward_modules is not given, and PEFT has no default for %s", modelType),
-				Mend:  `add "feedforward_modules": ["down_proj"]`,
+				Hint:  `add "feedforward_modules": ["down_proj"]`,
 			}
 		}
 		a.feedforward = match{given: true, names: strings.Fields(list)}
@@ -178,7 +178,7 @@ func (a *Adapter) ForModel(modelType string) error {
 				Where: a.place,
 				What: fmt.Sprintf("target_modules is not given, and PEFT's %s has no default for %s",
 					a.Type, modelType),
-				Mend: `add "target_modules": "all-linear", or a list`,
+				Hint: `add "target_modules": "all-linear", or a list`,
 			}
 		}
 		a.targets.given = true
@@ -289,6 +289,6 @@ func (c *checking) compile(key string, at int64, before, expression, after strin
 		Where: c.position(at),
 		What:  fmt.Sprintf("%s has %q, which is no pattern that can be planned with", key, expression),
 		Err:   err,
-		Mend:  "check the brackets; lookaround and references to groups are not supported: list the modules instead",
+		Hint:  "check the brackets; lookaround and references to groups are not supported: list the modules instead",
 	}
 }

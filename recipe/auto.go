@@ -41,7 +41,7 @@ func (d *document) fill(fillings []filling) error {
 				Where: d.position(v.at),
 				What: fmt.Sprintf("DeepSpeed's %s is %s, but %s is %s %s",
 					f.path, v.inFull(), f.name, f.is.inFull(), said),
-				Mend: `set it to "auto"`,
+				Hint: `set it to "auto"`,
 			}
 		}
 	}

@@ -41,7 +41,7 @@ func (d *DeepSpeed) ResolveBatch(worldSize int) (Batch, error) {
 		return Batch{}, &fault.Input{
 			Where: d.elasticity,
 			What:  "elasticity is enabled: DeepSpeed chooses the batch when the job starts",
-			Mend:  `switch elasticity off and give "` + microKey + `"`,
+			Hint:  `switch elasticity off and give "` + microKey + `"`,
 		}
 	}
 	b := d.Batch
@@ -49,7 +49,7 @@ func (d *DeepSpeed) ResolveBatch(worldSize int) (Batch, error) {
 		return Batch{}, &fault.Input{
 			Where: fault.Position{File: d.File},
 			What:  fmt.Sprintf("neither %s nor %s is given as a number", trainKey, microKey),
-			Mend:  `add "` + microKey + `": 1, or the number that the trainer's arguments set`,
+			Hint:  `add "` + microKey + `": 1, or the number that the trainer's arguments set`,
 		}
 	}
 
@@ -88,11 +88,11 @@ func (d *DeepSpeed) ResolveBatch(worldSize int) (Batch, error) {
 	return b, nil
 }
 
-func (d *DeepSpeed) contradiction(what, mend string) error {
+func (d *DeepSpeed) contradiction(what, hint string) error {
 	return &fault.Input{
 		Where: d.places[trainKey],
 		What:  fmt.Sprintf("%s is %d, %s", trainKey, d.Batch.Train, what),
-		Mend:  mend,
+		Hint:  hint,
 	}
 }
 

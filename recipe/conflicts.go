@@ -16,14 +16,14 @@ type conflict struct {
 	is   bool   // whether the file has it
 	path string // of the key to change
 	why  string
-	mend string
+	hint string
 }
 
 // refuse returns the first conflict that the file has, as an error.
 func (c *checking) refuse(list []conflict) error {
 	for _, k := range list {
 		if k.is {
-			return &fault.Input{Where: c.place(k.path), What: k.path + " " + k.why, Mend: k.mend}
+			return &fault.Input{Where: c.place(k.path), What: k.path + " " + k.why, Hint: k.hint}
 		}
 	}
 	return nil
@@ -75,7 +75,7 @@ func (c *checking) sectionConflicts(d *DeepSpeed) error {
 				Where: c.place(pair[0]),
 				What: fmt.Sprintf("%s and %s (line %d) are two names for one setting",
 					pair[0], pair[1], c.place(pair[1]).Line),
-				Mend: "remove the first",
+				Hint: "remove the first",
 			}
 		}
 	}
@@ -87,7 +87,7 @@ func (c *checking) sectionConflicts(d *DeepSpeed) error {
 			return &fault.Input{
 				Where: c.place("elasticity"),
 				What:  "elasticity is enabled without " + key,
-				Mend:  fmt.Sprintf("add %q to it", key),
+				Hint:  fmt.Sprintf("add %q to it", key),
 			}
 		}
 	}
@@ -102,7 +102,7 @@ func (c *checking) sectionConflicts(d *DeepSpeed) error {
 			return &fault.Input{
 				Where: c.place(key),
 				What:  key + " is given, but elasticity is enabled and chooses the batch itself",
-				Mend:  `remove the key, or set elasticity's "ignore_non_elastic_batch_info" to true`,
+				Hint:  `remove the key, or set elasticity's "ignore_non_elastic_batch_info" to true`,
 			}
 		}
 	}

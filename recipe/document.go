@@ -130,8 +130,8 @@ func (d *document) position(at int64) fault.Position {
 	return fault.Position{File: d.file, Line: line, Column: int(at-starts[line-1]) + 1}
 }
 
-func (d *document) bad(at int64, what, mend string) error {
-	return &fault.Input{Where: d.position(at), What: what, Mend: mend}
+func (d *document) bad(at int64, what, hint string) error {
+	return &fault.Input{Where: d.position(at), What: what, Hint: hint}
 }
 
 // blank returns the text as plain JSON of the same length. Comments, trailing
@@ -206,7 +206,7 @@ func (d *document) token() (jsontext.Token, error) {
 			"check that every brace, bracket and quote is closed")
 	}
 	bad := &fault.Input{What: "this is not JSON", Err: err,
-		Mend: "names and strings need double quotes; true, false and null small letters; members commas between them"}
+		Hint: "names and strings need double quotes; true, false and null small letters; members commas between them"}
 	if errors.As(err, &syntax) {
 		bad.Where, bad.Err = d.position(syntax.ByteOffset), syntax.Err
 	}

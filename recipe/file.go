@@ -25,7 +25,7 @@ func load[T any](path string, what *kind, parse func(file string, text []byte) (
 	case errors.Is(err, fs.ErrNotExist):
 		return nil, &fault.Input{
 			Where: fault.Position{File: path}, What: "there is no such file",
-			Mend: fmt.Sprintf("give the path of the %v", what),
+			Hint: fmt.Sprintf("give the path of the %v", what),
 		}
 	case errors.As(err, &notRegular) || errors.As(err, &tooLarge):
 		return nil, &fault.Input{

@@ -213,7 +213,7 @@ func (c *checking) oneSpelling(section, prefix string) error {
 				Where: c.position(m.at),
 				What: fmt.Sprintf("%s and %s (line %d) are two names for one setting",
 					m.name, bare, c.position(v.member(bare).at).Line),
-				Mend: "remove one of the two",
+				Hint: "remove one of the two",
 			}
 		}
 	}

@@ -135,16 +135,16 @@ func (k *kind) marked(root *value) bool {
 }
 
 func (d *document) misplaced(found *kind, m *member, wanted *kind) error {
-	mend := fmt.Sprintf("%ss are not read yet: give the path of the %v", found, wanted)
+	hint := fmt.Sprintf("%ss are not read yet: give the path of the %v", found, wanted)
 	if found == scriptKind {
-		mend = "keep the keys of TrainingArguments alone in a file, and give the rest by other flags"
+		hint = "keep the keys of TrainingArguments alone in a file, and give the rest by other flags"
 	}
 	if found.flag != "" {
-		mend = "give it as " + found.flag
+		hint = "give it as " + found.flag
 	}
 	what := fmt.Sprintf("this seems to be %s, as it has the key %q: expected %s",
 		article(found.name), m.name, article(wanted.name))
-	return d.bad(m.at, what, mend)
+	return d.bad(m.at, what, hint)
 }
 
 // article returns a name with its indefinite article.

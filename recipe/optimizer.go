@@ -139,7 +139,7 @@ func (c *checking) optimizer() (*Optimizer, error) {
 		return nil, &fault.Input{
 			Where: c.place("optimizer"),
 			What:  `optimizer has no "type": DeepSpeed would ignore it`,
-			Mend:  `add "type": "AdamW", or remove the section`,
+			Hint:  `add "type": "AdamW", or remove the section`,
 		}
 	}
 	t := optimizerNamed(name.text)
@@ -154,7 +154,7 @@ func (c *checking) optimizer() (*Optimizer, error) {
 		return nil, &fault.Input{
 			Where: c.position(m.at),
 			What:  "DeepSpeed takes no max_grad_norm in optimizer.params",
-			Mend:  `use "gradient_clipping" at the top level`,
+			Hint:  `use "gradient_clipping" at the top level`,
 		}
 	}
 	keys := maps.Clone(commonKeys)
@@ -197,9 +197,9 @@ func (c *checking) unknownType(path string, name *value, candidates []string) er
 		What:  fmt.Sprintf("%s is %s, which DeepSpeed does not know", path, name),
 	}
 	if near := fault.Nearest(name.text, candidates); near != "" {
-		in.Mend = fmt.Sprintf("did you mean %q?", near)
+		in.Hint = fmt.Sprintf("did you mean %q?", near)
 	} else {
-		in.Mend = "it knows " + strings.Join(candidates, ", ")
+		in.Hint = "it knows " + strings.Join(candidates, ", ")
 	}
 	return in
 }

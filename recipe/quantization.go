@@ -86,7 +86,7 @@ func ParseQuantization(file string, text []byte) (*Quantization, error) {
 		return nil, &fault.Input{
 			Where: fault.Position{File: file},
 			What:  "this config.json has no quantization_config",
-			Mend:  "give the JSON of a BitsAndBytesConfig, or plan without quantization",
+			Hint:  "give the JSON of a BitsAndBytesConfig, or plan without quantization",
 		}
 	}
 	c, err := schema{"BitsAndBytesConfig", isObject(bitsAndBytesKeys).notingOthers()}.read(document)
@@ -177,7 +177,7 @@ func (c *checking) otherMethod(method *value) error {
 		What:  fmt.Sprintf("quant_method is %s, which transformers does not know", method),
 	}
 	if near := fault.Nearest(method.text, append(slices.Clone(quantizationMethods), "bitsandbytes")); near != "" {
-		in.Mend = fmt.Sprintf("did you mean %q?", near)
+		in.Hint = fmt.Sprintf("did you mean %q?", near)
 	}
 	return in
 }

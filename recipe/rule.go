@@ -197,7 +197,7 @@ func (c *checking) check(r rule, path string, v *value) error {
 	return &fault.Input{
 		Where: c.position(v.at),
 		What:  fmt.Sprintf("%s is %s, expected %s", path, v, r),
-		Mend:  c.slip(r, v),
+		Hint:  c.slip(r, v),
 	}
 }
 
@@ -312,7 +312,7 @@ func (c *checking) inside(r rule, path string, v *value) error {
 			c.notes = append(c.notes, Note{c.position(m.at), unknown + ": it is not planned with"})
 			continue
 		default:
-			return &fault.Input{Where: c.position(m.at), What: unknown, Mend: c.advice(r, m.name)}
+			return &fault.Input{Where: c.position(m.at), What: unknown, Hint: c.advice(r, m.name)}
 		}
 		if err := c.check(key, below, m.value); err != nil {
 			return err

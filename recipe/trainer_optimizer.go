@@ -108,9 +108,9 @@ func (c *checking) trainerOptimizer() (TrainerOptimizer, error) {
 		}
 		names := slices.Sorted(maps.Keys(trainerOptimizers))
 		if near := fault.Nearest(name, names); near != "" {
-			in.Mend = fmt.Sprintf("did you mean %q?", near)
+			in.Hint = fmt.Sprintf("did you mean %q?", near)
 		} else {
-			in.Mend = "it knows " + strings.Join(names, ", ")
+			in.Hint = "it knows " + strings.Join(names, ", ")
 		}
 		return o, in
 	}

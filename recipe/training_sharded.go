@@ -117,7 +117,7 @@ func (t *Training) Mismatch(d *DeepSpeed) error {
 				Where: where,
 				What: fmt.Sprintf("DeepSpeed's %s is %v, but %s is %v in %s: transformers refuses that",
 					m.key, m.is, m.name, m.said, t.File),
-				Mend: `set it to "auto"`,
+				Hint: `set it to "auto"`,
 			}
 		}
 	}
@@ -263,9 +263,9 @@ func (c *checking) fsdpOptions(f *FSDP, version int64) error {
 			in := &fault.Input{Where: c.position(v.at), What: fmt.Sprintf("fsdp holds %q, which is no option", word)}
 			options := append([]string{"offload", "auto_wrap"}, fsdpStrategies...)
 			if near := fault.Nearest(word, options); near != "" {
-				in.Mend = fmt.Sprintf("did you mean %q?", strings.ToLower(near))
+				in.Hint = fmt.Sprintf("did you mean %q?", strings.ToLower(near))
 			} else {
-				in.Mend = "the options are " + strings.ToLower(strings.Join(options, ", "))
+				in.Hint = "the options are " + strings.ToLower(strings.Join(options, ", "))
 			}
 			return in
 		}

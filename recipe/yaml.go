@@ -49,7 +49,7 @@ func (d *document) notYAML(err error) error {
 		Where: fault.Position{File: d.file},
 		What:  "this is not YAML",
 		Err:   err,
-		Mend:  "check the indentation, the colons and the quotes",
+		Hint:  "check the indentation, the colons and the quotes",
 	}
 	if parts := yamlError.FindStringSubmatch(err.Error()); parts != nil {
 		bad.Err = errors.New(parts[2])

@@ -80,7 +80,7 @@ func (r Request) Resolve() (*Job, error) {
 	j.Kernel = set
 	if r.Model == "" {
 		return nil, &fault.Input{What: "no model was named",
-			Mend: "--model takes a catalog name such as qwen2.5-0.5b, a config.json, or safetensors files"}
+			Hint: "--model takes a catalog name such as qwen2.5-0.5b, a config.json, or safetensors files"}
 	}
 	if j.Model, err = model.Load(r.Model); err != nil {
 		return nil, err
@@ -134,7 +134,7 @@ func (r Request) checkNumbers(worldSize int) error {
 	}
 	if r.Clip != nil && (!(*r.Clip >= 0) || math.IsInf(*r.Clip, 1)) {
 		return &fault.Input{What: fmt.Sprintf("--clip is %g: expected a norm of 0 or more", *r.Clip),
-			Mend: "--clip 0 turns clipping off"}
+			Hint: "--clip 0 turns clipping off"}
 	}
 	return nil
 }
@@ -196,7 +196,7 @@ func (r Request) choosePrecision(j *Job) (dtype.Type, error) {
 		return asked, &fault.Input{
 			Where: fault.Position{File: d.File},
 			What:  fmt.Sprintf("DeepSpeed trains in %v, and --precision is %s", d.Precision, r.Precision),
-			Mend:  "leave --precision out, or change the file",
+			Hint:  "leave --precision out, or change the file",
 		}
 	}
 	return j.Recipe.Precision, nil
@@ -225,7 +225,7 @@ func optimizerOf(path string, o *recipe.Optimizer) (optim.Optimizer, error) {
 		return nil, &fault.Input{
 			Where: fault.Position{File: path},
 			What:  fmt.Sprintf("optimizer.type is %q, and the engine has AdamW, Adam, Lion and Adagrad", o.Type),
-			Mend: "the bytes of an optimizer with two moments are those of AdamW: set " +
+			Hint: "the bytes of an optimizer with two moments are those of AdamW: set " +
 				"optimizer.type to AdamW to rehearse it",
 		}
 	}
@@ -257,7 +257,7 @@ func (r Request) chooseFormat(algorithm kernel.Algorithm, precision dtype.Type) 
 	}
 	if !f.Moments.Suits(algorithm) {
 		return f, &fault.Input{What: fmt.Sprintf("--moments is %v, which is made for Adam, and the optimizer is %v",
-			f.Moments, algorithm), Mend: "--moments bf16"}
+			f.Moments, algorithm), Hint: "--moments bf16"}
 	}
 	if r.GradientType != "" {
 		t, ok := trainedIn(r.GradientType)
@@ -267,7 +267,7 @@ func (r Request) chooseFormat(algorithm kernel.Algorithm, precision dtype.Type) 
 		f.Gradient = t
 	}
 	if err := f.Validate(); err != nil {
-		return f, &fault.Input{Err: err, Mend: "--state fp32"}
+		return f, &fault.Input{Err: err, Hint: "--state fp32"}
 	}
 	return f, nil
 }
@@ -286,7 +286,7 @@ func (r Request) chooseEmbeddingMoments(others kernel.MomentType) (kernel.Moment
 	case others != kernel.MomentsInt8:
 		return others, &fault.Input{
 			What: fmt.Sprintf("--embedding-moments is given, and --moments is %v", others),
-			Mend: "embeddings differ only from --moments int8",
+			Hint: "embeddings differ only from --moments int8",
 		}
 	}
 	return asked, nil
@@ -349,7 +349,7 @@ func (p *Plan) workerCPUs(rank int) ([]int, error) {
 		return nil, &fault.Input{
 			What: fmt.Sprintf("--workers is %d, and rank %d has %d cores for them: CPUs %s", p.Workers, rank,
 				len(cpus), p.Binding.Ranks[rank].OptimizerCPUs),
-			Mend: "leave --workers out for one worker on each core, or use fewer ranks",
+			Hint: "leave --workers out for one worker on each core, or use fewer ranks",
 		}
 	}
 	if p.Workers > 0 {

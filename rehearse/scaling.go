@@ -35,14 +35,14 @@ func (l LossScaling) apply(j *Job) error {
 		return &fault.Input{
 			What: fmt.Sprintf("%s is given, and gradients are %v: only a loss with fp16 gradients is scaled",
 				cmp.Or(given, dynamic), j.Format.Gradient),
-			Mend: "--precision fp16",
+			Hint: "--precision fp16",
 		}
 	case !j.ScalesLoss():
 		j.LossScaler = optim.LossScaler{Static: 1}
 	case j.LossScaler.Static != 0 && dynamic != "":
 		return &fault.Input{
 			What: fmt.Sprintf("%s is given, and the loss scale is fixed at %g", dynamic, j.LossScaler.Static),
-			Mend: "--loss-scale 0 makes it dynamic",
+			Hint: "--loss-scale 0 makes it dynamic",
 		}
 	}
 	if err := j.LossScaler.Validate(); err != nil {

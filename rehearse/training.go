@@ -87,7 +87,7 @@ func (t *training) step(i int) (Step, error) {
 	if err := t.scaler.Update(step.Skipped); err != nil {
 		return step, &fault.Input{
 			What: fmt.Sprintf("step %d", i+1), Err: err,
-			Mend: fmt.Sprintf("DeepSpeed ends here, too: lower min_loss_scale (--min-loss-scale); the largest "+
+			Hint: fmt.Sprintf("DeepSpeed ends here, too: lower min_loss_scale (--min-loss-scale); the largest "+
 				"synthetic gradient is %d, and fp16 ends at 65504", synthetic.Outlier),
 		}
 	}

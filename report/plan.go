@@ -371,8 +371,8 @@ func (d *Plan) Explain(w io.Writer, name string) error {
 	}
 	if !found {
 		slices.Sort(names)
-		mend := "components of this plan: " + strings.Join(slices.Compact(names), ", ")
-		return &fault.Input{What: fmt.Sprintf("no component is called %q at any peak of this plan", name), Mend: mend}
+		hint := "components of this plan: " + strings.Join(slices.Compact(names), ", ")
+		return &fault.Input{What: fmt.Sprintf("no component is called %q at any peak of this plan", name), Hint: hint}
 	}
 	_, err := io.WriteString(w, b.String())
 	return err

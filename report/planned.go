@@ -27,7 +27,7 @@ func ReadPlan(file string) (*Plan, error) {
 	text, err := files.Read(file, maxPlan)
 	if err != nil {
 		return nil, &fault.Input{Where: fault.Position{File: file}, Err: cause(err),
-			Mend: "write it with plimsoll plan --out " + file}
+			Hint: "write it with plimsoll plan --out " + file}
 	}
 	return parsePlan(file, text)
 }
@@ -40,22 +40,22 @@ func parsePlan(file string, text []byte) (*Plan, error) {
 	switch err := json.Unmarshal(text, &head); {
 	case errors.As(err, &wrong):
 		return nil, &fault.Input{Where: fault.At(file, text, wrong.Offset-1), What: "this is not JSON", Err: err,
-			Mend: again}
+			Hint: again}
 	case err != nil || head.Schema == "":
-		return nil, &fault.Input{Where: where, What: "this is no plan: it names no schema", Mend: again}
+		return nil, &fault.Input{Where: where, What: "this is no plan: it names no schema", Hint: again}
 	case head.Schema != PlanSchema:
 		return nil, &fault.Input{Where: where, What: fmt.Sprintf("the schema is %q, and this version reads %q",
-			head.Schema, PlanSchema), Mend: again}
+			head.Schema, PlanSchema), Hint: again}
 	}
 	d := &Plan{}
 	if err := json.Unmarshal(text, d); err != nil {
-		return nil, &fault.Input{Where: where, What: "this is no whole plan", Err: err, Mend: again}
+		return nil, &fault.Input{Where: where, What: "this is no whole plan", Err: err, Hint: again}
 	}
 	known := d.Verdict == plan.Unknown || d.Limit != nil &&
 		(d.Verdict == plan.Fits || d.Verdict == plan.Tight || d.Verdict == plan.DoesNotFit)
 	if !known || len(d.Devices) == 0 {
 		return nil, &fault.Input{Where: where, What: fmt.Sprintf("this is no whole plan: the verdict is "+
-			"%q, without a limit or devices", d.Verdict), Mend: again}
+			"%q, without a limit or devices", d.Verdict), Hint: again}
 	}
 	return d, nil
 }
@@ -89,9 +89,9 @@ func (d *Plan) current(file string) error {
 		}
 		e := &fault.Input{Where: fault.Position{File: file},
 			What: input.File + " has changed since the plan was made",
-			Mend: "plan the job again, or give the file its content back"}
+			Hint: "plan the job again, or give the file its content back"}
 		if err != nil {
-			e.What, e.Err, e.Mend = "the plan was made from a file that cannot be read", err,
+			e.What, e.Err, e.Hint = "the plan was made from a file that cannot be read", err,
 				"run from the folder that the plan was made in, or plan the job again"
 		}
 		return e

@@ -111,7 +111,7 @@ func TestPlannedRun(t *testing.T) {
 			}
 			_, err = NewPlannedRun("plan.json")
 			var input *fault.Input
-			if !errors.As(err, &input) || !strings.Contains(err.Error(), test.want) || input.Mend == "" {
+			if !errors.As(err, &input) || !strings.Contains(err.Error(), test.want) || input.Hint == "" {
 				t.Errorf("%v, want %s", err, test.want)
 			}
 		})

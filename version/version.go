@@ -32,7 +32,7 @@ func Parse(text string) (Version, error) {
 	if bad {
 		return Version{}, &fault.Input{
 			What: fmt.Sprintf("%q is no version", text),
-			Mend: `expected numbers such as "2.4" or "0.18.3"`,
+			Hint: `expected numbers such as "2.4" or "0.18.3"`,
 		}
 	}
 	return v, nil

@@ -90,7 +90,7 @@ type smt bool
 func (s *smt) Set(text string) error {
 	if text != "on" && text != "off" {
 		return &fault.Input{What: fmt.Sprintf("%q is neither on nor off", text),
-			Mend: "give on, or off for one hardware thread of each core"}
+			Hint: "give on, or off for one hardware thread of each core"}
 	}
 	*s = text == "off"
 	return nil
@@ -124,7 +124,7 @@ func allow(h **host.Host, request *binding.Request, lists []string) (notes []str
 			return nil, &fault.Input{
 				What: fmt.Sprintf("--allowed %q has no CPU that is online and in the cpuset; those are %s", list,
 					possible),
-				Mend: "give CPUs of this machine, or another machine with --fsroot",
+				Hint: "give CPUs of this machine, or another machine with --fsroot",
 			}
 		}
 		masks = append(masks, mask)

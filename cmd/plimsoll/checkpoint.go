@@ -146,12 +146,12 @@ func (f conversion) apply(c *cobra.Command, to *checkpoint.Conversion) error {
 		{"to", f.to, []string{torchFormat}}, {"from", f.from, []string{torchFormat}}} {
 		if flag.value != "" && !slices.Contains(flag.known, flag.value) {
 			return &fault.Input{What: fmt.Sprintf("--%s is %q", flag.name, flag.value),
-				Mend: "use " + strings.Join(flag.known, ", ")}
+				Hint: "use " + strings.Join(flag.known, ", ")}
 		}
 	}
 	if f.to != "" && (f.from != "" || f.state != "" || f.moments != "" || c.Flags().Changed("ranks")) {
 		return &fault.Input{What: "--to torch writes everything in fp32 to one file, and no other flag goes with it",
-			Mend: "leave the other flags out"}
+			Hint: "leave the other flags out"}
 	}
 	if f.state != "" {
 		state := map[string]kernel.State{"split": kernel.Split, "fp32": kernel.FP32}[f.state]
@@ -206,6 +206,6 @@ func paths(names ...string) cobra.PositionalArgs {
 			return nil
 		}
 		return &fault.Input{What: fmt.Sprintf("%s takes %s, and %d arguments are given", c.CommandPath(),
-			strings.Join(names, " "), len(arguments)), Mend: "see " + c.CommandPath() + " --help"}
+			strings.Join(names, " "), len(arguments)), Hint: "see " + c.CommandPath() + " --help"}
 	}
 }

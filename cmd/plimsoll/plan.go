@@ -60,7 +60,7 @@ The catalog of models:
 		RunE: func(c *cobra.Command, _ []string) error {
 			if asJSON && explain != "" {
 				return &fault.Input{What: "--json and --explain are both given: each is a report of its own",
-					Mend: "leave one of them out"}
+					Hint: "leave one of them out"}
 			}
 			request.Clip = given(c, "clip", &clip)
 			return reported(func() error { return runPlan(c, request, explain, out, asJSON) })

@@ -25,7 +25,7 @@ the state is gone.`,
 		Args: func(_ *cobra.Command, names []string) error {
 			if len(names) == 0 {
 				return &fault.Input{What: "no session is named: expected the names of sessions that are set aside",
-					Mend: "plimsoll stat shows them"}
+					Hint: "plimsoll stat shows them"}
 			}
 			return nil
 		},
@@ -59,11 +59,11 @@ func dialService(socket string) (*service.Client, error) {
 	}
 	if socket == "" {
 		return nil, &fault.Input{What: "--socket is missing, and " + service.SocketVariable + " is not set",
-			Mend: "give the --socket of plimsoll serve"}
+			Hint: "give the --socket of plimsoll serve"}
 	}
 	client, err := service.Dial(socket)
 	if err != nil {
-		return nil, &fault.Input{Err: err, Mend: "is plimsoll serve running?"}
+		return nil, &fault.Input{Err: err, Hint: "is plimsoll serve running?"}
 	}
 	return client, nil
 }

@@ -83,7 +83,7 @@ func rootCommand() *cobra.Command {
 		RunE:          func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
-		return &fault.Input{Err: err, Mend: "see " + c.CommandPath() + " --help"}
+		return &fault.Input{Err: err, Hint: "see " + c.CommandPath() + " --help"}
 	})
 	root.AddCommand(benchCommand())
 	root.AddCommand(bindingCommand())
@@ -105,13 +105,13 @@ func noArguments(c *cobra.Command, arguments []string) error {
 		return nil
 	}
 	e := &fault.Input{What: fmt.Sprintf("%s takes no argument %q", c.CommandPath(), arguments[0]),
-		Mend: "see " + c.CommandPath() + " --help"}
+		Hint: "see " + c.CommandPath() + " --help"}
 	var names []string
 	for _, sub := range c.Commands() {
 		names = append(names, sub.Name())
 	}
 	if nearest := fault.Nearest(arguments[0], names); nearest != "" {
-		e.Mend = "did you mean " + c.CommandPath() + " " + nearest + "?"
+		e.Hint = "did you mean " + c.CommandPath() + " " + nearest + "?"
 	}
 	return e
 }

@@ -85,7 +85,7 @@ them dies; with --restarts they are started again and find it.`,
 				return document(nil).WriteText(c.OutOrStdout())
 			case asJSON:
 				return &fault.Input{What: "--json is for --dry-run: what the ranks print is theirs",
-					Mend: "give --report FILE"}
+					Hint: "give --report FILE"}
 			}
 			if short := h.Shortage(threadsOfRun+len(bound.Ranks), 0); short != "" {
 				sayTo(c)("the job does not fit: %s; nothing was started", short)

@@ -51,7 +51,7 @@ socket (ListenSequentialPacket=) and keeps its memory (FileDescriptorStoreMax=).
 			}
 			if socket == "" {
 				return &fault.Input{What: "--socket is missing: expected the path of the socket to listen at",
-					Mend: "give --socket ~/.plimsoll/socket"}
+					Hint: "give --socket ~/.plimsoll/socket"}
 			}
 			if untilStdinCloses {
 				var cancel context.CancelFunc
@@ -109,7 +109,7 @@ func checkMetrics(address string, say func(string, ...any)) error {
 	listener, err := service.ListenForMetrics(address)
 	if err != nil {
 		return &fault.Input{What: "--metrics", Err: err,
-			Mend: "give the address of this host and a port that is free, such as 127.0.0.1:9464"}
+			Hint: "give the address of this host and a port that is free, such as 127.0.0.1:9464"}
 	}
 	if strings.HasPrefix(address, ":") {
 		say("--metrics %s: this host alone can read them, at http://%v/metrics; for all networks give 0.0.0.0%s",

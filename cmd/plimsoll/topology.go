@@ -33,7 +33,7 @@ holds proc and sys of another machine.`,
 		Args: noArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if record != "" && asJSON {
-				return &fault.Input{What: "--record and --json are both given", Mend: "give one of the two"}
+				return &fault.Input{What: "--record and --json are both given", Hint: "give one of the two"}
 			}
 			if record != "" {
 				return recordTopology(c, fsroot, record)
