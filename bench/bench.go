@@ -48,7 +48,7 @@ type Sample struct {
 }
 
 // Run measures all cases, one after the other. It gives all memory back before it returns.
-func (p *Plan) Run(ctx context.Context, progress rehearse.Progress) ([]Result, error) {
+func (p *Suite) Run(ctx context.Context, progress rehearse.Progress) ([]Result, error) {
 	var results []Result
 	for _, c := range p.Cases {
 		result, err := p.measure(ctx, c, progress)
@@ -60,7 +60,7 @@ func (p *Plan) Run(ctx context.Context, progress rehearse.Progress) ([]Result, e
 	return results, nil
 }
 
-func (p *Plan) measure(ctx context.Context, c Case, progress rehearse.Progress) (result *Result, err error) {
+func (p *Suite) measure(ctx context.Context, c Case, progress rehearse.Progress) (result *Result, err error) {
 	progress.Begin(c.String(), int64(p.Rounds))
 	defer progress.End()
 	shard, err := engine.NewShard(c.Shard)

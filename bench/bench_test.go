@@ -37,8 +37,8 @@ func usual() Request {
 	return Request{Optimizer: "adamw", State: "split", Moments: "fp32", GradientType: "bf16", Rounds: 1}
 }
 
-func planOf(t *testing.T, r Request, available ledger.Bytes) *Plan {
-	p, err := NewPlan(r, hostWith(t, available))
+func planOf(t *testing.T, r Request, available ledger.Bytes) *Suite {
+	p, err := NewSuite(r, hostWith(t, available))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -49,7 +49,7 @@ const (
 	collectingRounds = 3
 )
 
-func (p *Plan) check(ctx context.Context, w watch, s *steps, repeats int) (*Checks, error) {
+func (p *Suite) check(ctx context.Context, w watch, s *steps, repeats int) (*Checks, error) {
 	c := &Checks{}
 	type pair struct {
 		collections   int

@@ -82,8 +82,8 @@ func (c Case) String() string {
 		c.Shard.Format.Moments, Count(c.Shard.Elements), workers)
 }
 
-// Plan is a benchmark with everything decided.
-type Plan struct {
+// Suite is a benchmark with everything decided.
+type Suite struct {
 	Host   *host.Host
 	Kernel kernel.Set
 	Rounds int
@@ -104,12 +104,12 @@ func (e *DoesNotFit) Error() string {
 		e.Case, e.Needed, e.Available, e.LimitedBy)
 }
 
-// NewPlan decides what to measure where. Every error is about the request, or is a DoesNotFit.
-func NewPlan(r Request, h *host.Host) (*Plan, error) {
+// NewSuite decides what to measure where. Every error is about the request, or is a DoesNotFit.
+func NewSuite(r Request, h *host.Host) (*Suite, error) {
 	if r.Rounds < 1 {
 		return nil, &fault.Input{What: fmt.Sprintf("--rounds is %d: expected at least 1", r.Rounds)}
 	}
-	p := &Plan{Host: h, Rounds: r.Rounds, Norm: r.Norm}
+	p := &Suite{Host: h, Rounds: r.Rounds, Norm: r.Norm}
 	var err error
 	if p.Kernel, err = kernel.Select(); err != nil {
 		return nil, &fault.Input{Err: err}
@@ -336,7 +336,7 @@ func place(h *host.Host, c Case) string {
 	return "DRAM"
 }
 
-func (p *Plan) fits(c Case) error {
+func (p *Suite) fits(c Case) error {
 	available, counter := p.Host.Memory.Headroom()
 	if counter == "" {
 		available = math.MaxInt64 // unknown
@@ -349,7 +349,7 @@ func (p *Plan) fits(c Case) error {
 
 // chooseChecked selects the case to check: the largest size of the first format, with all workers. Its chunks take
 // longest.
-func (p *Plan) chooseChecked() {
+func (p *Suite) chooseChecked() {
 	best := -1
 	for i, c := range p.Cases {
 		if c.Name == p.Cases[0].Name && c.Shard.Format == p.Cases[0].Shard.Format && !c.InCore &&

@@ -58,7 +58,7 @@ func TestDefaultSizesFollowMemory(t *testing.T) {
 func TestWhatWasAskedForIsNotLeftOut(t *testing.T) {
 	r := usual()
 	r.Parameters = []string{"1Mi", "1Gi"}
-	_, err := NewPlan(r, hostWith(t, ledger.GiB))
+	_, err := NewSuite(r, hostWith(t, ledger.GiB))
 	var e *DoesNotFit
 	if !errors.As(err, &e) || e.Case.Shard.Elements != 1<<30 || e.Available != ledger.GiB ||
 		e.Needed < 14*ledger.GiB || e.LimitedBy != "MemAvailable" {
@@ -69,7 +69,7 @@ func TestWhatWasAskedForIsNotLeftOut(t *testing.T) {
 	planOf(t, r, ledger.GiB)
 	t.Setenv(PythonVariable, "no-such-python")
 	r.Peer = PeerTorch
-	if _, err := NewPlan(r, hostWith(t, ledger.GiB)); !errors.As(err, &e) {
+	if _, err := NewSuite(r, hostWith(t, ledger.GiB)); !errors.As(err, &e) {
 		t.Errorf("got %v", err)
 	}
 }
@@ -138,7 +138,7 @@ func TestBadRequests(t *testing.T) {
 		t.Run(want, func(t *testing.T) {
 			r := usual()
 			change(t, &r)
-			_, err := NewPlan(r, hostWith(t, ledger.GiB))
+			_, err := NewSuite(r, hostWith(t, ledger.GiB))
 			if !errors.As(err, new(*fault.Input)) || !contains(err, want) {
 				t.Errorf("got %v", err)
 			}

@@ -49,8 +49,8 @@ type Request struct {
 	OneThreadPerCore bool
 }
 
-// Plan is the CPUs of each rank and role.
-type Plan struct {
+// Assignment is the CPUs of each rank and role.
+type Assignment struct {
 	Ranks []Rank `json:"ranks"`
 }
 
@@ -114,7 +114,7 @@ func (r *Rank) UnmarshalJSON(data []byte) error {
 
 // Split divides the usable CPUs of the host among the ranks. With peers, each rank gets CPUs of its own mask;
 // otherwise all share the CPUs of this process.
-func Split(h *host.Host, request Request) (*Plan, error) {
+func Split(h *host.Host, request Request) (*Assignment, error) {
 	if err := request.check(); err != nil {
 		return nil, err
 	}
@@ -138,7 +138,7 @@ func Split(h *host.Host, request Request) (*Plan, error) {
 	}
 	cores := inOrder(h)
 	d := divide(cores, masks, near)
-	plan := &Plan{}
+	plan := &Assignment{}
 	for rank, positions := range d.parts {
 		r := roles{host: h, share: request.TrainerCores, oneThread: request.OneThreadPerCore,
 			policy: request.MemoryPolicy, near: near[rank], threads: threads(h.Quota, request.Ranks, rank)}

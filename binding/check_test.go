@@ -141,7 +141,7 @@ func check(h *host.Host, request binding.Request) string {
 }
 
 // checkPlaces returns what is wrong with the places of the ranks, or "".
-func checkPlaces(h *host.Host, request binding.Request, plan *binding.Plan) string {
+func checkPlaces(h *host.Host, request binding.Request, plan *binding.Assignment) string {
 	groups, pairs := [2]map[string]bool{{}, {}}, [2]map[string]bool{{}, {}}
 	for i, rank := range plan.Ranks {
 		cpus := rank.TrainerCPUs.Union(rank.OptimizerCPUs)
@@ -206,7 +206,7 @@ func checkPlaces(h *host.Host, request binding.Request, plan *binding.Plan) stri
 }
 
 // ranksOf returns for each rank the number of ranks on its cores.
-func ranksOf(h *host.Host, plan *binding.Plan) []int {
+func ranksOf(h *host.Host, plan *binding.Assignment) []int {
 	most := make([]int, len(plan.Ranks))
 	for _, core := range h.UsableCores() {
 		ranks := []int{}

@@ -34,8 +34,8 @@ type Request struct {
 	LauncherVariable func(p *Placement, name string, environment Environment) (value string, known bool)
 }
 
-// Plan is what to start, and why.
-type Plan struct {
+// Launch is what to start, and why.
+type Launch struct {
 	// Placement is nil if no other launcher started this process.
 	Placement *Placement
 	// Bound are the bindings of the ranks that are started here.
@@ -46,8 +46,8 @@ type Plan struct {
 	Notes     []string
 }
 
-// NewPlan decides what each rank gets. The environment is a list of NAME=VALUE.
-func NewPlan(h *host.Host, r Request, environment []string) (*Plan, error) {
+// NewLaunch decides what each rank gets. The environment is a list of NAME=VALUE.
+func NewLaunch(h *host.Host, r Request, environment []string) (*Launch, error) {
 	lookup := func(name string) (string, bool) {
 		for _, entry := range slices.Backward(environment) {
 			if value, ok := strings.CutPrefix(entry, name+"="); ok {
@@ -78,7 +78,7 @@ func NewPlan(h *host.Host, r Request, environment []string) (*Plan, error) {
 			placement.Masks = append(placement.Masks, peer.Mask)
 		}
 	}
-	p := &Plan{Placement: placement}
+	p := &Launch{Placement: placement}
 	inner := innerLauncher(r.Command)
 	if inner != "" && r.Binding.MemoryPolicy == "" {
 		// Each rank gets its memory near its own CPUs, not in turn on the nodes of all
@@ -141,7 +141,7 @@ func NewPlan(h *host.Host, r Request, environment []string) (*Plan, error) {
 
 // StateCPUs returns the CPUs of the optimizer service: those that the ranks started
 // here leave to it, or else all CPUs of these ranks.
-func (p *Plan) StateCPUs() cpuset.CPUSet {
+func (p *Launch) StateCPUs() cpuset.CPUSet {
 	left, own := cpuset.New(), cpuset.New()
 	for _, bound := range p.Bound {
 		left, own = left.Union(bound.OptimizerCPUs), own.Union(bound.TrainerCPUs)
@@ -154,7 +154,7 @@ func (p *Plan) StateCPUs() cpuset.CPUSet {
 
 // divide binds the ranks that are started here: all ranks of this host or, if another
 // launcher started this process, the rank own.
-func (p *Plan) divide(h *host.Host, request binding.Request, ranks, own int) error {
+func (p *Launch) divide(h *host.Host, request binding.Request, ranks, own int) error {
 	request.Ranks = ranks
 	if request.GPUs == nil {
 		request.GPUs = binding.GPUsInOrder(h, ranks)
@@ -174,7 +174,7 @@ func (p *Plan) divide(h *host.Host, request binding.Request, ranks, own int) err
 
 // takePlace binds the one rank that another launcher started, within its share of what
 // the ranks of this host have in common.
-func (p *Plan) takePlace(h *host.Host, request binding.Request) error {
+func (p *Launch) takePlace(h *host.Host, request binding.Request) error {
 	place := p.Placement
 	ranks, own := place.LocalWorldSize, place.LocalRank
 	switch {
@@ -203,7 +203,7 @@ func (p *Plan) takePlace(h *host.Host, request binding.Request) error {
 
 // findGPUs tells the binding which GPUs the ranks see, if variables hide or reorder
 // them. All ranks of this host must find the same.
-func (p *Plan) findGPUs(h *host.Host, request *binding.Request, ranks int, peers []Peer, lookup Environment) {
+func (p *Launch) findGPUs(h *host.Host, request *binding.Request, ranks int, peers []Peer, lookup Environment) {
 	own := visibleGPUs(h, lookup)
 	if own.variable == "" || len(h.GPUs) == 0 {
 		return
@@ -252,7 +252,7 @@ func innerLauncher(command []string) string {
 
 // masterPort returns the port at which the ranks meet, or "" if another launcher
 // chooses it.
-func (p *Plan) masterPort(lookup Environment) (string, error) {
+func (p *Launch) masterPort(lookup Environment) (string, error) {
 	given, set := lookup("MASTER_PORT")
 	if p.Placement != nil {
 		if set || p.Placement.MasterPort == 0 {
@@ -280,7 +280,7 @@ func (p *Plan) masterPort(lookup Environment) (string, error) {
 }
 
 // variables returns the variables of a rank, except for those that are set already.
-func (p *Plan) variables(h *host.Host, bound binding.Rank, i int, inner, port string, lookup Environment) []string {
+func (p *Launch) variables(h *host.Host, bound binding.Rank, i int, inner, port string, lookup Environment) []string {
 	var variables []string
 	set := func(name, value string) { variables = append(variables, name+"="+value) }
 	unset := func(name string) bool { _, is := lookup(name); return !is }
@@ -342,7 +342,7 @@ var torchruns = []string{"torchrun", "torch.distributed.run", "torch.distributed
 
 // torchrunSetThreads reports whether torchrun itself chose the number of OpenMP
 // threads. It gives each rank one thread unless its own environment has a number.
-func (p *Plan) torchrunSetThreads(r Request, lookup Environment) bool {
+func (p *Launch) torchrunSetThreads(r Request, lookup Environment) bool {
 	if value, _ := lookup(threadsVariable); value != "1" || p.Placement == nil || p.Placement.Launcher != "torchrun" ||
 		r.LauncherVariable == nil {
 		return false
@@ -353,7 +353,7 @@ func (p *Plan) torchrunSetThreads(r Request, lookup Environment) bool {
 
 // threads returns the variable for the number of OpenMP threads, unless the user set
 // it. It notes a number that is kept but does not match the cores.
-func (p *Plan) threads(bound binding.Rank, ofTorchrun bool, lookup Environment) []string {
+func (p *Launch) threads(bound binding.Rank, ofTorchrun bool, lookup Environment) []string {
 	cores := strconv.Itoa(bound.OMPNumThreads)
 	given, set := lookup(threadsVariable)
 	switch {
@@ -370,7 +370,7 @@ func (p *Plan) threads(bound binding.Rank, ofTorchrun bool, lookup Environment) 
 	return []string{threadsVariable + "=" + cores}
 }
 
-func (p *Plan) noteOnce(format string, values ...any) {
+func (p *Launch) noteOnce(format string, values ...any) {
 	if note := fmt.Sprintf(format, values...); !slices.Contains(p.Notes, note) {
 		p.Notes = append(p.Notes, note)
 	}
@@ -378,7 +378,7 @@ func (p *Plan) noteOnce(format string, values ...any) {
 
 // noteShared notes which ranks take turns on a core, of those started here: from first
 // to before last.
-func (p *Plan) noteShared(h *host.Host, all []binding.Rank, first, last int) {
+func (p *Launch) noteShared(h *host.Host, all []binding.Rank, first, last int) {
 	coreOf, users := map[int]int{}, map[int]int{}
 	for i, core := range h.Cores {
 		for _, cpu := range core.Siblings.UnsortedList() {

@@ -32,7 +32,7 @@ func within(t *testing.T, h *host.Host, cpus string) *host.Host {
 }
 
 func TestPlanOfRanks(t *testing.T) {
-	p, err := NewPlan(twoSockets(t), Request{Command: []string{"python", "train.py"}, Ranks: 2,
+	p, err := NewLaunch(twoSockets(t), Request{Command: []string{"python", "train.py"}, Ranks: 2,
 		Binding: binding.Request{TrainerCores: binding.TrainerShare{Cores: 2}}},
 		[]string{"OMP_NUM_THREADS=7", "HOME=/", "RANK=9"})
 	if err != nil {
@@ -84,7 +84,7 @@ func TestPlaceOfALauncher(t *testing.T) {
 		"bound anew since Slurm has bound it": {within(t, whole, "4,10"),
 			append(slurm, "SLURM_CPU_BIND_LIST=0xC3,0xC3"), "4,10", "bound it since"},
 	} {
-		p, err := NewPlan(c.host, Request{Command: []string{"python"},
+		p, err := NewLaunch(c.host, Request{Command: []string{"python"},
 			Binding: binding.Request{TrainerCores: binding.WholeTrainerShare}}, c.environment)
 		if err != nil {
 			t.Fatal(err)
@@ -100,7 +100,7 @@ func TestPlaceOfALauncher(t *testing.T) {
 // TestOnlyProcessOfAJob starts ranks in a process that a launcher (srun -n1 or similar)
 // started for that.
 func TestOnlyProcessOfAJob(t *testing.T) {
-	p, err := NewPlan(twoSockets(t), Request{Command: []string{"python"}, Ranks: 2,
+	p, err := NewLaunch(twoSockets(t), Request{Command: []string{"python"}, Ranks: 2,
 		Binding: binding.Request{TrainerCores: binding.WholeTrainerShare}},
 		[]string{"RANK=0", "WORLD_SIZE=1", "LOCAL_RANK=0", "LOCAL_WORLD_SIZE=1"})
 	if err != nil || p.Placement != nil || len(p.Ranks) != 2 || !slices.Contains(p.Variables[1], "RANK=1") {
@@ -158,7 +158,7 @@ func TestVisibleGPUs(t *testing.T) {
 		{"ROCR_VISIBLE_DEVICES=1,0", nil, []string{first, second}, ""}, // selects among AMD's GPUs
 	} {
 		h := withDriver(t, c.divided...)
-		p, err := NewPlan(h, Request{Command: []string{"python"}, Ranks: 2,
+		p, err := NewLaunch(h, Request{Command: []string{"python"}, Ranks: 2,
 			Binding: binding.Request{TrainerCores: binding.WholeTrainerShare}}, []string{c.variables})
 		if err != nil {
 			t.Errorf("%s: %v", c.variables, err)
@@ -209,7 +209,7 @@ func TestVisibleGPUsOfPeers(t *testing.T) {
 		if c.values != nil {
 			own = c.values[1]
 		}
-		p, err := NewPlan(h, request, append(rank, "CUDA_VISIBLE_DEVICES="+own))
+		p, err := NewLaunch(h, request, append(rank, "CUDA_VISIBLE_DEVICES="+own))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -265,7 +265,7 @@ func TestSharedCoresAreSaid(t *testing.T) {
 		"one core of two roles": {"0", 1, half, "rank 0 has one core for the program and the optimizer, which " +
 			"take turns on it"},
 	} {
-		p, err := NewPlan(within(t, twoSockets(t), c.cpus), Request{Command: []string{"python"}, Ranks: c.ranks,
+		p, err := NewLaunch(within(t, twoSockets(t), c.cpus), Request{Command: []string{"python"}, Ranks: c.ranks,
 			Binding: c.binding}, nil)
 		if err != nil {
 			t.Fatal(err)
@@ -302,7 +302,7 @@ func TestThreadsOfTorchrun(t *testing.T) {
 		request.LauncherVariable = func(_ *Placement, name string, _ Environment) (string, bool) {
 			return c.launcher[name], c.launcher != nil
 		}
-		p, err := NewPlan(twoSockets(t), request, c.environment)
+		p, err := NewLaunch(twoSockets(t), request, c.environment)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -316,7 +316,7 @@ func TestThreadsOfTorchrun(t *testing.T) {
 			t.Errorf("%s: set %q, notes %q", name, got, notes)
 		}
 	}
-	inner, err := NewPlan(twoSockets(t), Request{Command: []string{"torchrun", "train.py"},
+	inner, err := NewLaunch(twoSockets(t), Request{Command: []string{"torchrun", "train.py"},
 		Binding: binding.Request{TrainerCores: binding.WholeTrainerShare}}, nil)
 	if err != nil || !strings.Contains(strings.Join(inner.Notes, "\n"), "OMP_NUM_THREADS=1") {
 		t.Errorf("torchrun within: notes %q, %v", inner.Notes, err)
@@ -355,7 +355,7 @@ func TestRefusals(t *testing.T) {
 			"Open MPI has bound the ranks"},
 		"fewer GPUs than ranks": {Request{Command: command, Binding: fewGPUs}, bound, "2 GPUs for 1 rank"},
 	} {
-		if _, err := NewPlan(within(t, twoSockets(t), "0-4"), c.request, c.environment); err == nil ||
+		if _, err := NewLaunch(within(t, twoSockets(t), "0-4"), c.request, c.environment); err == nil ||
 			!strings.Contains(err.Error(), c.says) {
 			t.Errorf("%s: got %v, want %q", name, err, c.says)
 		}

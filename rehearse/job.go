@@ -292,11 +292,11 @@ func (r Request) chooseEmbeddingMoments(others kernel.MomentType) (kernel.Moment
 	return asked, nil
 }
 
-// Plan is a job on a host: the memory to map, and the workers that will use it. Nothing is allocated yet.
-type Plan struct {
+// Placement is a job on a host: the memory to map, and the workers that will use it. Nothing is allocated yet.
+type Placement struct {
 	*Job
 	Host    *host.Host
-	Binding *binding.Plan
+	Binding *binding.Assignment
 	Pages   arena.Pages
 	Shards  []engine.ShardConfig
 	// Planned is the host memory of each rank, then the memory that belongs to no rank.
@@ -313,9 +313,9 @@ const (
 	processPageTables = 160 * ledger.KiB
 )
 
-// NewPlan places a job on a host.
-func NewPlan(j *Job, h *host.Host) (*Plan, error) {
-	p := &Plan{Job: j, Host: h}
+// NewPlacement places a job on a host.
+func NewPlacement(j *Job, h *host.Host) (*Placement, error) {
+	p := &Placement{Job: j, Host: h}
 	parts, err := partition.ZeRO(j.Model.Elements(), j.WorldSize)
 	if err != nil {
 		return nil, err
@@ -343,7 +343,7 @@ func NewPlan(j *Job, h *host.Host) (*Plan, error) {
 }
 
 // workerCPUs returns the CPUs of a rank's workers.
-func (p *Plan) workerCPUs(rank int) ([]int, error) {
+func (p *Placement) workerCPUs(rank int) ([]int, error) {
 	cpus := p.Binding.Ranks[rank].OptimizerCPUs.List()
 	if p.Workers > len(cpus) {
 		return nil, &fault.Input{
@@ -358,7 +358,7 @@ func (p *Plan) workerCPUs(rank int) ([]int, error) {
 	return cpus, nil
 }
 
-func (p *Plan) planMemory() {
+func (p *Placement) planMemory() {
 	var mapped ledger.Bytes
 	for _, shard := range p.Shards {
 		rank := hostMemory(shard.Rank)
@@ -391,15 +391,15 @@ func hold(d *ledger.Device, component ledger.Component, bytes ledger.Bytes, why 
 }
 
 // StateBytes returns the size of the arenas before rounding to pages: the bytes that the parameters cost.
-func (p *Plan) StateBytes() ledger.Bytes { return p.sum(engine.ShardConfig.StateBytes) }
+func (p *Placement) StateBytes() ledger.Bytes { return p.sum(engine.ShardConfig.StateBytes) }
 
 // TrafficBytes returns the bytes that an update of all shards moves, reads plus writes.
-func (p *Plan) TrafficBytes() ledger.Bytes { return p.sum(engine.ShardConfig.TrafficBytes) }
+func (p *Placement) TrafficBytes() ledger.Bytes { return p.sum(engine.ShardConfig.TrafficBytes) }
 
 // perParameter returns the state bytes per parameter, without page rounding.
-func (p *Plan) perParameter() float64 { return float64(p.StateBytes()) / float64(p.Parameters) }
+func (p *Placement) perParameter() float64 { return float64(p.StateBytes()) / float64(p.Parameters) }
 
-func (p *Plan) sum(of func(engine.ShardConfig) ledger.Bytes) ledger.Bytes {
+func (p *Placement) sum(of func(engine.ShardConfig) ledger.Bytes) ledger.Bytes {
 	var sum ledger.Bytes
 	for _, shard := range p.Shards {
 		sum += of(shard)
@@ -420,7 +420,7 @@ type Verdict struct {
 }
 
 // needed returns the memory of all ranks and of the program.
-func (p *Plan) needed() ledger.Bytes {
+func (p *Placement) needed() ledger.Bytes {
 	var sum ledger.Bytes
 	for i := range p.Planned {
 		sum += p.Planned[i].Peak().PeakUsed
@@ -429,7 +429,7 @@ func (p *Plan) needed() ledger.Bytes {
 }
 
 // Verdict reports whether the plan fits, and if not, which changes would make it fit.
-func (p *Plan) Verdict() Verdict {
+func (p *Placement) Verdict() Verdict {
 	var pool ledger.Bytes
 	if p.Pages == arena.HugetlbPages {
 		pool = engine.HugetlbFree(p.Host)
@@ -450,7 +450,7 @@ func (p *Plan) Verdict() Verdict {
 const threadsBeside = 16
 
 // shortage names the limit, other than memory, that the plan exceeds.
-func (p *Plan) shortage() string {
+func (p *Placement) shortage() string {
 	threads, largest := threadsBeside, ledger.Bytes(0)
 	for _, shard := range p.Shards {
 		threads += len(shard.CPUs)
@@ -462,10 +462,10 @@ func (p *Plan) shortage() string {
 }
 
 // wouldFit looks for a smaller format, for more hosts, and for a smaller model.
-func (p *Plan) wouldFit(available ledger.Bytes) []string {
+func (p *Placement) wouldFit(available ledger.Bytes) []string {
 	found := []string{}
-	changed := func(j Job) (*Plan, bool) {
-		other, err := NewPlan(&j, p.Host)
+	changed := func(j Job) (*Placement, bool) {
+		other, err := NewPlacement(&j, p.Host)
 		return other, err == nil && other.needed() <= available
 	}
 	fits := func(j Job) bool {
@@ -506,7 +506,7 @@ func (p *Plan) wouldFit(available ledger.Bytes) []string {
 }
 
 // hostsNeeded returns the smallest number of equal hosts that the job fits on.
-func (p *Plan) hostsNeeded(fits func(Job) bool) (int, bool) {
+func (p *Placement) hostsNeeded(fits func(Job) bool) (int, bool) {
 	const most = 4096
 	on := func(hosts int) bool {
 		j := *p.Job
@@ -531,7 +531,7 @@ func (p *Plan) hostsNeeded(fits func(Job) bool) (int, bool) {
 	return hosts, true
 }
 
-func (p *Plan) largestModel(fits func(Job) bool) (string, *model.Model) {
+func (p *Placement) largestModel(fits func(Job) bool) (string, *model.Model) {
 	name, largest := "", (*model.Model)(nil)
 	for _, candidate := range model.Catalog() {
 		m, err := model.Load(candidate)
@@ -556,10 +556,10 @@ func plural(n int, noun string) string {
 }
 
 // Chunk returns the number of elements that a worker takes at a time.
-func (p *Plan) Chunk() int { return engine.DefaultChunk }
+func (p *Placement) Chunk() int { return engine.DefaultChunk }
 
 // WorkerCount returns the number of workers of all ranks.
-func (p *Plan) WorkerCount() int {
+func (p *Placement) WorkerCount() int {
 	workers := 0
 	for _, shard := range p.Shards {
 		workers += len(shard.CPUs)

@@ -70,7 +70,7 @@ type Progress interface {
 
 // Run maps the arenas, touches them and makes the steps. The plan must fit. Run gives all memory back before it
 // returns.
-func (p *Plan) Run(ctx context.Context, progress Progress) (m *Measurement, err error) {
+func (p *Placement) Run(ctx context.Context, progress Progress) (m *Measurement, err error) {
 	t, err := p.begin()
 	defer func() { err = errors.Join(err, t.close()) }()
 	if err != nil {
@@ -136,7 +136,7 @@ func measure() (probe.Memory, error) {
 }
 
 // account fills in the measured memory.
-func (p *Plan) account(m *Measurement, first, last probe.Memory) error {
+func (p *Placement) account(m *Measurement, first, last probe.Memory) error {
 	isArena := func(name string) bool { return strings.HasPrefix(name, arenaPrefix) }
 	everything := func(string) bool { return true }
 	m.StateBytes = last.Proportional(isArena)

@@ -65,7 +65,7 @@ func TestSectionsFollowTheTensors(t *testing.T) {
 			test.request.Ranks = ranks
 			j := resolve(t, test.request)
 			j.Model = mixed()
-			p, err := NewPlan(j, hostWith(t, ledger.GiB))
+			p, err := NewPlacement(j, hostWith(t, ledger.GiB))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -165,7 +165,7 @@ func TestPlannedBytes(t *testing.T) {
 		for _, ranks := range []int{1, 2, 3} {
 			j := resolve(t, Request{Model: "qwen2.5-0.5b", Ranks: ranks, State: test.state,
 				GradientType: test.gradient, Moments: test.moments, EmbeddingMoments: test.embeddings})
-			p, err := NewPlan(j, hostWith(t, 64*ledger.GiB))
+			p, err := NewPlacement(j, hostWith(t, 64*ledger.GiB))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -183,7 +183,7 @@ func TestPlannedBytes(t *testing.T) {
 // TestWhatDoesNotFitSaysWhatWould checks each suggestion by planning it.
 func TestWhatDoesNotFitSaysWhatWould(t *testing.T) {
 	h := hostWith(t, 100*ledger.GiB)
-	p, err := NewPlan(resolve(t, Request{Model: "llama-3-8b", Ranks: 2, State: "fp32", GradientType: "fp32"}), h)
+	p, err := NewPlacement(resolve(t, Request{Model: "llama-3-8b", Ranks: 2, State: "fp32", GradientType: "fp32"}), h)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -212,12 +212,12 @@ func TestWhatDoesNotFitSaysWhatWould(t *testing.T) {
 		default:
 			t.Fatalf("unexpected suggestion %q", change)
 		}
-		changed, err := NewPlan(resolve(t, request), h)
+		changed, err := NewPlacement(resolve(t, request), h)
 		if err != nil || !changed.Verdict().Fits {
 			t.Errorf("%q was suggested and does not fit: %v", change, err)
 		}
 		if less.WorldSize > 0 {
-			changed, err := NewPlan(resolve(t, less), h)
+			changed, err := NewPlacement(resolve(t, less), h)
 			if err != nil || changed.Verdict().Fits {
 				t.Errorf("%q was suggested, and 2 ranks fewer would do: %v", change, err)
 			}
@@ -242,7 +242,7 @@ func TestWhatDoesNotFitSaysWhatWould(t *testing.T) {
 func TestLimitsOfCgroupsCount(t *testing.T) {
 	h := hostWith(t, 100*ledger.GiB)
 	h.Memory.Limits = []host.Limit{{Name: "cgroup /job memory.max", Limit: 2 * ledger.GiB, Used: ledger.GiB}}
-	p, err := NewPlan(resolve(t, Request{Ranks: 1}), h)
+	p, err := NewPlacement(resolve(t, Request{Ranks: 1}), h)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -266,7 +266,7 @@ func TestMeasuredIsPlanned(t *testing.T) {
 		if request.Moments != "" {
 			j.Model = mixed()
 		}
-		p, err := NewPlan(j, hostWith(t, ledger.GiB))
+		p, err := NewPlacement(j, hostWith(t, ledger.GiB))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -310,7 +310,7 @@ func TestInterruptedRehearsalEnds(t *testing.T) {
 	cancel(stop)
 	j := resolve(t, Request{Ranks: 1, Steps: 3})
 	j.Model = small(1000)
-	p, err := NewPlan(j, hostWith(t, ledger.GiB))
+	p, err := NewPlacement(j, hostWith(t, ledger.GiB))
 	if err != nil {
 		t.Fatal(err)
 	}

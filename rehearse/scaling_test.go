@@ -27,7 +27,7 @@ func pointer[T any](x T) *T { return &x }
 func begun(t *testing.T, r Request) *training {
 	j := resolve(t, r)
 	j.Model = small(1_000_003)
-	p, err := NewPlan(j, hostWith(t, ledger.GiB))
+	p, err := NewPlacement(j, hostWith(t, ledger.GiB))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -177,7 +177,7 @@ func TestSkippedStepsAreAsIfTheyHadNotBeen(t *testing.T) {
 func TestRunCountsWhatItSkips(t *testing.T) {
 	j := resolve(t, Request{Ranks: 1, Steps: 5, Precision: "fp16"})
 	j.Model = small(1_000_003)
-	p, err := NewPlan(j, hostWith(t, ledger.GiB))
+	p, err := NewPlacement(j, hostWith(t, ledger.GiB))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -197,7 +197,7 @@ func TestRunEndsAtTheMinimum(t *testing.T) {
 	j := resolve(t, Request{Ranks: 1, Steps: 5, Precision: "fp16",
 		LossScaling: LossScaling{MinLossScale: pointer(32768.0)}})
 	j.Model = small(1_000_003)
-	p, err := NewPlan(j, hostWith(t, ledger.GiB))
+	p, err := NewPlacement(j, hostWith(t, ledger.GiB))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -51,7 +51,7 @@ func (j *Job) sections(part partition.Range) []engine.Section {
 }
 
 // ParametersByMoments returns the number of parameters, padding included, for each type of moments.
-func (p *Plan) ParametersByMoments() map[kernel.MomentType]int64 {
+func (p *Placement) ParametersByMoments() map[kernel.MomentType]int64 {
 	held := map[kernel.MomentType]int64{}
 	for _, shard := range p.Shards {
 		for _, s := range shard.Sections {

@@ -21,7 +21,7 @@ type training struct {
 }
 
 // begin maps the arenas, which are still empty. The caller must close what begin returns, even after an error.
-func (p *Plan) begin() (*training, error) {
+func (p *Placement) begin() (*training, error) {
 	t := &training{scaler: p.LossScaler}
 	for _, config := range p.Shards {
 		s, err := engine.NewShard(config)

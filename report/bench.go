@@ -103,7 +103,7 @@ type BenchmarkCheck struct {
 }
 
 // NewBenchmark makes the document of a benchmark.
-func NewBenchmark(version string, p *bench.Plan, results []bench.Result) *Benchmark {
+func NewBenchmark(version string, p *bench.Suite, results []bench.Result) *Benchmark {
 	b := &Benchmark{
 		Schema: BenchmarkSchema, Version: version, Kernel: p.Kernel.String(), Rounds: p.Rounds, Host: newHost(p.Host),
 	}

@@ -28,8 +28,10 @@ type Binding struct {
 	Notes        []string       `json:"notes"`
 }
 
-// NewBinding makes the document of a plan of cores.
-func NewBinding(version string, h *host.Host, request binding.Request, plan *binding.Plan, notes []string) *Binding {
+// NewBinding makes the document of an assignment of cores.
+func NewBinding(
+	version string, h *host.Host, request binding.Request, plan *binding.Assignment, notes []string,
+) *Binding {
 	return &Binding{
 		Schema: BindingSchema, Version: version, Host: newHost(h),
 		TrainerCores: request.TrainerCores.String(), Ranks: plan.Ranks, Notes: append([]string{}, notes...),

@@ -19,8 +19,8 @@ import (
 // PlanSchema is the schema of the JSON document.
 const PlanSchema = "plimsoll.plan/2"
 
-// Plan is the document of a plan.
-type Plan struct {
+// PlanDocument is the document of a plan.
+type PlanDocument struct {
 	Schema      string          `json:"schema"`
 	Version     string          `json:"version"`
 	Verdict     plan.Result     `json:"verdict"`
@@ -83,10 +83,10 @@ type Input struct {
 	SHA256 string `json:"sha256"`
 }
 
-// NewPlan makes the document of a plan.
-func NewPlan(version string, request plan.Request, p *plan.Plan) (*Plan, error) {
+// NewPlanDocument makes the document of a plan.
+func NewPlanDocument(version string, request plan.Request, p *plan.Plan) (*PlanDocument, error) {
 	j := p.Job
-	d := &Plan{
+	d := &PlanDocument{
 		Schema: PlanSchema, Version: version, Verdict: p.Verdict.Result, Devices: p.Devices, Request: request,
 		Inputs:      []Input{},
 		Model:       PlannedModel{j.Model.Name, j.Model.Architecture, j.Model.Source, j.Model.Elements(), p.Trained},
@@ -128,7 +128,7 @@ func NewPlan(version string, request plan.Request, p *plan.Plan) (*Plan, error) 
 }
 
 // WriteJSON writes the document.
-func (d *Plan) WriteJSON(w io.Writer) error {
+func (d *PlanDocument) WriteJSON(w io.Writer) error {
 	e := json.NewEncoder(w)
 	e.SetIndent("", "  ")
 	e.SetEscapeHTML(false)
@@ -139,7 +139,7 @@ func (d *Plan) WriteJSON(w io.Writer) error {
 const screen = 120
 
 // WriteText writes the document for people.
-func (d *Plan) WriteText(w io.Writer) error {
+func (d *PlanDocument) WriteText(w io.Writer) error {
 	var b strings.Builder
 	line := func(name, value string) {
 		for part := range strings.SplitSeq(text.WrapSoft(value, screen-12), "\n") {
@@ -169,14 +169,14 @@ func (d *Plan) WriteText(w io.Writer) error {
 	return err
 }
 
-func (d *Plan) trained() string {
+func (d *PlanDocument) trained() string {
 	if d.Model.Trained == d.Model.Parameters {
 		return ""
 	}
 	return fmt.Sprintf(", %s trained", ledger.Count(d.Model.Trained))
 }
 
-func (d *Plan) types() string {
+func (d *PlanDocument) types() string {
 	if d.Job.Autocast != "" {
 		return d.Job.Weights + " weights under " + d.Job.Autocast + " autocast"
 	}
@@ -187,7 +187,7 @@ func (d *Plan) types() string {
 }
 
 // timeline returns a table of a device's phases. Consecutive phases with the same figures share a row.
-func (d *Plan) timeline(device *ledger.Device) string {
+func (d *PlanDocument) timeline(device *ledger.Device) string {
 	t := table.NewWriter()
 	t.SetStyle(table.StyleLight)
 	t.Style().Format = table.FormatOptions{}
@@ -242,7 +242,7 @@ const shown = 5
 
 // consumers lists the largest components at a device's peak. It cuts reasons at the width of the screen; Explain
 // prints them in full.
-func (d *Plan) consumers(b *strings.Builder, device *ledger.Device) {
+func (d *PlanDocument) consumers(b *strings.Builder, device *ledger.Device) {
 	peak := device.Peak()
 	when := "peak in " + phaseText(peak.Name, peak.Iteration)
 	if peak.PeakRequested == 0 {
@@ -302,7 +302,7 @@ func phaseText(name ledger.PhaseName, iteration ledger.Iteration) string {
 	return fmt.Sprintf("the %s %s", iteration, name)
 }
 
-func (d *Plan) verdictLine() string {
+func (d *PlanDocument) verdictLine() string {
 	if d.Limit == nil {
 		return "no verdict: give --gpu or --gpu-memory, and --host-memory"
 	}
@@ -326,7 +326,7 @@ func (d *Plan) verdictLine() string {
 
 // unjudged names the devices whose capacity is unknown: a verdict says nothing of
 // them.
-func (d *Plan) unjudged() string {
+func (d *PlanDocument) unjudged() string {
 	text := ""
 	for i := range d.Devices {
 		device := &d.Devices[i]
@@ -343,7 +343,7 @@ func (d *Plan) unjudged() string {
 }
 
 // Explain writes everything about one component.
-func (d *Plan) Explain(w io.Writer, name string) error {
+func (d *PlanDocument) Explain(w io.Writer, name string) error {
 	var names []string
 	var b strings.Builder
 	found := false

@@ -23,7 +23,7 @@ const (
 )
 
 // ReadPlan reads a document of plan --out. Every error is a *fault.Input.
-func ReadPlan(file string) (*Plan, error) {
+func ReadPlan(file string) (*PlanDocument, error) {
 	text, err := files.Read(file, maxPlan)
 	if err != nil {
 		return nil, &fault.Input{Where: fault.Position{File: file}, Err: cause(err),
@@ -32,7 +32,7 @@ func ReadPlan(file string) (*Plan, error) {
 	return parsePlan(file, text)
 }
 
-func parsePlan(file string, text []byte) (*Plan, error) {
+func parsePlan(file string, text []byte) (*PlanDocument, error) {
 	where := fault.Position{File: file}
 	const again = "plan the job again with plimsoll plan --out"
 	var head struct{ Schema string }
@@ -47,7 +47,7 @@ func parsePlan(file string, text []byte) (*Plan, error) {
 		return nil, &fault.Input{Where: where, What: fmt.Sprintf("the schema is %q, and this version reads %q",
 			head.Schema, PlanSchema), Hint: again}
 	}
-	d := &Plan{}
+	d := &PlanDocument{}
 	if err := json.Unmarshal(text, d); err != nil {
 		return nil, &fault.Input{Where: where, What: "this is no whole plan", Err: err, Hint: again}
 	}
@@ -81,7 +81,7 @@ func NewPlannedRun(file string) (*PlannedRun, error) {
 	return &PlannedRun{Input{file, sum}, d.Model.Name, d.Verdict, d.verdictLine()}, err
 }
 
-func (d *Plan) current(file string) error {
+func (d *PlanDocument) current(file string) error {
 	for _, input := range d.Inputs {
 		now, err := hashOf(input.File)
 		if err == nil && now == input.SHA256 {

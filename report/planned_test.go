@@ -33,7 +33,7 @@ func made(t testing.TB) []byte {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d, err := NewPlan("test", request, p)
+	d, err := NewPlanDocument("test", request, p)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -22,13 +22,13 @@ import (
 
 // Rehearsal is the document of a rehearsal; its table shows the same data.
 type Rehearsal struct {
-	Schema  string           `json:"schema"` // plimsoll.rehearsal/1
-	Version string           `json:"version"`
-	Verdict rehearse.Verdict `json:"verdict"`
-	Model   RehearsedModel   `json:"model"`
-	Job     RehearsedJob     `json:"job"`
-	Host    RehearsedHost    `json:"host"`
-	Binding *binding.Plan    `json:"binding"`
+	Schema  string              `json:"schema"` // plimsoll.rehearsal/1
+	Version string              `json:"version"`
+	Verdict rehearse.Verdict    `json:"verdict"`
+	Model   RehearsedModel      `json:"model"`
+	Job     RehearsedJob        `json:"job"`
+	Host    RehearsedHost       `json:"host"`
+	Binding *binding.Assignment `json:"binding"`
 
 	BytesPerParameter BytesPerParameter `json:"bytes_per_parameter"`
 
@@ -163,7 +163,7 @@ type MemoryBandwidth struct {
 const RehearsalSchema = "plimsoll.rehearsal/1"
 
 // NewRehearsal makes the document of a rehearsal. The measurement is nil when there is only a plan.
-func NewRehearsal(version string, p *rehearse.Plan, v rehearse.Verdict, m *rehearse.Measurement) *Rehearsal {
+func NewRehearsal(version string, p *rehearse.Placement, v rehearse.Verdict, m *rehearse.Measurement) *Rehearsal {
 	r := &Rehearsal{
 		Schema: RehearsalSchema, Version: version, Verdict: v, Binding: p.Binding,
 		Model: RehearsedModel{p.Model.Name, p.Model.Architecture, p.Model.Source, p.Model.Elements()},
@@ -208,7 +208,7 @@ func NewRehearsal(version string, p *rehearse.Plan, v rehearse.Verdict, m *rehea
 	return r
 }
 
-func (r *Rehearsal) measured(p *rehearse.Plan, m *rehearse.Measurement) {
+func (r *Rehearsal) measured(p *rehearse.Placement, m *rehearse.Measurement) {
 	perParameter := float64(m.StateBytes) / float64(p.Parameters)
 	r.BytesPerParameter.Measured = &perParameter
 	r.Ledger, r.Steps, r.OptimizerSteps = ledger.Compare(p.Planned, m.Measured), m.Steps, m.Updates

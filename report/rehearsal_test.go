@@ -20,7 +20,7 @@ func TestSkippedStepsAreNoMeasurement(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	plan, err := rehearse.NewPlan(job, h)
+	plan, err := rehearse.NewPlacement(job, h)
 	if err != nil {
 		t.Fatal(err)
 	}

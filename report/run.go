@@ -38,7 +38,7 @@ type RunRank struct {
 }
 
 // NewRun makes the document of a job. The plan may be missing. The result is nil before the job has run.
-func NewRun(version string, h *host.Host, command []string, planned *PlannedRun, plan *launch.Plan,
+func NewRun(version string, h *host.Host, command []string, planned *PlannedRun, plan *launch.Launch,
 	result *launch.Result) *Run {
 	d := &Run{Schema: RunSchema, Version: version, Host: newHost(h), Command: command, Plan: planned,
 		Notes: append([]string{}, plan.Notes...)}

@@ -79,7 +79,7 @@ var errDeadly = fmt.Errorf("%d services have died while they restored it", mostA
 // attach to.
 func (s *Server) restore() {
 	left := s.leftSessions()
-	s.divided = map[int]*binding.Plan{}
+	s.divided = map[int]*binding.Assignment{}
 	defer func() { s.divided = nil }()
 	var attaching sync.WaitGroup
 	for _, l := range left {

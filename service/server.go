@@ -84,7 +84,7 @@ type Server struct {
 	restoring sync.Mutex // held while a session that was set aside is tried again
 
 	dividing sync.Mutex
-	divided  map[int]*binding.Plan // by number of ranks; nil unless sessions are being restored
+	divided  map[int]*binding.Assignment // by number of ranks; nil unless sessions are being restored
 }
 
 // NewServer returns a service with the sessions that an earlier one left. It finishes
@@ -432,7 +432,7 @@ func (s *Server) cpus(d *Document) ([]int, error) {
 
 // divide splits the CPUs that this process may use among the ranks of this host. For
 // hundreds of ranks this takes long, so restore computes it once for all sessions.
-func (s *Server) divide(ranks int) (*binding.Plan, error) {
+func (s *Server) divide(ranks int) (*binding.Assignment, error) {
 	s.dividing.Lock()
 	defer s.dividing.Unlock()
 	if plan := s.divided[ranks]; plan != nil {

@@ -63,7 +63,7 @@ func runBenchmark(c *cobra.Command, request bench.Request, asJSON bool) error {
 	if err != nil {
 		return err
 	}
-	plan, err := bench.NewPlan(request, here)
+	plan, err := bench.NewSuite(request, here)
 	var tooLarge *bench.DoesNotFit
 	if errors.As(err, &tooLarge) {
 		sayTo(c)("%v", err)

@@ -120,7 +120,7 @@ func TestEmulatedCpuset(t *testing.T) {
 		!strings.Contains(topology.Excluded[0].Reason, groups.name) {
 		t.Errorf("%+v", topology)
 	}
-	var plan binding.Plan
+	var plan binding.Assignment
 	groups.run(t, &plan, "binding", "--ranks", "2", "--json")
 	if got, want := describe(plan.Ranks), "0: 2-3 |4 [0]; 1: 8-9 |10 [1]; "; got != want {
 		t.Errorf("%q, want %q", got, want)
@@ -140,7 +140,7 @@ func describe(ranks []binding.Rank) string {
 func planOf(t *testing.T, arguments ...string) []binding.Rank {
 	t.Helper()
 	out, err := exec.Command(program(t), append([]string{"binding", "--json"}, arguments...)...).Output()
-	var plan binding.Plan
+	var plan binding.Assignment
 	if err == nil {
 		err = json.Unmarshal(out, &plan)
 	}

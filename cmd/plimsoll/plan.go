@@ -188,7 +188,7 @@ func runPlan(c *cobra.Command, request plan.Request, explain, out string, asJSON
 	if err != nil {
 		return err
 	}
-	document, err := report.NewPlan(c.Root().Version, request, p)
+	document, err := report.NewPlanDocument(c.Root().Version, request, p)
 	if err != nil {
 		return err
 	}

@@ -120,7 +120,7 @@ func TestFalcon(t *testing.T) {
 	if !errors.As(err, &exit) || exit.ExitCode() != exitDoesNotFit {
 		t.Fatal(err)
 	}
-	var d report.Plan
+	var d report.PlanDocument
 	if err := json.Unmarshal(out, &d); err != nil {
 		t.Fatal(err)
 	}

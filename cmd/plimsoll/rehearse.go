@@ -139,7 +139,7 @@ func runRehearsal(c *cobra.Command, request rehearse.Request, asJSON bool) error
 	if err != nil {
 		return err
 	}
-	plan, err := rehearse.NewPlan(job, here)
+	plan, err := rehearse.NewPlacement(job, here)
 	if err != nil {
 		return err
 	}

@@ -71,7 +71,7 @@ them dies; with --restarts they are started again and find it.`,
 			if err != nil {
 				return err
 			}
-			bound, err := launch.NewPlan(h, request, os.Environ())
+			bound, err := launch.NewLaunch(h, request, os.Environ())
 			if err != nil {
 				return err
 			}
