@@ -104,6 +104,12 @@ type NUMANode struct {
 	Capacity Bytes `json:"capacity_bytes"` // 0 if unknown
 }
 
+// HostMemory returns the host memory of a rank, or of the whole node, in the
+// optimizer step. It holds nothing yet.
+func HostMemory(rank int) Device {
+	return Device{Kind: Host, Rank: rank, Phases: []Phase{{Name: Step}}}
+}
+
 // Peak returns the phase in which the device holds most.
 func (d *Device) Peak() *Phase {
 	var most *Phase

@@ -361,7 +361,7 @@ func (p *Placement) workerCPUs(rank int) ([]int, error) {
 func (p *Placement) planMemory() {
 	var mapped ledger.Bytes
 	for _, shard := range p.Shards {
-		rank := hostMemory(shard.Rank)
+		rank := ledger.HostMemory(shard.Rank)
 		var rounding ledger.Bytes
 		for _, a := range shard.Arenas() {
 			hold(&rank, a.Component, a.Size, a.Why)
@@ -374,16 +374,11 @@ func (p *Placement) planMemory() {
 	}
 	// One entry of 8 bytes maps a page. The pages are mapped one by one until the kernel joins them into huge pages,
 	// and for good where it does not.
-	node := hostMemory(ledger.WholeNode)
+	node := ledger.HostMemory(ledger.WholeNode)
 	hold(&node, ledger.PageTables, 8*(mapped/p.Pages.Size())+processPageTables,
 		fmt.Sprintf("8 B for each page of %v, and %v for the program", p.Pages.Size(), processPageTables))
 	hold(&node, ledger.Process, processBytes, "this program: text, Go runtime, stacks")
 	p.Planned = append(p.Planned, node)
-}
-
-// hostMemory returns an empty device for the host memory of a rank after the last step.
-func hostMemory(rank int) ledger.Device {
-	return ledger.Device{Kind: ledger.Host, Rank: rank, Phases: []ledger.Phase{{Name: ledger.Step}}}
 }
 
 func hold(d *ledger.Device, component ledger.Component, bytes ledger.Bytes, why string) {

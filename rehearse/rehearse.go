@@ -155,7 +155,7 @@ func (p *Placement) account(m *Measurement, first, last probe.Memory) error {
 		}
 		m.Measured = append(m.Measured, rank)
 	}
-	node := hostMemory(ledger.WholeNode)
+	node := ledger.HostMemory(ledger.WholeNode)
 	hold(&node, ledger.PageTables, last.PageTables, "")
 	hold(&node, ledger.Process, m.Steady-m.StateBytes, "")
 	m.Measured = append(m.Measured, node)
@@ -165,7 +165,7 @@ func (p *Placement) account(m *Measurement, first, last probe.Memory) error {
 // measureShard reads the arenas of a rank. An arena fills its last page from the front, so resident bytes beyond its
 // size are rounding.
 func measureShard(shard engine.ShardConfig, memory probe.Memory) (ledger.Device, error) {
-	rank := hostMemory(shard.Rank)
+	rank := ledger.HostMemory(shard.Rank)
 	var rounding ledger.Bytes
 	for _, a := range shard.Arenas() {
 		name := arenaPrefix + a.Name

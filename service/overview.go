@@ -139,7 +139,7 @@ func (s *session) status() SessionStatus {
 // planned returns what the session's arenas need, in full pages.
 func (s *session) planned() ledger.Device {
 	config := s.shard.Config()
-	d := hostMemory(config.Rank)
+	d := ledger.HostMemory(config.Rank)
 	hold := func(component ledger.Component, bytes ledger.Bytes, why string) {
 		d.Phases[0].Hold(ledger.Holding{Component: component, Part: config.Part, Bytes: bytes, Why: why})
 	}
@@ -155,7 +155,7 @@ func (s *session) planned() ledger.Device {
 // that cannot be measured.
 func (s *session) measured() ledger.Device {
 	config := s.shard.Config()
-	d := hostMemory(config.Rank)
+	d := ledger.HostMemory(config.Rank)
 	hold := func(component ledger.Component, a *arena.Arena) {
 		if resident, err := a.Resident(); err == nil {
 			d.Phases[0].Hold(ledger.Holding{Component: component, Part: config.Part, Bytes: resident})
@@ -166,11 +166,6 @@ func (s *session) measured() ledger.Device {
 	}
 	hold(ledger.SessionHeader, s.record.Arena)
 	return d
-}
-
-// hostMemory returns an empty entry for a rank's host memory between two steps.
-func hostMemory(rank int) ledger.Device {
-	return ledger.Device{Kind: ledger.Host, Rank: rank, Phases: []ledger.Phase{{Name: ledger.Step}}}
 }
 
 // own returns what the service's process holds beside its arenas, or nothing if /proc
@@ -184,7 +179,7 @@ func own() []ledger.Device {
 	if err != nil {
 		return nil
 	}
-	d := hostMemory(ledger.WholeNode)
+	d := ledger.HostMemory(ledger.WholeNode)
 	hold := func(component ledger.Component, bytes uint64, why string) {
 		d.Phases[0].Hold(ledger.Holding{Component: component, Bytes: ledger.Bytes(bytes), Why: why})
 	}
