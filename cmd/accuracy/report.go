@@ -188,7 +188,7 @@ real training runs, and writes this page.
 
 Each measured run is expressed as a user would express it: config.json of the model, DeepSpeed's JSON,
 TrainingArguments, adapter_config.json and flags. One general mapping makes them for all runs from what the source
-says (docs/experiments/accuracy). No figure is fitted to a run, and the program recognizes no run by its name. One
+says (cmd/accuracy). No figure is fitted to a run, and the program recognizes no run by its name. One
 table (software.go) has the defaults of training programs for what a source does not say, such as the dropout of
 LoRA. Where a source does not give the length of sequences, 128 tokens are taken. float8 is planned as bf16.
 
