@@ -197,7 +197,7 @@ func TestBothDieWhileAccumulating(t *testing.T) {
 			t.Fatal(err)
 		}
 		request.Number = before + 1
-		if err := writePacket(s.c, packet{kind: Accumulate, number: 1, body: encode(request)}.encode()); err != nil {
+		if _, err := s.send(Accumulate, encode(request)); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(time.Duration(random.Int64N(int64(time.Millisecond))))

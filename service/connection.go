@@ -54,20 +54,6 @@ func (c *connection) doing() string {
 	return "last request"
 }
 
-// peer returns the credentials of the process at the other end.
-func peer(c *net.UnixConn) (*unix.Ucred, error) {
-	raw, err := c.SyscallConn()
-	if err != nil {
-		return nil, err
-	}
-	var credentials *unix.Ucred
-	var failed error
-	err = raw.Control(func(fd uintptr) {
-		credentials, failed = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
-	})
-	return credentials, errors.Join(err, failed)
-}
-
 // run answers requests until the client hangs up or sends a malformed packet.
 func (c *connection) run() {
 	defer c.abandon()

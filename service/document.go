@@ -9,11 +9,7 @@ import (
 
 	"github.com/go-json-experiment/json"
 
-	"plimsoll/arena"
-	"plimsoll/checkpoint"
 	"plimsoll/dtype"
-	"plimsoll/engine"
-	"plimsoll/optim"
 	"plimsoll/optim/kernel"
 )
 
@@ -183,47 +179,6 @@ func (d *Document) momentsOf(p Piece) kernel.MomentType {
 	return moments
 }
 
-// config returns the configuration of the shard.
-func (d *Document) config(set kernel.Set, pages arena.Pages, cpus []int) (engine.ShardConfig, error) {
-	format, err := d.format()
-	if err != nil {
-		return engine.ShardConfig{}, err
-	}
-	c := engine.ShardConfig{Rank: d.Rank, Part: d.partOfSession(), Journal: true, Format: format, Kernel: set,
-		Pages: pages, CPUs: cpus}
-	pieces := d.pieces()
-	for _, p := range pieces {
-		c.Elements += p.Count
-	}
-	c.Sections = checkpoint.Sections(pieces)
-	return c, nil
-}
-
-// pieces returns the parameters in the form that package checkpoint uses.
-func (d *Document) pieces() []checkpoint.Piece {
-	pieces := make([]checkpoint.Piece, len(d.Parameters))
-	for i, p := range d.Parameters {
-		pieces[i] = checkpoint.Piece{Name: p.Name, Shape: p.Shape, Group: p.Group, First: p.First, Count: p.Count,
-			Moments: d.momentsOf(p)}
-	}
-	return pieces
-}
-
-// optimizer returns the optimizer of a parameter group in a step, with the numbers of
-// the request.
-func (d *Document) optimizer(x [hyperparameters]float64) optim.Optimizer {
-	switch d.Optimizer {
-	case "lion":
-		return optim.Lion{LearningRate: x[0], Beta1: x[1], Beta2: x[2], WeightDecay: x[4]}
-	case "adagrad":
-		return optim.Adagrad{LearningRate: x[0], Epsilon: x[3], WeightDecay: x[4], LearningRateDecay: x[5]}
-	case "sgd":
-		return optim.SGD{LearningRate: x[0], Momentum: x[1], WeightDecay: x[4], Dampening: x[5], Nesterov: x[6] != 0}
-	}
-	return optim.Adam{LearningRate: x[0], Beta1: x[1], Beta2: x[2], Epsilon: x[3], WeightDecay: x[4],
-		L2: d.Optimizer == "adam"}
-}
-
 // same returns the first difference between two documents that matters, or nil.
 func (d *Document) same(other *Document) error {
 	for i := range d.Parameters {
@@ -254,4 +209,25 @@ func (d *Document) same(other *Document) error {
 func (p Piece) equal(other Piece) bool {
 	return p.Name == other.Name && slices.Equal(p.Shape, other.Shape) && p.Group == other.Group &&
 		p.Moments == other.Moments && p.First == other.First && p.Count == other.Count
+}
+
+// maximumDocument is the largest size of a document of open: some hundred thousand
+// parameters.
+const maximumDocument = 256 << 20
+
+// checkLength refuses documents that are too long. Both open and restore call it.
+func checkLength(document uint64) error {
+	if document == 0 || document > maximumDocument {
+		return fmt.Errorf("a document of %d bytes: expected 1 to %d", document, maximumDocument)
+	}
+	return nil
+}
+
+// partOfSession names the part of a session. Optimizers of one program may each have a
+// part of the same name; the instance tells their sessions apart.
+func (d *Document) partOfSession() string {
+	if d.Instance == 0 {
+		return d.Part
+	}
+	return fmt.Sprintf("%s@%d", d.Part, d.Instance)
 }

@@ -514,9 +514,3 @@ func (k *Keeper) close() {
 		_ = os.Remove(filepath.Dir(k.Socket)) // fails if others use it by now
 	}
 }
-
-func closeAll(files []*os.File) {
-	for _, f := range files {
-		_ = f.Close()
-	}
-}

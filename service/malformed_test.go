@@ -351,7 +351,7 @@ func FuzzDocument(f *testing.F) {
 		if err != nil || d.same(other) != nil {
 			t.Fatalf("%s cannot be read again, or differs: %v", again, err)
 		}
-		config, err := d.config(0, arena.BasePages, []int{0})
+		config, err := shardConfig(d, 0, arena.BasePages, []int{0})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -444,7 +444,7 @@ func FuzzRecord(f *testing.F) {
 			t.Fatal(err)
 		}
 		pages := a.kindOfPages()
-		if _, err := d.config(0, pages, nil); err != nil {
+		if _, err := shardConfig(d, 0, pages, nil); err != nil {
 			t.Fatal(err)
 		}
 		_ = pages.Size() + pages.Round(1)

@@ -4,6 +4,11 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
+	"plimsoll/dtype"
+
+	"github.com/go-json-experiment/json/jsontext"
+
+	"github.com/go-json-experiment/json"
 )
 
 // What docs/protocol.md fixes.
@@ -199,7 +204,7 @@ type (
 // stepBody is a step, with the hyperparameters of each group.
 type stepBody struct {
 	stepHeader
-	groups [][hyperparameters]float64
+	groups []Hyperparameters
 }
 
 // decodeStep reads the body of step or prepare.
@@ -219,9 +224,9 @@ func decodeStep(kind Kind, body []byte) (stepBody, error) {
 		return s, fail(Malformed, "%v with %d bytes for %d parameter groups: expected %d bytes a group", kind,
 			len(rest), s.Groups, group)
 	}
-	s.groups = make([][hyperparameters]float64, s.Groups)
+	s.groups = make([]Hyperparameters, s.Groups)
 	for i := range s.groups {
-		if s.groups[i], err = decode[[hyperparameters]float64](kind, rest[group*i:group*(i+1)]); err != nil {
+		if s.groups[i], err = decode[Hyperparameters](kind, rest[group*i:group*(i+1)]); err != nil {
 			return s, err
 		}
 	}
@@ -232,3 +237,66 @@ func (s stepBody) encode() []byte {
 	s.Groups = uint32(len(s.groups))
 	return encode(s.stepHeader, s.groups)
 }
+
+// decodeText decodes a request's body that is a JSON document.
+func decodeText[T any](kind Kind, body []byte) (T, error) {
+	var value T
+	if err := json.Unmarshal(body, &value, json.RejectUnknownMembers(true)); err != nil {
+		return value, fail(Refused, "%v: the document cannot be read: %v", kind, err)
+	}
+	return value, nil
+}
+
+// Bodies of the requests for checkpoints.
+type (
+	saveBody struct {
+		Directory string         `json:"directory"`
+		Training  jsontext.Value `json:"training,omitempty"`
+		Identity  string         `json:"identity,omitempty"`
+		Replica   int            `json:"replica,omitempty"`
+		Replicas  int            `json:"replicas,omitempty"`
+	}
+	commitBody struct {
+		Directory string `json:"directory"`
+		Step      int64  `json:"step"`
+		Identity  string `json:"identity,omitempty"`
+		Without   []int  `json:"ranks_without_state,omitempty"`
+	}
+	loadBody struct {
+		Directory string `json:"directory"`
+		Several   bool   `json:"several,omitempty"`
+	}
+)
+
+// The streams of the state, as write and read number them.
+const (
+	MasterWeights = iota
+	FirstMoment
+	SecondMoment
+	Streams // how many there are
+)
+
+// numberTypes are the types of numbers in the window, in the numbering of accumulate.
+var numberTypes = [...]dtype.Type{dtype.BF16, dtype.F16, dtype.F32}
+
+// parseAnswer returns the result in an answer, or the error that the service reported.
+func parseAnswer(data []byte, request packet) ([]byte, error) {
+	p, err := parsePacket(data)
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("an answer of the service: %w", err)
+	case !p.answer || p.kind != request.kind || p.number != request.number:
+		return nil, fmt.Errorf("the service answered %v number %d, where %v number %d was asked", p.kind, p.number,
+			request.kind, request.number)
+	case len(p.body) < 4:
+		return nil, fmt.Errorf("the service answered %v without a status", p.kind)
+	}
+	status, rest := Status(binary.LittleEndian.Uint32(p.body)), p.body[4:]
+	if status != Done {
+		return nil, &Error{status, string(rest)}
+	}
+	return rest, nil
+}
+
+// Hyperparameters are the numbers of one parameter group, in the order of the protocol.
+type Hyperparameters = [hyperparameters]float64

@@ -54,7 +54,7 @@ func newRivals(t testing.TB, elements int64) *rivals {
 	if err != nil {
 		t.Fatal(err)
 	}
-	config, err := d.config(set, arena.BasePages, r.overview(t).Sessions[0].CPUs)
+	config, err := shardConfig(d, set, arena.BasePages, r.overview(t).Sessions[0].CPUs)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -103,7 +103,7 @@ func (r *rivals) turn(t testing.TB) (service, engine time.Duration) {
 		r.last++
 	}
 	inProcess := func() {
-		optimizers := []optim.Optimizer{testDocument().optimizer(adamw[0])}
+		optimizers := []optim.Optimizer{optimizerOf(testDocument(), adamw[0])}
 		begin := time.Now()
 		if err := r.shard.Begin(r.last+1, 1, optimizers); err != nil {
 			t.Fatal(err)

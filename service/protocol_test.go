@@ -71,7 +71,7 @@ func engineOf(t testing.TB, d *Document, cpus []int) *engine.Shard {
 	if err != nil {
 		t.Fatal(err)
 	}
-	config, err := d.config(set, arena.BasePages, cpus)
+	config, err := shardConfig(d, set, arena.BasePages, cpus)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -165,7 +165,7 @@ func TestEveryFormat(t *testing.T) {
 				groups := hyperparametersOf(d.Optimizer)
 				var optimizers []optim.Optimizer
 				for _, g := range groups {
-					optimizers = append(optimizers, d.optimizer(g))
+					optimizers = append(optimizers, optimizerOf(d, g))
 				}
 				if err := s.Step(step, 0.25, step%2 == 0, groups...); err != nil {
 					t.Fatal(err)

@@ -18,7 +18,7 @@ import (
 type record struct {
 	*arena.Arena
 	*recordHead
-	groups [][hyperparameters]float64 // of the prepared step
+	groups []Hyperparameters // of the prepared step
 }
 
 // recordComponent ends the name of the session header's arena.
@@ -57,13 +57,13 @@ const recordHeadSize = int(unsafe.Sizeof(recordHead{}))
 func groupsBegin(document int) int { return (recordHeadSize + document + 7) &^ 7 }
 
 func sizeOfRecord(document, groups int) ledger.Bytes {
-	return ledger.Bytes(groupsBegin(document) + groups*8*hyperparameters)
+	return ledger.Bytes(groupsBegin(document) + groups*int(unsafe.Sizeof(Hyperparameters{})))
 }
 
 // newRecord makes the header of a session. It holds the original text of the document:
 // a restoring service parses the same text, and so refuses it only if open would have.
 func newRecord(d *Document, text []byte, pages arena.Pages) (*record, error) {
-	a, err := arena.New(d.key().String()+"/"+recordComponent, sizeOfRecord(len(text), d.Groups), arena.BasePages)
+	a, err := arena.New(keyOf(d).String()+"/"+recordComponent, sizeOfRecord(len(text), d.Groups), arena.BasePages)
 	if err != nil {
 		return nil, err
 	}
@@ -82,7 +82,7 @@ func overlay(a *arena.Arena) *record {
 	r := &record{Arena: a, recordHead: head}
 	if head.groupCount > 0 {
 		r.groups = unsafe.Slice(
-			(*[hyperparameters]float64)(unsafe.Pointer(&a.Bytes()[groupsBegin(int(head.document))])), head.groupCount)
+			(*Hyperparameters)(unsafe.Pointer(&a.Bytes()[groupsBegin(int(head.document))])), head.groupCount)
 	}
 	return r
 }
@@ -141,7 +141,7 @@ func (r *record) initialized() bool { return r.condition.Load() == stateIsWhole 
 // prepare records the first phase of the two-phase commit of a step: its gradients are
 // final, and these are its hyperparameters. The step's number goes in last, so that a
 // torn write is not taken for a prepared step.
-func (r *record) prepare(step uint64, groups [][hyperparameters]float64) {
+func (r *record) prepare(step uint64, groups []Hyperparameters) {
 	r.preparedStep.Store(0)
 	copy(r.groups, groups)
 	r.preparedStep.Store(step)

@@ -575,8 +575,7 @@ func TestClientVanishes(t *testing.T) {
 // send sends a request without reading the answer.
 func send(t *testing.T, c *Client, kind Kind, body []byte) {
 	t.Helper()
-	c.number++
-	if err := writePacket(c.c, packet{kind: kind, number: c.number, body: body}.encode()); err != nil {
+	if _, err := c.send(kind, body); err != nil {
 		t.Fatal(err)
 	}
 }

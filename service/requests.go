@@ -1,19 +1,12 @@
 package service
 
 import (
-	"encoding/binary"
 	"fmt"
 	"os"
 
 	"github.com/go-json-experiment/json"
 	"golang.org/x/sys/unix"
-
-	"plimsoll/ledger"
 )
-
-// maximumDocument is the largest size of a document of open: some hundred thousand
-// parameters.
-const maximumDocument = 256 << 20
 
 // A request is a packet with the files that came with it.
 type request struct {
@@ -176,14 +169,6 @@ func (s *session) setStep(b setStep) error {
 
 const maximumStep = 1 << 62
 
-// checkLength refuses documents that are too long. Both open and restore call it.
-func checkLength(document uint64) error {
-	if document == 0 || document > maximumDocument {
-		return fmt.Errorf("a document of %d bytes: expected 1 to %d", document, maximumDocument)
-	}
-	return nil
-}
-
 // readDocument reads the document of open from its memfd. It returns the text, too.
 func readDocument(r request) (*Document, []byte, error) {
 	b, err := decode[openBody](r.kind, r.body)
@@ -202,41 +187,6 @@ func readDocument(r request) (*Document, []byte, error) {
 	}
 	d, err := parseDocument(text)
 	return d, text, err
-}
-
-// SessionSchema is the schema of [Welcome].
-const SessionSchema = "plimsoll.session/1"
-
-// Welcome is the answer to open.
-type Welcome struct {
-	Schema      string `json:"schema"`
-	Attached    bool   `json:"attached"`
-	Step        int64  `json:"step"`
-	Initialized bool   `json:"initialized"`
-	Elements    int64  `json:"elements"`
-	Service     string `json:"service"`
-	Kernel      string `json:"kernel"`
-	// PreparedStep is the prepared step, 0 for none. AskedStep is the step that a
-	// client asked for last, and AskedFactor its factor.
-	PreparedStep uint64  `json:"prepared_step"`
-	AskedStep    uint64  `json:"asked_step"`
-	AskedFactor  float64 `json:"asked_factor"`
-	// Accumulated is how many accumulations were finished since the gradients were
-	// cleared, at step ClearedStep. Accumulating is the number of one that is half
-	// done, 0 for none.
-	Accumulated  int64          `json:"accumulated"`
-	Accumulating int64          `json:"accumulating"`
-	ClearedStep  int64          `json:"cleared_step"`
-	Arenas       []WelcomeArena `json:"arenas"`
-}
-
-// WelcomeArena is an arena that the trainer maps.
-type WelcomeArena struct {
-	Name      string           `json:"name"`
-	Component ledger.Component `json:"component"`
-	Type      string           `json:"type"`
-	Bytes     ledger.Bytes     `json:"bytes"`
-	Mapped    ledger.Bytes     `json:"mapped_bytes"`
 }
 
 func (c *connection) welcome(attached bool) (reply, error) {
@@ -262,14 +212,3 @@ func (c *connection) welcome(attached bool) (reply, error) {
 	}
 	return reply{result: text, files: files}, err
 }
-
-// decodeText decodes a request's body that is a JSON document.
-func decodeText[T any](kind Kind, body []byte) (T, error) {
-	var value T
-	if err := json.Unmarshal(body, &value, json.RejectUnknownMembers(true)); err != nil {
-		return value, fail(Refused, "%v: the document cannot be read: %v", kind, err)
-	}
-	return value, nil
-}
-
-func encodeStep(step int64) []byte { return binary.LittleEndian.AppendUint64(nil, uint64(step)) }

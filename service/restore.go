@@ -153,7 +153,7 @@ func (l *leftSession) String() string {
 	if l.document == nil {
 		return "session " + l.name
 	}
-	return fmt.Sprintf("session %s (job %s, %v)", l.name, l.document.Job, l.document.key())
+	return fmt.Sprintf("session %s (job %s, %v)", l.name, l.document.Job, keyOf(l.document))
 }
 
 // bytes returns how much memory its files hold.
@@ -202,17 +202,17 @@ func (s *Server) tryAttach(l *leftSession) (err error) {
 		return err
 	}
 	if shard.Finish() {
-		s.say("session %v: finished step %d, which was under way", d.key(), shard.Steps())
+		s.say("session %v: finished step %d, which was under way", keyOf(d), shard.Steps())
 	}
 	if added, _, _, half := shard.Accumulations(); half {
-		s.say("session %v: accumulate %d is half done, and goes on when it is repeated", d.key(), added+1)
+		s.say("session %v: accumulate %d is half done, and goes on when it is repeated", keyOf(d), added+1)
 	}
 	record.attempts.Store(0)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.all[d.key()] != nil || len(s.all)+s.creating > 0 && s.job != d.Job {
+	if s.all[keyOf(d)] != nil || len(s.all)+s.creating > 0 && s.job != d.Job {
 		return errors.Join(fmt.Errorf("the service holds the job %s, and may have a session %v of it already",
-			s.job, d.key()), shard.Close())
+			s.job, keyOf(d)), shard.Close())
 	}
 	session := s.newSession(l.name, d, shard, record)
 	shard.Adopt()
@@ -223,7 +223,7 @@ func (s *Server) tryAttach(l *leftSession) (err error) {
 		}
 	}
 	s.job = d.Job
-	s.all[d.key()] = session
+	s.all[keyOf(d)] = session
 	return nil
 }
 
@@ -232,7 +232,7 @@ func (s *Server) attachShard(l *leftSession) (*engine.Shard, error) {
 	shard, err := s.attachShardTo(l, l.document.CPUs)
 	if errors.Is(err, engine.ErrBinding) {
 		// A cgroup, or switching a CPU off, has taken a CPU from this process since.
-		s.say("session %v: %v; its workers are bound to what else this process may use", l.document.key(), err)
+		s.say("session %v: %v; its workers are bound to what else this process may use", keyOf(l.document), err)
 		shard, err = s.attachShardTo(l, nil)
 	}
 	return shard, err
@@ -247,7 +247,7 @@ func (s *Server) attachShardTo(l *leftSession, named []int) (*engine.Shard, erro
 	if err != nil {
 		return nil, err
 	}
-	config, err := document.config(s.kernel, l.record.kindOfPages(), cpus)
+	config, err := shardConfig(&document, s.kernel, l.record.kindOfPages(), cpus)
 	if err != nil {
 		return nil, err
 	}
@@ -327,7 +327,7 @@ func (s *Server) checkAside(d *Document) error {
 		case l.document == nil || l.document.Job != d.Job:
 			return fail(Busy, "open: %v is set aside, which may be of another job (%v); restore it (plimsoll restore "+
 				"%s), or give it back (--discard)", l, l.reason, name)
-		case l.document.key() != d.key():
+		case keyOf(l.document) != keyOf(d):
 		case errors.Is(l.reason, errDeadly):
 			return fail(Refused, "open: %v is set aside: %v; restore it (plimsoll restore %s), or give it "+
 				"back (--discard)", l, l.reason, name)

@@ -398,7 +398,7 @@ func TestPanicSetsASessionAside(t *testing.T) {
 	r := startService(t)
 	prints := openMany(t, r, 4)
 	file := r.keptArena(t, "rank2/bf16/step_journal")
-	config, err := tiny(2, 4).config(0, arena.BasePages, usableCPU())
+	config, err := shardConfig(tiny(2, 4), 0, arena.BasePages, usableCPU())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -7,37 +7,14 @@ import (
 	"fmt"
 	"path/filepath"
 
-	"github.com/go-json-experiment/json/jsontext"
-
 	"plimsoll/checkpoint"
-)
-
-// Bodies of the requests for checkpoints.
-type (
-	saveBody struct {
-		Directory string         `json:"directory"`
-		Training  jsontext.Value `json:"training,omitempty"`
-		Identity  string         `json:"identity,omitempty"`
-		Replica   int            `json:"replica,omitempty"`
-		Replicas  int            `json:"replicas,omitempty"`
-	}
-	commitBody struct {
-		Directory string `json:"directory"`
-		Step      int64  `json:"step"`
-		Identity  string `json:"identity,omitempty"`
-		Without   []int  `json:"ranks_without_state,omitempty"`
-	}
-	loadBody struct {
-		Directory string `json:"directory"`
-		Several   bool   `json:"several,omitempty"`
-	}
 )
 
 // forCheckpoint returns the shard in the form that package checkpoint uses.
 func (s *session) forCheckpoint() checkpoint.Shard {
 	d := s.document
 	return checkpoint.Shard{Rank: d.Rank, World: d.World, Part: d.Part, Format: s.shard.Config().Format,
-		Pieces: d.pieces(), State: s.shard}
+		Pieces: piecesOf(d), State: s.shard}
 }
 
 // checkDirectory refuses relative paths: client and service have different working
@@ -82,7 +59,7 @@ func (s *session) save(b saveBody) ([]byte, error) {
 	}
 	for _, r := range saving.Removed() {
 		s.say("session %v: save of step %d: %s (%v), which a save had left that was broken off, was removed "+
-			"for want of room", s.document.key(), saving.Step(), r.Path, r.Bytes)
+			"for want of room", keyOf(s.document), saving.Step(), r.Path, r.Bytes)
 	}
 	s.saving, s.inherited = saving, false
 	s.written.Store(saving)
@@ -90,7 +67,7 @@ func (s *session) save(b saveBody) ([]byte, error) {
 		_ = saving.Wait() // settleSave reads the error
 		s.written.Store(nil)
 	})
-	return encodeStep(saving.Step()), nil
+	return encode(saving.Step()), nil
 }
 
 // settleSave waits for the save under way.
@@ -133,7 +110,7 @@ func (c *connection) saved(r request) (reply, error) {
 	if err != nil {
 		return reply{}, storage(Save, err)
 	}
-	return reply{result: encodeStep(s.savedStep.Load())}, nil
+	return reply{result: encode(s.savedStep.Load())}, nil
 }
 
 // notInParts refuses requests that would take a partly loaded state for a whole one.
@@ -164,7 +141,7 @@ func (s *session) commit(b commitBody) ([]byte, error) {
 	if _, err := checkpoint.Commit(b.Directory, b.Step, b.Identity, b.Without...); err != nil {
 		return nil, storage(Commit, err)
 	}
-	return encodeStep(b.Step), nil
+	return encode(b.Step), nil
 }
 
 // load loads a checkpoint. It stops when the service ends, or when another client wants
@@ -215,7 +192,7 @@ func (s *session) load(until context.Context, b loadBody) ([]byte, error) {
 	} else {
 		s.record.condition.Store(stateIsWhole)
 	}
-	return append(encodeStep(step), training...), nil
+	return append(encode(step), training...), nil
 }
 
 // storage is the answer to a request that failed on files.

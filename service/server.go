@@ -189,7 +189,7 @@ func (s *Server) serve(c *net.UnixConn) {
 func (s *Server) letGo(free *session) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.letGoOf(free.document.key())
+	s.letGoOf(keyOf(free.document))
 }
 
 // letGoOf is letGo for a caller that holds the mutex.
@@ -238,18 +238,18 @@ func (s *Server) claim(d *Document, c *connection) (*session, error) {
 		return nil, fail(Busy, "open: this service holds the job %s, and not %s; it takes another when that one's "+
 			"sessions are closed", s.job, d.Job)
 	}
-	found := s.all[d.key()]
+	found := s.all[keyOf(d)]
 	if found != nil {
 		if err := d.same(found.document); err != nil {
 			return nil, fail(Refused, "open: session %v of job %s is there and differs: %v; close it, or give the "+
-				"job another name", d.key(), d.Job, err)
+				"job another name", keyOf(d), d.Job, err)
 		}
 	}
-	if holder := s.held[d.key()]; holder != nil {
-		return nil, fail(Busy, "open: session %v of job %s is held by process %d%s", d.key(), d.Job, holder.process,
+	if holder := s.held[keyOf(d)]; holder != nil {
+		return nil, fail(Busy, "open: session %v of job %s is held by process %d%s", keyOf(d), d.Job, holder.process,
 			toItself(holder, c))
 	}
-	s.held[d.key()] = c
+	s.held[keyOf(d)] = c
 	if found == nil {
 		s.job = d.Job
 		s.creating++
@@ -269,25 +269,25 @@ var (
 // session.
 func (s *Server) awaitRelease(d *Document, c *connection) error {
 	began, noticed := time.Now(), false
-	for holder := s.held[d.key()]; holder != nil && holder.gone(); holder = s.held[d.key()] {
+	for holder := s.held[keyOf(d)]; holder != nil && holder.gone(); holder = s.held[keyOf(d)] {
 		holder.abandon()
 		waited := time.Since(began)
 		switch {
 		case s.closing:
 			return errEnding
 		case c.gone():
-			return fail(Busy, "open: the client has hung up while it waited for session %v", d.key())
+			return fail(Busy, "open: the client has hung up while it waited for session %v", keyOf(d))
 		case waited >= claimPatience:
 			return fail(Busy, "open: session %v of job %s is held by process %d, which has hung up; its %v is still "+
 				"under way after another %v. "+
 				"The files that it works on may be on a file system that does not answer; when that answers, open "+
 				"the session again",
-				d.key(), d.Job, holder.process, holder.doing(), claimPatience)
+				keyOf(d), d.Job, holder.process, holder.doing(), claimPatience)
 		case waited >= claimNotice && !noticed:
 			noticed = true
 			s.withoutMutex(func() {
 				s.say("process %d waits for session %v: process %d has hung up, and its %v is still under way",
-					c.process, d.key(), holder.process, holder.doing())
+					c.process, keyOf(d), holder.process, holder.doing())
 			})
 		}
 		released := s.released
@@ -325,7 +325,7 @@ func (s *Server) create(d *Document, text []byte) (*session, error) {
 	defer s.mu.Unlock()
 	s.creating--
 	if err != nil {
-		s.letGoOf(d.key())
+		s.letGoOf(keyOf(d))
 	}
 	return made, err
 }
@@ -343,7 +343,7 @@ func (s *Server) make(d *Document, text []byte) (*session, error) {
 	if err != nil {
 		return nil, err
 	}
-	config, err := d.config(s.kernel, arena.BasePages, cpus)
+	config, err := shardConfig(d, s.kernel, arena.BasePages, cpus)
 	if err != nil {
 		return nil, fail(Refused, "open: %v", err)
 	}
@@ -374,7 +374,7 @@ func (s *Server) make(d *Document, text []byte) (*session, error) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.all[d.key()] = made
+	s.all[keyOf(d)] = made
 	return made, nil
 }
 
@@ -453,7 +453,7 @@ func (s *Server) divide(ranks int) (*binding.Assignment, error) {
 func (s *Server) remove(gone *session) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	delete(s.all, gone.document.key())
+	delete(s.all, keyOf(gone.document))
 }
 
 // forget gives the state of a session back. The session stays claimed meanwhile: a new

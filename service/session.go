@@ -57,16 +57,7 @@ type key struct {
 	part string
 }
 
-func (d *Document) key() key { return key{d.Rank, d.partOfSession()} }
-
-// partOfSession names the part of a session. Optimizers of one program may each have a
-// part of the same name; the instance tells their sessions apart.
-func (d *Document) partOfSession() string {
-	if d.Instance == 0 {
-		return d.Part
-	}
-	return fmt.Sprintf("%s@%d", d.Part, d.Instance)
-}
+func keyOf(d *Document) key { return key{d.Rank, d.partOfSession()} }
 
 func (k key) String() string { return fmt.Sprintf("rank%d/%s", k.rank, k.part) }
 
@@ -205,7 +196,7 @@ func (s *session) checkStep(kind Kind, step uint64) error {
 
 // optimizers returns the optimizers of the parameter groups in a step whose gradients
 // are multiplied by factor. It refuses numbers that would turn weights into NaN.
-func (s *session) optimizers(kind Kind, step uint64, groups [][hyperparameters]float64,
+func (s *session) optimizers(kind Kind, step uint64, groups []Hyperparameters,
 	factor float64) ([]optim.Optimizer, error) {
 	if len(groups) != s.document.Groups {
 		return nil, fail(Refused, "%v with %d parameter groups: the session has %d", kind, len(groups),
@@ -213,7 +204,7 @@ func (s *session) optimizers(kind Kind, step uint64, groups [][hyperparameters]f
 	}
 	optimizers := make([]optim.Optimizer, len(groups))
 	for i, group := range groups {
-		optimizers[i] = s.document.optimizer(group)
+		optimizers[i] = optimizerOf(s.document, group)
 		if err := optim.Check(optimizers[i], int64(step), factor); err != nil {
 			return nil, fail(Refused, "%v, parameter group %d, %v: %v", kind, i, optimizers[i], err)
 		}

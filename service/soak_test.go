@@ -151,7 +151,7 @@ func TestMutatedDocumentsAndRequests(t *testing.T) {
 			}
 			if err == nil {
 				var files []*os.File
-				_, files, err = readPacket(session.c, session.buffer)
+				_, files, err = readPacket(session.c, make([]byte, maximumPacket))
 				closeAll(files)
 			}
 			if inSession++; err != nil { // the service closes connections with malformed requests

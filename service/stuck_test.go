@@ -43,7 +43,7 @@ func saveThatIsStuck(t *testing.T, socket string, overview func() *Overview, doc
 	}
 	t.Cleanup(func() { _ = file.Close() }) // the test may have done so
 	body := fmt.Appendf(nil, `{"directory": %q}`, directory)
-	if err := writePacket(s.c, packet{kind: Save, number: 1000, body: body}.encode()); err != nil {
+	if _, err := s.send(Save, body); err != nil {
 		t.Fatal(err)
 	}
 	await(t, "the save to begin", func() bool { return overview().Unanswered > 0 })
@@ -159,7 +159,7 @@ func TestLoadIsBrokenOffForTheNextClient(t *testing.T) {
 		}
 		loads := time.Since(began)
 		body := fmt.Appendf(nil, `{"directory": %q}`, directory)
-		if err := writePacket(s.c, packet{kind: Load, number: 1000, body: body}.encode()); err != nil {
+		if _, err := s.send(Load, body); err != nil {
 			t.Fatal(err)
 		}
 		await(t, "the load to begin", func() bool { return server.Overview().Unanswered > 0 })

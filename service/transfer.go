@@ -6,21 +6,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"plimsoll/dtype"
 	"plimsoll/engine"
 	"plimsoll/optim/kernel"
 )
-
-// Streams of transfers.
-const (
-	masterStream = iota
-	firstMomentStream
-	secondMomentStream
-	streams
-)
-
-// numberTypes are the types of numbers in the window, in the numbering of accumulate.
-var numberTypes = [...]dtype.Type{dtype.BF16, dtype.F16, dtype.F32}
 
 const maximumWindow = 1 << 40
 
@@ -64,7 +52,7 @@ func (s *session) transferArguments(kind Kind, t transfer) ([]float32, error) {
 		return nil, fail(Malformed, "%v: a field that must be 0 is %d", kind, t.Zero)
 	}
 	format := s.shard.Config().Format
-	if t.What >= streams || int(t.What) > format.Algorithm.Moments() {
+	if t.What >= Streams || int(t.What) > format.Algorithm.Moments() {
 		return nil, fail(Refused, "%v: stream %d: %s has master weights (0) and %d moments", kind, t.What,
 			s.document.Optimizer, format.Algorithm.Moments())
 	}
@@ -86,8 +74,8 @@ func (s *session) write(t transfer) error {
 	}
 	s.saveIsOver.Wait() // the checkpoint needs the state as it was
 	s.record.beginWrite()
-	if t.What != masterStream {
-		s.shard.WriteMoment(int(t.What)-firstMomentStream, int64(t.First), numbers)
+	if t.What != MasterWeights {
+		s.shard.WriteMoment(int(t.What)-FirstMoment, int64(t.First), numbers)
 		return nil
 	}
 	format := s.shard.Config().Format
@@ -108,10 +96,10 @@ func (s *session) read(t transfer) error {
 	format := s.shard.Config().Format
 	s.eachOf(t, func(c kernel.Chunk, from, end int, at int) {
 		for i := from; i < end; i++ {
-			if t.What == masterStream {
+			if t.What == MasterWeights {
 				numbers[at+i-from] = c.MasterWeight(format, i)
 			} else {
-				numbers[at+i-from] = c.Moment(int(t.What)-firstMomentStream, i)
+				numbers[at+i-from] = c.Moment(int(t.What)-FirstMoment, i)
 			}
 		}
 	})

@@ -1,12 +1,14 @@
 package service
 
 import (
+	"errors"
 	"fmt"
 	"io/fs"
 	"net"
 	"os"
-	"path/filepath"
 	"syscall"
+
+	"golang.org/x/sys/unix"
 )
 
 // trusted reports whether a user may run the service that this user connects to, or own
@@ -37,23 +39,16 @@ func trustedDirectory(name string) error {
 	return nil
 }
 
-// dialTrusted connects to a socket if its directory and its listener can be trusted.
-func dialTrusted(socket string) (*net.UnixConn, error) {
-	if err := trustedDirectory(filepath.Dir(socket)); err != nil {
-		return nil, err
-	}
-	c, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: socket, Net: "unixpacket"})
+// peer returns the credentials of the process at the other end.
+func peer(c *net.UnixConn) (*unix.Ucred, error) {
+	raw, err := c.SyscallConn()
 	if err != nil {
 		return nil, err
 	}
-	credentials, err := peer(c)
-	if err == nil && !trusted(int(credentials.Uid)) {
-		err = fmt.Errorf("process %d of user %d answers, who would have the weights: expected user %d or root",
-			credentials.Pid, credentials.Uid, os.Geteuid())
-	}
-	if err != nil {
-		_ = c.Close()
-		return nil, err
-	}
-	return c, nil
+	var credentials *unix.Ucred
+	var failed error
+	err = raw.Control(func(fd uintptr) {
+		credentials, failed = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	})
+	return credentials, errors.Join(err, failed)
 }

@@ -11,7 +11,7 @@ import (
 // another state leaves a state that is not whole.
 func TestWhatIsBeingWrittenIsNotWhole(t *testing.T) {
 	r := startService(t)
-	for stream := range streams {
+	for stream := range Streams {
 		document := testDocument(small, func(d *Document) { d.Part = fmt.Sprint("part", stream) })
 		s := begun(t, r.Socket, document)
 		mustStep(t, s, 3)
@@ -63,7 +63,7 @@ func TestStepsAreOfAWholeState(t *testing.T) {
 		document := testDocument(small, func(d *Document) { d.Part = fmt.Sprint("part", i) })
 		s := mustOpen(t, socket, document)
 		server.mu.Lock()
-		session := server.all[document.key()]
+		session := server.all[keyOf(document)]
 		server.mu.Unlock()
 		var watching sync.WaitGroup
 		watching.Go(func() {
