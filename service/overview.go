@@ -7,15 +7,16 @@ import (
 	"slices"
 	"time"
 
+	"github.com/prometheus/procfs"
+
 	"plimsoll/arena"
 	"plimsoll/ledger"
-
-	"github.com/prometheus/procfs"
+	"plimsoll/service/protocol"
 )
 
 // status returns the status of a session that was set aside.
-func (l *leftSession) status() SetAside {
-	status := SetAside{Name: l.name, Bytes: l.bytes(), Reason: l.reason.Error()}
+func (l *leftSession) status() protocol.SetAside {
+	status := protocol.SetAside{Name: l.name, Bytes: l.bytes(), Reason: l.reason.Error()}
 	if l.document != nil {
 		status.Job, status.Rank, status.Part = l.document.Job, l.document.Rank, l.document.Part
 	}
@@ -23,13 +24,13 @@ func (l *leftSession) status() SetAside {
 }
 
 // Overview returns the status of the service.
-func (s *Server) Overview() *Overview {
+func (s *Server) Overview() *protocol.Overview {
 	s.mu.Lock()
-	status := &Overview{
-		Schema: StatSchema, Service: s.version, Process: os.Getpid(), Seconds: time.Since(s.began).Seconds(),
+	status := &protocol.Overview{
+		Schema: protocol.StatSchema, Service: s.version, Process: os.Getpid(), Seconds: time.Since(s.began).Seconds(),
 		Restarts: s.given.Restarts, Kernel: s.kernel.String(), Job: s.job,
 		Requests: s.requests.Load(), Refused: s.refused.Load(), Clients: len(s.open),
-		Sessions: []SessionStatus{}, SetAside: []SetAside{},
+		Sessions: []protocol.SessionStatus{}, SetAside: []protocol.SetAside{},
 	}
 	for _, name := range slices.Sorted(maps.Keys(s.aside)) {
 		status.SetAside = append(status.SetAside, s.aside[name].status())
@@ -43,8 +44,8 @@ func (s *Server) Overview() *Overview {
 		sessions = append(sessions, session)
 	}
 	slices.SortFunc(sessions, func(a, b *session) int {
-		return cmp.Or(a.document.Rank-b.document.Rank, cmp.Compare(a.document.partOfSession(),
-			b.document.partOfSession()))
+		return cmp.Or(a.document.Rank-b.document.Rank, cmp.Compare(a.document.SessionPart(),
+			b.document.SessionPart()))
 	})
 	var planned, measured []ledger.Device
 	for _, session := range sessions {
@@ -57,10 +58,10 @@ func (s *Server) Overview() *Overview {
 	return status
 }
 
-func (s *session) status() SessionStatus {
+func (s *session) status() protocol.SessionStatus {
 	config := s.shard.Config()
 	seconds := func(nanoseconds int64) float64 { return time.Duration(nanoseconds).Seconds() }
-	return SessionStatus{
+	return protocol.SessionStatus{
 		Rank: config.Rank, Part: config.Part, Optimizer: s.document.Optimizer,
 		State: s.document.State, Moments: s.document.Moments, Parameter: s.document.Parameter,
 		Gradient: s.document.Gradient,

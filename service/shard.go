@@ -6,15 +6,16 @@ import (
 	"plimsoll/engine"
 	"plimsoll/optim"
 	"plimsoll/optim/kernel"
+	"plimsoll/service/protocol"
 )
 
 // shardConfig returns the configuration of the shard.
-func shardConfig(d *Document, set kernel.Set, pages arena.Pages, cpus []int) (engine.ShardConfig, error) {
-	format, err := d.format()
+func shardConfig(d *protocol.Document, set kernel.Set, pages arena.Pages, cpus []int) (engine.ShardConfig, error) {
+	format, err := d.Format()
 	if err != nil {
 		return engine.ShardConfig{}, err
 	}
-	c := engine.ShardConfig{Rank: d.Rank, Part: d.partOfSession(), Journal: true, Format: format, Kernel: set,
+	c := engine.ShardConfig{Rank: d.Rank, Part: d.SessionPart(), Journal: true, Format: format, Kernel: set,
 		Pages: pages, CPUs: cpus}
 	pieces := piecesOf(d)
 	for _, p := range pieces {
@@ -25,18 +26,18 @@ func shardConfig(d *Document, set kernel.Set, pages arena.Pages, cpus []int) (en
 }
 
 // piecesOf returns the parameters in the form that package checkpoint uses.
-func piecesOf(d *Document) []checkpoint.Piece {
+func piecesOf(d *protocol.Document) []checkpoint.Piece {
 	pieces := make([]checkpoint.Piece, len(d.Parameters))
 	for i, p := range d.Parameters {
 		pieces[i] = checkpoint.Piece{Name: p.Name, Shape: p.Shape, Group: p.Group, First: p.First, Count: p.Count,
-			Moments: d.momentsOf(p)}
+			Moments: d.MomentsOf(p)}
 	}
 	return pieces
 }
 
 // optimizerOf returns the optimizer of a parameter group in a step, with the numbers of
 // the request.
-func optimizerOf(d *Document, x Hyperparameters) optim.Optimizer {
+func optimizerOf(d *protocol.Document, x protocol.Hyperparameters) optim.Optimizer {
 	switch d.Optimizer {
 	case "lion":
 		return optim.Lion{LearningRate: x[0], Beta1: x[1], Beta2: x[2], WeightDecay: x[4]}

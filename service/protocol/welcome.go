@@ -1,4 +1,4 @@
-package service
+package protocol
 
 import "plimsoll/ledger"
 

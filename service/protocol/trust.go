@@ -1,4 +1,4 @@
-package service
+package protocol
 
 import (
 	"errors"
@@ -11,36 +11,35 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// trusted reports whether a user may run the service that this user connects to, or own
+// Trusted reports whether a user may run the service that this user connects to, or own
 // its directory.
-func trusted(user int) bool { return user == os.Geteuid() || user == 0 }
+func Trusted(user int) bool { return user == os.Geteuid() || user == 0 }
 
-func ownerOf(info fs.FileInfo) int { return int(info.Sys().(*syscall.Stat_t).Uid) }
+// OwnerOf returns the user that a file belongs to.
+func OwnerOf(info fs.FileInfo) int { return int(info.Sys().(*syscall.Stat_t).Uid) }
 
-// trustedDirectory refuses a directory in which another user could replace the
+// TrustedDirectory refuses a directory in which another user could replace the
 // service's socket. It also refuses a link that another user could redirect.
-func trustedDirectory(name string) error {
+func TrustedDirectory(name string) error {
 	for _, look := range []func(string) (fs.FileInfo, error){os.Lstat, os.Stat} {
 		info, err := look(name)
 		if err != nil {
 			return fmt.Errorf("the directory of the socket: %w", err)
 		}
-		if owner := ownerOf(info); !trusted(owner) {
+		if owner := OwnerOf(info); !Trusted(owner) {
 			return fmt.Errorf("the directory of the socket, %s, belongs to user %d, who could put another "+
-				"service there: "+
-				"expected user %d or root", name, owner, os.Geteuid())
+				"service there: expected user %d or root", name, owner, os.Geteuid())
 		}
 		if mode := info.Mode(); mode.IsDir() && mode.Perm()&0o022 != 0 {
 			return fmt.Errorf("the directory of the socket, %s, has mode %#o, so that other users could put another "+
-				"service there: "+
-				"expected 0700 (chmod 700 %s)", name, mode.Perm(), name)
+				"service there: expected 0700 (chmod 700 %s)", name, mode.Perm(), name)
 		}
 	}
 	return nil
 }
 
-// peer returns the credentials of the process at the other end.
-func peer(c *net.UnixConn) (*unix.Ucred, error) {
+// Peer returns the credentials of the process at the other end.
+func Peer(c *net.UnixConn) (*unix.Ucred, error) {
 	raw, err := c.SyscallConn()
 	if err != nil {
 		return nil, err

@@ -1,4 +1,6 @@
-package service
+// Package servicetest is a trainer for tests of the optimizer service, in Go: every
+// request of the protocol as a method.
+package servicetest
 
 import (
 	"encoding/binary"
@@ -6,53 +8,56 @@ import (
 	"fmt"
 	"math"
 	"os"
-	"plimsoll/arena"
-	"plimsoll/ledger"
-
-	"github.com/go-json-experiment/json/jsontext"
 
 	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
 	"golang.org/x/sys/unix"
+
+	"plimsoll/arena"
+	"plimsoll/ledger"
+	"plimsoll/service/client"
+	"plimsoll/service/protocol"
 )
 
 // Session is a shard whose state the service holds. Its arenas are mapped in this
 // process, too; slices of them are valid until Detach or Close.
 type Session struct {
-	Client
-	Welcome    Welcome
+	client.Client
+	Welcome    protocol.Welcome
 	Parameters *arena.Arena
 	Gradients  *arena.Arena
-	window     *arena.Arena
+	Window     *arena.Arena // the staging buffer; nil before MakeWindow
 }
 
-// OpenSession creates a session, or attaches to one that exists.
-func OpenSession(socket string, d *Document) (*Session, error) {
-	client, err := Dial(socket)
+// Open creates a session, or attaches to one that exists.
+func Open(socket string, d *protocol.Document) (*Session, error) {
+	dialed, err := client.Dial(socket)
 	if err != nil {
 		return nil, err
 	}
-	s := &Session{Client: *client}
-	if err := s.open(d); err != nil {
+	s := &Session{Client: *dialed}
+	if err := s.Open(d); err != nil {
 		return nil, errors.Join(err, s.Detach())
 	}
 	return s, nil
 }
 
-func (s *Session) open(d *Document) error {
+// Open creates the session on a connection that has none, or attaches to it.
+func (s *Session) Open(d *protocol.Document) error {
 	text, err := json.Marshal(d)
 	if err != nil {
 		return err
 	}
-	document, err := sealedFile("plimsoll/document", text)
+	document, err := protocol.SealedFile("plimsoll/document", text)
 	if err != nil {
 		return err
 	}
 	defer document.Close()
-	result, files, err := s.call(Open, encode(openBody{uint64(len(text))}), document)
+	result, files, err := s.Call(protocol.Open, protocol.Encode(protocol.OpenBody{Length: uint64(len(text))}), document)
 	if err != nil {
 		return err
 	}
-	defer closeAll(files)
+	defer protocol.CloseAll(files)
 	if err := json.Unmarshal(result, &s.Welcome); err != nil {
 		return fmt.Errorf("the answer to open: %w", err)
 	}
@@ -101,7 +106,7 @@ func pagesOf(file *os.File) (arena.Pages, error) {
 // Detach closes the connection and unmaps the arenas. The service keeps the state.
 func (s *Session) Detach() error {
 	err := s.Hangup()
-	for _, a := range []*arena.Arena{s.Parameters, s.Gradients, s.window} {
+	for _, a := range []*arena.Arena{s.Parameters, s.Gradients, s.Window} {
 		if a != nil {
 			err = errors.Join(err, a.Close())
 		}
@@ -111,38 +116,38 @@ func (s *Session) Detach() error {
 
 // Close gives the state back and detaches.
 func (s *Session) Close() error {
-	return errors.Join(s.done(Close, encode(closeBody{giveBack})), s.Detach())
+	return errors.Join(s.Do(protocol.Close, protocol.Encode(protocol.CloseBody{Flags: protocol.GiveBack})), s.Detach())
 }
 
-// windowSize is the size of the window, the staging buffer that Write, Read and
+// WindowSize is the size of the window, the staging buffer that Write, Read and
 // Accumulate copy through.
-const windowSize = 16 * ledger.MiB
+const WindowSize = 16 * ledger.MiB
 
 // Write writes a range of a stream.
 func (s *Session) Write(stream int, first int64, values []float32) error {
-	return s.transfer(Write, stream, first, values)
+	return s.transfer(protocol.Write, stream, first, values)
 }
 
 // Read reads a range of a stream.
 func (s *Session) Read(stream int, first int64, values []float32) error {
-	return s.transfer(Read, stream, first, values)
+	return s.transfer(protocol.Read, stream, first, values)
 }
 
-func (s *Session) transfer(kind Kind, stream int, first int64, values []float32) error {
-	if err := s.makeWindow(); err != nil {
+func (s *Session) transfer(kind protocol.Kind, stream int, first int64, values []float32) error {
+	if err := s.MakeWindow(); err != nil {
 		return err
 	}
-	window := arena.View[float32](s.window)
+	window := arena.View[float32](s.Window)
 	for len(values) > 0 {
 		part := values[:min(len(values), len(window))]
-		if kind == Write {
+		if kind == protocol.Write {
 			copy(window, part)
 		}
-		body := transfer{What: uint32(stream), First: uint64(first), Count: uint64(len(part))}
-		if err := s.done(kind, encode(body)); err != nil {
+		body := protocol.TransferBody{What: uint32(stream), First: uint64(first), Count: uint64(len(part))}
+		if err := s.Do(kind, protocol.Encode(body)); err != nil {
 			return err
 		}
-		if kind == Read {
+		if kind == protocol.Read {
 			copy(part, window)
 		}
 		first, values = first+int64(len(part)), values[len(part):]
@@ -150,20 +155,21 @@ func (s *Session) transfer(kind Kind, stream int, first int64, values []float32)
 	return nil
 }
 
-func (s *Session) makeWindow() error {
-	if s.window != nil {
+// MakeWindow gives the session a window, unless it has one.
+func (s *Session) MakeWindow() error {
+	if s.Window != nil {
 		return nil
 	}
-	w, err := arena.New("window", windowSize, arena.BasePages)
+	w, err := arena.New("window", WindowSize, arena.BasePages)
 	if err != nil {
 		return err
 	}
-	s.window = w
-	return s.done(Window, encode(windowBody{uint64(windowSize)}), w.File())
+	s.Window = w
+	return s.Do(protocol.Window, protocol.Encode(protocol.WindowBody{Bytes: uint64(WindowSize)}), w.File())
 }
 
 // MostAccumulated is the largest number of elements that one Accumulate can add.
-const MostAccumulated = int(windowSize / 4)
+const MostAccumulated = int(WindowSize / 4)
 
 // Accumulate adds fp32 numbers to the gradients from element first on. Number counts
 // the calls since the gradients were cleared, from 1. Repeat a call that got no answer
@@ -174,30 +180,31 @@ func (s *Session) Accumulate(number, first int64, values []float32) error {
 		return fmt.Errorf("accumulate %d: %d numbers: expected at most %d, which the window holds", number, len(values),
 			MostAccumulated)
 	}
-	if err := s.makeWindow(); err != nil {
+	if err := s.MakeWindow(); err != nil {
 		return err
 	}
-	copy(arena.View[float32](s.window), values)
-	return s.done(Accumulate, encode(accumulation{Type: 2, First: uint64(first), Count: uint64(len(values)),
+	copy(arena.View[float32](s.Window), values)
+	return s.Do(protocol.Accumulate, protocol.Encode(protocol.AccumulateBody{Type: 2, First: uint64(first),
+		Count:  uint64(len(values)),
 		Number: uint64(number)}))
 }
 
 // ClearGradients sets all gradients to 0.
-func (s *Session) ClearGradients() error { return s.done(Clear, nil) }
+func (s *Session) ClearGradients() error { return s.Do(protocol.Clear, nil) }
 
 // SetStep tells the service that the whole state was written, and which step it is of.
 func (s *Session) SetStep(step int64) error {
-	return s.done(SetStep, encode(setStep{uint64(step)}))
+	return s.Do(protocol.SetStep, protocol.Encode(protocol.SetStepBody{Step: uint64(step)}))
 }
 
 // Ready tells the service that the gradients of a range are final.
 func (s *Session) Ready(first, count int64) error {
-	return s.done(Ready, encode(stretch{uint64(first), uint64(count)}))
+	return s.Do(protocol.Ready, protocol.Encode(protocol.RangeBody{First: uint64(first), Count: uint64(count)}))
 }
 
 // SumSquares returns the sum of the squares of the gradients.
 func (s *Session) SumSquares() (float64, error) {
-	result, _, err := s.call(Norm, nil)
+	result, _, err := s.Call(protocol.Norm, nil)
 	if err != nil {
 		return 0, err
 	}
@@ -209,59 +216,63 @@ func (s *Session) SumSquares() (float64, error) {
 
 // Step makes a step, with the hyperparameters of each parameter group. With wait it
 // returns when the step is done, else when it has begun.
-func (s *Session) Step(step int64, factor float64, wait bool, groups ...Hyperparameters) error {
-	return s.begin(stepBody{stepHeader: stepHeader{Step: uint64(step), Factor: factor}, groups: groups}, wait)
+func (s *Session) Step(step int64, factor float64, wait bool, groups ...protocol.Hyperparameters) error {
+	return s.begin(protocol.StepBody{StepHeader: protocol.StepHeader{Step: uint64(step), Factor: factor},
+		Hyperparameters: groups}, wait)
 }
 
 // Prepare is the first phase of the two-phase commit of a step. All gradients are
 // final, and the service keeps the hyperparameters; the step does not begin.
-func (s *Session) Prepare(step int64, groups ...Hyperparameters) error {
-	return s.done(Prepare, stepBody{stepHeader: stepHeader{Step: uint64(step)}, groups: groups}.encode())
+func (s *Session) Prepare(step int64, groups ...protocol.Hyperparameters) error {
+	return s.Do(protocol.Prepare, protocol.StepBody{StepHeader: protocol.StepHeader{Step: uint64(step)},
+		Hyperparameters: groups}.Encode())
 }
 
 // StepPrepared is the second phase: it makes the step with the hyperparameters given to
 // Prepare, by this client or an earlier one.
 func (s *Session) StepPrepared(step int64, factor float64, wait bool) error {
-	return s.begin(stepBody{stepHeader: stepHeader{Step: uint64(step), Factor: factor, Flags: preparedStep}}, wait)
+	return s.begin(protocol.StepBody{StepHeader: protocol.StepHeader{Step: uint64(step), Factor: factor,
+		Flags: protocol.PreparedStep}}, wait)
 }
 
-func (s *Session) begin(b stepBody, wait bool) error {
+func (s *Session) begin(b protocol.StepBody, wait bool) error {
 	if wait {
-		b.Flags |= waitForStep
+		b.Flags |= protocol.WaitForStep
 	}
-	_, _, err := s.call(Step, b.encode())
+	_, _, err := s.Call(protocol.Step, b.Encode())
 	return err
 }
 
 // Wait returns when a range of the parameters has had a step.
 func (s *Session) Wait(step, first, count int64) error {
-	return s.done(Wait, encode(waitBody{uint64(step), uint64(first), uint64(count)}))
+	return s.Do(protocol.Wait, protocol.Encode(protocol.WaitBody{Step: uint64(step), First: uint64(first),
+		Count: uint64(count)}))
 }
 
 // Save begins to write the state into a folder of checkpoints. It returns the step of
 // that state.
 func (s *Session) Save(directory string, training jsontext.Value) (int64, error) {
-	return s.ask(Save, saveBody{Directory: directory, Training: training})
+	return s.Ask(protocol.Save, protocol.SaveBody{Directory: directory, Training: training})
 }
 
 // Saved waits until no save is under way. It returns the step that was saved last.
-func (s *Session) Saved() (int64, error) { return s.ask(Saved, nil) }
+func (s *Session) Saved() (int64, error) { return s.Ask(protocol.Saved, nil) }
 
 // Commit makes a checkpoint of what all ranks saved at a step. Ranks without any state
 // are left out.
 func (s *Session) Commit(directory string, step int64, without ...int) error {
-	_, err := s.ask(Commit, commitBody{Directory: directory, Step: step, Without: without})
+	_, err := s.Ask(protocol.Commit, protocol.CommitBody{Directory: directory, Step: step, Without: without})
 	return err
 }
 
 // Load overwrites the state with that of a checkpoint. It returns the checkpoint's
 // step.
 func (s *Session) Load(directory string) (int64, error) {
-	return s.ask(Load, loadBody{Directory: directory})
+	return s.Ask(protocol.Load, protocol.LoadBody{Directory: directory})
 }
 
-// ask sends a request with a JSON document. Its answer begins with a step.
-func (s *Session) ask(kind Kind, document any) (int64, error) {
+// Ask sends a request with a JSON document. Its answer begins with a step.
+func (s *Session) Ask(kind protocol.Kind, document any) (int64, error) {
 	var body []byte
 	if document != nil {
 		var err error
@@ -269,7 +280,7 @@ func (s *Session) ask(kind Kind, document any) (int64, error) {
 			return 0, err
 		}
 	}
-	result, _, err := s.call(kind, body)
+	result, _, err := s.Call(kind, body)
 	if err != nil {
 		return 0, err
 	}
