@@ -11,11 +11,11 @@ import (
 	"github.com/jedib0t/go-pretty/v6/table"
 
 	"plimsoll/ledger"
-	"plimsoll/service"
+	"plimsoll/service/protocol"
 )
 
 // Stat is the document of an optimizer service's state.
-type Stat struct{ *service.Overview }
+type Stat struct{ *protocol.Overview }
 
 // WriteJSON writes the document.
 func (s Stat) WriteJSON(w io.Writer) error {
@@ -56,7 +56,7 @@ func (s Stat) WriteText(w io.Writer) error {
 }
 
 // setAside describes a session that could not be restored.
-func (s Stat) setAside(x service.SetAside) string {
+func (s Stat) setAside(x protocol.SetAside) string {
 	whose := ""
 	if x.Job != "" {
 		whose = fmt.Sprintf(" (job %s, rank%d/%s)", x.Job, x.Rank, x.Part)
