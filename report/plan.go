@@ -12,6 +12,7 @@ import (
 	"github.com/jedib0t/go-pretty/v6/text"
 
 	"plimsoll/fault"
+	"plimsoll/job"
 	"plimsoll/ledger"
 	"plimsoll/plan"
 )
@@ -31,7 +32,7 @@ type PlanDocument struct {
 	Devices     []ledger.Device `json:"devices"`
 	Hosted      []plan.Hosted   `json:"plimsoll_host_state"`
 	Inputs      []Input         `json:"inputs"`
-	Request     plan.Request    `json:"request"`
+	Request     job.Request     `json:"request"`
 }
 
 // PlanLimit is the point where the job comes nearest to a device's capacity.
@@ -84,7 +85,7 @@ type Input struct {
 }
 
 // NewPlanDocument makes the document of a plan.
-func NewPlanDocument(version string, request plan.Request, p *plan.Plan) (*PlanDocument, error) {
+func NewPlanDocument(version string, request job.Request, p *plan.Plan) (*PlanDocument, error) {
 	j := p.Job
 	d := &PlanDocument{
 		Schema: PlanSchema, Version: version, Verdict: p.Verdict.Result, Devices: p.Devices, Request: request,
@@ -99,7 +100,7 @@ func NewPlanDocument(version string, request plan.Request, p *plan.Plan) (*PlanD
 			MicroBatch:      j.MicroBatch,
 			Sequence:        j.Sequence,
 			Accumulation:    j.Accumulation,
-			Weights:         j.Weights.String(),
+			Weights:         j.ParameterType.String(),
 			Attention:       string(j.Attention),
 			Optimizer:       j.OptimizerName(),
 			Recompute:       j.RecomputeName(),
