@@ -135,11 +135,11 @@ func (r *resolver) engines() error {
 				fmt.Sprintf("ZenFlow chooses columns of matrices, and transformers %v has the experts of a layer in "+
 					"tensors of three dimensions", j.Versions.Transformers),
 				"remove \"zenflow\", or give --transformers 4.57 if the job runs with that"},
-			contradiction{fused && j.SplitWidth > 1,
+			contradiction{fused && j.Parallel.Tensor > 1,
 				fmt.Sprintf("DeepSpeed's tensor parallelism divides linear modules, and transformers %v has the "+
 					"experts of a layer in two tensors: this is not planned yet", j.Versions.Transformers),
 				"remove \"tensor_parallel\", or give --transformers 4.57 if the job runs with that"})
-		list = append(list, contradiction{d.ZeROStage == 3 && j.SplitWidth > 1,
+		list = append(list, contradiction{d.ZeROStage == 3 && j.Parallel.Tensor > 1,
 			"DeepSpeed's tensor parallelism does not go with ZeRO-3: \"the compatibility between 'autotp' and " +
 				"'zero_stage = 3' has not been validated\"", "use \"stage\": 2, or leave --tensor-parallel out"})
 	}
@@ -154,11 +154,11 @@ func (r *resolver) splits() error {
 		{r.TensorParallel < 0, fmt.Sprintf("--tensor-parallel is %d, expected 1 or more", r.TensorParallel), ""},
 		{r.ContextParallel < 0, fmt.Sprintf("--context-parallel is %d, expected 1 or more", r.ContextParallel), ""},
 		{r.ExpertParallel < 0, fmt.Sprintf("--expert-parallel is %d, expected 1 or more", r.ExpertParallel), ""},
-		{j.SplitExperts > int64(j.World),
-			fmt.Sprintf("experts cannot be divided among %d ranks: there are %d", j.SplitExperts, j.World),
+		{j.Parallel.Expert > int64(j.World),
+			fmt.Sprintf("experts cannot be divided among %d ranks: there are %d", j.Parallel.Expert, j.World),
 			"give more --gpus, or a smaller --expert-parallel"},
-		{int64(j.World)%j.SplitExperts != 0,
-			fmt.Sprintf("%d ranks cannot be divided into groups of %d that share experts", j.World, j.SplitExperts),
+		{int64(j.World)%j.Parallel.Expert != 0,
+			fmt.Sprintf("%d ranks cannot be divided into groups of %d that share experts", j.World, j.Parallel.Expert),
 			"give a number of GPUs that is a multiple"},
 	}
 	experts := 0
@@ -171,18 +171,18 @@ func (r *resolver) splits() error {
 			count int64
 			of    string
 		}{{a.Heads, "heads"}, {a.KeyValueHeads, "heads of keys and values"}} {
-			list = append(list, contradiction{heads.count%j.SplitWidth != 0,
+			list = append(list, contradiction{heads.count%j.Parallel.Tensor != 0,
 				fmt.Sprintf("%s has %d %s, which cannot be divided among %d ranks",
-					j.Model.Name, heads.count, heads.of, j.SplitWidth),
+					j.Model.Name, heads.count, heads.of, j.Parallel.Tensor),
 				"give a --tensor-parallel that divides them"})
 		}
 	}
 	list = append(list,
-		contradiction{experts == 0 && j.SplitExperts > 1,
-			fmt.Sprintf("--expert-parallel is %d, and %s has no experts", j.SplitExperts, j.Model.Name),
+		contradiction{experts == 0 && j.Parallel.Expert > 1,
+			fmt.Sprintf("--expert-parallel is %d, and %s has no experts", j.Parallel.Expert, j.Model.Name),
 			"leave it out"},
-		contradiction{experts%int(j.SplitExperts) != 0,
-			fmt.Sprintf("%d experts cannot be divided among %d ranks", experts, j.SplitExperts),
+		contradiction{experts%int(j.Parallel.Expert) != 0,
+			fmt.Sprintf("%d experts cannot be divided among %d ranks", experts, j.Parallel.Expert),
 			"give an --expert-parallel that divides them"},
 	)
 	return refuse(list...)

@@ -55,8 +55,9 @@ func TestTensorParallelOfDeepSpeed(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if j.SplitWidth != expected || j.ShardRanks != 8/int(expected) {
-			t.Errorf("--tensor-parallel %d: split among %d and sharded among %d", flag, j.SplitWidth, j.ShardRanks)
+		if j.Parallel.Tensor != expected || j.Parallel.Shard != 8/expected {
+			t.Errorf("--tensor-parallel %d: split among %d and sharded among %d", flag, j.Parallel.Tensor,
+				j.Parallel.Shard)
 		}
 	}
 }

@@ -20,7 +20,6 @@ type Job struct {
 	World        int // ranks
 	Nodes        int
 	RanksPerNode int
-	ShardRanks   int  // ranks that parameters are sharded among
 	OnCPU        bool // there are no GPUs
 	GPU          gpu.Model
 	HostMemory   ledger.Bytes // of one node; 0 = unknown
@@ -72,8 +71,7 @@ type Job struct {
 	FSDP         *recipe.FSDP
 	Versions     Versions
 
-	// The degrees of tensor, context and expert parallelism, 1 without.
-	SplitWidth, SplitSequence, SplitExperts int64
+	Parallel Parallel
 
 	// Allocator is the value of PYTORCH_CUDA_ALLOC_CONF.
 	Allocator string
@@ -82,10 +80,18 @@ type Job struct {
 	Assumptions []string
 }
 
+// Parallel says how many ranks share what. Degrees are 1 where nothing is shared.
+type Parallel struct {
+	Tensor  int64 // ranks that share the width of a block
+	Context int64 // ranks that share a sequence
+	Expert  int64 // ranks that share the experts
+	Shard   int64 // ranks that parameters are sharded among
+}
+
 // Replicas returns the number of groups of ranks that each hold the full model
 // between them, in data parallelism and in hybrid sharding.
 func (j *Job) Replicas() int {
-	return max(1, j.World/(j.ShardRanks*int(max(1, j.SplitWidth))))
+	return max(1, j.World/int(j.Parallel.Shard*j.Parallel.Tensor))
 }
 
 // FusedExperts returns the parameters that hold the weights of all experts of a

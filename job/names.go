@@ -47,12 +47,12 @@ func (j *Job) EngineName() string {
 func (j *Job) ParallelNames() []string {
 	var names []string
 	if j.FSDP != nil && j.Replicas() > 1 {
-		names = append(names, fmt.Sprintf("%d replicas of %d ranks", j.Replicas(), j.ShardRanks))
+		names = append(names, fmt.Sprintf("%d replicas of %d ranks", j.Replicas(), j.Parallel.Shard))
 	}
 	for _, split := range []struct {
 		name   string
 		degree int64
-	}{{"tensor", j.SplitWidth}, {"context", j.SplitSequence}, {"expert", j.SplitExperts}} {
+	}{{"tensor", j.Parallel.Tensor}, {"context", j.Parallel.Context}, {"expert", j.Parallel.Expert}} {
 		if split.degree > 1 {
 			names = append(names, fmt.Sprintf("%s parallel %d", split.name, split.degree))
 		}

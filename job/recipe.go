@@ -315,7 +315,7 @@ func (r *resolver) sharding() error {
 	if j.FSDP != nil && r.OffloadParameters {
 		j.FSDP.OffloadParameters = true
 	}
-	j.ShardRanks = j.World / int(j.SplitWidth)
+	j.Parallel.Shard = int64(j.World) / j.Parallel.Tensor
 	whole := ledger.Bytes(j.Model.Elements() * j.ParameterType.Size())
 	// For an unknown GPU, 80 GiB of memory are assumed.
 	j.ZeROInit = r.launch != nil && r.launch.ZeRO3Init || whole > cmp.Or(j.GPU.Memory, 80*ledger.GiB)
@@ -344,13 +344,13 @@ func (r *resolver) sharding() error {
 		j.Versions.BitsAndBytes = oldest
 	}
 	if j.FSDP.Strategy == "no_shard" {
-		j.ShardRanks = 1
+		j.Parallel.Shard = 1
 	}
 	if strings.HasPrefix(j.FSDP.Strategy, "hybrid") {
-		j.ShardRanks = j.RanksPerNode
+		j.Parallel.Shard = int64(j.RanksPerNode)
 	}
 	if l := r.launch; l != nil && l.Parallelism != nil {
-		j.ShardRanks = l.Parallelism.Shard * l.Parallelism.Context
+		j.Parallel.Shard = int64(l.Parallelism.Shard * l.Parallelism.Context)
 	}
 	// FSDP casts the parameters itself. Accelerate has gradients reduced in
 	// the same type.
@@ -373,7 +373,7 @@ func (r *resolver) sayPadding() {
 	if j.FSDP.Version != 2 {
 		return
 	}
-	fused, ranks := j.FusedExperts(), int64(j.ShardRanks)
+	fused, ranks := j.FusedExperts(), j.Parallel.Shard
 	var whole, padded, most, rows int64
 	var name string
 	for _, p := range j.Model.Parameters {
@@ -382,7 +382,7 @@ func (r *resolver) sayPadding() {
 		}
 		first := p.Shape[0]
 		if fused[p.Name] {
-			first = max(1, first/j.SplitExperts)
+			first = max(1, first/j.Parallel.Expert)
 		}
 		all := (first + ranks - 1) / ranks * ranks * (p.Elements() / p.Shape[0])
 		own := first * (p.Elements() / p.Shape[0])

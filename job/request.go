@@ -526,27 +526,27 @@ func (r *resolver) passes() error {
 	if r.FusedLoss || r.training != nil && r.training.UseLigerKernel {
 		j.Loss = forward.FusedLoss
 	}
-	j.SplitWidth, j.SplitSequence = int64(max(1, r.TensorParallel)), int64(max(1, r.ContextParallel))
+	j.Parallel = Parallel{Tensor: int64(max(1, r.TensorParallel)), Context: int64(max(1, r.ContextParallel)),
+		Expert: int64(max(1, r.ExpertParallel))}
 	if d := j.DeepSpeed; d != nil && r.TensorParallel == 0 {
-		j.SplitWidth = int64(max(1, d.TensorParallel))
+		j.Parallel.Tensor = int64(max(1, d.TensorParallel))
 	}
-	j.SplitExperts = int64(max(1, r.ExpertParallel))
 	if l := r.launch; l != nil && l.Parallelism != nil {
 		if ranks := l.Parallelism.Ranks(); ranks != j.World {
 			return &fault.Input{Where: fault.Position{File: l.File},
 				What: fmt.Sprintf("parallelism_config makes %d ranks, and the job has %d", ranks, j.World),
 				Hint: "change --gpus, --nodes or one of the sizes"}
 		}
-		j.SplitWidth, j.SplitSequence = int64(l.Parallelism.Tensor), int64(l.Parallelism.Context)
+		j.Parallel.Tensor, j.Parallel.Context = int64(l.Parallelism.Tensor), int64(l.Parallelism.Context)
 	}
-	if j.World%int(j.SplitWidth*j.SplitSequence) != 0 {
+	if j.World%int(j.Parallel.Tensor*j.Parallel.Context) != 0 {
 		return &fault.Input{What: fmt.Sprintf("%d ranks cannot be divided among tensor parallelism of %d and context "+
-			"parallelism of %d", j.World, j.SplitWidth, j.SplitSequence),
+			"parallelism of %d", j.World, j.Parallel.Tensor, j.Parallel.Context),
 			Hint: "give a number of GPUs that is a multiple"}
 	}
-	if j.Sequence%j.SplitSequence != 0 {
+	if j.Sequence%j.Parallel.Context != 0 {
 		return &fault.Input{What: fmt.Sprintf("sequences of %d tokens cannot be divided among %d ranks",
-			j.Sequence, j.SplitSequence)}
+			j.Sequence, j.Parallel.Context)}
 	}
 	return nil
 }

@@ -31,8 +31,9 @@ func TestReplicas(t *testing.T) {
 		return 0, nil
 	}
 	for _, c := range []struct {
-		sizes                    string
-		ranks, replicas, divisor int
+		sizes           string
+		ranks, replicas int
+		divisor         int64
 	}{
 		{"  parallelism_config_dp_shard_size: 8\n", 8, 1, 8},
 		{"  parallelism_config_dp_replicate_size: 2\n  parallelism_config_dp_shard_size: 4\n", 8, 2, 4},
@@ -45,14 +46,14 @@ func TestReplicas(t *testing.T) {
 		q := job.Request{Model: "qwen2.5-0.5b", Sequence: 512, GPUs: c.ranks,
 			Accelerate: file("launch.yaml", hsdp(c.sizes))}
 		bytes, j := held(q)
-		if j.ShardRanks != c.divisor || j.Replicas() != c.replicas {
-			t.Errorf("%s: parameters among %d ranks, %d replicas, want %d and %d", c.sizes, j.ShardRanks,
+		if j.Parallel.Shard != c.divisor || j.Replicas() != c.replicas {
+			t.Errorf("%s: parameters among %d ranks, %d replicas, want %d and %d", c.sizes, j.Parallel.Shard,
 				j.Replicas(), c.divisor, c.replicas)
 		}
-		if j.SplitWidth > 1 {
+		if j.Parallel.Tensor > 1 {
 			continue
 		}
-		alone, _ := held(job.Request{Model: "qwen2.5-0.5b", Sequence: 512, GPUs: c.divisor, FSDP: "2",
+		alone, _ := held(job.Request{Model: "qwen2.5-0.5b", Sequence: 512, GPUs: int(c.divisor), FSDP: "2",
 			Precision: "amp-bf16"})
 		if bytes != alone {
 			t.Errorf("%s: %v of parameters, on %d ranks without replicas %v", c.sizes, bytes, c.divisor, alone)

@@ -146,7 +146,7 @@ func TestRandomJobs(t *testing.T) {
 		checkSums(t, q, p)
 		if q.TensorParallel > 1 {
 			alone := *j
-			alone.SplitWidth, alone.ShardRanks = 1, j.ShardRanks*int(j.SplitWidth)
+			alone.Parallel.Tensor, alone.Parallel.Shard = 1, j.Parallel.Shard*j.Parallel.Tensor
 			one, err := New(&alone)
 			if err != nil {
 				t.Errorf("%+v, without tensor parallelism: %v", q, err)
@@ -154,7 +154,8 @@ func TestRandomJobs(t *testing.T) {
 			}
 			if whole, part := one.Devices[0].Peak().PeakRequested,
 				p.Devices[0].Peak().PeakRequested; part > whole+whole/20 {
-				t.Errorf("%+v: %v on a rank, and %v on each of %d that share a block", q, whole, part, j.SplitWidth)
+				t.Errorf("%+v: %v on a rank, and %v on each of %d that share a block", q, whole, part,
+					j.Parallel.Tensor)
 			}
 		}
 	}

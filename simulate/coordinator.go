@@ -153,7 +153,7 @@ func (c *coordinator) mark(p *autograd.Parameter) bool {
 func (c *coordinator) gather(missing []*autograd.Parameter) {
 	switch {
 	case len(missing) == 0 || c.engine.gathers() == 0:
-	case len(missing) == 1 || c.engine.ShardRanks == 1:
+	case len(missing) == 1 || c.engine.Parallel.Shard == 1:
 		for _, p := range missing {
 			c.statusOf(p).hold = c.engine.gpu.hold(c.gatheredBytes(p), ledger.GatheredParameters)
 		}
@@ -170,7 +170,7 @@ func (c *coordinator) gather(missing []*autograd.Parameter) {
 
 // gatheredBytes returns the size of the shards of all ranks.
 func (c *coordinator) gatheredBytes(p *autograd.Parameter) int64 {
-	return c.engine.shardBytes(p) * int64(c.engine.ShardRanks)
+	return c.engine.shardBytes(p) * c.engine.Parallel.Shard
 }
 
 // wait waits for an all-gather: it copies the parameters out of their tensor.

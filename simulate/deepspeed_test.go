@@ -31,16 +31,16 @@ func deepSpeedJob(t testing.TB, m *model.Model, config, release string) *job.Job
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &job.Job{Model: m, World: 1, Nodes: 1, RanksPerNode: 1, ShardRanks: 1, MicroBatch: 1, Sequence: 128,
+	return &job.Job{Model: m, World: 1, Nodes: 1, RanksPerNode: 1, MicroBatch: 1, Sequence: 128,
 		Accumulation: 1, ParameterType: d.Precision, Attention: forward.SDPA,
 		Optimizer: job.NewOptimizer("adamw", job.Foreach), DeepSpeed: d,
-		Versions:   job.Versions{Torch: version.Version{Major: 2, Minor: 9}, DeepSpeed: v},
-		SplitWidth: 1, SplitSequence: 1, SplitExperts: 1}
+		Versions: job.Versions{Torch: version.Version{Major: 2, Minor: 9}, DeepSpeed: v},
+		Parallel: job.Parallel{Tensor: 1, Context: 1, Expert: 1, Shard: 1}}
 }
 
 // onRanks moves the job to a node of so many ranks.
 func onRanks(n int, j *job.Job) *job.Job {
-	j.World, j.RanksPerNode, j.ShardRanks = n, n, n
+	j.World, j.RanksPerNode, j.Parallel.Shard = n, n, int64(n)
 	return j
 }
 

@@ -69,7 +69,7 @@ func newFSDP(s *simulation) *fsdp {
 
 // shardOf returns a rank's share of n, rounded up.
 func (e *fsdp) shardOf(n int64) int64 {
-	ranks := int64(e.ShardRanks)
+	ranks := e.Parallel.Shard
 	return (n + ranks - 1) / ranks
 }
 
@@ -81,7 +81,7 @@ func (e *fsdp) padded(p *autograd.Parameter) int64 {
 		return p.Elements
 	}
 	first := cmp.Or(p.Matrices, p.Rows, p.Elements)
-	return e.shardOf(first) * (p.Elements / first) * int64(e.ShardRanks)
+	return e.shardOf(first) * (p.Elements / first) * e.Parallel.Shard
 }
 
 // unitOf returns the unit of a parameter, by its name.
@@ -339,14 +339,14 @@ func (e *fsdp) reasons() map[ledger.Component]string {
 		largest = max(largest, u.elements(nil, (*autograd.Parameter).Bytes))
 	}
 	r := map[ledger.Component]string{
-		ledger.Parameters: fmt.Sprintf("a part of each of %d ranks: %s parameters x %d B (%v)", e.ShardRanks,
+		ledger.Parameters: fmt.Sprintf("a part of each of %d ranks: %s parameters x %d B (%v)", e.Parallel.Shard,
 			ledger.Count(elements), e.ParameterType.Size(), e.ParameterType),
 		ledger.GatheredParameters: fmt.Sprintf("units gathered in %v: the root, which stays, and two blocks at a "+
 			"time of up to %v: the one in use and the next", e.ComputeType(), ledger.Bytes(largest)),
 		ledger.CommunicationBuckets: fmt.Sprintf("gradients of a unit put together in %v for the reduce-scatter; the "+
 			"buffer lives until the next unit's (FSDP2's ReduceScatterState)", e.ReduceType),
 		ledger.Gradients: fmt.Sprintf("whole gradients of a unit in %v until they are reduced, then a "+
-			"part of each of %d ranks in %v", e.ComputeType(), e.ShardRanks, e.ParameterType),
+			"part of each of %d ranks in %v", e.ComputeType(), e.Parallel.Shard, e.ParameterType),
 	}
 	maps.Copy(r, e.explainLoading())
 	return r

@@ -57,7 +57,7 @@ func (e *fsdp) load() {
 // (fsdp2_load_full_state_dict).
 func (e *fsdp) shard(u *unit) {
 	shard := func() { allocate(e.device(), e.shardedBytes(u), ledger.Parameters) }
-	if e.Loader() == job.LoadedByNobody || e.ShardRanks == 1 {
+	if e.Loader() == job.LoadedByNobody || e.Parallel.Shard == 1 {
 		shard()
 		return
 	}

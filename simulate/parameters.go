@@ -76,12 +76,12 @@ func (m *parameterMaker) makeModel() {
 			made.Matrices, made.Rows = p.Shape[0], p.Shape[1]
 		}
 		if fused[p.Name] {
-			made.Matrices /= m.SplitExperts
-			made.Elements /= m.SplitExperts
+			made.Matrices /= m.Parallel.Expert
+			made.Elements /= m.Parallel.Expert
 		}
 		if isWeight && (product && !undivided[module] || made.Embedding) || fused[p.Name] {
-			made.Elements /= m.SplitWidth
-			made.Rows = max(1, made.Rows/m.SplitWidth)
+			made.Elements /= m.Parallel.Tensor
+			made.Rows = max(1, made.Rows/m.Parallel.Tensor)
 		}
 		if isWeight && (quantized || product && m.quantizesHead()) {
 			m.quantize(made)
@@ -135,12 +135,12 @@ func experts(x *model.Mixture, m forward.Parameters) forward.Experts {
 // otherExperts returns the modules of experts that lie on other ranks.
 func (m *parameterMaker) otherExperts() map[string]bool {
 	others := map[string]bool{}
-	if m.SplitExperts <= 1 {
+	if m.Parallel.Expert <= 1 {
 		return others
 	}
 	for _, b := range m.Model.Network.Blocks() {
 		if x := b.FeedForward.Mixture; x != nil && !x.Fused() {
-			own := (int64(len(x.Experts)) + m.SplitExperts - 1) / m.SplitExperts
+			own := (int64(len(x.Experts)) + m.Parallel.Expert - 1) / m.Parallel.Expert
 			for i := own; i < int64(len(x.Experts)); i++ {
 				f := &x.Experts[i]
 				others[f.Gate], others[f.Up], others[f.Down] = true, true, true

@@ -88,8 +88,8 @@ func (s *simulation) options() forward.Options {
 		SavesSoftmaxInput:   !s.Versions.Torch.AtLeast(1, 11, 0),
 		SavesQuantizedInput: !s.Versions.BitsAndBytes.AtLeast(0, 43, 2),
 		InputGradients:      s.Adapter != nil && s.Recompute != nil,
-		ContextParallel:     max(1, s.SplitSequence),
-		TensorParallel:      max(1, s.SplitWidth),
+		ContextParallel:     s.Parallel.Context,
+		TensorParallel:      s.Parallel.Tensor,
 		Hooks:               s.engine,
 	}
 }

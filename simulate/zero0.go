@@ -116,7 +116,7 @@ type bf16Optimizer struct {
 func (e *bf16Optimizer) initialize() {
 	for _, group := range e.groups {
 		n := e.aligned(elementsOf(group))
-		shard := e.addFlat(n / int64(e.ShardRanks)).Elements
+		shard := e.addFlat(n / e.Parallel.Shard).Elements
 		allocate(e.gpu, n*e.ParameterType.Size(), ledger.Parameters)
 		e.unload(group)
 		e.gpu.during(ledger.Bytes(shard*e.ParameterType.Size()), ledger.FlatteningCopies, func() {
@@ -125,7 +125,7 @@ func (e *bf16Optimizer) initialize() {
 		allocate(e.gpu, n*4, ledger.AccumulatedGradients)
 	}
 	n := ledger.Count(elementsOf(e.trained))
-	e.explain(ledger.MasterWeights, "%s parameters / %d ranks x 4 B (bf16_optimizer.py)", n, e.ShardRanks)
+	e.explain(ledger.MasterWeights, "%s parameters / %d ranks x 4 B (bf16_optimizer.py)", n, e.Parallel.Shard)
 	e.explain(ledger.AccumulatedGradients,
 		"%s parameters x 4 B: fp32 gradients of the whole model on every rank (bf16_optimizer.py, "+
 			"fp32_groups_gradients_flat)", n)
@@ -157,6 +157,6 @@ func (e *bf16Optimizer) step()            { e.update(e.flat) }
 // aligned rounds a number of elements up, so that every rank has a shard of the
 // same even size (nccl_start_alignment_factor).
 func (e *deepSpeed) aligned(elements int64) int64 {
-	unit := 2 * int64(e.ShardRanks)
+	unit := 2 * e.Parallel.Shard
 	return (elements + unit - 1) / unit * unit
 }

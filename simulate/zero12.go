@@ -35,7 +35,7 @@ func newZeRO12(e *deepSpeed) *zero12 {
 	n := len(e.parameters)
 	p := &zero12{deepSpeed: e, ranges: make([]groupRange, n), accumulated: make([]hostTensor, n), wide: make([]hold, n)}
 	for _, group := range e.groups {
-		partition := e.aligned(elementsOf(group)) / int64(e.ShardRanks)
+		partition := e.aligned(elementsOf(group)) / e.Parallel.Shard
 		var at int64
 		for _, q := range group {
 			s := groupRange{at, at + q.Elements, partition}
@@ -61,7 +61,7 @@ func (e *zero12) initialize() {
 	for _, group := range e.groups {
 		n := e.aligned(elementsOf(group))
 		e.flatten(group, n*e.ParameterType.Size())
-		partition := e.addFlat(n / int64(e.ShardRanks)).Elements
+		partition := e.addFlat(n / e.Parallel.Shard).Elements
 		temporary.free()
 		temporary = e.masterWeights(partition)
 	}
@@ -326,7 +326,7 @@ func (e *zero12) stepOnHost() {
 // describe sets the reasons.
 func (e *zero12) describe() {
 	e.explainShared()
-	n, d := elementsOf(e.trained), int64(e.ShardRanks)
+	n, d := elementsOf(e.trained), e.Parallel.Shard
 	partition := ledger.Count(elementsOf(e.flat))
 	count, size := ledger.Count(n), e.ParameterType.Size()
 	e.explain(ledger.Parameters, "%s parameters x %d B in %v: ZeRO-%d has them whole on every rank",

@@ -53,7 +53,7 @@ func newZeRO3(e *deepSpeed) *zero3 {
 }
 
 func (e *deepSpeed) shardOf(n int64) int64 {
-	ranks := int64(e.ShardRanks)
+	ranks := e.Parallel.Shard
 	return (n + ranks - 1) / ranks
 }
 
@@ -129,7 +129,7 @@ func (e *zero3) initialize() {
 
 // gathers returns 0 on a single rank with the parameters on its GPU, else 1.
 func (e *deepSpeed) gathers() ledger.Bytes {
-	if e.ShardRanks == 1 && e.parametersOn() == "none" {
+	if e.Parallel.Shard == 1 && e.parametersOn() == "none" {
 		return 0
 	}
 	return 1
@@ -292,7 +292,7 @@ func (e *zero3) gradient(p *autograd.Parameter) {
 func (e *zero3) reduce() {
 	var padded int64
 	for _, p := range e.bucket {
-		padded += e.shardOf(p.Elements) * int64(e.ShardRanks)
+		padded += e.shardOf(p.Elements) * e.Parallel.Shard
 	}
 	e.gpu.during(ledger.Bytes(padded*e.ParameterType.Size()), ledger.BucketCopies, func() {
 		for _, p := range e.bucket {

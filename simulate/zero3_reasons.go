@@ -9,7 +9,7 @@ func (e *zero3) describe() {
 	if !e.superOffloads() {
 		e.explainShared()
 	}
-	n, d, size := elementsOf(e.trained), e.ShardRanks, e.ParameterType.Size()
+	n, d, size := elementsOf(e.trained), e.Parallel.Shard, e.ParameterType.Size()
 	shard := ledger.Count(elementsOf(e.flat))
 	all := ledger.Count(elementsOf(e.parameters))
 	e.explain(ledger.Parameters,
