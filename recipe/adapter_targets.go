@@ -154,7 +154,7 @@ func (a *Adapter) RankOf(module string) int {
 // does not give them.
 func (a *Adapter) ForModel(modelType string) error {
 	if a.Type == "IA3" && !a.feedforward.given {
-		list, known := feedforwardDefaults[modelType]
+		list, known := ia3Defaults[modelType]
 		if !known {
 			return &fault.Input{
 				Where: a.place,
@@ -162,7 +162,8 @@ func (a *Adapter) ForModel(modelType string) error {
 				Hint:  `add "feedforward_modules": ["down_proj"]`,
 			}
 		}
-		a.feedforward = match{given: true, names: strings.Fields(list)}
+		_, feedforward, _ := strings.Cut(list, "|")
+		a.feedforward = match{given: true, names: strings.Fields(feedforward)}
 	}
 	if targets := targetDefaults[a.Type]; !a.targets.given && targets != nil {
 		list := targets[modelType]
@@ -170,7 +171,7 @@ func (a *Adapter) ForModel(modelType string) error {
 		case strings.HasPrefix(list, ".*"):
 			a.targets.pattern = regexp.MustCompile(`\A(?:` + list + `)\z`)
 		case list != "":
-			a.targets.names = strings.Fields(list)
+			a.targets.names = strings.Fields(strings.ReplaceAll(list, "|", " "))
 		case a.Parameters != nil:
 			return nil
 		default:

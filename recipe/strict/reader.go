@@ -107,21 +107,18 @@ func (r *Reader) checkInside(rule Rule, path string, v *Value) error {
 		if err := r.check(keyRule, below, m.Value); err != nil {
 			return err
 		}
-		if m.Value.absent {
-			continue
-		}
-		note := keyRule.note
-		if m.Name == keyRule.deprecated {
-			note = fmt.Sprintf("is deprecated: use %q", key)
-		}
-		if note != "" {
-			r.Notes = append(r.Notes, Note{r.Position(m.At), below + " " + note})
-		}
 		if first, twice := given[key]; twice {
 			return r.Document.Fault(m.At, fmt.Sprintf("%s and %s (line %d) are two names for one setting",
 				below, first.Name, r.Position(first.At).Line), "remove one of the two")
 		}
 		given[key] = m
+		note := keyRule.note
+		if m.Name == keyRule.deprecated {
+			note = fmt.Sprintf("is deprecated: use %q", key)
+		}
+		if note != "" && !m.Value.absent {
+			r.Notes = append(r.Notes, Note{r.Position(m.At), below + " " + note})
+		}
 	}
 	return nil
 }
@@ -191,20 +188,17 @@ func (r Rule) object() Rule {
 	return Rule{}
 }
 
-// member returns the member for a key by any of its names, or nil. A value goes
-// before a name whose default applies.
+// member returns the member for a key by any of its names, or nil.
 func (r Rule) member(v *Value, key string) *Member {
-	found := v.Member(key)
-	if found != nil && !found.Value.absent {
-		return found
+	if m := v.Member(key); m != nil {
+		return m
 	}
 	for i := range v.Members {
-		m := &v.Members[i]
-		if canonical, is := r.names[m.Name]; is && canonical == key && (found == nil || !m.Value.absent) {
-			found = m
+		if canonical, is := r.names[v.Members[i].Name]; is && canonical == key {
+			return &v.Members[i]
 		}
 	}
-	return found
+	return nil
 }
 
 // Value returns the value at a path, its default, or nil.

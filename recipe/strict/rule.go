@@ -91,8 +91,8 @@ func Map(each Rule) Rule { return Rule{form: objectForm, each: &each} }
 // Free returns the rule of an object that the program passes on unread.
 func Free() Rule { return Object().AndOthers() }
 
-// Keys returns the keys of an object.
-func (r Rule) Keys() Keys { return r.keys }
+// Keys returns the keys of an object. It is nil for any other rule.
+func (r Rule) Keys() Keys { return r.object().keys }
 
 // For returns the rule for each of the names.
 func (r Rule) For(names string) Keys {
