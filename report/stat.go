@@ -6,11 +6,11 @@ import (
 	"time"
 
 	"plimsoll/ledger"
-	"plimsoll/service"
+	"plimsoll/service/protocol"
 )
 
 // Stat is the document of an optimizer service's state.
-type Stat struct{ *service.Overview }
+type Stat struct{ *protocol.Overview }
 
 // Page shows the sessions, then the bytes.
 func (s Stat) Page() *Page {
@@ -42,7 +42,7 @@ func (s Stat) Page() *Page {
 }
 
 // setAside describes a session that could not be restored.
-func (s Stat) setAside(x service.SetAside) string {
+func (s Stat) setAside(x protocol.SetAside) string {
 	whose := ""
 	if x.Job != "" {
 		whose = fmt.Sprintf(" (job %s, rank%d/%s)", x.Job, x.Rank, x.Part)
