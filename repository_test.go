@@ -177,7 +177,8 @@ var mayOpen = map[string]string{
 	"launch/proof.go":      "it reads /proc/PID/numa_maps line by line",
 	"checkpoint/writer.go": "it opens folders",
 	"service/keeper.go":    "it opens the folder of the socket, to lock it",
-	"docs/experiments/":    "it is not a part of the program",
+	"cmd/accuracy/":        "it is not a part of the program",
+	"experiments/":         "it is not a part of the program",
 	"host/hosttest/":       "it is for tests, and reads their data",
 	"files/filestest/":     "it is for tests",
 	"scripts/":             "it is not a part of the program",
@@ -241,6 +242,17 @@ func TestNoFileNamesAMachine(t *testing.T) {
 			if machine.MatchString(line) {
 				t.Errorf("%s:%d names a path of one machine: %s", name, number+1, strings.TrimSpace(line))
 			}
+		}
+	}
+}
+
+// TestEveryModuleIsVetted finds modules of their own, which ./... does not reach, in the Makefile.
+func TestEveryModuleIsVetted(t *testing.T) {
+	makefile := read(t, "Makefile")
+	for _, name := range tracked(t) {
+		folder, isModule := strings.CutSuffix(name, "/go.mod")
+		if isModule && !strings.Contains(makefile, "-C "+folder+" vet ./...") {
+			t.Errorf("make lint does not vet %s", folder)
 		}
 	}
 }

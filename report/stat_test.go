@@ -73,7 +73,7 @@ HELD: 1,000 parameters, 14.000 bytes each planned, 14.336 resident
 `},
 	} {
 		var out bytes.Buffer
-		if err := (report.Stat{Overview: test.overview}).WriteText(&out); err != nil {
+		if err := (report.Stat{Overview: test.overview}).Page().Write(&out, report.Text); err != nil {
 			t.Fatal(err)
 		}
 		if out.String() != test.want {

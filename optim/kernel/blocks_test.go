@@ -117,7 +117,7 @@ func TestBlocksRoundWithoutBias(t *testing.T) {
 }
 
 // TestBlocksHaveTheBitsOfTheStudy pins the codes of made-up moments. The same
-// moments give the same checksum in docs/experiments/eight-bit.
+// moments give the same checksum in experiments/eight-bit.
 func TestBlocksHaveTheBitsOfTheStudy(t *testing.T) {
 	sum := crc32.NewIEEE()
 	for step := range uint32(64) {
