@@ -185,7 +185,7 @@ func (x *trainer) step(s *servicetest.Session, step int64) error {
 		return err
 	}
 	x.does(stepping)
-	err = s.Step(step, optim.GradientScale(math.Sqrt(sum), 1, 1), !x.Ranges, adamw...)
+	err = s.Step(step, optim.GradScale(math.Sqrt(sum), 1, 1), !x.Ranges, adamw...)
 	for first := int64(0); x.Ranges && err == nil && first < all; first += piece {
 		err = s.Wait(step, first, min(piece, all-first))
 	}
