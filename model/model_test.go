@@ -39,7 +39,8 @@ func TestAgainstTransformers(t *testing.T) {
 	for _, golden := range []struct {
 		file   string
 		change func(*Model) *Model
-	}{{"testdata/parameters.golden", func(m *Model) *Model { return m }}, {"testdata/version5.golden", (*Model).FuseExperts}} {
+	}{{"testdata/parameters.golden", func(m *Model) *Model { return m }},
+		{"testdata/version5.golden", (*Model).FuseExperts}} {
 		text, err := os.ReadFile(golden.file)
 		if err != nil {
 			t.Fatal(err)

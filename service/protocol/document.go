@@ -1,4 +1,4 @@
-package service
+package protocol
 
 import (
 	"errors"
@@ -9,11 +9,7 @@ import (
 
 	"github.com/go-json-experiment/json"
 
-	"plimsoll/arena"
-	"plimsoll/checkpoint"
 	"plimsoll/dtype"
-	"plimsoll/engine"
-	"plimsoll/optim"
 	"plimsoll/optim/kernel"
 )
 
@@ -54,34 +50,46 @@ type Piece struct {
 const (
 	maximumElements = 1 << 48
 	maximumRanks    = 1 << 20
-	maximumLocal    = 1 << 10 // ranks of a host
-	maximumGroups   = (maximumPacket - 256) / (8 * hyperparameters)
-	maximumCPUs     = 1 << 13
+	MaximumLocal    = 1 << 10 // ranks of a host
+	MaximumGroups   = (MaximumPacket - 256) / sizeOfGroup
+	MaximumCPUs     = 1 << 13
 	maximumInstance = 1 << 31
 )
 
-// nameOfJob matches names that are safe in names of files and arenas.
-var nameOfJob = regexp.MustCompile(`^[a-zA-Z0-9_-][a-zA-Z0-9._-]{0,63}$`)
+// SafeName matches names that are safe in names of files and arenas.
+var SafeName = regexp.MustCompile(`^[a-zA-Z0-9_-][a-zA-Z0-9._-]{0,63}$`)
 
-// parseDocument reads a document and checks it.
-func parseDocument(text []byte) (*Document, error) {
+// MaximumDocument is the largest size of a document of open: some hundred thousand
+// parameters.
+const MaximumDocument = 256 << 20
+
+// CheckDocumentLength refuses documents that are too long. Both open and restore call it.
+func CheckDocumentLength(document uint64) error {
+	if document == 0 || document > MaximumDocument {
+		return fmt.Errorf("a document of %d bytes: expected 1 to %d", document, MaximumDocument)
+	}
+	return nil
+}
+
+// ParseDocument reads a document and checks it.
+func ParseDocument(text []byte) (*Document, error) {
 	d := &Document{}
 	if err := json.Unmarshal(text, d, json.RejectUnknownMembers(true)); err != nil {
-		return nil, fail(Refused, "open: the document cannot be read: %v", err)
+		return nil, Refused.Errorf("open: the document cannot be read: %v", err)
 	}
-	if err := d.validate(); err != nil {
-		return nil, fail(Refused, "open: %v", err)
+	if err := d.Validate(); err != nil {
+		return nil, Refused.Errorf("open: %v", err)
 	}
 	return d, nil
 }
 
-func (d *Document) validate() error {
+func (d *Document) Validate() error {
 	switch {
 	case d.Schema != OpenSchema:
 		return fmt.Errorf("schema is %q: expected %q", d.Schema, OpenSchema)
-	case !nameOfJob.MatchString(d.Job):
+	case !SafeName.MatchString(d.Job):
 		return fmt.Errorf("job is %q: expected 1 to 64 of a-z A-Z 0-9 . _ -, and no dot at the beginning", d.Job)
-	case !nameOfJob.MatchString(d.Part):
+	case !SafeName.MatchString(d.Part):
 		return fmt.Errorf("part is %q: expected 1 to 64 of a-z A-Z 0-9 . _ -, and no dot at the beginning", d.Part)
 	case d.Instance < 0 || d.Instance > maximumInstance:
 		return fmt.Errorf("instance is %d: expected 0 to %d", d.Instance, maximumInstance)
@@ -89,16 +97,16 @@ func (d *Document) validate() error {
 		return fmt.Errorf("world is %d: expected 1 to %d", d.World, maximumRanks)
 	case d.Rank < 0 || d.Rank >= d.World:
 		return fmt.Errorf("rank is %d of %d: expected 0 to %d", d.Rank, d.World, d.World-1)
-	case d.LocalWorld < 1 || d.LocalWorld > min(d.World, maximumLocal):
+	case d.LocalWorld < 1 || d.LocalWorld > min(d.World, MaximumLocal):
 		return fmt.Errorf("local_world is %d of %d ranks: expected 1 to %d", d.LocalWorld, d.World,
-			min(d.World, maximumLocal))
-	case d.Groups < 1 || d.Groups > maximumGroups:
-		return fmt.Errorf("groups is %d: expected 1 to %d", d.Groups, maximumGroups)
+			min(d.World, MaximumLocal))
+	case d.Groups < 1 || d.Groups > MaximumGroups:
+		return fmt.Errorf("groups is %d: expected 1 to %d", d.Groups, MaximumGroups)
 	case len(d.Parameters) == 0:
 		return errors.New("there are no parameters")
-	case len(d.CPUs) > maximumCPUs ||
-		slices.ContainsFunc(d.CPUs, func(cpu int) bool { return cpu < 0 || cpu >= maximumCPUs }):
-		return fmt.Errorf("cpus: expected at most %d CPUs, each from 0 to %d", maximumCPUs, maximumCPUs-1)
+	case len(d.CPUs) > MaximumCPUs ||
+		slices.ContainsFunc(d.CPUs, func(cpu int) bool { return cpu < 0 || cpu >= MaximumCPUs }):
+		return fmt.Errorf("cpus: expected at most %d CPUs, each from 0 to %d", MaximumCPUs, MaximumCPUs-1)
 	}
 	names := make(map[string]bool, len(d.Parameters))
 	total := int64(0)
@@ -114,7 +122,7 @@ func (d *Document) validate() error {
 			return fmt.Errorf("more than %d elements", int64(maximumElements))
 		}
 	}
-	_, err := d.format()
+	_, err := d.Format()
 	return err
 }
 
@@ -148,18 +156,18 @@ var algorithms = map[string]kernel.Algorithm{
 	"adamw": kernel.Adam, "adam": kernel.Adam, "lion": kernel.Lion, "adagrad": kernel.Adagrad, "sgd": kernel.SGD,
 }
 
-// parameterTypes by their names in the protocol.
-var parameterTypes = map[string]dtype.Type{"bf16": dtype.BF16, "fp16": dtype.F16, "fp32": dtype.F32}
+// ParameterTypes by their names in the protocol.
+var ParameterTypes = map[string]dtype.Type{"bf16": dtype.BF16, "fp16": dtype.F16, "fp32": dtype.F32}
 
-// format returns the format in which the shard is held.
-func (d *Document) format() (kernel.Format, error) {
+// Format returns the format in which the shard is held.
+func (d *Document) Format() (kernel.Format, error) {
 	f := kernel.Format{}
 	var ok [5]bool
 	f.Algorithm, ok[0] = algorithms[d.Optimizer]
 	f.State, ok[1] = map[string]kernel.State{"split": kernel.Split, "fp32": kernel.FP32}[d.State]
 	f.Moments, ok[2] = kernel.ParseMoments(d.Moments)
-	f.Parameter, ok[3] = parameterTypes[d.Parameter]
-	f.Gradient, ok[4] = parameterTypes[d.Gradient]
+	f.Parameter, ok[3] = ParameterTypes[d.Parameter]
+	f.Gradient, ok[4] = ParameterTypes[d.Gradient]
 	types := "bf16, fp16, fp32"
 	for i, e := range [...][3]string{
 		{"optimizer", d.Optimizer, "adamw, adam, lion, adagrad, sgd"}, {"state", d.State, "split, fp32"},
@@ -173,8 +181,8 @@ func (d *Document) format() (kernel.Format, error) {
 	return f, f.Validate()
 }
 
-// momentsOf returns the type in which the moments of a piece are held.
-func (d *Document) momentsOf(p Piece) kernel.MomentType {
+// MomentsOf returns the type in which the moments of a piece are held.
+func (d *Document) MomentsOf(p Piece) kernel.MomentType {
 	name := p.Moments
 	if name == "" {
 		name = d.Moments
@@ -183,49 +191,17 @@ func (d *Document) momentsOf(p Piece) kernel.MomentType {
 	return moments
 }
 
-// config returns the configuration of the shard.
-func (d *Document) config(set kernel.Set, pages arena.Pages, cpus []int) (engine.ShardConfig, error) {
-	format, err := d.format()
-	if err != nil {
-		return engine.ShardConfig{}, err
+// SessionPart names the part of a session. Optimizers of one program may each have a
+// part of the same name; the instance tells their sessions apart.
+func (d *Document) SessionPart() string {
+	if d.Instance == 0 {
+		return d.Part
 	}
-	c := engine.ShardConfig{Rank: d.Rank, Part: d.partOfSession(), Journal: true, Format: format, Kernel: set,
-		Pages: pages, CPUs: cpus}
-	pieces := d.pieces()
-	for _, p := range pieces {
-		c.Elements += p.Count
-	}
-	c.Sections = checkpoint.Sections(pieces)
-	return c, nil
+	return fmt.Sprintf("%s@%d", d.Part, d.Instance)
 }
 
-// pieces returns the parameters in the form that package checkpoint uses.
-func (d *Document) pieces() []checkpoint.Piece {
-	pieces := make([]checkpoint.Piece, len(d.Parameters))
-	for i, p := range d.Parameters {
-		pieces[i] = checkpoint.Piece{Name: p.Name, Shape: p.Shape, Group: p.Group, First: p.First, Count: p.Count,
-			Moments: d.momentsOf(p)}
-	}
-	return pieces
-}
-
-// optimizer returns the optimizer of a parameter group in a step, with the numbers of
-// the request.
-func (d *Document) optimizer(x [hyperparameters]float64) optim.Optimizer {
-	switch d.Optimizer {
-	case "lion":
-		return optim.Lion{LearningRate: x[0], Beta1: x[1], Beta2: x[2], WeightDecay: x[4]}
-	case "adagrad":
-		return optim.Adagrad{LearningRate: x[0], Epsilon: x[3], WeightDecay: x[4], LearningRateDecay: x[5]}
-	case "sgd":
-		return optim.SGD{LearningRate: x[0], Momentum: x[1], WeightDecay: x[4], Dampening: x[5], Nesterov: x[6] != 0}
-	}
-	return optim.Adam{LearningRate: x[0], Beta1: x[1], Beta2: x[2], Epsilon: x[3], WeightDecay: x[4],
-		L2: d.Optimizer == "adam"}
-}
-
-// same returns the first difference between two documents that matters, or nil.
-func (d *Document) same(other *Document) error {
+// Difference returns the first difference between two documents that matters, or nil.
+func (d *Document) Difference(other *Document) error {
 	for i := range d.Parameters {
 		if i < len(other.Parameters) && !d.Parameters[i].equal(other.Parameters[i]) {
 			return fmt.Errorf("parameter %d is %v, and was %v", i, d.Parameters[i], other.Parameters[i])

@@ -1,4 +1,4 @@
-package recipe
+package strict
 
 import (
 	"bytes"
@@ -17,36 +17,36 @@ import (
 // parseYAML parses YAML 1.1, like PyYAML's safe_load: unquoted yes, no, on and
 // off are booleans, and 1e8 is a string. It refuses aliases and tags. No
 // program writes them, and aliases would let a short file expand to a long one.
-func parseYAML(file string, text []byte) (*document, error) {
-	d := &document{file: file, text: text}
+func parseYAML(file string, text []byte) (*Document, error) {
+	p := &yamlParser{Document: &Document{File: file, Text: text}}
 	decoder := yaml.NewDecoder(bytes.NewReader(text))
 	var node yaml.Node
 	switch err := decoder.Decode(&node); {
 	case err == io.EOF:
-		return nil, d.bad(int64(len(text)), "the file is empty, expected keys and values", "")
+		return nil, p.Fault(int64(len(text)), "the file is empty, expected keys and values", "")
 	case err != nil:
-		return nil, d.notYAML(err)
+		return nil, p.notYAML(err)
 	}
 	var err error
-	if d.root, err = d.fromYAML(node.Content[0]); err != nil {
+	if p.Root, err = p.fromYAML(node.Content[0]); err != nil {
 		return nil, err
 	}
 	var more yaml.Node
 	switch err := decoder.Decode(&more); {
 	case err == nil:
-		return nil, d.bad(d.offset(&more), "more text after the end of the configuration",
+		return nil, p.Fault(p.offset(&more), "more text after the end of the configuration",
 			"a file holds one document: remove the ---")
 	case err != io.EOF:
-		return nil, d.notYAML(err)
+		return nil, p.notYAML(err)
 	}
-	return d, nil
+	return p.Document, nil
 }
 
 var yamlError = regexp.MustCompile(`^yaml: (?:line (\d+): )?((?s).*)$`)
 
-func (d *document) notYAML(err error) error {
+func (p *yamlParser) notYAML(err error) error {
 	bad := &fault.Input{
-		Where: fault.Position{File: d.file},
+		Where: fault.Position{File: p.File},
 		What:  "this is not YAML",
 		Err:   err,
 		Hint:  "check the indentation, the colons and the quotes",
@@ -60,6 +60,12 @@ func (d *document) notYAML(err error) error {
 	return bad
 }
 
+// yamlParser makes values with offsets of YAML's nodes.
+type yamlParser struct {
+	*Document
+	cursor cursor // where the method offset stopped last
+}
+
 // cursor is a place in the text: a line, a column in characters, and the
 // offset.
 type cursor struct {
@@ -70,62 +76,62 @@ type cursor struct {
 // offset returns the offset of a node, whose column counts characters. Nodes
 // come in the order of the text, so the walk along a line continues where the
 // last one ended.
-func (d *document) offset(n *yaml.Node) int64 {
-	starts := d.lineStarts()
-	c := d.cursor
+func (p *yamlParser) offset(n *yaml.Node) int64 {
+	starts := p.lineStarts()
+	c := p.cursor
 	if n.Line != c.line || n.Column < c.column {
 		line := min(max(n.Line, 1), len(starts))
 		c = cursor{n.Line, 1, starts[line-1]}
 	}
-	for c.column < n.Column && c.at < int64(len(d.text)) {
-		_, size := utf8.DecodeRune(d.text[c.at:])
+	for c.column < n.Column && c.at < int64(len(p.Text)) {
+		_, size := utf8.DecodeRune(p.Text[c.at:])
 		c.at += int64(size)
 		c.column++
 	}
-	d.cursor = c
+	p.cursor = c
 	return c.at
 }
 
-func (d *document) fromYAML(n *yaml.Node) (*value, error) {
-	v := &value{at: d.offset(n)}
+func (p *yamlParser) fromYAML(n *yaml.Node) (*Value, error) {
+	v := &Value{At: p.offset(n)}
 	if n.Kind == yaml.AliasNode {
-		return nil, d.bad(v.at, "here is an alias, *"+n.Value, "write out what it stands for")
+		return nil, p.Fault(v.At, "here is an alias, *"+n.Value, "write out what it stands for")
 	}
 	if n.Style&yaml.TaggedStyle != 0 {
-		return nil, d.bad(v.at, "here is a tag, "+n.Tag, "remove it")
+		return nil, p.Fault(v.At, "here is a tag, "+n.Tag, "remove it")
 	}
 	switch n.Kind {
 	case yaml.MappingNode:
-		v.kind = '{'
+		v.Kind = '{'
 		places := map[string]int64{}
 		for i := 0; i < len(n.Content); i += 2 {
 			key := n.Content[i]
-			m := member{name: key.Value, at: d.offset(key)}
+			m := Member{Name: key.Value, At: p.offset(key)}
 			if key.Kind != yaml.ScalarNode {
-				return nil, d.bad(m.at, "expected the name of a key", "")
+				return nil, p.Fault(m.At, "expected the name of a key", "")
 			}
-			if err := d.once(places, m); err != nil {
+			if err := p.once(places, m); err != nil {
 				return nil, err
 			}
 			var err error
-			if m.value, err = d.fromYAML(n.Content[i+1]); err != nil {
+			if m.Value, err = p.fromYAML(n.Content[i+1]); err != nil {
 				return nil, err
 			}
-			v.members = append(v.members, m)
+			v.Members = append(v.Members, m)
 		}
 	case yaml.SequenceNode:
-		v.kind = '['
+		v.Kind = '['
 		for _, element := range n.Content {
-			e, err := d.fromYAML(element)
+			e, err := p.fromYAML(element)
 			if err != nil {
 				return nil, err
 			}
-			v.elements = append(v.elements, e)
+			v.Elements = append(v.Elements, e)
 		}
 	default:
-		v.text, v.kind = n.Value, '"'
+		v.Text, v.Kind = n.Value, '"'
 		if n.Style == 0 {
-			v.kind = bareKind(n.Value)
+			v.Kind = bareKind(n.Value)
 		}
 	}
 	return v, nil
