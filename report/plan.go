@@ -113,7 +113,7 @@ func NewPlanDocument(version string, request job.Request, p *plan.Plan) (*PlanDo
 	if j.AutocastName() != "" {
 		d.Job.Autocast = j.AutocastName()
 	}
-	for _, file := range j.Files(request) {
+	for _, file := range j.Files {
 		sum, err := hashOf(file)
 		if err != nil {
 			return nil, err
