@@ -62,7 +62,7 @@ func (r Request) checkPeer(names []string) error {
 	case !slices.Contains(Peers(), r.Peer):
 		return &fault.Input{What: fmt.Sprintf("--peer is %q: expected %s", r.Peer, strings.Join(Peers(), " or "))}
 	case !slices.Contains(names, peerOptimizer):
-		return &fault.Input{What: fmt.Sprintf("--peer %s measures AdamW, and --optimizer is %s", r.Peer, r.Optimizer),
+		return &fault.Input{What: fmt.Sprintf("--peer %s measures AdamW, but --optimizer is %s", r.Peer, r.Optimizer),
 			Hint: "--optimizer " + peerOptimizer}
 	}
 	return nil
@@ -101,7 +101,7 @@ func findPython(peer string) (string, error) {
 		}
 	}
 	return "", &fault.Input{
-		What: fmt.Sprintf("--peer %[1]s: there is no Python with %[1]s: tried %[2]s", peer, strings.Join(tried, ", ")),
+		What: fmt.Sprintf("--peer %[1]s: no interpreter has %[1]s; tried %[2]s", peer, strings.Join(tried, ", ")),
 		Hint: fmt.Sprintf("python3 -m pip install %s, or set %s to an interpreter that has it", peer, PythonVariable),
 	}
 }

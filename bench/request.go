@@ -193,8 +193,8 @@ func (r Request) formats() (names []string, formats []kernel.Format, err error) 
 		}
 	}
 	if len(formats) == 0 {
-		return nil, nil, &fault.Input{What: fmt.Sprintf("--moments is %s, which is made for adam and "+
-			"adamw, and --optimizer is %s", r.Moments, r.Optimizer), Hint: "--moments bf16"}
+		return nil, nil, &fault.Input{What: fmt.Sprintf("--moments %s is for adam and adamw, but --optimizer is %s",
+			r.Moments, r.Optimizer), Hint: "--moments bf16"}
 	}
 	return names, formats, nil
 }
@@ -235,7 +235,7 @@ const mostParameters = 1 << 50
 func ParseCount(text string) (int64, error) {
 	parts := regexp.MustCompile(`^([0-9]+)([KMG]i)?$`).FindStringSubmatch(text)
 	if parts == nil {
-		return 0, fmt.Errorf("%q is no number of parameters: expected digits, and perhaps Ki, Mi or Gi", text)
+		return 0, fmt.Errorf("%q is no number of parameters: expected digits, with or without Ki, Mi or Gi", text)
 	}
 	unit := int64(1) << (10 * slices.Index(units, parts[2]))
 	n, err := strconv.ParseInt(parts[1], 10, 64)
@@ -271,7 +271,7 @@ func (r Request) workers(h *host.Host) ([][]int, error) {
 			return nil, &fault.Input{
 				What: fmt.Sprintf("--workers is %d: expected 1 to %d, one for each usable core (CPUs %s)", count,
 					len(cpus), plan.Ranks[0].OptimizerCPUs),
-				Hint: "leave --workers out for one worker, and for one on each core",
+				Hint: "leave --workers out to measure one worker, and then one on each core",
 			}
 		}
 		workers = append(workers, cpus[:count])

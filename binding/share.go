@@ -63,9 +63,9 @@ func (s TrainerShare) check() error {
 	}
 	switch {
 	case s.Cores < 0:
-		return bad("%d cores for the trainer is less than none", s.Cores)
+		return bad("the trainer's share is %d cores: expected 0 or more", s.Cores)
 	case !(s.Fraction >= 0 && s.Fraction <= 1): // refuses NaN, too
-		return bad("the trainer's fraction %v is not 0 to 1", s.Fraction)
+		return bad("the trainer's share is %v: expected a fraction from 0 to 1", s.Fraction)
 	case s.Cores > 0 && s.Fraction > 0:
 		return bad("the trainer's share is given twice: %d cores and the fraction %v", s.Cores, s.Fraction)
 	}

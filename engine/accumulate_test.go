@@ -57,16 +57,16 @@ func TestBrokenOffAccumulationsAreFinished(t *testing.T) {
 					t.Fatalf("%d additions are finished, want %d; the last, %v, is half made: %v",
 						n, finished, last, half)
 				}
-				if err := other.beginNext(); err == nil || !strings.Contains(err.Error(), "half added") {
+				if err := other.beginNext(); err == nil || !strings.Contains(err.Error(), "half done") {
 					t.Fatalf("a step of gradients of which one is half added: %v", err)
 				}
 				if _, err := New([]*Shard{other}, []optim.Optimizer{optim.DefaultAdamW()}, 0); err == nil ||
-					!strings.Contains(err.Error(), "half added") {
+					!strings.Contains(err.Error(), "half done") {
 					t.Fatalf("an engine of gradients of which one is half added: %v", err)
 				}
 				if gradient.Len() > 1 {
 					if err := other.Accumulate(now.First, gradient.Slice(1, gradient.Len())); err == nil ||
-						!strings.Contains(err.Error(), "is half added") {
+						!strings.Contains(err.Error(), "is half done") {
 						t.Fatalf("another gradient was added: %v", err)
 					}
 				}

@@ -55,13 +55,13 @@ func (p *process) prove(say func(string, ...any)) {
 	p.proof = now
 	if len(p.proof.Outside) > len(before.Outside) {
 		t := p.proof.Outside[0]
-		say("rank %d: %d of %d threads may leave CPUs %s: thread %d (%s) is on CPUs %s; the program has "+
-			"bound them anew",
+		say("rank %d: the program has bound %d of its %d threads anew, and they may leave CPUs %s: thread %d (%s) "+
+			"may run on CPUs %s",
 			p.rank.Number, len(p.proof.Outside), p.proof.Threads, p.rank.CPUs, t.ID, t.Name, t.CPUs)
 	}
 	if p.proof.Elsewhere >= noticedMemory && before.Elsewhere < noticedMemory {
-		say("rank %d: %v of its memory is not on NUMA nodes %s, where policy %s wants it: they were full, or it "+
-			"was there before",
+		say("rank %d: %v of its memory is not on NUMA nodes %s, against policy %s: the nodes were full, or the "+
+			"memory was in use before",
 			p.rank.Number, p.proof.Elsewhere, cpuset.New(p.rank.NUMANodes...), p.rank.MemoryPolicy)
 	}
 }

@@ -324,7 +324,7 @@ func (s scope) labels() int64 {
 	if v, ok := s.find("id2label"); ok {
 		members, err := s.members(v)
 		if err != nil {
-			s.fail(v.at, "", "id2label: an object with the name of every class was expected, and %s is here", v.shown())
+			s.fail(v.at, "", "id2label is %s: expected an object with the name of every class", v.shown())
 		}
 		return max(1, int64(len(members)))
 	}
@@ -349,7 +349,7 @@ func t5(s scope) {
 		}
 	case strings.Contains(activation, "-"):
 		v, _ := s.find("feed_forward_proj")
-		s.fail(v.at, "", `feed_forward_proj is %s: an activation such as "relu" or "gated-gelu" was expected`,
+		s.fail(v.at, "", `feed_forward_proj is %s: expected an activation such as "relu" or "gated-gelu"`,
 			v.shown())
 	default:
 		activate = activation

@@ -52,7 +52,7 @@ func TestConfigFaults(t *testing.T) {
 		{edit(`"model_type"`, `"architectures": ["LlamaForCausalLm"], "model_type"`),
 			`c.json:2:21: unknown architecture "LlamaForCausalLm"`, `did you mean "LlamaForCausalLM"?`},
 		{edit(`"model_type"`, `"architectures": "LlamaForCausalLM", "model_type"`),
-			"c.json:2:20: architectures: an array was expected, and a string is here", ""},
+			"c.json:2:20: architectures: expected an array, found a string", ""},
 		{edit(`"model_type"`, `"architectures": [{}], "model_type"`),
 			"architectures: the name of a class was expected", ""},
 		{edit(`"model_type": "llama",`, ``), "neither architectures nor model_type", ""},
@@ -61,7 +61,7 @@ func TestConfigFaults(t *testing.T) {
 		{edit(`100,`, `100`), "c.json:4:3: not valid JSON", ""},
 		{edit("}\n", "} {}"), "c.json:8:2: not valid JSON: there is more text after the value", ""},
 		{"", "c.json:1:1: not valid JSON: the text ends too early", ""},
-		{"\n [1]", "c.json:2:2: an object was expected, and an array is here", ""},
+		{"\n [1]", "c.json:2:2: expected an object, found an array", ""},
 		{"version https://git-lfs.github.com/spec/v1", "not valid JSON", ""},
 	} {
 		_, err := fromConfig(document{"c.json", []byte(test.text)}, "c", "c.json")
@@ -73,9 +73,9 @@ func TestLayerFaults(t *testing.T) {
 	text, _ := catalogConfig("qwen3-next-80b-a3b")
 	for fields, what := range map[string]string{
 		`"layer_types": ["full_attention"]`:    "layer_types has 1 elements",
-		`"layer_types": ["sliding_attention"]`: `"full_attention" or "linear_attention" was expected, and "sliding_attention" is here`,
-		`"layer_types": 4`:                     "layer_types: an array was expected, and a number is here",
-		`"mlp_only_layers": ["1"]`:             `mlp_only_layers: the number of a layer was expected, and "1" is here`,
+		`"layer_types": ["sliding_attention"]`: `layer_types has "sliding_attention": expected "full_attention" or "linear_attention"`,
+		`"layer_types": 4`:                     "layer_types: expected an array, found a number",
+		`"mlp_only_layers": ["1"]`:             `mlp_only_layers has "1": expected the number of a layer`,
 	} {
 		edited := strings.Replace(string(text), `"mlp_only_layers": []`, fields, 1)
 		_, err := fromConfig(document{"c.json", []byte(edited)}, "c", "c.json")

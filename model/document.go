@@ -51,7 +51,7 @@ func (d document) children(v value, open jsontext.Kind, kind string) ([]value, e
 	}
 	if found := decoder.PeekKind(); found != open && found != jsontext.KindInvalid {
 		start := int64(len(v.raw) - len(bytes.TrimLeft(v.raw, " \t\r\n")))
-		what := kind + " was expected, and " + article(found) + " is here"
+		what := "expected " + kind + ", found " + article(found)
 		if v.name != "" {
 			what = v.name + ": " + what
 		}

@@ -68,16 +68,16 @@ func readHeader(path string) (document, []tensor, error) {
 	defer file.Close()
 	var prefix [8]byte
 	if _, err := io.ReadFull(file, prefix[:]); err != nil {
-		return fail("not a safetensors file: it has %d bytes, and the length of the header takes 8", info.Size())
+		return fail("not a safetensors file: it has %d bytes, but the length of the header takes 8", info.Size())
 	}
 	length := binary.LittleEndian.Uint64(prefix[:])
 	if length > maxHeader {
-		return fail("not a safetensors file: the header would have %d bytes, and at most %d are allowed",
+		return fail("not a safetensors file: the header would have %d bytes, expected at most %d",
 			length, maxHeader)
 	}
 	data := info.Size() - 8 - int64(length)
 	if data < 0 {
-		return fail("the header has %d bytes, and the file ends after %d of them", length, info.Size()-8)
+		return fail("the header has %d bytes, but the file ends after %d of them", length, info.Size()-8)
 	}
 	doc := document{path, make([]byte, length)}
 	if _, err := io.ReadFull(file, doc.text); err != nil {
@@ -112,13 +112,13 @@ func parseHeader(doc document, data int64) ([]tensor, error) {
 	for _, t := range tensors {
 		if t.begin != filled {
 			return nil, doc.fault(t.at,
-				fmt.Sprintf("tensor %q starts at byte %d of the data, and the tensor before it ends at %d",
+				fmt.Sprintf("tensor %q starts at byte %d of the data, but the tensor before it ends at %d",
 					t.name, t.begin, filled), "")
 		}
 		filled = t.end
 	}
 	if filled != data {
-		return nil, doc.fault(0, fmt.Sprintf("the tensors take %d bytes, and the file has %d after its header",
+		return nil, doc.fault(0, fmt.Sprintf("the tensors take %d bytes, but the file has %d after its header",
 			filled, data), "download the file again")
 	}
 	return tensors, nil
@@ -151,7 +151,7 @@ func parseTensor(doc document, member value) (tensor, error) {
 		}
 	}
 	if t.dtype == dtype.Invalid || t.shape == nil || len(offsets) != 2 || offsets[0] > offsets[1] {
-		return fail(t.at, "a dtype, a shape and two ascending data_offsets were expected")
+		return fail(t.at, "expected a dtype, a shape and two ascending data_offsets")
 	}
 	t.begin, t.end = offsets[0], offsets[1]
 	count, ok := product(t.shape)
@@ -159,7 +159,7 @@ func parseTensor(doc document, member value) (tensor, error) {
 		return fail(t.at, "the shape %v has more than %d elements", t.shape, maxElements)
 	}
 	if count*t.dtype.Size() != t.end-t.begin {
-		return fail(t.at, "the shape %v of %s takes %d bytes, and the data has %d", t.shape, t.dtype,
+		return fail(t.at, "the shape %v of %s takes %d bytes, but the data has %d", t.shape, t.dtype,
 			count*t.dtype.Size(), t.end-t.begin)
 	}
 	return t, nil
@@ -243,7 +243,7 @@ func parseIndex(doc document) (files []string, names map[string][]value, err err
 		file, ok := entry.text()
 		if !ok || file == "" || filepath.Base(file) != file || !strings.HasSuffix(file, ".safetensors") {
 			return nil, nil, doc.fault(entry.at,
-				fmt.Sprintf("tensor %q: the name of a safetensors file beside the index was expected, and %s is here",
+				fmt.Sprintf("tensor %q: expected the name of a safetensors file beside the index, found %s",
 					entry.name, entry.shown()), "")
 		}
 		if _, ok := names[file]; !ok {
@@ -306,7 +306,7 @@ func fromTensors(shards []shard, name, source string) (*Model, error) {
 		}
 	}
 	if len(m.Parameters) == 0 {
-		return nil, &fault.Input{Where: fault.Position{File: source}, What: "no parameters are in here"}
+		return nil, &fault.Input{Where: fault.Position{File: source}, What: "the files hold no parameters"}
 	}
 	slices.SortFunc(m.Parameters, func(a, b Parameter) int { return compareNames(a.Name, b.Name) })
 	numberBlocks(m.Parameters)

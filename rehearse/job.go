@@ -158,12 +158,12 @@ func (j *Job) applyRecipe(path string) error {
 		return err
 	}
 	if d.ZeROStage == 0 {
-		note("ZeRO stage 0 gives every rank the whole optimizer state; rehearsed with the state split " +
-			"among the ranks, as stage 1 does")
+		note("ZeRO stage 0 gives every rank the full optimizer state; the rehearsal splits it among the ranks, as " +
+			"stage 1 does")
 	}
 	if d.OffloadOptimizer.Device != "cpu" {
-		note("the optimizer is not offloaded to the host (zero_optimization.offload_optimizer.device is "+
-			"%q); rehearsed as if it were", d.OffloadOptimizer.Device)
+		note("the optimizer is not offloaded to the host (zero_optimization.offload_optimizer.device is %q); the "+
+			"rehearsal offloads it", d.OffloadOptimizer.Device)
 	}
 	if d.Optimizer != nil {
 		if j.Optimizer, err = optimizerOf(path, d.Optimizer); err != nil {
@@ -189,8 +189,8 @@ func (r Request) choosePrecision(j *Job) (dtype.Type, error) {
 	case d == nil || d.Precision == dtype.Invalid && r.Precision != "":
 		return asked, nil
 	case d.Precision == dtype.Invalid:
-		j.Notes = append(j.Notes, d.File+": the precision is left to the trainer; rehearsed in "+
-			"bf16: --precision changes that")
+		j.Notes = append(j.Notes, d.File+" leaves the precision to the trainer; the rehearsal uses bf16 "+
+			"(--precision changes that)")
 		return asked, nil
 	case r.Precision != "" && asked != d.Precision:
 		return asked, &fault.Input{
@@ -224,9 +224,9 @@ func optimizerOf(path string, o *recipe.Optimizer) (optim.Optimizer, error) {
 	default:
 		return nil, &fault.Input{
 			Where: fault.Position{File: path},
-			What:  fmt.Sprintf("optimizer.type is %q, and the engine has AdamW, Adam, Lion and Adagrad", o.Type),
-			Hint: "the bytes of an optimizer with two moments are those of AdamW: set " +
-				"optimizer.type to AdamW to rehearse it",
+			What:  fmt.Sprintf("optimizer.type is %q: expected AdamW, Adam, Lion or Adagrad", o.Type),
+			Hint: "to rehearse another optimizer with two moments, set optimizer.type to AdamW: it takes the same " +
+				"bytes",
 		}
 	}
 	if err := optim.Check(found, 1, 1); err != nil {
@@ -256,7 +256,7 @@ func (r Request) chooseFormat(algorithm kernel.Algorithm, precision dtype.Type) 
 		return f, &fault.Input{What: fmt.Sprintf("--moments is %q: expected fp32, bf16 or int8", r.Moments)}
 	}
 	if !f.Moments.Suits(algorithm) {
-		return f, &fault.Input{What: fmt.Sprintf("--moments is %v, which is made for Adam, and the optimizer is %v",
+		return f, &fault.Input{What: fmt.Sprintf("--moments %v is for Adam and AdamW, but the optimizer is %v",
 			f.Moments, algorithm), Hint: "--moments bf16"}
 	}
 	if r.GradientType != "" {
@@ -285,8 +285,8 @@ func (r Request) chooseEmbeddingMoments(others kernel.MomentType) (kernel.Moment
 			r.EmbeddingMoments)}
 	case others != kernel.MomentsInt8:
 		return others, &fault.Input{
-			What: fmt.Sprintf("--embedding-moments is given, and --moments is %v", others),
-			Hint: "embeddings differ only from --moments int8",
+			What: fmt.Sprintf("--embedding-moments is for --moments int8, but --moments is %v", others),
+			Hint: "leave --embedding-moments out, or give --moments int8",
 		}
 	}
 	return asked, nil
@@ -347,7 +347,7 @@ func (p *Placement) workerCPUs(rank int) ([]int, error) {
 	cpus := p.Binding.Ranks[rank].OptimizerCPUs.List()
 	if p.Workers > len(cpus) {
 		return nil, &fault.Input{
-			What: fmt.Sprintf("--workers is %d, and rank %d has %d cores for them: CPUs %s", p.Workers, rank,
+			What: fmt.Sprintf("--workers is %d, but rank %d has %d cores for them: CPUs %s", p.Workers, rank,
 				len(cpus), p.Binding.Ranks[rank].OptimizerCPUs),
 			Hint: "leave --workers out for one worker on each core, or use fewer ranks",
 		}
@@ -369,7 +369,7 @@ func (p *Placement) planMemory() {
 			mapped += p.Pages.Round(a.Size)
 		}
 		hold(&rank, ledger.PageRounding, rounding,
-			fmt.Sprintf("%d arenas end in whole pages of %v (%v)", len(shard.Arenas()), p.Pages.Size(), p.Pages))
+			fmt.Sprintf("%d arenas, each rounded up to pages of %v (%v)", len(shard.Arenas()), p.Pages.Size(), p.Pages))
 		p.Planned = append(p.Planned, rank)
 	}
 	// One entry of 8 bytes maps a page. The pages are mapped one by one until the kernel joins them into huge pages,
@@ -494,8 +494,8 @@ func (p *Placement) wouldFit(available ledger.Bytes) []string {
 			hosts*p.Ranks, hosts, plural(p.Ranks, "rank")))
 	}
 	if name, m := p.largestModel(fits); name != "" {
-		found = append(found, fmt.Sprintf("--model %s: %s parameters, the largest of the "+
-			"catalog that fits here like this", name, ledger.Count(m.Elements())))
+		found = append(found, fmt.Sprintf("--model %s: %s parameters, the largest model of the catalog that fits here",
+			name, ledger.Count(m.Elements())))
 	}
 	return found
 }

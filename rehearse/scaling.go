@@ -33,7 +33,7 @@ func (l LossScaling) apply(j *Job) error {
 	switch {
 	case !j.ScalesLoss() && given+dynamic != "":
 		return &fault.Input{
-			What: fmt.Sprintf("%s is given, and gradients are %v: only a loss with fp16 gradients is scaled",
+			What: fmt.Sprintf("%s is given, but gradients are %v: only fp16 gradients need loss scaling",
 				cmp.Or(given, dynamic), j.Format.Gradient),
 			Hint: "--precision fp16",
 		}
@@ -41,7 +41,7 @@ func (l LossScaling) apply(j *Job) error {
 		j.LossScaler = optim.LossScaler{Static: 1}
 	case j.LossScaler.Static != 0 && dynamic != "":
 		return &fault.Input{
-			What: fmt.Sprintf("%s is given, and the loss scale is fixed at %g", dynamic, j.LossScaler.Static),
+			What: fmt.Sprintf("%s is given, but the loss scale is fixed at %g", dynamic, j.LossScaler.Static),
 			Hint: "--loss-scale 0 makes it dynamic",
 		}
 	}

@@ -76,7 +76,7 @@ func parseAnswer(data []byte, request packet) ([]byte, error) {
 	case err != nil:
 		return nil, fmt.Errorf("an answer of the service: %w", err)
 	case !p.answer || p.kind != request.kind || p.number != request.number:
-		return nil, fmt.Errorf("the service answered %v number %d, where %v number %d was asked", p.kind, p.number,
+		return nil, fmt.Errorf("the service answered %v number %d, expected %v number %d", p.kind, p.number,
 			request.kind, request.number)
 	case len(p.body) < 4:
 		return nil, fmt.Errorf("the service answered %v without a status", p.kind)

@@ -103,10 +103,10 @@ func (c *connection) run() {
 		}
 		switch {
 		case stranger:
-			err = fail(NotPermitted, "this service belongs to user %d, and process %d to user %d", os.Getuid(),
+			err = fail(NotPermitted, "this service belongs to user %d, but process %d to user %d", os.Getuid(),
 				c.process, credentials.Uid)
 		case err == nil && p.answer:
-			err = fail(Malformed, "an answer, where a request was expected")
+			err = fail(Malformed, "found an answer, expected a request")
 		}
 		c.idleSince.Store(0)
 		if !c.serve(p, files, err) {

@@ -107,7 +107,7 @@ func (d *Document) validate() error {
 			return err
 		}
 		if names[p.Name] {
-			return fmt.Errorf("parameter %s is there twice: a shard has one piece of a parameter", p.Name)
+			return fmt.Errorf("parameter %s is listed twice: a shard has one range of a parameter", p.Name)
 		}
 		names[p.Name] = true
 		if total += p.Count; total > maximumElements {
@@ -120,7 +120,7 @@ func (d *Document) validate() error {
 
 func (p Piece) validate(d *Document) error {
 	if p.Name == "" || len(p.Name) > 1024 {
-		return fmt.Errorf("a parameter with a name of %d bytes: expected 1 to 1024", len(p.Name))
+		return fmt.Errorf("the name of a parameter has %d bytes: expected 1 to 1024", len(p.Name))
 	}
 	elements := int64(1)
 	for _, n := range p.Shape {
@@ -132,9 +132,10 @@ func (p Piece) validate(d *Document) error {
 	}
 	switch {
 	case p.First < 0 || p.Count < 1 || p.First > elements-p.Count:
-		return fmt.Errorf("parameter %s: %d elements from %d on, of %d", p.Name, p.Count, p.First, elements)
+		return fmt.Errorf("parameter %s: %d elements from %d on: expected a range within its %d",
+			p.Name, p.Count, p.First, elements)
 	case p.Group < 0 || p.Group >= d.Groups:
-		return fmt.Errorf("parameter %s is in group %d: there are %d", p.Name, p.Group, d.Groups)
+		return fmt.Errorf("parameter %s is in group %d: expected 0 to %d", p.Name, p.Group, d.Groups-1)
 	}
 	if _, ok := kernel.ParseMoments(p.Moments); !ok && p.Moments != "" {
 		return fmt.Errorf("parameter %s: moments are %q: expected %s", p.Name, p.Moments,

@@ -129,7 +129,7 @@ func parsePacket(data []byte) (packet, error) {
 		return p, fail(Malformed, "version %d of the protocol: this is version %d; install a client and a "+
 			"service of one release", h.Version, protocolVersion)
 	case int64(h.Length) != int64(len(rest)):
-		return p, fail(Malformed, "a packet that says it has %d bytes behind its header, and has %d",
+		return p, fail(Malformed, "a packet announces %d bytes after its header, but has %d",
 			h.Length, len(rest))
 	case p.kind < Open || p.kind >= kinds:
 		return p, fail(Malformed, "a request of kind %d: this version has 1 to %d", p.kind, kinds-1)

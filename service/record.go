@@ -91,13 +91,13 @@ func overlay(a *arena.Arena) *record {
 func (h *recordHead) check() error {
 	switch {
 	case h.magic != recordMagic:
-		return errors.New("it is none of this release")
+		return errors.New("this release did not write it")
 	case checkLength(h.document) != nil:
 		return checkLength(h.document)
 	case h.groupCount > maximumGroups:
 		return fmt.Errorf("it has %d parameter groups: expected at most %d", h.groupCount, maximumGroups)
 	case h.pages > uint64(arena.HugetlbPages):
-		return fmt.Errorf("there is no kind of pages %d", h.pages)
+		return fmt.Errorf("unknown kind of pages %d", h.pages)
 	}
 	return nil
 }
@@ -106,11 +106,11 @@ func (h *recordHead) check() error {
 func readRecord(name string, file *os.File) (*record, *Document, error) {
 	bytes := make([]byte, recordHeadSize)
 	if _, err := file.ReadAt(bytes, 0); err != nil {
-		return nil, nil, fmt.Errorf("the record %s: %w", name, err)
+		return nil, nil, fmt.Errorf("the session header %s: %w", name, err)
 	}
 	head := headOf(bytes)
 	if err := head.check(); err != nil {
-		return nil, nil, fmt.Errorf("the record %s: %w", name, err)
+		return nil, nil, fmt.Errorf("the session header %s: %w", name, err)
 	}
 	a, err := arena.Attach(name, sizeOfRecord(int(head.document), int(head.groupCount)), arena.BasePages, file)
 	if err != nil {
@@ -118,10 +118,11 @@ func readRecord(name string, file *os.File) (*record, *Document, error) {
 	}
 	d, err := parseDocument(a.Bytes()[recordHeadSize : recordHeadSize+int(head.document)])
 	if err == nil && d.Groups != int(head.groupCount) {
-		err = fmt.Errorf("it has hyperparameters of %d groups, and its document %d", head.groupCount, d.Groups)
+		err = fmt.Errorf("it has hyperparameters of %d groups, but its document has %d groups",
+			head.groupCount, d.Groups)
 	}
 	if err != nil {
-		return nil, nil, errors.Join(fmt.Errorf("the record %s cannot be read: %w", name, err), a.Close())
+		return nil, nil, errors.Join(fmt.Errorf("the session header %s cannot be read: %w", name, err), a.Close())
 	}
 	return overlay(a), d, nil
 }

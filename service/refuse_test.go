@@ -185,14 +185,14 @@ func TestOpenIsRefused(t *testing.T) {
 			`open: optimizer is "muon": expected one of adamw, adam, lion, adagrad, sgd`},
 		{"format", func(d *Document) { d.Parameter = "fp16" }, Refused, "open: *split*"},
 		{"group of a parameter", func(d *Document) { d.Parameters[1].Group = 2 }, Refused,
-			"open: parameter norm is in group 2: there are 2"},
-		{"twice", func(d *Document) { d.Parameters[1].Name = "embed" }, Refused, "open: parameter embed is there " +
-			"twice: a shard has one piece of a parameter"},
+			"open: parameter norm is in group 2: expected 0 to 1"},
+		{"twice", func(d *Document) { d.Parameters[1].Name = "embed" }, Refused, "open: parameter embed is listed " +
+			"twice: a shard has one range of a parameter"},
 		{"no parameters", func(d *Document) { d.Parameters = nil }, Refused, "open: there are no parameters"},
 		{"beyond the parameter", func(d *Document) { d.Parameters[2].First = 1 << 62 }, Refused,
-			"open: parameter mlp: 99223 elements from 4611686018427387904 on, of 100000"},
+			"open: parameter mlp: 99223 elements from 4611686018427387904 on: expected a range within its 100000"},
 		{"count that overflows", func(d *Document) { d.Parameters[2].Count = math.MaxInt64 }, Refused,
-			"open: parameter mlp: 9223372036854775807 elements from 777 on, of 100000"},
+			"open: parameter mlp: 9223372036854775807 elements from 777 on: expected a range within its 100000"},
 		{"shape that overflows", func(d *Document) { d.Parameters[2].Shape = []int64{1 << 40, 1 << 40} }, Refused,
 			"open: parameter mlp has the shape [1099511627776 1099511627776]: expected at most 281474976710656 " +
 				"elements, and none of 0"},
@@ -200,12 +200,12 @@ func TestOpenIsRefused(t *testing.T) {
 		{"CPU", func(d *Document) { d.CPUs = []int{8191} }, Refused, "open: *8191*"},
 		{"CPU that cannot be", func(d *Document) { d.CPUs = []int{-1} }, Refused, "open: cpus: expected at most 8192 " +
 			"CPUs, each from 0 to 8191"},
-		{"another job", func(d *Document) { d.Job = "other" }, Busy, "open: this service holds the job test, and not " +
-			"other; it takes another when that one's sessions are closed"},
+		{"another job", func(d *Document) { d.Job = "other" }, Busy, "open: this service holds the job test, not " +
+			"other; it takes another job when the sessions of its own are closed"},
 		{"a rank that is held", func(d *Document) {
 			*d = *testDocument(small, func(d *Document) { d.World, d.Rank, d.Part = 2, 1, "witness" })
-		}, Busy, fmt.Sprintf("open: session rank1/witness of job test is held by process %d, which is this one; give "+
-			"each optimizer of a program a name of its own*", os.Getpid())},
+		}, Busy, fmt.Sprintf("open: session rank1/witness of job test is held by process %d, this process itself; "+
+			"give each optimizer of a program a name of its own*", os.Getpid())},
 		{"everything at once", func(d *Document) {
 			d.Parameters[0] = Piece{Name: "huge", Shape: []int64{1 << 47},
 				Count: 1 << 47}
@@ -269,12 +269,13 @@ func TestRequestsAreRefused(t *testing.T) {
 		}, Refused, "window: mmap of 4096 bytes: operation not permitted"},
 
 		{"read behind the end", request(Read, transfer{First: end, Count: 1}), Refused,
-			"read: 1 elements from 200000 on, of a shard of 200000"},
-		{"read of nothing", request(Read, transfer{}), Refused, "read: 0 elements from 0 on, of a shard of 200000"},
+			"read: 1 elements from 200000 on: expected a range within the shard's 200000"},
+		{"read of nothing", request(Read, transfer{}), Refused,
+			"read: 0 elements from 0 on: expected a range within the shard's 200000"},
 		{"read of a sum that overflows", request(Read, transfer{First: 2, Count: math.MaxUint64}), Refused,
-			"read: 18446744073709551615 elements from 2 on, of a shard of 200000"},
+			"read: 18446744073709551615 elements from 2 on: expected a range within the shard's 200000"},
 		{"write from beyond", request(Write, transfer{First: math.MaxUint64, Count: 2}), Refused,
-			"write: 2 elements from 18446744073709551615 on, of a shard of 200000"},
+			"write: 2 elements from 18446744073709551615 on: expected a range within the shard's 200000"},
 		{"write behind the window", request(Write, transfer{Count: 2, Offset: window - 4}), Refused,
 			"write: 2 numbers of 4 bytes at offset 16777212 of a window of 16777216 bytes; offsets are multiples of " +
 				"a number's size"},
@@ -289,11 +290,11 @@ func TestRequestsAreRefused(t *testing.T) {
 		{"a type that there is not", request(Accumulate, accumulation{Type: 3, Count: 1}), Refused,
 			"accumulate of type 3: expected 0 (bf16), 1 (fp16) or 2 (fp32)"},
 		{"accumulate beyond", request(Accumulate, accumulation{Type: 2, First: end - 1, Count: 2}), Refused,
-			"accumulate: 2 elements from 199999 on, of a shard of 200000"},
+			"accumulate: 2 elements from 199999 on: expected a range within the shard's 200000"},
 		{"ready beyond", request(Ready, stretch{1, end}), Refused,
-			"ready: 200000 elements from 1 on, of a shard of 200000"},
+			"ready: 200000 elements from 1 on: expected a range within the shard's 200000"},
 		{"ready of a sum that overflows", request(Ready, stretch{1, math.MaxUint64}), Refused,
-			"ready: 18446744073709551615 elements from 1 on, of a shard of 200000"},
+			"ready: 18446744073709551615 elements from 1 on: expected a range within the shard's 200000"},
 
 		{"the step after the next", step(4, 1, adamw...), OutOfOrder,
 			"step 4: the session has finished step 2, so the next is 3"},
@@ -327,15 +328,15 @@ func TestRequestsAreRefused(t *testing.T) {
 		{"flags that there are not", body(Step, stepHeader{Step: 3, Factor: 1, Flags: 8}, adamw...), Refused,
 			"step with flags 0x8: this version has 0x3"},
 		{"a step that is not prepared", body(Step, stepHeader{Step: 3, Factor: 1, Flags: preparedStep}), OutOfOrder,
-			"step 3 as prepared: step 0 is (0 is none)"},
+			"step 3 as prepared: the prepared step is 0 (0: none)"},
 		{"a step as prepared, and not", body(Step, stepHeader{Step: 3, Factor: 1, Flags: preparedStep}, adamw...),
 			Refused, "step 3 as prepared, with 2 parameter groups: expected none"},
 		{"the step that was made is prepared", body(Prepare, stepHeader{Step: 2}, adamw...), OutOfOrder,
 			"prepare 2: the session has finished step 2, so the next is 3"},
 		{"a factor before its time", body(Prepare, stepHeader{Step: 3, Factor: 1}, adamw...), Refused,
-			"prepare with flags 0x0 and factor 1: expected neither, which come with the step"},
+			"prepare with flags 0x0 and factor 1: expected neither; both come with the step"},
 		{"flags before their time", body(Prepare, stepHeader{Step: 3, Flags: waitForStep}, adamw...), Refused,
-			"prepare with flags 0x1 and factor 0: expected neither, which come with the step"},
+			"prepare with flags 0x1 and factor 0: expected neither; both come with the step"},
 		{"a group too few is prepared", body(Prepare, stepHeader{Step: 3}, adamw[0]), Refused,
 			"prepare with 1 parameter groups: the session has 2"},
 		{"a beta of 1 is prepared", body(Prepare, stepHeader{Step: 3}, with(1, 1), adamw[1]), Refused,
@@ -344,13 +345,13 @@ func TestRequestsAreRefused(t *testing.T) {
 			Refused, "prepare, parameter group 0, *: the learning rate*binary32*"},
 
 		{"wait for what did not begin", request(Wait, waitBody{3, 0, 1}), OutOfOrder,
-			"wait for step 3: the last that was begun is 2"},
+			"wait for step 3: the last step begun is 2"},
 		{"wait beyond", request(Wait, waitBody{2, end, 1}), Refused,
-			"wait: 1 elements from 200000 on, of a shard of 200000"},
+			"wait: 1 elements from 200000 on: expected a range within the shard's 200000"},
 		{"a step too far", request(SetStep, setStep{1 << 63}), Refused, "set_step 9223372036854775808: expected at " +
 			"most 4611686018427387904"},
 		{"save to nowhere", func() error { _, err := s.Save("/nowhere", nil); return err }, Storage,
-			"save: /nowhere: there is no such folder to save checkpoints in*"},
+			"save: /nowhere: the folder for checkpoints does not exist*"},
 		{"save to a relative path", func() error { _, err := s.Save("checkpoints", nil); return err }, Refused,
 			`save: the directory is "checkpoints": expected an absolute path, as the service has a working directory of its own`},
 		{"save to an empty path", func() error { _, err := s.Save("", nil); return err }, Refused,
@@ -424,7 +425,7 @@ func TestWithoutASession(t *testing.T) {
 	}))
 	wantError(t, s.done(Read, encode(transfer{Count: 1})), OutOfOrder, "read: there is no window; send one first")
 	_, err := s.Save(t.TempDir(), nil)
-	wantError(t, err, OutOfOrder, "save: the state is not whole: write weights and set_step, or load, or make a step")
+	wantError(t, err, OutOfOrder, "save: the state is incomplete: write weights and set_step, or load, or make a step")
 	wantError(t, s.Read(SecondMoment, 0, make([]float32, 1)), Refused,
 		"read: stream 2: lion has master weights (0) and 1 moments")
 }
@@ -484,7 +485,7 @@ func TestAnotherDocument(t *testing.T) {
 			"{norm [777] 1  0 777}"},
 	} {
 		_, err := OpenSession(r.Socket, testDocument(c.change))
-		wantError(t, err, Refused, "open: session rank0/bf16 of job test is there and differs: "+c.want+
+		wantError(t, err, Refused, "open: session rank0/bf16 of job test exists and differs: "+c.want+
 			"; close it, or give the job another name")
 	}
 	again := mustOpen(t, r.Socket, testDocument(func(d *Document) { d.CPUs = r.overview(t).Sessions[0].CPUs[:1] }))
@@ -503,7 +504,7 @@ func TestDoesNotFit(t *testing.T) {
 		d.Parameters[0].Shape, d.Parameters[0].Count = []int64{20_000, 100}, 2_000_000
 	}))
 	wantError(t, err, DoesNotFit,
-		`open: the state of 2100000 parameters in Adam/state=split/moments=fp32/parameter=bf16/gradient=bf16 takes 28.1 MiB a rank, 112 MiB for the 4 ranks of this host that are still to come, and 95.4 MiB are available (MemAvailable); use a smaller format (moments "bf16" or "int8"), more hosts, or fewer ranks on this one`)
+		`open: the state of 2100000 parameters in Adam/state=split/moments=fp32/parameter=bf16/gradient=bf16 takes 28.1 MiB a rank, 112 MiB for the 4 ranks that this host still expects, but only 95.4 MiB are available (MemAvailable); use a smaller format (moments "bf16" or "int8"), more hosts, or fewer ranks on this one`)
 	for _, name := range memoryOf(r.Process()) {
 		if strings.Contains(name, "rank0") {
 			t.Errorf("%s was allocated", name)
@@ -517,7 +518,7 @@ func TestTooFewThreads(t *testing.T) {
 	r := startService(t, threadsVariable+"=3")
 	_, err := OpenSession(r.Socket, testDocument())
 	wantError(t, err, DoesNotFit,
-		`open: * more threads are needed, and 3 may be started (pids.max); raise that limit where the service is started`)
+		`open: * more threads are needed, but only 3 may be started (pids.max); raise that limit where the service is started`)
 }
 
 // TestClientVanishes closes connections at all kinds of moments.
@@ -748,7 +749,7 @@ func TestAnotherUser(t *testing.T) {
 		}
 	}
 	output, err := visitor()
-	if want := regexp.MustCompile(`^this service belongs to user 0, and process \d+ to user 65534\n$`); err != nil ||
+	if want := regexp.MustCompile(`^this service belongs to user 0, but process \d+ to user 65534\n$`); err != nil ||
 		!want.MatchString(output) {
 		t.Errorf("%v\n%s", err, output)
 	}

@@ -119,8 +119,8 @@ func TestWhatIsOpenCanBeRestored(t *testing.T) {
 	for rank := range world {
 		s, err := openPatiently(r.Socket, tiny(rank, world))
 		if err != nil {
-			wantError(t, err, DoesNotFit, "open: with this session the service needs * file descriptors, and may have "+
-				"128; raise the hard limit on open files*")
+			wantError(t, err, DoesNotFit, "open: with this session the service needs * file descriptors, but may have "+
+				"only 128; raise the hard limit on open files*")
 			break
 		}
 		t.Cleanup(func() { _ = s.Detach() })
@@ -236,8 +236,8 @@ func TestNamesOfManySessions(t *testing.T) {
 	if limit.Cur < longestVariable/8 {
 		t.Skipf("a process may have %d descriptors", limit.Cur)
 	}
-	wantError(t, server.checkKept("2", 8), DoesNotFit, "open: with this session * bytes of names are more than the "+
-		"kernel gives the next service (131072); use several services")
+	wantError(t, server.checkKept("2", 8), DoesNotFit, "open: with this session * bytes, more than the kernel "+
+		"passes to the next service (131072); use several services")
 	delete(server.aside, "1")
 }
 
@@ -255,8 +255,8 @@ func TestSystemdKeepsTheFiles(t *testing.T) {
 	r.killAndWait(t) // that service was started otherwise
 	prints := openMany(t, r, 2)
 	_, err := OpenSession(r.Socket, testDocument(small, func(d *Document) { d.Part, d.World = "more", 2 }))
-	wantError(t, err, DoesNotFit, "open: with this session 24 files are to be kept, and systemd keeps 20; raise "+
-		"FileDescriptorStoreMax=")
+	wantError(t, err, DoesNotFit, "open: with this session the service has 24 files to keep, but systemd keeps only "+
+		"20; raise FileDescriptorStoreMax=")
 	r.killAndWait(t)
 	checkMany(t, r, prints)
 }
@@ -331,10 +331,10 @@ func TestBrokenSessionIsSetAside(t *testing.T) {
 		status Status // status of an open
 		opened string
 	}{
-		"record": {"session", "it is none of this release", Busy,
-			"open: session 2 is set aside, which may be of another job*"},
+		"record": {"session", "this release did not write it", Busy,
+			"open: session 2 is set aside and may be of another job*"},
 		"journal": {"step_journal", "it is no journal", Refused, "restore: session 2 (job test, rank1/bf16): *its " +
-			"memory is kept, and plimsoll restore --discard 2 gives it back"},
+			`memory is kept, and "plimsoll restore --discard 2" frees it`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := startService(t)
@@ -458,7 +458,7 @@ func TestDeadlySessionIsSetAside(t *testing.T) {
 	}
 	_, err := OpenSession(r.Socket, document(deadly))
 	wantError(t, err, Refused, "open: session 3 (job test, rank2/bf16) is set aside: 5 services have died while they "+
-		"restored it; restore it (plimsoll restore 3), or give it back (--discard)")
+		"restored it; restore it (plimsoll restore 3) or free its memory (--discard)")
 	// The next one does not try it either, unless it is asked to.
 	r.killAndWait(t)
 	if o := r.overview(t); len(o.SetAside) != 1 {
@@ -497,7 +497,7 @@ func TestStateIsKeptHoweverOftenAStartFails(t *testing.T) {
 	r.startAs.Store(&start)
 	r.killAndWait(t)
 	checkMany(t, r, prints)
-	if log := r.log.String(); !strings.Contains(log, "its state is kept, in 16 files") {
+	if log := r.log.String(); !strings.Contains(log, "keeps its state in 16 files") {
 		t.Errorf("the keeper has said %.1000s", log)
 	}
 }

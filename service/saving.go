@@ -76,8 +76,8 @@ func (s *session) save(body []byte, say func(format string, values ...any)) ([]b
 			"0 on, and how many ranks hold its shard", b.Replica, replicas, s.document.World)
 	}
 	if !s.record.initialized() {
-		return nil, fail(OutOfOrder, "save: the state is not whole: write weights and set_step, or "+
-			"load, or make a step")
+		return nil, fail(OutOfOrder, "save: the state is incomplete: write weights and set_step, or load, or make a "+
+			"step")
 	}
 	s.settle()
 	s.settleSave() // one save at a time; the next saved reports a failure
@@ -88,8 +88,8 @@ func (s *session) save(body []byte, say func(format string, values ...any)) ([]b
 		return nil, storage(Save, err)
 	}
 	for _, r := range saving.Removed() {
-		say("session %v: save of step %d: %s (%v), which a save had left that was broken off, was removed "+
-			"for want of room", s.document.key(), saving.Step(), r.Path, r.Bytes)
+		say("session %v: save of step %d: %s (%v), left by an interrupted save, was removed to free disk space",
+			s.document.key(), saving.Step(), r.Path, r.Bytes)
 	}
 	s.saving, s.inherited = saving, false
 	s.written.Store(saving)
@@ -142,8 +142,8 @@ func (s *session) saved(abandoned context.Context) ([]byte, error) {
 // notInParts refuses requests that would take a partly loaded state for a whole one.
 func (s *session) notInParts(kind Kind) error {
 	if s.record.condition.Load() == stateIsInParts {
-		return fail(OutOfOrder, "%v: a load was broken off, and some of the state is the checkpoint's: load again, or "+
-			"give the state back and open it anew", kind)
+		return fail(OutOfOrder, "%v: a load was interrupted, and only some of the state is the checkpoint's: load "+
+			"again, or give the state back and open it anew", kind)
 	}
 	return nil
 }
@@ -152,8 +152,8 @@ func (s *session) notInParts(kind Kind) error {
 // theirs.
 func (s *session) notAlone(kind Kind) error {
 	if s.record.condition.Load() == stateIsLoaded {
-		return fail(OutOfOrder, "%v: the state was loaded as one of several, and set_step has not said that all are: "+
-			"load all again, or give the states back and open them anew", kind)
+		return fail(OutOfOrder, "%v: this state was loaded as one of several, and no set_step has confirmed that all "+
+			"were: load all again, or give the states back and open them anew", kind)
 	}
 	return nil
 }

@@ -235,14 +235,14 @@ func (s *Server) claim(d *Document, c *connection) (*session, error) {
 		return nil, err
 	}
 	if len(s.all)+s.creating > 0 && s.job != d.Job {
-		return nil, fail(Busy, "open: this service holds the job %s, and not %s; it takes another when that one's "+
-			"sessions are closed", s.job, d.Job)
+		return nil, fail(Busy, "open: this service holds the job %s, not %s; it takes another job when the sessions "+
+			"of its own are closed", s.job, d.Job)
 	}
 	found := s.all[d.key()]
 	if found != nil {
 		if err := d.same(found.document); err != nil {
-			return nil, fail(Refused, "open: session %v of job %s is there and differs: %v; close it, or give the "+
-				"job another name", d.key(), d.Job, err)
+			return nil, fail(Refused, "open: session %v of job %s exists and differs: %v; close it, or give the job "+
+				"another name", d.key(), d.Job, err)
 		}
 	}
 	if holder := s.held[d.key()]; holder != nil {
@@ -313,8 +313,8 @@ func toItself(holder, c *connection) string {
 	if holder.process != c.process {
 		return ""
 	}
-	return ", which is this one; give each optimizer of a program a name of its own (name= in Python), and so its " +
-		"session a part of its own"
+	return ", this process itself; give each optimizer of a program a name of its own (name= in Python, part in the " +
+		"protocol)"
 }
 
 // create makes the session that was claimed. If that fails it gives the claim back. The
@@ -409,9 +409,9 @@ func (s *Server) checkRoom(h *host.Host, d *Document, config engine.ShardConfig)
 	available, counter := h.Memory.HeadroomWith(pool)
 	ranks := s.expected(d)
 	if whole := needed * ledger.Bytes(ranks); counter != "" && whole > available {
-		return fail(DoesNotFit, "open: the state of %d parameters in %v takes %v a rank, %v for the %d ranks of this "+
-			"host that are still to come, and %v are available (%s); use a smaller format (moments \"bf16\" or "+
-			"\"int8\"), more hosts, or fewer ranks on this one",
+		return fail(DoesNotFit, "open: the state of %d parameters in %v takes %v a rank, %v for the %d ranks that "+
+			`this host still expects, but only %v are available (%s); use a smaller format (moments "bf16" or `+
+			`"int8"), more hosts, or fewer ranks on this one`,
 			config.Elements, config.Format, needed, whole, ranks, available, counter)
 	}
 	return nil

@@ -228,7 +228,7 @@ func TestKillIsExplained(t *testing.T) {
 	r.overview(t)
 	r.Kill()
 	r.overview(t)
-	if want := "has ended (killed by SIGKILL, but not for want of memory"; !strings.Contains(r.log.String(), want) {
+	if want := "(killed by SIGKILL, but not by the kernel's OOM killer"; !strings.Contains(r.log.String(), want) {
 		t.Errorf("the keeper has said %q, want %q", r.log.String(), want)
 	}
 }

@@ -128,7 +128,8 @@ type sharedArena struct {
 func (s *session) checkStretch(kind Kind, first, count uint64) error {
 	elements := uint64(s.shard.Config().Elements)
 	if count == 0 || first > elements || count > elements-first {
-		return fail(Refused, "%v: %d elements from %d on, of a shard of %d", kind, count, first, elements)
+		return fail(Refused, "%v: %d elements from %d on: expected a range within the shard's %d",
+			kind, count, first, elements)
 	}
 	return nil
 }
@@ -172,7 +173,7 @@ func (s *session) norm() float64 {
 func (s *session) prepare(b stepBody) error {
 	s.settle()
 	if b.Flags != 0 || b.Factor != 0 {
-		return fail(Refused, "prepare with flags %#x and factor %v: expected neither, which come with the step",
+		return fail(Refused, "prepare with flags %#x and factor %v: expected neither; both come with the step",
 			b.Flags, b.Factor)
 	}
 	if err := s.checkStep(Prepare, b.Step); err != nil {
@@ -224,7 +225,7 @@ func (s *session) optimizersOf(b stepBody) ([]optim.Optimizer, error) {
 		return nil, fail(Refused, "step %d as prepared, with %d parameter groups: expected none", b.Step, len(b.groups))
 	}
 	if prepared := s.record.preparedStep.Load(); prepared != b.Step {
-		return nil, fail(OutOfOrder, "step %d as prepared: step %d is (0 is none)", b.Step, prepared)
+		return nil, fail(OutOfOrder, "step %d as prepared: the prepared step is %d (0: none)", b.Step, prepared)
 	}
 	return s.optimizers(Step, b.Step, s.record.groups, b.Factor)
 }
@@ -283,7 +284,7 @@ func (s *session) wait(b waitBody) error {
 		return err
 	}
 	if done := s.shard.Steps(); b.Step > uint64(max(done, s.begun)) {
-		return fail(OutOfOrder, "wait for step %d: the last that was begun is %d", b.Step, max(done, s.begun))
+		return fail(OutOfOrder, "wait for step %d: the last step begun is %d", b.Step, max(done, s.begun))
 	}
 	s.shard.WaitRange(int64(b.First), int64(b.Count))
 	return nil

@@ -48,7 +48,7 @@ func dialTrusted(socket string) (*net.UnixConn, error) {
 	}
 	credentials, err := peer(c)
 	if err == nil && !trusted(int(credentials.Uid)) {
-		err = fmt.Errorf("process %d of user %d answers, who would have the weights: expected user %d or root",
+		err = fmt.Errorf("process %d of user %d answers and would get the weights: expected user %d or root",
 			credentials.Pid, credentials.Uid, os.Geteuid())
 	}
 	if err != nil {
