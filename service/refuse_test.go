@@ -252,9 +252,9 @@ func TestRequestsAreRefused(t *testing.T) {
 	request := func(kind protocol.Kind, values ...any) func() error {
 		return func() error { return s.Do(kind, protocol.Encode(values...)) }
 	}
-	step := func(number uint64, factor float64, groups ...protocol.Hyperparameters) func() error {
+	step := func(number uint64, gradScale float64, groups ...protocol.Hyperparameters) func() error {
 		return func() error {
-			return s.Do(protocol.Step, protocol.StepBody{StepHeader: protocol.StepHeader{Step: number, Factor: factor},
+			return s.Do(protocol.Step, protocol.StepBody{StepHeader: protocol.StepHeader{Step: number, GradScale: gradScale},
 				Hyperparameters: groups}.Encode())
 		}
 	}
@@ -336,9 +336,9 @@ func TestRequestsAreRefused(t *testing.T) {
 		{"the last step that there can be", step(math.MaxUint64, 1, adamw...), protocol.OutOfOrder,
 			"step 18446744073709551615: the session has finished step 2, so the next is 3"},
 		{"a factor that is no number", step(3, math.NaN(), adamw...), protocol.Refused,
-			"step with the factor NaN: skip a step whose gradients are not finite"},
+			"step with the grad scale NaN: skip a step whose gradients are not finite"},
 		{"a factor that is infinite", step(3, math.Inf(-1), adamw...), protocol.Refused,
-			"step with the factor -Inf: skip a " +
+			"step with the grad scale -Inf: skip a " +
 				"step whose gradients are not finite"},
 		{"a group too few", step(3, 1, adamw[0]), protocol.Refused, "step with 1 parameter groups: the session has 2"},
 		{"a negative rate", step(3, 1, adamw[0], with(0, -1)), protocol.Refused,
@@ -359,24 +359,24 @@ func TestRequestsAreRefused(t *testing.T) {
 		{"a factor that would be zero", step(3, 1e-60, adamw...), protocol.Refused,
 			"step, parameter group 0, *: the factor*binary32*"},
 
-		{"flags that there are not", body(protocol.Step, protocol.StepHeader{Step: 3, Factor: 1, Flags: 8}, adamw...),
+		{"flags that there are not", body(protocol.Step, protocol.StepHeader{Step: 3, GradScale: 1, Flags: 8}, adamw...),
 			protocol.Refused,
 			"step with flags 0x8: this version has 0x3"},
 		{"a step that is not prepared", body(protocol.Step,
-			protocol.StepHeader{Step: 3, Factor: 1, Flags: protocol.PreparedStep}), protocol.OutOfOrder,
+			protocol.StepHeader{Step: 3, GradScale: 1, Flags: protocol.PreparedStep}), protocol.OutOfOrder,
 			"step 3 as prepared: the prepared step is 0 (0: none)"},
 		{"a step as prepared, and not", body(protocol.Step,
-			protocol.StepHeader{Step: 3, Factor: 1, Flags: protocol.PreparedStep}, adamw...),
+			protocol.StepHeader{Step: 3, GradScale: 1, Flags: protocol.PreparedStep}, adamw...),
 			protocol.Refused, "step 3 as prepared, with 2 parameter groups: expected none"},
 		{"the step that was made is prepared", body(protocol.Prepare, protocol.StepHeader{Step: 2}, adamw...),
 			protocol.OutOfOrder,
 			"prepare 2: the session has finished step 2, so the next is 3"},
-		{"a factor before its time", body(protocol.Prepare, protocol.StepHeader{Step: 3, Factor: 1}, adamw...),
+		{"a factor before its time", body(protocol.Prepare, protocol.StepHeader{Step: 3, GradScale: 1}, adamw...),
 			protocol.Refused,
-			"prepare with flags 0x0 and factor 1: expected neither; both come with the step"},
+			"prepare with flags 0x0 and grad scale 1: expected neither; both come with the step"},
 		{"flags before their time", body(protocol.Prepare, protocol.StepHeader{Step: 3, Flags: protocol.WaitForStep},
 			adamw...), protocol.Refused,
-			"prepare with flags 0x1 and factor 0: expected neither; both come with the step"},
+			"prepare with flags 0x1 and grad scale 0: expected neither; both come with the step"},
 		{"a group too few is prepared", body(protocol.Prepare, protocol.StepHeader{Step: 3}, adamw[0]),
 			protocol.Refused,
 			"prepare with 1 parameter groups: the session has 2"},
