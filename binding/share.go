@@ -21,7 +21,7 @@ var DefaultTrainerShare = TrainerShare{Fraction: 0.5}
 // WholeTrainerShare is all cores, for ranks without an optimizer on this host.
 var WholeTrainerShare = TrainerShare{Fraction: 1}
 
-const shareMend = "give a number of cores such as 2, or a fraction of them such as 0.25"
+const shareHint = "give a number of cores such as 2, or a fraction of them such as 0.25"
 
 // Set reads the form that String writes. A number with a point is a fraction.
 func (s *TrainerShare) Set(text string) error {
@@ -33,7 +33,7 @@ func (s *TrainerShare) Set(text string) error {
 		share.Cores, err = strconv.Atoi(text)
 	}
 	if err != nil {
-		return fault.Inputf("%q is not a share of the cores", text).WithHint(shareMend)
+		return fault.Inputf("%q is not a share of the cores", text).WithHint(shareHint)
 	}
 	if err := share.check(); err != nil {
 		return err
@@ -58,7 +58,7 @@ func (*TrainerShare) Type() string { return "share" }
 
 func (s TrainerShare) check() error {
 	bad := func(format string, values ...any) error {
-		return fault.Inputf(format, values...).WithHint(shareMend)
+		return fault.Inputf(format, values...).WithHint(shareHint)
 	}
 	switch {
 	case s.Cores < 0:

@@ -91,11 +91,11 @@ them dies; with --restarts they are started again and find it.`,
 				return outcome(exitDoesNotFit)
 			}
 			job.Ranks, job.Stdout, job.Stderr = bound.Ranks, c.OutOrStdout(), c.ErrOrStderr()
-			job.Say, job.StateCPUs = sayTo(c), bound.StateCPUs()
+			job.Logf, job.StateCPUs = sayTo(c), bound.StateCPUs()
 			for _, note := range bound.Notes {
-				job.Say("%s", note)
+				job.Logf("%s", note)
 			}
-			if err := checkMetrics(job.Metrics, job.Say); err != nil {
+			if err := checkMetrics(job.Metrics, job.Logf); err != nil {
 				return err
 			}
 			var found io.WriteCloser
@@ -108,7 +108,7 @@ them dies; with --restarts they are started again and find it.`,
 			result, err := job.Guard()
 			var notStarted *launch.NotStarted
 			if errors.As(err, &notStarted) {
-				job.Say("%v", err)
+				job.Logf("%v", err)
 				return outcome(notStarted.ExitCode)
 			}
 			if err != nil {
@@ -123,7 +123,7 @@ them dies; with --restarts they are started again and find it.`,
 				return err
 			}
 			if err != nil {
-				job.Say("%v", err)
+				job.Logf("%v", err)
 			}
 			return outcome(result.ExitCode)
 		},
