@@ -32,7 +32,7 @@ const torchPart = "torch"
 func OpenTorch(ctx context.Context, path string, progress func(bytes int64)) (*Checkpoint, error) {
 	file, info, err := files.Open(path)
 	if err != nil {
-		return nil, cause(path, "a file of torch.save was expected", errors.Unwrap(err))
+		return nil, cause(path, "expected a file of torch.save", errors.Unwrap(err))
 	}
 	defer file.Close()
 	return readTorch(ctx, path, file, info.Size(), progress)
