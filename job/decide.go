@@ -29,9 +29,9 @@ func (o Overrides) apply(q Request) Request {
 	return q
 }
 
-// applyTo replaces the DeepSpeed configuration of a job by what its file would give
-// with the overridden values.
-func (o Overrides) applyTo(j *Job) (err error) {
+// deepSpeed returns the configuration that the file of d would give with the
+// overridden values.
+func (o Overrides) deepSpeed(d *recipe.DeepSpeed) (*recipe.DeepSpeed, error) {
 	values := map[string]any{}
 	if o.ZeROStage != nil {
 		values["zero_optimization.stage"] = *o.ZeROStage
@@ -44,24 +44,24 @@ func (o Overrides) applyTo(j *Job) (err error) {
 	}
 	switch {
 	case len(values) == 0:
-		return nil
-	case j.DeepSpeed == nil:
-		return &fault.Input{What: "another ZeRO stage or offloading is asked for, and the job has no DeepSpeed " +
+		return d, nil
+	case d == nil:
+		return nil, &fault.Input{What: "another ZeRO stage or offloading is asked for, and the job has no DeepSpeed " +
 			"configuration", Hint: "add --deepspeed with a file"}
 	}
-	j.DeepSpeed, err = j.DeepSpeed.With(values)
-	return err
+	return d.With(values)
 }
 
 // Decide decides what a request leaves open. Every error is a *fault.Input. It
 // reads no file and changes nothing in the inputs.
 func Decide(in *Inputs, o Overrides) (*Job, error) {
-	r := &resolver{Request: o.apply(in.request), Inputs: in,
-		job: &Job{Model: in.model, DeepSpeed: in.deepSpeed, FSDP: in.fsdp, Files: in.files}}
-	r.job.Allocator = r.Request.Allocator
-	if err := o.applyTo(r.job); err != nil {
+	deepSpeed, err := o.deepSpeed(in.deepSpeed)
+	if err != nil {
 		return nil, err
 	}
+	r := &resolver{Request: o.apply(in.request), Inputs: in,
+		job: &Job{Model: in.model, DeepSpeed: deepSpeed, FSDP: in.fsdp, Files: in.files,
+			Allocator: in.request.Allocator}}
 	for _, step := range []func() error{r.engine, r.versions, r.ranks, r.batch, r.precision, r.quantization, r.adapter,
 		r.optimizer, r.attention, r.recompute, r.loss, r.parallel, r.sharding, r.contradictions, r.unplanned} {
 		if err := step(); err != nil {
