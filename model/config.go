@@ -9,6 +9,7 @@ import (
 
 	"plimsoll/dtype"
 	"plimsoll/fault"
+	"plimsoll/recipe/strict"
 )
 
 // config is a config.json. Each method reads one field. After a fault, reading
@@ -19,8 +20,8 @@ import (
 // default: that default is the size of another model. Optional fields have the
 // default of the class.
 type config struct {
-	document
-	fields map[string]value
+	*strict.Document
+	fields map[string]strict.Member
 	err    error // the first fault
 }
 
@@ -30,24 +31,30 @@ const maxSize = 1 << 24
 
 func (c *config) fail(at int64, hint, format string, arguments ...any) {
 	if c.err == nil {
-		c.err = c.document.fault(at, fmt.Sprintf(format, arguments...), hint)
+		c.err = c.Fault(at, fmt.Sprintf(format, arguments...), hint)
 	}
 }
 
 // find returns the first of the names that the file has. A null counts as
 // absent.
-func (c *config) find(names ...string) (value, bool) {
+func (c *config) find(names ...string) (found, bool) {
 	for _, name := range names {
-		if v, ok := c.fields[name]; ok && v.raw.Kind() != 'n' {
-			return v, true
+		if m, ok := c.fields[name]; ok && m.Value.Kind != 'n' {
+			return found{name, m.Value}, true
 		}
 	}
-	return value{}, false
+	return found{Value: &strict.Value{}}, false
+}
+
+// found is the value of a field with the name that the file uses.
+type found struct {
+	name string
+	*strict.Value
 }
 
 func (c *config) isNull(name string) bool {
-	v, ok := c.fields[name]
-	return ok && v.raw.Kind() == 'n'
+	m, ok := c.fields[name]
+	return ok && m.Value.Kind == 'n'
 }
 
 // size returns a required positive integer. Further names are other spellings
@@ -82,9 +89,9 @@ func (c *config) integer(least, fallback int64, names ...string) int64 {
 	if !ok {
 		return fallback
 	}
-	n, err := strconv.ParseInt(string(v.raw), 10, 64)
-	if err != nil || n < least || n > maxSize {
-		c.fail(v.at, "", "%s is %s: an integer from %d to %d was expected", v.name, v.shown(), least, maxSize)
+	n, err := strconv.ParseInt(v.Text, 10, 64)
+	if err != nil || v.Kind != '0' || n < least || n > maxSize {
+		c.fail(v.At, "", "%s is %s: an integer from %d to %d was expected", v.name, v, least, maxSize)
 		return 1
 	}
 	return n
@@ -95,13 +102,13 @@ func (c *config) flagOr(fallback bool, name string) bool {
 	if !ok {
 		return fallback
 	}
-	switch v.raw.Kind() {
+	switch v.Kind {
 	case 't':
 		return true
 	case 'f':
 		return false
 	default:
-		c.fail(v.at, "", "%s is %s: true or false was expected", name, v.shown())
+		c.fail(v.At, "", "%s is %s: true or false was expected", name, v)
 		return fallback
 	}
 }
@@ -112,9 +119,9 @@ func (c *config) shareOr(fallback float64, names ...string) float64 {
 	if !ok {
 		return fallback
 	}
-	share, err := strconv.ParseFloat(string(v.raw), 64)
-	if err != nil || !(share >= 0 && share <= 1) {
-		c.fail(v.at, "", "%s is %s: a number from 0 to 1 was expected", v.name, v.shown())
+	share, err := strconv.ParseFloat(v.Text, 64)
+	if err != nil || v.Kind != '0' || !(share >= 0 && share <= 1) {
+		c.fail(v.At, "", "%s is %s: a number from 0 to 1 was expected", v.name, v)
 		return fallback
 	}
 	return share
@@ -125,21 +132,20 @@ func (c *config) textOr(fallback, name string) string {
 	if !ok {
 		return fallback
 	}
-	text, ok := v.text()
-	if !ok {
-		c.fail(v.at, "", "%s is %s: a string was expected", name, v.shown())
+	if v.Kind != '"' {
+		c.fail(v.At, "", "%s is %s: a string was expected", name, v)
 		return fallback
 	}
-	return text
+	return v.Text
 }
 
 // list returns the elements of an array, or none if it is absent.
-func (c *config) list(name string) []value {
+func (c *config) list(name string) []*strict.Value {
 	v, ok := c.find(name)
 	if !ok {
 		return nil
 	}
-	list, err := c.elements(v)
+	list, err := elements(c.Document, name, v.Value)
 	if err != nil && c.err == nil {
 		c.err = err
 	}
@@ -150,7 +156,7 @@ func (c *config) list(name string) []value {
 // here. A wrong list would be worse than none.
 func (c *config) refuse(name string) {
 	if c.flagOr(false, name) {
-		c.fail(c.fields[name].at, headersInstead, "%s is not supported", name)
+		c.fail(c.fields[name].Value.At, headersInstead, "%s is not supported", name)
 	}
 }
 
@@ -158,7 +164,7 @@ func (c *config) refuse(name string) {
 func (c *config) divide(whole int64, wholeName string, parts int64, partsName string) int64 {
 	if whole%parts != 0 {
 		v, _ := c.find(wholeName, partsName)
-		c.fail(v.at, "", "%s is %d, which is not a multiple of %s, which is %d", wholeName, whole, partsName, parts)
+		c.fail(v.At, "", "%s is %d, which is not a multiple of %s, which is %d", wholeName, whole, partsName, parts)
 		return 1
 	}
 	return whole / parts
@@ -171,12 +177,11 @@ func (c *config) dtype() dtype.Type {
 	if !ok {
 		return dtype.F32
 	}
-	name, _ := v.text()
-	switch t, _ := dtype.Parse(name); t {
+	switch t, _ := dtype.Parse(textOf(v.Value)); t {
 	case dtype.F16, dtype.BF16, dtype.F32, dtype.F64:
 		return t
 	default:
-		c.fail(v.at, "", `%s is %s: "float32", "bfloat16" or "float16" was expected`, v.name, v.shown())
+		c.fail(v.At, "", `%s is %s: "float32", "bfloat16" or "float16" was expected`, v.name, v)
 		return dtype.F32
 	}
 }
@@ -197,10 +202,10 @@ func (u *unknownArchitecture) Unwrap() error { return &u.Input }
 // model_type.
 func (c *config) architecture() (architecture, error) {
 	if list := c.list("architectures"); len(list) > 0 {
-		name, ok := list[0].text()
-		if !ok {
-			return architecture{}, c.document.fault(list[0].at, "architectures: the name of a class was expected, and "+
-				list[0].shown()+" is here", "")
+		name := textOf(list[0])
+		if name == "" {
+			return architecture{}, c.Fault(list[0].At, "architectures: the name of a class was expected, and "+
+				list[0].String()+" is here", "")
 		}
 		names := []string{}
 		for _, a := range architectures {
@@ -209,14 +214,14 @@ func (c *config) architecture() (architecture, error) {
 			}
 			names = append(names, a.name)
 		}
-		return architecture{}, c.unknown(list[0].at, "architecture", name, names)
+		return architecture{}, c.unknown(list[0].At, "architecture", name, names)
 	}
 	modelType := c.textOr("", "model_type")
 	if c.err != nil {
 		return architecture{}, c.err
 	}
 	if modelType == "" {
-		return architecture{}, c.document.fault(0, "neither architectures nor model_type is there",
+		return architecture{}, c.Fault(0, "neither architectures nor model_type is there",
 			"name the config.json that lies beside the weights of a model")
 	}
 	types := []string{}
@@ -226,7 +231,7 @@ func (c *config) architecture() (architecture, error) {
 		}
 		types = append(types, a.modelType)
 	}
-	return architecture{}, c.unknown(c.fields["model_type"].at, "model_type", modelType, types)
+	return architecture{}, c.unknown(c.fields["model_type"].Value.At, "model_type", modelType, types)
 }
 
 func (c *config) unknown(at int64, kind, name string, known []string) error {
@@ -235,17 +240,17 @@ func (c *config) unknown(at int64, kind, name string, known []string) error {
 		hint = fmt.Sprintf("did you mean %q? Otherwise %s", near, hint)
 	}
 	what := fmt.Sprintf("unknown %s %q (known: %s)", kind, name, strings.Join(known, ", "))
-	return &unknownArchitecture{name, *c.document.fault(at, what, hint)}
+	return &unknownArchitecture{name, *c.Fault(at, what, hint)}
 }
 
-func fromConfig(doc document, name, source string) (*Model, error) {
-	members, err := doc.members(doc.whole())
+func fromConfig(doc *strict.Document, name, source string) (*Model, error) {
+	list, err := members(doc, whole, doc.Root)
 	if err != nil {
 		return nil, err
 	}
-	c := &config{document: doc, fields: map[string]value{}}
-	for _, v := range members {
-		c.fields[v.name] = v
+	c := &config{Document: doc, fields: map[string]strict.Member{}}
+	for _, m := range list {
+		c.fields[m.Name] = m
 	}
 	a, err := c.architecture()
 	if err != nil {

@@ -17,6 +17,7 @@ import (
 	"plimsoll/dtype"
 	"plimsoll/fault"
 	"plimsoll/files"
+	"plimsoll/recipe/strict"
 )
 
 // Parameter is one named tensor of a model.
@@ -90,7 +91,11 @@ const FromCatalog = "catalog"
 // the files hold, so a tied parameter that was not saved is missing.
 func Load(nameOrPath string) (*Model, error) {
 	if text, ok := catalogConfig(nameOrPath); ok {
-		return fromConfig(document{nameOrPath + ".json", text}, nameOrPath, FromCatalog)
+		doc, err := strict.ParseJSON(nameOrPath+".json", text)
+		if err != nil {
+			return nil, err
+		}
+		return fromConfig(doc, nameOrPath, FromCatalog)
 	}
 	info, err := os.Stat(nameOrPath)
 	switch {
@@ -189,19 +194,19 @@ func folderName(folder string) string {
 // 75,000 tensors has 8 MB.
 const maxDocument = 100_000_000
 
-func readDocument(path string) (document, error) {
+func readDocument(path string) (*strict.Document, error) {
 	text, err := files.Read(path, maxDocument)
 	var tooLarge *files.TooLarge
 	switch {
 	case errors.As(err, &tooLarge):
-		return document{}, &fault.Input{
+		return nil, &fault.Input{
 			Where: fault.Position{File: path},
 			What:  fmt.Sprintf("more than %d bytes of JSON: this is not a model's description", maxDocument),
 		}
 	case err != nil:
-		return document{}, unreadable(path, err)
+		return nil, unreadable(path, err)
 	}
-	return document{path, text}, nil
+	return strict.ParseJSON(path, text)
 }
 
 // The limits of a model: 1,000 times the elements of the largest known model,

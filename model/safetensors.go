@@ -14,6 +14,7 @@ import (
 	"plimsoll/dtype"
 	"plimsoll/fault"
 	"plimsoll/files"
+	"plimsoll/recipe/strict"
 )
 
 // A safetensors file is the length of its header (8 bytes, little-endian), the
@@ -53,9 +54,9 @@ func loadSafetensors(path, name string) (*Model, error) {
 var partName = regexp.MustCompile(`-\d{5}-of-(\d{5})\.safetensors$`)
 
 // readHeader reads the header of a file, without its data.
-func readHeader(path string) (document, []tensor, error) {
-	fail := func(format string, arguments ...any) (document, []tensor, error) {
-		return document{}, nil, &fault.Input{
+func readHeader(path string) (*strict.Document, []tensor, error) {
+	fail := func(format string, arguments ...any) (*strict.Document, []tensor, error) {
+		return nil, nil, &fault.Input{
 			Where: fault.Position{File: path},
 			What:  fmt.Sprintf(format, arguments...),
 			Hint:  "download the file again",
@@ -63,7 +64,7 @@ func readHeader(path string) (document, []tensor, error) {
 	}
 	file, info, err := files.Open(path)
 	if err != nil {
-		return document{}, nil, unreadable(path, err)
+		return nil, nil, unreadable(path, err)
 	}
 	defer file.Close()
 	var prefix [8]byte
@@ -79,9 +80,13 @@ func readHeader(path string) (document, []tensor, error) {
 	if data < 0 {
 		return fail("the header has %d bytes, and the file ends after %d of them", length, info.Size()-8)
 	}
-	doc := document{path, make([]byte, length)}
-	if _, err := io.ReadFull(file, doc.text); err != nil {
-		return document{}, nil, unreadable(path, err)
+	header := make([]byte, length)
+	if _, err := io.ReadFull(file, header); err != nil {
+		return nil, nil, unreadable(path, err)
+	}
+	doc, err := strict.ParseJSON(path, header)
+	if err != nil {
+		return nil, nil, err
 	}
 	tensors, err := parseHeader(doc, data)
 	return doc, tensors, err
@@ -89,14 +94,14 @@ func readHeader(path string) (document, []tensor, error) {
 
 // parseHeader returns the tensors of a header in the order of the data. They
 // must fill the data without gap or overlap. Positions count within the header.
-func parseHeader(doc document, data int64) ([]tensor, error) {
-	members, err := doc.members(doc.whole())
+func parseHeader(doc *strict.Document, data int64) ([]tensor, error) {
+	list, err := members(doc, whole, doc.Root)
 	if err != nil {
 		return nil, err
 	}
 	tensors := []tensor{}
-	for _, member := range members {
-		if member.name == "__metadata__" {
+	for _, member := range list {
+		if member.Name == "__metadata__" {
 			continue
 		}
 		t, err := parseTensor(doc, member)
@@ -111,35 +116,34 @@ func parseHeader(doc document, data int64) ([]tensor, error) {
 	var filled int64
 	for _, t := range tensors {
 		if t.begin != filled {
-			return nil, doc.fault(t.at,
+			return nil, doc.Fault(t.at,
 				fmt.Sprintf("tensor %q starts at byte %d of the data, and the tensor before it ends at %d",
 					t.name, t.begin, filled), "")
 		}
 		filled = t.end
 	}
 	if filled != data {
-		return nil, doc.fault(0, fmt.Sprintf("the tensors take %d bytes, and the file has %d after its header",
+		return nil, doc.Fault(0, fmt.Sprintf("the tensors take %d bytes, and the file has %d after its header",
 			filled, data), "download the file again")
 	}
 	return tensors, nil
 }
 
-func parseTensor(doc document, member value) (tensor, error) {
-	t := tensor{name: member.name, at: member.at}
-	fields, err := doc.members(member)
+func parseTensor(doc *strict.Document, member strict.Member) (tensor, error) {
+	t := tensor{name: member.Name, at: member.Value.At}
+	fields, err := members(doc, member.Name, member.Value)
 	if err != nil {
 		return t, err
 	}
 	fail := func(at int64, format string, arguments ...any) (tensor, error) {
-		return t, doc.fault(at, fmt.Sprintf("tensor %q: ", t.name)+fmt.Sprintf(format, arguments...), "")
+		return t, doc.Fault(at, fmt.Sprintf("tensor %q: ", t.name)+fmt.Sprintf(format, arguments...), "")
 	}
 	var offsets []int64
 	for _, field := range fields {
-		switch field.name {
+		switch field.Name {
 		case "dtype":
-			name, _ := field.text()
-			if t.dtype, err = dtype.Parse(name); err != nil {
-				return fail(field.at, "unknown element type %s", field.shown())
+			if t.dtype, err = dtype.Parse(textOf(field.Value)); err != nil {
+				return fail(field.Value.At, "unknown element type %s", field.Value)
 			}
 		case "shape":
 			t.shape, err = sizes(doc, field)
@@ -167,16 +171,16 @@ func parseTensor(doc document, member value) (tensor, error) {
 
 // sizes returns an array of non-negative integers. It is never nil without an
 // error.
-func sizes(doc document, v value) ([]int64, error) {
-	list, err := doc.elements(v)
+func sizes(doc *strict.Document, field strict.Member) ([]int64, error) {
+	list, err := elements(doc, field.Name, field.Value)
 	if err != nil {
 		return nil, err
 	}
 	numbers := make([]int64, len(list))
 	for i, element := range list {
-		n, err := strconv.ParseInt(string(element.raw), 10, 64)
-		if err != nil || n < 0 {
-			return nil, doc.fault(element.at, fmt.Sprintf("%s: %s is not a size", v.name, element.shown()), "")
+		n, err := strconv.ParseInt(element.Text, 10, 64)
+		if err != nil || element.Kind != '0' || n < 0 {
+			return nil, doc.Fault(element.At, fmt.Sprintf("%s: %s is not a size", field.Name, element), "")
 		}
 		numbers[i] = n
 	}
@@ -185,7 +189,7 @@ func sizes(doc document, v value) ([]int64, error) {
 
 // shard is the header of a file, with the tensors that the model takes from it.
 type shard struct {
-	document
+	*strict.Document
 	tensors []tensor
 }
 
@@ -210,11 +214,11 @@ func loadIndex(path, name string) (*Model, error) {
 		}
 		wanted := map[string]bool{}
 		for _, v := range names[file] {
-			if !found[v.name] {
-				return nil, doc.fault(v.at, fmt.Sprintf("tensor %q is not in %s", v.name, file),
+			if !found[v.Name] {
+				return nil, doc.Fault(v.Value.At, fmt.Sprintf("tensor %q is not in %s", v.Name, file),
 					"download the index and its files again: they are not of one version")
 			}
-			wanted[v.name] = true
+			wanted[v.Name] = true
 		}
 		// The index decides which file a tensor comes from.
 		tensors = slices.DeleteFunc(tensors, func(t tensor) bool { return !wanted[t.name] })
@@ -225,26 +229,25 @@ func loadIndex(path, name string) (*Model, error) {
 
 // parseIndex returns the sorted files of weight_map, and the entries of each
 // file.
-func parseIndex(doc document) (files []string, names map[string][]value, err error) {
-	members, err := doc.members(doc.whole())
+func parseIndex(doc *strict.Document) (files []string, names map[string][]strict.Member, err error) {
+	if _, err := members(doc, whole, doc.Root); err != nil {
+		return nil, nil, err
+	}
+	weights := doc.Root.Member("weight_map")
+	if weights == nil {
+		return nil, nil, doc.Fault(0, "weight_map is missing", "name a "+indexName)
+	}
+	entries, err := members(doc, weights.Name, weights.Value)
 	if err != nil {
 		return nil, nil, err
 	}
-	at := slices.IndexFunc(members, func(v value) bool { return v.name == "weight_map" })
-	if at < 0 {
-		return nil, nil, doc.fault(0, "weight_map is missing", "name a "+indexName)
-	}
-	entries, err := doc.members(members[at])
-	if err != nil {
-		return nil, nil, err
-	}
-	names = map[string][]value{}
+	names = map[string][]strict.Member{}
 	for _, entry := range entries {
-		file, ok := entry.text()
-		if !ok || file == "" || filepath.Base(file) != file || !strings.HasSuffix(file, ".safetensors") {
-			return nil, nil, doc.fault(entry.at,
+		file := textOf(entry.Value)
+		if file == "" || filepath.Base(file) != file || !strings.HasSuffix(file, ".safetensors") {
+			return nil, nil, doc.Fault(entry.Value.At,
 				fmt.Sprintf("tensor %q: the name of a safetensors file beside the index was expected, and %s is here",
-					entry.name, entry.shown()), "")
+					entry.Name, entry.Value), "")
 		}
 		if _, ok := names[file]; !ok {
 			files = append(files, file)
@@ -291,7 +294,7 @@ func fromTensors(shards []shard, name, source string) (*Model, error) {
 		for _, t := range s.tensors {
 			buffer, err := isBuffer(t)
 			if err != nil {
-				return nil, s.fault(t.at, err.Error(),
+				return nil, s.Fault(t.at, err.Error(),
 					"name the config.json or the weights of the model before quantization")
 			}
 			if buffer {
@@ -300,7 +303,7 @@ func fromTensors(shards []shard, name, source string) (*Model, error) {
 			p := Parameter{Name: t.name, Shape: t.shape, DType: t.dtype}
 			m.Parameters = append(m.Parameters, p)
 			if total += p.Elements(); total > maxElements || len(m.Parameters) > maxParameters {
-				return nil, s.fault(t.at, fmt.Sprintf("more than %d parameters or %d tensors",
+				return nil, s.Fault(t.at, fmt.Sprintf("more than %d parameters or %d tensors",
 					maxElements, maxParameters), "")
 			}
 		}

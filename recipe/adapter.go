@@ -183,7 +183,7 @@ func (r *adapterReader) tokens() map[string][]int {
 func (r *adapterReader) conflicts(a *Adapter) []conflict {
 	switch a.Type {
 	case "LORA", "ADALORA":
-		return slices.Concat(r.targetConflicts(a), r.layerConflicts(true), r.loraConflicts(a), r.adaLoRAConflicts(a))
+		return slices.Concat(r.targetConflicts(a), r.layerConflicts(true), r.adaLoRAConflicts(a), r.loraConflicts(a))
 	case "VERA":
 		return slices.Concat(r.targetConflicts(a), r.layerConflicts(false))
 	case "IA3":

@@ -27,8 +27,12 @@ func Parse(file string, text []byte) (*Document, error) {
 	if IsYAML(file) {
 		return parseYAML(file, text)
 	}
-	d := &Document{File: file, Text: text}
-	return d.parseJSON(text)
+	return ParseJSON(file, text)
+}
+
+// ParseJSON parses JSON without comments.
+func ParseJSON(file string, text []byte) (*Document, error) {
+	return (&Document{File: file, Text: text}).parseJSON(text)
 }
 
 // ParseCommented parses JSON with comments (//, /* */, #) and trailing commas.

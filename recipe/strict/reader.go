@@ -157,8 +157,8 @@ func (r *Reader) look(path string) found {
 	}
 	for name := range strings.SplitSeq(path, ".") {
 		object := f.rule.object()
-		_, rule, known := object.named(name)
-		if !known {
+		key, rule, known := object.named(name)
+		if !known || key != name {
 			panic(fmt.Sprintf("strict: the schema of %s has no key %s", r.schema.Program, join(f.path, name)))
 		}
 		f.rule, f.named = rule, false
