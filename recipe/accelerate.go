@@ -219,8 +219,9 @@ func (r *accelerateReader) deepSpeed(precision Precision) (*DeepSpeed, error) {
 	root.Set(microKey, 0, strict.Of("auto"))
 	for _, k := range pluginKeys {
 		v := r.Find(section + k.key)
-		if device, isPath := strings.CutSuffix(k.key, "_nvme_path"); isPath && r.Word(section+device+"_device") != "nvme" {
-			v = nil // the path counts for that device only
+		device, isPath := strings.CutSuffix(k.key, "_nvme_path")
+		if isPath && r.Word(section+device+"_device") != "nvme" { // accelerate does not read it
+			v = nil
 		}
 		if v == nil {
 			v = strict.Of(k.fallback)

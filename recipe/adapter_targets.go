@@ -249,7 +249,8 @@ func (r *adapterReader) fillLayers(l *layers) error {
 			return err
 		}
 		if compiled.NumSubexp() > 1 {
-			return r.Document.Fault(p.At, "layers_pattern has a group, but PEFT takes the first group for the number of the layer",
+			return r.Document.Fault(p.At,
+				"layers_pattern has a group, but PEFT takes the first group for the number of the layer",
 				"write (?:...)")
 		}
 		l.patterns = append(l.patterns, compiled)

@@ -108,8 +108,8 @@ func ParseQuantization(file string, text []byte) (*Quantization, error) {
 	case eight:
 		q.Bits = 8
 	default:
-		r.Notes = append(r.Notes,
-			Note{Where: fault.Position{File: file}, What: "neither load_in_4bit nor load_in_8bit is true: nothing is quantized"})
+		r.Notes = append(r.Notes, Note{Where: fault.Position{File: file},
+			What: "neither load_in_4bit nor load_in_8bit is true: nothing is quantized"})
 	}
 	if four && !r.Gives("bnb_4bit_quant_type") {
 		r.Notes = append(r.Notes, Note{Where: fault.Position{File: file},

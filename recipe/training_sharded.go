@@ -17,7 +17,8 @@ import (
 func companion(r *strict.Reader, path string) (string, error) {
 	v := r.Find(path)
 	if strings.HasPrefix(v.Text, "{") {
-		return "", r.Document.Fault(v.At, path+" is an object within a string", "remove the quotes around it and the \\ in it")
+		return "", r.Document.Fault(v.At, path+" is an object within a string",
+			"remove the quotes around it and the \\ in it")
 	}
 	name := v.Text
 	if !filepath.IsAbs(name) {
@@ -36,7 +37,8 @@ func companion(r *strict.Reader, path string) (string, error) {
 func (t *Training) deepSpeedValues() []autofill {
 	o := t.Optimizer
 	return []autofill{
-		{path: microKey, is: strict.Of(t.MicroBatch), from: "per_device_train_batch_size", lenient: t.AutoFindBatchSize},
+		{path: microKey, is: strict.Of(t.MicroBatch), from: "per_device_train_batch_size",
+			lenient: t.AutoFindBatchSize},
 		{path: accumulationKey, is: strict.Of(t.GradientAccumulation), from: accumulationKey},
 		{path: "gradient_clipping", is: strict.Of(t.MaxGradNorm), from: "max_grad_norm"},
 		{path: "optimizer.params.lr", is: strict.Of(o.LR), from: "learning_rate"},
@@ -69,8 +71,9 @@ func (r *trainingReader) deepSpeed(t *Training) (*DeepSpeed, error) {
 	}{{"fp16", MixedF16}, {"bf16", MixedBF16}}
 	values := t.deepSpeedValues()
 	for _, p := range precisions {
+		full := p.section + "_full_eval"
 		values = append(values, autofill{path: p.section + ".enabled",
-			is: strict.Of(t.Precision == p.is || r.Truth(p.section+"_full_eval")), from: p.section + " and " + p.section + "_full_eval"})
+			is: strict.Of(t.Precision == p.is || r.Truth(full)), from: p.section + " and " + full})
 	}
 	for i, v := range values {
 		for key := range strings.SplitSeq(v.from, " and ") {

@@ -12,7 +12,8 @@ var program = Schema{Program: "Program", Rule: Object(Boolean().For("verbose qui
 	"rate":   Number().From(0).Under(1).Default(.5).OrAuto(),
 	"mode":   Text("fast", "exact").InAnyCase().Default("fast"),
 	"layers": List(Text()).Or(Text()).OrNull(),
-	"nested": Object(Keys{"depth": Integer().Lax(), "mark": Text().Noting("has no effect")}).Prefixed("nested_").Or(Text()),
+	"nested": Object(Keys{"depth": Integer().Lax(), "mark": Text().Noting("has no effect")}).Prefixed("nested_").
+		Or(Text()),
 	"params": Free(),
 }).NotingOthers()}
 
