@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strconv"
 	"strings"
 
 	"plimsoll/dtype"
@@ -84,72 +83,56 @@ func (c *config) countOr(fallback int64, names ...string) int64 {
 	return c.integer(0, fallback, names...)
 }
 
-func (c *config) integer(least, fallback int64, names ...string) int64 {
-	v, ok := c.find(names...)
-	if !ok {
+func (c *config) integer(least float64, fallback int64, names ...string) int64 {
+	v, ok := c.take(strict.Integer().Digits().From(least).To(maxSize), names...)
+	switch {
+	case !ok:
 		return fallback
-	}
-	n, err := strconv.ParseInt(v.Text, 10, 64)
-	if err != nil || v.Kind != '0' || n < least || n > maxSize {
-		c.fail(v.At, "", "%s is %s: an integer from %d to %d was expected", v.name, v, least, maxSize)
+	case c.err != nil:
 		return 1
 	}
-	return n
+	return v.Integer
 }
 
 func (c *config) flagOr(fallback bool, name string) bool {
-	v, ok := c.find(name)
-	if !ok {
-		return fallback
+	if v, ok := c.take(strict.Boolean(), name); ok {
+		return v.Truth
 	}
-	switch v.Kind {
-	case 't':
-		return true
-	case 'f':
-		return false
-	default:
-		c.fail(v.At, "", "%s is %s: true or false was expected", name, v)
-		return fallback
-	}
+	return fallback
 }
 
 // shareOr returns a number from 0 to 1, or the fallback if it is absent.
 func (c *config) shareOr(fallback float64, names ...string) float64 {
-	v, ok := c.find(names...)
-	if !ok {
-		return fallback
+	if v, ok := c.take(strict.Number().From(0).To(1), names...); ok {
+		return v.Number
 	}
-	share, err := strconv.ParseFloat(v.Text, 64)
-	if err != nil || v.Kind != '0' || !(share >= 0 && share <= 1) {
-		c.fail(v.At, "", "%s is %s: a number from 0 to 1 was expected", v.name, v)
-		return fallback
-	}
-	return share
+	return fallback
 }
 
 func (c *config) textOr(fallback, name string) string {
-	v, ok := c.find(name)
-	if !ok {
-		return fallback
+	if v, ok := c.take(strict.Text(), name); ok {
+		return v.Text
 	}
-	if v.Kind != '"' {
-		c.fail(v.At, "", "%s is %s: a string was expected", name, v)
-		return fallback
-	}
-	return v.Text
+	return fallback
 }
 
-// list returns the elements of an array, or none if it is absent.
+// list returns the elements of a list, or none if it is absent.
 func (c *config) list(name string) []*strict.Value {
-	v, ok := c.find(name)
+	v, _ := c.take(strict.List(strict.Rule{}), name)
+	return v.Elements
+}
+
+// take returns the first of the names that the file has, if the rule accepts
+// its value. Otherwise that is a fault.
+func (c *config) take(rule strict.Rule, names ...string) (found, bool) {
+	v, ok := c.find(names...)
 	if !ok {
-		return nil
+		return v, false
 	}
-	list, err := elements(c.Document, name, v.Value)
-	if err != nil && c.err == nil {
+	if err := c.Take(rule, v.name, v.Value); err != nil && c.err == nil {
 		c.err = err
 	}
-	return list
+	return v, true
 }
 
 // refuse reports a feature that changes the parameters but is not described
@@ -177,7 +160,7 @@ func (c *config) dtype() dtype.Type {
 	if !ok {
 		return dtype.F32
 	}
-	switch t, _ := dtype.Parse(textOf(v.Value)); t {
+	switch t, _ := dtype.Parse(v.Text); t {
 	case dtype.F16, dtype.BF16, dtype.F32, dtype.F64:
 		return t
 	default:
@@ -202,10 +185,9 @@ func (u *unknownArchitecture) Unwrap() error { return &u.Input }
 // model_type.
 func (c *config) architecture() (architecture, error) {
 	if list := c.list("architectures"); len(list) > 0 {
-		name := textOf(list[0])
-		if name == "" {
-			return architecture{}, c.Fault(list[0].At, "architectures: the name of a class was expected, and "+
-				list[0].String()+" is here", "")
+		name := list[0].Text
+		if err := c.Take(strict.Text(), "architectures[0]", list[0]); err != nil {
+			return architecture{}, err
 		}
 		names := []string{}
 		for _, a := range architectures {
@@ -244,12 +226,11 @@ func (c *config) unknown(at int64, kind, name string, known []string) error {
 }
 
 func fromConfig(doc *strict.Document, name, source string) (*Model, error) {
-	list, err := members(doc, whole, doc.Root)
-	if err != nil {
+	if _, err := (strict.Schema{Rule: strict.Free()}).Read(doc); err != nil {
 		return nil, err
 	}
 	c := &config{Document: doc, fields: map[string]strict.Member{}}
-	for _, m := range list {
+	for _, m := range doc.Root.Members {
 		c.fields[m.Name] = m
 	}
 	a, err := c.architecture()

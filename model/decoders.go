@@ -145,7 +145,7 @@ func (c *config) layerType(index int64) string {
 			len(types))
 		return ""
 	}
-	name := textOf(types[index])
+	name := types[index].Text
 	if name != "full_attention" && name != "linear_attention" {
 		c.fail(types[index].At, "", `layer_types: "full_attention" or "linear_attention" was expected, and %s is here`,
 			types[index])

@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 
 	"plimsoll/dtype"
@@ -21,6 +20,14 @@ import (
 // header (JSON: name -> dtype, shape, data_offsets), and the data. The checks
 // are those of the reference implementation
 // (https://github.com/huggingface/safetensors, safetensors/src/tensor.rs).
+
+var (
+	headerSchema = strict.Schema{Program: "safetensors", Rule: strict.Map(strict.Object(
+		strict.Text().For("dtype"), strict.List(strict.Integer().Digits().From(0)).For("shape data_offsets")).AndOthers(),
+		strict.Rule{}.For("__metadata__"))}
+	indexSchema = strict.Schema{Program: "transformers", Rule: strict.Object(
+		strict.Map(strict.Text()).For("weight_map")).AndOthers()}
+)
 
 // maxHeader is the reference implementation's limit.
 const maxHeader = 100_000_000
@@ -95,12 +102,11 @@ func readHeader(path string) (*strict.Document, []tensor, error) {
 // parseHeader returns the tensors of a header in the order of the data. They
 // must fill the data without gap or overlap. Positions count within the header.
 func parseHeader(doc *strict.Document, data int64) ([]tensor, error) {
-	list, err := members(doc, whole, doc.Root)
-	if err != nil {
+	if _, err := headerSchema.Read(doc); err != nil {
 		return nil, err
 	}
 	tensors := []tensor{}
-	for _, member := range list {
+	for _, member := range doc.Root.Members {
 		if member.Name == "__metadata__" {
 			continue
 		}
@@ -131,27 +137,21 @@ func parseHeader(doc *strict.Document, data int64) ([]tensor, error) {
 
 func parseTensor(doc *strict.Document, member strict.Member) (tensor, error) {
 	t := tensor{name: member.Name, at: member.Value.At}
-	fields, err := members(doc, member.Name, member.Value)
-	if err != nil {
-		return t, err
-	}
 	fail := func(at int64, format string, arguments ...any) (tensor, error) {
 		return t, doc.Fault(at, fmt.Sprintf("tensor %q: ", t.name)+fmt.Sprintf(format, arguments...), "")
 	}
 	var offsets []int64
-	for _, field := range fields {
+	for _, field := range member.Value.Members {
 		switch field.Name {
 		case "dtype":
-			if t.dtype, err = dtype.Parse(textOf(field.Value)); err != nil {
+			var err error
+			if t.dtype, err = dtype.Parse(field.Value.Text); err != nil {
 				return fail(field.Value.At, "unknown element type %s", field.Value)
 			}
 		case "shape":
-			t.shape, err = sizes(doc, field)
+			t.shape = sizes(field.Value)
 		case "data_offsets":
-			offsets, err = sizes(doc, field)
-		}
-		if err != nil {
-			return t, err
+			offsets = sizes(field.Value)
 		}
 	}
 	if t.dtype == dtype.Invalid || t.shape == nil || len(offsets) != 2 || offsets[0] > offsets[1] {
@@ -169,22 +169,13 @@ func parseTensor(doc *strict.Document, member strict.Member) (tensor, error) {
 	return t, nil
 }
 
-// sizes returns an array of non-negative integers. It is never nil without an
-// error.
-func sizes(doc *strict.Document, field strict.Member) ([]int64, error) {
-	list, err := elements(doc, field.Name, field.Value)
-	if err != nil {
-		return nil, err
+// sizes returns a list of sizes. It is never nil.
+func sizes(list *strict.Value) []int64 {
+	numbers := make([]int64, len(list.Elements))
+	for i, element := range list.Elements {
+		numbers[i] = element.Integer
 	}
-	numbers := make([]int64, len(list))
-	for i, element := range list {
-		n, err := strconv.ParseInt(element.Text, 10, 64)
-		if err != nil || element.Kind != '0' || n < 0 {
-			return nil, doc.Fault(element.At, fmt.Sprintf("%s: %s is not a size", field.Name, element), "")
-		}
-		numbers[i] = n
-	}
-	return numbers, nil
+	return numbers
 }
 
 // shard is the header of a file, with the tensors that the model takes from it.
@@ -230,20 +221,17 @@ func loadIndex(path, name string) (*Model, error) {
 // parseIndex returns the sorted files of weight_map, and the entries of each
 // file.
 func parseIndex(doc *strict.Document) (files []string, names map[string][]strict.Member, err error) {
-	if _, err := members(doc, whole, doc.Root); err != nil {
-		return nil, nil, err
-	}
-	weights := doc.Root.Member("weight_map")
-	if weights == nil {
-		return nil, nil, doc.Fault(0, "weight_map is missing", "name a "+indexName)
-	}
-	entries, err := members(doc, weights.Name, weights.Value)
+	index, err := indexSchema.Read(doc)
 	if err != nil {
 		return nil, nil, err
 	}
+	weights := index.Find("weight_map")
+	if weights == nil {
+		return nil, nil, doc.Fault(0, "weight_map is missing", "name a "+indexName)
+	}
 	names = map[string][]strict.Member{}
-	for _, entry := range entries {
-		file := textOf(entry.Value)
+	for _, entry := range weights.Members {
+		file := entry.Value.Text
 		if file == "" || filepath.Base(file) != file || !strings.HasSuffix(file, ".safetensors") {
 			return nil, nil, doc.Fault(entry.Value.At,
 				fmt.Sprintf("tensor %q: the name of a safetensors file beside the index was expected, and %s is here",

@@ -85,7 +85,7 @@ func TestIndexFaults(t *testing.T) {
 		"outside": {edit(first, "../"+first),
 			"index.json:7:34: tensor \"model.embed_tokens.weight\": the name of a safetensors file"},
 		"no map":     {edit("weight_map", "weights"), "weight_map is missing"},
-		"not a name": {edit(`"`+first+`"`, "3"), "and 3 is here"},
+		"not a name": {edit(`"`+first+`"`, "3"), "weight_map.model.embed_tokens.weight is 3, expected a string"},
 	} {
 		folder := copyCheckpoint(t)
 		test.change(t, folder)
@@ -153,11 +153,11 @@ func TestHeaderFaults(t *testing.T) {
 		"html":            {[]byte("<!DOCTYPE html><html></html>"), "not a safetensors file"},
 		"no JSON":         {safetensors("PK", 0), "this is not JSON"},
 		"no tensors":      {safetensors("{}", 0), "no parameters are in here"},
-		"array":           {safetensors("[]", 0), "the document is a list of 0, expected an object"},
+		"array":           {safetensors("[]", 0), "the file holds a list of 0, expected an object"},
 		"element type":    {edit("F32", "F4"), `1:17: tensor "w": unknown element type "F4"`},
-		"type a number":   {edit(`"F32"`, "32"), "unknown element type 32"},
-		"shape a number":  {edit("[2]", "2"), "shape is 2, expected a list"},
-		"negative size":   {edit("[2]", "[-2]"), "shape: -2 is not a size"},
+		"type a number":   {edit(`"F32"`, "32"), "w.dtype is 32, expected a string"},
+		"shape a number":  {edit("[2]", "2"), "w.shape is 2, expected a list"},
+		"negative size":   {edit("[2]", "[-2]"), "w.shape[0] is -2, expected a whole number of at least 0"},
 		"product":         {edit("[2]", "[9223372036854775807, 9223372036854775807]"), "elements"},
 		"shape and data":  {edit("[2]", "[3]"), "the shape [3] of fp32 takes 12 bytes, and the data has 8"},
 		"offsets":         {edit("[0, 8]", "[8, 0]"), "two ascending data_offsets"},
@@ -235,7 +235,7 @@ func FuzzIndex(f *testing.F) {
 				t.Fatalf("%q with %d tensors", file, len(names[file]))
 			}
 			for _, v := range names[file] {
-				if textOf(v.Value) != file {
+				if v.Value.Text != file {
 					t.Fatalf("%q is in %v", v.Name, v.Value)
 				}
 			}
