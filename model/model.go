@@ -135,11 +135,8 @@ func loadFolder(folder string) (*Model, error) {
 	case !exists(weights) && unknown != nil:
 		return nil, unknown
 	case !exists(weights):
-		return nil, &fault.Input{
-			Where: fault.Position{File: folder},
-			What:  fmt.Sprintf("the folder holds no %s, %s or %s", configName, indexName, singleName),
-			Hint:  "name the folder that the model was downloaded to, or a model of the catalog",
-		}
+		return nil, fault.File(folder).Inputf("the folder holds no %s, %s or %s", configName, indexName, singleName).
+			WithHint("name the folder that the model was downloaded to, or a model of the catalog")
 	}
 	m, err := load(weights, name)
 	if err == nil && unknown != nil {
@@ -162,10 +159,8 @@ func unknownName(name string) error {
 	if near := fault.Nearest(strings.ToLower(filepath.Base(name)), Catalog()); near != "" {
 		hint = fmt.Sprintf("did you mean %q? %s", near, hint)
 	}
-	return &fault.Input{
-		What: fmt.Sprintf("unknown model %q: there is no file or folder of that name, and none in the catalog", name),
-		Hint: hint,
-	}
+	return fault.Inputf("unknown model %q: there is no file or folder of that name, and none in the catalog", name).
+		WithHint(hint)
 }
 
 func unreadable(path string, err error) error {
@@ -199,10 +194,7 @@ func readDocument(path string) (*strict.Document, error) {
 	var tooLarge *files.TooLarge
 	switch {
 	case errors.As(err, &tooLarge):
-		return nil, &fault.Input{
-			Where: fault.Position{File: path},
-			What:  fmt.Sprintf("more than %d bytes of JSON: this is not a model's description", maxDocument),
-		}
+		return nil, fault.File(path).Inputf("more than %d bytes of JSON: this is not a model's description", maxDocument)
 	case err != nil:
 		return nil, unreadable(path, err)
 	}

@@ -73,11 +73,8 @@ func ParseAccelerate(file string, text []byte) (*Accelerate, error) {
 	r := &accelerateReader{checked}
 	kind := r.Word("distributed_type")
 	if kind == "" {
-		return nil, &fault.Input{
-			Where: fault.Position{File: file},
-			What:  "there is no distributed_type",
-			Hint:  "add distributed_type: MULTI_GPU, or 'NO' for one process",
-		}
+		return nil, fault.File(file).Inputf("there is no distributed_type").
+			WithHint("add distributed_type: MULTI_GPU, or 'NO' for one process")
 	}
 	a := &Accelerate{File: file, Engine: engines[kind]}
 	if err := r.fill(a, kind); err != nil {

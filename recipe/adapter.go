@@ -93,11 +93,7 @@ func adapterType(d *strict.Document) (string, error) {
 	}
 	kind := r.Find("peft_type")
 	if kind == nil {
-		return "", &fault.Input{
-			Where: fault.Position{File: d.File},
-			What:  "there is no peft_type",
-			Hint:  `add "peft_type": "LORA"`,
-		}
+		return "", fault.File(d.File).Inputf("there is no peft_type").WithHint(`add "peft_type": "LORA"`)
 	}
 	planned := slices.Sorted(maps.Keys(adapterRules))
 	switch {

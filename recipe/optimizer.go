@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strings"
 
-	"plimsoll/fault"
 	"plimsoll/recipe/strict"
 )
 
@@ -115,11 +114,8 @@ func (r *deepSpeedReader) optimizer() (*Optimizer, error) {
 	}
 	name := r.Find("optimizer.type")
 	if name == nil {
-		return nil, &fault.Input{
-			Where: r.Place("optimizer"),
-			What:  `optimizer has no "type": DeepSpeed would ignore it`,
-			Hint:  `add "type": "AdamW", or remove the section`,
-		}
+		return nil, r.Place("optimizer").Inputf(`optimizer has no "type": DeepSpeed would ignore it`).
+			WithHint(`add "type": "AdamW", or remove the section`)
 	}
 	t := optimizerNamed(name.Text)
 	if t.name == "" {

@@ -81,11 +81,8 @@ func ParseQuantization(file string, text []byte) (*Quantization, error) {
 	case section != nil && section.Value.Kind != 'n':
 		document.Root = section.Value
 	case section != nil || document.Root.Member("model_type") != nil || document.Root.Member("architectures") != nil:
-		return nil, &fault.Input{
-			Where: fault.Position{File: file},
-			What:  "this config.json has no quantization_config",
-			Hint:  "give the JSON of a BitsAndBytesConfig, or plan without quantization",
-		}
+		return nil, fault.File(file).Inputf("this config.json has no quantization_config").
+			WithHint("give the JSON of a BitsAndBytesConfig, or plan without quantization")
 	}
 	r, err := strict.Schema{Program: "BitsAndBytesConfig", Rule: bitsAndBytesRule}.Read(document)
 	if method := document.Root.Member("quant_method"); method != nil && method.Value.Kind == '"' &&

@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 
-	"plimsoll/fault"
 	"plimsoll/recipe/strict"
 )
 
@@ -103,12 +102,8 @@ func (r *trainingReader) deepSpeed(t *Training) (*DeepSpeed, error) {
 func (t *Training) Mismatch(d *DeepSpeed) error {
 	for _, v := range t.deepSpeedValues() {
 		if is, given := d.numbers[v.path]; given && !v.lenient && is.number != v.is.Number {
-			return &fault.Input{
-				Where: is.where,
-				What: fmt.Sprintf("DeepSpeed's %s is %v, but %s is %v in %s: transformers refuses that",
-					v.path, is.number, v.from, v.is.Number, t.File),
-				Hint: `set it to "auto"`,
-			}
+			return is.where.Inputf("DeepSpeed's %s is %v, but %s is %v in %s: transformers refuses that",
+				v.path, is.number, v.from, v.is.Number, t.File).WithHint(`set it to "auto"`)
 		}
 	}
 	return nil
