@@ -30,7 +30,7 @@ const maxSize = 1 << 24
 
 func (c *config) fail(at int64, hint, format string, arguments ...any) {
 	if c.err == nil {
-		c.err = c.Fault(at, fmt.Sprintf(format, arguments...), hint)
+		c.err = c.Inputf(at, format, arguments...).WithHint(hint)
 	}
 }
 
@@ -203,8 +203,8 @@ func (c *config) architecture() (architecture, error) {
 		return architecture{}, c.err
 	}
 	if modelType == "" {
-		return architecture{}, c.Fault(0, "neither architectures nor model_type is there",
-			"name the config.json that lies beside the weights of a model")
+		return architecture{}, c.Inputf(0, "neither architectures nor model_type is there").
+			WithHint("name the config.json that lies beside the weights of a model")
 	}
 	types := []string{}
 	for _, a := range architectures {
@@ -221,8 +221,8 @@ func (c *config) unknown(at int64, kind, name string, known []string) error {
 	if near := fault.Nearest(name, known); near != "" {
 		hint = fmt.Sprintf("did you mean %q? Otherwise %s", near, hint)
 	}
-	what := fmt.Sprintf("unknown %s %q (known: %s)", kind, name, strings.Join(known, ", "))
-	return &unknownArchitecture{name, *c.Fault(at, what, hint)}
+	unknown := c.Inputf(at, "unknown %s %q (known: %s)", kind, name, strings.Join(known, ", ")).WithHint(hint)
+	return &unknownArchitecture{name, *unknown}
 }
 
 func fromConfig(doc *strict.Document, name, source string) (*Model, error) {

@@ -194,7 +194,8 @@ func readDocument(path string) (*strict.Document, error) {
 	var tooLarge *files.TooLarge
 	switch {
 	case errors.As(err, &tooLarge):
-		return nil, fault.File(path).Inputf("more than %d bytes of JSON: this is not a model's description", maxDocument)
+		return nil, fault.File(path).Inputf("more than %d bytes of JSON: this is not a model's description",
+			maxDocument)
 	case err != nil:
 		return nil, unreadable(path, err)
 	}

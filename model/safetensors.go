@@ -23,7 +23,8 @@ import (
 
 var (
 	headerSchema = strict.Schema{Program: "safetensors", Rule: strict.Map(strict.Object(
-		strict.Text().For("dtype"), strict.List(strict.Integer().Digits().From(0)).For("shape data_offsets")).AndOthers(),
+		strict.Text().For("dtype"),
+		strict.List(strict.Integer().Digits().From(0)).For("shape data_offsets")).AndOthers(),
 		strict.Rule{}.For("__metadata__"))}
 	indexSchema = strict.Schema{Program: "transformers", Rule: strict.Object(
 		strict.Map(strict.Text()).For("weight_map")).AndOthers()}
@@ -115,15 +116,14 @@ func parseHeader(doc *strict.Document, data int64) ([]tensor, error) {
 	var filled int64
 	for _, t := range tensors {
 		if t.begin != filled {
-			return nil, doc.Fault(t.at,
-				fmt.Sprintf("tensor %q starts at byte %d of the data, and the tensor before it ends at %d",
-					t.name, t.begin, filled), "")
+			return nil, doc.Inputf(t.at,
+				"tensor %q starts at byte %d of the data, and the tensor before it ends at %d", t.name, t.begin, filled)
 		}
 		filled = t.end
 	}
 	if filled != data {
-		return nil, doc.Fault(0, fmt.Sprintf("the tensors take %d bytes, and the file has %d after its header",
-			filled, data), "download the file again")
+		return nil, doc.Inputf(0, "the tensors take %d bytes, and the file has %d after its header", filled, data).
+			WithHint("download the file again")
 	}
 	return tensors, nil
 }
@@ -131,7 +131,7 @@ func parseHeader(doc *strict.Document, data int64) ([]tensor, error) {
 func parseTensor(doc *strict.Document, member strict.Member) (tensor, error) {
 	t := tensor{name: member.Name, at: member.Value.At}
 	fail := func(at int64, format string, arguments ...any) (tensor, error) {
-		return t, doc.Fault(at, fmt.Sprintf("tensor %q: ", t.name)+fmt.Sprintf(format, arguments...), "")
+		return t, doc.Inputf(at, "tensor %q: "+format, slices.Insert(arguments, 0, any(t.name))...)
 	}
 	var offsets []int64
 	for _, field := range member.Value.Members {
@@ -199,8 +199,8 @@ func loadIndex(path, name string) (*Model, error) {
 		wanted := map[string]bool{}
 		for _, v := range names[file] {
 			if !found[v.Name] {
-				return nil, doc.Fault(v.Value.At, fmt.Sprintf("tensor %q is not in %s", v.Name, file),
-					"download the index and its files again: they are not of one version")
+				return nil, doc.Inputf(v.Value.At, "tensor %q is not in %s", v.Name, file).
+					WithHint("download the index and its files again: they are not of one version")
 			}
 			wanted[v.Name] = true
 		}
@@ -220,15 +220,15 @@ func parseIndex(doc *strict.Document) (files []string, names map[string][]strict
 	}
 	weights := index.Find("weight_map")
 	if weights == nil {
-		return nil, nil, doc.Fault(0, "weight_map is missing", "name a "+indexName)
+		return nil, nil, doc.Inputf(0, "weight_map is missing").WithHint("name a " + indexName)
 	}
 	names = map[string][]strict.Member{}
 	for _, entry := range weights.Members {
 		file := entry.Value.Text
 		if file == "" || filepath.Base(file) != file || !strings.HasSuffix(file, ".safetensors") {
-			return nil, nil, doc.Fault(entry.Value.At,
-				fmt.Sprintf("tensor %q: the name of a safetensors file beside the index was expected, and %s is here",
-					entry.Name, entry.Value), "")
+			return nil, nil, doc.Inputf(entry.Value.At,
+				"tensor %q: the name of a safetensors file beside the index was expected, and %s is here",
+				entry.Name, entry.Value)
 		}
 		if _, ok := names[file]; !ok {
 			files = append(files, file)
@@ -275,8 +275,8 @@ func fromTensors(shards []shard, name, source string) (*Model, error) {
 		for _, t := range s.tensors {
 			buffer, err := isBuffer(t)
 			if err != nil {
-				return nil, s.Fault(t.at, err.Error(),
-					"name the config.json or the weights of the model before quantization")
+				return nil, s.Inputf(t.at, "%s", err.Error()).
+					WithHint("name the config.json or the weights of the model before quantization")
 			}
 			if buffer {
 				continue
@@ -284,8 +284,7 @@ func fromTensors(shards []shard, name, source string) (*Model, error) {
 			p := Parameter{Name: t.name, Shape: t.shape, DType: t.dtype}
 			m.Parameters = append(m.Parameters, p)
 			if total += p.Elements(); total > maxElements || len(m.Parameters) > maxParameters {
-				return nil, s.Fault(t.at, fmt.Sprintf("more than %d parameters or %d tensors",
-					maxElements, maxParameters), "")
+				return nil, s.Inputf(t.at, "more than %d parameters or %d tensors", maxElements, maxParameters)
 			}
 		}
 	}

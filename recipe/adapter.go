@@ -100,11 +100,11 @@ func adapterType(d *strict.Document) (string, error) {
 	case slices.Contains(planned, kind.Text):
 		return kind.Text, nil
 	case slices.Contains(unplannedAdapters, kind.Text):
-		return "", d.Fault(kind.At, fmt.Sprintf("peft_type is %s, which is not planned yet", kind),
-			"planned are "+strings.Join(planned, ", "))
+		return "", d.Inputf(kind.At, "peft_type is %s, which is not planned yet", kind).
+			WithHint("planned are " + strings.Join(planned, ", "))
 	}
-	return "", d.Fault(kind.At, fmt.Sprintf("peft_type is %s, which PEFT does not know", kind),
-		strict.DidYouMean(kind.Text, slices.Concat(planned, unplannedAdapters)))
+	return "", d.Inputf(kind.At, "peft_type is %s, which PEFT does not know", kind).
+		WithHint(strict.DidYouMean(kind.Text, slices.Concat(planned, unplannedAdapters)))
 }
 
 // adapterReader reads an adapter_config.json.

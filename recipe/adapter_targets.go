@@ -245,9 +245,9 @@ func (r *adapterReader) fillLayers(l *layers) error {
 			return err
 		}
 		if compiled.NumSubexp() > 1 {
-			return r.Document.Fault(p.At,
-				"layers_pattern has a group, but PEFT takes the first group for the number of the layer",
-				"write (?:...)")
+			return r.Inputf(p.At,
+				"layers_pattern has a group, but PEFT takes the first group for the number of the layer").
+				WithHint("write (?:...)")
 		}
 		l.patterns = append(l.patterns, compiled)
 	}
@@ -273,8 +273,8 @@ func (r *adapterReader) match(key string) (match, error) {
 // is its place in the file.
 func (r *adapterReader) compile(key string, at int64, before, expression, after string) (*regexp.Regexp, error) {
 	if strings.Contains(expression, "{,") {
-		return nil, r.Document.Fault(at, fmt.Sprintf("%s has %q, in which {, means different things", key, expression),
-			"write {0,")
+		return nil, r.Inputf(at, "%s has %q, in which {, means different things", key, expression).
+			WithHint("write {0,")
 	}
 	_, err := regexp.Compile(expression)
 	if err == nil {

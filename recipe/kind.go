@@ -118,10 +118,9 @@ func (k *kind) expect(file string, text []byte) error {
 	if known := len(d.Root.Members) - len(foreign); known > 0 && known >= len(foreign) {
 		return nil
 	}
-	what := fmt.Sprintf("this is no %v: %d of its %d keys are not known there, such as %s",
-		k, len(foreign), len(d.Root.Members), foreign[0])
-	return d.Fault(d.Root.At, what,
-		fmt.Sprintf("give the path of the %v, without the keys of other programs", k))
+	return d.Inputf(d.Root.At, "this is no %v: %d of its %d keys are not known there, such as %s",
+		k, len(foreign), len(d.Root.Members), foreign[0]).
+		WithHint(fmt.Sprintf("give the path of the %v, without the keys of other programs", k))
 }
 
 // mark returns the first of the kind's marks that the object has, or nil.
@@ -143,9 +142,8 @@ func (k *kind) misplaced(d *strict.Document, found *kind, m *strict.Member) erro
 	if found.flag != "" {
 		hint = "give it as " + found.flag
 	}
-	what := fmt.Sprintf("this seems to be %s, as it has the key %q: expected %s",
-		article(found.name), m.Name, article(k.name))
-	return d.Fault(m.At, what, hint)
+	return d.Inputf(m.At, "this seems to be %s, as it has the key %q: expected %s",
+		article(found.name), m.Name, article(k.name)).WithHint(hint)
 }
 
 // article returns a name with its indefinite article.

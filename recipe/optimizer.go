@@ -1,7 +1,6 @@
 package recipe
 
 import (
-	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -122,8 +121,8 @@ func (r *deepSpeedReader) optimizer() (*Optimizer, error) {
 		return nil, unknownName(r.Reader, "optimizer.type", "DeepSpeed", optimizerNames())
 	}
 	if given := r.Find("optimizer.params"); given != nil && given.Member("max_grad_norm") != nil {
-		return nil, r.Document.Fault(given.Member("max_grad_norm").At,
-			"DeepSpeed takes no max_grad_norm in optimizer.params", `use "gradient_clipping" at the top level`)
+		return nil, r.Inputf(given.Member("max_grad_norm").At, "DeepSpeed takes no max_grad_norm in optimizer.params").
+			WithHint(`use "gradient_clipping" at the top level`)
 	}
 	params, err := r.Under("optimizer.params", t.params)
 	if err != nil {
@@ -159,7 +158,7 @@ func unknownName(r *strict.Reader, path, program string, candidates []string) er
 	if hint == "" {
 		hint = "it knows " + strings.Join(candidates, ", ")
 	}
-	return r.Document.Fault(name.At, fmt.Sprintf("%s is %s, which %s does not know", path, name, program), hint)
+	return r.Inputf(name.At, "%s is %s, which %s does not know", path, name, program).WithHint(hint)
 }
 
 func optimizerNames() []string {

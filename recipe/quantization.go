@@ -153,10 +153,10 @@ func dequantized(d *strict.Document, method string) *Quantization {
 // otherMethod refuses methods other than bitsandbytes.
 func otherMethod(d *strict.Document, method *strict.Value) error {
 	if slices.Contains(quantizationMethods, method.Text) {
-		return d.Fault(method.At, fmt.Sprintf("quant_method is %s, which is not planned yet", method),
-			"planned is bitsandbytes; to plan the training of dequantized weights, remove quantization_config (fp8, "+
-				"mxfp4 and compressed-tensors: or add \"dequantize\": true)")
+		return d.Inputf(method.At, "quant_method is %s, which is not planned yet", method).
+			WithHint("planned is bitsandbytes; to plan the training of dequantized weights, remove " +
+				`quantization_config (fp8, mxfp4 and compressed-tensors: or add "dequantize": true)`)
 	}
-	return d.Fault(method.At, fmt.Sprintf("quant_method is %s, which transformers does not know", method),
-		strict.DidYouMean(method.Text, append(slices.Clone(quantizationMethods), "bitsandbytes")))
+	return d.Inputf(method.At, "quant_method is %s, which transformers does not know", method).
+		WithHint(strict.DidYouMean(method.Text, append(slices.Clone(quantizationMethods), "bitsandbytes")))
 }

@@ -2,7 +2,6 @@ package recipe
 
 import (
 	"errors"
-	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -16,16 +15,16 @@ import (
 func companion(r *strict.Reader, path string) (string, error) {
 	v := r.Find(path)
 	if strings.HasPrefix(v.Text, "{") {
-		return "", r.Document.Fault(v.At, path+" is an object within a string",
-			"remove the quotes around it and the \\ in it")
+		return "", r.Inputf(v.At, "%s is an object within a string", path).
+			WithHint("remove the quotes around it and the \\ in it")
 	}
 	name := v.Text
 	if !filepath.IsAbs(name) {
 		name = filepath.Join(filepath.Dir(r.File), name)
 	}
 	if _, err := os.Stat(name); errors.Is(err, fs.ErrNotExist) {
-		return "", r.Document.Fault(v.At, fmt.Sprintf("%s names %s, which does not exist", path, name),
-			"give the path relative to this file")
+		return "", r.Inputf(v.At, "%s names %s, which does not exist", path, name).
+			WithHint("give the path relative to this file")
 	}
 	return name, nil
 }
@@ -112,8 +111,9 @@ func (t *Training) Mismatch(d *DeepSpeed) error {
 // hostedDeepSpeed reads a configuration for accelerate, which requires ZeRO.
 func hostedDeepSpeed(d *strict.Document) (*DeepSpeed, error) {
 	if d.Root.Kind == '{' && d.Root.Member("zero_optimization") == nil {
-		return nil, d.Fault(d.Root.At, `the DeepSpeed configuration has no "zero_optimization", which accelerate needs`,
-			`add "zero_optimization": {"stage": 2}`)
+		return nil, d.Inputf(d.Root.At,
+			`the DeepSpeed configuration has no "zero_optimization", which accelerate needs`).
+			WithHint(`add "zero_optimization": {"stage": 2}`)
 	}
 	if d.Root.Kind == '{' && d.Root.Member(accumulationKey) == nil {
 		d.Root.Set(accumulationKey, d.Root.At, strict.Of(1))
@@ -202,8 +202,8 @@ func (r *trainingReader) fsdpOptions(f *FSDP, version int) error {
 		case slices.Contains(fsdpStrategies, strings.ToUpper(word)):
 			if f.Strategy = strings.ToLower(word); version == 2 && f.Strategy != "full_shard" &&
 				f.Strategy != "shard_grad_op" {
-				return r.Document.Fault(v.At, fmt.Sprintf("fsdp is %q, which only FSDP1 has", word),
-					`add "version": 1 to "fsdp_config", or use full_shard`)
+				return r.Inputf(v.At, "fsdp is %q, which only FSDP1 has", word).
+					WithHint(`add "version": 1 to "fsdp_config", or use full_shard`)
 			}
 			strategies[f.Strategy] = true
 		case word == "offload":
@@ -215,7 +215,7 @@ func (r *trainingReader) fsdpOptions(f *FSDP, version int) error {
 			if hint == "" {
 				hint = "the options are " + strings.ToLower(strings.Join(options, ", "))
 			}
-			return r.Document.Fault(v.At, fmt.Sprintf("fsdp holds %q, which is no option", word), hint)
+			return r.Inputf(v.At, "fsdp holds %q, which is no option", word).WithHint(hint)
 		}
 	}
 	return refuse(r.Reader, []conflict{

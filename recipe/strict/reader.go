@@ -49,7 +49,7 @@ func (s Schema) Read(d *Document) (*Reader, error) {
 		r.at = d.Root.At
 	}
 	if d.Root.Kind != '{' {
-		return nil, d.Fault(d.Root.At, fmt.Sprintf("the file holds %s, expected an object", d.Root), "")
+		return nil, d.Inputf(d.Root.At, "the file holds %s, expected an object", d.Root)
 	}
 	return r, r.check(s.Rule, s.Path, d.Root)
 }
@@ -86,7 +86,7 @@ func (d *Document) take(rule Rule, path string, v *Value) (Rule, error) {
 			return *form, nil
 		}
 	}
-	return Rule{}, d.Fault(v.At, fmt.Sprintf("%s is %s, expected %s", path, v, rule), d.slip(rule, v))
+	return Rule{}, d.Inputf(v.At, "%s is %s, expected %s", path, v, rule).WithHint(d.slip(rule, v))
 }
 
 // checkInside checks the members of an object and the elements of a list.
@@ -112,11 +112,11 @@ func (r *Reader) checkInside(rule Rule, path string, v *Value) error {
 			if rule.open || rule.comments && strings.HasPrefix(m.Name, "_") {
 				continue
 			}
-			unknown := fmt.Sprintf("%s knows no key %q%s", r.schema.Program, m.Name, within(path))
+			unknown := r.Inputf(m.At, "%s knows no key %q%s", r.schema.Program, m.Name, within(path))
 			if !rule.noted || known.Resemble(m.Name) {
-				return r.Document.Fault(m.At, unknown, r.advice(rule, m.Name))
+				return unknown.WithHint(r.advice(rule, m.Name))
 			}
-			r.Notes = append(r.Notes, Note{r.Position(m.At), unknown + ": it is not planned with"})
+			r.Notes = append(r.Notes, Note{unknown.Where, unknown.What + ": it is not planned with"})
 			continue
 		}
 		below := join(path, m.Name)
@@ -124,8 +124,8 @@ func (r *Reader) checkInside(rule Rule, path string, v *Value) error {
 			return err
 		}
 		if first, twice := given[key]; twice {
-			return r.Document.Fault(m.At, fmt.Sprintf("%s and %s (line %d) are two names for one setting",
-				below, first.Name, r.Position(first.At).Line), "remove one of the two")
+			return r.Inputf(m.At, "%s and %s (line %d) are two names for one setting",
+				below, first.Name, r.Position(first.At).Line).WithHint("remove one of the two")
 		}
 		given[key] = m
 		note := keyRule.note
