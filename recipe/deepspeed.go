@@ -236,7 +236,8 @@ func (r *deepSpeedReader) fillPrecision(d *DeepSpeed) {
 	if d.Precision != dtype.F16 && d.Precision != dtype.Invalid {
 		d.LossScale = LossScale{}
 	}
-	d.LowPrecisionMaster = r.Truth(r.bf16+".bf16_master_weights_and_grads") || r.Truth("fp16.fp16_master_weights_and_grads")
+	d.LowPrecisionMaster = r.Truth(r.bf16+".bf16_master_weights_and_grads") ||
+		r.Truth("fp16.fp16_master_weights_and_grads")
 	d.LowPrecisionState = r.Truth(r.bf16 + ".bf16_optimizer_states")
 	d.GradientAccumulationDType = elements(r.Reader, "data_types.grad_accum_dtype")
 }
