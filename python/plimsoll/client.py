@@ -453,15 +453,15 @@ class Session:
             self.drain()
             return self.send(Kind.PREPARE, protocol.pack_prepare(self.step + 1, groups))
 
-    def begin(self, factor: float, groups: Optional[Sequence[Sequence[float]]], *, wait: bool) -> Request:
-        """Begins the next step. Gradients are multiplied by ``factor``; each group has seven numbers.
+    def begin(self, grad_scale: float, groups: Optional[Sequence[Sequence[float]]], *, wait: bool) -> Request:
+        """Begins the next step. Gradients are multiplied by ``grad_scale``; each group has seven numbers.
 
         Without ``groups`` it is the step that was prepared. With ``wait`` the answer comes when the step is done. See
         :meth:`begun`.
         """
         with self._lock:
             self.drain()
-            return self.send(Kind.STEP, protocol.pack_step(self.step + 1, factor, wait, groups))
+            return self.send(Kind.STEP, protocol.pack_step(self.step + 1, grad_scale, wait, groups))
 
     def begun(self, request: Request) -> float:
         """Waits for the answer of :meth:`begin`. The seconds that the step took, where it was waited for."""
