@@ -19,7 +19,7 @@ import torch
 import plimsoll.torch
 from gpt import GPT, batch, text
 from plimsoll import PlimsollError, Session, StateLost, protocol
-from plimsoll.client import _close
+from plimsoll.descriptors import close_all
 from plimsoll.torch.layout import is_sharded
 from test_client import DOCUMENT
 from test_optimizer import assert_same, backward, network, train
@@ -391,7 +391,7 @@ def test_trainer_is_killed_while_it_loads(service, two_of_a_step):
         time.sleep(chance.uniform(0, takes))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-        _close([hear, say])
+        close_all([hear, say])
         model = BigMixed()
         optimizer = plimsoll.torch.AdamW(model.parameters(), socket=service.socket)
         try:

@@ -1142,14 +1142,14 @@ def interrupted(rank, interrupts):
     optimizer = plimsoll.torch.AdamW(model.parameters(), sharding="zero2", model=model)
     optimizer.open()
     session = optimizer._shards[0].session
-    receive, take = session._receive, plimsoll.client._receive
+    receive, take = session._receive, plimsoll.connection._receive
 
     def interrupt(connection):
         raise KeyboardInterrupt
 
     def receive_or_not():
         if session._outstanding[0].kind in (Kind.READY, Kind.CLEAR):
-            plimsoll.client._receive = interrupt
+            plimsoll.connection._receive = interrupt
         receive()
 
     if interrupts:
@@ -1157,7 +1157,7 @@ def interrupted(rank, interrupts):
         session._receive = receive_or_not
         with pytest.raises(KeyboardInterrupt):
             optimizer.step()
-        session._receive, plimsoll.client._receive = receive, take
+        session._receive, plimsoll.connection._receive = receive, take
         optimizer.zero_grad()
     model.loss(own_rows(batch(text(), 0), rank)).backward()
     optimizer.step()

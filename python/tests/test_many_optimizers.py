@@ -77,7 +77,7 @@ def test_one_service_for_all():
     process = optimizers[0]._shards.service.process
 
     # Each is closed, or dropped, alone, and its state is given back.
-    [dropped] = [part.session for shard in optimizers[1]._shards]
+    [dropped] = [shard.session for shard in optimizers[1]._shards]
     path, document = dropped.path, dropped.document
     del optimizers[1], dropped
     gc.collect()

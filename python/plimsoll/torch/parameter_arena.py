@@ -200,7 +200,7 @@ class ParameterArena:
 
     def gathers(self) -> bool:
         """Whether the ranks send each other parameters: they do unless these are divided as the shards are."""
-        return self._group.mesh.world > 1 and not any(is_sharded(p.parameter) for p in self.own[:1])
+        return self._group.mesh.world > 1 and not any(is_sharded(p.parameter) for p in self._group.own[:1])
 
     def _blocks(self, after_step: bool) -> Iterator[Tuple[torch.Tensor, List[Tuple[Piece, int, int]], int]]:
         """All shards in blocks: the tensor for a block, the (piece, first in it, count) of which it consists, its owner."""

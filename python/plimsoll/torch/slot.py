@@ -1,6 +1,8 @@
 """The place of a parameter's elements in a rank's shard."""
 
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+import dataclasses
+import functools
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
 from torch.utils.weak import TensorWeakRef
@@ -11,7 +13,8 @@ from plimsoll.torch.own_pages import OwnPages
 from plimsoll.torch.transfer import HostTransfer
 
 
-class DtypeGroup(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class DtypeGroup:
     """All parameters of one dtype, and how they get to the arenas of their shards and back.
 
     ``shared`` says that the model's parameters and gradients are in the arenas
@@ -28,7 +31,7 @@ class DtypeGroup(NamedTuple):
     def dtype(self) -> torch.dtype:
         return DTYPES[self.name]
 
-    @property
+    @functools.cached_property
     def own(self) -> Sequence[Piece]:
         """The pieces of this rank's shard."""
         return [p for p in self.pieces if p.owner == self.mesh.rank]
