@@ -1,0 +1,398 @@
+package main
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"plimsoll/job"
+	"plimsoll/model"
+)
+
+// unstatedSequence is the sequence length where a row gives none. Such rows have short texts, or figures that do not
+// depend on the length.
+const unstatedSequence = 128
+
+// expression is the request for a row, or for the variant of the row that a figure measures.
+type expression struct {
+	row
+	point   text // of the figure
+	folder  string
+	request job.Request
+	model   *model.Model
+}
+
+// express writes the files that a user would have, and makes the request. Where the point names another recipe than
+// the row, the point's recipe counts.
+func express(r row, point, folder string) (*expression, error) {
+	e := &expression{row: r, point: text(point), folder: folder}
+	if err := os.MkdirAll(folder, 0o755); err != nil {
+		return nil, err
+	}
+	for _, step := range []func() error{e.expressible, e.chooseModel, e.chooseMachine, e.choosePasses,
+		e.choosePrecision, e.chooseOptimizer, e.chooseAdapter, e.chooseEngine, e.chooseTrainer} {
+		if err := step(); err != nil {
+			return nil, err
+		}
+	}
+	return e, nil
+}
+
+func (e *expression) expressible() error {
+	switch {
+	case e.Model.Name == "":
+		return errors.New("a kernel by itself, not the training of a model")
+	case e.Software.has("ColossalAI"):
+		return errors.New("ColossalAI's HybridAdam and Gemini are not planned")
+	case e.Parallel.Pipeline > 1:
+		return errors.New("pipeline parallelism is not planned")
+	case text(e.Source).has("reward"):
+		return errors.New("the head of DeepSpeed-Chat's reward model is not one of transformers")
+	}
+	return nil
+}
+
+// only reports whether a text of the row applies to this figure. A text with "last column" and the like applies only
+// to figures whose point names it.
+func (e *expression) only(t text, pattern string) bool {
+	if e.point.has(`\bno (cpu )?` + pattern) {
+		return false
+	}
+	return !t.has("column|row") || e.point.has(pattern)
+}
+
+// write writes one of the user's files.
+func (e *expression) write(name string, content any) (string, error) {
+	path := filepath.Join(e.folder, name)
+	encoded, err := json.MarshalIndent(content, "", "  ")
+	if err != nil {
+		return "", err
+	}
+	return path, os.WriteFile(path, append(encoded, '\n'), 0o644)
+}
+
+// object is a JSON object.
+type object = map[string]any
+
+// chooseMachine chooses the GPUs, the versions and the batch size.
+func (e *expression) chooseMachine() error {
+	q := &e.request
+	q.GPU = e.GPU.gpu()
+	world := max(1, int(e.Parallel.World))
+	if count, err := strconv.Atoi(e.GPU.find(`^(\d+)x`)); err == nil && world == 1 && slices.Contains(e.Tags, "multi") {
+		world = count // some rows give the number only with the GPUs
+	}
+	perNode := int(e.Parallel.RanksPerHost)
+	switch {
+	case perNode > 0:
+	case e.GPU.has(`\b1 per host`):
+		perNode = 1
+	default:
+		perNode = min(world, 8)
+	}
+	q.GPUs, q.Nodes = perNode, max(1, world/perNode)
+	q.TensorParallel, q.ContextParallel, q.ExpertParallel = int(e.Parallel.Tensor), int(e.Parallel.Context),
+		int(e.Parallel.Expert)
+	q.Sequence, q.MicroBatch, q.Accumulation = int(e.Sequence), max(1, int(e.MicroBatch)), max(1, int(e.Accumulation))
+	if q.Sequence == 0 {
+		q.Sequence = unstatedSequence
+	}
+	if batch := e.trainer().batch; e.Accumulation == 0 && batch > 0 {
+		q.Accumulation = max(1, batch/q.MicroBatch)
+	}
+	q.Torch, q.Transformers, q.Engine = e.Software.version("torch|pytorch", torchReleases),
+		e.Software.version("transformers", transformersReleases), e.Software.version("deepspeed", nil)
+	q.BitsAndBytes = cmp.Or(e.Software.version("bitsandbytes", nil), e.trainer().bitsAndBytes)
+	q.Modules = strings.ToLower(e.Software.find("(litgpt|torchtitan)"))
+	q.Allocator = e.trainer().allocator
+	return nil
+}
+
+// choosePasses chooses how activations are held.
+func (e *expression) choosePasses() error {
+	q := &e.request
+	switch {
+	case e.Attention.has("eager"):
+		q.Attention = "eager"
+	case e.Attention.has("flash_attention_2"):
+		q.Attention = "flash"
+	case e.Attention.has("sdpa"):
+		q.Attention = "sdpa"
+	}
+	switch {
+	case e.Recompute.has("^off"):
+		q.Recompute = "none"
+	case e.Recompute.has("every 2nd layer"):
+		q.Recompute = "every-2"
+	case e.Recompute.has("selective|sac"):
+		q.Recompute = "selective"
+	case e.Recompute.has("reentrant"):
+		q.Recompute = "reentrant"
+	case e.Recompute.has("^(on|full)"):
+		q.Recompute = "full"
+	}
+	q.Compile = !e.point.has("eager") && (e.Notes.has(`torch\.compile( on|=True| \+)`) || e.point.has(`torch\.compile`))
+	return nil
+}
+
+// precisions derive a precision from a text; the first match counts.
+var precisions = []struct{ pattern, precision string }{
+	{"bf16-mixed|amp-bf16|fsdp2 mixed", "amp-bf16"},
+	{"amp-fp16", "amp-fp16"},
+	{"bf16", "bf16"},
+	{"fp16", "fp16"},
+	{"fp32", "fp32"},
+}
+
+// precision returns the point's text where that names a precision, and otherwise the row's.
+func (e *expression) precision() text {
+	if e.point.has("mixed|-true|amp-") {
+		return e.point
+	}
+	return e.Precision
+}
+
+func (e *expression) choosePrecision() error {
+	for _, p := range precisions {
+		if e.precision().has(p.pattern) {
+			e.request.Precision = p.precision
+			break
+		}
+	}
+	// litgpt quantizes every linear module; transformers leaves the head out.
+	kind := e.precision().find(`\b(nf4-dq|nf4|fp4|int8)`)
+	if e.Adapter != nil && kind == "" {
+		kind = e.Adapter.Quant.find(`\b(nf4-dq|nf4|fp4|int8)`)
+		if e.Adapter.Quant.has("double") {
+			kind += "-dq"
+		}
+	}
+	if kind == "" {
+		return nil
+	}
+	kind, double, _ := strings.Cut(kind, "-")
+	config := object{"load_in_4bit": kind != "int8", "load_in_8bit": kind == "int8", "bnb_4bit_quant_type": kind,
+		"bnb_4bit_use_double_quant": double != "", "bnb_4bit_compute_dtype": "bfloat16"}
+	if kind == "int8" {
+		delete(config, "bnb_4bit_quant_type")
+	}
+	if e.Precision.has("storage|stored as bf16") || e.Parallel.FSDP != "" || e.stage() == 3 {
+		config["bnb_4bit_quant_storage"] = "bfloat16" // sharded parameters must be of one type
+	}
+	if e.Software.has("litgpt") {
+		config["llm_int8_skip_modules"] = []string{}
+	}
+	var err error
+	e.request.Quantization, err = e.write("quantization.json", config)
+	return err
+}
+
+// optimizers derive an optimizer from a text; the first match counts.
+var optimizers = []struct{ pattern, optimizer string }{
+	{"adam8bit|8-bit", "adamw_bnb_8bit"},
+	{"adafactor", "adafactor"},
+	{"lomo", "lomo"},
+	{"^sgd", "sgd"},
+	{"^bnb \\(paged\\)", "paged_adamw_32bit"},
+	{"adamw_hf", "adamw_hf"},
+	{"fusedadam|adamw[, ]+fused", "adamw/fused"},
+	{"adam", "adamw"},
+}
+
+func (e *expression) chooseOptimizer() error {
+	if e.Optimizer.has("when quantised") && e.request.Quantization != "" {
+		e.request.Optimizer = "paged_adamw_32bit"
+		return nil
+	}
+	for _, o := range optimizers {
+		if e.Optimizer.has(o.pattern) {
+			e.request.Optimizer = o.optimizer
+			return nil
+		}
+	}
+	return nil
+}
+
+// chooseAdapter writes adapter_config.json.
+func (e *expression) chooseAdapter() error {
+	a := e.Adapter
+	if a == nil || e.point.has("full finetuning") {
+		return nil
+	}
+	config := object{"task_type": "CAUSAL_LM"}
+	switch {
+	case a.Method.has("IA3"):
+		config["peft_type"] = "IA3"
+	case a.Method.has("VeRA"):
+		config["peft_type"] = "VERA"
+	case a.Method.has("LN"):
+		config["peft_type"] = "LN_TUNING"
+	default:
+		config["peft_type"] = "LORA"
+		config["use_dora"] = a.Method.has("DoRA")
+		config["lora_dropout"] = e.trainer().dropout
+	}
+	if a.Rank > 0 {
+		config["r"] = a.Rank
+	}
+	switch {
+	case a.Targets == "" || a.Targets.has("default\\)$") && config["peft_type"] == "IA3":
+	case a.Targets.has("all[ -]linear"):
+		config["target_modules"] = "all-linear"
+	default:
+		config["target_modules"] = e.targets(a.Targets)
+	}
+	var err error
+	if e.request.Adapter, err = e.write("adapter_config.json", config); err != nil {
+		return err
+	}
+	switch {
+	case a.DType.has("fp32"):
+		e.request.AdapterPrecision = "fp32"
+	case e.precision().has("bf16-true") || e.Missing.has("adapter dtype bf16") || e.Parallel.FSDP.has("fsdp1") &&
+		e.request.Precision == "bf16":
+		e.request.AdapterPrecision = "bf16"
+	}
+	return nil
+}
+
+// targets returns the modules that words such as "q,v" mean in this model.
+func (e *expression) targets(t text) []string {
+	block := e.model.Network.Blocks()[0]
+	first := func(paths ...string) []string {
+		for _, path := range paths {
+			if path != "" {
+				return []string{path[strings.LastIndexByte(path, '.')+1:]}
+			}
+		}
+		return nil
+	}
+	a, f := block.Attention, block.FeedForward
+	gate, up, down := first(f.Gate, f.GateUp), first(f.Up, f.GateUp), first(f.Down)
+	roles := []struct {
+		pattern string
+		modules []string
+	}{
+		{`\b(q|query|q_proj)\b`, first(a.Query, a.Fused)},
+		{`\b(k|key|k_proj)\b`, first(a.Key, a.Fused)},
+		{`\b(v|value|v_proj)\b`, first(a.Value, a.Fused)},
+		{`\b(proj|o_proj)\b`, first(a.Output)},
+		{`\b(gate|mlp)\b`, gate}, {`\b(up|mlp)\b`, up}, {`\b(down|mlp)\b`, down},
+		{`\bhead\b`, first(e.model.Network.Head.Projection)},
+	}
+	var targets []string
+	t, _, _ = cut(t, "(")
+	for _, role := range roles {
+		if t.has(role.pattern) {
+			targets = append(targets, role.modules...)
+		}
+	}
+	slices.Sort(targets)
+	return slices.Compact(targets)
+}
+
+func cut(t text, separator string) (before, after text, found bool) {
+	b, a, found := strings.Cut(string(t), separator)
+	return text(b), text(a), found
+}
+
+// stage returns the ZeRO stage, or -1 without DeepSpeed. fp32 masters of half-precision weights imply DeepSpeed.
+func (e *expression) stage() int {
+	switch {
+	case e.Parallel.Stage != nil && *e.Parallel.Stage > 0 && e.only(e.Parallel.Note, "zero"):
+		return int(*e.Parallel.Stage)
+	case e.Precision.has("fp32 master") && !e.Optimizer.has("lomo"):
+		return 0
+	}
+	return -1
+}
+
+// chooseEngine chooses the engine that shards.
+func (e *expression) chooseEngine() error {
+	q := &e.request
+	stage := e.stage()
+	if stage < 0 {
+		offload := e.Offload.has("fsdp") && e.only(e.Offload, "offload|no cpu offload") &&
+			!e.point.has("no cpu offload")
+		switch {
+		case e.Parallel.FSDP.has("no_shard"):
+		case e.Parallel.FSDP.has("fsdp1"), e.Parallel.FSDP == "" && slices.Contains(e.Tags, "fsdp"):
+			q.FSDP, q.OffloadParameters = "1", offload
+		case e.Parallel.FSDP.has("fsdp2"):
+			q.FSDP, q.OffloadParameters = "2", offload
+		}
+		return nil
+	}
+	half := "bf16"
+	switch q.Precision {
+	case "fp16":
+		half = "fp16"
+	case "fp32":
+		half = ""
+	}
+	zero := object{"stage": stage}
+	config := object{"train_micro_batch_size_per_gpu": q.MicroBatch, "gradient_accumulation_steps": q.Accumulation,
+		"zero_optimization": zero}
+	if half != "" {
+		settings := object{"enabled": true}
+		if e.Precision.has("bf16 master") {
+			settings["bf16_master_weights_and_grads"], settings["bf16_optimizer_states"] = true, true
+			config["torch_autocast"] = object{"enabled": true, "dtype": "bfloat16"}
+		}
+		config[half] = settings
+		q.Precision = ""
+	}
+	if q.Optimizer == "adamw" || q.Optimizer == "adamw/fused" {
+		config["optimizer"] = object{"type": "AdamW", "params": object{"lr": 1e-5}}
+		q.Optimizer = ""
+	}
+	if e.Offload.has("offload") && !e.Offload.has("API") && e.only(e.Offload, "offload") {
+		device := object{"device": "cpu", "pin_memory": true}
+		zero["offload_optimizer"] = device
+		if stage == 3 && e.Offload.has(`offload_param|param`) {
+			zero["offload_param"] = device
+		}
+	}
+	if n := e.Parallel.Bucket; n > 0 {
+		zero["reduce_bucket_size"] = int64(n)
+	}
+	if n := e.Parallel.Persistence; n > 0 {
+		zero["stage3_param_persistence_threshold"] = int64(n)
+	}
+	if e.Parallel.OverlapComm != nil {
+		zero["overlap_comm"] = *e.Parallel.OverlapComm
+	}
+	var err error
+	q.DeepSpeed, err = e.write("deepspeed.json", config)
+	return err
+}
+
+// chooseTrainer writes TrainingArguments where transformers' Trainer ran.
+func (e *expression) chooseTrainer() error {
+	if !e.trainer().transformers {
+		return nil
+	}
+	q := &e.request
+	arguments := object{"output_dir": "out", "per_device_train_batch_size": q.MicroBatch,
+		"gradient_accumulation_steps": q.Accumulation, "gradient_checkpointing": q.Recompute != "none" &&
+			q.Recompute != ""}
+	if q.Optimizer != "" && !strings.Contains(q.Optimizer, "/") && q.Optimizer != "adamw" {
+		arguments["optim"] = q.Optimizer
+		q.Optimizer = ""
+	}
+	q.Recompute = ""
+	switch q.Precision {
+	case "amp-fp16":
+		arguments["fp16"] = true
+	case "amp-bf16":
+		arguments["bf16"] = true
+	}
+	var err error
+	q.TrainingArgs, err = e.write("training_args.json", arguments)
+	return err
+}
