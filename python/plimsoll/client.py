@@ -176,7 +176,7 @@ class Session(Connection):
         return self._window_halves
 
     def _blocks(self, first: int, count: int):
-        """Cuts a stretch into blocks that fit half of the window: (slice of the whole, half, first element, offset)."""
+        """Cuts a range into blocks that fit half of the window: (slice of the whole, half, first element, offset)."""
         self.drain()  # an earlier transfer may have been interrupted
         halves = self._halves()
         block = len(halves[0])
@@ -247,8 +247,8 @@ class Session(Connection):
         self.step, self.initialized = step, True
 
     def ready(self, first: int, count: int) -> None:
-        """Says that the gradients of a stretch of elements are final until the next step."""
-        self.send(Kind.READY, protocol.pack_stretch(first, count))
+        """Says that the gradients of a range of elements are final until the next step."""
+        self.send(Kind.READY, protocol.pack_range(first, count))
 
     def norm(self) -> Request:
         """Asks for the sum of the squares of all gradients: see :meth:`norm_result`."""
@@ -287,7 +287,7 @@ class Session(Connection):
         self.step, self.initialized = step, True
 
     def wait(self, first: int, count: int) -> Request:
-        """Asks for an answer when the parameters of that stretch are those after the last step."""
+        """Asks for an answer when the parameters of that range are those after the last step."""
         return self.send(Kind.WAIT, protocol.pack_wait(self.step, first, count))
 
     # Checkpoints

@@ -25,7 +25,7 @@ _STATUS = struct.Struct("<I")
 _WINDOW = struct.Struct("<Q")
 _TRANSFER = struct.Struct("<IIQQQ")
 _ACCUMULATE = struct.Struct("<IIQQQQ")
-_STRETCH = struct.Struct("<QQ")
+_RANGE = struct.Struct("<QQ")
 _NUMBER = struct.Struct("<Q")
 _STEP = struct.Struct("<QdII")
 _WAIT_FOR_STEP, _PREPARED_STEP = 1, 2
@@ -93,8 +93,8 @@ def pack_accumulate(number: int, first: int, count: int, offset: int) -> bytes:
     return _ACCUMULATE.pack(_FP32, 0, first, count, offset, number)
 
 
-def pack_stretch(first: int, count: int) -> bytes:
-    return _STRETCH.pack(first, count)
+def pack_range(first: int, count: int) -> bytes:
+    return _RANGE.pack(first, count)
 
 
 def pack_number(number: int) -> bytes:

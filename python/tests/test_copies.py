@@ -10,7 +10,7 @@ from torch.nn import functional as F
 import plimsoll.torch
 from plimsoll.torch import gradient_arena
 from plimsoll.torch.parameter_arena import ParameterArena
-from plimsoll.torch.layout import Stretches
+from plimsoll.torch.layout import Ranges
 from test_optimizer import assert_same, backward, data, network, train
 from transfers import PromptTransfer, use_copies
 
@@ -264,20 +264,20 @@ def test_zero2_must_be_open_before_the_first_gradient():
         optimizer.step()
 
 
-def test_stretches_are_joined():
+def test_ranges_are_joined():
     generator = torch.Generator().manual_seed(0)
     for enough in (1, 7, 30, 1000):
-        stretches, out = Stretches(enough), []
+        ranges, out = Ranges(enough), []
         pieces = torch.randint(1, 9, (40,), generator=generator).tolist()
         firsts = [sum(pieces[:i]) for i in range(len(pieces))]
         for i in torch.randperm(40, generator=generator).tolist():
-            joined = stretches.add(firsts[i], pieces[i])
+            joined = ranges.add(firsts[i], pieces[i])
             out += [joined] if joined else []
         assert all(count >= enough for _, count in out)
-        out += stretches.rest()
+        out += ranges.rest()
         covered = sorted(x for first, count in out for x in range(first, first + count))
         assert covered == list(range(sum(pieces)))
-        assert stretches.rest() == []
+        assert ranges.rest() == []
         if enough == 1000:
             assert out == [(0, sum(pieces))]
 

@@ -275,8 +275,8 @@ def test_gradients_in_one_buffer():
     buffers = []
     for model in (ours, theirs):
         buffers.append(torch.zeros(sum(p.numel() for p in model.parameters())))
-        for p, stretch in zip(model.parameters(), buffers[-1].split([p.numel() for p in model.parameters()])):
-            p.grad = stretch.view_as(p)
+        for p, values in zip(model.parameters(), buffers[-1].split([p.numel() for p in model.parameters()])):
+            p.grad = values.view_as(p)
     for i in range(5):
         for model, buffer in zip((ours, theirs), buffers):
             backward(model, i)

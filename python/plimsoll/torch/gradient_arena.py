@@ -9,7 +9,7 @@ import torch
 import torch.distributed
 
 from plimsoll.client import Session
-from plimsoll.torch.layout import Piece, Stretches, is_sharded, local
+from plimsoll.torch.layout import Piece, Ranges, is_sharded, local
 from plimsoll.torch.samples import Samples
 from plimsoll.torch.slot import DtypeGroup, Seen, Slot, dense, within
 
@@ -22,7 +22,7 @@ class Announcements:
 
     def __init__(self, session: Session, pieces: Sequence[Piece], dtype: torch.dtype):
         self._session = session
-        self._ranges = Stretches(max(1, _READY_BYTES // dtype.itemsize))
+        self._ranges = Ranges(max(1, _READY_BYTES // dtype.itemsize))
         self._samples = Samples(pieces, dtype, session.gradients.memory)
         # Samples of the gradients that were announced, as they were then.
         self._announced, self._bits = np.zeros(len(self._samples), bool), self._samples.in_arena()
@@ -148,29 +148,29 @@ class GradientArena:
         if self._group.mesh.world > 1:
             gradient.div_(self._group.mesh.world)
         for piece in self._pieces_of[parameter]:
-            stretch = gradient[within(piece)]
+            values = gradient[within(piece)]
             work = None
             if self._group.mesh.world > 1:
                 owner = torch.distributed.get_global_rank(self._group.mesh.group, piece.owner)
-                work = torch.distributed.reduce(stretch, owner, group=self._group.mesh.group, async_op=True)
-            self._reducing.append((work, stretch, piece, again))
-            self._reducing_bytes += stretch.nbytes
+                work = torch.distributed.reduce(values, owner, group=self._group.mesh.group, async_op=True)
+            self._reducing.append((work, values, piece, again))
+            self._reducing_bytes += values.nbytes
         self._take_reduced(_REDUCING_BYTES)
 
     def _take_reduced(self, leave_bytes: int) -> None:
         """Puts gradients that have come from all ranks into the arena, until only so many bytes are on their way."""
         while self._reducing and self._reducing_bytes > leave_bytes:
-            work, stretch, piece, again = self._reducing.popleft()
-            self._reducing_bytes -= stretch.nbytes
+            work, values, piece, again = self._reducing.popleft()
+            self._reducing_bytes -= values.nbytes
             if work is not None:
                 work.wait()
-                self._group.transfer.keep(stretch)  # its stream may be another than that which waits, as autograd has its own
+                self._group.transfer.keep(values)  # its stream may be another than that which waits, as autograd has its own
             if piece.owner != self._group.mesh.rank:
                 continue
             slot = self._slots[piece.parameter]
             slot.zero = False
             slot.fired += 1
-            token = (self._group.transfer.add if again else self._group.transfer.store)(slot.gradient, stretch)
+            token = (self._group.transfer.add if again else self._group.transfer.store)(slot.gradient, values)
             if slot.fired == slot.expected:
                 self._arriving(token, slot)
             else:

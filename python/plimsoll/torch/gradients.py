@@ -26,7 +26,10 @@ class Gradients:
         if settings.sharding == "zero2":
             shard_of = {piece.parameter: shard for shard in shards for piece in shard.group.pieces}
             ours = [p for p in shards.trained.parameters if p in shard_of]
-            reduce = lambda p, has_come: shard_of[p].gradients.reduce(p, has_come)  # noqa: E731
+
+            def reduce(parameter: torch.Tensor, has_come: bool) -> None:
+                shard_of[parameter].gradients.reduce(parameter, has_come)
+
             self._reducer = Reducer(ours, shards.ranks.mesh, shards.trained.device, reduce)
         self._hooks: List[Any] = []
 

@@ -252,17 +252,17 @@ def moments_of(piece: Piece, moments: str) -> str:
     return moments
 
 
-class Stretches:
-    """Joins stretches of elements that lie side by side, until they are worth a message."""
+class Ranges:
+    """Joins ranges of elements that lie side by side, until they are worth a message."""
 
     def __init__(self, enough: int):
         self._enough = enough
-        self._ends: Dict[int, int] = {}  # by where a stretch begins
+        self._ends: Dict[int, int] = {}  # by where a range begins
         self._begins: Dict[int, int] = {}  # by where it ends
         self._counts: Dict[int, int] = {}  # of what was added to them, by where that begins
 
     def add(self, first: int, count: int) -> Optional[Tuple[int, int]]:
-        """Takes a stretch. The (first, count) that it has become part of, once that is long enough.
+        """Takes a range. The (first, count) that it has become part of, once that is long enough.
 
         One that is taken again, before it was handed out, is handed out once.
         """

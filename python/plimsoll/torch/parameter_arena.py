@@ -176,7 +176,7 @@ class ParameterArena:
         # Others than contiguous ones (channels_last) come as a whole: blocks have the order of the shape.
         whole = {
             p: torch.empty(local(p).numel(), dtype=p.dtype, device=local(p).device)
-            for p in {p.parameter for p in self._group.pieces}
+            for p in self._group.pieces_of()
             if not local(p).is_contiguous()
         }
         self._group.transfer.begin()

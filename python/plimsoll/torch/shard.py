@@ -17,7 +17,7 @@ from plimsoll.torch.slot import DtypeGroup, Slot, flat
 
 
 class Shard:
-    """What this rank holds of a dtype group. A rank that holds nothing of it has no session, and the ways of the others' alone."""
+    """What this rank holds of a dtype group. Without any of it there is no session, and the ways of the others' shards alone."""
 
     def __init__(self, group: DtypeGroup, *, announces: bool = False, waits: bool = False):
         self.group = group

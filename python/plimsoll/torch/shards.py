@@ -262,7 +262,7 @@ class Shards:
             self._counted = count.step
 
     def make(self, grad_scale: float, numbers: Optional[Numbers]) -> None:
-        """The second phase: makes the step of every shard, and brings the parameters into the model. Also where it is interrupted."""
+        """The second phase: makes the step of every shard, and brings the parameters into the model. An interrupt comes after."""
         step = self._counted = 1 + self.step
         self.will_change()
 
