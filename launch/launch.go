@@ -84,12 +84,12 @@ func notStarted(rank int, err error) *NotStarted {
 // process is a rank that was started. It leads a process group, which includes the
 // processes that it starts.
 type process struct {
-	rank    Rank
-	command *exec.Cmd
-	outputs []*labelled
-	ended   bool
-	asked   bool // it has had SIGTERM
-	check   PlacementCheck
+	rank      Rank
+	command   *exec.Cmd
+	outputs   []*labelled
+	ended     bool
+	asked     bool // it has had SIGTERM
+	placement PlacementCheck
 }
 
 // signal sends a signal to the rank's own process: data loaders that end before the
@@ -225,7 +225,7 @@ func (j *Job) isLost() bool {
 func (j *Job) outcome(a attempt, kills []host.MemoryCounter) *Result {
 	result := &Result{}
 	for _, p := range a.processes {
-		result.PlacementChecks = append(result.PlacementChecks, p.check)
+		result.PlacementChecks = append(result.PlacementChecks, p.placement)
 	}
 	if a.first != nil {
 		result.ExitCode = a.first.code
@@ -283,8 +283,8 @@ func (j *Job) watch(processes []*process, ends <-chan end, signals <-chan os.Sig
 	}
 	alone(j.suspend) // if the rank stopped before changes was set up
 	pause := time.Second
-	checking := time.NewTimer(pause)
-	defer checking.Stop()
+	proving := time.NewTimer(pause)
+	defer proving.Stop()
 	lost := j.lost
 	for running := len(processes); running > 0; {
 		select {
@@ -334,14 +334,14 @@ func (j *Job) watch(processes []*process, ends <-chan end, signals <-chan os.Sig
 			j.Logf("%s not ended within %v; sending SIGKILL", agree(running, "rank has", "ranks have"), j.Grace)
 			overdue = true
 			all(syscall.SIGKILL)
-		case <-checking.C:
+		case <-proving.C:
 			for _, p := range processes {
 				if !p.ended {
 					p.checkPlacement(j.Logf)
 				}
 			}
 			pause = min(2*pause, rarestCheck)
-			checking.Reset(pause)
+			proving.Reset(pause)
 		}
 	}
 	return first, byUser

@@ -19,11 +19,11 @@ const longestLine = 64 << 10
 // labelled writes full lines with a label before each. Several writers share one output
 // and its lock.
 type labelled struct {
-	lock    *sync.Mutex
-	out     io.Writer
-	label   string
-	rest    []byte // the beginning of a line that has not ended
-	pending []byte // lines that go out with the next write
+	lock  *sync.Mutex
+	out   io.Writer
+	label string
+	rest  []byte // the beginning of a line that has not ended
+	whole []byte // lines that go out with the next write
 
 	logf   func(format string, values ...any)
 	reader *os.File
@@ -113,18 +113,18 @@ func firstLine(text []byte) (line []byte, next int, ended bool) {
 
 // add queues a line for the next write.
 func (l *labelled) add(line []byte) {
-	l.pending = append(append(append(l.pending, l.label...), line...), '\n')
+	l.whole = append(append(append(l.whole, l.label...), line...), '\n')
 }
 
 // send writes the queued lines.
 func (l *labelled) send() error {
-	if len(l.pending) == 0 {
+	if len(l.whole) == 0 {
 		return nil
 	}
 	l.lock.Lock()
 	defer l.lock.Unlock()
-	_, err := l.out.Write(l.pending)
-	l.pending = l.pending[:0]
+	_, err := l.out.Write(l.whole)
+	l.whole = l.whole[:0]
 	return err
 }
 

@@ -132,7 +132,7 @@ func TestASavingServiceIsNotKilledAtOnce(t *testing.T) {
 		const script = `trap 'sleep 0.5; touch "$0"; exit' TERM; touch "$1"; while :; do sleep 0.01; done`
 		newService := func(socket, _ string, logf func(string, ...any)) (*service.Keeper, error) {
 			command := func() *exec.Cmd { return exec.Command("sh", "-c", script, saved, begun) }
-			return &service.Keeper{Socket: socket, Command: command, Say: logf}, nil
+			return &service.Keeper{Socket: socket, Command: command, Logf: logf}, nil
 		}
 		s, err := j.startState(filepath.Join(directory, "service", "socket"), "metrics", cpus, newService)
 		if err != nil {

@@ -66,7 +66,7 @@ func runBenchmark(c *cobra.Command, request bench.Request, format report.Format)
 	plan, err := bench.NewSuite(request, here)
 	var tooLarge *bench.DoesNotFit
 	if errors.As(err, &tooLarge) {
-		sayTo(c)("%v", err)
+		logTo(c)("%v", err)
 		return outcome(exitDoesNotFit)
 	}
 	if err != nil {

@@ -109,7 +109,7 @@ of your optimizer: go by the names. With --from torch, PATH is such a file.`,
 			}
 			var full *checkpoint.DoesNotFit
 			if errors.As(err, &full) {
-				sayTo(c)("%v", err)
+				logTo(c)("%v", err)
 				return outcome(exitDoesNotFit)
 			}
 			return err

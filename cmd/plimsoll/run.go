@@ -64,7 +64,7 @@ them dies; with --restarts they are started again and find it.`,
 					return err
 				}
 				if planned.Verdict == plan.DoesNotFit {
-					sayTo(c)("%s: the job %s", planFile, planned.Text)
+					logTo(c)("%s: the job %s", planFile, planned.Text)
 					return outcome(exitDoesNotFit)
 				}
 			}
@@ -87,11 +87,11 @@ them dies; with --restarts they are started again and find it.`,
 					Hint: "give --report FILE"}
 			}
 			if short := h.Shortage(threadsOfRun+len(bound.Ranks), 0); short != "" {
-				sayTo(c)("the job does not fit: %s; nothing was started", short)
+				logTo(c)("the job does not fit: %s; nothing was started", short)
 				return outcome(exitDoesNotFit)
 			}
 			job.Ranks, job.Stdout, job.Stderr = bound.Ranks, c.OutOrStdout(), c.ErrOrStderr()
-			job.Logf, job.StateCPUs = sayTo(c), bound.StateCPUs()
+			job.Logf, job.StateCPUs = logTo(c), bound.StateCPUs()
 			for _, note := range bound.Notes {
 				job.Logf("%s", note)
 			}
@@ -163,8 +163,8 @@ them dies; with --restarts they are started again and find it.`,
 // ends a process that cannot start a thread.
 const threadsOfRun = 2 * 16
 
-// sayTo returns a function that writes a message to the user while ranks run.
-func sayTo(c *cobra.Command) func(format string, values ...any) {
+// logTo returns a function that writes a message to the user while ranks run.
+func logTo(c *cobra.Command) func(format string, values ...any) {
 	return func(format string, values ...any) {
 		fmt.Fprintf(c.ErrOrStderr(), "plimsoll: %s\n", fault.Printable(fmt.Sprintf(format, values...)))
 	}
@@ -177,7 +177,7 @@ func keepCommand() *cobra.Command {
 		Hidden: true,
 		Args:   noArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
-			return launch.Keep(os.Stdin, os.Stdout, os.Stderr, sayTo(c), keeperOf)
+			return launch.Keep(os.Stdin, os.Stdout, os.Stderr, logTo(c), keeperOf)
 		},
 	}
 }

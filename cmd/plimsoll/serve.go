@@ -61,14 +61,14 @@ socket (ListenSequentialPacket=) and keeps its memory (FileDescriptorStoreMax=).
 					cancel()
 				}()
 			}
-			if err := checkMetrics(metrics, sayTo(c)); err != nil {
+			if err := checkMetrics(metrics, logTo(c)); err != nil {
 				return err
 			}
 			launch.SpareService()
 			if _, err := localHost(reserve); err != nil {
 				return err
 			}
-			keeper, err := keeperWith(socket, metrics, sayTo(c), "--reserve", strconv.Itoa(reserve))
+			keeper, err := keeperWith(socket, metrics, logTo(c), "--reserve", strconv.Itoa(reserve))
 			if err != nil {
 				return err
 			}
@@ -102,7 +102,7 @@ func killWhenAskedAgain(ctx context.Context, keeper *service.Keeper) {
 }
 
 // checkMetrics refuses an address at which the service could not answer Prometheus.
-func checkMetrics(address string, say func(string, ...any)) error {
+func checkMetrics(address string, logf func(string, ...any)) error {
 	if address == "" {
 		return nil
 	}
@@ -112,24 +112,24 @@ func checkMetrics(address string, say func(string, ...any)) error {
 			Hint: "give the address of this host and a port that is free, such as 127.0.0.1:9464"}
 	}
 	if strings.HasPrefix(address, ":") {
-		say("--metrics %s: this host alone can read them, at http://%v/metrics; for all networks give 0.0.0.0%s",
+		logf("--metrics %s: this host alone can read them, at http://%v/metrics; for all networks give 0.0.0.0%s",
 			address, listener.Addr(), address)
 	}
 	return listener.Close()
 }
 
 // keeperOf returns a keeper whose service is this same program.
-func keeperOf(socket, metrics string, say func(string, ...any)) (*service.Keeper, error) {
-	return keeperWith(socket, metrics, say)
+func keeperOf(socket, metrics string, logf func(string, ...any)) (*service.Keeper, error) {
+	return keeperWith(socket, metrics, logf)
 }
 
 // keeperWith is keeperOf with more arguments for the service.
-func keeperWith(socket, metrics string, say func(string, ...any), arguments ...string) (*service.Keeper, error) {
+func keeperWith(socket, metrics string, logf func(string, ...any), arguments ...string) (*service.Keeper, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, err
 	}
-	return &service.Keeper{Socket: socket, Say: say, Command: func() *exec.Cmd {
+	return &service.Keeper{Socket: socket, Logf: logf, Command: func() *exec.Cmd {
 		command := exec.Command(running(self), append([]string{"serve"}, arguments...)...)
 		command.Args[0] = "plimsoll"
 		if metrics != "" {
@@ -165,7 +165,7 @@ func localHost(reserve int) (*host.Host, error) {
 func serve(ctx context.Context, c *cobra.Command, given *service.Inherited, metrics string, reserve int) error {
 	hasState := len(given.Files) > 0
 	server, err := service.NewServer(c.Root().Version, given,
-		func() (*host.Host, error) { return localHost(reserve) }, sayTo(c))
+		func() (*host.Host, error) { return localHost(reserve) }, logTo(c))
 	if err != nil {
 		return err
 	}
@@ -176,7 +176,7 @@ func serve(ctx context.Context, c *cobra.Command, given *service.Inherited, metr
 			defer stop()
 		// the address was taken since the check; the state matters more than metrics
 		case hasState || errors.Is(err, syscall.EADDRINUSE):
-			sayTo(c)("--metrics: %v: the optimizer service goes on without", err)
+			logTo(c)("--metrics: %v: the optimizer service goes on without", err)
 		default:
 			return &fault.Input{What: "--metrics", Err: err}
 		}

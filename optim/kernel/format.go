@@ -194,7 +194,7 @@ func (f Format) momentType() dtype.Type {
 }
 
 // granule returns the number of parameters that vector kernels take multiples of.
-func (f Format) granule() int { return f.Moments.Turn() }
+func (f Format) granule() int { return f.Moments.Tile() }
 
 // ResidentBytes returns the size of all streams for a number of parameters.
 func (f Format) ResidentBytes(parameters int64) int64 {

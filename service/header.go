@@ -13,21 +13,21 @@ import (
 	"plimsoll/service/protocol"
 )
 
-// record is the session header: what a restarted service must know of a session. It
-// holds a head, the document and hyperparameters, in pages that outlive the process.
+// sessionHeader is what a restarted service must know of a session. It holds fields, the
+// document and hyperparameters, in pages that outlive the process.
 // When a service dies, its stores up to some instant are in the header.
-type record struct {
+type sessionHeader struct {
 	*arena.Arena
-	*recordHead
+	*headerFields
 	groups []protocol.Hyperparameters // of the prepared step
 }
 
-// recordComponent ends the name of the session header's arena.
-const recordComponent = string(ledger.SessionHeader)
+// headerComponent ends the name of the session header's arena.
+const headerComponent = string(ledger.SessionHeader)
 
-const recordMagic = 0x346e6f6973736573 // "session4"
+const headerMagic = 0x346e6f6973736573 // "session4"
 
-type recordHead struct {
+type headerFields struct {
 	magic      uint64
 	document   uint64 // bytes
 	groupCount uint64
@@ -52,46 +52,48 @@ const (
 	stateIsLoaded         // loaded, but other shards may not have loaded theirs yet
 )
 
-const recordHeadSize = int(unsafe.Sizeof(recordHead{}))
+const headerFieldsSize = int(unsafe.Sizeof(headerFields{}))
 
 // groupsBegin returns where the hyperparameters begin.
-func groupsBegin(document int) int { return (recordHeadSize + document + 7) &^ 7 }
+func groupsBegin(document int) int { return (headerFieldsSize + document + 7) &^ 7 }
 
-func sizeOfRecord(document, groups int) ledger.Bytes {
+func sizeOfHeader(document, groups int) ledger.Bytes {
 	return ledger.Bytes(groupsBegin(document) + groups*int(unsafe.Sizeof(protocol.Hyperparameters{})))
 }
 
-// newRecord makes the header of a session. It holds the original text of the document:
+// newHeader makes the header of a session. It holds the original text of the document:
 // a restoring service parses the same text, and so refuses it only if open would have.
-func newRecord(d *protocol.Document, text []byte, pages arena.Pages) (*record, error) {
-	a, err := arena.New(keyOf(d).String()+"/"+recordComponent, sizeOfRecord(len(text), d.Groups), arena.BasePages)
+func newHeader(d *protocol.Document, text []byte, pages arena.Pages) (*sessionHeader, error) {
+	a, err := arena.New(keyOf(d).String()+"/"+headerComponent, sizeOfHeader(len(text), d.Groups), arena.BasePages)
 	if err != nil {
 		return nil, err
 	}
-	copy(a.Bytes()[recordHeadSize:], text)
-	head := headOf(a.Bytes())
-	head.document, head.groupCount, head.pages = uint64(len(text)), uint64(d.Groups), uint64(pages)
-	head.magic = recordMagic
+	copy(a.Bytes()[headerFieldsSize:], text)
+	fields := fieldsOf(a.Bytes())
+	fields.document, fields.groupCount, fields.pages = uint64(len(text)), uint64(d.Groups), uint64(pages)
+	fields.magic = headerMagic
 	return overlay(a), nil
 }
 
-func headOf(bytes []byte) *recordHead { return (*recordHead)(unsafe.Pointer(unsafe.SliceData(bytes))) }
+func fieldsOf(bytes []byte) *headerFields {
+	return (*headerFields)(unsafe.Pointer(unsafe.SliceData(bytes)))
+}
 
 // overlay returns the parts of a header whose head is written.
-func overlay(a *arena.Arena) *record {
-	head := headOf(a.Bytes())
-	r := &record{Arena: a, recordHead: head}
-	if head.groupCount > 0 {
-		r.groups = unsafe.Slice(
-			(*protocol.Hyperparameters)(unsafe.Pointer(&a.Bytes()[groupsBegin(int(head.document))])), head.groupCount)
+func overlay(a *arena.Arena) *sessionHeader {
+	fields := fieldsOf(a.Bytes())
+	r := &sessionHeader{Arena: a, headerFields: fields}
+	if fields.groupCount > 0 {
+		begin := unsafe.Pointer(&a.Bytes()[groupsBegin(int(fields.document))])
+		r.groups = unsafe.Slice((*protocol.Hyperparameters)(begin), fields.groupCount)
 	}
 	return r
 }
 
 // check reports what is wrong with a head that an earlier service wrote.
-func (h *recordHead) check() error {
+func (h *headerFields) check() error {
 	switch {
-	case h.magic != recordMagic:
+	case h.magic != headerMagic:
 		return errors.New("this release did not write it")
 	case protocol.CheckDocumentLength(h.document) != nil:
 		return protocol.CheckDocumentLength(h.document)
@@ -103,24 +105,24 @@ func (h *recordHead) check() error {
 	return nil
 }
 
-// readRecord reads the header that an earlier service made. The caller keeps the file.
-func readRecord(name string, file *os.File) (*record, *protocol.Document, error) {
-	bytes := make([]byte, recordHeadSize)
+// readHeader reads the header that an earlier service made. The caller keeps the file.
+func readHeader(name string, file *os.File) (*sessionHeader, *protocol.Document, error) {
+	bytes := make([]byte, headerFieldsSize)
 	if _, err := file.ReadAt(bytes, 0); err != nil {
 		return nil, nil, fmt.Errorf("the session header %s: %w", name, err)
 	}
-	head := headOf(bytes)
-	if err := head.check(); err != nil {
+	fields := fieldsOf(bytes)
+	if err := fields.check(); err != nil {
 		return nil, nil, fmt.Errorf("the session header %s: %w", name, err)
 	}
-	a, err := arena.Attach(name, sizeOfRecord(int(head.document), int(head.groupCount)), arena.BasePages, file)
+	a, err := arena.Attach(name, sizeOfHeader(int(fields.document), int(fields.groupCount)), arena.BasePages, file)
 	if err != nil {
 		return nil, nil, err
 	}
-	d, err := protocol.ParseDocument(a.Bytes()[recordHeadSize : recordHeadSize+int(head.document)])
-	if err == nil && d.Groups != int(head.groupCount) {
-		err = fmt.Errorf("it has hyperparameters of %d groups, but its document has %d "+
-			"groups", head.groupCount, d.Groups)
+	d, err := protocol.ParseDocument(a.Bytes()[headerFieldsSize : headerFieldsSize+int(fields.document)])
+	if err == nil && d.Groups != int(fields.groupCount) {
+		err = fmt.Errorf("it has hyperparameters of %d groups, but its document has %d groups",
+			fields.groupCount, d.Groups)
 	}
 	if err != nil {
 		return nil, nil, errors.Join(fmt.Errorf("the session header %s cannot be read: %w", name, err), a.Close())
@@ -129,45 +131,45 @@ func readRecord(name string, file *os.File) (*record, *protocol.Document, error)
 }
 
 // kindOfPages returns the kind of pages of the shard's arenas.
-func (r *record) kindOfPages() arena.Pages { return arena.Pages(r.pages) }
+func (h *sessionHeader) kindOfPages() arena.Pages { return arena.Pages(h.pages) }
 
 // beginWrite records that the state is no longer whole. If the client dies from here
 // on, the state is a mixture.
-func (r *record) beginWrite() {
-	r.forgetPrepared()
-	r.condition.CompareAndSwap(stateIsWhole, stateIsWritten)
+func (h *sessionHeader) beginWrite() {
+	h.forgetPrepared()
+	h.condition.CompareAndSwap(stateIsWhole, stateIsWritten)
 }
 
-func (r *record) initialized() bool { return r.condition.Load() == stateIsWhole }
+func (h *sessionHeader) initialized() bool { return h.condition.Load() == stateIsWhole }
 
 // prepare records the first phase of the two-phase commit of a step: its gradients are
 // final, and these are its hyperparameters. The step's number goes in last, so that a
 // torn write is not taken for a prepared step.
-func (r *record) prepare(step uint64, groups []protocol.Hyperparameters) {
-	r.preparedStep.Store(0)
-	copy(r.groups, groups)
-	r.preparedStep.Store(step)
+func (h *sessionHeader) prepare(step uint64, groups []protocol.Hyperparameters) {
+	h.preparedStep.Store(0)
+	copy(h.groups, groups)
+	h.preparedStep.Store(step)
 }
 
 // forgetPrepared discards the prepared step. Every change of state or gradients calls
 // it.
-func (r *record) forgetPrepared() { r.preparedStep.Store(0) }
+func (h *sessionHeader) forgetPrepared() { h.preparedStep.Store(0) }
 
 // forgetSteps discards the prepared and the asked step. Every replacement of the whole
 // state calls it.
-func (r *record) forgetSteps() {
-	r.forgetPrepared()
-	r.askedStep.Store(0)
+func (h *sessionHeader) forgetSteps() {
+	h.forgetPrepared()
+	h.askedStep.Store(0)
 }
 
 // ask records that a client asked for a step.
-func (r *record) ask(step uint64, gradScale float64) {
-	r.askedStep.Store(0)
-	r.gradScale.Store(math.Float64bits(gradScale))
-	r.askedStep.Store(step)
+func (h *sessionHeader) ask(step uint64, gradScale float64) {
+	h.askedStep.Store(0)
+	h.gradScale.Store(math.Float64bits(gradScale))
+	h.askedStep.Store(step)
 }
 
 // asked returns the step that was asked for last, and what its gradients were multiplied by.
-func (r *record) asked() (step uint64, gradScale float64) {
-	return r.askedStep.Load(), math.Float64frombits(r.gradScale.Load())
+func (h *sessionHeader) asked() (step uint64, gradScale float64) {
+	return h.askedStep.Load(), math.Float64frombits(h.gradScale.Load())
 }

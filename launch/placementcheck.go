@@ -48,21 +48,21 @@ type Thread struct {
 
 // checkPlacement looks at the rank, and tells the user of anything wrong that is new.
 func (p *process) checkPlacement(logf func(string, ...any)) {
-	before, now := p.check, p.look()
+	before, now := p.placement, p.look()
 	if now.Threads == 0 || len(now.Memory) == 0 && len(before.Memory) > 0 {
 		return // the process is ending
 	}
-	p.check = now
-	if len(p.check.Outside) > len(before.Outside) {
-		t := p.check.Outside[0]
+	p.placement = now
+	if len(p.placement.Outside) > len(before.Outside) {
+		t := p.placement.Outside[0]
 		logf("rank %d: the program has bound %d of its %d threads anew, and they may leave CPUs %s: thread %d (%s) "+
 			"may run on CPUs %s",
-			p.rank.Number, len(p.check.Outside), p.check.Threads, p.rank.CPUs, t.ID, t.Name, t.CPUs)
+			p.rank.Number, len(p.placement.Outside), p.placement.Threads, p.rank.CPUs, t.ID, t.Name, t.CPUs)
 	}
-	if p.check.Elsewhere >= noticedMemory && before.Elsewhere < noticedMemory {
+	if p.placement.Elsewhere >= noticedMemory && before.Elsewhere < noticedMemory {
 		logf("rank %d: %v of its memory is not on NUMA nodes %s, against policy %s: the nodes were full, or the "+
 			"memory was in use before",
-			p.rank.Number, p.check.Elsewhere, cpuset.New(p.rank.NUMANodes...), p.rank.MemoryPolicy)
+			p.rank.Number, p.placement.Elsewhere, cpuset.New(p.rank.NUMANodes...), p.rank.MemoryPolicy)
 	}
 }
 
@@ -72,7 +72,7 @@ const noticedMemory = 64 * ledger.MiB
 
 func (p *process) look() PlacementCheck {
 	pid := p.command.Process.Pid
-	check := PlacementCheck{Rank: p.rank.Number, Process: pid, Outside: []Thread{}, Memory: map[int]ledger.Bytes{}}
+	placement := PlacementCheck{Rank: p.rank.Number, Process: pid, Outside: []Thread{}, Memory: map[int]ledger.Bytes{}}
 	for _, member := range processes(groupField, pid) {
 		folder := fmt.Sprintf("/proc/%d", member)
 		threads, _ := filepath.Glob(folder + "/task/*")
@@ -85,25 +85,26 @@ func (p *process) look() PlacementCheck {
 			if err != nil {
 				continue // the thread or process has ended
 			}
-			check.Threads++
+			placement.Threads++
 			if !cpus.IsSubsetOf(p.rank.CPUs) {
 				name, _ := files.ReadKernel(thread + "/comm")
-				check.Outside = append(check.Outside, Thread{id, strings.TrimSpace(string(name)), cpus.String()})
+				placement.Outside = append(placement.Outside,
+					Thread{id, strings.TrimSpace(string(name)), cpus.String()})
 			}
 		}
 		if maps, err := os.Open(folder + "/numa_maps"); err == nil {
-			addMemory(maps, check.Memory)
+			addMemory(maps, placement.Memory)
 			maps.Close()
 		}
 	}
 	if p.rank.MemoryPolicy != binding.PolicyDefault {
-		for node, size := range check.Memory {
+		for node, size := range placement.Memory {
 			if !slices.Contains(p.rank.NUMANodes, node) {
-				check.Elsewhere += size
+				placement.Elsewhere += size
 			}
 		}
 	}
-	return check
+	return placement
 }
 
 // addMemory adds up the pages of /proc/PID/numa_maps by node, from lines such as
