@@ -3,6 +3,7 @@ package plan
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -77,15 +78,14 @@ func (r *resolver) readAdapter() (err error) {
 	}
 	// PEFT keeps adapters of 16-bit models in fp32 (autocast_adapter_dtype).
 	j.AdapterType = dtype.F32
-	switch r.AdapterPrecision {
-	case "":
+	switch {
+	case r.AdapterPrecision == "":
 		r.assume("adapters in fp32, as PEFT has them: --adapter-precision was not given")
-	case "fp32":
-	case "bf16", "fp16":
+	case slices.Contains(AdapterPrecisions, r.AdapterPrecision):
 		j.AdapterType, _ = dtype.Parse(r.AdapterPrecision)
 	default:
 		return &fault.Input{What: fmt.Sprintf("unknown precision of adapters %q", r.AdapterPrecision),
-			Hint: "expected fp32, bf16 or fp16"}
+			Hint: "expected " + fault.OneOf(AdapterPrecisions...)}
 	}
 	matched := false
 	modules := append(j.Model.Network.Linears(), j.Model.Network.Head.Projection)
@@ -198,7 +198,10 @@ func lastNames(paths []string) []string {
 	return names
 }
 
-// quantizations maps the names that --quantization takes in place of a file.
+// Quantizations returns the names that --quantization takes in place of a file.
+func Quantizations() []string { return slices.Sorted(maps.Keys(quantizations)) }
+
+// quantizations maps these names to what they mean.
 var quantizations = map[string]recipe.Quantization{
 	"nf4":    {Bits: 4, Kind: "nf4"},
 	"fp4":    {Bits: 4, Kind: "fp4"},
@@ -225,7 +228,7 @@ func (r *resolver) quantization() error {
 	default:
 		if _, err := os.Stat(name); err != nil && !strings.ContainsAny(name, "./") {
 			return &fault.Input{What: fmt.Sprintf("unknown quantization %q", name),
-				Hint: "expected nf4, nf4-dq, fp4, fp4-dq, int8, or a file with BitsAndBytesConfig in JSON"}
+				Hint: "expected " + strings.Join(Quantizations(), ", ") + ", or a file with BitsAndBytesConfig in JSON"}
 		}
 		q, err := recipe.LoadQuantization(name)
 		if err != nil {
@@ -343,9 +346,9 @@ var optimizerNames = func() map[string]namedOptimizer {
 // sharding sets how the parameters are sharded.
 func (r *resolver) sharding() error {
 	j := r.job
-	switch r.Request.FSDP {
-	case "":
-	case "1", "2":
+	switch {
+	case r.Request.FSDP == "":
+	case slices.Contains(FSDPVersions, r.Request.FSDP):
 		if j.FSDP != nil {
 			return &fault.Input{What: "--fsdp is given, and a file configures FSDP too", Hint: "leave --fsdp out"}
 		}
@@ -354,7 +357,8 @@ func (r *resolver) sharding() error {
 			BackwardPrefetch: "backward_pre", OffloadParameters: r.OffloadParameters}
 		j.ReduceType = dtype.F32
 	default:
-		return &fault.Input{What: fmt.Sprintf("--fsdp is %q, expected 1 or 2, the version", r.Request.FSDP)}
+		return &fault.Input{What: fmt.Sprintf("--fsdp is %q, expected %s, the version", r.Request.FSDP,
+			fault.OneOf(FSDPVersions...))}
 	}
 	if j.FSDP != nil && r.OffloadParameters {
 		j.FSDP.OffloadParameters = true

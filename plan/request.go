@@ -53,15 +53,19 @@ type Request struct {
 	// litgpt or torchtitan.
 	Modules string
 
-	Torch, Engine, Transformers, BitsAndBytes string // versions
-	Allocator                                 string // PYTORCH_CUDA_ALLOC_CONF
+	Torch, DeepSpeedVersion, Transformers, BitsAndBytes string // versions
+	Allocator                                           string // PYTORCH_CUDA_ALLOC_CONF
 }
 
-// The allowed values of some fields, for help and completion.
+// The allowed values of some fields, for help and completion, too.
 var (
 	Precisions = []string{"bf16", "fp16", "fp32", "amp-bf16", "amp-fp16"}
 	Attentions = []string{"sdpa", "flash", "eager"}
 	Recomputes = []string{"none", "full", "reentrant", "selective", "every-2"}
+
+	AdapterPrecisions = []string{"fp32", "bf16", "fp16"}
+	FSDPVersions      = []string{"1", "2"}
+	ModelLibraries    = []string{transformersModules, "litgpt", "torchtitan"}
 )
 
 // resolver turns a request into a job.
@@ -172,7 +176,7 @@ func (r *resolver) versions() error {
 		{"--transformers", r.Transformers, "transformers", beside.transformers, &v.Transformers, true},
 		{"--bitsandbytes", r.BitsAndBytes, "bitsandbytes", beside.bitsandbytes, &v.BitsAndBytes,
 			r.Request.Quantization != "" || r.job.Model.Quantized},
-		{"--engine-version", r.Engine, "DeepSpeed", "0.19.6", &v.DeepSpeed, r.job.DeepSpeed != nil},
+		{"--deepspeed-version", r.DeepSpeedVersion, "DeepSpeed", "0.19.6", &v.DeepSpeed, r.job.DeepSpeed != nil},
 	} {
 		text := program.text
 		if text == "" {
@@ -445,8 +449,8 @@ func (r *resolver) modules() error {
 			j.Loss = forward.ShiftLabels // only the blocks were compiled
 		}
 	default:
-		return &fault.Input{What: fmt.Sprintf("unknown modules %q", r.Modules),
-			Hint: "expected transformers, litgpt or torchtitan"}
+		return &fault.Input{What: fmt.Sprintf("unknown model library %q", r.Modules),
+			Hint: "expected " + fault.OneOf(ModelLibraries...)}
 	}
 	return nil
 }
