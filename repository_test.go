@@ -4,6 +4,7 @@ package plimsoll
 import (
 	"encoding/json"
 	"errors"
+	"go/ast"
 	"go/parser"
 	"go/token"
 	"io"
@@ -100,6 +101,67 @@ func TestImportsPointDownwards(t *testing.T) {
 			t.Errorf("docs/architecture.md lists %s, which does not exist", name)
 		}
 	}
+}
+
+// TestMethodsAreDeclaredWithTheirType: a test file declares no method of a type that is not the test's own. What only
+// tests do with a type is a function of the test, so that the type reads the same in both.
+func TestMethodsAreDeclaredWithTheirType(t *testing.T) {
+	type method struct{ position, name string }
+	types, methods := map[string]bool{}, map[method]string{}
+	positions := token.NewFileSet()
+	for _, name := range tracked(t) {
+		if !strings.HasSuffix(name, ".go") {
+			continue
+		}
+		text, err := os.ReadFile(name)
+		if err != nil {
+			continue // deleted and not yet committed
+		}
+		file, err := parser.ParseFile(positions, name, text, parser.SkipObjectResolution)
+		if err != nil {
+			t.Fatal(err)
+		}
+		inPackage := func(name *ast.Ident) string {
+			return filepath.Dir(positions.Position(file.Pos()).Filename) + " " + file.Name.Name + "." + name.Name
+		}
+		ofTest := strings.HasSuffix(name, "_test.go")
+		for _, declaration := range file.Decls {
+			switch d := declaration.(type) {
+			case *ast.GenDecl:
+				for _, spec := range d.Specs {
+					if s, isType := spec.(*ast.TypeSpec); isType && !ofTest {
+						types[inPackage(s.Name)] = true
+					}
+				}
+			case *ast.FuncDecl:
+				if ofTest && d.Recv != nil {
+					at := method{positions.Position(d.Pos()).String(), d.Name.Name}
+					methods[at] = inPackage(receiver(d.Recv.List[0].Type))
+				}
+			}
+		}
+	}
+	if len(methods) < 10 {
+		t.Fatalf("only %d methods were found in tests", len(methods))
+	}
+	for at, of := range methods {
+		if types[of] && at.name != "onRanks" {
+			t.Errorf("%s: %s is a method of a type that is no test's: make it a function", at.position, at.name)
+		}
+	}
+}
+
+// receiver returns the name of the type T in T, *T and *T[X].
+func receiver(expression ast.Expr) *ast.Ident {
+	switch e := expression.(type) {
+	case *ast.StarExpr:
+		return receiver(e.X)
+	case *ast.IndexExpr:
+		return receiver(e.X)
+	case *ast.IndexListExpr:
+		return receiver(e.X)
+	}
+	return expression.(*ast.Ident)
 }
 
 // opensFiles matches the functions that open a file of any kind and read it whatever its length.

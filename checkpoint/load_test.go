@@ -392,7 +392,7 @@ func TestConvertAfterAConversionThatWasKilled(t *testing.T) {
 	for _, finished := range []bool{true, false} {
 		out := t.TempDir()
 		w := newTestWriter(t, out, other[0])
-		if err := w.writeAll(other[0]); err != nil {
+		if err := writeAll(w, other[0]); err != nil {
 			t.Fatal(err)
 		}
 		if finished {
@@ -432,11 +432,11 @@ func TestConvertBesideASave(t *testing.T) {
 			}
 			_, err = c.Convert(t.Context(), out, Conversion{}, func(int64) { begin() })
 			mustSay(t, err, "another job is saving the same step", w.path(dataSuffix))
-			if err := errors.Join(w.writeAll(job[1]), w.finish()); err != nil {
+			if err := errors.Join(writeAll(w, job[1]), w.finish()); err != nil {
 				t.Fatal(err)
 			}
 			w = newTestWriter(t, out, job[0])
-			if err := errors.Join(w.writeAll(job[0]), w.finish()); err != nil {
+			if err := errors.Join(writeAll(w, job[0]), w.finish()); err != nil {
 				t.Fatal(err)
 			}
 			if _, err := Commit(out, c.Step(), ""); err != nil {

@@ -112,7 +112,7 @@ func fingerprint(shards []*Shard, elements int64) string {
 	for _, s := range shards {
 		for i := range min(left, s.config.Elements) {
 			var row [14]byte
-			c, at := s.locate(int(i))
+			c, at := locate(s, int(i))
 			binary.LittleEndian.PutUint32(row[0:], math.Float32bits(master(c, at)))
 			for m := range s.config.Format.Algorithm.Moments() {
 				binary.LittleEndian.PutUint32(row[4+4*m:], math.Float32bits(c.Moment(m, at)))
@@ -125,7 +125,7 @@ func fingerprint(shards []*Shard, elements int64) string {
 }
 
 // locate returns the state of the section of an element, and the element's place in it.
-func (s *Shard) locate(element int) (kernel.Chunk, int) {
+func locate(s *Shard, element int) (kernel.Chunk, int) {
 	last := len(s.sections) - 1
 	for s.sections[last].first > element {
 		last--
@@ -320,8 +320,8 @@ func TestGroupsHaveTheirOwnHyperparameters(t *testing.T) {
 	}{{[2]float64{1e-3, 2e-3}, 0, border}, {[2]float64{1e-4, 3e-4}, border, testElements}} {
 		one := run(nil, [][]optim.Optimizer{{with(part.rates[0])}, {with(part.rates[1])}})
 		for i := part.first; i < part.end; i++ {
-			got, at := both.locate(i)
-			want, place := one.locate(i)
+			got, at := locate(both, i)
+			want, place := locate(one, i)
 			if master(got, at) != master(want, place) {
 				t.Fatalf("element %d is not what learning rates %v give", i, part.rates)
 			}
@@ -458,8 +458,8 @@ func TestMoreElementsThan31BitsCount(t *testing.T) {
 		}
 		offset := elements - tail
 		for i := range tail {
-			a, at := large.locate(offset + i)
-			b, _ := small.locate(i)
+			a, at := locate(large, offset+i)
+			b, _ := locate(small, i)
 			// The dither of int8 moments depends on the place.
 			same := format.Moments == kernel.MomentsInt8 ||
 				a.Moment(0, at) == b.Moment(0, i) && a.Moment(1, at) == b.Moment(1, i)
@@ -600,7 +600,7 @@ func TestSectionsHoldTheirMomentsTheirWay(t *testing.T) {
 	}
 	for _, steps := range []int{1, 10} {
 		mixed, exact := run(kernel.MomentsInt8, mixedSections, steps), run(kernel.MomentsFP32, nil, steps)
-		whole, _ := exact.locate(0)
+		whole, _ := locate(exact, 0)
 		for _, s := range mixed.sections {
 			for i := range s.state.Len() {
 				got, want := s.state.Moment(1, i), whole.Moment(1, s.first+i)
@@ -640,7 +640,7 @@ func TestInt8MomentsTrackFP32(t *testing.T) {
 	for _, moments := range []kernel.MomentType{kernel.MomentsFP32, kernel.MomentsInt8} {
 		format := kernel.Format{Moments: moments, Parameter: dtype.BF16, Gradient: dtype.F32}
 		s := newShards(t, n, 1, 1, 0, format, kernel.Available()[len(kernel.Available())-1])[0]
-		states[moments], _ = s.locate(0)
+		states[moments], _ = locate(s, 0)
 		engines[moments] = newEngine(t, []*Shard{s}, 0)
 	}
 	var first [n]float32

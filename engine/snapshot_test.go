@@ -36,7 +36,7 @@ func TestSnapshotsAreOfOneInstant(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		random := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 0))
 		pause := time.Duration(random.IntN(20)) * time.Microsecond
-		s.makeSteps(t, 1)
+		makeSteps(t, s, 1)
 		before := map[int64]snapshotUnit{}
 		for unit := range s.chunks {
 			u := keep(s, s.unit(unit))
@@ -62,7 +62,7 @@ func TestSnapshotsAreOfOneInstant(t *testing.T) {
 		if !startLate {
 			go func() { done <- x.Run(context.Background(), nil) }()
 		}
-		s.makeSteps(t, int64(random.IntN(3)))
+		makeSteps(t, s, int64(random.IntN(3)))
 		if startLate {
 			done <- x.Run(context.Background(), nil)
 		}
@@ -89,7 +89,7 @@ func TestSnapshotsAreOfOneInstant(t *testing.T) {
 // TestUnitsSayWhereTheirMomentsAre rebuilds the arenas from units.
 func TestUnitsSayWhereTheirMomentsAre(t *testing.T) {
 	s := slowCase().newShard(t, true)
-	s.makeSteps(t, 2)
+	makeSteps(t, s, 2)
 	got := map[ledger.Component][]byte{}
 	put := func(component ledger.Component, stream []byte, at int64) {
 		if got[component] == nil {
@@ -149,13 +149,13 @@ func TestSnapshotsEndAtTheFirstError(t *testing.T) {
 			return nil
 		})
 		if test.step {
-			s.makeSteps(t, 1)
+			makeSteps(t, s, 1)
 		}
 		if err := x.Run(test.context, nil); !errors.Is(err, test.want) {
 			t.Errorf("%s: the error is %v, want %v", name, err, test.want)
 		}
 		after := calls
-		s.makeSteps(t, 1)
+		makeSteps(t, s, 1)
 		if calls != after || calls > 13 {
 			t.Errorf("%s: copy was called %d times, and %d times when it had failed", name, after, calls-after)
 		}
@@ -172,7 +172,7 @@ func TestSnapshotsAreRefusedWhileAStepRuns(t *testing.T) {
 		}()
 		s.Snapshot(func(Unit) error { return nil })
 	}
-	if err := s.beginNext(); err != nil {
+	if err := beginNext(s); err != nil {
 		t.Fatal(err)
 	}
 	refused("while a step is under way")

@@ -56,7 +56,7 @@ func TestOnlyTheNextStepBegins(t *testing.T) {
 			t.Errorf("%s: the journal was changed", name)
 		}
 	}
-	if err := s.beginNext(); err != nil {
+	if err := beginNext(s); err != nil {
 		t.Fatal(err)
 	}
 	if err := s.Begin(2, 1, adam); err == nil || !strings.Contains(err.Error(), "step 1 is under way") {
@@ -64,7 +64,7 @@ func TestOnlyTheNextStepBegins(t *testing.T) {
 	}
 	s.Wait()
 	s.SetSteps(41)
-	if err := s.beginNext(); err != nil || s.Steps() != 41 {
+	if err := beginNext(s); err != nil || s.Steps() != 41 {
 		t.Errorf("the step after 41: %v, at %d", err, s.Steps())
 	}
 	s.Wait()
@@ -77,10 +77,10 @@ func TestOnlyTheNextStepBegins(t *testing.T) {
 // parameters of a range right after the wait must be those after the step.
 func TestStretchesAreAwaited(t *testing.T) {
 	after := slowShard(t)
-	after.makeSteps(t, 3)
+	makeSteps(t, after, 3)
 	s := slowShard(t)
-	s.makeSteps(t, 2)
-	if err := s.beginNext(); err != nil {
+	makeSteps(t, s, 2)
+	if err := beginNext(s); err != nil {
 		t.Fatal(err)
 	}
 	var group sync.WaitGroup
@@ -90,8 +90,8 @@ func TestStretchesAreAwaited(t *testing.T) {
 				count := min(1000, crashElements-first)
 				s.WaitRange(int64(first), int64(count))
 				for i := first; i < first+count; i++ {
-					got, at := s.locate(i)
-					want, _ := after.locate(i)
+					got, at := locate(s, i)
+					want, _ := locate(after, i)
 					if master(got, at) != master(want, at) {
 						t.Errorf("parameter %d was waited for and is not updated", i)
 						return
@@ -117,7 +117,7 @@ func TestStretchesAreDoneBeforeTheStep(t *testing.T) {
 		}
 		return nil
 	})
-	if err := s.beginNext(); err != nil {
+	if err := beginNext(s); err != nil {
 		t.Fatal(err)
 	}
 	s.WaitRange(0, last)
@@ -147,7 +147,7 @@ func TestSumsOutliveNoStep(t *testing.T) {
 	want = s.SumSquares()
 	s.GradientsArrived(0, crashElements)
 	s.gradient.Put(5, 0)
-	s.makeSteps(t, 1)
+	makeSteps(t, s, 1)
 	if got := s.SumSquares(); !(got < want) {
 		t.Errorf("after a step the sum is %v, that of gradients before it", got)
 	}
@@ -175,9 +175,9 @@ func TestJournaledStepAllocatesNothing(t *testing.T) {
 func TestJournalChangesNothing(t *testing.T) {
 	for _, c := range crashCases() {
 		with, without := c.newShard(t, true), c.newShard(t, false)
-		with.makeSteps(t, 5)
-		without.makeSteps(t, 5)
-		if !bytes.Equal(with.image(), without.image()) {
+		makeSteps(t, with, 5)
+		makeSteps(t, without, 5)
+		if !bytes.Equal(imageOf(with), imageOf(without)) {
 			t.Errorf("%s: the journal changes what a step does", c.name)
 		}
 	}
@@ -274,7 +274,7 @@ func TestSmallShardIsUpdatedByTheCaller(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer s.Close()
-			s.fill()
+			fillShard(s)
 			shards[i] = s
 		}
 		adam := []optim.Optimizer{optim.DefaultAdamW()}

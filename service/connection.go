@@ -130,11 +130,10 @@ var errEnding = errors.New("the service is ending")
 func (c *connection) serve(p packet, files []*os.File, fault error) (more bool) {
 	c.server.requests.Add(1)
 	c.unanswered.Add(1)
-	var result []byte
-	var out []*os.File
+	var out reply
 	if fault == nil {
 		c.kind.Store(uint32(p.kind))
-		result, out, fault = c.handle(p, files)
+		out, fault = c.handle(request{p, files})
 		c.kind.Store(0)
 	}
 	closeAll(files)
@@ -153,19 +152,22 @@ func (c *connection) serve(p packet, files []*os.File, fault error) (more bool) 
 			status = e.Status
 		}
 		message := fault.Error()
-		result, out = []byte(message[:min(len(message), 4096)]), nil
+		out = reply{result: []byte(message[:min(len(message), 4096)])}
 		if status == Internal || status == Malformed || status == NotPermitted {
 			c.server.say("process %d: %v: %s", c.process, p.kind, message)
 		}
 	}
-	err := c.answer(p, status, result, out...)
-	if p.kind == Stat {
-		closeAll(out) // the files of open belong to the arenas
+	err := c.answer(p, status, out.result, out.files...)
+	if out.temporary {
+		closeAll(out.files)
 	}
-	if err != nil {
-		return false // the client is gone
+	switch {
+	case err != nil: // the client is gone
+		return false
+	case status == Malformed || status == NotPermitted: // the kind may be none of this version
+		return false
 	}
-	return status != Malformed && status != NotPermitted && p.kind != Close
+	return !requests[p.kind].is(last)
 }
 
 // answer sends the answer to a request.
@@ -194,25 +196,26 @@ func (c *connection) hurry() { _ = c.c.SetWriteDeadline(time.Now().Add(2 * time.
 
 // step begins a step. It answers when the step has begun or, if the client wants to
 // wait, when the step is done.
-func (c *connection) step(p packet) ([]byte, error) {
-	body, err := decodeStep(p.kind, p.body)
+func (c *connection) step(r request) (reply, error) {
+	body, err := decodeStep(r.kind, r.body)
 	if err != nil {
-		return nil, err
+		return reply{}, err
 	}
+	at := reply{result: encode(body.Step, 0.0)}
 	if body.Flags&waitForStep == 0 {
 		_, err := c.session.step(body, nil)
-		return encode(body.Step, 0.0), err
+		return at, err
 	}
 	c.answering.Add(1)
 	begun, err := c.session.step(body, func(took time.Duration) {
-		_ = c.answer(p, Done, encode(body.Step, took.Seconds())) // if the client is gone, run notices
+		_ = c.answer(r.packet, Done, encode(body.Step, took.Seconds())) // if the client is gone, run notices
 		c.answering.Done()
 	})
 	if begun {
-		return nil, errLater
+		return reply{}, errLater
 	}
 	c.answering.Done()
-	return encode(body.Step, 0.0), err
+	return at, err
 }
 
 // release lets go of the session. The service keeps the session.

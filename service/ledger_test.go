@@ -79,7 +79,7 @@ func TestLedger(t *testing.T) {
 			if process := beside(t, strconv.Itoa(o.Process)); process > 40*ledger.MiB {
 				t.Errorf("the service holds %v beside the arenas", process)
 			}
-			process, tables := o.measured(t, ledger.ServiceProcess), o.measured(t, ledger.ServicePageTables)
+			process, tables := measuredBytes(t, o, ledger.ServiceProcess), measuredBytes(t, o, ledger.ServicePageTables)
 			if process < ledger.MiB || process > 80*ledger.MiB { // with its text, which others map, too
 				t.Errorf("the service says that it holds %v beside the arenas", process)
 			}
@@ -99,8 +99,8 @@ func TestLedger(t *testing.T) {
 	}
 }
 
-// measured returns the service's own measurement of a component.
-func (o *Overview) measured(t *testing.T, component ledger.Component) ledger.Bytes {
+// measuredBytes returns the service's own measurement of a component.
+func measuredBytes(t *testing.T, o *Overview, component ledger.Component) ledger.Bytes {
 	t.Helper()
 	for _, e := range o.Ledger {
 		if e.Component == component && e.Measured != nil {

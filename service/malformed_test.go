@@ -18,8 +18,8 @@ import (
 	"plimsoll/ledger"
 )
 
-// requests returns a valid request of every kind.
-func requests(t testing.TB) []packet {
+// validRequests returns a valid request of every kind.
+func validRequests(t testing.TB) []packet {
 	t.Helper()
 	text, err := json.Marshal(testDocument())
 	if err != nil {
@@ -50,6 +50,20 @@ func requests(t testing.TB) []packet {
 		all[i].number = uint32(i)
 	}
 	return all
+}
+
+// TestEveryKindHasARow checks that a kind has a name and a row, and that it is among the
+// requests that the tests above and below malform.
+func TestEveryKindHasARow(t *testing.T) {
+	valid := map[Kind]bool{}
+	for _, p := range validRequests(t) {
+		valid[p.kind] = true
+	}
+	for kind := Open; kind < kinds; kind++ {
+		if kind.String() == "" || requests[kind].handle == nil || !valid[kind] {
+			t.Errorf("kind %d (%v) lacks a name, a row in requests, or a valid request", kind, kind)
+		}
+	}
 }
 
 // malform returns a malformed message, or by chance a valid one.
@@ -99,7 +113,7 @@ func TestMalformedMessages(t *testing.T) {
 	witness := begun(t, r.Socket, testDocument(small))
 	mustStep(t, witness, 3)
 	random := rand.New(rand.NewPCG(3, 3))
-	valid := requests(t)
+	valid := validRequests(t)
 	pipe, other, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
@@ -219,7 +233,7 @@ func openAndClose(socket string) error {
 
 // FuzzRequest parses packets as the service does.
 func FuzzRequest(f *testing.F) {
-	for _, p := range requests(f) {
+	for _, p := range validRequests(f) {
 		f.Add(p.encode())
 	}
 	f.Add([]byte("PLIM"))

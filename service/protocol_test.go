@@ -46,7 +46,8 @@ func formats() []*Document {
 	return all
 }
 
-func (d *Document) name() string {
+// formatName names the format of a document.
+func formatName(d *Document) string {
 	return fmt.Sprintf("%s-%s-%s-%s-%s", d.Optimizer, d.State, d.Moments, d.Parameter, d.Gradient)
 }
 
@@ -145,7 +146,7 @@ func TestEveryFormat(t *testing.T) {
 		if testing.Short() && i%7 != 0 {
 			continue
 		}
-		t.Run(d.name(), func(t *testing.T) {
+		t.Run(formatName(d), func(t *testing.T) {
 			s := mustOpen(t, r.Socket, d)
 			shard := engineOf(t, d, cpus)
 			writeStreams(t, s, shard, random)

@@ -412,7 +412,7 @@ func TestWithoutASession(t *testing.T) {
 			continue
 		}
 		var files []*os.File
-		if filesWith[kind] > 0 {
+		if requests[kind].files > 0 {
 			files = append(files, memfd(t, nil, 10, fixed))
 		}
 		wantError(t, client.done(kind, nil, files...), OutOfOrder,

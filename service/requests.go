@@ -15,148 +15,157 @@ import (
 // parameters.
 const maximumDocument = 256 << 20
 
-// filesWith is how many files come with a request of each kind.
-var filesWith = map[Kind]int{Open: 1, Window: 1}
-
-// handle carries out a request.
-func (c *connection) handle(p packet, files []*os.File) ([]byte, []*os.File, error) {
-	if want := filesWith[p.kind]; len(files) != want {
-		return nil, nil, fail(Malformed, "%v with %d file descriptors: expected %d", p.kind, len(files), want)
-	}
-	switch {
-	case p.kind == Open:
-		return c.openSession(p.body, files)
-	case p.kind == Stat:
-		if len(p.body) != 0 {
-			return nil, nil, fail(Malformed, "stat with a body of %d bytes: expected none", len(p.body))
-		}
-		return c.server.answerStat()
-	case p.kind == Restore:
-		if len(p.body) == 0 {
-			return nil, nil, fail(Malformed, "restore without a body: expected a document that names a session")
-		}
-		body, err := decodeText[restoreBody](p.kind, p.body)
-		if err != nil {
-			return nil, nil, err
-		}
-		return nil, nil, c.server.restoreAside(body)
-	case c.session == nil:
-		return nil, nil, fail(OutOfOrder, "%v: there is no session; open one first", p.kind)
-	}
-	result, err := c.inSession(p, files)
-	return result, nil, err
+// A request is a packet with the files that came with it.
+type request struct {
+	packet
+	files []*os.File
 }
 
-// answerStat answers with a file, as the document may be longer than a packet.
-func (s *Server) answerStat() ([]byte, []*os.File, error) {
-	text, err := json.Marshal(s.Overview())
+// A reply is the result of a request, with the files that go with it.
+type reply struct {
+	result    []byte
+	files     []*os.File
+	temporary bool // the service closes the files once they are sent
+}
+
+type handler func(*connection, request) (reply, error)
+
+// A requestKind says what requests of one kind need, and what carries them out.
+type requestKind struct {
+	files  int // number of files that come with a request
+	traits traits
+	handle handler
+}
+
+// traits are properties of a kind of requests.
+type traits uint
+
+const (
+	inSession traits = 1 << iota // needs the session that open made
+	afterStep                    // waits for the step under way
+	afterSum                     // out of order while an accumulation is half done
+	onDisk                       // waits for a file system: a service that ends has more patience
+	last                         // the service closes the connection after the answer
+)
+
+func (k requestKind) is(some traits) bool { return k.traits&some != 0 }
+
+// requests has a row for each kind of requests. The decoder in a row reads the body.
+var requests = [kinds]requestKind{
+	Open:       {1, 0, (*connection).openSession},
+	Window:     {1, inSession, (*connection).setWindow},
+	Write:      {0, inSession | afterStep | afterSum, change(decode[transfer], (*session).write)},
+	Read:       {0, inSession | afterStep, change(decode[transfer], (*session).read)},
+	SetStep:    {0, inSession | afterStep, change(decode[setStep], (*session).setStep)},
+	Ready:      {0, inSession | afterStep | afterSum, change(decode[stretch], (*session).ready)},
+	Norm:       {0, inSession | afterStep | afterSum, ask(noBody, (*session).norm)},
+	Accumulate: {0, inSession | afterStep, change(decode[accumulation], (*session).accumulate)},
+	Clear:      {0, inSession | afterStep, change(noBody, (*session).clear)},
+	Step:       {0, inSession | afterStep | afterSum, (*connection).step},
+	Wait:       {0, inSession, ask(decode[waitBody], (*session).wait)},
+	Save:       {0, inSession | afterStep | onDisk, ask(decodeText[saveBody], (*session).save)},
+	Saved:      {0, inSession | onDisk, (*connection).saved},
+	Commit:     {0, inSession | onDisk, ask(decodeText[commitBody], (*session).commit)},
+	Load:       {0, inSession | afterStep, (*connection).load},
+	Stat:       {0, 0, (*connection).stat},
+	Close:      {0, inSession | last, (*connection).close},
+	Prepare:    {0, inSession | afterStep | afterSum, change(decodeStep, (*session).prepare)},
+	Restore:    {0, 0, (*connection).restore},
+}
+
+// handle carries out a request.
+func (c *connection) handle(r request) (reply, error) {
+	kind := requests[r.kind]
+	switch {
+	case len(r.files) != kind.files:
+		return reply{}, fail(Malformed, "%v with %d file descriptors: expected %d", r.kind, len(r.files), kind.files)
+	case kind.is(inSession) && c.session == nil:
+		return reply{}, fail(OutOfOrder, "%v: there is no session; open one first", r.kind)
+	}
+	if kind.is(afterStep) {
+		c.session.settle()
+	}
+	if kind.is(afterSum) {
+		if err := c.session.notHalfAdded(r.kind); err != nil {
+			return reply{}, err
+		}
+	}
+	return kind.handle(c, r)
+}
+
+// change returns the handler of a request that has no result.
+func change[T any](decode func(Kind, []byte) (T, error), do func(*session, T) error) handler {
+	return ask(decode, func(s *session, body T) ([]byte, error) { return nil, do(s, body) })
+}
+
+// ask returns the handler of a request that has a result.
+func ask[T any](decode func(Kind, []byte) (T, error), do func(*session, T) ([]byte, error)) handler {
+	return func(c *connection, r request) (reply, error) {
+		body, err := decode(r.kind, r.body)
+		if err != nil {
+			return reply{}, err
+		}
+		result, err := do(c.session, body)
+		return reply{result: result}, err
+	}
+}
+
+// noBody is the decoder of requests without a body.
+func noBody(kind Kind, body []byte) (struct{}, error) {
+	if len(body) != 0 {
+		return struct{}{}, fail(Malformed, "%v with a body of %d bytes: expected none", kind, len(body))
+	}
+	return struct{}{}, nil
+}
+
+// stat answers with a file, as the document may be longer than a packet.
+func (c *connection) stat(r request) (reply, error) {
+	if _, err := noBody(r.kind, r.body); err != nil {
+		return reply{}, err
+	}
+	text, err := json.Marshal(c.server.Overview())
 	if err != nil {
-		return nil, nil, err
+		return reply{}, err
 	}
 	file, err := sealedFile("plimsoll/stat", text)
 	if err != nil {
-		return nil, nil, err
+		return reply{}, err
 	}
-	return encode(uint64(len(text))), []*os.File{file}, nil
+	return reply{encode(uint64(len(text))), []*os.File{file}, true}, nil
 }
 
-// inSession carries out a request that needs a session.
-func (c *connection) inSession(p packet, files []*os.File) ([]byte, error) {
-	s := c.session
-	switch p.kind {
-	case Norm, Clear, Saved:
-		if len(p.body) != 0 {
-			return nil, fail(Malformed, "%v with a body of %d bytes: expected none", p.kind, len(p.body))
-		}
+// restore tries again to restore a session that was set aside, or gives it back.
+func (c *connection) restore(r request) (reply, error) {
+	if len(r.body) == 0 {
+		return reply{}, fail(Malformed, "restore without a body: expected a document that names a session")
 	}
-	switch p.kind {
-	case Write, Ready, Norm, Prepare, Step:
-		if err := s.notHalfAdded(p.kind); err != nil {
-			return nil, err
-		}
-	}
-	switch p.kind {
-	case Window:
-		body, err := decode[windowBody](p.kind, p.body)
-		if err != nil {
-			return nil, err
-		}
-		return nil, s.setWindow(body.Bytes, files[0])
-	case Write, Read:
-		body, err := decode[transfer](p.kind, p.body)
-		if err != nil {
-			return nil, err
-		}
-		return nil, map[Kind]func(transfer) error{Write: s.write, Read: s.read}[p.kind](body)
-	case Accumulate:
-		body, err := decode[accumulation](p.kind, p.body)
-		if err != nil {
-			return nil, err
-		}
-		return nil, s.accumulate(body)
-	case SetStep:
-		body, err := decode[setStep](p.kind, p.body)
-		if err != nil {
-			return nil, err
-		}
-		return nil, s.setStep(body.Step)
-	case Ready:
-		body, err := decode[stretch](p.kind, p.body)
-		if err != nil {
-			return nil, err
-		}
-		return nil, s.ready(body.First, body.Count)
-	case Norm:
-		return encode(s.norm()), nil
-	case Clear:
-		s.settle()
-		s.record.forgetPrepared()
-		s.shard.ForgetArrived()
-		s.shard.ClearGradients()
-		return nil, nil
-	case Prepare:
-		body, err := decodeStep(p.kind, p.body)
-		if err != nil {
-			return nil, err
-		}
-		return nil, s.prepare(body)
-	case Step:
-		return c.step(p)
-	case Wait:
-		body, err := decode[waitBody](p.kind, p.body)
-		if err != nil {
-			return nil, err
-		}
-		return encode(body.Step, 0.0), s.wait(body)
-	case Save:
-		return s.save(p.body, c.server.say)
-	case Saved:
-		return s.saved(c.abandoned)
-	case Commit:
-		return s.commit(p.body)
-	case Load:
-		return c.load(p.body)
-	}
-	body, err := decode[closeBody](Close, p.body)
+	body, err := decodeText[restoreBody](r.kind, r.body)
 	if err != nil {
-		return nil, err
+		return reply{}, err
 	}
-	if body.Flags&giveBack != 0 {
-		c.session = nil
-		return nil, c.server.forget(s)
+	return reply{}, c.server.restoreAside(body)
+}
+
+// close gives the state back if the client says so.
+func (c *connection) close(r request) (reply, error) {
+	body, err := decode[closeBody](r.kind, r.body)
+	if err != nil || body.Flags&giveBack == 0 {
+		return reply{}, err
 	}
-	return nil, nil
+	s := c.session
+	c.session = nil
+	return reply{}, c.server.forget(s)
 }
 
 // setStep records that the client wrote the whole state, and which step it is of.
-func (s *session) setStep(step uint64) error {
+func (s *session) setStep(b setStep) error {
+	step := b.Step
 	if step > maximumStep {
 		return fail(Refused, "set_step %d: expected at most %d", step, int64(maximumStep))
 	}
 	if err := s.notInParts(SetStep); err != nil {
 		return err
 	}
-	s.settle()
 	s.saveIsOver.Wait() // the checkpoint needs the step before
 	s.record.forgetSteps()
 	s.shard.SetSteps(int64(step))
@@ -176,19 +185,19 @@ func checkLength(document uint64) error {
 }
 
 // readDocument reads the document of open from its memfd. It returns the text, too.
-func readDocument(body []byte, files []*os.File) (*Document, []byte, error) {
-	b, err := decode[openBody](Open, body)
+func readDocument(r request) (*Document, []byte, error) {
+	b, err := decode[openBody](r.kind, r.body)
 	if err != nil {
 		return nil, nil, err
 	}
 	if err := checkLength(b.Length); err != nil {
 		return nil, nil, fail(Refused, "open: %v", err)
 	}
-	if err := sealed(files[0], int64(b.Length), unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_WRITE); err != nil {
+	if err := sealed(r.files[0], int64(b.Length), unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_WRITE); err != nil {
 		return nil, nil, fail(Refused, "open: the document: %v", err)
 	}
 	text := make([]byte, b.Length)
-	if _, err := files[0].ReadAt(text, 0); err != nil {
+	if _, err := r.files[0].ReadAt(text, 0); err != nil {
 		return nil, nil, fail(Refused, "open: the document: %v", err)
 	}
 	d, err := parseDocument(text)
@@ -230,7 +239,7 @@ type WelcomeArena struct {
 	Mapped    ledger.Bytes     `json:"mapped_bytes"`
 }
 
-func (c *connection) welcome(attached bool) ([]byte, []*os.File, error) {
+func (c *connection) welcome(attached bool) (reply, error) {
 	s := c.session
 	w := Welcome{
 		Schema: SessionSchema, Attached: attached, Step: s.shard.Steps(), Initialized: s.record.initialized(),
@@ -251,7 +260,7 @@ func (c *connection) welcome(attached bool) ([]byte, []*os.File, error) {
 	if err == nil && len(text) > maximumPacket/2 {
 		err = fmt.Errorf("an answer of %d bytes", len(text))
 	}
-	return text, files, err
+	return reply{result: text, files: files}, err
 }
 
 // decodeText decodes a request's body that is a JSON document.

@@ -214,7 +214,7 @@ func (s *Server) tryAttach(l *leftSession) (err error) {
 		return errors.Join(fmt.Errorf("the service holds the job %s, and may have a session %v of it already",
 			s.job, d.key()), shard.Close())
 	}
-	session := newSession(l.name, d, shard, record)
+	session := s.newSession(l.name, d, shard, record)
 	shard.Adopt()
 	record.Adopt()
 	for name, file := range l.files {

@@ -1,6 +1,7 @@
 package service
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -59,15 +60,8 @@ func checkIdentity(kind Kind, identity string) error {
 }
 
 // save begins to write the state as it is now.
-func (s *session) save(body []byte, say func(format string, values ...any)) ([]byte, error) {
-	b, err := decodeText[saveBody](Save, body)
-	if err == nil {
-		err = checkDirectory(Save, b.Directory)
-	}
-	if err == nil {
-		err = checkIdentity(Save, b.Identity)
-	}
-	if err != nil {
+func (s *session) save(b saveBody) ([]byte, error) {
+	if err := cmp.Or(checkDirectory(Save, b.Directory), checkIdentity(Save, b.Identity)); err != nil {
 		return nil, err
 	}
 	replicas := max(1, b.Replicas)
@@ -79,7 +73,6 @@ func (s *session) save(body []byte, say func(format string, values ...any)) ([]b
 		return nil, fail(OutOfOrder, "save: the state is not whole: write weights and set_step, or "+
 			"load, or make a step")
 	}
-	s.settle()
 	s.settleSave() // one save at a time; the next saved reports a failure
 	shard := s.forCheckpoint()
 	shard.Replica, shard.Replicas, shard.Identity = b.Replica, replicas, b.Identity
@@ -88,7 +81,7 @@ func (s *session) save(body []byte, say func(format string, values ...any)) ([]b
 		return nil, storage(Save, err)
 	}
 	for _, r := range saving.Removed() {
-		say("session %v: save of step %d: %s (%v), which a save had left that was broken off, was removed "+
+		s.say("session %v: save of step %d: %s (%v), which a save had left that was broken off, was removed "+
 			"for want of room", s.document.key(), saving.Step(), r.Path, r.Bytes)
 	}
 	s.saving, s.inherited = saving, false
@@ -122,21 +115,25 @@ func (s *session) forgetFailures() { s.saveError, s.inherited = nil, s.saving !=
 
 // saved waits for the save under way and reports its outcome. It stops waiting if the
 // client hung up and another one wants the session.
-func (s *session) saved(abandoned context.Context) ([]byte, error) {
+func (c *connection) saved(r request) (reply, error) {
+	if _, err := noBody(r.kind, r.body); err != nil {
+		return reply{}, err
+	}
+	s := c.session
 	if s.saving != nil {
 		select {
 		case <-s.saving.Done():
-		case <-abandoned.Done():
-			return nil, errEnding
+		case <-c.abandoned.Done():
+			return reply{}, errEnding
 		}
 	}
 	s.settleSave()
 	err := s.saveError
 	s.saveError = nil
 	if err != nil {
-		return nil, storage(Save, err)
+		return reply{}, storage(Save, err)
 	}
-	return encodeStep(s.savedStep.Load()), nil
+	return reply{result: encodeStep(s.savedStep.Load())}, nil
 }
 
 // notInParts refuses requests that would take a partly loaded state for a whole one.
@@ -159,15 +156,8 @@ func (s *session) notAlone(kind Kind) error {
 }
 
 // commit makes a checkpoint of what all ranks saved.
-func (s *session) commit(body []byte) ([]byte, error) {
-	b, err := decodeText[commitBody](Commit, body)
-	if err == nil {
-		err = checkDirectory(Commit, b.Directory)
-	}
-	if err == nil {
-		err = checkIdentity(Commit, b.Identity)
-	}
-	if err != nil {
+func (s *session) commit(b commitBody) ([]byte, error) {
+	if err := cmp.Or(checkDirectory(Commit, b.Directory), checkIdentity(Commit, b.Identity)); err != nil {
 		return nil, err
 	}
 	s.settleSave()
@@ -179,23 +169,23 @@ func (s *session) commit(body []byte) ([]byte, error) {
 
 // load loads a checkpoint. It stops when the service ends, or when another client wants
 // the session of a client that hung up.
-func (c *connection) load(body []byte) ([]byte, error) {
+func (c *connection) load(r request) (reply, error) {
+	body, err := decodeText[loadBody](r.kind, r.body)
+	if err != nil {
+		return reply{}, err
+	}
 	until, cancel := context.WithCancel(c.server.until)
 	defer cancel()
 	defer context.AfterFunc(c.abandoned, cancel)()
-	return c.session.load(until, body)
+	result, err := c.session.load(until, body)
+	return reply{result: result}, err
 }
 
 // load overwrites the state with that of a checkpoint.
-func (s *session) load(until context.Context, body []byte) ([]byte, error) {
-	b, err := decodeText[loadBody](Load, body)
-	if err == nil {
-		err = checkDirectory(Load, b.Directory)
-	}
-	if err != nil {
+func (s *session) load(until context.Context, b loadBody) ([]byte, error) {
+	if err := checkDirectory(Load, b.Directory); err != nil {
 		return nil, err
 	}
-	s.settle()
 	s.settleSave()
 	found, err := checkpoint.Open(b.Directory)
 	if err != nil {

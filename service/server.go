@@ -200,17 +200,17 @@ func (s *Server) letGoOf(k key) {
 }
 
 // openSession answers open: it creates a session, or attaches to one that exists.
-func (c *connection) openSession(body []byte, files []*os.File) ([]byte, []*os.File, error) {
+func (c *connection) openSession(r request) (reply, error) {
 	if c.session != nil {
-		return nil, nil, fail(OutOfOrder, "open: this connection has a session already")
+		return reply{}, fail(OutOfOrder, "open: this connection has a session already")
 	}
-	d, text, err := readDocument(body, files)
+	d, text, err := readDocument(r)
 	if err != nil {
-		return nil, nil, err
+		return reply{}, err
 	}
 	s := c.server
 	if err := s.checkAside(d); err != nil {
-		return nil, nil, err
+		return reply{}, err
 	}
 	found, err := s.claim(d, c)
 	attached := found != nil
@@ -218,7 +218,7 @@ func (c *connection) openSession(body []byte, files []*os.File) ([]byte, []*os.F
 		found, err = s.create(d, text)
 	}
 	if err != nil {
-		return nil, nil, err
+		return reply{}, err
 	}
 	c.session = found
 	found.forgetFailures()
@@ -363,7 +363,7 @@ func (s *Server) make(d *Document, text []byte) (*session, error) {
 	if err != nil {
 		return nil, errors.Join(fail(Refused, "open: %v", err), shard.Close())
 	}
-	made := newSession(name, d, shard, record)
+	made := s.newSession(name, d, shard, record)
 	err = s.keepArenas(made)
 	if err == nil {
 		populate(shard)

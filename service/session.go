@@ -19,6 +19,7 @@ import (
 // session is the state of one shard. At most one connection at a time holds it.
 type session struct {
 	name     string // under which the keeper keeps its files
+	say      func(format string, values ...any)
 	document *Document
 	shard    *engine.Shard
 	record   *record
@@ -45,9 +46,9 @@ type session struct {
 	watched stepWatch // used by Server.stuckStep
 }
 
-func newSession(name string, d *Document, shard *engine.Shard, record *record) *session {
+func (s *Server) newSession(name string, d *Document, shard *engine.Shard, record *record) *session {
 	useWorkers(shard.Config())
-	return &session{name: name, document: d, shard: shard, record: record}
+	return &session{name: name, say: s.say, document: d, shard: shard, record: record}
 }
 
 // key names a session in its job.
@@ -147,30 +148,35 @@ func (s *session) inWindow(kind Kind, offset, count, size uint64) ([]byte, error
 	return s.window[offset : offset+count*size], nil
 }
 
-func (s *session) ready(first, count uint64) error {
-	if err := s.checkStretch(Ready, first, count); err != nil {
+func (s *session) ready(b stretch) error {
+	if err := s.checkStretch(Ready, b.First, b.Count); err != nil {
 		return err
 	}
-	s.settle()
 	s.record.forgetPrepared()
-	s.shard.GradientsArrived(int64(first), int64(count))
+	s.shard.GradientsArrived(int64(b.First), int64(b.Count))
+	return nil
+}
+
+// clear sets the gradients to 0.
+func (s *session) clear(struct{}) error {
+	s.record.forgetPrepared()
+	s.shard.ForgetArrived()
+	s.shard.ClearGradients()
 	return nil
 }
 
 // norm returns the sum of the squares of the gradients.
-func (s *session) norm() float64 {
-	s.settle()
+func (s *session) norm(struct{}) ([]byte, error) {
 	begin := time.Now()
 	sum := s.shard.SumSquares()
 	s.lastNorm.Store(int64(time.Since(begin)))
-	return sum
+	return encode(sum), nil
 }
 
 // prepare is the first phase of the two-phase commit of a step. It stores the
 // hyperparameters in the session header and does not begin the step. From here on the
 // step can be made even if client and service die.
 func (s *session) prepare(b stepBody) error {
-	s.settle()
 	if b.Flags != 0 || b.Factor != 0 {
 		return fail(Refused, "prepare with flags %#x and factor %v: expected neither, which come with the step",
 			b.Flags, b.Factor)
@@ -233,7 +239,6 @@ func (s *session) optimizersOf(b stepBody) ([]optim.Optimizer, error) {
 // two-phase commit if the step was prepared. The worker that finishes the step calls
 // done, unless nil, with the time that the step took.
 func (s *session) step(b stepBody, done func(took time.Duration)) (begun bool, err error) {
-	s.settle()
 	if last := s.shard.Steps(); b.Step == uint64(last) && last > 0 {
 		return false, nil
 	}
@@ -278,13 +283,13 @@ func (s *session) stepped(took time.Duration) {
 }
 
 // wait returns when a range of the parameters has had a step.
-func (s *session) wait(b waitBody) error {
+func (s *session) wait(b waitBody) ([]byte, error) {
 	if err := s.checkStretch(Wait, b.First, b.Count); err != nil {
-		return err
+		return nil, err
 	}
 	if done := s.shard.Steps(); b.Step > uint64(max(done, s.begun)) {
-		return fail(OutOfOrder, "wait for step %d: the last that was begun is %d", b.Step, max(done, s.begun))
+		return nil, fail(OutOfOrder, "wait for step %d: the last that was begun is %d", b.Step, max(done, s.begun))
 	}
 	s.shard.WaitRange(int64(b.First), int64(b.Count))
-	return nil
+	return encode(b.Step, 0.0), nil
 }

@@ -119,7 +119,7 @@ func TestMutatedDocumentsAndRequests(t *testing.T) {
 	prints := openMany(t, r, 3)
 	process := r.overview(t).Process
 	random := rand.New(rand.NewPCG(9, 9))
-	valid := requests(t)
+	valid := validRequests(t)
 	mutated := tiny(0, 3)
 	mutated.Part = "mutated"
 	document, err := json.Marshal(mutated)

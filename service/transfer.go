@@ -24,6 +24,15 @@ var numberTypes = [...]dtype.Type{dtype.BF16, dtype.F16, dtype.F32}
 
 const maximumWindow = 1 << 40
 
+// setWindow gives the session a window.
+func (c *connection) setWindow(r request) (reply, error) {
+	body, err := decode[windowBody](r.kind, r.body)
+	if err != nil {
+		return reply{}, err
+	}
+	return reply{}, c.session.setWindow(body.Bytes, r.files[0])
+}
+
 // setWindow maps the client's memfd. The seal keeps it from shrinking, so accesses
 // cannot end this process.
 func (s *session) setWindow(size uint64, file *os.File) error {
@@ -75,7 +84,6 @@ func (s *session) write(t transfer) error {
 	if err != nil {
 		return err
 	}
-	s.settle()
 	s.saveIsOver.Wait() // the checkpoint needs the state as it was
 	s.record.beginWrite()
 	if t.What != masterStream {
@@ -97,7 +105,6 @@ func (s *session) read(t transfer) error {
 	if err != nil {
 		return err
 	}
-	s.settle()
 	format := s.shard.Config().Format
 	s.eachOf(t, func(c kernel.Chunk, from, end int, at int) {
 		for i := from; i < end; i++ {
@@ -137,7 +144,6 @@ func (s *session) accumulate(b accumulation) error {
 	if err != nil {
 		return err
 	}
-	s.settle()
 	added, _, last, half := s.shard.Accumulations()
 	again := b.Number == uint64(added) && added > 0 && !half
 	if next := added + 1; b.Number != uint64(next) && !again {
