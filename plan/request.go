@@ -53,8 +53,10 @@ type Request struct {
 	// litgpt or torchtitan.
 	Modules string
 
-	Torch, DeepSpeedVersion, Transformers, BitsAndBytes string // versions
-	Allocator                                           string // PYTORCH_CUDA_ALLOC_CONF
+	Torch                      string // this and the next three are versions
+	DeepSpeedVersion           string `json:"Engine"` // its key in plimsoll.plan/2
+	Transformers, BitsAndBytes string
+	Allocator                  string // PYTORCH_CUDA_ALLOC_CONF
 }
 
 // The allowed values of some fields, for help and completion, too.
