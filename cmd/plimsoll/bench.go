@@ -50,8 +50,8 @@ func benchFlags(c *cobra.Command, q *bench.Request) {
 	flags.BoolVar(&q.Norm, "norm", false, "also measure the norm of the gradients")
 	flags.BoolVar(&q.Journal, "journal", false,
 		"also measure the journal, from which another process can finish an update")
-	flags.BoolVar(&q.Checks, "checks", true, "look for stalls of all workers and for slow denormal numbers, at the "+
-		"largest size of the first format")
+	flags.BoolVar(&q.Checks, "checks", true, "look for long stop-the-world pauses of Go and for slow denormal "+
+		"numbers, at the largest size of the first format")
 	choiceFlag(c, &q.Peer, "peer", "", "`library` whose AdamW is measured in the same rounds: VALUES (torch.optim or "+
 		"DeepSpeedCPUAdam)", bench.Peers())
 }
