@@ -67,7 +67,8 @@ func TestEveryPackageIsDocumented(t *testing.T) {
 	}
 }
 
-// TestImportsPointDownwards compares the imports with the list of packages in docs/architecture.md.
+// TestImportsPointDownwards compares the imports with the list of packages in docs/architecture.md. Packages for tests
+// are imported by tests only.
 func TestImportsPointDownwards(t *testing.T) {
 	_, list, found := strings.Cut(read(t, "docs/architecture.md"), "```packages\n")
 	list, _, closed := strings.Cut(list, "```")
@@ -90,6 +91,9 @@ func TestImportsPointDownwards(t *testing.T) {
 		for _, imported := range p.Imports {
 			if !strings.HasPrefix(imported, "plimsoll/") {
 				continue
+			}
+			if strings.HasSuffix(imported, "test") && !strings.HasSuffix(p.ImportPath, "test") {
+				t.Errorf("%s imports %s, which is for tests", p.ImportPath, imported)
 			}
 			if below, open := level[imported]; open && below < own {
 				t.Errorf("%s imports %s, which stands above it in docs/architecture.md", p.ImportPath, imported)

@@ -7,70 +7,48 @@ import (
 	"fmt"
 	"path/filepath"
 
-	"github.com/go-json-experiment/json/jsontext"
-
 	"plimsoll/checkpoint"
-)
-
-// Bodies of the requests for checkpoints.
-type (
-	saveBody struct {
-		Directory string         `json:"directory"`
-		Training  jsontext.Value `json:"training,omitempty"`
-		Identity  string         `json:"identity,omitempty"`
-		Replica   int            `json:"replica,omitempty"`
-		Replicas  int            `json:"replicas,omitempty"`
-	}
-	commitBody struct {
-		Directory string `json:"directory"`
-		Step      int64  `json:"step"`
-		Identity  string `json:"identity,omitempty"`
-		Without   []int  `json:"ranks_without_state,omitempty"`
-	}
-	loadBody struct {
-		Directory string `json:"directory"`
-		Several   bool   `json:"several,omitempty"`
-	}
+	"plimsoll/service/protocol"
 )
 
 // forCheckpoint returns the shard in the form that package checkpoint uses.
 func (s *session) forCheckpoint() checkpoint.Shard {
 	d := s.document
 	return checkpoint.Shard{Rank: d.Rank, World: d.World, Part: d.Part, Format: s.shard.Config().Format,
-		Pieces: d.pieces(), State: s.shard}
+		Pieces: piecesOf(d), State: s.shard}
 }
 
 // checkDirectory refuses relative paths: client and service have different working
 // directories.
-func checkDirectory(kind Kind, directory string) error {
+func checkDirectory(kind protocol.Kind, directory string) error {
 	if !filepath.IsAbs(directory) {
-		return fail(Refused, "%v: the directory is %q: expected an absolute path, as the service has a working "+
-			"directory of its own", kind, directory)
+		return protocol.Refused.Errorf("%v: the directory is %q: expected an absolute path, as the service has a "+
+			"working directory of its own", kind, directory)
 	}
 	return nil
 }
 
 // checkIdentity refuses an identity that must not be in a manifest.
-func checkIdentity(kind Kind, identity string) error {
-	if identity != "" && !nameOfJob.MatchString(identity) {
-		return fail(Refused, "%v: the identity is %q: expected 1 to 64 of a-z A-Z 0-9 . _ -, and no dot "+
+func checkIdentity(kind protocol.Kind, identity string) error {
+	if identity != "" && !protocol.SafeName.MatchString(identity) {
+		return protocol.Refused.Errorf("%v: the identity is %q: expected 1 to 64 of a-z A-Z 0-9 . _ -, and no dot "+
 			"at the beginning", kind, identity)
 	}
 	return nil
 }
 
 // save begins to write the state as it is now.
-func (s *session) save(b saveBody) ([]byte, error) {
-	if err := cmp.Or(checkDirectory(Save, b.Directory), checkIdentity(Save, b.Identity)); err != nil {
+func (s *session) save(b protocol.SaveBody) ([]byte, error) {
+	if err := cmp.Or(checkDirectory(protocol.Save, b.Directory), checkIdentity(protocol.Save, b.Identity)); err != nil {
 		return nil, err
 	}
 	replicas := max(1, b.Replicas)
 	if b.Replica < 0 || b.Replica >= replicas || replicas > s.document.World {
-		return nil, fail(Refused, "save: replica %d of %d in a job of %d ranks: expected the number of this one, from "+
-			"0 on, and how many ranks hold its shard", b.Replica, replicas, s.document.World)
+		return nil, protocol.Refused.Errorf("save: replica %d of %d in a job of %d ranks: expected the number of this "+
+			"one, from 0 on, and how many ranks hold its shard", b.Replica, replicas, s.document.World)
 	}
 	if !s.record.initialized() {
-		return nil, fail(OutOfOrder, "save: the state is not whole: write weights and set_step, or "+
+		return nil, protocol.OutOfOrder.Errorf("save: the state is not whole: write weights and set_step, or " +
 			"load, or make a step")
 	}
 	s.settleSave() // one save at a time; the next saved reports a failure
@@ -78,11 +56,11 @@ func (s *session) save(b saveBody) ([]byte, error) {
 	shard.Replica, shard.Replicas, shard.Identity = b.Replica, replicas, b.Identity
 	saving, err := checkpoint.Save(b.Directory, shard, b.Training)
 	if err != nil {
-		return nil, storage(Save, err)
+		return nil, storage(protocol.Save, err)
 	}
 	for _, r := range saving.Removed() {
 		s.say("session %v: save of step %d: %s (%v), which a save had left that was broken off, was removed "+
-			"for want of room", s.document.key(), saving.Step(), r.Path, r.Bytes)
+			"for want of room", keyOf(s.document), saving.Step(), r.Path, r.Bytes)
 	}
 	s.saving, s.inherited = saving, false
 	s.written.Store(saving)
@@ -90,7 +68,7 @@ func (s *session) save(b saveBody) ([]byte, error) {
 		_ = saving.Wait() // settleSave reads the error
 		s.written.Store(nil)
 	})
-	return encodeStep(saving.Step()), nil
+	return protocol.Encode(saving.Step()), nil
 }
 
 // settleSave waits for the save under way.
@@ -116,7 +94,7 @@ func (s *session) forgetFailures() { s.saveError, s.inherited = nil, s.saving !=
 // saved waits for the save under way and reports its outcome. It stops waiting if the
 // client hung up and another one wants the session.
 func (c *connection) saved(r request) (reply, error) {
-	if _, err := noBody(r.kind, r.body); err != nil {
+	if _, err := noBody(r.Kind, r.Body); err != nil {
 		return reply{}, err
 	}
 	s := c.session
@@ -131,46 +109,47 @@ func (c *connection) saved(r request) (reply, error) {
 	err := s.saveError
 	s.saveError = nil
 	if err != nil {
-		return reply{}, storage(Save, err)
+		return reply{}, storage(protocol.Save, err)
 	}
-	return reply{result: encodeStep(s.savedStep.Load())}, nil
+	return reply{result: protocol.Encode(s.savedStep.Load())}, nil
 }
 
 // notInParts refuses requests that would take a partly loaded state for a whole one.
-func (s *session) notInParts(kind Kind) error {
+func (s *session) notInParts(kind protocol.Kind) error {
 	if s.record.condition.Load() == stateIsInParts {
-		return fail(OutOfOrder, "%v: a load was broken off, and some of the state is the checkpoint's: load again, or "+
-			"give the state back and open it anew", kind)
+		return protocol.OutOfOrder.Errorf("%v: a load was broken off, and some of the state is the checkpoint's: load "+
+			"again, or give the state back and open it anew", kind)
 	}
 	return nil
 }
 
 // notAlone refuses to go on from a loaded state while other shards may not have loaded
 // theirs.
-func (s *session) notAlone(kind Kind) error {
+func (s *session) notAlone(kind protocol.Kind) error {
 	if s.record.condition.Load() == stateIsLoaded {
-		return fail(OutOfOrder, "%v: the state was loaded as one of several, and set_step has not said that all are: "+
-			"load all again, or give the states back and open them anew", kind)
+		return protocol.OutOfOrder.Errorf("%v: the state was loaded as one of several, and set_step has not said that "+
+			"all are: load all again, or give the states back and open them anew", kind)
 	}
 	return nil
 }
 
 // commit makes a checkpoint of what all ranks saved.
-func (s *session) commit(b commitBody) ([]byte, error) {
-	if err := cmp.Or(checkDirectory(Commit, b.Directory), checkIdentity(Commit, b.Identity)); err != nil {
+func (s *session) commit(b protocol.CommitBody) ([]byte, error) {
+	if err := cmp.Or(checkDirectory(protocol.Commit, b.Directory),
+		checkIdentity(protocol.Commit, b.Identity)); err != nil {
 		return nil, err
 	}
 	s.settleSave()
 	if _, err := checkpoint.Commit(b.Directory, b.Step, b.Identity, b.Without...); err != nil {
-		return nil, storage(Commit, err)
+		return nil, storage(protocol.Commit, err)
 	}
-	return encodeStep(b.Step), nil
+	return protocol.Encode(b.Step), nil
 }
 
 // load loads a checkpoint. It stops when the service ends, or when another client wants
 // the session of a client that hung up.
 func (c *connection) load(r request) (reply, error) {
-	body, err := decodeText[loadBody](r.kind, r.body)
+	body, err := protocol.DecodeText[protocol.LoadBody](r.Kind, r.Body)
 	if err != nil {
 		return reply{}, err
 	}
@@ -182,14 +161,14 @@ func (c *connection) load(r request) (reply, error) {
 }
 
 // load overwrites the state with that of a checkpoint.
-func (s *session) load(until context.Context, b loadBody) ([]byte, error) {
-	if err := checkDirectory(Load, b.Directory); err != nil {
+func (s *session) load(until context.Context, b protocol.LoadBody) ([]byte, error) {
+	if err := checkDirectory(protocol.Load, b.Directory); err != nil {
 		return nil, err
 	}
 	s.settleSave()
 	found, err := checkpoint.Open(b.Directory)
 	if err != nil {
-		return nil, storage(Load, err)
+		return nil, storage(protocol.Load, err)
 	}
 	// From here to the end, a restarted service must not take the state for whole, or
 	// for new.
@@ -207,7 +186,7 @@ func (s *session) load(until context.Context, b loadBody) ([]byte, error) {
 		if until.Err() != nil {
 			return nil, errEnding
 		}
-		return nil, storage(Load, err)
+		return nil, storage(protocol.Load, err)
 	}
 	s.begun = step
 	if b.Several {
@@ -215,10 +194,10 @@ func (s *session) load(until context.Context, b loadBody) ([]byte, error) {
 	} else {
 		s.record.condition.Store(stateIsWhole)
 	}
-	return append(encodeStep(step), training...), nil
+	return append(protocol.Encode(step), training...), nil
 }
 
 // storage is the answer to a request that failed on files.
-func storage(kind Kind, err error) error {
-	return &Error{Storage, fmt.Sprintf("%v: %v", kind, err)}
+func storage(kind protocol.Kind, err error) error {
+	return &protocol.Error{Status: protocol.Storage, Message: fmt.Sprintf("%v: %v", kind, err)}
 }

@@ -14,7 +14,7 @@ import (
 
 func benchCommand() *cobra.Command {
 	var request bench.Request
-	var asJSON bool
+	var format report.Format
 	command := &cobra.Command{
 		Use:   "bench",
 		Short: "Measure optimizer updates against the speed of memory",
@@ -27,10 +27,10 @@ the CPUs.`,
     --json
   plimsoll bench --parameters 16Mi --norm --peer torch`,
 		Args: noArguments,
-		RunE: func(c *cobra.Command, _ []string) error { return runBench(c, request, asJSON) },
+		RunE: func(c *cobra.Command, _ []string) error { return runBench(c, request, format) },
 	}
 	benchFlags(command, &request)
-	command.Flags().BoolVar(&asJSON, "json", false, "print one JSON document with every sample")
+	outputFlags(command, &format, "print one JSON document with every sample")
 	return command
 }
 
@@ -56,7 +56,7 @@ func benchFlags(c *cobra.Command, q *bench.Request) {
 		"DeepSpeedCPUAdam)", bench.Peers())
 }
 
-func runBench(c *cobra.Command, request bench.Request, asJSON bool) error {
+func runBench(c *cobra.Command, request bench.Request, format report.Format) error {
 	here, err := host.Local()
 	if err != nil {
 		return err
@@ -74,9 +74,5 @@ func runBench(c *cobra.Command, request bench.Request, asJSON bool) error {
 	if err != nil {
 		return err
 	}
-	document := report.NewBenchmark(c.Root().Version, suite, results)
-	if asJSON {
-		return document.WriteJSON(c.OutOrStdout())
-	}
-	return document.WriteText(c.OutOrStdout())
+	return report.NewBenchmark(c.Root().Version, suite, results).Page().Write(c.OutOrStdout(), format)
 }

@@ -17,7 +17,7 @@ type bindingOptions struct {
 	request binding.Request
 	allowed []string
 	fsroot  string
-	asJSON  bool
+	format  report.Format
 }
 
 func bindingCommand() *cobra.Command {
@@ -50,7 +50,7 @@ shows the reasons, and changes nothing.`,
 	reserveFlag(command, &options.request.Reserve)
 	smtFlag(command, &options.request.OneThreadPerCore)
 	fsrootFlag(command, &options.fsroot)
-	flags.BoolVar(&options.asJSON, "json", false, "print one JSON document")
+	outputFlags(command, &options.format, "print one JSON document")
 	return command
 }
 
@@ -71,10 +71,7 @@ func runBinding(c *cobra.Command, o bindingOptions) error {
 		return err
 	}
 	document := report.NewBinding(c.Root().Version, h, o.request, assignment, notes)
-	if o.asJSON {
-		return document.WriteJSON(c.OutOrStdout())
-	}
-	return document.WriteText(c.OutOrStdout())
+	return document.Page().Write(c.OutOrStdout(), o.format)
 }
 
 // allow replaces the affinity mask by lists of CPUs: one list for all ranks, or one for each rank. It drops the CPUs

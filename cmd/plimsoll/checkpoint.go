@@ -31,7 +31,7 @@ the newest.`,
 }
 
 func inspectCommand() *cobra.Command {
-	var asJSON bool
+	var format report.Format
 	command := &cobra.Command{
 		Use:   "inspect PATH",
 		Short: "Show what a checkpoint holds",
@@ -40,22 +40,19 @@ parameter with its shape and dtypes. It reads none of the tensors.`,
 		Example: `  plimsoll checkpoint inspect checkpoints
   plimsoll checkpoint inspect checkpoints/step-00000300 --json`,
 		Args: paths("PATH"),
-		RunE: func(c *cobra.Command, arguments []string) error { return runInspect(c, arguments[0], asJSON) },
+		RunE: func(c *cobra.Command, arguments []string) error { return runInspect(c, arguments[0], format) },
 	}
-	command.Flags().BoolVar(&asJSON, "json", false, "print one JSON document")
+	outputFlags(command, &format, "print one JSON document")
 	return command
 }
 
-func runInspect(c *cobra.Command, path string, asJSON bool) error {
+func runInspect(c *cobra.Command, path string, format report.Format) error {
 	opened, err := checkpoint.Open(path)
 	if err != nil {
 		return err
 	}
 	document := report.NewCheckpoint(c.Root().Version, opened)
-	if asJSON {
-		return document.WriteJSON(c.OutOrStdout())
-	}
-	return document.WriteText(c.OutOrStdout())
+	return document.Page().Write(c.OutOrStdout(), format)
 }
 
 func verifyCommand() *cobra.Command {

@@ -11,6 +11,7 @@ import (
 
 	"plimsoll/fault"
 	"plimsoll/gpu"
+	"plimsoll/job"
 	"plimsoll/model"
 	"plimsoll/plan"
 	"plimsoll/report"
@@ -18,10 +19,10 @@ import (
 
 // planOptions are the flags of the verb.
 type planOptions struct {
-	request      plan.Request
+	request      job.Request
 	clip         float64
 	explain, out string
-	asJSON       bool
+	format       report.Format
 }
 
 // planCommand returns the command that plans a job on paper.
@@ -46,7 +47,7 @@ GPUs that --gpu knows:
 ` + wrapped(gpu.Names()) + `
 
 Optimizers that --optimizer knows, beside the Trainer's names for them:
-` + wrapped(plan.Optimizers()) + `
+` + wrapped(job.Optimizers()) + `
 
 The catalog of models:
 ` + wrapped(model.Catalog()),
@@ -64,7 +65,7 @@ The catalog of models:
 		},
 		ValidArgsFunction: func(c *cobra.Command, arguments []string, _ string) ([]string, cobra.ShellCompDirective) {
 			if len(arguments) == 0 && options.lacksRecompute(c) {
-				return plan.Recomputes, cobra.ShellCompDirectiveNoFileComp
+				return job.Recomputes, cobra.ShellCompDirectiveNoFileComp
 			}
 			return nil, cobra.ShellCompDirectiveNoFileComp
 		},
@@ -94,7 +95,7 @@ func planFlags(c *cobra.Command, o *planOptions) {
 	flags.StringVar(&q.Accelerate, "accelerate", "", "accelerate's configuration, a YAML `file`")
 	flags.StringVar(&q.Adapter, "adapter", "", "PEFT's adapter_config.json, a `file`")
 	choiceOrFileFlag(c, &q.Quantization, "quantization", "",
-		"bitsandbytes: VALUES, or a `file` with a BitsAndBytesConfig", plan.Quantizations())
+		"bitsandbytes: VALUES, or a `file` with a BitsAndBytesConfig", job.Quantizations())
 	flags.BoolVar(&q.CPU, "cpu", false, "train on the CPU")
 	flags.Var((*countFlag)(&q.GPUs), "gpus", "GPUs of each node, one rank each")
 	flags.Var((*countFlag)(&q.Nodes), "nodes", "nodes of the job")
@@ -107,20 +108,20 @@ func planFlags(c *cobra.Command, o *planOptions) {
 	flags.Var((*countFlag)(&q.Accumulation), "grad-accum",
 		"gradient accumulation steps: micro batches of an optimizer step")
 	choiceFlag(c, &q.Precision, "precision", "",
-		"`dtype` of the parameters: VALUES (amp: fp32 parameters under autocast)", plan.Precisions)
+		"`dtype` of the parameters: VALUES (amp: fp32 parameters under autocast)", job.Precisions)
 	choiceFlag(c, &q.AdapterPrecision, "adapter-precision", "", "`dtype` of the adapter's parameters: VALUES",
-		plan.AdapterPrecisions)
-	choiceFlag(c, &q.Attention, "attention", "", "attention `implementation`: VALUES", plan.Attentions)
+		job.AdapterPrecisions)
+	choiceFlag(c, &q.Attention, "attention", "", "attention `implementation`: VALUES", job.Attentions)
 	choiceFlag(c, &q.Optimizer, "optimizer", "", "optimizer `name`, also with its implementation: adamw/foreach, "+
-		"adamw/fused or adamw/for-loop", plan.Optimizers())
+		"adamw/fused or adamw/for-loop", job.Optimizers())
 	flags.Float64Var(&o.clip, "clip", 1, "clip gradients to this global `norm`; 0 turns clipping off")
 	choiceFlag(c, &q.Recompute, checkpointingFlag, "", "`blocks` whose activations are recomputed in the backward "+
-		"pass: VALUES; selective keeps the results of matrix products and attention", plan.Recomputes)
+		"pass: VALUES; selective keeps the results of matrix products and attention", job.Recomputes)
 	flags.Lookup(checkpointingFlag).NoOptDefVal = "full"
 	choiceFlag(c, &q.FSDP, "fsdp", "", "`version` of FSDP to shard with, VALUES; every block is a unit",
-		plan.FSDPVersions)
+		job.FSDPVersions)
 	flags.BoolVar(&q.OffloadParameters, "fsdp-offload", false, "FSDP keeps its shards on the host")
-	choiceFlag(c, &q.Modules, "model-library", "", "`library` whose code the model runs: VALUES", plan.ModelLibraries)
+	choiceFlag(c, &q.Modules, "model-library", "", "`library` whose code the model runs: VALUES", job.ModelLibraries)
 	flags.BoolVar(&q.Compile, "compile", false, "torch.compile compiles the model")
 	flags.BoolVar(&q.FusedLoss, "fused-loss", false,
 		"fuse the linear layer before the loss with the cross entropy, as Liger does")
@@ -140,19 +141,19 @@ func planFlags(c *cobra.Command, o *planOptions) {
 	})
 	flags.StringVar(&o.out, "out", "",
 		"write the plan to a `file` for run --plan, with a hash of every file that it was made from")
-	flags.BoolVar(&o.asJSON, "json", false, "print one JSON document")
+	outputFlags(c, &o.format, "print one JSON document")
 	flags.Lookup("clip").DefValue = "0" // hidden in the help
 }
 
 // componentsOf returns the names of the components of a job, or none for a job that cannot be planned.
-func componentsOf(request plan.Request) []string {
+func componentsOf(request job.Request) []string {
 	names := map[string]bool{}
 	_ = reported(func() error {
-		job, err := request.Resolve()
+		resolved, err := request.Resolve()
 		if err != nil {
 			return err
 		}
-		p, err := plan.New(job)
+		p, err := plan.New(resolved)
 		if err != nil {
 			return err
 		}
@@ -169,16 +170,16 @@ func componentsOf(request plan.Request) []string {
 }
 
 func runPlan(c *cobra.Command, o planOptions) error {
-	if o.asJSON && o.explain != "" {
+	if o.format == report.JSON && o.explain != "" {
 		return &fault.Input{What: "--json and --explain are both given: each is a report of its own",
 			Hint: "leave one of them out"}
 	}
 	o.request.Clip = given(c, "clip", &o.clip)
-	job, err := o.request.Resolve()
+	resolved, err := o.request.Resolve()
 	if err != nil {
 		return err
 	}
-	p, err := plan.New(job)
+	p, err := plan.New(resolved)
 	if err != nil {
 		return err
 	}
@@ -191,19 +192,17 @@ func runPlan(c *cobra.Command, o planOptions) error {
 		if err != nil {
 			return err
 		}
-		if err := errors.Join(document.WriteJSON(file), file.Close()); err != nil {
+		if err := errors.Join(report.WriteJSON(file, document), file.Close()); err != nil {
 			return fmt.Errorf("--out: %w", err)
 		}
 	}
-	switch {
-	case o.explain != "":
-		err = document.Explain(c.OutOrStdout(), o.explain)
-	case o.asJSON:
-		err = document.WriteJSON(c.OutOrStdout())
-	default:
-		err = document.WriteText(c.OutOrStdout())
+	page := document.Page()
+	if o.explain != "" {
+		if page, err = document.Explain(o.explain); err != nil {
+			return err
+		}
 	}
-	if err != nil {
+	if err := page.Write(c.OutOrStdout(), o.format); err != nil {
 		return err
 	}
 	if p.Verdict.Result == plan.DoesNotFit {

@@ -22,7 +22,7 @@ type rehearseOptions struct {
 		window            int64
 		consecutive       bool
 	}
-	asJSON bool
+	format report.Format
 }
 
 func rehearseCommand() *cobra.Command {
@@ -82,7 +82,7 @@ func rehearseFlags(c *cobra.Command, o *rehearseOptions) {
 	flags.Float64Var(&scaling.minimum, "min-loss-scale", 1, "smallest loss scale")
 	flags.IntVar(&q.Workers, "workers", 0, "optimizer workers of each rank (default: one for each of its cores)")
 	reserveFlag(c, &q.Reserve)
-	flags.BoolVar(&o.asJSON, "json", false, "print one JSON document")
+	outputFlags(c, &o.format, "print one JSON document")
 	flags.Lookup("clip").DefValue = "0" // hidden in the help
 }
 
@@ -117,11 +117,7 @@ func runRehearse(c *cobra.Command, o rehearseOptions) error {
 		}
 	}
 	document := report.NewRehearsal(c.Root().Version, placement, verdict, measurement)
-	write := document.WriteText
-	if o.asJSON {
-		write = document.WriteJSON
-	}
-	if err := write(c.OutOrStdout()); err != nil {
+	if err := document.Page().Write(c.OutOrStdout(), o.format); err != nil {
 		return err
 	}
 	switch {

@@ -22,7 +22,8 @@ type runOptions struct {
 	request              launch.Request
 	job                  launch.Job
 	planFile, reportFile string
-	dryRun, asJSON       bool
+	dryRun               bool
+	format               report.Format
 }
 
 func runCommand() *cobra.Command {
@@ -82,7 +83,7 @@ func runFlags(c *cobra.Command, o *runOptions) {
 		"a file that the plan was made from has changed")
 	flags.StringVar(&o.reportFile, "report", "", "write the binding, and what run found, to a JSON `file`")
 	flags.BoolVar(&o.dryRun, "dry-run", false, "show what run would start")
-	flags.BoolVar(&o.asJSON, "json", false, "with --dry-run, print one JSON document")
+	outputFlags(c, &o.format, "with --dry-run, print one JSON document")
 }
 
 func runJob(c *cobra.Command, o runOptions, command []string) error {
@@ -105,13 +106,11 @@ func runJob(c *cobra.Command, o runOptions, command []string) error {
 	document := func(result *launch.Result) *report.Run {
 		return report.NewRun(c.Root().Version, h, command, planned, bound, result)
 	}
-	switch {
-	case o.dryRun && o.asJSON:
-		return document(nil).WriteJSON(c.OutOrStdout())
-	case o.dryRun:
-		return document(nil).WriteText(c.OutOrStdout())
-	case o.asJSON:
-		return &fault.Input{What: "--json is for --dry-run: what the ranks print is theirs",
+	if o.dryRun {
+		return document(nil).Page().Write(c.OutOrStdout(), o.format)
+	}
+	if o.format != "" {
+		return &fault.Input{What: "--json and --format are for --dry-run: what the ranks print is theirs",
 			Hint: "give --report FILE"}
 	}
 	if short := h.Shortage(threadsOfRun+len(bound.Ranks), 0); short != "" {
@@ -177,7 +176,7 @@ func guard(job *launch.Job, reportFile string, document func(*launch.Result) *re
 		return err
 	}
 	if found != nil {
-		if err = errors.Join(document(result).WriteJSON(found), found.Close()); err != nil {
+		if err = errors.Join(report.WriteJSON(found, document(result)), found.Close()); err != nil {
 			err = fmt.Errorf("--report: %w", err)
 		}
 	}

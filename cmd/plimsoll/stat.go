@@ -8,7 +8,7 @@ import (
 
 func statCommand() *cobra.Command {
 	var socket string
-	var asJSON bool
+	var format report.Format
 	command := &cobra.Command{
 		Use:   "stat [--socket PATH]",
 		Short: "Show the optimizer state that a service holds",
@@ -18,15 +18,15 @@ every arena with its planned and its resident bytes.`,
 		Example: `  plimsoll stat --socket ~/.plimsoll/socket
   plimsoll stat --json`,
 		Args: noArguments,
-		RunE: func(c *cobra.Command, _ []string) error { return runStat(c, socket, asJSON) },
+		RunE: func(c *cobra.Command, _ []string) error { return runStat(c, socket, format) },
 	}
 	command.Flags().SortFlags = false
 	socketFlag(command, &socket)
-	command.Flags().BoolVar(&asJSON, "json", false, "print one JSON document (plimsoll.stat/2)")
+	outputFlags(command, &format, "print one JSON document (plimsoll.stat/2)")
 	return command
 }
 
-func runStat(c *cobra.Command, socket string, asJSON bool) error {
+func runStat(c *cobra.Command, socket string, format report.Format) error {
 	client, err := dialService(socket)
 	if err != nil {
 		return err
@@ -36,9 +36,5 @@ func runStat(c *cobra.Command, socket string, asJSON bool) error {
 	if err != nil {
 		return err
 	}
-	document := report.Stat{Overview: overview}
-	if asJSON {
-		return document.WriteJSON(c.OutOrStdout())
-	}
-	return document.WriteText(c.OutOrStdout())
+	return report.Stat{Overview: overview}.Page().Write(c.OutOrStdout(), format)
 }

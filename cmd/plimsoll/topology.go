@@ -14,9 +14,10 @@ import (
 
 // topologyOptions are the flags of the verb.
 type topologyOptions struct {
-	fsroot, record    string
-	reserve           int
-	oneThread, asJSON bool
+	fsroot, record string
+	reserve        int
+	oneThread      bool
+	format         report.Format
 }
 
 func topologyCommand() *cobra.Command {
@@ -44,13 +45,13 @@ proc and sys of another machine.`,
 	smtFlag(command, &options.oneThread)
 	fsrootFlag(command, &options.fsroot)
 	flags.StringVar(&options.record, "record", "", "write the machine to this `file` instead of showing it")
-	flags.BoolVar(&options.asJSON, "json", false, "print one JSON document")
+	outputFlags(command, &options.format, "print one JSON document")
 	return command
 }
 
 func runTopology(c *cobra.Command, o topologyOptions) error {
-	if o.record != "" && o.asJSON {
-		return &fault.Input{What: "--record and --json are both given", Hint: "give one of the two"}
+	if o.record != "" && o.format != "" {
+		return &fault.Input{What: "--record and --json or --format are both given", Hint: "give one of the two"}
 	}
 	if o.record != "" {
 		return recordTopology(c, o.fsroot, o.record)
@@ -63,10 +64,7 @@ func runTopology(c *cobra.Command, o topologyOptions) error {
 	if err != nil {
 		return err
 	}
-	if o.asJSON {
-		return document.WriteJSON(c.OutOrStdout())
-	}
-	return document.WriteText(c.OutOrStdout())
+	return document.Page().Write(c.OutOrStdout(), o.format)
 }
 
 // restricted describes the host without the cores that are left to the system. Where asked to, it keeps one hardware
