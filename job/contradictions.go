@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"math"
-	"slices"
 
 	"plimsoll/dtype"
 	"plimsoll/fault"
@@ -186,49 +185,4 @@ func (r *resolver) splits() error {
 			"give an --expert-parallel that divides them"},
 	)
 	return refuse(list...)
-}
-
-// variantsOf lists the variants of the optimizers in torch.optim.
-var variantsOf = map[string][]Variant{
-	"adamw":        {Foreach, Fused, Loop},
-	"adam":         {Foreach, Fused, Loop},
-	"sgd":          {Foreach, Fused, Loop},
-	"sgd-momentum": {Foreach, Fused, Loop},
-	"adagrad":      {Foreach, Loop},
-	"rmsprop":      {Foreach, Loop},
-}
-
-// checkVariant refuses a variant that an optimizer does not have.
-func checkVariant(name string, wanted Variant) error {
-	known := []Variant{Foreach, Fused, Loop}
-	hint := "leave it out: " + name + " steps in one way"
-	if has := variantsOf[name]; len(has) > 0 {
-		hint = fmt.Sprintf("expected %v", joined(has))
-	}
-	switch {
-	case !slices.Contains(known, wanted):
-		return &fault.Input{What: fmt.Sprintf("unknown variant %q of the optimizer %s", wanted, name), Hint: hint}
-	case !slices.Contains(variantsOf[name], wanted):
-		return &fault.Input{What: fmt.Sprintf("the optimizer %s has no variant %s", name, wanted), Hint: hint}
-	}
-	return nil
-}
-
-func joined(variants []Variant) string {
-	text := ""
-	for i, v := range variants {
-		if i > 0 {
-			text += ", "
-		}
-		text += string(v)
-	}
-	return text
-}
-
-// optimizerText returns the optimizer as the user spelled it.
-func (r *resolver) optimizerText() string {
-	if r.Optimizer != "" {
-		return r.Optimizer
-	}
-	return r.job.Optimizer.Name
 }

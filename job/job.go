@@ -76,6 +76,8 @@ type Job struct {
 	// Allocator is the value of PYTORCH_CUDA_ALLOC_CONF.
 	Allocator string
 
+	Files []string // that the job was read from, without the catalog
+
 	// Assumptions are the defaults of settings that were not given, and notes.
 	Assumptions []string
 }

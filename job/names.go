@@ -2,30 +2,9 @@ package job
 
 import (
 	"fmt"
-	"os"
-	"slices"
 
 	"plimsoll/dtype"
-	"plimsoll/model"
 )
-
-// Files returns the files that the job was read from, without the catalog.
-func (j *Job) Files(q Request) []string {
-	candidates := []string{q.DeepSpeed, q.TrainingArgs, q.Accelerate, q.Adapter, q.Quantization}
-	if source := j.Model.Source; source != model.FromCatalog {
-		candidates = append(candidates, source)
-	}
-	if j.DeepSpeed != nil {
-		candidates = append(candidates, j.DeepSpeed.File) // another file may name it
-	}
-	files := []string{}
-	for _, file := range candidates {
-		if info, err := os.Stat(file); err == nil && info.Mode().IsRegular() && !slices.Contains(files, file) {
-			files = append(files, file)
-		}
-	}
-	return files
-}
 
 // EngineName describes the engine and its ranks.
 func (j *Job) EngineName() string {

@@ -3,9 +3,11 @@ package job
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	"plimsoll/autograd"
 	"plimsoll/dtype"
+	"plimsoll/fault"
 	"plimsoll/ledger"
 )
 
@@ -42,6 +44,104 @@ const (
 	Fused   Variant = "fused"
 	Loop    Variant = "for-loop"
 )
+
+// optimizer sets the optimizer, its variant and the gradient clipping.
+func (r *resolver) optimizer() error {
+	name, variant, _ := strings.Cut(r.Optimizer, "/")
+	where := fault.Position{}
+	if d := r.job.DeepSpeed; name == "" && d != nil && d.Optimizer != nil {
+		name, where.File = strings.ToLower(d.Optimizer.Type), d.File
+	}
+	if name == "" && r.training != nil { // the Trainer's, unless DeepSpeed has one
+		name, where.File = r.training.Optimizer.Name, r.training.File
+	}
+	if name == "" {
+		name = "adamw"
+		r.assume("AdamW: --optimizer was not given")
+	}
+	known, ok := optimizerNames[name]
+	if !ok {
+		hint := "planned are " + strings.Join(Optimizers(), ", ")
+		if near := fault.Nearest(name, Optimizers()); near != "" {
+			hint = fmt.Sprintf("did you mean %q? %s", near, hint)
+		}
+		return &fault.Input{Where: where, What: fmt.Sprintf("the optimizer %q is not one that can be planned",
+			name), Hint: hint}
+	}
+	o := known.optimizer()
+	if variant != "" {
+		if err := checkVariant(known.kind, Variant(variant)); err != nil {
+			return err
+		}
+		o.Variant = Variant(variant)
+	}
+	if d := r.job.DeepSpeed; o.Variant == "" && d != nil && d.Optimizer.IsFusedAdam() &&
+		strings.HasPrefix(known.kind, "adam") {
+		o.Variant = Fused
+	}
+	if o.Variant == "" { // torch's defaults
+		o.Variant = Foreach
+		if r.job.OnCPU {
+			o.Variant = Loop
+		}
+	}
+	r.job.Optimizer = o
+	r.job.Clip = 1
+	switch {
+	case r.Clip != nil:
+		r.job.Clip = *r.Clip
+	case r.training != nil:
+		r.job.Clip = r.training.MaxGradNorm
+	case r.job.DeepSpeed != nil:
+		r.job.Clip = r.job.DeepSpeed.GradientClipping
+	}
+	return nil
+}
+
+// variantsOf lists the variants of the optimizers in torch.optim.
+var variantsOf = map[string][]Variant{
+	"adamw":        {Foreach, Fused, Loop},
+	"adam":         {Foreach, Fused, Loop},
+	"sgd":          {Foreach, Fused, Loop},
+	"sgd-momentum": {Foreach, Fused, Loop},
+	"adagrad":      {Foreach, Loop},
+	"rmsprop":      {Foreach, Loop},
+}
+
+// checkVariant refuses a variant that an optimizer does not have.
+func checkVariant(name string, wanted Variant) error {
+	known := []Variant{Foreach, Fused, Loop}
+	hint := "leave it out: " + name + " steps in one way"
+	if has := variantsOf[name]; len(has) > 0 {
+		hint = fmt.Sprintf("expected %v", joined(has))
+	}
+	switch {
+	case !slices.Contains(known, wanted):
+		return &fault.Input{What: fmt.Sprintf("unknown variant %q of the optimizer %s", wanted, name), Hint: hint}
+	case !slices.Contains(variantsOf[name], wanted):
+		return &fault.Input{What: fmt.Sprintf("the optimizer %s has no variant %s", name, wanted), Hint: hint}
+	}
+	return nil
+}
+
+func joined(variants []Variant) string {
+	text := ""
+	for i, v := range variants {
+		if i > 0 {
+			text += ", "
+		}
+		text += string(v)
+	}
+	return text
+}
+
+// optimizerText returns the optimizer as the user spelled it.
+func (r *resolver) optimizerText() string {
+	if r.Optimizer != "" {
+		return r.Optimizer
+	}
+	return r.job.Optimizer.Name
+}
 
 // Optimizers returns the sorted names of the optimizers that can be planned.
 func Optimizers() []string {

@@ -106,8 +106,3 @@ var blockClasses = map[string]string{
 	"qwen2_moe": "Qwen2MoeDecoderLayer", "qwen3": "Qwen3DecoderLayer",
 	"qwen3_moe": "Qwen3MoeDecoderLayer", "qwen3_next": "Qwen3NextDecoderLayer", "t5": "T5Block",
 }
-
-// compiles reports whether the launcher compiles the model with torch.compile.
-func compiles(l *recipe.Accelerate) bool {
-	return l != nil && strings.EqualFold(l.CompileBackend, "inductor")
-}

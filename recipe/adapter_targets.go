@@ -89,12 +89,12 @@ func (a *Adapter) Lists(name string) bool {
 	return slices.ContainsFunc(a.targets.names, func(target string) bool { return ends(target, []string{name}) })
 }
 
-// ToLeaves replaces a pattern by the last components of the module names that
-// it matches. Other modules may have these, too. PEFT does so if transformers
-// has fused experts.
-func (a *Adapter) ToLeaves(modules []string) {
+// ToLeaves returns the adapter with the last components of the module names that
+// its pattern matches in place of the pattern. Other modules may have these, too.
+// PEFT does so if transformers has fused experts.
+func (a *Adapter) ToLeaves(modules []string) *Adapter {
 	if a.targets.pattern == nil {
-		return
+		return a
 	}
 	leaves := match{given: true}
 	for _, module := range modules {
@@ -102,7 +102,9 @@ func (a *Adapter) ToLeaves(modules []string) {
 			leaves.names = append(leaves.names, module[strings.LastIndexByte(module, '.')+1:])
 		}
 	}
-	a.targets = leaves
+	with := *a
+	with.targets = leaves
+	return &with
 }
 
 // NamesTargets reports whether target_modules is given, or set by ForModel.
@@ -150,41 +152,42 @@ func (a *Adapter) RankOf(module string) int {
 	return a.Rank
 }
 
-// ForModel sets target_modules to PEFT's default for the model_type if the file
-// does not give them.
-func (a *Adapter) ForModel(modelType string) error {
+// ForModel returns the adapter with PEFT's defaults for the model_type in place of
+// the modules that the file does not give.
+func (a *Adapter) ForModel(modelType string) (*Adapter, error) {
+	with := *a
 	if a.Type == "IA3" && !a.feedforward.given {
 		list, known := ia3Defaults[modelType]
 		if !known {
-			return &fault.Input{
+			return nil, &fault.Input{
 				Where: a.place,
 				What:  fmt.Sprintf("feedforward_modules is not given, and PEFT has no default for %s", modelType),
 				Hint:  `add "feedforward_modules": ["down_proj"]`,
 			}
 		}
 		_, feedforward, _ := strings.Cut(list, "|")
-		a.feedforward = match{given: true, names: strings.Fields(feedforward)}
+		with.feedforward = match{given: true, names: strings.Fields(feedforward)}
 	}
 	if targets := targetDefaults[a.Type]; !a.targets.given && targets != nil {
 		list := targets[modelType]
 		switch {
 		case strings.HasPrefix(list, ".*"):
-			a.targets.pattern = regexp.MustCompile(`\A(?:` + list + `)\z`)
+			with.targets.pattern = regexp.MustCompile(`\A(?:` + list + `)\z`)
 		case list != "":
-			a.targets.names = strings.Fields(strings.ReplaceAll(list, "|", " "))
+			with.targets.names = strings.Fields(strings.ReplaceAll(list, "|", " "))
 		case a.Parameters != nil:
-			return nil
+			return &with, nil
 		default:
-			return &fault.Input{
+			return nil, &fault.Input{
 				Where: a.place,
 				What: fmt.Sprintf("target_modules is not given, and PEFT's %s has no default for %s",
 					a.Type, modelType),
 				Hint: `add "target_modules": "all-linear", or a list`,
 			}
 		}
-		a.targets.given = true
+		with.targets.given = true
 	}
-	return nil
+	return &with, nil
 }
 
 // matches compiles all selections of modules.

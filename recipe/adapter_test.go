@@ -171,7 +171,7 @@ func TestForModel(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := a.ForModel(modelType); err != nil || !a.targets.given {
+			if a, err := a.ForModel(modelType); err != nil || !a.targets.given {
 				t.Errorf("%s of %s: %v", kind, modelType, err)
 			}
 		}
@@ -194,7 +194,7 @@ func TestForModel(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := a.ForModel(test.modelType); err != nil {
+		if a, err = a.ForModel(test.modelType); err != nil {
 			t.Fatal(err)
 		}
 		if got := a.Targets(test.module); got != test.targets {
@@ -209,7 +209,8 @@ func TestForModel(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		requireInput(t, a.ForModel("wobble"))
+		_, err = a.ForModel("wobble")
+		requireInput(t, err)
 	}
 }
 
@@ -248,8 +249,10 @@ func FuzzParseAdapter(f *testing.F) {
 			requireInput(t, err)
 			return
 		}
-		if err := a.ForModel("llama"); err != nil {
+		if with, err := a.ForModel("llama"); err != nil {
 			requireInput(t, err)
+		} else {
+			a = with
 		}
 		if a.Targets(module) && a.excluded.given && a.excluded.matches(module) {
 			t.Fatalf("%q is both adapted and excluded", module)

@@ -44,18 +44,20 @@ func fillIn(d *strict.Document, values []autofill) error {
 	return nil
 }
 
-// ResolveSizes sets the sizes that are "auto" to the values that the Trainer
-// computes from the hidden size of the model.
-func (d *DeepSpeed) ResolveSizes(hidden int64) {
+// ResolveSizes returns the configuration with the sizes that are "auto" set to the
+// values that the Trainer computes from the hidden size of the model.
+func (d *DeepSpeed) ResolveSizes(hidden int64) *DeepSpeed {
+	resolved := *d
 	const zero = "zero_optimization."
 	auto := func(key string) bool { return slices.Contains(d.Auto, zero+key) }
 	if auto("reduce_bucket_size") {
-		d.Sizes.ReduceBucket = hidden * hidden
+		resolved.Sizes.ReduceBucket = hidden * hidden
 	}
 	if auto("stage3_prefetch_bucket_size") && d.ZeROStage == 3 {
-		d.Sizes.PrefetchBucket = int64(0.9 * float64(hidden*hidden))
+		resolved.Sizes.PrefetchBucket = int64(0.9 * float64(hidden*hidden))
 	}
 	if auto("stage3_param_persistence_threshold") && d.ZeROStage == 3 {
-		d.Sizes.PersistentParameter = 10 * hidden
+		resolved.Sizes.PersistentParameter = 10 * hidden
 	}
+	return &resolved
 }

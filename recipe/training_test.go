@@ -193,7 +193,7 @@ func TestTrainingCompanions(t *testing.T) {
 		batch != (Batch{Train: 32, Micro: 2, Accumulation: 4}) {
 		t.Errorf("the batch is %+v, %v", batch, err)
 	}
-	got.DeepSpeed.ResolveSizes(4096)
+	got.DeepSpeed = got.DeepSpeed.ResolveSizes(4096)
 	if s := got.DeepSpeed.Sizes; s.ReduceBucket != 4096*4096 || s.PrefetchBucket != 15099494 ||
 		s.PersistentParameter != 40960 {
 		t.Errorf("the sizes are %+v", s)

@@ -113,7 +113,7 @@ func NewPlanDocument(version string, request job.Request, p *plan.Plan) (*PlanDo
 	if j.AutocastName() != "" {
 		d.Job.Autocast = j.AutocastName()
 	}
-	for _, file := range j.Files(request) {
+	for _, file := range j.Files {
 		sum, err := hashOf(file)
 		if err != nil {
 			return nil, err
@@ -353,8 +353,8 @@ func (d *PlanDocument) Explain(name string) (*Page, error) {
 	}
 	if len(all) == 0 {
 		slices.Sort(names)
-		return nil, &fault.Input{What: fmt.Sprintf("no component is called %q at any peak of this plan", name),
-			Hint: "components of this plan: " + strings.Join(slices.Compact(names), ", ")}
+		return nil, fault.Inputf("no component is called %q at any peak of this plan", name).
+			WithHint("components of this plan: " + strings.Join(slices.Compact(names), ", "))
 	}
 	return &Page{Title: "Plan of " + d.Model.Name + ": " + name, Sections: []Section{all}, Document: d}, nil
 }

@@ -126,7 +126,7 @@ func TestPlannedFolder(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := []string{filepath.Join("../model/testdata/checkpoint", "config.json")}
-	if got := j.Files(job.Request{}); !slices.Equal(got, want) {
+	if got := j.Files; !slices.Equal(got, want) {
 		t.Errorf("files are %q, want %q", got, want)
 	}
 }

@@ -30,8 +30,9 @@ func TestPaddingAgainstPyTorch(t *testing.T) {
 		if err := json.Unmarshal(output, &measured); err != nil {
 			t.Fatal(err)
 		}
-		e := &fsdp{simulation: &simulation{Job: &job.Job{Parallel: job.Parallel{Shard: c.ranks}, ParameterType: dtype.F32,
-			FSDP: &recipe.FSDP{Version: 2}}}}
+		e := &fsdp{simulation: &simulation{Job: &job.Job{Parallel: job.Parallel{Shard: c.ranks},
+			ParameterType: dtype.F32,
+			FSDP:          &recipe.FSDP{Version: 2}}}}
 		p := &autograd.Parameter{Elements: c.rows * 32, Rows: c.rows}
 		if all := e.padded(p); all != measured.Gathered || e.shardOf(all) != measured.Shard {
 			t.Errorf("%d rows among %d ranks: a shard of %d of %d elements, FSDP2 has %d of %d", c.rows, c.ranks,

@@ -136,7 +136,7 @@ func littleStep(s *servicetest.Session, step int64) error {
 	if err != nil {
 		return err
 	}
-	return s.Step(step, optim.GradientScale(math.Sqrt(sum), 1, 1), true,
+	return s.Step(step, optim.GradScale(math.Sqrt(sum), 1, 1), true,
 		protocol.Hyperparameters{1e-3, 0.9, 0.999, 1e-8, 0.01})
 }
 

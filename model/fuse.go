@@ -1,24 +1,28 @@
 package model
 
-import "strings"
+import (
+	"slices"
+	"strings"
+)
 
-// ToVersion5 changes the parameters and the network to those that transformers
-// has in memory since version 5, for any checkpoint. The weights of all experts
-// of a layer are two tensors, routers are modules of their own kind, and some
-// modules have other names.
-func (m *Model) ToVersion5() {
+// FuseExperts returns the model with the parameters and the network that
+// transformers has in memory since version 5, for any checkpoint. The weights of
+// all experts of a layer are two tensors, routers are modules of their own kind,
+// and some modules have other names.
+func (m *Model) FuseExperts() *Model {
+	network := m.Network.clone()
 	instead := map[string][]Parameter{} // replacements (names and shapes) by module
-	for _, b := range m.Network.Blocks() {
+	for _, b := range network.Blocks() {
 		if x := b.FeedForward.Mixture; x != nil {
 			instead[x.Router] = []Parameter{{Name: x.Path + ".gate.weight"}}
 			for _, e := range x.Experts {
 				instead[e.Gate], instead[e.Up], instead[e.Down] = nil, nil, nil
 			}
 			first := x.Experts[0].Gate
-			instead[first] = x.fuse(m.Network.Hidden)
+			instead[first] = x.fuse(network.Hidden)
 		}
 	}
-	if head := &m.Network.Head; head.Projection == "embed_out" { // of GPT-NeoX
+	if head := &network.Head; head.Projection == "embed_out" { // of GPT-NeoX
 		instead[head.Projection] = []Parameter{{Name: "lm_head.weight"}}
 		head.Projection = "lm_head"
 	}
@@ -37,7 +41,28 @@ func (m *Model) ToVersion5() {
 			parameters = append(parameters, made)
 		}
 	}
-	m.Parameters = parameters
+	fused := *m
+	fused.Network, fused.Parameters = network, parameters
+	return &fused
+}
+
+// clone copies the parts of the network that FuseExperts changes.
+func (n *Network) clone() *Network {
+	network := *n
+	network.Stacks = make([]*Stack, len(n.Stacks))
+	for i, s := range n.Stacks {
+		stack := *s
+		stack.Blocks = slices.Clone(s.Blocks)
+		for k := range stack.Blocks {
+			if x := stack.Blocks[k].FeedForward.Mixture; x != nil {
+				mixture := *x
+				mixture.Experts = slices.Clone(x.Experts)
+				stack.Blocks[k].FeedForward.Mixture = &mixture
+			}
+		}
+		network.Stacks[i] = &stack
+	}
+	return &network
 }
 
 // fuse replaces the parameters of the experts by two.
