@@ -164,7 +164,7 @@ func (r Request) formats() (names []string, formats []kernel.Format, err error) 
 	if err != nil {
 		return nil, nil, err
 	}
-	states, err := choose("--state", r.State, []string{kernel.Split.String(), kernel.FP32.String()})
+	states, err := choose("--state", r.State, kernel.StateNames())
 	if err != nil {
 		return nil, nil, err
 	}
@@ -172,9 +172,10 @@ func (r Request) formats() (names []string, formats []kernel.Format, err error) 
 	if err != nil {
 		return nil, nil, err
 	}
-	gradient, err := dtype.Parse(r.GradientType)
-	if err != nil || gradient != dtype.BF16 && gradient != dtype.F16 && gradient != dtype.F32 {
-		return nil, nil, fault.Inputf("--grad-dtype is %q: expected bf16, fp16 or fp32", r.GradientType)
+	gradient, ok := kernel.ParseNumberType(r.GradientType)
+	if !ok {
+		return nil, nil, fault.Inputf("--grad-dtype is %q: expected %s", r.GradientType,
+			fault.OneOf(kernel.NumberTypeNames()...))
 	}
 	for _, o := range optimizers {
 		if !slices.Contains(chosen, o.name) {

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 
 	"k8s.io/utils/cpuset"
@@ -181,10 +182,11 @@ func (j *Job) applyRecipe(path string) error {
 
 // choosePrecision chooses the type that the model is trained in.
 func (r Request) choosePrecision(j *Job) (dtype.Type, error) {
-	asked, ok := trainedIn(cmp.Or(r.Precision, dtype.BF16.String()))
+	asked, ok := kernel.ParseNumberType(cmp.Or(r.Precision, dtype.BF16.String()))
 	switch d := j.Recipe; {
 	case !ok:
-		return asked, fault.Inputf("--precision is %q: expected bf16, fp16 or fp32", r.Precision)
+		return asked, fault.Inputf("--precision is %q: expected %s", r.Precision,
+			fault.OneOf(kernel.NumberTypeNames()...))
 	case d == nil || d.Precision == dtype.Invalid && r.Precision != "":
 		return asked, nil
 	case d.Precision == dtype.Invalid:
@@ -196,12 +198,6 @@ func (r Request) choosePrecision(j *Job) (dtype.Type, error) {
 			r.Precision).WithHint("leave --precision out, or change the file")
 	}
 	return j.Recipe.Precision, nil
-}
-
-// trainedIn returns the type of that name, if models and gradients can have it.
-func trainedIn(name string) (dtype.Type, bool) {
-	t, err := dtype.Parse(name)
-	return t, err == nil && (t == dtype.BF16 || t == dtype.F16 || t == dtype.F32)
 }
 
 // optimizerOf returns the engine's counterpart of a recipe's optimizer.
@@ -236,29 +232,26 @@ func (r Request) chooseFormat(algorithm kernel.Algorithm, precision dtype.Type) 
 	if precision != dtype.BF16 {
 		f.State = kernel.FP32
 	}
-	switch r.State {
-	case "":
-	case kernel.Split.String():
-		f.State = kernel.Split
-	case kernel.FP32.String():
-		f.State = kernel.FP32
-	default:
-		return f, fault.Inputf("--state is %q: expected split or fp32", r.State)
+	ok := true
+	if r.State != "" {
+		if f.State, ok = kernel.ParseState(r.State); !ok {
+			return f, fault.Inputf("--state is %q: expected %s", r.State,
+				fault.OneOf(kernel.StateNames()...))
+		}
 	}
-	var ok bool
 	if f.Moments, ok = kernel.ParseMoments(cmp.Or(r.Moments, kernel.MomentsFP32.String())); !ok {
-		return f, fault.Inputf("--moments is %q: expected fp32, bf16 or int8", r.Moments)
+		return f, fault.Inputf("--moments is %q: expected %s", r.Moments,
+			fault.OneOf(kernel.MomentNames()...))
 	}
 	if !f.Moments.Suits(algorithm) {
 		return f, fault.Inputf("--moments %v is for Adam and AdamW, but the optimizer is %v", f.Moments,
 			algorithm).WithHint("--moments bf16")
 	}
 	if r.GradientType != "" {
-		t, ok := trainedIn(r.GradientType)
-		if !ok {
-			return f, fault.Inputf("--grad-dtype is %q: expected bf16, fp16 or fp32", r.GradientType)
+		if f.Gradient, ok = kernel.ParseNumberType(r.GradientType); !ok {
+			return f, fault.Inputf("--grad-dtype is %q: expected %s", r.GradientType,
+				fault.OneOf(kernel.NumberTypeNames()...))
 		}
-		f.Gradient = t
 	}
 	if err := f.Validate(); err != nil {
 		return f, &fault.Input{Err: err, Hint: "--state fp32"}
@@ -266,20 +259,24 @@ func (r Request) chooseFormat(algorithm kernel.Algorithm, precision dtype.Type) 
 	return f, nil
 }
 
+// EmbeddingMoments are the types that embeddings can have beside --moments int8.
+var EmbeddingMoments = []string{kernel.MomentsFP32.String(), kernel.MomentsInt8.String()}
+
 // chooseEmbeddingMoments chooses the type of the moments of embeddings.
 func (r Request) chooseEmbeddingMoments(others kernel.MomentType) (kernel.MomentType, error) {
-	asked, ok := kernel.ParseMoments(r.EmbeddingMoments)
 	switch {
 	case r.EmbeddingMoments == "" && others == kernel.MomentsInt8:
 		return kernel.MomentsFP32, nil
 	case r.EmbeddingMoments == "":
 		return others, nil
-	case !ok || asked == kernel.MomentsBF16:
-		return others, fault.Inputf("--embedding-moments is %q: expected fp32 or int8", r.EmbeddingMoments)
+	case !slices.Contains(EmbeddingMoments, r.EmbeddingMoments):
+		return others, fault.Inputf("--embedding-moments is %q: expected %s", r.EmbeddingMoments,
+			fault.OneOf(EmbeddingMoments...))
 	case others != kernel.MomentsInt8:
 		return others, fault.Inputf("--embedding-moments is for --moments int8, but --moments is %v", others).
 			WithHint("leave --embedding-moments out, or give --moments int8")
 	}
+	asked, _ := kernel.ParseMoments(r.EmbeddingMoments)
 	return asked, nil
 }
 

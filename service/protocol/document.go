@@ -165,7 +165,7 @@ func (d *Document) Format() (kernel.Format, error) {
 	f := kernel.Format{}
 	var ok [5]bool
 	f.Algorithm, ok[0] = algorithms[d.Optimizer]
-	f.State, ok[1] = map[string]kernel.State{"split": kernel.Split, "fp32": kernel.FP32}[d.State]
+	f.State, ok[1] = kernel.ParseState(d.State)
 	f.Moments, ok[2] = kernel.ParseMoments(d.Moments)
 	f.Parameter, ok[3] = ParameterTypes[d.Parameter]
 	f.Gradient, ok[4] = ParameterTypes[d.Gradient]
