@@ -164,7 +164,7 @@ func (r Request) formats() (names []string, formats []kernel.Format, err error) 
 	if err != nil {
 		return nil, nil, err
 	}
-	states, err := choose("--state", r.State, []string{kernel.Split.String(), kernel.FP32.String()})
+	states, err := choose("--state", r.State, kernel.StateNames())
 	if err != nil {
 		return nil, nil, err
 	}
@@ -172,9 +172,10 @@ func (r Request) formats() (names []string, formats []kernel.Format, err error) 
 	if err != nil {
 		return nil, nil, err
 	}
-	gradient, err := dtype.Parse(r.GradientType)
-	if err != nil || gradient != dtype.BF16 && gradient != dtype.F16 && gradient != dtype.F32 {
-		return nil, nil, fault.Inputf("--grad-dtype is %q: expected bf16, fp16 or fp32", r.GradientType)
+	gradient, ok := kernel.ParseNumberType(r.GradientType)
+	if !ok {
+		return nil, nil, fault.Inputf("--grad-dtype is %q: expected %s", r.GradientType,
+			fault.OneOf(kernel.NumberTypeNames()...))
 	}
 	for _, o := range optimizers {
 		if !slices.Contains(chosen, o.name) {
@@ -192,7 +193,7 @@ func (r Request) formats() (names []string, formats []kernel.Format, err error) 
 		}
 	}
 	if len(formats) == 0 {
-		return nil, nil, fault.Inputf("--moments is %s, which is made for adam and adamw, and --optimizer is %s",
+		return nil, nil, fault.Inputf("--moments %s is for adam and adamw, but --optimizer is %s",
 			r.Moments, r.Optimizer).WithHint("--moments bf16")
 	}
 	return names, formats, nil
@@ -234,7 +235,7 @@ const mostParameters = 1 << 50
 func ParseCount(text string) (int64, error) {
 	parts := regexp.MustCompile(`^([0-9]+)([KMG]i)?$`).FindStringSubmatch(text)
 	if parts == nil {
-		return 0, fmt.Errorf("%q is no number of parameters: expected digits, and perhaps Ki, Mi or Gi", text)
+		return 0, fmt.Errorf("%q is no number of parameters: expected digits, with or without Ki, Mi or Gi", text)
 	}
 	unit := int64(1) << (10 * slices.Index(units, parts[2]))
 	n, err := strconv.ParseInt(parts[1], 10, 64)
@@ -269,7 +270,7 @@ func (r Request) workers(h *host.Host) ([][]int, error) {
 		if count < 1 || count > len(cpus) {
 			return nil, fault.Inputf("--workers is %d: expected 1 to %d, one for each usable core (CPUs %s)", count,
 				len(cpus), plan.Ranks[0].OptimizerCPUs).
-				WithHint("leave --workers out for one worker, and for one on each core")
+				WithHint("leave --workers out to measure one worker, and then one on each core")
 		}
 		workers = append(workers, cpus[:count])
 	}

@@ -121,7 +121,7 @@ func TestBadRequests(t *testing.T) {
 		"did you mean adamw?":   func(_ *testing.T, r *Request) { r.Optimizer = "adamv" },
 		`--state is "int4"`:     func(_ *testing.T, r *Request) { r.State = "int4" },
 		`--moments is "fp8"`:    func(_ *testing.T, r *Request) { r.Moments = "fp8" },
-		"made for adam":         func(_ *testing.T, r *Request) { r.Optimizer, r.Moments = "lion", "int8" },
+		"for adam and adamw":    func(_ *testing.T, r *Request) { r.Optimizer, r.Moments = "lion", "int8" },
 		`--grad-dtype is "u16"`: func(_ *testing.T, r *Request) { r.GradientType = "u16" },
 		`"16M" is no number`:    func(_ *testing.T, r *Request) { r.Parameters = []string{"1Mi", "16M"} },
 		"--workers is 0":        func(_ *testing.T, r *Request) { r.Workers = []int{1, 0} },

@@ -73,17 +73,17 @@ type DoesNotFit struct {
 
 func (e *DoesNotFit) Error() string {
 	var text strings.Builder
-	fmt.Fprintf(&text, "%s: the checkpoint takes %v, and %v are free on the file system",
+	fmt.Fprintf(&text, "%s: the checkpoint takes %v, but the file system has only %v free",
 		e.Directory, e.Needed, e.Available)
 	for _, r := range e.Removed {
-		fmt.Fprintf(&text, "; %s (%v), which a save had left that was broken off, was removed", r.Path, r.Bytes)
+		fmt.Fprintf(&text, "; %s (%v), left by an interrupted save, was removed", r.Path, r.Bytes)
 	}
 	for _, l := range e.Left {
-		fmt.Fprintf(&text, "; %s holds %v of a save that is not finished", l.Path, l.Bytes)
+		fmt.Fprintf(&text, "; %s holds %v of an unfinished save", l.Path, l.Bytes)
 	}
 	text.WriteString("\n  hint: ")
 	if len(e.Left) > 0 {
-		text.WriteString("remove what is not finished if no job is saving there; ")
+		text.WriteString("remove the unfinished save if no job is writing it; ")
 	}
 	text.WriteString("remove older checkpoints, or name a folder on another file system")
 	return text.String()
@@ -133,12 +133,12 @@ func (p Piece) validate() error {
 	case !utf8.ValidString(p.Name):
 		return fmt.Errorf("parameter %q has a name that is not UTF-8", p.Name)
 	case p.First < 0 || p.Count < 1 || p.First > elements-p.Count:
-		return fmt.Errorf("parameter %q: %d elements from %d on are no part of the %d that the shape %v has",
+		return fmt.Errorf("parameter %q: %d elements from %d on: expected a range within the %d of its shape %v",
 			p.Name, p.Count, p.First, elements, p.Shape)
 	case p.Group < 0 || p.Group > maxGroups:
 		return fmt.Errorf("parameter %q is in parameter group %d, expected 0 to %d", p.Name, p.Group, maxGroups)
 	case p.Moments >= kernel.MomentType(len(kernel.MomentNames())):
-		return fmt.Errorf("parameter %q: moments of type %d are not known", p.Name, uint8(p.Moments))
+		return fmt.Errorf("parameter %q: unknown type %d of moments", p.Name, uint8(p.Moments))
 	}
 	return nil
 }
@@ -187,7 +187,7 @@ func validateName(rank, world int, part string) error {
 func broken(path, format string, arguments ...any) error {
 	return &fault.Input{
 		Where: fault.Position{File: path}, What: fmt.Sprintf(format, arguments...),
-		Hint: "take another checkpoint, or the file from a copy",
+		Hint: "use another checkpoint, or restore the file from a copy",
 	}
 }
 

@@ -55,7 +55,7 @@ func (c *Checkpoint) Convert(
 	}
 	folder := filepath.Join(directory, savingPrefix+folderOf(c.step))
 	if err := removeLeftovers(folder); err != nil {
-		return "", cause(directory, "what an earlier conversion has left here cannot be removed", err)
+		return "", cause(directory, "the files left here by an earlier conversion cannot be removed", err)
 	}
 	identity := rand.Text()
 	for _, s := range shards {

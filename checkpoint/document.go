@@ -96,7 +96,7 @@ func (c checksums) MarshalText() ([]byte, error) {
 // UnmarshalText reads the text of MarshalText.
 func (c *checksums) UnmarshalText(text []byte) error {
 	if len(text)%8 != 0 {
-		return fmt.Errorf("%d hexadecimal digits are no checksums of 8 each", len(text))
+		return fmt.Errorf("checksums of %d hexadecimal digits, expected 8 for each", len(text))
 	}
 	sums, err := hex.AppendDecode(nil, text)
 	if err != nil {
@@ -139,7 +139,7 @@ func unseal(text []byte, into any) error {
 	}
 	written, found := text[len(sealBegin):len(sealBegin)+8], fmt.Sprintf("%08x", checksum(text[sealBytes:]))
 	if found != string(written) {
-		return fmt.Errorf("its checksum is %s, and %q was written: it was changed or cut short", found, written)
+		return fmt.Errorf("its checksum is %s, expected %q: it was changed or cut short", found, written)
 	}
 	return json.Unmarshal(append([]byte{'{'}, text[sealBytes:]...), into)
 }
@@ -255,7 +255,7 @@ func (m *manifest) layout() (*layout, error) {
 	}
 	if s := m.Share; s != nil &&
 		(s.Replicas > maxRanks || s.Replica < 0 || s.Replica >= s.Replicas || len(s.Pieces) != 1) {
-		return nil, fmt.Errorf("the share of replica %d of %d, of pieces with %d checksums",
+		return nil, fmt.Errorf("the share of replica %d of %d, with %d checksums for the ranges",
 			s.Replica, s.Replicas, len(s.Pieces))
 	}
 	format, err := m.format()

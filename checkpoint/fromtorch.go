@@ -32,7 +32,7 @@ const torchPart = "torch"
 func OpenTorch(ctx context.Context, path string, progress func(bytes int64)) (*Checkpoint, error) {
 	file, info, err := files.Open(path)
 	if err != nil {
-		return nil, cause(path, "a file of torch.save was expected", errors.Unwrap(err))
+		return nil, cause(path, "expected a file of torch.save", errors.Unwrap(err))
 	}
 	defer file.Close()
 	return readTorch(ctx, path, file, info.Size(), progress)
@@ -82,7 +82,7 @@ type torchFile struct {
 
 func (t *torchFile) wrong(format string, arguments ...any) error {
 	return &fault.Input{
-		Where: fault.Position{File: t.path}, What: "this is no optimizer's state: " + fmt.Sprintf(format, arguments...),
+		Where: fault.Position{File: t.path}, What: "this is no optimizer state: " + fmt.Sprintf(format, arguments...),
 		Hint: `write it with torch.save({"state": ..., "param_groups": ..., "names": ..., "master": ...}, FILE), ` +
 			`as docs/checkpoints.md says`,
 	}
@@ -108,7 +108,7 @@ func (t *torchFile) open() error {
 		}
 	}
 	if order, err := t.entry("byteorder", 16); err == nil && string(order) != "little" {
-		return t.wrong("its numbers are %s-endian", order)
+		return t.wrong("its numbers are %s-endian, expected little-endian", order)
 	}
 	return nil
 }
@@ -161,7 +161,7 @@ func (t *torchFile) understand(document any) error {
 		return errors.New(`it has no list "names" of the parameters`)
 	}
 	if len(names) < len(groups) {
-		return fmt.Errorf(`%d "names", and %d parameters in its "param_groups"`, len(names), len(groups))
+		return fmt.Errorf(`it has %d "names", but %d parameters in "param_groups"`, len(names), len(groups))
 	}
 	for i, item := range names {
 		name, isName := item.(string)
@@ -194,7 +194,7 @@ func groupsOf(list any) (map[int64]int, error) {
 		for _, item := range items(member(item, "params")) {
 			number, ok := item.(int64)
 			if _, twice := groups[number]; !ok || twice {
-				return nil, fmt.Errorf("parameter %s of parameter group %d is no number, or twice there",
+				return nil, fmt.Errorf("parameter %s of parameter group %d is no number, or is listed twice",
 					shown(item), group)
 			}
 			groups[number] = group
@@ -234,7 +234,7 @@ func (t *torchFile) add(name string, group int, master, state any) error {
 		return fmt.Errorf(`its "state" has %d members, expected at most %d`, n, maxStateMembers)
 	}
 	if foreign := foreignTo(known.moments, state); foreign != "" {
-		return fmt.Errorf("its \"state\" has %s, which is none of %v's here: the optimizer is another",
+		return fmt.Errorf(`its "state" has %s, which plimsoll's %v does not have: this is another optimizer`,
 			foreign, known.algorithm)
 	}
 	weights, ok := master.(torchTensor)
@@ -264,7 +264,7 @@ func (t *torchFile) add(name string, group int, master, state any) error {
 		return err
 	}
 	if len(t.pieces) > 0 && (known.algorithm != t.algorithm || step != t.step) {
-		return fmt.Errorf("it has the state of %v at step %d, and the parameters before it that of %v at step %d",
+		return fmt.Errorf("it has the state of %v at step %d, but earlier parameters have the state of %v at step %d",
 			known.algorithm, step, t.algorithm, t.step)
 	}
 	t.algorithm, t.step = known.algorithm, step

@@ -161,23 +161,23 @@ func (l *layout) checkPieces() error {
 			return err
 		}
 		if p.Count > l.elements-first {
-			return fmt.Errorf("parameter %q: the pieces have more elements than the %d of the shard",
+			return fmt.Errorf("parameter %q: the ranges have more elements than the shard, %d",
 				p.Name, l.elements)
 		}
 		if names[p.Name] {
-			return fmt.Errorf("parameter %q is there twice: a shard has one piece of a parameter", p.Name)
+			return fmt.Errorf("parameter %q is listed twice: a shard has one range of a parameter", p.Name)
 		}
 		names[p.Name] = true
 		s := l.sectionAt(first)
 		if first+p.Count > s.first+s.Elements || p.Group != s.Group || p.Moments != s.Moments {
-			return fmt.Errorf("parameter %q: its %d elements of group %d with %v moments are not in the section "+
-				"that the state has there: %d elements of group %d with %v moments",
+			return fmt.Errorf("parameter %q: %d elements of group %d with %v moments do not match the section of the "+
+				"state: %d elements of group %d with %v moments",
 				p.Name, p.Count, p.Group, p.Moments, s.Elements, s.Group, s.Moments)
 		}
 		first += p.Count
 	}
 	if first != l.elements {
-		return fmt.Errorf("the pieces have %d elements, and the shard %d", first, l.elements)
+		return fmt.Errorf("the ranges have %d elements, but the shard has %d", first, l.elements)
 	}
 	return nil
 }
@@ -378,8 +378,8 @@ func (l *layout) header(step int64) ([]byte, error) {
 	names := map[string]bool{metadata: true}
 	for _, t := range l.tensors() {
 		if names[t.name] {
-			return nil, fmt.Errorf("two tensors would have the name %q: "+
-				"a parameter is named like a stream of another, or like what is no parameter", t.name)
+			return nil, fmt.Errorf("two tensors would have the name %q: a parameter is named like a stream of "+
+				"another, or like an entry that is no parameter", t.name)
 		}
 		names[t.name] = true
 		name, err := json.Marshal(t.name)

@@ -17,7 +17,7 @@ import (
 
 // ErrPartial is the error of [Checkpoint.Load] if files have changed since they were
 // verified, and of [Checkpoint.LoadNew] if a file is damaged.
-var ErrPartial = errors.New("the state is loaded in part and must not be used")
+var ErrPartial = errors.New("the state is only partly loaded and must not be used")
 
 // Load fills a shard from the checkpoint, whichever ranks, cuts and formats it was
 // written from. It returns the step and the training document of the same rank and
@@ -87,7 +87,7 @@ type loader struct {
 // element, it prefers the rank's own file.
 func (c *Checkpoint) newLoader(l *layout, rank int) (*loader, error) {
 	if own, theirs := l.format.Algorithm, c.Algorithm(); own != theirs {
-		return nil, c.unsuitable("it is the state of %v, and the optimizer is %v: their moments mean different things",
+		return nil, c.unsuitable("it is the state of %v, but the optimizer is %v: their moments mean different things",
 			theirs, own)
 	}
 	loader := &loader{c: c, layout: l}
@@ -113,7 +113,7 @@ func (c *Checkpoint) newLoader(l *layout, rank int) (*loader, error) {
 func (c *Checkpoint) unsuitable(format string, arguments ...any) error {
 	return &fault.Input{
 		Where: fault.Position{File: c.path},
-		What:  fmt.Sprintf("the checkpoint is not that of this training: "+format, arguments...),
+		What:  fmt.Sprintf("the checkpoint is of another training: "+format, arguments...),
 	}
 }
 

@@ -246,7 +246,7 @@ func TestLoadRefuses(t *testing.T) {
 		"another shape": {splitFormat, changed(func(p *tensorOf) { p.shape = []int64{32, 64} }),
 			[]string{directory, `"model.layers.0.q_proj.weight" has the shape [64 32] there, expected [32 64]`}},
 		"another optimizer": {format(kernel.Lion, kernel.Split, kernel.MomentsFP32, dtype.BF16), smallModel,
-			[]string{directory, "the state of Adam, and the optimizer is Lion"}},
+			[]string{directory, "the state of Adam, but the optimizer is Lion"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			other := newJob(t, test.format, 700, cutModel(test.model, alike(kernel.MomentsFP32)))

@@ -61,7 +61,7 @@ func Open(path string) (*Checkpoint, error) {
 	if err != nil {
 		return nil, &fault.Input{
 			Where: fault.Position{File: path},
-			What:  "a checkpoint, or a folder with checkpoints, was expected", Err: errors.Unwrap(err),
+			What:  "expected a checkpoint, or a folder with checkpoints", Err: errors.Unwrap(err),
 		}
 	}
 	if slices.ContainsFunc(entries, func(e fs.DirEntry) bool { return e.Name() == indexName }) {
@@ -85,7 +85,7 @@ func Open(path string) (*Checkpoint, error) {
 	if newest < 0 {
 		return nil, &fault.Input{
 			Where: fault.Position{File: path},
-			What: fmt.Sprintf("no complete checkpoint is here: neither %s nor a folder such as %s that has one",
+			What: fmt.Sprintf("no complete checkpoint is here: expected %s, or a folder such as %s with a checkpoint",
 				indexName, folderOf(300)),
 		}
 	}
@@ -125,7 +125,7 @@ func openFolder(folder string) (*Checkpoint, error) {
 	}
 	c.identity = x.Identity
 	if c.step != x.Step {
-		return nil, broken(path, "the index is that of step %d, and the files are of step %d", x.Step, c.step)
+		return nil, broken(path, "the index is of step %d, but the files are of step %d", x.Step, c.step)
 	}
 	return c, nil
 }
@@ -142,7 +142,7 @@ func readManifest(path string) (*file, stamp, error) {
 		return nil, found, broken(path, "this is no manifest of a shard: %v", err)
 	}
 	if want := fileName(m.Rank, m.World, m.Part) + manifestEnd; filepath.Base(path) != want {
-		return nil, found, broken(path, "the manifest is that of %s", want)
+		return nil, found, broken(path, "the manifest is of another file, %s", want)
 	}
 	f := &file{path: strings.TrimSuffix(path, manifestEnd) + dataSuffix, manifest: m, layout: l}
 	data, info, err := files.Open(f.path)
@@ -151,7 +151,7 @@ func readManifest(path string) (*file, stamp, error) {
 	}
 	_ = data.Close()
 	if info.Size() != m.Bytes {
-		return nil, found, broken(f.path, "damaged: the file has %d bytes, and %d were written", info.Size(), m.Bytes)
+		return nil, found, broken(f.path, "damaged: the file has %d bytes, expected %d", info.Size(), m.Bytes)
 	}
 	return f, found, nil
 }
@@ -172,7 +172,7 @@ func assemble(folder string, files []*file, without []int) (*Checkpoint, error) 
 	for i, f := range files {
 		m := f.manifest
 		if m.Step != first.Step || m.World != first.World || m.Algorithm != first.Algorithm {
-			return nil, broken(f.path, "step %d of a job of %d ranks with %s, and %s has step %d of %d ranks with %s",
+			return nil, broken(f.path, "step %d of a job of %d ranks with %s, but %s has step %d of %d ranks with %s",
 				m.Step, m.World, m.Algorithm,
 				filepath.Base(files[0].path), first.Step, first.World, first.Algorithm)
 		}
@@ -184,9 +184,10 @@ func assemble(folder string, files []*file, without []int) (*Checkpoint, error) 
 	for _, rank := range without {
 		switch {
 		case rank < 0 || rank >= first.World:
-			return nil, broken(folder, "rank %d of %d is said to have no state", rank, first.World)
+			return nil, broken(folder, "the index says that rank %d of %d has no state: expected a rank of the job",
+				rank, first.World)
 		case ranks[rank]:
-			return nil, broken(folder, "rank %d is said to have no state, and has saved some", rank)
+			return nil, broken(folder, "the index says that rank %d has no state, but the rank has saved some", rank)
 		}
 	}
 	for _, rank := range without {
@@ -228,7 +229,7 @@ func (c *Checkpoint) checkShares() error {
 	}
 	for of, replicas := range saved {
 		if len(replicas) != of.replicas {
-			return c.incomplete("part %s: %d ranks hold a shard, and the shares of %d of them are here",
+			return c.incomplete("part %s: %d ranks hold the same shard, but only the shares of %d of them are here",
 				of.part, of.replicas, len(replicas))
 		}
 	}
@@ -274,8 +275,8 @@ func (c *Checkpoint) add(number int, f *file) error {
 			c.names = append(c.names, p.Name)
 		}
 		if !slices.Equal(p.Shape, known.Shape) || p.Group != known.Group {
-			return broken(f.path, "parameter %q has the shape %v and is in group %d, "+
-				"and in %s it has %v and is in group %d", p.Name, p.Shape, p.Group,
+			return broken(f.path, "parameter %q has the shape %v and is in group %d, but in %s it has %v and is in "+
+				"group %d", p.Name, p.Shape, p.Group,
 				filepath.Base(c.files[known.stretches[0].file].path), known.Shape, known.Group)
 		}
 		known.stretches = append(known.stretches, stretch{number, p.First, p.Count, at})
@@ -307,7 +308,7 @@ func (c *Checkpoint) checkWhole(p *parameter) error {
 		covered = max(covered, s.end())
 	}
 	if covered < p.Count {
-		return c.incomplete("elements from %d on of parameter %q are in no file", covered, p.Name)
+		return c.incomplete("no file has the elements from %d on of parameter %q", covered, p.Name)
 	}
 	return nil
 }

@@ -125,7 +125,7 @@ func cutShort(path string, err error) error {
 func (f *file) damage(chunk int, r region, got, want uint32) error {
 	stream := f.layout.streams[r.stream]
 	from := f.manifest.Header + r.offset
-	return broken(f.path, "damaged between bytes %d and %d: %s of %s has the checksum %08x, and %08x was written",
+	return broken(f.path, "damaged between bytes %d and %d: %s of %s has the checksum %08x, expected %08x",
 		from, from+r.bytes, stream.name, f.pieceNames(chunk), got, want)
 }
 
@@ -250,7 +250,7 @@ func (f *file) verifyHeader() error {
 		return cutShort(f.path, err)
 	}
 	if got, want := checksum(header), f.manifest.HeaderSum[0]; got != want {
-		return broken(f.path, "damaged between bytes 0 and %d: the header has the checksum %08x, and %08x was written",
+		return broken(f.path, "damaged between bytes 0 and %d: the header has the checksum %08x, expected %08x",
 			len(header), got, want)
 	}
 	return nil

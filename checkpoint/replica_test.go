@@ -121,9 +121,9 @@ func TestReplicasAreNeededAll(t *testing.T) {
 		"a rank is missing": {func(job []Shard) []Shard { return job[:3] },
 			"the files of rank 3 of 4 are missing"},
 		"two save the same": {func(job []Shard) []Shard { job[3].Replica = 0; return job },
-			"part bf16: 2 ranks hold a shard, and the shares of 1 of them are here"},
+			"part bf16: 2 ranks hold the same shard, but only the shares of 1 of them are here"},
 		"another number is said": {func(job []Shard) []Shard { job[1].Replicas = 3; return job },
-			"ranks hold a shard, and the shares of 1 of them are here"},
+			"ranks hold the same shard, but only the shares of 1 of them are here"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			directory := t.TempDir()

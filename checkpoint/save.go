@@ -134,7 +134,7 @@ func layoutOf(s Shard) (*layout, error) {
 	}
 	config := s.State.Config()
 	if config.Format != s.Format {
-		return nil, fmt.Errorf("rank %d, part %s: the state is held as %v, and %v was said",
+		return nil, fmt.Errorf("rank %d, part %s: the state is held as %v, expected %v",
 			s.Rank, s.Part, config.Format, s.Format)
 	}
 	sections := config.Sections
@@ -158,14 +158,14 @@ func savingFolder(directory string, step int64, world int) (*os.File, error) {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil, &fault.Input{
 			Where: fault.Position{File: directory},
-			What:  "there is no such folder to save checkpoints in", Hint: "make it: mkdir -p " + directory,
+			What:  "the folder for checkpoints does not exist", Hint: "make it: mkdir -p " + directory,
 		}
 	case err != nil:
 		return nil, cause(directory, "", err)
 	case !info.IsDir():
 		return nil, &fault.Input{
 			Where: fault.Position{File: directory},
-			What:  "a folder to save checkpoints in was expected, and this is a file",
+			What:  "this is a file, expected a folder for checkpoints",
 		}
 	case step < 0 || step > maxStep:
 		return nil, fmt.Errorf("step %d, expected 0 to %d", step, int64(maxStep))
@@ -198,7 +198,7 @@ func removeOthers(folder string, world int) error {
 		otherJob := strings.HasPrefix(e.Name(), "rank-") && !strings.Contains(e.Name(), fmt.Sprintf("-of-%05d-", world))
 		if otherJob || e.Name() == replacedMark {
 			if err := os.Remove(filepath.Join(folder, e.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) {
-				return cause(folder, "what another job has left here cannot be removed", err)
+				return cause(folder, "the files left here by another job cannot be removed", err)
 			}
 		}
 	}

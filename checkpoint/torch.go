@@ -35,9 +35,8 @@ func (c *Checkpoint) WriteTorch(ctx context.Context, path string, progress func(
 	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {
 		return &fault.Input{
 			Where: fault.Position{File: path},
-			What: "a file to write was expected, and a folder or a device is here, " +
-				"which none can take the place of",
-			Hint: "name a file",
+			What:  "expected a file to write: a file cannot replace the folder or device here",
+			Hint:  "name a file",
 		}
 	}
 	file, err := renameio.NewPendingFile(path, renameio.WithPermissions(0o644), beside(path))

@@ -465,7 +465,7 @@ func (u *unpickler) remember(opcode byte) error {
 	}
 	x, ok := u.memo[number]
 	if !ok {
-		return fmt.Errorf("object %d was never there", number)
+		return fmt.Errorf("object %d was never stored", number)
 	}
 	return u.push(x)
 }

@@ -38,9 +38,10 @@ func (s *Shard) Accumulate(first int64, gradient kernel.Array) error {
 	s.Wait()
 	switch {
 	case s.isUnderway():
-		return fmt.Errorf("a gradient cannot be added: step %d is under way", s.Steps()+1)
+		return fmt.Errorf("gradients cannot be accumulated: step %d is under way", s.Steps()+1)
 	case s.isAccumulating() && now != a.last:
-		return fmt.Errorf("a gradient of %v cannot be added: one of %v is half added: add it again, or clear all",
+		return fmt.Errorf("a gradient of %v cannot be accumulated: the accumulation of one of %v is half done: "+
+			"accumulate that again, or clear all gradients",
 			now, a.last)
 	case s.isAccumulating():
 		for _, slot := range s.slots {

@@ -76,8 +76,8 @@ func (c ShardConfig) journalArena() ArenaPlan {
 		Component: ledger.StepJournal,
 		role:      journalRole,
 		Size:      ledger.Bytes(l.size),
-		Why: fmt.Sprintf("%d B x %d slots: what the parameters or gradients were that a worker is changing; "+
-			"4 B x %s chunks: whether they are done; %d B: step and hyperparameters; in whole lines of %d B",
+		Why: fmt.Sprintf("%d B x %d slots: undo logs of what each worker is changing; 4 B x %s chunks: which of them "+
+			"are done; %d B: step and hyperparameters; rounded up to lines of %d B",
 			l.slotSize, l.slots, ledger.Count(c.chunks()), l.done, cacheLine),
 	}
 }

@@ -31,7 +31,8 @@ func (s *Shard) BeginThen(step int64, gradScale float64, optimizers []optim.Opti
 	case s.isUnderway():
 		return fmt.Errorf("step %d cannot begin: step %d is under way", step, next)
 	case s.isAccumulating():
-		return fmt.Errorf("step %d cannot begin: a gradient is half added: add it again, or clear all", step)
+		return fmt.Errorf("step %d cannot begin: an accumulation is half done: accumulate that gradient again, or "+
+			"clear all gradients", step)
 	case step != next:
 		return fmt.Errorf("step %d cannot begin: the next one is %d", step, next)
 	case len(optimizers) < len(s.constants):
@@ -56,7 +57,7 @@ func (s *Shard) suits(group int, o optim.Optimizer) error {
 		return fmt.Errorf("parameter group %d: %v: %w", group, o, err)
 	}
 	if algorithm := s.config.Format.Algorithm; o.Algorithm() != algorithm {
-		return fmt.Errorf("parameter group %d: the state is that of %v, and the optimizer is %v", group, algorithm, o)
+		return fmt.Errorf("parameter group %d: the state is of %v, but the optimizer is %v", group, algorithm, o)
 	}
 	return nil
 }

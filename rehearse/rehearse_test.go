@@ -100,7 +100,7 @@ func TestMomentsThatDoNotSuit(t *testing.T) {
 		"the optimizer is Lion":           {DeepSpeed: lion, Moments: "int8"},
 		"--moments is \"int4\"":           {Moments: "int4"},
 		"--embedding-moments is \"bf16\"": {Moments: "int8", EmbeddingMoments: "bf16"},
-		"--embedding-moments is given":    {Moments: "bf16", EmbeddingMoments: "fp32"},
+		"--embedding-moments is for":      {Moments: "bf16", EmbeddingMoments: "fp32"},
 	} {
 		request.Model, request.Ranks = "gpt2", 1
 		if _, err := request.Resolve(); !errors.As(err, new(*fault.Input)) || !strings.Contains(err.Error(), want) {

@@ -87,8 +87,8 @@ func (t *training) step(i int) (Step, error) {
 	if err := t.scaler.Update(step.Skipped); err != nil {
 		return step, &fault.Input{
 			What: fmt.Sprintf("step %d", i+1), Err: err,
-			Hint: fmt.Sprintf("DeepSpeed ends here, too: lower min_loss_scale (--min-loss-scale); the largest "+
-				"synthetic gradient is %d, and fp16 ends at 65504", synthetic.Outlier),
+			Hint: fmt.Sprintf("lower min_loss_scale (--min-loss-scale): the largest synthetic gradient is %d, and "+
+				"fp16 ends at 65504; DeepSpeed would end here, too", synthetic.Outlier),
 		}
 	}
 	return step, nil

@@ -45,29 +45,25 @@ func (k requestKind) is(some traits) bool { return k.traits&some != 0 }
 
 // requests has a row for each kind of requests. The decoder in a row reads the body.
 var requests = [protocol.Kinds]requestKind{
-	protocol.Open:   {1, 0, (*connection).openSession},
-	protocol.Window: {1, inSession, (*connection).setWindow},
-	protocol.Write: {0, inSession | afterStep | afterSum,
-		change(protocol.Decode[protocol.TransferBody], (*session).write)},
-	protocol.Read:    {0, inSession | afterStep, change(protocol.Decode[protocol.TransferBody], (*session).read)},
-	protocol.SetStep: {0, inSession | afterStep, change(protocol.Decode[protocol.SetStepBody], (*session).setStep)},
-	protocol.Ready: {0, inSession | afterStep | afterSum,
-		change(protocol.Decode[protocol.RangeBody], (*session).ready)},
-	protocol.Norm: {0, inSession | afterStep | afterSum, ask(noBody, (*session).norm)},
-	protocol.Accumulate: {0, inSession | afterStep,
-		change(protocol.Decode[protocol.AccumulateBody], (*session).accumulate)},
-	protocol.Clear: {0, inSession | afterStep, change(noBody, (*session).clear)},
-	protocol.Step:  {0, inSession | afterStep | afterSum, (*connection).step},
-	protocol.Wait:  {0, inSession, ask(protocol.Decode[protocol.WaitBody], (*session).wait)},
-	protocol.Save: {0, inSession | afterStep | onDisk,
-		ask(protocol.DecodeText[protocol.SaveBody], (*session).save)},
-	protocol.Saved:   {0, inSession | onDisk, (*connection).saved},
-	protocol.Commit:  {0, inSession | onDisk, ask(protocol.DecodeText[protocol.CommitBody], (*session).commit)},
-	protocol.Load:    {0, inSession | afterStep, (*connection).load},
-	protocol.Stat:    {0, 0, (*connection).stat},
-	protocol.Close:   {0, inSession | last, (*connection).close},
-	protocol.Prepare: {0, inSession | afterStep | afterSum, change(protocol.DecodeStep, (*session).prepare)},
-	protocol.Restore: {0, 0, (*connection).restore},
+	protocol.Open:       {1, 0, (*connection).openSession},
+	protocol.Window:     {1, inSession, (*connection).setWindow},
+	protocol.Write:      {0, inSession | afterStep | afterSum, change(protocol.Decode, (*session).write)},
+	protocol.Read:       {0, inSession | afterStep, change(protocol.Decode, (*session).read)},
+	protocol.SetStep:    {0, inSession | afterStep, change(protocol.Decode, (*session).setStep)},
+	protocol.Ready:      {0, inSession | afterStep | afterSum, change(protocol.Decode, (*session).ready)},
+	protocol.Norm:       {0, inSession | afterStep | afterSum, ask(noBody, (*session).norm)},
+	protocol.Accumulate: {0, inSession | afterStep, change(protocol.Decode, (*session).accumulate)},
+	protocol.Clear:      {0, inSession | afterStep, change(noBody, (*session).clear)},
+	protocol.Step:       {0, inSession | afterStep | afterSum, (*connection).step},
+	protocol.Wait:       {0, inSession, ask(protocol.Decode, (*session).wait)},
+	protocol.Save:       {0, inSession | afterStep | onDisk, ask(protocol.DecodeText, (*session).save)},
+	protocol.Saved:      {0, inSession | onDisk, (*connection).saved},
+	protocol.Commit:     {0, inSession | onDisk, ask(protocol.DecodeText, (*session).commit)},
+	protocol.Load:       {0, inSession | afterStep, (*connection).load},
+	protocol.Stat:       {0, 0, (*connection).stat},
+	protocol.Close:      {0, inSession | last, (*connection).close},
+	protocol.Prepare:    {0, inSession | afterStep | afterSum, change(protocol.DecodeStep, (*session).prepare)},
+	protocol.Restore:    {0, 0, (*connection).restore},
 }
 
 // handle carries out a request.
@@ -166,10 +162,10 @@ func (s *session) setStep(b protocol.SetStepBody) error {
 		return err
 	}
 	s.saveIsOver.Wait() // the checkpoint needs the step before
-	s.record.forgetSteps()
+	s.header.forgetSteps()
 	s.shard.SetSteps(int64(step))
 	s.begun = int64(step)
-	s.record.condition.Store(stateIsWhole)
+	s.header.condition.Store(stateIsWhole)
 	return nil
 }
 

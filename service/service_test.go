@@ -157,7 +157,7 @@ func startServiceWith(t testing.TB, differ func(*Keeper), variables ...string) *
 	r := &running{}
 	r.Keeper = &Keeper{
 		Socket: filepath.Join(directory, "private", "socket"),
-		Say:    func(format string, values ...any) { fmt.Fprintf(&r.log, format+"\n", values...) },
+		Logf:   func(format string, values ...any) { fmt.Fprintf(&r.log, format+"\n", values...) },
 		Command: func() *exec.Cmd {
 			r.started.Add(1)
 			command := exec.Command(os.Args[0])
@@ -231,7 +231,7 @@ func TestKillIsExplained(t *testing.T) {
 	r.overview(t)
 	r.Kill()
 	r.overview(t)
-	if want := "has ended (killed by SIGKILL, but not for want of memory"; !strings.Contains(r.log.String(), want) {
+	if want := "(killed by SIGKILL, but not by the kernel's OOM killer"; !strings.Contains(r.log.String(), want) {
 		t.Errorf("the keeper has said %q, want %q", r.log.String(), want)
 	}
 }

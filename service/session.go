@@ -20,10 +20,10 @@ import (
 // session is the state of one shard. At most one connection at a time holds it.
 type session struct {
 	name     string // under which the keeper keeps its files
-	say      func(format string, values ...any)
+	logf     func(format string, values ...any)
 	document *protocol.Document
 	shard    *engine.Shard
-	record   *record
+	header   *sessionHeader
 
 	// Only the connection that holds the session uses the window.
 	window []byte
@@ -47,9 +47,9 @@ type session struct {
 	watched stepWatch // used by Server.stuckStep
 }
 
-func (s *Server) newSession(name string, d *protocol.Document, shard *engine.Shard, record *record) *session {
+func (s *Server) newSession(name string, d *protocol.Document, shard *engine.Shard, header *sessionHeader) *session {
 	useWorkers(shard.Config())
-	return &session{name: name, say: s.say, document: d, shard: shard, record: record}
+	return &session{name: name, logf: s.logf, document: d, shard: shard, header: header}
 }
 
 // key names a session in its job.
@@ -65,7 +65,7 @@ func (k key) String() string { return fmt.Sprintf("rank%d/%s", k.rank, k.part) }
 // arenas returns all arenas of the session, the session header last: a header that was
 // kept proves that all arenas were.
 func (s *session) arenas() []*arena.Arena {
-	return append(append([]*arena.Arena{}, s.shard.Arenas()...), s.record.Arena)
+	return append(append([]*arena.Arena{}, s.shard.Arenas()...), s.header.Arena)
 }
 
 // keptNames returns the names under which the keeper keeps the arenas, in the same
@@ -81,7 +81,7 @@ func (s *session) close() error {
 	}
 	s.dropWindow()
 	leaveWorkers(s.shard.Config())
-	return errors.Join(s.shard.Close(), s.record.Close())
+	return errors.Join(s.shard.Close(), s.header.Close())
 }
 
 // release ends a client's use of the session.
@@ -117,11 +117,12 @@ type sharedArena struct {
 	of        string // type
 }
 
-// checkStretch refuses a range that the shard does not have.
-func (s *session) checkStretch(kind protocol.Kind, first, count uint64) error {
+// checkRange refuses a range that the shard does not have.
+func (s *session) checkRange(kind protocol.Kind, first, count uint64) error {
 	elements := uint64(s.shard.Config().Elements)
 	if count == 0 || first > elements || count > elements-first {
-		return protocol.Refused.Errorf("%v: %d elements from %d on, of a shard of %d", kind, count, first,
+		return protocol.Refused.Errorf("%v: %d elements from %d on: expected a range within the shard's %d",
+			kind, count, first,
 			elements)
 	}
 	return nil
@@ -142,17 +143,17 @@ func (s *session) inWindow(kind protocol.Kind, offset, count, size uint64) ([]by
 }
 
 func (s *session) ready(b protocol.RangeBody) error {
-	if err := s.checkStretch(protocol.Ready, b.First, b.Count); err != nil {
+	if err := s.checkRange(protocol.Ready, b.First, b.Count); err != nil {
 		return err
 	}
-	s.record.forgetPrepared()
+	s.header.forgetPrepared()
 	s.shard.GradientsArrived(int64(b.First), int64(b.Count))
 	return nil
 }
 
 // clear sets the gradients to 0.
 func (s *session) clear(struct{}) error {
-	s.record.forgetPrepared()
+	s.header.forgetPrepared()
 	s.shard.ForgetArrived()
 	s.shard.ClearGradients()
 	return nil
@@ -171,8 +172,8 @@ func (s *session) norm(struct{}) ([]byte, error) {
 // step can be made even if client and service die.
 func (s *session) prepare(b protocol.StepBody) error {
 	if b.Flags != 0 || b.GradScale != 0 {
-		return protocol.Refused.Errorf("prepare with flags %#x and factor %v: expected neither, which come with the "+
-			"step",
+		return protocol.Refused.Errorf("prepare with flags %#x and grad scale %v: expected neither; both come with "+
+			"the step",
 			b.Flags, b.GradScale)
 	}
 	if err := s.checkStep(protocol.Prepare, b.Step); err != nil {
@@ -181,7 +182,7 @@ func (s *session) prepare(b protocol.StepBody) error {
 	if _, err := s.optimizers(protocol.Prepare, b.Step, b.Hyperparameters, 1); err != nil {
 		return err
 	}
-	s.record.prepare(b.Step, b.Hyperparameters)
+	s.header.prepare(b.Step, b.Hyperparameters)
 	return nil
 }
 
@@ -226,11 +227,11 @@ func (s *session) optimizersOf(b protocol.StepBody) ([]optim.Optimizer, error) {
 		return nil, protocol.Refused.Errorf("step %d as prepared, with %d parameter groups: expected none",
 			b.Step, len(b.Hyperparameters))
 	}
-	if prepared := s.record.preparedStep.Load(); prepared != b.Step {
-		return nil, protocol.OutOfOrder.Errorf("step %d as prepared: step %d is (0 is none)", b.Step,
+	if prepared := s.header.preparedStep.Load(); prepared != b.Step {
+		return nil, protocol.OutOfOrder.Errorf("step %d as prepared: the prepared step is %d (0: none)", b.Step,
 			prepared)
 	}
-	return s.optimizers(protocol.Step, b.Step, s.record.groups, b.GradScale)
+	return s.optimizers(protocol.Step, b.Step, s.header.groups, b.GradScale)
 }
 
 // step begins a step, unless it was made already. It is the second phase of the
@@ -244,7 +245,7 @@ func (s *session) step(b protocol.StepBody, done func(took time.Duration)) (begu
 		return false, err
 	}
 	if math.IsNaN(b.GradScale) || math.IsInf(b.GradScale, 0) {
-		return false, protocol.Refused.Errorf("step with the factor %v: skip a step whose gradients are not finite",
+		return false, protocol.Refused.Errorf("step with the grad scale %v: skip a step whose gradients are not finite",
 			b.GradScale)
 	}
 	if b.Flags&^(protocol.WaitForStep|protocol.PreparedStep) != 0 {
@@ -255,8 +256,8 @@ func (s *session) step(b protocol.StepBody, done func(took time.Duration)) (begu
 	if err != nil {
 		return false, err
 	}
-	s.record.ask(b.Step, b.GradScale)
-	s.record.condition.Store(stateIsWhole) // before the step begins: the state is whole from now on
+	s.header.ask(b.Step, b.GradScale)
+	s.header.condition.Store(stateIsWhole) // before the step begins: the state is whole from now on
 	begin := time.Now()
 	s.stepIsOver.Add(1)
 	err = s.shard.BeginThen(int64(b.Step), b.GradScale, optimizers, func() {
@@ -284,11 +285,11 @@ func (s *session) stepped(took time.Duration) {
 
 // wait returns when a range of the parameters has had a step.
 func (s *session) wait(b protocol.WaitBody) ([]byte, error) {
-	if err := s.checkStretch(protocol.Wait, b.First, b.Count); err != nil {
+	if err := s.checkRange(protocol.Wait, b.First, b.Count); err != nil {
 		return nil, err
 	}
 	if done := s.shard.Steps(); b.Step > uint64(max(done, s.begun)) {
-		return nil, protocol.OutOfOrder.Errorf("wait for step %d: the last that was begun is %d", b.Step,
+		return nil, protocol.OutOfOrder.Errorf("wait for step %d: the last step begun is %d", b.Step,
 			max(done, s.begun))
 	}
 	s.shard.WaitRange(int64(b.First), int64(b.Count))

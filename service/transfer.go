@@ -58,7 +58,7 @@ func (s *session) transferArguments(kind protocol.Kind, t protocol.TransferBody)
 			t.What,
 			s.document.Optimizer, format.Algorithm.Moments())
 	}
-	if err := s.checkStretch(kind, t.First, t.Count); err != nil {
+	if err := s.checkRange(kind, t.First, t.Count); err != nil {
 		return nil, err
 	}
 	data, err := s.inWindow(kind, t.Offset, t.Count, 4)
@@ -75,7 +75,7 @@ func (s *session) write(t protocol.TransferBody) error {
 		return err
 	}
 	s.saveIsOver.Wait() // the checkpoint needs the state as it was
-	s.record.beginWrite()
+	s.header.beginWrite()
 	if t.What != protocol.MasterWeights {
 		s.shard.WriteMoment(int(t.What)-protocol.FirstMoment, int64(t.First), numbers)
 		return nil
@@ -127,7 +127,7 @@ func (s *session) accumulate(b protocol.AccumulateBody) error {
 		return protocol.Refused.Errorf("accumulate of type %d: expected 0 (bf16), 1 (fp16) or 2 (fp32)",
 			b.Type)
 	}
-	if err := s.checkStretch(protocol.Accumulate, b.First, b.Count); err != nil {
+	if err := s.checkRange(protocol.Accumulate, b.First, b.Count); err != nil {
 		return err
 	}
 	of := protocol.NumberTypes[b.Type]
@@ -150,7 +150,7 @@ func (s *session) accumulate(b protocol.AccumulateBody) error {
 	if again {
 		return nil // the client did not get the answer
 	}
-	s.record.forgetPrepared()
+	s.header.forgetPrepared()
 	s.shard.ForgetArrived()
 	return s.shard.Accumulate(now.First, kernel.Array{Type: of, Data: data})
 }

@@ -35,7 +35,7 @@ func TestWhatIsBeingWrittenIsNotWhole(t *testing.T) {
 		}
 		s = mustOpen(t, r.Socket, document)
 		_, err := s.Save(t.TempDir(), nil)
-		wantError(t, err, protocol.OutOfOrder, "save: the state is not whole*")
+		wantError(t, err, protocol.OutOfOrder, "save: the state is incomplete*")
 		if err := errors.Join(s.SetStep(5), s.Detach()); err != nil {
 			t.Fatal(err)
 		}
@@ -71,7 +71,7 @@ func TestStepsAreOfAWholeState(t *testing.T) {
 		watching.Go(func() {
 			for session.shard.Steps() == 0 {
 			}
-			if !session.record.initialized() {
+			if !session.header.initialized() {
 				t.Error("the first step is finished, and the state is not initialized")
 			}
 		})

@@ -3,7 +3,6 @@ package simulate
 import (
 	"fmt"
 
-	"plimsoll/allocator"
 	"plimsoll/autograd"
 	"plimsoll/dtype"
 	"plimsoll/ledger"
@@ -135,9 +134,9 @@ func (e *deepSpeed) addFlat(elements int64) *autograd.Parameter {
 
 // holdOnHost holds a tensor that was made on the host. To pin a tensor, torch makes a
 // pinned copy; for a moment both exist.
-func (e *deepSpeed) holdOnHost(bytes int64, component ledger.Component, why func() string, pin bool) hostTensor {
+func (e *deepSpeed) holdOnHost(bytes int64, component ledger.Component, why func() string, pin bool) tensor {
 	if !pin {
-		return hostTensor{hold: e.host.hold(bytes, component, why)}
+		return tensor{hold: e.host.hold(bytes, component, why)}
 	}
 	pageable := e.host.hold(bytes, ledger.PinningCopies, whyPinningCopies)
 	pinned := e.pinnedMemory.allocate(bytes, component, why)
@@ -239,59 +238,4 @@ func largestOf(parameters []*autograd.Parameter) int64 {
 		most = max(most, p.Elements)
 	}
 	return most
-}
-
-// pinnedMemory is the pinned memory of a rank. PyTorch's allocator returns it in blocks.
-type pinnedMemory struct {
-	allocator *allocator.Pinned
-	host      *trace
-	beyond    hold // rounding of the blocks, and free blocks
-}
-
-func newPinnedMemory(s *simulation) *pinnedMemory {
-	c, err := allocator.ParseConfiguration(s.Allocator, s.Versions.Torch)
-	if err != nil {
-		c = allocator.Configuration{} // refused where the GPU's allocator is made
-	}
-	return &pinnedMemory{allocator: allocator.NewPinned(c, s.Versions.Torch), host: s.host}
-}
-
-// hostTensor is a tensor on the host, pinned if it has a block.
-type hostTensor struct {
-	hold
-	memory *pinnedMemory
-	block  allocator.Block
-	pinned bool // pinned
-}
-
-func (p *pinnedMemory) allocate(bytes int64, component ledger.Component, why func() string) hostTensor {
-	drop(&p.beyond)
-	block, err := p.allocator.Allocate(ledger.Bytes(bytes))
-	if err != nil && p.host.failed == nil {
-		p.host.failed = err
-	}
-	l := hostTensor{p.host.hold(bytes, component, why), p, block, true}
-	p.count()
-	return l
-}
-
-func (p *pinnedMemory) count() {
-	s := p.allocator.Statistics()
-	p.beyond = p.host.hold(int64(s.Pinned.Now-s.Requested.Now), ledger.PinnedRounding, because("PyTorch's allocator "+
-		"of page-locked memory takes powers of two and keeps what is freed (CachingHostAllocator.h, pytorch issue "+
-		"95823)"))
-}
-
-// free frees the tensor. The allocator keeps a pinned block.
-func (l hostTensor) free() {
-	if !l.pinned {
-		l.hold.free()
-		return
-	}
-	drop(&l.memory.beyond)
-	l.hold.free()
-	if err := l.memory.allocator.Free(l.block); err != nil && l.memory.host.failed == nil {
-		l.memory.host.failed = err
-	}
-	l.memory.count()
 }

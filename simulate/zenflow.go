@@ -26,7 +26,7 @@ func (e *deepSpeed) hostMaster(why func() string) (ledger.Component, func() stri
 // hostGradients allocates the gradients that the optimizer on the host reads. An
 // overlapped step needs two sets of them, and the parameters before the step.
 // PyTorch keeps the pinned block of a tensor that is moved to shared memory.
-func (e *deepSpeed) hostGradients(bytes int64, why func() string) hostTensor {
+func (e *deepSpeed) hostGradients(bytes int64, why func() string) tensor {
 	if !e.overlapped() {
 		return e.holdOnHost(bytes, ledger.MasterGradients, why, e.pinsOptimizer())
 	}
@@ -35,7 +35,7 @@ func (e *deepSpeed) hostGradients(bytes int64, why func() string) hostTensor {
 		"other is read. %s", e.shardCount(), e.master.Size(), zenFlowShares))
 	allocate(e.host, bytes, ledger.SharedStaleParameters, because("%s x %d B: what the GPU takes of the last step. %s",
 		e.shardCount(), e.master.Size(), zenFlowShares))
-	return hostTensor{}
+	return tensor{}
 }
 
 // hostStates allocates the optimizer states on the host. Overlapped steps have

@@ -13,7 +13,7 @@ import (
 type zero3 struct {
 	*deepSpeed
 	coordinator *coordinator
-	shards      []hostTensor // shards of single parameters, by index
+	shards      []tensor // shards of single parameters, by index
 	subGroups   []subGroup
 	bucket      []*autograd.Parameter
 	elements    int64
@@ -28,7 +28,7 @@ type subGroup struct {
 }
 
 func newZeRO3(e *deepSpeed) *zero3 {
-	d := &zero3{deepSpeed: e, shards: make([]hostTensor, len(e.parameters))}
+	d := &zero3{deepSpeed: e, shards: make([]tensor, len(e.parameters))}
 	for _, group := range e.groups {
 		var sum int64
 		for i, p := range group {
@@ -87,7 +87,7 @@ func (e *zero3) load() {
 func (e *zero3) shard(p *autograd.Parameter) {
 	switch e.parametersOn() {
 	case "none":
-		e.shards[p.Index] = hostTensor{hold: e.gpu.hold(e.shardBytes(p), ledger.Parameters, e.whyParameters)}
+		e.shards[p.Index] = tensor{hold: e.gpu.hold(e.shardBytes(p), ledger.Parameters, e.whyParameters)}
 	case "cpu":
 		e.shards[p.Index] = e.holdOnHost(e.shardBytes(p), ledger.Parameters, e.whyParameters,
 			e.pinsOffload(e.recipe.OffloadParameters))
@@ -190,7 +190,7 @@ func (e *zero3) flattenShards() {
 func (e *zero3) freeShards(parameters []*autograd.Parameter) {
 	for _, p := range parameters {
 		e.shards[p.Index].free()
-		e.shards[p.Index] = hostTensor{}
+		e.shards[p.Index] = tensor{}
 	}
 }
 
@@ -228,7 +228,7 @@ func (e *zero3) keepMaster(device *trace, bytes int64) {
 		return
 	}
 	component, why := e.hostMaster(why)
-	e.moves(hostTensor{hold: device.hold(bytes, component, why)}, bytes, ledger.SharedMasterWeights)
+	e.moves(tensor{hold: device.hold(bytes, component, why)}, bytes, ledger.SharedMasterWeights)
 }
 
 func (e *zero3) deviceOf(g subGroup) *trace {

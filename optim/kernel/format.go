@@ -40,6 +40,21 @@ const (
 	MomentsInt8 = abi.MomentsInt8
 )
 
+// StateNames returns the names of the states.
+func StateNames() []string {
+	var names []string
+	for s := range abi.States {
+		names = append(names, s.String())
+	}
+	return names
+}
+
+// ParseState returns the state of a name.
+func ParseState(name string) (s State, ok bool) {
+	i := slices.Index(StateNames(), name)
+	return State(max(i, 0)), i >= 0
+}
+
 // MomentNames returns the names of the types of moments.
 func MomentNames() []string {
 	var names []string
@@ -53,6 +68,24 @@ func MomentNames() []string {
 func ParseMoments(name string) (m MomentType, ok bool) {
 	i := slices.Index(MomentNames(), name)
 	return MomentType(max(i, 0)), i >= 0
+}
+
+// numberTypes are the types that parameters and gradients can have.
+var numberTypes = []dtype.Type{dtype.BF16, dtype.F16, dtype.F32}
+
+// NumberTypeNames returns the short names of the types that parameters and gradients can have.
+func NumberTypeNames() []string {
+	var names []string
+	for _, t := range numberTypes {
+		names = append(names, t.String())
+	}
+	return names
+}
+
+// ParseNumberType returns the type of parameters or gradients of a name that dtype.Parse knows.
+func ParseNumberType(name string) (t dtype.Type, ok bool) {
+	t, err := dtype.Parse(name)
+	return t, err == nil && slices.Contains(numberTypes, t)
 }
 
 // Block is the number of elements whose int8 moments share a header.
@@ -194,7 +227,7 @@ func (f Format) momentType() dtype.Type {
 }
 
 // granule returns the number of parameters that vector kernels take multiples of.
-func (f Format) granule() int { return f.Moments.Turn() }
+func (f Format) granule() int { return f.Moments.Tile() }
 
 // ResidentBytes returns the size of all streams for a number of parameters.
 func (f Format) ResidentBytes(parameters int64) int64 {

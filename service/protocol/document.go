@@ -115,7 +115,7 @@ func (d *Document) Validate() error {
 			return err
 		}
 		if names[p.Name] {
-			return fmt.Errorf("parameter %s is there twice: a shard has one piece of a parameter", p.Name)
+			return fmt.Errorf("parameter %s is listed twice: a shard has one range of a parameter", p.Name)
 		}
 		names[p.Name] = true
 		if total += p.Count; total > maximumElements {
@@ -128,7 +128,7 @@ func (d *Document) Validate() error {
 
 func (p Piece) validate(d *Document) error {
 	if p.Name == "" || len(p.Name) > 1024 {
-		return fmt.Errorf("a parameter with a name of %d bytes: expected 1 to 1024", len(p.Name))
+		return fmt.Errorf("the name of a parameter has %d bytes: expected 1 to 1024", len(p.Name))
 	}
 	elements := int64(1)
 	for _, n := range p.Shape {
@@ -140,9 +140,10 @@ func (p Piece) validate(d *Document) error {
 	}
 	switch {
 	case p.First < 0 || p.Count < 1 || p.First > elements-p.Count:
-		return fmt.Errorf("parameter %s: %d elements from %d on, of %d", p.Name, p.Count, p.First, elements)
+		return fmt.Errorf("parameter %s: %d elements from %d on: expected a range within its %d",
+			p.Name, p.Count, p.First, elements)
 	case p.Group < 0 || p.Group >= d.Groups:
-		return fmt.Errorf("parameter %s is in group %d: there are %d", p.Name, p.Group, d.Groups)
+		return fmt.Errorf("parameter %s is in group %d: expected 0 to %d", p.Name, p.Group, d.Groups-1)
 	}
 	if _, ok := kernel.ParseMoments(p.Moments); !ok && p.Moments != "" {
 		return fmt.Errorf("parameter %s: moments are %q: expected %s", p.Name, p.Moments,
@@ -164,7 +165,7 @@ func (d *Document) Format() (kernel.Format, error) {
 	f := kernel.Format{}
 	var ok [5]bool
 	f.Algorithm, ok[0] = algorithms[d.Optimizer]
-	f.State, ok[1] = map[string]kernel.State{"split": kernel.Split, "fp32": kernel.FP32}[d.State]
+	f.State, ok[1] = kernel.ParseState(d.State)
 	f.Moments, ok[2] = kernel.ParseMoments(d.Moments)
 	f.Parameter, ok[3] = ParameterTypes[d.Parameter]
 	f.Gradient, ok[4] = ParameterTypes[d.Gradient]
