@@ -145,8 +145,8 @@ func TestRandomJobs(t *testing.T) {
 			continue
 		}
 		for _, d := range p.Devices {
-			for i := range d.Phases {
-				checkPhase(t, &d.Phases[i], fmt.Sprintf("%+v: %s, %s %s", q, d.Kind, d.Phases[i].Iteration, d.Phases[i].Name))
+			for _, phase := range d.Phases {
+				checkPhase(t, &phase, fmt.Sprintf("%+v: %s, %s %s", q, d.Kind, phase.Iteration, phase.Name))
 			}
 		}
 		if q.TensorParallel > 1 {

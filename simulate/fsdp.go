@@ -273,10 +273,10 @@ func (e *fsdp) reduce(u *unit) {
 		stream = 0
 	}
 	var input hold
+	why := because("gradients of a unit put together in %v for the reduce-scatter; the buffer lives until the next "+
+		"unit's (FSDP2's ReduceScatterState)", e.ReduceType)
 	e.gpu.on(stream, func() {
-		input = e.gpu.hold(unsharded*e.ReduceType.Size(), ledger.CommunicationBuckets, because("gradients of a unit put "+
-			"together in %v for the reduce-scatter; the buffer lives until the next unit's (FSDP2's ReduceScatterState)",
-			e.ReduceType))
+		input = e.gpu.hold(unsharded*e.ReduceType.Size(), ledger.CommunicationBuckets, why)
 	})
 	for _, p := range u.parameters {
 		p.DropGradient()
@@ -342,8 +342,8 @@ func (e *fsdp) save() {
 		sum += p.Elements * e.ParameterType.Size()
 	}
 	e.gpu.during(largest, ledger.GatheredParameters, e.whyGathered, func() {
-		e.host.briefly(e.perNode(sum), ledger.FullStateDict, because("the whole model on the host of the first rank: %s "+
-			"parameters x %d B, here a part of each rank of its node (FULL_STATE_DICT, rank0_only)",
+		e.host.briefly(e.perNode(sum), ledger.FullStateDict, because("the whole model on the host of the first rank: "+
+			"%s parameters x %d B, here a part of each rank of its node (FULL_STATE_DICT, rank0_only)",
 			ledger.Count(elementsOf(e.parameters)), e.ParameterType.Size()))
 	})
 }

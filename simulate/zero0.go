@@ -121,8 +121,8 @@ func (e *bf16Optimizer) initialize() {
 		shard := e.addFlat(n / e.Parallel.Shard).Elements
 		allocate(e.gpu, n*e.ParameterType.Size(), ledger.Parameters, e.whyFull)
 		e.unload(group)
-		e.gpu.during(shard*e.ParameterType.Size(), ledger.FlatteningCopies, because("parameters are put into one tensor "+
-			"before their own storage is freed (bf16_optimizer.py)"), func() {
+		why := because("parameters are put into one tensor before their own storage is freed (bf16_optimizer.py)")
+		e.gpu.during(shard*e.ParameterType.Size(), ledger.FlatteningCopies, why, func() {
 			allocate(e.gpu, shard*4, ledger.MasterWeights, because("%s parameters / %d ranks x 4 B (bf16_optimizer.py)",
 				e.trainedCount(), e.Parallel.Shard))
 		})

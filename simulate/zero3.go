@@ -96,8 +96,8 @@ func (e *zero3) shard(p *autograd.Parameter) {
 }
 
 func (e *zero3) whyParameters() string {
-	return fmt.Sprintf("a part of each of %d ranks: %s parameters x %d B, page-locked in one block a group on the host "+
-		"with offload_param (zero/stage3.py)", e.Parallel.Shard, ledger.Count(elementsOf(e.parameters)),
+	return fmt.Sprintf("a part of each of %d ranks: %s parameters x %d B, page-locked in one block a group on the "+
+		"host with offload_param (zero/stage3.py)", e.Parallel.Shard, ledger.Count(elementsOf(e.parameters)),
 		e.ParameterType.Size())
 }
 
@@ -300,8 +300,8 @@ func (e *zero3) swapBuffers() {
 }
 
 func (e *zero3) whySwapBuffers() string {
-	return fmt.Sprintf("offload_optimizer: buffer_count %d x the largest sub-group x %d B; offload_param: %d x %s x %d "+
-		"B in one block (swap_tensor)", e.recipe.OffloadOptimizer.Buffers, e.master.Size(),
+	return fmt.Sprintf("offload_optimizer: buffer_count %d x the largest sub-group x %d B; offload_param: %d x %s x "+
+		"%d B in one block (swap_tensor)", e.recipe.OffloadOptimizer.Buffers, e.master.Size(),
 		e.recipe.OffloadParameters.Buffers, ledger.Count(e.recipe.OffloadParameters.BufferElements),
 		e.ParameterType.Size())
 }
@@ -423,8 +423,8 @@ func (e *zero3) save() {
 	for _, p := range e.parameters {
 		e.gpu.briefly(e.gathers()*2*p.Bytes(), ledger.GatheredParameters, e.coordinator.whyGathered)
 	}
-	e.host.briefly(e.storedBytes()/int64(max(1, e.RanksPerNode)), ledger.FullStateDict, because("the whole model on the "+
-		"host of rank 0: %s parameters x %d B, here a part of each rank of its node",
+	e.host.briefly(e.storedBytes()/int64(max(1, e.RanksPerNode)), ledger.FullStateDict, because("the whole model on "+
+		"the host of rank 0: %s parameters x %d B, here a part of each rank of its node",
 		ledger.Count(elementsOf(e.parameters)), e.ParameterType.Size()))
 }
 
