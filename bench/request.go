@@ -17,6 +17,7 @@ import (
 	"plimsoll/ledger"
 	"plimsoll/optim"
 	"plimsoll/optim/kernel"
+	"plimsoll/shard"
 )
 
 // Request is a benchmark as a user asks for it.
@@ -136,7 +137,10 @@ func NewSuite(r Request, h *host.Host) (*Suite, error) {
 				of = defaultSizes(len(cpus))
 			}
 			for _, size := range of {
-				c := newCase(names[i], f, size, cpus, r.Journal, p.Kernel, h)
+				c, err := newCase(names[i], f, size, cpus, r.Journal, p.Kernel, h)
+				if err != nil {
+					return nil, err
+				}
 				if c.Name == peerOptimizer && !c.InCore {
 					c.Peer = r.Peer
 				}
@@ -228,9 +232,6 @@ func (r Request) sizes() ([]int64, error) {
 
 var units = []string{"", "Ki", "Mi", "Gi"}
 
-// mostParameters keeps the sum of all bytes of a format far from overflow.
-const mostParameters = 1 << 50
-
 // ParseCount reads a number of parameters: digits, and Ki, Mi or Gi for 2^10, 2^20 or 2^30.
 func ParseCount(text string) (int64, error) {
 	parts := regexp.MustCompile(`^([0-9]+)([KMG]i)?$`).FindStringSubmatch(text)
@@ -239,8 +240,8 @@ func ParseCount(text string) (int64, error) {
 	}
 	unit := int64(1) << (10 * slices.Index(units, parts[2]))
 	n, err := strconv.ParseInt(parts[1], 10, 64)
-	if err != nil || n < 1 || n > mostParameters/unit {
-		return 0, fmt.Errorf("%q parameters: expected 1 to %s", text, Count(mostParameters))
+	if err != nil || n < 1 || n > shard.MaxElements/unit {
+		return 0, fmt.Errorf("%q parameters: expected 1 to %s", text, Count(shard.MaxElements))
 	}
 	return n * unit, nil
 }
@@ -288,22 +289,26 @@ func defaultSizes(workers int) []int64 {
 	return []int64{int64(workers) * corePart, 16 << 20, 256 << 20}
 }
 
-func newCase(name string, f kernel.Format, size int64, cpus []int, journal bool, set kernel.Set, h *host.Host) Case {
-	c := Case{
-		Name: name, InCore: size <= int64(len(cpus))*corePart,
-		Shard: engine.ShardConfig{Elements: size, Format: f, Kernel: set, CPUs: cpus},
-	}
+func newCase(
+	name string, f kernel.Format, size int64, cpus []int, journal bool, set kernel.Set, h *host.Host,
+) (Case, error) {
+	c := Case{Name: name, InCore: size <= int64(len(cpus))*corePart}
 	for _, o := range optimizers {
 		if o.name == name {
 			c.Optimizer = o.rule
 		}
 	}
+	chunk := int64(shard.DefaultChunk)
 	if c.InCore {
 		// One chunk for each worker, in whole blocks of the kernels.
 		part := (size + int64(len(cpus)) - 1) / int64(len(cpus))
-		c.Shard.Chunk = int((part + kernel.Block - 1) / kernel.Block * kernel.Block)
+		chunk = (part + kernel.Block - 1) / kernel.Block * kernel.Block
 	}
-	c.Shard.Journal = journal && !c.InCore
+	layout, err := shard.NewLayout(f, chunk, shard.Uniform(f, size))
+	if err != nil {
+		return c, err
+	}
+	c.Shard = engine.ShardConfig{Layout: layout, Kernel: set, CPUs: cpus, Journal: journal && !c.InCore}
 	c.Shard.Pages = engine.ChoosePages(h, []engine.ShardConfig{c.Shard})
 	c.Place = place(h, c)
 	if c.Shard.Pages != arena.HugetlbPages { // the pool of huge pages serves arenas only
@@ -316,7 +321,7 @@ func newCase(name string, f kernel.Format, size int64, cpus []int, journal bool,
 			c.Needed += mapped + tables*8*(mapped/c.Shard.Pages.Size())
 		}
 	}
-	return c
+	return c, nil
 }
 
 // place returns the nearest memory that holds all streams of a case.

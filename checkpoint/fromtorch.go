@@ -13,11 +13,11 @@ import (
 	"strings"
 
 	"plimsoll/dtype"
-	"plimsoll/engine"
 	"plimsoll/fault"
 	"plimsoll/files"
 	"plimsoll/ledger"
 	"plimsoll/optim/kernel"
+	"plimsoll/shard"
 )
 
 // maxPickle is far above the size of a document without numbers.
@@ -75,7 +75,7 @@ type torchFile struct {
 
 	algorithm kernel.Algorithm
 	step      int64
-	pieces    []Piece
+	pieces    []shard.Piece
 	starts    []int64   // element of the shard at which each piece begins
 	offsets   [][]int64 // of the master and the moments of each piece, in the file
 }
@@ -241,9 +241,9 @@ func (t *torchFile) add(name string, group int, master, state any) error {
 	if !ok {
 		return errors.New(`it has no tensor in "master"`)
 	}
-	p := Piece{Name: name, Shape: weights.shape, Group: group}
+	p := shard.Piece{Name: name, Shape: weights.shape, Group: group}
 	var err error
-	if p.Count, err = p.elements(); err != nil || p.Count == 0 { // no shard has an empty piece
+	if p.Count, err = p.Elements(); err != nil || p.Count == 0 { // no shard has an empty piece
 		return err
 	}
 	offsets := make([]int64, 1+len(known.moments))
@@ -273,7 +273,7 @@ func (t *torchFile) add(name string, group int, master, state any) error {
 }
 
 // locate returns where the numbers of a tensor begin in the file.
-func (t *torchFile) locate(tensor torchTensor, p Piece) (int64, error) {
+func (t *torchFile) locate(tensor torchTensor, p shard.Piece) (int64, error) {
 	if tensor.kind != "FloatStorage" {
 		return 0, fmt.Errorf("a tensor with a %s, expected fp32 in a FloatStorage", tensor.kind)
 	}
@@ -338,7 +338,7 @@ func (t *torchFile) stepOf(algorithm kernel.Algorithm, step any) (int64, error) 
 	case float64:
 		number = s
 	case torchTensor:
-		at, err := t.locate(s, Piece{Shape: s.shape, Count: 1})
+		at, err := t.locate(s, shard.Piece{Shape: s.shape, Range: shard.Range{Count: 1}})
 		if err != nil || len(s.shape) != 0 {
 			return 0, fmt.Errorf("its step is no number: %w", err)
 		}
@@ -362,7 +362,7 @@ func (t *torchFile) checkpoint() (*Checkpoint, error) {
 		return nil, errors.New("it has no parameters")
 	}
 	format := kernel.Format{Algorithm: t.algorithm, State: kernel.FP32, Parameter: dtype.BF16, Gradient: dtype.BF16}
-	l, err := newLayout(format, engine.DefaultChunk, Sections(t.pieces), t.pieces)
+	l, err := layoutOfPieces(format, t.pieces)
 	if err != nil {
 		return nil, err
 	}

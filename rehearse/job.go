@@ -18,8 +18,8 @@ import (
 	"plimsoll/model"
 	"plimsoll/optim"
 	"plimsoll/optim/kernel"
-	"plimsoll/partition"
 	"plimsoll/recipe"
+	"plimsoll/shard"
 )
 
 // Request is a rehearsal as a user asks for it. Empty and nil fields take their value from the recipe, or the
@@ -316,21 +316,25 @@ const (
 // NewPlacement places a job on a host.
 func NewPlacement(j *Job, h *host.Host) (*Placement, error) {
 	p := &Placement{Job: j, Host: h}
-	parts, err := partition.ZeRO(j.Model.Elements(), j.WorldSize)
+	parts, err := shard.ZeRO(j.Model.Elements(), j.WorldSize)
 	if err != nil {
 		return nil, err
 	}
 	if p.Binding, err = binding.Split(h, binding.Request{Ranks: j.Ranks, Reserve: j.Reserve}); err != nil {
 		return nil, err
 	}
+	pieces := j.pieces()
 	for i, part := range parts[:j.Ranks] {
 		cpus, err := p.workerCPUs(i)
 		if err != nil {
 			return nil, err
 		}
 		p.Binding.Ranks[i].OptimizerCPUs = cpuset.New(cpus...)
-		p.Shards = append(p.Shards, engine.ShardConfig{Rank: i, Elements: part.Held(), Sections: j.sections(part),
-			Format: j.Format, Kernel: j.Kernel, CPUs: cpus})
+		layout, err := j.layout(pieces, part)
+		if err != nil {
+			return nil, err
+		}
+		p.Shards = append(p.Shards, engine.ShardConfig{Rank: i, Layout: layout, Kernel: j.Kernel, CPUs: cpus})
 		p.Held += part.Held()
 		p.Parameters += part.Count
 	}
@@ -551,7 +555,7 @@ func plural(n int, noun string) string {
 }
 
 // Chunk returns the number of elements that a worker takes at a time.
-func (p *Placement) Chunk() int { return engine.DefaultChunk }
+func (p *Placement) Chunk() int { return shard.DefaultChunk }
 
 // WorkerCount returns the number of workers of all ranks.
 func (p *Placement) WorkerCount() int {

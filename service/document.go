@@ -10,11 +10,11 @@ import (
 	"github.com/go-json-experiment/json"
 
 	"plimsoll/arena"
-	"plimsoll/checkpoint"
 	"plimsoll/dtype"
 	"plimsoll/engine"
 	"plimsoll/optim"
 	"plimsoll/optim/kernel"
+	"plimsoll/shard"
 )
 
 // OpenSchema is the schema of [Document].
@@ -189,22 +189,17 @@ func (d *Document) config(set kernel.Set, pages arena.Pages, cpus []int) (engine
 	if err != nil {
 		return engine.ShardConfig{}, err
 	}
-	c := engine.ShardConfig{Rank: d.Rank, Part: d.partOfSession(), Journal: true, Format: format, Kernel: set,
-		Pages: pages, CPUs: cpus}
-	pieces := d.pieces()
-	for _, p := range pieces {
-		c.Elements += p.Count
-	}
-	c.Sections = checkpoint.Sections(pieces)
-	return c, nil
+	layout, err := shard.NewLayout(format, shard.DefaultChunk, shard.Sections(d.pieces()))
+	return engine.ShardConfig{Rank: d.Rank, Part: d.partOfSession(), Layout: layout, Journal: true, Kernel: set,
+		Pages: pages, CPUs: cpus}, err
 }
 
-// pieces returns the parameters in the form that package checkpoint uses.
-func (d *Document) pieces() []checkpoint.Piece {
-	pieces := make([]checkpoint.Piece, len(d.Parameters))
+// pieces returns the parameters in the form in which shards are laid out.
+func (d *Document) pieces() []shard.Piece {
+	pieces := make([]shard.Piece, len(d.Parameters))
 	for i, p := range d.Parameters {
-		pieces[i] = checkpoint.Piece{Name: p.Name, Shape: p.Shape, Group: p.Group, First: p.First, Count: p.Count,
-			Moments: d.momentsOf(p)}
+		pieces[i] = shard.Piece{Name: p.Name, Shape: p.Shape, Group: p.Group,
+			Range: shard.Range{First: p.First, Count: p.Count}, Moments: d.momentsOf(p)}
 	}
 	return pieces
 }

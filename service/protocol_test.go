@@ -16,6 +16,7 @@ import (
 	"plimsoll/ledger"
 	"plimsoll/optim"
 	"plimsoll/optim/kernel"
+	"plimsoll/shard"
 )
 
 // formats returns documents of every format.
@@ -99,19 +100,19 @@ func streamsOf(t testing.TB, s *Session, algorithm kernel.Algorithm) [][]float32
 }
 
 // sameState checks that a session and a shard of this process have the same bits.
-func sameState(t testing.TB, s *Session, shard *engine.Shard) {
+func sameState(t testing.TB, s *Session, held *engine.Shard) {
 	t.Helper()
-	format := shard.Config().Format
+	format := held.Config().Format
 	got := streamsOf(t, s, format.Algorithm)
 	want := make([][]float32, len(got))
 	for stream := range want {
 		want[stream] = make([]float32, s.Welcome.Elements)
 	}
-	shard.Each(func(first int64, c kernel.Chunk) {
+	held.Each(func(at shard.Chunk, c kernel.Chunk) {
 		for i := range c.Len() {
-			want[MasterWeights][first+int64(i)] = c.MasterWeight(format, i)
+			want[MasterWeights][at.First+int64(i)] = c.MasterWeight(format, i)
 			for moment := range format.Algorithm.Moments() {
-				want[FirstMoment+moment][first+int64(i)] = c.Moment(moment, i)
+				want[FirstMoment+moment][at.First+int64(i)] = c.Moment(moment, i)
 			}
 		}
 	})
@@ -122,9 +123,9 @@ func sameState(t testing.TB, s *Session, shard *engine.Shard) {
 			}
 		}
 	}
-	own := shard.Arena(ledger.Parameters)
+	own := held.Arena(ledger.Parameters)
 	if own == nil {
-		own = shard.Arena(ledger.MasterWeights)
+		own = held.Arena(ledger.MasterWeights)
 	}
 	if !bytes.Equal(s.Parameters.Bytes(), own.Bytes()) {
 		t.Fatal("the parameters that the trainer sees are others than the engine's")
@@ -198,9 +199,9 @@ func (r *running) cpus(t *testing.T) []int {
 
 // writeStreams writes the same state to a session, in several ranges, and to a shard of
 // this process. It also writes parts of blocks of int8 moments.
-func writeStreams(t *testing.T, s *Session, shard *engine.Shard, random *rand.Rand) {
+func writeStreams(t *testing.T, s *Session, held *engine.Shard, random *rand.Rand) {
 	t.Helper()
-	format := shard.Config().Format
+	format := held.Config().Format
 	values := make([][]float32, 1+format.Algorithm.Moments())
 	for stream := len(values) - 1; stream >= 0; stream-- { // the second moment first
 		values[stream] = make([]float32, s.Welcome.Elements)
@@ -223,21 +224,21 @@ func writeStreams(t *testing.T, s *Session, shard *engine.Shard, random *rand.Ra
 		}
 	}
 	got := streamsOf(t, s, format.Algorithm)
-	shard.Each(func(first int64, c kernel.Chunk) {
+	held.Each(func(at shard.Chunk, c kernel.Chunk) {
 		n := c.Len()
 		for i := range n {
-			c.PutMasterWeight(format, i, values[MasterWeights][first+int64(i)])
+			c.PutMasterWeight(format, i, values[MasterWeights][at.First+int64(i)])
 		}
 		if c.Headers == nil {
 			for stream := FirstMoment; stream < len(values); stream++ {
 				for i := range n {
-					c.Moments[stream-FirstMoment].Put(i, values[stream][first+int64(i)])
+					c.Moments[stream-FirstMoment].Put(i, values[stream][at.First+int64(i)])
 				}
 			}
 			return
 		}
 		for block := 0; block*kernel.Block < n; block++ {
-			at, end := first+int64(block*kernel.Block), first+int64(min(n, (block+1)*kernel.Block))
+			at, end := at.First+int64(block*kernel.Block), at.First+int64(min(n, (block+1)*kernel.Block))
 			var of [2][]float32
 			for moment := range of {
 				of[moment] = make([]float32, end-at)

@@ -14,6 +14,7 @@ import (
 	"plimsoll/engine"
 	"plimsoll/ledger"
 	"plimsoll/optim"
+	"plimsoll/shard"
 )
 
 // session is the state of one shard. At most one connection at a time holds it.
@@ -124,13 +125,13 @@ type sharedArena struct {
 	of        string // type
 }
 
-// checkStretch refuses a range that the shard does not have.
-func (s *session) checkStretch(kind Kind, first, count uint64) error {
+// rangeOf returns the range that a request names. It refuses one that the shard does not have.
+func (s *session) rangeOf(kind Kind, first, count uint64) (shard.Range, error) {
 	elements := uint64(s.shard.Config().Elements)
 	if count == 0 || first > elements || count > elements-first {
-		return fail(Refused, "%v: %d elements from %d on, of a shard of %d", kind, count, first, elements)
+		return shard.Range{}, fail(Refused, "%v: %d elements from %d on, of a shard of %d", kind, count, first, elements)
 	}
-	return nil
+	return shard.Range{First: int64(first), Count: int64(count)}, nil
 }
 
 // inWindow returns a range of the window. The slice is valid until the window is
@@ -148,12 +149,13 @@ func (s *session) inWindow(kind Kind, offset, count, size uint64) ([]byte, error
 }
 
 func (s *session) ready(first, count uint64) error {
-	if err := s.checkStretch(Ready, first, count); err != nil {
+	arrived, err := s.rangeOf(Ready, first, count)
+	if err != nil {
 		return err
 	}
 	s.settle()
 	s.record.forgetPrepared()
-	s.shard.GradientsArrived(int64(first), int64(count))
+	s.shard.GradientsArrived(arrived)
 	return nil
 }
 
@@ -279,12 +281,13 @@ func (s *session) stepped(took time.Duration) {
 
 // wait returns when a range of the parameters has had a step.
 func (s *session) wait(b waitBody) error {
-	if err := s.checkStretch(Wait, b.First, b.Count); err != nil {
+	awaited, err := s.rangeOf(Wait, b.First, b.Count)
+	if err != nil {
 		return err
 	}
 	if done := s.shard.Steps(); b.Step > uint64(max(done, s.begun)) {
 		return fail(OutOfOrder, "wait for step %d: the last that was begun is %d", b.Step, max(done, s.begun))
 	}
-	s.shard.WaitRange(int64(b.First), int64(b.Count))
+	s.shard.WaitRange(awaited)
 	return nil
 }

@@ -9,6 +9,7 @@ import (
 	"plimsoll/dtype"
 	"plimsoll/engine"
 	"plimsoll/optim/kernel"
+	"plimsoll/shard"
 )
 
 // Streams of transfers.
@@ -49,29 +50,30 @@ func (s *session) dropWindow() {
 	}
 }
 
-// transferArguments checks a transfer and returns its numbers, which lie in the window.
-func (s *session) transferArguments(kind Kind, t transfer) ([]float32, error) {
+// transferArguments checks a transfer. It returns the range of the shard, and its numbers, which lie in the window.
+func (s *session) transferArguments(kind Kind, t transfer) (shard.Range, []float32, error) {
 	if t.Zero != 0 {
-		return nil, fail(Malformed, "%v: a field that must be 0 is %d", kind, t.Zero)
+		return shard.Range{}, nil, fail(Malformed, "%v: a field that must be 0 is %d", kind, t.Zero)
 	}
 	format := s.shard.Config().Format
 	if t.What >= streams || int(t.What) > format.Algorithm.Moments() {
-		return nil, fail(Refused, "%v: stream %d: %s has master weights (0) and %d moments", kind, t.What,
+		return shard.Range{}, nil, fail(Refused, "%v: stream %d: %s has master weights (0) and %d moments", kind, t.What,
 			s.document.Optimizer, format.Algorithm.Moments())
 	}
-	if err := s.checkStretch(kind, t.First, t.Count); err != nil {
-		return nil, err
+	all, err := s.rangeOf(kind, t.First, t.Count)
+	if err != nil {
+		return all, nil, err
 	}
 	data, err := s.inWindow(kind, t.Offset, t.Count, 4)
 	if err != nil {
-		return nil, err
+		return all, nil, err
 	}
-	return unsafe.Slice((*float32)(unsafe.Pointer(unsafe.SliceData(data))), t.Count), nil
+	return all, unsafe.Slice((*float32)(unsafe.Pointer(unsafe.SliceData(data))), t.Count), nil
 }
 
 // write copies numbers from the window into the state.
 func (s *session) write(t transfer) error {
-	numbers, err := s.transferArguments(Write, t)
+	all, numbers, err := s.transferArguments(Write, t)
 	if err != nil {
 		return err
 	}
@@ -79,11 +81,11 @@ func (s *session) write(t transfer) error {
 	s.saveIsOver.Wait() // the checkpoint needs the state as it was
 	s.record.beginWrite()
 	if t.What != masterStream {
-		s.shard.WriteMoment(int(t.What)-firstMomentStream, int64(t.First), numbers)
+		s.shard.WriteMoment(int(t.What)-firstMomentStream, all.First, numbers)
 		return nil
 	}
 	format := s.shard.Config().Format
-	s.eachOf(t, func(c kernel.Chunk, from, end int, at int) {
+	s.eachOf(all, func(c kernel.Chunk, from, end int, at int) {
 		for i, w := range numbers[at : at+end-from] {
 			c.PutMasterWeight(format, from+i, w)
 		}
@@ -93,13 +95,13 @@ func (s *session) write(t transfer) error {
 
 // read copies numbers from the state into the window.
 func (s *session) read(t transfer) error {
-	numbers, err := s.transferArguments(Read, t)
+	all, numbers, err := s.transferArguments(Read, t)
 	if err != nil {
 		return err
 	}
 	s.settle()
 	format := s.shard.Config().Format
-	s.eachOf(t, func(c kernel.Chunk, from, end int, at int) {
+	s.eachOf(all, func(c kernel.Chunk, from, end int, at int) {
 		for i := from; i < end; i++ {
 			if t.What == masterStream {
 				numbers[at+i-from] = c.MasterWeight(format, i)
@@ -111,14 +113,12 @@ func (s *session) read(t transfer) error {
 	return nil
 }
 
-// eachOf has the workers call body for the range of each chunk that a transfer covers:
-// elements from to end of the chunk, which begin at position at of the transfer.
-func (s *session) eachOf(t transfer, body func(c kernel.Chunk, from, end, at int)) {
-	first, last := int64(t.First), int64(t.First+t.Count)
-	s.shard.Each(func(place int64, c kernel.Chunk) {
-		from, end := max(first, place), min(last, place+int64(c.Len()))
-		if from < end {
-			body(c, int(from-place), int(end-place), int(from-first))
+// eachOf has the workers call body for what each chunk has of a range: elements from to
+// end of the chunk, which begin at position at of the range.
+func (s *session) eachOf(all shard.Range, body func(c kernel.Chunk, from, end, at int)) {
+	s.shard.Each(func(chunk shard.Chunk, c kernel.Chunk) {
+		if own := chunk.Intersect(all); own.Count > 0 {
+			body(c, int(own.First-chunk.First), int(own.End()-chunk.First), int(own.First-all.First))
 		}
 	})
 }
@@ -129,7 +129,8 @@ func (s *session) accumulate(b accumulation) error {
 	if int(b.Type) >= len(numberTypes) || b.Zero != 0 {
 		return fail(Refused, "accumulate of type %d: expected 0 (bf16), 1 (fp16) or 2 (fp32)", b.Type)
 	}
-	if err := s.checkStretch(Accumulate, b.First, b.Count); err != nil {
+	all, err := s.rangeOf(Accumulate, b.First, b.Count)
+	if err != nil {
 		return err
 	}
 	of := numberTypes[b.Type]
@@ -144,7 +145,7 @@ func (s *session) accumulate(b accumulation) error {
 		return fail(OutOfOrder, "accumulate %d: %d were finished since the gradients were cleared, so the next is %d",
 			b.Number, added, next)
 	}
-	now := engine.Accumulation{First: int64(b.First), Count: int64(b.Count), Type: of}
+	now := engine.Accumulation{Range: all, Type: of}
 	if (again || half) && now != last {
 		return fail(OutOfOrder, "accumulate %d of %v: accumulate %d was begun with %v; repeat that, or "+
 			"clear the gradients", b.Number, now, b.Number, last)

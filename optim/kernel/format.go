@@ -105,6 +105,11 @@ const (
 	GradientRole
 )
 
+// OfMoments reports whether a stream with this role holds moments. Sections of a shard may differ in their type.
+func (r Role) OfMoments() bool {
+	return r == FirstMomentRole || r == SecondMomentRole || r == HeaderRole
+}
+
 // Stream is one of the arrays that an update walks.
 type Stream struct {
 	Role        Role
@@ -272,6 +277,48 @@ func (c Chunk) Slice(first, end int) Chunk {
 		Headers:   part(c.Headers, first/Block, (end+Block-1)/Block),
 		Gradient:  c.Gradient.Slice(first, end),
 	}
+}
+
+// Set sets a stream to memory, which must be aligned for its type.
+func (c *Chunk) Set(s Stream, memory []byte) {
+	numbers := Array{Type: s.Type, Data: memory}
+	switch s.Role {
+	case ParameterRole:
+		c.Parameter = view[uint16](memory)
+	case LowRole:
+		c.Low = view[uint16](memory)
+	case MasterRole:
+		c.Master = view[float32](memory)
+	case FirstMomentRole:
+		c.Moments[0] = numbers
+	case SecondMomentRole:
+		c.Moments[1] = numbers
+	case HeaderRole:
+		c.Headers = view[uint16](memory)
+	case GradientRole:
+		c.Gradient = numbers
+	}
+}
+
+// Bytes returns the memory of a stream.
+func (c Chunk) Bytes(role Role) []byte {
+	switch role {
+	case ParameterRole:
+		return bytesOf(c.Parameter)
+	case LowRole:
+		return bytesOf(c.Low)
+	case MasterRole:
+		return bytesOf(c.Master)
+	case FirstMomentRole:
+		return c.Moments[0].Data
+	case SecondMomentRole:
+		return c.Moments[1].Data
+	case HeaderRole:
+		return bytesOf(c.Headers)
+	case GradientRole:
+		return c.Gradient.Data
+	}
+	return nil
 }
 
 // part returns a range of a stream that the format may not have.
