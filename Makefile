@@ -23,6 +23,7 @@ build: ## Build bin/plimsoll
 test: ## Run all tests
 	$(GO) test ./...
 	$(GO) test -tags purego ./optim/... ./engine/...
+	$(GO) -C experiments test ./...
 
 PYTHON_ENVIRONMENT := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/plimsoll/venv
 PYTHON_PACKAGES := torch numpy deepspeed transformers peft accelerate lightning pytest pytest-xdist hypothesis hatchling expecttest
@@ -44,6 +45,7 @@ test-python: build python ## Run the tests of the PyTorch client
 .PHONY: race
 race: ## Run the tests under the race detector (needs a C compiler)
 	CGO_ENABLED=1 $(GO) test -race -short ./...
+	CGO_ENABLED=1 $(GO) -C experiments test -race -short ./...
 
 .PHONY: test-avx512
 test-avx512: ## Run the kernel tests with AVX-512, emulated where need be (Debian, root)
@@ -76,8 +78,11 @@ lint: ## Check format, vet, staticcheck and generated files
 	$(GO) vet -tags purego ./...
 	$(TOOL) staticcheck ./...
 	$(GO) -C optim/kernel/_asm vet ./...
+	$(GO) -C experiments vet ./...
+	staticcheck=$$($(TOOL) -n staticcheck) && cd experiments && $$staticcheck ./...
 	$(GO) vet scripts/_guest/init.go
 	$(GO) mod tidy -diff
+	$(GO) -C experiments mod tidy -diff
 	$(GO) mod verify
 
 .PHONY: generate
@@ -98,7 +103,7 @@ bench-compare: ## Compare the kernels with those of commit REF
 
 .PHONY: accuracy
 accuracy: ## Hold plans against public measurements, and write docs/accuracy.md (needs the measurements)
-	$(GO) run ./docs/experiments/accuracy -write docs/accuracy.md
+	$(GO) run ./cmd/accuracy -write docs/accuracy.md
 
 FUZZTIME ?= 20s
 FUZZMINIMUM ?= 20000

@@ -72,14 +72,16 @@ func measure(sentences []string) (mean float64, long []string) {
 // TestDocsArePlain limits the length of the sentences of every document.
 func TestDocsArePlain(t *testing.T) {
 	documents := []string{"README.md", "CONTRIBUTING.md", "CHANGELOG.md"}
-	err := filepath.WalkDir("docs", func(path string, _ fs.DirEntry, err error) error {
-		if filepath.Ext(path) == ".md" {
-			documents = append(documents, path)
+	for _, folder := range []string{"docs", "experiments"} {
+		err := filepath.WalkDir(folder, func(path string, _ fs.DirEntry, err error) error {
+			if filepath.Ext(path) == ".md" {
+				documents = append(documents, path)
+			}
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
 		}
-		return err
-	})
-	if err != nil {
-		t.Fatal(err)
 	}
 	for _, name := range documents {
 		t.Run(name, func(t *testing.T) {

@@ -4,6 +4,7 @@ package plimsoll
 import (
 	"encoding/json"
 	"errors"
+	"go/ast"
 	"go/parser"
 	"go/token"
 	"io"
@@ -66,7 +67,8 @@ func TestEveryPackageIsDocumented(t *testing.T) {
 	}
 }
 
-// TestImportsPointDownwards compares the imports with the list of packages in docs/architecture.md.
+// TestImportsPointDownwards compares the imports with the list of packages in docs/architecture.md. Packages for tests
+// are imported by tests only.
 func TestImportsPointDownwards(t *testing.T) {
 	_, list, found := strings.Cut(read(t, "docs/architecture.md"), "```packages\n")
 	list, _, closed := strings.Cut(list, "```")
@@ -90,6 +92,9 @@ func TestImportsPointDownwards(t *testing.T) {
 			if !strings.HasPrefix(imported, "plimsoll/") {
 				continue
 			}
+			if strings.HasSuffix(imported, "test") && !strings.HasSuffix(p.ImportPath, "test") {
+				t.Errorf("%s imports %s, which is for tests", p.ImportPath, imported)
+			}
 			if below, open := level[imported]; open && below < own {
 				t.Errorf("%s imports %s, which stands above it in docs/architecture.md", p.ImportPath, imported)
 			}
@@ -102,6 +107,67 @@ func TestImportsPointDownwards(t *testing.T) {
 	}
 }
 
+// TestMethodsAreDeclaredWithTheirType: a test file declares no method of a type that is not the test's own. What only
+// tests do with a type is a function of the test, so that the type reads the same in both.
+func TestMethodsAreDeclaredWithTheirType(t *testing.T) {
+	type method struct{ position, name string }
+	types, methods := map[string]bool{}, map[method]string{}
+	positions := token.NewFileSet()
+	for _, name := range tracked(t) {
+		if !strings.HasSuffix(name, ".go") {
+			continue
+		}
+		text, err := os.ReadFile(name)
+		if err != nil {
+			continue // deleted and not yet committed
+		}
+		file, err := parser.ParseFile(positions, name, text, parser.SkipObjectResolution)
+		if err != nil {
+			t.Fatal(err)
+		}
+		inPackage := func(name *ast.Ident) string {
+			return filepath.Dir(positions.Position(file.Pos()).Filename) + " " + file.Name.Name + "." + name.Name
+		}
+		ofTest := strings.HasSuffix(name, "_test.go")
+		for _, declaration := range file.Decls {
+			switch d := declaration.(type) {
+			case *ast.GenDecl:
+				for _, spec := range d.Specs {
+					if s, isType := spec.(*ast.TypeSpec); isType && !ofTest {
+						types[inPackage(s.Name)] = true
+					}
+				}
+			case *ast.FuncDecl:
+				if ofTest && d.Recv != nil {
+					at := method{positions.Position(d.Pos()).String(), d.Name.Name}
+					methods[at] = inPackage(receiver(d.Recv.List[0].Type))
+				}
+			}
+		}
+	}
+	if len(methods) < 10 {
+		t.Fatalf("only %d methods were found in tests", len(methods))
+	}
+	for at, of := range methods {
+		if types[of] && at.name != "onRanks" {
+			t.Errorf("%s: %s is a method of a type that is no test's: make it a function", at.position, at.name)
+		}
+	}
+}
+
+// receiver returns the name of the type T in T, *T and *T[X].
+func receiver(expression ast.Expr) *ast.Ident {
+	switch e := expression.(type) {
+	case *ast.StarExpr:
+		return receiver(e.X)
+	case *ast.IndexExpr:
+		return receiver(e.X)
+	case *ast.IndexListExpr:
+		return receiver(e.X)
+	}
+	return expression.(*ast.Ident)
+}
+
 // opensFiles matches the functions that open a file of any kind and read it whatever its length.
 var opensFiles = regexp.MustCompile(`\b(os\.(Open|OpenFile|ReadFile)|txtar\.ParseFile|zip\.OpenReader|unix\.Open)\(`)
 
@@ -111,7 +177,8 @@ var mayOpen = map[string]string{
 	"launch/proof.go":      "it reads /proc/PID/numa_maps line by line",
 	"checkpoint/writer.go": "it opens folders",
 	"service/keeper.go":    "it opens the folder of the socket, to lock it",
-	"docs/experiments/":    "it is not a part of the program",
+	"cmd/accuracy/":        "it is not a part of the program",
+	"experiments/":         "it is not a part of the program",
 	"host/hosttest/":       "it is for tests, and reads their data",
 	"files/filestest/":     "it is for tests",
 	"scripts/":             "it is not a part of the program",
@@ -175,6 +242,17 @@ func TestNoFileNamesAMachine(t *testing.T) {
 			if machine.MatchString(line) {
 				t.Errorf("%s:%d names a path of one machine: %s", name, number+1, strings.TrimSpace(line))
 			}
+		}
+	}
+}
+
+// TestEveryModuleIsVetted finds modules of their own, which ./... does not reach, in the Makefile.
+func TestEveryModuleIsVetted(t *testing.T) {
+	makefile := read(t, "Makefile")
+	for _, name := range tracked(t) {
+		folder, isModule := strings.CutSuffix(name, "/go.mod")
+		if isModule && !strings.Contains(makefile, "-C "+folder+" vet ./...") {
+			t.Errorf("make lint does not vet %s", folder)
 		}
 	}
 }

@@ -52,8 +52,8 @@ var ownRanges = map[string]string{
 	"plimsoll/checkpoint.walk": "bytes of a file, not elements",
 }
 
-// TestRangesAreTheShards: consecutive elements of a shard are a [shard.Range]. A struct with fields such as first and count of its
-// own would need methods of its own. Documents and bodies of requests have what their format says.
+// TestRangesAreTheShards: consecutive elements of a shard are a [shard.Range]. A struct with fields such as first and
+// count of its own would need methods of its own. Documents and bodies of requests have what their format says.
 func TestRangesAreTheShards(t *testing.T) {
 	begins := []string{"first", "begin", "start", "from", "offset"}
 	ends := []string{"count", "end", "last", "to", "length"}

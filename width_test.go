@@ -26,7 +26,6 @@ var longFunctions = map[string]string{
 	"plan/recipe.go readAdapter":               "one check after the other of what an adapter says",
 	"cmd/plimsoll/rehearse.go rehearseCommand": "the flags of the verb, one a line",
 	"plan/request.go passes":                   "one case for each flag",
-	"service/requests.go inSession":            "one case for each request of the protocol",
 }
 
 // TestLinesFitTheScreen and functions fit one, too. Generated files, URLs and raw

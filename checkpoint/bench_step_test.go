@@ -55,7 +55,7 @@ func BenchmarkStepWhileSavingSlowly(b *testing.B) {
 				func(directory string, s Shard) (*writer, *Saving) {
 					measureSpare()
 					w := newTestWriter(b, directory, s)
-					w.slow(b, &slowDisk{fileOnDisk{w.file}}, window, pageCache)
+					writeBackTo(b, w, &slowDisk{fileOnDisk{w.file}}, window, pageCache)
 					return w, w.save(s.State)
 				})
 		})

@@ -608,7 +608,7 @@ func TestFullDisk(t *testing.T) {
 		}
 		w := newTestWriter(t, directory, job[0])
 		_ = os.WriteFile(filepath.Join(directory, "other"), make([]byte, 2<<20), 0o644) // all there is
-		if err := w.writeAll(job[0]); err != nil {
+		if err := writeAll(w, job[0]); err != nil {
 			t.Fatal(err) // this room was taken before
 		}
 		err := w.finish()
@@ -645,7 +645,7 @@ func newTestWriter(f failer, directory string, s Shard) *writer {
 }
 
 // writeAll writes every chunk, and gives an error of one.
-func (w *writer) writeAll(s Shard) error {
+func writeAll(w *writer, s Shard) error {
 	errs := make(chan error, w.layout.Chunks)
 	s.State.Each(func(at shard.Chunk, c kernel.Chunk) { errs <- w.write(at.First, c) })
 	close(errs)
@@ -668,7 +668,8 @@ func TestFailedWriteLeavesNothing(t *testing.T) {
 	}
 	w.file.Close()
 	w.file = readOnly
-	if err := w.writeAll(job[0]); err == nil || !strings.Contains(err.Error(), "rank-00000-of-00001-bf16.safetensors") {
+	if err := writeAll(w, job[0]); err == nil ||
+		!strings.Contains(err.Error(), "rank-00000-of-00001-bf16.safetensors") {
 		t.Errorf("%v does not name the file", err)
 	}
 	if err := w.discard(); err != nil {
@@ -689,7 +690,7 @@ func TestTwoSavesAtOnce(t *testing.T) {
 	w := newTestWriter(t, directory, job[0])
 	_, err := Save(directory, other[0], nil)
 	mustSay(t, err, "rank-00000-of-00001-bf16.safetensors", "another job is saving the same step in this folder")
-	if err := errors.Join(w.writeAll(job[0]), w.finish()); err != nil {
+	if err := errors.Join(writeAll(w, job[0]), w.finish()); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := Commit(directory, 1, ""); err != nil {

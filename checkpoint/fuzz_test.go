@@ -61,7 +61,8 @@ func FuzzManifest(f *testing.F) {
 		}
 		for _, chunk := range chunks {
 			c := l.Chunk(chunk)
-			if c.Count < 1 || c.Intersect(l.Range()) != c.Range || l.ChunkAt(c.First) != c || l.ChunkAt(c.End()-1) != c {
+			if c.Count < 1 || c.Intersect(l.Range()) != c.Range || l.ChunkAt(c.First) != c ||
+				l.ChunkAt(c.End()-1) != c {
 				t.Fatalf("chunk %d of %d is %+v of %d", chunk, l.Chunks, c, l.Elements)
 			}
 			for _, r := range l.regions(chunk) {

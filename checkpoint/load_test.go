@@ -393,7 +393,7 @@ func TestConvertAfterAConversionThatWasKilled(t *testing.T) {
 	for _, finished := range []bool{true, false} {
 		out := t.TempDir()
 		w := newTestWriter(t, out, other[0])
-		if err := w.writeAll(other[0]); err != nil {
+		if err := writeAll(w, other[0]); err != nil {
 			t.Fatal(err)
 		}
 		if finished {
@@ -433,11 +433,11 @@ func TestConvertBesideASave(t *testing.T) {
 			}
 			_, err = c.Convert(t.Context(), out, Conversion{}, func(int64) { begin() })
 			mustSay(t, err, "another job is saving the same step", w.path(dataSuffix))
-			if err := errors.Join(w.writeAll(job[1]), w.finish()); err != nil {
+			if err := errors.Join(writeAll(w, job[1]), w.finish()); err != nil {
 				t.Fatal(err)
 			}
 			w = newTestWriter(t, out, job[0])
-			if err := errors.Join(w.writeAll(job[0]), w.finish()); err != nil {
+			if err := errors.Join(writeAll(w, job[0]), w.finish()); err != nil {
 				t.Fatal(err)
 			}
 			if _, err := Commit(out, c.Step(), ""); err != nil {
@@ -463,7 +463,7 @@ func TestInt8IsForWhatIsLarge(t *testing.T) {
 	to := Conversion{Moments: &int8}
 	for name, want := range map[string]kernel.MomentType{"mlp.weight": kernel.MomentsInt8,
 		"model.embed_tokens.weight": kernel.MomentsFP32} {
-		if got := to.momentsOf(shard.Piece{Name: name, Shape: []int64{70, 100}, Range: shard.Range{Count: 7000}}); got != want {
+		if got := to.momentsOf(shard.Piece{Name: name, Shape: []int64{70, 100}}); got != want {
 			t.Errorf("%s: %v, want %v", name, got, want)
 		}
 	}

@@ -37,12 +37,12 @@ func (d *stuckDisk) finish(int64, int64, bool) error {
 func stuckSave(t *testing.T, directory string, s Shard, spare int64) (*writer, *stuckDisk, *Saving) {
 	w := newTestWriter(t, directory, s)
 	disk := newStuckDisk(t)
-	w.slow(t, disk, 32<<10, newSpare(spare))
+	writeBackTo(t, w, disk, 32<<10, newSpare(spare))
 	return w, disk, w.save(s.State)
 }
 
-// slow gives a writer another disk.
-func (w *writer) slow(f failer, disk disk, window int64, spare *spare) {
+// writeBackTo gives a writer another disk.
+func writeBackTo(f failer, w *writer, disk disk, window int64, spare *spare) {
 	if err := w.back.close(); err != nil {
 		f.Fatalf("%v", err)
 	}

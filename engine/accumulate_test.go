@@ -32,24 +32,24 @@ func TestBrokenOffAccumulationsAreFinished(t *testing.T) {
 		c.format.Gradient = of
 		t.Run(c.name+", "+of.String(), func(t *testing.T) {
 			s := c.newShard(t, true)
-			s.makeSteps(t, 1) // whose marks and logs are there still
-			before := s.image()
+			makeSteps(t, s, 1) // whose marks and logs are there still
+			before := imageOf(s)
 			rapid.Check(t, func(t *rapid.T) {
 				random := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 0))
-				s.setImage(before)
+				restoreImage(s, before)
 				first := random.IntN(crashElements)
 				gradient := someNumbers(random, []dtype.Type{dtype.BF16, dtype.F16, dtype.F32}[random.IntN(3)],
 					1+random.IntN(crashElements-first))
 				kernel.Generic.Accumulate(s.gradient.Slice(first, first+gradient.Len()), gradient)
-				after := s.image()
-				s.setImage(before)
+				after := imageOf(s)
+				restoreImage(s, before)
 				finished, _, _, _ := s.Accumulations()
 				now := Accumulation{shard.Range{First: int64(first), Count: int64(gradient.Len())}, gradient.Type}
 				s.beginAccumulation(now)
 				for range 1 + random.IntN(3) {
-					s.breakOffAccumulation(random, gradient)
+					breakOffAccumulation(s, random, gradient)
 				}
-				other := s.attach(t, 1+random.IntN(3), kernel.Available()[random.IntN(len(kernel.Available()))])
+				other := attachOther(t, s, 1+random.IntN(3), kernel.Available()[random.IntN(len(kernel.Available()))])
 				defer other.Close()
 				if other.Finish() {
 					t.Fatal("a step was finished, and none was under way")
@@ -58,7 +58,7 @@ func TestBrokenOffAccumulationsAreFinished(t *testing.T) {
 					t.Fatalf("%d additions are finished, want %d; the last, %v, is half made: %v",
 						n, finished, last, half)
 				}
-				if err := other.beginNext(); err == nil || !strings.Contains(err.Error(), "half added") {
+				if err := beginNext(other); err == nil || !strings.Contains(err.Error(), "half added") {
 					t.Fatalf("a step of gradients of which one is half added: %v", err)
 				}
 				if _, err := New([]*Shard{other}, []optim.Optimizer{optim.DefaultAdamW()}, 0); err == nil ||
@@ -77,13 +77,13 @@ func TestBrokenOffAccumulationsAreFinished(t *testing.T) {
 				if n, _, _, half := other.Accumulations(); n != finished+1 || half {
 					t.Fatalf("%d additions are finished, want %d; one more is half made: %v", n, finished+1, half)
 				}
-				if !bytes.Equal(s.image(), after) {
+				if !bytes.Equal(imageOf(s), after) {
 					t.Fatal("the gradients are others than after an addition that is not broken off")
 				}
 				if err := other.Accumulate(now.First, gradient); err != nil {
 					t.Fatal(err)
 				}
-				if bytes.Equal(s.image(), after) && !bytes.Equal(before, after) && of == dtype.F32 {
+				if bytes.Equal(imageOf(s), after) && !bytes.Equal(before, after) && of == dtype.F32 {
 					t.Fatal("the next addition added nothing")
 				}
 			})
@@ -93,7 +93,7 @@ func TestBrokenOffAccumulationsAreFinished(t *testing.T) {
 
 // breakOffAccumulation goes on with the accumulation under way, as [Shard.Accumulate]
 // does, and stops somewhere. Each slot stops at a place of its own.
-func (s *Shard) breakOffAccumulation(random *rand.Rand, gradient kernel.Array) {
+func breakOffAccumulation(s *Shard, random *rand.Rand, gradient kernel.Array) {
 	for _, slot := range s.slots {
 		unit := int(slot.unit.Load())
 		if !slot.undo.Begun() || s.isAdded(unit) {
@@ -101,7 +101,7 @@ func (s *Shard) breakOffAccumulation(random *rand.Rand, gradient kernel.Array) {
 		}
 		if random.IntN(len(s.slots)) == 0 {
 			sum, _ := s.sumOf(unit, gradient)
-			s.addPart(slot, unit, slot.undo.RestoreSum(sum), random, gradient)
+			addPart(s, slot, unit, slot.undo.RestoreSum(sum), random, gradient)
 			return
 		}
 		s.resumeAccumulation(slot, gradient)
@@ -117,7 +117,7 @@ func (s *Shard) breakOffAccumulation(random *rand.Rand, gradient kernel.Array) {
 			s.addUnit(free, unit, gradient)
 		default:
 			s.slots[free].begin(unit)
-			s.addPart(s.slots[free], unit, 0, random, gradient)
+			addPart(s, s.slots[free], unit, 0, random, gradient)
 			free++
 		}
 	}
@@ -125,7 +125,7 @@ func (s *Shard) breakOffAccumulation(random *rand.Rand, gradient kernel.Array) {
 
 // addPart adds to a chunk from some element on, and stops in the middle of a turn, which
 // may then hold any values.
-func (s *Shard) addPart(slot slot, unit, first int, random *rand.Rand, gradient kernel.Array) {
+func addPart(s *Shard, slot slot, unit, first int, random *rand.Rand, gradient kernel.Array) {
 	sum, part := s.sumOf(unit, gradient)
 	const turn = 512
 	turns := random.IntN((sum.Len()-first+turn-1)/turn + 1)
@@ -142,12 +142,12 @@ func (s *Shard) addPart(slot slot, unit, first int, random *rand.Rand, gradient 
 // TestBrokenOffClearIsFinished: the next process may add at once.
 func TestBrokenOffClearIsFinished(t *testing.T) {
 	s := crashCases()[0].newShard(t, true)
-	s.makeSteps(t, 2)
+	makeSteps(t, s, 2)
 	s.beginAccumulation(Accumulation{shard.Range{First: 5, Count: 10}, dtype.F32}) // and is never finished
 	s.accumulations.clearing.Store(true)
 	clear(s.gradient.Data[:1000])
 	s.accumulations.begun.Store(0)
-	other := s.attach(t, 2, kernel.Generic)
+	other := attachOther(t, s, 2, kernel.Generic)
 	defer other.Close()
 	other.Finish()
 	if n, cleared, _, half := other.Accumulations(); n != 0 || cleared != 2 || half {
@@ -176,8 +176,8 @@ func TestBrokenOffWritesAreMadeAgain(t *testing.T) {
 		}
 		t.Run(c.name, func(t *testing.T) {
 			s := c.newShard(t, true)
-			s.makeSteps(t, 2) // whose marks and logs are there still
-			before := s.image()
+			makeSteps(t, s, 2) // whose marks and logs are there still
+			before := imageOf(s)
 			rapid.Check(t, func(t *rapid.T) {
 				random := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 0))
 				number, first := random.IntN(2), random.IntN(crashElements)
@@ -185,27 +185,27 @@ func TestBrokenOffWritesAreMadeAgain(t *testing.T) {
 				for i := range values {
 					values[i] = float32(random.ExpFloat64())
 				}
-				s.setImage(before)
+				restoreImage(s, before)
 				s.WriteMoment(number, int64(first), values)
-				after := s.image()
-				s.setImage(before)
-				s.breakOffWrite(random, number, first, values)
-				other := s.attach(t, 1+random.IntN(3), kernel.Generic)
+				after := imageOf(s)
+				restoreImage(s, before)
+				breakOffWrite(s, random, number, first, values)
+				other := attachOther(t, s, 1+random.IntN(3), kernel.Generic)
 				defer other.Close()
 				for range 1 + random.IntN(2) {
 					other.Finish()
 				}
-				for i, x := range s.image() {
+				for i, x := range imageOf(s) {
 					if x != before[i] && x != after[i] {
 						t.Fatalf("byte %d is neither what it was nor what is written", i)
 					}
 				}
 				other.WriteMoment(number, int64(first), values)
-				if !bytes.Equal(s.image(), after) {
+				if !bytes.Equal(imageOf(s), after) {
 					t.Fatal("the state is another than after a write that is not broken off")
 				}
 				// What is finished stays.
-				if other.Finish(); !bytes.Equal(s.image(), after) {
+				if other.Finish(); !bytes.Equal(imageOf(s), after) {
 					t.Fatal("a write that was finished was undone")
 				}
 			})
@@ -215,7 +215,7 @@ func TestBrokenOffWritesAreMadeAgain(t *testing.T) {
 
 // breakOffWrite writes a moment and stops somewhere. Each slot stops at a place of its
 // own.
-func (s *Shard) breakOffWrite(random *rand.Rand, number, first int, values []float32) {
+func breakOffWrite(s *Shard, random *rand.Rand, number, first int, values []float32) {
 	s.clearLogs()
 	s.writing.Store(true)
 	all := shard.Range{First: int64(first), Count: int64(len(values))}

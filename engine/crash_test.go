@@ -71,12 +71,12 @@ func (c crashCase) newShard(t testing.TB, journal bool) *Shard {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { s.Close() })
-	s.fill()
+	fillShard(s)
 	return s
 }
 
-// fill fills the shard with weights and gradients that depend on their place.
-func (s *Shard) fill() {
+// fillShard fills a shard with weights and gradients that depend on their place.
+func fillShard(s *Shard) {
 	s.Each(func(at shard.Chunk, k kernel.Chunk) {
 		for i := range k.Len() {
 			place := float64(at.First + int64(i))
@@ -92,7 +92,7 @@ func (s *Shard) fill() {
 
 // beginNext begins a step. Its hyperparameters differ from the steps before, which
 // exposes a step that is made twice, or partly as another.
-func (s *Shard) beginNext() error {
+func beginNext(s *Shard) error {
 	step := s.Steps() + 1
 	rate := 1e-3 / float64(1+step%5)
 	var o optim.Optimizer
@@ -111,17 +111,17 @@ func (s *Shard) beginNext() error {
 	return s.Begin(step, 1/float64(1+step%7), []optim.Optimizer{o, o})
 }
 
-func (s *Shard) makeSteps(t rapid.TB, n int64) {
+func makeSteps(t rapid.TB, s *Shard, n int64) {
 	for range n {
-		if err := s.beginNext(); err != nil {
+		if err := beginNext(s); err != nil {
 			t.Fatal(err)
 		}
 		s.Wait()
 	}
 }
 
-// image returns all state of a shard, or copies an image back.
-func (s *Shard) image() []byte {
+// imageOf returns all state of a shard.
+func imageOf(s *Shard) []byte {
 	var image []byte
 	for i := range s.config.Streams {
 		image = append(image, s.arenas[i].Bytes()...)
@@ -129,15 +129,16 @@ func (s *Shard) image() []byte {
 	return image
 }
 
-func (s *Shard) setImage(image []byte) {
+// restoreImage copies an image back.
+func restoreImage(s *Shard, image []byte) {
 	for i := range s.config.Streams {
 		image = image[copy(s.arenas[i].Bytes(), image):]
 	}
 }
 
-// attach attaches the arenas of a shard a second time, as another process does,
+// attachOther attaches the arenas of a shard a second time, as another process does,
 // with other workers and kernels.
-func (s *Shard) attach(t rapid.TB, workers int, set kernel.Set) *Shard {
+func attachOther(t rapid.TB, s *Shard, workers int, set kernel.Set) *Shard {
 	files := map[string]*os.File{}
 	for _, a := range s.Arenas() {
 		files[a.Name()] = a.File()
@@ -157,13 +158,13 @@ func TestBrokenOffStepsAreFinished(t *testing.T) {
 	for _, c := range crashCases() {
 		t.Run(c.name, func(t *testing.T) {
 			s := c.newShard(t, true)
-			s.makeSteps(t, 1)
-			before := s.image()
-			s.makeSteps(t, 1)
-			after := s.image()
+			makeSteps(t, s, 1)
+			before := imageOf(s)
+			makeSteps(t, s, 1)
+			after := imageOf(s)
 			rapid.Check(t, func(t *rapid.T) {
 				random := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 0))
-				s.setImage(before)
+				restoreImage(s, before)
 				s.finished.Store(1)
 				for unit := range s.done {
 					s.done[unit].Store(1 << 1)
@@ -172,14 +173,14 @@ func TestBrokenOffStepsAreFinished(t *testing.T) {
 					slot.undo.Begin()
 				}
 				for range 1 + random.IntN(3) {
-					s.breakOff(random)
+					breakOff(s, random)
 				}
-				other := s.attach(t, 1+random.IntN(3), kernel.Available()[random.IntN(len(kernel.Available()))])
+				other := attachOther(t, s, 1+random.IntN(3), kernel.Available()[random.IntN(len(kernel.Available()))])
 				defer other.Close()
 				if steps := other.Steps(); steps != 1 {
 					t.Fatalf("%d steps are finished while the second is under way", steps)
 				}
-				if other.beginNext() == nil {
+				if beginNext(other) == nil {
 					t.Fatal("a step began before the one under way was finished")
 				}
 				if _, err := New([]*Shard{other}, []optim.Optimizer{optim.DefaultAdamW()}, 0); err == nil ||
@@ -189,7 +190,7 @@ func TestBrokenOffStepsAreFinished(t *testing.T) {
 				if !other.Finish() || other.Steps() != 2 || other.Finish() {
 					t.Fatalf("the step was not finished, or twice: at %d", other.Steps())
 				}
-				if !bytes.Equal(s.image(), after) {
+				if !bytes.Equal(imageOf(s), after) {
 					t.Fatal("the state is another than after a step that is not broken off")
 				}
 			})
@@ -199,7 +200,7 @@ func TestBrokenOffStepsAreFinished(t *testing.T) {
 
 // breakOff goes on with the update under way, as [Shard.Finish] does, and stops
 // somewhere. Each slot stops at a place of its own.
-func (s *Shard) breakOff(random *rand.Rand) {
+func breakOff(s *Shard, random *rand.Rand) {
 	for _, slot := range s.slots {
 		unit := int(slot.unit.Load())
 		if !slot.undo.Begun() || s.isDone(unit) {
@@ -207,7 +208,7 @@ func (s *Shard) breakOff(random *rand.Rand) {
 		}
 		if random.IntN(len(s.slots)) == 0 {
 			c := s.chunk(unit)
-			s.changePart(slot, unit, slot.undo.Restore(c.section.format, c.state()), random)
+			changePart(s, slot, unit, slot.undo.Restore(c.section.format, c.state()), random)
 			return
 		}
 		s.resume(slot)
@@ -220,7 +221,7 @@ func (s *Shard) breakOff(random *rand.Rand) {
 			s.updateUnit(free, unit)
 		default:
 			s.slots[free].begin(unit)
-			s.changePart(s.slots[free], unit, 0, random)
+			changePart(s, s.slots[free], unit, 0, random)
 			free++
 		}
 	}
@@ -228,7 +229,7 @@ func (s *Shard) breakOff(random *rand.Rand) {
 
 // changePart updates a chunk from some element on, and stops in the middle of a turn.
 // That turn and the one before it may then hold any values.
-func (s *Shard) changePart(slot slot, unit, first int, random *rand.Rand) {
+func changePart(s *Shard, slot slot, unit, first int, random *rand.Rand) {
 	c := s.chunk(unit)
 	format, state, n := c.section.format, c.state(), int(c.Count)
 	turn := format.Moments.Turn()
@@ -292,7 +293,7 @@ func runCrashChild(text string) error {
 	os.Stdout.Write([]byte{1}) // from here on it may be killed
 	s.Finish()
 	for {
-		if err := s.beginNext(); err != nil {
+		if err := beginNext(s); err != nil {
 			return err
 		}
 		s.Wait()
@@ -340,17 +341,17 @@ func TestKilledProcesses(t *testing.T) {
 			if s.isUnderway() {
 				inStep++
 			}
-			if s.isUnderway() && slices.ContainsFunc(s.slots, s.isChanging) {
+			if s.isUnderway() && slices.ContainsFunc(s.slots, func(slot slot) bool { return isChanging(s, slot) }) {
 				inChunk++
 			}
 		}
-		last := s.attach(t, 2, s.config.Kernel)
+		last := attachOther(t, s, 2, s.config.Kernel)
 		last.Finish()
 		steps := last.Steps()
 		last.Close()
 		undisturbed := c.newShard(t, false)
-		undisturbed.makeSteps(t, steps)
-		if !bytes.Equal(s.image(), undisturbed.image()) {
+		makeSteps(t, undisturbed, steps)
+		if !bytes.Equal(imageOf(s), imageOf(undisturbed)) {
 			t.Errorf("%s: after %d steps and %d kills the state is another than that of a process that was left alone",
 				c.name, steps, kills)
 		}
@@ -364,6 +365,6 @@ func TestKilledProcesses(t *testing.T) {
 }
 
 // isChanging reports whether a slot is in the middle of a chunk.
-func (s *Shard) isChanging(slot slot) bool {
+func isChanging(s *Shard, slot slot) bool {
 	return slot.undo.Begun() && !s.isDone(int(slot.unit.Load()))
 }

@@ -127,7 +127,7 @@ func fingerprint(shards []*Shard, elements int64) string {
 	for _, s := range shards {
 		for i := range min(left, s.config.Elements) {
 			var row [14]byte
-			c, at := s.locate(int(i))
+			c, at := locate(s, int(i))
 			binary.LittleEndian.PutUint32(row[0:], math.Float32bits(master(c, at)))
 			for m := range s.config.Format.Algorithm.Moments() {
 				binary.LittleEndian.PutUint32(row[4+4*m:], math.Float32bits(c.Moment(m, at)))
@@ -140,7 +140,7 @@ func fingerprint(shards []*Shard, elements int64) string {
 }
 
 // locate returns the state of the section of an element, and the element's place in it.
-func (s *Shard) locate(element int) (kernel.Chunk, int) {
+func locate(s *Shard, element int) (kernel.Chunk, int) {
 	last := len(s.sections) - 1
 	for int(s.sections[last].first) > element {
 		last--
@@ -333,10 +333,11 @@ func TestGroupsHaveTheirOwnHyperparameters(t *testing.T) {
 		rates      [2]float64
 		first, end int
 	}{{[2]float64{1e-3, 2e-3}, 0, border}, {[2]float64{1e-4, 3e-4}, border, testElements}} {
-		one := run(shard.Uniform(split, testElements), [][]optim.Optimizer{{with(part.rates[0])}, {with(part.rates[1])}})
+		one := run(shard.Uniform(split, testElements),
+			[][]optim.Optimizer{{with(part.rates[0])}, {with(part.rates[1])}})
 		for i := part.first; i < part.end; i++ {
-			got, at := both.locate(i)
-			want, place := one.locate(i)
+			got, at := locate(both, i)
+			want, place := locate(one, i)
 			if master(got, at) != master(want, place) {
 				t.Fatalf("element %d is not what learning rates %v give", i, part.rates)
 			}
@@ -473,8 +474,8 @@ func TestMoreElementsThan31BitsCount(t *testing.T) {
 		}
 		offset := elements - tail
 		for i := range tail {
-			a, at := large.locate(offset + i)
-			b, _ := small.locate(i)
+			a, at := locate(large, offset+i)
+			b, _ := locate(small, i)
 			// The dither of int8 moments depends on the place.
 			same := format.Moments == kernel.MomentsInt8 ||
 				a.Moment(0, at) == b.Moment(0, i) && a.Moment(1, at) == b.Moment(1, i)
@@ -509,7 +510,7 @@ func TestStepAllocatesNothing(t *testing.T) {
 func TestArenasAreTheList(t *testing.T) {
 	format := kernel.Format{State: kernel.FP32, Moments: kernel.MomentsInt8, Parameter: dtype.F16, Gradient: dtype.F32}
 	shards := newShards(t, testElements, 1, 2, 0, format, kernel.Available()[0])
-	mixed, err := NewShard(ShardConfig{Rank: 1, Part: "mixed", Layout: layout(format, shard.DefaultChunk, mixedSections),
+	mixed, err := NewShard(ShardConfig{Rank: 1, Part: "mixed", Layout: layout(format, 1000, mixedSections),
 		CPUs: cpus(t, 1), Journal: true})
 	if err != nil {
 		t.Fatal(err)
@@ -605,8 +606,9 @@ func TestSectionsHoldTheirMomentsTheirWay(t *testing.T) {
 		return s
 	}
 	for _, steps := range []int{1, 10} {
-		mixed, exact := run(kernel.MomentsInt8, mixedSections, steps), run(kernel.MomentsFP32, shard.Uniform(split, 1000), steps)
-		whole, _ := exact.locate(0)
+		mixed := run(kernel.MomentsInt8, mixedSections, steps)
+		exact := run(kernel.MomentsFP32, shard.Uniform(split, 1000), steps)
+		whole, _ := locate(exact, 0)
 		for _, s := range mixed.sections {
 			for i := range s.state.Len() {
 				got, want := s.state.Moment(1, i), whole.Moment(1, int(s.first)+i)
@@ -615,7 +617,8 @@ func TestSectionsHoldTheirMomentsTheirWay(t *testing.T) {
 						steps, int(s.first)+i, s.format.Moments, got, want)
 				}
 				if steps == 1 && master(s.state, i) != master(whole, int(s.first)+i) {
-					t.Fatalf("master %d is %g and not %g", int(s.first)+i, master(s.state, i), master(whole, int(s.first)+i))
+					t.Fatalf("master %d is %g and not %g", int(s.first)+i, master(s.state, i),
+						master(whole, int(s.first)+i))
 				}
 			}
 		}
@@ -646,7 +649,7 @@ func TestInt8MomentsTrackFP32(t *testing.T) {
 	for _, moments := range []kernel.MomentType{kernel.MomentsFP32, kernel.MomentsInt8} {
 		format := kernel.Format{Moments: moments, Parameter: dtype.BF16, Gradient: dtype.F32}
 		s := newShards(t, n, 1, 1, 0, format, kernel.Available()[len(kernel.Available())-1])[0]
-		states[moments], _ = s.locate(0)
+		states[moments], _ = locate(s, 0)
 		engines[moments] = newEngine(t, []*Shard{s}, 0)
 	}
 	var first [n]float32

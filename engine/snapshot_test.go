@@ -32,7 +32,7 @@ func TestSnapshotsAreOfOneInstant(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		random := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 0))
 		pause := time.Duration(random.IntN(20)) * time.Microsecond
-		s.makeSteps(t, 1)
+		makeSteps(t, s, 1)
 		before := map[shard.Chunk][][]byte{}
 		for number := range s.config.Chunks {
 			c := s.chunk(number)
@@ -58,7 +58,7 @@ func TestSnapshotsAreOfOneInstant(t *testing.T) {
 		if !startLate {
 			go func() { done <- x.Run(context.Background(), nil) }()
 		}
-		s.makeSteps(t, int64(random.IntN(3)))
+		makeSteps(t, s, int64(random.IntN(3)))
 		if startLate {
 			done <- x.Run(context.Background(), nil)
 		}
@@ -79,7 +79,7 @@ func TestSnapshotsAreOfOneInstant(t *testing.T) {
 // TestSnapshotsSayWhereChunksAre rebuilds the arenas from a snapshot, as a saver does.
 func TestSnapshotsSayWhereChunksAre(t *testing.T) {
 	s := slowCase().newShard(t, true)
-	s.makeSteps(t, 2)
+	makeSteps(t, s, 2)
 	got := make([][]byte, len(s.config.Streams))
 	for i, stream := range s.config.Streams {
 		got[i] = make([]byte, stream.Size())
@@ -132,13 +132,13 @@ func TestSnapshotsEndAtTheFirstError(t *testing.T) {
 			return nil
 		})
 		if test.step {
-			s.makeSteps(t, 1)
+			makeSteps(t, s, 1)
 		}
 		if err := x.Run(test.context, nil); !errors.Is(err, test.want) {
 			t.Errorf("%s: the error is %v, want %v", name, err, test.want)
 		}
 		after := calls
-		s.makeSteps(t, 1)
+		makeSteps(t, s, 1)
 		if calls != after || calls > 13 {
 			t.Errorf("%s: copy was called %d times, and %d times when it had failed", name, after, calls-after)
 		}
@@ -155,7 +155,7 @@ func TestSnapshotsAreRefusedWhileAStepRuns(t *testing.T) {
 		}()
 		s.Snapshot(func(shard.Chunk, kernel.Chunk) error { return nil })
 	}
-	if err := s.beginNext(); err != nil {
+	if err := beginNext(s); err != nil {
 		t.Fatal(err)
 	}
 	refused("while a step is under way")

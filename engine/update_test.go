@@ -57,7 +57,7 @@ func TestOnlyTheNextStepBegins(t *testing.T) {
 			t.Errorf("%s: the journal was changed", name)
 		}
 	}
-	if err := s.beginNext(); err != nil {
+	if err := beginNext(s); err != nil {
 		t.Fatal(err)
 	}
 	if err := s.Begin(2, 1, adam); err == nil || !strings.Contains(err.Error(), "step 1 is under way") {
@@ -65,7 +65,7 @@ func TestOnlyTheNextStepBegins(t *testing.T) {
 	}
 	s.Wait()
 	s.SetSteps(41)
-	if err := s.beginNext(); err != nil || s.Steps() != 41 {
+	if err := beginNext(s); err != nil || s.Steps() != 41 {
 		t.Errorf("the step after 41: %v, at %d", err, s.Steps())
 	}
 	s.Wait()
@@ -78,10 +78,10 @@ func TestOnlyTheNextStepBegins(t *testing.T) {
 // parameters of a range right after the wait must be those after the step.
 func TestStretchesAreAwaited(t *testing.T) {
 	after := slowShard(t)
-	after.makeSteps(t, 3)
+	makeSteps(t, after, 3)
 	s := slowShard(t)
-	s.makeSteps(t, 2)
-	if err := s.beginNext(); err != nil {
+	makeSteps(t, s, 2)
+	if err := beginNext(s); err != nil {
 		t.Fatal(err)
 	}
 	var group sync.WaitGroup
@@ -91,8 +91,8 @@ func TestStretchesAreAwaited(t *testing.T) {
 				count := min(1000, crashElements-first)
 				s.WaitRange(shard.Between(int64(first), int64(first+count)))
 				for i := first; i < first+count; i++ {
-					got, at := s.locate(i)
-					want, _ := after.locate(i)
+					got, at := locate(s, i)
+					want, _ := locate(after, i)
 					if master(got, at) != master(want, at) {
 						t.Errorf("parameter %d was waited for and is not updated", i)
 						return
@@ -118,7 +118,7 @@ func TestStretchesAreDoneBeforeTheStep(t *testing.T) {
 		}
 		return nil
 	})
-	if err := s.beginNext(); err != nil {
+	if err := beginNext(s); err != nil {
 		t.Fatal(err)
 	}
 	s.WaitRange(shard.Between(0, last.First))
@@ -148,7 +148,7 @@ func TestSumsOutliveNoStep(t *testing.T) {
 	want = s.SumSquares()
 	s.GradientsArrived(s.config.Range())
 	s.gradient.Put(5, 0)
-	s.makeSteps(t, 1)
+	makeSteps(t, s, 1)
 	if got := s.SumSquares(); !(got < want) {
 		t.Errorf("after a step the sum is %v, that of gradients before it", got)
 	}
@@ -176,9 +176,9 @@ func TestJournaledStepAllocatesNothing(t *testing.T) {
 func TestJournalChangesNothing(t *testing.T) {
 	for _, c := range crashCases() {
 		with, without := c.newShard(t, true), c.newShard(t, false)
-		with.makeSteps(t, 5)
-		without.makeSteps(t, 5)
-		if !bytes.Equal(with.image(), without.image()) {
+		makeSteps(t, with, 5)
+		makeSteps(t, without, 5)
+		if !bytes.Equal(imageOf(with), imageOf(without)) {
 			t.Errorf("%s: the journal changes what a step does", c.name)
 		}
 	}
@@ -275,7 +275,7 @@ func TestSmallShardIsUpdatedByTheCaller(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer s.Close()
-			s.fill()
+			fillShard(s)
 			shards[i] = s
 		}
 		adam := []optim.Optimizer{optim.DefaultAdamW()}

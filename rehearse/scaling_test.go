@@ -44,8 +44,8 @@ func begun(t *testing.T, r Request) *training {
 	return b
 }
 
-// state returns a checksum of everything that a step updates, chunk by chunk.
-func (t *training) state() map[string]uint64 {
+// checksums returns a checksum of everything that a step updates, chunk by chunk.
+func checksums(t *training) map[string]uint64 {
 	sums := map[string]uint64{}
 	var mutex sync.Mutex
 	t.each(func(s *engine.Shard, first int64, c kernel.Chunk) {
@@ -100,12 +100,12 @@ func TestOverflowFollowsTheScale(t *testing.T) {
 			b := begun(t, Request{Ranks: 2, Precision: "fp16", LossScaling: test.scaling})
 			steps, scales, made := "", []float64{}, int64(0)
 			for i := range test.scales {
-				before := b.state()
+				before := checksums(b)
 				step, err := b.step(i)
 				if err != nil {
 					t.Fatal(err)
 				}
-				changed := len(differing(before, b.state()))
+				changed := len(differing(before, checksums(b)))
 				switch {
 				case step.Skipped:
 					steps += "x"
@@ -149,7 +149,7 @@ func TestScaleLeavesNoTrace(t *testing.T) {
 				t.Errorf("step %d: %+v and %+v", i, a, b)
 			}
 		}
-		if d := differing(one.state(), many.state()); d != nil {
+		if d := differing(checksums(one), checksums(many)); d != nil {
 			t.Errorf("%s gradients: states differ in %v", gradients, d)
 		}
 	}
@@ -168,7 +168,7 @@ func TestSkippedStepsAreAsIfTheyHadNotBeen(t *testing.T) {
 			t.Fatalf("step %d: %+v, %v", i, step, err)
 		}
 	}
-	if d := differing(with.state(), without.state()); d != nil || with.engine.Steps() != without.engine.Steps() {
+	if d := differing(checksums(with), checksums(without)); d != nil || with.engine.Steps() != without.engine.Steps() {
 		t.Errorf("states differ in %v, at steps %d and %d", d, with.engine.Steps(), without.engine.Steps())
 	}
 }

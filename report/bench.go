@@ -1,13 +1,8 @@
 package report
 
 import (
-	"encoding/json"
 	"fmt"
-	"io"
 	"strings"
-
-	"github.com/jedib0t/go-pretty/v6/table"
-	"github.com/jedib0t/go-pretty/v6/text"
 
 	"plimsoll/bench"
 )
@@ -186,42 +181,26 @@ func newBenchmarkPeer(r bench.Result) *BenchmarkPeer {
 	return p
 }
 
-// WriteJSON writes the document.
-func (b *Benchmark) WriteJSON(w io.Writer) error {
-	e := json.NewEncoder(w)
-	e.SetIndent("", "  ")
-	e.SetEscapeHTML(false)
-	return e.Encode(b)
-}
-
-// WriteText writes the document for people.
-func (b *Benchmark) WriteText(w io.Writer) error {
-	var out strings.Builder
-	line := func(name, format string, values ...any) {
-		fmt.Fprintf(&out, "%-18s %s\n", name, fmt.Sprintf(format, values...))
-	}
-	line("host", "%s", b.Host)
-	line("kernels, pages", "%s, %s", b.Kernel, b.pages())
-	line("rounds", "%s", b.rounds())
-	out.WriteString("\n" + b.updateTable() + "\n")
-	for _, t := range []string{b.normTable(), b.journalTable(), b.peerTable()} {
-		if t != "" {
-			out.WriteString("\n" + t + "\n")
-		}
-	}
-	out.WriteString("\n")
+// Page shows how near every case comes to the limit of the memory, and what was measured beside.
+func (b *Benchmark) Page() *Page {
+	var run, checks Facts
+	run.add("host", "%s", b.Host)
+	run.add("kernels, pages", "%s, %s", b.Kernel, b.pages())
+	run.add("rounds", "%s", b.rounds())
 	for _, c := range b.Cases {
 		if k := c.Checks; k != nil {
-			line("stop of the world", "nine in ten within %s while steps run, within %s without (target: %s more); "+
-				"the longest are %s and %s; %d forced collections",
-				seconds(k.Stop), seconds(k.IdleStop), seconds(k.MostStopAdded), seconds(k.LongestStop),
-				seconds(k.LongestIdleStop), k.Collections)
-			line("denormal numbers", "an update takes %.2f (%.2f..%.2f) times as long (target: %g)",
-				k.DenormalSlowdown.Median, k.DenormalSlowdown.Min, k.DenormalSlowdown.Max, k.MostDenormalSlowdown)
+			checks.add("stop of the world", "nine in ten within %s while steps run, within %s without (target: %s "+
+				"more); the longest are %s and %s; %d forced collections", seconds(k.Stop), seconds(k.IdleStop),
+				seconds(k.MostStopAdded), seconds(k.LongestStop), seconds(k.LongestIdleStop), k.Collections)
+			checks.add("denormal numbers", "an update takes %s times as long (target: %g)",
+				spread(2, k.DenormalSlowdown), k.MostDenormalSlowdown)
 		}
 	}
-	_, err := io.WriteString(w, strings.TrimRight(out.String(), "\n")+"\n")
-	return err
+	return &Page{
+		Title:    "Benchmark of updates",
+		Sections: []Section{{run}, {b.updates()}, b.norms(), b.journals(), b.peers(), {checks}},
+		Document: b,
+	}
 }
 
 func (b *Benchmark) pages() string {
@@ -247,76 +226,58 @@ func (b *Benchmark) rounds() string {
 	return kept
 }
 
-// newTable returns a table whose columns after the first few are numbers.
-func newTable(names int, header ...any) table.Writer {
-	t := table.NewWriter()
-	t.SetStyle(table.StyleLight)
-	t.Style().Format = table.FormatOptions{} // headers as written
-	var columns []table.ColumnConfig
-	for i := names; i < len(header); i++ {
-		columns = append(columns, table.ColumnConfig{Number: i + 1, Align: text.AlignRight,
-			AlignHeader: text.AlignRight, AlignFooter: text.AlignRight})
-	}
-	t.SetColumnConfigs(columns)
-	t.AppendHeader(header)
+// caseTable returns a table whose first columns name a case.
+func caseTable(columns ...Column) *Table {
+	t := new(Table).with(Words, "optimizer", "state", "moments").with(Number, "parameters", "workers")
+	t.Columns = append(t.Columns, columns...)
 	return t
 }
 
-// caseNames are the first columns of every table.
-var caseNames = table.Row{"optimizer", "state", "moments", "parameters", "workers"}
-
-func (c BenchmarkCase) names() table.Row {
-	return table.Row{c.Optimizer, c.State, c.Moments, bench.Count(c.Parameters), c.Workers}
+// addCase adds a row of a case.
+func (t *Table) addCase(c BenchmarkCase, cells ...any) {
+	t.add(append([]any{c.Optimizer, c.State, c.Moments, bench.Count(c.Parameters), c.Workers}, cells...)...)
 }
 
-func (b *Benchmark) updateTable() string {
-	t := newTable(3, append(caseNames, "in", "B/parameter", "limit GB/s", "update GB/s", "ns/parameter",
-		"of the limit")...)
+func (b *Benchmark) updates() *Table {
+	t := caseTable(Column{Title: "in", Kind: Label}, Column{Title: "B/parameter", Kind: Number},
+		Column{Title: "limit GB/s", Kind: Number, Decimals: 1}, Column{Title: "update GB/s", Kind: Number, Decimals: 1},
+		Column{Title: "ns/parameter", Kind: Number, Decimals: 3}, Column{Title: "of the limit", Kind: Share})
 	for _, c := range b.Cases {
-		t.AppendRow(append(c.names(), c.Place, shortBytes(c.TrafficBytes), fmt.Sprintf("%.1f", c.Limit.Median/1e9),
-			fmt.Sprintf("%.1f", c.Update.Median/1e9),
-			fmt.Sprintf("%.3f", 1e9*c.Time.Median),
-			fmt.Sprintf("%.0f %% (%.0f..%.0f)", 100*c.Fraction.Median, 100*c.Fraction.Min, 100*c.Fraction.Max)))
+		t.addCase(c, c.Place, shortBytes(c.TrafficBytes), c.Limit.Median/1e9, c.Update.Median/1e9, 1e9*c.Time.Median,
+			shares(0, c.Fraction))
 	}
-	return t.Render()
+	return t
 }
 
-// normTable returns "" where the norm was not measured.
-func (b *Benchmark) normTable() string {
-	t := newTable(3, append(caseNames, "norm exposed", "norm hidden", "whole step ns/parameter")...)
+// norms returns nothing where the norm was not measured.
+func (b *Benchmark) norms() Section {
+	t := caseTable(Column{Title: "norm exposed", Kind: Share}, Column{Title: "norm hidden", Kind: Share},
+		Column{Title: "whole step ns/parameter", Kind: Number, Decimals: 3})
 	for _, c := range b.Cases {
 		if c.Step != nil && c.Step.Hidden != nil {
-			t.AppendRow(append(c.names(), percent(c.Step.Exposed.Median), percent(c.Step.Hidden.Median),
-				fmt.Sprintf("%.3f", 1e9*c.Step.Time.Median)))
+			t.addCase(c, c.Step.Exposed.Median, c.Step.Hidden.Median, 1e9*c.Step.Time.Median)
 		}
 	}
-	if t.Length() == 0 {
-		return ""
-	}
-	return t.Render() + "\nexposed: a pass of its own; hidden: added up as gradients arrive; " +
-		"both in addition to the update"
+	return t.explained("exposed: a pass of its own; hidden: added up as gradients arrive; " +
+		"both in addition to the update")
 }
 
-// journalTable returns "" where the undo log was not measured.
-func (b *Benchmark) journalTable() string {
-	t := newTable(3, append(caseNames, "ns/parameter", "with journal", "added")...)
+// journals returns nothing where the undo log was not measured.
+func (b *Benchmark) journals() Section {
+	t := caseTable(Column{Title: "ns/parameter", Kind: Number, Decimals: 3},
+		Column{Title: "with journal", Kind: Number, Decimals: 3}, Column{Title: "added", Kind: Share})
 	for _, c := range b.Cases {
 		if c.Journal != nil {
-			t.AppendRow(append(c.names(), fmt.Sprintf("%.3f", 1e9*c.Time.Median),
-				fmt.Sprintf("%.3f", 1e9*c.Journal.Time.Median),
-				fmt.Sprintf("%.1f %% (%.0f..%.0f)", 100*c.Journal.Added.Median, 100*c.Journal.Added.Min,
-					100*c.Journal.Added.Max)))
+			t.addCase(c, 1e9*c.Time.Median, 1e9*c.Journal.Time.Median, shares(1, c.Journal.Added))
 		}
 	}
-	if t.Length() == 0 {
-		return ""
-	}
-	return t.Render() + "\nwith journal: an update that another process could finish"
+	return t.explained("with journal: an update that another process could finish")
 }
 
-// peerTable returns "" without a peer.
-func (b *Benchmark) peerTable() string {
-	t := newTable(3, append(caseNames, "peer", "ns/parameter", "time / ours", "extra B/parameter")...)
+// peers returns nothing without a peer.
+func (b *Benchmark) peers() Section {
+	t := caseTable(Column{Title: "peer", Kind: Label}, Column{Title: "ns/parameter", Kind: Number, Decimals: 3},
+		Column{Title: "time / ours", Kind: Number}, Column{Title: "extra B/parameter", Kind: Number, Decimals: 1})
 	version := ""
 	for _, c := range b.Cases {
 		if c.Peer == nil {
@@ -324,16 +285,27 @@ func (b *Benchmark) peerTable() string {
 		}
 		version = c.Peer.Name + " " + c.Peer.Version
 		for _, v := range c.Peer.Variants {
-			t.AppendRow(append(c.names(), v.Name, fmt.Sprintf("%.3f", 1e9*v.Time.Median),
-				fmt.Sprintf("%.2f (%.2f..%.2f)", v.Ratio.Median, v.Ratio.Min, v.Ratio.Max),
-				fmt.Sprintf("%.1f", v.Extra)))
+			t.addCase(c, v.Name, 1e9*v.Time.Median, spread(2, v.Ratio), v.Extra)
 		}
 	}
-	if version == "" {
-		return ""
-	}
-	return t.Render() + "\n" + version + ", AdamW in fp32, against our update; " +
-		"sequence: norm, unscale, update and bf16 copy, as DeepSpeed does them, against our whole step"
+	return t.explained(version + ", AdamW in fp32, against our update; " +
+		"sequence: norm, unscale, update and bf16 copy, as DeepSpeed does them, against our whole step")
 }
 
-func percent(x float64) string { return fmt.Sprintf("%.0f %%", 100*x) }
+// explained returns the table with a line below it, and nothing where the table has no rows.
+func (t *Table) explained(text string) Section {
+	if len(t.Rows) == 0 {
+		return nil
+	}
+	return Section{t, Paragraph(text)}
+}
+
+// spread writes a median with the least and the most.
+func spread(decimals int, s bench.Spread) string {
+	return fmt.Sprintf("%.*f (%.*f..%.*f)", decimals, s.Median, decimals, s.Min, decimals, s.Max)
+}
+
+// shares writes a spread in percent, with the decimals of the median.
+func shares(decimals int, s bench.Spread) string {
+	return fmt.Sprintf("%.*f %% (%.0f..%.0f)", decimals, 100*s.Median, 100*s.Min, 100*s.Max)
+}

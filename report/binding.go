@@ -1,14 +1,9 @@
 package report
 
 import (
-	"encoding/json"
 	"fmt"
-	"io"
 	"slices"
-	"strings"
 
-	"github.com/jedib0t/go-pretty/v6/table"
-	"github.com/jedib0t/go-pretty/v6/text"
 	"k8s.io/utils/cpuset"
 
 	"plimsoll/binding"
@@ -38,61 +33,35 @@ func NewBinding(
 	}
 }
 
-// WriteJSON writes the document.
-func (b *Binding) WriteJSON(w io.Writer) error {
-	e := json.NewEncoder(w)
-	e.SetIndent("", "  ")
-	e.SetEscapeHTML(false)
-	return e.Encode(b)
-}
-
-// WriteText writes the document for people: the cores of each rank, then the reasons.
-func (b *Binding) WriteText(w io.Writer) error {
-	var out strings.Builder
-	line := func(name, value string) { fmt.Fprintf(&out, "%-18s %s\n", name, value) }
-	line("host", b.Host.String())
-	out.WriteString("\n" + b.table() + "\n\n")
+// Page shows the cores of each rank, then the reasons.
+func (b *Binding) Page() *Page {
+	var h, reasons Facts
+	h.add("host", "%s", b.Host)
 	all, own := commonReasons(b.Ranks)
-	for i, reason := range all {
-		line(once(i, "every rank"), reason)
+	reasons = append(reasons, Fact{"every rank", all})
+	for rank := range own {
+		reasons = append(reasons, Fact{fmt.Sprintf("rank %d", rank), own[rank]})
 	}
-	for rank, reasons := range own {
-		for i, reason := range reasons {
-			line(once(i, fmt.Sprintf("rank %d", rank)), reason)
-		}
+	reasons.addEach("note", b.Notes)
+	return &Page{
+		Title:    "Binding of " + counted(len(b.Ranks), "rank"),
+		Sections: []Section{{h}, {b.table()}, {reasons}},
+		Verdict:  b.verdict(),
+		Document: b,
 	}
-	for _, note := range b.Notes {
-		line("note", note)
-	}
-	out.WriteString("\n" + b.verdict() + "\n")
-	_, err := io.WriteString(w, out.String())
-	return err
 }
 
-// once returns the name for the first line and "" for the others.
-func once(i int, name string) string {
-	if i > 0 {
-		return ""
-	}
-	return name
-}
-
-func (b *Binding) table() string {
-	t := table.NewWriter()
-	t.SetStyle(table.StyleLight)
-	t.Style().Format = table.FormatOptions{} // headers as written
-	t.SetColumnConfigs([]table.ColumnConfig{{Number: 4, Align: text.AlignRight}})
-	t.AppendHeader(table.Row{"rank", "trainer CPUs", "optimizer CPUs", "OMP_NUM_THREADS", "NUMA nodes",
-		"memory policy"})
+func (b *Binding) table() *Table {
+	t := new(Table).with(Number, "rank").with(Words, "trainer CPUs", "optimizer CPUs").with(Number, "OMP_NUM_THREADS").
+		with(Words, "NUMA nodes", "memory policy")
 	for _, r := range b.Ranks {
-		threads := "" // no trainer on this host
+		var threads any // nil without a trainer on this host
 		if r.OMPNumThreads > 0 {
-			threads = fmt.Sprint(r.OMPNumThreads)
+			threads = r.OMPNumThreads
 		}
-		t.AppendRow(table.Row{r.Rank, r.TrainerCPUs, r.OptimizerCPUs, threads, cpuset.New(r.NUMANodes...),
-			r.MemoryPolicy})
+		t.add(r.Rank, r.TrainerCPUs, r.OptimizerCPUs, threads, cpuset.New(r.NUMANodes...), r.MemoryPolicy)
 	}
-	return t.Render()
+	return t
 }
 
 // commonReasons separates the reasons that all ranks share from the reasons of each rank.

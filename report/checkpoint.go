@@ -1,12 +1,9 @@
 package report
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
 	"strings"
-
-	"github.com/jedib0t/go-pretty/v6/table"
 
 	"plimsoll/checkpoint"
 	"plimsoll/ledger"
@@ -75,26 +72,19 @@ func NewCheckpoint(version string, c *checkpoint.Checkpoint) *Checkpoint {
 	return d
 }
 
-// WriteJSON writes the document.
-func (d *Checkpoint) WriteJSON(w io.Writer) error {
-	e := json.NewEncoder(w)
-	e.SetIndent("", "  ")
-	e.SetEscapeHTML(false)
-	return e.Encode(d)
-}
-
-// WriteText writes the document for people.
-func (d *Checkpoint) WriteText(w io.Writer) error {
-	var out strings.Builder
-	line := func(name, value string) { fmt.Fprintf(&out, "%-18s %s\n", name, value) }
-	line("checkpoint", d.Path)
-	line("step", fmt.Sprint(d.Step))
-	line("optimizer", d.Algorithm)
-	line("parameters", fmt.Sprintf("%s in %d tensors", ledger.Count(d.Elements), len(d.Parameters)))
-	line("files", fmt.Sprintf("%v of %d ranks", d.Bytes, d.Ranks))
-	out.WriteString("\n" + d.files() + "\n\n" + d.parameters() + "\n")
-	_, err := io.WriteString(w, out.String())
-	return err
+// Page shows the files of the ranks and all parameters.
+func (d *Checkpoint) Page() *Page {
+	var facts Facts
+	facts.add("checkpoint", "%s", d.Path)
+	facts.add("step", "%d", d.Step)
+	facts.add("optimizer", "%s", d.Algorithm)
+	facts.add("parameters", "%s in %d tensors", ledger.Count(d.Elements), len(d.Parameters))
+	facts.add("files", "%v of %d ranks", d.Bytes, d.Ranks)
+	return &Page{
+		Title:    "Checkpoint " + d.Path,
+		Sections: []Section{{facts}, {d.files()}, {d.parameters()}},
+		Document: d,
+	}
 }
 
 // WriteVerified reports that every byte is as it was written.
@@ -104,20 +94,21 @@ func (d *Checkpoint) WriteVerified(w io.Writer) error {
 	return err
 }
 
-func (d *Checkpoint) files() string {
-	t := newTable(4, "file", "state", "moments", "trainer", "parameters", "bytes")
+func (d *Checkpoint) files() *Table {
+	t := new(Table).with(Words, "file", "state", "moments", "trainer").with(Number, "parameters").with(Bytes, "bytes")
 	for _, f := range d.Files {
-		t.AppendRow(table.Row{f.Name, f.State, f.Moments, f.Parameter, ledger.Count(f.Parameters), f.Bytes})
+		t.add(f.Name, f.State, f.Moments, f.Parameter, ledger.Count(f.Parameters), f.Bytes)
 	}
-	return t.Render()
+	return t
 }
 
-func (d *Checkpoint) parameters() string {
-	t := newTable(4, "parameter", "shape", "state", "moments", "group", "bytes", "ranks")
+func (d *Checkpoint) parameters() *Table {
+	t := new(Table).with(Words, "parameter", "shape", "state", "moments").with(Number, "group").with(Bytes, "bytes").
+		with(Number, "ranks")
 	for _, p := range d.Parameters {
-		t.AppendRow(table.Row{p.Name, shapeText(p.Shape), p.State, p.Moments, p.Group, p.Bytes, p.Ranks})
+		t.add(p.Name, shapeText(p.Shape), p.State, p.Moments, p.Group, p.Bytes, p.Ranks)
 	}
-	return t.Render()
+	return t
 }
 
 // shapeText returns a shape as "151936 x 896", and "" for a scalar.

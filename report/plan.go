@@ -2,14 +2,9 @@ package report
 
 import (
 	"cmp"
-	"encoding/json"
 	"fmt"
-	"io"
 	"slices"
 	"strings"
-
-	"github.com/jedib0t/go-pretty/v6/table"
-	"github.com/jedib0t/go-pretty/v6/text"
 
 	"plimsoll/fault"
 	"plimsoll/ledger"
@@ -127,46 +122,28 @@ func NewPlanDocument(version string, request plan.Request, p *plan.Plan) (*PlanD
 	return d, nil
 }
 
-// WriteJSON writes the document.
-func (d *PlanDocument) WriteJSON(w io.Writer) error {
-	e := json.NewEncoder(w)
-	e.SetIndent("", "  ")
-	e.SetEscapeHTML(false)
-	return e.Encode(d)
-}
-
-// screen is the width of the text, so that a plan fits on one screen.
-const screen = 120
-
-// WriteText writes the document for people.
-func (d *PlanDocument) WriteText(w io.Writer) error {
-	var b strings.Builder
-	line := func(name, value string) {
-		for part := range strings.SplitSeq(text.WrapSoft(value, screen-12), "\n") {
-			fmt.Fprintf(&b, "%-11s %s\n", name, strings.TrimSpace(part))
-			name = ""
-		}
-	}
-	line("model", fmt.Sprintf("%s, %s parameters (%s)", d.Model.Name, ledger.Count(d.Model.Parameters),
-		d.Model.Architecture)+d.trained())
-	engine := strings.Join(append([]string{d.Job.Engine}, d.Job.Parallel...), ", ")
-	line("job", fmt.Sprintf("%s, %s, %d x %s tokens x %d, %s attention, %s", engine, d.types(), d.Job.MicroBatch,
-		ledger.Count(d.Job.Sequence), d.Job.Accumulation, d.Job.Attention, d.Job.Optimizer))
+// Page shows every device, phase by phase, and what is largest at its peak.
+func (d *PlanDocument) Page() *Page {
+	var job, assumed Facts
+	job.add("model", "%s, %s parameters (%s)%s", d.Model.Name, ledger.Count(d.Model.Parameters), d.Model.Architecture,
+		d.trained())
+	job.add("job", "%s, %s, %d x %s tokens x %d, %s attention, %s",
+		strings.Join(append([]string{d.Job.Engine}, d.Job.Parallel...), ", "), d.types(), d.Job.MicroBatch,
+		ledger.Count(d.Job.Sequence), d.Job.Accumulation, d.Job.Attention, d.Job.Optimizer)
+	sections := []Section{{job}}
 	for i := range d.Devices {
-		device := &d.Devices[i]
-		b.WriteString("\n")
-		if device.Peak().PeakRequested > 0 {
-			b.WriteString(d.timeline(device) + "\n")
-		}
-		d.consumers(&b, device)
+		sections = append(sections, d.device(&d.Devices[i]))
 	}
-	b.WriteString("\n")
 	if len(d.Assumptions) > 0 {
-		line("assumed", strings.Join(d.Assumptions, "; "))
+		assumed.add("assumed", "%s", strings.Join(d.Assumptions, "; "))
 	}
-	b.WriteString("\n" + d.verdictLine() + "\n")
-	_, err := io.WriteString(w, b.String())
-	return err
+	return &Page{
+		Title:    "Plan of " + d.Model.Name,
+		Sections: append(sections, Section{assumed}),
+		Verdict:  d.verdictLine(),
+		Document: d,
+		Dense:    true,
+	}
 }
 
 func (d *PlanDocument) trained() string {
@@ -186,18 +163,41 @@ func (d *PlanDocument) types() string {
 	return d.Job.Weights
 }
 
-// timeline returns a table of a device's phases. Consecutive phases with the same figures share a row.
-func (d *PlanDocument) timeline(device *ledger.Device) string {
-	t := table.NewWriter()
-	t.SetStyle(table.StyleLight)
-	t.Style().Format = table.FormatOptions{}
-	columns := []table.ColumnConfig{{Number: 1, WidthMin: len("forward, steady to backward, steady")}}
-	for i := 2; i <= 6; i++ {
-		columns = append(columns, table.ColumnConfig{Number: i, Align: text.AlignRight, AlignHeader: text.AlignRight,
-			WidthMin: len("requested")})
+// device returns a device's phases, and what it holds at its peak.
+func (d *PlanDocument) device(device *ledger.Device) Section {
+	peak := device.Peak()
+	when := "peak in " + phaseText(peak.Name, peak.Iteration)
+	if peak.PeakRequested == 0 {
+		when = titleOf(device) + ", all the time"
 	}
-	t.SetColumnConfigs(columns)
-	t.AppendHeader(table.Row{titleOf(device), "requested", "allocated", "reserved", "in use", "end"})
+	capacity := "an unknown capacity"
+	if device.Capacity > 0 {
+		capacity = device.Capacity.String()
+	}
+	s := Section{Paragraph(fmt.Sprintf("%s: %v of %s", when, peak.PeakUsed, capacity)), consumers(device)}
+	if peak.PeakRequested > 0 {
+		s = append(Section{timeline(device)}, s...)
+	}
+	if nodes := device.NUMANodes; len(nodes) > 0 {
+		capacity := ""
+		if nodes[0].Capacity > 0 {
+			capacity = " of " + nodes[0].Capacity.String()
+		}
+		s = append(s, Paragraph(fmt.Sprintf("on the fullest of %d NUMA nodes, with %d ranks: %v%s", len(nodes),
+			nodes[0].Ranks, nodes[0].PeakUsed, capacity)))
+	}
+	if device.Kind == ledger.Host && len(d.Hosted) > 0 && peak.PeakRequested > 0 {
+		s = append(s, d.hosted())
+	}
+	return s
+}
+
+// timeline returns a table of a device's phases. Consecutive phases with the same figures share a row.
+func timeline(device *ledger.Device) *Table {
+	t := &Table{Columns: []Column{{Title: titleOf(device), Width: len("forward, steady to backward, steady")}}}
+	for _, title := range []string{"requested", "allocated", "reserved", "in use", "end"} {
+		t.Columns = append(t.Columns, Column{Title: title, Kind: Bytes, Width: len("requested")})
+	}
 	for i := 0; i < len(device.Phases); {
 		p := &device.Phases[i]
 		last := i
@@ -208,10 +208,10 @@ func (d *PlanDocument) timeline(device *ledger.Device) string {
 		if last > i {
 			name += " to " + rowText(&device.Phases[last])
 		}
-		t.AppendRow(table.Row{name, p.PeakRequested, p.PeakAllocated, p.PeakReserved, p.PeakUsed, p.EndAllocated})
+		t.add(name, p.PeakRequested, p.PeakAllocated, p.PeakReserved, p.PeakUsed, p.EndAllocated)
 		i = last + 1
 	}
-	return t.Render()
+	return t
 }
 
 func titleOf(device *ledger.Device) string {
@@ -240,27 +240,16 @@ func rowText(p *ledger.Phase) string {
 // shown is the number of components to list at a device's peak.
 const shown = 5
 
-// consumers lists the largest components at a device's peak. It cuts reasons at the width of the screen; Explain
-// prints them in full.
-func (d *PlanDocument) consumers(b *strings.Builder, device *ledger.Device) {
+// consumers lists the largest components at a device's peak. Text cuts reasons at the width of the screen; Explain
+// shows them in full.
+func consumers(device *ledger.Device) *Table {
+	t := &Table{Style: Listed, Columns: []Column{{Title: "bytes", Kind: Bytes, Width: len("1002.3 GiB")},
+		{Title: "held by", Cut: screen - len("  1002.3 GiB  ")}}}
 	peak := device.Peak()
-	when := "peak in " + phaseText(peak.Name, peak.Iteration)
-	if peak.PeakRequested == 0 {
-		when = titleOf(device) + ", all the time"
-	}
-	capacity := "an unknown capacity"
-	if device.Capacity > 0 {
-		capacity = device.Capacity.String()
-	}
-	fmt.Fprintf(b, "%s: %v of %s\n", when, peak.PeakUsed, capacity)
-	line := func(bytes ledger.Bytes, what string) {
-		fmt.Fprintf(b, "  %10v  %s\n", bytes, text.Snip(what, screen-14, "…"))
-	}
 	components := slices.Concat(peak.Components, device.Outside)
 	slices.SortStableFunc(components, func(a, b ledger.Holding) int { return cmp.Compare(b.Bytes, a.Bytes) })
-	rest := peak.PeakReserved - peak.PeakRequested
 	for _, c := range components[:min(shown, len(components))] {
-		line(c.Bytes, c.Component.Title()+": "+c.Why)
+		t.add(c.Bytes, c.Component.Title()+": "+c.Why)
 	}
 	if len(components) > shown {
 		var sum ledger.Bytes
@@ -269,30 +258,25 @@ func (d *PlanDocument) consumers(b *strings.Builder, device *ledger.Device) {
 			sum += c.Bytes
 			names = append(names, c.Component.Title())
 		}
-		line(sum, fmt.Sprintf("%d more: %s", len(names), strings.Join(names, ", ")))
+		t.add(sum, fmt.Sprintf("%d more: %s", len(names), strings.Join(names, ", ")))
 	}
-	if device.Kind == ledger.GPU && rest > 0 {
-		line(rest, "reserved by the allocator beside: rounding, fragments, what earlier phases needed")
+	if rest := peak.PeakReserved - peak.PeakRequested; device.Kind == ledger.GPU && rest > 0 {
+		t.add(rest, "reserved by the allocator beside: rounding, fragments, what earlier phases needed")
 	}
-	if nodes := device.NUMANodes; len(nodes) > 0 {
-		capacity := ""
-		if nodes[0].Capacity > 0 {
-			capacity = " of " + nodes[0].Capacity.String()
+	return t
+}
+
+// hosted lists the bytes of the optimizer's state in Plimsoll's formats.
+func (d *PlanDocument) hosted() Paragraph {
+	var formats []string
+	for _, h := range d.Hosted {
+		name := h.State
+		if h.Moments != "fp32" {
+			name = h.Moments + " moments"
 		}
-		fmt.Fprintf(b, "on the fullest of %d NUMA nodes, with %d ranks: %v%s\n", len(nodes), nodes[0].Ranks,
-			nodes[0].PeakUsed, capacity)
+		formats = append(formats, fmt.Sprintf("%s %v", name, h.Bytes))
 	}
-	if device.Kind == ledger.Host && len(d.Hosted) > 0 && device.Peak().PeakRequested > 0 {
-		var formats []string
-		for _, h := range d.Hosted {
-			name := h.State
-			if h.Moments != "fp32" {
-				name = h.Moments + " moments"
-			}
-			formats = append(formats, fmt.Sprintf("%s %v", name, h.Bytes))
-		}
-		b.WriteString("the optimizer's state in Plimsoll's formats: " + strings.Join(formats, ", ") + "\n")
-	}
+	return Paragraph("the optimizer's state in Plimsoll's formats: " + strings.Join(formats, ", "))
 }
 
 func phaseText(name ledger.PhaseName, iteration ledger.Iteration) string {
@@ -342,38 +326,34 @@ func (d *PlanDocument) unjudged() string {
 	return text
 }
 
-// Explain writes everything about one component.
-func (d *PlanDocument) Explain(w io.Writer, name string) error {
+// Explain shows everything about one component. An error is a *fault.Input.
+func (d *PlanDocument) Explain(name string) (*Page, error) {
 	var names []string
-	var b strings.Builder
-	found := false
+	var all Section
 	for i := range d.Devices {
 		device := &d.Devices[i]
-		why, printed := "", false
+		phases := &Table{Style: Listed, Columns: []Column{{Title: "phase", Width: len("the steady backward")},
+			{Title: "bytes"}}}
+		var found ledger.Holding
 		for k := range device.Phases {
 			p := &device.Phases[k]
 			for _, c := range p.Components {
 				names = append(names, c.Component.Title())
-				if !strings.EqualFold(c.Component.Title(), name) && string(c.Component) != name {
-					continue
+				if strings.EqualFold(c.Component.Title(), name) || string(c.Component) == name {
+					phases.add(phaseText(p.Name, p.Iteration), c.Bytes.Exact())
+					found = c
 				}
-				if !printed {
-					fmt.Fprintf(&b, "%s on the %s\n", c.Component.Title(), device.Kind)
-					printed = true
-				}
-				why, found = c.Why, true
-				fmt.Fprintf(&b, "  %-20s %s\n", phaseText(p.Name, p.Iteration), c.Bytes.Exact())
 			}
 		}
-		if printed {
-			fmt.Fprintf(&b, "  why: %s\n", why)
+		if len(phases.Rows) > 0 {
+			all = append(all, Paragraph(fmt.Sprintf("%s on the %s", found.Component.Title(), device.Kind)), phases,
+				Paragraph("  why: "+found.Why))
 		}
 	}
-	if !found {
+	if len(all) == 0 {
 		slices.Sort(names)
-		hint := "components of this plan: " + strings.Join(slices.Compact(names), ", ")
-		return &fault.Input{What: fmt.Sprintf("no component is called %q at any peak of this plan", name), Hint: hint}
+		return nil, &fault.Input{What: fmt.Sprintf("no component is called %q at any peak of this plan", name),
+			Hint: "components of this plan: " + strings.Join(slices.Compact(names), ", ")}
 	}
-	_, err := io.WriteString(w, b.String())
-	return err
+	return &Page{Title: "Plan of " + d.Model.Name + ": " + name, Sections: []Section{all}, Document: d}, nil
 }

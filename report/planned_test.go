@@ -38,7 +38,7 @@ func made(t testing.TB) []byte {
 		t.Fatal(err)
 	}
 	var b strings.Builder
-	if err := d.WriteJSON(&b); err != nil {
+	if err := WriteJSON(&b, d); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.WriteFile("plan.json", []byte(b.String()), 0o600); err != nil {
@@ -63,7 +63,7 @@ func TestPlannedRun(t *testing.T) {
 		t.Fatal(err)
 	}
 	var again strings.Builder
-	if err := d.WriteJSON(&again); err != nil {
+	if err := WriteJSON(&again, d); err != nil {
 		t.Fatal(err)
 	}
 	if again.String() != text {

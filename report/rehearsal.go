@@ -1,18 +1,11 @@
-// Package report writes results: text for people, JSON for programs.
 package report
 
 import (
-	"encoding/json"
 	"fmt"
-	"io"
 	"maps"
 	"math"
 	"slices"
 	"strconv"
-	"strings"
-
-	"github.com/jedib0t/go-pretty/v6/table"
-	"github.com/jedib0t/go-pretty/v6/text"
 
 	"plimsoll/binding"
 	"plimsoll/host"
@@ -267,36 +260,25 @@ func (r *Rehearsal) WithinTolerance() bool {
 	return math.Abs(float64(r.Ledger.Measured(isArena)-planned)) <= rehearse.Tolerance*float64(planned)
 }
 
-// WriteJSON writes the document.
-func (r *Rehearsal) WriteJSON(w io.Writer) error {
-	e := json.NewEncoder(w)
-	e.SetIndent("", "  ")
-	e.SetEscapeHTML(false)
-	return e.Encode(r)
-}
-
-// WriteText writes the document for people.
-func (r *Rehearsal) WriteText(w io.Writer) error {
-	var b strings.Builder
-	line := func(name, value string) { fmt.Fprintf(&b, "%-18s %s\n", name, value) }
-	line("model", fmt.Sprintf("%s, %s parameters (%s)", r.Model.Name, ledger.Count(r.Model.Parameters),
-		r.Model.Architecture))
-	line("training", fmt.Sprintf("%s, %s parameters, %s gradients%s", r.Job.Optimizer, r.Job.ParameterType,
-		r.Job.GradientType, r.clipping()))
-	line("host", r.Host.String())
-	b.WriteString("\n" + r.ledgerTable() + "\n\n")
-	for _, fact := range r.facts() {
-		line(fact[0], fact[1])
+// Page shows what was planned beside what was measured.
+func (r *Rehearsal) Page() *Page {
+	var job Facts
+	job.add("model", "%s, %s parameters (%s)", r.Model.Name, ledger.Count(r.Model.Parameters), r.Model.Architecture)
+	job.add("training", "%s, %s parameters, %s gradients%s", r.Job.Optimizer, r.Job.ParameterType, r.Job.GradientType,
+		r.clipping())
+	job.add("host", "%s", r.Host)
+	found := r.facts()
+	found.addEach("note", r.Notes)
+	p := &Page{
+		Title:    "Rehearsal of " + r.Model.Name,
+		Sections: []Section{{job}, {r.ledgerTable()}, {found}},
+		Verdict:  r.VerdictLine(),
+		Document: r,
 	}
-	for _, note := range r.Notes {
-		line("note", note)
-	}
-	b.WriteString("\n" + r.VerdictLine() + "\n")
 	for _, change := range r.Verdict.WouldFit {
-		b.WriteString("  would fit: " + change + "\n")
+		p.Hints = append(p.Hints, "would fit: "+change)
 	}
-	_, err := io.WriteString(w, b.String())
-	return err
+	return p
 }
 
 func (r *Rehearsal) clipping() string {
@@ -307,27 +289,18 @@ func (r *Rehearsal) clipping() string {
 }
 
 // ledgerTable returns a table with one line per component, summed over all ranks.
-func (r *Rehearsal) ledgerTable() string {
-	t := table.NewWriter()
-	t.SetStyle(table.StyleLight)
-	t.Style().Format = table.FormatOptions{} // headers as written
-	t.Style().Options.SeparateRows = false
-	t.SetColumnConfigs([]table.ColumnConfig{
-		{Number: 2, Align: text.AlignRight, AlignFooter: text.AlignRight, AlignHeader: text.AlignRight},
-		{Number: 3, Align: text.AlignRight, AlignFooter: text.AlignRight, AlignHeader: text.AlignRight},
-		{Number: 4, Align: text.AlignRight, AlignFooter: text.AlignRight, AlignHeader: text.AlignRight},
-		{Number: 5, Align: text.AlignRight, AlignFooter: text.AlignRight, AlignHeader: text.AlignRight},
-	})
-	t.AppendHeader(table.Row{"host memory", "planned", "measured", "difference", "B/parameter"})
-	row := func(name string, keep func(ledger.Line) bool) table.Row {
+func (r *Rehearsal) ledgerTable() *Table {
+	t := &Table{Columns: []Column{{Title: "host memory"}, {Title: "planned", Kind: Bytes},
+		{Title: "measured", Kind: Bytes}, {Title: "difference", Kind: Bytes},
+		{Title: "B/parameter", Kind: Number, Decimals: 3}}}
+	row := func(name string, keep func(ledger.Line) bool) []any {
 		planned := r.Ledger.Planned(keep)
-		measured, difference := "", ""
+		var measured, difference any // nil where nothing was measured
 		if r.BytesPerParameter.Measured != nil {
 			bytes := r.Ledger.Measured(keep)
-			measured, difference = bytes.String(), (bytes - planned).Signed()
+			measured, difference = bytes, (bytes - planned).Signed()
 		}
-		return table.Row{name, planned.String(), measured, difference,
-			fmt.Sprintf("%.3f", float64(planned)/float64(r.Job.ParametersOnHost))}
+		return []any{name, planned, measured, difference, float64(planned) / float64(r.Job.ParametersOnHost)}
 	}
 	var components []ledger.Component
 	for _, e := range r.Ledger {
@@ -336,40 +309,35 @@ func (r *Rehearsal) ledgerTable() string {
 		}
 	}
 	for _, component := range components {
-		t.AppendRow(row(component.Title(), func(e ledger.Line) bool { return e.Component == component }))
+		t.add(row(component.Title(), func(e ledger.Line) bool { return e.Component == component })...)
 	}
-	t.AppendFooter(row("total", nil))
-	return t.Render()
+	t.Footer = row("total", nil)
+	return t
 }
 
 // facts returns the lines below the table.
-func (r *Rehearsal) facts() [][2]string {
-	facts := [][2]string{{"bytes a parameter",
-		fmt.Sprintf("%s, state %s, moments %s", r.perParameter(), r.Job.State, r.moments())}}
+func (r *Rehearsal) facts() Facts {
+	var f Facts
+	f.add("bytes a parameter", "%s, state %s, moments %s", r.perParameter(), r.Job.State, r.moments())
 	if r.Job.WorldSize > r.Job.Ranks || r.Job.Ranks > 1 {
-		facts = append(facts, [2]string{"ranks",
-			fmt.Sprintf("%d here of %d, %s of %s parameters on this host", r.Job.Ranks, r.Job.WorldSize,
-				ledger.Count(r.Job.ParametersOnHost), ledger.Count(r.Model.Parameters))})
+		f.add("ranks", "%d here of %d, %s of %s parameters on this host", r.Job.Ranks, r.Job.WorldSize,
+			ledger.Count(r.Job.ParametersOnHost), ledger.Count(r.Model.Parameters))
 	}
 	if l := r.LossScaling; l != nil {
-		facts = append(facts, [2]string{"loss scale", l.rule()})
+		f.add("loss scale", "%s", l.rule())
 		if len(r.Steps) > 0 {
-			facts = append(facts, [2]string{"overflow", l.outcome(r.OptimizerSteps)})
+			f.add("overflow", "%s", l.outcome(r.OptimizerSteps))
 		}
 	}
-	if r.OptimizerSteps > 0 {
-		b := r.MemoryBandwidth
-		facts = append(facts,
-			[2]string{"optimizer step", fmt.Sprintf("%s median, %s to %s over %d steps", seconds(r.StepSecondsMedian),
-				seconds(r.StepSecondsMin), seconds(r.StepSecondsMax), r.OptimizerSteps)},
-			[2]string{"update", fmt.Sprintf("%.1f GB/s, %.0f %% of the %.1f GB/s that this memory "+
-				"moves in the same %s B/parameter", b.Update/1e9, 100*b.Fraction, b.Limit/1e9,
-				shortBytes(r.TrafficBytesPerParameter))})
+	if b := r.MemoryBandwidth; r.OptimizerSteps > 0 {
+		f.add("optimizer step", "%s median, %s to %s over %d steps", seconds(r.StepSecondsMedian),
+			seconds(r.StepSecondsMin), seconds(r.StepSecondsMax), r.OptimizerSteps)
+		f.add("update", "%.1f GB/s, %.0f %% of the %.1f GB/s that this memory moves in the same %s B/parameter",
+			b.Update/1e9, 100*b.Fraction, b.Limit/1e9, shortBytes(r.TrafficBytesPerParameter))
 	}
 	if len(r.Steps) > 0 {
-		facts = append(facts, [2]string{"process",
-			fmt.Sprintf("%v steady, %v peak, %v since the first step", r.ProcessSteady, r.ProcessPeak,
-				signedOrNone(r.GrowthAfterFirstStep))})
+		f.add("process", "%v steady, %v peak, %v since the first step", r.ProcessSteady, r.ProcessPeak,
+			signedOrNone(r.GrowthAfterFirstStep))
 	}
 	for _, rank := range r.Binding.Ranks {
 		where := "workers on CPUs " + rank.OptimizerCPUs.String()
@@ -379,13 +347,14 @@ func (r *Rehearsal) facts() [][2]string {
 		if rank.Shared {
 			where += ", shared with other ranks"
 		}
-		facts = append(facts, [2]string{fmt.Sprintf("rank %d", rank.Rank), where})
+		f.add(fmt.Sprintf("rank %d", rank.Rank), "%s", where)
 	}
 	pages := r.Job.ArenaPages
 	if r.HugePageBytes > 0 {
 		pages += fmt.Sprintf(", %v of them huge", r.HugePageBytes)
 	}
-	return append(facts, [2]string{"kernels, pages", r.Job.Kernel + ", " + pages})
+	f.add("kernels, pages", "%s, %s", r.Job.Kernel, pages)
+	return f
 }
 
 // rule describes how the scale is chosen.

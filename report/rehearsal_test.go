@@ -56,10 +56,10 @@ func TestSkippedStepsAreNoMeasurement(t *testing.T) {
 			t.Errorf("%v: %d steps, %+v", test.steps, r.OptimizerSteps, l)
 		}
 		var text, json bytes.Buffer
-		if err := r.WriteText(&text); err != nil {
+		if err := r.Page().Write(&text, report.Text); err != nil {
 			t.Fatal(err)
 		}
-		if err := r.WriteJSON(&json); err != nil { // fails on numbers that are not finite
+		if err := r.Page().Write(&json, report.JSON); err != nil { // fails on numbers that are not finite
 			t.Fatal(err)
 		}
 		if strings.Contains(text.String(), "optimizer step ") != (updates > 0) {

@@ -1,9 +1,7 @@
 package report
 
 import (
-	"encoding/json"
 	"fmt"
-	"io"
 	"slices"
 	"strings"
 
@@ -59,39 +57,27 @@ func NewRun(version string, h *host.Host, command []string, planned *PlannedRun,
 	return d
 }
 
-// WriteJSON writes the document.
-func (d *Run) WriteJSON(w io.Writer) error {
-	e := json.NewEncoder(w)
-	e.SetIndent("", "  ")
-	e.SetEscapeHTML(false)
-	return e.Encode(d)
-}
-
-// WriteText writes the commands that would be started.
-func (d *Run) WriteText(w io.Writer) error {
-	var out strings.Builder
-	line := func(name, value string) { fmt.Fprintf(&out, "%-18s %s\n", name, value) }
-	line("host", d.Host.String())
-	line("command", strings.Join(d.Command, " "))
+// Page shows the commands that would be started.
+func (d *Run) Page() *Page {
+	command := strings.Join(d.Command, " ")
+	var facts Facts
+	facts.add("host", "%s", d.Host)
+	facts.add("command", "%s", command)
 	if d.Launcher != "" {
-		line("launcher", d.Launcher)
+		facts.add("launcher", "%s", d.Launcher)
 	}
 	if d.Plan != nil {
-		line("plan", d.Plan.File+": "+d.Plan.Text)
+		facts.add("plan", "%s: %s", d.Plan.File, d.Plan.Text)
 	}
 	for _, r := range d.Ranks {
-		line(fmt.Sprintf("rank %d", r.Rank), fmt.Sprintf("CPUs %s, memory policy %s", r.Binding.TrainerCPUs,
-			r.Binding.MemoryPolicy))
-		for _, variable := range r.Variables {
-			line("", variable)
-		}
+		rank := Fact{fmt.Sprintf("rank %d", r.Rank),
+			[]string{fmt.Sprintf("CPUs %s, memory policy %s", r.Binding.TrainerCPUs, r.Binding.MemoryPolicy)}}
+		rank.Values = append(rank.Values, r.Variables...)
 		for _, reason := range slices.Compact(slices.Clone(r.Binding.Reasons)) {
-			line("", "why: "+reason)
+			rank.Values = append(rank.Values, "why: "+reason)
 		}
+		facts = append(facts, rank)
 	}
-	for _, note := range d.Notes {
-		line("note", note)
-	}
-	_, err := io.WriteString(w, out.String())
-	return err
+	facts.addEach("note", d.Notes)
+	return &Page{Title: "Run of " + command, Sections: []Section{{facts}}, Document: d}
 }

@@ -1,62 +1,48 @@
 package report
 
 import (
-	"encoding/json"
 	"fmt"
-	"io"
 	"path"
-	"strings"
 	"time"
 
-	"github.com/jedib0t/go-pretty/v6/table"
-
 	"plimsoll/ledger"
-	"plimsoll/service"
+	"plimsoll/service/protocol"
 )
 
 // Stat is the document of an optimizer service's state.
-type Stat struct{ *service.Overview }
+type Stat struct{ *protocol.Overview }
 
-// WriteJSON writes the document.
-func (s Stat) WriteJSON(w io.Writer) error {
-	e := json.NewEncoder(w)
-	e.SetIndent("", "  ")
-	e.SetEscapeHTML(false)
-	return e.Encode(s.Overview)
-}
-
-// WriteText writes the document for people: the sessions, then the bytes.
-func (s Stat) WriteText(w io.Writer) error {
-	var out strings.Builder
-	line := func(name, value string) { fmt.Fprintf(&out, "%-18s %s\n", name, value) }
-	line("service", fmt.Sprintf("process %d, up %v, %s kernels", s.Process,
-		time.Duration(s.Seconds*float64(time.Second)).Round(time.Second), s.Kernel))
-	line("restarts", fmt.Sprint(s.Restarts))
-	line("requests", fmt.Sprintf("%s, of which %s were refused", ledger.Count(s.Requests), ledger.Count(s.Refused)))
-	line("queue", fmt.Sprintf("%s being handled, this one included; %v not read yet", ledger.Count(s.Unanswered),
-		s.QueuedBytes))
+// Page shows the sessions, then the bytes.
+func (s Stat) Page() *Page {
+	var facts Facts
+	facts.add("service", "process %d, up %v, %s kernels", s.Process,
+		time.Duration(s.Seconds*float64(time.Second)).Round(time.Second), s.Kernel)
+	facts.add("restarts", "%d", s.Restarts)
+	facts.add("requests", "%s, of which %s were refused", ledger.Count(s.Requests), ledger.Count(s.Refused))
+	facts.add("queue", "%s being handled, this one included; %v not read yet", ledger.Count(s.Unanswered),
+		s.QueuedBytes)
 	for _, x := range s.SetAside {
-		line("set aside", s.setAside(x))
+		facts.add("set aside", "%s", s.setAside(x))
 	}
-	if len(s.Sessions) == 0 && len(s.SetAside) > 0 {
-		out.WriteString("\nSET ASIDE: no session is open; plimsoll restore NAME tries again, and with " +
-			"--discard gives the memory back\n")
-		_, err := io.WriteString(w, out.String())
-		return err
+	if len(s.Sessions) > 0 {
+		facts.add("job", "%s", s.Job)
 	}
-	if len(s.Sessions) == 0 {
-		out.WriteString("\nNO STATE: no session is open\n")
-		_, err := io.WriteString(w, out.String())
-		return err
+	p := &Page{Title: "Optimizer service", Sections: []Section{{facts}}, Document: s.Overview}
+	switch {
+	case len(s.Sessions) > 0:
+		p.Sections = append(p.Sections, Section{s.sessions()}, Section{s.bytes()})
+		p.Verdict = s.verdict()
+	case len(s.SetAside) > 0:
+		p.Verdict = "SET ASIDE: no session is open; plimsoll restore NAME tries again, and with --discard gives the " +
+			"memory back"
+	default:
+		p.Verdict = "NO STATE: no session is open"
 	}
-	line("job", s.Job)
-	fmt.Fprintf(&out, "\n%s\n\n%s\n\n%s\n", s.sessions(), s.bytes(), s.verdict())
-	_, err := io.WriteString(w, out.String())
-	return err
+	return p
 }
 
 // setAside describes a session that could not be restored.
-func (s Stat) setAside(x service.SetAside) string {
+func (s Stat) setAside(x protocol.SetAside) string {
 	whose := ""
 	if x.Job != "" {
 		whose = fmt.Sprintf(" (job %s, rank%d/%s)", x.Job, x.Rank, x.Part)
@@ -64,9 +50,9 @@ func (s Stat) setAside(x service.SetAside) string {
 	return fmt.Sprintf("session %s%s, %v: %s", x.Name, whose, x.Bytes, x.Reason)
 }
 
-func (s Stat) sessions() string {
-	t := newTable(4, "rank", "part", "optimizer", "state", "parameters", "step", "last step", "moved", "client",
-		"checkpoint")
+func (s Stat) sessions() *Table {
+	t := new(Table).with(Number, "rank").with(Words, "part", "optimizer", "state").
+		with(Number, "parameters", "step", "last step", "moved", "client", "checkpoint")
 	for _, x := range s.Sessions {
 		client, saved := "none", "none"
 		if x.Client != 0 {
@@ -83,26 +69,26 @@ func (s Stat) sessions() string {
 			last = time.Duration(x.LastStepSeconds * float64(time.Second)).Round(10 * time.Microsecond).String()
 			moved = fmt.Sprintf("%.1f GB/s", x.Bandwidth()/1e9)
 		}
-		t.AppendRow(table.Row{x.Rank, x.Part, x.Optimizer, x.State + ", " + x.Moments + " moments",
-			ledger.Count(x.Elements), x.Step, last, moved, client, saved})
+		t.add(x.Rank, x.Part, x.Optimizer, x.State+", "+x.Moments+" moments", ledger.Count(x.Elements), x.Step, last,
+			moved, client, saved)
 	}
-	return t.Render()
+	return t
 }
 
-func (s Stat) bytes() string {
-	t := newTable(2, "rank", "component", "planned", "resident")
+func (s Stat) bytes() *Table {
+	t := new(Table).with(Words, "rank", "component").with(Bytes, "planned", "resident")
 	for _, e := range s.Ledger {
-		rank, planned, resident := fmt.Sprint(e.Rank), e.Planned.String(), ""
+		var rank, planned, resident any = e.Rank, e.Planned, nil
 		if e.Rank == ledger.WholeNode {
-			rank, planned = "all", ""
+			rank, planned = "all", nil
 		}
 		if e.Measured != nil {
-			resident = e.Measured.String()
+			resident = *e.Measured
 		}
-		t.AppendRow(table.Row{rank, path.Join(e.Part, e.Component.Title()), planned, resident})
+		t.add(rank, path.Join(e.Part, e.Component.Title()), planned, resident)
 	}
-	t.AppendFooter(table.Row{"", "all", s.Ledger.Planned(nil), s.Ledger.Measured(nil)})
-	return t.Render()
+	t.Footer = []any{nil, "all", s.Ledger.Planned(nil), s.Ledger.Measured(nil)}
+	return t
 }
 
 // verdict returns the bytes of state per parameter.

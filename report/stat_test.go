@@ -6,16 +6,16 @@ import (
 
 	"plimsoll/ledger"
 	"plimsoll/report"
-	"plimsoll/service"
+	"plimsoll/service/protocol"
 )
 
 // TestStatIsReadable compares the texts of two services with the expected ones: a busy service and an empty one.
 func TestStatIsReadable(t *testing.T) {
 	resident := func(b ledger.Bytes) *ledger.Bytes { return &b }
-	busy := &service.Overview{
+	busy := &protocol.Overview{
 		Process: 8118, Seconds: 6.2, Restarts: 1, Kernel: "avx2", Job: "tune", Requests: 12_345, Refused: 2, Clients: 2,
 		Unanswered: 3, QueuedBytes: 2 * ledger.KiB,
-		Sessions: []service.SessionStatus{{
+		Sessions: []protocol.SessionStatus{{
 			Part: "bf16", Optimizer: "adamw", State: "split", Moments: "fp32", Elements: 1000, Client: 7965, Step: 5,
 			SavedStep: 4, StateBytes: 14_000, TrafficBytes: 26_000_000, LastStepSeconds: 0.001, StepsMade: 5,
 			StepSeconds: 0.005,
@@ -26,17 +26,17 @@ func TestStatIsReadable(t *testing.T) {
 		},
 	}
 	for _, test := range []struct {
-		overview *service.Overview
+		overview *protocol.Overview
 		want     string
 	}{
-		{&service.Overview{Process: 1, Kernel: "generic", Requests: 1, Unanswered: 1}, `service            process 1, up 0s, generic kernels
+		{&protocol.Overview{Process: 1, Kernel: "generic", Requests: 1, Unanswered: 1}, `service            process 1, up 0s, generic kernels
 restarts           0
 requests           1, of which 0 were refused
 queue              1 being handled, this one included; 0 B not read yet
 
 NO STATE: no session is open
 `},
-		{&service.Overview{Process: 1, Kernel: "generic", Requests: 1, Unanswered: 1, SetAside: []service.SetAside{
+		{&protocol.Overview{Process: 1, Kernel: "generic", Requests: 1, Unanswered: 1, SetAside: []protocol.SetAside{
 			{Name: "3", Job: "tune", Rank: 2, Part: "bf16", Bytes: 64 * ledger.KiB, Reason: "it is no journal"},
 			{Name: "7", Bytes: 4 * ledger.KiB, Reason: "it is none of this release"},
 		}}, `service            process 1, up 0s, generic kernels
@@ -73,7 +73,7 @@ HELD: 1,000 parameters, 14.000 bytes each planned, 14.336 resident
 `},
 	} {
 		var out bytes.Buffer
-		if err := (report.Stat{Overview: test.overview}).WriteText(&out); err != nil {
+		if err := (report.Stat{Overview: test.overview}).Page().Write(&out, report.Text); err != nil {
 			t.Fatal(err)
 		}
 		if out.String() != test.want {

@@ -2,12 +2,9 @@ package report
 
 import (
 	"fmt"
-	"io"
 	"strings"
 
 	"github.com/go-json-experiment/json"
-	"github.com/go-json-experiment/json/jsontext"
-	"github.com/jedib0t/go-pretty/v6/list"
 	"k8s.io/utils/cpuset"
 
 	"plimsoll/host"
@@ -40,70 +37,64 @@ func NewTopology(version string, h *host.Host) *Topology {
 	return t
 }
 
-// WriteJSON writes the document. CPUs are lists in the kernel's form.
-func (t *Topology) WriteJSON(w io.Writer) error {
-	lists := json.MarshalFunc(func(cpus cpuset.CPUSet) ([]byte, error) { return json.Marshal(cpus.String()) })
-	if err := json.MarshalWrite(w, t, json.WithMarshalers(lists), jsontext.WithIndent("  ")); err != nil {
-		return err
-	}
-	_, err := io.WriteString(w, "\n")
-	return err
+// MarshalJSON writes CPUs as lists in the kernel's form.
+func (t *Topology) MarshalJSON() ([]byte, error) {
+	type plain Topology // without this method
+	return json.Marshal((*plain)(t), json.WithMarshalers(json.MarshalFunc(func(cpus cpuset.CPUSet) ([]byte, error) {
+		return json.Marshal(cpus.String())
+	})))
 }
 
-// WriteText writes the document for people: the limits, then the machine as a tree.
-func (t *Topology) WriteText(w io.Writer) error {
-	var b strings.Builder
-	line := func(name, format string, values ...any) {
-		fmt.Fprintf(&b, "%-18s %s\n", name, fmt.Sprintf(format, values...))
+// Page shows the limits, then the machine as a tree.
+func (t *Topology) Page() *Page {
+	return &Page{
+		Title:    "Topology of " + title(t.Host),
+		Sections: []Section{{t.limits()}, {machineTree(t.Host)}, {distances(t.Nodes)}},
+		Document: t,
 	}
-	line("host", "%s", title(t.Host))
-	line("usable CPUs", "%s: %s", t.CPUs, coresText(t.Cores))
+}
+
+// limits returns what the process may use, and what forbids the rest.
+func (t *Topology) limits() Facts {
+	var f Facts
+	f.add("host", "%s", title(t.Host))
+	f.add("usable CPUs", "%s: %s", t.CPUs, coresText(t.Cores))
 	for _, e := range t.Excluded {
-		line("not usable", "%s: %s", e.CPUs, e.Reason)
+		f.add("not usable", "%s: %s", e.CPUs, e.Reason)
 	}
 	if forbidden := forbiddenMemory(t.Nodes); !forbidden.IsEmpty() {
-		line("not usable", "memory of NUMA nodes %s: not among the allowed memory nodes (cpuset.mems)", forbidden)
+		f.add("not usable", "memory of NUMA nodes %s: not among the allowed memory nodes (cpuset.mems)", forbidden)
 	}
 	if !t.Isolated.IsEmpty() {
-		line("isolated", "%s: the kernel moves no thread to or from these CPUs by itself (isolcpus); %s", t.Isolated,
+		f.add("isolated", "%s: the kernel moves no thread to or from these CPUs by itself (isolcpus); %s", t.Isolated,
 			usableOf(t.Isolated, t.CPUs))
 	}
 	if !t.NoHZFull.IsEmpty() {
-		line("nohz_full", "%s: no timer tick while one thread runs", t.NoHZFull)
+		f.add("nohz_full", "%s: no timer tick while one thread runs", t.NoHZFull)
 	}
 	if t.Quota > 0 {
-		line("quota", "%.4g CPUs (%s)", t.Quota, t.QuotaFrom)
+		f.add("quota", "%.4g CPUs (%s)", t.Quota, t.QuotaFrom)
 	}
 	if t.LimitedBy != "" {
-		line("memory", "%v, %v of it available; %v may still be allocated (%s)", t.Memory.Total, t.Memory.Available,
+		f.add("memory", "%v, %v of it available; %v may still be allocated (%s)", t.Memory.Total, t.Memory.Available,
 			t.Headroom, t.LimitedBy)
 	}
 	for _, limit := range t.Memory.Limits {
-		line("limit", "%v, %v of it used (%s)", limit.Limit, limit.Used, limit.Name)
+		f.add("limit", "%v, %v of it used (%s)", limit.Limit, limit.Used, limit.Name)
 	}
 	if a := t.Memory.AddressSpace; a != nil {
-		line("limit", "%v, %v of it used (%s)", a.Limit, a.Used, a.Name)
+		f.add("limit", "%v, %v of it used (%s)", a.Limit, a.Used, a.Name)
 	}
 	if t.FileSize > 0 {
-		line("limit", "%v a file, in memory too (ulimit -f, RLIMIT_FSIZE)", t.FileSize)
+		f.add("limit", "%v a file, in memory too (ulimit -f, RLIMIT_FSIZE)", t.FileSize)
 	}
 	for _, limit := range t.ThreadLimits {
-		line("limit", "%s, %d of them running (%s)", counted(limit.Limit, "thread"), limit.Used, limit.Name)
+		f.add("limit", "%s, %d of them running (%s)", counted(limit.Limit, "thread"), limit.Used, limit.Name)
 	}
 	if pages := hugePagesText(t.HugePages); pages != "" {
-		line("huge pages", "%s", pages)
+		f.add("huge pages", "%s", pages)
 	}
-	writer := list.NewWriter()
-	writer.SetStyle(list.StyleConnectedLight)
-	for _, branch := range machineTree(t.Host) {
-		branch.write(writer)
-	}
-	b.WriteString("\n" + writer.Render() + "\n")
-	if distances := distanceText(t.Nodes); distances != "" {
-		b.WriteString("\n" + distances)
-	}
-	_, err := io.WriteString(w, b.String())
-	return err
+	return f
 }
 
 // usableOf describes which of the CPUs are usable.
@@ -187,10 +178,10 @@ func hugePagesText(pages host.HugePages) string {
 	return strings.Join(parts, "; ")
 }
 
-// distanceText returns the matrix of distances, or only the values where the matrix is large.
-func distanceText(nodes []host.NUMANode) string {
+// distances returns the matrix of distances, or only the values where the matrix is large.
+func distances(nodes []host.NUMANode) Block {
 	if len(nodes) < 2 || nodes[0].Distances == nil {
-		return ""
+		return Facts{}
 	}
 	const readable = 8
 	if len(nodes) > readable {
@@ -198,21 +189,19 @@ func distanceText(nodes []host.NUMANode) string {
 		for _, node := range nodes {
 			values = append(values, node.Distances...)
 		}
-		return fmt.Sprintf("%-18s %s, between %d nodes\n", "distances",
+		var f Facts
+		f.add("distances", "%s, between %d nodes",
 			strings.Trim(strings.ReplaceAll(fmt.Sprint(cpuset.New(values...).List()), " ", ", "), "[]"), len(nodes))
+		return f
 	}
-	var b strings.Builder
-	b.WriteString("distances         ")
+	t := &Table{Style: Plain, Columns: []Column{{Title: "distances"}}}
 	for _, node := range nodes {
-		fmt.Fprintf(&b, " %4d", node.ID)
-	}
-	b.WriteString("\n")
-	for _, node := range nodes {
-		fmt.Fprintf(&b, "%18s", fmt.Sprintf("node %d", node.ID))
+		t.Columns = append(t.Columns, Column{Title: fmt.Sprint(node.ID), Kind: Number, Width: 4})
+		row := []any{fmt.Sprintf("%18s", fmt.Sprintf("node %d", node.ID))}
 		for _, distance := range node.Distances {
-			fmt.Fprintf(&b, " %4d", distance)
+			row = append(row, distance)
 		}
-		b.WriteString("\n")
+		t.add(row...)
 	}
-	return b.String()
+	return t
 }

@@ -15,7 +15,7 @@ import (
 func topologyText(t *testing.T, m hosttest.Machine) string {
 	t.Helper()
 	var out bytes.Buffer
-	if err := report.NewTopology("test", m.Discover(t)).WriteText(&out); err != nil {
+	if err := report.NewTopology("test", m.Discover(t)).Page().Write(&out, report.Text); err != nil {
 		t.Fatal(err)
 	}
 	return out.String()
@@ -117,7 +117,7 @@ func TestUnnamed(t *testing.T) {
 		t.Fatal(err)
 	}
 	var out bytes.Buffer
-	if err := report.NewBinding("test", h, request, plan, nil).WriteText(&out); err != nil {
+	if err := report.NewBinding("test", h, request, plan, nil).Page().Write(&out, report.Text); err != nil {
 		t.Fatal(err)
 	}
 	want := "host               unknown processor, 4 usable cores (CPUs 0-3), memory not known\n"

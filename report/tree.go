@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/jedib0t/go-pretty/v6/list"
 	"k8s.io/utils/cpuset"
 
 	"plimsoll/host"
@@ -36,7 +35,7 @@ type level func(host.Core) (key string, name label)
 // machineTree arranges the cores as a tree. The nesting of the levels differs between machines: a node may hold many
 // caches, and with sub-NUMA clustering a cache may span several nodes. The level with the fewest groups is the
 // outermost.
-func machineTree(h *host.Host) []*branch {
+func machineTree(h *host.Host) Tree {
 	levels := levelsOf(h)
 	slices.SortStableFunc(levels, func(a, b level) int { return cmp.Compare(a.groups(h), b.groups(h)) })
 	root := grow(h.Cores, levels)
@@ -51,7 +50,11 @@ func machineTree(h *host.Host) []*branch {
 		branches = append(branches, &branch{devices: lost,
 			labels: []label{{what: "attached to no CPUs in particular"}}})
 	}
-	return branches
+	var tree Tree
+	for _, b := range branches {
+		tree = append(tree, b.node())
+	}
+	return tree
 }
 
 func levelsOf(h *host.Host) []level {
@@ -292,18 +295,18 @@ func (b *branch) forgetNames() {
 	b.collapse()
 }
 
-func (b *branch) write(w list.Writer) {
-	w.AppendItem(b.text())
-	w.Indent()
+// node returns the branch as it is shown.
+func (b *branch) node() Node {
+	n := Node{Text: b.text()}
 	for _, device := range b.devices {
-		w.AppendItem(device)
+		n.Children = append(n.Children, Node{Text: device})
 	}
 	if !b.inline() {
 		for _, child := range b.children {
-			child.write(w)
+			n.Children = append(n.Children, child.node())
 		}
 	}
-	w.UnIndent()
+	return n
 }
 
 // inline reports whether there is one line below, with the same CPUs.

@@ -11,12 +11,15 @@ import (
 	"time"
 
 	"plimsoll/arena"
+	"plimsoll/service/client"
+	"plimsoll/service/protocol"
+	"plimsoll/service/servicetest"
 )
 
 // large gives a document many elements: two types of moments, and a million elements in
 // the last parameter.
-func large(d *Document) {
-	d.Parameters[2] = Piece{Name: "mlp", Shape: []int64{1_000_003}, Count: 1_000_003}
+func large(d *protocol.Document) {
+	d.Parameters[2] = protocol.Piece{Name: "mlp", Shape: []int64{1_000_003}, Count: 1_000_003}
 	d.Moments, d.Parameters[1].Moments = "int8", "fp32"
 }
 
@@ -34,8 +37,8 @@ func someNumbers(count int) []float32 {
 type accumulator struct {
 	trainer
 	numbers  []float32
-	requests []func(s *Session) error // the requests of one step
-	step     int64                    // the step under way
+	requests []func(s *servicetest.Session) error // the requests of one step
+	step     int64                                // the step under way
 }
 
 func newAccumulator(t *testing.T, socket string) *accumulator {
@@ -44,57 +47,58 @@ func newAccumulator(t *testing.T, socket string) *accumulator {
 		t.Fatal(err)
 	}
 	all := uint64(100_000 + 777 + 1_000_003)
-	x.requests = append(x.requests, (*Session).ClearGradients)
+	x.requests = append(x.requests, (*servicetest.Session).ClearGradients)
 	for i, stretch := range [][2]uint64{{0, all}, {100_001, 800_002}, {3, 2}, {17, all - 40}, {99_999, 70_000}} {
-		x.requests = append(x.requests, func(s *Session) error {
+		x.requests = append(x.requests, func(s *servicetest.Session) error {
 			x.does(accumulating)
-			return s.done(Accumulate, encode(accumulation{
+			return s.Do(protocol.Accumulate, protocol.Encode(protocol.AccumulateBody{
 				Type: 2, First: stretch[0], Count: stretch[1], Offset: 4 * uint64((x.step*97+int64(i)*13)%1000),
 				Number: uint64(1 + i),
 			}))
 		})
 	}
-	for _, stream := range []uint32{SecondMoment, FirstMoment} {
-		x.requests = append(x.requests, func(s *Session) error {
+	for _, stream := range []uint32{protocol.SecondMoment, protocol.FirstMoment} {
+		x.requests = append(x.requests, func(s *servicetest.Session) error {
 			x.does(writingMoments)
-			return s.done(Write, encode(transfer{What: stream, First: uint64(99_000 + 100*x.step%7), Count: 30_001,
+			return s.Do(protocol.Write, protocol.Encode(protocol.TransferBody{What: stream,
+				First: uint64(99_000 + 100*x.step%7), Count: 30_001,
 				Offset: 4 * uint64(x.step%1000)}))
 		})
 	}
-	x.requests = append(x.requests, func(s *Session) error {
+	x.requests = append(x.requests, func(s *servicetest.Session) error {
 		x.does(stepping)
 		return s.Step(x.step, 0.5, true, adamw...)
 	})
 	return x
 }
 
-func (x *accumulator) open() (*Session, error) {
+func (x *accumulator) open() (*servicetest.Session, error) {
 	s, err := openPatiently(x.Socket, x.Document)
 	if err != nil {
 		return nil, err
 	}
-	if err := s.makeWindow(); err != nil {
+	if err := s.MakeWindow(); err != nil {
 		return s, err
 	}
-	copy(arena.View[float32](s.window), x.numbers)
+	copy(arena.View[float32](s.Window), x.numbers)
 	return s, nil
 }
 
 // train goes on until stop, whatever happens to the service.
-func (x *accumulator) train(stop func(step int64) bool) (*Session, error) {
+func (x *accumulator) train(stop func(step int64) bool) (*servicetest.Session, error) {
 	s, err := x.open()
 	if err == nil && !s.Welcome.Initialized {
 		err = begin(s)
-		copy(arena.View[float32](s.window), x.numbers) // the weights passed through the window
+		copy(arena.View[float32](s.Window), x.numbers) // the weights passed through the window
 	}
 	for x.step = 1; err == nil && !stop(x.step-1); x.step++ {
 		for _, request := range x.requests {
-			for err = request(s); errors.Is(err, ErrLost); err = request(s) {
+			for err = request(s); errors.Is(err, client.ErrLost); err = request(s) {
 				if err := s.Detach(); err != nil {
 					return nil, err
 				}
 				x.does(opening)
-				if s, err = x.open(); err != nil && !errors.Is(err, ErrLost) {
+				if s, err = x.open(); err != nil && !errors.Is(err, client.ErrLost) {
 					return nil, err
 				}
 			}
@@ -114,7 +118,7 @@ func TestKilledWhileAccumulating(t *testing.T) {
 	x := newAccumulator(t, r.Socket)
 	var enough atomic.Bool
 	var steps atomic.Int64
-	var killed *Session
+	var killed *servicetest.Session
 	ended := make(chan error, 1)
 	go func() {
 		var err error
@@ -159,14 +163,14 @@ func TestBothDieWhileAccumulating(t *testing.T) {
 	numbers := someNumbers(1 << 21)
 	s := begun(t, r.Socket, document)
 	all := uint64(s.Welcome.Elements)
-	request := accumulation{Type: 2, First: 1, Count: all - 1}
-	accumulate := func(s *Session, number uint64) error {
-		if err := s.makeWindow(); err != nil {
+	request := protocol.AccumulateBody{Type: 2, First: 1, Count: all - 1}
+	accumulate := func(s *servicetest.Session, number uint64) error {
+		if err := s.MakeWindow(); err != nil {
 			return err
 		}
-		copy(arena.View[float32](s.window), numbers[:all])
+		copy(arena.View[float32](s.Window), numbers[:all])
 		request.Number = number
-		return s.done(Accumulate, encode(request))
+		return s.Do(protocol.Accumulate, protocol.Encode(request))
 	}
 	// The sums after each number of accumulations.
 	var sums [][]byte
@@ -197,7 +201,7 @@ func TestBothDieWhileAccumulating(t *testing.T) {
 			t.Fatal(err)
 		}
 		request.Number = before + 1
-		if err := writePacket(s.c, packet{kind: Accumulate, number: 1, body: encode(request)}.encode()); err != nil {
+		if _, err := s.Send(protocol.Accumulate, protocol.Encode(request)); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(time.Duration(random.Int64N(int64(time.Millisecond))))
@@ -221,23 +225,27 @@ func TestBothDieWhileAccumulating(t *testing.T) {
 			t.Fatalf("%d gradients were added, and one more is half: %+v", before, w)
 		}
 		halves++
-		for kind, err := range map[Kind]error{
-			Write:   s.Write(FirstMoment, 0, []float32{1}),
-			Ready:   s.Ready(0, 1),
-			Norm:    func() error { _, err := s.SumSquares(); return err }(),
-			Prepare: s.Prepare(1, adamw...),
-			Step:    s.Step(1, 1, true, adamw...),
+		for kind, err := range map[protocol.Kind]error{
+			protocol.Write:   s.Write(protocol.FirstMoment, 0, []float32{1}),
+			protocol.Ready:   s.Ready(0, 1),
+			protocol.Norm:    func() error { _, err := s.SumSquares(); return err }(),
+			protocol.Prepare: s.Prepare(1, adamw...),
+			protocol.Step:    s.Step(1, 1, true, adamw...),
 		} {
-			wantError(t, err, OutOfOrder, kind.String()+": accumulate *, of elements 1 to 1100780 in fp32, is half "+
-				"done; repeat it, or clear the gradients")
+			wantError(t, err, protocol.OutOfOrder,
+				kind.String()+": accumulate *, of elements 1 to 1100780 in fp32, is half "+
+					"done; repeat it, or clear the gradients")
 		}
-		wantError(t, accumulate(s, before+2), OutOfOrder, "accumulate *: * were finished since the gradients were "+
-			"cleared, so the next is *")
-		wantError(t, accumulate(s, before), OutOfOrder, "accumulate *: * were finished since the gradients were "+
-			"cleared, so the next is *")
+		wantError(t, accumulate(s, before+2), protocol.OutOfOrder,
+			"accumulate *: * were finished since the gradients were "+
+				"cleared, so the next is *")
+		wantError(t, accumulate(s, before), protocol.OutOfOrder,
+			"accumulate *: * were finished since the gradients were "+
+				"cleared, so the next is *")
 		request.Count--
-		wantError(t, accumulate(s, before+1), OutOfOrder, "accumulate * of elements 1 to 1100779 in fp32: accumulate "+
-			"* was begun with elements 1 to 1100780 in fp32; repeat that, or clear the gradients")
+		wantError(t, accumulate(s, before+1), protocol.OutOfOrder,
+			"accumulate * of elements 1 to 1100779 in fp32: accumulate "+
+				"* was begun with elements 1 to 1100780 in fp32; repeat that, or clear the gradients")
 		request.Count++
 		if halves%2 == 0 {
 			continue // the next trainer clears
@@ -262,19 +270,23 @@ func TestAccumulateIsCounted(t *testing.T) {
 	s := begun(t, r.Socket, document)
 	mustStep(t, s, 2)
 	one := []float32{1}
-	wantError(t, s.Accumulate(0, 0, one), OutOfOrder, "accumulate 0: 0 were finished since the gradients were "+
-		"cleared, so the next is 1")
+	wantError(t, s.Accumulate(0, 0, one), protocol.OutOfOrder,
+		"accumulate 0: 0 were finished since the gradients were "+
+			"cleared, so the next is 1")
 	if err := errors.Join(s.ClearGradients(), s.Accumulate(1, 0, one), s.Accumulate(2, 5, one), s.Prepare(3, adamw...),
 		s.Accumulate(2, 5, one)); err != nil {
 		t.Fatal(err)
 	}
-	wantError(t, s.Accumulate(1, 0, one), OutOfOrder, "accumulate 1: 2 were finished since the gradients were "+
-		"cleared, so the next is 3")
-	wantError(t, s.Accumulate(2, 6, one), OutOfOrder, "accumulate 2 of elements 6 to 7 in fp32: accumulate 2 was "+
-		"begun with elements 5 to 6 in fp32; repeat that, or clear the gradients")
-	wantError(t, s.Accumulate(4, 0, one), OutOfOrder, "accumulate 4: 2 were finished since the gradients were "+
-		"cleared, so the next is 3")
-	if err := s.Accumulate(3, 0, make([]float32, MostAccumulated+1)); err == nil ||
+	wantError(t, s.Accumulate(1, 0, one), protocol.OutOfOrder,
+		"accumulate 1: 2 were finished since the gradients were "+
+			"cleared, so the next is 3")
+	wantError(t, s.Accumulate(2, 6, one), protocol.OutOfOrder,
+		"accumulate 2 of elements 6 to 7 in fp32: accumulate 2 was "+
+			"begun with elements 5 to 6 in fp32; repeat that, or clear the gradients")
+	wantError(t, s.Accumulate(4, 0, one), protocol.OutOfOrder,
+		"accumulate 4: 2 were finished since the gradients were "+
+			"cleared, so the next is 3")
+	if err := s.Accumulate(3, 0, make([]float32, servicetest.MostAccumulated+1)); err == nil ||
 		!strings.Contains(err.Error(), "4194305 numbers: expected at most 4194304") {
 		t.Errorf("more numbers than a window holds: %v", err)
 	}

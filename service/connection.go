@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"plimsoll/ledger"
+	"plimsoll/service/protocol"
 )
 
 // connection is the connection of one client.
@@ -48,24 +49,10 @@ func newConnection(s *Server, c *net.UnixConn) *connection {
 
 // doing names the request that is being handled, for messages.
 func (c *connection) doing() string {
-	if kind := Kind(c.kind.Load()); kind != 0 {
+	if kind := protocol.Kind(c.kind.Load()); kind != 0 {
 		return "request " + kind.String()
 	}
 	return "last request"
-}
-
-// peer returns the credentials of the process at the other end.
-func peer(c *net.UnixConn) (*unix.Ucred, error) {
-	raw, err := c.SyscallConn()
-	if err != nil {
-		return nil, err
-	}
-	var credentials *unix.Ucred
-	var failed error
-	err = raw.Control(func(fd uintptr) {
-		credentials, failed = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
-	})
-	return credentials, errors.Join(err, failed)
 }
 
 // run answers requests until the client hangs up or sends a malformed packet.
@@ -73,7 +60,7 @@ func (c *connection) run() {
 	defer c.abandon()
 	defer c.c.Close()
 	defer c.release()
-	credentials, err := peer(c.c)
+	credentials, err := protocol.Peer(c.c)
 	if errors.Is(err, net.ErrClosed) {
 		return // hangUpOnIdle closed it
 	}
@@ -86,27 +73,28 @@ func (c *connection) run() {
 	if stranger {
 		c.idleSince.Store(1) // hangUpOnIdle closes it first
 	}
-	buffer := make([]byte, maximumPacket)
+	buffer := make([]byte, protocol.MaximumPacket)
 	for {
-		data, files, err := readPacket(c.c, buffer)
+		data, files, err := protocol.ReadPacket(c.c, buffer)
 		c.answering.Wait() // answers come in order
-		var wrong *Error
+		var wrong *protocol.Error
 		if err != nil && !errors.As(err, &wrong) {
 			if !errors.Is(err, io.EOF) && !errors.Is(err, unix.ECONNRESET) && !errors.Is(err, net.ErrClosed) {
 				c.server.say("process %d: %v", c.process, err)
 			}
 			return
 		}
-		p, faulty := parsePacket(data) // if err != nil, the answer still needs kind and number
+		p, faulty := protocol.ParsePacket(data) // if err != nil, the answer still needs kind and number
 		if err == nil {
 			err = faulty
 		}
 		switch {
 		case stranger:
-			err = fail(NotPermitted, "this service belongs to user %d, and process %d to user %d", os.Getuid(),
+			err = protocol.NotPermitted.Errorf("this service belongs to user %d, and process %d to user %d",
+				os.Getuid(),
 				c.process, credentials.Uid)
-		case err == nil && p.answer:
-			err = fail(Malformed, "an answer, where a request was expected")
+		case err == nil && p.Answer:
+			err = protocol.Malformed.Errorf("an answer, where a request was expected")
 		}
 		c.idleSince.Store(0)
 		if !c.serve(p, files, err) {
@@ -127,55 +115,58 @@ var errEnding = errors.New("the service is ending")
 
 // serve handles a request, unless it is already at fault. It reports whether another
 // request may follow.
-func (c *connection) serve(p packet, files []*os.File, fault error) (more bool) {
+func (c *connection) serve(p protocol.Packet, files []*os.File, fault error) (more bool) {
 	c.server.requests.Add(1)
 	c.unanswered.Add(1)
-	var result []byte
-	var out []*os.File
+	var out reply
 	if fault == nil {
-		c.kind.Store(uint32(p.kind))
-		result, out, fault = c.handle(p, files)
+		c.kind.Store(uint32(p.Kind))
+		out, fault = c.handle(request{p, files})
 		c.kind.Store(0)
 	}
-	closeAll(files)
+	protocol.CloseAll(files)
 	switch fault {
 	case errLater:
 		return true
 	case errEnding:
 		return false
 	}
-	status := Done
+	status := protocol.Done
 	if fault != nil {
 		c.server.refused.Add(1)
-		status = Internal
-		var e *Error
+		status = protocol.Internal
+		var e *protocol.Error
 		if errors.As(fault, &e) {
 			status = e.Status
 		}
 		message := fault.Error()
-		result, out = []byte(message[:min(len(message), 4096)]), nil
-		if status == Internal || status == Malformed || status == NotPermitted {
-			c.server.say("process %d: %v: %s", c.process, p.kind, message)
+		out = reply{result: []byte(message[:min(len(message), 4096)])}
+		if status == protocol.Internal || status == protocol.Malformed || status == protocol.NotPermitted {
+			c.server.say("process %d: %v: %s", c.process, p.Kind, message)
 		}
 	}
-	err := c.answer(p, status, result, out...)
-	if p.kind == Stat {
-		closeAll(out) // the files of open belong to the arenas
+	err := c.answer(p, status, out.result, out.files...)
+	if out.temporary {
+		protocol.CloseAll(out.files)
 	}
-	if err != nil {
-		return false // the client is gone
+	switch {
+	case err != nil: // the client is gone
+		return false
+	case status == protocol.Malformed || status == protocol.NotPermitted: // the kind may be none of this version
+		return false
 	}
-	return status != Malformed && status != NotPermitted && p.kind != Close
+	return !requests[p.Kind].is(last)
 }
 
 // answer sends the answer to a request.
-func (c *connection) answer(p packet, status Status, result []byte, files ...*os.File) error {
-	reply := packet{kind: p.kind, number: p.number, answer: true, body: append(encode(uint32(status)), result...)}
+func (c *connection) answer(p protocol.Packet, status protocol.Status, result []byte, files ...*os.File) error {
+	reply := protocol.Packet{Kind: p.Kind, Number: p.Number, Answer: true,
+		Body: append(protocol.Encode(uint32(status)), result...)}
 	if c.server.ending() {
 		c.hurry()
 	}
 	defer c.unanswered.Add(-1)
-	return writePacket(c.c, reply.encode(), files...)
+	return protocol.WritePacket(c.c, reply.Encode(), files...)
 }
 
 // waiting returns how many bytes of requests have arrived and were not read yet.
@@ -194,25 +185,27 @@ func (c *connection) hurry() { _ = c.c.SetWriteDeadline(time.Now().Add(2 * time.
 
 // step begins a step. It answers when the step has begun or, if the client wants to
 // wait, when the step is done.
-func (c *connection) step(p packet) ([]byte, error) {
-	body, err := decodeStep(p.kind, p.body)
+func (c *connection) step(r request) (reply, error) {
+	body, err := protocol.DecodeStep(r.Kind, r.Body)
 	if err != nil {
-		return nil, err
+		return reply{}, err
 	}
-	if body.Flags&waitForStep == 0 {
+	at := reply{result: protocol.Encode(body.Step, 0.0)}
+	if body.Flags&protocol.WaitForStep == 0 {
 		_, err := c.session.step(body, nil)
-		return encode(body.Step, 0.0), err
+		return at, err
 	}
 	c.answering.Add(1)
 	begun, err := c.session.step(body, func(took time.Duration) {
-		_ = c.answer(p, Done, encode(body.Step, took.Seconds())) // if the client is gone, run notices
+		_ = c.answer(r.Packet, protocol.Done, protocol.Encode(body.Step,
+			took.Seconds())) // if the client is gone, run notices
 		c.answering.Done()
 	})
 	if begun {
-		return nil, errLater
+		return reply{}, errLater
 	}
 	c.answering.Done()
-	return encode(body.Step, 0.0), err
+	return at, err
 }
 
 // release lets go of the session. The service keeps the session.

@@ -93,10 +93,7 @@ func (s *Server) underway() (now progress, writing bool) {
 	defer s.mu.Unlock()
 	for c := range s.open {
 		now.clients++
-		switch Kind(c.kind.Load()) {
-		case Save, Saved, Commit:
-			writing = true
-		}
+		writing = writing || requests[c.kind.Load()].is(onDisk)
 	}
 	for _, session := range s.all {
 		now.steps += session.shard.Steps()

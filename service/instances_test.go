@@ -3,14 +3,19 @@ package service
 import (
 	"slices"
 	"testing"
+
+	"plimsoll/service/protocol"
+	"plimsoll/service/servicetest"
 )
 
 // TestInstances opens several optimizers of one process: sessions of one rank and one
 // part. Each keeps its own state, even if the service is killed.
 func TestInstances(t *testing.T) {
 	r := startService(t)
-	document := func(i int) *Document { return testDocument(small, func(d *Document) { d.Instance = i }) }
-	sessions, want := make([]*Session, 3), make([]string, 3)
+	document := func(i int) *protocol.Document {
+		return testDocument(small, func(d *protocol.Document) { d.Instance = i })
+	}
+	sessions, want := make([]*servicetest.Session, 3), make([]string, 3)
 	for i := range sessions {
 		sessions[i] = begun(t, r.Socket, document(i))
 		mustStep(t, sessions[i], int64(1+i))
@@ -41,7 +46,7 @@ func TestInstances(t *testing.T) {
 // TestInstanceIsNoPartOfACheckpoint loads in one instance what another one saved.
 func TestInstanceIsNoPartOfACheckpoint(t *testing.T) {
 	r := startService(t)
-	first := begun(t, r.Socket, testDocument(small, func(d *Document) { d.Instance = 7 }))
+	first := begun(t, r.Socket, testDocument(small, func(d *protocol.Document) { d.Instance = 7 }))
 	mustStep(t, first, 1)
 	directory := committed(t, first)
 	second := mustOpen(t, r.Socket, testDocument(small))

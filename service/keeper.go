@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"plimsoll/host"
+	"plimsoll/service/protocol"
 )
 
 // The keeper and the service talk as systemd and its services do: the socket
@@ -166,14 +167,14 @@ func privateDirectory(name string) (made bool, err error) {
 	if err := os.MkdirAll(name, 0o700); err != nil {
 		return false, fmt.Errorf("the directory of the socket: %w", err)
 	}
-	if err := trustedDirectory(name); err != nil {
+	if err := protocol.TrustedDirectory(name); err != nil {
 		return false, err
 	}
 	info, err := os.Stat(name)
 	if err != nil {
 		return made, err
 	}
-	if owner := ownerOf(info); info.Mode().Perm()&0o077 != 0 || owner != os.Getuid() {
+	if owner := protocol.OwnerOf(info); info.Mode().Perm()&0o077 != 0 || owner != os.Getuid() {
 		return false, fmt.Errorf("the directory of the socket, %s, has mode %#o and belongs to user %d: expected 0700 "+
 			"and user %d, or others could reach the service", name, info.Mode().Perm(), owner, os.Getuid())
 	}
@@ -421,21 +422,21 @@ func (k *Keeper) watch(ctx context.Context, service *os.Process, ended <-chan er
 // other processes: their messages could give state away or lose it.
 func (k *Keeper) read(process int) {
 	for {
-		data, files, sender, err := readWithSender(k.notify, make([]byte, 4096))
-		var wrong *Error
+		data, files, sender, err := protocol.ReadWithSender(k.notify, make([]byte, 4096))
+		var wrong *protocol.Error
 		switch {
 		case errors.As(err, &wrong) || errors.Is(err, io.EOF): // a message that is too long or empty is dropped
 		case err != nil:
 			return
 		case sender == nil || int(sender.Uid) != os.Getuid():
-			closeAll(files)
+			protocol.CloseAll(files)
 		case int(sender.Pid) == os.Getpid() && string(data) == lastMessage:
-			closeAll(files)
+			protocol.CloseAll(files)
 			return
 		case int(sender.Pid) == process:
 			k.take(parseNotification(string(data)), files)
 		default:
-			closeAll(files)
+			protocol.CloseAll(files)
 		}
 	}
 }
@@ -476,7 +477,7 @@ func (k *Keeper) take(fields map[string]string, files []*os.File) {
 		}
 		k.kept = left
 	}
-	closeAll(files)
+	protocol.CloseAll(files)
 }
 
 // descriptorsToStart is how many descriptors the keeper needs, beside the kept files,
@@ -512,11 +513,5 @@ func (k *Keeper) close() {
 	_ = os.Remove(k.notifyPath())
 	if k.made {
 		_ = os.Remove(filepath.Dir(k.Socket)) // fails if others use it by now
-	}
-}
-
-func closeAll(files []*os.File) {
-	for _, f := range files {
-		_ = f.Close()
 	}
 }

@@ -2,7 +2,6 @@ package service
 
 import (
 	"cmp"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
@@ -18,18 +17,22 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/go-json-experiment/json"
 	"golang.org/x/sys/unix"
 
 	"plimsoll/optim"
+	"plimsoll/service/client"
+	"plimsoll/service/protocol"
+	"plimsoll/service/servicetest"
 )
 
 // trainer is a training that resumes wherever it was broken off. The state at a step
 // depends only on the step's number, however often a checkpoint was loaded in between.
 type trainer struct {
 	Socket   string
-	Document *Document
+	Document *protocol.Document
 	// Others are further shards, which make their steps together with this one.
-	Others []*Document
+	Others []*protocol.Document
 	// Ranges makes the trainer wait for steps range by range, as parameters are needed.
 	Ranges bool
 	// Checkpoints is a folder that the trainer saves to, and loads from, now and then;
@@ -94,7 +97,7 @@ func (x *trainer) init() error {
 }
 
 // train goes on until stop, whatever happens to the service.
-func (x *trainer) train(stop func(step int64) bool) (*Session, error) {
+func (x *trainer) train(stop func(step int64) bool) (*servicetest.Session, error) {
 	if err := x.init(); err != nil {
 		return nil, err
 	}
@@ -108,13 +111,13 @@ func (x *trainer) train(stop func(step int64) bool) (*Session, error) {
 		if err == nil {
 			return s, nil
 		}
-		if detached := s.Detach(); !errors.Is(err, ErrLost) || detached != nil {
+		if detached := s.Detach(); !errors.Is(err, client.ErrLost) || detached != nil {
 			return nil, errors.Join(err, detached)
 		}
 	}
 }
 
-func (x *trainer) goOn(s *Session, stop func(step int64) bool) error {
+func (x *trainer) goOn(s *servicetest.Session, stop func(step int64) bool) error {
 	step, saved := s.Welcome.Step, int64(-1)
 	if !s.Welcome.Initialized {
 		x.does(writingWeights)
@@ -151,7 +154,8 @@ func (x *trainer) goOn(s *Session, stop func(step int64) bool) error {
 			var now int64
 			if now, err = s.Load(x.Checkpoints); err == nil {
 				step = now
-			} else if e := (*Error)(nil); errors.As(err, &e) && strings.Contains(e.Message, "no complete checkpoint") {
+			} else if e := (*protocol.Error)(nil); errors.As(err, &e) &&
+				strings.Contains(e.Message, "no complete checkpoint") {
 				err = nil // no checkpoint was committed yet
 			}
 		}
@@ -164,7 +168,7 @@ func (x *trainer) goOn(s *Session, stop func(step int64) bool) error {
 }
 
 // step makes a step. Gradients become ready range by range.
-func (x *trainer) step(s *Session, step int64) error {
+func (x *trainer) step(s *servicetest.Session, step int64) error {
 	x.does(writingGradients)
 	const piece = 50_000
 	all := s.Welcome.Elements
@@ -189,7 +193,7 @@ func (x *trainer) step(s *Session, step int64) error {
 }
 
 // commit makes a checkpoint of what was saved, and removes the earlier ones.
-func (x *trainer) commit(s *Session, step int64) error {
+func (x *trainer) commit(s *servicetest.Session, step int64) error {
 	saved, err := s.Saved()
 	if err != nil {
 		return err
@@ -283,29 +287,32 @@ func await(t *testing.T, what string, so func() bool) {
 }
 
 // small gives a document few elements, in full parameters.
-func small(d *Document) {
+func small(d *protocol.Document) {
 	d.Parameters[0].Shape, d.Parameters[0].Count = []int64{300, 100}, 30_000
-	d.Parameters[2] = Piece{Name: "mlp", Shape: []int64{19_999}, Count: 19_999}
+	d.Parameters[2] = protocol.Piece{Name: "mlp", Shape: []int64{19_999}, Count: 19_999}
 }
 
 // TestServiceIsKilled kills the service at random instants of a training. It is
 // restarted, and the training ends with the same bits as an undisturbed one.
 func TestServiceIsKilled(t *testing.T) {
-	shard := func(rank int, part string, change ...func(*Document)) *Document {
-		return testDocument(append(change, func(d *Document) {
+	shard := func(rank int, part string, change ...func(*protocol.Document)) *protocol.Document {
+		return testDocument(append(change, func(d *protocol.Document) {
 			d.World, d.LocalWorld, d.Rank, d.Part = 2, 2, rank, part
 		})...)
 	}
-	eight := func(d *Document) { small(d); d.State, d.Moments, d.Parameters[1].Moments = "fp32", "int8", "fp32" }
-	half := func(d *Document) { small(d); d.Moments, d.Gradient = "bf16", "fp32" }
+	eight := func(d *protocol.Document) {
+		small(d)
+		d.State, d.Moments, d.Parameters[1].Moments = "fp32", "int8", "fp32"
+	}
+	half := func(d *protocol.Document) { small(d); d.Moments, d.Gradient = "bf16", "fp32" }
 	for _, c := range []struct {
 		name    string
 		ranges  bool
-		shards  []*Document
+		shards  []*protocol.Document
 		atLeast int // percentage of kills that hit a step
 	}{
-		{"a shard, steps that are waited for", false, []*Document{testDocument()}, 4},
-		{"ranks and parts, waited for by ranges", true, []*Document{shard(0, "a", eight), shard(0, "b", half),
+		{"a shard, steps that are waited for", false, []*protocol.Document{testDocument()}, 4},
+		{"ranks and parts, waited for by ranges", true, []*protocol.Document{shard(0, "a", eight), shard(0, "b", half),
 			shard(1, "a", eight), shard(1, "b", half)}, 10},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -19,6 +19,7 @@ import (
 	"plimsoll/arena"
 	"plimsoll/ledger"
 	"plimsoll/probe"
+	"plimsoll/service/protocol"
 )
 
 // TestLedger compares every arena of a session with its plan, and all memory of trainer
@@ -27,13 +28,13 @@ import (
 func TestLedger(t *testing.T) {
 	for _, c := range []struct {
 		name   string
-		change func(*Document)
+		change func(*protocol.Document)
 		bytes  float64 // per parameter
 	}{
-		{"split", func(*Document) {}, 14},
-		{"split, bf16 moments", func(d *Document) { d.Moments = "bf16" }, 10},
-		{"split, int8 moments", func(d *Document) { d.Moments = "int8" }, 8.03},
-		{"fp32 state and gradients", func(d *Document) { d.State, d.Gradient = "fp32", "fp32" }, 18},
+		{"split", func(*protocol.Document) {}, 14},
+		{"split, bf16 moments", func(d *protocol.Document) { d.Moments = "bf16" }, 10},
+		{"split, int8 moments", func(d *protocol.Document) { d.Moments = "int8" }, 8.03},
+		{"fp32 state and gradients", func(d *protocol.Document) { d.State, d.Gradient = "fp32", "fp32" }, 18},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if testing.Short() && c.bytes != 14 {
@@ -79,7 +80,7 @@ func TestLedger(t *testing.T) {
 			if process := beside(t, strconv.Itoa(o.Process)); process > 40*ledger.MiB {
 				t.Errorf("the service holds %v beside the arenas", process)
 			}
-			process, tables := o.measured(t, ledger.ServiceProcess), o.measured(t, ledger.ServicePageTables)
+			process, tables := measuredBytes(t, o, ledger.ServiceProcess), measuredBytes(t, o, ledger.ServicePageTables)
 			if process < ledger.MiB || process > 80*ledger.MiB { // with its text, which others map, too
 				t.Errorf("the service says that it holds %v beside the arenas", process)
 			}
@@ -99,8 +100,8 @@ func TestLedger(t *testing.T) {
 	}
 }
 
-// measured returns the service's own measurement of a component.
-func (o *Overview) measured(t *testing.T, component ledger.Component) ledger.Bytes {
+// measuredBytes returns the service's own measurement of a component.
+func measuredBytes(t *testing.T, o *protocol.Overview, component ledger.Component) ledger.Bytes {
 	t.Helper()
 	for _, e := range o.Ledger {
 		if e.Component == component && e.Measured != nil {
@@ -187,9 +188,9 @@ func TestMetrics(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer stop()
-	a := begun(t, socket, testDocument(small, func(d *Document) { d.World = 2 }))
+	a := begun(t, socket, testDocument(small, func(d *protocol.Document) { d.World = 2 }))
 	mustStep(t, a, 3)
-	b := begun(t, socket, testDocument(small, func(d *Document) { d.World, d.Rank, d.Moments = 2, 1, "int8" }))
+	b := begun(t, socket, testDocument(small, func(d *protocol.Document) { d.World, d.Rank, d.Moments = 2, 1, "int8" }))
 	mustStep(t, b, 2)
 	if _, err := b.Save(t.TempDir(), nil); err != nil {
 		t.Fatal(err)
@@ -197,7 +198,7 @@ func TestMetrics(t *testing.T) {
 	if _, err := b.Saved(); err != nil {
 		t.Fatal(err)
 	}
-	wantError(t, b.Step(9, 1, true, adamw...), OutOfOrder, "*")
+	wantError(t, b.Step(9, 1, true, adamw...), protocol.OutOfOrder, "*")
 	if err := a.Detach(); err != nil {
 		t.Fatal(err)
 	}
@@ -279,7 +280,7 @@ func TestMetrics(t *testing.T) {
 func TestOverviewWhileTheServiceEnds(t *testing.T) {
 	server, socket := serveHere(t)
 	for rank := range 4 {
-		s := begun(t, socket, testDocument(small, func(d *Document) { d.Rank, d.World = rank, 4 }))
+		s := begun(t, socket, testDocument(small, func(d *protocol.Document) { d.Rank, d.World = rank, 4 }))
 		if _, err := s.Save(t.TempDir(), nil); err != nil {
 			t.Fatal(err)
 		}

@@ -16,45 +16,69 @@ import (
 
 	"plimsoll/arena"
 	"plimsoll/ledger"
+	"plimsoll/service/protocol"
+	"plimsoll/service/servicetest"
 )
 
-// requests returns a valid request of every kind.
-func requests(t testing.TB) []packet {
+// From docs/protocol.md.
+const (
+	headerSize = 16
+	answerBit  = 1 << 15 // in the kind of an answer
+)
+
+// validRequests returns a valid request of every kind.
+func validRequests(t testing.TB) []protocol.Packet {
 	t.Helper()
 	text, err := json.Marshal(testDocument())
 	if err != nil {
 		t.Fatal(err)
 	}
-	all := []packet{
-		{kind: Open, body: encode(openBody{uint64(len(text))})},
-		{kind: Window, body: encode(windowBody{1 << 16})},
-		{kind: Write, body: encode(transfer{What: 1, First: 2, Count: 3, Offset: 4})},
-		{kind: Read, body: encode(transfer{Count: 1000})},
-		{kind: SetStep, body: encode(setStep{3})},
-		{kind: Ready, body: encode(stretch{0, 1000})},
-		{kind: Norm},
-		{kind: Accumulate, body: encode(accumulation{Type: 2, Count: 10, Number: 1})},
-		{kind: Clear},
-		{kind: Step, body: stepBody{stepHeader{Step: 1, Factor: 1, Flags: waitForStep}, adamw}.encode()},
-		{kind: Wait, body: encode(waitBody{1, 0, 10})},
-		{kind: Save, body: []byte(`{"directory": "/nowhere", "training": {"epoch": 1}}`)},
-		{kind: Saved},
-		{kind: Commit, body: []byte(`{"directory": "/nowhere", "step": 300}`)},
-		{kind: Load, body: []byte(`{"directory": "/nowhere"}`)},
-		{kind: Stat},
-		{kind: Close, body: encode(closeBody{})},
-		{kind: Prepare, body: stepBody{stepHeader{Step: 1}, adamw}.encode()},
-		{kind: Restore, body: []byte(`{"session": "1", "discard": true}`)},
+	all := []protocol.Packet{
+		{Kind: protocol.Open, Body: protocol.Encode(protocol.OpenBody{Length: uint64(len(text))})},
+		{Kind: protocol.Window, Body: protocol.Encode(protocol.WindowBody{Bytes: 1 << 16})},
+		{Kind: protocol.Write, Body: protocol.Encode(protocol.TransferBody{What: 1, First: 2, Count: 3, Offset: 4})},
+		{Kind: protocol.Read, Body: protocol.Encode(protocol.TransferBody{Count: 1000})},
+		{Kind: protocol.SetStep, Body: protocol.Encode(protocol.SetStepBody{Step: 3})},
+		{Kind: protocol.Ready, Body: protocol.Encode(protocol.RangeBody{First: 0, Count: 1000})},
+		{Kind: protocol.Norm},
+		{Kind: protocol.Accumulate, Body: protocol.Encode(protocol.AccumulateBody{Type: 2, Count: 10, Number: 1})},
+		{Kind: protocol.Clear},
+		{Kind: protocol.Step, Body: protocol.StepBody{StepHeader: protocol.StepHeader{Step: 1, Factor: 1,
+			Flags: protocol.WaitForStep}, Hyperparameters: adamw}.Encode()},
+		{Kind: protocol.Wait, Body: protocol.Encode(protocol.WaitBody{Step: 1, First: 0, Count: 10})},
+		{Kind: protocol.Save, Body: []byte(`{"directory": "/nowhere", "training": {"epoch": 1}}`)},
+		{Kind: protocol.Saved},
+		{Kind: protocol.Commit, Body: []byte(`{"directory": "/nowhere", "step": 300}`)},
+		{Kind: protocol.Load, Body: []byte(`{"directory": "/nowhere"}`)},
+		{Kind: protocol.Stat},
+		{Kind: protocol.Close, Body: protocol.Encode(protocol.CloseBody{})},
+		{Kind: protocol.Prepare, Body: protocol.StepBody{StepHeader: protocol.StepHeader{Step: 1},
+			Hyperparameters: adamw}.Encode()},
+		{Kind: protocol.Restore, Body: []byte(`{"session": "1", "discard": true}`)},
 	}
 	for i := range all {
-		all[i].number = uint32(i)
+		all[i].Number = uint32(i)
 	}
 	return all
 }
 
+// TestEveryKindHasARow checks that a kind has a name and a row, and that it is among the
+// requests that the tests above and below malform.
+func TestEveryKindHasARow(t *testing.T) {
+	valid := map[protocol.Kind]bool{}
+	for _, p := range validRequests(t) {
+		valid[p.Kind] = true
+	}
+	for kind := protocol.Open; kind < protocol.Kinds; kind++ {
+		if kind.String() == "" || requests[kind].handle == nil || !valid[kind] {
+			t.Errorf("kind %d (%v) lacks a name, a row in requests, or a valid request", kind, kind)
+		}
+	}
+}
+
 // malform returns a malformed message, or by chance a valid one.
-func malform(random *rand.Rand, valid []packet) []byte {
-	data := valid[random.IntN(len(valid))].encode()
+func malform(random *rand.Rand, valid []protocol.Packet) []byte {
+	data := valid[random.IntN(len(valid))].Encode()
 	switch random.IntN(7) {
 	case 0: // noise
 		data = make([]byte, 1+random.IntN(200))
@@ -76,7 +100,7 @@ func malform(random *rand.Rand, valid []packet) []byte {
 	case 5: // another kind
 		binary.LittleEndian.PutUint16(data[6:], uint16(random.Uint32()))
 	case 6: // too long
-		data = append(data, make([]byte, 1+random.IntN(maximumPacket))...)
+		data = append(data, make([]byte, 1+random.IntN(protocol.MaximumPacket))...)
 		binary.LittleEndian.PutUint32(data[12:], uint32(len(data)-headerSize))
 	}
 	return data
@@ -99,12 +123,12 @@ func TestMalformedMessages(t *testing.T) {
 	witness := begun(t, r.Socket, testDocument(small))
 	mustStep(t, witness, 3)
 	random := rand.New(rand.NewPCG(3, 3))
-	valid := requests(t)
+	valid := validRequests(t)
 	pipe, other, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer closeAll([]*os.File{pipe, other})
+	defer protocol.CloseAll([]*os.File{pipe, other})
 	wrong := []*os.File{memfd(t, nil, 1<<16, fixed), memfd(t, []byte("{}"), 1<<16, frozen), memfd(t, nil, 10, 0), pipe}
 	messages := 10_000
 	if testing.Short() {
@@ -116,8 +140,8 @@ func TestMalformedMessages(t *testing.T) {
 	for connections := 0; sent < messages; connections++ {
 		client := dial(t, r)
 		if random.IntN(2) == 0 { // half of them reach requests that need a session
-			s := &Session{Client: *client}
-			if err := s.open(testDocument(small, func(d *Document) { d.Part = "target" })); err != nil {
+			s := &servicetest.Session{Client: *client}
+			if err := s.Open(testDocument(small, func(d *protocol.Document) { d.Part = "target" })); err != nil {
 				t.Fatal(err)
 			}
 			sessions++
@@ -133,14 +157,14 @@ func TestMalformedMessages(t *testing.T) {
 				with = append(with, wrong[random.IntN(len(wrong))])
 			}
 			sent++
-			if err := writePacket(client.c, malform(random, valid), with...); err != nil {
+			if err := protocol.WritePacket(client.Conn, malform(random, valid), with...); err != nil {
 				break // the service closed the connection
 			}
-			if err := client.c.SetReadDeadline(time.Now().Add(20 * time.Second)); err != nil {
+			if err := client.Conn.SetReadDeadline(time.Now().Add(20 * time.Second)); err != nil {
 				t.Fatal(err)
 			}
-			data, received, err := readPacket(client.c, make([]byte, maximumPacket))
-			closeAll(received)
+			data, received, err := protocol.ReadPacket(client.Conn, make([]byte, protocol.MaximumPacket))
+			protocol.CloseAll(received)
 			if errors.Is(err, os.ErrDeadlineExceeded) {
 				t.Fatal("no answer in 20 s")
 			}
@@ -193,16 +217,20 @@ func TestNoFileIsLeft(t *testing.T) {
 	for range 20 {
 		for _, ask := range []func() error{
 			func() error { _, err := s.Overview(); return err },
-			func() error { return s.done(Window, encode(windowBody{1000}), memfd(t, nil, 1000, fixed)) },
-			func() error { return s.done(Norm, nil) },
+			func() error {
+				return s.Do(protocol.Window, protocol.Encode(protocol.WindowBody{Bytes: 1000}),
+					memfd(t, nil, 1000, fixed))
+			},
+			func() error { return s.Do(protocol.Norm, nil) },
 			func() error { return openAndClose(r.Socket) },
 		} {
 			if err := ask(); err != nil {
 				t.Fatal(err)
 			}
 		}
-		wantError(t, s.done(Window, encode(windowBody{1001}), memfd(t, nil, 1000, fixed)), Refused, "window: *")
-		wantError(t, dial(t, r).done(Norm, nil, memfd(t, nil, 1000, fixed)), Malformed,
+		wantError(t, s.Do(protocol.Window, protocol.Encode(protocol.WindowBody{Bytes: 1001}),
+			memfd(t, nil, 1000, fixed)), protocol.Refused, "window: *")
+		wantError(t, dial(t, r).Do(protocol.Norm, nil, memfd(t, nil, 1000, fixed)), protocol.Malformed,
 			"norm with 1 file descriptors: expected 0")
 	}
 	await(t, "files to be closed", func() bool { return descriptors(t, process) <= before })
@@ -210,7 +238,7 @@ func TestNoFileIsLeft(t *testing.T) {
 
 // openAndClose makes a session and gives it back.
 func openAndClose(socket string) error {
-	s, err := OpenSession(socket, testDocument(small, func(d *Document) { d.Part = "other" }))
+	s, err := servicetest.Open(socket, testDocument(small, func(d *protocol.Document) { d.Part = "other" }))
 	if err != nil {
 		return err
 	}
@@ -219,86 +247,98 @@ func openAndClose(socket string) error {
 
 // FuzzRequest parses packets as the service does.
 func FuzzRequest(f *testing.F) {
-	for _, p := range requests(f) {
-		f.Add(p.encode())
+	for _, p := range validRequests(f) {
+		f.Add(p.Encode())
 	}
 	f.Add([]byte("PLIM"))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		p, err := parsePacket(data)
+		p, err := protocol.ParsePacket(data)
 		if err != nil {
-			var e *Error
-			if !errors.As(err, &e) || e.Status != Malformed {
+			var e *protocol.Error
+			if !errors.As(err, &e) || e.Status != protocol.Malformed {
 				t.Fatalf("%v is no answer to a malformed packet", err)
 			}
 			return
 		}
-		if again := p.encode(); string(again) != string(data) {
+		if again := p.Encode(); string(again) != string(data) {
 			t.Fatalf("%x was parsed as %x", data, again)
 		}
-		decoders := map[Kind]func() ([]byte, error){
-			Open:       decodeAndEncode[openBody](p),
-			Window:     decodeAndEncode[windowBody](p),
-			Write:      decodeAndEncode[transfer](p),
-			Read:       decodeAndEncode[transfer](p),
-			Accumulate: decodeAndEncode[accumulation](p),
-			SetStep:    decodeAndEncode[setStep](p),
-			Ready:      decodeAndEncode[stretch](p),
-			Wait:       decodeAndEncode[waitBody](p),
-			Close:      decodeAndEncode[closeBody](p),
-			Step: func() ([]byte, error) {
-				s, err := decodeStep(p.kind, p.body)
-				return s.encode(), err
+		decoders := map[protocol.Kind]func() ([]byte, error){
+			protocol.Open:       decodeAndEncode[protocol.OpenBody](p),
+			protocol.Window:     decodeAndEncode[protocol.WindowBody](p),
+			protocol.Write:      decodeAndEncode[protocol.TransferBody](p),
+			protocol.Read:       decodeAndEncode[protocol.TransferBody](p),
+			protocol.Accumulate: decodeAndEncode[protocol.AccumulateBody](p),
+			protocol.SetStep:    decodeAndEncode[protocol.SetStepBody](p),
+			protocol.Ready:      decodeAndEncode[protocol.RangeBody](p),
+			protocol.Wait:       decodeAndEncode[protocol.WaitBody](p),
+			protocol.Close:      decodeAndEncode[protocol.CloseBody](p),
+			protocol.Step: func() ([]byte, error) {
+				s, err := protocol.DecodeStep(p.Kind, p.Body)
+				return s.Encode(), err
 			},
-			Prepare: func() ([]byte, error) {
-				s, err := decodeStep(p.kind, p.body)
-				return s.encode(), err
+			protocol.Prepare: func() ([]byte, error) {
+				s, err := protocol.DecodeStep(p.Kind, p.Body)
+				return s.Encode(), err
 			},
-			Save:   func() ([]byte, error) { _, err := decodeText[saveBody](p.kind, p.body); return p.body, err },
-			Commit: func() ([]byte, error) { _, err := decodeText[commitBody](p.kind, p.body); return p.body, err },
-			Load:   func() ([]byte, error) { _, err := decodeText[loadBody](p.kind, p.body); return p.body, err },
-			Restore: func() ([]byte, error) {
-				_, err := decodeText[restoreBody](p.kind, p.body)
-				return p.body, err
+			protocol.Save: func() ([]byte, error) {
+				_, err := protocol.DecodeText[protocol.SaveBody](p.Kind, p.Body)
+				return p.Body, err
+			},
+			protocol.Commit: func() ([]byte, error) {
+				_, err := protocol.DecodeText[protocol.CommitBody](p.Kind, p.Body)
+				return p.Body, err
+			},
+			protocol.Load: func() ([]byte, error) {
+				_, err := protocol.DecodeText[protocol.LoadBody](p.Kind, p.Body)
+				return p.Body, err
+			},
+			protocol.Restore: func() ([]byte, error) {
+				_, err := protocol.DecodeText[protocol.RestoreBody](p.Kind, p.Body)
+				return p.Body, err
 			},
 		}
-		decode := decoders[p.kind]
+		decode := decoders[p.Kind]
 		if decode == nil {
 			return // has no body
 		}
 		body, err := decode()
-		var e *Error
+		var e *protocol.Error
 		switch {
 		case err != nil && !errors.As(err, &e):
 			t.Fatalf("%v is no answer", err)
-		case err == nil && string(body) != string(p.body):
-			t.Fatalf("the body %x was decoded as %x", p.body, body)
+		case err == nil && string(body) != string(p.Body):
+			t.Fatalf("the body %x was decoded as %x", p.Body, body)
 		}
 	})
 }
 
-func decodeAndEncode[T any](p packet) func() ([]byte, error) {
+func decodeAndEncode[T any](p protocol.Packet) func() ([]byte, error) {
 	return func() ([]byte, error) {
-		value, err := decode[T](p.kind, p.body)
-		return encode(value), err
+		value, err := protocol.Decode[T](p.Kind, p.Body)
+		return protocol.Encode(value), err
 	}
 }
 
 // FuzzAnswer parses answers as a client does.
 func FuzzAnswer(f *testing.F) {
-	request := packet{kind: Step, number: 7}
-	f.Add(packet{kind: Step, number: 7, answer: true, body: encode(uint32(Done), uint64(3), 0.5)}.encode())
-	f.Add(packet{kind: Step, number: 7, answer: true, body: append(encode(uint32(Refused)), "no"...)}.encode())
-	f.Add(packet{kind: Step, number: 8, answer: true, body: encode(uint32(Done))}.encode())
-	f.Add(packet{kind: Step, number: 7, answer: true}.encode())
-	f.Add(request.encode())
+	request := protocol.Packet{Kind: protocol.Step, Number: 7}
+	f.Add(protocol.Packet{Kind: protocol.Step, Number: 7, Answer: true,
+		Body: protocol.Encode(uint32(protocol.Done), uint64(3), 0.5)}.Encode())
+	f.Add(protocol.Packet{Kind: protocol.Step, Number: 7, Answer: true,
+		Body: append(protocol.Encode(uint32(protocol.Refused)), "no"...)}.Encode())
+	f.Add(protocol.Packet{Kind: protocol.Step, Number: 8, Answer: true,
+		Body: protocol.Encode(uint32(protocol.Done))}.Encode())
+	f.Add(protocol.Packet{Kind: protocol.Step, Number: 7, Answer: true}.Encode())
+	f.Add(request.Encode())
 	f.Fuzz(func(t *testing.T, data []byte) {
-		result, err := parseAnswer(data, request)
+		result, err := protocol.ParseAnswer(data, request)
 		if err != nil {
 			return
 		}
-		p, err := parsePacket(data)
-		if err != nil || !p.answer || p.kind != request.kind || p.number != request.number ||
-			len(p.body) != 4+len(result) {
+		p, err := protocol.ParsePacket(data)
+		if err != nil || !p.Answer || p.Kind != request.Kind || p.Number != request.Number ||
+			len(p.Body) != 4+len(result) {
 			t.Fatalf("%x was taken for the answer", data)
 		}
 	})
@@ -307,11 +347,13 @@ func FuzzAnswer(f *testing.F) {
 // FuzzDocument parses documents of open. An accepted document describes a shard, and
 // stays the same when written and read again.
 func FuzzDocument(f *testing.F) {
-	for _, change := range []func(*Document){
-		func(*Document) {},
-		func(d *Document) { d.State, d.Moments, d.Parameter, d.Gradient = "fp32", "int8", "fp32", "fp16" },
-		func(d *Document) { d.Optimizer, d.CPUs, d.Parameters[0].Moments = "lion", []int{0, 1}, "int8" },
-		func(d *Document) { d.Parameters[0].Shape = []int64{1 << 40, 1 << 40} },
+	for _, change := range []func(*protocol.Document){
+		func(*protocol.Document) {},
+		func(d *protocol.Document) {
+			d.State, d.Moments, d.Parameter, d.Gradient = "fp32", "int8", "fp32", "fp16"
+		},
+		func(d *protocol.Document) { d.Optimizer, d.CPUs, d.Parameters[0].Moments = "lion", []int{0, 1}, "int8" },
+		func(d *protocol.Document) { d.Parameters[0].Shape = []int64{1 << 40, 1 << 40} },
 	} {
 		text, err := json.Marshal(testDocument(change))
 		if err != nil {
@@ -321,10 +363,10 @@ func FuzzDocument(f *testing.F) {
 	}
 	f.Add([]byte(`{"schema": "plimsoll.open/1", "unknown": 1}`))
 	f.Fuzz(func(t *testing.T, text []byte) {
-		d, err := parseDocument(text)
+		d, err := protocol.ParseDocument(text)
 		if err != nil {
-			var e *Error
-			if !errors.As(err, &e) || e.Status != Refused {
+			var e *protocol.Error
+			if !errors.As(err, &e) || e.Status != protocol.Refused {
 				t.Fatalf("%v is no answer to a document that is wrong", err)
 			}
 			return
@@ -333,11 +375,11 @@ func FuzzDocument(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		other, err := parseDocument(again)
-		if err != nil || d.same(other) != nil {
+		other, err := protocol.ParseDocument(again)
+		if err != nil || d.Difference(other) != nil {
 			t.Fatalf("%s cannot be read again, or differs: %v", again, err)
 		}
-		config, err := d.config(0, arena.BasePages, []int{0})
+		config, err := shardConfig(d, 0, arena.BasePages, []int{0})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -426,11 +468,11 @@ func FuzzRecord(f *testing.F) {
 			return
 		}
 		defer a.Close()
-		if err := d.validate(); err != nil {
+		if err := d.Validate(); err != nil {
 			t.Fatal(err)
 		}
 		pages := a.kindOfPages()
-		if _, err := d.config(0, pages, nil); err != nil {
+		if _, err := shardConfig(d, 0, pages, nil); err != nil {
 			t.Fatal(err)
 		}
 		_ = pages.Size() + pages.Round(1)

@@ -194,11 +194,3 @@ func truth(yes bool) float64 {
 	}
 	return 0
 }
-
-// Bandwidth returns how much the last step moved, in bytes a second.
-func (s SessionStatus) Bandwidth() float64 {
-	if s.LastStepSeconds == 0 {
-		return 0
-	}
-	return float64(s.TrafficBytes) / s.LastStepSeconds
-}

@@ -20,19 +20,21 @@ import (
 	"plimsoll/ledger"
 	"plimsoll/optim"
 	"plimsoll/optim/kernel"
+	"plimsoll/service/protocol"
+	"plimsoll/service/servicetest"
 )
 
 // of gives a document a number of elements.
-func of(elements int64) func(*Document) {
-	return func(d *Document) {
-		d.Groups, d.Parameters = 1, []Piece{{Name: "mlp", Shape: []int64{elements}, Count: elements}}
+func of(elements int64) func(*protocol.Document) {
+	return func(d *protocol.Document) {
+		d.Groups, d.Parameters = 1, []protocol.Piece{{Name: "mlp", Shape: []int64{elements}, Count: elements}}
 	}
 }
 
 // rivals are a shard that a service holds, and the same shard attached in this process.
 // Both make steps over the same pages, as other pages could be faster or slower.
 type rivals struct {
-	session *Session
+	session *servicetest.Session
 	shard   *engine.Shard
 	last    int64
 }
@@ -54,7 +56,7 @@ func newRivals(t testing.TB, elements int64) *rivals {
 	if err != nil {
 		t.Fatal(err)
 	}
-	config, err := d.config(set, arena.BasePages, r.overview(t).Sessions[0].CPUs)
+	config, err := shardConfig(d, set, arena.BasePages, r.overview(t).Sessions[0].CPUs)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -103,7 +105,7 @@ func (r *rivals) turn(t testing.TB) (service, engine time.Duration) {
 		r.last++
 	}
 	inProcess := func() {
-		optimizers := []optim.Optimizer{testDocument().optimizer(adamw[0])}
+		optimizers := []optim.Optimizer{optimizerOf(testDocument(), adamw[0])}
 		begin := time.Now()
 		if err := r.shard.Begin(r.last+1, 1, optimizers); err != nil {
 			t.Fatal(err)

@@ -7,79 +7,16 @@ import (
 	"slices"
 	"time"
 
+	"github.com/prometheus/procfs"
+
 	"plimsoll/arena"
 	"plimsoll/ledger"
-
-	"github.com/prometheus/procfs"
+	"plimsoll/service/protocol"
 )
 
-// StatSchema is the schema of [Overview].
-const StatSchema = "plimsoll.stat/2"
-
-// Overview is the status of a service, as plimsoll stat shows it.
-type Overview struct {
-	Schema   string  `json:"schema"`
-	Service  string  `json:"service"` // its version
-	Process  int     `json:"process"`
-	Seconds  float64 `json:"seconds"` // since the start
-	Restarts int     `json:"restarts"`
-	Kernel   string  `json:"kernel"`
-	Job      string  `json:"job"`
-	Requests int64   `json:"requests"`
-	Refused  int64   `json:"requests_refused"`
-	Clients  int     `json:"clients"`
-	// Unanswered counts the requests that are being handled. QueuedBytes is the size of
-	// the requests that have arrived and were not read yet.
-	Unanswered  int64           `json:"requests_unanswered"`
-	QueuedBytes ledger.Bytes    `json:"requests_queued_bytes"`
-	Sessions    []SessionStatus `json:"sessions"`
-	// SetAside are the sessions of an earlier service that this one could not restore.
-	// Their memory is kept.
-	SetAside []SetAside `json:"set_aside"`
-	// Ledger has every arena of every session, and what else the process holds.
-	Ledger ledger.Comparison `json:"ledger"`
-}
-
-// SessionStatus is the status of a session.
-type SessionStatus struct {
-	Rank        int          `json:"rank"`
-	Part        string       `json:"part"`
-	Optimizer   string       `json:"optimizer"`
-	State       string       `json:"state"`
-	Moments     string       `json:"moments"`
-	Parameter   string       `json:"parameter"`
-	Gradient    string       `json:"gradient"`
-	Elements    int64        `json:"elements"`
-	CPUs        []int        `json:"cpus"`
-	Client      int64        `json:"client"` // its process; 0 for none
-	Initialized bool         `json:"initialized"`
-	Step        int64        `json:"step"` // the last finished step
-	Saving      bool         `json:"saving"`
-	SavedStep   int64        `json:"saved_step"`
-	StateBytes  ledger.Bytes `json:"state_bytes"`
-	// TrafficBytes is how much the update of one step moves.
-	TrafficBytes ledger.Bytes `json:"traffic_bytes"`
-	// These count the steps that this service made itself.
-	StepsMade       int64   `json:"steps_made"`
-	StepSeconds     float64 `json:"step_seconds"`      // of all steps
-	LastStepSeconds float64 `json:"last_step_seconds"` // of the last step
-	LastNormSeconds float64 `json:"last_norm_seconds"`
-}
-
-// SetAside is a session that could not be restored. Fields that could not be read are
-// empty.
-type SetAside struct {
-	Name   string       `json:"name"` // for plimsoll restore
-	Job    string       `json:"job"`
-	Rank   int          `json:"rank"`
-	Part   string       `json:"part"`
-	Bytes  ledger.Bytes `json:"bytes"`
-	Reason string       `json:"reason"`
-}
-
 // status returns the status of a session that was set aside.
-func (l *leftSession) status() SetAside {
-	status := SetAside{Name: l.name, Bytes: l.bytes(), Reason: l.reason.Error()}
+func (l *leftSession) status() protocol.SetAside {
+	status := protocol.SetAside{Name: l.name, Bytes: l.bytes(), Reason: l.reason.Error()}
 	if l.document != nil {
 		status.Job, status.Rank, status.Part = l.document.Job, l.document.Rank, l.document.Part
 	}
@@ -87,13 +24,13 @@ func (l *leftSession) status() SetAside {
 }
 
 // Overview returns the status of the service.
-func (s *Server) Overview() *Overview {
+func (s *Server) Overview() *protocol.Overview {
 	s.mu.Lock()
-	status := &Overview{
-		Schema: StatSchema, Service: s.version, Process: os.Getpid(), Seconds: time.Since(s.began).Seconds(),
+	status := &protocol.Overview{
+		Schema: protocol.StatSchema, Service: s.version, Process: os.Getpid(), Seconds: time.Since(s.began).Seconds(),
 		Restarts: s.given.Restarts, Kernel: s.kernel.String(), Job: s.job,
 		Requests: s.requests.Load(), Refused: s.refused.Load(), Clients: len(s.open),
-		Sessions: []SessionStatus{}, SetAside: []SetAside{},
+		Sessions: []protocol.SessionStatus{}, SetAside: []protocol.SetAside{},
 	}
 	for _, name := range slices.Sorted(maps.Keys(s.aside)) {
 		status.SetAside = append(status.SetAside, s.aside[name].status())
@@ -107,8 +44,8 @@ func (s *Server) Overview() *Overview {
 		sessions = append(sessions, session)
 	}
 	slices.SortFunc(sessions, func(a, b *session) int {
-		return cmp.Or(a.document.Rank-b.document.Rank, cmp.Compare(a.document.partOfSession(),
-			b.document.partOfSession()))
+		return cmp.Or(a.document.Rank-b.document.Rank, cmp.Compare(a.document.SessionPart(),
+			b.document.SessionPart()))
 	})
 	var planned, measured []ledger.Device
 	for _, session := range sessions {
@@ -121,10 +58,10 @@ func (s *Server) Overview() *Overview {
 	return status
 }
 
-func (s *session) status() SessionStatus {
+func (s *session) status() protocol.SessionStatus {
 	config := s.shard.Config()
 	seconds := func(nanoseconds int64) float64 { return time.Duration(nanoseconds).Seconds() }
-	return SessionStatus{
+	return protocol.SessionStatus{
 		Rank: config.Rank, Part: config.Part, Optimizer: s.document.Optimizer,
 		State: s.document.State, Moments: s.document.Moments, Parameter: s.document.Parameter,
 		Gradient: s.document.Gradient,

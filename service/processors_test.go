@@ -8,6 +8,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"plimsoll/service/protocol"
 )
 
 // TestGoRunsBesideWorkers checks that Go has threads for the rest of the service while
@@ -45,7 +47,7 @@ func TestSessionsLeaveGoItsThreads(t *testing.T) {
 		workers := 0
 		for i, part := range []string{"a", "b", "c"} {
 			// The first two belong to one rank, and share its workers.
-			s := mustOpen(t, socket, testDocument(func(d *Document) {
+			s := mustOpen(t, socket, testDocument(func(d *protocol.Document) {
 				d.World, d.Rank, d.Part, d.CPUs = 2, i/2, part, []int{0, 0}
 			}))
 			workers = 2 * (1 + i/2)
@@ -83,7 +85,7 @@ func TestCPUIsTakenAway(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	had, none := text(document.CPUs), text([]int{maximumCPUs - 1}) // no host has that CPU
+	had, none := text(document.CPUs), text([]int{protocol.MaximumCPUs - 1}) // no host has that CPU
 	none = append(none, bytes.Repeat([]byte(" "), len(had)-len(none))...)
 	if _, err := record.WriteAt(none, int64(bytes.Index(content, had))); err != nil {
 		t.Fatal(err)
@@ -94,7 +96,7 @@ func TestCPUIsTakenAway(t *testing.T) {
 		t.Errorf("at step %d the state is %s, want %s", s.Welcome.Step, got, want)
 	}
 	if said := r.log.String(); !strings.Contains(said, fmt.Sprintf("session rank0/bf16: binding a worker to CPU %d: "+
-		"invalid argument; its workers", maximumCPUs-1)) {
+		"invalid argument; its workers", protocol.MaximumCPUs-1)) {
 		t.Errorf("the service has said %q", said)
 	}
 	mustStep(t, s, 4)

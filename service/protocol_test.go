@@ -16,27 +16,29 @@ import (
 	"plimsoll/ledger"
 	"plimsoll/optim"
 	"plimsoll/optim/kernel"
+	"plimsoll/service/protocol"
+	"plimsoll/service/servicetest"
 	"plimsoll/shard"
 )
 
 // formats returns documents of every format.
-func formats() []*Document {
-	var all []*Document
+func formats() []*protocol.Document {
+	var all []*protocol.Document
 	for _, optimizer := range []string{"adamw", "adam", "lion", "adagrad", "sgd"} {
 		for _, state := range []string{"split", "fp32"} {
 			for _, moments := range kernel.MomentNames() {
 				for _, parameter := range []string{"bf16", "fp16", "fp32"} {
 					for _, gradient := range []string{"bf16", "fp16", "fp32"} {
-						d := testDocument(func(d *Document) {
+						d := testDocument(func(d *protocol.Document) {
 							d.Optimizer, d.State, d.Moments, d.Parameter, d.Gradient = optimizer, state, moments,
 								parameter, gradient
-							d.Parameters = []Piece{
+							d.Parameters = []protocol.Piece{
 								{Name: "embed", Shape: []int64{70, 1000}, First: 3, Count: 69_001, Moments: "fp32"},
 								{Name: "norm", Shape: []int64{77}, Group: 1, Count: 77},
 								{Name: "mlp", Shape: []int64{9_001}, Count: 9_001},
 							}
 						})
-						if _, err := d.format(); err == nil {
+						if _, err := d.Format(); err == nil {
 							all = append(all, d)
 						}
 					}
@@ -47,31 +49,32 @@ func formats() []*Document {
 	return all
 }
 
-func (d *Document) name() string {
+// formatName names the format of a document.
+func formatName(d *protocol.Document) string {
 	return fmt.Sprintf("%s-%s-%s-%s-%s", d.Optimizer, d.State, d.Moments, d.Parameter, d.Gradient)
 }
 
 // hyperparametersOf returns hyperparameters for the groups of a test document.
-func hyperparametersOf(optimizer string) []Hyperparameters {
+func hyperparametersOf(optimizer string) []protocol.Hyperparameters {
 	switch optimizer {
 	case "lion":
-		return []Hyperparameters{{1e-4, 0.9, 0.99, 0, 0.1}, {1e-5, 0.9, 0.95, 0, 0}}
+		return []protocol.Hyperparameters{{1e-4, 0.9, 0.99, 0, 0.1}, {1e-5, 0.9, 0.95, 0, 0}}
 	case "adagrad":
-		return []Hyperparameters{{1e-2, 0, 0, 1e-10, 0.1, 1e-3}, {1e-3, 0, 0, 1e-8, 0, 0}}
+		return []protocol.Hyperparameters{{1e-2, 0, 0, 1e-10, 0.1, 1e-3}, {1e-3, 0, 0, 1e-8, 0, 0}}
 	case "sgd":
-		return []Hyperparameters{{1e-2, 0.9, 0, 0, 0.1, 0, 1}, {1e-3, 0.8, 0, 0, 0, 0.5, 0}}
+		return []protocol.Hyperparameters{{1e-2, 0.9, 0, 0, 0.1, 0, 1}, {1e-3, 0.8, 0, 0, 0, 0.5, 0}}
 	}
 	return adamw
 }
 
 // engineOf returns a shard in this process, of the same format.
-func engineOf(t testing.TB, d *Document, cpus []int) *engine.Shard {
+func engineOf(t testing.TB, d *protocol.Document, cpus []int) *engine.Shard {
 	t.Helper()
 	set, err := kernel.Select()
 	if err != nil {
 		t.Fatal(err)
 	}
-	config, err := d.config(set, arena.BasePages, cpus)
+	config, err := shardConfig(d, set, arena.BasePages, cpus)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -84,7 +87,7 @@ func engineOf(t testing.TB, d *Document, cpus []int) *engine.Shard {
 }
 
 // streamsOf reads all streams of a session, in several ranges.
-func streamsOf(t testing.TB, s *Session, algorithm kernel.Algorithm) [][]float32 {
+func streamsOf(t testing.TB, s *servicetest.Session, algorithm kernel.Algorithm) [][]float32 {
 	t.Helper()
 	all := make([][]float32, 1+algorithm.Moments())
 	for stream := range all {
@@ -100,7 +103,7 @@ func streamsOf(t testing.TB, s *Session, algorithm kernel.Algorithm) [][]float32
 }
 
 // sameState checks that a session and a shard of this process have the same bits.
-func sameState(t testing.TB, s *Session, held *engine.Shard) {
+func sameState(t testing.TB, s *servicetest.Session, held *engine.Shard) {
 	t.Helper()
 	format := held.Config().Format
 	got := streamsOf(t, s, format.Algorithm)
@@ -110,9 +113,9 @@ func sameState(t testing.TB, s *Session, held *engine.Shard) {
 	}
 	held.Each(func(at shard.Chunk, c kernel.Chunk) {
 		for i := range c.Len() {
-			want[MasterWeights][at.First+int64(i)] = c.MasterWeight(format, i)
+			want[protocol.MasterWeights][at.First+int64(i)] = c.MasterWeight(format, i)
 			for moment := range format.Algorithm.Moments() {
-				want[FirstMoment+moment][at.First+int64(i)] = c.Moment(moment, i)
+				want[protocol.FirstMoment+moment][at.First+int64(i)] = c.Moment(moment, i)
 			}
 		}
 	})
@@ -146,7 +149,7 @@ func TestEveryFormat(t *testing.T) {
 		if testing.Short() && i%7 != 0 {
 			continue
 		}
-		t.Run(d.name(), func(t *testing.T) {
+		t.Run(formatName(d), func(t *testing.T) {
 			s := mustOpen(t, r.Socket, d)
 			shard := engineOf(t, d, cpus)
 			writeStreams(t, s, shard, random)
@@ -165,7 +168,7 @@ func TestEveryFormat(t *testing.T) {
 				groups := hyperparametersOf(d.Optimizer)
 				var optimizers []optim.Optimizer
 				for _, g := range groups {
-					optimizers = append(optimizers, d.optimizer(g))
+					optimizers = append(optimizers, optimizerOf(d, g))
 				}
 				if err := s.Step(step, 0.25, step%2 == 0, groups...); err != nil {
 					t.Fatal(err)
@@ -199,7 +202,7 @@ func (r *running) cpus(t *testing.T) []int {
 
 // writeStreams writes the same state to a session, in several ranges, and to a shard of
 // this process. It also writes parts of blocks of int8 moments.
-func writeStreams(t *testing.T, s *Session, held *engine.Shard, random *rand.Rand) {
+func writeStreams(t *testing.T, s *servicetest.Session, held *engine.Shard, random *rand.Rand) {
 	t.Helper()
 	format := held.Config().Format
 	values := make([][]float32, 1+format.Algorithm.Moments())
@@ -207,10 +210,10 @@ func writeStreams(t *testing.T, s *Session, held *engine.Shard, random *rand.Ran
 		values[stream] = make([]float32, s.Welcome.Elements)
 		for i := range values[stream] {
 			x := random.NormFloat64() * 0.01
-			if stream == FirstMoment && SecondMoment < len(values) { // at most its root, as with Adam
-				x = math.Sqrt(float64(values[SecondMoment][i])) * (2*random.Float64() - 1)
+			if stream == protocol.FirstMoment && protocol.SecondMoment < len(values) { // at most its root, as with Adam
+				x = math.Sqrt(float64(values[protocol.SecondMoment][i])) * (2*random.Float64() - 1)
 			}
-			if stream == SecondMoment || format.Algorithm == kernel.Adagrad && stream == FirstMoment {
+			if stream == protocol.SecondMoment || format.Algorithm == kernel.Adagrad && stream == protocol.FirstMoment {
 				x *= x
 			}
 			values[stream][i] = float32(x)
@@ -227,12 +230,12 @@ func writeStreams(t *testing.T, s *Session, held *engine.Shard, random *rand.Ran
 	held.Each(func(at shard.Chunk, c kernel.Chunk) {
 		n := c.Len()
 		for i := range n {
-			c.PutMasterWeight(format, i, values[MasterWeights][at.First+int64(i)])
+			c.PutMasterWeight(format, i, values[protocol.MasterWeights][at.First+int64(i)])
 		}
 		if c.Headers == nil {
-			for stream := FirstMoment; stream < len(values); stream++ {
+			for stream := protocol.FirstMoment; stream < len(values); stream++ {
 				for i := range n {
-					c.Moments[stream-FirstMoment].Put(i, values[stream][at.First+int64(i)])
+					c.Moments[stream-protocol.FirstMoment].Put(i, values[stream][at.First+int64(i)])
 				}
 			}
 			return
@@ -242,7 +245,7 @@ func writeStreams(t *testing.T, s *Session, held *engine.Shard, random *rand.Ran
 			var of [2][]float32
 			for moment := range of {
 				of[moment] = make([]float32, end-at)
-				if stream := FirstMoment + moment; stream < len(values) {
+				if stream := protocol.FirstMoment + moment; stream < len(values) {
 					copy(of[moment], got[stream][at:end])
 				}
 			}
@@ -257,7 +260,7 @@ func writeStreams(t *testing.T, s *Session, held *engine.Shard, random *rand.Ran
 		}
 		limit := map[kernel.MomentType]float64{kernel.MomentsFP32: 0, kernel.MomentsBF16: 3e-4,
 			kernel.MomentsInt8: 4e-3}[format.Moments]
-		if stream == MasterWeights {
+		if stream == protocol.MasterWeights {
 			limit = 0
 		}
 		if worst > limit {
@@ -301,23 +304,24 @@ func TestNormWithAnyCut(t *testing.T) {
 func TestAccumulate(t *testing.T) {
 	r := startService(t)
 	for _, gradient := range []string{"bf16", "fp16", "fp32"} {
-		for number, of := range numberTypes {
+		for number, of := range protocol.NumberTypes {
 			t.Run(fmt.Sprintf("%v to %s", of, gradient), func(t *testing.T) {
-				s := begun(t, r.Socket, testDocument(small, func(d *Document) {
+				s := begun(t, r.Socket, testDocument(small, func(d *protocol.Document) {
 					d.State, d.Gradient = "fp32", gradient
 				}))
 				putGradients(s, 1, 0, s.Welcome.Elements)
 				const first, count, offset = 1001, 40_000, 64
-				want := kernel.Array{Type: parameterTypes[gradient], Data: bytes.Clone(s.Gradients.Bytes())}
-				added := kernel.Array{Type: of, Data: s.window.Bytes()[offset : offset+count*of.Size()]}
+				want := kernel.Array{Type: protocol.ParameterTypes[gradient], Data: bytes.Clone(s.Gradients.Bytes())}
+				added := kernel.Array{Type: of, Data: s.Window.Bytes()[offset : offset+count*of.Size()]}
 				for i := range count {
 					added.Put(i, float32(math.Sin(float64(i))))
 				}
 				for n := range uint64(2) {
 					kernel.Generic.Accumulate(want.Slice(first, first+count), added)
 					for range 2 { // the second request must not add again
-						if err := s.done(Accumulate,
-							encode(accumulation{Type: uint32(number), First: first, Count: count, Offset: offset,
+						if err := s.Do(protocol.Accumulate,
+							protocol.Encode(protocol.AccumulateBody{Type: uint32(number), First: first, Count: count,
+								Offset: offset,
 								Number: 1 + n})); err != nil {
 							t.Fatal(err)
 						}
@@ -352,22 +356,24 @@ func TestPipelinedRequests(t *testing.T) {
 	r := startService(t)
 	s := begun(t, r.Socket, testDocument())
 	putGradients(s, 1, 0, testElements)
-	step := func(n uint64, flags uint32) packet {
-		return packet{kind: Step, body: stepBody{stepHeader{Step: n, Factor: 0.5, Flags: flags}, adamw}.encode()}
+	step := func(n uint64, flags uint32) protocol.Packet {
+		return protocol.Packet{Kind: protocol.Step,
+			Body: protocol.StepBody{StepHeader: protocol.StepHeader{Step: n, Factor: 0.5, Flags: flags},
+				Hyperparameters: adamw}.Encode()}
 	}
-	var sent []packet
+	var sent []protocol.Packet
 	for round := range uint64(20) {
-		for _, p := range []packet{
-			{kind: Ready, body: encode(stretch{0, testElements / 2})},
-			{kind: Norm},
+		for _, p := range []protocol.Packet{
+			{Kind: protocol.Ready, Body: protocol.Encode(protocol.RangeBody{First: 0, Count: testElements / 2})},
+			{Kind: protocol.Norm},
 			step(2*round+1, 0),
-			{kind: Wait, body: encode(waitBody{2*round + 1, 0, 1000})},
-			step(2*round+2, waitForStep),
+			{Kind: protocol.Wait, Body: protocol.Encode(protocol.WaitBody{Step: 2*round + 1, First: 0, Count: 1000})},
+			step(2*round+2, protocol.WaitForStep),
 			step(2*round+9, 0), // not the next step
-			{kind: Read, body: encode(transfer{Count: 10})},
+			{Kind: protocol.Read, Body: protocol.Encode(protocol.TransferBody{Count: 10})},
 		} {
-			p.number = uint32(1000 + len(sent))
-			if err := writePacket(s.c, p.encode()); err != nil {
+			p.Number = uint32(1000 + len(sent))
+			if err := protocol.WritePacket(s.Conn, p.Encode()); err != nil {
 				t.Fatal(err)
 			}
 			sent = append(sent, p)
@@ -375,20 +381,21 @@ func TestPipelinedRequests(t *testing.T) {
 	}
 	var norm []byte
 	for i, p := range sent {
-		data, _, err := readPacket(s.c, make([]byte, maximumPacket))
+		data, _, err := protocol.ReadPacket(s.Conn, make([]byte, protocol.MaximumPacket))
 		if err != nil {
 			t.Fatal(err)
 		}
-		result, err := parseAnswer(data, p)
+		result, err := protocol.ParseAnswer(data, p)
 		if i%7 == 5 {
-			wantError(t, err, OutOfOrder, fmt.Sprintf("step %d: the session has finished step %d, so the next is %d",
-				2*(i/7)+9, 2*(i/7)+2, 2*(i/7)+3))
+			wantError(t, err, protocol.OutOfOrder,
+				fmt.Sprintf("step %d: the session has finished step %d, so the next is %d",
+					2*(i/7)+9, 2*(i/7)+2, 2*(i/7)+3))
 			continue
 		}
 		if err != nil {
 			t.Fatal(err)
 		}
-		if p.kind == Norm {
+		if p.Kind == protocol.Norm {
 			if norm != nil && !bytes.Equal(norm, result) {
 				t.Errorf("the norm is %x, and was %x", result, norm)
 			}
@@ -417,13 +424,13 @@ func TestPipelinedRequests(t *testing.T) {
 // TestSaveAndLoad saves the state of a job of two ranks, and loads it into a job of
 // three ranks, with another format, on another service.
 func TestSaveAndLoad(t *testing.T) {
-	model := []Piece{{Name: "embed", Shape: []int64{300, 100}}, {Name: "norm", Shape: []int64{777}, Group: 1},
+	model := []protocol.Piece{{Name: "embed", Shape: []int64{300, 100}}, {Name: "norm", Shape: []int64{777}, Group: 1},
 		{Name: "mlp", Shape: []int64{20_000}}}
 	const elements = 30_000 + 777 + 20_000
-	job := func(world int, change func(*Document)) []*Document {
-		var ranks []*Document
+	job := func(world int, change func(*protocol.Document)) []*protocol.Document {
+		var ranks []*protocol.Document
 		for rank := range world {
-			d := testDocument(change, func(d *Document) {
+			d := testDocument(change, func(d *protocol.Document) {
 				d.World, d.LocalWorld, d.Rank, d.Parameters = world, world, rank, nil
 			})
 			first, end := int64(elements*rank/world), int64(elements*(rank+1)/world)
@@ -451,7 +458,7 @@ func TestSaveAndLoad(t *testing.T) {
 	directory := t.TempDir()
 	r := startService(t)
 	var want [3][]float32
-	for _, d := range job(2, func(*Document) {}) {
+	for _, d := range job(2, func(*protocol.Document) {}) {
 		s := begun(t, r.Socket, d)
 		for step := int64(1); step <= 3; step++ {
 			putGradients(s, step, 0, s.Welcome.Elements)
@@ -485,15 +492,15 @@ func TestSaveAndLoad(t *testing.T) {
 	}
 	other := startService(t)
 	at := 0
-	for _, d := range job(3, func(d *Document) {
+	for _, d := range job(3, func(d *protocol.Document) {
 		d.State, d.Moments, d.Parameter, d.Gradient = "fp32", "bf16", "fp16", "fp16"
 	}) {
 		s := mustOpen(t, other.Socket, d)
-		body, err := json.Marshal(loadBody{Directory: directory})
+		body, err := json.Marshal(protocol.LoadBody{Directory: directory})
 		if err != nil {
 			t.Fatal(err)
 		}
-		result, _, err := s.call(Load, body)
+		result, _, err := s.Call(protocol.Load, body)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -505,16 +512,16 @@ func TestSaveAndLoad(t *testing.T) {
 		for stream := range got {
 			for i, x := range got[stream] {
 				w := want[stream][at+i]
-				if limit := math.Abs(float64(w)) / 250; stream == MasterWeights && x != w ||
+				if limit := math.Abs(float64(w)) / 250; stream == protocol.MasterWeights && x != w ||
 					math.Abs(float64(x-w)) > limit {
 					t.Fatalf("rank %d, stream %d: element %d is %g, want %g", d.Rank, stream, i, x, w)
 				}
 			}
 		}
 		at += len(got[0])
-		half := kernel.Array{Type: parameterTypes["fp16"], Data: make([]byte, 2)}
+		half := kernel.Array{Type: protocol.ParameterTypes["fp16"], Data: make([]byte, 2)}
 		seen := kernel.Array{Type: half.Type, Data: s.Parameters.Bytes()}
-		for i, w := range got[MasterWeights] {
+		for i, w := range got[protocol.MasterWeights] {
 			if half.Put(0, w); half.At(0) != seen.At(i) {
 				t.Fatalf("the parameter of element %d is %g, want %g", i, seen.At(i), half.At(0))
 			}
@@ -533,21 +540,22 @@ func TestSaveAndLoad(t *testing.T) {
 func TestAnswersComeInOrder(t *testing.T) {
 	s := begun(t, startService(t).Socket, testDocument(of(4<<20)))
 	for step := uint64(1); step <= 5; step++ {
-		requests := []packet{
-			{kind: Step, number: 1, body: stepBody{stepHeader{Step: step, Factor: 1, Flags: waitForStep},
-				adamw[:1]}.encode()},
-			{kind: Stat, number: 2},
+		requests := []protocol.Packet{
+			{Kind: protocol.Step, Number: 1, Body: protocol.StepBody{StepHeader: protocol.StepHeader{Step: step,
+				Factor: 1, Flags: protocol.WaitForStep},
+				Hyperparameters: adamw[:1]}.Encode()},
+			{Kind: protocol.Stat, Number: 2},
 		}
 		for _, p := range requests {
-			if err := writePacket(s.c, p.encode()); err != nil {
+			if err := protocol.WritePacket(s.Conn, p.Encode()); err != nil {
 				t.Fatal(err)
 			}
 		}
 		for _, p := range requests {
-			data, files, err := readPacket(s.c, make([]byte, maximumPacket))
+			data, files, err := protocol.ReadPacket(s.Conn, make([]byte, protocol.MaximumPacket))
 			if err == nil {
-				closeAll(files)
-				_, err = parseAnswer(data, p)
+				protocol.CloseAll(files)
+				_, err = protocol.ParseAnswer(data, p)
 			}
 			if err != nil {
 				t.Fatal(err)

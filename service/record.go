@@ -10,6 +10,7 @@ import (
 
 	"plimsoll/arena"
 	"plimsoll/ledger"
+	"plimsoll/service/protocol"
 )
 
 // record is the session header: what a restarted service must know of a session. It
@@ -18,7 +19,7 @@ import (
 type record struct {
 	*arena.Arena
 	*recordHead
-	groups [][hyperparameters]float64 // of the prepared step
+	groups []protocol.Hyperparameters // of the prepared step
 }
 
 // recordComponent ends the name of the session header's arena.
@@ -57,13 +58,13 @@ const recordHeadSize = int(unsafe.Sizeof(recordHead{}))
 func groupsBegin(document int) int { return (recordHeadSize + document + 7) &^ 7 }
 
 func sizeOfRecord(document, groups int) ledger.Bytes {
-	return ledger.Bytes(groupsBegin(document) + groups*8*hyperparameters)
+	return ledger.Bytes(groupsBegin(document) + groups*int(unsafe.Sizeof(protocol.Hyperparameters{})))
 }
 
 // newRecord makes the header of a session. It holds the original text of the document:
 // a restoring service parses the same text, and so refuses it only if open would have.
-func newRecord(d *Document, text []byte, pages arena.Pages) (*record, error) {
-	a, err := arena.New(d.key().String()+"/"+recordComponent, sizeOfRecord(len(text), d.Groups), arena.BasePages)
+func newRecord(d *protocol.Document, text []byte, pages arena.Pages) (*record, error) {
+	a, err := arena.New(keyOf(d).String()+"/"+recordComponent, sizeOfRecord(len(text), d.Groups), arena.BasePages)
 	if err != nil {
 		return nil, err
 	}
@@ -82,7 +83,7 @@ func overlay(a *arena.Arena) *record {
 	r := &record{Arena: a, recordHead: head}
 	if head.groupCount > 0 {
 		r.groups = unsafe.Slice(
-			(*[hyperparameters]float64)(unsafe.Pointer(&a.Bytes()[groupsBegin(int(head.document))])), head.groupCount)
+			(*protocol.Hyperparameters)(unsafe.Pointer(&a.Bytes()[groupsBegin(int(head.document))])), head.groupCount)
 	}
 	return r
 }
@@ -92,10 +93,10 @@ func (h *recordHead) check() error {
 	switch {
 	case h.magic != recordMagic:
 		return errors.New("it is none of this release")
-	case checkLength(h.document) != nil:
-		return checkLength(h.document)
-	case h.groupCount > maximumGroups:
-		return fmt.Errorf("it has %d parameter groups: expected at most %d", h.groupCount, maximumGroups)
+	case protocol.CheckDocumentLength(h.document) != nil:
+		return protocol.CheckDocumentLength(h.document)
+	case h.groupCount > protocol.MaximumGroups:
+		return fmt.Errorf("it has %d parameter groups: expected at most %d", h.groupCount, protocol.MaximumGroups)
 	case h.pages > uint64(arena.HugetlbPages):
 		return fmt.Errorf("there is no kind of pages %d", h.pages)
 	}
@@ -103,7 +104,7 @@ func (h *recordHead) check() error {
 }
 
 // readRecord reads the header that an earlier service made. The caller keeps the file.
-func readRecord(name string, file *os.File) (*record, *Document, error) {
+func readRecord(name string, file *os.File) (*record, *protocol.Document, error) {
 	bytes := make([]byte, recordHeadSize)
 	if _, err := file.ReadAt(bytes, 0); err != nil {
 		return nil, nil, fmt.Errorf("the record %s: %w", name, err)
@@ -116,7 +117,7 @@ func readRecord(name string, file *os.File) (*record, *Document, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	d, err := parseDocument(a.Bytes()[recordHeadSize : recordHeadSize+int(head.document)])
+	d, err := protocol.ParseDocument(a.Bytes()[recordHeadSize : recordHeadSize+int(head.document)])
 	if err == nil && d.Groups != int(head.groupCount) {
 		err = fmt.Errorf("it has hyperparameters of %d groups, and its document %d", head.groupCount, d.Groups)
 	}
@@ -141,7 +142,7 @@ func (r *record) initialized() bool { return r.condition.Load() == stateIsWhole 
 // prepare records the first phase of the two-phase commit of a step: its gradients are
 // final, and these are its hyperparameters. The step's number goes in last, so that a
 // torn write is not taken for a prepared step.
-func (r *record) prepare(step uint64, groups [][hyperparameters]float64) {
+func (r *record) prepare(step uint64, groups []protocol.Hyperparameters) {
 	r.preparedStep.Store(0)
 	copy(r.groups, groups)
 	r.preparedStep.Store(step)

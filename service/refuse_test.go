@@ -7,7 +7,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"plimsoll/ledger"
 	"regexp"
 	"slices"
 	"strings"
@@ -18,13 +17,18 @@ import (
 
 	"github.com/go-json-experiment/json"
 	"golang.org/x/sys/unix"
+
+	"plimsoll/ledger"
+	"plimsoll/service/client"
+	"plimsoll/service/protocol"
+	"plimsoll/service/servicetest"
 )
 
 // watch starts a witness: a training on the same service, which must not notice what
 // others do there. Its end must equal that of an undisturbed training.
 func watch(t *testing.T, r *running) {
 	t.Helper()
-	x := &trainer{Socket: r.Socket, Document: testDocument(small, func(d *Document) {
+	x := &trainer{Socket: r.Socket, Document: testDocument(small, func(d *protocol.Document) {
 		d.World, d.Rank, d.Part = 2, 1, "witness"
 	})}
 	var last int64
@@ -59,9 +63,9 @@ func watch(t *testing.T, r *running) {
 }
 
 // wantError compares an error with a status and a text, in which * stands for anything.
-func wantError(t *testing.T, err error, status Status, text string) {
+func wantError(t *testing.T, err error, status protocol.Status, text string) {
 	t.Helper()
-	var e *Error
+	var e *protocol.Error
 	pattern := regexp.MustCompile(`(?s)^` + strings.ReplaceAll(regexp.QuoteMeta(text), `\*`, `.*`) + `$`)
 	switch {
 	case !errors.As(err, &e):
@@ -98,9 +102,9 @@ const (
 	frozen = fixed | unix.F_SEAL_WRITE
 )
 
-func dial(t *testing.T, r *running) *Client {
+func dial(t *testing.T, r *running) *client.Client {
 	t.Helper()
-	c, err := Dial(r.Socket)
+	c, err := client.Dial(r.Socket)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -126,93 +130,105 @@ func TestOpenIsRefused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer closeAll([]*os.File{readable, writable})
+	defer protocol.CloseAll([]*os.File{readable, writable})
 	for _, c := range []struct {
 		name   string
 		length uint64
 		files  []*os.File
-		status Status
+		status protocol.Status
 		want   string
 	}{
-		{"shorter than said", uint64(length) + 1, []*os.File{sealed}, Refused,
+		{"shorter than said", uint64(length) + 1, []*os.File{sealed}, protocol.Refused,
 			fmt.Sprintf("open: the document: the memfd has %d bytes: expected at least %d", length, length+1)},
-		{"of no bytes", 0, []*os.File{sealed}, Refused, "open: a document of 0 bytes: expected 1 to 268435456"},
-		{"of too many", 1 << 63, []*os.File{sealed}, Refused, "open: a document of 9223372036854775808 bytes: " +
-			"expected 1 to 268435456"},
-		{"cut short", uint64(length) - 1, []*os.File{sealed}, Refused, "open: the document cannot be read: *"},
-		{"zeros", 1000, []*os.File{memfd(t, nil, 1000, frozen)}, Refused, "open: the document cannot be read: *"},
-		{"not sealed", uint64(length), []*os.File{memfd(t, text, length, 0)}, Refused,
+		{"of no bytes", 0, []*os.File{sealed}, protocol.Refused,
+			"open: a document of 0 bytes: expected 1 to 268435456"},
+		{"of too many", 1 << 63, []*os.File{sealed}, protocol.Refused,
+			"open: a document of 9223372036854775808 bytes: " +
+				"expected 1 to 268435456"},
+		{"cut short", uint64(length) - 1, []*os.File{sealed}, protocol.Refused, "open: the document cannot be read: *"},
+		{"zeros", 1000, []*os.File{memfd(t, nil, 1000, frozen)}, protocol.Refused,
+			"open: the document cannot be read: *"},
+		{"not sealed", uint64(length), []*os.File{memfd(t, text, length, 0)}, protocol.Refused,
 			"open: the document: the memfd has the seals 0x0: expected 0xe among them (fcntl(F_ADD_SEALS))"},
-		{"that can be written", uint64(length), []*os.File{memfd(t, text, length, fixed)}, Refused,
+		{"that can be written", uint64(length), []*os.File{memfd(t, text, length, fixed)}, protocol.Refused,
 			"open: the document: the memfd has the seals 0x6: expected 0xe among them (fcntl(F_ADD_SEALS))"},
-		{"a file", uint64(length), []*os.File{plain}, Refused, "open: the document: the file is no memfd that can be " +
-			"sealed: expected memfd_create(..., MFD_ALLOW_SEALING)"},
-		{"a pipe", uint64(length), []*os.File{readable}, Refused, "open: the document: the file is no memfd that can " +
-			"be sealed: expected memfd_create(..., MFD_ALLOW_SEALING)"},
-		{"no file", uint64(length), nil, Malformed, "open with 0 file descriptors: expected 1"},
-		{"two files", uint64(length), []*os.File{sealed, sealed}, Malformed,
+		{"a file", uint64(length), []*os.File{plain}, protocol.Refused,
+			"open: the document: the file is no memfd that can be " +
+				"sealed: expected memfd_create(..., MFD_ALLOW_SEALING)"},
+		{"a pipe", uint64(length), []*os.File{readable}, protocol.Refused,
+			"open: the document: the file is no memfd that can " +
+				"be sealed: expected memfd_create(..., MFD_ALLOW_SEALING)"},
+		{"no file", uint64(length), nil, protocol.Malformed, "open with 0 file descriptors: expected 1"},
+		{"two files", uint64(length), []*os.File{sealed, sealed}, protocol.Malformed,
 			"open with 2 file descriptors: expected 1"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			client := dial(t, r)
-			wantError(t, client.done(Open, encode(openBody{c.length}), c.files...), c.status, c.want)
-			switch _, err := client.Overview(); {
-			case c.status == Malformed && !errors.Is(err, ErrLost):
+			dialed := dial(t, r)
+			wantError(t, dialed.Do(protocol.Open, protocol.Encode(protocol.OpenBody{Length: c.length}), c.files...),
+				c.status, c.want)
+			switch _, err := dialed.Overview(); {
+			case c.status == protocol.Malformed && !errors.Is(err, client.ErrLost):
 				t.Errorf("after what was malformed the connection goes on: %v", err)
-			case c.status != Malformed && err != nil:
+			case c.status != protocol.Malformed && err != nil:
 				t.Errorf("after what was refused: %v", err)
 			}
 		})
 	}
 	for _, c := range []struct {
 		name   string
-		change func(*Document)
-		status Status
+		change func(*protocol.Document)
+		status protocol.Status
 		want   string
 	}{
-		{"schema", func(d *Document) { d.Schema = "plimsoll.open/2" }, Refused,
+		{"schema", func(d *protocol.Document) { d.Schema = "plimsoll.open/2" }, protocol.Refused,
 			`open: schema is "plimsoll.open/2": expected "plimsoll.open/1"`},
-		{"job", func(d *Document) { d.Job = "a job" }, Refused,
+		{"job", func(d *protocol.Document) { d.Job = "a job" }, protocol.Refused,
 			`open: job is "a job": expected 1 to 64 of a-z A-Z 0-9 . _ -, and no dot at the beginning`},
-		{"part", func(d *Document) { d.Part = "" }, Refused,
+		{"part", func(d *protocol.Document) { d.Part = "" }, protocol.Refused,
 			`open: part is "": expected 1 to 64 of a-z A-Z 0-9 . _ -, and no dot at the beginning`},
-		{"part that is a path", func(d *Document) { d.Part = ".." }, Refused,
+		{"part that is a path", func(d *protocol.Document) { d.Part = ".." }, protocol.Refused,
 			`open: part is "..": expected 1 to 64 of a-z A-Z 0-9 . _ -, and no dot at the beginning`},
-		{"rank", func(d *Document) { d.Rank = 1 }, Refused, "open: rank is 1 of 1: expected 0 to 0"},
-		{"ranks of a host", func(d *Document) { d.World, d.LocalWorld = 1<<20, 1<<20 }, Refused,
+		{"rank", func(d *protocol.Document) { d.Rank = 1 }, protocol.Refused, "open: rank is 1 of 1: expected 0 to 0"},
+		{"ranks of a host", func(d *protocol.Document) { d.World, d.LocalWorld = 1<<20, 1<<20 }, protocol.Refused,
 			"open: local_world is 1048576 of 1048576 ranks: expected 1 to 1024"},
-		{"optimizer", func(d *Document) { d.Optimizer = "muon" }, Refused,
+		{"optimizer", func(d *protocol.Document) { d.Optimizer = "muon" }, protocol.Refused,
 			`open: optimizer is "muon": expected one of adamw, adam, lion, adagrad, sgd`},
-		{"format", func(d *Document) { d.Parameter = "fp16" }, Refused, "open: *split*"},
-		{"group of a parameter", func(d *Document) { d.Parameters[1].Group = 2 }, Refused,
+		{"format", func(d *protocol.Document) { d.Parameter = "fp16" }, protocol.Refused, "open: *split*"},
+		{"group of a parameter", func(d *protocol.Document) { d.Parameters[1].Group = 2 }, protocol.Refused,
 			"open: parameter norm is in group 2: there are 2"},
-		{"twice", func(d *Document) { d.Parameters[1].Name = "embed" }, Refused, "open: parameter embed is there " +
-			"twice: a shard has one piece of a parameter"},
-		{"no parameters", func(d *Document) { d.Parameters = nil }, Refused, "open: there are no parameters"},
-		{"beyond the parameter", func(d *Document) { d.Parameters[2].First = 1 << 62 }, Refused,
+		{"twice", func(d *protocol.Document) { d.Parameters[1].Name = "embed" }, protocol.Refused,
+			"open: parameter embed is there " +
+				"twice: a shard has one piece of a parameter"},
+		{"no parameters", func(d *protocol.Document) { d.Parameters = nil }, protocol.Refused,
+			"open: there are no parameters"},
+		{"beyond the parameter", func(d *protocol.Document) { d.Parameters[2].First = 1 << 62 }, protocol.Refused,
 			"open: parameter mlp: 99223 elements from 4611686018427387904 on, of 100000"},
-		{"count that overflows", func(d *Document) { d.Parameters[2].Count = math.MaxInt64 }, Refused,
+		{"count that overflows", func(d *protocol.Document) { d.Parameters[2].Count = math.MaxInt64 }, protocol.Refused,
 			"open: parameter mlp: 9223372036854775807 elements from 777 on, of 100000"},
-		{"shape that overflows", func(d *Document) { d.Parameters[2].Shape = []int64{1 << 40, 1 << 40} }, Refused,
+		{"shape that overflows", func(d *protocol.Document) { d.Parameters[2].Shape = []int64{1 << 40, 1 << 40} },
+			protocol.Refused,
 			"open: parameter mlp has the shape [1099511627776 1099511627776]: expected at most 281474976710656 " +
 				"elements, and none of 0"},
-		{"instance", func(d *Document) { d.Instance = -1 }, Refused, "open: instance is -1: expected 0 to 2147483648"},
-		{"CPU", func(d *Document) { d.CPUs = []int{8191} }, Refused, "open: *8191*"},
-		{"CPU that cannot be", func(d *Document) { d.CPUs = []int{-1} }, Refused, "open: cpus: expected at most 8192 " +
-			"CPUs, each from 0 to 8191"},
-		{"another job", func(d *Document) { d.Job = "other" }, Busy, "open: this service holds the job test, and not " +
-			"other; it takes another when that one's sessions are closed"},
-		{"a rank that is held", func(d *Document) {
-			*d = *testDocument(small, func(d *Document) { d.World, d.Rank, d.Part = 2, 1, "witness" })
-		}, Busy, fmt.Sprintf("open: session rank1/witness of job test is held by process %d, which is this one; give "+
-			"each optimizer of a program a name of its own*", os.Getpid())},
-		{"everything at once", func(d *Document) {
-			d.Parameters[0] = Piece{Name: "huge", Shape: []int64{1 << 47},
+		{"instance", func(d *protocol.Document) { d.Instance = -1 }, protocol.Refused,
+			"open: instance is -1: expected 0 to 2147483648"},
+		{"CPU", func(d *protocol.Document) { d.CPUs = []int{8191} }, protocol.Refused, "open: *8191*"},
+		{"CPU that cannot be", func(d *protocol.Document) { d.CPUs = []int{-1} }, protocol.Refused,
+			"open: cpus: expected at most 8192 " +
+				"CPUs, each from 0 to 8191"},
+		{"another job", func(d *protocol.Document) { d.Job = "other" }, protocol.Busy,
+			"open: this service holds the job test, and not " +
+				"other; it takes another when that one's sessions are closed"},
+		{"a rank that is held", func(d *protocol.Document) {
+			*d = *testDocument(small, func(d *protocol.Document) { d.World, d.Rank, d.Part = 2, 1, "witness" })
+		}, protocol.Busy, fmt.Sprintf("open: session rank1/witness of job test is held by process %d, which is this "+
+			"one; give each optimizer of a program a name of its own*", os.Getpid())},
+		{"everything at once", func(d *protocol.Document) {
+			d.Parameters[0] = protocol.Piece{Name: "huge", Shape: []int64{1 << 47},
 				Count: 1 << 47}
-		}, DoesNotFit, "open: the state of *"},
+		}, protocol.DoesNotFit, "open: the state of *"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			s, err := OpenSession(r.Socket, testDocument(c.change))
+			s, err := servicetest.Open(r.Socket, testDocument(c.change))
 			if err == nil {
 				t.Fatal(errors.Join(errors.New("it was opened"), s.Close()))
 			}
@@ -233,157 +249,188 @@ func TestRequestsAreRefused(t *testing.T) {
 	mustStep(t, s, 2)
 	before := fingerprint(t, s)
 	const end = testElements
-	request := func(kind Kind, values ...any) func() error {
-		return func() error { return s.done(kind, encode(values...)) }
+	request := func(kind protocol.Kind, values ...any) func() error {
+		return func() error { return s.Do(kind, protocol.Encode(values...)) }
 	}
-	step := func(number uint64, factor float64, groups ...Hyperparameters) func() error {
-		return func() error { return s.done(Step, stepBody{stepHeader{Step: number, Factor: factor}, groups}.encode()) }
+	step := func(number uint64, factor float64, groups ...protocol.Hyperparameters) func() error {
+		return func() error {
+			return s.Do(protocol.Step, protocol.StepBody{StepHeader: protocol.StepHeader{Step: number, Factor: factor},
+				Hyperparameters: groups}.Encode())
+		}
 	}
-	body := func(kind Kind, h stepHeader, groups ...Hyperparameters) func() error {
-		return func() error { return s.done(kind, stepBody{h, groups}.encode()) }
+	body := func(kind protocol.Kind, h protocol.StepHeader, groups ...protocol.Hyperparameters) func() error {
+		return func() error { return s.Do(kind, protocol.StepBody{StepHeader: h, Hyperparameters: groups}.Encode()) }
 	}
-	with := func(i int, x float64) Hyperparameters {
+	with := func(i int, x float64) protocol.Hyperparameters {
 		h := adamw[1]
 		h[i] = x
 		return h
 	}
-	window := uint64(windowSize)
+	window := uint64(servicetest.WindowSize)
 	for _, c := range []struct {
 		name   string
 		ask    func() error
-		status Status
+		status protocol.Status
 		want   string
 	}{
-		{"another session", func() error { return s.open(testDocument()) }, OutOfOrder,
+		{"another session", func() error { return s.Open(testDocument()) }, protocol.OutOfOrder,
 			"open: this connection has a session already"},
-		{"window of 0", func() error { return s.done(Window, encode(windowBody{0}), memfd(t, nil, 10, fixed)) },
-			Refused, "window of 0 bytes: expected 1 to 1099511627776"},
+		{"window of 0", func() error {
+			return s.Do(protocol.Window, protocol.Encode(protocol.WindowBody{Bytes: 0}), memfd(t, nil, 10, fixed))
+		},
+			protocol.Refused, "window of 0 bytes: expected 1 to 1099511627776"},
 		{"window that is smaller", func() error {
-			return s.done(Window, encode(windowBody{4097}), memfd(t, nil, 4096, fixed))
-		}, Refused, "window: the memfd has 4096 bytes: expected at least 4097"},
+			return s.Do(protocol.Window, protocol.Encode(protocol.WindowBody{Bytes: 4097}), memfd(t, nil, 4096, fixed))
+		}, protocol.Refused, "window: the memfd has 4096 bytes: expected at least 4097"},
 		{"window that could shrink", func() error {
-			return s.done(Window, encode(windowBody{4096}), memfd(t, nil, 4096, unix.F_SEAL_GROW))
-		}, Refused, "window: the memfd has the seals 0x4: expected 0x2 among them (fcntl(F_ADD_SEALS))"},
+			return s.Do(protocol.Window, protocol.Encode(protocol.WindowBody{Bytes: 4096}),
+				memfd(t, nil, 4096, unix.F_SEAL_GROW))
+		}, protocol.Refused, "window: the memfd has the seals 0x4: expected 0x2 among them (fcntl(F_ADD_SEALS))"},
 		{"window that cannot be written", func() error {
-			return s.done(Window, encode(windowBody{4096}), memfd(t, nil, 4096, frozen))
-		}, Refused, "window: mmap of 4096 bytes: operation not permitted"},
+			return s.Do(protocol.Window, protocol.Encode(protocol.WindowBody{Bytes: 4096}), memfd(t, nil, 4096, frozen))
+		}, protocol.Refused, "window: mmap of 4096 bytes: operation not permitted"},
 
-		{"read behind the end", request(Read, transfer{First: end, Count: 1}), Refused,
+		{"read behind the end", request(protocol.Read, protocol.TransferBody{First: end, Count: 1}), protocol.Refused,
 			"read: 1 elements from 200000 on, of a shard of 200000"},
-		{"read of nothing", request(Read, transfer{}), Refused, "read: 0 elements from 0 on, of a shard of 200000"},
-		{"read of a sum that overflows", request(Read, transfer{First: 2, Count: math.MaxUint64}), Refused,
+		{"read of nothing", request(protocol.Read, protocol.TransferBody{}), protocol.Refused,
+			"read: 0 elements from 0 on, of a shard of 200000"},
+		{"read of a sum that overflows", request(protocol.Read, protocol.TransferBody{First: 2, Count: math.MaxUint64}),
+			protocol.Refused,
 			"read: 18446744073709551615 elements from 2 on, of a shard of 200000"},
-		{"write from beyond", request(Write, transfer{First: math.MaxUint64, Count: 2}), Refused,
+		{"write from beyond", request(protocol.Write, protocol.TransferBody{First: math.MaxUint64, Count: 2}),
+			protocol.Refused,
 			"write: 2 elements from 18446744073709551615 on, of a shard of 200000"},
-		{"write behind the window", request(Write, transfer{Count: 2, Offset: window - 4}), Refused,
+		{"write behind the window", request(protocol.Write, protocol.TransferBody{Count: 2, Offset: window - 4}),
+			protocol.Refused,
 			"write: 2 numbers of 4 bytes at offset 16777212 of a window of 16777216 bytes; offsets are multiples of " +
 				"a number's size"},
-		{"an offset that overflows", request(Write, transfer{Count: 2, Offset: math.MaxUint64 - 3}), Refused,
+		{"an offset that overflows", request(protocol.Write,
+			protocol.TransferBody{Count: 2, Offset: math.MaxUint64 - 3}), protocol.Refused,
 			"write: 2 numbers of 4 bytes at offset 18446744073709551612 of a window of 16777216 bytes; offsets are " +
 				"multiples of a number's size"},
-		{"an offset between numbers", request(Read, transfer{Count: 1, Offset: 2}), Refused,
+		{"an offset between numbers", request(protocol.Read, protocol.TransferBody{Count: 1, Offset: 2}),
+			protocol.Refused,
 			"read: 1 numbers of 4 bytes at offset 2 of a window of 16777216 bytes; offsets are multiples of " +
 				"a number's size"},
-		{"a stream that there is not", request(Read, transfer{What: 3, Count: 1}), Refused,
+		{"a stream that there is not", request(protocol.Read, protocol.TransferBody{What: 3, Count: 1}),
+			protocol.Refused,
 			"read: stream 3: adamw has master weights (0) and 2 moments"},
-		{"a type that there is not", request(Accumulate, accumulation{Type: 3, Count: 1}), Refused,
+		{"a type that there is not", request(protocol.Accumulate, protocol.AccumulateBody{Type: 3, Count: 1}),
+			protocol.Refused,
 			"accumulate of type 3: expected 0 (bf16), 1 (fp16) or 2 (fp32)"},
-		{"accumulate beyond", request(Accumulate, accumulation{Type: 2, First: end - 1, Count: 2}), Refused,
+		{"accumulate beyond", request(protocol.Accumulate, protocol.AccumulateBody{Type: 2, First: end - 1, Count: 2}),
+			protocol.Refused,
 			"accumulate: 2 elements from 199999 on, of a shard of 200000"},
-		{"ready beyond", request(Ready, stretch{1, end}), Refused,
+		{"ready beyond", request(protocol.Ready, protocol.RangeBody{First: 1, Count: end}), protocol.Refused,
 			"ready: 200000 elements from 1 on, of a shard of 200000"},
-		{"ready of a sum that overflows", request(Ready, stretch{1, math.MaxUint64}), Refused,
+		{"ready of a sum that overflows", request(protocol.Ready, protocol.RangeBody{First: 1, Count: math.MaxUint64}),
+			protocol.Refused,
 			"ready: 18446744073709551615 elements from 1 on, of a shard of 200000"},
 
-		{"the step after the next", step(4, 1, adamw...), OutOfOrder,
+		{"the step after the next", step(4, 1, adamw...), protocol.OutOfOrder,
 			"step 4: the session has finished step 2, so the next is 3"},
-		{"a step before", step(1, 1, adamw...), OutOfOrder,
+		{"a step before", step(1, 1, adamw...), protocol.OutOfOrder,
 			"step 1: the session has finished step 2, so the next is 3"},
-		{"step 0", step(0, 1, adamw...), OutOfOrder, "step 0: the session has finished step 2, so the next is 3"},
-		{"the last step that there can be", step(math.MaxUint64, 1, adamw...), OutOfOrder,
+		{"step 0", step(0, 1, adamw...), protocol.OutOfOrder,
+			"step 0: the session has finished step 2, so the next is 3"},
+		{"the last step that there can be", step(math.MaxUint64, 1, adamw...), protocol.OutOfOrder,
 			"step 18446744073709551615: the session has finished step 2, so the next is 3"},
-		{"a factor that is no number", step(3, math.NaN(), adamw...), Refused,
+		{"a factor that is no number", step(3, math.NaN(), adamw...), protocol.Refused,
 			"step with the factor NaN: skip a step whose gradients are not finite"},
-		{"a factor that is infinite", step(3, math.Inf(-1), adamw...), Refused, "step with the factor -Inf: skip a " +
-			"step whose gradients are not finite"},
-		{"a group too few", step(3, 1, adamw[0]), Refused, "step with 1 parameter groups: the session has 2"},
-		{"a negative rate", step(3, 1, adamw[0], with(0, -1)), Refused, "step, parameter group 1, *: *learning rate*"},
-		{"a rate that is no number", step(3, 1, adamw[0], with(0, math.NaN())), Refused,
+		{"a factor that is infinite", step(3, math.Inf(-1), adamw...), protocol.Refused,
+			"step with the factor -Inf: skip a " +
+				"step whose gradients are not finite"},
+		{"a group too few", step(3, 1, adamw[0]), protocol.Refused, "step with 1 parameter groups: the session has 2"},
+		{"a negative rate", step(3, 1, adamw[0], with(0, -1)), protocol.Refused,
 			"step, parameter group 1, *: *learning rate*"},
-		{"a beta of 1", step(3, 1, with(1, 1), adamw[1]), Refused, "step, parameter group 0, *: *beta*"},
-		{"an infinite epsilon", step(3, 1, with(3, math.Inf(1)), adamw[1]), Refused,
+		{"a rate that is no number", step(3, 1, adamw[0], with(0, math.NaN())), protocol.Refused,
+			"step, parameter group 1, *: *learning rate*"},
+		{"a beta of 1", step(3, 1, with(1, 1), adamw[1]), protocol.Refused, "step, parameter group 0, *: *beta*"},
+		{"an infinite epsilon", step(3, 1, with(3, math.Inf(1)), adamw[1]), protocol.Refused,
 			"step, parameter group 0, *: *epsilon*"},
-		{"a rate that fp32 cannot hold", step(3, 1, adamw[0], with(0, 1e39)), Refused,
+		{"a rate that fp32 cannot hold", step(3, 1, adamw[0], with(0, 1e39)), protocol.Refused,
 			"step, parameter group 1, *: the learning rate*binary32*"},
-		{"a weight decay that fp32 cannot hold", step(3, 1, with(4, 1e308), adamw[1]), Refused,
+		{"a weight decay that fp32 cannot hold", step(3, 1, with(4, 1e308), adamw[1]), protocol.Refused,
 			"step, parameter group 0, *: the weight decay*binary32*"},
-		{"an epsilon that would be zero", step(3, 1, with(3, 1e-60), adamw[1]), Refused,
+		{"an epsilon that would be zero", step(3, 1, with(3, 1e-60), adamw[1]), protocol.Refused,
 			"step, parameter group 0, *: the epsilon*binary32*"},
-		{"a factor that fp32 cannot hold", step(3, 1e39, adamw...), Refused,
+		{"a factor that fp32 cannot hold", step(3, 1e39, adamw...), protocol.Refused,
 			"step, parameter group 0, *: the factor*binary32*"},
-		{"a factor that would be zero", step(3, 1e-60, adamw...), Refused,
+		{"a factor that would be zero", step(3, 1e-60, adamw...), protocol.Refused,
 			"step, parameter group 0, *: the factor*binary32*"},
 
-		{"flags that there are not", body(Step, stepHeader{Step: 3, Factor: 1, Flags: 8}, adamw...), Refused,
+		{"flags that there are not", body(protocol.Step, protocol.StepHeader{Step: 3, Factor: 1, Flags: 8}, adamw...),
+			protocol.Refused,
 			"step with flags 0x8: this version has 0x3"},
-		{"a step that is not prepared", body(Step, stepHeader{Step: 3, Factor: 1, Flags: preparedStep}), OutOfOrder,
+		{"a step that is not prepared", body(protocol.Step,
+			protocol.StepHeader{Step: 3, Factor: 1, Flags: protocol.PreparedStep}), protocol.OutOfOrder,
 			"step 3 as prepared: step 0 is (0 is none)"},
-		{"a step as prepared, and not", body(Step, stepHeader{Step: 3, Factor: 1, Flags: preparedStep}, adamw...),
-			Refused, "step 3 as prepared, with 2 parameter groups: expected none"},
-		{"the step that was made is prepared", body(Prepare, stepHeader{Step: 2}, adamw...), OutOfOrder,
+		{"a step as prepared, and not", body(protocol.Step,
+			protocol.StepHeader{Step: 3, Factor: 1, Flags: protocol.PreparedStep}, adamw...),
+			protocol.Refused, "step 3 as prepared, with 2 parameter groups: expected none"},
+		{"the step that was made is prepared", body(protocol.Prepare, protocol.StepHeader{Step: 2}, adamw...),
+			protocol.OutOfOrder,
 			"prepare 2: the session has finished step 2, so the next is 3"},
-		{"a factor before its time", body(Prepare, stepHeader{Step: 3, Factor: 1}, adamw...), Refused,
+		{"a factor before its time", body(protocol.Prepare, protocol.StepHeader{Step: 3, Factor: 1}, adamw...),
+			protocol.Refused,
 			"prepare with flags 0x0 and factor 1: expected neither, which come with the step"},
-		{"flags before their time", body(Prepare, stepHeader{Step: 3, Flags: waitForStep}, adamw...), Refused,
+		{"flags before their time", body(protocol.Prepare, protocol.StepHeader{Step: 3, Flags: protocol.WaitForStep},
+			adamw...), protocol.Refused,
 			"prepare with flags 0x1 and factor 0: expected neither, which come with the step"},
-		{"a group too few is prepared", body(Prepare, stepHeader{Step: 3}, adamw[0]), Refused,
+		{"a group too few is prepared", body(protocol.Prepare, protocol.StepHeader{Step: 3}, adamw[0]),
+			protocol.Refused,
 			"prepare with 1 parameter groups: the session has 2"},
-		{"a beta of 1 is prepared", body(Prepare, stepHeader{Step: 3}, with(1, 1), adamw[1]), Refused,
+		{"a beta of 1 is prepared", body(protocol.Prepare, protocol.StepHeader{Step: 3}, with(1, 1), adamw[1]),
+			protocol.Refused,
 			"prepare, parameter group 0, *: *beta*"},
-		{"a rate that fp32 cannot hold is prepared", body(Prepare, stepHeader{Step: 3}, with(0, 1e39), adamw[1]),
-			Refused, "prepare, parameter group 0, *: the learning rate*binary32*"},
+		{"a rate that fp32 cannot hold is prepared",
+			body(protocol.Prepare, protocol.StepHeader{Step: 3}, with(0, 1e39), adamw[1]),
+			protocol.Refused, "prepare, parameter group 0, *: the learning rate*binary32*"},
 
-		{"wait for what did not begin", request(Wait, waitBody{3, 0, 1}), OutOfOrder,
+		{"wait for what did not begin", request(protocol.Wait, protocol.WaitBody{Step: 3, First: 0, Count: 1}),
+			protocol.OutOfOrder,
 			"wait for step 3: the last that was begun is 2"},
-		{"wait beyond", request(Wait, waitBody{2, end, 1}), Refused,
+		{"wait beyond", request(protocol.Wait, protocol.WaitBody{Step: 2, First: end, Count: 1}), protocol.Refused,
 			"wait: 1 elements from 200000 on, of a shard of 200000"},
-		{"a step too far", request(SetStep, setStep{1 << 63}), Refused, "set_step 9223372036854775808: expected at " +
-			"most 4611686018427387904"},
-		{"save to nowhere", func() error { _, err := s.Save("/nowhere", nil); return err }, Storage,
+		{"a step too far", request(protocol.SetStep, protocol.SetStepBody{Step: 1 << 63}), protocol.Refused,
+			"set_step 9223372036854775808: expected at " +
+				"most 4611686018427387904"},
+		{"save to nowhere", func() error { _, err := s.Save("/nowhere", nil); return err }, protocol.Storage,
 			"save: /nowhere: there is no such folder to save checkpoints in*"},
-		{"save to a relative path", func() error { _, err := s.Save("checkpoints", nil); return err }, Refused,
+		{"save to a relative path", func() error { _, err := s.Save("checkpoints", nil); return err }, protocol.Refused,
 			`save: the directory is "checkpoints": expected an absolute path, as the service has a working directory of its own`},
-		{"save to an empty path", func() error { _, err := s.Save("", nil); return err }, Refused,
+		{"save to an empty path", func() error { _, err := s.Save("", nil); return err }, protocol.Refused,
 			`save: the directory is "": expected an absolute path, as the service has a working directory of its own`},
-		{"commit to a relative path", func() error { return s.Commit("./checkpoints", 1) }, Refused,
+		{"commit to a relative path", func() error { return s.Commit("./checkpoints", 1) }, protocol.Refused,
 			`commit: the directory is "./checkpoints": expected an absolute path, *`},
-		{"load from a relative path", func() error { _, err := s.Load("../checkpoints"); return err }, Refused,
+		{"load from a relative path", func() error { _, err := s.Load("../checkpoints"); return err }, protocol.Refused,
 			`load: the directory is "../checkpoints": expected an absolute path, *`},
 		{"save as the second of one", func() error {
-			_, err := s.ask(Save, saveBody{Directory: "/nowhere", Replica: 1})
+			_, err := s.Ask(protocol.Save, protocol.SaveBody{Directory: "/nowhere", Replica: 1})
 			return err
-		}, Refused, "save: replica 1 of 1 in a job of 1 ranks: *"},
+		}, protocol.Refused, "save: replica 1 of 1 in a job of 1 ranks: *"},
 		{"save as no replica", func() error {
-			_, err := s.ask(Save, saveBody{Directory: "/nowhere", Replica: -1})
+			_, err := s.Ask(protocol.Save, protocol.SaveBody{Directory: "/nowhere", Replica: -1})
 			return err
-		}, Refused, "save: replica -1 of 1 in a job of 1 ranks: *"},
+		}, protocol.Refused, "save: replica -1 of 1 in a job of 1 ranks: *"},
 		{"save as one of two in a job of one", func() error {
-			_, err := s.ask(Save, saveBody{Directory: "/nowhere", Replicas: 2})
+			_, err := s.Ask(protocol.Save, protocol.SaveBody{Directory: "/nowhere", Replicas: 2})
 			return err
-		}, Refused, "save: replica 0 of 2 in a job of 1 ranks: *"},
+		}, protocol.Refused, "save: replica 0 of 2 in a job of 1 ranks: *"},
 		{"save with an identity that is none", func() error {
-			_, err := s.ask(Save, saveBody{Directory: "/nowhere", Identity: "of all"})
+			_, err := s.Ask(protocol.Save, protocol.SaveBody{Directory: "/nowhere", Identity: "of all"})
 			return err
-		}, Refused, `save: the identity is "of all": expected 1 to 64 of a-z A-Z 0-9 . _ -, *`},
+		}, protocol.Refused, `save: the identity is "of all": expected 1 to 64 of a-z A-Z 0-9 . _ -, *`},
 		{"commit with an identity that is none", func() error {
-			_, err := s.ask(Commit, commitBody{Directory: "/nowhere", Identity: strings.Repeat("x", 65)})
+			_, err := s.Ask(protocol.Commit, protocol.CommitBody{Directory: "/nowhere",
+				Identity: strings.Repeat("x", 65)})
 			return err
-		}, Refused, `commit: the identity is "xxx*": expected 1 to 64 *`},
-		{"save without a document", func() error { return s.done(Save, []byte("step")) }, Refused,
+		}, protocol.Refused, `commit: the identity is "xxx*": expected 1 to 64 *`},
+		{"save without a document", func() error { return s.Do(protocol.Save, []byte("step")) }, protocol.Refused,
 			"save: the document cannot be read: *"},
-		{"commit of nothing", func() error { return s.Commit(t.TempDir(), 1) }, Storage,
+		{"commit of nothing", func() error { return s.Commit(t.TempDir(), 1) }, protocol.Storage,
 			"commit: *: nothing was saved here at step 1*"},
-		{"load of nothing", func() error { _, err := s.Load(t.TempDir()); return err }, Storage,
+		{"load of nothing", func() error { _, err := s.Load(t.TempDir()); return err }, protocol.Storage,
 			"load: *: no complete checkpoint is here*"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -407,25 +454,27 @@ func TestRequestsAreRefused(t *testing.T) {
 func TestWithoutASession(t *testing.T) {
 	r := startService(t)
 	client := dial(t, r)
-	for kind := Open + 1; kind < kinds; kind++ {
-		if kind == Stat || kind == Restore {
+	for kind := protocol.Open + 1; kind < protocol.Kinds; kind++ {
+		if kind == protocol.Stat || kind == protocol.Restore {
 			continue
 		}
 		var files []*os.File
-		if filesWith[kind] > 0 {
+		if requests[kind].files > 0 {
 			files = append(files, memfd(t, nil, 10, fixed))
 		}
-		wantError(t, client.done(kind, nil, files...), OutOfOrder,
+		wantError(t, client.Do(kind, nil, files...), protocol.OutOfOrder,
 			fmt.Sprintf("%v: there is no session; open one first", kind))
 		client = dial(t, r) // close ends the connection
 	}
-	s := mustOpen(t, r.Socket, testDocument(func(d *Document) {
+	s := mustOpen(t, r.Socket, testDocument(func(d *protocol.Document) {
 		d.Optimizer, d.Moments, d.State = "lion", "bf16", "fp32"
 	}))
-	wantError(t, s.done(Read, encode(transfer{Count: 1})), OutOfOrder, "read: there is no window; send one first")
+	wantError(t, s.Do(protocol.Read, protocol.Encode(protocol.TransferBody{Count: 1})), protocol.OutOfOrder,
+		"read: there is no window; send one first")
 	_, err := s.Save(t.TempDir(), nil)
-	wantError(t, err, OutOfOrder, "save: the state is not whole: write weights and set_step, or load, or make a step")
-	wantError(t, s.Read(SecondMoment, 0, make([]float32, 1)), Refused,
+	wantError(t, err, protocol.OutOfOrder,
+		"save: the state is not whole: write weights and set_step, or load, or make a step")
+	wantError(t, s.Read(protocol.SecondMoment, 0, make([]float32, 1)), protocol.Refused,
 		"read: stream 2: lion has master weights (0) and 1 moments")
 }
 
@@ -434,10 +483,11 @@ func TestWithoutASession(t *testing.T) {
 func TestPacketsThatAreCutOff(t *testing.T) {
 	r := startService(t)
 	file := memfd(t, nil, 10, fixed)
-	err := dial(t, r).done(Stat, nil, slices.Repeat([]*os.File{file}, maximumFiles+1)...)
-	wantError(t, err, Malformed, "a packet with more than 16 file descriptors, or more than this process may open")
-	err = dial(t, r).done(Prepare, make([]byte, maximumPacket))
-	wantError(t, err, Malformed, "a packet of more than 65536 bytes")
+	err := dial(t, r).Do(protocol.Stat, nil, slices.Repeat([]*os.File{file}, protocol.MaximumFiles+1)...)
+	wantError(t, err, protocol.Malformed,
+		"a packet with more than 16 file descriptors, or more than this process may open")
+	err = dial(t, r).Do(protocol.Prepare, make([]byte, protocol.MaximumPacket))
+	wantError(t, err, protocol.Malformed, "a packet of more than 65536 bytes")
 }
 
 // TestWindowStaysAsItIs has a client try to shrink the window that the service mapped.
@@ -446,7 +496,7 @@ func TestWindowStaysAsItIs(t *testing.T) {
 	watch(t, r)
 	s := begun(t, r.Socket, testDocument())
 	file := memfd(t, nil, 1<<20, unix.F_SEAL_SHRINK)
-	if err := s.done(Window, encode(windowBody{1 << 20}), file); err != nil {
+	if err := s.Do(protocol.Window, protocol.Encode(protocol.WindowBody{Bytes: 1 << 20}), file); err != nil {
 		t.Fatal(err)
 	}
 	if err := file.Truncate(0); !errors.Is(err, unix.EPERM) {
@@ -455,7 +505,7 @@ func TestWindowStaysAsItIs(t *testing.T) {
 	if err := unix.Fallocate(int(file.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, 1<<20); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.done(Read, encode(transfer{Count: 1000})); err != nil {
+	if err := s.Do(protocol.Read, protocol.Encode(protocol.TransferBody{Count: 1000})); err != nil {
 		t.Error(err)
 	}
 }
@@ -468,26 +518,30 @@ func TestAnotherDocument(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, c := range []struct {
-		change func(*Document)
+		change func(*protocol.Document)
 		want   string
 	}{
-		{func(d *Document) { d.World = 2 }, "world is 2, and was 1"},
-		{func(d *Document) { d.Optimizer = "adam" }, "optimizer is adam, and was adamw"},
-		{func(d *Document) { d.Moments = "int8" }, "moments is int8, and was fp32"},
-		{func(d *Document) { d.Gradient = "fp32" }, "gradient is fp32, and was bf16"},
-		{func(d *Document) { d.Parameters = d.Parameters[:2] }, "the number of parameters is 2, and was 3"},
-		{func(d *Document) { d.Parameters[2].Count-- }, "parameter 2 is {mlp [100000] 0  777 99222}, and was {mlp " +
-			"[100000] 0  777 99223}"},
-		{func(d *Document) { d.Parameters[0].Shape[0]++ }, "parameter 0 is {embed [1001 100] 0  0 100000}, and was " +
-			"{embed [1000 100] 0  0 100000}"},
-		{func(d *Document) { d.Parameters[1].Moments = "bf16" }, "parameter 1 is {norm [777] 1 bf16 0 777}, and was " +
-			"{norm [777] 1  0 777}"},
+		{func(d *protocol.Document) { d.World = 2 }, "world is 2, and was 1"},
+		{func(d *protocol.Document) { d.Optimizer = "adam" }, "optimizer is adam, and was adamw"},
+		{func(d *protocol.Document) { d.Moments = "int8" }, "moments is int8, and was fp32"},
+		{func(d *protocol.Document) { d.Gradient = "fp32" }, "gradient is fp32, and was bf16"},
+		{func(d *protocol.Document) { d.Parameters = d.Parameters[:2] }, "the number of parameters is 2, and was 3"},
+		{func(d *protocol.Document) { d.Parameters[2].Count-- },
+			"parameter 2 is {mlp [100000] 0  777 99222}, and was {mlp " +
+				"[100000] 0  777 99223}"},
+		{func(d *protocol.Document) { d.Parameters[0].Shape[0]++ },
+			"parameter 0 is {embed [1001 100] 0  0 100000}, and was " +
+				"{embed [1000 100] 0  0 100000}"},
+		{func(d *protocol.Document) { d.Parameters[1].Moments = "bf16" },
+			"parameter 1 is {norm [777] 1 bf16 0 777}, and was " +
+				"{norm [777] 1  0 777}"},
 	} {
-		_, err := OpenSession(r.Socket, testDocument(c.change))
-		wantError(t, err, Refused, "open: session rank0/bf16 of job test is there and differs: "+c.want+
+		_, err := servicetest.Open(r.Socket, testDocument(c.change))
+		wantError(t, err, protocol.Refused, "open: session rank0/bf16 of job test is there and differs: "+c.want+
 			"; close it, or give the job another name")
 	}
-	again := mustOpen(t, r.Socket, testDocument(func(d *Document) { d.CPUs = r.overview(t).Sessions[0].CPUs[:1] }))
+	again := mustOpen(t, r.Socket,
+		testDocument(func(d *protocol.Document) { d.CPUs = r.overview(t).Sessions[0].CPUs[:1] }))
 	if w := again.Welcome; !w.Attached || !w.Initialized {
 		t.Errorf("attached %v, initialized %v: expected both", w.Attached, w.Initialized)
 	}
@@ -498,11 +552,11 @@ func TestAnotherDocument(t *testing.T) {
 func TestDoesNotFit(t *testing.T) {
 	r := startService(t, memoryVariable+"=100000000")
 	watch(t, r)
-	_, err := OpenSession(r.Socket, testDocument(func(d *Document) {
+	_, err := servicetest.Open(r.Socket, testDocument(func(d *protocol.Document) {
 		d.World, d.LocalWorld = 4, 4
 		d.Parameters[0].Shape, d.Parameters[0].Count = []int64{20_000, 100}, 2_000_000
 	}))
-	wantError(t, err, DoesNotFit,
+	wantError(t, err, protocol.DoesNotFit,
 		`open: the state of 2100000 parameters in Adam/state=split/moments=fp32/parameter=bf16/gradient=bf16 takes 28.1 MiB a rank, 112 MiB for the 4 ranks of this host that are still to come, and 95.4 MiB are available (MemAvailable); use a smaller format (moments "bf16" or "int8"), more hosts, or fewer ranks on this one`)
 	for _, name := range memoryOf(r.Process()) {
 		if strings.Contains(name, "rank0") {
@@ -515,8 +569,8 @@ func TestDoesNotFit(t *testing.T) {
 // that cannot start a worker.
 func TestTooFewThreads(t *testing.T) {
 	r := startService(t, threadsVariable+"=3")
-	_, err := OpenSession(r.Socket, testDocument())
-	wantError(t, err, DoesNotFit,
+	_, err := servicetest.Open(r.Socket, testDocument())
+	wantError(t, err, protocol.DoesNotFit,
 		`open: * more threads are needed, and 3 may be started (pids.max); raise that limit where the service is started`)
 }
 
@@ -543,13 +597,13 @@ func TestClientVanishes(t *testing.T) {
 		if err := s.Step(s.Welcome.Step+1, 1, false, adamw...); err != nil {
 			t.Fatal(err)
 		}
-		send(t, &s.Client, Close, encode(closeBody{giveBack}))
+		send(t, &s.Client, protocol.Close, protocol.Encode(protocol.CloseBody{Flags: protocol.GiveBack}))
 		if err := s.Detach(); err != nil {
 			t.Fatal(err)
 		}
-		opened := make(chan *Session, 1)
+		opened := make(chan *servicetest.Session, 1)
 		go func() {
-			s, err := OpenSession(r.Socket, d)
+			s, err := servicetest.Open(r.Socket, d)
 			if err != nil {
 				t.Error(err)
 			}
@@ -573,10 +627,9 @@ func TestClientVanishes(t *testing.T) {
 }
 
 // send sends a request without reading the answer.
-func send(t *testing.T, c *Client, kind Kind, body []byte) {
+func send(t *testing.T, c *client.Client, kind protocol.Kind, body []byte) {
 	t.Helper()
-	c.number++
-	if err := writePacket(c.c, packet{kind: kind, number: c.number, body: body}.encode()); err != nil {
+	if _, err := c.Send(kind, body); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -605,15 +658,15 @@ func TestMemoryIsGivenBack(t *testing.T) {
 func TestClientThatDoesNotRead(t *testing.T) {
 	r := startService(t)
 	client := dial(t, r)
-	request := packet{kind: Stat}.encode()
+	request := protocol.Packet{Kind: protocol.Stat}.Encode()
 	sent := 0
 	// Others are still served. They see two requests waiting: the one being answered,
 	// and their own.
 	await(t, "a service that can answer no more", func() bool {
-		if err := client.c.SetWriteDeadline(time.Now().Add(300 * time.Millisecond)); err != nil {
+		if err := client.Conn.SetWriteDeadline(time.Now().Add(300 * time.Millisecond)); err != nil {
 			t.Fatal(err)
 		}
-		for ; writePacket(client.c, request) == nil; sent++ {
+		for ; protocol.WritePacket(client.Conn, request) == nil; sent++ {
 			if sent == 1_000_000 {
 				t.Fatal("a million requests were taken, and no answer was read")
 			}
@@ -685,13 +738,13 @@ func TestKeeperListensToItsServiceAlone(t *testing.T) {
 	if output, err := command.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, output)
 	}
-	later := testDocument(small, func(d *Document) { d.Part = "later" })
+	later := testDocument(small, func(d *protocol.Document) { d.Part = "later" })
 	b := begun(t, r.Socket, later)
 	mustStep(t, b, 2)
 	process := r.Process()
 	r.Kill()
 	await(t, "the end of the service", func() bool { return r.Process() != process })
-	for document, step := range map[*Document]int64{testDocument(small): 3, later: 2} {
+	for document, step := range map[*protocol.Document]int64{testDocument(small): 3, later: 2} {
 		if s := mustOpen(t, r.Socket, document); !s.Welcome.Attached || s.Welcome.Step != step {
 			t.Errorf("part %s: attached %v at step %d: expected step %d", document.Part, s.Welcome.Attached,
 				s.Welcome.Step, step)
@@ -701,14 +754,14 @@ func TestKeeperListensToItsServiceAlone(t *testing.T) {
 
 // visit is a client that another user runs.
 func visit(socket string) error {
-	client, err := Dial(socket)
+	dialed, err := client.Dial(socket)
 	if err != nil {
 		return err
 	}
-	defer client.Hangup()
-	_, err = client.Overview()
+	defer dialed.Hangup()
+	_, err = dialed.Overview()
 	fmt.Println(err)
-	if _, err = client.Overview(); !errors.Is(err, ErrLost) {
+	if _, err = dialed.Overview(); !errors.Is(err, client.ErrLost) {
 		return fmt.Errorf("the connection goes on: %v", err)
 	}
 	return nil

@@ -1,162 +1,170 @@
 package service
 
 import (
-	"encoding/binary"
-	"fmt"
 	"os"
 
 	"github.com/go-json-experiment/json"
-	"golang.org/x/sys/unix"
 
-	"plimsoll/ledger"
+	"plimsoll/service/protocol"
 )
 
-// maximumDocument is the largest size of a document of open: some hundred thousand
-// parameters.
-const maximumDocument = 256 << 20
+// A request is a packet with the files that came with it.
+type request struct {
+	protocol.Packet
+	files []*os.File
+}
 
-// filesWith is how many files come with a request of each kind.
-var filesWith = map[Kind]int{Open: 1, Window: 1}
+// A reply is the result of a request, with the files that go with it.
+type reply struct {
+	result    []byte
+	files     []*os.File
+	temporary bool // the service closes the files once they are sent
+}
+
+type handler func(*connection, request) (reply, error)
+
+// A requestKind says what requests of one kind need, and what carries them out.
+type requestKind struct {
+	files  int // number of files that come with a request
+	traits traits
+	handle handler
+}
+
+// traits are properties of a kind of requests.
+type traits uint
+
+const (
+	inSession traits = 1 << iota // needs the session that open made
+	afterStep                    // waits for the step under way
+	afterSum                     // out of order while an accumulation is half done
+	onDisk                       // waits for a file system: a service that ends has more patience
+	last                         // the service closes the connection after the answer
+)
+
+func (k requestKind) is(some traits) bool { return k.traits&some != 0 }
+
+// requests has a row for each kind of requests. The decoder in a row reads the body.
+var requests = [protocol.Kinds]requestKind{
+	protocol.Open:   {1, 0, (*connection).openSession},
+	protocol.Window: {1, inSession, (*connection).setWindow},
+	protocol.Write: {0, inSession | afterStep | afterSum,
+		change(protocol.Decode[protocol.TransferBody], (*session).write)},
+	protocol.Read:    {0, inSession | afterStep, change(protocol.Decode[protocol.TransferBody], (*session).read)},
+	protocol.SetStep: {0, inSession | afterStep, change(protocol.Decode[protocol.SetStepBody], (*session).setStep)},
+	protocol.Ready: {0, inSession | afterStep | afterSum,
+		change(protocol.Decode[protocol.RangeBody], (*session).ready)},
+	protocol.Norm: {0, inSession | afterStep | afterSum, ask(noBody, (*session).norm)},
+	protocol.Accumulate: {0, inSession | afterStep,
+		change(protocol.Decode[protocol.AccumulateBody], (*session).accumulate)},
+	protocol.Clear: {0, inSession | afterStep, change(noBody, (*session).clear)},
+	protocol.Step:  {0, inSession | afterStep | afterSum, (*connection).step},
+	protocol.Wait:  {0, inSession, ask(protocol.Decode[protocol.WaitBody], (*session).wait)},
+	protocol.Save: {0, inSession | afterStep | onDisk,
+		ask(protocol.DecodeText[protocol.SaveBody], (*session).save)},
+	protocol.Saved:   {0, inSession | onDisk, (*connection).saved},
+	protocol.Commit:  {0, inSession | onDisk, ask(protocol.DecodeText[protocol.CommitBody], (*session).commit)},
+	protocol.Load:    {0, inSession | afterStep, (*connection).load},
+	protocol.Stat:    {0, 0, (*connection).stat},
+	protocol.Close:   {0, inSession | last, (*connection).close},
+	protocol.Prepare: {0, inSession | afterStep | afterSum, change(protocol.DecodeStep, (*session).prepare)},
+	protocol.Restore: {0, 0, (*connection).restore},
+}
 
 // handle carries out a request.
-func (c *connection) handle(p packet, files []*os.File) ([]byte, []*os.File, error) {
-	if want := filesWith[p.kind]; len(files) != want {
-		return nil, nil, fail(Malformed, "%v with %d file descriptors: expected %d", p.kind, len(files), want)
-	}
+func (c *connection) handle(r request) (reply, error) {
+	kind := requests[r.Kind]
 	switch {
-	case p.kind == Open:
-		return c.openSession(p.body, files)
-	case p.kind == Stat:
-		if len(p.body) != 0 {
-			return nil, nil, fail(Malformed, "stat with a body of %d bytes: expected none", len(p.body))
+	case len(r.files) != kind.files:
+		return reply{}, protocol.Malformed.Errorf("%v with %d file descriptors: expected %d", r.Kind,
+			len(r.files), kind.files)
+	case kind.is(inSession) && c.session == nil:
+		return reply{}, protocol.OutOfOrder.Errorf("%v: there is no session; open one first", r.Kind)
+	}
+	if kind.is(afterStep) {
+		c.session.settle()
+	}
+	if kind.is(afterSum) {
+		if err := c.session.notHalfAdded(r.Kind); err != nil {
+			return reply{}, err
 		}
-		return c.server.answerStat()
-	case p.kind == Restore:
-		if len(p.body) == 0 {
-			return nil, nil, fail(Malformed, "restore without a body: expected a document that names a session")
-		}
-		body, err := decodeText[restoreBody](p.kind, p.body)
+	}
+	return kind.handle(c, r)
+}
+
+// change returns the handler of a request that has no result.
+func change[T any](decode func(protocol.Kind, []byte) (T, error), do func(*session, T) error) handler {
+	return ask(decode, func(s *session, body T) ([]byte, error) { return nil, do(s, body) })
+}
+
+// ask returns the handler of a request that has a result.
+func ask[T any](decode func(protocol.Kind, []byte) (T, error), do func(*session, T) ([]byte, error)) handler {
+	return func(c *connection, r request) (reply, error) {
+		body, err := decode(r.Kind, r.Body)
 		if err != nil {
-			return nil, nil, err
+			return reply{}, err
 		}
-		return nil, nil, c.server.restoreAside(body)
-	case c.session == nil:
-		return nil, nil, fail(OutOfOrder, "%v: there is no session; open one first", p.kind)
+		result, err := do(c.session, body)
+		return reply{result: result}, err
 	}
-	result, err := c.inSession(p, files)
-	return result, nil, err
 }
 
-// answerStat answers with a file, as the document may be longer than a packet.
-func (s *Server) answerStat() ([]byte, []*os.File, error) {
-	text, err := json.Marshal(s.Overview())
-	if err != nil {
-		return nil, nil, err
+// noBody is the decoder of requests without a body.
+func noBody(kind protocol.Kind, body []byte) (struct{}, error) {
+	if len(body) != 0 {
+		return struct{}{}, protocol.Malformed.Errorf("%v with a body of %d bytes: expected none", kind,
+			len(body))
 	}
-	file, err := sealedFile("plimsoll/stat", text)
-	if err != nil {
-		return nil, nil, err
-	}
-	return encode(uint64(len(text))), []*os.File{file}, nil
+	return struct{}{}, nil
 }
 
-// inSession carries out a request that needs a session.
-func (c *connection) inSession(p packet, files []*os.File) ([]byte, error) {
+// stat answers with a file, as the document may be longer than a packet.
+func (c *connection) stat(r request) (reply, error) {
+	if _, err := noBody(r.Kind, r.Body); err != nil {
+		return reply{}, err
+	}
+	text, err := json.Marshal(c.server.Overview())
+	if err != nil {
+		return reply{}, err
+	}
+	file, err := protocol.SealedFile("plimsoll/stat", text)
+	if err != nil {
+		return reply{}, err
+	}
+	return reply{protocol.Encode(uint64(len(text))), []*os.File{file}, true}, nil
+}
+
+// restore tries again to restore a session that was set aside, or gives it back.
+func (c *connection) restore(r request) (reply, error) {
+	if len(r.Body) == 0 {
+		return reply{}, protocol.Malformed.Errorf("restore without a body: expected a document that names a session")
+	}
+	body, err := protocol.DecodeText[protocol.RestoreBody](r.Kind, r.Body)
+	if err != nil {
+		return reply{}, err
+	}
+	return reply{}, c.server.restoreAside(body)
+}
+
+// close gives the state back if the client says so.
+func (c *connection) close(r request) (reply, error) {
+	body, err := protocol.Decode[protocol.CloseBody](r.Kind, r.Body)
+	if err != nil || body.Flags&protocol.GiveBack == 0 {
+		return reply{}, err
+	}
 	s := c.session
-	switch p.kind {
-	case Norm, Clear, Saved:
-		if len(p.body) != 0 {
-			return nil, fail(Malformed, "%v with a body of %d bytes: expected none", p.kind, len(p.body))
-		}
-	}
-	switch p.kind {
-	case Write, Ready, Norm, Prepare, Step:
-		if err := s.notHalfAdded(p.kind); err != nil {
-			return nil, err
-		}
-	}
-	switch p.kind {
-	case Window:
-		body, err := decode[windowBody](p.kind, p.body)
-		if err != nil {
-			return nil, err
-		}
-		return nil, s.setWindow(body.Bytes, files[0])
-	case Write, Read:
-		body, err := decode[transfer](p.kind, p.body)
-		if err != nil {
-			return nil, err
-		}
-		return nil, map[Kind]func(transfer) error{Write: s.write, Read: s.read}[p.kind](body)
-	case Accumulate:
-		body, err := decode[accumulation](p.kind, p.body)
-		if err != nil {
-			return nil, err
-		}
-		return nil, s.accumulate(body)
-	case SetStep:
-		body, err := decode[setStep](p.kind, p.body)
-		if err != nil {
-			return nil, err
-		}
-		return nil, s.setStep(body.Step)
-	case Ready:
-		body, err := decode[stretch](p.kind, p.body)
-		if err != nil {
-			return nil, err
-		}
-		return nil, s.ready(body.First, body.Count)
-	case Norm:
-		return encode(s.norm()), nil
-	case Clear:
-		s.settle()
-		s.record.forgetPrepared()
-		s.shard.ForgetArrived()
-		s.shard.ClearGradients()
-		return nil, nil
-	case Prepare:
-		body, err := decodeStep(p.kind, p.body)
-		if err != nil {
-			return nil, err
-		}
-		return nil, s.prepare(body)
-	case Step:
-		return c.step(p)
-	case Wait:
-		body, err := decode[waitBody](p.kind, p.body)
-		if err != nil {
-			return nil, err
-		}
-		return encode(body.Step, 0.0), s.wait(body)
-	case Save:
-		return s.save(p.body, c.server.say)
-	case Saved:
-		return s.saved(c.abandoned)
-	case Commit:
-		return s.commit(p.body)
-	case Load:
-		return c.load(p.body)
-	}
-	body, err := decode[closeBody](Close, p.body)
-	if err != nil {
-		return nil, err
-	}
-	if body.Flags&giveBack != 0 {
-		c.session = nil
-		return nil, c.server.forget(s)
-	}
-	return nil, nil
+	c.session = nil
+	return reply{}, c.server.forget(s)
 }
 
 // setStep records that the client wrote the whole state, and which step it is of.
-func (s *session) setStep(step uint64) error {
+func (s *session) setStep(b protocol.SetStepBody) error {
+	step := b.Step
 	if step > maximumStep {
-		return fail(Refused, "set_step %d: expected at most %d", step, int64(maximumStep))
+		return protocol.Refused.Errorf("set_step %d: expected at most %d", step, int64(maximumStep))
 	}
-	if err := s.notInParts(SetStep); err != nil {
+	if err := s.notInParts(protocol.SetStep); err != nil {
 		return err
 	}
-	s.settle()
 	s.saveIsOver.Wait() // the checkpoint needs the step before
 	s.record.forgetSteps()
 	s.shard.SetSteps(int64(step))
@@ -166,101 +174,3 @@ func (s *session) setStep(step uint64) error {
 }
 
 const maximumStep = 1 << 62
-
-// checkLength refuses documents that are too long. Both open and restore call it.
-func checkLength(document uint64) error {
-	if document == 0 || document > maximumDocument {
-		return fmt.Errorf("a document of %d bytes: expected 1 to %d", document, maximumDocument)
-	}
-	return nil
-}
-
-// readDocument reads the document of open from its memfd. It returns the text, too.
-func readDocument(body []byte, files []*os.File) (*Document, []byte, error) {
-	b, err := decode[openBody](Open, body)
-	if err != nil {
-		return nil, nil, err
-	}
-	if err := checkLength(b.Length); err != nil {
-		return nil, nil, fail(Refused, "open: %v", err)
-	}
-	if err := sealed(files[0], int64(b.Length), unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_WRITE); err != nil {
-		return nil, nil, fail(Refused, "open: the document: %v", err)
-	}
-	text := make([]byte, b.Length)
-	if _, err := files[0].ReadAt(text, 0); err != nil {
-		return nil, nil, fail(Refused, "open: the document: %v", err)
-	}
-	d, err := parseDocument(text)
-	return d, text, err
-}
-
-// SessionSchema is the schema of [Welcome].
-const SessionSchema = "plimsoll.session/1"
-
-// Welcome is the answer to open.
-type Welcome struct {
-	Schema      string `json:"schema"`
-	Attached    bool   `json:"attached"`
-	Step        int64  `json:"step"`
-	Initialized bool   `json:"initialized"`
-	Elements    int64  `json:"elements"`
-	Service     string `json:"service"`
-	Kernel      string `json:"kernel"`
-	// PreparedStep is the prepared step, 0 for none. AskedStep is the step that a
-	// client asked for last, and AskedFactor its factor.
-	PreparedStep uint64  `json:"prepared_step"`
-	AskedStep    uint64  `json:"asked_step"`
-	AskedFactor  float64 `json:"asked_factor"`
-	// Accumulated is how many accumulations were finished since the gradients were
-	// cleared, at step ClearedStep. Accumulating is the number of one that is half
-	// done, 0 for none.
-	Accumulated  int64          `json:"accumulated"`
-	Accumulating int64          `json:"accumulating"`
-	ClearedStep  int64          `json:"cleared_step"`
-	Arenas       []WelcomeArena `json:"arenas"`
-}
-
-// WelcomeArena is an arena that the trainer maps.
-type WelcomeArena struct {
-	Name      string           `json:"name"`
-	Component ledger.Component `json:"component"`
-	Type      string           `json:"type"`
-	Bytes     ledger.Bytes     `json:"bytes"`
-	Mapped    ledger.Bytes     `json:"mapped_bytes"`
-}
-
-func (c *connection) welcome(attached bool) ([]byte, []*os.File, error) {
-	s := c.session
-	w := Welcome{
-		Schema: SessionSchema, Attached: attached, Step: s.shard.Steps(), Initialized: s.record.initialized(),
-		Elements: s.shard.Config().Elements, Service: c.server.version, Kernel: c.server.kernel.String(),
-	}
-	w.PreparedStep = s.record.preparedStep.Load()
-	w.AskedStep, w.AskedFactor = s.record.asked()
-	added, cleared, _, half := s.shard.Accumulations()
-	if w.Accumulated, w.ClearedStep = added, cleared; half {
-		w.Accumulating = added + 1
-	}
-	var files []*os.File
-	for _, a := range s.shared() {
-		w.Arenas = append(w.Arenas, WelcomeArena{a.Name(), a.component, a.of, a.Size(), a.Mapped()})
-		files = append(files, a.File())
-	}
-	text, err := json.Marshal(w)
-	if err == nil && len(text) > maximumPacket/2 {
-		err = fmt.Errorf("an answer of %d bytes", len(text))
-	}
-	return text, files, err
-}
-
-// decodeText decodes a request's body that is a JSON document.
-func decodeText[T any](kind Kind, body []byte) (T, error) {
-	var value T
-	if err := json.Unmarshal(body, &value, json.RejectUnknownMembers(true)); err != nil {
-		return value, fail(Refused, "%v: the document cannot be read: %v", kind, err)
-	}
-	return value, nil
-}
-
-func encodeStep(step int64) []byte { return binary.LittleEndian.AppendUint64(nil, uint64(step)) }

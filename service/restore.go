@@ -18,6 +18,7 @@ import (
 	"plimsoll/binding"
 	"plimsoll/engine"
 	"plimsoll/ledger"
+	"plimsoll/service/protocol"
 )
 
 // A service keeps the files of a session under short names: all names go to the next
@@ -52,7 +53,7 @@ type leftSession struct {
 
 	// The session header and the document in it; nil if they could not be read.
 	record   *record
-	document *Document
+	document *protocol.Document
 
 	// reason is why the session could not be restored.
 	reason error
@@ -153,7 +154,7 @@ func (l *leftSession) String() string {
 	if l.document == nil {
 		return "session " + l.name
 	}
-	return fmt.Sprintf("session %s (job %s, %v)", l.name, l.document.Job, l.document.key())
+	return fmt.Sprintf("session %s (job %s, %v)", l.name, l.document.Job, keyOf(l.document))
 }
 
 // bytes returns how much memory its files hold.
@@ -202,19 +203,19 @@ func (s *Server) tryAttach(l *leftSession) (err error) {
 		return err
 	}
 	if shard.Finish() {
-		s.say("session %v: finished step %d, which was under way", d.key(), shard.Steps())
+		s.say("session %v: finished step %d, which was under way", keyOf(d), shard.Steps())
 	}
 	if added, _, _, half := shard.Accumulations(); half {
-		s.say("session %v: accumulate %d is half done, and goes on when it is repeated", d.key(), added+1)
+		s.say("session %v: accumulate %d is half done, and goes on when it is repeated", keyOf(d), added+1)
 	}
 	record.attempts.Store(0)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.all[d.key()] != nil || len(s.all)+s.creating > 0 && s.job != d.Job {
+	if s.all[keyOf(d)] != nil || len(s.all)+s.creating > 0 && s.job != d.Job {
 		return errors.Join(fmt.Errorf("the service holds the job %s, and may have a session %v of it already",
-			s.job, d.key()), shard.Close())
+			s.job, keyOf(d)), shard.Close())
 	}
-	session := newSession(l.name, d, shard, record)
+	session := s.newSession(l.name, d, shard, record)
 	shard.Adopt()
 	record.Adopt()
 	for name, file := range l.files {
@@ -223,7 +224,7 @@ func (s *Server) tryAttach(l *leftSession) (err error) {
 		}
 	}
 	s.job = d.Job
-	s.all[d.key()] = session
+	s.all[keyOf(d)] = session
 	return nil
 }
 
@@ -232,7 +233,7 @@ func (s *Server) attachShard(l *leftSession) (*engine.Shard, error) {
 	shard, err := s.attachShardTo(l, l.document.CPUs)
 	if errors.Is(err, engine.ErrBinding) {
 		// A cgroup, or switching a CPU off, has taken a CPU from this process since.
-		s.say("session %v: %v; its workers are bound to what else this process may use", l.document.key(), err)
+		s.say("session %v: %v; its workers are bound to what else this process may use", keyOf(l.document), err)
 		shard, err = s.attachShardTo(l, nil)
 	}
 	return shard, err
@@ -247,7 +248,7 @@ func (s *Server) attachShardTo(l *leftSession, named []int) (*engine.Shard, erro
 	if err != nil {
 		return nil, err
 	}
-	config, err := document.config(s.kernel, l.record.kindOfPages(), cpus)
+	config, err := shardConfig(&document, s.kernel, l.record.kindOfPages(), cpus)
 	if err != nil {
 		return nil, err
 	}
@@ -278,14 +279,15 @@ func (s *Server) asideNames() []string {
 }
 
 // restoreAside tries again to restore a session that was set aside, or gives it back.
-func (s *Server) restoreAside(b restoreBody) error {
+func (s *Server) restoreAside(b protocol.RestoreBody) error {
 	s.restoring.Lock()
 	defer s.restoring.Unlock()
 	s.mu.Lock()
 	l := s.aside[b.Session]
 	s.mu.Unlock()
 	if l == nil {
-		return fail(Refused, "restore: no session is set aside as %q: there are %q", b.Session, s.asideNames())
+		return protocol.Refused.Errorf("restore: no session is set aside as %q: there are %q", b.Session,
+			s.asideNames())
 	}
 	if b.Discard {
 		s.noLongerAside(l)
@@ -300,7 +302,8 @@ func (s *Server) restoreAside(b restoreBody) error {
 // tryAgain attaches to a session that was set aside.
 func (s *Server) tryAgain(l *leftSession) error {
 	if s.attach(l); l.reason != nil {
-		return fail(Refused, "restore: %v: %v; its memory is kept, and plimsoll restore --discard %s gives it back", l,
+		return protocol.Refused.Errorf("restore: %v: %v; its memory is kept, and plimsoll restore --discard %s gives "+
+			"it back", l,
 			l.reason, l.name)
 	}
 	s.noLongerAside(l)
@@ -316,7 +319,7 @@ func (s *Server) noLongerAside(l *leftSession) {
 
 // checkAside tries again to restore the session that a client opens, if it was set
 // aside. A client must not begin anew while its state is kept.
-func (s *Server) checkAside(d *Document) error {
+func (s *Server) checkAside(d *protocol.Document) error {
 	s.restoring.Lock()
 	defer s.restoring.Unlock()
 	for _, name := range s.asideNames() {
@@ -325,11 +328,11 @@ func (s *Server) checkAside(d *Document) error {
 		s.mu.Unlock()
 		switch {
 		case l.document == nil || l.document.Job != d.Job:
-			return fail(Busy, "open: %v is set aside, which may be of another job (%v); restore it (plimsoll restore "+
-				"%s), or give it back (--discard)", l, l.reason, name)
-		case l.document.key() != d.key():
+			return protocol.Busy.Errorf("open: %v is set aside, which may be of another job (%v); restore it "+
+				"(plimsoll restore %s), or give it back (--discard)", l, l.reason, name)
+		case keyOf(l.document) != keyOf(d):
 		case errors.Is(l.reason, errDeadly):
-			return fail(Refused, "open: %v is set aside: %v; restore it (plimsoll restore %s), or give it "+
+			return protocol.Refused.Errorf("open: %v is set aside: %v; restore it (plimsoll restore %s), or give it "+
 				"back (--discard)", l, l.reason, name)
 		default:
 			if err := s.tryAgain(l); err != nil {
@@ -369,16 +372,18 @@ func (s *Server) checkKept(name string, arenas int) error {
 	s.mu.Unlock()
 	store := s.given.store
 	if needed := len(kept) + sessions*descriptorsOfSession + descriptorsOfService; uint64(needed) > limit.Cur {
-		return fail(DoesNotFit, "open: with this session the service needs %d file descriptors, and may have %d; %s",
+		return protocol.DoesNotFit.Errorf("open: with this session the service needs %d file descriptors, and may "+
+			"have %d; %s",
 			needed, limit.Cur, moreDescriptors)
 	}
 	if store != nil && store.most > 0 && len(kept) > store.most {
-		return fail(DoesNotFit, "open: with this session %d files are to be kept, and systemd keeps %d; raise "+
-			"FileDescriptorStoreMax=", len(kept), store.most)
+		return protocol.DoesNotFit.Errorf("open: with this session %d files are to be kept, and systemd keeps %d; "+
+			"raise FileDescriptorStoreMax=", len(kept), store.most)
 	}
 	if length := len(inheritedNames + "=" + socketName + ":" + strings.Join(kept, ":")); length >= longestVariable {
-		return fail(DoesNotFit, "open: with this session %d files are to be kept, and %d bytes of names are more than "+
-			"the kernel gives the next service (%d); use several services", len(kept), length, longestVariable)
+		return protocol.DoesNotFit.Errorf("open: with this session %d files are to be kept, and %d bytes of names are "+
+			"more than the kernel gives the next service (%d); use several services", len(kept), length,
+			longestVariable)
 	}
 	return nil
 }
@@ -420,7 +425,7 @@ func (s *Server) keep(made *session, names ...string) error {
 	for _, name := range slices.Backward(all) {
 		_ = store.forget(name) // it may not have been kept
 	}
-	return fail(Refused, "open: the state would not outlive the service: %v", err)
+	return protocol.Refused.Errorf("open: the state would not outlive the service: %v", err)
 }
 
 // populate allocates every page before open is answered, near the worker that uses it.

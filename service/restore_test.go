@@ -19,6 +19,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"plimsoll/arena"
+	"plimsoll/service/client"
+	"plimsoll/service/protocol"
+	"plimsoll/service/servicetest"
 )
 
 // setLimit gives this process a limit: "7=64" is a limit of 64 on resource 7. A number
@@ -41,10 +44,10 @@ func (r *running) limited(resource int, most uint64) {
 }
 
 // tiny returns the document of a session of few elements.
-func tiny(rank, world int) *Document {
-	return testDocument(func(d *Document) {
+func tiny(rank, world int) *protocol.Document {
+	return testDocument(func(d *protocol.Document) {
 		d.Rank, d.World, d.LocalWorld, d.CPUs = rank, world, world, usableCPU()
-		d.Parameters = []Piece{{Name: "w", Shape: []int64{3000}, Count: 2000},
+		d.Parameters = []protocol.Piece{{Name: "w", Shape: []int64{3000}, Count: 2000},
 			{Name: "b", Shape: []int64{100}, Count: 100, Group: 1}}
 	})
 }
@@ -119,8 +122,9 @@ func TestWhatIsOpenCanBeRestored(t *testing.T) {
 	for rank := range world {
 		s, err := openPatiently(r.Socket, tiny(rank, world))
 		if err != nil {
-			wantError(t, err, DoesNotFit, "open: with this session the service needs * file descriptors, and may have "+
-				"128; raise the hard limit on open files*")
+			wantError(t, err, protocol.DoesNotFit,
+				"open: with this session the service needs * file descriptors, and may have "+
+					"128; raise the hard limit on open files*")
 			break
 		}
 		t.Cleanup(func() { _ = s.Detach() })
@@ -153,13 +157,13 @@ func TestKeeperWithoutDescriptors(t *testing.T) {
 	}
 	used := highestDescriptor(t)
 	for room := range 12 {
-		s, err := func() (*Session, error) {
+		s, err := func() (*servicetest.Session, error) {
 			// The client is in this process, too: it connects before.
-			client, err := Dial(r.Socket)
+			client, err := client.Dial(r.Socket)
 			if err != nil {
 				t.Fatal(err)
 			}
-			s := &Session{Client: *client}
+			s := &servicetest.Session{Client: *client}
 			low := unix.Rlimit{Cur: uint64(used + 2 + descriptorsToStart + room), Max: was.Max}
 			if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &low); err != nil {
 				t.Fatal(err)
@@ -169,13 +173,14 @@ func TestKeeperWithoutDescriptors(t *testing.T) {
 					t.Fatal(err)
 				}
 			}()
-			return s, s.open(testDocument(small, func(d *Document) { d.Part = fmt.Sprint("part", room) }))
+			return s, s.Open(testDocument(small, func(d *protocol.Document) { d.Part = fmt.Sprint("part", room) }))
 		}()
 		if err == nil {
 			err = s.Close()
-		} else if wrong := new(Error); errors.As(err, &wrong) {
-			wantError(t, err, Refused, "open: the state would not outlive the service: the keeper at * has *; raise "+
-				"the hard limit on open files*")
+		} else if wrong := new(protocol.Error); errors.As(err, &wrong) {
+			wantError(t, err, protocol.Refused,
+				"open: the state would not outlive the service: the keeper at * has *; raise "+
+					"the hard limit on open files*")
 			err = s.Detach()
 		}
 		if err != nil {
@@ -218,7 +223,7 @@ func highestDescriptor(t *testing.T) int {
 // one variable, however long the names of their parts are.
 func TestNamesOfManySessions(t *testing.T) {
 	var kept []string
-	for session := range 2 * maximumLocal {
+	for session := range 2 * protocol.MaximumLocal {
 		kept = append(kept, keptNames(fmt.Sprint(session), 8)...)
 	}
 	if length := len(strings.Join(kept, ":")); length >= longestVariable {
@@ -236,8 +241,9 @@ func TestNamesOfManySessions(t *testing.T) {
 	if limit.Cur < longestVariable/8 {
 		t.Skipf("a process may have %d descriptors", limit.Cur)
 	}
-	wantError(t, server.checkKept("2", 8), DoesNotFit, "open: with this session * bytes of names are more than the "+
-		"kernel gives the next service (131072); use several services")
+	wantError(t, server.checkKept("2", 8), protocol.DoesNotFit,
+		"open: with this session * bytes of names are more than the "+
+			"kernel gives the next service (131072); use several services")
 	delete(server.aside, "1")
 }
 
@@ -254,9 +260,11 @@ func TestSystemdKeepsTheFiles(t *testing.T) {
 	r.overview(t)
 	r.killAndWait(t) // that service was started otherwise
 	prints := openMany(t, r, 2)
-	_, err := OpenSession(r.Socket, testDocument(small, func(d *Document) { d.Part, d.World = "more", 2 }))
-	wantError(t, err, DoesNotFit, "open: with this session 24 files are to be kept, and systemd keeps 20; raise "+
-		"FileDescriptorStoreMax=")
+	_, err := servicetest.Open(r.Socket, testDocument(small,
+		func(d *protocol.Document) { d.Part, d.World = "more", 2 }))
+	wantError(t, err, protocol.DoesNotFit,
+		"open: with this session 24 files are to be kept, and systemd keeps 20; raise "+
+			"FileDescriptorStoreMax=")
 	r.killAndWait(t)
 	checkMany(t, r, prints)
 }
@@ -269,7 +277,7 @@ func TestRecordHasTheDocumentAsItCame(t *testing.T) {
 		t.Fatal(err)
 	}
 	text := []byte(strings.ReplaceAll(string(whole), `"group":0,`, "")) // a default may be left out
-	d, err := parseDocument(text)
+	d, err := protocol.ParseDocument(text)
 	if err != nil || len(text) == len(whole) {
 		t.Fatal(err, len(text))
 	}
@@ -282,13 +290,13 @@ func TestRecordHasTheDocumentAsItCame(t *testing.T) {
 		t.Errorf("the record has a document of %d bytes, and %d were sent", record.document, len(text))
 	}
 	_, again, err := readRecord("record", record.File())
-	if err != nil || d.same(again) != nil {
+	if err != nil || d.Difference(again) != nil {
 		t.Errorf("it is read as %v (%v)", again, err)
 	}
-	for _, length := range []uint64{0, maximumDocument + 1} {
+	for _, length := range []uint64{0, protocol.MaximumDocument + 1} {
 		record.document = length
 		if _, _, err := readRecord("record", record.File()); err == nil ||
-			!strings.Contains(err.Error(), checkLength(length).Error()) {
+			!strings.Contains(err.Error(), protocol.CheckDocumentLength(length).Error()) {
 			t.Errorf("a document of %d bytes: %v", length, err)
 		}
 	}
@@ -327,14 +335,15 @@ func spoil(t *testing.T, file *os.File, offset int64, data []byte) (mend func())
 func TestBrokenSessionIsSetAside(t *testing.T) {
 	for name, broken := range map[string]struct {
 		arena  string
-		want   string // the reason for setting it aside
-		status Status // status of an open
+		want   string          // the reason for setting it aside
+		status protocol.Status // status of an open
 		opened string
 	}{
-		"record": {"session", "it is none of this release", Busy,
+		"record": {"session", "it is none of this release", protocol.Busy,
 			"open: session 2 is set aside, which may be of another job*"},
-		"journal": {"step_journal", "it is no journal", Refused, "restore: session 2 (job test, rank1/bf16): *its " +
-			"memory is kept, and plimsoll restore --discard 2 gives it back"},
+		"journal": {"step_journal", "it is no journal", protocol.Refused,
+			"restore: session 2 (job test, rank1/bf16): *its " +
+				"memory is kept, and plimsoll restore --discard 2 gives it back"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := startService(t)
@@ -352,7 +361,7 @@ func TestBrokenSessionIsSetAside(t *testing.T) {
 				return strings.Contains(log, "is set aside: ") && strings.Contains(log, broken.want)
 			})
 			for rank := range prints {
-				s, err := OpenSession(r.Socket, tiny(rank, 3))
+				s, err := servicetest.Open(r.Socket, tiny(rank, 3))
 				switch {
 				case rank == 1 || name == "record": // it may be any job's
 					wantError(t, err, broken.status, broken.opened)
@@ -362,14 +371,14 @@ func TestBrokenSessionIsSetAside(t *testing.T) {
 				if err == nil {
 					err = s.Detach()
 				}
-				if e := (*Error)(nil); err != nil && !errors.As(err, &e) {
+				if e := (*protocol.Error)(nil); err != nil && !errors.As(err, &e) {
 					t.Fatal(err)
 				}
 			}
 			client := dial(t, r)
-			wantError(t, client.Restore("7", false), Refused,
+			wantError(t, client.Restore("7", false), protocol.Refused,
 				`restore: no session is set aside as "7": there are ["2"]`)
-			wantError(t, client.Restore("2", false), Refused, "restore: session 2*"+broken.want+"*")
+			wantError(t, client.Restore("2", false), protocol.Refused, "restore: session 2*"+broken.want+"*")
 			mend()
 			if err := client.Restore("2", false); err != nil {
 				t.Fatal(err)
@@ -398,7 +407,7 @@ func TestPanicSetsASessionAside(t *testing.T) {
 	r := startService(t)
 	prints := openMany(t, r, 4)
 	file := r.keptArena(t, "rank2/bf16/step_journal")
-	config, err := tiny(2, 4).config(0, arena.BasePages, usableCPU())
+	config, err := shardConfig(tiny(2, 4), 0, arena.BasePages, usableCPU())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -415,8 +424,8 @@ func TestPanicSetsASessionAside(t *testing.T) {
 		t.Fatalf("%d sessions are there, set aside are %+v", len(o.Sessions), o.SetAside)
 	}
 	process := r.Process()
-	_, err = OpenSession(r.Socket, tiny(2, 4))
-	wantError(t, err, Refused, "restore: session 3 (job test, rank2/bf16): restoring it panicked: *")
+	_, err = servicetest.Open(r.Socket, tiny(2, 4))
+	wantError(t, err, protocol.Refused, "restore: session 3 (job test, rank2/bf16): restoring it panicked: *")
 	if r.Process() != process {
 		t.Error("the service has ended")
 	}
@@ -430,7 +439,7 @@ func TestPanicSetsASessionAside(t *testing.T) {
 func TestDeadlySessionIsSetAside(t *testing.T) {
 	r := startService(t)
 	const deadly = 2
-	document := func(rank int) *Document {
+	document := func(rank int) *protocol.Document {
 		d := tiny(rank, 4)
 		if rank == deadly {
 			d.CPUs = nil // so that the service reads the host
@@ -456,16 +465,17 @@ func TestDeadlySessionIsSetAside(t *testing.T) {
 	if o.Restarts != 1+mostAttempts {
 		t.Errorf("%d services were started after the first", o.Restarts)
 	}
-	_, err := OpenSession(r.Socket, document(deadly))
-	wantError(t, err, Refused, "open: session 3 (job test, rank2/bf16) is set aside: 5 services have died while they "+
-		"restored it; restore it (plimsoll restore 3), or give it back (--discard)")
+	_, err := servicetest.Open(r.Socket, document(deadly))
+	wantError(t, err, protocol.Refused,
+		"open: session 3 (job test, rank2/bf16) is set aside: 5 services have died while they "+
+			"restored it; restore it (plimsoll restore 3), or give it back (--discard)")
 	// The next one does not try it either, unless it is asked to.
 	r.killAndWait(t)
 	if o := r.overview(t); len(o.SetAside) != 1 {
 		t.Errorf("set aside are %+v", o.SetAside)
 	}
 	r.more.Store(nil)
-	if err := dial(t, r).Restore("3", false); !errors.Is(err, ErrLost) { // the service dies once more
+	if err := dial(t, r).Restore("3", false); !errors.Is(err, client.ErrLost) { // the service dies once more
 		t.Error(err)
 	}
 	checkMany(t, r, prints)
@@ -535,18 +545,19 @@ func TestEverythingFailsInTurn(t *testing.T) {
 				if err := unix.Prlimit(process, c.resource, &unix.Rlimit{Cur: most, Max: most}, &was); err != nil {
 					t.Fatal(err)
 				}
-				s, err := OpenSession(r.Socket, testDocument(small,
-					func(d *Document) { d.Part, d.World, d.LocalWorld = fmt.Sprint("part", i), count, count }))
+				s, err := servicetest.Open(r.Socket, testDocument(small,
+					func(d *protocol.Document) { d.Part, d.World, d.LocalWorld = fmt.Sprint("part", i), count, count }))
 				if err == nil {
 					_, saved := s.Save(t.TempDir(), nil)
-					if e := (*Error)(nil); saved != nil && !errors.As(saved, &e) && !errors.Is(saved, ErrLost) {
+					if e := (*protocol.Error)(nil); saved != nil && !errors.As(saved, &e) &&
+						!errors.Is(saved, client.ErrLost) {
 						t.Error(saved)
 					}
 					err = s.Close()
 				}
-				if e := (*Error)(nil); errors.As(err, &e) {
+				if e := (*protocol.Error)(nil); errors.As(err, &e) {
 					refused++
-				} else if err != nil && !errors.Is(err, ErrLost) {
+				} else if err != nil && !errors.Is(err, client.ErrLost) {
 					t.Errorf("limit %d: %v", most, err)
 				}
 				// When it is started.
@@ -572,12 +583,12 @@ func TestEverythingFailsInTurn(t *testing.T) {
 
 // isReady reports whether a service answers.
 func (r *running) isReady() bool {
-	client, err := Dial(r.Socket)
+	client, err := client.Dial(r.Socket)
 	if err != nil {
 		return false
 	}
 	defer client.Hangup()
-	if client.c.SetDeadline(time.Now().Add(100*time.Millisecond)) != nil {
+	if client.Conn.SetDeadline(time.Now().Add(100*time.Millisecond)) != nil {
 		return false
 	}
 	_, err = client.Overview()

@@ -13,11 +13,14 @@ import (
 	"time"
 
 	"plimsoll/checkpoint"
+	"plimsoll/service/client"
+	"plimsoll/service/protocol"
+	"plimsoll/service/servicetest"
 )
 
 // savedAtTwo starts a service with a session that was saved at step 2. It returns the
 // directory and the fingerprint of that state.
-func savedAtTwo(t *testing.T) (r *running, s *Session, directory, saved string) {
+func savedAtTwo(t *testing.T) (r *running, s *servicetest.Session, directory, saved string) {
 	t.Helper()
 	r = startService(t)
 	s = begun(t, r.Socket, testDocument(small))
@@ -26,7 +29,7 @@ func savedAtTwo(t *testing.T) (r *running, s *Session, directory, saved string) 
 }
 
 // wantLoaded checks that a session is whole, with the state that was saved at step 2.
-func wantLoaded(t *testing.T, r *running, s *Session, saved string) {
+func wantLoaded(t *testing.T, r *running, s *servicetest.Session, saved string) {
 	t.Helper()
 	if got, status := fingerprint(t, s), r.overview(t).Sessions[0]; got != saved || !status.Initialized ||
 		status.Step != 2 {
@@ -48,7 +51,7 @@ func TestFilesThatChangeWhileTheyAreLoaded(t *testing.T) {
 		time.Now().Before(deadline); {
 		_, err := s.Load(directory)
 		status := r.overview(t).Sessions[0]
-		var e *Error
+		var e *protocol.Error
 		switch {
 		case err == nil:
 			outcomes["whole"]++
@@ -56,7 +59,7 @@ func TestFilesThatChangeWhileTheyAreLoaded(t *testing.T) {
 				t.Fatalf("loaded, at step %d, initialized %v: %s, want %s", status.Step, status.Initialized, got, saved)
 			}
 			later = saved
-		case !errors.As(err, &e) || e.Status != Storage:
+		case !errors.As(err, &e) || e.Status != protocol.Storage:
 			t.Fatal(err)
 		case strings.Contains(e.Message, "loaded in part"):
 			outcomes["in part"]++
@@ -112,8 +115,8 @@ func TestLoadIntoANewSession(t *testing.T) {
 	// Moments of the checkpoint are no zeros that training begins with.
 	const mend = "*a load was broken off, and some of the state is the checkpoint's: load again, or give the state " +
 		"back and open it anew"
-	wantError(t, begin(s), OutOfOrder, "set_step"+mend)
-	wantError(t, stepOnce(s, 1), OutOfOrder, "step"+mend)
+	wantError(t, begin(s), protocol.OutOfOrder, "set_step"+mend)
+	wantError(t, stepOnce(s, 1), protocol.OutOfOrder, "step"+mend)
 	if err := os.WriteFile(name, whole, 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -130,17 +133,19 @@ func TestLoadAsOneOfSeveral(t *testing.T) {
 	mustStep(t, s, 4)
 	load := func(several bool) {
 		t.Helper()
-		if step, err := s.ask(Load, loadBody{directory, several}); err != nil || step != 2 {
+		if step, err := s.Ask(protocol.Load, protocol.LoadBody{Directory: directory, Several: several}); err != nil ||
+			step != 2 {
 			t.Fatalf("step %d was loaded: %v", step, err)
 		}
 	}
 	load(true)
 	for range 2 {
 		_, err := s.Save(t.TempDir(), nil)
-		wantError(t, err, OutOfOrder, "save: the state is not whole*")
-		wantError(t, s.Prepare(3, adamw...), OutOfOrder, "prepare: the state was loaded as one of several, and "+
-			"set_step has not said that all are: load all again*")
-		wantError(t, stepOnce(s, 3), OutOfOrder, "step: the state was loaded as one of several*")
+		wantError(t, err, protocol.OutOfOrder, "save: the state is not whole*")
+		wantError(t, s.Prepare(3, adamw...), protocol.OutOfOrder,
+			"prepare: the state was loaded as one of several, and "+
+				"set_step has not said that all are: load all again*")
+		wantError(t, stepOnce(s, 3), protocol.OutOfOrder, "step: the state was loaded as one of several*")
 		if err := s.Detach(); err != nil {
 			t.Fatal(err)
 		}
@@ -201,7 +206,7 @@ func TestServiceEndsWhileItLoads(t *testing.T) {
 		begin = time.Now()
 		r.end()
 		end = time.Since(begin)
-		if err := <-outcome; !errors.Is(err, ErrLost) {
+		if err := <-outcome; !errors.Is(err, client.ErrLost) {
 			t.Errorf("%v, want that the service is gone: the next is to be asked again", err)
 		}
 		return loads, end
@@ -222,14 +227,15 @@ func TestServiceEndsWhileItLoads(t *testing.T) {
 // session load it.
 func TestReplicasSaveOnce(t *testing.T) {
 	r := startService(t)
-	document := func(rank int) *Document {
-		return testDocument(small, func(d *Document) { d.Rank, d.World, d.LocalWorld = rank, 2, 2 })
+	document := func(rank int) *protocol.Document {
+		return testDocument(small, func(d *protocol.Document) { d.Rank, d.World, d.LocalWorld = rank, 2, 2 })
 	}
-	replicas := []*Session{begun(t, r.Socket, document(0)), begun(t, r.Socket, document(1))}
+	replicas := []*servicetest.Session{begun(t, r.Socket, document(0)), begun(t, r.Socket, document(1))}
 	directory, elements := t.TempDir(), int64(0)
 	for replica, s := range replicas {
 		mustStep(t, s, 2)
-		if step, err := s.ask(Save, saveBody{Directory: directory, Replica: replica, Replicas: 2}); err != nil ||
+		if step, err := s.Ask(protocol.Save, protocol.SaveBody{Directory: directory, Replica: replica,
+			Replicas: 2}); err != nil ||
 			step != 2 {
 			t.Fatalf("step %d is saved: expected 2 (%v)", step, err)
 		}
@@ -263,13 +269,13 @@ func TestReplicasSaveOnce(t *testing.T) {
 // TestTwoJobsSaveOneStep has two jobs save the same step in one folder, at different
 // times. No checkpoint has files of both.
 func TestTwoJobsSaveOneStep(t *testing.T) {
-	document := func(rank int) *Document {
-		return testDocument(small, func(d *Document) {
+	document := func(rank int) *protocol.Document {
+		return testDocument(small, func(d *protocol.Document) {
 			d.Rank, d.World, d.LocalWorld = rank, 2, 2
-			d.Parameters = [][]Piece{d.Parameters[:2], d.Parameters[2:]}[rank]
+			d.Parameters = [][]protocol.Piece{d.Parameters[:2], d.Parameters[2:]}[rank]
 		})
 	}
-	jobs, prints := map[string][]*Session{}, map[string][]string{}
+	jobs, prints := map[string][]*servicetest.Session{}, map[string][]string{}
 	for job, gradients := range map[string]int64{"one": 1, "other": 5} {
 		r := startService(t)
 		for rank := range 2 {
@@ -318,7 +324,7 @@ func TestTwoJobsSaveOneStep(t *testing.T) {
 			for _, a := range acts {
 				session := jobs[cmp.Or(a.job, "other")][max(a.rank, 0)]
 				if a.rank != commit {
-					_, err := session.ask(Save, saveBody{Directory: directory, Identity: a.job})
+					_, err := session.Ask(protocol.Save, protocol.SaveBody{Directory: directory, Identity: a.job})
 					if err == nil {
 						_, err = session.Saved()
 					}
@@ -327,9 +333,10 @@ func TestTwoJobsSaveOneStep(t *testing.T) {
 					}
 					continue
 				}
-				_, err := session.ask(Commit, commitBody{Directory: directory, Step: 1, Identity: a.job})
+				_, err := session.Ask(protocol.Commit,
+					protocol.CommitBody{Directory: directory, Step: 1, Identity: a.job})
 				if a.want != "" {
-					wantError(t, err, Storage, "commit: *"+a.want)
+					wantError(t, err, protocol.Storage, "commit: *"+a.want)
 				} else if committed = a.job; err != nil {
 					t.Fatal(err)
 				}
@@ -367,7 +374,7 @@ func TestWriteWaitsForASave(t *testing.T) {
 			t.Fatal(err)
 		}
 		waited = r.overview(t).Sessions[0].Saving
-		if err := s.Write(MasterWeights, 0, make([]float32, s.Welcome.Elements)); err != nil {
+		if err := s.Write(protocol.MasterWeights, 0, make([]float32, s.Welcome.Elements)); err != nil {
 			t.Fatal(err)
 		}
 		if step, err := s.Saved(); err != nil || step != 1 {
@@ -389,7 +396,7 @@ func TestWriteWaitsForASave(t *testing.T) {
 }
 
 // committed saves a checkpoint of a session and returns its folder.
-func committed(t *testing.T, s *Session) string {
+func committed(t *testing.T, s *servicetest.Session) string {
 	t.Helper()
 	directory := t.TempDir()
 	_, err := s.Save(directory, nil)

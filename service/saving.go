@@ -1,95 +1,66 @@
 package service
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"path/filepath"
 
-	"github.com/go-json-experiment/json/jsontext"
-
 	"plimsoll/checkpoint"
-)
-
-// Bodies of the requests for checkpoints.
-type (
-	saveBody struct {
-		Directory string         `json:"directory"`
-		Training  jsontext.Value `json:"training,omitempty"`
-		Identity  string         `json:"identity,omitempty"`
-		Replica   int            `json:"replica,omitempty"`
-		Replicas  int            `json:"replicas,omitempty"`
-	}
-	commitBody struct {
-		Directory string `json:"directory"`
-		Step      int64  `json:"step"`
-		Identity  string `json:"identity,omitempty"`
-		Without   []int  `json:"ranks_without_state,omitempty"`
-	}
-	loadBody struct {
-		Directory string `json:"directory"`
-		Several   bool   `json:"several,omitempty"`
-	}
+	"plimsoll/service/protocol"
 )
 
 // forCheckpoint returns the shard in the form that package checkpoint uses.
 func (s *session) forCheckpoint() checkpoint.Shard {
 	d := s.document
 	return checkpoint.Shard{Rank: d.Rank, World: d.World, Part: d.Part, Format: s.shard.Config().Format,
-		Pieces: d.pieces(), State: s.shard}
+		Pieces: piecesOf(d), State: s.shard}
 }
 
 // checkDirectory refuses relative paths: client and service have different working
 // directories.
-func checkDirectory(kind Kind, directory string) error {
+func checkDirectory(kind protocol.Kind, directory string) error {
 	if !filepath.IsAbs(directory) {
-		return fail(Refused, "%v: the directory is %q: expected an absolute path, as the service has a working "+
-			"directory of its own", kind, directory)
+		return protocol.Refused.Errorf("%v: the directory is %q: expected an absolute path, as the service has a "+
+			"working directory of its own", kind, directory)
 	}
 	return nil
 }
 
 // checkIdentity refuses an identity that must not be in a manifest.
-func checkIdentity(kind Kind, identity string) error {
-	if identity != "" && !nameOfJob.MatchString(identity) {
-		return fail(Refused, "%v: the identity is %q: expected 1 to 64 of a-z A-Z 0-9 . _ -, and no dot "+
+func checkIdentity(kind protocol.Kind, identity string) error {
+	if identity != "" && !protocol.SafeName.MatchString(identity) {
+		return protocol.Refused.Errorf("%v: the identity is %q: expected 1 to 64 of a-z A-Z 0-9 . _ -, and no dot "+
 			"at the beginning", kind, identity)
 	}
 	return nil
 }
 
 // save begins to write the state as it is now.
-func (s *session) save(body []byte, say func(format string, values ...any)) ([]byte, error) {
-	b, err := decodeText[saveBody](Save, body)
-	if err == nil {
-		err = checkDirectory(Save, b.Directory)
-	}
-	if err == nil {
-		err = checkIdentity(Save, b.Identity)
-	}
-	if err != nil {
+func (s *session) save(b protocol.SaveBody) ([]byte, error) {
+	if err := cmp.Or(checkDirectory(protocol.Save, b.Directory), checkIdentity(protocol.Save, b.Identity)); err != nil {
 		return nil, err
 	}
 	replicas := max(1, b.Replicas)
 	if b.Replica < 0 || b.Replica >= replicas || replicas > s.document.World {
-		return nil, fail(Refused, "save: replica %d of %d in a job of %d ranks: expected the number of this one, from "+
-			"0 on, and how many ranks hold its shard", b.Replica, replicas, s.document.World)
+		return nil, protocol.Refused.Errorf("save: replica %d of %d in a job of %d ranks: expected the number of this "+
+			"one, from 0 on, and how many ranks hold its shard", b.Replica, replicas, s.document.World)
 	}
 	if !s.record.initialized() {
-		return nil, fail(OutOfOrder, "save: the state is not whole: write weights and set_step, or "+
+		return nil, protocol.OutOfOrder.Errorf("save: the state is not whole: write weights and set_step, or " +
 			"load, or make a step")
 	}
-	s.settle()
 	s.settleSave() // one save at a time; the next saved reports a failure
 	shard := s.forCheckpoint()
 	shard.Replica, shard.Replicas, shard.Identity = b.Replica, replicas, b.Identity
 	saving, err := checkpoint.Save(b.Directory, shard, b.Training)
 	if err != nil {
-		return nil, storage(Save, err)
+		return nil, storage(protocol.Save, err)
 	}
 	for _, r := range saving.Removed() {
-		say("session %v: save of step %d: %s (%v), which a save had left that was broken off, was removed "+
-			"for want of room", s.document.key(), saving.Step(), r.Path, r.Bytes)
+		s.say("session %v: save of step %d: %s (%v), which a save had left that was broken off, was removed "+
+			"for want of room", keyOf(s.document), saving.Step(), r.Path, r.Bytes)
 	}
 	s.saving, s.inherited = saving, false
 	s.written.Store(saving)
@@ -97,7 +68,7 @@ func (s *session) save(body []byte, say func(format string, values ...any)) ([]b
 		_ = saving.Wait() // settleSave reads the error
 		s.written.Store(nil)
 	})
-	return encodeStep(saving.Step()), nil
+	return protocol.Encode(saving.Step()), nil
 }
 
 // settleSave waits for the save under way.
@@ -122,84 +93,82 @@ func (s *session) forgetFailures() { s.saveError, s.inherited = nil, s.saving !=
 
 // saved waits for the save under way and reports its outcome. It stops waiting if the
 // client hung up and another one wants the session.
-func (s *session) saved(abandoned context.Context) ([]byte, error) {
+func (c *connection) saved(r request) (reply, error) {
+	if _, err := noBody(r.Kind, r.Body); err != nil {
+		return reply{}, err
+	}
+	s := c.session
 	if s.saving != nil {
 		select {
 		case <-s.saving.Done():
-		case <-abandoned.Done():
-			return nil, errEnding
+		case <-c.abandoned.Done():
+			return reply{}, errEnding
 		}
 	}
 	s.settleSave()
 	err := s.saveError
 	s.saveError = nil
 	if err != nil {
-		return nil, storage(Save, err)
+		return reply{}, storage(protocol.Save, err)
 	}
-	return encodeStep(s.savedStep.Load()), nil
+	return reply{result: protocol.Encode(s.savedStep.Load())}, nil
 }
 
 // notInParts refuses requests that would take a partly loaded state for a whole one.
-func (s *session) notInParts(kind Kind) error {
+func (s *session) notInParts(kind protocol.Kind) error {
 	if s.record.condition.Load() == stateIsInParts {
-		return fail(OutOfOrder, "%v: a load was broken off, and some of the state is the checkpoint's: load again, or "+
-			"give the state back and open it anew", kind)
+		return protocol.OutOfOrder.Errorf("%v: a load was broken off, and some of the state is the checkpoint's: load "+
+			"again, or give the state back and open it anew", kind)
 	}
 	return nil
 }
 
 // notAlone refuses to go on from a loaded state while other shards may not have loaded
 // theirs.
-func (s *session) notAlone(kind Kind) error {
+func (s *session) notAlone(kind protocol.Kind) error {
 	if s.record.condition.Load() == stateIsLoaded {
-		return fail(OutOfOrder, "%v: the state was loaded as one of several, and set_step has not said that all are: "+
-			"load all again, or give the states back and open them anew", kind)
+		return protocol.OutOfOrder.Errorf("%v: the state was loaded as one of several, and set_step has not said that "+
+			"all are: load all again, or give the states back and open them anew", kind)
 	}
 	return nil
 }
 
 // commit makes a checkpoint of what all ranks saved.
-func (s *session) commit(body []byte) ([]byte, error) {
-	b, err := decodeText[commitBody](Commit, body)
-	if err == nil {
-		err = checkDirectory(Commit, b.Directory)
-	}
-	if err == nil {
-		err = checkIdentity(Commit, b.Identity)
-	}
-	if err != nil {
+func (s *session) commit(b protocol.CommitBody) ([]byte, error) {
+	if err := cmp.Or(checkDirectory(protocol.Commit, b.Directory),
+		checkIdentity(protocol.Commit, b.Identity)); err != nil {
 		return nil, err
 	}
 	s.settleSave()
 	if _, err := checkpoint.Commit(b.Directory, b.Step, b.Identity, b.Without...); err != nil {
-		return nil, storage(Commit, err)
+		return nil, storage(protocol.Commit, err)
 	}
-	return encodeStep(b.Step), nil
+	return protocol.Encode(b.Step), nil
 }
 
 // load loads a checkpoint. It stops when the service ends, or when another client wants
 // the session of a client that hung up.
-func (c *connection) load(body []byte) ([]byte, error) {
+func (c *connection) load(r request) (reply, error) {
+	body, err := protocol.DecodeText[protocol.LoadBody](r.Kind, r.Body)
+	if err != nil {
+		return reply{}, err
+	}
 	until, cancel := context.WithCancel(c.server.until)
 	defer cancel()
 	defer context.AfterFunc(c.abandoned, cancel)()
-	return c.session.load(until, body)
+	result, err := c.session.load(until, body)
+	return reply{result: result}, err
 }
 
 // load overwrites the state with that of a checkpoint.
-func (s *session) load(until context.Context, body []byte) ([]byte, error) {
-	b, err := decodeText[loadBody](Load, body)
-	if err == nil {
-		err = checkDirectory(Load, b.Directory)
-	}
-	if err != nil {
+func (s *session) load(until context.Context, b protocol.LoadBody) ([]byte, error) {
+	if err := checkDirectory(protocol.Load, b.Directory); err != nil {
 		return nil, err
 	}
-	s.settle()
 	s.settleSave()
 	found, err := checkpoint.Open(b.Directory)
 	if err != nil {
-		return nil, storage(Load, err)
+		return nil, storage(protocol.Load, err)
 	}
 	// From here to the end, a restarted service must not take the state for whole, or
 	// for new.
@@ -217,7 +186,7 @@ func (s *session) load(until context.Context, body []byte) ([]byte, error) {
 		if until.Err() != nil {
 			return nil, errEnding
 		}
-		return nil, storage(Load, err)
+		return nil, storage(protocol.Load, err)
 	}
 	s.begun = step
 	if b.Several {
@@ -225,10 +194,10 @@ func (s *session) load(until context.Context, body []byte) ([]byte, error) {
 	} else {
 		s.record.condition.Store(stateIsWhole)
 	}
-	return append(encodeStep(step), training...), nil
+	return append(protocol.Encode(step), training...), nil
 }
 
 // storage is the answer to a request that failed on files.
-func storage(kind Kind, err error) error {
-	return &Error{Storage, fmt.Sprintf("%v: %v", kind, err)}
+func storage(kind protocol.Kind, err error) error {
+	return &protocol.Error{Status: protocol.Storage, Message: fmt.Sprintf("%v: %v", kind, err)}
 }

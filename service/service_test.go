@@ -24,6 +24,9 @@ import (
 	"plimsoll/host"
 	"plimsoll/optim"
 	"plimsoll/optim/kernel"
+	"plimsoll/service/client"
+	"plimsoll/service/protocol"
+	"plimsoll/service/servicetest"
 )
 
 // What this test binary does where one of these variables is set.
@@ -204,19 +207,19 @@ func startServiceWith(t testing.TB, differ func(*Keeper), variables ...string) *
 }
 
 // overview waits for the service's answer.
-func (r *running) overview(t testing.TB) *Overview {
+func (r *running) overview(t testing.TB) *protocol.Overview {
 	t.Helper()
 	for deadline := time.Now().Add(30 * time.Second); ; {
-		client, err := Dial(r.Socket)
+		dialed, err := client.Dial(r.Socket)
 		if err == nil {
-			var o *Overview
-			o, err = client.Overview()
-			err = errors.Join(err, client.Hangup())
+			var o *protocol.Overview
+			o, err = dialed.Overview()
+			err = errors.Join(err, dialed.Hangup())
 			if err == nil {
 				return o
 			}
 		}
-		if !errors.Is(err, ErrLost) || time.Now().After(deadline) {
+		if !errors.Is(err, client.ErrLost) || time.Now().After(deadline) {
 			t.Fatal(err)
 		}
 	}
@@ -361,11 +364,11 @@ func readLink(name string) string {
 const testElements = 200_000
 
 // testDocument returns a shard of three parameters in two groups.
-func testDocument(change ...func(*Document)) *Document {
-	d := &Document{
-		Schema: OpenSchema, Job: "test", World: 1, LocalWorld: 1, Part: "bf16", Optimizer: "adamw",
+func testDocument(change ...func(*protocol.Document)) *protocol.Document {
+	d := &protocol.Document{
+		Schema: protocol.OpenSchema, Job: "test", World: 1, LocalWorld: 1, Part: "bf16", Optimizer: "adamw",
 		State: "split", Moments: "fp32", Parameter: "bf16", Gradient: "bf16", Groups: 2,
-		Parameters: []Piece{
+		Parameters: []protocol.Piece{
 			{Name: "embed", Shape: []int64{1000, 100}, Count: 100_000},
 			{Name: "norm", Shape: []int64{777}, Group: 1, Count: 777},
 			{Name: "mlp", Shape: []int64{100_000}, First: 777, Count: testElements - 100_000 - 777},
@@ -378,7 +381,7 @@ func testDocument(change ...func(*Document)) *Document {
 }
 
 // mustOpen opens a session until the end of the test.
-func mustOpen(t testing.TB, socket string, d *Document) *Session {
+func mustOpen(t testing.TB, socket string, d *protocol.Document) *servicetest.Session {
 	t.Helper()
 	s, err := openPatiently(socket, d)
 	if err != nil {
@@ -389,10 +392,10 @@ func mustOpen(t testing.TB, socket string, d *Document) *Session {
 }
 
 // openPatiently tries again while the service restarts.
-func openPatiently(socket string, d *Document) (*Session, error) {
+func openPatiently(socket string, d *protocol.Document) (*servicetest.Session, error) {
 	for deadline := time.Now().Add(30 * time.Second); ; {
-		s, err := OpenSession(socket, d)
-		if err == nil || !errors.Is(err, ErrLost) || time.Now().After(deadline) {
+		s, err := servicetest.Open(socket, d)
+		if err == nil || !errors.Is(err, client.ErrLost) || time.Now().After(deadline) {
 			return s, err
 		}
 	}
@@ -409,7 +412,7 @@ func weights(elements int64) []float32 {
 
 // gradientPattern returns numbers of a type that gradients are cut from.
 func gradientPattern(name string) kernel.Array {
-	of := kernel.Array{Type: parameterTypes[name]}
+	of := kernel.Array{Type: protocol.ParameterTypes[name]}
 	const numbers = 1 << 16
 	of.Data = make([]byte, numbers*of.Type.Size())
 	random := rand.New(rand.NewPCG(1, 1))
@@ -426,7 +429,7 @@ var gradientPatterns = map[string]func() kernel.Array{
 }
 
 // putGradients writes the gradients of a step, from element first to end.
-func putGradients(s *Session, step, first, end int64) {
+func putGradients(s *servicetest.Session, step, first, end int64) {
 	of := gradientPatterns[s.Welcome.Arenas[1].Type]()
 	size := of.Type.Size()
 	at := (step*7919 + first) % int64(of.Len())
@@ -436,10 +439,10 @@ func putGradients(s *Session, step, first, end int64) {
 }
 
 // adamw are the hyperparameters of the groups of testDocument.
-var adamw = []Hyperparameters{{1e-3, 0.9, 0.999, 1e-8, 0.01}, {1e-4, 0.9, 0.95, 1e-8, 0}}
+var adamw = []protocol.Hyperparameters{{1e-3, 0.9, 0.999, 1e-8, 0.01}, {1e-4, 0.9, 0.95, 1e-8, 0}}
 
 // stepOnce makes a step as a trainer does.
-func stepOnce(s *Session, step int64) error {
+func stepOnce(s *servicetest.Session, step int64) error {
 	putGradients(s, step, 0, s.Welcome.Elements)
 	if err := s.Ready(0, s.Welcome.Elements); err != nil {
 		return err
@@ -452,12 +455,12 @@ func stepOnce(s *Session, step int64) error {
 }
 
 // begin writes the first weights to a session.
-func begin(s *Session) error {
-	return errors.Join(s.Write(MasterWeights, 0, weights(s.Welcome.Elements)), s.SetStep(0))
+func begin(s *servicetest.Session) error {
+	return errors.Join(s.Write(protocol.MasterWeights, 0, weights(s.Welcome.Elements)), s.SetStep(0))
 }
 
 // begun returns a session with weights.
-func begun(t testing.TB, socket string, d *Document) *Session {
+func begun(t testing.TB, socket string, d *protocol.Document) *servicetest.Session {
 	t.Helper()
 	s := mustOpen(t, socket, d)
 	if err := begin(s); err != nil {
@@ -467,7 +470,7 @@ func begun(t testing.TB, socket string, d *Document) *Session {
 }
 
 // mustStep makes the steps up to last.
-func mustStep(t testing.TB, s *Session, last int64) {
+func mustStep(t testing.TB, s *servicetest.Session, last int64) {
 	t.Helper()
 	for ; s.Welcome.Step < last; s.Welcome.Step++ {
 		if err := stepOnce(s, s.Welcome.Step+1); err != nil {
@@ -477,7 +480,7 @@ func mustStep(t testing.TB, s *Session, last int64) {
 }
 
 // fingerprint hashes all of a session's state.
-func fingerprint(t testing.TB, s *Session) string {
+func fingerprint(t testing.TB, s *servicetest.Session) string {
 	t.Helper()
 	h := sha256.New()
 	for stream := range 3 {
@@ -494,7 +497,7 @@ func fingerprint(t testing.TB, s *Session) string {
 }
 
 // undisturbed returns the state after a number of undisturbed steps.
-func undisturbed(t testing.TB, d *Document, steps int64) string {
+func undisturbed(t testing.TB, d *protocol.Document, steps int64) string {
 	t.Helper()
 	s := begun(t, startService(t).Socket, d)
 	mustStep(t, s, steps)

@@ -14,13 +14,15 @@ import (
 	"plimsoll/engine"
 	"plimsoll/ledger"
 	"plimsoll/optim"
+	"plimsoll/service/protocol"
 	"plimsoll/shard"
 )
 
 // session is the state of one shard. At most one connection at a time holds it.
 type session struct {
 	name     string // under which the keeper keeps its files
-	document *Document
+	say      func(format string, values ...any)
+	document *protocol.Document
 	shard    *engine.Shard
 	record   *record
 
@@ -46,9 +48,9 @@ type session struct {
 	watched stepWatch // used by Server.stuckStep
 }
 
-func newSession(name string, d *Document, shard *engine.Shard, record *record) *session {
+func (s *Server) newSession(name string, d *protocol.Document, shard *engine.Shard, record *record) *session {
 	useWorkers(shard.Config())
-	return &session{name: name, document: d, shard: shard, record: record}
+	return &session{name: name, say: s.say, document: d, shard: shard, record: record}
 }
 
 // key names a session in its job.
@@ -57,16 +59,7 @@ type key struct {
 	part string
 }
 
-func (d *Document) key() key { return key{d.Rank, d.partOfSession()} }
-
-// partOfSession names the part of a session. Optimizers of one program may each have a
-// part of the same name; the instance tells their sessions apart.
-func (d *Document) partOfSession() string {
-	if d.Instance == 0 {
-		return d.Part
-	}
-	return fmt.Sprintf("%s@%d", d.Part, d.Instance)
-}
+func keyOf(d *protocol.Document) key { return key{d.Rank, d.SessionPart()} }
 
 func (k key) String() string { return fmt.Sprintf("rank%d/%s", k.rank, k.part) }
 
@@ -126,127 +119,139 @@ type sharedArena struct {
 }
 
 // rangeOf returns the range that a request names. It refuses one that the shard does not have.
-func (s *session) rangeOf(kind Kind, first, count uint64) (shard.Range, error) {
+func (s *session) rangeOf(kind protocol.Kind, first, count uint64) (shard.Range, error) {
 	elements := uint64(s.shard.Config().Elements)
 	if count == 0 || first > elements || count > elements-first {
-		return shard.Range{}, fail(Refused, "%v: %d elements from %d on, of a shard of %d", kind, count, first, elements)
+		return shard.Range{}, protocol.Refused.Errorf("%v: %d elements from %d on, of a shard of %d", kind, count,
+			first, elements)
 	}
 	return shard.Range{First: int64(first), Count: int64(count)}, nil
 }
 
 // inWindow returns a range of the window. The slice is valid until the window is
 // dropped.
-func (s *session) inWindow(kind Kind, offset, count, size uint64) ([]byte, error) {
+func (s *session) inWindow(kind protocol.Kind, offset, count, size uint64) ([]byte, error) {
 	if s.window == nil {
-		return nil, fail(OutOfOrder, "%v: there is no window; send one first", kind)
+		return nil, protocol.OutOfOrder.Errorf("%v: there is no window; send one first", kind)
 	}
 	length := uint64(len(s.window))
 	if offset%size != 0 || offset > length || count > (length-offset)/size {
-		return nil, fail(Refused, "%v: %d numbers of %d bytes at offset %d of a window of %d bytes; offsets are "+
-			"multiples of a number's size", kind, count, size, offset, length)
+		return nil, protocol.Refused.Errorf("%v: %d numbers of %d bytes at offset %d of a window of %d bytes; offsets "+
+			"are multiples of a number's size", kind, count, size, offset, length)
 	}
 	return s.window[offset : offset+count*size], nil
 }
 
-func (s *session) ready(first, count uint64) error {
-	arrived, err := s.rangeOf(Ready, first, count)
+func (s *session) ready(b protocol.RangeBody) error {
+	arrived, err := s.rangeOf(protocol.Ready, b.First, b.Count)
 	if err != nil {
 		return err
 	}
-	s.settle()
 	s.record.forgetPrepared()
 	s.shard.GradientsArrived(arrived)
 	return nil
 }
 
+// clear sets the gradients to 0.
+func (s *session) clear(struct{}) error {
+	s.record.forgetPrepared()
+	s.shard.ForgetArrived()
+	s.shard.ClearGradients()
+	return nil
+}
+
 // norm returns the sum of the squares of the gradients.
-func (s *session) norm() float64 {
-	s.settle()
+func (s *session) norm(struct{}) ([]byte, error) {
 	begin := time.Now()
 	sum := s.shard.SumSquares()
 	s.lastNorm.Store(int64(time.Since(begin)))
-	return sum
+	return protocol.Encode(sum), nil
 }
 
 // prepare is the first phase of the two-phase commit of a step. It stores the
 // hyperparameters in the session header and does not begin the step. From here on the
 // step can be made even if client and service die.
-func (s *session) prepare(b stepBody) error {
-	s.settle()
+func (s *session) prepare(b protocol.StepBody) error {
 	if b.Flags != 0 || b.Factor != 0 {
-		return fail(Refused, "prepare with flags %#x and factor %v: expected neither, which come with the step",
+		return protocol.Refused.Errorf("prepare with flags %#x and factor %v: expected neither, which come with the "+
+			"step",
 			b.Flags, b.Factor)
 	}
-	if err := s.checkStep(Prepare, b.Step); err != nil {
+	if err := s.checkStep(protocol.Prepare, b.Step); err != nil {
 		return err
 	}
-	if _, err := s.optimizers(Prepare, b.Step, b.groups, 1); err != nil {
+	if _, err := s.optimizers(protocol.Prepare, b.Step, b.Hyperparameters, 1); err != nil {
 		return err
 	}
-	s.record.prepare(b.Step, b.groups)
+	s.record.prepare(b.Step, b.Hyperparameters)
 	return nil
 }
 
 // checkStep accepts only the next step. It refuses a state that a load left as a
 // mixture.
-func (s *session) checkStep(kind Kind, step uint64) error {
+func (s *session) checkStep(kind protocol.Kind, step uint64) error {
 	if err := cmp.Or(s.notInParts(kind), s.notAlone(kind)); err != nil {
 		return err
 	}
 	if last := s.shard.Steps(); step != uint64(last)+1 {
-		return fail(OutOfOrder, "%v %d: the session has finished step %d, so the next is %d", kind, step, last, last+1)
+		return protocol.OutOfOrder.Errorf("%v %d: the session has finished step %d, so the next is %d", kind,
+			step, last, last+1)
 	}
 	return nil
 }
 
 // optimizers returns the optimizers of the parameter groups in a step whose gradients
 // are multiplied by factor. It refuses numbers that would turn weights into NaN.
-func (s *session) optimizers(kind Kind, step uint64, groups [][hyperparameters]float64,
+func (s *session) optimizers(kind protocol.Kind, step uint64, groups []protocol.Hyperparameters,
 	factor float64) ([]optim.Optimizer, error) {
 	if len(groups) != s.document.Groups {
-		return nil, fail(Refused, "%v with %d parameter groups: the session has %d", kind, len(groups),
+		return nil, protocol.Refused.Errorf("%v with %d parameter groups: the session has %d", kind,
+			len(groups),
 			s.document.Groups)
 	}
 	optimizers := make([]optim.Optimizer, len(groups))
 	for i, group := range groups {
-		optimizers[i] = s.document.optimizer(group)
+		optimizers[i] = optimizerOf(s.document, group)
 		if err := optim.Check(optimizers[i], int64(step), factor); err != nil {
-			return nil, fail(Refused, "%v, parameter group %d, %v: %v", kind, i, optimizers[i], err)
+			return nil, protocol.Refused.Errorf("%v, parameter group %d, %v: %v", kind, i, optimizers[i], err)
 		}
 	}
 	return optimizers, nil
 }
 
 // optimizersOf returns the optimizers of a step, from the request or from prepare.
-func (s *session) optimizersOf(b stepBody) ([]optim.Optimizer, error) {
-	if b.Flags&preparedStep == 0 {
-		return s.optimizers(Step, b.Step, b.groups, b.Factor)
+func (s *session) optimizersOf(b protocol.StepBody) ([]optim.Optimizer, error) {
+	if b.Flags&protocol.PreparedStep == 0 {
+		return s.optimizers(protocol.Step, b.Step, b.Hyperparameters, b.Factor)
 	}
-	if len(b.groups) > 0 {
-		return nil, fail(Refused, "step %d as prepared, with %d parameter groups: expected none", b.Step, len(b.groups))
+	if len(b.Hyperparameters) > 0 {
+		return nil, protocol.Refused.Errorf("step %d as prepared, with %d parameter groups: expected none",
+			b.Step, len(b.Hyperparameters))
 	}
 	if prepared := s.record.preparedStep.Load(); prepared != b.Step {
-		return nil, fail(OutOfOrder, "step %d as prepared: step %d is (0 is none)", b.Step, prepared)
+		return nil, protocol.OutOfOrder.Errorf("step %d as prepared: step %d is (0 is none)", b.Step,
+			prepared)
 	}
-	return s.optimizers(Step, b.Step, s.record.groups, b.Factor)
+	return s.optimizers(protocol.Step, b.Step, s.record.groups, b.Factor)
 }
 
 // step begins a step, unless it was made already. It is the second phase of the
 // two-phase commit if the step was prepared. The worker that finishes the step calls
 // done, unless nil, with the time that the step took.
-func (s *session) step(b stepBody, done func(took time.Duration)) (begun bool, err error) {
-	s.settle()
+func (s *session) step(b protocol.StepBody, done func(took time.Duration)) (begun bool, err error) {
 	if last := s.shard.Steps(); b.Step == uint64(last) && last > 0 {
 		return false, nil
 	}
-	if err := s.checkStep(Step, b.Step); err != nil {
+	if err := s.checkStep(protocol.Step, b.Step); err != nil {
 		return false, err
 	}
 	if math.IsNaN(b.Factor) || math.IsInf(b.Factor, 0) {
-		return false, fail(Refused, "step with the factor %v: skip a step whose gradients are not finite", b.Factor)
+		return false, protocol.Refused.Errorf("step with the factor %v: skip a step whose gradients are not finite",
+			b.Factor)
 	}
-	if b.Flags&^(waitForStep|preparedStep) != 0 {
-		return false, fail(Refused, "step with flags %#x: this version has %#x", b.Flags, waitForStep|preparedStep)
+	if b.Flags&^(protocol.WaitForStep|protocol.PreparedStep) != 0 {
+		return false, protocol.Refused.Errorf("step with flags %#x: this version has %#x", b.Flags,
+			protocol.WaitForStep|protocol.PreparedStep)
 	}
 	optimizers, err := s.optimizersOf(b)
 	if err != nil {
@@ -266,7 +271,7 @@ func (s *session) step(b stepBody, done func(took time.Duration)) (begun bool, e
 	})
 	if err != nil {
 		s.stepIsOver.Done()
-		return false, fail(Refused, "step: %v", err)
+		return false, protocol.Refused.Errorf("step: %v", err)
 	}
 	s.begun = int64(b.Step)
 	return true, nil
@@ -280,14 +285,15 @@ func (s *session) stepped(took time.Duration) {
 }
 
 // wait returns when a range of the parameters has had a step.
-func (s *session) wait(b waitBody) error {
-	awaited, err := s.rangeOf(Wait, b.First, b.Count)
+func (s *session) wait(b protocol.WaitBody) ([]byte, error) {
+	awaited, err := s.rangeOf(protocol.Wait, b.First, b.Count)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if done := s.shard.Steps(); b.Step > uint64(max(done, s.begun)) {
-		return fail(OutOfOrder, "wait for step %d: the last that was begun is %d", b.Step, max(done, s.begun))
+		return nil, protocol.OutOfOrder.Errorf("wait for step %d: the last that was begun is %d", b.Step,
+			max(done, s.begun))
 	}
 	s.shard.WaitRange(awaited)
-	return nil
+	return protocol.Encode(b.Step, 0.0), nil
 }

@@ -13,6 +13,10 @@ import (
 
 	"github.com/go-json-experiment/json"
 	"golang.org/x/sys/unix"
+
+	"plimsoll/service/client"
+	"plimsoll/service/protocol"
+	"plimsoll/service/servicetest"
 )
 
 // These tests are quick, and long under make soak.
@@ -97,7 +101,7 @@ func TestKilledWithManySessions(t *testing.T) {
 }
 
 // mustStepAs makes the steps of an undisturbed trainer.
-func mustStepAs(t *testing.T, s *Session, last int64) {
+func mustStepAs(t *testing.T, s *servicetest.Session, last int64) {
 	t.Helper()
 	x := &trainer{Document: tiny(0, 1)}
 	if err := x.init(); err != nil {
@@ -119,7 +123,7 @@ func TestMutatedDocumentsAndRequests(t *testing.T) {
 	prints := openMany(t, r, 3)
 	process := r.overview(t).Process
 	random := rand.New(rand.NewPCG(9, 9))
-	valid := requests(t)
+	valid := validRequests(t)
 	mutated := tiny(0, 3)
 	mutated.Part = "mutated"
 	document, err := json.Marshal(mutated)
@@ -127,12 +131,12 @@ func TestMutatedDocumentsAndRequests(t *testing.T) {
 		t.Fatal(err)
 	}
 	opened, killed, inSession := 0, 0, 0
-	own := testDocument(small, func(d *Document) { d.Part, d.World, d.LocalWorld = "own", 3, 3 })
-	var session *Session // the target of the requests
+	own := testDocument(small, func(d *protocol.Document) { d.Part, d.World, d.LocalWorld = "own", 3, 3 })
+	var session *servicetest.Session // the target of the requests
 	for i := range mutations {
 		if i%2 == 0 {
 			accepted, err := openMutated(r.Socket, mutate(random, document))
-			if e := (*Error)(nil); err != nil && !errors.As(err, &e) && !errors.Is(err, ErrLost) {
+			if e := (*protocol.Error)(nil); err != nil && !errors.As(err, &e) && !errors.Is(err, client.ErrLost) {
 				t.Fatalf("mutation %d: %v", i, err)
 			}
 			if accepted {
@@ -141,18 +145,18 @@ func TestMutatedDocumentsAndRequests(t *testing.T) {
 		} else {
 			if session == nil {
 				session = mustOpen(t, r.Socket, own)
-				if err := session.makeWindow(); err != nil {
+				if err := session.MakeWindow(); err != nil {
 					t.Fatal(err)
 				}
 			}
-			err := session.c.SetDeadline(time.Now().Add(20 * time.Second))
+			err := session.Conn.SetDeadline(time.Now().Add(20 * time.Second))
 			if err == nil {
-				err = writePacket(session.c, malform(random, valid))
+				err = protocol.WritePacket(session.Conn, malform(random, valid))
 			}
 			if err == nil {
 				var files []*os.File
-				_, files, err = readPacket(session.c, session.buffer)
-				closeAll(files)
+				_, files, err = protocol.ReadPacket(session.Conn, make([]byte, protocol.MaximumPacket))
+				protocol.CloseAll(files)
 			}
 			if inSession++; err != nil { // the service closes connections with malformed requests
 				if err := session.Detach(); err != nil {
@@ -182,22 +186,22 @@ func TestMutatedDocumentsAndRequests(t *testing.T) {
 
 // openMutated opens a session with any document, and gives it back.
 func openMutated(socket string, text []byte) (accepted bool, err error) {
-	client, err := Dial(socket)
+	client, err := client.Dial(socket)
 	if err != nil {
 		return false, err
 	}
 	defer client.Hangup()
-	file, err := sealedFile("document", text)
+	file, err := protocol.SealedFile("document", text)
 	if err != nil {
 		return false, err
 	}
 	defer file.Close()
-	_, files, err := client.call(Open, encode(openBody{uint64(len(text))}), file)
-	closeAll(files)
+	_, files, err := client.Call(protocol.Open, protocol.Encode(protocol.OpenBody{Length: uint64(len(text))}), file)
+	protocol.CloseAll(files)
 	if err != nil {
 		return false, err
 	}
-	return true, client.done(Close, encode(closeBody{giveBack}))
+	return true, client.Do(protocol.Close, protocol.Encode(protocol.CloseBody{Flags: protocol.GiveBack}))
 }
 
 // mutate changes a document a little; often the result is still valid.
@@ -239,7 +243,7 @@ func TestLongNamesOfManySessions(t *testing.T) {
 		t.Skipf("a process may have %d descriptors (%v)", limit.Cur, err)
 	}
 	r := startService(t)
-	long := func(rank int) *Document {
+	long := func(rank int) *protocol.Document {
 		d := tiny(rank, sessions)
 		d.Part = fmt.Sprintf("%064d", rank)
 		return d

@@ -16,18 +16,22 @@ import (
 	"golang.org/x/sys/unix"
 
 	"plimsoll/optim/kernel"
+	"plimsoll/service/client"
+	"plimsoll/service/protocol"
+	"plimsoll/service/servicetest"
 	"plimsoll/shard"
 )
 
 // rank returns a small document of one of four ranks.
-func rank(number int) *Document {
-	return testDocument(small, func(d *Document) { d.World, d.LocalWorld, d.Rank = 4, 4, number })
+func rank(number int) *protocol.Document {
+	return testDocument(small, func(d *protocol.Document) { d.World, d.LocalWorld, d.Rank = 4, 4, number })
 }
 
 // saveThatIsStuck lets a client save and hang up while another holds the lock of the
 // folder, as on a file system that does not answer. The save goes on when giveWay
 // releases the lock.
-func saveThatIsStuck(t *testing.T, socket string, overview func() *Overview, document *Document) (giveWay func()) {
+func saveThatIsStuck(t *testing.T, socket string, overview func() *protocol.Overview,
+	document *protocol.Document) (giveWay func()) {
 	t.Helper()
 	s := begun(t, socket, document)
 	directory := t.TempDir()
@@ -44,7 +48,7 @@ func saveThatIsStuck(t *testing.T, socket string, overview func() *Overview, doc
 	}
 	t.Cleanup(func() { _ = file.Close() }) // the test may have done so
 	body := fmt.Appendf(nil, `{"directory": %q}`, directory)
-	if err := writePacket(s.c, packet{kind: Save, number: 1000, body: body}.encode()); err != nil {
+	if _, err := s.Send(protocol.Save, body); err != nil {
 		t.Fatal(err)
 	}
 	await(t, "the save to begin", func() bool { return overview().Unanswered > 0 })
@@ -69,7 +73,7 @@ func TestStuckRequestHoldsUpNobodyElse(t *testing.T) {
 	giveWay := saveThatIsStuck(t, socket, server.Overview, rank(1))
 	again := make(chan error, 1)
 	go func() {
-		_, err := OpenSession(socket, rank(1))
+		_, err := servicetest.Open(socket, rank(1))
 		again <- err
 	}()
 	await(t, "rank 1 to be opened again", func() bool { return server.Overview().Unanswered == 2 })
@@ -83,8 +87,9 @@ func TestStuckRequestHoldsUpNobodyElse(t *testing.T) {
 	if took := time.Since(began); took > claimPatience/2 {
 		t.Errorf("others have opened their sessions in %v", took)
 	}
-	wantError(t, <-again, Busy, "open: session rank1/bf16 of job test is held by process *, which has hung up; its "+
-		"request save is still under way after another 2s. *")
+	wantError(t, <-again, protocol.Busy,
+		"open: session rank1/bf16 of job test is held by process *, which has hung up; its "+
+			"request save is still under way after another 2s. *")
 	giveWay()
 	s, err := openPatiently(socket, rank(1))
 	if err != nil {
@@ -104,16 +109,16 @@ func TestWaitingClientGoes(t *testing.T) {
 	server, socket := serveHere(t)
 	giveWay := saveThatIsStuck(t, socket, server.Overview, rank(1))
 	waiting := make(chan error, 1)
-	client, err := Dial(socket)
+	client, err := client.Dial(socket)
 	if err != nil {
 		t.Fatal(err)
 	}
 	go func() {
-		s := &Session{Client: *client}
-		waiting <- s.open(rank(1))
+		s := &servicetest.Session{Client: *client}
+		waiting <- s.Open(rank(1))
 	}()
 	await(t, "a client to wait", func() bool { return server.Overview().Unanswered == 2 })
-	if err := unix.Shutdown(descriptorOf(t, client.c), unix.SHUT_RDWR); err != nil {
+	if err := unix.Shutdown(descriptorOf(t, client.Conn), unix.SHUT_RDWR); err != nil {
 		t.Fatal(err)
 	}
 	if err := <-waiting; err == nil {
@@ -160,7 +165,7 @@ func TestLoadIsBrokenOffForTheNextClient(t *testing.T) {
 		}
 		loads := time.Since(began)
 		body := fmt.Appendf(nil, `{"directory": %q}`, directory)
-		if err := writePacket(s.c, packet{kind: Load, number: 1000, body: body}.encode()); err != nil {
+		if _, err := s.Send(protocol.Load, body); err != nil {
 			t.Fatal(err)
 		}
 		await(t, "the load to begin", func() bool { return server.Overview().Unanswered > 0 })
@@ -188,7 +193,7 @@ func TestLoadIsBrokenOffForTheNextClient(t *testing.T) {
 // TestStopLeavesWhatIsStuck ends a service during a request that does not end.
 func TestStopLeavesWhatIsStuck(t *testing.T) {
 	r := startService(t, patienceVariable+"=1s")
-	saveThatIsStuck(t, r.Socket, func() *Overview { return r.overview(t) }, rank(1))
+	saveThatIsStuck(t, r.Socket, func() *protocol.Overview { return r.overview(t) }, rank(1))
 	began := time.Now()
 	r.end()
 	if took := time.Since(began); took > 10*time.Second {

@@ -8,19 +8,22 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"plimsoll/service/protocol"
+	"plimsoll/service/servicetest"
 )
 
 // together is a training with the state of several shards. A step is a two-phase
 // commit: all shards make it. When the trainer dies, some shards may have made it and
 // others not.
 type together struct {
-	sessions []*Session
+	sessions []*servicetest.Session
 	mended   *atomic.Uint32 // counts the steps that a later trainer completed
 }
 
 // open opens all sessions, and completes the last step in the sessions that have not
 // made it.
-func (x *together) open(socket string, documents []*Document) error {
+func (x *together) open(socket string, documents []*protocol.Document) error {
 	for _, d := range documents {
 		s, err := openPatiently(socket, d)
 		if err != nil {
@@ -28,7 +31,7 @@ func (x *together) open(socket string, documents []*Document) error {
 		}
 		x.sessions = append(x.sessions, s)
 	}
-	if slices.ContainsFunc(x.sessions, func(s *Session) bool { return !s.Welcome.Initialized }) {
+	if slices.ContainsFunc(x.sessions, func(s *servicetest.Session) bool { return !s.Welcome.Initialized }) {
 		for _, s := range x.sessions {
 			if err := begin(s); err != nil {
 				return err
@@ -42,7 +45,7 @@ func (x *together) open(socket string, documents []*Document) error {
 
 func (x *together) catchUp() error {
 	newest := slices.MaxFunc(x.sessions,
-		func(a, b *Session) int { return int(a.Welcome.Step - b.Welcome.Step) }).Welcome
+		func(a, b *servicetest.Session) int { return int(a.Welcome.Step - b.Welcome.Step) }).Welcome
 	for _, s := range x.sessions {
 		w := &s.Welcome
 		if w.Step == newest.Step {
@@ -97,7 +100,7 @@ func (x *trainer) trainTogether(stop func(step int64) bool) (*together, error) {
 	}
 	x.does(opening)
 	t := &together{mended: x.mended}
-	if err := t.open(x.Socket, append([]*Document{x.Document}, x.Others...)); err != nil {
+	if err := t.open(x.Socket, append([]*protocol.Document{x.Document}, x.Others...)); err != nil {
 		return nil, err
 	}
 	for step := t.sessions[0].Welcome.Step; !stop(step); step++ {
@@ -125,15 +128,15 @@ func (x *together) fingerprints(t *testing.T) []string {
 // between their steps. The state must end with the bits of an undisturbed training.
 func TestShardsStepTogether(t *testing.T) {
 	r := startService(t)
-	part := func(rank int, part string, change ...func(*Document)) *Document {
-		return testDocument(append(change, func(d *Document) {
+	part := func(rank int, part string, change ...func(*protocol.Document)) *protocol.Document {
+		return testDocument(append(change, func(d *protocol.Document) {
 			d.World, d.LocalWorld, d.Rank, d.Part = 2, 2, rank, part
 		})...)
 	}
-	single := func(d *Document) { small(d); d.State, d.Parameter, d.Gradient = "fp32", "fp32", "fp32" }
+	single := func(d *protocol.Document) { small(d); d.State, d.Parameter, d.Gradient = "fp32", "fp32", "fp32" }
 	x := &trainer{
 		Socket: r.Socket, Phase: filepath.Join(t.TempDir(), "phase"),
-		Document: part(0, "bf16", small), Others: []*Document{part(0, "fp32", single), part(1, "bf16", small),
+		Document: part(0, "bf16", small), Others: []*protocol.Document{part(0, "fp32", single), part(1, "bf16", small),
 			part(1, "fp32", single)},
 	}
 	hit := killTrainer(t, x, 3*time.Millisecond, stepping)
@@ -163,12 +166,12 @@ func TestShardsStepTogether(t *testing.T) {
 // died since.
 func TestPreparedStep(t *testing.T) {
 	r := startService(t)
-	one := testDocument(small, func(d *Document) { d.Part = "one" })
-	two := testDocument(small, func(d *Document) { d.Part = "two" })
+	one := testDocument(small, func(d *protocol.Document) { d.Part = "one" })
+	two := testDocument(small, func(d *protocol.Document) { d.Part = "two" })
 	plain, prepared := begun(t, r.Socket, one), begun(t, r.Socket, two)
 	mustStep(t, plain, 3)
 	mustStep(t, prepared, 3)
-	for _, s := range []*Session{plain, prepared} {
+	for _, s := range []*servicetest.Session{plain, prepared} {
 		putGradients(s, 4, 0, s.Welcome.Elements)
 	}
 	if err := errors.Join(plain.Step(4, 0.1, true, adamw...), prepared.Prepare(4, adamw...),
@@ -206,7 +209,7 @@ func TestPreparedStepIsForgotten(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%s: %v", what, err)
 		}
-		wantError(t, s.StepPrepared(1, 1, true), OutOfOrder, "step 1 as prepared: step 0 is (0 is none)")
+		wantError(t, s.StepPrepared(1, 1, true), protocol.OutOfOrder, "step 1 as prepared: step 0 is (0 is none)")
 	}
 	checkpoints := t.TempDir()
 	if _, err := s.Save(checkpoints, nil); err != nil {
@@ -220,7 +223,7 @@ func TestPreparedStepIsForgotten(t *testing.T) {
 		"ready":      func() error { return s.Ready(0, 10) },
 		"clear":      s.ClearGradients,
 		"accumulate": func() error { return s.Accumulate(s.Welcome.Accumulated+1, 0, make([]float32, 10)) },
-		"write":      func() error { return s.Write(FirstMoment, 0, make([]float32, 10)) },
+		"write":      func() error { return s.Write(protocol.FirstMoment, 0, make([]float32, 10)) },
 		"set_step":   func() error { return s.SetStep(0) },
 		"load":       func() error { _, err := s.Load(checkpoints); return err },
 	} {
@@ -232,7 +235,7 @@ func TestPreparedStepIsForgotten(t *testing.T) {
 	if err := errors.Join(s.Prepare(1, adamw...), s.StepPrepared(1, 1, true)); err != nil {
 		t.Fatal(err)
 	}
-	wantError(t, s.StepPrepared(2, 1, true), OutOfOrder, "step 2 as prepared: step 1 is (0 is none)")
+	wantError(t, s.StepPrepared(2, 1, true), protocol.OutOfOrder, "step 2 as prepared: step 1 is (0 is none)")
 }
 
 // TestAskedStepIsForgotten checks that a state that was loaded or fully written

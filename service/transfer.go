@@ -6,37 +6,35 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"plimsoll/dtype"
 	"plimsoll/engine"
 	"plimsoll/optim/kernel"
+	"plimsoll/service/protocol"
 	"plimsoll/shard"
 )
 
-// Streams of transfers.
-const (
-	masterStream = iota
-	firstMomentStream
-	secondMomentStream
-	streams
-)
-
-// numberTypes are the types of numbers in the window, in the numbering of accumulate.
-var numberTypes = [...]dtype.Type{dtype.BF16, dtype.F16, dtype.F32}
-
 const maximumWindow = 1 << 40
+
+// setWindow gives the session a window.
+func (c *connection) setWindow(r request) (reply, error) {
+	body, err := protocol.Decode[protocol.WindowBody](r.Kind, r.Body)
+	if err != nil {
+		return reply{}, err
+	}
+	return reply{}, c.session.setWindow(body.Bytes, r.files[0])
+}
 
 // setWindow maps the client's memfd. The seal keeps it from shrinking, so accesses
 // cannot end this process.
 func (s *session) setWindow(size uint64, file *os.File) error {
 	if size == 0 || size > maximumWindow {
-		return fail(Refused, "window of %d bytes: expected 1 to %d", size, uint64(maximumWindow))
+		return protocol.Refused.Errorf("window of %d bytes: expected 1 to %d", size, uint64(maximumWindow))
 	}
-	if err := sealed(file, int64(size), unix.F_SEAL_SHRINK); err != nil {
-		return fail(Refused, "window: %v", err)
+	if err := protocol.CheckSeals(file, int64(size), unix.F_SEAL_SHRINK); err != nil {
+		return protocol.Refused.Errorf("window: %v", err)
 	}
 	mapped, err := unix.Mmap(int(file.Fd()), 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
-		return fail(Refused, "window: mmap of %d bytes: %v", size, err)
+		return protocol.Refused.Errorf("window: mmap of %d bytes: %v", size, err)
 	}
 	s.dropWindow()
 	s.window = mapped
@@ -50,18 +48,19 @@ func (s *session) dropWindow() {
 	}
 }
 
-// transferArguments checks a transfer. It returns the range of the shard, and its numbers, which lie in the window.
-func (s *session) transferArguments(kind Kind, t transfer) (shard.Range, []float32, error) {
+// transferArguments checks a transfer. It returns the range of the shard, and the numbers, which lie in the window.
+func (s *session) transferArguments(
+	kind protocol.Kind, t protocol.TransferBody,
+) (all shard.Range, numbers []float32, err error) {
 	if t.Zero != 0 {
-		return shard.Range{}, nil, fail(Malformed, "%v: a field that must be 0 is %d", kind, t.Zero)
+		return all, nil, protocol.Malformed.Errorf("%v: a field that must be 0 is %d", kind, t.Zero)
 	}
 	format := s.shard.Config().Format
-	if t.What >= streams || int(t.What) > format.Algorithm.Moments() {
-		return shard.Range{}, nil, fail(Refused, "%v: stream %d: %s has master weights (0) and %d moments", kind, t.What,
-			s.document.Optimizer, format.Algorithm.Moments())
+	if t.What >= protocol.Streams || int(t.What) > format.Algorithm.Moments() {
+		return all, nil, protocol.Refused.Errorf("%v: stream %d: %s has master weights (0) and %d moments", kind,
+			t.What, s.document.Optimizer, format.Algorithm.Moments())
 	}
-	all, err := s.rangeOf(kind, t.First, t.Count)
-	if err != nil {
+	if all, err = s.rangeOf(kind, t.First, t.Count); err != nil {
 		return all, nil, err
 	}
 	data, err := s.inWindow(kind, t.Offset, t.Count, 4)
@@ -72,16 +71,15 @@ func (s *session) transferArguments(kind Kind, t transfer) (shard.Range, []float
 }
 
 // write copies numbers from the window into the state.
-func (s *session) write(t transfer) error {
-	all, numbers, err := s.transferArguments(Write, t)
+func (s *session) write(t protocol.TransferBody) error {
+	all, numbers, err := s.transferArguments(protocol.Write, t)
 	if err != nil {
 		return err
 	}
-	s.settle()
 	s.saveIsOver.Wait() // the checkpoint needs the state as it was
 	s.record.beginWrite()
-	if t.What != masterStream {
-		s.shard.WriteMoment(int(t.What)-firstMomentStream, all.First, numbers)
+	if t.What != protocol.MasterWeights {
+		s.shard.WriteMoment(int(t.What)-protocol.FirstMoment, all.First, numbers)
 		return nil
 	}
 	format := s.shard.Config().Format
@@ -94,19 +92,18 @@ func (s *session) write(t transfer) error {
 }
 
 // read copies numbers from the state into the window.
-func (s *session) read(t transfer) error {
-	all, numbers, err := s.transferArguments(Read, t)
+func (s *session) read(t protocol.TransferBody) error {
+	all, numbers, err := s.transferArguments(protocol.Read, t)
 	if err != nil {
 		return err
 	}
-	s.settle()
 	format := s.shard.Config().Format
 	s.eachOf(all, func(c kernel.Chunk, from, end int, at int) {
 		for i := from; i < end; i++ {
-			if t.What == masterStream {
+			if t.What == protocol.MasterWeights {
 				numbers[at+i-from] = c.MasterWeight(format, i)
 			} else {
-				numbers[at+i-from] = c.Moment(int(t.What)-firstMomentStream, i)
+				numbers[at+i-from] = c.Moment(int(t.What)-protocol.FirstMoment, i)
 			}
 		}
 	})
@@ -125,29 +122,30 @@ func (s *session) eachOf(all shard.Range, body func(c kernel.Chunk, from, end, a
 
 // accumulate adds the numbers in the window to the gradients. It does so once for each
 // request number, even if the client repeats the request.
-func (s *session) accumulate(b accumulation) error {
-	if int(b.Type) >= len(numberTypes) || b.Zero != 0 {
-		return fail(Refused, "accumulate of type %d: expected 0 (bf16), 1 (fp16) or 2 (fp32)", b.Type)
+func (s *session) accumulate(b protocol.AccumulateBody) error {
+	if int(b.Type) >= len(protocol.NumberTypes) || b.Zero != 0 {
+		return protocol.Refused.Errorf("accumulate of type %d: expected 0 (bf16), 1 (fp16) or 2 (fp32)",
+			b.Type)
 	}
-	all, err := s.rangeOf(Accumulate, b.First, b.Count)
+	all, err := s.rangeOf(protocol.Accumulate, b.First, b.Count)
 	if err != nil {
 		return err
 	}
-	of := numberTypes[b.Type]
-	data, err := s.inWindow(Accumulate, b.Offset, b.Count, uint64(of.Size()))
+	of := protocol.NumberTypes[b.Type]
+	data, err := s.inWindow(protocol.Accumulate, b.Offset, b.Count, uint64(of.Size()))
 	if err != nil {
 		return err
 	}
-	s.settle()
 	added, _, last, half := s.shard.Accumulations()
 	again := b.Number == uint64(added) && added > 0 && !half
 	if next := added + 1; b.Number != uint64(next) && !again {
-		return fail(OutOfOrder, "accumulate %d: %d were finished since the gradients were cleared, so the next is %d",
+		return protocol.OutOfOrder.Errorf("accumulate %d: %d were finished since the gradients were cleared, so the "+
+			"next is %d",
 			b.Number, added, next)
 	}
 	now := engine.Accumulation{Range: all, Type: of}
 	if (again || half) && now != last {
-		return fail(OutOfOrder, "accumulate %d of %v: accumulate %d was begun with %v; repeat that, or "+
+		return protocol.OutOfOrder.Errorf("accumulate %d of %v: accumulate %d was begun with %v; repeat that, or "+
 			"clear the gradients", b.Number, now, b.Number, last)
 	}
 	if again {
@@ -161,9 +159,10 @@ func (s *session) accumulate(b accumulation) error {
 // notHalfAdded refuses requests that make no sense while an accumulation is half done.
 // An earlier service may have left it so; the client repeats it or clears the
 // gradients.
-func (s *session) notHalfAdded(kind Kind) error {
+func (s *session) notHalfAdded(kind protocol.Kind) error {
 	if added, _, last, half := s.shard.Accumulations(); half {
-		return fail(OutOfOrder, "%v: accumulate %d, of %v, is half done; repeat it, or clear the gradients", kind,
+		return protocol.OutOfOrder.Errorf("%v: accumulate %d, of %v, is half done; repeat it, or clear the gradients",
+			kind,
 			added+1, last)
 	}
 	return nil

@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"plimsoll/service/client"
 )
 
 // impersonate listens at a socket as another user, and prints that it does.
@@ -99,7 +101,7 @@ func TestServiceOfAnotherUser(t *testing.T) {
 		if err := os.Chmod(ours, c.mode); err != nil {
 			t.Fatal(err)
 		}
-		_, err := Dial(filepath.Join(c.directory, "socket"))
+		_, err := client.Dial(filepath.Join(c.directory, "socket"))
 		if err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: the error is %v, want %q", c.directory, err, c.want)
 		}
@@ -142,9 +144,9 @@ func TestIdleClientsMakeRoom(t *testing.T) {
 	server, socket := serveHere(t)
 	s := begun(t, socket, testDocument(small))
 	most := portion(mostIdle)
-	clients := make([]*Client, 2*most)
+	clients := make([]*client.Client, 2*most)
 	for i := range clients {
-		c, err := Dial(socket)
+		c, err := client.Dial(socket)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -152,7 +154,7 @@ func TestIdleClientsMakeRoom(t *testing.T) {
 		clients[i] = c
 	}
 	await(t, "clients to go", func() bool { return server.Overview().Clients <= most+1 })
-	if _, err := clients[0].Overview(); !errors.Is(err, ErrLost) {
+	if _, err := clients[0].Overview(); !errors.Is(err, client.ErrLost) {
 		t.Errorf("the first that came is there: %v", err)
 	}
 	if _, err := clients[len(clients)-1].Overview(); err != nil {

@@ -5,14 +5,16 @@ import (
 	"fmt"
 	"sync"
 	"testing"
+
+	"plimsoll/service/protocol"
 )
 
 // TestWhatIsBeingWrittenIsNotWhole checks that a trainer that dies while it writes
 // another state leaves a state that is not whole.
 func TestWhatIsBeingWrittenIsNotWhole(t *testing.T) {
 	r := startService(t)
-	for stream := range streams {
-		document := testDocument(small, func(d *Document) { d.Part = fmt.Sprint("part", stream) })
+	for stream := range protocol.Streams {
+		document := testDocument(small, func(d *protocol.Document) { d.Part = fmt.Sprint("part", stream) })
 		s := begun(t, r.Socket, document)
 		mustStep(t, s, 3)
 		if err := errors.Join(s.Write(stream, 7, make([]float32, 10)), s.Detach()); err != nil {
@@ -33,7 +35,7 @@ func TestWhatIsBeingWrittenIsNotWhole(t *testing.T) {
 		}
 		s = mustOpen(t, r.Socket, document)
 		_, err := s.Save(t.TempDir(), nil)
-		wantError(t, err, OutOfOrder, "save: the state is not whole*")
+		wantError(t, err, protocol.OutOfOrder, "save: the state is not whole*")
 		if err := errors.Join(s.SetStep(5), s.Detach()); err != nil {
 			t.Fatal(err)
 		}
@@ -60,10 +62,10 @@ func TestWhatIsBeingWrittenIsNotWhole(t *testing.T) {
 func TestStepsAreOfAWholeState(t *testing.T) {
 	server, socket := serveHere(t)
 	for i := range 30 {
-		document := testDocument(small, func(d *Document) { d.Part = fmt.Sprint("part", i) })
+		document := testDocument(small, func(d *protocol.Document) { d.Part = fmt.Sprint("part", i) })
 		s := mustOpen(t, socket, document)
 		server.mu.Lock()
-		session := server.all[document.key()]
+		session := server.all[keyOf(document)]
 		server.mu.Unlock()
 		var watching sync.WaitGroup
 		watching.Go(func() {

@@ -14,7 +14,7 @@ import (
 
 func benchCommand() *cobra.Command {
 	var request bench.Request
-	var asJSON bool
+	var format report.Format
 	command := &cobra.Command{
 		Use:   "bench",
 		Short: "Measure how near an update comes to what this memory allows",
@@ -26,7 +26,7 @@ CPUs are repeated.`,
   plimsoll bench --optimizer all --state all --moments all --parameters 64Mi --json
   plimsoll bench --parameters 16Mi --norm --peer torch`,
 		Args: noArguments,
-		RunE: func(c *cobra.Command, _ []string) error { return runBenchmark(c, request, asJSON) },
+		RunE: func(c *cobra.Command, _ []string) error { return runBenchmark(c, request, format) },
 	}
 	flags := command.Flags()
 	flags.SortFlags = false
@@ -45,7 +45,7 @@ CPUs are repeated.`,
 		"look for stops of the world and slow denormal numbers, at the largest size of the first format")
 	flags.StringVar(&request.Peer, "peer", "",
 		"measure AdamW of others in the same rounds: torch (torch.optim) or deepspeed (DeepSpeedCPUAdam)")
-	flags.BoolVar(&asJSON, "json", false, "print one JSON document with every sample")
+	outputFlags(command, &format, "print one JSON document with every sample")
 	for flag, values := range map[string][]string{
 		"optimizer":  append(bench.Optimizers(), bench.All),
 		"state":      {"split", "fp32", bench.All},
@@ -58,7 +58,7 @@ CPUs are repeated.`,
 	return command
 }
 
-func runBenchmark(c *cobra.Command, request bench.Request, asJSON bool) error {
+func runBenchmark(c *cobra.Command, request bench.Request, format report.Format) error {
 	here, err := host.Local()
 	if err != nil {
 		return err
@@ -76,9 +76,5 @@ func runBenchmark(c *cobra.Command, request bench.Request, asJSON bool) error {
 	if err != nil {
 		return err
 	}
-	document := report.NewBenchmark(c.Root().Version, plan, results)
-	if asJSON {
-		return document.WriteJSON(c.OutOrStdout())
-	}
-	return document.WriteText(c.OutOrStdout())
+	return report.NewBenchmark(c.Root().Version, plan, results).Page().Write(c.OutOrStdout(), format)
 }

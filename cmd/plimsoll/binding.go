@@ -16,7 +16,7 @@ func bindingCommand() *cobra.Command {
 	request := binding.Request{TrainerCores: binding.DefaultTrainerShare}
 	var fsroot string
 	var allowed []string
-	var asJSON bool
+	var format report.Format
 	command := &cobra.Command{
 		Use:   "binding --ranks N",
 		Short: "Divide the usable cores among ranks, trainer and optimizer",
@@ -45,10 +45,7 @@ why, and changes nothing.`,
 				return err
 			}
 			document := report.NewBinding(c.Root().Version, h, request, plan, notes)
-			if asJSON {
-				return document.WriteJSON(c.OutOrStdout())
-			}
-			return document.WriteText(c.OutOrStdout())
+			return document.Page().Write(c.OutOrStdout(), format)
 		},
 	}
 	flags := command.Flags()
@@ -67,7 +64,7 @@ why, and changes nothing.`,
 	reserveFlag(command, &request.Reserve)
 	smtFlag(command, &request.OneThreadPerCore)
 	fsrootFlag(command, &fsroot)
-	flags.BoolVar(&asJSON, "json", false, "print one JSON document")
+	outputFlags(command, &format, "print one JSON document")
 	mustRegister(command, "memory-policy", cobra.FixedCompletions(binding.MemoryPolicies,
 		cobra.ShellCompDirectiveNoFileComp))
 	return command

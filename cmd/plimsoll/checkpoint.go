@@ -30,7 +30,7 @@ folder of one, or a folder that holds several, of which the newest is taken.`,
 }
 
 func inspectCommand() *cobra.Command {
-	var asJSON bool
+	var format report.Format
 	command := &cobra.Command{
 		Use:   "inspect PATH",
 		Short: "Show what a checkpoint holds",
@@ -45,13 +45,10 @@ the files of its ranks, and every parameter with its shape and types.`,
 				return err
 			}
 			document := report.NewCheckpoint(c.Root().Version, opened)
-			if asJSON {
-				return document.WriteJSON(c.OutOrStdout())
-			}
-			return document.WriteText(c.OutOrStdout())
+			return document.Page().Write(c.OutOrStdout(), format)
 		},
 	}
-	command.Flags().BoolVar(&asJSON, "json", false, "print one JSON document")
+	outputFlags(command, &format, "print one JSON document")
 	return command
 }
 

@@ -23,7 +23,7 @@ func planCommand() *cobra.Command {
 	var request plan.Request
 	var explain, out string
 	var clip float64
-	var asJSON bool
+	var format report.Format
 	command := &cobra.Command{
 		Use:   "plan --model MODEL",
 		Short: "Say on paper what every GPU and host holds in every phase",
@@ -58,12 +58,12 @@ The catalog of models:
 			return noArguments(c, arguments)
 		},
 		RunE: func(c *cobra.Command, _ []string) error {
-			if asJSON && explain != "" {
+			if format == report.JSON && explain != "" {
 				return &fault.Input{What: "--json and --explain are both given: each is a report of its own",
 					Hint: "leave one of them out"}
 			}
 			request.Clip = given(c, "clip", &clip)
-			return reported(func() error { return runPlan(c, request, explain, out, asJSON) })
+			return reported(func() error { return runPlan(c, request, explain, out, format) })
 		},
 	}
 	flags := command.Flags()
@@ -113,7 +113,7 @@ The catalog of models:
 	flags.StringVar(&request.Allocator, "alloc-conf", "", "PYTORCH_CUDA_ALLOC_CONF, such as expandable_segments:True")
 	flags.StringVar(&explain, "explain", "", "explain one `component`: its bytes in every phase, formula and source")
 	flags.StringVar(&out, "out", "", "write the plan to a `file`, with a hash of what it was made from, for run --plan")
-	flags.BoolVar(&asJSON, "json", false, "print one JSON document")
+	outputFlags(command, &format, "print one JSON document")
 	flags.Lookup("clip").DefValue = "0" // hidden in the help
 	for flag, values := range map[string][]string{
 		"precision":         plan.Precisions,
@@ -179,7 +179,7 @@ func reported(body func() error) (err error) {
 	return body()
 }
 
-func runPlan(c *cobra.Command, request plan.Request, explain, out string, asJSON bool) error {
+func runPlan(c *cobra.Command, request plan.Request, explain, out string, format report.Format) error {
 	job, err := request.Resolve()
 	if err != nil {
 		return err
@@ -197,19 +197,17 @@ func runPlan(c *cobra.Command, request plan.Request, explain, out string, asJSON
 		if err != nil {
 			return err
 		}
-		if err := errors.Join(document.WriteJSON(file), file.Close()); err != nil {
+		if err := errors.Join(report.WriteJSON(file, document), file.Close()); err != nil {
 			return fmt.Errorf("--out: %w", err)
 		}
 	}
-	switch {
-	case explain != "":
-		err = document.Explain(c.OutOrStdout(), explain)
-	case asJSON:
-		err = document.WriteJSON(c.OutOrStdout())
-	default:
-		err = document.WriteText(c.OutOrStdout())
+	page := document.Page()
+	if explain != "" {
+		if page, err = document.Explain(explain); err != nil {
+			return err
+		}
 	}
-	if err != nil {
+	if err := page.Write(c.OutOrStdout(), format); err != nil {
 		return err
 	}
 	if p.Verdict.Result == plan.DoesNotFit {

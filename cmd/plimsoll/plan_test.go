@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"flag"
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -20,16 +19,16 @@ import (
 	"plimsoll/report"
 )
 
-var update = flag.Bool("update", false, "rewrite testdata/plan/bad.txt")
+var update = flag.Bool("update", false, "rewrite the errors in testdata/plan/bad.txtar")
 
-// TestPlanRefuses runs the command lines at the head of testdata/plan/bad.txtar beside its files, and compares the
-// messages with testdata/plan/bad.txt. Each command ends with exit code 2, an empty stdout and one error.
+// TestPlanRefuses runs the command lines at the head of testdata/plan/bad.txtar beside its files, and compares each
+// error with the one below the command. Each command ends with exit code 2, an empty stdout and one error.
 func TestPlanRefuses(t *testing.T) {
-	golden, err := filepath.Abs("testdata/plan/bad.txt")
+	golden, err := filepath.Abs("testdata/plan/bad.txtar")
 	if err != nil {
 		t.Fatal(err)
 	}
-	archive, err := txtar.ParseFile("testdata/plan/bad.txtar")
+	archive, err := txtar.ParseFile(golden)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -45,44 +44,50 @@ func TestPlanRefuses(t *testing.T) {
 	if err := os.Remove(filepath.Join(folder, "checkpoint", "config.json")); err != nil {
 		t.Fatal(err)
 	}
-	var messages strings.Builder
-	lines := 0
+	var head strings.Builder
+	commands := 0
 	for line := range strings.Lines(string(archive.Comment)) {
-		arguments := strings.Fields(line)
-		if len(arguments) == 0 || arguments[0] == "#" {
-			continue
+		arguments, isCommand := strings.CutPrefix(line, "> ")
+		if isCommand || strings.TrimSpace(line) == "" || line[0] == '#' {
+			head.WriteString(line)
 		}
-		lines++
-		command := exec.Command(plimsoll, append([]string{"plan"}, arguments...)...)
-		command.Dir = folder
-		var stdout, stderr bytes.Buffer
-		command.Stdout, command.Stderr = &stdout, &stderr
-		var exit *exec.ExitError
-		if err := command.Run(); !errors.As(err, &exit) || exit.ExitCode() != exitInput {
-			t.Errorf("plan %s: %v, want exit code 2", strings.TrimSpace(line), err)
+		if isCommand {
+			commands++
+			head.WriteString(refusal(t, plimsoll, folder, strings.Fields(arguments)))
 		}
-		message, said := strings.CutPrefix(stderr.String(), "plimsoll: ")
-		if text := strings.Split(strings.TrimSpace(message), "\n"); !said || stdout.Len() > 0 || len(text) > 2 ||
-			len(text) == 2 && !strings.HasPrefix(text[1], "  hint: ") {
-			t.Errorf("plan %s: not one error and its hint:\n%s%s", strings.TrimSpace(line), &stdout, &stderr)
-		}
-		fmt.Fprintf(&messages, "> plan %s\n%s", strings.TrimSpace(line), message)
 	}
-	if lines < 100 {
-		t.Errorf("only %d command lines", lines)
+	if commands < 100 {
+		t.Errorf("only %d command lines", commands)
 	}
 	if *update {
-		if err := os.WriteFile(golden, []byte(messages.String()), 0o600); err != nil {
+		archive.Comment = []byte(head.String())
+		if err := os.WriteFile(golden, txtar.Format(archive), 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}
-	want, err := os.ReadFile(golden)
-	if err != nil {
-		t.Fatal(err)
+	want := strings.Split(string(archive.Comment), "\n")
+	if diff := cmp.Diff(want, strings.Split(head.String(), "\n")); diff != "" {
+		t.Errorf("errors differ from those in %s (-want +got), see -update:\n%s", golden, diff)
 	}
-	if diff := cmp.Diff(strings.Split(string(want), "\n"), strings.Split(messages.String(), "\n")); diff != "" {
-		t.Errorf("messages differ from %s (-want +got), see -update:\n%s", golden, diff)
+}
+
+// refusal runs a command in a folder and returns the error that it is refused with.
+func refusal(t *testing.T, plimsoll, folder string, arguments []string) string {
+	t.Helper()
+	command := exec.Command(plimsoll, arguments...)
+	command.Dir = folder
+	var stdout, stderr bytes.Buffer
+	command.Stdout, command.Stderr = &stdout, &stderr
+	var exit *exec.ExitError
+	if err := command.Run(); !errors.As(err, &exit) || exit.ExitCode() != exitInput {
+		t.Errorf("%q: %v, want exit code 2", arguments, err)
 	}
+	message, said := strings.CutPrefix(stderr.String(), "plimsoll: ")
+	if text := strings.Split(strings.TrimSpace(message), "\n"); !said || stdout.Len() > 0 || len(text) > 2 ||
+		len(text) == 2 && !strings.HasPrefix(text[1], "  hint: ") {
+		t.Errorf("%q: not one error and its hint:\n%s%s", arguments, &stdout, &stderr)
+	}
+	return message
 }
 
 // TestPlanReportsItsFaults expects exit code 1, and a sentence that asks for a report, where the program is at fault.

@@ -23,7 +23,7 @@ func rehearseCommand() *cobra.Command {
 		window            int64
 		consecutive       bool
 	}
-	var asJSON bool
+	var format report.Format
 	command := &cobra.Command{
 		Use:   "rehearse --model NAME|PATH",
 		Short: "Run a real optimizer step on this host, without GPU or weights",
@@ -50,7 +50,7 @@ The catalog of models:
 				ConsecutiveHysteresis: given(c, "consecutive-hysteresis", &scaling.consecutive),
 				MinLossScale:          given(c, "min-loss-scale", &scaling.minimum),
 			}
-			return runRehearsal(c, request, asJSON)
+			return runRehearsal(c, request, format)
 		},
 	}
 	flags := command.Flags()
@@ -83,7 +83,7 @@ The catalog of models:
 	flags.Float64Var(&scaling.minimum, "min-loss-scale", 1, "where the loss scale stops")
 	flags.IntVar(&request.Workers, "workers", 0, "workers of each rank (default: one for each of its cores)")
 	reserveFlag(command, &request.Reserve)
-	flags.BoolVar(&asJSON, "json", false, "print one JSON document")
+	outputFlags(command, &format, "print one JSON document")
 	flags.Lookup("clip").DefValue = "0" // hidden in the help
 	for flag, values := range map[string][]string{
 		"state":             {"split", "fp32"},
@@ -130,7 +130,7 @@ func mustRegister(c *cobra.Command, flag string, complete cobra.CompletionFunc) 
 	}
 }
 
-func runRehearsal(c *cobra.Command, request rehearse.Request, asJSON bool) error {
+func runRehearsal(c *cobra.Command, request rehearse.Request, format report.Format) error {
 	job, err := request.Resolve()
 	if err != nil {
 		return err
@@ -152,11 +152,7 @@ func runRehearsal(c *cobra.Command, request rehearse.Request, asJSON bool) error
 		}
 	}
 	document := report.NewRehearsal(c.Root().Version, plan, verdict, measurement)
-	write := document.WriteText
-	if asJSON {
-		write = document.WriteJSON
-	}
-	if err := write(c.OutOrStdout()); err != nil {
+	if err := document.Page().Write(c.OutOrStdout(), format); err != nil {
 		return err
 	}
 	switch {

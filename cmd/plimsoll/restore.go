@@ -8,6 +8,7 @@ import (
 
 	"plimsoll/fault"
 	"plimsoll/service"
+	"plimsoll/service/client"
 )
 
 func restoreCommand() *cobra.Command {
@@ -53,7 +54,7 @@ the state is gone.`,
 }
 
 // dialService connects to the service at a socket. Without a socket it uses the one that the environment names.
-func dialService(socket string) (*service.Client, error) {
+func dialService(socket string) (*client.Client, error) {
 	if socket == "" {
 		socket = os.Getenv(service.SocketVariable)
 	}
@@ -61,7 +62,7 @@ func dialService(socket string) (*service.Client, error) {
 		return nil, &fault.Input{What: "--socket is missing, and " + service.SocketVariable + " is not set",
 			Hint: "give the --socket of plimsoll serve"}
 	}
-	client, err := service.Dial(socket)
+	client, err := client.Dial(socket)
 	if err != nil {
 		return nil, &fault.Input{Err: err, Hint: "is plimsoll serve running?"}
 	}

@@ -21,7 +21,8 @@ func runCommand() *cobra.Command {
 	request := launch.Request{Binding: binding.Request{TrainerCores: binding.WholeTrainerShare}, Peers: launch.Peers,
 		LauncherVariable: launch.LauncherVariable}
 	job := launch.Job{Stdin: os.Stdin}
-	var dryRun, asJSON bool
+	var dryRun bool
+	var format report.Format
 	var reportFile, planFile string
 	command := &cobra.Command{
 		Use:   "run [--nproc N] [flags] -- COMMAND...",
@@ -78,13 +79,11 @@ them dies; with --restarts they are started again and find it.`,
 			document := func(result *launch.Result) *report.Run {
 				return report.NewRun(c.Root().Version, h, arguments, planned, bound, result)
 			}
-			switch {
-			case dryRun && asJSON:
-				return document(nil).WriteJSON(c.OutOrStdout())
-			case dryRun:
-				return document(nil).WriteText(c.OutOrStdout())
-			case asJSON:
-				return &fault.Input{What: "--json is for --dry-run: what the ranks print is theirs",
+			if dryRun {
+				return document(nil).Page().Write(c.OutOrStdout(), format)
+			}
+			if format != "" {
+				return &fault.Input{What: "--json and --format are for --dry-run: what the ranks print is theirs",
 					Hint: "give --report FILE"}
 			}
 			if short := h.Shortage(threadsOfRun+len(bound.Ranks), 0); short != "" {
@@ -116,7 +115,7 @@ them dies; with --restarts they are started again and find it.`,
 				return err
 			}
 			if found != nil {
-				if err = errors.Join(document(result).WriteJSON(found), found.Close()); err != nil {
+				if err = errors.Join(report.WriteJSON(found, document(result)), found.Close()); err != nil {
 					err = fmt.Errorf("--report: %w", err)
 				}
 			}
@@ -154,7 +153,7 @@ them dies; with --restarts they are started again and find it.`,
 		"not fit, or if what it was planned from has changed")
 	flags.StringVar(&reportFile, "report", "", "write what was planned and found to a JSON `file`")
 	flags.BoolVar(&dryRun, "dry-run", false, "show what would be started")
-	flags.BoolVar(&asJSON, "json", false, "with --dry-run, print one JSON document")
+	outputFlags(command, &format, "with --dry-run, print one JSON document")
 	mustRegister(command, "memory-policy", cobra.FixedCompletions(binding.MemoryPolicies,
 		cobra.ShellCompDirectiveNoFileComp))
 	return command

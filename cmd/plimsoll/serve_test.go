@@ -15,11 +15,12 @@ import (
 
 	"plimsoll/host"
 	"plimsoll/service"
+	"plimsoll/service/servicetest"
 )
 
 // serving starts plimsoll serve from a copy of this program. It returns the path of the copy, and a function that
 // waits for the service and opens a session.
-func serving(t *testing.T, flags ...string) (program string, open func() *service.Session) {
+func serving(t *testing.T, flags ...string) (program string, open func() *servicetest.Session) {
 	t.Helper()
 	directory, err := os.MkdirTemp("", "plimsoll-test-") // a short path for the socket
 	if err != nil {
@@ -44,7 +45,7 @@ func serving(t *testing.T, flags ...string) (program string, open func() *servic
 	})
 	t.Setenv(service.SocketVariable, socket)
 	t.Setenv("PLIMSOLL_JOB", "test")
-	return program, func() *service.Session {
+	return program, func() *servicetest.Session {
 		t.Helper()
 		for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
 			s, err := openLittle(littleElements)
@@ -59,7 +60,7 @@ func serving(t *testing.T, flags ...string) (program string, open func() *servic
 }
 
 // checkAfterKill kills the service, calls then, and looks for the state.
-func checkAfterKill(t *testing.T, open func() *service.Session, then func() error) {
+func checkAfterKill(t *testing.T, open func() *servicetest.Session, then func() error) {
 	t.Helper()
 	s := open()
 	overview, err := s.Overview()

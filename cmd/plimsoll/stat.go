@@ -9,7 +9,7 @@ import (
 
 func statCommand() *cobra.Command {
 	var socket string
-	var asJSON bool
+	var format report.Format
 	command := &cobra.Command{
 		Use:   "stat [--socket PATH]",
 		Short: "Show the optimizer state that a service holds, and where its bytes are",
@@ -29,16 +29,12 @@ planned and its resident bytes.`,
 			if err != nil {
 				return err
 			}
-			document := report.Stat{Overview: overview}
-			if asJSON {
-				return document.WriteJSON(c.OutOrStdout())
-			}
-			return document.WriteText(c.OutOrStdout())
+			return report.Stat{Overview: overview}.Page().Write(c.OutOrStdout(), format)
 		},
 	}
 	flags := command.Flags()
 	flags.SortFlags = false
 	flags.StringVar(&socket, "socket", "", "`path` of the service's socket (default: $"+service.SocketVariable+")")
-	flags.BoolVar(&asJSON, "json", false, "print one JSON document (plimsoll.stat/2)")
+	outputFlags(command, &format, "print one JSON document (plimsoll.stat/2)")
 	return command
 }

@@ -21,6 +21,9 @@ import (
 	"plimsoll/arena"
 	"plimsoll/optim"
 	"plimsoll/service"
+	"plimsoll/service/client"
+	"plimsoll/service/protocol"
+	"plimsoll/service/servicetest"
 )
 
 // trainLittle is a trainer for the tests. It makes steps with made-up gradients over the job's optimizer service, and
@@ -46,7 +49,7 @@ func trainSteps() error {
 	}
 	for {
 		err := trainUntil(directory, last)
-		if !errors.Is(err, service.ErrLost) {
+		if !errors.Is(err, client.ErrLost) {
 			return err
 		}
 	}
@@ -101,15 +104,15 @@ func exists(directory, name string) bool {
 }
 
 // openLittle opens a session of one parameter.
-func openLittle(elements int64) (*service.Session, error) {
-	return service.OpenSession(os.Getenv(service.SocketVariable), &service.Document{
-		Schema: service.OpenSchema, Job: os.Getenv("PLIMSOLL_JOB"), World: 1, LocalWorld: 1, Part: "bf16",
+func openLittle(elements int64) (*servicetest.Session, error) {
+	return servicetest.Open(os.Getenv(service.SocketVariable), &protocol.Document{
+		Schema: protocol.OpenSchema, Job: os.Getenv("PLIMSOLL_JOB"), World: 1, LocalWorld: 1, Part: "bf16",
 		Optimizer: "adamw", State: "split", Moments: "fp32", Parameter: "bf16", Gradient: "bf16", Groups: 1,
-		Parameters: []service.Piece{{Name: "weight", Shape: []int64{elements}, Count: elements}},
+		Parameters: []protocol.Piece{{Name: "weight", Shape: []int64{elements}, Count: elements}},
 	})
 }
 
-func begin(s *service.Session, directory string) (int64, error) {
+func begin(s *servicetest.Session, directory string) (int64, error) {
 	if saved, _ := filepath.Glob(filepath.Join(directory, "step-*")); len(saved) > 0 {
 		return s.Load(directory)
 	}
@@ -117,13 +120,13 @@ func begin(s *service.Session, directory string) (int64, error) {
 	for i := range weights {
 		weights[i] = float32(math.Sin(float64(i)))
 	}
-	if err := s.Write(service.MasterWeights, 0, weights); err != nil {
+	if err := s.Write(protocol.MasterWeights, 0, weights); err != nil {
 		return 0, err
 	}
 	return 0, s.SetStep(0)
 }
 
-func littleStep(s *service.Session, step int64) error {
+func littleStep(s *servicetest.Session, step int64) error {
 	random := rand.New(rand.NewPCG(uint64(step), 2))
 	gradients := arena.View[uint16](s.Gradients)
 	for i := range gradients {
@@ -134,11 +137,11 @@ func littleStep(s *service.Session, step int64) error {
 		return err
 	}
 	return s.Step(step, optim.GradientScale(math.Sqrt(sum), 1, 1), true,
-		service.Hyperparameters{1e-3, 0.9, 0.999, 1e-8, 0.01})
+		protocol.Hyperparameters{1e-3, 0.9, 0.999, 1e-8, 0.01})
 }
 
 // saveLittle makes the next steps wait: the test is whether the checkpoint is complete or absent.
-func saveLittle(s *service.Session, directory string) error {
+func saveLittle(s *servicetest.Session, directory string) error {
 	if _, err := s.Save(directory, nil); err != nil {
 		return err
 	}
@@ -149,10 +152,10 @@ func saveLittle(s *service.Session, directory string) error {
 	return s.Commit(directory, step)
 }
 
-func littleFingerprint(s *service.Session) (string, error) {
+func littleFingerprint(s *servicetest.Session) (string, error) {
 	h := sha256.New()
 	values := make([]float32, littleElements)
-	for _, stream := range []int{service.MasterWeights, service.FirstMoment, service.SecondMoment} {
+	for _, stream := range []int{protocol.MasterWeights, protocol.FirstMoment, protocol.SecondMoment} {
 		if err := s.Read(stream, 0, values); err != nil {
 			return "", err
 		}
@@ -229,7 +232,7 @@ func TestBusyMetrics(t *testing.T) {
 	}
 	defer listener.Close()
 	_ = keeper.Signal(syscall.SIGCONT)
-	client, err := service.Dial(socket)
+	client, err := client.Dial(socket)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -14,7 +14,8 @@ import (
 
 func topologyCommand() *cobra.Command {
 	var fsroot, record string
-	var asJSON, oneThread bool
+	var oneThread bool
+	var format report.Format
 	var reserve int
 	command := &cobra.Command{
 		Use:   "topology",
@@ -32,8 +33,8 @@ holds proc and sys of another machine.`,
   plimsoll topology --fsroot machine.txtar`,
 		Args: noArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
-			if record != "" && asJSON {
-				return &fault.Input{What: "--record and --json are both given", Hint: "give one of the two"}
+			if record != "" && format != "" {
+				return &fault.Input{What: "--record and --json or --format are both given", Hint: "give one of the two"}
 			}
 			if record != "" {
 				return recordTopology(c, fsroot, record)
@@ -46,10 +47,7 @@ holds proc and sys of another machine.`,
 			if err != nil {
 				return err
 			}
-			if asJSON {
-				return document.WriteJSON(c.OutOrStdout())
-			}
-			return document.WriteText(c.OutOrStdout())
+			return document.Page().Write(c.OutOrStdout(), format)
 		},
 	}
 	flags := command.Flags()
@@ -58,7 +56,7 @@ holds proc and sys of another machine.`,
 	smtFlag(command, &oneThread)
 	fsrootFlag(command, &fsroot)
 	flags.StringVar(&record, "record", "", "write the machine to this `file` instead of showing it")
-	flags.BoolVar(&asJSON, "json", false, "print one JSON document")
+	outputFlags(command, &format, "print one JSON document")
 	return command
 }
 

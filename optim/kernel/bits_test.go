@@ -68,7 +68,7 @@ func trajectoryHash(t *testing.T, set Set, f Format) string {
 			moments[f.Algorithm.Moments()-1][i] = float32(math.Abs(float64(number(0, 110))))
 		}
 	}
-	c.putMoments(moments[0][:], moments[1][:])
+	putMoments(c, moments[0][:], moments[1][:])
 	constants := steps(f.Algorithm)[:3] // the usual ones, which make few NaN
 	for step := range 12 {
 		for i := range n {

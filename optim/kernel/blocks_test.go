@@ -13,16 +13,16 @@ import (
 
 func newBlock(n int) block { return block{new(uint16), make([]byte, n), make([]byte, n)} }
 
-// decode returns element i of the first moment, and the root of the second.
-func (b block) decode(i int) (m, s float32) {
+// decodeBlock returns element i of the first moment, and the root of the second.
+func decodeBlock(b block, i int) (m, s float32) {
 	floor, shift := layout(*b.header)
 	return decode(b.first[i], b.second[i], floor, shift)
 }
 
 // held returns the moments of a block as it holds them.
-func (b block) held() (firsts, roots []float32) {
+func held(b block) (firsts, roots []float32) {
 	for i := range b.first {
-		m, s := b.decode(i)
+		m, s := decodeBlock(b, i)
 		firsts, roots = append(firsts, m), append(roots, s)
 	}
 	return firsts, roots
@@ -53,7 +53,7 @@ func TestBlocksHoldMomentsToAStep(t *testing.T) {
 		firsts, roots := drawMoments(t)
 		b := newBlock(len(roots))
 		Generic.encode(b, firsts, roots, atRandom(rapid.Uint32().Draw(t, "dither")))
-		heldFirsts, heldRoots := b.held()
+		heldFirsts, heldRoots := held(b)
 		step := math.Ldexp(1, int(*b.header>>8)-23)
 		floor := float64(math.Float32frombits(uint32(*b.header&0xff)<<23)) * (1 + step)
 		for i := range roots {
@@ -78,7 +78,7 @@ func TestBlocksHoldMomentsToAStep(t *testing.T) {
 		}
 		// Numbers on the grid do not change, whatever the dither.
 		Generic.encode(b, heldFirsts, heldRoots, atRandom(rapid.Uint32().Draw(t, "other dither")))
-		againFirsts, againRoots := b.held()
+		againFirsts, againRoots := held(b)
 		for i := range roots {
 			if againFirsts[i] != heldFirsts[i] || againRoots[i] != heldRoots[i] {
 				t.Fatalf("element %d was held, and changed", i)
@@ -102,7 +102,7 @@ func TestBlocksRoundWithoutBias(t *testing.T) {
 		AdamStep{Step: step}.Constants(&c)
 		Generic.encode(b, firsts, roots, atRandom(scramble(5)+c.stride))
 		for i := range roots {
-			m, s := b.decode(i)
+			m, s := decodeBlock(b, i)
 			sumFirsts[i] += float64(m-firsts[i]) / steps
 			sumRoots[i] += float64(s-roots[i]) / steps
 		}
@@ -117,7 +117,7 @@ func TestBlocksRoundWithoutBias(t *testing.T) {
 }
 
 // TestBlocksHaveTheBitsOfTheStudy pins the codes of made-up moments. The same
-// moments give the same checksum in docs/experiments/eight-bit.
+// moments give the same checksum in experiments/eight-bit.
 func TestBlocksHaveTheBitsOfTheStudy(t *testing.T) {
 	sum := crc32.NewIEEE()
 	for step := range uint32(64) {
@@ -145,10 +145,10 @@ func TestBlocksHoldWhatIsTooLarge(t *testing.T) {
 	for _, bad := range []float32{float32(math.Inf(1)), float32(math.NaN()), -float32(math.NaN()), 0x1.8p63} {
 		b := newBlock(3)
 		Generic.encode(b, []float32{bad, 1, 0}, []float32{bad, 1, 0}, atRandom(0xffffffff))
-		if m, s := b.decode(0); s != 0x1p63 || !(math.Abs(float64(m)) <= 15.5*0x1p63) {
+		if m, s := decodeBlock(b, 0); s != 0x1p63 || !(math.Abs(float64(m)) <= 15.5*0x1p63) {
 			t.Errorf("%g is held as %g, %g", bad, m, s)
 		}
-		if _, s := b.decode(2); s != 0 {
+		if _, s := decodeBlock(b, 2); s != 0 {
 			t.Errorf("beside %g, 0 is held as %g", bad, s)
 		}
 	}
@@ -193,12 +193,12 @@ func TestPutBlockRoundsToNearest(t *testing.T) {
 		c.PutBlock(0, firsts, seconds)
 		b := c.block(0)
 		for i := range firsts {
-			m, s := b.decode(i)
+			m, s := decodeBlock(b, i)
 			offM, offS := math.Abs(float64(m-firsts[i])), math.Abs(float64(s)-math.Sqrt(float64(seconds[i])))
 			first, second := b.first[i], b.second[i]
 			for _, by := range []byte{1, 255} {
 				if b.second[i] = second + by; b.second[i] != 0 {
-					if _, other := b.decode(i); math.Abs(float64(other)-math.Sqrt(float64(seconds[i]))) <
+					if _, other := decodeBlock(b, i); math.Abs(float64(other)-math.Sqrt(float64(seconds[i]))) <
 						offS*(1-1e-6) {
 						t.Fatalf("element %d: root %g is held as %g, and %g is nearer",
 							i, math.Sqrt(float64(seconds[i])), s, other)
@@ -207,7 +207,7 @@ func TestPutBlockRoundsToNearest(t *testing.T) {
 				b.second[i], b.first[i] = second, first+by
 				// The units of m grow with m: m is half way where m+R is half way between two
 				// floats of 4 digits.
-				if other, _ := b.decode(i); first&127 < 127 && first&127 > 0 &&
+				if other, _ := decodeBlock(b, i); first&127 < 127 && first&127 > 0 &&
 					math.Abs(float64(other-firsts[i])) < offM*(1-1e-5) {
 					t.Fatalf("element %d: first moment %g is held as %g, and %g is nearer", i, firsts[i], m, other)
 				}
@@ -217,7 +217,7 @@ func TestPutBlockRoundsToNearest(t *testing.T) {
 		}
 		c.PutBlock(0, firsts, seconds)
 		for i := range firsts {
-			if m, s := b.decode(i); m != firsts[i] || s*s != seconds[i] {
+			if m, s := decodeBlock(b, i); m != firsts[i] || s*s != seconds[i] {
 				t.Fatalf("element %d was held, and changed", i)
 			}
 		}

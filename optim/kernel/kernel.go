@@ -78,7 +78,7 @@
 // its own element. A block is [Block] consecutive elements; the last of a chunk may
 // be short. Its header is floor, the biased exponent of the lowest octave of s, and
 // shift, 23 minus the digits of s after the leading one. In a block of zeros
-// everything is 0. (The study behind the code is in docs/experiments/eight-bit.)
+// everything is 0. (The study behind the code is in experiments/eight-bit.)
 //
 // From codes k of s and q of m, with base = floor << 23, in operations on 32-bit
 // integers modulo 2^32 and on binary32 numbers:

@@ -133,7 +133,7 @@ func copyChunk(to, from Chunk) {
 
 // putMoments rounds moments and stores them. It ignores moments that the algorithm does not
 // have.
-func (c Chunk) putMoments(first, second []float32) {
+func putMoments(c Chunk, first, second []float32) {
 	for number := range c.Headers {
 		b := c.block(number)
 		from := number * Block
@@ -181,7 +181,7 @@ func fill(r *rand.Rand, f Format, c Chunk, strange bool) {
 		}
 		c.Gradient.Put(i, number(1e-2))
 	}
-	c.putMoments(first, second)
+	putMoments(c, first, second)
 }
 
 // differ names the first element in which two chunks differ. All NaN are one.

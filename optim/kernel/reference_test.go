@@ -14,41 +14,41 @@ import (
 func updateReference(f Format, constants *Constants, c Chunk) {
 	k := constants.scalars()
 	if f.Moments == MomentsInt8 {
-		k.updateBlocks(f, constants.stride, c)
+		updateBlocks(&k, f, constants.stride, c)
 		return
 	}
 	for i := range c.Len() {
-		p, g := k.operands(f, c, i)
+		p, g := operands(&k, f, c, i)
 		first, dither := flush(c.Moments[0].At(i)), constants.ditherOf(c.First+int64(i))
 		switch f.Algorithm {
 		case Adam:
 			var second float32
-			p, first, second = k.adamOf(p, g, first, flush(c.Moments[1].At(i)))
-			c.Moments[0].putMoment(i, first)
-			c.Moments[1].putSlowMoment(i, second, dither)
+			p, first, second = adamOf(&k, p, g, first, flush(c.Moments[1].At(i)))
+			putMoment(c.Moments[0], i, first)
+			putSlowMoment(c.Moments[1], i, second, dither)
 		case Lion:
-			p, first = k.lionOf(p, g, first)
-			c.Moments[0].putMoment(i, first)
+			p, first = lionOf(&k, p, g, first)
+			putMoment(c.Moments[0], i, first)
 		case Adagrad:
-			p, first = k.adagradOf(p, g, first)
-			c.Moments[0].putSlowMoment(i, first, dither)
+			p, first = adagradOf(&k, p, g, first)
+			putSlowMoment(c.Moments[0], i, first, dither)
 		case SGD:
-			p, first = k.sgdOf(p, g, first)
-			c.Moments[0].putMoment(i, first)
+			p, first = sgdOf(&k, p, g, first)
+			putMoment(c.Moments[0], i, first)
 		}
 		c.PutMasterWeight(f, i, p)
 	}
 }
 
 // updateBlocks is Adam for moments in int8.
-func (k *scalars) updateBlocks(f Format, stepDither uint32, c Chunk) {
+func updateBlocks(k *scalars, f Format, stepDither uint32, c Chunk) {
 	for number := range c.Headers {
 		b := c.block(number)
 		var firsts, roots [Block]float32
 		for i := range b.first {
-			p, g := k.operands(f, c, number*Block+i)
-			m, s := b.decode(i)
-			p, m, v := k.adamOf(p, g, m, mul(s, s))
+			p, g := operands(k, f, c, number*Block+i)
+			m, s := decodeBlock(b, i)
+			p, m, v := adamOf(k, p, g, m, mul(s, s))
 			firsts[i], roots[i] = m, sqrt(v)
 			c.PutMasterWeight(f, number*Block+i, p)
 		}
@@ -58,13 +58,13 @@ func (k *scalars) updateBlocks(f Format, stepDither uint32, c Chunk) {
 }
 
 // operands returns master weight i and its scaled gradient.
-func (k *scalars) operands(f Format, c Chunk, i int) (p, g float32) {
+func operands(k *scalars, f Format, c Chunk, i int) (p, g float32) {
 	p = flush(c.MasterWeight(f, i))
 	g = mul(flush(c.Gradient.At(i)), k[abi.GradientScale])
 	return p, fma(k[abi.L2Penalty], p, g)
 }
 
-func (a Array) putMoment(i int, x float32) {
+func putMoment(a Array, i int, x float32) {
 	if a.Type == dtype.BF16 {
 		upper, _ := Separate(x)
 		binary.LittleEndian.PutUint16(a.Data[2*i:], upper)
@@ -73,7 +73,7 @@ func (a Array) putMoment(i int, x float32) {
 	a.Put(i, x)
 }
 
-func (a Array) putSlowMoment(i int, x float32, dither uint32) {
+func putSlowMoment(a Array, i int, x float32, dither uint32) {
 	if a.Type == dtype.BF16 {
 		random := dither * dither >> 16
 		binary.LittleEndian.PutUint16(a.Data[2*i:], uint16((math.Float32bits(x)+random)>>16))
@@ -82,7 +82,7 @@ func (a Array) putSlowMoment(i int, x float32, dither uint32) {
 	a.Put(i, x)
 }
 
-func (k *scalars) adamOf(p, g, m, v float32) (newP, newM, newV float32) {
+func adamOf(k *scalars, p, g, m, v float32) (newP, newM, newV float32) {
 	m = fma(k[abi.OneMinusBeta1], g, mul(k[abi.Beta1], m))
 	v = fma(k[abi.OneMinusBeta2], mul(g, g), mul(k[abi.Beta2], v))
 	d := fma(sqrt(v), k[abi.InverseRootBias2], k[abi.Epsilon])
@@ -90,7 +90,7 @@ func (k *scalars) adamOf(p, g, m, v float32) (newP, newM, newV float32) {
 	return fma(k[abi.StepSize], div(m, d), p), m, v
 }
 
-func (k *scalars) lionOf(p, g, m float32) (newP, newM float32) {
+func lionOf(k *scalars, p, g, m float32) (newP, newM float32) {
 	u := fma(k[abi.OneMinusBeta1], g, mul(k[abi.Beta1], m))
 	m = fma(k[abi.OneMinusBeta2], g, mul(k[abi.Beta2], m))
 	p = fma(k[abi.Decay], p, p)
@@ -105,12 +105,12 @@ func (k *scalars) lionOf(p, g, m float32) (newP, newM float32) {
 	return add(p, u), m
 }
 
-func (k *scalars) adagradOf(p, g, sum float32) (newP, newSum float32) {
+func adagradOf(k *scalars, p, g, sum float32) (newP, newSum float32) {
 	sum = fma(g, g, sum)
 	return fma(k[abi.StepSize], div(g, add(sqrt(sum), k[abi.Epsilon])), p), sum
 }
 
-func (k *scalars) sgdOf(p, g, b float32) (newP, newB float32) {
+func sgdOf(k *scalars, p, g, b float32) (newP, newB float32) {
 	b = fma(k[abi.OneMinusBeta1], g, mul(k[abi.Beta1], b))
 	u := fma(k[abi.MomentumShare], b, mul(k[abi.GradientShare], g))
 	p = fma(k[abi.Decay], p, p)

@@ -217,6 +217,7 @@ import torch
 import torch.distributed as dist
 from plimsoll.client import Session
 from plimsoll.torch import AdamW
+from leaving import leave
 from test_crash import Mixed, digest
 from test_optimizer import backward, network
 
@@ -257,6 +258,7 @@ for i in range(first, 12):
     optimizer.zero_grad()
 (pathlib.Path(directory) / rank).write_text(f"{first} {digest(model)}")
 dist.destroy_process_group()
+leave()
 """
 
 

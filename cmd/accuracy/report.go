@@ -1,0 +1,216 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/jedib0t/go-pretty/v6/table"
+)
+
+func gib(bytes float64) string {
+	if math.IsNaN(bytes) {
+		return "-"
+	}
+	return fmt.Sprintf("%.2f", bytes/(1<<30))
+}
+
+func percent(x float64) string { return fmt.Sprintf("%+.1f %%", 100*x) }
+
+func against(estimate, measured float64) string {
+	if math.IsNaN(estimate) {
+		return "-"
+	}
+	return percent(estimate/measured - 1)
+}
+
+func compared(results []result) []result {
+	return slices.DeleteFunc(slices.Clone(results), func(r result) bool { return len(r.compared) == 0 })
+}
+
+// mainTable returns one line per row, worst first.
+func mainTable(results []result) table.Writer {
+	t := table.NewWriter()
+	t.AppendHeader(table.Row{"run", "measured", "GiB", "planned", "error", "DeepSpeed's estimator",
+		"accelerate estimate-memory"})
+	for _, r := range compared(results) {
+		c := r.compared[0]
+		t.AppendRow(table.Row{r.ID, c.Quantity + ", " + c.Point, gib(c.measured), gib(c.planned), percent(c.error()),
+			against(c.deepSpeed, c.measured), against(c.accel, c.measured)})
+	}
+	return t
+}
+
+func missingTable(results []result) table.Writer {
+	t := table.NewWriter()
+	t.AppendHeader(table.Row{"run", "why it is not planned"})
+	for _, r := range results {
+		if len(r.compared) == 0 {
+			t.AppendRow(table.Row{r.ID, strings.ReplaceAll(r.reason, "\n", " ")})
+		}
+	}
+	return t
+}
+
+// statistics sum up the absolute errors of the main figures.
+type statistics struct {
+	rows                   int
+	median, ninetieth, all float64
+	bias                   float64 // the median of the signed errors
+}
+
+func statisticsOf(errors []float64) statistics {
+	s := statistics{rows: len(errors)}
+	absolute := make([]float64, len(errors))
+	for i, e := range errors {
+		absolute[i] = math.Abs(e)
+	}
+	s.median, s.ninetieth, s.all, s.bias = quantile(absolute, 0.5), quantile(absolute, 0.9), quantile(absolute, 1),
+		quantile(errors, 0.5)
+	return s
+}
+
+// quantile returns the least value that at most 1-share of the values exceed.
+func quantile(values []float64, share float64) float64 {
+	sorted := slices.DeleteFunc(slices.Clone(values), math.IsNaN)
+	if len(sorted) == 0 {
+		return math.NaN()
+	}
+	slices.Sort(sorted)
+	at := int(math.Ceil(share*float64(len(sorted)))) - 1
+	return sorted[max(at, 0)]
+}
+
+func errorsOf(results []result, estimate func(comparison) float64) []float64 {
+	var errors []float64
+	for _, r := range compared(results) {
+		errors = append(errors, estimate(r.compared[0])/r.compared[0].measured-1)
+	}
+	return errors
+}
+
+// programs are the programs whose estimates are compared.
+var programs = []struct {
+	name     string
+	estimate func(comparison) float64
+}{
+	{"plimsoll plan", func(c comparison) float64 { return c.planned }},
+	{"DeepSpeed's estimator", func(c comparison) float64 { return c.deepSpeed }},
+	{"accelerate estimate-memory", func(c comparison) float64 { return c.accel }},
+}
+
+func programTable(results []result) table.Writer {
+	t := table.NewWriter()
+	t.AppendHeader(table.Row{"program", "rows", "median of the absolute error", "90th percentile", "largest"})
+	for _, p := range programs {
+		errors := slices.DeleteFunc(errorsOf(results, p.estimate), math.IsNaN)
+		s := statisticsOf(errors)
+		t.AppendRow(table.Row{p.name, s.rows, percent(s.median)[1:], percent(s.ninetieth)[1:], percent(s.all)[1:]})
+	}
+	return t
+}
+
+// family returns the source of the row.
+func (r row) family() string {
+	s := r.Source
+	for _, cut := range []string{"https://", "github.com/", "blob/main/", "tree/master/"} {
+		s = strings.Replace(s, cut, "", 1)
+	}
+	s, _, _ = strings.Cut(strings.TrimSpace(s), " + ")
+	if name := text(s).find(`^([\w-]+/[\w-]+/[\w-]+)`); name != "" {
+		return strings.TrimSuffix(name, "/")
+	}
+	return s
+}
+
+func familyTable(results []result) table.Writer {
+	groups := map[string][]result{}
+	for _, r := range compared(results) {
+		groups[r.family()] = append(groups[r.family()], r)
+	}
+	names := make([]string, 0, len(groups))
+	for name := range groups {
+		names = append(names, name)
+	}
+	slices.SortFunc(names, func(a, b string) int {
+		if d := len(groups[b]) - len(groups[a]); d != 0 {
+			return d
+		}
+		return strings.Compare(a, b)
+	})
+	t := table.NewWriter()
+	t.AppendHeader(table.Row{"source", "rows", "median error", "median of the absolute error", "90th percentile"})
+	for _, name := range names {
+		s := statisticsOf(errorsOf(groups[name], programs[0].estimate))
+		t.AppendRow(table.Row{name, s.rows, percent(s.bias), percent(s.median)[1:], percent(s.ninetieth)[1:]})
+	}
+	return t
+}
+
+func writeTable(out io.Writer, results []result) { fmt.Fprintln(out, mainTable(results).Render()) }
+
+func writeMissing(out io.Writer, results []result) {
+	fmt.Fprintln(out, missingTable(results).Render())
+}
+
+func writeSummary(out io.Writer, results []result) {
+	fmt.Fprintf(out, "%d of %d rows are expressed\n%s\n%s\n", len(compared(results)), len(results),
+		programTable(results).Render(), familyTable(results).Render())
+}
+
+// writeDetail lists every figure of every row.
+func writeDetail(out io.Writer, results []result) {
+	for _, r := range results {
+		fmt.Fprintf(out, "\n%s  (%s)\n", r.ID, r.Source)
+		seen := ""
+		for _, c := range r.compared {
+			if line := c.Case.commandLine(); line != seen {
+				fmt.Fprintln(out, "  ", line)
+				seen = line
+			}
+			fmt.Fprintf(out, "    %-14s %-50s measured %8s planned %8s %8s  %s\n", c.Quantity, c.Point,
+				gib(c.measured), gib(c.planned), percent(c.error()), c.what)
+		}
+		for _, f := range r.left {
+			fmt.Fprintf(out, "    %-14s %-50s not compared: %s\n", f.Quantity, f.Point, r.reason)
+		}
+	}
+}
+
+// method is the text of the report before its tables.
+const method = `# Accuracy
+
+` + "`make accuracy`" + ` compares ` + "`plimsoll plan`" + ` with public measurements of
+real training runs, and writes this page.
+
+Each measured run is expressed as a user would express it: config.json of the model, DeepSpeed's JSON,
+TrainingArguments, adapter_config.json and flags. One general mapping makes them for all runs from what the source
+says (cmd/accuracy). No figure is fitted to a run, and the program recognizes no run by its name. One
+table (software.go) has the defaults of training programs for what a source does not say, such as the dropout of
+LoRA. Where a source does not give the length of sequences, 128 tokens are taken. float8 is planned as bf16.
+
+Each measured figure stands beside the planned figure that corresponds to it. That is the peak that PyTorch's
+allocator reports as allocated or reserved, or the memory that the driver reports as in use. The latter includes the
+CUDA context. It is the peak of the full run, or of the step that the source names. A measured sum of components is
+compared with the sum of the planned ones. On the host, tools report what the whole machine uses. There the planned
+difference is added to the first measured figure. The error of a run is the error of its main figure, its peak.
+
+Two other programs estimate the same runs. The first is DeepSpeed's estimator of model states
+(estimate_zero2 and estimate_zero3_model_states_mem_needs; the latter for every method that shards parameters). The
+second is accelerate estimate-memory ("Training using Adam", on one GPU, which has no figure for quantized models).
+Both leave out activations, and neither knows adapters.
+
+`
+
+func writeDocument(file string, results []result) error {
+	var b strings.Builder
+	b.WriteString(method)
+	fmt.Fprintf(&b, "## Summary\n\n%d of %d runs are expressed.\n\n%s\n\n%s\n\n", len(compared(results)),
+		len(results), programTable(results).RenderMarkdown(), familyTable(results).RenderMarkdown())
+	fmt.Fprintf(&b, "## Runs\n\nWorst first; sizes in GiB.\n\n%s\n\n", mainTable(results).RenderMarkdown())
+	fmt.Fprintf(&b, "## What is not expressed\n\n%s\n", missingTable(results).RenderMarkdown())
+	return os.WriteFile(file, []byte(b.String()), 0o644)
+}

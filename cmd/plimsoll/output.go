@@ -1,0 +1,58 @@
+package main
+
+import (
+	"fmt"
+	"strconv"
+
+	"github.com/spf13/cobra"
+
+	"plimsoll/fault"
+	"plimsoll/report"
+)
+
+// outputFlags adds --format, and --json as a short way to write --format json.
+func outputFlags(c *cobra.Command, format *report.Format, json string) {
+	flags := c.Flags()
+	flags.Var((*formatFlag)(format), "format", "`format` of the result: text, json or markdown (default: text)")
+	flags.VarPF((*jsonFlag)(format), "json", "", json).NoOptDefVal = "true"
+	mustRegister(c, "format", cobra.FixedCompletions(report.Formats(), cobra.ShellCompDirectiveNoFileComp))
+}
+
+// formatFlag is the format of a result on the command line; empty where none was given.
+type formatFlag report.Format
+
+func (f *formatFlag) String() string { return string(*f) }
+
+// Type returns the name of the type for help texts.
+func (*formatFlag) Type() string { return "format" }
+
+func (f *formatFlag) Set(text string) error {
+	format, err := report.ParseFormat(text)
+	if err != nil {
+		return err
+	}
+	if *f != "" && *f != formatFlag(format) {
+		return &fault.Input{What: fmt.Sprintf("%s was asked for before", *f), Hint: "ask for one format"}
+	}
+	*f = formatFlag(format)
+	return nil
+}
+
+// jsonFlag is a switch: it sets the format to JSON.
+type jsonFlag report.Format
+
+func (f *jsonFlag) String() string { return strconv.FormatBool(*f == jsonFlag(report.JSON)) }
+
+// Type returns the name of the type for help texts.
+func (*jsonFlag) Type() string { return "bool" }
+
+func (f *jsonFlag) Set(text string) error {
+	on, err := strconv.ParseBool(text)
+	if err != nil || !on {
+		return err
+	}
+	return (*formatFlag)(f).Set(string(report.JSON))
+}
+
+// IsBoolFlag lets --json stand without a value.
+func (*jsonFlag) IsBoolFlag() bool { return true }

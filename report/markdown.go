@@ -1,0 +1,83 @@
+package report
+
+import (
+	"regexp"
+	"strings"
+)
+
+func (p *Page) markdown() string {
+	blocks := []string{"## " + escaped(p.Title) + "\n"}
+	for _, section := range p.blocks() {
+		for _, block := range section {
+			if text := block.markdown(); text != "" {
+				blocks = append(blocks, text)
+			}
+		}
+	}
+	return strings.Join(blocks, "\n")
+}
+
+func (f Facts) markdown() string {
+	var b strings.Builder
+	for _, fact := range f {
+		if len(fact.Values) == 0 {
+			continue
+		}
+		b.WriteString("- **" + escaped(fact.Name) + "**: " + escaped(fact.Values[0]) + "\n")
+		for _, value := range fact.Values[1:] {
+			b.WriteString("  - " + escaped(value) + "\n")
+		}
+	}
+	return b.String()
+}
+
+func (t Tree) markdown() string {
+	var b strings.Builder
+	t.items(&b, "* ") // the mark of facts would make one list of both
+	return b.String()
+}
+
+func (t Tree) items(b *strings.Builder, mark string) {
+	for _, node := range t {
+		b.WriteString(mark + escaped(node.Text) + "\n")
+		node.Children.items(b, "  "+mark)
+	}
+}
+
+func (p Paragraph) markdown() string { return escaped(string(p)) + "\n" }
+
+func (c conclusion) markdown() string {
+	text := "**" + escaped(c.verdict) + "**\n"
+	for i, hint := range c.hints {
+		if i == 0 {
+			text += "\n"
+		}
+		text += "- " + escaped(hint) + "\n"
+	}
+	return text
+}
+
+var (
+	// marks matches what means something in Markdown wherever it stands, or at the end of a heading. A word with
+	// underscores inside, such as exp_avg, is matched first, because there they mean nothing.
+	marks = regexp.MustCompile("[A-Za-z0-9]+(?:_+[A-Za-z0-9]+)+|[\\\\`*_\\[\\]<>&~]|#$")
+	// begins matches a text that would be a list, a heading or a line at the beginning of a line.
+	begins = regexp.MustCompile("^(?:[0-9]+[.)]|[-+]|#{1,6})(?: |$)|^[-=]+$")
+)
+
+// escaped returns text on one line that Markdown shows as it is. Bars are left to the writer of tables: elsewhere they
+// mean nothing.
+func escaped(text string) string {
+	text = strings.Join(strings.Fields(text), " ")
+	text = marks.ReplaceAllStringFunc(text, func(mark string) string {
+		if len(mark) > 1 {
+			return mark
+		}
+		return `\` + mark
+	})
+	if begins.MatchString(text) {
+		number := len(text) - len(strings.TrimLeft(text, "0123456789"))
+		text = text[:number] + `\` + text[number:]
+	}
+	return text
+}

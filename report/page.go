@@ -1,0 +1,122 @@
+// Package report shows results: a typed document for programs, and a page for people, as text or as Markdown.
+package report
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"plimsoll/fault"
+)
+
+// Page is a result in the shape that all verbs share. Text and Markdown show its sections; JSON shows the document
+// that the page was made of.
+type Page struct {
+	Title    string // heads the Markdown; the text stands below the command that the user has typed
+	Sections []Section
+	Verdict  string
+	Hints    []string // what would change the verdict
+	Document any
+	Dense    bool // text keeps within the width of a screen
+}
+
+// Section is a group of blocks. Text separates sections by an empty line, and blocks of one section not at all.
+type Section []Block
+
+// Block is a piece of a page: Facts, *Table, Tree or Paragraph.
+type Block interface {
+	text(layout) string // with the newline of its last line
+	markdown() string   // also
+}
+
+// Facts are names with values.
+type Facts []Fact
+
+// Fact is one name. Its values stand below each other.
+type Fact struct {
+	Name   string
+	Values []string
+}
+
+func (f *Facts) add(name, format string, values ...any) {
+	*f = append(*f, Fact{name, []string{fmt.Sprintf(format, values...)}})
+}
+
+// addEach adds a fact for every value, all of one name.
+func (f *Facts) addEach(name string, values []string) {
+	for _, value := range values {
+		f.add(name, "%s", value)
+	}
+}
+
+// Tree is a list whose items have lists of their own.
+type Tree []Node
+
+// Node is an item of a Tree.
+type Node struct {
+	Text     string
+	Children Tree
+}
+
+// Paragraph is a line of text.
+type Paragraph string
+
+// conclusion is the last block of a page.
+type conclusion struct {
+	verdict string
+	hints   []string
+}
+
+// blocks returns the sections with the verdict as the last.
+func (p *Page) blocks() []Section {
+	if p.Verdict == "" {
+		return p.Sections
+	}
+	return append(slices.Clone(p.Sections), Section{conclusion{p.Verdict, p.Hints}})
+}
+
+// Format is how a page is written.
+type Format string
+
+// The formats of pages.
+const (
+	Text     Format = "text"
+	JSON     Format = "json"
+	Markdown Format = "markdown"
+)
+
+// Formats returns the names of all formats.
+func Formats() []string { return []string{string(Text), string(JSON), string(Markdown)} }
+
+// ParseFormat returns the format of a name. An error is a *fault.Input.
+func ParseFormat(name string) (Format, error) {
+	if !slices.Contains(Formats(), name) {
+		return "", &fault.Input{What: fmt.Sprintf("%q is no format: expected %s", name, strings.Join(Formats(), ", "))}
+	}
+	return Format(name), nil
+}
+
+// Write writes the page in a format.
+func (p *Page) Write(w io.Writer, format Format) error {
+	var text string
+	switch format {
+	case JSON:
+		return WriteJSON(w, p.Document)
+	case Markdown:
+		text = p.markdown()
+	default:
+		text = p.text()
+	}
+	_, err := io.WriteString(w, text)
+	return err
+}
+
+// WriteJSON writes a document. Sizes in it are integer bytes.
+func WriteJSON(w io.Writer, document any) error {
+	e := json.NewEncoder(w)
+	e.SetIndent("", "  ")
+	e.SetEscapeHTML(false)
+	return e.Encode(document)
+}

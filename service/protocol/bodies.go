@@ -1,0 +1,155 @@
+package protocol
+
+import (
+	"bytes"
+	"encoding/binary"
+
+	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
+
+	"plimsoll/dtype"
+)
+
+const (
+	hyperparameters = 7 // number of them for each parameter group in a step
+	sizeOfGroup     = 8 * hyperparameters
+)
+
+// Hyperparameters are the numbers of one parameter group, in the order of the protocol.
+type Hyperparameters = [hyperparameters]float64
+
+// Flags of step and close.
+const (
+	WaitForStep  = 1 // step: answer when it is done
+	PreparedStep = 2 // step: use the hyperparameters of prepare
+	GiveBack     = 1 // close: give the state back
+)
+
+// Bodies of requests that are numbers.
+type (
+	OpenBody     struct{ Length uint64 }
+	WindowBody   struct{ Bytes uint64 }
+	TransferBody struct {
+		What, Zero           uint32 // What is a stream
+		First, Count, Offset uint64
+	}
+	AccumulateBody struct {
+		Type, Zero           uint32 // Type is of the numbers in the window
+		First, Count, Offset uint64
+		Number               uint64
+	}
+	RangeBody   struct{ First, Count uint64 }
+	SetStepBody struct{ Step uint64 }
+	StepHeader  struct {
+		Step          uint64
+		Factor        float64
+		Flags, Groups uint32
+	}
+	WaitBody  struct{ Step, First, Count uint64 }
+	CloseBody struct{ Flags uint32 }
+)
+
+// StepBody is a step, with the hyperparameters of each group.
+type StepBody struct {
+	StepHeader
+	Hyperparameters []Hyperparameters
+}
+
+// DecodeStep reads the body of step or prepare.
+func DecodeStep(kind Kind, body []byte) (StepBody, error) {
+	var s StepBody
+	size := binary.Size(s.StepHeader)
+	if len(body) < size {
+		return s, Malformed.Errorf("%v with a body of %d bytes: expected at least %d", kind, len(body), size)
+	}
+	var err error
+	if s.StepHeader, err = Decode[StepHeader](kind, body[:size]); err != nil {
+		return s, err
+	}
+	rest := body[size:]
+	if int64(len(rest)) != sizeOfGroup*int64(s.Groups) {
+		return s, Malformed.Errorf("%v with %d bytes for %d parameter groups: expected %d bytes a group", kind,
+			len(rest), s.Groups, sizeOfGroup)
+	}
+	s.Hyperparameters = make([]Hyperparameters, s.Groups)
+	for i := range s.Hyperparameters {
+		group := rest[sizeOfGroup*i : sizeOfGroup*(i+1)]
+		if s.Hyperparameters[i], err = Decode[Hyperparameters](kind, group); err != nil {
+			return s, err
+		}
+	}
+	return s, nil
+}
+
+// Encode returns the body as it is sent.
+func (s StepBody) Encode() []byte {
+	s.Groups = uint32(len(s.Hyperparameters))
+	return Encode(s.StepHeader, s.Hyperparameters)
+}
+
+// DecodeText decodes a request's body that is a JSON document.
+func DecodeText[T any](kind Kind, body []byte) (T, error) {
+	var value T
+	if err := json.Unmarshal(body, &value, json.RejectUnknownMembers(true)); err != nil {
+		return value, Refused.Errorf("%v: the document cannot be read: %v", kind, err)
+	}
+	return value, nil
+}
+
+// Bodies of requests that are JSON documents.
+type (
+	SaveBody struct {
+		Directory string         `json:"directory"`
+		Training  jsontext.Value `json:"training,omitempty"`
+		Identity  string         `json:"identity,omitempty"`
+		Replica   int            `json:"replica,omitempty"`
+		Replicas  int            `json:"replicas,omitempty"`
+	}
+	CommitBody struct {
+		Directory string `json:"directory"`
+		Step      int64  `json:"step"`
+		Identity  string `json:"identity,omitempty"`
+		Without   []int  `json:"ranks_without_state,omitempty"`
+	}
+	LoadBody struct {
+		Directory string `json:"directory"`
+		Several   bool   `json:"several,omitempty"`
+	}
+	// RestoreBody names a session that was set aside.
+	RestoreBody struct {
+		Session string `json:"session"`
+		Discard bool   `json:"discard,omitempty"` // give the session back instead
+	}
+)
+
+// The streams of the state, as write and read number them.
+const (
+	MasterWeights = iota
+	FirstMoment
+	SecondMoment
+	Streams // how many there are
+)
+
+// NumberTypes are the types of numbers in the window, in the numbering of accumulate.
+var NumberTypes = [...]dtype.Type{dtype.BF16, dtype.F16, dtype.F32}
+
+// Encode writes numbers, and structures of numbers, one after the other.
+func Encode(values ...any) []byte {
+	var b bytes.Buffer
+	for _, v := range values {
+		if err := binary.Write(&b, binary.LittleEndian, v); err != nil {
+			panic(err) // a type without a fixed size: a bug in this package
+		}
+	}
+	return b.Bytes()
+}
+
+// Decode reads a body that is exactly one structure of numbers.
+func Decode[T any](kind Kind, body []byte) (T, error) {
+	var value T
+	if size := binary.Size(value); len(body) != size {
+		return value, Malformed.Errorf("%v with a body of %d bytes: expected %d", kind, len(body), size)
+	}
+	_, err := binary.Decode(body, binary.LittleEndian, &value)
+	return value, err
+}

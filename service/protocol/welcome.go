@@ -1,0 +1,38 @@
+package protocol
+
+import "plimsoll/ledger"
+
+// SessionSchema is the schema of [Welcome].
+const SessionSchema = "plimsoll.session/1"
+
+// Welcome is the answer to open.
+type Welcome struct {
+	Schema      string `json:"schema"`
+	Attached    bool   `json:"attached"`
+	Step        int64  `json:"step"`
+	Initialized bool   `json:"initialized"`
+	Elements    int64  `json:"elements"`
+	Service     string `json:"service"`
+	Kernel      string `json:"kernel"`
+	// PreparedStep is the prepared step, 0 for none. AskedStep is the step that a
+	// client asked for last, and AskedFactor its factor.
+	PreparedStep uint64  `json:"prepared_step"`
+	AskedStep    uint64  `json:"asked_step"`
+	AskedFactor  float64 `json:"asked_factor"`
+	// Accumulated is how many accumulations were finished since the gradients were
+	// cleared, at step ClearedStep. Accumulating is the number of one that is half
+	// done, 0 for none.
+	Accumulated  int64          `json:"accumulated"`
+	Accumulating int64          `json:"accumulating"`
+	ClearedStep  int64          `json:"cleared_step"`
+	Arenas       []WelcomeArena `json:"arenas"`
+}
+
+// WelcomeArena is an arena that the trainer maps.
+type WelcomeArena struct {
+	Name      string           `json:"name"`
+	Component ledger.Component `json:"component"`
+	Type      string           `json:"type"`
+	Bytes     ledger.Bytes     `json:"bytes"`
+	Mapped    ledger.Bytes     `json:"mapped_bytes"`
+}
