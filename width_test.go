@@ -23,9 +23,7 @@ var longFunctions = map[string]string{
 	"cmd/plimsoll/run.go runCommand":           "the flags of the verb, one a line",
 	"launch/launch.go watch":                   "the loop over everything that can happen to a job",
 	"launch/plan.go NewLaunch":                 "one step after the other, each of which can refuse",
-	"plan/recipe.go readAdapter":               "one check after the other of what an adapter says",
 	"cmd/plimsoll/rehearse.go rehearseCommand": "the flags of the verb, one a line",
-	"plan/request.go passes":                   "one case for each flag",
 }
 
 // TestLinesFitTheScreen and functions fit one, too. Generated files, URLs and raw

@@ -206,28 +206,16 @@ func (p *parser) setting(c *Configuration) error {
 		if nearest := fault.Nearest(p.key, p.knownKeys()); nearest != "" {
 			hint = "did you mean " + nearest + "?"
 		}
-		return &fault.Input{
-			What: fmt.Sprintf("allocator configuration: %q is not a key of torch %s", p.key, p.version),
-			Hint: hint,
-		}
+		return fault.Inputf("allocator configuration: %q is not a key of torch %s", p.key, p.version).WithHint(hint)
 	}
 	s := settings[i]
 	if !p.version.AtLeast(s.since.Major, s.since.Minor, 0) {
-		return &fault.Input{
-			What: fmt.Sprintf(
-				"allocator configuration: torch %s does not know %s, which exists since torch %s",
-				p.version,
-				p.key,
-				s.since,
-			),
-			Hint: "leave it out, or use a later torch",
-		}
+		return fault.Inputf("allocator configuration: torch %s does not know %s, which exists since torch %s",
+			p.version, p.key, s.since).WithHint("leave it out, or use a later torch")
 	}
 	if s.read == nil {
-		return &fault.Input{
-			What: "allocator configuration: the effect of " + p.key + " is not modelled",
-			Hint: "leave it out of the plan",
-		}
+		return fault.Inputf("allocator configuration: the effect of %s is not modelled", p.key).
+			WithHint("leave it out of the plan")
 	}
 	if err := p.expect(":"); err != nil {
 		return err
@@ -252,7 +240,7 @@ func (p *parser) bad(found, expected string) error {
 	} else {
 		found = strconv.Quote(found)
 	}
-	return &fault.Input{What: fmt.Sprintf("allocator configuration: %s: found %s, expected %s", p.key, found, expected)}
+	return fault.Inputf("allocator configuration: %s: found %s, expected %s", p.key, found, expected)
 }
 
 func (p *parser) expect(separator string) error {

@@ -121,7 +121,7 @@ func (c *CUDA) Allocate(size ledger.Bytes, stream int) (Block, error) {
 }
 
 func negative(size ledger.Bytes) error {
-	return &fault.Input{What: fmt.Sprintf("an allocation of %d bytes, expected 0 or more", int64(size))}
+	return fault.Inputf("an allocation of %d bytes, expected 0 or more", int64(size))
 }
 
 var errNotAllocated = errors.New("freed a block that is not allocated")

@@ -1,7 +1,6 @@
 package allocator
 
 import (
-	"fmt"
 	"math/bits"
 
 	"plimsoll/fault"
@@ -71,14 +70,8 @@ func (p *Pinned) Allocate(size ledger.Bytes) (Block, error) {
 	case size == 0:
 		return Block{}, nil
 	case size > limitless-p.statistics.Pinned.Now-p.slab:
-		return Block{}, &fault.Input{
-			What: fmt.Sprintf(
-				"pinned memory of %v on top of %v, expected less than %v",
-				size,
-				p.statistics.Pinned.Now,
-				limitless,
-			),
-		}
+		return Block{}, fault.Inputf("pinned memory of %v on top of %v, expected less than %v", size,
+			p.statistics.Pinned.Now, limitless)
 	}
 	b := p.reuse(size)
 	if b == nil {

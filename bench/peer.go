@@ -60,10 +60,10 @@ func (r Request) checkPeer(names []string) error {
 	case r.Peer == "":
 		return nil
 	case !slices.Contains(Peers(), r.Peer):
-		return &fault.Input{What: fmt.Sprintf("--peer is %q: expected %s", r.Peer, strings.Join(Peers(), " or "))}
+		return fault.Inputf("--peer is %q: expected %s", r.Peer, strings.Join(Peers(), " or "))
 	case !slices.Contains(names, peerOptimizer):
-		return &fault.Input{What: fmt.Sprintf("--peer %s measures AdamW, and --optimizer is %s", r.Peer, r.Optimizer),
-			Hint: "--optimizer " + peerOptimizer}
+		return fault.Inputf("--peer %s measures AdamW, and --optimizer is %s", r.Peer, r.Optimizer).
+			WithHint("--optimizer " + peerOptimizer)
 	}
 	return nil
 }
@@ -100,10 +100,10 @@ func findPython(peer string) (string, error) {
 			return python, nil
 		}
 	}
-	return "", &fault.Input{
-		What: fmt.Sprintf("--peer %[1]s: there is no Python with %[1]s: tried %[2]s", peer, strings.Join(tried, ", ")),
-		Hint: fmt.Sprintf("python3 -m pip install %s, or set %s to an interpreter that has it", peer, PythonVariable),
-	}
+	return "", fault.Inputf("--peer %[1]s: there is no Python with %[1]s: tried %[2]s", peer,
+		strings.Join(tried, ", ")).
+		WithHint(
+			fmt.Sprintf("python3 -m pip install %s, or set %s to an interpreter that has it", peer, PythonVariable))
 }
 
 // peerProcess is a Python process that makes one step for each line that it

@@ -108,7 +108,7 @@ func (e *DoesNotFit) Error() string {
 // NewSuite decides what to measure where. Every error is about the request, or is a DoesNotFit.
 func NewSuite(r Request, h *host.Host) (*Suite, error) {
 	if r.Rounds < 1 {
-		return nil, &fault.Input{What: fmt.Sprintf("--rounds is %d: expected at least 1", r.Rounds)}
+		return nil, fault.Inputf("--rounds is %d: expected at least 1", r.Rounds)
 	}
 	p := &Suite{Host: h, Rounds: r.Rounds, Norm: r.Norm}
 	var err error
@@ -178,8 +178,7 @@ func (r Request) formats() (names []string, formats []kernel.Format, err error) 
 	}
 	gradient, err := dtype.Parse(r.GradientType)
 	if err != nil || gradient != dtype.BF16 && gradient != dtype.F16 && gradient != dtype.F32 {
-		return nil, nil, &fault.Input{What: fmt.Sprintf("--grad-dtype is %q: expected bf16, fp16 or fp32",
-			r.GradientType)}
+		return nil, nil, fault.Inputf("--grad-dtype is %q: expected bf16, fp16 or fp32", r.GradientType)
 	}
 	for _, o := range optimizers {
 		if !slices.Contains(chosen, o.name) {
@@ -197,8 +196,8 @@ func (r Request) formats() (names []string, formats []kernel.Format, err error) 
 		}
 	}
 	if len(formats) == 0 {
-		return nil, nil, &fault.Input{What: fmt.Sprintf("--moments is %s, which is made for adam and "+
-			"adamw, and --optimizer is %s", r.Moments, r.Optimizer), Hint: "--moments bf16"}
+		return nil, nil, fault.Inputf("--moments is %s, which is made for adam and adamw, and --optimizer is %s",
+			r.Moments, r.Optimizer).WithHint("--moments bf16")
 	}
 	return names, formats, nil
 }
@@ -211,7 +210,7 @@ func choose(flag, value string, known []string) ([]string, error) {
 	if slices.Contains(known, value) {
 		return []string{value}, nil
 	}
-	e := &fault.Input{What: fmt.Sprintf("%s is %q: expected %s or %s", flag, value, strings.Join(known, ", "), All)}
+	e := fault.Inputf("%s is %q: expected %s or %s", flag, value, strings.Join(known, ", "), All)
 	if nearest := fault.Nearest(value, known); nearest != "" {
 		e.Hint = "did you mean " + nearest + "?"
 	}
@@ -269,11 +268,9 @@ func (r Request) workers(h *host.Host) ([][]int, error) {
 	var workers [][]int
 	for _, count := range counts {
 		if count < 1 || count > len(cpus) {
-			return nil, &fault.Input{
-				What: fmt.Sprintf("--workers is %d: expected 1 to %d, one for each usable core (CPUs %s)", count,
-					len(cpus), plan.Ranks[0].OptimizerCPUs),
-				Hint: "leave --workers out for one worker, and for one on each core",
-			}
+			return nil, fault.Inputf("--workers is %d: expected 1 to %d, one for each usable core (CPUs %s)", count,
+				len(cpus), plan.Ranks[0].OptimizerCPUs).
+				WithHint("leave --workers out for one worker, and for one on each core")
 		}
 		workers = append(workers, cpus[:count])
 	}

@@ -182,7 +182,7 @@ func threads(quota float64, ranks, rank int) int {
 
 func (r Request) check() error {
 	bad := func(hint, format string, values ...any) error {
-		return &fault.Input{What: fmt.Sprintf(format, values...), Hint: hint}
+		return fault.Inputf(format, values...).WithHint(hint)
 	}
 	switch {
 	case r.Ranks < 1 || r.Ranks > maxRanks:
@@ -234,8 +234,7 @@ func findGPUs(h *host.Host, ranks int, addresses []string) ([]*host.Device, erro
 			} else if len(known) == 0 {
 				hint = "this host has no GPU; leave the addresses out"
 			}
-			return nil, &fault.Input{What: fmt.Sprintf("no GPU has the PCI address %q of rank %d", address, rank),
-				Hint: hint}
+			return nil, fault.Inputf("no GPU has the PCI address %q of rank %d", address, rank).WithHint(hint)
 		}
 		found[rank] = &h.GPUs[i]
 	}

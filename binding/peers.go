@@ -22,10 +22,8 @@ func (r Request) masks(h *host.Host) (*host.Host, []cpuset.CPUSet, error) {
 	for rank, peer := range r.Peers {
 		mask := peer.Intersection(h.Online)
 		if mask.IsEmpty() {
-			return nil, nil, &fault.Input{
-				What: fmt.Sprintf("no CPU of the mask %q of rank %d is online; those are %q", peer, rank, h.Online),
-				Hint: "give every rank at least one online CPU",
-			}
+			return nil, nil, fault.Inputf("no CPU of the mask %q of rank %d is online; those are %q", peer, rank,
+				h.Online).WithHint("give every rank at least one online CPU")
 		}
 		masks, all = append(masks, mask), all.Union(mask)
 	}

@@ -40,11 +40,8 @@ func (r Request) reserve(h *host.Host, masks []cpuset.CPUSet) (*host.Host, []cpu
 		}
 	}
 	if reserved < r.Reserve {
-		return nil, nil, &fault.Input{
-			What: fmt.Sprintf("--reserve is %d, and only %d of the %s can be spared by %s", r.Reserve, reserved,
-				count(cores, "usable core"), count(r.Ranks, "rank")),
-			Hint: "reserve fewer cores, or start fewer ranks",
-		}
+		return nil, nil, fault.Inputf("--reserve is %d, and only %d of the %s can be spared by %s", r.Reserve, reserved,
+			count(cores, "usable core"), count(r.Ranks, "rank")).WithHint("reserve fewer cores, or start fewer ranks")
 	}
 	h, err := h.WithAffinity(left)
 	return h, kept, err

@@ -1,7 +1,6 @@
 package binding
 
 import (
-	"fmt"
 	"strconv"
 	"strings"
 
@@ -34,7 +33,7 @@ func (s *TrainerShare) Set(text string) error {
 		share.Cores, err = strconv.Atoi(text)
 	}
 	if err != nil {
-		return &fault.Input{What: fmt.Sprintf("%q is not a share of the cores", text), Hint: shareMend}
+		return fault.Inputf("%q is not a share of the cores", text).WithHint(shareMend)
 	}
 	if err := share.check(); err != nil {
 		return err
@@ -59,7 +58,7 @@ func (*TrainerShare) Type() string { return "share" }
 
 func (s TrainerShare) check() error {
 	bad := func(format string, values ...any) error {
-		return &fault.Input{What: fmt.Sprintf(format, values...), Hint: shareMend}
+		return fault.Inputf(format, values...).WithHint(shareMend)
 	}
 	switch {
 	case s.Cores < 0:

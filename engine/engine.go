@@ -90,15 +90,15 @@ func (e *Engine) Step(lossScale float64) Result {
 		return result
 	}
 	begin = time.Now()
-	step, scale := e.Steps()+1, optim.GradientScale(norm, lossScale, e.clip)
+	step, gradScale := e.Steps()+1, optim.GradScale(norm, lossScale, e.clip)
 	for _, s := range e.shards {
-		if result.Err = s.checkConstants(step, scale, e.optimizers); result.Err != nil {
+		if result.Err = s.checkConstants(step, gradScale, e.optimizers); result.Err != nil {
 			e.forgetArrived()
 			return result
 		}
 	}
 	for _, s := range e.shards {
-		s.update(step, scale, e.optimizers, nil)
+		s.update(step, gradScale, e.optimizers, nil)
 	}
 	for _, s := range e.shards {
 		s.Wait()

@@ -19,15 +19,15 @@ func (s *Shard) SetSteps(n int64) {
 // Begin begins the next step. It multiplies every gradient by scale and updates each
 // parameter group with its optimizer. It returns at once: call [Shard.Wait] or
 // [Shard.WaitRange] before reading parameters or writing gradients.
-func (s *Shard) Begin(step int64, scale float64, optimizers []optim.Optimizer) error {
-	return s.BeginThen(step, scale, optimizers, nil)
+func (s *Shard) Begin(step int64, gradScale float64, optimizers []optim.Optimizer) error {
+	return s.BeginThen(step, gradScale, optimizers, nil)
 }
 
 // BeginThen is [Shard.Begin] with a function that the worker that finishes the step
 // calls: no other thread needs to be woken for it. The shard's workers are busy until
 // it returns. The caller updates a one-chunk shard itself; waking a worker would take
 // as long as the update.
-func (s *Shard) BeginThen(step int64, scale float64, optimizers []optim.Optimizer, then func()) error {
+func (s *Shard) BeginThen(step int64, gradScale float64, optimizers []optim.Optimizer, then func()) error {
 	switch next := s.Steps() + 1; {
 	case s.isUnderway():
 		return fmt.Errorf("step %d cannot begin: step %d is under way", step, next)
@@ -44,10 +44,10 @@ func (s *Shard) BeginThen(step int64, scale float64, optimizers []optim.Optimize
 			return fmt.Errorf("step %d cannot begin: %w", step, err)
 		}
 	}
-	if err := s.checkConstants(step, scale, optimizers); err != nil {
+	if err := s.checkConstants(step, gradScale, optimizers); err != nil {
 		return fmt.Errorf("step %d cannot begin: %w", step, err)
 	}
-	s.update(step, scale, optimizers, then)
+	s.update(step, gradScale, optimizers, then)
 	return nil
 }
 
@@ -64,9 +64,9 @@ func (s *Shard) suits(group int, o optim.Optimizer) error {
 
 // checkConstants refuses hyperparameters and a scale with which an update in
 // binary32 would make NaN. It leaves the journal as it is.
-func (s *Shard) checkConstants(step int64, scale float64, optimizers []optim.Optimizer) error {
+func (s *Shard) checkConstants(step int64, gradScale float64, optimizers []optim.Optimizer) error {
 	for group := range s.constants {
-		if err := optimizers[group].Constants(&s.trial, step, scale); err != nil {
+		if err := optimizers[group].Constants(&s.trial, step, gradScale); err != nil {
 			return fmt.Errorf("parameter group %d: %v: %w", group, optimizers[group], err)
 		}
 	}
@@ -75,12 +75,12 @@ func (s *Shard) checkConstants(step int64, scale float64, optimizers []optim.Opt
 
 // update begins an update whose constants were checked. The store of its number
 // comes last: from then on, any process that attaches the shard can finish it.
-func (s *Shard) update(step int64, scale float64, optimizers []optim.Optimizer, then func()) {
+func (s *Shard) update(step int64, gradScale float64, optimizers []optim.Optimizer, then func()) {
 	s.ForgetArrived()
 	s.wait() // for the worker that tells of the last step
 	s.current.then = then
 	for i := range s.constants {
-		_ = optimizers[i].Constants(&s.constants[i], step, scale) // was checked
+		_ = optimizers[i].Constants(&s.constants[i], step, gradScale) // was checked
 	}
 	s.clearLogs()
 	s.begun.Add(1)

@@ -160,8 +160,8 @@ func TestJournaledStepAllocatesNothing(t *testing.T) {
 	optimizers := []optim.Optimizer{optim.DefaultAdamW()}
 	allocations := testing.AllocsPerRun(50, func() {
 		s.GradientsArrived(s.config.Range())
-		scale := 1 / (1 + s.SumSquares())
-		if err := s.Begin(s.Steps()+1, scale, optimizers); err != nil {
+		gradScale := 1 / (1 + s.SumSquares())
+		if err := s.Begin(s.Steps()+1, gradScale, optimizers); err != nil {
 			t.Error(err)
 		}
 		s.WaitRange(shard.Range{Count: 100})

@@ -28,6 +28,9 @@ func At(file string, text []byte, offset int64) Position {
 	}
 }
 
+// File returns the position of a file as a whole.
+func File(name string) Position { return Position{File: name} }
+
 func (p Position) String() string {
 	switch {
 	case p.File == "":
@@ -45,6 +48,20 @@ type Input struct {
 	What  string   // what was found and what was expected
 	Hint  string   // an edit that would correct it; may be empty
 	Err   error    // the cause; may be nil
+}
+
+// Inputf returns bad input that is in no file. The format says what was found and what was expected.
+func Inputf(format string, values ...any) *Input { return Position{}.Inputf(format, values...) }
+
+// Inputf returns bad input at this place. The format says what was found and what was expected.
+func (p Position) Inputf(format string, values ...any) *Input {
+	return &Input{Where: p, What: fmt.Sprintf(format, values...)}
+}
+
+// WithHint adds an edit that would correct the input.
+func (e *Input) WithHint(hint string) *Input {
+	e.Hint = hint
+	return e
 }
 
 // Error returns one line "where: what: cause", and a line with the hint if

@@ -30,6 +30,9 @@ func TestMessage(t *testing.T) {
 			Hint:  "use 0 to 3",
 			Err:   errors.New("cause"),
 		}, "a.json:2:7: stage is 4: cause\n  hint: use 0 to 3"},
+		{*Inputf("%d ranks", 0), "0 ranks"},
+		{*File("a.json").Inputf("no stage").WithHint("give one"), "a.json: no stage\n  hint: give one"},
+		{*At("a.json", []byte("\n{"), 1).Inputf("stage is %d", 4), "a.json:2:1: stage is 4"},
 	} {
 		if got := test.fault.Error(); got != test.want {
 			t.Errorf("got %q, want %q", got, test.want)

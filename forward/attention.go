@@ -32,7 +32,7 @@ func (p *pass) attention(s *model.Stack, a *model.Attention, x, source *autograd
 }
 
 // heads returns a rank's number of heads under tensor parallelism.
-func (p *pass) heads(n int64) int64 { return max(1, n/p.SplitWidth) }
+func (p *pass) heads(n int64) int64 { return max(1, n/p.TensorParallel) }
 
 // project computes queries, keys and values, with norms and rotary positions.
 func (p *pass) project(a *model.Attention, x, source *autograd.Tensor) (q, k, v, gate *autograd.Tensor) {
@@ -59,7 +59,7 @@ func (p *pass) project(a *model.Attention, x, source *autograd.Tensor) (q, k, v,
 		}
 		k = p.linear(a.Key, source, keys)
 		v = p.linear(a.Value, source, values)
-		if p.JoinsProjections {
+		if p.FusedQKV {
 			q, k, v = p.join(q, k, v)
 		}
 	}
@@ -118,7 +118,7 @@ func (p *pass) mix(s *model.Stack, a *model.Attention, q, k, v *autograd.Tensor)
 	}
 	// A window shorter than the sequence needs a mask. With a mask torch does not
 	// share keys among queries.
-	if p.Attention == SDPA && a.Window > 0 && p.Sequence > a.Window || p.JoinsProjections {
+	if p.Attention == SDPA && a.Window > 0 && p.Sequence > a.Window || p.FusedQKV {
 		k, v = p.repeat(k, heads/groups), p.repeat(v, heads/groups)
 	}
 	compute := promoted(promoted(q.DType, k.DType), v.DType)
@@ -138,7 +138,7 @@ func (p *pass) mix(s *model.Stack, a *model.Attention, q, k, v *autograd.Tensor)
 		Kept:            true,
 	}
 	if biased {
-		bias := p.New(heads*p.Sequence/p.SplitSequence*p.Sequence, compute)
+		bias := p.New(heads*p.Sequence/p.ContextParallel*p.Sequence, compute)
 		o.Saved = append(o.Saved, bias)
 		defer p.Drop(bias)
 	}
@@ -147,7 +147,7 @@ func (p *pass) mix(s *model.Stack, a *model.Attention, q, k, v *autograd.Tensor)
 	}
 	r := p.Do(o)
 	p.Drop(r[1])
-	if a.Joined || p.JoinsProjections {
+	if a.Joined || p.FusedQKV {
 		return p.follow(r[0], p.unary(r[0], compute, saveNothing))
 	}
 	return r[0]
@@ -262,20 +262,20 @@ func (p *pass) delta(a *model.Attention, x *autograd.Tensor) *autograd.Tensor {
 // together runs a linear module whose outputs are sharded among ranks, and gathers
 // the outputs.
 func (p *pass) together(path string, x *autograd.Tensor, out int64) *autograd.Tensor {
-	part := p.linear(path, x, max(1, out/p.SplitWidth))
-	return p.follow(part, p.resized(part, p.SplitWidth))
+	part := p.linear(path, x, max(1, out/p.TensorParallel))
+	return p.follow(part, p.resized(part, p.TensorParallel))
 }
 
 // gather gathers the sequence, which tensor parallelism shards between the halves
 // of a block. Scatter shards it again.
-func (p *pass) gather(x *autograd.Tensor) *autograd.Tensor { return p.resized(x, p.SplitWidth) }
+func (p *pass) gather(x *autograd.Tensor) *autograd.Tensor { return p.resized(x, p.TensorParallel) }
 
 func (p *pass) scatter(x *autograd.Tensor) *autograd.Tensor {
-	if p.SplitWidth == 1 {
+	if p.TensorParallel == 1 {
 		return x
 	}
 	r := p.Do(autograd.Operation{Inputs: []*autograd.Tensor{x},
-		Outputs: []autograd.Output{{Elements: x.Elements / p.SplitWidth, DType: x.DType}}, Kept: true})[0]
+		Outputs: []autograd.Output{{Elements: x.Elements / p.TensorParallel, DType: x.DType}}, Kept: true})[0]
 	p.Drop(x)
 	return r
 }

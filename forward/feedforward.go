@@ -20,7 +20,7 @@ func (p *pass) feedForward(f *model.FeedForward, x *autograd.Tensor) *autograd.T
 }
 
 // inner returns a rank's width between the projections.
-func (p *pass) inner(f *model.FeedForward) int64 { return max(1, f.Inner/p.SplitWidth) }
+func (p *pass) inner(f *model.FeedForward) int64 { return max(1, f.Inner/p.TensorParallel) }
 
 // dense runs a feed-forward network on every token.
 func (p *pass) dense(f *model.FeedForward, x *autograd.Tensor) *autograd.Tensor {

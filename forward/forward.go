@@ -65,11 +65,11 @@ type Options struct {
 	// FusedActivations computes every activation function in one kernel, whatever
 	// its name in the configuration.
 	FusedActivations bool
-	// JoinsProjections is litgpt's attention. Queries, keys and values are one
+	// FusedQKV is litgpt's attention. Queries, keys and values are one
 	// tensor (fused QKV), and the values stay a view of it. Keys and values are
 	// copied for all heads, and the heads are then put side by side. 4-bit
 	// weights are dequantized to fp16 before they are cast.
-	JoinsProjections bool
+	FusedQKV bool
 	// FusesPointwise fuses the operations between matmuls (torch.compile).
 	FusesPointwise bool
 	// SavesSoftmaxInput is torch before 1.11: softmax and log_softmax save their
@@ -89,10 +89,10 @@ type Options struct {
 	// InputGradients makes the output of the embeddings need a gradient, as
 	// enable_input_require_grads does.
 	InputGradients bool
-	// SplitSequence and SplitWidth are the degrees of context and of tensor
+	// ContextParallel and TensorParallel are the degrees of context and of tensor
 	// parallelism; 1 is none.
-	SplitSequence, SplitWidth int64
-	Hooks                     Hooks // nil: none
+	ContextParallel, TensorParallel int64
+	Hooks                           Hooks // nil: none
 	// HasLogits is called when the program replaces the logits of the step before
 	// by the new ones. It must be set.
 	HasLogits func()
@@ -210,7 +210,7 @@ func (p *pass) embed(s *model.Stack) *autograd.Tensor {
 	}
 	for _, path := range []string{s.TypeEmbedding, s.PositionEmbedding} {
 		if path != "" {
-			positions := p.lookUp(path, p.Sequence/p.SplitSequence*p.network.Hidden)
+			positions := p.lookUp(path, p.Sequence/p.ContextParallel*p.network.Hidden)
 			x = p.follow(x, p.add(x, positions))
 			p.Drop(positions)
 		}
@@ -222,7 +222,7 @@ func (p *pass) embed(s *model.Stack) *autograd.Tensor {
 }
 
 // tokens returns the number of the rank's tokens in a micro batch.
-func (p *pass) tokens() int64 { return p.Batch * p.Sequence / p.SplitSequence }
+func (p *pass) tokens() int64 { return p.Batch * p.Sequence / p.ContextParallel }
 
 // block runs a block, as a checkpoint if the backward pass recomputes it.
 func (p *pass) block(s *model.Stack, b *model.Block, x *autograd.Tensor) *autograd.Tensor {

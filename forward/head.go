@@ -25,7 +25,7 @@ func (p *pass) head(x *autograd.Tensor) Result {
 	if p.Loss == FusedLoss {
 		return Result{Loss: p.fusedLoss(h, x)}
 	}
-	logits := p.linear(h.Projection, x, h.Outputs/p.SplitWidth)
+	logits := p.linear(h.Projection, x, h.Outputs/p.TensorParallel)
 	if h.Soft {
 		logits = p.follow(logits, p.unary(logits, logits.DType, saveNothing))
 		logits = p.follow(logits, p.unary(logits, logits.DType, saveOutput))
@@ -57,7 +57,7 @@ func (p *pass) crossEntropy(logits *autograd.Tensor) *autograd.Tensor {
 			shifted := p.unary(x, x.DType, saveNothing)
 			x = shifted
 		}
-		if p.SplitWidth > 1 && !p.network.Head.PerSequence {
+		if p.TensorParallel > 1 && !p.network.Head.PerSequence {
 			return p.parallelLoss(x)
 		}
 		logarithms := p.normalized(x, x.DType)

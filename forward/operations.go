@@ -201,7 +201,7 @@ func (p *pass) bare(path string, x *autograd.Tensor, out int64) *autograd.Tensor
 	if w.Quantized != autograd.Unquantized {
 		// bitsandbytes dequantizes the weight in both passes.
 		expanded := w.Elements * compute.Size()
-		if p.JoinsProjections {
+		if p.FusedQKV {
 			expanded *= 2
 		}
 		o.Scratch, o.BackwardScratch = expanded, expanded

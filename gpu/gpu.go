@@ -81,7 +81,7 @@ func Find(name string) (Model, error) {
 	if near := fault.Nearest(strings.ToUpper(name), Names()); near != "" {
 		hint = fmt.Sprintf("did you mean %q? %s", near, hint)
 	}
-	return Model{}, &fault.Input{What: fmt.Sprintf("unknown GPU %q", name), Hint: hint}
+	return Model{}, fault.Inputf("unknown GPU %q", name).WithHint(hint)
 }
 
 // words returns the words of a name that distinguish models.

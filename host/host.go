@@ -8,7 +8,6 @@
 package host
 
 import (
-	"fmt"
 	"io"
 	"io/fs"
 	"path"
@@ -205,10 +204,8 @@ func (h *Host) WithAffinity(mask cpuset.CPUSet) (*Host, error) {
 	other := *h
 	other.CPUs = h.Online.Intersection(mask)
 	if other.CPUs.IsEmpty() {
-		return nil, &fault.Input{
-			What: fmt.Sprintf("no usable CPU: the affinity mask is %q and the online CPUs are %q", mask, h.Online),
-			Hint: "give the process at least one online CPU (taskset, cpuset.cpus, srun --cpu-bind)",
-		}
+		return nil, fault.Inputf("no usable CPU: the affinity mask is %q and the online CPUs are %q", mask, h.Online).
+			WithHint("give the process at least one online CPU (taskset, cpuset.cpus, srun --cpu-bind)")
 	}
 	other.Cores = slices.Clone(h.Cores)
 	for i, core := range other.Cores {

@@ -31,20 +31,15 @@ func ParseList(text string) (cpuset.CPUSet, error) {
 		first, err := strconv.ParseUint(low, 10, 32)
 		last, err2 := strconv.ParseUint(high, 10, 32)
 		if err != nil || err2 != nil || first > last || last > maxID {
-			return cpuset.New(), &fault.Input{
-				What: fmt.Sprintf("%q in the list %q is not a CPU id or a range of ids up to %d", part, shorten(text),
-					maxID),
-				Hint: `write ids and ranges with commas between them, as in "0,4-11,21-26"`,
-			}
+			return cpuset.New(), fault.Inputf("%q in the list %q is not a CPU id or a range of ids up to %d", part,
+				shorten(text), maxID).WithHint(`write ids and ranges with commas between them, as in "0,4-11,21-26"`)
 		}
 		for id := first; id <= last; id++ {
 			ids = append(ids, int(id))
 		}
 		if len(ids) > maxID+1 { // a short text could otherwise name all ids again and again
-			return cpuset.New(), &fault.Input{
-				What: fmt.Sprintf("the list %q names ids more than once", shorten(text)),
-				Hint: "name each id once",
-			}
+			return cpuset.New(), fault.Inputf("the list %q names ids more than once", shorten(text)).
+				WithHint("name each id once")
 		}
 	}
 	return cpuset.New(ids...), nil

@@ -167,12 +167,10 @@ func refuseUnknown(environment Environment, alone bool) error {
 		if isSize {
 			what += fmt.Sprintf(" and %s is %s", l.world, size)
 		}
-		return &fault.Input{
-			What: what + ": another launcher has started this process as a rank, but plimsoll cannot tell which rank " +
-				"of this host it is",
-			Hint: "set RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE for each rank, or, for a job of its own, " +
-				"unset the variable (env -u " + l.rank + ")",
-		}
+		return fault.Inputf("%s: another launcher has started this process as a rank, but plimsoll cannot tell which "+
+			"rank of this host it is", what).
+			WithHint("set RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE for each rank, or, for a job of its own, " +
+				"unset the variable (env -u " + l.rank + ")")
 	}
 	return nil
 }
@@ -190,8 +188,8 @@ func integer(environment Environment, name string, least, most int) (int, error)
 	if !set {
 		what = fmt.Sprintf("the environment variable %s is not set, though others of its launcher are", name)
 	}
-	return 0, &fault.Input{What: what, Hint: "start plimsoll run from the launcher itself, or without its " +
-		"variables (env -u " + name + ")"}
+	return 0, fault.Inputf("%s", what).
+		WithHint("start plimsoll run from the launcher itself, or without its variables (env -u " + name + ")")
 }
 
 // inSlurmStep tells a task of srun from a batch script, which is no rank but has most
@@ -258,11 +256,9 @@ func finishFlux(p *Placement, environment Environment) error {
 	case hosts == p.WorldSize:
 		p.LocalWorldSize = 1
 	default:
-		err = &fault.Input{
-			What: fmt.Sprintf("Flux does not say how many of its %d ranks on %d hosts are on this one",
-				p.WorldSize, hosts),
-			Hint: "set LOCAL_WORLD_SIZE to the number of ranks on this host (flux run --env=LOCAL_WORLD_SIZE=N)",
-		}
+		err = fault.Inputf("Flux does not say how many of its %d ranks on %d hosts are on this one", p.WorldSize,
+			hosts).
+			WithHint("set LOCAL_WORLD_SIZE to the number of ranks on this host (flux run --env=LOCAL_WORLD_SIZE=N)")
 	}
 	job, _ := environment("FLUX_JOB_ID")
 	p.MasterPort = portFor(job)

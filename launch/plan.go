@@ -57,10 +57,10 @@ func NewLaunch(h *host.Host, r Request, environment []string) (*Launch, error) {
 		return "", false
 	}
 	if len(r.Command) == 0 {
-		return nil, &fault.Input{What: "there is no command to run", Hint: "plimsoll run --nproc 2 -- python train.py"}
+		return nil, fault.Inputf("there is no command to run").WithHint("plimsoll run --nproc 2 -- python train.py")
 	}
 	if r.Ranks < 0 {
-		return nil, &fault.Input{What: fmt.Sprintf("--nproc is %d: expected 1 or more", r.Ranks)}
+		return nil, fault.Inputf("--nproc is %d: expected 1 or more", r.Ranks)
 	}
 	placement, err := FindPlacement(lookup)
 	if err != nil {
@@ -90,14 +90,12 @@ func NewLaunch(h *host.Host, r Request, environment []string) (*Launch, error) {
 	}
 	switch {
 	case placement != nil && r.Ranks > 1:
-		return nil, &fault.Input{
-			What: fmt.Sprintf("--nproc is %d, but %s has started this process as rank %d of %d", r.Ranks,
-				placement.Launcher, placement.Rank, placement.WorldSize),
-			Hint: "leave --nproc out, and have " + placement.Launcher + " start the ranks",
-		}
+		return nil, fault.Inputf("--nproc is %d, but %s has started this process as rank %d of %d", r.Ranks,
+			placement.Launcher, placement.Rank, placement.WorldSize).
+			WithHint("leave --nproc out, and have " + placement.Launcher + " start the ranks")
 	case inner != "" && r.Ranks > 1:
-		return nil, &fault.Input{What: fmt.Sprintf("--nproc is %d, but %s starts ranks itself", r.Ranks, inner),
-			Hint: "give the number of ranks to " + inner + " alone"}
+		return nil, fault.Inputf("--nproc is %d, but %s starts ranks itself", r.Ranks, inner).
+			WithHint("give the number of ranks to " + inner + " alone")
 	case placement != nil:
 		err = p.takePlace(h, r.Binding)
 	default:
@@ -107,8 +105,8 @@ func NewLaunch(h *host.Host, r Request, environment []string) (*Launch, error) {
 		return nil, err
 	}
 	if slices.ContainsFunc(p.Bound, func(r binding.Rank) bool { return r.TrainerCPUs.IsEmpty() }) {
-		return nil, &fault.Input{What: fmt.Sprintf("--trainer-cores %v leaves no CPU to the program",
-			r.Binding.TrainerCores), Hint: "give the trainer a core or more, or leave --trainer-cores out"}
+		return nil, fault.Inputf("--trainer-cores %v leaves no CPU to the program", r.Binding.TrainerCores).
+			WithHint("give the trainer a core or more, or leave --trainer-cores out")
 	}
 	port := ""
 	if inner == "" {
@@ -189,11 +187,9 @@ func (p *Launch) takePlace(h *host.Host, request binding.Request) error {
 		ranks, own = 1, 0
 	}
 	if ranks == 1 && place.LocalWorldSize > 1 && request.Reserve > 0 {
-		return &fault.Input{
-			What: fmt.Sprintf("--reserve is %d, but %s has bound the ranks of this host, and plimsoll cannot tell "+
-				"which cores they have together", request.Reserve, place.Launcher),
-			Hint: "have " + place.Launcher + " bind them to fewer cores, or bind none",
-		}
+		return fault.Inputf("--reserve is %d, but %s has bound the ranks of this host, and plimsoll cannot tell "+
+			"which cores they have together", request.Reserve, place.Launcher).
+			WithHint("have " + place.Launcher + " bind them to fewer cores, or bind none")
 	}
 	if ranks == 1 && len(request.GPUs) == place.LocalWorldSize && len(request.GPUs) > 1 {
 		request.GPUs = request.GPUs[place.LocalRank:][:1]
@@ -265,13 +261,13 @@ func (p *Launch) masterPort(lookup Environment) (string, error) {
 	}
 	number, err := strconv.ParseUint(given, 10, 16)
 	if err != nil || set && number == 0 { // the ranks could not know which port that is
-		return "", &fault.Input{What: fmt.Sprintf("the environment variable MASTER_PORT is %q: expected a port", given)}
+		return "", fault.Inputf("the environment variable MASTER_PORT is %q: expected a port", given)
 	}
 	listener, err := net.Listen("tcp", fmt.Sprintf(":%d", number))
 	if err != nil {
 		if errors.Is(err, syscall.EADDRINUSE) {
-			return "", &fault.Input{What: fmt.Sprintf("port %s (MASTER_PORT) is in use by another program, "+
-				"perhaps an earlier job", given), Hint: "set another MASTER_PORT, or none"}
+			return "", fault.Inputf("port %s (MASTER_PORT) is in use by another program, perhaps an earlier job",
+				given).WithHint("set another MASTER_PORT, or none")
 		}
 		return "", &fault.Input{What: "the environment variable MASTER_PORT", Err: err}
 	}

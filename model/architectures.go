@@ -4,7 +4,7 @@ import "slices"
 
 // architecture describes the modules of a class of Hugging Face transformers.
 // If its modules differ between releases, names and shapes are those of the
-// checkpoints that the authors published. ToVersion5 converts them to version
+// checkpoints that the authors published. FuseExperts converts them to version
 // 5.
 type architecture struct {
 	name      string

@@ -35,11 +35,8 @@ type tensor struct {
 
 func loadSafetensors(path, name string) (*Model, error) {
 	if part := partName.FindStringSubmatch(filepath.Base(path)); part != nil && part[1] != "00001" {
-		return nil, &fault.Input{
-			Where: fault.Position{File: path},
-			What:  "this file is one of several that hold the model together",
-			Hint:  "name the folder, or the " + indexName + " beside it",
-		}
+		return nil, fault.File(path).Inputf("this file is one of several that hold the model together").
+			WithHint("name the folder, or the " + indexName + " beside it")
 	}
 	doc, tensors, err := readHeader(path)
 	if err != nil {
@@ -55,11 +52,7 @@ var partName = regexp.MustCompile(`-\d{5}-of-(\d{5})\.safetensors$`)
 // readHeader reads the header of a file, without its data.
 func readHeader(path string) (document, []tensor, error) {
 	fail := func(format string, arguments ...any) (document, []tensor, error) {
-		return document{}, nil, &fault.Input{
-			Where: fault.Position{File: path},
-			What:  fmt.Sprintf(format, arguments...),
-			Hint:  "download the file again",
-		}
+		return document{}, nil, fault.File(path).Inputf(format, arguments...).WithHint("download the file again")
 	}
 	file, info, err := files.Open(path)
 	if err != nil {
@@ -306,7 +299,7 @@ func fromTensors(shards []shard, name, source string) (*Model, error) {
 		}
 	}
 	if len(m.Parameters) == 0 {
-		return nil, &fault.Input{Where: fault.Position{File: source}, What: "no parameters are in here"}
+		return nil, fault.File(source).Inputf("no parameters are in here")
 	}
 	slices.SortFunc(m.Parameters, func(a, b Parameter) int { return compareNames(a.Name, b.Name) })
 	numberBlocks(m.Parameters)

@@ -20,19 +20,19 @@ type Optimizer interface {
 	Validate() error
 	// Constants sets the constants of the kernels for a step; steps count from 1.
 	// It reports a constant that binary32 cannot hold: such a step makes NaN.
-	Constants(c *kernel.Constants, step int64, gradientScale float64) error
+	Constants(c *kernel.Constants, step int64, gradScale float64) error
 	// String returns the optimizer as one would write it in Python.
 	String() string
 }
 
 // Check refuses hyperparameters that PyTorch refuses. It also refuses those with
 // which an update in binary32 would make NaN at a step whose gradients are
-// multiplied by gradientScale.
-func Check(o Optimizer, step int64, gradientScale float64) error {
+// multiplied by gradScale.
+func Check(o Optimizer, step int64, gradScale float64) error {
 	if err := o.Validate(); err != nil {
 		return err
 	}
-	return o.Constants(new(kernel.Constants), step, gradientScale)
+	return o.Constants(new(kernel.Constants), step, gradScale)
 }
 
 // Adam is torch.optim.AdamW or, with L2, torch.optim.Adam.
@@ -66,12 +66,12 @@ func (a Adam) Validate() error {
 }
 
 // Constants implements [Optimizer].
-func (a Adam) Constants(c *kernel.Constants, step int64, gradientScale float64) error {
+func (a Adam) Constants(c *kernel.Constants, step int64, gradScale float64) error {
 	return kernel.AdamStep{
 		LearningRate: a.LearningRate, Beta1: a.Beta1, Beta2: a.Beta2,
 		Epsilon: a.Epsilon, WeightDecay: a.WeightDecay,
 		L2: a.L2, Uncorrected: a.Uncorrected,
-		Step: step, GradientScale: gradientScale,
+		Step: step, GradScale: gradScale,
 	}.Constants(c)
 }
 
@@ -108,10 +108,10 @@ func (l Lion) Validate() error {
 }
 
 // Constants implements [Optimizer].
-func (l Lion) Constants(c *kernel.Constants, _ int64, gradientScale float64) error {
+func (l Lion) Constants(c *kernel.Constants, _ int64, gradScale float64) error {
 	return kernel.LionStep{
 		LearningRate: l.LearningRate, Beta1: l.Beta1, Beta2: l.Beta2,
-		WeightDecay: l.WeightDecay, GradientScale: gradientScale,
+		WeightDecay: l.WeightDecay, GradScale: gradScale,
 	}.Constants(c)
 }
 
@@ -144,11 +144,11 @@ func (a Adagrad) Validate() error {
 }
 
 // Constants implements [Optimizer].
-func (a Adagrad) Constants(c *kernel.Constants, step int64, gradientScale float64) error {
+func (a Adagrad) Constants(c *kernel.Constants, step int64, gradScale float64) error {
 	return kernel.AdagradStep{
 		LearningRate: a.LearningRate, LearningRateDecay: a.LearningRateDecay,
 		Epsilon: a.Epsilon, WeightDecay: a.WeightDecay,
-		Step: step, GradientScale: gradientScale,
+		Step: step, GradScale: gradScale,
 	}.Constants(c)
 }
 
@@ -186,11 +186,11 @@ func (s SGD) Validate() error {
 }
 
 // Constants implements [Optimizer].
-func (s SGD) Constants(c *kernel.Constants, step int64, gradientScale float64) error {
+func (s SGD) Constants(c *kernel.Constants, step int64, gradScale float64) error {
 	return kernel.SGDStep{
 		LearningRate: s.LearningRate, Momentum: s.Momentum, Dampening: s.Dampening,
 		Nesterov: s.Nesterov, WeightDecay: s.WeightDecay,
-		Step: step, GradientScale: gradientScale,
+		Step: step, GradScale: gradScale,
 	}.Constants(c)
 }
 
@@ -229,11 +229,11 @@ func fraction(name string, x float64) error {
 	return nil
 }
 
-// GradientScale returns the factor that unscales gradients and clips them to a global
+// GradScale returns the factor that unscales gradients and clips them to a global
 // norm, as torch.nn.utils.clip_grad_norm_ does: min(1, clip / (norm + 1e-6)) /
 // lossScale. norm is the L2 norm of the unscaled gradients. If clip is 0, gradients
 // are not clipped.
-func GradientScale(norm, lossScale, clip float64) float64 {
+func GradScale(norm, lossScale, clip float64) float64 {
 	scale := 1 / lossScale
 	if clip > 0 {
 		scale *= min(1, clip/(norm+1e-6))

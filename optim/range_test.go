@@ -71,7 +71,7 @@ func TestLossScalesThatCanBeUndone(t *testing.T) {
 		if err := l.Validate(); err != nil {
 			t.Errorf("a loss scale of %g is refused: %v", scale, err)
 		}
-		if err := optim.Check(optim.DefaultAdamW(), 1, optim.GradientScale(1, scale, 0)); err != nil {
+		if err := optim.Check(optim.DefaultAdamW(), 1, optim.GradScale(1, scale, 0)); err != nil {
 			t.Errorf("gradients of a loss scale of %g cannot be unscaled: %v", scale, err)
 		}
 	}

@@ -1,37 +1,25 @@
 package plan
 
 import (
-	"os"
-	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
+	"plimsoll/files/filestest"
+	"plimsoll/job"
 	"plimsoll/ledger"
 )
 
-// inNewFolder returns a function that writes a file into a new folder and returns
-// its path.
-func inNewFolder(t testing.TB) func(name, text string) string {
-	folder := t.TempDir()
-	return func(name, text string) string {
-		path := filepath.Join(folder, name)
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		return path
-	}
-}
-
 // jobs returns jobs of all kinds, with small models.
-func jobs(t *testing.T) map[string]Request {
-	file := inNewFolder(t)
+func jobs(t *testing.T) map[string]job.Request {
+	file := filestest.InNewFolder(t)
 	lora := file("lora.json", `{"peft_type": "LORA", "r": 8, "target_modules": "all-linear", "lora_dropout": 0.1}`)
 	zero := func(name, text string) string {
 		return file(name,
 			`{"train_micro_batch_size_per_gpu": 2, "bf16": {"enabled": true}, "zero_optimization": {`+text+`}}`)
 	}
 	clip := 1.0
-	list := map[string]Request{
+	list := map[string]job.Request{
 		"one GPU":              {},
 		"autocast":             {Precision: "amp-bf16"},
 		"autocast, recomputed": {Precision: "amp-bf16", Recompute: "full"},
@@ -92,11 +80,15 @@ func jobs(t *testing.T) map[string]Request {
 				`"offload_param": {"device": "cpu", "pin_memory": true}`),
 			GPUs: 4, Recompute: "full"},
 	}
-	for _, name := range Optimizers() {
-		list["optimizer "+name] = Request{Optimizer: name}
+	for _, name := range job.Optimizers() {
+		list["optimizer "+name] = job.Request{Optimizer: name}
 	}
-	for name := range optimizerNames {
-		list["optimizer "+name] = Request{Optimizer: name, Recompute: "full"}
+	const trainers = "adamw_torch adamw_torch_fused adamw_hf adamw_apex_fused adamw_anyprecision adamw_torch_8bit " +
+		"adamw_torch_4bit adamw_bnb_8bit adamw_8bit paged_adamw_8bit paged_adamw_32bit paged_adamw lion_8bit " +
+		"lion_32bit paged_lion_8bit paged_lion_32bit rmsprop_bnb fusedadam fused_adam adam8bit adamw8bit " +
+		"adalomo"
+	for name := range strings.FieldsSeq(trainers) {
+		list["optimizer "+name] = job.Request{Optimizer: name, Recompute: "full"}
 	}
 	for name, q := range list {
 		if q.Model == "" {
@@ -111,7 +103,7 @@ func jobs(t *testing.T) map[string]Request {
 }
 
 // planned returns the plan of a request.
-func planned(t testing.TB, q Request) *Plan {
+func planned(t testing.TB, q job.Request) *Plan {
 	t.Helper()
 	j, err := q.Resolve()
 	if err != nil {
@@ -178,7 +170,7 @@ func checkPhase(t *testing.T, p *ledger.Phase, where string) {
 // TestRecomputedDecoder recomputes blocks that read the encoder's output. No
 // block is freed twice.
 func TestRecomputedDecoder(t *testing.T) {
-	for _, q := range []Request{{FSDP: "2", GPUs: 8}, {}, {GPUs: 2}} {
+	for _, q := range []job.Request{{FSDP: "2", GPUs: 8}, {}, {GPUs: 2}} {
 		q.Model, q.Sequence, q.Precision, q.Recompute = "t5-small", 512, "bf16", "full"
 		planned(t, q)
 	}

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 
+	"plimsoll/files/filestest"
+	"plimsoll/job"
 	"plimsoll/ledger"
 	"plimsoll/optim/optimtest"
 )
@@ -35,23 +37,23 @@ func launched(version, efficient string) string {
 // authors of accelerate found 280 GB for Llama 2 70B in fp32 if the first rank
 // loads, and 8 x 280 GB if all ranks do.
 func TestLoadingUnderFSDP(t *testing.T) {
-	file := inNewFolder(t)
+	file := filestest.InNewFolder(t)
 	const whole = ledger.Bytes(68_976_648_192 * 4)
 	for _, c := range []struct {
 		name   string
-		q      Request
+		q      job.Request
 		copies int // of the weights in fp32, or of mapped weights in 16 bits
 		size   ledger.Bytes
 	}{
-		{"every rank", Request{FSDP: "1", GPUs: 8, Precision: "amp-bf16", Torch: "2.1"}, 8, whole},
-		{"FSDP2", Request{FSDP: "2", GPUs: 8, Precision: "amp-bf16"}, 8, whole},
-		{"the first rank", Request{Accelerate: file("first.yaml", launched("1", "true")), Torch: "2.1"}, 1, whole},
-		{"all of a file", Request{Accelerate: file("all.yaml", launched("1", "false")), Torch: "2.1"}, 8, whole},
-		{"transformers 5", Request{Accelerate: file("five.yaml", launched("2", "true"))}, 8, whole},
-		{"mapped", Request{FSDP: "2", GPUs: 8, Precision: "fp16"}, 1, whole / 2},
-		{"converted", Request{FSDP: "2", GPUs: 8, Precision: "bf16"}, 8, whole / 2},
-		{"before maps", Request{FSDP: "2", GPUs: 8, Precision: "fp16", Torch: "2.5"}, 8, whole / 2},
-		{"torchtitan", Request{FSDP: "2", GPUs: 8, Precision: "bf16", Modules: "torchtitan"}, 0, whole},
+		{"every rank", job.Request{FSDP: "1", GPUs: 8, Precision: "amp-bf16", Torch: "2.1"}, 8, whole},
+		{"FSDP2", job.Request{FSDP: "2", GPUs: 8, Precision: "amp-bf16"}, 8, whole},
+		{"the first rank", job.Request{Accelerate: file("first.yaml", launched("1", "true")), Torch: "2.1"}, 1, whole},
+		{"all of a file", job.Request{Accelerate: file("all.yaml", launched("1", "false")), Torch: "2.1"}, 8, whole},
+		{"transformers 5", job.Request{Accelerate: file("five.yaml", launched("2", "true"))}, 8, whole},
+		{"mapped", job.Request{FSDP: "2", GPUs: 8, Precision: "fp16"}, 1, whole / 2},
+		{"converted", job.Request{FSDP: "2", GPUs: 8, Precision: "bf16"}, 8, whole / 2},
+		{"before maps", job.Request{FSDP: "2", GPUs: 8, Precision: "fp16", Torch: "2.5"}, 8, whole / 2},
+		{"torchtitan", job.Request{FSDP: "2", GPUs: 8, Precision: "bf16", Modules: "torchtitan"}, 0, whole},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			c.q.Model, c.q.Sequence = "llama-2-70b", 128
@@ -80,9 +82,9 @@ func TestLoadingUnderFSDP(t *testing.T) {
 // PEFT's authors measured 3.72 GiB reserved after they had wrapped a Llama 2 7B in
 // 4 bits for 2 GPUs. The shards are 2.1 GiB of it.
 func TestDividing(t *testing.T) {
-	file := inNewFolder(t)
+	file := filestest.InNewFolder(t)
 	lora := file("lora.json", `{"peft_type": "LORA", "r": 64, "target_modules": "all-linear"}`)
-	p := planned(t, Request{Model: "llama-2-7b", Sequence: 128, FSDP: "1", GPUs: 2, Precision: "bf16",
+	p := planned(t, job.Request{Model: "llama-2-7b", Sequence: 128, FSDP: "1", GPUs: 2, Precision: "bf16",
 		Quantization: "nf4", Adapter: lora, Torch: "2.2"})
 	if load := phaseOf(t, &p.Devices[0], ledger.Load); load.EndReserved < 2*ledger.GiB ||
 		load.PeakReserved < 29*ledger.GiB/10 || load.PeakReserved > 42*ledger.GiB/10 {
@@ -90,7 +92,7 @@ func TestDividing(t *testing.T) {
 	}
 	const vocabulary = 32000 * 4096 * 2 // bytes of the embedding, and of the head, in 16 bits
 	for version, want := range map[string]ledger.Bytes{"1": 4 * vocabulary, "2": 3 * vocabulary} {
-		p := planned(t, Request{Model: "llama-2-7b", Sequence: 128, FSDP: version, GPUs: 2, Precision: "fp16"})
+		p := planned(t, job.Request{Model: "llama-2-7b", Sequence: 128, FSDP: version, GPUs: 2, Precision: "fp16"})
 		load := phaseOf(t, &p.Devices[0], ledger.Load)
 		if over := load.PeakRequested - load.EndRequested; over < want-vocabulary-1<<21 || over > want+1<<21 {
 			t.Errorf("FSDP%s: %v more than the shards while the model is divided, want about %v", version, over, want)
@@ -127,7 +129,7 @@ func TestLoadingAgainstTransformers(t *testing.T) {
 			}
 			text := strings.NewReplacer("mixed_precision: bf16", "mixed_precision: 'no'", "num_processes: 8",
 				"num_processes: 2").Replace(launched("2", c.efficient))
-			q := Request{Model: folder, Sequence: 128, Accelerate: inNewFolder(t)("launch.yaml", text),
+			q := job.Request{Model: folder, Sequence: 128, Accelerate: filestest.InNewFolder(t)("launch.yaml", text),
 				Precision: c.precision, Transformers: measured.Transformers}
 			p := planned(t, q)
 			var sum int64
@@ -135,7 +137,7 @@ func TestLoadingAgainstTransformers(t *testing.T) {
 				sum += rank.Anonymous
 			}
 			want := phaseOf(t, hostOf(p), ledger.Load).PeakRequested
-			if p.Job.loader() == pageCache { // the ranks have no memory of their own
+			if p.Job.Loader() == job.LoadedAsPageCache { // the ranks have no memory of their own
 				want = 0
 			}
 			const beside = 16 * ledger.MiB // other objects of a rank

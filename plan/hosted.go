@@ -5,6 +5,7 @@ import (
 
 	"plimsoll/dtype"
 	"plimsoll/engine"
+	"plimsoll/job"
 	"plimsoll/ledger"
 	"plimsoll/optim/kernel"
 	"plimsoll/shard"
@@ -23,11 +24,10 @@ type Hosted struct {
 // hosted returns the size of the state in Plimsoll's formats, nil for optimizers
 // that they do not hold. It is the size of all arenas that a shard maps, those of
 // gradients and 16-bit parameters included.
-func (s *simulation) hosted() []Hosted {
+func hosted(j *job.Job, trained int64) []Hosted {
 	var list []Hosted
-	trained := s.trainedElements()
-	each := (trained + int64(s.World) - 1) / int64(s.World)
-	if each == 0 || !kernelAdam(s.Optimizer.Name) {
+	each := (trained + int64(j.World) - 1) / int64(j.World)
+	if each == 0 || !kernelAdam(j.Optimizer.Name) {
 		return nil
 	}
 	for _, f := range []kernel.Format{
@@ -46,10 +46,10 @@ func (s *simulation) hosted() []Hosted {
 			bytes += arena.Size
 		}
 		list = append(list, Hosted{
-			State: f.State.String(), Moments: f.Moments.String(), Bytes: bytes * ledger.Bytes(s.RanksPerNode),
+			State: f.State.String(), Moments: f.Moments.String(), Bytes: bytes * ledger.Bytes(j.RanksPerNode),
 			BytesPerParameter: float64(bytes) / float64(each),
 			Why: fmt.Sprintf("%d ranks x %s parameters, everything included; plimsoll rehearse measures it",
-				s.RanksPerNode, ledger.Count(each)),
+				j.RanksPerNode, ledger.Count(each)),
 		})
 	}
 	return list

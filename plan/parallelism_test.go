@@ -4,6 +4,8 @@ import (
 	"strings"
 	"testing"
 
+	"plimsoll/files/filestest"
+	"plimsoll/job"
 	"plimsoll/ledger"
 )
 
@@ -17,8 +19,8 @@ func hsdp(sizes string) string {
 // TestReplicas shards parameters among the ranks of dp_shard_size and cp_size, and
 // not among replicas: accelerate's mesh is (dp_replicate, dp_shard_cp).
 func TestReplicas(t *testing.T) {
-	file := inNewFolder(t)
-	held := func(q Request) (ledger.Bytes, *Job) {
+	file := filestest.InNewFolder(t)
+	held := func(q job.Request) (ledger.Bytes, *job.Job) {
 		p := planned(t, q)
 		for _, c := range p.Devices[0].Phases[0].End {
 			if c.Component == ledger.Parameters {
@@ -29,8 +31,9 @@ func TestReplicas(t *testing.T) {
 		return 0, nil
 	}
 	for _, c := range []struct {
-		sizes                    string
-		ranks, replicas, divisor int
+		sizes           string
+		ranks, replicas int
+		divisor         int64
 	}{
 		{"  parallelism_config_dp_shard_size: 8\n", 8, 1, 8},
 		{"  parallelism_config_dp_replicate_size: 2\n  parallelism_config_dp_shard_size: 4\n", 8, 2, 4},
@@ -40,17 +43,17 @@ func TestReplicas(t *testing.T) {
 		{"  parallelism_config_dp_replicate_size: 2\n  parallelism_config_dp_shard_size: 2\n  " +
 			"parallelism_config_tp_size: 2\n", 8, 2, 2},
 	} {
-		q := Request{Model: "qwen2.5-0.5b", Sequence: 512, GPUs: c.ranks,
+		q := job.Request{Model: "qwen2.5-0.5b", Sequence: 512, GPUs: c.ranks,
 			Accelerate: file("launch.yaml", hsdp(c.sizes))}
-		bytes, job := held(q)
-		if job.ShardRanks != c.divisor || job.Replicas() != c.replicas {
-			t.Errorf("%s: parameters among %d ranks, %d replicas, want %d and %d", c.sizes, job.ShardRanks,
-				job.Replicas(), c.divisor, c.replicas)
+		bytes, j := held(q)
+		if j.Parallel.Shard != c.divisor || j.Replicas() != c.replicas {
+			t.Errorf("%s: parameters among %d ranks, %d replicas, want %d and %d", c.sizes, j.Parallel.Shard,
+				j.Replicas(), c.divisor, c.replicas)
 		}
-		if job.SplitWidth > 1 {
+		if j.Parallel.Tensor > 1 {
 			continue
 		}
-		alone, _ := held(Request{Model: "qwen2.5-0.5b", Sequence: 512, GPUs: c.divisor, FSDP: "2",
+		alone, _ := held(job.Request{Model: "qwen2.5-0.5b", Sequence: 512, GPUs: int(c.divisor), FSDP: "2",
 			Precision: "amp-bf16"})
 		if bytes != alone {
 			t.Errorf("%s: %v of parameters, on %d ranks without replicas %v", c.sizes, bytes, c.divisor, alone)
@@ -61,7 +64,7 @@ func TestReplicas(t *testing.T) {
 // TestParallelismRefused tests sizes that accelerate refuses, and sizes that are
 // not planned.
 func TestParallelismRefused(t *testing.T) {
-	file := inNewFolder(t)
+	file := filestest.InNewFolder(t)
 	for _, c := range []struct{ launch, want string }{
 		{hsdp("  parallelism_config_dp_replicate_size: 2\n  parallelism_config_dp_shard_size: 2\n"),
 			"parallelism_config makes 4 ranks, and the job has 8"},
@@ -71,7 +74,7 @@ func TestParallelismRefused(t *testing.T) {
 		{"distributed_type: MULTI_GPU\nparallelism_config:\n  parallelism_config_dp_shard_size: 8\n",
 			"dp_shard_size is above 1, but distributed_type is MULTI_GPU"},
 	} {
-		_, err := Request{Model: "qwen2.5-0.5b", GPUs: 8, Accelerate: file("launch.yaml", c.launch)}.Resolve()
+		_, err := job.Request{Model: "qwen2.5-0.5b", GPUs: 8, Accelerate: file("launch.yaml", c.launch)}.Resolve()
 		if err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s\n%v, want %q", c.launch, err, c.want)
 		}
@@ -82,9 +85,9 @@ func TestParallelismRefused(t *testing.T) {
 // among replicas until the backward pass ends, beside the gradients. They are in
 // the type of the reduction.
 func TestReplicatedGradients(t *testing.T) {
-	file := inNewFolder(t)
+	file := filestest.InNewFolder(t)
 	peak := func(sizes string) ledger.Bytes {
-		q := Request{Model: "qwen2.5-0.5b", Sequence: 64, Recompute: "full",
+		q := job.Request{Model: "qwen2.5-0.5b", Sequence: 64, Recompute: "full",
 			Accelerate: file("launch.yaml", hsdp(sizes))}
 		q.GPUs = 4
 		if strings.Contains(sizes, "replicate") {

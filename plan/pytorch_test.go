@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"plimsoll/job"
 	"plimsoll/ledger"
 	"plimsoll/optim/optimtest"
 )
@@ -24,7 +25,7 @@ type trial struct {
 	length  int
 	adapter string // an adapter_config.json
 	flags   string // flags of the script
-	request Request
+	request job.Request
 }
 
 // measurement is the output of the script.
@@ -140,49 +141,50 @@ func TestAgainstPyTorch(t *testing.T) {
 	python := optimtest.Python(t, "torch", "transformers", "peft", "accelerate")
 	for _, c := range []trial{
 		{name: "llama", config: "llama-3.2-1b", layers: 3, batch: 2, length: 384, flags: "--precision bf16 --clip 1",
-			request: Request{Precision: "bf16"}},
+			request: job.Request{Precision: "bf16"}},
 		{name: "recomputed", config: "llama-3.2-1b", layers: 3, batch: 1, length: 512,
 			flags:   "--precision bf16 --gradient-checkpointing --fused",
-			request: Request{Precision: "bf16", Recompute: "full", Optimizer: "adamw/fused"}},
+			request: job.Request{Precision: "bf16", Recompute: "full", Optimizer: "adamw/fused"}},
 		{name: "autocast", config: "qwen2.5-0.5b", layers: 3, batch: 2, length: 256,
 			flags:   "--precision amp-bf16 --for-loop",
-			request: Request{Precision: "amp-bf16", Optimizer: "adamw/for-loop"}},
+			request: job.Request{Precision: "amp-bf16", Optimizer: "adamw/for-loop"}},
 		{name: "eager", config: "gpt2", layers: 4, batch: 4, length: 512, flags: "--precision fp32 --attention eager",
-			request: Request{Precision: "fp32", Attention: "eager"}},
+			request: job.Request{Precision: "fp32", Attention: "eager"}},
 		{name: "lora", config: "qwen2.5-0.5b", layers: 4, batch: 2, length: 512, adapter: loraOfQueriesAndValues,
-			flags: "--precision bf16", request: Request{Precision: "bf16"}},
+			flags: "--precision bf16", request: job.Request{Precision: "bf16"}},
 		{name: "copied modules", config: "qwen2.5-0.5b", layers: 4, batch: 2, length: 512, flags: "--precision bf16",
-			request: Request{Precision: "bf16"},
+			request: job.Request{Precision: "bf16"},
 			adapter: `{"peft_type": "LORA", "r": 8, "target_modules": ["q_proj", "v_proj"], "modules_to_save": ` +
 				`["embed_tokens"]}`},
 		{name: "adapted embedding", config: "llama-3.2-1b", layers: 3, batch: 2, length: 512, flags: "--precision bf16",
-			request: Request{Precision: "bf16"},
+			request: job.Request{Precision: "bf16"},
 			adapter: `{"peft_type": "LORA", "r": 16, "target_modules": ["q_proj", "v_proj", "embed_tokens"]}`},
 		{name: "adalora", config: "qwen2.5-0.5b", layers: 3, batch: 2, length: 512, flags: "--precision bf16",
-			request: Request{Precision: "bf16"},
+			request: job.Request{Precision: "bf16"},
 			adapter: `{"peft_type": "ADALORA", "init_r": 12, "target_r": 8, "total_step": 100, "target_modules": ` +
 				`["q_proj", "v_proj", "down_proj"], "lora_dropout": 0.1}`},
 		{name: "dora", config: "qwen2.5-0.5b", layers: 3, batch: 2, length: 512, flags: "--precision bf16",
-			request: Request{Precision: "bf16"},
+			request: job.Request{Precision: "bf16"},
 			adapter: `{"peft_type": "LORA", "r": 8, "use_dora": true, "target_modules": ["q_proj", "v_proj", ` +
 				`"down_proj"], "lora_dropout": 0.1}`},
 		{name: "ia3", config: "qwen2.5-0.5b", layers: 3, batch: 2, length: 512, flags: "--precision bf16",
-			request: Request{Precision: "bf16"},
+			request: job.Request{Precision: "bf16"},
 			adapter: `{"peft_type": "IA3", "target_modules": ["k_proj", "v_proj", "down_proj"], ` +
 				`"feedforward_modules": ["down_proj"]}`},
 		{name: "vera", config: "qwen2.5-0.5b", layers: 3, batch: 2, length: 512, flags: "--precision bf16",
-			request: Request{Precision: "bf16"},
+			request: job.Request{Precision: "bf16"},
 			adapter: `{"peft_type": "VERA", "r": 64, "target_modules": ["q_proj", "v_proj", "down_proj"]}`},
 		{name: "mixture", config: "qwen3-30b-a3b", layers: 2, batch: 1, length: 1024, flags: "--precision bf16",
-			request: Request{Precision: "bf16"}},
+			request: job.Request{Precision: "bf16"}},
 		{name: "mixture under autocast", config: "mixtral-8x7b", layers: 1, batch: 1, length: 512,
-			flags: "--precision amp-bf16 --optimizer sgd", request: Request{Precision: "amp-bf16", Optimizer: "sgd"}},
+			flags:   "--precision amp-bf16 --optimizer sgd",
+			request: job.Request{Precision: "amp-bf16", Optimizer: "sgd"}},
 		{name: "mixture with shared experts", config: "deepseek-v2-lite", layers: 3, batch: 1, length: 512,
-			flags: "--precision bf16", request: Request{Precision: "bf16"}},
+			flags: "--precision bf16", request: job.Request{Precision: "bf16"}},
 		{name: "encoder and decoder", config: "t5-small", layers: 3, batch: 2, length: 256, flags: "--precision bf16",
-			request: Request{Precision: "bf16"}},
+			request: job.Request{Precision: "bf16"}},
 		{name: "partial rotary", config: "gpt-neox-20b", layers: 2, batch: 1, length: 512,
-			flags: "--precision bf16 --optimizer sgd", request: Request{Precision: "bf16", Optimizer: "sgd"}},
+			flags: "--precision bf16 --optimizer sgd", request: job.Request{Precision: "bf16", Optimizer: "sgd"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -222,7 +224,7 @@ func TestHostMemoryOnCPU(t *testing.T) {
 	}
 	python := optimtest.Python(t, "torch", "transformers")
 	c := trial{config: "qwen2.5-0.5b", layers: 3, batch: 2, length: 256, flags: "--precision fp32",
-		request: Request{CPU: true, Precision: "fp32"}}
+		request: job.Request{CPU: true, Precision: "fp32"}}
 	m := c.measure(t, python, "cpu")
 	p := c.plan(t, m.Versions["torch"], m.Versions["transformers"])
 	host := &p.Devices[0]

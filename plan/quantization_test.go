@@ -1,9 +1,12 @@
 package plan
 
 import (
-	"plimsoll/ledger"
 	"strings"
 	"testing"
+
+	"plimsoll/files/filestest"
+	"plimsoll/job"
+	"plimsoll/ledger"
 )
 
 const smallLlama = `"model_type": "llama", "vocab_size": 1000, "hidden_size": 64, "intermediate_size": 128, ` +
@@ -13,9 +16,9 @@ const smallLlama = `"model_type": "llama", "vocab_size": 1000, "hidden_size": 64
 // TestQuantizationOfModel plans weights with the quantization_config of
 // config.json, and refuses unplanned ones.
 func TestQuantizationOfModel(t *testing.T) {
-	file := inNewFolder(t)
+	file := filestest.InNewFolder(t)
 	lora := file("lora.json", `{"peft_type": "LORA", "r": 8, "target_modules": ["q_proj"]}`)
-	held := func(q Request) string {
+	held := func(q job.Request) string {
 		q.Adapter, q.Sequence = lora, 64
 		for _, c := range phaseOf(t, &planned(t, q).Devices[0], ledger.Load).End {
 			if c.Component == ledger.Parameters {
@@ -25,15 +28,15 @@ func TestQuantizationOfModel(t *testing.T) {
 		return ""
 	}
 	plain := file("plain.json", "{"+smallLlama+"}")
-	quantized := func(section string) Request {
-		return Request{Model: file("config.json", "{"+smallLlama+`, "quantization_config": {`+section+"}}")}
+	quantized := func(section string) job.Request {
+		return job.Request{Model: file("config.json", "{"+smallLlama+`, "quantization_config": {`+section+"}}")}
 	}
 	four := held(quantized(`"quant_method": "bitsandbytes", "load_in_4bit": true, "bnb_4bit_quant_type": "nf4"`))
-	if want := held(Request{Model: plain, Quantization: "nf4"}); four != want {
+	if want := held(job.Request{Model: plain, Quantization: "nf4"}); four != want {
 		t.Errorf("4 bits of config.json take %v, of --quantization %v", four, want)
 	}
 	eight := held(quantized(`"quant_method": "bitsandbytes", "load_in_8bit": true`))
-	if want := held(Request{Model: plain, Quantization: "int8"}); eight != want || eight == four {
+	if want := held(job.Request{Model: plain, Quantization: "int8"}); eight != want || eight == four {
 		t.Errorf("8 bits of config.json take %v, of --quantization %v", eight, want)
 	}
 	both := quantized(`"quant_method": "bitsandbytes", "load_in_4bit": true`)
@@ -41,7 +44,7 @@ func TestQuantizationOfModel(t *testing.T) {
 	if got := held(both); got != four {
 		t.Errorf("with --quantization int8 beside 4 bits of config.json: %v, want %v", got, four)
 	}
-	bf16 := held(Request{Model: plain})
+	bf16 := held(job.Request{Model: plain})
 	for _, dequantized := range []string{`"quant_method": "mxfp4", "dequantize": true`,
 		`"quant_method": "fp8", "activation_scheme": "dynamic", "dequantize": true`,
 		`"quant_method": "compressed-tensors", "config_groups": {}, "run_compressed": false`} {

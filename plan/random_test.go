@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"plimsoll/fault"
+	"plimsoll/job"
 	"plimsoll/ledger"
 	"plimsoll/model"
 )
@@ -18,7 +19,7 @@ import (
 func TestTensorParallelWidths(t *testing.T) {
 	for _, name := range []string{"llama-3.2-1b", "qwen3-next-80b-a3b", "deepseek-v2-lite", "deepseek-v3",
 		"qwen1.5-moe-a2.7b", "mixtral-8x7b", "t5-small", "bert-large", "gpt2", "falcon-40b"} {
-		q := Request{Model: name, Precision: "bf16", FSDP: "2", GPUs: 8, Modules: "torchtitan", Sequence: 384,
+		q := job.Request{Model: name, Precision: "bf16", FSDP: "2", GPUs: 8, Modules: "torchtitan", Sequence: 384,
 			MicroBatch: 8}
 		one := planned(t, q)
 		q.TensorParallel = 2
@@ -42,7 +43,7 @@ func TestAdapterOfConv1D(t *testing.T) {
 		0o600); err != nil {
 		t.Fatal(err)
 	}
-	p := planned(t, Request{Model: "gpt2", Precision: "fp32", Sequence: 1000, Adapter: file})
+	p := planned(t, job.Request{Model: "gpt2", Precision: "fp32", Sequence: 1000, Adapter: file})
 	for _, phase := range p.Devices[0].Phases {
 		if phase.Name != ledger.Forward || phase.Iteration != ledger.First {
 			continue
@@ -57,8 +58,8 @@ func TestAdapterOfConv1D(t *testing.T) {
 }
 
 // randomRequest returns a random request, which may be contradictory.
-func randomRequest(r *rand.Rand, name, folder string) Request {
-	q := Request{Model: name, Sequence: 1 + r.IntN(1<<(1+r.IntN(17))), MicroBatch: 1 + r.IntN(1<<r.IntN(7)),
+func randomRequest(r *rand.Rand, name, folder string) job.Request {
+	q := job.Request{Model: name, Sequence: 1 + r.IntN(1<<(1+r.IntN(17))), MicroBatch: 1 + r.IntN(1<<r.IntN(7)),
 		Accumulation: 1 + r.IntN(3)}
 	if r.IntN(2) == 0 {
 		q.Sequence = 1 << r.IntN(18)
@@ -145,7 +146,7 @@ func TestRandomJobs(t *testing.T) {
 		checkSums(t, q, p)
 		if q.TensorParallel > 1 {
 			alone := *j
-			alone.SplitWidth, alone.ShardRanks = 1, j.ShardRanks*int(j.SplitWidth)
+			alone.Parallel.Tensor, alone.Parallel.Shard = 1, j.Parallel.Shard*j.Parallel.Tensor
 			one, err := New(&alone)
 			if err != nil {
 				t.Errorf("%+v, without tensor parallelism: %v", q, err)
@@ -153,7 +154,8 @@ func TestRandomJobs(t *testing.T) {
 			}
 			if whole, part := one.Devices[0].Peak().PeakRequested,
 				p.Devices[0].Peak().PeakRequested; part > whole+whole/20 {
-				t.Errorf("%+v: %v on a rank, and %v on each of %d that share a block", q, whole, part, j.SplitWidth)
+				t.Errorf("%+v: %v on a rank, and %v on each of %d that share a block", q, whole, part,
+					j.Parallel.Tensor)
 			}
 		}
 	}
@@ -161,7 +163,7 @@ func TestRandomJobs(t *testing.T) {
 }
 
 // checkSums compares the figures of a plan with each other.
-func checkSums(t *testing.T, q Request, p *Plan) {
+func checkSums(t *testing.T, q job.Request, p *Plan) {
 	t.Helper()
 	for _, d := range p.Devices {
 		for _, phase := range d.Phases {

@@ -4,18 +4,20 @@ import (
 	"fmt"
 	"testing"
 
+	"plimsoll/files/filestest"
+	"plimsoll/job"
 	"plimsoll/ledger"
 )
 
 // TestCheckpointedLayers checkpoints layers 0, n, 2n..., as transformers does with
 // every_n_layers.
 func TestCheckpointedLayers(t *testing.T) {
-	file := inNewFolder(t)
+	file := filestest.InNewFolder(t)
 	config := file("config.json", `{"model_type": "llama", "vocab_size": 1000, "hidden_size": 64, `+
 		`"intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4}`)
 	held := func(options string) ledger.Bytes {
 		arguments := file("arguments.json", `{"per_device_train_batch_size": 1, `+options+`}`)
-		p := planned(t, Request{Model: config, TrainingArgs: arguments, Sequence: 512})
+		p := planned(t, job.Request{Model: config, TrainingArgs: arguments, Sequence: 512})
 		for _, phase := range p.Devices[0].Phases {
 			if phase.Name == ledger.Forward && phase.Iteration == ledger.Steady {
 				return phase.EndRequested
@@ -36,7 +38,7 @@ func TestCheckpointedLayers(t *testing.T) {
 	}
 	arguments := file("offload.json",
 		`{"gradient_checkpointing": true, "gradient_checkpointing_kwargs": {"offload": true}}`)
-	if _, err := (Request{Model: config, TrainingArgs: arguments}).Resolve(); err == nil {
+	if _, err := (job.Request{Model: config, TrainingArgs: arguments}).Resolve(); err == nil {
 		t.Error("offloaded inputs of blocks are planned as if they were on the GPU")
 	}
 }

@@ -4,6 +4,9 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"plimsoll/files/filestest"
+	"plimsoll/job"
 )
 
 // trillion is the config.json of a mixture of experts with a trillion parameters.
@@ -16,24 +19,24 @@ const trillion = `{"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen
 
 // speeds are jobs with the CPU time that their plans may take on a fast core.
 func speeds(t testing.TB) map[string]struct {
-	request Request
+	request job.Request
 	limit   time.Duration
 } {
-	file := inNewFolder(t)
+	file := filestest.InNewFolder(t)
 	config := file("config.json", trillion)
-	zero := func(name, section string) Request {
+	zero := func(name, section string) job.Request {
 		path := file(name, `{"bf16": {"enabled": true}, "train_micro_batch_size_per_gpu": 1, `+
 			`"gradient_accumulation_steps": 4, "zero_optimization": {`+section+`}}`)
-		return Request{Model: config, DeepSpeed: path, GPUs: 8, Nodes: 128, Sequence: 4096, Recompute: "full"}
+		return job.Request{Model: config, DeepSpeed: path, GPUs: 8, Nodes: 128, Sequence: 4096, Recompute: "full"}
 	}
 	return map[string]struct {
-		request Request
+		request job.Request
 		limit   time.Duration
 	}{
-		"typical": {Request{Model: "llama-3-8b", FSDP: "2", GPUs: 8, GPU: "H100-80GB",
+		"typical": {job.Request{Model: "llama-3-8b", FSDP: "2", GPUs: 8, GPU: "H100-80GB",
 			Precision: "bf16", Sequence: 4096, Recompute: "full"},
 			50 * time.Millisecond},
-		"a trillion parameters": {Request{Model: config, FSDP: "2", GPUs: 8, Nodes: 128, Precision: "bf16",
+		"a trillion parameters": {job.Request{Model: config, FSDP: "2", GPUs: 8, Nodes: 128, Precision: "bf16",
 			Sequence: 4096, Recompute: "full"},
 			time.Second},
 		"a trillion parameters, ZeRO-2": {zero("2.json", `"stage": 2`), time.Second},

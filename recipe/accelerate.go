@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"plimsoll/fault"
+	"plimsoll/recipe/strict"
 )
 
 // Accelerate is a configuration of accelerate: the number of processes and what
@@ -13,11 +14,11 @@ import (
 type Accelerate struct {
 	File string
 
-	Engine    string // "none", "ddp", "fsdp" or "deepspeed"
-	Processes int    // on all machines; 0 = from the command line
-	Machines  int
+	Engine    string   // "none", "ddp", "fsdp" or "deepspeed"
+	Processes int      `key:"num_processes"` // on all machines; 0 = from the command line
+	Machines  int      `key:"num_machines"`
 	GPUs      []string // nil = all
-	OnCPU     bool
+	OnCPU     bool     `key:"use_cpu"`
 
 	Precision      Precision
 	FP8Backend     string // of MixedFP8: "te", "ao" or "msamp"
@@ -34,7 +35,11 @@ type Accelerate struct {
 // Parallelism is the number of ranks in each dimension. FSDP shards a model
 // among Shard x Context ranks. Replicate such groups all-reduce gradients.
 type Parallelism struct {
-	Replicate, Shard, Tensor, Context, Sequence int
+	Replicate int `key:"parallelism_config_dp_replicate_size"`
+	Shard     int `key:"parallelism_config_dp_shard_size"`
+	Tensor    int `key:"parallelism_config_tp_size"`
+	Context   int `key:"parallelism_config_cp_size"`
+	Sequence  int `key:"parallelism_config_sp_size"`
 }
 
 // Ranks returns the number of ranks: the product of all dimensions.
@@ -57,15 +62,16 @@ func LoadAccelerate(path string) (*Accelerate, error) {
 // ParseAccelerate parses the text of a file. Paths in it are relative to it.
 // Every error is a *fault.Input.
 func ParseAccelerate(file string, text []byte) (*Accelerate, error) {
-	document, err := parseDocument(file, text)
+	document, err := strict.Parse(file, text)
 	if err != nil {
 		return nil, err
 	}
-	c, err := accelerateSchema.read(document)
+	checked, err := accelerateSchema.Read(document)
 	if err != nil {
 		return nil, err
 	}
-	kind := c.word("", "distributed_type")
+	r := &accelerateReader{checked}
+	kind := r.Word("distributed_type")
 	if kind == "" {
 		return nil, &fault.Input{
 			Where: fault.Position{File: file},
@@ -74,63 +80,69 @@ func ParseAccelerate(file string, text []byte) (*Accelerate, error) {
 		}
 	}
 	a := &Accelerate{File: file, Engine: engines[kind]}
-	if err := c.fillAccelerate(a, kind); err != nil {
+	if err := r.fill(a, kind); err != nil {
 		return nil, err
 	}
 	switch a.Engine {
 	case "fsdp":
-		a.FSDP, err = c.acceleratedFSDP()
+		a.FSDP, err = r.fsdp()
 	case "deepspeed":
-		a.DeepSpeed, err = c.acceleratedDeepSpeed(a.Precision)
-		a.ZeRO3Init = c.truth(a.DeepSpeed != nil && a.DeepSpeed.ZeROStage == 3, "deepspeed_config.zero3_init_flag")
-		a.MoELayers = c.list("deepspeed_config.deepspeed_moe_layer_cls_names")
+		a.DeepSpeed, err = r.deepSpeed(a.Precision)
+		const initialize = "deepspeed_config.zero3_init_flag"
+		a.ZeRO3Init = r.Truth(initialize) || !r.Gives(initialize) && a.DeepSpeed != nil && a.DeepSpeed.ZeROStage == 3
+		a.MoELayers = r.List("deepspeed_config.deepspeed_moe_layer_cls_names")
 	}
 	if err != nil {
 		return nil, err
 	}
-	if err := c.parallelism(a); err != nil {
+	if err := r.parallelism(a); err != nil {
 		return nil, err
 	}
 	for _, engine := range []string{"fsdp", "deepspeed"} {
-		if v := c.root.find(engine + "_config"); v != nil && len(v.members) > 0 && a.Engine != engine {
-			c.note(engine+"_config", "has no effect: distributed_type is "+kind)
+		if v := r.Find(engine + "_config"); v != nil && !v.IsEmpty() && a.Engine != engine {
+			r.Note(engine+"_config", "has no effect: distributed_type is "+kind)
 		}
 	}
-	a.Notes = c.notes
+	a.Notes = r.Notes
 	return a, nil
 }
 
-func (c *checking) fillAccelerate(a *Accelerate, kind string) error {
-	a.Machines = int(c.integer(1, "num_machines"))
-	a.Processes = int(c.integer(0, "num_processes"))
-	if ids := c.word("all", "gpu_ids"); ids != "all" {
-		a.GPUs = c.list("gpu_ids")
+// accelerateReader reads a configuration of accelerate.
+type accelerateReader struct{ *strict.Reader }
+
+// fill sets the fields of a that do not depend on the engine.
+func (r *accelerateReader) fill(a *Accelerate, kind string) error {
+	r.Fill(a)
+	if ids := r.Word("gpu_ids"); ids != "all" {
+		a.GPUs = r.List("gpu_ids")
 	}
-	a.OnCPU = c.truth(false, "use_cpu")
-	a.Precision = Precision(strings.ToLower(c.word("no", "mixed_precision")))
-	if c.truth(false, "fp16") && c.root.find("mixed_precision") == nil {
+	a.Precision = Precision(strings.ToLower(r.Word("mixed_precision")))
+	if r.Truth("fp16") && !r.Gives("mixed_precision") {
 		a.Precision = MixedF16 // the oldest form
 	}
 	if a.Precision == MixedFP8 {
-		a.FP8Backend = strings.ReplaceAll(strings.ToLower(c.word("te", c.spelled("fp8_config", "fp8_", "backend"))),
+		a.FP8Backend = strings.ReplaceAll(strings.ToLower(r.Word("fp8_config.backend")),
 			"-", "")
 	}
-	backend := c.word(c.word("no", "dynamo_backend"), c.spelled("dynamo_config", "dynamo_", "backend"))
+	backend := r.Word("dynamo_config.backend")
+	if !r.Gives("dynamo_config.backend") {
+		backend = r.Word("dynamo_backend")
+	}
 	if backend = strings.ToLower(backend); backend != "no" {
 		a.CompileBackend = backend
 	}
 	if kind == "NO" && a.Processes > 1 {
-		c.note("num_processes", "has no effect: distributed_type is NO, so accelerate starts one")
+		r.Note("num_processes", "has no effect: distributed_type is NO, so accelerate starts one")
 	}
 	if kind == "NO" {
 		a.Processes, a.Machines = 1, 1
 	}
 	if a.Processes%a.Machines != 0 {
-		c.note("num_processes", fmt.Sprintf("is %d, which %d machines do not divide: accelerate starts %d on each",
+		r.Note("num_processes", fmt.Sprintf("is %d, which %d machines do not divide: accelerate starts %d on each",
 			a.Processes, a.Machines, a.Processes/a.Machines))
 	}
-	return c.refuse([]conflict{
-		{c.word("LOCAL_MACHINE", "compute_environment") != "LOCAL_MACHINE", "compute_environment",
+	return refuse(r.Reader, []conflict{
+		{r.Word("compute_environment") != "LOCAL_MACHINE", "compute_environment",
 			"is AMAZON_SAGEMAKER, which is not planned yet", "use LOCAL_MACHINE"},
 		{a.Engine == "", "distributed_type", "is " + kind + ", which is not planned yet",
 			"planned are NO, MULTI_GPU, FSDP and DEEPSPEED"},
@@ -139,148 +151,131 @@ func (c *checking) fillAccelerate(a *Accelerate, kind string) error {
 	})
 }
 
-// acceleratedFSDP reads fsdp_config. With FSDP1, accelerate reads the sharding
-// strategy, which always has a value, and ignores reshard_after_forward.
-func (c *checking) acceleratedFSDP() (*FSDP, error) {
-	const section = "fsdp_config"
-	at := func(key string) string { return c.spelled(section, "fsdp_", key) }
-	f := FSDP{
-		Version:             1,
-		Strategy:            "full_shard",
-		WrapPolicy:          "no_wrap",
-		WrapBySize:          1e8,
-		RAMEfficientLoading: true,
-		StateDictType:       "full_state_dict",
-	}
-	if c.integer(1, at("version")) == 2 {
-		f.StateDictType = "sharded_state_dict"
-	}
-	read, err := c.fsdp(section, f, "offload_params")
+// fsdp reads fsdp_config. With FSDP1, accelerate reads the sharding strategy,
+// which always has a value, and ignores reshard_after_forward.
+func (r *accelerateReader) fsdp() (*FSDP, error) {
+	s := r.Section("fsdp_config")
+	f, err := readFSDP(s, FSDP{Strategy: "full_shard"}, "offload_params")
 	if err != nil {
 		return nil, err
 	}
-	strategy := c.root.find(at("sharding_strategy"))
+	if f.StateDictType == "" {
+		f.StateDictType = map[int]string{1: "full_state_dict", 2: "sharded_state_dict"}[f.Version]
+	}
+	strategy := s.Find("sharding_strategy")
 	switch {
-	case read.Version == 2 && strategy != nil:
-		c.note(at("sharding_strategy"), `has no effect with FSDP2: accelerate reads "fsdp_reshard_after_forward"`)
-	case read.Version == 1:
-		read.Strategy = f.Strategy
-		if strategy != nil && slices.Contains(fsdpStrategies, strings.ToUpper(strategy.text)) {
-			read.Strategy = strings.ToLower(strategy.text)
+	case f.Version == 2 && strategy != nil:
+		s.Note("sharding_strategy", `has no effect with FSDP2: accelerate reads "fsdp_reshard_after_forward"`)
+	case f.Version == 1:
+		f.Strategy = "full_shard"
+		if strategy != nil && slices.Contains(fsdpStrategies, strings.ToUpper(strategy.Text)) {
+			f.Strategy = strings.ToLower(strategy.Text)
 		} else if strategy != nil {
-			read.Strategy = strings.ToLower(fsdpStrategies[strategy.integer-1])
+			f.Strategy = strings.ToLower(fsdpStrategies[strategy.Integer-1])
 		}
-		if c.root.find(at("reshard_after_forward")) != nil {
-			c.note(at("reshard_after_forward"), `has no effect with FSDP1: accelerate reads "fsdp_sharding_strategy"`)
+		if s.Gives("reshard_after_forward") {
+			s.Note("reshard_after_forward", `has no effect with FSDP1: accelerate reads "fsdp_sharding_strategy"`)
 		}
 	}
-	return read, nil
+	return f, nil
 }
 
-// acceleratedDeepSpeed reads the file that deepspeed_config names. Without one
-// it builds the configuration from the other keys, as accelerate does:
-// DeepSpeedPlugin.
-func (c *checking) acceleratedDeepSpeed(precision Precision) (*DeepSpeed, error) {
+// pluginKeys are the keys of deepspeed_config that stand for keys of DeepSpeed,
+// with the defaults of accelerate's DeepSpeedPlugin.
+var pluginKeys = []struct {
+	key, path string
+	fallback  any
+}{
+	{accumulationKey, accumulationKey, "auto"},
+	{"gradient_clipping", "gradient_clipping", "auto"},
+	{"zero_stage", "zero_optimization.stage", 2},
+	{"offload_optimizer_device", "zero_optimization.offload_optimizer.device", "none"},
+	{"offload_param_device", "zero_optimization.offload_param.device", "none"},
+	{"offload_param_nvme_path", "zero_optimization.offload_param.nvme_path", nil},
+	{"offload_optimizer_nvme_path", "zero_optimization.offload_optimizer.nvme_path", nil},
+	{"zero3_save_16bit_model", "zero_optimization.stage3_gather_16bit_weights_on_model_save", false},
+}
+
+// pluginDefaults returns the values that replace "auto" in a file.
+func pluginDefaults() []autofill {
+	var values []autofill
+	for _, k := range pluginKeys {
+		if k.fallback != "auto" {
+			values = append(values, autofill{path: k.path, is: strict.Of(k.fallback), lenient: true})
+		}
+	}
+	return values
+}
+
+// deepSpeed reads the file that deepspeed_config names. Without one it builds
+// the configuration from the other keys, as accelerate does: DeepSpeedPlugin.
+func (r *accelerateReader) deepSpeed(precision Precision) (*DeepSpeed, error) {
 	const section = "deepspeed_config."
-	if c.root.find(section+"deepspeed_config_file") != nil {
-		return c.deepSpeedFile(section)
+	if r.Gives(section + "deepspeed_config_file") {
+		return r.deepSpeedFile(section)
 	}
-	device := func(of string) *value {
-		v := &value{
-			kind:    '{',
-			members: []member{c.moved(section+of+"_device", "device", &value{kind: '"', text: "none"})},
+	root := &strict.Value{Kind: '{'}
+	root.Set(trainKey, 0, strict.Of("auto"))
+	root.Set(microKey, 0, strict.Of("auto"))
+	for _, k := range pluginKeys {
+		v := r.Find(section + k.key)
+		if device, isPath := strings.CutSuffix(k.key, "_nvme_path"); isPath && r.Word(section+device+"_device") != "nvme" {
+			v = nil // the path counts for that device only
 		}
-		if c.word("none", section+of+"_device") == "nvme" && c.root.find(section+of+"_nvme_path") != nil {
-			v.members = append(v.members, c.moved(section+of+"_nvme_path", "nvme_path", nil))
+		if v == nil {
+			v = strict.Of(k.fallback)
 		}
-		return v
+		root.Set(k.path, r.At(section+k.key), v)
 	}
-	auto := &value{kind: '"', text: "auto"}
-	zero := &value{kind: '{', members: []member{
-		c.moved(section+"zero_stage", "stage", number(2)),
-		{"offload_optimizer", c.at(section + "offload_optimizer_device"), device("offload_optimizer")},
-		{"offload_param", c.at(section + "offload_param_device"), device("offload_param")},
-		c.moved(section+"zero3_save_16bit_model", "stage3_gather_16bit_weights_on_model_save", truth(false)),
-	}}
-	root := &value{kind: '{', members: []member{
-		{trainKey, 0, auto}, {microKey, 0, auto},
-		c.moved(section+accumulationKey, accumulationKey, auto),
-		c.moved(section+"gradient_clipping", "gradient_clipping", auto),
-		{"zero_optimization", c.at("deepspeed_config"), zero},
-	}}
+	at := r.At("mixed_precision")
 	switch precision {
 	case MixedF16:
-		root.members = append(root.members, member{"fp16", c.at("mixed_precision"), &value{kind: '{', members: []member{
-			{"enabled", c.at("mixed_precision"), truth(true)}, {"auto_cast", c.at("mixed_precision"), truth(true)}}}})
+		root.Set("fp16.enabled", at, strict.Of(true))
+		root.Set("fp16.auto_cast", at, strict.Of(true))
 	case MixedBF16, MixedFP8:
-		root.members = append(root.members, member{"bf16", c.at("mixed_precision"), &value{
-			kind:    '{',
-			members: []member{{"enabled", c.at("mixed_precision"), truth(true)}},
-		}})
+		root.Set("bf16.enabled", at, strict.Of(true))
 	}
-	return readDeepSpeed(&document{file: c.file, text: c.text, root: root})
+	return readDeepSpeed(&strict.Document{File: r.File, Text: r.Text, Root: root})
 }
 
-// moved returns the value at path under another name, with its place.
-func (c *checking) moved(path, name string, otherwise *value) member {
-	if v := c.root.find(path); v != nil {
-		otherwise = v
+func (r *accelerateReader) deepSpeedFile(section string) (*DeepSpeed, error) {
+	var list []conflict // accelerate would ignore these keys: _deepspeed_config_checks
+	for _, k := range pluginKeys {
+		list = append(list, conflict{r.Gives(section + k.key), section + k.key,
+			"is given beside deepspeed_config_file, which says it, too", "remove it, and say it in the file"})
 	}
-	return member{name, c.at(path), otherwise}
-}
-
-func (c *checking) deepSpeedFile(section string) (*DeepSpeed, error) {
-	// accelerate would ignore these keys: _deepspeed_config_checks.
-	for _, key := range []string{accumulationKey, "gradient_clipping", "zero_stage", "offload_optimizer_device",
-		"offload_param_device", "offload_param_nvme_path", "offload_optimizer_nvme_path", "zero3_save_16bit_model"} {
-		if c.root.find(section+key) != nil {
-			return nil, &fault.Input{
-				Where: c.place(section + key),
-				What:  section + key + " is given beside deepspeed_config_file, which says it, too",
-				Hint:  "remove it, and say it in the file",
-			}
-		}
+	list = append(list, conflict{r.Gives("mixed_precision"), "mixed_precision",
+		"is given beside deepspeed_config_file, which says it, too",
+		`remove it, and enable "bf16" or "fp16" in the file`})
+	if err := refuse(r.Reader, list); err != nil {
+		return nil, err
 	}
-	if c.root.find("mixed_precision") != nil {
-		return nil, &fault.Input{
-			Where: c.place("mixed_precision"),
-			What:  "mixed_precision is given beside deepspeed_config_file, which says it, too",
-			Hint:  `remove it, and enable "bf16" or "fp16" in the file`,
-		}
-	}
-	path, err := c.companion(section + "deepspeed_config_file")
+	path, err := companion(r.Reader, section+"deepspeed_config_file")
 	if err != nil {
 		return nil, err
 	}
-	d, err := load(path, deepSpeedKind, parseCommented)
+	d, err := load(path, deepSpeedKind, strict.ParseCommented)
 	if err != nil {
 		return nil, err
 	}
-	off := truth(false)
-	if err := d.fill(append(fillingsOfPlugin(),
-		filling{path: "fp16.enabled", is: off, lenient: true},
-		filling{path: "bf16.enabled", is: off, lenient: true})); err != nil {
+	if err := fillIn(d, append(pluginDefaults(),
+		autofill{path: "fp16.enabled", is: strict.Of(false), lenient: true},
+		autofill{path: "bf16.enabled", is: strict.Of(false), lenient: true})); err != nil {
 		return nil, err
 	}
 	return hostedDeepSpeed(d)
 }
 
 // parallelism reads parallelism_config: ParallelismConfig.
-func (c *checking) parallelism(a *Accelerate) error {
+func (r *accelerateReader) parallelism(a *Accelerate) error {
 	const prefix = "parallelism_config.parallelism_config_"
-	if v := c.root.find("parallelism_config"); v == nil || len(v.members) == 0 {
+	if v := r.Find("parallelism_config"); v == nil || v.IsEmpty() {
 		return nil
 	}
-	size := func(key string) int { return int(c.integer(1, prefix+key+"_size")) }
-	p := &Parallelism{
-		Replicate: size("dp_replicate"),
-		Shard:     size("dp_shard"),
-		Tensor:    size("tp"),
-		Context:   size("cp"),
-		Sequence:  size("sp"),
-	}
+	p := &Parallelism{}
+	r.Section("parallelism_config").Fill(p)
 	a.Parallelism = p
-	return c.refuse([]conflict{
+	return refuse(r.Reader, []conflict{
 		{a.Engine == "none", "parallelism_config", "is given, but distributed_type is NO",
 			"remove it, or set distributed_type to FSDP"},
 		{a.Engine == "fsdp" && a.FSDP.Version == 1, "parallelism_config", "needs FSDP2",

@@ -1,85 +1,67 @@
 package recipe
 
+import "plimsoll/recipe/strict"
+
 // accelerateSchema lists the fields of accelerate 1.15: ClusterConfig in
 // commands/config/config_args.py, which refuses all others, and the options of
 // commands/launch.py that its sections set.
-var accelerateSchema = schema{"accelerate", isObject(map[string]rule{
-	"compute_environment": isText("LOCAL_MACHINE", "AMAZON_SAGEMAKER"),
-	"distributed_type": isText("NO", "MULTI_CPU", "MULTI_GPU", "MULTI_NPU", "MULTI_MLU", "MULTI_SDAA", "MULTI_MUSA",
-		"MULTI_XPU", "MULTI_HPU", "MULTI_NEURON", "DEEPSPEED", "FSDP", "XLA", "TPU", "MEGATRON_LM"),
-	"mixed_precision": isText("no", "fp16", "bf16", "fp8").inAnyCase().orNull(),
-	"fp16":            isFlag().noting(deprecatedFor("mixed_precision")),
-	"num_processes":   isInteger().from(1).orNull(),
-	"num_machines":    isInteger().from(1),
-	"machine_rank":    isInteger().from(0),
-	"gpu_ids":         isText().orNull(),
-	"use_cpu":         isFlag(),
-	"debug":           isFlag(),
-	"downcast_bf16":   isFlag(),
+var accelerateSchema = strict.Schema{Program: "accelerate", Rule: object(
+	anyBoolean.For("use_cpu debug downcast_bf16 enable_cpu_affinity tpu_use_cluster tpu_use_sudo"),
+	text.For("main_training_function"),
+	text.OrNull().For("main_process_ip rdzv_backend tpu_name tpu_zone"),
+	free.OrNull().For("megatron_lm_config mpirun_config"),
+	strict.Rule{}.For("tpu_vm tpu_env commands command_file"),
+	keys{
+		"compute_environment": oneOf("LOCAL_MACHINE", "AMAZON_SAGEMAKER").Default("LOCAL_MACHINE"),
+		"distributed_type": oneOf("NO", "MULTI_CPU", "MULTI_GPU", "MULTI_NPU", "MULTI_MLU", "MULTI_SDAA", "MULTI_MUSA",
+			"MULTI_XPU", "MULTI_HPU", "MULTI_NEURON", "DEEPSPEED", "FSDP", "XLA", "TPU", "MEGATRON_LM"),
+		"mixed_precision":   oneOf("no", "fp16", "bf16", "fp8").InAnyCase().OrNull().Default("no"),
+		"fp16":              anyBoolean.Noting(instead("mixed_precision")),
+		"num_processes":     size.OrNull(),
+		"num_machines":      size.Default(1),
+		"machine_rank":      count,
+		"gpu_ids":           text.OrNull().Default("all"),
+		"main_process_port": anyInteger.OrNull(),
+		"same_network":      anyBoolean.OrNull(),
 
-	"main_process_ip":        isText().orNull(),
-	"main_process_port":      isCount().orNull(),
-	"main_training_function": isText(),
-	"rdzv_backend":           isText().orNull(),
-	"same_network":           isFlag().orNull(),
-	"enable_cpu_affinity":    isFlag(),
+		"dynamo_backend": dynamoBackend.Noting(`is deprecated: use "dynamo_config"`),
+		"dynamo_config": object(anyBoolean.For("use_fullgraph use_dynamic use_regional_compilation"), keys{
+			"backend": dynamoBackend,
+			"mode":    oneOf("default", "reduce-overhead", "max-autotune"),
+		}).Prefixed("dynamo_").OrNull(),
+		"fp8_config": object(keys{
+			"backend": oneOf("TE", "AO", "MSAMP", "MS-AMP").InAnyCase().Default("TE"),
+		}).Prefixed("fp8_").AndOthers().OrNull(),
+		"fsdp_config": accelerateFSDPRule,
+		"deepspeed_config": object(
+			oneOf("none", "cpu", "nvme").Default("none").For("offload_optimizer_device offload_param_device"),
+			text.For("deepspeed_config_file"),
+			text.OrNull().For(`offload_optimizer_nvme_path offload_param_nvme_path deepspeed_moe_layer_cls_names
+				deepspeed_hostfile deepspeed_exclusion_filter deepspeed_inclusion_filter`),
+			anyBoolean.For("zero3_init_flag zero3_save_16bit_model"),
+			keys{
+				"zero_stage":        anyInteger.From(0).To(3),
+				accumulationKey:     anyInteger.From(1).OrAuto(),
+				"gradient_clipping": amount.Lax().OrAuto(),
+				"deepspeed_multinode_launcher": oneOf(
+					"pdsh", "standard", "openmpi", "mvapich", "mpich", "nossh", "slurm").OrNull(),
+			}).OrNull(),
+		"parallelism_config": parallelismRule,
+	},
+)}
 
-	"dynamo_backend": dynamoBackends.noting(`is deprecated: use "dynamo_config"`),
-	"dynamo_config": isPrefixed("dynamo_", map[string]rule{
-		"backend":                  dynamoBackends,
-		"mode":                     isText("default", "reduce-overhead", "max-autotune"),
-		"use_fullgraph":            isFlag(),
-		"use_dynamic":              isFlag(),
-		"use_regional_compilation": isFlag(),
-	}).orNull(),
-	"fp8_config": isPrefixed("fp8_", map[string]rule{
-		"backend": isText("TE", "AO", "MSAMP", "MS-AMP").inAnyCase(),
-	}).andOthers().orNull(),
-	"fsdp_config": accelerateFSDPSchema,
-	"deepspeed_config": isObject(map[string]rule{
-		"deepspeed_config_file":         isText(),
-		"zero_stage":                    isCount().from(0).to(3),
-		"offload_optimizer_device":      isText("none", "cpu", "nvme"),
-		"offload_param_device":          isText("none", "cpu", "nvme"),
-		"offload_optimizer_nvme_path":   isText().orNull(),
-		"offload_param_nvme_path":       isText().orNull(),
-		accumulationKey:                 isCount().from(1).orAuto(),
-		"gradient_clipping":             isAmount().from(0).orAuto(),
-		"zero3_init_flag":               isFlag(),
-		"zero3_save_16bit_model":        isFlag(),
-		"deepspeed_moe_layer_cls_names": isText().orNull(),
-		"deepspeed_hostfile":            isText().orNull(),
-		"deepspeed_exclusion_filter":    isText().orNull(),
-		"deepspeed_inclusion_filter":    isText().orNull(),
-		"deepspeed_multinode_launcher": isText(
-			"pdsh", "standard", "openmpi", "mvapich", "mpich", "nossh", "slurm").orNull(),
-	}).orNull(),
-	"parallelism_config": isObject(map[string]rule{
-		"parallelism_config_dp_replicate_size":         isInteger().from(1).to(1 << 12),
-		"parallelism_config_dp_shard_size":             isInteger().from(1).to(1 << 12),
-		"parallelism_config_tp_size":                   isInteger().from(1).to(1 << 12),
-		"parallelism_config_cp_size":                   isInteger().from(1).to(1 << 12),
-		"parallelism_config_sp_size":                   isInteger().from(1).to(1 << 12),
-		"parallelism_config_cp_backend":                isText("torch"),
-		"parallelism_config_cp_comm_strategy":          isText("allgather", "alltoall"),
-		"parallelism_config_sp_backend":                isText("deepspeed"),
-		"parallelism_config_sp_seq_length":             isCount().orNull(),
-		"parallelism_config_sp_seq_length_is_variable": isFlag(),
-		"parallelism_config_sp_attn_implementation":    isText(),
-	}).orNull(),
-	"megatron_lm_config": isFree().orNull(),
-	"mpirun_config":      isFree().orNull(),
-
-	"tpu_name":        isText().orNull(),
-	"tpu_zone":        isText().orNull(),
-	"tpu_use_cluster": isFlag(),
-	"tpu_use_sudo":    isFlag(),
-	"tpu_vm":          {},
-	"tpu_env":         {},
-	"commands":        {},
-	"command_file":    {},
-})}
-
-var dynamoBackends = isText("NO", "EAGER", "AOT_EAGER", "INDUCTOR", "AOT_TS_NVFUSER", "NVPRIMS_NVFUSER", "CUDAGRAPHS",
+var dynamoBackend = oneOf("NO", "EAGER", "AOT_EAGER", "INDUCTOR", "AOT_TS_NVFUSER", "NVPRIMS_NVFUSER", "CUDAGRAPHS",
 	"OFI", "FX2TRT", "ONNXRT", "TENSORRT", "AOT_TORCHXLA_TRACE_ONCE", "TORCHXLA_TRACE_ONCE", "TVM", "HPU_BACKEND",
-	"NEURON").inAnyCase()
+	"NEURON").InAnyCase().Default("NO")
+
+var parallelismRule = object(
+	size.To(1<<12).Default(1).For(`parallelism_config_dp_replicate_size parallelism_config_dp_shard_size
+		parallelism_config_tp_size parallelism_config_cp_size parallelism_config_sp_size`),
+	keys{
+		"parallelism_config_cp_backend":                oneOf("torch"),
+		"parallelism_config_cp_comm_strategy":          oneOf("allgather", "alltoall"),
+		"parallelism_config_sp_backend":                oneOf("deepspeed"),
+		"parallelism_config_sp_seq_length":             anyInteger.OrNull(),
+		"parallelism_config_sp_seq_length_is_variable": anyBoolean,
+		"parallelism_config_sp_attn_implementation":    text,
+	}).OrNull()

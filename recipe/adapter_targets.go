@@ -89,12 +89,12 @@ func (a *Adapter) Lists(name string) bool {
 	return slices.ContainsFunc(a.targets.names, func(target string) bool { return ends(target, []string{name}) })
 }
 
-// ToLeaves replaces a pattern by the last components of the module names that
-// it matches. Other modules may have these, too. PEFT does so if transformers
-// has fused experts.
-func (a *Adapter) ToLeaves(modules []string) {
+// ToLeaves returns the adapter with the last components of the module names that
+// its pattern matches in place of the pattern. Other modules may have these, too.
+// PEFT does so if transformers has fused experts.
+func (a *Adapter) ToLeaves(modules []string) *Adapter {
 	if a.targets.pattern == nil {
-		return
+		return a
 	}
 	leaves := match{given: true}
 	for _, module := range modules {
@@ -102,7 +102,9 @@ func (a *Adapter) ToLeaves(modules []string) {
 			leaves.names = append(leaves.names, module[strings.LastIndexByte(module, '.')+1:])
 		}
 	}
-	a.targets = leaves
+	with := *a
+	with.targets = leaves
+	return &with
 }
 
 // NamesTargets reports whether target_modules is given, or set by ForModel.
@@ -150,143 +152,145 @@ func (a *Adapter) RankOf(module string) int {
 	return a.Rank
 }
 
-// ForModel sets target_modules to PEFT's default for the model_type if the file
-// does not give them.
-func (a *Adapter) ForModel(modelType string) error {
+// ForModel returns the adapter with PEFT's defaults for the model_type in place of
+// the modules that the file does not give.
+func (a *Adapter) ForModel(modelType string) (*Adapter, error) {
+	with := *a
 	if a.Type == "IA3" && !a.feedforward.given {
-		list, known := feedforwardDefaults[modelType]
+		list, known := ia3Defaults[modelType]
 		if !known {
-			return &fault.Input{
+			return nil, &fault.Input{
 				Where: a.place,
 				What:  fmt.Sprintf("feedforward_modules is not given, and PEFT has no default for %s", modelType),
 				Hint:  `add "feedforward_modules": ["down_proj"]`,
 			}
 		}
-		a.feedforward = match{given: true, names: strings.Fields(list)}
+		_, feedforward, _ := strings.Cut(list, "|")
+		with.feedforward = match{given: true, names: strings.Fields(feedforward)}
 	}
 	if targets := targetDefaults[a.Type]; !a.targets.given && targets != nil {
 		list := targets[modelType]
 		switch {
 		case strings.HasPrefix(list, ".*"):
-			a.targets.pattern = regexp.MustCompile(`\A(?:` + list + `)\z`)
+			with.targets.pattern = regexp.MustCompile(`\A(?:` + list + `)\z`)
 		case list != "":
-			a.targets.names = strings.Fields(list)
+			with.targets.names = strings.Fields(strings.ReplaceAll(list, "|", " "))
 		case a.Parameters != nil:
-			return nil
+			return &with, nil
 		default:
-			return &fault.Input{
+			return nil, &fault.Input{
 				Where: a.place,
 				What: fmt.Sprintf("target_modules is not given, and PEFT's %s has no default for %s",
 					a.Type, modelType),
 				Hint: `add "target_modules": "all-linear", or a list`,
 			}
 		}
-		a.targets.given = true
+		with.targets.given = true
 	}
-	return nil
+	return &with, nil
 }
 
-// adapterMatches compiles all selections of modules.
-func (c *checking) adapterMatches(a *Adapter) error {
+// matches compiles all selections of modules.
+func (r *adapterReader) matches(a *Adapter) error {
 	var err error
 	for _, m := range []struct {
 		key string
 		in  *match
 	}{{"target_modules", &a.targets}, {"exclude_modules", &a.excluded}, {"feedforward_modules", &a.feedforward}} {
-		if _, known := adapterSchemas[a.Type][m.key]; !known { // PEFT does not read it
+		if !r.Knows(m.key) { // PEFT does not read it
 			continue
 		}
-		if *m.in, err = c.match(m.key); err != nil {
+		if *m.in, err = r.match(m.key); err != nil {
 			return err
 		}
 	}
-	if c.root.find("target_modules") != nil {
-		a.place = c.place("target_modules")
+	if r.Knows("target_modules") && r.Gives("target_modules") {
+		a.place = r.Place("target_modules")
 	}
 	for _, name := range a.ModulesToSave {
-		r, err := c.compile("modules_to_save", c.at("modules_to_save"), `\A(?:|.*\.)`, name, `(?:|\..*)\z`)
+		compiled, err := r.compile("modules_to_save", r.At("modules_to_save"), `\A(?:|.*\.)`, name, `(?:|\..*)\z`)
 		if err != nil {
 			return err
 		}
-		a.saved.given, a.saved.anywhere = true, append(a.saved.anywhere, r)
+		a.saved.given, a.saved.anywhere = true, append(a.saved.anywhere, compiled)
 	}
-	if v := c.root.find("rank_pattern"); v != nil && a.Type == "LORA" {
-		for _, m := range v.members {
-			r, err := c.compile("rank_pattern", m.at, `\A(?:.*\.)?`, m.name, `\z`)
+	if a.Type == "LORA" && r.Gives("rank_pattern") {
+		for _, m := range r.Find("rank_pattern").Members {
+			compiled, err := r.compile("rank_pattern", m.At, `\A(?:.*\.)?`, m.Name, `\z`)
 			if err != nil {
 				return err
 			}
-			a.ranks = append(a.ranks, pattern{r, int(m.value.integer)})
+			a.ranks = append(a.ranks, pattern{compiled, int(m.Value.Integer)})
 		}
 	}
-	return c.fillLayers(&a.layers)
+	return r.fillLayers(&a.layers)
 }
 
-func (c *checking) fillLayers(l *layers) error {
-	v := c.root.find("layers_to_transform")
-	if v == nil {
+func (r *adapterReader) fillLayers(l *layers) error {
+	if !r.Knows("layers_to_transform") || !r.Gives("layers_to_transform") {
 		return nil
 	}
-	for _, index := range append(v.elements, v) {
-		if index.kind == '0' {
-			l.indexes = append(l.indexes, int(index.integer))
+	v := r.Find("layers_to_transform")
+	for _, index := range append(v.Elements, v) {
+		if index.Kind == '0' {
+			l.indexes = append(l.indexes, int(index.Integer))
 		}
 	}
 	// By default, the first number between dots is the layer.
 	l.patterns = []*regexp.Regexp{regexp.MustCompile(`\A.*?\.[^.]*\.(\d+)\.`)}
-	given := c.root.find("layers_pattern")
-	if given == nil || given.kind == '"' && given.text == "" || given.kind == '[' && len(given.elements) == 0 {
+	given := r.Find("layers_pattern")
+	if given == nil || given.IsEmpty() {
 		return nil
 	}
 	l.patterns = nil
-	for _, p := range append(given.elements, given) {
-		if p.kind != '"' {
+	for _, p := range append(given.Elements, given) {
+		if p.Kind != '"' {
 			continue
 		}
-		r, err := c.compile("layers_pattern", p.at, `\A.*?\.`, p.text, `\.(\d+)\.`)
+		compiled, err := r.compile("layers_pattern", p.At, `\A.*?\.`, p.Text, `\.(\d+)\.`)
 		if err != nil {
 			return err
 		}
-		if r.NumSubexp() > 1 {
-			return c.bad(p.at, "layers_pattern has a group, but PEFT takes the first group for the number of the layer",
+		if compiled.NumSubexp() > 1 {
+			return r.Document.Fault(p.At, "layers_pattern has a group, but PEFT takes the first group for the number of the layer",
 				"write (?:...)")
 		}
-		l.patterns = append(l.patterns, r)
+		l.patterns = append(l.patterns, compiled)
 	}
 	return nil
 }
 
 // match reads a list of names, or a pattern for the full name.
-func (c *checking) match(key string) (match, error) {
-	v := c.root.find(key)
+func (r *adapterReader) match(key string) (match, error) {
+	v := r.Find(key)
 	switch {
 	case v == nil:
 		return match{}, nil
-	case v.kind == '[':
-		return match{given: true, names: v.texts()}, nil
-	case key == "target_modules" && strings.EqualFold(v.text, "all-linear"):
+	case v.Kind == '[':
+		return match{given: true, names: v.Texts()}, nil
+	case key == "target_modules" && strings.EqualFold(v.Text, "all-linear"):
 		return match{given: true, allLinear: true}, nil
 	}
-	r, err := c.compile(key, v.at, `\A`, v.text, `\z`)
-	return match{given: true, pattern: r}, err
+	compiled, err := r.compile(key, v.At, `\A`, v.Text, `\z`)
+	return match{given: true, pattern: compiled}, err
 }
 
 // compile compiles a Python regular expression between two others. The offset
 // is its place in the file.
-func (c *checking) compile(key string, at int64, before, expression, after string) (*regexp.Regexp, error) {
+func (r *adapterReader) compile(key string, at int64, before, expression, after string) (*regexp.Regexp, error) {
 	if strings.Contains(expression, "{,") {
-		return nil, c.bad(at, fmt.Sprintf("%s has %q, in which {, means different things", key, expression),
+		return nil, r.Document.Fault(at, fmt.Sprintf("%s has %q, in which {, means different things", key, expression),
 			"write {0,")
 	}
 	_, err := regexp.Compile(expression)
 	if err == nil {
-		var r *regexp.Regexp
-		if r, err = regexp.Compile(before + "(?:" + expression + ")" + after); err == nil {
-			return r, nil
+		var compiled *regexp.Regexp
+		if compiled, err = regexp.Compile(before + "(?:" + expression + ")" + after); err == nil {
+			return compiled, nil
 		}
 	}
 	return nil, &fault.Input{
-		Where: c.position(at),
+		Where: r.Position(at),
 		What:  fmt.Sprintf("%s has %q, which is no pattern that can be planned with", key, expression),
 		Err:   err,
 		Hint:  "check the brackets; lookaround and references to groups are not supported: list the modules instead",

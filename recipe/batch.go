@@ -18,9 +18,9 @@ const (
 
 // Batch is the number of samples. Zero is a number that the file does not give.
 type Batch struct {
-	Train        int // samples of all ranks in an optimizer step
-	Micro        int // samples in a micro batch of one rank
-	Accumulation int // micro batches of one rank in an optimizer step
+	Train        int `key:"train_batch_size"`               // samples of all ranks in an optimizer step
+	Micro        int `key:"train_micro_batch_size_per_gpu"` // samples in a micro batch of one rank
+	Accumulation int `key:"gradient_accumulation_steps"`    // micro batches of one rank in an optimizer step
 }
 
 // factor is a count with its description.
@@ -64,7 +64,7 @@ func (d *DeepSpeed) ResolveBatch(worldSize int) (Batch, error) {
 	product, ok := multiply(given)
 	if !ok {
 		return Batch{}, &fault.Input{
-			Where: d.places[microKey],
+			Where: d.numbers[microKey].where,
 			What:  describe(given) + " is more than a computer can count",
 		}
 	}
@@ -90,7 +90,7 @@ func (d *DeepSpeed) ResolveBatch(worldSize int) (Batch, error) {
 
 func (d *DeepSpeed) contradiction(what, hint string) error {
 	return &fault.Input{
-		Where: d.places[trainKey],
+		Where: d.numbers[trainKey].where,
 		What:  fmt.Sprintf("%s is %d, %s", trainKey, d.Batch.Train, what),
 		Hint:  hint,
 	}
@@ -98,7 +98,7 @@ func (d *DeepSpeed) contradiction(what, hint string) error {
 
 // given returns a number of the file with its place.
 func (d *DeepSpeed) given(key string, count int) factor {
-	return factor{count, fmt.Sprintf("%s %d (line %d)", key, count, d.places[key].Line)}
+	return factor{count, fmt.Sprintf("%s %d (line %d)", key, count, d.numbers[key].where.Line)}
 }
 
 func describe(factors []factor) string {

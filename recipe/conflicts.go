@@ -7,7 +7,7 @@ import (
 	"strings"
 
 	"plimsoll/dtype"
-	"plimsoll/fault"
+	"plimsoll/recipe/strict"
 )
 
 // conflict is a combination of keys that the program refuses at start or in the
@@ -20,96 +20,71 @@ type conflict struct {
 }
 
 // refuse returns the first conflict that the file has, as an error.
-func (c *checking) refuse(list []conflict) error {
+func refuse(r *strict.Reader, list []conflict) error {
 	for _, k := range list {
 		if k.is {
-			return &fault.Input{Where: c.place(k.path), What: k.path + " " + k.why, Hint: k.hint}
+			return r.Fault(k.path, k.why, k.hint)
 		}
 	}
 	return nil
-}
-
-// note adds a note about the key at path.
-func (c *checking) note(path, what string) {
-	c.notes = append(c.notes, Note{c.place(path), path + " " + what})
 }
 
 // conflicts refuses what DeepSpeed refuses: DeepSpeedConfig (config.py),
 // DeepSpeedEngine's sanity checks (engine.py) and the constructors of the ZeRO
 // optimizers. It notes what DeepSpeed silently ignores.
-func (c *checking) conflicts(d *DeepSpeed) error {
-	if err := c.sectionConflicts(d); err != nil {
+func (r *deepSpeedReader) conflicts(d *DeepSpeed) error {
+	if err := r.sectionConflicts(d); err != nil {
 		return err
 	}
 	// Accelerate chooses an "auto" stage, and the other checks need the stage.
-	if c.isAuto("zero_optimization.stage") {
+	if r.IsAuto("zero_optimization.stage") {
 		return nil
 	}
-	if err := c.refuse(slices.Concat(c.zeroConflicts(d), c.precisionConflicts(d), c.zenFlowConflicts(d))); err != nil {
+	if err := refuse(r.Reader, r.zeroConflicts(d)); err != nil {
 		return err
 	}
-	c.noteIgnored(d)
+	if o := d.Optimizer; o != nil && o.isAdam() && !o.TorchAdam && d.OffloadOptimizer.Device == "none" &&
+		r.params.Truth("amsgrad") {
+		return r.params.Fault("amsgrad", "is true: DeepSpeed's fused Adam has no AMSGrad variant",
+			`remove the key, or add "torch_adam": true`)
+	}
+	if err := refuse(r.Reader, slices.Concat(r.precisionConflicts(d), r.zenFlowConflicts(d))); err != nil {
+		return err
+	}
+	r.noteIgnored(d)
 	return nil
 }
 
 // sectionConflicts refuses keys that contradict each other at any stage.
-func (c *checking) sectionConflicts(d *DeepSpeed) error {
+func (r *deepSpeedReader) sectionConflicts(d *DeepSpeed) error {
 	const zero = "zero_optimization."
-	for _, pair := range [][2]string{
-		{zero + "cpu_offload", zero + "offload_optimizer"},
-		{zero + "cpu_offload_param", zero + "offload_param"},
-		{zero + "stage3_gather_fp16_weights_on_model_save", zero + "gather_16bit_weights_on_model_save"},
-		{zero + "stage3_gather_fp16_weights_on_model_save", zero + "stage3_gather_16bit_weights_on_model_save"},
-		{zero + "prefetch_bucket_size", zero + "stage3_prefetch_bucket_size"},
-		{zero + "param_persistence_threshold", zero + "stage3_param_persistence_threshold"},
-		{zero + "model_persistence_threshold", zero + "stage3_model_persistence_threshold"},
-		{zero + "max_live_parameters", zero + "stage3_max_live_parameters"},
-		{zero + "max_reuse_distance", zero + "stage3_max_reuse_distance"},
-		{zero + "gather_16bit_weights_on_model_save", zero + "stage3_gather_16bit_weights_on_model_save"},
-		{zero + "module_granularity_threshold", zero + "stage3_module_granularity_threshold"},
-		{zero + "use_all_reduce_for_fetch_params", zero + "stage3_use_all_reduce_for_fetch_params"},
-		{zero + "allgather_sequential", zero + "stage3_allgather_sequential"},
-	} {
-		if c.root.find(pair[0]) != nil && c.root.find(pair[1]) != nil {
-			return &fault.Input{
-				Where: c.place(pair[0]),
-				What: fmt.Sprintf("%s and %s (line %d) are two names for one setting",
-					pair[0], pair[1], c.place(pair[1]).Line),
-				Hint: "remove the first",
-			}
+	for _, pair := range [][2]string{{zero + "cpu_offload", zero + "offload_optimizer"},
+		{zero + "cpu_offload_param", zero + "offload_param"}} {
+		if r.Gives(pair[0]) && r.Gives(pair[1]) {
+			return r.Fault(pair[0], fmt.Sprintf("and %s (line %d) are two names for one setting",
+				pair[1], r.Place(pair[1]).Line), "remove the first")
 		}
 	}
-	if !c.truth(false, "elasticity.enabled") {
+	if !r.Truth("elasticity.enabled") {
 		return nil
 	}
+	var list []conflict
 	for _, key := range []string{"max_train_batch_size", "micro_batch_sizes"} {
-		if c.root.find("elasticity."+key) == nil {
-			return &fault.Input{
-				Where: c.place("elasticity"),
-				What:  "elasticity is enabled without " + key,
-				Hint:  fmt.Sprintf("add %q to it", key),
-			}
-		}
+		list = append(list, conflict{!r.Gives("elasticity." + key), "elasticity", "is enabled without " + key,
+			fmt.Sprintf("add %q to it", key)})
 	}
-	if most, least := c.integer(10000, "elasticity.max_gpus"), c.integer(1, "elasticity.min_gpus"); most < least {
-		return &fault.Input{
-			Where: c.place("elasticity.max_gpus"),
-			What:  fmt.Sprintf("elasticity.max_gpus is %d, less than min_gpus, which is %d", most, least),
-		}
-	}
+	most, least := r.Integer("elasticity.max_gpus"), r.Integer("elasticity.min_gpus")
+	list = append(list, conflict{most < least, "elasticity.max_gpus",
+		fmt.Sprintf("is %d, less than min_gpus, which is %d", most, least), ""})
 	for _, key := range []string{trainKey, microKey, accumulationKey} {
-		if c.root.member(key) != nil && !c.truth(false, "elasticity.ignore_non_elastic_batch_info") {
-			return &fault.Input{
-				Where: c.place(key),
-				What:  key + " is given, but elasticity is enabled and chooses the batch itself",
-				Hint:  `remove the key, or set elasticity's "ignore_non_elastic_batch_info" to true`,
-			}
-		}
+		list = append(list, conflict{r.Has(key) && !r.Truth("elasticity.ignore_non_elastic_batch_info"), key,
+			"is given, but elasticity is enabled and chooses the batch itself",
+			`remove the key, or set elasticity's "ignore_non_elastic_batch_info" to true`})
 	}
-	return nil
+	return refuse(r.Reader, list)
 }
 
-func (c *checking) zeroConflicts(d *DeepSpeed) []conflict {
+func (r *deepSpeedReader) zeroConflicts(d *DeepSpeed) []conflict {
 	const zero = "zero_optimization."
 	sharded, offloaded := d.ZeROStage > 0, d.OffloadOptimizer.Device != "none"
 	list := []conflict{
@@ -120,26 +95,26 @@ func (c *checking) zeroConflicts(d *DeepSpeed) []conflict {
 			fmt.Sprintf("is %v: a part of the optimizer is offloaded at stage 3 only", d.OffloadOptimizer.Ratio),
 			`set it to 1, or "stage" to 3`},
 		{d.ZeROStage == 3 && d.OffloadOptimizer.Device == "nvme" &&
-			c.root.find(zero+"offload_optimizer.nvme_path") == nil, zero + "offload_optimizer",
+			!r.Gives(zero+"offload_optimizer.nvme_path"), zero + "offload_optimizer",
 			`offloads to nvme without an "nvme_path"`, `add "nvme_path": "/local_nvme"`},
-		{d.ZeROStage == 3 && d.OffloadParameters.Device == "nvme" && c.root.find(zero+"offload_param.nvme_path") == nil,
+		{d.ZeROStage == 3 && d.OffloadParameters.Device == "nvme" && !r.Gives(zero+"offload_param.nvme_path"),
 			zero + "offload_param", `offloads to nvme without an "nvme_path"`, `add "nvme_path": "/local_nvme"`},
-		{sharded && c.truth(false, zero+"legacy_stage1"), zero + "legacy_stage1",
+		{sharded && r.Truth(zero+"legacy_stage1"), zero + "legacy_stage1",
 			"is true: DeepSpeed dropped that version of stage 1", "remove the key"},
-		{sharded && c.truth(false, "amp.enabled"), "amp.enabled",
+		{sharded && r.Truth("amp.enabled"), "amp.enabled",
 			"is true: DeepSpeed does not combine Apex AMP with ZeRO", "use bf16 or fp16"},
-		{d.ZeROStage >= 2 && c.truth(true, zero+"reduce_scatter") && c.number(1, "gradient_predivide_factor") != 1,
+		{d.ZeROStage >= 2 && r.Truth(zero+"reduce_scatter") && r.Number("gradient_predivide_factor") != 1,
 			"gradient_predivide_factor",
 			"is not 1: stages 2 and 3 with reduce_scatter do not support that",
 			`remove the key, or set "reduce_scatter" to false`},
-		{d.ZeROStage >= 2 && c.truth(true, zero+"reduce_scatter") && c.truth(false, "prescale_gradients"),
+		{d.ZeROStage >= 2 && r.Truth(zero+"reduce_scatter") && r.Truth("prescale_gradients"),
 			"prescale_gradients",
 			"is true: stages 2 and 3 with reduce_scatter do not support that",
 			`remove the key, or set "reduce_scatter" to false`},
-		{d.ZeROStage < 2 && d.OverlapReduction && !c.truth(true, "managed_gradient_accumulation"),
+		{d.ZeROStage < 2 && d.OverlapReduction && !r.Truth("managed_gradient_accumulation"),
 			"managed_gradient_accumulation",
 			"is false: overlap_comm then needs stage 2 or 3", `set "overlap_comm" to false`},
-		{!c.truth(true, "managed_gradient_accumulation") && c.truth(false, "compile.deepcompile"),
+		{!r.Truth("managed_gradient_accumulation") && r.Truth("compile.deepcompile"),
 			"managed_gradient_accumulation", "is false: DeepCompile does not support that", "remove the key"},
 	}
 	for _, sum := range []struct {
@@ -148,9 +123,9 @@ func (c *checking) zeroConflicts(d *DeepSpeed) []conflict {
 	}{
 		{d.ZeROStage == 3, "stage 3"},
 		{d.ZenFlow != nil, "ZenFlow"},
-		{c.truth(false, "compile.deepcompile"), "DeepCompile"},
+		{r.Truth("compile.deepcompile"), "DeepCompile"},
 	} {
-		list = append(list, conflict{sum.is && strings.EqualFold(c.word("", "gradient_allreduce_op"), "sum"),
+		list = append(list, conflict{sum.is && strings.EqualFold(r.Word("gradient_allreduce_op"), "sum"),
 			"gradient_allreduce_op", `is "sum": DeepSpeed does not support that with ` + sum.with, `use "mean"`})
 	}
 	if d.Optimizer == nil {
@@ -160,38 +135,35 @@ func (c *checking) zeroConflicts(d *DeepSpeed) []conflict {
 	return append(list,
 		conflict{sharded && t.never, "optimizer.type",
 			d.Optimizer.Type + " does not work with ZeRO", `use AdamW, or set "stage" to 0`},
-		conflict{sharded && !t.zero && !t.never && !c.truth(false, "zero_allow_untested_optimizer"), "optimizer.type",
+		conflict{sharded && !t.zero && !t.never && !r.Truth("zero_allow_untested_optimizer"), "optimizer.type",
 			d.Optimizer.Type + " is not one that DeepSpeed has tested with ZeRO",
 			`use AdamW, or add "zero_allow_untested_optimizer": true`},
 		conflict{slices.Contains([]string{"Lamb", "OneBitLamb"}, d.Optimizer.Type) &&
-			c.number(0, "fp16.loss_scale") != 0, "fp16.loss_scale",
+			r.Number("fp16.loss_scale") != 0, "fp16.loss_scale",
 			"is fixed: " + d.Optimizer.Type + " needs a dynamic one", "set it to 0"},
-		conflict{d.Optimizer.isAdam() && !offloaded && c.truth(false, "optimizer.params.amsgrad") &&
-			!c.truth(false, "optimizer.params.torch_adam"), "optimizer.params.amsgrad",
-			"is true: DeepSpeed's fused Adam has no AMSGrad variant", `remove the key, or add "torch_adam": true`},
 	)
 }
 
-func (c *checking) precisionConflicts(d *DeepSpeed) []conflict {
-	bf16 := c.bf16()
-	half := c.truth(false, "fp16.enabled")
-	dynamic := half && c.number(0, "fp16.loss_scale") == 0
-	firstScale := math.Exp2(float64(c.integer(16, "fp16.initial_scale_power")))
-	parameters := c.elements("data_types.param_dtype")
+func (r *deepSpeedReader) precisionConflicts(d *DeepSpeed) []conflict {
+	bf16 := r.bf16
+	half := r.Truth("fp16.enabled")
+	dynamic := half && r.Number("fp16.loss_scale") == 0
+	firstScale := math.Exp2(float64(r.Integer("fp16.initial_scale_power")))
+	parameters := elements(r.Reader, "data_types.param_dtype")
 	list := []conflict{
-		{half && c.truth(false, bf16+".enabled"), "fp16.enabled",
+		{half && r.Truth(bf16+".enabled"), "fp16.enabled",
 			fmt.Sprintf("and %s.enabled (line %d) are both true: a model is trained in one of them",
-				bf16, c.place(bf16+".enabled").Line), "set one of the two to false"},
-		{dynamic && c.integer(1000, "fp16.loss_scale_window") <= 0, "fp16.loss_scale_window",
+				bf16, r.Place(bf16+".enabled").Line), "set one of the two to false"},
+		{dynamic && r.Integer("fp16.loss_scale_window") <= 0, "fp16.loss_scale_window",
 			"must be positive with a dynamic loss scale", "remove the key: the default is 1000"},
-		{dynamic && c.integer(1, "fp16.min_loss_scale") <= 0, "fp16.min_loss_scale",
+		{dynamic && r.Integer("fp16.min_loss_scale") <= 0, "fp16.min_loss_scale",
 			"must be positive with a dynamic loss scale", "remove the key: the default is 1"},
-		{dynamic && c.integer(2, "fp16.hysteresis") <= 0, "fp16.hysteresis",
+		{dynamic && r.Integer("fp16.hysteresis") <= 0, "fp16.hysteresis",
 			"must be positive with a dynamic loss scale", "remove the key: the default is 2"},
-		{dynamic && float64(c.integer(1, "fp16.min_loss_scale")) > firstScale, "fp16.min_loss_scale",
+		{dynamic && float64(r.Integer("fp16.min_loss_scale")) > firstScale, "fp16.min_loss_scale",
 			fmt.Sprintf("is above the first loss scale, %g, which an overflow would raise", firstScale),
 			`lower it, or raise "initial_scale_power"`},
-		{c.truth(false, "amp.enabled") && (d.Precision == dtype.F16 || d.Precision == dtype.BF16), "amp.enabled",
+		{r.Truth("amp.enabled") && (d.Precision == dtype.F16 || d.Precision == dtype.BF16), "amp.enabled",
 			"is true beside " + d.Precision.String() + ": the two exclude each other", "set one of the two to false"},
 		{parameters != dtype.Invalid && d.Precision != dtype.Invalid && parameters != d.Precision,
 			"data_types.param_dtype",
@@ -201,7 +173,7 @@ func (c *checking) precisionConflicts(d *DeepSpeed) []conflict {
 			d.GradientAccumulationDType != d.Precision, "data_types.grad_accum_dtype",
 			fmt.Sprintf("is %v, but without ZeRO gradients are added in the model's type, %v",
 				d.GradientAccumulationDType, d.Precision), "remove the key, or set ZeRO's \"stage\" to 1"},
-		{d.LowPrecisionState && !c.truth(false, bf16+".bf16_master_weights_and_grads"), bf16 + ".bf16_optimizer_states",
+		{d.LowPrecisionState && !r.Truth(bf16+".bf16_master_weights_and_grads"), bf16 + ".bf16_optimizer_states",
 			"needs bf16_master_weights_and_grads", `add "bf16_master_weights_and_grads": true`},
 	}
 	onGPU := d.OffloadOptimizer.Device == "none"
@@ -212,26 +184,26 @@ func (c *checking) precisionConflicts(d *DeepSpeed) []conflict {
 		{bf16 + ".bf16_master_weights_and_grads", !d.LowPrecisionState},
 		{"fp16.fp16_master_weights_and_grads", true},
 	} {
-		is := c.truth(false, master.path)
+		is := r.Truth(master.path)
 		list = append(list,
 			conflict{is && d.ZeROStage == 0, master.path, "needs ZeRO", `set "stage" to 1, 2 or 3`},
 			conflict{is && master.offloads && onGPU, master.path, "needs the optimizer on the CPU",
 				`add "offload_optimizer": {"device": "cpu"}`},
 			conflict{is && !onGPU && d.Optimizer != nil &&
-				(!d.Optimizer.isAdam() || c.truth(false, "optimizer.params.torch_adam")), master.path,
+				!d.Optimizer.IsFusedAdam(), master.path,
 				"works with DeepSpeed's CPU Adam only", `set the optimizer's "type" to "AdamW", without "torch_adam"`})
 	}
 	return list
 }
 
-func (c *checking) zenFlowConflicts(d *DeepSpeed) []conflict {
+func (r *deepSpeedReader) zenFlowConflicts(d *DeepSpeed) []conflict {
 	const zenflow = "zero_optimization.zenflow"
 	if d.ZenFlow == nil {
 		return nil
 	}
-	strategy := c.word("auto", zenflow+".select_strategy")
-	interval := c.integer(0, zenflow+".select_interval")
-	given := c.root.find(zenflow+".select_interval") != nil
+	strategy := r.Word(zenflow + ".select_strategy")
+	interval := r.Integer(zenflow + ".select_interval")
+	given := r.Gives(zenflow + ".select_interval")
 	return []conflict{
 		{(d.ZeROStage == 1 || d.ZeROStage == 2) && d.OffloadOptimizer.Device == "none", zenflow,
 			"needs the optimizer on the CPU", `add "offload_optimizer": {"device": "cpu"}`},
@@ -250,35 +222,35 @@ func (c *checking) zenFlowConflicts(d *DeepSpeed) []conflict {
 
 // noteIgnored notes keys that have no effect in DeepSpeed and resets their
 // values.
-func (c *checking) noteIgnored(d *DeepSpeed) {
+func (r *deepSpeedReader) noteIgnored(d *DeepSpeed) {
 	const zero = "zero_optimization."
 	if d.ZeROStage < 3 && d.OffloadParameters.Device != "none" {
-		c.note(zero+"offload_param",
+		r.Note(zero+"offload_param",
 			fmt.Sprintf("has no effect at stage %d: only stage 3 offloads parameters", d.ZeROStage))
 		d.OffloadParameters.Device = "none"
 	}
 	if d.ZeROStage < 3 && d.OffloadOptimizer.SuperOffload {
-		c.note(zero+"offload_optimizer.super_offload",
+		r.Note(zero+"offload_optimizer.super_offload",
 			fmt.Sprintf("has no effect at stage %d: it needs stage 3", d.ZeROStage))
 		d.OffloadOptimizer.SuperOffload = false
 	}
 	if (d.ZeROStage == 1 || d.ZeROStage == 2) && d.OffloadOptimizer.Device == "nvme" {
-		c.note(zero+"offload_optimizer.device", fmt.Sprintf(`is "nvme", which stage %d treats as "cpu"`, d.ZeROStage))
+		r.Note(zero+"offload_optimizer.device", fmt.Sprintf(`is "nvme", which stage %d treats as "cpu"`, d.ZeROStage))
 		d.OffloadOptimizer.Device = "cpu"
 	}
-	if c.root.member("bf16") != nil && c.root.member("bfloat16") != nil {
-		c.note("bfloat16", `has no effect beside "bf16"`)
+	if r.Has("bf16") && r.Has("bfloat16") {
+		r.Note("bfloat16", `has no effect beside "bf16"`)
 	}
-	if whole := c.root.find("zero_optimization"); whole != nil && whole.kind != '{' {
-		c.note("zero_optimization", `is a truth value, which is deprecated: use {"stage": 1}`)
+	if whole := r.Find("zero_optimization"); whole != nil && whole.Kind != '{' {
+		r.Note("zero_optimization", `is a truth value, which is deprecated: use {"stage": 1}`)
 	}
 	// Two defaults changed recently and affect the result or the memory.
-	if c.root.member("gradient_clipping") == nil {
-		c.note("gradient_clipping",
+	if !r.Has("gradient_clipping") {
+		r.Note("gradient_clipping",
 			"is not given: gradients are clipped at a norm of 1 since DeepSpeed #8068 (June 2026), and not at all "+
 				"before")
 	}
-	if pin := zero + "offload_optimizer.pin_memory"; d.OffloadOptimizer.Device != "none" && c.root.find(pin) == nil {
-		c.note(pin, "is not given: the memory is pinned since DeepSpeed #8207 (August 2026), and pageable before")
+	if pin := zero + "offload_optimizer.pin_memory"; d.OffloadOptimizer.Device != "none" && !r.Gives(pin) {
+		r.Note(pin, "is not given: the memory is pinned since DeepSpeed #8207 (August 2026), and pageable before")
 	}
 }

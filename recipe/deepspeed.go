@@ -4,11 +4,11 @@
 package recipe
 
 import (
-	"math"
 	"slices"
 
 	"plimsoll/dtype"
 	"plimsoll/fault"
+	"plimsoll/recipe/strict"
 )
 
 // DeepSpeed is a DeepSpeed configuration. Missing keys and "auto" have the
@@ -17,13 +17,13 @@ import (
 type DeepSpeed struct {
 	File string
 
-	ZeROStage         int
-	Sizes             Sizes
-	TensorParallel    int  // autotp_size; 0 = not given
-	OverlapReduction  bool // overlap_comm: a second reduce bucket
-	OffloadOptimizer  Offload
-	OffloadParameters Offload
-	ZenFlow           *ZenFlow // nil when the file has none
+	ZeROStage         int      `key:"zero_optimization.stage"`
+	Sizes             Sizes    `key:"zero_optimization"`
+	TensorParallel    int      `key:"tensor_parallel.autotp_size"` // 0 = not given
+	OverlapReduction  bool     // overlap_comm: a second reduce bucket
+	OffloadOptimizer  Offload  `key:"zero_optimization.offload_optimizer"`
+	OffloadParameters Offload  `key:"zero_optimization.offload_param"`
+	ZenFlow           *ZenFlow `key:"zero_optimization.zenflow"` // nil when the file has none
 
 	// Precision is BF16, F16 or F32. It is Invalid if the file leaves it to the
 	// trainer's arguments ("auto").
@@ -33,16 +33,16 @@ type DeepSpeed struct {
 	// LowPrecisionState keeps the optimizer's moments in it, too.
 	LowPrecisionMaster bool
 	LowPrecisionState  bool
-	LossScale          LossScale // for F16 or Invalid Precision; else zero
+	LossScale          LossScale `key:"fp16"` // for F16 or Invalid Precision; else zero
 
 	Optimizer        *Optimizer // nil when the file has none
-	GradientClipping float64    // the largest norm; 0 = off
+	GradientClipping float64    `key:"gradient_clipping"` // the largest norm; 0 = off
 	// GradientAccumulationDType is Invalid if the file has none. Then gradients
 	// accumulate in their own type.
 	GradientAccumulationDType  dtype.Type
-	Batch                      Batch
-	CheckpointActivationsOnCPU bool // activation_checkpointing.cpu_checkpointing
-	GatherOnSave               bool // stage3_gather_16bit_weights_on_model_save
+	Batch                      Batch `key:""`
+	CheckpointActivationsOnCPU bool  `key:"activation_checkpointing.cpu_checkpointing"`
+	GatherOnSave               bool  `key:"zero_optimization.stage3_gather_16bit_weights_on_model_save"`
 
 	// Auto lists the keys with the value "auto", as sorted dotted paths.
 	Auto []string
@@ -52,14 +52,20 @@ type DeepSpeed struct {
 	// field here.
 	Unplanned []Note
 
-	places     map[string]fault.Position
-	elasticity fault.Position // zero when it is off
+	numbers    map[string]givenNumber // by key: of the batch and gradient_clipping
+	elasticity fault.Position         // zero when it is off
+}
+
+// givenNumber is a number of the file.
+type givenNumber struct {
+	number float64
+	where  fault.Position
 }
 
 // Offload says where state is kept while the GPU does not need it.
 type Offload struct {
-	Device    string // "none", "cpu" or "nvme"
-	PinMemory bool
+	Device    string `key:"device"` // "none", "cpu" or "nvme"
+	PinMemory bool   `key:"pin_memory"`
 	// PinGiven reports whether the file sets pin_memory. The default was false
 	// before 0.19.5.
 	PinGiven bool
@@ -69,45 +75,42 @@ type Offload struct {
 	SuperOffload bool
 	// Buffers is the number of pinned staging buffers for NVMe. For parameters,
 	// each buffer has BufferElements, and HeldElements always stay on the host.
-	Buffers                      int64
+	Buffers                      int64 `key:"buffer_count"`
 	BufferElements, HeldElements int64
 }
 
 // Sizes are the sizes of ZeRO's buffers, in elements.
 type Sizes struct {
-	ReduceBucket, AllgatherBucket int64
-	SubGroup                      int64
-	PrefetchBucket                int64
-	PersistentParameter           int64 // parameters up to this size stay unsharded
-	PersistentModel               int64 // the limit for all of them together
-	LiveParameters, ReuseDistance int64
+	ReduceBucket        int64 `key:"reduce_bucket_size"`
+	AllgatherBucket     int64 `key:"allgather_bucket_size"`
+	SubGroup            int64 `key:"sub_group_size"`
+	PrefetchBucket      int64 `key:"stage3_prefetch_bucket_size"`
+	PersistentParameter int64 `key:"stage3_param_persistence_threshold"` // parameters up to this size stay unsharded
+	PersistentModel     int64 `key:"stage3_model_persistence_threshold"` // the limit for all of them together
+	LiveParameters      int64 `key:"stage3_max_live_parameters"`
+	ReuseDistance       int64 `key:"stage3_max_reuse_distance"`
 }
 
 // LossScale is how losses are scaled so that fp16 gradients do not underflow.
 type LossScale struct {
-	Static                float64 // 0 = dynamic, by the fields below
-	InitialPower          int     // the first scale is 2 to this power
-	Window                int     // steps without overflow after which the scale doubles
-	Hysteresis            int     // overflows after which the scale halves
-	Minimum               int
-	ConsecutiveHysteresis bool
+	Static                float64 `key:"loss_scale"`          // 0 = dynamic, by the fields below
+	InitialPower          int     `key:"initial_scale_power"` // the first scale is 2 to this power
+	Window                int     `key:"loss_scale_window"`   // steps without overflow after which the scale doubles
+	Hysteresis            int     `key:"hysteresis"`          // overflows after which the scale halves
+	Minimum               int     `key:"min_loss_scale"`
+	ConsecutiveHysteresis bool    `key:"consecutive_hysteresis"`
 }
 
 // ZenFlow is the part of the ZenFlow section that determines sizes.
 type ZenFlow struct {
-	TopKRatio      float64 // the share of gradient columns that stays on the GPU
-	UpdateInterval int     // 0 = "auto"
-	OverlapStep    bool
-	Offload        bool
+	TopKRatio      float64 `key:"topk_ratio"`      // the share of gradient columns that stays on the GPU
+	UpdateInterval int     `key:"update_interval"` // 0 = "auto"
+	OverlapStep    bool    `key:"overlap_step"`
+	Offload        bool    `key:"offload"`
 }
 
 // Note is a remark for the author of a file.
-type Note struct {
-	Where fault.Position
-	What  string
-}
-
-func (n Note) String() string { return n.Where.String() + ": " + n.What }
+type Note = strict.Note
 
 // LoadDeepSpeed reads the file at path.
 func LoadDeepSpeed(path string) (*DeepSpeed, error) {
@@ -117,119 +120,112 @@ func LoadDeepSpeed(path string) (*DeepSpeed, error) {
 // ParseDeepSpeed parses the text of a file. The name of the file is for
 // messages only. Every error is a *fault.Input.
 func ParseDeepSpeed(file string, text []byte) (*DeepSpeed, error) {
-	document, err := parseCommented(file, text)
+	document, err := strict.ParseCommented(file, text)
 	if err != nil {
 		return nil, err
 	}
 	return readDeepSpeed(document)
 }
 
+// deepSpeedReader reads a DeepSpeed configuration.
+type deepSpeedReader struct {
+	*strict.Reader
+	bf16   string         // the section that DeepSpeed reads for bfloat16
+	params *strict.Reader // optimizer.params; nil without an optimizer
+}
+
 // readDeepSpeed reads a configuration, which may be a part of another file.
-func readDeepSpeed(document *document) (*DeepSpeed, error) {
-	c, err := deepSpeedSchema.read(document)
+func readDeepSpeed(document *strict.Document) (*DeepSpeed, error) {
+	checked, err := deepSpeedSchema.Read(document)
 	if err != nil {
 		return nil, err
 	}
-	optimizer, err := c.optimizer()
-	if err != nil {
+	r := &deepSpeedReader{Reader: checked, bf16: "bf16"}
+	if !r.Has("bf16") { // the old name counts only if the new one is missing
+		r.bf16 = "bfloat16"
+	}
+	d := &DeepSpeed{File: document.File}
+	if d.Optimizer, err = r.optimizer(); err != nil {
 		return nil, err
 	}
-	if err := c.scheduler(); err != nil {
+	if err := r.scheduler(); err != nil {
 		return nil, err
 	}
-	d := &DeepSpeed{File: document.file, Optimizer: optimizer}
-	c.fill(d)
-	if err := c.conflicts(d); err != nil {
+	r.fill(d)
+	if err := r.conflicts(d); err != nil {
 		return nil, err
 	}
-	d.Unplanned = c.unplanned(d)
-	slices.Sort(c.auto)
-	d.Auto, d.Notes = c.auto, c.notes
+	d.Unplanned = r.unplanned(d)
+	slices.Sort(r.Auto)
+	d.Auto, d.Notes = r.Auto, r.Notes
 	return d, nil
 }
 
-func (c *checking) fill(d *DeepSpeed) {
-	const zero = "zero_optimization."
-	d.ZeROStage = int(c.integer(0, zero+"stage"))
-	d.TensorParallel = int(c.integer(0, "tensor_parallel.autotp_size"))
-	d.Sizes = Sizes{
-		ReduceBucket:    c.integer(5e8, zero+"reduce_bucket_size"),
-		AllgatherBucket: c.integer(5e8, zero+"allgather_bucket_size"),
-		SubGroup:        c.integer(1e9, zero+"sub_group_size"),
-		PrefetchBucket:  c.integer(5e7, zero+"stage3_prefetch_bucket_size", zero+"prefetch_bucket_size"),
-		PersistentParameter: c.integer(1e5, zero+"stage3_param_persistence_threshold",
-			zero+"param_persistence_threshold"),
-		PersistentModel: c.integer(math.MaxInt64, zero+"stage3_model_persistence_threshold",
-			zero+"model_persistence_threshold"),
-		LiveParameters: c.integer(1e9, zero+"stage3_max_live_parameters", zero+"max_live_parameters"),
-		ReuseDistance:  c.integer(1e9, zero+"stage3_max_reuse_distance", zero+"max_reuse_distance"),
-	}
-	d.OffloadOptimizer = c.offload(zero+"offload_optimizer", zero+"cpu_offload", 4)
-	d.OffloadParameters = c.offload(zero+"offload_param", zero+"cpu_offload_param", 5)
-	d.OffloadParameters.BufferElements = c.integer(1e8, zero+"offload_param.buffer_size")
-	d.OffloadParameters.HeldElements = c.integer(1e9, zero+"offload_param.max_in_cpu")
-	d.GatherOnSave = c.truth(false, zero+"stage3_gather_16bit_weights_on_model_save") ||
-		c.truth(false, zero+"gather_16bit_weights_on_model_save") ||
-		c.truth(false, zero+"stage3_gather_fp16_weights_on_model_save")
-	if whole := c.root.find("zero_optimization"); whole != nil && whole.kind != '{' && whole.truth {
+// fill sets the fields of d by their keys, and those that depend on several.
+func (r *deepSpeedReader) fill(d *DeepSpeed) {
+	const zero = "zero_optimization"
+	r.Fill(d)
+	if whole := r.Find(zero); whole != nil && whole.Kind != '{' && whole.Truth {
 		// The oldest form: "zero_optimization": true.
 		d.ZeROStage = 1
-		d.Sizes.AllgatherBucket = c.integer(5e8, "allgather_size")
+		d.Sizes.AllgatherBucket = r.Integer("allgather_size")
 	}
-	d.OverlapReduction = c.truth(d.ZeROStage == 3, zero+"overlap_comm")
-	if c.root.find(zero+"zenflow") != nil {
-		d.ZenFlow = &ZenFlow{
-			TopKRatio:      c.number(0.1, zero+"zenflow.topk_ratio"),
-			UpdateInterval: int(c.integer(0, zero+"zenflow.update_interval")),
-			OverlapStep:    c.truth(false, zero+"zenflow.overlap_step"),
-			Offload:        c.truth(false, zero+"zenflow.offload"),
-		}
+	d.OverlapReduction = r.Truth(zero + ".overlap_comm")
+	if !r.Gives(zero + ".overlap_comm") {
+		d.OverlapReduction = d.ZeROStage == 3
 	}
+	r.fillOffload(&d.OffloadOptimizer, zero+".offload_optimizer", zero+".cpu_offload")
+	d.OffloadOptimizer.Ratio = r.Number(zero + ".offload_optimizer.ratio")
+	d.OffloadOptimizer.SuperOffload = r.Truth(zero + ".offload_optimizer.super_offload")
+	r.fillOffload(&d.OffloadParameters, zero+".offload_param", zero+".cpu_offload_param")
+	d.OffloadParameters.BufferElements = r.Integer(zero + ".offload_param.buffer_size")
+	d.OffloadParameters.HeldElements = r.Integer(zero + ".offload_param.max_in_cpu")
+	r.fillPrecision(d)
 
-	bf16 := c.bf16()
-	switch {
-	case c.truth(false, bf16+".enabled"):
-		d.Precision = dtype.BF16
-	case c.truth(false, "fp16.enabled"):
-		d.Precision = dtype.F16
-	case !c.isAuto(bf16+".enabled") && !c.isAuto("fp16.enabled"):
-		d.Precision = dtype.F32
-	}
-	d.LowPrecisionMaster = c.truth(false, bf16+".bf16_master_weights_and_grads") ||
-		c.truth(false, "fp16.fp16_master_weights_and_grads")
-	d.LowPrecisionState = c.truth(false, bf16+".bf16_optimizer_states")
-	if d.Precision == dtype.F16 || d.Precision == dtype.Invalid {
-		d.LossScale = LossScale{
-			Static:                c.number(0, "fp16.loss_scale"),
-			InitialPower:          int(c.integer(16, "fp16.initial_scale_power")),
-			Window:                int(c.integer(1000, "fp16.loss_scale_window")),
-			Hysteresis:            int(c.integer(2, "fp16.hysteresis")),
-			Minimum:               int(c.integer(1, "fp16.min_loss_scale")),
-			ConsecutiveHysteresis: c.truth(false, "fp16.consecutive_hysteresis"),
-		}
-	}
-
-	d.GradientClipping = c.number(1, "gradient_clipping")
-	d.GradientAccumulationDType = c.elements("data_types.grad_accum_dtype")
-	d.CheckpointActivationsOnCPU = c.truth(false, "activation_checkpointing.cpu_checkpointing")
-	d.Batch = Batch{
-		Train:        int(c.integer(0, trainKey)),
-		Micro:        int(c.integer(0, microKey)),
-		Accumulation: int(c.integer(0, accumulationKey)),
-	}
-	d.places = map[string]fault.Position{}
+	d.numbers = map[string]givenNumber{}
 	for _, key := range []string{trainKey, microKey, accumulationKey, "gradient_clipping"} {
-		if v := c.root.find(key); v != nil && v.kind == '0' { // and not "auto"
-			d.places[key] = c.place(key)
+		if v := r.Find(key); v != nil {
+			d.numbers[key] = givenNumber{v.Number, r.Place(key)}
 		}
 	}
-	if c.truth(false, "elasticity.enabled") {
-		d.elasticity = c.place("elasticity")
+	if r.Truth("elasticity.enabled") {
+		d.elasticity = r.Place("elasticity")
 	}
 }
 
+// fillOffload adds what the deprecated boolean in place of a section says.
+func (r *deepSpeedReader) fillOffload(o *Offload, section, deprecated string) {
+	if r.Truth(deprecated) && !r.Gives(section+".device") {
+		o.Device = "cpu"
+	}
+	o.PinGiven = r.Gives(section + ".pin_memory")
+}
+
+func (r *deepSpeedReader) fillPrecision(d *DeepSpeed) {
+	switch {
+	case r.Truth(r.bf16 + ".enabled"):
+		d.Precision = dtype.BF16
+	case r.Truth("fp16.enabled"):
+		d.Precision = dtype.F16
+	case !r.IsAuto(r.bf16+".enabled") && !r.IsAuto("fp16.enabled"):
+		d.Precision = dtype.F32
+	}
+	if d.Precision != dtype.F16 && d.Precision != dtype.Invalid {
+		d.LossScale = LossScale{}
+	}
+	d.LowPrecisionMaster = r.Truth(r.bf16+".bf16_master_weights_and_grads") || r.Truth("fp16.fp16_master_weights_and_grads")
+	d.LowPrecisionState = r.Truth(r.bf16 + ".bf16_optimizer_states")
+	d.GradientAccumulationDType = elements(r.Reader, "data_types.grad_accum_dtype")
+}
+
+// elements returns the element type at path, or Invalid.
+func elements(r *strict.Reader, path string) dtype.Type {
+	t, _ := dtype.Parse(r.Word(path)) // the schema lists only names that parse
+	return t
+}
+
 // unplanned lists the keys in the file that change memory, but have no field.
-func (c *checking) unplanned(d *DeepSpeed) []Note {
+func (r *deepSpeedReader) unplanned(d *DeepSpeed) []Note {
 	const zero = "zero_optimization."
 	shards := d.ZeROStage == 3
 	var list []Note
@@ -237,45 +233,20 @@ func (c *checking) unplanned(d *DeepSpeed) []Note {
 		is        bool
 		path, why string
 	}{
-		{shards && c.integer(1, zero+"zero_hpz_partition_size") > 1, zero + "zero_hpz_partition_size",
+		{shards && r.Integer(zero+"zero_hpz_partition_size") > 1, zero + "zero_hpz_partition_size",
 			"has a second copy of the parameters held, divided among few ranks"},
-		{shards && c.integer(-1, zero+"mics_shard_size") > 0, zero + "mics_shard_size",
+		{shards && r.Integer(zero+"mics_shard_size") > 0, zero + "mics_shard_size",
 			"has everything divided among few ranks, and not among all"},
-		{shards && c.truth(false, zero+"zero_quantized_nontrainable_weights"),
-			zero + "zero_quantized_nontrainable_weights", "has frozen parameters held in 8 bits"},
-		{c.integer(1, "sequence_parallel_size") > 1, "sequence_parallel_size",
+		{shards && r.Truth(zero+"zero_quantized_nontrainable_weights"), zero + "zero_quantized_nontrainable_weights",
+			"has frozen parameters held in 8 bits"},
+		{r.Integer("sequence_parallel_size") > 1, "sequence_parallel_size",
 			"divides sequences among ranks, and the batch among fewer"},
-		{c.truth(false, "torch_autocast.enabled"), "torch_autocast", "computes in 16 bits with parameters in 32"},
-		{c.truth(false, "amp.enabled"), "amp", "leaves the precision to Apex"},
+		{r.Truth("torch_autocast.enabled"), "torch_autocast", "computes in 16 bits with parameters in 32"},
+		{r.Truth("amp.enabled"), "amp", "leaves the precision to Apex"},
 	} {
 		if k.is {
-			list = append(list, Note{c.place(k.path), k.path + " " + k.why})
+			list = append(list, Note{Where: r.Place(k.path), What: k.path + " " + k.why})
 		}
 	}
 	return list
-}
-
-// bf16 returns the name of the section that DeepSpeed reads for bfloat16. The
-// old name counts only if the new one is missing.
-func (c *checking) bf16() string {
-	if c.root.member("bf16") == nil {
-		return "bfloat16"
-	}
-	return "bf16"
-}
-
-// offload reads an offload section, or the deprecated boolean in its place.
-func (c *checking) offload(section, deprecated string, buffers int64) Offload {
-	device := "none"
-	if c.truth(false, deprecated) {
-		device = "cpu"
-	}
-	return Offload{
-		Device:       c.word(device, section+".device"),
-		PinMemory:    c.truth(true, section+".pin_memory"),
-		PinGiven:     c.root.find(section+".pin_memory") != nil,
-		Buffers:      c.integer(buffers, section+".buffer_count"),
-		Ratio:        c.number(1, section+".ratio"),
-		SuperOffload: c.truth(false, section+".super_offload"),
-	}
 }

@@ -19,7 +19,7 @@ import (
 func defaults() DeepSpeed {
 	none := Offload{Device: "none", PinMemory: true, Ratio: 1, Buffers: 4}
 	parameters := none
-	parameters.Buffers, parameters.BufferElements, parameters.HeldElements = 5, 1e8, 1e9
+	parameters.Buffers, parameters.BufferElements, parameters.HeldElements, parameters.Ratio = 5, 1e8, 1e9, 0
 	return DeepSpeed{
 		Sizes: Sizes{
 			ReduceBucket: 5e8, AllgatherBucket: 5e8, SubGroup: 1e9, PrefetchBucket: 5e7,

@@ -2,11 +2,11 @@ package recipe
 
 import (
 	"fmt"
-	"path/filepath"
 	"slices"
 	"strings"
 
 	"plimsoll/files"
+	"plimsoll/recipe/strict"
 )
 
 // kind is a kind of configuration file, recognized by its top-level keys. It
@@ -20,7 +20,7 @@ type kind struct {
 	marks []string
 	// known are the keys that the program reads, if it ignores all others. It
 	// is nil if the schema refuses unknown keys.
-	known map[string]rule
+	known *strict.Rule
 }
 
 func (k *kind) String() string { return k.name }
@@ -29,32 +29,32 @@ func (k *kind) String() string { return k.name }
 // others' keys, too.
 var (
 	llamaFactoryKind = &kind{name: "LLaMA-Factory configuration",
-		marks: keys("finetuning_type cutoff_len lora_target dist_config init_config")}
+		marks: strings.Fields("finetuning_type cutoff_len lora_target dist_config init_config")}
 	axolotlKind = &kind{name: "axolotl configuration",
-		marks: keys("base_model base_model_config sequence_len sample_packing dataset_prepared_path micro_batch_size")}
-	nemoKind      = &kind{name: "NeMo configuration", marks: keys("exp_manager restore_from_path")}
-	trlxKind      = &kind{name: "trlx configuration", marks: keys("tune_config method")}
-	torchtuneKind = &kind{name: "torchtune recipe", marks: keys("checkpointer metric_logger")}
-	swiftKind     = &kind{name: "ms-swift configuration", marks: keys("train_type tuner_type tuner_backend")}
+		marks: strings.Fields("base_model base_model_config sequence_len sample_packing dataset_prepared_path micro_batch_size")}
+	nemoKind      = &kind{name: "NeMo configuration", marks: strings.Fields("exp_manager restore_from_path")}
+	trlxKind      = &kind{name: "trlx configuration", marks: strings.Fields("tune_config method")}
+	torchtuneKind = &kind{name: "torchtune recipe", marks: strings.Fields("checkpointer metric_logger")}
+	swiftKind     = &kind{name: "ms-swift configuration", marks: strings.Fields("train_type tuner_type tuner_backend")}
 	scriptKind    = &kind{name: "configuration of a training script, such as TRL's",
-		marks: keys("model_name_or_path dataset_name dataset_mixture dataset_mixer use_peft lora_r")}
+		marks: strings.Fields("model_name_or_path dataset_name dataset_mixture dataset_mixer use_peft lora_r")}
 
 	accelerateKind = &kind{name: "accelerate configuration in YAML", flag: "--accelerate",
-		marks: keys("distributed_type compute_environment main_training_function num_machines")}
+		marks: strings.Fields("distributed_type compute_environment main_training_function num_machines")}
 	deepSpeedKind = &kind{name: "DeepSpeed JSON configuration", flag: "--deepspeed",
-		marks: keys(`zero_optimization train_batch_size train_micro_batch_size_per_gpu steps_per_print
+		marks: strings.Fields(`zero_optimization train_batch_size train_micro_batch_size_per_gpu steps_per_print
 			wall_clock_breakdown compression_training`)}
 	adapterKind = &kind{name: "adapter_config.json of PEFT", flag: "--adapter",
-		marks: keys("peft_type base_model_name_or_path")}
+		marks: strings.Fields("peft_type base_model_name_or_path")}
 	modelKind = &kind{name: "config.json of a model", flag: "--model",
-		marks: keys(`architectures model_type quantization_config num_hidden_layers hidden_size num_attention_heads
+		marks: strings.Fields(`architectures model_type quantization_config num_hidden_layers hidden_size num_attention_heads
 			n_embd transformers_version`)}
 	quantizationKind = &kind{name: "config.json with quantization_config, or BitsAndBytesConfig in JSON",
 		flag: "--quantization",
-		marks: keys(`quant_method load_in_4bit load_in_8bit bnb_4bit_quant_type bnb_4bit_compute_dtype
-			llm_int8_threshold llm_int8_has_fp16_weight`), known: bitsAndBytesKeys}
-	trainingKind = &kind{name: "file of TrainingArguments", flag: "--training-args", known: trainingSchema.keys,
-		marks: keys(`per_device_train_batch_size per_device_eval_batch_size num_train_epochs learning_rate lr_scheduler_type
+		marks: strings.Fields(`quant_method load_in_4bit load_in_8bit bnb_4bit_quant_type bnb_4bit_compute_dtype
+			llm_int8_threshold llm_int8_has_fp16_weight`), known: &bitsAndBytesRule}
+	trainingKind = &kind{name: "file of TrainingArguments", flag: "--training-args", known: &trainingSchema.Rule,
+		marks: strings.Fields(`per_device_train_batch_size per_device_eval_batch_size num_train_epochs learning_rate lr_scheduler_type
 			output_dir save_strategy`)}
 
 	fsdpKind = &kind{name: "FSDP configuration in JSON"} // of TrainingArguments; no key identifies it
@@ -63,17 +63,15 @@ var (
 		accelerateKind, deepSpeedKind, adapterKind, modelKind, quantizationKind, trainingKind}
 )
 
-func keys(names string) []string { return strings.Fields(names) }
-
 // recognized returns the kind of an object and the key that identified it, or
 // nil.
-func recognized(root *value) (*kind, *member) {
-	if root == nil || root.kind != '{' {
+func recognized(root *strict.Value) (*kind, *strict.Member) {
+	if root == nil || root.Kind != '{' {
 		return nil, nil
 	}
 	for _, k := range kinds {
 		for _, mark := range k.marks {
-			if m := root.member(mark); m != nil {
+			if m := root.Member(mark); m != nil {
 				return k, m
 			}
 		}
@@ -83,10 +81,10 @@ func recognized(root *value) (*kind, *member) {
 
 // parseAny parses a file of unknown kind. It returns nil if the file cannot be
 // parsed.
-func parseAny(file string, text []byte) *document {
-	parse := parseCommented
-	if ending := strings.ToLower(filepath.Ext(file)); ending == ".yaml" || ending == ".yml" {
-		parse = parseDocument
+func parseAny(file string, text []byte) *strict.Document {
+	parse := strict.ParseCommented
+	if strict.IsYAML(file) {
+		parse = strict.Parse
 	}
 	d, err := parse(file, text)
 	if err != nil {
@@ -102,40 +100,41 @@ func (k *kind) expect(file string, text []byte) error {
 	if d == nil {
 		return nil
 	}
-	found, m := recognized(d.root)
+	found, m := recognized(d.Root)
 	switch {
 	case found == nil || found == k:
 	case k == quantizationKind && found == modelKind: // a model's config.json may hold one
 		return nil
 	default:
-		return d.misplaced(found, m, k)
+		return k.misplaced(d, found, m)
 	}
-	if k.known == nil || d.root.kind != '{' || len(d.root.members) == 0 || k.marked(d.root) {
+	if k.known == nil || d.Root.Kind != '{' || len(d.Root.Members) == 0 || k.marked(d.Root) {
 		return nil
 	}
 	var foreign []string
-	spelled := isObject(k.known).spellings()
-	for _, m := range d.root.members {
-		if _, known := k.known[m.name]; !known && !spelled.haveSlip(m.name) {
-			foreign = append(foreign, fmt.Sprintf("%.40q", m.name))
+	known := k.known.Names()
+	for _, m := range d.Root.Members {
+		if !known.Know(m.Name) && !known.Resemble(m.Name) {
+			foreign = append(foreign, fmt.Sprintf("%.40q", m.Name))
 		}
 	}
-	if known := len(d.root.members) - len(foreign); known > 0 && known >= len(foreign) {
+	if known := len(d.Root.Members) - len(foreign); known > 0 && known >= len(foreign) {
 		return nil
 	}
 	what := fmt.Sprintf("this is no %v: %d of its %d keys are not known there, such as %s",
-		k, len(foreign), len(d.root.members), foreign[0])
-	return d.bad(d.root.at, what,
+		k, len(foreign), len(d.Root.Members), foreign[0])
+	return d.Fault(d.Root.At, what,
 		fmt.Sprintf("give the path of the %v, without the keys of other programs", k))
 }
 
 // marked reports whether the object has a key that only this kind has.
-func (k *kind) marked(root *value) bool {
-	return k != trainingKind && slices.ContainsFunc(k.marks, func(mark string) bool { return root.member(mark) != nil })
+func (k *kind) marked(root *strict.Value) bool {
+	return k != trainingKind && slices.ContainsFunc(k.marks, func(mark string) bool { return root.Member(mark) != nil })
 }
 
-func (d *document) misplaced(found *kind, m *member, wanted *kind) error {
-	hint := fmt.Sprintf("%ss are not read yet: give the path of the %v", found, wanted)
+// misplaced refuses a file of another kind, which the member m shows.
+func (k *kind) misplaced(d *strict.Document, found *kind, m *strict.Member) error {
+	hint := fmt.Sprintf("%ss are not read yet: give the path of the %v", found, k)
 	if found == scriptKind {
 		hint = "keep the keys of TrainingArguments alone in a file, and give the rest by other flags"
 	}
@@ -143,8 +142,8 @@ func (d *document) misplaced(found *kind, m *member, wanted *kind) error {
 		hint = "give it as " + found.flag
 	}
 	what := fmt.Sprintf("this seems to be %s, as it has the key %q: expected %s",
-		article(found.name), m.name, article(wanted.name))
-	return d.bad(m.at, what, hint)
+		article(found.name), m.Name, article(k.name))
+	return d.Fault(m.At, what, hint)
 }
 
 // article returns a name with its indefinite article.

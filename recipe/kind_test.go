@@ -95,20 +95,20 @@ func TestKindsOfPublicFiles(t *testing.T) {
 			t.Fatal(err)
 		}
 		d := parseAny(path, text)
-		isFields := d != nil && d.root.kind == '{' && len(d.root.members) == len(fields)
+		isFields := d != nil && d.Root.Kind == '{' && len(d.Root.Members) == len(fields)
 		for _, name := range fields {
-			isFields = isFields && d.root.member(name) != nil
+			isFields = isFields && d.Root.Member(name) != nil
 		}
 		for flag, load := range loaders {
 			// accelerate's configuration in a file of another program
-			launch := d != nil && d.root.member("distributed_type") != nil
+			launch := d != nil && d.Root.Member("distributed_type") != nil
 			if load(path) == nil && flag != "--"+row[2] && !(isFields && flag == "--training-args") &&
 				!(launch && flag == "--accelerate") {
 				t.Errorf("%s accepts %s, of the kind %s", flag, row[0], row[2])
 			}
 		}
 		if d != nil {
-			if kind, _ := recognized(d.root); kind != nil && row[2] != "other" && kind.flag != "--"+row[2] {
+			if kind, _ := recognized(d.Root); kind != nil && row[2] != "other" && kind.flag != "--"+row[2] {
 				t.Errorf("%s, of the kind %s, is taken for a %v", row[0], row[2], kind)
 			}
 		}

@@ -69,18 +69,6 @@ var largeDocuments = map[string]string{
 	}(),
 }
 
-// TestPositions compares positions in a document with those of package fault.
-func TestPositions(t *testing.T) {
-	for _, text := range []string{"", "\n", "a\n\nb", "é\r\nx\n"} {
-		d := &document{file: "file", text: []byte(text)}
-		for at := int64(-1); at < int64(len(text))+2; at++ {
-			if got, want := d.position(at), fault.At("file", []byte(text), at); got != want {
-				t.Errorf("offset %d of %q is at %v, want %v", at, text, got, want)
-			}
-		}
-	}
-}
-
 // TestLargeDocuments checks that the time to read or refuse a document does not
 // grow with the square of its length.
 func TestLargeDocuments(t *testing.T) {

@@ -9,6 +9,7 @@ import (
 
 	"plimsoll/dtype"
 	"plimsoll/fault"
+	"plimsoll/recipe/strict"
 )
 
 // Quantization is how bitsandbytes stores the weights of linear layers. The
@@ -19,17 +20,17 @@ type Quantization struct {
 	Bits int // 4 or 8; 0 = nothing is quantized
 
 	// For 4 bits.
-	Kind         string     // "fp4" or "nf4"
-	DoubleQuant  bool       // the scales are quantized, too
+	Kind         string     `key:"bnb_4bit_quant_type"`       // "fp4" or "nf4"
+	DoubleQuant  bool       `key:"bnb_4bit_use_double_quant"` // the scales are quantized, too
 	ComputeDType dtype.Type // of the matrix products
 	StorageDType dtype.Type // of storage elements, which pack two or more weights: U8 by default
 
 	// For 8 bits.
-	Threshold   float64 // columns with larger activations are computed in fp16; 0 = none
-	FP16Weights bool    // 16-bit weights are kept for training
+	Threshold   float64 `key:"llm_int8_threshold"`       // columns with larger activations are computed in fp16; 0 = none
+	FP16Weights bool    `key:"llm_int8_has_fp16_weight"` // 16-bit weights are kept for training
 
-	SkipModules []string // nil = transformers' default: the output head
-	OffloadCPU  bool     // modules on the CPU are allowed, in fp32
+	SkipModules []string `key:"llm_int8_skip_modules"`            // nil = transformers' default: the output head
+	OffloadCPU  bool     `key:"llm_int8_enable_fp32_cpu_offload"` // modules on the CPU are allowed, in fp32
 
 	// Dequantized reports whether transformers converts stored weights to
 	// ordinary ones while it loads them.
@@ -38,24 +39,21 @@ type Quantization struct {
 	Notes []Note
 }
 
-// bitsAndBytesKeys are the fields of BitsAndBytesConfig:
+// bitsAndBytesRule lists the fields of BitsAndBytesConfig:
 // utils/quantization_config.py. transformers ignores all other keys.
-var bitsAndBytesKeys = map[string]rule{
-	"quant_method":                     isText(),
-	"load_in_4bit":                     isBoolean(),
-	"load_in_8bit":                     isBoolean(),
-	"_load_in_4bit":                    isBoolean(), // to_dict writes these, too
-	"_load_in_8bit":                    isBoolean(),
-	"llm_int8_threshold":               isNumber().from(0),
-	"llm_int8_skip_modules":            isList(isText()).orNull(),
-	"llm_int8_enable_fp32_cpu_offload": isBoolean(),
-	"llm_int8_has_fp16_weight":         isBoolean(),
-	"bnb_4bit_compute_dtype": isText(
-		"float32", "float", "float16", "half", "bfloat16", "float64", "double").orNull(),
-	"bnb_4bit_quant_type":       isText("fp4", "nf4"),
-	"bnb_4bit_use_double_quant": isBoolean(),
-	"bnb_4bit_quant_storage":    isText("float16", "float32", "int8", "uint8", "float64", "bfloat16").orNull(),
-}
+var bitsAndBytesRule = object(
+	boolean.For(`load_in_4bit load_in_8bit _load_in_4bit _load_in_8bit llm_int8_enable_fp32_cpu_offload
+		llm_int8_has_fp16_weight bnb_4bit_use_double_quant`), // to_dict writes those with _, too
+	text.For("quant_method"),
+	keys{
+		"llm_int8_threshold":    amount.Default(6.),
+		"llm_int8_skip_modules": names.OrNull(),
+		"bnb_4bit_compute_dtype": oneOf(
+			"float32", "float", "float16", "half", "bfloat16", "float64", "double").OrNull().Default("float32"),
+		"bnb_4bit_quant_type": oneOf("fp4", "nf4").Default("fp4"),
+		"bnb_4bit_quant_storage": oneOf(
+			"float16", "float32", "int8", "uint8", "float64", "bfloat16").OrNull().Default("uint8"),
+	}).NotingOthers()
 
 // quantizationMethods are the other members of QuantizationMethod.
 var quantizationMethods = []string{"gptq", "awq", "aqlm", "vptq", "quanto", "eetq", "higgs", "hqq",
@@ -71,69 +69,59 @@ func LoadQuantization(path string) (*Quantization, error) {
 // ParseQuantization parses the text of a file. The name of the file is for
 // messages only. Every error is a *fault.Input.
 func ParseQuantization(file string, text []byte) (*Quantization, error) {
-	document, err := parseDocument(file, text)
+	document, err := strict.Parse(file, text)
 	if err != nil {
 		return nil, err
 	}
-	section := document.root.member("quantization_config")
+	section := document.Root.Member("quantization_config")
 	if section == nil {
-		section = document.root.member("compression_config") // the older name, of compressed-tensors
+		section = document.Root.Member("compression_config") // the older name, of compressed-tensors
 	}
 	switch {
-	case section != nil && section.value.kind != 'n':
-		document.root = section.value
-	case section != nil || document.root.member("model_type") != nil || document.root.member("architectures") != nil:
+	case section != nil && section.Value.Kind != 'n':
+		document.Root = section.Value
+	case section != nil || document.Root.Member("model_type") != nil || document.Root.Member("architectures") != nil:
 		return nil, &fault.Input{
 			Where: fault.Position{File: file},
 			What:  "this config.json has no quantization_config",
 			Hint:  "give the JSON of a BitsAndBytesConfig, or plan without quantization",
 		}
 	}
-	c, err := schema{"BitsAndBytesConfig", isObject(bitsAndBytesKeys).notingOthers()}.read(document)
-	if method := document.root.member("quant_method"); method != nil && method.value.kind == '"' &&
-		method.value.text != "bitsandbytes" {
-		if q := c.dequantized(file, method.value.text); q != nil {
+	r, err := strict.Schema{Program: "BitsAndBytesConfig", Rule: bitsAndBytesRule}.Read(document)
+	if method := document.Root.Member("quant_method"); method != nil && method.Value.Kind == '"' &&
+		method.Value.Text != "bitsandbytes" {
+		if q := dequantized(document, method.Value.Text); q != nil {
 			return q, nil
 		}
-		return nil, c.otherMethod(method.value)
+		return nil, otherMethod(document, method.Value)
 	}
 	if err != nil {
 		return nil, err
 	}
-	q := &Quantization{
-		File:         file,
-		Kind:         c.word("fp4", "bnb_4bit_quant_type"),
-		DoubleQuant:  c.truth(false, "bnb_4bit_use_double_quant"),
-		ComputeDType: dtype.F32, StorageDType: dtype.U8,
-		Threshold:   c.number(6, "llm_int8_threshold"),
-		FP16Weights: c.truth(false, "llm_int8_has_fp16_weight"),
-		SkipModules: c.list("llm_int8_skip_modules"),
-		OffloadCPU:  c.truth(false, "llm_int8_enable_fp32_cpu_offload"),
-	}
-	if t := c.elements("bnb_4bit_compute_dtype"); t != dtype.Invalid {
-		q.ComputeDType = t
-	}
-	if t := c.elements("bnb_4bit_quant_storage"); t != dtype.Invalid {
-		q.StorageDType = t
-	}
-	four, eight := c.truth(false, "load_in_4bit"), c.truth(false, "load_in_8bit")
+	q := &Quantization{File: file, ComputeDType: elements(r, "bnb_4bit_compute_dtype"),
+		StorageDType: elements(r, "bnb_4bit_quant_storage")}
+	r.Fill(q)
+	four, eight := r.Truth("load_in_4bit"), r.Truth("load_in_8bit")
 	switch {
 	case four:
 		q.Bits = 4
 	case eight:
 		q.Bits = 8
 	default:
-		c.notes = append(c.notes,
-			Note{fault.Position{File: file}, "neither load_in_4bit nor load_in_8bit is true: nothing is quantized"})
+		r.Notes = append(r.Notes,
+			Note{Where: fault.Position{File: file}, What: "neither load_in_4bit nor load_in_8bit is true: nothing is quantized"})
 	}
-	if four && c.root.find("bnb_4bit_quant_type") == nil {
-		c.notes = append(c.notes, Note{fault.Position{File: file},
-			`bnb_4bit_quant_type is not given: it is "fp4", though most train with "nf4"`})
+	if four && !r.Gives("bnb_4bit_quant_type") {
+		r.Notes = append(r.Notes, Note{Where: fault.Position{File: file},
+			What: `bnb_4bit_quant_type is not given: it is "fp4", though most train with "nf4"`})
 	}
-	threshold := c.word("6.0", "llm_int8_threshold")
-	if err := c.refuse([]conflict{
+	threshold := "6.0"
+	if v := r.Find("llm_int8_threshold"); v != nil {
+		threshold = v.Text
+	}
+	if err := refuse(r, []conflict{
 		{four && eight, "load_in_8bit",
-			fmt.Sprintf("and load_in_4bit (line %d) are both true: only one can be", c.place("load_in_4bit").Line),
+			fmt.Sprintf("and load_in_4bit (line %d) are both true: only one can be", r.Place("load_in_4bit").Line),
 			"set one of the two to false"},
 		{!strings.ContainsAny(threshold, ".eE"), "llm_int8_threshold",
 			"is " + threshold + ", which Python reads as an int, but BitsAndBytesConfig takes a float only",
@@ -141,43 +129,37 @@ func ParseQuantization(file string, text []byte) (*Quantization, error) {
 	}); err != nil {
 		return nil, err
 	}
-	q.Notes = c.notes
+	q.Notes = r.Notes
 	return q, nil
 }
 
 // dequantized returns the quantization of a method whose weights transformers
 // is asked to convert to ordinary ones, or nil. Each method has its own keys,
 // so it reads only the keys that decide this.
-func (c *checking) dequantized(file, method string) *Quantization {
+func dequantized(d *strict.Document, method string) *Quantization {
 	key := map[string]string{"fp8": "dequantize", "mxfp4": "dequantize", "compressed-tensors": "dequantize"}[method]
 	is := func(name string, kind jsontext.Kind) bool {
-		m := c.root.member(name)
-		return m != nil && m.value.kind == kind
+		m := d.Root.Member(name)
+		return m != nil && m.Value.Kind == kind
 	}
 	if key == "" || !is(key, 't') && !(method == "compressed-tensors" && is("run_compressed", 'f')) {
 		return nil
 	}
 	return &Quantization{
-		File:        file,
+		File:        d.File,
 		Dequantized: true,
-		Notes: []Note{{fault.Position{File: file}, "the weights are stored by " + method +
+		Notes: []Note{{Where: fault.Position{File: d.File}, What: "the weights are stored by " + method +
 			" and dequantized while they are loaded: they are planned as ordinary ones"}},
 	}
 }
 
 // otherMethod refuses methods other than bitsandbytes.
-func (c *checking) otherMethod(method *value) error {
-	if slices.Contains(quantizationMethods, method.text) {
-		return c.bad(method.at, fmt.Sprintf("quant_method is %s, which is not planned yet", method),
+func otherMethod(d *strict.Document, method *strict.Value) error {
+	if slices.Contains(quantizationMethods, method.Text) {
+		return d.Fault(method.At, fmt.Sprintf("quant_method is %s, which is not planned yet", method),
 			"planned is bitsandbytes; to plan the training of dequantized weights, remove quantization_config (fp8, "+
 				"mxfp4 and compressed-tensors: or add \"dequantize\": true)")
 	}
-	in := &fault.Input{
-		Where: c.position(method.at),
-		What:  fmt.Sprintf("quant_method is %s, which transformers does not know", method),
-	}
-	if near := fault.Nearest(method.text, append(slices.Clone(quantizationMethods), "bitsandbytes")); near != "" {
-		in.Hint = fmt.Sprintf("did you mean %q?", near)
-	}
-	return in
+	return d.Fault(method.At, fmt.Sprintf("quant_method is %s, which transformers does not know", method),
+		strict.DidYouMean(method.Text, append(slices.Clone(quantizationMethods), "bitsandbytes")))
 }

@@ -1,473 +1,228 @@
 package recipe
 
+import (
+	"math"
+
+	"plimsoll/recipe/strict"
+)
+
 // deepSpeedSchema lists every key of DeepSpeed 0.19.6 (commit edaa72212, August
 // 2026): deepspeed/runtime/config.py, constants.py and the models that they
 // read. It omits keys that hold Python objects (tensor_parallel's dtype, mpu,
 // tp_group), as no file can give them.
-var deepSpeedSchema = schema{"DeepSpeed", isObject(map[string]rule{
-	"train_batch_size":               isInteger().from(1).orAuto().orNull(),
-	"train_micro_batch_size_per_gpu": isInteger().from(1).orAuto().orNull(),
-	"gradient_accumulation_steps":    isInteger().from(1).orAuto().orNull(),
-	"managed_gradient_accumulation":  isBoolean(),
-	"sequence_parallel_size":         isInteger().from(1),
-	"data_parallel_size":             isInteger().from(1),
+var deepSpeedSchema = strict.Schema{Program: "DeepSpeed", Rule: object(
+	size.OrAuto().OrNull().For(trainKey+" "+microKey+" "+accumulationKey),
+	size.For("data_parallel_size"),
+	boolean.For(`zero_allow_untested_optimizer zero_force_ds_cpu_optimizer prescale_gradients sparse_gradients
+		disable_allgather use_data_before_expert_parallelism wall_clock_breakdown memory_breakdown dump_state
+		dataloader_drop_last graph_harvesting`),
+	oneOf("fp32", "fp16", "bf16").InAnyCase().OrNull().For(`communication_data_type
+		seq_parallel_communication_data_type`),
+	free.For("quantize_training"),
+	keys{
+		"managed_gradient_accumulation": boolean.Default(true),
+		"sequence_parallel_size":        size.Default(1),
 
-	"optimizer": isObject(map[string]rule{
-		"type":          isText(),
-		"params":        isFree(), // checked by type: see optimizers
-		"legacy_fusion": isBoolean(),
-	}),
-	"scheduler": isObject(map[string]rule{
-		"type":   isText(),
-		"params": isFree(), // checked by type: see schedulers
-	}),
-	"gradient_clipping":             isNumber().from(0).orAuto(),
-	"zero_allow_untested_optimizer": isBoolean(),
-	"zero_force_ds_cpu_optimizer":   isBoolean(),
+		"optimizer": object(text.For("type"), boolean.For("legacy_fusion"),
+			free.For("params")), // checked by type: see optimizers
+		"scheduler":         object(text.For("type"), free.For("params")), // checked by type: see schedulers
+		"gradient_clipping": amount.OrAuto().Default(1),
 
-	"fp16":     fp16Schema,
-	"bf16":     bf16Schema,
-	"bfloat16": bf16Schema.noting(`is deprecated: use "bf16"`),
-	"amp": isObject(map[string]rule{ // DeepSpeed passes other keys to Apex
-		"enabled":   isBoolean().orAuto(),
-		"opt_level": isText().orAuto(),
-	}).andOthers(),
-	"torch_autocast": isObject(map[string]rule{
-		"enabled":                      isBoolean(),
-		"dtype":                        isText(elementTypes...),
-		"lower_precision_safe_modules": isList(isText()),
-	}),
-	"data_types": isObject(map[string]rule{
-		"grad_accum_dtype": isText(elementTypes...).orNull(),
-		"param_dtype":      isText(elementTypes...).orNull(),
-		"buffer_dtype":     isText(elementTypes...).orNull(),
-	}),
+		"fp16":           fp16Rule,
+		"bf16":           bf16Rule,
+		"bfloat16":       bf16Rule.Noting(instead("bf16")),
+		"amp":            object(boolean.OrAuto().For("enabled"), text.OrAuto().For("opt_level")).AndOthers(), // Apex's
+		"torch_autocast": object(enabled, elementType.For("dtype"), names.For("lower_precision_safe_modules")),
+		"data_types":     object(elementType.OrNull().For("grad_accum_dtype param_dtype buffer_dtype")),
 
-	"zero_optimization": zeroSchema.or(isBoolean()),
-	"allgather_size":    isInteger().from(0).noting(`is deprecated: use "zero_optimization.allgather_bucket_size"`),
-	"aio": isObject(map[string]rule{
-		"block_size":           isInteger().from(1),
-		"queue_depth":          isInteger().from(1),
-		"intra_op_parallelism": isInteger().from(1),
-		"single_submit":        isBoolean(),
-		"overlap_events":       isBoolean(),
-		"use_gds":              isBoolean(),
-	}).orNull(),
-	"activation_checkpointing": isObject(map[string]rule{
-		"partition_activations":           isBoolean(),
-		"number_checkpoints":              isInteger().from(1).orNull(),
-		"contiguous_memory_optimization":  isBoolean(),
-		"synchronize_checkpoint_boundary": isBoolean(),
-		"profile":                         isBoolean(),
-		"cpu_checkpointing":               isBoolean(),
-	}),
+		"zero_optimization": zeroRule.Or(boolean),
+		"allgather_size":    count.Default(5e8).Noting(instead("zero_optimization.allgather_bucket_size")),
+		"aio": object(size.For("block_size queue_depth intra_op_parallelism"),
+			boolean.For("single_submit overlap_events use_gds")).OrNull(),
+		"activation_checkpointing": object(size.OrNull().For("number_checkpoints"),
+			boolean.For(`partition_activations contiguous_memory_optimization synchronize_checkpoint_boundary profile
+				cpu_checkpointing`)),
 
-	"communication_data_type":              isText("fp32", "fp16", "bf16").inAnyCase().orNull(),
-	"seq_parallel_communication_data_type": isText("fp32", "fp16", "bf16").inAnyCase().orNull(),
-	"prescale_gradients":                   isBoolean(),
-	"gradient_predivide_factor":            isNumber(),
-	"gradient_allreduce_op":                isText("mean", "sum").inAnyCase(),
-	"sparse_gradients":                     isBoolean(),
-	"disable_allgather":                    isBoolean(),
-	"use_data_before_expert_parallelism":   isBoolean(),
+		"gradient_predivide_factor": number.Default(1),
+		"gradient_allreduce_op":     oneOf("mean", "sum").InAnyCase(),
 
-	"steps_per_print":      isInteger().from(1).orNull(),
-	"wall_clock_breakdown": isBoolean(),
-	"memory_breakdown":     isBoolean(),
-	"dump_state":           isBoolean(),
-	"log_level":            isText().orNull(),
-	"vocabulary_size":      isInteger().from(0).orNull(),
-	"dataloader_drop_last": isBoolean(),
-	"graph_harvesting":     isBoolean(),
+		"steps_per_print": size.OrNull(),
+		"log_level":       text.OrNull(),
+		"vocabulary_size": count.OrNull(),
 
-	"tensorboard": isModel(map[string]rule{
-		"enabled":     isBoolean(),
-		"output_path": isText(),
-		"job_name":    isText(),
-	}),
-	"csv_monitor": isModel(map[string]rule{
-		"enabled":     isBoolean(),
-		"output_path": isText(),
-		"job_name":    isText(),
-	}),
-	"wandb": isModel(map[string]rule{
-		"enabled": isBoolean(),
-		"group":   isText().orNull(),
-		"team":    isText().orNull(),
-		"project": isText(),
-	}),
-	"comet": isModel(map[string]rule{
-		"enabled":              isBoolean(),
-		"samples_log_interval": isInteger(),
-		"project":              isText().orNull(),
-		"workspace":            isText().orNull(),
-		"api_key":              isText().orNull(),
-		"experiment_name":      isText().orNull(),
-		"experiment_key":       isText().orNull(),
-		"online":               isBoolean().orNull(),
-		"mode":                 isText().orNull(),
-	}),
-	"comms_logger": isModel(map[string]rule{
-		"enabled":  isBoolean(),
-		"prof_all": isBoolean(),
-		"prof_ops": isList(rule{}),
-		"verbose":  isBoolean(),
-		"debug":    isBoolean(),
-	}),
-	"timers": isObject(map[string]rule{
-		"throughput": isModel(map[string]rule{
-			"enabled":      isBoolean(),
-			"synchronized": isBoolean(),
+		"elasticity": object(enabled, boolean.For("prefer_larger_batch ignore_non_elastic_batch_info"),
+			size.For("max_train_batch_size num_gpus_per_node model_parallel_size"),
+			keys{"min_gpus": size.Default(1), "max_gpus": size.Default(10000), "micro_batch_sizes": list(size)},
+			amount.For("min_time"), number.For("version")),
+		"tensor_parallel": pydantic(integer.For("autotp_size"), text.OrNull().For("preset_model"),
+			boolean.For("tp_overlap_comm keep_module_on_host kernel_inject replace_with_kernel_inject"),
+			pydantic(integer.For("tp_size tp_grain_size")).For("tp tensor_parallel"),
+			list(strict.Rule{}).OrNull().For("injection_policy_tuple"), free.OrNull().For("partition_config")),
+		"expert_parallel": expertRule,
+		"pipeline": object(size.OrAuto().For("stages"), text.For("partition"),
+			boolean.For("seed_layers pipe_partitioned grad_partitioned"),
+			count.For("activation_checkpoint_interval")).AndOthers(), // passed to the pipeline engine
+		"compile": pydantic(boolean.For(`deepcompile free_activation offload_activation offload_activation_pin_memory
+			offload_opt_states offload_parameters double_buffer symmetric_memory debug_log sync_before_reduce
+			sync_after_reduce sync_before_allgather sync_after_allgather keep_int_input_tensors keep_all_input_tensors`),
+			integer.For("free_activation_threshold"),
+			keys{"passes": list(oneOf("z1", "z3", "autosp", "autotp")).OrNull()}),
+
+		"eigenvalue": free.Noting(`has no effect: DeepSpeed reads it inside of "quantize_training"`),
+	},
+	monitors, sections,
+).AndComments()}
+
+// elementType lists the names of deepspeed.runtime.config.DtypeEnum.
+var elementType = oneOf("fp32", "float32", "float", "torch.float32", "fp16", "float16", "half", "torch.float16",
+	"bf16", "bfloat16", "torch.bfloat16", "int8", "torch.int8")
+
+var enabled = boolean.For("enabled")
+
+var fp16Rule = pydantic(boolean.For("enabled auto_cast consecutive_hysteresis fp16_master_weights_and_grads"), keys{
+	"loss_scale":          amount,
+	"initial_scale_power": count.To(127).Default(16),
+	"loss_scale_window":   integer.Default(1000),
+	"hysteresis":          integer.Default(2),
+	"min_loss_scale":      integer.Default(1),
+})
+
+var bf16Rule = pydantic(boolean.For(`enabled immediate_grad_update check_grad_overflow bf16_master_weights_and_grads
+	bf16_optimizer_states`))
+
+var zeroRule = pydantic(
+	boolean.For(`contiguous_gradients use_multi_rank_bucket_allreduce allgather_partitions load_from_fp32_weights
+		elastic_checkpoint ignore_unused_parameters legacy_stage1 round_robin_gradients zero_quantized_weights
+		zero_quantized_nontrainable_weights zero_quantized_gradients mics_hierarchical_params_gather
+		memory_efficient_linear pipeline_loading_checkpoint override_module_apply log_trace_cache_warnings
+		enable_sanity_checks save_muon_momentum_buffer_in_memory`),
+	keys{
+		"stage":                   count.To(3),
+		"reduce_scatter":          boolean.Default(true),
+		"reduce_bucket_size":      count.Default(5e8),
+		"allgather_bucket_size":   count.Default(5e8),
+		"overlap_comm":            boolean.OrNull(), // the default depends on the stage
+		"sub_group_size":          count.Default(1e9),
+		"zero_hpz_partition_size": count.Default(1),
+		"zeropp_loco_param":       free.OrNull(),
+		"mics_shard_size":         integer.Default(-1),
+
+		"stage3_prefetch_bucket_size":        count.Default(5e7).Alias("prefetch_bucket_size"),
+		"stage3_param_persistence_threshold": count.Default(1e5).Alias("param_persistence_threshold"),
+		"stage3_model_persistence_threshold": count.Default(math.MaxInt64).Alias("model_persistence_threshold"),
+		"stage3_max_live_parameters":         count.Default(1e9).Alias("max_live_parameters"),
+		"stage3_max_reuse_distance":          count.Default(1e9).Alias("max_reuse_distance"),
+		"stage3_gather_16bit_weights_on_model_save": boolean.Alias("gather_16bit_weights_on_model_save").
+			Deprecated("stage3_gather_fp16_weights_on_model_save"),
+		"stage3_module_granularity_threshold":    integer.Alias("module_granularity_threshold"),
+		"stage3_use_all_reduce_for_fetch_params": boolean.Alias("use_all_reduce_for_fetch_params"),
+		"stage3_allgather_sequential":            boolean.Alias("allgather_sequential"),
+
+		"offload_param": offloadRule(keys{
+			"buffer_count": count.Default(5),
+			"buffer_size":  count.Default(1e8),
+			"max_in_cpu":   count.Default(1e9),
 		}),
-	}),
-	"flops_profiler": isObject(map[string]rule{
-		"enabled":              isBoolean(),
-		"recompute_fwd_factor": isNumber(),
-		"profile_step":         isInteger(),
-		"module_depth":         isInteger(),
-		"top_modules":          isInteger(),
-		"detailed":             isBoolean(),
-		"output_file":          isText().orNull(),
-	}),
-
-	"checkpoint": isObject(map[string]rule{
-		"tag_validation":           isText("Warn", "Ignore", "Fail").inAnyCase(),
-		"load_universal":           isBoolean(),
-		"use_node_local_storage":   isBoolean(),
-		"checkpoint_serialization": isBoolean(),
-		"parallel_write":           isObject(map[string]rule{"pipeline_stage": isBoolean()}),
-		"writer": isObject(map[string]rule{
-			"type":             isText("mock", "python", "fast").inAnyCase().orNull(),
-			"decoupled":        isBoolean(),
-			"io_buffer_size":   isInteger().from(1),
-			"io_buffer_double": isBoolean(),
-			"show_statistics":  isBoolean(),
-			"data_parallel":    isText("replica", "socket", "machine").inAnyCase().orNull(),
-			"io_multiplier":    isInteger().from(1),
-		}).orNull(),
-	}),
-	"nebula": isObject(map[string]rule{
-		"enabled":                     isBoolean(),
-		"enable_nebula_load":          isBoolean(),
-		"nebula_load_path":            isText().orNull(),
-		"persistent_storage_path":     isText().orNull(),
-		"persistent_time_interval":    isNumber(),
-		"num_of_version_in_retention": isInteger(),
-	}),
-	"datastates_ckpt": {},
-
-	"elasticity": isObject(map[string]rule{
-		"enabled":                       isBoolean(),
-		"max_train_batch_size":          isInteger().from(1),
-		"micro_batch_sizes":             isList(isInteger().from(1)),
-		"min_gpus":                      isInteger().from(1),
-		"max_gpus":                      isInteger().from(1),
-		"min_time":                      isNumber().from(0),
-		"num_gpus_per_node":             isInteger().from(1),
-		"model_parallel_size":           isInteger().from(1),
-		"prefer_larger_batch":           isBoolean(),
-		"ignore_non_elastic_batch_info": isBoolean(),
-		"version":                       isNumber(),
-	}),
-	"autotuning": isObject(map[string]rule{
-		"enabled":                            isBoolean(),
-		"fast":                               isBoolean(),
-		"results_dir":                        isText(),
-		"exps_dir":                           isText(),
-		"overwrite":                          isBoolean(),
-		"start_profile_step":                 isInteger(),
-		"end_profile_step":                   isInteger(),
-		"metric":                             isText(),
-		"metric_path":                        isText().orNull(),
-		"tuner_type":                         isText("gridsearch", "random", "model_based"),
-		"tuner_early_stopping":               isInteger(),
-		"tuner_num_trials":                   isInteger(),
-		"arg_mappings":                       isFree().orNull(),
-		"max_train_batch_size":               isInteger().orNull(),
-		"min_train_batch_size":               isInteger(),
-		"max_train_micro_batch_size_per_gpu": isInteger(),
-		"min_train_micro_batch_size_per_gpu": isInteger(),
-		"num_tuning_micro_batch_sizes":       isInteger(),
-		"mp_size":                            isInteger(),
-		"model_info_path":                    isText().orNull(),
-		"model_info": isObject(map[string]rule{
-			"profile":     isBoolean(),
-			"num_params":  isInteger().orNull(),
-			"hidden_size": isInteger().orNull(),
-			"num_layers":  isInteger().orNull(),
-		}).orNull(),
-	}),
-
-	"tensor_parallel": isModel(map[string]rule{
-		"autotp_size":                isInteger(),
-		"tp_overlap_comm":            isBoolean(),
-		"tp":                         tensorParallelSchema,
-		"tensor_parallel":            tensorParallelSchema,
-		"injection_policy_tuple":     isList(rule{}).orNull(),
-		"partition_config":           isFree().orNull(),
-		"preset_model":               isText().orNull(),
-		"keep_module_on_host":        isBoolean(),
-		"kernel_inject":              isBoolean(),
-		"replace_with_kernel_inject": isBoolean(),
-	}),
-	"expert_parallel": isObject(map[string]rule{
-		"enabled":                     isBoolean(),
-		"autoep_size":                 isInteger().from(1),
-		"expert_tensor_parallel_size": isInteger().from(1),
-		"validate_folding_routing":    isBoolean(),
-		"preset_model":                isText().orNull(),
-		"moe_layer_pattern":           isText().orNull(),
-		"expert_pattern":              isText().orNull(),
-		"router_pattern":              isText().orNull(),
-		"use_grouped_mm":              isBoolean(),
-		"disable_triton_grouped_mm":   isBoolean(),
-		"route_norm":                  isBoolean().orNull(),
-		"route_scale":                 isNumber(),
-		"score_apply":                 isText("auto", "pre", "post"),
-		"combine_impl":                isText("auto", "weighted_sum", "legacy_bmm"),
-		"score_func":                  isText("auto", "softmax", "sigmoid"),
-		"num_expert_groups":           isInteger().orNull(),
-		"num_limited_groups":          isInteger().orNull(),
-		"top_k":                       isInteger().orAuto(),
-		"load_balance_coeff":          isNumber().orNull(),
-		"routed_scaling_factor":       isNumber().orAuto(),
-		"expert_w1":                   isText().orNull(),
-		"expert_w2":                   isText().orNull(),
-		"expert_w3":                   isText().orNull(),
-		"num_experts_attr":            isText().orNull(),
-		"top_k_attr":                  isText().orNull(),
-		"has_shared_experts":          isBoolean().orNull(),
-		"shared_experts_pattern":      isText().orNull(),
-		"shared_experts_gate_pattern": isText().orNull(),
-	}),
-	"pipeline": isObject(map[string]rule{ // passed to the pipeline engine
-		"stages":                         isInteger().from(1).orAuto(),
-		"partition":                      isText(),
-		"seed_layers":                    isBoolean(),
-		"activation_checkpoint_interval": isInteger().from(0),
-		"pipe_partitioned":               isBoolean(),
-		"grad_partitioned":               isBoolean(),
-	}).andOthers(),
-	"compile": isModel(map[string]rule{
-		"deepcompile":                   isBoolean(),
-		"free_activation":               isBoolean(),
-		"free_activation_threshold":     isInteger(),
-		"offload_activation":            isBoolean(),
-		"offload_activation_pin_memory": isBoolean(),
-		"offload_opt_states":            isBoolean(),
-		"offload_parameters":            isBoolean(),
-		"double_buffer":                 isBoolean(),
-		"symmetric_memory":              isBoolean(),
-		"debug_log":                     isBoolean(),
-		"sync_before_reduce":            isBoolean(),
-		"sync_after_reduce":             isBoolean(),
-		"sync_before_allgather":         isBoolean(),
-		"sync_after_allgather":          isBoolean(),
-		"keep_int_input_tensors":        isBoolean(),
-		"keep_all_input_tensors":        isBoolean(),
-		"passes":                        isList(isText("z1", "z3", "autosp", "autotp")).orNull(),
-	}),
-	"hybrid_engine": isModel(map[string]rule{
-		"enabled":                  isBoolean(),
-		"max_out_tokens":           isInteger(),
-		"inference_tp_size":        isInteger(),
-		"release_inference_cache":  isBoolean(),
-		"pin_parameters":           isBoolean(),
-		"tp_gather_partition_size": isInteger(),
-		"enable_cuda_graph":        isBoolean(),
-	}),
-
-	"sparse_attention": isObject(map[string]rule{
-		"mode":                          isText("dense", "fixed", "variable", "bigbird", "bslongformer"),
-		"block":                         isInteger(),
-		"different_layout_per_head":     isBoolean(),
-		"num_local_blocks":              isInteger(),
-		"num_global_blocks":             isInteger(),
-		"attention":                     isText(),
-		"horizontal_global_attention":   isBoolean(),
-		"num_different_global_patterns": isInteger(),
-		"num_random_blocks":             isInteger(),
-		"local_window_blocks":           isList(isInteger()),
-		"global_block_indices":          isList(isInteger()),
-		"global_block_end_indices":      isList(isInteger()).orNull(),
-		"num_sliding_window_blocks":     isInteger(),
-	}),
-	"progressive_layer_drop": isObject(map[string]rule{
-		"enabled": isBoolean(),
-		"theta":   isNumber(),
-		"gamma":   isNumber(),
-	}),
-	"curriculum_learning": isObject(enabled).andOthers(),
-	"data_efficiency": isObject(map[string]rule{
-		"enabled": isBoolean(),
-		"seed":    isInteger(),
-		"data_sampling": isObject(map[string]rule{
-			"enabled":             isBoolean(),
-			"num_epochs":          isInteger(),
-			"num_workers":         isInteger(),
-			"pin_memory":          isBoolean(),
-			"curriculum_learning": isObject(enabled).andOthers(),
-			"dynamic_batching":    isObject(enabled).andOthers(),
+		"offload_optimizer": offloadRule(boolean.For("pipeline_read pipeline_write fast_init super_offload"), keys{
+			"buffer_count":       count.Default(4),
+			"ratio":              share.Default(1),
+			"cpuadam_cores_perc": share,
 		}),
-		"data_routing": isObject(map[string]rule{
-			"enabled":    isBoolean(),
-			"random_ltd": isObject(enabled).andOthers(),
-		}),
-	}),
-	"compression_training": isObject(map[string]rule{
-		"shared_parameters":       isFree(), // get_quantize_enabled reads it at this level, too
-		"layer_reduction":         isObject(enabled).andOthers(),
-		"weight_quantization":     compressionSchema,
-		"activation_quantization": compressionSchema,
-		"sparse_pruning":          compressionSchema,
-		"row_pruning":             compressionSchema,
-		"head_pruning":            compressionSchema,
-		"channel_pruning":         compressionSchema,
-	}),
-	"quantize_training": isFree(),
-	"eigenvalue":        isFree().noting(`has no effect: DeepSpeed reads it inside of "quantize_training"`),
-	"weight_quantization": isModel(map[string]rule{
-		"enabled":                  isBoolean(),
-		"num_bits":                 isInteger(),
-		"q_type":                   isText("asymmetric", "symmetric"),
-		"q_groups":                 isInteger(),
-		"quantized_initialization": isFree(),
-		"post_init_quant":          isFree(),
-	}),
-}).andComments()}
+		"zenflow": pydantic(boolean.For("overlap_step offload"), share.For("auto_ratio pt_reserved_cores_perc"),
+			integer.For("select_interval update_interval full_warm_up_rounds"), keys{
+				"topk_ratio":      share.Default(.1),
+				"select_strategy": oneOf("auto", "step", "epoch").Default("auto"),
+				"steps_per_epoch": integer.OrNull(),
+			}).OrNull(),
+		"leaf_module": pydantic(names.Or(text).For("classes names name_suffixes")).OrNull(),
 
-// elementTypes are the names of deepspeed.runtime.config.DtypeEnum.
-var elementTypes = []string{
-	"fp32", "float32", "float", "torch.float32",
-	"fp16", "float16", "half", "torch.float16",
-	"bf16", "bfloat16", "torch.bfloat16",
-	"int8", "torch.int8",
+		"cpu_offload":       boolean.OrNull().Noting(`is deprecated: use "offload_optimizer": {"device": "cpu"}`),
+		"cpu_offload_param": boolean.OrNull().Noting(`is deprecated: use "offload_param": {"device": "cpu"}`),
+		"cpu_offload_use_pin_memory": boolean.OrNull().Noting(
+			`is deprecated and has no effect: use "pin_memory" of "offload_optimizer" and "offload_param"`),
+	})
+
+// offloadRule returns the rule of an offload section with further keys.
+func offloadRule(further ...keys) strict.Rule {
+	return pydantic(append(further, keys{
+		"device":     oneOf("none", "cpu", "nvme").Default("none"),
+		"nvme_path":  text.OrNull(),
+		"pin_memory": boolean.Default(true),
+	})...).OrNull()
 }
 
-var enabled = map[string]rule{"enabled": isBoolean()}
+var expertRule = object(enabled, size.For("autoep_size expert_tensor_parallel_size"),
+	boolean.For("validate_folding_routing use_grouped_mm disable_triton_grouped_mm"),
+	boolean.OrNull().For("route_norm has_shared_experts"),
+	text.OrNull().For(`preset_model moe_layer_pattern expert_pattern router_pattern expert_w1 expert_w2 expert_w3
+		num_experts_attr top_k_attr shared_experts_pattern shared_experts_gate_pattern`),
+	integer.OrNull().For("num_expert_groups num_limited_groups"),
+	integer.OrAuto().For("top_k"),
+	number.For("route_scale"), number.OrNull().For("load_balance_coeff"), number.OrAuto().For("routed_scaling_factor"),
+	keys{
+		"score_apply":  oneOf("auto", "pre", "post"),
+		"combine_impl": oneOf("auto", "weighted_sum", "legacy_bmm"),
+		"score_func":   oneOf("auto", "softmax", "sigmoid"),
+	})
 
-var fp16Schema = isModel(map[string]rule{
-	"enabled":                       isBoolean(),
-	"auto_cast":                     isBoolean(),
-	"loss_scale":                    isNumber().from(0),
-	"initial_scale_power":           isInteger().from(0).to(127),
-	"loss_scale_window":             isInteger(),
-	"hysteresis":                    isInteger(),
-	"consecutive_hysteresis":        isBoolean(),
-	"min_loss_scale":                isInteger(),
-	"fp16_master_weights_and_grads": isBoolean(),
-})
+// monitors are the sections that report and profile.
+var monitors = keys{
+	"tensorboard": pydantic(enabled, text.For("output_path job_name")),
+	"csv_monitor": pydantic(enabled, text.For("output_path job_name")),
+	"wandb":       pydantic(enabled, text.OrNull().For("group team"), text.For("project")),
+	"comet": pydantic(enabled, integer.For("samples_log_interval"), boolean.OrNull().For("online"),
+		text.OrNull().For("project workspace api_key experiment_name experiment_key mode")),
+	"comms_logger": pydantic(boolean.For("enabled prof_all verbose debug"), list(strict.Rule{}).For("prof_ops")),
+	"timers":       object(pydantic(boolean.For("enabled synchronized")).For("throughput")),
+	"flops_profiler": object(boolean.For("enabled detailed"), number.For("recompute_fwd_factor"),
+		integer.For("profile_step module_depth top_modules"), text.OrNull().For("output_file")),
+}
 
-var bf16Schema = isModel(map[string]rule{
-	"enabled":                       isBoolean(),
-	"immediate_grad_update":         isBoolean(),
-	"check_grad_overflow":           isBoolean(),
-	"bf16_master_weights_and_grads": isBoolean(),
-	"bf16_optimizer_states":         isBoolean(),
-})
-
-var zeroSchema = isModel(map[string]rule{
-	"stage":                               isInteger().from(0).to(3),
-	"contiguous_gradients":                isBoolean(),
-	"reduce_scatter":                      isBoolean(),
-	"reduce_bucket_size":                  isInteger().from(0),
-	"use_multi_rank_bucket_allreduce":     isBoolean(),
-	"allgather_partitions":                isBoolean(),
-	"allgather_bucket_size":               isInteger().from(0),
-	"overlap_comm":                        isBoolean().orNull(),
-	"load_from_fp32_weights":              isBoolean(),
-	"elastic_checkpoint":                  isBoolean(),
-	"sub_group_size":                      isInteger().from(0),
-	"ignore_unused_parameters":            isBoolean(),
-	"legacy_stage1":                       isBoolean(),
-	"round_robin_gradients":               isBoolean(),
-	"zero_hpz_partition_size":             isInteger().from(0),
-	"zero_quantized_weights":              isBoolean(),
-	"zero_quantized_nontrainable_weights": isBoolean(),
-	"zero_quantized_gradients":            isBoolean(),
-	"zeropp_loco_param":                   isFree().orNull(),
-	"mics_shard_size":                     isInteger(),
-	"mics_hierarchical_params_gather":     isBoolean(),
-	"memory_efficient_linear":             isBoolean(),
-	"pipeline_loading_checkpoint":         isBoolean(),
-	"override_module_apply":               isBoolean(),
-	"log_trace_cache_warnings":            isBoolean(),
-	"enable_sanity_checks":                isBoolean(),
-	"save_muon_momentum_buffer_in_memory": isBoolean(),
-
-	// Each of these has two names.
-	"stage3_prefetch_bucket_size":               isInteger().from(0),
-	"prefetch_bucket_size":                      isInteger().from(0),
-	"stage3_param_persistence_threshold":        isInteger().from(0),
-	"param_persistence_threshold":               isInteger().from(0),
-	"stage3_model_persistence_threshold":        isInteger().from(0),
-	"model_persistence_threshold":               isInteger().from(0),
-	"stage3_max_live_parameters":                isInteger().from(0),
-	"max_live_parameters":                       isInteger().from(0),
-	"stage3_max_reuse_distance":                 isInteger().from(0),
-	"max_reuse_distance":                        isInteger().from(0),
-	"stage3_gather_16bit_weights_on_model_save": isBoolean(),
-	"gather_16bit_weights_on_model_save":        isBoolean(),
-	"stage3_module_granularity_threshold":       isInteger(),
-	"module_granularity_threshold":              isInteger(),
-	"stage3_use_all_reduce_for_fetch_params":    isBoolean(),
-	"use_all_reduce_for_fetch_params":           isBoolean(),
-	"stage3_allgather_sequential":               isBoolean(),
-	"allgather_sequential":                      isBoolean(),
-
-	"offload_param": isModel(map[string]rule{
-		"device":       isText("none", "cpu", "nvme"),
-		"nvme_path":    isText().orNull(),
-		"buffer_count": isInteger().from(0),
-		"buffer_size":  isInteger().from(0),
-		"max_in_cpu":   isInteger().from(0),
-		"pin_memory":   isBoolean(),
-	}).orNull(),
-	"offload_optimizer": isModel(map[string]rule{
-		"device":             isText("none", "cpu", "nvme"),
-		"nvme_path":          isText().orNull(),
-		"buffer_count":       isInteger().from(0),
-		"pin_memory":         isBoolean(),
-		"pipeline_read":      isBoolean(),
-		"pipeline_write":     isBoolean(),
-		"fast_init":          isBoolean(),
-		"ratio":              isNumber().from(0).to(1),
-		"super_offload":      isBoolean(),
-		"cpuadam_cores_perc": isNumber().from(0).to(1),
-	}).orNull(),
-	"zenflow": isModel(map[string]rule{
-		"topk_ratio":             isNumber().from(0).to(1),
-		"select_strategy":        isText("auto", "step", "epoch"),
-		"select_interval":        isInteger(),
-		"update_interval":        isInteger(),
-		"overlap_step":           isBoolean(),
-		"offload":                isBoolean(),
-		"auto_ratio":             isNumber().from(0).to(1),
-		"full_warm_up_rounds":    isInteger(),
-		"pt_reserved_cores_perc": isNumber().from(0).to(1),
-		"steps_per_epoch":        isInteger().orNull(),
-	}).orNull(),
-	"leaf_module": isModel(map[string]rule{
-		"classes":       isList(isText()).or(isText()),
-		"names":         isList(isText()).or(isText()),
-		"name_suffixes": isList(isText()).or(isText()),
-	}).orNull(),
-
-	"cpu_offload": isBoolean().orNull().noting(
-		`is deprecated: use "offload_optimizer": {"device": "cpu"}`),
-	"cpu_offload_param": isBoolean().orNull().noting(
-		`is deprecated: use "offload_param": {"device": "cpu"}`),
-	"cpu_offload_use_pin_memory": isBoolean().orNull().noting(
-		`is deprecated and has no effect: use "pin_memory" of "offload_optimizer" and "offload_param"`),
-	"stage3_gather_fp16_weights_on_model_save": isBoolean().noting(`is deprecated: use "stage3_gather_16bit_weights_on_model_save"`),
-})
-
-var tensorParallelSchema = isModel(map[string]rule{
-	"tp_size":       isInteger(),
-	"tp_grain_size": isInteger(),
-})
-
-var compressionSchema = isObject(map[string]rule{
-	"shared_parameters": isFree(),
-	"different_groups":  isFree(),
-})
+// sections are the sections that change neither precision nor sharding.
+var sections = keys{
+	"checkpoint": object(boolean.For("load_universal use_node_local_storage checkpoint_serialization"), keys{
+		"tag_validation": oneOf("Warn", "Ignore", "Fail").InAnyCase(),
+		"parallel_write": object(boolean.For("pipeline_stage")),
+		"writer": object(boolean.For("decoupled io_buffer_double show_statistics"),
+			size.For("io_buffer_size io_multiplier"), keys{
+				"type":          oneOf("mock", "python", "fast").InAnyCase().OrNull(),
+				"data_parallel": oneOf("replica", "socket", "machine").InAnyCase().OrNull(),
+			}).OrNull(),
+	}),
+	"nebula": object(boolean.For("enabled enable_nebula_load"),
+		text.OrNull().For("nebula_load_path persistent_storage_path"),
+		number.For("persistent_time_interval"), integer.For("num_of_version_in_retention")),
+	"datastates_ckpt": {},
+	"autotuning": object(boolean.For("enabled fast overwrite"), text.For("results_dir exps_dir metric"),
+		text.OrNull().For("metric_path model_info_path"), free.OrNull().For("arg_mappings"),
+		integer.For(`start_profile_step end_profile_step tuner_early_stopping tuner_num_trials min_train_batch_size
+			max_train_micro_batch_size_per_gpu min_train_micro_batch_size_per_gpu num_tuning_micro_batch_sizes mp_size`),
+		integer.OrNull().For("max_train_batch_size"), keys{
+			"tuner_type": oneOf("gridsearch", "random", "model_based"),
+			"model_info": object(boolean.For("profile"),
+				integer.OrNull().For("num_params hidden_size num_layers")).OrNull(),
+		}),
+	"hybrid_engine": pydantic(integer.For("max_out_tokens inference_tp_size tp_gather_partition_size"),
+		boolean.For("enabled release_inference_cache pin_parameters enable_cuda_graph")),
+	"sparse_attention": object(boolean.For("different_layout_per_head horizontal_global_attention"),
+		integer.For(`block num_local_blocks num_global_blocks num_different_global_patterns num_random_blocks
+			num_sliding_window_blocks`), text.For("attention"),
+		list(integer).For("local_window_blocks global_block_indices"), keys{
+			"mode":                     oneOf("dense", "fixed", "variable", "bigbird", "bslongformer"),
+			"global_block_end_indices": list(integer).OrNull(),
+		}),
+	"progressive_layer_drop": object(enabled, number.For("theta gamma")),
+	"curriculum_learning":    object(enabled).AndOthers(),
+	"data_efficiency": object(enabled, integer.For("seed"), keys{
+		"data_sampling": object(boolean.For("enabled pin_memory"), integer.For("num_epochs num_workers"),
+			object(enabled).AndOthers().For("curriculum_learning dynamic_batching")),
+		"data_routing": object(enabled, object(enabled).AndOthers().For("random_ltd")),
+	}),
+	"compression_training": object(
+		free.For("shared_parameters"), // get_quantize_enabled reads it at this level, too
+		object(enabled).AndOthers().For("layer_reduction"),
+		object(free.For("shared_parameters different_groups")).For(`weight_quantization activation_quantization
+			sparse_pruning row_pruning head_pruning channel_pruning`)),
+	"weight_quantization": pydantic(enabled, integer.For("num_bits q_groups"),
+		oneOf("asymmetric", "symmetric").For("q_type"), free.For("quantized_initialization post_init_quant")),
+}

@@ -3,6 +3,7 @@ package recipe
 import (
 	"encoding/json"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 
@@ -46,7 +47,7 @@ json.dump({"plain": plain.to_json_string(), "full": full.to_json_string(), "opti
 		t.Fatal(err)
 	}
 	for _, name := range real.Optimizers {
-		if _, known := trainerOptimizers[name]; !known {
+		if !slices.Contains(trainerOptimizers, name) {
 			t.Errorf("the optimizer %q is unknown", name)
 		}
 	}
@@ -55,15 +56,11 @@ json.dump({"plain": plain.to_json_string(), "full": full.to_json_string(), "opti
 	full.OnCPU, full.MicroBatch, full.GradientAccumulation, full.Precision, full.MaxGradNorm = true, 3, 5, MixedBF16,
 		0.3
 	full.Optimizer = TrainerOptimizer{
-		Name:      "paged_adamw_8bit",
-		Algorithm: "adamw",
-		StateBits: 8,
-		Paged:     true,
-		Library:   "bitsandbytes",
-		LR:        1e-4,
-		Beta1:     0.9,
-		Beta2:     0.95,
-		Epsilon:   1e-8,
+		Name:    "paged_adamw_8bit",
+		LR:      1e-4,
+		Beta1:   0.9,
+		Beta2:   0.95,
+		Epsilon: 1e-8,
 	}
 	full.Checkpointing = Checkpointing{Enabled: true, EveryN: 1}
 	full.DataLoader = DataLoader{Workers: 2, PrefetchFactor: 2}

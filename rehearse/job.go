@@ -79,15 +79,15 @@ func (r Request) Resolve() (*Job, error) {
 	}
 	j.Kernel = set
 	if r.Model == "" {
-		return nil, &fault.Input{What: "no model was named",
-			Hint: "--model takes a catalog name such as qwen2.5-0.5b, a config.json, or safetensors files"}
+		return nil, fault.Inputf("no model was named").
+			WithHint("--model takes a catalog name such as qwen2.5-0.5b, a config.json, or safetensors files")
 	}
 	if j.Model, err = model.Load(r.Model); err != nil {
 		return nil, err
 	}
 	if j.Model.Elements() == 0 {
 		where := fault.Position{File: r.Model}
-		return nil, &fault.Input{Where: where, What: "the model has no parameters: every tensor has 0 elements"}
+		return nil, where.Inputf("the model has no parameters: every tensor has 0 elements")
 	}
 	if r.DeepSpeed != "" {
 		if err := j.applyRecipe(r.DeepSpeed); err != nil {
@@ -125,16 +125,15 @@ func (r Request) checkNumbers(worldSize int) error {
 		{"--workers", r.Workers, 0},
 	} {
 		if number.value < number.least {
-			return &fault.Input{What: fmt.Sprintf("%s is %d: expected at least %d", number.flag, number.value,
-				number.least)}
+			return fault.Inputf("%s is %d: expected at least %d", number.flag, number.value, number.least)
 		}
 	}
 	if worldSize > maxWorldSize {
-		return &fault.Input{What: fmt.Sprintf("--world-size is %d: expected at most %d", worldSize, maxWorldSize)}
+		return fault.Inputf("--world-size is %d: expected at most %d", worldSize, maxWorldSize)
 	}
 	if r.Clip != nil && (!(*r.Clip >= 0) || math.IsInf(*r.Clip, 1)) {
-		return &fault.Input{What: fmt.Sprintf("--clip is %g: expected a norm of 0 or more", *r.Clip),
-			Hint: "--clip 0 turns clipping off"}
+		return fault.Inputf("--clip is %g: expected a norm of 0 or more", *r.Clip).
+			WithHint("--clip 0 turns clipping off")
 	}
 	return nil
 }
@@ -185,7 +184,7 @@ func (r Request) choosePrecision(j *Job) (dtype.Type, error) {
 	asked, ok := trainedIn(cmp.Or(r.Precision, dtype.BF16.String()))
 	switch d := j.Recipe; {
 	case !ok:
-		return asked, &fault.Input{What: fmt.Sprintf("--precision is %q: expected bf16, fp16 or fp32", r.Precision)}
+		return asked, fault.Inputf("--precision is %q: expected bf16, fp16 or fp32", r.Precision)
 	case d == nil || d.Precision == dtype.Invalid && r.Precision != "":
 		return asked, nil
 	case d.Precision == dtype.Invalid:
@@ -193,11 +192,8 @@ func (r Request) choosePrecision(j *Job) (dtype.Type, error) {
 			"bf16: --precision changes that")
 		return asked, nil
 	case r.Precision != "" && asked != d.Precision:
-		return asked, &fault.Input{
-			Where: fault.Position{File: d.File},
-			What:  fmt.Sprintf("DeepSpeed trains in %v, and --precision is %s", d.Precision, r.Precision),
-			Hint:  "leave --precision out, or change the file",
-		}
+		return asked, fault.File(d.File).Inputf("DeepSpeed trains in %v, and --precision is %s", d.Precision,
+			r.Precision).WithHint("leave --precision out, or change the file")
 	}
 	return j.Recipe.Precision, nil
 }
@@ -222,12 +218,10 @@ func optimizerOf(path string, o *recipe.Optimizer) (optim.Optimizer, error) {
 	case "Adagrad":
 		found = optim.Adagrad{LearningRate: o.LR, Epsilon: o.Epsilon, WeightDecay: o.WeightDecay}
 	default:
-		return nil, &fault.Input{
-			Where: fault.Position{File: path},
-			What:  fmt.Sprintf("optimizer.type is %q, and the engine has AdamW, Adam, Lion and Adagrad", o.Type),
-			Hint: "the bytes of an optimizer with two moments are those of AdamW: set " +
-				"optimizer.type to AdamW to rehearse it",
-		}
+		return nil, fault.File(path).Inputf("optimizer.type is %q, and the engine has AdamW, Adam, Lion and Adagrad",
+			o.Type).
+			WithHint("the bytes of an optimizer with two moments are those of AdamW: set optimizer.type to AdamW to " +
+				"rehearse it")
 	}
 	if err := optim.Check(found, 1, 1); err != nil {
 		return nil, &fault.Input{Where: fault.Position{File: path}, What: "optimizer.params", Err: err}
@@ -249,20 +243,20 @@ func (r Request) chooseFormat(algorithm kernel.Algorithm, precision dtype.Type) 
 	case kernel.FP32.String():
 		f.State = kernel.FP32
 	default:
-		return f, &fault.Input{What: fmt.Sprintf("--state is %q: expected split or fp32", r.State)}
+		return f, fault.Inputf("--state is %q: expected split or fp32", r.State)
 	}
 	var ok bool
 	if f.Moments, ok = kernel.ParseMoments(cmp.Or(r.Moments, kernel.MomentsFP32.String())); !ok {
-		return f, &fault.Input{What: fmt.Sprintf("--moments is %q: expected fp32, bf16 or int8", r.Moments)}
+		return f, fault.Inputf("--moments is %q: expected fp32, bf16 or int8", r.Moments)
 	}
 	if !f.Moments.Suits(algorithm) {
-		return f, &fault.Input{What: fmt.Sprintf("--moments is %v, which is made for Adam, and the optimizer is %v",
-			f.Moments, algorithm), Hint: "--moments bf16"}
+		return f, fault.Inputf("--moments is %v, which is made for Adam, and the optimizer is %v", f.Moments,
+			algorithm).WithHint("--moments bf16")
 	}
 	if r.GradientType != "" {
 		t, ok := trainedIn(r.GradientType)
 		if !ok {
-			return f, &fault.Input{What: fmt.Sprintf("--grad-dtype is %q: expected bf16, fp16 or fp32", r.GradientType)}
+			return f, fault.Inputf("--grad-dtype is %q: expected bf16, fp16 or fp32", r.GradientType)
 		}
 		f.Gradient = t
 	}
@@ -281,13 +275,10 @@ func (r Request) chooseEmbeddingMoments(others kernel.MomentType) (kernel.Moment
 	case r.EmbeddingMoments == "":
 		return others, nil
 	case !ok || asked == kernel.MomentsBF16:
-		return others, &fault.Input{What: fmt.Sprintf("--embedding-moments is %q: expected fp32 or int8",
-			r.EmbeddingMoments)}
+		return others, fault.Inputf("--embedding-moments is %q: expected fp32 or int8", r.EmbeddingMoments)
 	case others != kernel.MomentsInt8:
-		return others, &fault.Input{
-			What: fmt.Sprintf("--embedding-moments is given, and --moments is %v", others),
-			Hint: "embeddings differ only from --moments int8",
-		}
+		return others, fault.Inputf("--embedding-moments is given, and --moments is %v", others).
+			WithHint("embeddings differ only from --moments int8")
 	}
 	return asked, nil
 }
@@ -350,11 +341,9 @@ func NewPlacement(j *Job, h *host.Host) (*Placement, error) {
 func (p *Placement) workerCPUs(rank int) ([]int, error) {
 	cpus := p.Binding.Ranks[rank].OptimizerCPUs.List()
 	if p.Workers > len(cpus) {
-		return nil, &fault.Input{
-			What: fmt.Sprintf("--workers is %d, and rank %d has %d cores for them: CPUs %s", p.Workers, rank,
-				len(cpus), p.Binding.Ranks[rank].OptimizerCPUs),
-			Hint: "leave --workers out for one worker on each core, or use fewer ranks",
-		}
+		return nil, fault.Inputf("--workers is %d, and rank %d has %d cores for them: CPUs %s", p.Workers, rank,
+			len(cpus), p.Binding.Ranks[rank].OptimizerCPUs).
+			WithHint("leave --workers out for one worker on each core, or use fewer ranks")
 	}
 	if p.Workers > 0 {
 		cpus = cpus[:p.Workers]

@@ -2,7 +2,6 @@ package rehearse
 
 import (
 	"cmp"
-	"fmt"
 
 	"plimsoll/dtype"
 	"plimsoll/fault"
@@ -32,18 +31,13 @@ func (l LossScaling) apply(j *Job) error {
 	set(&dynamic, "--min-loss-scale", &j.LossScaler.Minimum, l.MinLossScale)
 	switch {
 	case !j.ScalesLoss() && given+dynamic != "":
-		return &fault.Input{
-			What: fmt.Sprintf("%s is given, and gradients are %v: only a loss with fp16 gradients is scaled",
-				cmp.Or(given, dynamic), j.Format.Gradient),
-			Hint: "--precision fp16",
-		}
+		return fault.Inputf("%s is given, and gradients are %v: only a loss with fp16 gradients is scaled",
+			cmp.Or(given, dynamic), j.Format.Gradient).WithHint("--precision fp16")
 	case !j.ScalesLoss():
 		j.LossScaler = optim.LossScaler{Static: 1}
 	case j.LossScaler.Static != 0 && dynamic != "":
-		return &fault.Input{
-			What: fmt.Sprintf("%s is given, and the loss scale is fixed at %g", dynamic, j.LossScaler.Static),
-			Hint: "--loss-scale 0 makes it dynamic",
-		}
+		return fault.Inputf("%s is given, and the loss scale is fixed at %g", dynamic, j.LossScaler.Static).
+			WithHint("--loss-scale 0 makes it dynamic")
 	}
 	if err := j.LossScaler.Validate(); err != nil {
 		bad := &fault.Input{What: "loss scaling", Err: err}

@@ -93,7 +93,7 @@ func Formats() []string { return []string{string(Text), string(JSON), string(Mar
 // ParseFormat returns the format of a name. An error is a *fault.Input.
 func ParseFormat(name string) (Format, error) {
 	if !slices.Contains(Formats(), name) {
-		return "", &fault.Input{What: fmt.Sprintf("%q is no format: expected %s", name, strings.Join(Formats(), ", "))}
+		return "", fault.Inputf("%q is no format: expected %s", name, strings.Join(Formats(), ", "))
 	}
 	return Format(name), nil
 }

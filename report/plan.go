@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"plimsoll/fault"
+	"plimsoll/job"
 	"plimsoll/ledger"
 	"plimsoll/plan"
 )
@@ -26,7 +27,7 @@ type PlanDocument struct {
 	Devices     []ledger.Device `json:"devices"`
 	Hosted      []plan.Hosted   `json:"plimsoll_host_state"`
 	Inputs      []Input         `json:"inputs"`
-	Request     plan.Request    `json:"request"`
+	Request     job.Request     `json:"request"`
 }
 
 // PlanLimit is the point where the job comes nearest to a device's capacity.
@@ -79,7 +80,7 @@ type Input struct {
 }
 
 // NewPlanDocument makes the document of a plan.
-func NewPlanDocument(version string, request plan.Request, p *plan.Plan) (*PlanDocument, error) {
+func NewPlanDocument(version string, request job.Request, p *plan.Plan) (*PlanDocument, error) {
 	j := p.Job
 	d := &PlanDocument{
 		Schema: PlanSchema, Version: version, Verdict: p.Verdict.Result, Devices: p.Devices, Request: request,
@@ -94,14 +95,14 @@ func NewPlanDocument(version string, request plan.Request, p *plan.Plan) (*PlanD
 			MicroBatch:      j.MicroBatch,
 			Sequence:        j.Sequence,
 			Accumulation:    j.Accumulation,
-			Weights:         j.Weights.String(),
+			Weights:         j.ParameterType.String(),
 			Attention:       string(j.Attention),
 			Optimizer:       j.OptimizerName(),
 			Recompute:       j.RecomputeName(),
 			Compute:         j.ComputeName(),
-			TensorParallel:  j.SplitWidth,
-			ContextParallel: j.SplitSequence,
-			ExpertParallel:  j.SplitExperts,
+			TensorParallel:  j.Parallel.Tensor,
+			ContextParallel: j.Parallel.Context,
+			ExpertParallel:  j.Parallel.Expert,
 			Replicas:        j.Replicas(),
 			Parallel:        j.ParallelNames(),
 		},
@@ -112,7 +113,7 @@ func NewPlanDocument(version string, request plan.Request, p *plan.Plan) (*PlanD
 	if j.AutocastName() != "" {
 		d.Job.Autocast = j.AutocastName()
 	}
-	for _, file := range j.Files(request) {
+	for _, file := range j.Files {
 		sum, err := hashOf(file)
 		if err != nil {
 			return nil, err
@@ -352,8 +353,8 @@ func (d *PlanDocument) Explain(name string) (*Page, error) {
 	}
 	if len(all) == 0 {
 		slices.Sort(names)
-		return nil, &fault.Input{What: fmt.Sprintf("no component is called %q at any peak of this plan", name),
-			Hint: "components of this plan: " + strings.Join(slices.Compact(names), ", ")}
+		return nil, fault.Inputf("no component is called %q at any peak of this plan", name).
+			WithHint("components of this plan: " + strings.Join(slices.Compact(names), ", "))
 	}
 	return &Page{Title: "Plan of " + d.Model.Name + ": " + name, Sections: []Section{all}, Document: d}, nil
 }

@@ -5,7 +5,6 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 	"io/fs"
 	"strings"
@@ -42,10 +41,9 @@ func parsePlan(file string, text []byte) (*PlanDocument, error) {
 		return nil, &fault.Input{Where: fault.At(file, text, wrong.Offset-1), What: "this is not JSON", Err: err,
 			Hint: again}
 	case err != nil || head.Schema == "":
-		return nil, &fault.Input{Where: where, What: "this is no plan: it names no schema", Hint: again}
+		return nil, where.Inputf("this is no plan: it names no schema").WithHint(again)
 	case head.Schema != PlanSchema:
-		return nil, &fault.Input{Where: where, What: fmt.Sprintf("the schema is %q, and this version reads %q",
-			head.Schema, PlanSchema), Hint: again}
+		return nil, where.Inputf("the schema is %q, and this version reads %q", head.Schema, PlanSchema).WithHint(again)
 	}
 	d := &PlanDocument{}
 	if err := json.Unmarshal(text, d); err != nil {
@@ -54,8 +52,8 @@ func parsePlan(file string, text []byte) (*PlanDocument, error) {
 	known := d.Verdict == plan.Unknown || d.Limit != nil &&
 		(d.Verdict == plan.Fits || d.Verdict == plan.Tight || d.Verdict == plan.DoesNotFit)
 	if !known || len(d.Devices) == 0 {
-		return nil, &fault.Input{Where: where, What: fmt.Sprintf("this is no whole plan: the verdict is "+
-			"%q, without a limit or devices", d.Verdict), Hint: again}
+		return nil, where.Inputf("this is no whole plan: the verdict is %q, without a limit or devices", d.Verdict).
+			WithHint(again)
 	}
 	return d, nil
 }
@@ -87,9 +85,8 @@ func (d *PlanDocument) current(file string) error {
 		if err == nil && now == input.SHA256 {
 			continue
 		}
-		e := &fault.Input{Where: fault.Position{File: file},
-			What: input.File + " has changed since the plan was made",
-			Hint: "plan the job again, or give the file its content back"}
+		e := fault.File(file).Inputf("%s has changed since the plan was made", input.File).
+			WithHint("plan the job again, or give the file its content back")
 		if err != nil {
 			e.What, e.Err, e.Hint = "the plan was made from a file that cannot be read", err,
 				"run from the folder that the plan was made in, or plan the job again"

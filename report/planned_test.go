@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"plimsoll/fault"
+	"plimsoll/job"
 	"plimsoll/plan"
 )
 
@@ -24,7 +25,7 @@ func made(t testing.TB) []byte {
 		`{"deepspeed": "ds.json", "bf16": true, "per_device_train_batch_size": 1}`), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	request := plan.Request{Model: "gpt2", TrainingArgs: "args.json", GPUs: 2, GPU: "H100-80GB"}
+	request := job.Request{Model: "gpt2", TrainingArgs: "args.json", GPUs: 2, GPU: "H100-80GB"}
 	job, err := request.Resolve()
 	if err != nil {
 		t.Fatal(err)
@@ -120,12 +121,12 @@ func TestPlannedRun(t *testing.T) {
 
 // TestPlannedFolder expects the config.json of a folder among the inputs.
 func TestPlannedFolder(t *testing.T) {
-	j, err := plan.Request{Model: "../model/testdata/checkpoint"}.Resolve()
+	j, err := job.Request{Model: "../model/testdata/checkpoint"}.Resolve()
 	if err != nil {
 		t.Fatal(err)
 	}
 	want := []string{filepath.Join("../model/testdata/checkpoint", "config.json")}
-	if got := j.Files(plan.Request{}); !slices.Equal(got, want) {
+	if got := j.Files; !slices.Equal(got, want) {
 		t.Errorf("files are %q, want %q", got, want)
 	}
 }

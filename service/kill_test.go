@@ -2,6 +2,7 @@ package service
 
 import (
 	"cmp"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
@@ -17,7 +18,6 @@ import (
 	"time"
 	"unsafe"
 
-	"github.com/go-json-experiment/json"
 	"golang.org/x/sys/unix"
 
 	"plimsoll/optim"
@@ -185,7 +185,7 @@ func (x *trainer) step(s *servicetest.Session, step int64) error {
 		return err
 	}
 	x.does(stepping)
-	err = s.Step(step, optim.GradientScale(math.Sqrt(sum), 1, 1), !x.Ranges, adamw...)
+	err = s.Step(step, optim.GradScale(math.Sqrt(sum), 1, 1), !x.Ranges, adamw...)
 	for first := int64(0); x.Ranges && err == nil && first < all; first += piece {
 		err = s.Wait(step, first, min(piece, all-first))
 	}

@@ -43,7 +43,7 @@ func validRequests(t testing.TB) []protocol.Packet {
 		{Kind: protocol.Norm},
 		{Kind: protocol.Accumulate, Body: protocol.Encode(protocol.AccumulateBody{Type: 2, Count: 10, Number: 1})},
 		{Kind: protocol.Clear},
-		{Kind: protocol.Step, Body: protocol.StepBody{StepHeader: protocol.StepHeader{Step: 1, Factor: 1,
+		{Kind: protocol.Step, Body: protocol.StepBody{StepHeader: protocol.StepHeader{Step: 1, GradScale: 1,
 			Flags: protocol.WaitForStep}, Hyperparameters: adamw}.Encode()},
 		{Kind: protocol.Wait, Body: protocol.Encode(protocol.WaitBody{Step: 1, First: 0, Count: 10})},
 		{Kind: protocol.Save, Body: []byte(`{"directory": "/nowhere", "training": {"epoch": 1}}`)},

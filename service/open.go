@@ -74,7 +74,7 @@ func (c *connection) welcome(attached bool) (reply, error) {
 		Elements: s.shard.Config().Elements, Service: c.server.version, Kernel: c.server.kernel.String(),
 	}
 	w.PreparedStep = s.record.preparedStep.Load()
-	w.AskedStep, w.AskedFactor = s.record.asked()
+	w.AskedStep, w.AskedGradScale = s.record.asked()
 	added, cleared, _, half := s.shard.Accumulations()
 	if w.Accumulated, w.ClearedStep = added, cleared; half {
 		w.Accumulating = added + 1

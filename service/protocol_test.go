@@ -358,7 +358,7 @@ func TestPipelinedRequests(t *testing.T) {
 	putGradients(s, 1, 0, testElements)
 	step := func(n uint64, flags uint32) protocol.Packet {
 		return protocol.Packet{Kind: protocol.Step,
-			Body: protocol.StepBody{StepHeader: protocol.StepHeader{Step: n, Factor: 0.5, Flags: flags},
+			Body: protocol.StepBody{StepHeader: protocol.StepHeader{Step: n, GradScale: 0.5, Flags: flags},
 				Hyperparameters: adamw}.Encode()}
 	}
 	var sent []protocol.Packet
@@ -542,7 +542,7 @@ func TestAnswersComeInOrder(t *testing.T) {
 	for step := uint64(1); step <= 5; step++ {
 		requests := []protocol.Packet{
 			{Kind: protocol.Step, Number: 1, Body: protocol.StepBody{StepHeader: protocol.StepHeader{Step: step,
-				Factor: 1, Flags: protocol.WaitForStep},
+				GradScale: 1, Flags: protocol.WaitForStep},
 				Hyperparameters: adamw[:1]}.Encode()},
 			{Kind: protocol.Stat, Number: 2},
 		}

@@ -39,9 +39,9 @@ type recordHead struct {
 	// preparedStep is the step whose hyperparameters are here and whose gradients are
 	// final; 0 for none.
 	preparedStep atomic.Uint64
-	// askedStep is the step that a client asked for last. factor is the factor of its
-	// gradients, as binary64.
-	askedStep, factor atomic.Uint64
+	// askedStep is the step that a client asked for last. gradScale is what it
+	// multiplies its gradients by, as binary64.
+	askedStep, gradScale atomic.Uint64
 }
 
 // Conditions of a state.
@@ -160,13 +160,13 @@ func (r *record) forgetSteps() {
 }
 
 // ask records that a client asked for a step.
-func (r *record) ask(step uint64, factor float64) {
+func (r *record) ask(step uint64, gradScale float64) {
 	r.askedStep.Store(0)
-	r.factor.Store(math.Float64bits(factor))
+	r.gradScale.Store(math.Float64bits(gradScale))
 	r.askedStep.Store(step)
 }
 
-// asked returns the step that was asked for last, and its factor.
-func (r *record) asked() (step uint64, factor float64) {
-	return r.askedStep.Load(), math.Float64frombits(r.factor.Load())
+// asked returns the step that was asked for last, and what its gradients were multiplied by.
+func (r *record) asked() (step uint64, gradScale float64) {
+	return r.askedStep.Load(), math.Float64frombits(r.gradScale.Load())
 }

@@ -252,9 +252,9 @@ func TestRequestsAreRefused(t *testing.T) {
 	request := func(kind protocol.Kind, values ...any) func() error {
 		return func() error { return s.Do(kind, protocol.Encode(values...)) }
 	}
-	step := func(number uint64, factor float64, groups ...protocol.Hyperparameters) func() error {
+	step := func(number uint64, gradScale float64, groups ...protocol.Hyperparameters) func() error {
 		return func() error {
-			return s.Do(protocol.Step, protocol.StepBody{StepHeader: protocol.StepHeader{Step: number, Factor: factor},
+			return s.Do(protocol.Step, protocol.StepBody{StepHeader: protocol.StepHeader{Step: number, GradScale: gradScale},
 				Hyperparameters: groups}.Encode())
 		}
 	}
@@ -359,19 +359,19 @@ func TestRequestsAreRefused(t *testing.T) {
 		{"a factor that would be zero", step(3, 1e-60, adamw...), protocol.Refused,
 			"step, parameter group 0, *: the factor*binary32*"},
 
-		{"flags that there are not", body(protocol.Step, protocol.StepHeader{Step: 3, Factor: 1, Flags: 8}, adamw...),
+		{"flags that there are not", body(protocol.Step, protocol.StepHeader{Step: 3, GradScale: 1, Flags: 8}, adamw...),
 			protocol.Refused,
 			"step with flags 0x8: this version has 0x3"},
 		{"a step that is not prepared", body(protocol.Step,
-			protocol.StepHeader{Step: 3, Factor: 1, Flags: protocol.PreparedStep}), protocol.OutOfOrder,
+			protocol.StepHeader{Step: 3, GradScale: 1, Flags: protocol.PreparedStep}), protocol.OutOfOrder,
 			"step 3 as prepared: step 0 is (0 is none)"},
 		{"a step as prepared, and not", body(protocol.Step,
-			protocol.StepHeader{Step: 3, Factor: 1, Flags: protocol.PreparedStep}, adamw...),
+			protocol.StepHeader{Step: 3, GradScale: 1, Flags: protocol.PreparedStep}, adamw...),
 			protocol.Refused, "step 3 as prepared, with 2 parameter groups: expected none"},
 		{"the step that was made is prepared", body(protocol.Prepare, protocol.StepHeader{Step: 2}, adamw...),
 			protocol.OutOfOrder,
 			"prepare 2: the session has finished step 2, so the next is 3"},
-		{"a factor before its time", body(protocol.Prepare, protocol.StepHeader{Step: 3, Factor: 1}, adamw...),
+		{"a factor before its time", body(protocol.Prepare, protocol.StepHeader{Step: 3, GradScale: 1}, adamw...),
 			protocol.Refused,
 			"prepare with flags 0x0 and factor 1: expected neither, which come with the step"},
 		{"flags before their time", body(protocol.Prepare, protocol.StepHeader{Step: 3, Flags: protocol.WaitForStep},

@@ -451,7 +451,7 @@ func stepOnce(s *servicetest.Session, step int64) error {
 	if err != nil {
 		return err
 	}
-	return s.Step(step, optim.GradientScale(math.Sqrt(sum), 1, 1), true, adamw...)
+	return s.Step(step, optim.GradScale(math.Sqrt(sum), 1, 1), true, adamw...)
 }
 
 // begin writes the first weights to a session.

@@ -172,10 +172,10 @@ func (s *session) norm(struct{}) ([]byte, error) {
 // hyperparameters in the session header and does not begin the step. From here on the
 // step can be made even if client and service die.
 func (s *session) prepare(b protocol.StepBody) error {
-	if b.Flags != 0 || b.Factor != 0 {
+	if b.Flags != 0 || b.GradScale != 0 {
 		return protocol.Refused.Errorf("prepare with flags %#x and factor %v: expected neither, which come with the "+
 			"step",
-			b.Flags, b.Factor)
+			b.Flags, b.GradScale)
 	}
 	if err := s.checkStep(protocol.Prepare, b.Step); err != nil {
 		return err
@@ -201,9 +201,9 @@ func (s *session) checkStep(kind protocol.Kind, step uint64) error {
 }
 
 // optimizers returns the optimizers of the parameter groups in a step whose gradients
-// are multiplied by factor. It refuses numbers that would turn weights into NaN.
+// are multiplied by gradScale. It refuses numbers that would turn weights into NaN.
 func (s *session) optimizers(kind protocol.Kind, step uint64, groups []protocol.Hyperparameters,
-	factor float64) ([]optim.Optimizer, error) {
+	gradScale float64) ([]optim.Optimizer, error) {
 	if len(groups) != s.document.Groups {
 		return nil, protocol.Refused.Errorf("%v with %d parameter groups: the session has %d", kind,
 			len(groups),
@@ -212,7 +212,7 @@ func (s *session) optimizers(kind protocol.Kind, step uint64, groups []protocol.
 	optimizers := make([]optim.Optimizer, len(groups))
 	for i, group := range groups {
 		optimizers[i] = optimizerOf(s.document, group)
-		if err := optim.Check(optimizers[i], int64(step), factor); err != nil {
+		if err := optim.Check(optimizers[i], int64(step), gradScale); err != nil {
 			return nil, protocol.Refused.Errorf("%v, parameter group %d, %v: %v", kind, i, optimizers[i], err)
 		}
 	}
@@ -222,7 +222,7 @@ func (s *session) optimizers(kind protocol.Kind, step uint64, groups []protocol.
 // optimizersOf returns the optimizers of a step, from the request or from prepare.
 func (s *session) optimizersOf(b protocol.StepBody) ([]optim.Optimizer, error) {
 	if b.Flags&protocol.PreparedStep == 0 {
-		return s.optimizers(protocol.Step, b.Step, b.Hyperparameters, b.Factor)
+		return s.optimizers(protocol.Step, b.Step, b.Hyperparameters, b.GradScale)
 	}
 	if len(b.Hyperparameters) > 0 {
 		return nil, protocol.Refused.Errorf("step %d as prepared, with %d parameter groups: expected none",
@@ -232,7 +232,7 @@ func (s *session) optimizersOf(b protocol.StepBody) ([]optim.Optimizer, error) {
 		return nil, protocol.OutOfOrder.Errorf("step %d as prepared: step %d is (0 is none)", b.Step,
 			prepared)
 	}
-	return s.optimizers(protocol.Step, b.Step, s.record.groups, b.Factor)
+	return s.optimizers(protocol.Step, b.Step, s.record.groups, b.GradScale)
 }
 
 // step begins a step, unless it was made already. It is the second phase of the
@@ -245,9 +245,9 @@ func (s *session) step(b protocol.StepBody, done func(took time.Duration)) (begu
 	if err := s.checkStep(protocol.Step, b.Step); err != nil {
 		return false, err
 	}
-	if math.IsNaN(b.Factor) || math.IsInf(b.Factor, 0) {
+	if math.IsNaN(b.GradScale) || math.IsInf(b.GradScale, 0) {
 		return false, protocol.Refused.Errorf("step with the factor %v: skip a step whose gradients are not finite",
-			b.Factor)
+			b.GradScale)
 	}
 	if b.Flags&^(protocol.WaitForStep|protocol.PreparedStep) != 0 {
 		return false, protocol.Refused.Errorf("step with flags %#x: this version has %#x", b.Flags,
@@ -257,11 +257,11 @@ func (s *session) step(b protocol.StepBody, done func(took time.Duration)) (begu
 	if err != nil {
 		return false, err
 	}
-	s.record.ask(b.Step, b.Factor)
+	s.record.ask(b.Step, b.GradScale)
 	s.record.condition.Store(stateIsWhole) // before the step begins: the state is whole from now on
 	begin := time.Now()
 	s.stepIsOver.Add(1)
-	err = s.shard.BeginThen(int64(b.Step), b.Factor, optimizers, func() {
+	err = s.shard.BeginThen(int64(b.Step), b.GradScale, optimizers, func() {
 		took := time.Since(begin)
 		s.stepped(took)
 		s.stepIsOver.Done()

@@ -55,7 +55,7 @@ func (x *together) catchUp() error {
 			return fmt.Errorf("a shard is at step %d with step %d prepared, and another at step %d after it was "+
 				"asked for step %d", w.Step, w.PreparedStep, newest.Step, newest.AskedStep)
 		}
-		if err := s.StepPrepared(newest.Step, newest.AskedFactor, true); err != nil {
+		if err := s.StepPrepared(newest.Step, newest.AskedGradScale, true); err != nil {
 			return err
 		}
 		w.Step = newest.Step
@@ -183,7 +183,7 @@ func TestPreparedStep(t *testing.T) {
 	r.Kill()
 	await(t, "the end of the service", func() bool { return r.Process() != process })
 	plain, prepared = mustOpen(t, r.Socket, one), mustOpen(t, r.Socket, two)
-	if w := plain.Welcome; w.Step != 4 || w.PreparedStep != 0 || w.AskedStep != 4 || w.AskedFactor != 0.1 {
+	if w := plain.Welcome; w.Step != 4 || w.PreparedStep != 0 || w.AskedStep != 4 || w.AskedGradScale != 0.1 {
 		t.Errorf("where the step was made: %+v", w)
 	}
 	if w := prepared.Welcome; w.Step != 3 || w.PreparedStep != 4 || w.AskedStep != 3 {

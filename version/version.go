@@ -30,10 +30,7 @@ func Parse(text string) (Version, error) {
 		*fields[i] = n
 	}
 	if bad {
-		return Version{}, &fault.Input{
-			What: fmt.Sprintf("%q is no version", text),
-			Hint: `expected numbers such as "2.4" or "0.18.3"`,
-		}
+		return Version{}, fault.Inputf("%q is no version", text).WithHint(`expected numbers such as "2.4" or "0.18.3"`)
 	}
 	return v, nil
 }

@@ -10,8 +10,8 @@ import (
 	"strconv"
 	"strings"
 
+	"plimsoll/job"
 	"plimsoll/model"
-	"plimsoll/plan"
 )
 
 // unstatedSequence is the sequence length where a row gives none. Such rows have short texts, or figures that do not
@@ -23,7 +23,7 @@ type expression struct {
 	row
 	point   text // of the figure
 	folder  string
-	request plan.Request
+	request job.Request
 	model   *model.Model
 }
 

@@ -10,6 +10,7 @@ import (
 
 	"plimsoll/fault"
 	"plimsoll/gpu"
+	"plimsoll/job"
 	"plimsoll/ledger"
 	"plimsoll/model"
 	"plimsoll/plan"
@@ -20,7 +21,7 @@ const checkpointingFlag = "gradient-checkpointing"
 
 // planCommand returns the command that plans a job on paper.
 func planCommand() *cobra.Command {
-	var request plan.Request
+	var request job.Request
 	var explain, out string
 	var clip float64
 	var format report.Format
@@ -41,7 +42,7 @@ GPUs that are known by name:
 ` + wrapped(gpu.Names()) + `
 
 Optimizers that can be planned, beside the Trainer's names for them:
-` + wrapped(plan.Optimizers()) + `
+` + wrapped(job.Optimizers()) + `
 
 The catalog of models:
 ` + wrapped(model.Catalog()),
@@ -116,11 +117,11 @@ The catalog of models:
 	outputFlags(command, &format, "print one JSON document")
 	flags.Lookup("clip").DefValue = "0" // hidden in the help
 	for flag, values := range map[string][]string{
-		"precision":         plan.Precisions,
-		"attention":         plan.Attentions,
-		checkpointingFlag:   plan.Recomputes,
+		"precision":         job.Precisions,
+		"attention":         job.Attentions,
+		checkpointingFlag:   job.Recomputes,
 		"gpu":               gpu.Names(),
-		"optimizer":         plan.Optimizers(),
+		"optimizer":         job.Optimizers(),
 		"fsdp":              {"1", "2"},
 		"quantization":      {"nf4", "nf4-dq", "fp4", "fp4-dq", "int8"},
 		"adapter-precision": {"fp32", "bf16", "fp16"},
@@ -179,7 +180,7 @@ func reported(body func() error) (err error) {
 	return body()
 }
 
-func runPlan(c *cobra.Command, request plan.Request, explain, out string, format report.Format) error {
+func runPlan(c *cobra.Command, request job.Request, explain, out string, format report.Format) error {
 	job, err := request.Resolve()
 	if err != nil {
 		return err

@@ -21,17 +21,17 @@ import (
 	"plimsoll/optim/optimtest"
 )
 
-// job is a run of the program. A variable of its own in the environment identifies its processes.
-type job struct {
+// runningJob is a run of the program. A variable of its own in the environment identifies its processes.
+type runningJob struct {
 	command        *exec.Cmd
 	mark           string
 	stdout, stderr bytes.Buffer
 }
 
 // newJob returns plimsoll run with these arguments, outside of any launcher.
-func newJob(t *testing.T, arguments ...string) *job {
+func newJob(t *testing.T, arguments ...string) *runningJob {
 	t.Helper()
-	j := &job{
+	j := &runningJob{
 		command: exec.Command(program(t), append([]string{"run"}, arguments...)...),
 		mark:    fmt.Sprintf("PLIMSOLL_TEST=%s-%d", t.Name(), time.Now().UnixNano()),
 	}
@@ -47,7 +47,7 @@ func newJob(t *testing.T, arguments ...string) *job {
 }
 
 // processes returns the living processes of the job.
-func (j *job) processes(t *testing.T) []int {
+func (j *runningJob) processes(t *testing.T) []int {
 	t.Helper()
 	files, err := filepath.Glob("/proc/[0-9]*/environ")
 	if err != nil {
@@ -74,7 +74,7 @@ const overdue = "not ended within"
 
 // ends waits for the job and checks its end: the exit code, the texts on stderr, and that no process is left. The
 // ranks must have done as they were asked.
-func (j *job) ends(t *testing.T, code int, says ...string) {
+func (j *runningJob) ends(t *testing.T, code int, says ...string) {
 	t.Helper()
 	err := j.wait(t)
 	if got := j.command.ProcessState.ExitCode(); got != code {
@@ -95,7 +95,7 @@ func (j *job) ends(t *testing.T, code int, says ...string) {
 }
 
 // wait waits for the job to end.
-func (j *job) wait(t *testing.T) error {
+func (j *runningJob) wait(t *testing.T) error {
 	t.Helper()
 	watch := time.AfterFunc(hung, func() { j.kill(t) })
 	err := j.command.Wait()
@@ -106,7 +106,7 @@ func (j *job) wait(t *testing.T) error {
 }
 
 // kill ends all processes of the job.
-func (j *job) kill(t *testing.T) {
+func (j *runningJob) kill(t *testing.T) {
 	for _, pid := range j.processes(t) {
 		_ = syscall.Kill(pid, syscall.SIGKILL)
 	}
@@ -123,14 +123,14 @@ func await(so func() bool) bool {
 }
 
 // isGone waits until all processes of the job are gone.
-func (j *job) isGone(t *testing.T) {
+func (j *runningJob) isGone(t *testing.T) {
 	t.Helper()
 	if !await(func() bool { return len(j.processes(t)) == 0 }) {
 		t.Errorf("processes %v are left", j.processes(t))
 	}
 }
 
-func (j *job) start(t *testing.T) *job {
+func (j *runningJob) start(t *testing.T) *runningJob {
 	t.Helper()
 	if err := j.command.Start(); err != nil {
 		t.Fatal(err)
@@ -139,7 +139,7 @@ func (j *job) start(t *testing.T) *job {
 }
 
 // has waits until the job has made that many files.
-func (j *job) has(t *testing.T, count int, name string) {
+func (j *runningJob) has(t *testing.T, count int, name string) {
 	t.Helper()
 	begun := func() int {
 		files, _ := filepath.Glob(name + "*")
@@ -294,7 +294,7 @@ func TestInterruptedWhileWaiting(t *testing.T) {
 	defer listener.Close()
 	stat := newJob(t)
 	stat.command.Args = []string{"plimsoll", "stat", "--socket", silent}
-	for _, j := range []*job{j, stat} {
+	for _, j := range []*runningJob{j, stat} {
 		j.start(t)
 		time.Sleep(time.Second)
 		if err := j.command.Process.Signal(syscall.SIGTERM); err != nil {
@@ -309,7 +309,7 @@ func TestInterruptedWhileWaiting(t *testing.T) {
 }
 
 // childOf returns the process of the job with that parent.
-func (j *job) childOf(t *testing.T, parent int) int {
+func (j *runningJob) childOf(t *testing.T, parent int) int {
 	t.Helper()
 	for _, pid := range j.processes(t) {
 		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
@@ -689,7 +689,7 @@ func TestPeers(t *testing.T) {
 		"overlap":  {h.CPUs.String(), last.String()},
 		"apart":    {first.String(), last.String()},
 	} {
-		jobs, lists := []*job{}, []string{}
+		jobs, lists := []*runningJob{}, []string{}
 		// A rank stays until the other rank has found it.
 		begun := filepath.Join(t.TempDir(), "begun")
 		script := fmt.Sprintf(`grep Cpus_allowed_list /proc/self/status | cut -f 2; : > %s$RANK; while [ ! -e %[1]s0 ] || [ ! -e %[1]s1 ]; do sleep 0.05; done`, begun)

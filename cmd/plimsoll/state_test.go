@@ -136,7 +136,7 @@ func littleStep(s *servicetest.Session, step int64) error {
 	if err != nil {
 		return err
 	}
-	return s.Step(step, optim.GradientScale(math.Sqrt(sum), 1, 1), true,
+	return s.Step(step, optim.GradScale(math.Sqrt(sum), 1, 1), true,
 		protocol.Hyperparameters{1e-3, 0.9, 0.999, 1e-8, 0.01})
 }
 
@@ -167,7 +167,7 @@ func littleFingerprint(s *servicetest.Session) (string, error) {
 }
 
 // newTraining returns a job whose ranks are trainers.
-func newTraining(t *testing.T, directory string, steps int64, flags ...string) *job {
+func newTraining(t *testing.T, directory string, steps int64, flags ...string) *runningJob {
 	t.Helper()
 	arguments := append(append([]string{"--grace", "2s"}, flags...), "--", "train-little")
 	j := newJob(t, arguments...)
@@ -177,7 +177,7 @@ func newTraining(t *testing.T, directory string, steps int64, flags ...string) *
 }
 
 // named returns the process of the job whose command line begins with these words.
-func (j *job) named(t *testing.T, words string) int {
+func (j *runningJob) named(t *testing.T, words string) int {
 	t.Helper()
 	for _, pid := range j.processes(t) {
 		line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
@@ -200,7 +200,7 @@ func TestBusyMetrics(t *testing.T) {
 	address := listener.Addr().String()
 	begun, socket := filepath.Join(t.TempDir(), "begun"), filepath.Join(t.TempDir(), "socket")
 	newJob(t, "--metrics", address, "--", "touch", begun).start(t).ends(t, 2, "--metrics: listen tcp "+address, "hint")
-	serve := func() *job {
+	serve := func() *runningJob {
 		j := newJob(t)
 		j.command.Args = []string{j.command.Path, "serve", "--socket", socket, "--metrics", address}
 		return j.start(t)

@@ -17,7 +17,7 @@ import (
 
 // terminal is a shell with job control on a terminal of its own.
 type terminal struct {
-	*job
+	*runningJob
 	typed io.Writer
 	lock  sync.Mutex
 	shown bytes.Buffer
@@ -43,7 +43,7 @@ func newTerminal(t *testing.T) *terminal {
 		t.Fatal(err)
 	}
 	defer slave.Close()
-	s := &terminal{job: newJob(t), typed: master}
+	s := &terminal{runningJob: newJob(t), typed: master}
 	shell := exec.Command("sh", "-m")
 	shell.Env = append(s.command.Env, "plimsoll="+s.command.Path)
 	shell.Stdin, shell.Stdout, shell.Stderr = slave, slave, slave

@@ -1,5 +1,5 @@
 // Package filestest creates special files: paths that are not regular
-// documents.
+// documents. It also writes documents of tests.
 package filestest
 
 import (

@@ -254,7 +254,7 @@ func (d *desk) store(s Set, f Format, constants *Constants, c *Chunk, at int) {
 // their roots.
 func (d *desk) update(s Set, f Format, k *scalars, n int) {
 	var p, g, m, v, t vector = d.weights[:n], d.gradient[:n], d.first[:n], d.second[:n], d.scratch[:n]
-	s.mul(g, k[abi.GradientScale], g)
+	s.mul(g, k[abi.GradScale], g)
 	s.fma(g, k[abi.L2Penalty], p, g)
 	switch f.Algorithm {
 	case Adam:

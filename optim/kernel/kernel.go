@@ -16,7 +16,7 @@
 //
 // Every algorithm begins, for each element, with
 //
-//	g = gradient · gradientScale
+//	g = gradient · gradScale
 //	g = fma(l2Penalty, p, g)
 //
 // # Adam and AdamW

@@ -221,29 +221,29 @@ func steps(a Algorithm) []Constants {
 	case Adam:
 		some = append(some,
 			AdamStep{LearningRate: 1e-3, Beta1: 0.9, Beta2: 0.999, Epsilon: 1e-8, WeightDecay: 0.01, Step: 1,
-				GradientScale: 1},
+				GradScale: 1},
 			AdamStep{LearningRate: 3e-4, Beta1: 0.9, Beta2: 0.95, Epsilon: 1e-8, WeightDecay: 0.1, Step: 1000,
-				GradientScale: 1.0 / 65536},
+				GradScale: 1.0 / 65536},
 			AdamStep{LearningRate: 1e-2, Beta1: 0.8, Beta2: 0.99, Epsilon: 1e-6, WeightDecay: 0.01, L2: true, Step: 7,
-				GradientScale: 0.3},
-			AdamStep{LearningRate: 1, Uncorrected: true, Step: 3, GradientScale: 1e30},
+				GradScale: 0.3},
+			AdamStep{LearningRate: 1, Uncorrected: true, Step: 3, GradScale: 1e30},
 			AdamStep{LearningRate: 1e-42, Beta1: 0.123, Beta2: 0.456, Epsilon: 1e-40, WeightDecay: 0.9, Step: 2,
-				GradientScale: 1e-30})
+				GradScale: 1e-30})
 	case Lion:
 		some = append(some,
-			LionStep{LearningRate: 1e-4, Beta1: 0.9, Beta2: 0.99, WeightDecay: 0.1, GradientScale: 1},
-			LionStep{LearningRate: 1e-4, Beta1: 0.95, Beta2: 0.98, GradientScale: 1e-30},
-			LionStep{LearningRate: 1, WeightDecay: 1, GradientScale: 1e30})
+			LionStep{LearningRate: 1e-4, Beta1: 0.9, Beta2: 0.99, WeightDecay: 0.1, GradScale: 1},
+			LionStep{LearningRate: 1e-4, Beta1: 0.95, Beta2: 0.98, GradScale: 1e-30},
+			LionStep{LearningRate: 1, WeightDecay: 1, GradScale: 1e30})
 	case Adagrad:
 		some = append(some,
-			AdagradStep{LearningRate: 1e-2, Epsilon: 1e-10, Step: 1, GradientScale: 1},
-			AdagradStep{LearningRate: 1e-2, LearningRateDecay: 0.1, WeightDecay: 0.1, Step: 9, GradientScale: 1e-20},
-			AdagradStep{LearningRate: 1e-30, Epsilon: 1e-40, Step: 2, GradientScale: 1e20})
+			AdagradStep{LearningRate: 1e-2, Epsilon: 1e-10, Step: 1, GradScale: 1},
+			AdagradStep{LearningRate: 1e-2, LearningRateDecay: 0.1, WeightDecay: 0.1, Step: 9, GradScale: 1e-20},
+			AdagradStep{LearningRate: 1e-30, Epsilon: 1e-40, Step: 2, GradScale: 1e20})
 	case SGD:
 		some = append(some,
-			SGDStep{LearningRate: 0.1, Momentum: 0.9, Step: 1, GradientScale: 1},
-			SGDStep{LearningRate: 0.1, Momentum: 0.9, Dampening: 0.1, WeightDecay: 1e-4, Step: 2, GradientScale: 0.5},
-			SGDStep{LearningRate: 0.1, Momentum: 0.9, Nesterov: true, Step: 3, GradientScale: 1e-30})
+			SGDStep{LearningRate: 0.1, Momentum: 0.9, Step: 1, GradScale: 1},
+			SGDStep{LearningRate: 0.1, Momentum: 0.9, Dampening: 0.1, WeightDecay: 1e-4, Step: 2, GradScale: 0.5},
+			SGDStep{LearningRate: 0.1, Momentum: 0.9, Nesterov: true, Step: 3, GradScale: 1e-30})
 	}
 	var constants []Constants
 	for _, s := range some {

@@ -60,7 +60,7 @@ func updateBlocks(k *scalars, f Format, stepDither uint32, c Chunk) {
 // operands returns master weight i and its scaled gradient.
 func operands(k *scalars, f Format, c Chunk, i int) (p, g float32) {
 	p = flush(c.MasterWeight(f, i))
-	g = mul(flush(c.Gradient.At(i)), k[abi.GradientScale])
+	g = mul(flush(c.Gradient.At(i)), k[abi.GradScale])
 	return p, fma(k[abi.L2Penalty], p, g)
 }
 

@@ -47,7 +47,7 @@ func TestSlowMomentsMove(t *testing.T) {
 		}
 		var constants Constants
 		AdamStep{LearningRate: 1e-4, Beta1: 0.9, Beta2: 0.999, Epsilon: 1e-8, Step: step,
-			GradientScale: 1}.Constants(&constants)
+			GradScale: 1}.Constants(&constants)
 		for i, c := range chunks {
 			set.Update(formats[i], &constants, c)
 		}

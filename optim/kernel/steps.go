@@ -40,7 +40,7 @@ func (c *Constants) set(step int64, rows [abi.Rows]float64) error {
 
 // meanings describe the rows in the words of the hyperparameters, for messages.
 var meanings = [abi.Rows]string{
-	abi.GradientScale:    "the factor that unscales and clips gradients",
+	abi.GradScale:        "the factor that unscales and clips gradients",
 	abi.L2Penalty:        "the weight decay",
 	abi.Beta1:            "the first beta (SGD: the momentum)",
 	abi.OneMinusBeta1:    "1 minus the first beta (SGD: 1 minus the dampening)",
@@ -67,7 +67,7 @@ func fits(row int, value float64) bool {
 	return value == 0 || math.Abs(value) >= smallestNormal || !mustNotVanish(row)
 }
 
-func mustNotVanish(row int) bool { return row == abi.GradientScale || row == abi.Epsilon }
+func mustNotVanish(row int) bool { return row == abi.GradScale || row == abi.Epsilon }
 
 func expected(row int) string {
 	if mustNotVanish(row) {
@@ -80,14 +80,14 @@ func expected(row int) string {
 // AdamStep are the hyperparameters of a step of [Adam], as torch.optim.AdamW
 // names them.
 type AdamStep struct {
-	LearningRate  float64
-	Beta1, Beta2  float64
-	Epsilon       float64
-	WeightDecay   float64
-	L2            bool  // weight decay as an L2 penalty on the gradient (torch.optim.Adam), not decoupled (AdamW)
-	Uncorrected   bool  // leave out the bias correction
-	Step          int64 // counts from 1
-	GradientScale float64
+	LearningRate float64
+	Beta1, Beta2 float64
+	Epsilon      float64
+	WeightDecay  float64
+	L2           bool  // weight decay as an L2 penalty on the gradient (torch.optim.Adam), not decoupled (AdamW)
+	Uncorrected  bool  // leave out the bias correction
+	Step         int64 // counts from 1
+	GradScale    float64
 }
 
 // Constants sets the constants of the step, and reports what binary32 cannot hold.
@@ -102,7 +102,7 @@ func (s AdamStep) Constants(c *Constants) error {
 		penalty, decoupled = s.WeightDecay, 0
 	}
 	return c.set(s.Step, [abi.Rows]float64{
-		abi.GradientScale:    s.GradientScale,
+		abi.GradScale:        s.GradScale,
 		abi.L2Penalty:        penalty,
 		abi.Beta1:            s.Beta1,
 		abi.OneMinusBeta1:    1 - s.Beta1,
@@ -117,16 +117,16 @@ func (s AdamStep) Constants(c *Constants) error {
 
 // LionStep are the hyperparameters of a step of [Lion].
 type LionStep struct {
-	LearningRate  float64
-	Beta1, Beta2  float64
-	WeightDecay   float64
-	GradientScale float64
+	LearningRate float64
+	Beta1, Beta2 float64
+	WeightDecay  float64
+	GradScale    float64
 }
 
 // Constants sets the constants of the step, and reports what binary32 cannot hold.
 func (s LionStep) Constants(c *Constants) error {
 	return c.set(0, [abi.Rows]float64{
-		abi.GradientScale: s.GradientScale,
+		abi.GradScale:     s.GradScale,
 		abi.Beta1:         s.Beta1,
 		abi.OneMinusBeta1: 1 - s.Beta1,
 		abi.Beta2:         s.Beta2,
@@ -144,35 +144,35 @@ type AdagradStep struct {
 	Epsilon           float64
 	WeightDecay       float64 // an L2 penalty
 	Step              int64   // counts from 1
-	GradientScale     float64
+	GradScale         float64
 }
 
 // Constants sets the constants of the step, and reports what binary32 cannot hold.
 func (s AdagradStep) Constants(c *Constants) error {
 	return c.set(s.Step, [abi.Rows]float64{
-		abi.GradientScale: s.GradientScale,
-		abi.L2Penalty:     s.WeightDecay,
-		abi.Epsilon:       s.Epsilon,
-		abi.StepSize:      -s.LearningRate / (1 + float64(s.Step-1)*s.LearningRateDecay),
+		abi.GradScale: s.GradScale,
+		abi.L2Penalty: s.WeightDecay,
+		abi.Epsilon:   s.Epsilon,
+		abi.StepSize:  -s.LearningRate / (1 + float64(s.Step-1)*s.LearningRateDecay),
 	})
 }
 
 // SGDStep are the hyperparameters of a step of [SGD], as torch.optim.SGD names
 // them.
 type SGDStep struct {
-	LearningRate  float64
-	Momentum      float64
-	Dampening     float64
-	Nesterov      bool
-	WeightDecay   float64 // an L2 penalty
-	Step          int64   // counts from 1: the first step is not dampened
-	GradientScale float64
+	LearningRate float64
+	Momentum     float64
+	Dampening    float64
+	Nesterov     bool
+	WeightDecay  float64 // an L2 penalty
+	Step         int64   // counts from 1: the first step is not dampened
+	GradScale    float64
 }
 
 // Constants sets the constants of the step, and reports what binary32 cannot hold.
 func (s SGDStep) Constants(c *Constants) error {
 	rows := [abi.Rows]float64{
-		abi.GradientScale: s.GradientScale,
+		abi.GradScale:     s.GradScale,
 		abi.L2Penalty:     s.WeightDecay,
 		abi.Beta1:         s.Momentum,
 		abi.OneMinusBeta1: 1 - s.Dampening,

@@ -25,7 +25,7 @@ type exactAdam struct {
 // rounded to fp32 adds a rounding unit of its product.
 func (x *exactAdam) step(s AdamStep, gradient float64) {
 	const u = roundingUnit
-	g := gradient * s.GradientScale
+	g := gradient * s.GradScale
 	gError := 2 * u * math.Abs(g)
 
 	mOld, vOld := x.m, x.v
@@ -74,7 +74,7 @@ func TestTrajectoryStaysNearFloat64(t *testing.T) {
 			worst := 0.0
 			for step := int64(1); step <= count; step++ {
 				s := AdamStep{LearningRate: 1e-4, Beta1: 0.9, Beta2: 0.999, Epsilon: 1e-8, WeightDecay: 0.01,
-					Step: step, GradientScale: 0.37}
+					Step: step, GradScale: 0.37}
 				gradient := view[float32](c.Gradient.Data)
 				for i := range n {
 					gradient[i] = float32(0.01 * r.NormFloat64())

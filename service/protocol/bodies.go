@@ -42,7 +42,7 @@ type (
 	SetStepBody struct{ Step uint64 }
 	StepHeader  struct {
 		Step          uint64
-		Factor        float64
+		GradScale     float64
 		Flags, Groups uint32
 	}
 	WaitBody  struct{ Step, First, Count uint64 }

@@ -15,10 +15,10 @@ type Welcome struct {
 	Service     string `json:"service"`
 	Kernel      string `json:"kernel"`
 	// PreparedStep is the prepared step, 0 for none. AskedStep is the step that a
-	// client asked for last, and AskedFactor its factor.
-	PreparedStep uint64  `json:"prepared_step"`
-	AskedStep    uint64  `json:"asked_step"`
-	AskedFactor  float64 `json:"asked_factor"`
+	// client asked for last, and AskedGradScale what its gradients were multiplied by.
+	PreparedStep   uint64  `json:"prepared_step"`
+	AskedStep      uint64  `json:"asked_step"`
+	AskedGradScale float64 `json:"asked_factor"`
 	// Accumulated is how many accumulations were finished since the gradients were
 	// cleared, at step ClearedStep. Accumulating is the number of one that is half
 	// done, 0 for none.

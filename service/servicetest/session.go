@@ -216,8 +216,8 @@ func (s *Session) SumSquares() (float64, error) {
 
 // Step makes a step, with the hyperparameters of each parameter group. With wait it
 // returns when the step is done, else when it has begun.
-func (s *Session) Step(step int64, factor float64, wait bool, groups ...protocol.Hyperparameters) error {
-	return s.begin(protocol.StepBody{StepHeader: protocol.StepHeader{Step: uint64(step), Factor: factor},
+func (s *Session) Step(step int64, gradScale float64, wait bool, groups ...protocol.Hyperparameters) error {
+	return s.begin(protocol.StepBody{StepHeader: protocol.StepHeader{Step: uint64(step), GradScale: gradScale},
 		Hyperparameters: groups}, wait)
 }
 
@@ -230,8 +230,8 @@ func (s *Session) Prepare(step int64, groups ...protocol.Hyperparameters) error 
 
 // StepPrepared is the second phase: it makes the step with the hyperparameters given to
 // Prepare, by this client or an earlier one.
-func (s *Session) StepPrepared(step int64, factor float64, wait bool) error {
-	return s.begin(protocol.StepBody{StepHeader: protocol.StepHeader{Step: uint64(step), Factor: factor,
+func (s *Session) StepPrepared(step int64, gradScale float64, wait bool) error {
+	return s.begin(protocol.StepBody{StepHeader: protocol.StepHeader{Step: uint64(step), GradScale: gradScale,
 		Flags: protocol.PreparedStep}}, wait)
 }
 

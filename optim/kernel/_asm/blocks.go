@@ -269,7 +269,7 @@ func (b *blocks) update(group, kind int, weights array) {
 	g := b.loadKind(kind, b.gradient, b.index, 0)
 	p := b.registers(weights.load(b.index))
 	for i := range g {
-		VMULPS(constant(abi.GradientScale), g[i], g[i])
+		VMULPS(constant(abi.GradScale), g[i], g[i])
 		VFMADD231PS(constant(abi.L2Penalty), p[i], g[i])
 	}
 	load := func(number int) operands {

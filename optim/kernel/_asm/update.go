@@ -28,22 +28,22 @@ type algorithm struct {
 var algorithms = [abi.Algorithms]algorithm{
 	abi.Adam: {
 		[]int{abi.Beta1, abi.OneMinusBeta1, abi.Beta2, abi.OneMinusBeta2, abi.InverseRootBias2, abi.StepSize},
-		[]int{abi.GradientScale, abi.L2Penalty, abi.Epsilon, abi.Decay},
+		[]int{abi.GradScale, abi.L2Penalty, abi.Epsilon, abi.Decay},
 		instructionSet.adam,
 	},
 	abi.Lion: {
 		[]int{abi.Beta1, abi.OneMinusBeta1, abi.Beta2, abi.OneMinusBeta2, abi.StepSize},
-		[]int{abi.GradientScale, abi.L2Penalty, abi.Decay},
+		[]int{abi.GradScale, abi.L2Penalty, abi.Decay},
 		instructionSet.lion,
 	},
 	abi.Adagrad: {
 		[]int{abi.Epsilon, abi.StepSize},
-		[]int{abi.GradientScale, abi.L2Penalty},
+		[]int{abi.GradScale, abi.L2Penalty},
 		instructionSet.adagrad,
 	},
 	abi.SGD: {
 		[]int{abi.Beta1, abi.OneMinusBeta1, abi.MomentumShare, abi.GradientShare, abi.StepSize},
-		[]int{abi.GradientScale, abi.L2Penalty, abi.Decay},
+		[]int{abi.GradScale, abi.L2Penalty, abi.Decay},
 		instructionSet.sgd,
 	},
 }
@@ -107,7 +107,7 @@ func (s instructionSet) update(a abi.Algorithm, state abi.State, moments abi.Mom
 			g := s.loadKind(kind, gradient, index, 0)
 			p := s.registers(arrays[0].load(index))
 			for i := range g {
-				VMULPS(constant(abi.GradientScale), g[i], g[i])
+				VMULPS(constant(abi.GradScale), g[i], g[i])
 				VFMADD231PS(constant(abi.L2Penalty), p[i], g[i])
 			}
 			load := func(number int) operands { return arrays[1+number].load(index) }

@@ -172,7 +172,7 @@ const PrefetchAlone = 2048
 
 // Rows of the table of constants.
 const (
-	GradientScale = iota
+	GradScale = iota
 	L2Penalty
 	Beta1
 	OneMinusBeta1

@@ -1,0 +1,197 @@
+package job
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"plimsoll/dtype"
+	"plimsoll/fault"
+	"plimsoll/model"
+)
+
+// adapter sets the adapter and the type of its weights.
+func (r *resolver) adapter() (err error) {
+	j := r.job
+	if r.Inputs.adapter == nil {
+		return r.noAdapter()
+	}
+	j.Adapter = r.Inputs.adapter
+	r.note(j.Adapter.Notes)
+	if err := r.fusedTargets(); err != nil {
+		return err
+	}
+	if j.Adapter, err = j.Adapter.ForModel(j.Model.Type); err != nil {
+		return err
+	}
+	if err := r.unplannedAdapter(); err != nil {
+		return err
+	}
+	// PEFT keeps adapters of 16-bit models in fp32 (autocast_adapter_dtype).
+	j.AdapterType = dtype.F32
+	switch r.AdapterPrecision {
+	case "":
+		r.assume("adapters in fp32, as PEFT has them: --adapter-precision was not given")
+	case "fp32":
+	case "bf16", "fp16":
+		j.AdapterType, _ = dtype.Parse(r.AdapterPrecision)
+	default:
+		return &fault.Input{What: fmt.Sprintf("unknown precision of adapters %q", r.AdapterPrecision),
+			Hint: "expected fp32, bf16 or fp16"}
+	}
+	modules := append(j.Model.Network.Linears(), j.Model.Network.Head.Projection)
+	for _, p := range j.Model.Parameters {
+		modules = append(modules, strings.TrimSuffix(p.Name, ".weight"))
+	}
+	if !slices.ContainsFunc(modules, j.Adapter.Targets) {
+		return &fault.Input{Where: fault.Position{File: j.Adapter.File},
+			What: fmt.Sprintf("target_modules matches no module of %s", j.Model.Name),
+			Hint: "its linear modules are " + strings.Join(lastNames(j.Model.Network.Linears()), ", ")}
+	}
+	return nil
+}
+
+// noAdapter refuses what cannot be without an adapter.
+func (r *resolver) noAdapter() error {
+	if r.AdapterPrecision != "" {
+		return &fault.Input{What: "--adapter-precision is given without --adapter",
+			Hint: "add --adapter, or leave it out"}
+	}
+	if r.job.Quantization != nil && r.job.Quantization.Bits > 0 {
+		return &fault.Input{What: fmt.Sprintf("a model quantized to %d bits cannot be trained by itself: "+
+			"transformers refuses it", r.job.Quantization.Bits),
+			Hint: "add --adapter with the adapter_config.json of PEFT"}
+	}
+	return nil
+}
+
+// unplannedAdapter refuses settings of an adapter that are not planned.
+func (r *resolver) unplannedAdapter() error {
+	j := r.job
+	switch j.Adapter.Type {
+	case "LORA", "ADALORA", "IA3", "VERA", "LN_TUNING":
+	default:
+		return &fault.Input{Where: fault.Position{File: j.Adapter.File},
+			What: j.Adapter.Type + " is not planned: virtual tokens change the length of every sequence",
+			Hint: "planned are LORA, ADALORA, IA3, VERA and LN_TUNING"}
+	}
+	for _, unplanned := range []struct {
+		key string
+		is  bool
+	}{
+		{"trainable_token_indices", len(j.Adapter.TrainableTokens) > 0},
+		{"target_parameters", j.Adapter.Parameters != nil},
+		{"layer_replication", j.Adapter.ReplicatesLayers},
+		{"ensure_weight_tying", j.tiesAdapted()},
+	} {
+		if unplanned.is {
+			return &fault.Input{Where: fault.Position{File: j.Adapter.File},
+				What: unplanned.key + " changes what is held, and is not planned yet",
+				Hint: "remove it, and expect the job to take more than the plan"}
+		}
+	}
+	if embedding := j.adaptsEmbedding(); embedding != "" && j.Adapter.Type == "LORA" && j.Adapter.LoRABias {
+		return &fault.Input{Where: j.Adapter.Place(),
+			What: "target_modules adapts " + embedding +
+				": PEFT says \"lora_bias=True is not supported for Embedding\"",
+			Hint: "remove it, or lora_bias"}
+	}
+	return nil
+}
+
+// tiesAdapted reports whether PEFT keeps an embedding and the head tied while
+// the adapter adapts or trains at least one of them.
+func (j *Job) tiesAdapted() bool {
+	return j.Adapter.TiesWeights && slices.ContainsFunc(j.Model.Parameters, func(p model.Parameter) bool {
+		return p.TiedTo != "" && slices.ContainsFunc([]string{p.Name, p.TiedTo}, func(name string) bool {
+			module := strings.TrimSuffix(name, ".weight")
+			return j.Adapter.Targets(module) || j.Adapter.Copies(module) != ""
+		})
+	})
+}
+
+// adaptsEmbedding returns an embedding that the adapter adapts, "" without.
+func (j *Job) adaptsEmbedding() string {
+	for _, p := range j.Model.Parameters {
+		if module := strings.TrimSuffix(p.Name, ".weight"); p.IsEmbedding() && !j.Adapter.AllLinear() &&
+			j.Adapter.Targets(module) {
+			return module
+		}
+	}
+	return ""
+}
+
+// convertedTargets lists, by model_type, the module names that PEFT converts to
+// target_parameters once transformers has fused the experts
+// (_MOE_TARGET_MODULE_MAPPING in peft/utils/transformers_weight_conversion.py).
+// Qwen2-MoE is not in the mapping.
+var convertedTargets = func() map[string][]string {
+	gated := strings.Fields("gate gate_proj up_proj down_proj")
+	return map[string][]string{
+		"mixtral":     strings.Fields("gate w1 w2 w3"),
+		"qwen3_moe":   gated,
+		"qwen3_next":  gated,
+		"deepseek_v2": gated,
+		"deepseek_v3": gated,
+	}
+}()
+
+// fusedTargets refuses target modules that PEFT converts or rejects for models
+// with fused experts.
+func (r *resolver) fusedTargets() error {
+	a, network := r.job.Adapter, r.job.Model.Network
+	fused := func(b model.Block) bool { return b.FeedForward.Mixture != nil && b.FeedForward.Mixture.Fused() }
+	at := slices.IndexFunc(network.Blocks(), fused)
+	if at < 0 {
+		return nil
+	}
+	x := network.Blocks()[at].FeedForward.Mixture
+	names := convertedTargets[r.job.Model.Type]
+	if a.Type != "LORA" || names == nil {
+		if !a.AllLinear() && a.Targets(x.Router) {
+			return &fault.Input{Where: a.Place(),
+				What: "target_modules adapts " + x.Router +
+					", which PEFT refuses: transformers 5 has routers that are no linear modules",
+				Hint: "remove it, or give the version that the job runs with, such as --transformers 4.57"}
+		}
+		return nil
+	}
+	if !a.NamesTargets() {
+		return &fault.Input{Where: a.Place(),
+			What: fmt.Sprintf("target_modules is not given, and PEFT has no default for %s of transformers 5",
+				r.job.Model.Type),
+			Hint: `add "target_modules": ["q_proj", "v_proj"]`}
+	}
+	modules := append(network.Linears(), x.Router, x.GateUp, x.Down)
+	for _, name := range names {
+		modules = append(modules, x.ExpertsPath()+"."+name)
+	}
+	for _, module := range modules {
+		name := module[strings.LastIndexByte(module, '.')+1:]
+		if converts := slices.Contains(names, name) || name == "gate_up_proj"; converts &&
+			(a.Lists(name) || a.Targets(module)) {
+			return &fault.Input{Where: a.Place(),
+				What: fmt.Sprintf("target_modules adapts %q: transformers 5 has the weights of all experts in one "+
+					"parameter, and PEFT makes target_parameters of it, which is not planned yet", name),
+				Hint: "name modules of the attention alone, or give the version that the job runs with, such as " +
+					"--transformers 4.57"}
+		}
+	}
+	for _, p := range r.job.Model.Parameters {
+		modules = append(modules, strings.TrimSuffix(p.Name, ".weight"))
+	}
+	r.job.Adapter = a.ToLeaves(modules)
+	return nil
+}
+
+// lastNames returns the distinct last names of paths.
+func lastNames(paths []string) []string {
+	var names []string
+	for _, path := range paths {
+		name := path[strings.LastIndexByte(path, '.')+1:]
+		if !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	return names
+}

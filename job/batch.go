@@ -1,0 +1,56 @@
+package job
+
+import (
+	"fmt"
+
+	"plimsoll/fault"
+)
+
+// batch sets the micro batch, the sequence length and the accumulation.
+func (r *resolver) batch() error {
+	j := r.job
+	for _, n := range []struct {
+		flag  string
+		value int
+	}{{"--seq-len", r.Sequence}, {"--micro-batch", r.MicroBatch}, {"--grad-accum", r.Accumulation}} {
+		if n.value < 0 || n.value > 1<<26 {
+			return &fault.Input{What: fmt.Sprintf("%s is %d, expected a number from 1 to %d", n.flag, n.value, 1<<26)}
+		}
+	}
+	j.Sequence, j.MicroBatch, j.Accumulation = int64(r.Sequence), int64(r.MicroBatch), r.Accumulation
+	if t := r.training; t != nil {
+		if j.MicroBatch == 0 {
+			j.MicroBatch = int64(t.MicroBatch)
+		}
+		if j.Accumulation == 0 {
+			j.Accumulation = t.GradientAccumulation
+		}
+	}
+	if d := j.DeepSpeed; d != nil && (d.Batch.Micro > 0 || d.Batch.Train > 0) {
+		if j.MicroBatch == 0 || j.Accumulation == 0 {
+			b, err := d.ResolveBatch(j.World)
+			if err != nil {
+				return err
+			}
+			if j.MicroBatch == 0 {
+				j.MicroBatch = int64(b.Micro)
+			}
+			if j.Accumulation == 0 {
+				j.Accumulation = b.Accumulation
+			}
+		}
+	}
+	if j.Sequence == 0 {
+		j.Sequence = 2048
+		if longest := positions(j.Model.Network, j.Model.Parameters); longest > 0 {
+			j.Sequence = min(j.Sequence, longest)
+		}
+		r.assume("sequences of %d tokens: --seq-len was not given", j.Sequence)
+	}
+	if j.MicroBatch == 0 {
+		j.MicroBatch = 1
+		r.assume("a micro batch of 1 sequence: --micro-batch was not given")
+	}
+	j.Accumulation = max(1, j.Accumulation)
+	return nil
+}

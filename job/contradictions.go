@@ -1,0 +1,188 @@
+package job
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+
+	"plimsoll/dtype"
+	"plimsoll/fault"
+	"plimsoll/forward"
+	"plimsoll/model"
+)
+
+// contradiction is a combination of settings that cannot run. If a program
+// refuses it, the text quotes that program.
+type contradiction struct {
+	found      bool
+	what, hint string
+}
+
+// refuse returns the first contradiction that was found as an error.
+func refuse(list ...contradiction) error {
+	for _, c := range list {
+		if c.found {
+			return &fault.Input{What: c.what, Hint: c.hint}
+		}
+	}
+	return nil
+}
+
+// contradictions refuses settings that do not go together. It runs when all
+// other settings are decided.
+func (r *resolver) contradictions() error {
+	return cmp.Or(r.kernels(), r.engines(), r.splits())
+}
+
+// kernels refuses settings that no kernel supports.
+func (r *resolver) kernels() error {
+	j := r.job
+	halves := j.ParameterType != dtype.F32 && (j.Adapter == nil || j.AdapterType != dtype.F32)
+	longest := positions(j.Model.Network, j.Model.Parameters)
+	return refuse(
+		contradiction{longest > 0 && j.Sequence > longest,
+			fmt.Sprintf("sequences are of %d tokens, and %s has learned positions for %d",
+				j.Sequence, j.Model.Name, longest),
+			fmt.Sprintf("give --seq-len %d or less", longest)},
+		contradiction{j.MicroBatch > maxTokens/j.Sequence,
+			fmt.Sprintf("a micro batch of %d sequences of %d tokens is more than %d tokens",
+				j.MicroBatch, j.Sequence, maxTokens),
+			"give a smaller --micro-batch"},
+		contradiction{j.Attention == forward.Flash && j.OnCPU,
+			"flash attention runs on GPUs, and the job is on the CPU", "use --attention sdpa"},
+		contradiction{j.Attention == forward.Flash && j.GPU.Capability > 0 && j.GPU.Capability < 80,
+			fmt.Sprintf("FlashAttention only supports Ampere GPUs or newer, and %s is older", j.GPU.Name),
+			"use --attention sdpa"},
+		contradiction{j.OnCPU && j.Optimizer.Managed,
+			fmt.Sprintf("the states of %s are paged from a GPU, and the job is on the CPU", r.optimizerText()),
+			"use --optimizer adamw"},
+		contradiction{j.OnCPU && j.Optimizer.Name == "adamw-apex",
+			"apex's FusedAdam is a kernel for GPUs, and the job is on the CPU", "use --optimizer adamw"},
+		contradiction{j.OnCPU && j.Allocator != "",
+			"--alloc-conf is for the allocator of GPUs, and the job is on the CPU", "leave it out"},
+		contradiction{j.AutocastType == dtype.F16 && halves,
+			fmt.Sprintf("fp16 under autocast scales the loss, and torch's GradScaler does so for weights in fp32 "+
+				"only (\"Attempting to unscale FP16 gradients\"): they are in %v", j.ParameterType),
+			"use --precision amp-fp16, or leave fp16 out of the file"},
+	)
+}
+
+// maxTokens is the limit of tokens in a micro batch. It keeps the size of every
+// tensor below 2^63 bytes.
+const maxTokens = 1 << 25
+
+// positions returns the longest sequence with learned positions, 0 without a
+// limit.
+func positions(n *model.Network, parameters []model.Parameter) int64 {
+	for _, s := range n.Stacks {
+		if s.PositionEmbedding == "" {
+			continue
+		}
+		for _, p := range parameters {
+			if p.Name == s.PositionEmbedding+".weight" {
+				return p.Shape[0]
+			}
+		}
+	}
+	return 0
+}
+
+// engines refuses settings that the engine or the optimizer refuses.
+func (r *resolver) engines() error {
+	j := r.job
+	list := []contradiction{
+		{math.IsNaN(j.Clip) || math.IsInf(j.Clip, 0) || j.Clip < 0,
+			fmt.Sprintf("--clip is %v, expected 0 or more", j.Clip), "leave it out, or give 0 for no clipping"},
+		{r.OffloadParameters && j.FSDP == nil, "--fsdp-offload is given without FSDP", "add --fsdp 2"},
+	}
+	lomo := j.Optimizer.Name == "lomo"
+	list = append(list, contradiction{lomo && j.Accumulation > 1,
+		fmt.Sprintf("LOMO steps in the backward pass, so gradients cannot be added up over %d micro batches",
+			j.Accumulation),
+		"give --grad-accum 1"})
+	if f := j.FSDP; f != nil {
+		torch := j.Versions.Torch
+		q := j.Quantization
+		list = append(list,
+			contradiction{f.Version == 2 && !torch.AtLeast(2, 4, 0),
+				fmt.Sprintf("FSDP2 was published with torch 2.4, and this is %v", torch),
+				"use --fsdp 1, or give a later --torch"},
+			contradiction{!torch.AtLeast(1, 11, 0), fmt.Sprintf("torch has FSDP from 1.11 on, and this is %v", torch),
+				"give a later --torch"},
+			contradiction{f.Version == 1 && q != nil && q.Bits == 8,
+				"FSDP1 cannot flatten integer dtype tensors, and the weights are in int8",
+				"use 4 bits, or leave --fsdp out"},
+			contradiction{lomo, "LOMO steps in the backward pass, before FSDP has reduced the gradients",
+				"use another optimizer, or leave FSDP out"},
+		)
+	}
+	if d := j.DeepSpeed; d != nil {
+		if t := r.training; t != nil && t.DeepSpeed != d {
+			trained := mixedType(t.Precision)
+			precision := contradiction{trained != dtype.Invalid && d.Precision != dtype.Invalid &&
+				trained != d.Precision,
+				fmt.Sprintf("%s trains in %v, and %s in %v: transformers refuses DeepSpeed values \"that mismatch "+
+					"TrainingArguments values\"", d.File, d.Precision, t.File, trained),
+				"change one of the two"}
+			if err := cmp.Or(refuse(precision), t.Mismatch(d)); err != nil {
+				return err
+			}
+		}
+		fused := len(j.FusedExperts()) > 0
+		list = append(list,
+			contradiction{fused && d.ZenFlow != nil,
+				fmt.Sprintf("ZenFlow chooses columns of matrices, and transformers %v has the experts of a layer in "+
+					"tensors of three dimensions", j.Versions.Transformers),
+				"remove \"zenflow\", or give --transformers 4.57 if the job runs with that"},
+			contradiction{fused && j.Parallel.Tensor > 1,
+				fmt.Sprintf("DeepSpeed's tensor parallelism divides linear modules, and transformers %v has the "+
+					"experts of a layer in two tensors: this is not planned yet", j.Versions.Transformers),
+				"remove \"tensor_parallel\", or give --transformers 4.57 if the job runs with that"})
+		list = append(list, contradiction{d.ZeROStage == 3 && j.Parallel.Tensor > 1,
+			"DeepSpeed's tensor parallelism does not go with ZeRO-3: \"the compatibility between 'autotp' and " +
+				"'zero_stage = 3' has not been validated\"", "use \"stage\": 2, or leave --tensor-parallel out"})
+	}
+	return refuse(list...)
+}
+
+// splits refuses degrees of parallelism that do not divide the model or the
+// ranks evenly.
+func (r *resolver) splits() error {
+	j := r.job
+	list := []contradiction{
+		{r.TensorParallel < 0, fmt.Sprintf("--tensor-parallel is %d, expected 1 or more", r.TensorParallel), ""},
+		{r.ContextParallel < 0, fmt.Sprintf("--context-parallel is %d, expected 1 or more", r.ContextParallel), ""},
+		{r.ExpertParallel < 0, fmt.Sprintf("--expert-parallel is %d, expected 1 or more", r.ExpertParallel), ""},
+		{j.Parallel.Expert > int64(j.World),
+			fmt.Sprintf("experts cannot be divided among %d ranks: there are %d", j.Parallel.Expert, j.World),
+			"give more --gpus, or a smaller --expert-parallel"},
+		{int64(j.World)%j.Parallel.Expert != 0,
+			fmt.Sprintf("%d ranks cannot be divided into groups of %d that share experts", j.World, j.Parallel.Expert),
+			"give a number of GPUs that is a multiple"},
+	}
+	experts := 0
+	for _, b := range j.Model.Network.Blocks() {
+		if x := b.FeedForward.Mixture; x != nil {
+			experts = len(x.Experts)
+		}
+		a := &b.Attention
+		for _, heads := range []struct {
+			count int64
+			of    string
+		}{{a.Heads, "heads"}, {a.KeyValueHeads, "heads of keys and values"}} {
+			list = append(list, contradiction{heads.count%j.Parallel.Tensor != 0,
+				fmt.Sprintf("%s has %d %s, which cannot be divided among %d ranks",
+					j.Model.Name, heads.count, heads.of, j.Parallel.Tensor),
+				"give a --tensor-parallel that divides them"})
+		}
+	}
+	list = append(list,
+		contradiction{experts == 0 && j.Parallel.Expert > 1,
+			fmt.Sprintf("--expert-parallel is %d, and %s has no experts", j.Parallel.Expert, j.Model.Name),
+			"leave it out"},
+		contradiction{experts%int(j.Parallel.Expert) != 0,
+			fmt.Sprintf("%d experts cannot be divided among %d ranks", experts, j.Parallel.Expert),
+			"give an --expert-parallel that divides them"},
+	)
+	return refuse(list...)
+}

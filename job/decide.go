@@ -1,0 +1,81 @@
+package job
+
+import (
+	"cmp"
+	"fmt"
+
+	"plimsoll/fault"
+	"plimsoll/recipe"
+)
+
+// Overrides are what a variant of a job has in place of what its request and its
+// files say. A zero value leaves it as it is.
+type Overrides struct {
+	GPUs, Nodes                        int
+	Sequence, MicroBatch, Accumulation int
+	Recompute                          string // one of Recomputes
+}
+
+// apply returns the request with the overrides as its flags.
+func (o Overrides) apply(q Request) Request {
+	q.GPUs, q.Nodes = cmp.Or(o.GPUs, q.GPUs), cmp.Or(o.Nodes, q.Nodes)
+	q.Sequence, q.MicroBatch = cmp.Or(o.Sequence, q.Sequence), cmp.Or(o.MicroBatch, q.MicroBatch)
+	q.Accumulation, q.Recompute = cmp.Or(o.Accumulation, q.Accumulation), cmp.Or(o.Recompute, q.Recompute)
+	return q
+}
+
+// Decide decides what a request leaves open. Every error is a *fault.Input. It
+// reads no file and changes nothing in the inputs.
+func Decide(in *Inputs, o Overrides) (*Job, error) {
+	r := &resolver{Request: o.apply(in.request), Inputs: in,
+		job: &Job{Model: in.model, DeepSpeed: in.deepSpeed, FSDP: in.fsdp, Files: in.files}}
+	r.job.Allocator = r.Request.Allocator
+	for _, step := range []func() error{r.engine, r.versions, r.ranks, r.batch, r.precision, r.quantization, r.adapter,
+		r.optimizer, r.attention, r.recompute, r.loss, r.parallel, r.sharding, r.contradictions, r.unplanned} {
+		if err := step(); err != nil {
+			return nil, err
+		}
+	}
+	r.job.Assumptions = r.assumed
+	return r.job, nil
+}
+
+// resolver decides a job. Its methods decide one setting after the other.
+type resolver struct {
+	Request
+	*Inputs
+	job     *Job
+	assumed []string
+}
+
+func (r *resolver) assume(format string, arguments ...any) {
+	r.assumed = append(r.assumed, fmt.Sprintf(format, arguments...))
+}
+
+func (r *resolver) note(notes []recipe.Note) {
+	for _, n := range notes {
+		r.assume("%v", n)
+	}
+}
+
+// engine notes what the files say beside their values, and refuses two engines.
+func (r *resolver) engine() error {
+	if r.training != nil {
+		r.note(r.training.Notes)
+	}
+	if r.launch != nil {
+		r.note(r.launch.Notes)
+	}
+	if d := r.job.DeepSpeed; d != nil {
+		if len(d.Unplanned) > 0 {
+			return &fault.Input{Where: d.Unplanned[0].Where, What: d.Unplanned[0].What + ", which is not planned yet",
+				Hint: "remove it, and expect the job to take another amount of memory than the plan says"}
+		}
+		r.note(d.Notes)
+	}
+	if r.job.DeepSpeed != nil && (r.job.FSDP != nil || r.Request.FSDP != "") {
+		return &fault.Input{What: "DeepSpeed and FSDP are both configured: a model is sharded by one of them",
+			Hint: "leave one of them out"}
+	}
+	return nil
+}

@@ -1,0 +1,123 @@
+package job
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"plimsoll/dtype"
+	"plimsoll/files/filestest"
+	"plimsoll/ledger"
+)
+
+// TestUnplannedDeepSpeed tests that unplanned settings are refused if they change
+// the memory of the job.
+func TestUnplannedDeepSpeed(t *testing.T) {
+	for text, refused := range map[ledger.Component]string{
+		`"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 8}`: "zero_hpz_partition_size",
+		`"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 1}`: "",
+		`"zero_optimization": {"stage": 2, "zero_hpz_partition_size": 8}`: "",
+		`"zero_optimization": {"stage": 3, "mics_shard_size": 4}`:         "mics_shard_size",
+		`"zero_optimization": {"stage": 3, "mics_shard_size": -1}`:        "",
+		`"zero_optimization": {"stage": 3, "zero_quantized_nontrainable_weights": true}`: "zero_quantized_" +
+			"nontrainable_weights",
+		`"zero_optimization": {"stage": 3, "zero_quantized_weights": true}`:        "",
+		`"torch_autocast": {"enabled": true, "dtype": "bfloat16"}`:                 "torch_autocast",
+		`"sequence_parallel_size": 2`:                                              "sequence_parallel_size",
+		`"torch_autocast": {"enabled": false}`:                                     "",
+		`"amp": {"enabled": true}`:                                                 "amp",
+		`"zero_optimization": {"stage": 3}, "tensor_parallel": {"autotp_size": 2}`: "autotp",
+	} {
+		file := filepath.Join(t.TempDir(), "zero.json")
+		if err := os.WriteFile(file, []byte(`{"train_micro_batch_size_per_gpu": 1, `+text+`}`), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		_, err := Request{Model: "llama-3-8b", DeepSpeed: file, GPUs: 8}.Resolve()
+		if (err != nil) != (refused != "") || err != nil && !strings.Contains(err.Error(), refused) {
+			t.Errorf("%s: refused for %v, expected %q", text, err, refused)
+		}
+	}
+}
+
+// TestTensorParallelOfDeepSpeed takes the degree from the file unless a flag sets
+// it.
+func TestTensorParallelOfDeepSpeed(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "zero.json")
+	if err := os.WriteFile(file,
+		[]byte(`{"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 1}, "tensor_parallel": `+
+			`{"autotp_size": 4}}`),
+		0o600); err != nil {
+		t.Fatal(err)
+	}
+	for flag, expected := range map[int]int64{0: 4, 2: 2} {
+		j, err := Request{Model: "llama-3-8b", DeepSpeed: file, GPUs: 8, TensorParallel: flag}.Resolve()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if j.Parallel.Tensor != expected || j.Parallel.Shard != 8/expected {
+			t.Errorf("--tensor-parallel %d: split among %d and sharded among %d", flag, j.Parallel.Tensor,
+				j.Parallel.Shard)
+		}
+	}
+}
+
+// TestTrainerOfDeepSpeed takes bf16 from the Trainer if the DeepSpeed file that
+// the Trainer names does not set it.
+func TestTrainerOfDeepSpeed(t *testing.T) {
+	file := filestest.InNewFolder(t)
+	file("zero.json", `{"zero_optimization": {"stage": 2}}`)
+	j, err := Request{Model: "gpt2",
+		TrainingArgs: file("args.json", `{"output_dir": "x", "bf16": true, "deepspeed": "zero.json"}`),
+		GPUs:         2}.Resolve()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if j.ParameterType != dtype.BF16 {
+		t.Errorf("weights in %v under DeepSpeed and a Trainer with bf16", j.ParameterType)
+	}
+}
+
+// TestTrainerBesideDeepSpeed refuses mismatches that the Trainer refuses, for a
+// file that the Trainer does not name (propagate_args_to_deepspeed, fill_match).
+func TestTrainerBesideDeepSpeed(t *testing.T) {
+	file := filestest.InNewFolder(t)
+	arguments := `{"output_dir": "x", "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "bf16": ` +
+		`true, "max_grad_norm": 0.5}`
+	for _, c := range []struct{ name, deepSpeed, accelerate, refused string }{
+		{"auto",
+			`"train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto", "gradient_clipping": ` +
+				`"auto", "bf16": {"enabled": "auto"}`,
+			"", ""},
+		{"the same",
+			`"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2, "gradient_clipping": 0.5, ` +
+				`"bf16": {"enabled": true}`,
+			"", ""},
+		{"less", `"train_micro_batch_size_per_gpu": 4, "bf16": {"enabled": true}`, "", ""},
+		{"micro batch", `"train_micro_batch_size_per_gpu": 2, "bf16": {"enabled": true}`, "",
+			`zero.json:1:37: DeepSpeed's train_micro_batch_size_per_gpu is 2, but per_device_train_batch_size is 4`},
+		{"accumulation",
+			`"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 1, "bf16": {"enabled": true}`, "",
+			`gradient_accumulation_steps is 1, but gradient_accumulation_steps is 2`},
+		{"clipping", `"gradient_clipping": 1, "bf16": {"enabled": true}`, "",
+			`gradient_clipping is 1, but max_grad_norm is 0.5`},
+		{"accelerate", "", "zero_stage: 2\nmixed_precision: bf16", ""},
+		{"accelerate's accumulation", "", "gradient_accumulation_steps: 4\nmixed_precision: bf16",
+			`launch.yaml:4:3: DeepSpeed's gradient_accumulation_steps is 4`},
+	} {
+		q := Request{Model: "qwen2.5-0.5b", TrainingArgs: file("args.json", arguments), GPUs: 2}
+		if c.accelerate == "" {
+			q.DeepSpeed = file("zero.json", `{"zero_optimization": {"stage": 2}, `+c.deepSpeed+`}`)
+		} else {
+			q.Accelerate = file("launch.yaml",
+				"distributed_type: DEEPSPEED\nnum_processes: 2\ndeepspeed_config:\n  "+c.accelerate+"\n")
+		}
+		j, err := q.Resolve()
+		if (err != nil) != (c.refused != "") || err != nil && !strings.Contains(err.Error(), c.refused) {
+			t.Errorf("%s: refused for %v, expected %q", c.name, err, c.refused)
+		}
+		if err == nil && (j.MicroBatch != 4 || j.Accumulation != 2 || j.Clip != 0.5) {
+			t.Errorf("%s: %d sequences x %d, clipped at %v", c.name, j.MicroBatch, j.Accumulation, j.Clip)
+		}
+	}
+}

@@ -1,0 +1,150 @@
+package job
+
+import (
+	"cmp"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+
+	"plimsoll/fault"
+	"plimsoll/model"
+	"plimsoll/recipe"
+)
+
+// Inputs are a request with its files, read and parsed. Nothing changes them: any
+// number of goroutines may decide jobs from the same Inputs.
+type Inputs struct {
+	request      Request
+	model        *model.Model
+	fused        func() *model.Model // the model with fused experts
+	training     *recipe.Training
+	launch       *recipe.Accelerate
+	deepSpeed    *recipe.DeepSpeed // of the file that goes before the others
+	fsdp         *recipe.FSDP
+	adapter      *recipe.Adapter
+	quantization *recipe.Quantization
+	files        []string // without the catalog
+}
+
+// Read reads the files of a request. Every error is a *fault.Input.
+func Read(q Request) (*Inputs, error) {
+	in := &Inputs{request: q}
+	for _, step := range []func() error{in.readModel, in.readTraining, in.readLaunch, in.readDeepSpeed,
+		in.readQuantization, in.readAdapter} {
+		if err := step(); err != nil {
+			return nil, err
+		}
+	}
+	in.listFiles()
+	return in, nil
+}
+
+func (in *Inputs) readModel() (err error) {
+	name := in.request.Model
+	if name == "" {
+		return &fault.Input{What: "no model was named",
+			Hint: "add --model with a name of the catalog or the path of a config.json"}
+	}
+	if in.model, err = model.Load(name); err != nil {
+		return cmp.Or(recipe.Misplaced(name), err)
+	}
+	if m := in.model; m.Network == nil {
+		refused := &fault.Input{Where: fault.Position{File: m.Source},
+			What: "the headers of weights do not say how the model computes, so its activations cannot be planned",
+			Hint: "name the model's config.json"}
+		if m.Architecture != "" { // from the config.json beside the weights
+			refused.What = fmt.Sprintf("how %s computes is not known here, so its activations cannot be planned",
+				m.Architecture)
+			refused.Hint = "planned are " + strings.Join(model.Architectures(), ", ")
+		}
+		return refused
+	}
+	in.fused = sync.OnceValue(in.model.FuseExperts)
+	return nil
+}
+
+func (in *Inputs) readTraining() (err error) {
+	if in.request.TrainingArgs == "" {
+		return nil
+	}
+	if in.training, err = recipe.LoadTraining(in.request.TrainingArgs); err != nil {
+		return err
+	}
+	in.deepSpeed, in.fsdp = in.training.DeepSpeed, in.training.FSDP
+	return nil
+}
+
+func (in *Inputs) readLaunch() (err error) {
+	if in.request.Accelerate == "" {
+		return nil
+	}
+	if in.launch, err = recipe.LoadAccelerate(in.request.Accelerate); err != nil {
+		return err
+	}
+	in.deepSpeed, in.fsdp = cmp.Or(in.launch.DeepSpeed, in.deepSpeed), cmp.Or(in.launch.FSDP, in.fsdp)
+	return nil
+}
+
+func (in *Inputs) readDeepSpeed() (err error) {
+	if in.request.DeepSpeed != "" {
+		in.deepSpeed, err = recipe.LoadDeepSpeed(in.request.DeepSpeed)
+	}
+	return err
+}
+
+func (in *Inputs) readAdapter() (err error) {
+	if in.request.Adapter != "" {
+		in.adapter, err = recipe.LoadAdapter(in.request.Adapter)
+	}
+	return err
+}
+
+// readQuantization reads how the weights are stored. The quantization_config of
+// the model's config.json has precedence over the request, as in transformers.
+func (in *Inputs) readQuantization() (err error) {
+	name := in.request.Quantization
+	if in.model.Quantized {
+		name = in.model.Source
+	}
+	switch {
+	case name == "":
+	case quantizations[name].Bits > 0:
+		q := quantizations[name]
+		in.quantization = &q
+	default:
+		if _, err := os.Stat(name); err != nil && !strings.ContainsAny(name, "./") {
+			return &fault.Input{What: fmt.Sprintf("unknown quantization %q", name),
+				Hint: "expected nf4, nf4-dq, fp4, fp4-dq, int8, or a file with BitsAndBytesConfig in JSON"}
+		}
+		in.quantization, err = recipe.LoadQuantization(name)
+	}
+	return err
+}
+
+// listFiles lists the files that were read.
+func (in *Inputs) listFiles() {
+	q := in.request
+	candidates := []string{q.DeepSpeed, q.TrainingArgs, q.Accelerate, q.Adapter, q.Quantization}
+	if in.model.Source != model.FromCatalog {
+		candidates = append(candidates, in.model.Source)
+	}
+	if in.deepSpeed != nil {
+		candidates = append(candidates, in.deepSpeed.File) // another file may name it
+	}
+	for _, file := range candidates {
+		if info, err := os.Stat(file); err == nil && info.Mode().IsRegular() && !slices.Contains(in.files, file) {
+			in.files = append(in.files, file)
+		}
+	}
+}
+
+// quantizations maps the names that --quantization takes in place of a file.
+var quantizations = map[string]recipe.Quantization{
+	"nf4":    {Bits: 4, Kind: "nf4"},
+	"fp4":    {Bits: 4, Kind: "fp4"},
+	"nf4-dq": {Bits: 4, Kind: "nf4", DoubleQuant: true},
+	"fp4-dq": {Bits: 4, Kind: "fp4", DoubleQuant: true},
+	"int8":   {Bits: 8},
+}

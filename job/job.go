@@ -1,0 +1,122 @@
+// Package job decides a training job: it reads what a user asks for, and the files
+// that the training is started with, and returns a Job with every setting decided.
+package job
+
+import (
+	"plimsoll/autograd"
+	"plimsoll/dtype"
+	"plimsoll/forward"
+	"plimsoll/gpu"
+	"plimsoll/ledger"
+	"plimsoll/model"
+	"plimsoll/recipe"
+	"plimsoll/version"
+)
+
+// Job is a training job with every setting decided.
+type Job struct {
+	Model *model.Model
+
+	World        int // ranks
+	Nodes        int
+	RanksPerNode int
+	OnCPU        bool // there are no GPUs
+	GPU          gpu.Model
+	HostMemory   ledger.Bytes // of one node; 0 = unknown
+	NUMANodes    int          // of one node; 0 = unknown
+
+	MicroBatch   int64
+	Sequence     int64
+	Accumulation int
+
+	// ParameterType is the type of the stored parameters. AutocastType is the type
+	// that torch.autocast computes in, or Invalid. CastType is the type that an
+	// engine casts parameters to before their use, or Invalid. ReduceType is the
+	// type that gradients are reduced in.
+	ParameterType, AutocastType, CastType, ReduceType dtype.Type
+
+	Attention forward.AttentionKind
+	Recompute *autograd.Checkpoint
+	Loss      forward.LossKind
+	Compile   bool
+	// Modules is the library whose modules the model consists of: transformers
+	// (also if empty), litgpt or torchtitan.
+	Modules string
+	// FusedActivations means that an activation function is one kernel.
+	FusedActivations bool
+	// FusedQKV means that queries, keys and values are one tensor.
+	FusedQKV bool
+	// KeepsLastBlock means that FSDP does not reshard the last block between the
+	// passes.
+	KeepsLastBlock bool
+	RecomputeEvery int  // one of so many blocks is recomputed; 0 and 1: all
+	RecomputeFirst bool // the first of so many blocks, not the last
+	// ZeROInit means that parameters are sharded while the model is made, as
+	// transformers does with ZeRO-3 if the Trainer is made first.
+	ZeROInit bool
+	// SplitsDecay means that the optimizer has a parameter group without weight
+	// decay for norms and biases, as transformers' Trainer makes it.
+	SplitsDecay bool
+	// HoldsOutputs means that the training loop keeps the outputs of the model
+	// until the next forward pass is done, as a hand-written loop does.
+	HoldsOutputs bool
+
+	Optimizer Optimizer
+	Clip      float64
+
+	Adapter      *recipe.Adapter
+	AdapterType  dtype.Type
+	Quantization *recipe.Quantization
+	DeepSpeed    *recipe.DeepSpeed
+	FSDP         *recipe.FSDP
+	Versions     Versions
+
+	Parallel Parallel
+
+	// Allocator is the value of PYTORCH_CUDA_ALLOC_CONF.
+	Allocator string
+
+	Files []string // that the job was read from, without the catalog
+
+	// Assumptions are the defaults of settings that were not given, and notes.
+	Assumptions []string
+}
+
+// Parallel says how many ranks share what. Degrees are 1 where nothing is shared.
+type Parallel struct {
+	Tensor  int64 // ranks that share the width of a block
+	Context int64 // ranks that share a sequence
+	Expert  int64 // ranks that share the experts
+	Shard   int64 // ranks that parameters are sharded among
+}
+
+// Replicas returns the number of groups of ranks that each hold the full model
+// between them, in data parallelism and in hybrid sharding.
+func (j *Job) Replicas() int {
+	return max(1, j.World/int(j.Parallel.Shard*j.Parallel.Tensor))
+}
+
+// FusedExperts returns the parameters that hold the weights of all experts of a
+// layer.
+func (j *Job) FusedExperts() map[string]bool {
+	fused := map[string]bool{}
+	for _, b := range j.Model.Network.Blocks() {
+		if x := b.FeedForward.Mixture; x != nil && x.Fused() {
+			fused[x.GateUp], fused[x.Down] = true, true
+		}
+	}
+	return fused
+}
+
+// Versions are the versions of the programs that the job runs on.
+type Versions struct {
+	Torch, DeepSpeed, Transformers, BitsAndBytes version.Version
+}
+
+// ComputeType returns the type of the parameters in the passes.
+func (j *Job) ComputeType() dtype.Type {
+	if j.CastType != dtype.Invalid {
+		return j.CastType
+	}
+	return j.ParameterType
+}

@@ -1,0 +1,75 @@
+package job
+
+import (
+	"fmt"
+
+	"plimsoll/dtype"
+)
+
+// EngineName describes the engine and its ranks.
+func (j *Job) EngineName() string {
+	switch {
+	case j.FSDP != nil:
+		return fmt.Sprintf("FSDP%d over %d ranks", j.FSDP.Version, j.World)
+	case j.DeepSpeed != nil:
+		return fmt.Sprintf("DeepSpeed ZeRO-%d over %d ranks", j.DeepSpeed.ZeROStage, j.World)
+	case j.World > 1:
+		return fmt.Sprintf("DistributedDataParallel over %d ranks", j.World)
+	}
+	if j.OnCPU {
+		return "on the CPU"
+	}
+	return "one GPU"
+}
+
+// ParallelNames describes the replicas and the kinds of model parallelism.
+func (j *Job) ParallelNames() []string {
+	var names []string
+	if j.FSDP != nil && j.Replicas() > 1 {
+		names = append(names, fmt.Sprintf("%d replicas of %d ranks", j.Replicas(), j.Parallel.Shard))
+	}
+	for _, split := range []struct {
+		name   string
+		degree int64
+	}{{"tensor", j.Parallel.Tensor}, {"context", j.Parallel.Context}, {"expert", j.Parallel.Expert}} {
+		if split.degree > 1 {
+			names = append(names, fmt.Sprintf("%s parallel %d", split.name, split.degree))
+		}
+	}
+	return names
+}
+
+// OptimizerName returns the optimizer with its variant.
+func (j *Job) OptimizerName() string { return j.Optimizer.Name + "/" + string(j.Optimizer.Variant) }
+
+// AutocastName returns the type of autocast, empty if it is off.
+func (j *Job) AutocastName() string {
+	if j.AutocastType == dtype.Invalid {
+		return ""
+	}
+	return j.AutocastType.String()
+}
+
+// ComputeName returns the type that the engine casts parameters to before their
+// use, empty if it does not cast them.
+func (j *Job) ComputeName() string {
+	if j.CastType == dtype.Invalid {
+		return ""
+	}
+	return j.CastType.String()
+}
+
+// RecomputeName describes what the backward pass recomputes.
+func (j *Job) RecomputeName() string {
+	switch {
+	case j.Recompute == nil:
+		return "none"
+	case j.Recompute.Selective == 1:
+		return "none but what torch.compile recomputes"
+	case j.Recompute.Selective > 1:
+		return "selective"
+	case j.Recompute.Reentrant:
+		return "reentrant"
+	}
+	return "full"
+}

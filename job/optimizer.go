@@ -1,0 +1,328 @@
+package job
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"plimsoll/autograd"
+	"plimsoll/dtype"
+	"plimsoll/fault"
+	"plimsoll/ledger"
+)
+
+// Optimizer describes the states of an optimizer and the temporaries of its step.
+// States have their names in torch.optim.
+type Optimizer struct {
+	Name    string
+	Variant Variant
+	// states returns the states of a parameter. They may differ for small
+	// tensors.
+	States func(p *autograd.Parameter) []State
+	// copies is the number of lists that a foreach step makes, each as large as
+	// all parameters. loopCopies is the number of tensors that a step over single
+	// parameters makes, each as large as the largest parameter.
+	lists, loopTensors int64
+	listsWhy           string
+	// managed means that states are in CUDA's managed memory (paged optimizers),
+	// outside torch's allocator.
+	Managed bool
+}
+
+// State is one state tensor.
+type State struct {
+	Name  string
+	Bytes int64
+}
+
+// Variant is the implementation of a step in torch.optim.
+type Variant string
+
+// The variants.
+const (
+	Foreach Variant = "foreach"
+	Fused   Variant = "fused"
+	Loop    Variant = "for-loop"
+)
+
+// optimizer sets the optimizer, its variant and the gradient clipping.
+func (r *resolver) optimizer() error {
+	name, variant, _ := strings.Cut(r.Optimizer, "/")
+	where := fault.Position{}
+	if d := r.job.DeepSpeed; name == "" && d != nil && d.Optimizer != nil {
+		name, where.File = strings.ToLower(d.Optimizer.Type), d.File
+	}
+	if name == "" && r.training != nil { // the Trainer's, unless DeepSpeed has one
+		name, where.File = r.training.Optimizer.Name, r.training.File
+	}
+	if name == "" {
+		name = "adamw"
+		r.assume("AdamW: --optimizer was not given")
+	}
+	known, ok := optimizerNames[name]
+	if !ok {
+		hint := "planned are " + strings.Join(Optimizers(), ", ")
+		if near := fault.Nearest(name, Optimizers()); near != "" {
+			hint = fmt.Sprintf("did you mean %q? %s", near, hint)
+		}
+		return &fault.Input{Where: where, What: fmt.Sprintf("the optimizer %q is not one that can be planned",
+			name), Hint: hint}
+	}
+	o := known.optimizer()
+	if variant != "" {
+		if err := checkVariant(known.kind, Variant(variant)); err != nil {
+			return err
+		}
+		o.Variant = Variant(variant)
+	}
+	if d := r.job.DeepSpeed; o.Variant == "" && d != nil && d.Optimizer.IsFusedAdam() &&
+		strings.HasPrefix(known.kind, "adam") {
+		o.Variant = Fused
+	}
+	if o.Variant == "" { // torch's defaults
+		o.Variant = Foreach
+		if r.job.OnCPU {
+			o.Variant = Loop
+		}
+	}
+	r.job.Optimizer = o
+	r.job.Clip = 1
+	switch {
+	case r.Clip != nil:
+		r.job.Clip = *r.Clip
+	case r.training != nil:
+		r.job.Clip = r.training.MaxGradNorm
+	case r.job.DeepSpeed != nil:
+		r.job.Clip = r.job.DeepSpeed.GradientClipping
+	}
+	return nil
+}
+
+// variantsOf lists the variants of the optimizers in torch.optim.
+var variantsOf = map[string][]Variant{
+	"adamw":        {Foreach, Fused, Loop},
+	"adam":         {Foreach, Fused, Loop},
+	"sgd":          {Foreach, Fused, Loop},
+	"sgd-momentum": {Foreach, Fused, Loop},
+	"adagrad":      {Foreach, Loop},
+	"rmsprop":      {Foreach, Loop},
+}
+
+// checkVariant refuses a variant that an optimizer does not have.
+func checkVariant(name string, wanted Variant) error {
+	known := []Variant{Foreach, Fused, Loop}
+	hint := "leave it out: " + name + " steps in one way"
+	if has := variantsOf[name]; len(has) > 0 {
+		hint = fmt.Sprintf("expected %v", joined(has))
+	}
+	switch {
+	case !slices.Contains(known, wanted):
+		return &fault.Input{What: fmt.Sprintf("unknown variant %q of the optimizer %s", wanted, name), Hint: hint}
+	case !slices.Contains(variantsOf[name], wanted):
+		return &fault.Input{What: fmt.Sprintf("the optimizer %s has no variant %s", name, wanted), Hint: hint}
+	}
+	return nil
+}
+
+func joined(variants []Variant) string {
+	text := ""
+	for i, v := range variants {
+		if i > 0 {
+			text += ", "
+		}
+		text += string(v)
+	}
+	return text
+}
+
+// optimizerText returns the optimizer as the user spelled it.
+func (r *resolver) optimizerText() string {
+	if r.Optimizer != "" {
+		return r.Optimizer
+	}
+	return r.job.Optimizer.Name
+}
+
+// Optimizers returns the sorted names of the optimizers that can be planned.
+func Optimizers() []string {
+	names := make([]string, 0, len(optimizerKinds))
+	for name := range optimizerKinds {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	return names
+}
+
+var optimizerKinds = map[string]Optimizer{
+	"adamw": {States: sameShape("exp_avg", "exp_avg_sq"), lists: 1, loopTensors: 2,
+		listsWhy: "torch.optim.AdamW(foreach=True) makes the list exp_avg_sq_sqrt = " +
+			"torch._foreach_sqrt(exp_avg_sqs): one more copy of a moment of all parameters (torch/optim/adam.py, " +
+			"_multi_tensor_adam)"},
+	"adam": {States: sameShape("exp_avg", "exp_avg_sq"), lists: 1, loopTensors: 2,
+		listsWhy: "torch.optim.Adam(foreach=True) makes the list exp_avg_sq_sqrt = torch._foreach_sqrt(exp_avg_sqs) " +
+			"(torch/optim/adam.py, _multi_tensor_adam)"},
+	"sgd":          {States: sameShape()},
+	"sgd-momentum": {States: sameShape("momentum_buffer")},
+	"adagrad": {States: sameShape("sum"), lists: 2, loopTensors: 2,
+		listsWhy: "torch.optim.Adagrad(foreach=True) makes the lists std and numerator (torch/optim/adagrad.py, " +
+			"_multi_tensor_adagrad)"},
+	"rmsprop": {States: sameShape("square_avg"), lists: 1, loopTensors: 1,
+		listsWhy: "torch.optim.RMSprop(foreach=True) makes the list avg = torch._foreach_sqrt(square_avgs) " +
+			"(torch/optim/rmsprop.py)"},
+	"lion": {States: sameShape("exp_avg"), lists: 1, loopTensors: 1,
+		listsWhy: "the update is a list of its own"},
+	"adafactor":   {States: factored, loopTensors: 3},
+	"adamw-8bit":  {States: blockwise("state1", "state2")},
+	"lion-8bit":   {States: blockwise("state1")},
+	"adamw-32bit": {States: inFP32("state1", "state2")},
+	"adamw-apex":  {States: inFP32("exp_avg", "exp_avg_sq")},
+	"lion-32bit":  {States: inFP32("state1")},
+	"adamw-4bit":  {States: nibbles},
+	"lomo":        {States: sameShape()},
+}
+
+// namedOptimizer is the optimizer that a name stands for.
+type namedOptimizer struct {
+	kind    string
+	variant Variant
+	paged   bool
+}
+
+// NewOptimizer returns the optimizer of a kind, one of Optimizers.
+func NewOptimizer(kind string, variant Variant) Optimizer {
+	return namedOptimizer{kind: kind, variant: variant}.optimizer()
+}
+
+func (n namedOptimizer) optimizer() Optimizer {
+	o := optimizerKinds[n.kind]
+	o.Name, o.Variant, o.Managed = n.kind, n.variant, n.paged
+	return o
+}
+
+// optimizerNames maps the names of optimizers in Plimsoll, in TrainingArguments
+// and in DeepSpeed.
+var optimizerNames = func() map[string]namedOptimizer {
+	m := map[string]namedOptimizer{}
+	for _, kind := range Optimizers() {
+		m[kind] = namedOptimizer{kind: kind}
+	}
+	for name, n := range map[string]namedOptimizer{
+		"adamw_torch":        {kind: "adamw"},
+		"adamw_torch_fused":  {kind: "adamw", variant: Fused},
+		"adamw_hf":           {kind: "adamw", variant: Loop},
+		"adamw_apex_fused":   {kind: "adamw-apex", variant: Fused},
+		"adamw_anyprecision": {kind: "adamw", variant: Loop},
+		"adamw_torch_8bit":   {kind: "adamw-8bit", variant: Loop},
+		"adamw_torch_4bit":   {kind: "adamw-4bit", variant: Loop},
+		"adamw_bnb_8bit":     {kind: "adamw-8bit", variant: Fused},
+		"adamw_8bit":         {kind: "adamw-8bit", variant: Fused},
+		"paged_adamw_8bit":   {kind: "adamw-8bit", variant: Fused, paged: true},
+		"paged_adamw_32bit":  {kind: "adamw-32bit", variant: Fused, paged: true},
+		"paged_adamw":        {kind: "adamw-32bit", variant: Fused, paged: true},
+		"lion_8bit":          {kind: "lion-8bit", variant: Fused},
+		"lion_32bit":         {kind: "lion-32bit", variant: Fused},
+		"paged_lion_8bit":    {kind: "lion-8bit", variant: Fused, paged: true},
+		"paged_lion_32bit":   {kind: "lion-32bit", variant: Fused, paged: true},
+		"rmsprop_bnb":        {kind: "rmsprop", variant: Fused},
+		"fusedadam":          {kind: "adamw", variant: Fused},
+		"fused_adam":         {kind: "adamw", variant: Fused},
+		"adam8bit":           {kind: "adamw-8bit", variant: Fused},
+		"adamw8bit":          {kind: "adamw-8bit", variant: Fused},
+		"adalomo":            {kind: "lomo"},
+	} {
+		m[name] = n
+	}
+	return m
+}()
+
+// sameShape returns states with the shape and type of the parameter.
+func sameShape(names ...string) func(*autograd.Parameter) []State {
+	return func(p *autograd.Parameter) []State {
+		states := make([]State, len(names))
+		for i, name := range names {
+			states[i] = State{name, p.Elements * p.DType.Size()}
+		}
+		return states
+	}
+}
+
+// inFP32 returns states in fp32, for parameters of any type.
+func inFP32(names ...string) func(*autograd.Parameter) []State {
+	return func(p *autograd.Parameter) []State {
+		states := make([]State, len(names))
+		for i, name := range names {
+			states[i] = State{name, p.Elements * 4}
+		}
+		return states
+	}
+}
+
+// factored returns Adafactor's states: a row and a column for a matrix, and the
+// full second moment for a vector.
+func factored(p *autograd.Parameter) []State {
+	if p.Rows == 0 {
+		return []State{{"exp_avg_sq", p.Elements * 4}}
+	}
+	return []State{{"exp_avg_sq_row", p.Rows * max(1, p.Matrices) * 4}, {"exp_avg_sq_col", p.Elements / p.Rows * 4}}
+}
+
+// blockwise returns bitsandbytes' states: a byte for each element, and an fp32
+// scale for 256 of them. Tensors below 4096 elements have fp32 states, and so
+// have embeddings in transformers' Trainer.
+func blockwise(names ...string) func(*autograd.Parameter) []State {
+	return func(p *autograd.Parameter) []State {
+		var states []State
+		for i, name := range names {
+			if p.Elements < 4096 || p.Embedding {
+				states = append(states, State{name, p.Elements * 4})
+				continue
+			}
+			scales := (p.Elements + 255) / 256 * 4
+			states = append(states, State{name, p.Elements}, State{[]string{"absmax1", "absmax2"}[i], scales})
+		}
+		return states
+	}
+}
+
+// nibbles returns torchao's 4-bit states: half a byte for each element, and an
+// fp32 scale for 128 of them.
+func nibbles(p *autograd.Parameter) []State {
+	if p.Elements < 4096 {
+		return inFP32("exp_avg", "exp_avg_sq")(p)
+	}
+	bytes := (p.Elements+1)/2 + (p.Elements+127)/128*4
+	return []State{{"exp_avg", bytes}, {"exp_avg_sq", bytes}}
+}
+
+// Temporaries returns the sizes of the temporaries at the peak of a step: tensors
+// like all parameters, or tensors like the largest.
+func (o *Optimizer) Temporaries(parameters []*autograd.Parameter) []ledger.Bytes {
+	var list []ledger.Bytes
+	var largest ledger.Bytes
+	for _, p := range parameters {
+		bytes := ledger.Bytes(p.Elements * p.DType.Size())
+		if o.Name == "adafactor" {
+			bytes = ledger.Bytes(p.Elements * dtype.F32.Size())
+		}
+		largest = max(largest, bytes)
+		if o.Variant == Foreach {
+			for range o.lists {
+				list = append(list, bytes)
+			}
+		}
+	}
+	if o.Variant == Loop || o.Variant == Foreach && o.lists == 0 {
+		for range o.loopTensors {
+			list = append(list, largest)
+		}
+	}
+	return list
+}
+
+// TemporariesWhy describes the temporaries of an optimizer step.
+func (o *Optimizer) TemporariesWhy() string {
+	if o.Variant == Foreach && o.lists > 0 {
+		return o.listsWhy
+	}
+	return fmt.Sprintf("temporaries of the step over one parameter at a time (%s)", o.Variant)
+}

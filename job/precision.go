@@ -1,0 +1,90 @@
+package job
+
+import (
+	"fmt"
+	"strings"
+
+	"plimsoll/dtype"
+	"plimsoll/fault"
+	"plimsoll/recipe"
+)
+
+// precision sets the type of the weights and of autocast.
+func (r *resolver) precision() error {
+	j := r.job
+	mixed := recipe.Unmixed
+	if r.launch != nil && r.launch.Precision != "" {
+		mixed = r.launch.Precision
+	}
+	if t := r.training; t != nil && t.Precision != recipe.Unmixed && t.Precision != "" {
+		mixed = t.Precision
+	}
+	named, known := precisions[strings.ToLower(r.Precision)]
+	switch {
+	case r.Precision != "" && !known:
+		hint := "expected one of " + strings.Join(Precisions, ", ")
+		if near := fault.Nearest(r.Precision, Precisions); near != "" {
+			hint = fmt.Sprintf("did you mean %q? %s", near, hint)
+		}
+		return &fault.Input{What: fmt.Sprintf("unknown precision %q", r.Precision), Hint: hint}
+	case known:
+		j.ParameterType = named.weights
+		if named.autocast != recipe.Unmixed {
+			mixed = named.autocast
+		}
+		if d := j.DeepSpeed; d != nil && d.Precision != dtype.Invalid && d.Precision != j.ParameterType {
+			return &fault.Input{Where: fault.Position{File: d.File},
+				What: fmt.Sprintf("DeepSpeed trains in %v, and --precision is %s", d.Precision, r.Precision),
+				Hint: "leave --precision out, or change the file"}
+		}
+	case j.DeepSpeed != nil && j.DeepSpeed.Precision != dtype.Invalid:
+		j.ParameterType = j.DeepSpeed.Precision
+	case j.DeepSpeed != nil && mixed != recipe.Unmixed:
+		j.ParameterType = mixedType(mixed)
+	case mixed != recipe.Unmixed:
+		j.ParameterType = dtype.F32
+		r.assume("weights in fp32 under autocast to %s: --precision was not given", mixed)
+	default:
+		j.ParameterType = j.Model.Parameters[0].DType
+		r.assume("weights in %v, as the model was published: --precision was not given", j.ParameterType)
+	}
+	if mixed != recipe.Unmixed && j.DeepSpeed == nil {
+		j.AutocastType = mixedType(mixed)
+	}
+	return nil
+}
+
+// precisions maps the names of precisions, Lightning's spellings included, to
+// the type of the weights and to autocast.
+var precisions = func() map[string]struct {
+	weights  dtype.Type
+	autocast recipe.Precision
+} {
+	type precision = struct {
+		weights  dtype.Type
+		autocast recipe.Precision
+	}
+	m := map[string]precision{}
+	for names, p := range map[string]precision{
+		"fp32 float32 32 32-true":                 {dtype.F32, recipe.Unmixed},
+		"bf16 bfloat16 bf16-true":                 {dtype.BF16, recipe.Unmixed},
+		"fp16 float16 16-true":                    {dtype.F16, recipe.Unmixed},
+		"amp-bf16 bf16-amp bf16-mixed mixed-bf16": {dtype.F32, recipe.MixedBF16},
+		"amp-fp16 fp16-amp 16-mixed mixed-fp16":   {dtype.F32, recipe.MixedF16},
+	} {
+		for name := range strings.FieldsSeq(names) {
+			m[name] = p
+		}
+	}
+	return m
+}()
+
+func mixedType(p recipe.Precision) dtype.Type {
+	switch p {
+	case recipe.MixedF16:
+		return dtype.F16
+	case recipe.Unmixed:
+		return dtype.Invalid
+	}
+	return dtype.BF16
+}

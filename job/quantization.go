@@ -1,0 +1,27 @@
+package job
+
+import "plimsoll/fault"
+
+// quantization sets how the weights are stored.
+func (r *resolver) quantization() error {
+	q := r.Inputs.quantization
+	if m := r.job.Model; m.Quantized && m.Source != r.Quantization && r.Quantization != "" {
+		r.assume("--quantization has no effect: transformers takes the quantization_config of %s", m.Source)
+	}
+	if q == nil {
+		return nil
+	}
+	r.note(q.Notes)
+	if q.Bits == 8 && q.FP16Weights {
+		return &fault.Input{Where: fault.Position{File: q.File},
+			What: "llm_int8_has_fp16_weight is true: 16-bit weights are kept beside those in 8 bits, which is " +
+				"not planned yet",
+			Hint: "set it to false, or plan without quantization"}
+	}
+	r.job.Quantization = q
+	if q.Bits > 0 && len(r.job.FusedExperts()) > 0 {
+		r.assume("the weights of experts in %v: bitsandbytes quantizes linear modules, and transformers 5 has the "+
+			"experts of a layer in one parameter", r.job.ParameterType)
+	}
+	return nil
+}

@@ -1,0 +1,60 @@
+package job
+
+import "plimsoll/ledger"
+
+// Request is what a user asks for. A zero value is not given: a file sets it, or
+// a default applies, which the plan lists as an assumption.
+type Request struct {
+	Model        string // an argument of model.Load
+	DeepSpeed    string // this and the next four are files
+	TrainingArgs string
+	Accelerate   string
+	Adapter      string
+	Quantization string // a file, or nf4, fp4, int8, nf4-dq, fp4-dq
+
+	CPU         bool // there are no GPUs
+	GPUs, Nodes int  // GPUs of a node, nodes of the job
+	GPU         string
+	GPUMemory   ledger.Bytes
+	HostMemory  ledger.Bytes
+	NUMANodes   int // of a node
+
+	Sequence, MicroBatch, Accumulation int
+
+	Precision         string
+	AdapterPrecision  string
+	Attention         string
+	Optimizer         string // name, or name/variant
+	Clip              *float64
+	Recompute         string // "", "none", "full", "reentrant" or "selective"
+	FSDP              string // "", "1" or "2"
+	OffloadParameters bool   // FSDP keeps its shards on the host
+	Compile           bool
+	FusedLoss         bool
+
+	TensorParallel, ContextParallel, ExpertParallel int
+
+	// Modules is the library whose modules the model consists of: transformers,
+	// litgpt or torchtitan.
+	Modules string
+
+	Torch, Engine, Transformers, BitsAndBytes string // versions
+	Allocator                                 string // PYTORCH_CUDA_ALLOC_CONF
+}
+
+// The allowed values of some fields, for help and completion.
+var (
+	Precisions = []string{"bf16", "fp16", "fp32", "amp-bf16", "amp-fp16"}
+	Attentions = []string{"sdpa", "flash", "eager"}
+	Recomputes = []string{"none", "full", "reentrant", "selective", "every-2"}
+)
+
+// Resolve reads the files and decides what the request leaves open. Every error
+// is a *fault.Input.
+func (q Request) Resolve() (*Job, error) {
+	in, err := Read(q)
+	if err != nil {
+		return nil, err
+	}
+	return Decide(in, Overrides{})
+}

@@ -1,0 +1,148 @@
+package job
+
+import (
+	"cmp"
+	"fmt"
+	"strings"
+
+	"plimsoll/dtype"
+	"plimsoll/fault"
+	"plimsoll/ledger"
+	"plimsoll/recipe"
+	"plimsoll/version"
+)
+
+// parallel sets the degrees of tensor, context and expert parallelism.
+func (r *resolver) parallel() error {
+	j := r.job
+	j.Parallel = Parallel{Tensor: int64(max(1, r.TensorParallel)), Context: int64(max(1, r.ContextParallel)),
+		Expert: int64(max(1, r.ExpertParallel))}
+	if d := j.DeepSpeed; d != nil && r.TensorParallel == 0 {
+		j.Parallel.Tensor = int64(max(1, d.TensorParallel))
+	}
+	if l := r.launch; l != nil && l.Parallelism != nil {
+		if ranks := l.Parallelism.Ranks(); ranks != j.World {
+			return &fault.Input{Where: fault.Position{File: l.File},
+				What: fmt.Sprintf("parallelism_config makes %d ranks, and the job has %d", ranks, j.World),
+				Hint: "change --gpus, --nodes or one of the sizes"}
+		}
+		j.Parallel.Tensor, j.Parallel.Context = int64(l.Parallelism.Tensor), int64(l.Parallelism.Context)
+	}
+	if j.World%int(j.Parallel.Tensor*j.Parallel.Context) != 0 {
+		return &fault.Input{What: fmt.Sprintf("%d ranks cannot be divided among tensor parallelism of %d and context "+
+			"parallelism of %d", j.World, j.Parallel.Tensor, j.Parallel.Context),
+			Hint: "give a number of GPUs that is a multiple"}
+	}
+	if j.Sequence%j.Parallel.Context != 0 {
+		return &fault.Input{What: fmt.Sprintf("sequences of %d tokens cannot be divided among %d ranks",
+			j.Sequence, j.Parallel.Context)}
+	}
+	return nil
+}
+
+// sharding sets how the parameters are sharded.
+func (r *resolver) sharding() error {
+	j := r.job
+	switch r.Request.FSDP {
+	case "":
+	case "1", "2":
+		if j.FSDP != nil {
+			return &fault.Input{What: "--fsdp is given, and a file configures FSDP too", Hint: "leave --fsdp out"}
+		}
+		j.FSDP = &recipe.FSDP{Version: int(r.Request.FSDP[0] - '0'), Strategy: "full_shard",
+			WrapPolicy: "transformer_based_wrap", UseOrigParams: true,
+			BackwardPrefetch: "backward_pre", OffloadParameters: r.OffloadParameters}
+		j.ReduceType = dtype.F32
+	default:
+		return &fault.Input{What: fmt.Sprintf("--fsdp is %q, expected 1 or 2, the version", r.Request.FSDP)}
+	}
+	if j.FSDP != nil && r.OffloadParameters {
+		offloaded := *j.FSDP
+		offloaded.OffloadParameters = true
+		j.FSDP = &offloaded
+	}
+	j.Parallel.Shard = int64(j.World) / j.Parallel.Tensor
+	whole := ledger.Bytes(j.Model.Elements() * j.ParameterType.Size())
+	// For an unknown GPU, 80 GiB of memory are assumed.
+	j.ZeROInit = r.launch != nil && r.launch.ZeRO3Init || whole > cmp.Or(j.GPU.Memory, 80*ledger.GiB)
+	j.SplitsDecay = r.training != nil
+	if j.DeepSpeed != nil {
+		j.DeepSpeed = j.DeepSpeed.ResolveSizes(j.Model.Network.Hidden)
+	}
+	if d := j.DeepSpeed; d != nil && d.ZeROStage == 3 && r.launch == nil {
+		if j.ZeROInit {
+			r.assume("parameters are sharded as the model is made (zero.Init): whole it would not fit on a GPU")
+		} else {
+			r.assume("the model is made whole and then sharded: with zero.Init (accelerate's zero3_init_flag, or a " +
+				"Trainer that is made first) its load takes less")
+		}
+	}
+	if j.FSDP == nil {
+		return nil
+	}
+	if oldest := (version.Version{Minor: 43}); j.Quantization != nil && !j.Versions.BitsAndBytes.AtLeast(0, 43, 0) {
+		if r.BitsAndBytes != "" {
+			return &fault.Input{What: fmt.Sprintf("FSDP shards quantized weights from bitsandbytes 0.43 on, and "+
+				"this is %v",
+				j.Versions.BitsAndBytes),
+				Hint: "give a later --bitsandbytes"}
+		}
+		j.Versions.BitsAndBytes = oldest
+	}
+	if j.FSDP.Strategy == "no_shard" {
+		j.Parallel.Shard = 1
+	}
+	if strings.HasPrefix(j.FSDP.Strategy, "hybrid") {
+		j.Parallel.Shard = int64(j.RanksPerNode)
+	}
+	if l := r.launch; l != nil && l.Parallelism != nil {
+		j.Parallel.Shard = int64(l.Parallelism.Shard * l.Parallelism.Context)
+	}
+	// FSDP casts the parameters itself. Accelerate has gradients reduced in
+	// the same type.
+	if j.AutocastType != dtype.Invalid {
+		j.CastType, j.AutocastType = j.AutocastType, dtype.Invalid
+	}
+	r.assumeLoading()
+	r.sayPadding()
+	if j.ReduceType == dtype.Invalid || j.CastType == dtype.Invalid && j.ParameterType != dtype.F32 {
+		j.ReduceType = j.ComputeType()
+	}
+	return nil
+}
+
+// sayPadding notes if padding makes FSDP2 gather at least a quarter more than
+// the model. FSDP2 shards the rows of every parameter, and pads a rank that has
+// fewer rows (_init_sharded_param in _fsdp_param.py).
+func (r *resolver) sayPadding() {
+	j := r.job
+	if j.FSDP.Version != 2 {
+		return
+	}
+	fused, ranks := j.FusedExperts(), j.Parallel.Shard
+	var whole, padded, most, rows int64
+	var name string
+	for _, p := range j.Model.Parameters {
+		if p.TiedTo != "" || len(p.Shape) == 0 {
+			continue
+		}
+		first := p.Shape[0]
+		if fused[p.Name] {
+			first = max(1, first/j.Parallel.Expert)
+		}
+		all := (first + ranks - 1) / ranks * ranks * (p.Elements() / p.Shape[0])
+		own := first * (p.Elements() / p.Shape[0])
+		whole, padded = whole+own, padded+all
+		if all-own > most {
+			most, name, rows = all-own, p.Name, first
+		}
+	}
+	if padded < whole*5/4 {
+		return
+	}
+	r.assume("FSDP2 divides the %d rows of %s among %d ranks and pads every rank to a whole row, so that all ranks "+
+		"together gather %.1f times the model: divide it among fewer (accelerate's dp_shard_size and "+
+		"dp_replicate_size), give --expert-parallel, or divide another dimension (fully_shard's "+
+		"shard_placement_fn), which is not planned",
+		rows, name, ranks, float64(padded)/float64(whole))
+}

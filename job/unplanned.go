@@ -1,0 +1,108 @@
+package job
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"plimsoll/fault"
+	"plimsoll/recipe"
+)
+
+// unplanned refuses settings of files that would change the plan by much. It
+// notes other settings that the plan ignores.
+func (r *resolver) unplanned() error {
+	j := r.job
+	if f := j.FSDP; f != nil && f.WrapPolicy == "size_based_wrap" {
+		return &fault.Input{What: "auto_wrap_policy is SIZE_BASED_WRAP, which makes units of any modules that are " +
+			"large enough, and is not planned yet",
+			Hint: "use TRANSFORMER_BASED_WRAP: the units are the blocks"}
+	}
+	for _, u := range slices.Concat(r.unplannedOfTraining(), r.unplannedOfLaunch(), r.unplannedOfEngines()) {
+		if u.is {
+			r.assume("not planned: %s", u.what)
+		}
+	}
+	return nil
+}
+
+// unplannedKey is a setting that the plan ignores, if it is given.
+type unplannedKey struct {
+	is   bool
+	what string
+}
+
+func (r *resolver) unplannedOfTraining() []unplannedKey {
+	t := r.training
+	if t == nil {
+		return nil
+	}
+	return []unplannedKey{
+		{t.AutoFindBatchSize, "auto_find_batch_size: the micro batch is the one that is tried first"},
+		{t.Evaluation.Enabled && !t.Evaluation.LossOnly && t.Evaluation.AccumulationSteps == 0,
+			"evaluation: without eval_accumulation_steps the predictions for the whole evaluation set are held " +
+				"on the GPU"},
+		{t.Evaluation.Enabled && t.Evaluation.MicroBatch > t.MicroBatch,
+			fmt.Sprintf("evaluation, with batches of %d where training has %d", t.Evaluation.MicroBatch, t.MicroBatch)},
+		{t.DataLoader.Workers > 0,
+			fmt.Sprintf("the %d processes of the data loader of every rank, and the batches that they have ready",
+				t.DataLoader.Workers)},
+		{t.TorchEmptyCacheSteps > 0,
+			fmt.Sprintf("torch_empty_cache_steps: every %d steps the allocator gives back what it has reserved",
+				t.TorchEmptyCacheSteps)},
+	}
+}
+
+func (r *resolver) unplannedOfLaunch() []unplannedKey {
+	l, j := r.launch, r.job
+	if l == nil {
+		return nil
+	}
+	gathers := len(l.MoELayers) > 0 && j.DeepSpeed != nil && j.DeepSpeed.ZeROStage == 3
+	for _, b := range j.Model.Network.Blocks() {
+		if x := b.FeedForward.Mixture; x == nil || x.Fused() {
+			gathers = false
+		}
+	}
+	backend := strings.ToLower(l.CompileBackend)
+	return []unplannedKey{
+		{l.Precision == recipe.MixedFP8, "mixed_precision fp8 (" + l.FP8Backend + "): the job is planned in bf16"},
+		{gathers, "deepspeed_moe_layer_cls_names: ZeRO-3 gathers all experts of a layer at once"},
+		{backend != "" && backend != "inductor",
+			"dynamo_backend " + backend + ": the model is planned as one that is not compiled"},
+	}
+}
+
+func (r *resolver) unplannedOfEngines() []unplannedKey {
+	j := r.job
+	var list []unplannedKey
+	if d := j.DeepSpeed; d != nil {
+		list = append(list, unplannedKey{d.CheckpointActivationsOnCPU,
+			"cpu_checkpointing, which has an effect on models alone that call DeepSpeed's own checkpointing"})
+	}
+	if f := j.FSDP; f != nil {
+		block := blockClasses[j.Model.Type]
+		named := len(f.WrapLayers) > 0 && (len(f.WrapLayers) > 1 || f.WrapLayers[0] != block)
+		list = append(list, unplannedKey{named, fmt.Sprintf("units of %s: the units are the blocks of the model (%s)",
+			strings.Join(f.WrapLayers, ", "), block)})
+	}
+	if q := j.Quantization; q != nil && q.Bits == 4 && q.File != "" {
+		list = append(list, unplannedKey{q.ComputeDType != j.ComputeType() && q.ComputeDType != j.AutocastType,
+			fmt.Sprintf("bnb_4bit_compute_dtype %v: linear modules are planned as computing in %v",
+				q.ComputeDType, j.ComputeType())})
+	}
+	return list
+}
+
+// blockClasses maps model_type to the class of transformers' blocks.
+var blockClasses = map[string]string{
+	"bert": "BertLayer", "bloom": "BloomBlock",
+	"deepseek_v2": "DeepseekV2DecoderLayer", "deepseek_v3": "DeepseekV3DecoderLayer",
+	"falcon": "FalconDecoderLayer", "gemma": "GemmaDecoderLayer", "gemma2": "Gemma2DecoderLayer",
+	"gpt2": "GPT2Block", "gpt_neox": "GPTNeoXLayer",
+	"llama": "LlamaDecoderLayer", "mistral": "MistralDecoderLayer", "mixtral": "MixtralDecoderLayer",
+	"opt": "OPTDecoderLayer", "phi": "PhiDecoderLayer",
+	"phi3": "Phi3DecoderLayer", "qwen2": "Qwen2DecoderLayer",
+	"qwen2_moe": "Qwen2MoeDecoderLayer", "qwen3": "Qwen3DecoderLayer",
+	"qwen3_moe": "Qwen3MoeDecoderLayer", "qwen3_next": "Qwen3NextDecoderLayer", "t5": "T5Block",
+}

@@ -1,0 +1,80 @@
+package model
+
+import (
+	"slices"
+	"strings"
+)
+
+// FuseExperts returns the model with the parameters and the network that
+// transformers has in memory since version 5, for any checkpoint. The weights of
+// all experts of a layer are two tensors, routers are modules of their own kind,
+// and some modules have other names.
+func (m *Model) FuseExperts() *Model {
+	network := m.Network.clone()
+	instead := map[string][]Parameter{} // replacements (names and shapes) by module
+	for _, b := range network.Blocks() {
+		if x := b.FeedForward.Mixture; x != nil {
+			instead[x.Router] = []Parameter{{Name: x.Path + ".gate.weight"}}
+			for _, e := range x.Experts {
+				instead[e.Gate], instead[e.Up], instead[e.Down] = nil, nil, nil
+			}
+			first := x.Experts[0].Gate
+			instead[first] = x.fuse(network.Hidden)
+		}
+	}
+	if head := &network.Head; head.Projection == "embed_out" { // of GPT-NeoX
+		instead[head.Projection] = []Parameter{{Name: "lm_head.weight"}}
+		head.Projection = "lm_head"
+	}
+	var parameters []Parameter
+	for _, p := range m.Parameters {
+		list, differs := instead[strings.TrimSuffix(p.Name, ".weight")]
+		if !differs {
+			parameters = append(parameters, p)
+		}
+		for _, other := range list {
+			made := p
+			made.Name = other.Name
+			if other.Shape != nil {
+				made.Shape = other.Shape
+			}
+			parameters = append(parameters, made)
+		}
+	}
+	fused := *m
+	fused.Network, fused.Parameters = network, parameters
+	return &fused
+}
+
+// clone copies the parts of the network that FuseExperts changes.
+func (n *Network) clone() *Network {
+	network := *n
+	network.Stacks = make([]*Stack, len(n.Stacks))
+	for i, s := range n.Stacks {
+		stack := *s
+		stack.Blocks = slices.Clone(s.Blocks)
+		for k := range stack.Blocks {
+			if x := stack.Blocks[k].FeedForward.Mixture; x != nil {
+				mixture := *x
+				mixture.Experts = slices.Clone(x.Experts)
+				stack.Blocks[k].FeedForward.Mixture = &mixture
+			}
+		}
+		network.Stacks[i] = &stack
+	}
+	return &network
+}
+
+// fuse replaces the parameters of the experts by two.
+func (x *Mixture) fuse(hidden int64) []Parameter {
+	count, inner := int64(len(x.Experts)), x.Experts[0].Inner
+	x.Router, x.GateUp, x.Down = x.Path+".gate", x.ExpertsPath()+".gate_up_proj", x.ExpertsPath()+".down_proj"
+	for i := range x.Experts {
+		e := &x.Experts[i]
+		e.Gate, e.Up, e.Down = "", "", ""
+	}
+	return []Parameter{
+		{Name: x.GateUp, Shape: []int64{count, 2 * inner, hidden}},
+		{Name: x.Down, Shape: []int64{count, hidden, inner}},
+	}
+}

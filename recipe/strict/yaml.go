@@ -1,0 +1,160 @@
+package strict
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"regexp"
+	"strconv"
+	"unicode/utf8"
+
+	"github.com/go-json-experiment/json/jsontext"
+	"go.yaml.in/yaml/v3"
+
+	"plimsoll/fault"
+)
+
+// parseYAML parses YAML 1.1, like PyYAML's safe_load: unquoted yes, no, on and
+// off are booleans, and 1e8 is a string. It refuses aliases and tags. No
+// program writes them, and aliases would let a short file expand to a long one.
+func parseYAML(file string, text []byte) (*Document, error) {
+	p := &yamlParser{Document: &Document{File: file, Text: text}}
+	decoder := yaml.NewDecoder(bytes.NewReader(text))
+	var node yaml.Node
+	switch err := decoder.Decode(&node); {
+	case err == io.EOF:
+		return nil, p.Fault(int64(len(text)), "the file is empty, expected keys and values", "")
+	case err != nil:
+		return nil, p.notYAML(err)
+	}
+	var err error
+	if p.Root, err = p.fromYAML(node.Content[0]); err != nil {
+		return nil, err
+	}
+	var more yaml.Node
+	switch err := decoder.Decode(&more); {
+	case err == nil:
+		return nil, p.Fault(p.offset(&more), "more text after the end of the configuration",
+			"a file holds one document: remove the ---")
+	case err != io.EOF:
+		return nil, p.notYAML(err)
+	}
+	return p.Document, nil
+}
+
+var yamlError = regexp.MustCompile(`^yaml: (?:line (\d+): )?((?s).*)$`)
+
+func (p *yamlParser) notYAML(err error) error {
+	bad := &fault.Input{
+		Where: fault.Position{File: p.File},
+		What:  "this is not YAML",
+		Err:   err,
+		Hint:  "check the indentation, the colons and the quotes",
+	}
+	if parts := yamlError.FindStringSubmatch(err.Error()); parts != nil {
+		bad.Err = errors.New(parts[2])
+		if line, err := strconv.Atoi(parts[1]); err == nil {
+			bad.Where.Line, bad.Where.Column = line, 1
+		}
+	}
+	return bad
+}
+
+// yamlParser makes values with offsets of YAML's nodes.
+type yamlParser struct {
+	*Document
+	cursor cursor // where the method offset stopped last
+}
+
+// cursor is a place in the text: a line, a column in characters, and the
+// offset.
+type cursor struct {
+	line, column int
+	at           int64
+}
+
+// offset returns the offset of a node, whose column counts characters. Nodes
+// come in the order of the text, so the walk along a line continues where the
+// last one ended.
+func (p *yamlParser) offset(n *yaml.Node) int64 {
+	starts := p.lineStarts()
+	c := p.cursor
+	if n.Line != c.line || n.Column < c.column {
+		line := min(max(n.Line, 1), len(starts))
+		c = cursor{n.Line, 1, starts[line-1]}
+	}
+	for c.column < n.Column && c.at < int64(len(p.Text)) {
+		_, size := utf8.DecodeRune(p.Text[c.at:])
+		c.at += int64(size)
+		c.column++
+	}
+	p.cursor = c
+	return c.at
+}
+
+func (p *yamlParser) fromYAML(n *yaml.Node) (*Value, error) {
+	v := &Value{At: p.offset(n)}
+	if n.Kind == yaml.AliasNode {
+		return nil, p.Fault(v.At, "here is an alias, *"+n.Value, "write out what it stands for")
+	}
+	if n.Style&yaml.TaggedStyle != 0 {
+		return nil, p.Fault(v.At, "here is a tag, "+n.Tag, "remove it")
+	}
+	switch n.Kind {
+	case yaml.MappingNode:
+		v.Kind = '{'
+		places := map[string]int64{}
+		for i := 0; i < len(n.Content); i += 2 {
+			key := n.Content[i]
+			m := Member{Name: key.Value, At: p.offset(key)}
+			if key.Kind != yaml.ScalarNode {
+				return nil, p.Fault(m.At, "expected the name of a key", "")
+			}
+			if err := p.once(places, m); err != nil {
+				return nil, err
+			}
+			var err error
+			if m.Value, err = p.fromYAML(n.Content[i+1]); err != nil {
+				return nil, err
+			}
+			v.Members = append(v.Members, m)
+		}
+	case yaml.SequenceNode:
+		v.Kind = '['
+		for _, element := range n.Content {
+			e, err := p.fromYAML(element)
+			if err != nil {
+				return nil, err
+			}
+			v.Elements = append(v.Elements, e)
+		}
+	default:
+		v.Text, v.Kind = n.Value, '"'
+		if n.Style == 0 {
+			v.Kind = bareKind(n.Value)
+		}
+	}
+	return v, nil
+}
+
+var (
+	yamlNull   = regexp.MustCompile(`^(?:|~|null|Null|NULL)$`)
+	yamlTrue   = regexp.MustCompile(`^(?:yes|Yes|YES|true|True|TRUE|on|On|ON)$`)
+	yamlFalse  = regexp.MustCompile(`^(?:no|No|NO|false|False|FALSE|off|Off|OFF)$`)
+	yamlNumber = regexp.MustCompile(`^[-+]?(?:0|[1-9][0-9]*|[0-9]+\.[0-9]*(?:[eE][-+][0-9]+)?|\.[0-9]+)$`)
+)
+
+// bareKind returns the kind of an unquoted word in YAML 1.1.
+func bareKind(word string) jsontext.Kind {
+	switch {
+	case yamlNull.MatchString(word):
+		return 'n'
+	case yamlTrue.MatchString(word):
+		return 't'
+	case yamlFalse.MatchString(word):
+		return 'f'
+	case yamlNumber.MatchString(word):
+		return '0'
+	}
+	return '"'
+}

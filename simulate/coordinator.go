@@ -1,0 +1,283 @@
+package simulate
+
+import (
+	"slices"
+	"strings"
+
+	"plimsoll/autograd"
+	"plimsoll/ledger"
+)
+
+// coordinator is ZeRO-3's coordinator of parameters. It gathers the parameters of
+// a module before the module runs. After the first pass it also prefetches those
+// of the next modules (zero/partitioned_param_coordinator.py).
+type coordinator struct {
+	engine  *deepSpeed
+	modules map[string]*module
+	status  []parameterStatus // by index of the parameter
+	order   []use             // uses of modules in the first pass, in order
+	seen    bool              // the first pass is done
+	at      int               // the current use, an index of order
+	live    int64             // elements of the live parameters
+	// next is the first parameter that was not prefetched yet: an index of order,
+	// and an index of the module's parameters.
+	next struct{ step, index int }
+}
+
+// module is a module with parameters of its own.
+type module struct {
+	parameters []*autograd.Parameter
+	steps      []int // its uses, as indices of order
+	inUse      bool
+}
+
+// parameterStatus is the state of a parameter.
+type parameterStatus struct {
+	modules    []*module // modules that have the parameter
+	persistent bool      // the parameter is persistent
+	live       bool      // gathered, or in flight
+	hold       hold
+	inFlight   *allGather // nil once gathered
+	ahead      int        // the last use that it was prefetched for, counted from 1
+}
+
+// allGather is an in-flight all-gather of several parameters into one tensor. The
+// parameters are copied out of it when the first of them is used.
+type allGather struct {
+	flat       hold
+	parameters []*autograd.Parameter
+}
+
+type use struct {
+	module *module
+	before int64 // elements of all uses before it
+}
+
+func newCoordinator(e *deepSpeed, persistent []*autograd.Parameter) *coordinator {
+	c := &coordinator{engine: e, modules: map[string]*module{}, status: make([]parameterStatus, len(e.parameters))}
+	for _, p := range persistent {
+		c.statusOf(p).persistent = true
+	}
+	blocks := make([]string, len(e.parameters)) // weights of experts are fetched with their block
+	for _, b := range e.Model.Network.Blocks() {
+		if m := b.FeedForward.Mixture; m == nil || m.Fused() { // fused experts are one module
+			continue
+		}
+		x := e.modules.Experts[b.FeedForward.Mixture]
+		for _, weights := range [][]*autograd.Parameter{x.Gate, x.Up, x.Down} {
+			for _, p := range weights {
+				blocks[p.Index] = b.Path
+			}
+		}
+	}
+	for _, p := range e.Model.Parameters {
+		if made := e.modules.ByName[p.Name]; made != nil {
+			path := blocks[made.Index]
+			if path == "" {
+				path = p.Name[:max(0, strings.LastIndexByte(p.Name, '.'))]
+			}
+			c.add(path, made)
+		}
+	}
+	for path, a := range e.modules.Adapters {
+		for _, p := range a.Parameters() {
+			c.add(path, p)
+		}
+	}
+	return c
+}
+
+func (c *coordinator) statusOf(p *autograd.Parameter) *parameterStatus { return &c.status[p.Index] }
+
+// add adds a parameter to a module.
+func (c *coordinator) add(path string, p *autograd.Parameter) {
+	m := c.modules[path]
+	if m == nil {
+		m = &module{}
+		c.modules[path] = m
+	}
+	m.parameters = append(m.parameters, p)
+	c.statusOf(p).modules = append(c.statusOf(p).modules, m)
+}
+
+// use gathers the parameters of a module, waits for them, and prefetches those of
+// the next modules.
+func (c *coordinator) use(path string) {
+	m := c.modules[path]
+	if m == nil {
+		return
+	}
+	c.fetch(m.parameters)
+	m.inUse = true
+	if !c.seen {
+		u := use{module: m}
+		if n := len(c.order); n > 0 {
+			u.before = c.order[n-1].before + elementsOf(c.order[n-1].module.parameters)
+		}
+		m.steps = append(m.steps, len(c.order))
+		c.order = append(c.order, u)
+		return
+	}
+	c.prefetch(m.parameters)
+	c.at++
+}
+
+// fetch gathers missing parameters and waits for all that are in flight.
+func (c *coordinator) fetch(parameters []*autograd.Parameter) {
+	missing := make([]*autograd.Parameter, 0, len(parameters))
+	for _, p := range parameters {
+		if c.mark(p) {
+			missing = append(missing, p)
+		}
+	}
+	c.gather(missing)
+	for _, p := range parameters {
+		c.wait(c.statusOf(p).inFlight)
+	}
+}
+
+// mark marks a parameter as live. It reports whether the caller has to gather
+// it.
+func (c *coordinator) mark(p *autograd.Parameter) bool {
+	s := c.statusOf(p)
+	if s.live {
+		return false
+	}
+	s.live = true
+	c.live += p.Elements
+	return true
+}
+
+// gather begins an all-gather of parameters. A single parameter is gathered into
+// its own tensor.
+func (c *coordinator) gather(missing []*autograd.Parameter) {
+	switch {
+	case len(missing) == 0 || c.engine.gathers() == 0:
+	case len(missing) == 1 || c.engine.Parallel.Shard == 1:
+		for _, p := range missing {
+			c.statusOf(p).hold = c.engine.gpu.hold(c.gatheredBytes(p), ledger.GatheredParameters)
+		}
+	default:
+		together := &allGather{parameters: missing}
+		var bytes int64
+		for _, p := range missing {
+			c.statusOf(p).inFlight = together
+			bytes += c.gatheredBytes(p)
+		}
+		together.flat = c.engine.gpu.hold(bytes, ledger.GatheredParameters)
+	}
+}
+
+// gatheredBytes returns the size of the shards of all ranks.
+func (c *coordinator) gatheredBytes(p *autograd.Parameter) int64 {
+	return c.engine.shardBytes(p) * c.engine.Parallel.Shard
+}
+
+// wait waits for an all-gather: it copies the parameters out of their tensor.
+func (c *coordinator) wait(g *allGather) {
+	if g == nil {
+		return
+	}
+	for _, p := range g.parameters {
+		s := c.statusOf(p)
+		s.hold, s.inFlight = c.engine.gpu.hold(p.Bytes(), ledger.GatheredParameters), nil
+	}
+	drop(&g.flat)
+}
+
+// prefetch begins the all-gather of parameters of the next modules: as many as
+// prefetch_bucket_size and max_live_parameters allow.
+func (c *coordinator) prefetch(parameters []*autograd.Parameter) {
+	for _, p := range parameters {
+		for c.statusOf(p).ahead <= c.at && c.pop() != nil {
+		}
+	}
+	most := min(c.engine.recipe.Sizes.LiveParameters-c.live, c.engine.recipe.Sizes.PrefetchBucket)
+	var next []*autograd.Parameter
+	for elements := int64(0); elements < most; {
+		p := c.pop()
+		if p == nil {
+			break
+		}
+		if c.mark(p) {
+			next = append(next, p)
+			elements += p.Elements
+		}
+	}
+	c.gather(next)
+}
+
+// pop returns the next parameter to prefetch, nil after the last use of a pass.
+func (c *coordinator) pop() *autograd.Parameter {
+	n := &c.next
+	if n.step == len(c.order) {
+		return nil
+	}
+	parameters := c.order[n.step].module.parameters
+	p := parameters[n.index]
+	c.statusOf(p).ahead = n.step + 1
+	if n.index++; n.index == len(parameters) {
+		n.step, n.index = n.step+1, 0
+	}
+	return p
+}
+
+// release frees the parameters of a module, except those that are persistent, in
+// use or used again soon.
+func (c *coordinator) release(path string) {
+	m := c.modules[path]
+	if m == nil {
+		return
+	}
+	m.inUse = false
+	for _, p := range m.parameters {
+		if s := c.statusOf(p); !s.persistent && !s.inUse() && !c.soon(s) {
+			c.drop(p)
+		}
+	}
+}
+
+// inUse reports whether a module uses the parameter now.
+func (s *parameterStatus) inUse() bool {
+	return slices.ContainsFunc(s.modules, func(m *module) bool { return m.inUse })
+}
+
+// soon reports whether a parameter was prefetched for a later use, or is used
+// again within max_reuse_distance.
+func (c *coordinator) soon(s *parameterStatus) bool {
+	if !c.seen {
+		return false
+	}
+	reuse := c.engine.recipe.Sizes.ReuseDistance
+	return s.ahead > c.at+1 || slices.ContainsFunc(s.modules, func(m *module) bool {
+		next, _ := slices.BinarySearch(m.steps, c.at)
+		return next < len(m.steps) && c.order[m.steps[next]].before-c.order[c.at].before < reuse
+	})
+}
+
+func (c *coordinator) drop(p *autograd.Parameter) {
+	s := c.statusOf(p)
+	if !s.live {
+		return
+	}
+	c.wait(s.inFlight)
+	drop(&s.hold)
+	s.live = false
+	c.live -= p.Elements
+}
+
+// releaseAll frees all gathered parameters. The step begins with it.
+func (c *coordinator) releaseAll() {
+	for _, p := range c.engine.parameters {
+		c.drop(p)
+	}
+}
+
+// reset ends a pass. The next pass knows the order of the modules.
+func (c *coordinator) reset() {
+	c.seen, c.at, c.live = len(c.order) > 0, 0, 0
+	c.next.step, c.next.index = 0, 0
+	for i := range c.status {
+		c.status[i].ahead = 0
+	}
+}

@@ -1,0 +1,68 @@
+package simulate
+
+import (
+	"fmt"
+
+	"plimsoll/autograd"
+	"plimsoll/ledger"
+)
+
+// ddp is a training loop without an engine: nothing is sharded. With several
+// ranks DistributedDataParallel reduces the gradients.
+type ddp struct {
+	*simulation
+}
+
+func (e *ddp) BeforeForward(string)  {}
+func (e *ddp) AfterForward(string)   {}
+func (e *ddp) BeforeBackward(string) {}
+func (e *ddp) AfterBackward(string)  {}
+
+// load makes the model on the host, in the type of training, and moves it to the
+// GPU.
+func (e *ddp) load() {
+	if !e.OnCPU {
+		e.host.during(ledger.Bytes(e.storedBytes()), ledger.LoadStaging, func() {})
+	}
+	for _, p := range e.parameters {
+		allocate(e.gpu, p.Bytes(), ledger.Parameters)
+	}
+}
+
+func (e *ddp) initialize() {
+	if e.World > 1 {
+		allocate(e.gpu, e.trainedBytes(), ledger.CommunicationBuckets)
+	}
+}
+
+// gradient frees the gradient with LOMO, which fuses the step into the backward
+// pass.
+func (e *ddp) gradient(p *autograd.Parameter) {
+	if e.Optimizer.Name == "lomo" {
+		p.DropGradient()
+	}
+}
+func (e *ddp) endBackward(bool) {}
+
+func (e *ddp) step() { e.optimize(e.trained) }
+
+func (e *ddp) zeroGradients() {
+	for _, p := range e.trained {
+		p.DropGradient()
+	}
+}
+
+func (e *ddp) save() {}
+
+func (e *ddp) reasons() map[ledger.Component]string {
+	r := map[ledger.Component]string{
+		ledger.Parameters: fmt.Sprintf("%s parameters in %v", ledger.Count(e.Model.Elements()), e.ParameterType),
+	}
+	r[ledger.LoadStaging] = "from_pretrained makes the model on the host, and it goes to the GPU from there; every " +
+		"rank does so"
+	if e.World > 1 {
+		r[ledger.CommunicationBuckets] = "DistributedDataParallel adds gradients up in buckets as large as all " +
+			"gradients (gradient_as_bucket_view=False)"
+	}
+	return r
+}

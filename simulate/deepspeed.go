@@ -1,0 +1,286 @@
+package simulate
+
+import (
+	"fmt"
+	"maps"
+
+	"plimsoll/allocator"
+	"plimsoll/autograd"
+	"plimsoll/dtype"
+	"plimsoll/ledger"
+	"plimsoll/recipe"
+)
+
+// deepSpeed is the common part of the engines of DeepSpeed's ZeRO stages. Files
+// named in comments lie in deepspeed/runtime.
+type deepSpeed struct {
+	*simulation
+	recipe       *recipe.DeepSpeed
+	groups       [][]*autograd.Parameter // parameter groups of the optimizer
+	pinnedMemory *pinnedMemory
+	loaded       []hold     // parameters with storage of their own, by index
+	master       dtype.Type // of master weights and their gradients
+	// flat are the flat tensors that the optimizer steps, one for each group or
+	// sub-group.
+	flat []*autograd.Parameter
+	why  map[ledger.Component]string
+}
+
+// newDeepSpeed returns the engine that DeepSpeed chooses for the stage and the
+// types (engine.py, _configure_optimizer).
+func newDeepSpeed(s *simulation) sharding {
+	d := s.Job.DeepSpeed
+	e := &deepSpeed{simulation: s, recipe: d, pinnedMemory: newPinnedMemory(s), loaded: make([]hold, len(s.parameters)),
+		master: dtype.F32, why: map[ledger.Component]string{}}
+	if d.LowPrecisionMaster {
+		e.master = s.ParameterType
+	}
+	for _, p := range s.parameters {
+		if p.Quantized == autograd.Unquantized {
+			p.DType = s.ParameterType // module.half() or module.bfloat16()
+		}
+	}
+	e.group()
+	wide := d.GradientAccumulationDType == dtype.F32
+	switch {
+	case d.ZeROStage == 3:
+		return newZeRO3(e)
+	case d.ZeROStage == 0 && s.ParameterType == dtype.BF16 && !e.since(0, 17, 6),
+		d.ZeROStage == 1 && s.ParameterType == dtype.BF16 && wide && !e.offloads():
+		return &bf16Optimizer{deepSpeed: e}
+	case d.ZeROStage == 0:
+		return &fp16Optimizer{deepSpeed: e}
+	}
+	return newZeRO12(e)
+}
+
+// group makes the parameter groups of the optimizer.
+func (e *deepSpeed) group() {
+	var decayed, others []*autograd.Parameter
+	for _, p := range e.trained {
+		if e.SplitsDecay && p.Rows == 0 {
+			others = append(others, p)
+		} else {
+			decayed = append(decayed, p)
+		}
+	}
+	for _, g := range [][]*autograd.Parameter{decayed, others} {
+		if len(g) > 0 {
+			e.groups = append(e.groups, g)
+		}
+	}
+}
+
+func (e *deepSpeed) BeforeForward(string)  {}
+func (e *deepSpeed) AfterForward(string)   {}
+func (e *deepSpeed) BeforeBackward(string) {}
+func (e *deepSpeed) AfterBackward(string)  {}
+func (e *deepSpeed) zeroGradients()        {}
+func (e *deepSpeed) save()                 {}
+
+// offloads reports whether the optimizer runs on the host.
+func (e *deepSpeed) offloads() bool { return e.recipe.OffloadOptimizer.Device != "none" }
+
+// pinsOffload reports whether the memory of an offload section is pinned. Since
+// 0.19.5 it is pinned by default (#8207).
+func (e *deepSpeed) pinsOffload(o recipe.Offload) bool {
+	return o.PinMemory && (o.PinGiven || e.since(0, 19, 5))
+}
+
+// pinsOptimizer reports whether the memory of the offloaded optimizer is pinned. Before
+// 0.10.1 ZeRO-1 and ZeRO-2 pinned it whatever the file said.
+func (e *deepSpeed) pinsOptimizer() bool {
+	always := e.recipe.ZeROStage < 3 && !e.since(0, 10, 1)
+	return e.offloads() && (always || e.pinsOffload(e.recipe.OffloadOptimizer))
+}
+
+// since reports whether the version of DeepSpeed is at least the given one.
+// Without a version it assumes the newest.
+func (e *deepSpeed) since(major, minor, patch int) bool {
+	return e.Versions.DeepSpeed.IsZero() || e.Versions.DeepSpeed.AtLeast(major, minor, patch)
+}
+
+// load puts the full model on the GPU, through the host.
+func (e *deepSpeed) load() {
+	e.host.during(ledger.Bytes(e.storedBytes()), ledger.LoadStaging, func() {})
+	for _, p := range e.parameters {
+		e.loaded[p.Index] = e.gpu.hold(p.Bytes(), ledger.Parameters)
+	}
+}
+
+// unload frees the storage of single parameters.
+func (e *deepSpeed) unload(parameters []*autograd.Parameter) {
+	for _, p := range parameters {
+		drop(&e.loaded[p.Index])
+	}
+}
+
+// addFlat adds a flat tensor that the optimizer steps.
+func (e *deepSpeed) addFlat(elements int64) *autograd.Parameter {
+	p := &autograd.Parameter{Elements: elements, DType: e.master, Trainable: true}
+	e.flat = append(e.flat, p)
+	return p
+}
+
+// holdOnHost holds a tensor that was made on the host. To pin a tensor, torch makes a
+// pinned copy; for a moment both exist.
+func (e *deepSpeed) holdOnHost(bytes int64, component ledger.Component, pin bool) hostTensor {
+	if !pin {
+		return hostTensor{hold: e.host.hold(bytes, component)}
+	}
+	var l hostTensor
+	e.host.during(ledger.Bytes(bytes), ledger.PinningCopies, func() { l = e.pinnedMemory.allocate(bytes, component) })
+	return l
+}
+
+// overflow holds the temporaries of an inf/nan check of a tensor
+// (zero/stage_1_and_2.py, _has_inf_or_nan). Before 0.13.3 the check was a sum.
+func (e *deepSpeed) overflow(elements int64) {
+	each := int64(4 + 1 + 1 + 1 + 4)
+	if !e.since(0, 13, 3) {
+		each = 4
+	}
+	e.gpu.during(ledger.Bytes(each*elements), ledger.ReductionTemporaries, func() {})
+}
+
+// moments returns the size of the states that DeepSpeed's CPU Adam holds.
+func (e *deepSpeed) moments(flat []*autograd.Parameter) int64 {
+	var sum int64
+	low := e.recipe.LowPrecisionState || e.recipe.Optimizer != nil && e.recipe.Optimizer.LowPrecisionState
+	for _, p := range flat {
+		q := *p
+		if !low { // low states have the master weights' type (fp32_optimizer_states of DeepSpeedCPUAdam)
+			q.DType = dtype.F32
+		}
+		for _, state := range e.Optimizer.States(&q) {
+			sum += state.Bytes
+		}
+	}
+	return sum
+}
+
+// deviceStates allocates the optimizer states on the GPU.
+func (e *deepSpeed) deviceStates(flat []*autograd.Parameter) {
+	for _, p := range flat {
+		for _, state := range e.Optimizer.States(p) {
+			allocate(e.gpu, state.Bytes, ledger.OptimizerStates)
+		}
+	}
+}
+
+// update steps flat tensors on the GPU. The first step makes their states.
+// DeepSpeed's fused Adam does not count its steps in tensors.
+func (e *deepSpeed) update(flat []*autograd.Parameter) {
+	if !e.stepped {
+		e.stepped = true
+		e.deviceStates(flat)
+	}
+	e.copies(e.gpu, flat)
+}
+
+// tiles allocates the tiles of the CPU Adam extension. Until #5409 every process
+// took them with cudaMallocHost, to copy parameters in the background
+// (csrc/adam/cpu_adam.cpp).
+func (e *deepSpeed) tiles() {
+	switch {
+	case e.since(0, 14, 3):
+	case e.since(0, 3, 15):
+		allocate(e.host, 2*128<<20*4, ledger.AdamTiles)
+	default:
+		allocate(e.host, 2*1024<<20*4, ledger.AdamTiles)
+	}
+}
+
+func elementsOf(parameters []*autograd.Parameter) int64 {
+	var sum int64
+	for _, p := range parameters {
+		sum += p.Elements
+	}
+	return sum
+}
+
+func largestOf(parameters []*autograd.Parameter) int64 {
+	var most int64
+	for _, p := range parameters {
+		most = max(most, p.Elements)
+	}
+	return most
+}
+
+// explain sets the reason for the size of a component.
+func (e *deepSpeed) explain(component ledger.Component, format string, values ...any) {
+	e.why[component] = fmt.Sprintf(format, values...)
+}
+
+func (e *deepSpeed) reasons() map[ledger.Component]string {
+	r := map[ledger.Component]string{
+		ledger.Parameters: fmt.Sprintf("%s parameters in %v, whole on every rank",
+			ledger.Count(elementsOf(e.parameters)), e.ParameterType),
+		ledger.Gradients: "gradients of parameters, as the backward pass makes them",
+		ledger.LoadStaging: "from_pretrained makes the model on the host, and it goes to the GPU from there; " +
+			"every rank does so",
+		ledger.PinningCopies: "Tensor.pin_memory() copies: the pageable tensor and its page-locked copy are there " +
+			"together",
+		ledger.PinnedRounding: "PyTorch's allocator of page-locked memory takes powers of two and keeps what is " +
+			"freed (CachingHostAllocator.h, pytorch issue 95823)",
+		ledger.DtypeConversions: "a copy between devices that changes the type makes a tensor of the whole " +
+			"(aten/src/ATen/native/cuda/Copy.cu)",
+		ledger.AdamTiles: "two tiles of cudaMallocHost in the extension of CPU Adam, 4 B x 1 Gi elements " +
+			"before 0.3.15 and x 128 Mi before 0.14.3 (DeepSpeed #879, #5409)",
+	}
+	maps.Copy(r, e.why)
+	return r
+}
+
+// pinnedMemory is the pinned memory of a rank. PyTorch's allocator returns it in blocks.
+type pinnedMemory struct {
+	allocator *allocator.Pinned
+	host      *trace
+	beyond    hold // rounding of the blocks, and free blocks
+}
+
+func newPinnedMemory(s *simulation) *pinnedMemory {
+	c, err := allocator.ParseConfiguration(s.Allocator, s.Versions.Torch)
+	if err != nil {
+		c = allocator.Configuration{} // refused where the GPU's allocator is made
+	}
+	return &pinnedMemory{allocator: allocator.NewPinned(c, s.Versions.Torch), host: s.host}
+}
+
+// hostTensor is a tensor on the host, pinned if it has a block.
+type hostTensor struct {
+	hold
+	memory *pinnedMemory
+	block  allocator.Block
+	pinned bool // pinned
+}
+
+func (p *pinnedMemory) allocate(bytes int64, component ledger.Component) hostTensor {
+	drop(&p.beyond)
+	block, err := p.allocator.Allocate(ledger.Bytes(bytes))
+	if err != nil && p.host.failed == nil {
+		p.host.failed = err
+	}
+	l := hostTensor{p.host.hold(bytes, component), p, block, true}
+	p.count()
+	return l
+}
+
+func (p *pinnedMemory) count() {
+	s := p.allocator.Statistics()
+	p.beyond = p.host.hold(int64(s.Pinned.Now-s.Requested.Now), ledger.PinnedRounding)
+}
+
+// free frees the tensor. The allocator keeps a pinned block.
+func (l hostTensor) free() {
+	if !l.pinned {
+		l.hold.free()
+		return
+	}
+	drop(&l.memory.beyond)
+	l.hold.free()
+	if err := l.memory.allocator.Free(l.block); err != nil && l.memory.host.failed == nil {
+		l.memory.host.failed = err
+	}
+	l.memory.count()
+}

@@ -1,0 +1,353 @@
+package simulate
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"strings"
+
+	"plimsoll/autograd"
+	"plimsoll/ledger"
+)
+
+// fsdp is PyTorch's Fully Sharded Data Parallel, of either version. It gathers
+// the parameters of a unit before they are used (torch/distributed/fsdp). Every
+// block is a unit; the root unit has the parameters outside the blocks.
+type fsdp struct {
+	*simulation
+	units  map[string]*unit
+	order  []*unit // in the order of the forward pass, without the root
+	root   *unit
+	shards []*autograd.Parameter // the rank's shards of the trainable parameters
+	// reducing is the input of the last reduction. It lives until the next one.
+	reducing hold
+}
+
+// unit is a group of parameters that are gathered together.
+type unit struct {
+	path       string
+	at         int
+	parameters []*autograd.Parameter
+	gathered   hold
+	gradients  hold // sharded
+	flat       hold // FSDP1's full gradient before it is reduced
+	replicated hold // FSDP2's input of the all-reduce among replicas
+	inUse      bool
+}
+
+func newFSDP(s *simulation) *fsdp {
+	e := &fsdp{simulation: s, units: map[string]*unit{}, root: &unit{at: -1}}
+	wrapped := s.FSDP.WrapPolicy != "no_wrap"
+	wrap := func(path string) {
+		u := &unit{path: path, at: len(e.order)}
+		e.units[path] = u
+		e.order = append(e.order, u)
+	}
+	network := s.Model.Network
+	for _, b := range network.Blocks() {
+		if wrapped {
+			wrap(b.Path)
+		}
+	}
+	for _, p := range s.parameters {
+		u := e.unitOf(p.Name)
+		u.parameters = append(u.parameters, p)
+	}
+	for _, p := range s.trained {
+		shard := *p
+		shard.Elements, shard.DType = e.shardOf(e.padded(p)), s.ParameterType
+		switch {
+		case p.Matrices > 0 && s.FSDP.Version == 2:
+			shard.Matrices = e.shardOf(p.Matrices)
+		case p.Rows > 0:
+			shard.Rows = e.shardOf(p.Rows)
+		}
+		e.shards = append(e.shards, &shard)
+	}
+	return e
+}
+
+// shardOf returns a rank's share of n, rounded up.
+func (e *fsdp) shardOf(n int64) int64 {
+	ranks := e.Parallel.Shard
+	return (n + ranks - 1) / ranks
+}
+
+// padded returns the number of elements of a parameter on all ranks together.
+// FSDP2 shards the first dimension and pads every rank to the rows of the first
+// rank, which has the most.
+func (e *fsdp) padded(p *autograd.Parameter) int64 {
+	if e.FSDP.Version == 1 {
+		return p.Elements
+	}
+	first := cmp.Or(p.Matrices, p.Rows, p.Elements)
+	return e.shardOf(first) * (p.Elements / first) * e.Parallel.Shard
+}
+
+// unitOf returns the unit of a parameter, by its name.
+func (e *fsdp) unitOf(name string) *unit {
+	for at := 0; at < len(name); at++ {
+		if name[at] == '.' {
+			if u, ok := e.units[name[:at]]; ok {
+				return u
+			}
+		}
+	}
+	return e.root
+}
+
+// device returns the device of the shards.
+func (e *fsdp) device() *trace {
+	if e.FSDP.OffloadParameters {
+		return e.host
+	}
+	return e.gpu
+}
+
+func (u *unit) elements(only func(*autograd.Parameter) bool, bytes func(*autograd.Parameter) int64) int64 {
+	var sum int64
+	for _, p := range u.parameters {
+		if only == nil || only(p) {
+			sum += bytes(p)
+		}
+	}
+	return sum
+}
+
+// shardedBytes returns the size of a unit's shard. Quantized weights are sharded
+// as they are stored, all others in the type of the weights.
+func (e *fsdp) shardedBytes(u *unit) int64 {
+	return u.elements(nil, func(p *autograd.Parameter) int64 {
+		if p.Quantized != autograd.Unquantized {
+			return e.shardOf(p.Bytes())
+		}
+		return e.shardOf(e.padded(p)) * e.ParameterType.Size()
+	})
+}
+
+func (e *fsdp) initialize() {}
+
+// The streams of FSDP beside the compute stream.
+const (
+	gatherStream = iota + 1
+	reduceStream
+)
+
+// gather gathers the full parameters of a unit, in the compute type.
+func (e *fsdp) gather(u *unit) {
+	if u == nil || u.gathered.held() || len(u.parameters) == 0 {
+		return
+	}
+	bytes := u.elements(nil, (*autograd.Parameter).Bytes)
+	if e.FSDP.Version == 1 {
+		e.gpu.on(gatherStream, func() { u.gathered = e.gpu.hold(bytes, ledger.GatheredParameters) })
+		return
+	}
+	// FSDP2 copies every parameter out of the gathered buffer, with its padding.
+	bytes = u.elements(nil, func(p *autograd.Parameter) int64 {
+		if p.Quantized != autograd.Unquantized {
+			return p.Bytes()
+		}
+		return e.padded(p) * p.DType.Size()
+	})
+	var flat hold
+	e.gpu.on(gatherStream, func() { flat = e.gpu.hold(bytes, ledger.GatheredParameters) })
+	u.gathered = e.gpu.hold(bytes, ledger.GatheredParameters)
+	flat.free()
+}
+
+func (e *fsdp) neighbour(u *unit, step int) *unit {
+	if at := u.at + step; u != e.root && at >= 0 && at < len(e.order) {
+		return e.order[at]
+	}
+	return nil
+}
+
+// reshards reports whether a unit is freed after its forward pass. The root is
+// kept, as the backward pass begins with it.
+func (e *fsdp) reshards(u *unit) bool {
+	if e.KeepsLastBlock && u.at == len(e.order)-1 {
+		return false
+	}
+	return u != e.root && strings.HasPrefix(e.FSDP.Strategy, "full_shard") ||
+		u != e.root && e.FSDP.Strategy == "hybrid_shard"
+}
+
+func (e *fsdp) BeforeForward(path string) {
+	e.gather(e.root)
+	u, ok := e.units[path]
+	if !ok {
+		return
+	}
+	e.gather(u)
+	// The host runs ahead of the GPU: it gathers the next unit before this one is
+	// done.
+	if !u.inUse {
+		e.gather(e.neighbour(u, 1))
+	}
+}
+
+func (e *fsdp) AfterForward(path string) {
+	if u, ok := e.units[path]; ok && !u.inUse && e.reshards(u) {
+		drop(&u.gathered)
+	}
+}
+
+func (e *fsdp) BeforeBackward(path string) {
+	u, ok := e.units[path]
+	if !ok {
+		return
+	}
+	u.inUse = true
+	e.gather(u)
+	if e.FSDP.BackwardPrefetch != "none" {
+		e.gather(e.neighbour(u, -1))
+	}
+}
+
+func (e *fsdp) AfterBackward(path string) {
+	if u, ok := e.units[path]; ok {
+		u.inUse = false
+		if e.reduces() {
+			e.reduce(u)
+		} else {
+			e.accumulate(u)
+		}
+		drop(&u.gathered)
+	}
+}
+
+func (e *fsdp) gradient(*autograd.Parameter) {}
+
+// reduces reports whether gradients are reduced after this backward pass.
+// Accelerate and Lightning use no_sync: before the last micro batch the full
+// gradients are kept.
+func (e *fsdp) reduces() bool { return e.micro == e.micros-1 }
+
+// accumulate keeps the full gradient of a unit. FSDP1 has one gradient for the
+// flat parameter, frozen parameters included.
+func (e *fsdp) accumulate(u *unit) {
+	if e.FSDP.Version != 1 || u.flat.held() {
+		if u.flat.held() {
+			for _, p := range u.parameters {
+				p.DropGradient()
+			}
+		}
+		return
+	}
+	if u.elements(func(p *autograd.Parameter) bool { return p.HasGradient() }, (*autograd.Parameter).Bytes) == 0 {
+		return
+	}
+	u.flat = e.gpu.hold(u.elements(
+		func(p *autograd.Parameter) bool { return p.Quantized == autograd.Unquantized },
+		func(p *autograd.Parameter) int64 { return p.Elements * p.DType.Size() },
+	), ledger.Gradients)
+	for _, p := range u.parameters {
+		p.DropGradient()
+	}
+}
+
+// reduce reduces the gradients of a unit to the rank's shard. They are copied
+// into a buffer in the reduction's type, which lives until the next unit needs
+// one.
+func (e *fsdp) reduce(u *unit) {
+	unsharded := u.elements(func(p *autograd.Parameter) bool { return p.HasGradient() }, e.padded)
+	if unsharded == 0 {
+		return
+	}
+	stream := reduceStream
+	if e.FSDP.Version == 2 {
+		stream = 0
+	}
+	var input hold
+	e.gpu.on(stream, func() { input = e.gpu.hold(unsharded*e.ReduceType.Size(), ledger.CommunicationBuckets) })
+	for _, p := range u.parameters {
+		p.DropGradient()
+	}
+	drop(&u.flat)
+	drop(&e.reducing)
+	e.reducing = input
+	shard := e.shardOf(unsharded)
+	e.gpu.on(reduceStream, func() { e.receive(u, shard) })
+}
+
+// receive allocates the rank's shard of the reduced gradients of a unit.
+func (e *fsdp) receive(u *unit, shard int64) {
+	output := e.gpu.hold(shard*e.ReduceType.Size(), ledger.Gradients)
+	switch {
+	case u.gradients.held() || e.FSDP.OffloadParameters || e.ReduceType != e.ParameterType:
+		if !u.gradients.held() {
+			u.gradients = e.device().hold(shard*e.ParameterType.Size(), ledger.Gradients)
+		}
+		if e.FSDP.Version == 2 && e.Replicas() > 1 {
+			u.replicated = output // until the backward pass ends (AllReduceState in _fsdp_param_group.py)
+			return
+		}
+		output.free()
+	default:
+		u.gradients = output
+	}
+}
+
+func (e *fsdp) endBackward(bool) {
+	if !e.reduces() {
+		e.accumulate(e.root)
+	} else {
+		e.reduce(e.root)
+	}
+	drop(&e.reducing)
+	for _, u := range append(e.order, e.root) {
+		drop(&u.replicated)
+	}
+	if e.FSDP.Strategy != "no_shard" {
+		drop(&e.root.gathered)
+	}
+}
+
+func (e *fsdp) step() { e.optimizeOn(e.device(), e.shards) }
+
+func (e *fsdp) zeroGradients() {
+	for _, u := range append(e.order, e.root) {
+		drop(&u.gradients)
+	}
+}
+
+// save gathers the full model on the host of the first rank for a full
+// state_dict. It gathers one parameter at a time on the GPU. The other ranks of
+// its node hold none of it (rank0_only).
+func (e *fsdp) save() {
+	if e.FSDP.StateDictType != "full_state_dict" {
+		return
+	}
+	var largest, sum int64
+	for _, p := range e.parameters {
+		largest = max(largest, p.Elements*e.ParameterType.Size())
+		sum += p.Elements * e.ParameterType.Size()
+	}
+	e.gpu.during(ledger.Bytes(largest), ledger.GatheredParameters, func() {
+		e.host.during(ledger.Bytes(e.perNode(sum)), ledger.FullStateDict, func() {})
+	})
+}
+
+func (e *fsdp) reasons() map[ledger.Component]string {
+	var elements int64
+	for _, p := range e.parameters {
+		elements += p.Elements
+	}
+	largest := int64(0)
+	for _, u := range e.order {
+		largest = max(largest, u.elements(nil, (*autograd.Parameter).Bytes))
+	}
+	r := map[ledger.Component]string{
+		ledger.Parameters: fmt.Sprintf("a part of each of %d ranks: %s parameters x %d B (%v)", e.Parallel.Shard,
+			ledger.Count(elements), e.ParameterType.Size(), e.ParameterType),
+		ledger.GatheredParameters: fmt.Sprintf("units gathered in %v: the root, which stays, and two blocks at a "+
+			"time of up to %v: the one in use and the next", e.ComputeType(), ledger.Bytes(largest)),
+		ledger.CommunicationBuckets: fmt.Sprintf("gradients of a unit put together in %v for the reduce-scatter; the "+
+			"buffer lives until the next unit's (FSDP2's ReduceScatterState)", e.ReduceType),
+		ledger.Gradients: fmt.Sprintf("whole gradients of a unit in %v until they are reduced, then a "+
+			"part of each of %d ranks in %v", e.ComputeType(), e.Parallel.Shard, e.ParameterType),
+	}
+	maps.Copy(r, e.explainLoading())
+	return r
+}

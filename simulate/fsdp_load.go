@@ -1,0 +1,126 @@
+package simulate
+
+import (
+	"fmt"
+
+	"plimsoll/autograd"
+	"plimsoll/job"
+	"plimsoll/ledger"
+)
+
+// This file plans what FSDP holds while a model is loaded: the model on the host,
+// and one unsharded unit at a time on the GPU.
+
+// loadedBytes returns the size of a parameter before it is sharded.
+func (e *fsdp) loadedBytes(p *autograd.Parameter) int64 {
+	if p.Quantized != autograd.Unquantized {
+		return p.Bytes()
+	}
+	return p.Elements * e.ParameterType.Size()
+}
+
+// perNode returns a rank's share of memory that a node has once.
+func (s *simulation) perNode(bytes int64) int64 {
+	ranks := int64(max(1, s.RanksPerNode))
+	return (bytes + ranks - 1) / ranks
+}
+
+// load shards the model, unit after unit. With FSDP2, accelerate keeps the loaded
+// model until all units are sharded (original_sd in fsdp2_prepare_model).
+func (e *fsdp) load() {
+	units := append(e.order[:len(e.order):len(e.order)], e.root)
+	loaded := make([]hold, len(units))
+	for i, u := range units {
+		bytes := u.elements(nil, e.loadedBytes)
+		switch e.Loader() {
+		case job.LoadedByNobody:
+			bytes = 0
+		case job.LoadedByFirstRank, job.LoadedAsPageCache:
+			bytes = e.perNode(bytes)
+		}
+		loaded[i] = e.host.hold(bytes, ledger.LoadStaging)
+	}
+	for i, u := range units {
+		e.shard(u)
+		if e.FSDP.Version == 1 {
+			drop(&loaded[i])
+		}
+	}
+	for i := range loaded {
+		drop(&loaded[i])
+	}
+}
+
+// shard makes the rank's shard of a unit. Before that the unsharded unit is on
+// the GPU. FSDP1 copies its parameters into one flat tensor (_flat_param.py).
+// FSDP2 has the parameters only, one at a time if the first rank broadcasts them
+// (fsdp2_load_full_state_dict).
+func (e *fsdp) shard(u *unit) {
+	shard := func() { allocate(e.device(), e.shardedBytes(u), ledger.Parameters) }
+	if e.Loader() == job.LoadedByNobody || e.Parallel.Shard == 1 {
+		shard()
+		return
+	}
+	var unsharded, largest int64
+	var parameters []hold
+	onDevice := e.FSDP.Version == 2 && e.FSDP.RAMEfficientLoading
+	for _, p := range u.parameters {
+		bytes := e.loadedBytes(p)
+		unsharded, largest = unsharded+bytes, max(largest, bytes)
+		if !onDevice {
+			parameters = append(parameters, e.gpu.hold(bytes, ledger.UndividedUnits))
+		}
+	}
+	release := func() {
+		for i := range parameters {
+			drop(&parameters[i])
+		}
+	}
+	switch {
+	case onDevice:
+		e.gpu.during(ledger.Bytes(largest), ledger.UndividedUnits, shard)
+	case e.FSDP.Version == 2:
+		shard()
+		release()
+	default:
+		flat := e.gpu.hold(unsharded, ledger.UndividedUnits)
+		release()
+		shard()
+		flat.free()
+	}
+}
+
+// explainLoading returns the reasons for the memory that loading takes.
+func (e *fsdp) explainLoading() map[ledger.Component]string {
+	r := map[ledger.Component]string{}
+	all := fmt.Sprintf("%s parameters in %v", ledger.Count(elementsOf(e.parameters)), e.ParameterType)
+	switch e.Loader() {
+	case job.LoadedByEveryRank:
+		r[ledger.LoadStaging] = "from_pretrained makes the whole model in the memory of every rank, before FSDP " +
+			"divides it: " + all
+		if e.FSDP.RAMEfficientLoading {
+			r[ledger.LoadStaging] += "; transformers 5 does not look at cpu_ram_efficient_loading while it loads " +
+				"(4.57 does)"
+		} else if e.RanksPerNode > 1 && !e.Versions.Transformers.AtLeast(5, 0, 0) {
+			r[ledger.LoadStaging] += "; with accelerate's cpu_ram_efficient_loading only the first rank of a node does"
+		}
+	case job.LoadedByFirstRank:
+		r[ledger.LoadStaging] = "the first rank of a node loads the whole model, and the others get their parts " +
+			"from it " +
+			"(cpu_ram_efficient_loading), here a part of each rank: " + all
+	case job.LoadedAsPageCache:
+		r[ledger.LoadStaging] = "files of weights that from_pretrained maps and does not convert: one copy a node in " +
+			"the page cache, " +
+			"which the kernel can take back, here a part of each rank: " + all
+	}
+	r[ledger.UndividedUnits] = "a unit as it was loaded, whole, before FSDP2 keeps a part of it"
+	if e.FSDP.Version == 1 {
+		r[ledger.UndividedUnits] = "a unit as it was loaded, whole, and again as one flat tensor, before FSDP1 keeps " +
+			"a part of it " +
+			"(torch/distributed/fsdp/_flat_param.py)"
+	}
+	r[ledger.FullStateDict] = fmt.Sprintf("the whole model on the host of the first rank: %s parameters x %d B, "+
+		"here a part of each rank of its node (FULL_STATE_DICT, rank0_only)",
+		ledger.Count(elementsOf(e.parameters)), e.ParameterType.Size())
+	return r
+}

@@ -1,0 +1,31 @@
+package simulate
+
+import "plimsoll/ledger"
+
+// hold is an allocated block on the GPU or on the host. The zero hold has none.
+type hold struct {
+	trace *trace
+	id    int
+}
+
+func (t *trace) hold(bytes int64, component ledger.Component) hold {
+	if bytes <= 0 {
+		return hold{}
+	}
+	return hold{t, t.Allocate(ledger.Bytes(bytes), component)}
+}
+
+// held reports whether there is a block.
+func (h hold) held() bool { return h.trace != nil }
+
+func (h hold) free() {
+	if h.held() {
+		h.trace.Free(h.id)
+	}
+}
+
+// drop frees the block of a hold and empties the hold.
+func drop(h *hold) {
+	h.free()
+	*h = hold{}
+}

@@ -1,0 +1,277 @@
+package simulate
+
+import (
+	"strings"
+
+	"plimsoll/autograd"
+	"plimsoll/dtype"
+	"plimsoll/forward"
+	"plimsoll/job"
+	"plimsoll/model"
+)
+
+// parameterMaker makes the parameters of a rank: the model's, quantized if the
+// job asks for it, and the adapter's.
+type parameterMaker struct {
+	*job.Job
+	made   forward.Parameters
+	list   []*autograd.Parameter
+	copies map[copied]*autograd.Parameter // that PEFT trains
+}
+
+// copied identifies a parameter of a module that PEFT trains a copy of.
+type copied struct {
+	module   string
+	original *autograd.Parameter
+}
+
+// makeParameters makes the parameters of a rank, by module and in their order.
+func makeParameters(j *job.Job) (forward.Parameters, []*autograd.Parameter) {
+	count := len(j.Model.Parameters)
+	m := &parameterMaker{Job: j, list: make([]*autograd.Parameter, 0, count), copies: map[copied]*autograd.Parameter{},
+		made: forward.Parameters{ByName: make(map[string]*autograd.Parameter, count),
+			Adapters: map[string]*forward.Adapter{}, Experts: map[*model.Mixture]forward.Experts{}}}
+	m.makeModel()
+	for _, b := range j.Model.Network.Blocks() {
+		if x := b.FeedForward.Mixture; x != nil {
+			m.made.Experts[x] = experts(x, m.made)
+		}
+	}
+	if j.Adapter != nil {
+		m.adapt()
+	}
+	return m.made, m.list
+}
+
+// makeModel makes the parameters of the model.
+func (m *parameterMaker) makeModel() {
+	count := len(m.Model.Parameters)
+	linear := make(map[string]bool, count)
+	linear[m.Model.Network.Head.Projection] = false
+	for _, path := range m.Model.Network.Linears() {
+		linear[path] = true
+	}
+	elsewhere, fused := m.otherExperts(), m.FusedExperts()
+	undivided := m.Model.Network.Undivided()
+	own := make(map[string]*autograd.Parameter, count) // the model's; PEFT may train copies of them
+	for _, p := range m.Model.Parameters {
+		module, isWeight := strings.CutSuffix(p.Name, ".weight")
+		if elsewhere[module] {
+			continue
+		}
+		if owner, ok := own[p.TiedTo]; ok {
+			m.made.ByName[p.Name] = m.copied(p.Name, owner)
+			continue
+		}
+		made := &autograd.Parameter{Name: p.Name, Elements: p.Elements(), DType: m.ComputeType(),
+			Trainable: m.Adapter == nil, Embedding: p.IsEmbedding()}
+		quantized, product := linear[module]
+		switch len(p.Shape) {
+		case 2:
+			made.Rows = p.Shape[0]
+			if quantized && isWeight && m.Model.Network.InputFirst {
+				made.Rows = p.Shape[1]
+			}
+		case 3: // fused experts, or a convolution
+			made.Matrices, made.Rows = p.Shape[0], p.Shape[1]
+		}
+		if fused[p.Name] {
+			made.Matrices /= m.Parallel.Expert
+			made.Elements /= m.Parallel.Expert
+		}
+		if isWeight && (product && !undivided[module] || made.Embedding) || fused[p.Name] {
+			made.Elements /= m.Parallel.Tensor
+			made.Rows = max(1, made.Rows/m.Parallel.Tensor)
+		}
+		if isWeight && (quantized || product && m.quantizesHead()) {
+			m.quantize(made)
+		}
+		if a := m.Adapter; a != nil {
+			made.Trainable = a.Bias == "all" && strings.HasSuffix(p.Name, ".bias")
+		}
+		own[p.Name] = made
+		m.list = append(m.list, made)
+		m.made.ByName[p.Name] = m.copied(p.Name, made)
+	}
+}
+
+// copied returns the parameter that is used under a name: the original, or the
+// copy of it that PEFT trains beside the original (ModulesToSaveWrapper and
+// LNTuningLayer). The copy is not tied to parameters outside its module.
+func (m *parameterMaker) copied(name string, original *autograd.Parameter) *autograd.Parameter {
+	if m.Adapter == nil {
+		return original
+	}
+	key := copied{m.Adapter.Copies(name[:max(0, strings.LastIndexByte(name, '.'))]), original}
+	if key.module == "" {
+		return original
+	}
+	if m.copies[key] == nil {
+		again := *original
+		again.Trainable, original.Trainable = true, false
+		m.copies[key] = &again
+		m.list = append(m.list, &again)
+	}
+	return m.copies[key]
+}
+
+// experts returns the rank's weights of the experts of a mixture.
+func experts(x *model.Mixture, m forward.Parameters) forward.Experts {
+	var e forward.Experts
+	if x.Fused() {
+		return forward.Experts{GateUp: []*autograd.Parameter{m.ByName[x.GateUp]},
+			Down: []*autograd.Parameter{m.ByName[x.Down]}}
+	}
+	for i := range x.Experts {
+		f := &x.Experts[i]
+		if gate := m.ByName[f.Gate+".weight"]; gate != nil {
+			e.Gate, e.Up, e.Down = append(e.Gate, gate),
+				append(e.Up, m.ByName[f.Up+".weight"]), append(e.Down, m.ByName[f.Down+".weight"])
+		}
+	}
+	return e
+}
+
+// otherExperts returns the modules of experts that lie on other ranks.
+func (m *parameterMaker) otherExperts() map[string]bool {
+	others := map[string]bool{}
+	if m.Parallel.Expert <= 1 {
+		return others
+	}
+	for _, b := range m.Model.Network.Blocks() {
+		if x := b.FeedForward.Mixture; x != nil && !x.Fused() {
+			own := (int64(len(x.Experts)) + m.Parallel.Expert - 1) / m.Parallel.Expert
+			for i := own; i < int64(len(x.Experts)); i++ {
+				f := &x.Experts[i]
+				others[f.Gate], others[f.Up], others[f.Down] = true, true, true
+			}
+		}
+	}
+	return others
+}
+
+// quantize quantizes the weight of a linear module as bitsandbytes does. In 4
+// bits, 64 elements share an fp32 scale. With double quantization the scales are
+// bytes, of which 256 share an fp32 scale (bitsandbytes/functional.py,
+// quantize_4bit). In 8 bits every row has a scale.
+func (m *parameterMaker) quantize(p *autograd.Parameter) {
+	q := m.Quantization
+	if q == nil || q.Bits == 0 {
+		return
+	}
+	for _, skipped := range q.SkipModules {
+		if strings.Contains(p.Name, skipped) {
+			return
+		}
+	}
+	if q.Bits == 8 {
+		p.Quantized, p.StoredBytes = autograd.EightBit, p.Elements+4*p.Rows
+		return
+	}
+	blocks := (p.Elements + 63) / 64
+	p.Quantized, p.StoredBytes = autograd.FourBit, (p.Elements+1)/2+4*blocks
+	if q.DoubleQuant {
+		p.StoredBytes = (p.Elements+1)/2 + blocks + (blocks+255)/256*4
+	}
+}
+
+// quantizesHead reports whether the output head may be quantized, too. It is
+// skipped unless a list of modules to skip is given; then the list decides.
+func (m *parameterMaker) quantizesHead() bool {
+	return m.Quantization != nil && m.Quantization.SkipModules != nil
+}
+
+// adapt makes the parameters of the adapter.
+func (m *parameterMaker) adapt() {
+	a := m.Adapter
+	if a.Type == "LN_TUNING" {
+		return
+	}
+	add := func(name string, rows, columns int64, trainable bool) *autograd.Parameter {
+		p := &autograd.Parameter{Name: name, Elements: rows * columns, DType: m.AdapterType, Trainable: trainable}
+		if columns > 1 {
+			p.Rows = rows
+		}
+		m.list = append(m.list, p)
+		return p
+	}
+	targets := m.targets()
+	var widestIn, widestOut int64
+	for _, t := range targets {
+		widestIn, widestOut = max(widestIn, t.in), max(widestOut, t.out)
+	}
+	inAttention := map[string]bool{}
+	for _, b := range m.Model.Network.Blocks() {
+		inAttention[b.Attention.Query], inAttention[b.Attention.Key], inAttention[b.Attention.Value] = true, true, true
+	}
+	var sharedA, sharedB *autograd.Parameter
+	for _, t := range targets {
+		if bias := m.made.ByName[t.path+".bias"]; bias != nil && strings.HasSuffix(a.Bias, "_only") {
+			bias.Trainable = true
+		}
+		f := &forward.Adapter{Dropout: a.Dropout, Rank: int64(a.RankOf(t.path))}
+		switch a.Type {
+		case "IA3":
+			f.Kind, f.ScalesInput = forward.IA3, a.Feedforward(t.path)
+			width := t.out
+			if f.ScalesInput {
+				width = t.in
+			}
+			f.Vectors = []*autograd.Parameter{add(t.path+".ia3_l", width, 1, true)}
+		case "VERA":
+			f.Kind = forward.VeRA
+			if sharedA == nil {
+				sharedA, sharedB = add("vera_A", f.Rank, widestIn, false), add("vera_B", widestOut, f.Rank, false)
+			}
+			f.A, f.B = sharedA, sharedB
+			f.Vectors = []*autograd.Parameter{add(t.path+".vera_lambda_d", f.Rank, 1, true),
+				add(t.path+".vera_lambda_b", t.out, 1, true)}
+		default: // LORA and ADALORA
+			f.Kind = forward.LoRA
+			f.A, f.B = add(t.path+".lora_A", f.Rank, t.in, true), add(t.path+".lora_B", t.out, f.Rank, true)
+			if a.LoRABias && a.Type == "LORA" {
+				f.Bias = add(t.path+".lora_B.bias", t.out, 1, true)
+			}
+			if a.Type == "ADALORA" {
+				f.Kind = forward.AdaLoRA
+				// PEFT makes ranknum in fp32 without a gradient. Its cast to the
+				// weight's type is another parameter, which has a gradient.
+				w := m.made.ByName[t.path+".weight"]
+				taken := w.DType != dtype.F32 || w.Quantized != autograd.Unquantized
+				f.Vectors = []*autograd.Parameter{add(t.path+".lora_E", f.Rank, 1, true),
+					add(t.path+".ranknum", 1, 1, taken)}
+			}
+			if a.DoRA {
+				f.Kind = forward.DoRA
+				f.Vectors = []*autograd.Parameter{add(t.path+".lora_magnitude_vector", t.out, 1, true)}
+			}
+		}
+		f.Padded = m.FusedQKV && inAttention[t.path]
+		m.made.Adapters[t.path] = f
+	}
+}
+
+// target is a linear module or an embedding that the adapter adapts.
+type target struct {
+	path    string
+	in, out int64
+}
+
+func (m *parameterMaker) targets() []target {
+	var list []target
+	for _, path := range append(m.Model.Network.Linears(), m.Model.Network.Head.Projection) {
+		if w := m.made.ByName[path+".weight"]; w != nil && w.Rows > 0 && m.Adapter.Targets(path) {
+			list = append(list, target{path, w.Elements / w.Rows, w.Rows})
+		}
+	}
+	if m.Adapter.Type != "LORA" || m.Adapter.AllLinear() {
+		return list
+	}
+	for _, p := range m.Model.Parameters {
+		path := strings.TrimSuffix(p.Name, ".weight")
+		if w := m.made.ByName[p.Name]; p.IsEmbedding() && m.Adapter.Targets(path) {
+			list = append(list, target{path, w.Rows, w.Elements / w.Rows})
+		}
+	}
+	return list
+}

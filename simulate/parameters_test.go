@@ -1,0 +1,95 @@
+package simulate
+
+import (
+	"strings"
+	"testing"
+
+	"plimsoll/files/filestest"
+	"plimsoll/job"
+)
+
+// TestAdaptedParameters compares the trained and all other parameters of an
+// adapter with PEFT 0.21's, for models of transformers 5.23 on the meta device.
+// VeRA's shared matrices, which are buffers, are counted, too.
+func TestAdaptedParameters(t *testing.T) {
+	models := map[string]string{
+		"llama": `{"model_type": "llama", "vocab_size": 1000, "hidden_size": 64, "intermediate_size": 128, ` +
+			`"num_hidden_layers": 4,
+			"num_attention_heads": 4, "num_key_value_heads": 2, "attention_bias": true}`,
+		"tied": `{"model_type": "llama", "vocab_size": 1000, "hidden_size": 64, "intermediate_size": 128, ` +
+			`"num_hidden_layers": 4,
+			"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": true}`,
+		"bert": `{"architectures": ["BertForMaskedLM"], "vocab_size": 1000, ` +
+			`"hidden_size": 64, "intermediate_size": 128, ` +
+			`"num_hidden_layers": 4,
+			"num_attention_heads": 4, "max_position_embeddings": 256}`,
+		"classifier": `{"architectures": ["BertForSequenceClassification"], "vocab_size": 1000, ` +
+			`"hidden_size": 64, "intermediate_size": 128, ` +
+			`"num_hidden_layers": 4,
+			"num_attention_heads": 4, "max_position_embeddings": 256}`,
+		"gpt2": `{"model_type": "gpt2", "vocab_size": 1000, "n_embd": 64, "n_layer": 4, "n_head": 4, ` +
+			`"n_positions": 256}`,
+		"opt": `{"model_type": "opt", "vocab_size": 1000, "hidden_size": 64, "ffn_dim": 128, ` +
+			`"num_hidden_layers": 4, "num_attention_heads": 4,
+			"max_position_embeddings": 256, "word_embed_proj_dim": 32}`,
+		"t5": `{"model_type": "t5", "vocab_size": 1000, "d_model": 64, "d_ff": 128, "num_layers": 2, "num_heads": 4, ` +
+			`"d_kv": 16}`,
+	}
+	file := filestest.InNewFolder(t)
+	for _, c := range []struct {
+		model, adapter   string
+		trained, besides int64 // besides: all that the model does not have itself
+	}{
+		{"llama", `"target_modules": ["q_proj", "v_proj"]`, 3584, 3584},
+		{"llama", `"target_modules": ["q_proj", "v_proj"], "modules_to_save": ["lm_head"]`, 67584, 67584},
+		{"tied", `"target_modules": ["q_proj", "v_proj"], "modules_to_save": ["lm_head"]`, 67584, 67584},
+		{"tied", `"target_modules": ["q_proj", "v_proj"], "modules_to_save": ["embed_tokens", "lm_head"]`, 131584,
+			131584},
+		{"bert", `"target_modules": ["query", "value"], "modules_to_save": ["cls"]`, 73384, 73384},
+		{"bert", `"target_modules": ["query", "value"], "modules_to_save": ["LayerNorm"]`, 5376, 5376},
+		{"llama", `"target_modules": ["q_proj", "v_proj"], "bias": "lora_only"`, 3968, 3584},
+		{"gpt2", `"target_modules": ["c_attn", "c_proj"], "bias": "lora_only"`, 12544, 11264},
+		{"gpt2", `"target_modules": ["c_attn", "c_proj"], "lora_bias": true`, 12544, 12544},
+		{"gpt2", `"target_modules": ["c_attn", "c_proj"], "use_dora": true`, 12544, 12544},
+		{"gpt2", `"peft_type": "IA3", "target_modules": ["c_attn", "c_proj"], "feedforward_modules": ["c_proj"]`, 2048,
+			2048},
+		{"opt", `"target_modules": "all-linear"`, 15104, 15104},
+		{"bert", `"target_modules": "all-linear"`, 14848, 14848},
+		{"classifier", `"target_modules": "all-linear"`, 15112, 15112},
+		{"classifier", `"target_modules": "all-linear", "task_type": "SEQ_CLS"`, 14978, 14978},
+		{"llama", `"target_modules": ["q_proj", "v_proj", "embed_tokens"]`, 7840, 7840},
+		{"tied", `"target_modules": ["q_proj", "v_proj", "embed_tokens", "lm_head"]`, 12096, 12096},
+		{"opt", `"target_modules": ["q_proj", "v_proj", "embed_tokens"]`, 8224, 8224},
+		{"t5", `"target_modules": ["q", "relative_attention_bias"]`, 3360, 3360},
+		{"llama",
+			`"peft_type": "ADALORA", "init_r": 4, "target_r": 2, "total_step": 100, "target_modules": ["q_proj", ` +
+				`"v_proj"]`,
+			4 * (4*(64+64) + 4 + 4*(64+32) + 4), 4*(4*(64+64)+4+4*(64+32)+4) + 8},
+		{"llama", `"peft_type": "VERA", "r": 8, "target_modules": ["q_proj", "v_proj"], "exclude_modules": ["q_proj"]`,
+			4 * (8 + 64 + 8 + 32), 4*(8+64+8+32) + 8*(64+64)},
+		{"llama", `"target_modules": ["q_proj", "v_proj"], "ensure_weight_tying": true`, 3584, 3584},
+		{"llama", `"peft_type": "VERA", "r": 8, "target_modules": ["q_proj", "v_proj"], "bias": "vera_only"`, 832,
+			448 + 8*(64+64)},
+	} {
+		text := `{` + c.adapter + `}`
+		if !strings.Contains(text, "peft_type") {
+			text = `{"peft_type": "LORA", "r": 4, ` + c.adapter + `}`
+		}
+		q := job.Request{Model: file("config.json", models[c.model]), Adapter: file("adapter.json", text)}
+		j, err := q.Resolve()
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, list := makeParameters(j)
+		var trained int64
+		for _, p := range list {
+			if p.Trainable {
+				trained += p.Elements
+			}
+		}
+		if besides := elementsOf(list) - j.Model.Elements(); trained != c.trained || besides != c.besides {
+			t.Errorf("%s, %s: %d trained and %d besides, PEFT has %d and %d",
+				c.model, c.adapter, trained, besides, c.trained, c.besides)
+		}
+	}
+}

@@ -1,0 +1,84 @@
+package simulate
+
+import (
+	"errors"
+	"fmt"
+
+	"plimsoll/allocator"
+	"plimsoll/fault"
+	"plimsoll/job"
+	"plimsoll/ledger"
+)
+
+// RankClass is what each rank of a class holds. The ranks of a class are alike.
+// Today all ranks of a job are of one class.
+type RankClass struct {
+	Ranks, RanksPerNode int
+	GPU                 *Memory // nil without GPUs
+	Host                Memory
+	Trained             int64 // elements of a rank's trainable parameters
+}
+
+// Memory is what a rank holds on one device. Every component has its reason.
+type Memory struct {
+	Phases  []ledger.Phase
+	Outside []ledger.Holding // before the first tensor, in every phase
+}
+
+// Run simulates a job on GPUs of a capacity; 0 is no limit. A job that needs more
+// is an *allocator.OutOfMemory.
+func Run(j *job.Job, capacity ledger.Bytes) ([]RankClass, error) {
+	cache, err := newCache(j, capacity)
+	if err != nil {
+		return nil, err
+	}
+	host := newTrace(&heap{Glibc: allocator.NewGlibc()})
+	gpu := host
+	if !j.OnCPU {
+		gpu = newTrace(cache)
+	}
+	s := newSimulation(j, gpu, host)
+	s.run()
+	for _, t := range []*trace{gpu, host} {
+		if err := t.failure(capacity); err != nil {
+			return nil, err
+		}
+	}
+	class := RankClass{Ranks: j.World, RanksPerNode: j.RanksPerNode, Trained: s.trainedElements(),
+		Host: Memory{s.explained(host, ledger.Host), []ledger.Holding{process(j)}}}
+	if !j.OnCPU {
+		class.GPU = &Memory{s.explained(gpu, ledger.GPU), outside(j)}
+	}
+	return []RankClass{class}, nil
+}
+
+// explained returns the phases of a trace, with the reasons of the components.
+func (s *simulation) explained(t *trace, kind ledger.Kind) []ledger.Phase {
+	reasons := s.reasonsOf(kind)
+	for i := range t.phases {
+		for _, list := range [][]ledger.Holding{t.phases[i].Components, t.phases[i].End} {
+			for k := range list {
+				list[k].Why = reasons[list[k].Component]
+			}
+		}
+	}
+	return t.phases
+}
+
+// failure returns the error of an allocation that failed, or nil. Without a
+// limit only sizes fail that PyTorch refuses on every GPU.
+func (t *trace) failure(capacity ledger.Bytes) error {
+	var full *allocator.OutOfMemory
+	switch {
+	case t.failed == nil:
+		return nil
+	case !errors.As(t.failed, &full):
+		return &fault.Internal{Err: fmt.Errorf("the plan's own trace is inconsistent: %w", t.failed)}
+	case capacity > 0:
+		return t.failed
+	}
+	return &fault.Input{What: fmt.Sprintf("the job holds more than %v on a GPU: %v are allocated, and %v more "+
+		"are wanted",
+		full.Free+full.Reserved, full.Allocated, full.Requested),
+		Hint: "give a smaller --seq-len or --micro-batch"}
+}

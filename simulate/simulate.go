@@ -1,0 +1,220 @@
+// Package simulate runs the training of a rank without the bytes: it replays the
+// allocations and frees of the loop and its engine in their order.
+package simulate
+
+import (
+	"plimsoll/autograd"
+	"plimsoll/dtype"
+	"plimsoll/forward"
+	"plimsoll/job"
+	"plimsoll/ledger"
+)
+
+// sharding is an engine that shards, moves and updates the parameters of a
+// rank. A simulation calls it as a training loop calls the real engine.
+type sharding interface {
+	forward.Hooks
+	// load puts the parameters where they lie once the model has been made.
+	load()
+	// initialize allocates what the engine makes before the first batch.
+	initialize()
+	// gradient follows the completion of a parameter's gradient.
+	gradient(p *autograd.Parameter)
+	// endBackward follows the backward pass of every micro batch. An optimizer
+	// step follows if it is the last.
+	endBackward(last bool)
+	step()
+	// zeroGradients follows the step and precedes the next forward pass.
+	zeroGradients()
+	// save writes a checkpoint.
+	save()
+	// reasons returns why components are as large as they are.
+	reasons() map[ledger.Component]string
+}
+
+// simulation is the training of one rank, on its GPU and its host.
+type simulation struct {
+	*job.Job
+	gpu, host     *trace
+	tape          *autograd.Tape
+	parameters    []*autograd.Parameter
+	trained       []*autograd.Parameter
+	modules       forward.Parameters
+	engine        sharding
+	stepped       bool // the optimizer states exist
+	workspaces    int
+	micro, micros int            // index of the micro batch, and their number
+	held          forward.Result // outputs of the previous step that the loop holds
+}
+
+// newSimulation makes the parameters of a rank. The engine gives them storage
+// when it loads them.
+func newSimulation(j *job.Job, gpu, host *trace) *simulation {
+	s := &simulation{Job: j, gpu: gpu, host: host, tape: autograd.NewTape(gpu)}
+	s.modules, s.parameters = makeParameters(j)
+	onGradient := func(p *autograd.Parameter) { s.engine.gradient(p) }
+	for i, p := range s.parameters {
+		p.Index, p.OnGradient = i, onGradient
+		if p.Trainable {
+			s.trained = append(s.trained, p)
+		}
+	}
+	switch {
+	case j.FSDP != nil:
+		s.engine = newFSDP(s)
+	case j.DeepSpeed != nil:
+		s.engine = newDeepSpeed(s)
+	default:
+		s.engine = &ddp{simulation: s}
+	}
+	return s
+}
+
+// options returns the options of a forward pass.
+func (s *simulation) options() forward.Options {
+	return forward.Options{
+		Batch:               s.MicroBatch,
+		Sequence:            s.Sequence,
+		Attention:           s.Attention,
+		FusesBias:           s.Versions.Transformers.AtLeast(5, 0, 0),
+		Autocast:            s.AutocastType,
+		Recompute:           s.Recompute,
+		Loss:                s.Loss,
+		FusedActivations:    s.FusedActivations,
+		FusedQKV:            s.FusedQKV,
+		RecomputeEvery:      s.RecomputeEvery,
+		RecomputeFirst:      s.RecomputeFirst,
+		FusesPointwise:      s.Compile,
+		SavesSoftmaxInput:   !s.Versions.Torch.AtLeast(1, 11, 0),
+		SavesQuantizedInput: !s.Versions.BitsAndBytes.AtLeast(0, 43, 2),
+		InputGradients:      s.Adapter != nil && s.Recompute != nil,
+		ContextParallel:     s.Parallel.Context,
+		TensorParallel:      s.Parallel.Tensor,
+		Hooks:               s.engine,
+	}
+}
+
+// phase runs body as a phase of both devices.
+func (s *simulation) phase(name ledger.PhaseName, iteration ledger.Iteration, body func()) {
+	if s.OnCPU {
+		s.host.phase(name, iteration, body)
+		return
+	}
+	s.host.phase(name, iteration, func() { s.gpu.phase(name, iteration, body) })
+}
+
+// run runs the job. Of the steps it runs two: the first, and one that stands for
+// all others.
+func (s *simulation) run() {
+	s.phase(ledger.Load, ledger.Once, s.engine.load)
+	s.phase(ledger.Initialize, ledger.Once, s.engine.initialize)
+	s.iterate(ledger.First)
+	s.iterate(ledger.Steady)
+	s.phase(ledger.Checkpoint, ledger.Once, s.engine.save)
+}
+
+// iterate runs the micro batches of one optimizer step, at most two of them.
+// All micro batches after the first are alike in memory.
+func (s *simulation) iterate(iteration ledger.Iteration) {
+	micros := min(max(s.Accumulation, 1), 2)
+	for micro := range micros {
+		s.micro, s.micros = micro, micros
+		batch := s.gpu.Allocate(ledger.Bytes(3*8*s.MicroBatch*s.Sequence), ledger.Batch)
+		var result forward.Result
+		s.phase(ledger.Forward, iteration, func() {
+			s.workspace()
+			options := s.options()
+			options.HasLogits = func() {
+				s.drop(s.held)
+				s.held = forward.Result{}
+			}
+			result = forward.Run(s.tape, s.Model.Network, s.modules, options)
+			options.HasLogits() // for passes without logits, which do not call it
+			if s.HoldsOutputs {
+				s.held = result
+			} else if result.Logits != nil {
+				s.tape.Drop(result.Logits)
+			}
+		})
+		s.phase(ledger.Backward, iteration, func() {
+			s.workspace()
+			s.tape.Backward(result.Loss)
+			s.engine.endBackward(micro == micros-1)
+		})
+		if !s.HoldsOutputs {
+			s.tape.Drop(result.Loss)
+		}
+		s.gpu.Free(batch)
+	}
+	s.phase(ledger.Step, iteration, s.engine.step)
+	s.engine.zeroGradients()
+}
+
+// drop releases the outputs of a forward pass that the training loop holds.
+func (s *simulation) drop(r forward.Result) {
+	if r.Loss != nil {
+		s.tape.Drop(r.Loss)
+	}
+	if r.Logits != nil {
+		s.tape.Drop(r.Logits)
+	}
+}
+
+// allocate allocates a block that is never freed.
+func allocate(t *trace, bytes int64, component ledger.Component) int {
+	return t.Allocate(ledger.Bytes(bytes), component)
+}
+
+// bytesOf returns the size of parameters in a type.
+func bytesOf(parameters []*autograd.Parameter, t dtype.Type) int64 {
+	var sum int64
+	for _, p := range parameters {
+		sum += p.Elements * t.Size()
+	}
+	return sum
+}
+
+// trainedElements returns the number of trainable elements.
+func (s *simulation) trainedElements() int64 {
+	var sum int64
+	for _, p := range s.trained {
+		sum += p.Elements
+	}
+	return sum
+}
+
+// storedBytes returns the size of all parameters.
+func (s *simulation) storedBytes() int64 {
+	var sum int64
+	for _, p := range s.parameters {
+		sum += p.Bytes()
+	}
+	return sum
+}
+
+// trainedBytes returns the size of the trainable parameters.
+func (s *simulation) trainedBytes() int64 {
+	var sum int64
+	for _, p := range s.trained {
+		sum += p.Elements * p.DType.Size()
+	}
+	return sum
+}
+
+// cpuWorkspace is the memory that MKL and oneDNN hold after their first matmul,
+// measured with torch 2.15 on two cores.
+const cpuWorkspace = 64 * ledger.MiB
+
+// workspace allocates the workspace of matmuls. cuBLAS takes one from torch's
+// allocator for every thread, and the backward pass has a thread of its own.
+func (s *simulation) workspace() {
+	switch {
+	case s.OnCPU && s.workspaces < 1:
+		allocate(s.host, int64(cpuWorkspace), ledger.MatmulWorkspaces)
+	case s.OnCPU || s.workspaces == 2:
+		return
+	default:
+		allocate(s.gpu, int64(s.GPU.Workspace()), ledger.MatmulWorkspaces)
+	}
+	s.workspaces++
+}

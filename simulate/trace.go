@@ -1,0 +1,180 @@
+package simulate
+
+import (
+	"slices"
+
+	"plimsoll/ledger"
+)
+
+// trace records what one device holds, by component, through the phases of a
+// job. It is the autograd.Memory of a GPU's tape.
+type trace struct {
+	names  []ledger.Component
+	blocks []block // by id
+	unused []int   // ids of freed blocks
+
+	live ledger.Bytes
+	held []ledger.Bytes // by component
+
+	allocator replayer // nil counts requested bytes only
+	stream    int      // the CUDA stream of the next allocations
+	phases    []ledger.Phase
+	peak      ledger.Bytes // of the current phase
+	atPeak    []ledger.Bytes
+	atTop     bool // held is as at the peak, and not yet copied to atPeak
+	failed    error
+}
+
+type block struct {
+	bytes     ledger.Bytes
+	component int
+}
+
+// replayer is the model of an allocator that a trace is replayed on: the caching
+// allocator of a GPU or the malloc of a host. Block ids are those of the trace.
+type replayer interface {
+	Allocate(id int, bytes ledger.Bytes, stream int) error
+	Free(id int) error
+	// Use returns the allocated bytes, rounded by the allocator, and the bytes
+	// reserved from the device: now, and at the peak since the last ResetPeaks.
+	Use() usage
+	ResetPeaks()
+}
+
+// usage is the memory that an allocator holds.
+type usage struct {
+	Allocated, Reserved         ledger.Bytes
+	PeakAllocated, PeakReserved ledger.Bytes
+}
+
+func newTrace(a replayer) *trace { return &trace{allocator: a} }
+
+func (t *trace) component(name ledger.Component) int {
+	i := slices.Index(t.names, name)
+	if i < 0 {
+		i = len(t.names)
+		t.names = append(t.names, name)
+		t.held = append(t.held, 0)
+	}
+	return i
+}
+
+// Allocate allocates a block and returns its id.
+func (t *trace) Allocate(bytes ledger.Bytes, component ledger.Component) int {
+	b := block{bytes: bytes, component: t.component(component)}
+	id := len(t.blocks)
+	if n := len(t.unused); n > 0 {
+		id = t.unused[n-1]
+		t.unused = t.unused[:n-1]
+		t.blocks[id] = b
+	} else {
+		t.blocks = append(t.blocks, b)
+	}
+	if t.allocator != nil && t.failed == nil {
+		t.failed = t.allocator.Allocate(id, bytes, t.stream)
+	}
+	t.held[b.component] += bytes
+	t.live += bytes
+	if t.live > t.peak {
+		t.peak, t.atTop = t.live, true
+	}
+	return id
+}
+
+// leave copies the components at the peak. Every change calls it first.
+func (t *trace) leave() {
+	if t.atTop {
+		t.atPeak, t.atTop = append(t.atPeak[:0], t.held...), false
+	}
+}
+
+// Relabel moves a block to another component.
+func (t *trace) Relabel(id int, component ledger.Component) {
+	t.leave()
+	b := &t.blocks[id]
+	t.held[b.component] -= b.bytes
+	b.component = t.component(component)
+	t.held[b.component] += b.bytes
+}
+
+// Free frees a block. Its id is used again.
+func (t *trace) Free(id int) {
+	t.leave()
+	b := &t.blocks[id]
+	t.held[b.component] -= b.bytes
+	t.live -= b.bytes
+	if t.allocator != nil && t.failed == nil {
+		t.failed = t.allocator.Free(id)
+	}
+	t.unused = append(t.unused, id)
+}
+
+// on runs body with its allocations on a stream. Streams do not share memory.
+func (t *trace) on(stream int, body func()) {
+	before := t.stream
+	t.stream = stream
+	body()
+	t.stream = before
+}
+
+// during holds a block while body runs.
+func (t *trace) during(bytes ledger.Bytes, component ledger.Component, body func()) {
+	if bytes <= 0 {
+		body()
+		return
+	}
+	id := t.Allocate(bytes, component)
+	body()
+	t.Free(id)
+}
+
+// phase runs body as a phase of the job.
+func (t *trace) phase(name ledger.PhaseName, iteration ledger.Iteration, body func()) {
+	t.peak, t.atTop = t.live, true
+	if t.allocator != nil {
+		t.allocator.ResetPeaks()
+	}
+	body()
+	p := ledger.Phase{Name: name, Iteration: iteration, PeakRequested: t.peak, EndRequested: t.live}
+	p.PeakAllocated, p.PeakReserved, p.EndAllocated, p.EndReserved = t.peak, t.peak, t.live, t.live
+	if t.allocator != nil {
+		u := t.allocator.Use()
+		p.PeakAllocated, p.PeakReserved, p.EndAllocated, p.EndReserved = u.PeakAllocated,
+			u.PeakReserved, u.Allocated, u.Reserved
+	}
+	t.leave()
+	p.Components = t.components(t.atPeak)
+	p.End = t.components(t.held)
+	t.add(p)
+}
+
+// add adds a phase, or merges it into the phase of the same name and iteration.
+// The passes of several micro batches are one phase, with the highest peak.
+func (t *trace) add(p ledger.Phase) {
+	for i := range t.phases {
+		before := &t.phases[i]
+		if before.Name != p.Name || before.Iteration != p.Iteration {
+			continue
+		}
+		if before.PeakRequested > p.PeakRequested {
+			p.PeakRequested, p.Components = before.PeakRequested, before.Components
+		}
+		p.PeakAllocated = max(p.PeakAllocated, before.PeakAllocated)
+		p.PeakReserved = max(p.PeakReserved, before.PeakReserved)
+		*before = p
+		return
+	}
+	t.phases = append(t.phases, p)
+}
+
+// components returns the components that hold memory, largest first.
+func (t *trace) components(held []ledger.Bytes) []ledger.Holding {
+	var list []ledger.Holding
+	for i, bytes := range held {
+		if bytes > 0 {
+			list = append(list, ledger.Holding{Component: t.names[i], Bytes: bytes})
+		}
+	}
+	slices.SortStableFunc(list, func(a, b ledger.Holding) int { return int(min(max(b.Bytes-a.Bytes, -1), 1)) })
+	return list
+}

@@ -1,0 +1,85 @@
+package simulate
+
+import (
+	"plimsoll/autograd"
+	"plimsoll/ledger"
+)
+
+// overlapped reports whether ZenFlow's process steps while the GPU goes on.
+func (e *deepSpeed) overlapped() bool {
+	return e.recipe.ZenFlow != nil && e.recipe.ZenFlow.OverlapStep && e.offloads()
+}
+
+// hostMaster returns the component of master weights on the host.
+func (e *deepSpeed) hostMaster() ledger.Component {
+	if e.overlapped() {
+		return ledger.SharedMasterWeights
+	}
+	return ledger.MasterWeights
+}
+
+// hostGradients allocates the gradients that the optimizer on the host reads. An
+// overlapped step needs two sets of them, and the parameters before the step.
+// PyTorch keeps the pinned block of a tensor that is moved to shared memory.
+func (e *deepSpeed) hostGradients(bytes int64) hostTensor {
+	if !e.overlapped() {
+		return e.holdOnHost(bytes, ledger.MasterGradients, e.pinsOptimizer())
+	}
+	e.holdOnHost(bytes, ledger.PinningCopies, e.pinsOptimizer()).free()
+	allocate(e.host, 2*bytes, ledger.SharedMasterGradients)
+	allocate(e.host, bytes, ledger.SharedStaleParameters)
+	return hostTensor{}
+}
+
+// hostStates allocates the optimizer states on the host. Overlapped steps have
+// two of each, which they use in turn.
+func (e *deepSpeed) hostStates(flat []*autograd.Parameter) {
+	bytes := e.moments(flat)
+	if e.overlapped() {
+		bytes *= 2
+	}
+	allocate(e.host, bytes, ledger.OptimizerStates)
+}
+
+// selective allocates the state of ZenFlow's optimizer on the GPU. Every rank has
+// it for all vectors and for a share of the columns of matrices
+// (ops/adam/zenflow_torch_adam.py).
+func (e *deepSpeed) selective() {
+	z := e.recipe.ZenFlow
+	if z == nil || !e.offloads() {
+		return
+	}
+	var chosen int64
+	for _, p := range e.trained {
+		chosen += e.chosen(p, z.TopKRatio)
+	}
+	device := e.gpu
+	if z.Offload {
+		device = e.host
+	}
+	allocate(e.gpu, chosen*e.ParameterType.Size(), ledger.SelectedGradients)
+	allocate(device, 2*chosen*e.ParameterType.Size(), ledger.SelectedGradients)
+	e.explain(ledger.SelectedGradients,
+		"ZenFlow: all vectors and %g of the columns of matrices, on every rank: gradients and two moments in %v",
+		z.TopKRatio, e.ParameterType)
+}
+
+// explainShared sets the reasons for ZenFlow's shared memory.
+func (e *deepSpeed) explainShared() {
+	const shared = "ZenFlow's process steps while the GPU goes on, and shares memory (zenflow_stage_1_and_2.py, " +
+		"ZenFlowZeroOptimizerParallel); a container's /dev/shm is 64 MB by default"
+	shard := ledger.Count(elementsOf(e.flat))
+	e.explain(ledger.SharedMasterWeights, "%s x %d B: %s", shard, e.master.Size(), shared)
+	e.explain(ledger.SharedMasterGradients, "%s x %d B, twice: one is filled while the other is read. %s", shard,
+		e.master.Size(), shared)
+	e.explain(ledger.SharedStaleParameters, "%s x %d B: what the GPU takes of the last step. %s", shard,
+		e.master.Size(), shared)
+}
+
+func (e *deepSpeed) chosen(p *autograd.Parameter, ratio float64) int64 {
+	if p.Rows == 0 {
+		return p.Elements
+	}
+	columns := p.Elements / p.Rows
+	return int64(float64(columns)*ratio) * p.Rows
+}

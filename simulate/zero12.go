@@ -1,0 +1,381 @@
+package simulate
+
+import (
+	"math"
+
+	"plimsoll/autograd"
+	"plimsoll/dtype"
+	"plimsoll/ledger"
+)
+
+// zero12 is ZeRO-1 and ZeRO-2. Every rank has the full parameters, in one
+// flat tensor for each group. It has the master weights and the states of its
+// partition only (zero/stage_1_and_2.py).
+type zero12 struct {
+	*deepSpeed
+	ranges   []groupRange          // ranges of parameters in their groups, by index
+	own      int64                 // elements of all parameters that overlap the rank's partition
+	buckets  hold                  // of this backward pass
+	bucket   []*autograd.Parameter // parameters with gradients in the bucket
+	elements int64                 // in the bucket
+	// arriving holds the partition's gradients of this backward pass, averaged
+	// those of earlier passes.
+	arriving, averaged hold
+	accumulated        []hostTensor // gradients on the host, by index of the parameter
+	wide               []hold       // gradients in the accumulation type, by index
+}
+
+// groupRange is a range of a group's flat tensor, with the size of a rank's partition.
+type groupRange struct{ from, to, partition int64 }
+
+// owned returns the number of its elements in the partition of rank 0.
+func (s groupRange) owned() int64 { return max(0, min(s.to, s.partition)-s.from) }
+
+func newZeRO12(e *deepSpeed) *zero12 {
+	n := len(e.parameters)
+	p := &zero12{deepSpeed: e, ranges: make([]groupRange, n), accumulated: make([]hostTensor, n), wide: make([]hold, n)}
+	for _, group := range e.groups {
+		partition := e.aligned(elementsOf(group)) / e.Parallel.Shard
+		var at int64
+		for _, q := range group {
+			s := groupRange{at, at + q.Elements, partition}
+			p.ranges[q.Index] = s
+			if s.owned() > 0 {
+				p.own += q.Elements
+			}
+			at = s.to
+		}
+	}
+	return p
+}
+
+// isZeRO2 reports whether this is ZeRO-2, which reduces and frees gradients during
+// the backward pass.
+func (e *zero12) isZeRO2() bool { return e.recipe.ZeROStage == 2 }
+
+func (e *zero12) initialize() {
+	if e.offloads() {
+		e.tiles()
+	}
+	var temporary hold // a variable of DeepSpeed's constructor that outlives the loop
+	for _, group := range e.groups {
+		n := e.aligned(elementsOf(group))
+		e.flatten(group, n*e.ParameterType.Size())
+		partition := e.addFlat(n / e.Parallel.Shard).Elements
+		temporary.free()
+		temporary = e.masterWeights(partition)
+	}
+	largest := largestOf(e.trained) * e.ParameterType.Size()
+	if e.offloads() {
+		e.holdOnHost(largest, ledger.StagingBuffers, e.pinsOptimizer())
+		allocate(e.gpu, largest, ledger.StagingBuffers)
+	}
+	for _, p := range e.flat {
+		bytes := p.Elements * e.master.Size()
+		if e.offloads() {
+			e.hostGradients(bytes)
+		} else {
+			e.gpu.during(ledger.Bytes(bytes), ledger.MasterGradients, e.eager)
+		}
+	}
+	if e.offloads() {
+		e.eager()
+	}
+	temporary.free()
+	e.describe()
+}
+
+// eager makes the states while the engine is made. Before 0.13.2 the engine
+// stepped the optimizer once with zero gradients.
+func (e *zero12) eager() {
+	if !e.since(0, 13, 2) {
+		e.makeStates()
+	}
+}
+
+// flatten moves the parameters of a group into one tensor. Since 0.18.7 the
+// tensor is made on the GPU if it fits beside the parameters (#7828). Otherwise
+// the parameters are moved to the host, flattened there, and moved back.
+func (e *zero12) flatten(group []*autograd.Parameter, bytes int64) {
+	fits := e.GPU.Memory == 0 || e.gpu.live+ledger.Bytes(bytes) <= e.GPU.Memory
+	if e.since(0, 18, 7) && fits {
+		allocate(e.gpu, bytes, ledger.Parameters)
+		e.unload(group)
+		return
+	}
+	e.host.during(ledger.Bytes(bytesOf(group, e.ParameterType)), ledger.FlatteningCopies, func() {
+		e.unload(group)
+		e.host.during(ledger.Bytes(bytes), ledger.FlatteningCopies, func() {
+			allocate(e.gpu, bytes, ledger.Parameters)
+		})
+	})
+}
+
+// masterWeights makes the master weights of a group. It returns the memory that
+// the constructor still holds on the host.
+func (e *zero12) masterWeights(partition int64) (temporary hold) {
+	bytes, bit16 := partition*e.master.Size(), partition*e.ParameterType.Size()
+	if !e.offloads() {
+		e.gpu.during(ledger.Bytes(bit16), ledger.FlatteningCopies, func() {
+			allocate(e.gpu, bytes, ledger.MasterWeights)
+		})
+		return hold{}
+	}
+	convert := int64(0)
+	if e.master != e.ParameterType {
+		convert = bit16
+	}
+	pin := e.pinsOptimizer()
+	if e.since(0, 14, 1) && !e.since(0, 18, 3) {
+		pin = true // whatever the file says (#5301 until #7689)
+	}
+	pin = pin && e.since(0, 14, 1) && !e.overlapped()
+	e.gpu.during(ledger.Bytes(bit16), ledger.FlatteningCopies, func() {
+		e.host.during(ledger.Bytes(convert), ledger.DtypeConversions, func() {})
+	})
+	e.holdOnHost(bytes, e.hostMaster(), pin)
+	if !e.since(0, 17, 0) {
+		return hold{}
+	}
+	// Parameters are cast on the host before they are copied (#7309).
+	if !e.pinsOptimizer() {
+		e.holdOnHost(bit16, ledger.Bit16Staging, false)
+		return hold{}
+	}
+	temporary = e.host.hold(bit16, ledger.PinningCopies)
+	e.pinnedMemory.allocate(bit16, ledger.Bit16Staging)
+	return temporary
+}
+
+// gradient handles a complete gradient.
+func (e *zero12) gradient(p *autograd.Parameter) {
+	if !e.buckets.held() {
+		count := int64(1)
+		if e.recipe.OverlapReduction {
+			count = 2
+		}
+		e.buckets = e.gpu.hold(count*e.recipe.Sizes.ReduceBucket*e.ParameterType.Size(), ledger.CommunicationBuckets)
+	}
+	e.widen(p)
+	if e.isZeRO2() || e.recipe.OverlapReduction && e.micro == e.micros-1 {
+		e.add(p)
+	}
+}
+
+// widen accumulates a gradient of ZeRO-1 in grad_accum_dtype.
+func (e *zero12) widen(p *autograd.Parameter) {
+	if d := e.recipe.GradientAccumulationDType; e.isZeRO2() || d == dtype.Invalid || d == e.ParameterType {
+		return
+	}
+	bytes := p.Elements * e.recipe.GradientAccumulationDType.Size()
+	if !e.wide[p.Index].held() {
+		e.wide[p.Index] = e.gpu.hold(bytes, ledger.AccumulatedGradients)
+	} else {
+		e.gpu.during(ledger.Bytes(bytes), ledger.ReductionTemporaries, func() {})
+	}
+	p.DropGradient()
+}
+
+// add copies a gradient into the bucket. A gradient that is larger than the
+// bucket is reduced by itself, without a copy.
+func (e *zero12) add(p *autograd.Parameter) {
+	if e.elements+p.Elements > e.recipe.Sizes.ReduceBucket {
+		e.reduce()
+	}
+	if p.Elements <= e.recipe.Sizes.ReduceBucket {
+		if e.wide[p.Index].held() {
+			e.gpu.during(ledger.Bytes(p.Elements*e.ParameterType.Size()), ledger.ReductionTemporaries, func() {})
+			drop(&e.wide[p.Index])
+		}
+		p.DropGradient()
+	}
+	e.bucket = append(e.bucket, p)
+	e.elements += p.Elements
+}
+
+// reduce reduces the bucket over the ranks. A bucket that belongs to several
+// ranks is copied once more (allreduce_bucket).
+func (e *zero12) reduce() {
+	if len(e.bucket) == 0 {
+		return
+	}
+	low, high := int64(math.MaxInt64), int64(0) // the ranks that the bucket belongs to
+	for _, p := range e.bucket {
+		s := e.ranges[p.Index]
+		low, high = min(low, s.from/s.partition), max(high, (s.to-1)/s.partition)
+	}
+	if low < high {
+		e.gpu.during(ledger.Bytes(e.elements*e.ParameterType.Size()), ledger.BucketCopies, func() {})
+	}
+	for _, p := range e.bucket {
+		if e.ranges[p.Index].owned() > 0 {
+			e.keep(p)
+		}
+		p.DropGradient()
+		drop(&e.wide[p.Index])
+	}
+	e.bucket, e.elements = e.bucket[:0], 0
+}
+
+// keep takes the rank's shard of a reduced gradient (copy_grads_in_partition).
+func (e *zero12) keep(p *autograd.Parameter) {
+	if !e.offloads() {
+		if !e.arriving.held() {
+			e.arriving = e.gpu.hold(e.own*e.ParameterType.Size(), ledger.Gradients)
+		}
+		return
+	}
+	if e.micros > 1 || e.recipe.ZenFlow != nil {
+		e.accumulate(p)
+	}
+	if e.micro == e.micros-1 {
+		slice := e.ranges[p.Index].owned()
+		e.gpu.during(ledger.Bytes(8*slice), ledger.ReductionTemporaries, func() {}) // the norm, in double
+		e.overflow(p.Elements)
+		if e.master != e.ParameterType {
+			e.gpu.during(ledger.Bytes(e.master.Size()*slice), ledger.ReductionTemporaries, func() {})
+		}
+	}
+}
+
+// accumulate accumulates a gradient on the host, in a tensor as large as the
+// parameter, even if the rank's shard is smaller. With low-precision gradients
+// the tensor is part of the master gradients.
+func (e *zero12) accumulate(p *autograd.Parameter) {
+	if e.accumulated[p.Index].held() || e.recipe.LowPrecisionMaster {
+		return
+	}
+	e.accumulated[p.Index] = e.holdOnHost(p.Elements*e.ParameterType.Size(), ledger.AccumulatedGradients,
+		e.pinsOptimizer())
+}
+
+// endBackward reduces the last bucket and frees the buckets.
+func (e *zero12) endBackward(last bool) {
+	if !e.isZeRO2() && last && !e.recipe.OverlapReduction {
+		for _, p := range e.trained {
+			if p.HasGradient() || e.wide[p.Index].held() {
+				e.add(p)
+			}
+		}
+	}
+	e.reduce()
+	if !e.averaged.held() {
+		e.averaged, e.arriving = e.arriving, hold{}
+	} else {
+		drop(&e.arriving) // added to the gradients of earlier passes
+	}
+	drop(&e.buckets)
+}
+
+func (e *zero12) step() {
+	if e.offloads() {
+		e.stepOnHost()
+		return
+	}
+	largest := min(largestOf(e.trained), e.own)
+	if e.ParameterType == dtype.F16 {
+		e.overflow(largest)
+	}
+	e.gpu.during(ledger.Bytes(8*largest), ledger.ReductionTemporaries, func() {}) // the norm, in double
+	for i, p := range e.flat {
+		gradient := e.gpu.hold(p.Elements*e.ParameterType.Size(), ledger.MasterGradients)
+		if e.master != e.ParameterType {
+			flattened := gradient
+			gradient = e.gpu.hold(p.Elements*e.master.Size(), ledger.MasterGradients)
+			flattened.free()
+		}
+		if i == len(e.flat)-1 {
+			drop(&e.averaged)
+		}
+		e.makeStates()
+		e.copies(e.gpu, e.flat[i:i+1])
+		gradient.free()
+	}
+}
+
+// makeStates makes the optimizer states, once.
+func (e *zero12) makeStates() {
+	if e.stepped {
+		return
+	}
+	e.stepped = true
+	if e.offloads() {
+		e.hostStates(e.flat)
+	} else {
+		e.deviceStates(e.flat)
+	}
+	e.selective()
+}
+
+// stepOnHost updates the partition and copies it to the GPU. Before 0.14.1 the
+// copy itself cast the fp32 weights, on the host. Then they went to the GPU in
+// fp32 (#5301). Since 0.17.0 the host casts them into a staging buffer (#7309).
+func (e *zero12) stepOnHost() {
+	e.makeStates()
+	for _, p := range e.flat {
+		switch {
+		case e.since(0, 17, 0) || e.master == e.ParameterType:
+		case e.since(0, 14, 1):
+			e.gpu.during(ledger.Bytes(p.Elements*e.master.Size()), ledger.DtypeConversions, func() {})
+		default:
+			e.host.during(ledger.Bytes(p.Elements*e.ParameterType.Size()), ledger.DtypeConversions, func() {})
+		}
+	}
+}
+
+// describe sets the reasons.
+func (e *zero12) describe() {
+	e.explainShared()
+	n, d := elementsOf(e.trained), e.Parallel.Shard
+	partition := ledger.Count(elementsOf(e.flat))
+	count, size := ledger.Count(n), e.ParameterType.Size()
+	e.explain(ledger.Parameters, "%s parameters x %d B in %v: ZeRO-%d has them whole on every rank",
+		ledger.Count(elementsOf(e.parameters)), size, e.ParameterType, e.recipe.ZeROStage)
+	e.explain(ledger.FlatteningCopies,
+		"%s parameters x %d B: put into one tensor before their own storage is freed, on the GPU from 0.18.7 on if "+
+			"that fits (#7828), else on the host (zero/stage_1_and_2.py)", count, size)
+	e.explain(ledger.MasterWeights,
+		"%s parameters / %d ranks = %s x %d B (zero/stage_1_and_2.py, single_partition_of_fp32_groups)", count, d,
+		partition, e.master.Size())
+	e.explain(ledger.OptimizerStates, "%s: %s x %d B, made in the first step (before 0.13.2 when the engine is made)",
+		e.Optimizer.Name, partition, e.moments(e.flat)/max(1, elementsOf(e.flat)))
+	e.explain(ledger.Bit16Staging,
+		"%s x %d B: parameters are cast on the host before they go to the GPU "+
+			"(param_buffer_of_bit16_for_cpu_offload_groups, DeepSpeed #7309)", partition, size)
+	e.explain(ledger.StagingBuffers,
+		"the largest parameter, %s x %d B, for gradients that are added up on the host "+
+			"(temp_grad_buffer_for_gpu_offload and, never read, temp_grad_buffer_for_cpu_offload)",
+		ledger.Count(largestOf(e.trained)), size)
+	e.explain(ledger.AccumulatedGradients,
+		"parameters of which the rank has a part, whole: %s x %d B, from the second micro batch on "+
+			"(accumulated_grads_in_cpu)", ledger.Count(e.own), size)
+	if e.offloads() {
+		e.explain(ledger.MasterGradients, "%s x %d B, on the host for good (initialize_optimizer_states)",
+			partition, e.master.Size())
+	} else {
+		e.explain(ledger.MasterGradients,
+			"%s x (%d B flattened, then %d B cast) for the step (zero/stage_1_and_2.py, step)", partition, size,
+			e.master.Size())
+	}
+	buckets := 1
+	if e.recipe.OverlapReduction {
+		buckets = 2
+	}
+	e.explain(ledger.CommunicationBuckets,
+		"%d x reduce_bucket_size %s x %d B, during the backward pass (setup_buckets)", buckets,
+		ledger.Count(e.recipe.Sizes.ReduceBucket), size)
+	e.explain(ledger.BucketCopies,
+		"what is in a bucket, up to %s x %d B, put together by rank for the all-reduce (allreduce_bucket)",
+		ledger.Count(e.recipe.Sizes.ReduceBucket), size)
+	e.explain(ledger.ReductionTemporaries,
+		"of the largest gradient: the norm in double (8 B an element), the search for what is not finite (11 B), a "+
+			"cast to %v (zero/stage_1_and_2.py)", e.master)
+	if e.isZeRO2() {
+		e.explain(ledger.Gradients,
+			"whole gradients until they are in a bucket, then those of parameters that touch the partition, %s x %d "+
+				"B (grads_in_partition)", ledger.Count(e.own), size)
+	} else {
+		e.explain(ledger.Gradients, "ZeRO-1 keeps all gradients until the last backward pass of a step: %s x %d B",
+			count, size)
+	}
+}

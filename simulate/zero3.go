@@ -1,0 +1,391 @@
+package simulate
+
+import (
+	"plimsoll/autograd"
+	"plimsoll/dtype"
+	"plimsoll/ledger"
+)
+
+// zero3 is ZeRO-3. Every parameter is sharded among the ranks, and gathered
+// while a module uses it (zero/stage3.py, zero/partition_parameters.py).
+type zero3 struct {
+	*deepSpeed
+	coordinator *coordinator
+	shards      []hostTensor // shards of single parameters, by index
+	subGroups   []subGroup
+	bucket      []*autograd.Parameter
+	elements    int64
+	persistent  []*autograd.Parameter
+	moving      []moving // tensors that the first step moves to shared memory
+}
+
+// subGroup is the flat tensor that the optimizer steps at a time.
+type subGroup struct {
+	flat  *autograd.Parameter
+	onGPU bool
+}
+
+func newZeRO3(e *deepSpeed) *zero3 {
+	d := &zero3{deepSpeed: e, shards: make([]hostTensor, len(e.parameters))}
+	for _, group := range e.groups {
+		var sum int64
+		for i, p := range group {
+			if sum += e.shardOf(p.Elements); sum >= e.recipe.Sizes.SubGroup || i == len(group)-1 {
+				d.subGroups = append(d.subGroups, subGroup{flat: e.addFlat(sum)})
+				sum = 0
+			}
+		}
+	}
+	if e.offloads() { // Twin-Flow keeps the first sub-groups on the GPU
+		for i := range int((1 - e.recipe.OffloadOptimizer.Ratio) * float64(len(d.subGroups))) {
+			d.subGroups[i].onGPU = true
+		}
+	}
+	total := int64(0)
+	for _, p := range e.parameters {
+		if n := p.Elements; n <= e.recipe.Sizes.PersistentParameter && total+n <= e.recipe.Sizes.PersistentModel {
+			total += n
+			d.persistent = append(d.persistent, p)
+		}
+	}
+	d.coordinator = newCoordinator(e, d.persistent)
+	return d
+}
+
+func (e *deepSpeed) shardOf(n int64) int64 {
+	ranks := e.Parallel.Shard
+	return (n + ranks - 1) / ranks
+}
+
+// shardBytes returns the size of a rank's shard of a parameter.
+func (e *deepSpeed) shardBytes(p *autograd.Parameter) int64 {
+	if p.Quantized != autograd.Unquantized {
+		return e.shardOf(p.Bytes())
+	}
+	return e.shardOf(p.Elements) * p.DType.Size()
+}
+
+// parametersOn returns the device of the parameter shards: none (the GPU), cpu or
+// nvme.
+func (e *deepSpeed) parametersOn() string { return e.recipe.OffloadParameters.Device }
+
+// load makes the model: sharded at once (zero.Init), or unsharded on every rank.
+func (e *zero3) load() {
+	if !e.ZeROInit {
+		e.deepSpeed.load()
+		return
+	}
+	for _, p := range e.parameters {
+		e.loaded[p.Index] = e.gpu.hold(p.Bytes(), ledger.GatheredParameters)
+		e.shard(p)
+	}
+}
+
+// shard replaces a parameter by the rank's shard of it.
+func (e *zero3) shard(p *autograd.Parameter) {
+	switch e.parametersOn() {
+	case "none":
+		e.shards[p.Index] = hostTensor{hold: e.gpu.hold(e.shardBytes(p), ledger.Parameters)}
+	case "cpu":
+		e.shards[p.Index] = e.holdOnHost(e.shardBytes(p), ledger.Parameters, e.pinsOffload(e.recipe.OffloadParameters))
+	}
+	e.unload([]*autograd.Parameter{p})
+}
+
+func (e *zero3) initialize() {
+	if e.offloads() {
+		e.tiles()
+	}
+	if e.parametersOn() == "nvme" {
+		// All shards of a module go through pinned buffers to and from NVMe.
+		o := e.recipe.OffloadParameters
+		e.pinnedMemory.allocate(o.Buffers*o.BufferElements*e.ParameterType.Size(), ledger.SwapBuffers)
+	}
+	for _, p := range e.parameters {
+		if e.loaded[p.Index].held() {
+			e.shard(p)
+		}
+	}
+	e.flattenShards()
+	for _, p := range e.trained { // gradient hooks need the full parameter
+		e.gpu.during(e.gathers()*ledger.Bytes(2*p.Elements*p.DType.Size()), ledger.GatheredParameters, func() {})
+	}
+	if e.recipe.OffloadOptimizer.Device == "nvme" {
+		e.swapBuffers()
+	} else {
+		e.masterWeights()
+		e.masterGradients()
+	}
+	allocate(e.gpu, e.recipe.Sizes.ReduceBucket*e.ParameterType.Size(), ledger.CommunicationBuckets)
+	gradients := elementsOf(e.flat) * e.accumulation().Size()
+	if e.offloads() {
+		e.holdOnHost(gradients, ledger.AccumulatedGradients, e.pinsOptimizer())
+	} else {
+		allocate(e.gpu, gradients, ledger.AccumulatedGradients)
+	}
+	e.superOffload()
+	e.describe()
+}
+
+// gathers returns 0 on a single rank with the parameters on its GPU, else 1.
+func (e *deepSpeed) gathers() ledger.Bytes {
+	if e.Parallel.Shard == 1 && e.parametersOn() == "none" {
+		return 0
+	}
+	return 1
+}
+
+// accumulation returns the type that gradients of shards are accumulated in.
+func (e *deepSpeed) accumulation() dtype.Type {
+	if d := e.recipe.GradientAccumulationDType; d != dtype.Invalid {
+		return d
+	}
+	return e.ParameterType
+}
+
+// flattenShards moves the shards of trainable parameters into one tensor. On the GPU
+// it does so by way of the host (zero/utils.py, defragment). On the host the
+// tensor is pinned, whatever the file says
+// (_create_param_groups_fp16_flat_cpu_memory).
+func (e *zero3) flattenShards() {
+	if e.parametersOn() == "none" {
+		bytes := elementsOf(e.flat) * e.ParameterType.Size()
+		e.host.during(ledger.Bytes(bytes), ledger.FlatteningCopies, func() {
+			e.freeShards(e.trained)
+			allocate(e.gpu, bytes, ledger.Parameters)
+		})
+		return
+	}
+	held := e.recipe.OffloadParameters.HeldElements
+	for _, group := range e.groups {
+		var n int64
+		for _, p := range group {
+			n += e.shardOf(p.Elements)
+		}
+		if e.parametersOn() == "nvme" {
+			n = min(n, held)
+			held -= n
+		}
+		if n > 0 {
+			e.pinnedMemory.allocate(n*e.ParameterType.Size(), ledger.Parameters)
+		}
+		e.freeShards(group)
+	}
+}
+
+func (e *zero3) freeShards(parameters []*autograd.Parameter) {
+	for _, p := range parameters {
+		e.shards[p.Index].free()
+		e.shards[p.Index] = hostTensor{}
+	}
+}
+
+// masterWeights makes the master weights: it casts the shards and clones them
+// (_create_fp32_partitions). Only 0.18.2 uses shards that have the type already
+// as master weights; later releases compare a device with its name (#7651,
+// #7700).
+func (e *zero3) masterWeights() {
+	if e.ParameterType == dtype.F32 && !e.offloads() && e.since(0, 18, 2) && !e.since(0, 18, 3) {
+		return
+	}
+	for _, g := range e.subGroups {
+		n, device := g.flat.Elements, e.deviceOf(g)
+		var cast, moved int64
+		if e.master != e.ParameterType || device == e.host && e.parametersOn() == "none" {
+			cast = n * e.master.Size()
+		}
+		if e.master != e.ParameterType && device == e.host && e.parametersOn() == "none" {
+			moved = n * e.ParameterType.Size()
+		}
+		e.host.during(ledger.Bytes(moved), ledger.DtypeConversions, func() {
+			device.during(ledger.Bytes(cast), ledger.DtypeConversions, func() {
+				e.keepMaster(device, n*e.master.Size())
+			})
+		})
+	}
+}
+
+// keepMaster holds the master weights of a sub-group.
+func (e *zero3) keepMaster(device *trace, bytes int64) {
+	if device == e.gpu {
+		allocate(device, bytes, ledger.MasterWeights)
+		return
+	}
+	e.moves(hostTensor{hold: device.hold(bytes, e.hostMaster())}, bytes, ledger.SharedMasterWeights)
+}
+
+func (e *zero3) deviceOf(g subGroup) *trace {
+	if e.offloads() && !g.onGPU {
+		return e.host
+	}
+	return e.gpu
+}
+
+// masterGradients allocates the master gradients of an offloaded optimizer.
+// Without offload they exist during the step only. Before 0.13.2 the states were
+// made here.
+func (e *zero3) masterGradients() {
+	var most int64
+	for _, g := range e.subGroups {
+		most = max(most, g.flat.Elements)
+	}
+	device := e.gpu
+	if e.offloads() {
+		device = e.host
+	}
+	device.during(ledger.Bytes(most*e.master.Size()), ledger.MasterGradients, func() {
+		for _, g := range e.subGroups {
+			switch bytes := g.flat.Elements * e.master.Size(); {
+			case e.offloads() && g.onGPU:
+				allocate(e.gpu, bytes, ledger.MasterGradients)
+			case e.offloads():
+				e.moves(e.hostGradients(bytes), bytes, ledger.SharedMasterGradients)
+			}
+			if !e.since(0, 13, 2) {
+				e.makeStates(g)
+			}
+		}
+	})
+	e.stepped = !e.since(0, 13, 2)
+}
+
+func (e *zero3) makeStates(g subGroup) {
+	switch {
+	case e.stepped || e.recipe.OffloadOptimizer.Device == "nvme":
+	case e.deviceOf(g) == e.host:
+		e.hostStates([]*autograd.Parameter{g.flat})
+	default:
+		e.deviceStates([]*autograd.Parameter{g.flat})
+	}
+}
+
+// swapBuffers allocates the buffers for the states of a sub-group
+// (swap_tensor/utils.py, SwapBufferManager). Since 0.19.4 their size is not
+// rounded up.
+func (e *zero3) swapBuffers() {
+	var most int64
+	for _, g := range e.subGroups {
+		most = max(most, g.flat.Elements)
+	}
+	for range e.recipe.OffloadOptimizer.Buffers {
+		if e.since(0, 19, 4) {
+			allocate(e.host, most*e.master.Size(), ledger.SwapBuffers)
+		} else {
+			e.pinnedMemory.allocate(most*e.master.Size(), ledger.SwapBuffers)
+		}
+	}
+}
+
+func (e *zero3) gradient(p *autograd.Parameter) {
+	if e.elements+p.Elements > e.recipe.Sizes.ReduceBucket && e.elements > 0 {
+		e.reduce()
+	}
+	if e.elements+p.Elements <= e.recipe.Sizes.ReduceBucket {
+		p.DropGradient() // copied into the bucket
+	}
+	e.bucket = append(e.bucket, p)
+	e.elements += p.Elements
+}
+
+// reduce reduces the bucket. It first concatenates the shards of all ranks; the
+// rank's own shard of the result remains (reduce_scatter_coalesced).
+func (e *zero3) reduce() {
+	var padded int64
+	for _, p := range e.bucket {
+		padded += e.shardOf(p.Elements) * e.Parallel.Shard
+	}
+	e.gpu.during(ledger.Bytes(padded*e.ParameterType.Size()), ledger.BucketCopies, func() {
+		for _, p := range e.bucket {
+			e.keep(p)
+			p.DropGradient()
+		}
+	})
+	e.bucket, e.elements = e.bucket[:0], 0
+}
+
+// keep moves the rank's shard of a gradient to the host. The GPU accumulates it
+// and casts it for the optimizer (partition_grads).
+func (e *zero3) keep(p *autograd.Parameter) {
+	if !e.offloads() {
+		return
+	}
+	n := e.shardOf(p.Elements)
+	e.gpu.during(ledger.Bytes(n*e.accumulation().Size()), ledger.ReductionTemporaries, func() {
+		if e.micro == e.micros-1 {
+			e.gpu.during(ledger.Bytes(8*min(n, normChunk)), ledger.ReductionTemporaries, func() {})
+			if e.accumulation() != e.master {
+				e.gpu.during(ledger.Bytes(n*e.master.Size()), ledger.ReductionTemporaries, func() {})
+			}
+		}
+	})
+}
+
+// normChunk is the number of elements that the norm is computed of at a time
+// (_constant_buffered_norm2).
+const normChunk = 250_000_000
+
+func (e *zero3) endBackward(bool) {
+	e.reduce()
+	e.coordinator.reset()
+}
+
+func (e *zero3) step() {
+	e.coordinator.releaseAll()
+	largest := e.shardOf(largestOf(e.trained))
+	if !e.offloads() {
+		if e.ParameterType == dtype.F16 {
+			e.overflow(largest)
+		}
+		e.gpu.during(ledger.Bytes(8*largest), ledger.ReductionTemporaries, func() {})
+	}
+	for _, g := range e.subGroups {
+		e.stepSubGroup(g)
+	}
+	if !e.stepped {
+		e.selective()
+	}
+	e.stepped = true
+	e.share()
+	e.coordinator.fetch(e.persistent)
+	e.coordinator.live = 0 // persistent parameters are not counted
+}
+
+func (e *zero3) stepSubGroup(g subGroup) {
+	n := g.flat.Elements
+	if e.offloads() {
+		e.makeStates(g)
+		if e.deviceOf(g) == e.host && e.parametersOn() == "none" && e.master != e.ParameterType {
+			e.host.during(ledger.Bytes(n*e.ParameterType.Size()), ledger.DtypeConversions, func() {})
+		}
+		if g.onGPU {
+			e.copies(e.gpu, []*autograd.Parameter{g.flat})
+		}
+		return
+	}
+	gradient := e.gpu.hold(n*e.accumulation().Size(), ledger.MasterGradients)
+	if e.accumulation() != e.master {
+		flattened := gradient
+		gradient = e.gpu.hold(n*e.master.Size(), ledger.MasterGradients)
+		flattened.free()
+	}
+	e.makeStates(g)
+	e.copies(e.gpu, []*autograd.Parameter{g.flat})
+	gradient.free()
+}
+
+// save gathers the full model on the host of rank 0 for a checkpoint. The ranks
+// of its node share the memory equally in the plan.
+func (e *zero3) save() {
+	if !e.recipe.GatherOnSave {
+		return
+	}
+	for _, p := range e.parameters {
+		e.gpu.during(e.gathers()*ledger.Bytes(2*p.Bytes()), ledger.GatheredParameters, func() {})
+	}
+	e.host.during(ledger.Bytes(e.storedBytes()/int64(max(1, e.RanksPerNode))), ledger.FullStateDict, func() {})
+}
+
+func (e *zero3) BeforeForward(module string)  { e.coordinator.use(module) }
+func (e *zero3) AfterForward(module string)   { e.coordinator.release(module) }
+func (e *zero3) BeforeBackward(module string) { e.coordinator.use(module) }
+func (e *zero3) AfterBackward(module string)  { e.coordinator.release(module) }
