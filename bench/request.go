@@ -22,7 +22,7 @@ import (
 
 // Request is a benchmark as a user asks for it.
 type Request struct {
-	Optimizer    string   // a name of Optimizers, or "all"
+	Optimizer    string   // a name of optim.Rules, or "all"
 	State        string   // "split", "fp32" or "all"
 	Moments      string   // "fp32", "bf16", "int8" or "all"
 	GradientType string   // "bf16", "fp16" or "fp32"
@@ -37,27 +37,6 @@ type Request struct {
 
 // All selects every known value.
 const All = "all"
-
-// optimizers are the update rules by their names in PyTorch, in lower case.
-var optimizers = []struct {
-	name string
-	rule optim.Optimizer
-}{
-	{"adamw", optim.DefaultAdamW()},
-	{"adam", optim.Adam{LearningRate: 1e-3, Beta1: 0.9, Beta2: 0.999, Epsilon: 1e-8, L2: true}},
-	{"lion", optim.DefaultLion()},
-	{"adagrad", optim.DefaultAdagrad()},
-	{"sgd", optim.SGD{LearningRate: 1e-3, Momentum: 0.9}},
-}
-
-// Optimizers returns the names of the optimizers that can be measured.
-func Optimizers() []string {
-	var names []string
-	for _, o := range optimizers {
-		names = append(names, o.name)
-	}
-	return names
-}
 
 // Case is one measurement: a format, a size and a number of workers.
 type Case struct {
@@ -164,11 +143,11 @@ func NewSuite(r Request, h *host.Host) (*Suite, error) {
 
 // formats returns the names of the optimizers and the formats to measure them with.
 func (r Request) formats() (names []string, formats []kernel.Format, err error) {
-	chosen, err := choose("--optimizer", r.Optimizer, Optimizers())
+	chosen, err := choose("--optimizer", r.Optimizer, optim.RuleNames())
 	if err != nil {
 		return nil, nil, err
 	}
-	states, err := choose("--state", r.State, []string{kernel.Split.String(), kernel.FP32.String()})
+	states, err := choose("--state", r.State, kernel.StateNames())
 	if err != nil {
 		return nil, nil, err
 	}
@@ -180,16 +159,16 @@ func (r Request) formats() (names []string, formats []kernel.Format, err error) 
 	if err != nil || gradient != dtype.BF16 && gradient != dtype.F16 && gradient != dtype.F32 {
 		return nil, nil, fault.Inputf("--grad-dtype is %q: expected bf16, fp16 or fp32", r.GradientType)
 	}
-	for _, o := range optimizers {
-		if !slices.Contains(chosen, o.name) {
+	for _, rule := range optim.Rules {
+		if !slices.Contains(chosen, rule.Name) {
 			continue
 		}
 		for _, state := range []kernel.State{kernel.Split, kernel.FP32} {
 			for _, name := range moments {
 				moment, _ := kernel.ParseMoments(name)
-				if slices.Contains(states, state.String()) && moment.Suits(o.rule.Algorithm()) {
-					names = append(names, o.name)
-					formats = append(formats, kernel.Format{Algorithm: o.rule.Algorithm(), State: state,
+				if slices.Contains(states, state.String()) && moment.Suits(rule.Algorithm()) {
+					names = append(names, rule.Name)
+					formats = append(formats, kernel.Format{Algorithm: rule.Algorithm(), State: state,
 						Moments: moment, Parameter: dtype.BF16, Gradient: gradient})
 				}
 			}
@@ -290,11 +269,11 @@ func newCase(
 	name string, f kernel.Format, size int64, cpus []int, journal bool, set kernel.Set, h *host.Host,
 ) (Case, error) {
 	c := Case{Name: name, InCore: size <= int64(len(cpus))*corePart}
-	for _, o := range optimizers {
-		if o.name == name {
-			c.Optimizer = o.rule
-		}
+	rule, err := optim.ParseRule(name)
+	if err != nil {
+		return c, err
 	}
+	c.Optimizer = rule.Typical
 	chunk := int64(shard.DefaultChunk)
 	if c.InCore {
 		// One chunk for each worker, in whole blocks of the kernels.

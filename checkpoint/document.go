@@ -8,13 +8,11 @@ import (
 	"hash/crc32"
 	"io"
 	"path/filepath"
-	"slices"
 
 	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
 	"github.com/google/renameio/v2"
 
-	"plimsoll/dtype"
 	"plimsoll/files"
 	"plimsoll/optim/kernel"
 	"plimsoll/shard"
@@ -265,18 +263,17 @@ func (m *manifest) layout() (*layout, error) {
 	}
 	var sections []shard.Section
 	for _, s := range m.Sections {
-		moments, ok := kernel.ParseMoments(s.Moments)
-		if !ok {
-			return nil, fmt.Errorf("a section has %q moments, expected one of %v", s.Moments, kernel.MomentNames())
+		moments, err := kernel.ParseMoments(s.Moments)
+		if err != nil {
+			return nil, fmt.Errorf("a section has moments %w", err)
 		}
 		sections = append(sections, shard.Section{Elements: s.Elements, Group: s.Group, Moments: moments})
 	}
 	var pieces []shard.Piece
 	for _, p := range m.Pieces {
-		moments, ok := kernel.ParseMoments(p.Moments)
-		if !ok {
-			return nil, fmt.Errorf("parameter %q has %q moments, expected one of %v",
-				p.Name, p.Moments, kernel.MomentNames())
+		moments, err := kernel.ParseMoments(p.Moments)
+		if err != nil {
+			return nil, fmt.Errorf("parameter %q has moments %w", p.Name, err)
 		}
 		pieces = append(pieces, shard.Piece{
 			Name: p.Name, Shape: p.Shape, Group: p.Group, Range: shard.Range{First: p.First, Count: p.Count},
@@ -319,31 +316,22 @@ func (m *manifest) compare(l *layout) error {
 
 // format returns the format of the saved state.
 func (m *manifest) format() (f kernel.Format, err error) {
-	if f.Algorithm, err = byName(m.Algorithm, kernel.Adam, kernel.Lion, kernel.Adagrad, kernel.SGD); err != nil {
+	if f.Algorithm, err = kernel.ParseAlgorithm(m.Algorithm); err != nil {
 		return f, fmt.Errorf("algorithm %w", err)
 	}
-	if f.State, err = byName(m.State, kernel.Split, kernel.FP32); err != nil {
+	if f.State, err = kernel.ParseState(m.State); err != nil {
 		return f, fmt.Errorf("state %w", err)
 	}
-	if f.Moments, err = byName(m.Moments, kernel.MomentsFP32, kernel.MomentsBF16, kernel.MomentsInt8); err != nil {
+	if f.Moments, err = kernel.ParseMoments(m.Moments); err != nil {
 		return f, fmt.Errorf("moments %w", err)
 	}
-	if f.Parameter, err = byName(m.Parameter, dtype.BF16, dtype.F16, dtype.F32); err != nil {
+	if f.Parameter, err = kernel.ParseType(m.Parameter); err != nil {
 		return f, fmt.Errorf("parameter %w", err)
 	}
-	if f.Gradient, err = byName(m.Gradient, dtype.BF16, dtype.F16, dtype.F32); err != nil {
+	if f.Gradient, err = kernel.ParseType(m.Gradient); err != nil {
 		return f, fmt.Errorf("gradient %w", err)
 	}
 	return f, nil
-}
-
-// byName returns the value of a name.
-func byName[T fmt.Stringer](name string, known ...T) (T, error) {
-	i := slices.IndexFunc(known, func(k T) bool { return k.String() == name })
-	if i < 0 {
-		return known[0], fmt.Errorf("%q, expected one of %v", name, known)
-	}
-	return known[i], nil
 }
 
 // index lists the files of a complete checkpoint.

@@ -96,7 +96,7 @@ func (s *Shard) resumeAccumulation(slot slot, gradient kernel.Array) {
 // the part of the gradient that it adds.
 func (s *Shard) sumOf(unit int, gradient kernel.Array) (sum, part kernel.Array) {
 	all := s.accumulations.last.Range
-	own := s.config.Chunk(unit).Intersect(all)
+	own := s.chunks[unit].Intersect(all)
 	from, to := int(own.First), int(own.End())
 	return s.gradient.Slice(from, to), gradient.Slice(from-int(all.First), to-int(all.First))
 }

@@ -15,6 +15,7 @@ type memory struct {
 	config   ShardConfig
 	arenas   []*arena.Arena
 	sections []section
+	chunks   []shard.Chunk // by number: to find one takes longer than to read one
 	gradient kernel.Array // of all sections
 	sums     []float64    // of squares, one for each norm block
 }
@@ -35,7 +36,7 @@ type chunk struct {
 
 // chunk returns a chunk of the shard.
 func (m *memory) chunk(number int) chunk {
-	c := m.config.Chunk(number)
+	c := m.chunks[number]
 	return chunk{c, &m.sections[c.Section]}
 }
 
@@ -45,7 +46,7 @@ func (c chunk) state() kernel.Chunk {
 	return c.section.state.Slice(first, first+int(c.Count))
 }
 
-// divide divides the arenas, which are all mapped, into the state of the sections.
+// divide divides the arenas, which are all mapped, into the state of the sections and chunks.
 func (m *memory) divide() {
 	m.gradient = kernel.Array{Type: m.config.Format.Gradient, Data: m.Arena(ledger.Gradients).Bytes()}
 	m.sums = arena.View[float64](m.Arena(ledger.GradientNormSums))
@@ -59,6 +60,10 @@ func (m *memory) divide() {
 			first: full.First, group: config.Group, format: m.config.FormatOf(number),
 			state: m.config.State(full, streams),
 		})
+	}
+	m.chunks = make([]shard.Chunk, m.config.Chunks)
+	for number := range m.chunks {
+		m.chunks[number] = m.config.Chunk(number)
 	}
 }
 

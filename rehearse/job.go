@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"strconv"
+	"strings"
 
 	"k8s.io/utils/cpuset"
 
@@ -206,23 +207,21 @@ func trainedIn(name string) (dtype.Type, bool) {
 
 // optimizerOf returns the engine's counterpart of a recipe's optimizer.
 func optimizerOf(path string, o *recipe.Optimizer) (optim.Optimizer, error) {
-	var found optim.Optimizer
-	switch o.Type {
-	case "AdamW", "Adam":
-		found = optim.Adam{
-			LearningRate: o.LR, Beta1: o.Beta1, Beta2: o.Beta2, Epsilon: o.Epsilon, WeightDecay: o.WeightDecay,
-			L2: !o.AdamW, Uncorrected: !o.BiasCorrection,
-		}
-	case "Lion":
-		found = optim.Lion{LearningRate: o.LR, Beta1: o.Beta1, Beta2: o.Beta2, WeightDecay: o.WeightDecay}
-	case "Adagrad":
-		found = optim.Adagrad{LearningRate: o.LR, Epsilon: o.Epsilon, WeightDecay: o.WeightDecay}
-	default:
+	name := strings.ToLower(o.Type)
+	if name == "adam" && o.AdamW {
+		name = "adamw"
+	}
+	rule, err := optim.ParseRule(name)
+	if err != nil || rule.Algorithm() == kernel.SGD { // recipe has no hyperparameters of SGD
 		return nil, fault.File(path).Inputf("optimizer.type is %q, and the engine has AdamW, Adam, Lion and Adagrad",
 			o.Type).
 			WithHint("the bytes of an optimizer with two moments are those of AdamW: set optimizer.type to AdamW to " +
 				"rehearse it")
 	}
+	found := rule.With(optim.Hyperparameters{
+		LearningRate: o.LR, Beta1: o.Beta1, Beta2: o.Beta2, Epsilon: o.Epsilon, WeightDecay: o.WeightDecay,
+		Uncorrected: !o.BiasCorrection,
+	})
 	if err := optim.Check(found, 1, 1); err != nil {
 		return nil, &fault.Input{Where: fault.Position{File: path}, What: "optimizer.params", Err: err}
 	}
@@ -236,18 +235,14 @@ func (r Request) chooseFormat(algorithm kernel.Algorithm, precision dtype.Type) 
 	if precision != dtype.BF16 {
 		f.State = kernel.FP32
 	}
-	switch r.State {
-	case "":
-	case kernel.Split.String():
-		f.State = kernel.Split
-	case kernel.FP32.String():
-		f.State = kernel.FP32
-	default:
-		return f, fault.Inputf("--state is %q: expected split or fp32", r.State)
+	var err error
+	if r.State != "" {
+		if f.State, err = kernel.ParseState(r.State); err != nil {
+			return f, fault.Inputf("--state is %v", err)
+		}
 	}
-	var ok bool
-	if f.Moments, ok = kernel.ParseMoments(cmp.Or(r.Moments, kernel.MomentsFP32.String())); !ok {
-		return f, fault.Inputf("--moments is %q: expected fp32, bf16 or int8", r.Moments)
+	if f.Moments, err = kernel.ParseMoments(cmp.Or(r.Moments, kernel.MomentsFP32.String())); err != nil {
+		return f, fault.Inputf("--moments is %v", err)
 	}
 	if !f.Moments.Suits(algorithm) {
 		return f, fault.Inputf("--moments is %v, which is made for Adam, and the optimizer is %v", f.Moments,
@@ -268,13 +263,13 @@ func (r Request) chooseFormat(algorithm kernel.Algorithm, precision dtype.Type) 
 
 // chooseEmbeddingMoments chooses the type of the moments of embeddings.
 func (r Request) chooseEmbeddingMoments(others kernel.MomentType) (kernel.MomentType, error) {
-	asked, ok := kernel.ParseMoments(r.EmbeddingMoments)
+	asked, err := kernel.ParseMoments(r.EmbeddingMoments)
 	switch {
 	case r.EmbeddingMoments == "" && others == kernel.MomentsInt8:
 		return kernel.MomentsFP32, nil
 	case r.EmbeddingMoments == "":
 		return others, nil
-	case !ok || asked == kernel.MomentsBF16:
+	case err != nil || asked == kernel.MomentsBF16:
 		return others, fault.Inputf("--embedding-moments is %q: expected fp32 or int8", r.EmbeddingMoments)
 	case others != kernel.MomentsInt8:
 		return others, fault.Inputf("--embedding-moments is given, and --moments is %v", others).

@@ -12,6 +12,7 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 
 	"plimsoll/arena"
+	"plimsoll/dtype"
 	"plimsoll/engine"
 	"plimsoll/ledger"
 	"plimsoll/optim"
@@ -303,15 +304,15 @@ func TestNormWithAnyCut(t *testing.T) {
 // TestAccumulate adds numbers of every type to gradients of every type.
 func TestAccumulate(t *testing.T) {
 	r := startService(t)
-	for _, gradient := range []string{"bf16", "fp16", "fp32"} {
+	for _, gradient := range protocol.NumberTypes {
 		for number, of := range protocol.NumberTypes {
-			t.Run(fmt.Sprintf("%v to %s", of, gradient), func(t *testing.T) {
+			t.Run(fmt.Sprintf("%v to %v", of, gradient), func(t *testing.T) {
 				s := begun(t, r.Socket, testDocument(small, func(d *protocol.Document) {
-					d.State, d.Gradient = "fp32", gradient
+					d.State, d.Gradient = "fp32", gradient.String()
 				}))
 				putGradients(s, 1, 0, s.Welcome.Elements)
 				const first, count, offset = 1001, 40_000, 64
-				want := kernel.Array{Type: protocol.ParameterTypes[gradient], Data: bytes.Clone(s.Gradients.Bytes())}
+				want := kernel.Array{Type: gradient, Data: bytes.Clone(s.Gradients.Bytes())}
 				added := kernel.Array{Type: of, Data: s.Window.Bytes()[offset : offset+count*of.Size()]}
 				for i := range count {
 					added.Put(i, float32(math.Sin(float64(i))))
@@ -519,7 +520,7 @@ func TestSaveAndLoad(t *testing.T) {
 			}
 		}
 		at += len(got[0])
-		half := kernel.Array{Type: protocol.ParameterTypes["fp16"], Data: make([]byte, 2)}
+		half := kernel.Array{Type: dtype.F16, Data: make([]byte, 2)}
 		seen := kernel.Array{Type: half.Type, Data: s.Parameters.Bytes()}
 		for i, w := range got[protocol.MasterWeights] {
 			if half.Put(0, w); half.At(0) != seen.At(i) {

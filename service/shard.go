@@ -33,14 +33,9 @@ func piecesOf(d *protocol.Document) []shard.Piece {
 // optimizerOf returns the optimizer of a parameter group in a step, with the numbers of
 // the request.
 func optimizerOf(d *protocol.Document, x protocol.Hyperparameters) optim.Optimizer {
-	switch d.Optimizer {
-	case "lion":
-		return optim.Lion{LearningRate: x[0], Beta1: x[1], Beta2: x[2], WeightDecay: x[4]}
-	case "adagrad":
-		return optim.Adagrad{LearningRate: x[0], Epsilon: x[3], WeightDecay: x[4], LearningRateDecay: x[5]}
-	case "sgd":
-		return optim.SGD{LearningRate: x[0], Momentum: x[1], WeightDecay: x[4], Dampening: x[5], Nesterov: x[6] != 0}
-	}
-	return optim.Adam{LearningRate: x[0], Beta1: x[1], Beta2: x[2], Epsilon: x[3], WeightDecay: x[4],
-		L2: d.Optimizer == "adam"}
+	rule, _ := optim.ParseRule(d.Optimizer) // was validated
+	return rule.With(optim.Hyperparameters{
+		LearningRate: x[0], Beta1: x[1], Momentum: x[1], Beta2: x[2], Epsilon: x[3], WeightDecay: x[4],
+		LearningRateDecay: x[5], Dampening: x[5], Nesterov: x[6] != 0,
+	})
 }

@@ -8,6 +8,7 @@ import (
 
 	"plimsoll/bench"
 	"plimsoll/host"
+	"plimsoll/optim"
 	"plimsoll/optim/kernel"
 	"plimsoll/report"
 )
@@ -47,7 +48,7 @@ CPUs are repeated.`,
 		"measure AdamW of others in the same rounds: torch (torch.optim) or deepspeed (DeepSpeedCPUAdam)")
 	outputFlags(command, &format, "print one JSON document with every sample")
 	for flag, values := range map[string][]string{
-		"optimizer":  append(bench.Optimizers(), bench.All),
+		"optimizer":  append(optim.RuleNames(), bench.All),
 		"state":      {"split", "fp32", bench.All},
 		"moments":    append(kernel.MomentNames(), bench.All),
 		"grad-dtype": {"bf16", "fp16", "fp32"},

@@ -124,7 +124,7 @@ of your optimizer: go by the names. With --from torch, PATH is such a file.`,
 	own.StringVar(&flags.to, "to", "", "`format` of OUT: torch")
 	own.StringVar(&flags.from, "from", "", "`format` of PATH: torch")
 	for flag, values := range map[string][]string{
-		"state":   {"split", "fp32"},
+		"state":   kernel.StateNames(),
 		"moments": kernel.MomentNames(),
 		"to":      {torchFormat},
 		"from":    {torchFormat},
@@ -139,7 +139,7 @@ func (f conversion) apply(c *cobra.Command, to *checkpoint.Conversion) error {
 	for _, flag := range []struct {
 		name, value string
 		known       []string
-	}{{"state", f.state, []string{"split", "fp32"}}, {"moments", f.moments, kernel.MomentNames()},
+	}{{"state", f.state, kernel.StateNames()}, {"moments", f.moments, kernel.MomentNames()},
 		{"to", f.to, []string{torchFormat}}, {"from", f.from, []string{torchFormat}}} {
 		if flag.value != "" && !slices.Contains(flag.known, flag.value) {
 			return &fault.Input{What: fmt.Sprintf("--%s is %q", flag.name, flag.value),
@@ -151,10 +151,10 @@ func (f conversion) apply(c *cobra.Command, to *checkpoint.Conversion) error {
 			Hint: "leave the other flags out"}
 	}
 	if f.state != "" {
-		state := map[string]kernel.State{"split": kernel.Split, "fp32": kernel.FP32}[f.state]
+		state, _ := kernel.ParseState(f.state) // was checked
 		to.State = &state
 	}
-	if moments, ok := kernel.ParseMoments(f.moments); ok {
+	if moments, err := kernel.ParseMoments(f.moments); err == nil {
 		to.Moments = &moments
 	}
 	return nil

@@ -2,7 +2,6 @@ package kernel
 
 import (
 	"fmt"
-	"slices"
 	"unsafe"
 
 	"plimsoll/dtype"
@@ -39,21 +38,6 @@ const (
 	MomentsBF16 = abi.MomentsBF16
 	MomentsInt8 = abi.MomentsInt8
 )
-
-// MomentNames returns the names of the types of moments.
-func MomentNames() []string {
-	var names []string
-	for m := range abi.MomentTypes {
-		names = append(names, m.String())
-	}
-	return names
-}
-
-// ParseMoments returns the type of moments of a name.
-func ParseMoments(name string) (m MomentType, ok bool) {
-	i := slices.Index(MomentNames(), name)
-	return MomentType(max(i, 0)), i >= 0
-}
 
 // Block is the number of elements whose int8 moments share a header.
 const Block = abi.Block

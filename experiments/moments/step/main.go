@@ -46,9 +46,9 @@ func run(args []string, in io.Reader, out io.Writer) error {
 	if flags.NArg() != 1 {
 		return errors.New("expected one file")
 	}
-	kind, ok := kernel.ParseMoments(*moments)
-	if !ok {
-		return fmt.Errorf("there are no moments of type %q", *moments)
+	kind, err := kernel.ParseMoments(*moments)
+	if err != nil {
+		return fmt.Errorf("moments are %w", err)
 	}
 	t, err := newTrainer(flags.Arg(0), kind, optimizer, *clip)
 	if err != nil {
