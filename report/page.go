@@ -25,10 +25,10 @@ type Page struct {
 // Section is a group of blocks. Text separates sections by an empty line, and blocks of one section not at all.
 type Section []Block
 
-// Block is a piece of a page: Facts, *Table, Tree or Paragraph.
+// Block is a piece of a page: Facts, *Table, Tree or Paragraph. What it returns ends with a newline, or is empty.
 type Block interface {
-	text(layout) string // with the newline of its last line
-	markdown() string   // also
+	text(layout) string
+	markdown() string
 }
 
 // Facts are names with values.
