@@ -14,11 +14,6 @@ var fieldsWithoutMemory = map[string]string{
 		"names the model, says how weights lie",
 	"Adapter.Weights Adapter.SaveProjection": "how an adapter begins, and what its file has",
 	"Adapter.ModulesToSave Adapter.Rank":     "read by Adapter.Copies and Adapter.RankOf",
-	"Adapter.Prompt":                         "prompts are refused",
-
-	"Prompt.Encoder Prompt.EncoderLayers Prompt.EncoderWidth Prompt.Heads": "prompts are refused",
-	"Prompt.Layers Prompt.Projection Prompt.Submodules Prompt.TokenWidth":  "prompts are refused",
-	"Prompt.VirtualTokens": "prompts are refused",
 
 	"DataLoader.PersistentWorkers DataLoader.PinMemory DataLoader.PrefetchFactor": "said with the workers, " +
 		"which are not planned",
@@ -42,11 +37,6 @@ var fieldsWithoutMemory = map[string]string{
 
 	"Sizes.AllgatherBucket": "parameters are gathered in place",
 
-	"TrainerOptimizer.Algorithm TrainerOptimizer.Arguments TrainerOptimizer.Library": "plan decides by " +
-		"TrainerOptimizer.Name",
-	"TrainerOptimizer.StateBits TrainerOptimizer.Paged TrainerOptimizer.Layerwise": "plan decides by " +
-		"TrainerOptimizer.Name",
-	"TrainerOptimizer.Projected TrainerOptimizer.TargetModules":         "plan refuses the names",
 	"TrainerOptimizer.LR TrainerOptimizer.Beta1 TrainerOptimizer.Beta2": "numbers in the step",
 	"TrainerOptimizer.Epsilon TrainerOptimizer.WeightDecay":             "numbers in the step",
 
@@ -93,7 +83,7 @@ func usedFields(t *testing.T, of string) (used map[string]bool, all []string) {
 		}
 		for _, name := range p.Types.Scope().Names() {
 			object, isType := p.Types.Scope().Lookup(name).(*types.TypeName)
-			if !isType || !object.Exported() {
+			if !isType || !object.Exported() || object.IsAlias() {
 				continue
 			}
 			if s, isStruct := object.Type().Underlying().(*types.Struct); isStruct {

@@ -173,15 +173,15 @@ var opensFiles = regexp.MustCompile(`\b(os\.(Open|OpenFile|ReadFile)|txtar\.Pars
 
 // mayOpen lists the program's files that may call them, with the reason.
 var mayOpen = map[string]string{
-	"files/files.go":       "it is the package that others are to use",
-	"launch/proof.go":      "it reads /proc/PID/numa_maps line by line",
-	"checkpoint/writer.go": "it opens folders",
-	"service/keeper.go":    "it opens the folder of the socket, to lock it",
-	"cmd/accuracy/":        "it is not a part of the program",
-	"experiments/":         "it is not a part of the program",
-	"host/hosttest/":       "it is for tests, and reads their data",
-	"files/filestest/":     "it is for tests",
-	"scripts/":             "it is not a part of the program",
+	"files/files.go":           "it is the package that others are to use",
+	"launch/placementcheck.go": "it reads /proc/PID/numa_maps line by line",
+	"checkpoint/writer.go":     "it opens folders",
+	"service/keeper.go":        "it opens the folder of the socket, to lock it",
+	"cmd/accuracy/":            "it is not a part of the program",
+	"experiments/":             "it is not a part of the program",
+	"host/hosttest/":           "it is for tests, and reads their data",
+	"files/filestest/":         "it is for tests",
+	"scripts/":                 "it is not a part of the program",
 }
 
 // TestFilesAreOpenedByOnePackage: only package files opens files. It neither waits for a pipe nor reads a device

@@ -3,6 +3,7 @@ package plimsoll
 import (
 	"go/ast"
 	"go/types"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -90,5 +91,30 @@ func TestRangesAreTheShards(t *testing.T) {
 		if !used[name] {
 			t.Errorf("%s has no range of its own: take it off the list", name)
 		}
+	}
+}
+
+// TestOnlyReadReadsFiles: a job is decided without a look at any file, so that its variants are decided at once, and
+// from the same inputs.
+func TestOnlyReadReadsFiles(t *testing.T) {
+	reads := 0
+	for _, p := range typedPackages(t) {
+		if p.PkgPath != "plimsoll/job" {
+			continue
+		}
+		for id, object := range p.TypesInfo.Uses {
+			from := object.Pkg()
+			if _, isFunction := object.(*types.Func); !isFunction || from == nil || from == p.Types ||
+				from.Path() != "os" && !strings.HasPrefix(object.Name(), "Load") {
+				continue
+			}
+			reads++
+			if where := p.Fset.Position(id.Pos()); filepath.Base(where.Filename) != "inputs.go" {
+				t.Errorf("%v: %s is called outside of job/inputs.go", where, object.Name())
+			}
+		}
+	}
+	if reads == 0 {
+		t.Error("job reads no files at all")
 	}
 }

@@ -155,9 +155,10 @@ func (r Request) formats() (names []string, formats []kernel.Format, err error) 
 	if err != nil {
 		return nil, nil, err
 	}
-	gradient, err := dtype.Parse(r.GradientType)
-	if err != nil || gradient != dtype.BF16 && gradient != dtype.F16 && gradient != dtype.F32 {
-		return nil, nil, fault.Inputf("--grad-dtype is %q: expected bf16, fp16 or fp32", r.GradientType)
+	gradient, ok := kernel.ParseNumberType(r.GradientType)
+	if !ok {
+		return nil, nil, fault.Inputf("--grad-dtype is %q: expected %s", r.GradientType,
+			fault.OneOf(kernel.NumberTypeNames()...))
 	}
 	for _, rule := range optim.Rules {
 		if !slices.Contains(chosen, rule.Name) {

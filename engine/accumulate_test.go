@@ -55,7 +55,7 @@ func TestBrokenOffAccumulationsAreFinished(t *testing.T) {
 					t.Fatal("a step was finished, and none was under way")
 				}
 				if n, _, last, half := other.Accumulations(); n != finished || last != now || !half {
-					t.Fatalf("%d additions are finished, want %d; the last, %v, is half made: %v",
+					t.Fatalf("%d accumulations are finished, want %d; the last, %v, is half made: %v",
 						n, finished, last, half)
 				}
 				if err := beginNext(other); err == nil || !strings.Contains(err.Error(), "half added") {
@@ -75,16 +75,16 @@ func TestBrokenOffAccumulationsAreFinished(t *testing.T) {
 					t.Fatal(err)
 				}
 				if n, _, _, half := other.Accumulations(); n != finished+1 || half {
-					t.Fatalf("%d additions are finished, want %d; one more is half made: %v", n, finished+1, half)
+					t.Fatalf("%d accumulations are finished, want %d; one more is half made: %v", n, finished+1, half)
 				}
 				if !bytes.Equal(imageOf(s), after) {
-					t.Fatal("the gradients are others than after an addition that is not broken off")
+					t.Fatal("the gradients are others than after an accumulation that is not broken off")
 				}
 				if err := other.Accumulate(now.First, gradient); err != nil {
 					t.Fatal(err)
 				}
 				if bytes.Equal(imageOf(s), after) && !bytes.Equal(before, after) && of == dtype.F32 {
-					t.Fatal("the next addition added nothing")
+					t.Fatal("the next accumulation added nothing")
 				}
 			})
 		})
@@ -123,16 +123,16 @@ func breakOffAccumulation(s *Shard, random *rand.Rand, gradient kernel.Array) {
 	}
 }
 
-// addPart adds to a chunk from some element on, and stops in the middle of a turn, which
+// addPart adds to a chunk from some element on, and stops in the middle of a tile, which
 // may then hold any values.
 func addPart(s *Shard, slot slot, unit, first int, random *rand.Rand, gradient kernel.Array) {
 	sum, part := s.sumOf(unit, gradient)
-	const turn = 512
-	turns := random.IntN((sum.Len()-first+turn-1)/turn + 1)
-	end := min(first+turns*turn, sum.Len())
+	const tile = 512
+	tiles := random.IntN((sum.Len()-first+tile-1)/tile + 1)
+	end := min(first+tiles*tile, sum.Len())
 	s.config.Kernel.AccumulateLogged(sum.Slice(0, end), part.Slice(0, end), first, slot.undo)
 	if end > first {
-		broken := sum.Slice((end-1)/turn*turn, end).Data
+		broken := sum.Slice((end-1)/tile*tile, end).Data
 		for i := range broken {
 			broken[i] = byte(random.Int())
 		}

@@ -227,16 +227,16 @@ func breakOff(s *Shard, random *rand.Rand) {
 	}
 }
 
-// changePart updates a chunk from some element on, and stops in the middle of a turn.
-// That turn and the one before it may then hold any values.
+// changePart updates a chunk from some element on, and stops in the middle of a tile.
+// That tile and the one before it may then hold any values.
 func changePart(s *Shard, slot slot, unit, first int, random *rand.Rand) {
 	c := s.chunk(unit)
 	format, state, n := c.section.format, c.state(), int(c.Count)
-	turn := format.Moments.Turn()
-	turns := random.IntN((n-first+turn-1)/turn + 1)
-	end := min(first+turns*turn, n)
+	tile := format.Moments.Tile()
+	tiles := random.IntN((n-first+tile-1)/tile + 1)
+	end := min(first+tiles*tile, n)
 	s.config.Kernel.UpdateLogged(format, &s.constants[c.section.group], state.Slice(0, end), first, slot.undo)
-	broken := state.Slice(first+max(turns-2, 0)*turn, end)
+	broken := state.Slice(first+max(tiles-2, 0)*tile, end)
 	for _, stream := range changed(format, &broken) {
 		for i := range stream {
 			stream[i] = byte(random.Int())

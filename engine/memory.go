@@ -16,8 +16,8 @@ type memory struct {
 	arenas   []*arena.Arena
 	sections []section
 	chunks   []shard.Chunk // by number: to find one takes longer than to read one
-	gradient kernel.Array // of all sections
-	sums     []float64    // of squares, one for each norm block
+	gradient kernel.Array  // of all sections
+	sums     []float64     // of squares, one for each norm block
 }
 
 // section is the state of a section.

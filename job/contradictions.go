@@ -117,7 +117,7 @@ func (r *resolver) engines() error {
 		)
 	}
 	if d := j.DeepSpeed; d != nil {
-		if t := r.training; t != nil && t.DeepSpeed != d {
+		if t := r.training; t != nil && t.DeepSpeed != r.deepSpeed {
 			trained := mixedType(t.Precision)
 			precision := contradiction{trained != dtype.Invalid && d.Precision != dtype.Invalid &&
 				trained != d.Precision,

@@ -14,6 +14,11 @@ type Overrides struct {
 	GPUs, Nodes                        int
 	Sequence, MicroBatch, Accumulation int
 	Recompute                          string // one of Recomputes
+
+	// These are for jobs with a DeepSpeed configuration. A device is "none", "cpu"
+	// or "nvme".
+	ZeROStage                           *int
+	OffloadOptimizer, OffloadParameters string
 }
 
 // apply returns the request with the overrides as its flags.
@@ -24,12 +29,39 @@ func (o Overrides) apply(q Request) Request {
 	return q
 }
 
+// deepSpeed returns the configuration that the file of d would give with the
+// overridden values.
+func (o Overrides) deepSpeed(d *recipe.DeepSpeed) (*recipe.DeepSpeed, error) {
+	values := map[string]any{}
+	if o.ZeROStage != nil {
+		values["zero_optimization.stage"] = *o.ZeROStage
+	}
+	if o.OffloadOptimizer != "" {
+		values["zero_optimization.offload_optimizer.device"] = o.OffloadOptimizer
+	}
+	if o.OffloadParameters != "" {
+		values["zero_optimization.offload_param.device"] = o.OffloadParameters
+	}
+	switch {
+	case len(values) == 0:
+		return d, nil
+	case d == nil:
+		return nil, &fault.Input{What: "another ZeRO stage or offloading is asked for, and the job has no DeepSpeed " +
+			"configuration", Hint: "add --deepspeed with a file"}
+	}
+	return d.With(values)
+}
+
 // Decide decides what a request leaves open. Every error is a *fault.Input. It
 // reads no file and changes nothing in the inputs.
 func Decide(in *Inputs, o Overrides) (*Job, error) {
+	deepSpeed, err := o.deepSpeed(in.deepSpeed)
+	if err != nil {
+		return nil, err
+	}
 	r := &resolver{Request: o.apply(in.request), Inputs: in,
-		job: &Job{Model: in.model, DeepSpeed: in.deepSpeed, FSDP: in.fsdp, Files: in.files}}
-	r.job.Allocator = r.Request.Allocator
+		job: &Job{Model: in.model, DeepSpeed: deepSpeed, FSDP: in.fsdp, Files: in.files,
+			Allocator: in.request.Allocator}}
 	for _, step := range []func() error{r.engine, r.versions, r.ranks, r.batch, r.precision, r.quantization, r.adapter,
 		r.optimizer, r.attention, r.recompute, r.loss, r.parallel, r.sharding, r.contradictions, r.unplanned} {
 		if err := step(); err != nil {

@@ -51,9 +51,14 @@ func variants(t *testing.T) map[string]Request {
 
 func randomOverrides() Overrides {
 	one := func(n ...int) int { return n[rand.IntN(len(n))] }
+	var stage *int
+	if rand.IntN(2) > 0 {
+		stage = new(rand.IntN(4))
+	}
 	return Overrides{GPUs: one(0, 1, 2, 8), Nodes: one(0, 1, 4), Sequence: one(0, 64, 4096),
 		MicroBatch: one(0, 1, 3), Accumulation: one(0, 1, 5),
-		Recompute: append(Recomputes, "")[rand.IntN(len(Recomputes)+1)]}
+		Recompute: append(Recomputes, "")[rand.IntN(len(Recomputes)+1)], ZeROStage: stage,
+		OffloadOptimizer: []string{"", "none", "cpu"}[rand.IntN(3)]}
 }
 
 // TestDecideIsPure decides jobs from the same inputs in several goroutines. Each
@@ -124,6 +129,11 @@ func TestOverrides(t *testing.T) {
 	}
 	if j.World != 16 || j.Sequence != 256 || j.MicroBatch != 3 || j.Accumulation != 5 || j.Recompute != nil {
 		t.Errorf("the job is %+v", j)
+	}
+	j, err = Decide(in, Overrides{ZeROStage: new(2), OffloadOptimizer: "cpu"})
+	if err != nil || j.DeepSpeed.ZeROStage != 2 || j.DeepSpeed.OffloadOptimizer.Device != "cpu" ||
+		j.DeepSpeed.OverlapReduction {
+		t.Errorf("DeepSpeed is %+v, %v", j.DeepSpeed, err)
 	}
 	asked, err := q.Resolve()
 	if err != nil || asked.World != 4 || asked.MicroBatch != 2 || asked.Recompute == nil {

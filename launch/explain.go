@@ -10,7 +10,7 @@ import (
 // are the counters from before.
 func (j *Job) explain(code int, kills []host.MemoryCounter) {
 	if why := explain(code, kills, host.LocalMemoryCounters()); why != "" {
-		j.Say("%s", why)
+		j.Logf("%s", why)
 	}
 }
 

@@ -146,10 +146,11 @@ func (j *Job) Guard() (*Result, error) {
 func (j *Job) result(a answer, status syscall.WaitStatus, kills []host.MemoryCounter) (*Result, error) {
 	switch {
 	case status.Signaled():
-		endOrphans(0, 0, j.Say)
-		j.Say("the keeper of the ranks was ended by signal %d (%v), and they were ended with it", status.Signal(),
+		endOrphans(0, 0, j.Logf)
+		j.Logf("the keeper of the ranks was ended by signal %d (%v), and they were ended with it", status.Signal(),
 			status.Signal())
-		result := &Result{ExitCode: exitSignal + int(status.Signal()), Proofs: make([]Proof, len(j.Ranks))}
+		result := &Result{ExitCode: exitSignal + int(status.Signal()),
+			PlacementChecks: make([]PlacementCheck, len(j.Ranks))}
 		j.explain(result.ExitCode, kills)
 		return result, nil
 	case a.NotStarted != nil:
@@ -161,7 +162,7 @@ func (j *Job) result(a answer, status syscall.WaitStatus, kills []host.MemoryCou
 }
 
 // Keep is the keeper: it runs the job that the guard sends.
-func Keep(stdin *os.File, stdout, stderr io.Writer, say func(format string, values ...any),
+func Keep(stdin *os.File, stdout, stderr io.Writer, logf func(format string, values ...any),
 	newService NewService) error {
 	signals := make(chan os.Signal, 16)
 	signal.Notify(signals, heeded()...) // signals that come before the ranks start end them afterwards
@@ -179,7 +180,7 @@ func Keep(stdin *os.File, stdout, stderr io.Writer, say func(format string, valu
 		close(lost)
 	}()
 	j := Job{Command: kept.Command, Grace: kept.Grace, Restarts: kept.Restarts, Stdin: stdin, Stdout: stdout,
-		Stderr: stderr, Say: say, scores: kept.Scores, lost: lost}
+		Stderr: stderr, Logf: logf, scores: kept.Scores, lost: lost}
 	if kept.Socket != "" {
 		var err error
 		if j.state, err = j.startState(kept.Socket, kept.Metrics, cpuset.New(kept.StateCPUs...),

@@ -38,8 +38,8 @@ type Job struct {
 	Metrics        string
 	Stdin          *os.File // given to a single rank
 	Stdout, Stderr io.Writer
-	// Say tells the user something.
-	Say func(format string, values ...any)
+	// Logf tells the user something.
+	Logf func(format string, values ...any)
 
 	scores scores
 	lost   <-chan struct{} // closed when the guard of the job has ended
@@ -84,12 +84,12 @@ func notStarted(rank int, err error) *NotStarted {
 // process is a rank that was started. It leads a process group, which includes the
 // processes that it starts.
 type process struct {
-	rank    Rank
-	command *exec.Cmd
-	outputs []*labelled
-	ended   bool
-	asked   bool // it has had SIGTERM
-	proof   Proof
+	rank      Rank
+	command   *exec.Cmd
+	outputs   []*labelled
+	ended     bool
+	asked     bool // it has had SIGTERM
+	placement PlacementCheck
 }
 
 // signal sends a signal to the rank's own process: data loaders that end before the
@@ -121,8 +121,8 @@ func (e end) String() string {
 
 // Result is the outcome of a job.
 type Result struct {
-	ExitCode int
-	Proofs   []Proof // of each rank
+	ExitCode        int
+	PlacementChecks []PlacementCheck // of each rank
 }
 
 // passedOn are the signals that are passed on to the ranks.
@@ -158,7 +158,7 @@ func (j *Job) run(signals <-chan os.Signal) (*Result, error) {
 	defer s.close()
 	defer func() {
 		j.stopState(j.state, signals)
-		endOrphans(j.patience(), 0, j.Say)
+		endOrphans(j.patience(), 0, j.Logf)
 	}()
 	for attempt := 0; ; attempt++ {
 		a := j.attempt(s, signals, attempt)
@@ -168,8 +168,8 @@ func (j *Job) run(signals <-chan os.Signal) (*Result, error) {
 		if a.first == nil || a.asked || attempt == j.Restarts || j.isLost() {
 			return j.outcome(a, kills), nil
 		}
-		j.Say("%v; all ranks are started again (%d of %d times)", a.first, attempt+1, j.Restarts)
-		endOrphans(j.patience(), j.state.process(), j.Say)
+		j.Logf("%v; all ranks are started again (%d of %d times)", a.first, attempt+1, j.Restarts)
+		endOrphans(j.patience(), j.state.process(), j.Logf)
 	}
 }
 
@@ -225,7 +225,7 @@ func (j *Job) isLost() bool {
 func (j *Job) outcome(a attempt, kills []host.MemoryCounter) *Result {
 	result := &Result{}
 	for _, p := range a.processes {
-		result.Proofs = append(result.Proofs, p.proof)
+		result.PlacementChecks = append(result.PlacementChecks, p.placement)
 	}
 	if a.first != nil {
 		result.ExitCode = a.first.code
@@ -290,7 +290,7 @@ func (j *Job) watch(processes []*process, ends <-chan end, signals <-chan os.Sig
 		select {
 		case <-lost:
 			lost = nil
-			j.Say("plimsoll run was killed, and its ranks with it")
+			j.Logf("plimsoll run was killed, and its ranks with it")
 			all(syscall.SIGKILL)
 		case s := <-signals:
 			if s == syscall.SIGCONT {
@@ -304,9 +304,9 @@ func (j *Job) watch(processes []*process, ends <-chan end, signals <-chan os.Sig
 			}
 			switch signalled := pass(s.(syscall.Signal)); {
 			case signalled > 0:
-				j.Say("%v: passed on to %s", s, ranks(signalled))
+				j.Logf("%v: passed on to %s", s, ranks(signalled))
 			case running > 0:
-				j.Say("%v: not passed on again: a second one could end a rank that saves its state", s)
+				j.Logf("%v: not passed on again: a second one could end a rank that saves its state", s)
 			}
 		case <-changes:
 			alone(j.suspend)
@@ -319,9 +319,9 @@ func (j *Job) watch(processes []*process, ends <-chan end, signals <-chan os.Sig
 			switch {
 			case asked:
 			case running > 0:
-				j.Say("%v; the %s asked to end", e, others(running))
+				j.Logf("%v; the %s asked to end", e, others(running))
 			default:
-				j.Say("%v", e)
+				j.Logf("%v", e)
 			}
 			if first == nil {
 				first = &e
@@ -331,16 +331,16 @@ func (j *Job) watch(processes []*process, ends <-chan end, signals <-chan os.Sig
 				}
 			}
 		case <-deadline:
-			j.Say("%s not ended within %v: killed", agree(running, "rank has", "ranks have"), j.Grace)
+			j.Logf("%s not ended within %v: killed", agree(running, "rank has", "ranks have"), j.Grace)
 			overdue = true
 			all(syscall.SIGKILL)
 		case <-proving.C:
 			for _, p := range processes {
 				if !p.ended {
-					p.prove(j.Say)
+					p.checkPlacement(j.Logf)
 				}
 			}
-			pause = min(2*pause, rarestProof)
+			pause = min(2*pause, rarestCheck)
 			proving.Reset(pause)
 		}
 	}
@@ -382,7 +382,7 @@ func (j *Job) start(s *starter, rank Rank) (*process, error) {
 			out    io.Writer
 		}{{&command.Stdout, j.Stdout}, {&command.Stderr, j.Stderr}} {
 			l := &labelled{lock: &outputLock, out: output.out, label: fmt.Sprintf("[rank %d] ", rank.Number),
-				say: j.Say}
+				logf: j.Logf}
 			writer, err := l.pipe()
 			if err != nil {
 				return nil, err
@@ -392,7 +392,7 @@ func (j *Job) start(s *starter, rank Rank) (*process, error) {
 			p.outputs = append(p.outputs, l)
 		}
 	}
-	return p, s.start(command, rank, j.scores.Ranks, j.Say)
+	return p, s.start(command, rank, j.scores.Ranks, j.Logf)
 }
 
 // outputLock keeps lines in one piece: stdout and stderr are often one terminal.
@@ -434,13 +434,13 @@ func newStarter() *starter {
 
 func (s *starter) close() { close(s.tasks) }
 
-func (s *starter) start(command *exec.Cmd, rank Rank, score int, say func(string, ...any)) error {
+func (s *starter) start(command *exec.Cmd, rank Rank, score int, logf func(string, ...any)) error {
 	done := make(chan error)
 	s.tasks <- func() {
 		err := bindThread(rank.CPUs, rank.MemoryPolicy, rank.NUMANodes)
 		var without *noPolicy
 		if errors.As(err, &without) {
-			say("rank %d: %v; its memory goes where it is first touched", rank.Number, without)
+			logf("rank %d: %v; its memory goes where it is first touched", rank.Number, without)
 			err = nil
 		}
 		if err == nil {

@@ -26,7 +26,7 @@ func adoptOrphans() error {
 // endOrphans ends the processes that the ranks started and left behind, which are now
 // children of this process. They may take as long as the ranks. It spares one child:
 // the optimizer service, if the ranks are restarted.
-func endOrphans(patience time.Duration, spared int, say func(string, ...any)) {
+func endOrphans(patience time.Duration, spared int, logf func(string, ...any)) {
 	ended := map[int]bool{}
 	for begin := time.Now(); ; time.Sleep(5 * time.Millisecond) {
 		left := slices.DeleteFunc(children(os.Getpid()), func(pid int) bool { return pid == spared })
@@ -47,7 +47,7 @@ func endOrphans(patience time.Duration, spared int, say func(string, ...any)) {
 		}
 	}
 	if len(ended) > 0 {
-		say("ended %s that the ranks had left behind", agree(len(ended), "process", "processes"))
+		logf("ended %s that the ranks had left behind", agree(len(ended), "process", "processes"))
 	}
 }
 

@@ -25,7 +25,7 @@ type labelled struct {
 	rest  []byte // the beginning of a line that has not ended
 	whole []byte // lines that go out with the next write
 
-	say    func(format string, values ...any)
+	logf   func(format string, values ...any)
 	reader *os.File
 	copied chan struct{} // closed when all has been written
 }
@@ -44,7 +44,7 @@ func (l *labelled) pipe() (writer *os.File, err error) {
 		case errors.Is(err, os.ErrDeadlineExceeded):
 			l.drain()
 		case err != nil && !errors.Is(err, syscall.EPIPE): // the rank gets EPIPE itself
-			l.say("the output of %s cannot be written, and is closed: %v", strings.Trim(l.label, "[] "), err)
+			l.logf("the output of %s cannot be written, and is closed: %v", strings.Trim(l.label, "[] "), err)
 		}
 		l.flush()
 	}()

@@ -24,7 +24,7 @@ import (
 
 // NewService returns the keeper of an optimizer service that listens at a socket. The
 // service answers Prometheus at an address, unless that is empty.
-type NewService func(socket, metrics string, say func(format string, values ...any)) (*service.Keeper, error)
+type NewService func(socket, metrics string, logf func(format string, values ...any)) (*service.Keeper, error)
 
 // jobVariable tells the optimizer service the name of the job.
 const jobVariable = "PLIMSOLL_JOB"
@@ -103,7 +103,7 @@ func removeSocketDirectory(directory string) {
 }
 
 func (j *Job) startState(socket, metrics string, cpus cpuset.CPUSet, newService NewService) (*stateService, error) {
-	keeper, err := newService(socket, metrics, j.Say)
+	keeper, err := newService(socket, metrics, j.Logf)
 	if err != nil {
 		return nil, err
 	}
@@ -121,7 +121,7 @@ func (j *Job) startState(socket, metrics string, cpus cpuset.CPUSet, newService 
 	s := &stateService{keeper: keeper, end: cancel, ended: make(chan struct{})}
 	go func() {
 		if err := keeper.Run(ctx); err != nil {
-			j.Say("%v", err)
+			j.Logf("%v", err)
 		}
 		close(s.ended)
 	}()
@@ -168,7 +168,7 @@ func (j *Job) stopState(s *stateService, signals <-chan os.Signal) {
 			case told:
 				s.keeper.Kill()
 			default:
-				j.Say("%v: the optimizer service finishes its checkpoints first; a second signal kills it", signal)
+				j.Logf("%v: the optimizer service finishes its checkpoints first; a second signal kills it", signal)
 				told = true
 			}
 		case <-j.lost:

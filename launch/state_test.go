@@ -124,15 +124,15 @@ func TestASavingServiceIsNotKilledAtOnce(t *testing.T) {
 		directory := t.TempDir()
 		saved, begun := filepath.Join(directory, "saved"), filepath.Join(directory, "begun")
 		var said strings.Builder
-		j := &Job{Say: func(format string, values ...any) { fmt.Fprintf(&said, format+"\n", values...) }}
+		j := &Job{Logf: func(format string, values ...any) { fmt.Fprintf(&said, format+"\n", values...) }}
 		cpus, err := host.Affinity(0)
 		if err != nil {
 			t.Fatal(err)
 		}
 		const script = `trap 'sleep 0.5; touch "$0"; exit' TERM; touch "$1"; while :; do sleep 0.01; done`
-		newService := func(socket, _ string, say func(string, ...any)) (*service.Keeper, error) {
+		newService := func(socket, _ string, logf func(string, ...any)) (*service.Keeper, error) {
 			command := func() *exec.Cmd { return exec.Command("sh", "-c", script, saved, begun) }
-			return &service.Keeper{Socket: socket, Command: command, Say: say}, nil
+			return &service.Keeper{Socket: socket, Command: command, Logf: logf}, nil
 		}
 		s, err := j.startState(filepath.Join(directory, "service", "socket"), "metrics", cpus, newService)
 		if err != nil {

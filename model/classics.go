@@ -322,11 +322,10 @@ func bert(path string, head bertHead) func(scope) {
 // id2label if there are more than two.
 func (s scope) labels() int64 {
 	if v, ok := s.find("id2label"); ok {
-		members, err := s.members(v)
-		if err != nil {
-			s.fail(v.at, "", "id2label: an object with the name of every class was expected, and %s is here", v.shown())
+		if v.Kind != '{' {
+			s.fail(v.At, "", "id2label: an object with the name of every class was expected, and %s is here", v)
 		}
-		return max(1, int64(len(members)))
+		return max(1, int64(len(v.Members)))
 	}
 	return s.sizeOr(2, "num_labels")
 }
@@ -349,8 +348,8 @@ func t5(s scope) {
 		}
 	case strings.Contains(activation, "-"):
 		v, _ := s.find("feed_forward_proj")
-		s.fail(v.at, "", `feed_forward_proj is %s: an activation such as "relu" or "gated-gelu" was expected`,
-			v.shown())
+		s.fail(v.At, "", `feed_forward_proj is %s: an activation such as "relu" or "gated-gelu" was expected`,
+			v)
 	default:
 		activate = activation
 	}

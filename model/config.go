@@ -4,11 +4,11 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strconv"
 	"strings"
 
 	"plimsoll/dtype"
 	"plimsoll/fault"
+	"plimsoll/recipe/strict"
 )
 
 // config is a config.json. Each method reads one field. After a fault, reading
@@ -19,8 +19,8 @@ import (
 // default: that default is the size of another model. Optional fields have the
 // default of the class.
 type config struct {
-	document
-	fields map[string]value
+	*strict.Document
+	fields map[string]strict.Member
 	err    error // the first fault
 }
 
@@ -30,24 +30,30 @@ const maxSize = 1 << 24
 
 func (c *config) fail(at int64, hint, format string, arguments ...any) {
 	if c.err == nil {
-		c.err = c.document.fault(at, fmt.Sprintf(format, arguments...), hint)
+		c.err = c.Inputf(at, format, arguments...).WithHint(hint)
 	}
 }
 
 // find returns the first of the names that the file has. A null counts as
 // absent.
-func (c *config) find(names ...string) (value, bool) {
+func (c *config) find(names ...string) (found, bool) {
 	for _, name := range names {
-		if v, ok := c.fields[name]; ok && v.raw.Kind() != 'n' {
-			return v, true
+		if m, ok := c.fields[name]; ok && m.Value.Kind != 'n' {
+			return found{name, m.Value}, true
 		}
 	}
-	return value{}, false
+	return found{Value: &strict.Value{}}, false
+}
+
+// found is the value of a field with the name that the file uses.
+type found struct {
+	name string
+	*strict.Value
 }
 
 func (c *config) isNull(name string) bool {
-	v, ok := c.fields[name]
-	return ok && v.raw.Kind() == 'n'
+	m, ok := c.fields[name]
+	return ok && m.Value.Kind == 'n'
 }
 
 // size returns a required positive integer. Further names are other spellings
@@ -77,80 +83,63 @@ func (c *config) countOr(fallback int64, names ...string) int64 {
 	return c.integer(0, fallback, names...)
 }
 
-func (c *config) integer(least, fallback int64, names ...string) int64 {
-	v, ok := c.find(names...)
-	if !ok {
+func (c *config) integer(least float64, fallback int64, names ...string) int64 {
+	v, ok := c.take(strict.Integer().Digits().From(least).To(maxSize), names...)
+	switch {
+	case !ok:
 		return fallback
-	}
-	n, err := strconv.ParseInt(string(v.raw), 10, 64)
-	if err != nil || n < least || n > maxSize {
-		c.fail(v.at, "", "%s is %s: an integer from %d to %d was expected", v.name, v.shown(), least, maxSize)
+	case c.err != nil:
 		return 1
 	}
-	return n
+	return v.Integer
 }
 
 func (c *config) flagOr(fallback bool, name string) bool {
-	v, ok := c.find(name)
-	if !ok {
-		return fallback
+	if v, ok := c.take(strict.Boolean(), name); ok {
+		return v.Truth
 	}
-	switch v.raw.Kind() {
-	case 't':
-		return true
-	case 'f':
-		return false
-	default:
-		c.fail(v.at, "", "%s is %s: true or false was expected", name, v.shown())
-		return fallback
-	}
+	return fallback
 }
 
 // shareOr returns a number from 0 to 1, or the fallback if it is absent.
 func (c *config) shareOr(fallback float64, names ...string) float64 {
-	v, ok := c.find(names...)
-	if !ok {
-		return fallback
+	if v, ok := c.take(strict.Number().From(0).To(1), names...); ok {
+		return v.Number
 	}
-	share, err := strconv.ParseFloat(string(v.raw), 64)
-	if err != nil || !(share >= 0 && share <= 1) {
-		c.fail(v.at, "", "%s is %s: a number from 0 to 1 was expected", v.name, v.shown())
-		return fallback
-	}
-	return share
+	return fallback
 }
 
 func (c *config) textOr(fallback, name string) string {
-	v, ok := c.find(name)
-	if !ok {
-		return fallback
+	if v, ok := c.take(strict.Text(), name); ok {
+		return v.Text
 	}
-	text, ok := v.text()
-	if !ok {
-		c.fail(v.at, "", "%s is %s: a string was expected", name, v.shown())
-		return fallback
-	}
-	return text
+	return fallback
 }
 
-// list returns the elements of an array, or none if it is absent.
-func (c *config) list(name string) []value {
-	v, ok := c.find(name)
+// list returns the elements of a list, or none if it is absent.
+func (c *config) list(name string) []*strict.Value {
+	v, _ := c.take(strict.List(strict.Rule{}), name)
+	return v.Elements
+}
+
+// take returns the first of the names that the file has, if the rule accepts
+// its value. Otherwise that is a fault.
+func (c *config) take(rule strict.Rule, names ...string) (found, bool) {
+	v, ok := c.find(names...)
 	if !ok {
-		return nil
+		return v, false
 	}
-	list, err := c.elements(v)
-	if err != nil && c.err == nil {
+	if err := c.Take(rule, v.name, v.Value); err != nil && c.err == nil {
 		c.err = err
 	}
-	return list
+	return v, true
 }
 
 // refuse reports a feature that changes the parameters but is not described
 // here. A wrong list would be worse than none.
 func (c *config) refuse(name string) {
 	if c.flagOr(false, name) {
-		c.fail(c.fields[name].at, headersInstead, "%s is not supported", name)
+		c.fail(c.fields[name].Value.At, headersInstead, "%s is not supported", name)
 	}
 }
 
@@ -158,7 +147,7 @@ func (c *config) refuse(name string) {
 func (c *config) divide(whole int64, wholeName string, parts int64, partsName string) int64 {
 	if whole%parts != 0 {
 		v, _ := c.find(wholeName, partsName)
-		c.fail(v.at, "", "%s is %d, which is not a multiple of %s, which is %d", wholeName, whole, partsName, parts)
+		c.fail(v.At, "", "%s is %d, which is not a multiple of %s, which is %d", wholeName, whole, partsName, parts)
 		return 1
 	}
 	return whole / parts
@@ -171,12 +160,11 @@ func (c *config) dtype() dtype.Type {
 	if !ok {
 		return dtype.F32
 	}
-	name, _ := v.text()
-	switch t, _ := dtype.Parse(name); t {
+	switch t, _ := dtype.Parse(v.Text); t {
 	case dtype.F16, dtype.BF16, dtype.F32, dtype.F64:
 		return t
 	default:
-		c.fail(v.at, "", `%s is %s: "float32", "bfloat16" or "float16" was expected`, v.name, v.shown())
+		c.fail(v.At, "", `%s is %s: "float32", "bfloat16" or "float16" was expected`, v.name, v)
 		return dtype.F32
 	}
 }
@@ -197,10 +185,9 @@ func (u *unknownArchitecture) Unwrap() error { return &u.Input }
 // model_type.
 func (c *config) architecture() (architecture, error) {
 	if list := c.list("architectures"); len(list) > 0 {
-		name, ok := list[0].text()
-		if !ok {
-			return architecture{}, c.document.fault(list[0].at, "architectures: the name of a class was expected, and "+
-				list[0].shown()+" is here", "")
+		name := list[0].Text
+		if err := c.Take(strict.Text(), "architectures[0]", list[0]); err != nil {
+			return architecture{}, err
 		}
 		names := []string{}
 		for _, a := range architectures {
@@ -209,15 +196,15 @@ func (c *config) architecture() (architecture, error) {
 			}
 			names = append(names, a.name)
 		}
-		return architecture{}, c.unknown(list[0].at, "architecture", name, names)
+		return architecture{}, c.unknown(list[0].At, "architecture", name, names)
 	}
 	modelType := c.textOr("", "model_type")
 	if c.err != nil {
 		return architecture{}, c.err
 	}
 	if modelType == "" {
-		return architecture{}, c.document.fault(0, "neither architectures nor model_type is there",
-			"name the config.json that lies beside the weights of a model")
+		return architecture{}, c.Inputf(0, "neither architectures nor model_type is there").
+			WithHint("name the config.json that lies beside the weights of a model")
 	}
 	types := []string{}
 	for _, a := range architectures {
@@ -226,7 +213,7 @@ func (c *config) architecture() (architecture, error) {
 		}
 		types = append(types, a.modelType)
 	}
-	return architecture{}, c.unknown(c.fields["model_type"].at, "model_type", modelType, types)
+	return architecture{}, c.unknown(c.fields["model_type"].Value.At, "model_type", modelType, types)
 }
 
 func (c *config) unknown(at int64, kind, name string, known []string) error {
@@ -234,18 +221,17 @@ func (c *config) unknown(at int64, kind, name string, known []string) error {
 	if near := fault.Nearest(name, known); near != "" {
 		hint = fmt.Sprintf("did you mean %q? Otherwise %s", near, hint)
 	}
-	what := fmt.Sprintf("unknown %s %q (known: %s)", kind, name, strings.Join(known, ", "))
-	return &unknownArchitecture{name, *c.document.fault(at, what, hint)}
+	unknown := c.Inputf(at, "unknown %s %q (known: %s)", kind, name, strings.Join(known, ", ")).WithHint(hint)
+	return &unknownArchitecture{name, *unknown}
 }
 
-func fromConfig(doc document, name, source string) (*Model, error) {
-	members, err := doc.members(doc.whole())
-	if err != nil {
+func fromConfig(doc *strict.Document, name, source string) (*Model, error) {
+	if _, err := (strict.Schema{Rule: strict.Free()}).Read(doc); err != nil {
 		return nil, err
 	}
-	c := &config{document: doc, fields: map[string]value{}}
-	for _, v := range members {
-		c.fields[v.name] = v
+	c := &config{Document: doc, fields: map[string]strict.Member{}}
+	for _, m := range doc.Root.Members {
+		c.fields[m.Name] = m
 	}
 	a, err := c.architecture()
 	if err != nil {

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"plimsoll/dtype"
+	"plimsoll/recipe/strict"
 )
 
 const small = `{
@@ -20,6 +21,14 @@ const small = `{
 }
 `
 
+func parseConfig(text []byte) (*Model, error) {
+	doc, err := strict.ParseJSON("c.json", text)
+	if err != nil {
+		return nil, err
+	}
+	return fromConfig(doc, "c", "c.json")
+}
+
 func TestConfigFaults(t *testing.T) {
 	edit := func(old, new string) string {
 		edited := strings.Replace(small, old, new, 1)
@@ -31,7 +40,7 @@ func TestConfigFaults(t *testing.T) {
 	for _, test := range []struct{ text, what, hint string }{
 		{edit(`"vocab_size": 100,`, ``), "c.json:1:1: vocab_size is missing", `add "vocab_size"`},
 		{edit(`hidden_size`, `hiden_size`), "c.json:1:1: hidden_size is missing", `the file says "hiden_size"`},
-		{edit(`100`, `"100"`), `c.json:3:17: vocab_size is "100": an integer from 1`, ""},
+		{edit(`100`, `"100"`), `c.json:3:17: vocab_size is "100", expected a whole number from 1`, "without the quotes"},
 		{edit(`100`, `1e2`), "c.json:3:17: vocab_size is 1e2", ""},
 		{edit(`100`, `0`), "c.json:3:17: vocab_size is 0", ""},
 		{edit(`100`, `-1`), "c.json:3:17: vocab_size is -1", ""},
@@ -42,29 +51,29 @@ func TestConfigFaults(t *testing.T) {
 		{edit(`heads": 3`, `heads": 3, "num_key_value_heads": 2`),
 			"num_attention_heads is 3, which is not a multiple of num_key_value_heads", ""},
 		{edit(`heads": 3`, `heads": 3, "attention_bias": "no"`),
-			`attention_bias is "no": true or false was expected`, ""},
+			`attention_bias is "no", expected true or false`, ""},
 		{edit(`heads": 3`, `heads": 3, "torch_dtype": "int8"`), `torch_dtype is "int8": "float32"`, ""},
-		{edit(`heads": 3`, `heads": 3, "hidden_size": 4`), "c.json:7:29: not valid JSON: duplicate", ""},
+		{edit(`heads": 3`, `heads": 3, "hidden_size": 4`), `c.json:7:29: "hidden_size" is here for the second time`, "remove one"},
 		{edit(`layers": 2`, `layers": 16777216`), "the sizes make more than", ""},
 		{edit(`"llama"`, `"lama"`), `c.json:2:17: unknown model_type "lama" (known: bert`,
 			`did you mean "llama"? Otherwise plimsoll rehearse takes the model's safetensors file`},
-		{edit(`"llama"`, `7`), "c.json:2:17: model_type is 7: a string was expected", ""},
+		{edit(`"llama"`, `7`), "c.json:2:17: model_type is 7, expected a string", ""},
 		{edit(`"model_type"`, `"architectures": ["LlamaForCausalLm"], "model_type"`),
 			`c.json:2:21: unknown architecture "LlamaForCausalLm"`, `did you mean "LlamaForCausalLM"?`},
 		{edit(`"model_type"`, `"architectures": "LlamaForCausalLM", "model_type"`),
-			"c.json:2:20: architectures: an array was expected, and a string is here", ""},
+			`c.json:2:20: architectures is "LlamaForCausalLM", expected a list`, ""},
 		{edit(`"model_type"`, `"architectures": [{}], "model_type"`),
-			"architectures: the name of a class was expected", ""},
+			"architectures[0] is an object, expected a string", ""},
 		{edit(`"model_type": "llama",`, ``), "neither architectures nor model_type", ""},
 		{edit(`"llama"`, `"gpt2", "add_cross_attention": true`), "add_cross_attention is not supported", "safetensors"},
-		{edit("}\n", ""), "not valid JSON: the text ends too early", ""},
-		{edit(`100,`, `100`), "c.json:4:3: not valid JSON", ""},
-		{edit("}\n", "} {}"), "c.json:8:2: not valid JSON: there is more text after the value", ""},
-		{"", "c.json:1:1: not valid JSON: the text ends too early", ""},
-		{"\n [1]", "c.json:2:2: an object was expected, and an array is here", ""},
-		{"version https://git-lfs.github.com/spec/v1", "not valid JSON", ""},
+		{edit("}\n", ""), "c.json:8:1: the file ends too early", "brace"},
+		{edit(`100,`, `100`), "c.json:4:3: this is not JSON: invalid character", "commas"},
+		{edit("}\n", "} {}"), "c.json:8:3: more text after the end", "one object"},
+		{"", "c.json:1:1: the file is empty, expected a JSON object", ""},
+		{"\n [1]", "c.json:2:2: the file holds a list of 1, expected an object", ""},
+		{"version https://git-lfs.github.com/spec/v1", "this is not JSON", "quotes"},
 	} {
-		_, err := fromConfig(document{"c.json", []byte(test.text)}, "c", "c.json")
+		_, err := parseConfig([]byte(test.text))
 		checkFault(t, test.text, err, test.what, test.hint)
 	}
 }
@@ -74,11 +83,11 @@ func TestLayerFaults(t *testing.T) {
 	for fields, what := range map[string]string{
 		`"layer_types": ["full_attention"]`:    "layer_types has 1 elements",
 		`"layer_types": ["sliding_attention"]`: `"full_attention" or "linear_attention" was expected, and "sliding_attention" is here`,
-		`"layer_types": 4`:                     "layer_types: an array was expected, and a number is here",
+		`"layer_types": 4`:                     "layer_types is 4, expected a list",
 		`"mlp_only_layers": ["1"]`:             `mlp_only_layers: the number of a layer was expected, and "1" is here`,
 	} {
 		edited := strings.Replace(string(text), `"mlp_only_layers": []`, fields, 1)
-		_, err := fromConfig(document{"c.json", []byte(edited)}, "c", "c.json")
+		_, err := parseConfig([]byte(edited))
 		checkFault(t, fields, err, what, "")
 	}
 }
@@ -94,12 +103,12 @@ func TestChosenExperts(t *testing.T) {
 	}
 	text, _ := catalogConfig("deepseek-v2-lite")
 	edited := strings.Replace(string(text), "num_experts_per_tok", "experts_per_tok", 1)
-	_, err = fromConfig(document{"c.json", []byte(edited)}, "c", "c.json")
+	_, err = parseConfig([]byte(edited))
 	checkFault(t, "without a number", err, "num_experts_per_tok is missing", "")
 }
 
 func TestModelTypeAlone(t *testing.T) {
-	m, err := fromConfig(document{"c.json", []byte(small)}, "c", "c.json")
+	m, err := parseConfig([]byte(small))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -117,7 +126,7 @@ func TestConfigDType(t *testing.T) {
 		``:                                dtype.F32,
 		`"quantization_config": {"a":1},`: dtype.F32,
 	} {
-		m, err := fromConfig(document{"c.json", []byte(strings.Replace(small, "{", "{"+field, 1))}, "c", "c.json")
+		m, err := parseConfig([]byte(strings.Replace(small, "{", "{"+field, 1)))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -132,14 +141,14 @@ func TestConfigDType(t *testing.T) {
 func TestUntiedT5(t *testing.T) {
 	text := `{"architectures": ["T5ForConditionalGeneration"], "vocab_size": 32128, "d_model": 768, "d_kv": 64, "d_ff": 2048,
 		"num_layers": 12, "num_heads": 12, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": false}`
-	m, err := fromConfig(document{"c.json", []byte(text)}, "c", "c.json")
+	m, err := parseConfig([]byte(text))
 	if err != nil {
 		t.Fatal(err)
 	}
 	if m.Elements() != 247_577_856 {
 		t.Errorf("got %d", m.Elements())
 	}
-	_, err = fromConfig(document{"c.json", []byte(strings.Replace(text, "gated-gelu", "gelu-gated", 1))}, "c", "c.json")
+	_, err = parseConfig([]byte(strings.Replace(text, "gated-gelu", "gelu-gated", 1)))
 	checkFault(t, "t5", err, `feed_forward_proj is "gelu-gated"`, "")
 }
 
@@ -157,7 +166,7 @@ func FuzzConfig(f *testing.F) {
 		f.Add(text)
 	}
 	f.Fuzz(func(t *testing.T, text []byte) {
-		m, err := fromConfig(document{"c.json", text}, "c", "c.json")
+		m, err := parseConfig(text)
 		if err != nil {
 			checkFault(t, "config", err, "", "")
 			return

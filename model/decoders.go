@@ -141,14 +141,14 @@ func (c *config) layerType(index int64) string {
 		return "linear_attention"
 	}
 	if index >= int64(len(types)) {
-		c.fail(c.fields["layer_types"].at, "", "layer_types has %d elements: one for each layer was expected",
+		c.fail(c.fields["layer_types"].Value.At, "", "layer_types has %d elements: one for each layer was expected",
 			len(types))
 		return ""
 	}
-	name, _ := types[index].text()
+	name := types[index].Text
 	if name != "full_attention" && name != "linear_attention" {
-		c.fail(types[index].at, "", `layer_types: "full_attention" or "linear_attention" was expected, and %s is here`,
-			types[index].shown())
+		c.fail(types[index].At, "", `layer_types: "full_attention" or "linear_attention" was expected, and %s is here`,
+			types[index])
 	}
 	return name
 }
@@ -156,10 +156,10 @@ func (c *config) layerType(index int64) string {
 // qwenSparse reports whether a layer has experts.
 func qwenSparse(s scope, index int64) bool {
 	for _, v := range s.list("mlp_only_layers") {
-		if v.raw.Kind() != '0' {
-			s.fail(v.at, "", "mlp_only_layers: the number of a layer was expected, and %s is here", v.shown())
+		if v.Kind != '0' {
+			s.fail(v.At, "", "mlp_only_layers: the number of a layer was expected, and %s is here", v)
 		}
-		if string(v.raw) == decimal(index) {
+		if v.Text == decimal(index) {
 			return false
 		}
 	}

@@ -17,6 +17,7 @@ import (
 	"plimsoll/dtype"
 	"plimsoll/fault"
 	"plimsoll/files"
+	"plimsoll/recipe/strict"
 )
 
 // Parameter is one named tensor of a model.
@@ -90,7 +91,11 @@ const FromCatalog = "catalog"
 // the files hold, so a tied parameter that was not saved is missing.
 func Load(nameOrPath string) (*Model, error) {
 	if text, ok := catalogConfig(nameOrPath); ok {
-		return fromConfig(document{nameOrPath + ".json", text}, nameOrPath, FromCatalog)
+		doc, err := strict.ParseJSON(nameOrPath+".json", text)
+		if err != nil {
+			return nil, err
+		}
+		return fromConfig(doc, nameOrPath, FromCatalog)
 	}
 	info, err := os.Stat(nameOrPath)
 	switch {
@@ -130,11 +135,8 @@ func loadFolder(folder string) (*Model, error) {
 	case !exists(weights) && unknown != nil:
 		return nil, unknown
 	case !exists(weights):
-		return nil, &fault.Input{
-			Where: fault.Position{File: folder},
-			What:  fmt.Sprintf("the folder holds no %s, %s or %s", configName, indexName, singleName),
-			Hint:  "name the folder that the model was downloaded to, or a model of the catalog",
-		}
+		return nil, fault.File(folder).Inputf("the folder holds no %s, %s or %s", configName, indexName, singleName).
+			WithHint("name the folder that the model was downloaded to, or a model of the catalog")
 	}
 	m, err := load(weights, name)
 	if err == nil && unknown != nil {
@@ -157,10 +159,8 @@ func unknownName(name string) error {
 	if near := fault.Nearest(strings.ToLower(filepath.Base(name)), Catalog()); near != "" {
 		hint = fmt.Sprintf("did you mean %q? %s", near, hint)
 	}
-	return &fault.Input{
-		What: fmt.Sprintf("unknown model %q: there is no file or folder of that name, and none in the catalog", name),
-		Hint: hint,
-	}
+	return fault.Inputf("unknown model %q: there is no file or folder of that name, and none in the catalog", name).
+		WithHint(hint)
 }
 
 func unreadable(path string, err error) error {
@@ -189,19 +189,17 @@ func folderName(folder string) string {
 // 75,000 tensors has 8 MB.
 const maxDocument = 100_000_000
 
-func readDocument(path string) (document, error) {
+func readDocument(path string) (*strict.Document, error) {
 	text, err := files.Read(path, maxDocument)
 	var tooLarge *files.TooLarge
 	switch {
 	case errors.As(err, &tooLarge):
-		return document{}, &fault.Input{
-			Where: fault.Position{File: path},
-			What:  fmt.Sprintf("more than %d bytes of JSON: this is not a model's description", maxDocument),
-		}
+		return nil, fault.File(path).Inputf("more than %d bytes of JSON: this is not a model's description",
+			maxDocument)
 	case err != nil:
-		return document{}, unreadable(path, err)
+		return nil, unreadable(path, err)
 	}
-	return document{path, text}, nil
+	return strict.ParseJSON(path, text)
 }
 
 // The limits of a model: 1,000 times the elements of the largest known model,

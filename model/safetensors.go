@@ -8,18 +8,27 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 
 	"plimsoll/dtype"
 	"plimsoll/fault"
 	"plimsoll/files"
+	"plimsoll/recipe/strict"
 )
 
 // A safetensors file is the length of its header (8 bytes, little-endian), the
 // header (JSON: name -> dtype, shape, data_offsets), and the data. The checks
 // are those of the reference implementation
 // (https://github.com/huggingface/safetensors, safetensors/src/tensor.rs).
+
+var (
+	headerSchema = strict.Schema{Program: "safetensors", Rule: strict.Map(strict.Object(
+		strict.Text().For("dtype"),
+		strict.List(strict.Integer().Digits().From(0)).For("shape data_offsets")).AndOthers(),
+		strict.Rule{}.For("__metadata__"))}
+	indexSchema = strict.Schema{Program: "transformers", Rule: strict.Object(
+		strict.Map(strict.Text()).For("weight_map")).AndOthers()}
+)
 
 // maxHeader is the reference implementation's limit.
 const maxHeader = 100_000_000
@@ -50,13 +59,13 @@ func loadSafetensors(path, name string) (*Model, error) {
 var partName = regexp.MustCompile(`-\d{5}-of-(\d{5})\.safetensors$`)
 
 // readHeader reads the header of a file, without its data.
-func readHeader(path string) (document, []tensor, error) {
-	fail := func(format string, arguments ...any) (document, []tensor, error) {
-		return document{}, nil, fault.File(path).Inputf(format, arguments...).WithHint("download the file again")
+func readHeader(path string) (*strict.Document, []tensor, error) {
+	fail := func(format string, arguments ...any) (*strict.Document, []tensor, error) {
+		return nil, nil, fault.File(path).Inputf(format, arguments...).WithHint("download the file again")
 	}
 	file, info, err := files.Open(path)
 	if err != nil {
-		return document{}, nil, unreadable(path, err)
+		return nil, nil, unreadable(path, err)
 	}
 	defer file.Close()
 	var prefix [8]byte
@@ -72,9 +81,13 @@ func readHeader(path string) (document, []tensor, error) {
 	if data < 0 {
 		return fail("the header has %d bytes, and the file ends after %d of them", length, info.Size()-8)
 	}
-	doc := document{path, make([]byte, length)}
-	if _, err := io.ReadFull(file, doc.text); err != nil {
-		return document{}, nil, unreadable(path, err)
+	header := make([]byte, length)
+	if _, err := io.ReadFull(file, header); err != nil {
+		return nil, nil, unreadable(path, err)
+	}
+	doc, err := strict.ParseJSON(path, header)
+	if err != nil {
+		return nil, nil, err
 	}
 	tensors, err := parseHeader(doc, data)
 	return doc, tensors, err
@@ -82,14 +95,13 @@ func readHeader(path string) (document, []tensor, error) {
 
 // parseHeader returns the tensors of a header in the order of the data. They
 // must fill the data without gap or overlap. Positions count within the header.
-func parseHeader(doc document, data int64) ([]tensor, error) {
-	members, err := doc.members(doc.whole())
-	if err != nil {
+func parseHeader(doc *strict.Document, data int64) ([]tensor, error) {
+	if _, err := headerSchema.Read(doc); err != nil {
 		return nil, err
 	}
 	tensors := []tensor{}
-	for _, member := range members {
-		if member.name == "__metadata__" {
+	for _, member := range doc.Root.Members {
+		if member.Name == "__metadata__" {
 			continue
 		}
 		t, err := parseTensor(doc, member)
@@ -104,43 +116,35 @@ func parseHeader(doc document, data int64) ([]tensor, error) {
 	var filled int64
 	for _, t := range tensors {
 		if t.begin != filled {
-			return nil, doc.fault(t.at,
-				fmt.Sprintf("tensor %q starts at byte %d of the data, and the tensor before it ends at %d",
-					t.name, t.begin, filled), "")
+			return nil, doc.Inputf(t.at,
+				"tensor %q starts at byte %d of the data, and the tensor before it ends at %d", t.name, t.begin, filled)
 		}
 		filled = t.end
 	}
 	if filled != data {
-		return nil, doc.fault(0, fmt.Sprintf("the tensors take %d bytes, and the file has %d after its header",
-			filled, data), "download the file again")
+		return nil, doc.Inputf(0, "the tensors take %d bytes, and the file has %d after its header", filled, data).
+			WithHint("download the file again")
 	}
 	return tensors, nil
 }
 
-func parseTensor(doc document, member value) (tensor, error) {
-	t := tensor{name: member.name, at: member.at}
-	fields, err := doc.members(member)
-	if err != nil {
-		return t, err
-	}
+func parseTensor(doc *strict.Document, member strict.Member) (tensor, error) {
+	t := tensor{name: member.Name, at: member.Value.At}
 	fail := func(at int64, format string, arguments ...any) (tensor, error) {
-		return t, doc.fault(at, fmt.Sprintf("tensor %q: ", t.name)+fmt.Sprintf(format, arguments...), "")
+		return t, doc.Inputf(at, "tensor %q: "+format, slices.Insert(arguments, 0, any(t.name))...)
 	}
 	var offsets []int64
-	for _, field := range fields {
-		switch field.name {
+	for _, field := range member.Value.Members {
+		switch field.Name {
 		case "dtype":
-			name, _ := field.text()
-			if t.dtype, err = dtype.Parse(name); err != nil {
-				return fail(field.at, "unknown element type %s", field.shown())
+			var err error
+			if t.dtype, err = dtype.Parse(field.Value.Text); err != nil {
+				return fail(field.Value.At, "unknown element type %s", field.Value)
 			}
 		case "shape":
-			t.shape, err = sizes(doc, field)
+			t.shape = sizes(field.Value)
 		case "data_offsets":
-			offsets, err = sizes(doc, field)
-		}
-		if err != nil {
-			return t, err
+			offsets = sizes(field.Value)
 		}
 	}
 	if t.dtype == dtype.Invalid || t.shape == nil || len(offsets) != 2 || offsets[0] > offsets[1] {
@@ -158,27 +162,18 @@ func parseTensor(doc document, member value) (tensor, error) {
 	return t, nil
 }
 
-// sizes returns an array of non-negative integers. It is never nil without an
-// error.
-func sizes(doc document, v value) ([]int64, error) {
-	list, err := doc.elements(v)
-	if err != nil {
-		return nil, err
+// sizes returns a list of sizes. It is never nil.
+func sizes(list *strict.Value) []int64 {
+	numbers := make([]int64, len(list.Elements))
+	for i, element := range list.Elements {
+		numbers[i] = element.Integer
 	}
-	numbers := make([]int64, len(list))
-	for i, element := range list {
-		n, err := strconv.ParseInt(string(element.raw), 10, 64)
-		if err != nil || n < 0 {
-			return nil, doc.fault(element.at, fmt.Sprintf("%s: %s is not a size", v.name, element.shown()), "")
-		}
-		numbers[i] = n
-	}
-	return numbers, nil
+	return numbers
 }
 
 // shard is the header of a file, with the tensors that the model takes from it.
 type shard struct {
-	document
+	*strict.Document
 	tensors []tensor
 }
 
@@ -203,11 +198,11 @@ func loadIndex(path, name string) (*Model, error) {
 		}
 		wanted := map[string]bool{}
 		for _, v := range names[file] {
-			if !found[v.name] {
-				return nil, doc.fault(v.at, fmt.Sprintf("tensor %q is not in %s", v.name, file),
-					"download the index and its files again: they are not of one version")
+			if !found[v.Name] {
+				return nil, doc.Inputf(v.Value.At, "tensor %q is not in %s", v.Name, file).
+					WithHint("download the index and its files again: they are not of one version")
 			}
-			wanted[v.name] = true
+			wanted[v.Name] = true
 		}
 		// The index decides which file a tensor comes from.
 		tensors = slices.DeleteFunc(tensors, func(t tensor) bool { return !wanted[t.name] })
@@ -218,26 +213,22 @@ func loadIndex(path, name string) (*Model, error) {
 
 // parseIndex returns the sorted files of weight_map, and the entries of each
 // file.
-func parseIndex(doc document) (files []string, names map[string][]value, err error) {
-	members, err := doc.members(doc.whole())
+func parseIndex(doc *strict.Document) (files []string, names map[string][]strict.Member, err error) {
+	index, err := indexSchema.Read(doc)
 	if err != nil {
 		return nil, nil, err
 	}
-	at := slices.IndexFunc(members, func(v value) bool { return v.name == "weight_map" })
-	if at < 0 {
-		return nil, nil, doc.fault(0, "weight_map is missing", "name a "+indexName)
+	weights := index.Find("weight_map")
+	if weights == nil {
+		return nil, nil, doc.Inputf(0, "weight_map is missing").WithHint("name a " + indexName)
 	}
-	entries, err := doc.members(members[at])
-	if err != nil {
-		return nil, nil, err
-	}
-	names = map[string][]value{}
-	for _, entry := range entries {
-		file, ok := entry.text()
-		if !ok || file == "" || filepath.Base(file) != file || !strings.HasSuffix(file, ".safetensors") {
-			return nil, nil, doc.fault(entry.at,
-				fmt.Sprintf("tensor %q: the name of a safetensors file beside the index was expected, and %s is here",
-					entry.name, entry.shown()), "")
+	names = map[string][]strict.Member{}
+	for _, entry := range weights.Members {
+		file := entry.Value.Text
+		if file == "" || filepath.Base(file) != file || !strings.HasSuffix(file, ".safetensors") {
+			return nil, nil, doc.Inputf(entry.Value.At,
+				"tensor %q: the name of a safetensors file beside the index was expected, and %s is here",
+				entry.Name, entry.Value)
 		}
 		if _, ok := names[file]; !ok {
 			files = append(files, file)
@@ -284,8 +275,8 @@ func fromTensors(shards []shard, name, source string) (*Model, error) {
 		for _, t := range s.tensors {
 			buffer, err := isBuffer(t)
 			if err != nil {
-				return nil, s.fault(t.at, err.Error(),
-					"name the config.json or the weights of the model before quantization")
+				return nil, s.Inputf(t.at, "%s", err.Error()).
+					WithHint("name the config.json or the weights of the model before quantization")
 			}
 			if buffer {
 				continue
@@ -293,8 +284,7 @@ func fromTensors(shards []shard, name, source string) (*Model, error) {
 			p := Parameter{Name: t.name, Shape: t.shape, DType: t.dtype}
 			m.Parameters = append(m.Parameters, p)
 			if total += p.Elements(); total > maxElements || len(m.Parameters) > maxParameters {
-				return nil, s.fault(t.at, fmt.Sprintf("more than %d parameters or %d tensors",
-					maxElements, maxParameters), "")
+				return nil, s.Inputf(t.at, "more than %d parameters or %d tensors", maxElements, maxParameters)
 			}
 		}
 	}

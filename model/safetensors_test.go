@@ -1,7 +1,6 @@
 package model
 
 import (
-	"bytes"
 	"encoding/binary"
 	"os"
 	"path/filepath"
@@ -12,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"plimsoll/dtype"
+	"plimsoll/recipe/strict"
 )
 
 // transformers and the safetensors library wrote the checkpoint: see
@@ -56,7 +56,7 @@ func TestHeadersSpeakForUnknownArchitecture(t *testing.T) {
 	}
 	write(t, filepath.Join(folder, configName), `{"architectures": 1}`)
 	_, err = Load(folder)
-	checkFault(t, "broken config", err, "an array was expected", "")
+	checkFault(t, "broken config", err, "expected a list", "")
 }
 
 func TestIndexFaults(t *testing.T) {
@@ -85,7 +85,7 @@ func TestIndexFaults(t *testing.T) {
 		"outside": {edit(first, "../"+first),
 			"index.json:7:34: tensor \"model.embed_tokens.weight\": the name of a safetensors file"},
 		"no map":     {edit("weight_map", "weights"), "weight_map is missing"},
-		"not a name": {edit(`"`+first+`"`, "3"), "and 3 is here"},
+		"not a name": {edit(`"`+first+`"`, "3"), "weight_map.model.embed_tokens.weight is 3, expected a string"},
 	} {
 		folder := copyCheckpoint(t)
 		test.change(t, folder)
@@ -151,24 +151,24 @@ func TestHeaderFaults(t *testing.T) {
 			"the header would have 9223372036854775808 bytes, and at most 100000000"},
 		"above the limit": {append(length(maxHeader+1), good...), "at most 100000000 are allowed"},
 		"html":            {[]byte("<!DOCTYPE html><html></html>"), "not a safetensors file"},
-		"no JSON":         {safetensors("PK", 0), "not valid JSON"},
+		"no JSON":         {safetensors("PK", 0), "this is not JSON"},
 		"no tensors":      {safetensors("{}", 0), "no parameters are in here"},
-		"array":           {safetensors("[]", 0), "an object was expected"},
+		"array":           {safetensors("[]", 0), "the file holds a list of 0, expected an object"},
 		"element type":    {edit("F32", "F4"), `1:17: tensor "w": unknown element type "F4"`},
-		"type a number":   {edit(`"F32"`, "32"), "unknown element type 32"},
-		"shape a number":  {edit("[2]", "2"), "shape: an array was expected, and a number is here"},
-		"negative size":   {edit("[2]", "[-2]"), "shape: -2 is not a size"},
+		"type a number":   {edit(`"F32"`, "32"), "w.dtype is 32, expected a string"},
+		"shape a number":  {edit("[2]", "2"), "w.shape is 2, expected a list"},
+		"negative size":   {edit("[2]", "[-2]"), "w.shape[0] is -2, expected a whole number of at least 0"},
 		"product":         {edit("[2]", "[9223372036854775807, 9223372036854775807]"), "elements"},
 		"shape and data":  {edit("[2]", "[3]"), "the shape [3] of fp32 takes 12 bytes, and the data has 8"},
 		"offsets":         {edit("[0, 8]", "[8, 0]"), "two ascending data_offsets"},
 		"one offset":      {edit("[0, 8]", "[8]"), "two ascending data_offsets"},
 		"no shape":        {edit("shape", "form"), "a dtype, a shape and"},
-		"not an object":   {safetensors(`{"w": 3}`, 0), "w: an object was expected, and a number is here"},
+		"not an object":   {safetensors(`{"w": 3}`, 0), "w is 3, expected an object"},
 		"gap": {edit("[0, 8]", "[4, 12]"),
 			`tensor "w" starts at byte 4 of the data, and the tensor before it ends at 0`},
 		"overlap": {edit("}}", `}, "v": {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}}`),
 			`tensor "v" starts at byte 4 of the data, and the tensor before it ends at 8`},
-		"twice": {edit("}}", `}, "w": 1}`), "duplicate"},
+		"twice": {edit("}}", `}, "w": 1}`), `"w" is here for the second time`},
 		"quantized": {edit(`"F32", "shape": [2]`, `"I32", "shape": [2]`),
 			"quantized weights do not say what is trained"},
 	} {
@@ -182,7 +182,11 @@ func FuzzHeader(f *testing.F) {
 	f.Add([]byte(`{"w":{"dtype":"BF16","shape":[],"data_offsets":[0,2]}}  `), int64(2))
 	f.Add([]byte(`{"w":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}`), int64(0))
 	f.Fuzz(func(t *testing.T, header []byte, data int64) {
-		doc := document{"m.safetensors", header}
+		doc, err := strict.ParseJSON("m.safetensors", header)
+		if err != nil {
+			checkFault(t, "JSON", err, "", "")
+			return
+		}
 		tensors, err := parseHeader(doc, data)
 		if err != nil {
 			checkFault(t, "header", err, "", "")
@@ -213,7 +217,12 @@ func FuzzIndex(f *testing.F) {
 	f.Add([]byte(`{"weight_map":{"a":"m.safetensors"}}`))
 	f.Add([]byte(`{"weight_map":{"a":"../m.safetensors"}}`))
 	f.Fuzz(func(t *testing.T, text []byte) {
-		files, names, err := parseIndex(document{indexName, text})
+		doc, err := strict.ParseJSON(indexName, text)
+		if err != nil {
+			checkFault(t, "JSON", err, "", "")
+			return
+		}
+		files, names, err := parseIndex(doc)
 		if err != nil {
 			checkFault(t, "index", err, "", "")
 			return
@@ -226,8 +235,8 @@ func FuzzIndex(f *testing.F) {
 				t.Fatalf("%q with %d tensors", file, len(names[file]))
 			}
 			for _, v := range names[file] {
-				if !bytes.Contains(text, v.raw) {
-					t.Fatalf("%q is not in the text", v.raw)
+				if v.Value.Text != file {
+					t.Fatalf("%q is in %v", v.Name, v.Value)
 				}
 			}
 		}

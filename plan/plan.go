@@ -18,9 +18,9 @@ type Plan struct {
 	Trained int64 // elements of trainable parameters
 	Devices []ledger.Device
 	Verdict Verdict
-	// Hosted lists the size of the optimizer state in Plimsoll's own formats, in
+	// StateFormats lists the size of the optimizer state in Plimsoll's own formats, in
 	// the memory of one node. It is nil for optimizers that the formats do not hold.
-	Hosted []Hosted
+	StateFormats []StateFormat
 }
 
 // Result says whether a job fits.
@@ -67,7 +67,7 @@ func newWithin(j *job.Job, capacity ledger.Bytes) (*Plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Plan{Job: j, Trained: j.Model.Elements(), Hosted: hosted(j, classes[0].Trained)}
+	p := &Plan{Job: j, Trained: j.Model.Elements(), StateFormats: stateFormats(j, classes[0].Trained)}
 	if j.Adapter != nil {
 		p.Trained = classes[0].Trained
 	}

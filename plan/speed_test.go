@@ -67,7 +67,7 @@ func TestSpeed(t *testing.T) {
 }
 
 // spent returns the CPU time of this process.
-func spent(t *testing.T) time.Duration {
+func spent(t testing.TB) time.Duration {
 	var u syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
 		t.Fatal(err)
@@ -82,6 +82,39 @@ func BenchmarkPlan(b *testing.B) {
 			for b.Loop() {
 				planned(b, s.request)
 			}
+		})
+	}
+}
+
+// BenchmarkVariants plans variants of a job from files that are read once. It
+// counts CPU time, as other processes use the machine, too.
+func BenchmarkVariants(b *testing.B) {
+	file := filestest.InNewFolder(b)
+	zero := file("zero.json", `{"bf16": {"enabled": true}, "train_micro_batch_size_per_gpu": 1, `+
+		`"gradient_accumulation_steps": 4, "zero_optimization": {"stage": 3}}`)
+	for name, q := range map[string]job.Request{
+		"llama-3.1-8b on 8 ranks":    {Model: "llama-3.1-8b", GPUs: 8},
+		"deepseek-v3 on 2,048 ranks": {Model: "deepseek-v3", GPUs: 8, Nodes: 256},
+	} {
+		q.DeepSpeed, q.Sequence, q.GPU, q.Recompute = zero, 4096, "H100-80GB", "full"
+		b.Run(name, func(b *testing.B) {
+			in, err := job.Read(q)
+			if err != nil {
+				b.Fatal(err)
+			}
+			b.ReportAllocs()
+			planned, begin := 0, spent(b)
+			for b.Loop() {
+				j, err := job.Decide(in, job.Overrides{MicroBatch: 1 + planned%4, Sequence: 1024 << (planned % 3)})
+				if err != nil {
+					b.Fatal(err)
+				}
+				if _, err := New(j); err != nil {
+					b.Fatal(err)
+				}
+				planned++
+			}
+			b.ReportMetric(float64(planned)/(spent(b)-begin).Seconds(), "plans/cpu-s")
 		})
 	}
 }

@@ -73,11 +73,8 @@ func ParseAccelerate(file string, text []byte) (*Accelerate, error) {
 	r := &accelerateReader{checked}
 	kind := r.Word("distributed_type")
 	if kind == "" {
-		return nil, &fault.Input{
-			Where: fault.Position{File: file},
-			What:  "there is no distributed_type",
-			Hint:  "add distributed_type: MULTI_GPU, or 'NO' for one process",
-		}
+		return nil, fault.File(file).Inputf("there is no distributed_type").
+			WithHint("add distributed_type: MULTI_GPU, or 'NO' for one process")
 	}
 	a := &Accelerate{File: file, Engine: engines[kind]}
 	if err := r.fill(a, kind); err != nil {
@@ -219,8 +216,9 @@ func (r *accelerateReader) deepSpeed(precision Precision) (*DeepSpeed, error) {
 	root.Set(microKey, 0, strict.Of("auto"))
 	for _, k := range pluginKeys {
 		v := r.Find(section + k.key)
-		if device, isPath := strings.CutSuffix(k.key, "_nvme_path"); isPath && r.Word(section+device+"_device") != "nvme" {
-			v = nil // the path counts for that device only
+		device, isPath := strings.CutSuffix(k.key, "_nvme_path")
+		if isPath && r.Word(section+device+"_device") != "nvme" { // accelerate does not read it
+			v = nil
 		}
 		if v == nil {
 			v = strict.Of(k.fallback)

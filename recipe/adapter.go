@@ -93,22 +93,18 @@ func adapterType(d *strict.Document) (string, error) {
 	}
 	kind := r.Find("peft_type")
 	if kind == nil {
-		return "", &fault.Input{
-			Where: fault.Position{File: d.File},
-			What:  "there is no peft_type",
-			Hint:  `add "peft_type": "LORA"`,
-		}
+		return "", fault.File(d.File).Inputf("there is no peft_type").WithHint(`add "peft_type": "LORA"`)
 	}
 	planned := slices.Sorted(maps.Keys(adapterRules))
 	switch {
 	case slices.Contains(planned, kind.Text):
 		return kind.Text, nil
 	case slices.Contains(unplannedAdapters, kind.Text):
-		return "", d.Fault(kind.At, fmt.Sprintf("peft_type is %s, which is not planned yet", kind),
-			"planned are "+strings.Join(planned, ", "))
+		return "", d.Inputf(kind.At, "peft_type is %s, which is not planned yet", kind).
+			WithHint("planned are " + strings.Join(planned, ", "))
 	}
-	return "", d.Fault(kind.At, fmt.Sprintf("peft_type is %s, which PEFT does not know", kind),
-		strict.DidYouMean(kind.Text, slices.Concat(planned, unplannedAdapters)))
+	return "", d.Inputf(kind.At, "peft_type is %s, which PEFT does not know", kind).
+		WithHint(strict.DidYouMean(kind.Text, slices.Concat(planned, unplannedAdapters)))
 }
 
 // adapterReader reads an adapter_config.json.
@@ -183,7 +179,7 @@ func (r *adapterReader) tokens() map[string][]int {
 func (r *adapterReader) conflicts(a *Adapter) []conflict {
 	switch a.Type {
 	case "LORA", "ADALORA":
-		return slices.Concat(r.targetConflicts(a), r.layerConflicts(true), r.loraConflicts(a), r.adaLoRAConflicts(a))
+		return slices.Concat(r.targetConflicts(a), r.layerConflicts(true), r.adaLoRAConflicts(a), r.loraConflicts(a))
 	case "VERA":
 		return slices.Concat(r.targetConflicts(a), r.layerConflicts(false))
 	case "IA3":

@@ -63,7 +63,8 @@ var adapterRules = func() map[string]strict.Rule {
 			"prompt_tuning_init": oneOf("TEXT", "SAMPLE_VOCAB", "RANDOM"),
 			"tokenizer_kwargs":   free.OrNull(),
 		}),
-		"PREFIX_TUNING": object(prompt, width, keys{"prefix_projection": boolean, "init_weights": oneOf("zero").OrNull()}),
+		"PREFIX_TUNING": object(prompt, width,
+			boolean.For("prefix_projection"), oneOf("zero").OrNull().For("init_weights")),
 		"P_TUNING": object(prompt, width, keys{
 			"encoder_reparameterization_type": oneOf("MLP", "LSTM"),
 			"encoder_num_layers":              size.To(1 << 12),

@@ -159,11 +159,8 @@ func (a *Adapter) ForModel(modelType string) (*Adapter, error) {
 	if a.Type == "IA3" && !a.feedforward.given {
 		list, known := ia3Defaults[modelType]
 		if !known {
-			return nil, &fault.Input{
-				Where: a.place,
-				What:  fmt.Sprintf("feedforward_modules is not given, and PEFT has no default for %s", modelType),
-				Hint:  `add "feedforward_modules": ["down_proj"]`,
-			}
+			return nil, a.place.Inputf("feedforward_modules is not given, and PEFT has no default for %s", modelType).
+				WithHint(`add "feedforward_modules": ["down_proj"]`)
 		}
 		_, feedforward, _ := strings.Cut(list, "|")
 		with.feedforward = match{given: true, names: strings.Fields(feedforward)}
@@ -178,12 +175,8 @@ func (a *Adapter) ForModel(modelType string) (*Adapter, error) {
 		case a.Parameters != nil:
 			return &with, nil
 		default:
-			return nil, &fault.Input{
-				Where: a.place,
-				What: fmt.Sprintf("target_modules is not given, and PEFT's %s has no default for %s",
-					a.Type, modelType),
-				Hint: `add "target_modules": "all-linear", or a list`,
-			}
+			return nil, a.place.Inputf("target_modules is not given, and PEFT's %s has no default for %s",
+				a.Type, modelType).WithHint(`add "target_modules": "all-linear", or a list`)
 		}
 		with.targets.given = true
 	}
@@ -252,8 +245,9 @@ func (r *adapterReader) fillLayers(l *layers) error {
 			return err
 		}
 		if compiled.NumSubexp() > 1 {
-			return r.Document.Fault(p.At, "layers_pattern has a group, but PEFT takes the first group for the number of the layer",
-				"write (?:...)")
+			return r.Inputf(p.At,
+				"layers_pattern has a group, but PEFT takes the first group for the number of the layer").
+				WithHint("write (?:...)")
 		}
 		l.patterns = append(l.patterns, compiled)
 	}
@@ -279,8 +273,8 @@ func (r *adapterReader) match(key string) (match, error) {
 // is its place in the file.
 func (r *adapterReader) compile(key string, at int64, before, expression, after string) (*regexp.Regexp, error) {
 	if strings.Contains(expression, "{,") {
-		return nil, r.Document.Fault(at, fmt.Sprintf("%s has %q, in which {, means different things", key, expression),
-			"write {0,")
+		return nil, r.Inputf(at, "%s has %q, in which {, means different things", key, expression).
+			WithHint("write {0,")
 	}
 	_, err := regexp.Compile(expression)
 	if err == nil {

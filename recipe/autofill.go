@@ -1,7 +1,6 @@
 package recipe
 
 import (
-	"fmt"
 	"slices"
 
 	"plimsoll/fault"
@@ -37,8 +36,8 @@ func fillIn(d *strict.Document, values []autofill) error {
 			if f.where.Line > 0 {
 				said = "in " + f.where.String()
 			}
-			return d.Fault(v.At, fmt.Sprintf("DeepSpeed's %s is %s, but %s is %s %s",
-				f.path, v.InFull(), f.from, f.is.InFull(), said), `set it to "auto"`)
+			return d.Inputf(v.At, "DeepSpeed's %s is %s, but %s is %s %s", f.path, v.InFull(), f.from,
+				f.is.InFull(), said).WithHint(`set it to "auto"`)
 		}
 	}
 	return nil

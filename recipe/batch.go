@@ -33,24 +33,16 @@ type factor struct {
 // data-parallel ranks.
 func (d *DeepSpeed) ResolveBatch(worldSize int) (Batch, error) {
 	if worldSize < 1 {
-		return Batch{}, &fault.Input{
-			What: fmt.Sprintf("there are %d data-parallel ranks, expected at least 1", worldSize),
-		}
+		return Batch{}, fault.Inputf("there are %d data-parallel ranks, expected at least 1", worldSize)
 	}
 	if d.elasticity != (fault.Position{}) {
-		return Batch{}, &fault.Input{
-			Where: d.elasticity,
-			What:  "elasticity is enabled: DeepSpeed chooses the batch when the job starts",
-			Hint:  `switch elasticity off and give "` + microKey + `"`,
-		}
+		return Batch{}, d.elasticity.Inputf("elasticity is enabled: DeepSpeed chooses the batch when the job starts").
+			WithHint(`switch elasticity off and give "` + microKey + `"`)
 	}
 	b := d.Batch
 	if b.Train == 0 && b.Micro == 0 {
-		return Batch{}, &fault.Input{
-			Where: fault.Position{File: d.File},
-			What:  fmt.Sprintf("neither %s nor %s is given as a number", trainKey, microKey),
-			Hint:  `add "` + microKey + `": 1, or the number that the trainer's arguments set`,
-		}
+		return Batch{}, fault.File(d.File).Inputf("neither %s nor %s is given as a number", trainKey, microKey).
+			WithHint(`add "` + microKey + `": 1, or the number that the trainer's arguments set`)
 	}
 
 	var given []factor
@@ -89,11 +81,7 @@ func (d *DeepSpeed) ResolveBatch(worldSize int) (Batch, error) {
 }
 
 func (d *DeepSpeed) contradiction(what, hint string) error {
-	return &fault.Input{
-		Where: d.numbers[trainKey].where,
-		What:  fmt.Sprintf("%s is %d, %s", trainKey, d.Batch.Train, what),
-		Hint:  hint,
-	}
+	return d.numbers[trainKey].where.Inputf("%s is %d, %s", trainKey, d.Batch.Train, what).WithHint(hint)
 }
 
 // given returns a number of the file with its place.

@@ -4,6 +4,7 @@
 package recipe
 
 import (
+	"maps"
 	"slices"
 
 	"plimsoll/dtype"
@@ -52,6 +53,7 @@ type DeepSpeed struct {
 	// field here.
 	Unplanned []Note
 
+	document   *strict.Document       // that With reads again
 	numbers    map[string]givenNumber // by key: of the batch and gradient_clipping
 	elasticity fault.Position         // zero when it is off
 }
@@ -127,6 +129,27 @@ func ParseDeepSpeed(file string, text []byte) (*DeepSpeed, error) {
 	return readDeepSpeed(document)
 }
 
+// With returns the configuration that the file would give with other values at
+// these dotted paths.
+func (d *DeepSpeed) With(values map[string]any) (*DeepSpeed, error) {
+	const zero = "zero_optimization"
+	root := d.document.Root.Clone()
+	if v := root.Find(zero); v != nil && v.Kind != '{' { // the oldest form
+		*v = strict.Value{At: v.At, Kind: '{'}
+		v.Set("stage", v.At, strict.Of(d.ZeROStage))
+	}
+	for _, path := range slices.Sorted(maps.Keys(values)) {
+		is := strict.Of(values[path])
+		if v := root.Find(path); v != nil {
+			is.At = v.At
+			*v = *is
+		} else {
+			root.Set(path, root.At, is)
+		}
+	}
+	return readDeepSpeed(&strict.Document{File: d.File, Text: d.document.Text, Root: root})
+}
+
 // deepSpeedReader reads a DeepSpeed configuration.
 type deepSpeedReader struct {
 	*strict.Reader
@@ -144,7 +167,7 @@ func readDeepSpeed(document *strict.Document) (*DeepSpeed, error) {
 	if !r.Has("bf16") { // the old name counts only if the new one is missing
 		r.bf16 = "bfloat16"
 	}
-	d := &DeepSpeed{File: document.File}
+	d := &DeepSpeed{File: document.File, document: document}
 	if d.Optimizer, err = r.optimizer(); err != nil {
 		return nil, err
 	}
@@ -213,7 +236,8 @@ func (r *deepSpeedReader) fillPrecision(d *DeepSpeed) {
 	if d.Precision != dtype.F16 && d.Precision != dtype.Invalid {
 		d.LossScale = LossScale{}
 	}
-	d.LowPrecisionMaster = r.Truth(r.bf16+".bf16_master_weights_and_grads") || r.Truth("fp16.fp16_master_weights_and_grads")
+	d.LowPrecisionMaster = r.Truth(r.bf16+".bf16_master_weights_and_grads") ||
+		r.Truth("fp16.fp16_master_weights_and_grads")
 	d.LowPrecisionState = r.Truth(r.bf16 + ".bf16_optimizer_states")
 	d.GradientAccumulationDType = elements(r.Reader, "data_types.grad_accum_dtype")
 }

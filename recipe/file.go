@@ -20,10 +20,8 @@ func load[T any](path string, what *kind, parse func(file string, text []byte) (
 	var tooLarge *files.TooLarge
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return nil, &fault.Input{
-			Where: fault.Position{File: path}, What: "there is no such file",
-			Hint: fmt.Sprintf("give the path of the %v", what),
-		}
+		return nil, fault.File(path).Inputf("there is no such file").
+			WithHint(fmt.Sprintf("give the path of the %v", what))
 	case errors.As(err, &notRegular) || errors.As(err, &tooLarge):
 		return nil, &fault.Input{
 			Where: fault.Position{File: path},

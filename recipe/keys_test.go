@@ -39,7 +39,7 @@ func TestPathsAreInASchema(t *testing.T) {
 		paths(known, rule, nil)
 	}
 	const mode = packages.NeedName | packages.NeedSyntax | packages.NeedTypes | packages.NeedTypesInfo |
-		packages.NeedImports | packages.NeedDeps
+		packages.NeedImports
 	loaded, err := packages.Load(&packages.Config{Mode: mode}, ".")
 	if err != nil || len(loaded) != 1 || len(loaded[0].Errors) > 0 {
 		t.Fatal(err, loaded)

@@ -2,7 +2,6 @@ package recipe
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 
 	"plimsoll/files"
@@ -17,7 +16,7 @@ type kind struct {
 	flag string // the command's flag for it; empty if there is none
 	// marks are keys that identify the kind. One is enough, if no kind earlier
 	// in the list matches.
-	marks []string
+	marks string
 	// known are the keys that the program reads, if it ignores all others. It
 	// is nil if the schema refuses unknown keys.
 	known *strict.Rule
@@ -29,33 +28,33 @@ func (k *kind) String() string { return k.name }
 // others' keys, too.
 var (
 	llamaFactoryKind = &kind{name: "LLaMA-Factory configuration",
-		marks: strings.Fields("finetuning_type cutoff_len lora_target dist_config init_config")}
+		marks: "finetuning_type cutoff_len lora_target dist_config init_config"}
 	axolotlKind = &kind{name: "axolotl configuration",
-		marks: strings.Fields("base_model base_model_config sequence_len sample_packing dataset_prepared_path micro_batch_size")}
-	nemoKind      = &kind{name: "NeMo configuration", marks: strings.Fields("exp_manager restore_from_path")}
-	trlxKind      = &kind{name: "trlx configuration", marks: strings.Fields("tune_config method")}
-	torchtuneKind = &kind{name: "torchtune recipe", marks: strings.Fields("checkpointer metric_logger")}
-	swiftKind     = &kind{name: "ms-swift configuration", marks: strings.Fields("train_type tuner_type tuner_backend")}
+		marks: "base_model base_model_config sequence_len sample_packing dataset_prepared_path micro_batch_size"}
+	nemoKind      = &kind{name: "NeMo configuration", marks: "exp_manager restore_from_path"}
+	trlxKind      = &kind{name: "trlx configuration", marks: "tune_config method"}
+	torchtuneKind = &kind{name: "torchtune recipe", marks: "checkpointer metric_logger"}
+	swiftKind     = &kind{name: "ms-swift configuration", marks: "train_type tuner_type tuner_backend"}
 	scriptKind    = &kind{name: "configuration of a training script, such as TRL's",
-		marks: strings.Fields("model_name_or_path dataset_name dataset_mixture dataset_mixer use_peft lora_r")}
+		marks: "model_name_or_path dataset_name dataset_mixture dataset_mixer use_peft lora_r"}
 
 	accelerateKind = &kind{name: "accelerate configuration in YAML", flag: "--accelerate",
-		marks: strings.Fields("distributed_type compute_environment main_training_function num_machines")}
+		marks: "distributed_type compute_environment main_training_function num_machines"}
 	deepSpeedKind = &kind{name: "DeepSpeed JSON configuration", flag: "--deepspeed",
-		marks: strings.Fields(`zero_optimization train_batch_size train_micro_batch_size_per_gpu steps_per_print
-			wall_clock_breakdown compression_training`)}
+		marks: `zero_optimization train_batch_size train_micro_batch_size_per_gpu steps_per_print
+			wall_clock_breakdown compression_training`}
 	adapterKind = &kind{name: "adapter_config.json of PEFT", flag: "--adapter",
-		marks: strings.Fields("peft_type base_model_name_or_path")}
+		marks: "peft_type base_model_name_or_path"}
 	modelKind = &kind{name: "config.json of a model", flag: "--model",
-		marks: strings.Fields(`architectures model_type quantization_config num_hidden_layers hidden_size num_attention_heads
-			n_embd transformers_version`)}
+		marks: `architectures model_type quantization_config num_hidden_layers hidden_size num_attention_heads
+			n_embd transformers_version`}
 	quantizationKind = &kind{name: "config.json with quantization_config, or BitsAndBytesConfig in JSON",
 		flag: "--quantization",
-		marks: strings.Fields(`quant_method load_in_4bit load_in_8bit bnb_4bit_quant_type bnb_4bit_compute_dtype
-			llm_int8_threshold llm_int8_has_fp16_weight`), known: &bitsAndBytesRule}
+		marks: `quant_method load_in_4bit load_in_8bit bnb_4bit_quant_type bnb_4bit_compute_dtype
+			llm_int8_threshold llm_int8_has_fp16_weight`, known: &bitsAndBytesRule}
 	trainingKind = &kind{name: "file of TrainingArguments", flag: "--training-args", known: &trainingSchema.Rule,
-		marks: strings.Fields(`per_device_train_batch_size per_device_eval_batch_size num_train_epochs learning_rate lr_scheduler_type
-			output_dir save_strategy`)}
+		marks: `per_device_train_batch_size per_device_eval_batch_size num_train_epochs learning_rate
+			lr_scheduler_type output_dir save_strategy`}
 
 	fsdpKind = &kind{name: "FSDP configuration in JSON"} // of TrainingArguments; no key identifies it
 
@@ -70,10 +69,8 @@ func recognized(root *strict.Value) (*kind, *strict.Member) {
 		return nil, nil
 	}
 	for _, k := range kinds {
-		for _, mark := range k.marks {
-			if m := root.Member(mark); m != nil {
-				return k, m
-			}
+		if m := k.mark(root); m != nil {
+			return k, m
 		}
 	}
 	return nil, nil
@@ -108,7 +105,7 @@ func (k *kind) expect(file string, text []byte) error {
 	default:
 		return k.misplaced(d, found, m)
 	}
-	if k.known == nil || d.Root.Kind != '{' || len(d.Root.Members) == 0 || k.marked(d.Root) {
+	if k.known == nil || d.Root.Kind != '{' || len(d.Root.Members) == 0 || k != trainingKind && k.mark(d.Root) != nil {
 		return nil
 	}
 	var foreign []string
@@ -121,15 +118,19 @@ func (k *kind) expect(file string, text []byte) error {
 	if known := len(d.Root.Members) - len(foreign); known > 0 && known >= len(foreign) {
 		return nil
 	}
-	what := fmt.Sprintf("this is no %v: %d of its %d keys are not known there, such as %s",
-		k, len(foreign), len(d.Root.Members), foreign[0])
-	return d.Fault(d.Root.At, what,
-		fmt.Sprintf("give the path of the %v, without the keys of other programs", k))
+	return d.Inputf(d.Root.At, "this is no %v: %d of its %d keys are not known there, such as %s",
+		k, len(foreign), len(d.Root.Members), foreign[0]).
+		WithHint(fmt.Sprintf("give the path of the %v, without the keys of other programs", k))
 }
 
-// marked reports whether the object has a key that only this kind has.
-func (k *kind) marked(root *strict.Value) bool {
-	return k != trainingKind && slices.ContainsFunc(k.marks, func(mark string) bool { return root.Member(mark) != nil })
+// mark returns the first of the kind's marks that the object has, or nil.
+func (k *kind) mark(root *strict.Value) *strict.Member {
+	for mark := range strings.FieldsSeq(k.marks) {
+		if m := root.Member(mark); m != nil {
+			return m
+		}
+	}
+	return nil
 }
 
 // misplaced refuses a file of another kind, which the member m shows.
@@ -141,9 +142,8 @@ func (k *kind) misplaced(d *strict.Document, found *kind, m *strict.Member) erro
 	if found.flag != "" {
 		hint = "give it as " + found.flag
 	}
-	what := fmt.Sprintf("this seems to be %s, as it has the key %q: expected %s",
-		article(found.name), m.Name, article(k.name))
-	return d.Fault(m.At, what, hint)
+	return d.Inputf(m.At, "this seems to be %s, as it has the key %q: expected %s",
+		article(found.name), m.Name, article(k.name)).WithHint(hint)
 }
 
 // article returns a name with its indefinite article.

@@ -1,12 +1,10 @@
 package recipe
 
 import (
-	"fmt"
 	"maps"
 	"slices"
 	"strings"
 
-	"plimsoll/fault"
 	"plimsoll/recipe/strict"
 )
 
@@ -115,19 +113,16 @@ func (r *deepSpeedReader) optimizer() (*Optimizer, error) {
 	}
 	name := r.Find("optimizer.type")
 	if name == nil {
-		return nil, &fault.Input{
-			Where: r.Place("optimizer"),
-			What:  `optimizer has no "type": DeepSpeed would ignore it`,
-			Hint:  `add "type": "AdamW", or remove the section`,
-		}
+		return nil, r.Place("optimizer").Inputf(`optimizer has no "type": DeepSpeed would ignore it`).
+			WithHint(`add "type": "AdamW", or remove the section`)
 	}
 	t := optimizerNamed(name.Text)
 	if t.name == "" {
 		return nil, unknownName(r.Reader, "optimizer.type", "DeepSpeed", optimizerNames())
 	}
 	if given := r.Find("optimizer.params"); given != nil && given.Member("max_grad_norm") != nil {
-		return nil, r.Document.Fault(given.Member("max_grad_norm").At,
-			"DeepSpeed takes no max_grad_norm in optimizer.params", `use "gradient_clipping" at the top level`)
+		return nil, r.Inputf(given.Member("max_grad_norm").At, "DeepSpeed takes no max_grad_norm in optimizer.params").
+			WithHint(`use "gradient_clipping" at the top level`)
 	}
 	params, err := r.Under("optimizer.params", t.params)
 	if err != nil {
@@ -163,7 +158,7 @@ func unknownName(r *strict.Reader, path, program string, candidates []string) er
 	if hint == "" {
 		hint = "it knows " + strings.Join(candidates, ", ")
 	}
-	return r.Document.Fault(name.At, fmt.Sprintf("%s is %s, which %s does not know", path, name, program), hint)
+	return r.Inputf(name.At, "%s is %s, which %s does not know", path, name, program).WithHint(hint)
 }
 
 func optimizerNames() []string {

@@ -81,11 +81,8 @@ func ParseQuantization(file string, text []byte) (*Quantization, error) {
 	case section != nil && section.Value.Kind != 'n':
 		document.Root = section.Value
 	case section != nil || document.Root.Member("model_type") != nil || document.Root.Member("architectures") != nil:
-		return nil, &fault.Input{
-			Where: fault.Position{File: file},
-			What:  "this config.json has no quantization_config",
-			Hint:  "give the JSON of a BitsAndBytesConfig, or plan without quantization",
-		}
+		return nil, fault.File(file).Inputf("this config.json has no quantization_config").
+			WithHint("give the JSON of a BitsAndBytesConfig, or plan without quantization")
 	}
 	r, err := strict.Schema{Program: "BitsAndBytesConfig", Rule: bitsAndBytesRule}.Read(document)
 	if method := document.Root.Member("quant_method"); method != nil && method.Value.Kind == '"' &&
@@ -108,8 +105,8 @@ func ParseQuantization(file string, text []byte) (*Quantization, error) {
 	case eight:
 		q.Bits = 8
 	default:
-		r.Notes = append(r.Notes,
-			Note{Where: fault.Position{File: file}, What: "neither load_in_4bit nor load_in_8bit is true: nothing is quantized"})
+		r.Notes = append(r.Notes, Note{Where: fault.Position{File: file},
+			What: "neither load_in_4bit nor load_in_8bit is true: nothing is quantized"})
 	}
 	if four && !r.Gives("bnb_4bit_quant_type") {
 		r.Notes = append(r.Notes, Note{Where: fault.Position{File: file},
@@ -156,10 +153,10 @@ func dequantized(d *strict.Document, method string) *Quantization {
 // otherMethod refuses methods other than bitsandbytes.
 func otherMethod(d *strict.Document, method *strict.Value) error {
 	if slices.Contains(quantizationMethods, method.Text) {
-		return d.Fault(method.At, fmt.Sprintf("quant_method is %s, which is not planned yet", method),
-			"planned is bitsandbytes; to plan the training of dequantized weights, remove quantization_config (fp8, "+
-				"mxfp4 and compressed-tensors: or add \"dequantize\": true)")
+		return d.Inputf(method.At, "quant_method is %s, which is not planned yet", method).
+			WithHint("planned is bitsandbytes; to plan the training of dequantized weights, remove " +
+				`quantization_config (fp8, mxfp4 and compressed-tensors: or add "dequantize": true)`)
 	}
-	return d.Fault(method.At, fmt.Sprintf("quant_method is %s, which transformers does not know", method),
-		strict.DidYouMean(method.Text, append(slices.Clone(quantizationMethods), "bitsandbytes")))
+	return d.Inputf(method.At, "quant_method is %s, which transformers does not know", method).
+		WithHint(strict.DidYouMean(method.Text, append(slices.Clone(quantizationMethods), "bitsandbytes")))
 }

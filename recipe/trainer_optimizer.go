@@ -63,7 +63,7 @@ func checkArguments(r *strict.Reader, path string) error {
 	for pair := range strings.SplitSeq(arguments, ",") {
 		if key, is, found := strings.Cut(pair, "="); !found || key == "" || strings.Contains(is, "=") {
 			v := r.Find(path)
-			return r.Document.Fault(v.At, fmt.Sprintf("%s is %s, expected key=value, key=value", path, v), "")
+			return r.Inputf(v.At, "%s is %s, expected key=value, key=value", path, v)
 		}
 	}
 	return nil

@@ -2,14 +2,12 @@ package recipe
 
 import (
 	"errors"
-	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 
-	"plimsoll/fault"
 	"plimsoll/recipe/strict"
 )
 
@@ -17,15 +15,16 @@ import (
 func companion(r *strict.Reader, path string) (string, error) {
 	v := r.Find(path)
 	if strings.HasPrefix(v.Text, "{") {
-		return "", r.Document.Fault(v.At, path+" is an object within a string", "remove the quotes around it and the \\ in it")
+		return "", r.Inputf(v.At, "%s is an object within a string", path).
+			WithHint("remove the quotes around it and the \\ in it")
 	}
 	name := v.Text
 	if !filepath.IsAbs(name) {
 		name = filepath.Join(filepath.Dir(r.File), name)
 	}
 	if _, err := os.Stat(name); errors.Is(err, fs.ErrNotExist) {
-		return "", r.Document.Fault(v.At, fmt.Sprintf("%s names %s, which does not exist", path, name),
-			"give the path relative to this file")
+		return "", r.Inputf(v.At, "%s names %s, which does not exist", path, name).
+			WithHint("give the path relative to this file")
 	}
 	return name, nil
 }
@@ -36,7 +35,8 @@ func companion(r *strict.Reader, path string) (string, error) {
 func (t *Training) deepSpeedValues() []autofill {
 	o := t.Optimizer
 	return []autofill{
-		{path: microKey, is: strict.Of(t.MicroBatch), from: "per_device_train_batch_size", lenient: t.AutoFindBatchSize},
+		{path: microKey, is: strict.Of(t.MicroBatch), from: "per_device_train_batch_size",
+			lenient: t.AutoFindBatchSize},
 		{path: accumulationKey, is: strict.Of(t.GradientAccumulation), from: accumulationKey},
 		{path: "gradient_clipping", is: strict.Of(t.MaxGradNorm), from: "max_grad_norm"},
 		{path: "optimizer.params.lr", is: strict.Of(o.LR), from: "learning_rate"},
@@ -69,8 +69,9 @@ func (r *trainingReader) deepSpeed(t *Training) (*DeepSpeed, error) {
 	}{{"fp16", MixedF16}, {"bf16", MixedBF16}}
 	values := t.deepSpeedValues()
 	for _, p := range precisions {
+		full := p.section + "_full_eval"
 		values = append(values, autofill{path: p.section + ".enabled",
-			is: strict.Of(t.Precision == p.is || r.Truth(p.section+"_full_eval")), from: p.section + " and " + p.section + "_full_eval"})
+			is: strict.Of(t.Precision == p.is || r.Truth(full)), from: p.section + " and " + full})
 	}
 	for i, v := range values {
 		for key := range strings.SplitSeq(v.from, " and ") {
@@ -100,12 +101,8 @@ func (r *trainingReader) deepSpeed(t *Training) (*DeepSpeed, error) {
 func (t *Training) Mismatch(d *DeepSpeed) error {
 	for _, v := range t.deepSpeedValues() {
 		if is, given := d.numbers[v.path]; given && !v.lenient && is.number != v.is.Number {
-			return &fault.Input{
-				Where: is.where,
-				What: fmt.Sprintf("DeepSpeed's %s is %v, but %s is %v in %s: transformers refuses that",
-					v.path, is.number, v.from, v.is.Number, t.File),
-				Hint: `set it to "auto"`,
-			}
+			return is.where.Inputf("DeepSpeed's %s is %v, but %s is %v in %s: transformers refuses that",
+				v.path, is.number, v.from, v.is.Number, t.File).WithHint(`set it to "auto"`)
 		}
 	}
 	return nil
@@ -114,8 +111,9 @@ func (t *Training) Mismatch(d *DeepSpeed) error {
 // hostedDeepSpeed reads a configuration for accelerate, which requires ZeRO.
 func hostedDeepSpeed(d *strict.Document) (*DeepSpeed, error) {
 	if d.Root.Kind == '{' && d.Root.Member("zero_optimization") == nil {
-		return nil, d.Fault(d.Root.At, `the DeepSpeed configuration has no "zero_optimization", which accelerate needs`,
-			`add "zero_optimization": {"stage": 2}`)
+		return nil, d.Inputf(d.Root.At,
+			`the DeepSpeed configuration has no "zero_optimization", which accelerate needs`).
+			WithHint(`add "zero_optimization": {"stage": 2}`)
 	}
 	if d.Root.Kind == '{' && d.Root.Member(accumulationKey) == nil {
 		d.Root.Set(accumulationKey, d.Root.At, strict.Of(1))
@@ -204,8 +202,8 @@ func (r *trainingReader) fsdpOptions(f *FSDP, version int) error {
 		case slices.Contains(fsdpStrategies, strings.ToUpper(word)):
 			if f.Strategy = strings.ToLower(word); version == 2 && f.Strategy != "full_shard" &&
 				f.Strategy != "shard_grad_op" {
-				return r.Document.Fault(v.At, fmt.Sprintf("fsdp is %q, which only FSDP1 has", word),
-					`add "version": 1 to "fsdp_config", or use full_shard`)
+				return r.Inputf(v.At, "fsdp is %q, which only FSDP1 has", word).
+					WithHint(`add "version": 1 to "fsdp_config", or use full_shard`)
 			}
 			strategies[f.Strategy] = true
 		case word == "offload":
@@ -217,7 +215,7 @@ func (r *trainingReader) fsdpOptions(f *FSDP, version int) error {
 			if hint == "" {
 				hint = "the options are " + strings.ToLower(strings.Join(options, ", "))
 			}
-			return r.Document.Fault(v.At, fmt.Sprintf("fsdp holds %q, which is no option", word), hint)
+			return r.Inputf(v.At, "fsdp holds %q, which is no option", word).WithHint(hint)
 		}
 	}
 	return refuse(r.Reader, []conflict{

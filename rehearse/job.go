@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -182,10 +183,11 @@ func (j *Job) applyRecipe(path string) error {
 
 // choosePrecision chooses the type that the model is trained in.
 func (r Request) choosePrecision(j *Job) (dtype.Type, error) {
-	asked, ok := trainedIn(cmp.Or(r.Precision, dtype.BF16.String()))
+	asked, ok := kernel.ParseNumberType(cmp.Or(r.Precision, dtype.BF16.String()))
 	switch d := j.Recipe; {
 	case !ok:
-		return asked, fault.Inputf("--precision is %q: expected bf16, fp16 or fp32", r.Precision)
+		return asked, fault.Inputf("--precision is %q: expected %s", r.Precision,
+			fault.OneOf(kernel.NumberTypeNames()...))
 	case d == nil || d.Precision == dtype.Invalid && r.Precision != "":
 		return asked, nil
 	case d.Precision == dtype.Invalid:
@@ -197,12 +199,6 @@ func (r Request) choosePrecision(j *Job) (dtype.Type, error) {
 			r.Precision).WithHint("leave --precision out, or change the file")
 	}
 	return j.Recipe.Precision, nil
-}
-
-// trainedIn returns the type of that name, if models and gradients can have it.
-func trainedIn(name string) (dtype.Type, bool) {
-	t, err := dtype.Parse(name)
-	return t, err == nil && (t == dtype.BF16 || t == dtype.F16 || t == dtype.F32)
 }
 
 // optimizerOf returns the engine's counterpart of a recipe's optimizer.
@@ -238,22 +234,24 @@ func (r Request) chooseFormat(algorithm kernel.Algorithm, precision dtype.Type) 
 	var err error
 	if r.State != "" {
 		if f.State, err = kernel.ParseState(r.State); err != nil {
-			return f, fault.Inputf("--state is %v", err)
+			return f, fault.Inputf("--state is %q: expected %s", r.State,
+				fault.OneOf(kernel.StateNames()...))
 		}
 	}
 	if f.Moments, err = kernel.ParseMoments(cmp.Or(r.Moments, kernel.MomentsFP32.String())); err != nil {
-		return f, fault.Inputf("--moments is %v", err)
+		return f, fault.Inputf("--moments is %q: expected %s", r.Moments,
+			fault.OneOf(kernel.MomentNames()...))
 	}
 	if !f.Moments.Suits(algorithm) {
 		return f, fault.Inputf("--moments is %v, which is made for Adam, and the optimizer is %v", f.Moments,
 			algorithm).WithHint("--moments bf16")
 	}
 	if r.GradientType != "" {
-		t, ok := trainedIn(r.GradientType)
-		if !ok {
-			return f, fault.Inputf("--grad-dtype is %q: expected bf16, fp16 or fp32", r.GradientType)
+		var ok bool
+		if f.Gradient, ok = kernel.ParseNumberType(r.GradientType); !ok {
+			return f, fault.Inputf("--grad-dtype is %q: expected %s", r.GradientType,
+				fault.OneOf(kernel.NumberTypeNames()...))
 		}
-		f.Gradient = t
 	}
 	if err := f.Validate(); err != nil {
 		return f, &fault.Input{Err: err, Hint: "--state fp32"}
@@ -261,20 +259,24 @@ func (r Request) chooseFormat(algorithm kernel.Algorithm, precision dtype.Type) 
 	return f, nil
 }
 
+// EmbeddingMoments are the types that embeddings can have beside --moments int8.
+var EmbeddingMoments = []string{kernel.MomentsFP32.String(), kernel.MomentsInt8.String()}
+
 // chooseEmbeddingMoments chooses the type of the moments of embeddings.
 func (r Request) chooseEmbeddingMoments(others kernel.MomentType) (kernel.MomentType, error) {
-	asked, err := kernel.ParseMoments(r.EmbeddingMoments)
 	switch {
 	case r.EmbeddingMoments == "" && others == kernel.MomentsInt8:
 		return kernel.MomentsFP32, nil
 	case r.EmbeddingMoments == "":
 		return others, nil
-	case err != nil || asked == kernel.MomentsBF16:
-		return others, fault.Inputf("--embedding-moments is %q: expected fp32 or int8", r.EmbeddingMoments)
+	case !slices.Contains(EmbeddingMoments, r.EmbeddingMoments):
+		return others, fault.Inputf("--embedding-moments is %q: expected %s", r.EmbeddingMoments,
+			fault.OneOf(EmbeddingMoments...))
 	case others != kernel.MomentsInt8:
 		return others, fault.Inputf("--embedding-moments is given, and --moments is %v", others).
 			WithHint("embeddings differ only from --moments int8")
 	}
+	asked, _ := kernel.ParseMoments(r.EmbeddingMoments)
 	return asked, nil
 }
 

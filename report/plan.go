@@ -17,17 +17,17 @@ const PlanSchema = "plimsoll.plan/2"
 
 // PlanDocument is the document of a plan.
 type PlanDocument struct {
-	Schema      string          `json:"schema"`
-	Version     string          `json:"version"`
-	Verdict     plan.Result     `json:"verdict"`
-	Limit       *PlanLimit      `json:"limit"` // null where no capacity is known
-	Model       PlannedModel    `json:"model"`
-	Job         PlannedJob      `json:"job"`
-	Assumptions []string        `json:"assumptions"`
-	Devices     []ledger.Device `json:"devices"`
-	Hosted      []plan.Hosted   `json:"plimsoll_host_state"`
-	Inputs      []Input         `json:"inputs"`
-	Request     job.Request     `json:"request"`
+	Schema       string             `json:"schema"`
+	Version      string             `json:"version"`
+	Verdict      plan.Result        `json:"verdict"`
+	Limit        *PlanLimit         `json:"limit"` // null where no capacity is known
+	Model        PlannedModel       `json:"model"`
+	Job          PlannedJob         `json:"job"`
+	Assumptions  []string           `json:"assumptions"`
+	Devices      []ledger.Device    `json:"devices"`
+	StateFormats []plan.StateFormat `json:"plimsoll_host_state"`
+	Inputs       []Input            `json:"inputs"`
+	Request      job.Request        `json:"request"`
 }
 
 // PlanLimit is the point where the job comes nearest to a device's capacity.
@@ -84,10 +84,10 @@ func NewPlanDocument(version string, request job.Request, p *plan.Plan) (*PlanDo
 	j := p.Job
 	d := &PlanDocument{
 		Schema: PlanSchema, Version: version, Verdict: p.Verdict.Result, Devices: p.Devices, Request: request,
-		Inputs:      []Input{},
-		Model:       PlannedModel{j.Model.Name, j.Model.Architecture, j.Model.Source, j.Model.Elements(), p.Trained},
-		Hosted:      append([]plan.Hosted{}, p.Hosted...),
-		Assumptions: append([]string{}, j.Assumptions...),
+		Inputs:       []Input{},
+		Model:        PlannedModel{j.Model.Name, j.Model.Architecture, j.Model.Source, j.Model.Elements(), p.Trained},
+		StateFormats: append([]plan.StateFormat{}, p.StateFormats...),
+		Assumptions:  append([]string{}, j.Assumptions...),
 		Job: PlannedJob{
 			Engine:          j.EngineName(),
 			Ranks:           j.World,
@@ -187,8 +187,8 @@ func (d *PlanDocument) device(device *ledger.Device) Section {
 		s = append(s, Paragraph(fmt.Sprintf("on the fullest of %d NUMA nodes, with %d ranks: %v%s", len(nodes),
 			nodes[0].Ranks, nodes[0].PeakUsed, capacity)))
 	}
-	if device.Kind == ledger.Host && len(d.Hosted) > 0 && peak.PeakRequested > 0 {
-		s = append(s, d.hosted())
+	if device.Kind == ledger.Host && len(d.StateFormats) > 0 && peak.PeakRequested > 0 {
+		s = append(s, d.stateFormats())
 	}
 	return s
 }
@@ -267,10 +267,10 @@ func consumers(device *ledger.Device) *Table {
 	return t
 }
 
-// hosted lists the bytes of the optimizer's state in Plimsoll's formats.
-func (d *PlanDocument) hosted() Paragraph {
+// stateFormats lists the bytes of the optimizer's state in Plimsoll's formats.
+func (d *PlanDocument) stateFormats() Paragraph {
 	var formats []string
-	for _, h := range d.Hosted {
+	for _, h := range d.StateFormats {
 		name := h.State
 		if h.Moments != "fp32" {
 			name = h.Moments + " moments"

@@ -23,16 +23,16 @@ type Run struct {
 	Plan     *PlannedRun   `json:"plan"`     // null where the job was not planned
 	Ranks    []RunRank     `json:"ranks"`
 	Notes    []string      `json:"notes"`
-	// ExitCode and the ranks' proofs are null before the job has run.
+	// ExitCode and the ranks' placement is null before the job has run.
 	ExitCode *int `json:"exit_code"`
 }
 
 // RunRank is one rank.
 type RunRank struct {
-	Rank      int           `json:"rank"`
-	Binding   binding.Rank  `json:"binding"`
-	Variables []string      `json:"variables"` // NAME=VALUE, added to the environment
-	Proof     *launch.Proof `json:"found"`
+	Rank      int                    `json:"rank"`
+	Binding   binding.Rank           `json:"binding"`
+	Variables []string               `json:"variables"` // NAME=VALUE, added to the environment
+	Found     *launch.PlacementCheck `json:"found"`
 }
 
 // NewRun makes the document of a job. The plan may be missing. The result is nil before the job has run.
@@ -47,7 +47,7 @@ func NewRun(version string, h *host.Host, command []string, planned *PlannedRun,
 		rank := RunRank{Rank: plan.Ranks[i].Number, Binding: bound, Variables: plan.Variables[i]}
 		rank.Binding.Rank = rank.Rank
 		if result != nil {
-			rank.Proof = &result.Proofs[i]
+			rank.Found = &result.PlacementChecks[i]
 		}
 		d.Ranks = append(d.Ranks, rank)
 	}

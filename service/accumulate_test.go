@@ -48,11 +48,11 @@ func newAccumulator(t *testing.T, socket string) *accumulator {
 	}
 	all := uint64(100_000 + 777 + 1_000_003)
 	x.requests = append(x.requests, (*servicetest.Session).ClearGradients)
-	for i, stretch := range [][2]uint64{{0, all}, {100_001, 800_002}, {3, 2}, {17, all - 40}, {99_999, 70_000}} {
+	for i, part := range [][2]uint64{{0, all}, {100_001, 800_002}, {3, 2}, {17, all - 40}, {99_999, 70_000}} {
 		x.requests = append(x.requests, func(s *servicetest.Session) error {
 			x.does(accumulating)
 			return s.Do(protocol.Accumulate, protocol.Encode(protocol.AccumulateBody{
-				Type: 2, First: stretch[0], Count: stretch[1], Offset: 4 * uint64((x.step*97+int64(i)*13)%1000),
+				Type: 2, First: part[0], Count: part[1], Offset: 4 * uint64((x.step*97+int64(i)*13)%1000),
 				Number: uint64(1 + i),
 			}))
 		})

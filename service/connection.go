@@ -65,7 +65,7 @@ func (c *connection) run() {
 		return // hangUpOnIdle closed it
 	}
 	if err != nil {
-		c.server.say("a client whose credentials cannot be read: %v", err)
+		c.server.logf("a client whose credentials cannot be read: %v", err)
 		return
 	}
 	c.process = int(credentials.Pid)
@@ -80,7 +80,7 @@ func (c *connection) run() {
 		var wrong *protocol.Error
 		if err != nil && !errors.As(err, &wrong) {
 			if !errors.Is(err, io.EOF) && !errors.Is(err, unix.ECONNRESET) && !errors.Is(err, net.ErrClosed) {
-				c.server.say("process %d: %v", c.process, err)
+				c.server.logf("process %d: %v", c.process, err)
 			}
 			return
 		}
@@ -142,7 +142,7 @@ func (c *connection) serve(p protocol.Packet, files []*os.File, fault error) (mo
 		message := fault.Error()
 		out = reply{result: []byte(message[:min(len(message), 4096)])}
 		if status == protocol.Internal || status == protocol.Malformed || status == protocol.NotPermitted {
-			c.server.say("process %d: %v: %s", c.process, p.Kind, message)
+			c.server.logf("process %d: %v: %s", c.process, p.Kind, message)
 		}
 	}
 	err := c.answer(p, status, out.result, out.files...)

@@ -80,7 +80,7 @@ func (s *Server) await(finished <-chan struct{}) error {
 				endPatience, now.clients)
 		case writing && !noticed && time.Since(began) >= endNotice:
 			noticed = true
-			s.say("a checkpoint is being written, and the service ends after it; " +
+			s.logf("a checkpoint is being written, and the service ends after it; " +
 				"a second Ctrl-C or SIGTERM ends it at once, without that checkpoint")
 		}
 		s.given.store.extend()

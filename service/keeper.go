@@ -60,8 +60,8 @@ type Keeper struct {
 	// Start starts the service from the calling thread, whose binding the service
 	// inherits. With nil the service may use all CPUs of this process.
 	Start func(*exec.Cmd) error
-	// Say tells the user something.
-	Say func(format string, values ...any)
+	// Logf tells the user something.
+	Logf func(format string, values ...any)
 	// Watchdog is how long the service may give no sign of life, while it serves and
 	// while it ends. Then the keeper kills it. 0 means a minute.
 	Watchdog time.Duration
@@ -256,12 +256,12 @@ func (k *Keeper) Run(ctx context.Context) error {
 		}
 		switch {
 		case len(k.kept) > 0 && failed > 1:
-			k.Say("the optimizer service has ended %d times before it served (%v) and is started again; its state is "+
+			k.Logf("the optimizer service has ended %d times before it served (%v) and is started again; its state is "+
 				"kept, in %d files", failed, err, len(k.kept))
 		case failed >= failedStarts:
 			return fmt.Errorf("the optimizer service ended %d times before it served: %w", failed, err)
 		default:
-			k.Say("the optimizer service has ended (%v) and is started again", err)
+			k.Logf("the optimizer service has ended (%v) and is started again", err)
 		}
 		select {
 		case <-ctx.Done():
@@ -406,7 +406,7 @@ func (k *Keeper) watch(ctx context.Context, service *os.Process, ended <-chan er
 			switch {
 			case quiet == ticks:
 				if stopping {
-					k.Say("the optimizer service does not end: it gave no sign of life for %v, and is killed",
+					k.Logf("the optimizer service does not end: it gave no sign of life for %v, and is killed",
 						k.patience())
 				}
 				_ = service.Kill()

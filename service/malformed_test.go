@@ -430,19 +430,19 @@ func FuzzRecord(f *testing.F) {
 	if err != nil {
 		f.Fatal(err)
 	}
-	record, err := newRecord(testDocument(), text, arena.BasePages)
+	header, err := newHeader(testDocument(), text, arena.BasePages)
 	if err != nil {
 		f.Fatal(err)
 	}
-	f.Add(record.Whole())
-	broken := append([]byte{}, record.Whole()...)
-	headOf(broken).document |= 1 << 24
+	f.Add(header.Whole())
+	broken := append([]byte{}, header.Whole()...)
+	fieldsOf(broken).document |= 1 << 24
 	f.Add(broken)
-	groups := append([]byte{}, record.Whole()...)
-	headOf(groups).groupCount = 1
+	groups := append([]byte{}, header.Whole()...)
+	fieldsOf(groups).groupCount = 1
 	f.Add(groups)
 	f.Add([]byte{})
-	pages, err := newRecord(testDocument(), text, 200) // no such kind of pages exists
+	pages, err := newHeader(testDocument(), text, 200) // no such kind of pages exists
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -460,10 +460,10 @@ func FuzzRecord(f *testing.F) {
 		if _, err := unix.FcntlInt(file.Fd(), unix.F_ADD_SEALS, fixed|unix.F_SEAL_SEAL); err != nil {
 			t.Fatal(err)
 		}
-		a, d, err := readRecord("record", file)
+		a, d, err := readHeader("record", file)
 		if err != nil {
 			if a != nil {
-				t.Fatal("a record that cannot be read is mapped still")
+				t.Fatal("a header that cannot be read is mapped still")
 			}
 			return
 		}

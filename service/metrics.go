@@ -62,7 +62,7 @@ func (s *Server) ServeMetrics(address string) (stop func(), err error) {
 	go func() {
 		err := server.Serve(netutil.LimitListener(listener, portion(mostScrapes)))
 		if !errors.Is(err, http.ErrServerClosed) {
-			s.say("metrics: %v", err)
+			s.logf("metrics: %v", err)
 		}
 	}()
 	return func() {

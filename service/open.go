@@ -70,11 +70,11 @@ func readDocument(r request) (*protocol.Document, []byte, error) {
 func (c *connection) welcome(attached bool) (reply, error) {
 	s := c.session
 	w := protocol.Welcome{
-		Schema: protocol.SessionSchema, Attached: attached, Step: s.shard.Steps(), Initialized: s.record.initialized(),
+		Schema: protocol.SessionSchema, Attached: attached, Step: s.shard.Steps(), Initialized: s.header.initialized(),
 		Elements: s.shard.Config().Elements, Service: c.server.version, Kernel: c.server.kernel.String(),
 	}
-	w.PreparedStep = s.record.preparedStep.Load()
-	w.AskedStep, w.AskedGradScale = s.record.asked()
+	w.PreparedStep = s.header.preparedStep.Load()
+	w.AskedStep, w.AskedGradScale = s.header.asked()
 	added, cleared, _, half := s.shard.Accumulations()
 	if w.Accumulated, w.ClearedStep = added, cleared; half {
 		w.Accumulating = added + 1
@@ -154,7 +154,7 @@ func (s *Server) awaitRelease(d *protocol.Document, c *connection) error {
 		case waited >= claimNotice && !noticed:
 			noticed = true
 			s.withoutMutex(func() {
-				s.say("process %d waits for session %v: process %d has hung up, and its %v is still under way",
+				s.logf("process %d waits for session %v: process %d has hung up, and its %v is still under way",
 					c.process, keyOf(d), holder.process, holder.doing())
 			})
 		}
@@ -227,15 +227,15 @@ func (s *Server) make(d *protocol.Document, text []byte) (*session, error) {
 	if err != nil {
 		return nil, protocol.Refused.Errorf("open: %v", err)
 	}
-	record, err := newRecord(d, text, config.Pages)
+	header, err := newHeader(d, text, config.Pages)
 	if err != nil {
 		return nil, errors.Join(protocol.Refused.Errorf("open: %v", err), shard.Close())
 	}
-	made := s.newSession(name, d, shard, record)
+	made := s.newSession(name, d, shard, header)
 	err = s.keepArenas(made)
 	if err == nil {
 		populate(shard)
-		err = s.keepRecord(made)
+		err = s.keepHeader(made)
 	}
 	if err != nil {
 		return nil, errors.Join(err, made.close())

@@ -65,7 +65,7 @@ func (s *session) status() protocol.SessionStatus {
 		Rank: config.Rank, Part: config.Part, Optimizer: s.document.Optimizer,
 		State: s.document.State, Moments: s.document.Moments, Parameter: s.document.Parameter,
 		Gradient: s.document.Gradient,
-		Elements: config.Elements, CPUs: config.CPUs, Client: s.holder.Load(), Initialized: s.record.initialized(),
+		Elements: config.Elements, CPUs: config.CPUs, Client: s.holder.Load(), Initialized: s.header.initialized(),
 		Step: s.shard.Steps(), Saving: s.written.Load() != nil, SavedStep: s.savedStep.Load(),
 		StateBytes: config.StateBytes(), TrafficBytes: config.TrafficBytes(),
 		StepsMade: s.stepsMade.Load(), StepSeconds: seconds(s.busyTime.Load()),
@@ -83,7 +83,7 @@ func (s *session) planned() ledger.Device {
 	for _, plan := range config.Arenas() {
 		hold(plan.Component, config.Pages.Round(plan.Size), plan.Why)
 	}
-	hold(ledger.SessionHeader, s.record.Mapped(),
+	hold(ledger.SessionHeader, s.header.Mapped(),
 		"the document of the open request and the hyperparameters of the prepared step, for a restarted service")
 	return d
 }
@@ -101,7 +101,7 @@ func (s *session) measured() ledger.Device {
 	for i, plan := range config.Arenas() {
 		hold(plan.Component, s.shard.Arenas()[i])
 	}
-	hold(ledger.SessionHeader, s.record.Arena)
+	hold(ledger.SessionHeader, s.header.Arena)
 	return d
 }
 

@@ -80,14 +80,14 @@ func TestCPUIsTakenAway(t *testing.T) {
 	text := func(cpus []int) []byte {
 		return fmt.Appendf(nil, `"cpus":%s`, strings.ReplaceAll(fmt.Sprint(cpus), " ", ","))
 	}
-	record := memfds(t, r.Process())["rank0/bf16/session"]
-	content, err := io.ReadAll(record)
+	header := memfds(t, r.Process())["rank0/bf16/session"]
+	content, err := io.ReadAll(header)
 	if err != nil {
 		t.Fatal(err)
 	}
 	had, none := text(document.CPUs), text([]int{protocol.MaximumCPUs - 1}) // no host has that CPU
 	none = append(none, bytes.Repeat([]byte(" "), len(had)-len(none))...)
-	if _, err := record.WriteAt(none, int64(bytes.Index(content, had))); err != nil {
+	if _, err := header.WriteAt(none, int64(bytes.Index(content, had))); err != nil {
 		t.Fatal(err)
 	}
 	r.Kill()

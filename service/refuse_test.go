@@ -254,8 +254,9 @@ func TestRequestsAreRefused(t *testing.T) {
 	}
 	step := func(number uint64, gradScale float64, groups ...protocol.Hyperparameters) func() error {
 		return func() error {
-			return s.Do(protocol.Step, protocol.StepBody{StepHeader: protocol.StepHeader{Step: number, GradScale: gradScale},
-				Hyperparameters: groups}.Encode())
+			return s.Do(protocol.Step,
+				protocol.StepBody{StepHeader: protocol.StepHeader{Step: number, GradScale: gradScale},
+					Hyperparameters: groups}.Encode())
 		}
 	}
 	body := func(kind protocol.Kind, h protocol.StepHeader, groups ...protocol.Hyperparameters) func() error {
@@ -359,7 +360,8 @@ func TestRequestsAreRefused(t *testing.T) {
 		{"a factor that would be zero", step(3, 1e-60, adamw...), protocol.Refused,
 			"step, parameter group 0, *: the factor*binary32*"},
 
-		{"flags that there are not", body(protocol.Step, protocol.StepHeader{Step: 3, GradScale: 1, Flags: 8}, adamw...),
+		{"flags that there are not",
+			body(protocol.Step, protocol.StepHeader{Step: 3, GradScale: 1, Flags: 8}, adamw...),
 			protocol.Refused,
 			"step with flags 0x8: this version has 0x3"},
 		{"a step that is not prepared", body(protocol.Step,

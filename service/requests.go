@@ -166,10 +166,10 @@ func (s *session) setStep(b protocol.SetStepBody) error {
 		return err
 	}
 	s.saveIsOver.Wait() // the checkpoint needs the step before
-	s.record.forgetSteps()
+	s.header.forgetSteps()
 	s.shard.SetSteps(int64(step))
 	s.begun = int64(step)
-	s.record.condition.Store(stateIsWhole)
+	s.header.condition.Store(stateIsWhole)
 	return nil
 }
 

@@ -52,20 +52,20 @@ type leftSession struct {
 	files map[string]*os.File // by the names under which they are kept
 
 	// The session header and the document in it; nil if they could not be read.
-	record   *record
+	header   *sessionHeader
 	document *protocol.Document
 
 	// reason is why the session could not be restored.
 	reason error
 }
 
-// readRecord reads the session header, unless it was read already.
-func (l *leftSession) readRecord() error {
-	if l.record != nil {
+// readHeader reads the session header, unless it was read already.
+func (l *leftSession) readHeader() error {
+	if l.header != nil {
 		return nil
 	}
 	var err error
-	l.record, l.document, err = readRecord(l.name, l.files[l.name])
+	l.header, l.document, err = readHeader(l.name, l.files[l.name])
 	return err
 }
 
@@ -84,7 +84,7 @@ func (s *Server) restore() {
 	defer func() { s.divided = nil }()
 	var attaching sync.WaitGroup
 	for _, l := range left {
-		if l.readRecord() == nil && l.record.attempts.Load() == 0 {
+		if l.readHeader() == nil && l.header.attempts.Load() == 0 {
 			attaching.Go(func() { s.attach(l) })
 		}
 	}
@@ -99,7 +99,7 @@ func (s *Server) restore() {
 	for _, l := range left {
 		if s.sessionCalled(l.name) == nil {
 			s.aside[l.name] = l
-			s.say("%v is set aside: %v; its memory is kept: plimsoll restore %s tries again, and with "+
+			s.logf("%v is set aside: %v; its memory is kept: plimsoll restore %s tries again, and with "+
 				"--discard gives it back", l, l.reason, l.name)
 		}
 	}
@@ -128,7 +128,7 @@ func (s *Server) leftSessions() []*leftSession {
 			// Files without a session header belong to a session whose open was never
 			// answered.
 			if err := s.giveBack(l); err != nil {
-				s.say("%v", err)
+				s.logf("%v", err)
 			}
 			continue
 		}
@@ -140,8 +140,8 @@ func (s *Server) leftSessions() []*leftSession {
 // giveBack has the files of a session forgotten, the session header first.
 func (s *Server) giveBack(l *leftSession) error {
 	var err error
-	if l.record != nil {
-		err = l.record.Close()
+	if l.header != nil {
+		err = l.header.Close()
 	}
 	for _, name := range slices.Sorted(maps.Keys(l.files)) {
 		err = errors.Join(err, s.given.store.forget(name), l.files[name].Close())
@@ -179,7 +179,7 @@ func (s *Server) tryAttach(l *leftSession) (err error) {
 	var shard *engine.Shard
 	defer func() {
 		if cause := recover(); cause != nil {
-			s.say("%v: restoring it panicked: %v\n%s", l, cause, debug.Stack())
+			s.logf("%v: restoring it panicked: %v\n%s", l, cause, debug.Stack())
 			err = fmt.Errorf("restoring it panicked: %v", cause)
 			if shard != nil {
 				err = errors.Join(err, shard.Close())
@@ -189,35 +189,35 @@ func (s *Server) tryAttach(l *leftSession) (err error) {
 	if !keptPattern.MatchString(l.name) {
 		return errors.New("its files have no names that this release gives")
 	}
-	if err := l.readRecord(); err != nil {
+	if err := l.readHeader(); err != nil {
 		return err
 	}
-	record, d := l.record, l.document
-	if record.attempts.Load() >= mostAttempts {
+	header, d := l.header, l.document
+	if header.attempts.Load() >= mostAttempts {
 		return errDeadly
 	}
-	record.attempts.Add(1)
+	header.attempts.Add(1)
 	shard, err = s.attachShard(l)
 	if err != nil {
-		record.attempts.Store(0) // this service did not die
+		header.attempts.Store(0) // this service did not die
 		return err
 	}
 	if shard.Finish() {
-		s.say("session %v: finished step %d, which was under way", keyOf(d), shard.Steps())
+		s.logf("session %v: finished step %d, which was under way", keyOf(d), shard.Steps())
 	}
 	if added, _, _, half := shard.Accumulations(); half {
-		s.say("session %v: accumulate %d is half done, and goes on when it is repeated", keyOf(d), added+1)
+		s.logf("session %v: accumulate %d is half done, and goes on when it is repeated", keyOf(d), added+1)
 	}
-	record.attempts.Store(0)
+	header.attempts.Store(0)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.all[keyOf(d)] != nil || len(s.all)+s.creating > 0 && s.job != d.Job {
 		return errors.Join(fmt.Errorf("the service holds the job %s, and may have a session %v of it already",
 			s.job, keyOf(d)), shard.Close())
 	}
-	session := s.newSession(l.name, d, shard, record)
+	session := s.newSession(l.name, d, shard, header)
 	shard.Adopt()
-	record.Adopt()
+	header.Adopt()
 	for name, file := range l.files {
 		if !slices.Contains(session.keptNames(), name) {
 			_ = file.Close() // no arena uses the file
@@ -233,7 +233,7 @@ func (s *Server) attachShard(l *leftSession) (*engine.Shard, error) {
 	shard, err := s.attachShardTo(l, l.document.CPUs)
 	if errors.Is(err, engine.ErrBinding) {
 		// A cgroup, or switching a CPU off, has taken a CPU from this process since.
-		s.say("session %v: %v; its workers are bound to what else this process may use", keyOf(l.document), err)
+		s.logf("session %v: %v; its workers are bound to what else this process may use", keyOf(l.document), err)
 		shard, err = s.attachShardTo(l, nil)
 	}
 	return shard, err
@@ -248,7 +248,7 @@ func (s *Server) attachShardTo(l *leftSession, named []int) (*engine.Shard, erro
 	if err != nil {
 		return nil, err
 	}
-	config, err := shardConfig(&document, s.kernel, l.record.kindOfPages(), cpus)
+	config, err := shardConfig(&document, s.kernel, l.header.kindOfPages(), cpus)
 	if err != nil {
 		return nil, err
 	}
@@ -293,8 +293,8 @@ func (s *Server) restoreAside(b protocol.RestoreBody) error {
 		s.noLongerAside(l)
 		return s.giveBack(l)
 	}
-	if l.readRecord() == nil {
-		l.record.attempts.Store(0) // the user knows that it is deadly
+	if l.readHeader() == nil {
+		l.header.attempts.Store(0) // the user knows that it is deadly
 	}
 	return s.tryAgain(l)
 }
@@ -307,7 +307,7 @@ func (s *Server) tryAgain(l *leftSession) error {
 			l.reason, l.name)
 	}
 	s.noLongerAside(l)
-	s.say("%v is restored", l)
+	s.logf("%v is restored", l)
 	return nil
 }
 
@@ -401,8 +401,8 @@ func (s *Server) keepArenas(made *session) error {
 	return s.keep(made, made.keptNames()[:len(made.arenas())-1]...)
 }
 
-// keepRecord has the keeper keep the session header, and with it the session.
-func (s *Server) keepRecord(made *session) error { return s.keep(made, made.name) }
+// keepHeader has the keeper keep the session header, and with it the session.
+func (s *Server) keepHeader(made *session) error { return s.keep(made, made.name) }
 
 // keep has the keeper keep some files of a session. If that fails it has all of them
 // forgotten.

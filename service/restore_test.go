@@ -281,21 +281,21 @@ func TestRecordHasTheDocumentAsItCame(t *testing.T) {
 	if err != nil || len(text) == len(whole) {
 		t.Fatal(err, len(text))
 	}
-	record, err := newRecord(d, text, arena.BasePages)
+	header, err := newHeader(d, text, arena.BasePages)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer record.Close()
-	if record.document != uint64(len(text)) {
-		t.Errorf("the record has a document of %d bytes, and %d were sent", record.document, len(text))
+	defer header.Close()
+	if header.document != uint64(len(text)) {
+		t.Errorf("the header has a document of %d bytes, and %d were sent", header.document, len(text))
 	}
-	_, again, err := readRecord("record", record.File())
+	_, again, err := readHeader("record", header.File())
 	if err != nil || d.Difference(again) != nil {
 		t.Errorf("it is read as %v (%v)", again, err)
 	}
 	for _, length := range []uint64{0, protocol.MaximumDocument + 1} {
-		record.document = length
-		if _, _, err := readRecord("record", record.File()); err == nil ||
+		header.document = length
+		if _, _, err := readHeader("record", header.File()); err == nil ||
 			!strings.Contains(err.Error(), protocol.CheckDocumentLength(length).Error()) {
 			t.Errorf("a document of %d bytes: %v", length, err)
 		}

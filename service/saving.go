@@ -47,7 +47,7 @@ func (s *session) save(b protocol.SaveBody) ([]byte, error) {
 		return nil, protocol.Refused.Errorf("save: replica %d of %d in a job of %d ranks: expected the number of this "+
 			"one, from 0 on, and how many ranks hold its shard", b.Replica, replicas, s.document.World)
 	}
-	if !s.record.initialized() {
+	if !s.header.initialized() {
 		return nil, protocol.OutOfOrder.Errorf("save: the state is not whole: write weights and set_step, or " +
 			"load, or make a step")
 	}
@@ -59,7 +59,7 @@ func (s *session) save(b protocol.SaveBody) ([]byte, error) {
 		return nil, storage(protocol.Save, err)
 	}
 	for _, r := range saving.Removed() {
-		s.say("session %v: save of step %d: %s (%v), which a save had left that was broken off, was removed "+
+		s.logf("session %v: save of step %d: %s (%v), which a save had left that was broken off, was removed "+
 			"for want of room", keyOf(s.document), saving.Step(), r.Path, r.Bytes)
 	}
 	s.saving, s.inherited = saving, false
@@ -116,7 +116,7 @@ func (c *connection) saved(r request) (reply, error) {
 
 // notInParts refuses requests that would take a partly loaded state for a whole one.
 func (s *session) notInParts(kind protocol.Kind) error {
-	if s.record.condition.Load() == stateIsInParts {
+	if s.header.condition.Load() == stateIsInParts {
 		return protocol.OutOfOrder.Errorf("%v: a load was broken off, and some of the state is the checkpoint's: load "+
 			"again, or give the state back and open it anew", kind)
 	}
@@ -126,7 +126,7 @@ func (s *session) notInParts(kind protocol.Kind) error {
 // notAlone refuses to go on from a loaded state while other shards may not have loaded
 // theirs.
 func (s *session) notAlone(kind protocol.Kind) error {
-	if s.record.condition.Load() == stateIsLoaded {
+	if s.header.condition.Load() == stateIsLoaded {
 		return protocol.OutOfOrder.Errorf("%v: the state was loaded as one of several, and set_step has not said that "+
 			"all are: load all again, or give the states back and open them anew", kind)
 	}
@@ -172,8 +172,8 @@ func (s *session) load(until context.Context, b protocol.LoadBody) ([]byte, erro
 	}
 	// From here to the end, a restarted service must not take the state for whole, or
 	// for new.
-	was := s.record.condition.Swap(stateIsInParts)
-	s.record.forgetSteps()
+	was := s.header.condition.Swap(stateIsInParts)
+	s.header.forgetSteps()
 	load := found.LoadNew
 	if was == stateIsWhole {
 		load = found.Load // keeps the state until all is verified
@@ -181,7 +181,7 @@ func (s *session) load(until context.Context, b protocol.LoadBody) ([]byte, erro
 	step, training, err := load(until, s.forCheckpoint())
 	if err != nil {
 		if !errors.Is(err, checkpoint.ErrPartial) {
-			s.record.condition.Store(was)
+			s.header.condition.Store(was)
 		}
 		if until.Err() != nil {
 			return nil, errEnding
@@ -190,9 +190,9 @@ func (s *session) load(until context.Context, b protocol.LoadBody) ([]byte, erro
 	}
 	s.begun = step
 	if b.Several {
-		s.record.condition.Store(stateIsLoaded)
+		s.header.condition.Store(stateIsLoaded)
 	} else {
-		s.record.condition.Store(stateIsWhole)
+		s.header.condition.Store(stateIsWhole)
 	}
 	return append(protocol.Encode(step), training...), nil
 }

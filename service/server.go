@@ -50,7 +50,7 @@ import (
 type Server struct {
 	version  string
 	kernel   kernel.Set
-	say      func(format string, values ...any)
+	logf     func(format string, values ...any)
 	host     func() (*host.Host, error)
 	given    *Inherited
 	until    context.Context // of Serve
@@ -86,13 +86,13 @@ type Server struct {
 // NewServer returns a service with the sessions that an earlier one left. It finishes
 // the steps that were under way.
 func NewServer(version string, given *Inherited, findHost func() (*host.Host, error),
-	say func(format string, values ...any)) (*Server, error) {
+	logf func(format string, values ...any)) (*Server, error) {
 	set, err := kernel.Select()
 	if err != nil {
 		return nil, err
 	}
 	s := &Server{
-		version: version, kernel: set, say: say, host: findHost, given: given, began: time.Now(),
+		version: version, kernel: set, logf: logf, host: findHost, given: given, began: time.Now(),
 		all: map[key]*session{}, held: map[key]*connection{}, open: map[*connection]bool{},
 		released: make(chan struct{}), aside: map[string]*leftSession{},
 	}
@@ -127,7 +127,7 @@ func (s *Server) Serve(ctx context.Context) error {
 		case errors.Is(err, os.ErrDeadlineExceeded): // a sign of life is due
 		case errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE):
 			if !s.hangUpOnIdle(0) && !s.outOfFiles {
-				s.say("too many open files (ulimit -n): clients wait until others go")
+				s.logf("too many open files (ulimit -n): clients wait until others go")
 				s.outOfFiles = true
 			}
 			time.Sleep(100 * time.Millisecond)

@@ -157,7 +157,7 @@ func startServiceWith(t testing.TB, differ func(*Keeper), variables ...string) *
 	r := &running{}
 	r.Keeper = &Keeper{
 		Socket: filepath.Join(directory, "private", "socket"),
-		Say:    func(format string, values ...any) { fmt.Fprintf(&r.log, format+"\n", values...) },
+		Logf:   func(format string, values ...any) { fmt.Fprintf(&r.log, format+"\n", values...) },
 		Command: func() *exec.Cmd {
 			r.started.Add(1)
 			command := exec.Command(os.Args[0])

@@ -21,10 +21,10 @@ import (
 // session is the state of one shard. At most one connection at a time holds it.
 type session struct {
 	name     string // under which the keeper keeps its files
-	say      func(format string, values ...any)
+	logf     func(format string, values ...any)
 	document *protocol.Document
 	shard    *engine.Shard
-	record   *record
+	header   *sessionHeader
 
 	// Only the connection that holds the session uses the window.
 	window []byte
@@ -48,9 +48,9 @@ type session struct {
 	watched stepWatch // used by Server.stuckStep
 }
 
-func (s *Server) newSession(name string, d *protocol.Document, shard *engine.Shard, record *record) *session {
+func (s *Server) newSession(name string, d *protocol.Document, shard *engine.Shard, header *sessionHeader) *session {
 	useWorkers(shard.Config())
-	return &session{name: name, say: s.say, document: d, shard: shard, record: record}
+	return &session{name: name, logf: s.logf, document: d, shard: shard, header: header}
 }
 
 // key names a session in its job.
@@ -66,7 +66,7 @@ func (k key) String() string { return fmt.Sprintf("rank%d/%s", k.rank, k.part) }
 // arenas returns all arenas of the session, the session header last: a header that was
 // kept proves that all arenas were.
 func (s *session) arenas() []*arena.Arena {
-	return append(append([]*arena.Arena{}, s.shard.Arenas()...), s.record.Arena)
+	return append(append([]*arena.Arena{}, s.shard.Arenas()...), s.header.Arena)
 }
 
 // keptNames returns the names under which the keeper keeps the arenas, in the same
@@ -82,7 +82,7 @@ func (s *session) close() error {
 	}
 	s.dropWindow()
 	leaveWorkers(s.shard.Config())
-	return errors.Join(s.shard.Close(), s.record.Close())
+	return errors.Join(s.shard.Close(), s.header.Close())
 }
 
 // release ends a client's use of the session.
@@ -147,14 +147,14 @@ func (s *session) ready(b protocol.RangeBody) error {
 	if err != nil {
 		return err
 	}
-	s.record.forgetPrepared()
+	s.header.forgetPrepared()
 	s.shard.GradientsArrived(arrived)
 	return nil
 }
 
 // clear sets the gradients to 0.
 func (s *session) clear(struct{}) error {
-	s.record.forgetPrepared()
+	s.header.forgetPrepared()
 	s.shard.ForgetArrived()
 	s.shard.ClearGradients()
 	return nil
@@ -183,7 +183,7 @@ func (s *session) prepare(b protocol.StepBody) error {
 	if _, err := s.optimizers(protocol.Prepare, b.Step, b.Hyperparameters, 1); err != nil {
 		return err
 	}
-	s.record.prepare(b.Step, b.Hyperparameters)
+	s.header.prepare(b.Step, b.Hyperparameters)
 	return nil
 }
 
@@ -228,11 +228,11 @@ func (s *session) optimizersOf(b protocol.StepBody) ([]optim.Optimizer, error) {
 		return nil, protocol.Refused.Errorf("step %d as prepared, with %d parameter groups: expected none",
 			b.Step, len(b.Hyperparameters))
 	}
-	if prepared := s.record.preparedStep.Load(); prepared != b.Step {
+	if prepared := s.header.preparedStep.Load(); prepared != b.Step {
 		return nil, protocol.OutOfOrder.Errorf("step %d as prepared: step %d is (0 is none)", b.Step,
 			prepared)
 	}
-	return s.optimizers(protocol.Step, b.Step, s.record.groups, b.GradScale)
+	return s.optimizers(protocol.Step, b.Step, s.header.groups, b.GradScale)
 }
 
 // step begins a step, unless it was made already. It is the second phase of the
@@ -257,8 +257,8 @@ func (s *session) step(b protocol.StepBody, done func(took time.Duration)) (begu
 	if err != nil {
 		return false, err
 	}
-	s.record.ask(b.Step, b.GradScale)
-	s.record.condition.Store(stateIsWhole) // before the step begins: the state is whole from now on
+	s.header.ask(b.Step, b.GradScale)
+	s.header.condition.Store(stateIsWhole) // before the step begins: the state is whole from now on
 	begin := time.Now()
 	s.stepIsOver.Add(1)
 	err = s.shard.BeginThen(int64(b.Step), b.GradScale, optimizers, func() {

@@ -246,7 +246,7 @@ func TestServiceThatDoesNotEndIsKilled(t *testing.T) {
 	var log output
 	k := &Keeper{
 		Socket:   filepath.Join(t.TempDir(), "d", "socket"),
-		Say:      func(format string, values ...any) { fmt.Fprintf(&log, format+"\n", values...) },
+		Logf:     func(format string, values ...any) { fmt.Fprintf(&log, format+"\n", values...) },
 		Command:  func() *exec.Cmd { return exec.Command("sh", "-c", `trap "" TERM; while :; do sleep 0.1; done`) },
 		Watchdog: time.Second,
 	}

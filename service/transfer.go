@@ -77,7 +77,7 @@ func (s *session) write(t protocol.TransferBody) error {
 		return err
 	}
 	s.saveIsOver.Wait() // the checkpoint needs the state as it was
-	s.record.beginWrite()
+	s.header.beginWrite()
 	if t.What != protocol.MasterWeights {
 		s.shard.WriteMoment(int(t.What)-protocol.FirstMoment, all.First, numbers)
 		return nil
@@ -151,7 +151,7 @@ func (s *session) accumulate(b protocol.AccumulateBody) error {
 	if again {
 		return nil // the client did not get the answer
 	}
-	s.record.forgetPrepared()
+	s.header.forgetPrepared()
 	s.shard.ForgetArrived()
 	return s.shard.Accumulate(now.First, kernel.Array{Type: of, Data: data})
 }

@@ -71,7 +71,7 @@ func TestStepsAreOfAWholeState(t *testing.T) {
 		watching.Go(func() {
 			for session.shard.Steps() == 0 {
 			}
-			if !session.record.initialized() {
+			if !session.header.initialized() {
 				t.Error("the first step is finished, and the state is not initialized")
 			}
 		})

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"maps"
 
-	"plimsoll/allocator"
 	"plimsoll/autograd"
 	"plimsoll/dtype"
 	"plimsoll/ledger"
@@ -124,11 +123,11 @@ func (e *deepSpeed) addFlat(elements int64) *autograd.Parameter {
 
 // holdOnHost holds a tensor that was made on the host. To pin a tensor, torch makes a
 // pinned copy; for a moment both exist.
-func (e *deepSpeed) holdOnHost(bytes int64, component ledger.Component, pin bool) hostTensor {
+func (e *deepSpeed) holdOnHost(bytes int64, component ledger.Component, pin bool) tensor {
 	if !pin {
-		return hostTensor{hold: e.host.hold(bytes, component)}
+		return tensor{hold: e.host.hold(bytes, component)}
 	}
-	var l hostTensor
+	var l tensor
 	e.host.during(ledger.Bytes(bytes), ledger.PinningCopies, func() { l = e.pinnedMemory.allocate(bytes, component) })
 	return l
 }
@@ -230,57 +229,4 @@ func (e *deepSpeed) reasons() map[ledger.Component]string {
 	}
 	maps.Copy(r, e.why)
 	return r
-}
-
-// pinnedMemory is the pinned memory of a rank. PyTorch's allocator returns it in blocks.
-type pinnedMemory struct {
-	allocator *allocator.Pinned
-	host      *trace
-	beyond    hold // rounding of the blocks, and free blocks
-}
-
-func newPinnedMemory(s *simulation) *pinnedMemory {
-	c, err := allocator.ParseConfiguration(s.Allocator, s.Versions.Torch)
-	if err != nil {
-		c = allocator.Configuration{} // refused where the GPU's allocator is made
-	}
-	return &pinnedMemory{allocator: allocator.NewPinned(c, s.Versions.Torch), host: s.host}
-}
-
-// hostTensor is a tensor on the host, pinned if it has a block.
-type hostTensor struct {
-	hold
-	memory *pinnedMemory
-	block  allocator.Block
-	pinned bool // pinned
-}
-
-func (p *pinnedMemory) allocate(bytes int64, component ledger.Component) hostTensor {
-	drop(&p.beyond)
-	block, err := p.allocator.Allocate(ledger.Bytes(bytes))
-	if err != nil && p.host.failed == nil {
-		p.host.failed = err
-	}
-	l := hostTensor{p.host.hold(bytes, component), p, block, true}
-	p.count()
-	return l
-}
-
-func (p *pinnedMemory) count() {
-	s := p.allocator.Statistics()
-	p.beyond = p.host.hold(int64(s.Pinned.Now-s.Requested.Now), ledger.PinnedRounding)
-}
-
-// free frees the tensor. The allocator keeps a pinned block.
-func (l hostTensor) free() {
-	if !l.pinned {
-		l.hold.free()
-		return
-	}
-	drop(&l.memory.beyond)
-	l.hold.free()
-	if err := l.memory.allocator.Free(l.block); err != nil && l.memory.host.failed == nil {
-		l.memory.host.failed = err
-	}
-	l.memory.count()
 }

@@ -31,13 +31,13 @@ func (e *zero3) superOffload() {
 
 // moving is a tensor that the first step moves to shared memory.
 type moving struct {
-	from  hostTensor
+	from  tensor
 	bytes int64
 	to    ledger.Component
 }
 
 // moves notes a tensor that SuperOffload will move to shared memory.
-func (e *zero3) moves(from hostTensor, bytes int64, to ledger.Component) {
+func (e *zero3) moves(from tensor, bytes int64, to ledger.Component) {
 	if e.superOffloads() && from.held() {
 		e.moving = append(e.moving, moving{from, bytes, to})
 	}

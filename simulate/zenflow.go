@@ -21,14 +21,14 @@ func (e *deepSpeed) hostMaster() ledger.Component {
 // hostGradients allocates the gradients that the optimizer on the host reads. An
 // overlapped step needs two sets of them, and the parameters before the step.
 // PyTorch keeps the pinned block of a tensor that is moved to shared memory.
-func (e *deepSpeed) hostGradients(bytes int64) hostTensor {
+func (e *deepSpeed) hostGradients(bytes int64) tensor {
 	if !e.overlapped() {
 		return e.holdOnHost(bytes, ledger.MasterGradients, e.pinsOptimizer())
 	}
 	e.holdOnHost(bytes, ledger.PinningCopies, e.pinsOptimizer()).free()
 	allocate(e.host, 2*bytes, ledger.SharedMasterGradients)
 	allocate(e.host, bytes, ledger.SharedStaleParameters)
-	return hostTensor{}
+	return tensor{}
 }
 
 // hostStates allocates the optimizer states on the host. Overlapped steps have

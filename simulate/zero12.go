@@ -21,8 +21,8 @@ type zero12 struct {
 	// arriving holds the partition's gradients of this backward pass, averaged
 	// those of earlier passes.
 	arriving, averaged hold
-	accumulated        []hostTensor // gradients on the host, by index of the parameter
-	wide               []hold       // gradients in the accumulation type, by index
+	accumulated        []tensor // gradients on the host, by index of the parameter
+	wide               []hold   // gradients in the accumulation type, by index
 }
 
 // groupRange is a range of a group's flat tensor, with the size of a rank's partition.
@@ -33,7 +33,7 @@ func (s groupRange) owned() int64 { return max(0, min(s.to, s.partition)-s.from)
 
 func newZeRO12(e *deepSpeed) *zero12 {
 	n := len(e.parameters)
-	p := &zero12{deepSpeed: e, ranges: make([]groupRange, n), accumulated: make([]hostTensor, n), wide: make([]hold, n)}
+	p := &zero12{deepSpeed: e, ranges: make([]groupRange, n), accumulated: make([]tensor, n), wide: make([]hold, n)}
 	for _, group := range e.groups {
 		partition := e.aligned(elementsOf(group)) / e.Parallel.Shard
 		var at int64

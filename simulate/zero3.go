@@ -11,7 +11,7 @@ import (
 type zero3 struct {
 	*deepSpeed
 	coordinator *coordinator
-	shards      []hostTensor // shards of single parameters, by index
+	shards      []tensor // shards of single parameters, by index
 	subGroups   []subGroup
 	bucket      []*autograd.Parameter
 	elements    int64
@@ -26,7 +26,7 @@ type subGroup struct {
 }
 
 func newZeRO3(e *deepSpeed) *zero3 {
-	d := &zero3{deepSpeed: e, shards: make([]hostTensor, len(e.parameters))}
+	d := &zero3{deepSpeed: e, shards: make([]tensor, len(e.parameters))}
 	for _, group := range e.groups {
 		var sum int64
 		for i, p := range group {
@@ -85,7 +85,7 @@ func (e *zero3) load() {
 func (e *zero3) shard(p *autograd.Parameter) {
 	switch e.parametersOn() {
 	case "none":
-		e.shards[p.Index] = hostTensor{hold: e.gpu.hold(e.shardBytes(p), ledger.Parameters)}
+		e.shards[p.Index] = tensor{hold: e.gpu.hold(e.shardBytes(p), ledger.Parameters)}
 	case "cpu":
 		e.shards[p.Index] = e.holdOnHost(e.shardBytes(p), ledger.Parameters, e.pinsOffload(e.recipe.OffloadParameters))
 	}
@@ -176,7 +176,7 @@ func (e *zero3) flattenShards() {
 func (e *zero3) freeShards(parameters []*autograd.Parameter) {
 	for _, p := range parameters {
 		e.shards[p.Index].free()
-		e.shards[p.Index] = hostTensor{}
+		e.shards[p.Index] = tensor{}
 	}
 }
 
@@ -211,7 +211,7 @@ func (e *zero3) keepMaster(device *trace, bytes int64) {
 		allocate(device, bytes, ledger.MasterWeights)
 		return
 	}
-	e.moves(hostTensor{hold: device.hold(bytes, e.hostMaster())}, bytes, ledger.SharedMasterWeights)
+	e.moves(tensor{hold: device.hold(bytes, e.hostMaster())}, bytes, ledger.SharedMasterWeights)
 }
 
 func (e *zero3) deviceOf(g subGroup) *trace {

@@ -202,7 +202,7 @@ type placement struct {
 }
 
 // touch runs ranks that take memory. It returns their places, as read from /proc and as the program reports them.
-func touch(t *testing.T, arguments ...string) (ranks []placement, reported []launch.Proof) {
+func touch(t *testing.T, arguments ...string) (ranks []placement, reported []launch.PlacementCheck) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "report.json")
 	j := newJob(t, slices.Concat([]string{"--report", file}, arguments,
@@ -236,7 +236,7 @@ func touch(t *testing.T, arguments ...string) (ranks []placement, reported []lau
 	}
 	var report struct {
 		Ranks []struct {
-			Found launch.Proof `json:"found"`
+			Found launch.PlacementCheck `json:"found"`
 		} `json:"ranks"`
 	}
 	data, err := os.ReadFile(file)

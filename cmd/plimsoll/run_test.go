@@ -538,7 +538,7 @@ func TestRanksAreBoundAndLookedAt(t *testing.T) {
 			Binding struct {
 				CPUs string `json:"trainer_cpus"`
 			} `json:"binding"`
-			Found launch.Proof `json:"found"`
+			Found launch.PlacementCheck `json:"found"`
 		} `json:"ranks"`
 		ExitCode *int `json:"exit_code"`
 	}

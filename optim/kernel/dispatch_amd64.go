@@ -45,7 +45,7 @@ func kind(t dtype.Type) int {
 	return abi.Wide
 }
 
-// arguments returns the arguments for the first n elements of a chunk: full turns.
+// arguments returns the arguments for the first n elements of a chunk: full tiles.
 func (s Set) arguments(n int, f Format, c *Chunk) abi.Arguments {
 	return abi.Arguments{
 		Elements:     n,
@@ -70,7 +70,7 @@ func prefetching(n int, stream Array, ahead int) int {
 	return max(0, min(n, last-last%(2*abi.Group)))
 }
 
-// update updates elements first to n, both at the beginning of a turn, with an
+// update updates elements first to n, both at the beginning of a tile, with an
 // undo log or nil.
 func (s Set) update(first, n int, f Format, constants *Constants, c *Chunk, undo *byte) {
 	a := s.arguments(n, f, c)

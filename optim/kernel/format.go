@@ -2,6 +2,7 @@ package kernel
 
 import (
 	"fmt"
+	"slices"
 	"unsafe"
 
 	"plimsoll/dtype"
@@ -38,6 +39,24 @@ const (
 	MomentsBF16 = abi.MomentsBF16
 	MomentsInt8 = abi.MomentsInt8
 )
+
+// numberTypes are the types that parameters and gradients can have.
+var numberTypes = []dtype.Type{dtype.BF16, dtype.F16, dtype.F32}
+
+// NumberTypeNames returns the short names of the types that parameters and gradients can have.
+func NumberTypeNames() []string {
+	var names []string
+	for _, t := range numberTypes {
+		names = append(names, t.String())
+	}
+	return names
+}
+
+// ParseNumberType returns the type of parameters or gradients of a name that dtype.Parse knows.
+func ParseNumberType(name string) (t dtype.Type, ok bool) {
+	t, err := dtype.Parse(name)
+	return t, err == nil && slices.Contains(numberTypes, t)
+}
 
 // Block is the number of elements whose int8 moments share a header.
 const Block = abi.Block
@@ -183,7 +202,7 @@ func (f Format) momentType() dtype.Type {
 }
 
 // granule returns the number of parameters that vector kernels take multiples of.
-func (f Format) granule() int { return f.Moments.Turn() }
+func (f Format) granule() int { return f.Moments.Tile() }
 
 // ResidentBytes returns the size of all streams for a number of parameters.
 func (f Format) ResidentBytes(parameters int64) int64 {

@@ -183,31 +183,31 @@ func (c *Constants) scalars() (k scalars) {
 	return k
 }
 
-// desk is the memory in which sets work that do not work in registers. They take as
+// buffers is the memory in which sets work that do not work in registers. They take as
 // many elements through all operations at a time as stay in the first-level cache.
-type desk struct {
+type buffers struct {
 	weights, gradient, first, second, scratch [Block]float32
 }
 
 // updateOnDesk updates a chunk, beginning at element first, which is the first of a
-// turn. The undo log may be nil.
+// tile. The undo log may be nil.
 func (s Set) updateOnDesk(f Format, constants *Constants, c *Chunk, first int, log *Undo) {
-	n, turn := c.Len(), Block
+	n, tile := c.Len(), Block
 	if first == n {
 		return
 	}
 	if log != nil {
-		turn = f.granule()
+		tile = f.granule()
 	}
-	var d desk
+	var d buffers
 	k := constants.scalars()
 	for ; first < n; first += Block {
 		end := min(first+Block, n)
 		part := c.Slice(first, end)
 		d.load(s, f, &part)
 		d.update(s, f, &k, end-first)
-		for at := first; at < end; at += turn {
-			part := c.Slice(at, min(at+turn, end))
+		for at := first; at < end; at += tile {
+			part := c.Slice(at, min(at+tile, end))
 			if log != nil {
 				log.keep(f, &part, at)
 			}
@@ -217,7 +217,7 @@ func (s Set) updateOnDesk(f Format, constants *Constants, c *Chunk, first int, l
 }
 
 // load reads a chunk of up to Block elements.
-func (d *desk) load(s Set, f Format, c *Chunk) {
+func (d *buffers) load(s Set, f Format, c *Chunk) {
 	n := c.Len()
 	s.loadMaster(d.weights[:n], f, c)
 	s.load(d.gradient[:n], c.Gradient)
@@ -232,8 +232,8 @@ func (d *desk) load(s Set, f Format, c *Chunk) {
 	}
 }
 
-// store stores a chunk. Its first element is element at of the desk.
-func (d *desk) store(s Set, f Format, constants *Constants, c *Chunk, at int) {
+// store stores a chunk. Its first element is element at of the buffers.
+func (d *buffers) store(s Set, f Format, constants *Constants, c *Chunk, at int) {
 	end := at + c.Len()
 	s.storeMaster(f, c, d.weights[at:end])
 	if f.Moments == MomentsInt8 {
@@ -252,7 +252,7 @@ func (d *desk) store(s Set, f Format, constants *Constants, c *Chunk, at int) {
 
 // update updates the first n elements. If moments are int8, the second moments become
 // their roots.
-func (d *desk) update(s Set, f Format, k *scalars, n int) {
+func (d *buffers) update(s Set, f Format, k *scalars, n int) {
 	var p, g, m, v, t vector = d.weights[:n], d.gradient[:n], d.first[:n], d.second[:n], d.scratch[:n]
 	s.mul(g, k[abi.GradScale], g)
 	s.fma(g, k[abi.L2Penalty], p, g)

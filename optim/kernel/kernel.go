@@ -156,7 +156,7 @@ var setNames = [...]string{Generic: "generic", AVX2: "avx2", AVX512: "avx512", N
 
 func (s Set) String() string { return setNames[s] }
 
-// inRegisters reports whether the set takes full turns through all operations in
+// inRegisters reports whether the set takes full tiles through all operations in
 // registers. In other sets, and for the rest of a chunk, each operation takes many
 // elements.
 func (s Set) inRegisters() bool { return s == AVX2 || s == AVX512 }

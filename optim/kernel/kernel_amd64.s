@@ -3939,7 +3939,7 @@ kept152:
 	VPXOR        Y2, Y2, Y2
 	VPCMPEQD     Y1, Y1, Y1
 
-turn150:
+tile150:
 	TESTQ   R10, R10
 	JEQ     kept153
 	MOVQ    AX, CX
@@ -4156,7 +4156,7 @@ kept153:
 	ADDQ           $0x10, AX
 	ADDQ           $0x10, CX
 	TESTQ          $0x000000ff, AX
-	JNE            turn150
+	JNE            tile150
 	MOVQ           AX, CX
 	MOVQ           a+0(FP), R11
 	MOVQ           16(R11), R11
@@ -4165,7 +4165,7 @@ kept153:
 	JBE            encoded151
 	SUBQ           $0x00000100, AX
 
-turn154:
+tile154:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	XORQ        $0x00000100, CX
@@ -4250,7 +4250,7 @@ turn154:
 	VMOVDQU     Y6, -288(R9)(AX*1)
 	VMOVDQU     Y7, -288(R8)(AX*1)
 	TESTQ       $0x000000ff, AX
-	JNE         turn154
+	JNE         tile154
 
 encoded151:
 	VEXTRACTI128 $0x01, Y1, X0
@@ -4412,7 +4412,7 @@ kept158:
 	VPXOR        Y2, Y2, Y2
 	VPCMPEQD     Y1, Y1, Y1
 
-turn156:
+tile156:
 	TESTQ   R10, R10
 	JEQ     kept159
 	MOVQ    AX, CX
@@ -4635,7 +4635,7 @@ kept159:
 	ADDQ           $0x10, AX
 	ADDQ           $0x10, CX
 	TESTQ          $0x000000ff, AX
-	JNE            turn156
+	JNE            tile156
 	MOVQ           AX, CX
 	MOVQ           a+0(FP), R11
 	MOVQ           16(R11), R11
@@ -4644,7 +4644,7 @@ kept159:
 	JBE            encoded157
 	SUBQ           $0x00000100, AX
 
-turn160:
+tile160:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	XORQ        $0x00000100, CX
@@ -4729,7 +4729,7 @@ turn160:
 	VMOVDQU     Y6, -288(R9)(AX*1)
 	VMOVDQU     Y7, -288(R8)(AX*1)
 	TESTQ       $0x000000ff, AX
-	JNE         turn160
+	JNE         tile160
 
 encoded157:
 	VEXTRACTI128 $0x01, Y1, X0
@@ -4891,7 +4891,7 @@ kept164:
 	VPXOR        Y2, Y2, Y2
 	VPCMPEQD     Y1, Y1, Y1
 
-turn162:
+tile162:
 	TESTQ   R10, R10
 	JEQ     kept165
 	MOVQ    AX, CX
@@ -5114,7 +5114,7 @@ kept165:
 	ADDQ           $0x10, AX
 	ADDQ           $0x10, CX
 	TESTQ          $0x000000ff, AX
-	JNE            turn162
+	JNE            tile162
 	MOVQ           AX, CX
 	MOVQ           a+0(FP), R11
 	MOVQ           16(R11), R11
@@ -5123,7 +5123,7 @@ kept165:
 	JBE            encoded163
 	SUBQ           $0x00000100, AX
 
-turn166:
+tile166:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	XORQ        $0x00000100, CX
@@ -5208,7 +5208,7 @@ turn166:
 	VMOVDQU     Y6, -288(R9)(AX*1)
 	VMOVDQU     Y7, -288(R8)(AX*1)
 	TESTQ       $0x000000ff, AX
-	JNE         turn166
+	JNE         tile166
 
 encoded163:
 	VEXTRACTI128 $0x01, Y1, X0
@@ -5340,7 +5340,7 @@ encoded163:
 	JB           block161
 
 done148:
-turn167:
+tile167:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	XORQ        $0x00000100, CX
@@ -5425,7 +5425,7 @@ turn167:
 	VMOVDQU     Y2, -288(R9)(AX*1)
 	VMOVDQU     Y5, -288(R8)(AX*1)
 	TESTQ       $0x000000ff, AX
-	JNE         turn167
+	JNE         tile167
 	LDMXCSR     (SP)
 	VZEROUPPER
 	RET
@@ -12261,7 +12261,7 @@ kept725:
 	VPXOR        Y2, Y2, Y2
 	VPCMPEQD     Y1, Y1, Y1
 
-turn723:
+tile723:
 	TESTQ   R11, R11
 	JEQ     kept726
 	MOVQ    AX, CX
@@ -12616,7 +12616,7 @@ stored738:
 	ADDQ  $0x10, AX
 	ADDQ  $0x10, CX
 	TESTQ $0x000000ff, AX
-	JNE   turn723
+	JNE   tile723
 	MOVQ  AX, CX
 	MOVQ  a+0(FP), R12
 	MOVQ  16(R12), R12
@@ -12625,7 +12625,7 @@ stored738:
 	JBE   encoded724
 	SUBQ  $0x00000100, AX
 
-turn747:
+tile747:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	XORQ        $0x00000100, CX
@@ -12710,7 +12710,7 @@ turn747:
 	VMOVDQU     Y6, -288(R10)(AX*1)
 	VMOVDQU     Y7, -288(R9)(AX*1)
 	TESTQ       $0x000000ff, AX
-	JNE         turn747
+	JNE         tile747
 
 encoded724:
 	VEXTRACTI128 $0x01, Y1, X0
@@ -12872,7 +12872,7 @@ kept751:
 	VPXOR        Y2, Y2, Y2
 	VPCMPEQD     Y1, Y1, Y1
 
-turn749:
+tile749:
 	TESTQ   R11, R11
 	JEQ     kept752
 	MOVQ    AX, CX
@@ -13233,7 +13233,7 @@ stored764:
 	ADDQ  $0x10, AX
 	ADDQ  $0x10, CX
 	TESTQ $0x000000ff, AX
-	JNE   turn749
+	JNE   tile749
 	MOVQ  AX, CX
 	MOVQ  a+0(FP), R12
 	MOVQ  16(R12), R12
@@ -13242,7 +13242,7 @@ stored764:
 	JBE   encoded750
 	SUBQ  $0x00000100, AX
 
-turn773:
+tile773:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	XORQ        $0x00000100, CX
@@ -13327,7 +13327,7 @@ turn773:
 	VMOVDQU     Y6, -288(R10)(AX*1)
 	VMOVDQU     Y7, -288(R9)(AX*1)
 	TESTQ       $0x000000ff, AX
-	JNE         turn773
+	JNE         tile773
 
 encoded750:
 	VEXTRACTI128 $0x01, Y1, X0
@@ -13489,7 +13489,7 @@ kept777:
 	VPXOR        Y2, Y2, Y2
 	VPCMPEQD     Y1, Y1, Y1
 
-turn775:
+tile775:
 	TESTQ   R11, R11
 	JEQ     kept778
 	MOVQ    AX, CX
@@ -13850,7 +13850,7 @@ stored790:
 	ADDQ  $0x10, AX
 	ADDQ  $0x10, CX
 	TESTQ $0x000000ff, AX
-	JNE   turn775
+	JNE   tile775
 	MOVQ  AX, CX
 	MOVQ  a+0(FP), R12
 	MOVQ  16(R12), R12
@@ -13859,7 +13859,7 @@ stored790:
 	JBE   encoded776
 	SUBQ  $0x00000100, AX
 
-turn799:
+tile799:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	XORQ        $0x00000100, CX
@@ -13944,7 +13944,7 @@ turn799:
 	VMOVDQU     Y6, -288(R10)(AX*1)
 	VMOVDQU     Y7, -288(R9)(AX*1)
 	TESTQ       $0x000000ff, AX
-	JNE         turn799
+	JNE         tile799
 
 encoded776:
 	VEXTRACTI128 $0x01, Y1, X0
@@ -14076,7 +14076,7 @@ encoded776:
 	JB           block774
 
 done721:
-turn800:
+tile800:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	XORQ        $0x00000100, CX
@@ -14161,7 +14161,7 @@ turn800:
 	VMOVDQU     Y2, -288(R10)(AX*1)
 	VMOVDQU     Y5, -288(R9)(AX*1)
 	TESTQ       $0x000000ff, AX
-	JNE         turn800
+	JNE         tile800
 	SFENCE
 	LDMXCSR     (SP)
 	VZEROUPPER
@@ -17873,7 +17873,7 @@ kept1025:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-turn1023:
+tile1023:
 	TESTQ     R10, R10
 	JEQ       kept1026
 	MOVQ      AX, CX
@@ -18133,7 +18133,7 @@ kept1026:
 	ADDQ        $0x20, AX
 	ADDQ        $0x20, CX
 	TESTQ       $0x000000ff, AX
-	JNE         turn1023
+	JNE         tile1023
 	CMPL        5120(DX), $0x00
 	JEQ         done1028
 	SUBQ        $0x00000100, AX
@@ -18373,7 +18373,7 @@ kept1035:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-turn1033:
+tile1033:
 	TESTQ     R10, R10
 	JEQ       kept1036
 	MOVQ      AX, CX
@@ -18639,7 +18639,7 @@ kept1036:
 	ADDQ        $0x20, AX
 	ADDQ        $0x20, CX
 	TESTQ       $0x000000ff, AX
-	JNE         turn1033
+	JNE         tile1033
 	CMPL        5120(DX), $0x00
 	JEQ         done1038
 	SUBQ        $0x00000100, AX
@@ -18879,7 +18879,7 @@ kept1045:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-turn1043:
+tile1043:
 	TESTQ     R10, R10
 	JEQ       kept1046
 	MOVQ      AX, CX
@@ -19145,7 +19145,7 @@ kept1046:
 	ADDQ        $0x20, AX
 	ADDQ        $0x20, CX
 	TESTQ       $0x000000ff, AX
-	JNE         turn1043
+	JNE         tile1043
 	CMPL        5120(DX), $0x00
 	JEQ         done1048
 	SUBQ        $0x00000100, AX
@@ -19353,7 +19353,7 @@ usual1050:
 	JB           block1042
 
 done1021:
-turn1052:
+tile1052:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	MOVQ        CX, BX
@@ -19431,7 +19431,7 @@ turn1052:
 	VMOVDQU32   Z10, -32(CX)(AX*1)
 	ADDQ        $0x20, AX
 	TESTQ       $0x000000ff, AX
-	JNE         turn1052
+	JNE         tile1052
 	CMPL        5120(DX), $0x00
 	JEQ         done1054
 	SUBQ        $0x00000100, AX
@@ -23962,7 +23962,7 @@ kept1492:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-turn1490:
+tile1490:
 	TESTQ     R11, R11
 	JEQ       kept1493
 	MOVQ      AX, CX
@@ -24352,7 +24352,7 @@ stored1505:
 	ADDQ  $0x20, AX
 	ADDQ  $0x20, CX
 	TESTQ $0x000000ff, AX
-	JNE   turn1490
+	JNE   tile1490
 	CMPL  5120(DX), $0x00
 	JEQ   done1515
 	SUBQ  $0x00000100, AX
@@ -24592,7 +24592,7 @@ kept1522:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-turn1520:
+tile1520:
 	TESTQ     R11, R11
 	JEQ       kept1523
 	MOVQ      AX, CX
@@ -24988,7 +24988,7 @@ stored1535:
 	ADDQ  $0x20, AX
 	ADDQ  $0x20, CX
 	TESTQ $0x000000ff, AX
-	JNE   turn1520
+	JNE   tile1520
 	CMPL  5120(DX), $0x00
 	JEQ   done1545
 	SUBQ  $0x00000100, AX
@@ -25228,7 +25228,7 @@ kept1552:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-turn1550:
+tile1550:
 	TESTQ     R11, R11
 	JEQ       kept1553
 	MOVQ      AX, CX
@@ -25624,7 +25624,7 @@ stored1565:
 	ADDQ  $0x20, AX
 	ADDQ  $0x20, CX
 	TESTQ $0x000000ff, AX
-	JNE   turn1550
+	JNE   tile1550
 	CMPL  5120(DX), $0x00
 	JEQ   done1575
 	SUBQ  $0x00000100, AX
@@ -25832,7 +25832,7 @@ usual1577:
 	JB           block1549
 
 done1488:
-turn1579:
+tile1579:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	MOVQ        CX, BX
@@ -25910,7 +25910,7 @@ turn1579:
 	VMOVDQU32   Z9, -32(CX)(AX*1)
 	ADDQ        $0x20, AX
 	TESTQ       $0x000000ff, AX
-	JNE         turn1579
+	JNE         tile1579
 	CMPL        5120(DX), $0x00
 	JEQ         done1581
 	SUBQ        $0x00000100, AX

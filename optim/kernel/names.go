@@ -54,17 +54,13 @@ func parse[T enumeration](name string, end T) (T, error) {
 	return T(i), nil
 }
 
-// ParseType returns the type of parameters or gradients of a name.
+// ParseType returns the type of parameters or gradients of a short name.
 func ParseType(name string) (dtype.Type, error) {
-	types := []dtype.Type{dtype.BF16, dtype.F16, dtype.F32}
-	var names []string
-	for _, t := range types {
-		if t.String() == name {
-			return t, nil
-		}
-		names = append(names, t.String())
+	i := slices.Index(NumberTypeNames(), name)
+	if i < 0 {
+		return dtype.Invalid, UnknownName(name, NumberTypeNames())
 	}
-	return dtype.Invalid, UnknownName(name, names)
+	return numberTypes[i], nil
 }
 
 // UnknownName returns the error for a name that is none of those known. It begins with the name, so that callers can

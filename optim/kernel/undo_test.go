@@ -13,7 +13,7 @@ import (
 	"plimsoll/optim/kernel/abi"
 )
 
-// TestLoggedUpdatesAgree compares logged updates, from several turns on, with the
+// TestLoggedUpdatesAgree compares logged updates, from several tiles on, with the
 // reference, and the logs of vector kernels with those of plain Go.
 func TestLoggedUpdatesAgree(t *testing.T) {
 	for _, set := range testedSets(t) {
@@ -21,9 +21,9 @@ func TestLoggedUpdatesAgree(t *testing.T) {
 			t.Run(fmt.Sprintf("%v/%v", set, f), func(t *testing.T) {
 				r := rand.New(rand.NewPCG(3, uint64(set)))
 				for range 10 {
-					turn := f.granule()
-					n := 1 + r.IntN(7*turn)
-					first := r.IntN((n+turn-1)/turn) * turn
+					tile := f.granule()
+					n := 1 + r.IntN(7*tile)
+					first := r.IntN((n+tile-1)/tile) * tile
 					got, want, logged := newChunk(t, f, n, 3), newChunk(t, f, n, 0), newChunk(t, f, n, 1)
 					want.First, logged.First = got.First, got.First
 					fill(r, f, want, false)
@@ -48,7 +48,7 @@ func TestLoggedUpdatesAgree(t *testing.T) {
 	}
 }
 
-// TestBrokenOffUpdatesAreMadeAgain breaks updates off in the middle of turns, again and
+// TestBrokenOffUpdatesAreMadeAgain breaks updates off in the middle of tiles, again and
 // again. Another set of kernels goes on each time, and is broken off, too.
 func TestBrokenOffUpdatesAreMadeAgain(t *testing.T) {
 	for _, f := range formats() {
@@ -85,31 +85,31 @@ func TestBrokenOffUpdatesAreMadeAgain(t *testing.T) {
 	}
 }
 
-// breakOff updates some turns of a chunk. It leaves the last turn, or the log of the next,
+// breakOff updates some tiles of a chunk. It leaves the last tile, or the log of the next,
 // as a kill in the middle may leave it.
 func breakOff(r *rand.Rand, f Format, constants *Constants, c Chunk, first int, log Undo) {
-	turn := f.granule()
-	turns := r.IntN((c.Len()-first+turn-1)/turn + 1)
-	end := min(first+turns*turn, c.Len())
+	tile := f.granule()
+	tiles := r.IntN((c.Len()-first+tile-1)/tile + 1)
+	end := min(first+tiles*tile, c.Len())
 	before := plainChunk(f, c.Len())
 	copyChunk(before, c)
 	sets := Available()
 	sets[r.IntN(len(sets))].UpdateLogged(f, constants, c.Slice(0, end), first, log)
-	if turns > 0 && r.IntN(3) > 0 {
+	if tiles > 0 && r.IntN(3) > 0 {
 		inFlight := 1
 		if f.Moments == MomentsInt8 { // whose codes lag behind
 			inFlight = 2
 		}
-		spoil(r, f, c.Slice(first+max(turns-inFlight, 0)*turn, end))
+		spoil(r, f, c.Slice(first+max(tiles-inFlight, 0)*tile, end))
 		if f.Moments == MomentsInt8 && r.IntN(2) == 0 {
-			unfinish(r, f, c.Slice(0, end), before, first+(turns-1)*turn, log)
+			unfinish(r, f, c.Slice(0, end), before, first+(tiles-1)*tile, log)
 		}
 		return
 	}
-	if turns == 0 && log.Begun() {
-		return // a turn that is kept again is what it was
+	if tiles == 0 && log.Begun() {
+		return // a tile that is kept again is what it was
 	}
-	for _, stream := range log.turn(f, first+turns*turn) {
+	for _, stream := range log.tile(f, first+tiles*tile) {
 		anything(r, stream)
 	}
 }
@@ -124,7 +124,7 @@ func unfinish(r *rand.Rand, f Format, c, before Chunk, last int, log Undo) {
 	moments.Parameter, moments.Low, moments.Master = nil, nil, nil
 	copyChunk(moments, before.Slice(last, n))
 	changed, was := c.changed(f), before.changed(f)
-	for i, ring := range log.turn(f, last) {
+	for i, ring := range log.tile(f, last) {
 		if i == abi.UndoHeaders || len(changed[i]) == 0 {
 			continue
 		}
@@ -167,15 +167,15 @@ func plainChunk(f Format, n int) Chunk {
 	return c
 }
 
-// TestBrokenOffAdditionsAreMadeAgain breaks additions to a sum off in the middle of turns,
+// TestBrokenOffAccumulationsAreMadeAgain breaks accumulations to a sum off in the middle of tiles,
 // again and again, also while they are made again.
-func TestBrokenOffAdditionsAreMadeAgain(t *testing.T) {
+func TestBrokenOffAccumulationsAreMadeAgain(t *testing.T) {
 	types := []dtype.Type{dtype.BF16, dtype.F16, dtype.F32}
 	rapid.Check(t, func(t *rapid.T) {
 		r := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 0))
 		of, added := types[r.IntN(3)], types[r.IntN(3)]
 		log := UndoIn(make([]byte, Format{Gradient: of}.UndoBytes()))
-		n := 1 + r.IntN(6*sumTurn)
+		n := 1 + r.IntN(6*sumTile)
 		want, gradient := Array{of, make([]byte, n*int(of.Size()))}, Array{added, make([]byte, n*int(added.Size()))}
 		for i := range n {
 			want.Put(i, float32(r.NormFloat64()))
@@ -186,19 +186,19 @@ func TestBrokenOffAdditionsAreMadeAgain(t *testing.T) {
 		log.Begin()
 		first := 0
 		for range r.IntN(8) {
-			end := min(first+r.IntN((n-first+sumTurn-1)/sumTurn+1)*sumTurn, n)
+			end := min(first+r.IntN((n-first+sumTile-1)/sumTile+1)*sumTile, n)
 			sets := Available()
 			sets[r.IntN(len(sets))].AccumulateLogged(got.Slice(0, end), gradient.Slice(0, end), first, log)
-			if last := (end - 1) / sumTurn * sumTurn; end > first && r.IntN(2) == 0 {
+			if last := (end - 1) / sumTile * sumTile; end > first && r.IntN(2) == 0 {
 				anything(r, got.Slice(last, end).Data)
 			} else if end > first {
-				anything(r, log.sumTurn(of, last+sumTurn)) // the next was being kept
+				anything(r, log.sumTile(of, last+sumTile)) // the next was being kept
 			}
 			if !log.Begun() {
 				continue
 			}
 			if first = log.RestoreSum(got); r.IntN(2) == 0 {
-				anything(r, got.Slice(first, min(first+sumTurn, n)).Data) // while it is being restored
+				anything(r, got.Slice(first, min(first+sumTile, n)).Data) // while it is being restored
 				first = log.RestoreSum(got)
 			}
 		}

@@ -1,29 +1,21 @@
 """A session with the optimizer service: requests over a socket, data in shared pages."""
 
-import array
 import collections
 import ctypes
 import fcntl
 import mmap
 import os
-import socket
-import threading
-import time
 import weakref
 from typing import Any, Callable, Deque, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from plimsoll import protocol, trust
-from plimsoll.descriptors import by_file, make_room
-from plimsoll.errors import PlimsollError, ProtocolError, StateLost
+from plimsoll import protocol
+from plimsoll.connection import Connection, Request
+from plimsoll.descriptors import by_file, close_all, make_room
+from plimsoll.errors import PlimsollError, ProtocolError
 from plimsoll.protocol import Kind
 
-# Answers that were not read yet fill the socket, and the service would wait
-# for this process while this process waits for the service.
-_OUTSTANDING = 64
-# A request that has ended the service this many times is not sent again.
-_ATTEMPTS = 3
 _WINDOW_BYTES = 16 << 20
 
 
@@ -93,20 +85,7 @@ def _check_file(description: protocol.ArenaDescription, descriptor: int) -> None
         raise ProtocolError(f"open: the file of arena {description.name} is not sealed against shrinking")
 
 
-class Request:
-    """A request that was sent. :meth:`Session.result` waits for its answer."""
-
-    __slots__ = ("answer", "attempts", "count", "descriptors", "error", "kind", "number", "packet")
-
-    def __init__(self, kind: Kind, number: int, packet: bytes, descriptors: Sequence[int]):
-        self.kind, self.number, self.packet, self.descriptors = kind, number, packet, descriptors
-        self.attempts = 0
-        self.count = 0  # what there is when it is done, of steps or of what was accumulated
-        self.answer: Optional[bytes] = None
-        self.error: Optional[Exception] = None
-
-
-class Session:
+class Session(Connection):
     """The optimizer state of one rank's shard, held by the service.
 
     ``path`` is the service's socket and ``document`` the JSON document of open
@@ -125,16 +104,9 @@ class Session:
     """
 
     def __init__(self, path: str, document: Dict[str, Any], *, patience: float = 60.0):
-        self.path, self.document, self.patience = os.path.abspath(path), document, patience
-        self.elements = sum(p["count"] for p in document["parameters"])
-        self._lock = threading.RLock()
-        self._outstanding: Deque[Request] = collections.deque()
-        self._number = 0
-        self._socket: Optional[socket.socket] = None
         self._window: Optional[int] = None
         self._window_halves: List[np.ndarray] = []
-        self._broken: Optional[Exception] = None
-        self._in_doubt = False  # whether what was sent and received may be more or less than is noted
+        super().__init__(path, document, patience)
         make_room()
         try:
             opened, descriptors = self._connect()
@@ -146,12 +118,11 @@ class Session:
             self._disconnect()
             raise
         finally:
-            _close(descriptors)
+            close_all(descriptors)
         self.attached, self.initialized = opened.attached, opened.initialized
         self.step, self.service, self.kernel = opened.step, opened.service, opened.kernel
         self.accumulated = opened.accumulated
         self.opened = opened
-        _sessions.add(self)
 
     @property
     def parameters(self) -> Arena:
@@ -162,182 +133,26 @@ class Session:
     def gradients(self) -> Arena:
         return self.arenas["gradients"]
 
-    # Requests and answers
+    # What a connection is about
 
-    def send(self, kind: Kind, body: bytes = b"", descriptors: Sequence[int] = ()) -> Request:
-        """Sends a request and does not wait for its answer."""
-        with self._lock:
-            self._number = (self._number + 1) & 0xFFFFFFFF
-            request = Request(kind, self._number, protocol.pack(kind, self._number, body), descriptors)
-            while len(self._outstanding) >= _OUTSTANDING:
-                self._receive()
-            self._check_open()
-            if kind is not Kind.CLEAR:
-                request.count = 1 + (self.step if kind is Kind.STEP else self.accumulated)
-            self._in_doubt = True
-            self._outstanding.append(request)
-            self._transmit(request)
-            self._in_doubt = False
-            return request
+    def _count(self, kind: Kind) -> int:
+        if kind is Kind.CLEAR:
+            return 0
+        return 1 + (self.step if kind is Kind.STEP else self.accumulated)
 
-    def result(self, request: Request) -> bytes:
-        """The result of a request, when it is there."""
-        with self._lock:
-            while request.answer is None and request.error is None:
-                self._receive()
-            if request.error is not None:
-                raise request.error
-            assert request.answer is not None
-            return request.answer
+    def _answered(self, request: Request) -> None:
+        if request.kind is Kind.STEP:
+            self._stepped(request)
+        elif request.kind in (Kind.ACCUMULATE, Kind.CLEAR):
+            self.accumulated = request.count
 
-    def call(self, kind: Kind, body: bytes = b"", descriptors: Sequence[int] = ()) -> bytes:
-        return self.result(self.send(kind, body, descriptors))
+    def _has_state(self, opened: protocol.Opened, descriptors: Sequence[int]) -> bool:
+        found = {a.component: _identity(d) for a, d in zip(opened.arenas, descriptors)}
+        return found == {a.component: a.identity for a in self.arenas.values()}
 
-    def drain(self) -> None:
-        """Takes all answers. Then ``step`` is that of the state, whatever was interrupted."""
-        with self._lock:
-            while self._outstanding:
-                self._receive()
-
-    def _check_open(self) -> None:
-        if self._broken is not None:
-            raise PlimsollError(f"the session is closed, because of this: {self._broken}") from self._broken
-        if self._in_doubt:
-            self._recover(None)
-        if self._socket is None:
-            raise PlimsollError("the session is closed: open another one")
-
-    def _transmit(self, request: Request) -> None:
-        try:
-            _send(self._socket, request.packet, request.descriptors)
-        except ConnectionError as error:
-            self._recover(error)
-        except OSError:
-            self._outstanding.pop()  # it was not sent
-            self._in_doubt = False
-            raise
-
-    def _receive(self) -> None:
-        """Takes the next answer, which is that of the oldest request."""
-        self._check_open()
-        request = self._outstanding[0]
-        self._in_doubt = True
-        try:
-            packet, descriptors = _receive(self._socket)
-        except ConnectionError as error:
-            self._recover(error)
-            return
-        try:
-            _close(descriptors)
-            if descriptors:
-                raise ProtocolError(
-                    f"{request.kind.name.lower()}: file descriptors came with an answer: expected none; {protocol.MEND}"
-                )
-            request.answer = protocol.parse_answer(packet, request.kind, request.number)
-            if request.kind in _WITHOUT_RESULT:
-                protocol.parse_nothing(request.answer, request.kind)
-            # Here, where it is certain: whoever began the request may have been interrupted. So may this be, and then
-            # the answer comes again.
-            if request.kind is Kind.STEP:
-                self._stepped(request)
-            elif request.kind in (Kind.ACCUMULATE, Kind.CLEAR):
-                self.accumulated = request.count
-        except ProtocolError as error:
-            # What comes next cannot be told from what should have come.
-            self._broken = error
-            self._disconnect()
-            raise
-        except PlimsollError as error:
-            request.error = error
-        self._outstanding.popleft()
-        self._in_doubt = False
-        if request.error is not None and request.kind in _WITHOUT_RESULT:
-            # Nobody may ask for this one.
-            raise request.error
-
-    # Connections
-
-    def _connect(self) -> Tuple[protocol.Opened, List[int]]:
-        document = protocol.pack_document(self.document)
-        try:
-            connection = trust.connect(self.path)
-        except OSError as error:
-            raise ConnectionError(
-                f"no optimizer service answers at {self.path}: {error}; start one (plimsoll serve --socket {self.path}), "
-                "or leave PLIMSOLL_SOCKET unset and each process starts its own"
-            ) from None
-        descriptors: List[int] = []
-        try:
-            file = _sealed("plimsoll-open", document)
-            try:
-                _send(connection, protocol.pack(Kind.OPEN, 0, protocol.pack_number(len(document))), [file])
-            finally:
-                os.close(file)
-            packet, descriptors = _receive(connection)
-            opened = protocol.parse_opened(protocol.parse_answer(packet, Kind.OPEN, 0), self.elements)
-            if len(descriptors) != len(opened.arenas):
-                raise ProtocolError(
-                    f"open: {len(descriptors)} file descriptors came with {len(opened.arenas)} arenas; {protocol.MEND}"
-                )
-        except BaseException:
-            _close(descriptors)
-            connection.close()
-            raise
-        self._socket = connection
-        return opened, descriptors
-
-    def _disconnect(self) -> None:
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
-
-    def _recover(self, cause: Optional[Exception]) -> None:
-        """Connects again, and sends what had no answer once more.
-
-        To a service that was started again; without a ``cause`` to the same one, after an interrupt.
-        """
-        deadline = time.monotonic() + self.patience
-        try:
-            while True:
-                self._disconnect()
-                try:
-                    self._reattach(counts=cause is not None)
-                    self._in_doubt = False
-                    return
-                except ConnectionError as error:
-                    if time.monotonic() > deadline:
-                        raise PlimsollError(
-                            f"the optimizer service at {self.path} has ended ({cause or error}), and none took its place "
-                            f"within {self.patience:g} s: {error}"
-                        ) from error
-                time.sleep(0.02)
-        except PlimsollError as error:
-            self._broken = error
-            self._disconnect()
-            raise
-
-    def _reattach(self, counts: bool) -> None:
-        opened, descriptors = self._connect()
-        try:
-            found = {a.component: _identity(d) for a, d in zip(opened.arenas, descriptors)}
-        finally:
-            _close(descriptors)
-        if found != {a.component: a.identity for a in self.arenas.values()}:
-            raise StateLost(
-                f"the optimizer service at {self.path} was started anew, and the state of rank {self.document['rank']} is gone; "
-                "load the last checkpoint"
-            )
-        for request in list(self._outstanding)[:1]:
-            request.attempts += counts
-            if request.attempts > _ATTEMPTS:
-                raise PlimsollError(
-                    f"the optimizer service at {self.path} has ended {_ATTEMPTS} times at the same request, {request.kind.name.lower()}; "
-                    "see what it has printed"
-                )
+    def _greet(self) -> None:
         if self._window is not None:
             self._announce_window()
-        for request in self._outstanding:
-            _send(self._socket, request.packet, request.descriptors)
 
     # The window
 
@@ -345,9 +160,7 @@ class Session:
         """Tells the service of the window, before anything else on this connection."""
         assert self._window is not None
         packet = protocol.pack(Kind.WINDOW, 0, protocol.pack_window(_WINDOW_BYTES))
-        _send(self._socket, packet, [self._window])
-        answer, descriptors = _receive(self._socket)
-        _close(descriptors)
+        answer = self._ask_first(packet, [self._window])
         protocol.parse_nothing(protocol.parse_answer(answer, Kind.WINDOW, 0), Kind.WINDOW)
 
     def _halves(self) -> List[np.ndarray]:
@@ -363,7 +176,7 @@ class Session:
         return self._window_halves
 
     def _blocks(self, first: int, count: int):
-        """Cuts a stretch into blocks that fit half of the window: (slice of the whole, half, first element, offset)."""
+        """Cuts a range into blocks that fit half of the window: (slice of the whole, half, first element, offset)."""
         self.drain()  # an earlier transfer may have been interrupted
         halves = self._halves()
         block = len(halves[0])
@@ -434,8 +247,8 @@ class Session:
         self.step, self.initialized = step, True
 
     def ready(self, first: int, count: int) -> None:
-        """Says that the gradients of a stretch of elements are final until the next step."""
-        self.send(Kind.READY, protocol.pack_stretch(first, count))
+        """Says that the gradients of a range of elements are final until the next step."""
+        self.send(Kind.READY, protocol.pack_range(first, count))
 
     def norm(self) -> Request:
         """Asks for the sum of the squares of all gradients: see :meth:`norm_result`."""
@@ -453,15 +266,15 @@ class Session:
             self.drain()
             return self.send(Kind.PREPARE, protocol.pack_prepare(self.step + 1, groups))
 
-    def begin(self, factor: float, groups: Optional[Sequence[Sequence[float]]], *, wait: bool) -> Request:
-        """Begins the next step. Gradients are multiplied by ``factor``; each group has seven numbers.
+    def begin(self, grad_scale: float, groups: Optional[Sequence[Sequence[float]]], *, wait: bool) -> Request:
+        """Begins the next step. Gradients are multiplied by ``grad_scale``; each group has seven numbers.
 
         Without ``groups`` it is the step that was prepared. With ``wait`` the answer comes when the step is done. See
         :meth:`begun`.
         """
         with self._lock:
             self.drain()
-            return self.send(Kind.STEP, protocol.pack_step(self.step + 1, factor, wait, groups))
+            return self.send(Kind.STEP, protocol.pack_step(self.step + 1, grad_scale, wait, groups))
 
     def begun(self, request: Request) -> float:
         """Waits for the answer of :meth:`begin`. The seconds that the step took, where it was waited for."""
@@ -474,7 +287,7 @@ class Session:
         self.step, self.initialized = step, True
 
     def wait(self, first: int, count: int) -> Request:
-        """Asks for an answer when the parameters of that stretch are those after the last step."""
+        """Asks for an answer when the parameters of that range are those after the last step."""
         return self.send(Kind.WAIT, protocol.pack_wait(self.step, first, count))
 
     # Checkpoints
@@ -522,66 +335,7 @@ class Session:
 
     def abandon(self) -> None:
         """Lets go of the connection without a word, as the end of the process does."""
-        self._disconnect()
-        self._in_doubt = False
+        super().abandon()
         if self._window is not None:
             os.close(self._window)
             self._window = None
-
-
-_sessions: "weakref.WeakSet[Session]" = weakref.WeakSet()
-
-
-def _leave_to_parent() -> None:
-    """A child that is forked, such as a data loader, must not keep a session from the next trainer."""
-    for session in _sessions:
-        session.abandon()
-
-
-os.register_at_fork(after_in_child=_leave_to_parent)
-
-_WITHOUT_RESULT = frozenset(
-    (Kind.WINDOW, Kind.WRITE, Kind.READ, Kind.SET_STEP, Kind.READY, Kind.ACCUMULATE, Kind.CLEAR, Kind.CLOSE, Kind.PREPARE)
-)
-
-
-def _sealed(name: str, content: bytes) -> int:
-    descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    with open(descriptor, "wb", closefd=False) as file:
-        file.write(content)
-    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL)
-    return descriptor
-
-
-def _send(connection: Optional[socket.socket], packet: bytes, descriptors: Sequence[int]) -> None:
-    assert connection is not None
-    if descriptors:
-        socket.send_fds(connection, [packet], list(descriptors))
-    else:
-        connection.send(packet)
-
-
-def _receive(connection: Optional[socket.socket]) -> Tuple[bytes, List[int]]:
-    """One packet and the descriptors that came with it. ConnectionError at the end."""
-    assert connection is not None
-    room = socket.CMSG_SPACE(protocol.MAXIMUM_DESCRIPTORS * array.array("i").itemsize)
-    packet, ancillary, flags, _ = connection.recvmsg(protocol.MAXIMUM_PACKET, room, socket.MSG_CMSG_CLOEXEC)
-    numbers = array.array("i")
-    for level, kind, data in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            numbers.frombytes(data[: len(data) - len(data) % numbers.itemsize])
-    descriptors = list(numbers)
-    if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
-        _close(descriptors)
-        raise ProtocolError(
-            f"an answer of more than {protocol.MAXIMUM_PACKET} bytes or {protocol.MAXIMUM_DESCRIPTORS} descriptors; {protocol.MEND}"
-        )
-    if not packet:
-        _close(descriptors)
-        raise ConnectionResetError("the service has closed the connection")
-    return packet, descriptors
-
-
-def _close(descriptors: Sequence[int]) -> None:
-    for descriptor in descriptors:
-        os.close(descriptor)

@@ -2,7 +2,7 @@
 
 import os
 import resource
-from typing import Dict, Iterator, Tuple
+from typing import Dict, Iterator, Sequence, Tuple
 
 from plimsoll.errors import PlimsollError
 
@@ -44,3 +44,8 @@ def in_use() -> Iterator[Tuple[int, Tuple[int, int]]]:
         except OSError:
             continue  # that of the list itself
         yield descriptor, (status.st_dev, status.st_ino)
+
+
+def close_all(descriptors: Sequence[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)

@@ -25,7 +25,7 @@ _STATUS = struct.Struct("<I")
 _WINDOW = struct.Struct("<Q")
 _TRANSFER = struct.Struct("<IIQQQ")
 _ACCUMULATE = struct.Struct("<IIQQQQ")
-_STRETCH = struct.Struct("<QQ")
+_RANGE = struct.Struct("<QQ")
 _NUMBER = struct.Struct("<Q")
 _STEP = struct.Struct("<QdII")
 _WAIT_FOR_STEP, _PREPARED_STEP = 1, 2
@@ -93,18 +93,18 @@ def pack_accumulate(number: int, first: int, count: int, offset: int) -> bytes:
     return _ACCUMULATE.pack(_FP32, 0, first, count, offset, number)
 
 
-def pack_stretch(first: int, count: int) -> bytes:
-    return _STRETCH.pack(first, count)
+def pack_range(first: int, count: int) -> bytes:
+    return _RANGE.pack(first, count)
 
 
 def pack_number(number: int) -> bytes:
     return _NUMBER.pack(number)
 
 
-def pack_step(step: int, factor: float, wait: bool, groups: Optional[Sequence[Sequence[float]]]) -> bytes:
+def pack_step(step: int, grad_scale: float, wait: bool, groups: Optional[Sequence[Sequence[float]]]) -> bytes:
     """A step; ``groups`` is None for one that was prepared."""
     flags = _WAIT_FOR_STEP * wait | _PREPARED_STEP * (groups is None)
-    return _STEP.pack(step, factor, flags, len(groups or ())) + b"".join(_GROUP.pack(*g) for g in groups or ())
+    return _STEP.pack(step, grad_scale, flags, len(groups or ())) + b"".join(_GROUP.pack(*g) for g in groups or ())
 
 
 def pack_prepare(step: int, groups: Sequence[Sequence[float]]) -> bytes:
@@ -250,7 +250,7 @@ def _member(document: Dict[str, Any], name: str, type_: type) -> Any:
     return value
 
 
-def _factor(document: Dict[str, Any]) -> float:
+def _asked_factor(document: Dict[str, Any]) -> float:
     value = document.get("asked_factor")
     if type(value) not in (int, float) or not math.isfinite(value):
         raise ProtocolError(f"open: asked_factor is {value!r}: expected a finite number; {MEND}")
@@ -287,7 +287,7 @@ def parse_opened(result: bytes, elements: int) -> Opened:
         step=_member(document, "step", int),
         prepared_step=_member(document, "prepared_step", int),
         asked_step=_member(document, "asked_step", int),
-        asked_factor=_factor(document),
+        asked_factor=_asked_factor(document),
         accumulated=_member(document, "accumulated", int),
         accumulating=_member(document, "accumulating", int),
         cleared_step=_member(document, "cleared_step", int),

@@ -19,7 +19,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from plimsoll import PlimsollError, ProtocolError, Service, ServiceError, Session, StateLost, client, protocol, trust
+from plimsoll import PlimsollError, ProtocolError, Service, ServiceError, Session, StateLost, connection, protocol, trust
 from plimsoll.protocol import Kind
 from plimsoll.service import _end
 from test_protocol import OPENED, answer
@@ -385,7 +385,7 @@ def test_an_interrupt_at_any_point_loses_nothing(service, monkeypatch, where):
         if where == "before it is sent":
             interrupted(session, "_transmit", after=False)
         elif where == "after the answer":
-            interrupted(client, "_receive", after=True)
+            interrupted(connection, "_receive", after=True)
         else:
             interrupted(session, "_stepped", after=True)
         with pytest.raises(KeyboardInterrupt):
@@ -394,7 +394,7 @@ def test_an_interrupt_at_any_point_loses_nothing(service, monkeypatch, where):
         assert session.step == step
     request = session.norm()
     for _ in range(5):
-        interrupted(client, "_receive", after=True)
+        interrupted(connection, "_receive", after=True)
         with pytest.raises(KeyboardInterrupt):
             session.norm_result(request)
     assert session.norm_result(request) == 0

@@ -8,8 +8,9 @@ import torch
 from torch.nn import functional as F
 
 import plimsoll.torch
-from plimsoll.torch import part as part_module
-from plimsoll.torch.layout import Stretches
+from plimsoll.torch import gradient_arena
+from plimsoll.torch.parameter_arena import ParameterArena
+from plimsoll.torch.layout import Ranges
 from test_optimizer import assert_same, backward, data, network, train
 from transfers import PromptTransfer, use_copies
 
@@ -130,7 +131,7 @@ def test_gradients_with_a_graph(request, way):
             its.zero_grad(set_to_none=i % 2 == 0 or model is theirs)
         assert not any(
             s.gradient.requires_grad or (s.shown is not None and s.shown.requires_grad)
-            for s in optimizer._parts[0].slots.values()
+            for s in optimizer._shards[0].slots.values()
         )
     assert_same(ours, theirs)
 
@@ -139,7 +140,7 @@ def test_gradients_with_a_graph(request, way):
 @pytest.mark.parametrize("sharding", [None, "zero2"])
 def test_any_order_of_gradients(copies, monkeypatch, sharding, late):
     """Some are there and some are not, accumulate, are changed, and are discarded."""
-    monkeypatch.setattr(part_module, "_REDUCING_BYTES", 0)
+    monkeypatch.setattr(gradient_arena, "_REDUCING_BYTES", 0)
     if not late:
         use_copies(monkeypatch, PromptTransfer)
     numbers = random.Random(0)
@@ -227,18 +228,18 @@ def test_a_step_that_is_interrupted_between_blocks_is_made(copies, monkeypatch):
     optimizer = plimsoll.torch.AdamW(ours.parameters(), lr=1e-2)
     reference = torch.optim.AdamW(theirs.parameters(), lr=1e-2)
     optimizer.open()
-    place = part_module.Part._place
+    place = ParameterArena._place
     for i in range(5):
         backward(ours, i), backward(theirs, i)
         blocks = iter(range(2 * i))
 
         def interrupted(*arguments):
             if next(blocks, None) is None:
-                monkeypatch.setattr(part_module.Part, "_place", place)
+                monkeypatch.setattr(ParameterArena, "_place", place)
                 raise KeyboardInterrupt
             place(*arguments)
 
-        monkeypatch.setattr(part_module.Part, "_place", interrupted)
+        monkeypatch.setattr(ParameterArena, "_place", interrupted)
         with pytest.raises(KeyboardInterrupt):
             optimizer.step()
         reference.step()
@@ -263,20 +264,20 @@ def test_zero2_must_be_open_before_the_first_gradient():
         optimizer.step()
 
 
-def test_stretches_are_joined():
+def test_ranges_are_joined():
     generator = torch.Generator().manual_seed(0)
     for enough in (1, 7, 30, 1000):
-        stretches, out = Stretches(enough), []
+        ranges, out = Ranges(enough), []
         pieces = torch.randint(1, 9, (40,), generator=generator).tolist()
         firsts = [sum(pieces[:i]) for i in range(len(pieces))]
         for i in torch.randperm(40, generator=generator).tolist():
-            joined = stretches.add(firsts[i], pieces[i])
+            joined = ranges.add(firsts[i], pieces[i])
             out += [joined] if joined else []
         assert all(count >= enough for _, count in out)
-        out += stretches.rest()
+        out += ranges.rest()
         covered = sorted(x for first, count in out for x in range(first, first + count))
         assert covered == list(range(sum(pieces)))
-        assert stretches.rest() == []
+        assert ranges.rest() == []
         if enough == 1000:
             assert out == [(0, sum(pieces))]
 

@@ -19,7 +19,7 @@ import torch
 import plimsoll.torch
 from gpt import GPT, batch, text
 from plimsoll import PlimsollError, Session, StateLost, protocol
-from plimsoll.client import _close
+from plimsoll.descriptors import close_all
 from plimsoll.torch.layout import is_sharded
 from test_client import DOCUMENT
 from test_optimizer import assert_same, backward, network, train
@@ -152,8 +152,8 @@ def test_service_is_gone_for_good(service):
     train(model, optimizer, 2)
     service.process.kill()
     service.process.wait()
-    for part in optimizer._parts:
-        part.session.patience = 0.2
+    for shard in optimizer._shards:
+        shard.session.patience = 0.2
     with pytest.raises(RuntimeError, match="has ended .* none took its place"):
         train(model, optimizer, 1)
 
@@ -292,7 +292,7 @@ def test_a_step_that_not_all_have_prepared(service):
     model = Mixed()
     optimizer = plimsoll.torch.AdamW(model.parameters(), socket=service.socket)
     train(model, optimizer, 3)
-    bf16 = optimizer._parts[0].session
+    bf16 = optimizer._shards[0].session
     bf16.begun(bf16.begin(1.0, optimizer._numbers(), wait=True))
     optimizer.close()
     with pytest.raises(RuntimeError, match="at different steps .3, 4., and the last was not prepared by all; .* checkpoint"):
@@ -304,7 +304,7 @@ def test_a_state_that_was_being_changed_is_not_gone_on_from(service):
     model = network()
     optimizer = plimsoll.torch.AdamW(model.parameters(), socket=service.socket)
     train(model, optimizer, 3)
-    session = optimizer._parts[0].session
+    session = optimizer._shards[0].session
     session.write(protocol.FIRST_MOMENT, 0, np.ones(100, np.float32))
     optimizer.close()
     with pytest.warns(UserWarning, match="at step 3, and was being changed when its trainer died: .* given back"):
@@ -322,13 +322,13 @@ def test_a_state_of_which_a_part_was_replaced_is_not_gone_on_from(service, tmp_p
     train(other, successor, 3)
     successor.save(tmp_path)
     successor.saved()
-    session, died = optimizer._parts[1 - first].session, KeyboardInterrupt("the trainer is killed here")
+    session, died = optimizer._shards[1 - first].session, KeyboardInterrupt("the trainer is killed here")
 
     def die(*_, **__):
         raise died
 
     session.load = session.write = die
-    optimizer._parts = optimizer._parts[:: 1 if first == 0 else -1]
+    optimizer._shards._shards = optimizer._shards[:: 1 if first == 0 else -1]
     with pytest.raises(KeyboardInterrupt):
         if way == "load":
             optimizer.load(tmp_path)
@@ -391,7 +391,7 @@ def test_trainer_is_killed_while_it_loads(service, two_of_a_step):
         time.sleep(chance.uniform(0, takes))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-        _close([hear, say])
+        close_all([hear, say])
         model = BigMixed()
         optimizer = plimsoll.torch.AdamW(model.parameters(), socket=service.socket)
         try:
@@ -467,7 +467,7 @@ def test_state_that_was_begun_is_made_anew(service, monkeypatch):
     model = network()
     optimizer = plimsoll.torch.AdamW(model.parameters(), socket=service.socket)
     with monkeypatch.context() as m:
-        m.setattr("plimsoll.torch.part.Part.initialize", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        m.setattr("plimsoll.torch.shard.Shard.initialize", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             optimizer.open()
     weights = model[0].weight.detach().clone()
@@ -483,11 +483,11 @@ def test_lost_state(service):
     train(model, optimizer, 1)
     # Another client gives the state back behind this one's back: as after a
     # service that was started anew.
-    optimizer._parts[0].session.abandon()
+    optimizer._shards[0].session.abandon()
     twin = plimsoll.torch.AdamW(network().parameters(), socket=service.socket)
     twin.open()
     twin.close(give_back=True)
-    session = optimizer._parts[0].session
+    session = optimizer._shards[0].session
     with pytest.raises(StateLost):
         session._recover(ConnectionError("a test"))
 

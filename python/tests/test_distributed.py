@@ -24,7 +24,7 @@ from gpt import GPT, batch, text
 from plimsoll import PlimsollError, Service
 from plimsoll.protocol import Kind
 from plimsoll.torch.layout import Mesh
-from plimsoll.torch.rounds import Rounds
+from plimsoll.torch.reducer import Reducer
 from transfers import WAYS
 
 RANKS = 2
@@ -111,7 +111,7 @@ def sharded(rank, dtype, sharding, accumulate):
     wrapped = DistributedDataParallel(model) if sharding == "zero1" else model
     optimizer = plimsoll.torch.AdamW(wrapped.parameters(), sharding=sharding, model=wrapped, **OPTIONS)
     optimizer.open()
-    norms, held = [], sum(p.session.elements for p in optimizer._parts)
+    norms, held = [], sum(p.session.elements for p in optimizer._shards)
     for i in range(STEPS):
         rows = own_rows(batch(text(), i), rank)
         for part in rows.chunk(accumulate):
@@ -649,7 +649,7 @@ def placed(rank):
         optimizer = plimsoll.torch.AdamW([parameter], named_parameters=[("weight", parameter)])
         with pytest.raises(ValueError) as raised:
             optimizer.open()
-        assert optimizer._service is None
+        assert optimizer._shards is None
         messages.append((str(placements), str(raised.value)))
     return messages
 
@@ -703,7 +703,7 @@ def overflowing(rank, way, omitted):
             assert weights(model) == before
     full = {n: p.full_tensor() if way == "shard" else p for n, p in model.named_parameters()}
     found = {n: p.detach().float().flatten().tolist() for n, p in full.items()}
-    steps = [p.session.step for p in optimizer._parts]
+    steps = [p.session.step for p in optimizer._shards]
     dist.barrier()
     optimizer.close(give_back=True)
     return found, steps, optimizer.skipped, scales
@@ -746,7 +746,7 @@ def disagreeing(rank):
         return optimizer.skipped, weights(model) == before
 
     found = [step(False), step(rank == 1), step(False), step(False)]
-    return found, [p.session.step for p in optimizer._parts], weights(model)
+    return found, [p.session.step for p in optimizer._shards], weights(model)
 
 
 def test_scales_that_differ_are_noticed(service):
@@ -835,7 +835,7 @@ def apart(rank):
     model = GPT()
     optimizer = plimsoll.torch.AdamW(model.parameters(), sharding="zero1", model=model)
     optimizer.open()
-    session = optimizer._parts[0].session
+    session = optimizer._shards[0].session
     if rank == 0:
         session.begun(session.begin(1.0, optimizer._numbers(), wait=True))
     for p in model.parameters():
@@ -863,7 +863,7 @@ def stale(rank, directory):
     _, optimizer = opened()
     optimizer.save(directory)
     if rank == 1:
-        optimizer._saving = (directory, 77, "")
+        optimizer._saver._saving = (directory, 77, "")
     with pytest.raises(
         PlimsollError, match="^step 77 was not saved" if rank else "failed on 1 of 2 ranks: rank 1: .*step 77 was not"
     ):
@@ -888,14 +888,14 @@ def saving_again(rank, directory):
         optimizer.save(failing)
     with pytest.raises(RuntimeError, match="nothing is being saved"):
         optimizer.saved()
-    saved = optimizer._parts[0].session.saved
+    saved = optimizer._shards[0].session.saved
 
     def failed():
         """What the service says of the save in vain, should that have failed meanwhile: once."""
-        optimizer._parts[0].session.saved = saved
+        optimizer._shards[0].session.saved = saved
         raise PlimsollError("of the save in vain")
 
-    optimizer._parts[0].session.saved = failed
+    optimizer._shards[0].session.saved = failed
     for p in model.parameters():
         p.grad = torch.ones_like(p)
     optimizer.step()
@@ -915,7 +915,7 @@ def committing(rank, directory):
     """What the first rank finds wrong with the files of all, all hear."""
     _, optimizer = opened()
     optimizer.save(directory)
-    optimizer._parts[0].session.saved()
+    optimizer._shards[0].session.saved()
     dist.barrier()
     if rank == 1:
         manifest, *_ = pathlib.Path(directory).glob(".saving-*/rank-00001-*.json")
@@ -936,18 +936,18 @@ def two_jobs(rank, directory):
     """One has saved when the other begins to, which fails on a rank: of that rank there is the one's file, of the other the other's."""
     (model, one), (_, other) = opened(), opened()
     one.save(directory)
-    one._parts[0].session.saved()
+    one._shards[0].session.saved()
     dist.barrier()
     with torch.no_grad():
         for group in other.param_groups:
             for p in group["params"]:
                 p.add_(1)
     if rank == 1:
-        other._parts[0].session.save = lambda *_, **__: (_ for _ in ()).throw(OSError("this rank cannot"))
+        other._shards[0].session.save = lambda *_, **__: (_ for _ in ()).throw(OSError("this rank cannot"))
     with pytest.raises(Exception, match="this rank cannot"):
         other.save(directory)
     if rank == 0:
-        other._parts[0].session.saved()
+        other._shards[0].session.saved()
     with pytest.raises(PlimsollError, match="rank-00000-of-00002-fp32.json: this is of another save of the same step"):
         one.saved()
     assert not list(pathlib.Path(directory).glob("step-*"))
@@ -1112,11 +1112,11 @@ def failing(rank, having):
     before = weights(model)
     with pytest.raises(RuntimeError if rank and having else PlimsollError) as raised:
         optimizer.step()
-    assert weights(model) == before and optimizer._parts[0].session.step == 0
+    assert weights(model) == before and optimizer._shards[0].session.step == 0
     if rank:
         give(parameters[having:])
     optimizer.step()  # with gradients of which some are those of before
-    return str(raised.value), weights(model), optimizer._parts[0].session.step, optimizer.last_grad_norm
+    return str(raised.value), weights(model), optimizer._shards[0].session.step, optimizer.last_grad_norm
 
 
 def test_a_step_that_one_rank_cannot_make():
@@ -1136,20 +1136,20 @@ def test_gradients_on_one_rank_only():
 
 def interrupted(rank, interrupts):
     """What was under way at an interrupt is sent again when the next gradients are there already."""
-    plimsoll.torch.part._REDUCING_BYTES = 0
+    plimsoll.torch.gradient_arena._REDUCING_BYTES = 0
     torch.manual_seed(0)
     model = GPT()
     optimizer = plimsoll.torch.AdamW(model.parameters(), sharding="zero2", model=model)
     optimizer.open()
-    session = optimizer._parts[0].session
-    receive, take = session._receive, plimsoll.client._receive
+    session = optimizer._shards[0].session
+    receive, take = session._receive, plimsoll.connection._receive
 
     def interrupt(connection):
         raise KeyboardInterrupt
 
     def receive_or_not():
         if session._outstanding[0].kind in (Kind.READY, Kind.CLEAR):
-            plimsoll.client._receive = interrupt
+            plimsoll.connection._receive = interrupt
         receive()
 
     if interrupts:
@@ -1157,7 +1157,7 @@ def interrupted(rank, interrupts):
         session._receive = receive_or_not
         with pytest.raises(KeyboardInterrupt):
             optimizer.step()
-        session._receive, plimsoll.client._receive = receive, take
+        session._receive, plimsoll.connection._receive = receive, take
         optimizer.zero_grad()
     model.loss(own_rows(batch(text(), 0), rank)).backward()
     optimizer.step()
@@ -1174,21 +1174,21 @@ def out_of_touch(rank):
     for p in model.parameters():
         p.grad = torch.ones_like(p)
     if rank == 1:
-        reduce = optimizer._reduce
+        reduce = optimizer._shards.ranks.reduce
 
         def unheard(total):
             reduce(total)
             raise RuntimeError("connection reset by peer")
 
-        optimizer._reduce = unheard
+        optimizer._shards.ranks.reduce = unheard
         with pytest.raises(RuntimeError, match="connection reset by peer"):
             optimizer.step()
-        session = optimizer._parts[0].session
+        session = optimizer._shards[0].session
         session.begun(session.begin(1.0, None, wait=True))
     else:
-        optimizer._parts[0].pull = lambda **_: None  # which the other takes no part in
+        optimizer._shards[0].parameters.pull = lambda **_: None  # which the other takes no part in
         optimizer.step()
-    return optimizer._parts[0].session.step
+    return optimizer._shards[0].session.step
 
 
 def test_what_was_prepared_outlives_the_process_group():
@@ -1201,11 +1201,11 @@ def without_service(rank):
     for p in model.parameters():
         p.grad = torch.ones_like(p)
     if rank == 1:
-        optimizer._parts[0].session.patience = 0.1
-        optimizer._service.close()
+        optimizer._shards[0].session.patience = 0.1
+        optimizer._shards.service.close()
     with pytest.raises(PlimsollError) as raised:
         optimizer.step()
-    assert rank or optimizer._parts[0].session.step == 0
+    assert rank or optimizer._shards[0].session.step == 0
     return str(raised.value)
 
 
@@ -1389,7 +1389,8 @@ def signalled(rank, where):
     """A handler of a signal raises while ranks wait for each other: when they are through."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # which a job in the background ignores
     model, optimizer = opened(max_grad_norm=0.5)
-    other = optimizer if hasattr(optimizer, where) else optimizer._parts[0]
+    ranks = optimizer._shards.ranks
+    other = ranks if hasattr(ranks, where) else optimizer._shards[0].parameters
     act = getattr(other, where)
 
     def interrupt(*arguments, **options):
@@ -1412,14 +1413,14 @@ def signalled(rank, where):
     if rank:
         setattr(other, where, interrupt)
     with pytest.raises(KeyboardInterrupt) if rank else contextlib.nullcontext():
-        (load if where == "_gather" else step)()
+        (load if where == "gather" else step)()
     after = weights(model)
     step()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    return after, weights(model), optimizer._parts[0].session.step
+    return after, weights(model), optimizer._shards[0].session.step
 
 
-@pytest.mark.parametrize("where", ["_reduce", "pull", "_place", "_gather"])
+@pytest.mark.parametrize("where", ["reduce", "pull", "_place", "gather"])
 def test_an_interrupt_while_ranks_wait_for_each_other(where):
     first, second = run(signalled, where)
     assert first == second and first[2] == 2
@@ -1428,15 +1429,15 @@ def test_an_interrupt_while_ranks_wait_for_each_other(where):
 def broken_off(rank):
     """A rank on which parameters of a step did not come makes no other step with those of the one before."""
     model, optimizer = opened()
-    part = optimizer._parts[0]
-    place = part._place
+    parameters = optimizer._shards[0].parameters
+    place = parameters._place
 
     def fail(*_):
-        part._place = place
+        parameters._place = place
         raise RuntimeError("connection reset by peer")
 
     if rank:
-        part._place = fail
+        parameters._place = fail
     for step in range(2):
         for p in model.parameters():
             p.grad = torch.ones_like(p)
@@ -1463,9 +1464,9 @@ def test_a_rank_that_was_interrupted_while_it_sent_gradients(monkeypatch):
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    rounds = Rounds(parameters, Mesh(world=2, groups=(None,)), torch.device("cpu"), interrupt)
+    reducer = Reducer(parameters, Mesh(world=2, groups=(None,)), torch.device("cpu"), interrupt)
     with pytest.raises(KeyboardInterrupt):
-        rounds.came(parameters[1])
-    for act in (lambda: rounds.came(parameters[0]), rounds.finish, rounds.discard):
+        reducer.came(parameters[1])
+    for act in (lambda: reducer.came(parameters[0]), reducer.finish, reducer.discard):
         with pytest.raises(PlimsollError, match="was interrupted while it sent gradients to the others"):
             act()

@@ -62,7 +62,7 @@ def test_there_is_none_before_the_first_step():
 def test_nothing_is_fetched_before_it_is_asked_for(monkeypatch):
     model, optimizer = trained()
     fetched = []
-    session = optimizer._parts[0].session
+    session = optimizer._shards[0].session
     read = type(session).read
     monkeypatch.setattr(type(session), "read", lambda s, *where: fetched.append(where) or read(s, *where))
     assert len(optimizer.state) == 4 and model[0].weight in optimizer.state and optimizer.state and list(optimizer.state)

@@ -18,7 +18,7 @@ def sharded_by_fsdp1(rank, original):
     before = [p.detach().clone() for p in model.parameters()]
     with pytest.raises(ValueError, match=r"belongs to FullyShardedDataParallel \(FSDP1\): .*fully_shard \(FSDP2\)"):
         optimizer.open()
-    assert optimizer._service is None and all(torch.equal(p, q) for p, q in zip(model.parameters(), before))
+    assert optimizer._shards is None and all(torch.equal(p, q) for p, q in zip(model.parameters(), before))
     return True
 
 
@@ -35,7 +35,7 @@ def gradients_come_as_they_are_reduced(rank):
     optimizer.open()
     optimizer.zero_grad()
     losses_of(model, optimizer, rank, range(1))
-    slots = [s for part in optimizer._parts for s in part.slots.values()]
+    slots = [s for shard in optimizer._shards for s in shard.slots.values()]
     model(torch.randint(0, 200, (2, 8))).sum().backward()
     # The last gradients may come after the hooks of the root module, and none waits for the step.
     brought = [s.seen is not None and s.seen.is_still(s.piece.parameter.grad) for s in slots]

@@ -5,7 +5,8 @@ import torch
 from torch.nn import functional as F
 
 import plimsoll.torch
-from plimsoll.torch import part as part_module
+from plimsoll.torch import parameter_arena
+from plimsoll.torch.transfer import HostTransfer
 from test_optimizer import assert_same, network, train
 
 
@@ -13,13 +14,8 @@ from test_optimizer import assert_same, network, train
 def way(request, monkeypatch):
     """How gradients and parameters reach the arenas. Copies stand for a device such as CUDA."""
     if request.param == "copied":
-        begin = part_module.Part.__init__
-        monkeypatch.setattr(
-            part_module.Part,
-            "__init__",
-            lambda self, name, pieces, mesh, transfer, shared: begin(self, name, pieces, mesh, transfer, False),
-        )
-        monkeypatch.setattr(part_module, "_BLOCK_BYTES", 100)
+        monkeypatch.setattr(HostTransfer, "shares", False)
+        monkeypatch.setattr(parameter_arena, "_BLOCK_BYTES", 100)
     return request.param
 
 

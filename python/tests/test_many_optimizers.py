@@ -14,7 +14,7 @@ import torch
 import plimsoll.torch
 from plimsoll import PlimsollError, Session
 from plimsoll.descriptors import in_use, make_room
-from plimsoll.torch.part import Part
+from plimsoll.torch.transfer import HostTransfer
 from test_optimizer import assert_same, backward, network, train
 
 
@@ -53,8 +53,7 @@ def test_steps_in_the_backward_pass(open_first, dtype):
 
 
 def test_steps_in_the_backward_pass_with_copied_gradients(monkeypatch):
-    begin = Part.__init__
-    monkeypatch.setattr(Part, "__init__", lambda *arguments: begin(*arguments[:-1], False))  # as on a device
+    monkeypatch.setattr(HostTransfer, "shares", False)  # as on a device
     ours, theirs = network(), network()
     optimizers = in_backward(ours, plimsoll.torch, max_grad_norm=0.01)
     references = {p: torch.optim.AdamW([p], lr=1e-2) for p in theirs.parameters()}
@@ -74,11 +73,11 @@ def test_one_service_for_all():
     optimizers = [plimsoll.torch.AdamW(m.parameters(), lr=1e-2, job="one") for m in models]
     losses = [train(m, o, 3) for m, o in zip(models, optimizers)]
     assert losses == losses[:1] * 5
-    assert len({o._service for o in optimizers}) == 1
-    process = optimizers[0]._service.process
+    assert len({o._shards.service for o in optimizers}) == 1
+    process = optimizers[0]._shards.service.process
 
     # Each is closed, or dropped, alone, and its state is given back.
-    [dropped] = [part.session for part in optimizers[1]._parts]
+    [dropped] = [shard.session for shard in optimizers[1]._shards]
     path, document = dropped.path, dropped.document
     del optimizers[1], dropped
     gc.collect()
@@ -88,7 +87,7 @@ def test_one_service_for_all():
     anew.close(give_back=True)
     assert train(models[4], optimizers[3], 1) and train(models[2], optimizers[1], 1)
     successor = plimsoll.torch.AdamW(models[0].parameters(), lr=1e-2, job="one")
-    assert successor.resumed_step == 0 and successor._service.process is process
+    assert successor.resumed_step == 0 and successor._shards.service.process is process
 
     # The last takes the service along.
     for optimizer in [*optimizers[1:], successor]:
@@ -103,18 +102,18 @@ def test_optimizers_of_other_jobs_and_names():
     optimizers = [plimsoll.torch.AdamW(m.parameters(), **o) for m, o in zip(models, options)]
     losses = [train(m, o, 2) for m, o in zip(models, optimizers)]
     assert losses == losses[:1] * 4
-    assert optimizers[0]._service is optimizers[2]._service is optimizers[3]._service is not optimizers[1]._service
+    assert optimizers[0]._shards.service is optimizers[2]._shards.service is optimizers[3]._shards.service is not optimizers[1]._shards.service
 
 
 def test_a_service_that_was_killed_is_not_shared_any_more():
     first = plimsoll.torch.AdamW(network().parameters())
     first.open()
-    process = first._service.process
+    process = first._shards.service.process
     process.kill()
     process.wait()
     model = network()
     second = plimsoll.torch.AdamW(model.parameters())
-    assert train(model, second, 2) and second._service.process is not process
+    assert train(model, second, 2) and second._shards.service.process is not process
     del first  # and does not wait for it
 
 
@@ -126,7 +125,7 @@ def test_threads_that_open_at_once():
         thread.start()
     for thread in threads:
         thread.join()
-    assert len({o._service for o in optimizers}) == 1
+    assert len({o._shards.service for o in optimizers}) == 1
     for model in models[1:]:
         assert_same(model, models[0], 0, 0)
 

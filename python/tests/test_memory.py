@@ -53,7 +53,7 @@ def measure(state, results):
         optimizer.step()
         after = anonymous() - before
         optimizer.zero_grad()
-    pids = [multiprocessing.current_process().pid, *workers(optimizer._service)]
+    pids = [multiprocessing.current_process().pid, *workers(optimizer._shards.service)]
     results.put((shared_by_component(pids), with_gradients, after))
 
 

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 import plimsoll.torch
 from plimsoll import PlimsollError, ServiceError
 from plimsoll.torch import own_pages
+from plimsoll.torch.shard import Shard
 
 BOTH_WAYS = True
 
@@ -159,7 +160,7 @@ def of_two_parts():
 
 def test_a_step_that_is_interrupted_between_parts_is_made():
     model, optimizer = of_two_parts()
-    session = optimizer._parts[1].session
+    session = optimizer._shards[1].session
     begin = session.begin
 
     def interrupted(*_, **__):
@@ -170,7 +171,7 @@ def test_a_step_that_is_interrupted_between_parts_is_made():
     before = [p.detach().clone() for p in model.parameters()]
     with pytest.raises(KeyboardInterrupt):
         optimizer.step()
-    assert [p.session.step for p in optimizer._parts] == [2, 2]
+    assert [p.session.step for p in optimizer._shards] == [2, 2]
     assert all((p != b).any() for p, b in zip(model.parameters(), before))
     optimizer.step()
 
@@ -182,7 +183,7 @@ def test_a_step_that_fails_between_parts_is_noticed(monkeypatch):
         raise ValueError
 
     with monkeypatch.context() as m:
-        m.setattr(optimizer._parts[1].session, "begin", fail)
+        m.setattr(optimizer._shards[1].session, "begin", fail)
         with pytest.raises(ValueError):
             optimizer.step()
     with pytest.raises(RuntimeError, match="at different steps \\(bf16: 2, fp32: 1\\).*load the last checkpoint"):
@@ -274,8 +275,8 @@ def test_gradients_in_one_buffer():
     buffers = []
     for model in (ours, theirs):
         buffers.append(torch.zeros(sum(p.numel() for p in model.parameters())))
-        for p, stretch in zip(model.parameters(), buffers[-1].split([p.numel() for p in model.parameters()])):
-            p.grad = stretch.view_as(p)
+        for p, values in zip(model.parameters(), buffers[-1].split([p.numel() for p in model.parameters()])):
+            p.grad = values.view_as(p)
     for i in range(5):
         for model, buffer in zip((ours, theirs), buffers):
             backward(model, i)
@@ -398,7 +399,7 @@ def test_an_overflow_leaves_no_trace(options):
         else:
             made.append((i, scale))
             assert after != before and scaler.get_scale() in (scale, 4 * scale)
-        assert optimizer.skipped == len(skipped) and optimizer._parts[0].session.step == len(made)
+        assert optimizer.skipped == len(skipped) and optimizer._shards[0].session.step == len(made)
     assert {"weight 0", "step 0", "exp_avg 0", "exp_avg_sq 0", "master_weights 0"} <= set(after)
     assert skipped[0] == 0 and skipped[-1] > made[0][0] and len(made) > 10, (made, skipped)
 
@@ -618,7 +619,7 @@ def test_empty_state():
     model = network()
     optimizer = plimsoll.torch.AdamW(model.parameters())
     optimizer.load_state_dict(optimizer.state_dict())  # what accelerate does
-    assert optimizer._parts is None and optimizer.state_dict()["state"] == {}
+    assert optimizer._shards is None and optimizer.state_dict()["state"] == {}
     train(model, optimizer, 2)
     optimizer.load_state_dict(torch.optim.AdamW(network().parameters()).state_dict())
     assert optimizer.state_dict()["state"] == {}
@@ -687,7 +688,7 @@ def test_model_outlives_its_optimizer():
     model = network()
     optimizer = plimsoll.torch.AdamW(model.parameters())
     train(model, optimizer, 1)
-    process = optimizer._service.process
+    process = optimizer._shards.service.process
     del optimizer
     gc.collect()
     process.wait(10)
@@ -702,16 +703,16 @@ def test_a_state_that_was_not_begun_is_given_back(service, tmp_path, monkeypatch
     """It would take its memory until the service ends, and keep the job from beginning in another way."""
     model = torch.nn.Sequential(network(), network(torch.bfloat16))
 
-    def refuse(part, path, document):
-        if part.name == "fp32":
+    def refuse(shard, *arguments):
+        if shard.name == "fp32":
             raise ServiceError("does_not_fit", "open")
-        opens(part, path, document)
+        opens(shard, *arguments)
 
-    opens = plimsoll.torch.part.Part.open
+    opens = Shard.open
     optimizer = plimsoll.torch.AdamW(model.parameters(), model=model, socket=service.socket)
     with monkeypatch.context() as patched:
         if begin == "open":
-            patched.setattr(plimsoll.torch.part.Part, "open", refuse)
+            patched.setattr(Shard, "open", refuse)
         with pytest.raises(ServiceError):
             optimizer.open() if begin == "open" else optimizer.load(tmp_path)
     plimsoll.torch.AdamW(model.parameters(), model=model, socket=service.socket, moments="bf16").open()
@@ -901,7 +902,7 @@ def test_gradients_that_are_taken_in_the_step_are_taken_again_when_it_is_repeate
     optimizer = plimsoll.torch.SGD(model.parameters(), lr=1.0, max_grad_norm=1e9, gradients="step")
     optimizer.open()
     backward(model, 0)
-    session = optimizer._parts[0].session
+    session = optimizer._shards[0].session
     norm = session.norm
     session.norm = lambda: 1 / 0
     with pytest.raises(ZeroDivisionError):
@@ -1069,9 +1070,9 @@ def test_masters_that_were_loaded_are_not_for_weights_of_later(tmp_path):
     state, weights = copy.deepcopy(optimizer.state_dict()), copy.deepcopy(model.state_dict())
     train(model, optimizer, 2, 2)
     optimizer.load_state_dict(state)  # the model has other weights
-    assert any(slot.loaded is not None for slot in optimizer._parts[0].slots.values())
+    assert any(slot.loaded is not None for slot in optimizer._shards[0].slots.values())
     train(model, optimizer, 1, 4)
-    assert all(slot.loaded is None for slot in optimizer._parts[0].slots.values())
+    assert all(slot.loaded is None for slot in optimizer._shards[0].slots.values())
     model.load_state_dict(weights)
     for entry, p in zip(optimizer.state_dict()["state"].values(), model.parameters()):
         changed = entry["master_weights"] == p.float()
@@ -1104,7 +1105,7 @@ def test_weights_that_are_written_while_a_step_is_made_are_noticed(way):
     model = torch.nn.Linear(100, 100).bfloat16()
     optimizer = plimsoll.torch.SGD(model.parameters(), lr=10.0)
     optimizer.open()
-    session = optimizer._parts[0].session
+    session = optimizer._shards[0].session
     begin = session.begin
 
     def write(*arguments, **options):

@@ -38,7 +38,7 @@ def answer(kind, number, body=b"", status=0):
 
 
 def test_requests_are_as_documented():
-    assert protocol.pack(Kind.READY, 7, protocol.pack_stretch(3, 5)) == struct.pack("<IHHIIQQ", 0x4D494C50, 2, 6, 7, 16, 3, 5)
+    assert protocol.pack(Kind.READY, 7, protocol.pack_range(3, 5)) == struct.pack("<IHHIIQQ", 0x4D494C50, 2, 6, 7, 16, 3, 5)
     step = protocol.pack_step(300, 0.5, True, [(1, 2, 3, 4, 5, 6, 7), (8, 9, 10, 11, 12, 13, 14)])
     assert step == struct.pack("<QdII14d", 300, 0.5, 1, 2, *range(1, 15))
     assert protocol.pack_transfer(2, 10, 20, 64) == struct.pack("<IIQQQ", 2, 0, 10, 20, 64)

@@ -10,10 +10,11 @@ import torch
 
 import plimsoll.torch
 from plimsoll import PlimsollError
-from plimsoll.torch import optimizer as optimizer_module
-from plimsoll.torch import part as part_module
+from plimsoll.torch import shards as shards_module
 from plimsoll.torch import transfer as transfer_module
-from plimsoll.torch.layout import Mesh
+from plimsoll.torch.layout import Mesh, Piece
+from plimsoll.torch.shard import Shard
+from plimsoll.torch.slot import DtypeGroup
 from plimsoll.torch.transfer import CudaTransfer
 from test_optimizer import assert_same, backward, network
 
@@ -90,9 +91,7 @@ class Cuda:
 def cuda(monkeypatch):
     """Parameters of the CPU are treated as those of a CUDA device."""
     cuda = Cuda(monkeypatch)
-    begin = part_module.Part.__init__
-    monkeypatch.setattr(optimizer_module, "transfer_for", CudaTransfer)
-    monkeypatch.setattr(part_module.Part, "__init__", lambda *arguments: begin(*arguments[:-1], False))
+    monkeypatch.setattr(shards_module, "transfer_for", CudaTransfer)
     return cuda
 
 
@@ -144,10 +143,10 @@ def test_a_broken_device_does_not_hide_its_cause(cuda, monkeypatch):
         cuda.broken, cuda.last = True, 710
         raise RuntimeError("index out of bounds, in the program's own kernel")
 
-    monkeypatch.setattr(part_module.Part, "initialize", fails)
+    monkeypatch.setattr(shards_module.Shard, "initialize", fails)
     with pytest.raises(RuntimeError, match="the program's own kernel"):
         optimizer.open()
-    assert optimizer._parts is None
+    assert optimizer._shards is None
 
     cuda.broken, cuda.last = False, 0
     monkeypatch.undo()
@@ -159,9 +158,9 @@ def test_close_and_collection_after_the_device_broke(cuda):
     backward(model, 0)
     optimizer.step()
     cuda.broken, cuda.last = True, 710
-    process = optimizer._service.process
+    process = optimizer._shards.service.process
     optimizer.close()
-    assert optimizer._service is None and optimizer._parts is None and process is not None
+    assert optimizer._shards is None and process is not None
 
 
 def test_gradients_that_come_while_a_graph_is_captured(cuda):
@@ -218,17 +217,18 @@ def test_memory_of_gradients_that_other_ranks_were_sent(cuda, monkeypatch):
     monkeypatch.setattr(torch.distributed, "reduce", lambda *_, **__: work)
     monkeypatch.setattr(torch.distributed, "get_global_rank", lambda group, rank: rank)
     parameter = torch.nn.Parameter(torch.zeros(10))
-    pieces = [part_module.Piece(parameter, "p", (10,), 0, False, 5 * owner, 5, owner, 0) for owner in range(2)]
-    part = part_module.Part("fp32", pieces, Mesh(0, 2, ("all",)), CudaTransfer(torch.device("cpu")), False)
-    part.slots[parameter] = types.SimpleNamespace(gradient=torch.zeros(5), zero=False, fired=0, expected=2)
+    pieces = [Piece(parameter, "p", (10,), 0, False, 5 * owner, 5, owner, 0) for owner in range(2)]
+    group = DtypeGroup("fp32", pieces, Mesh(0, 2, ("all",)), CudaTransfer(torch.device("cpu")), shared=False)
+    shard = Shard(group)
+    shard.slots[parameter] = types.SimpleNamespace(gradient=torch.zeros(5), zero=False, fired=0, expected=2)
     parameter.grad = torch.ones(10)
-    part.reduce(parameter, True)
+    shard.gradients.reduce(parameter, True)
     cuda.notes.clear()
     cuda.current = Stream(cuda, "step's")
-    part._take_reduced(0)
+    shard.gradients._take_reduced(0)
     notes = cuda.notes
     assert waited == ["step's"] * 2
     for i in [i for i, note in enumerate(notes) if note == ("waited",)]:
         assert notes[i + 1] == ("record", 5, "step's")
-    assert torch.equal(part.slots[parameter].gradient, torch.full((5,), 0.5))
+    assert torch.equal(shard.slots[parameter].gradient, torch.full((5,), 0.5))
     assert transfer_module.HostTransfer().keep(torch.zeros(1)) is None

@@ -2,8 +2,7 @@
 
 import pytest
 
-from plimsoll.torch import optimizer as optimizer_module
-from plimsoll.torch import part as part_module
+from plimsoll.torch import gradient_arena, parameter_arena, shards
 from plimsoll.torch.transfer import HostTransfer
 
 WAYS = ("shared", "copied")
@@ -59,6 +58,6 @@ class PromptTransfer(HostTransfer):
 
 def use_copies(monkeypatch: pytest.MonkeyPatch, transfer=LateTransfer, block_bytes=100) -> None:
     """Parameters of the CPU are treated as those of a device, in small blocks."""
-    monkeypatch.setattr(optimizer_module, "transfer_for", lambda device: transfer())
-    monkeypatch.setattr(part_module, "_BLOCK_BYTES", block_bytes)
-    monkeypatch.setattr(part_module, "_READY_BYTES", 64)
+    monkeypatch.setattr(shards, "transfer_for", lambda device: transfer())
+    monkeypatch.setattr(parameter_arena, "_BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(gradient_arena, "_READY_BYTES", 64)

@@ -27,8 +27,12 @@ func Parse(file string, text []byte) (*Document, error) {
 	if IsYAML(file) {
 		return parseYAML(file, text)
 	}
-	d := &Document{File: file, Text: text}
-	return d.parseJSON(text)
+	return ParseJSON(file, text)
+}
+
+// ParseJSON parses JSON without comments.
+func ParseJSON(file string, text []byte) (*Document, error) {
+	return (&Document{File: file, Text: text}).parseJSON(text)
 }
 
 // ParseCommented parses JSON with comments (//, /* */, #) and trailing commas.
@@ -72,7 +76,7 @@ func (d *Document) Position(at int64) fault.Position {
 	return fault.Position{File: d.File, Line: line, Column: int(at-starts[line-1]) + 1}
 }
 
-// Fault returns a fault at an offset.
-func (d *Document) Fault(at int64, what, hint string) *fault.Input {
-	return &fault.Input{Where: d.Position(at), What: what, Hint: hint}
+// Inputf returns bad input at an offset.
+func (d *Document) Inputf(at int64, format string, values ...any) *fault.Input {
+	return d.Position(at).Inputf(format, values...)
 }

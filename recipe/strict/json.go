@@ -3,7 +3,6 @@ package strict
 import (
 	"bytes"
 	"errors"
-	"fmt"
 	"io"
 	"strings"
 
@@ -29,8 +28,8 @@ func (d *Document) parseJSON(plain []byte) (*Document, error) {
 		return nil, err
 	}
 	if at := p.next(); at < int64(len(d.Text)) {
-		return nil, d.Fault(at, "more text after the end of the configuration",
-			"a file holds one object: check the braces")
+		return nil, d.Inputf(at, "more text after the end of the configuration").
+			WithHint("a file holds one object: check the braces")
 	}
 	return d, nil
 }
@@ -67,7 +66,7 @@ func (d *Document) withoutComments() ([]byte, error) {
 		case bytes.HasPrefix(rest, []byte("/*")):
 			length := bytes.Index(rest[2:], []byte("*/"))
 			if length < 0 {
-				return nil, d.Fault(int64(i), "this comment does not end", "close it with */")
+				return nil, d.Inputf(int64(i), "this comment does not end").WithHint("close it with */")
 			}
 			clear(i, i+length+4)
 			i += length + 4
@@ -102,10 +101,10 @@ func (p *jsonParser) token() (jsontext.Token, error) {
 	case err == nil:
 		return token, nil
 	case err == io.EOF:
-		return token, p.Fault(int64(len(p.Text)), "the file is empty, expected a JSON object", "")
+		return token, p.Inputf(int64(len(p.Text)), "the file is empty, expected a JSON object")
 	case errors.Is(err, io.ErrUnexpectedEOF):
-		return token, p.Fault(int64(len(p.Text)), "the file ends too early",
-			"check that every brace, bracket and quote is closed")
+		return token, p.Inputf(int64(len(p.Text)), "the file ends too early").
+			WithHint("check that every brace, bracket and quote is closed")
 	}
 	bad := &fault.Input{What: "this is not JSON", Err: err,
 		Hint: "names and strings need double quotes; true, false and null small letters; members commas between them"}
@@ -164,8 +163,9 @@ func (p *jsonParser) object(v *Value) error {
 // once refuses a name that is already in places, and otherwise adds it.
 func (d *Document) once(places map[string]int64, m Member) error {
 	if first, twice := places[m.Name]; twice {
-		return d.Fault(m.At, fmt.Sprintf("%q is here for the second time, the first is on line %d column %d",
-			m.Name, d.Position(first).Line, d.Position(first).Column), "remove one of the two")
+		at := d.Position(first)
+		return d.Inputf(m.At, "%q is here for the second time, the first is on line %d column %d",
+			m.Name, at.Line, at.Column).WithHint("remove one of the two")
 	}
 	places[m.Name] = m.At
 	return nil

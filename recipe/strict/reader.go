@@ -49,7 +49,7 @@ func (s Schema) Read(d *Document) (*Reader, error) {
 		r.at = d.Root.At
 	}
 	if d.Root.Kind != '{' {
-		return nil, d.Fault(d.Root.At, fmt.Sprintf("the file holds %s, expected an object", d.Root), "")
+		return nil, d.Inputf(d.Root.At, "the file holds %s, expected an object", d.Root)
 	}
 	return r, r.check(s.Rule, s.Path, d.Root)
 }
@@ -65,12 +65,28 @@ func (r *Reader) check(rule Rule, path string, v *Value) error {
 		r.Auto = append(r.Auto, path)
 		return nil
 	}
+	form, err := r.take(rule, path, v)
+	if err != nil {
+		return err
+	}
+	return r.checkInside(form, path, v)
+}
+
+// Take compares the value at a path with a rule, but not what is in it, and
+// converts it.
+func (d *Document) Take(rule Rule, path string, v *Value) error {
+	_, err := d.take(rule, path, v)
+	return err
+}
+
+// take does as Take does, and returns the form of the rule that the value has.
+func (d *Document) take(rule Rule, path string, v *Value) (Rule, error) {
 	for form := &rule; form != nil; form = form.also {
 		if form.takes(v) {
-			return r.checkInside(*form, path, v)
+			return *form, nil
 		}
 	}
-	return r.Document.Fault(v.At, fmt.Sprintf("%s is %s, expected %s", path, v, rule), r.slip(rule, v))
+	return Rule{}, d.Inputf(v.At, "%s is %s, expected %s", path, v, rule).WithHint(d.slip(rule, v))
 }
 
 // checkInside checks the members of an object and the elements of a list.
@@ -92,24 +108,24 @@ func (r *Reader) checkInside(rule Rule, path string, v *Value) error {
 	given := map[string]Member{} // by key, to recognize one with two names
 	for _, m := range v.Members {
 		key, keyRule, isKey := rule.named(m.Name)
-		unknown := fmt.Sprintf("%s knows no key %q%s", r.schema.Program, m.Name, within(path))
-		switch {
-		case isKey:
-		case rule.open || rule.comments && strings.HasPrefix(m.Name, "_"):
+		if !isKey {
+			if rule.open || rule.comments && strings.HasPrefix(m.Name, "_") {
+				continue
+			}
+			unknown := r.Inputf(m.At, "%s knows no key %q%s", r.schema.Program, m.Name, within(path))
+			if !rule.noted || known.Resemble(m.Name) {
+				return unknown.WithHint(r.advice(rule, m.Name))
+			}
+			r.Notes = append(r.Notes, Note{unknown.Where, unknown.What + ": it is not planned with"})
 			continue
-		case rule.noted && !known.Resemble(m.Name):
-			r.Notes = append(r.Notes, Note{r.Position(m.At), unknown + ": it is not planned with"})
-			continue
-		default:
-			return r.Document.Fault(m.At, unknown, r.advice(rule, m.Name))
 		}
 		below := join(path, m.Name)
 		if err := r.check(keyRule, below, m.Value); err != nil {
 			return err
 		}
 		if first, twice := given[key]; twice {
-			return r.Document.Fault(m.At, fmt.Sprintf("%s and %s (line %d) are two names for one setting",
-				below, first.Name, r.Position(first.At).Line), "remove one of the two")
+			return r.Inputf(m.At, "%s and %s (line %d) are two names for one setting",
+				below, first.Name, r.Position(first.At).Line).WithHint("remove one of the two")
 		}
 		given[key] = m
 		note := keyRule.note
@@ -157,8 +173,8 @@ func (r *Reader) look(path string) found {
 	}
 	for name := range strings.SplitSeq(path, ".") {
 		object := f.rule.object()
-		_, rule, known := object.named(name)
-		if !known {
+		key, rule, known := object.named(name)
+		if !known || key != name {
 			panic(fmt.Sprintf("strict: the schema of %s has no key %s", r.schema.Program, join(f.path, name)))
 		}
 		f.rule, f.named = rule, false

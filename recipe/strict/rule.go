@@ -26,6 +26,7 @@ type Rule struct {
 	low      float64  // of a number: the limits, both included
 	high     float64
 	below    bool // high itself is excluded
+	digits   bool // a whole number has neither point nor exponent
 	length   int  // of a list; 0 means any
 	optional bool // null means absent
 	auto     bool // "auto" is accepted: another program or the default decides
@@ -85,8 +86,9 @@ func Merge(lists ...Keys) Keys {
 	return merged
 }
 
-// Map returns the rule of an object with any keys, of such values.
-func Map(each Rule) Rule { return Rule{form: objectForm, each: &each} }
+// Map returns the rule of an object with any keys, of such values. The lists
+// are of keys with other values.
+func Map(each Rule, lists ...Keys) Rule { r := Object(lists...); r.each = &each; return r }
 
 // Free returns the rule of an object that the program passes on unread.
 func Free() Rule { return Object().AndOthers() }
@@ -107,6 +109,10 @@ func (r Rule) For(names string) Keys {
 func (r Rule) From(low float64) Rule   { r.low = low; return r }
 func (r Rule) To(high float64) Rule    { r.high = high; return r }
 func (r Rule) Under(high float64) Rule { r.high, r.below = high, true; return r }
+
+// Digits refuses a whole number with a point or an exponent, as Python's int
+// does. Without it, 5e8 is one.
+func (r Rule) Digits() Rule { r.digits = true; return r }
 
 // OrNull accepts null, and OrAuto "auto": the default applies.
 func (r Rule) OrNull() Rule { r.optional = true; return r }
@@ -174,10 +180,9 @@ func (r Rule) named(name string) (key string, rule Rule, known bool) {
 	if canonical, is := r.names[name]; is {
 		key = canonical
 	}
-	if r.each != nil && r.form == objectForm {
+	if rule, known = r.keys[key]; !known && r.each != nil && r.form == objectForm {
 		return key, *r.each, true
 	}
-	rule, known = r.keys[key]
 	return key, rule, known
 }
 
@@ -267,6 +272,7 @@ func (r Rule) takes(v *Value) bool {
 			return false
 		}
 		whole, ok := v.parseNumber()
+		whole = whole && !(r.digits && strings.ContainsAny(v.Text, ".eE"))
 		return ok && (whole || r.form == numberForm) &&
 			v.Number >= r.low && v.Number <= r.high && !(r.below && v.Number == r.high)
 	default:

@@ -9,7 +9,7 @@ import (
 )
 
 // slip returns advice for a common mistake in a value, or "".
-func (r *Reader) slip(rule Rule, v *Value) string {
+func (d *Document) slip(rule Rule, v *Value) string {
 	bare := Value{Kind: '0', Text: v.Text}
 	if v.Text == "true" || v.Text == "false" {
 		bare.Kind = 't'
@@ -22,7 +22,7 @@ func (r *Reader) slip(rule Rule, v *Value) string {
 		return ""
 	case v.Text == "auto":
 		return `nothing fills in "auto" for this key: give a value, or leave the key out`
-	case rule.takes(&bare) && !strings.ContainsRune(`"'`, rune(r.Text[v.At])):
+	case rule.takes(&bare) && !strings.ContainsRune(`"'`, rune(d.Text[v.At])):
 		return "YAML 1.1 takes " + v.Text + " for a string: write the exponent as in 5.0e-5, or no exponent"
 	case rule.takes(&bare):
 		return "write " + v.Text + " without the quotes"

@@ -58,6 +58,19 @@ func Of(x any) *Value {
 	panic(fmt.Sprintf("strict: %T is no value", x))
 }
 
+// Clone returns a deep copy of the value.
+func (v *Value) Clone() *Value {
+	clone := *v
+	clone.Members, clone.Elements = slices.Clone(v.Members), slices.Clone(v.Elements)
+	for i := range clone.Members {
+		clone.Members[i].Value = clone.Members[i].Value.Clone()
+	}
+	for i, element := range clone.Elements {
+		clone.Elements[i] = element.Clone()
+	}
+	return &clone
+}
+
 // Member returns the member with that name, or nil.
 func (v *Value) Member(name string) *Member {
 	for i := range v.Members {

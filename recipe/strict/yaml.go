@@ -23,7 +23,7 @@ func parseYAML(file string, text []byte) (*Document, error) {
 	var node yaml.Node
 	switch err := decoder.Decode(&node); {
 	case err == io.EOF:
-		return nil, p.Fault(int64(len(text)), "the file is empty, expected keys and values", "")
+		return nil, p.Inputf(int64(len(text)), "the file is empty, expected keys and values")
 	case err != nil:
 		return nil, p.notYAML(err)
 	}
@@ -34,8 +34,8 @@ func parseYAML(file string, text []byte) (*Document, error) {
 	var more yaml.Node
 	switch err := decoder.Decode(&more); {
 	case err == nil:
-		return nil, p.Fault(p.offset(&more), "more text after the end of the configuration",
-			"a file holds one document: remove the ---")
+		return nil, p.Inputf(p.offset(&more), "more text after the end of the configuration").
+			WithHint("a file holds one document: remove the ---")
 	case err != io.EOF:
 		return nil, p.notYAML(err)
 	}
@@ -95,10 +95,10 @@ func (p *yamlParser) offset(n *yaml.Node) int64 {
 func (p *yamlParser) fromYAML(n *yaml.Node) (*Value, error) {
 	v := &Value{At: p.offset(n)}
 	if n.Kind == yaml.AliasNode {
-		return nil, p.Fault(v.At, "here is an alias, *"+n.Value, "write out what it stands for")
+		return nil, p.Inputf(v.At, "here is an alias, *%s", n.Value).WithHint("write out what it stands for")
 	}
 	if n.Style&yaml.TaggedStyle != 0 {
-		return nil, p.Fault(v.At, "here is a tag, "+n.Tag, "remove it")
+		return nil, p.Inputf(v.At, "here is a tag, %s", n.Tag).WithHint("remove it")
 	}
 	switch n.Kind {
 	case yaml.MappingNode:
@@ -108,7 +108,7 @@ func (p *yamlParser) fromYAML(n *yaml.Node) (*Value, error) {
 			key := n.Content[i]
 			m := Member{Name: key.Value, At: p.offset(key)}
 			if key.Kind != yaml.ScalarNode {
-				return nil, p.Fault(m.At, "expected the name of a key", "")
+				return nil, p.Inputf(m.At, "expected the name of a key")
 			}
 			if err := p.once(places, m); err != nil {
 				return nil, err

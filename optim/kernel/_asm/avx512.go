@@ -47,12 +47,12 @@ func (b *blocks) placeCodes() {
 	MOVQ(place, b.at(secondCodes))
 }
 
-// pending are the codes of the first group of a turn, words, until the second is
+// pending are the codes of the first group of a tile, words, until the second is
 // encoded.
 type pending struct{ second, first, sign reg.VecVirtual }
 
 // encodeGroup encodes the group that lies a block before index, the first or the
-// second of a turn, and stores the codes of both with the second.
+// second of a tile, and stores the codes of both with the second.
 func (b *blocks) encodeGroup(group int) {
 	from := *b
 	from.ring = GP64()

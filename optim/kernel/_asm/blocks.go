@@ -54,7 +54,7 @@ const (
 // blocks is an update kernel for int8 moments while it is written.
 type blocks struct {
 	instructionSet
-	index   reg.Register // of the element that the turn begins with
+	index   reg.Register // of the element that the tile begins with
 	space   reg.Register // the workspace
 	ring    reg.Register // index within the rings
 	dither  reg.VecVirtual
@@ -81,10 +81,10 @@ func (b *blocks) load(from Mem) reg.VecVirtual {
 	return x
 }
 
-// turn is the number of elements of a turn.
-func (b *blocks) turn() int { return 2 * b.group() }
+// tile is the number of elements of a tile.
+func (b *blocks) tile() int { return 2 * b.group() }
 
-// inRing is the place of vector i of a group of the turn.
+// inRing is the place of vector i of a group of the tile.
 func (b *blocks) inRing(base, group, i int) Mem {
 	return Mem{Base: b.space, Index: b.ring, Scale: 4, Disp: base + 4*(group*b.group()+i*b.lanes)}
 }
@@ -122,12 +122,12 @@ func (s instructionSet) updateBlocks(state abi.State) {
 // updateAll updates all blocks, for gradients of a kind, and encodes all but the
 // last.
 func (b *blocks) updateAll(kind int, weights array) {
-	block, next, encoded := label("block"), label("turn"), label("encoded")
+	block, next, encoded := label("block"), label("tile"), label("encoded")
 	Label(block)
 	b.log.keepHeader(b.index)
 	b.beginBlock()
 	Label(next)
-	b.log.keep(b.index, b.turn(), abi.Block)
+	b.log.keep(b.index, b.tile(), abi.Block)
 	ahead := GP64()
 	LEAQ(Mem{Base: b.index, Disp: abi.PrefetchAhead(abi.MomentsInt8)}, ahead)
 	CMPQ(b.index, argument("Prefetching"))
@@ -166,7 +166,7 @@ func (b *blocks) updateAll(kind int, weights array) {
 // encodeBlock encodes the block before the one that begins at index, and goes to
 // the end of that.
 func (b *blocks) encodeBlock() {
-	next := label("turn")
+	next := label("tile")
 	Label(next)
 	b.enterRings()
 	if b.lanes == 16 {
@@ -176,7 +176,7 @@ func (b *blocks) encodeBlock() {
 		}
 	} else {
 		XORQ(U32(abi.Block), b.ring)
-		ADDQ(U8(b.turn()), b.index)
+		ADDQ(U8(b.tile()), b.index)
 		b.encode()
 	}
 	TESTQ(U32(abi.Block-1), b.index)
@@ -186,7 +186,7 @@ func (b *blocks) encodeBlock() {
 // row is a constant of the step.
 func (b *blocks) row(row int) Mem { return b.at(constants + 4*abi.Group*row) }
 
-// enterRings finds the place of the turn in the rings.
+// enterRings finds the place of the tile in the rings.
 func (b *blocks) enterRings() {
 	b.ring = GP64()
 	MOVQ(b.index, b.ring)

@@ -8,7 +8,7 @@ import (
 	"plimsoll/optim/kernel/abi"
 )
 
-// encode encodes the turn before this one in the block before this one, from
+// encode encodes the tile before this one in the block before this one, from
 // the rings.
 func (b *blocks) encode() {
 	least := b.vector()
@@ -56,8 +56,8 @@ func (b *blocks) join(codes, quotients vectors) (second, first reg.VecVirtual) {
 	return codes[0], quotients[0]
 }
 
-// encoded is where codes of the turn go.
-func (b *blocks) encoded(to stream) Mem { return to.at(b.index, -b.turn()-abi.Block) }
+// encoded is where codes of the tile go.
+func (b *blocks) encoded(to stream) Mem { return to.at(b.index, -b.tile()-abi.Block) }
 
 // quotientOffset is 1/16 in the upper digits of a quotient, of twice the size.
 const quotientOffset = (abi.FirstOffset + 1<<23) >> abi.FirstShift

@@ -128,7 +128,7 @@ func (s instructionSet) xor(a, b, to Op) {
 
 func (s instructionSet) clear(x reg.VecVirtual) { s.xor(x, x, x) }
 
-// accumulate writes the addition of gradients to an accumulator of any type.
+// accumulate writes the accumulation of gradients in an accumulator of any type.
 func (s instructionSet) accumulate() {
 	TEXT("accumulate"+s.name, 4, "func(n int, prefetching int, sumKind int, sum *byte, kind int, gradient *byte)")
 	restore := flushDenormals()

@@ -8,7 +8,7 @@ import (
 	"plimsoll/optim/kernel/abi"
 )
 
-// undoLog writes what keeps a turn in the undo log, where there is one, before
+// undoLog writes what keeps a tile in the undo log, where there is one, before
 // it is changed.
 type undoLog struct {
 	instructionSet
@@ -19,13 +19,13 @@ type undoLog struct {
 }
 
 func (s instructionSet) undoLog(state abi.State, moments abi.MomentType, arrays []array) undoLog {
-	turn, ring, _ := abi.UndoLayout(state, moments, len(arrays)-1)
+	tile, ring, _ := abi.UndoLayout(state, moments, len(arrays)-1)
 	u := undoLog{instructionSet: s, log: argument("Undo"), headers: ring[abi.UndoHeaders]}
 	for _, array := range arrays {
 		u.streams = append(u.streams, array.changed()...)
 	}
 	for i, place := range ring[:abi.UndoHeaders] {
-		if turn[i] > 0 {
+		if tile[i] > 0 {
 			u.rings = append(u.rings, place)
 		}
 	}
@@ -33,13 +33,13 @@ func (s instructionSet) undoLog(state abi.State, moments abi.MomentType, arrays 
 }
 
 // keep keeps so many elements from index on, of rings that have room for some
-// turns.
-func (u undoLog) keep(index reg.Register, elements, turn int) {
+// tiles.
+func (u undoLog) keep(index reg.Register, elements, tile int) {
 	kept, place, end := label("kept"), GP64(), GP64()
 	TESTQ(u.log, u.log)
 	JEQ(LabelRef(kept))
 	MOVQ(index, place)
-	ANDQ(U32(abi.UndoTurns*turn-1), place)
+	ANDQ(U32(abi.UndoTiles*tile-1), place)
 	u.copy(index, place, elements)
 	LEAQ(Mem{Base: index, Disp: elements}, end)
 	MOVQ(end, Mem{Base: u.log})
@@ -55,7 +55,7 @@ func (u undoLog) keepHeader(index reg.Register) {
 	MOVQ(index, place)
 	SHRQ(U8(7), place) // two bytes for 256 elements
 	MOVWLZX(Mem{Base: argument("Headers"), Index: place, Scale: 1}, header)
-	ANDQ(U8(2*abi.UndoTurns-1), place)
+	ANDQ(U8(2*abi.UndoTiles-1), place)
 	MOVW(header.As16(), Mem{Base: u.log, Index: place, Scale: 1, Disp: u.headers})
 	Label(kept)
 }

@@ -94,8 +94,8 @@ func (s instructionSet) update(a abi.Algorithm, state abi.State, moments abi.Mom
 	log := s.undoLog(state, moments, arrays)
 	n := length{argument("Elements"), argument("Prefetching"), argument("Start")}
 	loopOfKind(kind, n, abi.PrefetchAhead(moments), s.group(), func(kind int, index, ahead reg.Register) {
-		log.keep(index, moments.Turn(), moments.Turn())
-		for first := 0; first < moments.Turn(); first += s.group() {
+		log.keep(index, moments.Tile(), moments.Tile())
+		for first := 0; first < moments.Tile(); first += s.group() {
 			if first > 0 {
 				ADDQ(U8(s.group()), index)
 				ADDQ(U8(s.group()), ahead)

@@ -95,18 +95,18 @@ const (
 // Block is the number of elements whose int8 moments share a header.
 const Block = 256
 
-// Turn returns the number of elements of a turn: the unit in which an update changes
+// Tile returns the number of elements of a tile: the unit in which an update changes
 // a chunk.
-func (m MomentType) Turn() int {
+func (m MomentType) Tile() int {
 	return [...]int{Group, 2 * Group, Block}[m]
 }
 
 // The layout of an undo log. It begins with the element up to which the old values
 // are kept. A ring follows for each stream that an update reads and overwrites: the
-// old values of the last turns. A kernel stores the element after it has filled the
-// rings up to there, and before it changes anything of that turn.
+// old values of the last tiles. A kernel stores the element after it has filled the
+// rings up to there, and before it changes anything of that tile.
 const (
-	UndoTurns = 4
+	UndoTiles = 4
 	undoHead  = 64
 )
 
@@ -120,9 +120,9 @@ const (
 	UndoStreams // their number
 )
 
-// UndoLayout returns, for each stream, the bytes of a turn and where its ring begins,
+// UndoLayout returns, for each stream, the bytes of a tile and where its ring begins,
 // and the bytes of the log.
-func UndoLayout(state State, moments MomentType, count int) (turn, ring [UndoStreams]int, bytes int) {
+func UndoLayout(state State, moments MomentType, count int) (tile, ring [UndoStreams]int, bytes int) {
 	size := [UndoStreams]int{4, 0, int(moments.Size()), int(moments.Size()), 0}
 	if state == Split {
 		size[UndoMaster], size[UndoLow] = 2, 2
@@ -131,14 +131,14 @@ func UndoLayout(state State, moments MomentType, count int) (turn, ring [UndoStr
 		size[UndoMoment2] = 0
 	}
 	bytes = undoHead
-	for i := range turn {
-		turn[i], ring[i] = moments.Turn()*size[i], bytes
+	for i := range tile {
+		tile[i], ring[i] = moments.Tile()*size[i], bytes
 		if i == UndoHeaders && moments == MomentsInt8 {
-			turn[i] = 2
+			tile[i] = 2
 		}
-		bytes += UndoTurns * turn[i]
+		bytes += UndoTiles * tile[i]
 	}
-	return turn, ring, bytes
+	return tile, ring, bytes
 }
 
 // The code of int8 moments; see kernel's documentation. A header is the floor
@@ -202,7 +202,7 @@ const DitherStep = 0x9e3779b9
 // Arguments are the arguments of every update and traffic kernel. Streams that a
 // kernel does not use are nil.
 type Arguments struct {
-	Elements int // full turns
+	Elements int // full tiles
 	// Prefetching is the number of elements for which the streams go on at least
 	// PrefetchAhead further; a multiple of 2 Groups. Prefetching an address
 	// without memory is harmless but slow.

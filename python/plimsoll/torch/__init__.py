@@ -5,10 +5,11 @@ with torch's defaults (Lion: those of its paper, arXiv 2302.06675), and options
 of its own by name: see ``help(plimsoll.torch.AdamW)``.
 """
 
-from typing import Any, Dict, Iterable, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, Optional, Tuple
 
 import torch
 
+from plimsoll.torch.algorithm import Algorithm
 from plimsoll.torch.arguments import (
     Gradients,
     MissingGradients,
@@ -34,8 +35,13 @@ _MOMENTS_OF_ADAM = (
 class Adam(Optimizer):
     """torch.optim.Adam: weight decay is added to the gradient."""
 
-    _checks, _moments = torch.optim.Adam, ("exp_avg", "exp_avg_sq")
-    _moment_formats = ("fp32", "bf16", "int8")
+    _algorithm = Algorithm(
+        reference=torch.optim.Adam,
+        moments=("exp_avg", "exp_avg_sq"),
+        rule=lambda group: "adamw" if group["decoupled_weight_decay"] else "adam",
+        hyperparameters=lambda g: (g["lr"], *g["betas"], g["eps"], g["weight_decay"], 0, 0),
+        moment_formats=("fp32", "bf16", "int8"),
+    )
 
     def __init__(
         self,
@@ -93,12 +99,6 @@ class Adam(Optimizer):
             job=job,
             socket=socket,
         )
-
-    def _rule(self, group: Dict[str, Any]) -> str:
-        return "adamw" if group["decoupled_weight_decay"] else "adam"
-
-    def _hyperparameters(self, group: Dict[str, Any]) -> Sequence[float]:
-        return (group["lr"], *group["betas"], group["eps"], group["weight_decay"], 0, 0)
 
 
 @described(moments=_MOMENTS_OF_ADAM, weight_decay="is what a weight loses in a step, times lr and itself.")
@@ -170,7 +170,12 @@ class AdamW(Adam):
 class Lion(Optimizer):
     """Lion, of arXiv 2302.06675, with decoupled weight decay."""
 
-    _checks, _moments = torch.optim.AdamW, ("exp_avg",)  # the ranges of its numbers are AdamW's
+    _algorithm = Algorithm(
+        reference=torch.optim.AdamW,  # the ranges of its numbers are AdamW's
+        moments=("exp_avg",),
+        rule=lambda group: "lion",
+        hyperparameters=lambda g: (g["lr"], *g["betas"], 0, g["weight_decay"], 0, 0),
+    )
 
     def __init__(
         self,
@@ -210,18 +215,18 @@ class Lion(Optimizer):
             socket=socket,
         )
 
-    def _rule(self, group: Dict[str, Any]) -> str:
-        return "lion"
-
-    def _hyperparameters(self, group: Dict[str, Any]) -> Sequence[float]:
-        return (group["lr"], *group["betas"], 0, group["weight_decay"], 0, 0)
-
 
 @described()
 class Adagrad(Optimizer):
     """torch.optim.Adagrad."""
 
-    _checks, _moments = torch.optim.Adagrad, ("sum",)
+    _algorithm = Algorithm(
+        reference=torch.optim.Adagrad,
+        moments=("sum",),
+        rule=lambda group: "adagrad",
+        hyperparameters=lambda g: (g["lr"], 0, 0, g["eps"], g["weight_decay"], g["lr_decay"], 0),
+        first_moment=lambda group: float(group["initial_accumulator_value"]),
+    )
 
     def __init__(
         self,
@@ -276,22 +281,20 @@ class Adagrad(Optimizer):
             socket=socket,
         )
 
-    def _rule(self, group: Dict[str, Any]) -> str:
-        return "adagrad"
-
-    def _hyperparameters(self, group: Dict[str, Any]) -> Sequence[float]:
-        return (group["lr"], 0, 0, group["eps"], group["weight_decay"], group["lr_decay"], 0)
-
-    def _first_moment(self, group: Dict[str, Any]) -> float:
-        return float(group["initial_accumulator_value"])
-
 
 @described()
 class SGD(Optimizer):
     """torch.optim.SGD."""
 
-    _checks, _moments = torch.optim.SGD, ("momentum_buffer",)
-    _counts_steps = False
+    _algorithm = Algorithm(
+        reference=torch.optim.SGD,
+        moments=("momentum_buffer",),
+        rule=lambda group: "sgd",
+        hyperparameters=lambda g: (
+            g["lr"], g["momentum"], 0, 0, g["weight_decay"], g["dampening"], float(g["nesterov"]),
+        ),
+        counts_steps=False,
+    )
 
     def __init__(
         self,
@@ -345,9 +348,3 @@ class SGD(Optimizer):
             job=job,
             socket=socket,
         )
-
-    def _rule(self, group: Dict[str, Any]) -> str:
-        return "sgd"
-
-    def _hyperparameters(self, group: Dict[str, Any]) -> Sequence[float]:
-        return (group["lr"], group["momentum"], 0, 0, group["weight_decay"], group["dampening"], float(group["nesterov"]))

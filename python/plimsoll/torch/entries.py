@@ -4,9 +4,14 @@ import collections
 import collections.abc
 import contextlib
 import weakref
-from typing import Any, Callable, Dict, Iterator, NoReturn, Optional
+from typing import Any, Callable, Dict, Iterable, Iterator, NoReturn, Optional
 
 import torch
+
+from plimsoll.torch.algorithm import Algorithm
+from plimsoll.torch.shard import Shard
+from plimsoll.torch.slot import Slot
+from plimsoll.torch.state_dict import read_entry
 
 # Operators that write their first argument and do not say so by a name that ends with an underscore.
 _WRITING = frozenset(("__setitem__", "__set__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ifloordiv__", "__imod__", "__ipow__"))
@@ -165,6 +170,14 @@ class Entries(collections.abc.MutableMapping):
         return f"<the state of {len(self)} parameters, held by the optimizer service>"
 
 
-def entry_of(values: Dict[str, Any]) -> Entry:
-    """An entry of tensors that have just been read."""
-    return Entry({k: v.as_subclass(Copy) if type(v) is torch.Tensor else v for k, v in values.items()})
+def readers(shards: Iterable[Shard], algorithm: Algorithm) -> Dict[torch.Tensor, Callable[[], Entry]]:
+    """What reads the entry of each parameter."""
+
+    def reader(shard: Shard, slot: Slot) -> Callable[[], Entry]:
+        def read() -> Entry:
+            values = read_entry(shard, slot, algorithm)
+            return Entry({k: v.as_subclass(Copy) if type(v) is torch.Tensor else v for k, v in values.items()})
+
+        return read
+
+    return {p: reader(shard, slot) for shard in shards for p, slot in shard.slots.items()}

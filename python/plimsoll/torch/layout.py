@@ -1,12 +1,12 @@
 """Which elements of which parameters each rank's shard holds.
 
-A part is all parameters of one type. Its shards are stretches of its flat
+A dtype group is all parameters of one dtype. Its shards are ranges of its flat
 parameters, one behind the other in the order of the parameter groups, and
-consist of pieces: stretches of one parameter each.
+consist of pieces: ranges of one parameter each.
 """
 
 import re
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 import torch.distributed
@@ -19,7 +19,7 @@ except ImportError:  # before torch 2.5
     except ImportError:  # torch without distributed
         DTensor = ()
 
-# Names of types in the protocol, which parts are named for.
+# Names of types in the protocol, which dtype groups have.
 TYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 DTYPES = {name: dtype for dtype, name in TYPES.items()}
 
@@ -152,14 +152,17 @@ def embeddings_of(model: Optional[torch.nn.Module]) -> List[torch.Tensor]:
     return [m.weight for m in modules if isinstance(m, (torch.nn.Embedding, torch.nn.EmbeddingBag))]
 
 
-def refuse_type(parameter: torch.Tensor, name: str) -> None:
-    raise TypeError(f"parameter {name} is {parameter.dtype}: expected bfloat16, float16 or float32; leave it to an optimizer of torch")
+def check_types(parameters: Iterable[torch.Tensor], names: Callable[[], Dict[torch.Tensor, str]]) -> None:
+    """Raises TypeError for trained parameters of dtypes that the service does not hold."""
+    for p in parameters:
+        if p.requires_grad and p.dtype not in TYPES:
+            raise TypeError(f"parameter {names()[p]} is {p.dtype}: expected bfloat16, float16 or float32; leave it to an optimizer of torch")
 
 
 def divide(
     groups: Sequence[Dict[str, Any]], names: Dict[torch.Tensor, str], embeddings: Sequence[torch.Tensor], mesh: Mesh
 ) -> Dict[str, List[Piece]]:
-    """The pieces of all ranks' shards, of each part, in the order of rank and offset.
+    """The pieces of all ranks' shards, of each dtype group, in the order of rank and offset.
 
     DTensors are divided already, and only this rank's pieces of them are known.
     Raises TypeError or ValueError for parameters that the service cannot hold.
@@ -167,11 +170,10 @@ def divide(
     whole: Dict[str, List[Piece]] = {}
     embedded = {id(e) for e in embeddings}
     for g, group in enumerate(groups):
+        check_types(group["params"], lambda: names)
         for p in group["params"]:
             if not p.requires_grad:
                 continue  # it never changes
-            if p.dtype not in TYPES:
-                refuse_type(p, names[p])
             first, count = _rows(p, names[p], mesh) if is_sharded(p) else (0, p.numel())
             pieces = whole.setdefault(TYPES[p.dtype], [])
             offset = pieces[-1].offset + pieces[-1].count if pieces else 0
@@ -184,7 +186,7 @@ def divide(
     _check_names(whole)
     if mesh.world == 1 or any(is_sharded(x.parameter) for pieces in whole.values() for x in pieces):
         return whole
-    return {part: _cut(pieces, mesh.world) for part, pieces in whole.items()}
+    return {dtype: _cut(pieces, mesh.world) for dtype, pieces in whole.items()}
 
 
 def _cut(pieces: List[Piece], world: int) -> List[Piece]:
@@ -234,8 +236,8 @@ def check_memory(parameters: Iterable[torch.Tensor], names: Dict[torch.Tensor, s
         end, before = begin + extent * tensor.element_size(), name
 
 
-def _check_names(parts: Dict[str, List[Piece]]) -> None:
-    for pieces in parts.values():
+def _check_names(groups: Dict[str, List[Piece]]) -> None:
+    for pieces in groups.values():
         seen = set()
         for piece in pieces:
             if piece.name in seen:
@@ -244,23 +246,23 @@ def _check_names(parts: Dict[str, List[Piece]]) -> None:
 
 
 def moments_of(piece: Piece, moments: str) -> str:
-    """How the moments of a piece are held, where those of the part are held as ``moments``."""
+    """How the moments of a piece are held, where those of the dtype group are held as ``moments``."""
     if moments == "int8" and (piece.embedding or torch.Size(piece.shape).numel() < _SMALL):
         return "fp32"
     return moments
 
 
-class Stretches:
-    """Joins stretches of elements that lie side by side, until they are worth a message."""
+class Ranges:
+    """Joins ranges of elements that lie side by side, until they are worth a message."""
 
     def __init__(self, enough: int):
         self._enough = enough
-        self._ends: Dict[int, int] = {}  # by where a stretch begins
+        self._ends: Dict[int, int] = {}  # by where a range begins
         self._begins: Dict[int, int] = {}  # by where it ends
         self._counts: Dict[int, int] = {}  # of what was added to them, by where that begins
 
     def add(self, first: int, count: int) -> Optional[Tuple[int, int]]:
-        """Takes a stretch. The (first, count) that it has become part of, once that is long enough.
+        """Takes a range. The (first, count) that it has become part of, once that is long enough.
 
         One that is taken again, before it was handed out, is handed out once.
         """

@@ -1,42 +1,44 @@
 """The state of sessions, from and to entries of torch's state_dict."""
 
-from typing import Any, Dict, Optional, Sequence
+from typing import Any, Dict, Iterable, Optional, Sequence
 
 import numpy as np
 import torch
 
 from plimsoll import protocol
+from plimsoll.torch.algorithm import Algorithm
 from plimsoll.torch.layout import DTYPES, DTensor, is_sharded, local
-from plimsoll.torch.part import Part, Slot
+from plimsoll.torch.shard import Shard
+from plimsoll.torch.slot import Slot
 
 _STREAMS = (protocol.FIRST_MOMENT, protocol.SECOND_MOMENT)
 _MASTER = "master_weights"
 
 
-def read_entries(parts: Sequence[Part], moments: Sequence[str], counts_steps: bool) -> Dict[torch.Tensor, Dict[str, Any]]:
+def read_entries(shards: Iterable[Shard], algorithm: Algorithm) -> Dict[torch.Tensor, Dict[str, Any]]:
     """The entries of all parameters: fp32 tensors of their shapes on the CPU."""
     entries = {}
-    for part in parts:
-        for parameter, slot in part.slots.items():
-            entry = read_entry(part, slot, moments, counts_steps)
-            if part.name != "fp32":
-                entry[_MASTER] = _read(part, slot, protocol.MASTER_WEIGHTS)
+    for shard in shards:
+        for parameter, slot in shard.slots.items():
+            entry = read_entry(shard, slot, algorithm)
+            if shard.name != "fp32":
+                entry[_MASTER] = _read(shard, slot, protocol.MASTER_WEIGHTS)
             entries[parameter] = entry
     return entries
 
 
-def read_entry(part: Part, slot: Slot, moments: Sequence[str], counts_steps: bool) -> Dict[str, Any]:
+def read_entry(shard: Shard, slot: Slot, algorithm: Algorithm) -> Dict[str, Any]:
     """What torch's optimizer has as the state of a parameter."""
     entry: Dict[str, Any] = {}
-    if counts_steps:
-        entry["step"] = torch.tensor(float(part.session.step))
-    for name, stream in zip(moments, _STREAMS):
-        entry[name] = _read(part, slot, stream)
+    if algorithm.counts_steps:
+        entry["step"] = torch.tensor(float(shard.session.step))
+    for name, stream in zip(algorithm.moments, _STREAMS):
+        entry[name] = _read(shard, slot, stream)
     return entry
 
 
-def _read(part: Part, slot: Slot, stream: int) -> torch.Tensor:
-    values = torch.from_numpy(part.session.read(stream, slot.piece.offset, slot.piece.count))
+def _read(shard: Shard, slot: Slot, stream: int) -> torch.Tensor:
+    values = torch.from_numpy(shard.session.read(stream, slot.piece.offset, slot.piece.count))
     return _shaped(values, slot.piece.parameter)
 
 
@@ -57,21 +59,21 @@ def _shaped(values: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
 _Entries = Dict[torch.Tensor, Optional[Dict[str, Any]]]
 
 
-def check_entries(parts: Sequence[Part], moments: Sequence[str], counts_steps: bool, entries: _Entries) -> int:
+def check_entries(shards: Iterable[Shard], algorithm: Algorithm, entries: _Entries) -> int:
     """The step that entries are of. Raises ValueError for those that :func:`write_entries` cannot write."""
-    step = _step_of(entries, counts_steps)
-    for part in parts:
-        for parameter, slot in part.slots.items():
+    step = _step_of(entries, algorithm.counts_steps)
+    for shard in shards:
+        for parameter, slot in shard.slots.items():
             entry = entries.get(parameter)
             if not entry:
                 continue
-            missing = [name for name in (*moments, *["step"] * counts_steps) if name not in entry]
+            missing = [name for name in (*algorithm.moments, *["step"] * algorithm.counts_steps) if name not in entry]
             if missing:
                 raise ValueError(
                     f"the state of parameter {slot.piece.name} has {', '.join(map(str, entry))}, and no {' or '.join(missing)}: "
                     "it is of another optimizer"
                 )
-            for name in (*moments, _MASTER):
+            for name in (*algorithm.moments, _MASTER):
                 tensor = entry.get(name)
                 if tensor is not None and tuple(tensor.shape) != slot.piece.shape:
                     raise ValueError(
@@ -80,43 +82,43 @@ def check_entries(parts: Sequence[Part], moments: Sequence[str], counts_steps: b
     return step
 
 
-def write_entries(parts: Sequence[Part], moments: Sequence[str], entries: _Entries) -> None:
+def write_entries(shards: Iterable[Shard], algorithm: Algorithm, entries: _Entries) -> None:
     """Writes entries into the state, and where there are none what it begins with. It is not whole until ``set_step``."""
-    for part in parts:
-        if part.session is None:
+    for shard in shards:
+        if shard.session is None:
             continue
-        for parameter, slot in part.slots.items():
+        for parameter, slot in shard.slots.items():
             entry = entries.get(parameter) or {}
             # The second before the first: with int8 moments it is the first's unit.
-            for name, stream in reversed(list(zip(moments, _STREAMS))):
+            for name, stream in reversed(list(zip(algorithm.moments, _STREAMS))):
                 given = entry.get(name)
                 begins = stream == protocol.FIRST_MOMENT and given is None
-                part.session.write(stream, slot.piece.offset, part.first_moment(slot) if begins else _values(given, slot))
+                shard.session.write(stream, slot.piece.offset, shard.first_moment(slot) if begins else _values(given, slot))
             master = entry.get(_MASTER)
             exact = master is not None and master.dtype == torch.float32
             masters = _values(master, slot) if exact else None
-            weights = _weights(slot, [masters] if exact else [], part.name)
-            part.session.write(protocol.MASTER_WEIGHTS, slot.piece.offset, weights)
-            slot.loaded = master if exact and part.name != "fp32" and not np.array_equal(weights, masters) else None
+            weights = _weights(slot, [masters] if exact else [], shard.name)
+            shard.session.write(protocol.MASTER_WEIGHTS, slot.piece.offset, weights)
+            slot.loaded = master if exact and shard.name != "fp32" and not np.array_equal(weights, masters) else None
 
 
-def take_weights(parts: Sequence[Part]) -> None:
+def take_weights(shards: Iterable[Shard]) -> None:
     """Brings weights that the program has changed in the model, as by its load_state_dict, into the state.
 
     Where a checkpoint is being written, it waits for that.
     """
-    for part in parts:
-        changed = part.changed()
+    for shard in shards:
+        changed = shard.parameters.changed()
         for slot in changed:
             piece, masters = slot.piece, []
-            if part.knows_weights_before():
-                masters.append(part.session.read(protocol.MASTER_WEIGHTS, piece.offset, piece.count))
+            if shard.parameters.knows_weights_before():
+                masters.append(shard.session.read(protocol.MASTER_WEIGHTS, piece.offset, piece.count))
             if slot.loaded is not None:
                 masters.append(_values(slot.loaded, slot))
-            part.session.write(protocol.MASTER_WEIGHTS, piece.offset, _weights(slot, masters, part.name))
+            shard.session.write(protocol.MASTER_WEIGHTS, piece.offset, _weights(slot, masters, shard.name))
         if changed:
-            part.session.set_step(part.session.step)  # it is whole again
-        part.taken(changed)
+            shard.session.set_step(shard.session.step)  # it is whole again
+        shard.parameters.taken(changed)
 
 
 def _step_of(entries: _Entries, counts_steps: bool) -> int:
@@ -142,7 +144,7 @@ def _values(tensor: Any, slot: Slot) -> np.ndarray:
     return flat.to("cpu", torch.float32).numpy()
 
 
-def _weights(slot: Slot, masters: Sequence[np.ndarray], part: str) -> np.ndarray:
+def _weights(slot: Slot, masters: Sequence[np.ndarray], dtype: str) -> np.ndarray:
     """The master weights of a piece: what the model has, and the bits below it where ``masters`` are of the same numbers.
 
     Whoever has loaded other weights into the model since means those. Later masters go before earlier ones.
@@ -152,8 +154,8 @@ def _weights(slot: Slot, masters: Sequence[np.ndarray], part: str) -> np.ndarray
     if not is_sharded(piece.parameter):
         flat = flat[piece.first : piece.first + piece.count]
     weights = found = flat.to("cpu", torch.float32).numpy()
-    for held in masters if part != "fp32" else ():
-        nearest = torch.from_numpy(held).to(DTYPES[part]).float().numpy()
+    for held in masters if dtype != "fp32" else ():
+        nearest = torch.from_numpy(held).to(DTYPES[dtype]).float().numpy()
         # Halfway between two numbers, the state may have either.
         halfway = np.isfinite(nearest) & (np.abs(held - weights) == np.abs(held - nearest))
         found = np.where((nearest == weights) | halfway, held, found)

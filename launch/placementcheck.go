@@ -19,14 +19,14 @@ import (
 	"plimsoll/ledger"
 )
 
-// rarestProof is the longest pause between two looks at a rank. The first look comes
+// rarestCheck is the longest pause between two looks at a rank. The first look comes
 // after a second, and each pause is twice the one before. To find where the memory of a
 // large process is, the kernel walks all of its page tables.
-const rarestProof = 5 * time.Minute
+const rarestCheck = 5 * time.Minute
 
-// Proof is where the threads and the memory of a rank's process group were at the last
-// look.
-type Proof struct {
+// PlacementCheck is where the threads and the memory of a rank's process group were at
+// the last look.
+type PlacementCheck struct {
 	Rank    int `json:"rank"`
 	Process int `json:"process"`
 	Threads int `json:"threads"`
@@ -46,23 +46,23 @@ type Thread struct {
 	CPUs string `json:"cpus"`
 }
 
-// prove looks at the rank, and tells the user of anything wrong that is new.
-func (p *process) prove(say func(string, ...any)) {
-	before, now := p.proof, p.look()
+// checkPlacement looks at the rank, and tells the user of anything wrong that is new.
+func (p *process) checkPlacement(logf func(string, ...any)) {
+	before, now := p.placement, p.look()
 	if now.Threads == 0 || len(now.Memory) == 0 && len(before.Memory) > 0 {
 		return // the process is ending
 	}
-	p.proof = now
-	if len(p.proof.Outside) > len(before.Outside) {
-		t := p.proof.Outside[0]
-		say("rank %d: %d of %d threads may leave CPUs %s: thread %d (%s) is on CPUs %s; the program has "+
+	p.placement = now
+	if len(p.placement.Outside) > len(before.Outside) {
+		t := p.placement.Outside[0]
+		logf("rank %d: %d of %d threads may leave CPUs %s: thread %d (%s) is on CPUs %s; the program has "+
 			"bound them anew",
-			p.rank.Number, len(p.proof.Outside), p.proof.Threads, p.rank.CPUs, t.ID, t.Name, t.CPUs)
+			p.rank.Number, len(p.placement.Outside), p.placement.Threads, p.rank.CPUs, t.ID, t.Name, t.CPUs)
 	}
-	if p.proof.Elsewhere >= noticedMemory && before.Elsewhere < noticedMemory {
-		say("rank %d: %v of its memory is not on NUMA nodes %s, where policy %s wants it: they were full, or it "+
+	if p.placement.Elsewhere >= noticedMemory && before.Elsewhere < noticedMemory {
+		logf("rank %d: %v of its memory is not on NUMA nodes %s, where policy %s wants it: they were full, or it "+
 			"was there before",
-			p.rank.Number, p.proof.Elsewhere, cpuset.New(p.rank.NUMANodes...), p.rank.MemoryPolicy)
+			p.rank.Number, p.placement.Elsewhere, cpuset.New(p.rank.NUMANodes...), p.rank.MemoryPolicy)
 	}
 }
 
@@ -70,9 +70,9 @@ func (p *process) prove(say func(string, ...any)) {
 // that were shared with the launcher.
 const noticedMemory = 64 * ledger.MiB
 
-func (p *process) look() Proof {
+func (p *process) look() PlacementCheck {
 	pid := p.command.Process.Pid
-	proof := Proof{Rank: p.rank.Number, Process: pid, Outside: []Thread{}, Memory: map[int]ledger.Bytes{}}
+	placement := PlacementCheck{Rank: p.rank.Number, Process: pid, Outside: []Thread{}, Memory: map[int]ledger.Bytes{}}
 	for _, member := range processes(groupField, pid) {
 		folder := fmt.Sprintf("/proc/%d", member)
 		threads, _ := filepath.Glob(folder + "/task/*")
@@ -85,25 +85,26 @@ func (p *process) look() Proof {
 			if err != nil {
 				continue // the thread or process has ended
 			}
-			proof.Threads++
+			placement.Threads++
 			if !cpus.IsSubsetOf(p.rank.CPUs) {
 				name, _ := files.ReadKernel(thread + "/comm")
-				proof.Outside = append(proof.Outside, Thread{id, strings.TrimSpace(string(name)), cpus.String()})
+				placement.Outside = append(placement.Outside,
+					Thread{id, strings.TrimSpace(string(name)), cpus.String()})
 			}
 		}
 		if maps, err := os.Open(folder + "/numa_maps"); err == nil {
-			addMemory(maps, proof.Memory)
+			addMemory(maps, placement.Memory)
 			maps.Close()
 		}
 	}
 	if p.rank.MemoryPolicy != binding.PolicyDefault {
-		for node, size := range proof.Memory {
+		for node, size := range placement.Memory {
 			if !slices.Contains(p.rank.NUMANodes, node) {
-				proof.Elsewhere += size
+				placement.Elsewhere += size
 			}
 		}
 	}
-	return proof
+	return placement
 }
 
 // addMemory adds up the pages of /proc/PID/numa_maps by node, from lines such as

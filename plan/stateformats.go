@@ -11,9 +11,9 @@ import (
 	"plimsoll/shard"
 )
 
-// Hosted is the memory of a node that Plimsoll takes for the optimizer state in
+// StateFormat is the memory of a node that Plimsoll takes for the optimizer state in
 // one of its formats.
-type Hosted struct {
+type StateFormat struct {
 	State             string       `json:"state"`
 	Moments           string       `json:"moments"`
 	Bytes             ledger.Bytes `json:"bytes"`
@@ -21,11 +21,11 @@ type Hosted struct {
 	Why               string       `json:"why"`
 }
 
-// hosted returns the size of the state in Plimsoll's formats, nil for optimizers
+// stateFormats returns the size of the state in Plimsoll's formats, nil for optimizers
 // that they do not hold. It is the size of all arenas that a shard maps, those of
 // gradients and 16-bit parameters included.
-func hosted(j *job.Job, trained int64) []Hosted {
-	var list []Hosted
+func stateFormats(j *job.Job, trained int64) []StateFormat {
+	var list []StateFormat
 	each := (trained + int64(j.World) - 1) / int64(j.World)
 	if each == 0 || !kernelAdam(j.Optimizer.Name) {
 		return nil
@@ -45,7 +45,7 @@ func hosted(j *job.Job, trained int64) []Hosted {
 		for _, arena := range (engine.ShardConfig{Layout: layout}).Arenas() {
 			bytes += arena.Size
 		}
-		list = append(list, Hosted{
+		list = append(list, StateFormat{
 			State: f.State.String(), Moments: f.Moments.String(), Bytes: bytes * ledger.Bytes(j.RanksPerNode),
 			BytesPerParameter: float64(bytes) / float64(each),
 			Why: fmt.Sprintf("%d ranks x %s parameters, everything included; plimsoll rehearse measures it",

@@ -1,4 +1,4 @@
-"""The order in which ranks send gradients to their owners."""
+"""The reduction of gradients to their owners, in one order on all ranks."""
 
 import contextlib
 from typing import Callable, Dict, Iterator, List, Sequence, Set
@@ -10,7 +10,7 @@ from plimsoll.errors import PlimsollError
 from plimsoll.torch.layout import Mesh
 
 
-class Rounds:
+class Reducer:
     """Gradients go to their owners in an order that is the same on all ranks, whatever graphs these run.
 
     Ranks go through all parameters in rounds. One that has no gradient for the next parameter keeps those after it, and

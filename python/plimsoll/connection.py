@@ -1,0 +1,306 @@
+"""A connection to the optimizer service that outlives it: requests, their answers, and what had none."""
+
+import array
+import collections
+import fcntl
+import os
+import socket
+import threading
+import time
+import weakref
+from typing import Any, Deque, Dict, List, Optional, Sequence, Tuple
+
+from plimsoll import protocol, trust
+from plimsoll.descriptors import close_all
+from plimsoll.errors import PlimsollError, ProtocolError, StateLost
+from plimsoll.protocol import Kind
+
+# Answers that were not read yet fill the socket, and the service would wait
+# for this process while this process waits for the service.
+_OUTSTANDING = 64
+# A request that has ended the service this many times is not sent again.
+_ATTEMPTS = 3
+
+
+class Request:
+    """A request that was sent. :meth:`Session.result` waits for its answer."""
+
+    __slots__ = ("answer", "attempts", "count", "descriptors", "error", "kind", "number", "packet")
+
+    def __init__(self, kind: Kind, number: int, packet: bytes, descriptors: Sequence[int]):
+        self.kind, self.number, self.packet, self.descriptors = kind, number, packet, descriptors
+        self.attempts = 0
+        self.count = 0  # what there is when it is done, of steps or of what was accumulated
+        self.answer: Optional[bytes] = None
+        self.error: Optional[Exception] = None
+
+
+class Connection:
+    """Sends requests about one session, and takes their answers in order.
+
+    Where the service has died, it connects again to the one that its keeper has started, for up to ``patience`` seconds,
+    and sends what had no answer once more. What a connection is about is known to :class:`plimsoll.Session`, by the
+    methods that it overrides here.
+    """
+
+    def __init__(self, path: str, document: Dict[str, Any], patience: float):
+        self.path, self.document, self.patience = os.path.abspath(path), document, patience
+        self.elements = sum(p["count"] for p in document["parameters"])
+        self._lock = threading.RLock()
+        self._outstanding: Deque[Request] = collections.deque()
+        self._number = 0
+        self._socket: Optional[socket.socket] = None
+        self._broken: Optional[Exception] = None
+        self._in_doubt = False  # whether what was sent and received may be more or less than is noted
+        _connections.add(self)
+
+    def _count(self, kind: Kind) -> int:
+        """How many of its kind are done when a request is."""
+        return 0
+
+    def _answered(self, request: Request) -> None:
+        """Notes what a request has changed."""
+
+    def _has_state(self, opened: protocol.Opened, descriptors: Sequence[int]) -> bool:
+        """Whether a service that was connected to again has the state of this session."""
+        return True
+
+    def _greet(self) -> None:
+        """Says on a new connection what it must know before any request."""
+
+    # Requests and answers
+
+    def send(self, kind: Kind, body: bytes = b"", descriptors: Sequence[int] = ()) -> Request:
+        """Sends a request and does not wait for its answer."""
+        with self._lock:
+            self._number = (self._number + 1) & 0xFFFFFFFF
+            request = Request(kind, self._number, protocol.pack(kind, self._number, body), descriptors)
+            while len(self._outstanding) >= _OUTSTANDING:
+                self._receive()
+            self._check_open()
+            request.count = self._count(kind)
+            self._in_doubt = True
+            self._outstanding.append(request)
+            self._transmit(request)
+            self._in_doubt = False
+            return request
+
+    def result(self, request: Request) -> bytes:
+        """The result of a request, when it is there."""
+        with self._lock:
+            while request.answer is None and request.error is None:
+                self._receive()
+            if request.error is not None:
+                raise request.error
+            assert request.answer is not None
+            return request.answer
+
+    def call(self, kind: Kind, body: bytes = b"", descriptors: Sequence[int] = ()) -> bytes:
+        return self.result(self.send(kind, body, descriptors))
+
+    def drain(self) -> None:
+        """Takes all answers. Then ``step`` is that of the state, whatever was interrupted."""
+        with self._lock:
+            while self._outstanding:
+                self._receive()
+
+    def _ask_first(self, packet: bytes, descriptors: Sequence[int]) -> bytes:
+        """The answer to a packet on a connection that nothing else was sent on."""
+        _send(self._socket, packet, descriptors)
+        answer, came = _receive(self._socket)
+        close_all(came)
+        return answer
+
+    def _check_open(self) -> None:
+        if self._broken is not None:
+            raise PlimsollError(f"the session is closed, because of this: {self._broken}") from self._broken
+        if self._in_doubt:
+            self._recover(None)
+        if self._socket is None:
+            raise PlimsollError("the session is closed: open another one")
+
+    def _transmit(self, request: Request) -> None:
+        try:
+            _send(self._socket, request.packet, request.descriptors)
+        except ConnectionError as error:
+            self._recover(error)
+        except OSError:
+            self._outstanding.pop()  # it was not sent
+            self._in_doubt = False
+            raise
+
+    def _receive(self) -> None:
+        """Takes the next answer, which is that of the oldest request."""
+        self._check_open()
+        request = self._outstanding[0]
+        self._in_doubt = True
+        try:
+            packet, descriptors = _receive(self._socket)
+        except ConnectionError as error:
+            self._recover(error)
+            return
+        try:
+            close_all(descriptors)
+            if descriptors:
+                raise ProtocolError(
+                    f"{request.kind.name.lower()}: file descriptors came with an answer: expected none; {protocol.MEND}"
+                )
+            request.answer = protocol.parse_answer(packet, request.kind, request.number)
+            if request.kind in _WITHOUT_RESULT:
+                protocol.parse_nothing(request.answer, request.kind)
+            # Here, where it is certain: whoever began the request may have been interrupted. So may this be, and then
+            # the answer comes again.
+            self._answered(request)
+        except ProtocolError as error:
+            # What comes next cannot be told from what should have come.
+            self._broken = error
+            self._disconnect()
+            raise
+        except PlimsollError as error:
+            request.error = error
+        self._outstanding.popleft()
+        self._in_doubt = False
+        if request.error is not None and request.kind in _WITHOUT_RESULT:
+            # Nobody may ask for this one.
+            raise request.error
+
+    # Connecting
+
+    def _connect(self) -> Tuple[protocol.Opened, List[int]]:
+        document = protocol.pack_document(self.document)
+        try:
+            connection = trust.connect(self.path)
+        except OSError as error:
+            raise ConnectionError(
+                f"no optimizer service answers at {self.path}: {error}; start one (plimsoll serve --socket {self.path}), "
+                "or leave PLIMSOLL_SOCKET unset and each process starts its own"
+            ) from None
+        descriptors: List[int] = []
+        try:
+            file = _sealed("plimsoll-open", document)
+            try:
+                _send(connection, protocol.pack(Kind.OPEN, 0, protocol.pack_number(len(document))), [file])
+            finally:
+                os.close(file)
+            packet, descriptors = _receive(connection)
+            opened = protocol.parse_opened(protocol.parse_answer(packet, Kind.OPEN, 0), self.elements)
+            if len(descriptors) != len(opened.arenas):
+                raise ProtocolError(
+                    f"open: {len(descriptors)} file descriptors came with {len(opened.arenas)} arenas; {protocol.MEND}"
+                )
+        except BaseException:
+            close_all(descriptors)
+            connection.close()
+            raise
+        self._socket = connection
+        return opened, descriptors
+
+    def _disconnect(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def _recover(self, cause: Optional[Exception]) -> None:
+        """Connects again, and sends what had no answer once more.
+
+        To a service that was started again; without a ``cause`` to the same one, after an interrupt.
+        """
+        deadline = time.monotonic() + self.patience
+        try:
+            while True:
+                self._disconnect()
+                try:
+                    self._reattach(counts=cause is not None)
+                    self._in_doubt = False
+                    return
+                except ConnectionError as error:
+                    if time.monotonic() > deadline:
+                        raise PlimsollError(
+                            f"the optimizer service at {self.path} has ended ({cause or error}), and none took its place "
+                            f"within {self.patience:g} s: {error}"
+                        ) from error
+                time.sleep(0.02)
+        except PlimsollError as error:
+            self._broken = error
+            self._disconnect()
+            raise
+
+    def _reattach(self, counts: bool) -> None:
+        opened, descriptors = self._connect()
+        try:
+            is_same = self._has_state(opened, descriptors)
+        finally:
+            close_all(descriptors)
+        if not is_same:
+            raise StateLost(
+                f"the optimizer service at {self.path} was started anew, and the state of rank {self.document['rank']} is gone; "
+                "load the last checkpoint"
+            )
+        for request in list(self._outstanding)[:1]:
+            request.attempts += counts
+            if request.attempts > _ATTEMPTS:
+                raise PlimsollError(
+                    f"the optimizer service at {self.path} has ended {_ATTEMPTS} times at the same request, {request.kind.name.lower()}; "
+                    "see what it has printed"
+                )
+        self._greet()
+        for request in self._outstanding:
+            _send(self._socket, request.packet, request.descriptors)
+
+    def abandon(self) -> None:
+        """Lets go of the connection without a word, as the end of the process does."""
+        self._disconnect()
+        self._in_doubt = False
+
+
+_connections: "weakref.WeakSet[Connection]" = weakref.WeakSet()
+
+
+def _leave_to_parent() -> None:
+    """A child that is forked, such as a data loader, must not keep a session from the next trainer."""
+    for connection in list(_connections):
+        connection.abandon()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
+
+_WITHOUT_RESULT = frozenset(
+    (Kind.WINDOW, Kind.WRITE, Kind.READ, Kind.SET_STEP, Kind.READY, Kind.ACCUMULATE, Kind.CLEAR, Kind.CLOSE, Kind.PREPARE)
+)
+
+
+def _sealed(name: str, content: bytes) -> int:
+    descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    with open(descriptor, "wb", closefd=False) as file:
+        file.write(content)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL)
+    return descriptor
+
+
+def _send(connection: Optional[socket.socket], packet: bytes, descriptors: Sequence[int]) -> None:
+    assert connection is not None
+    if descriptors:
+        socket.send_fds(connection, [packet], list(descriptors))
+    else:
+        connection.send(packet)
+
+
+def _receive(connection: Optional[socket.socket]) -> Tuple[bytes, List[int]]:
+    """One packet and the descriptors that came with it. ConnectionError at the end."""
+    assert connection is not None
+    room = socket.CMSG_SPACE(protocol.MAXIMUM_DESCRIPTORS * array.array("i").itemsize)
+    packet, ancillary, flags, _ = connection.recvmsg(protocol.MAXIMUM_PACKET, room, socket.MSG_CMSG_CLOEXEC)
+    numbers = array.array("i")
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            numbers.frombytes(data[: len(data) - len(data) % numbers.itemsize])
+    descriptors = list(numbers)
+    if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+        close_all(descriptors)
+        raise ProtocolError(
+            f"an answer of more than {protocol.MAXIMUM_PACKET} bytes or {protocol.MAXIMUM_DESCRIPTORS} descriptors; {protocol.MEND}"
+        )
+    if not packet:
+        close_all(descriptors)
+        raise ConnectionResetError("the service has closed the connection")
+    return packet, descriptors

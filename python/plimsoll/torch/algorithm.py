@@ -1,0 +1,128 @@
+"""What an optimizer of torch is to the service, and the options of its parameter groups."""
+
+from numbers import Real
+from typing import Any, Callable, Dict, Iterable, NamedTuple, Sequence, Tuple, Type
+
+import torch
+
+# The range of fp32, whose smaller numbers the service takes for zeros.
+SMALLEST, _LARGEST = 2.0**-126, torch.finfo(torch.float32).max
+LARGEST_SCALE = 1 / SMALLEST
+# What torch's optimizers have and these have not.
+_REFUSED = {
+    "amsgrad": "it needs a third moment, and the service holds two",
+    "differentiable": "autograd cannot follow a step into the service",
+}
+# Flags of torch, and what they are where a parameter group does not name them.
+_FLAGS = {
+    "foreach": None,
+    "fused": None,
+    "capturable": False,
+    "differentiable": False,
+    "maximize": False,
+    "amsgrad": False,
+    "nesterov": False,
+    "decoupled_weight_decay": False,
+}
+# Arguments that the constructors of torch 2.1 do not have, or check against the devices of parameters.
+_UNKNOWN_TO_OLD_TORCH = ("fused", "differentiable", "decoupled_weight_decay")
+
+
+Numbers = Sequence[Sequence[float]]  # seven of each parameter group, as the protocol orders them
+
+
+class Rule(NamedTuple):
+    """How the states are updated, and what their first moments begin with in each parameter group."""
+
+    optimizer: str
+    first_moments: Sequence[float]
+
+
+class Algorithm(NamedTuple):
+    """What makes one optimizer another than the others, and which parameter groups it can make steps of.
+
+    Functions take a parameter group. ``name`` is that of the optimizer, for messages.
+    """
+
+    reference: Type[torch.optim.Optimizer]  # that of torch whose constructor checks the hyperparameters
+    moments: Tuple[str, ...]  # what torch calls them
+    rule: Callable[[Dict[str, Any]], str]  # what the protocol calls the optimizer
+    hyperparameters: Callable[[Dict[str, Any]], Sequence[float]]  # the seven of a step, as the protocol orders them
+    first_moment: Callable[[Dict[str, Any]], float] = lambda group: 0.0  # what it begins with
+    moment_formats: Tuple[str, ...] = ("fp32", "bf16")
+    counts_steps: bool = True
+
+    def checked(self, options: Dict[str, Any], name: str) -> Dict[str, Any]:
+        """The options of a parameter group, as torch has them. Raises what torch's constructor raises, and ValueError."""
+        if options.get("fused") and options.get("foreach"):
+            raise RuntimeError("`fused` and `foreach` cannot be `True` together.")
+        self.check_flags(options, name)
+        given = {option: value for option, value in options.items() if option not in _UNKNOWN_TO_OLD_TORCH}
+        taken = self.reference([torch.zeros(1, device="cpu")], **given).defaults
+        options = {**options, **{option: taken[option] for option in given}}
+        for option, value in options.items():
+            for number in value if isinstance(value, (tuple, list)) else (value,):
+                if isinstance(number, (Real, torch.Tensor)):
+                    _check_number(option, float(number))
+        return options
+
+    def check_group(self, groups: Sequence[Dict[str, Any]], g: int, defaults: Dict[str, Any], name: str) -> None:
+        """Refuses the group ``g`` where no step could be made of it."""
+        try:
+            self.checked({option: groups[g][option] for option in defaults}, name)
+        except ValueError as error:
+            raise ValueError(f"parameter group {g}: {error}") from None
+        self.check_agreement(groups)
+
+    def check_flags(self, group: Dict[str, Any], name: str) -> None:
+        for flag, reason in _REFUSED.items():
+            if group.get(flag):
+                raise ValueError(
+                    f"{flag} is {group[flag]}, and there is no {flag} in {name} here: {reason}. Leave it False, or "
+                    "give these parameters an optimizer of torch"
+                )
+
+    def check_agreement(self, groups: Sequence[Dict[str, Any]], opened: Iterable[str] = ()) -> None:
+        """Refuses groups whose steps are of different kinds, or of another kind than the states that are ``opened``."""
+        for option in ("maximize", "decoupled_weight_decay"):
+            if len({bool(group.get(option)) for group in groups}) > 1:
+                raise ValueError(
+                    f"{option} is True in some parameter groups and False in others: expected one value, as one step is made of all "
+                    "groups; give each kind an optimizer of its own (name=)"
+                )
+        rule = self.rule(groups[0])
+        others = set(opened) - {rule}
+        if others:
+            raise ValueError(
+                f"the parameter groups say {rule} now, and the state is one of {others.pop()}: decoupled_weight_decay was changed. "
+                "Give it to the constructor"
+            )
+
+    def complete(
+        self, groups: Sequence[Dict[str, Any]], defaults: Dict[str, Any], name: str, opened: Iterable[str]
+    ) -> None:
+        """Adds the flags that groups of an older release of torch do not have, and checks all."""
+        for group in groups:
+            for flag, value in _FLAGS.items():
+                if flag in defaults:
+                    group.setdefault(flag, value)
+            self.check_flags(group, name)
+        self.check_agreement(groups, opened)
+
+    def rule_of(self, groups: Sequence[Dict[str, Any]]) -> Rule:
+        return Rule(self.rule(groups[0]), [self.first_moment(group) for group in groups])
+
+    def numbers(self, groups: Sequence[Dict[str, Any]], name: str, opened: Iterable[str]) -> Numbers:
+        """The hyperparameters of a step."""
+        for group in groups:
+            self.check_flags(group, name)
+        self.check_agreement(groups, opened)
+        return [[float(x) for x in self.hyperparameters(group)] for group in groups]
+
+
+def _check_number(name: str, value: float) -> None:
+    """Refuses a hyperparameter that is no number in fp32, in which the service makes steps."""
+    if not abs(value) <= _LARGEST:
+        raise ValueError(f"{name} is {value:g}: steps are made in fp32: expected a magnitude of at most {_LARGEST:.3g}")
+    if name == "eps" and 0 < value < SMALLEST:
+        raise ValueError(f"eps is {value:g}: steps are made in fp32: expected 0, or at least {SMALLEST:.3g}")

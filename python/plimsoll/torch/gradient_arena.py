@@ -1,0 +1,247 @@
+"""The arena of a shard's gradients, and the way of gradients to it."""
+
+import collections
+import warnings
+from typing import Any, Deque, Dict, List, Optional, Sequence, Tuple
+
+import numpy as np
+import torch
+import torch.distributed
+
+from plimsoll.client import Session
+from plimsoll.torch.layout import Piece, Ranges, is_sharded, local
+from plimsoll.torch.samples import Samples
+from plimsoll.torch.slot import DtypeGroup, Seen, Slot, dense, within
+
+_READY_BYTES = 4 << 20  # of gradients for a message
+_REDUCING_BYTES = 64 << 20  # of gradients on their way to their owners
+
+
+class Announcements:
+    """Which gradients the service was told are ready. It adds up their part of the norm."""
+
+    def __init__(self, session: Session, pieces: Sequence[Piece], dtype: torch.dtype):
+        self._session = session
+        self._ranges = Ranges(max(1, _READY_BYTES // dtype.itemsize))
+        self._samples = Samples(pieces, dtype, session.gradients.memory)
+        # Samples of the gradients that were announced, as they were then.
+        self._announced, self._bits = np.zeros(len(self._samples), bool), self._samples.in_arena()
+
+    def add(self, piece: Piece) -> None:
+        """The gradient of a piece is final. The service is told when it is worth a message."""
+        complete = self._ranges.add(piece.offset, piece.count)
+        if complete:
+            self.send(*complete)
+
+    def rest(self) -> None:
+        for first, count in self._ranges.rest():
+            self.send(first, count)
+
+    def send(self, first: int, count: int) -> None:
+        self._session.ready(first, count)
+        which = self._samples.between(first, count)
+        self._announced[which], self._bits[which] = True, self._samples.in_arena(which)
+
+    def written_since(self, kept: Sequence[Tuple[Piece, torch.Tensor]]) -> List[str]:
+        """The parameters whose gradients are others than were announced, or than those ``kept`` outside the arena."""
+        stale = np.flatnonzero(self._announced & (self._bits != self._samples.in_arena()))
+        return self._samples.names(stale) or self._samples.unlike_arena(kept)
+
+    def forget(self) -> None:
+        self._announced[:] = False
+
+
+class GradientArena:
+    """The arena of gradients of one dtype, and those of this rank and of others on their way to it.
+
+    Without a ``session`` this rank has no shard of them, and sends its gradients to the others' where these are sharded.
+    ``announces`` says that the service adds up the norm of gradients while others are on their way, ``waits`` that
+    gradients are taken in the step alone, not as they arrive.
+    """
+
+    def __init__(
+        self, group: DtypeGroup, session: Optional[Session], slots: Dict[torch.Tensor, Slot], *, announces: bool, waits: bool
+    ):
+        self._group, self._slots = group, slots
+        self._announcements = Announcements(session, group.own, group.dtype) if session else None
+        self._announces, self._waits = announces, waits
+        self._pieces_of = group.pieces_of()
+        self._copying: Deque[Tuple[Any, Optional[Slot]]] = collections.deque()
+        self._reducing: Deque[Tuple[Any, torch.Tensor, Piece, bool]] = collections.deque()
+        self._reducing_bytes = 0
+        self._reduced: Dict[torch.Tensor, int] = {}  # how often a parameter's gradient was reduced since the last step
+
+    def accumulated(self, parameter: torch.Tensor) -> None:
+        """The hook of a parameter whose gradient stays here: one more was added to it."""
+        slot = self._slots.get(parameter)
+        if slot is None:
+            return
+        slot.fired += 1
+        slot.seen = None
+        if parameter.grad.requires_grad:
+            return  # of backward(create_graph=True): the program may want its graph until the step, and nobody after it
+        if self._is_elsewhere(slot):
+            return  # and may be changed there, as DistributedDataParallel averages its buckets
+        if self._group.shared and slot.contiguous:
+            self._share(slot)
+        if slot.fired == slot.expected and not self._waits:
+            self.bring(slot)
+
+    def _is_elsewhere(self, slot: Slot) -> bool:
+        """Whether a gradient is to stay where it is: in a buffer that the program has for several, or of another type."""
+        gradient = dense(slot.piece.parameter, slot.piece)
+        if self._group.shared and gradient.dtype is not slot.gradient.dtype:
+            return True
+        return not is_sharded(gradient) and gradient.untyped_storage().nbytes() > gradient.nbytes
+
+    def _share(self, slot: Slot) -> None:
+        """Makes the gradient one that is in the arena."""
+        parameter = slot.piece.parameter
+        if parameter.grad is slot.shown and slot.shown is not None:
+            return
+        if slot.shown is None:
+            slot.shown = slot.like_parameter(slot.gradient)
+        slot.shown.copy_(dense(parameter, slot.piece))
+        slot.zero = False
+        parameter.grad = slot.shown
+
+    def bring(self, slot: Slot) -> bool:
+        """Brings a gradient into the arena, unless it is there as it is now. Whether it was brought."""
+        gradient = dense(slot.piece.parameter, slot.piece)
+        if slot.seen is not None and slot.seen.is_still(gradient):
+            return False
+        slot.zero = False
+        token = None
+        if self._group.shared and slot.contiguous and not self._is_elsewhere(slot):
+            self._share(slot)
+            gradient = slot.shown
+        else:
+            token = self._group.transfer.store(slot.gradient, local(gradient).reshape(-1)[within(slot.piece)])
+        slot.seen = Seen(gradient)
+        self._arriving(token, slot)
+        return True
+
+    def _arriving(self, token: Any, slot: Slot) -> None:
+        self._copying.append((token, slot))
+        while self._copying and self._group.transfer.is_done(self._copying[0][0]):
+            self._arrived(self._copying.popleft()[1])
+
+    def _arrived(self, slot: Optional[Slot]) -> None:
+        if self._announces and slot is not None:
+            self._announcements.add(slot.piece)
+
+    def check_dense(self, parameter: torch.Tensor) -> torch.Tensor:
+        """The gradient of a parameter. Raises TypeError where it is not dense."""
+        return dense(parameter, self._pieces_of[parameter][0])
+
+    def reduce(self, parameter: torch.Tensor, has_come: bool) -> None:
+        """Sends a gradient to its owners, or zeros where none has come: the average over all ranks, pieces to each."""
+        if not has_come or parameter.grad is None:
+            dtype = getattr(parameter, "grad_dtype", None) or parameter.dtype
+            gradient = torch.zeros_like(parameter, dtype=dtype).reshape(-1)
+        else:
+            gradient = self.check_dense(parameter).detach().reshape(-1)
+        again = self._reduced.get(parameter, 0) > 0
+        self._reduced[parameter] = self._reduced.get(parameter, 0) + 1
+        if has_come:
+            parameter.grad = None
+        if self._group.mesh.world > 1:
+            gradient.div_(self._group.mesh.world)
+        for piece in self._pieces_of[parameter]:
+            values = gradient[within(piece)]
+            work = None
+            if self._group.mesh.world > 1:
+                owner = torch.distributed.get_global_rank(self._group.mesh.group, piece.owner)
+                work = torch.distributed.reduce(values, owner, group=self._group.mesh.group, async_op=True)
+            self._reducing.append((work, values, piece, again))
+            self._reducing_bytes += values.nbytes
+        self._take_reduced(_REDUCING_BYTES)
+
+    def _take_reduced(self, leave_bytes: int) -> None:
+        """Puts gradients that have come from all ranks into the arena, until only so many bytes are on their way."""
+        while self._reducing and self._reducing_bytes > leave_bytes:
+            work, values, piece, again = self._reducing.popleft()
+            self._reducing_bytes -= values.nbytes
+            if work is not None:
+                work.wait()
+                self._group.transfer.keep(values)  # its stream may be another than that which waits, as autograd has its own
+            if piece.owner != self._group.mesh.rank:
+                continue
+            slot = self._slots[piece.parameter]
+            slot.zero = False
+            slot.fired += 1
+            token = (self._group.transfer.add if again else self._group.transfer.store)(slot.gradient, values)
+            if slot.fired == slot.expected:
+                self._arriving(token, slot)
+            else:
+                self._copying.append((token, None))
+
+    def collect(self, reduces: bool, anew: bool) -> None:
+        """Brings all gradients to the arena that are not there, says which are ready, and waits for them.
+
+        A parameter without a gradient counts as one whose gradient is zero. With ``anew`` all gradients are brought
+        again. Otherwise it raises RuntimeError where it finds one that was changed behind autograd's back.
+        """
+        if anew:
+            for slot in self._slots.values():
+                slot.seen = None
+        if self._announcements:
+            self._announcements.rest()
+        again = []
+        if reduces:
+            self._take_reduced(0)
+            # Said to be ready too early, or not at all.
+            again = [s for p, s in self._slots.items() if self._reduced.get(p) and s.fired != s.expected]
+        absent, kept, changed = [], [], 0
+        for parameter, slot in self._slots.items():
+            if reduces and self._reduced.get(parameter):
+                continue
+            if not reduces and parameter.grad is not None:
+                changed += slot.seen is not None and not slot.seen.is_still(parameter.grad)
+                if not self.bring(slot) and parameter.grad is not slot.shown:
+                    kept.append((slot.piece, parameter.grad))
+            elif not slot.zero:
+                absent.append(slot)
+        if not self._group.transfer.shares and 2 * changed > len(self._slots):
+            warnings.warn(
+                "most gradients were changed after they were copied to the host, and are copied again in the step: where the program "
+                "clips them (clip_grad_norm_, or max_grad_norm of a Trainer), let the optimizer do it (AdamW(..., max_grad_norm=1.0))"
+            )
+        while self._copying:
+            token, slot = self._copying.popleft()
+            self._group.transfer.finish(token)
+            self._arrived(slot)
+        # The step will change parameters, which the last one's may still be read from; and a gradient that was
+        # discarded may have been on its way.
+        self._group.transfer.settle()
+        for slot in absent:
+            slot.gradient.zero_()
+            slot.zero, slot.seen = True, None
+        for slot in again + absent:
+            self._arrived(slot)
+        if self._announcements:
+            self._announcements.rest()
+            self._check_written(kept)
+
+    def _check_written(self, kept: Sequence[Tuple[Piece, torch.Tensor]]) -> None:
+        """Refuses gradients that were written since they were brought or announced, and autograd has not counted it.
+
+        ``kept`` are those outside the arena that were not brought again.
+        """
+        names = self._announcements.written_since(kept)
+        if names:
+            raise RuntimeError(
+                f"the gradients of {len(names)} parameters were written after the backward pass, {names[0]} among them, in a way that "
+                "autograd does not count: through .data, numpy or an address. Write p.grad itself (p.grad.mul_(x)), or give the "
+                "optimizer gradients='step': then it takes all gradients in the step, not as they arrive"
+            )
+
+    def forget(self) -> None:
+        """What was learned of the gradients of this step is over."""
+        self._reduced.clear()
+        for slot in self._slots.values():
+            if slot.fired:
+                slot.expected = slot.fired
+            slot.fired, slot.seen = 0, None
+        if self._announcements:
+            self._announcements.forget()

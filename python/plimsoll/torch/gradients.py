@@ -1,0 +1,131 @@
+"""The gradients of a model, from autograd's hooks to the shards."""
+
+import os
+from typing import Any, Callable, List, Optional, Set
+
+import torch
+
+from plimsoll.torch import layout
+from plimsoll.torch.reducer import Reducer
+from plimsoll.torch.samples import Fingerprint
+from plimsoll.torch.settings import Settings
+from plimsoll.torch.shard import Shard
+from plimsoll.torch.shards import Shards
+
+
+class Gradients:
+    """Takes gradients to the shards as autograd makes them, and says whether a step can be made of them.
+
+    ``lock`` is held where a hook runs: hooks run on autograd's threads, one for each device.
+    """
+
+    def __init__(self, shards: Shards, settings: Settings, lock: Any):
+        self._settings, self._lock = settings, lock
+        self._shards, self._trained, self._ranks, self._transfer = list(shards), shards.trained, shards.ranks, shards.transfer
+        self._reducer: Optional[Reducer] = None
+        if settings.sharding == "zero2":
+            shard_of = {piece.parameter: shard for shard in shards for piece in shard.group.pieces}
+            ours = [p for p in shards.trained.parameters if p in shard_of]
+
+            def reduce(parameter: torch.Tensor, has_come: bool) -> None:
+                shard_of[parameter].gradients.reduce(parameter, has_come)
+
+            self._reducer = Reducer(ours, shards.ranks.mesh, shards.trained.device, reduce)
+        self._hooks: List[Any] = []
+
+    @property
+    def are_reduced(self) -> bool:
+        """Whether gradients leave the model in the backward pass, for their owners."""
+        return self._reducer is not None
+
+    def hook(self) -> None:
+        """Puts a hook on every parameter that runs when autograd has accumulated its gradient."""
+        if self._settings.sharding == "zero1":
+            return  # gradients are averaged when all of them are there
+        for shard in self._shards:
+            for parameter in {p.parameter for p in shard.group.pieces}:
+                if layout.is_offloaded(parameter):
+                    continue  # some versions of fully_shard call hooks while the gradient is still on its way to the host
+                self._hooks.append(parameter.register_post_accumulate_grad_hook(self._hook_of(shard)))
+
+    def _hook_of(self, shard: Shard) -> Callable[[torch.Tensor], None]:
+        owner = os.getpid()
+
+        def hook(parameter: torch.Tensor) -> None:
+            if os.getpid() == owner:  # in a forked child, gradients are its own
+                self._accumulated(parameter, shard)
+
+        return hook
+
+    def _accumulated(self, parameter: torch.Tensor, shard: Shard) -> None:
+        if self._transfer.is_capturing():
+            # The step takes the gradients: when the graph is replayed, no hook runs.
+            if self._reducer is None:
+                return
+            raise RuntimeError(
+                "sharding is 'zero2', which takes gradients away in the backward pass, and this one is captured for a CUDA "
+                "graph: leave it out of the graph, or use sharding='zero1'"
+            )
+        if parameter.grad is None:
+            return  # a hook before this one has made the step with it, and taken it away
+        with self._lock:
+            if self._reducer is None:
+                shard.gradients.accumulated(parameter)
+            else:
+                shard.gradients.check_dense(parameter)
+                self._reducer.came(parameter)
+
+    def remove_hooks(self) -> None:
+        """The model would hold the shards, and all that they have mapped."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def finish_reducing(self) -> None:
+        """Waits until no gradient is missing here that any rank has."""
+        if self._reducer is not None:
+            self._reducer.finish()
+
+    def check(self) -> bool:
+        """Whether there are gradients. Raises where some are missing that must not, or cannot be those of a step."""
+        for shard in self._shards:
+            shard.parameters.check()
+        self._trained.check_frozen()
+        # All ranks must find the same, whatever shards they have.
+        having: Set[torch.Tensor] = {p for p in self._trained.parameters if p.grad is not None}
+        if not having and not (self._reducer is not None and self._reducer.own):
+            return False
+        if self._reducer is not None:
+            having = self._reducer.all
+        names = sorted({x.name for shard in self._shards for x in shard.group.pieces if x.parameter not in having})
+        if names and self._settings.missing_gradients == "refuse":
+            raise RuntimeError(
+                f"{len(names)} parameters have no gradient, {names[0]} among them: every step updates all parameters. Freeze them before the "
+                "optimizer is made (requires_grad_(False)), or count their gradients as zero (missing_gradients='zero'), which lets their "
+                "moments and weights decay"
+            )
+        return True
+
+    def collect(self, *, anew: bool) -> None:
+        """Brings those that are not in the arenas there: all with ``anew``."""
+        for shard in self._shards:
+            shard.gradients.collect(self.are_reduced, anew or self._settings.gradients == "step")
+
+    def fingerprint(self) -> Fingerprint:
+        """What this rank's gradients are like, where those of all ranks must be the same: nobody averages them here."""
+        if not self._ranks.are_heard or self.are_reduced or self._trained.are_sharded:
+            return Fingerprint()
+        return Fingerprint.of([piece for shard in self._shards for piece in shard.group.pieces])
+
+    def discard(self) -> None:
+        """Those that have left the model are not wanted."""
+        if self._reducer is not None:
+            with self._lock:
+                self._reducer.discard()
+                self.forget()
+
+    def forget(self) -> None:
+        """The next gradients are those of another step."""
+        if self._reducer is not None:
+            self._reducer.over()
+        for shard in self._shards:
+            shard.gradients.forget()

@@ -1,0 +1,283 @@
+"""The arena of a shard's parameters, and the way of parameters from it into the model."""
+
+import collections
+from typing import Any, Deque, Dict, Iterator, List, Optional, Sequence, Tuple
+
+import torch
+import torch.distributed
+from torch.autograd.graph import increment_version
+
+from plimsoll import protocol
+from plimsoll.client import Request, Session
+from plimsoll.errors import PlimsollError
+from plimsoll.torch.forked import SharedParameters
+from plimsoll.torch.layout import DTYPES, Piece, is_sharded, local
+from plimsoll.torch.own_pages import STALE, OwnPages
+from plimsoll.torch.samples import Samples
+from plimsoll.torch.slot import DtypeGroup, Slot
+
+_BLOCK_BYTES = 16 << 20  # of parameters that are copied at once
+_IN_FLIGHT = 4  # blocks
+
+
+class ParameterArena:
+    """The arena of parameters of one dtype, which the steps change, and the model that is to have them.
+
+    Without a ``session`` this rank has no shard of them, and gets those of the others where these are sharded. Without
+    ``own_pages`` shared parameters of the model are in the arena itself.
+    """
+
+    def __init__(
+        self,
+        group: DtypeGroup,
+        session: Optional[Session],
+        slots: Dict[torch.Tensor, Slot],
+        own_pages: Optional[OwnPages],
+    ):
+        self._group, self._session, self._slots, self._own_pages = group, session, slots, own_pages
+        self._weights = Samples(group.own, group.dtype, session.parameters.memory) if session else None
+        self._shown = Samples(group.own, group.dtype, own_pages.memory) if own_pages else None
+        self._torn = False  # whether parameters of the last step have not come into the model
+        self._pulled_step = 0  # that of the parameters in the model
+        self._forkable: Optional[SharedParameters] = None
+        self._to_give_up: List[Tuple[int, int]] = []  # pages with weights that the state is getting
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether the weights of the state are in the arena, not beside it."""
+        document = self._session.document
+        return document["parameter"] == "fp32" or document["state"] == "split"
+
+    def adopt(self) -> None:
+        """Makes the model's parameters those of the state."""
+        self.forget_loaded()
+        if self._group.shared and self._slots and self._forkable is None:
+            self._forkable = SharedParameters(list(self._slots), self._shown or self._weights)
+        if self._group.shared:
+            for parameter, slot in self._slots.items():
+                if slot.contiguous:
+                    parameter.data = slot.like_parameter(slot.weight)
+        self.pull(after_step=False)
+
+    def check(self) -> None:
+        """Refuses a step where the model's parameters are no longer those in the arena, or of the last step."""
+        if self._torn:
+            raise PlimsollError(
+                "the model has parameters of two steps: those of the last step have not come as a whole "
+                "from the other ranks or the service; load the last checkpoint, or close the optimizers of all ranks and open them again"
+            )
+        if not self._group.shared:
+            return
+        for parameter, slot in self._slots.items():
+            if slot.contiguous and parameter.data_ptr() != slot.weight.data_ptr():
+                raise RuntimeError(
+                    f"parameter {slot.piece.name} has got other memory since the optimizer was opened (model.to(), or an assignment to "
+                    "its data): do that before the first step, or make a new optimizer"
+                )
+
+    def pull(self, *, after_step: bool) -> None:
+        """Brings the parameters of all ranks' shards into the model, block by block.
+
+        With ``after_step`` a block comes when the step that has begun is through with it.
+        """
+        self._torn = True
+        for slot in self._slots.values():
+            slot.left = None
+        if self._group.shared:
+            self._show(after_step)
+            for parameter, slot in self._slots.items():
+                if slot.contiguous:
+                    increment_version(parameter)
+                else:
+                    parameter.copy_(slot.in_arena.view(parameter.shape))
+        else:
+            self._copy_parameters(after_step)
+        for slot in self._slots.values():
+            slot.left = slot.versions()
+        if after_step:
+            self.forget_loaded()
+        if self._session is not None:
+            self._pulled_step = self._session.step
+        self._torn = False
+        if self._forkable is not None:
+            self._forkable.generation.end()
+
+    def will_change(self) -> None:
+        """The service is about to change parameters, until :meth:`pull` has brought them into the model."""
+        if self._forkable is not None:
+            self._forkable.generation.begin()
+
+    def _show(self, after_step: bool) -> None:
+        """Makes sure that the program sees the parameters in the arena. Before a step it had no pages of its own."""
+        if self._own_pages is None:
+            return
+        if not after_step:
+            self._own_pages.give_up(self._own_pages.written())
+        if (self._shown.in_arena() != self._weights.in_arena()).any():
+            raise PlimsollError(STALE)
+
+    def forget_loaded(self) -> None:
+        """Masters of a state_dict are of no use to weights that come after a step."""
+        for slot in self._slots.values():
+            slot.loaded = None
+
+    def changed(self) -> List[Slot]:
+        """Those whose parameters the program has changed in the model, where the state does not have them from there.
+
+        Raises RuntimeError where it finds one that was changed behind autograd's back, and the next step would overwrite it.
+        """
+        inside = [slot for slot in self._slots.values() if self._group.shared and slot.contiguous]
+        outside = self._changed_outside([slot for slot in self._slots.values() if not (self._group.shared and slot.contiguous)])
+        if self._group.name == "fp32":
+            return outside  # the parameters inside are the state
+        if self._own_pages is not None:
+            return self._written() + outside
+        return [slot for slot in inside if slot.left not in (None, slot.versions())] + outside
+
+    def _changed_outside(self, slots: Sequence[Slot]) -> List[Slot]:
+        """Those that the program has changed of parameters that are not in the arena."""
+        left = [slot for slot in slots if slot.left is not None]
+        kept = [(s.piece, s.piece.parameter) for s in left if s.left == s.versions()]
+        # Of another step the arena has other weights than were left in the model.
+        names = self._weights.unlike_arena(kept) if kept and self._session.step == self._pulled_step else []
+        if names:
+            raise RuntimeError(
+                f"{len(names)} parameters were written since the last step, {names[0]} among them, in a way that autograd does not "
+                "count: through .data, numpy or an address. Write the parameter itself (with torch.no_grad(): p.copy_(x)), or "
+                "call torch.autograd.graph.increment_version(p) afterwards: then the optimizer takes the new weights"
+            )
+        return [slot for slot in left if slot.left != slot.versions()]
+
+    def _written(self) -> List[Slot]:
+        """The slots that have other weights in pages of the program's own than in the arena."""
+        size = self._group.dtype.itemsize
+        slots, found = iter(self._slots.values()), []
+        slot = next(slots, None)
+        self._to_give_up = self._own_pages.written()
+        for begin, end in self._to_give_up:
+            while slot is not None and slot.piece.offset * size < end:
+                if (slot.piece.offset + slot.piece.count) * size > begin and not _same_bits(slot.weight, slot.in_arena):
+                    found.append(slot)
+                slot = next(slots, None)
+        return found
+
+    def knows_weights_before(self) -> bool:
+        """Whether what the state has of weights that the program has changed is as it was before."""
+        return self._own_pages is not None or not (self._group.shared and self.has_weights)
+
+    def taken(self, slots: Sequence[Slot]) -> None:
+        """The state has the weights of these from the model now."""
+        for slot in slots:
+            slot.left = slot.versions()
+        if self._own_pages is not None:
+            self._own_pages.give_up(self._to_give_up)
+
+    def _copy_parameters(self, after_step: bool) -> None:
+        # Others than contiguous ones (channels_last) come as a whole: blocks have the order of the shape.
+        whole = {
+            p: torch.empty(local(p).numel(), dtype=p.dtype, device=local(p).device)
+            for p in self._group.pieces_of()
+            if not local(p).is_contiguous()
+        }
+        self._group.transfer.begin()
+        moving: Deque[Tuple[Any, torch.Tensor, List[Tuple[Piece, int, int]]]] = collections.deque()
+        for tensor, block, owner in self._blocks(after_step):
+            work = None
+            if self.gathers():
+                self._group.transfer.join()
+                source = torch.distributed.get_global_rank(self._group.mesh.group, owner)
+                # As bytes: gloo of torch 2.1 does not know bf16.
+                work = torch.distributed.broadcast(tensor.view(torch.uint8), source, group=self._group.mesh.group, async_op=True)
+            moving.append((work, tensor, block))
+            if len(moving) >= _IN_FLIGHT:
+                self._place(*moving.popleft(), whole)
+        while moving:
+            self._place(*moving.popleft(), whole)
+        self._group.transfer.join()
+        for parameter, values in whole.items():
+            own = local(parameter.detach())
+            own.copy_(values.view(own.shape))
+
+    def gathers(self) -> bool:
+        """Whether the ranks send each other parameters: they do unless these are divided as the shards are."""
+        return self._group.mesh.world > 1 and not any(is_sharded(p.parameter) for p in self._group.own[:1])
+
+    def _blocks(self, after_step: bool) -> Iterator[Tuple[torch.Tensor, List[Tuple[Piece, int, int]], int]]:
+        """All shards in blocks: the tensor for a block, the (piece, first in it, count) of which it consists, its owner."""
+        dtype = self._group.dtype
+        own = self._whole_arena() if self._session else None
+        blocks = list(_cut_blocks(self._group.pieces, _BLOCK_BYTES // dtype.itemsize))
+        asked: Deque[Request] = collections.deque()
+        ahead = iter([b for b in blocks if b[0] == self._group.mesh.rank] if after_step else [])
+        for _ in range(_IN_FLIGHT):
+            self._ask(ahead, asked)
+        for owner, first, block in blocks:
+            count = sum(c for _, _, c in block)
+            if owner == self._group.mesh.rank:
+                if asked:
+                    protocol.parse_stepped(self._session.result(asked.popleft()), protocol.Kind.WAIT)
+                    self._ask(ahead, asked)
+                tensor = own[first : first + count]
+                if self.gathers() and local(self._group.pieces[0].parameter).device.type != "cpu":
+                    buffer = torch.empty(count, dtype=dtype, device=local(self._group.pieces[0].parameter).device)
+                    self._group.transfer.begin()
+                    self._group.transfer.fetch(buffer, tensor)
+                    tensor = buffer
+            else:
+                tensor = torch.empty(count, dtype=dtype, device=local(self._group.pieces[0].parameter).device)
+            yield tensor, block, owner
+
+    def _ask(self, ahead: Iterator[Any], asked: Deque[Request]) -> None:
+        for _, first, block in ahead:
+            asked.append(self._session.wait(first, sum(c for _, _, c in block)))
+            return
+
+    def _whole_arena(self) -> torch.Tensor:
+        arena = self._session.parameters
+        return torch.frombuffer(arena.memory, dtype=DTYPES[arena.type], count=self._session.elements)
+
+    def _place(
+        self,
+        work: Any,
+        tensor: torch.Tensor,
+        block: List[Tuple[Piece, int, int]],
+        whole: Dict[torch.Tensor, torch.Tensor],
+    ) -> None:
+        """Copies a block into the parameters that it has pieces of, or into what is there in their place."""
+        if work is not None:
+            work.wait()
+        at = 0
+        for piece, first, count in block:
+            begin = first if not is_sharded(piece.parameter) else first - piece.first
+            into = whole.get(piece.parameter)
+            flat = local(piece.parameter.detach()).view(-1) if into is None else into
+            parameter = flat[begin : begin + count]
+            source = tensor[at : at + count]
+            if work is None:
+                self._group.transfer.fetch(parameter, source)
+            else:
+                parameter.copy_(source)
+            at += count
+
+
+def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return torch.equal(a.view(torch.int16), b.view(torch.int16))
+
+
+def _cut_blocks(pieces: Sequence[Piece], size: int) -> Iterator[Tuple[int, int, List[Tuple[Piece, int, int]]]]:
+    """Consecutive pieces of an owner, and parts of pieces, in blocks of at most ``size`` elements: (owner, offset, what)."""
+    block: List[Tuple[Piece, int, int]] = []
+    owner, offset, filled = 0, 0, 0
+    for piece in pieces:
+        done = 0
+        while done < piece.count:
+            if block and (filled == size or piece.owner != owner):
+                yield owner, offset, block
+                block = []
+            if not block:
+                owner, offset, filled = piece.owner, piece.offset + done, 0
+            count = min(piece.count - done, size - filled)
+            block.append((piece, piece.first + done, count))
+            done, filled = done + count, filled + count
+    if block:
+        yield owner, offset, block

@@ -1,0 +1,168 @@
+"""What several ranks do together."""
+
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, TypeVar
+
+import torch
+import torch.distributed
+
+from plimsoll.errors import PlimsollError
+from plimsoll.torch import layout
+from plimsoll.torch.layout import Mesh
+from plimsoll.torch.samples import Fingerprint
+
+_Result = TypeVar("_Result")
+
+APART = "the shards of this job are at different steps: a step was interrupted in between; load the last checkpoint"
+
+
+def is_distributed() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+class Ranks:
+    """The ranks of a mesh. What one calls all call, in the same order."""
+
+    def __init__(self, mesh: Mesh):
+        self.mesh = mesh
+
+    @property
+    def are_heard(self) -> bool:
+        """Whether there is a process group to hear the other ranks by."""
+        return bool(self.mesh.groups)
+
+    def gather(self, own: List[Any]) -> List[Any]:
+        """What all ranks have, in their order."""
+        for group in self.mesh.groups:
+            every: List[Any] = [None] * torch.distributed.get_world_size(group)
+            torch.distributed.all_gather_object(every, own, group=group)
+            own = [x for of_rank in every for x in of_rank]
+        return own
+
+    def reduce(self, total: torch.Tensor) -> None:
+        """Adds up over all ranks. The replicas hear the same bits where all but one have added zeros."""
+        for group in self.mesh.groups:
+            torch.distributed.all_reduce(total, group=group)
+
+    def agree(self, what: str, act: Callable[[], _Result]) -> List[_Result]:
+        """What ``act`` returns on each rank. Where it fails on one it fails on all, so that none waits for one that has given up."""
+        result, failure = None, None
+        try:
+            result = act()
+        except Exception as error:
+            failure = error
+        try:
+            every = self.gather([(result, None if failure is None else f"{type(failure).__name__}: {failure}")])
+        except Exception:
+            if failure is None:
+                raise
+        if failure is not None:
+            raise failure
+        failures = [f"rank {rank}: {text}" for rank, (_, text) in enumerate(every) if text is not None]
+        if failures:
+            raise PlimsollError(f"{what} failed on {len(failures)} of {len(every)} ranks: {'; '.join(failures)}")
+        return [result for result, _ in every]
+
+
+class Vote(NamedTuple):
+    """What a rank says of a step before it is made."""
+
+    failure: Optional[Exception] = None
+    has_gradients: bool = False
+    loss_scale: float = 1.0
+    squares: float = 0.0  # the sum of the squares of its gradients
+    fingerprint: Fingerprint = Fingerprint()
+
+    def to_add_up(self, steps: Sequence[int]) -> List[float]:
+        """With the steps that its shards are at, what :meth:`Count.of` takes when the ranks have added it up."""
+        of_steps = [len(steps), sum(steps), sum(float(s) * s for s in steps)]
+        own = [self.squares, self.failure is not None, self.has_gradients, *of_steps, self.loss_scale, self.loss_scale**2]
+        return [*own, *self.fingerprint.to_add_up()]
+
+
+class Count(NamedTuple):
+    """The votes of all ranks, added up."""
+
+    squares: float
+    failures: float
+    having: float  # ranks that have gradients
+    shards: float
+    of_steps: float
+    of_squared_steps: float
+    of_scales: float
+    of_squared_scales: float
+    of_fingerprints: Sequence[float]
+
+    @classmethod
+    def of(cls, total: Sequence[float]) -> "Count":
+        return cls(*total[:8], total[8:])
+
+    @property
+    def step(self) -> int:
+        """That which all shards are at."""
+        return int(self.of_steps / self.shards)
+
+    def check(self, own: Vote, ranks: int) -> None:
+        """Refuses the step where votes do not fit together."""
+        if 0 < self.having < ranks:
+            raise PlimsollError(
+                f"{self.having:.0f} of {ranks} ranks have gradients, and {'this one' if own.has_gradients else 'not this one'}: "
+                "expected all or none; call backward on every rank before the step"
+            )
+        if self.shards * self.of_squared_steps != self.of_steps * self.of_steps:
+            raise PlimsollError(APART)
+        if ranks * self.of_squared_scales > self.of_scales * self.of_scales * (1 + 1e-9):  # which allows for rounding
+            raise PlimsollError(
+                f"the GradScalers of the ranks have different scales, {own.loss_scale:g} here: gradients were not finite on some ranks "
+                "only, or the first scales differ; give all ranks one scale (scaler.update(new_scale)), and gradients that are averaged"
+            )
+        if self.having and Fingerprint.differ(self.of_fingerprints, ranks):
+            raise PlimsollError(
+                "the gradients of the ranks differ, and nobody has averaged them: wrap the model in DistributedDataParallel, leave its "
+                "no_sync() for the last backward pass before a step, or use sharding='zero2', which averages them itself"
+            )
+
+
+def mesh_for(
+    parameters: Sequence[torch.Tensor], names: Dict[torch.Tensor, str], sharding: Optional[str], process_group: Any, model: Any
+) -> Mesh:
+    """The ranks among which the state of parameters is divided, and those that hold copies of it."""
+    sharded = [p for p in parameters if layout.is_sharded(p)]
+    if sharded:
+        if sharding is not None:
+            raise ValueError(f"sharding is {sharding!r}, and parameters are sharded already (DTensor): leave it None")
+        if len({p.device_mesh for p in sharded}) > 1 or not all(layout.is_sharded(p) for p in parameters if p.requires_grad):
+            raise ValueError(
+                "parameters are of several meshes, or some are DTensors and others are not: give each kind an optimizer of its own"
+            )
+        return layout.mesh_of(sharded, names)
+    distributed = is_distributed()
+    if sharding is None:
+        group = _replicas_group(process_group, model) if distributed else None
+        if group is None:
+            return Mesh()
+        replica, replicas = _place_in(group)
+        return Mesh(groups=(group,), replica=replica, replicas=replicas)
+    if not distributed:
+        if sharding == "zero2":
+            return Mesh()  # gradients leave the model, and go nowhere else
+        raise ValueError(
+            "sharding is 'zero1', and there is no process group: call torch.distributed.init_process_group first, or leave sharding None"
+        )
+    group = process_group or torch.distributed.group.WORLD
+    return Mesh(*_place_in(group), (group,))
+
+
+def _replicas_group(process_group: Any, model: Any) -> Any:
+    """The ranks that hold copies of the whole state, where that is known: without ``sharding`` a group says so, or the model."""
+    wrapped = model if isinstance(model, torch.nn.parallel.DistributedDataParallel) else None
+    return process_group or getattr(wrapped, "process_group", None)
+
+
+def _place_in(group: Any) -> Tuple[int, int]:
+    """This rank's number in a process group, and how many there are."""
+    rank = torch.distributed.get_rank(group)
+    if rank < 0:
+        raise ValueError(
+            f"process_group is one of other ranks than this, {torch.distributed.get_rank()}: expected that of the ranks which train these parameters"
+        )
+    return rank, torch.distributed.get_world_size(group)

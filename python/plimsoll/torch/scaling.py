@@ -1,0 +1,49 @@
+"""What gradients are multiplied by in a step: what a GradScaler has multiplied the loss by, and what clips them."""
+
+from typing import Any, Optional
+
+from plimsoll.torch.algorithm import LARGEST_SCALE, SMALLEST
+
+
+class Scaling:
+    """What a GradScaler has left at the optimizer for this step. There need be no GradScaler."""
+
+    def __init__(self, optimizer: Any):
+        self._loss_scale = getattr(optimizer, "grad_scale", None)
+        self._found_inf = getattr(optimizer, "found_inf", None)
+
+    @property
+    def is_used(self) -> bool:
+        return self._found_inf is not None
+
+    @property
+    def was_undone(self) -> bool:
+        """Whether GradScaler.unscale_ has divided the gradients in place: its operator counts no version of them."""
+        return self.is_used and self._loss_scale is None
+
+    def overflowed(self) -> bool:
+        return self.is_used and float(self._found_inf) != 0
+
+    def loss_scale(self) -> float:
+        """What the loss was multiplied by."""
+        scale = 1.0 if self._loss_scale is None else float(self._loss_scale)
+        if not SMALLEST / 2 <= scale <= LARGEST_SCALE:
+            raise ValueError(
+                f"the scale of the GradScaler is {scale:g}: expected {SMALLEST / 2:.3g} to {LARGEST_SCALE:.3g}, by which fp32 can divide; "
+                "a scale falls that far where gradients are never finite"
+            )
+        return scale
+
+
+def grad_scale(loss_scale: float, norm: Optional[float], max_norm: Optional[float]) -> float:
+    """What gradients are multiplied by. ``norm`` is theirs without the loss scale, finite, and clipped to ``max_norm``."""
+    clip = 1.0
+    if norm is not None and max_norm is not None:
+        clip = min(1.0, max_norm / (norm + 1e-6))
+    factor = clip / loss_scale
+    if factor < SMALLEST:
+        raise ValueError(
+            f"the norm of all gradients is {norm:g}, and max_grad_norm is {max_norm:g}: fp32 cannot hold the "
+            f"factor {factor:g} that clips them; give a larger max_grad_norm, or look for what makes gradients so large"
+        )
+    return factor

@@ -1,0 +1,47 @@
+"""What a constructor is told about the state of an optimizer."""
+
+import re
+from typing import Any, NamedTuple, Optional, Sequence
+
+from plimsoll.service import find_program
+from plimsoll.torch import environment
+
+
+class Settings(NamedTuple):
+    state: str
+    moments: str
+    sharding: Optional[str]
+    process_group: Any
+    missing_gradients: str
+    gradients: str
+    name: Optional[str]
+    job: str
+    socket: Optional[str]
+
+    @classmethod
+    def checked(cls, moment_formats: Sequence[str], **given: Any) -> "Settings":
+        """Those that were given, and what the environment says where they were not."""
+        settings = cls(**given)
+        _choose("state", settings.state, ("split", "fp32"))
+        _choose("moments", settings.moments, moment_formats)
+        _choose("sharding", settings.sharding, (None, "zero1", "zero2"))
+        _choose("missing_gradients", settings.missing_gradients, ("refuse", "zero"))
+        _choose("gradients", settings.gradients, ("backward", "step"))
+        if settings.gradients == "step" and settings.sharding == "zero2":
+            raise ValueError(
+                "gradients is 'step' and sharding is 'zero2', which sends gradients to their owners in the backward pass: "
+                "leave gradients at 'backward', or use sharding='zero1'"
+            )
+        if settings.name is not None and not re.fullmatch("[a-zA-Z0-9_-][a-zA-Z0-9._-]{0,31}", settings.name):
+            raise ValueError(f"name is {settings.name!r}: expected 1 to 32 of a-z A-Z 0-9 . _ -, and no dot at the beginning")
+        settings = settings._replace(
+            job=settings.job or environment.job(), socket=settings.socket or environment.socket()
+        )
+        if settings.socket is None:
+            find_program()  # which the first step will start
+        return settings
+
+
+def _choose(name: str, value: Any, among: Sequence[Any]) -> None:
+    if value not in among:
+        raise ValueError(f"{name} is {value!r}: expected one of {', '.join(map(repr, among))}")

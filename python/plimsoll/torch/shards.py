@@ -1,0 +1,316 @@
+"""The shards of a rank, and the steps that the shards of all ranks make together.
+
+A step of several shards is a two-phase commit: all prepare it, the ranks vote, and then all make it. Whoever dies in
+between, the next trainer makes the last step where all had prepared it and one has made it.
+"""
+
+import contextlib
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
+
+import torch
+
+from plimsoll.client import Session
+from plimsoll.errors import PlimsollError
+from plimsoll.protocol import Opened
+from plimsoll.service import Service, shared_service
+from plimsoll.torch import environment, layout
+from plimsoll.torch.algorithm import Numbers, Rule
+from plimsoll.torch.ranks import Count, Ranks, Vote, is_distributed, mesh_for
+from plimsoll.torch.settings import Settings
+from plimsoll.torch.shard import Shard
+from plimsoll.torch.slot import DtypeGroup
+from plimsoll.torch.state_dict import take_weights
+from plimsoll.torch.trained import Trained
+from plimsoll.torch.transfer import HostTransfer, transfer_for
+
+
+class Shards:
+    """One shard for each dtype group, in the order of their names."""
+
+    def __init__(self, shards: List[Shard], trained: Trained, ranks: Ranks, transfer: HostTransfer, settings: Settings):
+        self.trained, self.ranks, self.transfer = trained, ranks, transfer
+        #: The service that the states are in, where it is this process's own.
+        self.service: Optional[Service] = None
+        #: The step of the states when they were attached to or loaded.
+        self.resumed_step = 0
+        self._shards, self._settings = shards, settings
+        self._counted = 0  # the step of the other ranks, as this one last heard of it
+
+    @classmethod
+    def divide(
+        cls,
+        groups: Sequence[Dict[str, Any]],
+        names: Dict[torch.Tensor, str],
+        model: Optional[torch.nn.Module],
+        settings: Settings,
+        announces: bool,
+    ) -> "Shards":
+        """The shards that the parameters in groups need. They are not opened."""
+        trained = Trained(groups, names)
+        mesh = mesh_for([p for g in groups for p in g["params"]], names, settings.sharding, settings.process_group, model)
+        divided = layout.divide(groups, names, layout.embeddings_of(model), mesh)
+        transfer = transfer_for(trained.device)
+        shared = transfer.shares and settings.sharding is None and not trained.are_sharded
+        found = [DtypeGroup(name, pieces, mesh, transfer, shared) for name, pieces in sorted(divided.items()) if pieces]
+        shards = [Shard(group, announces=announces, waits=settings.gradients == "step") for group in found]
+        return cls(shards, trained, Ranks(mesh), transfer, settings)
+
+    def __iter__(self) -> Iterator[Shard]:
+        return iter(self._shards)
+
+    def __len__(self) -> int:
+        return len(self._shards)
+
+    def __getitem__(self, i: int) -> Shard:
+        return self._shards[i]
+
+    @property
+    def sessions(self) -> List[Session]:
+        return [shard.session for shard in self if shard.session]
+
+    @property
+    def step(self) -> int:
+        return max((session.step for session in self.sessions), default=self._counted)
+
+    # Opening
+
+    def open(self, rule: Callable[[], Rule]) -> List[Opened]:
+        """Opens the sessions of all ranks. What they found."""
+
+        def found() -> List[Opened]:
+            return [session.opened for session in self.sessions]
+
+        def open_own() -> List[Opened]:
+            self.trained.check_memory()
+            self._open(rule())
+            return found()
+
+        def open_anew() -> List[Opened]:
+            self.transfer.release()
+            for shard in self:
+                shard.open_anew()
+            return found()
+
+        every = self.ranks.agree("opening the state", open_own)
+        if any(o.attached and not o.initialized for of_rank in every for o in of_rank):
+            # Somebody has died before all were whole.
+            every = self.ranks.agree("opening the state anew", open_anew)
+        return [o for of_rank in every for o in of_rank]
+
+    def _open(self, rule: Rule) -> None:
+        path, instance = self._settings.socket, 0
+        if path is None:
+            self.service, instance = shared_service(self._settings.job)
+            path = self.service.socket
+        for shard in self:
+            shard.open(path, {**self._document(shard, rule), "instance": instance}, rule.first_moments)
+
+    def _document(self, shard: Shard, rule: Rule) -> Dict[str, Any]:
+        settings, mesh = self._settings, self.ranks.mesh
+        # Ranks whose states are copies of each other have a session each.
+        rank, world = mesh.number, mesh.size
+        if not self.ranks.are_heard:
+            rank, world = environment.rank(), environment.world()
+        document = {
+            "schema": "plimsoll.open/1",
+            "job": settings.job,
+            "rank": rank,
+            "world": world,
+            "local_world": environment.local_ranks(world),
+            "part": f"{settings.name}.{shard.name}" if settings.name else shard.name,
+            "optimizer": rule.optimizer,
+            "state": settings.state if shard.name == "bf16" else "fp32",
+            "moments": settings.moments,
+            "parameter": shard.name,
+            "gradient": shard.name,
+            "groups": len(rule.first_moments),
+            "parameters": [
+                {
+                    "name": p.name,
+                    "shape": list(p.shape),
+                    "group": p.group,
+                    "moments": layout.moments_of(p, settings.moments),
+                    "first": p.first,
+                    "count": p.count,
+                }
+                for p in shard.group.own
+            ],
+        }
+        cpus = environment.optimizer_cpus()
+        return {**document, "cpus": cpus} if cpus else document
+
+    def start(self, found: List[Opened]) -> None:
+        """All shards of all ranks begin at one step: new ones from the model, others as they are."""
+        last = max((f.step for f in found), default=0)
+        if last and not self.ranks.are_heard and is_distributed() and torch.distributed.get_world_size() > 1:
+            raise PlimsollError(
+                f"this rank has found its state at step {last}, and does not hear whether that of the others is: give the optimizer "
+                "the ranks that hold the same (process_group=torch.distributed.group.WORLD, or model= wrapped by "
+                "DistributedDataParallel), or sharding"
+            )
+        are_initialized = all(f.initialized for f in found)
+
+        def begin() -> None:
+            if any(f.step != last for f in found):
+                self._catch_up(last, found)
+            for shard in self if not are_initialized else ():
+                shard.initialize()
+
+        self.ranks.agree("opening the state", begin)
+        self.adopt(last)
+
+    def _catch_up(self, last: int, found: Sequence[Opened]) -> None:
+        """Makes the last step where it was not made: the job ended between two requests for it.
+
+        Every rank finds the same of all. The first request came when all had prepared the step.
+        """
+        behind = [f for f in found if f.step != last]
+        grad_scales = {f.asked_factor for f in found if f.step == last == f.asked_step}
+        if len(grad_scales) != 1 or any(f.step != last - 1 or f.prepared_step != last for f in behind):
+            steps = ", ".join(map(str, sorted({f.step for f in found})))
+            raise PlimsollError(
+                f"the shards of this job are at different steps ({steps}), and the last was not prepared by all; "
+                "give the job another name (job=, PLIMSOLL_JOB) or the service another start, and load the last checkpoint"
+            )
+        for session in self.sessions:
+            if session.step != last:
+                session.begun(session.begin(min(grad_scales), None, wait=True))
+
+    def adopt(self, step: int) -> None:
+        """Training goes on from the states as they are, which are of that step: the model gets their parameters."""
+        self.resume(step)
+        for shard in self:
+            shard.parameters.adopt()
+
+    def resume(self, step: int) -> None:
+        self.resumed_step = self._counted = step
+
+    # The state
+
+    def check_steps(self) -> None:
+        """Refuses to go on where a step was interrupted between two shards, or a load."""
+        for shard in self:
+            if shard.session:
+                shard.session.drain()
+                if not shard.session.initialized:
+                    raise PlimsollError(
+                        f"the {shard.name} state of a checkpoint was loaded, and that of others was not: load again before anything else"
+                    )
+        steps = {shard.name: shard.session.step for shard in self if shard.session}
+        if len(set(steps.values())) > 1:
+            found = ", ".join(f"{name}: {step}" for name, step in steps.items())
+            raise PlimsollError(
+                f"the parameters are at different steps ({found}): a step was interrupted in between; load the last checkpoint"
+            )
+
+    def take_weights(self) -> None:
+        """Brings the weights that the program has changed in the model into the states, which are of one step."""
+        self.check_steps()
+        take_weights(self)
+
+    def set_step(self, what: str, step: int) -> None:
+        """Says that the state is that of the step, when all shards of all ranks are: else they are a mixture, which one of them tells."""
+
+        def say() -> None:
+            for session in self.sessions:
+                session.set_step(step)
+
+        self.ranks.agree(what, say)
+
+    def will_change(self) -> None:
+        for shard in self:
+            shard.parameters.will_change()
+
+    # Steps
+
+    def prepare(self, numbers: Numbers) -> Optional[Numbers]:
+        """The first phase. All gradients are there. What :meth:`make` is to send: nothing where the shards have it."""
+        sessions = self.sessions
+        if len(sessions) == 1 and not self.ranks.are_heard:
+            return numbers
+        for session in sessions:
+            session.prepare(numbers)
+        return None
+
+    def sum_of_squares(self) -> float:
+        """Of the gradients of this rank's shards."""
+        asked = [(session, session.norm()) for session in self.sessions]
+        return sum(session.norm_result(request) for session, request in asked)
+
+    def drain(self) -> None:
+        """Waits for all answers: what was prepared is."""
+        for session in self.sessions:
+            session.drain()
+
+    def count(self, vote: Vote) -> Count:
+        """The votes of all ranks. When it is there, all shards have prepared the step."""
+        total = torch.tensor(vote.to_add_up([s.step for s in self.sessions]), dtype=torch.float64, device=self.trained.device)
+        self.ranks.reduce(total)
+        return Count.of(total.tolist())
+
+    def check(self, vote: Vote, count: Count) -> None:
+        """Refuses the step on all ranks, where their votes are not for it."""
+        if count.failures:
+
+            def fail() -> None:
+                if vote.failure is not None:
+                    raise vote.failure
+
+            self.ranks.agree(f"step {self.step + 1}", fail)
+        count.check(vote, self.ranks.mesh.size)
+        if count.having:
+            self._counted = count.step
+
+    def make(self, grad_scale: float, numbers: Optional[Numbers]) -> None:
+        """The second phase: makes the step of every shard, and brings the parameters into the model. An interrupt comes after."""
+        step = self._counted = 1 + self.step
+        self.will_change()
+
+        def make(pulled: List[Shard]) -> None:
+            self.drain()
+            behind = [shard for shard in self if shard.session and shard.session.step < step]
+            begun = [(s.session, s.session.begin(grad_scale, numbers, wait=s.group.shared)) for s in behind]
+            for session, request in begun:
+                session.begun(request)
+            for shard in pulled:
+                shard.parameters.pull(after_step=True)
+
+        try:
+            make(self._shards)
+        except KeyboardInterrupt:
+            # Other ranks send what they have once.
+            make([shard for shard in self if not shard.parameters.gathers()])
+            raise
+
+    def take_back(self) -> None:
+        """What was prepared is of no step."""
+        for session in self.sessions:
+            # By a request that changes no gradient: after an interrupt it is sent again, and others may be there.
+            with contextlib.suppress(PlimsollError):  # what has failed is being raised
+                session.ready(0, 1)
+                session.drain()
+
+    # The end
+
+    def close(self, give_back: bool) -> None:
+        for shard in self:
+            if self.service is None and not give_back:
+                shard.depart()
+            if shard.session:
+                # A service of this process's own may have other optimizers, which need the memory.
+                shard.session.close(give_back=give_back or self.service is not None)
+
+    def give_back_if_new(self) -> None:
+        for shard in self:
+            shard.give_back_if_new()
+
+    def release(self) -> None:
+        """Lets go of sessions and memory, also where the optimizer was not closed."""
+        with contextlib.suppress(RuntimeError):  # of a device that has failed: who called may be raising that
+            self.transfer.release()
+        for session in self.sessions:
+            if self.service is not None and self.service.process.poll() is None:
+                with contextlib.suppress(PlimsollError, OSError):  # nobody waits for this
+                    session.close(give_back=True)  # who else is in the service needs the memory
+            session.abandon()
+        self.service = None

@@ -1,0 +1,127 @@
+"""The place of a parameter's elements in a rank's shard."""
+
+import dataclasses
+import functools
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+import torch
+from torch.utils.weak import TensorWeakRef
+
+from plimsoll.client import Arena
+from plimsoll.torch.layout import DTYPES, Mesh, Piece, is_sharded, local
+from plimsoll.torch.own_pages import OwnPages
+from plimsoll.torch.transfer import HostTransfer
+
+
+@dataclasses.dataclass(frozen=True)
+class DtypeGroup:
+    """All parameters of one dtype, and how they get to the arenas of their shards and back.
+
+    ``shared`` says that the model's parameters and gradients are in the arenas
+    themselves. Otherwise they are copied.
+    """
+
+    name: str
+    pieces: Sequence[Piece]
+    mesh: Mesh
+    transfer: HostTransfer
+    shared: bool
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return DTYPES[self.name]
+
+    @functools.cached_property
+    def own(self) -> Sequence[Piece]:
+        """The pieces of this rank's shard."""
+        return [p for p in self.pieces if p.owner == self.mesh.rank]
+
+    def pieces_of(self) -> Dict[torch.Tensor, List[Piece]]:
+        """The pieces of each parameter, of all ranks' shards."""
+        found: Dict[torch.Tensor, List[Piece]] = {}
+        for piece in self.pieces:
+            found.setdefault(piece.parameter, []).append(piece)
+        return found
+
+
+class Seen:
+    """A gradient at one moment. It is not held, and one that gets its memory when it is gone is another."""
+
+    def __init__(self, gradient: torch.Tensor):
+        self._gradient, self._state = TensorWeakRef(gradient), self._state_of(gradient)
+
+    def is_still(self, gradient: torch.Tensor) -> bool:
+        return self._gradient() is gradient and self._state_of(gradient) == self._state
+
+    @staticmethod
+    def _state_of(gradient: torch.Tensor) -> Tuple[int, ...]:
+        return (local(gradient).data_ptr(), *_versions(gradient))
+
+
+def _versions(tensor: torch.Tensor) -> Tuple[int, int]:
+    """Other than they were where the tensor was changed. A DTensor counts changes of itself, not of what it consists of.
+
+    That is asked itself: what ``detach`` makes of it counts anew.
+    """
+    return tensor._version, tensor._local_tensor._version if is_sharded(tensor) else 0
+
+
+class Slot:
+    """The place of a piece in this rank's shard, and what became of its gradient since the last step."""
+
+    def __init__(self, piece: Piece, parameters: Arena, gradients: Arena, own_pages: Optional[OwnPages]):
+        self.piece = piece
+        # Each has a storage of its own, so that a change of one gradient does
+        # not show in the versions of all others.
+        self.in_arena = _tensor(parameters, piece, parameters.memory)
+        # What the model has as its parameter, where that is in the arena.
+        self.weight = self.in_arena if own_pages is None else _tensor(parameters, piece, own_pages.memory)
+        # The arenas have the order of the shape. A parameter with another layout (channels_last) stays where it is.
+        self.contiguous = local(piece.parameter).is_contiguous()
+        self.gradient = _tensor(gradients, piece, gradients.memory)
+        self.shown: Optional[torch.Tensor] = None  # what the parameter has as its gradient, where that is in the arena
+        self.seen: Optional[Seen] = None  # the gradient that was brought, as it was then
+        self.zero = False
+        self.fired = 0  # gradients that were accumulated since the last step
+        self.expected = 1  # and how many there were before the last one
+        # Versions of the parameter that was brought into the model, once it is there.
+        self.left: Optional[Tuple[int, int]] = None
+        # Master weights of a state_dict that are of other weights than the model had when it was loaded. The model may
+        # get those later.
+        self.loaded: Optional[torch.Tensor] = None
+
+    def versions(self) -> Tuple[int, int]:
+        return _versions(self.piece.parameter)
+
+    def like_parameter(self, elements: torch.Tensor) -> torch.Tensor:
+        """Elements in an arena with the shape and strides of the parameter, which is contiguous."""
+        return elements.as_strided(self.piece.parameter.shape, self.piece.parameter.stride())
+
+
+def _tensor(arena: Arena, piece: Piece, memory: Any) -> torch.Tensor:
+    dtype = DTYPES[arena.type]
+    return torch.frombuffer(memory, dtype=dtype, count=piece.count, offset=piece.offset * dtype.itemsize)
+
+
+def within(piece: Piece) -> slice:
+    """Where a piece is in this rank's own elements of its parameter."""
+    first = 0 if is_sharded(piece.parameter) else piece.first
+    return slice(first, first + piece.count)
+
+
+def flat(piece: Piece) -> torch.Tensor:
+    return local(piece.parameter.detach()).reshape(-1)[within(piece)]
+
+
+def dense(parameter: torch.Tensor, piece: Piece) -> torch.Tensor:
+    gradient = parameter.grad
+    if gradient.layout is not torch.strided:
+        raise TypeError(
+            f"the gradient of {piece.name} is {gradient.layout}: expected a dense one; make it so (sparse=False), or leave it to an optimizer of torch"
+        )
+    if tuple(parameter.shape) != tuple(piece.shape):
+        raise RuntimeError(
+            f"parameter {piece.name} has the shape {list(parameter.shape)}, and had {list(piece.shape)} when the optimizer was opened: "
+            "resize the model before the optimizer is opened, or close it and make a new one"
+        )
+    return gradient

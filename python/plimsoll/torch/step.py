@@ -1,0 +1,116 @@
+"""One step of all shards of all ranks."""
+
+import math
+from typing import Callable, Optional
+
+import torch
+
+from plimsoll.torch.gradients import Gradients
+from plimsoll.torch.ranks import Vote
+from plimsoll.torch.scaling import Scaling, grad_scale
+from plimsoll.torch.shards import Numbers, Shards
+
+
+def refuse_capture() -> None:
+    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            "step: a CUDA graph is being captured, and the service makes steps outside of any: capture forward and backward pass alone"
+        )
+
+
+class Step:
+    """A step in two phases: :meth:`prepare` and :meth:`make`. All ranks call both, or none the second."""
+
+    def __init__(self, shards: Shards, gradients: Gradients, scaling: Scaling, max_norm: Optional[float]):
+        self._shards, self._gradients, self._scaling, self._max_norm = shards, gradients, scaling, max_norm
+        self._numbers: Optional[Numbers] = None  # what the shards are to be sent with the step
+        self._loss_scale = 1.0
+        #: The norm of the gradients of all ranks, where somebody asks for it. Not finite where they are not.
+        self.norm: Optional[float] = None
+
+    def prepare(self, check: Callable[[], None], numbers: Callable[[], Numbers]) -> bool:
+        """Brings gradients and hyperparameters to the shards of all ranks. Whether there are gradients.
+
+        Refuses the step on all ranks where one has failed, where not all have gradients, where their shards are not all
+        at the same step, where their losses had different scales, or where gradients differ that were to be averaged.
+        """
+        if self._shards.transfer.is_capturing():
+            raise RuntimeError(
+                "optimizer.step() was called while a CUDA graph is captured: the update is made on the host, and is no part of a graph; "
+                "capture forward and backward pass alone, and call step() after each replay()"
+            )
+        vote = Vote()
+        try:
+            self._gradients.finish_reducing()
+            self._loss_scale = self._scaling.loss_scale()
+            vote = vote._replace(loss_scale=self._loss_scale)
+            check()
+            if self._gradients.check():
+                self._bring(numbers)
+                vote = vote._replace(has_gradients=True)
+                vote = vote._replace(squares=self._squares(), fingerprint=self._gradients.fingerprint())
+        except Exception as error:
+            vote = vote._replace(failure=error)
+        squares = self._vote(vote)
+        if vote.has_gradients and self._asks_norm:
+            self.norm = math.sqrt(squares) / self._loss_scale
+        return vote.has_gradients
+
+    @property
+    def is_finite(self) -> bool:
+        return self.norm is None or math.isfinite(self.norm)
+
+    def make(self, *, maximize: bool) -> None:
+        """Makes the step that all ranks have prepared."""
+        try:
+            scale = grad_scale(self._loss_scale, self.norm, self._max_norm)
+        except ValueError:
+            self._discard()
+            raise
+        self._shards.make(-scale if maximize else scale, self._numbers)
+
+    def _bring(self, numbers: Callable[[], Numbers]) -> None:
+        self._shards.take_weights()
+        self._gradients.collect(anew=self._scaling.was_undone)
+        self._numbers = self._shards.prepare(numbers())
+
+    @property
+    def _asks_norm(self) -> bool:
+        return self._max_norm is not None or self._scaling.is_used
+
+    def _squares(self) -> float:
+        """The sum of the squares of this rank's gradients, 0 where nobody asks for it. Not finite where they are not."""
+        if self._scaling.is_used and self._gradients.are_reduced:
+            raise RuntimeError(
+                "sharding is 'zero2', whose gradients a GradScaler cannot see: use bfloat16, or sharding='zero1'"
+            )
+        squares = self._shards.sum_of_squares() if self._asks_norm else 0.0
+        self._shards.drain()  # what was prepared is
+        if self._scaling.overflowed():
+            return math.inf
+        if self._shards.ranks.mesh.replica and math.isfinite(squares):
+            return 0.0  # replicas have the same gradients, and the first counts them
+        return squares
+
+    def _vote(self, vote: Vote) -> float:
+        """The sum of the squares of every rank. When it is there, all shards have prepared the step."""
+        if not self._shards.ranks.are_heard:
+            if vote.failure is not None:
+                raise vote.failure
+            return vote.squares
+        try:
+            count = self._shards.count(vote)
+        except Exception as error:
+            # Others may have the sum, and make the step: what was prepared here stays, for this rank to catch up.
+            raise vote.failure or error
+        try:
+            self._shards.check(vote, count)
+        except Exception:
+            self._discard()
+            raise
+        return count.squares
+
+    def _discard(self) -> None:
+        """Takes back what was prepared: these gradients are of no step."""
+        self._gradients.forget()
+        self._shards.take_back()

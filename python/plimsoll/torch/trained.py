@@ -1,0 +1,59 @@
+"""The parameters of an optimizer, as they were when it was opened."""
+
+import operator
+from typing import Any, Dict, List, Sequence
+
+import torch
+
+from plimsoll.torch import layout
+
+_REGROUPED = (
+    "when the optimizer was opened, and the state is that of those parameters. Close the optimizer, and make a new one of "
+    "the parameters that are to be trained from now on"
+)
+
+
+class Trained:
+    """The parameters that have a state, and those that had none because they were frozen. Raises for what cannot be trained."""
+
+    def __init__(self, groups: Sequence[Dict[str, Any]], names: Dict[torch.Tensor, str]):
+        layout.refuse_inference(groups, names)
+        everything = [p for g in groups for p in g["params"]]
+        layout.refuse_fsdp1(everything, names)
+        self.parameters = [p for p in everything if p.requires_grad]
+        self._names = names
+        self._frozen = [p for p in everything if not p.requires_grad]
+        self._groups: List[List[torch.Tensor]] = [list(g["params"]) for g in groups]
+
+    @property
+    def are_sharded(self) -> bool:
+        return any(map(layout.is_sharded, self.parameters))
+
+    @property
+    def device(self) -> torch.device:
+        devices = {layout.local(p).device for p in self.parameters}
+        if len(devices) > 1:
+            raise ValueError(
+                f"parameters are on {', '.join(sorted(map(str, devices)))}: expected one device; give each an optimizer of its own"
+            )
+        return devices.pop() if devices else torch.device("cpu")
+
+    def check_memory(self) -> None:
+        layout.check_memory(self.parameters, self._names)
+
+    def check_groups(self, groups: Sequence[Dict[str, Any]]) -> None:
+        """Refuses parameter groups that have other parameters than when the state was made."""
+        if len(groups) != len(self._groups):
+            raise RuntimeError(f"there are {len(groups)} parameter groups; there were {len(self._groups)} {_REGROUPED}")
+        for g, (group, opened) in enumerate(zip(groups, self._groups)):
+            if len(group["params"]) != len(opened) or any(map(operator.is_not, group["params"], opened)):
+                raise RuntimeError(f"parameter group {g} has not the parameters that it had {_REGROUPED}")
+
+    def check_frozen(self) -> None:
+        """Refuses gradients of parameters that were frozen."""
+        thawed = sorted(self._names[p] for p in self._frozen if p.requires_grad and p.grad is not None)
+        if thawed:
+            raise RuntimeError(
+                f"{len(thawed)} parameters have a gradient and were frozen when the optimizer was opened, {thawed[0]} among them: there is no state "
+                "for them. Close it, and make a new one of all that are trained now; state_dict() takes the state of the others along"
+            )

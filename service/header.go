@@ -1,0 +1,174 @@
+package service
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"sync/atomic"
+	"unsafe"
+
+	"plimsoll/arena"
+	"plimsoll/ledger"
+	"plimsoll/service/protocol"
+)
+
+// sessionHeader is what a restarted service must know of a session. It holds fields, the
+// document and hyperparameters, in pages that outlive the process.
+// When a service dies, its stores up to some instant are in the header.
+type sessionHeader struct {
+	*arena.Arena
+	*headerFields
+	groups []protocol.Hyperparameters // of the prepared step
+}
+
+// headerComponent ends the name of the session header's arena.
+const headerComponent = string(ledger.SessionHeader)
+
+const headerMagic = 0x346e6f6973736573 // "session4"
+
+type headerFields struct {
+	magic      uint64
+	document   uint64 // bytes
+	groupCount uint64
+	pages      uint64 // kind of pages of the shard's arenas
+	// attempts is how many services in a row have died while they restored the session.
+	attempts atomic.Uint64
+	// condition is one of the conditions of a state, below.
+	condition atomic.Uint64
+	// preparedStep is the step whose hyperparameters are here and whose gradients are
+	// final; 0 for none.
+	preparedStep atomic.Uint64
+	// askedStep is the step that a client asked for last. gradScale is what it
+	// multiplies its gradients by, as binary64.
+	askedStep, gradScale atomic.Uint64
+}
+
+// Conditions of a state.
+const (
+	stateIsWritten = iota // zeros or the state before, except for the client's writes so far
+	stateIsWhole          // the client said so, or it was loaded
+	stateIsInParts        // a load was broken off: some of it is the checkpoint's
+	stateIsLoaded         // loaded, but other shards may not have loaded theirs yet
+)
+
+const headerFieldsSize = int(unsafe.Sizeof(headerFields{}))
+
+// groupsBegin returns where the hyperparameters begin.
+func groupsBegin(document int) int { return (headerFieldsSize + document + 7) &^ 7 }
+
+func sizeOfHeader(document, groups int) ledger.Bytes {
+	return ledger.Bytes(groupsBegin(document) + groups*int(unsafe.Sizeof(protocol.Hyperparameters{})))
+}
+
+// newHeader makes the header of a session. It holds the original text of the document:
+// a restoring service parses the same text, and so refuses it only if open would have.
+func newHeader(d *protocol.Document, text []byte, pages arena.Pages) (*sessionHeader, error) {
+	a, err := arena.New(keyOf(d).String()+"/"+headerComponent, sizeOfHeader(len(text), d.Groups), arena.BasePages)
+	if err != nil {
+		return nil, err
+	}
+	copy(a.Bytes()[headerFieldsSize:], text)
+	fields := fieldsOf(a.Bytes())
+	fields.document, fields.groupCount, fields.pages = uint64(len(text)), uint64(d.Groups), uint64(pages)
+	fields.magic = headerMagic
+	return overlay(a), nil
+}
+
+func fieldsOf(bytes []byte) *headerFields {
+	return (*headerFields)(unsafe.Pointer(unsafe.SliceData(bytes)))
+}
+
+// overlay returns the parts of a header whose head is written.
+func overlay(a *arena.Arena) *sessionHeader {
+	fields := fieldsOf(a.Bytes())
+	r := &sessionHeader{Arena: a, headerFields: fields}
+	if fields.groupCount > 0 {
+		begin := unsafe.Pointer(&a.Bytes()[groupsBegin(int(fields.document))])
+		r.groups = unsafe.Slice((*protocol.Hyperparameters)(begin), fields.groupCount)
+	}
+	return r
+}
+
+// check reports what is wrong with a head that an earlier service wrote.
+func (h *headerFields) check() error {
+	switch {
+	case h.magic != headerMagic:
+		return errors.New("it is none of this release")
+	case protocol.CheckDocumentLength(h.document) != nil:
+		return protocol.CheckDocumentLength(h.document)
+	case h.groupCount > protocol.MaximumGroups:
+		return fmt.Errorf("it has %d parameter groups: expected at most %d", h.groupCount, protocol.MaximumGroups)
+	case h.pages > uint64(arena.HugetlbPages):
+		return fmt.Errorf("there is no kind of pages %d", h.pages)
+	}
+	return nil
+}
+
+// readHeader reads the header that an earlier service made. The caller keeps the file.
+func readHeader(name string, file *os.File) (*sessionHeader, *protocol.Document, error) {
+	bytes := make([]byte, headerFieldsSize)
+	if _, err := file.ReadAt(bytes, 0); err != nil {
+		return nil, nil, fmt.Errorf("the session header %s: %w", name, err)
+	}
+	fields := fieldsOf(bytes)
+	if err := fields.check(); err != nil {
+		return nil, nil, fmt.Errorf("the session header %s: %w", name, err)
+	}
+	a, err := arena.Attach(name, sizeOfHeader(int(fields.document), int(fields.groupCount)), arena.BasePages, file)
+	if err != nil {
+		return nil, nil, err
+	}
+	d, err := protocol.ParseDocument(a.Bytes()[headerFieldsSize : headerFieldsSize+int(fields.document)])
+	if err == nil && d.Groups != int(fields.groupCount) {
+		err = fmt.Errorf("it has hyperparameters of %d groups, and its document %d", fields.groupCount, d.Groups)
+	}
+	if err != nil {
+		return nil, nil, errors.Join(fmt.Errorf("the session header %s cannot be read: %w", name, err), a.Close())
+	}
+	return overlay(a), d, nil
+}
+
+// kindOfPages returns the kind of pages of the shard's arenas.
+func (h *sessionHeader) kindOfPages() arena.Pages { return arena.Pages(h.pages) }
+
+// beginWrite records that the state is no longer whole. If the client dies from here
+// on, the state is a mixture.
+func (h *sessionHeader) beginWrite() {
+	h.forgetPrepared()
+	h.condition.CompareAndSwap(stateIsWhole, stateIsWritten)
+}
+
+func (h *sessionHeader) initialized() bool { return h.condition.Load() == stateIsWhole }
+
+// prepare records the first phase of the two-phase commit of a step: its gradients are
+// final, and these are its hyperparameters. The step's number goes in last, so that a
+// torn write is not taken for a prepared step.
+func (h *sessionHeader) prepare(step uint64, groups []protocol.Hyperparameters) {
+	h.preparedStep.Store(0)
+	copy(h.groups, groups)
+	h.preparedStep.Store(step)
+}
+
+// forgetPrepared discards the prepared step. Every change of state or gradients calls
+// it.
+func (h *sessionHeader) forgetPrepared() { h.preparedStep.Store(0) }
+
+// forgetSteps discards the prepared and the asked step. Every replacement of the whole
+// state calls it.
+func (h *sessionHeader) forgetSteps() {
+	h.forgetPrepared()
+	h.askedStep.Store(0)
+}
+
+// ask records that a client asked for a step.
+func (h *sessionHeader) ask(step uint64, gradScale float64) {
+	h.askedStep.Store(0)
+	h.gradScale.Store(math.Float64bits(gradScale))
+	h.askedStep.Store(step)
+}
+
+// asked returns the step that was asked for last, and what its gradients were multiplied by.
+func (h *sessionHeader) asked() (step uint64, gradScale float64) {
+	return h.askedStep.Load(), math.Float64frombits(h.gradScale.Load())
+}
