@@ -1,7 +1,6 @@
 package checkpoint
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -17,6 +16,8 @@ import (
 	"plimsoll/fault"
 	"plimsoll/host"
 	"plimsoll/ledger"
+	"plimsoll/optim/kernel"
+	"plimsoll/shard"
 )
 
 // Saving is a save of a shard that is under way.
@@ -75,12 +76,12 @@ func measureSpare() {
 func (w *writer) save(state *engine.Shard) *Saving {
 	ctx, cancel := context.WithCancel(context.Background())
 	x := &Saving{step: w.manifest.Step, back: w.back, cancel: cancel, done: make(chan struct{})}
-	snapshot := state.Snapshot(func(u engine.Unit) error {
-		first := u.First - w.first
-		if first < 0 || first >= w.layout.elements {
+	snapshot := state.Snapshot(func(at shard.Chunk, chunk kernel.Chunk) error {
+		first := at.First - w.first
+		if !w.layout.Range().Contains(first) {
 			return nil // another replica writes it
 		}
-		return w.write(first, u.State)
+		return w.write(first, chunk)
 	})
 	go func() {
 		defer close(x.done)
@@ -137,11 +138,7 @@ func layoutOf(s Shard) (*layout, error) {
 		return nil, fmt.Errorf("rank %d, part %s: the state is held as %v, expected %v",
 			s.Rank, s.Part, config.Format, s.Format)
 	}
-	sections := config.Sections
-	if sections == nil {
-		sections = []engine.Section{{Elements: config.Elements, Moments: config.Format.Moments}}
-	}
-	l, err := newLayout(s.Format, int64(cmp.Or(config.Chunk, engine.DefaultChunk)), sections, s.Pieces)
+	l, err := newLayout(config.Layout, s.Pieces)
 	if err != nil {
 		return nil, fmt.Errorf("rank %d, part %s: %w", s.Rank, s.Part, err)
 	}

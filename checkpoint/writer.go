@@ -176,13 +176,13 @@ func (w *writer) write(first int64, c kernel.Chunk) error {
 	if err := w.back.failed(); err != nil {
 		return fmt.Errorf("%s: %w", w.file.Name(), err)
 	}
-	number := w.layout.chunkAt(first)
+	number := w.layout.ChunkAt(first).Number
 	for _, r := range w.layout.regions(number) {
-		stream := w.layout.streams[r.stream]
-		b := bytesOf(c, stream.Role)
+		stream := &w.layout.saved[r.stream]
+		b := c.Bytes(stream.Role)
 		if int64(len(b)) != r.bytes {
 			return fmt.Errorf("%s: chunk %d has %d bytes of %s, expected %d",
-				w.file.Name(), number, len(b), stream.name, r.bytes)
+				w.file.Name(), number, len(b), stream.Arena, r.bytes)
 		}
 		if err := w.writeAt(b, w.manifest.Header+r.offset); err != nil {
 			return err

@@ -169,10 +169,10 @@ func (f conversion) apply() (checkpoint.Conversion, error) {
 			Hint: "leave the other flags out",
 		}
 	}
-	if state, ok := kernel.ParseState(f.state); ok {
+	if state, err := kernel.ParseState(f.state); err == nil {
 		to.State = &state
 	}
-	if moments, ok := kernel.ParseMoments(f.moments); ok {
+	if moments, err := kernel.ParseMoments(f.moments); err == nil {
 		to.Moments = &moments
 	}
 	return to, nil
