@@ -122,8 +122,8 @@ type sharedArena struct {
 func (s *session) rangeOf(kind protocol.Kind, first, count uint64) (shard.Range, error) {
 	elements := uint64(s.shard.Config().Elements)
 	if count == 0 || first > elements || count > elements-first {
-		return shard.Range{}, protocol.Refused.Errorf("%v: %d elements from %d on: expected a range within the shard's %d",
-			kind, count, first, elements)
+		return shard.Range{}, protocol.Refused.Errorf("%v: %d elements from %d on: expected a range within the "+
+			"shard's %d", kind, count, first, elements)
 	}
 	return shard.Range{First: int64(first), Count: int64(count)}, nil
 }
