@@ -62,7 +62,7 @@ func (r Request) checkPeer(names []string) error {
 	case !slices.Contains(Peers(), r.Peer):
 		return fault.Inputf("--peer is %q: expected %s", r.Peer, strings.Join(Peers(), " or "))
 	case !slices.Contains(names, peerOptimizer):
-		return fault.Inputf("--peer %s measures AdamW, and --optimizer is %s", r.Peer, r.Optimizer).
+		return fault.Inputf("--peer %s measures AdamW, but --optimizer is %s", r.Peer, r.Optimizer).
 			WithHint("--optimizer " + peerOptimizer)
 	}
 	return nil
@@ -100,7 +100,7 @@ func findPython(peer string) (string, error) {
 			return python, nil
 		}
 	}
-	return "", fault.Inputf("--peer %[1]s: there is no Python with %[1]s: tried %[2]s", peer,
+	return "", fault.Inputf("--peer %[1]s: no interpreter has %[1]s; tried %[2]s", peer,
 		strings.Join(tried, ", ")).
 		WithHint(
 			fmt.Sprintf("python3 -m pip install %s, or set %s to an interpreter that has it", peer, PythonVariable))

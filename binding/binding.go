@@ -149,7 +149,7 @@ func Split(h *host.Host, request Request) (*Assignment, error) {
 		part.Rank = rank
 		reasons := []string{fmt.Sprintf("%s of %d usable", count(len(r.cores), "core"), len(cores))}
 		if request.Reserve > 0 {
-			reasons = append(reasons, fmt.Sprintf("CPUs %s left to the system, as asked", whole.Difference(h.CPUs)))
+			reasons = append(reasons, fmt.Sprintf("CPUs %s are left to the system, as asked", whole.Difference(h.CPUs)))
 		}
 		if gpus[rank] != nil {
 			reasons = append(reasons, r.nearReason(gpus[rank]))

@@ -34,14 +34,14 @@ func (r roles) memoryPolicy(nodes []int) (policy, why string) {
 	list := cpuset.New(nodes...).String()
 	switch {
 	case len(nodes) == 0 || len(r.host.Nodes) < 2:
-		return PolicyDefault, "one NUMA node: there is no choice of memory"
+		return PolicyDefault, "one NUMA node: no memory policy is needed"
 	case r.policy == PolicyBind:
 		free := ledger.Bytes(0)
 		for _, id := range nodes {
 			free += r.host.Node(id).MemFree
 		}
-		return PolicyBind, fmt.Sprintf("memory on %s alone, as asked: the process is killed when more than their "+
-			"%v are needed (%v are free)",
+		return PolicyBind, fmt.Sprintf("memory on %s alone, as asked: the kernel kills the process when it needs "+
+			"more than %v (%v are free)",
 			nodesCalled(nodes), r.memory(nodes), free)
 	case r.policy != "":
 		return r.policy, fmt.Sprintf("memory policy %s for %s, as asked", r.policy, nodesCalled(nodes))
@@ -49,7 +49,8 @@ func (r roles) memoryPolicy(nodes []int) (policy, why string) {
 		return PolicyPreferred, fmt.Sprintf("memory on NUMA node %s, nearest to the optimizer, "+
 			"and elsewhere when it is full", list)
 	default:
-		return PolicyInterleave, fmt.Sprintf("memory on NUMA nodes %s in turn: the optimizer has cores at each", list)
+		return PolicyInterleave, fmt.Sprintf("memory interleaved over NUMA nodes %s: the optimizer has cores at each",
+			list)
 	}
 }
 

@@ -20,16 +20,16 @@ func TestMemory(t *testing.T) {
 		reason  string
 	}{
 		{[]string{"two-socket"}, 2, "", []int{0}, binding.PolicyPreferred, "memory on NUMA node 0, nearest"},
-		{[]string{"two-socket"}, 1, "", []int{0, 1}, binding.PolicyInterleave, "NUMA nodes 0-1 in turn"},
+		{[]string{"two-socket"}, 1, "", []int{0, 1}, binding.PolicyInterleave, "interleaved over NUMA nodes 0-1"},
 		{[]string{"two-socket"}, 1, binding.PolicyPreferred, []int{0, 1}, binding.PolicyPreferred,
 			"preferred for NUMA nodes 0-1, as asked"},
 		{[]string{"two-socket"}, 2, binding.PolicyDefault, []int{0}, binding.PolicyDefault,
 			"default for NUMA node 0, as asked"},
 		{[]string{"two-socket"}, 2, binding.PolicyBind, []int{0}, binding.PolicyBind,
-			"killed when more than their 64.0 GiB"},
+			"when it needs more than 64.0 GiB"},
 		// Node 0 is not allowed.
 		{[]string{"two-socket", "container"}, 2, "", []int{1}, binding.PolicyPreferred, "NUMA node 1"},
-		{[]string{"virtual-machine"}, 2, binding.PolicyBind, []int{0}, binding.PolicyDefault, "no choice"},
+		{[]string{"virtual-machine"}, 2, binding.PolicyBind, []int{0}, binding.PolicyDefault, "no memory policy"},
 	} {
 		names := []string{}
 		for _, name := range test.machine {

@@ -194,8 +194,8 @@ func (d *divider) peerReasons(rank int) []string {
 			cpuset.New(kept...), ranksCalled(others)))
 	}
 	if len(lost) > 0 {
-		reasons = append(reasons, fmt.Sprintf("CPUs %s: cores also in its mask, which %s "+
-			"keeps, for no core has two ranks", cpuset.New(lost...), ranksCalled(keepers)))
+		reasons = append(reasons, fmt.Sprintf("CPUs %s: cores also in its mask; they go to %s, as no core has two "+
+			"ranks", cpuset.New(lost...), ranksCalled(keepers)))
 	}
 	return reasons
 }

@@ -31,7 +31,7 @@ func (r roles) assign() Rank {
 	}
 	budget := min(len(r.cores), r.threads)
 	if budget < len(r.cores) {
-		reason("a CPU quota of %.4g (%s) keeps %s busy", r.host.Quota, r.host.QuotaFrom, count(budget, "core"))
+		reason("the CPU quota of %.4g (%s) is enough for %s", r.host.Quota, r.host.QuotaFrom, count(budget, "core"))
 	}
 	want := r.share.Cores
 	if r.share.Fraction > 0 {
@@ -45,7 +45,7 @@ func (r roles) assign() Rank {
 		trainer, part.OMPNumThreads = r.cores, r.team(budget)
 		reason("no optimizer beside the trainer: all cores are the trainer's")
 		if part.OMPNumThreads < budget {
-			reason("%s of the trainer, as many as there are fast cores: a team waits for its slowest thread",
+			reason("%s for the trainer, one for each fast core: OpenMP waits for its slowest thread",
 				count(part.OMPNumThreads, "OpenMP thread"))
 		}
 	case len(r.cores) == 1:
@@ -57,15 +57,15 @@ func (r roles) assign() Rank {
 		budget = max(budget, 2)
 		number := min(max(want, 1), budget-1)
 		if number < r.share.Cores {
-			reason("%s wanted for the trainer, %d given: the optimizer needs one", count(want, "core"), number)
+			reason("%s asked for the trainer, %d given: the optimizer needs one", count(want, "core"), number)
 		}
 		if r.share.Fraction > 0 {
 			number = r.team(number)
 		}
 		trainer = r.nearest(number)
 		if slower := slowerThanFirst(trainer); slower > 0 {
-			reason("%d of the trainer's cores are slower than its others, and its OpenMP threads wait for "+
-				"them: it has too few fast ones", slower)
+			reason("%d of the trainer's cores are slower than its others, as there are too few fast ones; its OpenMP "+
+				"threads wait for them", slower)
 		} else if slowerThanFirst(r.byKind()) > 0 {
 			reason("the trainer has cores of one speed, as its OpenMP threads wait for the slowest; the " +
 				"optimizer's workers do not wait")
@@ -230,7 +230,7 @@ func (r roles) nearReason(gpu *host.Device) string {
 	}
 	switch {
 	case gpu.CPUs.IsEmpty():
-		return fmt.Sprintf("where GPU %s is attached is not known", gpu.Address)
+		return fmt.Sprintf("the kernel does not say which CPUs are near GPU %s", gpu.Address)
 	case r.near.IsEmpty():
 		return fmt.Sprintf("none of the CPUs near GPU %s (%s) is usable", gpu.Address, gpu.CPUs)
 	default:

@@ -21,7 +21,7 @@ var DefaultTrainerShare = TrainerShare{Fraction: 0.5}
 // WholeTrainerShare is all cores, for ranks without an optimizer on this host.
 var WholeTrainerShare = TrainerShare{Fraction: 1}
 
-const shareMend = "give a number of cores such as 2, or a fraction of them such as 0.25"
+const shareHint = "give a number of cores such as 2, or a fraction of them such as 0.25"
 
 // Set reads the form that String writes. A number with a point is a fraction.
 func (s *TrainerShare) Set(text string) error {
@@ -33,7 +33,7 @@ func (s *TrainerShare) Set(text string) error {
 		share.Cores, err = strconv.Atoi(text)
 	}
 	if err != nil {
-		return fault.Inputf("%q is not a share of the cores", text).WithHint(shareMend)
+		return fault.Inputf("%q is not a share of the cores", text).WithHint(shareHint)
 	}
 	if err := share.check(); err != nil {
 		return err
@@ -58,13 +58,13 @@ func (*TrainerShare) Type() string { return "share" }
 
 func (s TrainerShare) check() error {
 	bad := func(format string, values ...any) error {
-		return fault.Inputf(format, values...).WithHint(shareMend)
+		return fault.Inputf(format, values...).WithHint(shareHint)
 	}
 	switch {
 	case s.Cores < 0:
-		return bad("%d cores for the trainer is less than none", s.Cores)
+		return bad("the trainer's share is %d cores: expected 0 or more", s.Cores)
 	case !(s.Fraction >= 0 && s.Fraction <= 1): // refuses NaN, too
-		return bad("the trainer's fraction %v is not 0 to 1", s.Fraction)
+		return bad("the trainer's share is %v: expected a fraction from 0 to 1", s.Fraction)
 	case s.Cores > 0 && s.Fraction > 0:
 		return bad("the trainer's share is given twice: %d cores and the fraction %v", s.Cores, s.Fraction)
 	}

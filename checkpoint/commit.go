@@ -61,10 +61,10 @@ func Commit(directory string, step int64, identity string, without ...int) (stri
 func otherSave(path, found, expected string) error {
 	return &fault.Input{
 		Where: fault.Position{File: path},
-		What: fmt.Sprintf("this is of another save of the same step, %q, and %q is to be committed: "+
-			"another job saves in this folder, or has left it here", found, expected),
-		Hint: "give each job, and each optimizer of a program, a folder of its own, " +
-			"or remove this if none needs it, and save again",
+		What: fmt.Sprintf("this is of save %q, but the commit is of save %q of the same step: another job saves in "+
+			"this folder, or has left it here", found, expected),
+		Hint: "give each job, and each optimizer of a program, a folder of its own; or remove this if no job needs " +
+			"it, and save again",
 	}
 }
 
@@ -140,8 +140,8 @@ func replace(folder, path string) error {
 			return replace(folder, path)
 		}
 		return &fault.Input{
-			What: "this is in the place of the checkpoint, and is none",
-			Hint: "move it away and save again; other files may be put beside those of a checkpoint when it is there",
+			What: "the checkpoint cannot be put here: a folder of that name exists and is no checkpoint",
+			Hint: "move it away and save again; add files of your own to a checkpoint once it is complete",
 		}
 	}
 	// The lock keeps saves away from the older checkpoint once it has the name of the

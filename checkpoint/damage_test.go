@@ -18,6 +18,7 @@ import (
 	"plimsoll/dtype"
 	"plimsoll/ledger"
 	"plimsoll/optim/kernel"
+	"plimsoll/shard"
 )
 
 // spoiled is a checkpoint that tests damage, and a job that has another state.
@@ -264,8 +265,8 @@ func TestRanksWithoutState(t *testing.T) {
 	}{
 		{nil, "the files of ranks 2, 3 of 4 are missing"},
 		{[]int{3}, "the files of rank 2 of 4 are missing"},
-		{[]int{1, 2, 3}, "rank 1 is said to have no state, and has saved some"},
-		{[]int{2, 3, 4}, "rank 4 of 4 is said to have no state"},
+		{[]int{1, 2, 3}, "the index says that rank 1 has no state, but the rank has saved some"},
+		{[]int{2, 3, 4}, "the index says that rank 4 of 4 has no state: expected a rank of the job"},
 	} {
 		_, err := Commit(saved(), 2, "", c.without...)
 		mustSay(t, err, c.want)
@@ -410,7 +411,7 @@ func TestCommitLeavesWhatIsNoCheckpoint(t *testing.T) {
 	}
 	writeShard(t, directory, job[0])
 	_, err := Commit(directory, 0, "")
-	mustSay(t, err, folder, "this is in the place of the checkpoint, and is none", "move it away")
+	mustSay(t, err, folder, "a folder of that name exists and is no checkpoint", "move it away")
 	if _, err := os.Stat(weights); err != nil {
 		t.Error(err)
 	}
@@ -518,33 +519,33 @@ func TestSaveRefuses(t *testing.T) {
 	directory := t.TempDir()
 	job := newJob(t, splitFormat, 700, cutModel(smallModel, alike(kernel.MomentsFP32), 9000))
 	_, err := Save(filepath.Join(directory, "nothing"), job[0], nil)
-	mustSay(t, err, "nothing", "no such folder", "mkdir -p")
+	mustSay(t, err, "nothing", "does not exist", "mkdir -p")
 	file := filepath.Join(directory, "file")
 	if err := os.WriteFile(file, nil, 0o644); err != nil {
 		t.Fatal(err)
 	}
 	_, err = Save(file, job[0], nil)
 	mustSay(t, err, file, "this is a file")
-	pieces := func(change func([]Piece) []Piece) func(*Shard) {
+	pieces := func(change func([]shard.Piece) []shard.Piece) func(*Shard) {
 		return func(s *Shard) { s.Pieces = change(slices.Clone(s.Pieces)) }
 	}
 	for says, change := range map[string]func(*Shard){
 		`rank 2 of 2`:                      func(s *Shard) { s.Rank = 2 },
 		`a job of 0 ranks`:                 func(s *Shard) { s.World = 0 },
 		`part "a/b"`:                       func(s *Shard) { s.Part = "a/b" },
-		`was said`:                         func(s *Shard) { s.Format.Gradient = dtype.BF16 },
-		`the pieces have 8000 elements`:    pieces(func(p []Piece) []Piece { p[0].Count = 8000; return p }),
-		`has no name`:                      pieces(func(p []Piece) []Piece { p[0].Name = ""; return p }),
-		`a name that is not UTF-8`:         pieces(func(p []Piece) []Piece { p[0].Name = "\xff"; return p }),
-		`are no part of the 9600`:          pieces(func(p []Piece) []Piece { p[0].First = 9000; return p }),
-		`the shape [300 -1]`:               pieces(func(p []Piece) []Piece { p[0].Shape = []int64{300, -1}; return p }),
-		`more elements than the 9000`:      pieces(func(p []Piece) []Piece { p[0].Count = 9500; return p }),
-		`of group 7 with fp32 moments are`: pieces(func(p []Piece) []Piece { p[0].Group = 7; return p }),
-		`of group 0 with bf16 moments are`: pieces(func(p []Piece) []Piece {
+		`the state is held as`:             func(s *Shard) { s.Format.Gradient = dtype.BF16 },
+		`the ranges have 8000 elements`:    pieces(func(p []shard.Piece) []shard.Piece { p[0].Count = 8000; return p }),
+		`has no name`:                      pieces(func(p []shard.Piece) []shard.Piece { p[0].Name = ""; return p }),
+		`a name that is not UTF-8`:         pieces(func(p []shard.Piece) []shard.Piece { p[0].Name = "\xff"; return p }),
+		`expected a range within the 9600`: pieces(func(p []shard.Piece) []shard.Piece { p[0].First = 9000; return p }),
+		`the shape [300 -1]`:               pieces(func(p []shard.Piece) []shard.Piece { p[0].Shape = []int64{300, -1}; return p }),
+		`than the shard, 9000`:             pieces(func(p []shard.Piece) []shard.Piece { p[0].Count = 9500; return p }),
+		`of group 7 with fp32 moments do`:  pieces(func(p []shard.Piece) []shard.Piece { p[0].Group = 7; return p }),
+		`of group 0 with bf16 moments do`: pieces(func(p []shard.Piece) []shard.Piece {
 			p[0].Moments = kernel.MomentsBF16
 			return p
 		}),
-		`parameter "model.embed_tokens.weight" is there twice`: pieces(func(p []Piece) []Piece {
+		`parameter "model.embed_tokens.weight" is listed twice`: pieces(func(p []shard.Piece) []shard.Piece {
 			p[0].Count = 4500
 			return append(p, p[0])
 		}),
@@ -645,8 +646,8 @@ func newTestWriter(f failer, directory string, s Shard) *writer {
 
 // writeAll writes every chunk, and gives an error of one.
 func writeAll(w *writer, s Shard) error {
-	errs := make(chan error, w.layout.chunks)
-	s.State.Each(func(first int64, c kernel.Chunk) { errs <- w.write(first, c) })
+	errs := make(chan error, w.layout.Chunks)
+	s.State.Each(func(at shard.Chunk, c kernel.Chunk) { errs <- w.write(at.First, c) })
 	close(errs)
 	for err := range errs {
 		if err != nil {

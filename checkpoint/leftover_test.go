@@ -158,8 +158,8 @@ func TestBrokenSavesLeaveRoom(t *testing.T) {
 		}
 	}
 	_, err := saveStep(6)
-	for _, want := range []string{"the checkpoint takes 19", kept + " holds 19", "of a save that is not finished",
-		"remove what is not finished if no job is saving there"} {
+	for _, want := range []string{"the checkpoint takes 19", kept + " holds 19", "of an unfinished save",
+		"remove the unfinished save if no job is writing it"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
 		}

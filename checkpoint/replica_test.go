@@ -13,11 +13,12 @@ import (
 	"plimsoll/dtype"
 	"plimsoll/ledger"
 	"plimsoll/optim/kernel"
+	"plimsoll/shard"
 )
 
 // replicate returns copies of a trained job: the ranks of its replicas, one after the
 // other.
-func replicate(t *testing.T, f kernel.Format, cuts [][]Piece, replicas int) []Shard {
+func replicate(t *testing.T, f kernel.Format, cuts [][]shard.Piece, replicas int) []Shard {
 	var ranks []Shard
 	for replica := range replicas {
 		job := newJob(t, f, 700, cuts)
@@ -103,7 +104,7 @@ func TestReplicasSaveOnce(t *testing.T) {
 	}
 }
 
-func elementsOf(ranks [][]Piece) int64 {
+func elementsOf(ranks [][]shard.Piece) int64 {
 	total := int64(0)
 	for _, p := range slices.Concat(ranks...) {
 		total += p.Count
@@ -121,9 +122,9 @@ func TestReplicasAreNeededAll(t *testing.T) {
 		"a rank is missing": {func(job []Shard) []Shard { return job[:3] },
 			"the files of rank 3 of 4 are missing"},
 		"two save the same": {func(job []Shard) []Shard { job[3].Replica = 0; return job },
-			"part bf16: 2 ranks hold a shard, and the shares of 1 of them are here"},
+			"part bf16: 2 ranks hold the same shard, but only the shares of 1 of them are here"},
 		"another number is said": {func(job []Shard) []Shard { job[1].Replicas = 3; return job },
-			"ranks hold a shard, and the shares of 1 of them are here"},
+			"ranks hold the same shard, but only the shares of 1 of them are here"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			directory := t.TempDir()

@@ -1,7 +1,6 @@
 package checkpoint
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -17,6 +16,8 @@ import (
 	"plimsoll/fault"
 	"plimsoll/host"
 	"plimsoll/ledger"
+	"plimsoll/optim/kernel"
+	"plimsoll/shard"
 )
 
 // Saving is a save of a shard that is under way.
@@ -75,12 +76,12 @@ func measureSpare() {
 func (w *writer) save(state *engine.Shard) *Saving {
 	ctx, cancel := context.WithCancel(context.Background())
 	x := &Saving{step: w.manifest.Step, back: w.back, cancel: cancel, done: make(chan struct{})}
-	snapshot := state.Snapshot(func(u engine.Unit) error {
-		first := u.First - w.first
-		if first < 0 || first >= w.layout.elements {
+	snapshot := state.Snapshot(func(at shard.Chunk, chunk kernel.Chunk) error {
+		first := at.First - w.first
+		if !w.layout.Range().Contains(first) {
 			return nil // another replica writes it
 		}
-		return w.write(first, u.State)
+		return w.write(first, chunk)
 	})
 	go func() {
 		defer close(x.done)
@@ -134,14 +135,10 @@ func layoutOf(s Shard) (*layout, error) {
 	}
 	config := s.State.Config()
 	if config.Format != s.Format {
-		return nil, fmt.Errorf("rank %d, part %s: the state is held as %v, and %v was said",
+		return nil, fmt.Errorf("rank %d, part %s: the state is held as %v, expected %v",
 			s.Rank, s.Part, config.Format, s.Format)
 	}
-	sections := config.Sections
-	if sections == nil {
-		sections = []engine.Section{{Elements: config.Elements, Moments: config.Format.Moments}}
-	}
-	l, err := newLayout(s.Format, int64(cmp.Or(config.Chunk, engine.DefaultChunk)), sections, s.Pieces)
+	l, err := newLayout(config.Layout, s.Pieces)
 	if err != nil {
 		return nil, fmt.Errorf("rank %d, part %s: %w", s.Rank, s.Part, err)
 	}
@@ -158,14 +155,14 @@ func savingFolder(directory string, step int64, world int) (*os.File, error) {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil, &fault.Input{
 			Where: fault.Position{File: directory},
-			What:  "there is no such folder to save checkpoints in", Hint: "make it: mkdir -p " + directory,
+			What:  "the folder for checkpoints does not exist", Hint: "make it: mkdir -p " + directory,
 		}
 	case err != nil:
 		return nil, cause(directory, "", err)
 	case !info.IsDir():
 		return nil, &fault.Input{
 			Where: fault.Position{File: directory},
-			What:  "a folder to save checkpoints in was expected, and this is a file",
+			What:  "this is a file, expected a folder for checkpoints",
 		}
 	case step < 0 || step > maxStep:
 		return nil, fmt.Errorf("step %d, expected 0 to %d", step, int64(maxStep))
@@ -198,7 +195,7 @@ func removeOthers(folder string, world int) error {
 		otherJob := strings.HasPrefix(e.Name(), "rank-") && !strings.Contains(e.Name(), fmt.Sprintf("-of-%05d-", world))
 		if otherJob || e.Name() == replacedMark {
 			if err := os.Remove(filepath.Join(folder, e.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) {
-				return cause(folder, "what another job has left here cannot be removed", err)
+				return cause(folder, "the files left here by another job cannot be removed", err)
 			}
 		}
 	}

@@ -111,7 +111,7 @@ func TestWriteTorchOverWhatIsNoFile(t *testing.T) {
 	}
 	for _, path := range []string{t.TempDir(), device} {
 		err := c.WriteTorch(t.Context(), path, func(int64) { t.Errorf("%s: numbers were written", path) })
-		mustSay(t, err, path, "a folder or a device is here")
+		mustSay(t, err, path, "a file cannot replace the folder or device here")
 	}
 	if to, err := os.Readlink(device); err != nil || to != os.DevNull {
 		t.Errorf("%s is %q now (%v)", device, to, err)
@@ -274,15 +274,15 @@ func TestFromTorch(t *testing.T) {
 		"turn":     {`"0.weight": master: a tensor of shape [40 30] with strides [1 40]`, "contiguous"},
 		"bf16":     {`"2.weight": exp_avg: a tensor with a BFloat16Storage, expected fp32`},
 		"shape":    {`"0.weight": exp_avg_sq: a tensor of shape [3]`},
-		"step":     {"Adam at step 9, and the parameters before it that of Adam at step 3"},
+		"step":     {"Adam at step 9, but earlier parameters have the state of Adam at step 3"},
 		"unnamed":  {`no list "names"`, "docs/checkpoints.md"},
 		"lacks":    {`"2.weight": it has no tensor in "master"`},
 		"other":    {`"0.weight": its "state" has no moments`},
 		"grouped":  {"in no parameter group"},
-		"few":      {`5 "names", and 6 parameters in its "param_groups"`},
+		"few":      {`it has 5 "names", but 6 parameters in "param_groups"`},
 		"stepless": {`"0.weight": it has no step, which Adam needs`},
-		"amsgrad":  {`"0.weight": its "state" has max_exp_avg_sq`, "the optimizer is another"},
-		"RMSprop":  {`"p": its "state" has square_avg, which is none of SGD's here`},
+		"amsgrad":  {`"0.weight": its "state" has max_exp_avg_sq`, "this is another optimizer"},
+		"RMSprop":  {`"p": its "state" has square_avg, which plimsoll's SGD does not have`},
 		"thing":    {"a __main__.Thing, expected nothing but tensors"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -328,7 +328,7 @@ func refuseDamage(t *testing.T, path string) {
 		t.Fatal(err)
 	}
 	_, err = OpenTorch(t.Context(), path, nil)
-	mustSay(t, err, path, "no optimizer's state")
+	mustSay(t, err, path, "no optimizer state")
 	_, err = OpenTorch(t.Context(), path+"x", nil)
 	mustSay(t, err, path+"x", "no such file")
 }

@@ -76,14 +76,15 @@ func claim(path string) (*os.File, error) {
 	if errors.Is(err, unix.EWOULDBLOCK) {
 		return nil, &fault.Input{
 			Where: fault.Position{File: path},
-			What:  "another job is saving the same step in this folder, and writes this file",
+			What:  "another job is saving the same step in this folder and is writing this file",
 			Hint:  "give each job, and each optimizer of a program, a folder of its own",
 		}
 	}
 	var other *files.NotRegular
 	if errors.As(err, &other) {
 		return nil, &fault.Input{
-			Where: fault.Position{File: path}, What: "this is in the place of a file of the checkpoint", Err: other,
+			Where: fault.Position{File: path}, What: "a file of the checkpoint belongs here, and something else is " +
+				"in its place", Err: other,
 			Hint: "move it away and save again",
 		}
 	}
@@ -137,7 +138,7 @@ func (w *writer) begin() error {
 	case err == nil:
 	case errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOSYS): // then writes take the room
 	default:
-		return fmt.Errorf("%s: %v of room: %w", w.file.Name(), ledger.Bytes(w.manifest.Bytes), err)
+		return fmt.Errorf("%s: allocating %v: %w", w.file.Name(), ledger.Bytes(w.manifest.Bytes), err)
 	}
 	w.back = newWriteback(fileOnDisk{w.file}, w.manifest.Bytes, window, pageCache)
 	return w.writeAt(w.header, 0)
@@ -175,13 +176,13 @@ func (w *writer) write(first int64, c kernel.Chunk) error {
 	if err := w.back.failed(); err != nil {
 		return fmt.Errorf("%s: %w", w.file.Name(), err)
 	}
-	number := w.layout.chunkAt(first)
+	number := w.layout.ChunkAt(first).Number
 	for _, r := range w.layout.regions(number) {
-		stream := w.layout.streams[r.stream]
-		b := bytesOf(c, stream.Role)
+		stream := &w.layout.saved[r.stream]
+		b := c.Bytes(stream.Role)
 		if int64(len(b)) != r.bytes {
 			return fmt.Errorf("%s: chunk %d has %d bytes of %s, expected %d",
-				w.file.Name(), number, len(b), stream.name, r.bytes)
+				w.file.Name(), number, len(b), stream.Arena, r.bytes)
 		}
 		if err := w.writeAt(b, w.manifest.Header+r.offset); err != nil {
 			return err

@@ -31,9 +31,10 @@ func New(shards []*Shard, optimizers []optim.Optimizer, clip float64) (*Engine, 
 	e := &Engine{shards: shards, clip: clip, optimizers: make([]optim.Optimizer, len(optimizers))}
 	groups := 0
 	for _, s := range shards {
-		groups = max(groups, s.config.groups())
+		groups = max(groups, s.config.Groups)
 		if s.isAccumulating() {
-			return nil, fmt.Errorf("rank %d: a gradient is half added: add it again, or clear all", s.config.Rank)
+			return nil, fmt.Errorf("rank %d: an accumulation is half done: accumulate that gradient again, or clear "+
+				"all gradients", s.config.Rank)
 		}
 		if s.Steps() != shards[0].Steps() || s.isUnderway() {
 			return nil, fmt.Errorf("rank %d has finished step %d and rank %d step %d, and a step may be under way",

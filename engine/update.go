@@ -5,6 +5,7 @@ import (
 	"sync"
 
 	"plimsoll/optim"
+	"plimsoll/shard"
 )
 
 // SetSteps sets the number of steps that the state has seen, for a state that was
@@ -31,7 +32,8 @@ func (s *Shard) BeginThen(step int64, gradScale float64, optimizers []optim.Opti
 	case s.isUnderway():
 		return fmt.Errorf("step %d cannot begin: step %d is under way", step, next)
 	case s.isAccumulating():
-		return fmt.Errorf("step %d cannot begin: a gradient is half added: add it again, or clear all", step)
+		return fmt.Errorf("step %d cannot begin: an accumulation is half done: accumulate that gradient again, or "+
+			"clear all gradients", step)
 	case step != next:
 		return fmt.Errorf("step %d cannot begin: the next one is %d", step, next)
 	case len(optimizers) < len(s.constants):
@@ -56,7 +58,7 @@ func (s *Shard) suits(group int, o optim.Optimizer) error {
 		return fmt.Errorf("parameter group %d: %v: %w", group, o, err)
 	}
 	if algorithm := s.config.Format.Algorithm; o.Algorithm() != algorithm {
-		return fmt.Errorf("parameter group %d: the state is that of %v, and the optimizer is %v", group, algorithm, o)
+		return fmt.Errorf("parameter group %d: the state is of %v, but the optimizer is %v", group, algorithm, o)
 	}
 	return nil
 }
@@ -108,8 +110,8 @@ func (s *Shard) Finish() bool {
 // run has the workers update all chunks that lack the update begun last.
 func (s *Shard) run() {
 	s.current.underway.Store(s.begun.Load())
-	s.current.left.Store(int64(len(s.chunks)))
-	if s.current.then != nil && len(s.chunks) == 1 {
+	s.current.left.Store(int64(s.config.Chunks))
+	if s.current.then != nil && s.config.Chunks == 1 {
 		s.wait()
 		s.updateUnit(0, 0)
 		return
@@ -137,7 +139,7 @@ func (s *Shard) makeUpdate(worker, unit int) {
 	if x := s.snapshot.Load(); x != nil {
 		x.copyOnWrite(unit)
 	}
-	if c := s.chunks[unit]; s.slots == nil {
+	if c := s.chunk(unit); s.slots == nil {
 		s.config.Kernel.Update(c.section.format, &s.constants[c.section.group], c.state())
 	} else {
 		s.change(s.slots[worker], unit)
@@ -169,13 +171,11 @@ func (s *Shard) Underway() (number uint64, left int64) {
 func (s *Shard) Wait() { s.current.watchers.wait(s.isOver) }
 
 // WaitRange returns when a range of parameters has had the step that was begun last.
-func (s *Shard) WaitRange(first, count int64) {
-	if count <= 0 {
-		return
-	}
+func (s *Shard) WaitRange(r shard.Range) {
 	// Workers come to the last chunks last. Waiting for those first means waking
 	// up least often.
-	for unit := s.chunkAt(int(first + count - 1)); unit >= s.chunkAt(int(first)); unit-- {
+	chunks := s.config.ChunksOf(r)
+	for unit := int(chunks.End()) - 1; unit >= int(chunks.First); unit-- {
 		s.current.watchers.wait(func() bool {
 			if s.isOver() || s.isDone(unit) {
 				return true
@@ -216,7 +216,7 @@ func (s *Shard) change(slot slot, unit int) {
 
 // updateFrom updates a chunk, beginning at an element.
 func (s *Shard) updateFrom(slot slot, unit, first int) {
-	c := s.chunks[unit]
+	c := s.chunk(unit)
 	s.config.Kernel.UpdateLogged(c.section.format, &s.constants[c.section.group], c.state(), first, slot.undo)
 }
 
@@ -227,7 +227,7 @@ func (s *Shard) resume(slot slot) {
 	if !slot.undo.Begun() || s.isDone(unit) {
 		return
 	}
-	c := s.chunks[unit]
+	c := s.chunk(unit)
 	s.updateFrom(slot, unit, slot.undo.Restore(c.section.format, c.state()))
 	s.setDone(unit)
 }

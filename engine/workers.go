@@ -111,7 +111,7 @@ func bindThread(cpu int) error {
 		return fmt.Errorf("reading the binding of a worker back: %w", err)
 	}
 	if now.Count() != 1 || !now.IsSet(cpu) {
-		return fmt.Errorf("a worker was bound to CPU %d and finds itself on %d CPUs", cpu, now.Count())
+		return fmt.Errorf("a worker was bound to CPU %d, but may run on %d CPUs", cpu, now.Count())
 	}
 	return nil
 }

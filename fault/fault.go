@@ -97,6 +97,15 @@ func (e *Internal) Error() string {
 			"files and this message: %v", e.Err)
 }
 
+// OneOf lists what is allowed: "bf16", "split or fp32", "bf16, fp16 or fp32".
+func OneOf(names ...string) string {
+	last := len(names) - 1
+	if last < 1 {
+		return strings.Join(names, "")
+	}
+	return strings.Join(names[:last], ", ") + " or " + names[last]
+}
+
 // Nearest returns the candidate closest to name by edit distance, or "" if none
 // is close enough to be a likely misspelling.
 func Nearest(name string, candidates []string) string {

@@ -67,3 +67,16 @@ func TestNearest(t *testing.T) {
 		}
 	}
 }
+
+func TestOneOf(t *testing.T) {
+	for want, names := range map[string][]string{
+		"":                   nil,
+		"bf16":               {"bf16"},
+		"split or fp32":      {"split", "fp32"},
+		"bf16, fp16 or fp32": {"bf16", "fp16", "fp32"},
+	} {
+		if got := OneOf(names...); got != want {
+			t.Errorf("%q: %q, want %q", names, got, want)
+		}
+	}
+}

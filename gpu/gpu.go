@@ -77,7 +77,7 @@ func Find(name string) (Model, error) {
 			return m, nil
 		}
 	}
-	hint := "known are " + strings.Join(Names(), ", ") + "; of any other, give --gpu-memory"
+	hint := "known GPUs: " + strings.Join(Names(), ", ") + "; for any other, give --gpu-memory"
 	if near := fault.Nearest(strings.ToUpper(name), Names()); near != "" {
 		hint = fmt.Sprintf("did you mean %q? %s", near, hint)
 	}

@@ -65,12 +65,12 @@ func ExplainKill(before, after []MemoryCounter) string {
 	for _, counter := range before {
 		known[counter.Name] = counter
 	}
-	kills, limit := "", "no limit that can be seen here was in the way, so the host itself was full"
+	kills, limit := "", "no limit visible here was reached, so the host itself was out of memory"
 	for i := range after { // outermost first, so that the innermost cgroup wins
 		counter := after[len(after)-1-i]
 		was := known[counter.Name]
 		if counter.Kills > was.Kills {
-			kills = fmt.Sprintf("%s has counted %d more such kills", counter.Name, counter.Kills-was.Kills)
+			kills = fmt.Sprintf("%s counted %d more kills", counter.Name, counter.Kills-was.Kills)
 		}
 		if counter.Limit > 0 && counter.Reached > was.Reached {
 			limit = fmt.Sprintf("the limit of %v of %s was reached", counter.Limit, counter.Group)
@@ -78,10 +78,10 @@ func ExplainKill(before, after []MemoryCounter) string {
 	}
 	switch {
 	case len(after) == 0:
-		return "killed by SIGKILL, often by the kernel for want of memory; this host shows no counter of such kills"
+		return "killed by SIGKILL, often by the kernel's OOM killer; this host shows no counter of its kills"
 	case kills == "":
-		return "killed by SIGKILL, but not for want of memory: the kernel counted no such kill; a " +
-			"batch system or a person did it"
+		return "killed by SIGKILL, but not by the kernel's OOM killer, which counted no kill; a batch system or a " +
+			"person did it"
 	}
-	return fmt.Sprintf("the kernel killed it for want of memory (%s); %s", kills, limit)
+	return fmt.Sprintf("the kernel's OOM killer killed it (%s); %s", kills, limit)
 }

@@ -33,10 +33,11 @@ func (h *Host) ThreadRoom() (room int64, name string) {
 // on disk; empty for none. Such a limit would end the program after its start.
 func (h *Host) Shortage(threads int, file ledger.Bytes) string {
 	if room, name := h.ThreadRoom(); name != "" && int64(threads) > room {
-		return fmt.Sprintf("%d more threads are needed, and %d may be started (%s)", threads, room, name)
+		return fmt.Sprintf("%d more threads are needed, but only %d may be started (%s)", threads, room, name)
 	}
 	if h.FileSize > 0 && file > h.FileSize {
-		return fmt.Sprintf("a memory file of %v is needed, and files may have %v (ulimit -f, RLIMIT_FSIZE)", file,
+		return fmt.Sprintf("a memory file of %v is needed, but files may have at most %v (ulimit -f, RLIMIT_FSIZE)",
+			file,
 			h.FileSize)
 	}
 	return ""

@@ -29,15 +29,14 @@ func (r *resolver) adapter() (err error) {
 	}
 	// PEFT keeps adapters of 16-bit models in fp32 (autocast_adapter_dtype).
 	j.AdapterType = dtype.F32
-	switch r.AdapterPrecision {
-	case "":
+	switch {
+	case r.AdapterPrecision == "":
 		r.assume("adapters in fp32, as PEFT has them: --adapter-precision was not given")
-	case "fp32":
-	case "bf16", "fp16":
+	case slices.Contains(AdapterPrecisions, r.AdapterPrecision):
 		j.AdapterType, _ = dtype.Parse(r.AdapterPrecision)
 	default:
-		return &fault.Input{What: fmt.Sprintf("unknown precision of adapters %q", r.AdapterPrecision),
-			Hint: "expected fp32, bf16 or fp16"}
+		return fault.Inputf("unknown precision of adapters %q", r.AdapterPrecision).
+			WithHint("expected " + fault.OneOf(AdapterPrecisions...))
 	}
 	modules := append(j.Model.Network.Linears(), j.Model.Network.Head.Projection)
 	for _, p := range j.Model.Parameters {

@@ -3,6 +3,7 @@ package job
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -116,7 +117,7 @@ func (in *Inputs) readQuantization() (err error) {
 	default:
 		if _, err := os.Stat(name); err != nil && !strings.ContainsAny(name, "./") {
 			return &fault.Input{What: fmt.Sprintf("unknown quantization %q", name),
-				Hint: "expected nf4, nf4-dq, fp4, fp4-dq, int8, or a file with BitsAndBytesConfig in JSON"}
+				Hint: "expected " + strings.Join(Quantizations(), ", ") + ", or a file with BitsAndBytesConfig in JSON"}
 		}
 		in.quantization, err = recipe.LoadQuantization(name)
 	}
@@ -140,7 +141,10 @@ func (in *Inputs) listFiles() {
 	}
 }
 
-// quantizations maps the names that --quantization takes in place of a file.
+// Quantizations returns the names that --quantization takes in place of a file.
+func Quantizations() []string { return slices.Sorted(maps.Keys(quantizations)) }
+
+// quantizations maps these names to what they mean.
 var quantizations = map[string]recipe.Quantization{
 	"nf4":    {Bits: 4, Kind: "nf4"},
 	"fp4":    {Bits: 4, Kind: "fp4"},

@@ -121,8 +121,8 @@ func (r *resolver) modules() error {
 			j.Loss = forward.ShiftLabels // only the blocks were compiled
 		}
 	default:
-		return &fault.Input{What: fmt.Sprintf("unknown modules %q", r.Modules),
-			Hint: "expected transformers, litgpt or torchtitan"}
+		return fault.Inputf("unknown model library %q", r.Modules).
+			WithHint("expected " + fault.OneOf(ModelLibraries...))
 	}
 	return nil
 }

@@ -38,15 +38,21 @@ type Request struct {
 	// litgpt or torchtitan.
 	Modules string
 
-	Torch, Engine, Transformers, BitsAndBytes string // versions
-	Allocator                                 string // PYTORCH_CUDA_ALLOC_CONF
+	Torch                      string // this and the next three are versions
+	DeepSpeedVersion           string `json:"Engine"` // its key in plimsoll.plan/2
+	Transformers, BitsAndBytes string
+	Allocator                  string // PYTORCH_CUDA_ALLOC_CONF
 }
 
-// The allowed values of some fields, for help and completion.
+// The allowed values of some fields, for help and completion, too.
 var (
 	Precisions = []string{"bf16", "fp16", "fp32", "amp-bf16", "amp-fp16"}
 	Attentions = []string{"sdpa", "flash", "eager"}
 	Recomputes = []string{"none", "full", "reentrant", "selective", "every-2"}
+
+	AdapterPrecisions = []string{"fp32", "bf16", "fp16"}
+	FSDPVersions      = []string{"1", "2"}
+	ModelLibraries    = []string{transformersModules, "litgpt", "torchtitan"}
 )
 
 // Resolve reads the files and decides what the request leaves open. Every error

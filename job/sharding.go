@@ -3,6 +3,7 @@ package job
 import (
 	"cmp"
 	"fmt"
+	"slices"
 	"strings"
 
 	"plimsoll/dtype"
@@ -43,9 +44,9 @@ func (r *resolver) parallel() error {
 // sharding sets how the parameters are sharded.
 func (r *resolver) sharding() error {
 	j := r.job
-	switch r.Request.FSDP {
-	case "":
-	case "1", "2":
+	switch {
+	case r.Request.FSDP == "":
+	case slices.Contains(FSDPVersions, r.Request.FSDP):
 		if j.FSDP != nil {
 			return &fault.Input{What: "--fsdp is given, and a file configures FSDP too", Hint: "leave --fsdp out"}
 		}
@@ -54,7 +55,7 @@ func (r *resolver) sharding() error {
 			BackwardPrefetch: "backward_pre", OffloadParameters: r.OffloadParameters}
 		j.ReduceType = dtype.F32
 	default:
-		return &fault.Input{What: fmt.Sprintf("--fsdp is %q, expected 1 or 2, the version", r.Request.FSDP)}
+		return fault.Inputf("--fsdp is %q, expected %s, the version", r.Request.FSDP, fault.OneOf(FSDPVersions...))
 	}
 	if j.FSDP != nil && r.OffloadParameters {
 		offloaded := *j.FSDP

@@ -25,7 +25,7 @@ func (r *resolver) versions() error {
 		{"--transformers", r.Transformers, "transformers", beside.transformers, &v.Transformers, true},
 		{"--bitsandbytes", r.BitsAndBytes, "bitsandbytes", beside.bitsandbytes, &v.BitsAndBytes,
 			r.Request.Quantization != "" || r.job.Model.Quantized},
-		{"--engine-version", r.Engine, "DeepSpeed", "0.19.6", &v.DeepSpeed, r.job.DeepSpeed != nil},
+		{"--deepspeed-version", r.DeepSpeedVersion, "DeepSpeed", "0.19.6", &v.DeepSpeed, r.job.DeepSpeed != nil},
 	} {
 		text := program.text
 		if text == "" {

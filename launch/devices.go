@@ -77,7 +77,7 @@ func (v *visible) choose(value string, lookup Environment) {
 			}
 			if different(all) {
 				if order, _ := lookup("CUDA_DEVICE_ORDER"); order != "PCI_BUS_ID" {
-					v.why = "the GPUs differ, and are numbered by speed unless CUDA_DEVICE_ORDER is PCI_BUS_ID"
+					v.why = "CUDA numbers GPUs of different models by speed unless CUDA_DEVICE_ORDER is PCI_BUS_ID"
 					return
 				}
 			}
@@ -124,7 +124,7 @@ func (v *visible) renumbered(entries []string, gpus int, lookup Environment) []i
 			numbers[i] = ids[number]
 		}
 	default:
-		v.why = "Slurm has given the step GPUs " + list + ", and it is not known from where they are numbered"
+		v.why = "it has neither the numbers of the step's GPUs in Slurm (" + list + ") nor numbers from 0"
 	}
 	return numbers
 }
@@ -149,7 +149,7 @@ func named(entry string, all []host.Device) (gpu host.Device, why string) {
 		matches = matching(all, func(d host.Device) bool { return d.Divided })
 	}
 	if len(matches) != 1 {
-		return gpu, fmt.Sprintf("%s fits %s", strconv.Quote(entry), agree(len(matches), "GPU", "GPUs"))
+		return gpu, fmt.Sprintf("its entry %s matches %s", strconv.Quote(entry), agree(len(matches), "GPU", "GPUs"))
 	}
 	return matches[0], ""
 }
@@ -180,7 +180,7 @@ func gpusOfRanks(seen []visible) (addresses []string, why string) {
 	for i, address := range addresses {
 		if address != "" && slices.Contains(addresses[:i], address) && len(seen[i].gpus) == 1 &&
 			!seen[i].gpus[0].Divided {
-			return nil, "several ranks name the same GPU, which may be another for each"
+			return nil, "several ranks name the same GPU, but may see different ones"
 		}
 	}
 	return addresses, ""

@@ -21,12 +21,11 @@ func explain(code int, before, after []host.MemoryCounter) string {
 	case exitSignal + int(syscall.SIGKILL):
 		return "exit code 137: " + host.ExplainKill(before, after)
 	case exitSignal + int(syscall.SIGSEGV):
-		return "exit code 139: a segmentation fault, an error in native code (a driver, an extension) " +
-			"or a stack that " +
-			"was too small; PYTHONFAULTHANDLER=1 shows where Python was"
+		return "exit code 139 (SIGSEGV, a segmentation fault): an error in native code, such as a driver or an " +
+			"extension, or a stack that was too small; PYTHONFAULTHANDLER=1 shows where Python was"
 	case exitSignal + int(syscall.SIGBUS):
-		return "exit code 135: memory behind a mapping could not be had (SIGBUS); most often /dev/shm or a pool of " +
-			"huge pages is full"
+		return "exit code 135 (SIGBUS): the kernel had no memory for a mapped page; most often /dev/shm or the pool " +
+			"of huge pages is full"
 	}
 	return ""
 }

@@ -21,12 +21,12 @@ func TestExplain(t *testing.T) {
 		after []host.MemoryCounter
 		want  string
 	}{
-		{137, before, "not for want of memory"},
+		{137, before, "not by the kernel's OOM killer"},
 		{137, []host.MemoryCounter{killed(inner, 0), killed(outer, 1), killed(machine, 0)},
-			"(cgroup /a/b memory.events oom_kill has counted 1 more such kills); the limit of 1.00 GiB of " +
+			"(cgroup /a/b memory.events oom_kill counted 1 more kills); the limit of 1.00 GiB of " +
 				"cgroup /a was reached"},
 		{137, []host.MemoryCounter{inner, outer, killed(machine, 0)},
-			"(/proc/vmstat oom_kill has counted 1 more such kills); no limit"},
+			"(/proc/vmstat oom_kill counted 1 more kills); no limit"},
 		{137, nil, "shows no counter"},
 		{139, before, "segmentation fault"},
 		{135, before, "/dev/shm"},

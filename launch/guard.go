@@ -128,7 +128,7 @@ func (j *Job) Guard() (*Result, error) {
 	go func() {
 		var a answer
 		if err := json.NewDecoder(answers).Decode(&a); err != nil {
-			a = answer{Failed: "it gave no answer"}
+			a = answer{Failed: "it ended without a result"}
 		}
 		_ = keeper.Wait() // its state tells how it ended
 		ended <- a
@@ -147,7 +147,7 @@ func (j *Job) result(a answer, status syscall.WaitStatus, kills []host.MemoryCou
 	switch {
 	case status.Signaled():
 		endOrphans(0, 0, j.Logf)
-		j.Logf("the keeper of the ranks was ended by signal %d (%v), and they were ended with it", status.Signal(),
+		j.Logf("signal %d (%v) ended the keeper of the ranks, and plimsoll ended the ranks", status.Signal(),
 			status.Signal())
 		result := &Result{ExitCode: exitSignal + int(status.Signal()),
 			PlacementChecks: make([]PlacementCheck, len(j.Ranks))}

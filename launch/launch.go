@@ -168,7 +168,7 @@ func (j *Job) run(signals <-chan os.Signal) (*Result, error) {
 		if a.first == nil || a.asked || attempt == j.Restarts || j.isLost() {
 			return j.outcome(a, kills), nil
 		}
-		j.Logf("%v; all ranks are started again (%d of %d times)", a.first, attempt+1, j.Restarts)
+		j.Logf("%v; plimsoll starts all ranks again (restart %d of %d)", a.first, attempt+1, j.Restarts)
 		endOrphans(j.patience(), j.state.process(), j.Logf)
 	}
 }
@@ -306,7 +306,7 @@ func (j *Job) watch(processes []*process, ends <-chan end, signals <-chan os.Sig
 			case signalled > 0:
 				j.Logf("%v: passed on to %s", s, ranks(signalled))
 			case running > 0:
-				j.Logf("%v: not passed on again: a second one could end a rank that saves its state", s)
+				j.Logf("%v: not passed on again, as a second signal could end a rank that is saving its state", s)
 			}
 		case <-changes:
 			alone(j.suspend)
@@ -319,7 +319,7 @@ func (j *Job) watch(processes []*process, ends <-chan end, signals <-chan os.Sig
 			switch {
 			case asked:
 			case running > 0:
-				j.Logf("%v; the %s asked to end", e, others(running))
+				j.Logf("%v; sending SIGTERM to the %s", e, others(running))
 			default:
 				j.Logf("%v", e)
 			}
@@ -331,7 +331,7 @@ func (j *Job) watch(processes []*process, ends <-chan end, signals <-chan os.Sig
 				}
 			}
 		case <-deadline:
-			j.Logf("%s not ended within %v: killed", agree(running, "rank has", "ranks have"), j.Grace)
+			j.Logf("%s not ended within %v; sending SIGKILL", agree(running, "rank has", "ranks have"), j.Grace)
 			overdue = true
 			all(syscall.SIGKILL)
 		case <-proving.C:
@@ -359,9 +359,9 @@ func ranks(n int) string { return agree(n, "rank", "ranks") }
 
 func others(n int) string {
 	if n == 1 {
-		return "other is"
+		return "other rank"
 	}
-	return fmt.Sprintf("other %d are", n)
+	return fmt.Sprintf("other %d ranks", n)
 }
 
 // start starts a rank.
@@ -440,7 +440,7 @@ func (s *starter) start(command *exec.Cmd, rank Rank, score int, logf func(strin
 		err := bindThread(rank.CPUs, rank.MemoryPolicy, rank.NUMANodes)
 		var without *noPolicy
 		if errors.As(err, &without) {
-			logf("rank %d: %v; its memory goes where it is first touched", rank.Number, without)
+			logf("rank %d: %v; the kernel places each page near the thread that touches it first", rank.Number, without)
 			err = nil
 		}
 		if err == nil {

@@ -44,7 +44,7 @@ func (l *labelled) pipe() (writer *os.File, err error) {
 		case errors.Is(err, os.ErrDeadlineExceeded):
 			l.drain()
 		case err != nil && !errors.Is(err, syscall.EPIPE): // the rank gets EPIPE itself
-			l.logf("the output of %s cannot be written, and is closed: %v", strings.Trim(l.label, "[] "), err)
+			l.logf("the output of %s is closed, as it cannot be written: %v", strings.Trim(l.label, "[] "), err)
 		}
 		l.flush()
 	}()

@@ -169,8 +169,8 @@ func refuseUnknown(environment Environment, alone bool) error {
 		}
 		return fault.Inputf("%s: another launcher has started this process as a rank, but plimsoll cannot tell which "+
 			"rank of this host it is", what).
-			WithHint("set RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE for each rank, or, for a job of its own, " +
-				"unset the variable (env -u " + l.rank + ")")
+			WithHint("set RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE for each rank; to start a job of its own " +
+				"here, unset the variable (env -u " + l.rank + ")")
 	}
 	return nil
 }
@@ -186,7 +186,7 @@ func integer(environment Environment, name string, least, most int) (int, error)
 	}
 	what := fmt.Sprintf("the environment variable %s is %q: expected a number from %d to %d", name, text, least, most)
 	if !set {
-		what = fmt.Sprintf("the environment variable %s is not set, though others of its launcher are", name)
+		what = fmt.Sprintf("the environment variable %s is not set, but other variables of its launcher are", name)
 	}
 	return 0, fault.Inputf("%s", what).
 		WithHint("start plimsoll run from the launcher itself, or without its variables (env -u " + name + ")")
@@ -256,7 +256,7 @@ func finishFlux(p *Placement, environment Environment) error {
 	case hosts == p.WorldSize:
 		p.LocalWorldSize = 1
 	default:
-		err = fault.Inputf("Flux does not say how many of its %d ranks on %d hosts are on this one", p.WorldSize,
+		err = fault.Inputf("Flux started %d ranks on %d hosts, and does not say how many are on this host", p.WorldSize,
 			hosts).
 			WithHint("set LOCAL_WORLD_SIZE to the number of ranks on this host (flux run --env=LOCAL_WORLD_SIZE=N)")
 	}

@@ -179,7 +179,7 @@ func TestUnknownLaunchers(t *testing.T) {
 			"PMI_SIZE is not set"},
 		"Flux on two hosts": {variables{"FLUX_TASK_RANK": "3", "FLUX_TASK_LOCAL_ID": "1", "FLUX_JOB_SIZE": "4",
 			"FLUX_JOB_NNODES": "2"},
-			"Flux does not say how many of its 4 ranks on 2 hosts are on this one"},
+			"Flux started 4 ranks on 2 hosts, and does not say how many are on this host"},
 	} {
 		_, err := FindPlacement(c.environment.lookup)
 		var input *fault.Input

@@ -55,13 +55,13 @@ func (p *process) checkPlacement(logf func(string, ...any)) {
 	p.placement = now
 	if len(p.placement.Outside) > len(before.Outside) {
 		t := p.placement.Outside[0]
-		logf("rank %d: %d of %d threads may leave CPUs %s: thread %d (%s) is on CPUs %s; the program has "+
-			"bound them anew",
+		logf("rank %d: the program has bound %d of its %d threads anew, and they may leave CPUs %s: thread %d (%s) "+
+			"may run on CPUs %s",
 			p.rank.Number, len(p.placement.Outside), p.placement.Threads, p.rank.CPUs, t.ID, t.Name, t.CPUs)
 	}
 	if p.placement.Elsewhere >= noticedMemory && before.Elsewhere < noticedMemory {
-		logf("rank %d: %v of its memory is not on NUMA nodes %s, where policy %s wants it: they were full, or it "+
-			"was there before",
+		logf("rank %d: %v of its memory is not on NUMA nodes %s, against policy %s: the nodes were full, or the "+
+			"memory was in use before",
 			p.rank.Number, p.placement.Elsewhere, cpuset.New(p.rank.NUMANodes...), p.rank.MemoryPolicy)
 	}
 }

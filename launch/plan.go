@@ -117,8 +117,8 @@ func NewLaunch(h *host.Host, r Request, environment []string) (*Launch, error) {
 		p.Notes = append(p.Notes, fmt.Sprintf("%s starts the ranks: they share these CPUs, and get their "+
 			"variables from it", inner))
 		if _, set := lookup(threadsVariable); !set && slices.Contains(torchruns, inner) {
-			p.Notes = append(p.Notes, fmt.Sprintf("%s gives each of several ranks %s=1 where it is not set; set it to "+
-				"%d divided by the number of ranks", inner, threadsVariable, p.Bound[0].OMPNumThreads))
+			p.Notes = append(p.Notes, fmt.Sprintf("with several ranks, %s sets %s=1 unless it is set; set it to %d "+
+				"divided by the number of ranks", inner, threadsVariable, p.Bound[0].OMPNumThreads))
 		}
 	}
 	ownThreads := p.torchrunSetThreads(r, lookup)
@@ -179,8 +179,8 @@ func (p *Launch) takePlace(h *host.Host, request binding.Request) error {
 	case place.Masks != nil && place.Masks[own].Intersection(h.Online).Equals(h.CPUs):
 		request.Peers = place.Masks
 	case place.Masks != nil:
-		p.Notes = append(p.Notes, fmt.Sprintf("%s gave this rank CPUs %s, and it has %s: another program "+
-			"has bound it since", place.Launcher, place.Masks[own], h.CPUs))
+		p.Notes = append(p.Notes, fmt.Sprintf("%s gave this rank CPUs %s, but it now has %s: another program has "+
+			"bound it since", place.Launcher, place.Masks[own], h.CPUs))
 		ranks, own = 1, 0
 	case place.Bound && !h.CPUs.Equals(h.Cpuset):
 		p.Notes = append(p.Notes, fmt.Sprintf("%s has bound this rank to CPUs %s", place.Launcher, h.CPUs))
@@ -189,7 +189,7 @@ func (p *Launch) takePlace(h *host.Host, request binding.Request) error {
 	if ranks == 1 && place.LocalWorldSize > 1 && request.Reserve > 0 {
 		return fault.Inputf("--reserve is %d, but %s has bound the ranks of this host, and plimsoll cannot tell "+
 			"which cores they have together", request.Reserve, place.Launcher).
-			WithHint("have " + place.Launcher + " bind them to fewer cores, or bind none")
+			WithHint("have " + place.Launcher + " bind the ranks to fewer cores, or not bind them at all")
 	}
 	if ranks == 1 && len(request.GPUs) == place.LocalWorldSize && len(request.GPUs) > 1 {
 		request.GPUs = request.GPUs[place.LocalRank:][:1]
@@ -211,14 +211,14 @@ func (p *Launch) findGPUs(h *host.Host, request *binding.Request, ranks int, pee
 			seen = append(seen, visibleGPUs(h, peer.Environment))
 		}
 		if len(peers) == 0 {
-			why = "what the other ranks of this host see cannot be found out"
+			why = "plimsoll cannot find out which GPUs the other ranks of this host see"
 		}
 	}
 	if why == "" {
 		request.GPUs, why = gpusOfRanks(seen)
 	}
 	if why != "" {
-		p.Notes = append(p.Notes, fmt.Sprintf("%s is set, and %s: bound without regard to GPUs (--gpus names them)",
+		p.Notes = append(p.Notes, fmt.Sprintf("the binding ignores GPUs: %s is set, and %s (name the GPUs with --gpus)",
 			own.variable, why))
 		request.GPUs = []string{}
 	}
@@ -267,7 +267,7 @@ func (p *Launch) masterPort(lookup Environment) (string, error) {
 	if err != nil {
 		if errors.Is(err, syscall.EADDRINUSE) {
 			return "", fault.Inputf("port %s (MASTER_PORT) is in use by another program, perhaps an earlier job",
-				given).WithHint("set another MASTER_PORT, or none")
+				given).WithHint("set another MASTER_PORT, or unset it: plimsoll then finds a free port")
 		}
 		return "", &fault.Input{What: "the environment variable MASTER_PORT", Err: err}
 	}
@@ -356,10 +356,10 @@ func (p *Launch) threads(bound binding.Rank, ofTorchrun bool, lookup Environment
 	case bound.OMPNumThreads == 0 || given == cores:
 		return nil
 	case ofTorchrun:
-		p.noteOnce("torchrun has set %s to 1, as nobody had set it; a rank gets %s, for its cores",
+		p.noteOnce("torchrun has set %s to 1 by default; plimsoll sets it to %s, the number of a rank's cores",
 			threadsVariable, cores)
 	case set:
-		p.noteOnce("%s is %s, and a rank has %s for its threads: it stays as it was set", threadsVariable, given,
+		p.noteOnce("%s stays %s, as it was set, although a rank has %s for its threads", threadsVariable, given,
 			agree(bound.OMPNumThreads, "core", "cores"))
 		return nil
 	}

@@ -144,17 +144,17 @@ func TestVisibleGPUs(t *testing.T) {
 		{"CUDA_VISIBLE_DEVICES=" + gpuUUIDs[1] + "," + gpuUUIDs[0], nil, []string{second, first}, ""},
 		{"CUDA_VISIBLE_DEVICES=GPU-8a99,gpu-8A56", nil, []string{second, first}, ""},
 		{"CUDA_VISIBLE_DEVICES=GPU-8a9,1", nil, []string{second, second}, ""}, // CUDA refuses this
-		{"CUDA_VISIBLE_DEVICES=GPU-8a,0", nil, nil, `"GPU-8a" fits 2 GPUs`},
-		{"CUDA_VISIBLE_DEVICES=GPU-ff,0", nil, nil, `"GPU-ff" fits 0 GPUs`},
+		{"CUDA_VISIBLE_DEVICES=GPU-8a,0", nil, nil, `"GPU-8a" matches 2 GPUs`},
+		{"CUDA_VISIBLE_DEVICES=GPU-ff,0", nil, nil, `"GPU-ff" matches 0 GPUs`},
 		{"CUDA_VISIBLE_DEVICES=MIG-" + gpuUUIDs[1] + "/1/0,MIG-" + gpuUUIDs[0] + "/2/0", nil,
 			[]string{second, first}, ""},
 		{"CUDA_VISIBLE_DEVICES=MIG-1c2d,MIG-3e4f", []int{1}, []string{second, second}, ""},
-		{"CUDA_VISIBLE_DEVICES=MIG-1c2d,MIG-3e4f", []int{0, 1}, nil, `"MIG-1c2d" fits 2 GPUs`},
+		{"CUDA_VISIBLE_DEVICES=MIG-1c2d,MIG-3e4f", []int{0, 1}, nil, `"MIG-1c2d" matches 2 GPUs`},
 		{"CUDA_VISIBLE_DEVICES=", nil, []string{"", ""}, ""},
 		{"CUDA_VISIBLE_DEVICES=NoDevFiles", nil, []string{"", ""}, ""},
 		{"CUDA_VISIBLE_DEVICES=-1,0", nil, []string{"", ""}, ""},
 		{"CUDA_VISIBLE_DEVICES=1,7", nil, nil, "several ranks name the same GPU"},
-		{"CUDA_VISIBLE_DEVICES=x", nil, nil, `"x" fits 0 GPUs`},
+		{"CUDA_VISIBLE_DEVICES=x", nil, nil, `"x" matches 0 GPUs`},
 		{"ROCR_VISIBLE_DEVICES=1,0", nil, []string{first, second}, ""}, // selects among AMD's GPUs
 	} {
 		h := withDriver(t, c.divided...)
@@ -194,7 +194,7 @@ func TestVisibleGPUsOfPeers(t *testing.T) {
 		"one each":                 {[]string{"1", "0"}, "0000:17:00.0", ""},
 		"all see all":              {[]string{"1,0", "1,0"}, "0000:17:00.0", ""},
 		"numbered from 0 for each": {[]string{"0", "0"}, "", "several ranks name the same GPU"},
-		"nobody is found":          {nil, "", "cannot be found out"},
+		"nobody is found":          {nil, "", "cannot find out which GPUs"},
 	} {
 		h := withDriver(t)
 		request := Request{Command: []string{"python"},
@@ -243,7 +243,7 @@ func TestNumbersOfSlurm(t *testing.T) {
 	three = append(three, three[0])
 	v := visible{gpus: three}
 	v.choose("1", variables{"SLURM_STEP_GPUS": "1,2"}.lookup)
-	if !strings.Contains(v.why, "not known from where") {
+	if !strings.Contains(v.why, "nor numbers from 0") {
 		t.Errorf("GPU 1 of a step with two of three: %+v", v)
 	}
 }
@@ -288,14 +288,14 @@ func TestThreadsOfTorchrun(t *testing.T) {
 		"torchrun's own": {append(rank, "OMP_NUM_THREADS=1"), map[string]string{}, "OMP_NUM_THREADS=3",
 			"torchrun has set OMP_NUM_THREADS to 1"},
 		"the user's": {append(rank, "OMP_NUM_THREADS=1"), map[string]string{"OMP_NUM_THREADS": "1"}, "",
-			"OMP_NUM_THREADS is 1"},
-		"not known whose": {append(rank, "OMP_NUM_THREADS=1"), nil, "", "OMP_NUM_THREADS is 1"},
+			"OMP_NUM_THREADS stays 1"},
+		"not known whose": {append(rank, "OMP_NUM_THREADS=1"), nil, "", "OMP_NUM_THREADS stays 1"},
 		"another number": {append(rank, "OMP_NUM_THREADS=2"), map[string]string{}, "",
-			"OMP_NUM_THREADS is 2, and a rank has 3 cores"},
+			"OMP_NUM_THREADS stays 2, as it was set, although a rank has 3 cores"},
 		"none":                {rank, map[string]string{}, "OMP_NUM_THREADS=3", ""},
 		"the number of cores": {append(rank, "OMP_NUM_THREADS=3"), map[string]string{}, "", ""},
 		"without another launcher": {[]string{"OMP_NUM_THREADS=64"}, nil, "",
-			"OMP_NUM_THREADS is 64, and a rank has 6 cores"},
+			"OMP_NUM_THREADS stays 64, as it was set, although a rank has 6 cores"},
 	} {
 		request := Request{Command: []string{"python"},
 			Binding: binding.Request{TrainerCores: binding.WholeTrainerShare}}

@@ -323,7 +323,7 @@ func bert(path string, head bertHead) func(scope) {
 func (s scope) labels() int64 {
 	if v, ok := s.find("id2label"); ok {
 		if v.Kind != '{' {
-			s.fail(v.At, "", "id2label: an object with the name of every class was expected, and %s is here", v)
+			s.fail(v.At, "", "id2label is %s: expected an object with the name of every class", v)
 		}
 		return max(1, int64(len(v.Members)))
 	}
@@ -348,7 +348,7 @@ func t5(s scope) {
 		}
 	case strings.Contains(activation, "-"):
 		v, _ := s.find("feed_forward_proj")
-		s.fail(v.At, "", `feed_forward_proj is %s: an activation such as "relu" or "gated-gelu" was expected`,
+		s.fail(v.At, "", `feed_forward_proj is %s: expected an activation such as "relu" or "gated-gelu"`,
 			v)
 	default:
 		activate = activation

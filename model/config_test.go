@@ -82,9 +82,9 @@ func TestLayerFaults(t *testing.T) {
 	text, _ := catalogConfig("qwen3-next-80b-a3b")
 	for fields, what := range map[string]string{
 		`"layer_types": ["full_attention"]`:    "layer_types has 1 elements",
-		`"layer_types": ["sliding_attention"]`: `"full_attention" or "linear_attention" was expected, and "sliding_attention" is here`,
+		`"layer_types": ["sliding_attention"]`: `layer_types has "sliding_attention": expected "full_attention" or "linear_attention"`,
 		`"layer_types": 4`:                     "layer_types is 4, expected a list",
-		`"mlp_only_layers": ["1"]`:             `mlp_only_layers: the number of a layer was expected, and "1" is here`,
+		`"mlp_only_layers": ["1"]`:             `mlp_only_layers has "1": expected the number of a layer`,
 	} {
 		edited := strings.Replace(string(text), `"mlp_only_layers": []`, fields, 1)
 		_, err := parseConfig([]byte(edited))

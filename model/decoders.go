@@ -141,13 +141,13 @@ func (c *config) layerType(index int64) string {
 		return "linear_attention"
 	}
 	if index >= int64(len(types)) {
-		c.fail(c.fields["layer_types"].Value.At, "", "layer_types has %d elements: one for each layer was expected",
+		c.fail(c.fields["layer_types"].Value.At, "", "layer_types has %d elements: expected one for each layer",
 			len(types))
 		return ""
 	}
 	name := types[index].Text
 	if name != "full_attention" && name != "linear_attention" {
-		c.fail(types[index].At, "", `layer_types: "full_attention" or "linear_attention" was expected, and %s is here`,
+		c.fail(types[index].At, "", `layer_types has %s: expected "full_attention" or "linear_attention"`,
 			types[index])
 	}
 	return name
@@ -157,7 +157,7 @@ func (c *config) layerType(index int64) string {
 func qwenSparse(s scope, index int64) bool {
 	for _, v := range s.list("mlp_only_layers") {
 		if v.Kind != '0' {
-			s.fail(v.At, "", "mlp_only_layers: the number of a layer was expected, and %s is here", v)
+			s.fail(v.At, "", "mlp_only_layers has %s: expected the number of a layer", v)
 		}
 		if v.Text == decimal(index) {
 			return false

@@ -70,16 +70,16 @@ func readHeader(path string) (*strict.Document, []tensor, error) {
 	defer file.Close()
 	var prefix [8]byte
 	if _, err := io.ReadFull(file, prefix[:]); err != nil {
-		return fail("not a safetensors file: it has %d bytes, and the length of the header takes 8", info.Size())
+		return fail("not a safetensors file: it has %d bytes, but the length of the header takes 8", info.Size())
 	}
 	length := binary.LittleEndian.Uint64(prefix[:])
 	if length > maxHeader {
-		return fail("not a safetensors file: the header would have %d bytes, and at most %d are allowed",
+		return fail("not a safetensors file: the header would have %d bytes, expected at most %d",
 			length, maxHeader)
 	}
 	data := info.Size() - 8 - int64(length)
 	if data < 0 {
-		return fail("the header has %d bytes, and the file ends after %d of them", length, info.Size()-8)
+		return fail("the header has %d bytes, but the file ends after %d of them", length, info.Size()-8)
 	}
 	header := make([]byte, length)
 	if _, err := io.ReadFull(file, header); err != nil {
@@ -117,12 +117,12 @@ func parseHeader(doc *strict.Document, data int64) ([]tensor, error) {
 	for _, t := range tensors {
 		if t.begin != filled {
 			return nil, doc.Inputf(t.at,
-				"tensor %q starts at byte %d of the data, and the tensor before it ends at %d", t.name, t.begin, filled)
+				"tensor %q starts at byte %d of the data, but the tensor before it ends at %d", t.name, t.begin, filled)
 		}
 		filled = t.end
 	}
 	if filled != data {
-		return nil, doc.Inputf(0, "the tensors take %d bytes, and the file has %d after its header", filled, data).
+		return nil, doc.Inputf(0, "the tensors take %d bytes, but the file has %d after its header", filled, data).
 			WithHint("download the file again")
 	}
 	return tensors, nil
@@ -148,7 +148,7 @@ func parseTensor(doc *strict.Document, member strict.Member) (tensor, error) {
 		}
 	}
 	if t.dtype == dtype.Invalid || t.shape == nil || len(offsets) != 2 || offsets[0] > offsets[1] {
-		return fail(t.at, "a dtype, a shape and two ascending data_offsets were expected")
+		return fail(t.at, "expected a dtype, a shape and two ascending data_offsets")
 	}
 	t.begin, t.end = offsets[0], offsets[1]
 	count, ok := product(t.shape)
@@ -156,7 +156,7 @@ func parseTensor(doc *strict.Document, member strict.Member) (tensor, error) {
 		return fail(t.at, "the shape %v has more than %d elements", t.shape, maxElements)
 	}
 	if count*t.dtype.Size() != t.end-t.begin {
-		return fail(t.at, "the shape %v of %s takes %d bytes, and the data has %d", t.shape, t.dtype,
+		return fail(t.at, "the shape %v of %s takes %d bytes, but the data has %d", t.shape, t.dtype,
 			count*t.dtype.Size(), t.end-t.begin)
 	}
 	return t, nil
@@ -227,7 +227,7 @@ func parseIndex(doc *strict.Document) (files []string, names map[string][]strict
 		file := entry.Value.Text
 		if file == "" || filepath.Base(file) != file || !strings.HasSuffix(file, ".safetensors") {
 			return nil, nil, doc.Inputf(entry.Value.At,
-				"tensor %q: the name of a safetensors file beside the index was expected, and %s is here",
+				"tensor %q: expected the name of a safetensors file beside the index, found %s",
 				entry.Name, entry.Value)
 		}
 		if _, ok := names[file]; !ok {
@@ -289,7 +289,7 @@ func fromTensors(shards []shard, name, source string) (*Model, error) {
 		}
 	}
 	if len(m.Parameters) == 0 {
-		return nil, fault.File(source).Inputf("no parameters are in here")
+		return nil, fault.File(source).Inputf("the files hold no parameters")
 	}
 	slices.SortFunc(m.Parameters, func(a, b Parameter) int { return compareNames(a.Name, b.Name) })
 	numberBlocks(m.Parameters)

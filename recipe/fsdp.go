@@ -15,9 +15,11 @@ type FSDP struct {
 	// WrapPolicy says how modules are grouped into units, which FSDP
 	// all-gathers one at a time: "transformer_based_wrap", "size_based_wrap" or
 	// "no_wrap".
-	WrapPolicy string   `key:"auto_wrap_policy"`
-	WrapLayers []string `key:"transformer_layer_cls_to_wrap"` // classes of layers; none means the default of the model's class
-	WrapBySize int64    `key:"min_num_params"`                // the minimum number of parameters of a unit
+	WrapPolicy string `key:"auto_wrap_policy"`
+	// WrapLayers are classes of layers; none means the default of the model's
+	// class.
+	WrapLayers []string `key:"transformer_layer_cls_to_wrap"`
+	WrapBySize int64    `key:"min_num_params"` // the minimum number of parameters of a unit
 
 	OffloadParameters       bool   // to the CPU, with gradients and optimizer state
 	ActivationCheckpointing bool   `key:"activation_checkpointing"`
@@ -26,7 +28,9 @@ type FSDP struct {
 	ForwardPrefetch         bool   `key:"forward_prefetch"`
 	SyncModuleStates        bool   `key:"sync_module_states"`
 	RAMEfficientLoading     bool   `key:"cpu_ram_efficient_loading"` // only the first rank reads the weights
-	StateDictType           string `key:"state_dict_type"`           // "full_state_dict", "sharded_state_dict" or "local_state_dict"
+	// StateDictType is "full_state_dict", "sharded_state_dict" or
+	// "local_state_dict".
+	StateDictType string `key:"state_dict_type"`
 }
 
 // The words that accelerate 1.15 accepts (utils/constants.py), in any case.
@@ -37,11 +41,11 @@ var (
 	fsdpStateDicts = []string{"FULL_STATE_DICT", "LOCAL_STATE_DICT", "SHARDED_STATE_DICT"}
 )
 
-// anyBoolean and its like are the rules of values that may be strings: accelerate's
-// str_to_bool, and numbers.
 var (
-	anyBoolean  = boolean.Lax()
-	anyInteger  = integer.Lax()
+	// A program that has accelerate's str_to_bool takes strings, too.
+	anyBoolean = boolean.Lax()
+	anyInteger = integer.Lax()
+
 	isStrategy  = oneOf(fsdpStrategies...).InAnyCase()
 	isStateDict = oneOf(fsdpStateDicts...).InAnyCase()
 	isPrefetch  = oneOf(fsdpPrefetches...).InAnyCase()

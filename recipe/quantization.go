@@ -26,7 +26,7 @@ type Quantization struct {
 	StorageDType dtype.Type // of storage elements, which pack two or more weights: U8 by default
 
 	// For 8 bits.
-	Threshold   float64 `key:"llm_int8_threshold"`       // columns with larger activations are computed in fp16; 0 = none
+	Threshold   float64 `key:"llm_int8_threshold"`       // columns with larger activations are in fp16; 0 = none
 	FP16Weights bool    `key:"llm_int8_has_fp16_weight"` // 16-bit weights are kept for training
 
 	SkipModules []string `key:"llm_int8_skip_modules"`            // nil = transformers' default: the output head

@@ -57,7 +57,7 @@ type DataLoader struct {
 type Evaluation struct {
 	Enabled           bool
 	MicroBatch        int
-	AccumulationSteps int  `key:"eval_accumulation_steps"` // steps after which predictions go to the CPU; 0 = at the end
+	AccumulationSteps int  `key:"eval_accumulation_steps"` // until predictions go to the CPU; 0 = at the end
 	LossOnly          bool `key:"prediction_loss_only"`
 }
 

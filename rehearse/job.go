@@ -4,7 +4,9 @@ import (
 	"cmp"
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
+	"strings"
 
 	"k8s.io/utils/cpuset"
 
@@ -18,8 +20,8 @@ import (
 	"plimsoll/model"
 	"plimsoll/optim"
 	"plimsoll/optim/kernel"
-	"plimsoll/partition"
 	"plimsoll/recipe"
+	"plimsoll/shard"
 )
 
 // Request is a rehearsal as a user asks for it. Empty and nil fields take their value from the recipe, or the
@@ -157,12 +159,12 @@ func (j *Job) applyRecipe(path string) error {
 		return err
 	}
 	if d.ZeROStage == 0 {
-		note("ZeRO stage 0 gives every rank the whole optimizer state; rehearsed with the state split " +
-			"among the ranks, as stage 1 does")
+		note("ZeRO stage 0 gives every rank the full optimizer state; the rehearsal splits it among the ranks, as " +
+			"stage 1 does")
 	}
 	if d.OffloadOptimizer.Device != "cpu" {
-		note("the optimizer is not offloaded to the host (zero_optimization.offload_optimizer.device is "+
-			"%q); rehearsed as if it were", d.OffloadOptimizer.Device)
+		note("the optimizer is not offloaded to the host (zero_optimization.offload_optimizer.device is %q); the "+
+			"rehearsal offloads it", d.OffloadOptimizer.Device)
 	}
 	if d.Optimizer != nil {
 		if j.Optimizer, err = optimizerOf(path, d.Optimizer); err != nil {
@@ -181,15 +183,16 @@ func (j *Job) applyRecipe(path string) error {
 
 // choosePrecision chooses the type that the model is trained in.
 func (r Request) choosePrecision(j *Job) (dtype.Type, error) {
-	asked, ok := trainedIn(cmp.Or(r.Precision, dtype.BF16.String()))
+	asked, ok := kernel.ParseNumberType(cmp.Or(r.Precision, dtype.BF16.String()))
 	switch d := j.Recipe; {
 	case !ok:
-		return asked, fault.Inputf("--precision is %q: expected bf16, fp16 or fp32", r.Precision)
+		return asked, fault.Inputf("--precision is %q: expected %s", r.Precision,
+			fault.OneOf(kernel.NumberTypeNames()...))
 	case d == nil || d.Precision == dtype.Invalid && r.Precision != "":
 		return asked, nil
 	case d.Precision == dtype.Invalid:
-		j.Notes = append(j.Notes, d.File+": the precision is left to the trainer; rehearsed in "+
-			"bf16: --precision changes that")
+		j.Notes = append(j.Notes, d.File+" leaves the precision to the trainer; the rehearsal uses bf16 "+
+			"(--precision changes that)")
 		return asked, nil
 	case r.Precision != "" && asked != d.Precision:
 		return asked, fault.File(d.File).Inputf("DeepSpeed trains in %v, and --precision is %s", d.Precision,
@@ -198,31 +201,23 @@ func (r Request) choosePrecision(j *Job) (dtype.Type, error) {
 	return j.Recipe.Precision, nil
 }
 
-// trainedIn returns the type of that name, if models and gradients can have it.
-func trainedIn(name string) (dtype.Type, bool) {
-	t, err := dtype.Parse(name)
-	return t, err == nil && (t == dtype.BF16 || t == dtype.F16 || t == dtype.F32)
-}
-
 // optimizerOf returns the engine's counterpart of a recipe's optimizer.
 func optimizerOf(path string, o *recipe.Optimizer) (optim.Optimizer, error) {
-	var found optim.Optimizer
-	switch o.Type {
-	case "AdamW", "Adam":
-		found = optim.Adam{
-			LearningRate: o.LR, Beta1: o.Beta1, Beta2: o.Beta2, Epsilon: o.Epsilon, WeightDecay: o.WeightDecay,
-			L2: !o.AdamW, Uncorrected: !o.BiasCorrection,
-		}
-	case "Lion":
-		found = optim.Lion{LearningRate: o.LR, Beta1: o.Beta1, Beta2: o.Beta2, WeightDecay: o.WeightDecay}
-	case "Adagrad":
-		found = optim.Adagrad{LearningRate: o.LR, Epsilon: o.Epsilon, WeightDecay: o.WeightDecay}
-	default:
-		return nil, fault.File(path).Inputf("optimizer.type is %q, and the engine has AdamW, Adam, Lion and Adagrad",
-			o.Type).
-			WithHint("the bytes of an optimizer with two moments are those of AdamW: set optimizer.type to AdamW to " +
-				"rehearse it")
+	name := strings.ToLower(o.Type)
+	if name == "adam" && o.AdamW {
+		name = "adamw"
 	}
+	rule, err := optim.ParseRule(name)
+	if err != nil || rule.Algorithm() == kernel.SGD { // recipe has no hyperparameters of SGD
+		return nil, fault.File(path).Inputf("optimizer.type is %q: expected AdamW, Adam, Lion or Adagrad",
+			o.Type).
+			WithHint("to rehearse another optimizer with two moments, set optimizer.type to AdamW: it takes the same " +
+				"bytes")
+	}
+	found := rule.With(optim.Hyperparameters{
+		LearningRate: o.LR, Beta1: o.Beta1, Beta2: o.Beta2, Epsilon: o.Epsilon, WeightDecay: o.WeightDecay,
+		Uncorrected: !o.BiasCorrection,
+	})
 	if err := optim.Check(found, 1, 1); err != nil {
 		return nil, &fault.Input{Where: fault.Position{File: path}, What: "optimizer.params", Err: err}
 	}
@@ -236,29 +231,27 @@ func (r Request) chooseFormat(algorithm kernel.Algorithm, precision dtype.Type) 
 	if precision != dtype.BF16 {
 		f.State = kernel.FP32
 	}
-	switch r.State {
-	case "":
-	case kernel.Split.String():
-		f.State = kernel.Split
-	case kernel.FP32.String():
-		f.State = kernel.FP32
-	default:
-		return f, fault.Inputf("--state is %q: expected split or fp32", r.State)
+	var err error
+	if r.State != "" {
+		if f.State, err = kernel.ParseState(r.State); err != nil {
+			return f, fault.Inputf("--state is %q: expected %s", r.State,
+				fault.OneOf(kernel.StateNames()...))
+		}
 	}
-	var ok bool
-	if f.Moments, ok = kernel.ParseMoments(cmp.Or(r.Moments, kernel.MomentsFP32.String())); !ok {
-		return f, fault.Inputf("--moments is %q: expected fp32, bf16 or int8", r.Moments)
+	if f.Moments, err = kernel.ParseMoments(cmp.Or(r.Moments, kernel.MomentsFP32.String())); err != nil {
+		return f, fault.Inputf("--moments is %q: expected %s", r.Moments,
+			fault.OneOf(kernel.MomentNames()...))
 	}
 	if !f.Moments.Suits(algorithm) {
-		return f, fault.Inputf("--moments is %v, which is made for Adam, and the optimizer is %v", f.Moments,
+		return f, fault.Inputf("--moments %v is for Adam and AdamW, but the optimizer is %v", f.Moments,
 			algorithm).WithHint("--moments bf16")
 	}
 	if r.GradientType != "" {
-		t, ok := trainedIn(r.GradientType)
-		if !ok {
-			return f, fault.Inputf("--grad-dtype is %q: expected bf16, fp16 or fp32", r.GradientType)
+		var ok bool
+		if f.Gradient, ok = kernel.ParseNumberType(r.GradientType); !ok {
+			return f, fault.Inputf("--grad-dtype is %q: expected %s", r.GradientType,
+				fault.OneOf(kernel.NumberTypeNames()...))
 		}
-		f.Gradient = t
 	}
 	if err := f.Validate(); err != nil {
 		return f, &fault.Input{Err: err, Hint: "--state fp32"}
@@ -266,20 +259,24 @@ func (r Request) chooseFormat(algorithm kernel.Algorithm, precision dtype.Type) 
 	return f, nil
 }
 
+// EmbeddingMoments are the types that embeddings can have beside --moments int8.
+var EmbeddingMoments = []string{kernel.MomentsFP32.String(), kernel.MomentsInt8.String()}
+
 // chooseEmbeddingMoments chooses the type of the moments of embeddings.
 func (r Request) chooseEmbeddingMoments(others kernel.MomentType) (kernel.MomentType, error) {
-	asked, ok := kernel.ParseMoments(r.EmbeddingMoments)
 	switch {
 	case r.EmbeddingMoments == "" && others == kernel.MomentsInt8:
 		return kernel.MomentsFP32, nil
 	case r.EmbeddingMoments == "":
 		return others, nil
-	case !ok || asked == kernel.MomentsBF16:
-		return others, fault.Inputf("--embedding-moments is %q: expected fp32 or int8", r.EmbeddingMoments)
+	case !slices.Contains(EmbeddingMoments, r.EmbeddingMoments):
+		return others, fault.Inputf("--embedding-moments is %q: expected %s", r.EmbeddingMoments,
+			fault.OneOf(EmbeddingMoments...))
 	case others != kernel.MomentsInt8:
-		return others, fault.Inputf("--embedding-moments is given, and --moments is %v", others).
-			WithHint("embeddings differ only from --moments int8")
+		return others, fault.Inputf("--embedding-moments is for --moments int8, but --moments is %v", others).
+			WithHint("leave --embedding-moments out, or give --moments int8")
 	}
+	asked, _ := kernel.ParseMoments(r.EmbeddingMoments)
 	return asked, nil
 }
 
@@ -307,21 +304,25 @@ const (
 // NewPlacement places a job on a host.
 func NewPlacement(j *Job, h *host.Host) (*Placement, error) {
 	p := &Placement{Job: j, Host: h}
-	parts, err := partition.ZeRO(j.Model.Elements(), j.WorldSize)
+	parts, err := shard.ZeRO(j.Model.Elements(), j.WorldSize)
 	if err != nil {
 		return nil, err
 	}
 	if p.Binding, err = binding.Split(h, binding.Request{Ranks: j.Ranks, Reserve: j.Reserve}); err != nil {
 		return nil, err
 	}
+	pieces := j.pieces()
 	for i, part := range parts[:j.Ranks] {
 		cpus, err := p.workerCPUs(i)
 		if err != nil {
 			return nil, err
 		}
 		p.Binding.Ranks[i].OptimizerCPUs = cpuset.New(cpus...)
-		p.Shards = append(p.Shards, engine.ShardConfig{Rank: i, Elements: part.Held(), Sections: j.sections(part),
-			Format: j.Format, Kernel: j.Kernel, CPUs: cpus})
+		layout, err := j.layout(pieces, part)
+		if err != nil {
+			return nil, err
+		}
+		p.Shards = append(p.Shards, engine.ShardConfig{Rank: i, Layout: layout, Kernel: j.Kernel, CPUs: cpus})
 		p.Held += part.Held()
 		p.Parameters += part.Count
 	}
@@ -337,7 +338,7 @@ func NewPlacement(j *Job, h *host.Host) (*Placement, error) {
 func (p *Placement) workerCPUs(rank int) ([]int, error) {
 	cpus := p.Binding.Ranks[rank].OptimizerCPUs.List()
 	if p.Workers > len(cpus) {
-		return nil, fault.Inputf("--workers is %d, and rank %d has %d cores for them: CPUs %s", p.Workers, rank,
+		return nil, fault.Inputf("--workers is %d, but rank %d has %d cores for them: CPUs %s", p.Workers, rank,
 			len(cpus), p.Binding.Ranks[rank].OptimizerCPUs).
 			WithHint("leave --workers out for one worker on each core, or use fewer ranks")
 	}
@@ -358,7 +359,7 @@ func (p *Placement) planMemory() {
 			mapped += p.Pages.Round(a.Size)
 		}
 		hold(&rank, ledger.PageRounding, rounding,
-			fmt.Sprintf("%d arenas end in whole pages of %v (%v)", len(shard.Arenas()), p.Pages.Size(), p.Pages))
+			fmt.Sprintf("%d arenas, each rounded up to pages of %v (%v)", len(shard.Arenas()), p.Pages.Size(), p.Pages))
 		p.Planned = append(p.Planned, rank)
 	}
 	// One entry of 8 bytes maps a page. The pages are mapped one by one until the kernel joins them into huge pages,
@@ -483,8 +484,8 @@ func (p *Placement) wouldFit(available ledger.Bytes) []string {
 			hosts*p.Ranks, hosts, plural(p.Ranks, "rank")))
 	}
 	if name, m := p.largestModel(fits); name != "" {
-		found = append(found, fmt.Sprintf("--model %s: %s parameters, the largest of the "+
-			"catalog that fits here like this", name, ledger.Count(m.Elements())))
+		found = append(found, fmt.Sprintf("--model %s: %s parameters, the largest model of the catalog that fits here",
+			name, ledger.Count(m.Elements())))
 	}
 	return found
 }
@@ -540,7 +541,7 @@ func plural(n int, noun string) string {
 }
 
 // Chunk returns the number of elements that a worker takes at a time.
-func (p *Placement) Chunk() int { return engine.DefaultChunk }
+func (p *Placement) Chunk() int { return shard.DefaultChunk }
 
 // WorkerCount returns the number of workers of all ranks.
 func (p *Placement) WorkerCount() int {

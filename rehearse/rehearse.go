@@ -84,7 +84,7 @@ func (p *Placement) Run(ctx context.Context, progress Progress) (m *Measurement,
 			mapped += a.Mapped()
 		}
 	}
-	progress.Begin("getting memory", int64(mapped))
+	progress.Begin("allocating memory", int64(mapped))
 	for _, s := range t.shards {
 		s.Populate(ctx, func(size ledger.Bytes) { progress.Advance(int64(size)) })
 	}

@@ -75,8 +75,8 @@ func TestSectionsFollowTheTensors(t *testing.T) {
 				t.Errorf("%+v: %v of %d", test.request, held, p.Held)
 			}
 			for i, shard := range p.Shards {
-				if n := len(shard.Sections); ranks == 1 && n != 4 && n != 5 || n > 5 || n == 0 {
-					t.Errorf("rank %d of %d has sections %v", i, ranks, shard.Sections)
+				if n := len(shard.Sections()); ranks == 1 && n != 4 && n != 5 || n > 5 || n == 0 {
+					t.Errorf("rank %d of %d has sections %v", i, ranks, shard.Sections())
 				}
 			}
 			// The format's bytes, plus 6 bytes for each parameter with fp32 moments. Each block has a header, and
@@ -100,7 +100,7 @@ func TestMomentsThatDoNotSuit(t *testing.T) {
 		"the optimizer is Lion":           {DeepSpeed: lion, Moments: "int8"},
 		"--moments is \"int4\"":           {Moments: "int4"},
 		"--embedding-moments is \"bf16\"": {Moments: "int8", EmbeddingMoments: "bf16"},
-		"--embedding-moments is given":    {Moments: "bf16", EmbeddingMoments: "fp32"},
+		"--embedding-moments is for":      {Moments: "bf16", EmbeddingMoments: "fp32"},
 	} {
 		request.Model, request.Ranks = "gpt2", 1
 		if _, err := request.Resolve(); !errors.As(err, new(*fault.Input)) || !strings.Contains(err.Error(), want) {

@@ -31,12 +31,12 @@ func (l LossScaling) apply(j *Job) error {
 	set(&dynamic, "--min-loss-scale", &j.LossScaler.Minimum, l.MinLossScale)
 	switch {
 	case !j.ScalesLoss() && given+dynamic != "":
-		return fault.Inputf("%s is given, and gradients are %v: only a loss with fp16 gradients is scaled",
+		return fault.Inputf("%s is given, but gradients are %v: only fp16 gradients need loss scaling",
 			cmp.Or(given, dynamic), j.Format.Gradient).WithHint("--precision fp16")
 	case !j.ScalesLoss():
 		j.LossScaler = optim.LossScaler{Static: 1}
 	case j.LossScaler.Static != 0 && dynamic != "":
-		return fault.Inputf("%s is given, and the loss scale is fixed at %g", dynamic, j.LossScaler.Static).
+		return fault.Inputf("%s is given, but the loss scale is fixed at %g", dynamic, j.LossScaler.Static).
 			WithHint("--loss-scale 0 makes it dynamic")
 	}
 	if err := j.LossScaler.Validate(); err != nil {

@@ -257,10 +257,10 @@ func TestKnobsOfLossScaling(t *testing.T) {
 	for want, request := range map[string]Request{
 		`--precision is "int8": expected`:                   {Precision: "int8"},
 		`DeepSpeed trains in bf16, and --precision is fp16`: {Precision: "fp16", DeepSpeed: bf16},
-		`--hysteresis is given, and gradients are bf16`:     {LossScaling: LossScaling{Hysteresis: pointer(2)}},
-		`--loss-scale is given, and gradients are fp32`: {Precision: "fp32",
+		`--hysteresis is given, but gradients are bf16`:     {LossScaling: LossScaling{Hysteresis: pointer(2)}},
+		`--loss-scale is given, but gradients are fp32`: {Precision: "fp32",
 			LossScaling: LossScaling{LossScale: pointer(2.0)}},
-		`--min-loss-scale is given, and the loss scale is fixed`: {DeepSpeed: fixed,
+		`--min-loss-scale is given, but the loss scale is fixed`: {DeepSpeed: fixed,
 			LossScaling: LossScaling{MinLossScale: pointer(2.0)}},
 		`hysteresis is 0: expected at least 1`: {DeepSpeed: fp16,
 			LossScaling: LossScaling{Hysteresis: pointer(0)}},

@@ -9,6 +9,7 @@ import (
 	"plimsoll/fault"
 	"plimsoll/optim"
 	"plimsoll/optim/kernel"
+	"plimsoll/shard"
 	"plimsoll/synthetic"
 )
 
@@ -49,7 +50,7 @@ func (t *training) close() (err error) {
 // each walks all shards, one after the other; each shard uses its own workers.
 func (t *training) each(body func(s *engine.Shard, first int64, c kernel.Chunk)) {
 	for _, s := range t.shards {
-		s.Each(func(first int64, c kernel.Chunk) { body(s, first, c) })
+		s.Each(func(at shard.Chunk, c kernel.Chunk) { body(s, at.First, c) })
 	}
 }
 
@@ -87,8 +88,8 @@ func (t *training) step(i int) (Step, error) {
 	if err := t.scaler.Update(step.Skipped); err != nil {
 		return step, &fault.Input{
 			What: fmt.Sprintf("step %d", i+1), Err: err,
-			Hint: fmt.Sprintf("DeepSpeed ends here, too: lower min_loss_scale (--min-loss-scale); the largest "+
-				"synthetic gradient is %d, and fp16 ends at 65504", synthetic.Outlier),
+			Hint: fmt.Sprintf("lower min_loss_scale (--min-loss-scale): the largest synthetic gradient is %d, and "+
+				"fp16 ends at 65504; DeepSpeed would end here, too", synthetic.Outlier),
 		}
 	}
 	return step, nil

@@ -38,13 +38,13 @@ NO STATE: no session is open
 `},
 		{&protocol.Overview{Process: 1, Kernel: "generic", Requests: 1, Unanswered: 1, SetAside: []protocol.SetAside{
 			{Name: "3", Job: "tune", Rank: 2, Part: "bf16", Bytes: 64 * ledger.KiB, Reason: "it is no journal"},
-			{Name: "7", Bytes: 4 * ledger.KiB, Reason: "it is none of this release"},
+			{Name: "7", Bytes: 4 * ledger.KiB, Reason: "this release did not write it"},
 		}}, `service            process 1, up 0s, generic kernels
 restarts           0
 requests           1, of which 0 were refused
 queue              1 being handled, this one included; 0 B not read yet
 set aside          session 3 (job tune, rank2/bf16), 64.0 KiB: it is no journal
-set aside          session 7, 4.00 KiB: it is none of this release
+set aside          session 7, 4.00 KiB: this release did not write it
 
 SET ASIDE: no session is open; plimsoll restore NAME tries again, and with --discard gives the memory back
 `},

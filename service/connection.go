@@ -90,11 +90,11 @@ func (c *connection) run() {
 		}
 		switch {
 		case stranger:
-			err = protocol.NotPermitted.Errorf("this service belongs to user %d, and process %d to user %d",
+			err = protocol.NotPermitted.Errorf("this service belongs to user %d, but process %d to user %d",
 				os.Getuid(),
 				c.process, credentials.Uid)
 		case err == nil && p.Answer:
-			err = protocol.Malformed.Errorf("an answer, where a request was expected")
+			err = protocol.Malformed.Errorf("found an answer, expected a request")
 		}
 		c.idleSince.Store(0)
 		if !c.serve(p, files, err) {

@@ -76,7 +76,8 @@ func (s *Server) await(finished <-chan struct{}) error {
 			return fmt.Errorf("a checkpoint is not finished: nothing of it has reached the disk for %v; "+
 				"does its file system answer?", savePatience)
 		case !writing && still >= endPatience:
-			return fmt.Errorf("requests are left without an answer: they have made no progress for %v (clients: %d)",
+			return fmt.Errorf("the service ends without answering some requests, which have made no progress for %v "+
+				"(clients: %d)",
 				endPatience, now.clients)
 		case writing && !noticed && time.Since(began) >= endNotice:
 			noticed = true

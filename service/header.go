@@ -94,13 +94,13 @@ func overlay(a *arena.Arena) *sessionHeader {
 func (h *headerFields) check() error {
 	switch {
 	case h.magic != headerMagic:
-		return errors.New("it is none of this release")
+		return errors.New("this release did not write it")
 	case protocol.CheckDocumentLength(h.document) != nil:
 		return protocol.CheckDocumentLength(h.document)
 	case h.groupCount > protocol.MaximumGroups:
 		return fmt.Errorf("it has %d parameter groups: expected at most %d", h.groupCount, protocol.MaximumGroups)
 	case h.pages > uint64(arena.HugetlbPages):
-		return fmt.Errorf("there is no kind of pages %d", h.pages)
+		return fmt.Errorf("unknown kind of pages %d", h.pages)
 	}
 	return nil
 }
@@ -121,7 +121,8 @@ func readHeader(name string, file *os.File) (*sessionHeader, *protocol.Document,
 	}
 	d, err := protocol.ParseDocument(a.Bytes()[headerFieldsSize : headerFieldsSize+int(fields.document)])
 	if err == nil && d.Groups != int(fields.groupCount) {
-		err = fmt.Errorf("it has hyperparameters of %d groups, and its document %d", fields.groupCount, d.Groups)
+		err = fmt.Errorf("it has hyperparameters of %d groups, but its document has %d groups",
+			fields.groupCount, d.Groups)
 	}
 	if err != nil {
 		return nil, nil, errors.Join(fmt.Errorf("the session header %s cannot be read: %w", name, err), a.Close())

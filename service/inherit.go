@@ -36,7 +36,7 @@ func Inherit() (*Inherited, error) {
 	}
 	names := strings.Split(os.Getenv(inheritedNames), ":")
 	if len(names) != count {
-		return nil, fmt.Errorf("%s is %d, and %s names %d files", inheritedCount, count, inheritedNames, len(names))
+		return nil, fmt.Errorf("%s is %d, but %s names %d files", inheritedCount, count, inheritedNames, len(names))
 	}
 	in := &Inherited{Files: map[string]*os.File{}}
 	restarts, isKeeper := os.LookupEnv(restartCount) // systemd does not set it
@@ -63,11 +63,11 @@ func Inherit() (*Inherited, error) {
 		// The first file is the socket, whatever its unit calls it.
 		listener, err := net.FileListener(file)
 		if err = errors.Join(err, file.Close()); err != nil {
-			return nil, fmt.Errorf("the socket that was inherited: %w", err)
+			return nil, fmt.Errorf("the inherited socket: %w", err)
 		}
 		unixListener, ok := listener.(*net.UnixListener)
 		if !ok || listener.Addr().Network() != "unixpacket" {
-			return nil, fmt.Errorf("the socket that was inherited is of type %s: expected unixpacket "+
+			return nil, fmt.Errorf("the inherited socket is of type %s: expected unixpacket "+
 				"(ListenSequentialPacket=)", listener.Addr().Network())
 		}
 		in.Listener = unixListener
@@ -129,7 +129,7 @@ func (s *store) confirm(session string, files int) error {
 	}
 	answer, asked, err := os.Pipe()
 	if err != nil {
-		return fmt.Errorf("ask the keeper what it has kept: %w", err)
+		return fmt.Errorf("ask the keeper which files it has kept: %w", err)
 	}
 	defer answer.Close()
 	text := barrier
@@ -143,7 +143,7 @@ func (s *store) confirm(session string, files int) error {
 	told, err := io.ReadAll(answer)
 	switch want := strconv.Itoa(files); {
 	case err != nil:
-		return fmt.Errorf("the keeper at %s has not said what it has kept: %w", s.address, err)
+		return fmt.Errorf("the keeper at %s has not said which files it has kept: %w", s.address, err)
 	case s.answers && len(told) == 0:
 		return fmt.Errorf("the keeper at %s has not answered; %s", s.address, moreDescriptors)
 	case s.answers && string(told) != want:

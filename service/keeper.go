@@ -206,7 +206,7 @@ func removeDeadSocket(name string) error {
 	case err != nil:
 		return err
 	case info.Mode()&os.ModeSocket == 0:
-		return fmt.Errorf("%s is there and is no socket", name)
+		return fmt.Errorf("%s exists and is no socket", name)
 	}
 	for _, network := range []string{"unixpacket", "unixgram"} {
 		c, err := net.Dial(network, name)
@@ -217,7 +217,7 @@ func removeDeadSocket(name string) error {
 			return fmt.Errorf("a service listens at %s already, and is too busy to answer", name)
 		case errors.Is(err, unix.ECONNREFUSED), errors.Is(err, unix.EPROTOTYPE): // no listener, or one of another type
 		default:
-			return fmt.Errorf("whether a service listens at %s cannot be found out: %w", name, err)
+			return fmt.Errorf("cannot find out whether a service listens at %s: %w", name, err)
 		}
 	}
 	return os.Remove(name)
@@ -256,12 +256,12 @@ func (k *Keeper) Run(ctx context.Context) error {
 		}
 		switch {
 		case len(k.kept) > 0 && failed > 1:
-			k.Logf("the optimizer service has ended %d times before it served (%v) and is started again; its state is "+
-				"kept, in %d files", failed, err, len(k.kept))
+			k.Logf("the optimizer service has ended %d times before it served (%v); the keeper starts it again and "+
+				"keeps its state in %d files", failed, err, len(k.kept))
 		case failed >= failedStarts:
 			return fmt.Errorf("the optimizer service ended %d times before it served: %w", failed, err)
 		default:
-			k.Logf("the optimizer service has ended (%v) and is started again", err)
+			k.Logf("the optimizer service has ended (%v); the keeper starts it again", err)
 		}
 		select {
 		case <-ctx.Done():

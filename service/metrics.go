@@ -117,23 +117,24 @@ var (
 		"kernel", "job")
 	restartsMetric   = metric("service_restarts_total", "How often the keeper has started the service again.")
 	requestsMetric   = metric("requests_total", "Requests of clients.", "result")
-	unansweredMetric = metric("requests_unanswered", "Requests that are being handled.")
-	queuedMetric     = metric("requests_queued_bytes", "Bytes of requests that have arrived and were not read yet.")
-	clientsMetric    = metric("clients", "Connections that are open.")
-	asideMetric      = metric("sessions_set_aside", "Sessions of an earlier service that could not be restored; their "+
-		"memory is kept.")
-	plannedMetric   = metric("planned_bytes", "Bytes that the ledger plans.", "rank", "part", "component")
-	residentMetric  = metric("resident_bytes", "Bytes that are resident.", "rank", "part", "component")
-	stepMetric      = metric("step", "The last step that is finished.", "rank", "part")
-	stepsMetric     = metric("steps_total", "Steps that this service has made.", "rank", "part")
-	secondsMetric   = metric("step_seconds_total", "Seconds that these steps took.", "rank", "part")
-	lastMetric      = metric("last_step_seconds", "Seconds that the last step took.", "rank", "part")
-	bandwidthMetric = metric("last_step_bytes_per_second", "Bytes that the last step moved in a second.",
+	unansweredMetric = metric("requests_unanswered", "Requests in progress.")
+	queuedMetric     = metric("requests_queued_bytes", "Bytes of received requests that the service has not read yet.")
+	clientsMetric    = metric("clients", "Open connections.")
+	asideMetric      = metric("sessions_set_aside", "Sessions of an earlier service that this one could not restore; "+
+		"their memory is kept.")
+	plannedMetric   = metric("planned_bytes", "Planned bytes.", "rank", "part", "component")
+	residentMetric  = metric("resident_bytes", "Resident bytes.", "rank", "part", "component")
+	stepMetric      = metric("step", "Number of the last finished step.", "rank", "part")
+	stepsMetric     = metric("steps_total", "Steps finished by this service.", "rank", "part")
+	secondsMetric   = metric("step_seconds_total", "Time of the steps of this service, in seconds.", "rank", "part")
+	lastMetric      = metric("last_step_seconds", "Time of the last step, in seconds.", "rank", "part")
+	bandwidthMetric = metric("last_step_bytes_per_second", "Memory bandwidth of the last step: bytes read and "+
+		"written per second.",
 		"rank", "part")
-	trafficMetric  = metric("step_bytes", "Bytes that a step moves, reads and writes added up.", "rank", "part")
-	attachedMetric = metric("session_attached", "1 where a client holds the session.", "rank", "part")
-	savingMetric   = metric("session_saving", "1 where the state is being written to a checkpoint.", "rank", "part")
-	savedMetric    = metric("saved_step", "The step that was saved last.", "rank", "part")
+	trafficMetric  = metric("step_bytes", "Bytes that a step reads and writes.", "rank", "part")
+	attachedMetric = metric("session_attached", "1 while a client holds the session.", "rank", "part")
+	savingMetric   = metric("session_saving", "1 while the service writes the state to a checkpoint.", "rank", "part")
+	savedMetric    = metric("saved_step", "The step of the last checkpoint.", "rank", "part")
 )
 
 // Describe implements prometheus.Collector.

@@ -101,13 +101,13 @@ func (s *Server) claim(d *protocol.Document, c *connection) (*session, error) {
 		return nil, err
 	}
 	if len(s.all)+s.creating > 0 && s.job != d.Job {
-		return nil, protocol.Busy.Errorf("open: this service holds the job %s, and not %s; it takes another when that "+
-			"one's sessions are closed", s.job, d.Job)
+		return nil, protocol.Busy.Errorf("open: this service holds the job %s, not %s; it takes another job when the "+
+			"sessions of its own are closed", s.job, d.Job)
 	}
 	found := s.all[keyOf(d)]
 	if found != nil {
 		if err := d.Difference(found.document); err != nil {
-			return nil, protocol.Refused.Errorf("open: session %v of job %s is there and differs: %v; close it, or "+
+			return nil, protocol.Refused.Errorf("open: session %v of job %s exists and differs: %v; close it, or "+
 				"give the job another name", keyOf(d), d.Job, err)
 		}
 	}
@@ -181,8 +181,8 @@ func toItself(holder, c *connection) string {
 	if holder.process != c.process {
 		return ""
 	}
-	return ", which is this one; give each optimizer of a program a name of its own (name= in Python), and so its " +
-		"session a part of its own"
+	return ", this process itself; give each optimizer of a program a name of its own (name= in Python, part in the " +
+		"protocol)"
 }
 
 // create makes the session that was claimed. If that fails it gives the claim back. The
@@ -278,8 +278,8 @@ func (s *Server) checkRoom(h *host.Host, d *protocol.Document, config engine.Sha
 	ranks := s.expected(d)
 	if whole := needed * ledger.Bytes(ranks); counter != "" && whole > available {
 		return protocol.DoesNotFit.Errorf("open: the state of %d parameters in %v takes %v a rank, %v for the %d "+
-			"ranks of this host that are still to come, and %v are available (%s); use a smaller format (moments "+
-			"\"bf16\" or \"int8\"), more hosts, or fewer ranks on this one",
+			"ranks that this host still expects, but only %v are available (%s); use a smaller format (moments "+
+			`"bf16" or "int8"), more hosts, or fewer ranks on this one`,
 			config.Elements, config.Format, needed, whole, ranks, available, counter)
 	}
 	return nil

@@ -122,6 +122,6 @@ func own() []ledger.Device {
 	}
 	hold(ledger.ServiceProcess, status.RssAnon+status.RssFile, "the program itself: its text, heap and stacks")
 	hold(ledger.ServicePageTables, status.VmPTE,
-		"what the kernel needs to map the arenas: 8 B a page, in the service and in each trainer")
+		"page tables of the arenas: 8 B a page, in the service and in each trainer")
 	return []ledger.Device{d}
 }

@@ -192,19 +192,19 @@ func TestOpenIsRefused(t *testing.T) {
 		{"ranks of a host", func(d *protocol.Document) { d.World, d.LocalWorld = 1<<20, 1<<20 }, protocol.Refused,
 			"open: local_world is 1048576 of 1048576 ranks: expected 1 to 1024"},
 		{"optimizer", func(d *protocol.Document) { d.Optimizer = "muon" }, protocol.Refused,
-			`open: optimizer is "muon": expected one of adamw, adam, lion, adagrad, sgd`},
+			`open: optimizer is "muon": expected one of adamw, adam, lion, adagrad, sgd; did you mean "lion"?`},
 		{"format", func(d *protocol.Document) { d.Parameter = "fp16" }, protocol.Refused, "open: *split*"},
 		{"group of a parameter", func(d *protocol.Document) { d.Parameters[1].Group = 2 }, protocol.Refused,
-			"open: parameter norm is in group 2: there are 2"},
+			"open: parameter norm is in group 2: expected 0 to 1"},
 		{"twice", func(d *protocol.Document) { d.Parameters[1].Name = "embed" }, protocol.Refused,
-			"open: parameter embed is there " +
-				"twice: a shard has one piece of a parameter"},
+			"open: parameter embed is listed " +
+				"twice: a shard has one range of a parameter"},
 		{"no parameters", func(d *protocol.Document) { d.Parameters = nil }, protocol.Refused,
 			"open: there are no parameters"},
 		{"beyond the parameter", func(d *protocol.Document) { d.Parameters[2].First = 1 << 62 }, protocol.Refused,
-			"open: parameter mlp: 99223 elements from 4611686018427387904 on, of 100000"},
+			"open: parameter mlp: 99223 elements from 4611686018427387904 on: expected a range within its 100000"},
 		{"count that overflows", func(d *protocol.Document) { d.Parameters[2].Count = math.MaxInt64 }, protocol.Refused,
-			"open: parameter mlp: 9223372036854775807 elements from 777 on, of 100000"},
+			"open: parameter mlp: 9223372036854775807 elements from 777 on: expected a range within its 100000"},
 		{"shape that overflows", func(d *protocol.Document) { d.Parameters[2].Shape = []int64{1 << 40, 1 << 40} },
 			protocol.Refused,
 			"open: parameter mlp has the shape [1099511627776 1099511627776]: expected at most 281474976710656 " +
@@ -216,12 +216,12 @@ func TestOpenIsRefused(t *testing.T) {
 			"open: cpus: expected at most 8192 " +
 				"CPUs, each from 0 to 8191"},
 		{"another job", func(d *protocol.Document) { d.Job = "other" }, protocol.Busy,
-			"open: this service holds the job test, and not " +
-				"other; it takes another when that one's sessions are closed"},
+			"open: this service holds the job test, not " +
+				"other; it takes another job when the sessions of its own are closed"},
 		{"a rank that is held", func(d *protocol.Document) {
 			*d = *testDocument(small, func(d *protocol.Document) { d.World, d.Rank, d.Part = 2, 1, "witness" })
-		}, protocol.Busy, fmt.Sprintf("open: session rank1/witness of job test is held by process %d, which is this "+
-			"one; give each optimizer of a program a name of its own*", os.Getpid())},
+		}, protocol.Busy, fmt.Sprintf("open: session rank1/witness of job test is held by process %d, this process "+
+			"itself; give each optimizer of a program a name of its own*", os.Getpid())},
 		{"everything at once", func(d *protocol.Document) {
 			d.Parameters[0] = protocol.Piece{Name: "huge", Shape: []int64{1 << 47},
 				Count: 1 << 47}
@@ -292,15 +292,15 @@ func TestRequestsAreRefused(t *testing.T) {
 		}, protocol.Refused, "window: mmap of 4096 bytes: operation not permitted"},
 
 		{"read behind the end", request(protocol.Read, protocol.TransferBody{First: end, Count: 1}), protocol.Refused,
-			"read: 1 elements from 200000 on, of a shard of 200000"},
+			"read: 1 elements from 200000 on: expected a range within the shard's 200000"},
 		{"read of nothing", request(protocol.Read, protocol.TransferBody{}), protocol.Refused,
-			"read: 0 elements from 0 on, of a shard of 200000"},
+			"read: 0 elements from 0 on: expected a range within the shard's 200000"},
 		{"read of a sum that overflows", request(protocol.Read, protocol.TransferBody{First: 2, Count: math.MaxUint64}),
 			protocol.Refused,
-			"read: 18446744073709551615 elements from 2 on, of a shard of 200000"},
+			"read: 18446744073709551615 elements from 2 on: expected a range within the shard's 200000"},
 		{"write from beyond", request(protocol.Write, protocol.TransferBody{First: math.MaxUint64, Count: 2}),
 			protocol.Refused,
-			"write: 2 elements from 18446744073709551615 on, of a shard of 200000"},
+			"write: 2 elements from 18446744073709551615 on: expected a range within the shard's 200000"},
 		{"write behind the window", request(protocol.Write, protocol.TransferBody{Count: 2, Offset: window - 4}),
 			protocol.Refused,
 			"write: 2 numbers of 4 bytes at offset 16777212 of a window of 16777216 bytes; offsets are multiples of " +
@@ -321,12 +321,12 @@ func TestRequestsAreRefused(t *testing.T) {
 			"accumulate of type 3: expected 0 (bf16), 1 (fp16) or 2 (fp32)"},
 		{"accumulate beyond", request(protocol.Accumulate, protocol.AccumulateBody{Type: 2, First: end - 1, Count: 2}),
 			protocol.Refused,
-			"accumulate: 2 elements from 199999 on, of a shard of 200000"},
+			"accumulate: 2 elements from 199999 on: expected a range within the shard's 200000"},
 		{"ready beyond", request(protocol.Ready, protocol.RangeBody{First: 1, Count: end}), protocol.Refused,
-			"ready: 200000 elements from 1 on, of a shard of 200000"},
+			"ready: 200000 elements from 1 on: expected a range within the shard's 200000"},
 		{"ready of a sum that overflows", request(protocol.Ready, protocol.RangeBody{First: 1, Count: math.MaxUint64}),
 			protocol.Refused,
-			"ready: 18446744073709551615 elements from 1 on, of a shard of 200000"},
+			"ready: 18446744073709551615 elements from 1 on: expected a range within the shard's 200000"},
 
 		{"the step after the next", step(4, 1, adamw...), protocol.OutOfOrder,
 			"step 4: the session has finished step 2, so the next is 3"},
@@ -337,9 +337,9 @@ func TestRequestsAreRefused(t *testing.T) {
 		{"the last step that there can be", step(math.MaxUint64, 1, adamw...), protocol.OutOfOrder,
 			"step 18446744073709551615: the session has finished step 2, so the next is 3"},
 		{"a factor that is no number", step(3, math.NaN(), adamw...), protocol.Refused,
-			"step with the factor NaN: skip a step whose gradients are not finite"},
+			"step with the grad scale NaN: skip a step whose gradients are not finite"},
 		{"a factor that is infinite", step(3, math.Inf(-1), adamw...), protocol.Refused,
-			"step with the factor -Inf: skip a " +
+			"step with the grad scale -Inf: skip a " +
 				"step whose gradients are not finite"},
 		{"a group too few", step(3, 1, adamw[0]), protocol.Refused, "step with 1 parameter groups: the session has 2"},
 		{"a negative rate", step(3, 1, adamw[0], with(0, -1)), protocol.Refused,
@@ -366,7 +366,7 @@ func TestRequestsAreRefused(t *testing.T) {
 			"step with flags 0x8: this version has 0x3"},
 		{"a step that is not prepared", body(protocol.Step,
 			protocol.StepHeader{Step: 3, GradScale: 1, Flags: protocol.PreparedStep}), protocol.OutOfOrder,
-			"step 3 as prepared: step 0 is (0 is none)"},
+			"step 3 as prepared: the prepared step is 0 (0: none)"},
 		{"a step as prepared, and not", body(protocol.Step,
 			protocol.StepHeader{Step: 3, GradScale: 1, Flags: protocol.PreparedStep}, adamw...),
 			protocol.Refused, "step 3 as prepared, with 2 parameter groups: expected none"},
@@ -375,10 +375,10 @@ func TestRequestsAreRefused(t *testing.T) {
 			"prepare 2: the session has finished step 2, so the next is 3"},
 		{"a factor before its time", body(protocol.Prepare, protocol.StepHeader{Step: 3, GradScale: 1}, adamw...),
 			protocol.Refused,
-			"prepare with flags 0x0 and factor 1: expected neither, which come with the step"},
+			"prepare with flags 0x0 and grad scale 1: expected neither; both come with the step"},
 		{"flags before their time", body(protocol.Prepare, protocol.StepHeader{Step: 3, Flags: protocol.WaitForStep},
 			adamw...), protocol.Refused,
-			"prepare with flags 0x1 and factor 0: expected neither, which come with the step"},
+			"prepare with flags 0x1 and grad scale 0: expected neither; both come with the step"},
 		{"a group too few is prepared", body(protocol.Prepare, protocol.StepHeader{Step: 3}, adamw[0]),
 			protocol.Refused,
 			"prepare with 1 parameter groups: the session has 2"},
@@ -391,14 +391,14 @@ func TestRequestsAreRefused(t *testing.T) {
 
 		{"wait for what did not begin", request(protocol.Wait, protocol.WaitBody{Step: 3, First: 0, Count: 1}),
 			protocol.OutOfOrder,
-			"wait for step 3: the last that was begun is 2"},
+			"wait for step 3: the last step begun is 2"},
 		{"wait beyond", request(protocol.Wait, protocol.WaitBody{Step: 2, First: end, Count: 1}), protocol.Refused,
-			"wait: 1 elements from 200000 on, of a shard of 200000"},
+			"wait: 1 elements from 200000 on: expected a range within the shard's 200000"},
 		{"a step too far", request(protocol.SetStep, protocol.SetStepBody{Step: 1 << 63}), protocol.Refused,
 			"set_step 9223372036854775808: expected at " +
 				"most 4611686018427387904"},
 		{"save to nowhere", func() error { _, err := s.Save("/nowhere", nil); return err }, protocol.Storage,
-			"save: /nowhere: there is no such folder to save checkpoints in*"},
+			"save: /nowhere: the folder for checkpoints does not exist*"},
 		{"save to a relative path", func() error { _, err := s.Save("checkpoints", nil); return err }, protocol.Refused,
 			`save: the directory is "checkpoints": expected an absolute path, as the service has a working directory of its own`},
 		{"save to an empty path", func() error { _, err := s.Save("", nil); return err }, protocol.Refused,
@@ -475,7 +475,7 @@ func TestWithoutASession(t *testing.T) {
 		"read: there is no window; send one first")
 	_, err := s.Save(t.TempDir(), nil)
 	wantError(t, err, protocol.OutOfOrder,
-		"save: the state is not whole: write weights and set_step, or load, or make a step")
+		"save: the state is incomplete: write weights and set_step, or load, or make a step")
 	wantError(t, s.Read(protocol.SecondMoment, 0, make([]float32, 1)), protocol.Refused,
 		"read: stream 2: lion has master weights (0) and 1 moments")
 }
@@ -539,7 +539,7 @@ func TestAnotherDocument(t *testing.T) {
 				"{norm [777] 1  0 777}"},
 	} {
 		_, err := servicetest.Open(r.Socket, testDocument(c.change))
-		wantError(t, err, protocol.Refused, "open: session rank0/bf16 of job test is there and differs: "+c.want+
+		wantError(t, err, protocol.Refused, "open: session rank0/bf16 of job test exists and differs: "+c.want+
 			"; close it, or give the job another name")
 	}
 	again := mustOpen(t, r.Socket,
@@ -559,7 +559,7 @@ func TestDoesNotFit(t *testing.T) {
 		d.Parameters[0].Shape, d.Parameters[0].Count = []int64{20_000, 100}, 2_000_000
 	}))
 	wantError(t, err, protocol.DoesNotFit,
-		`open: the state of 2100000 parameters in Adam/state=split/moments=fp32/parameter=bf16/gradient=bf16 takes 28.1 MiB a rank, 112 MiB for the 4 ranks of this host that are still to come, and 95.4 MiB are available (MemAvailable); use a smaller format (moments "bf16" or "int8"), more hosts, or fewer ranks on this one`)
+		`open: the state of 2100000 parameters in Adam/state=split/moments=fp32/parameter=bf16/gradient=bf16 takes 28.1 MiB a rank, 112 MiB for the 4 ranks that this host still expects, but only 95.4 MiB are available (MemAvailable); use a smaller format (moments "bf16" or "int8"), more hosts, or fewer ranks on this one`)
 	for _, name := range memoryOf(r.Process()) {
 		if strings.Contains(name, "rank0") {
 			t.Errorf("%s was allocated", name)
@@ -573,7 +573,7 @@ func TestTooFewThreads(t *testing.T) {
 	r := startService(t, threadsVariable+"=3")
 	_, err := servicetest.Open(r.Socket, testDocument())
 	wantError(t, err, protocol.DoesNotFit,
-		`open: * more threads are needed, and 3 may be started (pids.max); raise that limit where the service is started`)
+		`open: * more threads are needed, but only 3 may be started (pids.max); raise that limit where the service is started`)
 }
 
 // TestClientVanishes closes connections at all kinds of moments.
@@ -803,7 +803,7 @@ func TestAnotherUser(t *testing.T) {
 		}
 	}
 	output, err := visitor()
-	if want := regexp.MustCompile(`^this service belongs to user 0, and process \d+ to user 65534\n$`); err != nil ||
+	if want := regexp.MustCompile(`^this service belongs to user 0, but process \d+ to user 65534\n$`); err != nil ||
 		!want.MatchString(output) {
 		t.Errorf("%v\n%s", err, output)
 	}

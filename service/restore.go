@@ -99,8 +99,8 @@ func (s *Server) restore() {
 	for _, l := range left {
 		if s.sessionCalled(l.name) == nil {
 			s.aside[l.name] = l
-			s.logf("%v is set aside: %v; its memory is kept: plimsoll restore %s tries again, and with "+
-				"--discard gives it back", l, l.reason, l.name)
+			s.logf(`%v is set aside: %v; its memory is kept: "plimsoll restore %s" tries again, and with --discard `+
+				"frees the memory", l, l.reason, l.name)
 		}
 	}
 }
@@ -187,7 +187,7 @@ func (s *Server) tryAttach(l *leftSession) (err error) {
 		}
 	}()
 	if !keptPattern.MatchString(l.name) {
-		return errors.New("its files have no names that this release gives")
+		return errors.New("this release does not know the names of its files")
 	}
 	if err := l.readHeader(); err != nil {
 		return err
@@ -206,13 +206,13 @@ func (s *Server) tryAttach(l *leftSession) (err error) {
 		s.logf("session %v: finished step %d, which was under way", keyOf(d), shard.Steps())
 	}
 	if added, _, _, half := shard.Accumulations(); half {
-		s.logf("session %v: accumulate %d is half done, and goes on when it is repeated", keyOf(d), added+1)
+		s.logf("session %v: accumulate %d is half done; repeating it finishes it", keyOf(d), added+1)
 	}
 	header.attempts.Store(0)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.all[keyOf(d)] != nil || len(s.all)+s.creating > 0 && s.job != d.Job {
-		return errors.Join(fmt.Errorf("the service holds the job %s, and may have a session %v of it already",
+		return errors.Join(fmt.Errorf("the service holds the job %s, and it may have a session %v of that job already",
 			s.job, keyOf(d)), shard.Close())
 	}
 	session := s.newSession(l.name, d, shard, header)
@@ -233,7 +233,7 @@ func (s *Server) attachShard(l *leftSession) (*engine.Shard, error) {
 	shard, err := s.attachShardTo(l, l.document.CPUs)
 	if errors.Is(err, engine.ErrBinding) {
 		// A cgroup, or switching a CPU off, has taken a CPU from this process since.
-		s.logf("session %v: %v; its workers are bound to what else this process may use", keyOf(l.document), err)
+		s.logf("session %v: %v; its workers are bound to other CPUs that this process may use", keyOf(l.document), err)
 		shard, err = s.attachShardTo(l, nil)
 	}
 	return shard, err
@@ -302,8 +302,8 @@ func (s *Server) restoreAside(b protocol.RestoreBody) error {
 // tryAgain attaches to a session that was set aside.
 func (s *Server) tryAgain(l *leftSession) error {
 	if s.attach(l); l.reason != nil {
-		return protocol.Refused.Errorf("restore: %v: %v; its memory is kept, and plimsoll restore --discard %s gives "+
-			"it back", l,
+		return protocol.Refused.Errorf(`restore: %v: %v; its memory is kept, and "plimsoll restore --discard %s" `+
+			"frees it", l,
 			l.reason, l.name)
 	}
 	s.noLongerAside(l)
@@ -328,12 +328,12 @@ func (s *Server) checkAside(d *protocol.Document) error {
 		s.mu.Unlock()
 		switch {
 		case l.document == nil || l.document.Job != d.Job:
-			return protocol.Busy.Errorf("open: %v is set aside, which may be of another job (%v); restore it "+
-				"(plimsoll restore %s), or give it back (--discard)", l, l.reason, name)
+			return protocol.Busy.Errorf("open: %v is set aside and may be of another job (%v); restore it (plimsoll "+
+				"restore %s) or free its memory (--discard)", l, l.reason, name)
 		case keyOf(l.document) != keyOf(d):
 		case errors.Is(l.reason, errDeadly):
-			return protocol.Refused.Errorf("open: %v is set aside: %v; restore it (plimsoll restore %s), or give it "+
-				"back (--discard)", l, l.reason, name)
+			return protocol.Refused.Errorf("open: %v is set aside: %v; restore it (plimsoll restore %s) or free its "+
+				"memory (--discard)", l, l.reason, name)
 		default:
 			if err := s.tryAgain(l); err != nil {
 				return err
@@ -372,17 +372,18 @@ func (s *Server) checkKept(name string, arenas int) error {
 	s.mu.Unlock()
 	store := s.given.store
 	if needed := len(kept) + sessions*descriptorsOfSession + descriptorsOfService; uint64(needed) > limit.Cur {
-		return protocol.DoesNotFit.Errorf("open: with this session the service needs %d file descriptors, and may "+
-			"have %d; %s",
+		return protocol.DoesNotFit.Errorf("open: with this session the service needs %d file descriptors, but may "+
+			"have only %d; %s",
 			needed, limit.Cur, moreDescriptors)
 	}
 	if store != nil && store.most > 0 && len(kept) > store.most {
-		return protocol.DoesNotFit.Errorf("open: with this session %d files are to be kept, and systemd keeps %d; "+
-			"raise FileDescriptorStoreMax=", len(kept), store.most)
+		return protocol.DoesNotFit.Errorf("open: with this session the service has %d files to keep, but systemd "+
+			"keeps only %d; raise FileDescriptorStoreMax=", len(kept), store.most)
 	}
 	if length := len(inheritedNames + "=" + socketName + ":" + strings.Join(kept, ":")); length >= longestVariable {
-		return protocol.DoesNotFit.Errorf("open: with this session %d files are to be kept, and %d bytes of names are "+
-			"more than the kernel gives the next service (%d); use several services", len(kept), length,
+		return protocol.DoesNotFit.Errorf("open: with this session the service has %d files to keep, and their names "+
+			"take %d bytes, more than the kernel passes to the next service (%d); use several services",
+			len(kept), length,
 			longestVariable)
 	}
 	return nil

@@ -123,8 +123,8 @@ func TestWhatIsOpenCanBeRestored(t *testing.T) {
 		s, err := openPatiently(r.Socket, tiny(rank, world))
 		if err != nil {
 			wantError(t, err, protocol.DoesNotFit,
-				"open: with this session the service needs * file descriptors, and may have "+
-					"128; raise the hard limit on open files*")
+				"open: with this session the service needs * file descriptors, but may have "+
+					"only 128; raise the hard limit on open files*")
 			break
 		}
 		t.Cleanup(func() { _ = s.Detach() })
@@ -242,8 +242,8 @@ func TestNamesOfManySessions(t *testing.T) {
 		t.Skipf("a process may have %d descriptors", limit.Cur)
 	}
 	wantError(t, server.checkKept("2", 8), protocol.DoesNotFit,
-		"open: with this session * bytes of names are more than the "+
-			"kernel gives the next service (131072); use several services")
+		"open: with this session * bytes, more than the "+
+			"kernel passes to the next service (131072); use several services")
 	delete(server.aside, "1")
 }
 
@@ -263,8 +263,8 @@ func TestSystemdKeepsTheFiles(t *testing.T) {
 	_, err := servicetest.Open(r.Socket, testDocument(small,
 		func(d *protocol.Document) { d.Part, d.World = "more", 2 }))
 	wantError(t, err, protocol.DoesNotFit,
-		"open: with this session 24 files are to be kept, and systemd keeps 20; raise "+
-			"FileDescriptorStoreMax=")
+		"open: with this session the service has 24 files to keep, but systemd keeps "+
+			"only 20; raise FileDescriptorStoreMax=")
 	r.killAndWait(t)
 	checkMany(t, r, prints)
 }
@@ -339,11 +339,11 @@ func TestBrokenSessionIsSetAside(t *testing.T) {
 		status protocol.Status // status of an open
 		opened string
 	}{
-		"record": {"session", "it is none of this release", protocol.Busy,
-			"open: session 2 is set aside, which may be of another job*"},
+		"record": {"session", "this release did not write it", protocol.Busy,
+			"open: session 2 is set aside and may be of another job*"},
 		"journal": {"step_journal", "it is no journal", protocol.Refused,
 			"restore: session 2 (job test, rank1/bf16): *its " +
-				"memory is kept, and plimsoll restore --discard 2 gives it back"},
+				`memory is kept, and "plimsoll restore --discard 2" frees it`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := startService(t)
@@ -468,7 +468,7 @@ func TestDeadlySessionIsSetAside(t *testing.T) {
 	_, err := servicetest.Open(r.Socket, document(deadly))
 	wantError(t, err, protocol.Refused,
 		"open: session 3 (job test, rank2/bf16) is set aside: 5 services have died while they "+
-			"restored it; restore it (plimsoll restore 3), or give it back (--discard)")
+			"restored it; restore it (plimsoll restore 3) or free its memory (--discard)")
 	// The next one does not try it either, unless it is asked to.
 	r.killAndWait(t)
 	if o := r.overview(t); len(o.SetAside) != 1 {
@@ -507,7 +507,7 @@ func TestStateIsKeptHoweverOftenAStartFails(t *testing.T) {
 	r.startAs.Store(&start)
 	r.killAndWait(t)
 	checkMany(t, r, prints)
-	if log := r.log.String(); !strings.Contains(log, "its state is kept, in 16 files") {
+	if log := r.log.String(); !strings.Contains(log, "keeps its state in 16 files") {
 		t.Errorf("the keeper has said %.1000s", log)
 	}
 }

@@ -61,7 +61,7 @@ func TestFilesThatChangeWhileTheyAreLoaded(t *testing.T) {
 			later = saved
 		case !errors.As(err, &e) || e.Status != protocol.Storage:
 			t.Fatal(err)
-		case strings.Contains(e.Message, "loaded in part"):
+		case strings.Contains(e.Message, "only partly loaded"):
 			outcomes["in part"]++
 			if status.Initialized {
 				t.Fatalf("the state passes for whole after: %v", err)
@@ -105,7 +105,7 @@ func TestLoadIntoANewSession(t *testing.T) {
 		t.Fatal(err)
 	}
 	s = mustOpen(t, r.Socket, testDocument(small))
-	if _, err := s.Load(directory); err == nil || !strings.Contains(err.Error(), "loaded in part") ||
+	if _, err := s.Load(directory); err == nil || !strings.Contains(err.Error(), "only partly loaded") ||
 		!strings.Contains(err.Error(), filepath.Base(name)) {
 		t.Errorf("%v, want what was damaged", err)
 	}
@@ -113,8 +113,8 @@ func TestLoadIntoANewSession(t *testing.T) {
 		t.Error("what was loaded in part passes for whole")
 	}
 	// Moments of the checkpoint are no zeros that training begins with.
-	const mend = "*a load was broken off, and some of the state is the checkpoint's: load again, or give the state " +
-		"back and open it anew"
+	const mend = "*a load was interrupted, and only some of the state is the checkpoint's: load again, or give the " +
+		"state back and open it anew"
 	wantError(t, begin(s), protocol.OutOfOrder, "set_step"+mend)
 	wantError(t, stepOnce(s, 1), protocol.OutOfOrder, "step"+mend)
 	if err := os.WriteFile(name, whole, 0o600); err != nil {
@@ -141,11 +141,11 @@ func TestLoadAsOneOfSeveral(t *testing.T) {
 	load(true)
 	for range 2 {
 		_, err := s.Save(t.TempDir(), nil)
-		wantError(t, err, protocol.OutOfOrder, "save: the state is not whole*")
+		wantError(t, err, protocol.OutOfOrder, "save: the state is incomplete*")
 		wantError(t, s.Prepare(3, adamw...), protocol.OutOfOrder,
-			"prepare: the state was loaded as one of several, and "+
-				"set_step has not said that all are: load all again*")
-		wantError(t, stepOnce(s, 3), protocol.OutOfOrder, "step: the state was loaded as one of several*")
+			"prepare: this state was loaded as one of several, and "+
+				"no set_step has confirmed that all were: load all again*")
+		wantError(t, stepOnce(s, 3), protocol.OutOfOrder, "step: this state was loaded as one of several*")
 		if err := s.Detach(); err != nil {
 			t.Fatal(err)
 		}
@@ -294,8 +294,8 @@ func TestTwoJobsSaveOneStep(t *testing.T) {
 		rank int    // the rank that saves
 		want string // the error
 	}
-	const mend = ": this is of another save of the same step, *: another job saves in this folder, or has left it " +
-		"here*give each job, and each optimizer of a program, a folder of its own*"
+	const mend = ": this is of save *, but the commit is of save * of the same step: another job saves in this " +
+		"folder, or has left it here*give each job, and each optimizer of a program, a folder of its own*"
 	for name, acts := range map[string][]act{
 		"one is faster": {
 			{"one", 0, ""}, {"one", 1, ""}, {"other", 0, ""},

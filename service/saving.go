@@ -48,8 +48,8 @@ func (s *session) save(b protocol.SaveBody) ([]byte, error) {
 			"one, from 0 on, and how many ranks hold its shard", b.Replica, replicas, s.document.World)
 	}
 	if !s.header.initialized() {
-		return nil, protocol.OutOfOrder.Errorf("save: the state is not whole: write weights and set_step, or " +
-			"load, or make a step")
+		return nil, protocol.OutOfOrder.Errorf("save: the state is incomplete: write weights and set_step, or load, " +
+			"or make a step")
 	}
 	s.settleSave() // one save at a time; the next saved reports a failure
 	shard := s.forCheckpoint()
@@ -59,8 +59,8 @@ func (s *session) save(b protocol.SaveBody) ([]byte, error) {
 		return nil, storage(protocol.Save, err)
 	}
 	for _, r := range saving.Removed() {
-		s.logf("session %v: save of step %d: %s (%v), which a save had left that was broken off, was removed "+
-			"for want of room", keyOf(s.document), saving.Step(), r.Path, r.Bytes)
+		s.logf("session %v: save of step %d: %s (%v), left by an interrupted save, was removed to free disk space",
+			keyOf(s.document), saving.Step(), r.Path, r.Bytes)
 	}
 	s.saving, s.inherited = saving, false
 	s.written.Store(saving)
@@ -117,8 +117,8 @@ func (c *connection) saved(r request) (reply, error) {
 // notInParts refuses requests that would take a partly loaded state for a whole one.
 func (s *session) notInParts(kind protocol.Kind) error {
 	if s.header.condition.Load() == stateIsInParts {
-		return protocol.OutOfOrder.Errorf("%v: a load was broken off, and some of the state is the checkpoint's: load "+
-			"again, or give the state back and open it anew", kind)
+		return protocol.OutOfOrder.Errorf("%v: a load was interrupted, and only some of the state is the "+
+			"checkpoint's: load again, or give the state back and open it anew", kind)
 	}
 	return nil
 }
@@ -127,8 +127,8 @@ func (s *session) notInParts(kind protocol.Kind) error {
 // theirs.
 func (s *session) notAlone(kind protocol.Kind) error {
 	if s.header.condition.Load() == stateIsLoaded {
-		return protocol.OutOfOrder.Errorf("%v: the state was loaded as one of several, and set_step has not said that "+
-			"all are: load all again, or give the states back and open them anew", kind)
+		return protocol.OutOfOrder.Errorf("%v: this state was loaded as one of several, and no set_step has "+
+			"confirmed that all were: load all again, or give the states back and open them anew", kind)
 	}
 	return nil
 }

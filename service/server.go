@@ -8,11 +8,11 @@
 // A step of several shards is a two-phase commit: prepare, then step. First, every
 // trainer sends prepare. Its gradients are final, and the session header keeps the
 // step's hyperparameters. When all trainers know that all have prepared, each sends
-// step. The header keeps this request and its factor, too.
+// step. The header keeps this request and its grad scale, too.
 //
 // The trainers may die after some of them have sent step. Then some sessions are at
 // step N, and the others at N-1 with step N prepared. The next trainers ask the latter
-// for the prepared step N, with the factor of the former. So all shards make a step, or
+// for the prepared step N, with the grad scale of the former. So all shards make a step, or
 // none does.
 //
 // # Caveats

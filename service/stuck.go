@@ -30,8 +30,8 @@ func (s *Server) stuckStep() error {
 			continue
 		}
 		if stuck := time.Since(w.since); stuck >= stepPatience {
-			return fmt.Errorf("the step of session %v has made no progress for %v: "+
-				"it waits for memory, or for the file system of a checkpoint, and is finished without that checkpoint",
+			return fmt.Errorf("the step of session %v has made no progress for %v: it waits for memory, or for the "+
+				"file system of a checkpoint; the service finishes the step without that checkpoint",
 				key, stepPatience)
 		}
 	}

@@ -209,7 +209,8 @@ func TestPreparedStepIsForgotten(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%s: %v", what, err)
 		}
-		wantError(t, s.StepPrepared(1, 1, true), protocol.OutOfOrder, "step 1 as prepared: step 0 is (0 is none)")
+		wantError(t, s.StepPrepared(1, 1, true), protocol.OutOfOrder,
+			"step 1 as prepared: the prepared step is 0 (0: none)")
 	}
 	checkpoints := t.TempDir()
 	if _, err := s.Save(checkpoints, nil); err != nil {
@@ -235,7 +236,8 @@ func TestPreparedStepIsForgotten(t *testing.T) {
 	if err := errors.Join(s.Prepare(1, adamw...), s.StepPrepared(1, 1, true)); err != nil {
 		t.Fatal(err)
 	}
-	wantError(t, s.StepPrepared(2, 1, true), protocol.OutOfOrder, "step 2 as prepared: step 1 is (0 is none)")
+	wantError(t, s.StepPrepared(2, 1, true), protocol.OutOfOrder,
+		"step 2 as prepared: the prepared step is 1 (0: none)")
 }
 
 // TestAskedStepIsForgotten checks that a state that was loaded or fully written

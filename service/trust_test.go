@@ -96,7 +96,7 @@ func TestServiceOfAnotherUser(t *testing.T) {
 		{theirs, 0o755, "belongs to user 65534, who could put another service there: expected user 0 or root"},
 		{ours, 0o777, "has mode 0777, so that other users could put another service there"},
 		{link, 0o700, "belongs to user 65534, who could put another service there: expected user 0 or root"},
-		{ours, 0o700, "of user 65534 answers, who would have the weights: expected user 0 or root"},
+		{ours, 0o700, "of user 65534 answers and would get the weights: expected user 0 or root"},
 	} {
 		if err := os.Chmod(ours, c.mode); err != nil {
 			t.Fatal(err)

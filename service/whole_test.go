@@ -35,7 +35,7 @@ func TestWhatIsBeingWrittenIsNotWhole(t *testing.T) {
 		}
 		s = mustOpen(t, r.Socket, document)
 		_, err := s.Save(t.TempDir(), nil)
-		wantError(t, err, protocol.OutOfOrder, "save: the state is not whole*")
+		wantError(t, err, protocol.OutOfOrder, "save: the state is incomplete*")
 		if err := errors.Join(s.SetStep(5), s.Detach()); err != nil {
 			t.Fatal(err)
 		}

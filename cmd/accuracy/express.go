@@ -105,7 +105,7 @@ func (e *expression) chooseMachine() error {
 	if batch := e.trainer().batch; e.Accumulation == 0 && batch > 0 {
 		q.Accumulation = max(1, batch/q.MicroBatch)
 	}
-	q.Torch, q.Transformers, q.Engine = e.Software.version("torch|pytorch", torchReleases),
+	q.Torch, q.Transformers, q.DeepSpeedVersion = e.Software.version("torch|pytorch", torchReleases),
 		e.Software.version("transformers", transformersReleases), e.Software.version("deepspeed", nil)
 	q.BitsAndBytes = cmp.Or(e.Software.version("bitsandbytes", nil), e.trainer().bitsAndBytes)
 	q.Modules = strings.ToLower(e.Software.find("(litgpt|torchtitan)"))

@@ -8,6 +8,7 @@ import (
 
 	"plimsoll/bench"
 	"plimsoll/host"
+	"plimsoll/optim"
 	"plimsoll/optim/kernel"
 	"plimsoll/report"
 )
@@ -17,53 +18,51 @@ func benchCommand() *cobra.Command {
 	var format report.Format
 	command := &cobra.Command{
 		Use:   "bench",
-		Short: "Measure how near an update comes to what this memory allows",
-		Long: `Bench alternates updates with passes that move the same bytes without
-arithmetic, over the same memory, and shows how near the one comes to the other:
-the median of the ratios of all rounds. Rounds in which other processes used the
-CPUs are repeated.`,
+		Short: "Measure optimizer updates against the speed of memory",
+		Long: `Bench alternates updates with passes that move the same bytes of the same memory
+without arithmetic. It shows how near updates come to these passes: the median
+of the ratios of all rounds. Bench repeats rounds in which other processes used
+the CPUs.`,
 		Example: `  plimsoll bench
-  plimsoll bench --optimizer all --state all --moments all --parameters 64Mi --json
+  plimsoll bench --optimizer all --state all --moments all --parameters 64Mi \
+    --json
   plimsoll bench --parameters 16Mi --norm --peer torch`,
 		Args: noArguments,
-		RunE: func(c *cobra.Command, _ []string) error { return runBenchmark(c, request, format) },
+		RunE: func(c *cobra.Command, _ []string) error { return runBench(c, request, format) },
 	}
-	flags := command.Flags()
-	flags.SortFlags = false
-	flags.StringVar(&request.Optimizer, "optimizer", "adamw", "`name`: adamw, adam, lion, adagrad, sgd or all")
-	flags.StringVar(&request.State, "state", "split", "state `format`: split, fp32 or all")
-	flags.StringVar(&request.Moments, "moments", "fp32", "`type` of the moments: fp32, bf16, int8 (Adam only) or all")
-	flags.StringVar(&request.GradientType, "grad-dtype", "bf16", "gradient `type`: bf16, fp16 or fp32")
-	flags.StringSliceVar(&request.Parameters, "parameters", nil,
-		"numbers of parameters (default: the cache of a core, 16Mi and, where they fit, 256Mi)")
-	flags.IntSliceVar(&request.Workers, "workers", nil,
-		"numbers of workers (default: one, and one for each usable core)")
-	flags.IntVar(&request.Rounds, "rounds", 9, "rounds that are kept of each case")
-	flags.BoolVar(&request.Norm, "norm", false, "show what the norm of the gradients costs")
-	flags.BoolVar(&request.Journal, "journal", false, "show what it costs that another process could finish an update")
-	flags.BoolVar(&request.Checks, "checks", true,
-		"look for stops of the world and slow denormal numbers, at the largest size of the first format")
-	flags.StringVar(&request.Peer, "peer", "",
-		"measure AdamW of others in the same rounds: torch (torch.optim) or deepspeed (DeepSpeedCPUAdam)")
+	benchFlags(command, &request)
 	outputFlags(command, &format, "print one JSON document with every sample")
-	for flag, values := range map[string][]string{
-		"optimizer":  append(bench.Optimizers(), bench.All),
-		"state":      {"split", "fp32", bench.All},
-		"moments":    append(kernel.MomentNames(), bench.All),
-		"grad-dtype": {"bf16", "fp16", "fp32"},
-		"peer":       bench.Peers(),
-	} {
-		mustRegister(command, flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
-	}
 	return command
 }
 
-func runBenchmark(c *cobra.Command, request bench.Request, format report.Format) error {
+func benchFlags(c *cobra.Command, q *bench.Request) {
+	flags := c.Flags()
+	flags.SortFlags = false
+	choiceFlag(c, &q.Optimizer, "optimizer", "adamw", "optimizer `name`: VALUES", append(optim.RuleNames(), bench.All))
+	choiceFlag(c, &q.State, "state", kernel.Split.String(), "`format` of the master weights: VALUES",
+		append(kernel.StateNames(), bench.All))
+	choiceFlag(c, &q.Moments, "moments", kernel.MomentsFP32.String(),
+		"`dtype` of the moments: VALUES; int8 for adam and adamw only", append(kernel.MomentNames(), bench.All))
+	choiceFlag(c, &q.GradientType, "grad-dtype", "bf16", "`dtype` of the gradients: VALUES", kernel.NumberTypeNames())
+	flags.StringSliceVar(&q.Parameters, "parameters", nil, "numbers of parameters (default: as many as a core's cache "+
+		"holds, 16Mi and, where they fit, 256Mi)")
+	flags.IntSliceVar(&q.Workers, "workers", nil, "numbers of workers (default: one, and one for each usable core)")
+	flags.IntVar(&q.Rounds, "rounds", 9, "rounds of each case that count")
+	flags.BoolVar(&q.Norm, "norm", false, "also measure the norm of the gradients")
+	flags.BoolVar(&q.Journal, "journal", false,
+		"also measure the journal, from which another process can finish an update")
+	flags.BoolVar(&q.Checks, "checks", true, "look for long stop-the-world pauses of Go and for slow denormal "+
+		"numbers, at the largest size of the first format")
+	choiceFlag(c, &q.Peer, "peer", "", "`library` whose AdamW is measured in the same rounds: VALUES (torch.optim or "+
+		"DeepSpeedCPUAdam)", bench.Peers())
+}
+
+func runBench(c *cobra.Command, request bench.Request, format report.Format) error {
 	here, err := host.Local()
 	if err != nil {
 		return err
 	}
-	plan, err := bench.NewSuite(request, here)
+	suite, err := bench.NewSuite(request, here)
 	var tooLarge *bench.DoesNotFit
 	if errors.As(err, &tooLarge) {
 		logTo(c)("%v", err)
@@ -72,9 +71,9 @@ func runBenchmark(c *cobra.Command, request bench.Request, format report.Format)
 	if err != nil {
 		return err
 	}
-	results, err := plan.Run(interruptible(c), newProgress(os.Stderr, c.ErrOrStderr()))
+	results, err := suite.Run(interruptible(c), newProgress(os.Stderr, c.ErrOrStderr()))
 	if err != nil {
 		return err
 	}
-	return report.NewBenchmark(c.Root().Version, plan, results).Page().Write(c.OutOrStdout(), format)
+	return report.NewBenchmark(c.Root().Version, suite, results).Page().Write(c.OutOrStdout(), format)
 }

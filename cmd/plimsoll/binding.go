@@ -12,96 +12,67 @@ import (
 	"plimsoll/report"
 )
 
+// bindingOptions are the flags of the verb.
+type bindingOptions struct {
+	request binding.Request
+	allowed []string
+	fsroot  string
+	format  report.Format
+}
+
 func bindingCommand() *cobra.Command {
-	request := binding.Request{TrainerCores: binding.DefaultTrainerShare}
-	var fsroot string
-	var allowed []string
-	var format report.Format
+	options := bindingOptions{request: binding.Request{TrainerCores: binding.DefaultTrainerShare}}
 	command := &cobra.Command{
 		Use:   "binding --ranks N",
 		Short: "Divide the usable cores among ranks, trainer and optimizer",
-		Long: `Binding divides the cores that may be used among the ranks of this host, and
-those of each rank between the trainer's threads and the optimizer's workers:
-whole physical cores, near the GPU, caches and NUMA nodes kept together. It says
-why, and changes nothing.`,
+		Long: `Binding divides the usable cores among the ranks of this host, and those of each
+rank between the trainer's threads and the optimizer's workers. It assigns whole
+physical cores near the rank's GPU, and keeps caches and NUMA nodes together. It
+shows the reasons, and changes nothing.`,
 		Example: `  plimsoll binding --ranks 2
-  plimsoll binding --ranks 2 --trainer-cores 2 --gpus 0000:17:00.0,0000:b1:00.0
-  plimsoll binding --ranks 2 --allowed 2-5,8 --allowed 9,12-15 --fsroot machine.txtar --json`,
+  plimsoll binding --ranks 2 --trainer-cores 2 \
+    --gpus 0000:17:00.0,0000:b1:00.0
+  plimsoll binding --ranks 2 --allowed 2-5,8 --allowed 9,12-15 \
+    --fsroot machine.txtar --json`,
 		Args: noArguments,
-		RunE: func(c *cobra.Command, _ []string) error {
-			h, err := host.Of(fsroot)
-			if err != nil {
-				return err
-			}
-			notes, err := allow(&h, &request, allowed)
-			if err != nil {
-				return err
-			}
-			if !c.Flags().Changed("gpus") {
-				request.GPUs = binding.GPUsInOrder(h, request.Ranks)
-			}
-			plan, err := binding.Split(h, request)
-			if err != nil {
-				return err
-			}
-			document := report.NewBinding(c.Root().Version, h, request, plan, notes)
-			return document.Page().Write(c.OutOrStdout(), format)
-		},
+		RunE: func(c *cobra.Command, _ []string) error { return runBinding(c, options) },
 	}
 	flags := command.Flags()
 	flags.SortFlags = false
-	flags.IntVar(&request.Ranks, "ranks", 1, "ranks on this host")
-	flags.Var(&request.TrainerCores, "trainer-cores",
+	flags.IntVar(&options.request.Ranks, "ranks", 1, "ranks on this host")
+	flags.Var(&options.request.TrainerCores, "trainer-cores",
 		"cores of each rank for the trainer: a number, or a fraction such as 0.25; 0 for none")
-	flags.StringSliceVar(&request.GPUs, "gpus", nil,
-		"PCI `addresses` of the ranks' GPUs (default: in the order of the bus, if there is one "+
-			"for each rank; \"\" for none)")
-	flags.StringArrayVar(&allowed, "allowed", nil,
-		"CPU `list` to divide instead of the affinity mask; once for each rank where each has its own")
-	flags.StringVar(&request.MemoryPolicy, "memory-policy", "",
-		"`policy`: default, preferred, interleave or bind (default: preferred for one NUMA "+
-			"node, interleave for several)")
-	reserveFlag(command, &request.Reserve)
-	smtFlag(command, &request.OneThreadPerCore)
-	fsrootFlag(command, &fsroot)
-	outputFlags(command, &format, "print one JSON document")
-	mustRegister(command, "memory-policy", cobra.FixedCompletions(binding.MemoryPolicies,
-		cobra.ShellCompDirectiveNoFileComp))
+	flags.StringSliceVar(&options.request.GPUs, "gpus", nil, "PCI `addresses` of the ranks' GPUs; \"\" for none "+
+		"(default: in the order of the bus, if there is one for each rank)")
+	flags.StringArrayVar(&options.allowed, "allowed", nil, "`list` of CPUs to divide instead of the affinity mask; "+
+		"once for all ranks, or once for each rank")
+	memoryPolicyFlag(command, &options.request.MemoryPolicy)
+	reserveFlag(command, &options.request.Reserve)
+	smtFlag(command, &options.request.OneThreadPerCore)
+	fsrootFlag(command, &options.fsroot)
+	outputFlags(command, &options.format, "print one JSON document")
 	return command
 }
 
-func reserveFlag(c *cobra.Command, cores *int) {
-	c.Flags().IntVar(cores, "reserve", 0, "`cores` to leave to the system and to other programs: the slowest, and "+
-		"of each NUMA node the first")
-}
-
-// smtFlag adds a flag that is "on" or "off", as in /sys/devices/system/cpu/smt/control.
-func smtFlag(c *cobra.Command, off *bool) {
-	c.Flags().Var((*smt)(off), "smt", "on, or off to use one hardware thread of each core")
-	mustRegister(c, "smt", cobra.FixedCompletions([]string{"on", "off"}, cobra.ShellCompDirectiveNoFileComp))
-}
-
-// smt is the value of the flag: true for off.
-type smt bool
-
-func (s *smt) Set(text string) error {
-	if text != "on" && text != "off" {
-		return &fault.Input{What: fmt.Sprintf("%q is neither on nor off", text),
-			Hint: "give on, or off for one hardware thread of each core"}
+func runBinding(c *cobra.Command, o bindingOptions) error {
+	h, err := host.Of(o.fsroot)
+	if err != nil {
+		return err
 	}
-	*s = text == "off"
-	return nil
-}
-
-func (s *smt) String() string {
-	if *s {
-		return "off"
+	notes, err := allow(&h, &o.request, o.allowed)
+	if err != nil {
+		return err
 	}
-	return "on"
+	if !c.Flags().Changed("gpus") {
+		o.request.GPUs = binding.GPUsInOrder(h, o.request.Ranks)
+	}
+	assignment, err := binding.Split(h, o.request)
+	if err != nil {
+		return err
+	}
+	document := report.NewBinding(c.Root().Version, h, o.request, assignment, notes)
+	return document.Page().Write(c.OutOrStdout(), o.format)
 }
-
-// Type returns the name of the type for help texts.
-func (*smt) Type() string { return "on|off" }
 
 // allow replaces the affinity mask by lists of CPUs: one list for all ranks, or one for each rank. It drops the CPUs
 // that the kernel would drop, and returns a note of each.

@@ -114,7 +114,7 @@ func TestOutOfMemoryIsExplained(t *testing.T) {
 		generation   int
 	}{
 		{"rank", "was ended by signal 9", 2}, // or the keeper after it
-		{"keeper", "the keeper of the ranks was ended by signal 9", 1},
+		{"keeper", "signal 9 (killed) ended the keeper of the ranks", 1},
 		{"guard", "", 0}, // the keeper may see the end of the rank first
 	} {
 		t.Run(c.victim, func(t *testing.T) {
@@ -146,7 +146,7 @@ func TestOutOfMemoryIsExplained(t *testing.T) {
 				t.Errorf("it ended with %v, want exit code 137", err)
 			}
 			j.isGone(t)
-			for _, text := range []string{c.says, "exit code 137: the kernel killed it for want of memory (",
+			for _, text := range []string{c.says, "exit code 137: the kernel's OOM killer killed it (",
 				groups.name + " was reached"} {
 				if !strings.Contains(j.stderr.String(), text) {
 					t.Errorf("stderr does not say %q", text)

@@ -20,8 +20,9 @@ func checkpointCommand() *cobra.Command {
 	command := &cobra.Command{
 		Use:   "checkpoint",
 		Short: "Show, verify and convert checkpoints of optimizer state",
-		Long: `Checkpoint works on the checkpoints that the optimizer service writes. PATH is the
-folder of one, or a folder that holds several, of which the newest is taken.`,
+		Long: `Checkpoint works on the checkpoints that the optimizer service writes. PATH is
+the folder of a checkpoint, or a folder with several, of which checkpoint takes
+the newest.`,
 		Args: noArguments,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
@@ -34,130 +35,147 @@ func inspectCommand() *cobra.Command {
 	command := &cobra.Command{
 		Use:   "inspect PATH",
 		Short: "Show what a checkpoint holds",
-		Long: `Inspect reads what a checkpoint consists of, and none of its numbers: its step,
-the files of its ranks, and every parameter with its shape and types.`,
+		Long: `Inspect shows the step of a checkpoint, the files of its ranks, and every
+parameter with its shape and dtypes. It reads none of the tensors.`,
 		Example: `  plimsoll checkpoint inspect checkpoints
   plimsoll checkpoint inspect checkpoints/step-00000300 --json`,
 		Args: paths("PATH"),
-		RunE: func(c *cobra.Command, arguments []string) error {
-			opened, err := checkpoint.Open(arguments[0])
-			if err != nil {
-				return err
-			}
-			document := report.NewCheckpoint(c.Root().Version, opened)
-			return document.Page().Write(c.OutOrStdout(), format)
-		},
+		RunE: func(c *cobra.Command, arguments []string) error { return runInspect(c, arguments[0], format) },
 	}
 	outputFlags(command, &format, "print one JSON document")
 	return command
 }
 
+func runInspect(c *cobra.Command, path string, format report.Format) error {
+	opened, err := checkpoint.Open(path)
+	if err != nil {
+		return err
+	}
+	document := report.NewCheckpoint(c.Root().Version, opened)
+	return document.Page().Write(c.OutOrStdout(), format)
+}
+
 func verifyCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "verify PATH",
-		Short: "Read every byte of a checkpoint and hold it against its checksums",
-		Long: `Verify reads every byte of every file of a checkpoint. It ends with exit code 2 at
-the first damage, and says in which file, at which bytes and in which parameters.`,
+		Short: "Compare every byte of a checkpoint with its checksums",
+		Long: `Verify reads every byte of every file of a checkpoint and compares it with the
+checksums. At the first damage it ends with exit code 2, and names the file, the
+bytes and the parameters.`,
 		Example: `  plimsoll checkpoint verify checkpoints`,
 		Args:    paths("PATH"),
-		RunE: func(c *cobra.Command, arguments []string) error {
-			opened, err := checkpoint.Open(arguments[0])
-			if err != nil {
-				return err
-			}
-			progress := newProgress(os.Stderr, c.ErrOrStderr())
-			progress.Begin("verifying "+opened.Path(), opened.Bytes())
-			defer progress.End()
-			if err := opened.Verify(interruptible(c), progress.Advance); err != nil {
-				return err
-			}
-			return report.NewCheckpoint(c.Root().Version, opened).WriteVerified(c.OutOrStdout())
-		},
+		RunE:    func(c *cobra.Command, arguments []string) error { return runVerify(c, arguments[0]) },
 	}
+}
+
+func runVerify(c *cobra.Command, path string) error {
+	opened, err := checkpoint.Open(path)
+	if err != nil {
+		return err
+	}
+	progress := newProgress(os.Stderr, c.ErrOrStderr())
+	progress.Begin("verifying "+opened.Path(), opened.Bytes())
+	defer progress.End()
+	if err := opened.Verify(interruptible(c), progress.Advance); err != nil {
+		return err
+	}
+	return report.NewCheckpoint(c.Root().Version, opened).WriteVerified(c.OutOrStdout())
 }
 
 // torchFormat is the file format of torch.save.
 const torchFormat = "torch"
 
 // conversion holds the flags of the convert command.
-type conversion struct{ state, moments, to, from string }
+type conversion struct {
+	state, moments, to, from string
+	ranks                    int
+}
+
+// choice is a flag with a list of values.
+type choice struct {
+	name   string
+	value  *string
+	usage  string
+	values []string
+}
+
+func (f *conversion) choices() []choice {
+	return []choice{
+		{"state", &f.state, "`format` of the master weights: VALUES", kernel.StateNames()},
+		{"moments", &f.moments, "`dtype` of the moments: VALUES; int8 for Adam and AdamW only, and never for " +
+			"embeddings and small parameters, which stay fp32", kernel.MomentNames()},
+		{"to", &f.to, "`format` of OUT: VALUES", []string{torchFormat}},
+		{"from", &f.from, "`format` of PATH: VALUES", []string{torchFormat}},
+	}
+}
 
 func convertCommand() *cobra.Command {
 	var flags conversion
-	var to checkpoint.Conversion
 	command := &cobra.Command{
 		Use:   "convert PATH OUT",
-		Short: "Write a checkpoint for other ranks, in another format, or for PyTorch",
-		Long: `Convert writes a checkpoint again, in the folder OUT: in another format of the
-state, or cut for another number of ranks. Master weights stay exact, and moments
-are rounded to nearest. What no flag names stays as it is. (A checkpoint is loaded
-into any number of ranks and any format without being converted.)
+		Short: "Write a checkpoint for other ranks, another format, or PyTorch",
+		Long: `Convert writes a checkpoint to the folder OUT, in another format or for another
+number of ranks. Master weights stay exact, and moments are rounded to nearest.
+Convert keeps what no flag names. You need not convert a checkpoint in order to
+load it: the service loads it for any number of ranks and in any format.
 
 With --to torch, OUT is a file for torch.load: a dict with the "state" and
 "param_groups" of a torch.optim optimizer, the "names" of the parameters in the
-order of these, and their fp32 "master" weights by name. It need not be the order
-of your optimizer: go by the names. With --from torch, PATH is such a file.`,
+same order, and their fp32 "master" weights by name. Match by name, not by
+position: your optimizer may have another order. With --from torch, PATH is such
+a file.`,
 		Example: `  plimsoll checkpoint convert checkpoints converted --ranks 4
   plimsoll checkpoint convert checkpoints converted --state fp32 --moments bf16
   plimsoll checkpoint convert checkpoints optimizer.pt --to torch
   plimsoll checkpoint convert optimizer.pt converted --from torch --state split`,
 		Args: paths("PATH", "OUT"),
 		RunE: func(c *cobra.Command, arguments []string) error {
-			err := flags.apply(c, &to)
-			if err == nil {
-				err = convert(c, arguments[0], arguments[1], flags, to)
-			}
-			var full *checkpoint.DoesNotFit
-			if errors.As(err, &full) {
-				logTo(c)("%v", err)
-				return outcome(exitDoesNotFit)
-			}
-			return err
+			return runConvert(c, arguments[0], arguments[1], flags)
 		},
 	}
-	own := command.Flags()
-	own.SortFlags = false
-	own.StringVar(&flags.state, "state", "", "state `format`: split or fp32")
-	own.StringVar(&flags.moments, "moments", "",
-		"`type` of the moments: fp32, bf16 or int8 (Adam only; embeddings and small parameters stay fp32)")
-	own.Var((*countFlag)(&to.Ranks), "ranks", "number of ranks to cut it for")
-	own.StringVar(&flags.to, "to", "", "`format` of OUT: torch")
-	own.StringVar(&flags.from, "from", "", "`format` of PATH: torch")
-	for flag, values := range map[string][]string{
-		"state":   {"split", "fp32"},
-		"moments": kernel.MomentNames(),
-		"to":      {torchFormat},
-		"from":    {torchFormat},
-	} {
-		mustRegister(command, flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
+	command.Flags().SortFlags = false
+	for _, f := range flags.choices() {
+		choiceFlag(command, f.value, f.name, "", f.usage, f.values)
 	}
+	command.Flags().Var((*countFlag)(&flags.ranks), "ranks", "number of ranks to shard the state for")
 	return command
 }
 
-// apply checks the flags and fills in the conversion.
-func (f conversion) apply(c *cobra.Command, to *checkpoint.Conversion) error {
-	for _, flag := range []struct {
-		name, value string
-		known       []string
-	}{{"state", f.state, []string{"split", "fp32"}}, {"moments", f.moments, kernel.MomentNames()},
-		{"to", f.to, []string{torchFormat}}, {"from", f.from, []string{torchFormat}}} {
-		if flag.value != "" && !slices.Contains(flag.known, flag.value) {
-			return &fault.Input{What: fmt.Sprintf("--%s is %q", flag.name, flag.value),
-				Hint: "use " + strings.Join(flag.known, ", ")}
+func runConvert(c *cobra.Command, path, out string, flags conversion) error {
+	to, err := flags.apply()
+	if err == nil {
+		err = convert(c, path, out, flags, to)
+	}
+	var full *checkpoint.DoesNotFit
+	if errors.As(err, &full) {
+		logTo(c)("%v", err)
+		return outcome(exitDoesNotFit)
+	}
+	return err
+}
+
+// apply checks the flags and returns the conversion.
+func (f conversion) apply() (checkpoint.Conversion, error) {
+	to := checkpoint.Conversion{Ranks: f.ranks}
+	for _, flag := range f.choices() {
+		if *flag.value != "" && !slices.Contains(flag.values, *flag.value) {
+			return to, &fault.Input{What: fmt.Sprintf("--%s is %q", flag.name, *flag.value),
+				Hint: "use " + strings.Join(flag.values, ", ")}
 		}
 	}
-	if f.to != "" && (f.from != "" || f.state != "" || f.moments != "" || c.Flags().Changed("ranks")) {
-		return &fault.Input{What: "--to torch writes everything in fp32 to one file, and no other flag goes with it",
-			Hint: "leave the other flags out"}
+	if f.to != "" && (f.from != "" || f.state != "" || f.moments != "" || f.ranks != 0) {
+		return to, &fault.Input{
+			What: "--to torch writes everything in fp32 to one file, and no other flag goes with it",
+			Hint: "leave the other flags out",
+		}
 	}
-	if f.state != "" {
-		state := map[string]kernel.State{"split": kernel.Split, "fp32": kernel.FP32}[f.state]
+	if state, err := kernel.ParseState(f.state); err == nil {
 		to.State = &state
 	}
-	if moments, ok := kernel.ParseMoments(f.moments); ok {
+	if moments, err := kernel.ParseMoments(f.moments); err == nil {
 		to.Moments = &moments
 	}
-	return nil
+	return to, nil
 }
 
 func convert(c *cobra.Command, path, out string, flags conversion, to checkpoint.Conversion) error {

@@ -13,9 +13,10 @@ import (
 // outputFlags adds --format, and --json as a short way to write --format json.
 func outputFlags(c *cobra.Command, format *report.Format, json string) {
 	flags := c.Flags()
-	flags.Var((*formatFlag)(format), "format", "`format` of the result: text, json or markdown (default: text)")
+	flags.Var((*formatFlag)(format), "format",
+		"`format` of the result: "+fault.OneOf(report.Formats()...)+" (default: text)")
 	flags.VarPF((*jsonFlag)(format), "json", "", json).NoOptDefVal = "true"
-	mustRegister(c, "format", cobra.FixedCompletions(report.Formats(), cobra.ShellCompDirectiveNoFileComp))
+	complete(c, "format", cobra.FixedCompletions(report.Formats(), cobra.ShellCompDirectiveNoFileComp))
 }
 
 // formatFlag is the format of a result on the command line; empty where none was given.

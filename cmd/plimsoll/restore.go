@@ -16,11 +16,11 @@ func restoreCommand() *cobra.Command {
 	var discard bool
 	command := &cobra.Command{
 		Use:   "restore [--socket PATH] NAME...",
-		Short: "Restore optimizer state that a service has set aside, or give it back",
-		Long: `A service that is started again restores the sessions of the one before it. A session
-that it cannot restore is set aside: its memory is kept, and "plimsoll stat" shows its
-name and the reason. Restore tries again. With --discard it gives the memory back, and
-the state is gone.`,
+		Short: "Restore optimizer state that a service has set aside, or free it",
+		Long: `A service that is started again restores the sessions of the service before it.
+If it cannot restore a session, it sets the session aside and keeps its memory;
+"plimsoll stat" shows the name and the reason. Restore tries again. With
+--discard it frees the memory instead, and the state is gone.`,
 		Example: `  plimsoll restore --socket ~/.plimsoll/socket 12
   plimsoll restore --discard 12`,
 		Args: func(_ *cobra.Command, names []string) error {
@@ -30,27 +30,28 @@ the state is gone.`,
 			}
 			return nil
 		},
-		RunE: func(c *cobra.Command, names []string) error {
-			client, err := dialService(socket)
-			if err != nil {
-				return err
-			}
-			defer client.Hangup()
-			done := map[bool]string{false: "restored", true: "given back"}[discard]
-			for _, name := range names {
-				if err := client.Restore(name, discard); err != nil {
-					return &fault.Input{Err: err}
-				}
-				fmt.Fprintf(c.OutOrStdout(), "session %s is %s\n", name, done)
-			}
-			return nil
-		},
+		RunE: func(c *cobra.Command, names []string) error { return runRestore(c, socket, names, discard) },
 	}
-	flags := command.Flags()
-	flags.SortFlags = false
-	flags.StringVar(&socket, "socket", "", "`path` of the service's socket (default: $"+service.SocketVariable+")")
-	flags.BoolVar(&discard, "discard", false, "give the memory back; the state is gone")
+	command.Flags().SortFlags = false
+	socketFlag(command, &socket)
+	command.Flags().BoolVar(&discard, "discard", false, "free the memory; the state is gone")
 	return command
+}
+
+func runRestore(c *cobra.Command, socket string, names []string, discard bool) error {
+	client, err := dialService(socket)
+	if err != nil {
+		return err
+	}
+	defer client.Hangup()
+	done := map[bool]string{false: "restored", true: "given back"}[discard]
+	for _, name := range names {
+		if err := client.Restore(name, discard); err != nil {
+			return &fault.Input{Err: err}
+		}
+		fmt.Fprintf(c.OutOrStdout(), "session %s is %s\n", name, done)
+	}
+	return nil
 }
 
 // dialService connects to the service at a socket. Without a socket it uses the one that the environment names.

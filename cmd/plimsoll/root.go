@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/signal"
 	"runtime/debug"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -70,12 +71,15 @@ func exitCode(ctx context.Context, err error) int {
 	return exitInternal
 }
 
+func init() { cobra.AddTemplateFunc("usages", usages) }
+
 func rootCommand() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "plimsoll",
 		Short: "What offloaded optimizer state takes, byte by byte",
-		Long: "Plimsoll says before a training run whether it fits, carries the optimizer state\non the " +
-			"host in the fewest bytes, and afterwards shows where every byte went.",
+		Long: `Plimsoll plans the memory of a training job before it starts, holds its
+optimizer state on the host in the fewest bytes, and shows afterwards where
+every byte went.`,
 		Version:       version(),
 		SilenceUsage:  true,
 		SilenceErrors: true,
@@ -96,6 +100,8 @@ func rootCommand() *cobra.Command {
 	root.AddCommand(serveCommand())
 	root.AddCommand(statCommand())
 	root.AddCommand(topologyCommand())
+	root.SetGlobalNormalizationFunc(presentName)
+	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), "Flags.FlagUsages |", "Flags | usages |"))
 	return root
 }
 

@@ -17,146 +17,176 @@ import (
 	"plimsoll/report"
 )
 
+// runOptions are the flags of the verb.
+type runOptions struct {
+	request              launch.Request
+	job                  launch.Job
+	planFile, reportFile string
+	dryRun               bool
+	format               report.Format
+}
+
 func runCommand() *cobra.Command {
-	request := launch.Request{Binding: binding.Request{TrainerCores: binding.WholeTrainerShare}, Peers: launch.Peers,
-		LauncherVariable: launch.LauncherVariable}
-	job := launch.Job{Stdin: os.Stdin}
-	var dryRun bool
-	var format report.Format
-	var reportFile, planFile string
+	options := runOptions{
+		request: launch.Request{Binding: binding.Request{TrainerCores: binding.WholeTrainerShare}, Peers: launch.Peers,
+			LauncherVariable: launch.LauncherVariable},
+		job: launch.Job{Stdin: os.Stdin},
+	}
 	command := &cobra.Command{
 		Use:   "run [--nproc N] [flags] -- COMMAND...",
-		Short: "Start the ranks of a job on this host, each bound to cores and memory of its own",
-		Long: `Run starts a program once for each rank, bound to whole cores and near memory
-from its first instruction on, with the variables that torch.distributed reads
-(those that are not set already). It passes signals on, ends all ranks when one
-fails, leaves no process behind, and ends with the program's exit code.
+		Short: "Start the ranks of a job, each bound to its cores and memory",
+		Long: `Run starts a program once for each rank of this host. Before its first
+instruction each rank is bound to whole cores and near memory. It gets the
+variables that torch.distributed reads, unless they are set. Run passes signals
+on, ends all ranks when one fails, and leaves no process behind. It ends with
+the program's exit code.
 
-Started by srun, torchrun or mpirun, it is one of their ranks, and binds within
-what they gave it. The command may be torchrun itself.
+Started by srun, torchrun or mpirun, run is one of their ranks, and binds within
+the CPUs and the memory that they gave it. The command may be torchrun itself.
 
-While ranks run it reads back where their threads and their memory are, and says
-so when that differs from the plan.
+While ranks run, run checks where their threads and their memory are, and prints
+where they differ from the binding.
 
-An optimizer service waits for the ranks at the socket that PLIMSOLL_SOCKET names,
-and is started when the first connects. It keeps their optimizer state when one of
-them dies; with --restarts they are started again and find it.`,
+An optimizer service listens at the socket that PLIMSOLL_SOCKET names. It starts
+when the first rank connects, and keeps the optimizer state when a rank dies.
+With --restarts, run starts the ranks again, and they find their state.`,
 		Example: `  plimsoll run --nproc 2 -- python train.py
   srun -n 8 plimsoll run -- python train.py
   plimsoll run -- torchrun --nproc-per-node 2 train.py
   plimsoll run --nproc 2 --plan plan.json -- python train.py
   plimsoll run --nproc 2 --dry-run -- python train.py`,
-		RunE: func(c *cobra.Command, arguments []string) error {
-			request.Command, job.Command = arguments, arguments
-			if c.Flags().Changed("nproc") && request.Ranks < 1 {
-				return &fault.Input{What: fmt.Sprintf("--nproc is %d: expected 1 or more", request.Ranks)}
-			}
-			if job.Restarts < 0 {
-				return &fault.Input{What: fmt.Sprintf("--restarts is %d: expected 0 or more", job.Restarts)}
-			}
-			if job.Grace < 0 {
-				return &fault.Input{What: fmt.Sprintf("--grace is %v: expected 0s or more", job.Grace)}
-			}
-			var planned *report.PlannedRun
-			if planFile != "" {
-				var err error
-				if planned, err = report.NewPlannedRun(planFile); err != nil {
-					return err
-				}
-				if planned.Verdict == plan.DoesNotFit {
-					logTo(c)("%s: the job %s", planFile, planned.Text)
-					return outcome(exitDoesNotFit)
-				}
-			}
-			h, err := host.Local()
-			if err != nil {
-				return err
-			}
-			bound, err := launch.NewLaunch(h, request, os.Environ())
-			if err != nil {
-				return err
-			}
-			document := func(result *launch.Result) *report.Run {
-				return report.NewRun(c.Root().Version, h, arguments, planned, bound, result)
-			}
-			if dryRun {
-				return document(nil).Page().Write(c.OutOrStdout(), format)
-			}
-			if format != "" {
-				return &fault.Input{What: "--json and --format are for --dry-run: what the ranks print is theirs",
-					Hint: "give --report FILE"}
-			}
-			if short := h.Shortage(threadsOfRun+len(bound.Ranks), 0); short != "" {
-				logTo(c)("the job does not fit: %s; nothing was started", short)
-				return outcome(exitDoesNotFit)
-			}
-			job.Ranks, job.Stdout, job.Stderr = bound.Ranks, c.OutOrStdout(), c.ErrOrStderr()
-			job.Logf, job.StateCPUs = logTo(c), bound.StateCPUs()
-			for _, note := range bound.Notes {
-				job.Logf("%s", note)
-			}
-			if err := checkMetrics(job.Metrics, job.Logf); err != nil {
-				return err
-			}
-			var found io.WriteCloser
-			if reportFile != "" {
-				if found, err = create("--report", reportFile); err != nil {
-					return err
-				}
-				defer found.Close()
-			}
-			result, err := job.Guard()
-			var notStarted *launch.NotStarted
-			if errors.As(err, &notStarted) {
-				job.Logf("%v", err)
-				return outcome(notStarted.ExitCode)
-			}
-			if err != nil {
-				return err
-			}
-			if found != nil {
-				if err = errors.Join(report.WriteJSON(found, document(result)), found.Close()); err != nil {
-					err = fmt.Errorf("--report: %w", err)
-				}
-			}
-			if result.ExitCode == 0 {
-				return err
-			}
-			if err != nil {
-				job.Logf("%v", err)
-			}
-			return outcome(result.ExitCode)
-		},
+		RunE: func(c *cobra.Command, arguments []string) error { return runJob(c, options, arguments) },
 	}
-	flags := command.Flags()
-	flags.SortFlags = false
-	flags.IntVar(&request.Ranks, "nproc", 0,
-		"`ranks` to start on this host (default 1, or the one that another launcher has started)")
-	flags.Var(&request.Binding.TrainerCores, "trainer-cores",
-		"cores of each rank for the trainer: a number, or a fraction such as 0.5; the rest is "+
-			"named in PLIMSOLL_OPTIMIZER_CPUS")
-	flags.StringSliceVar(&request.Binding.GPUs, "gpus", nil,
-		"PCI `addresses` of the ranks' GPUs (default: in the order of the bus, if there is one for each rank)")
-	flags.StringVar(&request.Binding.MemoryPolicy, "memory-policy", "",
-		"`policy`: default, preferred, interleave or bind (default: preferred for one NUMA "+
-			"node, interleave for several)")
-	reserveFlag(command, &request.Binding.Reserve)
-	smtFlag(command, &request.Binding.OneThreadPerCore)
-	flags.DurationVar(&job.Grace, "grace", 30*time.Second,
-		"how long ranks may take to end when they are asked to, before they are killed")
-	flags.IntVar(&job.Restarts, "restarts", 0,
-		"how `often` all ranks are started again after one has failed; the optimizer state is kept meanwhile")
-	flags.StringVar(&job.Metrics, "metrics", "",
-		"`address`, such as :9464 (for this host alone) or 10.0.0.5:9464, at which the "+
-			"optimizer service answers Prometheus")
-	flags.StringVar(&planFile, "plan", "", "`file` that plan --out has written: nothing is started if the job does "+
-		"not fit, or if what it was planned from has changed")
-	flags.StringVar(&reportFile, "report", "", "write what was planned and found to a JSON `file`")
-	flags.BoolVar(&dryRun, "dry-run", false, "show what would be started")
-	outputFlags(command, &format, "with --dry-run, print one JSON document")
-	mustRegister(command, "memory-policy", cobra.FixedCompletions(binding.MemoryPolicies,
-		cobra.ShellCompDirectiveNoFileComp))
+	runFlags(command, &options)
 	return command
+}
+
+func runFlags(c *cobra.Command, o *runOptions) {
+	flags := c.Flags()
+	flags.SortFlags = false
+	flags.IntVar(&o.request.Ranks, "nproc", 0,
+		"`ranks` to start on this host (default 1, or the one that another launcher has started)")
+	flags.Var(&o.request.Binding.TrainerCores, "trainer-cores", "cores of each rank for the trainer: a number, or a "+
+		"fraction such as 0.5; PLIMSOLL_OPTIMIZER_CPUS names the others")
+	flags.StringSliceVar(&o.request.Binding.GPUs, "gpus", nil, "PCI `addresses` of the ranks' GPUs "+
+		"(default: in the order of the bus, if there is one for each rank)")
+	memoryPolicyFlag(c, &o.request.Binding.MemoryPolicy)
+	reserveFlag(c, &o.request.Binding.Reserve)
+	smtFlag(c, &o.request.Binding.OneThreadPerCore)
+	flags.DurationVar(&o.job.Grace, "grace", 30*time.Second,
+		"time for ranks to end by themselves before run kills them")
+	flags.IntVar(&o.job.Restarts, "restarts", 0,
+		"`times` to start all ranks again after one has failed; the service keeps the optimizer state")
+	flags.StringVar(&o.job.Metrics, "metrics", "", "`address` at which the optimizer service answers Prometheus, such "+
+		"as :9464 (for this host alone) or 10.0.0.5:9464")
+	flags.StringVar(&o.planFile, "plan", "", "`file` of plan --out; run starts nothing if the job does not fit, or if "+
+		"a file that the plan was made from has changed")
+	flags.StringVar(&o.reportFile, "report", "", "write the binding, and what run found, to a JSON `file`")
+	flags.BoolVar(&o.dryRun, "dry-run", false, "show what run would start")
+	outputFlags(c, &o.format, "with --dry-run, print one JSON document")
+}
+
+func runJob(c *cobra.Command, o runOptions, command []string) error {
+	o.request.Command, o.job.Command = command, command
+	if err := o.checkNumbers(c); err != nil {
+		return err
+	}
+	planned, err := readPlan(c, o.planFile)
+	if err != nil {
+		return err
+	}
+	h, err := host.Local()
+	if err != nil {
+		return err
+	}
+	bound, err := launch.NewLaunch(h, o.request, os.Environ())
+	if err != nil {
+		return err
+	}
+	document := func(result *launch.Result) *report.Run {
+		return report.NewRun(c.Root().Version, h, command, planned, bound, result)
+	}
+	if o.dryRun {
+		return document(nil).Page().Write(c.OutOrStdout(), o.format)
+	}
+	if o.format != "" {
+		return &fault.Input{What: "--json and --format are for --dry-run: what the ranks print is theirs",
+			Hint: "give --report FILE"}
+	}
+	if short := h.Shortage(threadsOfRun+len(bound.Ranks), 0); short != "" {
+		logTo(c)("the job does not fit: %s; nothing was started", short)
+		return outcome(exitDoesNotFit)
+	}
+	o.job.Ranks, o.job.Stdout, o.job.Stderr = bound.Ranks, c.OutOrStdout(), c.ErrOrStderr()
+	o.job.Logf, o.job.StateCPUs = logTo(c), bound.StateCPUs()
+	for _, note := range bound.Notes {
+		o.job.Logf("%s", note)
+	}
+	if err := checkMetrics(o.job.Metrics, o.job.Logf); err != nil {
+		return err
+	}
+	return guard(&o.job, o.reportFile, document)
+}
+
+func (o runOptions) checkNumbers(c *cobra.Command) error {
+	switch {
+	case c.Flags().Changed("nproc") && o.request.Ranks < 1:
+		return &fault.Input{What: fmt.Sprintf("--nproc is %d: expected 1 or more", o.request.Ranks)}
+	case o.job.Restarts < 0:
+		return &fault.Input{What: fmt.Sprintf("--restarts is %d: expected 0 or more", o.job.Restarts)}
+	case o.job.Grace < 0:
+		return &fault.Input{What: fmt.Sprintf("--grace is %v: expected 0s or more", o.job.Grace)}
+	}
+	return nil
+}
+
+// readPlan reads a plan, if the user gave one. A job that does not fit ends with its exit code.
+func readPlan(c *cobra.Command, file string) (*report.PlannedRun, error) {
+	if file == "" {
+		return nil, nil
+	}
+	planned, err := report.NewPlannedRun(file)
+	if err != nil {
+		return nil, err
+	}
+	if planned.Verdict == plan.DoesNotFit {
+		logTo(c)("%s: the job %s", file, planned.Text)
+		return nil, outcome(exitDoesNotFit)
+	}
+	return planned, nil
+}
+
+// guard runs the job to its end, and writes the report if the user gave a file for it.
+func guard(job *launch.Job, reportFile string, document func(*launch.Result) *report.Run) error {
+	var found io.WriteCloser
+	if reportFile != "" {
+		var err error
+		if found, err = create("--report", reportFile); err != nil {
+			return err
+		}
+		defer found.Close()
+	}
+	result, err := job.Guard()
+	var notStarted *launch.NotStarted
+	if errors.As(err, &notStarted) {
+		job.Logf("%v", err)
+		return outcome(notStarted.ExitCode)
+	}
+	if err != nil {
+		return err
+	}
+	if found != nil {
+		if err = errors.Join(report.WriteJSON(found, document(result)), found.Close()); err != nil {
+			err = fmt.Errorf("--report: %w", err)
+		}
+	}
+	if result.ExitCode == 0 {
+		return err
+	}
+	if err != nil {
+		job.Logf("%v", err)
+	}
+	return outcome(result.ExitCode)
 }
 
 // threadsOfRun is the number of threads of the keeper and the optimizer service, beside the ranks. The Go runtime
@@ -176,8 +206,10 @@ func keepCommand() *cobra.Command {
 		Use:    launch.KeepVerb,
 		Hidden: true,
 		Args:   noArguments,
-		RunE: func(c *cobra.Command, _ []string) error {
-			return launch.Keep(os.Stdin, os.Stdout, os.Stderr, logTo(c), keeperOf)
-		},
+		RunE:   func(c *cobra.Command, _ []string) error { return runKeep(c) },
 	}
+}
+
+func runKeep(c *cobra.Command) error {
+	return launch.Keep(os.Stdin, os.Stdout, os.Stderr, logTo(c), keeperOf)
 }

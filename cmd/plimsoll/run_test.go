@@ -154,9 +154,9 @@ func TestRankThatFails(t *testing.T) {
 	newJob(t, "--nproc", "2", "--", "sh", "-c", "[ $RANK = 0 ] && exec sleep 1000; exit 3").start(t).
 		ends(t, 3, "rank 1 ended with exit code 3")
 	newJob(t, "--nproc", "2", "--", "sh", "-c", "[ $RANK = 1 ] && exec sleep 1000; kill -SEGV $$").start(t).
-		ends(t, 139, "rank 0 was ended by signal 11", "exit code 139: a segmentation fault")
+		ends(t, 139, "rank 0 was ended by signal 11", "exit code 139 (SIGSEGV, a segmentation fault)")
 	newJob(t, "--", "sh", "-c", "kill -KILL $$").start(t).
-		ends(t, 137, "exit code 137: killed by SIGKILL, but not for want of memory")
+		ends(t, 137, "exit code 137: killed by SIGKILL, but not by the kernel's OOM killer")
 }
 
 func TestSignalsArePassedOn(t *testing.T) {
@@ -258,7 +258,7 @@ func TestEndedByUser(t *testing.T) {
 	newJob(t, "--restarts", "1", "--", "sh", "-c", "kill -INT $$").start(t).ends(t, 130)
 	begun := filepath.Join(t.TempDir(), "begun")
 	newJob(t, "--restarts", "1", "--", "sh", "-c",
-		"[ -e "+begun+" ] && exit 0; : > "+begun+"; kill -TERM $$").start(t).ends(t, 0, "started again")
+		"[ -e "+begun+" ] && exit 0; : > "+begun+"; kill -TERM $$").start(t).ends(t, 0, "starts all ranks again")
 }
 
 // TestInterruptedEarly interrupts jobs at many instants of their start: no job may ignore the interrupt.
@@ -330,7 +330,7 @@ func TestKilled(t *testing.T) {
 		says       string
 	}{
 		"guard":  {0, -1, "plimsoll run was killed, and its ranks with it"},
-		"keeper": {1, 137, "the keeper of the ranks was ended by signal 9"},
+		"keeper": {1, 137, "signal 9 (killed) ended the keeper of the ranks"},
 		"rank":   {2, 137, "was ended by signal 9"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -528,7 +528,7 @@ func TestRanksAreBoundAndLookedAt(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "report.json")
 	script := fmt.Sprintf("taskset -cp $$; [ $RANK = 1 ] && taskset -cp %s $$; sleep 3", h.CPUs)
 	j := newJob(t, "--nproc", "2", "--report", file, "--", "sh", "-c", script).start(t)
-	j.ends(t, 0, "rank 1: ", "the program has bound them anew")
+	j.ends(t, 0, "rank 1: ", "threads anew, and they may leave CPUs")
 	if strings.Contains(j.stderr.String(), "rank 0: ") {
 		t.Errorf("stderr: %s", &j.stderr)
 	}
@@ -590,7 +590,7 @@ func TestReserve(t *testing.T) {
 		{"not usable         0,2: left to the system (--reserve)\n", []string{"topology", "--reserve", "1"}},
 		{"not usable         3: further hardware threads of cores (--smt off)\n",
 			[]string{"topology", "--smt", "off", "--reserve", "1"}},
-		{"CPUs 0,2 left to the system, as asked\n", []string{"binding", "--reserve", "1"}},
+		{"CPUs 0,2 are left to the system, as asked\n", []string{"binding", "--reserve", "1"}},
 	} {
 		out, err := exec.Command(program(t), append(c.arguments, "--fsroot", fourCPUs(t))...).CombinedOutput()
 		if err != nil || !strings.Contains(string(out), c.says) {

@@ -21,75 +21,82 @@ import (
 	"plimsoll/service"
 )
 
+// serveOptions are the flags of the verb.
+type serveOptions struct {
+	socket, metrics  string
+	reserve          int
+	untilStdinCloses bool
+}
+
 func serveCommand() *cobra.Command {
-	var socket, metrics string
-	var untilStdinCloses bool
-	var reserve int
+	var options serveOptions
 	command := &cobra.Command{
 		Use:   "serve --socket PATH",
 		Short: "Hold the optimizer state of a job, and update it for its trainers",
-		Long: `Serve is the optimizer service: it holds the optimizer state of all ranks of this
-host in shared memory and updates it for the trainers, which have the same pages
-mapped. State outlives a trainer that dies, and the service itself: it is started
-again, and finishes the step that was under way.
+		Long: `Serve is the optimizer service. It holds the optimizer state of all ranks of
+this host in shared memory, which the trainers have mapped too, and updates it
+for them. The state outlives a trainer that dies. It also outlives the service:
+serve starts the service again, which finishes the step that was under way.
 
-"plimsoll run" brings one along for the ranks that it starts; this command is for
-trainers that were started otherwise. It ends with SIGTERM or Ctrl-C, and finishes
-checkpoints that are being written first; a second signal ends it at once. As a unit of systemd it inherits its
-socket (ListenSequentialPacket=) and keeps its memory (FileDescriptorStoreMax=).`,
+"plimsoll run" has a service of its own; serve is for trainers that something
+else starts. It ends with SIGTERM or Ctrl-C, and finishes checkpoints that are
+being written first; a second signal ends it at once. As a systemd unit it
+inherits its socket (ListenSequentialPacket=) and keeps its memory
+(FileDescriptorStoreMax=).`,
 		Example: `  plimsoll serve --socket ~/.plimsoll/socket
   plimsoll serve --socket ~/.plimsoll/socket --metrics 127.0.0.1:9464`,
 		Args: noArguments,
-		RunE: func(c *cobra.Command, _ []string) error {
-			ctx := interruptible(c)
-			given, err := service.Inherit()
-			if err != nil {
-				return err
-			}
-			if given != nil {
-				return serve(ctx, c, given, metrics, reserve)
-			}
-			if socket == "" {
-				return &fault.Input{What: "--socket is missing: expected the path of the socket to listen at",
-					Hint: "give --socket ~/.plimsoll/socket"}
-			}
-			if untilStdinCloses {
-				var cancel context.CancelFunc
-				ctx, cancel = context.WithCancel(ctx)
-				go func() {
-					_, _ = io.Copy(io.Discard, os.Stdin)
-					cancel()
-				}()
-			}
-			if err := checkMetrics(metrics, logTo(c)); err != nil {
-				return err
-			}
-			launch.SpareService()
-			if _, err := localHost(reserve); err != nil {
-				return err
-			}
-			keeper, err := keeperWith(socket, metrics, logTo(c), "--reserve", strconv.Itoa(reserve))
-			if err != nil {
-				return err
-			}
-			if err := keeper.Listen(); err != nil {
-				return &fault.Input{What: "--socket", Err: err}
-			}
-			go killWhenAskedAgain(ctx, keeper)
-			return keeper.Run(ctx)
-		},
+		RunE: func(c *cobra.Command, _ []string) error { return runServe(c, options) },
 	}
 	flags := command.Flags()
 	flags.SortFlags = false
-	flags.StringVar(&socket, "socket", "", "`path` of the socket, of at most 100 bytes; its directory is made, and "+
-		"removed in the end, or must be for this user alone (mode 0700)")
-	flags.StringVar(&metrics, "metrics", "",
-		"`address`, such as :9464 (for this host alone) or 10.0.0.5:9464, to answer "+
-			"Prometheus at: http://ADDRESS/metrics")
-	reserveFlag(command, &reserve)
-	flags.BoolVar(&untilStdinCloses, "until-stdin-closes", false,
-		"end when stdin is closed, as it is when the process at its other end dies")
+	flags.StringVar(&options.socket, "socket", "", "`path` of the socket, of at most 100 bytes. Serve makes its "+
+		"directory and removes it in the end; an existing directory must be for this user alone (mode 0700)")
+	flags.StringVar(&options.metrics, "metrics", "", "`address` at which to answer Prometheus "+
+		"(http://ADDRESS/metrics), such as :9464 (for this host alone) or 10.0.0.5:9464")
+	reserveFlag(command, &options.reserve)
+	flags.BoolVar(&options.untilStdinCloses, "until-stdin-closes", false,
+		"end when stdin closes, as it does when the process at its other end dies")
 	return command
+}
+
+func runServe(c *cobra.Command, o serveOptions) error {
+	ctx := interruptible(c)
+	given, err := service.Inherit()
+	if err != nil {
+		return err
+	}
+	if given != nil {
+		return serve(ctx, c, given, o.metrics, o.reserve)
+	}
+	if o.socket == "" {
+		return &fault.Input{What: "--socket is missing: expected the path of the socket to listen at",
+			Hint: "give --socket ~/.plimsoll/socket"}
+	}
+	if o.untilStdinCloses {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithCancel(ctx)
+		go func() {
+			_, _ = io.Copy(io.Discard, os.Stdin)
+			cancel()
+		}()
+	}
+	if err := checkMetrics(o.metrics, logTo(c)); err != nil {
+		return err
+	}
+	launch.SpareService()
+	if _, err := localHost(o.reserve); err != nil {
+		return err
+	}
+	keeper, err := keeperWith(o.socket, o.metrics, logTo(c), "--reserve", strconv.Itoa(o.reserve))
+	if err != nil {
+		return err
+	}
+	if err := keeper.Listen(); err != nil {
+		return &fault.Input{What: "--socket", Err: err}
+	}
+	go killWhenAskedAgain(ctx, keeper)
+	return keeper.Run(ctx)
 }
 
 // killWhenAskedAgain kills the service on a second signal, for users who do not want to wait for checkpoints.

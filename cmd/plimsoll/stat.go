@@ -4,7 +4,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"plimsoll/report"
-	"plimsoll/service"
 )
 
 func statCommand() *cobra.Command {
@@ -12,29 +11,30 @@ func statCommand() *cobra.Command {
 	var format report.Format
 	command := &cobra.Command{
 		Use:   "stat [--socket PATH]",
-		Short: "Show the optimizer state that a service holds, and where its bytes are",
-		Long: `Stat asks an optimizer service for its sessions: the step that each is at, how long
-the last step took and what it moved, who holds it, and every arena with its
-planned and its resident bytes.`,
+		Short: "Show the optimizer state that a service holds",
+		Long: `Stat lists the sessions of an optimizer service: the step of each, how long the
+last step took and how many bytes it moved, the trainer that is connected, and
+every arena with its planned and its resident bytes.`,
 		Example: `  plimsoll stat --socket ~/.plimsoll/socket
   plimsoll stat --json`,
 		Args: noArguments,
-		RunE: func(c *cobra.Command, _ []string) error {
-			client, err := dialService(socket)
-			if err != nil {
-				return err
-			}
-			defer client.Hangup()
-			overview, err := client.Overview()
-			if err != nil {
-				return err
-			}
-			return report.Stat{Overview: overview}.Page().Write(c.OutOrStdout(), format)
-		},
+		RunE: func(c *cobra.Command, _ []string) error { return runStat(c, socket, format) },
 	}
-	flags := command.Flags()
-	flags.SortFlags = false
-	flags.StringVar(&socket, "socket", "", "`path` of the service's socket (default: $"+service.SocketVariable+")")
+	command.Flags().SortFlags = false
+	socketFlag(command, &socket)
 	outputFlags(command, &format, "print one JSON document (plimsoll.stat/2)")
 	return command
+}
+
+func runStat(c *cobra.Command, socket string, format report.Format) error {
+	client, err := dialService(socket)
+	if err != nil {
+		return err
+	}
+	defer client.Hangup()
+	overview, err := client.Overview()
+	if err != nil {
+		return err
+	}
+	return report.Stat{Overview: overview}.Page().Write(c.OutOrStdout(), format)
 }

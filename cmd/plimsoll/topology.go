@@ -12,52 +12,59 @@ import (
 	"plimsoll/report"
 )
 
+// topologyOptions are the flags of the verb.
+type topologyOptions struct {
+	fsroot, record string
+	reserve        int
+	oneThread      bool
+	format         report.Format
+}
+
 func topologyCommand() *cobra.Command {
-	var fsroot, record string
-	var oneThread bool
-	var format report.Format
-	var reserve int
+	var options topologyOptions
 	command := &cobra.Command{
 		Use:   "topology",
 		Short: "Show what this process may use of the machine, and why not more",
 		Long: `Topology draws the machine as a tree: packages, dies, NUMA nodes, caches, cores,
-GPUs, network adapters; and says what of it this process may use, and what
+GPUs and network adapters. It shows what this process may use of them, and what
 forbids the rest: affinity mask, cpuset, CPU quota, memory limits.
 
---record writes what it has read to a text file, for a bug report: no names of
-hosts and no serial numbers. --fsroot reads such a file, or a directory that
-holds proc and sys of another machine.`,
+--record writes what topology reads to a text file, for a bug report, without
+host names and serial numbers. --fsroot reads such a file, or a directory with
+proc and sys of another machine.`,
 		Example: `  plimsoll topology
   plimsoll topology --json
   plimsoll topology --record machine.txtar
   plimsoll topology --fsroot machine.txtar`,
 		Args: noArguments,
-		RunE: func(c *cobra.Command, _ []string) error {
-			if record != "" && format != "" {
-				return &fault.Input{What: "--record and --json or --format are both given", Hint: "give one of the two"}
-			}
-			if record != "" {
-				return recordTopology(c, fsroot, record)
-			}
-			h, err := host.Of(fsroot)
-			if err != nil {
-				return err
-			}
-			document, err := restricted(c.Root().Version, h, reserve, oneThread)
-			if err != nil {
-				return err
-			}
-			return document.Page().Write(c.OutOrStdout(), format)
-		},
+		RunE: func(c *cobra.Command, _ []string) error { return runTopology(c, options) },
 	}
 	flags := command.Flags()
 	flags.SortFlags = false
-	reserveFlag(command, &reserve)
-	smtFlag(command, &oneThread)
-	fsrootFlag(command, &fsroot)
-	flags.StringVar(&record, "record", "", "write the machine to this `file` instead of showing it")
-	outputFlags(command, &format, "print one JSON document")
+	reserveFlag(command, &options.reserve)
+	smtFlag(command, &options.oneThread)
+	fsrootFlag(command, &options.fsroot)
+	flags.StringVar(&options.record, "record", "", "write the machine to this `file` instead of showing it")
+	outputFlags(command, &options.format, "print one JSON document")
 	return command
+}
+
+func runTopology(c *cobra.Command, o topologyOptions) error {
+	if o.record != "" && o.format != "" {
+		return &fault.Input{What: "--record and --json or --format are both given", Hint: "give one of the two"}
+	}
+	if o.record != "" {
+		return recordTopology(c, o.fsroot, o.record)
+	}
+	h, err := host.Of(o.fsroot)
+	if err != nil {
+		return err
+	}
+	document, err := restricted(c.Root().Version, h, o.reserve, o.oneThread)
+	if err != nil {
+		return err
+	}
+	return document.Page().Write(c.OutOrStdout(), o.format)
 }
 
 // restricted describes the host without the cores that are left to the system. Where asked to, it keeps one hardware
@@ -84,11 +91,6 @@ func restricted(version string, h *host.Host, reserve int, oneThread bool) (*rep
 	document := report.NewTopology(version, h)
 	document.Excluded = excluded
 	return document, nil
-}
-
-func fsrootFlag(c *cobra.Command, fsroot *string) {
-	c.Flags().StringVar(fsroot, "fsroot", "",
-		"read another machine: a `directory` with proc and sys, or a file of topology --record")
 }
 
 func recordTopology(c *cobra.Command, fsroot, file string) error {

@@ -45,7 +45,7 @@ func dialTrusted(socket string) (*net.UnixConn, error) {
 	}
 	credentials, err := protocol.Peer(c)
 	if err == nil && !protocol.Trusted(int(credentials.Uid)) {
-		err = fmt.Errorf("process %d of user %d answers, who would have the weights: expected user %d or root",
+		err = fmt.Errorf("process %d of user %d answers and would get the weights: expected user %d or root",
 			credentials.Pid, credentials.Uid, os.Geteuid())
 	}
 	if err != nil {

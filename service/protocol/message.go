@@ -132,7 +132,7 @@ func ParsePacket(data []byte) (Packet, error) {
 		return p, Malformed.Errorf("version %d of the protocol: this is version %d; install a client and a "+
 			"service of one release", h.Version, protocolVersion)
 	case int64(h.Length) != int64(len(rest)):
-		return p, Malformed.Errorf("a packet that says it has %d bytes behind its header, and has %d",
+		return p, Malformed.Errorf("a packet announces %d bytes after its header, but has %d",
 			h.Length, len(rest))
 	case p.Kind < Open || p.Kind >= Kinds:
 		return p, Malformed.Errorf("a request of kind %d: this version has 1 to %d", p.Kind, Kinds-1)
@@ -157,7 +157,7 @@ func ParseAnswer(data []byte, request Packet) ([]byte, error) {
 	case err != nil:
 		return nil, fmt.Errorf("an answer of the service: %w", err)
 	case !p.Answer || p.Kind != request.Kind || p.Number != request.Number:
-		return nil, fmt.Errorf("the service answered %v number %d, where %v number %d was asked", p.Kind, p.Number,
+		return nil, fmt.Errorf("the service answered %v number %d, expected %v number %d", p.Kind, p.Number,
 			request.Kind, request.Number)
 	case len(p.Body) < 4:
 		return nil, fmt.Errorf("the service answered %v without a status", p.Kind)

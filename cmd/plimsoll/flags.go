@@ -1,0 +1,190 @@
+package main
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/jedib0t/go-pretty/v6/text"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"plimsoll/binding"
+	"plimsoll/fault"
+	"plimsoll/ledger"
+	"plimsoll/service"
+)
+
+// formerNames maps former names of flags to those that took their place. The former names still work, and no help
+// shows them.
+var formerNames = map[string]string{
+	"engine-version": "deepspeed-version",
+	"modules":        "model-library",
+}
+
+// presentName returns the name under which a flag is looked up.
+func presentName(_ *pflag.FlagSet, name string) pflag.NormalizedName {
+	if present := formerNames[name]; present != "" {
+		name = present
+	}
+	return pflag.NormalizedName(name)
+}
+
+// choiceFlag adds a flag with a list of values. It is the list that the value is checked against; the shell completes
+// it, and it takes the place of VALUES in the usage.
+func choiceFlag(c *cobra.Command, to *string, name, standard, usage string, values []string) {
+	c.Flags().StringVar(to, name, standard, strings.Replace(usage, "VALUES", fault.OneOf(values...), 1))
+	complete(c, name, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
+}
+
+// choiceOrFileFlag is choiceFlag for flags that also take the name of a file.
+func choiceOrFileFlag(c *cobra.Command, to *string, name, standard, usage string, values []string) {
+	c.Flags().StringVar(to, name, standard, strings.Replace(usage, "VALUES", fault.OneOf(values...), 1))
+	complete(c, name, cobra.FixedCompletions(values, cobra.ShellCompDirectiveDefault))
+}
+
+// complete panics only when the flag does not exist.
+func complete(c *cobra.Command, flag string, with cobra.CompletionFunc) {
+	if err := c.RegisterFlagCompletionFunc(flag, with); err != nil {
+		panic(err)
+	}
+}
+
+// given returns the value of a flag, or nil where the flag was left out.
+func given[T any](c *cobra.Command, flag string, value *T) *T {
+	if !c.Flags().Changed(flag) {
+		return nil
+	}
+	return value
+}
+
+// wrapped lists names in lines of up to 78 characters.
+func wrapped(names []string) string {
+	return "  " + strings.Join(fold(strings.Join(names, " "), 76), "\n  ")
+}
+
+// fold breaks a text into lines of up to width characters.
+func fold(s string, width int) []string {
+	broken := strings.Split(text.WrapSoft(s, width), "\n")
+	for i, line := range broken {
+		broken[i] = strings.TrimRight(line, " ")
+	}
+	return broken
+}
+
+// flagUsage is a line of pflag's usage: names and type of a flag, and what it is for.
+var flagUsage = regexp.MustCompile(`(?m)^( +\S.*?) {3,}(\S.*)$`)
+
+// usages returns the usages of flags for a terminal of 80 columns. The usage of a flag with a long name is below it.
+func usages(flags *pflag.FlagSet) string {
+	const terminal, longestName = 80, 30
+	all := flagUsage.FindAllStringSubmatch(flags.FlagUsages(), -1)
+	column := 0
+	for _, usage := range all {
+		if n := len(usage[1]); n <= longestName {
+			column = max(column, n+2)
+		}
+	}
+	var b strings.Builder
+	for _, usage := range all {
+		name := usage[1]
+		if len(name) > longestName {
+			fmt.Fprintln(&b, name)
+			name = ""
+		}
+		for _, line := range fold(usage[2], terminal-column) {
+			fmt.Fprintf(&b, "%-*s%s\n", column, name, line)
+			name = ""
+		}
+	}
+	return b.String()
+}
+
+func socketFlag(c *cobra.Command, socket *string) {
+	c.Flags().StringVar(socket, "socket", "", "`path` of the service's socket (default: $"+service.SocketVariable+")")
+}
+
+func fsrootFlag(c *cobra.Command, fsroot *string) {
+	c.Flags().StringVar(fsroot, "fsroot", "",
+		"read another machine: a `directory` with its proc and sys, or a file of topology --record")
+}
+
+func memoryPolicyFlag(c *cobra.Command, policy *string) {
+	choiceFlag(c, policy, "memory-policy", "", "memory `policy` of a rank: VALUES (default: preferred for one NUMA "+
+		"node, interleave for several)", binding.MemoryPolicies)
+}
+
+func reserveFlag(c *cobra.Command, cores *int) {
+	c.Flags().IntVar(cores, "reserve", 0, "`cores` to leave to the system and to other programs: the slowest ones, "+
+		"and the first of each NUMA node")
+}
+
+// smtFlag adds a flag that is "on" or "off", as in /sys/devices/system/cpu/smt/control.
+func smtFlag(c *cobra.Command, off *bool) {
+	c.Flags().Var((*smt)(off), "smt", "all hardware threads of a core (on), or one (off)")
+	complete(c, "smt", cobra.FixedCompletions(smtValues, cobra.ShellCompDirectiveNoFileComp))
+}
+
+var smtValues = []string{"on", "off"}
+
+// smt is the value of the flag: true for off.
+type smt bool
+
+func (s *smt) Set(text string) error {
+	if !slices.Contains(smtValues, text) {
+		return &fault.Input{What: fmt.Sprintf("%q is neither on nor off", text),
+			Hint: "give on, or off for one hardware thread of each core"}
+	}
+	*s = text == "off"
+	return nil
+}
+
+func (s *smt) String() string {
+	if *s {
+		return "off"
+	}
+	return "on"
+}
+
+// Type returns the name of the type for help texts.
+func (*smt) Type() string { return strings.Join(smtValues, "|") }
+
+// bytesFlag is a size in bytes on the command line.
+type bytesFlag ledger.Bytes
+
+func (b *bytesFlag) String() string {
+	if *b == 0 {
+		return ""
+	}
+	return ledger.Bytes(*b).String()
+}
+func (b *bytesFlag) Type() string { return "size" }
+func (b *bytesFlag) Set(text string) error {
+	bytes, err := ledger.ParseBytes(text)
+	if err == nil && (bytes == 0 || text[len(text)-1] <= '9') { // a number without a unit is most likely a mistake
+		err = fmt.Errorf("expected a number above 0 with a unit, such as 80GiB")
+	}
+	*b = bytesFlag(bytes)
+	return err
+}
+
+// countFlag is a count on the command line. A missing flag differs from zero.
+type countFlag int
+
+func (n *countFlag) String() string {
+	if *n == 0 {
+		return ""
+	}
+	return strconv.Itoa(int(*n))
+}
+func (n *countFlag) Type() string { return "int" }
+func (n *countFlag) Set(text string) error {
+	count, err := strconv.Atoi(text)
+	if err != nil || count < 1 {
+		return fmt.Errorf("expected a whole number from 1 on")
+	}
+	*n = countFlag(count)
+	return nil
+}

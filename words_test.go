@@ -1,0 +1,101 @@
+package plimsoll
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// longestSentence is in words, as in the documents.
+const longestSentence = 40
+
+// unclear are words and turns that a message must not have, and what to write instead.
+var unclear = []struct {
+	words   *regexp.Regexp
+	instead string
+}{
+	{regexp.MustCompile(`(?i)\bwas expected, and\b|\bwas expected$`), `"expected A, found B"`},
+	{regexp.MustCompile(`(?i)\bcannot be found out\b|\bis not known from\b`), `who cannot find out what`},
+	{regexp.MustCompile(`(?i)\bcould not be had\b|\bfor want of\b`), `"had no memory for", "OOM killer"`},
+	{regexp.MustCompile(`(?i)\bbroken off\b`), `"interrupted", "unfinished"`},
+	{regexp.MustCompile(`(?i)\bis there twice\b`), `"is listed twice"`},
+	{regexp.MustCompile(`(?i)\bas nobody\b|\bwhich none\b|\bwhoever\b|\bthat which\b`), `the actor's name`},
+	{regexp.MustCompile(`(?i)\bis said to\b|\b(was|were) said\b`), `who says it`},
+	{regexp.MustCompile(`(?i)\bhalf added\b`), `"an accumulation is half done"`},
+	{regexp.MustCompile(`(?i)\bthere is no choice\b|\bin the way\b`), `what was reached, or is not needed`},
+}
+
+// excused are files whose messages may have such words.
+var excused = map[string]string{"model/config.go": "its messages say \"was expected\" throughout"}
+
+// TestMessagesAreClear reads all strings of the program that have several words. Their
+// sentences are short, and they have no words that stop a reader.
+func TestMessagesAreClear(t *testing.T) {
+	found := 0
+	sentence := regexp.MustCompile(`[.;:!?]\s|\n`)
+	for _, file := range tracked(t) {
+		if !strings.HasSuffix(file, ".go") || strings.HasSuffix(file, "_test.go") {
+			continue
+		}
+		set := token.NewFileSet()
+		tree, err := parser.ParseFile(set, filepath.FromSlash(file), nil, parser.SkipObjectResolution)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ast.Inspect(tree, func(n ast.Node) bool {
+			expression, ok := n.(ast.Expr)
+			if !ok {
+				return true
+			}
+			text, ok := joined(expression)
+			if !ok {
+				return true
+			}
+			if strings.Count(text, " ") < 2 {
+				return false
+			}
+			found++
+			for _, s := range sentence.Split(text, -1) {
+				if words := len(strings.Fields(s)); words > longestSentence {
+					t.Errorf("%v: a sentence has %d words, expected at most %d: %s", set.Position(n.Pos()), words,
+						longestSentence, s)
+				}
+			}
+			for _, u := range unclear {
+				if words := u.words.FindString(text); words != "" && excused[file] == "" {
+					t.Errorf("%v: %q is unclear: write %s", set.Position(n.Pos()), words, u.instead)
+				}
+			}
+			return false
+		})
+	}
+	if found < 1000 {
+		t.Errorf("found %d messages, expected 1000 or more", found)
+	}
+}
+
+// joined returns a string that is written in several literals. Other operands leave "…".
+func joined(e ast.Expr) (text string, ok bool) {
+	switch e := e.(type) {
+	case *ast.BasicLit:
+		if e.Kind == token.STRING {
+			text, err := strconv.Unquote(e.Value)
+			return text, err == nil
+		}
+	case *ast.BinaryExpr:
+		left, isLeft := joined(e.X)
+		right, isRight := joined(e.Y)
+		if e.Op != token.ADD || !isLeft && !isRight {
+			return "", false
+		}
+		return left + right, true
+	case *ast.ParenExpr:
+		return joined(e.X)
+	}
+	return "…", false
+}
