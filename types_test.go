@@ -4,6 +4,7 @@ import (
 	"go/ast"
 	"go/types"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -42,6 +43,53 @@ func TestComponentsAreTheLedgers(t *testing.T) {
 			if isLiteral && literal.Value != `""` && types.TypeString(value.Type, nil) == "plimsoll/ledger.Component" {
 				t.Errorf("%v: %s is no constant of package ledger", p.Fset.Position(literal.Pos()), literal.Value)
 			}
+		}
+	}
+}
+
+// ownRanges are the structs that may have a range of their own, with the reason.
+var ownRanges = map[string]string{
+	"plimsoll/shard.Range":     "it is the type that others are to use",
+	"plimsoll/checkpoint.walk": "bytes of a file, not elements",
+}
+
+// TestRangesAreTheShards: consecutive elements of a shard are a [shard.Range]. A struct with fields such as first and
+// count of its own would need methods of its own. Documents and bodies of requests have what their format says.
+func TestRangesAreTheShards(t *testing.T) {
+	begins := []string{"first", "begin", "start", "from", "offset"}
+	ends := []string{"count", "end", "last", "to", "length"}
+	holders := []string{"shard", "engine", "checkpoint", "service", "rehearse", "bench"} // of shards
+	used := map[string]bool{}
+	for _, p := range typedPackages(t) {
+		if !slices.Contains(holders, strings.TrimPrefix(p.PkgPath, "plimsoll/")) {
+			continue
+		}
+		for _, name := range p.Types.Scope().Names() {
+			structure, ok := p.Types.Scope().Lookup(name).Type().Underlying().(*types.Struct)
+			if !ok {
+				continue
+			}
+			has := func(names []string) bool {
+				for i := range structure.NumFields() {
+					field := structure.Field(i)
+					if slices.Contains(names, strings.ToLower(field.Name())) && structure.Tag(i) == "" &&
+						types.Identical(field.Type(), types.Typ[types.Int64]) {
+						return true
+					}
+				}
+				return false
+			}
+			if own := p.PkgPath + "." + name; has(begins) && has(ends) {
+				used[own] = true
+				if ownRanges[own] == "" {
+					t.Errorf("%s has a range of its own: use shard.Range", own)
+				}
+			}
+		}
+	}
+	for name := range ownRanges {
+		if !used[name] {
+			t.Errorf("%s has no range of its own: take it off the list", name)
 		}
 	}
 }

@@ -17,6 +17,7 @@ import (
 	"plimsoll/optim"
 	"plimsoll/optim/kernel"
 	"plimsoll/rehearse"
+	"plimsoll/shard"
 	"plimsoll/synthetic"
 )
 
@@ -63,16 +64,16 @@ func (p *Suite) Run(ctx context.Context, progress rehearse.Progress) ([]Result, 
 func (p *Suite) measure(ctx context.Context, c Case, progress rehearse.Progress) (result *Result, err error) {
 	progress.Begin(c.String(), int64(p.Rounds))
 	defer progress.End()
-	shard, err := engine.NewShard(c.Shard)
+	state, err := engine.NewShard(c.Shard)
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, shard.Close()) }()
-	shard.Populate(ctx, func(ledger.Bytes) {})
-	shard.Each(func(first int64, chunk kernel.Chunk) {
+	defer func() { err = errors.Join(err, state.Close()) }()
+	state.Populate(ctx, func(ledger.Bytes) {})
+	state.Each(func(at shard.Chunk, chunk kernel.Chunk) {
 		if ctx.Err() == nil {
-			synthetic.State(0, first, chunk)
-			synthetic.Gradients(0, 1, first, chunk.Gradient)
+			synthetic.State(0, at.First, chunk)
+			synthetic.Gradients(0, 1, at.First, chunk.Gradient)
 		}
 	})
 	result = &Result{Case: c}
@@ -85,7 +86,7 @@ func (p *Suite) measure(ctx context.Context, c Case, progress rehearse.Progress)
 		defer func() { err = errors.Join(err, peer.Close()) }()
 		w.child = peer.command.Process.Pid
 	}
-	s, err := newSubject(c, shard, p.Norm)
+	s, err := newSubject(c, state, p.Norm)
 	if err != nil {
 		return nil, err
 	}
@@ -183,7 +184,7 @@ func (k *chunks) Close() error { return nil }
 func (k *chunks) round(repeats int) Sample {
 	pass := func(body func(c kernel.Chunk)) float64 {
 		begin := time.Now()
-		k.shard.Each(func(_ int64, c kernel.Chunk) {
+		k.shard.Each(func(_ shard.Chunk, c kernel.Chunk) {
 			for range repeats {
 				body(c)
 			}
@@ -234,7 +235,7 @@ func (s *steps) round(repeats int) Sample {
 		if !s.norm {
 			break
 		}
-		s.shard.GradientsArrived(0, s.config.Elements)
+		s.shard.GradientsArrived(s.config.Range())
 		begin := time.Now()
 		s.engine.Step(1)
 		sample.Arrived += mean * time.Since(begin).Seconds()

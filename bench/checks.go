@@ -13,6 +13,7 @@ import (
 	"plimsoll/dtype"
 	"plimsoll/optim/kernel"
 	"plimsoll/rehearse"
+	"plimsoll/shard"
 )
 
 // Targets of the checks: the largest acceptable results.
@@ -178,7 +179,7 @@ const (
 // updateOf sets the first moment of all parameters to one number and times an update. Gradients are zero, as others
 // would change the first moment.
 func (s *steps) updateOf(bits uint32) time.Duration {
-	s.shard.Each(func(_ int64, c kernel.Chunk) {
+	s.shard.Each(func(_ shard.Chunk, c kernel.Chunk) {
 		moment := c.Moments[0]
 		for i := range moment.Len() {
 			switch moment.Type {

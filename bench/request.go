@@ -17,11 +17,12 @@ import (
 	"plimsoll/ledger"
 	"plimsoll/optim"
 	"plimsoll/optim/kernel"
+	"plimsoll/shard"
 )
 
 // Request is a benchmark as a user asks for it.
 type Request struct {
-	Optimizer    string   // a name of Optimizers, or "all"
+	Optimizer    string   // a name of optim.Rules, or "all"
 	State        string   // "split", "fp32" or "all"
 	Moments      string   // "fp32", "bf16", "int8" or "all"
 	GradientType string   // "bf16", "fp16" or "fp32"
@@ -36,27 +37,6 @@ type Request struct {
 
 // All selects every known value.
 const All = "all"
-
-// optimizers are the update rules by their names in PyTorch, in lower case.
-var optimizers = []struct {
-	name string
-	rule optim.Optimizer
-}{
-	{"adamw", optim.DefaultAdamW()},
-	{"adam", optim.Adam{LearningRate: 1e-3, Beta1: 0.9, Beta2: 0.999, Epsilon: 1e-8, L2: true}},
-	{"lion", optim.DefaultLion()},
-	{"adagrad", optim.DefaultAdagrad()},
-	{"sgd", optim.SGD{LearningRate: 1e-3, Momentum: 0.9}},
-}
-
-// Optimizers returns the names of the optimizers that can be measured.
-func Optimizers() []string {
-	var names []string
-	for _, o := range optimizers {
-		names = append(names, o.name)
-	}
-	return names
-}
 
 // Case is one measurement: a format, a size and a number of workers.
 type Case struct {
@@ -136,7 +116,10 @@ func NewSuite(r Request, h *host.Host) (*Suite, error) {
 				of = defaultSizes(len(cpus))
 			}
 			for _, size := range of {
-				c := newCase(names[i], f, size, cpus, r.Journal, p.Kernel, h)
+				c, err := newCase(names[i], f, size, cpus, r.Journal, p.Kernel, h)
+				if err != nil {
+					return nil, err
+				}
 				if c.Name == peerOptimizer && !c.InCore {
 					c.Peer = r.Peer
 				}
@@ -160,7 +143,7 @@ func NewSuite(r Request, h *host.Host) (*Suite, error) {
 
 // formats returns the names of the optimizers and the formats to measure them with.
 func (r Request) formats() (names []string, formats []kernel.Format, err error) {
-	chosen, err := choose("--optimizer", r.Optimizer, Optimizers())
+	chosen, err := choose("--optimizer", r.Optimizer, optim.RuleNames())
 	if err != nil {
 		return nil, nil, err
 	}
@@ -177,16 +160,16 @@ func (r Request) formats() (names []string, formats []kernel.Format, err error) 
 		return nil, nil, fault.Inputf("--grad-dtype is %q: expected %s", r.GradientType,
 			fault.OneOf(kernel.NumberTypeNames()...))
 	}
-	for _, o := range optimizers {
-		if !slices.Contains(chosen, o.name) {
+	for _, rule := range optim.Rules {
+		if !slices.Contains(chosen, rule.Name) {
 			continue
 		}
 		for _, state := range []kernel.State{kernel.Split, kernel.FP32} {
 			for _, name := range moments {
 				moment, _ := kernel.ParseMoments(name)
-				if slices.Contains(states, state.String()) && moment.Suits(o.rule.Algorithm()) {
-					names = append(names, o.name)
-					formats = append(formats, kernel.Format{Algorithm: o.rule.Algorithm(), State: state,
+				if slices.Contains(states, state.String()) && moment.Suits(rule.Algorithm()) {
+					names = append(names, rule.Name)
+					formats = append(formats, kernel.Format{Algorithm: rule.Algorithm(), State: state,
 						Moments: moment, Parameter: dtype.BF16, Gradient: gradient})
 				}
 			}
@@ -228,9 +211,6 @@ func (r Request) sizes() ([]int64, error) {
 
 var units = []string{"", "Ki", "Mi", "Gi"}
 
-// mostParameters keeps the sum of all bytes of a format far from overflow.
-const mostParameters = 1 << 50
-
 // ParseCount reads a number of parameters: digits, and Ki, Mi or Gi for 2^10, 2^20 or 2^30.
 func ParseCount(text string) (int64, error) {
 	parts := regexp.MustCompile(`^([0-9]+)([KMG]i)?$`).FindStringSubmatch(text)
@@ -239,8 +219,8 @@ func ParseCount(text string) (int64, error) {
 	}
 	unit := int64(1) << (10 * slices.Index(units, parts[2]))
 	n, err := strconv.ParseInt(parts[1], 10, 64)
-	if err != nil || n < 1 || n > mostParameters/unit {
-		return 0, fmt.Errorf("%q parameters: expected 1 to %s", text, Count(mostParameters))
+	if err != nil || n < 1 || n > shard.MaxElements/unit {
+		return 0, fmt.Errorf("%q parameters: expected 1 to %s", text, Count(shard.MaxElements))
 	}
 	return n * unit, nil
 }
@@ -286,22 +266,26 @@ func defaultSizes(workers int) []int64 {
 	return []int64{int64(workers) * corePart, 16 << 20, 256 << 20}
 }
 
-func newCase(name string, f kernel.Format, size int64, cpus []int, journal bool, set kernel.Set, h *host.Host) Case {
-	c := Case{
-		Name: name, InCore: size <= int64(len(cpus))*corePart,
-		Shard: engine.ShardConfig{Elements: size, Format: f, Kernel: set, CPUs: cpus},
+func newCase(
+	name string, f kernel.Format, size int64, cpus []int, journal bool, set kernel.Set, h *host.Host,
+) (Case, error) {
+	c := Case{Name: name, InCore: size <= int64(len(cpus))*corePart}
+	rule, err := optim.ParseRule(name)
+	if err != nil {
+		return c, err
 	}
-	for _, o := range optimizers {
-		if o.name == name {
-			c.Optimizer = o.rule
-		}
-	}
+	c.Optimizer = rule.Typical
+	chunk := int64(shard.DefaultChunk)
 	if c.InCore {
 		// One chunk for each worker, in whole blocks of the kernels.
 		part := (size + int64(len(cpus)) - 1) / int64(len(cpus))
-		c.Shard.Chunk = int((part + kernel.Block - 1) / kernel.Block * kernel.Block)
+		chunk = (part + kernel.Block - 1) / kernel.Block * kernel.Block
 	}
-	c.Shard.Journal = journal && !c.InCore
+	layout, err := shard.NewLayout(f, chunk, shard.Uniform(f, size))
+	if err != nil {
+		return c, err
+	}
+	c.Shard = engine.ShardConfig{Layout: layout, Kernel: set, CPUs: cpus, Journal: journal && !c.InCore}
 	c.Shard.Pages = engine.ChoosePages(h, []engine.ShardConfig{c.Shard})
 	c.Place = place(h, c)
 	if c.Shard.Pages != arena.HugetlbPages { // the pool of huge pages serves arenas only
@@ -314,7 +298,7 @@ func newCase(name string, f kernel.Format, size int64, cpus []int, journal bool,
 			c.Needed += mapped + tables*8*(mapped/c.Shard.Pages.Size())
 		}
 	}
-	return c
+	return c, nil
 }
 
 // place returns the nearest memory that holds all streams of a case.

@@ -8,9 +8,11 @@ import (
 
 	"pgregory.net/rapid"
 
+	"plimsoll/dtype"
 	"plimsoll/fault"
 	"plimsoll/ledger"
 	"plimsoll/optim/kernel"
+	"plimsoll/shard"
 )
 
 func contains(err error, text string) bool { return err != nil && strings.Contains(err.Error(), text) }
@@ -80,12 +82,17 @@ func TestOneCoreCaseHoldsOneChunkForEachWorker(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		cpus := make([]int, rapid.IntRange(1, 300).Draw(t, "workers"))
 		size := rapid.Int64Range(1, 2*corePart*int64(len(cpus))).Draw(t, "size")
-		c := newCase("adamw", kernel.Format{Parameter: 1, Gradient: 1}, size, cpus, false, kernel.Generic, h)
+		f := kernel.Format{Parameter: dtype.BF16, Gradient: dtype.BF16}
+		c, err := newCase("adamw", f, size, cpus, false, kernel.Generic, h)
+		if err != nil {
+			t.Fatal(err)
+		}
 		if c.InCore != (size <= corePart*int64(len(cpus))) {
 			t.Fatalf("%d parameters for %d workers: in core %v", size, len(cpus), c.InCore)
 		}
-		if c.InCore && (c.Shard.Chunk > corePart || int64(c.Shard.Chunk)*int64(len(cpus)) < size || c.Place != "L2") {
-			t.Fatalf("%d parameters for %d workers: chunks of %d in %s", size, len(cpus), c.Shard.Chunk, c.Place)
+		if chunk := c.Shard.ChunkElements; c.InCore &&
+			(chunk > corePart || chunk*int64(len(cpus)) < size || c.Place != "L2") {
+			t.Fatalf("%d parameters for %d workers: chunks of %d in %s", size, len(cpus), chunk, c.Place)
 		}
 	})
 }
@@ -148,7 +155,7 @@ func TestBadRequests(t *testing.T) {
 
 func TestParseCount(t *testing.T) {
 	for text, want := range map[string]int64{"1": 1, "1024": 1024, "64Ki": 64 << 10, "16Mi": 16 << 20, "3Gi": 3 << 30,
-		"1048576Gi": mostParameters} {
+		"1048576Gi": shard.MaxElements} {
 		if got, err := ParseCount(text); err != nil || got != want {
 			t.Errorf("%s is %d, %v; want %d", text, got, err, want)
 		}
@@ -160,7 +167,7 @@ func TestParseCount(t *testing.T) {
 		}
 	}
 	rapid.Check(t, func(t *rapid.T) {
-		n := rapid.Int64Range(1, mostParameters).Draw(t, "n")
+		n := rapid.Int64Range(1, shard.MaxElements).Draw(t, "n")
 		if got, err := ParseCount(Count(n)); err != nil || got != n {
 			t.Fatalf("%d is written %s and read %d, %v", n, Count(n), got, err)
 		}

@@ -20,6 +20,7 @@ import (
 	"plimsoll/ledger"
 	"plimsoll/optim"
 	"plimsoll/optim/kernel"
+	"plimsoll/shard"
 )
 
 // BenchmarkStepWhileSaving alternates steps while nothing is saved, the steps after a
@@ -84,9 +85,12 @@ func stepped(b *testing.B, parameters int64, workers int) Shard {
 	if len(cpus) < workers {
 		b.Skipf("%d CPUs", len(cpus))
 	}
-	pieces := []Piece{{Name: "mlp.weight", Shape: []int64{parameters}, Count: parameters, Moments: kernel.MomentsFP32}}
-	config := engine.ShardConfig{Format: splitFormat, Kernel: kernels, CPUs: cpus[:workers], Elements: parameters}
-	state, err := engine.NewShard(config)
+	pieces := []shard.Piece{{Name: "mlp.weight", Shape: []int64{parameters}, Range: shard.Range{Count: parameters}}}
+	l, err := layoutOfPieces(splitFormat, pieces)
+	if err != nil {
+		b.Fatal(err)
+	}
+	state, err := engine.NewShard(engine.ShardConfig{Layout: l.Layout, Kernel: kernels, CPUs: cpus[:workers]})
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -210,7 +214,7 @@ func writeByThreads(b *testing.B, path string, s Shard, back bool) (copied, writ
 			for _, component := range []ledger.Component{ledger.ExpAvg, ledger.ExpAvgSq, ledger.Parameters,
 				ledger.MasterWeightsLow} {
 				all := s.State.Arena(component).Bytes()
-				size := len(all) / int(s.State.Config().Elements) * engine.DefaultChunk
+				size := len(all) / int(s.State.Config().Elements) * shard.DefaultChunk
 				for from := number * len(all) / len(cpus); from < (number+1)*len(all)/len(cpus); from += size {
 					if _, err := file.WriteAt(all[from:from+size], int64(at+from)); err != nil {
 						b.Error(err)

@@ -13,23 +13,13 @@ import (
 	"math"
 	"regexp"
 	"strings"
-	"unicode/utf8"
 
 	"plimsoll/engine"
 	"plimsoll/fault"
 	"plimsoll/ledger"
 	"plimsoll/optim/kernel"
+	"plimsoll/shard"
 )
-
-// Piece is the range of a parameter that a shard holds: elements First to First +
-// Count of the flattened parameter.
-type Piece struct {
-	Name         string
-	Shape        []int64 // of the full parameter
-	Group        int     // number of the parameter group
-	First, Count int64
-	Moments      kernel.MomentType
-}
 
 // Shard is the state of one rank in one format: the concatenation of its pieces.
 type Shard struct {
@@ -39,27 +29,12 @@ type Shard struct {
 	Replica, Replicas int
 	Part              string // tells the shards of a rank apart
 	Format            kernel.Format
-	Pieces            []Piece
+	Pieces            []shard.Piece
 	State             *engine.Shard
 	// Identity tells the files of a save from the files of another job or of an
 	// earlier attempt. All shards of a save have the same identity, and no other
 	// save has it. The empty string is an identity, too.
 	Identity string
-}
-
-// Sections returns the sections of a shard of pieces. Adjacent pieces with the same
-// parameter group and the same type of moments are one section.
-func Sections(pieces []Piece) []engine.Section {
-	var sections []engine.Section
-	for _, p := range pieces {
-		if last := len(sections) - 1; last >= 0 &&
-			sections[last].Group == p.Group && sections[last].Moments == p.Moments {
-			sections[last].Elements += p.Count
-		} else {
-			sections = append(sections, engine.Section{Elements: p.Count, Group: p.Group, Moments: p.Moments})
-		}
-	}
-	return sections
 }
 
 // DoesNotFit says that a file system has too little room.
@@ -89,59 +64,8 @@ func (e *DoesNotFit) Error() string {
 	return text.String()
 }
 
-// Limits that keep sums and products of sizes within 64 bits.
-const (
-	maxElements = 1 << 48
-	maxRanks    = 1 << 20
-	maxGroups   = 1 << 20
-)
-
-// elements returns the number of elements of the full parameter.
-func (p Piece) elements() (int64, error) {
-	elements := int64(1)
-	for _, n := range p.Shape {
-		if n < 0 || n > maxElements || n > 0 && elements > maxElements/n {
-			return 0, fmt.Errorf("parameter %q has the shape %v, expected one of at most %d elements",
-				p.Name, p.Shape, int64(maxElements))
-		}
-		elements *= n
-	}
-	return elements, nil
-}
-
-// whole reports whether the piece is its full parameter.
-func (p Piece) whole() bool {
-	elements, err := p.elements()
-	return err == nil && p.First == 0 && p.Count == elements
-}
-
-// String returns the name of the piece's tensors in its file.
-func (p Piece) String() string {
-	if p.whole() {
-		return p.Name
-	}
-	return fmt.Sprintf("%s[%d:%d]", p.Name, p.First, p.First+p.Count)
-}
-
-func (p Piece) validate() error {
-	elements, err := p.elements()
-	switch {
-	case err != nil:
-		return err
-	case p.Name == "":
-		return fmt.Errorf("a parameter of the shape %v has no name", p.Shape)
-	case !utf8.ValidString(p.Name):
-		return fmt.Errorf("parameter %q has a name that is not UTF-8", p.Name)
-	case p.First < 0 || p.Count < 1 || p.First > elements-p.Count:
-		return fmt.Errorf("parameter %q: %d elements from %d on: expected a range within the %d of its shape %v",
-			p.Name, p.Count, p.First, elements, p.Shape)
-	case p.Group < 0 || p.Group > maxGroups:
-		return fmt.Errorf("parameter %q is in parameter group %d, expected 0 to %d", p.Name, p.Group, maxGroups)
-	case p.Moments >= kernel.MomentType(len(kernel.MomentNames())):
-		return fmt.Errorf("parameter %q: unknown type %d of moments", p.Name, uint8(p.Moments))
-	}
-	return nil
-}
+// maxRanks keeps products of sizes within 64 bits.
+const maxRanks = 1 << 20
 
 var partName = regexp.MustCompile(`^[a-zA-Z0-9._-]{1,64}$`)
 
@@ -185,10 +109,8 @@ func validateName(rank, world int, part string) error {
 
 // broken returns the error for a file that has changed since it was written.
 func broken(path, format string, arguments ...any) error {
-	return &fault.Input{
-		Where: fault.Position{File: path}, What: fmt.Sprintf(format, arguments...),
-		Hint: "use another checkpoint, or restore the file from a copy",
-	}
+	return fault.File(path).Inputf(format, arguments...).
+		WithHint("use another checkpoint, or restore the file from a copy")
 }
 
 // cause returns the error for a file that cannot be used.

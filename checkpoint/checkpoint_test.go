@@ -2,6 +2,7 @@ package checkpoint
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"math"
@@ -18,6 +19,7 @@ import (
 	"plimsoll/ledger"
 	"plimsoll/optim"
 	"plimsoll/optim/kernel"
+	"plimsoll/shard"
 )
 
 // tensorOf is a parameter of a model that tests make up.
@@ -28,7 +30,7 @@ type tensorOf struct {
 }
 
 func (p tensorOf) elements() int64 {
-	n, err := Piece{Shape: p.shape}.elements()
+	n, err := shard.Piece{Shape: p.shape}.Elements()
 	if err != nil {
 		panic(err)
 	}
@@ -46,8 +48,8 @@ var smallModel = []tensorOf{
 
 // cutModel gives each rank its range of the concatenated parameters, from one cut to the
 // next.
-func cutModel(model []tensorOf, moments func(tensorOf) kernel.MomentType, cuts ...int64) [][]Piece {
-	ranks := make([][]Piece, len(cuts)+1)
+func cutModel(model []tensorOf, moments func(tensorOf) kernel.MomentType, cuts ...int64) [][]shard.Piece {
+	ranks := make([][]shard.Piece, len(cuts)+1)
 	at := int64(0)
 	for _, p := range model {
 		end := at + p.elements()
@@ -60,8 +62,8 @@ func cutModel(model []tensorOf, moments func(tensorOf) kernel.MomentType, cuts .
 				to = min(to, cuts[rank])
 			}
 			if from < to {
-				ranks[rank] = append(ranks[rank], Piece{Name: p.name, Shape: p.shape, Group: p.group,
-					Moments: moments(p), First: from - at, Count: to - from})
+				ranks[rank] = append(ranks[rank], shard.Piece{Name: p.name, Shape: p.shape, Group: p.group,
+					Moments: moments(p), Range: shard.Between(from-at, to-at)})
 			}
 		}
 		at = end
@@ -112,14 +114,14 @@ type failer interface {
 	Cleanup(func())
 }
 
-// newShard maps a shard, which is closed with the test.
-func newShard(f failer, rank, world int, format kernel.Format, chunk int, pieces []Piece) Shard {
-	config := engine.ShardConfig{Rank: rank, Format: format, Kernel: kernel.Generic, CPUs: []int{cpu(f), cpu(f)},
-		Chunk: chunk, Sections: Sections(pieces)}
-	for _, p := range pieces {
-		config.Elements += p.Count
+// newShard maps a shard, which is closed with the test. A chunk of 0 is one of the usual size.
+func newShard(f failer, rank, world int, format kernel.Format, chunk int, pieces []shard.Piece) Shard {
+	l, err := shard.NewLayout(format, int64(cmp.Or(chunk, shard.DefaultChunk)), shard.Sections(pieces))
+	if err != nil {
+		f.Fatalf("%v", err)
 	}
-	state, err := engine.NewShard(config)
+	state, err := engine.NewShard(engine.ShardConfig{Rank: rank, Layout: l, Kernel: kernel.Generic,
+		CPUs: []int{cpu(f), cpu(f)}})
 	if err != nil {
 		f.Fatalf("%v", err)
 	}
@@ -127,7 +129,7 @@ func newShard(f failer, rank, world int, format kernel.Format, chunk int, pieces
 	return Shard{Rank: rank, World: world, Part: "bf16", Format: format, Pieces: pieces, State: state}
 }
 
-func newJob(f failer, format kernel.Format, chunk int, ranks [][]Piece) []Shard {
+func newJob(f failer, format kernel.Format, chunk int, ranks [][]shard.Piece) []Shard {
 	var job []Shard
 	for rank, pieces := range ranks {
 		job = append(job, newShard(f, rank, len(ranks), format, chunk, pieces))
@@ -140,8 +142,8 @@ func newJob(f failer, format kernel.Format, chunk int, ranks [][]Piece) []Shard 
 func train(f failer, job []Shard, seed uint64, steps int) {
 	f.Helper()
 	for _, s := range job {
-		s.State.Each(func(first int64, c kernel.Chunk) {
-			random := rand.New(rand.NewPCG(seed, uint64(s.Rank)<<40+uint64(first)))
+		s.State.Each(func(at shard.Chunk, c kernel.Chunk) {
+			random := rand.New(rand.NewPCG(seed, uint64(s.Rank)<<40+uint64(at.First)))
 			for i := range c.Len() {
 				w := float32(random.NormFloat64())
 				if c.Low != nil {
@@ -173,8 +175,8 @@ func optimizerOf(a kernel.Algorithm) optim.Optimizer {
 func begin(f failer, s Shard, seed uint64) {
 	f.Helper()
 	number := s.State.Steps() + 1
-	s.State.Each(func(first int64, c kernel.Chunk) {
-		random := rand.New(rand.NewPCG(seed+uint64(number), uint64(s.Rank)<<40+uint64(first)))
+	s.State.Each(func(at shard.Chunk, c kernel.Chunk) {
+		random := rand.New(rand.NewPCG(seed+uint64(number), uint64(s.Rank)<<40+uint64(at.First)))
 		for i := range c.Len() {
 			c.Gradient.Put(i, float32(random.NormFloat64()*math.Exp2(-8*random.Float64())))
 		}

@@ -17,10 +17,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"plimsoll/dtype"
-	"plimsoll/engine"
 	"plimsoll/fault"
 	"plimsoll/model"
 	"plimsoll/optim/kernel"
+	"plimsoll/shard"
 )
 
 // Conversion says what to change of a checkpoint. Fields that are nil or 0 change
@@ -41,10 +41,7 @@ func (c *Checkpoint) Convert(
 	ctx context.Context, directory string, to Conversion, progress func(bytes int64),
 ) (path string, err error) {
 	if path := filepath.Join(directory, folderOf(c.step)); exists(path) {
-		return "", &fault.Input{
-			Where: fault.Position{File: path},
-			What:  "a checkpoint of this step is here already", Hint: "name another folder",
-		}
+		return "", fault.File(path).Inputf("a checkpoint of this step is here already").WithHint("name another folder")
 	}
 	shards, err := c.converted(to)
 	if err != nil {
@@ -133,13 +130,13 @@ func takeLeftovers(folder string) (gone string, err error) {
 // converted returns the shards of the new checkpoint.
 func (c *Checkpoint) converted(to Conversion) ([]Shard, error) {
 	if to.Ranks < 0 || to.Ranks > maxRanks {
-		return nil, &fault.Input{What: fmt.Sprintf("%d ranks, expected 1 to %d", to.Ranks, maxRanks)}
+		return nil, fault.Inputf("%d ranks, expected 1 to %d", to.Ranks, maxRanks)
 	}
 	var shards []Shard
 	for _, f := range c.files {
 		shards = append(shards, Shard{
 			Rank: f.manifest.Rank, World: f.manifest.World, Part: f.manifest.Part,
-			Format: f.layout.format, Pieces: slices.Clone(f.layout.pieces),
+			Format: f.layout.Format, Pieces: slices.Clone(f.layout.pieces),
 		})
 	}
 	if to.Ranks > 0 {
@@ -177,7 +174,7 @@ func (to Conversion) apply(s *Shard) error {
 }
 
 // momentsOf returns the type of a piece's moments.
-func (to Conversion) momentsOf(p Piece) kernel.MomentType {
+func (to Conversion) momentsOf(p shard.Piece) kernel.MomentType {
 	whole := model.Parameter{Name: p.Name, Shape: p.Shape}
 	if *to.Moments == kernel.MomentsInt8 && (whole.Elements() < smallTensor || whole.IsEmbedding()) {
 		return kernel.MomentsFP32
@@ -192,7 +189,7 @@ func (c *Checkpoint) recut(shards []Shard, ranks int) ([]Shard, error) {
 	seen := map[string]bool{}
 	for _, part := range c.Parts() {
 		var first *Shard
-		var pieces []Piece
+		var pieces []shard.Piece
 		var elements int64
 		for i, s := range shards {
 			if s.Part != part {
@@ -211,41 +208,23 @@ func (c *Checkpoint) recut(shards []Shard, ranks int) ([]Shard, error) {
 			}
 		}
 		if elements < int64(ranks) {
-			return nil, &fault.Input{
-				What: fmt.Sprintf("part %s has %d elements, which cannot be divided among %d ranks",
-					part, elements, ranks),
-				Hint: "use fewer ranks",
-			}
+			return nil, fault.Inputf("part %s has %d elements, which cannot be divided among %d ranks", part, elements,
+				ranks).WithHint("use fewer ranks")
 		}
 		for rank := range ranks {
-			from, end := elements*int64(rank)/int64(ranks), elements*int64(rank+1)/int64(ranks)
+			own := shard.Range{Count: elements}.Share(rank, ranks)
 			all = append(all, Shard{
 				Rank: rank, World: ranks, Part: part,
-				Format: first.Format, Pieces: cut(pieces, from, end),
+				Format: first.Format, Pieces: shard.Cut(pieces, own),
 			})
 		}
 	}
 	return all, nil
 }
 
-// cut returns elements from to end of the concatenation of the pieces.
-func cut(pieces []Piece, from, end int64) []Piece {
-	var own []Piece
-	at := int64(0)
-	for _, p := range pieces {
-		first, last := max(from, at), min(end, at+p.Count)
-		at += p.Count
-		if first < last {
-			p.First, p.Count = p.First+first-(at-p.Count), last-first
-			own = append(own, p)
-		}
-	}
-	return own
-}
-
 // convert writes a shard.
 func (c *Checkpoint) convert(ctx context.Context, directory string, s Shard, progress func(bytes int64)) error {
-	l, err := newLayout(s.Format, engine.DefaultChunk, Sections(s.Pieces), s.Pieces)
+	l, err := layoutOfPieces(s.Format, s.Pieces)
 	if err != nil {
 		return err
 	}
@@ -257,14 +236,14 @@ func (c *Checkpoint) convert(ctx context.Context, directory string, s Shard, pro
 	if err != nil {
 		return err
 	}
-	err = loader.each(ctx, min(4, runtime.GOMAXPROCS(0)), nil, func(first int64, chunk kernel.Chunk) error {
+	err = loader.each(ctx, min(4, runtime.GOMAXPROCS(0)), nil, func(at shard.Chunk, chunk kernel.Chunk) error {
 		if progress != nil {
 			progress(bytesOfChunk(l, chunk))
 		}
 		if err := w.back.pace(ctx); err != nil {
 			return err
 		}
-		return w.write(first, chunk)
+		return w.write(at.First, chunk)
 	})
 	if err == nil {
 		err = w.finish()
@@ -277,8 +256,8 @@ func (c *Checkpoint) convert(ctx context.Context, directory string, s Shard, pro
 
 func bytesOfChunk(l *layout, c kernel.Chunk) int64 {
 	var sum int64
-	for _, s := range l.streams {
-		sum += int64(len(bytesOf(c, s.Role)))
+	for _, s := range l.saved {
+		sum += int64(len(c.Bytes(s.Role)))
 	}
 	return sum
 }
@@ -287,7 +266,7 @@ func bytesOfChunk(l *layout, c kernel.Chunk) int64 {
 // One worker goes in order; several call body concurrently. roles are the streams to
 // fill; nil means all.
 func (l *loader) each(
-	ctx context.Context, count int, roles []kernel.Role, body func(first int64, chunk kernel.Chunk) error,
+	ctx context.Context, count int, roles []kernel.Role, body func(at shard.Chunk, chunk kernel.Chunk) error,
 ) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -297,16 +276,16 @@ func (l *loader) each(
 	for range count {
 		workers.Go(func() {
 			memory := map[kernel.Role][]byte{}
-			for number := int(next.Add(1)) - 1; number < l.layout.chunks &&
+			for number := int(next.Add(1)) - 1; number < l.layout.Chunks &&
 				ctx.Err() == nil; number = int(next.Add(1)) - 1 {
-				first, count := l.layout.extent(number)
-				chunk := l.layout.newChunk(memory, roles, number)
-				r := readers.take(first)
-				err := l.fill(r.reader, first, chunk)
-				r.next = first + count
+				at := l.layout.Chunk(number)
+				chunk := l.layout.newChunk(memory, roles, at)
+				r := readers.take(at.First)
+				err := l.fill(r.reader, at, chunk)
+				r.next = at.End()
 				readers.giveBack(r)
 				if err == nil {
-					err = body(first, chunk)
+					err = body(at, chunk)
 				}
 				if err != nil {
 					cancel(err)
@@ -319,16 +298,15 @@ func (l *loader) each(
 }
 
 // newChunk returns memory for a chunk. The next chunk uses it again.
-func (l *layout) newChunk(memory map[kernel.Role][]byte, roles []kernel.Role, number int) kernel.Chunk {
-	_, count := l.extent(number)
+func (l *layout) newChunk(memory map[kernel.Role][]byte, roles []kernel.Role, at shard.Chunk) kernel.Chunk {
 	var c kernel.Chunk
-	for _, region := range l.regions(number) {
-		if s := l.streams[region.stream]; roles == nil || slices.Contains(roles, s.Role) {
-			hold(&c, s, room(memory, s.Role, region.bytes))
+	for i := range l.Streams {
+		s := &l.Streams[i]
+		switch own, _, ok := l.In(s, at); {
+		case !ok || roles != nil && !slices.Contains(roles, s.Role) || s.Role == kernel.GradientRole:
+		default:
+			c.Set(s.Stream, room(memory, s.Role, s.BytesOf(own)))
 		}
-	}
-	if l.format.State == kernel.FP32 && l.format.Parameter != dtype.F32 && roles == nil { // no stream of the file
-		c.Parameter = view[uint16](room(memory, kernel.ParameterRole, 2*count))
 	}
 	return c
 }

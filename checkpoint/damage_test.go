@@ -18,6 +18,7 @@ import (
 	"plimsoll/dtype"
 	"plimsoll/ledger"
 	"plimsoll/optim/kernel"
+	"plimsoll/shard"
 )
 
 // spoiled is a checkpoint that tests damage, and a job that has another state.
@@ -525,7 +526,7 @@ func TestSaveRefuses(t *testing.T) {
 	}
 	_, err = Save(file, job[0], nil)
 	mustSay(t, err, file, "this is a file")
-	pieces := func(change func([]Piece) []Piece) func(*Shard) {
+	pieces := func(change func([]shard.Piece) []shard.Piece) func(*Shard) {
 		return func(s *Shard) { s.Pieces = change(slices.Clone(s.Pieces)) }
 	}
 	for says, change := range map[string]func(*Shard){
@@ -533,18 +534,18 @@ func TestSaveRefuses(t *testing.T) {
 		`a job of 0 ranks`:                 func(s *Shard) { s.World = 0 },
 		`part "a/b"`:                       func(s *Shard) { s.Part = "a/b" },
 		`the state is held as`:             func(s *Shard) { s.Format.Gradient = dtype.BF16 },
-		`the ranges have 8000 elements`:    pieces(func(p []Piece) []Piece { p[0].Count = 8000; return p }),
-		`has no name`:                      pieces(func(p []Piece) []Piece { p[0].Name = ""; return p }),
-		`a name that is not UTF-8`:         pieces(func(p []Piece) []Piece { p[0].Name = "\xff"; return p }),
-		`expected a range within the 9600`: pieces(func(p []Piece) []Piece { p[0].First = 9000; return p }),
-		`the shape [300 -1]`:               pieces(func(p []Piece) []Piece { p[0].Shape = []int64{300, -1}; return p }),
-		`than the shard, 9000`:             pieces(func(p []Piece) []Piece { p[0].Count = 9500; return p }),
-		`of group 7 with fp32 moments do`:  pieces(func(p []Piece) []Piece { p[0].Group = 7; return p }),
-		`of group 0 with bf16 moments do`: pieces(func(p []Piece) []Piece {
+		`the ranges have 8000 elements`:    pieces(func(p []shard.Piece) []shard.Piece { p[0].Count = 8000; return p }),
+		`has no name`:                      pieces(func(p []shard.Piece) []shard.Piece { p[0].Name = ""; return p }),
+		`a name that is not UTF-8`:         pieces(func(p []shard.Piece) []shard.Piece { p[0].Name = "\xff"; return p }),
+		`expected a range within the 9600`: pieces(func(p []shard.Piece) []shard.Piece { p[0].First = 9000; return p }),
+		`the shape [300 -1]`:               pieces(func(p []shard.Piece) []shard.Piece { p[0].Shape = []int64{300, -1}; return p }),
+		`than the shard, 9000`:             pieces(func(p []shard.Piece) []shard.Piece { p[0].Count = 9500; return p }),
+		`of group 7 with fp32 moments do`:  pieces(func(p []shard.Piece) []shard.Piece { p[0].Group = 7; return p }),
+		`of group 0 with bf16 moments do`: pieces(func(p []shard.Piece) []shard.Piece {
 			p[0].Moments = kernel.MomentsBF16
 			return p
 		}),
-		`parameter "model.embed_tokens.weight" is listed twice`: pieces(func(p []Piece) []Piece {
+		`parameter "model.embed_tokens.weight" is listed twice`: pieces(func(p []shard.Piece) []shard.Piece {
 			p[0].Count = 4500
 			return append(p, p[0])
 		}),
@@ -645,8 +646,8 @@ func newTestWriter(f failer, directory string, s Shard) *writer {
 
 // writeAll writes every chunk, and gives an error of one.
 func writeAll(w *writer, s Shard) error {
-	errs := make(chan error, w.layout.chunks)
-	s.State.Each(func(first int64, c kernel.Chunk) { errs <- w.write(first, c) })
+	errs := make(chan error, w.layout.Chunks)
+	s.State.Each(func(at shard.Chunk, c kernel.Chunk) { errs <- w.write(at.First, c) })
 	close(errs)
 	for err := range errs {
 		if err != nil {

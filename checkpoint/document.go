@@ -8,16 +8,14 @@ import (
 	"hash/crc32"
 	"io"
 	"path/filepath"
-	"slices"
 
 	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
 	"github.com/google/renameio/v2"
 
-	"plimsoll/dtype"
-	"plimsoll/engine"
 	"plimsoll/files"
 	"plimsoll/optim/kernel"
+	"plimsoll/shard"
 )
 
 // Schemas of the documents of a checkpoint.
@@ -217,26 +215,27 @@ func newManifest(s Shard, l *layout, step int64, header []byte, training jsontex
 		Schema: ShardSchema, Step: step, Identity: s.Identity, Rank: s.Rank, World: s.World, Part: s.Part,
 		Algorithm: f.Algorithm.String(), State: f.State.String(), Moments: f.Moments.String(),
 		Parameter: f.Parameter.String(), Gradient: f.Gradient.String(),
-		Chunk: l.chunk, Bytes: int64(len(header)) + l.data,
+		Chunk: l.ChunkElements, Bytes: int64(len(header)) + l.data,
 		Header: int64(len(header)), HeaderSum: checksums{checksum(header)},
 		Training: training,
 	}
-	for _, s := range l.sections {
+	for _, s := range l.Sections() {
 		m.Sections = append(m.Sections, sectionDocument{s.Elements, s.Group, s.Moments.String()})
 	}
 	m.Pieces = documentOf(l.pieces)
 	if s.Replicas > 1 {
 		m.Share = &shareDocument{s.Replica, s.Replicas, checksums{checksum(fmt.Append(nil, documentOf(s.Pieces)))}}
 	}
-	for _, s := range l.streams {
+	for _, s := range l.saved {
 		m.Streams = append(m.Streams, streamDocument{
-			s.name, s.Type.String(), int64(len(header)) + s.offset, s.bytes, make(checksums, s.sums),
+			string(s.Arena), s.Type.String(), int64(len(header)) + s.offset, s.Size(),
+			make(checksums, s.Chunks),
 		})
 	}
 	return m
 }
 
-func documentOf(pieces []Piece) []pieceDocument {
+func documentOf(pieces []shard.Piece) []pieceDocument {
 	var documents []pieceDocument
 	for _, p := range pieces {
 		documents = append(documents, pieceDocument{p.Name, p.Shape, p.Group, p.Moments.String(), p.First, p.Count})
@@ -262,24 +261,30 @@ func (m *manifest) layout() (*layout, error) {
 	if err != nil {
 		return nil, err
 	}
-	var sections []engine.Section
+	var sections []shard.Section
 	for _, s := range m.Sections {
-		moments, ok := kernel.ParseMoments(s.Moments)
-		if !ok {
-			return nil, fmt.Errorf("a section has %q moments, expected one of %v", s.Moments, kernel.MomentNames())
+		moments, err := kernel.ParseMoments(s.Moments)
+		if err != nil {
+			return nil, fmt.Errorf("a section has moments %w", err)
 		}
-		sections = append(sections, engine.Section{Elements: s.Elements, Group: s.Group, Moments: moments})
+		sections = append(sections, shard.Section{Elements: s.Elements, Group: s.Group, Moments: moments})
 	}
-	var pieces []Piece
+	var pieces []shard.Piece
 	for _, p := range m.Pieces {
-		moments, ok := kernel.ParseMoments(p.Moments)
-		if !ok {
-			return nil, fmt.Errorf("parameter %q has %q moments, expected one of %v",
-				p.Name, p.Moments, kernel.MomentNames())
+		moments, err := kernel.ParseMoments(p.Moments)
+		if err != nil {
+			return nil, fmt.Errorf("parameter %q has moments %w", p.Name, err)
 		}
-		pieces = append(pieces, Piece{p.Name, p.Shape, p.Group, p.First, p.Count, moments})
+		pieces = append(pieces, shard.Piece{
+			Name: p.Name, Shape: p.Shape, Group: p.Group, Range: shard.Range{First: p.First, Count: p.Count},
+			Moments: moments,
+		})
 	}
-	l, err := newLayout(format, m.Chunk, sections, pieces)
+	of, err := shard.NewLayout(format, m.Chunk, sections)
+	if err != nil {
+		return nil, err
+	}
+	l, err := newLayout(of, pieces)
 	if err != nil {
 		return nil, err
 	}
@@ -293,17 +298,17 @@ func (m *manifest) compare(l *layout) error {
 		return fmt.Errorf("step %d, a header of %d bytes with %d checksums and a file of %d bytes for streams of %d",
 			m.Step, m.Header, len(m.HeaderSum), m.Bytes, l.data)
 	}
-	if len(m.Streams) != len(l.streams) {
-		return fmt.Errorf("%d streams, expected %d", len(m.Streams), len(l.streams))
+	if len(m.Streams) != len(l.saved) {
+		return fmt.Errorf("%d streams, expected %d", len(m.Streams), len(l.saved))
 	}
-	for i, want := range l.streams {
+	for i, want := range l.saved {
 		got := m.Streams[i]
-		if got.Name != want.name || got.Type != want.Type.String() || got.Offset != m.Header+want.offset ||
-			got.Bytes != want.bytes || len(got.Sums) != want.sums {
+		if got.Name != string(want.Arena) || got.Type != want.Type.String() || got.Offset != m.Header+want.offset ||
+			got.Bytes != want.Size() || len(got.Sums) != want.Chunks {
 			return fmt.Errorf("stream %d is %q of %s, %d bytes at %d with %d checksums, "+
 				"expected %q of %v, %d bytes at %d with %d",
 				i, got.Name, got.Type, got.Bytes, got.Offset, len(got.Sums),
-				want.name, want.Type, want.bytes, m.Header+want.offset, want.sums)
+				want.Arena, want.Type, want.Size(), m.Header+want.offset, want.Chunks)
 		}
 	}
 	return nil
@@ -311,31 +316,22 @@ func (m *manifest) compare(l *layout) error {
 
 // format returns the format of the saved state.
 func (m *manifest) format() (f kernel.Format, err error) {
-	if f.Algorithm, err = byName(m.Algorithm, kernel.Adam, kernel.Lion, kernel.Adagrad, kernel.SGD); err != nil {
+	if f.Algorithm, err = kernel.ParseAlgorithm(m.Algorithm); err != nil {
 		return f, fmt.Errorf("algorithm %w", err)
 	}
-	if f.State, err = byName(m.State, kernel.Split, kernel.FP32); err != nil {
+	if f.State, err = kernel.ParseState(m.State); err != nil {
 		return f, fmt.Errorf("state %w", err)
 	}
-	if f.Moments, err = byName(m.Moments, kernel.MomentsFP32, kernel.MomentsBF16, kernel.MomentsInt8); err != nil {
+	if f.Moments, err = kernel.ParseMoments(m.Moments); err != nil {
 		return f, fmt.Errorf("moments %w", err)
 	}
-	if f.Parameter, err = byName(m.Parameter, dtype.BF16, dtype.F16, dtype.F32); err != nil {
+	if f.Parameter, err = kernel.ParseType(m.Parameter); err != nil {
 		return f, fmt.Errorf("parameter %w", err)
 	}
-	if f.Gradient, err = byName(m.Gradient, dtype.BF16, dtype.F16, dtype.F32); err != nil {
+	if f.Gradient, err = kernel.ParseType(m.Gradient); err != nil {
 		return f, fmt.Errorf("gradient %w", err)
 	}
 	return f, nil
-}
-
-// byName returns the value of a name.
-func byName[T fmt.Stringer](name string, known ...T) (T, error) {
-	i := slices.IndexFunc(known, func(k T) bool { return k.String() == name })
-	if i < 0 {
-		return known[0], fmt.Errorf("%q, expected one of %v", name, known)
-	}
-	return known[i], nil
 }
 
 // index lists the files of a complete checkpoint.

@@ -13,11 +13,11 @@ import (
 	"strings"
 
 	"plimsoll/dtype"
-	"plimsoll/engine"
 	"plimsoll/fault"
 	"plimsoll/files"
 	"plimsoll/ledger"
 	"plimsoll/optim/kernel"
+	"plimsoll/shard"
 )
 
 // maxPickle is far above the size of a document without numbers.
@@ -75,17 +75,15 @@ type torchFile struct {
 
 	algorithm kernel.Algorithm
 	step      int64
-	pieces    []Piece
+	pieces    []shard.Piece
 	starts    []int64   // element of the shard at which each piece begins
 	offsets   [][]int64 // of the master and the moments of each piece, in the file
 }
 
 func (t *torchFile) wrong(format string, arguments ...any) error {
-	return &fault.Input{
-		Where: fault.Position{File: t.path}, What: "this is no optimizer state: " + fmt.Sprintf(format, arguments...),
-		Hint: `write it with torch.save({"state": ..., "param_groups": ..., "names": ..., "master": ...}, FILE), ` +
-			`as docs/checkpoints.md says`,
-	}
+	return fault.File(t.path).Inputf("this is no optimizer state: %s", fmt.Sprintf(format, arguments...)).
+		WithHint(`write it with torch.save({"state": ..., "param_groups": ..., "names": ..., "master": ...}, FILE), ` +
+			`as docs/checkpoints.md says`)
 }
 
 func (t *torchFile) open() error {
@@ -203,15 +201,19 @@ func groupsOf(list any) (map[int64]int, error) {
 	return groups, nil
 }
 
-// momentsByName tell the algorithms apart.
-var momentsByName = []struct {
-	algorithm kernel.Algorithm
-	moments   []string
-}{
-	{kernel.Adam, []string{"exp_avg", "exp_avg_sq"}},
-	{kernel.Lion, []string{"exp_avg"}},
-	{kernel.Adagrad, []string{"sum"}},
-	{kernel.SGD, []string{"momentum_buffer"}},
+// algorithmOf tells from the moments in a state which algorithm it is of. It returns their names, too.
+func algorithmOf(state any) (a kernel.Algorithm, moments []string, err error) {
+	for _, name := range kernel.AlgorithmNames() {
+		a, _ = kernel.ParseAlgorithm(name) // is one
+		moments = nil
+		for _, s := range (kernel.Format{Algorithm: a}).MomentStreams() {
+			moments = append(moments, string(s.Component))
+		}
+		if !slices.ContainsFunc(moments, func(m string) bool { return member(state, m) == nil }) {
+			return a, moments, nil
+		}
+	}
+	return a, nil, errors.New(`its "state" has no moments of Adam, Lion, Adagrad or SGD`)
 }
 
 // maxStateMembers is far above the number of members that any optimizer has. All members
@@ -220,37 +222,30 @@ const maxStateMembers = 64
 
 // add adds a parameter: its master weights and its optimizer state.
 func (t *torchFile) add(name string, group int, master, state any) error {
-	i := slices.IndexFunc(momentsByName, func(a struct {
-		algorithm kernel.Algorithm
-		moments   []string
-	}) bool {
-		return !slices.ContainsFunc(a.moments, func(m string) bool { return member(state, m) == nil })
-	})
-	if i < 0 {
-		return errors.New(`its "state" has no moments of Adam, Lion, Adagrad or SGD`)
+	algorithm, moments, err := algorithmOf(state)
+	if err != nil {
+		return err
 	}
-	known := momentsByName[i]
 	if n := len(entries(state)); n > maxStateMembers {
 		return fmt.Errorf(`its "state" has %d members, expected at most %d`, n, maxStateMembers)
 	}
-	if foreign := foreignTo(known.moments, state); foreign != "" {
+	if foreign := foreignTo(moments, state); foreign != "" {
 		return fmt.Errorf(`its "state" has %s, which plimsoll's %v does not have: this is another optimizer`,
-			foreign, known.algorithm)
+			foreign, algorithm)
 	}
 	weights, ok := master.(torchTensor)
 	if !ok {
 		return errors.New(`it has no tensor in "master"`)
 	}
-	p := Piece{Name: name, Shape: weights.shape, Group: group}
-	var err error
-	if p.Count, err = p.elements(); err != nil || p.Count == 0 { // no shard has an empty piece
+	p := shard.Piece{Name: name, Shape: weights.shape, Group: group}
+	if p.Count, err = p.Elements(); err != nil || p.Count == 0 { // no shard has an empty piece
 		return err
 	}
-	offsets := make([]int64, 1+len(known.moments))
+	offsets := make([]int64, 1+len(moments))
 	if offsets[0], err = t.locate(weights, p); err != nil {
 		return fmt.Errorf("master: %w", err)
 	}
-	for m, component := range known.moments {
+	for m, component := range moments {
 		tensor, ok := member(state, component).(torchTensor)
 		if !ok {
 			return fmt.Errorf("%s is no tensor", component)
@@ -259,21 +254,21 @@ func (t *torchFile) add(name string, group int, master, state any) error {
 			return fmt.Errorf("%s: %w", component, err)
 		}
 	}
-	step, err := t.stepOf(known.algorithm, member(state, "step"))
+	step, err := t.stepOf(algorithm, member(state, "step"))
 	if err != nil {
 		return err
 	}
-	if len(t.pieces) > 0 && (known.algorithm != t.algorithm || step != t.step) {
+	if len(t.pieces) > 0 && (algorithm != t.algorithm || step != t.step) {
 		return fmt.Errorf("it has the state of %v at step %d, but earlier parameters have the state of %v at step %d",
-			known.algorithm, step, t.algorithm, t.step)
+			algorithm, step, t.algorithm, t.step)
 	}
-	t.algorithm, t.step = known.algorithm, step
+	t.algorithm, t.step = algorithm, step
 	t.pieces, t.offsets = append(t.pieces, p), append(t.offsets, offsets)
 	return nil
 }
 
 // locate returns where the numbers of a tensor begin in the file.
-func (t *torchFile) locate(tensor torchTensor, p Piece) (int64, error) {
+func (t *torchFile) locate(tensor torchTensor, p shard.Piece) (int64, error) {
 	if tensor.kind != "FloatStorage" {
 		return 0, fmt.Errorf("a tensor with a %s, expected fp32 in a FloatStorage", tensor.kind)
 	}
@@ -338,7 +333,7 @@ func (t *torchFile) stepOf(algorithm kernel.Algorithm, step any) (int64, error) 
 	case float64:
 		number = s
 	case torchTensor:
-		at, err := t.locate(s, Piece{Shape: s.shape, Count: 1})
+		at, err := t.locate(s, shard.Piece{Shape: s.shape, Range: shard.Range{Count: 1}})
 		if err != nil || len(s.shape) != 0 {
 			return 0, fmt.Errorf("its step is no number: %w", err)
 		}
@@ -362,7 +357,7 @@ func (t *torchFile) checkpoint() (*Checkpoint, error) {
 		return nil, errors.New("it has no parameters")
 	}
 	format := kernel.Format{Algorithm: t.algorithm, State: kernel.FP32, Parameter: dtype.BF16, Gradient: dtype.BF16}
-	l, err := newLayout(format, engine.DefaultChunk, Sections(t.pieces), t.pieces)
+	l, err := layoutOfPieces(format, t.pieces)
 	if err != nil {
 		return nil, err
 	}

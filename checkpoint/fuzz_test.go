@@ -13,12 +13,17 @@ import (
 	"plimsoll/dtype"
 	"plimsoll/fault"
 	"plimsoll/optim/kernel"
+	"plimsoll/shard"
 )
 
 // manifestOf returns the manifest of a small shard.
-func manifestOf(f failer, format kernel.Format, pieces []Piece) *manifest {
+func manifestOf(f failer, format kernel.Format, pieces []shard.Piece) *manifest {
 	s := Shard{World: 1, Part: "bf16", Format: format, Pieces: pieces}
-	l, err := newLayout(format, 100, Sections(pieces), pieces)
+	of, err := shard.NewLayout(format, 100, shard.Sections(pieces))
+	if err != nil {
+		f.Fatalf("%v", err)
+	}
+	l, err := newLayout(of, pieces)
 	if err != nil {
 		f.Fatalf("%v", err)
 	}
@@ -33,7 +38,7 @@ func manifestOf(f failer, format kernel.Format, pieces []Piece) *manifest {
 func FuzzManifest(f *testing.F) {
 	for _, format := range []kernel.Format{splitFormat,
 		format(kernel.Adam, kernel.FP32, kernel.MomentsInt8, dtype.F16)} {
-		for _, pieces := range [][]Piece{cutModel(smallModel, mixed(format.Moments))[0], nil} {
+		for _, pieces := range [][]shard.Piece{cutModel(smallModel, mixed(format.Moments))[0], nil} {
 			text, err := json.Marshal(manifestOf(f, format, pieces))
 			if err != nil {
 				f.Fatal(err)
@@ -50,19 +55,19 @@ func FuzzManifest(f *testing.F) {
 		if err != nil {
 			return
 		}
-		chunks := []int{0, l.chunks / 2, l.chunks - 1}
-		if l.chunks == 0 { // of a replica that had nothing to save
+		chunks := []int{0, l.Chunks / 2, l.Chunks - 1}
+		if l.Chunks == 0 { // of a replica that had nothing to save
 			chunks = nil
 		}
 		for _, chunk := range chunks {
-			first, count := l.extent(chunk)
-			if count < 1 || first < 0 || first+count > l.elements || l.chunkAt(first) != chunk ||
-				l.chunkAt(first+count-1) != chunk {
-				t.Fatalf("chunk %d of %d is %d elements from %d on of %d", chunk, l.chunks, count, first, l.elements)
+			c := l.Chunk(chunk)
+			if c.Count < 1 || c.Intersect(l.Range()) != c.Range || l.ChunkAt(c.First) != c ||
+				l.ChunkAt(c.End()-1) != c {
+				t.Fatalf("chunk %d of %d is %+v of %d", chunk, l.Chunks, c, l.Elements)
 			}
 			for _, r := range l.regions(chunk) {
-				stream := l.streams[r.stream]
-				if r.bytes < 1 || r.offset < stream.offset || r.offset+r.bytes > stream.offset+stream.bytes ||
+				stream := l.saved[r.stream]
+				if r.bytes < 1 || r.offset < stream.offset || r.offset+r.bytes > stream.end() ||
 					r.sum >= len(m.Streams[r.stream].Sums) {
 					t.Fatalf("chunk %d is %+v of the stream %+v", chunk, r, stream)
 				}
@@ -151,10 +156,10 @@ func FuzzTorch(f *testing.F) {
 
 // readAll reads every chunk of every stream.
 func readAll(t *testing.T, f *file, data io.ReaderAt) {
-	for chunk := range f.layout.chunks {
-		first, _ := f.layout.extent(chunk)
+	for chunk := range f.layout.Chunks {
+		first := f.layout.Chunk(chunk).First
 		for _, region := range f.layout.regions(chunk) {
-			if err := f.torch.read(data, f.layout.streams[region.stream].Role, first,
+			if err := f.torch.read(data, f.layout.saved[region.stream].Role, first,
 				make([]byte, region.bytes)); err != nil {
 				t.Fatal(err)
 			}
@@ -163,7 +168,10 @@ func readAll(t *testing.T, f *file, data io.ReaderAt) {
 }
 
 func fileOf(f failer, format kernel.Format) *file {
-	pieces := []Piece{{Name: "a", Shape: []int64{2, 3}, Count: 6}, {Name: "b", Shape: []int64{}, Group: 1, Count: 1}}
+	pieces := []shard.Piece{
+		{Name: "a", Shape: []int64{2, 3}, Range: shard.Range{Count: 6}},
+		{Name: "b", Shape: []int64{}, Group: 1, Range: shard.Range{Count: 1}},
+	}
 	m := manifestOf(f, format, pieces)
 	l, err := m.layout()
 	if err != nil {

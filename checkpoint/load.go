@@ -13,6 +13,7 @@ import (
 	"plimsoll/dtype"
 	"plimsoll/fault"
 	"plimsoll/optim/kernel"
+	"plimsoll/shard"
 )
 
 // ErrPartial is the error of [Checkpoint.Load] if files have changed since they were
@@ -69,24 +70,18 @@ func (c *Checkpoint) training(rank int, part string) jsontext.Value {
 	return document
 }
 
-// run is a range of elements that is contiguous in the shard that is filled and in one
-// section of a file.
-type run struct {
-	to, from, count int64 // elements: of the shard that is filled, and of the shard in the file
-	file            int
-}
-
 // loader fills a shard.
 type loader struct {
 	c      *Checkpoint
 	layout *layout // of the shard
-	runs   []run   // in the order of the shard
+	// sources are where the elements of the shard are, in its order. Each is contiguous in one section of a file.
+	sources []source
 }
 
 // newLoader finds the elements of a shard in the files. If several ranks hold an
 // element, it prefers the rank's own file.
 func (c *Checkpoint) newLoader(l *layout, rank int) (*loader, error) {
-	if own, theirs := l.format.Algorithm, c.Algorithm(); own != theirs {
+	if own, theirs := l.Format.Algorithm, c.Algorithm(); own != theirs {
 		return nil, c.unsuitable("it is the state of %v, but the optimizer is %v: their moments mean different things",
 			theirs, own)
 	}
@@ -100,76 +95,71 @@ func (c *Checkpoint) newLoader(l *layout, rank int) (*loader, error) {
 		if !slices.Equal(known.Shape, p.Shape) {
 			return nil, c.unsuitable("parameter %q has the shape %v there, expected %v", p.Name, known.Shape, p.Shape)
 		}
-		for first, end := p.First, p.First+p.Count; first < end; {
-			s := known.at(first, func(s stretch) bool { return c.files[s.file].manifest.Rank == rank })
-			count := min(end, s.end()) - first
-			loader.add(run{at, s.at + first - s.first, count, s.file})
-			first, at = first+count, at+count
+		for left := p.Range; left.Count > 0; {
+			s := known.at(left.First, func(s source) bool { return c.files[s.file].manifest.Rank == rank })
+			found := left.Intersect(s.Range)
+			loader.add(source{found.Shift(at - found.First), s.file, s.from + found.First - s.First})
+			left, at = shard.Between(found.End(), left.End()), at+found.Count
 		}
 	}
 	return loader, nil
 }
 
 func (c *Checkpoint) unsuitable(format string, arguments ...any) error {
-	return &fault.Input{
-		Where: fault.Position{File: c.path},
-		What:  fmt.Sprintf("the checkpoint is of another training: "+format, arguments...),
-	}
+	return fault.File(c.path).Inputf("the checkpoint is of another training: %s", fmt.Sprintf(format, arguments...))
 }
 
 func (c *Checkpoint) lacks(name string) error {
-	e := &fault.Input{
-		Where: fault.Position{File: c.path},
-		What:  fmt.Sprintf("the checkpoint has no parameter %q", name),
-	}
+	e := fault.File(c.path).Inputf("the checkpoint has no parameter %q", name)
 	if nearest := fault.Nearest(name, c.names); nearest != "" {
 		e.Hint = fmt.Sprintf("it has %q", nearest)
 	}
 	return e
 }
 
-// at returns a stretch that holds an element: a preferred one or, without any, the one
+// at returns a source that holds an element: a preferred one or, without any, the one
 // that goes on the furthest. A complete checkpoint has one.
-func (p *parameter) at(element int64, preferred func(stretch) bool) stretch {
-	var found stretch
-	for _, s := range p.stretches {
-		if s.first > element || s.end() <= element {
+func (p *parameter) at(element int64, preferred func(source) bool) source {
+	var found source
+	for _, s := range p.sources {
+		if !s.Contains(element) {
 			continue
 		}
 		if preferred(s) {
 			return s
 		}
-		if s.end() > found.end() {
+		if s.End() > found.End() {
 			found = s
 		}
 	}
 	return found
 }
 
-// add appends a run. It extends the run before if the two are contiguous: a block of
+// add appends a source. It extends the source before if the two are contiguous: a block of
 // int8 moments may begin in one piece and end in the next.
-func (l *loader) add(r run) {
-	if last := len(l.runs) - 1; last >= 0 {
-		before := &l.runs[last]
-		section := func(element int64) int64 { return l.c.files[r.file].layout.sectionAt(element).first }
-		if before.file == r.file && before.from+before.count == r.from && section(before.from) == section(r.from) {
-			before.count += r.count
+func (l *loader) add(s source) {
+	if last := len(l.sources) - 1; last >= 0 {
+		before, in := &l.sources[last], l.c.files[s.file].layout
+		if before.file == s.file && before.from+before.Count == s.from &&
+			in.SectionAt(before.from) == in.SectionAt(s.from) {
+			before.Count += s.Count
 			return
 		}
 	}
-	l.runs = append(l.runs, r)
+	l.sources = append(l.sources, s)
 }
 
-// tasks returns the chunks that the runs need, each once.
+// tasks returns the chunks that the sources need, each once.
 func (l *loader) tasks() []task {
 	needed := make([][]bool, len(l.c.files))
-	for _, r := range l.runs {
-		own := l.c.files[r.file].layout
-		if needed[r.file] == nil {
-			needed[r.file] = make([]bool, own.chunks)
+	for _, s := range l.sources {
+		in := l.c.files[s.file].layout
+		if needed[s.file] == nil {
+			needed[s.file] = make([]bool, in.Chunks)
 		}
-		for chunk := own.chunkAt(r.from); chunk <= own.chunkAt(r.from+r.count-1); chunk++ {
-			needed[r.file][chunk] = true
+		chunks := in.ChunksOf(shard.Range{First: s.from, Count: s.Count})
+		for chunk := chunks.First; chunk < chunks.End(); chunk++ {
+			needed[s.file][chunk] = true
 		}
 	}
 	var tasks []task
@@ -202,7 +192,7 @@ func (l *loader) load(ctx context.Context, s Shard) error {
 		defer mutex.Unlock()
 		return failed == nil
 	}
-	s.State.Each(func(first int64, chunk kernel.Chunk) {
+	s.State.Each(func(at shard.Chunk, chunk kernel.Chunk) {
 		if !ok() {
 			return
 		}
@@ -210,20 +200,14 @@ func (l *loader) load(ctx context.Context, s Shard) error {
 			note(ctx.Err())
 			return
 		}
-		r := readers.take(first)
-		if err := l.fill(r.reader, first, chunk); err != nil {
+		r := readers.take(at.First)
+		if err := l.fill(r.reader, at, chunk); err != nil {
 			note(err)
 		}
-		r.next = first + l.layout.lengthAt(first)
+		r.next = at.End()
 		readers.giveBack(r)
 	})
 	return errors.Join(failed, readers.close())
-}
-
-// lengthAt returns the number of elements of the chunk that begins at an element.
-func (l *layout) lengthAt(first int64) int64 {
-	_, count := l.extent(l.chunkAt(first))
-	return count
 }
 
 // readers lends readers to workers. A worker gets the reader that stands at its next
@@ -269,11 +253,10 @@ func (x *readers) close() error {
 }
 
 // fill fills a chunk of the shard.
-func (l *loader) fill(r *reader, first int64, to kernel.Chunk) error {
-	count := l.layout.lengthAt(first)
-	inBlocks := l.layout.sectionAt(first).Moments == kernel.MomentsInt8
-	err := l.spans(r, first, count, func(at, n int, from kernel.Chunk, start int) {
-		putMaster(l.layout.format, to, at, from, start, n)
+func (l *loader) fill(r *reader, c shard.Chunk, to kernel.Chunk) error {
+	inBlocks := l.layout.FormatOf(c.Section).Moments == kernel.MomentsInt8
+	err := l.read(r, c.Range, func(at, n int, from kernel.Chunk, start int) {
+		putMaster(l.layout.Format, to, at, from, start, n)
 		if !inBlocks {
 			putMoments(to, at, from, start, n)
 		}
@@ -281,33 +264,33 @@ func (l *loader) fill(r *reader, first int64, to kernel.Chunk) error {
 	if err != nil || !inBlocks {
 		return err
 	}
-	for block := range to.Headers {
-		if err := l.fillBlock(r, first, block, min(kernel.Block, int(count)-block*kernel.Block), to); err != nil {
+	for number := range to.Headers {
+		first := int64(number) * kernel.Block
+		block := shard.Range{First: first, Count: min(kernel.Block, c.Count-first)}
+		if err := l.fillBlock(r, block.Shift(c.First), number, to); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// spans divides count elements of the shard into ranges that lie in one chunk of a
-// file, and calls body for each. A range is n elements: they begin at element first +
-// at of the shard and at element start of the chunk.
-func (l *loader) spans(r *reader, first, count int64, body func(at, n int, from kernel.Chunk, start int)) error {
-	i := sort.Search(len(l.runs), func(i int) bool { return l.runs[i].to > first }) - 1
-	for at := int64(0); at < count; {
-		run := l.runs[i]
-		skip := first + at - run.to
-		own := l.c.files[run.file].layout
-		number := own.chunkAt(run.from + skip)
-		begin, length := own.extent(number)
-		from, err := r.read(run.file, number)
+// read reads a range of the shard, and calls body for each part of it that lies in one
+// chunk of a file. A part is n elements: they begin at element at of the range and at
+// element start of the chunk.
+func (l *loader) read(r *reader, of shard.Range, body func(at, n int, from kernel.Chunk, start int)) error {
+	i := sort.Search(len(l.sources), func(i int) bool { return l.sources[i].First > of.First }) - 1
+	for left := of; left.Count > 0; {
+		s := l.sources[i]
+		toFile := s.from - s.First
+		c := l.c.files[s.file].layout.ChunkAt(left.First + toFile)
+		from, err := r.read(s.file, c.Number)
 		if err != nil {
 			return err
 		}
-		start := run.from + skip - begin
-		n := min(count-at, run.count-skip, length-start)
-		body(int(at), int(n), from, int(start))
-		if at += n; skip+n == run.count {
+		part := left.Intersect(s.Range).Shift(toFile).Intersect(c.Range)
+		body(int(left.First-of.First), int(part.Count), from, int(part.First-c.First))
+		left = shard.Between(left.First+part.Count, left.End())
+		if left.First == s.End() {
 			i++
 		}
 	}
@@ -316,10 +299,10 @@ func (l *loader) spans(r *reader, first, count int64, body func(at, n int, from 
 
 // fillBlock fills a block of int8 moments. If its elements are a block in the file, too,
 // it copies the bits. Else it encodes their values, rounded to nearest.
-func (l *loader) fillBlock(r *reader, first int64, block, n int, to kernel.Chunk) error {
+func (l *loader) fillBlock(r *reader, elements shard.Range, block int, to kernel.Chunk) error {
 	var firsts, seconds [kernel.Block]float32
-	begin, held := block*kernel.Block, false
-	err := l.spans(r, first+int64(begin), int64(n), func(at, count int, from kernel.Chunk, start int) {
+	begin, n, held := block*kernel.Block, int(elements.Count), false
+	err := l.read(r, elements, func(at, count int, from kernel.Chunk, start int) {
 		codes := from.Moments[0]
 		if held = count == n && isBlock(from, start, n); held {
 			copy(to.Moments[0].Data[begin:], codes.Data[start:start+n])

@@ -18,6 +18,7 @@ import (
 	"plimsoll/fault"
 	"plimsoll/ledger"
 	"plimsoll/optim/kernel"
+	"plimsoll/shard"
 )
 
 // drawFormat draws a format of an algorithm.
@@ -173,16 +174,16 @@ func compareElement(t failer, name string, format kernel.Format, from, to kernel
 
 // checkParameters compares the trainer's parameters with the master weights.
 func checkParameters(t failer, s Shard) {
-	s.State.Each(func(first int64, c kernel.Chunk) {
+	s.State.Each(func(at shard.Chunk, c kernel.Chunk) {
 		for i, master := range c.Master {
 			switch s.Format.Parameter {
 			case dtype.BF16:
 				if c.Parameter[i] != kernel.Float32ToBF16(master) {
-					t.Fatalf("parameter %d is not the master weight, rounded", first+int64(i))
+					t.Fatalf("parameter %d is not the master weight, rounded", at.First+int64(i))
 				}
 			case dtype.F16:
 				if c.Parameter[i] != kernel.Float32ToFP16(master) {
-					t.Fatalf("parameter %d is not the master weight, rounded", first+int64(i))
+					t.Fatalf("parameter %d is not the master weight, rounded", at.First+int64(i))
 				}
 			}
 		}
@@ -276,12 +277,12 @@ func mustSay(t failer, err error, says ...string) {
 // TestRanksMayHoldTheSame: then each rank loads its own.
 func TestRanksMayHoldTheSame(t *testing.T) {
 	pieces := cutModel(smallModel, alike(kernel.MomentsFP32))[0]
-	job := newJob(t, splitFormat, 700, [][]Piece{pieces, pieces})
+	job := newJob(t, splitFormat, 700, [][]shard.Piece{pieces, pieces})
 	train(t, job[:1], 1, 1)
 	train(t, job[1:], 2, 1)
 	directory := t.TempDir()
 	save(t, directory, job, "")
-	others := newJob(t, splitFormat, 700, [][]Piece{pieces, pieces})
+	others := newJob(t, splitFormat, 700, [][]shard.Piece{pieces, pieces})
 	load(t, directory, others)
 	for rank := range job {
 		equalState(t, bytesOfState(others[rank]), bytesOfState(job[rank]))
@@ -364,7 +365,7 @@ func TestConvert(t *testing.T) {
 				test.to.Ranks == 0 && converted.World() != want {
 				t.Errorf("%d ranks", converted.World())
 			}
-			loaded := newJob(t, converted.files[0].layout.format, 700, pieces(converted))
+			loaded := newJob(t, converted.files[0].layout.Format, 700, pieces(converted))
 			load(t, path, loaded)
 			compareValues(t, job, loaded)
 			if name == "as it is" {
@@ -447,8 +448,8 @@ func TestConvertBesideASave(t *testing.T) {
 }
 
 // pieces returns the pieces of all ranks of a checkpoint.
-func pieces(c *Checkpoint) [][]Piece {
-	var ranks [][]Piece
+func pieces(c *Checkpoint) [][]shard.Piece {
+	var ranks [][]shard.Piece
 	for _, f := range c.files {
 		ranks = append(ranks, f.layout.pieces)
 	}
@@ -462,11 +463,11 @@ func TestInt8IsForWhatIsLarge(t *testing.T) {
 	to := Conversion{Moments: &int8}
 	for name, want := range map[string]kernel.MomentType{"mlp.weight": kernel.MomentsInt8,
 		"model.embed_tokens.weight": kernel.MomentsFP32} {
-		if got := to.momentsOf(Piece{Name: name, Shape: []int64{70, 100}, Count: 7000}); got != want {
+		if got := to.momentsOf(shard.Piece{Name: name, Shape: []int64{70, 100}}); got != want {
 			t.Errorf("%s: %v, want %v", name, got, want)
 		}
 	}
-	if got := to.momentsOf(Piece{Name: "mlp.weight", Shape: []int64{63, 65}}); got != kernel.MomentsFP32 {
+	if got := to.momentsOf(shard.Piece{Name: "mlp.weight", Shape: []int64{63, 65}}); got != kernel.MomentsFP32 {
 		t.Errorf("a small parameter: %v", got)
 	}
 }

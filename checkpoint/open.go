@@ -18,6 +18,7 @@ import (
 	"plimsoll/files"
 	"plimsoll/ledger"
 	"plimsoll/optim/kernel"
+	"plimsoll/shard"
 )
 
 // Checkpoint is a complete checkpoint. None of its data has been read.
@@ -41,18 +42,16 @@ type file struct {
 
 // parameter is a parameter and its ranges in files.
 type parameter struct {
-	Piece     // all of it
-	stretches []stretch
+	shard.Piece // all of it
+	sources     []source
 }
 
-// stretch is a range of a parameter in a file.
-type stretch struct {
-	file         int
-	first, count int64 // elements of the parameter
-	at           int64 // element of the shard
+// source is where a file holds a range of elements, one after the other.
+type source struct {
+	shard.Range // of a parameter, or of the shard that is filled
+	file        int
+	from        int64 // element of the shard in the file
 }
-
-func (s stretch) end() int64 { return s.first + s.count }
 
 // Open opens the checkpoint in a folder. If the folder holds checkpoints, Open opens
 // the newest. It reads the documents, and none of the data.
@@ -83,11 +82,8 @@ func Open(path string) (*Checkpoint, error) {
 		}
 	}
 	if newest < 0 {
-		return nil, &fault.Input{
-			Where: fault.Position{File: path},
-			What: fmt.Sprintf("no complete checkpoint is here: expected %s, or a folder such as %s with a checkpoint",
-				indexName, folderOf(300)),
-		}
+		return nil, fault.File(path).Inputf("no complete checkpoint is here: expected %s, or a folder such as %s "+
+			"with a checkpoint", indexName, folderOf(300))
 	}
 	return openFolder(filepath.Join(path, folderOf(newest)))
 }
@@ -237,10 +233,7 @@ func (c *Checkpoint) checkShares() error {
 }
 
 func (c *Checkpoint) incomplete(format string, arguments ...any) error {
-	return &fault.Input{
-		Where: fault.Position{File: c.path},
-		What:  "the checkpoint is not complete: " + fmt.Sprintf(format, arguments...),
-	}
+	return fault.File(c.path).Inputf("the checkpoint is not complete: %s", fmt.Sprintf(format, arguments...))
 }
 
 // missing names the missing ranks, or the first of many.
@@ -264,23 +257,23 @@ func missing(there map[int]bool, world int) string {
 
 // add adds the ranges of the parameters of a file.
 func (c *Checkpoint) add(number int, f *file) error {
-	at := int64(0)
+	from := int64(0)
 	for _, p := range f.layout.pieces {
 		known := c.parameters[p.Name]
 		if known == nil {
 			known = &parameter{Piece: p}
 			known.First = 0
-			known.Count, _ = p.elements() // was validated
+			known.Count, _ = p.Elements() // was validated
 			c.parameters[p.Name] = known
 			c.names = append(c.names, p.Name)
 		}
 		if !slices.Equal(p.Shape, known.Shape) || p.Group != known.Group {
 			return broken(f.path, "parameter %q has the shape %v and is in group %d, but in %s it has %v and is in "+
 				"group %d", p.Name, p.Shape, p.Group,
-				filepath.Base(c.files[known.stretches[0].file].path), known.Shape, known.Group)
+				filepath.Base(c.files[known.sources[0].file].path), known.Shape, known.Group)
 		}
-		known.stretches = append(known.stretches, stretch{number, p.First, p.Count, at})
-		at += p.Count
+		known.sources = append(known.sources, source{p.Range, number, from})
+		from += p.Count
 	}
 	return nil
 }
@@ -289,23 +282,20 @@ func (c *Checkpoint) add(number int, f *file) error {
 // also reports an element that is twice in one rank: such files come from two jobs.
 // (Two ranks may hold the same element.)
 func (c *Checkpoint) checkWhole(p *parameter) error {
-	slices.SortStableFunc(p.stretches, func(a, b stretch) int { return cmp.Compare(a.first, b.first) })
-	covered, ends := int64(0), map[int]stretch{}
-	for _, s := range p.stretches {
+	slices.SortStableFunc(p.sources, func(a, b source) int { return cmp.Compare(a.First, b.First) })
+	covered, ends := int64(0), map[int]source{}
+	for _, s := range p.sources {
 		rank := c.files[s.file].manifest.Rank
-		if before, ok := ends[rank]; ok && before.end() > s.first {
-			return &fault.Input{
-				Where: fault.Position{File: c.path},
-				What: fmt.Sprintf("parameter %q is twice in rank %d, in %s and in %s", p.Name, rank,
-					filepath.Base(c.files[before.file].path), filepath.Base(c.files[s.file].path)),
-				Hint: "remove the files that an earlier job has left here, and save again",
-			}
+		if before, ok := ends[rank]; ok && before.End() > s.First {
+			return fault.File(c.path).Inputf("parameter %q is twice in rank %d, in %s and in %s", p.Name, rank,
+				filepath.Base(c.files[before.file].path), filepath.Base(c.files[s.file].path)).
+				WithHint("remove the files that an earlier job has left here, and save again")
 		}
 		ends[rank] = s
-		if s.first > covered {
+		if s.First > covered {
 			break
 		}
-		covered = max(covered, s.end())
+		covered = max(covered, s.End())
 	}
 	if covered < p.Count {
 		return c.incomplete("no file has the elements from %d on of parameter %q", covered, p.Name)
@@ -332,7 +322,7 @@ func (c *Checkpoint) Parts() []string {
 }
 
 // Algorithm returns the algorithm of the optimizer.
-func (c *Checkpoint) Algorithm() kernel.Algorithm { return c.files[0].layout.format.Algorithm }
+func (c *Checkpoint) Algorithm() kernel.Algorithm { return c.files[0].layout.Format.Algorithm }
 
 // File is a file of a checkpoint.
 type File struct {
@@ -350,7 +340,7 @@ func (c *Checkpoint) Files() []File {
 	for _, f := range c.files {
 		files = append(files, File{
 			filepath.Base(f.path), f.manifest.Rank, f.manifest.Part,
-			f.layout.format, f.layout.elements, ledger.Bytes(f.manifest.Bytes),
+			f.layout.Format, f.layout.Elements, ledger.Bytes(f.manifest.Bytes),
 		})
 	}
 	return files
@@ -372,16 +362,17 @@ func (c *Checkpoint) Parameters() []Parameter {
 	var list []Parameter
 	for _, name := range c.names {
 		p := c.parameters[name]
-		format := c.files[p.stretches[0].file].layout.format
+		format := c.files[p.sources[0].file].layout.Format
 		own := Parameter{Name: name, Shape: p.Shape, Group: p.Group, State: format.State, Moments: p.Moments}
 		ranks := map[int]bool{}
-		for _, s := range p.stretches {
+		for _, s := range p.sources {
 			f := c.files[s.file]
 			ranks[f.manifest.Rank] = true
-			moments := f.layout.sectionAt(s.at).Moments
-			for _, stream := range f.layout.streams {
-				if stream.Role != kernel.HeaderRole && (!stream.ofMoments() || stream.moments == moments) {
-					own.Bytes += ledger.Bytes(stream.Bytes(s.count))
+			chunk := f.layout.ChunkAt(s.from)
+			for i := range f.layout.saved {
+				stream := &f.layout.saved[i].Stream
+				if _, _, ok := f.layout.In(stream, chunk); ok && stream.Role != kernel.HeaderRole {
+					own.Bytes += ledger.Bytes(stream.BytesOf(s.Range))
 				}
 			}
 		}

@@ -16,6 +16,7 @@ import (
 
 	"plimsoll/files"
 	"plimsoll/optim/kernel"
+	"plimsoll/shard"
 )
 
 // reader reads chunks of the files of a checkpoint, one at a time, and verifies their
@@ -67,7 +68,7 @@ func (r *reader) open(number int) error {
 	if err != nil {
 		return cause(f.path, "", errors.Unwrap(err))
 	}
-	r.file, r.number, r.walks = file, number, make([]walk, len(f.layout.streams))
+	r.file, r.number, r.walks = file, number, make([]walk, len(f.layout.saved))
 	return nil
 }
 
@@ -82,7 +83,7 @@ func (r *reader) read(number, chunk int) (kernel.Chunk, error) {
 	f := r.c.files[number]
 	r.chunk, r.state = -1, kernel.Chunk{}
 	for _, region := range f.layout.regions(chunk) {
-		stream := f.layout.streams[region.stream]
+		stream := f.layout.saved[region.stream]
 		if r.roles != nil && !r.roles[stream.Role] {
 			continue
 		}
@@ -90,7 +91,7 @@ func (r *reader) read(number, chunk int) (kernel.Chunk, error) {
 		if err := r.fetch(f, chunk, region, b); err != nil {
 			return kernel.Chunk{}, err
 		}
-		hold(&r.state, stream, b)
+		r.state.Set(stream.Stream.Stream, b)
 	}
 	r.chunk = chunk
 	return r.state, nil
@@ -99,8 +100,7 @@ func (r *reader) read(number, chunk int) (kernel.Chunk, error) {
 // fetch reads a chunk of a stream.
 func (r *reader) fetch(f *file, chunk int, region region, b []byte) error {
 	if f.torch != nil { // the file was verified when it was opened
-		first, _ := f.layout.extent(chunk)
-		return f.torch.read(r.file, f.layout.streams[region.stream].Role, first, b)
+		return f.torch.read(r.file, f.layout.saved[region.stream].Role, f.layout.Chunk(chunk).First, b)
 	}
 	at := f.manifest.Header + region.offset
 	r.advise(region.stream, at, region.bytes)
@@ -123,22 +123,22 @@ func cutShort(path string, err error) error {
 
 // damage returns the error for a region whose checksum differs.
 func (f *file) damage(chunk int, r region, got, want uint32) error {
-	stream := f.layout.streams[r.stream]
+	stream := f.layout.saved[r.stream]
 	from := f.manifest.Header + r.offset
 	return broken(f.path, "damaged between bytes %d and %d: %s of %s has the checksum %08x, expected %08x",
-		from, from+r.bytes, stream.name, f.pieceNames(chunk), got, want)
+		from, from+r.bytes, stream.Arena, f.pieceNames(chunk), got, want)
 }
 
 // pieceNames names the pieces that have elements in a chunk.
 func (f *file) pieceNames(chunk int) string {
-	first, count := f.layout.extent(chunk)
+	own := f.layout.Chunk(chunk)
 	var names []string
-	at := int64(0)
+	at := shard.Range{}
 	for _, p := range f.layout.pieces {
-		if at < first+count && at+p.Count > first {
+		at = shard.Range{First: at.End(), Count: p.Count}
+		if at.Intersect(own.Range).Count > 0 {
 			names = append(names, p.String())
 		}
-		at += p.Count
 	}
 	if len(names) > 3 {
 		return fmt.Sprintf("%s to %s", names[0], names[len(names)-1])
@@ -153,30 +153,6 @@ func room(memory map[kernel.Role][]byte, role kernel.Role, bytes int64) []byte {
 		memory[role] = unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(words))), 8*len(words))
 	}
 	return memory[role][:bytes]
-}
-
-// hold sets a stream of a chunk to bytes.
-func hold(c *kernel.Chunk, s stream, b []byte) {
-	numbers := kernel.Array{Type: s.Type, Data: b}
-	switch s.Role {
-	case kernel.ParameterRole:
-		c.Parameter = view[uint16](b)
-	case kernel.LowRole:
-		c.Low = view[uint16](b)
-	case kernel.MasterRole:
-		c.Master = view[float32](b)
-	case kernel.FirstMomentRole:
-		c.Moments[0] = numbers
-	case kernel.SecondMomentRole:
-		c.Moments[1] = numbers
-	case kernel.HeaderRole:
-		c.Headers = view[uint16](b)
-	}
-}
-
-func view[T uint16 | float32](b []byte) []T {
-	var t T
-	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(b))), len(b)/int(unsafe.Sizeof(t)))
 }
 
 // readAhead is how far the kernel reads ahead of a reader in each stream. A file is
@@ -211,7 +187,7 @@ const taskChunks = 128
 func (c *Checkpoint) allTasks() []task {
 	var tasks []task
 	for number, f := range c.files {
-		tasks = append(tasks, f.tasks(number, 0, f.layout.chunks)...)
+		tasks = append(tasks, f.tasks(number, 0, f.layout.Chunks)...)
 	}
 	return tasks
 }
@@ -219,7 +195,7 @@ func (c *Checkpoint) allTasks() []task {
 // tasks returns chunks of every stream, in the order of the file.
 func (f *file) tasks(number, from, end int) []task {
 	var tasks []task
-	for stream := range f.layout.streams {
+	for stream := range f.layout.saved {
 		for at := from; at < end; at += taskChunks {
 			tasks = append(tasks, task{number, stream, at, min(at+taskChunks, end)})
 		}
@@ -293,7 +269,7 @@ func (r *reader) verify(ctx context.Context, t task, progress func(bytes int64))
 				continue
 			}
 			if err := r.fetch(f, chunk, region,
-				room(r.memory, f.layout.streams[t.stream].Role, region.bytes)); err != nil {
+				room(r.memory, f.layout.saved[t.stream].Role, region.bytes)); err != nil {
 				return err
 			}
 			if progress != nil {

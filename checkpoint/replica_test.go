@@ -13,11 +13,12 @@ import (
 	"plimsoll/dtype"
 	"plimsoll/ledger"
 	"plimsoll/optim/kernel"
+	"plimsoll/shard"
 )
 
 // replicate returns copies of a trained job: the ranks of its replicas, one after the
 // other.
-func replicate(t *testing.T, f kernel.Format, cuts [][]Piece, replicas int) []Shard {
+func replicate(t *testing.T, f kernel.Format, cuts [][]shard.Piece, replicas int) []Shard {
 	var ranks []Shard
 	for replica := range replicas {
 		job := newJob(t, f, 700, cuts)
@@ -103,7 +104,7 @@ func TestReplicasSaveOnce(t *testing.T) {
 	}
 }
 
-func elementsOf(ranks [][]Piece) int64 {
+func elementsOf(ranks [][]shard.Piece) int64 {
 	total := int64(0)
 	for _, p := range slices.Concat(ranks...) {
 		total += p.Count

@@ -68,7 +68,7 @@ func addTensors(lines map[string]int, s Shard) {
 	momentType := []string{"float32", "bfloat16", "uint8"}
 	for _, p := range s.Pieces {
 		name, shape := p.Name, strings.ReplaceAll(fmt.Sprint(p.Shape), " ", ", ")
-		if n, _ := p.elements(); n != p.Count {
+		if n, _ := p.Elements(); n != p.Count {
 			name, shape = fmt.Sprintf("%s[%d:%d]", name, p.First, p.First+p.Count), fmt.Sprintf("[%d]", p.Count)
 		}
 		if s.Format.State == kernel.Split {

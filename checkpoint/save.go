@@ -1,7 +1,6 @@
 package checkpoint
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -17,6 +16,8 @@ import (
 	"plimsoll/fault"
 	"plimsoll/host"
 	"plimsoll/ledger"
+	"plimsoll/optim/kernel"
+	"plimsoll/shard"
 )
 
 // Saving is a save of a shard that is under way.
@@ -75,12 +76,12 @@ func measureSpare() {
 func (w *writer) save(state *engine.Shard) *Saving {
 	ctx, cancel := context.WithCancel(context.Background())
 	x := &Saving{step: w.manifest.Step, back: w.back, cancel: cancel, done: make(chan struct{})}
-	snapshot := state.Snapshot(func(u engine.Unit) error {
-		first := u.First - w.first
-		if first < 0 || first >= w.layout.elements {
+	snapshot := state.Snapshot(func(at shard.Chunk, chunk kernel.Chunk) error {
+		first := at.First - w.first
+		if !w.layout.Range().Contains(first) {
 			return nil // another replica writes it
 		}
-		return w.write(first, u.State)
+		return w.write(first, chunk)
 	})
 	go func() {
 		defer close(x.done)
@@ -137,11 +138,7 @@ func layoutOf(s Shard) (*layout, error) {
 		return nil, fmt.Errorf("rank %d, part %s: the state is held as %v, expected %v",
 			s.Rank, s.Part, config.Format, s.Format)
 	}
-	sections := config.Sections
-	if sections == nil {
-		sections = []engine.Section{{Elements: config.Elements, Moments: config.Format.Moments}}
-	}
-	l, err := newLayout(s.Format, int64(cmp.Or(config.Chunk, engine.DefaultChunk)), sections, s.Pieces)
+	l, err := newLayout(config.Layout, s.Pieces)
 	if err != nil {
 		return nil, fmt.Errorf("rank %d, part %s: %w", s.Rank, s.Part, err)
 	}
@@ -156,17 +153,12 @@ func savingFolder(directory string, step int64, world int) (*os.File, error) {
 	info, err := os.Stat(directory)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return nil, &fault.Input{
-			Where: fault.Position{File: directory},
-			What:  "the folder for checkpoints does not exist", Hint: "make it: mkdir -p " + directory,
-		}
+		return nil, fault.File(directory).Inputf("the folder for checkpoints does not exist").
+			WithHint("make it: mkdir -p " + directory)
 	case err != nil:
 		return nil, cause(directory, "", err)
 	case !info.IsDir():
-		return nil, &fault.Input{
-			Where: fault.Position{File: directory},
-			What:  "this is a file, expected a folder for checkpoints",
-		}
+		return nil, fault.File(directory).Inputf("this is a file, expected a folder for checkpoints")
 	case step < 0 || step > maxStep:
 		return nil, fmt.Errorf("step %d, expected 0 to %d", step, int64(maxStep))
 	}

@@ -17,9 +17,9 @@ import (
 	"github.com/google/renameio/v2"
 
 	"plimsoll/dtype"
-	"plimsoll/engine"
 	"plimsoll/fault"
 	"plimsoll/optim/kernel"
+	"plimsoll/shard"
 )
 
 // A file of torch.save is a zip archive. It has a pickle, and the numbers of every
@@ -33,11 +33,8 @@ import (
 // state.
 func (c *Checkpoint) WriteTorch(ctx context.Context, path string, progress func(bytes int64)) error {
 	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {
-		return &fault.Input{
-			Where: fault.Position{File: path},
-			What:  "expected a file to write: a file cannot replace the folder or device here",
-			Hint:  "name a file",
-		}
+		return fault.File(path).Inputf("expected a file to write: a file cannot replace the folder or device here").
+			WithHint("name a file")
 	}
 	file, err := renameio.NewPendingFile(path, renameio.WithPermissions(0o644), beside(path))
 	if err != nil {
@@ -180,8 +177,7 @@ func (e *exporter) groups(p *pickler) {
 func (e *exporter) parameter(ctx context.Context, number int, p *parameter) error {
 	whole := p.Piece
 	whole.Moments = kernel.MomentsFP32
-	pieces := []Piece{whole}
-	l, err := newLayout(exportFormat(e.c), engine.DefaultChunk, Sections(pieces), pieces)
+	l, err := layoutOfPieces(exportFormat(e.c), []shard.Piece{whole})
 	if err != nil {
 		return err
 	}
@@ -198,8 +194,8 @@ func (e *exporter) parameter(ctx context.Context, number int, p *parameter) erro
 		if err != nil {
 			return err
 		}
-		err = loader.each(ctx, 1, []kernel.Role{role}, func(_ int64, chunk kernel.Chunk) error {
-			n, err := w.Write(bytesOf(chunk, role))
+		err = loader.each(ctx, 1, []kernel.Role{role}, func(_ shard.Chunk, chunk kernel.Chunk) error {
+			n, err := w.Write(chunk.Bytes(role))
 			if e.progress != nil {
 				e.progress(int64(n))
 			}

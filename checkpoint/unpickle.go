@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"math"
 	"unicode/utf8"
+
+	"plimsoll/shard"
 )
 
 // Python objects of a pickle, beside nil, bool, int64, float64 and string.
@@ -531,7 +533,7 @@ func (u *unpickler) tensor(arguments tuple) error {
 		offset, isOffset := arguments[1].(int64)
 		shape, isShape := sizes(arguments[2])
 		strides, isStrides := sizes(arguments[3])
-		if isStorage && isOffset && isShape && isStrides && offset >= 0 && offset <= maxElements {
+		if isStorage && isOffset && isShape && isStrides && offset >= 0 && offset <= shard.MaxElements {
 			return u.pushNew(torchTensor{s, offset, shape, strides}, 3*bytesOfObject+8*(len(shape)+len(strides)))
 		}
 	}
@@ -549,7 +551,7 @@ func sizes(of any) ([]int64, bool) {
 	list := make([]int64, 0, len(t))
 	for _, part := range t {
 		n, isSize := part.(int64)
-		if !isSize || n < 0 || n > maxElements {
+		if !isSize || n < 0 || n > shard.MaxElements {
 			return nil, false
 		}
 		list = append(list, n)

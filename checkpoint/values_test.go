@@ -6,6 +6,7 @@ import (
 	"math"
 
 	"plimsoll/optim/kernel"
+	"plimsoll/shard"
 )
 
 // values are the fp32 numbers that a job holds of every parameter: the master
@@ -17,15 +18,15 @@ func values(job []Shard) map[string][3][]float32 {
 		for i := range flat {
 			flat[i] = make([]float32, s.State.Config().Elements)
 		}
-		s.State.Each(func(first int64, c kernel.Chunk) {
+		s.State.Each(func(at shard.Chunk, c kernel.Chunk) {
 			for i := range c.Len() {
 				if c.Low != nil {
-					flat[0][first+int64(i)] = kernel.Merge(c.Parameter[i], c.Low[i])
+					flat[0][at.First+int64(i)] = kernel.Merge(c.Parameter[i], c.Low[i])
 				} else {
-					flat[0][first+int64(i)] = c.Master[i]
+					flat[0][at.First+int64(i)] = c.Master[i]
 				}
 				for m := range s.Format.Algorithm.Moments() {
-					flat[1+m][first+int64(i)] = c.Moment(m, i)
+					flat[1+m][at.First+int64(i)] = c.Moment(m, i)
 				}
 			}
 		})
@@ -33,7 +34,7 @@ func values(job []Shard) map[string][3][]float32 {
 		for _, p := range s.Pieces {
 			own, ok := all[p.Name]
 			if !ok {
-				n, _ := p.elements()
+				n, _ := p.Elements()
 				own = [3][]float32{make([]float32, n), make([]float32, n), make([]float32, n)}
 				all[p.Name] = own
 			}

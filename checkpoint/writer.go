@@ -74,11 +74,8 @@ func claim(path string) (*os.File, error) {
 	}
 	file, err := lock(path, open, unix.LOCK_EX|unix.LOCK_NB)
 	if errors.Is(err, unix.EWOULDBLOCK) {
-		return nil, &fault.Input{
-			Where: fault.Position{File: path},
-			What:  "another job is saving the same step in this folder and is writing this file",
-			Hint:  "give each job, and each optimizer of a program, a folder of its own",
-		}
+		return nil, fault.File(path).Inputf("another job is saving the same step in this folder and is writing this " +
+			"file").WithHint("give each job, and each optimizer of a program, a folder of its own")
 	}
 	var other *files.NotRegular
 	if errors.As(err, &other) {
@@ -176,13 +173,13 @@ func (w *writer) write(first int64, c kernel.Chunk) error {
 	if err := w.back.failed(); err != nil {
 		return fmt.Errorf("%s: %w", w.file.Name(), err)
 	}
-	number := w.layout.chunkAt(first)
+	number := w.layout.ChunkAt(first).Number
 	for _, r := range w.layout.regions(number) {
-		stream := w.layout.streams[r.stream]
-		b := bytesOf(c, stream.Role)
+		stream := &w.layout.saved[r.stream]
+		b := c.Bytes(stream.Role)
 		if int64(len(b)) != r.bytes {
 			return fmt.Errorf("%s: chunk %d has %d bytes of %s, expected %d",
-				w.file.Name(), number, len(b), stream.name, r.bytes)
+				w.file.Name(), number, len(b), stream.Arena, r.bytes)
 		}
 		if err := w.writeAt(b, w.manifest.Header+r.offset); err != nil {
 			return err

@@ -5,17 +5,17 @@ import (
 
 	"plimsoll/dtype"
 	"plimsoll/optim/kernel"
+	"plimsoll/shard"
 )
 
-// Accumulation is a gradient that is added to the shard's gradients: Count elements
-// of a type, beginning at element First of the shard.
+// Accumulation is a gradient that is added to a range of the shard's gradients.
 type Accumulation struct {
-	First, Count int64
-	Type         dtype.Type
+	shard.Range
+	Type dtype.Type
 }
 
 func (a Accumulation) String() string {
-	return fmt.Sprintf("elements %d to %d in %v", a.First, a.First+a.Count, a.Type)
+	return fmt.Sprintf("elements %d to %d in %v", a.First, a.End(), a.Type)
 }
 
 // Accumulations returns how many gradients were added since all gradients were
@@ -30,10 +30,10 @@ func (s *Shard) Accumulations() (finished, cleared int64, last Accumulation, hal
 // element first. Trainers that run several backward passes before a step need it.
 // If another process has left an accumulation half done, this one must be the same.
 func (s *Shard) Accumulate(first int64, gradient kernel.Array) error {
-	a, now := s.accumulations, Accumulation{first, int64(gradient.Len()), gradient.Type}
-	end := first + now.Count
-	if first < 0 || end > s.config.Elements {
-		panic(fmt.Sprintf("engine: gradients %d to %d of a shard of %d", first, end, s.config.Elements))
+	a := s.accumulations
+	now := Accumulation{shard.Range{First: first, Count: int64(gradient.Len())}, gradient.Type}
+	if first < 0 || now.End() > s.config.Elements {
+		panic(fmt.Sprintf("engine: gradients %d to %d of a shard of %d", first, now.End(), s.config.Elements))
 	}
 	s.Wait()
 	switch {
@@ -50,7 +50,7 @@ func (s *Shard) Accumulate(first int64, gradient kernel.Array) error {
 	default:
 		s.beginAccumulation(now)
 	}
-	s.start(int64(s.chunkAt(int(first))), int64(s.chunkAt(int(end-1))+1), true, func(worker, unit int) {
+	s.start(s.config.ChunksOf(now.Range), true, func(worker, unit int) {
 		s.addUnit(worker, unit, gradient)
 	})
 	s.wait()
@@ -96,10 +96,10 @@ func (s *Shard) resumeAccumulation(slot slot, gradient kernel.Array) {
 // sumOf returns the part of a chunk that the accumulation begun last adds to, and
 // the part of the gradient that it adds.
 func (s *Shard) sumOf(unit int, gradient kernel.Array) (sum, part kernel.Array) {
-	c, first := s.chunks[unit], int(s.accumulations.last.First)
-	from := max(c.section.first+c.first, first)
-	to := min(c.section.first+c.end, first+gradient.Len())
-	return s.gradient.Slice(from, to), gradient.Slice(from-first, to-first)
+	all := s.accumulations.last.Range
+	own := s.chunks[unit].Intersect(all)
+	from, to := int(own.First), int(own.End())
+	return s.gradient.Slice(from, to), gradient.Slice(from-int(all.First), to-int(all.First))
 }
 
 // ClearGradients sets all gradients to 0. A half-done accumulation is discarded.
@@ -107,7 +107,7 @@ func (s *Shard) ClearGradients() {
 	s.Wait()
 	a := s.accumulations
 	a.clearing.Store(true)
-	s.startChunks(true, func(_, unit int) { clear(s.chunks[unit].state().Gradient.Data) })
+	s.startChunks(true, func(_, unit int) { clear(s.chunk(unit).state().Gradient.Data) })
 	s.wait()
 	a.cleared.Store(s.Steps())
 	a.begun.Store(0)

@@ -9,6 +9,7 @@ import (
 
 	"plimsoll/dtype"
 	"plimsoll/optim/kernel"
+	"plimsoll/shard"
 )
 
 // BenchmarkAccumulate adds fp32 gradients, and gradients of the shard's own type, to the
@@ -29,9 +30,10 @@ func BenchmarkAccumulate(b *testing.B) {
 
 func benchmarkAccumulate(b *testing.B, of dtype.Type, workers, n int) {
 	available := kernel.Available()
+	format := kernel.Format{State: kernel.FP32, Parameter: dtype.BF16, Gradient: of}
 	config := ShardConfig{
-		Elements: int64(n), Kernel: available[len(available)-1], CPUs: cpus(b, workers), Journal: true,
-		Format: kernel.Format{State: kernel.FP32, Parameter: dtype.BF16, Gradient: of},
+		Layout: layout(format, shard.DefaultChunk, shard.Uniform(format, int64(n))),
+		Kernel: available[len(available)-1], CPUs: cpus(b, workers), Journal: true,
 	}
 	journaled, err := NewShard(config)
 	if err != nil {

@@ -11,6 +11,7 @@ import (
 	"plimsoll/dtype"
 	"plimsoll/optim"
 	"plimsoll/optim/kernel"
+	"plimsoll/shard"
 )
 
 // someNumbers are numbers of a type that depend on a seed.
@@ -28,7 +29,7 @@ func someNumbers(random *rand.Rand, of dtype.Type, n int) kernel.Array {
 func TestBrokenOffAccumulationsAreFinished(t *testing.T) {
 	for i, c := range crashCases() {
 		of := []dtype.Type{dtype.BF16, dtype.F32, dtype.F16}[i%3]
-		c.config.Format.Gradient = of
+		c.format.Gradient = of
 		t.Run(c.name+", "+of.String(), func(t *testing.T) {
 			s := c.newShard(t, true)
 			makeSteps(t, s, 1) // whose marks and logs are there still
@@ -43,7 +44,7 @@ func TestBrokenOffAccumulationsAreFinished(t *testing.T) {
 				after := imageOf(s)
 				restoreImage(s, before)
 				finished, _, _, _ := s.Accumulations()
-				now := Accumulation{int64(first), int64(gradient.Len()), gradient.Type}
+				now := Accumulation{shard.Range{First: int64(first), Count: int64(gradient.Len())}, gradient.Type}
 				s.beginAccumulation(now)
 				for range 1 + random.IntN(3) {
 					breakOffAccumulation(s, random, gradient)
@@ -105,12 +106,11 @@ func breakOffAccumulation(s *Shard, random *rand.Rand, gradient kernel.Array) {
 		}
 		s.resumeAccumulation(slot, gradient)
 	}
-	last := s.accumulations.last
-	first := s.chunkAt(int(last.First))
-	units := s.chunkAt(int(last.First+last.Count-1)) + 1 - first
+	chunks := s.config.ChunksOf(s.accumulations.last.Range)
+	units := int(chunks.Count)
 	free := 0
 	for _, unit := range random.Perm(units)[:random.IntN(units+1)] {
-		unit += first
+		unit += int(chunks.First)
 		switch {
 		case free == len(s.slots) || s.isAdded(unit):
 		case random.IntN(2) == 0:
@@ -143,7 +143,7 @@ func addPart(s *Shard, slot slot, unit, first int, random *rand.Rand, gradient k
 func TestBrokenOffClearIsFinished(t *testing.T) {
 	s := crashCases()[0].newShard(t, true)
 	makeSteps(t, s, 2)
-	s.beginAccumulation(Accumulation{5, 10, dtype.F32}) // and is never finished
+	s.beginAccumulation(Accumulation{shard.Range{First: 5, Count: 10}, dtype.F32}) // and is never finished
 	s.accumulations.clearing.Store(true)
 	clear(s.gradient.Data[:1000])
 	s.accumulations.begun.Store(0)
@@ -171,7 +171,7 @@ func TestBrokenOffClearIsFinished(t *testing.T) {
 // that is killed while it writes moments. Another process writes the same.
 func TestBrokenOffWritesAreMadeAgain(t *testing.T) {
 	for _, c := range crashCases() {
-		if c.config.Format.Moments != kernel.MomentsInt8 && c.name != "adamw split bf16" {
+		if c.format.Moments != kernel.MomentsInt8 && c.name != "adamw split bf16" {
 			continue
 		}
 		t.Run(c.name, func(t *testing.T) {
@@ -218,14 +218,15 @@ func TestBrokenOffWritesAreMadeAgain(t *testing.T) {
 func breakOffWrite(s *Shard, random *rand.Rand, number, first int, values []float32) {
 	s.clearLogs()
 	s.writing.Store(true)
-	end := first + len(values)
-	units := s.chunkAt(end-1) + 1 - s.chunkAt(first)
+	all := shard.Range{First: int64(first), Count: int64(len(values))}
+	chunks := s.config.ChunksOf(all)
+	units := int(chunks.Count)
 	free := 0
 	for _, unit := range random.Perm(units)[:random.IntN(units+1)] {
-		unit += s.chunkAt(first)
-		c := s.chunks[unit]
-		place := c.section.first + c.first
-		from, to := max(place, first), min(c.section.first+c.end, end)
+		unit += int(chunks.First)
+		c := s.chunk(unit)
+		own := c.Intersect(all)
+		place, from, to := int(c.First), int(own.First), int(own.End())
 		if free == len(s.slots) {
 			return
 		}
@@ -242,7 +243,7 @@ func breakOffWrite(s *Shard, random *rand.Rand, number, first int, values []floa
 		}
 		if slot := s.slots[free]; slot.undo.Begun() { // in the middle of the last block
 			block := (to - 1 - place) / kernel.Block
-			state := c.state().Slice(block*kernel.Block, min((block+1)*kernel.Block, c.end-c.first))
+			state := c.state().Slice(block*kernel.Block, min((block+1)*kernel.Block, int(c.Count)))
 			for _, stream := range [][]byte{state.Moments[0].Data, state.Moments[1].Data, bytesOf(state.Headers)} {
 				for i := range stream {
 					stream[i] = byte(random.Int())

@@ -19,12 +19,15 @@ import (
 	"plimsoll/dtype"
 	"plimsoll/optim"
 	"plimsoll/optim/kernel"
+	"plimsoll/shard"
 )
 
 // crashCase is a shard whose steps are broken off.
 type crashCase struct {
-	name   string
-	config ShardConfig
+	name     string
+	format   kernel.Format
+	chunk    int64
+	sections []shard.Section // nil for one
 }
 
 // crashCases have every algorithm and format of state; sections with moments of
@@ -33,21 +36,18 @@ func crashCases() []crashCase {
 	format := func(a kernel.Algorithm, state kernel.State, moments kernel.MomentType) kernel.Format {
 		return kernel.Format{Algorithm: a, State: state, Moments: moments, Parameter: dtype.BF16, Gradient: dtype.BF16}
 	}
-	mixed := []Section{
+	mixed := []shard.Section{
 		{Elements: 30_001, Moments: kernel.MomentsInt8}, {Elements: 70, Group: 1}, {},
 		{Elements: 20_000, Moments: kernel.MomentsBF16}, {Elements: 39_930, Moments: kernel.MomentsInt8, Group: 1},
 	}
 	return []crashCase{
-		{"adamw split fp32", ShardConfig{Format: format(kernel.Adam, kernel.Split, kernel.MomentsFP32), Chunk: 7000}},
-		{"adamw split bf16", ShardConfig{Format: format(kernel.Adam, kernel.Split, kernel.MomentsBF16),
-			Chunk: 16 << 10}},
-		{"adamw split int8", ShardConfig{Format: format(kernel.Adam, kernel.Split, kernel.MomentsInt8)}},
-		{"adamw fp32 mixed", ShardConfig{Format: format(kernel.Adam, kernel.FP32, kernel.MomentsInt8), Chunk: 5000,
-			Sections: mixed}},
-		{"lion split bf16", ShardConfig{Format: format(kernel.Lion, kernel.Split, kernel.MomentsBF16), Chunk: 300}},
-		{"adagrad fp32 bf16", ShardConfig{Format: format(kernel.Adagrad, kernel.FP32, kernel.MomentsBF16),
-			Chunk: 9999}},
-		{"sgd fp32 fp32", ShardConfig{Format: format(kernel.SGD, kernel.FP32, kernel.MomentsFP32), Chunk: 4096}},
+		{"adamw split fp32", format(kernel.Adam, kernel.Split, kernel.MomentsFP32), 7000, nil},
+		{"adamw split bf16", format(kernel.Adam, kernel.Split, kernel.MomentsBF16), 16 << 10, nil},
+		{"adamw split int8", format(kernel.Adam, kernel.Split, kernel.MomentsInt8), shard.DefaultChunk, nil},
+		{"adamw fp32 mixed", format(kernel.Adam, kernel.FP32, kernel.MomentsInt8), 5000, mixed},
+		{"lion split bf16", format(kernel.Lion, kernel.Split, kernel.MomentsBF16), 300, nil},
+		{"adagrad fp32 bf16", format(kernel.Adagrad, kernel.FP32, kernel.MomentsBF16), 9999, nil},
+		{"sgd fp32 fp32", format(kernel.SGD, kernel.FP32, kernel.MomentsFP32), 4096, nil},
 	}
 }
 
@@ -55,8 +55,11 @@ const crashElements = 90_001
 
 // with returns the full configuration.
 func (c crashCase) with(cpus []int, set kernel.Set) ShardConfig {
-	c.config.Elements, c.config.CPUs, c.config.Kernel, c.config.Journal = crashElements, cpus, set, true
-	return c.config
+	sections := c.sections
+	if sections == nil {
+		sections = shard.Uniform(c.format, crashElements)
+	}
+	return ShardConfig{Layout: layout(c.format, c.chunk, sections), CPUs: cpus, Kernel: set, Journal: true}
 }
 
 // newShard returns a shard of the case. Its weights and gradients depend on their place.
@@ -74,9 +77,9 @@ func (c crashCase) newShard(t testing.TB, journal bool) *Shard {
 
 // fillShard fills a shard with weights and gradients that depend on their place.
 func fillShard(s *Shard) {
-	s.Each(func(first int64, k kernel.Chunk) {
+	s.Each(func(at shard.Chunk, k kernel.Chunk) {
 		for i := range k.Len() {
-			place := float64(first + int64(i))
+			place := float64(at.First + int64(i))
 			if w := float32(math.Sin(place)) * 0.1; k.Low == nil {
 				k.Master[i] = w
 			} else {
@@ -120,20 +123,16 @@ func makeSteps(t rapid.TB, s *Shard, n int64) {
 // imageOf returns all state of a shard.
 func imageOf(s *Shard) []byte {
 	var image []byte
-	for i, plan := range s.config.Arenas() {
-		if plan.role != normRole && plan.role != journalRole {
-			image = append(image, s.arenas[i].Bytes()...)
-		}
+	for i := range s.config.Streams {
+		image = append(image, s.arenas[i].Bytes()...)
 	}
 	return image
 }
 
 // restoreImage copies an image back.
 func restoreImage(s *Shard, image []byte) {
-	for i, plan := range s.config.Arenas() {
-		if plan.role != normRole && plan.role != journalRole {
-			image = image[copy(s.arenas[i].Bytes(), image):]
-		}
+	for i := range s.config.Streams {
+		image = image[copy(s.arenas[i].Bytes(), image):]
 	}
 }
 
@@ -208,14 +207,14 @@ func breakOff(s *Shard, random *rand.Rand) {
 			continue
 		}
 		if random.IntN(len(s.slots)) == 0 {
-			c := s.chunks[unit]
+			c := s.chunk(unit)
 			changePart(s, slot, unit, slot.undo.Restore(c.section.format, c.state()), random)
 			return
 		}
 		s.resume(slot)
 	}
 	free := 0
-	for _, unit := range random.Perm(len(s.chunks))[:random.IntN(len(s.chunks)+1)] {
+	for _, unit := range random.Perm(s.config.Chunks)[:random.IntN(s.config.Chunks+1)] {
 		switch {
 		case free == len(s.slots) || s.isDone(unit):
 		case random.IntN(2) == 0:
@@ -231,8 +230,8 @@ func breakOff(s *Shard, random *rand.Rand) {
 // changePart updates a chunk from some element on, and stops in the middle of a tile.
 // That tile and the one before it may then hold any values.
 func changePart(s *Shard, slot slot, unit, first int, random *rand.Rand) {
-	c := s.chunks[unit]
-	format, state, n := c.section.format, c.state(), c.end-c.first
+	c := s.chunk(unit)
+	format, state, n := c.section.format, c.state(), int(c.Count)
 	tile := format.Moments.Tile()
 	tiles := random.IntN((n-first+tile-1)/tile + 1)
 	end := min(first+tiles*tile, n)

@@ -31,7 +31,7 @@ func New(shards []*Shard, optimizers []optim.Optimizer, clip float64) (*Engine, 
 	e := &Engine{shards: shards, clip: clip, optimizers: make([]optim.Optimizer, len(optimizers))}
 	groups := 0
 	for _, s := range shards {
-		groups = max(groups, s.config.groups())
+		groups = max(groups, s.config.Groups)
 		if s.isAccumulating() {
 			return nil, fmt.Errorf("rank %d: an accumulation is half done: accumulate that gradient again, or clear "+
 				"all gradients", s.config.Rank)

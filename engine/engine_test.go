@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/binary"
 	"errors"
@@ -19,8 +20,8 @@ import (
 	"plimsoll/ledger"
 	"plimsoll/optim"
 	"plimsoll/optim/kernel"
-	"plimsoll/partition"
 	"plimsoll/probe"
+	"plimsoll/shard"
 )
 
 // cpus returns n CPUs that this process may use. It repeats them if there are fewer.
@@ -52,17 +53,31 @@ func usableCPUs(n int) ([]int, error) {
 
 var split = kernel.Format{Parameter: dtype.BF16, Gradient: dtype.BF16}
 
-// newShards splits a model among ranks. The values depend on the place in the full
-// model alone.
+// layout lays out a shard. It panics if that is impossible.
+func layout(format kernel.Format, chunk int64, sections []shard.Section) *shard.Layout {
+	l, err := shard.NewLayout(format, chunk, sections)
+	if err != nil {
+		panic(err)
+	}
+	return l
+}
+
+// uniform lays out a shard of one section and chunks of the usual size.
+func uniform(format kernel.Format, elements int64) *shard.Layout {
+	return layout(format, shard.DefaultChunk, shard.Uniform(format, elements))
+}
+
+// newShards splits a model among ranks. A chunk of 0 is one of the usual size. The
+// values depend on the place in the full model alone.
 func newShards(t testing.TB, elements int64, ranks, workers, chunk int, format kernel.Format, set kernel.Set) []*Shard {
-	parts, err := partition.ZeRO(elements, ranks)
+	parts, err := shard.ZeRO(elements, ranks)
 	if err != nil {
 		t.Fatal(err)
 	}
 	var shards []*Shard
 	for rank, part := range parts {
-		s, err := NewShard(ShardConfig{Rank: rank, Elements: part.Held(), Format: format, Kernel: set,
-			CPUs: cpus(t, workers), Chunk: chunk})
+		l := layout(format, int64(cmp.Or(chunk, shard.DefaultChunk)), shard.Uniform(format, part.Held()))
+		s, err := NewShard(ShardConfig{Rank: rank, Layout: l, Kernel: set, CPUs: cpus(t, workers)})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -71,9 +86,9 @@ func newShards(t testing.TB, elements int64, ranks, workers, chunk int, format k
 				t.Error(err)
 			}
 		})
-		s.Each(func(first int64, c kernel.Chunk) {
+		s.Each(func(at shard.Chunk, c kernel.Chunk) {
 			for i := range c.Len() {
-				w := float32(math.Sin(float64(part.First+first+int64(i)))) * 0.1
+				w := float32(math.Sin(float64(part.First+at.First+int64(i)))) * 0.1
 				if format.State == kernel.FP32 {
 					c.Master[i] = w
 				} else {
@@ -91,9 +106,9 @@ func newShards(t testing.TB, elements int64, ranks, workers, chunk int, format k
 func setGradients(shards []*Shard, step int) {
 	offset := int64(0)
 	for _, s := range shards {
-		s.Each(func(first int64, c kernel.Chunk) {
+		s.Each(func(at shard.Chunk, c kernel.Chunk) {
 			for i := range c.Len() {
-				place := offset + first + int64(i)
+				place := offset + at.First + int64(i)
 				g := float32(math.Cos(float64(place)*float64(step+1))) * 0.01
 				if place >= testElements {
 					g = 0 // padding
@@ -127,10 +142,10 @@ func fingerprint(shards []*Shard, elements int64) string {
 // locate returns the state of the section of an element, and the element's place in it.
 func locate(s *Shard, element int) (kernel.Chunk, int) {
 	last := len(s.sections) - 1
-	for s.sections[last].first > element {
+	for int(s.sections[last].first) > element {
 		last--
 	}
-	return s.sections[last].state, element - s.sections[last].first
+	return s.sections[last].state, element - int(s.sections[last].first)
 }
 
 // master returns a master weight.
@@ -182,13 +197,13 @@ func TestSameBitsHoweverTheWorkIsSplit(t *testing.T) {
 		fp32.State = kernel.FP32
 		available := kernel.Available()
 		fastest := available[len(available)-1]
-		want := trajectory(t, 1, 1, DefaultChunk, format, fastest, steps)
+		want := trajectory(t, 1, 1, shard.DefaultChunk, format, fastest, steps)
 		for _, test := range []struct {
 			workers, chunk int
 			format         kernel.Format
 			set            kernel.Set
 		}{
-			{2, DefaultChunk, format, fastest},
+			{2, shard.DefaultChunk, format, fastest},
 			{3, 1000, format, fastest},
 			{3, 4096, fp32, fastest},
 			{2, testElements, fp32, fastest},
@@ -199,7 +214,7 @@ func TestSameBitsHoweverTheWorkIsSplit(t *testing.T) {
 			}
 		}
 		// The reference takes its time: fewer steps.
-		want = trajectory(t, 1, 2, DefaultChunk, format, fastest, 3)
+		want = trajectory(t, 1, 2, shard.DefaultChunk, format, fastest, 3)
 		for _, set := range available {
 			if got := trajectory(t, 1, 1, 77, format, set, 3); got != want {
 				t.Errorf("%v kernels: %s, want %s", set, got, want)
@@ -272,9 +287,9 @@ func TestLossScaleIsDividedOut(t *testing.T) {
 	for _, scale := range []float32{1, 1024} {
 		format := kernel.Format{State: kernel.FP32, Parameter: dtype.F16, Gradient: dtype.F16}
 		shards := newShards(t, testElements, 1, 2, 0, format, kernel.Available()[len(kernel.Available())-1])
-		shards[0].Each(func(first int64, c kernel.Chunk) {
+		shards[0].Each(func(at shard.Chunk, c kernel.Chunk) {
 			for i := range c.Len() {
-				c.Gradient.Put(i, scale*float32(1+(first+int64(i))%64)/64)
+				c.Gradient.Put(i, scale*float32(1+(at.First+int64(i))%64)/64)
 			}
 		})
 		newEngine(t, shards, 1).Step(float64(scale))
@@ -288,9 +303,9 @@ func TestLossScaleIsDividedOut(t *testing.T) {
 // TestGroupsHaveTheirOwnHyperparameters updates two groups whose border is in
 // the middle of a chunk, and changes a learning rate between steps.
 func TestGroupsHaveTheirOwnHyperparameters(t *testing.T) {
-	const border = DefaultChunk + 777
-	run := func(sections []Section, optimizers [][]optim.Optimizer) *Shard {
-		s, err := NewShard(ShardConfig{Elements: testElements, Sections: sections, Format: split,
+	const border = shard.DefaultChunk + 777
+	run := func(sections []shard.Section, optimizers [][]optim.Optimizer) *Shard {
+		s, err := NewShard(ShardConfig{Layout: layout(split, shard.DefaultChunk, sections),
 			Kernel: kernel.Available()[0], CPUs: cpus(t, 2)})
 		if err != nil {
 			t.Fatal(err)
@@ -312,13 +327,14 @@ func TestGroupsHaveTheirOwnHyperparameters(t *testing.T) {
 		return s
 	}
 	with := func(rate float64) optim.Optimizer { a := optim.DefaultAdamW(); a.LearningRate = rate; return a }
-	both := run([]Section{{Elements: border}, {Elements: testElements - border, Group: 1}},
+	both := run([]shard.Section{{Elements: border}, {Elements: testElements - border, Group: 1}},
 		[][]optim.Optimizer{{with(1e-3), with(1e-4)}, {with(2e-3), with(3e-4)}})
 	for _, part := range []struct {
 		rates      [2]float64
 		first, end int
 	}{{[2]float64{1e-3, 2e-3}, 0, border}, {[2]float64{1e-4, 3e-4}, border, testElements}} {
-		one := run(nil, [][]optim.Optimizer{{with(part.rates[0])}, {with(part.rates[1])}})
+		one := run(shard.Uniform(split, testElements),
+			[][]optim.Optimizer{{with(part.rates[0])}, {with(part.rates[1])}})
 		for i := part.first; i < part.end; i++ {
 			got, at := locate(both, i)
 			want, place := locate(one, i)
@@ -353,15 +369,15 @@ func TestGradientsThatArriveEarly(t *testing.T) {
 		setGradients(shards, step)
 		want[step] = e.Step(1).GradientNorm
 	}
-	for _, ranges := range [][][2]int64{
-		{{0, testElements}},
-		{{0, 100}, {100, normBlock}, {2 * normBlock, testElements - 2*normBlock}},
-		{{testElements - 5, 5}, {1, testElements - 1}},
+	for _, ranges := range [][]shard.Range{
+		{shard.Between(0, testElements)},
+		{shard.Between(0, 100), shard.Between(100, 100+normBlock), shard.Between(2*normBlock, testElements)},
+		{shard.Between(testElements-5, testElements), shard.Between(1, testElements)},
 	} {
 		for step := range want {
 			setGradients(shards, step)
 			for _, r := range ranges {
-				shards[0].GradientsArrived(r[0], r[1])
+				shards[0].GradientsArrived(r)
 			}
 			if got := e.Step(1).GradientNorm; got != want[step] {
 				t.Errorf("ranges %v: norm %v, want %v", ranges, got, want[step])
@@ -372,18 +388,18 @@ func TestGradientsThatArriveEarly(t *testing.T) {
 
 // TestGradientsThatArriveAgain has gradients change after they had arrived.
 func TestGradientsThatArriveAgain(t *testing.T) {
-	for _, again := range [][2]int64{{0, testElements}, {normBlock + 10, 20}} {
+	for _, again := range []shard.Range{shard.Between(0, testElements), shard.Between(normBlock+10, normBlock+30)} {
 		s := newShards(t, testElements, 1, 2, 0, split, kernel.Available()[0])[0]
 		setGradients([]*Shard{s}, 0)
-		s.GradientsArrived(0, testElements)
-		for i := again[0]; i < again[0]+again[1]; i++ {
+		s.GradientsArrived(s.config.Range())
+		for i := again.First; i < again.End(); i++ {
 			s.gradient.Put(int(i), 3)
 		}
-		s.GradientsArrived(again[0], again[1])
+		s.GradientsArrived(again)
 		got := s.SumSquares()
 		s.ForgetArrived()
 		if want := s.SumSquares(); got != want {
-			t.Errorf("elements %d to %d changed: %v, want %v", again[0], again[0]+again[1], got, want)
+			t.Errorf("elements %d to %d changed: %v, want %v", again.First, again.End(), got, want)
 		}
 	}
 }
@@ -426,13 +442,13 @@ func TestAccumulatedGradients(t *testing.T) {
 // TestMoreElementsThan31BitsCount updates the end of a shard of more than 2^31
 // elements. Only the pages at its end are ever touched.
 func TestMoreElementsThan31BitsCount(t *testing.T) {
-	const elements, tail = 1<<31 + 3*DefaultChunk + 77, 2*DefaultChunk + 77
+	const elements, tail = 1<<31 + 3*shard.DefaultChunk + 77, 2*shard.DefaultChunk + 77
 	int8 := split
 	int8.Moments = kernel.MomentsInt8
 	for _, format := range []kernel.Format{split, {State: kernel.FP32, Parameter: dtype.BF16, Gradient: dtype.F32},
 		int8} {
 		set := kernel.Available()[len(kernel.Available())-1]
-		large, err := NewShard(ShardConfig{Elements: elements, Format: format, Kernel: set, CPUs: cpus(t, 2)})
+		large, err := NewShard(ShardConfig{Layout: uniform(format, elements), Kernel: set, CPUs: cpus(t, 2)})
 		if errors.Is(err, unix.ENOMEM) {
 			t.Skip("the kernel does not map so much: ", err)
 		}
@@ -440,7 +456,7 @@ func TestMoreElementsThan31BitsCount(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer large.Close()
-		small, err := NewShard(ShardConfig{Elements: tail, Format: format, Kernel: set, CPUs: cpus(t, 1)})
+		small, err := NewShard(ShardConfig{Layout: uniform(format, tail), Kernel: set, CPUs: cpus(t, 1)})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -451,10 +467,10 @@ func TestMoreElementsThan31BitsCount(t *testing.T) {
 			}
 			s.begun.Store(1)
 			optim.DefaultAdamW().Constants(&s.constants[0], 1, 1)
-			units := int64(len(s.chunks))
-			s.start(units-tail/DefaultChunk-1, units, true, s.updateChunk)
+			chunks := int64(s.config.Chunks)
+			s.start(shard.Between(chunks-tail/shard.DefaultChunk-1, chunks), true, s.updateChunk)
 			s.wait()
-			s.GradientsArrived(int64(first), tail)
+			s.GradientsArrived(shard.Range{First: int64(first), Count: tail})
 		}
 		offset := elements - tail
 		for i := range tail {
@@ -494,7 +510,7 @@ func TestStepAllocatesNothing(t *testing.T) {
 func TestArenasAreTheList(t *testing.T) {
 	format := kernel.Format{State: kernel.FP32, Moments: kernel.MomentsInt8, Parameter: dtype.F16, Gradient: dtype.F32}
 	shards := newShards(t, testElements, 1, 2, 0, format, kernel.Available()[0])
-	mixed, err := NewShard(ShardConfig{Rank: 1, Part: "mixed", Elements: 1000, Sections: mixedSections, Format: format,
+	mixed, err := NewShard(ShardConfig{Rank: 1, Part: "mixed", Layout: layout(format, 1000, mixedSections),
 		CPUs: cpus(t, 1), Journal: true})
 	if err != nil {
 		t.Fatal(err)
@@ -503,7 +519,7 @@ func TestArenasAreTheList(t *testing.T) {
 	shards = append(shards, mixed)
 	newEngine(t, shards, 1).gradientNorm()
 	for _, s := range shards {
-		s.Each(func(_ int64, c kernel.Chunk) {
+		s.Each(func(_ shard.Chunk, c kernel.Chunk) {
 			clear(c.Parameter)
 			clear(c.Moments[0].Data)
 			clear(c.Moments[1].Data)
@@ -537,22 +553,13 @@ func TestArenasAreTheList(t *testing.T) {
 }
 
 func TestNonsenseIsRefused(t *testing.T) {
-	good := ShardConfig{Elements: 100, Format: split, CPUs: cpus(t, 1)}
+	good := ShardConfig{Layout: uniform(split, 100), CPUs: cpus(t, 1)}
 	for name, spoil := range map[string]func(*ShardConfig){
-		"no elements":       func(c *ShardConfig) { c.Elements = 0 },
-		"no CPUs":           func(c *ShardConfig) { c.CPUs = nil },
-		"negative chunk":    func(c *ShardConfig) { c.Chunk = -1 },
-		"no such CPU":       func(c *ShardConfig) { c.CPUs = []int{8000} },
-		"fp16 split":        func(c *ShardConfig) { c.Format.Parameter = dtype.F16 },
-		"int8 gradient":     func(c *ShardConfig) { c.Format.Gradient = dtype.I8 },
-		"sections too few":  func(c *ShardConfig) { c.Sections = []Section{{Elements: 50}, {Elements: 49}} },
-		"sections too many": func(c *ShardConfig) { c.Sections = []Section{{Elements: 101}} },
-		"negative section":  func(c *ShardConfig) { c.Sections = []Section{{Elements: -1}, {Elements: 101}} },
-		"negative group":    func(c *ShardConfig) { c.Sections = []Section{{Elements: 100, Group: -1}} },
-		"moments not suited": func(c *ShardConfig) {
-			c.Format.Algorithm, c.Sections = kernel.Lion, []Section{{Elements: 100, Moments: kernel.MomentsInt8}}
-		},
-		"too large": func(c *ShardConfig) { c.Elements = 1 << 58 },
+		"no layout":   func(c *ShardConfig) { c.Layout = nil },
+		"no elements": func(c *ShardConfig) { c.Layout = uniform(split, 0) },
+		"no CPUs":     func(c *ShardConfig) { c.CPUs = nil },
+		"no such CPU": func(c *ShardConfig) { c.CPUs = []int{8000} },
+		"too large":   func(c *ShardConfig) { c.Layout = uniform(split, shard.MaxElements) },
 	} {
 		c := good
 		spoil(&c)
@@ -571,7 +578,7 @@ func TestNonsenseIsRefused(t *testing.T) {
 }
 
 // mixedSections hold 1000 parameters in every way, with short blocks in between.
-var mixedSections = []Section{
+var mixedSections = []shard.Section{
 	{Elements: 100, Moments: kernel.MomentsInt8}, {Elements: 50, Moments: kernel.MomentsFP32},
 	{Elements: 0, Moments: kernel.MomentsInt8},
 	{Elements: 700, Moments: kernel.MomentsInt8}, {Elements: 50, Moments: kernel.MomentsBF16},
@@ -582,11 +589,11 @@ var mixedSections = []Section{
 // for each type of moments. fp32 sections are exact. All masters are the same after the
 // first step, as all moments are zero before it.
 func TestSectionsHoldTheirMomentsTheirWay(t *testing.T) {
-	run := func(moments kernel.MomentType, sections []Section, steps int) *Shard {
+	run := func(moments kernel.MomentType, sections []shard.Section, steps int) *Shard {
 		format := split
 		format.Moments = moments
-		s, err := NewShard(ShardConfig{Elements: 1000, Sections: sections, Format: format,
-			Kernel: kernel.Available()[len(kernel.Available())-1], CPUs: cpus(t, 2), Chunk: 300})
+		s, err := NewShard(ShardConfig{Layout: layout(format, 300, sections),
+			Kernel: kernel.Available()[len(kernel.Available())-1], CPUs: cpus(t, 2)})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -599,25 +606,27 @@ func TestSectionsHoldTheirMomentsTheirWay(t *testing.T) {
 		return s
 	}
 	for _, steps := range []int{1, 10} {
-		mixed, exact := run(kernel.MomentsInt8, mixedSections, steps), run(kernel.MomentsFP32, nil, steps)
+		mixed := run(kernel.MomentsInt8, mixedSections, steps)
+		exact := run(kernel.MomentsFP32, shard.Uniform(split, 1000), steps)
 		whole, _ := locate(exact, 0)
 		for _, s := range mixed.sections {
 			for i := range s.state.Len() {
-				got, want := s.state.Moment(1, i), whole.Moment(1, s.first+i)
+				got, want := s.state.Moment(1, i), whole.Moment(1, int(s.first)+i)
 				if s.format.Moments == kernel.MomentsFP32 && got != want || math.Abs(float64(got/want-1)) > 0.3 {
 					t.Fatalf("%d steps: second moment %d, in %v, is %g; in fp32 %g",
-						steps, s.first+i, s.format.Moments, got, want)
+						steps, int(s.first)+i, s.format.Moments, got, want)
 				}
-				if steps == 1 && master(s.state, i) != master(whole, s.first+i) {
-					t.Fatalf("master %d is %g and not %g", s.first+i, master(s.state, i), master(whole, s.first+i))
+				if steps == 1 && master(s.state, i) != master(whole, int(s.first)+i) {
+					t.Fatalf("master %d is %g and not %g", int(s.first)+i, master(s.state, i),
+						master(whole, int(s.first)+i))
 				}
 			}
 		}
 	}
 	// 100 and 700 parameters are 1 and 3 blocks.
 	sizes := map[ledger.Component]int{}
-	for _, a := range (ShardConfig{Elements: 1000, Sections: mixedSections,
-		Format: kernel.Format{Moments: kernel.MomentsInt8, Parameter: dtype.BF16, Gradient: dtype.BF16}}).Arenas() {
+	int8 := kernel.Format{Moments: kernel.MomentsInt8, Parameter: dtype.BF16, Gradient: dtype.BF16}
+	for _, a := range (ShardConfig{Layout: layout(int8, shard.DefaultChunk, mixedSections)}).Arenas() {
 		sizes[a.Component] = int(a.Size)
 	}
 	want := map[ledger.Component]int{

@@ -56,13 +56,13 @@ type journalLayout struct {
 }
 
 func (c ShardConfig) journalLayout() journalLayout {
-	l := journalLayout{slots: min(c.chunks(), journalSlots)}
-	for _, s := range c.sections() {
-		l.slotSize = max(l.slotSize, cacheLine+int64(c.formatOf(s).UndoBytes()))
+	l := journalLayout{slots: min(int64(c.Chunks), journalSlots)}
+	for section := range c.Sections() {
+		l.slotSize = max(l.slotSize, cacheLine+int64(c.FormatOf(section).UndoBytes()))
 	}
 	l.constants = wholeLines(int64(unsafe.Sizeof(journalHead{})))
-	l.done = l.constants + wholeLines(int64(c.groups())*int64(unsafe.Sizeof(kernel.Constants{})))
-	l.slotsBegin = l.done + wholeLines(4*c.chunks())
+	l.done = l.constants + wholeLines(int64(c.Groups)*int64(unsafe.Sizeof(kernel.Constants{})))
+	l.slotsBegin = l.done + wholeLines(4*int64(c.Chunks))
 	l.size = l.slotsBegin + l.slots*l.slotSize
 	return l
 }
@@ -74,11 +74,10 @@ func (c ShardConfig) journalArena() ArenaPlan {
 	l := c.journalLayout()
 	return ArenaPlan{
 		Component: ledger.StepJournal,
-		role:      journalRole,
 		Size:      ledger.Bytes(l.size),
 		Why: fmt.Sprintf("%d B x %d slots: undo logs of what each worker is changing; 4 B x %s chunks: which of them "+
 			"are done; %d B: step and hyperparameters; rounded up to lines of %d B",
-			l.slotSize, l.slots, ledger.Count(c.chunks()), l.done, cacheLine),
+			l.slotSize, l.slots, ledger.Count(int64(c.Chunks)), l.done, cacheLine),
 	}
 }
 
@@ -86,7 +85,7 @@ func (c ShardConfig) journalArena() ArenaPlan {
 // depend on.
 func (c ShardConfig) fingerprint() [sha256.Size]byte {
 	return sha256.Sum256(fmt.Appendf(nil, "%d %d %v %v %v",
-		c.chunkOf(Section{}), c.Elements, c.Format, c.sections(), c.journalLayout()))
+		c.ChunkElements, c.Elements, c.Format, c.Sections(), c.journalLayout()))
 }
 
 // openJournal lays the progress out over the arena of the journal.
@@ -94,8 +93,8 @@ func (p *progress) openJournal(c ShardConfig, a *arena.Arena) *journalHead {
 	l, bytes := c.journalLayout(), a.Bytes()
 	head := at[journalHead](bytes, 0)
 	p.counters, p.accumulations, p.writing = &head.counters, &head.accumulations, &head.writing
-	p.constants = unsafe.Slice(at[kernel.Constants](bytes, l.constants), c.groups())
-	p.done = unsafe.Slice(at[atomic.Uint32](bytes, l.done), c.chunks())
+	p.constants = unsafe.Slice(at[kernel.Constants](bytes, l.constants), c.Groups)
+	p.done = unsafe.Slice(at[atomic.Uint32](bytes, l.done), c.Chunks)
 	for i := range l.slots {
 		begin := l.slotsBegin + i*l.slotSize
 		p.slots = append(p.slots, slot{

@@ -2,115 +2,69 @@ package engine
 
 import (
 	"errors"
-	"sort"
 
 	"plimsoll/arena"
 	"plimsoll/ledger"
 	"plimsoll/optim/kernel"
+	"plimsoll/shard"
 )
 
-// memory is the arenas of a shard, and how they are divided into sections and
-// chunks. It ends with the shard: slices of a closed shard point to unmapped pages.
+// memory is the arenas of a shard, and the state in them. It ends with the shard:
+// slices of a closed shard point to unmapped pages.
 type memory struct {
 	config   ShardConfig
 	arenas   []*arena.Arena
 	sections []section
-	chunks   []chunk      // of all sections, in order
-	gradient kernel.Array // of all sections
-	sums     []float64    // of squares, one for each norm block
+	chunks   []shard.Chunk // by number: to find one takes longer than to read one
+	gradient kernel.Array  // of all sections
+	sums     []float64     // of squares, one for each norm block
 }
 
-// section is a Section with its state.
+// section is the state of a section.
 type section struct {
-	number       int // in the configuration
-	first        int // element of the shard
-	momentsFirst int // element among those whose moments have that type
-	group        int
-	format       kernel.Format
-	state        kernel.Chunk // all of every stream
+	first  int64 // element of the shard
+	group  int
+	format kernel.Format
+	state  kernel.Chunk
 }
 
-// chunk is what a worker takes at a time.
+// chunk is the state of a chunk.
 type chunk struct {
-	section    *section
-	first, end int // elements of the section
+	shard.Chunk
+	section *section
 }
 
-func (c chunk) state() kernel.Chunk { return c.section.state.Slice(c.first, c.end) }
-
-// streams are the arenas as kernels read them: everything but the moments as one
-// chunk, and the moments of each type as another.
-type streams struct {
-	whole   kernel.Chunk
-	moments map[kernel.MomentType]*kernel.Chunk
+// chunk returns a chunk of the shard.
+func (m *memory) chunk(number int) chunk {
+	c := m.chunks[number]
+	return chunk{c, &m.sections[c.Section]}
 }
 
-// add adds an arena to the streams.
-func (m *memory) add(s *streams, plan ArenaPlan, a *arena.Arena) {
-	m.arenas = append(m.arenas, a)
-	if s.moments[plan.moments] == nil {
-		s.moments[plan.moments] = &kernel.Chunk{}
+// state returns the memory of the chunk.
+func (c chunk) state() kernel.Chunk {
+	first := int(c.First - c.section.first)
+	return c.section.state.Slice(first, first+int(c.Count))
+}
+
+// divide divides the arenas, which are all mapped, into the state of the sections and chunks.
+func (m *memory) divide() {
+	m.gradient = kernel.Array{Type: m.config.Format.Gradient, Data: m.Arena(ledger.Gradients).Bytes()}
+	m.sums = arena.View[float64](m.Arena(ledger.GradientNormSums))
+	var streams [][]byte
+	for i := range m.config.Streams {
+		streams = append(streams, m.arenas[i].Bytes())
 	}
-	switch numbers := (kernel.Array{Type: plan.elements, Data: a.Bytes()}); plan.role {
-	case kernel.ParameterRole:
-		s.whole.Parameter = arena.View[uint16](a)
-	case kernel.LowRole:
-		s.whole.Low = arena.View[uint16](a)
-	case kernel.MasterRole:
-		s.whole.Master = arena.View[float32](a)
-	case kernel.FirstMomentRole:
-		s.moments[plan.moments].Moments[0] = numbers
-	case kernel.SecondMomentRole:
-		s.moments[plan.moments].Moments[1] = numbers
-	case kernel.HeaderRole:
-		s.moments[plan.moments].Headers = arena.View[uint16](a)
-	case kernel.GradientRole:
-		s.whole.Gradient = numbers
-	case normRole:
-		m.sums = arena.View[float64](a)
-	}
-}
-
-// divide divides the state into sections, and the sections into chunks.
-func (m *memory) divide(streams streams) {
-	m.gradient = streams.whole.Gradient
-	first, momentsFirst := 0, map[kernel.MomentType]int{}
-	for number, config := range m.config.sections() {
-		n := int(config.Elements)
-		if n == 0 {
-			continue
-		}
-		state, own := streams.whole.Slice(first, first+n), streams.moments[config.Moments]
-		for i, all := range own.Moments {
-			end := min(n, all.Len())
-			state.Moments[i], own.Moments[i] = all.Slice(0, end), all.Slice(end, all.Len())
-		}
-		if config.Moments == kernel.MomentsInt8 {
-			// The sections of int8 moments number their blocks in one sequence.
-			blocks := (n + kernel.Block - 1) / kernel.Block
-			state.First = own.First
-			state.Headers, own.Headers = own.Headers[:blocks], own.Headers[blocks:]
-			own.First += int64(blocks) * kernel.Block
-		}
+	for number, config := range m.config.Sections() {
+		full := m.config.Section(number)
 		m.sections = append(m.sections, section{
-			number: number, first: first, momentsFirst: momentsFirst[config.Moments],
-			group: config.Group, format: m.config.formatOf(config), state: state,
+			first: full.First, group: config.Group, format: m.config.FormatOf(number),
+			state: m.config.State(full, streams),
 		})
-		first += n
-		momentsFirst[config.Moments] += n
 	}
-	for i := range m.sections {
-		section := &m.sections[i]
-		size, n := m.config.chunkOf(m.config.sections()[section.number]), section.state.Len()
-		for from := 0; from < n; from += size {
-			m.chunks = append(m.chunks, chunk{section, from, min(from+size, n)})
-		}
+	m.chunks = make([]shard.Chunk, m.config.Chunks)
+	for number := range m.chunks {
+		m.chunks[number] = m.config.Chunk(number)
 	}
-}
-
-// chunkAt returns the number of the chunk that holds an element of the shard.
-func (m *memory) chunkAt(element int) int {
-	return sort.Search(len(m.chunks), func(i int) bool { return m.chunks[i].section.first+m.chunks[i].end > element })
 }
 
 // Arenas returns the arenas, in the order of the configuration.
@@ -134,16 +88,4 @@ func (m *memory) close() error {
 	}
 	*m = memory{config: m.config}
 	return err
-}
-
-// unit returns a chunk as a snapshot shows it.
-func (m *memory) unit(number int) Unit {
-	c := m.chunks[number]
-	return Unit{
-		First:        int64(c.section.first + c.first),
-		Section:      c.section.number,
-		MomentsFirst: int64(c.section.momentsFirst + c.first),
-		Moments:      c.section.format.Moments,
-		State:        c.state(),
-	}
 }

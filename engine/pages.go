@@ -7,14 +7,15 @@ import (
 	"plimsoll/arena"
 	"plimsoll/host"
 	"plimsoll/ledger"
+	"plimsoll/shard"
 )
 
 // ChoosePages returns huge pages if the host grants them. Either the hugetlb pool has
 // room for every arena, or the kernel collapses pages into huge ones.
 func ChoosePages(h *host.Host, shards []ShardConfig) arena.Pages {
 	var whole ledger.Bytes
-	for _, shard := range shards {
-		for _, a := range shard.Arenas() {
+	for _, config := range shards {
+		for _, a := range config.Arenas() {
 			whole += arena.HugetlbPages.Round(a.Size)
 		}
 	}
@@ -47,15 +48,15 @@ func (s *Shard) Populate(ctx context.Context, advance func(ledger.Bytes)) {
 	s.wait()
 	s.workers.Start(func(worker int) {
 		for i, plan := range s.config.Arenas() {
-			if plan.role == journalRole {
+			if plan.Component == ledger.StepJournal {
 				continue // it was written when it was made
 			}
 			a := s.arenas[i]
-			units := (a.Mapped() + arena.PopulateUnit - 1) / arena.PopulateUnit
-			share := func(worker int) ledger.Bytes {
-				return min(a.Mapped(), units*ledger.Bytes(worker)/ledger.Bytes(s.workers.Count())*arena.PopulateUnit)
-			}
-			for first, end := share(worker), share(worker+1); first < end && ctx.Err() == nil; first += portion {
+			units := shard.Range{Count: int64((a.Mapped() + arena.PopulateUnit - 1) / arena.PopulateUnit)}
+			own := units.Share(worker, s.workers.Count())
+			first := ledger.Bytes(own.First) * arena.PopulateUnit
+			end := min(a.Mapped(), ledger.Bytes(own.End())*arena.PopulateUnit)
+			for ; first < end && ctx.Err() == nil; first += portion {
 				a.Populate(first, min(first+portion, end))
 				advance(min(portion, end-first))
 			}

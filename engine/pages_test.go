@@ -10,6 +10,7 @@ import (
 	"plimsoll/host"
 	"plimsoll/ledger"
 	"plimsoll/optim/kernel"
+	"plimsoll/shard"
 )
 
 // TestPopulate: every arena has all its pages afterwards. The content of a shard does not
@@ -17,7 +18,7 @@ import (
 func TestPopulate(t *testing.T) {
 	for _, pages := range []arena.Pages{arena.BasePages, arena.TransparentHugePages} {
 		c := crashCases()[3].with(cpus(t, 3), kernel.Generic)
-		c.Elements, c.Sections, c.Pages = 3_000_001, nil, pages
+		c.Layout, c.Pages = layout(c.Format, shard.DefaultChunk, shard.Uniform(c.Format, 3_000_001)), pages
 		s, err := NewShard(c)
 		if err != nil {
 			t.Fatal(err)
@@ -35,7 +36,7 @@ func TestPopulate(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if plan.role != journalRole {
+			if plan.Component != ledger.StepJournal {
 				mapped += a.Mapped()
 			}
 			if resident < a.Mapped() {
@@ -60,7 +61,7 @@ func TestPopulate(t *testing.T) {
 
 // TestChoosePages chooses pages for hosts with different pools and settings.
 func TestChoosePages(t *testing.T) {
-	c := ShardConfig{Elements: 1 << 20, Format: split}
+	c := ShardConfig{Layout: layout(split, shard.DefaultChunk, shard.Uniform(split, 1<<20))}
 	pool := []host.HugePagePool{{Size: 2 * ledger.MiB, Total: 100, Free: 100}}
 	for name, test := range map[string]struct {
 		has  host.HugePages

@@ -1,6 +1,10 @@
 package engine
 
-import "sync/atomic"
+import (
+	"sync/atomic"
+
+	"plimsoll/shard"
+)
 
 // pass is one walk of all workers over units of work: chunks or norm blocks.
 type pass struct {
@@ -35,13 +39,13 @@ func (p *pass) close() {
 
 // start begins a pass over units of work. Each worker walks a contiguous range of
 // its own. With steal it then helps the others with theirs.
-func (p *pass) start(from, end int64, steal bool, body func(worker, unit int)) {
+func (p *pass) start(units shard.Range, steal bool, body func(worker, unit int)) {
 	p.wait()
 	p.steal, p.body = steal, body
-	units, workers := end-from, int64(p.workers.Count())
-	for w := range workers {
-		p.cursors[w].next.Store(from + w*units/workers)
-		p.cursors[w].end = from + (w+1)*units/workers
+	for w := range p.cursors {
+		own := units.Share(w, len(p.cursors))
+		p.cursors[w].next.Store(own.First)
+		p.cursors[w].end = own.End()
 	}
 	p.workers.Start(p.walk)
 }

@@ -53,8 +53,8 @@ func newProgress(c ShardConfig) progress {
 	return progress{
 		counters:      &counters{},
 		accumulations: &accumulations{},
-		constants:     make([]kernel.Constants, c.groups()),
-		done:          make([]atomic.Uint32, c.chunks()),
+		constants:     make([]kernel.Constants, c.Groups),
+		done:          make([]atomic.Uint32, c.Chunks),
 	}
 }
 

@@ -1,14 +1,15 @@
 package engine
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"os"
 	"sync/atomic"
 
 	"plimsoll/arena"
+	"plimsoll/ledger"
 	"plimsoll/optim/kernel"
+	"plimsoll/shard"
 )
 
 // Shard is one rank's part of the optimizer state, and the workers that update
@@ -20,10 +21,10 @@ import (
 // [Shard.WaitRange] and [Snapshot.Run] are the exceptions: any goroutine may call
 // them at any time.
 //
-// Slices of an arena ([Shard.Arenas], [Shard.Each], [Unit]) point into mapped
+// Slices of an arena ([Shard.Arenas], [Shard.Each], [Snapshot]) point into mapped
 // memory. After [Shard.Close] they point nowhere: reading one ends the process.
 type Shard struct {
-	memory   // its arenas, sections and chunks
+	memory   // its arenas, and the state of its sections
 	progress // how far updates and accumulations have come; in the journal, if there is one
 	pass     // how workers walk over it
 
@@ -86,9 +87,8 @@ func open(
 	journal func(*journalHead, []byte) error,
 ) (*Shard, error) {
 	if err := c.validate(); err != nil {
-		return nil, err
+		return nil, fmt.Errorf("rank %d: %w", c.Rank, err)
 	}
-	c.Chunk = cmp.Or(c.Chunk, DefaultChunk)
 	s := &Shard{memory: memory{config: c}}
 	s.updateChunk, s.sumBlock, s.moveChunk = s.updateUnit, s.sumSquaresOfBlock, s.moveUnit
 	s.current.watchers.moved.L = &s.current.watchers.mutex
@@ -99,14 +99,13 @@ func open(
 }
 
 func (s *Shard) open(arenaOf func(ArenaPlan) (*arena.Arena, error), journal func(*journalHead, []byte) error) error {
-	found := streams{moments: map[kernel.MomentType]*kernel.Chunk{}}
 	for _, plan := range s.config.Arenas() {
 		a, err := arenaOf(plan)
 		if err != nil {
 			return err
 		}
-		s.memory.add(&found, plan, a)
-		if plan.role == journalRole {
+		s.arenas = append(s.arenas, a)
+		if plan.Component == ledger.StepJournal {
 			if err := journal(s.progress.openJournal(s.config, a), a.Bytes()); err != nil {
 				return fmt.Errorf("arena %s: %w", a.Name(), err)
 			}
@@ -115,7 +114,7 @@ func (s *Shard) open(arenaOf func(ArenaPlan) (*arena.Arena, error), journal func
 	if !s.config.Journal { // after the arenas: they fail first if the size cannot be mapped
 		s.progress = newProgress(s.config)
 	}
-	s.divide(found)
+	s.divide()
 	s.current.awaited = make([]atomic.Bool, len(s.done))
 	s.current.underway.Store(s.finished.Load())
 	s.summed = make([]bool, len(s.sums))
@@ -126,8 +125,7 @@ func (s *Shard) open(arenaOf func(ArenaPlan) (*arena.Arena, error), journal func
 	return s.pass.open(s.config.Rank, cpus)
 }
 
-// Config returns the configuration that the shard was made from. Chunk is set even
-// if it was 0.
+// Config returns the configuration that the shard was made from.
 func (s *Shard) Config() ShardConfig { return s.config }
 
 // Close ends the workers and unmaps the arenas.
@@ -150,17 +148,17 @@ func (s *Shard) sumSquaresOfBlock(_, block int) {
 // the next step, even if they had arrived before and have changed. The workers add
 // up the norm blocks that lie fully within the range now, so that the step need not.
 // GradientsArrived returns when they are done.
-func (s *Shard) GradientsArrived(first, count int64) {
-	clear(s.summed[first/normBlock : (first+count+normBlock-1)/normBlock])
-	from := (first + normBlock - 1) / normBlock
-	end := (first + count) / normBlock
-	if first+count == s.config.Elements {
+func (s *Shard) GradientsArrived(r shard.Range) {
+	clear(s.summed[r.First/normBlock : (r.End()+normBlock-1)/normBlock])
+	from := (r.First + normBlock - 1) / normBlock
+	end := r.End() / normBlock
+	if r.End() == s.config.Elements {
 		end = s.config.normBlocks()
 	}
 	if from >= end {
 		return
 	}
-	s.start(from, end, true, s.sumBlock)
+	s.start(shard.Between(from, end), true, s.sumBlock)
 	s.wait()
 	for block := from; block < end; block++ {
 		s.summed[block] = true
@@ -169,22 +167,22 @@ func (s *Shard) GradientsArrived(first, count int64) {
 
 // moveUnit moves the bytes that an update of a chunk moves.
 func (s *Shard) moveUnit(_, unit int) {
-	c := s.chunks[unit]
+	c := s.chunk(unit)
 	s.config.Kernel.Traffic(c.section.format, c.state())
 }
 
 // startChunks begins a pass over all chunks.
 func (s *Shard) startChunks(steal bool, body func(worker, unit int)) {
-	s.start(0, int64(len(s.chunks)), steal, body)
+	s.start(shard.Range{Count: int64(s.config.Chunks)}, steal, body)
 }
 
 // Each has the workers call body for every chunk of the shard. A worker calls it for
 // the chunks of its own range. If pages are first written this way, each lies on the
 // NUMA node of the worker that will update it.
-func (s *Shard) Each(body func(first int64, c kernel.Chunk)) {
+func (s *Shard) Each(body func(at shard.Chunk, state kernel.Chunk)) {
 	s.startChunks(false, func(_, unit int) {
-		c := s.chunks[unit]
-		body(int64(c.section.first+c.first), c.state())
+		c := s.chunk(unit)
+		body(c.Chunk, c.state())
 	})
 	s.wait()
 }
@@ -196,7 +194,7 @@ func (s *Shard) SumSquares() float64 {
 	return s.sumOfBlocks()
 }
 
-func (s *Shard) startNorm() { s.start(0, s.config.normBlocks(), true, s.sumBlock) }
+func (s *Shard) startNorm() { s.start(shard.Range{Count: s.config.normBlocks()}, true, s.sumBlock) }
 
 // ForgetArrived undoes [Shard.GradientsArrived]: all gradients may change again.
 func (s *Shard) ForgetArrived() { clear(s.summed) }

@@ -5,13 +5,14 @@ import (
 	"sync"
 
 	"plimsoll/optim/kernel"
+	"plimsoll/shard"
 )
 
 // Snapshot is the state of a shard at one instant, copied while steps go on. It is
 // copy-on-write: a worker copies a chunk before it changes it.
 type Snapshot struct {
 	shard *Shard
-	copy  func(Unit) error
+	copy  func(at shard.Chunk, state kernel.Chunk) error
 
 	mutex   sync.Mutex
 	changed sync.Cond
@@ -29,30 +30,17 @@ const (
 	copied
 )
 
-// Unit is a range of a shard, as a snapshot shows it.
-type Unit struct {
-	First   int64 // element of the shard
-	Section int   // number of the section in the configuration
-	// MomentsFirst is the first element's place in the arenas of its moments: its
-	// number among the elements whose moments have that type. Its place among the
-	// headers of int8 moments is State.First / kernel.Block.
-	MomentsFirst int64
-	Moments      kernel.MomentType
-	// State are all streams. Gradients are not part of the snapshot: they may
-	// be changed meanwhile.
-	State kernel.Chunk
-}
-
 // Snapshot begins a snapshot of the state as it is now. No step and no other
 // snapshot may be under way. Every chunk goes to copy once: from [Snapshot.Run],
 // in order, or from a worker right before it changes the chunk. So copy is called
-// concurrently, and a step waits for it. The caller must call Run. Until Run
-// returns, only steps may change the state.
-func (s *Shard) Snapshot(copy func(Unit) error) *Snapshot {
+// concurrently, and a step waits for it. Gradients are not part of the snapshot: they
+// may be changed meanwhile. The caller must call Run. Until Run returns, only steps
+// may change the state.
+func (s *Shard) Snapshot(copy func(at shard.Chunk, state kernel.Chunk) error) *Snapshot {
 	if s.isUnderway() {
 		panic("engine: a snapshot while a step is under way")
 	}
-	x := &Snapshot{shard: s, copy: copy, states: make([]copyState, len(s.chunks))}
+	x := &Snapshot{shard: s, copy: copy, states: make([]copyState, s.config.Chunks)}
 	x.changed.L = &x.mutex
 	if !s.snapshot.CompareAndSwap(nil, x) {
 		panic("engine: a snapshot while another is being taken")
@@ -99,7 +87,8 @@ func (x *Snapshot) copyOnWrite(unit int) bool {
 		x.states[unit] = beingCopied
 		x.copying++
 		x.mutex.Unlock()
-		err := x.copy(x.shard.unit(unit))
+		c := x.shard.chunk(unit)
+		err := x.copy(c.Chunk, c.state())
 		x.mutex.Lock()
 		x.states[unit] = copied
 		x.copying--

@@ -5,28 +5,24 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"testing"
 	"time"
 
 	"pgregory.net/rapid"
 
-	"plimsoll/ledger"
 	"plimsoll/optim/kernel"
+	"plimsoll/shard"
 )
 
-// snapshotUnit is the copy of a unit that a saver keeps.
-type snapshotUnit struct {
-	Unit
-	changed [][]byte
-}
-
-func keep(s *Shard, u Unit) snapshotUnit {
-	kept := snapshotUnit{Unit: u}
-	for _, stream := range changed(s.config.Format, &u.State) {
-		kept.changed = append(kept.changed, bytes.Clone(stream))
+// copyStreams copies the streams of a chunk that an update changes, as a saver does.
+func copyStreams(s *Shard, state kernel.Chunk) [][]byte {
+	var streams [][]byte
+	for _, stream := range changed(s.config.Format, &state) {
+		streams = append(streams, bytes.Clone(stream))
 	}
-	return kept
+	return streams
 }
 
 // TestSnapshotsAreOfOneInstant takes snapshots while steps run, with a saver
@@ -37,24 +33,24 @@ func TestSnapshotsAreOfOneInstant(t *testing.T) {
 		random := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 0))
 		pause := time.Duration(random.IntN(20)) * time.Microsecond
 		makeSteps(t, s, 1)
-		before := map[int64]snapshotUnit{}
-		for unit := range s.chunks {
-			u := keep(s, s.unit(unit))
-			before[u.First] = u
+		before := map[shard.Chunk][][]byte{}
+		for number := range s.config.Chunks {
+			c := s.chunk(number)
+			before[c.Chunk] = copyStreams(s, c.state())
 		}
 		var mutex sync.Mutex
-		taken := map[int64]snapshotUnit{}
-		x := s.Snapshot(func(u Unit) error {
-			kept := keep(s, u)
+		taken := map[shard.Chunk][][]byte{}
+		x := s.Snapshot(func(at shard.Chunk, state kernel.Chunk) error {
+			kept := copyStreams(s, state)
 			if random := rand.IntN(50); random == 0 {
 				time.Sleep(pause)
 			}
 			mutex.Lock()
 			defer mutex.Unlock()
-			if _, twice := taken[u.First]; twice {
-				t.Errorf("element %d was handed out twice", u.First)
+			if _, twice := taken[at]; twice {
+				t.Errorf("chunk %d was handed out twice", at.Number)
 			}
-			taken[u.First] = kept
+			taken[at] = kept
 			return nil
 		})
 		done := make(chan error, 1)
@@ -72,50 +68,37 @@ func TestSnapshotsAreOfOneInstant(t *testing.T) {
 		if len(taken) != len(before) {
 			t.Fatalf("%d chunks were handed out of %d", len(taken), len(before))
 		}
-		for first, want := range before {
-			got := taken[first]
-			if got.Section != want.Section || got.MomentsFirst != want.MomentsFirst || got.Moments != want.Moments {
-				t.Fatalf("the unit at %d is %v, want %v", first, got.Unit, want.Unit)
-			}
-			for i, stream := range want.changed {
-				if !bytes.Equal(got.changed[i], stream) {
-					t.Fatalf("stream %d of the unit at %d is not as it was at the snapshot", i, first)
-				}
+		for at, want := range before {
+			if !slices.EqualFunc(taken[at], want, bytes.Equal) {
+				t.Fatalf("chunk %d is not as it was at the snapshot", at.Number)
 			}
 		}
 	})
 }
 
-// TestUnitsSayWhereTheirMomentsAre rebuilds the arenas from units.
-func TestUnitsSayWhereTheirMomentsAre(t *testing.T) {
+// TestSnapshotsSayWhereChunksAre rebuilds the arenas from a snapshot, as a saver does.
+func TestSnapshotsSayWhereChunksAre(t *testing.T) {
 	s := slowCase().newShard(t, true)
 	makeSteps(t, s, 2)
-	got := map[ledger.Component][]byte{}
-	put := func(component ledger.Component, stream []byte, at int64) {
-		if got[component] == nil {
-			got[component] = make([]byte, s.Arena(component).Size())
-		}
-		copy(got[component][at:], stream)
+	got := make([][]byte, len(s.config.Streams))
+	for i, stream := range s.config.Streams {
+		got[i] = make([]byte, stream.Size())
 	}
-	suffix := map[kernel.MomentType]ledger.Component{kernel.MomentsFP32: "_fp32", kernel.MomentsBF16: "_bf16",
-		kernel.MomentsInt8: ""}
-	err := s.Snapshot(func(u Unit) error {
-		put("exp_avg"+suffix[u.Moments], u.State.Moments[0].Data, u.MomentsFirst*u.Moments.Size())
-		put("exp_avg_sq"+suffix[u.Moments], u.State.Moments[1].Data, u.MomentsFirst*u.Moments.Size())
-		if u.Moments == kernel.MomentsInt8 {
-			put("moment_headers", bytesOf(u.State.Headers), 2*u.State.First/kernel.Block)
+	err := s.Snapshot(func(c shard.Chunk, state kernel.Chunk) error {
+		for i := range s.config.Streams {
+			stream := &s.config.Streams[i]
+			if at, _, ok := s.config.In(stream, c); ok {
+				copy(got[i][stream.BytesOf(shard.Between(0, at.First)):], state.Bytes(stream.Role))
+			}
 		}
 		return nil
 	}).Run(context.Background(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(got) != 7 {
-		t.Errorf("%d arenas were put together, want 7", len(got))
-	}
-	for component, whole := range got {
-		if !bytes.Equal(whole, s.Arena(component).Bytes()) {
-			t.Errorf("%s is not what its units say", component)
+	for i, stream := range s.config.Streams {
+		if !bytes.Equal(got[i], s.Arenas()[i].Bytes()) {
+			t.Errorf("%s is not what its chunks say", stream.Arena)
 		}
 	}
 }
@@ -137,7 +120,7 @@ func TestSnapshotsEndAtTheFirstError(t *testing.T) {
 	} {
 		var mutex sync.Mutex
 		calls := 0
-		x := s.Snapshot(func(u Unit) error {
+		x := s.Snapshot(func(shard.Chunk, kernel.Chunk) error {
 			mutex.Lock()
 			defer mutex.Unlock()
 			if calls++; calls > 10 {
@@ -170,14 +153,14 @@ func TestSnapshotsAreRefusedWhileAStepRuns(t *testing.T) {
 				t.Errorf("a snapshot %s was not refused", when)
 			}
 		}()
-		s.Snapshot(func(Unit) error { return nil })
+		s.Snapshot(func(shard.Chunk, kernel.Chunk) error { return nil })
 	}
 	if err := beginNext(s); err != nil {
 		t.Fatal(err)
 	}
 	refused("while a step is under way")
 	s.Wait()
-	x := s.Snapshot(func(Unit) error { return nil })
+	x := s.Snapshot(func(shard.Chunk, kernel.Chunk) error { return nil })
 	refused("beside another")
 	if err := x.Run(context.Background(), nil); err != nil {
 		t.Error(err)

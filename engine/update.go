@@ -5,6 +5,7 @@ import (
 	"sync"
 
 	"plimsoll/optim"
+	"plimsoll/shard"
 )
 
 // SetSteps sets the number of steps that the state has seen, for a state that was
@@ -109,8 +110,8 @@ func (s *Shard) Finish() bool {
 // run has the workers update all chunks that lack the update begun last.
 func (s *Shard) run() {
 	s.current.underway.Store(s.begun.Load())
-	s.current.left.Store(int64(len(s.chunks)))
-	if s.current.then != nil && len(s.chunks) == 1 {
+	s.current.left.Store(int64(s.config.Chunks))
+	if s.current.then != nil && s.config.Chunks == 1 {
 		s.wait()
 		s.updateUnit(0, 0)
 		return
@@ -138,7 +139,7 @@ func (s *Shard) makeUpdate(worker, unit int) {
 	if x := s.snapshot.Load(); x != nil {
 		x.copyOnWrite(unit)
 	}
-	if c := s.chunks[unit]; s.slots == nil {
+	if c := s.chunk(unit); s.slots == nil {
 		s.config.Kernel.Update(c.section.format, &s.constants[c.section.group], c.state())
 	} else {
 		s.change(s.slots[worker], unit)
@@ -170,13 +171,11 @@ func (s *Shard) Underway() (number uint64, left int64) {
 func (s *Shard) Wait() { s.current.watchers.wait(s.isOver) }
 
 // WaitRange returns when a range of parameters has had the step that was begun last.
-func (s *Shard) WaitRange(first, count int64) {
-	if count <= 0 {
-		return
-	}
+func (s *Shard) WaitRange(r shard.Range) {
 	// Workers come to the last chunks last. Waiting for those first means waking
 	// up least often.
-	for unit := s.chunkAt(int(first + count - 1)); unit >= s.chunkAt(int(first)); unit-- {
+	chunks := s.config.ChunksOf(r)
+	for unit := int(chunks.End()) - 1; unit >= int(chunks.First); unit-- {
 		s.current.watchers.wait(func() bool {
 			if s.isOver() || s.isDone(unit) {
 				return true
@@ -217,7 +216,7 @@ func (s *Shard) change(slot slot, unit int) {
 
 // updateFrom updates a chunk, beginning at an element.
 func (s *Shard) updateFrom(slot slot, unit, first int) {
-	c := s.chunks[unit]
+	c := s.chunk(unit)
 	s.config.Kernel.UpdateLogged(c.section.format, &s.constants[c.section.group], c.state(), first, slot.undo)
 }
 
@@ -228,7 +227,7 @@ func (s *Shard) resume(slot slot) {
 	if !slot.undo.Begun() || s.isDone(unit) {
 		return
 	}
-	c := s.chunks[unit]
+	c := s.chunk(unit)
 	s.updateFrom(slot, unit, slot.undo.Restore(c.section.format, c.state()))
 	s.setDone(unit)
 }

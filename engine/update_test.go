@@ -13,13 +13,14 @@ import (
 	"plimsoll/ledger"
 	"plimsoll/optim"
 	"plimsoll/optim/kernel"
+	"plimsoll/shard"
 )
 
 // slowCase is a case whose steps take milliseconds, in many chunks, so that something can
 // happen meanwhile.
 func slowCase() crashCase {
 	c := crashCases()[3]
-	c.config.Chunk = 256
+	c.chunk = 256
 	return c
 }
 
@@ -88,7 +89,7 @@ func TestStretchesAreAwaited(t *testing.T) {
 		group.Go(func() {
 			for first := g * 1000; first < crashElements; first += 3000 {
 				count := min(1000, crashElements-first)
-				s.WaitRange(int64(first), int64(count))
+				s.WaitRange(shard.Between(int64(first), int64(first+count)))
 				for i := first; i < first+count; i++ {
 					got, at := locate(s, i)
 					want, _ := locate(after, i)
@@ -102,17 +103,17 @@ func TestStretchesAreAwaited(t *testing.T) {
 	}
 	group.Wait()
 	s.Wait()
-	s.WaitRange(0, crashElements) // at once: nothing is under way
+	s.WaitRange(s.config.Range()) // at once: nothing is under way
 }
 
 // TestStretchesAreDoneBeforeTheStep waits for all other ranges while a snapshot holds the
 // last chunk up.
 func TestStretchesAreDoneBeforeTheStep(t *testing.T) {
 	s := slowShard(t)
-	last := s.unit(len(s.chunks) - 1).First
+	last := s.config.Chunk(s.config.Chunks - 1)
 	release := make(chan struct{})
-	x := s.Snapshot(func(u Unit) error {
-		if u.First == last {
+	x := s.Snapshot(func(at shard.Chunk, _ kernel.Chunk) error {
+		if at == last {
 			<-release
 		}
 		return nil
@@ -120,7 +121,7 @@ func TestStretchesAreDoneBeforeTheStep(t *testing.T) {
 	if err := beginNext(s); err != nil {
 		t.Fatal(err)
 	}
-	s.WaitRange(0, last)
+	s.WaitRange(shard.Between(0, last.First))
 	if s.Steps() != 0 {
 		t.Error("the step is finished, and its last chunk cannot be")
 	}
@@ -138,14 +139,14 @@ func TestStretchesAreDoneBeforeTheStep(t *testing.T) {
 func TestSumsOutliveNoStep(t *testing.T) {
 	s := slowShard(t)
 	want := s.SumSquares()
-	s.GradientsArrived(0, crashElements)
+	s.GradientsArrived(s.config.Range())
 	s.gradient.Put(5, 1000)
 	if got := s.SumSquares(); got != want {
 		t.Errorf("gradients that arrived are read again: %v, want %v", got, want)
 	}
 	s.ForgetArrived()
 	want = s.SumSquares()
-	s.GradientsArrived(0, crashElements)
+	s.GradientsArrived(s.config.Range())
 	s.gradient.Put(5, 0)
 	makeSteps(t, s, 1)
 	if got := s.SumSquares(); !(got < want) {
@@ -158,12 +159,12 @@ func TestJournaledStepAllocatesNothing(t *testing.T) {
 	s := crashCases()[0].newShard(t, true)
 	optimizers := []optim.Optimizer{optim.DefaultAdamW()}
 	allocations := testing.AllocsPerRun(50, func() {
-		s.GradientsArrived(0, crashElements)
+		s.GradientsArrived(s.config.Range())
 		gradScale := 1 / (1 + s.SumSquares())
 		if err := s.Begin(s.Steps()+1, gradScale, optimizers); err != nil {
 			t.Error(err)
 		}
-		s.WaitRange(0, 100)
+		s.WaitRange(shard.Range{Count: 100})
 		s.Wait()
 	})
 	if allocations != 0 {
@@ -211,7 +212,7 @@ func TestWrongArenasAreNotAttached(t *testing.T) {
 			f["rank0/gradients"] = file("exp_avg")
 		},
 		"other sections, format or chunks": func(c *ShardConfig, _ map[string]*os.File) {
-			c.Chunk = 7001
+			c.Layout = layout(c.Format, 7001, c.Sections())
 		},
 		"there is no file of that name": func(c *ShardConfig, _ map[string]*os.File) {
 			c.Rank = 1
@@ -265,8 +266,8 @@ func descriptors(t *testing.T) int {
 // and the bits are the same as a worker's.
 func TestSmallShardIsUpdatedByTheCaller(t *testing.T) {
 	for _, journal := range []bool{false, true} {
-		c := crashCases()[3].with(cpus(t, 2), kernel.Available()[0])
-		c.Elements, c.Sections, c.Chunk, c.Journal = 4000, nil, 4096, journal
+		format := crashCases()[3].format
+		c := ShardConfig{Layout: layout(format, 4096, shard.Uniform(format, 4000)), CPUs: cpus(t, 2), Journal: journal}
 		var shards [2]*Shard
 		for i := range shards {
 			s, err := NewShard(c)

@@ -1,6 +1,9 @@
 package engine
 
-import "plimsoll/optim/kernel"
+import (
+	"plimsoll/optim/kernel"
+	"plimsoll/shard"
+)
 
 // WriteMoment writes values of the first (number 0) or second (1) moment, beginning
 // at element first. With a journal, a kill leaves no block of int8 moments half
@@ -15,12 +18,11 @@ func (s *Shard) WriteMoment(number int, first int64, values []float32) {
 		s.writing.Store(true)
 		defer s.writing.Store(false)
 	}
-	end := int(first) + len(values)
-	s.start(int64(s.chunkAt(int(first))), int64(s.chunkAt(end-1)+1), true, func(worker, unit int) {
+	all := shard.Range{First: first, Count: int64(len(values))}
+	s.start(s.config.ChunksOf(all), true, func(worker, unit int) {
 		c := s.chunks[unit]
-		place := c.section.first + c.first
-		from, to := max(place, int(first)), min(c.section.first+c.end, end)
-		s.writeUnit(worker, unit, number, from-place, values[from-int(first):to-int(first)])
+		own := c.Intersect(all)
+		s.writeUnit(worker, unit, number, int(own.First-c.First), values[own.First-first:own.End()-first])
 	})
 	s.wait()
 }
@@ -32,7 +34,7 @@ func (s *Shard) writeUnit(worker, unit, number, from int, values []float32) {
 		undo = s.slots[worker].undo
 		s.slots[worker].begin(unit)
 	}
-	c := s.chunks[unit]
+	c := s.chunk(unit)
 	c.state().PutMoment(c.section.format, number, from, values, undo)
 }
 
@@ -43,7 +45,7 @@ func (s *Shard) undoWrite() {
 	}
 	for _, slot := range s.slots {
 		if slot.undo.Begun() {
-			c := s.chunks[slot.unit.Load()]
+			c := s.chunk(int(slot.unit.Load()))
 			slot.undo.RestoreMoments(c.section.format, c.state())
 		}
 	}

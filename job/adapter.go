@@ -1,7 +1,6 @@
 package job
 
 import (
-	"fmt"
 	"slices"
 	"strings"
 
@@ -43,9 +42,8 @@ func (r *resolver) adapter() (err error) {
 		modules = append(modules, strings.TrimSuffix(p.Name, ".weight"))
 	}
 	if !slices.ContainsFunc(modules, j.Adapter.Targets) {
-		return &fault.Input{Where: fault.Position{File: j.Adapter.File},
-			What: fmt.Sprintf("target_modules matches no module of %s", j.Model.Name),
-			Hint: "its linear modules are " + strings.Join(lastNames(j.Model.Network.Linears()), ", ")}
+		return fault.File(j.Adapter.File).Inputf("target_modules matches no module of %s", j.Model.Name).
+			WithHint("its linear modules are " + strings.Join(lastNames(j.Model.Network.Linears()), ", "))
 	}
 	return nil
 }
@@ -53,13 +51,11 @@ func (r *resolver) adapter() (err error) {
 // noAdapter refuses what cannot be without an adapter.
 func (r *resolver) noAdapter() error {
 	if r.AdapterPrecision != "" {
-		return &fault.Input{What: "--adapter-precision is given without --adapter",
-			Hint: "add --adapter, or leave it out"}
+		return fault.Inputf("--adapter-precision is given without --adapter").WithHint("add --adapter, or leave it out")
 	}
 	if r.job.Quantization != nil && r.job.Quantization.Bits > 0 {
-		return &fault.Input{What: fmt.Sprintf("a model quantized to %d bits cannot be trained by itself: "+
-			"transformers refuses it", r.job.Quantization.Bits),
-			Hint: "add --adapter with the adapter_config.json of PEFT"}
+		return fault.Inputf("a model quantized to %d bits cannot be trained by itself: transformers refuses it",
+			r.job.Quantization.Bits).WithHint("add --adapter with the adapter_config.json of PEFT")
 	}
 	return nil
 }
@@ -70,9 +66,8 @@ func (r *resolver) unplannedAdapter() error {
 	switch j.Adapter.Type {
 	case "LORA", "ADALORA", "IA3", "VERA", "LN_TUNING":
 	default:
-		return &fault.Input{Where: fault.Position{File: j.Adapter.File},
-			What: j.Adapter.Type + " is not planned: virtual tokens change the length of every sequence",
-			Hint: "planned are LORA, ADALORA, IA3, VERA and LN_TUNING"}
+		return fault.File(j.Adapter.File).Inputf("%s is not planned: virtual tokens change the length of every "+
+			"sequence", j.Adapter.Type).WithHint("planned are LORA, ADALORA, IA3, VERA and LN_TUNING")
 	}
 	for _, unplanned := range []struct {
 		key string
@@ -84,16 +79,14 @@ func (r *resolver) unplannedAdapter() error {
 		{"ensure_weight_tying", j.tiesAdapted()},
 	} {
 		if unplanned.is {
-			return &fault.Input{Where: fault.Position{File: j.Adapter.File},
-				What: unplanned.key + " changes what is held, and is not planned yet",
-				Hint: "remove it, and expect the job to take more than the plan"}
+			return fault.File(j.Adapter.File).Inputf("%s changes what is held, and is not planned yet", unplanned.key).
+				WithHint("remove it, and expect the job to take more than the plan")
 		}
 	}
 	if embedding := j.adaptsEmbedding(); embedding != "" && j.Adapter.Type == "LORA" && j.Adapter.LoRABias {
-		return &fault.Input{Where: j.Adapter.Place(),
-			What: "target_modules adapts " + embedding +
-				": PEFT says \"lora_bias=True is not supported for Embedding\"",
-			Hint: "remove it, or lora_bias"}
+		return j.Adapter.Place().Inputf(
+			`target_modules adapts %s: PEFT says "lora_bias=True is not supported for Embedding"`, embedding).
+			WithHint("remove it, or lora_bias")
 	}
 	return nil
 }
@@ -148,18 +141,15 @@ func (r *resolver) fusedTargets() error {
 	names := convertedTargets[r.job.Model.Type]
 	if a.Type != "LORA" || names == nil {
 		if !a.AllLinear() && a.Targets(x.Router) {
-			return &fault.Input{Where: a.Place(),
-				What: "target_modules adapts " + x.Router +
-					", which PEFT refuses: transformers 5 has routers that are no linear modules",
-				Hint: "remove it, or give the version that the job runs with, such as --transformers 4.57"}
+			return a.Place().Inputf("target_modules adapts %s, which PEFT refuses: transformers 5 has routers that "+
+				"are no linear modules", x.Router).
+				WithHint("remove it, or give the version that the job runs with, such as --transformers 4.57")
 		}
 		return nil
 	}
 	if !a.NamesTargets() {
-		return &fault.Input{Where: a.Place(),
-			What: fmt.Sprintf("target_modules is not given, and PEFT has no default for %s of transformers 5",
-				r.job.Model.Type),
-			Hint: `add "target_modules": ["q_proj", "v_proj"]`}
+		return a.Place().Inputf("target_modules is not given, and PEFT has no default for %s of transformers 5",
+			r.job.Model.Type).WithHint(`add "target_modules": ["q_proj", "v_proj"]`)
 	}
 	modules := append(network.Linears(), x.Router, x.GateUp, x.Down)
 	for _, name := range names {
@@ -169,11 +159,10 @@ func (r *resolver) fusedTargets() error {
 		name := module[strings.LastIndexByte(module, '.')+1:]
 		if converts := slices.Contains(names, name) || name == "gate_up_proj"; converts &&
 			(a.Lists(name) || a.Targets(module)) {
-			return &fault.Input{Where: a.Place(),
-				What: fmt.Sprintf("target_modules adapts %q: transformers 5 has the weights of all experts in one "+
-					"parameter, and PEFT makes target_parameters of it, which is not planned yet", name),
-				Hint: "name modules of the attention alone, or give the version that the job runs with, such as " +
-					"--transformers 4.57"}
+			return a.Place().Inputf("target_modules adapts %q: transformers 5 has the weights of all experts in one "+
+				"parameter, and PEFT makes target_parameters of it, which is not planned yet", name).
+				WithHint("name modules of the attention alone, or give the version that the job runs with, such as " +
+					"--transformers 4.57")
 		}
 	}
 	for _, p := range r.job.Model.Parameters {

@@ -2,7 +2,6 @@ package job
 
 import (
 	"cmp"
-	"fmt"
 	"slices"
 	"strings"
 
@@ -23,20 +22,17 @@ func (r *resolver) parallel() error {
 	}
 	if l := r.launch; l != nil && l.Parallelism != nil {
 		if ranks := l.Parallelism.Ranks(); ranks != j.World {
-			return &fault.Input{Where: fault.Position{File: l.File},
-				What: fmt.Sprintf("parallelism_config makes %d ranks, and the job has %d", ranks, j.World),
-				Hint: "change --gpus, --nodes or one of the sizes"}
+			return fault.File(l.File).Inputf("parallelism_config makes %d ranks, and the job has %d", ranks, j.World).
+				WithHint("change --gpus, --nodes or one of the sizes")
 		}
 		j.Parallel.Tensor, j.Parallel.Context = int64(l.Parallelism.Tensor), int64(l.Parallelism.Context)
 	}
 	if j.World%int(j.Parallel.Tensor*j.Parallel.Context) != 0 {
-		return &fault.Input{What: fmt.Sprintf("%d ranks cannot be divided among tensor parallelism of %d and context "+
-			"parallelism of %d", j.World, j.Parallel.Tensor, j.Parallel.Context),
-			Hint: "give a number of GPUs that is a multiple"}
+		return fault.Inputf("%d ranks cannot be divided among tensor parallelism of %d and context parallelism of %d",
+			j.World, j.Parallel.Tensor, j.Parallel.Context).WithHint("give a number of GPUs that is a multiple")
 	}
 	if j.Sequence%j.Parallel.Context != 0 {
-		return &fault.Input{What: fmt.Sprintf("sequences of %d tokens cannot be divided among %d ranks",
-			j.Sequence, j.Parallel.Context)}
+		return fault.Inputf("sequences of %d tokens cannot be divided among %d ranks", j.Sequence, j.Parallel.Context)
 	}
 	return nil
 }
@@ -48,7 +44,7 @@ func (r *resolver) sharding() error {
 	case r.Request.FSDP == "":
 	case slices.Contains(FSDPVersions, r.Request.FSDP):
 		if j.FSDP != nil {
-			return &fault.Input{What: "--fsdp is given, and a file configures FSDP too", Hint: "leave --fsdp out"}
+			return fault.Inputf("--fsdp is given, and a file configures FSDP too").WithHint("leave --fsdp out")
 		}
 		j.FSDP = &recipe.FSDP{Version: int(r.Request.FSDP[0] - '0'), Strategy: "full_shard",
 			WrapPolicy: "transformer_based_wrap", UseOrigParams: true,
@@ -83,10 +79,8 @@ func (r *resolver) sharding() error {
 	}
 	if oldest := (version.Version{Minor: 43}); j.Quantization != nil && !j.Versions.BitsAndBytes.AtLeast(0, 43, 0) {
 		if r.BitsAndBytes != "" {
-			return &fault.Input{What: fmt.Sprintf("FSDP shards quantized weights from bitsandbytes 0.43 on, and "+
-				"this is %v",
-				j.Versions.BitsAndBytes),
-				Hint: "give a later --bitsandbytes"}
+			return fault.Inputf("FSDP shards quantized weights from bitsandbytes 0.43 on, and this is %v",
+				j.Versions.BitsAndBytes).WithHint("give a later --bitsandbytes")
 		}
 		j.Versions.BitsAndBytes = oldest
 	}

@@ -8,6 +8,7 @@ import (
 	"plimsoll/job"
 	"plimsoll/ledger"
 	"plimsoll/optim/kernel"
+	"plimsoll/shard"
 )
 
 // StateFormat is the memory of a node that Plimsoll takes for the optimizer state in
@@ -36,8 +37,12 @@ func stateFormats(j *job.Job, trained int64) []StateFormat {
 		{State: kernel.FP32, Moments: kernel.MomentsFP32, Parameter: dtype.BF16, Gradient: dtype.F32},
 	} {
 		f.Algorithm = kernel.Adam
+		layout, err := shard.NewLayout(f, shard.DefaultChunk, shard.Uniform(f, each))
+		if err != nil {
+			return nil // more than one shard can have
+		}
 		var bytes ledger.Bytes
-		for _, arena := range (engine.ShardConfig{Elements: each, Format: f}).Arenas() {
+		for _, arena := range (engine.ShardConfig{Layout: layout}).Arenas() {
 			bytes += arena.Size
 		}
 		list = append(list, StateFormat{

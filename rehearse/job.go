@@ -6,6 +6,7 @@ import (
 	"math"
 	"slices"
 	"strconv"
+	"strings"
 
 	"k8s.io/utils/cpuset"
 
@@ -19,8 +20,8 @@ import (
 	"plimsoll/model"
 	"plimsoll/optim"
 	"plimsoll/optim/kernel"
-	"plimsoll/partition"
 	"plimsoll/recipe"
+	"plimsoll/shard"
 )
 
 // Request is a rehearsal as a user asks for it. Empty and nil fields take their value from the recipe, or the
@@ -202,23 +203,21 @@ func (r Request) choosePrecision(j *Job) (dtype.Type, error) {
 
 // optimizerOf returns the engine's counterpart of a recipe's optimizer.
 func optimizerOf(path string, o *recipe.Optimizer) (optim.Optimizer, error) {
-	var found optim.Optimizer
-	switch o.Type {
-	case "AdamW", "Adam":
-		found = optim.Adam{
-			LearningRate: o.LR, Beta1: o.Beta1, Beta2: o.Beta2, Epsilon: o.Epsilon, WeightDecay: o.WeightDecay,
-			L2: !o.AdamW, Uncorrected: !o.BiasCorrection,
-		}
-	case "Lion":
-		found = optim.Lion{LearningRate: o.LR, Beta1: o.Beta1, Beta2: o.Beta2, WeightDecay: o.WeightDecay}
-	case "Adagrad":
-		found = optim.Adagrad{LearningRate: o.LR, Epsilon: o.Epsilon, WeightDecay: o.WeightDecay}
-	default:
+	name := strings.ToLower(o.Type)
+	if name == "adam" && o.AdamW {
+		name = "adamw"
+	}
+	rule, err := optim.ParseRule(name)
+	if err != nil || rule.Algorithm() == kernel.SGD { // recipe has no hyperparameters of SGD
 		return nil, fault.File(path).Inputf("optimizer.type is %q: expected AdamW, Adam, Lion or Adagrad",
 			o.Type).
 			WithHint("to rehearse another optimizer with two moments, set optimizer.type to AdamW: it takes the same " +
 				"bytes")
 	}
+	found := rule.With(optim.Hyperparameters{
+		LearningRate: o.LR, Beta1: o.Beta1, Beta2: o.Beta2, Epsilon: o.Epsilon, WeightDecay: o.WeightDecay,
+		Uncorrected: !o.BiasCorrection,
+	})
 	if err := optim.Check(found, 1, 1); err != nil {
 		return nil, &fault.Input{Where: fault.Position{File: path}, What: "optimizer.params", Err: err}
 	}
@@ -232,14 +231,14 @@ func (r Request) chooseFormat(algorithm kernel.Algorithm, precision dtype.Type) 
 	if precision != dtype.BF16 {
 		f.State = kernel.FP32
 	}
-	ok := true
+	var err error
 	if r.State != "" {
-		if f.State, ok = kernel.ParseState(r.State); !ok {
+		if f.State, err = kernel.ParseState(r.State); err != nil {
 			return f, fault.Inputf("--state is %q: expected %s", r.State,
 				fault.OneOf(kernel.StateNames()...))
 		}
 	}
-	if f.Moments, ok = kernel.ParseMoments(cmp.Or(r.Moments, kernel.MomentsFP32.String())); !ok {
+	if f.Moments, err = kernel.ParseMoments(cmp.Or(r.Moments, kernel.MomentsFP32.String())); err != nil {
 		return f, fault.Inputf("--moments is %q: expected %s", r.Moments,
 			fault.OneOf(kernel.MomentNames()...))
 	}
@@ -248,6 +247,7 @@ func (r Request) chooseFormat(algorithm kernel.Algorithm, precision dtype.Type) 
 			algorithm).WithHint("--moments bf16")
 	}
 	if r.GradientType != "" {
+		var ok bool
 		if f.Gradient, ok = kernel.ParseNumberType(r.GradientType); !ok {
 			return f, fault.Inputf("--grad-dtype is %q: expected %s", r.GradientType,
 				fault.OneOf(kernel.NumberTypeNames()...))
@@ -304,21 +304,25 @@ const (
 // NewPlacement places a job on a host.
 func NewPlacement(j *Job, h *host.Host) (*Placement, error) {
 	p := &Placement{Job: j, Host: h}
-	parts, err := partition.ZeRO(j.Model.Elements(), j.WorldSize)
+	parts, err := shard.ZeRO(j.Model.Elements(), j.WorldSize)
 	if err != nil {
 		return nil, err
 	}
 	if p.Binding, err = binding.Split(h, binding.Request{Ranks: j.Ranks, Reserve: j.Reserve}); err != nil {
 		return nil, err
 	}
+	pieces := j.pieces()
 	for i, part := range parts[:j.Ranks] {
 		cpus, err := p.workerCPUs(i)
 		if err != nil {
 			return nil, err
 		}
 		p.Binding.Ranks[i].OptimizerCPUs = cpuset.New(cpus...)
-		p.Shards = append(p.Shards, engine.ShardConfig{Rank: i, Elements: part.Held(), Sections: j.sections(part),
-			Format: j.Format, Kernel: j.Kernel, CPUs: cpus})
+		layout, err := j.layout(pieces, part)
+		if err != nil {
+			return nil, err
+		}
+		p.Shards = append(p.Shards, engine.ShardConfig{Rank: i, Layout: layout, Kernel: j.Kernel, CPUs: cpus})
 		p.Held += part.Held()
 		p.Parameters += part.Count
 	}
@@ -537,7 +541,7 @@ func plural(n int, noun string) string {
 }
 
 // Chunk returns the number of elements that a worker takes at a time.
-func (p *Placement) Chunk() int { return engine.DefaultChunk }
+func (p *Placement) Chunk() int { return shard.DefaultChunk }
 
 // WorkerCount returns the number of workers of all ranks.
 func (p *Placement) WorkerCount() int {

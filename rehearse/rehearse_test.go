@@ -75,8 +75,8 @@ func TestSectionsFollowTheTensors(t *testing.T) {
 				t.Errorf("%+v: %v of %d", test.request, held, p.Held)
 			}
 			for i, shard := range p.Shards {
-				if n := len(shard.Sections); ranks == 1 && n != 4 && n != 5 || n > 5 || n == 0 {
-					t.Errorf("rank %d of %d has sections %v", i, ranks, shard.Sections)
+				if n := len(shard.Sections()); ranks == 1 && n != 4 && n != 5 || n > 5 || n == 0 {
+					t.Errorf("rank %d of %d has sections %v", i, ranks, shard.Sections())
 				}
 			}
 			// The format's bytes, plus 6 bytes for each parameter with fp32 moments. Each block has a header, and

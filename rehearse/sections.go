@@ -1,10 +1,9 @@
 package rehearse
 
 import (
-	"plimsoll/engine"
 	"plimsoll/model"
 	"plimsoll/optim/kernel"
-	"plimsoll/partition"
+	"plimsoll/shard"
 )
 
 // smallTensor is a number of elements. A smaller tensor keeps its moments in fp32 where other tensors hold them in
@@ -26,35 +25,31 @@ func (j *Job) momentsOf(t model.Parameter) kernel.MomentType {
 	return kernel.MomentsInt8
 }
 
-// sections divides a rank's shard into ranges whose moments have one type. A tensor may begin on one rank and end on
-// another.
-func (j *Job) sections(part partition.Range) []engine.Section {
-	var sections []engine.Section
-	add := func(elements int64, moments kernel.MomentType) {
-		if last := len(sections) - 1; last >= 0 && sections[last].Moments == moments {
-			sections[last].Elements += elements
-		} else if elements > 0 {
-			sections = append(sections, engine.Section{Elements: elements, Moments: moments})
-		}
-	}
-	first := int64(0) // offset of the tensor in the flat parameters
+// pieces returns the parameters that are trained, in the order of the flat parameters.
+func (j *Job) pieces() []shard.Piece {
+	var pieces []shard.Piece
 	for _, t := range j.Model.Parameters {
-		if t.TiedTo != "" {
-			continue
+		if t.TiedTo == "" {
+			pieces = append(pieces, shard.Piece{Name: t.Name, Shape: t.Shape, Range: shard.Range{Count: t.Elements()},
+				Moments: j.momentsOf(t)})
 		}
-		end := first + t.Elements()
-		add(max(0, min(end, part.First+part.Count)-max(first, part.First)), j.momentsOf(t))
-		first = end
 	}
-	add(part.Padding, j.Format.Moments)
-	return sections
+	return pieces
+}
+
+// layout lays out a rank's shard. A tensor may begin on one rank and end on another.
+func (j *Job) layout(pieces []shard.Piece, own shard.Partition) (*shard.Layout, error) {
+	held := append(shard.Cut(pieces, own.Range), shard.Piece{
+		Name: "padding", Range: shard.Range{Count: own.Padding}, Moments: j.Format.Moments,
+	})
+	return shard.NewLayout(j.Format, shard.DefaultChunk, shard.Sections(held))
 }
 
 // ParametersByMoments returns the number of parameters, padding included, for each type of moments.
 func (p *Placement) ParametersByMoments() map[kernel.MomentType]int64 {
 	held := map[kernel.MomentType]int64{}
-	for _, shard := range p.Shards {
-		for _, s := range shard.Sections {
+	for _, config := range p.Shards {
+		for _, s := range config.Sections() {
 			held[s.Moments] += s.Elements
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"plimsoll/fault"
 	"plimsoll/optim"
 	"plimsoll/optim/kernel"
+	"plimsoll/shard"
 	"plimsoll/synthetic"
 )
 
@@ -49,7 +50,7 @@ func (t *training) close() (err error) {
 // each walks all shards, one after the other; each shard uses its own workers.
 func (t *training) each(body func(s *engine.Shard, first int64, c kernel.Chunk)) {
 	for _, s := range t.shards {
-		s.Each(func(first int64, c kernel.Chunk) { body(s, first, c) })
+		s.Each(func(at shard.Chunk, c kernel.Chunk) { body(s, at.First, c) })
 	}
 }
 

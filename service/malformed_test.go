@@ -384,7 +384,7 @@ func FuzzDocument(f *testing.F) {
 			t.Fatal(err)
 		}
 		whole := config.Elements
-		for _, s := range config.Sections {
+		for _, s := range config.Sections() {
 			whole -= s.Elements
 		}
 		if whole != 0 {

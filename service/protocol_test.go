@@ -12,12 +12,14 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 
 	"plimsoll/arena"
+	"plimsoll/dtype"
 	"plimsoll/engine"
 	"plimsoll/ledger"
 	"plimsoll/optim"
 	"plimsoll/optim/kernel"
 	"plimsoll/service/protocol"
 	"plimsoll/service/servicetest"
+	"plimsoll/shard"
 )
 
 // formats returns documents of every format.
@@ -102,19 +104,19 @@ func streamsOf(t testing.TB, s *servicetest.Session, algorithm kernel.Algorithm)
 }
 
 // sameState checks that a session and a shard of this process have the same bits.
-func sameState(t testing.TB, s *servicetest.Session, shard *engine.Shard) {
+func sameState(t testing.TB, s *servicetest.Session, held *engine.Shard) {
 	t.Helper()
-	format := shard.Config().Format
+	format := held.Config().Format
 	got := streamsOf(t, s, format.Algorithm)
 	want := make([][]float32, len(got))
 	for stream := range want {
 		want[stream] = make([]float32, s.Welcome.Elements)
 	}
-	shard.Each(func(first int64, c kernel.Chunk) {
+	held.Each(func(at shard.Chunk, c kernel.Chunk) {
 		for i := range c.Len() {
-			want[protocol.MasterWeights][first+int64(i)] = c.MasterWeight(format, i)
+			want[protocol.MasterWeights][at.First+int64(i)] = c.MasterWeight(format, i)
 			for moment := range format.Algorithm.Moments() {
-				want[protocol.FirstMoment+moment][first+int64(i)] = c.Moment(moment, i)
+				want[protocol.FirstMoment+moment][at.First+int64(i)] = c.Moment(moment, i)
 			}
 		}
 	})
@@ -125,9 +127,9 @@ func sameState(t testing.TB, s *servicetest.Session, shard *engine.Shard) {
 			}
 		}
 	}
-	own := shard.Arena(ledger.Parameters)
+	own := held.Arena(ledger.Parameters)
 	if own == nil {
-		own = shard.Arena(ledger.MasterWeights)
+		own = held.Arena(ledger.MasterWeights)
 	}
 	if !bytes.Equal(s.Parameters.Bytes(), own.Bytes()) {
 		t.Fatal("the parameters that the trainer sees are others than the engine's")
@@ -201,9 +203,9 @@ func (r *running) cpus(t *testing.T) []int {
 
 // writeStreams writes the same state to a session, in several ranges, and to a shard of
 // this process. It also writes parts of blocks of int8 moments.
-func writeStreams(t *testing.T, s *servicetest.Session, shard *engine.Shard, random *rand.Rand) {
+func writeStreams(t *testing.T, s *servicetest.Session, held *engine.Shard, random *rand.Rand) {
 	t.Helper()
-	format := shard.Config().Format
+	format := held.Config().Format
 	values := make([][]float32, 1+format.Algorithm.Moments())
 	for stream := len(values) - 1; stream >= 0; stream-- { // the second moment first
 		values[stream] = make([]float32, s.Welcome.Elements)
@@ -226,21 +228,21 @@ func writeStreams(t *testing.T, s *servicetest.Session, shard *engine.Shard, ran
 		}
 	}
 	got := streamsOf(t, s, format.Algorithm)
-	shard.Each(func(first int64, c kernel.Chunk) {
+	held.Each(func(at shard.Chunk, c kernel.Chunk) {
 		n := c.Len()
 		for i := range n {
-			c.PutMasterWeight(format, i, values[protocol.MasterWeights][first+int64(i)])
+			c.PutMasterWeight(format, i, values[protocol.MasterWeights][at.First+int64(i)])
 		}
 		if c.Headers == nil {
 			for stream := protocol.FirstMoment; stream < len(values); stream++ {
 				for i := range n {
-					c.Moments[stream-protocol.FirstMoment].Put(i, values[stream][first+int64(i)])
+					c.Moments[stream-protocol.FirstMoment].Put(i, values[stream][at.First+int64(i)])
 				}
 			}
 			return
 		}
 		for block := 0; block*kernel.Block < n; block++ {
-			at, end := first+int64(block*kernel.Block), first+int64(min(n, (block+1)*kernel.Block))
+			at, end := at.First+int64(block*kernel.Block), at.First+int64(min(n, (block+1)*kernel.Block))
 			var of [2][]float32
 			for moment := range of {
 				of[moment] = make([]float32, end-at)
@@ -302,15 +304,15 @@ func TestNormWithAnyCut(t *testing.T) {
 // TestAccumulate adds numbers of every type to gradients of every type.
 func TestAccumulate(t *testing.T) {
 	r := startService(t)
-	for _, gradient := range []string{"bf16", "fp16", "fp32"} {
+	for _, gradient := range protocol.NumberTypes {
 		for number, of := range protocol.NumberTypes {
-			t.Run(fmt.Sprintf("%v to %s", of, gradient), func(t *testing.T) {
+			t.Run(fmt.Sprintf("%v to %v", of, gradient), func(t *testing.T) {
 				s := begun(t, r.Socket, testDocument(small, func(d *protocol.Document) {
-					d.State, d.Gradient = "fp32", gradient
+					d.State, d.Gradient = "fp32", gradient.String()
 				}))
 				putGradients(s, 1, 0, s.Welcome.Elements)
 				const first, count, offset = 1001, 40_000, 64
-				want := kernel.Array{Type: protocol.ParameterTypes[gradient], Data: bytes.Clone(s.Gradients.Bytes())}
+				want := kernel.Array{Type: gradient, Data: bytes.Clone(s.Gradients.Bytes())}
 				added := kernel.Array{Type: of, Data: s.Window.Bytes()[offset : offset+count*of.Size()]}
 				for i := range count {
 					added.Put(i, float32(math.Sin(float64(i))))
@@ -518,7 +520,7 @@ func TestSaveAndLoad(t *testing.T) {
 			}
 		}
 		at += len(got[0])
-		half := kernel.Array{Type: protocol.ParameterTypes["fp16"], Data: make([]byte, 2)}
+		half := kernel.Array{Type: dtype.F16, Data: make([]byte, 2)}
 		seen := kernel.Array{Type: half.Type, Data: s.Parameters.Bytes()}
 		for i, w := range got[protocol.MasterWeights] {
 			if half.Put(0, w); half.At(0) != seen.At(i) {

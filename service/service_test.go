@@ -412,7 +412,11 @@ func weights(elements int64) []float32 {
 
 // gradientPattern returns numbers of a type that gradients are cut from.
 func gradientPattern(name string) kernel.Array {
-	of := kernel.Array{Type: protocol.ParameterTypes[name]}
+	t, err := kernel.ParseType(name)
+	if err != nil {
+		panic(err)
+	}
+	of := kernel.Array{Type: t}
 	const numbers = 1 << 16
 	of.Data = make([]byte, numbers*of.Type.Size())
 	random := rand.New(rand.NewPCG(1, 1))

@@ -15,6 +15,7 @@ import (
 	"plimsoll/ledger"
 	"plimsoll/optim"
 	"plimsoll/service/protocol"
+	"plimsoll/shard"
 )
 
 // session is the state of one shard. At most one connection at a time holds it.
@@ -117,15 +118,14 @@ type sharedArena struct {
 	of        string // type
 }
 
-// checkRange refuses a range that the shard does not have.
-func (s *session) checkRange(kind protocol.Kind, first, count uint64) error {
+// rangeOf returns the range that a request names. It refuses one that the shard does not have.
+func (s *session) rangeOf(kind protocol.Kind, first, count uint64) (shard.Range, error) {
 	elements := uint64(s.shard.Config().Elements)
 	if count == 0 || first > elements || count > elements-first {
-		return protocol.Refused.Errorf("%v: %d elements from %d on: expected a range within the shard's %d",
-			kind, count, first,
-			elements)
+		return shard.Range{}, protocol.Refused.Errorf("%v: %d elements from %d on: expected a range within the "+
+			"shard's %d", kind, count, first, elements)
 	}
-	return nil
+	return shard.Range{First: int64(first), Count: int64(count)}, nil
 }
 
 // inWindow returns a range of the window. The slice is valid until the window is
@@ -143,11 +143,12 @@ func (s *session) inWindow(kind protocol.Kind, offset, count, size uint64) ([]by
 }
 
 func (s *session) ready(b protocol.RangeBody) error {
-	if err := s.checkRange(protocol.Ready, b.First, b.Count); err != nil {
+	arrived, err := s.rangeOf(protocol.Ready, b.First, b.Count)
+	if err != nil {
 		return err
 	}
 	s.header.forgetPrepared()
-	s.shard.GradientsArrived(int64(b.First), int64(b.Count))
+	s.shard.GradientsArrived(arrived)
 	return nil
 }
 
@@ -285,13 +286,14 @@ func (s *session) stepped(took time.Duration) {
 
 // wait returns when a range of the parameters has had a step.
 func (s *session) wait(b protocol.WaitBody) ([]byte, error) {
-	if err := s.checkRange(protocol.Wait, b.First, b.Count); err != nil {
+	awaited, err := s.rangeOf(protocol.Wait, b.First, b.Count)
+	if err != nil {
 		return nil, err
 	}
 	if done := s.shard.Steps(); b.Step > uint64(max(done, s.begun)) {
 		return nil, protocol.OutOfOrder.Errorf("wait for step %d: the last step begun is %d", b.Step,
 			max(done, s.begun))
 	}
-	s.shard.WaitRange(int64(b.First), int64(b.Count))
+	s.shard.WaitRange(awaited)
 	return protocol.Encode(b.Step, 0.0), nil
 }

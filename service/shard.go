@@ -2,11 +2,11 @@ package service
 
 import (
 	"plimsoll/arena"
-	"plimsoll/checkpoint"
 	"plimsoll/engine"
 	"plimsoll/optim"
 	"plimsoll/optim/kernel"
 	"plimsoll/service/protocol"
+	"plimsoll/shard"
 )
 
 // shardConfig returns the configuration of the shard.
@@ -15,22 +15,17 @@ func shardConfig(d *protocol.Document, set kernel.Set, pages arena.Pages, cpus [
 	if err != nil {
 		return engine.ShardConfig{}, err
 	}
-	c := engine.ShardConfig{Rank: d.Rank, Part: d.SessionPart(), Journal: true, Format: format, Kernel: set,
-		Pages: pages, CPUs: cpus}
-	pieces := piecesOf(d)
-	for _, p := range pieces {
-		c.Elements += p.Count
-	}
-	c.Sections = checkpoint.Sections(pieces)
-	return c, nil
+	layout, err := shard.NewLayout(format, shard.DefaultChunk, shard.Sections(piecesOf(d)))
+	return engine.ShardConfig{Rank: d.Rank, Part: d.SessionPart(), Layout: layout, Journal: true, Kernel: set,
+		Pages: pages, CPUs: cpus}, err
 }
 
-// piecesOf returns the parameters in the form that package checkpoint uses.
-func piecesOf(d *protocol.Document) []checkpoint.Piece {
-	pieces := make([]checkpoint.Piece, len(d.Parameters))
+// piecesOf returns the parameters in the form in which shards are laid out.
+func piecesOf(d *protocol.Document) []shard.Piece {
+	pieces := make([]shard.Piece, len(d.Parameters))
 	for i, p := range d.Parameters {
-		pieces[i] = checkpoint.Piece{Name: p.Name, Shape: p.Shape, Group: p.Group, First: p.First, Count: p.Count,
-			Moments: d.MomentsOf(p)}
+		pieces[i] = shard.Piece{Name: p.Name, Shape: p.Shape, Group: p.Group,
+			Range: shard.Range{First: p.First, Count: p.Count}, Moments: d.MomentsOf(p)}
 	}
 	return pieces
 }
@@ -38,14 +33,9 @@ func piecesOf(d *protocol.Document) []checkpoint.Piece {
 // optimizerOf returns the optimizer of a parameter group in a step, with the numbers of
 // the request.
 func optimizerOf(d *protocol.Document, x protocol.Hyperparameters) optim.Optimizer {
-	switch d.Optimizer {
-	case "lion":
-		return optim.Lion{LearningRate: x[0], Beta1: x[1], Beta2: x[2], WeightDecay: x[4]}
-	case "adagrad":
-		return optim.Adagrad{LearningRate: x[0], Epsilon: x[3], WeightDecay: x[4], LearningRateDecay: x[5]}
-	case "sgd":
-		return optim.SGD{LearningRate: x[0], Momentum: x[1], WeightDecay: x[4], Dampening: x[5], Nesterov: x[6] != 0}
-	}
-	return optim.Adam{LearningRate: x[0], Beta1: x[1], Beta2: x[2], Epsilon: x[3], WeightDecay: x[4],
-		L2: d.Optimizer == "adam"}
+	rule, _ := optim.ParseRule(d.Optimizer) // was validated
+	return rule.With(optim.Hyperparameters{
+		LearningRate: x[0], Beta1: x[1], Momentum: x[1], Beta2: x[2], Epsilon: x[3], WeightDecay: x[4],
+		LearningRateDecay: x[5], Dampening: x[5], Nesterov: x[6] != 0,
+	})
 }

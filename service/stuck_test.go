@@ -15,10 +15,11 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"plimsoll/engine"
+	"plimsoll/optim/kernel"
 	"plimsoll/service/client"
 	"plimsoll/service/protocol"
 	"plimsoll/service/servicetest"
+	"plimsoll/shard"
 )
 
 // rank returns a small document of one of four ranks.
@@ -334,10 +335,10 @@ func TestStuckStep(t *testing.T) {
 	server, socket := serveHere(t)
 	s := begun(t, socket, testDocument(small))
 	server.mu.Lock()
-	shard := server.all[key{0, "bf16"}].shard
+	held := server.all[key{0, "bf16"}].shard
 	server.mu.Unlock()
 	disk, saved := make(chan struct{}), make(chan error, 1)
-	snapshot := shard.Snapshot(func(engine.Unit) error {
+	snapshot := held.Snapshot(func(shard.Chunk, kernel.Chunk) error {
 		<-disk
 		return nil
 	})
@@ -348,7 +349,7 @@ func TestStuckStep(t *testing.T) {
 	stepped := make(chan error, 1)
 	go func() { stepped <- stepOnce(s, 1) }()
 	await(t, "the step", func() bool {
-		number, _ := shard.Underway()
+		number, _ := held.Underway()
 		return number != 0
 	})
 	if err := server.stuckStep(); err != nil {

@@ -9,6 +9,7 @@ import (
 	"plimsoll/engine"
 	"plimsoll/optim/kernel"
 	"plimsoll/service/protocol"
+	"plimsoll/shard"
 )
 
 const maximumWindow = 1 << 40
@@ -47,41 +48,42 @@ func (s *session) dropWindow() {
 	}
 }
 
-// transferArguments checks a transfer and returns its numbers, which lie in the window.
-func (s *session) transferArguments(kind protocol.Kind, t protocol.TransferBody) ([]float32, error) {
+// transferArguments checks a transfer. It returns the range of the shard, and the numbers, which lie in the window.
+func (s *session) transferArguments(
+	kind protocol.Kind, t protocol.TransferBody,
+) (all shard.Range, numbers []float32, err error) {
 	if t.Zero != 0 {
-		return nil, protocol.Malformed.Errorf("%v: a field that must be 0 is %d", kind, t.Zero)
+		return all, nil, protocol.Malformed.Errorf("%v: a field that must be 0 is %d", kind, t.Zero)
 	}
 	format := s.shard.Config().Format
 	if t.What >= protocol.Streams || int(t.What) > format.Algorithm.Moments() {
-		return nil, protocol.Refused.Errorf("%v: stream %d: %s has master weights (0) and %d moments", kind,
-			t.What,
-			s.document.Optimizer, format.Algorithm.Moments())
+		return all, nil, protocol.Refused.Errorf("%v: stream %d: %s has master weights (0) and %d moments", kind,
+			t.What, s.document.Optimizer, format.Algorithm.Moments())
 	}
-	if err := s.checkRange(kind, t.First, t.Count); err != nil {
-		return nil, err
+	if all, err = s.rangeOf(kind, t.First, t.Count); err != nil {
+		return all, nil, err
 	}
 	data, err := s.inWindow(kind, t.Offset, t.Count, 4)
 	if err != nil {
-		return nil, err
+		return all, nil, err
 	}
-	return unsafe.Slice((*float32)(unsafe.Pointer(unsafe.SliceData(data))), t.Count), nil
+	return all, unsafe.Slice((*float32)(unsafe.Pointer(unsafe.SliceData(data))), t.Count), nil
 }
 
 // write copies numbers from the window into the state.
 func (s *session) write(t protocol.TransferBody) error {
-	numbers, err := s.transferArguments(protocol.Write, t)
+	all, numbers, err := s.transferArguments(protocol.Write, t)
 	if err != nil {
 		return err
 	}
 	s.saveIsOver.Wait() // the checkpoint needs the state as it was
 	s.header.beginWrite()
 	if t.What != protocol.MasterWeights {
-		s.shard.WriteMoment(int(t.What)-protocol.FirstMoment, int64(t.First), numbers)
+		s.shard.WriteMoment(int(t.What)-protocol.FirstMoment, all.First, numbers)
 		return nil
 	}
 	format := s.shard.Config().Format
-	s.eachOf(t, func(c kernel.Chunk, from, end int, at int) {
+	s.eachOf(all, func(c kernel.Chunk, from, end int, at int) {
 		for i, w := range numbers[at : at+end-from] {
 			c.PutMasterWeight(format, from+i, w)
 		}
@@ -91,12 +93,12 @@ func (s *session) write(t protocol.TransferBody) error {
 
 // read copies numbers from the state into the window.
 func (s *session) read(t protocol.TransferBody) error {
-	numbers, err := s.transferArguments(protocol.Read, t)
+	all, numbers, err := s.transferArguments(protocol.Read, t)
 	if err != nil {
 		return err
 	}
 	format := s.shard.Config().Format
-	s.eachOf(t, func(c kernel.Chunk, from, end int, at int) {
+	s.eachOf(all, func(c kernel.Chunk, from, end int, at int) {
 		for i := from; i < end; i++ {
 			if t.What == protocol.MasterWeights {
 				numbers[at+i-from] = c.MasterWeight(format, i)
@@ -108,14 +110,12 @@ func (s *session) read(t protocol.TransferBody) error {
 	return nil
 }
 
-// eachOf has the workers call body for the range of each chunk that a transfer covers:
-// elements from to end of the chunk, which begin at position at of the transfer.
-func (s *session) eachOf(t protocol.TransferBody, body func(c kernel.Chunk, from, end, at int)) {
-	first, last := int64(t.First), int64(t.First+t.Count)
-	s.shard.Each(func(place int64, c kernel.Chunk) {
-		from, end := max(first, place), min(last, place+int64(c.Len()))
-		if from < end {
-			body(c, int(from-place), int(end-place), int(from-first))
+// eachOf has the workers call body for what each chunk has of a range: elements from to
+// end of the chunk, which begin at position at of the range.
+func (s *session) eachOf(all shard.Range, body func(c kernel.Chunk, from, end, at int)) {
+	s.shard.Each(func(chunk shard.Chunk, c kernel.Chunk) {
+		if own := chunk.Intersect(all); own.Count > 0 {
+			body(c, int(own.First-chunk.First), int(own.End()-chunk.First), int(own.First-all.First))
 		}
 	})
 }
@@ -127,7 +127,8 @@ func (s *session) accumulate(b protocol.AccumulateBody) error {
 		return protocol.Refused.Errorf("accumulate of type %d: expected 0 (bf16), 1 (fp16) or 2 (fp32)",
 			b.Type)
 	}
-	if err := s.checkRange(protocol.Accumulate, b.First, b.Count); err != nil {
+	all, err := s.rangeOf(protocol.Accumulate, b.First, b.Count)
+	if err != nil {
 		return err
 	}
 	of := protocol.NumberTypes[b.Type]
@@ -142,7 +143,7 @@ func (s *session) accumulate(b protocol.AccumulateBody) error {
 			"next is %d",
 			b.Number, added, next)
 	}
-	now := engine.Accumulation{First: int64(b.First), Count: int64(b.Count), Type: of}
+	now := engine.Accumulation{Range: all, Type: of}
 	if (again || half) && now != last {
 		return protocol.OutOfOrder.Errorf("accumulate %d of %v: accumulate %d was begun with %v; repeat that, or "+
 			"clear the gradients", b.Number, now, b.Number, last)

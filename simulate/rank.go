@@ -64,8 +64,6 @@ func (t *trace) failure(capacity ledger.Bytes) error {
 	case capacity > 0:
 		return t.failed
 	}
-	return &fault.Input{What: fmt.Sprintf("the job holds more than %v on a GPU: %v are allocated, and %v more "+
-		"are wanted",
-		full.Free+full.Reserved, full.Allocated, full.Requested),
-		Hint: "give a smaller --seq-len or --micro-batch"}
+	return fault.Inputf("the job holds more than %v on a GPU: %v are allocated, and %v more are wanted",
+		full.Free+full.Reserved, full.Allocated, full.Requested).WithHint("give a smaller --seq-len or --micro-batch")
 }

@@ -8,6 +8,7 @@ import (
 
 	"plimsoll/bench"
 	"plimsoll/host"
+	"plimsoll/optim"
 	"plimsoll/optim/kernel"
 	"plimsoll/report"
 )
@@ -37,7 +38,7 @@ the CPUs.`,
 func benchFlags(c *cobra.Command, q *bench.Request) {
 	flags := c.Flags()
 	flags.SortFlags = false
-	choiceFlag(c, &q.Optimizer, "optimizer", "adamw", "optimizer `name`: VALUES", append(bench.Optimizers(), bench.All))
+	choiceFlag(c, &q.Optimizer, "optimizer", "adamw", "optimizer `name`: VALUES", append(optim.RuleNames(), bench.All))
 	choiceFlag(c, &q.State, "state", kernel.Split.String(), "`format` of the master weights: VALUES",
 		append(kernel.StateNames(), bench.All))
 	choiceFlag(c, &q.Moments, "moments", kernel.MomentsFP32.String(),

@@ -40,36 +40,6 @@ const (
 	MomentsInt8 = abi.MomentsInt8
 )
 
-// StateNames returns the names of the states.
-func StateNames() []string {
-	var names []string
-	for s := range abi.States {
-		names = append(names, s.String())
-	}
-	return names
-}
-
-// ParseState returns the state of a name.
-func ParseState(name string) (s State, ok bool) {
-	i := slices.Index(StateNames(), name)
-	return State(max(i, 0)), i >= 0
-}
-
-// MomentNames returns the names of the types of moments.
-func MomentNames() []string {
-	var names []string
-	for m := range abi.MomentTypes {
-		names = append(names, m.String())
-	}
-	return names
-}
-
-// ParseMoments returns the type of moments of a name.
-func ParseMoments(name string) (m MomentType, ok bool) {
-	i := slices.Index(MomentNames(), name)
-	return MomentType(max(i, 0)), i >= 0
-}
-
 // numberTypes are the types that parameters and gradients can have.
 var numberTypes = []dtype.Type{dtype.BF16, dtype.F16, dtype.F32}
 
@@ -137,6 +107,11 @@ const (
 	HeaderRole
 	GradientRole
 )
+
+// OfMoments reports whether a stream with this role holds moments. Sections of a shard may differ in their type.
+func (r Role) OfMoments() bool {
+	return r == FirstMomentRole || r == SecondMomentRole || r == HeaderRole
+}
 
 // Stream is one of the arrays that an update walks.
 type Stream struct {
@@ -305,6 +280,48 @@ func (c Chunk) Slice(first, end int) Chunk {
 		Headers:   part(c.Headers, first/Block, (end+Block-1)/Block),
 		Gradient:  c.Gradient.Slice(first, end),
 	}
+}
+
+// Set sets a stream to memory, which must be aligned for its type.
+func (c *Chunk) Set(s Stream, memory []byte) {
+	numbers := Array{Type: s.Type, Data: memory}
+	switch s.Role {
+	case ParameterRole:
+		c.Parameter = view[uint16](memory)
+	case LowRole:
+		c.Low = view[uint16](memory)
+	case MasterRole:
+		c.Master = view[float32](memory)
+	case FirstMomentRole:
+		c.Moments[0] = numbers
+	case SecondMomentRole:
+		c.Moments[1] = numbers
+	case HeaderRole:
+		c.Headers = view[uint16](memory)
+	case GradientRole:
+		c.Gradient = numbers
+	}
+}
+
+// Bytes returns the memory of a stream.
+func (c Chunk) Bytes(role Role) []byte {
+	switch role {
+	case ParameterRole:
+		return bytesOf(c.Parameter)
+	case LowRole:
+		return bytesOf(c.Low)
+	case MasterRole:
+		return bytesOf(c.Master)
+	case FirstMomentRole:
+		return c.Moments[0].Data
+	case SecondMomentRole:
+		return c.Moments[1].Data
+	case HeaderRole:
+		return bytesOf(c.Headers)
+	case GradientRole:
+		return c.Gradient.Data
+	}
+	return nil
 }
 
 // part returns a range of a stream that the format may not have.

@@ -1,15 +1,15 @@
 package protocol
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"regexp"
 	"slices"
-	"strings"
 
 	"github.com/go-json-experiment/json"
 
-	"plimsoll/dtype"
+	"plimsoll/optim"
 	"plimsoll/optim/kernel"
 )
 
@@ -122,7 +122,11 @@ func (d *Document) Validate() error {
 			return fmt.Errorf("more than %d elements", int64(maximumElements))
 		}
 	}
-	_, err := d.Format()
+	format, err := d.Format()
+	for _, p := range d.Parameters {
+		format.Moments = d.MomentsOf(p)
+		err = cmp.Or(err, format.Validate())
+	}
 	return err
 }
 
@@ -145,39 +149,32 @@ func (p Piece) validate(d *Document) error {
 	case p.Group < 0 || p.Group >= d.Groups:
 		return fmt.Errorf("parameter %s is in group %d: expected 0 to %d", p.Name, p.Group, d.Groups-1)
 	}
-	if _, ok := kernel.ParseMoments(p.Moments); !ok && p.Moments != "" {
-		return fmt.Errorf("parameter %s: moments are %q: expected %s", p.Name, p.Moments,
-			strings.Join(kernel.MomentNames(), ", "))
+	if _, err := kernel.ParseMoments(p.Moments); err != nil && p.Moments != "" {
+		return fmt.Errorf("parameter %s: moments are %w", p.Name, err)
 	}
 	return nil
 }
 
-// algorithms by the names of optimizers. AdamW and Adam differ only in their constants.
-var algorithms = map[string]kernel.Algorithm{
-	"adamw": kernel.Adam, "adam": kernel.Adam, "lion": kernel.Lion, "adagrad": kernel.Adagrad, "sgd": kernel.SGD,
-}
-
-// ParameterTypes by their names in the protocol.
-var ParameterTypes = map[string]dtype.Type{"bf16": dtype.BF16, "fp16": dtype.F16, "fp32": dtype.F32}
-
 // Format returns the format in which the shard is held.
 func (d *Document) Format() (kernel.Format, error) {
-	f := kernel.Format{}
-	var ok [5]bool
-	f.Algorithm, ok[0] = algorithms[d.Optimizer]
-	f.State, ok[1] = kernel.ParseState(d.State)
-	f.Moments, ok[2] = kernel.ParseMoments(d.Moments)
-	f.Parameter, ok[3] = ParameterTypes[d.Parameter]
-	f.Gradient, ok[4] = ParameterTypes[d.Gradient]
-	types := "bf16, fp16, fp32"
-	for i, e := range [...][3]string{
-		{"optimizer", d.Optimizer, "adamw, adam, lion, adagrad, sgd"}, {"state", d.State, "split, fp32"},
-		{"moments", d.Moments, strings.Join(kernel.MomentNames(), ", ")}, {"parameter", d.Parameter, types},
-		{"gradient", d.Gradient, types},
+	rule, badOptimizer := optim.ParseRule(d.Optimizer)
+	state, badState := kernel.ParseState(d.State)
+	moments, badMoments := kernel.ParseMoments(d.Moments)
+	parameter, badParameter := kernel.ParseType(d.Parameter)
+	gradient, badGradient := kernel.ParseType(d.Gradient)
+	for _, field := range []struct {
+		name string
+		err  error
+	}{
+		{"optimizer", badOptimizer}, {"state", badState}, {"moments", badMoments}, {"parameter", badParameter},
+		{"gradient", badGradient},
 	} {
-		if !ok[i] {
-			return f, fmt.Errorf("%s is %q: expected one of %s", e[0], e[1], e[2])
+		if field.err != nil {
+			return kernel.Format{}, fmt.Errorf("%s is %w", field.name, field.err)
 		}
+	}
+	f := kernel.Format{
+		Algorithm: rule.Algorithm(), State: state, Moments: moments, Parameter: parameter, Gradient: gradient,
 	}
 	return f, f.Validate()
 }

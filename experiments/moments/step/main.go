@@ -24,6 +24,7 @@ import (
 	"plimsoll/engine"
 	"plimsoll/optim"
 	"plimsoll/optim/kernel"
+	"plimsoll/shard"
 )
 
 func main() {
@@ -45,9 +46,9 @@ func run(args []string, in io.Reader, out io.Writer) error {
 	if flags.NArg() != 1 {
 		return errors.New("expected one file")
 	}
-	kind, ok := kernel.ParseMoments(*moments)
-	if !ok {
-		return fmt.Errorf("there are no moments of type %q", *moments)
+	kind, err := kernel.ParseMoments(*moments)
+	if err != nil {
+		return fmt.Errorf("moments are %w", err)
 	}
 	t, err := newTrainer(flags.Arg(0), kind, optimizer, *clip)
 	if err != nil {
@@ -115,13 +116,13 @@ func (t *trainer) start(moments kernel.MomentType, optimizer optim.Adam, clip fl
 	if err != nil {
 		return err
 	}
-	t.shard, err = engine.NewShard(engine.ShardConfig{
-		Elements: int64(len(t.parameters) / 4),
-		Format: kernel.Format{Algorithm: kernel.Adam, State: kernel.FP32, Moments: moments, Parameter: dtype.F32,
-			Gradient: dtype.F32},
-		Kernel: set,
-		CPUs:   []int{cpu},
-	})
+	format := kernel.Format{Algorithm: kernel.Adam, State: kernel.FP32, Moments: moments, Parameter: dtype.F32,
+		Gradient: dtype.F32}
+	layout, err := shard.NewLayout(format, shard.DefaultChunk, shard.Uniform(format, int64(len(t.parameters)/4)))
+	if err != nil {
+		return err
+	}
+	t.shard, err = engine.NewShard(engine.ShardConfig{Layout: layout, Kernel: set, CPUs: []int{cpu}})
 	if err != nil {
 		return err
 	}
@@ -148,16 +149,16 @@ func (t *trainer) step(optimizer optim.Adam) error {
 		return err
 	}
 	begin := t.engine.Steps() == 0 // the file holds the parameters from the first step on
-	t.shard.Each(func(first int64, c kernel.Chunk) {
+	t.shard.Each(func(at shard.Chunk, c kernel.Chunk) {
 		if begin {
-			copy(bytesOf(c.Master), t.parameters[4*first:])
+			copy(bytesOf(c.Master), t.parameters[4*at.First:])
 		}
-		copy(c.Gradient.Data, t.gradients[4*first:])
+		copy(c.Gradient.Data, t.gradients[4*at.First:])
 	})
 	if t.engine.Step(1).Skipped {
 		return errors.New("a gradient is infinite or not a number")
 	}
-	t.shard.Each(func(first int64, c kernel.Chunk) { copy(t.parameters[4*first:], bytesOf(c.Master)) })
+	t.shard.Each(func(at shard.Chunk, c kernel.Chunk) { copy(t.parameters[4*at.First:], bytesOf(c.Master)) })
 	return nil
 }
 

@@ -1,19 +1,17 @@
-// Package partition splits the flat parameters of a model among ranks.
-package partition
+package shard
 
 import "fmt"
 
-// Range is one rank's shard of the flat parameters, in elements.
-type Range struct {
-	First int64 // of the flat parameters
-	Count int64 // the rank's own parameters
-	// Padding is how many elements beyond Count the rank holds, so that all ranks
-	// hold the same number. The flat parameters end before it.
+// Partition is one rank's share of the flat parameters.
+type Partition struct {
+	Range // the rank's own parameters
+	// Padding is how many elements the rank holds beyond its own, so that all ranks hold the same number. The flat
+	// parameters end before it.
 	Padding int64
 }
 
 // Held returns the number of elements that the rank holds.
-func (r Range) Held() int64 { return r.Count + r.Padding }
+func (p Partition) Held() int64 { return p.Count + p.Padding }
 
 // zeroAlignment is DeepSpeed's nccl_start_alignment_factor: every partition starts
 // at a multiple of it, in elements (runtime/zero/stage_1_and_2.py).
@@ -21,17 +19,16 @@ const zeroAlignment = 2
 
 // ZeRO splits parameters as DeepSpeed's ZeRO stages 1 and 2 do. It pads the flat
 // parameters to a multiple of 2 x ranks elements and gives every rank an equal
-// shard. The last ranks hold the padding.
-func ZeRO(elements int64, ranks int) ([]Range, error) {
+// partition. The last ranks hold the padding.
+func ZeRO(elements int64, ranks int) ([]Partition, error) {
 	if elements <= 0 || ranks <= 0 {
 		return nil, fmt.Errorf("%d parameters cannot be split among %d ranks", elements, ranks)
 	}
 	held := partitionSize(elements, int64(ranks))
-	parts := make([]Range, ranks)
+	parts := make([]Partition, ranks)
 	for i := range parts {
-		first := min(int64(i)*held, elements)
-		count := min(held, elements-first)
-		parts[i] = Range{First: first, Count: count, Padding: held - count}
+		own := Range{int64(i) * held, held}.Intersect(Range{0, elements})
+		parts[i] = Partition{Range: own, Padding: held - own.Count}
 	}
 	return parts, nil
 }

@@ -1,0 +1,74 @@
+package kernel
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"plimsoll/dtype"
+	"plimsoll/fault"
+	"plimsoll/optim/kernel/abi"
+)
+
+// AlgorithmNames returns the names of the algorithms.
+func AlgorithmNames() []string { return namesOf(abi.Algorithms) }
+
+// StateNames returns the names of the representations of master weights.
+func StateNames() []string { return namesOf(abi.States) }
+
+// MomentNames returns the names of the types of moments.
+func MomentNames() []string { return namesOf(abi.MomentTypes) }
+
+// ParseAlgorithm returns the algorithm of a name.
+func ParseAlgorithm(name string) (Algorithm, error) { return parse(name, abi.Algorithms) }
+
+// ParseState returns the representation of master weights of a name.
+func ParseState(name string) (State, error) { return parse(name, abi.States) }
+
+// ParseMoments returns the type of moments of a name.
+func ParseMoments(name string) (MomentType, error) { return parse(name, abi.MomentTypes) }
+
+// enumeration is a type whose values count from 0.
+type enumeration interface {
+	~uint8
+	fmt.Stringer
+}
+
+// namesOf returns the names of all values below an end.
+func namesOf[T enumeration](end T) []string {
+	var names []string
+	for value := range end {
+		names = append(names, value.String())
+	}
+	return names
+}
+
+// parse returns the value below an end that has a name.
+func parse[T enumeration](name string, end T) (T, error) {
+	names := namesOf(end)
+	i := slices.Index(names, name)
+	if i < 0 {
+		return 0, UnknownName(name, names)
+	}
+	return T(i), nil
+}
+
+// ParseType returns the type of parameters or gradients of a short name.
+func ParseType(name string) (dtype.Type, error) {
+	i := slices.Index(NumberTypeNames(), name)
+	if i < 0 {
+		return dtype.Invalid, UnknownName(name, NumberTypeNames())
+	}
+	return numberTypes[i], nil
+}
+
+// UnknownName returns the error for a name that is none of those known. It begins with the name, so that callers can
+// say before it what has the name.
+func UnknownName(name string, known []string) error {
+	text := fmt.Sprintf("%q: expected one of %s", name, strings.Join(known, ", "))
+	if nearest := fault.Nearest(name, known); nearest != "" {
+		text += fmt.Sprintf("; did you mean %q?", nearest)
+	}
+	return errors.New(text)
+}
