@@ -203,11 +203,16 @@ func (e *zero12) widen(p *autograd.Parameter) {
 	}
 	bytes := p.Elements * e.recipe.GradientAccumulationDType.Size()
 	if !e.wide[p.Index].held() {
-		e.wide[p.Index] = e.gpu.hold(bytes, ledger.AccumulatedGradients, e.whyAccumulated)
+		e.wide[p.Index] = e.gpu.hold(bytes, ledger.AccumulatedGradients, e.whyWide)
 	} else {
 		e.gpu.briefly(bytes, ledger.ReductionTemporaries, e.whyReduction)
 	}
 	p.DropGradient()
+}
+
+func (e *zero12) whyWide() string {
+	return fmt.Sprintf("ZeRO-1 accumulates all gradients in grad_accum_dtype, %v, on the GPU: %s x %d B (param.grad_accum)",
+		e.recipe.GradientAccumulationDType, e.trainedCount(), e.recipe.GradientAccumulationDType.Size())
 }
 
 func (e *zero12) whyReduction() string {

@@ -842,7 +842,7 @@ def apart(rank):
         p.grad = torch.ones_like(p)
     with pytest.raises(PlimsollError, match="at different steps: .* load the last checkpoint"):
         optimizer.step()
-    with pytest.raises(PlimsollError, match="as prepared: step 0 is"):  # nobody takes these gradients for others
+    with pytest.raises(PlimsollError, match="as prepared: the prepared step is 0"):  # nobody takes these gradients for others
         session.begun(session.begin(1.0, None, wait=True))
 
 
