@@ -211,8 +211,9 @@ func (e *zero12) widen(p *autograd.Parameter) {
 }
 
 func (e *zero12) whyWide() string {
+	size := e.recipe.GradientAccumulationDType.Size()
 	return fmt.Sprintf("ZeRO-1 accumulates all gradients in grad_accum_dtype, %v, on the GPU: %s x %d B "+
-		"(param.grad_accum)", e.recipe.GradientAccumulationDType, e.trainedCount(), e.recipe.GradientAccumulationDType.Size())
+		"(param.grad_accum)", e.recipe.GradientAccumulationDType, e.trainedCount(), size)
 }
 
 func (e *zero12) whyReduction() string {
