@@ -8,18 +8,17 @@ import (
 	"plimsoll/optim/kernel/abi"
 )
 
-// What AVX-512 does differently with blocks of int8 moments. Roots that are 0,
-// too large or NaN are rare: a block is encoded as if it had none, and put right
-// where it has.
+// AVX-512 encodes blocks of int8 moments differently. Roots that are 0, too large or NaN are rare. The kernel encodes
+// every block as if it had none, and corrects a block that has some.
 
-// doubled is 1/16 in a quotient of twice the size.
+// doubled is the offset of 1/16 in a quotient of twice the size.
 const doubled = abi.FirstOffset + 1<<23
 
-// randomDigits are those of a random number that a quotient gets.
+// randomDigits selects the bits of a random number that are added to a quotient.
 const randomDigits = 1<<abi.FirstShift - 1
 
-// holdConstants loads what there are registers for, and says where codes go: what
-// is encoded with the first block is none, and goes where nobody reads it.
+// holdConstants loads as many constants as there are registers for. It also sets where codes go. While the kernel
+// updates the first block there is none to encode, and codes go where nobody reads them.
 func (b *blocks) holdConstants() {
 	b.hold(0x8000, 0xffff0000, digits, randomDigits, sixteenth)
 	b.rows = registers{}
@@ -37,8 +36,7 @@ func (b *blocks) holdConstants() {
 	MOVQ(nowhere, b.at(secondCodes))
 }
 
-// placeCodes makes what is encoded next go to the block that has just been
-// updated.
+// placeCodes directs the codes that are encoded next to the block that was just updated.
 func (b *blocks) placeCodes() {
 	place := GP64()
 	LEAQ(Mem{Base: b.first.base, Disp: -abi.Block}, place)
@@ -47,12 +45,11 @@ func (b *blocks) placeCodes() {
 	MOVQ(place, b.at(secondCodes))
 }
 
-// pending are the codes of the first group of a tile, words, until the second is
-// encoded.
+// pending holds the codes of the first group of a tile, as 16-bit words, until the second group is encoded.
 type pending struct{ second, first, sign reg.VecVirtual }
 
-// encodeGroup encodes the group that lies a block before index, the first or the
-// second of a tile, and stores the codes of both with the second.
+// encodeGroup encodes the group that lies one block before index. It is the first or second of a tile; with the
+// second the kernel stores the codes of both.
 func (b *blocks) encodeGroup(group int) {
 	from := *b
 	from.ring = GP64()
@@ -88,8 +85,8 @@ func (b *blocks) encodeGroup(group int) {
 	VMOVDQU32(first, stream{place, 1}.at(b.index, -b.group()))
 }
 
-// codes is quotients for AVX-512: code and quotient of vector i of a group, in
-// upper bits, where roots are not 0.
+// codes is the AVX-512 form of quotients. It returns code and quotient of vector i of a group, in upper bits. They
+// are valid where roots are not 0.
 func (b *blocks) codes(group, i int) (code, quotient reg.VecVirtual) {
 	code, quotient = b.vector(), b.vector()
 	random, reciprocal := b.vector(), b.vector()
@@ -107,8 +104,7 @@ func (b *blocks) codes(group, i int) (code, quotient reg.VecVirtual) {
 	return code, quotient
 }
 
-// extremes are the least root of the block that has just been updated that is
-// not 0, and the largest.
+// extremes returns the least nonzero root and the largest root of the block that was just updated.
 func (b *blocks) extremes() (least, largest reg.GPVirtual) {
 	least, largest = b.reduce(b.least, VPMINUD), b.reduce(b.largest, VPMAXUD)
 	if b.lanes != 16 {
@@ -122,7 +118,7 @@ func (b *blocks) extremes() (least, largest reg.GPVirtual) {
 	CMPL(largest, U32(abi.MostRoot))
 	JBE(LabelRef(usual))
 	Label(unusual)
-	// With zeros as the largest, which makes others the least.
+	// Subtracting 1 makes zeros the largest, so that the minimum is a nonzero root.
 	b.noExtremes()
 	MOVL(U32(1), b.at(holdsZeros))
 	MOVQ(b.index, from)
@@ -148,7 +144,7 @@ func (b *blocks) extremes() (least, largest reg.GPVirtual) {
 	return least, largest
 }
 
-// clearZeros makes the codes 0 where the root is 0, in the block before index.
+// clearZeros sets the codes in the block before index to 0 where the root is 0.
 func (b *blocks) clearZeros() {
 	next, done := label("next"), label("done")
 	CMPL(b.at(holdsZeros), U8(0))

@@ -10,15 +10,13 @@ import (
 	"plimsoll/optim/kernel/abi"
 )
 
-// The kernels for int8 moments walk each block twice: elements are updated, and
-// first moments and roots wait for the extremes of the roots; then they are
-// encoded. With AVX2 a block is encoded after the one behind it has been updated,
-// so that the extremes have time to come in; with AVX-512 while that is updated,
-// and waits for its roots.
+// The kernels for int8 moments walk each block twice. The first pass updates the elements; first moments and roots
+// wait in rings for the extremes of the roots. The second pass encodes them. With AVX2 the kernel encodes a block
+// after it has updated the next one, so that the extremes have time to arrive. With AVX-512 it encodes a block while
+// it updates the next one, in the time that roots take.
 
-// What a kernel keeps in memory of its own: rings of two blocks each, the
-// constants of the step, and what blocks are decoded and encoded with. Offsets
-// are in bytes. A vector takes 64, a count of a shift 16.
+// Layout of a kernel's workspace, in bytes: rings of two blocks each, the constants of the step, and the values that
+// decode and encode blocks. A vector takes 64 bytes, a shift count 16.
 const (
 	firstsRing = 0
 	rootsRing  = firstsRing + 2*4*abi.Block
@@ -34,7 +32,7 @@ const (
 	holdsZeros  = ditherShift + 16 // whether some roots are 0; AVX-512 only
 	firstCodes  = holdsZeros + 8   // where codes go, less the index
 	secondCodes = firstCodes + 8
-	noCodes     = secondCodes + 8 // what is written before there is a block to encode
+	noCodes     = secondCodes + 8 // takes codes before there is a block to encode
 	workspace   = noCodes + abi.Block
 )
 
@@ -44,14 +42,13 @@ const (
 	sign      = 1 << 31
 )
 
-// What decoding adds and selects: a sixteenth less of a unit, and the digits of
-// a first moment.
+// Values for decoding: added to a unit, sixteenth gives 1/16 of it; digits selects the digits of a first moment.
 const (
 	sixteenth = 1<<32 - 4<<23
 	digits    = 127 << abi.FirstShift
 )
 
-// blocks is an update kernel for int8 moments while it is written.
+// blocks is the state of writing an update kernel for int8 moments.
 type blocks struct {
 	instructionSet
 	index   reg.Register // of the element that the tile begins with
@@ -74,23 +71,22 @@ type blocks struct {
 
 func (b *blocks) at(offset int) Mem { return Mem{Base: b.space, Disp: offset} }
 
-// load loads a vector that is used more than once.
+// load loads a vector into a register, for several uses.
 func (b *blocks) load(from Mem) reg.VecVirtual {
 	x := b.vector()
 	VMOVUPS(from, x)
 	return x
 }
 
-// tile is the number of elements of a tile.
+// tile returns the number of elements of a tile.
 func (b *blocks) tile() int { return 2 * b.group() }
 
-// inRing is the place of vector i of a group of the tile.
+// inRing returns the address of vector i of a group of the tile in a ring.
 func (b *blocks) inRing(base, group, i int) Mem {
 	return Mem{Base: b.space, Index: b.ring, Scale: 4, Disp: base + 4*(group*b.group()+i*b.lanes)}
 }
 
-// updateBlocks writes the kernel of Adam for int8 moments. Elements are whole
-// blocks.
+// updateBlocks writes the kernel of Adam for int8 moments. The kernel takes full blocks only.
 func (s instructionSet) updateBlocks(state abi.State) {
 	TEXT(updateName(abi.Adam, state, abi.MomentsInt8, s), 0, "func(a *Arguments)")
 	s = s.forMoments(abi.MomentsInt8)
@@ -119,8 +115,7 @@ func (s instructionSet) updateBlocks(state abi.State) {
 	RET()
 }
 
-// updateAll updates all blocks, for gradients of a kind, and encodes all but the
-// last.
+// updateAll updates all blocks, for one kind of gradients, and encodes all but the last.
 func (b *blocks) updateAll(kind int, weights array) {
 	block, next, encoded := label("block"), label("tile"), label("encoded")
 	Label(block)
@@ -163,8 +158,8 @@ func (b *blocks) updateAll(kind int, weights array) {
 	JB(LabelRef(block))
 }
 
-// encodeBlock encodes the block before the one that begins at index, and goes to
-// the end of that.
+// encodeBlock encodes the block before the one that begins at index. It advances index to the end of that later
+// block.
 func (b *blocks) encodeBlock() {
 	next := label("tile")
 	Label(next)
@@ -183,7 +178,7 @@ func (b *blocks) encodeBlock() {
 	JNE(LabelRef(next))
 }
 
-// row is a constant of the step.
+// row returns the address of a constant of the step.
 func (b *blocks) row(row int) Mem { return b.at(constants + 4*abi.Group*row) }
 
 // enterRings finds the place of the tile in the rings.
@@ -193,8 +188,7 @@ func (b *blocks) enterRings() {
 	ANDQ(U32(2*abi.Block-1), b.ring)
 }
 
-// copyConstants copies the constants of the step to the workspace, where no
-// vector crosses a line of the cache.
+// copyConstants copies the constants of the step to the workspace. There no vector crosses a cache line.
 func (b *blocks) copyConstants() {
 	from, x := argument("Table"), b.vector()
 	for offset := 0; offset < 4*abi.Group*abi.Rows; offset += 4 * b.lanes {
@@ -203,7 +197,7 @@ func (b *blocks) copyConstants() {
 	}
 }
 
-// beginBlock takes the header of the next block.
+// beginBlock reads the header of the next block.
 func (b *blocks) beginBlock() {
 	header, floor, place := GP32(), GP32(), GP64()
 	headers := argument("Headers")
@@ -223,7 +217,7 @@ func (b *blocks) beginBlock() {
 	b.noExtremes()
 }
 
-// noExtremes are those of no roots.
+// noExtremes resets the extremes to those of no roots.
 func (b *blocks) noExtremes() {
 	b.clear(b.largest)
 	if b.lanes == 16 {
@@ -233,7 +227,7 @@ func (b *blocks) noExtremes() {
 	}
 }
 
-// broadcast puts a number into every lane of a vector of the workspace.
+// broadcast stores a number in every lane of a vector of the workspace.
 func (b *blocks) broadcast(x reg.Register, offset int) {
 	v := b.vector()
 	VMOVD(x, v.AsX())
@@ -241,14 +235,14 @@ func (b *blocks) broadcast(x reg.Register, offset int) {
 	b.move(v, b.at(offset))
 }
 
-// count puts a number into the workspace as the count of a shift.
+// count stores a number in the workspace as a shift count.
 func (b *blocks) count(x reg.Register, offset int) {
 	v := XMM()
 	VMOVD(x, v)
 	b.move(v, b.at(offset))
 }
 
-// update updates a group, and leaves first moments and roots in the rings.
+// update updates a group and leaves its first moments and roots in the rings.
 func (b *blocks) update(group, kind int, weights array) {
 	loaded := registers{}
 	constant := func(row int) Op {
@@ -256,7 +250,7 @@ func (b *blocks) update(group, kind int, weights array) {
 			return held
 		}
 		at := b.row(row)
-		if row != abi.Beta1 && row != abi.Beta2 && row != abi.InverseRootBias2 { // these meet others in memory
+		if row != abi.Beta1 && row != abi.Beta2 && row != abi.InverseRootBias2 { // others are operands in memory
 			return at
 		}
 		if _, ok := loaded[row]; !ok {
@@ -288,11 +282,11 @@ func (b *blocks) update(group, kind int, weights array) {
 				VMOVUPS(x[i], b.inRing(firstsRing, group, i))
 			}
 		case rootOfSecond:
-			if b.lanes == 16 { // has time while roots are taken
+			if b.lanes == 16 { // hidden behind the square roots
 				b.encodeGroup(group)
 			}
 			for i := range x {
-				if b.lanes == 16 { // what is unusual waits for the end of the block
+				if b.lanes == 16 { // unusual roots wait for the end of the block
 					VMOVUPS(x[i], b.inRing(rootsRing, group, i))
 					VPMAXUD(x[i], b.largest, b.largest)
 					VPMINUD(x[i], b.least, b.least)
@@ -311,8 +305,7 @@ func (b *blocks) update(group, kind int, weights array) {
 	weights.store(p, b.index)
 }
 
-// everySecondByte is the shuffle that puts the even or the odd ones of 16 bytes
-// into byte number place of 32-bit lanes.
+// everySecondByte returns the shuffle that puts every even or odd byte of 16 into byte number place of a 32-bit lane.
 func everySecondByte(odd, place int) Mem {
 	var order []byte
 	for lane := range 8 {
@@ -333,7 +326,7 @@ func (b *blocks) loadBytes(from stream, place int) vectors {
 	return x
 }
 
-// decodeRoots gives the roots of the second moments of a group.
+// decodeRoots returns the roots of the second moments of a group.
 func (b *blocks) decodeRoots() vectors {
 	if b.lanes == 16 {
 		// The lower 16 bits of a root are 0.
@@ -357,10 +350,9 @@ func (b *blocks) decodeRoots() vectors {
 	return s
 }
 
-// decodeFirsts gives the first moments of a group. With the unit R of an
-// element, x · R - R/16 is (x - 1/16) · R; both products are additions to
-// exponents, and the difference is exact. Where the code is 0, R is, too, and the
-// difference of two equal numbers.
+// decodeFirsts returns the first moments of a group. With the unit R of an element, x · R - R/16 is (x - 1/16) · R.
+// Both products are additions to exponents, and the difference is exact. Where the code is 0, R is 0 and so is the
+// difference.
 func (b *blocks) decodeFirsts(roots vectors) vectors {
 	m, codes := b.vectors(), b.firstDigits()
 	for i, q := range codes {
@@ -385,8 +377,8 @@ func (b *blocks) decodeFirsts(roots vectors) vectors {
 	return m
 }
 
-// firstDigits gives the codes of first moments with the sign in its place and,
-// with AVX-512, the digits in theirs; there is more in other bits.
+// firstDigits returns the codes of first moments with the sign in its place. With AVX-512 the digits are in theirs,
+// too. Other bits are undefined.
 func (b *blocks) firstDigits() vectors {
 	if b.lanes != 16 {
 		return b.loadBytes(b.first, 3)

@@ -8,8 +8,7 @@ import (
 	"plimsoll/optim/kernel/abi"
 )
 
-// encode encodes the tile before this one in the block before this one, from
-// the rings.
+// encode encodes the tile before index, in the previous block, from the rings.
 func (b *blocks) encode() {
 	least := b.vector()
 	VMOVDQA(b.at(encodeLeast), least)
@@ -44,7 +43,7 @@ func (b *blocks) encode() {
 	VMOVDQU(first, b.encoded(b.first))
 }
 
-// join makes words of the codes and quotients of even and odd elements.
+// join packs the codes and quotients of even and odd elements into 16-bit words.
 func (b *blocks) join(codes, quotients vectors) (second, first reg.VecVirtual) {
 	VPSRLD(b.at(encodeShift), codes[0], codes[0])
 	VPSRLD(b.at(encodeOdd), codes[1], codes[1])
@@ -56,16 +55,15 @@ func (b *blocks) join(codes, quotients vectors) (second, first reg.VecVirtual) {
 	return codes[0], quotients[0]
 }
 
-// encoded is where codes of the tile go.
+// encoded returns the address that codes of the tile go to.
 func (b *blocks) encoded(to stream) Mem { return to.at(b.index, -b.tile()-abi.Block) }
 
-// quotientOffset is 1/16 in the upper digits of a quotient, of twice the size.
+// quotientOffset is the offset of 1/16 in the upper digits of a quotient of twice the size.
 const quotientOffset = (abi.FirstOffset + 1<<23) >> abi.FirstShift
 
-// quotients prepares vector i of a group for both codes: code · 2^shift and
-// quotient · 2^FirstShift, with the random bits added and bits of no meaning
-// below. The sum of exponents of a number and its complement is 255 and not
-// 254, so the quotient is doubled, and its offset with it.
+// quotients prepares vector i of a group for both codes: code · 2^shift and quotient · 2^FirstShift. Both have the
+// random bits added, and undefined bits below. The exponents of a number and its complement add up to 255, not 254,
+// so the quotient is doubled, and its offset with it.
 func (b *blocks) quotients(group, i int, least reg.VecVirtual) (code, quotient, first reg.VecVirtual) {
 	root := b.inRing(rootsRing, group, i)
 	code, quotient, first = b.vector(), b.vector(), b.vector()
@@ -83,13 +81,12 @@ func (b *blocks) quotients(group, i int, least reg.VecVirtual) (code, quotient, 
 	return code, quotient, first
 }
 
-// nextDither goes on from the dither of vector i of a group to that of the next
-// vector.
+// nextDither advances from the dither of vector i of a group to that of the next vector.
 func (b *blocks) nextDither(i int) {
 	VPADDD(b.integer(b.ditherStep(i)), b.dither, b.dither)
 }
 
-// ditherStep is what nextDither adds.
+// ditherStep returns what nextDither adds.
 func (b *blocks) ditherStep(i int) uint32 {
 	here, next := b.elementOf(i, 0), b.group()
 	if i == 0 {
@@ -98,14 +95,14 @@ func (b *blocks) ditherStep(i int) uint32 {
 	return blockDither(next - here)
 }
 
-// blockDither is the dither of an element of a block over that of its first one.
+// blockDither returns the dither of an element of a block, relative to the block's first element.
 func blockDither(element int) uint32 { return uint32(element * abi.ElementStride & 0xffffffff) }
 
-// words repeats a 16-bit number.
+// words returns a 16-bit number twice in every lane.
 func words(x uint32) Mem { return integer(x<<16 | x) }
 
-// endBlock lays the block out whose elements have been updated, stores its
-// header, and prepares its encoding.
+// endBlock chooses the layout of the block whose elements were just updated, stores its header, and prepares its
+// encoding.
 func (b *blocks) endBlock() {
 	least, largest := b.extremes()
 	floor, shift, candidate, other := GP32(), GP32(), GP32(), GP32()
@@ -130,7 +127,7 @@ func (b *blocks) endBlock() {
 		CMOVLCC(candidate, floor)
 		CMOVLCC(other, shift)
 	}
-	// The header, 0 for a block of zeros.
+	// The header is 0 for a block of zeros.
 	header, zero := GP32(), GP32()
 	MOVL(shift, header)
 	SHLL(U8(8), header)
@@ -166,8 +163,7 @@ func (b *blocks) endBlock() {
 	b.setDither()
 }
 
-// setDither sets the dither of the first vector of the block that has just been
-// updated.
+// setDither sets the dither of the first vector of the block that was just updated.
 func (b *blocks) setDither() {
 	x, shifted, number := GP32(), GP32(), GP64()
 	MOVQ(b.index, number)
@@ -197,7 +193,7 @@ func (b *blocks) setDither() {
 	VPADDD(table("blockDither"+b.name, dithers), b.dither, b.dither)
 }
 
-// reduce takes the extreme of all lanes.
+// reduce returns the extreme of all lanes.
 func (b *blocks) reduce(x reg.VecVirtual, extreme func(...Op)) reg.GPVirtual {
 	if b.lanes == 16 {
 		upper := YMM()

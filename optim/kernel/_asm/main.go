@@ -55,7 +55,7 @@ func main() {
 	Generate()
 }
 
-// algorithmsWith are those whose moments can be held so.
+// algorithmsWith returns the algorithms whose moments can be of a type.
 func algorithmsWith(moments abi.MomentType) []abi.Algorithm {
 	var suited []abi.Algorithm
 	for algorithm := range abi.Algorithms {
@@ -66,7 +66,7 @@ func algorithmsWith(moments abi.MomentType) []abi.Algorithm {
 	return suited
 }
 
-// countsWith are the numbers of moments that these algorithms have.
+// countsWith returns the numbers of moments that these algorithms have.
 func countsWith(moments abi.MomentType) []int {
 	var counts []int
 	for _, algorithm := range algorithmsWith(moments) {
@@ -76,8 +76,8 @@ func countsWith(moments abi.MomentType) []int {
 	return slices.Compact(counts)
 }
 
-// updateName is the name of an update kernel, such as adamSplitFP32AVX2: the
-// algorithm, how master and moments are held, the instruction set.
+// updateName returns the name of an update kernel, such as adamSplitFP32AVX2: the algorithm, the formats of master
+// weights and moments, the instruction set.
 func updateName(a abi.Algorithm, state abi.State, moments abi.MomentType, s instructionSet) string {
 	return strings.ToLower(a.String()) + stateName(state) + strings.ToUpper(moments.String()) + s.name
 }
@@ -93,8 +93,8 @@ func stateName(s abi.State) string {
 	return "FP32"
 }
 
-// dispatch is the Go side of the kernels. The calls are written out, because
-// the compiler can keep arguments on the stack only where it sees the callee.
+// dispatch returns the Go side of the kernels. It writes out every call, because the compiler keeps arguments on the
+// stack only where it sees the callee.
 func dispatch() string {
 	var declarations, updates, traffics strings.Builder
 	declare := func(name string) {
@@ -149,24 +149,22 @@ func traffic(key trafficKey, a *abi.Arguments) {
 type instructionSet struct {
 	name  string
 	lanes int
-	// Where this is set, what is handled at once takes two registers, of which
-	// the first holds the even elements and the second the odd ones: 16-bit
-	// streams come apart and together in fewer instructions that way, and 32-bit
-	// ones in more.
+	// With this set, each group of elements takes two registers: one for even elements, one for odd ones. 16-bit
+	// streams then unpack and pack in fewer instructions, and 32-bit ones in more.
 	interleaved bool
 	held        map[uint32]reg.VecVirtual // constants in registers
 }
 
 var instructionSets = []instructionSet{{name: "AVX2", lanes: 8}, {name: "AVX512", lanes: 16}}
 
-// forMoments orders elements for the streams of a kernel.
+// forMoments returns the instruction set with the order of elements that suits the streams of a kernel.
 func (s instructionSet) forMoments(t abi.MomentType) instructionSet {
 	s.interleaved = t != abi.MomentsFP32
 	return s
 }
 
-// group is the number of elements that are handled at once: a group of 16 in one
-// register of 512 bits or in two of 256, or two groups in two of 512.
+// group returns the number of elements in a group: 16, in one 512-bit register or two 256-bit ones, or 32 in two
+// 512-bit registers.
 func (s instructionSet) group() int {
 	if s.interleaved {
 		return 2 * s.lanes
@@ -174,8 +172,8 @@ func (s instructionSet) group() int {
 	return abi.Group
 }
 
-// hold loads constants into registers. AVX-512 has twice as many, and its
-// constants in memory are twice as large.
+// hold loads constants into registers. AVX-512 has twice as many registers, and its constants in memory are twice as
+// large.
 func (s *instructionSet) hold(patterns ...uint32) {
 	held := map[uint32]reg.VecVirtual{}
 	maps.Copy(held, s.held)
@@ -186,7 +184,7 @@ func (s *instructionSet) hold(patterns ...uint32) {
 	s.held = held
 }
 
-// integer is a 32-bit pattern for every lane, in a register if it is held.
+// integer returns a 32-bit pattern for every lane, in a register if it is held.
 func (s instructionSet) integer(pattern uint32) Op {
 	if x, ok := s.held[pattern]; ok {
 		return x
@@ -208,7 +206,7 @@ type stream struct {
 	size int
 }
 
-// at is the address of element index+offset.
+// at returns the address of element index+offset.
 func (s stream) at(index reg.Register, offset int) Mem {
 	return Mem{Base: s.base, Index: index, Scale: uint8(s.size), Disp: offset * s.size}
 }
@@ -221,7 +219,7 @@ func argument(field string) reg.Register {
 // readOnlyWithoutPointers are the assembler's flags RODATA and NOPTR.
 const readOnlyWithoutPointers = 8 | 16
 
-// tables are constants in memory, by name.
+// tables holds constants in memory, by name.
 var tables = map[string]Mem{}
 
 func table(name string, words []uint32) Mem {
@@ -236,14 +234,14 @@ func table(name string, words []uint32) Mem {
 	return m
 }
 
-// integer is a 32-bit pattern for every lane.
+// integer returns a 32-bit pattern for every lane.
 func integer(pattern uint32) Mem {
 	return table(fmt.Sprintf("pattern%08x", pattern), slices.Repeat([]uint32{pattern}, abi.Group))
 }
 
-// flushDenormals sets flush-to-zero and denormals-are-zero for the rest of the
-// kernel and returns what puts the caller's setting back. Doing it here, and
-// not once per thread, makes the kernels functions of their arguments alone.
+// flushDenormals emits code that sets flush-to-zero and denormals-are-zero for the rest of the kernel. It returns a
+// function that emits code to restore the caller's setting. Each kernel does so itself, not once per thread, so that
+// its result depends on its arguments alone.
 func flushDenormals() (restore func()) {
 	const flushToZero, denormalsAreZero = 0x8000, 0x0040
 	saved := AllocLocal(8)
@@ -257,7 +255,7 @@ func flushDenormals() (restore func()) {
 	return func() { LDMXCSR(saved) }
 }
 
-// label is a label that no other is equal to.
+// label returns a unique label.
 func label(name string) string {
 	labels++
 	return fmt.Sprint(name, labels)
@@ -265,8 +263,7 @@ func label(name string) string {
 
 var labels int
 
-// eachKind emits code for each kind that elements may have, and the branch to
-// the one that is wanted.
+// eachKind emits code for each kind of elements, and the branch to the right one.
 func eachKind(kind reg.Register, code func(kind int)) {
 	bf16, fp16, wide, done := label("bf16"), label("fp16"), label("fp32"), label("done")
 	CMPQ(kind, U8(abi.FP16))
@@ -280,15 +277,15 @@ func eachKind(kind reg.Register, code func(kind int)) {
 	Label(done)
 }
 
-// length is how far a loop goes, in elements, and for how many of them it
-// prefetches; both are multiples of a group.
+// length is the number of elements that a loop walks, and for how many of them it prefetches. Both are multiples of a
+// group.
 type length struct {
 	elements, prefetching reg.Register
 	start                 reg.Register // nil for 0
 }
 
-// loop emits a loop in steps of so many elements. What lies ahead is to be
-// prefetched at index ahead; towards the end of memory that is the index itself.
+// loop emits a loop in steps of step elements. The body prefetches at index ahead; towards the end of memory, ahead
+// equals index.
 func loop(n length, distance, step int, body func(index, ahead reg.Register)) {
 	next, check := label("next"), label("check")
 	index, ahead, end := GP64(), GP64(), GP64()

@@ -10,10 +10,8 @@ import (
 	"plimsoll/optim/kernel/abi"
 )
 
-// traffic writes the limit that an update is measured against: the same
-// streams in the same order with the same prefetch, and one integer
-// instruction where the update has its arithmetic. A nil parameter copy is left
-// out.
+// traffic writes the kernel that an update is measured against: the same streams in the same order with the same
+// prefetch, and one integer instruction in place of the update's arithmetic. It skips a nil parameter copy.
 func (s instructionSet) traffic(state abi.State, moments abi.MomentType, count int) {
 	TEXT(trafficName(state, moments, count, s), 4, "func(a *Arguments)")
 	parameter, gradient, kind := stream{argument("Parameter"), 2}, argument("Gradient"), argument("GradientKind")
@@ -75,10 +73,9 @@ func (s instructionSet) traffic(state abi.State, moments abi.MomentType, count i
 	RET()
 }
 
-// touch reads a group of a stream, changes nothing, and returns what writes it:
-// kernels write after all reads, see adam. A group is 16 bytes of an 8-bit
-// stream, 32 of a 16-bit one and 64 of a 32-bit one: only the last fill a
-// 512-bit register.
+// touch reads a group of a stream and changes nothing. It returns a function that emits the write: kernels write
+// after all reads, see adam. A group is 16 bytes of an 8-bit stream, 32 of a 16-bit one and 64 of a 32-bit one. Only
+// a 32-bit one fills a 512-bit register.
 func (s instructionSet) touch(st stream, index reg.Register, zero reg.VecVirtual) (writes []func()) {
 	if s.lanes == 16 && st.size == 4 {
 		x := s.vector()
@@ -128,7 +125,7 @@ func (s instructionSet) xor(a, b, to Op) {
 
 func (s instructionSet) clear(x reg.VecVirtual) { s.xor(x, x, x) }
 
-// accumulate writes the accumulation of gradients in an accumulator of any type.
+// accumulate writes the kernel that adds gradients to an accumulator of any type.
 func (s instructionSet) accumulate() {
 	TEXT("accumulate"+s.name, 4, "func(n int, prefetching int, sumKind int, sum *byte, kind int, gradient *byte)")
 	restore := flushDenormals()
@@ -159,10 +156,9 @@ func (s instructionSet) accumulate() {
 	RET()
 }
 
-// sumSquares writes the sums of the squares of the parts of a gradient: n
-// elements, whole runs, of each, the parts so many elements apart. A core
-// fetches a third more in the same time when it reads in several places, and less
-// when it prefetches what it will read in order anyway.
+// sumSquares writes the kernel that sums the squares of the parts of a gradient. Each part has n elements, in full
+// runs, and begins apart elements after the last. A core fetches a third more in the same time when it reads in
+// several places. It fetches less when it prefetches what it will read in order anyway.
 func (s instructionSet) sumSquares() {
 	TEXT("sumSquares"+s.name, 4, "func(n int, apart int, gradientKind int, gradient *byte, sums *[4][16]float64)")
 	restore := flushDenormals()
@@ -217,10 +213,9 @@ func (s instructionSet) sumRun(kind int, base, index reg.Register, lanes Mem) {
 	}
 }
 
-// sumWideSquares writes the sum of the squares of gradients in float64, in 16
-// lanes: lane j adds up the elements whose index is j modulo 16, in order. The
-// square of an fp32 number is exact in float64, so a fused multiply-add rounds
-// just as a multiplication and an addition do.
+// sumWideSquares writes the kernel that sums the squares of gradients in float64, in 16 lanes. Lane j adds up the
+// elements whose index is j modulo 16, in order. The square of an fp32 number is exact in float64, so a fused
+// multiply-add rounds just as a multiplication and an addition do.
 func (s instructionSet) sumWideSquares() {
 	TEXT("sumWideSquares"+s.name, 4, "func(n int, prefetching int, gradientKind int, gradient *byte, lanes *[16]float64)")
 	restore := flushDenormals()

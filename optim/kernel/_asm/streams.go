@@ -11,7 +11,7 @@ import (
 	"plimsoll/optim/kernel/abi"
 )
 
-// vectors hold the numbers that are handled at once, in one or two registers.
+// vectors are one or two registers that hold the numbers of a group.
 type vectors []reg.VecVirtual
 
 func (s instructionSet) vectors() vectors {
@@ -22,8 +22,7 @@ func (s instructionSet) vectors() vectors {
 	return v
 }
 
-// operands are a group of numbers in registers, or in memory as instructions
-// can read it.
+// operands are a group of numbers in registers, or in memory as instruction operands.
 type operands []Op
 
 func (v vectors) operands() operands {
@@ -34,7 +33,7 @@ func (v vectors) operands() operands {
 	return o
 }
 
-// registers loads what is not in a register yet.
+// registers loads operands that are not in registers yet.
 func (s instructionSet) registers(o operands) vectors {
 	var v vectors
 	for _, x := range o {
@@ -48,19 +47,18 @@ func (s instructionSet) registers(o operands) vectors {
 	return v
 }
 
-// array is a stream of numbers that a kernel reads as fp32, and writes back, a
-// group at a time.
+// array is a stream of numbers that a kernel reads as fp32 and writes back, one group at a time.
 type array interface {
 	prefetch(ahead reg.Register)
 	load(index reg.Register) operands
 	store(x vectors, index reg.Register)
-	// finish is emitted after the loop.
+	// finish emits code after the loop.
 	finish()
-	// changed are the streams that it reads and writes.
+	// changed returns the streams that the array reads and writes.
 	changed() []stream
 }
 
-// master is the array of master weights, with its arguments loaded.
+// master returns the array of master weights, with its arguments loaded.
 func (s instructionSet) master(state abi.State) array {
 	if state == abi.Split {
 		return splitMaster{s, stream{argument("Parameter"), 2}, stream{argument("Low"), 2}}
@@ -69,7 +67,7 @@ func (s instructionSet) master(state abi.State) array {
 	return fp32Master{s, stream{argument("Master"), 4}, stream{parameter, 2}, s.loadCopyKind(parameter)}
 }
 
-// moment is the first or second moment.
+// moment returns the array of the first or second moment.
 func (s instructionSet) moment(number int, t abi.MomentType) array {
 	base := argument(fmt.Sprintf("Moment%d", number))
 	if t == abi.MomentsBF16 {
@@ -112,8 +110,8 @@ func (bf16Moment) finish() {}
 
 func (m bf16Moment) changed() []stream { return []stream{m.stream} }
 
-// ditheredMoment is a bf16 moment that is rounded stochastically: up with the
-// probability of the part that is cut off.
+// ditheredMoment is a bf16 moment that is rounded stochastically: the probability of rounding up is the part that is
+// cut off.
 type ditheredMoment struct {
 	bf16Moment
 	dither reg.VecVirtual // of the first lanes of the group
@@ -147,12 +145,12 @@ func (m ditheredMoment) store(x vectors, index reg.Register) {
 	VPADDD(m.integer(m.ditherOf(m.group())), m.dither, m.dither)
 }
 
-// ditherOf is the dither of an element over that of element 0.
+// ditherOf returns the dither of an element, relative to element 0.
 func (instructionSet) ditherOf(element int) uint32 {
 	return uint32(element * abi.DitherStep & 0xffffffff)
 }
 
-// elementOf is the element of a group in a lane of vector i.
+// elementOf returns the element of a group in a lane of vector i.
 func (s instructionSet) elementOf(i, lane int) int {
 	if s.interleaved {
 		return 2*lane + i
@@ -160,7 +158,7 @@ func (s instructionSet) elementOf(i, lane int) int {
 	return i*s.lanes + lane
 }
 
-// ditherOfLanes is the dither of each lane over that of the first.
+// ditherOfLanes returns the dither of each lane, relative to the first.
 func (s instructionSet) ditherOfLanes() Mem {
 	var dithers []uint32
 	for lane := range s.lanes {
@@ -169,8 +167,8 @@ func (s instructionSet) ditherOfLanes() Mem {
 	return table("ditherOfLanes"+s.name, dithers)
 }
 
-// splitMaster holds the upper half, a bf16 parameter rounded half away from
-// zero, and the low 16 bits in two streams.
+// splitMaster is a master weight in two streams: the upper half, a bf16 parameter rounded half away from zero, and
+// the low 16 bits.
 type splitMaster struct {
 	instructionSet
 	parameter, low stream
@@ -237,9 +235,8 @@ func (splitMaster) finish() {}
 
 func (m splitMaster) changed() []stream { return []stream{m.parameter, m.low} }
 
-// fp32Master holds whole fp32 weights, and writes a 16-bit copy past the
-// caches: nothing reads it here, and an ordinary store would first read the
-// line from memory.
+// fp32Master is a master weight in fp32, with a 16-bit copy. The kernel never reads the copy, so it writes it past
+// the caches: an ordinary store would first read the line from memory.
 type fp32Master struct {
 	instructionSet
 	weights, parameter stream
@@ -284,11 +281,10 @@ func (m fp32Master) store(p vectors, index reg.Register) {
 	Label(stored)
 }
 
-// unaligned is set in the kind of a copy to which nothing can be stored past the
-// caches. The usual kind is 0.
+// unaligned is set in the kind of a copy that stores past the caches cannot write to. The usual kind is 0.
 const unaligned = 4
 
-// loadCopyKind loads the kind of the copy of the parameters.
+// loadCopyKind loads the kind of the parameter copy.
 func (s instructionSet) loadCopyKind(parameter reg.Register) reg.Register {
 	kind, aligned := argument("CopyKind"), label("aligned")
 	TESTQ(U32(2*s.group()-1), parameter)
@@ -298,8 +294,7 @@ func (s instructionSet) loadCopyKind(parameter reg.Register) reg.Register {
 	return kind
 }
 
-// finish orders the stores past the caches before whatever the caller does
-// next.
+// finish orders the stores past the caches before any later stores of the caller.
 func (fp32Master) finish() { SFENCE() }
 
 func (m fp32Master) changed() []stream { return []stream{m.weights} }
@@ -309,7 +304,7 @@ func prefetchKind(kind int, base, ahead reg.Register) {
 	PREFETCHT0(streamOf(kind, base).at(ahead, 0))
 }
 
-// streamOf is a stream of numbers of a kind.
+// streamOf returns a stream of numbers of a kind.
 func streamOf(kind int, base reg.Register) stream {
 	if kind == abi.Wide {
 		return stream{base, 4}
@@ -317,7 +312,7 @@ func streamOf(kind int, base reg.Register) stream {
 	return stream{base, 2}
 }
 
-// loadKind loads a group of numbers of a kind, some groups after an index.
+// loadKind loads a group of numbers of a kind, a number of groups after index.
 func (s instructionSet) loadKind(kind int, base, index reg.Register, group int) vectors {
 	from, first := streamOf(kind, base), group*abi.Group
 	switch kind {
@@ -333,8 +328,8 @@ func (s instructionSet) loadKind(kind int, base, index reg.Register, group int) 
 	return s.registers(s.wide(from, index, first))
 }
 
-// wide is a group of fp32 numbers, so many elements after an index: where they
-// lie in memory, if they are in order there.
+// wide returns a group of fp32 numbers, first elements after index. It returns memory operands if the kernel keeps
+// numbers in memory order.
 func (s instructionSet) wide(from stream, index reg.Register, first int) operands {
 	var o operands
 	for i := range s.group() / s.lanes {
@@ -352,8 +347,7 @@ func (s instructionSet) storeWide(x vectors, to stream, index reg.Register) {
 	}
 }
 
-// Shuffles of AVX2 work within 128 bits, apart from those that move quarters or
-// halves of a register.
+// Operands of AVX2 shuffles. Most work within 128 bits; others move quarters or halves of a register.
 const (
 	inQuarters  = 0b11_01_10_00 // swaps the middle quarters
 	lowerHalves = 0x20          // of two registers
@@ -364,7 +358,7 @@ const (
 	oddWords    = 0xaa
 )
 
-// ordered brings consecutive numbers into the order of the kernel.
+// ordered returns consecutive numbers in the order of the kernel.
 func (s instructionSet) ordered(x vectors) vectors {
 	if !s.interleaved {
 		return x
@@ -396,8 +390,8 @@ func (s instructionSet) consecutive(x vectors) vectors {
 	return y
 }
 
-// pick takes, for lane of vector i, the element of two registers of 512 bits that
-// is in the lane of that number, counted through both.
+// pick fills each lane of vector i from two 512-bit registers. The function number returns which of their lanes,
+// counted through both.
 func (s instructionSet) pick(x vectors, number func(i, lane int) int) vectors {
 	y := s.vectors()
 	for i := range y {
@@ -422,7 +416,7 @@ func (s instructionSet) move(from, to Op) {
 	VMOVDQU(from, to)
 }
 
-// words is a register for 16-bit numbers of what is handled at once.
+// words returns a register for the 16-bit numbers of a group.
 func (s instructionSet) words() reg.VecVirtual {
 	if s.group() == 2*abi.Group {
 		return ZMM()
@@ -430,17 +424,15 @@ func (s instructionSet) words() reg.VecVirtual {
 	return YMM()
 }
 
-// Operations on three operands: x | y & mask, x | y &^ mask, x & mask | y. The
-// result replaces x.
+// Operations on three operands: x | y & mask, x | y &^ mask, x & mask | y. The result replaces x.
 const (
 	orAnd    = 0xf8
 	orAndNot = 0xf4
 	andOr    = 0xea
 )
 
-// blend replaces the even 16-bit words of x by those of a register, or the odd ones
-// by those of a register or in memory. With AVX-512 they have to be 0, and the mask
-// to be held.
+// blend replaces the even 16-bit words of x with those of a register, or the odd ones with those of a register or
+// memory. With AVX-512 the replaced words must be 0, and the mask must be held.
 func (s instructionSet) blend(from Op, x reg.VecVirtual, which uint64) {
 	if s.lanes == 8 {
 		VPBLENDW(U8(which), from, x, x)
@@ -475,7 +467,7 @@ func (s instructionSet) loadUpperHalves(from Mem) vectors {
 	return x
 }
 
-// packUpperHalves packs the upper 16 bits of every lane, and may change x.
+// packUpperHalves packs the upper 16 bits of every lane. It may change x.
 func (s instructionSet) packUpperHalves(x vectors) reg.VecVirtual {
 	VPSRLD(U8(16), x[0], x[0])
 	if s.interleaved {
@@ -495,8 +487,8 @@ func (s instructionSet) packUpperHalves(x vectors) reg.VecVirtual {
 
 const zeroed = 0x80 // in a shuffle of bytes
 
-// spread is the shuffle of bytes that makes eight 16-bit numbers, present in
-// both halves of a register, the upper halves of 32-bit ones.
+// spread returns the byte shuffle that moves eight 16-bit numbers into the upper halves of 32-bit lanes. Both halves
+// of the register must hold the numbers.
 func spread() Mem {
 	var order []byte
 	for i := range byte(8) {
@@ -505,8 +497,8 @@ func spread() Mem {
 	return shuffle("spread", order)
 }
 
-// separated is the shuffle of bytes that puts the lower halves of 32-bit numbers
-// first and their upper halves behind them.
+// separated returns the byte shuffle that puts the lower halves of 32-bit numbers first and their upper halves after
+// them.
 func separated() Mem {
 	order := []byte{0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15}
 	return shuffle("separated", append(order, order...))
@@ -525,7 +517,7 @@ func (s instructionSet) roundToFP16(x vectors) reg.VecVirtual {
 	const toNearest = 0
 	x = s.consecutive(x)
 	packed := s.words()
-	s.clear(packed) // else its upper half would count as taken from before the loop on
+	s.clear(packed) // else its upper half would count as live from before the loop
 	if s.lanes == 16 {
 		VCVTPS2PH(U8(toNearest), x[0], packed.AsY())
 		if s.interleaved {

@@ -8,8 +8,7 @@ import (
 	"plimsoll/optim/kernel/abi"
 )
 
-// undoLog writes what keeps a tile in the undo log, where there is one, before
-// it is changed.
+// undoLog emits code that copies a tile to the undo log, if there is one, before the kernel changes it.
 type undoLog struct {
 	instructionSet
 	log     reg.Register
@@ -32,8 +31,7 @@ func (s instructionSet) undoLog(state abi.State, moments abi.MomentType, arrays 
 	return u
 }
 
-// keep keeps so many elements from index on, of rings that have room for some
-// tiles.
+// keep logs elements from index on, in rings with room for UndoTiles tiles.
 func (u undoLog) keep(index reg.Register, elements, tile int) {
 	kept, place, end := label("kept"), GP64(), GP64()
 	TESTQ(u.log, u.log)
@@ -46,8 +44,8 @@ func (u undoLog) keep(index reg.Register, elements, tile int) {
 	Label(kept)
 }
 
-// keepHeader keeps the header of the block of int8 moments that begins at index,
-// before anything else of the block is kept.
+// keepHeader logs the header of the block of int8 moments that begins at index. It must precede everything else of
+// the block.
 func (u undoLog) keepHeader(index reg.Register) {
 	kept, place, header := label("kept"), GP64(), GP32()
 	TESTQ(u.log, u.log)
@@ -60,7 +58,7 @@ func (u undoLog) keepHeader(index reg.Register) {
 	Label(kept)
 }
 
-// copy copies elements of every stream to their place in the rings.
+// copy copies elements of every stream to their places in the rings.
 func (u undoLog) copy(index, place reg.Register, elements int) {
 	for i, from := range u.streams {
 		to, left := stream{u.log, from.size}, elements

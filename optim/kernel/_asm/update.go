@@ -10,18 +10,16 @@ import (
 	"plimsoll/optim/kernel/abi"
 )
 
-// registers are the constants of a step that an algorithm uses most; the others
-// are operands in memory.
+// registers holds the step's constants that an algorithm uses most. The others are operands in memory.
 type registers map[int]reg.VecVirtual
 
 // algorithm writes the arithmetic of an update.
 type algorithm struct {
 	resident []int // constants that are kept in registers
 	others   []int // constants for which only AVX-512 has enough of them
-	// update changes master weights p and the moments with scaled gradients g.
-	// The arithmetic is that of the function of the same name in
-	// generic.go, operation by operation. Moments are loaded late and
-	// stored early, because registers are few.
+	// update changes master weights p and the moments with scaled gradients g. The arithmetic is that of the function
+	// of the same name in generic.go, operation by operation. Registers are few, so it loads moments late and stores
+	// them early.
 	update func(s instructionSet, c func(row int) Op, p, g vectors, load func(number int) operands, store func(number int, x vectors))
 }
 
@@ -48,8 +46,7 @@ var algorithms = [abi.Algorithms]algorithm{
 	},
 }
 
-// rootOfSecond is the number under which Adam offers the root of its second
-// moment to whoever stores that.
+// rootOfSecond is the number under which Adam passes the root of its second moment to store.
 const rootOfSecond = 2
 
 // update writes one update kernel.
@@ -128,9 +125,9 @@ func (s instructionSet) update(a abi.Algorithm, state abi.State, moments abi.Mom
 	RET()
 }
 
-// adam reads everything before it writes anything: a processor takes a read for
-// one of an earlier write, and lets it wait, when the lower 12 bits of their
-// addresses are the same, and arrays begin at the beginning of a page.
+// adam reads everything before it writes anything. A processor mistakes a read for one of an earlier write, and
+// delays it, when the lower 12 bits of their addresses are equal. Those of arrays are, because arrays begin at page
+// boundaries.
 func (s instructionSet) adam(c func(int) Op, p, g vectors, load func(int) operands, store func(int, vectors)) {
 	m := s.average(c(abi.Beta1), load(0), c(abi.OneMinusBeta1), g)
 	for i := range g {
@@ -152,7 +149,7 @@ func (s instructionSet) adam(c func(int) Op, p, g vectors, load func(int) operan
 	}
 }
 
-// average is a·x + b·y.
+// average returns a·x + b·y.
 func (s instructionSet) average(a Op, x operands, b Op, y vectors) vectors {
 	sum := s.vectors()
 	for i := range sum {
@@ -174,8 +171,7 @@ func (s instructionSet) lion(c func(int) Op, p, g vectors, load func(int) operan
 	store(0, s.average(c(abi.Beta2), m, c(abi.OneMinusBeta2), g))
 }
 
-// signed is x with the sign of direction flipped in: 0 where direction is 0,
-// and NaN where it is NaN.
+// signed returns x with the sign of direction flipped in. It returns 0 where direction is 0, and NaN where it is NaN.
 func (s instructionSet) signed(x Op, direction reg.VecVirtual) reg.VecVirtual {
 	const equal, unordered = 0, 3
 	result, zero := s.vector(), s.vector()

@@ -1,8 +1,7 @@
 """Optimizers for PyTorch whose state the optimizer service holds and updates.
 
-Each takes the arguments of torch's optimizer of its name, in torch's order and
-with torch's defaults (Lion: those of its paper, arXiv 2302.06675), and options
-of its own by name: see ``help(plimsoll.torch.AdamW)``.
+Each takes the arguments of the torch optimizer of its name, in torch's order and with torch's defaults. Lion has the
+defaults of its paper, arXiv 2302.06675. Each also has keyword options of its own: see ``help(plimsoll.torch.AdamW)``.
 """
 
 from typing import Any, Dict, Iterable, Optional, Tuple
@@ -160,7 +159,7 @@ class AdamW(Adam):
         )
 
     def __setstate__(self, state: Dict[str, Any]) -> None:
-        # States of AdamW that older releases of torch have saved do not say so.
+        # AdamW states that older releases of torch saved do not have the flag.
         for group in state["param_groups"]:
             group["decoupled_weight_decay"] = True
         super().__setstate__(state)

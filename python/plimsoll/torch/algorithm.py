@@ -1,19 +1,19 @@
-"""What an optimizer of torch is to the service, and the options of its parameter groups."""
+"""How the service sees an optimizer of torch, and the options of its parameter groups."""
 
 from numbers import Real
 from typing import Any, Callable, Dict, Iterable, NamedTuple, Sequence, Tuple, Type
 
 import torch
 
-# The range of fp32, whose smaller numbers the service takes for zeros.
+# The range of fp32. The service treats smaller numbers as zeros.
 SMALLEST, _LARGEST = 2.0**-126, torch.finfo(torch.float32).max
 LARGEST_SCALE = 1 / SMALLEST
-# What torch's optimizers have and these have not.
+# Features of torch's optimizers that these lack.
 _REFUSED = {
     "amsgrad": "it needs a third moment, and the service holds two",
     "differentiable": "autograd cannot follow a step into the service",
 }
-# Flags of torch, and what they are where a parameter group does not name them.
+# Flags of torch, with the values that apply if a parameter group does not name them.
 _FLAGS = {
     "foreach": None,
     "fused": None,
@@ -32,16 +32,16 @@ Numbers = Sequence[Sequence[float]]  # seven of each parameter group, as the pro
 
 
 class Rule(NamedTuple):
-    """How the states are updated, and what their first moments begin with in each parameter group."""
+    """How the states are updated, and the initial first moments of each parameter group."""
 
     optimizer: str
     first_moments: Sequence[float]
 
 
 class Algorithm(NamedTuple):
-    """What makes one optimizer another than the others, and which parameter groups it can make steps of.
+    """What distinguishes one optimizer from the others, and which parameter groups it can make steps of.
 
-    Functions take a parameter group. ``name`` is that of the optimizer, for messages.
+    Its functions take a parameter group. ``name`` is the name of the optimizer, for messages.
     """
 
     reference: Type[torch.optim.Optimizer]  # that of torch whose constructor checks the hyperparameters
@@ -53,7 +53,9 @@ class Algorithm(NamedTuple):
     counts_steps: bool = True
 
     def checked(self, options: Dict[str, Any], name: str) -> Dict[str, Any]:
-        """The options of a parameter group, as torch has them. Raises what torch's constructor raises, and ValueError."""
+        """The options of a parameter group, as torch has them. Raises what torch's constructor raises, and
+        ValueError.
+        """
         if options.get("fused") and options.get("foreach"):
             raise RuntimeError("`fused` and `foreach` cannot be `True` together.")
         self.check_flags(options, name)
@@ -67,7 +69,7 @@ class Algorithm(NamedTuple):
         return options
 
     def check_group(self, groups: Sequence[Dict[str, Any]], g: int, defaults: Dict[str, Any], name: str) -> None:
-        """Refuses the group ``g`` where no step could be made of it."""
+        """Refuses the group ``g`` if no step could be made of it."""
         try:
             self.checked({option: groups[g][option] for option in defaults}, name)
         except ValueError as error:
@@ -83,7 +85,7 @@ class Algorithm(NamedTuple):
                 )
 
     def check_agreement(self, groups: Sequence[Dict[str, Any]], opened: Iterable[str] = ()) -> None:
-        """Refuses groups whose steps are of different kinds, or of another kind than the states that are ``opened``."""
+        """Refuses groups whose steps differ in kind from each other, or from the states that are ``opened``."""
         for option in ("maximize", "decoupled_weight_decay"):
             if len({bool(group.get(option)) for group in groups}) > 1:
                 raise ValueError(
@@ -101,7 +103,7 @@ class Algorithm(NamedTuple):
     def complete(
         self, groups: Sequence[Dict[str, Any]], defaults: Dict[str, Any], name: str, opened: Iterable[str]
     ) -> None:
-        """Adds the flags that groups of an older release of torch do not have, and checks all."""
+        """Adds the flags that groups of an older release of torch lack, and checks all groups."""
         for group in groups:
             for flag, value in _FLAGS.items():
                 if flag in defaults:
@@ -121,7 +123,7 @@ class Algorithm(NamedTuple):
 
 
 def _check_number(name: str, value: float) -> None:
-    """Refuses a hyperparameter that is no number in fp32, in which the service makes steps."""
+    """Refuses a hyperparameter that fp32, the type of the service's steps, cannot hold."""
     if not abs(value) <= _LARGEST:
         raise ValueError(f"{name} is {value:g}: steps are made in fp32: expected a magnitude of at most {_LARGEST:.3g}")
     if name == "eps" and 0 < value < SMALLEST:

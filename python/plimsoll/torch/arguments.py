@@ -1,4 +1,4 @@
-"""What the arguments of optimizers are and do."""
+"""The arguments of optimizers: what each is and does."""
 
 import inspect
 import textwrap
@@ -79,7 +79,9 @@ _RAISES = (
 
 
 def described(**meanings: str) -> Any:
-    """A decorator that adds to a class's docstring what each argument does: as ``meanings`` say, or as it does everywhere."""
+    """A decorator that documents each argument in a class's docstring: from ``meanings``, or else from the common
+    meanings.
+    """
 
     def describe(optimizer: Type[Any]) -> Type[Any]:
         lines = [inspect.getdoc(optimizer), "", "Args:"]

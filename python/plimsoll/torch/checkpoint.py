@@ -16,14 +16,14 @@ from plimsoll.torch.state_dict import check_entries, write_entries
 
 
 class Saver:
-    """Saves and loads checkpoints, and knows which is being saved."""
+    """Saves and loads checkpoints, and keeps track of the save under way."""
 
     def __init__(self) -> None:
         self._saving: Optional[Tuple[str, int, str]] = None  # directory, step and identity
         self._saves_in_vain = False  # some ranks may be saving what will be no checkpoint
 
     def save(self, shards: Shards, directory: Any, training: Any, check: Callable[[], None]) -> int:
-        """Begins to save, unless ``check`` fails on a rank. The step that is saved."""
+        """Begins to save, unless ``check`` fails on a rank. Returns the step that is saved."""
         ranks, sessions = shards.ranks, shards.sessions
         if not ranks.are_heard and environment.world() > 1:
             raise RuntimeError(
@@ -53,7 +53,7 @@ class Saver:
         return step
 
     def saved(self, shards: Shards) -> int:
-        """Waits until all ranks have written what is being saved, and makes it a checkpoint. Its step."""
+        """Waits until all ranks have written the save under way, and makes it a checkpoint. Returns its step."""
         if self._saving is None:
             raise RuntimeError("saved: nothing is being saved: call save first")
         (directory, step, identity), self._saving = self._saving, None
@@ -61,7 +61,7 @@ class Saver:
         saves = f"saving step {step} to {directory}"
 
         def wait() -> bool:
-            # All are asked, whatever the first says: the next save begins anew.
+            # Ask all, whatever the first says: the next save begins anew.
             found, failure = [], None
             for session in sessions:
                 try:
@@ -77,7 +77,7 @@ class Saver:
             return bool(sessions)
 
         def commit() -> None:
-            # Of a model that has not enough for all ranks, the first may have nothing.
+            # If a model is too small for all ranks, the first rank may have nothing.
             if ranks.mesh.number == having.index(True):
                 without = [rank for rank, has in enumerate(having) if not has]
                 sessions[0].commit(directory, step, without, identity=identity)
@@ -87,11 +87,11 @@ class Saver:
         return step
 
     def forget(self) -> None:
-        """The optimizer is closed, and what was being saved is left to the service."""
+        """Leaves the save under way to the service, as the optimizer is closed."""
         self._saving = None
 
     def load(self, shards: Shards, directory: Any) -> Any:
-        """Loads a checkpoint into the state and the model. Its training document."""
+        """Loads a checkpoint into the state and the model. Returns its training document."""
         ranks, sessions = shards.ranks, shards.sessions
         several = len(sessions) > 1 or ranks.are_heard
         loads = f"loading {directory}"
@@ -115,7 +115,7 @@ class Saver:
 def fit_entries(
     shards: Shards, algorithm: Algorithm, entries: Callable[[], Dict[torch.Tensor, Any]]
 ) -> Tuple[int, Dict[torch.Tensor, Any]]:
-    """The step of entries of torch's state_dict, and those of this rank. Raises where they do not fit on some rank."""
+    """The step of a state_dict's entries, and this rank's entries. Raises if they do not fit on some rank."""
     given: Dict[torch.Tensor, Any] = {}
 
     def fit() -> int:
@@ -131,7 +131,7 @@ def fit_entries(
 
 
 def replace_state(shards: Shards, algorithm: Algorithm, step: int, entries: Dict[torch.Tensor, Any]) -> None:
-    """Makes the state that of entries, which fit."""
+    """Replaces the state by entries that fit."""
     shards.will_change()
     shards.ranks.agree("load_state_dict", lambda: write_entries(shards, algorithm, entries))
     shards.set_step("load_state_dict", step)

@@ -1,4 +1,4 @@
-"""What ``optimizer.state`` shows: the state that the service holds, fetched when it is looked at."""
+"""What ``optimizer.state`` shows: the state that the service holds, fetched on access."""
 
 import collections
 import collections.abc
@@ -13,7 +13,7 @@ from plimsoll.torch.shard import Shard
 from plimsoll.torch.slot import Slot
 from plimsoll.torch.state_dict import read_entry
 
-# Operators that write their first argument and do not say so by a name that ends with an underscore.
+# Operators that write their first argument although their name does not end with an underscore.
 _WRITING = frozenset(("__setitem__", "__set__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ifloordiv__", "__imod__", "__ipow__"))
 _REFUSED = (
     "optimizer.state shows copies of what the service holds, and writing to them changes nothing there: load what you mean "
@@ -22,7 +22,7 @@ _REFUSED = (
 
 
 class Copy(torch.Tensor):
-    """A tensor of the state. It can be read as any other; what would write to it raises RuntimeError."""
+    """A tensor of the state. It can be read like any other; writes raise RuntimeError."""
 
     @classmethod
     def __torch_function__(cls, function: Callable[..., Any], types: Any, arguments: Any = (), options: Any = None) -> Any:
@@ -49,10 +49,10 @@ class Copy(torch.Tensor):
 
 
 class Entry(Dict[str, Any]):
-    """The state of one parameter, as it was when it was looked at. An entry may be given the value that it has."""
+    """The state of one parameter, as it was on access. Assigning the value that an entry already has is allowed."""
 
     def __setitem__(self, key: str, value: Any) -> None:
-        # Tools that move the state from device to device assign what is there already.
+        # Tools that move the state between devices assign the values that it already has.
         if not _is_same(self.get(key, _NOTHING), value):
             raise RuntimeError(_REFUSED)
 
@@ -97,10 +97,11 @@ def _is_same(now: Any, value: Any) -> bool:
 
 
 class Entries(collections.abc.MutableMapping):
-    """The entries of all parameters that have a state, by parameter. Nothing is fetched before it is asked for.
+    """The entries of all parameters that have a state, by parameter, fetched on access.
 
-    As with torch it is empty, and false, before the first step: torch.distributed.checkpoint makes one then. Where the ranks
-    have divided the state it shows no entries, and raises RuntimeError for the parameters of the optimizer.
+    As with torch it is empty, and false, before the first step: torch.distributed.checkpoint then makes one. If the
+    state is divided among the ranks, it shows no entries, and raises RuntimeError for the parameters of the
+    optimizer.
     """
 
     def __init__(self, optimizer: Any):
@@ -109,7 +110,7 @@ class Entries(collections.abc.MutableMapping):
 
     @contextlib.contextmanager
     def showing(self, entries: Dict[torch.Tensor, Dict[str, Any]]) -> Iterator[None]:
-        """Shows these instead, as ordinary tensors, while torch makes a state_dict of them."""
+        """Shows these entries instead, as ordinary tensors, while torch makes a state_dict of them."""
         self._shown = entries
         try:
             yield
@@ -117,7 +118,7 @@ class Entries(collections.abc.MutableMapping):
             self._shown = None
 
     def _parameters(self) -> Dict[torch.Tensor, Any]:
-        """The parameters that have a state, with what reads the entry of each."""
+        """The parameters that have a state, with a reader of each one's entry."""
         if self._shown is not None:
             return {p: lambda p=p: self._shown[p] for p in self._shown}
         optimizer = self._optimizer()
@@ -171,7 +172,7 @@ class Entries(collections.abc.MutableMapping):
 
 
 def readers(shards: Iterable[Shard], algorithm: Algorithm) -> Dict[torch.Tensor, Callable[[], Entry]]:
-    """What reads the entry of each parameter."""
+    """A reader of the entry of each parameter."""
 
     def reader(shard: Shard, slot: Slot) -> Callable[[], Entry]:
         def read() -> Entry:

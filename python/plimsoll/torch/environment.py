@@ -1,11 +1,11 @@
-"""What the environment of the process says, as ``plimsoll run`` and torchrun set it."""
+"""The environment variables of the process, as ``plimsoll run`` and torchrun set them."""
 
 import os
 from typing import List, Optional
 
 
 def socket() -> Optional[str]:
-    """The socket of the service, where one was started for this process."""
+    """The socket of the service, if one was started for this process."""
     return os.environ.get("PLIMSOLL_SOCKET")
 
 
@@ -27,7 +27,7 @@ def local_ranks(world: int) -> int:
 
 
 def optimizer_cpus() -> List[int]:
-    """The CPUs that the workers of this rank's shards run on. Empty where the service chooses them."""
+    """The CPUs that the workers of this rank's shards run on. Empty if the service chooses them."""
     text = os.environ.get("PLIMSOLL_OPTIMIZER_CPUS")
     cpus: List[int] = []
     try:

@@ -1,8 +1,9 @@
 """Parameters in shared memory after a fork.
 
-With torch's optimizers a forked child keeps the weights of the fork. Here the parent's next step would change them under
-the child. A copy for every child would take the memory of the model for each worker of a data loader, which never looks
-at it. So the child copies the parameters when it first uses one, and a use after the parent has changed them is an error.
+With torch's optimizers a forked child keeps the weights of the fork. Here the parent's next step would change them
+under the child. A copy for every child would cost the model's memory for each worker of a data loader, which never
+uses it. So the child copies the parameters when it first uses one. If the parent has changed them by then, the use is
+an error.
 """
 
 import ctypes
@@ -27,7 +28,9 @@ _GONE = (
 
 
 class Generation:
-    """Counts the optimizer's changes of parameters, in memory that forked children read. Odd: one is under way."""
+    """Counts the optimizer's changes of parameters, in memory that forked children read. An odd count means that a
+    change is under way.
+    """
 
     def __init__(self) -> None:
         self._count = np.frombuffer(mmap.mmap(-1, mmap.PAGESIZE), np.int64)[:1]
@@ -47,7 +50,7 @@ class Generation:
 
 
 class SharedParameters:
-    """Parameters that lie in an arena, as long as the optimizer may change them."""
+    """Parameters in an arena, for as long as the optimizer may change them."""
 
     def __init__(self, parameters: List[torch.Tensor], samples: Samples):
         self.generation = Generation()
@@ -56,20 +59,21 @@ class SharedParameters:
         _shared.add(self)
 
     def remember(self) -> None:
-        """Runs before a fork. A child that forks before it has used its parameters leaves them to the first parent."""
+        """Runs before a fork. A child that forks before it has used its parameters leaves them to the first parent.
+        """
         if self._classes:
             return
         self._number, self._bits = self.generation.number(), self._samples.in_arena()
 
     def leave_to_parent(self) -> None:
-        """Runs in the child: the next use of a parameter copies all, or fails."""
+        """Runs in the child. The next use of a parameter copies all parameters, or fails."""
         for parameter in self._parameters if not self._classes else ():
             self._classes[parameter] = type(parameter)
             parameter.__class__ = _left_to_parent(type(parameter))
             _left[id(parameter)] = self
 
     def copy(self) -> None:
-        """Gives the child the parameters of the fork. Raises RuntimeError where the parent has changed them since."""
+        """Gives the child the parameters of the fork. Raises RuntimeError if the parent has changed them since."""
         with torch._C.DisableTorchFunctionSubclass():
             values = [_copy(parameter.detach()) for parameter in self._parameters]
             bits = self._samples.in_arena()
@@ -84,7 +88,8 @@ class SharedParameters:
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy that no other thread helps with: a forked child has none, and OpenMP would wait for those of the parent."""
+    """A copy made by this thread alone. A forked child has no other threads, and OpenMP would wait for the parent's.
+    """
     copied = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)
     ctypes.memmove(copied.data_ptr(), tensor.data_ptr(), tensor.nbytes)
     return copied

@@ -1,4 +1,4 @@
-"""A torch.optim.Optimizer whose state is held and updated by the optimizer service."""
+"""A torch.optim.Optimizer whose state the optimizer service holds and updates."""
 
 import os
 import secrets
@@ -28,24 +28,22 @@ _APART_KEY = "plimsoll_state_saved_apart"  # in a state_dict
 
 
 class Optimizer(torch.optim.Optimizer):
-    """What the optimizers of this package have in common.
+    """The base class of this package's optimizers.
 
-    Nothing is allocated until the first step, or :meth:`open`, or whatever else
-    needs the state: until then the model may be moved, converted, wrapped and
-    loaded as with an optimizer of torch.
+    The optimizer allocates nothing until the first step, :meth:`open`, or anything else that needs the state. Until
+    then the program may move, convert, wrap and load the model as with an optimizer of torch.
 
-    A parameter that has no gradient at a step is an error, unless
-    ``missing_gradients="zero"``: then its gradient counts as zero, so that its
-    moments and its weight decay as those of all others, where torch would leave
-    it alone.
+    A parameter without a gradient at a step is an error, unless ``missing_gradients="zero"``. Then its gradient
+    counts as zero: its moments and weight decay are updated like those of all others. torch would skip the parameter.
     """
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """Whether GradScaler may leave gradients scaled, and give its scale to the step.
+        """Whether GradScaler may leave gradients scaled, and pass its scale to the step.
 
-        Lightning asks the same, and understands by it that gradients cannot be unscaled before: it then clips none, even without
-        a scaler. They can: GradScaler tells the step when ``unscale_`` was called. So Lightning hears no, and calls it.
+        Lightning asks the same, and takes yes to mean that gradients cannot be unscaled earlier. It then clips none,
+        even without a scaler. They can be: GradScaler tells the step when ``unscale_`` was called. So the answer to
+        Lightning is no, and Lightning calls ``unscale_``.
         """
         asking = sys._getframe(1).f_globals.get("__name__", "")
         return not asking.startswith(("lightning.", "lightning_fabric.", "pytorch_lightning."))
@@ -90,18 +88,20 @@ class Optimizer(torch.optim.Optimizer):
     def open(self) -> None:
         """Makes the state from the model's parameters, or attaches to the state that the service has.
 
-        In a job of several ranks all of them call it, or make their first step, at the same time. On the CPU the
-        parameters' data become views of shared memory; their values stay. After attaching they are those of the state:
-        see :attr:`resumed_step`.
+        In a job of several ranks all ranks call it, or make their first step, at the same time. On the CPU the
+        parameters' data become views of shared memory, and their values stay. After attaching, the values are those
+        of the state: see :attr:`resumed_step`.
 
-        Raises ServiceError where the state does not fit, among others; TypeError and ValueError for parameters that
-        cannot be held.
+        Raises ServiceError if the state does not fit, among other reasons. Raises TypeError and ValueError for
+        parameters that the service cannot hold.
         """
         if self._shards is None:
             self._open(lambda shards, found: shards.start(found))
 
     def _open_unless_closed(self) -> None:
-        """Opens for what needs the state. After :meth:`close` the program must say whether it wants a new one."""
+        """Opens the optimizer for code that needs the state. After :meth:`close` the program must say if it wants a
+        new state.
+        """
         self._check_not_closed()
         self.open()
 
@@ -113,9 +113,10 @@ class Optimizer(torch.optim.Optimizer):
             )
 
     def _open(self, begin: Callable[[Shards, List[Opened]], _Result]) -> _Result:
-        """Opens the sessions. ``begin`` makes state and model one; where it fails, the model keeps its parameters.
+        """Opens the sessions, and calls ``begin`` to make state and model agree.
 
-        It is given what the sessions of all ranks found when they were opened.
+        ``begin`` gets what the sessions of all ranks found when they were opened. If it fails, the model keeps its
+        parameters.
         """
         names, announces = self._names(), self.max_grad_norm is not None
         shards = Shards.divide(self.param_groups, names, self._model, self._settings, announces)
@@ -136,16 +137,16 @@ class Optimizer(torch.optim.Optimizer):
 
     @property
     def resumed_step(self) -> int:
-        """The step that the state was at when it was attached to or loaded: 0 for a new one.
+        """The step that the state was at when it was attached to or loaded: 0 for a new one. Opens the optimizer.
 
-        Opens the optimizer. A program that may have been restarted asks for it before its first forward pass, and
-        goes on with the data of the step after it.
+        A program that may have been restarted reads it before its first forward pass, and continues with the data of
+        the next step.
         """
         self._open_unless_closed()
         return self._shards.resumed_step
 
     def add_param_group(self, param_group: Dict[str, Any]) -> None:
-        """Adds a parameter group, as torch does, until the state is there."""
+        """Adds a parameter group, as torch does, until the state exists."""
         if self._shards is not None:
             raise RuntimeError(
                 "add_param_group: the state is made already, in memory of exactly its size: add all groups before the first step"
@@ -162,7 +163,7 @@ class Optimizer(torch.optim.Optimizer):
         layout.check_types(self.param_groups[g]["params"], self._names)
 
     def __setstate__(self, state: Dict[str, Any]) -> None:
-        """Takes parameter groups from a state_dict, which an older release of torch may have saved."""
+        """Takes parameter groups from a state_dict, possibly one that an older release of torch saved."""
         self._algorithm.complete(state["param_groups"], self.defaults, type(self).__name__, self._opened_rules())
         super().__setstate__(state)
 
@@ -175,7 +176,7 @@ class Optimizer(torch.optim.Optimizer):
     # Steps
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As in torch. With ``sharding="zero2"`` it discards the gradients that have gone to their owners."""
+        """As in torch. With ``sharding="zero2"`` it discards the gradients that were sent to their owners."""
         super().zero_grad(set_to_none)
         if self._shards is not None:
             self._gradients.discard()
@@ -184,8 +185,8 @@ class Optimizer(torch.optim.Optimizer):
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
         """Makes a step, and returns what ``closure`` returned.
 
-        Gradients are clipped to ``max_grad_norm``; where they are not finite the step is skipped and counted in
-        :attr:`skipped`. Without any gradient nothing happens. Raises RuntimeError for a parameter without one.
+        Gradients are clipped to ``max_grad_norm``. If they are not finite, the step is skipped and counted in
+        :attr:`skipped`. If no parameter has a gradient, nothing happens. Raises RuntimeError if only some have one.
         """
         refuse_capture()
         loss = None
@@ -195,7 +196,7 @@ class Optimizer(torch.optim.Optimizer):
         try:
             self._step()
         except BaseException:
-            # GradScaler takes them away only after a step that succeeds, and multiplies its scale with one that is there.
+            # GradScaler removes them only after a step that succeeds, and multiplies its scale with one that is left.
             for name in ("grad_scale", "found_inf"):
                 self.__dict__.pop(name, None)
             raise
@@ -236,9 +237,9 @@ class Optimizer(torch.optim.Optimizer):
 
     @property
     def state(self) -> Entries:  # type: ignore[override]
-        """The state of each parameter, fetched from the service when it is looked at: ``optimizer.state[p]["exp_avg"]``.
+        """The state of each parameter, fetched from the service on access: ``optimizer.state[p]["exp_avg"]``.
 
-        It is for reading: what would write to it raises RuntimeError.
+        It is read-only: writes raise RuntimeError.
         """
         return self._entries
 
@@ -255,7 +256,7 @@ class Optimizer(torch.optim.Optimizer):
         return self._shards is not None and self._shards.step > 0
 
     def _readers(self) -> Dict[torch.Tensor, Callable[[], Entry]]:
-        """The parameters whose state is here, and what reads it."""
+        """The parameters whose state this rank has, and a reader for each."""
         return readers(self._shards, self._algorithm) if self._has_state() and self._settings.sharding is None else {}
 
     def _refuse_where_divided(self) -> None:
@@ -274,8 +275,9 @@ class Optimizer(torch.optim.Optimizer):
     def state_dict(self) -> Dict[str, Any]:
         """The state in torch's format, as fp32 tensors on the CPU: 8 bytes a parameter and more.
 
-        Parameters in 16 bits have ``master_weights`` beside torch's entries. Before anything was opened there is no
-        state, as in torch. Raises RuntimeError with ``sharding``: no rank has it all; use :meth:`save`.
+        Parameters in 16 bits have ``master_weights`` beside torch's entries. Before the optimizer is opened there is
+        no state, as in torch. With ``sharding`` it raises RuntimeError, as no rank has the full state: use
+        :meth:`save`.
         """
         if self.saves_state_apart:
             self._saved_with = secrets.token_hex(16)
@@ -295,11 +297,11 @@ class Optimizer(torch.optim.Optimizer):
 
     @uninterrupted
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
-        """Takes a state from :meth:`state_dict`, or from the optimizer of torch with this one's name.
+        """Takes a state from :meth:`state_dict`, or from the torch optimizer of the same name. Opens the optimizer if
+        there is any state.
 
-        Opens the optimizer where there is any state. With ``sharding`` every rank gives the whole. Raises ValueError
-        where shapes, names or steps do not fit, and PlimsollError where they do not on another rank: then nothing has
-        changed.
+        With ``sharding`` every rank passes the full state. Raises ValueError if shapes, names or steps do not fit,
+        and PlimsollError if they do not on another rank. In both cases nothing has changed.
         """
         load, entries = super().load_state_dict, state_dict.get("state", {})
         apart = state_dict.get(_APART_KEY)
@@ -330,7 +332,9 @@ class Optimizer(torch.optim.Optimizer):
     # Checkpoints
 
     def saved_with(self) -> Optional[str]:
-        """What tells the last state_dict without a state from any other, on all ranks that of the first."""
+        """What distinguishes the last state_dict without a state from any other. All ranks get that of the first
+        rank.
+        """
         self.open()
         return self._shards.ranks.gather([self._saved_with])[0]
 
@@ -343,10 +347,11 @@ class Optimizer(torch.optim.Optimizer):
 
     @uninterrupted
     def save(self, directory: Any, training: Any = None) -> int:
-        """Begins to save the state to ``directory``, in the background; training may go on. The step that is saved.
+        """Begins to save the state to ``directory`` in the background, and returns the step that is saved. Training
+        may go on.
 
-        All ranks call it, and later :meth:`saved`. ``training`` is a JSON document of at most 64 KiB that :meth:`load`
-        gives back, such as the state of a scheduler.
+        All ranks call it, and later :meth:`saved`. ``training`` is a JSON document of at most 64 KiB that
+        :meth:`load` returns, such as the state of a scheduler.
         """
         self._check_awaited()
         self._open_unless_closed()
@@ -354,21 +359,23 @@ class Optimizer(torch.optim.Optimizer):
 
     @uninterrupted
     def saved(self) -> int:
-        """Waits until all ranks have written what :meth:`save` began, and makes it a checkpoint. Its step.
+        """Waits until all ranks have written what :meth:`save` began, and makes it a checkpoint. Returns its step.
 
-        Raises ServiceError where a file could not be written, PlimsollError where another rank failed, or where the
-        service was started again meanwhile: then call save again.
+        Raises ServiceError if a file could not be written. Raises PlimsollError if another rank failed, or if the
+        service was restarted meanwhile: then call save again.
         """
         self._check_not_closed()
         return self._saver.saved(self._shards)
 
     @uninterrupted
     def load(self, directory: Any) -> Any:
-        """Loads a checkpoint, or the newest in a folder of them, into the state and the model. Its training document.
+        """Loads a checkpoint, or the newest in a folder of them, into the state and the model. Returns its training
+        document.
 
-        All ranks call it. See :attr:`resumed_step` for the step. An optimizer that was not opened need not be, and is
-        not filled from the model first. A rank without any state gets the document of another. Where it fails on one
-        rank it fails on all, and the states of some may have been overwritten: then steps are refused until all have loaded.
+        All ranks call it. See :attr:`resumed_step` for the step. The optimizer need not be open; then it is not
+        filled from the model first. A rank without any state gets the document of another. If loading fails on one
+        rank it fails on all. The states of some may then have been overwritten, and steps are refused until all have
+        loaded.
         """
         if self._shards is None:
             training = self._open(lambda shards, _: self._saver.load(shards, directory))
@@ -378,10 +385,11 @@ class Optimizer(torch.optim.Optimizer):
         return training
 
     def close(self, *, give_back: bool = False) -> None:
-        """Ends the sessions. State in a service that is not this process's own stays, unless it is given back.
+        """Ends the sessions. The state stays in a service that is not this process's own, unless it is given back.
 
-        Parameters keep their values. Afterwards :meth:`open`, :meth:`load` or :meth:`load_state_dict` open the optimizer
-        again. All else that needs the state raises RuntimeError, so that no training goes on with a new state by accident.
+        Parameters keep their values. Afterwards :meth:`open`, :meth:`load` or :meth:`load_state_dict` open the
+        optimizer again. Anything else that needs the state raises RuntimeError, so that no training continues with a
+        new state by accident.
         """
         if self._shards is None:
             return
