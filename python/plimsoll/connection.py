@@ -1,4 +1,4 @@
-"""A connection to the optimizer service that outlives it: requests, their answers, and what had none."""
+"""A connection that survives a restart of the optimizer service: requests, their answers, and unanswered requests."""
 
 import array
 import collections
@@ -15,8 +15,7 @@ from plimsoll.descriptors import close_all
 from plimsoll.errors import PlimsollError, ProtocolError, StateLost
 from plimsoll.protocol import Kind
 
-# Answers that were not read yet fill the socket, and the service would wait
-# for this process while this process waits for the service.
+# Unread answers fill the socket. The service would wait for this process while this process waits for the service.
 _OUTSTANDING = 64
 # A request that has ended the service this many times is not sent again.
 _ATTEMPTS = 3
@@ -38,9 +37,9 @@ class Request:
 class Connection:
     """Sends requests about one session, and takes their answers in order.
 
-    Where the service has died, it connects again to the one that its keeper has started, for up to ``patience`` seconds,
-    and sends what had no answer once more. What a connection is about is known to :class:`plimsoll.Session`, by the
-    methods that it overrides here.
+    If the service has died, it connects to the one that the keeper has started, for up to ``patience`` seconds, and
+    repeats unanswered requests. Only :class:`plimsoll.Session` knows the meaning of a connection's requests, through
+    the methods that it overrides.
     """
 
     def __init__(self, path: str, document: Dict[str, Any], patience: float):
@@ -55,18 +54,18 @@ class Connection:
         _connections.add(self)
 
     def _count(self, kind: Kind) -> int:
-        """How many of its kind are done when a request is."""
+        """How many requests of its kind are done once this one is."""
         return 0
 
     def _answered(self, request: Request) -> None:
-        """Notes what a request has changed."""
+        """Notes the changes that a request has made."""
 
     def _has_state(self, opened: protocol.Opened, descriptors: Sequence[int]) -> bool:
-        """Whether a service that was connected to again has the state of this session."""
+        """Whether a service has the state of this session, after a reconnection."""
         return True
 
     def _greet(self) -> None:
-        """Says on a new connection what it must know before any request."""
+        """Sends on a new connection what the service must know before any request."""
 
     # Requests and answers
 
@@ -86,7 +85,7 @@ class Connection:
             return request
 
     def result(self, request: Request) -> bytes:
-        """The result of a request, when it is there."""
+        """Waits for the result of a request."""
         with self._lock:
             while request.answer is None and request.error is None:
                 self._receive()
@@ -99,13 +98,13 @@ class Connection:
         return self.result(self.send(kind, body, descriptors))
 
     def drain(self) -> None:
-        """Takes all answers. Then ``step`` is that of the state, whatever was interrupted."""
+        """Takes all answers. Afterwards ``step`` is the state's step, whatever was interrupted."""
         with self._lock:
             while self._outstanding:
                 self._receive()
 
     def _ask_first(self, packet: bytes, descriptors: Sequence[int]) -> bytes:
-        """The answer to a packet on a connection that nothing else was sent on."""
+        """The answer to the first packet on a connection."""
         _send(self._socket, packet, descriptors)
         answer, came = _receive(self._socket)
         close_all(came)
@@ -130,7 +129,7 @@ class Connection:
             raise
 
     def _receive(self) -> None:
-        """Takes the next answer, which is that of the oldest request."""
+        """Takes the next answer, which answers the oldest request."""
         self._check_open()
         request = self._outstanding[0]
         self._in_doubt = True
@@ -148,11 +147,11 @@ class Connection:
             request.answer = protocol.parse_answer(packet, request.kind, request.number)
             if request.kind in _WITHOUT_RESULT:
                 protocol.parse_nothing(request.answer, request.kind)
-            # Here, where it is certain: whoever began the request may have been interrupted. So may this be, and then
-            # the answer comes again.
+            # Note it here, where it is certain: the caller that began the request may have been interrupted. This
+            # code may be, too; then the answer comes again.
             self._answered(request)
         except ProtocolError as error:
-            # What comes next cannot be told from what should have come.
+            # The next packet cannot be matched to the expected one.
             self._broken = error
             self._disconnect()
             raise
@@ -161,7 +160,7 @@ class Connection:
         self._outstanding.popleft()
         self._in_doubt = False
         if request.error is not None and request.kind in _WITHOUT_RESULT:
-            # Nobody may ask for this one.
+            # Nobody may ask for this result.
             raise request.error
 
     # Connecting
@@ -201,9 +200,9 @@ class Connection:
             self._socket = None
 
     def _recover(self, cause: Optional[Exception]) -> None:
-        """Connects again, and sends what had no answer once more.
+        """Connects again, and repeats unanswered requests.
 
-        To a service that was started again; without a ``cause`` to the same one, after an interrupt.
+        With a ``cause`` it connects to a restarted service; without one to the same service, after an interrupt.
         """
         deadline = time.monotonic() + self.patience
         try:
@@ -248,7 +247,7 @@ class Connection:
             _send(self._socket, request.packet, request.descriptors)
 
     def abandon(self) -> None:
-        """Lets go of the connection without a word, as the end of the process does."""
+        """Drops the connection without a message, as the end of the process does."""
         self._disconnect()
         self._in_doubt = False
 
@@ -257,7 +256,8 @@ _connections: "weakref.WeakSet[Connection]" = weakref.WeakSet()
 
 
 def _leave_to_parent() -> None:
-    """A child that is forked, such as a data loader, must not keep a session from the next trainer."""
+    """Closes connections in a forked child, such as a data loader: it must not keep a session from the next trainer.
+    """
     for connection in list(_connections):
         connection.abandon()
 
@@ -286,7 +286,7 @@ def _send(connection: Optional[socket.socket], packet: bytes, descriptors: Seque
 
 
 def _receive(connection: Optional[socket.socket]) -> Tuple[bytes, List[int]]:
-    """One packet and the descriptors that came with it. ConnectionError at the end."""
+    """Receives one packet and its descriptors. Raises ConnectionError at the end."""
     assert connection is not None
     room = socket.CMSG_SPACE(protocol.MAXIMUM_DESCRIPTORS * array.array("i").itemsize)
     packet, ancillary, flags, _ = connection.recvmsg(protocol.MAXIMUM_PACKET, room, socket.MSG_CMSG_CLOEXEC)

@@ -1,4 +1,4 @@
-"""The arena of a shard's gradients, and the way of gradients to it."""
+"""The arena of a shard's gradients, and how gradients get into it."""
 
 import collections
 import warnings
@@ -18,17 +18,17 @@ _REDUCING_BYTES = 64 << 20  # of gradients on their way to their owners
 
 
 class Announcements:
-    """Which gradients the service was told are ready. It adds up their part of the norm."""
+    """The gradients that the service was told are ready. It adds up their part of the norm."""
 
     def __init__(self, session: Session, pieces: Sequence[Piece], dtype: torch.dtype):
         self._session = session
         self._ranges = Ranges(max(1, _READY_BYTES // dtype.itemsize))
         self._samples = Samples(pieces, dtype, session.gradients.memory)
-        # Samples of the gradients that were announced, as they were then.
+        # Samples of the announced gradients, as of the announcement.
         self._announced, self._bits = np.zeros(len(self._samples), bool), self._samples.in_arena()
 
     def add(self, piece: Piece) -> None:
-        """The gradient of a piece is final. The service is told when it is worth a message."""
+        """Records that the gradient of a piece is final. Tells the service once there is enough for a message."""
         complete = self._ranges.add(piece.offset, piece.count)
         if complete:
             self.send(*complete)
@@ -43,7 +43,7 @@ class Announcements:
         self._announced[which], self._bits[which] = True, self._samples.in_arena(which)
 
     def written_since(self, kept: Sequence[Tuple[Piece, torch.Tensor]]) -> List[str]:
-        """The parameters whose gradients are others than were announced, or than those ``kept`` outside the arena."""
+        """The parameters whose gradients differ from those announced, or from those ``kept`` outside the arena."""
         stale = np.flatnonzero(self._announced & (self._bits != self._samples.in_arena()))
         return self._samples.names(stale) or self._samples.unlike_arena(kept)
 
@@ -52,11 +52,11 @@ class Announcements:
 
 
 class GradientArena:
-    """The arena of gradients of one dtype, and those of this rank and of others on their way to it.
+    """The arena of gradients of one dtype, with the gradients of this and other ranks in flight to it.
 
-    Without a ``session`` this rank has no shard of them, and sends its gradients to the others' where these are sharded.
-    ``announces`` says that the service adds up the norm of gradients while others are on their way, ``waits`` that
-    gradients are taken in the step alone, not as they arrive.
+    Without a ``session`` this rank has no shard of them; if they are sharded it sends its gradients to the other
+    ranks' shards. ``announces`` means that the service adds up the norm of some gradients while others are in flight.
+    ``waits`` means that gradients are taken only in the step, not as they arrive.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class GradientArena:
         self._reduced: Dict[torch.Tensor, int] = {}  # how often a parameter's gradient was reduced since the last step
 
     def accumulated(self, parameter: torch.Tensor) -> None:
-        """The hook of a parameter whose gradient stays here: one more was added to it."""
+        """The hook of a parameter whose gradient stays on this rank. It runs after each accumulation."""
         slot = self._slots.get(parameter)
         if slot is None:
             return
@@ -88,14 +88,16 @@ class GradientArena:
             self.bring(slot)
 
     def _is_elsewhere(self, slot: Slot) -> bool:
-        """Whether a gradient is to stay where it is: in a buffer that the program has for several, or of another type."""
+        """Whether a gradient stays where it is: in a buffer that the program shares among several, or of another
+        type.
+        """
         gradient = dense(slot.piece.parameter, slot.piece)
         if self._group.shared and gradient.dtype is not slot.gradient.dtype:
             return True
         return not is_sharded(gradient) and gradient.untyped_storage().nbytes() > gradient.nbytes
 
     def _share(self, slot: Slot) -> None:
-        """Makes the gradient one that is in the arena."""
+        """Makes the gradient a view of the arena."""
         parameter = slot.piece.parameter
         if parameter.grad is slot.shown and slot.shown is not None:
             return
@@ -106,7 +108,9 @@ class GradientArena:
         parameter.grad = slot.shown
 
     def bring(self, slot: Slot) -> bool:
-        """Brings a gradient into the arena, unless it is there as it is now. Whether it was brought."""
+        """Brings a gradient into the arena, unless the arena has it already in its present form. Returns whether it
+        was brought.
+        """
         gradient = dense(slot.piece.parameter, slot.piece)
         if slot.seen is not None and slot.seen.is_still(gradient):
             return False
@@ -131,11 +135,13 @@ class GradientArena:
             self._announcements.add(slot.piece)
 
     def check_dense(self, parameter: torch.Tensor) -> torch.Tensor:
-        """The gradient of a parameter. Raises TypeError where it is not dense."""
+        """The gradient of a parameter. Raises TypeError if it is not dense."""
         return dense(parameter, self._pieces_of[parameter][0])
 
     def reduce(self, parameter: torch.Tensor, has_come: bool) -> None:
-        """Sends a gradient to its owners, or zeros where none has come: the average over all ranks, pieces to each."""
+        """Sends a gradient to its owners, or zeros if there is none. Each owner gets its pieces of the average over
+        all ranks.
+        """
         if not has_come or parameter.grad is None:
             dtype = getattr(parameter, "grad_dtype", None) or parameter.dtype
             gradient = torch.zeros_like(parameter, dtype=dtype).reshape(-1)
@@ -158,7 +164,8 @@ class GradientArena:
         self._take_reduced(_REDUCING_BYTES)
 
     def _take_reduced(self, leave_bytes: int) -> None:
-        """Puts gradients that have come from all ranks into the arena, until only so many bytes are on their way."""
+        """Puts gradients that have arrived from all ranks into the arena, until at most so many bytes are in flight.
+        """
         while self._reducing and self._reducing_bytes > leave_bytes:
             work, values, piece, again = self._reducing.popleft()
             self._reducing_bytes -= values.nbytes
@@ -177,10 +184,10 @@ class GradientArena:
                 self._copying.append((token, None))
 
     def collect(self, reduces: bool, anew: bool) -> None:
-        """Brings all gradients to the arena that are not there, says which are ready, and waits for them.
+        """Brings all missing gradients to the arena, announces those that are ready, and waits for them.
 
         A parameter without a gradient counts as one whose gradient is zero. With ``anew`` all gradients are brought
-        again. Otherwise it raises RuntimeError where it finds one that was changed behind autograd's back.
+        again. Otherwise it raises RuntimeError if it finds a gradient that was changed without autograd noticing.
         """
         if anew:
             for slot in self._slots.values():
@@ -190,7 +197,7 @@ class GradientArena:
         again = []
         if reduces:
             self._take_reduced(0)
-            # Said to be ready too early, or not at all.
+            # These were announced too early, or not at all.
             again = [s for p, s in self._slots.items() if self._reduced.get(p) and s.fired != s.expected]
         absent, kept, changed = [], [], 0
         for parameter, slot in self._slots.items():
@@ -211,8 +218,8 @@ class GradientArena:
             token, slot = self._copying.popleft()
             self._group.transfer.finish(token)
             self._arrived(slot)
-        # The step will change parameters, which the last one's may still be read from; and a gradient that was
-        # discarded may have been on its way.
+        # The step will change parameters, which copies of the last step may still read. A discarded gradient may
+        # still be in flight, too.
         self._group.transfer.settle()
         for slot in absent:
             slot.gradient.zero_()
@@ -224,9 +231,9 @@ class GradientArena:
             self._check_written(kept)
 
     def _check_written(self, kept: Sequence[Tuple[Piece, torch.Tensor]]) -> None:
-        """Refuses gradients that were written since they were brought or announced, and autograd has not counted it.
+        """Refuses gradients that were written after they were brought or announced, without autograd counting it.
 
-        ``kept`` are those outside the arena that were not brought again.
+        ``kept`` are the gradients outside the arena that were not brought again.
         """
         names = self._announcements.written_since(kept)
         if names:
@@ -237,7 +244,7 @@ class GradientArena:
             )
 
     def forget(self) -> None:
-        """What was learned of the gradients of this step is over."""
+        """Forgets what was learned of this step's gradients."""
         self._reduced.clear()
         for slot in self._slots.values():
             if slot.fired:

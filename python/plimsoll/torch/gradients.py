@@ -14,9 +14,9 @@ from plimsoll.torch.shards import Shards
 
 
 class Gradients:
-    """Takes gradients to the shards as autograd makes them, and says whether a step can be made of them.
+    """Takes gradients to the shards as autograd makes them, and checks whether a step can be made of them.
 
-    ``lock`` is held where a hook runs: hooks run on autograd's threads, one for each device.
+    A hook holds ``lock`` while it runs: hooks run on autograd's threads, one for each device.
     """
 
     def __init__(self, shards: Shards, settings: Settings, lock: Any):
@@ -35,11 +35,11 @@ class Gradients:
 
     @property
     def are_reduced(self) -> bool:
-        """Whether gradients leave the model in the backward pass, for their owners."""
+        """Whether gradients are sent to their owners during the backward pass."""
         return self._reducer is not None
 
     def hook(self) -> None:
-        """Puts a hook on every parameter that runs when autograd has accumulated its gradient."""
+        """Puts a hook on every parameter. It runs when autograd has accumulated the parameter's gradient."""
         if self._settings.sharding == "zero1":
             return  # gradients are averaged when all of them are there
         for shard in self._shards:
@@ -59,7 +59,7 @@ class Gradients:
 
     def _accumulated(self, parameter: torch.Tensor, shard: Shard) -> None:
         if self._transfer.is_capturing():
-            # The step takes the gradients: when the graph is replayed, no hook runs.
+            # The step takes the gradients, because no hook runs when the graph is replayed.
             if self._reducer is None:
                 return
             raise RuntimeError(
@@ -76,17 +76,19 @@ class Gradients:
                 self._reducer.came(parameter)
 
     def remove_hooks(self) -> None:
-        """The model would hold the shards, and all that they have mapped."""
+        """Removes the hooks. Through them the model would keep the shards, and all that they have mapped."""
         for hook in self._hooks:
             hook.remove()
 
     def finish_reducing(self) -> None:
-        """Waits until no gradient is missing here that any rank has."""
+        """Waits until this rank has every gradient that any rank has."""
         if self._reducer is not None:
             self._reducer.finish()
 
     def check(self) -> bool:
-        """Whether there are gradients. Raises where some are missing that must not, or cannot be those of a step."""
+        """Whether there are gradients. Raises if a required gradient is missing, or if these cannot belong to one
+        step.
+        """
         for shard in self._shards:
             shard.parameters.check()
         self._trained.check_frozen()
@@ -106,25 +108,27 @@ class Gradients:
         return True
 
     def collect(self, *, anew: bool) -> None:
-        """Brings those that are not in the arenas there: all with ``anew``."""
+        """Brings missing gradients to the arenas: all gradients with ``anew``."""
         for shard in self._shards:
             shard.gradients.collect(self.are_reduced, anew or self._settings.gradients == "step")
 
     def fingerprint(self) -> Fingerprint:
-        """What this rank's gradients are like, where those of all ranks must be the same: nobody averages them here."""
+        """A fingerprint of this rank's gradients, if all ranks must have the same: the optimizer does not average
+        them here.
+        """
         if not self._ranks.are_heard or self.are_reduced or self._trained.are_sharded:
             return Fingerprint()
         return Fingerprint.of([piece for shard in self._shards for piece in shard.group.pieces])
 
     def discard(self) -> None:
-        """Those that have left the model are not wanted."""
+        """Discards the gradients that have left the model."""
         if self._reducer is not None:
             with self._lock:
                 self._reducer.discard()
                 self.forget()
 
     def forget(self) -> None:
-        """The next gradients are those of another step."""
+        """Prepares for the gradients of another step."""
         if self._reducer is not None:
             self._reducer.over()
         for shard in self._shards:

@@ -1,8 +1,7 @@
 """Which elements of which parameters each rank's shard holds.
 
-A dtype group is all parameters of one dtype. Its shards are ranges of its flat
-parameters, one behind the other in the order of the parameter groups, and
-consist of pieces: ranges of one parameter each.
+A dtype group is all parameters of one dtype. Its shards are consecutive ranges of its flat parameters, in the order
+of the parameter groups. A shard consists of pieces: ranges of one parameter each.
 """
 
 import re
@@ -19,7 +18,7 @@ except ImportError:  # before torch 2.5
     except ImportError:  # torch without distributed
         DTensor = ()
 
-# Names of types in the protocol, which dtype groups have.
+# The protocol's names of types. Dtype groups have these names.
 TYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 DTYPES = {name: dtype for dtype, name in TYPES.items()}
 
@@ -42,29 +41,29 @@ class Piece(NamedTuple):
 
 
 class Mesh(NamedTuple):
-    """The ranks among which parameters are divided, and those that hold copies of their shards."""
+    """The ranks that share the parameters, and the ranks that hold copies of their shards."""
 
     rank: int = 0
     world: int = 1
-    # torch.distributed's process groups, that of the shards before that of the
-    # copies. What is told in one after the other all ranks have heard.
+    # torch.distributed's process groups: the group of the shards, then the group of the copies. A message passed
+    # through one and then the other reaches all ranks.
     groups: Tuple[Any, ...] = ()
     replica: int = 0
     replicas: int = 1
 
     @property
     def size(self) -> int:
-        """All ranks."""
+        """The number of all ranks."""
         return self.world * self.replicas
 
     @property
     def number(self) -> int:
-        """This rank among all."""
+        """This rank's number among all ranks."""
         return self.replica * self.world + self.rank
 
     @property
     def group(self) -> Any:
-        """The ranks that have one copy of all shards."""
+        """The ranks that together have one copy of all shards."""
         return self.groups[0]
 
 
@@ -90,7 +89,7 @@ def mesh_of(parameters: Sequence[Any], names: Dict[torch.Tensor, str]) -> Mesh:
             )
     mesh = parameters[0].device_mesh
     groups = [mesh.get_group(d) for d in range(mesh.ndim)]
-    # By their ranks in the groups, as fully_shard does: those have an order of their own, where that of the mesh is another.
+    # By the ranks in the groups, as fully_shard does: their order may differ from the mesh's.
     *replica, rank = map(torch.distributed.get_rank, groups)
     *replicas, world = mesh.mesh.shape
     return Mesh(rank, world, tuple(reversed(groups)), *replica, *replicas)
@@ -109,8 +108,9 @@ def refuse_inference(groups: Sequence[Dict[str, Any]], names: Dict[torch.Tensor,
 def refuse_fsdp1(parameters: Iterable[torch.Tensor], names: Dict[torch.Tensor, str]) -> None:
     """Raises ValueError for parameters of FullyShardedDataParallel (FSDP1).
 
-    It keeps shards of its own and points the parameters at them, or at gathered weights, in every forward pass. The update
-    of one rank's shard would be lost or, where parameters are copied, clipped by the norm of that shard alone.
+    FSDP1 keeps shards of its own. In every forward pass it points the parameters at them, or at gathered weights. The
+    update of one rank's shard would be lost. Where parameters are copied, it would be clipped by the norm of that
+    shard alone.
     """
     for p in parameters:
         # A flat parameter, or with use_orig_params one of the parameters that are views of it. FSDP marks both.
@@ -130,7 +130,7 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 def names_of(
     groups: Sequence[Dict[str, Any]], named: Optional[Iterable[Tuple[str, torch.Tensor]]], model: Optional[torch.nn.Module]
 ) -> Dict[torch.Tensor, str]:
-    """The names of all parameters: those given, or their places in the parameter groups."""
+    """The names of all parameters: the given names, or their places in the parameter groups."""
     names: Dict[torch.Tensor, str] = {}
     if model is not None:
         names.update((p, n) for n, p in model.named_parameters())
@@ -147,13 +147,13 @@ def names_of(
 
 
 def embeddings_of(model: Optional[torch.nn.Module]) -> List[torch.Tensor]:
-    """The weights of embeddings: their moments stay in fp32 where others' take a byte."""
+    """The weights of embeddings. Their moments stay in fp32 if those of other parameters take a byte."""
     modules = model.modules() if model is not None else ()
     return [m.weight for m in modules if isinstance(m, (torch.nn.Embedding, torch.nn.EmbeddingBag))]
 
 
 def check_types(parameters: Iterable[torch.Tensor], names: Callable[[], Dict[torch.Tensor, str]]) -> None:
-    """Raises TypeError for trained parameters of dtypes that the service does not hold."""
+    """Raises TypeError for trained parameters of dtypes that the service cannot hold."""
     for p in parameters:
         if p.requires_grad and p.dtype not in TYPES:
             raise TypeError(f"parameter {names()[p]} is {p.dtype}: expected bfloat16, float16 or float32; leave it to an optimizer of torch")
@@ -164,8 +164,8 @@ def divide(
 ) -> Dict[str, List[Piece]]:
     """The pieces of all ranks' shards, of each dtype group, in the order of rank and offset.
 
-    DTensors are divided already, and only this rank's pieces of them are known.
-    Raises TypeError or ValueError for parameters that the service cannot hold.
+    DTensors are divided already, and a rank knows only its own pieces of them. Raises TypeError or ValueError for
+    parameters that the service cannot hold.
     """
     whole: Dict[str, List[Piece]] = {}
     embedded = {id(e) for e in embeddings}
@@ -190,7 +190,7 @@ def divide(
 
 
 def _cut(pieces: List[Piece], world: int) -> List[Piece]:
-    """Divides whole parameters evenly: a shard has at most one element more than another."""
+    """Divides full parameters evenly: shards differ by at most one element."""
     total = pieces[-1].offset + pieces[-1].count
     cut = []
     for owner in range(world):
@@ -218,7 +218,7 @@ def _rows(parameter: Any, name: str, mesh: Mesh) -> Tuple[int, int]:
 
 
 def check_memory(parameters: Iterable[torch.Tensor], names: Dict[torch.Tensor, str]) -> None:
-    """Raises ValueError for parameters of which two have elements in common, or one has some twice."""
+    """Raises ValueError if two parameters share elements, or if one has an element twice."""
     end, before = 0, ""
     for begin, name, tensor in sorted(
         ((local(p).data_ptr(), names[p], local(p)) for p in parameters if local(p).numel()), key=lambda place: place[0]
@@ -246,14 +246,14 @@ def _check_names(groups: Dict[str, List[Piece]]) -> None:
 
 
 def moments_of(piece: Piece, moments: str) -> str:
-    """How the moments of a piece are held, where those of the dtype group are held as ``moments``."""
+    """The type of a piece's moments, if those of its dtype group are held as ``moments``."""
     if moments == "int8" and (piece.embedding or torch.Size(piece.shape).numel() < _SMALL):
         return "fp32"
     return moments
 
 
 class Ranges:
-    """Joins ranges of elements that lie side by side, until they are worth a message."""
+    """Joins adjacent ranges of elements until there are enough for a message."""
 
     def __init__(self, enough: int):
         self._enough = enough
@@ -262,9 +262,9 @@ class Ranges:
         self._counts: Dict[int, int] = {}  # of what was added to them, by where that begins
 
     def add(self, first: int, count: int) -> Optional[Tuple[int, int]]:
-        """Takes a range. The (first, count) that it has become part of, once that is long enough.
+        """Takes a range. Returns the joined (first, count) once it is long enough.
 
-        One that is taken again, before it was handed out, is handed out once.
+        A range that is taken again before it is returned is returned once.
         """
         if first in self._counts:
             return None
@@ -287,7 +287,7 @@ class Ranges:
         return None
 
     def rest(self) -> List[Tuple[int, int]]:
-        """All that was not handed out yet."""
+        """All ranges that were not returned yet."""
         left = [(first, end - first) for first, end in sorted(self._ends.items())]
         self._ends.clear()
         self._begins.clear()

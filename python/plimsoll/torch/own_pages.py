@@ -1,10 +1,12 @@
-"""Parameters in shared memory that the program may write without the state losing what was there.
+"""Parameters in shared memory that the program may write without losing the state's values.
 
-A 16-bit parameter in an arena is the upper half, or a rounded copy, of its fp32 master weight. When the program writes
-it, the optimizer must know which elements have changed: their master weights change, and all others keep every bit. So
-the model gets a private mapping of the arena (MAP_PRIVATE). It shows what the service writes, until the program writes
-to a page: the kernel then gives the program a copy of that page. The arena still has the old values, however the program
-has written.
+A 16-bit parameter in an arena is the upper half, or a rounded copy, of its fp32 master weight. When the program
+writes it, the optimizer must know which elements have changed: their master weights change, and all others keep every
+bit.
+
+So the model gets a private mapping of the arena (MAP_PRIVATE). It shows what the service writes, until the program
+writes to a page. The kernel then gives the program a copy of that page, and the arena still has the old values,
+however the program has written.
 """
 
 import ctypes
@@ -27,11 +29,11 @@ _fstatfs = ctypes.CDLL(None).fstatfs
 
 
 class OwnPages:
-    """A private mapping of an arena, and which of its pages have become this process's own."""
+    """A private mapping of an arena. It knows which of its pages have become this process's own."""
 
     @classmethod
     def of(cls, arena: Arena) -> Optional["OwnPages"]:
-        """None where the kernel cannot tell the program's pages apart, or cannot copy them."""
+        """A private mapping, or None if the kernel cannot copy the program's pages or tell them apart."""
         if not _can_be_copied(arena):
             return None
         own = cls(arena)
@@ -43,7 +45,7 @@ class OwnPages:
         self._address = np.frombuffer(self.memory, np.uint8).ctypes.data
 
     def written(self) -> List[Tuple[int, int]]:
-        """The (begin, end) of bytes that the program may have written: whole pages, neighbours joined."""
+        """The (begin, end) of the bytes that the program may have written: whole pages, adjacent ones joined."""
         try:
             own = self._are_own()
         except OSError:  # no /proc, or one that hides it
@@ -52,7 +54,9 @@ class OwnPages:
         return list(zip(edges[::2].tolist(), edges[1::2].tolist()))
 
     def _has_been_copied(self) -> bool:
-        """Whether pages are own ones from the beginning: the program has locked all its memory (mlockall)."""
+        """Whether pages are the process's own from the start, because the program has locked all its memory
+        (mlockall).
+        """
         try:
             return bool(self._are_own().any())
         except OSError:
@@ -69,7 +73,7 @@ class OwnPages:
         return (present | swapped) & ~of_file
 
     def give_up(self, ranges: List[Tuple[int, int]]) -> None:
-        """Shows the arena again where the program had pages of its own."""
+        """Shows the arena again in place of the program's own pages."""
         for begin, end in ranges:
             try:
                 self.memory.madvise(mmap.MADV_DONTNEED, begin, end - begin)
@@ -78,6 +82,8 @@ class OwnPages:
 
 
 def _can_be_copied(arena: Arena) -> bool:
-    """Not from the hugetlb pool: the kernel ends a process that writes when the pool has no page left for the copy."""
+    """Whether the kernel can copy the pages. Not from the hugetlb pool: if it has no page left for the copy, the
+    kernel kills the process that writes.
+    """
     status = (ctypes.c_long * 64)()
     return _fstatfs(arena.descriptor, status) == 0 and status[0] & 0xFFFFFFFF != _HUGETLBFS

@@ -1,4 +1,4 @@
-"""The arena of a shard's parameters, and the way of parameters from it into the model."""
+"""The arena of a shard's parameters, and how parameters get from it into the model."""
 
 import collections
 from typing import Any, Deque, Dict, Iterator, List, Optional, Sequence, Tuple
@@ -21,10 +21,10 @@ _IN_FLIGHT = 4  # blocks
 
 
 class ParameterArena:
-    """The arena of parameters of one dtype, which the steps change, and the model that is to have them.
+    """The arena of parameters of one dtype, which the steps change, and the model that gets them.
 
-    Without a ``session`` this rank has no shard of them, and gets those of the others where these are sharded. Without
-    ``own_pages`` shared parameters of the model are in the arena itself.
+    Without a ``session`` this rank has no shard of them; if they are sharded it gets those of the other ranks.
+    Without ``own_pages`` the model's shared parameters are in the arena itself.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class ParameterArena:
         return document["parameter"] == "fp32" or document["state"] == "split"
 
     def adopt(self) -> None:
-        """Makes the model's parameters those of the state."""
+        """Gives the model the parameters of the state."""
         self.forget_loaded()
         if self._group.shared and self._slots and self._forkable is None:
             self._forkable = SharedParameters(list(self._slots), self._shown or self._weights)
@@ -60,7 +60,7 @@ class ParameterArena:
         self.pull(after_step=False)
 
     def check(self) -> None:
-        """Refuses a step where the model's parameters are no longer those in the arena, or of the last step."""
+        """Refuses a step if the model's parameters are no longer those in the arena, or those of the last step."""
         if self._torn:
             raise PlimsollError(
                 "the model has parameters of two steps: those of the last step have not come as a whole "
@@ -78,7 +78,7 @@ class ParameterArena:
     def pull(self, *, after_step: bool) -> None:
         """Brings the parameters of all ranks' shards into the model, block by block.
 
-        With ``after_step`` a block comes when the step that has begun is through with it.
+        With ``after_step`` each block comes once the step under way has finished it.
         """
         self._torn = True
         for slot in self._slots.values():
@@ -103,12 +103,12 @@ class ParameterArena:
             self._forkable.generation.end()
 
     def will_change(self) -> None:
-        """The service is about to change parameters, until :meth:`pull` has brought them into the model."""
+        """Announces that the service will change parameters, until :meth:`pull` has brought them into the model."""
         if self._forkable is not None:
             self._forkable.generation.begin()
 
     def _show(self, after_step: bool) -> None:
-        """Makes sure that the program sees the parameters in the arena. Before a step it had no pages of its own."""
+        """Shows the program the parameters in the arena. Before a step it had no pages of its own."""
         if self._own_pages is None:
             return
         if not after_step:
@@ -117,14 +117,15 @@ class ParameterArena:
             raise PlimsollError(STALE)
 
     def forget_loaded(self) -> None:
-        """Masters of a state_dict are of no use to weights that come after a step."""
+        """Forgets the master weights of a state_dict, which are of no use to the weights after a step."""
         for slot in self._slots.values():
             slot.loaded = None
 
     def changed(self) -> List[Slot]:
-        """Those whose parameters the program has changed in the model, where the state does not have them from there.
+        """The slots whose parameters the program has changed in the model without the state getting them from there.
 
-        Raises RuntimeError where it finds one that was changed behind autograd's back, and the next step would overwrite it.
+        Raises RuntimeError if a parameter was changed without autograd noticing, and the next step would overwrite
+        it.
         """
         inside = [slot for slot in self._slots.values() if self._group.shared and slot.contiguous]
         outside = self._changed_outside([slot for slot in self._slots.values() if not (self._group.shared and slot.contiguous)])
@@ -135,10 +136,10 @@ class ParameterArena:
         return [slot for slot in inside if slot.left not in (None, slot.versions())] + outside
 
     def _changed_outside(self, slots: Sequence[Slot]) -> List[Slot]:
-        """Those that the program has changed of parameters that are not in the arena."""
+        """The slots that the program has changed, of parameters outside the arena."""
         left = [slot for slot in slots if slot.left is not None]
         kept = [(s.piece, s.piece.parameter) for s in left if s.left == s.versions()]
-        # Of another step the arena has other weights than were left in the model.
+        # After another step the arena has other weights than were left in the model.
         names = self._weights.unlike_arena(kept) if kept and self._session.step == self._pulled_step else []
         if names:
             raise RuntimeError(
@@ -149,7 +150,7 @@ class ParameterArena:
         return [slot for slot in left if slot.left != slot.versions()]
 
     def _written(self) -> List[Slot]:
-        """The slots that have other weights in pages of the program's own than in the arena."""
+        """The slots whose weights in the program's own pages differ from the arena's."""
         size = self._group.dtype.itemsize
         slots, found = iter(self._slots.values()), []
         slot = next(slots, None)
@@ -162,18 +163,18 @@ class ParameterArena:
         return found
 
     def knows_weights_before(self) -> bool:
-        """Whether what the state has of weights that the program has changed is as it was before."""
+        """Whether the state still has the previous values of weights that the program has changed."""
         return self._own_pages is not None or not (self._group.shared and self.has_weights)
 
     def taken(self, slots: Sequence[Slot]) -> None:
-        """The state has the weights of these from the model now."""
+        """Records that the state now has the weights of these slots from the model."""
         for slot in slots:
             slot.left = slot.versions()
         if self._own_pages is not None:
             self._own_pages.give_up(self._to_give_up)
 
     def _copy_parameters(self, after_step: bool) -> None:
-        # Others than contiguous ones (channels_last) come as a whole: blocks have the order of the shape.
+        # Parameters that are not contiguous (channels_last) come in full: blocks have the order of the shape.
         whole = {
             p: torch.empty(local(p).numel(), dtype=p.dtype, device=local(p).device)
             for p in self._group.pieces_of()
@@ -199,11 +200,12 @@ class ParameterArena:
             own.copy_(values.view(own.shape))
 
     def gathers(self) -> bool:
-        """Whether the ranks send each other parameters: they do unless these are divided as the shards are."""
+        """Whether the ranks send each other parameters: they do unless the parameters are divided as the shards are.
+        """
         return self._group.mesh.world > 1 and not any(is_sharded(p.parameter) for p in self._group.own[:1])
 
     def _blocks(self, after_step: bool) -> Iterator[Tuple[torch.Tensor, List[Tuple[Piece, int, int]], int]]:
-        """All shards in blocks: the tensor for a block, the (piece, first in it, count) of which it consists, its owner."""
+        """All shards in blocks: a tensor for the block, its pieces as (piece, first in it, count), and its owner."""
         dtype = self._group.dtype
         own = self._whole_arena() if self._session else None
         blocks = list(_cut_blocks(self._group.pieces, _BLOCK_BYTES // dtype.itemsize))
@@ -243,7 +245,7 @@ class ParameterArena:
         block: List[Tuple[Piece, int, int]],
         whole: Dict[torch.Tensor, torch.Tensor],
     ) -> None:
-        """Copies a block into the parameters that it has pieces of, or into what is there in their place."""
+        """Copies a block into the parameters that it has pieces of, or into their stand-ins."""
         if work is not None:
             work.wait()
         at = 0
@@ -265,7 +267,9 @@ def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def _cut_blocks(pieces: Sequence[Piece], size: int) -> Iterator[Tuple[int, int, List[Tuple[Piece, int, int]]]]:
-    """Consecutive pieces of an owner, and parts of pieces, in blocks of at most ``size`` elements: (owner, offset, what)."""
+    """Consecutive pieces of an owner, or parts of pieces, in blocks of at most ``size`` elements: (owner, offset,
+    pieces).
+    """
     block: List[Tuple[Piece, int, int]] = []
     owner, offset, filled = 0, 0, 0
     for piece in pieces:

@@ -1,4 +1,4 @@
-"""What several ranks do together."""
+"""Collective operations of several ranks."""
 
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, TypeVar
 
@@ -20,18 +20,18 @@ def is_distributed() -> bool:
 
 
 class Ranks:
-    """The ranks of a mesh. What one calls all call, in the same order."""
+    """The ranks of a mesh. All ranks call the same methods in the same order."""
 
     def __init__(self, mesh: Mesh):
         self.mesh = mesh
 
     @property
     def are_heard(self) -> bool:
-        """Whether there is a process group to hear the other ranks by."""
+        """Whether there is a process group for messages among the ranks."""
         return bool(self.mesh.groups)
 
     def gather(self, own: List[Any]) -> List[Any]:
-        """What all ranks have, in their order."""
+        """The values of all ranks, in the order of ranks."""
         for group in self.mesh.groups:
             every: List[Any] = [None] * torch.distributed.get_world_size(group)
             torch.distributed.all_gather_object(every, own, group=group)
@@ -39,12 +39,14 @@ class Ranks:
         return own
 
     def reduce(self, total: torch.Tensor) -> None:
-        """Adds up over all ranks. The replicas hear the same bits where all but one have added zeros."""
+        """Adds up over all ranks. The replicas get the same bits if all but one have added zeros."""
         for group in self.mesh.groups:
             torch.distributed.all_reduce(total, group=group)
 
     def agree(self, what: str, act: Callable[[], _Result]) -> List[_Result]:
-        """What ``act`` returns on each rank. Where it fails on one it fails on all, so that none waits for one that has given up."""
+        """What ``act`` returns on each rank. If it fails on one rank it fails on all, so that no rank waits for one
+        that gave up.
+        """
         result, failure = None, None
         try:
             result = act()
@@ -64,7 +66,7 @@ class Ranks:
 
 
 class Vote(NamedTuple):
-    """What a rank says of a step before it is made."""
+    """A rank's vote on a step before it is made."""
 
     failure: Optional[Exception] = None
     has_gradients: bool = False
@@ -73,7 +75,7 @@ class Vote(NamedTuple):
     fingerprint: Fingerprint = Fingerprint()
 
     def to_add_up(self, steps: Sequence[int]) -> List[float]:
-        """With the steps that its shards are at, what :meth:`Count.of` takes when the ranks have added it up."""
+        """The vote and the steps of its shards, as numbers. The ranks add them up for :meth:`Count.of`."""
         of_steps = [len(steps), sum(steps), sum(float(s) * s for s in steps)]
         own = [self.squares, self.failure is not None, self.has_gradients, *of_steps, self.loss_scale, self.loss_scale**2]
         return [*own, *self.fingerprint.to_add_up()]
@@ -98,11 +100,11 @@ class Count(NamedTuple):
 
     @property
     def step(self) -> int:
-        """That which all shards are at."""
+        """The step that all shards are at."""
         return int(self.of_steps / self.shards)
 
     def check(self, own: Vote, ranks: int) -> None:
-        """Refuses the step where votes do not fit together."""
+        """Refuses the step if the votes do not agree."""
         if 0 < self.having < ranks:
             raise PlimsollError(
                 f"{self.having:.0f} of {ranks} ranks have gradients, and {'this one' if own.has_gradients else 'not this one'}: "
@@ -125,7 +127,7 @@ class Count(NamedTuple):
 def mesh_for(
     parameters: Sequence[torch.Tensor], names: Dict[torch.Tensor, str], sharding: Optional[str], process_group: Any, model: Any
 ) -> Mesh:
-    """The ranks among which the state of parameters is divided, and those that hold copies of it."""
+    """The ranks that share the state of parameters, and the ranks that hold copies of it."""
     sharded = [p for p in parameters if layout.is_sharded(p)]
     if sharded:
         if sharding is not None:
@@ -153,7 +155,7 @@ def mesh_for(
 
 
 def _replicas_group(process_group: Any, model: Any) -> Any:
-    """The ranks that hold copies of the whole state, where that is known: without ``sharding`` a group says so, or the model."""
+    """The ranks that hold copies of the full state, if known: without ``sharding`` a group or the model tells."""
     wrapped = model if isinstance(model, torch.nn.parallel.DistributedDataParallel) else None
     return process_group or getattr(wrapped, "process_group", None)
 

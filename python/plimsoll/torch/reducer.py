@@ -11,13 +11,13 @@ from plimsoll.torch.layout import Mesh
 
 
 class Reducer:
-    """Gradients go to their owners in an order that is the same on all ranks, whatever graphs these run.
+    """Sends gradients to their owners in the same order on all ranks, whatever graphs these run.
 
-    Ranks go through all parameters in rounds. One that has no gradient for the next parameter keeps those after it, and
-    sends zeros in its place when the step needs the others. Each says before a round that there is one, and in the step
-    that it begins no more: then it takes part with zeros, as long as others do.
+    Ranks go through all parameters in rounds. A rank without a gradient for the next parameter keeps the later ones,
+    and sends zeros in its place when the step needs the others. Before a round each rank announces that it begins
+    one. In the step it announces that it begins no more, and then takes part with zeros for as long as others do.
 
-    ``reduce`` takes the gradient of a parameter away and sends it, or zeros where it is said that none has come.
+    ``reduce`` takes the gradient of a parameter away and sends it, or zeros if told that there is none.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Reducer:
         self.all: Set[torch.Tensor] = set()
 
     def came(self, parameter: torch.Tensor) -> None:
-        """Sends the gradient that has come, and those that have waited for it; or keeps it until it is its turn."""
+        """Sends the gradient that has arrived, and those that waited for it; or keeps it until its turn."""
         self.own.setdefault(parameter)
         if self._mesh.world == 1:
             self._reduce(parameter, True)
@@ -49,9 +49,9 @@ class Reducer:
             self._send()
 
     def finish(self) -> None:
-        """Sends what is left. All ranks call it, and then no gradient is missing that any has.
+        """Sends the remaining gradients. All ranks call it, and then every rank has each gradient that any has.
 
-        Raises PlimsollError, on all ranks, where some have discarded gradients and others have not.
+        Raises PlimsollError, on all ranks, if some have discarded gradients and others have not.
         """
         if self._mesh.world == 1:
             self.all = set(self.own)
@@ -75,7 +75,7 @@ class Reducer:
             self._learn()
 
     def discard(self) -> None:
-        """The gradients since the last step are not wanted."""
+        """Discards the gradients since the last step."""
         if self.own:
             self._waiting.clear()
             self._complete()
@@ -83,7 +83,7 @@ class Reducer:
         self.over()
 
     def over(self) -> None:
-        """The next gradients are those of another step."""
+        """Prepares for the gradients of another step."""
         self.own.clear()
         self.all.clear()
 
@@ -99,7 +99,7 @@ class Reducer:
             self._next += 1
 
     def _tell(self, more: bool) -> "_Told":
-        """Says whether this rank begins a round, how often it has discarded gradients, and which it has."""
+        """Announces whether this rank begins a round, how often it has discarded gradients, and which it has."""
         said = [more, self._discarded, -self._discarded, *(p in self.own for p in self._order)]
         with self._in_place():
             told = _Told(torch.tensor(said, dtype=torch.int32, device=self._device), self._mesh)
@@ -109,7 +109,9 @@ class Reducer:
         return told
 
     def _learn(self) -> None:
-        """Takes on the order in which the first rank's gradients came: in another they wait for each other, in memory."""
+        """Adopts the order in which the first rank's gradients came. In any other order gradients wait for each
+        other, in memory.
+        """
         places = {p: i for i, p in enumerate(self._order)}
         came = {places[p]: None for p in self.own}
         order = torch.tensor([*came, *(i for i in range(len(places)) if i not in came)], device=self._device)
@@ -120,7 +122,7 @@ class Reducer:
 
     @contextlib.contextmanager
     def _in_place(self) -> Iterator[None]:
-        """What is sent to others in between. Who is interrupted there does not know what they have had of it."""
+        """Notes whether a send was interrupted: this rank then does not know what the others received."""
         if self._lost:
             raise PlimsollError(
                 "this rank was interrupted while it sent gradients to the others, and they do not fit together any more: "
@@ -132,7 +134,7 @@ class Reducer:
 
 
 class _Told:
-    """What ranks tell each other: the most that any says, number by number, when it is waited for."""
+    """Numbers that ranks tell each other. Waiting for it gives the maximum of each number over the ranks."""
 
     def __init__(self, said: torch.Tensor, mesh: Mesh):
         self._most = said

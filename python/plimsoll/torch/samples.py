@@ -1,7 +1,7 @@
 """A few elements of every gradient or weight, to notice writes that autograd does not count.
 
 autograd counts the changes of a tensor, but not those through ``.data``, numpy, or its address, as kernels of other
-libraries make them. Such programs scale or set whole tensors, so a few elements of each tell.
+libraries make them. Such programs scale or set full tensors, so a few elements of each show the change.
 """
 
 import functools
@@ -33,7 +33,7 @@ class Samples:
         return len(self._places)
 
     def between(self, first: int, count: int) -> slice:
-        """Which elements lie in a range of the arena."""
+        """The elements in a range of the arena."""
         return slice(*np.searchsorted(self._places, [first, first + count]))
 
     def in_arena(self, which: Any = slice(None)) -> np.ndarray:
@@ -41,21 +41,21 @@ class Samples:
         return self._memory[self._places[which]]
 
     def unlike_arena(self, tensors: Sequence[Tuple[Piece, torch.Tensor]]) -> List[str]:
-        """The names of the pieces whose tensors have other bits than the arena, in the order of the pieces."""
+        """The names of the pieces whose tensors differ in bits from the arena, in the order of the pieces."""
         if not tensors:
             return []
         which = np.concatenate([self._where[piece.parameter] for piece, _ in tensors])
         return self.names(which[_bits(gather(tensors, self._dtype).cpu()) != self.in_arena(which)])
 
     def names(self, elements: np.ndarray) -> List[str]:
-        """The names of the parameters that elements are of."""
+        """The names of the parameters that the elements belong to."""
         return [self._pieces[i].name for i in np.unique(self._piece_of[elements])]
 
 
 class Fingerprint:
-    """Numbers that gradients of different batches do not share: sums of a sample with random signs, and its energy.
+    """Numbers that differ between gradients of different batches: sums of a sample with random signs, and its energy.
 
-    Averaged gradients are the same on all ranks, but for the last bit where ranks clip them on different devices.
+    Averaged gradients are the same on all ranks, except for the last bit if ranks clip them on different devices.
     """
 
     _SUMS = 4
@@ -66,7 +66,7 @@ class Fingerprint:
 
     @classmethod
     def of(cls, pieces: Sequence[Piece]) -> "Fingerprint":
-        """That of the gradients of pieces; a missing one counts as zero."""
+        """The fingerprint of the gradients of pieces. A missing gradient counts as zero."""
         given = [(piece, piece.parameter.grad) for piece in pieces if piece.parameter.grad is not None]
         sample = gather(given, torch.float32).cpu().double()
         numbers = [_places(piece.count)[0] for piece in pieces]
@@ -75,7 +75,7 @@ class Fingerprint:
         return cls((_signs(cls._SUMS, len(has))[:, has] @ sample).tolist(), float(sample @ sample))
 
     def to_add_up(self) -> List[float]:
-        """What the ranks add up to find out whether their gradients differ."""
+        """The numbers that the ranks add up to find out whether their gradients differ."""
         return [self._energy, *self._sums, *(s * s for s in self._sums)]
 
     @classmethod
@@ -109,14 +109,14 @@ def _sample(piece: Piece, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _offsets(piece: Piece) -> np.ndarray:
-    """Where the elements of its sample are in a piece."""
+    """The offsets of a piece's sample in the piece."""
     number, apart = _places(piece.count)
     return apart * np.arange(number)
 
 
 @functools.lru_cache(maxsize=None)
 def _places(count: int) -> Tuple[int, int]:
-    """How many elements of ``count`` are in a sample, and how far they are apart."""
+    """How many of ``count`` elements are in a sample, and how far apart they are."""
     number = min(count, _EACH)
     apart = max(1, (count - 1) // max(1, number - 1))
     return number, apart - (apart % 2 == 0)  # odd: widths are even, and a single column may be padding

@@ -1,4 +1,4 @@
-"""What gradients are multiplied by in a step: what a GradScaler has multiplied the loss by, and what clips them."""
+"""The factor of gradients in a step: it undoes the loss scale of a GradScaler, and clips."""
 
 from typing import Any, Optional
 
@@ -6,7 +6,7 @@ from plimsoll.torch.algorithm import LARGEST_SCALE, SMALLEST
 
 
 class Scaling:
-    """What a GradScaler has left at the optimizer for this step. There need be no GradScaler."""
+    """What a GradScaler has set on the optimizer for this step. There may be no GradScaler."""
 
     def __init__(self, optimizer: Any):
         self._loss_scale = getattr(optimizer, "grad_scale", None)
@@ -18,14 +18,16 @@ class Scaling:
 
     @property
     def was_undone(self) -> bool:
-        """Whether GradScaler.unscale_ has divided the gradients in place: its operator counts no version of them."""
+        """Whether GradScaler.unscale_ has divided the gradients in place: its operator does not count as a version of
+        them.
+        """
         return self.is_used and self._loss_scale is None
 
     def overflowed(self) -> bool:
         return self.is_used and float(self._found_inf) != 0
 
     def loss_scale(self) -> float:
-        """What the loss was multiplied by."""
+        """The factor of the loss."""
         scale = 1.0 if self._loss_scale is None else float(self._loss_scale)
         if not SMALLEST / 2 <= scale <= LARGEST_SCALE:
             raise ValueError(
@@ -36,7 +38,9 @@ class Scaling:
 
 
 def grad_scale(loss_scale: float, norm: Optional[float], max_norm: Optional[float]) -> float:
-    """What gradients are multiplied by. ``norm`` is theirs without the loss scale, finite, and clipped to ``max_norm``."""
+    """The factor of gradients. ``norm`` is their norm without the loss scale. It is finite, and clipped to
+    ``max_norm``.
+    """
     clip = 1.0
     if norm is not None and max_norm is not None:
         clip = min(1.0, max_norm / (norm + 1e-6))

@@ -1,4 +1,4 @@
-"""What a constructor is told about the state of an optimizer."""
+"""The settings of an optimizer's state, from its constructor."""
 
 import re
 from typing import Any, NamedTuple, Optional, Sequence
@@ -33,7 +33,7 @@ class Settings(NamedTuple):
         job: Optional[str] = None,
         socket: Optional[str] = None,
     ) -> "Settings":
-        """Those that were given, and what the environment says where they were not."""
+        """The given settings, and the environment's where none were given."""
         job, socket = job or environment.job(), socket or environment.socket()
         settings = cls(state, moments, sharding, process_group, missing_gradients, gradients, name, job, socket)
         _choose("state", settings.state, ("split", "fp32"))

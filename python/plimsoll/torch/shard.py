@@ -1,4 +1,4 @@
-"""A rank's shard of the parameters of one dtype: its session, and the arenas of it."""
+"""A rank's shard of the parameters of one dtype: its session and its arenas."""
 
 import contextlib
 import warnings
@@ -17,7 +17,9 @@ from plimsoll.torch.slot import DtypeGroup, Slot, flat
 
 
 class Shard:
-    """What this rank holds of a dtype group. Without any of it there is no session, and the ways of the others' shards alone."""
+    """This rank's share of a dtype group. A rank without a share has no session, and only exchanges data with the
+    others' shards.
+    """
 
     def __init__(self, group: DtypeGroup, *, announces: bool = False, waits: bool = False):
         self.group = group
@@ -38,7 +40,9 @@ class Shard:
             self._use_arenas()
 
     def open_anew(self) -> None:
-        """Gives a state back that was found, as it is of no use without that of another shard. No arena is registered any more."""
+        """Gives back a state that was found, as it is useless without another shard's state. Then no arena is
+        registered.
+        """
         if self.session is None:
             return
         found = self.session
@@ -65,14 +69,14 @@ class Shard:
         session, group = self.session, self.group
         group.transfer.register(session.parameters)
         group.transfer.register(session.gradients)
-        # The weights of fp32 parameters are the parameters: there is nothing else to lose.
+        # The weights of fp32 parameters are the parameters, so there is nothing else to lose.
         own_pages = OwnPages.of(session.parameters) if group.shared and group.name != "fp32" else None
         self.slots = {p.parameter: Slot(p, session.parameters, session.gradients, own_pages) for p in group.own}
         self.gradients = GradientArena(group, session, self.slots, **self._options)
         self.parameters = ParameterArena(group, session, self.slots, own_pages)
 
     def give_back_if_new(self) -> None:
-        """Nobody has a use for a state that was not begun, and it would keep its memory."""
+        """Gives back a state that was never begun: nobody has a use for it, and it would keep its memory."""
         if self.session is not None and not self.session.initialized:
             with contextlib.suppress(PlimsollError):  # the reason is being raised
                 self.session.close(give_back=True)
@@ -96,7 +100,7 @@ class Shard:
         return np.broadcast_to(np.float32(self._first_moments[slot.piece.group]), (slot.piece.count,))
 
     def depart(self) -> None:
-        """Gives the model memory of its own: what is in the arenas is the next trainer's."""
+        """Gives the model memory of its own: the arenas belong to the next trainer."""
         for parameter, slot in self.slots.items() if self.group.shared else ():
             if parameter.data_ptr() == slot.weight.data_ptr():
                 parameter.data = parameter.data.clone()

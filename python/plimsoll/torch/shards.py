@@ -1,7 +1,7 @@
 """The shards of a rank, and the steps that the shards of all ranks make together.
 
-A step of several shards is a two-phase commit: all prepare it, the ranks vote, and then all make it. Whoever dies in
-between, the next trainer makes the last step where all had prepared it and one has made it.
+A step of several shards is a two-phase commit: all prepare it, the ranks vote, and then all make it. If ranks die in
+between, the next trainer makes the last step if all had prepared it and one has made it.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ class Shards:
         settings: Settings,
         announces: bool,
     ) -> "Shards":
-        """The shards that the parameters in groups need. They are not opened."""
+        """The shards for the parameters in groups. They are not opened."""
         trained = Trained(groups, names)
         mesh = mesh_for([p for g in groups for p in g["params"]], names, settings.sharding, settings.process_group, model)
         divided = layout.divide(groups, names, layout.embeddings_of(model), mesh)
@@ -75,7 +75,7 @@ class Shards:
     # Opening
 
     def open(self, rule: Callable[[], Rule]) -> List[Opened]:
-        """Opens the sessions of all ranks. What they found."""
+        """Opens the sessions of all ranks. Returns what they found."""
 
         def found() -> List[Opened]:
             return [session.opened for session in self.sessions]
@@ -93,7 +93,7 @@ class Shards:
 
         every = self.ranks.agree("opening the state", open_own)
         if any(o.attached and not o.initialized for of_rank in every for o in of_rank):
-            # Somebody has died before all were whole.
+            # A process died before all states were complete.
             every = self.ranks.agree("opening the state anew", open_anew)
         return [o for of_rank in every for o in of_rank]
 
@@ -140,7 +140,9 @@ class Shards:
         return {**document, "cpus": cpus} if cpus else document
 
     def start(self, found: List[Opened]) -> None:
-        """All shards of all ranks begin at one step: new ones from the model, others as they are."""
+        """Begins at one step with all shards of all ranks: new shards get the model's parameters, others stay as they
+        are.
+        """
         last = max((f.step for f in found), default=0)
         if last and not self.ranks.are_heard and is_distributed() and torch.distributed.get_world_size() > 1:
             raise PlimsollError(
@@ -160,7 +162,7 @@ class Shards:
         self.adopt(last)
 
     def _catch_up(self, last: int, found: Sequence[Opened]) -> None:
-        """Makes the last step where it was not made: the job ended between two requests for it.
+        """Makes the last step if it was not made, because the job ended between two requests for it.
 
         Every rank finds the same of all. The first request came when all had prepared the step.
         """
@@ -177,7 +179,7 @@ class Shards:
                 session.begun(session.begin(min(grad_scales), None, wait=True))
 
     def adopt(self, step: int) -> None:
-        """Training goes on from the states as they are, which are of that step: the model gets their parameters."""
+        """Continues from the states as they are, which are all of that step: the model gets their parameters."""
         self.resume(step)
         for shard in self:
             shard.parameters.adopt()
@@ -188,7 +190,7 @@ class Shards:
     # The state
 
     def check_steps(self) -> None:
-        """Refuses to go on where a step was interrupted between two shards, or a load."""
+        """Refuses to continue if a step, or a load, was interrupted between two shards."""
         for shard in self:
             if shard.session:
                 shard.session.drain()
@@ -204,12 +206,14 @@ class Shards:
             )
 
     def take_weights(self) -> None:
-        """Brings the weights that the program has changed in the model into the states, which are of one step."""
+        """Brings the weights that the program has changed in the model into the states, which are all of one step."""
         self.check_steps()
         take_weights(self)
 
     def set_step(self, what: str, step: int) -> None:
-        """Says that the state is that of the step, when all shards of all ranks are: else they are a mixture, which one of them tells."""
+        """Records the step of the state, once all shards of all ranks have it. Until then they are a mixture, as one
+        shard tells.
+        """
 
         def say() -> None:
             for session in self.sessions:
@@ -224,7 +228,9 @@ class Shards:
     # Steps
 
     def prepare(self, numbers: Numbers) -> Optional[Numbers]:
-        """The first phase. All gradients are there. What :meth:`make` is to send: nothing where the shards have it."""
+        """The first phase, once all gradients are there. Returns what :meth:`make` sends: nothing if the shards have
+        it.
+        """
         sessions = self.sessions
         if len(sessions) == 1 and not self.ranks.are_heard:
             return numbers
@@ -233,23 +239,23 @@ class Shards:
         return None
 
     def sum_of_squares(self) -> float:
-        """Of the gradients of this rank's shards."""
+        """The sum of the squares of this rank's gradients, over its shards."""
         asked = [(session, session.norm()) for session in self.sessions]
         return sum(session.norm_result(request) for session, request in asked)
 
     def drain(self) -> None:
-        """Waits for all answers: what was prepared is."""
+        """Waits for all answers: then all requests to prepare have succeeded."""
         for session in self.sessions:
             session.drain()
 
     def count(self, vote: Vote) -> Count:
-        """The votes of all ranks. When it is there, all shards have prepared the step."""
+        """The votes of all ranks. When it returns, all shards have prepared the step."""
         total = torch.tensor(vote.to_add_up([s.step for s in self.sessions]), dtype=torch.float64, device=self.trained.device)
         self.ranks.reduce(total)
         return Count.of(total.tolist())
 
     def check(self, vote: Vote, count: Count) -> None:
-        """Refuses the step on all ranks, where their votes are not for it."""
+        """Refuses the step on all ranks unless their votes are for it."""
         if count.failures:
 
             def fail() -> None:
@@ -262,7 +268,9 @@ class Shards:
             self._counted = count.step
 
     def make(self, grad_scale: float, numbers: Optional[Numbers]) -> None:
-        """The second phase: makes the step of every shard, and brings the parameters into the model. An interrupt comes after."""
+        """The second phase: makes the step of every shard, and brings the parameters into the model. Interrupts wait
+        for the end.
+        """
         step = self._counted = 1 + self.step
         self.will_change()
 
@@ -278,14 +286,15 @@ class Shards:
         try:
             make(self._shards)
         except KeyboardInterrupt:
-            # Other ranks send what they have once.
+            # Other ranks send what they have only once.
             make([shard for shard in self if not shard.parameters.gathers()])
             raise
 
     def take_back(self) -> None:
-        """What was prepared is of no step."""
+        """Takes back what was prepared: it belongs to no step."""
         for session in self.sessions:
-            # By a request that changes no gradient: after an interrupt it is sent again, and others may be there.
+            # Use a request that changes no gradient: after an interrupt it is sent again, when other gradients may be
+            # there.
             with contextlib.suppress(PlimsollError):  # what has failed is being raised
                 session.ready(0, 1)
                 session.drain()
@@ -297,7 +306,7 @@ class Shards:
             if self.service is None and not give_back:
                 shard.depart()
             if shard.session:
-                # A service of this process's own may have other optimizers, which need the memory.
+                # A service of this process may have other optimizers, which need the memory.
                 shard.session.close(give_back=give_back or self.service is not None)
 
     def give_back_if_new(self) -> None:
@@ -305,7 +314,7 @@ class Shards:
             shard.give_back_if_new()
 
     def release(self) -> None:
-        """Lets go of sessions and memory, also where the optimizer was not closed."""
+        """Lets go of sessions and memory, even if the optimizer was not closed."""
         with contextlib.suppress(RuntimeError):  # of a device that has failed: who called may be raising that
             self.transfer.release()
         for session in self.sessions:

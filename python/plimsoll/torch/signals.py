@@ -1,4 +1,4 @@
-"""Handlers of signals that come at a bad time, and threads that do."""
+"""Signal handlers and threads that come at a bad time."""
 
 import contextlib
 import functools
@@ -12,13 +12,13 @@ from plimsoll.torch.ranks import is_distributed
 
 _Result = TypeVar("_Result")
 
-# Those that are handled in Python to end, to save and to time out.
+# Signals that Python programs handle to end, to save and to time out.
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2)
 
 
 @contextlib.contextmanager
 def deferred() -> Iterator[None]:
-    """Handlers of signals run when this is over: they may raise, as that of Ctrl-C does, and break off what is under way."""
+    """Delays signal handlers until the end: they may raise, as Ctrl-C's does, and interrupt the work under way."""
     if threading.current_thread() is not threading.main_thread():
         yield  # where handlers do not run
         return
@@ -48,15 +48,16 @@ def deferred() -> Iterator[None]:
 
 
 def uninterrupted(method: Callable[..., _Result]) -> Callable[..., _Result]:
-    """A method that another thread's is not in the middle of; nor is an interrupt, with several ranks.
+    """A method that runs for one thread at a time, and with several ranks is not interrupted.
 
-    Threads wait for the object's ``_lock``. All ranks call the method: one that was taken out of it would leave the others
-    waiting, and lose its place among them.
+    Threads wait for the object's ``_lock``. All ranks call the method. A rank interrupted inside it would leave the
+    others waiting, and lose its place among them.
     """
 
     @functools.wraps(method)
     def whole(self: Any, *arguments: Any, **keywords: Any) -> _Result:
-        # In inference mode, what is made here and becomes a parameter or its gradient could not be trained any more.
+        # Inference mode is off: a tensor made in it could not be trained after it becomes a parameter or its
+        # gradient.
         with torch.inference_mode(False), torch.no_grad():
             with self._lock, deferred() if is_distributed() else contextlib.nullcontext():
                 return method(self, *arguments, **keywords)

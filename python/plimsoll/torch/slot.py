@@ -17,8 +17,8 @@ from plimsoll.torch.transfer import HostTransfer
 class DtypeGroup:
     """All parameters of one dtype, and how they get to the arenas of their shards and back.
 
-    ``shared`` says that the model's parameters and gradients are in the arenas
-    themselves. Otherwise they are copied.
+    ``shared`` means that the model's parameters and gradients are in the arenas themselves. Otherwise they are
+    copied.
     """
 
     name: str
@@ -45,7 +45,7 @@ class DtypeGroup:
 
 
 class Seen:
-    """A gradient at one moment. It is not held, and one that gets its memory when it is gone is another."""
+    """A gradient at one moment. It is held weakly: a later gradient in the same memory is a different one."""
 
     def __init__(self, gradient: torch.Tensor):
         self._gradient, self._state = TensorWeakRef(gradient), self._state_of(gradient)
@@ -59,22 +59,21 @@ class Seen:
 
 
 def _versions(tensor: torch.Tensor) -> Tuple[int, int]:
-    """Other than they were where the tensor was changed. A DTensor counts changes of itself, not of what it consists of.
+    """Versions that differ once the tensor was changed. A DTensor does not count changes of its local tensor.
 
-    That is asked itself: what ``detach`` makes of it counts anew.
+    So the local tensor is asked itself: what ``detach`` makes of it counts anew.
     """
     return tensor._version, tensor._local_tensor._version if is_sharded(tensor) else 0
 
 
 class Slot:
-    """The place of a piece in this rank's shard, and what became of its gradient since the last step."""
+    """The place of a piece in this rank's shard, and the progress of its gradient since the last step."""
 
     def __init__(self, piece: Piece, parameters: Arena, gradients: Arena, own_pages: Optional[OwnPages]):
         self.piece = piece
-        # Each has a storage of its own, so that a change of one gradient does
-        # not show in the versions of all others.
+        # Each has its own storage, so that a change of one gradient does not show in the versions of all others.
         self.in_arena = _tensor(parameters, piece, parameters.memory)
-        # What the model has as its parameter, where that is in the arena.
+        # The model's parameter, if it is in the arena.
         self.weight = self.in_arena if own_pages is None else _tensor(parameters, piece, own_pages.memory)
         # The arenas have the order of the shape. A parameter with another layout (channels_last) stays where it is.
         self.contiguous = local(piece.parameter).is_contiguous()
@@ -86,8 +85,8 @@ class Slot:
         self.expected = 1  # and how many there were before the last one
         # Versions of the parameter that was brought into the model, once it is there.
         self.left: Optional[Tuple[int, int]] = None
-        # Master weights of a state_dict that are of other weights than the model had when it was loaded. The model may
-        # get those later.
+        # Master weights of a state_dict whose weights are not those that the model had when it was loaded. The model
+        # may get them later.
         self.loaded: Optional[torch.Tensor] = None
 
     def versions(self) -> Tuple[int, int]:
@@ -104,7 +103,7 @@ def _tensor(arena: Arena, piece: Piece, memory: Any) -> torch.Tensor:
 
 
 def within(piece: Piece) -> slice:
-    """Where a piece is in this rank's own elements of its parameter."""
+    """The place of a piece in this rank's own elements of its parameter."""
     first = 0 if is_sharded(piece.parameter) else piece.first
     return slice(first, first + piece.count)
 

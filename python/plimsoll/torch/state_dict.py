@@ -28,7 +28,7 @@ def read_entries(shards: Iterable[Shard], algorithm: Algorithm) -> Dict[torch.Te
 
 
 def read_entry(shard: Shard, slot: Slot, algorithm: Algorithm) -> Dict[str, Any]:
-    """What torch's optimizer has as the state of a parameter."""
+    """The state of a parameter, as torch's optimizer has it."""
     entry: Dict[str, Any] = {}
     if algorithm.counts_steps:
         entry["step"] = torch.tensor(float(shard.session.step))
@@ -60,7 +60,7 @@ _Entries = Dict[torch.Tensor, Optional[Dict[str, Any]]]
 
 
 def check_entries(shards: Iterable[Shard], algorithm: Algorithm, entries: _Entries) -> int:
-    """The step that entries are of. Raises ValueError for those that :func:`write_entries` cannot write."""
+    """The step of entries. Raises ValueError for entries that :func:`write_entries` cannot write."""
     step = _step_of(entries, algorithm.counts_steps)
     for shard in shards:
         for parameter, slot in shard.slots.items():
@@ -83,13 +83,15 @@ def check_entries(shards: Iterable[Shard], algorithm: Algorithm, entries: _Entri
 
 
 def write_entries(shards: Iterable[Shard], algorithm: Algorithm, entries: _Entries) -> None:
-    """Writes entries into the state, and where there are none what it begins with. It is not whole until ``set_step``."""
+    """Writes entries into the state, and initial values where there are none. The state is incomplete until
+    ``set_step``.
+    """
     for shard in shards:
         if shard.session is None:
             continue
         for parameter, slot in shard.slots.items():
             entry = entries.get(parameter) or {}
-            # The second before the first: with int8 moments it is the first's unit.
+            # The second moment before the first: with int8 moments it is the first moment's unit.
             for name, stream in reversed(list(zip(algorithm.moments, _STREAMS))):
                 given = entry.get(name)
                 begins = stream == protocol.FIRST_MOMENT and given is None
@@ -105,7 +107,7 @@ def write_entries(shards: Iterable[Shard], algorithm: Algorithm, entries: _Entri
 def take_weights(shards: Iterable[Shard]) -> None:
     """Brings weights that the program has changed in the model, as by its load_state_dict, into the state.
 
-    Where a checkpoint is being written, it waits for that.
+    If a checkpoint is being written, it waits for that.
     """
     for shard in shards:
         changed = shard.parameters.changed()
@@ -123,8 +125,7 @@ def take_weights(shards: Iterable[Shard]) -> None:
 
 def _step_of(entries: _Entries, counts_steps: bool) -> int:
     if not counts_steps:
-        # torch's SGD treats its first step alone differently, and that is over
-        # where there is a momentum.
+        # torch's SGD treats only its first step differently, and a momentum shows that the step is over.
         return int(any(entry and any(v is not None for v in entry.values()) for entry in entries.values()))
     steps = {int(entry["step"]) for entry in entries.values() if entry and "step" in entry}
     if len(steps) > 1:
@@ -145,9 +146,11 @@ def _values(tensor: Any, slot: Slot) -> np.ndarray:
 
 
 def _weights(slot: Slot, masters: Sequence[np.ndarray], dtype: str) -> np.ndarray:
-    """The master weights of a piece: what the model has, and the bits below it where ``masters`` are of the same numbers.
+    """The master weights of a piece: the model's weights, with the bits below them from ``masters`` that agree with
+    them.
 
-    Whoever has loaded other weights into the model since means those. Later masters go before earlier ones.
+    If the program has loaded other weights into the model since, those count. Later masters have precedence over
+    earlier ones.
     """
     piece = slot.piece
     flat = local(piece.parameter.detach()).reshape(-1)

@@ -19,7 +19,7 @@ def refuse_capture() -> None:
 
 
 class Step:
-    """A step in two phases: :meth:`prepare` and :meth:`make`. All ranks call both, or none the second."""
+    """A step in two phases: :meth:`prepare` and :meth:`make`. All ranks call both, or none calls the second."""
 
     def __init__(self, shards: Shards, gradients: Gradients, scaling: Scaling, max_norm: Optional[float]):
         self._shards, self._gradients, self._scaling, self._max_norm = shards, gradients, scaling, max_norm
@@ -29,10 +29,10 @@ class Step:
         self.norm: Optional[float] = None
 
     def prepare(self, check: Callable[[], None], numbers: Callable[[], Numbers]) -> bool:
-        """Brings gradients and hyperparameters to the shards of all ranks. Whether there are gradients.
+        """Brings gradients and hyperparameters to the shards of all ranks. Returns whether there are gradients.
 
-        Refuses the step on all ranks where one has failed, where not all have gradients, where their shards are not all
-        at the same step, where their losses had different scales, or where gradients differ that were to be averaged.
+        Refuses the step on all ranks if one has failed, if not all have gradients, if their shards are not all at the
+        same step, if their losses had different scales, or if gradients differ that should have been averaged.
         """
         if self._shards.transfer.is_capturing():
             raise RuntimeError(
@@ -79,7 +79,9 @@ class Step:
         return self._max_norm is not None or self._scaling.is_used
 
     def _squares(self) -> float:
-        """The sum of the squares of this rank's gradients, 0 where nobody asks for it. Not finite where they are not."""
+        """The sum of the squares of this rank's gradients. 0 if it is not needed; not finite if the gradients are
+        not.
+        """
         if self._scaling.is_used and self._gradients.are_reduced:
             raise RuntimeError(
                 "sharding is 'zero2', whose gradients a GradScaler cannot see: use bfloat16, or sharding='zero1'"
@@ -93,7 +95,7 @@ class Step:
         return squares
 
     def _vote(self, vote: Vote) -> float:
-        """The sum of the squares of every rank. When it is there, all shards have prepared the step."""
+        """The sums of squares of all ranks. When it returns, all shards have prepared the step."""
         if not self._shards.ranks.are_heard:
             if vote.failure is not None:
                 raise vote.failure
@@ -101,7 +103,8 @@ class Step:
         try:
             count = self._shards.count(vote)
         except Exception as error:
-            # Others may have the sum, and make the step: what was prepared here stays, for this rank to catch up.
+            # Other ranks may have the sum, and make the step. What was prepared here stays, for this rank to catch
+            # up.
             raise vote.failure or error
         try:
             self._shards.check(vote, count)
@@ -111,6 +114,6 @@ class Step:
         return count.squares
 
     def _discard(self) -> None:
-        """Takes back what was prepared: these gradients are of no step."""
+        """Takes back what was prepared: these gradients belong to no step."""
         self._gradients.forget()
         self._shards.take_back()

@@ -14,7 +14,9 @@ _REGROUPED = (
 
 
 class Trained:
-    """The parameters that have a state, and those that had none because they were frozen. Raises for what cannot be trained."""
+    """The parameters that have a state, and those that had none because they were frozen. Raises for parameters that
+    cannot be trained.
+    """
 
     def __init__(self, groups: Sequence[Dict[str, Any]], names: Dict[torch.Tensor, str]):
         layout.refuse_inference(groups, names)
@@ -42,7 +44,7 @@ class Trained:
         layout.check_memory(self.parameters, self._names)
 
     def check_groups(self, groups: Sequence[Dict[str, Any]]) -> None:
-        """Refuses parameter groups that have other parameters than when the state was made."""
+        """Refuses parameter groups whose parameters differ from those that the state was made for."""
         if len(groups) != len(self._groups):
             raise RuntimeError(f"there are {len(groups)} parameter groups; there were {len(self._groups)} {_REGROUPED}")
         for g, (group, opened) in enumerate(zip(groups, self._groups)):

@@ -1,8 +1,7 @@
 """Copies between the shared arenas and the device of the parameters.
 
-All operations take flat tensors of one type and length. What is asked of a
-:class:`CudaTransfer` happens later, in order; ``begin`` and ``join`` tie it to
-the operations of PyTorch's current stream.
+All operations take flat tensors of one type and length. A :class:`CudaTransfer` runs operations later, in order.
+``begin`` and ``join`` order them with the operations of PyTorch's current stream.
 """
 
 import contextlib
@@ -26,18 +25,20 @@ class HostTransfer:
         """Prepares an arena for copies."""
 
     def is_capturing(self) -> bool:
-        """Whether operations are being recorded for a graph, and none is made: then nothing may be copied or asked."""
+        """Whether operations are being recorded for a graph, and not run. Then nothing may be copied or queried."""
         return False
 
     def keep(self, tensor: torch.Tensor) -> None:
-        """Keeps the memory of a tensor that other ranks were sent until the current stream, which has waited for that, is there."""
+        """Keeps the memory of a tensor that was sent to other ranks until the current stream, which waits for the
+        send, gets here.
+        """
 
     def store(self, arena: torch.Tensor, gradient: torch.Tensor) -> Any:
-        """Copies a gradient into the arena. What :meth:`is_done` takes."""
+        """Copies a gradient into the arena. Returns a token for :meth:`is_done`."""
         arena.copy_(gradient)
 
     def add(self, arena: torch.Tensor, gradient: torch.Tensor) -> Any:
-        """Adds a gradient to that in the arena."""
+        """Adds a gradient to the one in the arena."""
         arena.add_(gradient)
 
     def is_done(self, token: Any) -> bool:
@@ -50,21 +51,23 @@ class HostTransfer:
         """Waits until nothing reads from arenas or writes to them any more."""
 
     def begin(self) -> None:
-        """Copies from here on come after what was computed so far."""
+        """Orders later copies after earlier computation."""
 
     def fetch(self, parameter: torch.Tensor, arena: torch.Tensor) -> None:
         """Copies from the arena into a parameter."""
         parameter.copy_(arena)
 
     def join(self) -> None:
-        """What is computed from here on comes after all copies."""
+        """Orders later computation after all copies."""
 
     def release(self) -> None:
         """Undoes register, for all arenas."""
 
 
 class CudaTransfer(HostTransfer):
-    """Parameters are on a CUDA device: copies are on streams of their own, one for each direction, to and from pinned memory."""
+    """Parameters are on a CUDA device. Copies run on their own streams, one for each direction, to and from pinned
+    memory.
+    """
 
     shares = False
 
@@ -74,8 +77,8 @@ class CudaTransfer(HostTransfer):
         self._registered: List[Tuple[int, Arena]] = []
 
     def register(self, arena: Arena) -> None:
-        # Pages of an arena are pinned as they are: exactly what is there, and
-        # not a copy rounded up to a power of two as in PyTorch's pinned memory.
+        # Pages of an arena are pinned in place: exactly these pages, not a copy rounded up to a power of two as in
+        # PyTorch's pinned memory.
         address = torch.frombuffer(arena.memory, dtype=torch.uint8).data_ptr()
         with torch.cuda.device(self._device):
             error = torch.cuda.cudart().cudaHostRegister(address, len(arena.memory), 0)
@@ -105,7 +108,8 @@ class CudaTransfer(HostTransfer):
             return self._mark(gradient)
 
     def add(self, arena: torch.Tensor, gradient: torch.Tensor) -> torch.cuda.Event:
-        # On the device: the host's cores are the optimizer's. Both ways on the stream of the copies that are added to.
+        # Add on the device: the host's cores belong to the optimizer. Both directions use the stream of the copies
+        # that are added to.
         self._after_current(self._to_host)
         with torch.cuda.stream(self._to_host):
             total = arena.to(self._device, non_blocking=True).add_(gradient)
@@ -113,7 +117,7 @@ class CudaTransfer(HostTransfer):
             return self._mark(gradient)
 
     def _mark(self, gradient: torch.Tensor) -> torch.cuda.Event:
-        # The allocator may not give the gradient's memory away before it is read.
+        # The allocator must not reuse the gradient's memory before it is read.
         gradient.record_stream(self._to_host)
         event = torch.cuda.Event()
         event.record(self._to_host)
@@ -141,8 +145,8 @@ class CudaTransfer(HostTransfer):
         torch.cuda.current_stream(self._device).wait_stream(self._to_device)
 
     def release(self) -> None:
-        # Where a kernel has failed, as by an assertion, every call does, and nothing is under way any more. That failure
-        # is being raised, and not what it leads to here.
+        # After a kernel has failed, as by an assertion, every call fails, and nothing is under way. That failure is
+        # being raised; what it leads to here is not.
         with contextlib.suppress(RuntimeError):
             self.settle()
         failed = [int(torch.cuda.cudart().cudaHostUnregister(address)) for address, _ in self._registered]
@@ -152,7 +156,7 @@ class CudaTransfer(HostTransfer):
 
 
 def _take_last_error(device: torch.device) -> None:
-    """Has CUDA forget the error of the last call: the next kernel's check would take it for that kernel's."""
+    """Clears CUDA's last error: otherwise the next kernel's check would take it for that kernel's."""
     with contextlib.suppress(RuntimeError):  # that is this kernel's check
         torch.empty(1, device=device).fill_(0)
 
