@@ -31,7 +31,7 @@ func (r *resolver) adapter() (err error) {
 	j.AdapterType = dtype.F32
 	switch {
 	case r.AdapterPrecision == "":
-		r.assume("adapters in fp32, as PEFT has them: --adapter-precision was not given")
+		r.assume("adapters in fp32, PEFT's default: --adapter-precision was not given")
 	case slices.Contains(AdapterPrecisions, r.AdapterPrecision):
 		j.AdapterType, _ = dtype.Parse(r.AdapterPrecision)
 	default:
@@ -54,11 +54,11 @@ func (r *resolver) adapter() (err error) {
 func (r *resolver) noAdapter() error {
 	if r.AdapterPrecision != "" {
 		return &fault.Input{What: "--adapter-precision is given without --adapter",
-			Hint: "add --adapter, or leave it out"}
+			Hint: "add --adapter, or leave --adapter-precision out"}
 	}
 	if r.job.Quantization != nil && r.job.Quantization.Bits > 0 {
-		return &fault.Input{What: fmt.Sprintf("a model quantized to %d bits cannot be trained by itself: "+
-			"transformers refuses it", r.job.Quantization.Bits),
+		return &fault.Input{What: fmt.Sprintf("transformers refuses to train a model quantized to %d bits without "+
+			"an adapter", r.job.Quantization.Bits),
 			Hint: "add --adapter with the adapter_config.json of PEFT"}
 	}
 	return nil
@@ -72,7 +72,7 @@ func (r *resolver) unplannedAdapter() error {
 	default:
 		return &fault.Input{Where: fault.Position{File: j.Adapter.File},
 			What: j.Adapter.Type + " is not planned: virtual tokens change the length of every sequence",
-			Hint: "planned are LORA, ADALORA, IA3, VERA and LN_TUNING"}
+			Hint: "plimsoll plans LORA, ADALORA, IA3, VERA and LN_TUNING"}
 	}
 	for _, unplanned := range []struct {
 		key string
@@ -85,15 +85,15 @@ func (r *resolver) unplannedAdapter() error {
 	} {
 		if unplanned.is {
 			return &fault.Input{Where: fault.Position{File: j.Adapter.File},
-				What: unplanned.key + " changes what is held, and is not planned yet",
-				Hint: "remove it, and expect the job to take more than the plan"}
+				What: unplanned.key + " changes the memory of the job, and is not planned yet",
+				Hint: "remove it, and expect the job to take more memory than the plan says"}
 		}
 	}
 	if embedding := j.adaptsEmbedding(); embedding != "" && j.Adapter.Type == "LORA" && j.Adapter.LoRABias {
 		return &fault.Input{Where: j.Adapter.Place(),
-			What: "target_modules adapts " + embedding +
+			What: "target_modules matches " + embedding +
 				": PEFT says \"lora_bias=True is not supported for Embedding\"",
-			Hint: "remove it, or lora_bias"}
+			Hint: "remove that module from target_modules, or remove lora_bias"}
 	}
 	return nil
 }
@@ -149,15 +149,15 @@ func (r *resolver) fusedTargets() error {
 	if a.Type != "LORA" || names == nil {
 		if !a.AllLinear() && a.Targets(x.Router) {
 			return &fault.Input{Where: a.Place(),
-				What: "target_modules adapts " + x.Router +
-					", which PEFT refuses: transformers 5 has routers that are no linear modules",
-				Hint: "remove it, or give the version that the job runs with, such as --transformers 4.57"}
+				What: "target_modules matches " + x.Router +
+					", which PEFT refuses: the routers of transformers 5 are no linear modules",
+				Hint: "remove it, or give the job's version of transformers, such as --transformers 4.57"}
 		}
 		return nil
 	}
 	if !a.NamesTargets() {
 		return &fault.Input{Where: a.Place(),
-			What: fmt.Sprintf("target_modules is not given, and PEFT has no default for %s of transformers 5",
+			What: fmt.Sprintf("target_modules is not given, but PEFT has no default for %s of transformers 5",
 				r.job.Model.Type),
 			Hint: `add "target_modules": ["q_proj", "v_proj"]`}
 	}
@@ -170,9 +170,9 @@ func (r *resolver) fusedTargets() error {
 		if converts := slices.Contains(names, name) || name == "gate_up_proj"; converts &&
 			(a.Lists(name) || a.Targets(module)) {
 			return &fault.Input{Where: a.Place(),
-				What: fmt.Sprintf("target_modules adapts %q: transformers 5 has the weights of all experts in one "+
-					"parameter, and PEFT makes target_parameters of it, which is not planned yet", name),
-				Hint: "name modules of the attention alone, or give the version that the job runs with, such as " +
+				What: fmt.Sprintf("target_modules matches %q: transformers 5 keeps all experts of a layer in one "+
+					"parameter, which PEFT adapts through target_parameters; this is not planned yet", name),
+				Hint: "name only modules of the attention, or give the job's version of transformers, such as " +
 					"--transformers 4.57"}
 		}
 	}

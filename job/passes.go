@@ -32,7 +32,7 @@ func (r *resolver) attention() error {
 	}
 	j.Attention = forward.AttentionKind(name)
 	if j.Attention == forward.Flash && j.ParameterType == dtype.F32 && j.AutocastType == dtype.Invalid {
-		return &fault.Input{What: "flash attention computes in bf16 and fp16 only, and the precision is fp32",
+		return &fault.Input{What: "flash attention computes only in bf16 and fp16, but the precision is fp32",
 			Hint: "use --attention sdpa, or --precision bf16"}
 	}
 	return nil
@@ -51,7 +51,7 @@ func (r *resolver) recompute() error {
 			return &fault.Input{Where: fault.Position{File: r.training.File},
 				What: "gradient checkpointing with \"offload\" keeps the inputs of blocks on the host, which is not " +
 					"planned yet",
-				Hint: "remove the key, and expect the job to take less of the GPU and more of the host than the " +
+				Hint: "remove the key, and expect the job to take less GPU memory and more host memory than the " +
 					"plan says"}
 		}
 		j.RecomputeEvery, j.RecomputeFirst = r.training.Checkpointing.EveryN, true

@@ -34,7 +34,7 @@ func (r *resolver) precision() error {
 		}
 		if d := j.DeepSpeed; d != nil && d.Precision != dtype.Invalid && d.Precision != j.ParameterType {
 			return &fault.Input{Where: fault.Position{File: d.File},
-				What: fmt.Sprintf("DeepSpeed trains in %v, and --precision is %s", d.Precision, r.Precision),
+				What: fmt.Sprintf("DeepSpeed trains in %v, but --precision is %s", d.Precision, r.Precision),
 				Hint: "leave --precision out, or change the file"}
 		}
 	case j.DeepSpeed != nil && j.DeepSpeed.Precision != dtype.Invalid:

@@ -37,7 +37,7 @@ func (d *DeepSpeed) ResolveBatch(worldSize int) (Batch, error) {
 	}
 	if d.elasticity != (fault.Position{}) {
 		return Batch{}, d.elasticity.Inputf("elasticity is enabled: DeepSpeed chooses the batch when the job starts").
-			WithHint(`switch elasticity off and give "` + microKey + `"`)
+			WithHint(`turn elasticity off and give "` + microKey + `"`)
 	}
 	b := d.Batch
 	if b.Train == 0 && b.Micro == 0 {
@@ -57,7 +57,7 @@ func (d *DeepSpeed) ResolveBatch(worldSize int) (Batch, error) {
 	if !ok {
 		return Batch{}, &fault.Input{
 			Where: d.numbers[microKey].where,
-			What:  describe(given) + " is more than a computer can count",
+			What:  describe(given) + " exceeds 64 bits",
 		}
 	}
 
@@ -67,7 +67,7 @@ func (d *DeepSpeed) ResolveBatch(worldSize int) (Batch, error) {
 		b.Train, b.Accumulation = product, max(b.Accumulation, 1)
 	case complete && b.Train != product:
 		return Batch{}, d.contradiction(fmt.Sprintf("but %s is %d", describe(given), product),
-			fmt.Sprintf("set it to %d, or remove one of the three keys and let it be derived", product))
+			fmt.Sprintf("set it to %d, or remove one of the three keys: DeepSpeed then derives it", product))
 	case complete:
 	case b.Train%product != 0:
 		return Batch{}, d.contradiction(fmt.Sprintf("expected a multiple of %d: %s", product, describe(given)),
