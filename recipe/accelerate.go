@@ -241,7 +241,8 @@ func (r *accelerateReader) deepSpeedFile(section string) (*DeepSpeed, error) {
 	var list []conflict // accelerate would ignore these keys: _deepspeed_config_checks
 	for _, k := range pluginKeys {
 		list = append(list, conflict{r.Gives(section + k.key), section + k.key,
-			"is given beside deepspeed_config_file, so accelerate would ignore it", "remove it, and set it in the file"})
+			"is given beside deepspeed_config_file, so accelerate would ignore it",
+			"remove it, and set it in the file"})
 	}
 	list = append(list, conflict{r.Gives("mixed_precision"), "mixed_precision",
 		"is given beside deepspeed_config_file, so accelerate would ignore it",

@@ -247,7 +247,8 @@ func (r *deepSpeedReader) noteIgnored(d *DeepSpeed) {
 	// Two defaults changed recently and affect the result or the memory.
 	if !r.Has("gradient_clipping") {
 		r.Note("gradient_clipping",
-			"is not given: DeepSpeed clips gradients to a norm of 1 since DeepSpeed #8068 (June 2026), and did not before")
+			"is not given: DeepSpeed clips gradients to a norm of 1 since DeepSpeed #8068 (June 2026), and did not "+
+				"before")
 	}
 	if pin := zero + "offload_optimizer.pin_memory"; d.OffloadOptimizer.Device != "none" && !r.Gives(pin) {
 		r.Note(pin, "is not given: DeepSpeed pins the memory since DeepSpeed #8207 (August 2026), and did not before")

@@ -193,7 +193,7 @@ def test_lost_state_is_noticed(tmp_path):
     anew = [memfd(), memfd()]
     service = Scripted(tmp_path, [open_well, nothing], [lambda c, k, n: open_well(c, k, n, anew)])
     session = Session(service.path, DOCUMENT)
-    with pytest.raises(StateLost, match="was started anew, and the state of rank 0 is gone; load the last checkpoint"):
+    with pytest.raises(StateLost, match="was started again without its state: the state of rank 0 is gone; load the last checkpoint"):
         session.norm_result(session.norm())
 
 
