@@ -25,7 +25,7 @@ func newMemory(t interface{ Fatalf(string, ...any) }) *memory {
 	return &memory{t: t, live: map[int]ledger.Bytes{}, of: map[int]ledger.Component{}}
 }
 
-func (m *memory) Allocate(bytes ledger.Bytes, component ledger.Component) int {
+func (m *memory) Allocate(bytes ledger.Bytes, component ledger.Component, _ func() string) int {
 	if bytes <= 0 {
 		m.t.Fatalf("%d bytes of %q are allocated", bytes, component)
 	}
@@ -36,7 +36,7 @@ func (m *memory) Allocate(bytes ledger.Bytes, component ledger.Component) int {
 	return m.next
 }
 
-func (m *memory) Relabel(id int, component ledger.Component) {
+func (m *memory) Relabel(id int, component ledger.Component, _ func() string) {
 	if _, ok := m.live[id]; !ok {
 		m.t.Fatalf("%d is given another name and is not allocated", id)
 	}
@@ -92,7 +92,7 @@ func linear(t *Tape, x *Tensor, w *Parameter, out int64) *Tensor {
 
 func TestLinear(t *testing.T) {
 	m := newMemory(t)
-	tape := NewTape(m)
+	tape := NewTape(m, nil)
 	w := weight(12)
 	x := tape.New(3, dtype.F32)
 	y := linear(tape, x, w, 4)
@@ -118,7 +118,7 @@ func TestLinear(t *testing.T) {
 
 func TestFrozenWeightSavesNothing(t *testing.T) {
 	m := newMemory(t)
-	tape := NewTape(m)
+	tape := NewTape(m, nil)
 	w := weight(12)
 	w.Trainable = false
 	x := tape.New(3, dtype.F32)
@@ -138,7 +138,7 @@ func TestFrozenWeightSavesNothing(t *testing.T) {
 // the two views is a third tensor for a moment.
 func TestTiedParameter(t *testing.T) {
 	m := newMemory(t)
-	tape := NewTape(m)
+	tape := NewTape(m, nil)
 	w := weight(100)
 	complete := 0
 	w.OnGradient = func(*Parameter) { complete++ }
@@ -159,7 +159,7 @@ func TestTiedParameter(t *testing.T) {
 // TestAccumulation adds the gradient of a second pass in place.
 func TestAccumulation(t *testing.T) {
 	m := newMemory(t)
-	tape := NewTape(m)
+	tape := NewTape(m, nil)
 	w := weight(50)
 	for range 2 {
 		x := tape.New(5, dtype.F32)
@@ -177,7 +177,7 @@ func TestAccumulation(t *testing.T) {
 // sum goes both ways without a copy.
 func TestResidual(t *testing.T) {
 	m := newMemory(t)
-	tape := NewTape(m)
+	tape := NewTape(m, nil)
 	w, first := weight(100), weight(100)
 	x := tape.New(10, dtype.F32)
 	h := linear(tape, x, first, 10)
@@ -203,7 +203,7 @@ func TestResidual(t *testing.T) {
 func TestCheckpoint(t *testing.T) {
 	for _, c := range []Checkpoint{{}, {Reentrant: true}, {Selective: 1}, {Selective: 2}} {
 		m := newMemory(t)
-		tape := NewTape(m)
+		tape := NewTape(m, nil)
 		weights := []*Parameter{weight(100), weight(100), weight(100)}
 		x := tape.New(10, dtype.F32)
 		tape.RequireGradient(x)
@@ -246,7 +246,7 @@ func TestCheckpointStepByStep(t *testing.T) {
 		{Selective: 1}: {"+40 +44 +48", "+48 +44 +528 -44 +40 +440 -44 -40 -40 -48 -48"},
 	} {
 		m := newMemory(t)
-		tape := NewTape(m)
+		tape := NewTape(m, nil)
 		first, second := weight(110), weight(132)
 		x := tape.New(10, dtype.F32)
 		y := tape.Checkpoint(c, x, func(x *Tensor) *Tensor {
@@ -268,7 +268,7 @@ func TestCheckpointStepByStep(t *testing.T) {
 // as blocks of a decoder read the encoder's output.
 func TestCheckpointKeepsOthers(t *testing.T) {
 	m := newMemory(t)
-	tape := NewTape(m)
+	tape := NewTape(m, nil)
 	w := weight(110)
 	x, other := tape.New(10, dtype.F32), tape.New(11, dtype.F32)
 	y := tape.Checkpoint(Checkpoint{}, x, func(x *Tensor) *Tensor {
@@ -303,7 +303,7 @@ func TestResidualCheckpoint(t *testing.T) {
 		true:  "+4 +28" + again + gradient + " +28 -28 -28 -28 -28 -4",
 	} {
 		m := newMemory(t)
-		tape := NewTape(m)
+		tape := NewTape(m, nil)
 		first, second := weight(1100), weight(1101)
 		x := tape.New(7, dtype.F32)
 		tape.RequireGradient(x)
@@ -332,7 +332,7 @@ func TestNothingDependsOnIt(t *testing.T) {
 		},
 	} {
 		m := newMemory(t)
-		tape := NewTape(m)
+		tape := NewTape(m, nil)
 		w, complete := weight(100), 0
 		w.OnGradient = func(*Parameter) { complete++ }
 		x := tape.New(10, dtype.F32)
@@ -360,7 +360,7 @@ func TestNothingDependsOnIt(t *testing.T) {
 // incoming gradient, which has another reference.
 func TestSharedGradient(t *testing.T) {
 	m := newMemory(t)
-	tape := NewTape(m)
+	tape := NewTape(m, nil)
 	bias := weight(10)
 	x := tape.New(10, dtype.F32)
 	y := tape.Do(Operation{Inputs: []*Tensor{x, bias.Tensor()}, Shared: []bool{true, true},
@@ -376,7 +376,7 @@ func TestSharedGradient(t *testing.T) {
 // TestView tests that a storage lives until its last view is dropped.
 func TestView(t *testing.T) {
 	m := newMemory(t)
-	tape := NewTape(m)
+	tape := NewTape(m, nil)
 	x := tape.New(10, dtype.F32)
 	view := tape.Do(Operation{Inputs: []*Tensor{x}, Outputs: []Output{{Elements: 5, DType: dtype.F32, View: true}}})[0]
 	tape.Drop(x)
@@ -394,7 +394,7 @@ func TestView(t *testing.T) {
 func TestReplaces(t *testing.T) {
 	for replaces, want := range map[bool]string{false: "+40 +40 -44 -40 -40", true: "+40 -44 +40 -40 -40"} {
 		m := newMemory(t)
-		tape := NewTape(m)
+		tape := NewTape(m, nil)
 		x := tape.New(10, dtype.F32)
 		tape.RequireGradient(x)
 		y := tape.Do(Operation{Inputs: []*Tensor{x}, Replaces: replaces,
@@ -412,7 +412,7 @@ func TestReplaces(t *testing.T) {
 // checkpoint when it runs again.
 func TestMarks(t *testing.T) {
 	m := newMemory(t)
-	tape := NewTape(m)
+	tape := NewTape(m, nil)
 	w := weight(100)
 	var calls []string
 	mark := func(name string) { tape.Mark(func() { calls = append(calls, name) }) }
@@ -433,8 +433,8 @@ func TestMarks(t *testing.T) {
 // TestHold keeps a tensor beyond the scope that made it.
 func TestHold(t *testing.T) {
 	m := newMemory(t)
-	tape := NewTape(m)
-	tape.In("a component")
+	tape := NewTape(m, nil)
+	tape.In("a component", nil)
 	var held *Tensor
 	result := tape.Scope(func() *Tensor {
 		held = tape.New(10, dtype.F32)
@@ -457,7 +457,7 @@ func TestHold(t *testing.T) {
 func TestEverythingIsFreed(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		m := newMemory(r)
-		tape := NewTape(m)
+		tape := NewTape(m, nil)
 		var parameters []*Parameter
 		for range rapid.IntRange(1, 4).Draw(r, "parameters") {
 			w := weight(rapid.Int64Range(1, 50).Draw(r, "elements"))

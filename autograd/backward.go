@@ -6,7 +6,7 @@ import "plimsoll/ledger"
 func (t *Tape) Backward(loss *Tensor) {
 	var first *storage // held by the caller of the engine until the end
 	if loss.gradient != nil {
-		first = t.allocate(loss.Bytes(), ledger.ActivationGradients)
+		first = t.allocateGradient(loss.Bytes())
 		loss.gradient.sum = first.retain()
 	}
 	t.run(0)
@@ -59,10 +59,7 @@ func (t *Tape) step(n node) {
 
 // differentiate allocates the gradients of the inputs.
 func (t *Tape) differentiate(n node, incoming, made []*storage) {
-	var scratch *storage
-	if n.scratch > 0 {
-		scratch = t.allocate(n.scratch, ledger.OperationScratch)
-	}
+	scratch := t.scratch(n.scratch)
 	if n.replace {
 		for i, s := range n.saved {
 			t.release(s)
@@ -73,13 +70,18 @@ func (t *Tape) differentiate(n node, incoming, made []*storage) {
 		if e.shared {
 			made[i] = incoming[0].retain()
 		} else {
-			made[i] = t.allocate(e.to.bytes, ledger.ActivationGradients)
+			made[i] = t.allocateGradient(e.to.bytes)
 			made[i].viewed = n.product
 		}
 	}
-	if scratch != nil {
-		t.release(scratch)
-	}
+	t.release(scratch)
+}
+
+// allocateGradient allocates a gradient that operations pass on.
+func (t *Tape) allocateGradient(bytes int64) *storage {
+	return t.allocate(bytes, ledger.ActivationGradients, func() string {
+		return "gradients between operations of the backward pass, until both of their uses are done"
+	})
 }
 
 // deliver adds a contribution to a gradient and takes over its reference. The
@@ -108,7 +110,7 @@ func (t *Tape) added(sum, s *storage, bytes int64) *storage {
 		t.release(s)
 		return sum
 	}
-	made := t.allocate(bytes, ledger.ActivationGradients)
+	made := t.allocateGradient(bytes)
 	t.release(sum)
 	t.release(s)
 	return made
@@ -128,10 +130,10 @@ func (t *Tape) used(p *Parameter) {
 	case p.gradient != nil:
 		t.release(sum)
 	case sum.references > 1:
-		p.gradient = t.allocate(p.Elements*p.DType.Size(), ledger.Gradients)
+		p.gradient = t.allocate(p.Elements*p.DType.Size(), ledger.Gradients, t.whyGradients)
 		t.release(sum)
 	default:
-		t.memory.Relabel(sum.id, ledger.Gradients)
+		t.memory.Relabel(sum.id, ledger.Gradients, t.whyGradients)
 		p.gradient = sum
 	}
 	if p.OnGradient != nil {

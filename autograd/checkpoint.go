@@ -51,7 +51,9 @@ func (t *Tape) Checkpoint(c Checkpoint, input *Tensor, body func(*Tensor) *Tenso
 		start := len(t.nodes)
 		before := t.replay
 		t.recording, t.replay = true, &replay{every: c.Selective, kept: forward.kept}
-		leave := t.In(ledger.RecomputedActivations)
+		leave := t.In(ledger.RecomputedActivations, func() string {
+			return "activations of one block, computed again from its input (torch.utils.checkpoint)"
+		})
 		output := t.Scope(func() *Tensor { return body(again) })
 		leave()
 		t.recording, t.replay = false, before

@@ -12,35 +12,41 @@ import (
 	"plimsoll/ledger"
 )
 
-// Memory receives every allocation and free, in their order.
+// Memory receives every allocation and free, in their order. Why says why the
+// component is as large as it is.
 type Memory interface {
 	// Allocate allocates a storage for a component of the ledger.
-	Allocate(bytes ledger.Bytes, component ledger.Component) int
+	Allocate(bytes ledger.Bytes, component ledger.Component, why func() string) int
 	// Relabel moves a storage to another component: the gradient of an operation
 	// becomes the gradient of a parameter.
-	Relabel(id int, component ledger.Component)
+	Relabel(id int, component ledger.Component, why func() string)
 	Free(id int)
 }
 
 // Tape records operations for the backward pass.
 type Tape struct {
-	memory    Memory
-	component ledger.Component
-	recording bool
-	nodes     []node
-	locals    []*Tensor
-	replay    *replay // the current checkpoint, or nil
+	memory       Memory
+	component    ledger.Component // of the results of operations
+	why          func() string    // the reason of component
+	whyGradients func() string
+	recording    bool
+	nodes        []node
+	locals       []*Tensor
+	replay       *replay // the current checkpoint, or nil
 }
 
-// NewTape returns a tape that records operations.
-func NewTape(memory Memory) *Tape { return &Tape{memory: memory, recording: true} }
+// NewTape returns a tape that records operations. WhyGradients says why the
+// gradients of parameters are as large as they are.
+func NewTape(memory Memory, whyGradients func() string) *Tape {
+	return &Tape{memory: memory, whyGradients: whyGradients, recording: true}
+}
 
-// In sets the component of the results of operations. The function that it
-// returns restores the component before.
-func (t *Tape) In(component ledger.Component) (leave func()) {
-	before := t.component
-	t.component = component
-	return func() { t.component = before }
+// In sets the component of the results of operations, and why it is as large as it
+// is. The function that it returns restores the component before.
+func (t *Tape) In(component ledger.Component, why func() string) (leave func()) {
+	before, whyBefore := t.component, t.why
+	t.component, t.why = component, why
+	return func() { t.component, t.why = before, whyBefore }
 }
 
 // storage is memory that tensors, nodes and gradients share.
@@ -51,8 +57,18 @@ type storage struct {
 	viewed bool
 }
 
-func (t *Tape) allocate(bytes int64, component ledger.Component) *storage {
-	return &storage{id: t.memory.Allocate(ledger.Bytes(bytes), component), references: 1}
+func (t *Tape) allocate(bytes int64, component ledger.Component, why func() string) *storage {
+	return &storage{id: t.memory.Allocate(ledger.Bytes(bytes), component, why), references: 1}
+}
+
+// scratch allocates the temporaries of a kernel, nil if there are none.
+func (t *Tape) scratch(bytes int64) *storage {
+	if bytes <= 0 {
+		return nil
+	}
+	return t.allocate(bytes, ledger.OperationScratch, func() string {
+		return "what kernels need beside their results: expanded weights, partial sums of attention"
+	})
 }
 
 func (t *Tape) release(s *storage) {
@@ -208,8 +224,8 @@ func (t *Tape) Do(o Operation) []*Tensor {
 	kept := t.replay.keeps(o)
 	cached := t.replay.next(kept)
 	var scratch *storage
-	if o.Scratch > 0 && cached == nil {
-		scratch = t.allocate(o.Scratch, ledger.OperationScratch)
+	if cached == nil {
+		scratch = t.scratch(o.Scratch)
 	}
 	for i, out := range o.Outputs {
 		r := &Tensor{Elements: out.Elements, DType: out.DType, held: true}
@@ -219,14 +235,12 @@ func (t *Tape) Do(o Operation) []*Tensor {
 		case cached != nil:
 			r.storage = cached[i].retain()
 		case r.Bytes() > 0:
-			r.storage = t.allocate(r.Bytes(), t.component)
+			r.storage = t.allocate(r.Bytes(), t.component, t.why)
 		}
 		results[i] = r
 		t.locals = append(t.locals, r)
 	}
-	if scratch != nil {
-		t.release(scratch)
-	}
+	t.release(scratch)
 	t.replay.keep(kept, results)
 	if !t.recording {
 		return results
@@ -263,7 +277,7 @@ func (t *Tape) Do(o Operation) []*Tensor {
 // loader.
 func (t *Tape) New(elements int64, d dtype.Type) *Tensor {
 	x := &Tensor{Elements: elements, DType: d, held: true}
-	x.storage = t.allocate(x.Bytes(), t.component)
+	x.storage = t.allocate(x.Bytes(), t.component, t.why)
 	t.locals = append(t.locals, x)
 	return x
 }

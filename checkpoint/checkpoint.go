@@ -109,10 +109,8 @@ func validateName(rank, world int, part string) error {
 
 // broken returns the error for a file that has changed since it was written.
 func broken(path, format string, arguments ...any) error {
-	return &fault.Input{
-		Where: fault.Position{File: path}, What: fmt.Sprintf(format, arguments...),
-		Hint: "use another checkpoint, or restore the file from a copy",
-	}
+	return fault.File(path).Inputf(format, arguments...).
+		WithHint("use another checkpoint, or restore the file from a copy")
 }
 
 // cause returns the error for a file that cannot be used.

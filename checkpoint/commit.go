@@ -59,13 +59,10 @@ func Commit(directory string, step int64, identity string, without ...int) (stri
 
 // otherSave returns the error for a file of another save than the one to commit.
 func otherSave(path, found, expected string) error {
-	return &fault.Input{
-		Where: fault.Position{File: path},
-		What: fmt.Sprintf("this is of save %q, but the commit is of save %q of the same step: another job saves in "+
-			"this folder, or has left it here", found, expected),
-		Hint: "give each job, and each optimizer of a program, a folder of its own; or remove this if no job needs " +
-			"it, and save again",
-	}
+	return fault.File(path).Inputf("this is of save %q, but the commit is of save %q of the same step: another job "+
+		"saves in this folder, or has left it here", found, expected).
+		WithHint("give each job, and each optimizer of a program, a folder of its own; or remove this if no job " +
+			"needs it, and save again")
 }
 
 // writeIndex writes the index of the files in a folder, if they are a complete
@@ -96,18 +93,12 @@ func writeIndex(folder, identity string, without []int) error {
 		case strings.HasPrefix(name, "."):
 			left = append(left, path)
 		case strings.HasSuffix(name, dataSuffix) && !exists(strings.TrimSuffix(path, dataSuffix)+manifestEnd):
-			return &fault.Input{
-				Where: fault.Position{File: path},
-				What:  "the checkpoint is not complete: this file was begun and not finished",
-				Hint:  "save that rank again",
-			}
+			return fault.File(path).Inputf("the checkpoint is not complete: this file was begun and not finished").
+				WithHint("save that rank again")
 		}
 	}
 	if len(files) == 0 {
-		return &fault.Input{
-			Where: fault.Position{File: folder},
-			What:  "the checkpoint is not complete: no rank has saved here",
-		}
+		return fault.File(folder).Inputf("the checkpoint is not complete: no rank has saved here")
 	}
 	c, err := assemble(folder, files, without)
 	if err != nil {
@@ -139,10 +130,8 @@ func replace(folder, path string) error {
 		if unix.Rmdir(path) == nil { // it was empty
 			return replace(folder, path)
 		}
-		return &fault.Input{
-			What: "the checkpoint cannot be put here: a folder of that name exists and is no checkpoint",
-			Hint: "move it away and save again; add files of your own to a checkpoint once it is complete",
-		}
+		return fault.Inputf("the checkpoint cannot be put here: a folder of that name exists and is no checkpoint").
+			WithHint("move it away and save again; add files of your own to a checkpoint once it is complete")
 	}
 	// The lock keeps saves away from the older checkpoint once it has the name of the
 	// folder in which they write.

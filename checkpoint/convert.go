@@ -41,10 +41,7 @@ func (c *Checkpoint) Convert(
 	ctx context.Context, directory string, to Conversion, progress func(bytes int64),
 ) (path string, err error) {
 	if path := filepath.Join(directory, folderOf(c.step)); exists(path) {
-		return "", &fault.Input{
-			Where: fault.Position{File: path},
-			What:  "a checkpoint of this step is here already", Hint: "name another folder",
-		}
+		return "", fault.File(path).Inputf("a checkpoint of this step is here already").WithHint("name another folder")
 	}
 	shards, err := c.converted(to)
 	if err != nil {
@@ -133,7 +130,7 @@ func takeLeftovers(folder string) (gone string, err error) {
 // converted returns the shards of the new checkpoint.
 func (c *Checkpoint) converted(to Conversion) ([]Shard, error) {
 	if to.Ranks < 0 || to.Ranks > maxRanks {
-		return nil, &fault.Input{What: fmt.Sprintf("%d ranks, expected 1 to %d", to.Ranks, maxRanks)}
+		return nil, fault.Inputf("%d ranks, expected 1 to %d", to.Ranks, maxRanks)
 	}
 	var shards []Shard
 	for _, f := range c.files {
@@ -211,11 +208,8 @@ func (c *Checkpoint) recut(shards []Shard, ranks int) ([]Shard, error) {
 			}
 		}
 		if elements < int64(ranks) {
-			return nil, &fault.Input{
-				What: fmt.Sprintf("part %s has %d elements, which cannot be divided among %d ranks",
-					part, elements, ranks),
-				Hint: "use fewer ranks",
-			}
+			return nil, fault.Inputf("part %s has %d elements, which cannot be divided among %d ranks", part, elements,
+				ranks).WithHint("use fewer ranks")
 		}
 		for rank := range ranks {
 			own := shard.Range{Count: elements}.Share(rank, ranks)

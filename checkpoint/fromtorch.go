@@ -81,11 +81,9 @@ type torchFile struct {
 }
 
 func (t *torchFile) wrong(format string, arguments ...any) error {
-	return &fault.Input{
-		Where: fault.Position{File: t.path}, What: "this is no optimizer state: " + fmt.Sprintf(format, arguments...),
-		Hint: `write it with torch.save({"state": ..., "param_groups": ..., "names": ..., "master": ...}, FILE), ` +
-			`as docs/checkpoints.md says`,
-	}
+	return fault.File(t.path).Inputf("this is no optimizer state: %s", fmt.Sprintf(format, arguments...)).
+		WithHint(`write it with torch.save({"state": ..., "param_groups": ..., "names": ..., "master": ...}, FILE), ` +
+			`as docs/checkpoints.md says`)
 }
 
 func (t *torchFile) open() error {

@@ -106,17 +106,11 @@ func (c *Checkpoint) newLoader(l *layout, rank int) (*loader, error) {
 }
 
 func (c *Checkpoint) unsuitable(format string, arguments ...any) error {
-	return &fault.Input{
-		Where: fault.Position{File: c.path},
-		What:  fmt.Sprintf("the checkpoint is of another training: "+format, arguments...),
-	}
+	return fault.File(c.path).Inputf("the checkpoint is of another training: %s", fmt.Sprintf(format, arguments...))
 }
 
 func (c *Checkpoint) lacks(name string) error {
-	e := &fault.Input{
-		Where: fault.Position{File: c.path},
-		What:  fmt.Sprintf("the checkpoint has no parameter %q", name),
-	}
+	e := fault.File(c.path).Inputf("the checkpoint has no parameter %q", name)
 	if nearest := fault.Nearest(name, c.names); nearest != "" {
 		e.Hint = fmt.Sprintf("it has %q", nearest)
 	}

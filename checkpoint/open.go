@@ -82,11 +82,8 @@ func Open(path string) (*Checkpoint, error) {
 		}
 	}
 	if newest < 0 {
-		return nil, &fault.Input{
-			Where: fault.Position{File: path},
-			What: fmt.Sprintf("no complete checkpoint is here: expected %s, or a folder such as %s with a checkpoint",
-				indexName, folderOf(300)),
-		}
+		return nil, fault.File(path).Inputf("no complete checkpoint is here: expected %s, or a folder such as %s "+
+			"with a checkpoint", indexName, folderOf(300))
 	}
 	return openFolder(filepath.Join(path, folderOf(newest)))
 }
@@ -236,10 +233,7 @@ func (c *Checkpoint) checkShares() error {
 }
 
 func (c *Checkpoint) incomplete(format string, arguments ...any) error {
-	return &fault.Input{
-		Where: fault.Position{File: c.path},
-		What:  "the checkpoint is not complete: " + fmt.Sprintf(format, arguments...),
-	}
+	return fault.File(c.path).Inputf("the checkpoint is not complete: %s", fmt.Sprintf(format, arguments...))
 }
 
 // missing names the missing ranks, or the first of many.
@@ -293,12 +287,9 @@ func (c *Checkpoint) checkWhole(p *parameter) error {
 	for _, s := range p.sources {
 		rank := c.files[s.file].manifest.Rank
 		if before, ok := ends[rank]; ok && before.End() > s.First {
-			return &fault.Input{
-				Where: fault.Position{File: c.path},
-				What: fmt.Sprintf("parameter %q is twice in rank %d, in %s and in %s", p.Name, rank,
-					filepath.Base(c.files[before.file].path), filepath.Base(c.files[s.file].path)),
-				Hint: "remove the files that an earlier job has left here, and save again",
-			}
+			return fault.File(c.path).Inputf("parameter %q is twice in rank %d, in %s and in %s", p.Name, rank,
+				filepath.Base(c.files[before.file].path), filepath.Base(c.files[s.file].path)).
+				WithHint("remove the files that an earlier job has left here, and save again")
 		}
 		ends[rank] = s
 		if s.First > covered {

@@ -153,17 +153,12 @@ func savingFolder(directory string, step int64, world int) (*os.File, error) {
 	info, err := os.Stat(directory)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return nil, &fault.Input{
-			Where: fault.Position{File: directory},
-			What:  "the folder for checkpoints does not exist", Hint: "make it: mkdir -p " + directory,
-		}
+		return nil, fault.File(directory).Inputf("the folder for checkpoints does not exist").
+			WithHint("make it: mkdir -p " + directory)
 	case err != nil:
 		return nil, cause(directory, "", err)
 	case !info.IsDir():
-		return nil, &fault.Input{
-			Where: fault.Position{File: directory},
-			What:  "this is a file, expected a folder for checkpoints",
-		}
+		return nil, fault.File(directory).Inputf("this is a file, expected a folder for checkpoints")
 	case step < 0 || step > maxStep:
 		return nil, fmt.Errorf("step %d, expected 0 to %d", step, int64(maxStep))
 	}

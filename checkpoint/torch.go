@@ -33,11 +33,8 @@ import (
 // state.
 func (c *Checkpoint) WriteTorch(ctx context.Context, path string, progress func(bytes int64)) error {
 	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {
-		return &fault.Input{
-			Where: fault.Position{File: path},
-			What:  "expected a file to write: a file cannot replace the folder or device here",
-			Hint:  "name a file",
-		}
+		return fault.File(path).Inputf("expected a file to write: a file cannot replace the folder or device here").
+			WithHint("name a file")
 	}
 	file, err := renameio.NewPendingFile(path, renameio.WithPermissions(0o644), beside(path))
 	if err != nil {

@@ -74,11 +74,8 @@ func claim(path string) (*os.File, error) {
 	}
 	file, err := lock(path, open, unix.LOCK_EX|unix.LOCK_NB)
 	if errors.Is(err, unix.EWOULDBLOCK) {
-		return nil, &fault.Input{
-			Where: fault.Position{File: path},
-			What:  "another job is saving the same step in this folder and is writing this file",
-			Hint:  "give each job, and each optimizer of a program, a folder of its own",
-		}
+		return nil, fault.File(path).Inputf("another job is saving the same step in this folder and is writing this " +
+			"file").WithHint("give each job, and each optimizer of a program, a folder of its own")
 	}
 	var other *files.NotRegular
 	if errors.As(err, &other) {

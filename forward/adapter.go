@@ -1,11 +1,12 @@
 package forward
 
 import (
-	"plimsoll/ledger"
+	"fmt"
 	"slices"
 
 	"plimsoll/autograd"
 	"plimsoll/dtype"
+	"plimsoll/ledger"
 )
 
 // Adapter is an adapter of PEFT on a linear module or, with LoRA, on an embedding.
@@ -40,18 +41,22 @@ const (
 
 // adapted runs a linear module with its adapter (peft/tuners/*/layer.py).
 func (p *pass) adapted(a *Adapter, path string, x *autograd.Tensor, out int64) *autograd.Tensor {
-	defer p.In(ledger.AdapterActivations)()
+	defer p.In(ledger.AdapterActivations, a.whyActivations)()
 	return p.Scope(func() *autograd.Tensor {
 		switch a.Kind {
 		case IA3:
 			return p.ia3(a, path, x, out)
 		default:
-			leave := p.In(ledger.AttentionActivations)
+			leave := p.In(ledger.AttentionActivations, p.whyAttention)
 			base := p.bare(path, x, out)
 			leave()
 			return p.lora(a, path, base, x, out)
 		}
 	})
+}
+
+func (a *Adapter) whyActivations() string {
+	return fmt.Sprintf("inputs of the adapters, cast to %v, dropout masks and products", a.Parameters()[0].DType)
 }
 
 func (p *pass) ia3(a *Adapter, path string, x *autograd.Tensor, out int64) *autograd.Tensor {
@@ -121,7 +126,7 @@ func (p *pass) onto(base, made *autograd.Tensor) *autograd.Tensor {
 // adaptedRows adds the adapter of an embedding: the rows of A for the tokens,
 // times B.
 func (p *pass) adaptedRows(a *Adapter, base *autograd.Tensor) *autograd.Tensor {
-	defer p.In(ledger.AdapterActivations)()
+	defer p.In(ledger.AdapterActivations, a.whyActivations)()
 	return p.Scope(func() *autograd.Tensor {
 		low := p.rows(a.A, base.Elements/a.B.Rows*a.Rank)
 		high := p.small(a.B, nil, low, a.Rank, a.B.Rows)

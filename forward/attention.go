@@ -1,6 +1,8 @@
 package forward
 
 import (
+	"fmt"
+
 	"plimsoll/autograd"
 	"plimsoll/dtype"
 	"plimsoll/ledger"
@@ -10,7 +12,7 @@ import (
 // attention runs the attention of x to source. The two are the same, except in a
 // decoder's attention to its encoder.
 func (p *pass) attention(s *model.Stack, a *model.Attention, x, source *autograd.Tensor) *autograd.Tensor {
-	defer p.In(ledger.AttentionActivations)()
+	defer p.In(ledger.AttentionActivations, p.whyAttention)()
 	return p.Scope(func() *autograd.Tensor {
 		whole := p.gather(x)
 		of := whole
@@ -29,6 +31,11 @@ func (p *pass) attention(s *model.Stack, a *model.Attention, x, source *autograd
 		}
 		return p.scatter(p.linear(a.Output, mixed, p.network.Hidden))
 	})
+}
+
+func (p *pass) whyAttention() string {
+	return fmt.Sprintf("queries, keys, values and outputs of %d blocks in %v: %s, %s", len(p.network.Blocks()),
+		p.compute(), p.batch(), p.kept())
 }
 
 // heads returns a rank's number of heads under tensor parallelism.
@@ -165,12 +172,17 @@ func (p *pass) repeat(x *autograd.Tensor, times int64) *autograd.Tensor {
 	return r
 }
 
+func (p *pass) whyScores() string {
+	return fmt.Sprintf("scores of every pair of %s tokens for every head, %s: eager attention",
+		ledger.Count(p.Sequence), p.kept())
+}
+
 // scores runs attention that materializes the scores of all pairs of tokens.
 func (p *pass) scores(a *model.Attention, q, k, v *autograd.Tensor) *autograd.Tensor {
 	heads := p.heads(a.Heads)
 	rows := q.Elements / a.Width // of all heads
 	pairs := rows * (k.Elements / a.Width / heads / p.Batch)
-	leave := p.In(ledger.AttentionScores)
+	leave := p.In(ledger.AttentionScores, p.whyScores)
 	x := p.matmul(q, k, pairs)
 	x = p.follow(x, p.unary(x, x.DType, saveNothing)) // scaled
 	if a.Soft {

@@ -1,6 +1,8 @@
 package forward
 
 import (
+	"fmt"
+
 	"plimsoll/autograd"
 	"plimsoll/dtype"
 	"plimsoll/ledger"
@@ -9,7 +11,7 @@ import (
 
 // feedForward runs the second half of a block.
 func (p *pass) feedForward(f *model.FeedForward, x *autograd.Tensor) *autograd.Tensor {
-	defer p.In(ledger.FeedForwardActivations)()
+	defer p.In(ledger.FeedForwardActivations, p.whyFeedForward)()
 	return p.Scope(func() *autograd.Tensor {
 		x := p.gather(x)
 		if f.Mixture != nil {
@@ -17,6 +19,11 @@ func (p *pass) feedForward(f *model.FeedForward, x *autograd.Tensor) *autograd.T
 		}
 		return p.scatter(p.dense(f, x))
 	})
+}
+
+func (p *pass) whyFeedForward() string {
+	return fmt.Sprintf("projections, activation and product of the feed-forward networks of %d blocks in %v: %s, %s",
+		len(p.network.Blocks()), p.compute(), p.batch(), p.kept())
 }
 
 // inner returns a rank's width between the projections.

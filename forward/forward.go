@@ -4,6 +4,8 @@
 package forward
 
 import (
+	"fmt"
+
 	"plimsoll/autograd"
 	"plimsoll/dtype"
 	"plimsoll/ledger"
@@ -59,6 +61,9 @@ type Options struct {
 	// FusesBias uses SDPA also for attention with a bias on its scores, which is
 	// then materialized: transformers since 5.0.
 	FusesBias bool
+	// WeightType is the type of the weights, which matmuls compute in without
+	// autocast.
+	WeightType dtype.Type
 	// Autocast is the type that torch.autocast computes matmuls in. It is Invalid
 	// if autocast is off.
 	Autocast dtype.Type
@@ -132,9 +137,9 @@ type pass struct {
 
 // Run runs the forward pass of a micro batch up to the loss.
 func Run(t *autograd.Tape, network *model.Network, parameters Parameters, options Options) Result {
-	defer t.In(ledger.ResidualActivations)() // the default component
 	p := &pass{Tape: t, Options: options, network: network, parameters: parameters,
 		weights: map[*autograd.Parameter]*autograd.Tensor{}}
+	defer p.In(ledger.ResidualActivations, p.whyResidual)() // the default component
 	var result Result
 	t.Scope(func() *autograd.Tensor {
 		var hidden *autograd.Tensor
@@ -196,7 +201,7 @@ func (p *pass) follow(before, next *autograd.Tensor) *autograd.Tensor {
 
 // embed looks up the embeddings of tokens, types and positions.
 func (p *pass) embed(s *model.Stack) *autograd.Tensor {
-	defer p.In(ledger.EmbeddingActivations)()
+	defer p.In(ledger.EmbeddingActivations, p.whyEmbeddings)()
 	width := s.EmbeddingWidth
 	if width == 0 {
 		width = p.network.Hidden
@@ -219,6 +224,31 @@ func (p *pass) embed(s *model.Stack) *autograd.Tensor {
 		x = p.follow(x, p.norm(s.EmbeddingNorm, x))
 	}
 	return p.dropout(x, s.EmbeddingDropout)
+}
+
+func (p *pass) whyEmbeddings() string {
+	return fmt.Sprintf("looked-up embeddings: %s x %d", p.batch(), p.network.Hidden)
+}
+
+// batch describes a micro batch in a reason.
+func (p *pass) batch() string {
+	return fmt.Sprintf("%d x %s tokens", p.Batch, ledger.Count(p.Sequence))
+}
+
+// kept says in a reason how long the activations of blocks live.
+func (p *pass) kept() string {
+	if p.Recompute != nil {
+		return "of the block that is recomputed"
+	}
+	return "kept for the backward pass"
+}
+
+// compute returns the type that matmuls compute in.
+func (p *pass) compute() dtype.Type {
+	if p.Autocast != dtype.Invalid {
+		return p.Autocast
+	}
+	return p.WeightType
 }
 
 // tokens returns the number of the rank's tokens in a micro batch.
@@ -247,7 +277,7 @@ func (p *pass) block(s *model.Stack, b *model.Block, x *autograd.Tensor) *autogr
 		if p.Recompute == nil || p.RecomputeEvery > 1 && p.blocks%p.RecomputeEvery != wanted {
 			return body(x)
 		}
-		defer p.In(ledger.ResidualActivations)()
+		defer p.In(ledger.ResidualActivations, p.whyResidual)()
 		var others []*autograd.Tensor
 		if b.Cross != nil {
 			others = append(others, p.encoded)
@@ -303,14 +333,19 @@ func (p *pass) parallel(s *model.Stack, b *model.Block, x *autograd.Tensor) *aut
 		h = p.follow(h, p.norm(b.FeedForwardNorm, x))
 	}
 	f := p.dropout(p.feedForward(&b.FeedForward, h), b.Dropout)
-	defer p.In(ledger.ResidualActivations)()
+	defer p.In(ledger.ResidualActivations, p.whyResidual)()
 	return p.follow(f, p.add(p.residual(f, a), x))
 }
 
 // residual adds the result of half a block to x, and drops that result.
 func (p *pass) residual(x, made *autograd.Tensor) *autograd.Tensor {
-	defer p.In(ledger.ResidualActivations)()
+	defer p.In(ledger.ResidualActivations, p.whyResidual)()
 	return p.follow(made, p.add(x, made))
+}
+
+func (p *pass) whyResidual() string {
+	return fmt.Sprintf("the residual stream: %s tokens x %d, for every block that keeps or recomputes from it",
+		ledger.Count(p.Batch*p.Sequence), p.network.Hidden)
 }
 
 // hooked runs body between the hooks of a module.

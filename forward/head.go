@@ -1,6 +1,8 @@
 package forward
 
 import (
+	"fmt"
+
 	"plimsoll/autograd"
 	"plimsoll/dtype"
 	"plimsoll/ledger"
@@ -9,7 +11,7 @@ import (
 
 // head computes the logits from the last hidden states, and the loss.
 func (p *pass) head(x *autograd.Tensor) Result {
-	defer p.In(ledger.LogitsAndLoss)()
+	defer p.In(ledger.LogitsAndLoss, p.whyLogits)()
 	h := &p.network.Head
 	if h.Projection == "" {
 		return Result{Loss: p.mean(x)}
@@ -95,6 +97,11 @@ func (p *pass) chunkedLoss(logits *autograd.Tensor) *autograd.Tensor {
 func (p *pass) mean(x *autograd.Tensor) *autograd.Tensor {
 	return p.Do(autograd.Operation{Inputs: []*autograd.Tensor{x}, Saved: []*autograd.Tensor{x},
 		Outputs: []autograd.Output{{Elements: 1, DType: dtype.F32}}})[0]
+}
+
+func (p *pass) whyLogits() string {
+	return fmt.Sprintf("%s tokens x %s vocabulary entries: logits, their fp32 copy, and the logarithms that the "+
+		"loss saves (transformers/loss/loss_utils.py)", ledger.Count(p.Batch*p.Sequence), ledger.Count(p.network.Head.Outputs))
 }
 
 func (p *pass) classify(h *model.Head, x *autograd.Tensor) Result {

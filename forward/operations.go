@@ -1,6 +1,8 @@
 package forward
 
 import (
+	"fmt"
+
 	"plimsoll/autograd"
 	"plimsoll/dtype"
 	"plimsoll/ledger"
@@ -157,7 +159,7 @@ func (p *pass) weight(w *autograd.Parameter) *autograd.Tensor {
 	if x, ok := p.weights[w]; ok {
 		return x
 	}
-	leave := p.In(ledger.AutocastWeights)
+	leave := p.In(ledger.AutocastWeights, p.whyCast)
 	x := p.cast(w.Tensor(), p.Autocast)
 	leave()
 	if w.Trainable && w.DType == dtype.F32 {
@@ -166,6 +168,11 @@ func (p *pass) weight(w *autograd.Parameter) *autograd.Tensor {
 		p.cached = append(p.cached, w)
 	}
 	return x
+}
+
+func (p *pass) whyCast() string {
+	return fmt.Sprintf("autocast keeps a %v copy of every fp32 weight until the forward pass ends, and the backward "+
+		"pass needs it (torch/amp/autocast_mode.py)", p.Autocast)
 }
 
 // linear runs a linear module with its bias and its adapter.
@@ -216,7 +223,7 @@ func (p *pass) bare(path string, x *autograd.Tensor, out int64) *autograd.Tensor
 
 // norm runs a normalization, with the operations of transformers.
 func (p *pass) norm(n model.Norm, x *autograd.Tensor) *autograd.Tensor {
-	defer p.In(ledger.NormActivations)()
+	defer p.In(ledger.NormActivations, p.whyNorms)()
 	return p.hooked(n.Path, func() *autograd.Tensor {
 		return p.Scope(func() *autograd.Tensor {
 			if n.Kind == model.LayerNorm || p.FusesPointwise {
@@ -225,6 +232,11 @@ func (p *pass) norm(n model.Norm, x *autograd.Tensor) *autograd.Tensor {
 			return p.rmsNorm(n, x)
 		})
 	})
+}
+
+func (p *pass) whyNorms() string {
+	return fmt.Sprintf("%s x %d, input, upcast copy and result of every norm as its kind saves them (transformers' "+
+		"modules)", p.batch(), p.network.Hidden)
 }
 
 // layerNorm is one kernel, which saves its input, the means and the deviations.

@@ -1,7 +1,6 @@
 package job
 
 import (
-	"fmt"
 	"slices"
 	"strings"
 
@@ -43,9 +42,8 @@ func (r *resolver) adapter() (err error) {
 		modules = append(modules, strings.TrimSuffix(p.Name, ".weight"))
 	}
 	if !slices.ContainsFunc(modules, j.Adapter.Targets) {
-		return &fault.Input{Where: fault.Position{File: j.Adapter.File},
-			What: fmt.Sprintf("target_modules matches no module of %s", j.Model.Name),
-			Hint: "its linear modules are " + strings.Join(lastNames(j.Model.Network.Linears()), ", ")}
+		return fault.File(j.Adapter.File).Inputf("target_modules matches no module of %s", j.Model.Name).
+			WithHint("its linear modules are " + strings.Join(lastNames(j.Model.Network.Linears()), ", "))
 	}
 	return nil
 }
@@ -53,13 +51,12 @@ func (r *resolver) adapter() (err error) {
 // noAdapter refuses what cannot be without an adapter.
 func (r *resolver) noAdapter() error {
 	if r.AdapterPrecision != "" {
-		return &fault.Input{What: "--adapter-precision is given without --adapter",
-			Hint: "add --adapter, or leave --adapter-precision out"}
+		return fault.Inputf("--adapter-precision is given without --adapter").
+			WithHint("add --adapter, or leave --adapter-precision out")
 	}
 	if r.job.Quantization != nil && r.job.Quantization.Bits > 0 {
-		return &fault.Input{What: fmt.Sprintf("transformers refuses to train a model quantized to %d bits without "+
-			"an adapter", r.job.Quantization.Bits),
-			Hint: "add --adapter with the adapter_config.json of PEFT"}
+		return fault.Inputf("transformers refuses to train a model quantized to %d bits without an adapter",
+			r.job.Quantization.Bits).WithHint("add --adapter with the adapter_config.json of PEFT")
 	}
 	return nil
 }
@@ -70,9 +67,8 @@ func (r *resolver) unplannedAdapter() error {
 	switch j.Adapter.Type {
 	case "LORA", "ADALORA", "IA3", "VERA", "LN_TUNING":
 	default:
-		return &fault.Input{Where: fault.Position{File: j.Adapter.File},
-			What: j.Adapter.Type + " is not planned: virtual tokens change the length of every sequence",
-			Hint: "plimsoll plans LORA, ADALORA, IA3, VERA and LN_TUNING"}
+		return fault.File(j.Adapter.File).Inputf("%s is not planned: virtual tokens change the length of every "+
+			"sequence", j.Adapter.Type).WithHint("plimsoll plans LORA, ADALORA, IA3, VERA and LN_TUNING")
 	}
 	for _, unplanned := range []struct {
 		key string
@@ -84,16 +80,15 @@ func (r *resolver) unplannedAdapter() error {
 		{"ensure_weight_tying", j.tiesAdapted()},
 	} {
 		if unplanned.is {
-			return &fault.Input{Where: fault.Position{File: j.Adapter.File},
-				What: unplanned.key + " changes the memory of the job, and is not planned yet",
-				Hint: "remove it, and expect the job to take more memory than the plan says"}
+			return fault.File(j.Adapter.File).Inputf("%s changes the memory of the job, and is not planned yet",
+				unplanned.key).
+				WithHint("remove it, and expect the job to take more memory than the plan says")
 		}
 	}
 	if embedding := j.adaptsEmbedding(); embedding != "" && j.Adapter.Type == "LORA" && j.Adapter.LoRABias {
-		return &fault.Input{Where: j.Adapter.Place(),
-			What: "target_modules matches " + embedding +
-				": PEFT says \"lora_bias=True is not supported for Embedding\"",
-			Hint: "remove that module from target_modules, or remove lora_bias"}
+		return j.Adapter.Place().Inputf(
+			`target_modules matches %s: PEFT says "lora_bias=True is not supported for Embedding"`, embedding).
+			WithHint("remove that module from target_modules, or remove lora_bias")
 	}
 	return nil
 }
@@ -148,18 +143,15 @@ func (r *resolver) fusedTargets() error {
 	names := convertedTargets[r.job.Model.Type]
 	if a.Type != "LORA" || names == nil {
 		if !a.AllLinear() && a.Targets(x.Router) {
-			return &fault.Input{Where: a.Place(),
-				What: "target_modules matches " + x.Router +
-					", which PEFT refuses: the routers of transformers 5 are no linear modules",
-				Hint: "remove it, or give the job's version of transformers, such as --transformers 4.57"}
+			return a.Place().Inputf("target_modules matches %s, which PEFT refuses: the routers of transformers 5 "+
+				"are no linear modules", x.Router).
+				WithHint("remove it, or give the job's version of transformers, such as --transformers 4.57")
 		}
 		return nil
 	}
 	if !a.NamesTargets() {
-		return &fault.Input{Where: a.Place(),
-			What: fmt.Sprintf("target_modules is not given, but PEFT has no default for %s of transformers 5",
-				r.job.Model.Type),
-			Hint: `add "target_modules": ["q_proj", "v_proj"]`}
+		return a.Place().Inputf("target_modules is not given, but PEFT has no default for %s of transformers 5",
+			r.job.Model.Type).WithHint(`add "target_modules": ["q_proj", "v_proj"]`)
 	}
 	modules := append(network.Linears(), x.Router, x.GateUp, x.Down)
 	for _, name := range names {
@@ -169,11 +161,10 @@ func (r *resolver) fusedTargets() error {
 		name := module[strings.LastIndexByte(module, '.')+1:]
 		if converts := slices.Contains(names, name) || name == "gate_up_proj"; converts &&
 			(a.Lists(name) || a.Targets(module)) {
-			return &fault.Input{Where: a.Place(),
-				What: fmt.Sprintf("target_modules matches %q: transformers 5 keeps all experts of a layer in one "+
-					"parameter, which PEFT adapts through target_parameters; this is not planned yet", name),
-				Hint: "name only modules of the attention, or give the job's version of transformers, such as " +
-					"--transformers 4.57"}
+			return a.Place().Inputf("target_modules matches %q: transformers 5 keeps all experts of a layer in one "+
+				"parameter, which PEFT adapts through target_parameters; this is not planned yet", name).
+				WithHint("name only modules of the attention, or give the job's version of transformers, such as " +
+					"--transformers 4.57")
 		}
 	}
 	for _, p := range r.job.Model.Parameters {

@@ -1,8 +1,6 @@
 package job
 
 import (
-	"fmt"
-
 	"plimsoll/fault"
 )
 
@@ -14,7 +12,7 @@ func (r *resolver) batch() error {
 		value int
 	}{{"--seq-len", r.Sequence}, {"--micro-batch", r.MicroBatch}, {"--grad-accum", r.Accumulation}} {
 		if n.value < 0 || n.value > 1<<26 {
-			return &fault.Input{What: fmt.Sprintf("%s is %d, expected a number from 1 to %d", n.flag, n.value, 1<<26)}
+			return fault.Inputf("%s is %d, expected a number from 1 to %d", n.flag, n.value, 1<<26)
 		}
 	}
 	j.Sequence, j.MicroBatch, j.Accumulation = int64(r.Sequence), int64(r.MicroBatch), r.Accumulation

@@ -22,7 +22,7 @@ type contradiction struct {
 func refuse(list ...contradiction) error {
 	for _, c := range list {
 		if c.found {
-			return &fault.Input{What: c.what, Hint: c.hint}
+			return fault.Inputf("%s", c.what).WithHint(c.hint)
 		}
 	}
 	return nil

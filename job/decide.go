@@ -46,8 +46,8 @@ func (o Overrides) deepSpeed(d *recipe.DeepSpeed) (*recipe.DeepSpeed, error) {
 	case len(values) == 0:
 		return d, nil
 	case d == nil:
-		return nil, &fault.Input{What: "the flags change ZeRO's stage or offloading, but the job has no DeepSpeed " +
-			"configuration", Hint: "add --deepspeed with a file"}
+		return nil, fault.Inputf("the flags change ZeRO's stage or offloading, but the job has no DeepSpeed " +
+			"configuration").WithHint("add --deepspeed with a file")
 	}
 	return d.With(values)
 }
@@ -100,14 +100,14 @@ func (r *resolver) engine() error {
 	}
 	if d := r.job.DeepSpeed; d != nil {
 		if len(d.Unplanned) > 0 {
-			return &fault.Input{Where: d.Unplanned[0].Where, What: d.Unplanned[0].What + ", which is not planned yet",
-				Hint: "remove it, and expect the job's memory to differ from the plan"}
+			return d.Unplanned[0].Where.Inputf("%s, which is not planned yet", d.Unplanned[0].What).
+				WithHint("remove it, and expect the job's memory to differ from the plan")
 		}
 		r.note(d.Notes)
 	}
 	if r.job.DeepSpeed != nil && (r.job.FSDP != nil || r.Request.FSDP != "") {
-		return &fault.Input{What: "DeepSpeed and FSDP are both configured: only one of them can shard the model",
-			Hint: "leave one of them out"}
+		return fault.Inputf("DeepSpeed and FSDP are both configured: only one of them can shard the model").
+			WithHint("leave one of them out")
 	}
 	return nil
 }

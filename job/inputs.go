@@ -45,16 +45,15 @@ func Read(q Request) (*Inputs, error) {
 func (in *Inputs) readModel() (err error) {
 	name := in.request.Model
 	if name == "" {
-		return &fault.Input{What: "no model was named",
-			Hint: "add --model with a name of the catalog or the path of a config.json"}
+		return fault.Inputf("no model was named").
+			WithHint("add --model with a name of the catalog or the path of a config.json")
 	}
 	if in.model, err = model.Load(name); err != nil {
 		return cmp.Or(recipe.Misplaced(name), err)
 	}
 	if m := in.model; m.Network == nil {
-		refused := &fault.Input{Where: fault.Position{File: m.Source},
-			What: "safetensors headers do not describe the model's operations, so plimsoll cannot plan its activations",
-			Hint: "name the model's config.json"}
+		refused := fault.File(m.Source).Inputf("safetensors headers do not describe the model's operations, so " +
+			"plimsoll cannot plan its activations").WithHint("name the model's config.json")
 		if m.Architecture != "" { // from the config.json beside the weights
 			refused.What = fmt.Sprintf("plimsoll does not know the operations of %s, so it cannot plan its activations",
 				m.Architecture)
@@ -116,8 +115,9 @@ func (in *Inputs) readQuantization() (err error) {
 		in.quantization = &q
 	default:
 		if _, err := os.Stat(name); err != nil && !strings.ContainsAny(name, "./") {
-			return &fault.Input{What: fmt.Sprintf("unknown quantization %q", name),
-				Hint: "expected " + strings.Join(Quantizations(), ", ") + ", or a file with BitsAndBytesConfig in JSON"}
+			return fault.Inputf("unknown quantization %q", name).
+				WithHint("expected " + strings.Join(Quantizations(), ", ") + ", or a file with BitsAndBytesConfig in " +
+					"JSON")
 		}
 		in.quantization, err = recipe.LoadQuantization(name)
 	}

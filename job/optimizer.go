@@ -65,8 +65,7 @@ func (r *resolver) optimizer() error {
 		if near := fault.Nearest(name, Optimizers()); near != "" {
 			hint = fmt.Sprintf("did you mean %q? %s", near, hint)
 		}
-		return &fault.Input{Where: where, What: fmt.Sprintf("plimsoll cannot plan the optimizer %q",
-			name), Hint: hint}
+		return where.Inputf("plimsoll cannot plan the optimizer %q", name).WithHint(hint)
 	}
 	o := known.optimizer()
 	if variant != "" {
@@ -117,9 +116,9 @@ func checkVariant(name string, wanted Variant) error {
 	}
 	switch {
 	case !slices.Contains(known, wanted):
-		return &fault.Input{What: fmt.Sprintf("unknown variant %q of the optimizer %s", wanted, name), Hint: hint}
+		return fault.Inputf("unknown variant %q of the optimizer %s", wanted, name).WithHint(hint)
 	case !slices.Contains(variantsOf[name], wanted):
-		return &fault.Input{What: fmt.Sprintf("the optimizer %s has no variant %s", name, wanted), Hint: hint}
+		return fault.Inputf("the optimizer %s has no variant %s", name, wanted).WithHint(hint)
 	}
 	return nil
 }

@@ -1,7 +1,6 @@
 package job
 
 import (
-	"fmt"
 	"slices"
 	"strings"
 
@@ -27,13 +26,13 @@ func (r *resolver) attention() error {
 		name = string(forward.Flash)
 	}
 	if !slices.Contains(Attentions, name) {
-		return &fault.Input{What: fmt.Sprintf("unknown attention %q", r.Attention),
-			Hint: "expected one of " + strings.Join(Attentions, ", ")}
+		return fault.Inputf("unknown attention %q", r.Attention).
+			WithHint("expected one of " + strings.Join(Attentions, ", "))
 	}
 	j.Attention = forward.AttentionKind(name)
 	if j.Attention == forward.Flash && j.ParameterType == dtype.F32 && j.AutocastType == dtype.Invalid {
-		return &fault.Input{What: "flash attention computes only in bf16 and fp16, but the precision is fp32",
-			Hint: "use --attention sdpa, or --precision bf16"}
+		return fault.Inputf("flash attention computes only in bf16 and fp16, but the precision is fp32").
+			WithHint("use --attention sdpa, or --precision bf16")
 	}
 	return nil
 }
@@ -48,11 +47,10 @@ func (r *resolver) recompute() error {
 			way = "reentrant"
 		}
 		if r.training.Checkpointing.Offload {
-			return &fault.Input{Where: fault.Position{File: r.training.File},
-				What: "gradient checkpointing with \"offload\" keeps the inputs of blocks on the host, which is not " +
-					"planned yet",
-				Hint: "remove the key, and expect the job to take less GPU memory and more host memory than the " +
-					"plan says"}
+			return fault.File(r.training.File).Inputf(
+				`gradient checkpointing with "offload" keeps the inputs of blocks on the host, which is not planned yet`).
+				WithHint("remove the key, and expect the job to take less GPU memory and more host memory than the " +
+					"plan says")
 		}
 		j.RecomputeEvery, j.RecomputeFirst = r.training.Checkpointing.EveryN, true
 	}
@@ -70,8 +68,8 @@ func (r *resolver) recompute() error {
 	case "every-2":
 		j.Recompute, j.RecomputeEvery = &autograd.Checkpoint{}, 2
 	default:
-		return &fault.Input{What: fmt.Sprintf("unknown way to recompute activations: %q", way),
-			Hint: "expected one of " + strings.Join(Recomputes, ", ")}
+		return fault.Inputf("unknown way to recompute activations: %q", way).
+			WithHint("expected one of " + strings.Join(Recomputes, ", "))
 	}
 	return nil
 }

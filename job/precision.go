@@ -26,16 +26,15 @@ func (r *resolver) precision() error {
 		if near := fault.Nearest(r.Precision, Precisions); near != "" {
 			hint = fmt.Sprintf("did you mean %q? %s", near, hint)
 		}
-		return &fault.Input{What: fmt.Sprintf("unknown precision %q", r.Precision), Hint: hint}
+		return fault.Inputf("unknown precision %q", r.Precision).WithHint(hint)
 	case known:
 		j.ParameterType = named.weights
 		if named.autocast != recipe.Unmixed {
 			mixed = named.autocast
 		}
 		if d := j.DeepSpeed; d != nil && d.Precision != dtype.Invalid && d.Precision != j.ParameterType {
-			return &fault.Input{Where: fault.Position{File: d.File},
-				What: fmt.Sprintf("DeepSpeed trains in %v, but --precision is %s", d.Precision, r.Precision),
-				Hint: "leave --precision out, or change the file"}
+			return fault.File(d.File).Inputf("DeepSpeed trains in %v, but --precision is %s", d.Precision, r.Precision).
+				WithHint("leave --precision out, or change the file")
 		}
 	case j.DeepSpeed != nil && j.DeepSpeed.Precision != dtype.Invalid:
 		j.ParameterType = j.DeepSpeed.Precision

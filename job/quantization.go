@@ -13,10 +13,8 @@ func (r *resolver) quantization() error {
 	}
 	r.note(q.Notes)
 	if q.Bits == 8 && q.FP16Weights {
-		return &fault.Input{Where: fault.Position{File: q.File},
-			What: "llm_int8_has_fp16_weight is true: bitsandbytes then keeps 16-bit weights beside the 8-bit ones, " +
-				"which is not planned yet",
-			Hint: "set it to false, or plan without quantization"}
+		return fault.File(q.File).Inputf("llm_int8_has_fp16_weight is true: bitsandbytes then keeps 16-bit weights " +
+			"beside the 8-bit ones, which is not planned yet").WithHint("set it to false, or plan without quantization")
 	}
 	r.job.Quantization = q
 	if q.Bits > 0 && len(r.job.FusedExperts()) > 0 {

@@ -1,8 +1,6 @@
 package job
 
 import (
-	"fmt"
-
 	"plimsoll/fault"
 	"plimsoll/gpu"
 )
@@ -24,17 +22,16 @@ func (r *resolver) ranks() error {
 		}
 	}
 	if r.GPUs < 0 || r.Nodes < 0 {
-		return &fault.Input{What: fmt.Sprintf("--gpus %d and --nodes %d: counts cannot be negative", r.GPUs, r.Nodes)}
+		return fault.Inputf("--gpus %d and --nodes %d: counts cannot be negative", r.GPUs, r.Nodes)
 	}
 	if r.GPUMemory < 0 || r.HostMemory < 0 {
-		return &fault.Input{What: fmt.Sprintf("--gpu-memory %v and --host-memory %v: sizes cannot be negative",
-			r.GPUMemory, r.HostMemory)}
+		return fault.Inputf("--gpu-memory %v and --host-memory %v: sizes cannot be negative", r.GPUMemory, r.HostMemory)
 	}
 	j.OnCPU = r.CPU || r.training != nil && r.training.OnCPU || r.launch != nil && r.launch.OnCPU
 	if j.OnCPU && (r.GPUs > 0 && r.CPU || r.GPU != "" || r.GPUMemory > 0 || j.DeepSpeed != nil || j.FSDP != nil ||
 		r.Request.FSDP != "") {
-		return &fault.Input{What: "plimsoll plans training on the CPU only without GPUs, DeepSpeed and FSDP",
-			Hint: "leave --cpu out"}
+		return fault.Inputf("plimsoll plans training on the CPU only without GPUs, DeepSpeed and FSDP").
+			WithHint("leave --cpu out")
 	}
 	if j.RanksPerNode == 0 {
 		j.RanksPerNode = 1
@@ -43,8 +40,7 @@ func (r *resolver) ranks() error {
 		}
 	}
 	if j.Nodes > maxRanks || j.RanksPerNode > maxRanks || j.Nodes*j.RanksPerNode > maxRanks {
-		return &fault.Input{What: fmt.Sprintf("%d nodes of %d GPUs are more than %d ranks",
-			j.Nodes, j.RanksPerNode, maxRanks)}
+		return fault.Inputf("%d nodes of %d GPUs are more than %d ranks", j.Nodes, j.RanksPerNode, maxRanks)
 	}
 	j.World = j.Nodes * j.RanksPerNode
 	if r.GPU != "" {
@@ -66,7 +62,7 @@ func (r *resolver) ranks() error {
 		j.GPU.Memory = r.GPUMemory
 	}
 	if r.NUMANodes < 0 || r.NUMANodes > 1024 {
-		return &fault.Input{What: fmt.Sprintf("--numa-nodes is %d, expected a number from 1 to 1024", r.NUMANodes)}
+		return fault.Inputf("--numa-nodes is %d, expected a number from 1 to 1024", r.NUMANodes)
 	}
 	j.HostMemory, j.NUMANodes = r.HostMemory, r.NUMANodes
 	return nil

@@ -23,20 +23,19 @@ func (r *resolver) parallel() error {
 	}
 	if l := r.launch; l != nil && l.Parallelism != nil {
 		if ranks := l.Parallelism.Ranks(); ranks != j.World {
-			return &fault.Input{Where: fault.Position{File: l.File},
-				What: fmt.Sprintf("parallelism_config makes %d ranks, but the job has %d", ranks, j.World),
-				Hint: "change --gpus, --nodes or one of the sizes"}
+			return fault.File(l.File).Inputf("parallelism_config makes %d ranks, but the job has %d", ranks, j.World).
+				WithHint("change --gpus, --nodes or one of the sizes")
 		}
 		j.Parallel.Tensor, j.Parallel.Context = int64(l.Parallelism.Tensor), int64(l.Parallelism.Context)
 	}
 	if j.World%int(j.Parallel.Tensor*j.Parallel.Context) != 0 {
-		return &fault.Input{What: fmt.Sprintf("the number of ranks is %d: expected a multiple of tensor parallelism "+
-			"%d x context parallelism %d", j.World, j.Parallel.Tensor, j.Parallel.Context),
-			Hint: fmt.Sprintf("give a number of GPUs that is a multiple of %d", j.Parallel.Tensor*j.Parallel.Context)}
+		return fault.Inputf("the number of ranks is %d: expected a multiple of tensor parallelism %d x context "+
+			"parallelism %d", j.World, j.Parallel.Tensor, j.Parallel.Context).
+			WithHint(fmt.Sprintf("give a number of GPUs that is a multiple of %d",
+				j.Parallel.Tensor*j.Parallel.Context))
 	}
 	if j.Sequence%j.Parallel.Context != 0 {
-		return &fault.Input{What: fmt.Sprintf("sequences of %d tokens cannot be divided among %d ranks",
-			j.Sequence, j.Parallel.Context)}
+		return fault.Inputf("sequences of %d tokens cannot be divided among %d ranks", j.Sequence, j.Parallel.Context)
 	}
 	return nil
 }
@@ -48,7 +47,7 @@ func (r *resolver) sharding() error {
 	case r.Request.FSDP == "":
 	case slices.Contains(FSDPVersions, r.Request.FSDP):
 		if j.FSDP != nil {
-			return &fault.Input{What: "--fsdp is given, but a file configures FSDP already", Hint: "leave --fsdp out"}
+			return fault.Inputf("--fsdp is given, but a file configures FSDP already").WithHint("leave --fsdp out")
 		}
 		j.FSDP = &recipe.FSDP{Version: int(r.Request.FSDP[0] - '0'), Strategy: "full_shard",
 			WrapPolicy: "transformer_based_wrap", UseOrigParams: true,
@@ -73,8 +72,8 @@ func (r *resolver) sharding() error {
 	}
 	if d := j.DeepSpeed; d != nil && d.ZeROStage == 3 && r.launch == nil {
 		if j.ZeROInit {
-			r.assume("zero.Init shards the parameters while the model is created: the full model " +
-				"would not fit on a GPU")
+			r.assume("zero.Init shards the parameters while the model is created: the full model would " +
+				"not fit on a GPU")
 		} else {
 			r.assume("DeepSpeed shards the model after it is created in full: with zero.Init (accelerate's " +
 				"zero3_init_flag, or a Trainer created before the model) the load takes less memory")
@@ -85,10 +84,8 @@ func (r *resolver) sharding() error {
 	}
 	if oldest := (version.Version{Minor: 43}); j.Quantization != nil && !j.Versions.BitsAndBytes.AtLeast(0, 43, 0) {
 		if r.BitsAndBytes != "" {
-			return &fault.Input{What: fmt.Sprintf("FSDP of quantized weights needs bitsandbytes 0.43 or later, but "+
-				"the job has %v",
-				j.Versions.BitsAndBytes),
-				Hint: "give a later --bitsandbytes"}
+			return fault.Inputf("FSDP of quantized weights needs bitsandbytes 0.43 or later, but the job has %v",
+				j.Versions.BitsAndBytes).WithHint("give a later --bitsandbytes")
 		}
 		j.Versions.BitsAndBytes = oldest
 	}

@@ -14,9 +14,8 @@ import (
 func (r *resolver) unplanned() error {
 	j := r.job
 	if f := j.FSDP; f != nil && f.WrapPolicy == "size_based_wrap" {
-		return &fault.Input{What: "auto_wrap_policy is SIZE_BASED_WRAP, which makes units of any modules that are " +
-			"large enough, and is not planned yet",
-			Hint: "use TRANSFORMER_BASED_WRAP: the units are the blocks"}
+		return fault.Inputf("auto_wrap_policy is SIZE_BASED_WRAP, which makes units of any modules that are large " +
+			"enough, and is not planned yet").WithHint("use TRANSFORMER_BASED_WRAP: the units are the blocks")
 	}
 	for _, u := range slices.Concat(r.unplannedOfTraining(), r.unplannedOfLaunch(), r.unplannedOfEngines()) {
 		if u.is {

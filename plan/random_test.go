@@ -2,6 +2,7 @@ package plan
 
 import (
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -103,7 +104,7 @@ func randomRequest(r *rand.Rand, name, folder string) job.Request {
 
 // TestRandomJobs plans jobs of the catalog's models with random flags, for five
 // seconds. Contradictory jobs are refused as bad input. All others are planned,
-// and their sums agree. A rank that shares blocks with others holds no more than a
+// their sums agree, and every component has a reason. A rank that shares blocks with others holds no more than a
 // rank that has them alone.
 func TestRandomJobs(t *testing.T) {
 	folder := t.TempDir()
@@ -143,7 +144,11 @@ func TestRandomJobs(t *testing.T) {
 			t.Errorf("%+v: %v", q, err)
 			continue
 		}
-		checkSums(t, q, p)
+		for _, d := range p.Devices {
+			for _, phase := range d.Phases {
+				checkPhase(t, &phase, fmt.Sprintf("%+v: %s, %s %s", q, d.Kind, phase.Iteration, phase.Name))
+			}
+		}
 		if q.TensorParallel > 1 {
 			alone := *j
 			alone.Parallel.Tensor, alone.Parallel.Shard = 1, j.Parallel.Shard*j.Parallel.Tensor
@@ -160,26 +165,4 @@ func TestRandomJobs(t *testing.T) {
 		}
 	}
 	t.Logf("%d jobs were planned, %d refused", planned, refused)
-}
-
-// checkSums compares the figures of a plan with each other.
-func checkSums(t *testing.T, q job.Request, p *Plan) {
-	t.Helper()
-	for _, d := range p.Devices {
-		for _, phase := range d.Phases {
-			var peak, end ledger.Bytes
-			for _, c := range phase.Components {
-				peak += c.Bytes
-			}
-			for _, c := range phase.End {
-				end += c.Bytes
-			}
-			if peak != phase.PeakRequested || end != phase.EndRequested || end > peak ||
-				phase.PeakRequested > phase.PeakAllocated || phase.PeakAllocated > phase.PeakReserved ||
-				phase.EndRequested < 0 {
-				t.Errorf("%+v: %s, %s %s: components add up to %v and %v: %+v", q, d.Kind, phase.Iteration, phase.Name,
-					peak, end, phase)
-			}
-		}
-	}
 }

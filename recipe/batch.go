@@ -55,10 +55,7 @@ func (d *DeepSpeed) ResolveBatch(worldSize int) (Batch, error) {
 	given = append(given, factor{worldSize, fmt.Sprintf("%d ranks", worldSize)})
 	product, ok := multiply(given)
 	if !ok {
-		return Batch{}, &fault.Input{
-			Where: d.numbers[microKey].where,
-			What:  describe(given) + " exceeds 64 bits",
-		}
+		return Batch{}, d.numbers[microKey].where.Inputf("%s exceeds 64 bits", describe(given))
 	}
 
 	complete := b.Micro > 0 && b.Accumulation > 0

@@ -1,6 +1,7 @@
 package simulate
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 
@@ -155,7 +156,7 @@ func (c *coordinator) gather(missing []*autograd.Parameter) {
 	case len(missing) == 0 || c.engine.gathers() == 0:
 	case len(missing) == 1 || c.engine.Parallel.Shard == 1:
 		for _, p := range missing {
-			c.statusOf(p).hold = c.engine.gpu.hold(c.gatheredBytes(p), ledger.GatheredParameters)
+			c.statusOf(p).hold = c.engine.gpu.hold(c.gatheredBytes(p), ledger.GatheredParameters, c.whyGathered)
 		}
 	default:
 		together := &allGather{parameters: missing}
@@ -164,8 +165,16 @@ func (c *coordinator) gather(missing []*autograd.Parameter) {
 			c.statusOf(p).inFlight = together
 			bytes += c.gatheredBytes(p)
 		}
-		together.flat = c.engine.gpu.hold(bytes, ledger.GatheredParameters)
+		together.flat = c.engine.gpu.hold(bytes, ledger.GatheredParameters, c.whyGathered)
 	}
+}
+
+func (c *coordinator) whyGathered() string {
+	sizes := &c.engine.recipe.Sizes
+	return fmt.Sprintf("full parameters of the modules in use, of those that prefetch_bucket_size %s sends for, of "+
+		"those used again within max_reuse_distance %s, and of those up to %s elements; several are gathered in one "+
+		"tensor and copied out of it (partitioned_param_coordinator.py)", ledger.Count(sizes.PrefetchBucket),
+		ledger.Count(sizes.ReuseDistance), ledger.Count(sizes.PersistentParameter))
 }
 
 // gatheredBytes returns the size of the shards of all ranks.
@@ -180,7 +189,7 @@ func (c *coordinator) wait(g *allGather) {
 	}
 	for _, p := range g.parameters {
 		s := c.statusOf(p)
-		s.hold, s.inFlight = c.engine.gpu.hold(p.Bytes(), ledger.GatheredParameters), nil
+		s.hold, s.inFlight = c.engine.gpu.hold(p.Bytes(), ledger.GatheredParameters, c.whyGathered), nil
 	}
 	drop(&g.flat)
 }

@@ -22,16 +22,23 @@ func (e *ddp) AfterBackward(string)  {}
 // GPU.
 func (e *ddp) load() {
 	if !e.OnCPU {
-		e.host.during(ledger.Bytes(e.storedBytes()), ledger.LoadStaging, func() {})
+		e.host.briefly(e.storedBytes(), ledger.LoadStaging, whyStaged)
 	}
+	why := because("%s parameters in %v", ledger.Count(e.Model.Elements()), e.ParameterType)
 	for _, p := range e.parameters {
-		allocate(e.gpu, p.Bytes(), ledger.Parameters)
+		allocate(e.gpu, p.Bytes(), ledger.Parameters, why)
 	}
+}
+
+// whyStaged is the reason for the copy of a model on the host while it is loaded.
+func whyStaged() string {
+	return "from_pretrained makes the model on the host, and it goes to the GPU from there; every rank does so"
 }
 
 func (e *ddp) initialize() {
 	if e.World > 1 {
-		allocate(e.gpu, e.trainedBytes(), ledger.CommunicationBuckets)
+		allocate(e.gpu, e.trainedBytes(), ledger.CommunicationBuckets, because("DistributedDataParallel adds "+
+			"gradients up in buckets as large as all gradients (gradient_as_bucket_view=False)"))
 	}
 }
 
@@ -42,6 +49,11 @@ func (e *ddp) gradient(p *autograd.Parameter) {
 		p.DropGradient()
 	}
 }
+
+func (e *ddp) whyGradients() string {
+	return fmt.Sprintf("%s trained parameters, gradients of their type", e.trainedCount())
+}
+
 func (e *ddp) endBackward(bool) {}
 
 func (e *ddp) step() { e.optimize(e.trained) }
@@ -53,16 +65,3 @@ func (e *ddp) zeroGradients() {
 }
 
 func (e *ddp) save() {}
-
-func (e *ddp) reasons() map[ledger.Component]string {
-	r := map[ledger.Component]string{
-		ledger.Parameters: fmt.Sprintf("%s parameters in %v", ledger.Count(e.Model.Elements()), e.ParameterType),
-	}
-	r[ledger.LoadStaging] = "from_pretrained makes the model on the host, and it goes to the GPU from there; every " +
-		"rank does so"
-	if e.World > 1 {
-		r[ledger.CommunicationBuckets] = "DistributedDataParallel adds gradients up in buckets as large as all " +
-			"gradients (gradient_as_bucket_view=False)"
-	}
-	return r
-}

@@ -2,7 +2,6 @@ package simulate
 
 import (
 	"fmt"
-	"maps"
 
 	"plimsoll/autograd"
 	"plimsoll/dtype"
@@ -22,7 +21,6 @@ type deepSpeed struct {
 	// flat are the flat tensors that the optimizer steps, one for each group or
 	// sub-group.
 	flat []*autograd.Parameter
-	why  map[ledger.Component]string
 }
 
 // newDeepSpeed returns the engine that DeepSpeed chooses for the stage and the
@@ -30,7 +28,7 @@ type deepSpeed struct {
 func newDeepSpeed(s *simulation) sharding {
 	d := s.Job.DeepSpeed
 	e := &deepSpeed{simulation: s, recipe: d, pinnedMemory: newPinnedMemory(s), loaded: make([]hold, len(s.parameters)),
-		master: dtype.F32, why: map[ledger.Component]string{}}
+		master: dtype.F32}
 	if d.LowPrecisionMaster {
 		e.master = s.ParameterType
 	}
@@ -99,12 +97,25 @@ func (e *deepSpeed) since(major, minor, patch int) bool {
 	return e.Versions.DeepSpeed.IsZero() || e.Versions.DeepSpeed.AtLeast(major, minor, patch)
 }
 
-// load puts the full model on the GPU, through the host.
-func (e *deepSpeed) load() {
-	e.host.during(ledger.Bytes(e.storedBytes()), ledger.LoadStaging, func() {})
+func (e *deepSpeed) load() { e.loadFull(e.whyFull) }
+
+// loadFull puts the full model on the GPU, through the host. Why is the reason of
+// the parameters.
+func (e *deepSpeed) loadFull(why func() string) {
+	e.host.briefly(e.storedBytes(), ledger.LoadStaging, whyStaged)
 	for _, p := range e.parameters {
-		e.loaded[p.Index] = e.gpu.hold(p.Bytes(), ledger.Parameters)
+		e.loaded[p.Index] = e.gpu.hold(p.Bytes(), ledger.Parameters, why)
 	}
+}
+
+// whyFull is the reason for parameters that are not sharded.
+func (e *deepSpeed) whyFull() string {
+	return fmt.Sprintf("%s parameters in %v, in full on every rank", ledger.Count(elementsOf(e.parameters)),
+		e.ParameterType)
+}
+
+func (e *deepSpeed) whyGradients() string {
+	return "gradients of parameters, as the backward pass makes them"
 }
 
 // unload frees the storage of single parameters.
@@ -123,23 +134,35 @@ func (e *deepSpeed) addFlat(elements int64) *autograd.Parameter {
 
 // holdOnHost holds a tensor that was made on the host. To pin a tensor, torch makes a
 // pinned copy; for a moment both exist.
-func (e *deepSpeed) holdOnHost(bytes int64, component ledger.Component, pin bool) tensor {
+func (e *deepSpeed) holdOnHost(bytes int64, component ledger.Component, why func() string, pin bool) tensor {
 	if !pin {
-		return tensor{hold: e.host.hold(bytes, component)}
+		return tensor{hold: e.host.hold(bytes, component, why)}
 	}
-	var l tensor
-	e.host.during(ledger.Bytes(bytes), ledger.PinningCopies, func() { l = e.pinnedMemory.allocate(bytes, component) })
-	return l
+	pageable := e.host.hold(bytes, ledger.PinningCopies, whyPinningCopies)
+	pinned := e.pinnedMemory.allocate(bytes, component, why)
+	pageable.free()
+	return pinned
+}
+
+func whyPinningCopies() string {
+	return "Tensor.pin_memory() copies: the pageable tensor and its pinned copy exist together"
+}
+
+// whyConversion is the reason for the copies of tensors that change their type on
+// their way to another device.
+func whyConversion() string {
+	return "a copy between devices with a dtype conversion makes a full tensor " +
+		"(aten/src/ATen/native/cuda/Copy.cu)"
 }
 
 // overflow holds the temporaries of an inf/nan check of a tensor
 // (zero/stage_1_and_2.py, _has_inf_or_nan). Before 0.13.3 the check was a sum.
-func (e *deepSpeed) overflow(elements int64) {
+func (e *deepSpeed) overflow(elements int64, why func() string) {
 	each := int64(4 + 1 + 1 + 1 + 4)
 	if !e.since(0, 13, 3) {
 		each = 4
 	}
-	e.gpu.during(ledger.Bytes(each*elements), ledger.ReductionTemporaries, func() {})
+	e.gpu.briefly(each*elements, ledger.ReductionTemporaries, why)
 }
 
 // moments returns the size of the states that DeepSpeed's CPU Adam holds.
@@ -159,20 +182,29 @@ func (e *deepSpeed) moments(flat []*autograd.Parameter) int64 {
 }
 
 // deviceStates allocates the optimizer states on the GPU.
-func (e *deepSpeed) deviceStates(flat []*autograd.Parameter) {
+func (e *deepSpeed) deviceStates(flat []*autograd.Parameter, why func() string) {
 	for _, p := range flat {
 		for _, state := range e.Optimizer.States(p) {
-			allocate(e.gpu, state.Bytes, ledger.OptimizerStates)
+			allocate(e.gpu, state.Bytes, ledger.OptimizerStates, why)
 		}
 	}
 }
+
+// whyShardStates is the reason for the states of a rank's shard.
+func (e *deepSpeed) whyShardStates() string {
+	return fmt.Sprintf("%s: %s x %d B, made in the first step (before 0.13.2 when the engine is made)",
+		e.Optimizer.Name, e.shardCount(), e.moments(e.flat)/max(1, elementsOf(e.flat)))
+}
+
+// shardCount returns the number of elements that the rank's optimizer steps as text.
+func (e *deepSpeed) shardCount() string { return ledger.Count(elementsOf(e.flat)) }
 
 // update steps flat tensors on the GPU. The first step makes their states.
 // DeepSpeed's fused Adam does not count its steps in tensors.
 func (e *deepSpeed) update(flat []*autograd.Parameter) {
 	if !e.stepped {
 		e.stepped = true
-		e.deviceStates(flat)
+		e.deviceStates(flat, e.whyStates)
 	}
 	e.copies(e.gpu, flat)
 }
@@ -181,13 +213,15 @@ func (e *deepSpeed) update(flat []*autograd.Parameter) {
 // took them with cudaMallocHost, to copy parameters in the background
 // (csrc/adam/cpu_adam.cpp).
 func (e *deepSpeed) tiles() {
-	switch {
-	case e.since(0, 14, 3):
-	case e.since(0, 3, 15):
-		allocate(e.host, 2*128<<20*4, ledger.AdamTiles)
-	default:
-		allocate(e.host, 2*1024<<20*4, ledger.AdamTiles)
+	if e.since(0, 14, 3) {
+		return
 	}
+	elements := int64(1024 << 20)
+	if e.since(0, 3, 15) {
+		elements = 128 << 20
+	}
+	allocate(e.host, 2*elements*4, ledger.AdamTiles, because("two tiles of cudaMallocHost in the extension of CPU "+
+		"Adam, 4 B x 1 Gi elements before 0.3.15 and x 128 Mi before 0.14.3 (DeepSpeed #879, #5409)"))
 }
 
 func elementsOf(parameters []*autograd.Parameter) int64 {
@@ -204,29 +238,4 @@ func largestOf(parameters []*autograd.Parameter) int64 {
 		most = max(most, p.Elements)
 	}
 	return most
-}
-
-// explain sets the reason for the size of a component.
-func (e *deepSpeed) explain(component ledger.Component, format string, values ...any) {
-	e.why[component] = fmt.Sprintf(format, values...)
-}
-
-func (e *deepSpeed) reasons() map[ledger.Component]string {
-	r := map[ledger.Component]string{
-		ledger.Parameters: fmt.Sprintf("%s parameters in %v, whole on every rank",
-			ledger.Count(elementsOf(e.parameters)), e.ParameterType),
-		ledger.Gradients: "gradients of parameters, as the backward pass makes them",
-		ledger.LoadStaging: "from_pretrained makes the model on the host, and it goes to the GPU from there; " +
-			"every rank does so",
-		ledger.PinningCopies: "Tensor.pin_memory() copies: the pageable tensor and its page-locked copy are there " +
-			"together",
-		ledger.PinnedRounding: "PyTorch's allocator of page-locked memory takes powers of two and keeps what is " +
-			"freed (CachingHostAllocator.h, pytorch issue 95823)",
-		ledger.DtypeConversions: "a copy between devices that changes the type makes a tensor of the whole " +
-			"(aten/src/ATen/native/cuda/Copy.cu)",
-		ledger.AdamTiles: "two tiles of cudaMallocHost in the extension of CPU Adam, 4 B x 1 Gi elements " +
-			"before 0.3.15 and x 128 Mi before 0.14.3 (DeepSpeed #879, #5409)",
-	}
-	maps.Copy(r, e.why)
-	return r
 }

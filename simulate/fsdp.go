@@ -3,7 +3,6 @@ package simulate
 import (
 	"cmp"
 	"fmt"
-	"maps"
 	"strings"
 
 	"plimsoll/autograd"
@@ -140,7 +139,7 @@ func (e *fsdp) gather(u *unit) {
 	}
 	bytes := u.elements(nil, (*autograd.Parameter).Bytes)
 	if e.FSDP.Version == 1 {
-		e.gpu.on(gatherStream, func() { u.gathered = e.gpu.hold(bytes, ledger.GatheredParameters) })
+		e.gpu.on(gatherStream, func() { u.gathered = e.gpu.hold(bytes, ledger.GatheredParameters, e.whyGathered) })
 		return
 	}
 	// FSDP2 copies every parameter out of the gathered buffer, with its padding.
@@ -151,9 +150,18 @@ func (e *fsdp) gather(u *unit) {
 		return e.padded(p) * p.DType.Size()
 	})
 	var flat hold
-	e.gpu.on(gatherStream, func() { flat = e.gpu.hold(bytes, ledger.GatheredParameters) })
-	u.gathered = e.gpu.hold(bytes, ledger.GatheredParameters)
+	e.gpu.on(gatherStream, func() { flat = e.gpu.hold(bytes, ledger.GatheredParameters, e.whyGathered) })
+	u.gathered = e.gpu.hold(bytes, ledger.GatheredParameters, e.whyGathered)
 	flat.free()
+}
+
+func (e *fsdp) whyGathered() string {
+	largest := int64(0)
+	for _, u := range e.order {
+		largest = max(largest, u.elements(nil, (*autograd.Parameter).Bytes))
+	}
+	return fmt.Sprintf("units gathered in %v: the root, which stays, and two blocks at a time of up to %v: the one in "+
+		"use and the next", e.ComputeType(), ledger.Bytes(largest))
 }
 
 func (e *fsdp) neighbour(u *unit, step int) *unit {
@@ -219,6 +227,11 @@ func (e *fsdp) AfterBackward(path string) {
 
 func (e *fsdp) gradient(*autograd.Parameter) {}
 
+func (e *fsdp) whyGradients() string {
+	return fmt.Sprintf("full gradients of a unit in %v until they are reduced, then a shard on each of %d ranks in %v",
+		e.ComputeType(), e.Parallel.Shard, e.ParameterType)
+}
+
 // reduces reports whether gradients are reduced after this backward pass.
 // Accelerate and Lightning use no_sync: before the last micro batch the full
 // gradients are kept.
@@ -241,7 +254,7 @@ func (e *fsdp) accumulate(u *unit) {
 	u.flat = e.gpu.hold(u.elements(
 		func(p *autograd.Parameter) bool { return p.Quantized == autograd.Unquantized },
 		func(p *autograd.Parameter) int64 { return p.Elements * p.DType.Size() },
-	), ledger.Gradients)
+	), ledger.Gradients, e.whyGradients)
 	for _, p := range u.parameters {
 		p.DropGradient()
 	}
@@ -260,7 +273,11 @@ func (e *fsdp) reduce(u *unit) {
 		stream = 0
 	}
 	var input hold
-	e.gpu.on(stream, func() { input = e.gpu.hold(unsharded*e.ReduceType.Size(), ledger.CommunicationBuckets) })
+	why := because("gradients of a unit put together in %v for the reduce-scatter; the buffer lives until the next "+
+		"unit's (FSDP2's ReduceScatterState)", e.ReduceType)
+	e.gpu.on(stream, func() {
+		input = e.gpu.hold(unsharded*e.ReduceType.Size(), ledger.CommunicationBuckets, why)
+	})
 	for _, p := range u.parameters {
 		p.DropGradient()
 	}
@@ -273,11 +290,11 @@ func (e *fsdp) reduce(u *unit) {
 
 // receive allocates the rank's shard of the reduced gradients of a unit.
 func (e *fsdp) receive(u *unit, shard int64) {
-	output := e.gpu.hold(shard*e.ReduceType.Size(), ledger.Gradients)
+	output := e.gpu.hold(shard*e.ReduceType.Size(), ledger.Gradients, e.whyGradients)
 	switch {
 	case u.gradients.held() || e.FSDP.OffloadParameters || e.ReduceType != e.ParameterType:
 		if !u.gradients.held() {
-			u.gradients = e.device().hold(shard*e.ParameterType.Size(), ledger.Gradients)
+			u.gradients = e.device().hold(shard*e.ParameterType.Size(), ledger.Gradients, e.whyGradients)
 		}
 		if e.FSDP.Version == 2 && e.Replicas() > 1 {
 			u.replicated = output // until the backward pass ends (AllReduceState in _fsdp_param_group.py)
@@ -324,30 +341,9 @@ func (e *fsdp) save() {
 		largest = max(largest, p.Elements*e.ParameterType.Size())
 		sum += p.Elements * e.ParameterType.Size()
 	}
-	e.gpu.during(ledger.Bytes(largest), ledger.GatheredParameters, func() {
-		e.host.during(ledger.Bytes(e.perNode(sum)), ledger.FullStateDict, func() {})
+	e.gpu.during(largest, ledger.GatheredParameters, e.whyGathered, func() {
+		e.host.briefly(e.perNode(sum), ledger.FullStateDict, because("the full model on the host of the first rank: "+
+			"%s parameters x %d B, here a part of each rank of its node (FULL_STATE_DICT, rank0_only)",
+			ledger.Count(elementsOf(e.parameters)), e.ParameterType.Size()))
 	})
-}
-
-func (e *fsdp) reasons() map[ledger.Component]string {
-	var elements int64
-	for _, p := range e.parameters {
-		elements += p.Elements
-	}
-	largest := int64(0)
-	for _, u := range e.order {
-		largest = max(largest, u.elements(nil, (*autograd.Parameter).Bytes))
-	}
-	r := map[ledger.Component]string{
-		ledger.Parameters: fmt.Sprintf("a part of each of %d ranks: %s parameters x %d B (%v)", e.Parallel.Shard,
-			ledger.Count(elements), e.ParameterType.Size(), e.ParameterType),
-		ledger.GatheredParameters: fmt.Sprintf("units gathered in %v: the root, which stays, and two blocks at a "+
-			"time of up to %v: the one in use and the next", e.ComputeType(), ledger.Bytes(largest)),
-		ledger.CommunicationBuckets: fmt.Sprintf("gradients of a unit put together in %v for the reduce-scatter; the "+
-			"buffer lives until the next unit's (FSDP2's ReduceScatterState)", e.ReduceType),
-		ledger.Gradients: fmt.Sprintf("whole gradients of a unit in %v until they are reduced, then a "+
-			"part of each of %d ranks in %v", e.ComputeType(), e.Parallel.Shard, e.ParameterType),
-	}
-	maps.Copy(r, e.explainLoading())
-	return r
 }

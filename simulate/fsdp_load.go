@@ -38,7 +38,7 @@ func (e *fsdp) load() {
 		case job.LoadedByFirstRank, job.LoadedAsPageCache:
 			bytes = e.perNode(bytes)
 		}
-		loaded[i] = e.host.hold(bytes, ledger.LoadStaging)
+		loaded[i] = e.host.hold(bytes, ledger.LoadStaging, e.whyStaging)
 	}
 	for i, u := range units {
 		e.shard(u)
@@ -51,12 +51,33 @@ func (e *fsdp) load() {
 	}
 }
 
+// whyStaging is the reason for the model on the host. It is loaded by somebody.
+func (e *fsdp) whyStaging() string {
+	all := fmt.Sprintf("%s parameters in %v", ledger.Count(elementsOf(e.parameters)), e.ParameterType)
+	switch e.Loader() {
+	case job.LoadedByFirstRank:
+		return "the first rank of a node loads the full model, and the others get their shards from it " +
+			"(cpu_ram_efficient_loading), here a part of each rank: " + all
+	case job.LoadedAsPageCache:
+		return "files of weights that from_pretrained maps and does not convert: one copy a node in the page cache, " +
+			"which the kernel can take back, here a part of each rank: " + all
+	}
+	why := "from_pretrained makes the full model in the memory of every rank, before FSDP shards it: " + all
+	switch {
+	case e.FSDP.RAMEfficientLoading:
+		why += "; transformers 5 does not look at cpu_ram_efficient_loading while it loads (4.57 does)"
+	case e.RanksPerNode > 1 && !e.Versions.Transformers.AtLeast(5, 0, 0):
+		why += "; with accelerate's cpu_ram_efficient_loading only the first rank of a node does"
+	}
+	return why
+}
+
 // shard makes the rank's shard of a unit. Before that the unsharded unit is on
 // the GPU. FSDP1 copies its parameters into one flat tensor (_flat_param.py).
 // FSDP2 has the parameters only, one at a time if the first rank broadcasts them
 // (fsdp2_load_full_state_dict).
 func (e *fsdp) shard(u *unit) {
-	shard := func() { allocate(e.device(), e.shardedBytes(u), ledger.Parameters) }
+	shard := func() { allocate(e.device(), e.shardedBytes(u), ledger.Parameters, e.whyParameters) }
 	if e.Loader() == job.LoadedByNobody || e.Parallel.Shard == 1 {
 		shard()
 		return
@@ -68,7 +89,7 @@ func (e *fsdp) shard(u *unit) {
 		bytes := e.loadedBytes(p)
 		unsharded, largest = unsharded+bytes, max(largest, bytes)
 		if !onDevice {
-			parameters = append(parameters, e.gpu.hold(bytes, ledger.UndividedUnits))
+			parameters = append(parameters, e.gpu.hold(bytes, ledger.UndividedUnits, e.whyUndivided))
 		}
 	}
 	release := func() {
@@ -78,49 +99,27 @@ func (e *fsdp) shard(u *unit) {
 	}
 	switch {
 	case onDevice:
-		e.gpu.during(ledger.Bytes(largest), ledger.UndividedUnits, shard)
+		e.gpu.during(largest, ledger.UndividedUnits, e.whyUndivided, shard)
 	case e.FSDP.Version == 2:
 		shard()
 		release()
 	default:
-		flat := e.gpu.hold(unsharded, ledger.UndividedUnits)
+		flat := e.gpu.hold(unsharded, ledger.UndividedUnits, e.whyUndivided)
 		release()
 		shard()
 		flat.free()
 	}
 }
 
-// explainLoading returns the reasons for the memory that loading takes.
-func (e *fsdp) explainLoading() map[ledger.Component]string {
-	r := map[ledger.Component]string{}
-	all := fmt.Sprintf("%s parameters in %v", ledger.Count(elementsOf(e.parameters)), e.ParameterType)
-	switch e.Loader() {
-	case job.LoadedByEveryRank:
-		r[ledger.LoadStaging] = "from_pretrained makes the whole model in the memory of every rank, before FSDP " +
-			"divides it: " + all
-		if e.FSDP.RAMEfficientLoading {
-			r[ledger.LoadStaging] += "; transformers 5 does not look at cpu_ram_efficient_loading while it loads " +
-				"(4.57 does)"
-		} else if e.RanksPerNode > 1 && !e.Versions.Transformers.AtLeast(5, 0, 0) {
-			r[ledger.LoadStaging] += "; with accelerate's cpu_ram_efficient_loading only the first rank of a node does"
-		}
-	case job.LoadedByFirstRank:
-		r[ledger.LoadStaging] = "the first rank of a node loads the whole model, and the others get their parts " +
-			"from it " +
-			"(cpu_ram_efficient_loading), here a part of each rank: " + all
-	case job.LoadedAsPageCache:
-		r[ledger.LoadStaging] = "files of weights that from_pretrained maps and does not convert: one copy a node in " +
-			"the page cache, " +
-			"which the kernel can take back, here a part of each rank: " + all
-	}
-	r[ledger.UndividedUnits] = "a unit as it was loaded, whole, before FSDP2 keeps a part of it"
+func (e *fsdp) whyParameters() string {
+	return fmt.Sprintf("a part of each of %d ranks: %s parameters x %d B (%v)", e.Parallel.Shard,
+		ledger.Count(elementsOf(e.parameters)), e.ParameterType.Size(), e.ParameterType)
+}
+
+func (e *fsdp) whyUndivided() string {
 	if e.FSDP.Version == 1 {
-		r[ledger.UndividedUnits] = "a unit as it was loaded, whole, and again as one flat tensor, before FSDP1 keeps " +
-			"a part of it " +
+		return "a full unit as it was loaded, and again as one flat tensor, before FSDP1 keeps a shard of it " +
 			"(torch/distributed/fsdp/_flat_param.py)"
 	}
-	r[ledger.FullStateDict] = fmt.Sprintf("the whole model on the host of the first rank: %s parameters x %d B, "+
-		"here a part of each rank of its node (FULL_STATE_DICT, rank0_only)",
-		ledger.Count(elementsOf(e.parameters)), e.ParameterType.Size())
-	return r
+	return "a full unit as it was loaded, before FSDP2 keeps a shard of it"
 }

@@ -8,11 +8,24 @@ type hold struct {
 	id    int
 }
 
-func (t *trace) hold(bytes int64, component ledger.Component) hold {
+// hold allocates a block. Why says why the component is as large as it is.
+func (t *trace) hold(bytes int64, component ledger.Component, why func() string) hold {
 	if bytes <= 0 {
 		return hold{}
 	}
-	return hold{t, t.Allocate(ledger.Bytes(bytes), component)}
+	return hold{t, t.Allocate(ledger.Bytes(bytes), component, why)}
+}
+
+// during holds a block while body runs.
+func (t *trace) during(bytes int64, component ledger.Component, why func() string, body func()) {
+	h := t.hold(bytes, component, why)
+	body()
+	h.free()
+}
+
+// briefly holds a block for a moment.
+func (t *trace) briefly(bytes int64, component ledger.Component, why func() string) {
+	t.hold(bytes, component, why).free()
 }
 
 // held reports whether there is a block.

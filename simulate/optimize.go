@@ -1,6 +1,9 @@
 package simulate
 
 import (
+	"fmt"
+	"strings"
+
 	"plimsoll/autograd"
 	"plimsoll/dtype"
 	"plimsoll/job"
@@ -15,31 +18,52 @@ func (s *simulation) optimize(parameters []*autograd.Parameter) { s.optimizeOn(s
 func (s *simulation) optimizeOn(device *trace, parameters []*autograd.Parameter) {
 	if !s.stepped {
 		s.stepped = true
-		component := ledger.OptimizerStates
+		component, why := ledger.OptimizerStates, s.whyStates
 		if s.Optimizer.Managed {
-			component = ledger.ManagedOptimizerStates
+			component, why = ledger.ManagedOptimizerStates, because("%s, paged: in CUDA's managed memory, on the "+
+				"host unless the step needs it", s.Optimizer.Name)
 		}
 		for _, p := range parameters {
 			for _, state := range s.Optimizer.States(p) {
 				if s.Optimizer.Managed && p.Elements >= 100_000 {
-					allocate(s.host, state.Bytes, component)
+					allocate(s.host, state.Bytes, component, why)
 				} else {
-					allocate(device, state.Bytes, component)
+					allocate(device, state.Bytes, component, why)
 				}
 			}
 			if s.Optimizer.Variant == job.Fused && device == s.gpu && !s.OnCPU {
-				allocate(device, dtype.F32.Size(), ledger.OptimizerStates) // the step counter
+				allocate(device, dtype.F32.Size(), ledger.OptimizerStates, s.whyStates) // the step counter
 			}
 		}
 	}
 	s.copies(device, parameters)
 }
 
+// whyStates is the reason for states that the first step makes.
+func (s *simulation) whyStates() string {
+	return fmt.Sprintf("%s: %s, made in the first step", s.Optimizer.Name, s.stateText())
+}
+
+// stateText describes the optimizer states.
+func (s *simulation) stateText() string {
+	if len(s.trained) == 0 {
+		return "nothing is trained"
+	}
+	var names []string
+	for _, state := range s.Optimizer.States(s.trained[0]) {
+		names = append(names, state.Name)
+	}
+	if len(names) == 0 {
+		return "no state"
+	}
+	return fmt.Sprintf("%s of %s parameters", strings.Join(names, " + "), s.trainedCount())
+}
+
 // copies allocates and frees the temporaries of a step.
 func (s *simulation) copies(device *trace, parameters []*autograd.Parameter) {
 	var made []int
 	for _, bytes := range s.Optimizer.Temporaries(parameters) {
-		made = append(made, device.Allocate(bytes, ledger.OptimizerTemporaries))
+		made = append(made, device.Allocate(bytes, ledger.OptimizerTemporaries, s.Optimizer.TemporariesWhy))
 	}
 	for _, id := range made {
 		device.Free(id)

@@ -28,11 +28,11 @@ type tensor struct {
 	block  allocator.Block
 }
 
-func (p *pinnedMemory) allocate(bytes int64, component ledger.Component) tensor {
+func (p *pinnedMemory) allocate(bytes int64, component ledger.Component, why func() string) tensor {
 	drop(&p.rounding)
 	block, err := p.allocator.Allocate(ledger.Bytes(bytes))
 	p.fail(err)
-	t := tensor{p.host.hold(bytes, component), p, block}
+	t := tensor{p.host.hold(bytes, component, why), p, block}
 	p.round()
 	return t
 }
@@ -52,7 +52,9 @@ func (t tensor) free() {
 // round holds what the allocator has pinned beyond the tensors.
 func (p *pinnedMemory) round() {
 	s := p.allocator.Statistics()
-	p.rounding = p.host.hold(int64(s.Pinned.Now-s.Requested.Now), ledger.PinnedRounding)
+	p.rounding = p.host.hold(int64(s.Pinned.Now-s.Requested.Now), ledger.PinnedRounding,
+		because("PyTorch's allocator of pinned memory takes powers of two and keeps what is freed "+
+			"(CachingHostAllocator.h, pytorch issue 95823)"))
 }
 
 // fail keeps the first error of the host.

@@ -45,24 +45,11 @@ func Run(j *job.Job, capacity ledger.Bytes) ([]RankClass, error) {
 		}
 	}
 	class := RankClass{Ranks: j.World, RanksPerNode: j.RanksPerNode, Trained: s.trainedElements(),
-		Host: Memory{s.explained(host, ledger.Host), []ledger.Holding{process(j)}}}
+		Host: Memory{host.phases, []ledger.Holding{process(j)}}}
 	if !j.OnCPU {
-		class.GPU = &Memory{s.explained(gpu, ledger.GPU), outside(j)}
+		class.GPU = &Memory{gpu.phases, outside(j)}
 	}
 	return []RankClass{class}, nil
-}
-
-// explained returns the phases of a trace, with the reasons of the components.
-func (s *simulation) explained(t *trace, kind ledger.Kind) []ledger.Phase {
-	reasons := s.reasonsOf(kind)
-	for i := range t.phases {
-		for _, list := range [][]ledger.Holding{t.phases[i].Components, t.phases[i].End} {
-			for k := range list {
-				list[k].Why = reasons[list[k].Component]
-			}
-		}
-	}
-	return t.phases
 }
 
 // failure returns the error of an allocation that failed, or nil. Without a
@@ -77,8 +64,6 @@ func (t *trace) failure(capacity ledger.Bytes) error {
 	case capacity > 0:
 		return t.failed
 	}
-	return &fault.Input{What: fmt.Sprintf("the job holds more than %v on a GPU: %v are allocated, and %v more "+
-		"are wanted",
-		full.Free+full.Reserved, full.Allocated, full.Requested),
-		Hint: "give a smaller --seq-len or --micro-batch"}
+	return fault.Inputf("the job holds more than %v on a GPU: %v are allocated, and %v more are wanted",
+		full.Free+full.Reserved, full.Allocated, full.Requested).WithHint("give a smaller --seq-len or --micro-batch")
 }

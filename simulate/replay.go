@@ -32,8 +32,8 @@ func newCache(j *job.Job, capacity ledger.Bytes) (replayer, error) {
 		return nil, &fault.Input{What: "--alloc-conf", Err: err}
 	}
 	if c.MallocAsync {
-		return nil, &fault.Input{What: "--alloc-conf asks for the backend cudaMallocAsync, which is CUDA's own and " +
-			"not modelled", Hint: "leave it out for an estimate with PyTorch's allocator"}
+		return nil, fault.Inputf("--alloc-conf asks for the backend cudaMallocAsync, which is CUDA's own and not " +
+			"modelled").WithHint("leave it out for an estimate with PyTorch's allocator")
 	}
 	if capacity > 0 {
 		for _, held := range outside(j) {

@@ -3,6 +3,8 @@
 package simulate
 
 import (
+	"fmt"
+
 	"plimsoll/autograd"
 	"plimsoll/dtype"
 	"plimsoll/forward"
@@ -20,6 +22,9 @@ type sharding interface {
 	initialize()
 	// gradient follows the completion of a parameter's gradient.
 	gradient(p *autograd.Parameter)
+	// whyGradients returns why the gradients are as large as they are: the tape
+	// allocates them, and the engine decides how long they live.
+	whyGradients() string
 	// endBackward follows the backward pass of every micro batch. An optimizer
 	// step follows if it is the last.
 	endBackward(last bool)
@@ -28,8 +33,6 @@ type sharding interface {
 	zeroGradients()
 	// save writes a checkpoint.
 	save()
-	// reasons returns why components are as large as they are.
-	reasons() map[ledger.Component]string
 }
 
 // simulation is the training of one rank, on its GPU and its host.
@@ -50,7 +53,8 @@ type simulation struct {
 // newSimulation makes the parameters of a rank. The engine gives them storage
 // when it loads them.
 func newSimulation(j *job.Job, gpu, host *trace) *simulation {
-	s := &simulation{Job: j, gpu: gpu, host: host, tape: autograd.NewTape(gpu)}
+	s := &simulation{Job: j, gpu: gpu, host: host}
+	s.tape = autograd.NewTape(gpu, func() string { return s.engine.whyGradients() })
 	s.modules, s.parameters = makeParameters(j)
 	onGradient := func(p *autograd.Parameter) { s.engine.gradient(p) }
 	for i, p := range s.parameters {
@@ -77,6 +81,7 @@ func (s *simulation) options() forward.Options {
 		Sequence:            s.Sequence,
 		Attention:           s.Attention,
 		FusesBias:           s.Versions.Transformers.AtLeast(5, 0, 0),
+		WeightType:          s.ComputeType(),
 		Autocast:            s.AutocastType,
 		Recompute:           s.Recompute,
 		Loss:                s.Loss,
@@ -119,7 +124,7 @@ func (s *simulation) iterate(iteration ledger.Iteration) {
 	micros := min(max(s.Accumulation, 1), 2)
 	for micro := range micros {
 		s.micro, s.micros = micro, micros
-		batch := s.gpu.Allocate(ledger.Bytes(3*8*s.MicroBatch*s.Sequence), ledger.Batch)
+		batch := s.gpu.Allocate(ledger.Bytes(3*8*s.MicroBatch*s.Sequence), ledger.Batch, s.whyBatch)
 		var result forward.Result
 		s.phase(ledger.Forward, iteration, func() {
 			s.workspace()
@@ -150,6 +155,11 @@ func (s *simulation) iterate(iteration ledger.Iteration) {
 	s.engine.zeroGradients()
 }
 
+func (s *simulation) whyBatch() string {
+	return fmt.Sprintf("token ids, labels and mask in int64: %d x %s tokens x 3 x 8 B", s.MicroBatch,
+		ledger.Count(s.Sequence))
+}
+
 // drop releases the outputs of a forward pass that the training loop holds.
 func (s *simulation) drop(r forward.Result) {
 	if r.Loss != nil {
@@ -161,8 +171,8 @@ func (s *simulation) drop(r forward.Result) {
 }
 
 // allocate allocates a block that is never freed.
-func allocate(t *trace, bytes int64, component ledger.Component) int {
-	return t.Allocate(ledger.Bytes(bytes), component)
+func allocate(t *trace, bytes int64, component ledger.Component, why func() string) {
+	t.Allocate(ledger.Bytes(bytes), component, why)
 }
 
 // bytesOf returns the size of parameters in a type.
@@ -182,6 +192,9 @@ func (s *simulation) trainedElements() int64 {
 	}
 	return sum
 }
+
+// trainedCount returns the number of trainable elements as text.
+func (s *simulation) trainedCount() string { return ledger.Count(s.trainedElements()) }
 
 // storedBytes returns the size of all parameters.
 func (s *simulation) storedBytes() int64 {
@@ -210,11 +223,14 @@ const cpuWorkspace = 64 * ledger.MiB
 func (s *simulation) workspace() {
 	switch {
 	case s.OnCPU && s.workspaces < 1:
-		allocate(s.host, int64(cpuWorkspace), ledger.MatmulWorkspaces)
+		allocate(s.host, int64(cpuWorkspace), ledger.MatmulWorkspaces,
+			because("buffers of MKL and oneDNN, from the first product of matrices on"))
 	case s.OnCPU || s.workspaces == 2:
 		return
 	default:
-		allocate(s.gpu, int64(s.GPU.Workspace()), ledger.MatmulWorkspaces)
+		allocate(s.gpu, int64(s.GPU.Workspace()), ledger.MatmulWorkspaces,
+			because("cuBLAS: %v for each handle; the backward pass has a thread, and so a handle, of its own "+
+				"(CublasHandlePool.cpp)", s.GPU.Workspace()))
 	}
 	s.workspaces++
 }

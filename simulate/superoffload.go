@@ -20,13 +20,8 @@ func (e *zero3) superOffload() {
 			most = max(most, g.flat.Elements)
 		}
 	}
-	e.pinnedMemory.allocate(most*4, ledger.StagingBuffers)
-	const sent = "what SuperOffload sends to its process goes to shared memory, where it stays; a container's " +
-		"/dev/shm is 64 MB by default"
-	e.explain(ledger.SharedMasterWeights, sent)
-	e.explain(ledger.SharedMasterGradients, sent)
-	e.explain(ledger.StagingBuffers,
-		"SuperOffload's process: gradients of the largest sub-group x 4 B (superoffload_utils.py)")
+	e.pinnedMemory.allocate(most*4, ledger.StagingBuffers, because("SuperOffload's process: gradients of the largest "+
+		"sub-group x 4 B (superoffload_utils.py)"))
 }
 
 // moving is a tensor that the first step moves to shared memory.
@@ -45,8 +40,10 @@ func (e *zero3) moves(from tensor, bytes int64, to ledger.Component) {
 
 // share moves the noted tensors to shared memory, in the first step.
 func (e *zero3) share() {
+	why := because("what SuperOffload sends to its process goes to shared memory, where it stays; a container's " +
+		"/dev/shm is 64 MB by default")
 	for _, m := range e.moving {
-		allocate(e.host, m.bytes, m.to)
+		allocate(e.host, m.bytes, m.to, why)
 		m.from.free()
 	}
 	e.moving = nil

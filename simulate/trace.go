@@ -1,6 +1,7 @@
 package simulate
 
 import (
+	"fmt"
 	"slices"
 
 	"plimsoll/ledger"
@@ -9,9 +10,10 @@ import (
 // trace records what one device holds, by component, through the phases of a
 // job. It is the autograd.Memory of a GPU's tape.
 type trace struct {
-	names  []ledger.Component
-	blocks []block // by id
-	unused []int   // ids of freed blocks
+	names   []ledger.Component
+	reasons []string // by component
+	blocks  []block  // by id
+	unused  []int    // ids of freed blocks
 
 	live ledger.Bytes
 	held []ledger.Bytes // by component
@@ -23,6 +25,7 @@ type trace struct {
 	atPeak    []ledger.Bytes
 	atTop     bool // held is as at the peak, and not yet copied to atPeak
 	failed    error
+	strict    bool // every allocation of a component must give the same reason
 }
 
 type block struct {
@@ -49,19 +52,32 @@ type usage struct {
 
 func newTrace(a replayer) *trace { return &trace{allocator: a} }
 
-func (t *trace) component(name ledger.Component) int {
+// component returns the index of a component. The first allocation of a component
+// calls why, and no later one does, as a job may make a million of them.
+func (t *trace) component(name ledger.Component, why func() string) int {
 	i := slices.Index(t.names, name)
 	if i < 0 {
 		i = len(t.names)
 		t.names = append(t.names, name)
+		t.reasons = append(t.reasons, why())
 		t.held = append(t.held, 0)
+	}
+	if t.strict && t.failed == nil && why() != t.reasons[i] {
+		t.failed = fmt.Errorf("two reasons for %s: %q and %q", name, t.reasons[i], why())
 	}
 	return i
 }
 
-// Allocate allocates a block and returns its id.
-func (t *trace) Allocate(bytes ledger.Bytes, component ledger.Component) int {
-	b := block{bytes: bytes, component: t.component(component)}
+// because returns a reason with values. Every call computes the values, so an
+// allocation that is made for every parameter has a method as its reason.
+func because(format string, values ...any) func() string {
+	return func() string { return fmt.Sprintf(format, values...) }
+}
+
+// Allocate allocates a block and returns its id. Why says why the component is as
+// large as it is.
+func (t *trace) Allocate(bytes ledger.Bytes, component ledger.Component, why func() string) int {
+	b := block{bytes: bytes, component: t.component(component, why)}
 	id := len(t.blocks)
 	if n := len(t.unused); n > 0 {
 		id = t.unused[n-1]
@@ -89,11 +105,11 @@ func (t *trace) leave() {
 }
 
 // Relabel moves a block to another component.
-func (t *trace) Relabel(id int, component ledger.Component) {
+func (t *trace) Relabel(id int, component ledger.Component, why func() string) {
 	t.leave()
 	b := &t.blocks[id]
 	t.held[b.component] -= b.bytes
-	b.component = t.component(component)
+	b.component = t.component(component, why)
 	t.held[b.component] += b.bytes
 }
 
@@ -115,17 +131,6 @@ func (t *trace) on(stream int, body func()) {
 	t.stream = stream
 	body()
 	t.stream = before
-}
-
-// during holds a block while body runs.
-func (t *trace) during(bytes ledger.Bytes, component ledger.Component, body func()) {
-	if bytes <= 0 {
-		body()
-		return
-	}
-	id := t.Allocate(bytes, component)
-	body()
-	t.Free(id)
 }
 
 // phase runs body as a phase of the job.
@@ -172,7 +177,7 @@ func (t *trace) components(held []ledger.Bytes) []ledger.Holding {
 	var list []ledger.Holding
 	for i, bytes := range held {
 		if bytes > 0 {
-			list = append(list, ledger.Holding{Component: t.names[i], Bytes: bytes})
+			list = append(list, ledger.Holding{Component: t.names[i], Bytes: bytes, Why: t.reasons[i]})
 		}
 	}
 	slices.SortStableFunc(list, func(a, b ledger.Holding) int { return int(min(max(b.Bytes-a.Bytes, -1), 1)) })

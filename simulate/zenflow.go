@@ -10,24 +10,31 @@ func (e *deepSpeed) overlapped() bool {
 	return e.recipe.ZenFlow != nil && e.recipe.ZenFlow.OverlapStep && e.offloads()
 }
 
-// hostMaster returns the component of master weights on the host.
-func (e *deepSpeed) hostMaster() ledger.Component {
+// zenFlowShares is the reason for shared memory.
+const zenFlowShares = "ZenFlow's process steps while the GPU goes on, and shares memory (zenflow_stage_1_and_2.py, " +
+	"ZenFlowZeroOptimizerParallel); a container's /dev/shm is 64 MB by default"
+
+// hostMaster returns the component of master weights on the host and its reason,
+// which is why if ZenFlow's process does not share them.
+func (e *deepSpeed) hostMaster(why func() string) (ledger.Component, func() string) {
 	if e.overlapped() {
-		return ledger.SharedMasterWeights
+		return ledger.SharedMasterWeights, because("%s x %d B: %s", e.shardCount(), e.master.Size(), zenFlowShares)
 	}
-	return ledger.MasterWeights
+	return ledger.MasterWeights, why
 }
 
 // hostGradients allocates the gradients that the optimizer on the host reads. An
 // overlapped step needs two sets of them, and the parameters before the step.
 // PyTorch keeps the pinned block of a tensor that is moved to shared memory.
-func (e *deepSpeed) hostGradients(bytes int64) tensor {
+func (e *deepSpeed) hostGradients(bytes int64, why func() string) tensor {
 	if !e.overlapped() {
-		return e.holdOnHost(bytes, ledger.MasterGradients, e.pinsOptimizer())
+		return e.holdOnHost(bytes, ledger.MasterGradients, why, e.pinsOptimizer())
 	}
-	e.holdOnHost(bytes, ledger.PinningCopies, e.pinsOptimizer()).free()
-	allocate(e.host, 2*bytes, ledger.SharedMasterGradients)
-	allocate(e.host, bytes, ledger.SharedStaleParameters)
+	e.holdOnHost(bytes, ledger.PinningCopies, whyPinningCopies, e.pinsOptimizer()).free()
+	allocate(e.host, 2*bytes, ledger.SharedMasterGradients, because("%s x %d B, twice: one is filled while the "+
+		"other is read. %s", e.shardCount(), e.master.Size(), zenFlowShares))
+	allocate(e.host, bytes, ledger.SharedStaleParameters, because("%s x %d B: what the GPU takes of the last step. %s",
+		e.shardCount(), e.master.Size(), zenFlowShares))
 	return tensor{}
 }
 
@@ -38,7 +45,7 @@ func (e *deepSpeed) hostStates(flat []*autograd.Parameter) {
 	if e.overlapped() {
 		bytes *= 2
 	}
-	allocate(e.host, bytes, ledger.OptimizerStates)
+	allocate(e.host, bytes, ledger.OptimizerStates, e.whyShardStates)
 }
 
 // selective allocates the state of ZenFlow's optimizer on the GPU. Every rank has
@@ -57,23 +64,10 @@ func (e *deepSpeed) selective() {
 	if z.Offload {
 		device = e.host
 	}
-	allocate(e.gpu, chosen*e.ParameterType.Size(), ledger.SelectedGradients)
-	allocate(device, 2*chosen*e.ParameterType.Size(), ledger.SelectedGradients)
-	e.explain(ledger.SelectedGradients,
-		"ZenFlow: all vectors and %g of the columns of matrices, on every rank: gradients and two moments in %v",
-		z.TopKRatio, e.ParameterType)
-}
-
-// explainShared sets the reasons for ZenFlow's shared memory.
-func (e *deepSpeed) explainShared() {
-	const shared = "ZenFlow's process steps while the GPU goes on, and shares memory (zenflow_stage_1_and_2.py, " +
-		"ZenFlowZeroOptimizerParallel); a container's /dev/shm is 64 MB by default"
-	shard := ledger.Count(elementsOf(e.flat))
-	e.explain(ledger.SharedMasterWeights, "%s x %d B: %s", shard, e.master.Size(), shared)
-	e.explain(ledger.SharedMasterGradients, "%s x %d B, twice: one is filled while the other is read. %s", shard,
-		e.master.Size(), shared)
-	e.explain(ledger.SharedStaleParameters, "%s x %d B: what the GPU takes of the last step. %s", shard,
-		e.master.Size(), shared)
+	why := because("ZenFlow: all vectors and %g of the columns of matrices, on every rank: gradients and two moments "+
+		"in %v", z.TopKRatio, e.ParameterType)
+	allocate(e.gpu, chosen*e.ParameterType.Size(), ledger.SelectedGradients, why)
+	allocate(device, 2*chosen*e.ParameterType.Size(), ledger.SelectedGradients, why)
 }
 
 func (e *deepSpeed) chosen(p *autograd.Parameter, ratio float64) int64 {

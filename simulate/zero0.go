@@ -1,6 +1,8 @@
 package simulate
 
 import (
+	"fmt"
+
 	"plimsoll/autograd"
 	"plimsoll/dtype"
 	"plimsoll/job"
@@ -26,35 +28,35 @@ func (e *fp16Optimizer) initialize() {
 				shard.DType = dtype.F32
 				e.flat = append(e.flat, &shard)
 			}
-			allocate(e.gpu, bytesOf(group, dtype.F32), ledger.MasterWeights)
+			allocate(e.gpu, bytesOf(group, dtype.F32), ledger.MasterWeights, e.whyMaster)
 		}
 	}
 	// The optimizer is stepped once with zero gradients, to make its states.
-	e.gpu.during(ledger.Bytes(bytesOf(e.flat, dtype.F32)), ledger.MasterGradients, func() { e.update(e.flat) })
-	n := ledger.Count(elementsOf(e.trained))
-	e.explain(ledger.MasterWeights,
-		"%s parameters x 4 B: FP16_Optimizer keeps fp32 weights of the whole model on every rank without ZeRO "+
-			"(fp16/fused_optimizer.py)", n)
-	e.explain(ledger.MasterGradients,
-		"%s parameters x 4 B: gradients cast to fp32 for the step, as a list and as one flat tensor "+
-			"(fp16/fused_optimizer.py, step)", n)
-	e.explain(ledger.ReductionTemporaries,
-		"the search for what is not finite in the largest gradient: an fp32 copy (runtime/utils.py, CheckOverflow)")
-	e.explain(ledger.FlatteningCopies,
-		"%s parameters x %d B, twice: parameters are cloned and then put into one tensor (fp16/fused_optimizer.py)", n,
-		e.ParameterType.Size())
+	e.gpu.during(bytesOf(e.flat, dtype.F32), ledger.MasterGradients, e.whyMasterGradients, func() { e.update(e.flat) })
+}
+
+func (e *fp16Optimizer) whyMaster() string {
+	return fmt.Sprintf("%s parameters x 4 B: FP16_Optimizer keeps fp32 weights of the full model on every rank "+
+		"without ZeRO (fp16/fused_optimizer.py)", e.trainedCount())
+}
+
+func (e *fp16Optimizer) whyMasterGradients() string {
+	return fmt.Sprintf("%s parameters x 4 B: gradients cast to fp32 for the step, as a list and as one flat tensor "+
+		"(fp16/fused_optimizer.py, step)", e.trainedCount())
 }
 
 // flatten moves the parameters of a group into one tensor. They are cloned
 // first, so that for a moment three copies exist.
 func (e *fp16Optimizer) flatten(group []*autograd.Parameter) {
 	bytes := bytesOf(group, e.ParameterType)
-	clones := e.gpu.hold(bytes, ledger.FlatteningCopies)
-	allocate(e.gpu, bytes, ledger.Parameters)
+	why := because("%s parameters x %d B, twice: parameters are cloned and then put into one tensor "+
+		"(fp16/fused_optimizer.py)", e.trainedCount(), e.ParameterType.Size())
+	clones := e.gpu.hold(bytes, ledger.FlatteningCopies, why)
+	allocate(e.gpu, bytes, ledger.Parameters, e.whyFull)
 	e.unload(group)
 	clones.free()
-	e.gpu.during(ledger.Bytes(bytes), ledger.FlatteningCopies, func() { // clone().float()
-		allocate(e.gpu, 4*e.addFlat(elementsOf(group)).Elements, ledger.MasterWeights)
+	e.gpu.during(bytes, ledger.FlatteningCopies, why, func() { // clone().float()
+		allocate(e.gpu, 4*e.addFlat(elementsOf(group)).Elements, ledger.MasterWeights, e.whyMaster)
 	})
 }
 
@@ -74,10 +76,9 @@ func (e *fp16Optimizer) endBackward(last bool) {
 			sum = 0
 		}
 	}
-	e.explain(ledger.BucketCopies,
-		"gradients are put together for the all-reduce until they have more than 500,000,000 elements: up to %s x %d "+
-			"B (engine.py, buffered_allreduce_fallback)", ledger.Count(most), e.ParameterType.Size())
-	e.gpu.during(ledger.Bytes(most*e.ParameterType.Size()), ledger.BucketCopies, func() {})
+	e.gpu.briefly(most*e.ParameterType.Size(), ledger.BucketCopies, because("gradients are put together for the "+
+		"all-reduce until they have more than 500,000,000 elements: up to %s x %d B (engine.py, "+
+		"buffered_allreduce_fallback)", ledger.Count(most), e.ParameterType.Size()))
 }
 
 func (e *fp16Optimizer) step() {
@@ -86,11 +87,12 @@ func (e *fp16Optimizer) step() {
 		e.update(e.flat)
 		return
 	}
-	e.gpu.during(ledger.Bytes(4*largestOf(e.trained)), ledger.ReductionTemporaries, func() {}) // CheckOverflow
+	e.gpu.briefly(4*largestOf(e.trained), ledger.ReductionTemporaries, because("the inf/nan check of "+
+		"the largest gradient: an fp32 copy (runtime/utils.py, CheckOverflow)"))
 	bytes := bytesOf(e.flat, dtype.F32)
-	list := e.gpu.hold(bytes, ledger.MasterGradients)
+	list := e.gpu.hold(bytes, ledger.MasterGradients, e.whyMasterGradients)
 	if e.Optimizer.Variant == job.Fused {
-		flat := e.gpu.hold(bytes, ledger.MasterGradients)
+		flat := e.gpu.hold(bytes, ledger.MasterGradients, e.whyMasterGradients)
 		list.free()
 		list = flat
 		e.zero()
@@ -117,25 +119,16 @@ func (e *bf16Optimizer) initialize() {
 	for _, group := range e.groups {
 		n := e.aligned(elementsOf(group))
 		shard := e.addFlat(n / e.Parallel.Shard).Elements
-		allocate(e.gpu, n*e.ParameterType.Size(), ledger.Parameters)
+		allocate(e.gpu, n*e.ParameterType.Size(), ledger.Parameters, e.whyFull)
 		e.unload(group)
-		e.gpu.during(ledger.Bytes(shard*e.ParameterType.Size()), ledger.FlatteningCopies, func() {
-			allocate(e.gpu, shard*4, ledger.MasterWeights)
+		why := because("parameters are put into one tensor before their own storage is freed (bf16_optimizer.py)")
+		e.gpu.during(shard*e.ParameterType.Size(), ledger.FlatteningCopies, why, func() {
+			allocate(e.gpu, shard*4, ledger.MasterWeights, because("%s parameters / %d ranks x 4 B (bf16_optimizer.py)",
+				e.trainedCount(), e.Parallel.Shard))
 		})
-		allocate(e.gpu, n*4, ledger.AccumulatedGradients)
+		allocate(e.gpu, n*4, ledger.AccumulatedGradients, because("%s parameters x 4 B: fp32 gradients of the full "+
+			"model on every rank (bf16_optimizer.py, fp32_groups_gradients_flat)", e.trainedCount()))
 	}
-	n := ledger.Count(elementsOf(e.trained))
-	e.explain(ledger.MasterWeights, "%s parameters / %d ranks x 4 B (bf16_optimizer.py)", n, e.Parallel.Shard)
-	e.explain(ledger.AccumulatedGradients,
-		"%s parameters x 4 B: fp32 gradients of the whole model on every rank (bf16_optimizer.py, "+
-			"fp32_groups_gradients_flat)", n)
-	e.explain(ledger.FlatteningCopies,
-		"parameters are put into one tensor before their own storage is freed (bf16_optimizer.py)")
-	e.explain(ledger.Gradients,
-		"%s parameters x %d B: gradients of the last backward pass, which the next one frees (bf16_optimizer.py, "+
-			"clear_lp_grads)", n, e.ParameterType.Size())
-	e.explain(ledger.ReductionTemporaries, "one gradient at a time is cast to fp32: %s x 4 B",
-		ledger.Count(largestOf(e.trained)))
 }
 
 func (e *bf16Optimizer) BeforeBackward(string) {
@@ -148,7 +141,14 @@ func (e *bf16Optimizer) BeforeBackward(string) {
 }
 
 func (e *bf16Optimizer) gradient(p *autograd.Parameter) {
-	e.gpu.during(ledger.Bytes(4*p.Elements), ledger.ReductionTemporaries, func() {})
+	e.gpu.briefly(4*p.Elements, ledger.ReductionTemporaries, func() string {
+		return fmt.Sprintf("one gradient at a time is cast to fp32: %s x 4 B", ledger.Count(largestOf(e.trained)))
+	})
+}
+
+func (e *bf16Optimizer) whyGradients() string {
+	return fmt.Sprintf("%s parameters x %d B: gradients of the last backward pass, which the next one frees "+
+		"(bf16_optimizer.py, clear_lp_grads)", e.trainedCount(), e.ParameterType.Size())
 }
 
 func (e *bf16Optimizer) endBackward(bool) { e.stale = true }

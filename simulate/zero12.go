@@ -1,6 +1,7 @@
 package simulate
 
 import (
+	"fmt"
 	"math"
 
 	"plimsoll/autograd"
@@ -45,6 +46,7 @@ func newZeRO12(e *deepSpeed) *zero12 {
 			}
 			at = s.to
 		}
+		p.addFlat(partition)
 	}
 	return p
 }
@@ -53,36 +55,52 @@ func newZeRO12(e *deepSpeed) *zero12 {
 // the backward pass.
 func (e *zero12) isZeRO2() bool { return e.recipe.ZeROStage == 2 }
 
+func (e *zero12) load() { e.loadFull(e.whyParameters) }
+
+func (e *zero12) whyParameters() string {
+	return fmt.Sprintf("%s parameters x %d B in %v: ZeRO-%d has them in full on every rank",
+		ledger.Count(elementsOf(e.parameters)), e.ParameterType.Size(), e.ParameterType, e.recipe.ZeROStage)
+}
+
 func (e *zero12) initialize() {
 	if e.offloads() {
 		e.tiles()
 	}
 	var temporary hold // a variable of DeepSpeed's constructor that outlives the loop
-	for _, group := range e.groups {
-		n := e.aligned(elementsOf(group))
-		e.flatten(group, n*e.ParameterType.Size())
-		partition := e.addFlat(n / e.Parallel.Shard).Elements
+	for i, group := range e.groups {
+		e.flatten(group, e.aligned(elementsOf(group))*e.ParameterType.Size())
 		temporary.free()
-		temporary = e.masterWeights(partition)
+		temporary = e.masterWeights(e.flat[i].Elements)
 	}
 	largest := largestOf(e.trained) * e.ParameterType.Size()
 	if e.offloads() {
-		e.holdOnHost(largest, ledger.StagingBuffers, e.pinsOptimizer())
-		allocate(e.gpu, largest, ledger.StagingBuffers)
+		why := because("the largest parameter, %s x %d B, for gradients that are added up on the host "+
+			"(temp_grad_buffer_for_gpu_offload and, never read, temp_grad_buffer_for_cpu_offload)",
+			ledger.Count(largestOf(e.trained)), e.ParameterType.Size())
+		e.holdOnHost(largest, ledger.StagingBuffers, why, e.pinsOptimizer())
+		allocate(e.gpu, largest, ledger.StagingBuffers, why)
 	}
 	for _, p := range e.flat {
 		bytes := p.Elements * e.master.Size()
 		if e.offloads() {
-			e.hostGradients(bytes)
+			e.hostGradients(bytes, e.whyMasterGradients)
 		} else {
-			e.gpu.during(ledger.Bytes(bytes), ledger.MasterGradients, e.eager)
+			e.gpu.during(bytes, ledger.MasterGradients, e.whyMasterGradients, e.eager)
 		}
 	}
 	if e.offloads() {
 		e.eager()
 	}
 	temporary.free()
-	e.describe()
+}
+
+func (e *zero12) whyMasterGradients() string {
+	if e.offloads() {
+		return fmt.Sprintf("%s x %d B, on the host for good (initialize_optimizer_states)", e.shardCount(),
+			e.master.Size())
+	}
+	return fmt.Sprintf("%s x (%d B flattened, then %d B cast) for the step (zero/stage_1_and_2.py, step)",
+		e.shardCount(), e.ParameterType.Size(), e.master.Size())
 }
 
 // eager makes the states while the engine is made. Before 0.13.2 the engine
@@ -99,16 +117,22 @@ func (e *zero12) eager() {
 func (e *zero12) flatten(group []*autograd.Parameter, bytes int64) {
 	fits := e.GPU.Memory == 0 || e.gpu.live+ledger.Bytes(bytes) <= e.GPU.Memory
 	if e.since(0, 18, 7) && fits {
-		allocate(e.gpu, bytes, ledger.Parameters)
+		allocate(e.gpu, bytes, ledger.Parameters, e.whyParameters)
 		e.unload(group)
 		return
 	}
-	e.host.during(ledger.Bytes(bytesOf(group, e.ParameterType)), ledger.FlatteningCopies, func() {
+	e.host.during(bytesOf(group, e.ParameterType), ledger.FlatteningCopies, e.whyFlattening, func() {
 		e.unload(group)
-		e.host.during(ledger.Bytes(bytes), ledger.FlatteningCopies, func() {
-			allocate(e.gpu, bytes, ledger.Parameters)
+		e.host.during(bytes, ledger.FlatteningCopies, e.whyFlattening, func() {
+			allocate(e.gpu, bytes, ledger.Parameters, e.whyParameters)
 		})
 	})
+}
+
+func (e *zero12) whyFlattening() string {
+	return fmt.Sprintf("%s parameters x %d B: put into one tensor before their own storage is freed, on the GPU from "+
+		"0.18.7 on if that fits (#7828), else on the host (zero/stage_1_and_2.py)", e.trainedCount(),
+		e.ParameterType.Size())
 }
 
 // masterWeights makes the master weights of a group. It returns the memory that
@@ -116,8 +140,8 @@ func (e *zero12) flatten(group []*autograd.Parameter, bytes int64) {
 func (e *zero12) masterWeights(partition int64) (temporary hold) {
 	bytes, bit16 := partition*e.master.Size(), partition*e.ParameterType.Size()
 	if !e.offloads() {
-		e.gpu.during(ledger.Bytes(bit16), ledger.FlatteningCopies, func() {
-			allocate(e.gpu, bytes, ledger.MasterWeights)
+		e.gpu.during(bit16, ledger.FlatteningCopies, e.whyFlattening, func() {
+			allocate(e.gpu, bytes, ledger.MasterWeights, e.whyMaster)
 		})
 		return hold{}
 	}
@@ -130,21 +154,29 @@ func (e *zero12) masterWeights(partition int64) (temporary hold) {
 		pin = true // whatever the file says (#5301 until #7689)
 	}
 	pin = pin && e.since(0, 14, 1) && !e.overlapped()
-	e.gpu.during(ledger.Bytes(bit16), ledger.FlatteningCopies, func() {
-		e.host.during(ledger.Bytes(convert), ledger.DtypeConversions, func() {})
+	e.gpu.during(bit16, ledger.FlatteningCopies, e.whyFlattening, func() {
+		e.host.briefly(convert, ledger.DtypeConversions, whyConversion)
 	})
-	e.holdOnHost(bytes, e.hostMaster(), pin)
+	component, why := e.hostMaster(e.whyMaster)
+	e.holdOnHost(bytes, component, why, pin)
 	if !e.since(0, 17, 0) {
 		return hold{}
 	}
 	// Parameters are cast on the host before they are copied (#7309).
+	why = because("%s x %d B: parameters are cast on the host before they go to the GPU "+
+		"(param_buffer_of_bit16_for_cpu_offload_groups, DeepSpeed #7309)", e.shardCount(), e.ParameterType.Size())
 	if !e.pinsOptimizer() {
-		e.holdOnHost(bit16, ledger.Bit16Staging, false)
+		e.holdOnHost(bit16, ledger.Bit16Staging, why, false)
 		return hold{}
 	}
-	temporary = e.host.hold(bit16, ledger.PinningCopies)
-	e.pinnedMemory.allocate(bit16, ledger.Bit16Staging)
+	temporary = e.host.hold(bit16, ledger.PinningCopies, whyPinningCopies)
+	e.pinnedMemory.allocate(bit16, ledger.Bit16Staging, why)
 	return temporary
+}
+
+func (e *zero12) whyMaster() string {
+	return fmt.Sprintf("%s parameters / %d ranks = %s x %d B (zero/stage_1_and_2.py, single_partition_of_fp32_groups)",
+		e.trainedCount(), e.Parallel.Shard, e.shardCount(), e.master.Size())
 }
 
 // gradient handles a complete gradient.
@@ -154,7 +186,9 @@ func (e *zero12) gradient(p *autograd.Parameter) {
 		if e.recipe.OverlapReduction {
 			count = 2
 		}
-		e.buckets = e.gpu.hold(count*e.recipe.Sizes.ReduceBucket*e.ParameterType.Size(), ledger.CommunicationBuckets)
+		e.buckets = e.gpu.hold(count*e.recipe.Sizes.ReduceBucket*e.ParameterType.Size(), ledger.CommunicationBuckets,
+			because("%d x reduce_bucket_size %s x %d B, during the backward pass (setup_buckets)", count,
+				ledger.Count(e.recipe.Sizes.ReduceBucket), e.ParameterType.Size()))
 	}
 	e.widen(p)
 	if e.isZeRO2() || e.recipe.OverlapReduction && e.micro == e.micros-1 {
@@ -169,11 +203,22 @@ func (e *zero12) widen(p *autograd.Parameter) {
 	}
 	bytes := p.Elements * e.recipe.GradientAccumulationDType.Size()
 	if !e.wide[p.Index].held() {
-		e.wide[p.Index] = e.gpu.hold(bytes, ledger.AccumulatedGradients)
+		e.wide[p.Index] = e.gpu.hold(bytes, ledger.AccumulatedGradients, e.whyWide)
 	} else {
-		e.gpu.during(ledger.Bytes(bytes), ledger.ReductionTemporaries, func() {})
+		e.gpu.briefly(bytes, ledger.ReductionTemporaries, e.whyReduction)
 	}
 	p.DropGradient()
+}
+
+func (e *zero12) whyWide() string {
+	size := e.recipe.GradientAccumulationDType.Size()
+	return fmt.Sprintf("ZeRO-1 accumulates all gradients in grad_accum_dtype, %v, on the GPU: %s x %d B "+
+		"(param.grad_accum)", e.recipe.GradientAccumulationDType, e.trainedCount(), size)
+}
+
+func (e *zero12) whyReduction() string {
+	return fmt.Sprintf("of the largest gradient: the norm in double (8 B an element), the inf/nan check "+
+		"(11 B), a cast to %v (zero/stage_1_and_2.py)", e.master)
 }
 
 // add copies a gradient into the bucket. A gradient that is larger than the
@@ -184,7 +229,7 @@ func (e *zero12) add(p *autograd.Parameter) {
 	}
 	if p.Elements <= e.recipe.Sizes.ReduceBucket {
 		if e.wide[p.Index].held() {
-			e.gpu.during(ledger.Bytes(p.Elements*e.ParameterType.Size()), ledger.ReductionTemporaries, func() {})
+			e.gpu.briefly(p.Elements*e.ParameterType.Size(), ledger.ReductionTemporaries, e.whyReduction)
 			drop(&e.wide[p.Index])
 		}
 		p.DropGradient()
@@ -205,7 +250,10 @@ func (e *zero12) reduce() {
 		low, high = min(low, s.from/s.partition), max(high, (s.to-1)/s.partition)
 	}
 	if low < high {
-		e.gpu.during(ledger.Bytes(e.elements*e.ParameterType.Size()), ledger.BucketCopies, func() {})
+		e.gpu.briefly(e.elements*e.ParameterType.Size(), ledger.BucketCopies, func() string {
+			return fmt.Sprintf("what is in a bucket, up to %s x %d B, put together by rank for the all-reduce "+
+				"(allreduce_bucket)", ledger.Count(e.recipe.Sizes.ReduceBucket), e.ParameterType.Size())
+		})
 	}
 	for _, p := range e.bucket {
 		if e.ranges[p.Index].owned() > 0 {
@@ -221,7 +269,7 @@ func (e *zero12) reduce() {
 func (e *zero12) keep(p *autograd.Parameter) {
 	if !e.offloads() {
 		if !e.arriving.held() {
-			e.arriving = e.gpu.hold(e.own*e.ParameterType.Size(), ledger.Gradients)
+			e.arriving = e.gpu.hold(e.own*e.ParameterType.Size(), ledger.Gradients, e.whyGradients)
 		}
 		return
 	}
@@ -230,10 +278,10 @@ func (e *zero12) keep(p *autograd.Parameter) {
 	}
 	if e.micro == e.micros-1 {
 		slice := e.ranges[p.Index].owned()
-		e.gpu.during(ledger.Bytes(8*slice), ledger.ReductionTemporaries, func() {}) // the norm, in double
-		e.overflow(p.Elements)
+		e.gpu.briefly(8*slice, ledger.ReductionTemporaries, e.whyReduction) // the norm, in double
+		e.overflow(p.Elements, e.whyReduction)
 		if e.master != e.ParameterType {
-			e.gpu.during(ledger.Bytes(e.master.Size()*slice), ledger.ReductionTemporaries, func() {})
+			e.gpu.briefly(e.master.Size()*slice, ledger.ReductionTemporaries, e.whyReduction)
 		}
 	}
 }
@@ -246,7 +294,22 @@ func (e *zero12) accumulate(p *autograd.Parameter) {
 		return
 	}
 	e.accumulated[p.Index] = e.holdOnHost(p.Elements*e.ParameterType.Size(), ledger.AccumulatedGradients,
-		e.pinsOptimizer())
+		e.whyAccumulated, e.pinsOptimizer())
+}
+
+func (e *zero12) whyAccumulated() string {
+	return fmt.Sprintf("full parameters of which the rank has a shard: %s x %d B, from the second micro batch on "+
+		"(accumulated_grads_in_cpu)", ledger.Count(e.own), e.ParameterType.Size())
+}
+
+func (e *zero12) whyGradients() string {
+	size := e.ParameterType.Size()
+	if e.isZeRO2() {
+		return fmt.Sprintf("full gradients until they are in a bucket, then those of parameters that touch the "+
+			"partition, %s x %d B (grads_in_partition)", ledger.Count(e.own), size)
+	}
+	return fmt.Sprintf("ZeRO-1 keeps all gradients until the last backward pass of a step: %s x %d B",
+		e.trainedCount(), size)
 }
 
 // endBackward reduces the last bucket and frees the buckets.
@@ -274,14 +337,14 @@ func (e *zero12) step() {
 	}
 	largest := min(largestOf(e.trained), e.own)
 	if e.ParameterType == dtype.F16 {
-		e.overflow(largest)
+		e.overflow(largest, e.whyReduction)
 	}
-	e.gpu.during(ledger.Bytes(8*largest), ledger.ReductionTemporaries, func() {}) // the norm, in double
+	e.gpu.briefly(8*largest, ledger.ReductionTemporaries, e.whyReduction) // the norm, in double
 	for i, p := range e.flat {
-		gradient := e.gpu.hold(p.Elements*e.ParameterType.Size(), ledger.MasterGradients)
+		gradient := e.gpu.hold(p.Elements*e.ParameterType.Size(), ledger.MasterGradients, e.whyMasterGradients)
 		if e.master != e.ParameterType {
 			flattened := gradient
-			gradient = e.gpu.hold(p.Elements*e.master.Size(), ledger.MasterGradients)
+			gradient = e.gpu.hold(p.Elements*e.master.Size(), ledger.MasterGradients, e.whyMasterGradients)
 			flattened.free()
 		}
 		if i == len(e.flat)-1 {
@@ -302,7 +365,7 @@ func (e *zero12) makeStates() {
 	if e.offloads() {
 		e.hostStates(e.flat)
 	} else {
-		e.deviceStates(e.flat)
+		e.deviceStates(e.flat, e.whyShardStates)
 	}
 	e.selective()
 }
@@ -316,66 +379,9 @@ func (e *zero12) stepOnHost() {
 		switch {
 		case e.since(0, 17, 0) || e.master == e.ParameterType:
 		case e.since(0, 14, 1):
-			e.gpu.during(ledger.Bytes(p.Elements*e.master.Size()), ledger.DtypeConversions, func() {})
+			e.gpu.briefly(p.Elements*e.master.Size(), ledger.DtypeConversions, whyConversion)
 		default:
-			e.host.during(ledger.Bytes(p.Elements*e.ParameterType.Size()), ledger.DtypeConversions, func() {})
+			e.host.briefly(p.Elements*e.ParameterType.Size(), ledger.DtypeConversions, whyConversion)
 		}
-	}
-}
-
-// describe sets the reasons.
-func (e *zero12) describe() {
-	e.explainShared()
-	n, d := elementsOf(e.trained), e.Parallel.Shard
-	partition := ledger.Count(elementsOf(e.flat))
-	count, size := ledger.Count(n), e.ParameterType.Size()
-	e.explain(ledger.Parameters, "%s parameters x %d B in %v: ZeRO-%d has them whole on every rank",
-		ledger.Count(elementsOf(e.parameters)), size, e.ParameterType, e.recipe.ZeROStage)
-	e.explain(ledger.FlatteningCopies,
-		"%s parameters x %d B: put into one tensor before their own storage is freed, on the GPU from 0.18.7 on if "+
-			"that fits (#7828), else on the host (zero/stage_1_and_2.py)", count, size)
-	e.explain(ledger.MasterWeights,
-		"%s parameters / %d ranks = %s x %d B (zero/stage_1_and_2.py, single_partition_of_fp32_groups)", count, d,
-		partition, e.master.Size())
-	e.explain(ledger.OptimizerStates, "%s: %s x %d B, made in the first step (before 0.13.2 when the engine is made)",
-		e.Optimizer.Name, partition, e.moments(e.flat)/max(1, elementsOf(e.flat)))
-	e.explain(ledger.Bit16Staging,
-		"%s x %d B: parameters are cast on the host before they go to the GPU "+
-			"(param_buffer_of_bit16_for_cpu_offload_groups, DeepSpeed #7309)", partition, size)
-	e.explain(ledger.StagingBuffers,
-		"the largest parameter, %s x %d B, for gradients that are added up on the host "+
-			"(temp_grad_buffer_for_gpu_offload and, never read, temp_grad_buffer_for_cpu_offload)",
-		ledger.Count(largestOf(e.trained)), size)
-	e.explain(ledger.AccumulatedGradients,
-		"parameters of which the rank has a part, whole: %s x %d B, from the second micro batch on "+
-			"(accumulated_grads_in_cpu)", ledger.Count(e.own), size)
-	if e.offloads() {
-		e.explain(ledger.MasterGradients, "%s x %d B, on the host for good (initialize_optimizer_states)",
-			partition, e.master.Size())
-	} else {
-		e.explain(ledger.MasterGradients,
-			"%s x (%d B flattened, then %d B cast) for the step (zero/stage_1_and_2.py, step)", partition, size,
-			e.master.Size())
-	}
-	buckets := 1
-	if e.recipe.OverlapReduction {
-		buckets = 2
-	}
-	e.explain(ledger.CommunicationBuckets,
-		"%d x reduce_bucket_size %s x %d B, during the backward pass (setup_buckets)", buckets,
-		ledger.Count(e.recipe.Sizes.ReduceBucket), size)
-	e.explain(ledger.BucketCopies,
-		"what is in a bucket, up to %s x %d B, put together by rank for the all-reduce (allreduce_bucket)",
-		ledger.Count(e.recipe.Sizes.ReduceBucket), size)
-	e.explain(ledger.ReductionTemporaries,
-		"of the largest gradient: the norm in double (8 B an element), the search for what is not finite (11 B), a "+
-			"cast to %v (zero/stage_1_and_2.py)", e.master)
-	if e.isZeRO2() {
-		e.explain(ledger.Gradients,
-			"whole gradients until they are in a bucket, then those of parameters that touch the partition, %s x %d "+
-				"B (grads_in_partition)", ledger.Count(e.own), size)
-	} else {
-		e.explain(ledger.Gradients, "ZeRO-1 keeps all gradients until the last backward pass of a step: %s x %d B",
-			count, size)
 	}
 }

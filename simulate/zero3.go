@@ -1,6 +1,8 @@
 package simulate
 
 import (
+	"fmt"
+
 	"plimsoll/autograd"
 	"plimsoll/dtype"
 	"plimsoll/ledger"
@@ -72,11 +74,11 @@ func (e *deepSpeed) parametersOn() string { return e.recipe.OffloadParameters.De
 // load makes the model: sharded at once (zero.Init), or unsharded on every rank.
 func (e *zero3) load() {
 	if !e.ZeROInit {
-		e.deepSpeed.load()
+		e.loadFull(e.whyParameters)
 		return
 	}
 	for _, p := range e.parameters {
-		e.loaded[p.Index] = e.gpu.hold(p.Bytes(), ledger.GatheredParameters)
+		e.loaded[p.Index] = e.gpu.hold(p.Bytes(), ledger.GatheredParameters, e.coordinator.whyGathered)
 		e.shard(p)
 	}
 }
@@ -85,11 +87,18 @@ func (e *zero3) load() {
 func (e *zero3) shard(p *autograd.Parameter) {
 	switch e.parametersOn() {
 	case "none":
-		e.shards[p.Index] = tensor{hold: e.gpu.hold(e.shardBytes(p), ledger.Parameters)}
+		e.shards[p.Index] = tensor{hold: e.gpu.hold(e.shardBytes(p), ledger.Parameters, e.whyParameters)}
 	case "cpu":
-		e.shards[p.Index] = e.holdOnHost(e.shardBytes(p), ledger.Parameters, e.pinsOffload(e.recipe.OffloadParameters))
+		e.shards[p.Index] = e.holdOnHost(e.shardBytes(p), ledger.Parameters, e.whyParameters,
+			e.pinsOffload(e.recipe.OffloadParameters))
 	}
 	e.unload([]*autograd.Parameter{p})
+}
+
+func (e *zero3) whyParameters() string {
+	return fmt.Sprintf("a part of each of %d ranks: %s parameters x %d B, pinned in one block a group on the "+
+		"host with offload_param (zero/stage3.py)", e.Parallel.Shard, ledger.Count(elementsOf(e.parameters)),
+		e.ParameterType.Size())
 }
 
 func (e *zero3) initialize() {
@@ -99,7 +108,8 @@ func (e *zero3) initialize() {
 	if e.parametersOn() == "nvme" {
 		// All shards of a module go through pinned buffers to and from NVMe.
 		o := e.recipe.OffloadParameters
-		e.pinnedMemory.allocate(o.Buffers*o.BufferElements*e.ParameterType.Size(), ledger.SwapBuffers)
+		e.pinnedMemory.allocate(o.Buffers*o.BufferElements*e.ParameterType.Size(), ledger.SwapBuffers,
+			e.whySwapBuffers)
 	}
 	for _, p := range e.parameters {
 		if e.loaded[p.Index].held() {
@@ -108,7 +118,7 @@ func (e *zero3) initialize() {
 	}
 	e.flattenShards()
 	for _, p := range e.trained { // gradient hooks need the full parameter
-		e.gpu.during(e.gathers()*ledger.Bytes(2*p.Elements*p.DType.Size()), ledger.GatheredParameters, func() {})
+		e.gpu.briefly(e.gathers()*2*p.Elements*p.DType.Size(), ledger.GatheredParameters, e.coordinator.whyGathered)
 	}
 	if e.recipe.OffloadOptimizer.Device == "nvme" {
 		e.swapBuffers()
@@ -116,19 +126,22 @@ func (e *zero3) initialize() {
 		e.masterWeights()
 		e.masterGradients()
 	}
-	allocate(e.gpu, e.recipe.Sizes.ReduceBucket*e.ParameterType.Size(), ledger.CommunicationBuckets)
+	allocate(e.gpu, e.recipe.Sizes.ReduceBucket*e.ParameterType.Size(), ledger.CommunicationBuckets,
+		because("reduce_bucket_size %s x %d B, for good (zero/stage3.py)", ledger.Count(e.recipe.Sizes.ReduceBucket),
+			e.ParameterType.Size()))
 	gradients := elementsOf(e.flat) * e.accumulation().Size()
+	why := because("%s x %d B, for good (zero/stage3.py, grad_partitions_flat_buffer)", e.shardCount(),
+		e.accumulation().Size())
 	if e.offloads() {
-		e.holdOnHost(gradients, ledger.AccumulatedGradients, e.pinsOptimizer())
+		e.holdOnHost(gradients, ledger.AccumulatedGradients, why, e.pinsOptimizer())
 	} else {
-		allocate(e.gpu, gradients, ledger.AccumulatedGradients)
+		allocate(e.gpu, gradients, ledger.AccumulatedGradients, why)
 	}
 	e.superOffload()
-	e.describe()
 }
 
 // gathers returns 0 on a single rank with the parameters on its GPU, else 1.
-func (e *deepSpeed) gathers() ledger.Bytes {
+func (e *deepSpeed) gathers() int64 {
 	if e.Parallel.Shard == 1 && e.parametersOn() == "none" {
 		return 0
 	}
@@ -150,9 +163,10 @@ func (e *deepSpeed) accumulation() dtype.Type {
 func (e *zero3) flattenShards() {
 	if e.parametersOn() == "none" {
 		bytes := elementsOf(e.flat) * e.ParameterType.Size()
-		e.host.during(ledger.Bytes(bytes), ledger.FlatteningCopies, func() {
+		why := because("parts of parameters are moved to the host and back as one tensor (zero/utils.py, defragment)")
+		e.host.during(bytes, ledger.FlatteningCopies, why, func() {
 			e.freeShards(e.trained)
-			allocate(e.gpu, bytes, ledger.Parameters)
+			allocate(e.gpu, bytes, ledger.Parameters, e.whyParameters)
 		})
 		return
 	}
@@ -167,7 +181,7 @@ func (e *zero3) flattenShards() {
 			held -= n
 		}
 		if n > 0 {
-			e.pinnedMemory.allocate(n*e.ParameterType.Size(), ledger.Parameters)
+			e.pinnedMemory.allocate(n*e.ParameterType.Size(), ledger.Parameters, e.whyParameters)
 		}
 		e.freeShards(group)
 	}
@@ -197,8 +211,8 @@ func (e *zero3) masterWeights() {
 		if e.master != e.ParameterType && device == e.host && e.parametersOn() == "none" {
 			moved = n * e.ParameterType.Size()
 		}
-		e.host.during(ledger.Bytes(moved), ledger.DtypeConversions, func() {
-			device.during(ledger.Bytes(cast), ledger.DtypeConversions, func() {
+		e.host.during(moved, ledger.DtypeConversions, whyConversion, func() {
+			device.during(cast, ledger.DtypeConversions, whyConversion, func() {
 				e.keepMaster(device, n*e.master.Size())
 			})
 		})
@@ -207,11 +221,14 @@ func (e *zero3) masterWeights() {
 
 // keepMaster holds the master weights of a sub-group.
 func (e *zero3) keepMaster(device *trace, bytes int64) {
+	why := because("%s parameters / %d ranks = %s x %d B (zero/stage3.py, _create_fp32_partitions)", e.trainedCount(),
+		e.Parallel.Shard, e.shardCount(), e.master.Size())
 	if device == e.gpu {
-		allocate(device, bytes, ledger.MasterWeights)
+		allocate(device, bytes, ledger.MasterWeights, why)
 		return
 	}
-	e.moves(tensor{hold: device.hold(bytes, e.hostMaster())}, bytes, ledger.SharedMasterWeights)
+	component, why := e.hostMaster(why)
+	e.moves(tensor{hold: device.hold(bytes, component, why)}, bytes, ledger.SharedMasterWeights)
 }
 
 func (e *zero3) deviceOf(g subGroup) *trace {
@@ -233,13 +250,13 @@ func (e *zero3) masterGradients() {
 	if e.offloads() {
 		device = e.host
 	}
-	device.during(ledger.Bytes(most*e.master.Size()), ledger.MasterGradients, func() {
+	device.during(most*e.master.Size(), ledger.MasterGradients, e.whyMasterGradients, func() {
 		for _, g := range e.subGroups {
 			switch bytes := g.flat.Elements * e.master.Size(); {
 			case e.offloads() && g.onGPU:
-				allocate(e.gpu, bytes, ledger.MasterGradients)
+				allocate(e.gpu, bytes, ledger.MasterGradients, e.whyMasterGradients)
 			case e.offloads():
-				e.moves(e.hostGradients(bytes), bytes, ledger.SharedMasterGradients)
+				e.moves(e.hostGradients(bytes, e.whyMasterGradients), bytes, ledger.SharedMasterGradients)
 			}
 			if !e.since(0, 13, 2) {
 				e.makeStates(g)
@@ -249,13 +266,19 @@ func (e *zero3) masterGradients() {
 	e.stepped = !e.since(0, 13, 2)
 }
 
+func (e *zero3) whyMasterGradients() string {
+	return fmt.Sprintf("in sub-groups of %s elements: %d B, for good where the host steps, flattened and cast for the "+
+		"step on the GPU (zero/stage3.py, initialize_optimizer_states)", ledger.Count(e.recipe.Sizes.SubGroup),
+		e.master.Size())
+}
+
 func (e *zero3) makeStates(g subGroup) {
 	switch {
 	case e.stepped || e.recipe.OffloadOptimizer.Device == "nvme":
 	case e.deviceOf(g) == e.host:
 		e.hostStates([]*autograd.Parameter{g.flat})
 	default:
-		e.deviceStates([]*autograd.Parameter{g.flat})
+		e.deviceStates([]*autograd.Parameter{g.flat}, e.whyShardStates)
 	}
 }
 
@@ -269,11 +292,18 @@ func (e *zero3) swapBuffers() {
 	}
 	for range e.recipe.OffloadOptimizer.Buffers {
 		if e.since(0, 19, 4) {
-			allocate(e.host, most*e.master.Size(), ledger.SwapBuffers)
+			allocate(e.host, most*e.master.Size(), ledger.SwapBuffers, e.whySwapBuffers)
 		} else {
-			e.pinnedMemory.allocate(most*e.master.Size(), ledger.SwapBuffers)
+			e.pinnedMemory.allocate(most*e.master.Size(), ledger.SwapBuffers, e.whySwapBuffers)
 		}
 	}
+}
+
+func (e *zero3) whySwapBuffers() string {
+	return fmt.Sprintf("offload_optimizer: buffer_count %d x the largest sub-group x %d B; offload_param: %d x %s x "+
+		"%d B in one block (swap_tensor)", e.recipe.OffloadOptimizer.Buffers, e.master.Size(),
+		e.recipe.OffloadParameters.Buffers, ledger.Count(e.recipe.OffloadParameters.BufferElements),
+		e.ParameterType.Size())
 }
 
 func (e *zero3) gradient(p *autograd.Parameter) {
@@ -287,6 +317,10 @@ func (e *zero3) gradient(p *autograd.Parameter) {
 	e.elements += p.Elements
 }
 
+func (e *zero3) whyGradients() string {
+	return "full gradients until they are in the bucket; one that is larger stays until it is reduced"
+}
+
 // reduce reduces the bucket. It first concatenates the shards of all ranks; the
 // rank's own shard of the result remains (reduce_scatter_coalesced).
 func (e *zero3) reduce() {
@@ -294,7 +328,9 @@ func (e *zero3) reduce() {
 	for _, p := range e.bucket {
 		padded += e.shardOf(p.Elements) * e.Parallel.Shard
 	}
-	e.gpu.during(ledger.Bytes(padded*e.ParameterType.Size()), ledger.BucketCopies, func() {
+	why := because("what is in the bucket, put together by rank for the reduce-scatter " +
+		"(comm/coalesced_collectives.py)")
+	e.gpu.during(padded*e.ParameterType.Size(), ledger.BucketCopies, why, func() {
 		for _, p := range e.bucket {
 			e.keep(p)
 			p.DropGradient()
@@ -310,14 +346,19 @@ func (e *zero3) keep(p *autograd.Parameter) {
 		return
 	}
 	n := e.shardOf(p.Elements)
-	e.gpu.during(ledger.Bytes(n*e.accumulation().Size()), ledger.ReductionTemporaries, func() {
+	e.gpu.during(n*e.accumulation().Size(), ledger.ReductionTemporaries, e.whyReduction, func() {
 		if e.micro == e.micros-1 {
-			e.gpu.during(ledger.Bytes(8*min(n, normChunk)), ledger.ReductionTemporaries, func() {})
+			e.gpu.briefly(8*min(n, normChunk), ledger.ReductionTemporaries, e.whyReduction)
 			if e.accumulation() != e.master {
-				e.gpu.during(ledger.Bytes(n*e.master.Size()), ledger.ReductionTemporaries, func() {})
+				e.gpu.briefly(n*e.master.Size(), ledger.ReductionTemporaries, e.whyReduction)
 			}
 		}
 	})
+}
+
+func (e *zero3) whyReduction() string {
+	return fmt.Sprintf("of a rank's part of a gradient: on the GPU to be added up, the norm in double of up to "+
+		"250,000,000 elements, a cast to %v (zero/stage3.py, partition_grads)", e.master)
 }
 
 // normChunk is the number of elements that the norm is computed of at a time
@@ -334,9 +375,9 @@ func (e *zero3) step() {
 	largest := e.shardOf(largestOf(e.trained))
 	if !e.offloads() {
 		if e.ParameterType == dtype.F16 {
-			e.overflow(largest)
+			e.overflow(largest, e.whyReduction)
 		}
-		e.gpu.during(ledger.Bytes(8*largest), ledger.ReductionTemporaries, func() {})
+		e.gpu.briefly(8*largest, ledger.ReductionTemporaries, e.whyReduction)
 	}
 	for _, g := range e.subGroups {
 		e.stepSubGroup(g)
@@ -355,17 +396,17 @@ func (e *zero3) stepSubGroup(g subGroup) {
 	if e.offloads() {
 		e.makeStates(g)
 		if e.deviceOf(g) == e.host && e.parametersOn() == "none" && e.master != e.ParameterType {
-			e.host.during(ledger.Bytes(n*e.ParameterType.Size()), ledger.DtypeConversions, func() {})
+			e.host.briefly(n*e.ParameterType.Size(), ledger.DtypeConversions, whyConversion)
 		}
 		if g.onGPU {
 			e.copies(e.gpu, []*autograd.Parameter{g.flat})
 		}
 		return
 	}
-	gradient := e.gpu.hold(n*e.accumulation().Size(), ledger.MasterGradients)
+	gradient := e.gpu.hold(n*e.accumulation().Size(), ledger.MasterGradients, e.whyMasterGradients)
 	if e.accumulation() != e.master {
 		flattened := gradient
-		gradient = e.gpu.hold(n*e.master.Size(), ledger.MasterGradients)
+		gradient = e.gpu.hold(n*e.master.Size(), ledger.MasterGradients, e.whyMasterGradients)
 		flattened.free()
 	}
 	e.makeStates(g)
@@ -380,9 +421,11 @@ func (e *zero3) save() {
 		return
 	}
 	for _, p := range e.parameters {
-		e.gpu.during(e.gathers()*ledger.Bytes(2*p.Bytes()), ledger.GatheredParameters, func() {})
+		e.gpu.briefly(e.gathers()*2*p.Bytes(), ledger.GatheredParameters, e.coordinator.whyGathered)
 	}
-	e.host.during(ledger.Bytes(e.storedBytes()/int64(max(1, e.RanksPerNode))), ledger.FullStateDict, func() {})
+	e.host.briefly(e.storedBytes()/int64(max(1, e.RanksPerNode)), ledger.FullStateDict, because("the full model on "+
+		"the host of rank 0: %s parameters x %d B, here a part of each rank of its node",
+		ledger.Count(elementsOf(e.parameters)), e.ParameterType.Size()))
 }
 
 func (e *zero3) BeforeForward(module string)  { e.coordinator.use(module) }

@@ -89,11 +89,8 @@ func allow(h **host.Host, request *binding.Request, lists []string) (notes []str
 				"online, or not in the cpuset", dropped, list))
 		}
 		if mask = mask.Intersection(possible); mask.IsEmpty() {
-			return nil, &fault.Input{
-				What: fmt.Sprintf("--allowed %q has no CPU that is online and in the cpuset; those are %s", list,
-					possible),
-				Hint: "give CPUs of this machine, or another machine with --fsroot",
-			}
+			return nil, fault.Inputf("--allowed %q has no CPU that is online and in the cpuset; those are %s", list,
+				possible).WithHint("give CPUs of this machine, or another machine with --fsroot")
 		}
 		masks = append(masks, mask)
 	}

@@ -159,15 +159,13 @@ func (f conversion) apply() (checkpoint.Conversion, error) {
 	to := checkpoint.Conversion{Ranks: f.ranks}
 	for _, flag := range f.choices() {
 		if *flag.value != "" && !slices.Contains(flag.values, *flag.value) {
-			return to, &fault.Input{What: fmt.Sprintf("--%s is %q", flag.name, *flag.value),
-				Hint: "use " + strings.Join(flag.values, ", ")}
+			return to, fault.Inputf("--%s is %q", flag.name, *flag.value).
+				WithHint("use " + strings.Join(flag.values, ", "))
 		}
 	}
 	if f.to != "" && (f.from != "" || f.state != "" || f.moments != "" || f.ranks != 0) {
-		return to, &fault.Input{
-			What: "--to torch writes everything in fp32 to one file, and no other flag goes with it",
-			Hint: "leave the other flags out",
-		}
+		return to, fault.Inputf("--to torch writes everything in fp32 to one file, and no other flag goes with it").
+			WithHint("leave the other flags out")
 	}
 	if state, err := kernel.ParseState(f.state); err == nil {
 		to.State = &state
@@ -220,7 +218,7 @@ func paths(names ...string) cobra.PositionalArgs {
 		if len(arguments) == len(names) {
 			return nil
 		}
-		return &fault.Input{What: fmt.Sprintf("%s takes %s, and %d arguments are given", c.CommandPath(),
-			strings.Join(names, " "), len(arguments)), Hint: "see " + c.CommandPath() + " --help"}
+		return fault.Inputf("%s takes %s, and %d arguments are given", c.CommandPath(), strings.Join(names, " "),
+			len(arguments)).WithHint("see " + c.CommandPath() + " --help")
 	}
 }

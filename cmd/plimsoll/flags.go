@@ -134,8 +134,8 @@ type smt bool
 
 func (s *smt) Set(text string) error {
 	if !slices.Contains(smtValues, text) {
-		return &fault.Input{What: fmt.Sprintf("%q is neither on nor off", text),
-			Hint: "give on, or off for one hardware thread of each core"}
+		return fault.Inputf("%q is neither on nor off", text).
+			WithHint("give on, or off for one hardware thread of each core")
 	}
 	*s = text == "off"
 	return nil

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"fmt"
 	"strconv"
 
 	"github.com/spf13/cobra"
@@ -33,7 +32,7 @@ func (f *formatFlag) Set(text string) error {
 		return err
 	}
 	if *f != "" && *f != formatFlag(format) {
-		return &fault.Input{What: fmt.Sprintf("%s was asked for before", *f), Hint: "ask for one format"}
+		return fault.Inputf("%s was asked for before", *f).WithHint("ask for one format")
 	}
 	*f = formatFlag(format)
 	return nil

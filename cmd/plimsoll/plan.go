@@ -171,8 +171,8 @@ func componentsOf(request job.Request) []string {
 
 func runPlan(c *cobra.Command, o planOptions) error {
 	if o.format == report.JSON && o.explain != "" {
-		return &fault.Input{What: "--json and --explain are both given: each is a report of its own",
-			Hint: "leave one of them out"}
+		return fault.Inputf("--json and --explain are both given: each is a report of its own").
+			WithHint("leave one of them out")
 	}
 	o.request.Clip = given(c, "clip", &o.clip)
 	resolved, err := o.request.Resolve()

@@ -25,8 +25,8 @@ If it cannot restore a session, it sets the session aside and keeps its memory;
   plimsoll restore --discard 12`,
 		Args: func(_ *cobra.Command, names []string) error {
 			if len(names) == 0 {
-				return &fault.Input{What: "no session is named: expected the names of sessions that are set aside",
-					Hint: "plimsoll stat shows them"}
+				return fault.Inputf("no session is named: expected the names of sessions that are set aside").
+					WithHint("plimsoll stat shows them")
 			}
 			return nil
 		},
@@ -60,8 +60,8 @@ func dialService(socket string) (*client.Client, error) {
 		socket = os.Getenv(service.SocketVariable)
 	}
 	if socket == "" {
-		return nil, &fault.Input{What: "--socket is missing, and " + service.SocketVariable + " is not set",
-			Hint: "give the --socket of plimsoll serve"}
+		return nil, fault.Inputf("--socket is missing, and %s is not set", service.SocketVariable).
+			WithHint("give the --socket of plimsoll serve")
 	}
 	client, err := client.Dial(socket)
 	if err != nil {

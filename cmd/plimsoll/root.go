@@ -110,8 +110,8 @@ func noArguments(c *cobra.Command, arguments []string) error {
 	if len(arguments) == 0 {
 		return nil
 	}
-	e := &fault.Input{What: fmt.Sprintf("%s takes no argument %q", c.CommandPath(), arguments[0]),
-		Hint: "see " + c.CommandPath() + " --help"}
+	e := fault.Inputf("%s takes no argument %q", c.CommandPath(), arguments[0]).
+		WithHint("see " + c.CommandPath() + " --help")
 	var names []string
 	for _, sub := range c.Commands() {
 		names = append(names, sub.Name())

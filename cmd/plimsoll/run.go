@@ -110,8 +110,8 @@ func runJob(c *cobra.Command, o runOptions, command []string) error {
 		return document(nil).Page().Write(c.OutOrStdout(), o.format)
 	}
 	if o.format != "" {
-		return &fault.Input{What: "--json and --format are for --dry-run: what the ranks print is theirs",
-			Hint: "give --report FILE"}
+		return fault.Inputf("--json and --format are for --dry-run: what the ranks print is theirs").
+			WithHint("give --report FILE")
 	}
 	if short := h.Shortage(threadsOfRun+len(bound.Ranks), 0); short != "" {
 		logTo(c)("the job does not fit: %s; nothing was started", short)
@@ -131,11 +131,11 @@ func runJob(c *cobra.Command, o runOptions, command []string) error {
 func (o runOptions) checkNumbers(c *cobra.Command) error {
 	switch {
 	case c.Flags().Changed("nproc") && o.request.Ranks < 1:
-		return &fault.Input{What: fmt.Sprintf("--nproc is %d: expected 1 or more", o.request.Ranks)}
+		return fault.Inputf("--nproc is %d: expected 1 or more", o.request.Ranks)
 	case o.job.Restarts < 0:
-		return &fault.Input{What: fmt.Sprintf("--restarts is %d: expected 0 or more", o.job.Restarts)}
+		return fault.Inputf("--restarts is %d: expected 0 or more", o.job.Restarts)
 	case o.job.Grace < 0:
-		return &fault.Input{What: fmt.Sprintf("--grace is %v: expected 0s or more", o.job.Grace)}
+		return fault.Inputf("--grace is %v: expected 0s or more", o.job.Grace)
 	}
 	return nil
 }

@@ -70,8 +70,8 @@ func runServe(c *cobra.Command, o serveOptions) error {
 		return serve(ctx, c, given, o.metrics, o.reserve)
 	}
 	if o.socket == "" {
-		return &fault.Input{What: "--socket is missing: expected the path of the socket to listen at",
-			Hint: "give --socket ~/.plimsoll/socket"}
+		return fault.Inputf("--socket is missing: expected the path of the socket to listen at").
+			WithHint("give --socket ~/.plimsoll/socket")
 	}
 	if o.untilStdinCloses {
 		var cancel context.CancelFunc

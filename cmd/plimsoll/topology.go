@@ -51,7 +51,7 @@ proc and sys of another machine.`,
 
 func runTopology(c *cobra.Command, o topologyOptions) error {
 	if o.record != "" && o.format != "" {
-		return &fault.Input{What: "--record and --json or --format are both given", Hint: "give one of the two"}
+		return fault.Inputf("--record and --json or --format are both given").WithHint("give one of the two")
 	}
 	if o.record != "" {
 		return recordTopology(c, o.fsroot, o.record)

@@ -225,10 +225,10 @@ def in_copies(rank, directory, kind):
         optimizer.step()
         optimizer.zero_grad()
     if kind == "alone":
-        with pytest.raises(RuntimeError, match="does not hear of the others: save needs these"):
+        with pytest.raises(RuntimeError, match="does not communicate with the others: give the optimizer the ranks"):
             optimizer.save(directory)
         optimizer.close()
-        with pytest.raises(PlimsollError, match="found its state at step 2, and does not hear whether that of the others is: "):
+        with pytest.raises(PlimsollError, match="found its state at step 2, but cannot ask the other ranks for theirs: "):
             optimizer.open()
         optimizer.load(f"{directory}/checkpoint")
     else:
@@ -777,7 +777,7 @@ def saving(rank, directory, sharding, steps, resume):
     if not resume:
         optimizer.save(directory, {"epoch": 3})
         assert optimizer.saved() == steps
-    with pytest.raises(RuntimeError, match="no rank has the whole state"):
+    with pytest.raises(RuntimeError, match="no rank has the full state"):
         optimizer.state_dict()
     return weights(model), first, training
 
@@ -842,7 +842,7 @@ def apart(rank):
         p.grad = torch.ones_like(p)
     with pytest.raises(PlimsollError, match="at different steps: .* load the last checkpoint"):
         optimizer.step()
-    with pytest.raises(PlimsollError, match="as prepared: step 0 is"):  # nobody takes these gradients for others
+    with pytest.raises(PlimsollError, match="as prepared: the prepared step is 0"):  # nobody takes these gradients for others
         session.begun(session.begin(1.0, None, wait=True))
 
 
@@ -886,7 +886,7 @@ def saving_again(rank, directory):
         match="" if rank else "^saving to .* failed on 1 of 2 ranks: rank 1: NotADir",
     ):
         optimizer.save(failing)
-    with pytest.raises(RuntimeError, match="nothing is being saved"):
+    with pytest.raises(RuntimeError, match="no save is in progress"):
         optimizer.saved()
     saved = optimizer._shards[0].session.saved
 
@@ -1453,7 +1453,7 @@ def broken_off(rank):
 
 def test_parameters_that_have_not_come(service):
     (first, *same), (second, *other) = run(broken_off, service=service)
-    assert second.startswith("the model has parameters of two steps: those of the last step have not come as a whole")
+    assert second.startswith("the model has parameters of two steps: some of the last step have not arrived")
     assert first == f"step 2 failed on 1 of 2 ranks: rank 1: PlimsollError: {second}" and same == other
 
 

@@ -783,7 +783,7 @@ def test_a_state_of_which_a_part_could_not_be_loaded_is_not_used(tmp_path):
     with torch.no_grad():
         model[1].weight.add_(1)
     for use in optimizer.state_dict, step, lambda: optimizer.save(tmp_path / "other"):
-        with pytest.raises(PlimsollError, match="was loaded, and that of others was not: load again"):
+        with pytest.raises(PlimsollError, match="was loaded, but the others' was not: load again"):
             use()
     file.write_bytes(whole)
     optimizer.load(tmp_path)

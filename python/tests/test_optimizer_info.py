@@ -128,7 +128,8 @@ def both(case, groups=lambda problem: problem.parameters, **arguments):
 
 @pytest.mark.parametrize("name", INFOS)
 def test_signatures_are_torchs(name):
-    own = inspect.signature(plimsoll.torch.optimizer.Optimizer.__init__).parameters
+    made_of = plimsoll.torch.optimizer.Optimizer.__init__, plimsoll.torch.settings.Settings.checked
+    own = {n: p for function in made_of for n, p in inspect.signature(function).parameters.items()}
     ours = list(inspect.signature(getattr(plimsoll.torch, name)).parameters.values())
     theirs = list(inspect.signature(getattr(torch.optim, name)).parameters.values())
     shape = [[(p.name, p.kind, p.default) for p in some] for some in (ours, theirs)]

@@ -111,9 +111,9 @@ def test_a_save_that_was_broken_off(saved):
     [step] = os.listdir(newest)
     os.rename(newest / step, newest / "unfinished")
     _, _, trainer = begin(saved, CheckpointCallback(), steps=10)
-    with pytest.raises(PlimsollError, match="training cannot go on from .*checkpoint-8.* one that has: .*checkpoint-6") as failure:
+    with pytest.raises(PlimsollError, match="training cannot go on from .*checkpoint-8.* a complete state: .*checkpoint-6") as failure:
         trainer.train(resume_from_checkpoint=True)
-    assert "checkpoint-8," not in str(failure.value).split("one that has: ")[1]
+    assert "checkpoint-8," not in str(failure.value).split("a complete state: ")[1]
 
 
 def test_without_the_callback_no_step_is_made(saved):

@@ -322,5 +322,5 @@ func (r *Reader) Note(path, what string) {
 
 // Fault returns a fault of the key at a path.
 func (r *Reader) Fault(path, what, hint string) error {
-	return &fault.Input{Where: r.Place(path), What: r.look(path).path + " " + what, Hint: hint}
+	return r.Place(path).Inputf("%s %s", r.look(path).path, what).WithHint(hint)
 }

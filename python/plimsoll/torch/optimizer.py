@@ -57,9 +57,9 @@ class Optimizer(torch.optim.Optimizer):
         params: Any,
         defaults: Dict[str, Any],
         *,
-        max_grad_norm: Optional[float],
-        model: Optional[torch.nn.Module],
-        named_parameters: Optional[Iterable[Tuple[str, torch.Tensor]]],
+        max_grad_norm: Optional[float] = None,
+        model: Optional[torch.nn.Module] = None,
+        named_parameters: Optional[Iterable[Tuple[str, torch.Tensor]]] = None,
         **settings: Any,
     ):
         defaults = self._algorithm.checked(defaults, type(self).__name__)

@@ -19,9 +19,23 @@ class Settings(NamedTuple):
     socket: Optional[str]
 
     @classmethod
-    def checked(cls, moment_formats: Sequence[str], **given: Any) -> "Settings":
+    def checked(
+        cls,
+        moment_formats: Sequence[str],
+        *,
+        state: str = "split",
+        moments: str = "fp32",
+        sharding: Optional[str] = None,
+        process_group: Any = None,
+        missing_gradients: str = "refuse",
+        gradients: str = "backward",
+        name: Optional[str] = None,
+        job: Optional[str] = None,
+        socket: Optional[str] = None,
+    ) -> "Settings":
         """Those that were given, and what the environment says where they were not."""
-        settings = cls(**given)
+        job, socket = job or environment.job(), socket or environment.socket()
+        settings = cls(state, moments, sharding, process_group, missing_gradients, gradients, name, job, socket)
         _choose("state", settings.state, ("split", "fp32"))
         _choose("moments", settings.moments, moment_formats)
         _choose("sharding", settings.sharding, (None, "zero1", "zero2"))
@@ -34,9 +48,6 @@ class Settings(NamedTuple):
             )
         if settings.name is not None and not re.fullmatch("[a-zA-Z0-9_-][a-zA-Z0-9._-]{0,31}", settings.name):
             raise ValueError(f"name is {settings.name!r}: expected 1 to 32 of a-z A-Z 0-9 . _ -, and no dot at the beginning")
-        settings = settings._replace(
-            job=settings.job or environment.job(), socket=settings.socket or environment.socket()
-        )
         if settings.socket is None:
             find_program()  # which the first step will start
         return settings
