@@ -159,7 +159,7 @@ def test_a_session_that_went_wrong_says_so_from_then_on(tmp_path):
     session = Session(service.path, DOCUMENT)
     with pytest.raises(ProtocolError, match="norm: an answer of 8 bytes"):
         session.norm_result(session.norm())
-    with pytest.raises(PlimsollError, match="closed, because of this: norm: an answer of 8 bytes"):
+    with pytest.raises(PlimsollError, match="closed after an error: norm: an answer of 8 bytes"):
         session.norm()
 
 

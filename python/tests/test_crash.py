@@ -295,7 +295,7 @@ def test_a_step_that_not_all_have_prepared(service):
     bf16 = optimizer._shards[0].session
     bf16.begun(bf16.begin(1.0, optimizer._numbers(), wait=True))
     optimizer.close()
-    with pytest.raises(RuntimeError, match="at different steps .3, 4., and the last was not prepared by all; .* checkpoint"):
+    with pytest.raises(RuntimeError, match="at different steps .3, 4., and not all prepared the last one; .* checkpoint"):
         plimsoll.torch.AdamW(Mixed().parameters(), socket=service.socket).open()
 
 
@@ -337,7 +337,7 @@ def test_a_state_of_which_a_part_was_replaced_is_not_gone_on_from(service, tmp_p
     optimizer.close()
     again = Mixed()
     optimizer = plimsoll.torch.AdamW(again.parameters(), socket=service.socket)
-    with pytest.warns(UserWarning, match="was being changed when its trainer died: it is a mixture") as warned:
+    with pytest.warns(UserWarning, match="was being changed when its trainer died: it is inconsistent") as warned:
         assert optimizer.resumed_step == 0
     assert len(warned) == 2  # the other part alone is none to go on from
     assert_same(again, Mixed(), 0, 0)

@@ -90,7 +90,7 @@ def test_with_the_best_model(tmp_path):
 def test_checkpoints_that_are_elsewhere(whole, tmp_path):
     elsewhere = str(whole[0] / "checkpoint-4")
     _, _, trainer = begin(tmp_path / "another", CheckpointCallback())
-    with pytest.raises(PlimsollError, match="training cannot go on from .*another/checkpoint-4, which has no whole state"):
+    with pytest.raises(PlimsollError, match="training cannot go on from .*another/checkpoint-4, which has no complete state"):
         trainer.train(resume_from_checkpoint=elsewhere)
     made, _, trainer = begin(tmp_path / "another", CheckpointCallback(resume_from_checkpoint=elsewhere))
     trainer.train(resume_from_checkpoint=elsewhere)
