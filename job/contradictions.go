@@ -31,7 +31,7 @@ func refuse(list ...contradiction) error {
 // contradictions refuses settings that do not go together. It runs when all
 // other settings are decided.
 func (r *resolver) contradictions() error {
-	return cmp.Or(r.kernels(), r.engines(), r.splits())
+	return cmp.Or(r.kernels(), r.engines(), r.parallelDegrees())
 }
 
 // kernels refuses settings that no kernel supports.
@@ -146,9 +146,9 @@ func (r *resolver) engines() error {
 	return refuse(list...)
 }
 
-// splits refuses degrees of parallelism that do not divide the model or the
+// parallelDegrees refuses degrees of parallelism that do not divide the model or the
 // ranks evenly.
-func (r *resolver) splits() error {
+func (r *resolver) parallelDegrees() error {
 	j := r.job
 	list := []contradiction{
 		{r.TensorParallel < 0, fmt.Sprintf("--tensor-parallel is %d, expected 1 or more", r.TensorParallel), ""},

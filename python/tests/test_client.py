@@ -200,7 +200,7 @@ def test_lost_state_is_noticed(tmp_path):
 def test_a_service_that_does_not_come_back(tmp_path):
     service = Scripted(tmp_path, [open_well, nothing])
     session = Session(service.path, DOCUMENT, patience=0.2)
-    with pytest.raises(PlimsollError, match="has ended .* none took its place within 0.2 s"):
+    with pytest.raises(PlimsollError, match="has ended .* no other was started within 0.2 s"):
         session.norm_result(session.norm())
 
 

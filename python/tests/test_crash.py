@@ -307,7 +307,7 @@ def test_a_state_that_was_being_changed_is_not_gone_on_from(service):
     session = optimizer._shards[0].session
     session.write(protocol.FIRST_MOMENT, 0, np.ones(100, np.float32))
     optimizer.close()
-    with pytest.warns(UserWarning, match="at step 3, and was being changed when its trainer died: .* given back"):
+    with pytest.warns(UserWarning, match="at step 3, and was being changed when its trainer died: .* is freed"):
         assert plimsoll.torch.AdamW(network().parameters(), socket=service.socket).resumed_step == 0
 
 
