@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 	"k8s.io/utils/cpuset"
 	"pgregory.net/rapid"
 
@@ -312,24 +313,31 @@ func TestBadRequests(t *testing.T) {
 	}
 }
 
-// TestLarge bounds the time of discovery and binding of 2,048 CPUs. It takes the best of some attempts, since other
-// programs run as well.
+// TestLarge limits the CPU time of discovery and binding of 2,048 CPUs. Wall time would depend on other programs. It
+// takes the best of some attempts.
 func TestLarge(t *testing.T) {
 	if testing.Short() {
 		t.Skip("measures time")
 	}
 	m := hosttest.Grid(32, 32, 2)
+	spent := func() time.Duration {
+		var u unix.Rusage
+		if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
+			t.Fatal(err)
+		}
+		return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+	}
 	best := time.Hour
 	for range 10 {
-		start := time.Now()
+		start := spent()
 		plan, err := binding.Split(m.Discover(t), binding.Request{Ranks: 16, TrainerCores: binding.DefaultTrainerShare})
-		best = min(best, time.Since(start))
+		best = min(best, spent()-start)
 		if err != nil || plan.Ranks[15].OptimizerCPUs.Size() != 32 {
 			t.Fatalf("plan %v, error %v", plan, err)
 		}
 	}
-	if best > 50*time.Millisecond {
-		t.Errorf("took %v", best)
+	if best > 100*time.Millisecond {
+		t.Errorf("takes %v of CPU time", best)
 	}
 }
 
