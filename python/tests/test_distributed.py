@@ -979,7 +979,7 @@ def loading(rank, directory):
     for p in model.parameters():
         p.grad = torch.ones_like(p)
     with pytest.raises(
-        PlimsollError, match="the fp32 state of a checkpoint was loaded, and that of others was not: load again"
+        PlimsollError, match="the fp32 state of a checkpoint was loaded, but the others' was not: load again"
     ):
         optimizer.step()
     with pytest.raises(PlimsollError, match="have loaded different steps from .*: 0, 1; load one"):

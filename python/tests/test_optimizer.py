@@ -310,7 +310,7 @@ def test_parameters_in_the_same_memory_are_refused():
         ((flat[4:], flat[:5]), "parameters second and first are in the same memory"),
         ((flat[::2], flat[8:]), "parameters first and second are in the same memory"),
         ((flat, flat[:1].expand(3)), "parameters first and second are in the same memory"),
-        ((torch.zeros(3), flat[:1].expand(3)), "parameter second has several elements in one place"),
+        ((torch.zeros(3), flat[:1].expand(3)), "parameter second has several elements at one address"),
     ):
         named = [(name, torch.nn.Parameter(tensor)) for name, tensor in zip(("first", "second"), parameters)]
         optimizer = plimsoll.torch.AdamW([p for _, p in named], named_parameters=named)
@@ -652,7 +652,7 @@ def test_a_state_that_does_not_fit_changes_nothing():
         (lambda entry: entry.update(master_weights=torch.zeros(99)), r"master_weights of .* has the shape \(99,\)"),
         (
             lambda entry: entry.pop("exp_avg_sq"),
-            "has step, exp_avg, master_weights, and no exp_avg_sq: it is of another optimizer",
+            "has step, exp_avg, master_weights, but no exp_avg_sq: it is of another optimizer",
         ),
     ):
         state = copy.deepcopy(optimizer.state_dict())
@@ -665,7 +665,7 @@ def test_a_state_that_does_not_fit_changes_nothing():
         assert bits(model, optimizer) == before and optimizer.state_dict()["param_groups"] == groups
     other = torch.optim.SGD(model.parameters(), momentum=0.9)
     train(model, other, 1)
-    with pytest.raises(ValueError, match="has momentum_buffer, and no exp_avg or exp_avg_sq or step"):
+    with pytest.raises(ValueError, match="has momentum_buffer, but no exp_avg or exp_avg_sq or step"):
         optimizer.load_state_dict(other.state_dict())
 
 
