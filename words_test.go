@@ -30,9 +30,6 @@ var unclear = []struct {
 	{regexp.MustCompile(`(?i)\bthere is no choice\b|\bin the way\b`), `what was reached, or is not needed`},
 }
 
-// excused are files whose messages may have such words.
-var excused = map[string]string{"model/config.go": "its messages say \"was expected\" throughout"}
-
 // TestMessagesAreClear reads all strings of the program that have several words. Their
 // sentences are short, and they have no words that stop a reader.
 func TestMessagesAreClear(t *testing.T) {
@@ -67,7 +64,7 @@ func TestMessagesAreClear(t *testing.T) {
 				}
 			}
 			for _, u := range unclear {
-				if words := u.words.FindString(text); words != "" && excused[file] == "" {
+				if words := u.words.FindString(text); words != "" {
 					t.Errorf("%v: %q is unclear: write %s", set.Position(n.Pos()), words, u.instead)
 				}
 			}

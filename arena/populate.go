@@ -37,22 +37,22 @@ func Joins() bool {
 // the calling thread. The range must hold nothing but zeros, as it does afterwards.
 // Other threads may populate other ranges at the same time.
 func (a *Arena) Populate(first, end ledger.Bytes) {
-	stretch := a.whole[first:min(end, a.Mapped())]
+	memory := a.whole[first:min(end, a.Mapped())]
 	if a.pages == TransparentHugePages {
-		a.join(stretch)
+		a.join(memory)
 	}
-	touch(stretch, BasePages.Size())
+	touch(memory, BasePages.Size())
 }
 
 // join has the kernel collapse a range into huge pages. It first touches one byte of
 // each: so nothing need be moved, and the pages come from the right node. Linux does
 // so from 6.1 on, even if shared memory gets no huge pages by itself. The rest of the
 // range gets ordinary pages.
-func (a *Arena) join(stretch []byte) {
-	for len(stretch) >= int(HugetlbSize) && !a.gaveUp.Load() {
-		part := stretch[:min(len(stretch), int(joined))]
+func (a *Arena) join(memory []byte) {
+	for len(memory) >= int(HugetlbSize) && !a.gaveUp.Load() {
+		part := memory[:min(len(memory), int(joined))]
 		part = part[:len(part)/int(HugetlbSize)*int(HugetlbSize)]
-		stretch = stretch[len(part):]
+		memory = memory[len(part):]
 		touch(part, HugetlbSize)
 		begin := time.Now()
 		err := unix.Madvise(part, unix.MADV_COLLAPSE)
@@ -65,8 +65,8 @@ func (a *Arena) join(stretch []byte) {
 	}
 }
 
-func touch(stretch []byte, every ledger.Bytes) {
-	for i := 0; i < len(stretch); i += int(every) {
-		stretch[i] = 0
+func touch(memory []byte, every ledger.Bytes) {
+	for i := 0; i < len(memory); i += int(every) {
+		memory[i] = 0
 	}
 }

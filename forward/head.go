@@ -100,8 +100,9 @@ func (p *pass) mean(x *autograd.Tensor) *autograd.Tensor {
 }
 
 func (p *pass) whyLogits() string {
-	return fmt.Sprintf("%s tokens x %s words: logits, their fp32 copy, and the logarithms that the loss saves "+
-		"(transformers/loss/loss_utils.py)", ledger.Count(p.Batch*p.Sequence), ledger.Count(p.network.Head.Outputs))
+	return fmt.Sprintf("%s tokens x %s vocabulary entries: logits, their fp32 copy, and the logarithms that the "+
+		"loss saves (transformers/loss/loss_utils.py)",
+		ledger.Count(p.Batch*p.Sequence), ledger.Count(p.network.Head.Outputs))
 }
 
 func (p *pass) classify(h *model.Head, x *autograd.Tensor) Result {

@@ -30,7 +30,7 @@ func (r *resolver) adapter() (err error) {
 	j.AdapterType = dtype.F32
 	switch {
 	case r.AdapterPrecision == "":
-		r.assume("adapters in fp32, as PEFT has them: --adapter-precision was not given")
+		r.assume("adapters in fp32, PEFT's default: --adapter-precision was not given")
 	case slices.Contains(AdapterPrecisions, r.AdapterPrecision):
 		j.AdapterType, _ = dtype.Parse(r.AdapterPrecision)
 	default:
@@ -51,10 +51,11 @@ func (r *resolver) adapter() (err error) {
 // noAdapter refuses what cannot be without an adapter.
 func (r *resolver) noAdapter() error {
 	if r.AdapterPrecision != "" {
-		return fault.Inputf("--adapter-precision is given without --adapter").WithHint("add --adapter, or leave it out")
+		return fault.Inputf("--adapter-precision is given without --adapter").
+			WithHint("add --adapter, or leave --adapter-precision out")
 	}
 	if r.job.Quantization != nil && r.job.Quantization.Bits > 0 {
-		return fault.Inputf("a model quantized to %d bits cannot be trained by itself: transformers refuses it",
+		return fault.Inputf("transformers refuses to train a model quantized to %d bits without an adapter",
 			r.job.Quantization.Bits).WithHint("add --adapter with the adapter_config.json of PEFT")
 	}
 	return nil
@@ -67,7 +68,7 @@ func (r *resolver) unplannedAdapter() error {
 	case "LORA", "ADALORA", "IA3", "VERA", "LN_TUNING":
 	default:
 		return fault.File(j.Adapter.File).Inputf("%s is not planned: virtual tokens change the length of every "+
-			"sequence", j.Adapter.Type).WithHint("planned are LORA, ADALORA, IA3, VERA and LN_TUNING")
+			"sequence", j.Adapter.Type).WithHint("plimsoll plans LORA, ADALORA, IA3, VERA and LN_TUNING")
 	}
 	for _, unplanned := range []struct {
 		key string
@@ -79,14 +80,15 @@ func (r *resolver) unplannedAdapter() error {
 		{"ensure_weight_tying", j.tiesAdapted()},
 	} {
 		if unplanned.is {
-			return fault.File(j.Adapter.File).Inputf("%s changes what is held, and is not planned yet", unplanned.key).
-				WithHint("remove it, and expect the job to take more than the plan")
+			return fault.File(j.Adapter.File).Inputf("%s changes the memory of the job, and is not planned yet",
+				unplanned.key).
+				WithHint("remove it, and expect the job to take more memory than the plan says")
 		}
 	}
 	if embedding := j.adaptsEmbedding(); embedding != "" && j.Adapter.Type == "LORA" && j.Adapter.LoRABias {
 		return j.Adapter.Place().Inputf(
-			`target_modules adapts %s: PEFT says "lora_bias=True is not supported for Embedding"`, embedding).
-			WithHint("remove it, or lora_bias")
+			`target_modules matches %s: PEFT says "lora_bias=True is not supported for Embedding"`, embedding).
+			WithHint("remove that module from target_modules, or remove lora_bias")
 	}
 	return nil
 }
@@ -141,14 +143,14 @@ func (r *resolver) fusedTargets() error {
 	names := convertedTargets[r.job.Model.Type]
 	if a.Type != "LORA" || names == nil {
 		if !a.AllLinear() && a.Targets(x.Router) {
-			return a.Place().Inputf("target_modules adapts %s, which PEFT refuses: transformers 5 has routers that "+
+			return a.Place().Inputf("target_modules matches %s, which PEFT refuses: the routers of transformers 5 "+
 				"are no linear modules", x.Router).
-				WithHint("remove it, or give the version that the job runs with, such as --transformers 4.57")
+				WithHint("remove it, or give the job's version of transformers, such as --transformers 4.57")
 		}
 		return nil
 	}
 	if !a.NamesTargets() {
-		return a.Place().Inputf("target_modules is not given, and PEFT has no default for %s of transformers 5",
+		return a.Place().Inputf("target_modules is not given, but PEFT has no default for %s of transformers 5",
 			r.job.Model.Type).WithHint(`add "target_modules": ["q_proj", "v_proj"]`)
 	}
 	modules := append(network.Linears(), x.Router, x.GateUp, x.Down)
@@ -159,9 +161,9 @@ func (r *resolver) fusedTargets() error {
 		name := module[strings.LastIndexByte(module, '.')+1:]
 		if converts := slices.Contains(names, name) || name == "gate_up_proj"; converts &&
 			(a.Lists(name) || a.Targets(module)) {
-			return a.Place().Inputf("target_modules adapts %q: transformers 5 has the weights of all experts in one "+
-				"parameter, and PEFT makes target_parameters of it, which is not planned yet", name).
-				WithHint("name modules of the attention alone, or give the version that the job runs with, such as " +
+			return a.Place().Inputf("target_modules matches %q: transformers 5 keeps all experts of a layer in one "+
+				"parameter, which PEFT adapts through target_parameters; this is not planned yet", name).
+				WithHint("name only modules of the attention, or give the job's version of transformers, such as " +
 					"--transformers 4.57")
 		}
 	}

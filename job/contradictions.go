@@ -31,7 +31,7 @@ func refuse(list ...contradiction) error {
 // contradictions refuses settings that do not go together. It runs when all
 // other settings are decided.
 func (r *resolver) contradictions() error {
-	return cmp.Or(r.kernels(), r.engines(), r.splits())
+	return cmp.Or(r.kernels(), r.engines(), r.parallelDegrees())
 }
 
 // kernels refuses settings that no kernel supports.
@@ -41,7 +41,7 @@ func (r *resolver) kernels() error {
 	longest := positions(j.Model.Network, j.Model.Parameters)
 	return refuse(
 		contradiction{longest > 0 && j.Sequence > longest,
-			fmt.Sprintf("sequences are of %d tokens, and %s has learned positions for %d",
+			fmt.Sprintf("sequences have %d tokens, but %s has learned positions for only %d",
 				j.Sequence, j.Model.Name, longest),
 			fmt.Sprintf("give --seq-len %d or less", longest)},
 		contradiction{j.MicroBatch > maxTokens/j.Sequence,
@@ -49,20 +49,20 @@ func (r *resolver) kernels() error {
 				j.MicroBatch, j.Sequence, maxTokens),
 			"give a smaller --micro-batch"},
 		contradiction{j.Attention == forward.Flash && j.OnCPU,
-			"flash attention runs on GPUs, and the job is on the CPU", "use --attention sdpa"},
+			"flash attention runs on GPUs, but the job is on the CPU", "use --attention sdpa"},
 		contradiction{j.Attention == forward.Flash && j.GPU.Capability > 0 && j.GPU.Capability < 80,
-			fmt.Sprintf("FlashAttention only supports Ampere GPUs or newer, and %s is older", j.GPU.Name),
+			fmt.Sprintf("FlashAttention only supports Ampere GPUs or newer, but %s is older", j.GPU.Name),
 			"use --attention sdpa"},
 		contradiction{j.OnCPU && j.Optimizer.Managed,
-			fmt.Sprintf("the states of %s are paged from a GPU, and the job is on the CPU", r.optimizerText()),
+			fmt.Sprintf("%s pages its state from a GPU, but the job is on the CPU", r.optimizerText()),
 			"use --optimizer adamw"},
 		contradiction{j.OnCPU && j.Optimizer.Name == "adamw-apex",
-			"apex's FusedAdam is a kernel for GPUs, and the job is on the CPU", "use --optimizer adamw"},
+			"apex's FusedAdam is a kernel for GPUs, but the job is on the CPU", "use --optimizer adamw"},
 		contradiction{j.OnCPU && j.Allocator != "",
-			"--alloc-conf is for the allocator of GPUs, and the job is on the CPU", "leave it out"},
+			"--alloc-conf is for the allocator of GPUs, but the job is on the CPU", "leave it out"},
 		contradiction{j.AutocastType == dtype.F16 && halves,
-			fmt.Sprintf("fp16 under autocast scales the loss, and torch's GradScaler does so for weights in fp32 "+
-				"only (\"Attempting to unscale FP16 gradients\"): they are in %v", j.ParameterType),
+			fmt.Sprintf("fp16 under autocast needs weights in fp32 for torch's GradScaler (\"Attempting to unscale "+
+				"FP16 gradients\"), but they are in %v", j.ParameterType),
 			"use --precision amp-fp16, or leave fp16 out of the file"},
 	)
 }
@@ -97,7 +97,7 @@ func (r *resolver) engines() error {
 	}
 	lomo := j.Optimizer.Name == "lomo"
 	list = append(list, contradiction{lomo && j.Accumulation > 1,
-		fmt.Sprintf("LOMO steps in the backward pass, so gradients cannot be added up over %d micro batches",
+		fmt.Sprintf("LOMO steps in the backward pass, so it cannot accumulate gradients over %d micro batches",
 			j.Accumulation),
 		"give --grad-accum 1"})
 	if f := j.FSDP; f != nil {
@@ -105,12 +105,13 @@ func (r *resolver) engines() error {
 		q := j.Quantization
 		list = append(list,
 			contradiction{f.Version == 2 && !torch.AtLeast(2, 4, 0),
-				fmt.Sprintf("FSDP2 was published with torch 2.4, and this is %v", torch),
+				fmt.Sprintf("FSDP2 needs torch 2.4 or later, but the job has %v", torch),
 				"use --fsdp 1, or give a later --torch"},
-			contradiction{!torch.AtLeast(1, 11, 0), fmt.Sprintf("torch has FSDP from 1.11 on, and this is %v", torch),
+			contradiction{!torch.AtLeast(1, 11, 0),
+				fmt.Sprintf("FSDP needs torch 1.11 or later, but the job has %v", torch),
 				"give a later --torch"},
 			contradiction{f.Version == 1 && q != nil && q.Bits == 8,
-				"FSDP1 cannot flatten integer dtype tensors, and the weights are in int8",
+				"FSDP1 cannot flatten integer dtype tensors, but the weights are in int8",
 				"use 4 bits, or leave --fsdp out"},
 			contradiction{lomo, "LOMO steps in the backward pass, before FSDP has reduced the gradients",
 				"use another optimizer, or leave FSDP out"},
@@ -121,7 +122,7 @@ func (r *resolver) engines() error {
 			trained := mixedType(t.Precision)
 			precision := contradiction{trained != dtype.Invalid && d.Precision != dtype.Invalid &&
 				trained != d.Precision,
-				fmt.Sprintf("%s trains in %v, and %s in %v: transformers refuses DeepSpeed values \"that mismatch "+
+				fmt.Sprintf("%s trains in %v, but %s in %v: transformers refuses DeepSpeed values \"that mismatch "+
 					"TrainingArguments values\"", d.File, d.Precision, t.File, trained),
 				"change one of the two"}
 			if err := cmp.Or(refuse(precision), t.Mismatch(d)); err != nil {
@@ -131,13 +132,13 @@ func (r *resolver) engines() error {
 		fused := len(j.FusedExperts()) > 0
 		list = append(list,
 			contradiction{fused && d.ZenFlow != nil,
-				fmt.Sprintf("ZenFlow chooses columns of matrices, and transformers %v has the experts of a layer in "+
-					"tensors of three dimensions", j.Versions.Transformers),
-				"remove \"zenflow\", or give --transformers 4.57 if the job runs with that"},
+				fmt.Sprintf("ZenFlow chooses columns of matrices, but transformers %v keeps the experts of a layer "+
+					"in three-dimensional tensors", j.Versions.Transformers),
+				"remove \"zenflow\", or give --transformers 4.57 if the job uses that version"},
 			contradiction{fused && j.Parallel.Tensor > 1,
-				fmt.Sprintf("DeepSpeed's tensor parallelism divides linear modules, and transformers %v has the "+
+				fmt.Sprintf("DeepSpeed's tensor parallelism divides linear modules, but transformers %v keeps the "+
 					"experts of a layer in two tensors: this is not planned yet", j.Versions.Transformers),
-				"remove \"tensor_parallel\", or give --transformers 4.57 if the job runs with that"})
+				"remove \"tensor_parallel\", or give --transformers 4.57 if the job uses that version"})
 		list = append(list, contradiction{d.ZeROStage == 3 && j.Parallel.Tensor > 1,
 			"DeepSpeed's tensor parallelism does not go with ZeRO-3: \"the compatibility between 'autotp' and " +
 				"'zero_stage = 3' has not been validated\"", "use \"stage\": 2, or leave --tensor-parallel out"})
@@ -145,20 +146,21 @@ func (r *resolver) engines() error {
 	return refuse(list...)
 }
 
-// splits refuses degrees of parallelism that do not divide the model or the
+// parallelDegrees refuses degrees of parallelism that do not divide the model or the
 // ranks evenly.
-func (r *resolver) splits() error {
+func (r *resolver) parallelDegrees() error {
 	j := r.job
 	list := []contradiction{
 		{r.TensorParallel < 0, fmt.Sprintf("--tensor-parallel is %d, expected 1 or more", r.TensorParallel), ""},
 		{r.ContextParallel < 0, fmt.Sprintf("--context-parallel is %d, expected 1 or more", r.ContextParallel), ""},
 		{r.ExpertParallel < 0, fmt.Sprintf("--expert-parallel is %d, expected 1 or more", r.ExpertParallel), ""},
 		{j.Parallel.Expert > int64(j.World),
-			fmt.Sprintf("experts cannot be divided among %d ranks: there are %d", j.Parallel.Expert, j.World),
+			fmt.Sprintf("expert parallelism of %d needs as many ranks, but the job has %d", j.Parallel.Expert, j.World),
 			"give more --gpus, or a smaller --expert-parallel"},
 		{int64(j.World)%j.Parallel.Expert != 0,
-			fmt.Sprintf("%d ranks cannot be divided into groups of %d that share experts", j.World, j.Parallel.Expert),
-			"give a number of GPUs that is a multiple"},
+			fmt.Sprintf("%d ranks cannot be divided evenly into expert-parallel groups of %d",
+				j.World, j.Parallel.Expert),
+			fmt.Sprintf("give a number of GPUs that is a multiple of %d", j.Parallel.Expert)},
 	}
 	experts := 0
 	for _, b := range j.Model.Network.Blocks() {
@@ -169,7 +171,7 @@ func (r *resolver) splits() error {
 		for _, heads := range []struct {
 			count int64
 			of    string
-		}{{a.Heads, "heads"}, {a.KeyValueHeads, "heads of keys and values"}} {
+		}{{a.Heads, "heads"}, {a.KeyValueHeads, "key and value heads"}} {
 			list = append(list, contradiction{heads.count%j.Parallel.Tensor != 0,
 				fmt.Sprintf("%s has %d %s, which cannot be divided among %d ranks",
 					j.Model.Name, heads.count, heads.of, j.Parallel.Tensor),
@@ -178,7 +180,7 @@ func (r *resolver) splits() error {
 	}
 	list = append(list,
 		contradiction{experts == 0 && j.Parallel.Expert > 1,
-			fmt.Sprintf("--expert-parallel is %d, and %s has no experts", j.Parallel.Expert, j.Model.Name),
+			fmt.Sprintf("--expert-parallel is %d, but %s has no experts", j.Parallel.Expert, j.Model.Name),
 			"leave it out"},
 		contradiction{experts%int(j.Parallel.Expert) != 0,
 			fmt.Sprintf("%d experts cannot be divided among %d ranks", experts, j.Parallel.Expert),

@@ -46,7 +46,7 @@ func (o Overrides) deepSpeed(d *recipe.DeepSpeed) (*recipe.DeepSpeed, error) {
 	case len(values) == 0:
 		return d, nil
 	case d == nil:
-		return nil, fault.Inputf("another ZeRO stage or offloading is asked for, and the job has no DeepSpeed " +
+		return nil, fault.Inputf("the flags change ZeRO's stage or offloading, but the job has no DeepSpeed " +
 			"configuration").WithHint("add --deepspeed with a file")
 	}
 	return d.With(values)
@@ -101,12 +101,12 @@ func (r *resolver) engine() error {
 	if d := r.job.DeepSpeed; d != nil {
 		if len(d.Unplanned) > 0 {
 			return d.Unplanned[0].Where.Inputf("%s, which is not planned yet", d.Unplanned[0].What).
-				WithHint("remove it, and expect the job to take another amount of memory than the plan says")
+				WithHint("remove it, and expect the job's memory to differ from the plan")
 		}
 		r.note(d.Notes)
 	}
 	if r.job.DeepSpeed != nil && (r.job.FSDP != nil || r.Request.FSDP != "") {
-		return fault.Inputf("DeepSpeed and FSDP are both configured: a model is sharded by one of them").
+		return fault.Inputf("DeepSpeed and FSDP are both configured: only one of them can shard the model").
 			WithHint("leave one of them out")
 	}
 	return nil

@@ -52,12 +52,12 @@ func (in *Inputs) readModel() (err error) {
 		return cmp.Or(recipe.Misplaced(name), err)
 	}
 	if m := in.model; m.Network == nil {
-		refused := fault.File(m.Source).Inputf("the headers of weights do not say how the model computes, so its " +
-			"activations cannot be planned").WithHint("name the model's config.json")
+		refused := fault.File(m.Source).Inputf("safetensors headers do not describe the model's operations, so " +
+			"plimsoll cannot plan its activations").WithHint("name the model's config.json")
 		if m.Architecture != "" { // from the config.json beside the weights
-			refused.What = fmt.Sprintf("how %s computes is not known here, so its activations cannot be planned",
+			refused.What = fmt.Sprintf("plimsoll does not know the operations of %s, so it cannot plan its activations",
 				m.Architecture)
-			refused.Hint = "planned are " + strings.Join(model.Architectures(), ", ")
+			refused.Hint = "plimsoll plans " + strings.Join(model.Architectures(), ", ")
 		}
 		return refused
 	}

@@ -40,5 +40,5 @@ func (r *resolver) assumeLoading() {
 	if r.job.Loader() != LoadedByEveryRank || r.job.RanksPerNode == 1 {
 		return
 	}
-	r.assume("each of %d ranks of a node loads the whole model on the host before FSDP divides it", r.job.RanksPerNode)
+	r.assume("each of %d ranks of a node loads the full model on the host before FSDP shards it", r.job.RanksPerNode)
 }

@@ -61,11 +61,11 @@ func (r *resolver) optimizer() error {
 	}
 	known, ok := optimizerNames[name]
 	if !ok {
-		hint := "planned are " + strings.Join(Optimizers(), ", ")
+		hint := "plimsoll plans " + strings.Join(Optimizers(), ", ")
 		if near := fault.Nearest(name, Optimizers()); near != "" {
 			hint = fmt.Sprintf("did you mean %q? %s", near, hint)
 		}
-		return where.Inputf("the optimizer %q is not one that can be planned", name).WithHint(hint)
+		return where.Inputf("plimsoll cannot plan the optimizer %q", name).WithHint(hint)
 	}
 	o := known.optimizer()
 	if variant != "" {
@@ -110,7 +110,7 @@ var variantsOf = map[string][]Variant{
 // checkVariant refuses a variant that an optimizer does not have.
 func checkVariant(name string, wanted Variant) error {
 	known := []Variant{Foreach, Fused, Loop}
-	hint := "leave it out: " + name + " steps in one way"
+	hint := "leave it out: " + name + " has only one implementation"
 	if has := variantsOf[name]; len(has) > 0 {
 		hint = fmt.Sprintf("expected %v", joined(has))
 	}

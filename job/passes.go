@@ -31,7 +31,7 @@ func (r *resolver) attention() error {
 	}
 	j.Attention = forward.AttentionKind(name)
 	if j.Attention == forward.Flash && j.ParameterType == dtype.F32 && j.AutocastType == dtype.Invalid {
-		return fault.Inputf("flash attention computes in bf16 and fp16 only, and the precision is fp32").
+		return fault.Inputf("flash attention computes only in bf16 and fp16, but the precision is fp32").
 			WithHint("use --attention sdpa, or --precision bf16")
 	}
 	return nil
@@ -49,7 +49,7 @@ func (r *resolver) recompute() error {
 		if r.training.Checkpointing.Offload {
 			return fault.File(r.training.File).Inputf(
 				`gradient checkpointing with "offload" keeps the inputs of blocks on the host, which is not planned yet`).
-				WithHint("remove the key, and expect the job to take less of the GPU and more of the host than the " +
+				WithHint("remove the key, and expect the job to take less GPU memory and more host memory than the " +
 					"plan says")
 		}
 		j.RecomputeEvery, j.RecomputeFirst = r.training.Checkpointing.EveryN, true

@@ -33,7 +33,7 @@ func (r *resolver) precision() error {
 			mixed = named.autocast
 		}
 		if d := j.DeepSpeed; d != nil && d.Precision != dtype.Invalid && d.Precision != j.ParameterType {
-			return fault.File(d.File).Inputf("DeepSpeed trains in %v, and --precision is %s", d.Precision, r.Precision).
+			return fault.File(d.File).Inputf("DeepSpeed trains in %v, but --precision is %s", d.Precision, r.Precision).
 				WithHint("leave --precision out, or change the file")
 		}
 	case j.DeepSpeed != nil && j.DeepSpeed.Precision != dtype.Invalid:

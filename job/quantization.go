@@ -13,13 +13,13 @@ func (r *resolver) quantization() error {
 	}
 	r.note(q.Notes)
 	if q.Bits == 8 && q.FP16Weights {
-		return fault.File(q.File).Inputf("llm_int8_has_fp16_weight is true: 16-bit weights are kept beside those in " +
-			"8 bits, which is not planned yet").WithHint("set it to false, or plan without quantization")
+		return fault.File(q.File).Inputf("llm_int8_has_fp16_weight is true: bitsandbytes then keeps 16-bit weights " +
+			"beside the 8-bit ones, which is not planned yet").WithHint("set it to false, or plan without quantization")
 	}
 	r.job.Quantization = q
 	if q.Bits > 0 && len(r.job.FusedExperts()) > 0 {
-		r.assume("the weights of experts in %v: bitsandbytes quantizes linear modules, and transformers 5 has the "+
-			"experts of a layer in one parameter", r.job.ParameterType)
+		r.assume("expert weights stay in %v: bitsandbytes quantizes only linear modules, and transformers 5 keeps "+
+			"the experts of a layer in one parameter", r.job.ParameterType)
 	}
 	return nil
 }

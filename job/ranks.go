@@ -30,7 +30,7 @@ func (r *resolver) ranks() error {
 	j.OnCPU = r.CPU || r.training != nil && r.training.OnCPU || r.launch != nil && r.launch.OnCPU
 	if j.OnCPU && (r.GPUs > 0 && r.CPU || r.GPU != "" || r.GPUMemory > 0 || j.DeepSpeed != nil || j.FSDP != nil ||
 		r.Request.FSDP != "") {
-		return fault.Inputf("training on the CPU is planned without GPUs, DeepSpeed and FSDP").
+		return fault.Inputf("plimsoll plans training on the CPU only without GPUs, DeepSpeed and FSDP").
 			WithHint("leave --cpu out")
 	}
 	if j.RanksPerNode == 0 {
@@ -55,7 +55,7 @@ func (r *resolver) ranks() error {
 	} else {
 		j.GPU = gpu.Model{Name: "GPU"}
 		if r.GPUMemory == 0 && !j.OnCPU {
-			r.assume("nothing is known of the GPU's memory: there is no verdict on it without --gpu or --gpu-memory")
+			r.assume("the GPU's memory is unknown: for a verdict on it give --gpu or --gpu-memory")
 		}
 	}
 	if r.GPUMemory > 0 {

@@ -2,6 +2,7 @@ package job
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 	"strings"
 
@@ -22,14 +23,16 @@ func (r *resolver) parallel() error {
 	}
 	if l := r.launch; l != nil && l.Parallelism != nil {
 		if ranks := l.Parallelism.Ranks(); ranks != j.World {
-			return fault.File(l.File).Inputf("parallelism_config makes %d ranks, and the job has %d", ranks, j.World).
+			return fault.File(l.File).Inputf("parallelism_config makes %d ranks, but the job has %d", ranks, j.World).
 				WithHint("change --gpus, --nodes or one of the sizes")
 		}
 		j.Parallel.Tensor, j.Parallel.Context = int64(l.Parallelism.Tensor), int64(l.Parallelism.Context)
 	}
 	if j.World%int(j.Parallel.Tensor*j.Parallel.Context) != 0 {
-		return fault.Inputf("%d ranks cannot be divided among tensor parallelism of %d and context parallelism of %d",
-			j.World, j.Parallel.Tensor, j.Parallel.Context).WithHint("give a number of GPUs that is a multiple")
+		return fault.Inputf("the number of ranks is %d: expected a multiple of tensor parallelism %d x context "+
+			"parallelism %d", j.World, j.Parallel.Tensor, j.Parallel.Context).
+			WithHint(fmt.Sprintf("give a number of GPUs that is a multiple of %d",
+				j.Parallel.Tensor*j.Parallel.Context))
 	}
 	if j.Sequence%j.Parallel.Context != 0 {
 		return fault.Inputf("sequences of %d tokens cannot be divided among %d ranks", j.Sequence, j.Parallel.Context)
@@ -44,14 +47,15 @@ func (r *resolver) sharding() error {
 	case r.Request.FSDP == "":
 	case slices.Contains(FSDPVersions, r.Request.FSDP):
 		if j.FSDP != nil {
-			return fault.Inputf("--fsdp is given, and a file configures FSDP too").WithHint("leave --fsdp out")
+			return fault.Inputf("--fsdp is given, but a file configures FSDP already").WithHint("leave --fsdp out")
 		}
 		j.FSDP = &recipe.FSDP{Version: int(r.Request.FSDP[0] - '0'), Strategy: "full_shard",
 			WrapPolicy: "transformer_based_wrap", UseOrigParams: true,
 			BackwardPrefetch: "backward_pre", OffloadParameters: r.OffloadParameters}
 		j.ReduceType = dtype.F32
 	default:
-		return fault.Inputf("--fsdp is %q, expected %s, the version", r.Request.FSDP, fault.OneOf(FSDPVersions...))
+		return fault.Inputf("--fsdp is %q, expected the version of FSDP: %s",
+			r.Request.FSDP, fault.OneOf(FSDPVersions...))
 	}
 	if j.FSDP != nil && r.OffloadParameters {
 		offloaded := *j.FSDP
@@ -68,10 +72,11 @@ func (r *resolver) sharding() error {
 	}
 	if d := j.DeepSpeed; d != nil && d.ZeROStage == 3 && r.launch == nil {
 		if j.ZeROInit {
-			r.assume("parameters are sharded as the model is made (zero.Init): whole it would not fit on a GPU")
+			r.assume("zero.Init shards the parameters while the model is created: the full model would " +
+				"not fit on a GPU")
 		} else {
-			r.assume("the model is made whole and then sharded: with zero.Init (accelerate's zero3_init_flag, or a " +
-				"Trainer that is made first) its load takes less")
+			r.assume("DeepSpeed shards the model after it is created in full: with zero.Init (accelerate's " +
+				"zero3_init_flag, or a Trainer created before the model) the load takes less memory")
 		}
 	}
 	if j.FSDP == nil {
@@ -79,7 +84,7 @@ func (r *resolver) sharding() error {
 	}
 	if oldest := (version.Version{Minor: 43}); j.Quantization != nil && !j.Versions.BitsAndBytes.AtLeast(0, 43, 0) {
 		if r.BitsAndBytes != "" {
-			return fault.Inputf("FSDP shards quantized weights from bitsandbytes 0.43 on, and this is %v",
+			return fault.Inputf("FSDP of quantized weights needs bitsandbytes 0.43 or later, but the job has %v",
 				j.Versions.BitsAndBytes).WithHint("give a later --bitsandbytes")
 		}
 		j.Versions.BitsAndBytes = oldest
@@ -135,9 +140,9 @@ func (r *resolver) sayPadding() {
 	if padded < whole*5/4 {
 		return
 	}
-	r.assume("FSDP2 divides the %d rows of %s among %d ranks and pads every rank to a whole row, so that all ranks "+
-		"together gather %.1f times the model: divide it among fewer (accelerate's dp_shard_size and "+
-		"dp_replicate_size), give --expert-parallel, or divide another dimension (fully_shard's "+
-		"shard_placement_fn), which is not planned",
+	r.assume("FSDP2 divides the %d rows of %s among %d ranks and pads every rank to a full row, so all ranks "+
+		"together gather %.1f times the model: shard it among fewer ranks (accelerate's dp_shard_size and "+
+		"dp_replicate_size), give --expert-parallel, or shard another dimension (fully_shard's shard_placement_fn, "+
+		"not planned yet)",
 		rows, name, ranks, float64(padded)/float64(whole))
 }

@@ -37,17 +37,16 @@ func (r *resolver) unplannedOfTraining() []unplannedKey {
 		return nil
 	}
 	return []unplannedKey{
-		{t.AutoFindBatchSize, "auto_find_batch_size: the micro batch is the one that is tried first"},
+		{t.AutoFindBatchSize, "auto_find_batch_size: the plan has the first micro batch that the Trainer tries"},
 		{t.Evaluation.Enabled && !t.Evaluation.LossOnly && t.Evaluation.AccumulationSteps == 0,
-			"evaluation: without eval_accumulation_steps the predictions for the whole evaluation set are held " +
-				"on the GPU"},
+			"evaluation: without eval_accumulation_steps the GPU holds the predictions for the full evaluation set"},
 		{t.Evaluation.Enabled && t.Evaluation.MicroBatch > t.MicroBatch,
 			fmt.Sprintf("evaluation, with batches of %d where training has %d", t.Evaluation.MicroBatch, t.MicroBatch)},
 		{t.DataLoader.Workers > 0,
-			fmt.Sprintf("the %d processes of the data loader of every rank, and the batches that they have ready",
+			fmt.Sprintf("the %d data loader processes of each rank and the batches that they prefetch",
 				t.DataLoader.Workers)},
 		{t.TorchEmptyCacheSteps > 0,
-			fmt.Sprintf("torch_empty_cache_steps: every %d steps the allocator gives back what it has reserved",
+			fmt.Sprintf("torch_empty_cache_steps: every %d steps the allocator frees its cache",
 				t.TorchEmptyCacheSteps)},
 	}
 }
@@ -68,7 +67,7 @@ func (r *resolver) unplannedOfLaunch() []unplannedKey {
 		{l.Precision == recipe.MixedFP8, "mixed_precision fp8 (" + l.FP8Backend + "): the job is planned in bf16"},
 		{gathers, "deepspeed_moe_layer_cls_names: ZeRO-3 gathers all experts of a layer at once"},
 		{backend != "" && backend != "inductor",
-			"dynamo_backend " + backend + ": the model is planned as one that is not compiled"},
+			"dynamo_backend " + backend + ": the plan is for the model without compilation"},
 	}
 }
 
@@ -77,17 +76,18 @@ func (r *resolver) unplannedOfEngines() []unplannedKey {
 	var list []unplannedKey
 	if d := j.DeepSpeed; d != nil {
 		list = append(list, unplannedKey{d.CheckpointActivationsOnCPU,
-			"cpu_checkpointing, which has an effect on models alone that call DeepSpeed's own checkpointing"})
+			"cpu_checkpointing, which affects only models that call DeepSpeed's own checkpointing"})
 	}
 	if f := j.FSDP; f != nil {
 		block := blockClasses[j.Model.Type]
 		named := len(f.WrapLayers) > 0 && (len(f.WrapLayers) > 1 || f.WrapLayers[0] != block)
-		list = append(list, unplannedKey{named, fmt.Sprintf("units of %s: the units are the blocks of the model (%s)",
+		list = append(list, unplannedKey{named, fmt.Sprintf("FSDP units of %s: the plan takes the blocks of the "+
+			"model as units (%s)",
 			strings.Join(f.WrapLayers, ", "), block)})
 	}
 	if q := j.Quantization; q != nil && q.Bits == 4 && q.File != "" {
 		list = append(list, unplannedKey{q.ComputeDType != j.ComputeType() && q.ComputeDType != j.AutocastType,
-			fmt.Sprintf("bnb_4bit_compute_dtype %v: linear modules are planned as computing in %v",
+			fmt.Sprintf("bnb_4bit_compute_dtype %v: the plan has linear modules compute in %v",
 				q.ComputeDType, j.ComputeType())})
 	}
 	return list

@@ -34,7 +34,7 @@ func TestUnplannedIsSaid(t *testing.T) {
 		{args(`"eval_strategy": "steps", "prediction_loss_only": true, "per_device_eval_batch_size": 1`),
 			"!not planned"},
 		{args(`"eval_strategy": "steps", "prediction_loss_only": true`), "batches of 8 where training has 1"},
-		{args(`"dataloader_num_workers": 4`), "4 processes of the data loader"},
+		{args(`"dataloader_num_workers": 4`), "4 data loader processes"},
 		{args(`"torch_empty_cache_steps": 4`), "torch_empty_cache_steps"},
 		{args(`"bf16": true`), "!not planned"},
 		{launch("distributed_type: MULTI_GPU\nnum_processes: 2\nmixed_precision: fp8\nfp8_config:\n  backend: TE\n"),

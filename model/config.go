@@ -147,7 +147,7 @@ func (c *config) refuse(name string) {
 func (c *config) divide(whole int64, wholeName string, parts int64, partsName string) int64 {
 	if whole%parts != 0 {
 		v, _ := c.find(wholeName, partsName)
-		c.fail(v.At, "", "%s is %d, which is not a multiple of %s, which is %d", wholeName, whole, partsName, parts)
+		c.fail(v.At, "", "%s is %d: expected a multiple of %s, which is %d", wholeName, whole, partsName, parts)
 		return 1
 	}
 	return whole / parts
@@ -164,13 +164,13 @@ func (c *config) dtype() dtype.Type {
 	case dtype.F16, dtype.BF16, dtype.F32, dtype.F64:
 		return t
 	default:
-		c.fail(v.At, "", `%s is %s: "float32", "bfloat16" or "float16" was expected`, v.name, v)
+		c.fail(v.At, "", `%s is %s: expected "float32", "bfloat16" or "float16"`, v.name, v)
 		return dtype.F32
 	}
 }
 
-const headersInstead = "plimsoll rehearse takes the model's safetensors file or its model.safetensors.index.json " +
-	"instead, whatever the architecture; plimsoll plan has to know how the model computes"
+const headersInstead = "plimsoll rehearse takes any architecture: name the model's safetensors file or its " +
+	"model.safetensors.index.json; plimsoll plan needs an architecture whose operations it knows"
 
 // unknownArchitecture is a fault of its own type, because the folder may hold
 // safetensors headers that loadFolder can read instead.
@@ -203,7 +203,7 @@ func (c *config) architecture() (architecture, error) {
 		return architecture{}, c.err
 	}
 	if modelType == "" {
-		return architecture{}, c.Inputf(0, "neither architectures nor model_type is there").
+		return architecture{}, c.Inputf(0, "architectures and model_type are both missing").
 			WithHint("name the config.json that lies beside the weights of a model")
 	}
 	types := []string{}
@@ -221,7 +221,8 @@ func (c *config) unknown(at int64, kind, name string, known []string) error {
 	if near := fault.Nearest(name, known); near != "" {
 		hint = fmt.Sprintf("did you mean %q? Otherwise %s", near, hint)
 	}
-	unknown := c.Inputf(at, "unknown %s %q (known: %s)", kind, name, strings.Join(known, ", ")).WithHint(hint)
+	unknown := c.Inputf(at, "unknown %s %q (known: %s)", kind, name,
+		strings.Join(slices.Compact(known), ", ")).WithHint(hint)
 	return &unknownArchitecture{name, *unknown}
 }
 

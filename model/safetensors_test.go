@@ -168,7 +168,7 @@ func TestHeaderFaults(t *testing.T) {
 			`tensor "w" starts at byte 4 of the data, but the tensor before it ends at 0`},
 		"overlap": {edit("}}", `}, "v": {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}}`),
 			`tensor "v" starts at byte 4 of the data, but the tensor before it ends at 8`},
-		"twice": {edit("}}", `}, "w": 1}`), `"w" is here for the second time`},
+		"twice": {edit("}}", `}, "w": 1}`), `"w" is listed twice`},
 		"quantized": {edit(`"F32", "shape": [2]`, `"I32", "shape": [2]`),
 			"quantized weights do not say what is trained"},
 	} {

@@ -67,7 +67,7 @@ func TestParallelismRefused(t *testing.T) {
 	file := filestest.InNewFolder(t)
 	for _, c := range []struct{ launch, want string }{
 		{hsdp("  parallelism_config_dp_replicate_size: 2\n  parallelism_config_dp_shard_size: 2\n"),
-			"parallelism_config makes 4 ranks, and the job has 8"},
+			"parallelism_config makes 4 ranks, but the job has 8"},
 		{hsdp("  parallelism_config_tp_size: 8\n"), "leaves FSDP no ranks"},
 		{hsdp("  parallelism_config_sp_size: 2\n  parallelism_config_dp_shard_size: 4\n"),
 			"sp_size is above 1, which is not planned yet"},

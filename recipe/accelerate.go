@@ -73,7 +73,7 @@ func ParseAccelerate(file string, text []byte) (*Accelerate, error) {
 	r := &accelerateReader{checked}
 	kind := r.Word("distributed_type")
 	if kind == "" {
-		return nil, fault.File(file).Inputf("there is no distributed_type").
+		return nil, fault.File(file).Inputf("distributed_type is missing").
 			WithHint("add distributed_type: MULTI_GPU, or 'NO' for one process")
 	}
 	a := &Accelerate{File: file, Engine: engines[kind]}
@@ -129,20 +129,21 @@ func (r *accelerateReader) fill(a *Accelerate, kind string) error {
 		a.CompileBackend = backend
 	}
 	if kind == "NO" && a.Processes > 1 {
-		r.Note("num_processes", "has no effect: distributed_type is NO, so accelerate starts one")
+		r.Note("num_processes", "has no effect: distributed_type is NO, so accelerate starts one process")
 	}
 	if kind == "NO" {
 		a.Processes, a.Machines = 1, 1
 	}
 	if a.Processes%a.Machines != 0 {
-		r.Note("num_processes", fmt.Sprintf("is %d, which %d machines do not divide: accelerate starts %d on each",
+		r.Note("num_processes", fmt.Sprintf("is %d, which is not a multiple of the %d machines: accelerate starts "+
+			"%d on each",
 			a.Processes, a.Machines, a.Processes/a.Machines))
 	}
 	return refuse(r.Reader, []conflict{
 		{r.Word("compute_environment") != "LOCAL_MACHINE", "compute_environment",
 			"is AMAZON_SAGEMAKER, which is not planned yet", "use LOCAL_MACHINE"},
 		{a.Engine == "", "distributed_type", "is " + kind + ", which is not planned yet",
-			"planned are NO, MULTI_GPU, FSDP and DEEPSPEED"},
+			"plimsoll plans NO, MULTI_GPU, FSDP and DEEPSPEED"},
 		{a.Engine == "ddp" && len(a.GPUs) == 1 && a.Machines <= 1, "gpu_ids",
 			"names one GPU, but distributed_type is MULTI_GPU", "name two or more, or write gpu_ids: all"},
 	})
@@ -240,10 +241,11 @@ func (r *accelerateReader) deepSpeedFile(section string) (*DeepSpeed, error) {
 	var list []conflict // accelerate would ignore these keys: _deepspeed_config_checks
 	for _, k := range pluginKeys {
 		list = append(list, conflict{r.Gives(section + k.key), section + k.key,
-			"is given beside deepspeed_config_file, which says it, too", "remove it, and say it in the file"})
+			"is given beside deepspeed_config_file, so accelerate would ignore it",
+			"remove it, and set it in the file"})
 	}
 	list = append(list, conflict{r.Gives("mixed_precision"), "mixed_precision",
-		"is given beside deepspeed_config_file, which says it, too",
+		"is given beside deepspeed_config_file, so accelerate would ignore it",
 		`remove it, and enable "bf16" or "fp16" in the file`})
 	if err := refuse(r.Reader, list); err != nil {
 		return nil, err
@@ -282,11 +284,11 @@ func (r *accelerateReader) parallelism(a *Accelerate) error {
 			"is above 1, but distributed_type is MULTI_GPU, which shards nothing",
 			"set distributed_type to FSDP, with fsdp_version: 2"},
 		{p.Sequence > 1 && p.Context == 1, prefix + "sp_size", "is above 1, which is not planned yet",
-			"plan without it for an upper bound: whole sequences on every rank"},
+			"plan without it for an upper bound: full sequences on every rank"},
 		{p.Context > 1 && p.Sequence > 1, prefix + "cp_size", "and sp_size are both above 1: they exclude each other",
 			"set one of the two to 1"},
 		{p.Replicate > 1 && p.Shard == 1 && (p.Tensor > 1 || p.Context > 1), prefix + "dp_replicate_size",
-			"is above 1, and dp_shard_size is 1: tensor and context parallelism do not go with replicas alone",
+			"is above 1, but dp_shard_size is 1: tensor and context parallelism need shards, too",
 			"set dp_shard_size above 1, or dp_replicate_size to 1"},
 		{a.Engine == "fsdp" && p.Shard == 1 && p.Context == 1, "parallelism_config",
 			"leaves FSDP no ranks to divide the model among",

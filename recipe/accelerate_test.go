@@ -64,7 +64,7 @@ dynamo_config:
 fsdp_config: {fsdp_version: 2}
 `, Accelerate{Engine: "ddp", Processes: 15, Machines: 2, GPUs: []string{"0", "1", "2"},
 			Precision: MixedFP8, FP8Backend: "msamp", CompileBackend: "inductor"},
-			[]string{"num_processes is 15, which 2 machines do not divide: accelerate starts 7 on each",
+			[]string{"num_processes is 15, which is not a multiple of the 2 machines: accelerate starts 7 on each",
 				"fsdp_config has no effect: distributed_type is MULTI_GPU"}, nil},
 		{"old.json", `{"distributed_type": "NO", "fp16": true, "num_processes": 4, "dynamo_backend": "EAGER"}`,
 			Accelerate{Engine: "none", Processes: 1, Machines: 1, Precision: MixedF16, CompileBackend: "eager"},

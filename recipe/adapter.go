@@ -93,7 +93,7 @@ func adapterType(d *strict.Document) (string, error) {
 	}
 	kind := r.Find("peft_type")
 	if kind == nil {
-		return "", fault.File(d.File).Inputf("there is no peft_type").WithHint(`add "peft_type": "LORA"`)
+		return "", fault.File(d.File).Inputf("peft_type is missing").WithHint(`add "peft_type": "LORA"`)
 	}
 	planned := slices.Sorted(maps.Keys(adapterRules))
 	switch {
@@ -101,7 +101,7 @@ func adapterType(d *strict.Document) (string, error) {
 		return kind.Text, nil
 	case slices.Contains(unplannedAdapters, kind.Text):
 		return "", d.Inputf(kind.At, "peft_type is %s, which is not planned yet", kind).
-			WithHint("planned are " + strings.Join(planned, ", "))
+			WithHint("plimsoll plans " + strings.Join(planned, ", "))
 	}
 	return "", d.Inputf(kind.At, "peft_type is %s, which PEFT does not know", kind).
 		WithHint(strict.DidYouMean(kind.Text, slices.Concat(planned, unplannedAdapters)))
@@ -243,7 +243,7 @@ func (r *adapterReader) adaLoRAConflicts(a *Adapter) []conflict {
 	return []conflict{
 		{a.DoRA, "use_dora", "is true, which ADALORA does not know", "set it to false"},
 		{r.some("loftq_config"), "loftq_config", "is given, which ADALORA does not know", "remove it"},
-		{total == 0, "total_step", "is missing, and ADALORA needs it", `add "total_step" with the number of steps`},
+		{total == 0, "total_step", "is missing, but ADALORA needs it", `add "total_step" with the number of steps`},
 		{total > 0 && r.Integer("tinit") >= total-r.Integer("tfinal"), "tinit",
 			"and tfinal leave no step for the budget between them", "lower one of the two, or raise total_step"},
 	}

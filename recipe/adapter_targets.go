@@ -273,7 +273,7 @@ func (r *adapterReader) match(key string) (match, error) {
 // is its place in the file.
 func (r *adapterReader) compile(key string, at int64, before, expression, after string) (*regexp.Regexp, error) {
 	if strings.Contains(expression, "{,") {
-		return nil, r.Inputf(at, "%s has %q, in which {, means different things", key, expression).
+		return nil, r.Inputf(at, "%s has %q, but Python and Go read {, differently", key, expression).
 			WithHint("write {0,")
 	}
 	_, err := regexp.Compile(expression)
@@ -285,7 +285,7 @@ func (r *adapterReader) compile(key string, at int64, before, expression, after 
 	}
 	return nil, &fault.Input{
 		Where: r.Position(at),
-		What:  fmt.Sprintf("%s has %q, which is no pattern that can be planned with", key, expression),
+		What:  fmt.Sprintf("%s has %q, a pattern that plimsoll cannot read", key, expression),
 		Err:   err,
 		Hint:  "check the brackets; lookaround and references to groups are not supported: list the modules instead",
 	}

@@ -37,7 +37,7 @@ func (d *DeepSpeed) ResolveBatch(worldSize int) (Batch, error) {
 	}
 	if d.elasticity != (fault.Position{}) {
 		return Batch{}, d.elasticity.Inputf("elasticity is enabled: DeepSpeed chooses the batch when the job starts").
-			WithHint(`switch elasticity off and give "` + microKey + `"`)
+			WithHint(`turn elasticity off and give "` + microKey + `"`)
 	}
 	b := d.Batch
 	if b.Train == 0 && b.Micro == 0 {
@@ -55,7 +55,7 @@ func (d *DeepSpeed) ResolveBatch(worldSize int) (Batch, error) {
 	given = append(given, factor{worldSize, fmt.Sprintf("%d ranks", worldSize)})
 	product, ok := multiply(given)
 	if !ok {
-		return Batch{}, d.numbers[microKey].where.Inputf("%s is more than a computer can count", describe(given))
+		return Batch{}, d.numbers[microKey].where.Inputf("%s exceeds 64 bits", describe(given))
 	}
 
 	complete := b.Micro > 0 && b.Accumulation > 0
@@ -64,7 +64,7 @@ func (d *DeepSpeed) ResolveBatch(worldSize int) (Batch, error) {
 		b.Train, b.Accumulation = product, max(b.Accumulation, 1)
 	case complete && b.Train != product:
 		return Batch{}, d.contradiction(fmt.Sprintf("but %s is %d", describe(given), product),
-			fmt.Sprintf("set it to %d, or remove one of the three keys and let it be derived", product))
+			fmt.Sprintf("set it to %d, or remove one of the three keys: DeepSpeed then derives it", product))
 	case complete:
 	case b.Train%product != 0:
 		return Batch{}, d.contradiction(fmt.Sprintf("expected a multiple of %d: %s", product, describe(given)),

@@ -92,7 +92,7 @@ func (r *deepSpeedReader) zeroConflicts(d *DeepSpeed) []conflict {
 			"needs ZeRO: DeepSpeed's CPU optimizer fails in its first step at stage 0, where the parameters are on " +
 				"the GPU", `set "stage" to 1, 2 or 3`},
 		{d.OffloadOptimizer.Ratio < 1 && d.ZeROStage != 3, zero + "offload_optimizer.ratio",
-			fmt.Sprintf("is %v: a part of the optimizer is offloaded at stage 3 only", d.OffloadOptimizer.Ratio),
+			fmt.Sprintf("is %v: only stage 3 can offload a part of the optimizer", d.OffloadOptimizer.Ratio),
 			`set it to 1, or "stage" to 3`},
 		{d.ZeROStage == 3 && d.OffloadOptimizer.Device == "nvme" &&
 			!r.Gives(zero+"offload_optimizer.nvme_path"), zero + "offload_optimizer",
@@ -140,7 +140,7 @@ func (r *deepSpeedReader) zeroConflicts(d *DeepSpeed) []conflict {
 			`use AdamW, or add "zero_allow_untested_optimizer": true`},
 		conflict{slices.Contains([]string{"Lamb", "OneBitLamb"}, d.Optimizer.Type) &&
 			r.Number("fp16.loss_scale") != 0, "fp16.loss_scale",
-			"is fixed: " + d.Optimizer.Type + " needs a dynamic one", "set it to 0"},
+			"is a fixed scale: " + d.Optimizer.Type + " needs a dynamic one", "set it to 0"},
 	)
 }
 
@@ -152,7 +152,7 @@ func (r *deepSpeedReader) precisionConflicts(d *DeepSpeed) []conflict {
 	parameters := elements(r.Reader, "data_types.param_dtype")
 	list := []conflict{
 		{half && r.Truth(bf16+".enabled"), "fp16.enabled",
-			fmt.Sprintf("and %s.enabled (line %d) are both true: a model is trained in one of them",
+			fmt.Sprintf("and %s.enabled (line %d) are both true: a model trains in only one of them",
 				bf16, r.Place(bf16+".enabled").Line), "set one of the two to false"},
 		{dynamic && r.Integer("fp16.loss_scale_window") <= 0, "fp16.loss_scale_window",
 			"must be positive with a dynamic loss scale", "remove the key: the default is 1000"},
@@ -171,7 +171,7 @@ func (r *deepSpeedReader) precisionConflicts(d *DeepSpeed) []conflict {
 			"remove the key, or enable the section of that type"},
 		{d.ZeROStage == 0 && d.Precision != dtype.Invalid && d.GradientAccumulationDType != dtype.Invalid &&
 			d.GradientAccumulationDType != d.Precision, "data_types.grad_accum_dtype",
-			fmt.Sprintf("is %v, but without ZeRO gradients are added in the model's type, %v",
+			fmt.Sprintf("is %v, but without ZeRO DeepSpeed accumulates gradients in the model's type, %v",
 				d.GradientAccumulationDType, d.Precision), "remove the key, or set ZeRO's \"stage\" to 1"},
 		{d.LowPrecisionState && !r.Truth(bf16+".bf16_master_weights_and_grads"), bf16 + ".bf16_optimizer_states",
 			"needs bf16_master_weights_and_grads", `add "bf16_master_weights_and_grads": true`},
@@ -242,15 +242,15 @@ func (r *deepSpeedReader) noteIgnored(d *DeepSpeed) {
 		r.Note("bfloat16", `has no effect beside "bf16"`)
 	}
 	if whole := r.Find("zero_optimization"); whole != nil && whole.Kind != '{' {
-		r.Note("zero_optimization", `is a truth value, which is deprecated: use {"stage": 1}`)
+		r.Note("zero_optimization", `is a boolean, which is deprecated: use {"stage": 1}`)
 	}
 	// Two defaults changed recently and affect the result or the memory.
 	if !r.Has("gradient_clipping") {
 		r.Note("gradient_clipping",
-			"is not given: gradients are clipped at a norm of 1 since DeepSpeed #8068 (June 2026), and not at all "+
+			"is not given: DeepSpeed clips gradients to a norm of 1 since DeepSpeed #8068 (June 2026), and did not "+
 				"before")
 	}
 	if pin := zero + "offload_optimizer.pin_memory"; d.OffloadOptimizer.Device != "none" && !r.Gives(pin) {
-		r.Note(pin, "is not given: the memory is pinned since DeepSpeed #8207 (August 2026), and pageable before")
+		r.Note(pin, "is not given: DeepSpeed pins the memory since DeepSpeed #8207 (August 2026), and did not before")
 	}
 }

@@ -258,11 +258,11 @@ func (r *deepSpeedReader) unplanned(d *DeepSpeed) []Note {
 		path, why string
 	}{
 		{shards && r.Integer(zero+"zero_hpz_partition_size") > 1, zero + "zero_hpz_partition_size",
-			"has a second copy of the parameters held, divided among few ranks"},
+			"keeps a second copy of the parameters, sharded over a group of ranks"},
 		{shards && r.Integer(zero+"mics_shard_size") > 0, zero + "mics_shard_size",
-			"has everything divided among few ranks, and not among all"},
+			"shards everything over a group of ranks, not over all"},
 		{shards && r.Truth(zero+"zero_quantized_nontrainable_weights"), zero + "zero_quantized_nontrainable_weights",
-			"has frozen parameters held in 8 bits"},
+			"keeps frozen parameters in 8 bits"},
 		{r.Integer("sequence_parallel_size") > 1, "sequence_parallel_size",
 			"divides sequences among ranks, and the batch among fewer"},
 		{r.Truth("torch_autocast.enabled"), "torch_autocast", "computes in 16 bits with parameters in 32"},

@@ -156,7 +156,7 @@ func (f *FSDP) dropIgnored(s *strict.Reader) {
 		}
 		f.WrapBySize = 0
 	} else if f.WrapBySize == 0 {
-		note("min_num_params", "as zero: nothing is wrapped")
+		note("min_num_params", "at 0: FSDP then wraps no modules")
 		f.WrapPolicy = "no_wrap"
 	}
 }

@@ -172,7 +172,7 @@ func TestGood(t *testing.T) {
 			d.ZeROStage, d.Sizes.AllgatherBucket = 1, 1000
 			d.Batch = Batch{Train: 16}
 		}, []string{"oldest.json:5:3: allgather_size is deprecated",
-			"oldest.json:4:3: zero_optimization is a truth value"}},
+			"oldest.json:4:3: zero_optimization is a boolean"}},
 		{"ignored", func(d *DeepSpeed) {
 			d.ZeROStage = 2
 			d.OffloadOptimizer.Device, d.OffloadOptimizer.PinGiven = "cpu", true

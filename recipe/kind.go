@@ -118,7 +118,7 @@ func (k *kind) expect(file string, text []byte) error {
 	if known := len(d.Root.Members) - len(foreign); known > 0 && known >= len(foreign) {
 		return nil
 	}
-	return d.Inputf(d.Root.At, "this is no %v: %d of its %d keys are not known there, such as %s",
+	return d.Inputf(d.Root.At, "this is no %v: %d of its %d keys are unknown there, such as %s",
 		k, len(foreign), len(d.Root.Members), foreign[0]).
 		WithHint(fmt.Sprintf("give the path of the %v, without the keys of other programs", k))
 }
@@ -135,9 +135,9 @@ func (k *kind) mark(root *strict.Value) *strict.Member {
 
 // misplaced refuses a file of another kind, which the member m shows.
 func (k *kind) misplaced(d *strict.Document, found *kind, m *strict.Member) error {
-	hint := fmt.Sprintf("%ss are not read yet: give the path of the %v", found, k)
+	hint := fmt.Sprintf("plimsoll does not read %s yet: give the path of the %v", article(found.name), k)
 	if found == scriptKind {
-		hint = "keep the keys of TrainingArguments alone in a file, and give the rest by other flags"
+		hint = "keep only the keys of TrainingArguments in the file, and give the rest by other flags"
 	}
 	if found.flag != "" {
 		hint = "give it as " + found.flag

@@ -110,7 +110,7 @@ func ParseQuantization(file string, text []byte) (*Quantization, error) {
 	}
 	if four && !r.Gives("bnb_4bit_quant_type") {
 		r.Notes = append(r.Notes, Note{Where: fault.Position{File: file},
-			What: `bnb_4bit_quant_type is not given: it is "fp4", though most train with "nf4"`})
+			What: `bnb_4bit_quant_type is not given: the default is "fp4", but most jobs use "nf4"`})
 	}
 	threshold := "6.0"
 	if v := r.Find("llm_int8_threshold"); v != nil {
@@ -146,7 +146,7 @@ func dequantized(d *strict.Document, method string) *Quantization {
 		File:        d.File,
 		Dequantized: true,
 		Notes: []Note{{Where: fault.Position{File: d.File}, What: "the weights are stored by " + method +
-			" and dequantized while they are loaded: they are planned as ordinary ones"}},
+			" and dequantized while they are loaded: the plan has ordinary weights"}},
 	}
 }
 
@@ -154,7 +154,7 @@ func dequantized(d *strict.Document, method string) *Quantization {
 func otherMethod(d *strict.Document, method *strict.Value) error {
 	if slices.Contains(quantizationMethods, method.Text) {
 		return d.Inputf(method.At, "quant_method is %s, which is not planned yet", method).
-			WithHint("planned is bitsandbytes; to plan the training of dequantized weights, remove " +
+			WithHint("plimsoll plans bitsandbytes; to plan the training of dequantized weights, remove " +
 				`quantization_config (fp8, mxfp4 and compressed-tensors: or add "dequantize": true)`)
 	}
 	return d.Inputf(method.At, "quant_method is %s, which transformers does not know", method).

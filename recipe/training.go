@@ -183,8 +183,8 @@ func (r *trainingReader) conflicts() error {
 		{"save_steps", saves}} {
 		steps := r.Number(at[0])
 		list = append(list, conflict{at[1] == "steps" && steps > 1 && steps != math.Trunc(steps), at[0],
-			fmt.Sprintf("is %v, but above 1 it counts steps", steps),
-			"use a whole number, or a share of all steps below 1"})
+			fmt.Sprintf("is %v: a value above 1 is a number of steps", steps),
+			"use a whole number, or a fraction of all steps below 1"})
 	}
 	schedule := r.Word("lr_scheduler_type")
 	workers := r.Integer("dataloader_num_workers")
@@ -206,7 +206,7 @@ func (r *trainingReader) conflicts() error {
 			"is true, but there are no workers", `set "dataloader_num_workers" to 1 or more, or remove the key`},
 		{r.Gives("parallelism_config") &&
 			!r.Find("parallelism_config").IsEmpty(),
-			"parallelism_config", "is given, which is not planned yet", "say it in an accelerate configuration"},
+			"parallelism_config", "is given, which is not planned yet", "set it in an accelerate configuration"},
 		{r.usesFSDP() && r.usesDeepSpeed(), "fsdp",
 			fmt.Sprintf("and deepspeed (line %d) exclude each other", r.Place("deepspeed").Line),
 			"remove one of the two"},
@@ -235,7 +235,8 @@ func (r *trainingReader) shardedConflicts(t *Training) error {
 	sharded := t.DeepSpeed != nil || t.FSDP != nil
 	if t.FSDP != nil && t.Checkpointing.Enabled && !t.FSDP.ActivationCheckpointing {
 		r.Note("fsdp",
-			`goes better with "activation_checkpointing" in fsdp_config: gradient checkpointing gathers the parameters once more in the backward pass`)
+			`is given with gradient_checkpointing, which gathers the parameters once more in the `+
+				`backward pass: "activation_checkpointing" in fsdp_config avoids that`)
 	}
 	return refuse(r.Reader, []conflict{
 		{sharded && t.Saving.ModelOnly && r.Truth("load_best_model_at_end"), "save_only_model",

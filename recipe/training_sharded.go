@@ -15,7 +15,7 @@ import (
 func companion(r *strict.Reader, path string) (string, error) {
 	v := r.Find(path)
 	if strings.HasPrefix(v.Text, "{") {
-		return "", r.Inputf(v.At, "%s is an object within a string", path).
+		return "", r.Inputf(v.At, "%s is an object written as a string", path).
 			WithHint("remove the quotes around it and the \\ in it")
 	}
 	name := v.Text
@@ -91,7 +91,7 @@ func (r *trainingReader) deepSpeed(t *Training) (*DeepSpeed, error) {
 	}
 	if d.Root.Kind == '{' && d.Root.Member(accumulationKey) == nil && t.GradientAccumulation > 1 {
 		r.Note(accumulationKey,
-			"has no effect on DeepSpeed, whose configuration does not have the key: accelerate adds it as 1")
+			"has no effect on DeepSpeed: its configuration lacks the key, and accelerate sets it to 1")
 	}
 	return hostedDeepSpeed(d)
 }
@@ -157,13 +157,13 @@ func (r *trainingReader) fsdp() (*FSDP, error) {
 	}
 	if version == 1 && f.Strategy != "full_shard" {
 		r.Note("fsdp", "is planned as "+f.Strategy+
-			", which transformers 4.57 does; 5.23 with accelerate 1.15 does full_shard all the same")
+			", as transformers 4.57 does; 5.23 with accelerate 1.15 uses full_shard instead")
 	}
 	reshard := config.Find("reshard_after_forward")
 	return f, refuse(config, []conflict{
 		{config.Truth("xla"), "", "asks for XLA, which is not planned yet", ""},
 		{version == 1 && reshard != nil && reshard.Kind != '"', "reshard_after_forward",
-			"is a truth value, but FSDP1 takes a strategy", `write "full_shard", or set "version" to 2`},
+			"is a boolean, but FSDP1 takes a strategy", `write "full_shard", or set "version" to 2`},
 	})
 }
 
@@ -215,12 +215,12 @@ func (r *trainingReader) fsdpOptions(f *FSDP, version int) error {
 			if hint == "" {
 				hint = "the options are " + strings.ToLower(strings.Join(options, ", "))
 			}
-			return r.Inputf(v.At, "fsdp holds %q, which is no option", word).WithHint(hint)
+			return r.Inputf(v.At, "fsdp has an unknown option, %q", word).WithHint(hint)
 		}
 	}
 	return refuse(r.Reader, []conflict{
-		{len(words) == 1 && words[0] == "offload", "fsdp", `is "offload" alone, without a way to shard`,
+		{len(words) == 1 && words[0] == "offload", "fsdp", `is "offload" alone: expected a sharding strategy, too`,
 			`write "full_shard offload"`},
-		{len(strategies) > 1, "fsdp", "names more than one way to shard", "keep one of them"},
+		{len(strategies) > 1, "fsdp", "names more than one sharding strategy", "keep one of them"},
 	})
 }

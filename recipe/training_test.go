@@ -109,7 +109,7 @@ func TestTraining(t *testing.T) {
 					StateDictType:       "full_state_dict",
 				}
 				w.Checkpointing = Checkpointing{Enabled: true, Reentrant: true, EveryN: 1}
-			}, []string{"fsdp is planned as hybrid_shard", "fsdp goes better with"}},
+			}, []string{"fsdp is planned as hybrid_shard", "fsdp is given with gradient_checkpointing"}},
 		{"fsdp_size.json", `{"fsdp": true, "fsdp_config": {"version": 2, "auto_wrap_policy": "SIZE_BASED_WRAP", "min_num_params": 1000000,
 			"transformer_layer_cls_to_wrap": "A", "reshard_after_forward": false, "use_orig_params": true, "state_dict_type": "sharded_state_dict"}}`,
 			func(w *Training) {
@@ -123,7 +123,7 @@ func TestTraining(t *testing.T) {
 			func(w *Training) {
 				w.FSDP = fsdp2()
 				w.FSDP.WrapPolicy, w.FSDP.ActivationCheckpointing = "no_wrap", true
-			}, []string{"fsdp_config.min_num_params has no effect as zero"}},
+			}, []string{"fsdp_config.min_num_params has no effect at 0"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			got, err := ParseTraining(test.name, []byte(test.text))

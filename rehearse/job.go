@@ -195,7 +195,7 @@ func (r Request) choosePrecision(j *Job) (dtype.Type, error) {
 			"(--precision changes that)")
 		return asked, nil
 	case r.Precision != "" && asked != d.Precision:
-		return asked, fault.File(d.File).Inputf("DeepSpeed trains in %v, and --precision is %s", d.Precision,
+		return asked, fault.File(d.File).Inputf("DeepSpeed trains in %v, but --precision is %s", d.Precision,
 			r.Precision).WithHint("leave --precision out, or change the file")
 	}
 	return j.Recipe.Precision, nil

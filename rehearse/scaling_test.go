@@ -256,7 +256,7 @@ func TestKnobsOfLossScaling(t *testing.T) {
 		write(`"fp16": {"enabled": true, "loss_scale": 128}`)
 	for want, request := range map[string]Request{
 		`--precision is "int8": expected`:                   {Precision: "int8"},
-		`DeepSpeed trains in bf16, and --precision is fp16`: {Precision: "fp16", DeepSpeed: bf16},
+		`DeepSpeed trains in bf16, but --precision is fp16`: {Precision: "fp16", DeepSpeed: bf16},
 		`--hysteresis is given, but gradients are bf16`:     {LossScaling: LossScaling{Hysteresis: pointer(2)}},
 		`--loss-scale is given, but gradients are fp32`: {Precision: "fp32",
 			LossScaling: LossScaling{LossScale: pointer(2.0)}},

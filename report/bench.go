@@ -189,7 +189,7 @@ func (b *Benchmark) Page() *Page {
 	run.add("rounds", "%s", b.rounds())
 	for _, c := range b.Cases {
 		if k := c.Checks; k != nil {
-			checks.add("stop of the world", "nine in ten within %s while steps run, within %s without (target: %s "+
+			checks.add("stop-the-world pauses", "90 %% within %s while steps run, within %s without (target: %s "+
 				"more); the longest are %s and %s; %d forced collections", seconds(k.Stop), seconds(k.IdleStop),
 				seconds(k.MostStopAdded), seconds(k.LongestStop), seconds(k.LongestIdleStop), k.Collections)
 			checks.add("denormal numbers", "an update takes %s times as long (target: %g)",

@@ -159,7 +159,7 @@ func (d *PlanDocument) types() string {
 		return d.Job.Weights + " weights under " + d.Job.Autocast + " autocast"
 	}
 	if d.Job.Compute != "" && d.Job.Compute != d.Job.Weights {
-		return d.Job.Weights + " weights computed with in " + d.Job.Compute
+		return d.Job.Weights + " weights, computing in " + d.Job.Compute
 	}
 	return d.Job.Weights
 }
@@ -262,7 +262,7 @@ func consumers(device *ledger.Device) *Table {
 		t.add(sum, fmt.Sprintf("%d more: %s", len(names), strings.Join(names, ", ")))
 	}
 	if rest := peak.PeakReserved - peak.PeakRequested; device.Kind == ledger.GPU && rest > 0 {
-		t.add(rest, "reserved by the allocator beside: rounding, fragments, what earlier phases needed")
+		t.add(rest, "reserved by the allocator beyond that: rounding, fragments, memory of earlier phases")
 	}
 	return t
 }
@@ -302,7 +302,7 @@ func (d *PlanDocument) verdictLine() string {
 		return fmt.Sprintf("does not fit: %s, %v too much", what, d.Limit.Needed-d.Limit.Capacity)
 	case plan.Tight:
 		if d.Limit.Needed > d.Limit.Capacity {
-			what += fmt.Sprintf(", or %v if the allocator gives back what it caches", d.Limit.Least)
+			what += fmt.Sprintf(", or %v if the allocator frees its cache", d.Limit.Least)
 		}
 		return "tight: " + what + d.unjudged()
 	}
@@ -353,7 +353,7 @@ func (d *PlanDocument) Explain(name string) (*Page, error) {
 	}
 	if len(all) == 0 {
 		slices.Sort(names)
-		return nil, fault.Inputf("no component is called %q at any peak of this plan", name).
+		return nil, fault.Inputf("no peak of this plan has a component called %q", name).
 			WithHint("components of this plan: " + strings.Join(slices.Compact(names), ", "))
 	}
 	return &Page{Title: "Plan of " + d.Model.Name + ": " + name, Sections: []Section{all}, Document: d}, nil

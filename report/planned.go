@@ -43,16 +43,16 @@ func parsePlan(file string, text []byte) (*PlanDocument, error) {
 	case err != nil || head.Schema == "":
 		return nil, where.Inputf("this is no plan: it names no schema").WithHint(again)
 	case head.Schema != PlanSchema:
-		return nil, where.Inputf("the schema is %q, and this version reads %q", head.Schema, PlanSchema).WithHint(again)
+		return nil, where.Inputf("the schema is %q, but this version reads %q", head.Schema, PlanSchema).WithHint(again)
 	}
 	d := &PlanDocument{}
 	if err := json.Unmarshal(text, d); err != nil {
-		return nil, &fault.Input{Where: where, What: "this is no whole plan", Err: err, Hint: again}
+		return nil, &fault.Input{Where: where, What: "the plan is incomplete", Err: err, Hint: again}
 	}
 	known := d.Verdict == plan.Unknown || d.Limit != nil &&
 		(d.Verdict == plan.Fits || d.Verdict == plan.Tight || d.Verdict == plan.DoesNotFit)
 	if !known || len(d.Devices) == 0 {
-		return nil, where.Inputf("this is no whole plan: the verdict is %q, without a limit or devices", d.Verdict).
+		return nil, where.Inputf("the plan is incomplete: the verdict is %q, without a limit or devices", d.Verdict).
 			WithHint(again)
 	}
 	return d, nil
@@ -86,9 +86,9 @@ func (d *PlanDocument) current(file string) error {
 			continue
 		}
 		e := fault.File(file).Inputf("%s has changed since the plan was made", input.File).
-			WithHint("plan the job again, or give the file its content back")
+			WithHint("plan the job again, or restore the file")
 		if err != nil {
-			e.What, e.Err, e.Hint = "the plan was made from a file that cannot be read", err,
+			e.What, e.Err, e.Hint = "a file that the plan was made from cannot be read", err,
 				"run from the folder that the plan was made in, or plan the job again"
 		}
 		return e

@@ -19,7 +19,7 @@ func (s Stat) Page() *Page {
 		time.Duration(s.Seconds*float64(time.Second)).Round(time.Second), s.Kernel)
 	facts.add("restarts", "%d", s.Restarts)
 	facts.add("requests", "%s, of which %s were refused", ledger.Count(s.Requests), ledger.Count(s.Refused))
-	facts.add("queue", "%s being handled, this one included; %v not read yet", ledger.Count(s.Unanswered),
+	facts.add("queue", "%s in progress, including this one; %v not read yet", ledger.Count(s.Unanswered),
 		s.QueuedBytes)
 	for _, x := range s.SetAside {
 		facts.add("set aside", "%s", s.setAside(x))
@@ -33,8 +33,8 @@ func (s Stat) Page() *Page {
 		p.Sections = append(p.Sections, Section{s.sessions()}, Section{s.bytes()})
 		p.Verdict = s.verdict()
 	case len(s.SetAside) > 0:
-		p.Verdict = "SET ASIDE: no session is open; plimsoll restore NAME tries again, and with --discard gives the " +
-			"memory back"
+		p.Verdict = "SET ASIDE: no session is open; \"plimsoll restore NAME\" tries again, and with --discard frees " +
+			"the memory"
 	default:
 		p.Verdict = "NO STATE: no session is open"
 	}

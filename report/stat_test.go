@@ -32,7 +32,7 @@ func TestStatIsReadable(t *testing.T) {
 		{&protocol.Overview{Process: 1, Kernel: "generic", Requests: 1, Unanswered: 1}, `service            process 1, up 0s, generic kernels
 restarts           0
 requests           1, of which 0 were refused
-queue              1 being handled, this one included; 0 B not read yet
+queue              1 in progress, including this one; 0 B not read yet
 
 NO STATE: no session is open
 `},
@@ -42,16 +42,16 @@ NO STATE: no session is open
 		}}, `service            process 1, up 0s, generic kernels
 restarts           0
 requests           1, of which 0 were refused
-queue              1 being handled, this one included; 0 B not read yet
+queue              1 in progress, including this one; 0 B not read yet
 set aside          session 3 (job tune, rank2/bf16), 64.0 KiB: it is no journal
 set aside          session 7, 4.00 KiB: this release did not write it
 
-SET ASIDE: no session is open; plimsoll restore NAME tries again, and with --discard gives the memory back
+SET ASIDE: no session is open; "plimsoll restore NAME" tries again, and with --discard frees the memory
 `},
 		{busy, `service            process 8118, up 6s, avx2 kernels
 restarts           1
 requests           12,345, of which 2 were refused
-queue              3 being handled, this one included; 2.00 KiB not read yet
+queue              3 in progress, including this one; 2.00 KiB not read yet
 job                tune
 
 ┌──────┬──────┬───────────┬─────────────────────┬────────────┬──────┬───────────┬───────────┬────────┬────────────┐

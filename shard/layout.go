@@ -25,7 +25,7 @@ import (
 )
 
 // DefaultChunk is the number of elements of a chunk. Updating a chunk takes some tens of microseconds: little beside a
-// stop of the world, which has to wait for it, and much beside the work of taking the chunk.
+// stop-the-world pause, which has to wait for it, and much beside the work of taking the chunk.
 const DefaultChunk = 64 << 10
 
 // Limits that keep sums and products of sizes within 64 bits.

@@ -171,7 +171,7 @@ func (c *coordinator) gather(missing []*autograd.Parameter) {
 
 func (c *coordinator) whyGathered() string {
 	sizes := &c.engine.recipe.Sizes
-	return fmt.Sprintf("whole parameters of the modules in use, of those that prefetch_bucket_size %s sends for, of "+
+	return fmt.Sprintf("full parameters of the modules in use, of those that prefetch_bucket_size %s sends for, of "+
 		"those used again within max_reuse_distance %s, and of those up to %s elements; several are gathered in one "+
 		"tensor and copied out of it (partitioned_param_coordinator.py)", ledger.Count(sizes.PrefetchBucket),
 		ledger.Count(sizes.ReuseDistance), ledger.Count(sizes.PersistentParameter))

@@ -110,7 +110,7 @@ func (e *deepSpeed) loadFull(why func() string) {
 
 // whyFull is the reason for parameters that are not sharded.
 func (e *deepSpeed) whyFull() string {
-	return fmt.Sprintf("%s parameters in %v, whole on every rank", ledger.Count(elementsOf(e.parameters)),
+	return fmt.Sprintf("%s parameters in %v, in full on every rank", ledger.Count(elementsOf(e.parameters)),
 		e.ParameterType)
 }
 
@@ -145,13 +145,13 @@ func (e *deepSpeed) holdOnHost(bytes int64, component ledger.Component, why func
 }
 
 func whyPinningCopies() string {
-	return "Tensor.pin_memory() copies: the pageable tensor and its page-locked copy are there together"
+	return "Tensor.pin_memory() copies: the pageable tensor and its pinned copy exist together"
 }
 
 // whyConversion is the reason for the copies of tensors that change their type on
 // their way to another device.
 func whyConversion() string {
-	return "a copy between devices that changes the type makes a tensor of the whole " +
+	return "a copy between devices with a dtype conversion makes a full tensor " +
 		"(aten/src/ATen/native/cuda/Copy.cu)"
 }
 

@@ -228,7 +228,7 @@ func (e *fsdp) AfterBackward(path string) {
 func (e *fsdp) gradient(*autograd.Parameter) {}
 
 func (e *fsdp) whyGradients() string {
-	return fmt.Sprintf("whole gradients of a unit in %v until they are reduced, then a part of each of %d ranks in %v",
+	return fmt.Sprintf("full gradients of a unit in %v until they are reduced, then a shard on each of %d ranks in %v",
 		e.ComputeType(), e.Parallel.Shard, e.ParameterType)
 }
 
@@ -342,7 +342,7 @@ func (e *fsdp) save() {
 		sum += p.Elements * e.ParameterType.Size()
 	}
 	e.gpu.during(largest, ledger.GatheredParameters, e.whyGathered, func() {
-		e.host.briefly(e.perNode(sum), ledger.FullStateDict, because("the whole model on the host of the first rank: "+
+		e.host.briefly(e.perNode(sum), ledger.FullStateDict, because("the full model on the host of the first rank: "+
 			"%s parameters x %d B, here a part of each rank of its node (FULL_STATE_DICT, rank0_only)",
 			ledger.Count(elementsOf(e.parameters)), e.ParameterType.Size()))
 	})

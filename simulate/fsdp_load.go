@@ -56,13 +56,13 @@ func (e *fsdp) whyStaging() string {
 	all := fmt.Sprintf("%s parameters in %v", ledger.Count(elementsOf(e.parameters)), e.ParameterType)
 	switch e.Loader() {
 	case job.LoadedByFirstRank:
-		return "the first rank of a node loads the whole model, and the others get their parts from it " +
+		return "the first rank of a node loads the full model, and the others get their shards from it " +
 			"(cpu_ram_efficient_loading), here a part of each rank: " + all
 	case job.LoadedAsPageCache:
 		return "files of weights that from_pretrained maps and does not convert: one copy a node in the page cache, " +
 			"which the kernel can take back, here a part of each rank: " + all
 	}
-	why := "from_pretrained makes the whole model in the memory of every rank, before FSDP divides it: " + all
+	why := "from_pretrained makes the full model in the memory of every rank, before FSDP shards it: " + all
 	switch {
 	case e.FSDP.RAMEfficientLoading:
 		why += "; transformers 5 does not look at cpu_ram_efficient_loading while it loads (4.57 does)"
@@ -118,8 +118,8 @@ func (e *fsdp) whyParameters() string {
 
 func (e *fsdp) whyUndivided() string {
 	if e.FSDP.Version == 1 {
-		return "a unit as it was loaded, whole, and again as one flat tensor, before FSDP1 keeps a part of it " +
+		return "a full unit as it was loaded, and again as one flat tensor, before FSDP1 keeps a shard of it " +
 			"(torch/distributed/fsdp/_flat_param.py)"
 	}
-	return "a unit as it was loaded, whole, before FSDP2 keeps a part of it"
+	return "a full unit as it was loaded, before FSDP2 keeps a shard of it"
 }

@@ -53,7 +53,7 @@ func (t tensor) free() {
 func (p *pinnedMemory) round() {
 	s := p.allocator.Statistics()
 	p.rounding = p.host.hold(int64(s.Pinned.Now-s.Requested.Now), ledger.PinnedRounding,
-		because("PyTorch's allocator of page-locked memory takes powers of two and keeps what is freed "+
+		because("PyTorch's allocator of pinned memory takes powers of two and keeps what is freed "+
 			"(CachingHostAllocator.h, pytorch issue 95823)"))
 }
 

@@ -36,7 +36,7 @@ func (e *fp16Optimizer) initialize() {
 }
 
 func (e *fp16Optimizer) whyMaster() string {
-	return fmt.Sprintf("%s parameters x 4 B: FP16_Optimizer keeps fp32 weights of the whole model on every rank "+
+	return fmt.Sprintf("%s parameters x 4 B: FP16_Optimizer keeps fp32 weights of the full model on every rank "+
 		"without ZeRO (fp16/fused_optimizer.py)", e.trainedCount())
 }
 
@@ -87,7 +87,7 @@ func (e *fp16Optimizer) step() {
 		e.update(e.flat)
 		return
 	}
-	e.gpu.briefly(4*largestOf(e.trained), ledger.ReductionTemporaries, because("the search for what is not finite in "+
+	e.gpu.briefly(4*largestOf(e.trained), ledger.ReductionTemporaries, because("the inf/nan check of "+
 		"the largest gradient: an fp32 copy (runtime/utils.py, CheckOverflow)"))
 	bytes := bytesOf(e.flat, dtype.F32)
 	list := e.gpu.hold(bytes, ledger.MasterGradients, e.whyMasterGradients)
@@ -126,7 +126,7 @@ func (e *bf16Optimizer) initialize() {
 			allocate(e.gpu, shard*4, ledger.MasterWeights, because("%s parameters / %d ranks x 4 B (bf16_optimizer.py)",
 				e.trainedCount(), e.Parallel.Shard))
 		})
-		allocate(e.gpu, n*4, ledger.AccumulatedGradients, because("%s parameters x 4 B: fp32 gradients of the whole "+
+		allocate(e.gpu, n*4, ledger.AccumulatedGradients, because("%s parameters x 4 B: fp32 gradients of the full "+
 			"model on every rank (bf16_optimizer.py, fp32_groups_gradients_flat)", e.trainedCount()))
 	}
 }

@@ -58,7 +58,7 @@ func (e *zero12) isZeRO2() bool { return e.recipe.ZeROStage == 2 }
 func (e *zero12) load() { e.loadFull(e.whyParameters) }
 
 func (e *zero12) whyParameters() string {
-	return fmt.Sprintf("%s parameters x %d B in %v: ZeRO-%d has them whole on every rank",
+	return fmt.Sprintf("%s parameters x %d B in %v: ZeRO-%d has them in full on every rank",
 		ledger.Count(elementsOf(e.parameters)), e.ParameterType.Size(), e.ParameterType, e.recipe.ZeROStage)
 }
 
@@ -217,8 +217,8 @@ func (e *zero12) whyWide() string {
 }
 
 func (e *zero12) whyReduction() string {
-	return fmt.Sprintf("of the largest gradient: the norm in double (8 B an element), the search for what is not "+
-		"finite (11 B), a cast to %v (zero/stage_1_and_2.py)", e.master)
+	return fmt.Sprintf("of the largest gradient: the norm in double (8 B an element), the inf/nan check "+
+		"(11 B), a cast to %v (zero/stage_1_and_2.py)", e.master)
 }
 
 // add copies a gradient into the bucket. A gradient that is larger than the
@@ -298,14 +298,14 @@ func (e *zero12) accumulate(p *autograd.Parameter) {
 }
 
 func (e *zero12) whyAccumulated() string {
-	return fmt.Sprintf("parameters of which the rank has a part, whole: %s x %d B, from the second micro batch on "+
+	return fmt.Sprintf("full parameters of which the rank has a shard: %s x %d B, from the second micro batch on "+
 		"(accumulated_grads_in_cpu)", ledger.Count(e.own), e.ParameterType.Size())
 }
 
 func (e *zero12) whyGradients() string {
 	size := e.ParameterType.Size()
 	if e.isZeRO2() {
-		return fmt.Sprintf("whole gradients until they are in a bucket, then those of parameters that touch the "+
+		return fmt.Sprintf("full gradients until they are in a bucket, then those of parameters that touch the "+
 			"partition, %s x %d B (grads_in_partition)", ledger.Count(e.own), size)
 	}
 	return fmt.Sprintf("ZeRO-1 keeps all gradients until the last backward pass of a step: %s x %d B",

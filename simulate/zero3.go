@@ -96,7 +96,7 @@ func (e *zero3) shard(p *autograd.Parameter) {
 }
 
 func (e *zero3) whyParameters() string {
-	return fmt.Sprintf("a part of each of %d ranks: %s parameters x %d B, page-locked in one block a group on the "+
+	return fmt.Sprintf("a part of each of %d ranks: %s parameters x %d B, pinned in one block a group on the "+
 		"host with offload_param (zero/stage3.py)", e.Parallel.Shard, ledger.Count(elementsOf(e.parameters)),
 		e.ParameterType.Size())
 }
@@ -318,7 +318,7 @@ func (e *zero3) gradient(p *autograd.Parameter) {
 }
 
 func (e *zero3) whyGradients() string {
-	return "whole gradients until they are in the bucket; one that is larger stays until it is reduced"
+	return "full gradients until they are in the bucket; one that is larger stays until it is reduced"
 }
 
 // reduce reduces the bucket. It first concatenates the shards of all ranks; the
@@ -423,7 +423,7 @@ func (e *zero3) save() {
 	for _, p := range e.parameters {
 		e.gpu.briefly(e.gathers()*2*p.Bytes(), ledger.GatheredParameters, e.coordinator.whyGathered)
 	}
-	e.host.briefly(e.storedBytes()/int64(max(1, e.RanksPerNode)), ledger.FullStateDict, because("the whole model on "+
+	e.host.briefly(e.storedBytes()/int64(max(1, e.RanksPerNode)), ledger.FullStateDict, because("the full model on "+
 		"the host of rank 0: %s parameters x %d B, here a part of each rank of its node",
 		ledger.Count(elementsOf(e.parameters)), e.ParameterType.Size()))
 }

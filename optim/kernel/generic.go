@@ -189,9 +189,9 @@ type buffers struct {
 	weights, gradient, first, second, scratch [Block]float32
 }
 
-// updateOnDesk updates a chunk, beginning at element first, which is the first of a
+// updateInTiles updates a chunk, beginning at element first, which is the first of a
 // tile. The undo log may be nil.
-func (s Set) updateOnDesk(f Format, constants *Constants, c *Chunk, first int, log *Undo) {
+func (s Set) updateInTiles(f Format, constants *Constants, c *Chunk, first int, log *Undo) {
 	n, tile := c.Len(), Block
 	if first == n {
 		return
@@ -313,8 +313,8 @@ func (s Set) sgd(k *scalars, p, g, b, u vector) {
 	s.fma(p, k[abi.StepSize], u, p)
 }
 
-// accumulateOnDesk adds a gradient to a sum.
-func (s Set) accumulateOnDesk(sum, gradient Array) {
+// accumulateInTiles adds a gradient to a sum.
+func (s Set) accumulateInTiles(sum, gradient Array) {
 	var a, b [Block]float32
 	for first, n := 0, sum.Len(); first < n; first += Block {
 		end := min(first+Block, n)
@@ -327,8 +327,8 @@ func (s Set) accumulateOnDesk(sum, gradient Array) {
 	}
 }
 
-// sumSquaresOnDesk adds up runs; the last may be short.
-func (s Set) sumSquaresOnDesk(g Array, lanes *[abi.Group]float64) {
+// sumSquaresInTiles adds up runs; the last may be short.
+func (s Set) sumSquaresInTiles(g Array, lanes *[abi.Group]float64) {
 	var numbers [abi.Run]float32
 	for first, n := 0, g.Len(); first < n; first += abi.Run {
 		end := min(first+abi.Run, n)
@@ -342,7 +342,7 @@ func (s Set) sumSquaresOnDesk(g Array, lanes *[abi.Group]float64) {
 	}
 }
 
-func (s Set) sumWideSquaresOnDesk(g Array, lanes *[abi.Group]float64) {
+func (s Set) sumWideSquaresInTiles(g Array, lanes *[abi.Group]float64) {
 	var numbers [abi.Run]float32
 	for first, n := 0, g.Len(); first < n; first += abi.Run {
 		end := min(first+abi.Run, n)

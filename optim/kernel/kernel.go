@@ -216,7 +216,7 @@ func (s Set) Update(f Format, constants *Constants, c Chunk) {
 	if whole > 0 {
 		s.update(0, whole, f, constants, &c, nil)
 	}
-	s.updateOnDesk(f, constants, &c, whole, nil)
+	s.updateInTiles(f, constants, &c, whole, nil)
 }
 
 // Traffic moves the bytes that Update moves, stream by stream, without its
@@ -248,7 +248,7 @@ func (s Set) SumSquares(g Array) float64 {
 	if whole > 0 {
 		s.sumWideSquares(whole, g, &lanes)
 	}
-	s.sumWideSquaresOnDesk(g.Slice(whole, n), &lanes)
+	s.sumWideSquaresInTiles(g.Slice(whole, n), &lanes)
 	return addUp(&lanes)
 }
 
@@ -271,7 +271,7 @@ func (s Set) sumSquaresOfParts(g Array) float64 {
 	}
 	for part := range sums {
 		first, end := min(part*apart+whole, n), min((part+1)*apart, n)
-		s.sumSquaresOnDesk(g.Slice(first, end), &sums[part])
+		s.sumSquaresInTiles(g.Slice(first, end), &sums[part])
 	}
 	for lane := range sums[0] {
 		sums[0][lane] = (sums[0][lane] + sums[2][lane]) + (sums[1][lane] + sums[3][lane])
@@ -304,5 +304,5 @@ func (s Set) Accumulate(sum, gradient Array) {
 			s.accumulate(whole, sum, gradient)
 		}
 	}
-	s.accumulateOnDesk(sum.Slice(whole, n), gradient.Slice(whole, n))
+	s.accumulateInTiles(sum.Slice(whole, n), gradient.Slice(whole, n))
 }

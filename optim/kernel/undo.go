@@ -57,7 +57,7 @@ func (s Set) UpdateLogged(f Format, constants *Constants, c Chunk, first int, u 
 		s.update(first, whole, f, constants, &c, pointer(u.bytes))
 		first = whole
 	}
-	s.updateOnDesk(f, constants, &c, first, &u)
+	s.updateInTiles(f, constants, &c, first, &u)
 }
 
 // Restore restores a chunk to its values after some full tiles of a logged update,

@@ -112,7 +112,7 @@ class Connection:
 
     def _check_open(self) -> None:
         if self._broken is not None:
-            raise PlimsollError(f"the session is closed, because of this: {self._broken}") from self._broken
+            raise PlimsollError(f"the session is closed after an error: {self._broken}") from self._broken
         if self._in_doubt:
             self._recover(None)
         if self._socket is None:
@@ -215,7 +215,7 @@ class Connection:
                 except ConnectionError as error:
                     if time.monotonic() > deadline:
                         raise PlimsollError(
-                            f"the optimizer service at {self.path} has ended ({cause or error}), and none took its place "
+                            f"the optimizer service at {self.path} has ended ({cause or error}), and no other was started "
                             f"within {self.patience:g} s: {error}"
                         ) from error
                 time.sleep(0.02)
@@ -232,15 +232,15 @@ class Connection:
             close_all(descriptors)
         if not is_same:
             raise StateLost(
-                f"the optimizer service at {self.path} was started anew, and the state of rank {self.document['rank']} is gone; "
-                "load the last checkpoint"
+                f"the optimizer service at {self.path} was started again without its state: the state of rank "
+                f"{self.document['rank']} is gone; load the last checkpoint"
             )
         for request in list(self._outstanding)[:1]:
             request.attempts += counts
             if request.attempts > _ATTEMPTS:
                 raise PlimsollError(
-                    f"the optimizer service at {self.path} has ended {_ATTEMPTS} times at the same request, {request.kind.name.lower()}; "
-                    "see what it has printed"
+                    f"the optimizer service at {self.path} has ended {_ATTEMPTS} times at the same request, "
+                    f"{request.kind.name.lower()}; see its output"
                 )
         self._greet()
         for request in self._outstanding:

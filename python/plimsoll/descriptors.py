@@ -21,8 +21,8 @@ def make_room(needed: int = 16) -> None:
         wanted = min(wanted, hard)
     if used + needed > wanted:
         raise PlimsollError(
-            f"this process has {used} file descriptors open, and may have {hard} (ulimit -Hn): a session needs up to {needed} more; "
-            "raise that limit, or give several parameters to one optimizer"
+            f"this process has {used} file descriptors open, but may have only {hard} (ulimit -Hn): a session needs up to "
+            f"{needed} more; raise that limit, or give several parameters to one optimizer"
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 

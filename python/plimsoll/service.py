@@ -23,8 +23,8 @@ def find_program() -> str:
     program = shutil.which(named or "plimsoll")
     if program is None:
         raise PlimsollError(
-            f"the program {named or 'plimsoll'} was not found {'($PLIMSOLL)' if named else 'on PATH'}: "
-            "build it (make build) and put it on PATH, or set PLIMSOLL to where it is"
+            f"the program {named or 'plimsoll'} was not found {'($PLIMSOLL)' if named else 'on PATH'}: build it (make "
+            "build) and put it on PATH, or set PLIMSOLL to its path"
         )
     return program
 
@@ -67,7 +67,8 @@ class Service:
                 except OSError as error:
                     if self.process.poll() is not None:
                         raise PlimsollError(
-                            f"{self.process.args[0]} serve has ended with code {self.process.returncode} before it listened; see what it has printed"
+                            f"{self.process.args[0]} serve has ended with code {self.process.returncode} before it "
+                            "listened; see its output"
                         ) from None
                     if time.monotonic() > deadline:
                         raise PlimsollError(

@@ -76,8 +76,13 @@ class CheckpointCallback(transformers.TrainerCallback):
         except PlimsollError as error:
             whole = _whole_checkpoints(os.path.dirname(os.path.abspath(checkpoint)))
             raise PlimsollError(
-                f"training cannot go on from {checkpoint}, which has no whole state of the optimizer in {place}: {error}. "
-                + (f"Give resume_from_checkpoint one that has: {', '.join(whole)}" if whole else "No checkpoint beside it has one")
+                f"training cannot go on from {checkpoint}, which has no complete state of the optimizer in {place}: "
+                f"{error}. "
+                + (
+                    f"Give resume_from_checkpoint a checkpoint with a complete state: {', '.join(whole)}"
+                    if whole
+                    else "No checkpoint beside it has one"
+                )
             ) from error
         found = training.get("saved_with") if isinstance(training, dict) else None
         if awaited not in (None, found):

@@ -53,8 +53,8 @@ def check_peer(connection: socket.socket, path: str) -> None:
     process, user, _ = _CREDENTIALS.unpack(credentials)
     if not _is_trusted(user):
         raise PlimsollError(
-            f"the optimizer service at {path}: process {process} of user {user} answers: expected user {os.geteuid()} or root, "
-            "or another user would have the weights; start a service of your own (plimsoll serve)"
+            f"the optimizer service at {path}: process {process} of user {user} answers: expected user {os.geteuid()} or "
+            "root, as the service gets the weights; start a service of your own (plimsoll serve)"
         )
 
 

@@ -159,7 +159,7 @@ def test_a_session_that_went_wrong_says_so_from_then_on(tmp_path):
     session = Session(service.path, DOCUMENT)
     with pytest.raises(ProtocolError, match="norm: an answer of 8 bytes"):
         session.norm_result(session.norm())
-    with pytest.raises(PlimsollError, match="closed, because of this: norm: an answer of 8 bytes"):
+    with pytest.raises(PlimsollError, match="closed after an error: norm: an answer of 8 bytes"):
         session.norm()
 
 
@@ -193,14 +193,14 @@ def test_lost_state_is_noticed(tmp_path):
     anew = [memfd(), memfd()]
     service = Scripted(tmp_path, [open_well, nothing], [lambda c, k, n: open_well(c, k, n, anew)])
     session = Session(service.path, DOCUMENT)
-    with pytest.raises(StateLost, match="was started anew, and the state of rank 0 is gone; load the last checkpoint"):
+    with pytest.raises(StateLost, match="was started again without its state: the state of rank 0 is gone; load the last checkpoint"):
         session.norm_result(session.norm())
 
 
 def test_a_service_that_does_not_come_back(tmp_path):
     service = Scripted(tmp_path, [open_well, nothing])
     session = Session(service.path, DOCUMENT, patience=0.2)
-    with pytest.raises(PlimsollError, match="has ended .* none took its place within 0.2 s"):
+    with pytest.raises(PlimsollError, match="has ended .* no other was started within 0.2 s"):
         session.norm_result(session.norm())
 
 

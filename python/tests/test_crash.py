@@ -154,7 +154,7 @@ def test_service_is_gone_for_good(service):
     service.process.wait()
     for shard in optimizer._shards:
         shard.session.patience = 0.2
-    with pytest.raises(RuntimeError, match="has ended .* none took its place"):
+    with pytest.raises(RuntimeError, match="has ended .* no other was started"):
         train(model, optimizer, 1)
 
 
@@ -295,7 +295,7 @@ def test_a_step_that_not_all_have_prepared(service):
     bf16 = optimizer._shards[0].session
     bf16.begun(bf16.begin(1.0, optimizer._numbers(), wait=True))
     optimizer.close()
-    with pytest.raises(RuntimeError, match="at different steps .3, 4., and the last was not prepared by all; .* checkpoint"):
+    with pytest.raises(RuntimeError, match="at different steps .3, 4., and not all prepared the last one; .* checkpoint"):
         plimsoll.torch.AdamW(Mixed().parameters(), socket=service.socket).open()
 
 
@@ -307,7 +307,7 @@ def test_a_state_that_was_being_changed_is_not_gone_on_from(service):
     session = optimizer._shards[0].session
     session.write(protocol.FIRST_MOMENT, 0, np.ones(100, np.float32))
     optimizer.close()
-    with pytest.warns(UserWarning, match="at step 3, and was being changed when its trainer died: .* given back"):
+    with pytest.warns(UserWarning, match="at step 3, and was being changed when its trainer died: .* is freed"):
         assert plimsoll.torch.AdamW(network().parameters(), socket=service.socket).resumed_step == 0
 
 
@@ -337,7 +337,7 @@ def test_a_state_of_which_a_part_was_replaced_is_not_gone_on_from(service, tmp_p
     optimizer.close()
     again = Mixed()
     optimizer = plimsoll.torch.AdamW(again.parameters(), socket=service.socket)
-    with pytest.warns(UserWarning, match="was being changed when its trainer died: it is a mixture") as warned:
+    with pytest.warns(UserWarning, match="was being changed when its trainer died: it is inconsistent") as warned:
         assert optimizer.resumed_step == 0
     assert len(warned) == 2  # the other part alone is none to go on from
     assert_same(again, Mixed(), 0, 0)

@@ -164,7 +164,7 @@ def not_averaged(rank, how):
     before = weights(model)
     with wrapped.no_sync() if how == "no_sync" else contextlib.nullcontext():
         backward(0, wrapped if how == "no_sync" else model)
-    with pytest.raises(PlimsollError, match="the gradients of the ranks differ, and nobody has averaged them: wrap the model in"):
+    with pytest.raises(PlimsollError, match="the gradients of the ranks differ, so they were not averaged: wrap the model in"):
         optimizer.step()
     assert weights(model) == before
     optimizer.zero_grad()
@@ -225,10 +225,10 @@ def in_copies(rank, directory, kind):
         optimizer.step()
         optimizer.zero_grad()
     if kind == "alone":
-        with pytest.raises(RuntimeError, match="does not hear of the others: save needs these"):
+        with pytest.raises(RuntimeError, match="does not communicate with the others: give the optimizer the ranks"):
             optimizer.save(directory)
         optimizer.close()
-        with pytest.raises(PlimsollError, match="found its state at step 2, and does not hear whether that of the others is: "):
+        with pytest.raises(PlimsollError, match="found its state at step 2, but cannot ask the other ranks for theirs: "):
             optimizer.open()
         optimizer.load(f"{directory}/checkpoint")
     else:
@@ -777,7 +777,7 @@ def saving(rank, directory, sharding, steps, resume):
     if not resume:
         optimizer.save(directory, {"epoch": 3})
         assert optimizer.saved() == steps
-    with pytest.raises(RuntimeError, match="no rank has the whole state"):
+    with pytest.raises(RuntimeError, match="no rank has the full state"):
         optimizer.state_dict()
     return weights(model), first, training
 
@@ -886,7 +886,7 @@ def saving_again(rank, directory):
         match="" if rank else "^saving to .* failed on 1 of 2 ranks: rank 1: NotADir",
     ):
         optimizer.save(failing)
-    with pytest.raises(RuntimeError, match="nothing is being saved"):
+    with pytest.raises(RuntimeError, match="no save is in progress"):
         optimizer.saved()
     saved = optimizer._shards[0].session.saved
 
@@ -979,7 +979,7 @@ def loading(rank, directory):
     for p in model.parameters():
         p.grad = torch.ones_like(p)
     with pytest.raises(
-        PlimsollError, match="the fp32 state of a checkpoint was loaded, and that of others was not: load again"
+        PlimsollError, match="the fp32 state of a checkpoint was loaded, but the others' was not: load again"
     ):
         optimizer.step()
     with pytest.raises(PlimsollError, match="have loaded different steps from .*: 0, 1; load one"):
@@ -1357,7 +1357,7 @@ def of_other_ranks(rank, sharding):
     if rank == 0:
         optimizer.open()
     else:
-        with pytest.raises(ValueError, match="process_group is one of other ranks than this, 1: "):
+        with pytest.raises(ValueError, match="process_group does not have this rank, 1: "):
             optimizer.open()
 
 
@@ -1453,7 +1453,7 @@ def broken_off(rank):
 
 def test_parameters_that_have_not_come(service):
     (first, *same), (second, *other) = run(broken_off, service=service)
-    assert second.startswith("the model has parameters of two steps: those of the last step have not come as a whole")
+    assert second.startswith("the model has parameters of two steps: some of the last step have not arrived")
     assert first == f"step 2 failed on 1 of 2 ranks: rank 1: PlimsollError: {second}" and same == other
 
 

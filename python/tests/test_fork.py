@@ -76,7 +76,7 @@ def test_a_child_is_told_that_its_parameters_have_gone(tmp_path, way, dtype, cha
             assert_same(model, wanted, 0, 0)  # has had its own parameters all the time
             return
         for use in (lambda: model(torch.ones(2, 16).to(dtype)), lambda: model[2].bias.sum(), lambda: model.state_dict()):
-            with pytest.raises(RuntimeError, match="this process was forked, .* which has changed them since"):
+            with pytest.raises(RuntimeError, match="this process was forked, .* has changed the parameters since"):
                 use()
 
     finish = in_child(evaluate)

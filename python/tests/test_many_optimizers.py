@@ -174,7 +174,7 @@ def test_room_for_descriptors():
     assert enough.returncode == 0, enough.stderr
     more, limit = map(int, enough.stdout.split())
     assert more == 3 * 39 and 64 < limit <= 256  # two arenas and a connection each
-    assert "file descriptors open, and may have 100 (ulimit -Hn): a session needs up to" in few.stderr
+    assert "file descriptors open, but may have only 100 (ulimit -Hn): a session needs up to" in few.stderr
 
 
 def test_room_is_not_made_where_there_is_some():

@@ -310,7 +310,7 @@ def test_parameters_in_the_same_memory_are_refused():
         ((flat[4:], flat[:5]), "parameters second and first are in the same memory"),
         ((flat[::2], flat[8:]), "parameters first and second are in the same memory"),
         ((flat, flat[:1].expand(3)), "parameters first and second are in the same memory"),
-        ((torch.zeros(3), flat[:1].expand(3)), "parameter second has several elements in one place"),
+        ((torch.zeros(3), flat[:1].expand(3)), "parameter second has several elements at one address"),
     ):
         named = [(name, torch.nn.Parameter(tensor)) for name, tensor in zip(("first", "second"), parameters)]
         optimizer = plimsoll.torch.AdamW([p for _, p in named], named_parameters=named)
@@ -535,7 +535,7 @@ def test_a_parameter_with_another_shape_is_refused():
     optimizer.step()
     optimizer.zero_grad()
     model.weight.data = torch.zeros(12, 4)
-    with pytest.raises(RuntimeError, match=r"parameter0 has the shape \[12, 4\], and had \[10, 4\] when the optimizer was opened"):
+    with pytest.raises(RuntimeError, match=r"parameter0 has the shape \[12, 4\], but had \[10, 4\] when the optimizer was opened"):
         model(torch.arange(12)).sum().backward()
         optimizer.step()
 
@@ -652,7 +652,7 @@ def test_a_state_that_does_not_fit_changes_nothing():
         (lambda entry: entry.update(master_weights=torch.zeros(99)), r"master_weights of .* has the shape \(99,\)"),
         (
             lambda entry: entry.pop("exp_avg_sq"),
-            "has step, exp_avg, master_weights, and no exp_avg_sq: it is of another optimizer",
+            "has step, exp_avg, master_weights, but no exp_avg_sq: it is of another optimizer",
         ),
     ):
         state = copy.deepcopy(optimizer.state_dict())
@@ -665,7 +665,7 @@ def test_a_state_that_does_not_fit_changes_nothing():
         assert bits(model, optimizer) == before and optimizer.state_dict()["param_groups"] == groups
     other = torch.optim.SGD(model.parameters(), momentum=0.9)
     train(model, other, 1)
-    with pytest.raises(ValueError, match="has momentum_buffer, and no exp_avg or exp_avg_sq or step"):
+    with pytest.raises(ValueError, match="has momentum_buffer, but no exp_avg or exp_avg_sq or step"):
         optimizer.load_state_dict(other.state_dict())
 
 
@@ -783,7 +783,7 @@ def test_a_state_of_which_a_part_could_not_be_loaded_is_not_used(tmp_path):
     with torch.no_grad():
         model[1].weight.add_(1)
     for use in optimizer.state_dict, step, lambda: optimizer.save(tmp_path / "other"):
-        with pytest.raises(PlimsollError, match="was loaded, and that of others was not: load again"):
+        with pytest.raises(PlimsollError, match="was loaded, but the others' was not: load again"):
             use()
     file.write_bytes(whole)
     optimizer.load(tmp_path)
@@ -972,7 +972,7 @@ def test_parameter_groups_that_change_after_opening(change, tmp_path):
         groups[0]["params"].clear()
     else:
         groups[1]["params"].append(groups[0]["params"].pop())
-    message = "there are 1 parameter groups; there were 2" if change == "removed" else "has not the parameters that it had when"
+    message = "there are 1 parameter groups; there were 2" if change == "removed" else "has other parameters than when"
     for use in optimizer.step, optimizer.state_dict, lambda: optimizer.save(tmp_path):
         with pytest.raises(RuntimeError, match=message):
             use()

@@ -90,7 +90,7 @@ def test_with_the_best_model(tmp_path):
 def test_checkpoints_that_are_elsewhere(whole, tmp_path):
     elsewhere = str(whole[0] / "checkpoint-4")
     _, _, trainer = begin(tmp_path / "another", CheckpointCallback())
-    with pytest.raises(PlimsollError, match="training cannot go on from .*another/checkpoint-4, which has no whole state"):
+    with pytest.raises(PlimsollError, match="training cannot go on from .*another/checkpoint-4, which has no complete state"):
         trainer.train(resume_from_checkpoint=elsewhere)
     made, _, trainer = begin(tmp_path / "another", CheckpointCallback(resume_from_checkpoint=elsewhere))
     trainer.train(resume_from_checkpoint=elsewhere)
@@ -111,9 +111,9 @@ def test_a_save_that_was_broken_off(saved):
     [step] = os.listdir(newest)
     os.rename(newest / step, newest / "unfinished")
     _, _, trainer = begin(saved, CheckpointCallback(), steps=10)
-    with pytest.raises(PlimsollError, match="training cannot go on from .*checkpoint-8.* one that has: .*checkpoint-6") as failure:
+    with pytest.raises(PlimsollError, match="training cannot go on from .*checkpoint-8.* a complete state: .*checkpoint-6") as failure:
         trainer.train(resume_from_checkpoint=True)
-    assert "checkpoint-8," not in str(failure.value).split("one that has: ")[1]
+    assert "checkpoint-8," not in str(failure.value).split("a complete state: ")[1]
 
 
 def test_without_the_callback_no_step_is_made(saved):

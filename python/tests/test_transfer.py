@@ -114,7 +114,7 @@ def test_streams_of_both_directions(cuda):
     assert {"out", "in"} == {n[2] for n in cuda.notes if n[0] == "record"}
 
 
-@pytest.mark.parametrize("kernel, advice", [("6.8.0-generic", "ulimit -l is no limit for it"), ("5.15-microsoft-standard-WSL2", "under WSL2")])
+@pytest.mark.parametrize("kernel, advice", [("6.8.0-generic", "ulimit -l does not limit it"), ("5.15-microsoft-standard-WSL2", "under WSL2")])
 def test_memory_that_cannot_be_pinned(cuda, monkeypatch, kernel, advice):
     """The error is not left to the next kernel, and what was pinned before is let go."""
     monkeypatch.setattr(platform, "release", lambda: kernel)
@@ -190,7 +190,7 @@ def test_zero2_is_no_part_of_a_graph(cuda):
     optimizer = plimsoll.torch.AdamW(model.parameters(), sharding="zero2")
     optimizer.open()
     cuda.capturing = True
-    with pytest.raises(RuntimeError, match="this one is captured for a CUDA graph: leave it out of the graph"):
+    with pytest.raises(RuntimeError, match="this backward pass is captured for a CUDA graph: leave it out of the graph"):
         backward(model, 0)
 
 

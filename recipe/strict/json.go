@@ -107,7 +107,7 @@ func (p *jsonParser) token() (jsontext.Token, error) {
 			WithHint("check that every brace, bracket and quote is closed")
 	}
 	bad := &fault.Input{What: "this is not JSON", Err: err,
-		Hint: "names and strings need double quotes; true, false and null small letters; members commas between them"}
+		Hint: "names and strings need double quotes; true, false and null are in lower case; commas separate members"}
 	if errors.As(err, &syntax) {
 		bad.Where, bad.Err = p.Position(syntax.ByteOffset), syntax.Err
 	}
@@ -164,7 +164,7 @@ func (p *jsonParser) object(v *Value) error {
 func (d *Document) once(places map[string]int64, m Member) error {
 	if first, twice := places[m.Name]; twice {
 		at := d.Position(first)
-		return d.Inputf(m.At, "%q is here for the second time, the first is on line %d column %d",
+		return d.Inputf(m.At, "%q is listed twice, first on line %d column %d",
 			m.Name, at.Line, at.Column).WithHint("remove one of the two")
 	}
 	places[m.Name] = m.At

@@ -116,7 +116,7 @@ func (r *Reader) checkInside(rule Rule, path string, v *Value) error {
 			if !rule.noted || known.Resemble(m.Name) {
 				return unknown.WithHint(r.advice(rule, m.Name))
 			}
-			r.Notes = append(r.Notes, Note{unknown.Where, unknown.What + ": it is not planned with"})
+			r.Notes = append(r.Notes, Note{unknown.Where, unknown.What + ": plimsoll ignores it"})
 			continue
 		}
 		below := join(path, m.Name)

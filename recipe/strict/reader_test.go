@@ -96,7 +96,7 @@ func TestNotes(t *testing.T) {
 	r.Note("nested.depth", "is not given")
 	want := []string{
 		`p.json:1:2: breadth is deprecated: use "width"`,
-		`p.json:1:16: Program knows no key "later" at the top level: it is not planned with`,
+		`p.json:1:16: Program knows no key "later" at the top level: plimsoll ignores it`,
 		`p.json:2:14: nested.nested_mark has no effect`,
 		`p.json:2:3: nested.depth is not given`,
 	}

@@ -17,13 +17,13 @@ func (d *Document) slip(rule Rule, v *Value) string {
 	word := slices.ContainsFunc(rule.words, func(word string) bool { return strings.EqualFold(word, v.Text) })
 	switch {
 	case v.Kind != '"' && word:
-		return "YAML 1.1 takes " + v.Text + " for a truth value: write '" + v.Text + "' in quotes"
+		return "YAML 1.1 reads " + v.Text + " as a boolean: write '" + v.Text + "' in quotes"
 	case v.Kind != '"' || rule.form == textForm || rule.form == objectForm || rule.form == listForm:
 		return ""
 	case v.Text == "auto":
 		return `nothing fills in "auto" for this key: give a value, or leave the key out`
 	case rule.takes(&bare) && !strings.ContainsRune(`"'`, rune(d.Text[v.At])):
-		return "YAML 1.1 takes " + v.Text + " for a string: write the exponent as in 5.0e-5, or no exponent"
+		return "YAML 1.1 reads " + v.Text + " as a string: write the exponent as in 5.0e-5, or no exponent"
 	case rule.takes(&bare):
 		return "write " + v.Text + " without the quotes"
 	}

@@ -95,10 +95,10 @@ func (p *yamlParser) offset(n *yaml.Node) int64 {
 func (p *yamlParser) fromYAML(n *yaml.Node) (*Value, error) {
 	v := &Value{At: p.offset(n)}
 	if n.Kind == yaml.AliasNode {
-		return nil, p.Inputf(v.At, "here is an alias, *%s", n.Value).WithHint("write out what it stands for")
+		return nil, p.Inputf(v.At, "found an alias, *%s", n.Value).WithHint("write out its value")
 	}
 	if n.Style&yaml.TaggedStyle != 0 {
-		return nil, p.Inputf(v.At, "here is a tag, %s", n.Tag).WithHint("remove it")
+		return nil, p.Inputf(v.At, "found a tag, %s", n.Tag).WithHint("remove it")
 	}
 	switch n.Kind {
 	case yaml.MappingNode:

@@ -89,15 +89,15 @@ class Algorithm(NamedTuple):
         for option in ("maximize", "decoupled_weight_decay"):
             if len({bool(group.get(option)) for group in groups}) > 1:
                 raise ValueError(
-                    f"{option} is True in some parameter groups and False in others: expected one value, as one step is made of all "
-                    "groups; give each kind an optimizer of its own (name=)"
+                    f"{option} is True in some parameter groups and False in others: expected one value, as all groups make "
+                    "one step; give each kind an optimizer of its own (name=)"
                 )
         rule = self.rule(groups[0])
         others = set(opened) - {rule}
         if others:
             raise ValueError(
-                f"the parameter groups say {rule} now, and the state is one of {others.pop()}: decoupled_weight_decay was changed. "
-                "Give it to the constructor"
+                f"the parameter groups say {rule} now, but the state is one of {others.pop()}: decoupled_weight_decay was "
+                "changed. Give it to the constructor"
             )
 
     def complete(
@@ -125,6 +125,6 @@ class Algorithm(NamedTuple):
 def _check_number(name: str, value: float) -> None:
     """Refuses a hyperparameter that fp32, the type of the service's steps, cannot hold."""
     if not abs(value) <= _LARGEST:
-        raise ValueError(f"{name} is {value:g}: steps are made in fp32: expected a magnitude of at most {_LARGEST:.3g}")
+        raise ValueError(f"{name} is {value:g}: expected a magnitude of at most {_LARGEST:.3g}, as steps compute in fp32")
     if name == "eps" and 0 < value < SMALLEST:
-        raise ValueError(f"eps is {value:g}: steps are made in fp32: expected 0, or at least {SMALLEST:.3g}")
+        raise ValueError(f"eps is {value:g}: expected 0, or at least {SMALLEST:.3g}, as steps compute in fp32")

@@ -27,7 +27,8 @@ class Saver:
         ranks, sessions = shards.ranks, shards.sessions
         if not ranks.are_heard and environment.world() > 1:
             raise RuntimeError(
-                "every rank has all of the state, and does not hear of the others: save needs these (process_group=), or sharding, or one rank alone"
+                "every rank has the full state and does not communicate with the others: give the optimizer the ranks "
+                "(process_group=), or sharding, or save with one rank alone"
             )
         directory = os.path.abspath(directory)  # wherever the program goes meanwhile
         if self._saves_in_vain:
@@ -55,7 +56,7 @@ class Saver:
     def saved(self, shards: Shards) -> int:
         """Waits until all ranks have written the save under way, and makes it a checkpoint. Returns its step."""
         if self._saving is None:
-            raise RuntimeError("saved: nothing is being saved: call save first")
+            raise RuntimeError("saved: no save is in progress: call save first")
         (directory, step, identity), self._saving = self._saving, None
         ranks, sessions = shards.ranks, shards.sessions
         saves = f"saving step {step} to {directory}"
@@ -72,7 +73,8 @@ class Saver:
                 raise failure
             if any(f != step for f in found):
                 raise PlimsollError(
-                    f"step {step} was not saved to {directory}: the service was started again while it was; call save again"
+                    f"step {step} was not saved to {directory}: the service was started again during the save; call save "
+                    "again"
                 )
             return bool(sessions)
 
@@ -126,7 +128,7 @@ def fit_entries(
 
     steps = shards.ranks.agree("load_state_dict", fit)
     if len(set(steps)) > 1:
-        raise PlimsollError(f"load_state_dict: the ranks have states of different steps, {steps}: give all ranks one")
+        raise PlimsollError(f"load_state_dict: the ranks have states of different steps, {steps}: give all ranks the same one")
     return steps[0], given
 
 

@@ -16,8 +16,8 @@ from plimsoll.torch.state_dict import read_entry
 # Operators that write their first argument although their name does not end with an underscore.
 _WRITING = frozenset(("__setitem__", "__set__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ifloordiv__", "__imod__", "__ipow__"))
 _REFUSED = (
-    "optimizer.state shows copies of what the service holds, and writing to them changes nothing there: load what you mean "
-    "with optimizer.load_state_dict, from a copy of optimizer.state_dict() that you have changed"
+    "optimizer.state has copies of the service's state, and writing to them changes nothing: change a copy of "
+    "optimizer.state_dict(), and load it with optimizer.load_state_dict"
 )
 
 

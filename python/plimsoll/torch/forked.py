@@ -21,9 +21,9 @@ from plimsoll.torch.samples import Samples
 
 
 _GONE = (
-    "this process was forked, and its model has the parameters of the parent process, which has changed them since: those of "
-    "the fork are gone. Use a parameter before the parent goes on (p.shape is enough: then the child has a copy of its own), "
-    "give the child a copy of the model that was made before the fork (copy.deepcopy(model)), or start it by spawn"
+    "this process was forked, and its parent has changed the parameters since: their values at the fork are gone. Use a "
+    "parameter before the parent goes on (p.shape is enough: the child then has a copy of its own), give the child a copy "
+    "of the model from before the fork (copy.deepcopy(model)), or start it by spawn"
 )
 
 

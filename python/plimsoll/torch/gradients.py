@@ -63,8 +63,8 @@ class Gradients:
             if self._reducer is None:
                 return
             raise RuntimeError(
-                "sharding is 'zero2', which takes gradients away in the backward pass, and this one is captured for a CUDA "
-                "graph: leave it out of the graph, or use sharding='zero1'"
+                "sharding is 'zero2', which takes gradients away in the backward pass, but this backward pass is captured "
+                "for a CUDA graph: leave it out of the graph, or use sharding='zero1'"
             )
         if parameter.grad is None:
             return  # a hook before this one has made the step with it, and taken it away

@@ -211,8 +211,8 @@ def _rows(parameter: Any, name: str, mesh: Mesh) -> Tuple[int, int]:
     held = parameter.to_local().numel()
     if held != (last - first) * width:
         raise ValueError(
-            f"parameter {name}: rank {mesh.rank} of {mesh.world} has {held} elements of {tuple(parameter.shape)}: "
-            f"expected {(last - first) * width}, rows {first} to {last}; other ways to shard are not known here"
+            f"parameter {name}: rank {mesh.rank} of {mesh.world} has {held} elements of {tuple(parameter.shape)}: expected "
+            f"{(last - first) * width}, rows {first} to {last}; plimsoll knows no other way to shard"
         )
     return first * width, held
 
@@ -226,12 +226,14 @@ def check_memory(parameters: Iterable[torch.Tensor], names: Dict[torch.Tensor, s
         extent = 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride()))
         if begin < end:
             raise ValueError(
-                f"parameters {before} and {name} are in the same memory, and each has a state and a step of its own: make them one "
-                "parameter (one.weight = other.weight), or give each its own memory (parameter.data = parameter.data.clone())"
+                f"parameters {before} and {name} are in the same memory, but each has its own state and step: make them one "
+                "parameter (one.weight = other.weight), or give each its own memory (parameter.data = "
+                "parameter.data.clone())"
             )
         if extent < tensor.numel():
             raise ValueError(
-                f"parameter {name} has several elements in one place (expand): give it memory of its own (parameter.data = parameter.data.clone())"
+                f"parameter {name} has several elements at one address (expand): give it memory of its own (parameter.data "
+                "= parameter.data.clone())"
             )
         end, before = begin + extent * tensor.element_size(), name
 

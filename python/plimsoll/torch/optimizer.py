@@ -108,7 +108,7 @@ class Optimizer(torch.optim.Optimizer):
     def _check_not_closed(self) -> None:
         if self._closed:
             raise RuntimeError(
-                "the optimizer is closed: open() attaches to the state where that is still in a service, and else begins with a new one "
+                "the optimizer is closed: open() attaches to the state if a service still has it, or begins with a new one "
                 "(moments of zero); load() and load_state_dict() fill it"
             )
 
@@ -149,7 +149,7 @@ class Optimizer(torch.optim.Optimizer):
         """Adds a parameter group, as torch does, until the state exists."""
         if self._shards is not None:
             raise RuntimeError(
-                "add_param_group: the state is made already, in memory of exactly its size: add all groups before the first step"
+                "add_param_group: the state is already in memory of exactly its size: add all groups before the first step"
             )
         super().add_param_group(param_group)
         try:
@@ -207,7 +207,8 @@ class Optimizer(torch.optim.Optimizer):
             return
         if self._settings.sharding == "zero2" and not self._closed:
             raise RuntimeError(
-                "sharding is 'zero2': call optimizer.open() before the first backward pass, from which gradients go to their owners"
+                "sharding is 'zero2': call optimizer.open() before the first backward pass, which sends gradients to their "
+                "owners"
             )
         self._open_unless_closed()
         if self._shards.resumed_step > 0:
@@ -247,8 +248,8 @@ class Optimizer(torch.optim.Optimizer):
     def state(self, value: Any) -> None:
         if "_entries" in self.__dict__:
             raise RuntimeError(
-                "optimizer.state cannot be set: the state is the service's. Use optimizer.load_state_dict, or make a new optimizer "
-                "to begin with moments of zero"
+                "optimizer.state cannot be set: the service holds the state. Use optimizer.load_state_dict, or make a new "
+                "optimizer to begin with moments of zero"
             )
         self._entries = Entries(self)  # torch's constructor sets it first
 
@@ -262,7 +263,8 @@ class Optimizer(torch.optim.Optimizer):
     def _refuse_where_divided(self) -> None:
         if self._settings.sharding is not None:
             raise RuntimeError(
-                f"sharding is {self._settings.sharding!r}, and no rank has the whole state: save it with optimizer.save(directory)"
+                f"sharding is {self._settings.sharding!r}, so no rank has the full state: save it with "
+                "optimizer.save(directory)"
             )
 
     def __reduce__(self) -> Any:
@@ -341,8 +343,8 @@ class Optimizer(torch.optim.Optimizer):
     def _check_awaited(self) -> None:
         if self.awaits_state is not None:
             raise RuntimeError(
-                "this optimizer has loaded a state_dict that plimsoll.transformers.CheckpointCallback has saved, whose state is in the folder "
-                "plimsoll beside it: give the Trainer that callback, or call optimizer.load(folder)"
+                "this optimizer has loaded a state_dict saved by plimsoll.transformers.CheckpointCallback, and the state "
+                "is in the folder plimsoll beside it: give the Trainer that callback, or call optimizer.load(folder)"
             )
 
     @uninterrupted

@@ -20,8 +20,9 @@ from plimsoll.client import Arena
 from plimsoll.errors import PlimsollError
 
 STALE = (
-    "parameters are in pages of this process's own, which do not show the step: memory was locked (mlock, mlockall), or "
-    "weights were written while the step was made. Lock memory before the optimizer is opened, and write weights between steps"
+    "this process has private copies of parameters' pages, which do not show the step: memory was locked (mlock, "
+    "mlockall), or weights were written while the step was made. Lock memory before the optimizer is opened, and write "
+    "weights between steps"
 )
 _NO_RESERVE = 0x4000  # MAP_NORESERVE: copies are rare, and no memory is set aside for them
 _HUGETLBFS = 0x958458F6
@@ -68,7 +69,7 @@ class OwnPages:
         with open("/proc/self/pagemap", "rb", buffering=0) as pagemap:
             entries = np.frombuffer(os.pread(pagemap.fileno(), 8 * count, 8 * first), np.uint64)
         if len(entries) != count:
-            raise OSError("pagemap is cut off")
+            raise OSError("pagemap is truncated")
         present, swapped, of_file = (entries & np.uint64(1 << bit) != 0 for bit in (63, 62, 61))
         return (present | swapped) & ~of_file
 

@@ -63,8 +63,8 @@ class ParameterArena:
         """Refuses a step if the model's parameters are no longer those in the arena, or those of the last step."""
         if self._torn:
             raise PlimsollError(
-                "the model has parameters of two steps: those of the last step have not come as a whole "
-                "from the other ranks or the service; load the last checkpoint, or close the optimizers of all ranks and open them again"
+                "the model has parameters of two steps: some of the last step have not arrived from the other ranks or the "
+                "service; load the last checkpoint, or close the optimizers of all ranks and open them again"
             )
         if not self._group.shared:
             return

@@ -114,13 +114,15 @@ class Count(NamedTuple):
             raise PlimsollError(APART)
         if ranks * self.of_squared_scales > self.of_scales * self.of_scales * (1 + 1e-9):  # which allows for rounding
             raise PlimsollError(
-                f"the GradScalers of the ranks have different scales, {own.loss_scale:g} here: gradients were not finite on some ranks "
-                "only, or the first scales differ; give all ranks one scale (scaler.update(new_scale)), and gradients that are averaged"
+                f"the GradScalers of the ranks have different scales, {own.loss_scale:g} here: gradients were not finite on "
+                "some ranks only, or the first scales differ; give all ranks one scale (scaler.update(new_scale)), and "
+                "average the gradients"
             )
         if self.having and Fingerprint.differ(self.of_fingerprints, ranks):
             raise PlimsollError(
-                "the gradients of the ranks differ, and nobody has averaged them: wrap the model in DistributedDataParallel, leave its "
-                "no_sync() for the last backward pass before a step, or use sharding='zero2', which averages them itself"
+                "the gradients of the ranks differ, so they were not averaged: wrap the model in DistributedDataParallel, "
+                "leave its no_sync() for the last backward pass before a step, or use sharding='zero2', which averages "
+                "them itself"
             )
 
 
@@ -131,7 +133,7 @@ def mesh_for(
     sharded = [p for p in parameters if layout.is_sharded(p)]
     if sharded:
         if sharding is not None:
-            raise ValueError(f"sharding is {sharding!r}, and parameters are sharded already (DTensor): leave it None")
+            raise ValueError(f"sharding is {sharding!r}, but parameters are sharded already (DTensor): leave it None")
         if len({p.device_mesh for p in sharded}) > 1 or not all(layout.is_sharded(p) for p in parameters if p.requires_grad):
             raise ValueError(
                 "parameters are of several meshes, or some are DTensors and others are not: give each kind an optimizer of its own"
@@ -148,7 +150,8 @@ def mesh_for(
         if sharding == "zero2":
             return Mesh()  # gradients leave the model, and go nowhere else
         raise ValueError(
-            "sharding is 'zero1', and there is no process group: call torch.distributed.init_process_group first, or leave sharding None"
+            "sharding is 'zero1', but there is no process group: call torch.distributed.init_process_group first, or leave "
+            "sharding None"
         )
     group = process_group or torch.distributed.group.WORLD
     return Mesh(*_place_in(group), (group,))
@@ -165,6 +168,7 @@ def _place_in(group: Any) -> Tuple[int, int]:
     rank = torch.distributed.get_rank(group)
     if rank < 0:
         raise ValueError(
-            f"process_group is one of other ranks than this, {torch.distributed.get_rank()}: expected that of the ranks which train these parameters"
+            f"process_group does not have this rank, {torch.distributed.get_rank()}: expected the group of ranks that train "
+            "these parameters"
         )
     return rank, torch.distributed.get_world_size(group)

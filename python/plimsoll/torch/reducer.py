@@ -68,8 +68,8 @@ class Reducer:
         self.all = {p for p, has in zip(self._order, having) if has}
         if any(most != -least for _, most, least, *_ in told):
             raise PlimsollError(
-                "some ranks have discarded gradients that others have kept, and those of different batches were added up: "
-                "call backward and zero_grad equally often on all ranks"
+                "some ranks have discarded gradients that others have kept, so gradients of different batches were added "
+                "up: call backward and zero_grad equally often on all ranks"
             )
         if self.all and not self._learned:
             self._learn()
@@ -125,7 +125,7 @@ class Reducer:
         """Notes whether a send was interrupted: this rank then does not know what the others received."""
         if self._lost:
             raise PlimsollError(
-                "this rank was interrupted while it sent gradients to the others, and they do not fit together any more: "
+                "this rank was interrupted while it sent gradients to the others, so the ranks' gradients no longer match: "
                 "start the job again, from the last checkpoint"
             )
         self._lost = True

@@ -47,7 +47,7 @@ def grad_scale(loss_scale: float, norm: Optional[float], max_norm: Optional[floa
     factor = clip / loss_scale
     if factor < SMALLEST:
         raise ValueError(
-            f"the norm of all gradients is {norm:g}, and max_grad_norm is {max_norm:g}: fp32 cannot hold the "
-            f"factor {factor:g} that clips them; give a larger max_grad_norm, or look for what makes gradients so large"
+            f"the norm of all gradients is {norm:g}, and max_grad_norm is {max_norm:g}: fp32 cannot hold the factor "
+            f"{factor:g} that clips them; give a larger max_grad_norm, or find out why the gradients are so large"
         )
     return factor

@@ -43,7 +43,7 @@ class Settings(NamedTuple):
         _choose("gradients", settings.gradients, ("backward", "step"))
         if settings.gradients == "step" and settings.sharding == "zero2":
             raise ValueError(
-                "gradients is 'step' and sharding is 'zero2', which sends gradients to their owners in the backward pass: "
+                "gradients is 'step', but sharding is 'zero2', which sends gradients to their owners in the backward pass: "
                 "leave gradients at 'backward', or use sharding='zero1'"
             )
         if settings.name is not None and not re.fullmatch("[a-zA-Z0-9_-][a-zA-Z0-9._-]{0,31}", settings.name):

@@ -50,8 +50,9 @@ class Shard:
             if found.step > 0:
                 whose = "that of another shard was" if found.initialized else "was"
                 warnings.warn(
-                    f"the {self.name} state of job {found.document['job']} was at step {found.step}, and {whose} being changed when its trainer died: "
-                    "it is a mixture, and is given back. Training begins anew, unless a checkpoint is loaded"
+                    f"the {self.name} state of job {found.document['job']} was at step {found.step}, and {whose} being "
+                    "changed when its trainer died: it is inconsistent, and its memory is freed. Training begins anew, "
+                    "unless a checkpoint is loaded"
                 )
             path, document = found.path, found.document
             found.close(give_back=True)

@@ -146,9 +146,9 @@ class Shards:
         last = max((f.step for f in found), default=0)
         if last and not self.ranks.are_heard and is_distributed() and torch.distributed.get_world_size() > 1:
             raise PlimsollError(
-                f"this rank has found its state at step {last}, and does not hear whether that of the others is: give the optimizer "
-                "the ranks that hold the same (process_group=torch.distributed.group.WORLD, or model= wrapped by "
-                "DistributedDataParallel), or sharding"
+                f"this rank has found its state at step {last}, but cannot ask the other ranks for theirs: give the "
+                "optimizer the ranks that hold the same state (process_group=torch.distributed.group.WORLD, or model= "
+                "wrapped by DistributedDataParallel), or sharding"
             )
         are_initialized = all(f.initialized for f in found)
 
@@ -171,8 +171,8 @@ class Shards:
         if len(grad_scales) != 1 or any(f.step != last - 1 or f.prepared_step != last for f in behind):
             steps = ", ".join(map(str, sorted({f.step for f in found})))
             raise PlimsollError(
-                f"the shards of this job are at different steps ({steps}), and the last was not prepared by all; "
-                "give the job another name (job=, PLIMSOLL_JOB) or the service another start, and load the last checkpoint"
+                f"the shards of this job are at different steps ({steps}), and not all prepared the last one; give the job "
+                "another name (job=, PLIMSOLL_JOB) or start the service again, and load the last checkpoint"
             )
         for session in self.sessions:
             if session.step != last:
@@ -196,7 +196,8 @@ class Shards:
                 shard.session.drain()
                 if not shard.session.initialized:
                     raise PlimsollError(
-                        f"the {shard.name} state of a checkpoint was loaded, and that of others was not: load again before anything else"
+                        f"the {shard.name} state of a checkpoint was loaded, but the others' was not: load again before "
+                        "anything else"
                     )
         steps = {shard.name: shard.session.step for shard in self if shard.session}
         if len(set(steps.values())) > 1:

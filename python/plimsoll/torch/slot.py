@@ -120,7 +120,7 @@ def dense(parameter: torch.Tensor, piece: Piece) -> torch.Tensor:
         )
     if tuple(parameter.shape) != tuple(piece.shape):
         raise RuntimeError(
-            f"parameter {piece.name} has the shape {list(parameter.shape)}, and had {list(piece.shape)} when the optimizer was opened: "
-            "resize the model before the optimizer is opened, or close it and make a new one"
+            f"parameter {piece.name} has the shape {list(parameter.shape)}, but had {list(piece.shape)} when the optimizer "
+            "was opened: resize the model before the optimizer is opened, or close it and make a new one"
         )
     return gradient

@@ -70,8 +70,8 @@ def check_entries(shards: Iterable[Shard], algorithm: Algorithm, entries: _Entri
             missing = [name for name in (*algorithm.moments, *["step"] * algorithm.counts_steps) if name not in entry]
             if missing:
                 raise ValueError(
-                    f"the state of parameter {slot.piece.name} has {', '.join(map(str, entry))}, and no {' or '.join(missing)}: "
-                    "it is of another optimizer"
+                    f"the state of parameter {slot.piece.name} has {', '.join(map(str, entry))}, but no "
+                    f"{' or '.join(missing)}: it is of another optimizer"
                 )
             for name in (*algorithm.moments, _MASTER):
                 tensor = entry.get(name)
@@ -130,7 +130,8 @@ def _step_of(entries: _Entries, counts_steps: bool) -> int:
     steps = {int(entry["step"]) for entry in entries.values() if entry and "step" in entry}
     if len(steps) > 1:
         raise ValueError(
-            f"the parameters of the state are at different steps ({', '.join(map(str, sorted(steps)))}): expected one, as all are updated together"
+            f"the parameters of the state are at different steps ({', '.join(map(str, sorted(steps)))}): expected one, as "
+            "all are updated together"
         )
     return steps.pop() if steps else 0
 

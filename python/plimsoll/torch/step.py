@@ -14,7 +14,8 @@ from plimsoll.torch.shards import Numbers, Shards
 def refuse_capture() -> None:
     if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
         raise RuntimeError(
-            "step: a CUDA graph is being captured, and the service makes steps outside of any: capture forward and backward pass alone"
+            "step: a CUDA graph is being captured, but the service makes steps outside of graphs: capture only the forward "
+            "and backward pass"
         )
 
 
@@ -36,8 +37,8 @@ class Step:
         """
         if self._shards.transfer.is_capturing():
             raise RuntimeError(
-                "optimizer.step() was called while a CUDA graph is captured: the update is made on the host, and is no part of a graph; "
-                "capture forward and backward pass alone, and call step() after each replay()"
+                "optimizer.step() was called while a CUDA graph is captured: the host makes the update, outside of graphs; "
+                "capture only the forward and backward pass, and call step() after each replay()"
             )
         vote = Vote()
         try:

@@ -8,8 +8,8 @@ import torch
 from plimsoll.torch import layout
 
 _REGROUPED = (
-    "when the optimizer was opened, and the state is that of those parameters. Close the optimizer, and make a new one of "
-    "the parameters that are to be trained from now on"
+    "when the optimizer was opened, and the state belongs to those parameters. Close the optimizer, and make a new one of "
+    "the parameters to train from now on"
 )
 
 
@@ -49,13 +49,14 @@ class Trained:
             raise RuntimeError(f"there are {len(groups)} parameter groups; there were {len(self._groups)} {_REGROUPED}")
         for g, (group, opened) in enumerate(zip(groups, self._groups)):
             if len(group["params"]) != len(opened) or any(map(operator.is_not, group["params"], opened)):
-                raise RuntimeError(f"parameter group {g} has not the parameters that it had {_REGROUPED}")
+                raise RuntimeError(f"parameter group {g} has other parameters than {_REGROUPED}")
 
     def check_frozen(self) -> None:
         """Refuses gradients of parameters that were frozen."""
         thawed = sorted(self._names[p] for p in self._frozen if p.requires_grad and p.grad is not None)
         if thawed:
             raise RuntimeError(
-                f"{len(thawed)} parameters have a gradient and were frozen when the optimizer was opened, {thawed[0]} among them: there is no state "
-                "for them. Close it, and make a new one of all that are trained now; state_dict() takes the state of the others along"
+                f"{len(thawed)} parameters have a gradient and were frozen when the optimizer was opened, {thawed[0]} among "
+                "them: there is no state for them. Close it, and make a new one of all parameters that are trained now; "
+                "state_dict() takes the others' state along"
             )

@@ -169,12 +169,13 @@ def _total_memory() -> str:
 def _where_to_look() -> str:
     if "microsoft" in platform.release().lower():
         return (
-            "under WSL2 Windows lets programs pin a part of memory only, on some of its versions about 1 GiB: use Linux itself, "
+            "under WSL2, Windows lets programs pin only a part of memory, about 1 GiB in some versions: use Linux itself, "
             "or a model whose gradients and parameters fit"
         )
     return (
-        "the driver pins what host and container have free (docker run --memory, the memory limit of a pod); ulimit -l is no limit for it. "
-        "See the kernel's log for NVRM messages, and give the container more memory or the optimizer a smaller part of the model (sharding)"
+        "the driver pins free memory of the host and the container (docker run --memory, the memory limit of a pod); "
+        "ulimit -l does not limit it. See the kernel's log for NVRM messages, and give the container more memory or the "
+        "optimizer a smaller part of the model (sharding)"
     )
 
 
