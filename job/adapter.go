@@ -48,7 +48,7 @@ func (r *resolver) adapter() (err error) {
 	return nil
 }
 
-// noAdapter refuses what cannot be without an adapter.
+// noAdapter refuses settings that need an adapter.
 func (r *resolver) noAdapter() error {
 	if r.AdapterPrecision != "" {
 		return fault.Inputf("--adapter-precision is given without --adapter").
@@ -104,7 +104,7 @@ func (j *Job) tiesAdapted() bool {
 	})
 }
 
-// adaptsEmbedding returns an embedding that the adapter adapts, "" without.
+// adaptsEmbedding returns an embedding that the adapter adapts, or "" if there is none.
 func (j *Job) adaptsEmbedding() string {
 	for _, p := range j.Model.Parameters {
 		if module := strings.TrimSuffix(p.Name, ".weight"); p.IsEmbedding() && !j.Adapter.AllLinear() &&

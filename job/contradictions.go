@@ -71,8 +71,7 @@ func (r *resolver) kernels() error {
 // tensor below 2^63 bytes.
 const maxTokens = 1 << 25
 
-// positions returns the longest sequence with learned positions, 0 without a
-// limit.
+// positions returns the length of the longest sequence that learned positions allow, or 0 if there is no limit.
 func positions(n *model.Network, parameters []model.Parameter) int64 {
 	for _, s := range n.Stacks {
 		if s.PositionEmbedding == "" {

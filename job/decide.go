@@ -8,8 +8,8 @@ import (
 	"plimsoll/recipe"
 )
 
-// Overrides are what a variant of a job has in place of what its request and its
-// files say. A zero value leaves it as it is.
+// Overrides are the settings in which a variant of a job differs from its request and its files. A zero value changes
+// nothing.
 type Overrides struct {
 	GPUs, Nodes                        int
 	Sequence, MicroBatch, Accumulation int
@@ -90,7 +90,7 @@ func (r *resolver) note(notes []recipe.Note) {
 	}
 }
 
-// engine notes what the files say beside their values, and refuses two engines.
+// engine notes what the files say besides their values, and refuses two engines.
 func (r *resolver) engine() error {
 	if r.training != nil {
 		r.note(r.training.Notes)

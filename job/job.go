@@ -1,5 +1,5 @@
-// Package job decides a training job: it reads what a user asks for, and the files
-// that the training is started with, and returns a Job with every setting decided.
+// Package job decides a training job. It reads a user's request and the files that the training is started with, and
+// returns a Job with every setting decided.
 package job
 
 import (
@@ -82,7 +82,7 @@ type Job struct {
 	Assumptions []string
 }
 
-// Parallel says how many ranks share what. Degrees are 1 where nothing is shared.
+// Parallel holds the degrees of parallelism. A degree is 1 if ranks share nothing.
 type Parallel struct {
 	Tensor  int64 // ranks that share the width of a block
 	Context int64 // ranks that share a sequence
@@ -90,8 +90,8 @@ type Parallel struct {
 	Shard   int64 // ranks that parameters are sharded among
 }
 
-// Replicas returns the number of groups of ranks that each hold the full model
-// between them, in data parallelism and in hybrid sharding.
+// Replicas returns the number of groups of ranks that together hold the full model, in data parallelism and in hybrid
+// sharding.
 func (j *Job) Replicas() int {
 	return max(1, j.World/int(j.Parallel.Shard*j.Parallel.Tensor))
 }

@@ -16,16 +16,13 @@ import (
 type Optimizer struct {
 	Name    string
 	Variant Variant
-	// states returns the states of a parameter. They may differ for small
-	// tensors.
+	// States returns the states of a parameter. They may differ for small tensors.
 	States func(p *autograd.Parameter) []State
-	// copies is the number of lists that a foreach step makes, each as large as
-	// all parameters. loopCopies is the number of tensors that a step over single
-	// parameters makes, each as large as the largest parameter.
+	// lists is the number of lists that a foreach step makes, each as large as all parameters. loopTensors is the
+	// number of tensors that a step over single parameters makes, each as large as the largest parameter.
 	lists, loopTensors int64
 	listsWhy           string
-	// managed means that states are in CUDA's managed memory (paged optimizers),
-	// outside torch's allocator.
+	// Managed means that states are in CUDA's managed memory (paged optimizers), outside torch's allocator.
 	Managed bool
 }
 
@@ -265,9 +262,8 @@ func factored(p *autograd.Parameter) []State {
 	return []State{{"exp_avg_sq_row", p.Rows * max(1, p.Matrices) * 4}, {"exp_avg_sq_col", p.Elements / p.Rows * 4}}
 }
 
-// blockwise returns bitsandbytes' states: a byte for each element, and an fp32
-// scale for 256 of them. Tensors below 4096 elements have fp32 states, and so
-// have embeddings in transformers' Trainer.
+// blockwise returns bitsandbytes' states: a byte for each element, and an fp32 scale for 256 of them. Tensors below
+// 4096 elements have fp32 states. So have embeddings in transformers' Trainer.
 func blockwise(names ...string) func(*autograd.Parameter) []State {
 	return func(p *autograd.Parameter) []State {
 		var states []State
@@ -293,8 +289,8 @@ func nibbles(p *autograd.Parameter) []State {
 	return []State{{"exp_avg", bytes}, {"exp_avg_sq", bytes}}
 }
 
-// Temporaries returns the sizes of the temporaries at the peak of a step: tensors
-// like all parameters, or tensors like the largest.
+// Temporaries returns the sizes of the temporaries at the peak of a step. They are as large as all parameters, or as
+// the largest one.
 func (o *Optimizer) Temporaries(parameters []*autograd.Parameter) []ledger.Bytes {
 	var list []ledger.Bytes
 	var largest ledger.Bytes

@@ -44,7 +44,7 @@ type Request struct {
 	Allocator                  string // PYTORCH_CUDA_ALLOC_CONF
 }
 
-// The allowed values of some fields, for help and completion, too.
+// The allowed values of some fields. Help and completion use them, too.
 var (
 	Precisions = []string{"bf16", "fp16", "fp32", "amp-bf16", "amp-fp16"}
 	Attentions = []string{"sdpa", "flash", "eager"}

@@ -58,15 +58,15 @@ func (c conclusion) markdown() string {
 }
 
 var (
-	// marks matches what means something in Markdown wherever it stands, or at the end of a heading. A word with
-	// underscores inside, such as exp_avg, is matched first, because there they mean nothing.
+	// marks matches text that has a meaning in Markdown anywhere in a line, or at the end of a heading. It first
+	// matches a word with underscores inside, such as exp_avg: there they mean nothing.
 	marks = regexp.MustCompile("[A-Za-z0-9]+(?:_+[A-Za-z0-9]+)+|[\\\\`*_\\[\\]<>&~]|#$")
-	// begins matches a text that would be a list, a heading or a line at the beginning of a line.
+	// begins matches text that would be a list, a heading or a rule at the beginning of a line.
 	begins = regexp.MustCompile("^(?:[0-9]+[.)]|[-+]|#{1,6})(?: |$)|^[-=]+$")
 )
 
-// escaped returns text on one line that Markdown shows as it is. Bars are left to the writer of tables: elsewhere they
-// mean nothing.
+// escaped returns text on one line that Markdown shows unchanged. It leaves bars to the writer of tables: elsewhere
+// they mean nothing.
 func escaped(text string) string {
 	text = strings.Join(strings.Fields(text), " ")
 	text = marks.ReplaceAllStringFunc(text, func(mark string) string {

@@ -69,7 +69,7 @@ type conclusion struct {
 	hints   []string
 }
 
-// blocks returns the sections with the verdict as the last.
+// blocks returns the sections, with the verdict last.
 func (p *Page) blocks() []Section {
 	if p.Verdict == "" {
 		return p.Sections

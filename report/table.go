@@ -65,7 +65,7 @@ func (t *Table) with(kind Kind, titles ...string) *Table {
 
 func (t *Table) add(cells ...any) { t.Rows = append(t.Rows, cells) }
 
-// writer returns the table with cells and titles as written makes them.
+// writer returns the table. The function written makes its cells and titles.
 func (t *Table) writer(written func(string) string) table.Writer {
 	w := table.NewWriter()
 	w.SetStyle(styles[t.Style])

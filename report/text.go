@@ -11,7 +11,7 @@ import (
 // screen is the width of dense text.
 const screen = 120
 
-// layout is how facts stand in text.
+// layout is the arrangement of facts in text.
 type layout struct {
 	names int // columns of the name
 	width int // columns of the value, 0 for one line of any length

@@ -30,7 +30,7 @@ type connection struct {
 	// up. It cancels what can be cancelled.
 	abandoned context.Context
 	abandon   context.CancelFunc
-	// kind is the kind of the request that is being handled; 0 for none.
+	// kind is the kind of the request that is being handled, or 0.
 	kind atomic.Uint32
 	// idleSince is when the last request was answered, in nanoseconds. It is 0 during a
 	// request, and while the connection has a session.
@@ -169,7 +169,7 @@ func (c *connection) answer(p protocol.Packet, status protocol.Status, result []
 	return protocol.WritePacket(c.c, reply.Encode(), files...)
 }
 
-// waiting returns how many bytes of requests have arrived and were not read yet.
+// waiting returns the size of the requests that have arrived and are unread.
 func (c *connection) waiting() ledger.Bytes {
 	raw, err := c.c.SyscallConn()
 	if err != nil {

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// A service that is asked to end gives up after this long without progress, of requests
-// and of checkpoints that are being written.
+// A service that was asked to end gives up after this long without progress of requests, or of checkpoints being
+// written.
 var (
 	endPatience  = 5 * time.Second
 	savePatience = 5 * time.Minute
@@ -52,8 +52,8 @@ type progress struct {
 	saved   int64 // as counted by checkpoint.Saving
 }
 
-// await waits until all is finished, or until nothing makes progress any more.
-// Meanwhile it asks the keeper to wait, too.
+// await waits until all work is finished, or until nothing makes progress any more. Meanwhile it asks the keeper to
+// wait, too.
 func (s *Server) await(finished <-chan struct{}) error {
 	began, noticed := time.Now(), false
 	var last progress

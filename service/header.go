@@ -36,11 +36,9 @@ type headerFields struct {
 	attempts atomic.Uint64
 	// condition is one of the conditions of a state, below.
 	condition atomic.Uint64
-	// preparedStep is the step whose hyperparameters are here and whose gradients are
-	// final; 0 for none.
+	// preparedStep is the step whose hyperparameters are here and whose gradients are final, or 0.
 	preparedStep atomic.Uint64
-	// askedStep is the step that a client asked for last. gradScale is what it
-	// multiplies its gradients by, as binary64.
+	// askedStep is the step that a client asked for last. gradScale is the factor of its gradients, as binary64.
 	askedStep, gradScale atomic.Uint64
 }
 
@@ -133,8 +131,7 @@ func readHeader(name string, file *os.File) (*sessionHeader, *protocol.Document,
 // kindOfPages returns the kind of pages of the shard's arenas.
 func (h *sessionHeader) kindOfPages() arena.Pages { return arena.Pages(h.pages) }
 
-// beginWrite records that the state is no longer whole. If the client dies from here
-// on, the state is a mixture.
+// beginWrite records that the state is incomplete. If the client dies from here on, the state is a mixture.
 func (h *sessionHeader) beginWrite() {
 	h.forgetPrepared()
 	h.condition.CompareAndSwap(stateIsWhole, stateIsWritten)
@@ -142,9 +139,8 @@ func (h *sessionHeader) beginWrite() {
 
 func (h *sessionHeader) initialized() bool { return h.condition.Load() == stateIsWhole }
 
-// prepare records the first phase of the two-phase commit of a step: its gradients are
-// final, and these are its hyperparameters. The step's number goes in last, so that a
-// torn write is not taken for a prepared step.
+// prepare records the first phase of the two-phase commit of a step: its gradients are final, and these are its
+// hyperparameters. It writes the step's number last, so that a torn write does not look like a prepared step.
 func (h *sessionHeader) prepare(step uint64, groups []protocol.Hyperparameters) {
 	h.preparedStep.Store(0)
 	copy(h.groups, groups)
@@ -155,8 +151,7 @@ func (h *sessionHeader) prepare(step uint64, groups []protocol.Hyperparameters) 
 // it.
 func (h *sessionHeader) forgetPrepared() { h.preparedStep.Store(0) }
 
-// forgetSteps discards the prepared and the asked step. Every replacement of the whole
-// state calls it.
+// forgetSteps discards the prepared and the asked step. Every replacement of the full state calls it.
 func (h *sessionHeader) forgetSteps() {
 	h.forgetPrepared()
 	h.askedStep.Store(0)
@@ -169,7 +164,7 @@ func (h *sessionHeader) ask(step uint64, gradScale float64) {
 	h.askedStep.Store(step)
 }
 
-// asked returns the step that was asked for last, and what its gradients were multiplied by.
+// asked returns the step that a client asked for last, and the factor of its gradients.
 func (h *sessionHeader) asked() (step uint64, gradScale float64) {
 	return h.askedStep.Load(), math.Float64frombits(h.gradScale.Load())
 }

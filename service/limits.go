@@ -16,8 +16,8 @@ func portion(most int) int {
 // mostIdle is how many clients without a session may be idle at a time.
 const mostIdle = 256
 
-// hangUpOnIdle closes the connection that was idle for the longest, if more than most
-// are idle. Each takes a file, and sessions need files.
+// hangUpOnIdle closes the connection that has been idle for the longest, if more than most are idle. Each takes a
+// file, and sessions need files.
 func (s *Server) hangUpOnIdle(most int) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

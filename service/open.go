@@ -198,8 +198,8 @@ func (s *Server) create(d *protocol.Document, text []byte) (*session, error) {
 	return made, err
 }
 
-// make makes a session after checking that it fits. Sessions allocate one after the
-// other: each check must see what the session before it took.
+// make makes a session after checking that it fits. Sessions allocate one after the other, because each check must
+// see the memory of the session before it.
 func (s *Server) make(d *protocol.Document, text []byte) (*session, error) {
 	s.allocating.Lock()
 	defer s.allocating.Unlock()
@@ -260,8 +260,8 @@ func (s *Server) expected(d *protocol.Document) int {
 	return max(1, left)
 }
 
-// checkRoom refuses a job that does not fit, before the first byte is allocated. It
-// counts the other ranks of this host, which need as much each.
+// checkRoom refuses a job that does not fit, before the first byte is allocated. It counts the other ranks of this
+// host, each of which needs as much.
 func (s *Server) checkRoom(h *host.Host, d *protocol.Document, config engine.ShardConfig) error {
 	var needed, largest, pool ledger.Bytes
 	for _, a := range config.Arenas() {

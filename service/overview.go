@@ -105,8 +105,7 @@ func (s *session) measured() ledger.Device {
 	return d
 }
 
-// own returns what the service's process holds beside its arenas, or nothing if /proc
-// cannot be read.
+// own returns the memory of the service's process besides its arenas, or nothing if /proc cannot be read.
 func own() []ledger.Device {
 	process, err := procfs.Self()
 	if err != nil {

@@ -141,7 +141,7 @@ func (c *connection) restore(r request) (reply, error) {
 	return reply{}, c.server.restoreAside(body)
 }
 
-// close gives the state back if the client says so.
+// close gives the state back if the client asks for that.
 func (c *connection) close(r request) (reply, error) {
 	body, err := protocol.Decode[protocol.CloseBody](r.Kind, r.Body)
 	if err != nil || body.Flags&protocol.GiveBack == 0 {
@@ -152,7 +152,7 @@ func (c *connection) close(r request) (reply, error) {
 	return reply{}, c.server.forget(s)
 }
 
-// setStep records that the client wrote the whole state, and which step it is of.
+// setStep records that the client wrote the full state, and the step that it belongs to.
 func (s *session) setStep(b protocol.SetStepBody) error {
 	step := b.Step
 	if step > maximumStep {

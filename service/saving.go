@@ -114,7 +114,7 @@ func (c *connection) saved(r request) (reply, error) {
 	return reply{result: protocol.Encode(s.savedStep.Load())}, nil
 }
 
-// notInParts refuses requests that would take a partly loaded state for a whole one.
+// notInParts refuses requests that would take a partly loaded state for a complete one.
 func (s *session) notInParts(kind protocol.Kind) error {
 	if s.header.condition.Load() == stateIsInParts {
 		return protocol.OutOfOrder.Errorf("%v: a load was interrupted, and only some of the state is the "+
@@ -123,8 +123,7 @@ func (s *session) notInParts(kind protocol.Kind) error {
 	return nil
 }
 
-// notAlone refuses to go on from a loaded state while other shards may not have loaded
-// theirs.
+// notAlone refuses to continue from a loaded state while other shards may not have loaded theirs.
 func (s *session) notAlone(kind protocol.Kind) error {
 	if s.header.condition.Load() == stateIsLoaded {
 		return protocol.OutOfOrder.Errorf("%v: this state was loaded as one of several, and no set_step has "+
@@ -170,8 +169,7 @@ func (s *session) load(until context.Context, b protocol.LoadBody) ([]byte, erro
 	if err != nil {
 		return nil, storage(protocol.Load, err)
 	}
-	// From here to the end, a restarted service must not take the state for whole, or
-	// for new.
+	// From here to the end, a restarted service must not take the state for complete, or for new.
 	was := s.header.condition.Swap(stateIsInParts)
 	s.header.forgetSteps()
 	load := found.LoadNew

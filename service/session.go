@@ -168,9 +168,8 @@ func (s *session) norm(struct{}) ([]byte, error) {
 	return protocol.Encode(sum), nil
 }
 
-// prepare is the first phase of the two-phase commit of a step. It stores the
-// hyperparameters in the session header and does not begin the step. From here on the
-// step can be made even if client and service die.
+// prepare is the first phase of the two-phase commit of a step. It stores the hyperparameters in the session header
+// and does not begin the step. From here on the step can be made even if client and service die.
 func (s *session) prepare(b protocol.StepBody) error {
 	if b.Flags != 0 || b.GradScale != 0 {
 		return protocol.Refused.Errorf("prepare with flags %#x and grad scale %v: expected neither; both come with "+
@@ -219,7 +218,7 @@ func (s *session) optimizers(kind protocol.Kind, step uint64, groups []protocol.
 	return optimizers, nil
 }
 
-// optimizersOf returns the optimizers of a step, from the request or from prepare.
+// optimizersOf returns the optimizers of a step, with the numbers of the request or those given to prepare.
 func (s *session) optimizersOf(b protocol.StepBody) ([]optim.Optimizer, error) {
 	if b.Flags&protocol.PreparedStep == 0 {
 		return s.optimizers(protocol.Step, b.Step, b.Hyperparameters, b.GradScale)
@@ -235,9 +234,8 @@ func (s *session) optimizersOf(b protocol.StepBody) ([]optim.Optimizer, error) {
 	return s.optimizers(protocol.Step, b.Step, s.header.groups, b.GradScale)
 }
 
-// step begins a step, unless it was made already. It is the second phase of the
-// two-phase commit if the step was prepared. The worker that finishes the step calls
-// done, unless nil, with the time that the step took.
+// step begins a step, unless it was made already. If the step was prepared, this is the second phase of the two-phase
+// commit. The worker that finishes the step calls done, if not nil, with the duration of the step.
 func (s *session) step(b protocol.StepBody, done func(took time.Duration)) (begun bool, err error) {
 	if last := s.shard.Steps(); b.Step == uint64(last) && last > 0 {
 		return false, nil

@@ -110,8 +110,8 @@ func (s *session) read(t protocol.TransferBody) error {
 	return nil
 }
 
-// eachOf has the workers call body for what each chunk has of a range: elements from to
-// end of the chunk, which begin at position at of the range.
+// eachOf has the workers call body for each chunk with elements of a range. They are elements from to end of the
+// chunk, and begin at position at of the range.
 func (s *session) eachOf(all shard.Range, body func(c kernel.Chunk, from, end, at int)) {
 	s.shard.Each(func(chunk shard.Chunk, c kernel.Chunk) {
 		if own := chunk.Intersect(all); own.Count > 0 {

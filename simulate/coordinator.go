@@ -20,8 +20,8 @@ type coordinator struct {
 	seen    bool              // the first pass is done
 	at      int               // the current use, an index of order
 	live    int64             // elements of the live parameters
-	// next is the first parameter that was not prefetched yet: an index of order,
-	// and an index of the module's parameters.
+	// next is the first parameter that was not prefetched: an index of order, and an index of the module's
+	// parameters.
 	next struct{ step, index int }
 }
 
@@ -216,7 +216,7 @@ func (c *coordinator) prefetch(parameters []*autograd.Parameter) {
 	c.gather(next)
 }
 
-// pop returns the next parameter to prefetch, nil after the last use of a pass.
+// pop returns the next parameter to prefetch, or nil after the last use of a pass.
 func (c *coordinator) pop() *autograd.Parameter {
 	n := &c.next
 	if n.step == len(c.order) {

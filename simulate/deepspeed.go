@@ -18,8 +18,7 @@ type deepSpeed struct {
 	pinnedMemory *pinnedMemory
 	loaded       []hold     // parameters with storage of their own, by index
 	master       dtype.Type // of master weights and their gradients
-	// flat are the flat tensors that the optimizer steps, one for each group or
-	// sub-group.
+	// flat has the flat tensors that the optimizer steps, one for each group or sub-group.
 	flat []*autograd.Parameter
 }
 
@@ -196,7 +195,7 @@ func (e *deepSpeed) whyShardStates() string {
 		e.Optimizer.Name, e.shardCount(), e.moments(e.flat)/max(1, elementsOf(e.flat)))
 }
 
-// shardCount returns the number of elements that the rank's optimizer steps as text.
+// shardCount returns, as text, the number of elements that the rank's optimizer steps.
 func (e *deepSpeed) shardCount() string { return ledger.Count(elementsOf(e.flat)) }
 
 // update steps flat tensors on the GPU. The first step makes their states.

@@ -51,7 +51,7 @@ func (e *fsdp) load() {
 	}
 }
 
-// whyStaging is the reason for the model on the host. It is loaded by somebody.
+// whyStaging is the reason for the model on the host. Some process loads it.
 func (e *fsdp) whyStaging() string {
 	all := fmt.Sprintf("%s parameters in %v", ledger.Count(elementsOf(e.parameters)), e.ParameterType)
 	switch e.Loader() {
@@ -72,9 +72,8 @@ func (e *fsdp) whyStaging() string {
 	return why
 }
 
-// shard makes the rank's shard of a unit. Before that the unsharded unit is on
-// the GPU. FSDP1 copies its parameters into one flat tensor (_flat_param.py).
-// FSDP2 has the parameters only, one at a time if the first rank broadcasts them
+// shard makes the rank's shard of a unit. The unsharded unit is on the GPU first. FSDP1 copies its parameters into
+// one flat tensor (_flat_param.py). FSDP2 holds only the parameters, one at a time if the first rank broadcasts them
 // (fsdp2_load_full_state_dict).
 func (e *fsdp) shard(u *unit) {
 	shard := func() { allocate(e.device(), e.shardedBytes(u), ledger.Parameters, e.whyParameters) }

@@ -8,7 +8,7 @@ type hold struct {
 	id    int
 }
 
-// hold allocates a block. Why says why the component is as large as it is.
+// hold allocates a block. why gives the reason for the component's size.
 func (t *trace) hold(bytes int64, component ledger.Component, why func() string) hold {
 	if bytes <= 0 {
 		return hold{}

@@ -10,8 +10,8 @@ import (
 	"plimsoll/ledger"
 )
 
-// RankClass is what each rank of a class holds. The ranks of a class are alike.
-// Today all ranks of a job are of one class.
+// RankClass is the memory of each rank of a class. The ranks of a class are alike. Today all ranks of a job are of
+// one class.
 type RankClass struct {
 	Ranks, RanksPerNode int
 	GPU                 *Memory // nil without GPUs
@@ -19,7 +19,7 @@ type RankClass struct {
 	Trained             int64 // elements of a rank's trainable parameters
 }
 
-// Memory is what a rank holds on one device. Every component has its reason.
+// Memory is the memory of a rank on one device. Every component has its reason.
 type Memory struct {
 	Phases  []ledger.Phase
 	Outside []ledger.Holding // before the first tensor, in every phase
@@ -52,8 +52,8 @@ func Run(j *job.Job, capacity ledger.Bytes) ([]RankClass, error) {
 	return []RankClass{class}, nil
 }
 
-// failure returns the error of an allocation that failed, or nil. Without a
-// limit only sizes fail that PyTorch refuses on every GPU.
+// failure returns the error of an allocation that failed, or nil. Without a limit, only allocations fail whose size
+// PyTorch refuses on every GPU.
 func (t *trace) failure(capacity ledger.Bytes) error {
 	var full *allocator.OutOfMemory
 	switch {

@@ -16,14 +16,14 @@ import (
 // rank. A simulation calls it as a training loop calls the real engine.
 type sharding interface {
 	forward.Hooks
-	// load puts the parameters where they lie once the model has been made.
+	// load puts the parameters in their places once the model has been made.
 	load()
 	// initialize allocates what the engine makes before the first batch.
 	initialize()
 	// gradient follows the completion of a parameter's gradient.
 	gradient(p *autograd.Parameter)
-	// whyGradients returns why the gradients are as large as they are: the tape
-	// allocates them, and the engine decides how long they live.
+	// whyGradients returns the reason for the size of the gradients: the tape allocates them, and the engine decides
+	// how long they live.
 	whyGradients() string
 	// endBackward follows the backward pass of every micro batch. An optimizer
 	// step follows if it is the last.
@@ -108,8 +108,7 @@ func (s *simulation) phase(name ledger.PhaseName, iteration ledger.Iteration, bo
 	s.host.phase(name, iteration, func() { s.gpu.phase(name, iteration, body) })
 }
 
-// run runs the job. Of the steps it runs two: the first, and one that stands for
-// all others.
+// run runs the job. It runs two steps: the first, and one that stands for all others.
 func (s *simulation) run() {
 	s.phase(ledger.Load, ledger.Once, s.engine.load)
 	s.phase(ledger.Initialize, ledger.Once, s.engine.initialize)

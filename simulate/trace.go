@@ -52,8 +52,8 @@ type usage struct {
 
 func newTrace(a replayer) *trace { return &trace{allocator: a} }
 
-// component returns the index of a component. The first allocation of a component
-// calls why, and no later one does, as a job may make a million of them.
+// component returns the index of a component. Only the first allocation of a component calls why: a job may make a
+// million of them.
 func (t *trace) component(name ledger.Component, why func() string) int {
 	i := slices.Index(t.names, name)
 	if i < 0 {
@@ -68,14 +68,13 @@ func (t *trace) component(name ledger.Component, why func() string) int {
 	return i
 }
 
-// because returns a reason with values. Every call computes the values, so an
-// allocation that is made for every parameter has a method as its reason.
+// because returns a reason with values. Every call of because computes the values, so an allocation that is made for
+// every parameter has a method as its reason.
 func because(format string, values ...any) func() string {
 	return func() string { return fmt.Sprintf(format, values...) }
 }
 
-// Allocate allocates a block and returns its id. Why says why the component is as
-// large as it is.
+// Allocate allocates a block and returns its id. why gives the reason for the component's size.
 func (t *trace) Allocate(bytes ledger.Bytes, component ledger.Component, why func() string) int {
 	b := block{bytes: bytes, component: t.component(component, why)}
 	id := len(t.blocks)

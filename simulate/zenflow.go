@@ -14,8 +14,8 @@ func (e *deepSpeed) overlapped() bool {
 const zenFlowShares = "ZenFlow's process steps while the GPU goes on, and shares memory (zenflow_stage_1_and_2.py, " +
 	"ZenFlowZeroOptimizerParallel); a container's /dev/shm is 64 MB by default"
 
-// hostMaster returns the component of master weights on the host and its reason,
-// which is why if ZenFlow's process does not share them.
+// hostMaster returns the component of master weights on the host and its reason. The reason is why if ZenFlow's
+// process does not share them.
 func (e *deepSpeed) hostMaster(why func() string) (ledger.Component, func() string) {
 	if e.overlapped() {
 		return ledger.SharedMasterWeights, because("%s x %d B: %s", e.shardCount(), e.master.Size(), zenFlowShares)
@@ -38,8 +38,8 @@ func (e *deepSpeed) hostGradients(bytes int64, why func() string) tensor {
 	return tensor{}
 }
 
-// hostStates allocates the optimizer states on the host. Overlapped steps have
-// two of each, which they use in turn.
+// hostStates allocates the optimizer states on the host. Overlapped steps have two of each, and alternate between
+// them.
 func (e *deepSpeed) hostStates(flat []*autograd.Parameter) {
 	bytes := e.moments(flat)
 	if e.overlapped() {

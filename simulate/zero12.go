@@ -19,8 +19,7 @@ type zero12 struct {
 	buckets  hold                  // of this backward pass
 	bucket   []*autograd.Parameter // parameters with gradients in the bucket
 	elements int64                 // in the bucket
-	// arriving holds the partition's gradients of this backward pass, averaged
-	// those of earlier passes.
+	// arriving holds the partition's gradients of this backward pass, and averaged holds those of earlier passes.
 	arriving, averaged hold
 	accumulated        []tensor // gradients on the host, by index of the parameter
 	wide               []hold   // gradients in the accumulation type, by index

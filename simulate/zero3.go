@@ -21,7 +21,7 @@ type zero3 struct {
 	moving      []moving // tensors that the first step moves to shared memory
 }
 
-// subGroup is the flat tensor that the optimizer steps at a time.
+// subGroup is a flat tensor: the optimizer steps one at a time.
 type subGroup struct {
 	flat  *autograd.Parameter
 	onGPU bool
@@ -194,10 +194,9 @@ func (e *zero3) freeShards(parameters []*autograd.Parameter) {
 	}
 }
 
-// masterWeights makes the master weights: it casts the shards and clones them
-// (_create_fp32_partitions). Only 0.18.2 uses shards that have the type already
-// as master weights; later releases compare a device with its name (#7651,
-// #7700).
+// masterWeights makes the master weights: it casts the shards and clones them (_create_fp32_partitions). Shards may
+// have the type already. Only 0.18.2 then uses them as master weights; later releases compare a device with its name
+// (#7651, #7700).
 func (e *zero3) masterWeights() {
 	if e.ParameterType == dtype.F32 && !e.offloads() && e.since(0, 18, 2) && !e.since(0, 18, 3) {
 		return
@@ -361,8 +360,7 @@ func (e *zero3) whyReduction() string {
 		"250,000,000 elements, a cast to %v (zero/stage3.py, partition_grads)", e.master)
 }
 
-// normChunk is the number of elements that the norm is computed of at a time
-// (_constant_buffered_norm2).
+// normChunk is the number of elements that the norm reads at a time (_constant_buffered_norm2).
 const normChunk = 250_000_000
 
 func (e *zero3) endBackward(bool) {

@@ -17,8 +17,7 @@ import (
 	"plimsoll/service"
 )
 
-// formerNames maps former names of flags to those that took their place. The former names still work, and no help
-// shows them.
+// formerNames maps former names of flags to their present names. The former names still work, and no help shows them.
 var formerNames = map[string]string{
 	"engine-version": "deepspeed-version",
 	"modules":        "model-library",
@@ -32,8 +31,8 @@ func presentName(_ *pflag.FlagSet, name string) pflag.NormalizedName {
 	return pflag.NormalizedName(name)
 }
 
-// choiceFlag adds a flag with a list of values. It is the list that the value is checked against; the shell completes
-// it, and it takes the place of VALUES in the usage.
+// choiceFlag adds a flag with a list of values. The command checks the value against the list, the shell completes
+// it, and the usage shows it in place of VALUES.
 func choiceFlag(c *cobra.Command, to *string, name, standard, usage string, values []string) {
 	c.Flags().StringVar(to, name, standard, strings.Replace(usage, "VALUES", fault.OneOf(values...), 1))
 	complete(c, name, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
@@ -52,7 +51,7 @@ func complete(c *cobra.Command, flag string, with cobra.CompletionFunc) {
 	}
 }
 
-// given returns the value of a flag, or nil where the flag was left out.
+// given returns the value of a flag, or nil if the flag was not given.
 func given[T any](c *cobra.Command, flag string, value *T) *T {
 	if !c.Flags().Changed(flag) {
 		return nil

@@ -9,7 +9,7 @@ import (
 	"plimsoll/report"
 )
 
-// outputFlags adds --format, and --json as a short way to write --format json.
+// outputFlags adds --format, and --json as a short form of --format json.
 func outputFlags(c *cobra.Command, format *report.Format, json string) {
 	flags := c.Flags()
 	flags.Var((*formatFlag)(format), "format",
@@ -18,7 +18,7 @@ func outputFlags(c *cobra.Command, format *report.Format, json string) {
 	complete(c, "format", cobra.FixedCompletions(report.Formats(), cobra.ShellCompDirectiveNoFileComp))
 }
 
-// formatFlag is the format of a result on the command line; empty where none was given.
+// formatFlag is the format of a result on the command line. It is empty if none was given.
 type formatFlag report.Format
 
 func (f *formatFlag) String() string { return string(*f) }

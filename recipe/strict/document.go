@@ -1,6 +1,5 @@
-// Package strict reads JSON and YAML documents strictly. A schema lists every
-// key with its type, its range and its default. Every fault has a position and,
-// where it can be guessed, the edit that mends it.
+// Package strict reads JSON and YAML documents strictly. A schema lists every key with its type, its range and its
+// default. Every fault has a position and, if the cause can be guessed, a hint with the edit that fixes it.
 package strict
 
 import (
@@ -48,7 +47,7 @@ func ParseCommented(file string, text []byte) (*Document, error) {
 	return d.parseJSON(plain)
 }
 
-// IsYAML reports whether the name of a file is that of a YAML file.
+// IsYAML reports whether a file name ends like that of a YAML file.
 func IsYAML(file string) bool {
 	ending := strings.ToLower(filepath.Ext(file))
 	return ending == ".yaml" || ending == ".yml"

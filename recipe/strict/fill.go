@@ -5,10 +5,9 @@ import (
 	"reflect"
 )
 
-// Fill sets the fields of a struct that have the tag key to the values at these
-// paths. It sets a struct to the values of a section, and allocates a pointer
-// to one if the document has the section. A struct with an empty path has keys
-// of the same section.
+// Fill sets the fields of a struct that have the tag key. Each gets the value at the path in its tag. A struct field
+// gets the values of a section; a pointer to a struct is allocated if the document has the section. A struct with an
+// empty path has keys of the same section.
 func (r *Reader) Fill(into any) { r.fill(reflect.ValueOf(into).Elem()) }
 
 func (r *Reader) fill(v reflect.Value) {

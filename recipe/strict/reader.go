@@ -23,9 +23,9 @@ type Note struct {
 
 func (n Note) String() string { return n.Where.String() + ": " + n.What }
 
-// Reader is an object of a document that has been checked against its rule. Its
-// methods take dotted paths in the object, of keys by their first names. A path
-// that the rule does not have is a mistake in the program, and they panic.
+// Reader is an object of a document that has been checked against its rule. Its methods take dotted paths in the
+// object, made of the first names of keys. A path that the rule does not have is a mistake in the program; the
+// methods panic.
 type Reader struct {
 	*Document
 	*findings
@@ -72,14 +72,13 @@ func (r *Reader) check(rule Rule, path string, v *Value) error {
 	return r.checkInside(form, path, v)
 }
 
-// Take compares the value at a path with a rule, but not what is in it, and
-// converts it.
+// Take compares the value at a path with a rule and converts it. It does not check members or elements.
 func (d *Document) Take(rule Rule, path string, v *Value) error {
 	_, err := d.take(rule, path, v)
 	return err
 }
 
-// take does as Take does, and returns the form of the rule that the value has.
+// take is Take, and returns the form of the rule that the value has.
 func (d *Document) take(rule Rule, path string, v *Value) (Rule, error) {
 	for form := &rule; form != nil; form = form.also {
 		if form.takes(v) {
@@ -139,8 +138,7 @@ func (r *Reader) checkInside(rule Rule, path string, v *Value) error {
 	return nil
 }
 
-// Under checks the object at a path, which the rule of the document leaves
-// open, against a rule of its own.
+// Under checks the object at a path against a rule of its own. The document's rule leaves that object open.
 func (r *Reader) Under(path string, rule Rule) (*Reader, error) {
 	f := r.look(path)
 	below := &Reader{r.Document, r.findings, r.schema, rule, f.path, f.value, f.at}
@@ -165,7 +163,7 @@ type found struct {
 	at    int64  // offset of the key or its nearest ancestor; negative if there is none
 }
 
-// look finds a path in the rule, where it has to be, and in the document.
+// look finds a path in the rule, which must have it, and in the document.
 func (r *Reader) look(path string) found {
 	f := found{rule: r.rule, path: r.path, value: r.value, at: r.at}
 	if path == "" { // the object itself
@@ -227,7 +225,7 @@ func (f found) orDefault() *Value {
 	return f.value
 }
 
-// get does as Value does, for a key of one of two forms.
+// get is Value for a key of one of two forms.
 func (r *Reader) get(path string, first, second form) *Value {
 	f := r.look(path)
 	for rule := &f.rule; rule != nil; rule = rule.also {
@@ -285,8 +283,7 @@ func (r *Reader) List(path string) []string {
 // the default applies.
 func (r *Reader) Find(path string) *Value { return r.look(path).value }
 
-// Gives reports whether the document has a value at a path. Has reports so for
-// null and "auto", too.
+// Gives reports whether the document has a value at a path. Has also reports true for null and "auto".
 func (r *Reader) Gives(path string) bool { return r.look(path).value != nil }
 func (r *Reader) Has(path string) bool   { return r.look(path).named }
 

@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// Rule is the set of values that a key accepts, and the value that it has
-// without. The zero Rule accepts any value. The methods return changed copies.
+// Rule is the set of values that a key accepts, and its default value. The zero Rule accepts any value. The methods
+// return changed copies.
 type Rule struct {
 	form form
 
@@ -54,12 +54,12 @@ const (
 	textForm
 )
 
-// Integer, Number and Boolean return the rules of any such value.
+// Integer, Number and Boolean return rules that accept any such value.
 func Integer() Rule { return Rule{form: integerForm, low: math.Inf(-1), high: math.Inf(1)} }
 func Number() Rule  { return Rule{form: numberForm, low: math.Inf(-1), high: math.Inf(1)} }
 func Boolean() Rule { return Rule{form: booleanForm} }
 
-// Text returns the rule of one of the words, or of any text without words.
+// Text returns a rule that accepts one of the words, or any text if there are no words.
 func Text(words ...string) Rule { return Rule{form: textForm, words: words} }
 
 // List returns the rule of a list with such elements.
@@ -86,8 +86,7 @@ func Merge(lists ...Keys) Keys {
 	return merged
 }
 
-// Map returns the rule of an object with any keys, of such values. The lists
-// are of keys with other values.
+// Map returns the rule of an object with any keys whose values follow each. The lists are of keys with other values.
 func Map(each Rule, lists ...Keys) Rule { r := Object(lists...); r.each = &each; return r }
 
 // Free returns the rule of an object that the program passes on unread.
@@ -110,8 +109,7 @@ func (r Rule) From(low float64) Rule   { r.low = low; return r }
 func (r Rule) To(high float64) Rule    { r.high = high; return r }
 func (r Rule) Under(high float64) Rule { r.high, r.below = high, true; return r }
 
-// Digits refuses a whole number with a point or an exponent, as Python's int
-// does. Without it, 5e8 is one.
+// Digits refuses a whole number with a point or an exponent, as Python's int does. Without it, 5e8 is a whole number.
 func (r Rule) Digits() Rule { r.digits = true; return r }
 
 // OrNull accepts null, and OrAuto "auto": the default applies.
@@ -162,8 +160,7 @@ func (r Rule) Or(other Rule) Rule {
 	return r
 }
 
-// Default sets the value that the key has without the document's. It panics if
-// the rule does not accept it.
+// Default sets the value of the key if the document has none. It panics if the rule does not accept it.
 func (r Rule) Default(x any) Rule {
 	v := Of(x)
 	if !r.takes(v) {

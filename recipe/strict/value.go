@@ -32,7 +32,7 @@ type Member struct {
 	Value *Value
 }
 
-// Of returns a value that is in no text: nil is null.
+// Of returns a value without a place in a text: nil is null.
 func Of(x any) *Value {
 	switch x := x.(type) {
 	case nil:
@@ -93,8 +93,8 @@ func (v *Value) Find(path string) *Value {
 	return v
 }
 
-// Set adds a value at a dotted path that the object does not have. The offset
-// is the place of all names that it adds.
+// Set adds a value at a dotted path that the object does not have. All names that it adds get the offset as their
+// place.
 func (v *Value) Set(path string, at int64, is *Value) {
 	name, rest, below := strings.Cut(path, ".")
 	if !below {
@@ -192,8 +192,7 @@ func (v *Value) parseNumber() (whole, ok bool) {
 	return v.Number == math.Trunc(v.Number), true
 }
 
-// parseTruth parses the word of a truth value, which YAML and pydantic have
-// several of.
+// parseTruth parses a truth value, for which YAML and pydantic have several words.
 func (v *Value) parseTruth() (ok bool) {
 	switch strings.ToLower(v.Text) {
 	case "1", "true", "t", "yes", "y", "on":

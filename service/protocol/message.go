@@ -114,7 +114,7 @@ type Packet struct {
 	Body   []byte
 }
 
-// ParsePacket refuses a packet with any field that does not match the packet.
+// ParsePacket parses a packet. It refuses one with any field that does not match the packet.
 func ParsePacket(data []byte) (Packet, error) {
 	var h header
 	if len(data) < headerSize {

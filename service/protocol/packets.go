@@ -22,8 +22,7 @@ func ReadPacket(c *net.UnixConn, data []byte) ([]byte, []*os.File, error) {
 	return data, files, err
 }
 
-// ReadWithSender is readPacket, and returns the sender, too, if the socket has
-// SO_PASSCRED.
+// ReadWithSender is ReadPacket, and also returns the sender if the socket has SO_PASSCRED.
 func ReadWithSender(c *net.UnixConn, data []byte) ([]byte, []*os.File, *unix.Ucred, error) {
 	control := make([]byte, unix.CmsgSpace(4*MaximumFiles)+unix.CmsgSpace(unix.SizeofUcred))
 	n, controls, flags, _, err := c.ReadMsgUnix(data, control)

@@ -17,15 +17,15 @@ type Overview struct {
 	Requests int64   `json:"requests"`
 	Refused  int64   `json:"requests_refused"`
 	Clients  int     `json:"clients"`
-	// Unanswered counts the requests that are being handled. QueuedBytes is the size of
-	// the requests that have arrived and were not read yet.
+	// Unanswered counts the requests that are being handled. QueuedBytes is the size of the requests that have
+	// arrived and are unread.
 	Unanswered  int64           `json:"requests_unanswered"`
 	QueuedBytes ledger.Bytes    `json:"requests_queued_bytes"`
 	Sessions    []SessionStatus `json:"sessions"`
 	// SetAside are the sessions of an earlier service that this one could not restore.
 	// Their memory is kept.
 	SetAside []SetAside `json:"set_aside"`
-	// Ledger has every arena of every session, and what else the process holds.
+	// Ledger has every arena of every session, and the other memory of the process.
 	Ledger ledger.Comparison `json:"ledger"`
 }
 
@@ -46,7 +46,7 @@ type SessionStatus struct {
 	Saving      bool         `json:"saving"`
 	SavedStep   int64        `json:"saved_step"`
 	StateBytes  ledger.Bytes `json:"state_bytes"`
-	// TrafficBytes is how much the update of one step moves.
+	// TrafficBytes is the size of what the update of one step reads and writes.
 	TrafficBytes ledger.Bytes `json:"traffic_bytes"`
 	// These count the steps that this service made itself.
 	StepsMade       int64   `json:"steps_made"`
@@ -66,7 +66,7 @@ type SetAside struct {
 	Reason string       `json:"reason"`
 }
 
-// Bandwidth returns how much the last step moved, in bytes a second.
+// Bandwidth returns the memory traffic of the last step, in bytes a second.
 func (s SessionStatus) Bandwidth() float64 {
 	if s.LastStepSeconds == 0 {
 		return 0

@@ -18,8 +18,8 @@ func Trusted(user int) bool { return user == os.Geteuid() || user == 0 }
 // OwnerOf returns the user that a file belongs to.
 func OwnerOf(info fs.FileInfo) int { return int(info.Sys().(*syscall.Stat_t).Uid) }
 
-// TrustedDirectory refuses a directory in which another user could replace the
-// service's socket. It also refuses a link that another user could redirect.
+// TrustedDirectory refuses a directory in which another user could replace the service's socket. It also refuses a
+// symbolic link that another user could redirect.
 func TrustedDirectory(name string) error {
 	for _, look := range []func(string) (fs.FileInfo, error){os.Lstat, os.Stat} {
 		info, err := look(name)

@@ -14,14 +14,13 @@ type Welcome struct {
 	Elements    int64  `json:"elements"`
 	Service     string `json:"service"`
 	Kernel      string `json:"kernel"`
-	// PreparedStep is the prepared step, 0 for none. AskedStep is the step that a
-	// client asked for last, and AskedGradScale what its gradients were multiplied by.
+	// PreparedStep is the prepared step, or 0 if there is none. AskedStep is the step that a client asked for last,
+	// and AskedGradScale the factor of its gradients.
 	PreparedStep   uint64  `json:"prepared_step"`
 	AskedStep      uint64  `json:"asked_step"`
 	AskedGradScale float64 `json:"asked_factor"`
-	// Accumulated is how many accumulations were finished since the gradients were
-	// cleared, at step ClearedStep. Accumulating is the number of one that is half
-	// done, 0 for none.
+	// Accumulated is the number of accumulations that were finished since the gradients were cleared, at step
+	// ClearedStep. Accumulating is the number of one that is half done, or 0.
 	Accumulated  int64          `json:"accumulated"`
 	Accumulating int64          `json:"accumulating"`
 	ClearedStep  int64          `json:"cleared_step"`

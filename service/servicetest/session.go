@@ -192,7 +192,7 @@ func (s *Session) Accumulate(number, first int64, values []float32) error {
 // ClearGradients sets all gradients to 0.
 func (s *Session) ClearGradients() error { return s.Do(protocol.Clear, nil) }
 
-// SetStep tells the service that the whole state was written, and which step it is of.
+// SetStep tells the service that the full state was written, and the step that it belongs to.
 func (s *Session) SetStep(step int64) error {
 	return s.Do(protocol.SetStep, protocol.Encode(protocol.SetStepBody{Step: uint64(step)}))
 }
@@ -214,8 +214,8 @@ func (s *Session) SumSquares() (float64, error) {
 	return math.Float64frombits(binary.LittleEndian.Uint64(result)), nil
 }
 
-// Step makes a step, with the hyperparameters of each parameter group. With wait it
-// returns when the step is done, else when it has begun.
+// Step makes a step, with the hyperparameters of each parameter group. With wait it returns once the step is done,
+// otherwise once it has begun.
 func (s *Session) Step(step int64, gradScale float64, wait bool, groups ...protocol.Hyperparameters) error {
 	return s.begin(protocol.StepBody{StepHeader: protocol.StepHeader{Step: uint64(step), GradScale: gradScale},
 		Hyperparameters: groups}, wait)
