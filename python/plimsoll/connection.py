@@ -29,7 +29,7 @@ class Request:
     def __init__(self, kind: Kind, number: int, packet: bytes, descriptors: Sequence[int]):
         self.kind, self.number, self.packet, self.descriptors = kind, number, packet, descriptors
         self.attempts = 0
-        self.count = 0  # what there is when it is done, of steps or of what was accumulated
+        self.count = 0  # how many steps or accumulations are done once it is
         self.answer: Optional[bytes] = None
         self.error: Optional[Exception] = None
 
@@ -50,7 +50,7 @@ class Connection:
         self._number = 0
         self._socket: Optional[socket.socket] = None
         self._broken: Optional[Exception] = None
-        self._in_doubt = False  # whether what was sent and received may be more or less than is noted
+        self._in_doubt = False  # whether more or less may have been sent and received than is noted
         _connections.add(self)
 
     def _count(self, kind: Kind) -> int:

@@ -170,7 +170,7 @@ class Lion(Optimizer):
     """Lion, of arXiv 2302.06675, with decoupled weight decay."""
 
     _algorithm = Algorithm(
-        reference=torch.optim.AdamW,  # the ranges of its numbers are AdamW's
+        reference=torch.optim.AdamW,  # its numbers have the ranges of AdamW's
         moments=("exp_avg",),
         rule=lambda group: "lion",
         hyperparameters=lambda g: (g["lr"], *g["betas"], 0, g["weight_decay"], 0, 0),

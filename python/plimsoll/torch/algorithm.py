@@ -28,7 +28,7 @@ _FLAGS = {
 _UNKNOWN_TO_OLD_TORCH = ("fused", "differentiable", "decoupled_weight_decay")
 
 
-Numbers = Sequence[Sequence[float]]  # seven of each parameter group, as the protocol orders them
+Numbers = Sequence[Sequence[float]]  # seven for each parameter group, in protocol order
 
 
 class Rule(NamedTuple):
@@ -44,10 +44,10 @@ class Algorithm(NamedTuple):
     Its functions take a parameter group. ``name`` is the name of the optimizer, for messages.
     """
 
-    reference: Type[torch.optim.Optimizer]  # that of torch whose constructor checks the hyperparameters
+    reference: Type[torch.optim.Optimizer]  # the torch optimizer whose constructor checks the hyperparameters
     moments: Tuple[str, ...]  # what torch calls them
     rule: Callable[[Dict[str, Any]], str]  # what the protocol calls the optimizer
-    hyperparameters: Callable[[Dict[str, Any]], Sequence[float]]  # the seven of a step, as the protocol orders them
+    hyperparameters: Callable[[Dict[str, Any]], Sequence[float]]  # the seven of a step, in protocol order
     first_moment: Callable[[Dict[str, Any]], float] = lambda group: 0.0  # what it begins with
     moment_formats: Tuple[str, ...] = ("fp32", "bf16")
     counts_steps: bool = True

@@ -20,7 +20,7 @@ class Saver:
 
     def __init__(self) -> None:
         self._saving: Optional[Tuple[str, int, str]] = None  # directory, step and identity
-        self._saves_in_vain = False  # some ranks may be saving what will be no checkpoint
+        self._saves_in_vain = False  # some ranks may be writing files that become no checkpoint
 
     def save(self, shards: Shards, directory: Any, training: Any, check: Callable[[], None]) -> int:
         """Begins to save, unless ``check`` fails on a rank. Returns the step that is saved."""
@@ -30,10 +30,10 @@ class Saver:
                 "every rank has the full state and does not communicate with the others: give the optimizer the ranks "
                 "(process_group=), or sharding, or save with one rank alone"
             )
-        directory = os.path.abspath(directory)  # wherever the program goes meanwhile
+        directory = os.path.abspath(directory)  # the program may change its directory meanwhile
         if self._saves_in_vain:
             for session in sessions:
-                with contextlib.suppress(PlimsollError):  # which nobody has asked for
+                with contextlib.suppress(PlimsollError):  # nobody has asked for its result
                     session.saved()
         self._saving, self._saves_in_vain = None, True
         identity = ranks.gather([secrets.token_hex(16)])[0]  # the first rank's, for the files of all

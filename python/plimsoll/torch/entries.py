@@ -80,7 +80,7 @@ class Entry(Dict[str, Any]):
         return self[key]
 
     def __reduce__(self) -> Any:
-        return collections.OrderedDict, (), None, None, iter(self.items())  # which torch.load takes with weights_only
+        return collections.OrderedDict, (), None, None, iter(self.items())  # torch.load takes these with weights_only
 
     def __deepcopy__(self, memo: Any) -> Dict[str, Any]:
         return {k: v.__deepcopy__(memo) if isinstance(v, torch.Tensor) else v for k, v in self.items()}
@@ -130,7 +130,7 @@ class Entries(collections.abc.MutableMapping):
             optimizer = self._optimizer()
             if optimizer is not None and optimizer._has_state():
                 optimizer._refuse_where_divided()
-            return Entry()  # as torch's, which is a defaultdict
+            return Entry()  # like torch's, which is a defaultdict
         return read()
 
     def get(self, parameter: torch.Tensor, default: Any = None) -> Any:

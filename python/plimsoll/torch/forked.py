@@ -105,7 +105,7 @@ def _left_to_parent(original: Type[torch.Tensor]) -> Type[torch.Tensor]:
 
     def use(cls: Any, function: Any, classes: Any, arguments: Any = (), options: Any = None) -> Any:
         used = {_left[id(x)] for x in tree_flatten((arguments, options))[0] if id(x) in _left}
-        for shared in used or set(_left.values()):  # those of other optimizers may be gone, and nobody needs them
+        for shared in used or set(_left.values()):  # parameters of other optimizers may be gone, and nobody needs them
             shared.copy()
         return function(*arguments, **(options or {}))
 

@@ -14,7 +14,7 @@ from plimsoll.torch.samples import Samples
 from plimsoll.torch.slot import DtypeGroup, Seen, Slot, dense, within
 
 _READY_BYTES = 4 << 20  # of gradients for a message
-_REDUCING_BYTES = 64 << 20  # of gradients on their way to their owners
+_REDUCING_BYTES = 64 << 20  # of gradients in flight to their owners
 
 
 class Announcements:
@@ -81,7 +81,7 @@ class GradientArena:
         if parameter.grad.requires_grad:
             return  # of backward(create_graph=True): the program may want its graph until the step, and nobody after it
         if self._is_elsewhere(slot):
-            return  # and may be changed there, as DistributedDataParallel averages its buckets
+            return  # and may change there: DistributedDataParallel averages its buckets
         if self._group.shared and slot.contiguous:
             self._share(slot)
         if slot.fired == slot.expected and not self._waits:
@@ -171,7 +171,7 @@ class GradientArena:
             self._reducing_bytes -= values.nbytes
             if work is not None:
                 work.wait()
-                self._group.transfer.keep(values)  # its stream may be another than that which waits, as autograd has its own
+                self._group.transfer.keep(values)  # it may be on another stream than the one that waits: autograd has its own
             if piece.owner != self._group.mesh.rank:
                 continue
             slot = self._slots[piece.parameter]

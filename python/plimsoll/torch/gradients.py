@@ -41,11 +41,11 @@ class Gradients:
     def hook(self) -> None:
         """Puts a hook on every parameter. It runs when autograd has accumulated the parameter's gradient."""
         if self._settings.sharding == "zero1":
-            return  # gradients are averaged when all of them are there
+            return  # gradients are averaged once all of them are there
         for shard in self._shards:
             for parameter in {p.parameter for p in shard.group.pieces}:
                 if layout.is_offloaded(parameter):
-                    continue  # some versions of fully_shard call hooks while the gradient is still on its way to the host
+                    continue  # some versions of fully_shard call hooks while the gradient is still in flight to the host
                 self._hooks.append(parameter.register_post_accumulate_grad_hook(self._hook_of(shard)))
 
     def _hook_of(self, shard: Shard) -> Callable[[torch.Tensor], None]:
@@ -67,7 +67,7 @@ class Gradients:
                 "for a CUDA graph: leave it out of the graph, or use sharding='zero1'"
             )
         if parameter.grad is None:
-            return  # a hook before this one has made the step with it, and taken it away
+            return  # an earlier hook has made the step with it, and removed it
         with self._lock:
             if self._reducer is None:
                 shard.gradients.accumulated(parameter)

@@ -81,7 +81,7 @@ def mesh_of(parameters: Sequence[Any], names: Dict[torch.Tensor, str]) -> Mesh:
     for p in parameters:
         *copied, divided = p.placements
         if not p.requires_grad:
-            continue  # it is none of ours
+            continue  # the optimizer does not hold it
         if len(copied) > 1 or not all(c.is_replicate() for c in copied) or not divided.is_shard(0):
             raise ValueError(
                 f"parameter {names[p]} is placed as {tuple(p.placements)}: expected (Shard(dim=0),) or (Replicate(), Shard(dim=0)), "
@@ -181,7 +181,7 @@ def divide(
                 pieces.append(Piece(p, names[p], tuple(p.shape), g, id(p) in embedded, first, count, mesh.rank, offset))
     if not any(whole.values()):
         if any(is_sharded(p) for g in groups for p in g["params"]):
-            return whole  # all rows are other ranks'
+            return whole  # other ranks have all rows
         raise ValueError("no parameter has both elements and requires_grad: there is nothing to optimize")
     _check_names(whole)
     if mesh.world == 1 or any(is_sharded(x.parameter) for pieces in whole.values() for x in pieces):
@@ -261,7 +261,7 @@ class Ranges:
         self._enough = enough
         self._ends: Dict[int, int] = {}  # by where a range begins
         self._begins: Dict[int, int] = {}  # by where it ends
-        self._counts: Dict[int, int] = {}  # of what was added to them, by where that begins
+        self._counts: Dict[int, int] = {}  # of the ranges that were added to them, by where those begin
 
     def add(self, first: int, count: int) -> Optional[Tuple[int, int]]:
         """Takes a range. Returns the joined (first, count) once it is long enough.

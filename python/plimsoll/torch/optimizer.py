@@ -402,6 +402,6 @@ class Optimizer(torch.optim.Optimizer):
 
 
 def _release(gradients: Gradients, shards: Shards, owner: int) -> None:
-    if os.getpid() == owner:  # a forked child has nothing to let go of
+    if os.getpid() == owner:  # a forked child has nothing to release
         gradients.remove_hooks()
         shards.release()

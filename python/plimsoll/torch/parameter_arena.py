@@ -37,10 +37,10 @@ class ParameterArena:
         self._group, self._session, self._slots, self._own_pages = group, session, slots, own_pages
         self._weights = Samples(group.own, group.dtype, session.parameters.memory) if session else None
         self._shown = Samples(group.own, group.dtype, own_pages.memory) if own_pages else None
-        self._torn = False  # whether parameters of the last step have not come into the model
-        self._pulled_step = 0  # that of the parameters in the model
+        self._torn = False  # whether the model still lacks parameters of the last step
+        self._pulled_step = 0  # the step of the parameters in the model
         self._forkable: Optional[SharedParameters] = None
-        self._to_give_up: List[Tuple[int, int]] = []  # pages with weights that the state is getting
+        self._to_give_up: List[Tuple[int, int]] = []  # pages with weights that are being copied to the state
 
     @property
     def has_weights(self) -> bool:

@@ -148,7 +148,7 @@ def mesh_for(
         return Mesh(groups=(group,), replica=replica, replicas=replicas)
     if not distributed:
         if sharding == "zero2":
-            return Mesh()  # gradients leave the model, and go nowhere else
+            return Mesh()  # gradients are sent to the owners only
         raise ValueError(
             "sharding is 'zero1', but there is no process group: call torch.distributed.init_process_group first, or leave "
             "sharding None"

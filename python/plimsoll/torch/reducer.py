@@ -25,11 +25,11 @@ class Reducer:
     ):
         self._order = list(reversed(parameters))  # of the backward pass, as far as is known
         self._learned = False
-        self._next = len(self._order)  # the place in the round: this is between two
+        self._next = len(self._order)  # the place in the round: here between two rounds
         self._mesh, self._device, self._reduce = mesh, device, reduce
-        self._waiting: Set[torch.Tensor] = set()  # parameters whose gradients have come and were not sent
+        self._waiting: Set[torch.Tensor] = set()  # parameters whose gradients have come and were not sent yet
         self._told: List[_Told] = []
-        self._discarded = 0  # how often gradients were
+        self._discarded = 0  # how often gradients were discarded
         self._lost = False
         #: Parameters that had a gradient here since the last step, in the order in which these came.
         self.own: Dict[torch.Tensor, None] = {}

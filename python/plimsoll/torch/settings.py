@@ -49,7 +49,7 @@ class Settings(NamedTuple):
         if settings.name is not None and not re.fullmatch("[a-zA-Z0-9_-][a-zA-Z0-9._-]{0,31}", settings.name):
             raise ValueError(f"name is {settings.name!r}: expected 1 to 32 of a-z A-Z 0-9 . _ -, and no dot at the beginning")
         if settings.socket is None:
-            find_program()  # which the first step will start
+            find_program()  # the first step will start it
         return settings
 
 

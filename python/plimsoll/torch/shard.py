@@ -25,7 +25,7 @@ class Shard:
         self.group = group
         self.session: Optional[Session] = None
         self._options = {"announces": announces, "waits": waits}
-        self._first_moments: Sequence[float] = ()  # what they begin with, in each parameter group
+        self._first_moments: Sequence[float] = ()  # their initial value, in each parameter group
         self._leave_arenas()
 
     @property

@@ -296,7 +296,7 @@ class Shards:
         for session in self.sessions:
             # Use a request that changes no gradient: after an interrupt it is sent again, when other gradients may be
             # there.
-            with contextlib.suppress(PlimsollError):  # what has failed is being raised
+            with contextlib.suppress(PlimsollError):  # the failure is being raised
                 session.ready(0, 1)
                 session.drain()
 
@@ -316,11 +316,11 @@ class Shards:
 
     def release(self) -> None:
         """Lets go of sessions and memory, even if the optimizer was not closed."""
-        with contextlib.suppress(RuntimeError):  # of a device that has failed: who called may be raising that
+        with contextlib.suppress(RuntimeError):  # from a device that has failed: the caller may be raising that
             self.transfer.release()
         for session in self.sessions:
             if self.service is not None and self.service.process.poll() is None:
                 with contextlib.suppress(PlimsollError, OSError):  # nobody waits for this
-                    session.close(give_back=True)  # who else is in the service needs the memory
+                    session.close(give_back=True)  # other users of the service need the memory
             session.abandon()
         self.service = None

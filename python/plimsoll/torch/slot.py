@@ -78,11 +78,11 @@ class Slot:
         # The arenas have the order of the shape. A parameter with another layout (channels_last) stays where it is.
         self.contiguous = local(piece.parameter).is_contiguous()
         self.gradient = _tensor(gradients, piece, gradients.memory)
-        self.shown: Optional[torch.Tensor] = None  # what the parameter has as its gradient, where that is in the arena
+        self.shown: Optional[torch.Tensor] = None  # the parameter's gradient, if it is in the arena
         self.seen: Optional[Seen] = None  # the gradient that was brought, as it was then
         self.zero = False
         self.fired = 0  # gradients that were accumulated since the last step
-        self.expected = 1  # and how many there were before the last one
+        self.expected = 1  # and their number before the last step
         # Versions of the parameter that was brought into the model, once it is there.
         self.left: Optional[Tuple[int, int]] = None
         # Master weights of a state_dict whose weights are not those that the model had when it was loaded. The model

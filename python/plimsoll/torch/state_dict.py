@@ -119,7 +119,7 @@ def take_weights(shards: Iterable[Shard]) -> None:
                 masters.append(_values(slot.loaded, slot))
             shard.session.write(protocol.MASTER_WEIGHTS, piece.offset, _weights(slot, masters, shard.name))
         if changed:
-            shard.session.set_step(shard.session.step)  # it is whole again
+            shard.session.set_step(shard.session.step)  # it is complete again
         shard.parameters.taken(changed)
 
 

@@ -24,7 +24,7 @@ class Step:
 
     def __init__(self, shards: Shards, gradients: Gradients, scaling: Scaling, max_norm: Optional[float]):
         self._shards, self._gradients, self._scaling, self._max_norm = shards, gradients, scaling, max_norm
-        self._numbers: Optional[Numbers] = None  # what the shards are to be sent with the step
+        self._numbers: Optional[Numbers] = None  # what the shards get with the step
         self._loss_scale = 1.0
         #: The norm of the gradients of all ranks, where somebody asks for it. Not finite where they are not.
         self.norm: Optional[float] = None
@@ -88,7 +88,7 @@ class Step:
                 "sharding is 'zero2', whose gradients a GradScaler cannot see: use bfloat16, or sharding='zero1'"
             )
         squares = self._shards.sum_of_squares() if self._asks_norm else 0.0
-        self._shards.drain()  # what was prepared is
+        self._shards.drain()  # all requests to prepare have succeeded
         if self._scaling.overflowed():
             return math.inf
         if self._shards.ranks.mesh.replica and math.isfinite(squares):
