@@ -111,7 +111,7 @@ func (e *fsdp) shard(u *unit) {
 }
 
 func (e *fsdp) whyParameters() string {
-	return fmt.Sprintf("a part of each of %d ranks: %s parameters x %d B (%v)", e.Parallel.Shard,
+	return fmt.Sprintf("one of %d shards of %s parameters x %d B (%v)", e.Parallel.Shard,
 		ledger.Count(elementsOf(e.parameters)), e.ParameterType.Size(), e.ParameterType)
 }
 

@@ -96,7 +96,7 @@ func (e *zero3) shard(p *autograd.Parameter) {
 }
 
 func (e *zero3) whyParameters() string {
-	return fmt.Sprintf("a part of each of %d ranks: %s parameters x %d B, pinned in one block a group on the "+
+	return fmt.Sprintf("one of %d shards of %s parameters x %d B, pinned in one block a group on the "+
 		"host with offload_param (zero/stage3.py)", e.Parallel.Shard, ledger.Count(elementsOf(e.parameters)),
 		e.ParameterType.Size())
 }
