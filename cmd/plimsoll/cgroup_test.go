@@ -129,6 +129,10 @@ func TestOutOfMemoryIsExplained(t *testing.T) {
 			guard := j.command.Process.Pid
 			keeper := j.childOf(t, guard)
 			rank := j.childOf(t, keeper)
+			// The keeper has the rank's score while it starts the rank, and takes its own back after that.
+			if !await(func() bool { return scoreOf(t, keeper) != scoreOf(t, rank) }) {
+				t.Fatal("the keeper kept the rank's score")
+			}
 			preferVictim(t, rank, 0)
 			preferVictim(t, []int{guard, keeper, rank}[c.generation], 1000)
 			if c.victim == "guard" {
