@@ -15,7 +15,7 @@ from plimsoll.torch.algorithm import Algorithm, Numbers
 from plimsoll.torch.checkpoint import Saver, fit_entries, replace_state
 from plimsoll.torch.entries import Entries, Entry, readers
 from plimsoll.torch.gradients import Gradients
-from plimsoll.torch.scaling import Scaling
+from plimsoll.torch.scaling import Scaling, takes_scaled_gradients
 from plimsoll.torch.settings import Settings
 from plimsoll.torch.shards import Shards
 from plimsoll.torch.signals import uninterrupted
@@ -39,14 +39,8 @@ class Optimizer(torch.optim.Optimizer):
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """Whether GradScaler may leave gradients scaled, and pass its scale to the step.
-
-        Lightning asks the same, and takes yes to mean that gradients cannot be unscaled earlier. It then clips none,
-        even without a scaler. They can be: GradScaler tells the step when ``unscale_`` was called. So the answer to
-        Lightning is no, and Lightning calls ``unscale_``.
-        """
-        asking = sys._getframe(1).f_globals.get("__name__", "")
-        return not asking.startswith(("lightning.", "lightning_fabric.", "pytorch_lightning."))
+        """Whether GradScaler may leave gradients scaled, and pass its scale to the step."""
+        return takes_scaled_gradients(asking=sys._getframe(1).f_globals.get("__name__", ""))
 
     _algorithm: Algorithm  # of each class
 
@@ -260,13 +254,6 @@ class Optimizer(torch.optim.Optimizer):
         """The parameters whose state this rank has, and a reader for each."""
         return readers(self._shards, self._algorithm) if self._has_state() and self._settings.sharding is None else {}
 
-    def _refuse_where_divided(self) -> None:
-        if self._settings.sharding is not None:
-            raise RuntimeError(
-                f"sharding is {self._settings.sharding!r}, so no rank has the full state: save it with "
-                "optimizer.save(directory)"
-            )
-
     def __reduce__(self) -> Any:
         raise TypeError(
             f"{type(self).__name__} of plimsoll is not copied or pickled: its state is the service's, and its parameters are the model's. "
@@ -288,7 +275,7 @@ class Optimizer(torch.optim.Optimizer):
         if self._shards is None:
             self._check_not_closed()
             return super().state_dict()
-        self._refuse_where_divided()
+        self._settings.refuse_full_state()
         self._check_groups()
         entries: Dict[torch.Tensor, Any] = {}
         if self._shards.step:

@@ -37,6 +37,16 @@ class Scaling:
         return scale
 
 
+def takes_scaled_gradients(asking: str) -> bool:
+    """Whether GradScaler may leave gradients scaled, as the module that asks understands it.
+
+    Lightning takes yes to mean that gradients cannot be unscaled earlier. It then clips none, even without a scaler.
+    They can be: GradScaler tells the step when ``unscale_`` was called. So the answer to Lightning is no, and
+    Lightning calls ``unscale_``.
+    """
+    return not asking.startswith(("lightning.", "lightning_fabric.", "pytorch_lightning."))
+
+
 def grad_scale(loss_scale: float, norm: Optional[float], max_norm: Optional[float]) -> float:
     """The factor of gradients. ``norm`` is their norm without the loss scale. It is finite, and clipped to
     ``max_norm``.

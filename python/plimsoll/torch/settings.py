@@ -52,6 +52,12 @@ class Settings(NamedTuple):
             find_program()  # the first step will start it
         return settings
 
+    def refuse_full_state(self) -> None:
+        if self.sharding is not None:
+            raise RuntimeError(
+                f"sharding is {self.sharding!r}, so no rank has the full state: save it with optimizer.save(directory)"
+            )
+
 
 def _choose(name: str, value: Any, among: Sequence[Any]) -> None:
     if value not in among:
