@@ -6,7 +6,6 @@ import (
 	"regexp"
 	"slices"
 	"strconv"
-	"strings"
 
 	"plimsoll/arena"
 	"plimsoll/binding"
@@ -155,10 +154,9 @@ func (r Request) formats() (names []string, formats []kernel.Format, err error) 
 	if err != nil {
 		return nil, nil, err
 	}
-	gradient, ok := kernel.ParseNumberType(r.GradientType)
-	if !ok {
-		return nil, nil, fault.Inputf("--grad-dtype is %q: expected %s", r.GradientType,
-			fault.OneOf(kernel.NumberTypeNames()...))
+	gradient, err := kernel.ParseNumberTypeAlias(r.GradientType)
+	if err != nil {
+		return nil, nil, fault.Inputf("--grad-dtype is %v", err)
 	}
 	for _, rule := range optim.Rules {
 		if !slices.Contains(chosen, rule.Name) {
@@ -190,11 +188,7 @@ func choose(flag, value string, known []string) ([]string, error) {
 	if slices.Contains(known, value) {
 		return []string{value}, nil
 	}
-	e := fault.Inputf("%s is %q: expected %s or %s", flag, value, strings.Join(known, ", "), All)
-	if nearest := fault.Nearest(value, known); nearest != "" {
-		e.Hint = "did you mean " + nearest + "?"
-	}
-	return nil, e
+	return nil, fault.Inputf("%s is %v", flag, fault.Unknown(value, append(slices.Clone(known), All)))
 }
 
 func (r Request) sizes() ([]int64, error) {

@@ -125,7 +125,7 @@ func TestChecksAreOfTheLargestCase(t *testing.T) {
 func TestBadRequests(t *testing.T) {
 	for want, change := range map[string]func(*testing.T, *Request){
 		"--rounds is 0":         func(_ *testing.T, r *Request) { r.Rounds = 0 },
-		"did you mean adamw?":   func(_ *testing.T, r *Request) { r.Optimizer = "adamv" },
+		`did you mean "adamw"?`: func(_ *testing.T, r *Request) { r.Optimizer = "adamv" },
 		`--state is "int4"`:     func(_ *testing.T, r *Request) { r.State = "int4" },
 		`--moments is "fp8"`:    func(_ *testing.T, r *Request) { r.Moments = "fp8" },
 		"for adam and adamw":    func(_ *testing.T, r *Request) { r.Optimizer, r.Moments = "lion", "int8" },

@@ -325,10 +325,10 @@ func (m *manifest) format() (f kernel.Format, err error) {
 	if f.Moments, err = kernel.ParseMoments(m.Moments); err != nil {
 		return f, fmt.Errorf("moments %w", err)
 	}
-	if f.Parameter, err = kernel.ParseType(m.Parameter); err != nil {
+	if f.Parameter, err = kernel.ParseNumberType(m.Parameter); err != nil {
 		return f, fmt.Errorf("parameter %w", err)
 	}
-	if f.Gradient, err = kernel.ParseType(m.Gradient); err != nil {
+	if f.Gradient, err = kernel.ParseNumberType(m.Gradient); err != nil {
 		return f, fmt.Errorf("gradient %w", err)
 	}
 	return f, nil

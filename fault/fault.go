@@ -3,6 +3,7 @@
 package fault
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 )
@@ -106,10 +107,21 @@ func OneOf(names ...string) string {
 	return strings.Join(names[:last], ", ") + " or " + names[last]
 }
 
+// Unknown returns the error for a name that is none of those known. It begins with the name, so that callers can say
+// before it what has the name.
+func Unknown(name string, known []string) error {
+	text := fmt.Sprintf("%q: expected %s", name, OneOf(known...))
+	if nearest := Nearest(name, known); nearest != "" {
+		text += fmt.Sprintf("; did you mean %q?", nearest)
+	}
+	return errors.New(text)
+}
+
 // Nearest returns the candidate closest to name by edit distance, or "" if none
-// is close enough to be a likely misspelling.
+// is close enough to be a likely misspelling. Where half of the letters differ,
+// it is another word: muon is not lion.
 func Nearest(name string, candidates []string) string {
-	best, distance := "", 1+len(name)/3
+	best, distance := "", min(1+len(name)/3, max(len(name)-1, 0)/2)
 	for _, c := range candidates {
 		if d := editDistance(strings.ToLower(name), strings.ToLower(c), distance+1); d <= distance &&
 			(best == "" || d < distance) {
@@ -119,29 +131,31 @@ func Nearest(name string, candidates []string) string {
 	return best
 }
 
-// editDistance returns Levenshtein's distance. It may return limit for any
-// greater distance.
+// editDistance returns the number of letters to insert, delete, replace or swap with their neighbour that make a into b
+// (the optimal string alignment distance). It may return limit for any greater distance.
 func editDistance(a, b string, limit int) int {
 	if abs(len(a)-len(b)) > limit {
 		return limit
 	}
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
+	above, last, row := make([]int, len(b)+1), make([]int, len(b)+1), make([]int, len(b)+1)
+	for j := range last {
+		last[j] = j
 	}
 	for i := range len(a) {
-		diagonal := row[0]
 		row[0] = i + 1
 		for j := range len(b) {
-			substitute := diagonal
+			substitute := last[j]
 			if a[i] != b[j] {
 				substitute++
 			}
-			diagonal = row[j+1]
-			row[j+1] = min(substitute, row[j]+1, diagonal+1)
+			row[j+1] = min(substitute, row[j]+1, last[j+1]+1)
+			if i > 0 && j > 0 && a[i] == b[j-1] && a[i-1] == b[j] {
+				row[j+1] = min(row[j+1], above[j-1]+1)
+			}
 		}
+		above, last, row = last, row, above
 	}
-	return row[len(b)]
+	return last[len(b)]
 }
 
 func abs(x int) int { return max(x, -x) }

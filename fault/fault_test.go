@@ -60,7 +60,8 @@ func TestNearest(t *testing.T) {
 	known := []string{"offload_optimizer", "offload_param", "stage", "llama-3-8b"}
 	for name, want := range map[string]string{
 		"offload_optimiser": "offload_optimizer", "Stage": "stage", "sage": "stage", "llama3-8b": "llama-3-8b",
-		"batch": "", "": "", "x": "",
+		"stgae": "stage",
+		"batch": "", "": "", "x": "", "rage": "", // half of the letters of rage differ: another word
 	} {
 		if got := Nearest(name, known); got != want {
 			t.Errorf("nearest to %q is %q, want %q", name, got, want)

@@ -33,7 +33,7 @@ func TestFind(t *testing.T) {
 			t.Errorf("%q is %q: %v", name, m.Name, err)
 		}
 	}
-	if _, err := Find("h10"); !strings.Contains(err.Error(), "did you mean") {
+	if _, err := Find("l40x"); !strings.Contains(err.Error(), "did you mean") {
 		t.Error(err)
 	}
 }

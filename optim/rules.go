@@ -3,6 +3,7 @@ package optim
 import (
 	"slices"
 
+	"plimsoll/fault"
 	"plimsoll/optim/kernel"
 )
 
@@ -69,7 +70,7 @@ func RuleNames() []string {
 func ParseRule(name string) (Rule, error) {
 	i := slices.IndexFunc(Rules, func(r Rule) bool { return r.Name == name })
 	if i < 0 {
-		return Rule{}, kernel.UnknownName(name, RuleNames())
+		return Rule{}, fault.Unknown(name, RuleNames())
 	}
 	return Rules[i], nil
 }

@@ -183,11 +183,10 @@ func (j *Job) applyRecipe(path string) error {
 
 // choosePrecision chooses the type that the model is trained in.
 func (r Request) choosePrecision(j *Job) (dtype.Type, error) {
-	asked, ok := kernel.ParseNumberType(cmp.Or(r.Precision, dtype.BF16.String()))
+	asked, err := kernel.ParseNumberTypeAlias(cmp.Or(r.Precision, dtype.BF16.String()))
 	switch d := j.Recipe; {
-	case !ok:
-		return asked, fault.Inputf("--precision is %q: expected %s", r.Precision,
-			fault.OneOf(kernel.NumberTypeNames()...))
+	case err != nil:
+		return asked, fault.Inputf("--precision is %v", err)
 	case d == nil || d.Precision == dtype.Invalid && r.Precision != "":
 		return asked, nil
 	case d.Precision == dtype.Invalid:
@@ -234,23 +233,19 @@ func (r Request) chooseFormat(algorithm kernel.Algorithm, precision dtype.Type) 
 	var err error
 	if r.State != "" {
 		if f.State, err = kernel.ParseState(r.State); err != nil {
-			return f, fault.Inputf("--state is %q: expected %s", r.State,
-				fault.OneOf(kernel.StateNames()...))
+			return f, fault.Inputf("--state is %v", err)
 		}
 	}
 	if f.Moments, err = kernel.ParseMoments(cmp.Or(r.Moments, kernel.MomentsFP32.String())); err != nil {
-		return f, fault.Inputf("--moments is %q: expected %s", r.Moments,
-			fault.OneOf(kernel.MomentNames()...))
+		return f, fault.Inputf("--moments is %v", err)
 	}
 	if !f.Moments.Suits(algorithm) {
 		return f, fault.Inputf("--moments %v is for Adam and AdamW, but the optimizer is %v", f.Moments,
 			algorithm).WithHint("--moments bf16")
 	}
 	if r.GradientType != "" {
-		var ok bool
-		if f.Gradient, ok = kernel.ParseNumberType(r.GradientType); !ok {
-			return f, fault.Inputf("--grad-dtype is %q: expected %s", r.GradientType,
-				fault.OneOf(kernel.NumberTypeNames()...))
+		if f.Gradient, err = kernel.ParseNumberTypeAlias(r.GradientType); err != nil {
+			return f, fault.Inputf("--grad-dtype is %v", err)
 		}
 	}
 	if err := f.Validate(); err != nil {
@@ -270,8 +265,7 @@ func (r Request) chooseEmbeddingMoments(others kernel.MomentType) (kernel.Moment
 	case r.EmbeddingMoments == "":
 		return others, nil
 	case !slices.Contains(EmbeddingMoments, r.EmbeddingMoments):
-		return others, fault.Inputf("--embedding-moments is %q: expected %s", r.EmbeddingMoments,
-			fault.OneOf(EmbeddingMoments...))
+		return others, fault.Inputf("--embedding-moments is %v", fault.Unknown(r.EmbeddingMoments, EmbeddingMoments))
 	case others != kernel.MomentsInt8:
 		return others, fault.Inputf("--embedding-moments is for --moments int8, but --moments is %v", others).
 			WithHint("leave --embedding-moments out, or give --moments int8")

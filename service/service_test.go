@@ -412,7 +412,7 @@ func weights(elements int64) []float32 {
 
 // gradientPattern returns numbers of a type that gradients are cut from.
 func gradientPattern(name string) kernel.Array {
-	t, err := kernel.ParseType(name)
+	t, err := kernel.ParseNumberType(name)
 	if err != nil {
 		panic(err)
 	}

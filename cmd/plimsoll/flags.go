@@ -34,14 +34,18 @@ func presentName(_ *pflag.FlagSet, name string) pflag.NormalizedName {
 // choiceFlag adds a flag with a list of values. The command checks the value against the list, the shell completes
 // it, and the usage shows it in place of VALUES.
 func choiceFlag(c *cobra.Command, to *string, name, standard, usage string, values []string) {
-	c.Flags().StringVar(to, name, standard, strings.Replace(usage, "VALUES", fault.OneOf(values...), 1))
-	complete(c, name, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
+	listFlag(c, to, name, standard, usage, values, cobra.ShellCompDirectiveNoFileComp)
 }
 
 // choiceOrFileFlag is choiceFlag for flags that also take the name of a file.
 func choiceOrFileFlag(c *cobra.Command, to *string, name, standard, usage string, values []string) {
+	listFlag(c, to, name, standard, usage, values, cobra.ShellCompDirectiveDefault)
+}
+
+func listFlag(c *cobra.Command, to *string, name, standard, usage string, values []string,
+	beside cobra.ShellCompDirective) {
 	c.Flags().StringVar(to, name, standard, strings.Replace(usage, "VALUES", fault.OneOf(values...), 1))
-	complete(c, name, cobra.FixedCompletions(values, cobra.ShellCompDirectiveDefault))
+	complete(c, name, cobra.FixedCompletions(values, beside))
 }
 
 // complete panics only when the flag does not exist.

@@ -2,7 +2,6 @@ package kernel
 
 import (
 	"fmt"
-	"slices"
 	"unsafe"
 
 	"plimsoll/dtype"
@@ -39,24 +38,6 @@ const (
 	MomentsBF16 = abi.MomentsBF16
 	MomentsInt8 = abi.MomentsInt8
 )
-
-// numberTypes are the types that parameters and gradients can have.
-var numberTypes = []dtype.Type{dtype.BF16, dtype.F16, dtype.F32}
-
-// NumberTypeNames returns the short names of the types that parameters and gradients can have.
-func NumberTypeNames() []string {
-	var names []string
-	for _, t := range numberTypes {
-		names = append(names, t.String())
-	}
-	return names
-}
-
-// ParseNumberType returns the type of parameters or gradients of a name that dtype.Parse knows.
-func ParseNumberType(name string) (t dtype.Type, ok bool) {
-	t, err := dtype.Parse(name)
-	return t, err == nil && slices.Contains(numberTypes, t)
-}
 
 // Block is the number of elements whose int8 moments share a header.
 const Block = abi.Block

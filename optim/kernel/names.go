@@ -1,10 +1,8 @@
 package kernel
 
 import (
-	"errors"
 	"fmt"
 	"slices"
-	"strings"
 
 	"plimsoll/dtype"
 	"plimsoll/fault"
@@ -49,26 +47,36 @@ func parse[T enumeration](name string, end T) (T, error) {
 	names := namesOf(end)
 	i := slices.Index(names, name)
 	if i < 0 {
-		return 0, UnknownName(name, names)
+		return 0, fault.Unknown(name, names)
 	}
 	return T(i), nil
 }
 
-// ParseType returns the type of parameters or gradients of a short name.
-func ParseType(name string) (dtype.Type, error) {
+// numberTypes are the types that parameters and gradients can have.
+var numberTypes = []dtype.Type{dtype.BF16, dtype.F16, dtype.F32}
+
+// NumberTypeNames returns the short names of the types that parameters and gradients can have.
+func NumberTypeNames() []string {
+	var names []string
+	for _, t := range numberTypes {
+		names = append(names, t.String())
+	}
+	return names
+}
+
+// ParseNumberType returns the type of parameters or gradients of a short name.
+func ParseNumberType(name string) (dtype.Type, error) {
 	i := slices.Index(NumberTypeNames(), name)
 	if i < 0 {
-		return dtype.Invalid, UnknownName(name, NumberTypeNames())
+		return dtype.Invalid, fault.Unknown(name, NumberTypeNames())
 	}
 	return numberTypes[i], nil
 }
 
-// UnknownName returns the error for a name that is none of those known. It begins with the name, so that callers can
-// say before it what has the name.
-func UnknownName(name string, known []string) error {
-	text := fmt.Sprintf("%q: expected one of %s", name, strings.Join(known, ", "))
-	if nearest := fault.Nearest(name, known); nearest != "" {
-		text += fmt.Sprintf("; did you mean %q?", nearest)
+// ParseNumberTypeAlias is ParseNumberType for users: it takes every name that dtype.Parse knows, such as bfloat16.
+func ParseNumberTypeAlias(name string) (dtype.Type, error) {
+	if t, err := dtype.Parse(name); err == nil && slices.Contains(numberTypes, t) {
+		return t, nil
 	}
-	return errors.New(text)
+	return ParseNumberType(name)
 }

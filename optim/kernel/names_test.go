@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"plimsoll/dtype"
+	"plimsoll/fault"
 )
 
 // TestNamesAreParsed: every name is that of one value, and names that are close get it as an answer.
@@ -23,7 +24,7 @@ func TestNamesAreParsed(t *testing.T) {
 			return m.String(), err
 		},
 		"bf16 fp16 fp32": func(name string) (string, error) {
-			of, err := ParseType(name)
+			of, err := ParseNumberType(name)
 			return of.String(), err
 		},
 	} {
@@ -35,7 +36,7 @@ func TestNamesAreParsed(t *testing.T) {
 		}
 		for _, wrong := range []string{"", "quaternion", strings.Join(known, "")} {
 			_, err := parse(wrong)
-			if err == nil || !strings.Contains(err.Error(), "expected one of "+strings.Join(known, ", ")) {
+			if err == nil || !strings.Contains(err.Error(), "expected "+fault.OneOf(known...)) {
 				t.Errorf("%q: %v", wrong, err)
 			}
 		}
@@ -43,7 +44,7 @@ func TestNamesAreParsed(t *testing.T) {
 	if _, err := ParseState("splt"); err == nil || !strings.HasSuffix(err.Error(), `; did you mean "split"?`) {
 		t.Error(err)
 	}
-	if of, err := ParseType("bfloat16"); err == nil || of != dtype.Invalid {
+	if of, err := ParseNumberType("bfloat16"); err == nil || of != dtype.Invalid {
 		t.Error(of, err)
 	}
 }

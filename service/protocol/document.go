@@ -160,8 +160,8 @@ func (d *Document) Format() (kernel.Format, error) {
 	rule, badOptimizer := optim.ParseRule(d.Optimizer)
 	state, badState := kernel.ParseState(d.State)
 	moments, badMoments := kernel.ParseMoments(d.Moments)
-	parameter, badParameter := kernel.ParseType(d.Parameter)
-	gradient, badGradient := kernel.ParseType(d.Gradient)
+	parameter, badParameter := kernel.ParseNumberType(d.Parameter)
+	gradient, badGradient := kernel.ParseNumberType(d.Gradient)
 	for _, field := range []struct {
 		name string
 		err  error

@@ -67,7 +67,7 @@ func TestStepRefuses(t *testing.T) {
 		{"a file that is not there", "no such file", "", []string{filepath.Join(t.TempDir(), "none")}},
 		{"an empty file", "has 0 bytes", "", []string{sharedFile(t)}},
 		{"half a pair", "has 12 bytes", "", []string{sharedFile(t, 1, 2, 3)}},
-		{"unknown moments", `moments are "fp7": expected one of fp32`, "", []string{"-moments", "fp7", sharedFile(t, 1, 2)}},
+		{"unknown moments", `moments are "fp7": expected fp32, bf16 or int8`, "", []string{"-moments", "fp7", sharedFile(t, 1, 2)}},
 		{"another command", `"stop": expected step`, "stop\n", []string{sharedFile(t, 1, 2)}},
 		{"no learning rate", "expected step and a learning rate", "step x\n", []string{sharedFile(t, 1, 2)}},
 		{"a bad learning rate", "learning rate is -1", "step -1\n", []string{sharedFile(t, 1, 2)}},
