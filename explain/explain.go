@@ -45,7 +45,7 @@ func (s *scene) files() []File {
 	for _, p := range s.Plans {
 		list = append(list, File{p.File, "plan"})
 	}
-	return list
+	return append(list, s.Configurations...)
 }
 
 // conclude fills in the explanation of a failure. The first claim is the strongest.

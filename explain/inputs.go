@@ -19,6 +19,8 @@ type Inputs struct {
 	// Request is the job in the user's own files, such as ds_config.json, or nil if there are none. Explain plans
 	// variants of it, and says what each frees.
 	Request *job.Request
+	// Configurations are the files of the request.
+	Configurations []File
 	// Parameters is the number of trained parameters on the node, or 0 if unknown.
 	Parameters int64
 	// Peak and End are the bytes of a GPU that the user has read off, or 0.
@@ -29,8 +31,6 @@ type Inputs struct {
 type Recording struct {
 	Name    string // its file; "the recording" for one in memory
 	Records []samples.Record
-	// Output has what the recorded lines of the ranks say.
-	Output []evidence.Finding
 }
 
 // Plan is a plan document.
@@ -38,5 +38,4 @@ type Plan struct {
 	File       string
 	Parameters int64
 	Devices    []ledger.Device
-	Request    job.Request
 }

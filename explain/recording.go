@@ -2,6 +2,7 @@ package explain
 
 import (
 	"fmt"
+	"strings"
 	"time"
 
 	"plimsoll/evidence"
@@ -22,7 +23,8 @@ type levels struct {
 
 // findings returns what a recording says, in the types of what files say.
 func (r *Recording) findings() []evidence.Finding {
-	found := append([]evidence.Finding{}, r.Output...)
+	var found []evidence.Finding
+	output := newOutputs(r.Name)
 	var began time.Time
 	var start *samples.Start
 	for i, record := range r.Records {
@@ -35,11 +37,59 @@ func (r *Recording) findings() []evidence.Finding {
 			at.Rank = record.Mark.Rank
 			at.Fact = evidence.Progress{Phase: record.Mark.Phase, Step: record.Mark.Step}
 			found = append(found, at)
+		case record.Output != nil:
+			output.add(record.Output, at)
 		case record.End != nil:
 			found = append(found, endOf(record.End, at, began)...)
 			if start != nil {
 				found = append(found, countersOf(start, record.End, at)...)
 			}
+		}
+	}
+	return append(output.findings(), found...)
+}
+
+// outputs are the lines that ranks have printed, as one text for each rank.
+type outputs struct {
+	name  string
+	ranks []int
+	texts map[int]*strings.Builder
+	lines map[int][]evidence.Finding // of each rank: where and when each line was recorded
+}
+
+func newOutputs(name string) *outputs {
+	return &outputs{name: name, texts: map[int]*strings.Builder{}, lines: map[int][]evidence.Finding{}}
+}
+
+func (o *outputs) add(output *samples.Output, at evidence.Finding) {
+	text := o.texts[output.Rank]
+	if text == nil {
+		text = &strings.Builder{}
+		o.texts[output.Rank], o.ranks = text, append(o.ranks, output.Rank)
+	}
+	for _, line := range output.Lines {
+		text.WriteString(strings.ReplaceAll(line, "\n", " ") + "\n")
+		o.lines[output.Rank] = append(o.lines[output.Rank], at)
+	}
+}
+
+// findings returns what the lines say.
+func (o *outputs) findings() []evidence.Finding {
+	var found []evidence.Finding
+	for _, rank := range o.ranks {
+		source, err := evidence.Read(o.name, strings.NewReader(o.texts[rank].String()))
+		if err != nil {
+			continue // the rank has printed nothing that is text
+		}
+		for _, f := range source.Findings {
+			if f.Number > 0 && f.Number <= len(o.lines[rank]) {
+				at := o.lines[rank][f.Number-1]
+				f.Number, f.Time = at.Number, at.Time
+			}
+			if f.Rank == evidence.NoRank {
+				f.Rank = rank
+			}
+			found = append(found, f)
 		}
 	}
 	return found
