@@ -17,7 +17,7 @@ type text struct {
 	rank   int    // NoRank if no label names one
 	stream string // the labels that tell the streams of several processes apart
 	host   string
-	time   time.Time
+	time   string // in any of the layouts
 	uptime time.Duration
 	kernel bool // a label says that the kernel has written the line
 }
@@ -137,10 +137,12 @@ func printable(r rune) rune {
 	return r
 }
 
-func timeLabel(t *text, groups []string) {
-	if when, ok := parseTime(groups[1]); ok {
-		t.time = when
-	}
+func timeLabel(t *text, groups []string) { t.time = groups[1] }
+
+// when returns the time of the line, or zero.
+func (t *text) when() time.Time {
+	when, _ := parseTime(t.time)
+	return when
 }
 
 func syslogLabel(t *text, groups []string) {
@@ -163,6 +165,9 @@ var layouts = []string{
 }
 
 func parseTime(s string) (time.Time, bool) {
+	if s == "" {
+		return time.Time{}, false
+	}
 	s = strings.Replace(s, ",", ".", 1)
 	for _, layout := range layouts {
 		if t, err := time.Parse(layout, s); err == nil {

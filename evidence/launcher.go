@@ -27,16 +27,23 @@ func signalOf(s string) int {
 	return signals[strings.ToLower(s)]
 }
 
-// ended returns the end of a process with what the groups rank, lr, pid, code and sig say. A negative exit code is a
-// signal, and 128 + n is a shell's report of signal n.
+// endOf returns the end of a process with an exit code. A negative one is a signal, as in Python.
+func endOf(by string, code int) ProcessEnded {
+	f := ProcessEnded{By: by, Rank: NoRank, LocalRank: NoRank, ExitCode: code}
+	if code < 0 {
+		f.ExitCode, f.Signal = 0, -code
+	}
+	return f
+}
+
+// ended returns the end of a process with what the groups rank, lr, pid, code and sig say.
 func ended(by string) func(*match) Fact {
 	return func(m *match) Fact {
-		f := ProcessEnded{
-			By: by, Rank: m.integer("rank", m.rank), LocalRank: m.integer("lr", NoRank), PID: m.integer("pid", 0),
-			ExitCode: m.integer("code", 0), Signal: signalOf(m.get("sig")),
-		}
-		if f.ExitCode < 0 {
-			f.Signal, f.ExitCode = -f.ExitCode, 0
+		f := endOf(by, m.integer("code", 0))
+		f.Rank, f.LocalRank = m.integer("rank", m.rank), m.integer("lr", NoRank)
+		f.PID = m.integer("pid", 0)
+		if signal := signalOf(m.get("sig")); signal != 0 {
+			f.Signal = signal
 		}
 		if f.ExitCode > 255 {
 			return nil
@@ -236,19 +243,15 @@ func (b *failures) line(r *reader, t *text) bool {
 	case "": // the next rank
 		b.end(r)
 	case "time":
-		if when, ok := parseTime(strings.Replace(groups[2], "_", "T", 1)); ok {
-			b.at.time = when
-		}
+		b.at.time = strings.Replace(groups[2], "_", "T", 1)
 	case "rank":
 		if g := failureRank.FindStringSubmatch(groups[2]); g != nil {
 			b.fact.Rank, b.fact.LocalRank = atoi(g[1]), atoi(g[2])
 		}
 	case "exitcode":
 		if g := failureCode.FindStringSubmatch(groups[2]); g != nil {
-			b.fact.ExitCode, b.fact.PID = atoi(g[1]), atoi(g[2])
-			if b.fact.ExitCode < 0 {
-				b.fact.Signal, b.fact.ExitCode = -b.fact.ExitCode, 0
-			}
+			end := endOf("torchrun", atoi(g[1]))
+			b.fact.ExitCode, b.fact.Signal, b.fact.PID = end.ExitCode, end.Signal, atoi(g[2])
 			when := b.at.time
 			b.at, b.known = *t, true
 			b.at.time = when

@@ -104,7 +104,7 @@ func (f SharedMemoryFull) Says() string {
 
 // Says says it.
 func (f BusError) Says() string {
-	return sentence("a process got SIGBUS: a page of a mapped file could not be had", number("PID %d", f.PID))
+	return sentence("a process got SIGBUS: the kernel had no page for a mapped file", number("PID %d", f.PID))
 }
 
 func number(format string, n int) string {
@@ -215,8 +215,21 @@ func (f Counters) Says() string {
 
 // Says says it.
 func (f Limit) Says() string {
-	if !f.Bytes.Known {
-		return f.Name + " is unlimited"
+	value := "unlimited"
+	if f.Bytes.Known {
+		value = f.Bytes.String()
 	}
-	return fmt.Sprintf("%s is %s", f.Name, f.Bytes)
+	return sentence(f.Name+" is "+value, by("for %s", f.Group))
+}
+
+// Says says it.
+func (f FileSystem) Says() string {
+	return sentence("the file system at "+f.Mount+" has", with("%s", f.Size), with("used %s", f.Used),
+		with("free %s", f.Free))
+}
+
+// Says says it.
+func (f GPUUsage) Says() string {
+	return sentence(fmt.Sprintf("GPU %d has memory", f.Device), with("of %s", f.Total), with("used %s", f.Used),
+		with("free %s", f.Free), number("%d processes", len(f.Processes)))
 }

@@ -55,7 +55,7 @@ func (t *text) inherit(outer *text) {
 	if t.rank == NoRank {
 		t.rank = outer.rank
 	}
-	if t.time.IsZero() {
+	if t.time == "" {
 		t.time = outer.time
 	}
 	t.stream = outer.stream + t.stream
@@ -65,12 +65,12 @@ func (t *text) inherit(outer *text) {
 // labels takes what the other members of the JSON say.
 func (t *text) labels(object map[string]jsontext.Value) {
 	for _, key := range timeKeys {
-		if when, ok := parseTime(stringOf(object[key])); ok && t.time.IsZero() {
-			t.time = when
+		if t.time == "" {
+			t.time = stringOf(object[key])
 		}
 	}
 	if micros, err := strconv.ParseInt(stringOf(object["__REALTIME_TIMESTAMP"]), 10, 64); err == nil {
-		t.time = time.UnixMicro(micros).UTC()
+		t.time = time.UnixMicro(micros).UTC().Format(time.RFC3339Nano)
 	}
 	if micros, err := strconv.ParseInt(stringOf(object["_SOURCE_MONOTONIC_TIMESTAMP"]), 10, 64); err == nil {
 		t.uptime = time.Duration(micros) * time.Microsecond
