@@ -142,7 +142,7 @@ func difference(now evidence.Counters, was map[string]int64, limit ledger.Bytes)
 // limitOf returns the limit of a cgroup, or 0.
 func (s *scene) limitOf(group string) ledger.Bytes {
 	for _, l := range all[evidence.Limit](s.findings) {
-		if l.fact.Name == "memory.max" && l.fact.Bytes.Known {
+		if l.fact.Name == "memory.max" && l.fact.Bytes.Known && (l.fact.Group == group || l.fact.Group == "") {
 			return l.fact.Bytes.Bytes
 		}
 	}

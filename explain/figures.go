@@ -2,6 +2,7 @@ package explain
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"plimsoll/evidence"
@@ -76,8 +77,11 @@ func (s *scene) gpuMostlyFree() bool {
 			return true
 		}
 	}
+	usages := all[evidence.GPUUsage](s.findings)
 	if s.levels == nil || len(s.levels.gpus) == 0 {
-		return false
+		return len(usages) > 0 && !slices.ContainsFunc(usages, func(u seen[evidence.GPUUsage]) bool {
+			return u.fact.Free.Bytes < u.fact.Total.Bytes/2
+		})
 	}
 	for _, g := range s.levels.gpus {
 		if g.Free < g.Total/2 {
@@ -173,15 +177,28 @@ func (s *scene) lockedLimit() (limit ledger.Bytes, known bool) {
 	return l.fact.Bytes.Bytes, true
 }
 
-// sharedMemoryFull and sharedMemoryFree report what a sample shows of /dev/shm. Both are false without one.
+// sharedMemory returns what a sample or df shows of /dev/shm.
+func (s *scene) sharedMemory() (used, size ledger.Bytes) {
+	if s.levels != nil && s.levels.node.SharedFiles.Size > 0 {
+		return s.levels.node.SharedFiles.Used, s.levels.node.SharedFiles.Size
+	}
+	for _, f := range all[evidence.FileSystem](s.findings) {
+		if f.fact.Mount == "/dev/shm" {
+			used, size = f.fact.Used.Bytes, f.fact.Size.Bytes
+		}
+	}
+	return used, size
+}
+
+// sharedMemoryFull and sharedMemoryFree report how full /dev/shm was. Both are false if that is unknown.
 func (s *scene) sharedMemoryFull() bool {
-	return s.levels != nil && s.levels.node.SharedFiles.Size > 0 &&
-		s.levels.node.SharedFiles.Used > s.levels.node.SharedFiles.Size/20*19
+	used, size := s.sharedMemory()
+	return size > 0 && used > size/20*19
 }
 
 func (s *scene) sharedMemoryFree() bool {
-	return s.levels != nil && s.levels.node.SharedFiles.Size > 0 &&
-		s.levels.node.SharedFiles.Used < s.levels.node.SharedFiles.Size/2
+	used, size := s.sharedMemory()
+	return size > 0 && used < size/2
 }
 
 // rank is that of the witness.

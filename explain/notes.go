@@ -15,6 +15,11 @@ import (
 // notes returns what the files say beside the failure.
 func (s *scene) notes() []string {
 	var list []string
+	if n := len(s.recoveries); n > 0 {
+		f := s.recoveries[0]
+		list = append(list, fmt.Sprintf("%s:%d: %s, and the program went on (%s of this kind).", f.File, f.Number,
+			f.Fact.Says(), counted(int64(n), "error")))
+	}
 	list = append(list, s.jumps()...)
 	list = append(list, s.peakAndEnd()...)
 	if n := len(all[evidence.AllocationRetried](s.findings)); n > 0 {

@@ -119,8 +119,11 @@ func (s *scene) order() {
 		deaths = slices.Delete(deaths, first, first+1)
 	}
 	for _, d := range deaths {
-		if d.rank != evidence.NoRank && (s.witness == nil || d.rank != s.witness.rank) {
+		switch {
+		case d.rank != evidence.NoRank && (s.witness == nil || d.rank != s.witness.rank):
 			s.victims = append(s.victims, d)
+		case d.rank == evidence.NoRank && s.witness != nil && d.how == s.witness.how:
+			s.witness.says = append(s.witness.says, d.says...) // of the same process, without its label
 		}
 	}
 	s.nameWitness()
@@ -134,12 +137,15 @@ func (s *scene) deaths() []*death {
 	}
 	var list []*death
 	index := map[key]*death{}
-	for i, f := range s.findings {
+	for _, f := range s.findings {
 		how := mannerOf(f.Fact)
-		if how == unended || s.recovered(i) {
+		if _, batch := f.Fact.(evidence.BatchKill); batch && f.Rank != evidence.NoRank {
+			how = killed
+		}
+		if how == unended {
 			continue
 		}
-		k := key{rank: rankOf(f)}
+		k := key{rank: s.rankOf(f)}
 		if k.rank == evidence.NoRank {
 			k.file = f.File
 		}
@@ -157,12 +163,20 @@ func (s *scene) deaths() []*death {
 	return list
 }
 
-// rankOf returns the rank of a finding, or evidence.NoRank.
-func rankOf(f evidence.Finding) int {
-	if p, ok := f.Fact.(evidence.ProcessEnded); ok && p.Rank != evidence.NoRank {
-		return p.Rank
+// rankOf returns the rank of a finding, or evidence.NoRank. A launcher may name the rank of a process in another line.
+func (s *scene) rankOf(f evidence.Finding) int {
+	p, ok := f.Fact.(evidence.ProcessEnded)
+	if !ok || f.Rank != evidence.NoRank {
+		return f.Rank
 	}
-	return f.Rank
+	if p.Rank == evidence.NoRank && p.PID > 0 {
+		for _, other := range all[evidence.ProcessEnded](s.findings) {
+			if other.fact.PID == p.PID && other.fact.Rank != evidence.NoRank {
+				return other.fact.Rank
+			}
+		}
+	}
+	return p.Rank
 }
 
 // add adds what a file says. What tells most of the end comes first, and of that the earliest.
@@ -197,10 +211,35 @@ func (s *scene) earlier(a, b *death) bool {
 	if x, y := s.tier(a), s.tier(b); x != y {
 		return x < y
 	}
+	if a.isFirst() != b.isFirst() {
+		return a.isFirst()
+	}
+	if x, y := a.ended(), b.ended(); !x.IsZero() && !y.IsZero() && !x.Equal(y) {
+		return x.Before(y)
+	}
 	if order := before(a.says[0], b.says[0]); order != 0 {
 		return order < 0
 	}
 	return a.how < b.how
+}
+
+// isFirst reports whether a launcher names this end as the first.
+func (d *death) isFirst() bool {
+	return slices.ContainsFunc(all[evidence.ProcessEnded](d.says), func(f seen[evidence.ProcessEnded]) bool {
+		return f.fact.First
+	})
+}
+
+// ended returns when a launcher saw the process end, or zero. Launchers look at all ranks, so that their times tell
+// more than the order of lines in a log.
+func (d *death) ended() time.Time {
+	var first time.Time
+	for _, f := range d.says {
+		if _, ok := f.Fact.(evidence.ProcessEnded); ok && (first.IsZero() || f.Time.Before(first)) {
+			first = f.Time
+		}
+	}
+	return first
 }
 
 // tier is the order in which ends are believed.
@@ -259,32 +298,58 @@ func (s *scene) named(pid int) bool {
 	})
 }
 
-// recovered reports whether the program went on after an error: it has printed a later step, or ended well.
+// goesOn is after how many later steps an error counts as handled. Other ranks may print a step more before they
+// notice that one has ended.
+const goesOn = 2
+
+// setRecoveriesAside moves errors after which the same program went on from the findings to the recoveries.
+func (s *scene) setRecoveriesAside() {
+	var kept []evidence.Finding
+	for i, f := range s.findings {
+		if s.recovered(i) {
+			s.recoveries = append(s.recoveries, f)
+		} else {
+			kept = append(kept, f)
+		}
+	}
+	s.findings = kept
+}
+
+// recovered reports whether the program went on after an error: it has printed later steps, or ended well.
 func (s *scene) recovered(error int) bool {
 	at := s.findings[error]
-	if mannerOf(at.Fact) > raised || mannerOf(at.Fact) == killed {
+	_, text := at.Fact.(evidence.BatchKill) // in the log of a trainer it may be a word in a message
+	if how := mannerOf(at.Fact); how > raised || how == killed && !text || s.kindOf(at.File) != evidence.TrainerLog {
 		return false
 	}
-	last := int64(-1)
+	last, later := int64(-1), 0
 	for i, f := range s.findings {
 		if f.File != at.File || f.Rank != at.Rank {
 			continue
 		}
 		switch fact := f.Fact.(type) {
 		case evidence.Progress:
-			if i > error && last >= 0 && fact.Step > last {
-				return true
+			if i > error && fact.Step > last {
+				later++
 			}
-			if i < error {
-				last = max(last, fact.Step)
-			}
+			last = max(last, fact.Step)
 		case evidence.ProcessEnded:
-			if i > error && mannerOfProcess(fact) == unended {
-				return true
+			if i > error {
+				return mannerOfProcess(fact) == unended
 			}
 		}
 	}
-	return false
+	return later >= goesOn
+}
+
+// kindOf returns the kind of a file.
+func (s *scene) kindOf(file string) evidence.Kind {
+	for _, source := range s.Sources {
+		if source.Name == file {
+			return source.Kind
+		}
+	}
+	return evidence.Unknown
 }
 
 // nameWitness gives the first end a rank where its own lines name none, but a launcher names one rank that has failed
@@ -294,12 +359,14 @@ func (s *scene) nameWitness() {
 	if w == nil || w.rank != evidence.NoRank {
 		return
 	}
-	for i, v := range s.victims {
-		if v.how == exited || v.how == w.how {
-			w.rank, w.says = v.rank, append(w.says, v.says...)
-			s.victims = slices.Delete(s.victims, i, i+1)
-			return
-		}
+	same := func(v *death) bool { return v.isFirst() }
+	if !slices.ContainsFunc(s.victims, same) {
+		same = func(v *death) bool { return v.how == exited || v.how == w.how || len(s.victims) == 1 }
+	}
+	if i := slices.IndexFunc(s.victims, same); i >= 0 {
+		w.rank, w.says = s.victims[i].rank, append(w.says, s.victims[i].says...)
+		s.victims = slices.Delete(s.victims, i, i+1)
+		return
 	}
 	if f, ok := w.says[0].Fact.(evidence.GPUOutOfMemory); ok && f.Device > 0 {
 		w.rank = f.Device

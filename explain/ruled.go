@@ -117,8 +117,8 @@ func killsCleared(s *scene, top claim) string {
 
 func sharedMemoryCleared(s *scene, top claim) string {
 	if top.resource != SharedMemory && s.sharedMemoryFree() {
-		f := s.levels.node.SharedFiles
-		return fmt.Sprintf("/dev/shm had %v of %v in use", f.Used, f.Size)
+		used, size := s.sharedMemory()
+		return fmt.Sprintf("/dev/shm had %v of %v in use", used, size)
 	}
 	return ""
 }

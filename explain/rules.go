@@ -94,7 +94,9 @@ var rules = []rule{
 			"%v were free when PyTorch looked: another process may have freed them in between, or a limit holds", free)},
 		row[evidence.GPUOutOfMemory]{func(_ *scene, f evidence.GPUOutOfMemory) bool { return f.Allocated.Known },
 			GPU, "capacity", Certain, gpuText("tensors held %v", allocated)},
-		row[evidence.GPUOutOfMemory]{nil, GPU, "", Certain, says[evidence.GPUOutOfMemory]("ran out of GPU memory")},
+		row[evidence.GPUOutOfMemory]{func(_ *scene, f evidence.GPUOutOfMemory) bool { return f.Requested.Known }, GPU, "",
+			Certain, says[evidence.GPUOutOfMemory]("ran out of GPU memory")},
+		row[evidence.GPUOutOfMemory]{nil, GPU, "", Likely, says[evidence.GPUOutOfMemory]("ran out of GPU memory")},
 	),
 	table(
 		row[evidence.DriverOutOfMemory]{func(_ *scene, f evidence.DriverOutOfMemory) bool { return f.Pinning },

@@ -12,10 +12,12 @@ import (
 type scene struct {
 	*Inputs
 	findings []evidence.Finding
-	kills    []evidence.Finding // of the kernel's OOM killer: those that concern the job
-	levels   *levels            // nil without a recording
-	witness  *death             // the first end of a rank that no other had caused; nil if nothing failed
-	victims  []*death
+	// recoveries are errors after which the program went on. They are not among the findings.
+	recoveries []evidence.Finding
+	kills      []evidence.Finding // of the kernel's OOM killer: those that concern the job
+	levels     *levels            // nil without a recording
+	witness    *death             // the first end of a rank that no other had caused; nil if nothing failed
+	victims    []*death
 }
 
 // newScene orders the inputs.
@@ -31,6 +33,7 @@ func newScene(in *Inputs) *scene {
 			s.levels = l
 		}
 	}
+	s.setRecoveriesAside()
 	s.findings = append(s.findings, s.countedKills()...)
 	s.order()
 	s.kills = s.linkedKills()
