@@ -236,6 +236,9 @@ func (s *scene) endedWell() bool {
 
 // nothingText says that nothing failed, as far as the files tell.
 func (s *scene) nothingText() string {
+	if len(s.Sources) == 0 && s.Peak > 0 {
+		return s.summaryOfPeak()
+	}
 	if len(s.findings) == 0 && len(s.Sources) > 0 {
 		return "No line of these files says anything of memory or of a failure"
 	}

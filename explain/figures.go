@@ -260,13 +260,13 @@ func limitText(o oomCounts) string {
 		strings.TrimSpace(sizeBefore(at.limit)))
 }
 
-// byContainer holds for batch systems that limit a job by a cgroup.
-func byContainer(_ *scene, b evidence.BatchKill) bool {
+// byLimit holds for batch systems that hold a job to a limit. The others act when the host runs low.
+func byLimit(_ *scene, b evidence.BatchKill) bool {
 	switch b.By {
-	case "Slurm", "Kubernetes", "Docker":
-		return true
+	case "systemd", "systemd-oomd", "earlyoom", "Ray", recorder:
+		return b.Limit.Known
 	}
-	return b.Limit.Known
+	return true
 }
 
 func batchText(b evidence.BatchKill) string {

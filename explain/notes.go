@@ -1,6 +1,7 @@
 package explain
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"regexp"
@@ -150,43 +151,57 @@ func (s *scene) peakAndEnd() []string {
 	if s.Peak <= s.End || s.End == 0 {
 		return nil
 	}
-	text := fmt.Sprintf("The peak is %v above the end", s.Peak-s.End)
+	rise := s.Peak - s.End
 	device := s.plannedGPU()
 	if device == nil {
-		return []string{text + ". The model and its files would name them: give --model, or a plan document."}
+		return []string{fmt.Sprintf("The peak is %v above the end. The plan of the job would name these bytes: give "+
+			"--model and how it is trained, or a plan document.", rise)}
 	}
-	peak, end := device.Peak(), device.Phases[0]
+	peak := device.Peak()
+	passing := passingAt(peak, device, rise/50)
+	if len(passing) == 0 {
+		return []string{fmt.Sprintf("The peak is %v above the end. The plan of the job frees nothing in between.", rise)}
+	}
+	var names []string
+	for _, h := range passing {
+		names = append(names, fmt.Sprintf("%v of %s (%s)", h.Bytes, h.Component.Title(), h.Why))
+	}
+	return []string{fmt.Sprintf("The peak is %v above the end. The plan of the job has its peak in the %s %s. It holds "+
+		"there, and no longer at the end of the step: %s.", rise, peak.Iteration, peak.Name, strings.Join(names, "; "))}
+}
+
+// passingAt returns what a device holds at a peak and no longer at the end of a steady step, the largest first.
+// Components of less than least bytes are left out.
+func passingAt(peak *ledger.Phase, device *ledger.Device, least ledger.Bytes) []ledger.Holding {
+	end := map[string]ledger.Bytes{}
 	for _, p := range device.Phases {
-		if p.Name == ledger.Step && p.Iteration != ledger.First {
-			end = p
-		}
-	}
-	type part struct {
-		holding ledger.Holding
-		gone    ledger.Bytes
-	}
-	var parts []part
-	for _, h := range peak.Components {
-		gone := h.Bytes
-		for _, stays := range end.End {
-			if stays.Component == h.Component && stays.Part == h.Part {
-				gone -= stays.Bytes
+		if p.Name == ledger.Step && p.Iteration == ledger.Steady {
+			for _, h := range p.End {
+				end[string(h.Component)+" "+h.Part] += h.Bytes
 			}
 		}
-		if gone > (s.Peak-s.End)/50 {
-			parts = append(parts, part{h, gone})
+	}
+	var passing []ledger.Holding
+	for _, h := range peak.Components {
+		if h.Bytes -= end[string(h.Component)+" "+h.Part]; h.Bytes >= max(least, 1) {
+			passing = append(passing, h)
 		}
 	}
-	slices.SortStableFunc(parts, func(a, b part) int { return int(min(max(b.gone-a.gone, -1), 1)) })
-	if len(parts) == 0 {
-		return []string{text + ". The plan holds nothing at its peak that is gone at the end."}
+	slices.SortStableFunc(passing, func(a, b ledger.Holding) int { return cmp.Compare(b.Bytes, a.Bytes) })
+	return passing
+}
+
+// summaryOfPeak says in a few words what the bytes between peak and end are.
+func (s *scene) summaryOfPeak() string {
+	text := fmt.Sprintf("The peak of %v is %v above the end", s.Peak, s.Peak-s.End)
+	device := s.plannedGPU()
+	if device == nil {
+		return text
 	}
-	names := []string{}
-	for _, p := range parts {
-		names = append(names, fmt.Sprintf("%v of %s (%s)", p.gone, p.holding.Component.Title(), p.holding.Why))
+	for _, h := range passingAt(device.Peak(), device, (s.Peak-s.End)/50) {
+		return fmt.Sprintf("%s: %v of it are %s", text, h.Bytes, h.Component.Title())
 	}
-	return []string{fmt.Sprintf("%s. The plan's peak is in %s %s, with these bytes that are freed by the end: %s.", text,
-		peak.Iteration, peak.Name, strings.Join(names, "; "))}
+	return text
 }
 
 // plannedGPU returns the GPU of the user's plan or job, or nil. Only a plan that was made here knows what the end of a

@@ -1,6 +1,7 @@
 package explain
 
 import (
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -263,7 +264,7 @@ func (s *scene) confirmed(d *death) bool {
 	for _, f := range s.findings {
 		switch fact := f.Fact.(type) {
 		case evidence.KernelKill:
-			if pids := d.pids(); len(pids) == 0 || slices.Contains(pids, fact.PID) || !s.named(fact.PID) {
+			if pids := d.pids(); slices.Contains(pids, fact.PID) || s.mayBeOurs(fact, pids, true) {
 				return true
 			}
 		case evidence.BatchKill:
@@ -291,13 +292,6 @@ func (d *death) pids() []int {
 	return slices.DeleteFunc(pids, func(pid int) bool { return pid == 0 })
 }
 
-// named reports whether a launcher names the process.
-func (s *scene) named(pid int) bool {
-	return slices.ContainsFunc(s.findings, func(f evidence.Finding) bool {
-		return slices.Contains((&death{says: []evidence.Finding{f}}).pids(), pid)
-	})
-}
-
 // goesOn is after how many later steps an error counts as handled. Other ranks may print a step more before they
 // notice that one has ended.
 const goesOn = 2
@@ -319,7 +313,7 @@ func (s *scene) setRecoveriesAside() {
 func (s *scene) recovered(error int) bool {
 	at := s.findings[error]
 	_, text := at.Fact.(evidence.BatchKill) // in the log of a trainer it may be a word in a message
-	if how := mannerOf(at.Fact); how > raised || how == killed && !text || s.kindOf(at.File) != evidence.TrainerLog {
+	if how := mannerOf(at.Fact); !text && (how > raised || how == killed) || s.kindOf(at.File) != evidence.TrainerLog {
 		return false
 	}
 	last, later := int64(-1), 0
@@ -392,6 +386,9 @@ func (s *scene) linkedKills() []evidence.Finding {
 		if slices.Contains(wanted, k.fact.PID) {
 			linked = append(linked, k.Finding)
 		}
+		if !s.mayBeOurs(k.fact, wanted, s.witness != nil) {
+			continue
+		}
 		if n := len(near); n > 0 && apart(near[n-1], k.Finding) > sameKills {
 			near = nil
 		}
@@ -404,6 +401,23 @@ func (s *scene) linkedKills() []evidence.Finding {
 		return near
 	}
 	return nil
+}
+
+// trainerNames are how the processes of a training are called.
+var trainerNames = regexp.MustCompile(`(?i)^(python|pt_|torchrun|deepspeed|accelerate|ray|vllm|plimsoll)|train`)
+
+// mayBeOurs reports whether the kernel may have killed a process of the job, of which other lines say that it has
+// failed, or nothing. A process in a container has another PID in the kernel's log, so that the name tells where the
+// PID does not.
+func (s *scene) mayBeOurs(k evidence.KernelKill, pids []int, failed bool) bool {
+	if trainerNames.MatchString(k.Name) {
+		return failed || !s.endedWell()
+	}
+	return len(pids) == 0 && (failed || !s.hasTrainerLog())
+}
+
+func (s *scene) hasTrainerLog() bool {
+	return slices.ContainsFunc(s.Sources, func(f *evidence.Source) bool { return f.Kind == evidence.TrainerLog })
 }
 
 // apart is the time between two findings, or 0 if unknown.

@@ -78,7 +78,7 @@ var rules = []rule{
 			"counters did not move: the program itself, a person or a batch system ended it")},
 	),
 	table(
-		row[evidence.BatchKill]{byContainer, CGroup, "", Likely, batchText},
+		row[evidence.BatchKill]{byLimit, CGroup, "", Likely, batchText},
 		row[evidence.BatchKill]{nil, Host, "", Likely, batchText},
 	),
 	table(
@@ -189,6 +189,11 @@ var rules = []rule{
 			Disk, "", Likely, says[evidence.BatchEnd]("was evicted, because the node ran low on disk space")},
 		row[evidence.BatchEnd]{func(_ *scene, f evidence.BatchEnd) bool { return reasonHas(f, "time", "preempt") },
 			NotMemory, "", Certain, endText},
+		row[evidence.BatchEnd]{func(s *scene, f evidence.BatchEnd) bool {
+			return reasonHas(f, "signal") || reasonHas(f, "cancel") && s.witness != nil
+		}, Undetermined, "", Unknown, func(f evidence.BatchEnd) string {
+			return endText(f) + ", and nothing here says why"
+		}},
 		row[evidence.BatchEnd]{nil, NotMemory, "", Likely, endText},
 	),
 	table(
