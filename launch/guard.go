@@ -19,7 +19,6 @@ import (
 
 	"plimsoll/host"
 	"plimsoll/samples"
-	"plimsoll/watch"
 )
 
 // KeepVerb is the hidden verb with which Guard starts the keeper of a job.
@@ -138,8 +137,9 @@ func (j *Job) startKeeper(kept keptJob, signals <-chan os.Signal) (*Result, erro
 	if err != nil {
 		return nil, fmt.Errorf("start the keeper of the ranks: %w", err)
 	}
+	bindThreads(j.StateCPUs) // only the rest of the guard: the keeper has inherited the CPUs of all ranks
 	kills := host.LocalMemoryCounters()
-	j.recorder.Started(watch.Root{PID: keeper.Process.Pid, Rank: samples.NoRank, Role: samples.Keeper})
+	j.recorder.Started(root(keeper.Process.Pid, samples.NoRank, samples.Keeper))
 	go func() { _, _ = end.Write(document) }() // fails if the keeper is gone; Wait reports that
 	ended := make(chan answer)
 	go func() {
@@ -160,6 +160,7 @@ func (j *Job) startKeeper(kept keptJob, signals <-chan os.Signal) (*Result, erro
 func (j *Job) result(a answer, status syscall.WaitStatus, kills []host.MemoryCounter) (*Result, error) {
 	switch {
 	case status.Signaled():
+		j.recorder.Stop()
 		endOrphans(0, 0, j.Logf)
 		j.recordKilledRanks()
 		j.Logf("signal %d (%v) ended the keeper of the ranks, and plimsoll ended the ranks", status.Signal(),

@@ -5,6 +5,7 @@
 package launch
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -407,11 +408,12 @@ func (j *Job) start(s *starter, rank Rank, attempt int) (*process, error) {
 func (p *process) wait() end {
 	err := p.command.Wait()
 	e := end{process: p, at: time.Now()}
-	patience := time.After(lastOutput)
+	patience, over := context.WithTimeout(context.Background(), lastOutput)
+	defer over()
 	for _, out := range p.outputs {
 		select {
 		case <-out.copied:
-		case <-patience: // processes that it has left behind hold its output open
+		case <-patience.Done(): // processes that it has left behind hold its output open
 		}
 	}
 	switch status := p.command.ProcessState.Sys().(syscall.WaitStatus); {

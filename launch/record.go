@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"time"
 
+	"plimsoll/probe"
 	"plimsoll/samples"
 	"plimsoll/watch"
 )
@@ -28,7 +29,7 @@ func (j *Job) record(directory string) (variables []string) {
 			MemoryPolicy: rank.MemoryPolicy, NUMANodes: rank.NUMANodes})
 	}
 	j.recorder = watch.Begin(c)
-	j.recorder.Started(watch.Root{PID: os.Getpid(), Rank: samples.NoRank, Role: samples.Keeper})
+	j.recorder.Started(root(os.Getpid(), samples.NoRank, samples.Keeper))
 	socket := filepath.Join(directory, marksSocket)
 	marks, err := watch.ListenToMarks(socket)
 	if err != nil {
@@ -52,6 +53,10 @@ func (j *Job) name(directory string) string {
 // Recorded returns what the guard has recorded.
 func (j *Job) Recorded() []samples.Record { return j.recorder.Recording() }
 
+func root(pid, rank int, role samples.Role) probe.Root {
+	return probe.Root{Identity: probe.Identity{PID: pid}, Rank: rank, Role: role}
+}
+
 // receive records what the keeper tells, and returns its answer.
 func (j *Job) receive(messages io.Reader) answer {
 	for decoder := json.NewDecoder(messages); ; {
@@ -61,9 +66,9 @@ func (j *Job) receive(messages io.Reader) answer {
 		}
 		switch {
 		case m.Started != nil && m.Started.Rank == samples.NoRank:
-			j.recorder.Started(watch.Root{PID: m.Started.PID, Rank: samples.NoRank, Role: samples.Service})
+			j.recorder.Started(root(m.Started.PID, samples.NoRank, samples.Service))
 		case m.Started != nil:
-			j.recorder.Started(watch.Root{PID: m.Started.PID, Rank: m.Started.Rank, Role: samples.RankProcess})
+			j.recorder.Started(root(m.Started.PID, m.Started.Rank, samples.RankProcess))
 		case m.Printed != nil:
 			j.recorder.Printed(m.Printed.Rank, m.Printed.Stream, m.Printed.Skipped, m.Printed.Text)
 		case m.Ended != nil:

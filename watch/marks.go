@@ -93,7 +93,7 @@ func (r *Recorder) receive(pid int, text []byte) error {
 	r.lock.Lock()
 	defer r.lock.Unlock()
 	r.phases.marked(m)
-	r.mark(m)
+	r.mark(r.now(), m)
 	return nil
 }
 

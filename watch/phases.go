@@ -5,6 +5,7 @@ import (
 
 	"plimsoll/evidence"
 	"plimsoll/ledger"
+	"plimsoll/probe"
 	"plimsoll/samples"
 )
 
@@ -32,7 +33,7 @@ type rankPhase struct {
 func newPhases() phases { return phases{ranks: map[int]*rankPhase{}, named: map[int]int{}} }
 
 // started begins a rank, or begins it again.
-func (p *phases) started(root Root) { p.ranks[root.Rank] = &rankPhase{pid: root.PID} }
+func (p *phases) started(root probe.Root) { p.ranks[root.Rank] = &rankPhase{pid: root.PID} }
 
 func (p *phases) rank(number int) *rankPhase {
 	if p.ranks[number] == nil {
@@ -135,8 +136,11 @@ func (p *phases) common() *rankPhase {
 	return common
 }
 
-// loading is how fast the pages of files grow in a rank that loads a model: bytes a second.
-const loading = 32 << 20
+// The pages of files grow at least so fast, and by so much between two samples, in a rank that loads a model.
+const (
+	loadingRate = 32 << 20 // bytes a second
+	loadingSize = 16 << 20
+)
 
 // infer finds ranks that load: no client and no log has said a word, and the rank maps or reads files fast. A rank that
 // copies what it has mapped still loads. It returns a mark where the phase has changed.
@@ -154,7 +158,9 @@ func (p *phases) infer(now time.Duration, s *samples.Sample) []*samples.Mark {
 		if before.sampled == 0 || r.source != "" && r.source != samples.FromBehavior {
 			continue
 		}
-		fast := func(now, before ledger.Bytes) bool { return float64(now-before) > loading*passed }
+		fast := func(now, before ledger.Bytes) bool {
+			return now-before >= loadingSize && float64(now-before) >= loadingRate*passed
+		}
 		var phase ledger.PhaseName
 		if fast(file, before.file) || r.phase == ledger.Load && fast(anonymous, before.anonymous) {
 			phase = ledger.Load

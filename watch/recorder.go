@@ -3,6 +3,7 @@
 package watch
 
 import (
+	"context"
 	"io"
 	"slices"
 	"sync"
@@ -10,20 +11,14 @@ import (
 
 	"plimsoll/evidence"
 	"plimsoll/host"
+	"plimsoll/probe"
 	"plimsoll/samples"
 )
 
-// Root is the first process of a part of the job. Its descendants belong to it, but for those that are roots
-// themselves.
-type Root struct {
-	PID  int
-	Rank int // samples.NoRank for none
-	Role samples.Role
-}
-
 // Sampler takes a sample of processes and of what they run on. It leaves the phases of processes empty.
 type Sampler interface {
-	Sample(roots []Root) *samples.Sample
+	Sample(roots []probe.Root) samples.Sample
+	Close()
 }
 
 // Config is what a recorder needs.
@@ -54,9 +49,9 @@ const (
 type Recorder struct {
 	config Config
 	began  time.Time
-	wanted chan struct{} // a sample is wanted now
-	stop   chan struct{} // closed when no further sample is wanted
-	done   chan struct{} // closed when the last sample is taken
+	wanted chan struct{}      // a sample is wanted now
+	stop   context.CancelFunc // ends sampling
+	done   chan struct{}      // closed when the last sample is taken
 
 	lock    sync.Mutex
 	file    *file
@@ -65,7 +60,7 @@ type Recorder struct {
 	marks   []samples.Record // the last ones
 	ends    []samples.RankEnd
 	end     *samples.Record
-	roots   []Root
+	roots   []probe.Root
 	outputs map[int]*output
 	phases  phases
 }
@@ -75,11 +70,12 @@ func Begin(c Config) *Recorder {
 	began := time.Now()
 	c.Start.Schema, c.Start.Began, c.Start.Host = samples.Schema, began, localHost()
 	c.Start.Counters = counters()
-	r := &Recorder{config: c, began: began, wanted: make(chan struct{}, 1), stop: make(chan struct{}),
-		done: make(chan struct{}), file: newFile(c.File, c.Logf), outputs: map[int]*output{}, phases: newPhases(),
+	sampling, stop := context.WithCancel(context.Background())
+	r := &Recorder{config: c, began: began, wanted: make(chan struct{}, 1), stop: stop, done: make(chan struct{}),
+		file: newFile(c.File, c.Logf), outputs: map[int]*output{}, phases: newPhases(),
 		start: samples.Record{Start: &c.Start}}
 	r.file.write(&r.start)
-	go r.sampleUntilStopped()
+	go r.sampleUntil(sampling.Done())
 	return r
 }
 
@@ -87,10 +83,10 @@ func Begin(c Config) *Recorder {
 func (r *Recorder) now() time.Duration { return time.Since(r.began) }
 
 // Started adds a process of the job. A rank that was started again takes the place of its first process.
-func (r *Recorder) Started(root Root) {
+func (r *Recorder) Started(root probe.Root) {
 	r.lock.Lock()
 	defer r.lock.Unlock()
-	same := func(other Root) bool {
+	same := func(other probe.Root) bool {
 		return other.PID == root.PID ||
 			root.Role != samples.Keeper && root.Role == other.Role && root.Rank == other.Rank
 	}
@@ -121,17 +117,17 @@ func (r *Recorder) read(rank int, line string) (says bool) {
 	}
 	progress, says := r.config.Reads(line)
 	for _, p := range progress {
-		r.mark(r.phases.printed(rank, p))
+		r.mark(r.now(), r.phases.printed(rank, p))
 	}
 	return says
 }
 
 // mark records a mark, unless it is nil.
-func (r *Recorder) mark(m *samples.Mark) {
+func (r *Recorder) mark(at time.Duration, m *samples.Mark) {
 	if m == nil {
 		return
 	}
-	record := samples.Record{Time: r.now(), Mark: m}
+	record := samples.Record{Time: at, Mark: m}
 	r.marks = append(r.marks[max(0, len(r.marks)-keptMarks):], record)
 	r.file.write(&record)
 }
@@ -148,7 +144,7 @@ func (r *Recorder) Ended(e samples.RankEnd, at time.Time) {
 	defer r.lock.Unlock()
 	e.Time = at.Sub(r.began)
 	r.ends = append(r.ends, e)
-	r.roots = slices.DeleteFunc(r.roots, func(root Root) bool { return root.PID == e.PID })
+	r.roots = slices.DeleteFunc(r.roots, func(root probe.Root) bool { return root.PID == e.PID })
 	if out := r.outputs[e.Rank]; out != nil {
 		r.writeAll(out.take(r.now(), true))
 	}
@@ -158,16 +154,22 @@ func (r *Recorder) Ended(e samples.RankEnd, at time.Time) {
 }
 
 // Running returns the ranks that have not ended.
-func (r *Recorder) Running() []Root {
+func (r *Recorder) Running() []probe.Root {
 	r.lock.Lock()
 	defer r.lock.Unlock()
-	return slices.DeleteFunc(slices.Clone(r.roots), func(root Root) bool { return root.Role != samples.RankProcess })
+	other := func(root probe.Root) bool { return root.Role != samples.RankProcess }
+	return slices.DeleteFunc(slices.Clone(r.roots), other)
 }
 
-// End takes a last sample and writes the last record. The recorder fills in the ends of the ranks and the counters.
-func (r *Recorder) End(e samples.End) {
-	close(r.stop)
+// Stop takes a last sample. It returns when that is done.
+func (r *Recorder) Stop() {
+	r.stop()
 	<-r.done
+}
+
+// End takes a last sample, unless Stop has, and writes the last record. The recorder fills in the ends of the ranks and the counters.
+func (r *Recorder) End(e samples.End) {
+	r.Stop()
 	r.lock.Lock()
 	defer r.lock.Unlock()
 	for _, out := range r.outputs {
@@ -210,7 +212,7 @@ const firstPause = 250 * time.Millisecond
 // leastPause keeps samples that are wanted at once apart.
 const leastPause = 50 * time.Millisecond
 
-func (r *Recorder) sampleUntilStopped() {
+func (r *Recorder) sampleUntil(stopped <-chan struct{}) {
 	defer close(r.done)
 	for {
 		pause := r.config.Interval
@@ -219,9 +221,10 @@ func (r *Recorder) sampleUntilStopped() {
 		}
 		next := time.NewTimer(pause)
 		select {
-		case <-r.stop:
+		case <-stopped:
 			next.Stop()
 			r.sample()
+			r.config.Sampler.Close()
 			return
 		case <-r.wanted:
 			next.Stop()
@@ -241,9 +244,9 @@ func (r *Recorder) sample() {
 	s := r.config.Sampler.Sample(roots)
 	r.lock.Lock()
 	defer r.lock.Unlock()
-	record := samples.Record{Time: r.now(), Sample: s}
-	for _, m := range r.phases.assign(record.Time, s) {
-		r.mark(m)
+	record := samples.Record{Time: r.now(), Sample: &s}
+	for _, m := range r.phases.assign(record.Time, &s) {
+		r.mark(record.Time, m)
 	}
 	r.samples = append(r.samples[max(0, len(r.samples)-keptSamples):], record)
 	r.file.write(&record)
