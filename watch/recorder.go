@@ -106,18 +106,19 @@ func (r *Recorder) Printed(rank int, stream string, skipped int64, text []byte) 
 		out = newOutput(rank)
 		r.outputs[rank] = out
 	}
-	out.print(r.now(), stream, skipped, text, r.read)
-	r.writeAll(out.take(r.now(), false))
+	now := r.now()
+	out.print(now, stream, skipped, text, func(rank int, line string) bool { return r.read(now, rank, line) })
+	r.writeAll(out.take(now, false))
 }
 
 // read looks for the meaning of a line. It returns whether the line says more than where the training loop is.
-func (r *Recorder) read(rank int, line string) (says bool) {
+func (r *Recorder) read(now time.Duration, rank int, line string) (says bool) {
 	if r.config.Reads == nil {
 		return false
 	}
 	progress, says := r.config.Reads(line)
 	for _, p := range progress {
-		r.mark(r.now(), r.phases.printed(rank, p))
+		r.mark(now, r.phases.printed(rank, p))
 	}
 	return says
 }
@@ -167,7 +168,8 @@ func (r *Recorder) Stop() {
 	<-r.done
 }
 
-// End takes a last sample, unless Stop has, and writes the last record. The recorder fills in the ends of the ranks and the counters.
+// End takes a last sample, unless Stop has, and writes the last record. The recorder fills in the ends of the ranks and
+// the counters.
 func (r *Recorder) End(e samples.End) {
 	r.Stop()
 	r.lock.Lock()
