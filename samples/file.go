@@ -39,8 +39,8 @@ func Read(file string, from io.Reader, each func(*Record) error) (cut bool, err 
 		line, err := readLine(lines)
 		at := fault.Position{File: file, Line: number, Column: 1}
 		switch {
-		case errors.Is(err, io.EOF) && number == 1 && len(line) == 0:
-			return false, at.Inputf("the recording is empty")
+		case errors.Is(err, io.EOF) && number == 1:
+			return false, at.Inputf("the recording is empty: it has no full line")
 		case errors.Is(err, io.EOF):
 			return len(line) > 0, nil
 		case errors.Is(err, bufio.ErrTooLong):
