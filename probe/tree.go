@@ -63,7 +63,7 @@ func (s *Sampler) discover() {
 		s.miss("the processes of the job: %v", err)
 		return
 	}
-	children := map[int][]stat{}
+	children, alive := map[int][]stat{}, map[Identity]bool{}
 	for _, entry := range entries {
 		pid, err := strconv.ParseUint(entry.Name(), 10, 31)
 		if err != nil {
@@ -72,6 +72,7 @@ func (s *Sampler) discover() {
 		found, err := s.stat(int(pid))
 		if err == nil && !found.hasEnded() {
 			children[found.parent] = append(children[found.parent], found)
+			alive[found.Identity] = true
 		} else if err != nil && !hasGone(err) {
 			s.miss("%v", err)
 		}
@@ -80,6 +81,9 @@ func (s *Sampler) discover() {
 	for len(queue) > 0 {
 		parent := queue[0]
 		queue = queue[1:]
+		if !alive[parent.Identity] {
+			continue // another process may have its PID by now
+		}
 		for _, child := range children[parent.PID] {
 			if s.members[child.Identity] == nil && child.StartTime >= parent.StartTime {
 				m := &member{Identity: child.Identity, rank: parent.rank, role: samples.Child}
