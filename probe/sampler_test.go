@@ -301,7 +301,7 @@ func TestMissed(t *testing.T) {
 		"Linux 4.4": {change: func(f hosttest.Files) { f.Set("proc/7/status", []byte("VmRSS:\t8 kB\n")) }, count: 1,
 			want: "/proc/7/status: the resident memory has no kinds, as before Linux 4.5; all of it is counted as anonymous"},
 		"Linux 4.18": {change: func(f hosttest.Files) { f.Set("proc/7/smaps_rollup", []byte("Rss: 8 kB\nPss: 8 kB\n")) },
-			want: "/proc/7/smaps_rollup: Pss has no kinds, as before Linux 5.4", count: 1},
+			want: "/proc/7/smaps_rollup: this kernel does not divide Pss by kind", count: 1},
 		"a stat that is none": {change: func(f hosttest.Files) { f.Set("proc/7/stat", []byte("7 what")) },
 			want: "/proc/7/stat: expected the name of a process in parentheses"},
 		"no meminfo": {change: func(f hosttest.Files) { f.Set("proc/meminfo", nil) },

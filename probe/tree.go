@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 	"strconv"
+	"time"
 
 	"plimsoll/samples"
 )
@@ -43,7 +44,7 @@ func (s *Sampler) adopt(roots []Root) {
 			root.Identity = found.Identity
 			s.roots[root.PID] = root
 			s.members[root.Identity] = &member{Identity: root.Identity, rank: root.Rank, role: root.Role}
-			s.pass.last = s.clock.now().Add(-passPeriod) // look for its children at once
+			s.pass.last, s.groupsRead = time.Time{}, time.Time{} // look for its children and its cgroups at once
 		case !hasGone(err):
 			s.miss("%v", err)
 		}
@@ -92,7 +93,6 @@ func (s *Sampler) discover() {
 			}
 		}
 	}
-	s.findGroups()
 }
 
 // miss notes what could not be read.
