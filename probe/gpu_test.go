@@ -21,7 +21,8 @@ import (
 func fakeDriver(t *testing.T, gpus, processes string) *GPUs {
 	t.Helper()
 	folder := t.TempDir()
-	script := "#!/bin/sh\ncase \"$1\" in\n--query-gpu=*)\n" + gpus + "\n;;\n--query-compute-apps=*)\n" + processes + "\n;;\nesac\n"
+	script := fmt.Sprintf("#!/bin/sh\ncase \"$1\" in\n--query-gpu=*)\n%s\n;;\n--query-compute-apps=*)\n%s\n;;\nesac\n",
+		gpus, processes)
 	if err := os.WriteFile(filepath.Join(folder, "nvidia-smi"), []byte(script), 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -66,8 +67,8 @@ func shown(t *testing.T, g *GPUs, count int, missed string) []samples.GPU {
 func TestGPUs(t *testing.T) {
 	g := fakeDriver(t, "while :; do\n"+twoGPUs+loop, "while :; do\n"+oneProcess+loop)
 	want := []samples.GPU{
-		{Index: 0, UUID: "GPU-aaa", Name: "NVIDIA H100 80GB HBM3", Total: 81559 * ledger.MiB, Reserved: 551 * ledger.MiB,
-			Used: 40000 * ledger.MiB, Free: 41008 * ledger.MiB,
+		{Index: 0, UUID: "GPU-aaa", Name: "NVIDIA H100 80GB HBM3",
+			Total: 81559 * ledger.MiB, Reserved: 551 * ledger.MiB, Used: 40000 * ledger.MiB, Free: 41008 * ledger.MiB,
 			Processes: []samples.GPUProcess{{PID: 4711, Used: 39000 * ledger.MiB}}},
 		{Index: 1, UUID: "GPU-bbb", Name: "Odd, with commas", Total: 81559 * ledger.MiB, Used: 50000 * ledger.MiB,
 			Free: 31559 * ledger.MiB, ECCErrors: 3, Throttled: []string{"hw_slowdown", "hw_thermal_slowdown"},
@@ -101,15 +102,16 @@ func TestGPUsThatFail(t *testing.T) {
 		count           int
 		missed          string
 	}{
-		"it cannot reach the driver": {"echo 'NVIDIA-SMI has failed because it could not talk to the driver.'; exit 9", sleep,
-			0, "nvidia-smi --query-gpu: NVIDIA-SMI has failed"},
+		"it cannot reach the driver": {"echo 'NVIDIA-SMI has failed because it could not talk to the driver.'; exit 9",
+			sleep, 0, "nvidia-smi --query-gpu: NVIDIA-SMI has failed"},
 		"it says why on stderr": {"echo 'no such library' >&2; exit 127", sleep, 0, "no such library"},
 		"it ends":               {"exit 3", sleep, 0, "exit status 3"},
 		"it hangs":              {sleep, sleep, 0, "nvidia-smi has shown no GPU for"},
 		"it hangs later":        {twoGPUs + sleep, sleep, 0, "nvidia-smi has shown no GPU for"},
-		"a GPU is lost": {twoGPUs + "echo 'Unable to determine the device handle for GPU0000:01:00.0: GPU is lost.'" + sleep,
-			sleep, 2, "GPU is lost"},
-		"other text": {"printf 'a, b\\n\\377\\n\\n" + strings.Repeat("x,", 70_000) + "\\n'" + sleep, sleep, 0, "--query-gpu: "},
+		"a GPU is lost": {twoGPUs + "echo 'Unable to determine the device handle for GPU0000:01:00.0: " +
+			"GPU is lost.'" + sleep, sleep, 2, "GPU is lost"},
+		"other text": {"printf 'a, b\\n\\377\\n\\n" + strings.Repeat("x,", 70_000) + "\\n'" + sleep,
+			sleep, 0, "--query-gpu: "},
 		"a process on a part of a GPU": {twoGPUs + sleep, "echo '7, MIG-ccc, 5'" + sleep, 2,
 			"process 7 on GPU MIG-ccc, which it does not list"},
 	} {

@@ -75,7 +75,7 @@ func TestArenaOf(t *testing.T) {
 		"/dev/shm/plimsoll/rank0/exp_avg":          {},
 		"":                                         {},
 	} {
-		if component, part := ArenaOf(name); string(component) != want[0] || part != want[1] {
+		if component, part := arenaOf(name); string(component) != want[0] || part != want[1] {
 			t.Errorf("%q: got %q and %q, want %q", name, component, part, want)
 		}
 	}
@@ -106,7 +106,8 @@ Rss:                   0 kB
 VmFlags: rd wr mr mw me dc de ht sd
 `
 	table := mappingTable{}
-	if err := eachArea(strings.NewReader(text), func(a area) { table.add(a, map[string]bool{"00:1b": true}) }); err != nil {
+	inMemory := map[string]bool{"00:1b": true}
+	if err := eachArea(strings.NewReader(text), func(a area) { table.add(a, inMemory) }); err != nil {
 		t.Fatal(err)
 	}
 	got := map[mappingKey]samples.Mapping{}
@@ -119,7 +120,8 @@ VmFlags: rd wr mr mw me dc de ht sd
 			Proportional: 1536 * kb, Huge: 2048 * kb, Count: 2},
 		{Name: "memfd:pool", Kind: samples.HugetlbMapping, Resident: 4096 * kb, Proportional: 4096 * kb,
 			Huge: 4096 * kb, Count: 1},
-		{Name: "/usr/lib/big.so", Kind: samples.AnonymousMapping, Resident: 2048 * kb, Proportional: 2048 * kb, Count: 1},
+		{Name: "/usr/lib/big.so", Kind: samples.AnonymousMapping, Resident: 2048 * kb,
+			Proportional: 2048 * kb, Count: 1},
 		{Name: "/usr/lib/big.so", Kind: samples.FileMapping, Resident: 2048 * kb, Proportional: 512 * kb, Count: 1},
 		{Name: "/tmp/in memory", Kind: samples.SharedMapping, Resident: 3072 * kb, Proportional: 3072 * kb,
 			Locked: 3072 * kb, Count: 1},
@@ -128,7 +130,8 @@ VmFlags: rd wr mr mw me dc de ht sd
 		{Name: "[other]", Kind: samples.AnonymousMapping, Resident: 24 * kb, Proportional: 24 * kb, Count: 2},
 		{Name: "[other]", Kind: samples.FileMapping, Resident: 32 * kb, Proportional: 12 * kb, Count: 1},
 		{Name: "[other]", Kind: samples.HugetlbMapping, Count: 1},
-		{Name: "/usr/bin/some program", Kind: samples.FileMapping, Resident: 2044 * kb, Proportional: 1022 * kb, Count: 1},
+		{Name: "/usr/bin/some program", Kind: samples.FileMapping, Resident: 2044 * kb,
+			Proportional: 1022 * kb, Count: 1},
 	} {
 		key := mappingKey{want.Name, want.Kind}
 		if got[key] != want {

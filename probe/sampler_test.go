@@ -100,18 +100,19 @@ func machine(processes ...process) hosttest.Files {
 		"sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages":    "5\n",
 		"sys/kernel/mm/hugepages/hugepages-1048576kB/nr_hugepages":   "1\n",
 		"sys/kernel/mm/hugepages/hugepages-1048576kB/free_hugepages": "1\n",
-		"sys/devices/system/node/node4/meminfo":                      "Node 4 MemTotal: 1000 kB\nNode 4 MemFree: 500 kB\n",
-		"sys/fs/cgroup/job/rank/memory.current":                      "1000\n",
-		"sys/fs/cgroup/job/rank/memory.peak":                         "2000\n",
-		"sys/fs/cgroup/job/rank/memory.max":                          "max\n",
-		"sys/fs/cgroup/job/rank/memory.high":                         "4000\n",
-		"sys/fs/cgroup/job/rank/memory.swap.current":                 "7\n",
-		"sys/fs/cgroup/job/rank/memory.stat":                         "anon 500\nfile 300\nshmem 100\nkernel 50\n",
-		"sys/fs/cgroup/job/rank/memory.pressure":                     "some total=5\nfull total=3\n",
-		"sys/fs/cgroup/job/rank/memory.events":                       "low 0\nhigh 1\nmax 2\noom 3\noom_kill 4\n",
-		"sys/fs/cgroup/job/memory.current":                           "3000\n",
-		"sys/fs/cgroup/job/memory.max":                               "9000\n",
-		"sys/fs/cgroup/memory.stat":                                  "anon 500\n",
+		"sys/devices/system/node/node4/meminfo": "Node 4 MemTotal: 1000 kB\n" +
+			"Node 4 MemFree: 500 kB\n",
+		"sys/fs/cgroup/job/rank/memory.current":      "1000\n",
+		"sys/fs/cgroup/job/rank/memory.peak":         "2000\n",
+		"sys/fs/cgroup/job/rank/memory.max":          "max\n",
+		"sys/fs/cgroup/job/rank/memory.high":         "4000\n",
+		"sys/fs/cgroup/job/rank/memory.swap.current": "7\n",
+		"sys/fs/cgroup/job/rank/memory.stat":         "anon 500\nfile 300\nshmem 100\nkernel 50\n",
+		"sys/fs/cgroup/job/rank/memory.pressure":     "some total=5\nfull total=3\n",
+		"sys/fs/cgroup/job/rank/memory.events":       "low 0\nhigh 1\nmax 2\noom 3\noom_kill 4\n",
+		"sys/fs/cgroup/job/memory.current":           "3000\n",
+		"sys/fs/cgroup/job/memory.max":               "9000\n",
+		"sys/fs/cgroup/memory.stat":                  "anon 500\n",
 	} {
 		files.Set(name, []byte(text))
 	}
@@ -293,14 +294,18 @@ func TestMissed(t *testing.T) {
 	}{
 		"all is well": {count: 1},
 		"another user's": {fail: map[string]error{"smaps_rollup": fs.ErrPermission},
-			want: "/proc/7/smaps_rollup: permission denied: only the user of the process, and root, may read it", count: 1},
+			want:  "/proc/7/smaps_rollup: permission denied: only the user of the process, and root, may read it",
+			count: 1},
 		"ends before": {fail: map[string]error{"status": fs.ErrNotExist}},
 		"ends during": {fail: map[string]error{"smaps": fs.ErrNotExist, "smaps_rollup": fs.ErrNotExist}, count: 1},
 		"broken": {fail: map[string]error{"numa_maps": fmt.Errorf("input/output error")},
 			want: "/proc/7/numa_maps: input/output error", count: 1},
 		"Linux 4.4": {change: func(f hosttest.Files) { f.Set("proc/7/status", []byte("VmRSS:\t8 kB\n")) }, count: 1,
-			want: "/proc/7/status: the resident memory has no kinds, as before Linux 4.5; all of it is counted as anonymous"},
-		"Linux 4.18": {change: func(f hosttest.Files) { f.Set("proc/7/smaps_rollup", []byte("Rss: 8 kB\nPss: 8 kB\n")) },
+			want: "/proc/7/status: the resident memory has no kinds, as before Linux 4.5; " +
+				"all of it is counted as anonymous"},
+		"an older kernel": {change: func(f hosttest.Files) {
+			f.Set("proc/7/smaps_rollup", []byte("Rss: 8 kB\nPss: 8 kB\n"))
+		},
 			want: "/proc/7/smaps_rollup: this kernel does not divide Pss by kind", count: 1},
 		"a stat that is none": {change: func(f hosttest.Files) { f.Set("proc/7/stat", []byte("7 what")) },
 			want: "/proc/7/stat: expected the name of a process in parentheses"},
