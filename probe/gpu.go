@@ -40,8 +40,8 @@ type GPUs struct {
 	mu        sync.Mutex
 	rows      map[string]gpuRow // by UUID
 	processes map[gpuProcess]processRow
-	failed    map[string]string // what went wrong last, by query
-	none      bool              // there is a driver, but no GPU
+	failed    map[string]failure // what went wrong last, by query
+	none      bool               // there is a driver, but no GPU
 }
 
 type gpuRow struct {
@@ -56,6 +56,12 @@ type gpuProcess struct {
 
 func (p gpuProcess) compare(other gpuProcess) int {
 	return cmp.Or(cmp.Compare(p.gpu, other.gpu), p.pid-other.pid)
+}
+
+// failure is what nvidia-smi has printed that is no row.
+type failure struct {
+	text  string
+	until time.Time // it counts
 }
 
 type processRow struct {
@@ -78,7 +84,7 @@ func WatchGPUs() *GPUs {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	g := &GPUs{cancel: cancel, began: time.Now(), rows: map[string]gpuRow{},
-		processes: map[gpuProcess]processRow{}, failed: map[string]string{}}
+		processes: map[gpuProcess]processRow{}, failed: map[string]failure{}}
 	// The name stands last, as it may hold commas.
 	go g.watch(ctx, program, &query{"--query-gpu", []string{"index", "uuid", "memory.total", "memory.reserved",
 		"memory.used", "memory.free", "ecc.errors.uncorrected.volatile.total", "clocks_event_reasons.active",
@@ -97,7 +103,9 @@ func (g *GPUs) Read() (gpus []samples.GPU, missed []string) {
 	defer g.mu.Unlock()
 	now := time.Now()
 	for _, option := range slices.Sorted(maps.Keys(g.failed)) {
-		missed = append(missed, "nvidia-smi "+option+": "+g.failed[option])
+		if failed := g.failed[option]; now.Before(failed.until) {
+			missed = append(missed, "nvidia-smi "+option+": "+failed.text)
+		}
 	}
 	last := g.began
 	for uuid, row := range g.rows {
@@ -154,7 +162,7 @@ func (g *GPUs) watch(ctx context.Context, program string, q *query) {
 			g.mu.Unlock()
 			return
 		}
-		g.failed[q.option] = said
+		g.failed[q.option] = failure{said, time.Now().Add(gpuRetry + gpuLifetime)}
 		g.mu.Unlock()
 		select {
 		case <-ctx.Done():
@@ -198,7 +206,7 @@ func (g *GPUs) runOnce(ctx context.Context, program string, q *query) (said stri
 			said = err.Error()
 		}
 	}
-	return strings.ToValidUTF8(said, "?")
+	return strings.ToValidUTF8(fmt.Sprintf("%.200s", said), "?")
 }
 
 // take takes in a line. It returns the line if it is no row: nvidia-smi prints errors where the rows belong.
@@ -214,10 +222,10 @@ func (g *GPUs) take(q *query, line string) (failed string) {
 		err = q.accept(row, time.Now())
 	}
 	if err != nil {
-		g.failed[q.option] = fmt.Sprintf("%.200s", line)
+		line = strings.ToValidUTF8(fmt.Sprintf("%.200s", line), "?")
+		g.failed[q.option] = failure{line, time.Now().Add(gpuLifetime)}
 		return line
 	}
-	delete(g.failed, q.option)
 	return ""
 }
 

@@ -127,8 +127,14 @@ func parsePressure(text string) samples.Pressure {
 	return p
 }
 
-// findGroups finds the cgroups of the job's roots, the innermost first.
+// findGroups finds the cgroups of the job's roots, the innermost first. A process is hardly ever moved, so it does so
+// once in a while.
 func (s *Sampler) findGroups() {
+	if now := s.clock.now(); now.Sub(s.groupsRead) >= settledPeriod {
+		s.groupsRead = now
+	} else {
+		return
+	}
 	groups := []host.MemoryGroup{}
 	for _, root := range s.roots {
 		for _, group := range host.MemoryGroups(s.root, root.PID) {
@@ -146,6 +152,7 @@ func (s *Sampler) findGroups() {
 
 // readGroups reads the cgroups of the job. A cgroup that has been removed is left out.
 func (s *Sampler) readGroups() []samples.Group {
+	s.findGroups()
 	groups := []samples.Group{}
 	for _, g := range s.groups {
 		read := func(name string) string { return s.text(path.Join(g.Directory, name)) }

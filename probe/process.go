@@ -148,7 +148,7 @@ func parseRollup(text string) (rollup, error) {
 		return rollup{}, errNoMemory
 	}
 	if _, ok := fields["Pss_Anon"]; !ok {
-		return rollup{}, errors.New("Pss has no kinds, as before Linux 5.4")
+		return rollup{}, errors.New("this kernel does not divide Pss by kind")
 	}
 	return rollup{
 		proportional: samples.Kinds{

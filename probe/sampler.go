@@ -28,8 +28,8 @@ const (
 	patience   = 200 * time.Millisecond
 	firstWalks = 100 * time.Millisecond // credit of walks at the start
 	passPeriod = time.Second
-	// limitsPeriod is how often the resource limits are read: they hardly ever change.
-	limitsPeriod = time.Minute
+	// settledPeriod is how often the resource limits and the cgroups of a process are read: they hardly ever change.
+	settledPeriod = time.Minute
 )
 
 // Sampler samples the processes of a job, their cgroups, the host and the GPUs. It is for one goroutine.
@@ -40,9 +40,11 @@ type Sampler struct {
 	gpus    *GPUs
 	roots   map[int]Root // by PID
 	members map[Identity]*member
-	groups  []host.MemoryGroup
 	meminfo map[string]int64
 	missed  []string
+
+	groups     []host.MemoryGroup
+	groupsRead time.Time
 
 	pass struct { // over /proc
 		budget
@@ -142,7 +144,7 @@ func (s *Sampler) process(m *member) (samples.Process, error) {
 		return p, errNoMemory
 	}
 	p.Parent, p.Name, p.CPUTime = found.parent, found.name, found.cpu
-	if now := s.clock.now(); m.limitsRead.IsZero() || now.Sub(m.limitsRead) >= limitsPeriod {
+	if now := s.clock.now(); m.limitsRead.IsZero() || now.Sub(m.limitsRead) >= settledPeriod {
 		m.limitsRead = now
 		m.addressSpace, m.locked = parseResourceLimits(s.text(procFile(m.PID, "limits")))
 	}

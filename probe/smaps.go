@@ -276,7 +276,7 @@ const (
 func (t mappingTable) list() []samples.Mapping {
 	merged := mappingTable{}
 	for key, m := range t {
-		m.Arena, m.Part = ArenaOf(key.name)
+		m.Arena, m.Part = arenaOf(key.name)
 		if m.Arena == "" && max(m.Resident, m.Locked) < smallMapping && key.name != "[heap]" {
 			key.name = otherMappings
 		}
@@ -297,9 +297,9 @@ func (t mappingTable) list() []samples.Mapping {
 	})
 }
 
-// ArenaOf returns the component and the dtype group of an arena from the name of its mapping, such as
+// arenaOf returns the component and the dtype group of an arena from the name of its mapping, such as
 // "/memfd:plimsoll/rank0/bf16/exp_avg". The component of any other mapping is empty.
-func ArenaOf(mapping string) (component ledger.Component, part string) {
+func arenaOf(mapping string) (component ledger.Component, part string) {
 	name, ok := strings.CutPrefix(strings.TrimPrefix(mapping, "/"), "memfd:"+arena.NamePrefix)
 	if !ok {
 		return "", ""

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 	"strconv"
+	"time"
 
 	"plimsoll/samples"
 )
@@ -43,7 +44,7 @@ func (s *Sampler) adopt(roots []Root) {
 			root.Identity = found.Identity
 			s.roots[root.PID] = root
 			s.members[root.Identity] = &member{Identity: root.Identity, rank: root.Rank, role: root.Role}
-			s.pass.last = s.clock.now().Add(-passPeriod) // look for its children at once
+			s.pass.last, s.groupsRead = time.Time{}, time.Time{} // look for its children and its cgroups at once
 		case !hasGone(err):
 			s.miss("%v", err)
 		}
@@ -63,7 +64,7 @@ func (s *Sampler) discover() {
 		s.miss("the processes of the job: %v", err)
 		return
 	}
-	children := map[int][]stat{}
+	children, alive := map[int][]stat{}, map[Identity]bool{}
 	for _, entry := range entries {
 		pid, err := strconv.ParseUint(entry.Name(), 10, 31)
 		if err != nil {
@@ -72,6 +73,7 @@ func (s *Sampler) discover() {
 		found, err := s.stat(int(pid))
 		if err == nil && !found.hasEnded() {
 			children[found.parent] = append(children[found.parent], found)
+			alive[found.Identity] = true
 		} else if err != nil && !hasGone(err) {
 			s.miss("%v", err)
 		}
@@ -80,6 +82,9 @@ func (s *Sampler) discover() {
 	for len(queue) > 0 {
 		parent := queue[0]
 		queue = queue[1:]
+		if !alive[parent.Identity] {
+			continue // another process may have its PID by now
+		}
 		for _, child := range children[parent.PID] {
 			if s.members[child.Identity] == nil && child.StartTime >= parent.StartTime {
 				m := &member{Identity: child.Identity, rank: parent.rank, role: samples.Child}
@@ -88,7 +93,6 @@ func (s *Sampler) discover() {
 			}
 		}
 	}
-	s.findGroups()
 }
 
 // miss notes what could not be read.

@@ -263,6 +263,7 @@ func (s *Sampler) apply(r result, processes []samples.Process) {
 	case errors.Is(r.err, errNoMemory), hasGone(r.err):
 		return
 	case errors.Is(r.err, fs.ErrPermission):
+		m.last[r.walk] = now.Add(settledPeriod) // saying so once in a while is enough
 		s.miss("/proc/%d/%s: permission denied: only the user of the process, and root, may read it", r.PID, r.file())
 		return
 	case errors.As(r.err, &failed):
