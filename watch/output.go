@@ -14,6 +14,7 @@ import (
 const (
 	outputBurst  = 64 << 10  // bytes that a rank may print at once
 	outputRate   = 4 << 10   // bytes that a rank may print in a second, on average
+	notedBurst   = 1 << 20   // bytes of lines that mean something, beyond these
 	keptOutput   = 64 << 10  // bytes of each rank that are kept in memory: the last ones
 	notedOutput  = 64 << 10  // bytes of lines that mean something and are older
 	longestLine  = 4 << 10   // bytes of a line that are kept
@@ -54,8 +55,9 @@ func newOutput(rank int) *output {
 	return &output{rank: rank, streams: map[string]*stream{}, budget: outputBurst}
 }
 
-// print takes text. It calls read for every line, the states of progress bars included.
-func (o *output) print(now time.Duration, name string, skipped int64, text []byte, read func(int, string) bool) {
+// print takes text. It passes the lines of the text, the states of progress bars included, to read. That returns which
+// of them mean something.
+func (o *output) print(now time.Duration, name string, skipped int64, text []byte, read func(lines []string) []bool) {
 	s := o.streams[name]
 	if s == nil {
 		s = &stream{}
@@ -65,31 +67,43 @@ func (o *output) print(now time.Duration, name string, skipped int64, text []byt
 		o.lost++ // at least one line
 		s.rest, s.bar = nil, ""
 	}
-	s.rest = append(s.rest, text...)
+	states, ended := s.split(text)
+	means := read(states)
+	for i, state := range states {
+		if ended[i] {
+			o.add(line{time: now, stream: name, text: state, means: means[i]})
+		}
+	}
+}
+
+// split returns the lines that end in the text. Those that end with a carriage return are not ended: the next one
+// takes their place.
+func (s *stream) split(text []byte) (states []string, ended []bool) {
+	rest := append(s.rest, text...)
 	for {
-		end := bytes.IndexAny(s.rest, "\n\r")
+		end := bytes.IndexAny(rest, "\n\r")
 		if end < 0 {
 			break
 		}
-		state, ended := clean(s.rest[:end]), s.rest[end] == '\n'
-		s.rest = s.rest[end+1:]
-		if state == "" && ended {
+		state, newline := clean(rest[:end]), rest[end] == '\n'
+		rest = rest[end+1:]
+		if state == "" && newline {
 			state = s.bar // its end is "\r\n", or a newline ends a progress bar
 		}
-		if state == "" && !ended {
+		if state == "" && !newline {
 			continue
 		}
-		means := read(o.rank, state)
-		if s.bar = state; ended {
-			o.add(line{time: now, stream: name, text: state, means: means})
+		if s.bar = state; newline {
 			s.bar = ""
 		}
+		states, ended = append(states, state), append(ended, newline)
 	}
-	if len(s.rest) > longestState {
-		o.add(line{time: now, stream: name, text: clean(s.rest), means: read(o.rank, clean(s.rest))})
-		s.rest = nil
+	if len(rest) > longestState {
+		states, ended = append(states, clean(rest)), append(ended, true)
+		rest = nil
 	}
-	s.rest = slices.Clone(s.rest)
+	s.rest = slices.Clone(rest)
+	return states, ended
 }
 
 // clean returns a line as text that JSON can hold.
@@ -146,7 +160,7 @@ func (o *output) take(now time.Duration, ended bool) []samples.Record {
 	var taken []line
 	for i := range o.last {
 		l := &o.last[i]
-		if l.written || !ended && !l.means && o.budget <= 0 {
+		if allowed := o.budget > 0 || l.means && o.budget > -notedBurst; l.written || !ended && !allowed {
 			continue
 		}
 		o.budget -= int64(len(l.text)) + 1

@@ -6,6 +6,7 @@ import (
 	"context"
 	"io"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -32,9 +33,6 @@ type Config struct {
 	Sampler Sampler
 	// File takes the records, one write each. It is nil for none.
 	File io.Writer
-	// Reads says what a line of a rank's output tells of the training loop, and whether it says anything else of
-	// memory or of a failure. It is nil if nobody can tell.
-	Reads func(line string) (progress []evidence.Progress, says bool)
 	// Logf tells the user something.
 	Logf func(format string, values ...any)
 }
@@ -107,18 +105,26 @@ func (r *Recorder) Printed(rank int, stream string, skipped int64, text []byte) 
 		r.outputs[rank] = out
 	}
 	now := r.now()
-	out.print(now, stream, skipped, text, func(rank int, line string) bool { return r.read(now, rank, line) })
+	out.print(now, stream, skipped, text, func(lines []string) []bool { return r.read(now, rank, lines) })
 	r.writeAll(out.take(now, false))
 }
 
-// read looks for the meaning of a line. It returns whether the line says more than where the training loop is.
-func (r *Recorder) read(now time.Duration, rank int, line string) (says bool) {
-	if r.config.Reads == nil {
-		return false
+// read looks for the meaning of lines. It returns which of them say more than where the training loop is.
+func (r *Recorder) read(now time.Duration, rank int, lines []string) []bool {
+	says := make([]bool, len(lines))
+	if len(lines) == 0 {
+		return says
 	}
-	progress, says := r.config.Reads(line)
-	for _, p := range progress {
-		r.mark(now, r.phases.printed(rank, p))
+	source, err := evidence.Read("", strings.NewReader(strings.Join(lines, "\n")+"\n"))
+	if err != nil {
+		return says // it is no text
+	}
+	for _, finding := range source.Findings {
+		if progress, ok := finding.Fact.(evidence.Progress); ok {
+			r.mark(now, r.phases.printed(rank, progress))
+		} else if i := finding.Number - 1; i >= 0 && i < len(says) {
+			says[i] = true
+		}
 	}
 	return says
 }

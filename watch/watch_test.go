@@ -67,22 +67,13 @@ func begin(t *testing.T, free int) (r *Recorder, file *limitedFile, said *[]stri
 	file, said = &limitedFile{free: free}, new([]string)
 	var lock sync.Mutex
 	r = Begin(Config{Start: samples.Start{Command: []string{"train"}}, Interval: time.Hour, Sampler: &fakeSampler{},
-		File: file, Reads: readSteps, Logf: func(format string, values ...any) {
+		File: file, Logf: func(format string, values ...any) {
 			lock.Lock()
 			defer lock.Unlock()
 			*said = append(*said, fmt.Sprintf(format, values...))
 		}})
 	t.Cleanup(r.Stop)
 	return r, file, said
-}
-
-// readSteps reads lines such as "step 3" and "out of memory".
-func readSteps(line string) (progress []evidence.Progress, says bool) {
-	p := evidence.Progress{}
-	if n, _ := fmt.Sscanf(line, "step %d", &p.Step); n == 1 {
-		progress = append(progress, p)
-	}
-	return progress, strings.Contains(line, "out of memory")
 }
 
 func rankRoot(rank, pid int) probe.Root {
@@ -108,8 +99,8 @@ func describe(r samples.Record) string {
 	case r.Start != nil:
 		return "start " + strings.Join(r.Start.Command, " ")
 	case r.Mark != nil:
-		return fmt.Sprintf("mark %d %d %s %s %d %s", r.Mark.Rank, r.Mark.PID, r.Mark.Phase, r.Mark.Iteration, r.Mark.Step,
-			r.Mark.Source)
+		m := r.Mark
+		return fmt.Sprintf("mark %d %d %s %s %d %s", m.Rank, m.PID, m.Phase, m.Iteration, m.Step, m.Source)
 	case r.Output != nil:
 		return fmt.Sprintf("output %d %s %d %q", r.Output.Rank, r.Output.Stream, r.Output.Skipped, r.Output.Lines)
 	case r.End != nil:
@@ -141,15 +132,16 @@ func TestRecorder(t *testing.T) {
 	r, file, said := begin(t, 1<<20)
 	r.Started(rankRoot(0, 10))
 	r.Started(rankRoot(1, 11))
-	r.Printed(0, "stdout", 0, []byte("one\nst"))
-	r.Printed(0, "stdout", 0, []byte("ep 2\n"))
+	r.Printed(0, "stdout", 0, []byte("one\nste"))
+	r.Printed(0, "stdout", 0, []byte("p: 2 loss: 1 memory: 5.00GiB(1.0%)\n"))
 	r.Printed(1, "stderr", 0, []byte("out of memory"))
 	for i, rank := range []int{1, 0} { // rank 0 ended first
-		r.Ended(samples.RankEnd{Rank: rank, PID: 10 + rank, Signal: 9}, r.began.Add(time.Hour-time.Duration(i)*time.Minute))
+		at := r.began.Add(time.Hour - time.Duration(i)*time.Minute)
+		r.Ended(samples.RankEnd{Rank: rank, PID: 10 + rank, Signal: 9}, at)
 	}
 	r.End(samples.End{ExitCode: 137})
 
-	want := []string{"start train", `output 0 stdout 0 ["one"]`, `mark 0 10  steady 2 log`, `output 0 stdout 0 ["step 2"]`,
+	want := []string{"start train", `output 0 stdout 0 ["one"]`, `mark 0 10  steady 2 log`, `output 0 stdout 0 ["step: 2 loss: 1 memory: 5.00GiB(1.0%)"]`,
 		`output 1 stderr 0 ["out of memory"]`,
 		"end 137 [{0 10 59m0s 0 9 false 0 false} {1 11 1h0m0s 0 9 false 0 false}]"}
 	written, cut := readBack(t, file.Bytes())
@@ -171,7 +163,7 @@ func TestFullDisk(t *testing.T) {
 		r, file, said := begin(t, free)
 		r.Started(rankRoot(0, 10))
 		for i := range 20 {
-			r.Printed(0, "stdout", 0, fmt.Appendf(nil, "step %d\n", i))
+			r.Printed(0, "stdout", 0, fmt.Appendf(nil, "step: %d memory: 1.00GiB(1%%)\n", i+1))
 		}
 		r.End(samples.End{ExitCode: 1})
 		all := r.Recording()
@@ -192,6 +184,9 @@ func TestFullDisk(t *testing.T) {
 	}
 }
 
+// nothing has no meaning.
+func nothing(lines []string) []bool { return make([]bool, len(lines)) }
+
 // TestOutput prints in one piece and byte by byte.
 func TestOutput(t *testing.T) {
 	for text, want := range map[string]string{
@@ -210,7 +205,7 @@ func TestOutput(t *testing.T) {
 			o := newOutput(0)
 			var got []string
 			for i, piece := range pieces {
-				o.print(time.Duration(i), "stdout", 0, []byte(piece), func(int, string) bool { return false })
+				o.print(time.Duration(i), "stdout", 0, []byte(piece), nothing)
 				for _, r := range o.take(time.Duration(i), false) {
 					got = append(got, r.Output.Lines...)
 				}
@@ -227,26 +222,33 @@ func TestOutput(t *testing.T) {
 func TestMuchOutput(t *testing.T) {
 	o, now := newOutput(0), time.Duration(0)
 	var written []samples.Record
-	means := func(_ int, line string) bool { return strings.HasSuffix(line, "means something") }
+	important := 0
+	means := func(line string) bool { return strings.HasSuffix(line, "means something") }
+	read := func(lines []string) (all []bool) {
+		for _, line := range lines {
+			all = append(all, means(line))
+		}
+		return all
+	}
 	const lines = 1_000_000
 	for i := range lines {
 		text := fmt.Sprintf("%99d\n", i)
 		if i%100_000 == 50_000 {
 			text = fmt.Sprintf("%d means something\n", i)
 		}
-		o.print(now, "stdout", 0, []byte(text), means)
+		o.print(now, "stdout", 0, []byte(text), read)
 		if now += time.Microsecond; i%1000 == 0 {
 			written = append(written, o.take(now, false)...)
 		}
 	}
 	written = append(written, o.take(now, true)...)
-	var size, skipped, recorded, important int64
+	var size, skipped, recorded int64
 	last := ""
 	for _, r := range written {
 		skipped += r.Output.Skipped
 		for _, line := range r.Output.Lines {
 			recorded, size, last = recorded+1, size+int64(len(line)), line
-			if means(0, line) {
+			if means(line) {
 				important++
 			}
 		}
