@@ -43,7 +43,7 @@ func (j *Job) record(directory string) (variables []string) {
 // name returns the name of the job.
 func (j *Job) name(directory string) string {
 	for _, variable := range j.Ranks[0].Environment {
-		if name, found := strings.CutPrefix(variable, jobVariable+"="); found {
+		if name, found := strings.CutPrefix(variable, watch.JobVariable+"="); found {
 			return name
 		}
 	}

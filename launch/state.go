@@ -20,14 +20,12 @@ import (
 
 	"plimsoll/binding"
 	"plimsoll/service"
+	"plimsoll/watch"
 )
 
 // NewService returns the keeper of an optimizer service that listens at a socket. The
 // service answers Prometheus at an address, unless that is empty.
 type NewService func(socket, metrics string, logf func(format string, values ...any)) (*service.Keeper, error)
-
-// jobVariable tells the optimizer service the name of the job.
-const jobVariable = "PLIMSOLL_JOB"
 
 // stateService is the optimizer service of a job. It starts when a rank first connects
 // to it. Nil means none.
@@ -150,9 +148,9 @@ func (s *stateService) variables(environment []string) []string {
 		return nil
 	}
 	variables := []string{service.SocketVariable + "=" + s.keeper.Socket}
-	named := func(variable string) bool { return strings.HasPrefix(variable, jobVariable+"=") }
+	named := func(variable string) bool { return strings.HasPrefix(variable, watch.JobVariable+"=") }
 	if !slices.ContainsFunc(environment, named) {
-		variables = append(variables, jobVariable+"="+filepath.Base(filepath.Dir(s.keeper.Socket)))
+		variables = append(variables, watch.JobVariable+"="+filepath.Base(filepath.Dir(s.keeper.Socket)))
 	}
 	return variables
 }
