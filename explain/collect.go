@@ -74,6 +74,8 @@ func (s *scene) collectUndetermined() []Collect {
 		return list
 	}
 	switch s.witness.how {
+	case lacked:
+		return []Collect{collectLimits}
 	case faulted:
 		return []Collect{collectShared, collectBacks}
 	case crashed:

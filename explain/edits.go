@@ -15,17 +15,26 @@ const allocConf = "PYTORCH_CUDA_ALLOC_CONF"
 // mostEdits is how many changes an explanation offers.
 const mostEdits = 6
 
-// edits returns the changes that suit the cause, the one that frees most first. What frees an unknown number of bytes
-// keeps its place in the list of its cause, after the others.
+// edits returns the changes that suit the cause, the one that frees most first. Where the job can be planned, only
+// changes whose effect is known are offered for a full device.
 func (s *scene) edits(top claim, phase *ledger.PhaseName) []Edit {
 	list := s.plannedEdits(top, phase)
-	for _, e := range s.fixedEdits(top) {
-		if !slices.ContainsFunc(list, func(planned Edit) bool { return planned.Key == e.Key }) {
-			list = append(list, e)
+	if top.resource != GPU || top.detail != "capacity" || len(list) == 0 {
+		list = append(list, s.fixedEdits(top)...)
+	}
+	return ranked(list)
+}
+
+// ranked returns the changes that free most, the first one most, and one of each key.
+func ranked(list []Edit) []Edit {
+	slices.SortStableFunc(list, func(a, b Edit) int { return cmp.Compare(b.Frees, a.Frees) })
+	best := []Edit{}
+	for _, e := range list {
+		if !slices.ContainsFunc(best, func(other Edit) bool { return other.File == e.File && other.Key == e.Key }) {
+			best = append(best, e)
 		}
 	}
-	slices.SortStableFunc(list, func(a, b Edit) int { return cmp.Compare(b.Frees, a.Frees) })
-	return list[:min(len(list), mostEdits)]
+	return best[:min(len(best), mostEdits)]
 }
 
 // fixedEdits are the changes that a cause has by itself, without a plan.

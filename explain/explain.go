@@ -27,6 +27,9 @@ func Explain(in Inputs) *Explanation {
 		if s.endedWell() {
 			e.Confidence = Certain
 		}
+		if s.Peak > 0 {
+			e.Edits = append(e.Edits, ranked(s.plannedEdits(claim{resource: GPU}, nil))...)
+		}
 	}
 	e.Notes = append(e.Notes, s.notes()...)
 	return e

@@ -19,7 +19,7 @@ func (s *scene) holders(top claim, phase *ledger.PhaseName) []Holder {
 	switch top.resource {
 	case GPU:
 		list = s.gpuHolders(top)
-	case Host, CGroup, NUMANode, SharedMemory, LockedMemory, AddressSpace:
+	case Host, CGroup, NUMANode, SharedMemory, LockedMemory:
 		if k, ok := top.at.Fact.(evidence.KernelKill); ok {
 			list = kernelHolders(k)
 		}
@@ -136,6 +136,9 @@ func (s *scene) recordedHolders(resource Resource) []Holder {
 		}
 	}
 	for _, p := range s.levels.processes {
+		if p.Role == samples.Keeper {
+			continue
+		}
 		rest := p.Proportional.Anonymous + p.Proportional.Shared
 		if p.Role == samples.RankProcess {
 			rest -= named[p.Rank]

@@ -343,6 +343,11 @@ func (s *scene) kindOf(file string) evidence.Kind {
 			return source.Kind
 		}
 	}
+	for _, r := range s.Recordings {
+		if r.Name == file {
+			return evidence.TrainerLog
+		}
+	}
 	return evidence.Unknown
 }
 

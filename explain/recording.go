@@ -33,6 +33,8 @@ func (r *Recording) findings() []evidence.Finding {
 		switch {
 		case record.Start != nil:
 			start, began = record.Start, record.Start.Began
+			at.Time = began
+			found = append(found, limitsOf(start.Limits, at)...)
 		case record.Mark != nil && record.Mark.Phase != "":
 			at.Rank = record.Mark.Rank
 			at.Fact = evidence.Progress{Phase: record.Mark.Phase, Step: record.Mark.Step}
@@ -95,6 +97,23 @@ func (o *outputs) findings() []evidence.Finding {
 	return found
 }
 
+// limitsOf returns the limits that the ranks started with.
+func limitsOf(limits *samples.Limits, at evidence.Finding) []evidence.Finding {
+	if limits == nil {
+		return nil
+	}
+	var found []evidence.Finding
+	for _, l := range []struct {
+		name  string
+		bytes ledger.Bytes
+	}{{"RLIMIT_AS", limits.AddressSpace}, {"RLIMIT_MEMLOCK", limits.Locked}} {
+		at.Text = fmt.Sprintf("%s %d", l.name, l.bytes)
+		at.Fact = evidence.Limit{Name: l.name, Bytes: evidence.Size{Bytes: max(l.bytes, 0), Known: l.bytes >= 0}}
+		found = append(found, at)
+	}
+	return found
+}
+
 // endOf returns how the ranks ended.
 func endOf(end *samples.End, at evidence.Finding, began time.Time) []evidence.Finding {
 	var found []evidence.Finding
@@ -104,6 +123,9 @@ func endOf(end *samples.End, at evidence.Finding, began time.Time) []evidence.Fi
 		found = append(found, at)
 	}
 	for _, rank := range end.Ranks {
+		if rank.Unknown {
+			continue
+		}
 		at.Rank, at.Time = rank.Rank, began.Add(rank.Time)
 		at.Text = fmt.Sprintf("rank %d ended with exit code %d and signal %d", rank.Rank, rank.ExitCode, rank.Signal)
 		at.Fact = evidence.ProcessEnded{By: recorder, Rank: rank.Rank, LocalRank: evidence.NoRank, PID: rank.PID,

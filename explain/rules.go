@@ -133,6 +133,10 @@ var rules = []rule{
 		row[evidence.HostAllocationFailed]{func(s *scene, f evidence.HostAllocationFailed) bool {
 			return f.Requested.Known && s.available() > 2*f.Requested.Bytes
 		}, AddressSpace, "", Likely, refusedText("memory was free, so a limit of the process was reached")},
+		row[evidence.HostAllocationFailed]{func(s *scene, f evidence.HostAllocationFailed) bool {
+			return !f.Requested.Known && s.plentyFree()
+		}, Undetermined, "", Unknown, refusedText("the host had free memory, so a limit of the process was reached, or " +
+			"the program asked for more than the host has")},
 		row[evidence.HostAllocationFailed]{nil, Host, "", Likely, refusedText("the kernel had none left to promise")},
 	),
 	table(

@@ -31,7 +31,8 @@ func (s *scene) plannedEdits(top claim, phase *ledger.PhaseName) []Edit {
 	if s.Request == nil || s.Request.Model == "" {
 		return nil
 	}
-	in, err := job.Read(*s.Request)
+	q := s.sized(*s.Request)
+	in, err := job.Read(q)
 	if err != nil {
 		return nil
 	}
@@ -44,8 +45,8 @@ func (s *scene) plannedEdits(top claim, phase *ledger.PhaseName) []Edit {
 		return nil
 	}
 	var list []Edit
-	for _, v := range variantsOf(base, *s.Request, kind) {
-		j, err := v.decide(in, *s.Request)
+	for _, v := range variantsOf(base, q, kind) {
+		j, err := v.decide(in, q)
 		if err != nil {
 			continue // not a job that the engine accepts
 		}
@@ -55,6 +56,17 @@ func (s *scene) plannedEdits(top claim, phase *ledger.PhaseName) []Edit {
 		}
 	}
 	return list
+}
+
+// sized returns the request with as many GPUs as the files name ranks, unless it names a number itself.
+func (s *scene) sized(q job.Request) job.Request {
+	if q.GPUs > 0 || q.Nodes > 0 || q.Accelerate != "" || q.CPU {
+		return q
+	}
+	for _, f := range s.findings {
+		q.GPUs = max(q.GPUs, s.rankOf(f)+1)
+	}
+	return q
 }
 
 // decide returns the job with the change.
@@ -69,7 +81,8 @@ func (v *variant) decide(in *job.Inputs, q job.Request) (*job.Job, error) {
 	return job.Decide(in, v.override)
 }
 
-// peakOf returns what the fullest device of a kind holds in a phase, or at its peak.
+// peakOf returns what the fullest device of a kind holds in a phase, or at its peak. The cache of PyTorch's allocator
+// does not count: the allocator frees it before it runs out.
 func peakOf(j *job.Job, kind ledger.Kind, phase *ledger.PhaseName) (most ledger.Bytes, ok bool) {
 	p, err := plan.New(j)
 	if err != nil {
@@ -81,7 +94,7 @@ func peakOf(j *job.Job, kind ledger.Kind, phase *ledger.PhaseName) (most ledger.
 		}
 		for _, at := range p.Devices[i].Phases {
 			if phase == nil || at.Name == *phase {
-				most, ok = max(most, at.PeakUsed), true
+				most, ok = max(most, at.PeakUsed-at.PeakReserved+at.PeakAllocated), true
 			}
 		}
 	}
@@ -148,13 +161,6 @@ func programVariants(j *job.Job, q job.Request) []variant {
 			To: name + "/fused", Why: "the fused step keeps no temporaries of the size of the parameters: " +
 				"fused=True of torch.optim, or optim adamw_torch_fused of the Trainer"},
 			request: func(q *job.Request) { q.Optimizer = name + "/fused" }})
-	}
-	if !strings.Contains(j.Allocator, "expandable_segments") {
-		list = append(list, variant{edit: Edit{Key: allocConf, From: j.Allocator, To: "expandable_segments:True",
-			Why: "the allocator then grows segments in place instead of keeping fragments"},
-			request: func(q *job.Request) {
-				q.Allocator = strings.TrimPrefix(q.Allocator+",expandable_segments:True", ",")
-			}})
 	}
 	return list
 }
