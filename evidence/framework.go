@@ -129,7 +129,7 @@ var frameworkPatterns = []pattern{
 		},
 	},
 	{ // torchtitan/components/metrics.py
-		name:       "torchtitan",
+		name:       "torchtitan: memory",
 		literals:   []string{"memory:"},
 		expression: `(?:step:\s*(?P<step>\d+).*)?memory:\s*(?P<g>[\d.]+)GiB\((?P<p>[\d.]+)%\)`,
 		kind:       TrainerLog,

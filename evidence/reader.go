@@ -256,7 +256,9 @@ func (p *pattern) in(s string) *match {
 
 // take counts a match.
 func (r *reader) take(m *match) {
-	r.kinds[m.pattern.kind]++
+	if m.pattern.kind != Unknown {
+		r.kinds[m.pattern.kind]++
+	}
 	if m.pattern.take != nil {
 		m.pattern.take(r, m)
 		return
