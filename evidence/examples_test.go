@@ -29,8 +29,8 @@ func examples(t testing.TB) []txtar.File {
 	return archive.Files
 }
 
-// read reads a text.
-func read(t testing.TB, name string, text []byte) *Source {
+// readText reads a text.
+func readText(t testing.TB, name string, text []byte) *Source {
 	t.Helper()
 	source, err := Read(name, bytes.NewReader(text))
 	if err != nil {
@@ -59,7 +59,7 @@ func TestExamples(t *testing.T) {
 	files := examples(t)
 	var b strings.Builder
 	for _, f := range files {
-		s := read(t, f.Name, f.Data)
+		s := readText(t, f.Name, f.Data)
 		fmt.Fprintf(&b, "-- %s --\n%s\n%s", f.Name, s.Kind, factsOf(s, true))
 	}
 	if *update {
