@@ -76,7 +76,7 @@ var counterPatterns = []pattern{
 	{ // head -v, tail, grep, a shell's prompt and cat, or the path alone
 		name:     "file of counters",
 		literals: []string{"memory.", "meminfo", "vmstat", "pids.", "smaps_rollup", "/status", "/pressure/memory"},
-		expression: `^(?:==> |[$#>] ?(?:sudo )?(?:cat|head|tail|grep \S+) |# ?|-+ ?|=+ ?)?(?P<path>(?:[\w.@\\:-]*/)*)` +
+		expression: `^(?:==> |(?:before|after)\b[: -]*|[$#>] ?(?:sudo )?(?:cat|head|tail|grep \S+) |# ?|-+ ?|=+ ?)?(?P<path>(?:[\w.@\\:-]*/)*)` +
 			`(?P<file>(?:memory|pids)\.[a-z_.]+[a-z]|meminfo|vmstat|smaps_rollup|status|memory)\b(?: ?(?:before|after))?(?: <==| ?-+| ?=+|:| ?=)?\s*(?P<rest>.*)$`,
 		take: func(r *reader, m *match) { r.namedCounters(m) },
 	},

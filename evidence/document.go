@@ -178,7 +178,7 @@ func memberNames(head []byte) (names map[string]bool, array bool) {
 	return names, array
 }
 
-var onlyNumber = regexp.MustCompile(`^\s*(?:\$\?\s*[=:]?\s*)?(-?\d{1,3})\s*$`)
+var onlyNumber = regexp.MustCompile(`^\s*(?:(?i:\$\?|rc|exit(?: code| status)?|status)\s*[=:]?\s*)?(-?\d{1,3})\s*$`)
 
 // number reads a file that has nothing but an exit code.
 func (r *reader) number(file []byte) bool {

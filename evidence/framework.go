@@ -129,7 +129,7 @@ var frameworkPatterns = []pattern{
 		},
 	},
 	{ // torchtitan/components/metrics.py
-		name:       "torchtitan",
+		name:       "torchtitan: memory",
 		literals:   []string{"memory:"},
 		expression: `(?:step:\s*(?P<step>\d+).*)?memory:\s*(?P<g>[\d.]+)GiB\((?P<p>[\d.]+)%\)`,
 		kind:       TrainerLog,
@@ -226,8 +226,8 @@ var frameworkPatterns = []pattern{
 var progressPatterns = []pattern{
 	{ // deepspeed/runtime/engine.py
 		name:       "DeepSpeed: step",
-		literals:   []string{"] step="},
-		expression: `\[Rank \d+\] step=(?P<step>\d+), skipped=`,
+		literals:   []string{", skipped="},
+		expression: `\bstep=(?P<step>\d+), skipped=`,
 		kind:       TrainerLog, fact: step,
 	},
 	{ // megatron/training/training.py
@@ -336,12 +336,10 @@ func (b *memoryLines) line(r *reader, _ *text) bool { return false }
 
 func (b *memoryLines) end(r *reader) { r.add(&b.at, b.fact) }
 
-var loggerPrefix = regexp.MustCompile(`^(?:\[[A-Z]+\] )?(?:\[[\w.]+:\d+:\w+\] )?`)
-
 // beginMemory begins a call of see_memory_usage with its first line. The line before is the call's message.
 func (r *reader) beginMemory(m *match, fact MemoryUsage) *memoryLines {
 	if before := r.before(&m.text); before != nil {
-		fact.Tag = strings.TrimSpace(before.string[len(loggerPrefix.FindString(before.string)):])
+		fact.Tag = strings.TrimSpace(before.string)
 		if phase := phaseOf(fact.Tag); phase != "" {
 			r.add(before, Progress{Phase: phase, Step: -1})
 		}

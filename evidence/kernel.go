@@ -15,8 +15,15 @@ type kernelLog struct {
 	table   []kernelRow
 	header  []string // the columns of the table after the PID
 	decided bool     // the kernel has said which process it kills
+	proven  bool     // a line comes from the OOM killer, and not from a failed allocation
 	named   string   // the cgroup that is killed as a whole
 	before  *KernelKill
+}
+
+// proof returns the kill that is going on, at a line that only the OOM killer prints.
+func (k *kernelLog) proof(m *match) *KernelKill {
+	k.proven = true
+	return k.begun(m)
 }
 
 // kernelRow is a row of the table of processes, in pages.
@@ -45,7 +52,7 @@ var kernelPatterns = []pattern{
 			if k.kill.Flags == "" {
 				k.kill.Flags = m.get("gfp")
 			}
-			k.at = m.text
+			k.at, k.proven = m.text, true
 		},
 	},
 	{ // cpuset_print_current_mems_allowed
@@ -61,7 +68,7 @@ var kernelPatterns = []pattern{
 		expression: `^\s*memory: usage (?P<use>\d+)kB, limit (?P<lim>\d+)kB, failcnt (?P<fc>\d+)`,
 		kind:       KernelLog,
 		take: func(r *reader, m *match) {
-			kill := r.kernel(m).begun(m)
+			kill := r.kernel(m).proof(m)
 			kill.Usage, kill.Limit = m.size("use", kb), m.size("lim", kb)
 			if kill.Constraint == "" {
 				kill.Constraint = "CONSTRAINT_MEMCG"
@@ -74,7 +81,7 @@ var kernelPatterns = []pattern{
 		expression: `Task in (?P<tcg>\S+) killed as a result of limit of (?P<ocg>\S+)`,
 		kind:       KernelLog,
 		take: func(r *reader, m *match) {
-			kill := r.kernel(m).begun(m)
+			kill := r.kernel(m).proof(m)
 			kill.TaskGroup, kill.Group, kill.Constraint = m.get("tcg"), m.get("ocg"), "CONSTRAINT_MEMCG"
 		},
 	},
@@ -84,12 +91,15 @@ var kernelPatterns = []pattern{
 		expression: `Memory cgroup stats for (?P<cg>[^\s:]*):?(?P<rest>.*)`,
 		kind:       KernelLog,
 		take: func(r *reader, m *match) {
-			kill := r.kernel(m).begun(m)
+			kill := r.kernel(m).proof(m)
 			if kill.Stats == nil {
 				kill.Stats = map[string]ledger.Bytes{}
 			}
 			if kill.Group == "" {
 				kill.Group = m.get("cg")
+			}
+			if kill.Constraint == "" {
+				kill.Constraint = "CONSTRAINT_MEMCG"
 			}
 			for _, pair := range statistic.FindAllStringSubmatch(m.get("rest"), -1) {
 				kill.Stats[pair[1]] += sizeOf(pair[2], kb).Bytes
@@ -125,7 +135,7 @@ var kernelPatterns = []pattern{
 		kind:       KernelLog,
 		take: func(r *reader, m *match) {
 			k := r.kernel(m)
-			k.begun(m)
+			k.proof(m)
 			k.header, k.table = strings.Fields(m.get("columns")), nil
 			r.begin(m.stream, &processTable{k})
 		},
@@ -142,7 +152,7 @@ var kernelPatterns = []pattern{
 			if k.decided { // a kill of which the log has only this line
 				k.end(r)
 			}
-			kill := k.begun(m)
+			kill := k.proof(m)
 			kill.Constraint, kill.NodeMask, kill.MemsAllowed = m.get("c"), m.get("nm"), m.get("ma")
 			kill.Group, kill.TaskGroup = m.get("ocg"), m.get("tcg")
 			kill.Name, kill.PID = m.get("task"), m.integer("pid", 0)
@@ -168,7 +178,7 @@ var kernelPatterns = []pattern{
 			if k.decided {
 				k.end(r)
 			}
-			kill := k.begun(m)
+			kill := k.proof(m)
 			kill.PID, kill.Name, kill.Score = m.integer("pid", 0), m.get("comm"), m.integer("score", 0)
 			k.scope(m)
 			k.at, k.decided = m.text, true
@@ -179,7 +189,17 @@ var kernelPatterns = []pattern{
 		literals:   []string{"are going to be killed due to memory.oom.group set"},
 		expression: `Tasks in (?P<cg>\S+) are going to be killed due to memory\.oom\.group set`,
 		kind:       KernelLog,
-		take:       func(r *reader, m *match) { r.kernel(m).named = m.get("cg") },
+		take: func(r *reader, m *match) {
+			k := r.kernel(m)
+			k.named = m.get("cg")
+			for i := len(r.source.Findings) - 1; i >= 0 && k.before != nil; i-- {
+				if kill, ok := r.source.Findings[i].Fact.(KernelKill); ok && kill.PID == k.before.PID {
+					kill.WholeGroup = true
+					r.source.Findings[i].Fact = kill
+					return
+				}
+			}
+		},
 	},
 	{ // oom_reap_task_mm
 		name:     "reaped process",
@@ -267,7 +287,7 @@ func takeKilled(r *reader, m *match) {
 		same := *k.before
 		k.kill = &same
 	}
-	kill := k.begun(m)
+	kill := k.proof(m)
 	k.scope(m)
 	kill.PID, kill.Name = pid, m.get("comm")
 	kill.VirtualSize, kill.Anonymous = m.size("vm", kb), m.size("anon", kb)
@@ -291,8 +311,11 @@ func (k *kernelLog) end(r *reader) {
 	if k.table != nil {
 		kill.Processes = k.processes(kill)
 	}
-	r.add(&k.at, *kill)
-	k.before, k.kill, k.table, k.decided = kill, nil, nil, false
+	if k.proven {
+		r.add(&k.at, *kill)
+		k.before = kill
+	}
+	k.kill, k.table, k.decided, k.proven = nil, nil, false, false
 	if !kill.WholeGroup {
 		k.named = ""
 	}

@@ -53,6 +53,15 @@ const maxFindings = 100_000
 
 // Read reads a file. Its name is for findings and errors. Errors are *fault.Input or those of the reader.
 func Read(name string, from io.Reader) (*Source, error) {
+	s, err := read(name, from)
+	if err != nil {
+		return nil, err
+	}
+	slices.SortStableFunc(s.Findings, func(a, b Finding) int { return cmp.Compare(a.Number, b.Number) })
+	return s, nil
+}
+
+func read(name string, from io.Reader) (*Source, error) {
 	text, err := open(from)
 	if err != nil {
 		return nil, err
@@ -166,7 +175,7 @@ func hides(line []byte) bool {
 		if i < 0 || i+1 >= len(rest) {
 			return false
 		}
-		if next := rest[i+1]; next == 'u' || next == '/' {
+		if next := rest[i+1]; next == 'u' || next == '/' || next == 't' {
 			return true
 		}
 		rest = rest[i+2:]
@@ -256,7 +265,9 @@ func (p *pattern) in(s string) *match {
 
 // take counts a match.
 func (r *reader) take(m *match) {
-	r.kinds[m.pattern.kind]++
+	if m.pattern.kind != Unknown {
+		r.kinds[m.pattern.kind]++
+	}
 	if m.pattern.take != nil {
 		m.pattern.take(r, m)
 		return
@@ -312,7 +323,6 @@ func (r *reader) end() {
 	for _, k := range r.kernels {
 		k.end(r)
 	}
-	slices.SortStableFunc(r.source.Findings, func(a, b Finding) int { return cmp.Compare(a.Number, b.Number) })
 	most := 0
 	for kind, count := range r.kinds {
 		if count > most || count == most && kind < r.source.Kind {
