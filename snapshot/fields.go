@@ -123,6 +123,7 @@ func (f fields) segment() (g Segment) {
 			g.Size = f.size(key, v)
 		case keyStream:
 			g.Stream = f.number(key, v)
+			f.streams.number(f.budget, g.Stream)
 		case keySegmentPool:
 			g.Pool = f.pools.all[f.pool(key, v)]
 		case keySegmentType:
