@@ -146,7 +146,7 @@ var descriptions = map[Component]description{
 	CUDAContext:            {title: "CUDA context"},
 	NCCL:                   {title: "NCCL"},
 
-	BackwardPass: {title: "backward pass: gradients and temporaries"},
+	BackwardPass: {title: "backward pass"},
 }
 
 // Title returns the name in text.

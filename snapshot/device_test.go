@@ -92,7 +92,7 @@ func TestReplayIsExact(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		r, err := d.Replay(c, before)
+		r, err := d.Replay(c, NoEmptyCache)
 		if err != nil || int64(r.PeakReserved) != totals.PeakReserved || int64(r.AtDump) != totals.Reserved {
 			t.Errorf("hidden %d: %+v %v, expected %+v", hidden, r, err, totals)
 		}

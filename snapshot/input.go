@@ -24,7 +24,7 @@ type input struct {
 }
 
 func newInput(source io.Reader) *input {
-	return &input{source: source, buffer: make([]byte, longestText)}
+	return &input{source: source, buffer: make([]byte, 64<<10)}
 }
 
 // offset is the place of the next byte in the decompressed file.
@@ -35,7 +35,12 @@ func (in *input) fill(n int) bool {
 	if in.end-in.at >= n {
 		return true
 	}
-	copy(in.buffer, in.buffer[in.at:in.end])
+	into := in.buffer
+	if n > len(into) {
+		into = make([]byte, longestText)
+	}
+	copy(into, in.buffer[in.at:in.end])
+	in.buffer = into
 	in.start += int64(in.at)
 	in.at, in.end = 0, in.end-in.at
 	for in.end < n && in.ended == nil {

@@ -78,12 +78,12 @@ type decoder struct {
 	*input
 	*budget
 	*records
-	at     int64 // offset of the instruction
-	stack  []value
-	marks  []int
-	memo   table[reference]
-	lists  pool[list]
-	dicts  pool[dict]
+	at    int64 // offset of the instruction
+	stack []value
+	marks []int
+	memo  table[reference]
+	lists pool[list]
+	dicts pool[dict]
 }
 
 // pool holds the unfinished lists and dictionaries, and uses them again.

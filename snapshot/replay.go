@@ -43,6 +43,9 @@ type Replay struct {
 // NotFailed is Replay.Failed of a replay that has served all requests.
 const NotFailed = -1
 
+// NoEmptyCache is the time of a replay that empties the cache only where the trace returned memory to the driver.
+const NoEmptyCache = -1
+
 // replayed runs the entries of a device through an allocator.
 type replayed struct {
 	*Device
@@ -54,7 +57,7 @@ type replayed struct {
 
 // Replay runs the trace through an allocator with these settings. Memory that is older than the trace is allocated
 // first, in the order of its addresses: how it lay in its segments is not recorded. The cache is emptied where the
-// trace returned memory to the driver, and after the entry emptyAt, unless that is negative.
+// trace returned memory to the driver, and after the entry emptyAt, unless that is NoEmptyCache.
 func (d *Device) Replay(c allocator.Configuration, emptyAt int) (Replay, error) {
 	r := replayed{Device: d, cuda: allocator.NewCUDA(c, d.Capacity()), blocks: map[uint64]allocator.Block{},
 		reusing: FreeCompleted}
@@ -157,14 +160,14 @@ func (d *Device) streams() map[uint64]int {
 }
 
 // Capacity returns the memory that PyTorch could have on the device: what it had reserved, and what was free when an
-// allocation failed. It is 0 if none failed.
+// allocation failed. It is 0 if none failed, which stands for no limit.
 func (d *Device) Capacity() ledger.Bytes {
 	reserved, capacity := d.Start.Reserved, ledger.Bytes(0)
 	for i := range d.Entries() {
 		e := d.event(i)
 		reserved += e.change()
 		if e.Action == OOM {
-			capacity = max(capacity, reserved+ledger.Bytes(min(e.Address, mostBytes)))
+			capacity = max(capacity, reserved+ledger.Bytes(min(e.Address, mostBytes)), d.PeakReserved)
 		}
 	}
 	return capacity

@@ -1,5 +1,7 @@
 package snapshottest
 
+import "slices"
+
 // heap is PyTorch's allocator with its standard settings, in the plainest form: it looks at every block.
 type heap struct {
 	segments []*segment
@@ -78,6 +80,19 @@ func (h *heap) free(b *block) {
 	if p := b.previous; p != nil && !p.used {
 		p.absorb(b)
 	}
+}
+
+// release returns the segments without an allocation to the driver.
+func (h *heap) release() (released []*segment) {
+	h.segments = slices.DeleteFunc(h.segments, func(s *segment) bool {
+		if s.first.used || s.first.next != nil {
+			return false
+		}
+		h.reserved -= s.size
+		released = append(released, s)
+		return true
+	})
+	return released
 }
 
 // absorb merges the next block into this one.

@@ -105,7 +105,11 @@ func (x Training) run() *trainer {
 		saved = append(saved, t.alloc(3*x.Hidden, loss))
 		for layer := x.Layers - 1; layer >= 0; layer-- {
 			if x.OutOfMemory && step == x.Steps-1 && layer == x.Layers/2 {
-				t.note("oom", 3<<20, 64*x.Hidden, backward) // addr holds the free bytes
+				for _, s := range t.heap.release() {
+					t.note("segment_free", s.addr, s.size, backward)
+				}
+				free := t.totals.PeakReserved + 3<<20 - t.heap.reserved
+				t.note("oom", free, 8*x.Hidden, backward) // addr holds the free bytes
 				return t.done(x)
 			}
 			last := len(saved) - 3
