@@ -193,10 +193,9 @@ func (s *scene) levelEvidence(top claim) []Evidence {
 	if text == "" {
 		return nil
 	}
-	return []Evidence{{l0(s).File, l0(s).Number, l0(s).Text, "the last sample before the end: " + text}}
+	at := s.levels.at
+	return []Evidence{{at.File, at.Number, at.Text, "the last sample before the end: " + text}}
 }
-
-func l0(s *scene) evidence.Line { return s.levels.at }
 
 // victimTexts returns the ranks that the first one took along.
 func (s *scene) victimTexts() []Victim {

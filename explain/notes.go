@@ -21,6 +21,9 @@ func (s *scene) notes() []string {
 		list = append(list, fmt.Sprintf("%s:%d: %s, and the program went on (%s of this kind).", f.File, f.Number,
 			f.Fact.Says(), counted(int64(n), "error")))
 	}
+	if s.planNote != "" {
+		list = append(list, s.planNote)
+	}
 	list = append(list, s.jumps()...)
 	list = append(list, s.peakAndEnd()...)
 	if n := len(all[evidence.AllocationRetried](s.findings)); n > 0 {
