@@ -13,8 +13,9 @@ import (
 // Explain says why a job has failed. It never fails itself: where the inputs do not tell, the explanation says so.
 func Explain(in Inputs) *Explanation {
 	s := newScene(&in)
-	e := &Explanation{Schema: Schema, Version: in.Version, Files: s.files(), Victims: []Victim{}, Evidence: []Evidence{},
-		Holders: []Holder{}, RuledOut: []RuledOut{}, Edits: []Edit{}, Collect: []Collect{}, Notes: []string{}}
+	e := &Explanation{Schema: Schema, Version: in.Version, Files: s.files(), Victims: []Victim{},
+		Evidence: []Evidence{},
+		Holders:  []Holder{}, RuledOut: []RuledOut{}, Edits: []Edit{}, Collect: []Collect{}, Notes: []string{}}
 	claims := s.judge()
 	switch {
 	case len(claims) > 0:

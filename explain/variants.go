@@ -44,8 +44,9 @@ func (s *scene) plannedEdits(top claim, phase *ledger.PhaseName) []Edit {
 	if !ok {
 		return nil
 	}
-	s.planNote = fmt.Sprintf("The changes were planned for %s, with micro batches of %d x %s tokens on each rank. The plan "+
-		"then holds %v at its peak%s: if that is far from what you see, give the flags of your job.", base.EngineName(),
+	s.planNote = fmt.Sprintf("The changes were planned for %s, with micro batches of %d x %s tokens on each rank. "+
+		"The plan then holds %v at its peak%s: if that is far from what you see, give the flags of your job.",
+		base.EngineName(),
 		base.MicroBatch, ledger.Count(base.Sequence), held, wordsOf(phase))
 	var list []Edit
 	for _, v := range variantsOf(base, q, kind) {
@@ -145,7 +146,8 @@ func variantsOf(j *job.Job, q job.Request, kind ledger.Kind) []variant {
 	if d := j.DeepSpeed; d != nil {
 		for stage := d.ZeROStage + 1; stage <= 3; stage++ {
 			add(Edit{File: d.File, Key: "zero_optimization.stage", From: fmt.Sprint(d.ZeROStage), To: fmt.Sprint(stage),
-				Why: "ranks then hold a shard each of what they all hold in full now"}, job.Overrides{ZeROStage: &stage})
+				Why: "ranks then hold a shard each of what they all hold in full now"},
+				job.Overrides{ZeROStage: &stage})
 		}
 		if d.ZeROStage > 0 && d.OffloadOptimizer.Device != "cpu" {
 			add(Edit{File: d.File, Key: "zero_optimization.offload_optimizer.device",
