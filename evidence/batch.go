@@ -97,8 +97,9 @@ var batchPatterns = []pattern{
 		kind:       Kubernetes, fact: batchKill("Kubernetes"),
 	},
 	{ // kubelet: pkg/kubelet/eviction/helpers.go
-		name:     "Kubernetes: evicted",
-		literals: []string{"The node was low on resource", "exceeds the total limit of containers", "exceeds the limit"},
+		name: "Kubernetes: evicted",
+		literals: []string{"The node was low on resource", "exceeds the total limit of containers",
+			"exceeds the limit"},
 		expression: `(?:The node was low on resource: (?P<what>[\w-]+)|` +
 			`ephemeral local storage usage exceeds the total limit of containers|` +
 			`(?:EmptyDir|emptyDir) volume .*exceeds the limit)`,

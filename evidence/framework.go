@@ -98,7 +98,8 @@ var frameworkPatterns = []pattern{
 		kind:       TrainerLog,
 		fact: func(m *match) Fact {
 			return Estimate{
-				By: "DeepSpeed", Host: m.size("cpu", ledger.GiB), GPU: m.size("gpu", ledger.GiB), Options: m.get("opts"),
+				By: "DeepSpeed", Host: m.size("cpu", ledger.GiB), GPU: m.size("gpu", ledger.GiB),
+				Options: m.get("opts"),
 			}
 		},
 	},
@@ -111,8 +112,9 @@ var frameworkPatterns = []pattern{
 		fact: func(m *match) Fact {
 			m.rank = m.integer("r", m.rank)
 			return MemoryUsage{
-				By: "Megatron", Tag: m.get("tag"), Allocated: m.size("a", ledger.MiB), PeakAllocated: m.size("ma", ledger.MiB),
-				Reserved: m.size("re", ledger.MiB), PeakReserved: m.size("mr", ledger.MiB),
+				By: "Megatron", Tag: m.get("tag"), Allocated: m.size("a", ledger.MiB),
+				PeakAllocated: m.size("ma", ledger.MiB),
+				Reserved:      m.size("re", ledger.MiB), PeakReserved: m.size("mr", ledger.MiB),
 			}
 		},
 	},
@@ -251,7 +253,8 @@ var progressPatterns = []pattern{
 	{ // transformers, Megatron, DeepSpeed, Lightning, torchtitan, torchtune
 		name: "saving",
 		literals: []string{
-			"Saving model checkpoint", "saving checkpoint at iteration", "[Torch] Saving", "Saving the checkpoint", "Saving model",
+			"Saving model checkpoint", "saving checkpoint at iteration", "[Torch] Saving",
+			"Saving the checkpoint", "Saving model",
 			"Model checkpoint of size", "Saving checkpoint", "Configuration saved in",
 		},
 		expression: `(?:Saving (?:model|the|a)? ?checkpoint|saving checkpoint at iteration\s+(?P<step>\d+)|\[Torch\] Saving|` +
@@ -259,8 +262,9 @@ var progressPatterns = []pattern{
 		kind: TrainerLog, fact: inPhase(ledger.Checkpoint),
 	},
 	{ // transformers, Megatron, torchtitan
-		name:       "loading",
-		literals:   []string{"loading checkpoint from", "loading weights file", "Loading the checkpoint", "Loading model from"},
+		name: "loading",
+		literals: []string{"loading checkpoint from", "loading weights file", "Loading the checkpoint",
+			"Loading model from"},
 		expression: `(?:loading checkpoint from|loading weights file|Loading the checkpoint|Loading model from)`,
 		kind:       TrainerLog, fact: inPhase(ledger.Load),
 	},

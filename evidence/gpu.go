@@ -49,7 +49,8 @@ var gpuPatterns = []pattern{
 		kind: TrainerLog,
 		fact: func(m *match) Fact {
 			return AllocationRetried{
-				Device: m.integer("dev", 0), Requested: m.size("req", 1), Free: m.size("free", 1), Total: m.size("total", 1),
+				Device: m.integer("dev", 0), Requested: m.size("req", 1), Free: m.size("free", 1),
+				Total: m.size("total", 1),
 			}
 		},
 	},
@@ -114,7 +115,8 @@ var gpuPatterns = []pattern{
 		kind:       TrainerLog,
 		fact: func(m *match) Fact {
 			return LibraryFailed{
-				Library: "NCCL", Status: "ncclUnhandledCudaError", Memory: strings.Contains(m.get("rest"), "out of memory"),
+				Library: "NCCL", Status: "ncclUnhandledCudaError",
+				Memory: strings.Contains(m.get("rest"), "out of memory"),
 			}
 		},
 	},

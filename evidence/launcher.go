@@ -8,7 +8,8 @@ import (
 
 // signals are the numbers of signals by name, as on x86 and arm64.
 var signals = map[string]int{
-	"HUP": 1, "INT": 2, "QUIT": 3, "ILL": 4, "TRAP": 5, "ABRT": 6, "BUS": 7, "FPE": 8, "KILL": 9, "USR1": 10, "SEGV": 11,
+	"HUP": 1, "INT": 2, "QUIT": 3, "ILL": 4, "TRAP": 5, "ABRT": 6, "BUS": 7, "FPE": 8, "KILL": 9, "USR1": 10,
+	"SEGV": 11,
 	"USR2": 12, "PIPE": 13, "ALRM": 14, "TERM": 15, "XCPU": 24, "XFSZ": 25, "SYS": 31,
 	// as strsignal and shells describe them
 	"killed": 9, "terminated": 15, "segmentation fault": 11, "bus error": 7, "aborted": 6, "illegal instruction": 4,
@@ -196,8 +197,9 @@ var launcherPatterns = []pattern{
 		kind:       TrainerLog, fact: ended("Python"),
 	},
 	{ // torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp
-		name:     "NCCL watchdog",
-		literals: []string{"collective operation timeout", "NCCL operations have failed or timed out", "Heartbeat monitor"},
+		name: "NCCL watchdog",
+		literals: []string{"collective operation timeout", "NCCL operations have failed or timed out",
+			"Heartbeat monitor"},
 		expression: `(?:\[?[Rr]ank (?P<rank>\d+)\]? ?)?(?P<what>Watchdog caught collective operation timeout.*|` +
 			`Some NCCL operations have failed or timed out|.*Heartbeat monitor timed out)`,
 		kind: TrainerLog, fact: collective("NCCL"),
@@ -205,7 +207,8 @@ var launcherPatterns = []pattern{
 	{ // NCCL: src/transport/net_socket.cc, src/misc/socket.cc; torch/csrc/distributed/c10d/NCCLUtils.hpp
 		name: "NCCL: peer gone",
 		literals: []string{
-			"ncclRemoteError", "by remote peer", "ncclSystemError", "ncclInternalError", "NCCL communicator was aborted",
+			"ncclRemoteError", "by remote peer", "ncclSystemError", "ncclInternalError",
+			"NCCL communicator was aborted",
 			"NCCL WARN",
 		},
 		expression: `(?P<what>ncclRemoteError|ncclSystemError|ncclInternalError|Connection closed by remote peer|` +
@@ -213,8 +216,9 @@ var launcherPatterns = []pattern{
 		kind: TrainerLog, fact: collective("NCCL"),
 	},
 	{ // gloo/transport/tcp/pair.cc, unbound_buffer.cc
-		name:     "gloo: peer gone",
-		literals: []string{"gloo/transport", "Connection closed by peer [", "ms for recv operation", "ms for send operation"},
+		name: "gloo: peer gone",
+		literals: []string{"gloo/transport", "Connection closed by peer [", "ms for recv operation",
+			"ms for send operation"},
 		expression: `(?:gloo/transport\S+\] (?P<what>.*)|(?P<other>Connection closed by peer \[|` +
 			`Timed out waiting \d+ms for (?:recv|send) operation))`,
 		kind: TrainerLog, fact: collective("gloo"),
@@ -222,7 +226,8 @@ var launcherPatterns = []pattern{
 	{ // torch/csrc/distributed/c10d/TCPStore.cpp, socket.cpp
 		name: "store: peer gone",
 		literals: []string{
-			"recvValue failed", "failed to recv, got 0 bytes", "DistStoreError", "RendezvousConnectionError", "sendBytes failed",
+			"recvValue failed", "failed to recv, got 0 bytes", "DistStoreError",
+			"RendezvousConnectionError", "sendBytes failed",
 			"recvVector failed",
 		},
 		expression: `(?P<what>(?:recvValue|recvVector|sendBytes) failed.*|failed to recv, got 0 bytes|DistStoreError: .*|` +
@@ -232,7 +237,8 @@ var launcherPatterns = []pattern{
 	{ // what shells, containers and CI systems say of the end
 		name: "exit code",
 		literals: []string{
-			"exit code", "exit status", "Exited (", "rc=", "rc:", "exited with", "non-zero status", "return code", "exitcode",
+			"exit code", "exit status", "Exited (", "rc=", "rc:", "exited with", "non-zero status",
+			"return code", "exitcode",
 			"ExitCode", "EXIT_CODE", "Exit Code", "Exit code", "returncode",
 		},
 		expression: `(?i:\b(?:exit(?:ed)?(?: with)?(?: non-zero)?(?: exit)?[ _]?(?:code|status)|exited(?: with)?|non-zero status|` +

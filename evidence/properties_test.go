@@ -99,7 +99,8 @@ var lineLabels = map[string]func(line string) string{
 		return string(text)
 	},
 	"journal json": func(s string) string {
-		text, err := json.Marshal(map[string]any{"MESSAGE": s, "_TRANSPORT": "stdout", "__REALTIME_TIMESTAMP": "1795403045000000"})
+		text, err := json.Marshal(map[string]any{"MESSAGE": s, "_TRANSPORT": "stdout",
+			"__REALTIME_TIMESTAMP": "1795403045000000"})
 		if err != nil {
 			panic(err)
 		}

@@ -89,7 +89,8 @@ func (f HostAllocationFailed) Says() string {
 	if who == "" {
 		who = "the process"
 	}
-	return sentence("the kernel refused memory of the host to "+who, with("asked for %s", f.Requested), by("for %s", f.File))
+	return sentence("the kernel refused memory of the host to "+who, with("asked for %s", f.Requested),
+		by("for %s", f.File))
 }
 
 // Says says it.
@@ -201,10 +202,12 @@ func (f KernelKill) Says() string {
 	}
 	where := map[string]string{
 		"CONSTRAINT_MEMCG": "the limit of a cgroup", "CONSTRAINT_CPUSET": "the memory nodes of its cpuset",
-		"CONSTRAINT_MEMORY_POLICY": "the memory nodes of its memory policy", "CONSTRAINT_NONE": "the memory of the host",
+		"CONSTRAINT_MEMORY_POLICY": "the memory nodes of its memory policy",
+		"CONSTRAINT_NONE":          "the memory of the host",
 	}[f.Constraint]
 	return sentence(fmt.Sprintf("the kernel killed %s (PID %d)", f.Name, f.PID), by("as %s ran out", where), f.Group,
-		with("limit %s", f.Limit), with("anonymous %s", f.Anonymous), with("shared %s", f.Shared), with("file %s", f.File))
+		with("limit %s", f.Limit), with("anonymous %s", f.Anonymous), with("shared %s", f.Shared),
+		with("file %s", f.File))
 }
 
 // Says says it.

@@ -93,7 +93,8 @@ var usagePatterns = []pattern{
 		expression: `^(?P<columns>[a-z_.]+(?: \[\w+\])?(?:, ?[a-z_.]+(?: \[\w+\])?)+)$`,
 		kind:       GPUList,
 		take: func(r *reader, m *match) {
-			r.begin(m.stream, &gpuCSV{columns: strings.Split(m.get("columns"), ","), processes: map[string][]GPUProcess{}})
+			r.begin(m.stream, &gpuCSV{columns: strings.Split(m.get("columns"), ","),
+				processes: map[string][]GPUProcess{}})
 		},
 	},
 }
@@ -110,7 +111,8 @@ func (b *diskTable) line(r *reader, t *text) bool {
 	}
 	r.kinds[DiskList]++
 	r.add(t, FileSystem{
-		Mount: groups[4], Size: sizeOf(groups[1], b.unit), Used: sizeOf(groups[2], b.unit), Free: sizeOf(groups[3], b.unit),
+		Mount: groups[4], Size: sizeOf(groups[1], b.unit), Used: sizeOf(groups[2], b.unit),
+		Free: sizeOf(groups[3], b.unit),
 	})
 	return true
 }
