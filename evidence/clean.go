@@ -76,12 +76,15 @@ var labels = []label{
 	{"k", regexp.MustCompile(`^kern +:\w+ *: `), noLabel},
 	// syslog and journalctl, in all styles of their times
 	{"", regexp.MustCompile(`^((?:[A-Z][a-z]{2} )?[A-Z][a-z]{2} [ \d]\d (?:\d{4} )?\d\d:\d\d:\d\d(?:\.\d+)?)` +
-		` (?:[A-Z]{3,4} )?([\w.-]+) (kernel|[\w./@:-]+\[\d+\]): `), syslogLabel},
+		` (?:[A-Z]{3,4} )?(?:([\w.-]+) )?(kernel|[\w./@:-]+\[\d+\]): `), syslogLabel},
 	{"0123456789", regexp.MustCompile(`^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?)` +
 		` ([\w.-]+) (kernel|[\w./@:-]+\[\d+\]): `), syslogLabel},
 	{"[", regexp.MustCompile(`^\[ *(\d{1,9}\.\d{1,9})\] ?`), uptimeLabel},
 	{"[", regexp.MustCompile(`^\[ *[TC]\d+\] `), streamLabel},
 	{"[", regexp.MustCompile(`^\[([A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:[.,]\d+)? \d{4})\] ?`), timeLabel},
+	{"[", regexp.MustCompile(`^\[[^\[\]]{1,40} \d\d:\d\d:\d\d \d{4}\] ?`), noLabel}, // in another language
+	// a quotation
+	{">", regexp.MustCompile(`^> `), noLabel},
 	// Kubernetes' files of logs, docker logs --timestamps, loggers
 	{"[0123456789", regexp.MustCompile(`^\[?(\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?` +
 		`(?: ?(?:Z|UTC|[+-]\d\d:?\d\d))?)\]?:?(?: std(?:out|err) [FP])?(?: |$)`), timeLabel},
@@ -167,7 +170,8 @@ func syslogLabel(t *text, groups []string) {
 // layouts are those of times. A time without a zone counts as UTC: only differences matter.
 var layouts = []string{
 	"2006-01-02T15:04:05.999999999Z07:00", "2006-01-02T15:04:05.999999999Z0700", "2006-01-02 15:04:05.999999999",
-	"2006-01-02T15:04:05.999999999", "Mon Jan _2 15:04:05 2006", "Mon Jan _2 2006 15:04:05", "Jan _2 15:04:05.999999999",
+	"2006-01-02T15:04:05.999999999", "Mon Jan _2 15:04:05 2006", "Mon Jan _2 2006 15:04:05",
+	"Jan _2 15:04:05.999999999",
 	"2006-01-02 15:04:05.999999999Z07:00", "2006-01-02 15:04:05.999999999 Z0700", "2006-01-02 15:04:05.999999999 UTC",
 	"2006-01-02 15:04:05.999999999Z0700",
 }

@@ -48,9 +48,12 @@ func (b *describedState) line(_ *reader, t *text) bool {
 	if groups == nil {
 		return false
 	}
+	if b.at.number == 0 {
+		b.at = *t
+	}
 	switch groups[1] {
 	case "Reason":
-		b.reason, b.at = groups[2], *t
+		b.reason = groups[2]
 	case "Exit Code":
 		b.code = groups[2]
 	}
@@ -200,7 +203,8 @@ func readTerminated(r *reader, d *document, status, state *strict.Value, limits 
 // quantity reads a quantity of Kubernetes: Gi is binary, G is decimal.
 func quantity(s string) Size {
 	units := map[string]float64{
-		"": 1, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30,
+		"": 1, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "Ki": 1 << 10, "Mi": 1 << 20,
+		"Gi": 1 << 30,
 		"Ti": 1 << 40, "Pi": 1 << 50,
 	}
 	number := strings.TrimRight(s, "mkMGTPKi")
@@ -242,7 +246,9 @@ func readDocker(r *reader, d *document) {
 func readSlurm(r *reader, d *document) {
 	each(d.Root.Find("jobs"), func(job *strict.Value) {
 		readAccount(r, d, job, textAt(job, "job_id"))
-		each(job.Find("steps"), func(step *strict.Value) { readAccount(r, d, step, textAt(step, "step.id")) })
+		each(job.Find("steps"), func(step *strict.Value) {
+			readAccount(r, d, step, textAt(step, "step.id"))
+		})
 	})
 }
 

@@ -45,7 +45,8 @@ func keys(list string) map[string]bool {
 var counterFormats = []counterFormat{
 	{
 		file: regexp.MustCompile(`^memory(?:\.swap)?\.events(?:\.local)?$`), row: flatRow,
-		known: keys("low high max oom oom_kill oom_group_kill sock_throttled"), name: "memory.events", kind: CgroupCounter,
+		known: keys("low high max oom oom_kill oom_group_kill sock_throttled"), name: "memory.events",
+		kind: CgroupCounter,
 	}, {
 		file: regexp.MustCompile(`^memory\.oom_control$`), row: flatRow, known: keys("oom_kill_disable under_oom"),
 		name: "memory.oom_control", kind: CgroupCounter,

@@ -99,7 +99,8 @@ func TestEveryPatternHasAnExample(t *testing.T) {
 					}
 				}
 			}
-			if joined := strings.ReplaceAll(string(f.Data), "\n", " "); !matched && !(p.wrapped && p.in(joined) != nil) {
+			if joined := strings.ReplaceAll(string(f.Data), "\n", " "); !matched && !(p.wrapped &&
+				p.in(joined) != nil) {
 				t.Errorf("%s: its example %q is read by another pattern, or by none", p.name, f.Name)
 			}
 		}

@@ -49,7 +49,8 @@ var gpuPatterns = []pattern{
 		kind: TrainerLog,
 		fact: func(m *match) Fact {
 			return AllocationRetried{
-				Device: m.integer("dev", 0), Requested: m.size("req", 1), Free: m.size("free", 1), Total: m.size("total", 1),
+				Device: m.integer("dev", 0), Requested: m.size("req", 1), Free: m.size("free", 1),
+				Total: m.size("total", 1),
 			}
 		},
 	},
@@ -114,7 +115,8 @@ var gpuPatterns = []pattern{
 		kind:       TrainerLog,
 		fact: func(m *match) Fact {
 			return LibraryFailed{
-				Library: "NCCL", Status: "ncclUnhandledCudaError", Memory: strings.Contains(m.get("rest"), "out of memory"),
+				Library: "NCCL", Status: "ncclUnhandledCudaError",
+				Memory: strings.Contains(m.get("rest"), "out of memory"),
 			}
 		},
 	},
@@ -129,10 +131,11 @@ var gpuPatterns = []pattern{
 		kind: TrainerLog, fact: driverOutOfMemory,
 	},
 	{ // PyTorch, cut or shortened by the program that has printed it
-		name:       "out of memory without sizes",
-		literals:   []string{"out of memory"},
-		expression: `(?P<backend>CUDA|HIP|XPU|NPU|MPS backend) out of memory(?:\. Tried to allocate (?P<req>` + sz + `))?`,
-		kind:       TrainerLog, fact: gpuOutOfMemory,
+		name:     "out of memory without sizes",
+		literals: []string{"out of memory"},
+		expression: `(?:^|[:\]] |Error\(['"])(?P<backend>CUDA|HIP|XPU|NPU|MPS backend) out of memory` +
+			`(?:\. Tried to allocate (?P<req>` + sz + `)|[.'"]|\s*$)`,
+		kind: TrainerLog, fact: gpuOutOfMemory,
 	},
 	{ // accelerate/utils/memory.py
 		name:       "no batch size fits",

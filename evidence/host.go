@@ -42,7 +42,11 @@ var hostPatterns = []pattern{
 			"unable to open shared memory object",
 		},
 		expression: `unable to (?:allocate shared memory ?\(shm\) for|write to|resize|open shared memory object)(?: file)? ` +
+<<<<<<< HEAD
 			`<(?P<file>[^>]*)>(?:[^:]*: (?P<err>.+) \((?P<errno>\d+)\)|$)`,
+=======
+			`<(?P<file>[^>]*)>(?:[^:]*: (?P<err>.+) \((?P<errno>\d+)\))?`,
+>>>>>>> evidence
 		kind: TrainerLog, fact: torchSharedMemory,
 	},
 	{ // aten/src/ATen/MapAllocator.cpp
@@ -200,7 +204,7 @@ func torchSharedMemory(m *match) Fact {
 	file := m.get("file")
 	errno := m.integer("errno", 0)
 	switch syscall.Errno(errno) {
-	case syscall.ENOSPC:
+	case 0, syscall.ENOSPC: // old releases do not say why
 		return SharedMemoryFull{By: "torch", Path: file}
 	case syscall.ENOMEM:
 		return HostAllocationFailed{By: "mmap", Errno: errno, File: file}

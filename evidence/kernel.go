@@ -4,6 +4,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"syscall"
 
 	"plimsoll/ledger"
 )
@@ -14,6 +15,7 @@ type kernelLog struct {
 	at      text // its last line that says what was killed, or its first line
 	table   []kernelRow
 	header  []string // the columns of the table after the PID
+	names   bool     // the last column has the names; a pager may have cut it off
 	decided bool     // the kernel has said which process it kills
 	proven  bool     // a line comes from the OOM killer, and not from a failed allocation
 	named   string   // the cgroup that is killed as a whole
@@ -41,7 +43,7 @@ var kernelPatterns = []pattern{
 		name:     "oom-killer invoked",
 		literals: []string{"invoked oom-killer"},
 		expression: `(?P<trig>\S.*?) invoked oom-killer:(?: gfp_mask=(?P<gfp>0x[0-9a-f]+)(?:\((?P<flags>[^)]*)\))?,` +
-			`(?: nodemask=(?P<nm>[^, ]+(?:,\d[^, ]*)*),)? order=(?P<order>-?\d+), oom_score_adj=(?P<adj>-?\d+))?`,
+			`(?: nodemask=(?P<nm>[^, ]+(?:,\d[^, ]*)*),)? +order=(?P<order>-?\d+), oom_score_adj=(?P<adj>-?\d+))?`,
 		kind: KernelLog,
 		take: func(r *reader, m *match) {
 			k := r.kernel(m)
@@ -131,21 +133,22 @@ var kernelPatterns = []pattern{
 	{ // dump_tasks
 		name:       "table of processes",
 		literals:   []string{"total_vm"},
-		expression: `^\s*\[\s*pid\s*\](?P<columns>.*total_vm.*)name\s*$`,
+		expression: `^\s*\[\s*pid\s*\](?P<columns>.*total_vm.*?)(?P<name>name)?\s*$`,
 		kind:       KernelLog,
 		take: func(r *reader, m *match) {
 			k := r.kernel(m)
 			k.proof(m)
-			k.header, k.table = strings.Fields(m.get("columns")), nil
+			k.header, k.table, k.names = strings.Fields(m.get("columns")), nil, m.get("name") != ""
 			r.begin(m.stream, &processTable{k})
 		},
 	},
 	{ // dump_header since 5.0
 		name:     "why",
-		literals: []string{"oom-kill:constraint="},
-		expression: `oom-kill:constraint=(?P<c>CONSTRAINT_\w+),nodemask=(?P<nm>[^,]+(?:,\d[\d-]*)*)(?:,cpuset=(?P<cs>[^,]+),` +
-			`mems_allowed=(?P<ma>[^,]+(?:,\d[\d-]*)*))?(?P<global>,global_oom)?(?:,oom_memcg=(?P<ocg>[^,]+))?` +
-			`(?:,task_memcg=(?P<tcg>[^,]+))?,task=(?P<task>.+),pid=(?P<pid>\d+),uid=(?P<uid>\d+)`,
+		literals: []string{"constraint=CONSTRAINT_"},
+		expression: `oom-kill: ?constraint=(?P<c>CONSTRAINT_\w+)(?:, ?nodemask=(?P<nm>[^,]+(?:,\d[\d-]*)*))?` +
+			`(?:, ?cpuset=(?P<cs>[^,]+))?(?:, ?mems_allowed=(?P<ma>[\d-]+(?:,\d[\d-]*)*))?(?P<global>, ?global_oom)?` +
+			`(?:, ?oom_memcg=(?P<ocg>[^,]+))?(?:, ?task_memcg=(?P<tcg>[^,]+))?` +
+			`(?:, ?task=(?P<task>.+?))?(?:, ?pid=(?P<pid>\d+))?(?:, ?uid=(?P<uid>\d+))?(?:\.\.\.)?\s*$`,
 		kind: KernelLog,
 		take: func(r *reader, m *match) {
 			k := r.kernel(m)
@@ -163,8 +166,8 @@ var kernelPatterns = []pattern{
 		name:     "killed process",
 		literals: []string{"Killed process"},
 		expression: `(?:(?P<scope>Memory cgroup out of memory|Out of memory(?: \(oom_kill_allocating_task\))?): )?` +
-			`Killed process (?P<pid>\d+) \((?P<comm>.*?)\),?(?: UID:? ?\d+,?)? total-vm:(?P<vm>\d+)kB, anon-rss:(?P<anon>\d+)kB, ` +
-			`file-rss:(?P<file>\d+)kB(?:, shmem-rss:(?P<shmem>\d+)kB)?` +
+			`Killed process (?P<pid>\d+)(?: \((?P<comm>.*?)\))?,?(?: UID:? ?\d+,?)? total-vm:(?P<vm>\d+)kB` +
+			`(?:,? anon-rss:(?P<anon>\d+)kB)?(?:,? file-rss:(?P<file>\d+)kB)?(?:,? shmem-rss:(?P<shmem>\d+)kB)?` +
 			`(?:, UID:(?P<uid>\d+) pgtables:(?P<pgt>\d+)(?P<pgtunit>kB)? oom_score_adj:(?P<adj>-?\d+))?`,
 		kind: KernelLog, take: takeKilled,
 	},
@@ -219,6 +222,24 @@ var kernelPatterns = []pattern{
 				}
 			}
 			r.emit(m, KernelKill{PID: m.integer("pid", 0), Name: m.get("comm")})
+		},
+	},
+	{ // mm/util.c: __vm_enough_memory
+		name:       "overcommit refused",
+		literals:   []string{"__vm_enough_memory:"},
+		expression: `__vm_enough_memory: pid: (?P<pid>\d+), comm: (?P<comm>.*?), (?:bytes: (?P<req>\d+) )?(?:no|not) enough memory`,
+		kind:       KernelLog,
+		fact: func(m *match) Fact {
+			return HostAllocationFailed{By: "overcommit", Requested: m.size("req", 1), Errno: int(syscall.ENOMEM)}
+		},
+	},
+	{ // the NVIDIA driver
+		name:       "Xid",
+		literals:   []string{"NVRM: Xid"},
+		expression: `NVRM: Xid \([^)]*\): (?P<xid>\d+)`,
+		kind:       KernelLog,
+		fact: func(m *match) Fact {
+			return LibraryFailed{Library: "the NVIDIA driver", Status: "Xid " + m.get("xid")}
 		},
 	},
 	{ // out_of_memory
@@ -280,7 +301,7 @@ func takeZone(r *reader, m *match) {
 func takeKilled(r *reader, m *match) {
 	k := r.kernel(m)
 	pid := m.integer("pid", 0)
-	if k.decided && k.kill.PID != pid {
+	if k.decided && k.kill.PID != 0 && k.kill.PID != pid {
 		k.end(r)
 	}
 	if k.kill == nil && k.named != "" && k.before != nil { // another process of a cgroup that is killed as a whole
@@ -289,7 +310,10 @@ func takeKilled(r *reader, m *match) {
 	}
 	kill := k.proof(m)
 	k.scope(m)
-	kill.PID, kill.Name = pid, m.get("comm")
+	kill.PID = pid
+	if name := m.get("comm"); name != "" {
+		kill.Name = name
+	}
 	kill.VirtualSize, kill.Anonymous = m.size("vm", kb), m.size("anon", kb)
 	kill.File, kill.Shared = m.size("file", kb), m.size("shmem", kb)
 	kill.PageTables = m.size("pgt", 1)
@@ -365,7 +389,9 @@ func (b *processTable) line(_ *reader, t *text) bool {
 		row.values[column] = int64(atoi(value))
 		rest = after
 	}
-	row.name = strings.TrimSpace(rest)
+	if b.log.names {
+		row.name = strings.TrimSpace(rest)
+	}
 	b.log.table = append(b.log.table, row)
 	return true
 }

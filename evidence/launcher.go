@@ -8,7 +8,8 @@ import (
 
 // signals are the numbers of signals by name, as on x86 and arm64.
 var signals = map[string]int{
-	"HUP": 1, "INT": 2, "QUIT": 3, "ILL": 4, "TRAP": 5, "ABRT": 6, "BUS": 7, "FPE": 8, "KILL": 9, "USR1": 10, "SEGV": 11,
+	"HUP": 1, "INT": 2, "QUIT": 3, "ILL": 4, "TRAP": 5, "ABRT": 6, "BUS": 7, "FPE": 8, "KILL": 9, "USR1": 10,
+	"SEGV": 11,
 	"USR2": 12, "PIPE": 13, "ALRM": 14, "TERM": 15, "XCPU": 24, "XFSZ": 25, "SYS": 31,
 	// as strsignal and shells describe them
 	"killed": 9, "terminated": 15, "segmentation fault": 11, "bus error": 7, "aborted": 6, "illegal instruction": 4,
@@ -88,6 +89,23 @@ var launcherPatterns = []pattern{
 		literals:   []string{"closing signal"},
 		expression: `Sending process (?P<pid>\d+) closing signal (?P<sig>SIG\w+)`,
 		kind:       TrainerLog, fact: victim("torchrun"),
+	},
+	{ // torch/distributed/elastic/agent/server/api.py
+		name:       "torchrun starts again",
+		literals:   []string{"attempts left; will restart worker group"},
+		expression: `Worker group \w+\. (?P<left>\d+)/\d+ attempts left; will restart worker group`,
+		kind:       TrainerLog, fact: func(*match) Fact { return Restarted{By: "torchrun"} },
+	},
+	{ // package launch
+		name:     "plimsoll starts again",
+		literals: []string{"plimsoll starts all ranks again"},
+		expression: `^plimsoll: rank (?P<rank>\d+) (?:was ended by signal (?P<sig>\d+)|ended with exit code (?P<code>\d+)).*` +
+			`; plimsoll starts all ranks again`,
+		kind: TrainerLog,
+		take: func(r *reader, m *match) {
+			r.emit(m, ended("plimsoll")(m))
+			r.emit(m, Restarted{By: "plimsoll"})
+		},
 	},
 	{ // torch/distributed/elastic/multiprocessing/api.py
 		name:       "torchrun was ended",
@@ -196,8 +214,9 @@ var launcherPatterns = []pattern{
 		kind:       TrainerLog, fact: ended("Python"),
 	},
 	{ // torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp
-		name:     "NCCL watchdog",
-		literals: []string{"collective operation timeout", "NCCL operations have failed or timed out", "Heartbeat monitor"},
+		name: "NCCL watchdog",
+		literals: []string{"collective operation timeout", "NCCL operations have failed or timed out",
+			"Heartbeat monitor"},
 		expression: `(?:\[?[Rr]ank (?P<rank>\d+)\]? ?)?(?P<what>Watchdog caught collective operation timeout.*|` +
 			`Some NCCL operations have failed or timed out|.*Heartbeat monitor timed out)`,
 		kind: TrainerLog, fact: collective("NCCL"),
@@ -205,7 +224,8 @@ var launcherPatterns = []pattern{
 	{ // NCCL: src/transport/net_socket.cc, src/misc/socket.cc; torch/csrc/distributed/c10d/NCCLUtils.hpp
 		name: "NCCL: peer gone",
 		literals: []string{
-			"ncclRemoteError", "by remote peer", "ncclSystemError", "ncclInternalError", "NCCL communicator was aborted",
+			"ncclRemoteError", "by remote peer", "ncclSystemError", "ncclInternalError",
+			"NCCL communicator was aborted",
 			"NCCL WARN",
 		},
 		expression: `(?P<what>ncclRemoteError|ncclSystemError|ncclInternalError|Connection closed by remote peer|` +
@@ -213,8 +233,9 @@ var launcherPatterns = []pattern{
 		kind: TrainerLog, fact: collective("NCCL"),
 	},
 	{ // gloo/transport/tcp/pair.cc, unbound_buffer.cc
-		name:     "gloo: peer gone",
-		literals: []string{"gloo/transport", "Connection closed by peer [", "ms for recv operation", "ms for send operation"},
+		name: "gloo: peer gone",
+		literals: []string{"gloo/transport", "Connection closed by peer [", "ms for recv operation",
+			"ms for send operation"},
 		expression: `(?:gloo/transport\S+\] (?P<what>.*)|(?P<other>Connection closed by peer \[|` +
 			`Timed out waiting \d+ms for (?:recv|send) operation))`,
 		kind: TrainerLog, fact: collective("gloo"),
@@ -222,7 +243,8 @@ var launcherPatterns = []pattern{
 	{ // torch/csrc/distributed/c10d/TCPStore.cpp, socket.cpp
 		name: "store: peer gone",
 		literals: []string{
-			"recvValue failed", "failed to recv, got 0 bytes", "DistStoreError", "RendezvousConnectionError", "sendBytes failed",
+			"recvValue failed", "failed to recv, got 0 bytes", "DistStoreError",
+			"RendezvousConnectionError", "sendBytes failed",
 			"recvVector failed",
 		},
 		expression: `(?P<what>(?:recvValue|recvVector|sendBytes) failed.*|failed to recv, got 0 bytes|DistStoreError: .*|` +
@@ -232,11 +254,12 @@ var launcherPatterns = []pattern{
 	{ // what shells, containers and CI systems say of the end
 		name: "exit code",
 		literals: []string{
-			"exit code", "exit status", "Exited (", "rc=", "rc:", "exited with", "non-zero status", "return code", "exitcode",
+			"exit code", "exit status", "Exited (", "rc=", "rc:", "exited with", "non-zero status",
+			"return code", "exitcode",
 			"ExitCode", "EXIT_CODE", "Exit Code", "Exit code", "returncode",
 		},
 		expression: `(?i:\b(?:exit(?:ed)?(?: with)?(?: non-zero)?(?: exit)?[ _]?(?:code|status)|exited(?: with)?|non-zero status|` +
-			`return ?code|rc)(?: is| was)?[ =:(]*(?P<code>-?\d{1,3})\b)`,
+			`return ?code|rc)(?: is| was)?[ =:(]*(?P<code>-?\d{1,3})(?:['".,;:)\]}]|\s*$|\s+(?:ago|at|after|on|from|\(|-)))`,
 		kind: TrainerLog, fact: ended("shell"),
 	},
 }

@@ -99,7 +99,8 @@ var lineLabels = map[string]func(line string) string{
 		return string(text)
 	},
 	"journal json": func(s string) string {
-		text, err := json.Marshal(map[string]any{"MESSAGE": s, "_TRANSPORT": "stdout", "__REALTIME_TIMESTAMP": "1795403045000000"})
+		text, err := json.Marshal(map[string]any{"MESSAGE": s, "_TRANSPORT": "stdout",
+			"__REALTIME_TIMESTAMP": "1795403045000000"})
 		if err != nil {
 			panic(err)
 		}
@@ -227,6 +228,24 @@ func check(t testing.TB, text []byte) {
 		if f.File != "fuzz" || len(f.Text) > 2*longestShown || f.Fact.Says() == "" {
 			t.Errorf("%+v", f)
 		}
+	}
+}
+
+// TestLongLog: a log of any length has a limited number of findings, the last progress is among them, and so is what is
+// not repetitive.
+func TestLongLog(t *testing.T) {
+	var b bytes.Buffer
+	for i := range maxFindings * 3 / 2 {
+		fmt.Fprintf(&b, "[Rank 0] step=%d, skipped=0, lr=[1e-05]\n", i)
+	}
+	b.WriteString("CUDA error: out of memory\n")
+	s := readText(t, "log", b.Bytes())
+	last := s.Findings[len(s.Findings)-1]
+	if _, ok := last.Fact.(DriverOutOfMemory); !ok || last.Number != s.Lines {
+		t.Errorf("the last finding is %+v", last)
+	}
+	if n := len(s.Findings); n <= maxFindings || n > maxFindings+maxFindings/32 {
+		t.Errorf("%d findings", n)
 	}
 }
 

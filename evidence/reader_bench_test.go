@@ -16,13 +16,16 @@ func longLog(lines int) []byte {
 			fmt.Fprintf(&b, "[2026-11-23 03:04:05,%03d] [INFO] [logging.py:128:log_dist] [Rank 0] step=%d, skipped=0, "+
 				"lr=[1e-05], mom=[(0.9, 0.95)]\n", i%1000, i)
 		case 1:
-			fmt.Fprintf(&b, "[rank%d]: W1123 03:04:05.123456 140 torch/_dynamo/utils.py:1] something was recompiled\n", i%8)
+			fmt.Fprintf(&b,
+				"[rank%d]: W1123 03:04:05.123456 140 torch/_dynamo/utils.py:1] something was recompiled\n", i%8)
 		case 2:
 			fmt.Fprintf(&b, "\r %d%%|###       | %d/100000 [00:34<04:10,  2.85s/it]\n", i%100, i)
 		case 3:
-			fmt.Fprintf(&b, "{'loss': 1.%04d, 'grad_norm': 0.9, 'learning_rate': 1.2e-05, 'epoch': 0.%03d}\n", i%10000, i%1000)
+			fmt.Fprintf(&b,
+				"{'loss': 1.%04d, 'grad_norm': 0.9, 'learning_rate': 1.2e-05, 'epoch': 0.%03d}\n", i%10000, i%1000)
 		default:
-			fmt.Fprintf(&b, "INFO 2026-11-23 03:04:05 data.py:%d] shard %d of the dataset has %d documents and %d tokens\n",
+			fmt.Fprintf(&b,
+				"INFO 2026-11-23 03:04:05 data.py:%d] shard %d of the dataset has %d documents and %d tokens\n",
 				i, i, i*3, i*17)
 		}
 	}

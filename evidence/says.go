@@ -89,7 +89,8 @@ func (f HostAllocationFailed) Says() string {
 	if who == "" {
 		who = "the process"
 	}
-	return sentence("the kernel refused memory of the host to "+who, with("asked for %s", f.Requested), by("for %s", f.File))
+	return sentence("the kernel refused memory of the host to "+who, with("asked for %s", f.Requested),
+		by("for %s", f.File))
 }
 
 // Says says it.
@@ -195,16 +196,21 @@ func (f BatchKill) Says() string {
 func (f BatchEnd) Says() string { return f.By + " ended the job: " + f.Reason }
 
 // Says says it.
+func (f Restarted) Says() string { return f.By + " starts the ranks again" }
+
+// Says says it.
 func (f KernelKill) Says() string {
 	if f.PID == 0 {
 		return sentence("the kernel's OOM killer was invoked", by("by %s", f.Trigger))
 	}
 	where := map[string]string{
 		"CONSTRAINT_MEMCG": "the limit of a cgroup", "CONSTRAINT_CPUSET": "the memory nodes of its cpuset",
-		"CONSTRAINT_MEMORY_POLICY": "the memory nodes of its memory policy", "CONSTRAINT_NONE": "the memory of the host",
+		"CONSTRAINT_MEMORY_POLICY": "the memory nodes of its memory policy",
+		"CONSTRAINT_NONE":          "the memory of the host",
 	}[f.Constraint]
 	return sentence(fmt.Sprintf("the kernel killed %s (PID %d)", f.Name, f.PID), by("as %s ran out", where), f.Group,
-		with("limit %s", f.Limit), with("anonymous %s", f.Anonymous), with("shared %s", f.Shared), with("file %s", f.File))
+		with("limit %s", f.Limit), with("anonymous %s", f.Anonymous), with("shared %s", f.Shared),
+		with("file %s", f.File))
 }
 
 // Says says it.

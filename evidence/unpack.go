@@ -11,12 +11,14 @@ import (
 
 // messageKeys are those that hold the text in a log of JSON lines: Docker, Kubernetes, structlog, loguru, zap, logrus,
 // journald, CloudWatch and Google Cloud.
-var messageKeys = []string{"MESSAGE", "message", "msg", "log", "text", "event", "textPayload", "line", "body", "@message"}
+var messageKeys = []string{"MESSAGE", "message", "msg", "log", "text", "event", "textPayload", "line", "body",
+	"@message"}
 
 var (
 	timeKeys   = []string{"time", "timestamp", "ts", "asctime", "@timestamp"}
 	rankKeys   = []string{"rank", "global_rank", "RANK"}
-	streamKeys = []string{"host", "hostname", "_HOSTNAME", "pod", "container", "stream", "pid", "_PID", "SYSLOG_IDENTIFIER"}
+	streamKeys = []string{"host", "hostname", "_HOSTNAME", "pod", "container", "stream", "pid", "_PID",
+		"SYSLOG_IDENTIFIER"}
 )
 
 // unpack returns the texts in a line of JSON, or the text itself.

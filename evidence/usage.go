@@ -87,13 +87,27 @@ var usagePatterns = []pattern{
 		kind:       GPUList,
 		take:       func(r *reader, m *match) { r.begin(m.stream, &gpuTable{}) },
 	},
+	{ // nvidia-smi --query-gpu=timestamp,index,uuid,memory.total,memory.reserved,memory.used,memory.free
+		name:     "nvidia-smi in CSV without header",
+		literals: []string{", GPU-"},
+		expression: `^\d{4}/\d\d/\d\d [\d:.]+, (?P<dev>\d+), GPU-[\w-]+, (?P<total>\d+)(?: MiB)?, \d+(?: MiB)?, ` +
+			`(?P<used>\d+)(?: MiB)?, (?P<free>\d+)(?: MiB)?$`,
+		kind: GPUList,
+		fact: func(m *match) Fact {
+			return GPUUsage{
+				Device: m.integer("dev", NoRank), Total: m.size("total", ledger.MiB), Used: m.size("used", ledger.MiB),
+				Free: m.size("free", ledger.MiB),
+			}
+		},
+	},
 	{ // nvidia-smi --query-gpu, --query-compute-apps
 		name:       "nvidia-smi in CSV",
 		literals:   []string{"memory.", "used_memory", "used_gpu_memory"},
 		expression: `^(?P<columns>[a-z_.]+(?: \[\w+\])?(?:, ?[a-z_.]+(?: \[\w+\])?)+)$`,
 		kind:       GPUList,
 		take: func(r *reader, m *match) {
-			r.begin(m.stream, &gpuCSV{columns: strings.Split(m.get("columns"), ","), processes: map[string][]GPUProcess{}})
+			r.begin(m.stream, &gpuCSV{columns: strings.Split(m.get("columns"), ","),
+				processes: map[string][]GPUProcess{}})
 		},
 	},
 }
@@ -110,7 +124,8 @@ func (b *diskTable) line(r *reader, t *text) bool {
 	}
 	r.kinds[DiskList]++
 	r.add(t, FileSystem{
-		Mount: groups[4], Size: sizeOf(groups[1], b.unit), Used: sizeOf(groups[2], b.unit), Free: sizeOf(groups[3], b.unit),
+		Mount: groups[4], Size: sizeOf(groups[1], b.unit), Used: sizeOf(groups[2], b.unit),
+		Free: sizeOf(groups[3], b.unit),
 	})
 	return true
 }
