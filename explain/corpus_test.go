@@ -47,8 +47,8 @@ func TestCorpus(t *testing.T) {
 		}
 		table += fmt.Sprintf("%-5s %6d %6d %6d %14d\n", half, len(files), right, len(files)-right, sure)
 		if 100*right < 95*len(files) || sure > 0 {
-			t.Errorf("of %d cases in %s %d are right and %d sure and wrong: expected 95 %% and none", len(files), half, right,
-				sure)
+			t.Errorf("of %d cases in %s %d are right, expected 95 %%, and %d sure and wrong, expected none", len(files),
+				half, right, sure)
 		}
 	}
 	t.Logf("\n%s", table)

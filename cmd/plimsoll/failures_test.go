@@ -14,6 +14,7 @@ import (
 
 	"plimsoll/explain"
 	"plimsoll/host"
+	"plimsoll/ledger"
 	"plimsoll/optim/optimtest"
 )
 
@@ -28,9 +29,10 @@ type failure struct {
 	right    []explain.Resource
 	atMost   explain.Confidence
 	rank     int
-	victims  int    // how many ranks the failed one has taken along
-	says     string // a pattern of what run itself says at the end
-	evidence string // a pattern of an evidence; empty where the answer is that nothing proves the cause
+	phases   []ledger.PhaseName // that are right; an unknown one is right, too
+	victims  int                // how many ranks the failed one has taken along
+	says     string             // a pattern of what run itself says at the end
+	evidence string             // a pattern of an evidence; empty where the answer is that nothing proves the cause
 }
 
 // startAlone is the shell's part of a failure that needs no preparation.
@@ -61,6 +63,9 @@ func (f failure) fails(t *testing.T) {
 	}
 	if got.Cause.Rank == nil || *got.Cause.Rank != f.rank {
 		fault("the rank is not %d", f.rank)
+	}
+	if phase := got.Cause.Phase; phase != nil && !slices.Contains(f.phases, *phase) {
+		fault("the phase is %q, expected one of %q or none", *phase, f.phases)
 	}
 	if len(got.Victims) != f.victims {
 		fault("%d victims, expected %d", len(got.Victims), f.victims)
@@ -115,13 +120,16 @@ func mounting(t *testing.T, directory, options string) string {
 		`exec "$@"`)
 }
 
+// inLoop are the phases of a training loop.
+var inLoop = []ledger.PhaseName{ledger.Forward, ledger.Backward, ledger.Step}
+
 // TestFailuresOfMemory makes each resource run out for a real program with real PyTorch.
 func TestFailuresOfMemory(t *testing.T) {
 	python := optimtest.Python(t)
 	t.Run("cgroup", func(t *testing.T) {
 		groups := limited(t, 1200<<20)
 		failure{shell: startAlone, groups: &groups, run: failing(python, "train.py", "400"), exit: 137,
-			right: []explain.Resource{explain.CGroup}, atMost: explain.Certain,
+			phases: inLoop, right: []explain.Resource{explain.CGroup}, atMost: explain.Certain,
 			says: groups.name, evidence: `(?i)oom_kill|killed`}.fails(t)
 	})
 	t.Run("worker of a data loader in a cgroup", func(t *testing.T) {
@@ -137,13 +145,13 @@ func TestFailuresOfMemory(t *testing.T) {
 	})
 	t.Run("address space", func(t *testing.T) {
 		failure{shell: "ulimit -v 6000000; " + startAlone, run: failing(python, "train.py", "2000"), exit: 1,
-			right: []explain.Resource{explain.AddressSpace}, atMost: explain.Certain,
+			phases: inLoop, right: []explain.Resource{explain.AddressSpace}, atMost: explain.Certain,
 			says: "RLIMIT_AS|address space", evidence: "can't allocate memory"}.fails(t)
 	})
 	t.Run("address space of the program alone", func(t *testing.T) {
 		run := []string{"--", "bash", "-c", `ulimit -v 6000000; exec "$@"`, "bash"}
 		failure{shell: startAlone, run: append(run, failing(python, "train.py", "2000")[1:]...), exit: 1,
-			right: []explain.Resource{explain.AddressSpace}, atMost: explain.Certain,
+			phases: inLoop, right: []explain.Resource{explain.AddressSpace}, atMost: explain.Certain,
 			says: "RLIMIT_AS|address space", evidence: "can't allocate memory"}.fails(t)
 	})
 	t.Run("locked memory", func(t *testing.T) {
@@ -157,7 +165,8 @@ func TestFailuresOfMemory(t *testing.T) {
 		folder := t.TempDir()
 		failure{shell: mounting(t, folder, "size=16m"),
 			run: failing(python, "train.py", "16", filepath.Join(folder, "checkpoint.pt")), exit: 1,
-			right: []explain.Resource{explain.Disk}, atMost: explain.Certain,
+			phases: []ledger.PhaseName{ledger.Checkpoint},
+			right:  []explain.Resource{explain.Disk}, atMost: explain.Certain,
 			says: "disk", evidence: "unexpected pos|file write failed|iostream"}.fails(t)
 	})
 	t.Run("processes", func(t *testing.T) {
