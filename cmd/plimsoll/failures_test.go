@@ -170,7 +170,7 @@ func TestFailuresOfMemory(t *testing.T) {
 			says: "disk", evidence: "unexpected pos|file write failed|iostream"}.fails(t)
 	})
 	t.Run("processes", func(t *testing.T) {
-		groups := newControlGroups(t)
+		groups := limited(t, 4<<30)
 		groups.limitThreads(t, 150)
 		failure{shell: startAlone, groups: &groups, run: failing(python, "fork.py"), exit: 1,
 			right: []explain.Resource{explain.Processes}, atMost: explain.Certain,
