@@ -8,6 +8,9 @@ import (
 // sz is a size as PyTorch prints it.
 const sz = `\d+(?:\.\d+)? (?:bytes|KiB|MiB|GiB)`
 
+// mpsSize is a size as the allocator of MPS prints it.
+const mpsSize = `[\d.]+ (?:bytes|[KMG]i?B)`
+
 // gpuPatterns are the texts of memory on GPUs. The texts without sizes come after those with sizes, as a cut line has
 // no more.
 var gpuPatterns = []pattern{
@@ -34,9 +37,8 @@ var gpuPatterns = []pattern{
 	{ // aten/src/ATen/mps/MPSAllocator.mm
 		name:     "out of memory of MPS",
 		literals: []string{"MPS backend out of memory"},
-		expression: `MPS backend out of memory \(MPS allocated: (?P<alloc>[\d.]+ [KMG]?i?B|[\d.]+ bytes), other allocations: ` +
-			`(?P<other>[\d.]+ [KMG]?i?B|[\d.]+ bytes), max allowed: (?P<allowed>[\d.]+ [KMG]?i?B|[\d.]+ bytes)\)\. ` +
-			`Tried to allocate (?P<req>[\d.]+ [KMG]?i?B|[\d.]+ bytes)`,
+		expression: `MPS backend out of memory \(MPS allocated: (?P<alloc>` + mpsSize + `)(?:, other allocations: (?P<other>` +
+			mpsSize + `))?, max allowed: (?P<allowed>` + mpsSize + `)\)(?:\. Tried to allocate (?P<req>` + mpsSize + `))?`,
 		kind: TrainerLog, wrapped: true, fact: gpuOutOfMemory,
 	},
 	{ // c10/cuda/CUDACachingAllocator.cpp from PyTorch 2.13: a warning for each cudaMalloc that has failed
@@ -47,7 +49,8 @@ var gpuPatterns = []pattern{
 		kind: TrainerLog,
 		fact: func(m *match) Fact {
 			return AllocationRetried{
-				Device: m.integer("dev", 0), Requested: m.size("req", 1), Free: m.size("free", 1), Total: m.size("total", 1),
+				Device: m.integer("dev", 0), Requested: m.size("req", 1), Free: m.size("free", 1),
+				Total: m.size("total", 1),
 			}
 		},
 	},
@@ -69,7 +72,7 @@ var gpuPatterns = []pattern{
 	{ // aten/src/ATen/cuda/Exceptions.cpp
 		name:       "cuBLAS failed",
 		literals:   []string{"CUBLAS_STATUS_"},
-		expression: `(?:CUDA error: |cublas error: |error code |: )?(?P<status>CUBLAS_STATUS_(?:ALLOC_FAILED|NOT_INITIALIZED|EXECUTION_FAILED|INTERNAL_ERROR|NOT_SUPPORTED))`,
+		expression: `(?P<status>CUBLAS_STATUS_(?:ALLOC_FAILED|NOT_INITIALIZED|EXECUTION_FAILED|INTERNAL_ERROR|NOT_SUPPORTED))`,
 		kind:       TrainerLog,
 		fact:       library("cuBLAS"),
 	},
@@ -88,10 +91,11 @@ var gpuPatterns = []pattern{
 		fact:       library("cuDNN"),
 	},
 	{ // cusolver, cuSPARSE, cuFFT: aten/src/ATen/cuda/Exceptions.h
-		name:       "CUDA library failed",
-		literals:   []string{"CUSOLVER_STATUS_", "CUSPARSE_STATUS_", "CUFFT_ALLOC_FAILED"},
-		expression: `(?P<status>(?:CUSOLVER|CUSPARSE)_STATUS_(?:ALLOC_FAILED|INTERNAL_ERROR|NOT_INITIALIZED|INSUFFICIENT_RESOURCES)|CUFFT_ALLOC_FAILED)`,
-		kind:       TrainerLog,
+		name:     "CUDA library failed",
+		literals: []string{"CUSOLVER_STATUS_", "CUSPARSE_STATUS_", "CUFFT_ALLOC_FAILED"},
+		expression: `(?P<status>(?:CUSOLVER|CUSPARSE)_STATUS_(?:ALLOC_FAILED|INTERNAL_ERROR|NOT_INITIALIZED|` +
+			`INSUFFICIENT_RESOURCES)|CUFFT_ALLOC_FAILED)`,
+		kind: TrainerLog,
 		fact: func(m *match) Fact {
 			names := map[string]string{"CUSOLV": "cuSOLVER", "CUSPAR": "cuSPARSE", "CUFFT_": "cuFFT"}
 			return library(names[m.get("status")[:6]])(m)
@@ -111,15 +115,20 @@ var gpuPatterns = []pattern{
 		kind:       TrainerLog,
 		fact: func(m *match) Fact {
 			return LibraryFailed{
-				Library: "NCCL", Status: "ncclUnhandledCudaError", Memory: strings.Contains(m.get("rest"), "out of memory"),
+				Library: "NCCL", Status: "ncclUnhandledCudaError",
+				Memory: strings.Contains(m.get("rest"), "out of memory"),
 			}
 		},
 	},
 	{ // c10/cuda/CUDAException.cpp; aten/src/ATen/cuda/Exceptions.h for the driver; HIP says HIP
-		name:       "driver out of memory",
-		literals:   []string{"error: out of memory", "error: memory allocation", "cudaErrorMemoryAllocation", "CUDA_ERROR_OUT_OF_MEMORY", "hipErrorOutOfMemory"},
-		expression: `(?:(?P<call>(?:CUDA|HIP) (?:driver )?error): (?:out of memory|memory allocation)|(?P<code>cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY|hipErrorOutOfMemory))`,
-		kind:       TrainerLog, fact: driverOutOfMemory,
+		name: "driver out of memory",
+		literals: []string{
+			"error: out of memory", "error: memory allocation", "cudaErrorMemoryAllocation", "CUDA_ERROR_OUT_OF_MEMORY",
+			"hipErrorOutOfMemory",
+		},
+		expression: `(?:(?P<call>(?:CUDA|HIP) (?:driver )?error): (?:out of memory|memory allocation)|` +
+			`(?P<code>cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY|hipErrorOutOfMemory))`,
+		kind: TrainerLog, fact: driverOutOfMemory,
 	},
 	{ // PyTorch, cut or shortened by the program that has printed it
 		name:       "out of memory without sizes",

@@ -14,9 +14,17 @@ type kernelLog struct {
 	at      text // its last line that says what was killed, or its first line
 	table   []kernelRow
 	header  []string // the columns of the table after the PID
+	names   bool     // the last column has the names; a pager may have cut it off
 	decided bool     // the kernel has said which process it kills
+	proven  bool     // a line comes from the OOM killer, and not from a failed allocation
 	named   string   // the cgroup that is killed as a whole
 	before  *KernelKill
+}
+
+// proof returns the kill that is going on, at a line that only the OOM killer prints.
+func (k *kernelLog) proof(m *match) *KernelKill {
+	k.proven = true
+	return k.begun(m)
 }
 
 // kernelRow is a row of the table of processes, in pages.
@@ -34,7 +42,7 @@ var kernelPatterns = []pattern{
 		name:     "oom-killer invoked",
 		literals: []string{"invoked oom-killer"},
 		expression: `(?P<trig>\S.*?) invoked oom-killer:(?: gfp_mask=(?P<gfp>0x[0-9a-f]+)(?:\((?P<flags>[^)]*)\))?,` +
-			`(?: nodemask=(?P<nm>[^, ]+(?:,\d[^, ]*)*),)? order=(?P<order>-?\d+), oom_score_adj=(?P<adj>-?\d+))?`,
+			`(?: nodemask=(?P<nm>[^, ]+(?:,\d[^, ]*)*),)? +order=(?P<order>-?\d+), oom_score_adj=(?P<adj>-?\d+))?`,
 		kind: KernelLog,
 		take: func(r *reader, m *match) {
 			k := r.kernel(m)
@@ -45,7 +53,7 @@ var kernelPatterns = []pattern{
 			if k.kill.Flags == "" {
 				k.kill.Flags = m.get("gfp")
 			}
-			k.at = m.text
+			k.at, k.proven = m.text, true
 		},
 	},
 	{ // cpuset_print_current_mems_allowed
@@ -61,7 +69,7 @@ var kernelPatterns = []pattern{
 		expression: `^\s*memory: usage (?P<use>\d+)kB, limit (?P<lim>\d+)kB, failcnt (?P<fc>\d+)`,
 		kind:       KernelLog,
 		take: func(r *reader, m *match) {
-			kill := r.kernel(m).begun(m)
+			kill := r.kernel(m).proof(m)
 			kill.Usage, kill.Limit = m.size("use", kb), m.size("lim", kb)
 			if kill.Constraint == "" {
 				kill.Constraint = "CONSTRAINT_MEMCG"
@@ -74,7 +82,7 @@ var kernelPatterns = []pattern{
 		expression: `Task in (?P<tcg>\S+) killed as a result of limit of (?P<ocg>\S+)`,
 		kind:       KernelLog,
 		take: func(r *reader, m *match) {
-			kill := r.kernel(m).begun(m)
+			kill := r.kernel(m).proof(m)
 			kill.TaskGroup, kill.Group, kill.Constraint = m.get("tcg"), m.get("ocg"), "CONSTRAINT_MEMCG"
 		},
 	},
@@ -84,12 +92,15 @@ var kernelPatterns = []pattern{
 		expression: `Memory cgroup stats for (?P<cg>[^\s:]*):?(?P<rest>.*)`,
 		kind:       KernelLog,
 		take: func(r *reader, m *match) {
-			kill := r.kernel(m).begun(m)
+			kill := r.kernel(m).proof(m)
 			if kill.Stats == nil {
 				kill.Stats = map[string]ledger.Bytes{}
 			}
 			if kill.Group == "" {
 				kill.Group = m.get("cg")
+			}
+			if kill.Constraint == "" {
+				kill.Constraint = "CONSTRAINT_MEMCG"
 			}
 			for _, pair := range statistic.FindAllStringSubmatch(m.get("rest"), -1) {
 				kill.Stats[pair[1]] += sizeOf(pair[2], kb).Bytes
@@ -121,28 +132,29 @@ var kernelPatterns = []pattern{
 	{ // dump_tasks
 		name:       "table of processes",
 		literals:   []string{"total_vm"},
-		expression: `^\s*\[\s*pid\s*\](?P<columns>.*total_vm.*)name\s*$`,
+		expression: `^\s*\[\s*pid\s*\](?P<columns>.*total_vm.*?)(?P<name>name)?\s*$`,
 		kind:       KernelLog,
 		take: func(r *reader, m *match) {
 			k := r.kernel(m)
-			k.begun(m)
-			k.header, k.table = strings.Fields(m.get("columns")), nil
+			k.proof(m)
+			k.header, k.table, k.names = strings.Fields(m.get("columns")), nil, m.get("name") != ""
 			r.begin(m.stream, &processTable{k})
 		},
 	},
 	{ // dump_header since 5.0
 		name:     "why",
-		literals: []string{"oom-kill:constraint="},
-		expression: `oom-kill:constraint=(?P<c>CONSTRAINT_\w+),nodemask=(?P<nm>[^,]+(?:,\d[\d-]*)*)(?:,cpuset=(?P<cs>[^,]+),` +
-			`mems_allowed=(?P<ma>[^,]+(?:,\d[\d-]*)*))?(?P<global>,global_oom)?(?:,oom_memcg=(?P<ocg>[^,]+))?` +
-			`(?:,task_memcg=(?P<tcg>[^,]+))?,task=(?P<task>.+),pid=(?P<pid>\d+),uid=(?P<uid>\d+)`,
+		literals: []string{"constraint=CONSTRAINT_"},
+		expression: `oom-kill: ?constraint=(?P<c>CONSTRAINT_\w+)(?:, ?nodemask=(?P<nm>[^,]+(?:,\d[\d-]*)*))?` +
+			`(?:, ?cpuset=(?P<cs>[^,]+))?(?:, ?mems_allowed=(?P<ma>[\d-]+(?:,\d[\d-]*)*))?(?P<global>, ?global_oom)?` +
+			`(?:, ?oom_memcg=(?P<ocg>[^,]+))?(?:, ?task_memcg=(?P<tcg>[^,]+))?` +
+			`(?:, ?task=(?P<task>.+?))?(?:, ?pid=(?P<pid>\d+))?(?:, ?uid=(?P<uid>\d+))?(?:\.\.\.)?\s*$`,
 		kind: KernelLog,
 		take: func(r *reader, m *match) {
 			k := r.kernel(m)
 			if k.decided { // a kill of which the log has only this line
 				k.end(r)
 			}
-			kill := k.begun(m)
+			kill := k.proof(m)
 			kill.Constraint, kill.NodeMask, kill.MemsAllowed = m.get("c"), m.get("nm"), m.get("ma")
 			kill.Group, kill.TaskGroup = m.get("ocg"), m.get("tcg")
 			kill.Name, kill.PID = m.get("task"), m.integer("pid", 0)
@@ -153,8 +165,8 @@ var kernelPatterns = []pattern{
 		name:     "killed process",
 		literals: []string{"Killed process"},
 		expression: `(?:(?P<scope>Memory cgroup out of memory|Out of memory(?: \(oom_kill_allocating_task\))?): )?` +
-			`Killed process (?P<pid>\d+) \((?P<comm>.*?)\),?(?: UID:? ?\d+,?)? total-vm:(?P<vm>\d+)kB, anon-rss:(?P<anon>\d+)kB, ` +
-			`file-rss:(?P<file>\d+)kB(?:, shmem-rss:(?P<shmem>\d+)kB)?` +
+			`Killed process (?P<pid>\d+)(?: \((?P<comm>.*?)\))?,?(?: UID:? ?\d+,?)? total-vm:(?P<vm>\d+)kB` +
+			`(?:,? anon-rss:(?P<anon>\d+)kB)?(?:,? file-rss:(?P<file>\d+)kB)?(?:,? shmem-rss:(?P<shmem>\d+)kB)?` +
 			`(?:, UID:(?P<uid>\d+) pgtables:(?P<pgt>\d+)(?P<pgtunit>kB)? oom_score_adj:(?P<adj>-?\d+))?`,
 		kind: KernelLog, take: takeKilled,
 	},
@@ -168,7 +180,7 @@ var kernelPatterns = []pattern{
 			if k.decided {
 				k.end(r)
 			}
-			kill := k.begun(m)
+			kill := k.proof(m)
 			kill.PID, kill.Name, kill.Score = m.integer("pid", 0), m.get("comm"), m.integer("score", 0)
 			k.scope(m)
 			k.at, k.decided = m.text, true
@@ -179,7 +191,17 @@ var kernelPatterns = []pattern{
 		literals:   []string{"are going to be killed due to memory.oom.group set"},
 		expression: `Tasks in (?P<cg>\S+) are going to be killed due to memory\.oom\.group set`,
 		kind:       KernelLog,
-		take:       func(r *reader, m *match) { r.kernel(m).named = m.get("cg") },
+		take: func(r *reader, m *match) {
+			k := r.kernel(m)
+			k.named = m.get("cg")
+			for i := len(r.source.Findings) - 1; i >= 0 && k.before != nil; i-- {
+				if kill, ok := r.source.Findings[i].Fact.(KernelKill); ok && kill.PID == k.before.PID {
+					kill.WholeGroup = true
+					r.source.Findings[i].Fact = kill
+					return
+				}
+			}
+		},
 	},
 	{ // oom_reap_task_mm
 		name:     "reaped process",
@@ -260,16 +282,19 @@ func takeZone(r *reader, m *match) {
 func takeKilled(r *reader, m *match) {
 	k := r.kernel(m)
 	pid := m.integer("pid", 0)
-	if k.decided && k.kill.PID != pid {
+	if k.decided && k.kill.PID != 0 && k.kill.PID != pid {
 		k.end(r)
 	}
 	if k.kill == nil && k.named != "" && k.before != nil { // another process of a cgroup that is killed as a whole
 		same := *k.before
 		k.kill = &same
 	}
-	kill := k.begun(m)
+	kill := k.proof(m)
 	k.scope(m)
-	kill.PID, kill.Name = pid, m.get("comm")
+	kill.PID = pid
+	if name := m.get("comm"); name != "" {
+		kill.Name = name
+	}
 	kill.VirtualSize, kill.Anonymous = m.size("vm", kb), m.size("anon", kb)
 	kill.File, kill.Shared = m.size("file", kb), m.size("shmem", kb)
 	kill.PageTables = m.size("pgt", 1)
@@ -291,8 +316,11 @@ func (k *kernelLog) end(r *reader) {
 	if k.table != nil {
 		kill.Processes = k.processes(kill)
 	}
-	r.add(&k.at, *kill)
-	k.before, k.kill, k.table, k.decided = kill, nil, nil, false
+	if k.proven {
+		r.add(&k.at, *kill)
+		k.before = kill
+	}
+	k.kill, k.table, k.decided, k.proven = nil, nil, false, false
 	if !kill.WholeGroup {
 		k.named = ""
 	}
@@ -342,7 +370,9 @@ func (b *processTable) line(_ *reader, t *text) bool {
 		row.values[column] = int64(atoi(value))
 		rest = after
 	}
-	row.name = strings.TrimSpace(rest)
+	if b.log.names {
+		row.name = strings.TrimSpace(rest)
+	}
 	b.log.table = append(b.log.table, row)
 	return true
 }

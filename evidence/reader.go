@@ -16,22 +16,36 @@ import (
 type Source struct {
 	Name     string
 	Kind     Kind
-	Lines    int
+	Flag     string    // of plimsoll plan, for a configuration of a trainer; empty for all others
+	Lines    int       // 0 for a file that was not read line by line
 	Findings []Finding // in the order of the file
 }
 
 // Kind is the kind of a file as its content says.
 type Kind string
 
-// The kinds of files.
+// The kinds of files. Configurations have the name that package recipe gives them.
 const (
-	Unknown       Kind = "" // nothing in it is known
-	TrainerLog    Kind = "trainer log"
-	KernelLog     Kind = "kernel log"
-	CgroupCounter Kind = "cgroup counters"
-	HostCounter   Kind = "counters of the host"
-	Kubernetes    Kind = "Kubernetes document"
-	SystemdLog    Kind = "systemd journal"
+	Unknown        Kind = "" // nothing in it is known
+	TrainerLog     Kind = "trainer log"
+	KernelLog      Kind = "kernel log"
+	CgroupCounter  Kind = "cgroup counters"
+	HostCounter    Kind = "counters of the host"
+	ProcessCounter Kind = "counters of a process"
+	LimitList      Kind = "limits of processes"
+	DiskList       Kind = "list of file systems"
+	GPUList        Kind = "output of nvidia-smi"
+	Slurm          Kind = "Slurm's account of jobs"
+	Kubernetes     Kind = "Kubernetes document"
+	Docker         Kind = "Docker document"
+	SystemdLog     Kind = "systemd journal"
+	ExitCode       Kind = "exit code"
+	Recording      Kind = "recording of plimsoll"
+	Plan           Kind = "plan of plimsoll"
+	Explanation    Kind = "explanation of plimsoll"
+	Snapshot       Kind = "memory snapshot"
+	Trace          Kind = "Chrome trace"
+	Timeline       Kind = "memory timeline"
 )
 
 // maxFindings bounds the memory of a reading. A long log repeats its progress and its memory, so these are thinned out.
@@ -39,6 +53,15 @@ const maxFindings = 100_000
 
 // Read reads a file. Its name is for findings and errors. Errors are *fault.Input or those of the reader.
 func Read(name string, from io.Reader) (*Source, error) {
+	s, err := read(name, from)
+	if err != nil {
+		return nil, err
+	}
+	slices.SortStableFunc(s.Findings, func(a, b Finding) int { return cmp.Compare(a.Number, b.Number) })
+	return s, nil
+}
+
+func read(name string, from io.Reader) (*Source, error) {
 	text, err := open(from)
 	if err != nil {
 		return nil, err
@@ -49,6 +72,10 @@ func Read(name string, from io.Reader) (*Source, error) {
 	}
 	if _, err := text.Peek(1); errors.Is(err, io.EOF) {
 		return nil, fault.File(name).Inputf("the file is empty")
+	}
+	text, err = r.document(text)
+	if text == nil || err != nil {
+		return r.source, err
 	}
 	lines := newLineReader(text)
 	for {
@@ -81,7 +108,7 @@ type reader struct {
 // lastLine is a line as it was read, for texts that began in it.
 type lastLine struct {
 	number int
-	line   string
+	line   []byte
 }
 
 // stream is what one process, or whatever else has its own label, has written.
@@ -122,12 +149,13 @@ func (r *reader) stream(name string) *stream {
 
 // line reads a line of the file.
 func (r *reader) line(line []byte, number int) {
-	odd := bytes.IndexByte(line, 0x1b) >= 0 || bytes.HasPrefix(bytes.TrimLeft(line, " "), []byte{'{'})
+	hidden := hides(line)
 	r.index.find(line, &r.hits)
-	if len(r.hits) == 0 && !odd && r.active == 0 {
+	if len(r.hits) == 0 && !hidden && r.active == 0 {
 		r.last[number%len(r.last)].keep(line, number)
 		return
 	}
+	odd := hidden || bytes.IndexByte(line, '{') >= 0
 	for _, t := range unpack(clean(string(line), number)) {
 		if odd {
 			r.index.find([]byte(t.string), &r.hits)
@@ -137,9 +165,26 @@ func (r *reader) line(line []byte, number int) {
 	r.last[number%len(r.last)].keep(line, number)
 }
 
+// hides returns whether a literal of a pattern may be in the line in another spelling: coloured, or escaped in JSON.
+func hides(line []byte) bool {
+	if bytes.IndexByte(line, 0x1b) >= 0 {
+		return true
+	}
+	for rest := line; ; {
+		i := bytes.IndexByte(rest, '\\')
+		if i < 0 || i+1 >= len(rest) {
+			return false
+		}
+		if next := rest[i+1]; next == 'u' || next == '/' || next == 't' {
+			return true
+		}
+		rest = rest[i+2:]
+	}
+}
+
 func (l *lastLine) keep(line []byte, number int) {
 	l.number = number
-	l.line = string(line[:min(len(line), 512)])
+	l.line = append(l.line[:0], line[:min(len(line), 512)]...)
 }
 
 // text reads a text with its hits.
@@ -220,7 +265,9 @@ func (p *pattern) in(s string) *match {
 
 // take counts a match.
 func (r *reader) take(m *match) {
-	r.kinds[m.pattern.kind]++
+	if m.pattern.kind != Unknown {
+		r.kinds[m.pattern.kind]++
+	}
 	if m.pattern.take != nil {
 		m.pattern.take(r, m)
 		return
@@ -250,7 +297,7 @@ func (r *reader) add(t *text, fact Fact) {
 	}
 	r.source.Findings = append(r.source.Findings, Finding{
 		Line: Line{File: r.source.Name, Number: t.number, Text: t.shown()},
-		Rank: t.rank, Time: t.time, Uptime: t.uptime, Fact: fact,
+		Rank: t.rank, Time: t.when(), Uptime: t.uptime, Fact: fact,
 	})
 }
 
@@ -276,7 +323,6 @@ func (r *reader) end() {
 	for _, k := range r.kernels {
 		k.end(r)
 	}
-	slices.SortStableFunc(r.source.Findings, func(a, b Finding) int { return cmp.Compare(a.Number, b.Number) })
 	most := 0
 	for kind, count := range r.kinds {
 		if count > most || count == most && kind < r.source.Kind {
@@ -328,7 +374,7 @@ func (r *reader) before(t *text) *text {
 		if l.number == 0 || l.number != t.number-back {
 			continue
 		}
-		for _, before := range unpack(clean(l.line, l.number)) {
+		for _, before := range unpack(clean(string(l.line), l.number)) {
 			if before.stream == t.stream {
 				return &before
 			}

@@ -89,7 +89,8 @@ func (f HostAllocationFailed) Says() string {
 	if who == "" {
 		who = "the process"
 	}
-	return sentence("the kernel refused memory of the host to "+who, with("asked for %s", f.Requested), by("for %s", f.File))
+	return sentence("the kernel refused memory of the host to "+who, with("asked for %s", f.Requested),
+		by("for %s", f.File))
 }
 
 // Says says it.
@@ -104,7 +105,7 @@ func (f SharedMemoryFull) Says() string {
 
 // Says says it.
 func (f BusError) Says() string {
-	return sentence("a process got SIGBUS: a page of a mapped file could not be had", number("PID %d", f.PID))
+	return sentence("a process got SIGBUS: the kernel had no page for a mapped file", number("PID %d", f.PID))
 }
 
 func number(format string, n int) string {
@@ -201,10 +202,12 @@ func (f KernelKill) Says() string {
 	}
 	where := map[string]string{
 		"CONSTRAINT_MEMCG": "the limit of a cgroup", "CONSTRAINT_CPUSET": "the memory nodes of its cpuset",
-		"CONSTRAINT_MEMORY_POLICY": "the memory nodes of its memory policy", "CONSTRAINT_NONE": "the memory of the host",
+		"CONSTRAINT_MEMORY_POLICY": "the memory nodes of its memory policy",
+		"CONSTRAINT_NONE":          "the memory of the host",
 	}[f.Constraint]
 	return sentence(fmt.Sprintf("the kernel killed %s (PID %d)", f.Name, f.PID), by("as %s ran out", where), f.Group,
-		with("limit %s", f.Limit), with("anonymous %s", f.Anonymous), with("shared %s", f.Shared), with("file %s", f.File))
+		with("limit %s", f.Limit), with("anonymous %s", f.Anonymous), with("shared %s", f.Shared),
+		with("file %s", f.File))
 }
 
 // Says says it.
@@ -215,8 +218,21 @@ func (f Counters) Says() string {
 
 // Says says it.
 func (f Limit) Says() string {
-	if !f.Bytes.Known {
-		return f.Name + " is unlimited"
+	value := "unlimited"
+	if f.Bytes.Known {
+		value = f.Bytes.String()
 	}
-	return fmt.Sprintf("%s is %s", f.Name, f.Bytes)
+	return sentence(f.Name+" is "+value, by("for %s", f.Group))
+}
+
+// Says says it.
+func (f FileSystem) Says() string {
+	return sentence("the file system at "+f.Mount+" has", with("%s", f.Size), with("used %s", f.Used),
+		with("free %s", f.Free))
+}
+
+// Says says it.
+func (f GPUUsage) Says() string {
+	return sentence(fmt.Sprintf("GPU %d has memory", f.Device), with("of %s", f.Total), with("used %s", f.Used),
+		with("free %s", f.Free), number("%d processes", len(f.Processes)))
 }

@@ -11,12 +11,14 @@ import (
 
 // messageKeys are those that hold the text in a log of JSON lines: Docker, Kubernetes, structlog, loguru, zap, logrus,
 // journald, CloudWatch and Google Cloud.
-var messageKeys = []string{"MESSAGE", "message", "msg", "log", "text", "event", "textPayload", "line", "body", "@message"}
+var messageKeys = []string{"MESSAGE", "message", "msg", "log", "text", "event", "textPayload", "line", "body",
+	"@message"}
 
 var (
 	timeKeys   = []string{"time", "timestamp", "ts", "asctime", "@timestamp"}
 	rankKeys   = []string{"rank", "global_rank", "RANK"}
-	streamKeys = []string{"host", "hostname", "_HOSTNAME", "pod", "container", "stream", "pid", "_PID", "SYSLOG_IDENTIFIER"}
+	streamKeys = []string{"host", "hostname", "_HOSTNAME", "pod", "container", "stream", "pid", "_PID",
+		"SYSLOG_IDENTIFIER"}
 )
 
 // unpack returns the texts in a line of JSON, or the text itself.
@@ -55,7 +57,7 @@ func (t *text) inherit(outer *text) {
 	if t.rank == NoRank {
 		t.rank = outer.rank
 	}
-	if t.time.IsZero() {
+	if t.time == "" {
 		t.time = outer.time
 	}
 	t.stream = outer.stream + t.stream
@@ -65,12 +67,12 @@ func (t *text) inherit(outer *text) {
 // labels takes what the other members of the JSON say.
 func (t *text) labels(object map[string]jsontext.Value) {
 	for _, key := range timeKeys {
-		if when, ok := parseTime(stringOf(object[key])); ok && t.time.IsZero() {
-			t.time = when
+		if t.time == "" {
+			t.time = stringOf(object[key])
 		}
 	}
 	if micros, err := strconv.ParseInt(stringOf(object["__REALTIME_TIMESTAMP"]), 10, 64); err == nil {
-		t.time = time.UnixMicro(micros).UTC()
+		t.time = time.UnixMicro(micros).UTC().Format(time.RFC3339Nano)
 	}
 	if micros, err := strconv.ParseInt(stringOf(object["_SOURCE_MONOTONIC_TIMESTAMP"]), 10, 64); err == nil {
 		t.uptime = time.Duration(micros) * time.Microsecond
