@@ -129,7 +129,7 @@ const mostEvidence = 8
 func (s *scene) evidence(claims []claim) []Evidence {
 	list := []Evidence{}
 	add := func(f evidence.Finding) {
-		same := func(e Evidence) bool { return e.File == f.File && e.Line == f.Number }
+		same := func(e Evidence) bool { return e.File == f.File && e.Line == f.Number && e.Text == f.Text }
 		if len(list) < mostEvidence && f.Fact != nil && !slices.ContainsFunc(list, same) {
 			list = append(list, Evidence{f.File, f.Number, f.Text, f.Fact.Says()})
 		}
@@ -165,6 +165,10 @@ func (s *scene) levelEvidence(top claim) []Evidence {
 	case Host:
 		text = fmt.Sprintf("the host had %v of %v available", l.node.Available, l.node.Memory)
 	case NUMANode:
+		if bound := s.boundNodes(); bound != nil {
+			text = fmt.Sprintf("the policy of rank %d binds its memory to the NUMA nodes %v, and the host had %v available",
+				s.rank(), bound, l.node.Available)
+		}
 		if n := l.exhaustedNode(); n != nil {
 			text = fmt.Sprintf("NUMA node %d had %v of %v free, and the host %v available", n.Node, n.Free, n.Memory,
 				l.node.Available)

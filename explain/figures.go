@@ -158,6 +158,18 @@ func (s *scene) available() ledger.Bytes {
 // plentyFree reports whether a fifth of the host's memory was free.
 func (s *scene) plentyFree() bool { return s.memory() > 0 && s.available() > s.memory()/5 }
 
+// boundNodes returns the NUMA nodes that the memory policy leaves to the rank that ended first, or nil for all.
+func (s *scene) boundNodes() []int {
+	if s.levels != nil {
+		for _, bound := range s.levels.bound {
+			if bound.Rank == s.rank() {
+				return bound.NUMANodes
+			}
+		}
+	}
+	return nil
+}
+
 // lockedLimit is RLIMIT_MEMLOCK, -1 for unlimited.
 func (s *scene) lockedLimit() (limit ledger.Bytes, known bool) {
 	if s.levels != nil {

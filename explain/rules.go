@@ -68,6 +68,10 @@ var rules = []rule{
 		row[oomCounts]{func(s *scene, o oomCounts) bool { return o.kills() > 0 && s.levels.exhaustedNode() != nil },
 			NUMANode, "", Likely, says[oomCounts]("was killed by the kernel while one NUMA node had no free memory, and " +
 				"the host had plenty")},
+		row[oomCounts]{func(s *scene, o oomCounts) bool {
+			return o.kills() > 0 && s.plentyFree() && s.boundNodes() != nil
+		}, NUMANode, "", Likely, says[oomCounts]("was killed by the kernel while the host had free memory: its memory " +
+			"policy leaves it the memory of its own NUMA node only")},
 		row[oomCounts]{func(s *scene, o oomCounts) bool { return o.kills() > 0 && s.plentyFree() },
 			Undetermined, "", Unknown, says[oomCounts]("was killed by the kernel's OOM killer while the host had free " +
 				"memory, and no limit that is visible here was reached")},
