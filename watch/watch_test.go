@@ -387,3 +387,48 @@ func TestRanksBelowOneProcess(t *testing.T) {
 	}
 	check(t, "ranks", string(got), `[0,"rank",1,"rank",1,"child"]`)
 }
+
+// FuzzOutput: however a text is cut into pieces, its lines are the same.
+func FuzzOutput(f *testing.F) {
+	f.Add([]byte("one\ntwo\r\n 50%\r100%\r\nlast"), uint8(1))
+	f.Add([]byte("\r\r\n\n\xff\r"), uint8(3))
+	f.Fuzz(func(t *testing.T, text []byte, size uint8) {
+		var all []string
+		for _, pieces := range [][][]byte{{text}, slices.Collect(slices.Chunk(text, int(size)+1))} {
+			o := newOutput(0)
+			var lines []string
+			for _, piece := range pieces {
+				o.print(0, "stderr", 0, piece, nothing)
+			}
+			for _, r := range o.take(0, true) {
+				lines = append(lines, r.Output.Lines...)
+			}
+			all = append(all, strings.Join(lines, "\n"))
+		}
+		if all[0] != all[1] {
+			t.Errorf("%q in pieces of %d is %q, want %q", text, size, all[1], all[0])
+		}
+	})
+}
+
+// FuzzMark: a datagram is a mark that can be written and read again, or is refused.
+func FuzzMark(f *testing.F) {
+	f.Add([]byte(`{"rank": 0, "phase": "forward", "iteration": "first", "step": 1, "ended": {"phase": "load"}}`))
+	f.Add([]byte(`{"rank": 1, "name": "\ud800", "ended": {"holdings": [{"component": "own"}]}}`))
+	var file bytes.Buffer
+	f.Fuzz(func(t *testing.T, text []byte) {
+		file.Reset()
+		r := &Recorder{file: newFile(&file, t.Logf), phases: newPhases()}
+		if r.receive(1, text) != nil {
+			return
+		}
+		start, err := json.Marshal(samples.Record{Start: &samples.Start{Schema: samples.Schema}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		records, cut := readBack(t, slices.Concat(start, []byte("\n"), file.Bytes()))
+		if cut || len(records) != 2 || records[1].Mark == nil || records[1].Mark.PID != 1 {
+			t.Errorf("%q: %d records, cut: %t", text, len(records), cut)
+		}
+	})
+}
