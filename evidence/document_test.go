@@ -1,6 +1,7 @@
 package evidence
 
 import (
+	"bytes"
 	"strings"
 	"testing"
 )
@@ -154,5 +155,27 @@ func TestCutDocument(t *testing.T) {
 func TestEmptyFile(t *testing.T) {
 	if _, err := Read("log", strings.NewReader("")); err == nil || !strings.Contains(err.Error(), "empty") {
 		t.Error(err)
+	}
+}
+
+func TestCutAtTheBeginning(t *testing.T) {
+	_, err := Read("log", bytes.NewReader(wholes["gzip"]([]byte("CUDA error"))[:10]))
+	if err == nil || !strings.Contains(err.Error(), "compressed") {
+		t.Error(err)
+	}
+}
+
+// TestCutCompression: of a compressed file that is cut, the beginning counts.
+func TestCutCompression(t *testing.T) {
+	text := []byte("CUDA error: out of memory\n" + strings.Repeat("all is well\n", 100_000))
+	for _, name := range []string{"gzip", "xz", "zstd"} {
+		whole := wholes[name](text)
+		s := readText(t, name, whole[:len(whole)-8])
+		if !s.Cut || len(s.Findings) != 1 {
+			t.Errorf("%s: cut %v, %+v", name, s.Cut, s.Findings)
+		}
+		if s := readText(t, name, whole); s.Cut || len(s.Findings) != 1 || s.Lines != 100_001 {
+			t.Errorf("%s: cut %v, %d lines", name, s.Cut, s.Lines)
+		}
 	}
 }

@@ -145,20 +145,8 @@ var frameworkPatterns = []pattern{
 	{ // transformers/trainer_utils.py: TrainerMemoryTracker, in bytes, or in MB as the trainer logs it
 		name:       "Trainer: memory metrics",
 		literals:   []string{"_mem_gpu_", "_mem_cpu_"},
-		expression: `(?P<tag>(?:before_init|init|train|eval|test)_mem_(?P<where>cpu|gpu)_(?P<what>alloc|peaked)_delta)['"]?\s*[:=]\s*(?P<size>-?[\d.]+ ?[KMG]?B?)`,
-		kind:       TrainerLog,
-		fact: func(m *match) Fact {
-			f, size := MemoryUsage{By: "Trainer", Tag: m.get("tag")}, m.size("size", 1)
-			switch {
-			case m.get("where") == "cpu":
-				f.HostUsed = size
-			case m.get("what") == "alloc":
-				f.Allocated = size
-			default:
-				f.PeakAllocated = size
-			}
-			return f
-		},
+		expression: `(?:before_init|init|train|eval|test)_mem_(?:cpu|gpu)_(?:alloc|peaked)_delta['"]?\s*[:=]`,
+		kind:       TrainerLog, take: takeMemoryMetrics,
 	},
 	{ // torchtune/training/memory.py: log_memory_stats, get_memory_stats
 		name:       "torchtune: memory",
@@ -250,6 +238,12 @@ var progressPatterns = []pattern{
 		expression: `^(?P<what>.*?):?\s*\d+%\|[^|]*\|\s*(?P<step>\d+)/\d+ \[`,
 		kind:       TrainerLog, fact: progressBar,
 	},
+	{ // rich, as Lightning uses it
+		name:       "rich progress bar",
+		literals:   []string{"\u2501"},
+		expression: `^Epoch \d+/\d+\s+[\x{2578}-\x{257A}\x{2501} ]*\s+(?P<step>\d+)/\d+ `,
+		kind:       TrainerLog, fact: step,
+	},
 	{ // transformers, Megatron, DeepSpeed, Lightning, torchtitan, torchtune
 		name: "saving",
 		literals: []string{
@@ -295,6 +289,7 @@ func inPhase(phase ledger.PhaseName) func(*match) Fact {
 }
 
 var (
+	barOfSaving  = regexp.MustCompile(`(?i)(?:writing|saving) (?:model )?(?:shards|weights|checkpoint)`)
 	barOfLoading = regexp.MustCompile(`(?i)loading .*(?:shards|weights|checkpoint)`)
 	barOfSteps   = regexp.MustCompile(`(?i)^(?:\s*|epoch \d+.*|train\w*.*|steps?.*|\d+\|\d+\|Loss: .*)$`)
 )
@@ -304,10 +299,28 @@ func progressBar(m *match) Fact {
 	switch what := m.get("what"); {
 	case barOfLoading.MatchString(what):
 		return Progress{Phase: ledger.Load, Step: -1}
+	case barOfSaving.MatchString(what):
+		return Progress{Phase: ledger.Checkpoint, Step: -1}
 	case barOfSteps.MatchString(what):
 		return step(m)
 	}
 	return nil
+}
+
+var memoryMetric = regexp.MustCompile(`((?:before_init|init|train|eval|test)_mem_(?:cpu|gpu)_(?:alloc|peaked)_delta)` +
+	`['"]?\s*[:=]\s*['"]?([\d.]+ ?[KMG]?B?)`)
+
+// takeMemoryMetrics reads all metrics of a line. They are differences, and no levels.
+func takeMemoryMetrics(r *reader, m *match) {
+	values := map[string]int64{}
+	for _, groups := range memoryMetric.FindAllStringSubmatch(m.whole, 100) {
+		if size := sizeOf(groups[2], 1); size.Known {
+			values[groups[1]] = int64(size.Bytes)
+		}
+	}
+	if len(values) > 0 {
+		r.emit(m, Counters{File: "Trainer's memory metrics", Values: values})
+	}
 }
 
 // memoryUsage returns the usage in the groups tag, a, ma, c and mc.

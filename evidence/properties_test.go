@@ -231,6 +231,24 @@ func check(t testing.TB, text []byte) {
 	}
 }
 
+// TestLongLog: a log of any length has a limited number of findings, the last progress is among them, and so is what is
+// not repetitive.
+func TestLongLog(t *testing.T) {
+	var b bytes.Buffer
+	for i := range maxFindings * 3 / 2 {
+		fmt.Fprintf(&b, "[Rank 0] step=%d, skipped=0, lr=[1e-05]\n", i)
+	}
+	b.WriteString("CUDA error: out of memory\n")
+	s := readText(t, "log", b.Bytes())
+	last := s.Findings[len(s.Findings)-1]
+	if _, ok := last.Fact.(DriverOutOfMemory); !ok || last.Number != s.Lines {
+		t.Errorf("the last finding is %+v", last)
+	}
+	if n := len(s.Findings); n <= maxFindings || n > maxFindings+maxFindings/32 {
+		t.Errorf("%d findings", n)
+	}
+}
+
 func FuzzRead(f *testing.F) {
 	for _, example := range examples(f) {
 		f.Add(example.Data)

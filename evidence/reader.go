@@ -18,6 +18,7 @@ type Source struct {
 	Kind     Kind
 	Flag     string    // of plimsoll plan, for a configuration of a trainer; empty for all others
 	Lines    int       // 0 for a file that was not read line by line
+	Cut      bool      // the file is compressed and damaged or cut: only its beginning was read
 	Findings []Finding // in the order of the file
 }
 
@@ -62,15 +63,19 @@ func Read(name string, from io.Reader) (*Source, error) {
 }
 
 func read(name string, from io.Reader) (*Source, error) {
-	text, err := open(from)
+	source := &Source{Name: name}
+	text, err := source.open(from)
 	if err != nil {
 		return nil, err
 	}
 	r := &reader{
-		source: &Source{Name: name}, index: patternIndex(), streams: map[string]*stream{},
+		source: source, index: patternIndex(), streams: map[string]*stream{},
 		kinds: map[Kind]int{}, kernels: map[string]*kernelLog{},
 	}
 	if _, err := text.Peek(1); errors.Is(err, io.EOF) {
+		if source.Cut {
+			return nil, fault.File(name).Inputf("the file is compressed, and damaged or cut at its beginning")
+		}
 		return nil, fault.File(name).Inputf("the file is empty")
 	}
 	text, err = r.document(text)
@@ -118,7 +123,7 @@ type stream struct {
 	foreign  int // lines since the last one of the block
 	wrapped  *wrapped
 	trace    *trace
-	previous text
+	progress Progress // the last one
 }
 
 // block reads lines that belong together.
@@ -272,7 +277,14 @@ func (r *reader) take(m *match) {
 		m.pattern.take(r, m)
 		return
 	}
-	if fact := m.pattern.fact(m); fact != nil {
+	fact := m.pattern.fact(m)
+	if progress, ok := fact.(Progress); ok {
+		if progress == m.stream.progress { // a bar that is written again
+			return
+		}
+		m.stream.progress = progress
+	}
+	if fact != nil {
 		r.emit(m, fact)
 	}
 }
