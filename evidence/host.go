@@ -42,7 +42,7 @@ var hostPatterns = []pattern{
 			"unable to open shared memory object",
 		},
 		expression: `unable to (?:allocate shared memory ?\(shm\) for|write to|resize|open shared memory object)(?: file)? ` +
-			`<(?P<file>[^>]*)>[^:]*: (?P<err>.+) \((?P<errno>\d+)\)`,
+			`<(?P<file>[^>]*)>(?:[^:]*: (?P<err>.+) \((?P<errno>\d+)\)|$)`,
 		kind: TrainerLog, fact: torchSharedMemory,
 	},
 	{ // aten/src/ATen/MapAllocator.cpp
@@ -205,7 +205,10 @@ func torchSharedMemory(m *match) Fact {
 	case syscall.ENOMEM:
 		return HostAllocationFailed{By: "mmap", Errno: errno, File: file}
 	}
-	return nil
+	if errno == 0 && strings.HasPrefix(file, "/torch_") { // PyTorch 1.x says no more
+		return SharedMemoryFull{By: "torch"}
+	}
+	return Exception{Type: "RuntimeError", Message: m.whole[m.indices[0]:m.indices[1]]}
 }
 
 func noSpace(m *match) Fact {

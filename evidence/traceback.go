@@ -36,7 +36,7 @@ var frames = []struct {
 }
 
 var (
-	exceptionText = regexp.MustCompile(`^(?:\| +)*([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Failure|Timeout|OutOfResources|Warning))` +
+	exceptionText = regexp.MustCompile(`^(?:\| +)*((?:[A-Za-z_][\w.]*)?(?:Error|Exception|Interrupt|Exit|Failure|Timeout|OutOfResources|Warning))` +
 		`(?::\s*(.*))?$`)
 	pinnedText = regexp.MustCompile(`pin_memory|cudaHostAlloc|cudaHostRegister|pinned`)
 	forkText   = regexp.MustCompile(`fork_exec|os\.fork\(|in _launch$|_posixsubprocess`)

@@ -48,6 +48,11 @@ func (s *scene) files() []File {
 	for _, p := range s.Plans {
 		list = append(list, File{p.File, "plan"})
 	}
+	for _, shot := range s.Snapshots {
+		if f := (File{shot.File, "memory snapshot"}); !slices.Contains(list, f) {
+			list = append(list, f)
+		}
+	}
 	return append(list, s.Configurations...)
 }
 

@@ -3,6 +3,7 @@ package explain
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 
 	"plimsoll/evidence"
@@ -54,6 +55,11 @@ func (s *scene) gpuHolders(top claim) []Holder {
 		}
 	}
 	f, ok := top.at.Fact.(evidence.GPUOutOfMemory)
+	for _, shot := range s.Snapshots {
+		if !counted && (!ok || f.Device < 0 || shot.Device == f.Device || len(s.Snapshots) == 1) {
+			list, counted = append(list, snapshotHolders(shot)...), true
+		}
+	}
 	if !ok {
 		return list
 	}
@@ -66,6 +72,19 @@ func (s *scene) gpuHolders(top claim) []Holder {
 		Holder{"outside_pytorch", outside(f), "this process outside of PyTorch: the CUDA context, NCCL, cuDNN, graphs"})
 	for _, p := range f.Others {
 		list = append(list, Holder{fmt.Sprintf("process %d", p.PID), p.Used.Bytes, "another process on this GPU"})
+	}
+	return list
+}
+
+// snapshotHolders returns the components of a snapshot. A snapshot has a holding for every line of the source.
+func snapshotHolders(shot Snapshot) []Holder {
+	sums := map[ledger.Component]ledger.Bytes{}
+	for _, h := range shot.Holdings {
+		sums[h.Component] += h.Bytes
+	}
+	var list []Holder
+	for _, component := range slices.Sorted(maps.Keys(sums)) {
+		list = append(list, holderOf(ledger.Holding{Component: component, Bytes: sums[component]}, "in the snapshot"))
 	}
 	return list
 }

@@ -16,6 +16,8 @@ type Inputs struct {
 	Recordings []Recording
 	// Plans are documents of plimsoll plan --out.
 	Plans []Plan
+	// Snapshots are of GPUs, by PyTorch.
+	Snapshots []Snapshot
 	// Request is the job in the user's own files, such as ds_config.json, or nil if there are none. Explain plans
 	// variants of it, and says what each frees.
 	Request *job.Request
@@ -38,4 +40,11 @@ type Plan struct {
 	File       string
 	Parameters int64
 	Devices    []ledger.Device
+}
+
+// Snapshot is who held the memory of a GPU in a memory snapshot of PyTorch.
+type Snapshot struct {
+	File     string
+	Device   int
+	Holdings []ledger.Holding
 }

@@ -293,8 +293,11 @@ func (d *death) pids() []int {
 }
 
 // goesOn is after how many later steps an error counts as handled. Other ranks may print a step more before they
-// notice that one has ended.
-const goesOn = 2
+// notice that one has ended. A batch system may be slower.
+const (
+	goesOn     = 2
+	goesOnLong = 10
+)
 
 // setRecoveriesAside moves errors after which the same program went on from the findings to the recoveries.
 func (s *scene) setRecoveriesAside() {
@@ -333,7 +336,7 @@ func (s *scene) recovered(error int) bool {
 			}
 		}
 	}
-	return later >= goesOn
+	return later >= goesOnLong || !text && later >= goesOn
 }
 
 // kindOf returns the kind of a file.

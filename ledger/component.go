@@ -36,6 +36,7 @@ const (
 // Memory of a forward and a backward pass.
 const (
 	Batch                  Component = "batch"
+	Activations            Component = "activations"
 	EmbeddingActivations   Component = "activations_embeddings"
 	NormActivations        Component = "activations_norms"
 	AttentionActivations   Component = "activations_attention"
@@ -81,6 +82,12 @@ const (
 	NCCL                   Component = "nccl"
 )
 
+// Memory that a measurement found, and whose use it cannot tell further.
+const (
+	BackwardPass Component = "backward_pass"
+	Unattributed Component = "unattributed"
+)
+
 // description is the title of a component, unless it is the name itself, and the
 // component that it is a part of.
 type description struct {
@@ -98,14 +105,14 @@ var descriptions = map[Component]description{
 	MomentumBuffer:   {title: "momentum_buffer", partOf: OptimizerStates},
 	MomentHeaders:    {title: "moment_headers", partOf: OptimizerStates},
 
-	EmbeddingActivations:   {title: "activations: embeddings"},
-	NormActivations:        {title: "activations: norms"},
-	AttentionActivations:   {title: "activations: attention"},
-	AttentionScores:        {title: "activations: attention scores"},
-	FeedForwardActivations: {title: "activations: feed-forward"},
-	ResidualActivations:    {title: "activations: residual stream"},
-	AdapterActivations:     {title: "activations: adapters"},
-	RecomputedActivations:  {title: "activations (recomputed)"},
+	EmbeddingActivations:   {title: "activations: embeddings", partOf: Activations},
+	NormActivations:        {title: "activations: norms", partOf: Activations},
+	AttentionActivations:   {title: "activations: attention", partOf: Activations},
+	AttentionScores:        {title: "activations: attention scores", partOf: Activations},
+	FeedForwardActivations: {title: "activations: feed-forward", partOf: Activations},
+	ResidualActivations:    {title: "activations: residual stream", partOf: Activations},
+	AdapterActivations:     {title: "activations: adapters", partOf: Activations},
+	RecomputedActivations:  {title: "activations (recomputed)", partOf: Activations},
 	LogitsAndLoss:          {title: "logits and loss"},
 	AutocastWeights:        {title: "weights cast by autocast"},
 	ActivationGradients:    {title: "gradients of activations"},
@@ -138,6 +145,8 @@ var descriptions = map[Component]description{
 	PythonProcess:          {title: "Python and its libraries"},
 	CUDAContext:            {title: "CUDA context"},
 	NCCL:                   {title: "NCCL"},
+
+	BackwardPass: {title: "backward pass"},
 }
 
 // Title returns the name in text.

@@ -26,6 +26,7 @@ import (
 	"plimsoll/recipe"
 	"plimsoll/report"
 	"plimsoll/samples"
+	"plimsoll/snapshot"
 )
 
 // explainOptions are the flags of the verb.
@@ -33,6 +34,7 @@ type explainOptions struct {
 	request    job.Request
 	parameters parametersFlag
 	peak, end  bytesFlag
+	snapshot   snapshotOptions
 	format     report.Format
 }
 
@@ -55,12 +57,18 @@ coloured or interleaved. A directory stands for its files, and - for stdin.
 With a model and the configuration of the job, explain plans the changes that it
 offers, and says how many bytes each frees.
 
+Of a memory snapshot of PyTorch alone, explain says who held how many bytes by
+component and by line of the source, how much of the reserved memory was free,
+and why an allocation failed. It runs nothing of the file.
+
 The exit code is 5 if a failure was found, its cause known or not, and 0 if
 nothing is wrong.`,
 		Example: `  plimsoll explain train.log dmesg.txt
   plimsoll explain logs/ ds_config.json --model llama-3.1-8b --gpus 8
   journalctl -k --since "1 hour ago" | plimsoll explain train.log -
-  plimsoll explain --peak 66GiB --end 53GiB --model falcon-7b --precision fp16`,
+  plimsoll explain --peak 66GiB --end 53GiB --model falcon-7b --precision fp16
+  plimsoll explain oom.pickle --what-if expandable_segments:True
+  plimsoll explain --diff before.pickle after.pickle`,
 		RunE: func(c *cobra.Command, arguments []string) error {
 			return reported(func() error { return runExplain(c, options, arguments) })
 		},
@@ -86,7 +94,8 @@ func explainFlags(c *cobra.Command, o *explainOptions) {
 	flags.Var(&o.parameters, "parameters", "`number` of trained parameters, such as 3.2e9, for bytes a parameter")
 	flags.Var(&o.peak, "peak", "peak of a GPU's memory that you have read off, such as 66GiB")
 	flags.Var(&o.end, "end", "memory of the same GPU at the end of a step; explain names the difference")
-	outputFlags(c, &o.format, "print one JSON document ("+explain.Schema+")")
+	snapshotFlags(c, &o.snapshot)
+	outputFlags(c, &o.format, "print one JSON document ("+explain.Schema+", or "+report.SnapshotSchema+")")
 }
 
 // parametersFlag is a number of parameters on the command line.
@@ -112,18 +121,28 @@ func (n *parametersFlag) Set(text string) error {
 }
 
 func runExplain(c *cobra.Command, o explainOptions, arguments []string) error {
+	if err := o.check(arguments); err != nil {
+		return err
+	}
 	r := &explainReader{stdin: c.InOrStdin(), in: explain.Inputs{Version: c.Root().Version,
 		Parameters: int64(o.parameters), Peak: ledger.Bytes(o.peak), End: ledger.Bytes(o.end)}, request: o.request}
-	if len(arguments) == 0 && o.peak == 0 {
-		return fault.Inputf("no file was named: expected logs, counters, recordings or plans").
-			WithHint("give the files that the failure left, such as plimsoll explain train.log")
-	}
-	if (o.peak == 0) != (o.end == 0) || o.peak < o.end {
-		return fault.Inputf("--peak is %v and --end is %v: expected both, and the peak above the end", ledger.Bytes(o.peak),
-			ledger.Bytes(o.end))
-	}
 	for _, name := range arguments {
 		if err := r.argument(name); err != nil {
+			return err
+		}
+	}
+	if snapshots := len(r.snapshots); snapshots > 0 && r.onlySnapshots() {
+		o.snapshot.format = o.format
+		return runSnapshot(c, o.snapshot, r.snapshots)
+	}
+	for _, flag := range []string{"top", "at", "diff", "what-if", "empty-cache-at"} {
+		if c.Flags().Changed(flag) {
+			return fault.Inputf("--%s is for memory snapshots of PyTorch alone", flag).
+				WithHint("name one snapshot, or two with --diff, and no other file")
+		}
+	}
+	for _, name := range r.snapshots {
+		if err := r.holdersOf(name); err != nil {
 			return err
 		}
 	}
@@ -140,11 +159,49 @@ func runExplain(c *cobra.Command, o explainOptions, arguments []string) error {
 	return nil
 }
 
+func (o *explainOptions) check(arguments []string) error {
+	switch {
+	case len(arguments) == 0 && o.peak == 0:
+		return fault.Inputf("no file was named: expected logs, counters, recordings or plans").
+			WithHint("give the files that the failure left, such as plimsoll explain train.log")
+	case (o.peak == 0) != (o.end == 0) || o.peak < o.end:
+		return fault.Inputf("--peak is %v and --end is %v: expected both, and the peak above the end",
+			ledger.Bytes(o.peak), ledger.Bytes(o.end))
+	}
+	return nil
+}
+
 // explainReader reads the files of an explanation, each by its content.
 type explainReader struct {
-	stdin   io.Reader
-	in      explain.Inputs
-	request job.Request
+	stdin     io.Reader
+	in        explain.Inputs
+	request   job.Request
+	snapshots []string // files
+}
+
+// onlySnapshots reports whether there is nothing to explain beside snapshots.
+func (r *explainReader) onlySnapshots() bool {
+	return len(r.in.Sources)+len(r.in.Recordings)+len(r.in.Plans)+len(r.in.Configurations) == 0
+}
+
+// holdersOf takes who held a GPU's memory in a snapshot: when an allocation failed, or else at the peak.
+func (r *explainReader) holdersOf(name string) error {
+	_, devices, err := openSnapshot(name)
+	if err != nil {
+		return err
+	}
+	for _, d := range devices {
+		entry, err := d.Entry(new(snapshotOptions).time(d))
+		if err != nil {
+			return err
+		}
+		taken := explain.Snapshot{File: name, Device: d.Number}
+		for _, h := range d.Holders(entry) {
+			taken.Holdings = append(taken.Holdings, ledger.Holding{Component: h.Component, Bytes: h.Bytes})
+		}
+		r.in.Snapshots = append(r.in.Snapshots, taken)
+	}
+	return nil
 }
 
 // argument reads a file, all files of a directory, or stdin.
@@ -195,6 +252,9 @@ func (r *explainReader) read(name string, from *bufio.Reader) error {
 	switch {
 	case err != nil && !errors.Is(err, io.EOF):
 		return &fault.Input{Where: fault.File(name), Err: err}
+	case snapshot.Recognize(head):
+		r.snapshots = append(r.snapshots, name)
+		return nil
 	case schemaOf(head) == samples.Schema:
 		return r.recording(name, from)
 	case bytes.Contains(head[:min(len(head), 4096)], []byte(`"`+report.PlanSchema+`"`)):
