@@ -250,7 +250,10 @@ func (r recipe) make(text []byte) []byte {
 
 // noise is a line that says nothing of a failure.
 func (r recipe) noise(i int) string {
-	if r.Noise == "kernel" {
+	switch r.Noise {
+	case "agent":
+		return fmt.Sprintf("node-agent[812]: heartbeat %d: 3 services are up", i)
+	case "kernel":
 		return fmt.Sprintf("[%6d.%06d] usb 1-%d: new high-speed USB device number %d using xhci_hcd", i/9, i, i%7, i%99)
 	}
 	return fmt.Sprintf("step %d: loss %.4f, grad norm %.3f, 1.07 s", i, 9/(1+float64(i)/5e3), 1+float64(i%17)/10)
