@@ -83,6 +83,13 @@ var gpuPatterns = []pattern{
 		kind:       TrainerLog,
 		fact:       library("cuDNN"),
 	},
+	{ // xla/service/gpu, as JAX shows it
+		name:       "XLA out of memory",
+		literals:   []string{"RESOURCE_EXHAUSTED: Out of memory"},
+		expression: `(?P<status>RESOURCE_EXHAUSTED): Out of memory while trying to allocate \d+ bytes`,
+		kind:       TrainerLog,
+		fact:       func(m *match) Fact { return LibraryFailed{Library: "XLA", Status: m.get("status"), Memory: true} },
+	},
 	{ // aten/src/ATen/native/cudnn/MHA.cpp
 		name:       "cuDNN attention failed",
 		literals:   []string{"is_good() to be true"},

@@ -24,7 +24,7 @@ func Explain(in Inputs) *Explanation {
 	default:
 		e.Cause = Cause{Resource: None, Text: s.nothingText()}
 		e.Confidence = Likely
-		if s.endedWell() {
+		if s.endedWell() && len(s.recoveries) == 0 {
 			e.Confidence = Certain
 		}
 		if s.Peak > 0 {
@@ -141,6 +141,9 @@ func (s *scene) evidence(claims []claim) []Evidence {
 	}
 	for _, c := range claims {
 		add(c.at)
+	}
+	if f := s.fullHost(); f != nil && claims[0].resource == Host {
+		add(*f)
 	}
 	if s.witness != nil {
 		for _, f := range s.witness.says[:min(len(s.witness.says), 4)] {

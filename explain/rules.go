@@ -168,6 +168,8 @@ var rules = []rule{
 			SharedMemory, "", Certain, says[evidence.DiskFull](sharedText)},
 		row[evidence.DiskFull]{func(_ *scene, f evidence.DiskFull) bool { return f.Quota }, Disk, "quota", Certain,
 			says[evidence.DiskFull]("reached its disk quota")},
+		row[evidence.DiskFull]{func(_ *scene, f evidence.DiskFull) bool { return f.Assumed }, Disk, "", Likely,
+			says[evidence.DiskFull]("could not write a file: most likely the disk is full")},
 		row[evidence.DiskFull]{nil, Disk, "", Certain, says[evidence.DiskFull]("ran out of disk space")},
 	),
 	table(
@@ -205,6 +207,10 @@ var rules = []rule{
 		row[evidence.BatchEnd]{nil, NotMemory, "", Likely, endText},
 	),
 	table(
+		row[evidence.ProcessEnded]{func(s *scene, f evidence.ProcessEnded) bool {
+			return mannerOfProcess(f) == killed && s.fullHost() != nil
+		}, Host, "", Likely, says[evidence.ProcessEnded]("was killed by SIGKILL with the memory of the host almost full, " +
+			"as the kernel's OOM killer does")},
 		row[evidence.ProcessEnded]{func(s *scene, f evidence.ProcessEnded) bool {
 			return mannerOfProcess(f) == faulted && s.sharedMemoryFull()
 		}, SharedMemory, "", Certain, says[evidence.ProcessEnded](busText)},
@@ -303,18 +309,18 @@ func lockText(f evidence.LockFailed) string {
 	if f.By == "cudaHostRegister" {
 		return "could not pin host memory"
 	}
-	return fmt.Sprintf("could not lock %smemory (%s)", sizeBefore(f.Requested.Bytes), f.By)
+	return fmt.Sprintf("could not lock %smemory (%s)", amount(f.Requested.Bytes), f.By)
 }
 
 func refusedText(why string) func(evidence.HostAllocationFailed) string {
 	return func(f evidence.HostAllocationFailed) string {
-		return fmt.Sprintf("was refused %shost memory: %s", sizeBefore(f.Requested.Bytes), why)
+		return fmt.Sprintf("was refused %shost memory: %s", amount(f.Requested.Bytes), why)
 	}
 }
 
 func addressText(f evidence.HostAllocationFailed) string {
 	return fmt.Sprintf("was refused %smemory: its address space is limited (RLIMIT_AS, ulimit -v)",
-		sizeBefore(f.Requested.Bytes))
+		amount(f.Requested.Bytes))
 }
 
 // gpuText says that GPU memory ran out, and why. The format has a %v for a figure.
