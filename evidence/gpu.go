@@ -184,6 +184,9 @@ func gpuOutOfMemory(m *match) Fact {
 		process.PID = atoi(groups[1])
 		f.Others = append(f.Others, process)
 	}
+	if strings.Contains(m.whole[:m.indices[0]], "Warning: ") { // FSDP's: it goes on without a copy
+		return AllocationRetried{Device: f.Device, Requested: f.Requested, Free: f.Free, Total: f.Total}
+	}
 	return f
 }
 
