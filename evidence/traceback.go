@@ -55,7 +55,8 @@ func (r *reader) trace(s *stream, t *text, found bool) {
 	switch {
 	case c.lines > longestTrace:
 		s.trace = nil
-	case strings.HasPrefix(t.string, " "), strings.HasPrefix(t.string, "\t"), t.string == "":
+	case strings.HasPrefix(t.string, " "), strings.HasPrefix(t.string, "\t"), t.string == "",
+		strings.HasPrefix(t.string, "│"): // a box of Rich
 		c.see(t)
 	default:
 		groups := exceptionText.FindStringSubmatch(t.string)

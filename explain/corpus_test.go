@@ -21,6 +21,9 @@ import (
 	"plimsoll/ledger"
 )
 
+// showHeld is a variable of the environment. Where it is set, TestCorpus also shows what is wrong in the held half.
+const showHeld = "PLIMSOLL_SHOW_HELD"
+
 // TestCorpus explains every case of testdata/corpus, whose README.md says what a case is and when it is right. A
 // wrong answer is allowed now and then; an answer that is sure and wrong is not.
 func TestCorpus(t *testing.T) {
@@ -33,20 +36,19 @@ func TestCorpus(t *testing.T) {
 		right, sure := 0, 0
 		for _, file := range files {
 			faults, isSure := judgeCase(t, file)
-			switch {
-			case isSure:
+			if isSure {
 				sure++
-				t.Errorf("%s: sure and wrong: %s", file, strings.Join(faults, "; "))
-			case len(faults) > 0:
-				t.Logf("%s: wrong: %s", file, strings.Join(faults, "; "))
 			}
 			if len(faults) == 0 {
 				right++
+			} else if half == "open" || os.Getenv(showHeld) != "" {
+				t.Logf("%s: %s", file, strings.Join(faults, "; "))
 			}
 		}
 		table += fmt.Sprintf("%-5s %6d %6d %6d %14d\n", half, len(files), right, len(files)-right, sure)
-		if 100*right < 95*len(files) {
-			t.Errorf("%d of %d cases in %s are right, expected 95 %%", right, len(files), half)
+		if 100*right < 95*len(files) || sure > 0 {
+			t.Errorf("of %d cases in %s %d are right, expected 95 %%, and %d sure and wrong, expected none", len(files),
+				half, right, sure)
 		}
 	}
 	t.Logf("\n%s", table)
@@ -248,7 +250,10 @@ func (r recipe) make(text []byte) []byte {
 
 // noise is a line that says nothing of a failure.
 func (r recipe) noise(i int) string {
-	if r.Noise == "kernel" {
+	switch r.Noise {
+	case "agent":
+		return fmt.Sprintf("node-agent[812]: heartbeat %d: 3 services are up", i)
+	case "kernel":
 		return fmt.Sprintf("[%6d.%06d] usb 1-%d: new high-speed USB device number %d using xhci_hcd", i/9, i, i%7, i%99)
 	}
 	return fmt.Sprintf("step %d: loss %.4f, grad norm %.3f, 1.07 s", i, 9/(1+float64(i)/5e3), 1+float64(i%17)/10)

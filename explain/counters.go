@@ -50,6 +50,14 @@ func sizeBefore(b ledger.Bytes) string {
 	return fmt.Sprintf("of %v ", b)
 }
 
+// amount returns a number of bytes before the word for memory, or "" for 0.
+func amount(b ledger.Bytes) string {
+	if b == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%v of ", b)
+}
+
 // counted returns a number with its noun.
 func counted(n int64, noun string) string {
 	if n != 1 {

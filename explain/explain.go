@@ -25,7 +25,7 @@ func Explain(in Inputs) *Explanation {
 	default:
 		e.Cause = Cause{Resource: None, Text: s.nothingText()}
 		e.Confidence = Likely
-		if s.endedWell() {
+		if s.endedWell() && len(s.recoveries) == 0 {
 			e.Confidence = Certain
 		}
 		if s.Peak > 0 {
@@ -135,13 +135,16 @@ const mostEvidence = 8
 func (s *scene) evidence(claims []claim) []Evidence {
 	list := []Evidence{}
 	add := func(f evidence.Finding) {
-		same := func(e Evidence) bool { return e.File == f.File && e.Line == f.Number }
+		same := func(e Evidence) bool { return e.File == f.File && e.Line == f.Number && e.Text == f.Text }
 		if len(list) < mostEvidence && f.Fact != nil && !slices.ContainsFunc(list, same) {
 			list = append(list, Evidence{f.File, f.Number, f.Text, f.Fact.Says()})
 		}
 	}
 	for _, c := range claims {
 		add(c.at)
+	}
+	if f := s.fullHost(); f != nil && claims[0].resource == Host {
+		add(*f)
 	}
 	if s.witness != nil {
 		for _, f := range s.witness.says[:min(len(s.witness.says), 4)] {
@@ -171,6 +174,10 @@ func (s *scene) levelEvidence(top claim) []Evidence {
 	case Host:
 		text = fmt.Sprintf("the host had %v of %v available", l.node.Available, l.node.Memory)
 	case NUMANode:
+		if bound := s.boundNodes(); bound != nil {
+			text = fmt.Sprintf("the policy of rank %d binds its memory to the NUMA nodes %v, and the host had %v available",
+				s.rank(), bound, l.node.Available)
+		}
 		if n := l.exhaustedNode(); n != nil {
 			text = fmt.Sprintf("NUMA node %d had %v of %v free, and the host %v available", n.Node, n.Free, n.Memory,
 				l.node.Available)

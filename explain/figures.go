@@ -158,6 +158,35 @@ func (s *scene) available() ledger.Bytes {
 // plentyFree reports whether a fifth of the host's memory was free.
 func (s *scene) plentyFree() bool { return s.memory() > 0 && s.available() > s.memory()/5 }
 
+// almostFull is the part of the host's memory, in percent, above which the kernel's OOM killer is not far.
+const almostFull = 90
+
+// fullHost returns the last line of a framework that says how much of the host's memory was used, if that was almost
+// all of it, or nil.
+func (s *scene) fullHost() *evidence.Finding {
+	for _, u := range slices.Backward(all[evidence.MemoryUsage](s.findings)) {
+		switch {
+		case u.fact.HostPercent >= almostFull:
+			return &u.Finding
+		case u.fact.HostPercent > 0:
+			return nil
+		}
+	}
+	return nil
+}
+
+// boundNodes returns the NUMA nodes that the memory policy leaves to the rank that ended first, or nil for all.
+func (s *scene) boundNodes() []int {
+	if s.levels != nil {
+		for _, bound := range s.levels.bound {
+			if bound.Rank == s.rank() {
+				return bound.NUMANodes
+			}
+		}
+	}
+	return nil
+}
+
 // lockedLimit is RLIMIT_MEMLOCK, -1 for unlimited.
 func (s *scene) lockedLimit() (limit ledger.Bytes, known bool) {
 	if s.levels != nil {

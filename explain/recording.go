@@ -2,9 +2,11 @@ package explain
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
+	"plimsoll/binding"
 	"plimsoll/evidence"
 	"plimsoll/ledger"
 	"plimsoll/samples"
@@ -18,7 +20,8 @@ type levels struct {
 	gpus      []samples.GPU
 	processes []samples.Process
 	ended     []samples.Mark // the last mark of each rank that has measured
-	phases    map[int]ledger.PhaseName
+	// bound are the ranks whose memory policy leaves them only some NUMA nodes.
+	bound []samples.BoundRank
 }
 
 // findings returns what a recording says, in the types of what files say.
@@ -35,7 +38,7 @@ func (r *Recording) findings() []evidence.Finding {
 			start, began = record.Start, record.Start.Began
 			at.Time = began
 			found = append(found, limitsOf(start.Limits, at)...)
-		case record.Mark != nil && record.Mark.Phase != "":
+		case record.Mark != nil && record.Mark.Phase != "" && record.Mark.Source != samples.FromBehavior:
 			at.Rank = record.Mark.Rank
 			at.Fact = evidence.Progress{Phase: record.Mark.Phase, Step: record.Mark.Step}
 			found = append(found, at)
@@ -161,7 +164,7 @@ func countersOf(start *samples.Start, end *samples.End, at evidence.Finding) []e
 
 // lastLevels returns the last sample before a rank ended, or nil if there is none.
 func (r *Recording) lastLevels() *levels {
-	l := &levels{phases: map[int]ledger.PhaseName{}}
+	l := &levels{}
 	firstEnd := r.firstEnd()
 	marks := map[int]samples.Mark{}
 	found := false
@@ -170,11 +173,12 @@ func (r *Recording) lastLevels() *levels {
 			break
 		}
 		switch {
-		case record.Mark != nil:
-			l.phases[record.Mark.Rank] = record.Mark.Phase
-			if record.Mark.Ended != nil {
-				marks[record.Mark.Rank] = *record.Mark
-			}
+		case record.Start != nil:
+			l.bound = slices.DeleteFunc(slices.Clone(record.Start.Ranks), func(rank samples.BoundRank) bool {
+				return rank.MemoryPolicy != binding.PolicyBind
+			})
+		case record.Mark != nil && record.Mark.Ended != nil:
+			marks[record.Mark.Rank] = *record.Mark
 		case record.Sample != nil && hasRanks(record.Sample):
 			found = true
 			l.at = evidence.Line{File: r.Name, Number: i + 1, Text: fmt.Sprintf("sample at %v", record.Time)}

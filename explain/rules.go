@@ -67,7 +67,13 @@ var rules = []rule{
 			CGroup, "", Likely, limitText},
 		row[oomCounts]{func(s *scene, o oomCounts) bool { return o.kills() > 0 && s.levels.exhaustedNode() != nil },
 			NUMANode, "", Likely, says[oomCounts]("was killed by the kernel while one NUMA node had no free memory, " +
-				"and the host had plenty")},
+				"and " +
+				"the host had plenty")},
+		row[oomCounts]{func(s *scene, o oomCounts) bool {
+			return o.kills() > 0 && s.plentyFree() && s.boundNodes() != nil
+		}, NUMANode, "", Likely, says[oomCounts]("was killed by the kernel while the host had free memory: its " +
+			"memory " +
+			"policy leaves it the memory of its own NUMA node only")},
 		row[oomCounts]{func(s *scene, o oomCounts) bool { return o.kills() > 0 && s.plentyFree() },
 			Undetermined, "", Unknown, says[oomCounts]("was killed by the kernel's OOM killer while the host had " +
 				"free memory, and no limit that is visible here was reached")},
@@ -159,7 +165,10 @@ var rules = []rule{
 	table(
 		row[evidence.SharedMemoryFull]{func(s *scene, _ evidence.SharedMemoryFull) bool { return s.sharedMemoryFull() },
 			SharedMemory, "", Certain, says[evidence.SharedMemoryFull](sharedText)},
-		row[evidence.SharedMemoryFull]{func(_ *scene, f evidence.SharedMemoryFull) bool { return f.Path != "" },
+		row[evidence.SharedMemoryFull]{func(_ *scene,
+			f evidence.SharedMemoryFull) bool {
+			return inSharedMemory(f.Path)
+		},
 			SharedMemory, "", Certain, says[evidence.SharedMemoryFull](sharedText)},
 		row[evidence.SharedMemoryFull]{nil, SharedMemory, "", Likely, says[evidence.SharedMemoryFull](sharedText)},
 	),
@@ -170,6 +179,8 @@ var rules = []rule{
 			SharedMemory, "", Certain, says[evidence.DiskFull](sharedText)},
 		row[evidence.DiskFull]{func(_ *scene, f evidence.DiskFull) bool { return f.Quota }, Disk, "quota", Certain,
 			says[evidence.DiskFull]("reached its disk quota")},
+		row[evidence.DiskFull]{func(_ *scene, f evidence.DiskFull) bool { return f.Assumed }, Disk, "", Likely,
+			says[evidence.DiskFull]("could not write a file: most likely the disk is full")},
 		row[evidence.DiskFull]{nil, Disk, "", Certain, says[evidence.DiskFull]("ran out of disk space")},
 	),
 	table(
@@ -207,6 +218,11 @@ var rules = []rule{
 		row[evidence.BatchEnd]{nil, NotMemory, "", Likely, endText},
 	),
 	table(
+		row[evidence.ProcessEnded]{func(s *scene, f evidence.ProcessEnded) bool {
+			return mannerOfProcess(f) == killed && s.fullHost() != nil
+		}, Host, "", Likely, says[evidence.ProcessEnded]("was killed by SIGKILL with the memory of the host almost " +
+			"full, " +
+			"as the kernel's OOM killer does")},
 		row[evidence.ProcessEnded]{func(s *scene, f evidence.ProcessEnded) bool {
 			return mannerOfProcess(f) == faulted && s.sharedMemoryFull()
 		}, SharedMemory, "", Certain, says[evidence.ProcessEnded](busText)},
@@ -293,6 +309,8 @@ func endedText(f evidence.ProcessEnded) string {
 
 func endText(f evidence.BatchEnd) string { return fmt.Sprintf("was ended by %s: %s", f.By, f.Reason) }
 
+func inSharedMemory(path string) bool { return strings.HasPrefix(path, "/dev/shm") }
+
 func reasonHas(f evidence.BatchEnd, words ...string) bool {
 	return slices.ContainsFunc(words, func(word string) bool { return strings.Contains(f.Reason, word) })
 }
@@ -305,18 +323,18 @@ func lockText(f evidence.LockFailed) string {
 	if f.By == "cudaHostRegister" {
 		return "could not pin host memory"
 	}
-	return fmt.Sprintf("could not lock %smemory (%s)", sizeBefore(f.Requested.Bytes), f.By)
+	return fmt.Sprintf("could not lock %smemory (%s)", amount(f.Requested.Bytes), f.By)
 }
 
 func refusedText(why string) func(evidence.HostAllocationFailed) string {
 	return func(f evidence.HostAllocationFailed) string {
-		return fmt.Sprintf("was refused %shost memory: %s", sizeBefore(f.Requested.Bytes), why)
+		return fmt.Sprintf("was refused %shost memory: %s", amount(f.Requested.Bytes), why)
 	}
 }
 
 func addressText(f evidence.HostAllocationFailed) string {
 	return fmt.Sprintf("was refused %smemory: its address space is limited (RLIMIT_AS, ulimit -v)",
-		sizeBefore(f.Requested.Bytes))
+		amount(f.Requested.Bytes))
 }
 
 // gpuText says that GPU memory ran out, and why. The format has a %v for a figure.

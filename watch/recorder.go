@@ -253,7 +253,7 @@ func (r *Recorder) sample() {
 	r.lock.Lock()
 	defer r.lock.Unlock()
 	record := samples.Record{Time: r.now(), Sample: &s}
-	for _, m := range r.phases.assign(record.Time, &s) {
+	for _, m := range r.phases.assign(&s) {
 		r.mark(record.Time, m)
 	}
 	r.samples = append(r.samples[max(0, len(r.samples)-keptSamples):], record)

@@ -182,7 +182,8 @@ func TestRecordingHasMarks(t *testing.T) {
 // TestRecordingOfRestarts has all attempts, and the end that the user has asked for.
 func TestRecordingOfRestarts(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "samples.jsonl")
-	newJob(t, "--record", file, "--restarts", "2", "--", "sh", "-c", "exit $((4 + PLIMSOLL_ATTEMPT))").start(t).ends(t, 6)
+	j := newJob(t, "--record", file, "--restarts", "2", "--", "sh", "-c", "exit $((4 + PLIMSOLL_ATTEMPT))")
+	j.start(t).ends(t, 6)
 	records, _ := recordingOf(t, file)
 	var codes []int
 	for i, e := range ending(t, records).Ranks {
@@ -196,7 +197,7 @@ func TestRecordingOfRestarts(t *testing.T) {
 	}
 
 	begun := filepath.Join(t.TempDir(), "begun")
-	j := newJob(t, "--record", file, "--", "sh", "-c", ": > "+begun+"; exec sleep 1000").start(t)
+	j = newJob(t, "--record", file, "--", "sh", "-c", ": > "+begun+"; exec sleep 1000").start(t)
 	j.has(t, 1, begun)
 	if err := j.command.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
@@ -228,8 +229,8 @@ func TestRecordingIsWholeAfterAnyKill(t *testing.T) {
 	for kill := range kills {
 		file := filepath.Join(t.TempDir(), "samples.jsonl")
 		begun := filepath.Join(t.TempDir(), "begun")
-		j := newJob(t, "--record", file, "--interval", "100ms", "--nproc", "2", "--", "sh", "-c", ": > "+begun+"$RANK; "+
-			"yes 'a line of some length, so that there is much to record' | head -c 10000000; exec sleep 1000")
+		j := newJob(t, "--record", file, "--interval", "100ms", "--nproc", "2", "--", "sh", "-c", ": > "+begun+
+			"$RANK; yes 'a line of some length, so that there is much to record' | head -c 10000000; exec sleep 1000")
 		j.command.Stdout = nil
 		j.start(t)
 		j.has(t, 2, begun)
@@ -311,7 +312,9 @@ func TestBytesOfASingleRankStay(t *testing.T) {
 	if !bytes.Equal(both.stdout.Bytes(), want) {
 		t.Errorf("%d bytes differ from %d", both.stdout.Len(), len(want))
 	}
-	apart := newJob(t, "--record", filepath.Join(t.TempDir(), "samples.jsonl"), "--", "sh", "-c", script).start(t)
+	file := filepath.Join(t.TempDir(), "samples.jsonl")
+	newJob(t, "--record", file, "--", "printenv", "PYTHONUNBUFFERED").start(t).ends(t, 0)
+	apart := newJob(t, "--record", file, "--", "sh", "-c", script).start(t)
 	apart.ends(t, 0)
 	if apart.stdout.Len()+apart.stderr.Len() != len(want) ||
 		!strings.HasPrefix(apart.stderr.String(), "error 1 \377\x00e") {

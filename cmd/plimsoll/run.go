@@ -97,6 +97,7 @@ func runFlags(c *cobra.Command, o *runOptions) {
 
 func runJob(c *cobra.Command, o runOptions, command []string) error {
 	o.request.Command, o.job.Command = command, command
+	o.request.CopyOutput, o.job.CopyOutput = o.recordFile != "", o.recordFile != ""
 	if err := o.checkNumbers(c); err != nil {
 		return err
 	}
@@ -162,7 +163,6 @@ func (o *runOptions) record(c *cobra.Command, planned *report.PlannedRun) (io.Cl
 	if err != nil {
 		return nil, err
 	}
-	o.job.CopyOutput = true
 	o.job.Recording = watch.Config{Start: start, Interval: o.interval, Sampler: probe.NewSampler(probe.WatchGPUs()),
 		File: file}
 	return file, nil
