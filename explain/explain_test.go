@@ -423,3 +423,16 @@ func TestFalcon(t *testing.T) {
 	}
 	check(t, e)
 }
+
+// TestManyErrors: a log of many errors takes no longer than reading it.
+func TestManyErrors(t *testing.T) {
+	var facts []evidence.Fact
+	for i := range 100_000 {
+		facts = append(facts, oom(nil), ended(i, i, 137, 0))
+	}
+	began := time.Now()
+	check(t, Explain(Inputs{Sources: []*evidence.Source{from("log", evidence.TrainerLog, facts...)}}))
+	if took := time.Since(began); took > 20*time.Second {
+		t.Errorf("100,000 errors took %v", took)
+	}
+}
