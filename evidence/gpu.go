@@ -34,6 +34,19 @@ var gpuPatterns = []pattern{
 			`and (?P<slack>` + sz + `) is reserved by PyTorch but unallocated`,
 		kind: TrainerLog, wrapped: true, fact: gpuOutOfMemory,
 	},
+	{ // c10/cuda/CUDAMallocAsyncAllocator.cpp
+		name:     "out of memory of cudaMallocAsync",
+		literals: []string{"would exceed allowed memory"},
+		expression: `Allocation on device (?P<dev>\d+) would exceed allowed memory\. \(out of memory\)\s+Currently allocated\s*: ` +
+			`(?P<alloc>` + sz + `)\s+Requested\s*: (?P<req>` + sz + `)\s+Device limit\s*: (?P<total>` + sz +
+			`)\s+Free \(according to CUDA\)\s*: (?P<free>` + sz + `)`,
+		kind: TrainerLog, wrapped: true,
+		fact: func(m *match) Fact {
+			f, _ := gpuOutOfMemory(m).(GPUOutOfMemory)
+			f.Backend = "CUDA"
+			return f
+		},
+	},
 	{ // aten/src/ATen/mps/MPSAllocator.mm
 		name:     "out of memory of MPS",
 		literals: []string{"MPS backend out of memory"},
@@ -136,6 +149,13 @@ var gpuPatterns = []pattern{
 		expression: `(?:^|[:\]] |Error\(['"])(?P<backend>CUDA|HIP|XPU|NPU|MPS backend) out of memory` +
 			`(?:\. Tried to allocate (?P<req>` + sz + `)|[.'"]|\s*$)`,
 		kind: TrainerLog, fact: gpuOutOfMemory,
+	},
+	{ // vllm/v1/core/kv_cache_utils.py
+		name:       "vLLM: no memory for the cache",
+		literals:   []string{"No available memory for the cache blocks"},
+		expression: `No available memory for the cache blocks`,
+		kind:       TrainerLog,
+		fact:       func(*match) Fact { return GPUOutOfMemory{Backend: "CUDA", Device: -1} },
 	},
 	{ // accelerate/utils/memory.py
 		name:       "no batch size fits",

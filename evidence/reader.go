@@ -18,7 +18,7 @@ type Source struct {
 	Kind     Kind
 	Flag     string    // of plimsoll plan, for a configuration of a trainer; empty for all others
 	Lines    int       // 0 for a file that was not read line by line
-	Cut      bool      // the file is compressed and damaged or cut: only its beginning was read
+	Cut      bool      // the file is compressed and damaged, or has more findings than are kept: the rest is missing
 	Findings []Finding // in the order of the file
 }
 
@@ -52,6 +52,9 @@ const (
 // maxFindings bounds the memory of a reading. A long log repeats its progress and its memory, so these are thinned out.
 const maxFindings = 100_000
 
+// mostHeld bounds the lines of all findings, in bytes.
+const mostHeld = 256 << 20
+
 // Read reads a file. Its name is for findings and errors. Errors are *fault.Input or those of the reader.
 func Read(name string, from io.Reader) (*Source, error) {
 	s, err := read(name, from)
@@ -70,7 +73,7 @@ func read(name string, from io.Reader) (*Source, error) {
 	}
 	r := &reader{
 		source: source, index: patternIndex(), streams: map[string]*stream{},
-		kinds: map[Kind]int{}, kernels: map[string]*kernelLog{},
+		kinds: map[Kind]int{}, kernels: map[string]*kernelLog{}, killed: map[int]bool{},
 	}
 	if _, err := text.Peek(1); errors.Is(err, io.EOF) {
 		if source.Cut {
@@ -104,10 +107,13 @@ type reader struct {
 	kinds   map[Kind]int // how many texts of each kind there were
 	streams map[string]*stream
 	active  int // streams in which a line may count that has no literal of a pattern
-	last    [4]lastLine
+	last    [16]lastLine
 	kernels map[string]*kernelLog
+	killed  map[int]bool // PIDs that the kernel has killed
+	rows    int          // of the kernel's tables of processes
 	hits    []int
 	thin    int // every so many repetitive findings count
+	held    int // bytes of the lines of all findings
 }
 
 // lastLine is a line as it was read, for texts that began in it.
@@ -161,7 +167,7 @@ func (r *reader) line(line []byte, number int) {
 		return
 	}
 	odd := hidden || bytes.IndexByte(line, '{') >= 0
-	for _, t := range unpack(clean(string(line), number)) {
+	for _, t := range unpack(clean(string(line), number), 0) {
 		if odd {
 			r.index.find([]byte(t.string), &r.hits)
 		}
@@ -210,8 +216,8 @@ func (r *reader) text(t *text) {
 	}
 	joined := s.wrapped != nil && r.join(s, t)
 	if !joined {
-		found := r.find(s, t)
-		r.trace(s, t, found)
+		before := len(r.source.Findings)
+		r.trace(s, t, r.find(s, t), before)
 	}
 	r.settle(s)
 }
@@ -304,7 +310,8 @@ func (r *reader) add(t *text, fact Fact) {
 			return
 		}
 	}
-	if len(r.source.Findings) >= 3*maxFindings {
+	if r.held += len(t.string); len(r.source.Findings) >= 3*maxFindings || r.held > mostHeld {
+		r.source.Cut = true
 		return
 	}
 	r.source.Findings = append(r.source.Findings, Finding{
@@ -373,9 +380,9 @@ const mostWrapped = 10
 func (r *reader) newWrapped(patterns []*pattern, t *text, weaker *match) *wrapped {
 	w := &wrapped{patterns: patterns, weaker: weaker}
 	if before := r.before(t); before != nil {
-		w.lines = append(w.lines, *before)
+		w.add(before)
 	}
-	w.lines = append(w.lines, *t)
+	w.add(t)
 	return w
 }
 
@@ -386,7 +393,7 @@ func (r *reader) before(t *text) *text {
 		if l.number == 0 || l.number != t.number-back {
 			continue
 		}
-		for _, before := range unpack(clean(string(l.line), l.number)) {
+		for _, before := range unpack(clean(string(l.line), l.number), 0) {
 			if before.stream == t.stream {
 				return &before
 			}
@@ -395,10 +402,16 @@ func (r *reader) before(t *text) *text {
 	return nil
 }
 
+// add adds a line, and of a long one its beginning.
+func (w *wrapped) add(t *text) {
+	w.lines = append(w.lines, *t)
+	w.lines[len(w.lines)-1].string = t.shown()
+}
+
 // join adds a line to the wrapped text of a stream. It returns whether the line is part of it.
 func (r *reader) join(s *stream, t *text) bool {
 	w := s.wrapped
-	w.lines = append(w.lines, *t)
+	w.add(t)
 	for _, between := range []string{" ", ""} {
 		whole, starts := w.joined(between)
 		for _, p := range w.patterns {
