@@ -351,14 +351,6 @@ func (k *kernelLog) end(r *reader) {
 	}
 }
 
-// begin makes the block read the next lines of the stream.
-func (r *reader) begin(s *stream, b block) {
-	if s.block != nil {
-		s.block.end(r)
-	}
-	s.block, s.foreign = b, 0
-}
-
 // statistics are those of a cgroup of version 2, one a line.
 type statistics struct{ kill *KernelKill }
 

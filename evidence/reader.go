@@ -210,8 +210,7 @@ func (r *reader) text(t *text) {
 		case s.foreign < mostForeign:
 			s.foreign++
 		default:
-			s.block.end(r)
-			s.block = nil
+			r.finish(s)
 		}
 	}
 	joined := s.wrapped != nil && r.join(s, t)
@@ -220,6 +219,20 @@ func (r *reader) text(t *text) {
 		r.trace(s, t, r.find(s, t), before)
 	}
 	r.settle(s)
+}
+
+// begin makes the block read the next lines of the stream.
+func (r *reader) begin(s *stream, b block) {
+	r.finish(s)
+	s.block, s.foreign = b, 0
+}
+
+// finish ends the block of the stream.
+func (r *reader) finish(s *stream) {
+	if s.block != nil {
+		s.block.end(r)
+		s.block = nil
+	}
 }
 
 // mostForeign is how many lines of others may stand between two lines of a block.
@@ -332,9 +345,7 @@ func repetitive(fact Fact) bool {
 // end ends all that is not complete, and decides the kind of the file.
 func (r *reader) end() {
 	for _, s := range r.streams {
-		if s.block != nil {
-			s.block.end(r)
-		}
+		r.finish(s)
 		if s.wrapped != nil {
 			r.giveUp(s)
 		}
