@@ -385,7 +385,7 @@ type wrapped struct {
 }
 
 // mostWrapped is over how many lines a logger may break a text.
-const mostWrapped = 10
+const mostWrapped = 12
 
 // newWrapped begins with the line before, as a text may begin there.
 func (r *reader) newWrapped(patterns []*pattern, t *text, weaker *match) *wrapped {
@@ -423,22 +423,25 @@ func (w *wrapped) add(t *text) {
 func (r *reader) join(s *stream, t *text) bool {
 	w := s.wrapped
 	w.add(t)
-	for _, between := range []string{" ", ""} {
-		whole, starts := w.joined(between)
-		for _, p := range w.patterns {
-			if m := p.in(whole); m != nil {
-				m.stream, s.wrapped = s, nil
-				m.text = w.lines[0]
-				for i, start := range starts {
-					if start <= m.indices[0] {
-						m.text = w.lines[i]
-					}
-				}
-				m.text.string = whole[m.indices[0]:m.indices[1]]
-				r.take(m)
-				return true
+	whole, starts := w.joined()
+	for _, p := range w.patterns {
+		indices := p.joined.FindStringSubmatchIndex(whole)
+		if indices == nil {
+			continue
+		}
+		first := 0
+		for i, start := range starts {
+			if start <= indices[0] {
+				first = i
 			}
 		}
+		m := &match{pattern: p, indices: indices, whole: whole, stream: s, text: w.lines[first]}
+		for _, line := range w.lines[first+1:] {
+			m.text.string = strings.TrimSpace(m.text.string) + " " + strings.TrimSpace(line.string)
+		}
+		s.wrapped = nil
+		r.take(m)
+		return true
 	}
 	if len(w.lines) >= mostWrapped {
 		r.giveUp(s)
@@ -446,14 +449,11 @@ func (r *reader) join(s *stream, t *text) bool {
 	return false
 }
 
-// joined returns the lines as one text, and where each begins in it.
-func (w *wrapped) joined(between string) (string, []int) {
+// joined returns the lines as one text, and where each begins in it. Whether a space was between two lines is gone.
+func (w *wrapped) joined() (string, []int) {
 	var b strings.Builder
 	starts := make([]int, len(w.lines))
 	for i := range w.lines {
-		if i > 0 {
-			b.WriteString(between)
-		}
 		starts[i] = b.Len()
 		b.WriteString(strings.TrimSpace(w.lines[i].string))
 	}
