@@ -57,8 +57,7 @@ var frameworkPatterns = []pattern{
 			}
 			b.fact.HostUsed = m.size("cpu", ledger.GiB)
 			b.fact.HostPercent, _ = strconv.ParseFloat(m.get("pct"), 64)
-			b.end(r)
-			m.stream.block = nil
+			r.finish(m.stream)
 		},
 	},
 	{ // deepspeed/runtime/utils.py
