@@ -76,14 +76,12 @@ var batchPatterns = []pattern{
 		},
 	},
 	{ // Kubernetes in any of its texts, where the document could not be read as a whole
-		name:       "Kubernetes: killed for memory",
-		literals:   []string{"OOMKilled", "OOMKilling"},
-		expression: `(?:[Rr]eason"?: *"?OOMKilled|\bOOMKilled\b(?P<docker>"?: ?true)?|\bOOMKilling\b)`,
-		kind:       Kubernetes,
+		name:     "Kubernetes: killed for memory",
+		literals: []string{"OOMKilled", "OOMKilling"},
+		expression: `(?:[Rr]eason"?: *"?OOMKilled|^\S+\s+\d+/\d+\s+OOMKilled\s|\bOOMKilled"?[:=] ?(?P<docker>true)\b|` +
+			`\sOOMKilling\s)`,
+		kind: Kubernetes,
 		fact: func(m *match) Fact {
-			if strings.Contains(m.whole, `OOMKilled": false`) || strings.Contains(m.whole, `OOMKilled":false`) {
-				return nil
-			}
 			if m.get("docker") != "" {
 				return BatchKill{By: "Docker"}
 			}

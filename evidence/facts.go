@@ -184,6 +184,9 @@ type (
 		Limit Size
 	}
 
+	// Restarted is a launcher's word that it starts the ranks again. What failed before has been dealt with.
+	Restarted struct{ By string }
+
 	// BatchEnd is an end that a batch system wanted: a time limit, preemption, a cancellation.
 	BatchEnd struct {
 		By, Reason string // "time limit", "preempted", "cancelled", "node failure", "evicted"

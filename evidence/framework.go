@@ -226,10 +226,10 @@ var progressPatterns = []pattern{
 		expression: `^\s*(?:\[[^\]]*\]\s*)?iteration\s+(?P<step>\d+)/\s*\d+ \|`,
 		kind:       TrainerLog, fact: step,
 	},
-	{ // torchtitan/components/metrics.py
-		name:       "torchtitan: step",
-		literals:   []string{"step:"},
-		expression: `\bstep:\s*(?P<step>\d+)\s+loss:`,
+	{ // torchtitan/components/metrics.py, and scripts of one's own
+		name:       "step and loss",
+		literals:   []string{"loss", "Loss"},
+		expression: `(?i:\bstep[ :=\[]+(?P<step>\d+)(?:/\d+)?\b.*\bloss\b)`,
 		kind:       TrainerLog, fact: step,
 	},
 	{ // tqdm, as Trainer, Lightning, torchtune and transformers use it
@@ -343,9 +343,8 @@ func usageAndStep(by string, unit ledger.Bytes) func(*reader, *match) {
 
 // memoryLines are the lines of one call of see_memory_usage.
 type memoryLines struct {
-	fact  MemoryUsage
-	at    text
-	lines int
+	fact MemoryUsage
+	at   text
 }
 
 // line returns false, as the lines have patterns of their own. A call has at most five lines.

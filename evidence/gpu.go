@@ -138,10 +138,11 @@ var gpuPatterns = []pattern{
 		kind: TrainerLog, fact: driverOutOfMemory,
 	},
 	{ // PyTorch, cut or shortened by the program that has printed it
-		name:       "out of memory without sizes",
-		literals:   []string{"out of memory"},
-		expression: `(?P<backend>CUDA|HIP|XPU|NPU|MPS backend) out of memory(?:\. Tried to allocate (?P<req>` + sz + `))?`,
-		kind:       TrainerLog, fact: gpuOutOfMemory,
+		name:     "out of memory without sizes",
+		literals: []string{"out of memory"},
+		expression: `(?:^|[:\]] |Error\(['"])(?P<backend>CUDA|HIP|XPU|NPU|MPS backend) out of memory` +
+			`(?:\. Tried to allocate (?P<req>` + sz + `)|[.'"]|\s*$)`,
+		kind: TrainerLog, fact: gpuOutOfMemory,
 	},
 	{ // accelerate/utils/memory.py
 		name:       "no batch size fits",

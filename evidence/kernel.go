@@ -4,6 +4,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"syscall"
 
 	"plimsoll/ledger"
 )
@@ -221,6 +222,24 @@ var kernelPatterns = []pattern{
 				}
 			}
 			r.emit(m, KernelKill{PID: m.integer("pid", 0), Name: m.get("comm")})
+		},
+	},
+	{ // mm/util.c: __vm_enough_memory
+		name:       "overcommit refused",
+		literals:   []string{"__vm_enough_memory:"},
+		expression: `__vm_enough_memory: pid: (?P<pid>\d+), comm: (?P<comm>.*?), (?:bytes: (?P<req>\d+) )?(?:no|not) enough memory`,
+		kind:       KernelLog,
+		fact: func(m *match) Fact {
+			return HostAllocationFailed{By: "overcommit", Requested: m.size("req", 1), Errno: int(syscall.ENOMEM)}
+		},
+	},
+	{ // the NVIDIA driver
+		name:       "Xid",
+		literals:   []string{"NVRM: Xid"},
+		expression: `NVRM: Xid \([^)]*\): (?P<xid>\d+)`,
+		kind:       KernelLog,
+		fact: func(m *match) Fact {
+			return LibraryFailed{Library: "the NVIDIA driver", Status: "Xid " + m.get("xid")}
 		},
 	},
 	{ // out_of_memory

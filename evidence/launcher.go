@@ -90,6 +90,23 @@ var launcherPatterns = []pattern{
 		expression: `Sending process (?P<pid>\d+) closing signal (?P<sig>SIG\w+)`,
 		kind:       TrainerLog, fact: victim("torchrun"),
 	},
+	{ // torch/distributed/elastic/agent/server/api.py
+		name:       "torchrun starts again",
+		literals:   []string{"attempts left; will restart worker group"},
+		expression: `Worker group \w+\. (?P<left>\d+)/\d+ attempts left; will restart worker group`,
+		kind:       TrainerLog, fact: func(*match) Fact { return Restarted{By: "torchrun"} },
+	},
+	{ // package launch
+		name:     "plimsoll starts again",
+		literals: []string{"plimsoll starts all ranks again"},
+		expression: `^plimsoll: rank (?P<rank>\d+) (?:was ended by signal (?P<sig>\d+)|ended with exit code (?P<code>\d+)).*` +
+			`; plimsoll starts all ranks again`,
+		kind: TrainerLog,
+		take: func(r *reader, m *match) {
+			r.emit(m, ended("plimsoll")(m))
+			r.emit(m, Restarted{By: "plimsoll"})
+		},
+	},
 	{ // torch/distributed/elastic/multiprocessing/api.py
 		name:       "torchrun was ended",
 		literals:   []string{"got signal: "},
@@ -242,7 +259,7 @@ var launcherPatterns = []pattern{
 			"ExitCode", "EXIT_CODE", "Exit Code", "Exit code", "returncode",
 		},
 		expression: `(?i:\b(?:exit(?:ed)?(?: with)?(?: non-zero)?(?: exit)?[ _]?(?:code|status)|exited(?: with)?|non-zero status|` +
-			`return ?code|rc)(?: is| was)?[ =:(]*(?P<code>-?\d{1,3})\b)`,
+			`return ?code|rc)(?: is| was)?[ =:(]*(?P<code>-?\d{1,3})(?:['".,;:)\]}]|\s*$|\s+(?:ago|at|after|on|from|\(|-)))`,
 		kind: TrainerLog, fact: ended("shell"),
 	},
 }

@@ -199,6 +199,9 @@ func (f BatchKill) Says() string {
 func (f BatchEnd) Says() string { return f.By + " ended the job: " + f.Reason }
 
 // Says says it.
+func (f Restarted) Says() string { return f.By + " starts the ranks again" }
+
+// Says says it.
 func (f KernelKill) Says() string {
 	if f.PID == 0 {
 		return sentence("the kernel's OOM killer was invoked", by("by %s", f.Trigger))

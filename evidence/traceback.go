@@ -36,10 +36,10 @@ var frames = []struct {
 }
 
 var (
-	exceptionText = regexp.MustCompile(`^(?:\| +)*((?:[A-Za-z_][\w.]*)?(?:Error|Exception|Interrupt|Exit|Failure|Timeout|OutOfResources|Warning))` +
-		`(?::\s*(.*))?$`)
-	pinnedText = regexp.MustCompile(`pin_memory|cudaHostAlloc|cudaHostRegister|pinned`)
-	forkText   = regexp.MustCompile(`fork_exec|os\.fork\(|in _launch$|_posixsubprocess`)
+	// exceptionText is the name of a class, with its modules and a message.
+	exceptionText = regexp.MustCompile(`^(?:\| +)*((?:[A-Za-z_]\w*\.)*[A-Z]\w*[a-z]\w*)(?::\s*(.*))?$`)
+	pinnedText    = regexp.MustCompile(`pin_memory|cudaHostAlloc|cudaHostRegister|pinned`)
+	forkText      = regexp.MustCompile(`fork_exec|os\.fork\(|in _launch$|_posixsubprocess`)
 )
 
 // beginTrace begins a traceback in the stream of its first line.

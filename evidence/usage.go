@@ -87,6 +87,19 @@ var usagePatterns = []pattern{
 		kind:       GPUList,
 		take:       func(r *reader, m *match) { r.begin(m.stream, &gpuTable{}) },
 	},
+	{ // nvidia-smi --query-gpu=timestamp,index,uuid,memory.total,memory.reserved,memory.used,memory.free
+		name:     "nvidia-smi in CSV without header",
+		literals: []string{", GPU-"},
+		expression: `^\d{4}/\d\d/\d\d [\d:.]+, (?P<dev>\d+), GPU-[\w-]+, (?P<total>\d+)(?: MiB)?, \d+(?: MiB)?, ` +
+			`(?P<used>\d+)(?: MiB)?, (?P<free>\d+)(?: MiB)?$`,
+		kind: GPUList,
+		fact: func(m *match) Fact {
+			return GPUUsage{
+				Device: m.integer("dev", NoRank), Total: m.size("total", ledger.MiB), Used: m.size("used", ledger.MiB),
+				Free: m.size("free", ledger.MiB),
+			}
+		},
+	},
 	{ // nvidia-smi --query-gpu, --query-compute-apps
 		name:       "nvidia-smi in CSV",
 		literals:   []string{"memory.", "used_memory", "used_gpu_memory"},
