@@ -48,7 +48,7 @@ func beginTrace(_ *reader, m *match) { m.stream.trace = &trace{} }
 // trace reads a line of a traceback. Found says that the line has a fact of its own.
 func (r *reader) trace(s *stream, t *text, found bool) {
 	c := s.trace
-	if c == nil || strings.HasPrefix(strings.TrimLeft(t.string, " |+"), "Traceback (most") {
+	if c == nil || strings.Contains(t.string, "Traceback (most recent call last)") {
 		return
 	}
 	c.lines++

@@ -45,7 +45,10 @@ func (s *scene) collect(top claim, e *Explanation) []Collect {
 	case Host, AddressSpace, NUMANode:
 		list = append(list, collectLimits, collectKernel)
 	case CGroup:
-		list = append(list, collectKernel, collectCounters)
+		list = append(list, collectKernel)
+		if len(all[oomCounts](s.findings)) == 0 {
+			list = append(list, collectCounters)
+		}
 	case SharedMemory:
 		list = append(list, collectShared)
 	case LockedMemory:

@@ -58,8 +58,8 @@ func (s *scene) fixedEdits(top claim) []Edit {
 				"docker run --ulimit memlock=-1, for services LimitMEMLOCK=infinity"},
 		}
 	case AddressSpace:
-		return []Edit{{Key: "ulimit -v", To: "unlimited", Why: "CUDA and large mappings reserve far more addresses than " +
-			"memory, so a limit of addresses stops jobs whose memory would fit"}}
+		return []Edit{{Key: "ulimit -v", To: "unlimited", Why: "CUDA and large mappings reserve far more addresses " +
+			"than memory, so a limit of addresses stops jobs whose memory would fit"}}
 	case NUMANode:
 		return []Edit{
 			{Key: "--memory-policy", From: "bind", To: "preferred", Why: "plimsoll run --memory-policy preferred, or " +
@@ -99,10 +99,12 @@ func gpuEdits(top claim) []Edit {
 			"PyTorch, and every communicator has its own"}}
 	case "capacity":
 		return []Edit{
-			{Key: "micro batch", To: "half, with twice the accumulation steps", Why: "activations shrink with it, and " +
-				"the global batch stays"},
-			{Key: "gradient_checkpointing", From: "false", To: "true", Why: "the backward pass recomputes activations " +
-				"instead of keeping them"},
+			{Key: "micro batch", To: "half, with twice the accumulation steps",
+				Why: "activations shrink with it, and " +
+					"the global batch stays"},
+			{Key: "gradient_checkpointing", From: "false", To: "true",
+				Why: "the backward pass recomputes activations " +
+					"instead of keeping them"},
 		}
 	}
 	return nil
@@ -112,8 +114,8 @@ func hostEdits(top claim) []Edit {
 	switch top.detail {
 	case pinned:
 		return []Edit{
-			{Key: "pin_memory", From: "true", To: "false", Why: "PyTorch rounds pinned blocks up to powers of two, and " +
-				"pinned memory cannot be swapped"},
+			{Key: "pin_memory", From: "true", To: "false", Why: "PyTorch rounds pinned blocks up to powers of two, " +
+				"and pinned memory cannot be swapped"},
 		}
 	case "overcommit":
 		return []Edit{{Key: "vm.overcommit_memory", From: "2", To: "0", Why: "the kernel then promises memory beyond " +

@@ -13,8 +13,9 @@ import (
 // Explain says why a job has failed. It never fails itself: where the inputs do not tell, the explanation says so.
 func Explain(in Inputs) *Explanation {
 	s := newScene(&in)
-	e := &Explanation{Schema: Schema, Version: in.Version, Files: s.files(), Victims: []Victim{}, Evidence: []Evidence{},
-		Holders: []Holder{}, RuledOut: []RuledOut{}, Edits: []Edit{}, Collect: []Collect{}, Notes: []string{}}
+	e := &Explanation{Schema: Schema, Version: in.Version, Files: s.files(), Victims: []Victim{},
+		Evidence: []Evidence{},
+		Holders:  []Holder{}, RuledOut: []RuledOut{}, Edits: []Edit{}, Collect: []Collect{}, Notes: []string{}}
 	claims := s.judge()
 	switch {
 	case len(claims) > 0:
@@ -200,10 +201,9 @@ func (s *scene) levelEvidence(top claim) []Evidence {
 	if text == "" {
 		return nil
 	}
-	return []Evidence{{l0(s).File, l0(s).Number, l0(s).Text, "the last sample before the end: " + text}}
+	at := s.levels.at
+	return []Evidence{{at.File, at.Number, at.Text, "the last sample before the end: " + text}}
 }
-
-func l0(s *scene) evidence.Line { return s.levels.at }
 
 // victimTexts returns the ranks that the first one took along.
 func (s *scene) victimTexts() []Victim {

@@ -77,7 +77,8 @@ func TestExplain(t *testing.T) {
 		return []*evidence.Source{from("log", evidence.TrainerLog, facts...)}
 	}
 	numa := samples.Sample{Node: samples.Node{Memory: 100 * gib, Available: 50 * gib,
-		NUMANodes: []samples.NUMAFree{{Node: 0, Memory: 50 * gib, Free: 49 * gib}, {Node: 1, Memory: 50 * gib, Free: 1}}}}
+		NUMANodes: []samples.NUMAFree{{Node: 0, Memory: 50 * gib, Free: 49 * gib}, {Node: 1, Memory: 50 * gib,
+			Free: 1}}}}
 	for name, c := range map[string]struct {
 		in       Inputs
 		resource Resource
@@ -89,7 +90,8 @@ func TestExplain(t *testing.T) {
 		"warnings": {Inputs{Sources: log(evidence.AllocationRetried{}, evidence.CacheFlushed{})}, None, "", Likely},
 
 		"capacity": {Inputs{Sources: log(oom(nil))}, GPU, "capacity", Certain},
-		"fragmentation": {Inputs{Sources: log(oom(func(f *evidence.GPUOutOfMemory) { f.Allocated = known(70 * gib) }))}, GPU,
+		"fragmentation": {Inputs{Sources: log(oom(func(f *evidence.GPUOutOfMemory) { f.Allocated = known(70 * gib) }))},
+			GPU,
 			"fragmentation", Certain},
 		"cap": {Inputs{Sources: log(oom(func(f *evidence.GPUOutOfMemory) {
 			f.Free, f.Allowed = known(70*gib), known(8*gib)
@@ -109,7 +111,8 @@ func TestExplain(t *testing.T) {
 
 		"driver": {Inputs{Sources: log(evidence.DriverOutOfMemory{})}, GPU, "", Likely},
 		"pinned": {Inputs{Sources: log(evidence.DriverOutOfMemory{Pinning: true})}, Host, "pinned memory", Likely},
-		"pinned, as the GPU is free": {Inputs{Sources: log(evidence.GPUUsage{Total: known(80 * gib), Free: known(70 * gib)},
+		"pinned, as the GPU is free": {Inputs{Sources: log(evidence.GPUUsage{Total: known(80 * gib),
+			Free: known(70 * gib)},
 			evidence.DriverOutOfMemory{})}, Host, "pinned memory", Likely},
 		"cuBLAS": {Inputs{Sources: log(evidence.LibraryFailed{Library: "cuBLAS", Memory: true})}, GPU, "", Likely},
 		"cuDNN":  {Inputs{Sources: log(evidence.LibraryFailed{Library: "cuDNN"})}, Undetermined, "", Unknown},
@@ -122,14 +125,18 @@ func TestExplain(t *testing.T) {
 		"ENOMEM without a limit": {Inputs{Sources: log(evidence.HostAllocationFailed{Errno: 12},
 			evidence.Limit{Name: "RLIMIT_AS"})}, Host, "", Likely},
 		"ENOMEM with free memory": {Inputs{Sources: log(evidence.HostAllocationFailed{Requested: known(gib)},
-			evidence.Counters{File: "meminfo", Values: map[string]int64{"MemTotal": 64 << 30, "MemAvailable": 60 << 30}})},
+			evidence.Counters{File: "meminfo", Values: map[string]int64{"MemTotal": 64 << 30,
+				"MemAvailable": 60 << 30}})},
 			AddressSpace, "", Likely},
 		"ENOMEM beyond the host": {Inputs{Sources: log(evidence.HostAllocationFailed{Requested: known(100 * gib)},
-			evidence.Counters{File: "meminfo", Values: map[string]int64{"MemTotal": 64 << 30, "MemAvailable": 60 << 30}})},
+			evidence.Counters{File: "meminfo", Values: map[string]int64{"MemTotal": 64 << 30,
+				"MemAvailable": 60 << 30}})},
 			Host, "capacity", Likely},
 		"ENOMEM of unknown size": {Inputs{Recordings: []Recording{recorded(numa, samples.RankEnd{ExitCode: 1},
-			"MemoryError: std::bad_alloc", "Traceback (most recent call last):", "MemoryError")}}, Undetermined, "", Unknown},
-		"overcommit": {Inputs{Sources: log(evidence.HostAllocationFailed{}, evidence.Limit{Name: "overcommit", Bytes: known(2)})},
+			"MemoryError: std::bad_alloc", "Traceback (most recent call last):", "MemoryError")}}, Undetermined, "",
+			Unknown},
+		"overcommit": {Inputs{Sources: log(evidence.HostAllocationFailed{}, evidence.Limit{Name: "overcommit",
+			Bytes: known(2)})},
 			Host, "overcommit", Likely},
 
 		"memlock": {Inputs{Sources: log(evidence.LockFailed{By: "mlock"})}, LockedMemory, "", Likely},
@@ -139,8 +146,9 @@ func TestExplain(t *testing.T) {
 			evidence.Limit{Name: "RLIMIT_MEMLOCK"})}, Host, "pinned memory", Likely},
 		"register": {Inputs{Sources: log(evidence.LockFailed{By: "cudaHostRegister"})}, Host, "pinned memory", Likely},
 
-		"shm":               {Inputs{Sources: log(evidence.SharedMemoryFull{})}, SharedMemory, "", Likely},
-		"shm with its path": {Inputs{Sources: log(evidence.SharedMemoryFull{Path: "/dev/shm/x"})}, SharedMemory, "", Certain},
+		"shm": {Inputs{Sources: log(evidence.SharedMemoryFull{})}, SharedMemory, "", Likely},
+		"shm with its path": {Inputs{Sources: log(evidence.SharedMemoryFull{Path: "/dev/shm/x"})}, SharedMemory, "",
+			Certain},
 		"shm by df": {Inputs{Sources: log(evidence.SharedMemoryFull{}, evidence.FileSystem{Mount: "/dev/shm",
 			Size: known(gib), Used: known(gib)})}, SharedMemory, "", Certain},
 		"disk":          {Inputs{Sources: log(evidence.DiskFull{Path: "/ckpt"})}, Disk, "", Certain},
@@ -151,7 +159,8 @@ func TestExplain(t *testing.T) {
 		"SIGBUS":        {Inputs{Sources: log(ended(0, 1, 0, 7))}, SharedMemory, "", Likely},
 		"worker SIGBUS": {Inputs{Sources: log(evidence.WorkerEnded{Signal: "Bus error"})}, SharedMemory, "", Likely},
 		"SIGBUS with a full /dev/shm": {Inputs{Recordings: []Recording{recorded(samples.Sample{Node: samples.Node{
-			SharedFiles: samples.FileSystem{Size: gib, Used: gib}}}, samples.RankEnd{Signal: 7})}}, SharedMemory, "", Certain},
+			SharedFiles: samples.FileSystem{Size: gib, Used: gib}}}, samples.RankEnd{Signal: 7})}}, SharedMemory, "",
+			Certain},
 		"SIGBUS with a free /dev/shm": {Inputs{Recordings: []Recording{recorded(samples.Sample{Node: samples.Node{
 			SharedFiles: samples.FileSystem{Size: gib}}}, samples.RankEnd{Signal: 7})}}, Undetermined, "", Unknown},
 
@@ -179,21 +188,27 @@ func TestExplain(t *testing.T) {
 		"137 alone": {Inputs{Sources: log(ended(0, 77, 137, 0))}, Undetermined, "", Unknown},
 		"page cache": {Inputs{Sources: log(ended(0, 77, 137, 0), evidence.Counters{File: "memory.stat",
 			Values: map[string]int64{"anon": 1 << 30, "file": 99 << 30}}, events("", 0, 0))}, NotMemory, "", Likely},
-		"membind": {Inputs{Recordings: []Recording{withKills(recorded(numa, samples.RankEnd{Signal: 9}), 0)}}, NUMANode, "",
+		"membind": {Inputs{Recordings: []Recording{withKills(recorded(numa, samples.RankEnd{Signal: 9}), 0)}}, NUMANode,
+			"",
 			Likely},
-		"recorded cgroup": {Inputs{Recordings: []Recording{withKills(recorded(numa, samples.RankEnd{Signal: 9}), 1)}}, CGroup,
+		"recorded cgroup": {Inputs{Recordings: []Recording{withKills(recorded(numa, samples.RankEnd{Signal: 9}), 1)}},
+			CGroup,
 			"", Certain},
 
-		"Slurm":   {Inputs{Sources: log(evidence.BatchKill{By: "Slurm"})}, CGroup, "", Likely},
-		"Ray":     {Inputs{Sources: log(evidence.BatchKill{By: "Ray"})}, Host, "", Likely},
-		"time":    {Inputs{Sources: log(ended(0, 1, 0, 15), evidence.BatchEnd{Reason: "time limit"})}, NotMemory, "", Certain},
-		"cancel":  {Inputs{Sources: log(evidence.BatchEnd{Reason: "cancelled"})}, NotMemory, "", Likely},
-		"scancel": {Inputs{Sources: log(ended(0, 1, 3, 0), evidence.BatchEnd{Reason: "cancelled"})}, Undetermined, "", Unknown},
-		"evicted": {Inputs{Sources: log(evidence.BatchEnd{Reason: "evicted: the node was low on memory"})}, Host, "", Likely},
+		"Slurm": {Inputs{Sources: log(evidence.BatchKill{By: "Slurm"})}, CGroup, "", Likely},
+		"Ray":   {Inputs{Sources: log(evidence.BatchKill{By: "Ray"})}, Host, "", Likely},
+		"time": {Inputs{Sources: log(ended(0, 1, 0, 15), evidence.BatchEnd{Reason: "time limit"})}, NotMemory, "",
+			Certain},
+		"cancel": {Inputs{Sources: log(evidence.BatchEnd{Reason: "cancelled"})}, NotMemory, "", Likely},
+		"scancel": {Inputs{Sources: log(ended(0, 1, 3, 0), evidence.BatchEnd{Reason: "cancelled"})}, Undetermined, "",
+			Unknown},
+		"evicted": {Inputs{Sources: log(evidence.BatchEnd{Reason: "evicted: the node was low on memory"})}, Host, "",
+			Likely},
 		"evicted for storage": {Inputs{Sources: log(evidence.BatchEnd{Reason: "evicted: ephemeral storage"})}, Disk, "",
 			Likely},
 
-		"ValueError": {Inputs{Sources: log(evidence.Exception{Type: "ValueError"}, ended(0, 1, 1, 0))}, NotMemory, "", Likely},
+		"ValueError": {Inputs{Sources: log(evidence.Exception{Type: "ValueError"}, ended(0, 1, 1, 0))}, NotMemory, "",
+			Likely},
 		"an exception beside the error": {Inputs{Sources: log(evidence.Exception{Type: "ImportError"}, oom(nil))}, GPU,
 			"capacity", Certain},
 		"victims only": {Inputs{Sources: log(evidence.CollectiveFailed{By: "NCCL"})}, Undetermined, "", Unknown},
@@ -201,15 +216,19 @@ func TestExplain(t *testing.T) {
 		"SIGSEGV":      {Inputs{Sources: log(ended(0, 1, 0, 11))}, Undetermined, "", Unknown},
 		"went on": {Inputs{Sources: log(evidence.Progress{Step: 1}, oom(nil), evidence.Progress{Step: 2},
 			evidence.Progress{Step: 3})}, None, "", Likely},
-		"RLIMIT_AS in a recording": {Inputs{Recordings: []Recording{recorded(samples.Sample{Processes: []samples.Process{
+		"RLIMIT_AS in a " +
+			"recording": {Inputs{Recordings: []Recording{recorded(samples.Sample{Processes: []samples.Process{
 			{PID: 78, Role: samples.Child, Virtual: gib, AddressSpaceLimit: gib}}}, samples.RankEnd{ExitCode: 1},
-			"RuntimeError: [enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory: you "+
-				"tried to allocate 988065536 bytes. Error code 12 (Cannot allocate memory)")}}, AddressSpace, "", Certain},
+			"RuntimeError: [enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate "+
+				"memory: you tried to allocate 988065536 bytes. Error code 12 (Cannot allocate memory)")}},
+			AddressSpace, "",
+			Certain},
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := Explain(c.in)
 			if e.Cause.Resource != c.resource || e.Cause.Detail != c.detail || e.Confidence != c.sure {
-				t.Errorf("%q, %q, %s, expected %q, %q, %s: %s", e.Cause.Resource, e.Cause.Detail, e.Confidence, c.resource,
+				t.Errorf("%q, %q, %s, expected %q, %q, %s: %s", e.Cause.Resource, e.Cause.Detail, e.Confidence,
+					c.resource,
 					c.detail, c.sure, e.Cause.Text)
 			}
 			check(t, e)
@@ -220,7 +239,8 @@ func TestExplain(t *testing.T) {
 // withKills adds counters by which the kernel killed one process, and reached a cgroup's limit so many times.
 func withKills(r Recording, reached int64) Recording {
 	counters := func(kills, reached int64) []samples.Counter {
-		return []samples.Counter{{Name: "cgroup /a memory.events oom_kill", Group: "cgroup /a", Limit: gib, Kills: kills,
+		return []samples.Counter{{Name: "cgroup /a memory.events oom_kill", Group: "cgroup /a", Limit: gib,
+			Kills:   kills,
 			Reached: reached}, {Name: "/proc/vmstat oom_kill", Group: "the host", Kills: 7 + kills}}
 	}
 	r.Records[0].Start.Counters = counters(0, 0)
@@ -258,9 +278,11 @@ func check(t interface{ Errorf(string, ...any) }, e *Explanation) {
 
 // TestExplainAnything gives Explain facts in any order, of any ranks.
 func TestExplainAnything(t *testing.T) {
-	facts := []evidence.Fact{oom(nil), oom(func(f *evidence.GPUOutOfMemory) { f.Device = 3 }), evidence.GPUOutOfMemory{},
+	facts := []evidence.Fact{oom(nil), oom(func(f *evidence.GPUOutOfMemory) { f.Device = 3 }),
+		evidence.GPUOutOfMemory{},
 		evidence.AllocationRetried{}, evidence.DriverOutOfMemory{}, evidence.LibraryFailed{Library: "Triton"},
-		evidence.HostAllocationFailed{Requested: known(gib)}, evidence.LockFailed{By: "mlock"}, evidence.SharedMemoryFull{},
+		evidence.HostAllocationFailed{Requested: known(gib)}, evidence.LockFailed{By: "mlock"},
+		evidence.SharedMemoryFull{},
 		evidence.BusError{}, evidence.DiskFull{}, evidence.TooManyProcesses{}, evidence.WorkerEnded{PIDs: []int{7}},
 		evidence.WorkerEnded{Signal: "Killed"}, evidence.Exception{Type: "ValueError"}, evidence.CollectiveFailed{},
 		evidence.MemoryUsage{Tag: "x", HostUsed: known(gib)}, evidence.MemoryUsage{HostUsed: known(9 * gib)},
@@ -293,7 +315,8 @@ func TestFirstRank(t *testing.T) {
 	}
 	source := &evidence.Source{Name: "log", Kind: evidence.TrainerLog, Findings: []evidence.Finding{
 		at(1, 30, evidence.CollectiveFailed{By: "NCCL"}), at(1, 31, ended(1, 0, 0, 6)), at(2, 25, oom(nil)),
-		at(3, 20, evidence.Progress{Phase: ledger.Backward, Step: -1}), at(3, 20, oom(nil)), at(0, 32, ended(0, 0, 0, 15)),
+		at(3, 20, evidence.Progress{Phase: ledger.Backward, Step: -1}), at(3, 20, oom(nil)), at(0, 32, ended(0, 0, 0,
+			15)),
 	}}
 	e := Explain(Inputs{Sources: []*evidence.Source{source}})
 	if e.Cause.Rank == nil || *e.Cause.Rank != 3 || e.Cause.Phase == nil || *e.Cause.Phase != ledger.Backward {
@@ -306,7 +329,8 @@ func TestFirstRank(t *testing.T) {
 	if !slices.Equal(ranks, []int{0, 1, 2}) {
 		t.Errorf("the victims are %v, expected ranks 0, 1 and 2", ranks)
 	}
-	if want := "Rank 3 ran out of GPU memory in the backward pass: it asked for 2.00 GiB"; !strings.HasPrefix(e.Cause.Text,
+	if want := "Rank 3 ran out of GPU memory in the backward pass: it asked for 2.00 " +
+		"GiB"; !strings.HasPrefix(e.Cause.Text,
 		want) {
 		t.Errorf("%q, expected %q", e.Cause.Text, want)
 	}
@@ -332,8 +356,8 @@ func TestPlannedEdits(t *testing.T) {
 	for _, edit := range e.Edits {
 		byKey[edit.Key] = edit
 	}
-	if edit := byKey["zero_optimization.stage"]; edit.File != "testdata/zero1.json" || edit.From != "1" || edit.To != "3" ||
-		edit.Frees < 4*gib {
+	edit := byKey["zero_optimization.stage"]
+	if edit.File != "testdata/zero1.json" || edit.From != "1" || edit.To != "3" || edit.Frees < 4*gib {
 		t.Errorf("%+v: expected stage 3 of testdata/zero1.json first", edit)
 	}
 	if edit := byKey["train_micro_batch_size_per_gpu"]; edit.From != "4" || edit.To != "2" ||
@@ -374,7 +398,8 @@ func TestDisputedJumps(t *testing.T) {
 	for tag, word := range map[string]string{"after unscale_and_clip_grads": "see_memory_usage counts the whole node",
 		"after adam_update": "mimalloc"} {
 		e := Explain(Inputs{Parameters: 1 << 30, Sources: []*evidence.Source{from("log", evidence.TrainerLog,
-			evidence.MemoryUsage{HostUsed: known(10 * gib)}, evidence.MemoryUsage{Tag: tag, HostUsed: known(14 * gib)})}})
+			evidence.MemoryUsage{HostUsed: known(10 * gib)}, evidence.MemoryUsage{Tag: tag,
+				HostUsed: known(14 * gib)})}})
 		if len(e.Notes) != 1 || !strings.Contains(e.Notes[0], "4.00 bytes a parameter") ||
 			!strings.Contains(e.Notes[0], word) {
 			t.Errorf("%s: %q lacks %q", tag, e.Notes, word)

@@ -285,8 +285,11 @@ func hostText(evidence.KernelKill) string {
 
 func limitText(o oomCounts) string {
 	at := o.atLimit()
-	return fmt.Sprintf("was killed by the kernel: %s reached its memory limit %s", at.group,
-		strings.TrimSpace(sizeBefore(at.limit)))
+	text := fmt.Sprintf("was killed by the kernel: %s reached its memory limit", at.group)
+	if at.limit > 0 {
+		text += fmt.Sprintf(" of %v", at.limit)
+	}
+	return text
 }
 
 // byLimit holds for batch systems that hold a job to a limit. The others act when the host runs low.

@@ -172,7 +172,8 @@ func (s *scene) recordedHolders(resource Resource) []Holder {
 			}
 		}
 		if resource != SharedMemory {
-			add(fmt.Sprintf("process %d", p.PID), rest, fmt.Sprintf("%s (%s of rank %d), the rest of its memory", p.Name,
+			add(fmt.Sprintf("process %d", p.PID), rest, fmt.Sprintf("%s (%s of rank %d), the rest of its memory",
+				p.Name,
 				p.Role, p.Rank))
 		}
 	}

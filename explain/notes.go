@@ -21,15 +21,18 @@ func (s *scene) notes() []string {
 		list = append(list, fmt.Sprintf("%s:%d: %s, and the program went on (%s of this kind).", f.File, f.Number,
 			f.Fact.Says(), counted(int64(n), "error")))
 	}
+	if s.planNote != "" {
+		list = append(list, s.planNote)
+	}
 	list = append(list, s.jumps()...)
 	list = append(list, s.peakAndEnd()...)
 	if n := len(all[evidence.AllocationRetried](s.findings)); n > 0 {
-		list = append(list, fmt.Sprintf("PyTorch's allocator failed %s and freed its cache to try again: GPU memory was "+
-			"nearly full, and no such warning is an error by itself.", counted(int64(n), "time")))
+		list = append(list, fmt.Sprintf("PyTorch's allocator failed %s and freed its cache to try again: GPU memory "+
+			"was nearly full, and no such warning is an error by itself.", counted(int64(n), "time")))
 	}
 	if flushes := all[evidence.CacheFlushed](s.findings); len(flushes) > 0 {
-		list = append(list, "DeepSpeed says that the allocator has flushed its cache: GPU memory is nearly full, and every "+
-			"flush stops the GPU.")
+		list = append(list, "DeepSpeed says that the allocator has flushed its cache: GPU memory is nearly full, "+
+			"and every flush stops the GPU.")
 	}
 	return list
 }
@@ -98,11 +101,13 @@ var knownJumps = []struct {
 	{regexp.MustCompile(`(?i)(to|\.)\(?["']?cuda|to gpu|to device`), ledger.GPU, 4,
 		"It is the fp32 gradient, copied to the GPU."},
 	{regexp.MustCompile(`(?i)\bcpu\b`), ledger.Host, 4,
-		"It is a second copy of the fp32 gradient: grad = grad.cpu() gives a new tensor the name, while the optimizer's " +
-			"partition still holds the first one. So this line measures itself, and shows no leak."},
+		"It is a second copy of the fp32 gradient: grad = grad.cpu() gives a new tensor the name, while the " +
+			"optimizer's partition still holds the first one. So this line measures itself, and shows no leak."},
 	{regexp.MustCompile(`(?i)unscale|mul_|clip`), ledger.Host, 4,
-		"DeepSpeed's source allocates nothing there, and the plan says 0. see_memory_usage counts the whole node: states " +
-			"that other ranks make at the same time (8 bytes a parameter) count, too. Others did not reproduce this rise."},
+		"DeepSpeed's source allocates nothing there, and the plan says 0. see_memory_usage counts the whole node: " +
+			"states that other ranks make at the same time (8 bytes a parameter) count, too. Others did not " +
+			"reproduce this " +
+			"rise."},
 	{regexp.MustCompile(`(?i)adam_update`), ledger.Host, 4,
 		"DeepSpeed's source allocates nothing there beyond the optimizer states, and the plan says 0. Others did not " +
 			"reproduce this rise; aarch64 builds of PyTorch from 2.10 on keep freed pages (mimalloc)."},
@@ -160,14 +165,16 @@ func (s *scene) peakAndEnd() []string {
 	peak := device.Peak()
 	passing := passingAt(peak, device, rise/50)
 	if len(passing) == 0 {
-		return []string{fmt.Sprintf("The peak is %v above the end. The plan of the job frees nothing in between.", rise)}
+		return []string{fmt.Sprintf("The peak is %v above the end. The plan of the job frees nothing in between.",
+			rise)}
 	}
 	var names []string
 	for _, h := range passing {
 		names = append(names, fmt.Sprintf("%v of %s (%s)", h.Bytes, h.Component.Title(), h.Why))
 	}
-	return []string{fmt.Sprintf("The peak is %v above the end. The plan of the job has its peak in the %s %s. It holds "+
-		"there, and no longer at the end of the step: %s.", rise, peak.Iteration, peak.Name, strings.Join(names, "; "))}
+	return []string{fmt.Sprintf("The peak is %v above the end. The plan of the job has its peak in the %s %s. It "+
+		"holds there, and no longer at the end of the step: %s.", rise, peak.Iteration, peak.Name, strings.Join(names,
+		"; "))}
 }
 
 // passingAt returns what a device holds at a peak and no longer at the end of a steady step, the largest first.

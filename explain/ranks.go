@@ -98,7 +98,8 @@ func mannerOfProcess(f evidence.ProcessEnded) manner {
 
 // consequences are exceptions that follow from the end of another process.
 var consequences = []string{"ChildFailedError", "CalledProcessError", "SystemExit", "KeyboardInterrupt",
-	"SignalException", "ConnectionResetError", "ConnectionRefusedError", "BrokenPipeError", "EOFError", "DistBackendError",
+	"SignalException", "ConnectionResetError", "ConnectionRefusedError", "BrokenPipeError", "EOFError",
+	"DistBackendError",
 	"DistNetworkError", "DistStoreError"}
 
 func isConsequence(e evidence.Exception) bool {

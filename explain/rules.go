@@ -73,11 +73,11 @@ var rules = []rule{
 		}, NUMANode, "", Likely, says[oomCounts]("was killed by the kernel while the host had free memory: its memory " +
 			"policy leaves it the memory of its own NUMA node only")},
 		row[oomCounts]{func(s *scene, o oomCounts) bool { return o.kills() > 0 && s.plentyFree() },
-			Undetermined, "", Unknown, says[oomCounts]("was killed by the kernel's OOM killer while the host had free " +
-				"memory, and no limit that is visible here was reached")},
+			Undetermined, "", Unknown, says[oomCounts]("was killed by the kernel's OOM killer while the host had " +
+				"free memory, and no limit that is visible here was reached")},
 		row[oomCounts]{func(_ *scene, o oomCounts) bool { return o.kills() > 0 }, Host, "", Likely,
-			says[oomCounts]("was killed by the kernel's OOM killer, and no cgroup's limit was reached: the host ran out " +
-				"of memory")},
+			says[oomCounts]("was killed by the kernel's OOM killer, and no cgroup's limit was reached: the host ran " +
+				"out of memory")},
 		row[oomCounts]{nil, NotMemory, "", Likely, says[oomCounts]("was not killed by the kernel's OOM killer, whose " +
 			"counters did not move: the program itself, a person or a batch system ended it")},
 	),
@@ -95,27 +95,31 @@ var rules = []rule{
 		row[evidence.GPUOutOfMemory]{outsidePyTorch, GPU, "memory outside PyTorch", Certain, gpuText(
 			"this process held %v outside of PyTorch's allocator, as NCCL, cuDNN and CUDA graphs do", outside)},
 		row[evidence.GPUOutOfMemory]{enoughFree, GPU, "free memory at the failure", Likely, gpuText(
-			"%v were free when PyTorch looked: another process may have freed them in between, or a limit holds", free)},
+			"%v were free when PyTorch looked: another process may have freed them in between, or a limit holds",
+			free)},
 		row[evidence.GPUOutOfMemory]{func(_ *scene, f evidence.GPUOutOfMemory) bool { return f.Allocated.Known },
 			GPU, "capacity", Certain, gpuText("tensors held %v", allocated)},
-		row[evidence.GPUOutOfMemory]{func(_ *scene, f evidence.GPUOutOfMemory) bool { return f.Requested.Known }, GPU, "",
+		row[evidence.GPUOutOfMemory]{func(_ *scene, f evidence.GPUOutOfMemory) bool { return f.Requested.Known }, GPU,
+			"",
 			Certain, says[evidence.GPUOutOfMemory]("ran out of GPU memory")},
 		row[evidence.GPUOutOfMemory]{nil, GPU, "", Likely, says[evidence.GPUOutOfMemory]("ran out of GPU memory")},
 	),
 	table(
 		row[evidence.DriverOutOfMemory]{func(_ *scene, f evidence.DriverOutOfMemory) bool { return f.Pinning },
-			Host, pinned, Likely, says[evidence.DriverOutOfMemory]("could not pin host memory: the error reads \"out of " +
+			Host, pinned, Likely, says[evidence.DriverOutOfMemory]("could not pin host memory: the error reads " +
+				"\"out of " +
 				"memory\" of CUDA, but pinned memory comes from the host")},
 		row[evidence.DriverOutOfMemory]{func(s *scene, _ evidence.DriverOutOfMemory) bool { return s.gpuMostlyFree() },
-			Host, pinned, Likely, says[evidence.DriverOutOfMemory]("got \"out of memory\" from CUDA with a GPU that was " +
-				"mostly free, so the memory to pin was missing on the host")},
-		row[evidence.DriverOutOfMemory]{nil, GPU, "", Likely, says[evidence.DriverOutOfMemory]("ran out of GPU memory " +
-			"outside of PyTorch's allocator")},
+			Host, pinned, Likely, says[evidence.DriverOutOfMemory]("got \"out of memory\" from CUDA with a GPU that " +
+				"was mostly free, so the memory to pin was missing on the host")},
+		row[evidence.DriverOutOfMemory]{nil, GPU, "", Likely, says[evidence.DriverOutOfMemory]("ran out of GPU " +
+			"memory outside of PyTorch's allocator")},
 	),
 	table(
 		row[evidence.LibraryFailed]{func(_ *scene, f evidence.LibraryFailed) bool { return f.Library == triton },
-			NotMemory, "shared memory of a GPU's multiprocessor", Certain, says[evidence.LibraryFailed]("asked for more " +
-				"shared memory of a multiprocessor than the GPU has: a kernel's block sizes are too large, and no " +
+			NotMemory, "shared memory of a GPU's multiprocessor", Certain, says[evidence.LibraryFailed]("asked for " +
+				"more shared memory of a multiprocessor than the GPU has: a kernel's block sizes are too large, and " +
+				"no " +
 				"memory of the GPU or the host is missing")},
 		row[evidence.LibraryFailed]{func(_ *scene, f evidence.LibraryFailed) bool { return f.Memory }, GPU, "", Likely,
 			func(f evidence.LibraryFailed) string {
@@ -139,8 +143,8 @@ var rules = []rule{
 		}, AddressSpace, "", Likely, refusedText("memory was free, so a limit of the process was reached")},
 		row[evidence.HostAllocationFailed]{func(s *scene, f evidence.HostAllocationFailed) bool {
 			return !f.Requested.Known && s.plentyFree()
-		}, Undetermined, "", Unknown, refusedText("the host had free memory, so a limit of the process was reached, or " +
-			"the program asked for more than the host has")},
+		}, Undetermined, "", Unknown, refusedText("the host had free memory, so a limit of the process was reached, " +
+			"or the program asked for more than the host has")},
 		row[evidence.HostAllocationFailed]{nil, Host, "", Likely, refusedText("the kernel had none left to promise")},
 	),
 	table(
@@ -164,7 +168,9 @@ var rules = []rule{
 		row[evidence.SharedMemoryFull]{nil, SharedMemory, "", Likely, says[evidence.SharedMemoryFull](sharedText)},
 	),
 	table(
-		row[evidence.DiskFull]{func(_ *scene, f evidence.DiskFull) bool { return strings.HasPrefix(f.Path, "/dev/shm") },
+		row[evidence.DiskFull]{func(_ *scene, f evidence.DiskFull) bool {
+			return strings.HasPrefix(f.Path, "/dev/shm")
+		},
 			SharedMemory, "", Certain, says[evidence.DiskFull](sharedText)},
 		row[evidence.DiskFull]{func(_ *scene, f evidence.DiskFull) bool { return f.Quota }, Disk, "quota", Certain,
 			says[evidence.DiskFull]("reached its disk quota")},

@@ -18,6 +18,7 @@ type scene struct {
 	levels     *levels            // nil without a recording
 	witness    *death             // the first end of a rank that no other had caused; nil if nothing failed
 	victims    []*death
+	planNote   string // of the plan that changes were weighed by
 }
 
 // newScene orders the inputs.

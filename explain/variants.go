@@ -18,7 +18,7 @@ type variant struct {
 }
 
 // plannedEdits plans variants of the user's job, and returns those that free memory of the resource, in the phase of
-// the failure.
+// the failure. A note says what the plan of the job itself has there.
 func (s *scene) plannedEdits(top claim, phase *ledger.PhaseName) []Edit {
 	kind := ledger.Host
 	switch top.resource {
@@ -44,6 +44,10 @@ func (s *scene) plannedEdits(top claim, phase *ledger.PhaseName) []Edit {
 	if !ok {
 		return nil
 	}
+	s.planNote = fmt.Sprintf("The changes were planned for %s, with micro batches of %d x %s tokens on each rank. "+
+		"The plan then holds %v at its peak%s: if that is far from what you see, give the flags of your job.",
+		base.EngineName(),
+		base.MicroBatch, ledger.Count(base.Sequence), held, wordsOf(phase))
 	var list []Edit
 	for _, v := range variantsOf(base, q, kind) {
 		j, err := v.decide(in, q)
@@ -56,6 +60,13 @@ func (s *scene) plannedEdits(top claim, phase *ledger.PhaseName) []Edit {
 		}
 	}
 	return list
+}
+
+func wordsOf(phase *ledger.PhaseName) string {
+	if phase == nil {
+		return ""
+	}
+	return phaseWords[*phase]
 }
 
 // sized returns the request with as many GPUs as the files name ranks, unless it names a number itself.
@@ -135,7 +146,8 @@ func variantsOf(j *job.Job, q job.Request, kind ledger.Kind) []variant {
 	if d := j.DeepSpeed; d != nil {
 		for stage := d.ZeROStage + 1; stage <= 3; stage++ {
 			add(Edit{File: d.File, Key: "zero_optimization.stage", From: fmt.Sprint(d.ZeROStage), To: fmt.Sprint(stage),
-				Why: "ranks then hold a shard each of what they all hold in full now"}, job.Overrides{ZeROStage: &stage})
+				Why: "ranks then hold a shard each of what they all hold in full now"},
+				job.Overrides{ZeROStage: &stage})
 		}
 		if d.ZeROStage > 0 && d.OffloadOptimizer.Device != "cpu" {
 			add(Edit{File: d.File, Key: "zero_optimization.offload_optimizer.device",

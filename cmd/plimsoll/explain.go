@@ -80,14 +80,16 @@ nothing is wrong.`,
 func explainFlags(c *cobra.Command, o *explainOptions) {
 	q, flags := &o.request, c.Flags()
 	flags.SortFlags = false
-	choiceOrFileFlag(c, &q.Model, "model", "", "the model of the job: `name` in the catalog, a config.json or a folder "+
-		"with one", model.Catalog())
-	flags.Var((*countFlag)(&q.GPUs), "gpus", "GPUs of each node, one rank each (default: the ranks that the files name)")
+	choiceOrFileFlag(c, &q.Model, "model", "", "the model of the job: `name` in the catalog, a config.json or a "+
+		"folder with one", model.Catalog())
+	flags.Var((*countFlag)(&q.GPUs), "gpus", "GPUs of each node, one rank each (default: the ranks that the files "+
+		"name)")
 	flags.Var((*countFlag)(&q.Nodes), "nodes", "nodes of the job")
 	choiceFlag(c, &q.GPU, "gpu", "", "GPU `name`, such as H100-80GB", gpu.Names())
 	flags.Var((*countFlag)(&q.Sequence), "seq-len", "tokens of a sequence")
 	flags.Var((*countFlag)(&q.MicroBatch), "micro-batch", "sequences of a rank's micro batch")
-	choiceFlag(c, &q.Precision, "precision", "", "`dtype` of the parameters: VALUES (amp: fp32 parameters under autocast)",
+	choiceFlag(c, &q.Precision, "precision", "", "`dtype` of the parameters: VALUES (amp: fp32 parameters under "+
+		"autocast)",
 		job.Precisions)
 	choiceFlag(c, &q.Optimizer, "optimizer", "", "optimizer `name`, also with its implementation, such as adamw/fused",
 		job.Optimizers())
