@@ -268,12 +268,6 @@ var progressPatterns = []pattern{
 		expression: `\*{5} Running training \*{5}`,
 		kind:       TrainerLog, fact: func(*match) Fact { return Progress{Step: 0} },
 	},
-	{ // training scripts: "step 10: loss 2.0", "iter 10/500 | loss: 2.0"
-		name:       "a script's own line",
-		literals:   []string{"loss", "Loss"},
-		expression: `(?i)\b(?:global[_ ]?step|step|iter|iteration|batch)\b[\s:=#]*(?P<step>\d+)\b[^a-z]{0,20}\b(?:train[_ ])?loss\b`,
-		kind:       TrainerLog, fact: step,
-	},
 	{ // transformers/trainer.py: a dictionary of metrics tells no step
 		name:       "Trainer: metrics",
 		literals:   []string{"'loss':"},

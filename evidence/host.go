@@ -42,7 +42,7 @@ var hostPatterns = []pattern{
 			"unable to open shared memory object",
 		},
 		expression: `unable to (?:allocate shared memory ?\(shm\) for|write to|resize|open shared memory object)(?: file)? ` +
-			`<(?P<file>[^>]*)>(?:[^:]*: (?P<err>.+) \((?P<errno>\d+)\)|$)`,
+			`<(?P<file>[^>]*)>(?:[^:]*: (?P<err>.+) \((?P<errno>\d+)\))?`,
 		kind: TrainerLog, fact: torchSharedMemory,
 	},
 	{ // aten/src/ATen/MapAllocator.cpp

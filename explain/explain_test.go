@@ -214,6 +214,9 @@ func TestExplain(t *testing.T) {
 		"victims only": {Inputs{Sources: log(evidence.CollectiveFailed{By: "NCCL"})}, Undetermined, "", Unknown},
 		"exit code":    {Inputs{Sources: log(ended(0, 1, 1, 0))}, Undetermined, "", Unknown},
 		"SIGSEGV":      {Inputs{Sources: log(ended(0, 1, 0, 11))}, Undetermined, "", Unknown},
+		"restarted":    {Inputs{Sources: log(ended(0, 1, 0, 9), evidence.Restarted{})}, None, "", Likely},
+		"failed after a restart": {Inputs{Sources: log(oom(nil), evidence.Restarted{}, evidence.DiskFull{})}, Disk, "",
+			Certain},
 		"went on": {Inputs{Sources: log(evidence.Progress{Step: 1}, oom(nil), evidence.Progress{Step: 2},
 			evidence.Progress{Step: 3})}, None, "", Likely},
 		"RLIMIT_AS in a " +

@@ -316,6 +316,9 @@ func (s *scene) setRecoveriesAside() {
 // recovered reports whether the program went on after an error: it has printed later steps, or ended well.
 func (s *scene) recovered(error int) bool {
 	at := s.findings[error]
+	if mannerOf(at.Fact) != unended && s.restarted(error) {
+		return true
+	}
 	_, text := at.Fact.(evidence.BatchKill) // in the log of a trainer it may be a word in a message
 	if how := mannerOf(at.Fact); !text && (how > raised || how == killed) || s.kindOf(at.File) != evidence.TrainerLog {
 		return false
@@ -338,6 +341,13 @@ func (s *scene) recovered(error int) bool {
 		}
 	}
 	return later >= goesOnLong || !text && later >= goesOn
+}
+
+// restarted reports whether a launcher has started the ranks again after a finding.
+func (s *scene) restarted(after int) bool {
+	return slices.ContainsFunc(all[evidence.Restarted](s.findings[after:]), func(f seen[evidence.Restarted]) bool {
+		return f.File == s.findings[after].File
+	})
 }
 
 // kindOf returns the kind of a file.

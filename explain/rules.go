@@ -70,7 +70,8 @@ var rules = []rule{
 				"the host had plenty")},
 		row[oomCounts]{func(s *scene, o oomCounts) bool {
 			return o.kills() > 0 && s.plentyFree() && s.boundNodes() != nil
-		}, NUMANode, "", Likely, says[oomCounts]("was killed by the kernel while the host had free memory: its memory " +
+		}, NUMANode, "", Likely, says[oomCounts]("was killed by the kernel while the host had free memory: its " +
+			"memory " +
 			"policy leaves it the memory of its own NUMA node only")},
 		row[oomCounts]{func(s *scene, o oomCounts) bool { return o.kills() > 0 && s.plentyFree() },
 			Undetermined, "", Unknown, says[oomCounts]("was killed by the kernel's OOM killer while the host had " +
@@ -163,7 +164,10 @@ var rules = []rule{
 	table(
 		row[evidence.SharedMemoryFull]{func(s *scene, _ evidence.SharedMemoryFull) bool { return s.sharedMemoryFull() },
 			SharedMemory, "", Certain, says[evidence.SharedMemoryFull](sharedText)},
-		row[evidence.SharedMemoryFull]{func(_ *scene, f evidence.SharedMemoryFull) bool { return f.Path != "" },
+		row[evidence.SharedMemoryFull]{func(_ *scene,
+			f evidence.SharedMemoryFull) bool {
+			return inSharedMemory(f.Path)
+		},
 			SharedMemory, "", Certain, says[evidence.SharedMemoryFull](sharedText)},
 		row[evidence.SharedMemoryFull]{nil, SharedMemory, "", Likely, says[evidence.SharedMemoryFull](sharedText)},
 	),
@@ -215,7 +219,8 @@ var rules = []rule{
 	table(
 		row[evidence.ProcessEnded]{func(s *scene, f evidence.ProcessEnded) bool {
 			return mannerOfProcess(f) == killed && s.fullHost() != nil
-		}, Host, "", Likely, says[evidence.ProcessEnded]("was killed by SIGKILL with the memory of the host almost full, " +
+		}, Host, "", Likely, says[evidence.ProcessEnded]("was killed by SIGKILL with the memory of the host almost " +
+			"full, " +
 			"as the kernel's OOM killer does")},
 		row[evidence.ProcessEnded]{func(s *scene, f evidence.ProcessEnded) bool {
 			return mannerOfProcess(f) == faulted && s.sharedMemoryFull()
@@ -302,6 +307,8 @@ func endedText(f evidence.ProcessEnded) string {
 }
 
 func endText(f evidence.BatchEnd) string { return fmt.Sprintf("was ended by %s: %s", f.By, f.Reason) }
+
+func inSharedMemory(path string) bool { return strings.HasPrefix(path, "/dev/shm") }
 
 func reasonHas(f evidence.BatchEnd, words ...string) bool {
 	return slices.ContainsFunc(words, func(word string) bool { return strings.Contains(f.Reason, word) })
