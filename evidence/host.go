@@ -213,7 +213,7 @@ func torchSharedMemory(m *match) Fact {
 	file := m.get("file")
 	errno := m.integer("errno", 0)
 	switch syscall.Errno(errno) {
-	case 0, syscall.ENOSPC: // old releases do not say why
+	case syscall.ENOSPC:
 		return SharedMemoryFull{By: "torch", Path: file}
 	case syscall.ENOMEM:
 		return HostAllocationFailed{By: "mmap", Errno: errno, File: file}

@@ -58,7 +58,7 @@ func beginTrace(_ *reader, m *match) {
 // trace reads a line of a traceback. Found says that the line has facts of its own, which come after those before it.
 func (r *reader) trace(s *stream, t *text, found bool, before int) {
 	c := s.trace
-	if c == nil || strings.HasPrefix(strings.TrimLeft(t.string, " |+"), "Traceback (most") {
+	if c == nil || strings.Contains(t.string, "Traceback (most recent call last)") {
 		return
 	}
 	c.lines++
