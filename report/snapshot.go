@@ -193,6 +193,18 @@ func (x *SnapshotDevice) AddReplay(name, settings string, r snapshot.Replay) {
 	x.Replays = append(x.Replays, replayed)
 }
 
+// NoteReplay says how far the replay under the recorded settings is off, as the others are then, too.
+func (d *Snapshot) NoteReplay(x *SnapshotDevice, own snapshot.Replay) {
+	switch {
+	case len(x.Failed) > 0 && (own.Served || own.Failed != snapshot.NotFailed):
+		d.Notes = append(d.Notes, fmt.Sprintf("device %d: the replay under the recorded settings does not fail where the "+
+			"program did, so replays cannot tell whether other settings would have helped", x.Device))
+	case own.PeakReserved != x.Most:
+		d.Notes = append(d.Notes, fmt.Sprintf("device %d: the replay under the recorded settings reserves %s beside what "+
+			"was recorded: compare the other replays with it", x.Device, (own.PeakReserved-x.Most).Signed()))
+	}
+}
+
 // Page shows the totals, who held them, and what other settings would have reserved.
 func (d *Snapshot) Page() *Page {
 	var facts Facts

@@ -65,6 +65,9 @@ func (d *Device) component(h holding) ledger.Component {
 		return d.class(h.stack, false)
 	}
 	e := d.event(h.entry)
+	if e.category > 0 {
+		return categories[e.category]
+	}
 	c := d.class(h.stack, e.backward)
 	switch {
 	case c == ledger.BackwardPass && d.fates[h.entry] == stayed:

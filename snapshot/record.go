@@ -31,6 +31,7 @@ const (
 	keyAddr
 	keyAddress
 	keyBlocks
+	keyCategory
 	keyConfiguration
 	keyDevice
 	keyDeviceFree
@@ -62,7 +63,7 @@ const (
 	keyCount
 )
 
-var keyNames = []string{"action", "addr", "address", "blocks", "PYTORCH_CUDA_ALLOC_CONF", "device", "device_free",
+var keyNames = []string{"action", "addr", "address", "blocks", "category", "PYTORCH_CUDA_ALLOC_CONF", "device", "device_free",
 	"device_traces", "expandable_segments", "external_annotations", "filename", "forward_frames", "frames",
 	"garbage_collection_threshold", "history", "is_expandable", "line", "max_split_size", "name", "pool_id", "real_size",
 	"requested_size", "segment_pool_id", "segment_type", "segments", "allocator_settings", "size", "stage", "state",

@@ -58,7 +58,7 @@ func runSnapshot(c *cobra.Command, o snapshotOptions, names []string) error {
 		if err != nil {
 			return err
 		}
-		if err := o.replays(s, d, document.Add(d, entry)); err != nil {
+		if err := o.replays(s, d, document, document.Add(d, entry)); err != nil {
 			return err
 		}
 	}
@@ -97,7 +97,8 @@ func (o *snapshotOptions) time(d *snapshot.Device) string {
 }
 
 // replays adds what other settings would have reserved, beside a replay of the snapshot's own.
-func (o *snapshotOptions) replays(s *snapshot.Snapshot, d *snapshot.Device, to *report.SnapshotDevice) error {
+func (o *snapshotOptions) replays(s *snapshot.Snapshot, d *snapshot.Device, document *report.Snapshot,
+	to *report.SnapshotDevice) error {
 	if o.whatIf == "" && o.emptyCacheAt == "" {
 		return nil
 	}
@@ -114,6 +115,7 @@ func (o *snapshotOptions) replays(s *snapshot.Snapshot, d *snapshot.Device, to *
 		return err
 	}
 	to.AddReplay("replayed", s.Settings.Configuration, own)
+	document.NoteReplay(to, own)
 	emptyAt := snapshot.NoEmptyCache
 	if o.emptyCacheAt != "" {
 		if emptyAt, err = d.Entry(o.emptyCacheAt); err != nil {

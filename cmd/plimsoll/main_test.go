@@ -40,6 +40,7 @@ func TestScripts(t *testing.T) {
 		Setup: func(e *testscript.Env) error {
 			hosts, err := filepath.Abs(filepath.Join("..", "..", "host", "testdata"))
 			e.Setenv("HOSTS", hosts)
+			e.Setenv("SNAPSHOTS", filepath.Join(hosts, "..", "..", "snapshot", "testdata"))
 			e.Setenv("EXAMPLES", filepath.Join(hosts, "..", "..", "examples"))
 			return err
 		},
