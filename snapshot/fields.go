@@ -55,8 +55,8 @@ var (
 var (
 	categoryNames = []string{"unknown", "parameter", "optimizer_state", "input", "temporary", "activation", "gradient",
 		"autograd_detail"}
-	categories = []ledger.Component{"", ledger.Parameters, ledger.OptimizerStates, ledger.Batch, ledger.OperationScratch,
-		ledger.Activations, ledger.Gradients, ledger.ActivationGradients}
+	categories = []ledger.Component{"", ledger.Parameters, ledger.OptimizerStates, ledger.Batch,
+		ledger.OperationScratch, ledger.Activations, ledger.Gradients, ledger.ActivationGradients}
 )
 
 func (f fields) event() (e Event) {

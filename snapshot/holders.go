@@ -129,7 +129,8 @@ func sortedHolders[K comparable](sums map[K]*Holder) []Holder {
 		all = append(all, *h)
 	}
 	slices.SortFunc(all, func(a, b Holder) int {
-		return cmp.Or(cmp.Compare(b.Bytes, a.Bytes), cmp.Compare(a.Component, b.Component), cmp.Compare(a.Place, b.Place))
+		return cmp.Or(cmp.Compare(b.Bytes, a.Bytes), cmp.Compare(a.Component, b.Component),
+			cmp.Compare(a.Place, b.Place))
 	})
 	return all
 }
@@ -168,7 +169,8 @@ func Changes(older, newer []Holder) []Change {
 		}
 	}
 	slices.SortFunc(all, func(a, b Change) int {
-		return cmp.Or(cmp.Compare(b.size(), a.size()), cmp.Compare(a.Component, b.Component), cmp.Compare(a.Place, b.Place))
+		return cmp.Or(cmp.Compare(b.size(), a.size()), cmp.Compare(a.Component, b.Component),
+			cmp.Compare(a.Place, b.Place))
 	})
 	return all
 }

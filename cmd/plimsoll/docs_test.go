@@ -13,7 +13,8 @@ import (
 
 // documentedExit lists the documented commands that fail on purpose, with their exit codes.
 var documentedExit = map[string]int{
-	"plimsoll rehearse --model llama-3.1-405b": exitDoesNotFit,
+	"plimsoll rehearse --model llama-3.1-405b":                                            exitDoesNotFit,
+	"plimsoll explain snapshot/testdata/oom.pickle.gz --what-if expandable_segments:True": exitFailed,
 }
 
 // TestDocumentedCommands runs every "$ plimsoll" command of README.md and docs. Where the docs show the output, too,

@@ -27,13 +27,14 @@ func snapshotFlags(c *cobra.Command, o *snapshotOptions) {
 	flags := c.Flags()
 	o.top = standardRows
 	flags.Var(&o.top, "top", "lines of the source to show, the largest holders first")
-	flags.StringVar(&o.at, "at", "", "`time` of the trace: peak, oom, dump, the number of an entry, a time since the "+
-		"first entry such as 1.5s, one before the last such as -200ms, or a date (default: oom if an allocation failed, "+
-		"else peak)")
+	flags.StringVar(&o.at, "at", "", "`time` of the trace: peak, oom, dump, the number of an entry, a time since "+
+		"the first entry such as 1.5s, one before the last such as -200ms, or a date (default: oom if an "+
+		"allocation failed, else peak)")
 	flags.BoolVar(&o.diff, "diff", false, "compare two snapshots line by line of the source")
-	flags.StringVar(&o.whatIf, "what-if", "", "replay the trace with these `settings` of PYTORCH_CUDA_ALLOC_CONF, such as "+
-		"expandable_segments:True")
-	flags.StringVar(&o.emptyCacheAt, "empty-cache-at", "", "replay the trace with torch.cuda.empty_cache() at this `time`")
+	flags.StringVar(&o.whatIf, "what-if", "", "replay the trace with these `settings` of PYTORCH_CUDA_ALLOC_CONF, "+
+		"such as expandable_segments:True")
+	flags.StringVar(&o.emptyCacheAt, "empty-cache-at", "",
+		"replay the trace with torch.cuda.empty_cache() at this `time`")
 }
 
 // runSnapshot answers questions about a snapshot. The exit code is 5 if an allocation of its trace failed.
