@@ -99,12 +99,16 @@ type Process struct {
 	Resident     Kinds        `json:"resident"`     // pages in RAM (Rss)
 	Proportional Kinds        `json:"proportional"` // pages that several processes map are divided among them (Pss)
 	Huge         ledger.Bytes `json:"huge_bytes"`   // the part of Resident on huge pages of either kind
-	Locked       ledger.Bytes `json:"locked_bytes"` // VmLck: mlock
-	Pinned       ledger.Bytes `json:"pinned_bytes"` // VmPin: by drivers and io_uring
-	Swap         ledger.Bytes `json:"swap_bytes"`
-	PageTables   ledger.Bytes `json:"page_tables_bytes"`
-	Virtual      ledger.Bytes `json:"virtual_bytes"`       // VmSize
-	Peak         ledger.Bytes `json:"peak_resident_bytes"` // VmHWM: since the process began, or since its last mark
+	// ProportionalAge is how long before this sample Proportional and Huge were read: the kernel walks all pages for
+	// them. It is -1 if they could not be read yet.
+	ProportionalAge time.Duration `json:"proportional_age_ns"`
+
+	Locked     ledger.Bytes `json:"locked_bytes"` // VmLck: mlock
+	Pinned     ledger.Bytes `json:"pinned_bytes"` // VmPin: by drivers and io_uring
+	Swap       ledger.Bytes `json:"swap_bytes"`
+	PageTables ledger.Bytes `json:"page_tables_bytes"`
+	Virtual    ledger.Bytes `json:"virtual_bytes"`       // VmSize
+	Peak       ledger.Bytes `json:"peak_resident_bytes"` // VmHWM: since the process began, or since its last mark
 	// AddressSpaceLimit and LockedLimit are RLIMIT_AS and RLIMIT_MEMLOCK; -1 for unlimited.
 	AddressSpaceLimit ledger.Bytes `json:"address_space_limit_bytes"`
 	LockedLimit       ledger.Bytes `json:"locked_limit_bytes"`

@@ -3,6 +3,7 @@ package main
 import (
 	"github.com/spf13/cobra"
 
+	"plimsoll/fault"
 	"plimsoll/report"
 )
 
@@ -17,7 +18,12 @@ and why an allocation failed. It runs nothing of the file.`,
 		Example: `  plimsoll explain oom.pickle --top 20
   plimsoll explain oom.pickle --what-if expandable_segments:True
   plimsoll explain --diff before.pickle after.pickle`,
-		RunE: func(c *cobra.Command, arguments []string) error { return runSnapshot(c, options, arguments) },
+		RunE: func(c *cobra.Command, arguments []string) error {
+			if other, err := firstOther(arguments); err != nil || other != "" {
+				return &fault.Input{Where: fault.File(other), What: "expected a memory snapshot", Err: err}
+			}
+			return runSnapshot(c, options, arguments)
+		},
 	}
 	command.Flags().SortFlags = false
 	snapshotFlags(command, &options)
