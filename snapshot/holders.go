@@ -65,11 +65,12 @@ func (d *Device) component(h holding) ledger.Component {
 		return d.class(h.stack, false)
 	}
 	e := d.event(h.entry)
-	if e.category > 0 {
-		return categories[e.category]
-	}
+	told := categories[e.category]
 	c := d.class(h.stack, e.backward)
 	switch {
+	case told == ledger.Parameters, told == ledger.OptimizerStates, told == ledger.Batch, told == ledger.Gradients,
+		told != "" && c == ledger.Unattributed:
+		return told
 	case c == ledger.BackwardPass && d.fates[h.entry] == stayed:
 		return ledger.Gradients
 	case c == ledger.BackwardPass && d.fates[h.entry] == ended:
