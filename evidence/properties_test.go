@@ -195,6 +195,17 @@ func TestFactsSurviveBreaks(t *testing.T) {
 	}
 }
 
+// TestJunkBeside: bytes that are no text, and text in Latin-1, change nothing.
+func TestJunkBeside(t *testing.T) {
+	junk := "caf\xe9 \xff\x00\x01\x1b]0;title\x07\n" + strings.Repeat("\x00", 300) + "\n"
+	for _, f := range examples(t) {
+		want := facts(t, f.Data)
+		if got := facts(t, []byte(junk+string(f.Data)+junk)); got != want {
+			t.Errorf("%s:\n%swant\n%s", f.Name, got, want)
+		}
+	}
+}
+
 // TestRankOfLabel: the label of a line tells its rank.
 func TestRankOfLabel(t *testing.T) {
 	text := []byte("RuntimeError: CUDA error: out of memory\n")
