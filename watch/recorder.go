@@ -135,7 +135,7 @@ func (r *Recorder) mark(at time.Duration, m *samples.Mark) {
 		return
 	}
 	record := samples.Record{Time: at, Mark: m}
-	r.marks = append(r.marks[max(0, len(r.marks)-keptMarks):], record)
+	r.marks = append(r.marks[max(0, len(r.marks)-keptMarks+1):], record)
 	r.file.write(&record)
 }
 
@@ -256,7 +256,7 @@ func (r *Recorder) sample() {
 	for _, m := range r.phases.assign(&s) {
 		r.mark(record.Time, m)
 	}
-	r.samples = append(r.samples[max(0, len(r.samples)-keptSamples):], record)
+	r.samples = append(r.samples[max(0, len(r.samples)-keptSamples+1):], record)
 	r.file.write(&record)
 }
 

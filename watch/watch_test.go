@@ -145,7 +145,8 @@ func TestRecorder(t *testing.T) {
 	}
 	r.End(samples.End{ExitCode: 137})
 
-	want := []string{"start train", `output 0 stdout 0 ["one"]`, `mark 0 10  steady 2 log`, `output 0 stdout 0 ["step: 2 loss: 1 memory: 5.00GiB(1.0%)"]`,
+	want := []string{"start train", `output 0 stdout 0 ["one"]`, `mark 0 10  steady 2 log`,
+		`output 0 stdout 0 ["step: 2 loss: 1 memory: 5.00GiB(1.0%)"]`,
 		`output 1 stderr 0 ["out of memory"]`,
 		"end 137 [{0 10 59m0s 0 9 false 0 false} {1 11 1h0m0s 0 9 false 0 false}]"}
 	written, cut := readBack(t, file.Bytes())
@@ -185,6 +186,26 @@ func TestFullDisk(t *testing.T) {
 		if cut != full && file.Bytes()[file.Len()-1] != '\n' || !full && len(written) != len(all) {
 			t.Fatalf("%d bytes: cut: %t, %d records of %d", free, cut, len(written), len(all))
 		}
+	}
+}
+
+// TestManySamples: the file has all samples, and the memory the last ones.
+func TestManySamples(t *testing.T) {
+	r, file, _ := begin(t, 1<<30)
+	for rank := range 8 {
+		r.Started(rankRoot(rank, 10+rank))
+	}
+	const taken = 10_000
+	for range taken {
+		r.sample()
+	}
+	r.End(samples.End{})
+	if all := len(r.Recording()); all != 1+keptSamples+1 {
+		t.Errorf("%d records in memory", all)
+	}
+	records, _ := readBack(t, file.Bytes())
+	if n := len(records); n < 1+taken+1 || len(records[n/2].Sample.Processes) != 16 {
+		t.Errorf("%d records in the file", n)
 	}
 }
 

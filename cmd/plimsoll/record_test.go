@@ -85,7 +85,6 @@ func TestRecording(t *testing.T) {
 	if lines := printed(records, 1, "stdout"); lines[len(lines)-1] != "last" {
 		t.Errorf("the last line is missing: %q", lines)
 	}
-	seen := map[string]bool{}
 	taken := 0
 	var before time.Duration
 	for _, r := range records {
@@ -97,12 +96,9 @@ func TestRecording(t *testing.T) {
 			t.Errorf("a sample of %v is after one of %v", r.Time, before)
 		}
 		before = r.Time
-		for _, p := range r.Sample.Processes {
-			seen[fmt.Sprintf("%s %d", p.Role, p.Rank)] = true
-		}
 	}
 	for _, who := range []string{"rank 0", "rank 1", "keeper -1"} {
-		if !seen[who] {
+		if seen := rolesIn(records); !seen[who] {
 			t.Errorf("no sample has %s: %v", who, seen)
 		}
 	}
@@ -330,5 +326,44 @@ func TestProcessesLeftBehindMayPrint(t *testing.T) {
 	j.ends(t, 0, "that the ranks had left behind")
 	if j.stdout.String() != "saved\n" {
 		t.Errorf("stdout %q", &j.stdout)
+	}
+}
+
+// TestStoppedGuardHoldsNobodyUp: ranks go on while the guard is stopped. The recording has what came before and after.
+func TestStoppedGuardHoldsNobodyUp(t *testing.T) {
+	folder := t.TempDir()
+	file, begun := filepath.Join(folder, "samples.jsonl"), filepath.Join(folder, "begun")
+	done := filepath.Join(folder, "done")
+	script := "echo first; : > " + begun + "; until [ -e " + folder + "/go ]; do sleep 0.02; done; " +
+		"yes | head -c 20000000; echo last; : > " + done
+	j := newJob(t, "--record", file, "--", "sh", "-c", script)
+	j.command.Stdout = nil
+	j.start(t)
+	j.has(t, 1, begun)
+	time.Sleep(500 * time.Millisecond)
+	if err := j.command.Process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(folder, "go"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	j.has(t, 1, done)
+	if err := j.command.Process.Signal(syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	j.ends(t, 0)
+	records, _ := recordingOf(t, file)
+	lines := printed(records, 0, "stdout")
+	if lines[0] != "first" || lines[len(lines)-1] != "last" || len(lines) > 200_000 {
+		t.Errorf("%d lines, from %q to %q", len(lines), lines[0], lines[len(lines)-1])
+	}
+	var skipped int64
+	for _, r := range records {
+		if r.Output != nil {
+			skipped += r.Output.Skipped
+		}
+	}
+	if skipped == 0 {
+		t.Error("the recording does not say that lines are left out")
 	}
 }
