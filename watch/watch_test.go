@@ -388,6 +388,16 @@ func TestPhases(t *testing.T) {
 	check(t, "a restart", phase(), "0   0, 1   0, -1   0")
 }
 
+// TestMarkBeforeStart: a mark may overtake the message that its rank has started.
+func TestMarkBeforeStart(t *testing.T) {
+	p, sampler := newPhases(), &fakeSampler{}
+	p.marked(&samples.Mark{PID: 10, Phase: ledger.Load, Source: samples.FromClient})
+	p.started(rankRoot(0, 10))
+	s := sampler.Sample([]probe.Root{rankRoot(0, 10)})
+	p.assign(&s)
+	check(t, "the phase", s.Processes[0].Phase, ledger.Load)
+}
+
 // TestRanksBelowOneProcess: with torchrun below plimsoll, the marks tell the ranks.
 func TestRanksBelowOneProcess(t *testing.T) {
 	p := newPhases()
