@@ -50,6 +50,7 @@ type Recorder struct {
 	wanted chan struct{}      // a sample is wanted now
 	stop   context.CancelFunc // ends sampling
 	done   chan struct{}      // closed when the last sample is taken
+	disk   disk
 
 	lock    sync.Mutex
 	file    *file
@@ -71,7 +72,7 @@ func Begin(c Config) *Recorder {
 	sampling, stop := context.WithCancel(context.Background())
 	r := &Recorder{config: c, began: began, wanted: make(chan struct{}, 1), stop: stop, done: make(chan struct{}),
 		file: newFile(c.File, c.Logf), outputs: map[int]*output{}, phases: newPhases(),
-		start: samples.Record{Start: &c.Start}}
+		start: samples.Record{Start: &c.Start}, disk: newDisk(c.Start.WorkingDirectory)}
 	r.file.write(&r.start)
 	go r.sampleUntil(sampling.Done())
 	return r
@@ -250,6 +251,7 @@ func (r *Recorder) sample() {
 	roots := slices.Clone(r.roots)
 	r.lock.Unlock()
 	s := r.config.Sampler.Sample(roots)
+	s.Disk = r.disk.size()
 	r.lock.Lock()
 	defer r.lock.Unlock()
 	record := samples.Record{Time: r.now(), Sample: &s}

@@ -398,6 +398,19 @@ func TestMarkBeforeStart(t *testing.T) {
 	check(t, "the phase", s.Processes[0].Phase, ledger.Load)
 }
 
+// TestDiskThatHangs: a sample has the size that was known before.
+func TestDiskThatHangs(t *testing.T) {
+	d := newDisk(t.TempDir())
+	known := d.size()
+	if known.Size == 0 || known.Used > known.Size {
+		t.Errorf("the size is %+v", known)
+	}
+	d.asking = true // and nothing answers
+	check(t, "the size", d.size(), known)
+	d = newDisk("/no/such/directory")
+	check(t, "the size of nothing", d.size(), samples.FileSystem{})
+}
+
 // TestRanksBelowOneProcess: with torchrun below plimsoll, the marks tell the ranks.
 func TestRanksBelowOneProcess(t *testing.T) {
 	p := newPhases()

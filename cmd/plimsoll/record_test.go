@@ -96,6 +96,9 @@ func TestRecording(t *testing.T) {
 			t.Errorf("a sample of %v is after one of %v", r.Time, before)
 		}
 		before = r.Time
+		if r.Sample.Disk.Size == 0 || r.Sample.Node.Memory == 0 {
+			t.Errorf("the sample at %v misses disk or memory", r.Time)
+		}
 	}
 	for _, who := range []string{"rank 0", "rank 1", "keeper -1"} {
 		if seen := rolesIn(records); !seen[who] {
