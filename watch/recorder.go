@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"plimsoll/evidence"
@@ -51,6 +52,8 @@ type Recorder struct {
 	stop   context.CancelFunc // ends sampling
 	done   chan struct{}      // closed when the last sample is taken
 	disk   disk
+	// refused is the number of datagrams that were no marks.
+	refused atomic.Int64
 
 	lock    sync.Mutex
 	file    *file
@@ -188,6 +191,9 @@ func (r *Recorder) End(e samples.End) {
 	slices.SortStableFunc(e.Ranks, func(a, b samples.RankEnd) int { return int(a.Time - b.Time) })
 	r.end = &samples.Record{Time: r.now(), End: &e}
 	r.file.write(r.end)
+	if refused := r.refused.Load(); refused > 1 {
+		r.config.Logf("%d messages to %s were no marks", refused, MarksVariable)
+	}
 }
 
 // Recording returns what is in memory, in order: the start, the last samples, marks and lines, and the end.

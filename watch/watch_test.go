@@ -341,7 +341,9 @@ func TestMarks(t *testing.T) {
 			t.Errorf("the second mark is %+v", m)
 		}
 	}
-	if len(*said) != 1 || !strings.Contains((*said)[0], "a mark that is none") {
+	// The kernel refuses the largest datagram itself where its buffer is small.
+	if len(*said) != 2 || !strings.Contains((*said)[0], "a mark that is none") ||
+		!strings.HasSuffix((*said)[1], " messages to PLIMSOLL_MARKS were no marks") || r.refused.Load() < 10 {
 		t.Errorf("said %q", *said)
 	}
 }

@@ -169,12 +169,9 @@ func TestRecordingHasMarks(t *testing.T) {
 	if err := os.WriteFile(told+"2", nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	j.ends(t, 0, "has sent a mark that is none")
+	j.ends(t, 0, "has sent a mark that is none", "2 messages to PLIMSOLL_MARKS were no marks")
 	if marks, _ := marked(); len(marks) != 1 || marks[0].PID != os.Getpid() || marks[0].Source != samples.FromClient {
 		t.Errorf("%d marks", len(marks))
-	}
-	if strings.Count(j.stderr.String(), "\n") != 1 {
-		t.Errorf("stderr:\n%s", &j.stderr)
 	}
 }
 
