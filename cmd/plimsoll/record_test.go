@@ -367,3 +367,30 @@ func TestStoppedGuardHoldsNobodyUp(t *testing.T) {
 		t.Error("the recording does not say that lines are left out")
 	}
 }
+
+// TestRecorderLeavesTheRanksTheirCores: the guard, which samples, runs on the CPUs of the optimizer service.
+func TestRecorderLeavesTheRanksTheirCores(t *testing.T) {
+	told := filepath.Join(t.TempDir(), "told")
+	j := newJob(t, "--trainer-cores", "1", "--", "sh", "-c", `printf %s "$PLIMSOLL_OPTIMIZER_CPUS" > `+told+
+		".part; mv "+told+".part "+told+"; exec sleep 1000").start(t)
+	if !await(func() bool { _, err := os.Stat(told); return err == nil }) {
+		t.Fatal("the rank has not begun")
+	}
+	cpus, err := os.ReadFile(told)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(cpus) == 0 {
+		t.Skip("this host has no core to leave")
+	}
+	bound := func() bool {
+		return !slices.ContainsFunc(threadCPUs(j.command.Process.Pid), func(own string) bool { return own != string(cpus) })
+	}
+	if !await(bound) {
+		t.Errorf("the guard's threads run on %q, want %s", threadCPUs(j.command.Process.Pid), cpus)
+	}
+	if err := j.command.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	j.ends(t, 128+15)
+}
