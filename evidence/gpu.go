@@ -139,7 +139,8 @@ var gpuPatterns = []pattern{
 		kind:       TrainerLog, wrapped: true,
 		fact: func(m *match) Fact {
 			return LibraryFailed{
-				Library: "Triton", Status: m.get("what") + " of " + m.get("required") + " of " + m.get("limit") + " bytes",
+				Library: "Triton",
+				Status:  "it needs " + m.get("required") + " bytes of " + m.get("what") + ", of " + m.get("limit"),
 			}
 		},
 	},

@@ -155,7 +155,8 @@ func TestFactsSurviveLabels(t *testing.T) {
 	}
 }
 
-// broken returns the line in lines of at most so many bytes: at its spaces, as loggers do, or anywhere, as terminals do.
+// broken returns the line in lines of at most so many bytes: at its spaces, as loggers do, or anywhere, as terminals
+// do.
 func broken(line string, width int, anywhere bool) string {
 	var b strings.Builder
 	for len(line) > width {
@@ -177,7 +178,8 @@ func TestFactsSurviveBreaks(t *testing.T) {
 	for _, f := range examples(t) {
 		for _, p := range patternIndex().patterns {
 			line := strings.TrimSuffix(string(f.Data), "\n")
-			if !p.wrapped || f.Name != p.name && !strings.HasPrefix(f.Name, p.name+": ") || strings.Contains(line, "\n") {
+			of := f.Name == p.name || strings.HasPrefix(f.Name, p.name+": ")
+			if !p.wrapped || !of || strings.Contains(line, "\n") {
 				continue
 			}
 			want := facts(t, f.Data)
@@ -189,6 +191,17 @@ func TestFactsSurviveBreaks(t *testing.T) {
 					}
 				}
 			}
+		}
+	}
+}
+
+// TestJunkBeside: bytes that are no text, and text in Latin-1, change nothing.
+func TestJunkBeside(t *testing.T) {
+	junk := "caf\xe9 \xff\x00\x01\x1b]0;title\x07\n" + strings.Repeat("\x00", 300) + "\n"
+	for _, f := range examples(t) {
+		want := facts(t, f.Data)
+		if got := facts(t, []byte(junk+string(f.Data)+junk)); got != want {
+			t.Errorf("%s:\n%swant\n%s", f.Name, got, want)
 		}
 	}
 }
@@ -285,6 +298,18 @@ func TestLongLog(t *testing.T) {
 	if n := len(s.Findings); n <= maxFindings || n > maxFindings+maxFindings/32 {
 		t.Errorf("%d findings", n)
 	}
+}
+
+// TestHostileLines: lines that are long and full of what patterns begin with do not take long.
+func TestHostileLines(t *testing.T) {
+	var line strings.Builder
+	for _, p := range patternIndex().patterns {
+		for _, literal := range p.literals {
+			line.WriteString(literal + " ")
+		}
+	}
+	text := strings.Repeat(line.String(), 1+longestLine/line.Len()) + "\n"
+	check(t, []byte(strings.Repeat(text, 4)))
 }
 
 func FuzzRead(f *testing.F) {

@@ -52,6 +52,9 @@ const (
 // maxFindings bounds the memory of a reading. A long log repeats its progress and its memory, so these are thinned out.
 const maxFindings = 100_000
 
+// longestMatched is how much of a text is looked at, in bytes: the messages of a JSON line are texts of their own.
+const longestMatched = 16 << 10
+
 // mostHeld bounds the lines of all findings, in bytes.
 const mostHeld = 256 << 20
 
@@ -152,7 +155,7 @@ func (r *reader) stream(name string) *stream {
 				return s
 			}
 		}
-		s = &stream{}
+		s = &stream{progress: Progress{Step: -1}}
 		r.streams[strings.Clone(name)] = s
 	}
 	return s
@@ -168,6 +171,7 @@ func (r *reader) line(line []byte, number int) {
 	}
 	odd := hidden || bytes.IndexByte(line, '{') >= 0
 	for _, t := range unpack(clean(string(line), number), 0) {
+		t.string = t.string[:min(len(t.string), longestMatched)]
 		if odd {
 			r.index.find([]byte(t.string), &r.hits)
 		}
