@@ -145,7 +145,8 @@ func TestRecorder(t *testing.T) {
 	}
 	r.End(samples.End{ExitCode: 137})
 
-	want := []string{"start train", `output 0 stdout 0 ["one"]`, `mark 0 10  steady 2 log`, `output 0 stdout 0 ["step: 2 loss: 1 memory: 5.00GiB(1.0%)"]`,
+	want := []string{"start train", `output 0 stdout 0 ["one"]`, `mark 0 10  steady 2 log`,
+		`output 0 stdout 0 ["step: 2 loss: 1 memory: 5.00GiB(1.0%)"]`,
 		`output 1 stderr 0 ["out of memory"]`,
 		"end 137 [{0 10 59m0s 0 9 false 0 false} {1 11 1h0m0s 0 9 false 0 false}]"}
 	written, cut := readBack(t, file.Bytes())
@@ -185,6 +186,26 @@ func TestFullDisk(t *testing.T) {
 		if cut != full && file.Bytes()[file.Len()-1] != '\n' || !full && len(written) != len(all) {
 			t.Fatalf("%d bytes: cut: %t, %d records of %d", free, cut, len(written), len(all))
 		}
+	}
+}
+
+// TestManySamples: the file has all samples, and the memory the last ones.
+func TestManySamples(t *testing.T) {
+	r, file, _ := begin(t, 1<<30)
+	for rank := range 8 {
+		r.Started(rankRoot(rank, 10+rank))
+	}
+	const taken = 10_000
+	for range taken {
+		r.sample()
+	}
+	r.End(samples.End{})
+	if all := len(r.Recording()); all != 1+keptSamples+1 {
+		t.Errorf("%d records in memory", all)
+	}
+	records, _ := readBack(t, file.Bytes())
+	if n := len(records); n < 1+taken+1 || len(records[n/2].Sample.Processes) != 16 {
+		t.Errorf("%d records in the file", n)
 	}
 }
 
@@ -320,7 +341,9 @@ func TestMarks(t *testing.T) {
 			t.Errorf("the second mark is %+v", m)
 		}
 	}
-	if len(*said) != 1 || !strings.Contains((*said)[0], "a mark that is none") {
+	// The kernel refuses the largest datagram itself where its buffer is small.
+	if len(*said) != 2 || !strings.Contains((*said)[0], "a mark that is none") ||
+		!strings.HasSuffix((*said)[1], " messages to PLIMSOLL_MARKS were no marks") || r.refused.Load() < 10 {
 		t.Errorf("said %q", *said)
 	}
 }
@@ -365,6 +388,29 @@ func TestPhases(t *testing.T) {
 	p.started(rankRoot(1, 21))
 	roots[1].PID, sampler.name = 21, ""
 	check(t, "a restart", phase(), "0   0, 1   0, -1   0")
+}
+
+// TestMarkBeforeStart: a mark may overtake the message that its rank has started.
+func TestMarkBeforeStart(t *testing.T) {
+	p, sampler := newPhases(), &fakeSampler{}
+	p.marked(&samples.Mark{PID: 10, Phase: ledger.Load, Source: samples.FromClient})
+	p.started(rankRoot(0, 10))
+	s := sampler.Sample([]probe.Root{rankRoot(0, 10)})
+	p.assign(&s)
+	check(t, "the phase", s.Processes[0].Phase, ledger.Load)
+}
+
+// TestDiskThatHangs: a sample has the size that was known before.
+func TestDiskThatHangs(t *testing.T) {
+	d := newDisk(t.TempDir())
+	known := d.size()
+	if known.Size == 0 || known.Used > known.Size {
+		t.Errorf("the size is %+v", known)
+	}
+	d.asking = true // and nothing answers
+	check(t, "the size", d.size(), known)
+	d = newDisk("/no/such/directory")
+	check(t, "the size of nothing", d.size(), samples.FileSystem{})
 }
 
 // TestRanksBelowOneProcess: with torchrun below plimsoll, the marks tell the ranks.

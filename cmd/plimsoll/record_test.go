@@ -85,7 +85,6 @@ func TestRecording(t *testing.T) {
 	if lines := printed(records, 1, "stdout"); lines[len(lines)-1] != "last" {
 		t.Errorf("the last line is missing: %q", lines)
 	}
-	seen := map[string]bool{}
 	taken := 0
 	var before time.Duration
 	for _, r := range records {
@@ -97,12 +96,12 @@ func TestRecording(t *testing.T) {
 			t.Errorf("a sample of %v is after one of %v", r.Time, before)
 		}
 		before = r.Time
-		for _, p := range r.Sample.Processes {
-			seen[fmt.Sprintf("%s %d", p.Role, p.Rank)] = true
+		if r.Sample.Disk.Size == 0 || r.Sample.Node.Memory == 0 {
+			t.Errorf("the sample at %v misses disk or memory", r.Time)
 		}
 	}
 	for _, who := range []string{"rank 0", "rank 1", "keeper -1"} {
-		if !seen[who] {
+		if seen := rolesIn(records); !seen[who] {
 			t.Errorf("no sample has %s: %v", who, seen)
 		}
 	}
@@ -170,12 +169,9 @@ func TestRecordingHasMarks(t *testing.T) {
 	if err := os.WriteFile(told+"2", nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	j.ends(t, 0, "has sent a mark that is none")
+	j.ends(t, 0, "has sent a mark that is none", "2 messages to PLIMSOLL_MARKS were no marks")
 	if marks, _ := marked(); len(marks) != 1 || marks[0].PID != os.Getpid() || marks[0].Source != samples.FromClient {
 		t.Errorf("%d marks", len(marks))
-	}
-	if strings.Count(j.stderr.String(), "\n") != 1 {
-		t.Errorf("stderr:\n%s", &j.stderr)
 	}
 }
 
@@ -331,4 +327,70 @@ func TestProcessesLeftBehindMayPrint(t *testing.T) {
 	if j.stdout.String() != "saved\n" {
 		t.Errorf("stdout %q", &j.stdout)
 	}
+}
+
+// TestStoppedGuardHoldsNobodyUp: ranks go on while the guard is stopped. The recording has what came before and after.
+func TestStoppedGuardHoldsNobodyUp(t *testing.T) {
+	folder := t.TempDir()
+	file, begun := filepath.Join(folder, "samples.jsonl"), filepath.Join(folder, "begun")
+	done := filepath.Join(folder, "done")
+	script := "echo first; : > " + begun + "; until [ -e " + folder + "/go ]; do sleep 0.02; done; " +
+		"yes | head -c 20000000; echo last; : > " + done
+	j := newJob(t, "--record", file, "--", "sh", "-c", script)
+	j.command.Stdout = nil
+	j.start(t)
+	j.has(t, 1, begun)
+	time.Sleep(500 * time.Millisecond)
+	if err := j.command.Process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(folder, "go"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	j.has(t, 1, done)
+	if err := j.command.Process.Signal(syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	j.ends(t, 0)
+	records, _ := recordingOf(t, file)
+	lines := printed(records, 0, "stdout")
+	if lines[0] != "first" || lines[len(lines)-1] != "last" || len(lines) > 200_000 {
+		t.Errorf("%d lines, from %q to %q", len(lines), lines[0], lines[len(lines)-1])
+	}
+	var skipped int64
+	for _, r := range records {
+		if r.Output != nil {
+			skipped += r.Output.Skipped
+		}
+	}
+	if skipped == 0 {
+		t.Error("the recording does not say that lines are left out")
+	}
+}
+
+// TestRecorderLeavesTheRanksTheirCores: the guard, which samples, runs on the CPUs of the optimizer service.
+func TestRecorderLeavesTheRanksTheirCores(t *testing.T) {
+	told := filepath.Join(t.TempDir(), "told")
+	j := newJob(t, "--trainer-cores", "1", "--", "sh", "-c", `printf %s "$PLIMSOLL_OPTIMIZER_CPUS" > `+told+
+		".part; mv "+told+".part "+told+"; exec sleep 1000").start(t)
+	if !await(func() bool { _, err := os.Stat(told); return err == nil }) {
+		t.Fatal("the rank has not begun")
+	}
+	cpus, err := os.ReadFile(told)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(cpus) == 0 {
+		t.Skip("this host has no core to leave")
+	}
+	bound := func() bool {
+		return !slices.ContainsFunc(threadCPUs(j.command.Process.Pid), func(own string) bool { return own != string(cpus) })
+	}
+	if !await(bound) {
+		t.Errorf("the guard's threads run on %q, want %s", threadCPUs(j.command.Process.Pid), cpus)
+	}
+	if err := j.command.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	j.ends(t, 128+15)
 }
