@@ -72,6 +72,7 @@ var batchPatterns = []pattern{
 				f.Rank = m.integer("task", NoRank)
 				m.rank = f.Rank
 			}
+			f.Victim = f.Signal == signals["TERM"] // from srun, which ends the step
 			return f
 		},
 	},
@@ -131,6 +132,12 @@ var batchPatterns = []pattern{
 			f.PID = 0
 			return f
 		},
+	},
+	{ // systemd: src/coredump/coredump.c
+		name:       "systemd-coredump",
+		literals:   []string{"terminated abnormally with signal"},
+		expression: `Process (?P<pid>\d+) \(.*\) .*terminated abnormally with signal (?P<sig>\d+)/`,
+		kind:       SystemdLog, fact: ended("systemd-coredump"),
 	},
 	{ // systemd: src/oom/oomd-manager.c, src/core/unit.c
 		name:     "systemd-oomd killed",

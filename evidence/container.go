@@ -26,6 +26,18 @@ var containerPatterns = []pattern{
 		take:       func(r *reader, m *match) { r.begin(m.stream, &describedLimits{}) },
 	},
 	{ // kubectl: pkg/describe/describe.go
+		name:       "kubectl describe: volume in memory",
+		literals:   []string{"SizeLimit:"},
+		expression: `^\s+SizeLimit:\s+(?P<size>\d\S*)$`,
+		kind:       Kubernetes,
+		take: func(r *reader, m *match) {
+			before := r.before(&m.text)
+			if before != nil && strings.Join(strings.Fields(before.string), " ") == "Medium: Memory" {
+				r.emit(m, Limit{Name: "/dev/shm", Bytes: quantity(m.get("size"))})
+			}
+		},
+	},
+	{ // kubectl: pkg/describe/describe.go
 		name:       "kubectl describe: status",
 		literals:   []string{"Evicted", "Preempt", "DeadlineExceeded"},
 		expression: `^Reason:\s+(?P<reason>Evicted|Preempting|Preempted|DeadlineExceeded)$`,
@@ -69,15 +81,19 @@ func (b *describedState) end(r *reader) {
 
 var describedLimit = regexp.MustCompile(`^\s+([a-z][\w./-]*):\s+(\S+)$`)
 
-// describedLimits are the limits of a container.
-type describedLimits struct{}
+// describedLimits are the limits of a container. Its requests, which follow, look the same.
+type describedLimits struct{ over bool }
 
-func (*describedLimits) line(r *reader, t *text) bool {
+func (b *describedLimits) line(r *reader, t *text) bool {
 	groups := describedLimit.FindStringSubmatch(t.string)
-	if groups != nil && groups[1] == "memory" {
+	b.over = b.over || groups == nil
+	if b.over {
+		return false
+	}
+	if groups[1] == "memory" {
 		r.add(t, Limit{Name: "memory.max", Group: "the container", Bytes: quantity(groups[2])})
 	}
-	return groups != nil
+	return true
 }
 
 func (*describedLimits) end(*reader) {}

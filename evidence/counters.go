@@ -133,7 +133,7 @@ func (r *reader) namedCounters(m *match) {
 		if !f.file.MatchString(file) {
 			continue
 		}
-		group := strings.TrimPrefix(strings.TrimSuffix(path, "/"), "/sys/fs/cgroup")
+		group := groupOf(path)
 		b := &counters{format: f, at: m.text, fact: Counters{Group: group, File: file, Values: map[string]int64{}}}
 		if old, ok := m.stream.block.(*counters); ok && old.fact.Group == group && old.fact.File == file &&
 			m.get("rest") != "" {
@@ -151,6 +151,25 @@ func (r *reader) namedCounters(m *match) {
 		}
 		return
 	}
+	r.finish(m.stream)
+}
+
+var (
+	groupRoot = regexp.MustCompile(`^.*sys/fs/cgroup(?:/(?:memory|unified)(?:/|$))?`)
+	// reading is a folder that tells readings apart, and no cgroup.
+	reading = regexp.MustCompile(`(?i)(?:^|/)(?:before|after|begin|start|end|pre|post|old|new)(?:/|$)`)
+)
+
+// groupOf returns the cgroup whose files are in a folder. It is empty for the root and where the path does not tell.
+func groupOf(path string) string {
+	if strings.HasPrefix(path, "/proc") {
+		return ""
+	}
+	group := strings.Trim(reading.ReplaceAllString(groupRoot.ReplaceAllString(path, "/"), "/"), "/.")
+	if group == "" {
+		return ""
+	}
+	return "/" + group
 }
 
 // unnamedCounters begins a block with its first counter.
@@ -178,7 +197,9 @@ func (b *counters) line(r *reader, t *text) bool {
 	}
 	key, text := groups[1], groups[2]
 	if key == "" {
-		key = b.fact.File
+		if key = b.fact.File; len(b.fact.Values) > 0 { // a number that belongs to no file
+			return false
+		}
 	}
 	if _, again := b.fact.Values[key]; again { // the file once more, later
 		b.end(r)

@@ -24,7 +24,7 @@ const (
 	longestText = 8 << 30
 	// deepestCompression is how often a file may be compressed.
 	deepestCompression = 3
-	// largestWindow bounds the memory of the decompressors.
+	// largestWindow bounds the memory of zstd.
 	largestWindow = 128 << 20
 )
 
@@ -38,9 +38,7 @@ var compressions = []struct {
 	{"\x28\xb5\x2f\xfd", func(r io.Reader) (io.Reader, error) {
 		return zstd.NewReader(r, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(largestWindow))
 	}},
-	{"\xfd7zXZ\x00", func(r io.Reader) (io.Reader, error) {
-		return xz.ReaderConfig{DictCap: largestWindow, SingleStream: false}.NewReader(r)
-	}},
+	{"\xfd7zXZ\x00", func(r io.Reader) (io.Reader, error) { return xz.NewReader(r) }},
 }
 
 // open returns the text of a file: decompressed, and in UTF-8 where it was UTF-16. Bytes that are no UTF-8 stay.

@@ -57,8 +57,7 @@ var frameworkPatterns = []pattern{
 			}
 			b.fact.HostUsed = m.size("cpu", ledger.GiB)
 			b.fact.HostPercent, _ = strconv.ParseFloat(m.get("pct"), 64)
-			b.end(r)
-			m.stream.block = nil
+			r.finish(m.stream)
 		},
 	},
 	{ // deepspeed/runtime/utils.py
@@ -74,6 +73,17 @@ var frameworkPatterns = []pattern{
 		expression: `micro_step=\d+/global_step=(?P<step>\d+), .*MemAllocated=(?P<a>[\d.]+)GB, MaxMemAllocated=(?P<ma>[\d.]+)GB`,
 		kind:       TrainerLog,
 		take:       usageAndStep("DeepSpeed", ledger.GiB),
+	},
+	{ // deepspeed/utils/timer.py
+		name:       "DeepSpeed: host memory of the timer",
+		literals:   []string{", vm %:"},
+		expression: `micro_step=\d+/global_step=(?P<step>\d+), vm %: (?P<pct>[\d.]+), swap %: [\d.]+`,
+		kind:       TrainerLog,
+		take: func(r *reader, m *match) {
+			percent, _ := strconv.ParseFloat(m.get("pct"), 64)
+			r.emit(m, MemoryUsage{By: "DeepSpeed", HostPercent: percent})
+			r.emit(m, Progress{Step: int64(m.integer("step", -1))})
+		},
 	},
 	{ // deepspeed/utils/timer.py
 		name:       "DeepSpeed: memory of the timers",
@@ -93,8 +103,8 @@ var frameworkPatterns = []pattern{
 	},
 	{ // deepspeed/runtime/zero/stage_1_and_2.py, stage3.py: estimators
 		name:       "DeepSpeed: estimator",
-		literals:   []string{"GB | offload_"},
-		expression: `^\s*(?P<cpu>[\d.]+)GB \|\s+(?P<gpu>[\d.]+)GB \| (?P<opts>offload_.*)$`,
+		literals:   []string{"GB | offload_", "GB | {'offload_"},
+		expression: `^\s*(?P<cpu>[\d.]+)GB \|\s+(?P<gpu>[\d.]+)GB \| (?P<opts>(?:\{')?offload_.*)$`,
 		kind:       TrainerLog,
 		fact: func(m *match) Fact {
 			return Estimate{

@@ -21,19 +21,26 @@ func pids(s string) (list []int) {
 	return list
 }
 
+const cpuAllocator = `DefaultCPUAllocator: (?:not enough memory|can't allocate memory): you tried to allocate ` +
+	`(?P<req>\d+) bytes`
+
+func cpuAllocatorFailed(m *match) Fact {
+	return HostAllocationFailed{By: "DefaultCPUAllocator", Requested: m.size("req", 1), Errno: m.integer("errno", 0)}
+}
+
 // hostPatterns are the texts of memory, processes and disks of the host.
 var hostPatterns = []pattern{
 	{ // c10/core/impl/alloc_cpu.cpp
-		name:     "DefaultCPUAllocator",
-		literals: []string{"DefaultCPUAllocator"},
-		expression: `DefaultCPUAllocator: (?:not enough memory|can't allocate memory): you tried to allocate (?P<req>\d+) ` +
-			`bytes(?:\. ?Error code (?P<errno>\d+) \((?P<err>[^)]*)\))?`,
-		kind: TrainerLog, wrapped: true,
-		fact: func(m *match) Fact {
-			return HostAllocationFailed{
-				By: "DefaultCPUAllocator", Requested: m.size("req", 1), Errno: m.integer("errno", 0),
-			}
-		},
+		name:       "DefaultCPUAllocator",
+		literals:   []string{"DefaultCPUAllocator", "you tried to allocate"},
+		expression: cpuAllocator + `\. ?Error code (?P<errno>\d+) \((?P<err>[^)]*)\)`,
+		kind:       TrainerLog, wrapped: true, fact: cpuAllocatorFailed,
+	},
+	{ // c10/core/impl/alloc_cpu.cpp, on Windows and in old releases
+		name:       "DefaultCPUAllocator without a code",
+		literals:   []string{"DefaultCPUAllocator"},
+		expression: cpuAllocator,
+		kind:       TrainerLog, fact: cpuAllocatorFailed,
 	},
 	{ // aten/src/ATen/MapAllocator.cpp: shared memory of torch
 		name: "shared memory of torch",
@@ -100,7 +107,7 @@ var hostPatterns = []pattern{
 	},
 	{ // numpy/_core/src/multiarray/alloc.cpp and numpy/core/_exceptions.py
 		name:     "numpy",
-		literals: []string{"Unable to allocate"},
+		literals: []string{"Unable to allocate", "for an array with shape", "_ArrayMemoryError"},
 		expression: `Unable to allocate (?P<sz>[\d.]+ (?:bytes|[KMGTPE]iB)) for an array with shape (?P<shape>\([^)]*\)) ` +
 			`and data type (?P<dtype>\S+)`,
 		kind: TrainerLog, wrapped: true,

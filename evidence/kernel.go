@@ -20,6 +20,7 @@ type kernelLog struct {
 	proven  bool     // a line comes from the OOM killer, and not from a failed allocation
 	named   string   // the cgroup that is killed as a whole
 	before  *KernelKill
+	last    int // the index of its finding
 }
 
 // proof returns the kill that is going on, at a line that only the OOM killer prints.
@@ -195,11 +196,10 @@ var kernelPatterns = []pattern{
 		take: func(r *reader, m *match) {
 			k := r.kernel(m)
 			k.named = m.get("cg")
-			for i := len(r.source.Findings) - 1; i >= 0 && k.before != nil; i-- {
-				if kill, ok := r.source.Findings[i].Fact.(KernelKill); ok && kill.PID == k.before.PID {
+			if k.last < len(r.source.Findings) && k.before != nil {
+				if kill, ok := r.source.Findings[k.last].Fact.(KernelKill); ok {
 					kill.WholeGroup = true
-					r.source.Findings[i].Fact = kill
-					return
+					r.source.Findings[k.last].Fact = kill
 				}
 			}
 		},
@@ -211,17 +211,11 @@ var kernelPatterns = []pattern{
 			`file-rss:(?P<file>\d+)kB, shmem-rss:(?P<shmem>\d+)kB`,
 		kind: KernelLog,
 		take: func(r *reader, m *match) {
-			for _, f := range r.source.Findings {
-				if kill, ok := f.Fact.(KernelKill); ok && kill.PID == m.integer("pid", 0) {
-					return
-				}
+			pid := m.integer("pid", 0)
+			k := r.kernel(m)
+			if !r.killed[pid] && (k.kill == nil || k.kill.PID != pid) {
+				r.emit(m, KernelKill{PID: pid, Name: m.get("comm")})
 			}
-			for _, k := range r.kernels {
-				if k.kill != nil && k.kill.PID == m.integer("pid", 0) {
-					return
-				}
-			}
-			r.emit(m, KernelKill{PID: m.integer("pid", 0), Name: m.get("comm")})
 		},
 	},
 	{ // mm/util.c: __vm_enough_memory
@@ -231,6 +225,17 @@ var kernelPatterns = []pattern{
 		kind:       KernelLog,
 		fact: func(m *match) Fact {
 			return HostAllocationFailed{By: "overcommit", Requested: m.size("req", 1), Errno: int(syscall.ENOMEM)}
+		},
+	},
+	{ // arch/x86/mm/fault.c, arch/arm64/mm/fault.c
+		name:       "segmentation fault",
+		literals:   []string{"]: segfault at"},
+		expression: `^\S.*\[(?P<pid>\d+)\]: segfault at`,
+		kind:       KernelLog,
+		fact: func(m *match) Fact {
+			f := endOf("the kernel", -int(syscall.SIGSEGV))
+			f.PID = m.integer("pid", 0)
+			return f
 		},
 	},
 	{ // the NVIDIA driver
@@ -332,25 +337,18 @@ func (k *kernelLog) end(r *reader) {
 	if kill == nil {
 		return
 	}
-	if k.table != nil {
+	if r.rows += len(k.table); r.rows <= mostRows {
 		kill.Processes = k.processes(kill)
 	}
 	if k.proven {
+		k.before, k.last = kill, len(r.source.Findings)
 		r.add(&k.at, *kill)
-		k.before = kill
+		r.killed[kill.PID] = true
 	}
 	k.kill, k.table, k.decided, k.proven = nil, nil, false, false
 	if !kill.WholeGroup {
 		k.named = ""
 	}
-}
-
-// begin makes the block read the next lines of the stream.
-func (r *reader) begin(s *stream, b block) {
-	if s.block != nil {
-		s.block.end(r)
-	}
-	s.block, s.foreign = b, 0
 }
 
 // statistics are those of a cgroup of version 2, one a line.
@@ -374,7 +372,7 @@ type processTable struct{ log *kernelLog }
 
 var processRow = regexp.MustCompile(`^\s*\[\s*(?P<pid>\d+)\]\s+(?P<rest>\d.*)$`)
 
-// mostRows bounds the memory of a table.
+// mostRows bounds the memory of all tables.
 const mostRows = 100_000
 
 func (b *processTable) line(_ *reader, t *text) bool {
@@ -401,6 +399,9 @@ func (*processTable) end(*reader) {}
 // processes returns the table in bytes. Its numbers are pages. The row of the killed process shows their size, as the
 // kernel also prints its virtual size in kB.
 func (k *kernelLog) processes(kill *KernelKill) []KernelProcess {
+	if len(k.table) == 0 {
+		return nil
+	}
 	page := pageSize
 	for _, row := range k.table {
 		if row.pid != kill.PID || row.values["total_vm"] == 0 {

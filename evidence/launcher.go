@@ -164,7 +164,7 @@ var launcherPatterns = []pattern{
 	},
 	{ // Open MPI: orte/tools/orterun, prte
 		name:     "mpirun: a rank ended",
-		literals: []string{"noticed that process rank"},
+		literals: []string{"noticed that process rank", "exited on signal"},
 		expression: `noticed that process rank (?P<rank>\d+) with PID (?P<pid>\d+) on node \S+ exited ` +
 			`on signal (?P<sig>\d+)`,
 		kind: TrainerLog, wrapped: true, fact: ended("mpirun"),

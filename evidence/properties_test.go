@@ -155,6 +155,57 @@ func TestFactsSurviveLabels(t *testing.T) {
 	}
 }
 
+// broken returns the line in lines of at most so many bytes: at its spaces, as loggers do, or anywhere, as terminals
+// do.
+func broken(line string, width int, anywhere bool) string {
+	var b strings.Builder
+	for len(line) > width {
+		at := width
+		if space := strings.LastIndexByte(line[:width+1], ' '); !anywhere && space > 0 {
+			at = space
+		}
+		b.WriteString(line[:at] + "\n")
+		line = line[at:]
+		if !anywhere {
+			line = strings.TrimPrefix(line, " ")
+		}
+	}
+	return b.String() + line
+}
+
+// TestFactsSurviveBreaks: a long message that is broken into lines says the same.
+func TestFactsSurviveBreaks(t *testing.T) {
+	for _, f := range examples(t) {
+		for _, p := range patternIndex().patterns {
+			line := strings.TrimSuffix(string(f.Data), "\n")
+			of := f.Name == p.name || strings.HasPrefix(f.Name, p.name+": ")
+			if !p.wrapped || !of || strings.Contains(line, "\n") {
+				continue
+			}
+			want := facts(t, f.Data)
+			for _, width := range []int{60, 72, 80, 100, 132} {
+				for _, anywhere := range []bool{false, true} {
+					text := "all is well\n" + broken(line, width, anywhere) + "\nall is well\n"
+					if got := facts(t, []byte(text)); got != want {
+						t.Errorf("%s, %d columns, %v:\n%swant\n%sin\n%s", f.Name, width, anywhere, got, want, text)
+					}
+				}
+			}
+		}
+	}
+}
+
+// TestJunkBeside: bytes that are no text, and text in Latin-1, change nothing.
+func TestJunkBeside(t *testing.T) {
+	junk := "caf\xe9 \xff\x00\x01\x1b]0;title\x07\n" + strings.Repeat("\x00", 300) + "\n"
+	for _, f := range examples(t) {
+		want := facts(t, f.Data)
+		if got := facts(t, []byte(junk+string(f.Data)+junk)); got != want {
+			t.Errorf("%s:\n%swant\n%s", f.Name, got, want)
+		}
+	}
+}
+
 // TestRankOfLabel: the label of a line tells its rank.
 func TestRankOfLabel(t *testing.T) {
 	text := []byte("RuntimeError: CUDA error: out of memory\n")
@@ -249,6 +300,18 @@ func TestLongLog(t *testing.T) {
 	}
 }
 
+// TestHostileLines: lines that are long and full of what patterns begin with do not take long.
+func TestHostileLines(t *testing.T) {
+	var line strings.Builder
+	for _, p := range patternIndex().patterns {
+		for _, literal := range p.literals {
+			line.WriteString(literal + " ")
+		}
+	}
+	text := strings.Repeat(line.String(), 1+longestLine/line.Len()) + "\n"
+	check(t, []byte(strings.Repeat(text, 4)))
+}
+
 func FuzzRead(f *testing.F) {
 	for _, example := range examples(f) {
 		f.Add(example.Data)
@@ -268,7 +331,7 @@ func FuzzRead(f *testing.F) {
 // TestCutAnywhere: a file that is cut, at either end, is read.
 func TestCutAnywhere(t *testing.T) {
 	for _, f := range examples(t) {
-		for i := 0; i < len(f.Data); i += 5 {
+		for i := 0; i < len(f.Data); i += 11 {
 			check(t, f.Data[i:])
 			check(t, f.Data[:i])
 		}

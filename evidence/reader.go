@@ -18,7 +18,7 @@ type Source struct {
 	Kind     Kind
 	Flag     string    // of plimsoll plan, for a configuration of a trainer; empty for all others
 	Lines    int       // 0 for a file that was not read line by line
-	Cut      bool      // the file is compressed and damaged or cut: only its beginning was read
+	Cut      bool      // the file is compressed and damaged, or has more findings than are kept: the rest is missing
 	Findings []Finding // in the order of the file
 }
 
@@ -52,6 +52,12 @@ const (
 // maxFindings bounds the memory of a reading. A long log repeats its progress and its memory, so these are thinned out.
 const maxFindings = 100_000
 
+// longestMatched is how much of a text is looked at, in bytes: the messages of a JSON line are texts of their own.
+const longestMatched = 16 << 10
+
+// mostHeld bounds the lines of all findings, in bytes.
+const mostHeld = 256 << 20
+
 // Read reads a file. Its name is for findings and errors. Errors are *fault.Input or those of the reader.
 func Read(name string, from io.Reader) (*Source, error) {
 	s, err := read(name, from)
@@ -70,7 +76,7 @@ func read(name string, from io.Reader) (*Source, error) {
 	}
 	r := &reader{
 		source: source, index: patternIndex(), streams: map[string]*stream{},
-		kinds: map[Kind]int{}, kernels: map[string]*kernelLog{},
+		kinds: map[Kind]int{}, kernels: map[string]*kernelLog{}, killed: map[int]bool{},
 	}
 	if _, err := text.Peek(1); errors.Is(err, io.EOF) {
 		if source.Cut {
@@ -104,10 +110,13 @@ type reader struct {
 	kinds   map[Kind]int // how many texts of each kind there were
 	streams map[string]*stream
 	active  int // streams in which a line may count that has no literal of a pattern
-	last    [4]lastLine
+	last    [16]lastLine
 	kernels map[string]*kernelLog
+	killed  map[int]bool // PIDs that the kernel has killed
+	rows    int          // of the kernel's tables of processes
 	hits    []int
 	thin    int // every so many repetitive findings count
+	held    int // bytes of the lines of all findings
 }
 
 // lastLine is a line as it was read, for texts that began in it.
@@ -161,7 +170,8 @@ func (r *reader) line(line []byte, number int) {
 		return
 	}
 	odd := hidden || bytes.IndexByte(line, '{') >= 0
-	for _, t := range unpack(clean(string(line), number)) {
+	for _, t := range unpack(clean(string(line), number), 0) {
+		t.string = t.string[:min(len(t.string), longestMatched)]
 		if odd {
 			r.index.find([]byte(t.string), &r.hits)
 		}
@@ -204,16 +214,29 @@ func (r *reader) text(t *text) {
 		case s.foreign < mostForeign:
 			s.foreign++
 		default:
-			s.block.end(r)
-			s.block = nil
+			r.finish(s)
 		}
 	}
 	joined := s.wrapped != nil && r.join(s, t)
 	if !joined {
-		found := r.find(s, t)
-		r.trace(s, t, found)
+		before := len(r.source.Findings)
+		r.trace(s, t, r.find(s, t), before)
 	}
 	r.settle(s)
+}
+
+// begin makes the block read the next lines of the stream.
+func (r *reader) begin(s *stream, b block) {
+	r.finish(s)
+	s.block, s.foreign = b, 0
+}
+
+// finish ends the block of the stream.
+func (r *reader) finish(s *stream) {
+	if s.block != nil {
+		s.block.end(r)
+		s.block = nil
+	}
 }
 
 // mostForeign is how many lines of others may stand between two lines of a block.
@@ -304,7 +327,8 @@ func (r *reader) add(t *text, fact Fact) {
 			return
 		}
 	}
-	if len(r.source.Findings) >= 3*maxFindings {
+	if r.held += len(t.string); len(r.source.Findings) >= 3*maxFindings || r.held > mostHeld {
+		r.source.Cut = true
 		return
 	}
 	r.source.Findings = append(r.source.Findings, Finding{
@@ -325,9 +349,7 @@ func repetitive(fact Fact) bool {
 // end ends all that is not complete, and decides the kind of the file.
 func (r *reader) end() {
 	for _, s := range r.streams {
-		if s.block != nil {
-			s.block.end(r)
-		}
+		r.finish(s)
 		if s.wrapped != nil {
 			r.giveUp(s)
 		}
@@ -367,15 +389,15 @@ type wrapped struct {
 }
 
 // mostWrapped is over how many lines a logger may break a text.
-const mostWrapped = 10
+const mostWrapped = 12
 
 // newWrapped begins with the line before, as a text may begin there.
 func (r *reader) newWrapped(patterns []*pattern, t *text, weaker *match) *wrapped {
 	w := &wrapped{patterns: patterns, weaker: weaker}
 	if before := r.before(t); before != nil {
-		w.lines = append(w.lines, *before)
+		w.add(before)
 	}
-	w.lines = append(w.lines, *t)
+	w.add(t)
 	return w
 }
 
@@ -386,7 +408,7 @@ func (r *reader) before(t *text) *text {
 		if l.number == 0 || l.number != t.number-back {
 			continue
 		}
-		for _, before := range unpack(clean(string(l.line), l.number)) {
+		for _, before := range unpack(clean(string(l.line), l.number), 0) {
 			if before.stream == t.stream {
 				return &before
 			}
@@ -395,26 +417,35 @@ func (r *reader) before(t *text) *text {
 	return nil
 }
 
+// add adds a line, and of a long one its beginning.
+func (w *wrapped) add(t *text) {
+	w.lines = append(w.lines, *t)
+	w.lines[len(w.lines)-1].string = t.shown()
+}
+
 // join adds a line to the wrapped text of a stream. It returns whether the line is part of it.
 func (r *reader) join(s *stream, t *text) bool {
 	w := s.wrapped
-	w.lines = append(w.lines, *t)
-	for _, between := range []string{" ", ""} {
-		whole, starts := w.joined(between)
-		for _, p := range w.patterns {
-			if m := p.in(whole); m != nil {
-				m.stream, s.wrapped = s, nil
-				m.text = w.lines[0]
-				for i, start := range starts {
-					if start <= m.indices[0] {
-						m.text = w.lines[i]
-					}
-				}
-				m.text.string = whole[m.indices[0]:m.indices[1]]
-				r.take(m)
-				return true
+	w.add(t)
+	whole, starts := w.joined()
+	for _, p := range w.patterns {
+		indices := p.joined.FindStringSubmatchIndex(whole)
+		if indices == nil {
+			continue
+		}
+		first := 0
+		for i, start := range starts {
+			if start <= indices[0] {
+				first = i
 			}
 		}
+		m := &match{pattern: p, indices: indices, whole: whole, stream: s, text: w.lines[first]}
+		for _, line := range w.lines[first+1:] {
+			m.text.string = strings.TrimSpace(m.text.string) + " " + strings.TrimSpace(line.string)
+		}
+		s.wrapped = nil
+		r.take(m)
+		return true
 	}
 	if len(w.lines) >= mostWrapped {
 		r.giveUp(s)
@@ -422,14 +453,11 @@ func (r *reader) join(s *stream, t *text) bool {
 	return false
 }
 
-// joined returns the lines as one text, and where each begins in it.
-func (w *wrapped) joined(between string) (string, []int) {
+// joined returns the lines as one text, and where each begins in it. Whether a space was between two lines is gone.
+func (w *wrapped) joined() (string, []int) {
 	var b strings.Builder
 	starts := make([]int, len(w.lines))
 	for i := range w.lines {
-		if i > 0 {
-			b.WriteString(between)
-		}
 		starts[i] = b.Len()
 		b.WriteString(strings.TrimSpace(w.lines[i].string))
 	}

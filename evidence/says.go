@@ -3,6 +3,8 @@ package evidence
 import (
 	"fmt"
 	"strings"
+
+	"plimsoll/ledger"
 )
 
 // String returns the size, or "unknown".
@@ -222,10 +224,17 @@ func (f Counters) Says() string {
 		number("oom_kill %d", int(f.Values["oom_kill"])), number("max %d", int(f.Values["max"])))
 }
 
+// counts are the limits that are no bytes.
+var counts = map[string]bool{"RLIMIT_NPROC": true, "RLIMIT_NOFILE": true, "overcommit": true}
+
 // Says says it.
 func (f Limit) Says() string {
 	value := "unlimited"
-	if f.Bytes.Known {
+	switch {
+	case !f.Bytes.Known:
+	case counts[f.Name]:
+		value = ledger.Count(int64(f.Bytes.Bytes))
+	default:
 		value = f.Bytes.String()
 	}
 	return sentence(f.Name+" is "+value, by("for %s", f.Group))
@@ -233,12 +242,16 @@ func (f Limit) Says() string {
 
 // Says says it.
 func (f FileSystem) Says() string {
-	return sentence("the file system at "+f.Mount+" has", with("%s", f.Size), with("used %s", f.Used),
+	return sentence("df shows the file system at "+f.Mount, with("of %s", f.Size), with("used %s", f.Used),
 		with("free %s", f.Free))
 }
 
 // Says says it.
 func (f GPUUsage) Says() string {
-	return sentence(fmt.Sprintf("GPU %d has memory", f.Device), with("of %s", f.Total), with("used %s", f.Used),
+	gpu := "a GPU"
+	if f.Device != NoRank {
+		gpu = fmt.Sprintf("GPU %d", f.Device)
+	}
+	return sentence("nvidia-smi shows "+gpu, with("of %s", f.Total), with("used %s", f.Used),
 		with("free %s", f.Free), number("%d processes", len(f.Processes)))
 }

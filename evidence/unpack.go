@@ -21,9 +21,12 @@ var (
 		"SYSLOG_IDENTIFIER"}
 )
 
+// deepestJSON is how deep JSON may be in JSON: Docker writes JSON of what a logger has written.
+const deepestJSON = 3
+
 // unpack returns the texts in a line of JSON, or the text itself.
-func unpack(t text) []text {
-	if !strings.HasPrefix(t.string, "{") {
+func unpack(t text, depth int) []text {
+	if depth == deepestJSON || !strings.HasPrefix(t.string, "{") {
 		return []text{t}
 	}
 	var object map[string]jsontext.Value
@@ -33,10 +36,8 @@ func unpack(t text) []text {
 	}
 	message := ""
 	for _, key := range messageKeys {
-		if value := object[key]; len(value) > 0 {
-			if message = stringOf(value); message != "" {
-				break
-			}
+		if message = messageOf(object[key]); message != "" {
+			break
 		}
 	}
 	if message == "" {
@@ -47,9 +48,29 @@ func unpack(t text) []text {
 		inner := clean(strings.TrimRight(line, "\r\n"), t.number)
 		inner.inherit(&t)
 		inner.labels(object)
-		texts = append(texts, inner)
+		texts = append(texts, unpack(inner, depth+1)...)
 	}
 	return texts
+}
+
+// messageOf returns the text of a message. torchrun's error files have an object with the traceback.
+func messageOf(value jsontext.Value) string {
+	if value.Kind() != '{' {
+		return stringOf(value)
+	}
+	var object struct {
+		Message   string `json:"message"`
+		ExtraInfo struct {
+			CallStack string `json:"py_callstack"`
+		} `json:"extraInfo"`
+	}
+	if json.Unmarshal(value, &object, jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true)) != nil {
+		return ""
+	}
+	if object.ExtraInfo.CallStack != "" {
+		return object.ExtraInfo.CallStack
+	}
+	return object.Message
 }
 
 // inherit takes what the labels in front of the JSON have said.
