@@ -151,6 +151,12 @@ func TestExplain(t *testing.T) {
 			Certain},
 		"shm by df": {Inputs{Sources: log(evidence.SharedMemoryFull{}, evidence.FileSystem{Mount: "/dev/shm",
 			Size: known(gib), Used: known(gib)})}, SharedMemory, "", Certain},
+		"disk without a path": {Inputs{Sources: log(evidence.DiskFull{})}, Disk, "", Likely},
+		"time limit after a kill": {Inputs{Sources: log(evidence.BatchKill{By: "Slurm"},
+			evidence.BatchEnd{Reason: "time limit"})}, CGroup, "", Likely},
+		"counters of the host alone": {Inputs{Sources: log(evidence.Counters{File: "vmstat",
+			Values: map[string]int64{"oom_kill": 3}}, ended(0, 77, 0, 9), evidence.Counters{File: "vmstat",
+			Values: map[string]int64{"oom_kill": 4}})}, Undetermined, "", Unknown},
 		"disk":          {Inputs{Sources: log(evidence.DiskFull{Path: "/ckpt"})}, Disk, "", Certain},
 		"quota":         {Inputs{Sources: log(evidence.DiskFull{Quota: true})}, Disk, "quota", Certain},
 		"disk of shm":   {Inputs{Sources: log(evidence.DiskFull{Path: "/dev/shm/x"})}, SharedMemory, "", Certain},
@@ -215,7 +221,7 @@ func TestExplain(t *testing.T) {
 		"exit code":    {Inputs{Sources: log(ended(0, 1, 1, 0))}, Undetermined, "", Unknown},
 		"SIGSEGV":      {Inputs{Sources: log(ended(0, 1, 0, 11))}, Undetermined, "", Unknown},
 		"restarted":    {Inputs{Sources: log(ended(0, 1, 0, 9), evidence.Restarted{})}, None, "", Likely},
-		"failed after a restart": {Inputs{Sources: log(oom(nil), evidence.Restarted{}, evidence.DiskFull{})}, Disk, "",
+		"failed after a restart": {Inputs{Sources: log(oom(nil), evidence.Restarted{}, evidence.DiskFull{Path: "/x"})}, Disk, "",
 			Certain},
 		"went on": {Inputs{Sources: log(evidence.Progress{Step: 1}, oom(nil), evidence.Progress{Step: 2},
 			evidence.Progress{Step: 3})}, None, "", Likely},
@@ -422,4 +428,17 @@ func TestFalcon(t *testing.T) {
 		t.Errorf("%+v: expected the fused step first", e.Edits)
 	}
 	check(t, e)
+}
+
+// TestManyErrors: a log of many errors takes no longer than reading it.
+func TestManyErrors(t *testing.T) {
+	var facts []evidence.Fact
+	for i := range 100_000 {
+		facts = append(facts, oom(nil), ended(i, i, 137, 0))
+	}
+	began := time.Now()
+	check(t, Explain(Inputs{Sources: []*evidence.Source{from("log", evidence.TrainerLog, facts...)}}))
+	if took := time.Since(began); took > 20*time.Second {
+		t.Errorf("100,000 errors took %v", took)
+	}
 }

@@ -171,12 +171,8 @@ func (s *scene) rankOf(f evidence.Finding) int {
 	if !ok || f.Rank != evidence.NoRank {
 		return f.Rank
 	}
-	if p.Rank == evidence.NoRank && p.PID > 0 {
-		for _, other := range all[evidence.ProcessEnded](s.findings) {
-			if other.fact.PID == p.PID && other.fact.Rank != evidence.NoRank {
-				return other.fact.Rank
-			}
-		}
+	if rank, ok := s.ranks[p.PID]; ok && p.Rank == evidence.NoRank {
+		return rank
 	}
 	return p.Rank
 }
@@ -262,7 +258,7 @@ func (s *scene) tier(d *death) int {
 
 // confirmed reports whether the kernel, a counter or a batch system says that a process was killed for memory.
 func (s *scene) confirmed(d *death) bool {
-	for _, f := range s.findings {
+	for _, f := range s.words {
 		switch fact := f.Fact.(type) {
 		case evidence.KernelKill:
 			if pids := d.pids(); slices.Contains(pids, fact.PID) || s.mayBeOurs(fact, pids, true) {
@@ -293,18 +289,44 @@ func (d *death) pids() []int {
 	return slices.DeleteFunc(pids, func(pid int) bool { return pid == 0 })
 }
 
-// goesOn is after how many later steps an error counts as handled. Other ranks may print a step more before they
-// notice that one has ended. A batch system may be slower.
-const (
-	goesOn     = 2
-	goesOnLong = 10
-)
-
-// setRecoveriesAside moves errors after which the same program went on from the findings to the recoveries.
+// setRecoveriesAside moves errors after which the same program went on from the findings to the recoveries: it has
+// printed later steps, has ended well, or a launcher has started all ranks again.
 func (s *scene) setRecoveriesAside() {
+	type stream struct {
+		file string
+		rank int
+	}
+	advances := make([]bool, len(s.findings)) // the step is higher than all before
+	last := map[stream]int64{}
+	for i, f := range s.findings {
+		if p, ok := f.Fact.(evidence.Progress); ok && p.Step >= 0 {
+			key := stream{f.File, f.Rank}
+			highest, known := last[key]
+			advances[i] = !known || p.Step > highest
+			last[key] = max(highest, p.Step)
+		}
+	}
+	later, end, restarted := map[stream]int{}, map[stream]manner{}, map[string]bool{}
+	recovered := make([]bool, len(s.findings))
+	for i, f := range slices.Backward(s.findings) {
+		key := stream{f.File, f.Rank}
+		how, ended := end[key]
+		recovered[i] = restarted[f.File] && mannerOf(f.Fact) != unended ||
+			s.mayRecover(f) && (ended && how == unended || !ended && later[key] >= enoughSteps(f.Fact))
+		switch fact := f.Fact.(type) {
+		case evidence.Progress:
+			if advances[i] {
+				later[key]++
+			}
+		case evidence.ProcessEnded:
+			end[key] = mannerOfProcess(fact)
+		case evidence.Restarted:
+			restarted[f.File] = true
+		}
+	}
 	var kept []evidence.Finding
 	for i, f := range s.findings {
-		if s.recovered(i) {
+		if recovered[i] {
 			s.recoveries = append(s.recoveries, f)
 		} else {
 			kept = append(kept, f)
@@ -313,41 +335,26 @@ func (s *scene) setRecoveriesAside() {
 	s.findings = kept
 }
 
-// recovered reports whether the program went on after an error: it has printed later steps, or ended well.
-func (s *scene) recovered(error int) bool {
-	at := s.findings[error]
-	if mannerOf(at.Fact) != unended && s.restarted(error) {
-		return true
+// enoughSteps is after how many later steps an error counts as handled. Other ranks may print a step more before they
+// notice that one has ended. A batch system may be slower.
+func enoughSteps(fact evidence.Fact) int {
+	if _, batch := fact.(evidence.BatchKill); batch {
+		return 10
 	}
-	_, text := at.Fact.(evidence.BatchKill) // in the log of a trainer it may be a word in a message
-	if how := mannerOf(at.Fact); !text && (how > raised || how == killed) || s.kindOf(at.File) != evidence.TrainerLog {
-		return false
-	}
-	last, later := int64(-1), 0
-	for i, f := range s.findings {
-		if f.File != at.File || f.Rank != at.Rank {
-			continue
-		}
-		switch fact := f.Fact.(type) {
-		case evidence.Progress:
-			if i > error && fact.Step > last {
-				later++
-			}
-			last = max(last, fact.Step)
-		case evidence.ProcessEnded:
-			if i > error {
-				return mannerOfProcess(fact) == unended
-			}
-		}
-	}
-	return later >= goesOnLong || !text && later >= goesOn
+	return 2
 }
 
-// restarted reports whether a launcher has started the ranks again after a finding.
-func (s *scene) restarted(after int) bool {
-	return slices.ContainsFunc(all[evidence.Restarted](s.findings[after:]), func(f seen[evidence.Restarted]) bool {
-		return f.File == s.findings[after].File
-	})
+// mayRecover reports whether a program can go on after what a finding says. In the log of a trainer the words of a
+// batch system may be a part of a message.
+func (s *scene) mayRecover(f evidence.Finding) bool {
+	if s.kindOf(f.File) != evidence.TrainerLog {
+		return false
+	}
+	if _, batch := f.Fact.(evidence.BatchKill); batch {
+		return true
+	}
+	how := mannerOf(f.Fact)
+	return how <= raised && how != killed
 }
 
 // kindOf returns the kind of a file.

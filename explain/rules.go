@@ -76,6 +76,10 @@ var rules = []rule{
 		row[oomCounts]{func(s *scene, o oomCounts) bool { return o.kills() > 0 && s.plentyFree() },
 			Undetermined, "", Unknown, says[oomCounts]("was killed by the kernel's OOM killer while the host had " +
 				"free memory, and no limit that is visible here was reached")},
+		row[oomCounts]{func(_ *scene, o oomCounts) bool { return o.kills() > 0 && !o.groups() }, Undetermined, "",
+			Unknown, says[oomCounts]("was killed by the kernel's OOM killer: the host was out of memory, or a " +
+				"cgroup at " +
+				"its limit, whose counters are not here")},
 		row[oomCounts]{func(_ *scene, o oomCounts) bool { return o.kills() > 0 }, Host, "", Likely,
 			says[oomCounts]("was killed by the kernel's OOM killer, and no cgroup's limit was reached: the host ran " +
 				"out of memory")},
@@ -180,7 +184,9 @@ var rules = []rule{
 			says[evidence.DiskFull]("reached its disk quota")},
 		row[evidence.DiskFull]{func(_ *scene, f evidence.DiskFull) bool { return f.Assumed }, Disk, "", Likely,
 			says[evidence.DiskFull]("could not write a file: most likely the disk is full")},
-		row[evidence.DiskFull]{nil, Disk, "", Certain, says[evidence.DiskFull]("ran out of disk space")},
+		row[evidence.DiskFull]{func(_ *scene, f evidence.DiskFull) bool { return f.Path != "" }, Disk, "", Certain,
+			says[evidence.DiskFull]("ran out of disk space")},
+		row[evidence.DiskFull]{nil, Disk, "", Likely, says[evidence.DiskFull]("ran out of disk space")},
 	),
 	table(
 		row[evidence.TooManyProcesses]{func(_ *scene, f evidence.TooManyProcesses) bool {
@@ -285,8 +291,12 @@ func (s *scene) testimony() []evidence.Finding {
 	}
 	for _, f := range s.findings {
 		switch fact := f.Fact.(type) {
-		case evidence.BatchKill, evidence.BatchEnd:
+		case evidence.BatchKill:
 			found = append(found, f)
+		case evidence.BatchEnd:
+			if !s.killedForMemory() { // a job that hangs after a kill reaches its time limit later
+				found = append(found, f)
+			}
 		case oomCounts:
 			if w != nil && w.how == killed || fact.kills() > 0 {
 				found = append(found, f)
@@ -294,6 +304,15 @@ func (s *scene) testimony() []evidence.Finding {
 		}
 	}
 	return found
+}
+
+// killedForMemory reports whether the kernel or a batch system has killed a process of the job.
+func (s *scene) killedForMemory() bool {
+	return len(s.kills) > 0 || slices.ContainsFunc(s.words, func(f evidence.Finding) bool {
+		o, counts := f.Fact.(oomCounts)
+		_, batch := f.Fact.(evidence.BatchKill)
+		return batch || counts && o.kills() > 0
+	})
 }
 
 func endedText(f evidence.ProcessEnded) string {

@@ -14,6 +14,8 @@ type scene struct {
 	findings []evidence.Finding
 	// recoveries are errors after which the program went on. They are not among the findings.
 	recoveries []evidence.Finding
+	ranks      map[int]int        // by PID, as launchers name them
+	words      []evidence.Finding // of the kernel, its counters and batch systems
 	kills      []evidence.Finding // of the kernel's OOM killer: those that concern the job
 	levels     *levels            // nil without a recording
 	witness    *death             // the first end of a rank that no other had caused; nil if nothing failed
@@ -36,6 +38,17 @@ func newScene(in *Inputs) *scene {
 	}
 	s.setRecoveriesAside()
 	s.findings = append(s.findings, s.countedKills()...)
+	s.ranks = map[int]int{}
+	for _, f := range s.findings {
+		switch fact := f.Fact.(type) {
+		case evidence.ProcessEnded:
+			if fact.PID > 0 && fact.Rank != evidence.NoRank {
+				s.ranks[fact.PID] = fact.Rank
+			}
+		case evidence.KernelKill, evidence.BatchKill, oomCounts:
+			s.words = append(s.words, f)
+		}
+	}
 	s.order()
 	s.kills = s.linkedKills()
 	return s

@@ -2,6 +2,8 @@ package report
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -44,8 +46,6 @@ type SnapshotDevice struct {
 	ByPlace []SnapshotOwner `json:"holders"`
 	Changes []SnapshotDiff  `json:"changes,omitempty"` // since the other snapshot
 	Replays []Replayed      `json:"replays,omitempty"`
-
-	failures []snapshot.Failure
 }
 
 // SnapshotFree is memory that the allocator has reserved beyond the program's requests.
@@ -108,11 +108,14 @@ type Replayed struct {
 func NewSnapshot(version, file string, s *snapshot.Snapshot, rows int) *Snapshot {
 	d := &Snapshot{Schema: SnapshotSchema, Version: version, File: file, Settings: s.Settings.Configuration,
 		Devices: []SnapshotDevice{}, Notes: []string{}, rows: rows}
-	for name, count := range s.OtherActions {
-		d.Notes = append(d.Notes, fmt.Sprintf("%s entries have the action %q, which Plimsoll does not know and leaves out",
-			ledger.Count(int64(count)), name))
+	for _, name := range slices.Sorted(maps.Keys(s.OtherActions)) {
+		d.note("%d entries have the action %q, which Plimsoll does not know and leaves out", s.OtherActions[name], name)
 	}
 	return d
+}
+
+func (d *Snapshot) note(format string, values ...any) {
+	d.Notes = append(d.Notes, fmt.Sprintf(format, values...))
 }
 
 // Add adds a device with its holders after an entry.
@@ -120,25 +123,26 @@ func (d *Snapshot) Add(from *snapshot.Device, entry int) *SnapshotDevice {
 	free := from.Fragmentation()
 	x := SnapshotDevice{Device: from.Number, Segments: len(from.Segments), Reserved: from.Reserved,
 		Allocated: from.Allocated, Requested: from.Requested, Free: SnapshotFree(free), Entries: from.Entries(),
-		Seconds: float64(from.Dump.Time-from.Start.Time) / 1e6, Start: newMoment(from.Start), Peak: newMoment(from.Peak),
-		Most: from.PeakReserved, At: newMoment(from.At(entry)), Failed: []SnapshotOOM{}, failures: from.Failures()}
-	for _, f := range x.failures {
+		Seconds: float64(from.Dump.Time-from.Start.Time) / 1e6, Start: newMoment(from.Start),
+		Peak: newMoment(from.Peak), Most: from.PeakReserved, At: newMoment(from.At(entry)), Failed: []SnapshotOOM{}}
+	for _, f := range from.Failures() {
 		x.Failed = append(x.Failed, SnapshotOOM{newMoment(f.Moment), f.Wanted, f.Free, f.Place, f.Component, f.Why})
 	}
 	holders := from.Holders(entry)
 	x.ByKind, x.ByPlace = newOwners(snapshot.ByComponent(holders)), newOwners(holders)
 	if from.Start.Requested > 0 {
-		d.Notes = append(d.Notes, fmt.Sprintf("device %d: the trace begins with %v allocated, as PyTorch keeps the "+
-			"latest entries only. Plimsoll takes this state from the blocks at the dump. Who asked for the blocks of "+
-			"it that were freed later is unknown, and so is where they lay: replays place them anew", from.Number, from.Start.Requested))
+		d.note("device %d: the trace begins with %v allocated. The recording began later, or PyTorch has dropped "+
+			"the first entries. Plimsoll takes this state from the blocks at the dump. Who asked for the blocks of it "+
+			"that were freed later is unknown, and so is where they lay: replays place them anew",
+			from.Number, from.Start.Requested)
 	}
 	if from.Contradictions > 0 {
-		d.Notes = append(d.Notes, fmt.Sprintf("device %d: %d entries of the trace contradict the blocks at the dump",
-			from.Number, from.Contradictions))
+		d.note("device %d: %d entries of the trace contradict the blocks at the dump",
+			from.Number, from.Contradictions)
 	}
 	if free.Private > 0 {
-		d.Notes = append(d.Notes, fmt.Sprintf("device %d: %v are reserved by private pools, such as those of CUDA "+
-			"graphs; replays treat them as the default pool", from.Number, free.Private))
+		d.note("device %d: %v are reserved by private pools, such as those of CUDA "+
+			"graphs; replays treat them as the default pool", from.Number, free.Private)
 	}
 	d.Devices = append(d.Devices, x)
 	return &d.Devices[len(d.Devices)-1]
@@ -193,6 +197,18 @@ func (x *SnapshotDevice) AddReplay(name, settings string, r snapshot.Replay) {
 	x.Replays = append(x.Replays, replayed)
 }
 
+// NoteReplay says how far the replay under the recorded settings is off, as the others are then, too.
+func (d *Snapshot) NoteReplay(x *SnapshotDevice, own snapshot.Replay) {
+	switch {
+	case len(x.Failed) > 0 && (own.Served || own.Failed != snapshot.NotFailed):
+		d.note("device %d: the replay under the recorded settings does not fail where the "+
+			"program did, so replays cannot tell whether other settings would have helped", x.Device)
+	case own.PeakReserved != x.Most:
+		d.note("device %d: the replay under the recorded settings reserves %s beside what "+
+			"was recorded: compare the other replays with it", x.Device, (own.PeakReserved - x.Most).Signed())
+	}
+}
+
 // Page shows the totals, who held them, and what other settings would have reserved.
 func (d *Snapshot) Page() *Page {
 	var facts Facts
@@ -218,8 +234,8 @@ func (x *SnapshotDevice) sections(rows int) []Section {
 	var facts Facts
 	facts.add(fmt.Sprintf("device %d", x.Device), "%v reserved in %d segments, %v allocated, %v requested", x.Reserved,
 		x.Segments, x.Allocated, x.Requested)
-	facts.add("free", "%v in %d blocks, the largest %v; %v in unused segments", x.Free.Free, x.Free.Blocks, x.Free.Largest,
-		x.Free.Unused)
+	facts.add("free", "%v in %d blocks, the largest %v; %v in unused segments", x.Free.Free, x.Free.Blocks,
+		x.Free.Largest, x.Free.Unused)
 	facts.add("rounding", "%v, and %v wait for a stream", x.Free.Rounding, x.Free.Pending)
 	if x.Entries > 0 {
 		facts.add("trace", "%s entries in %.3f s, from %v requested on", ledger.Count(int64(x.Entries)), x.Seconds,
@@ -307,7 +323,8 @@ func (x *SnapshotDevice) changes(rows int) *Table {
 func (x *SnapshotDevice) replays() *Table {
 	t := new(Table).with(Words, "allocator").with(Bytes, "most reserved", "at the peak", "at the dump").with(Words, "")
 	for _, r := range x.Replays {
-		t.add(strings.TrimSuffix(r.Name+": "+r.Settings, ": "), r.Peak, optional(r.AtPeak), optional(r.AtDump), r.Outcome)
+		name := strings.TrimSuffix(r.Name+": "+r.Settings, ": ")
+		t.add(name, r.Peak, optional(r.AtPeak), optional(r.AtDump), r.Outcome)
 	}
 	return t
 }

@@ -69,7 +69,9 @@ func (s *Snapshot) Devices() ([]*Device, error) {
 			device(n).trace = trace
 		}
 	}
-	devices := slices.SortedFunc(maps.Values(byNumber), func(a, b *Device) int { return cmp.Compare(a.Number, b.Number) })
+	devices := slices.SortedFunc(maps.Values(byNumber), func(a, b *Device) int {
+		return cmp.Compare(a.Number, b.Number)
+	})
 	classes := newClassifier(s.records)
 	for _, d := range devices {
 		d.classes = classes

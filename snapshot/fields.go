@@ -2,6 +2,9 @@ package snapshot
 
 import (
 	"math"
+	"regexp"
+	"slices"
+	"strconv"
 
 	"plimsoll/ledger"
 )
@@ -21,7 +24,22 @@ func (f fields) frame() (frame Frame) {
 			frame.line = int32(min(f.number(key, v), math.MaxInt32))
 		}
 	})
+	if f.texts.all[frame.file] == "none" {
+		f.unpack(&frame)
+	}
 	return frame
+}
+
+// packed is a frame of torch.profiler, which writes all of it into the name.
+var packed = regexp.MustCompile(`^(.+\.py)\((\d+)\): (.+)$`)
+
+func (f fields) unpack(frame *Frame) {
+	if parts := packed.FindStringSubmatch(f.texts.all[frame.name]); parts != nil {
+		line, _ := strconv.ParseInt(parts[2], 10, 32) // 0 for a number out of range
+		frame.line = int32(line)
+		frame.file = f.texts.number(f.budget, []byte(parts[1]))
+		frame.name = f.texts.number(f.budget, []byte(parts[3]))
+	}
 }
 
 // actions and states by their names.
@@ -31,6 +49,14 @@ var (
 		"segment_unmap": SegmentUnmap, "oom": OOM, "snapshot": noAction, "annotate": noAction}
 	states = map[string]State{"inactive": Inactive, "active_allocated": Allocated, "active_pending_free": PendingFree,
 		"active_awaiting_free": PendingFree}
+)
+
+// categories are what torch.profiler calls memory. A snapshot made of a profile has them.
+var (
+	categoryNames = []string{"unknown", "parameter", "optimizer_state", "input", "temporary", "activation", "gradient",
+		"autograd_detail"}
+	categories = []ledger.Component{"", ledger.Parameters, ledger.OptimizerStates, ledger.Batch,
+		ledger.OperationScratch, ledger.Activations, ledger.Gradients, ledger.ActivationGradients}
 )
 
 func (f fields) event() (e Event) {
@@ -53,6 +79,8 @@ func (f fields) event() (e Event) {
 			e.stack = f.stack(key, v)
 		case keyForwardFrames:
 			e.backward = v.kind == opaque && v.n > 0
+		case keyCategory:
+			e.category = uint8(max(0, slices.Index(categoryNames, f.text(key, v))))
 		case keyPool:
 			if e.pool = uint16(f.pool(key, v)); v.n > math.MaxUint16 {
 				f.fail("more than %d pools", math.MaxUint16)

@@ -65,8 +65,12 @@ func (d *Device) component(h holding) ledger.Component {
 		return d.class(h.stack, false)
 	}
 	e := d.event(h.entry)
+	told := categories[e.category]
 	c := d.class(h.stack, e.backward)
 	switch {
+	case told == ledger.Parameters, told == ledger.OptimizerStates, told == ledger.Batch, told == ledger.Gradients,
+		told != "" && c == ledger.Unattributed:
+		return told
 	case c == ledger.BackwardPass && d.fates[h.entry] == stayed:
 		return ledger.Gradients
 	case c == ledger.BackwardPass && d.fates[h.entry] == ended:
@@ -126,7 +130,8 @@ func sortedHolders[K comparable](sums map[K]*Holder) []Holder {
 		all = append(all, *h)
 	}
 	slices.SortFunc(all, func(a, b Holder) int {
-		return cmp.Or(cmp.Compare(b.Bytes, a.Bytes), cmp.Compare(a.Component, b.Component), cmp.Compare(a.Place, b.Place))
+		return cmp.Or(cmp.Compare(b.Bytes, a.Bytes), cmp.Compare(a.Component, b.Component),
+			cmp.Compare(a.Place, b.Place))
 	})
 	return all
 }
@@ -165,7 +170,8 @@ func Changes(older, newer []Holder) []Change {
 		}
 	}
 	slices.SortFunc(all, func(a, b Change) int {
-		return cmp.Or(cmp.Compare(b.size(), a.size()), cmp.Compare(a.Component, b.Component), cmp.Compare(a.Place, b.Place))
+		return cmp.Or(cmp.Compare(b.size(), a.size()), cmp.Compare(a.Component, b.Component),
+			cmp.Compare(a.Place, b.Place))
 	})
 	return all
 }

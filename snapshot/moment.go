@@ -44,8 +44,9 @@ func (d *Device) Entry(text string) (int, error) {
 	} else if date, err := time.Parse(time.RFC3339Nano, text); err == nil {
 		at = date.UnixMicro()
 	} else {
-		return 0, fault.Inputf("%q is no time: expected peak, oom, dump, the number of an entry, a time since the first "+
-			"entry such as 1.5s, one before the last such as -200ms, or a date such as 2026-01-31T12:00:00Z", text)
+		return 0, fault.Inputf("%q is no time: expected peak, oom, dump, the number of an entry, a time since "+
+			"the first entry such as 1.5s, one before the last such as -200ms, or a date such as "+
+			"2026-01-31T12:00:00Z", text)
 	}
 	next := sort.Search(last+1, func(i int) bool { return d.event(i).Time > at })
 	if next == 0 || next > last && at > d.event(last).Time {

@@ -30,7 +30,8 @@ const (
 	theRoot
 )
 
-var kindNames = [...]string{"None", "a boolean", "an integer", "an integer", "a float", "a text", "a pair", "another object",
+var kindNames = [...]string{"None", "a boolean", "an integer", "an integer", "a float", "a text",
+	"a pair", "another object",
 	"a list", "a dictionary", "an empty list", "a list of frames", "a list of records", "a list of lists", "a frame",
 	"a record", "a snapshot"}
 

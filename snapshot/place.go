@@ -18,7 +18,7 @@ func (r *records) place(stack uint32) string {
 	}
 	for _, n := range frames {
 		file := r.texts.all[r.frames.all[n].file]
-		if strings.HasSuffix(file, ".py") && !strings.Contains(file, "/torch/") {
+		if strings.HasSuffix(file, ".py") && !strings.Contains("/"+file, "/torch/") {
 			return r.shown(n)
 		}
 	}
@@ -31,8 +31,8 @@ func (r *records) shown(frame uint32) string {
 	file := strings.ReplaceAll(r.texts.all[f.file], `\`, "/")
 	if _, within, found := strings.Cut(file, "-packages/"); found {
 		file = within
-	} else {
-		file = path.Join(path.Base(path.Dir(file)), path.Base(file))
+	} else if strings.HasPrefix(file, "/") {
+		file = strings.TrimPrefix(path.Join(path.Base(path.Dir(file)), path.Base(file)), "/")
 	}
-	return fmt.Sprintf("%s:%d %s", strings.TrimPrefix(file, "/"), f.line, r.texts.all[f.name])
+	return fmt.Sprintf("%s:%d %s", file, f.line, r.texts.all[f.name])
 }

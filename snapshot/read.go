@@ -13,7 +13,7 @@ import (
 // headSize is how many bytes tell whether a file is a snapshot.
 const headSize = 64 << 10
 
-// Recognize reports whether a file is a snapshot, by its first bytes. The file may be compressed with gzip.
+// Recognize reports whether a file is a snapshot by its first bytes. The file may be compressed with gzip.
 func Recognize(head []byte) bool {
 	if unzipped, err := gzip.NewReader(bytes.NewReader(head)); err == nil {
 		head, _ = io.ReadAll(io.LimitReader(unzipped, headSize)) // it ends early, as the head does

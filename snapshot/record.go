@@ -2,6 +2,7 @@ package snapshot
 
 import (
 	"fmt"
+	"slices"
 
 	"plimsoll/ledger"
 )
@@ -31,6 +32,7 @@ const (
 	keyAddr
 	keyAddress
 	keyBlocks
+	keyCategory
 	keyConfiguration
 	keyDevice
 	keyDeviceFree
@@ -62,11 +64,13 @@ const (
 	keyCount
 )
 
-var keyNames = []string{"action", "addr", "address", "blocks", "PYTORCH_CUDA_ALLOC_CONF", "device", "device_free",
+var keyNames = []string{
+	"action", "addr", "address", "blocks", "category", "PYTORCH_CUDA_ALLOC_CONF", "device", "device_free",
 	"device_traces", "expandable_segments", "external_annotations", "filename", "forward_frames", "frames",
-	"garbage_collection_threshold", "history", "is_expandable", "line", "max_split_size", "name", "pool_id", "real_size",
-	"requested_size", "segment_pool_id", "segment_type", "segments", "allocator_settings", "size", "stage", "state",
-	"stream", "time_us", "total_size"}
+	"garbage_collection_threshold", "history", "is_expandable", "line", "max_split_size", "name", "pool_id",
+	"real_size", "requested_size", "segment_pool_id", "segment_type", "segments", "allocator_settings",
+	"size", "stage", "state", "stream", "time_us", "total_size",
+}
 
 // roles are told apart by the keys that a dictionary must have, in this order.
 var roles = []struct {
@@ -227,7 +231,8 @@ func (d *decoder) finishedList(l *list) value {
 		return value{kind: rowsList, role: l.role, n: uint64(n)}
 	case l.elements == rowsList:
 		d.spend(int64(4 * len(l.rows)))
-		return value{kind: listOfRows, role: l.role, n: uint64(d.records.lists.add(d.budget, append([]uint32(nil), l.rows...)))}
+		n := d.records.lists.add(d.budget, slices.Clone(l.rows))
+		return value{kind: listOfRows, role: l.role, n: uint64(n)}
 	}
 	return value{kind: opaque, n: l.length}
 }

@@ -12,7 +12,7 @@ import (
 )
 
 // latest knows every setting of the allocator. Snapshots do not name their version of PyTorch.
-var latest = version.Version{Major: 2, Minor: 99}
+var latest = version.Version{Major: 2, Minor: 15}
 
 // ParseSettings reads a value of PYTORCH_CUDA_ALLOC_CONF.
 func ParseSettings(text string) (allocator.Configuration, error) {

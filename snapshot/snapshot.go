@@ -108,6 +108,7 @@ type Event struct {
 	Action  Action
 	// backward is set if the file names the frames of the forward pass that the allocation belongs to.
 	backward bool
+	category uint8 // in categories, what torch.profiler calls the memory; 0 if the file does not tell
 }
 
 // Frame is a place in the source.

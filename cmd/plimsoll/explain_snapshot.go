@@ -27,13 +27,14 @@ func snapshotFlags(c *cobra.Command, o *snapshotOptions) {
 	flags := c.Flags()
 	o.top = standardRows
 	flags.Var(&o.top, "top", "lines of the source to show, the largest holders first")
-	flags.StringVar(&o.at, "at", "", "`time` of the trace: peak, oom, dump, the number of an entry, a time since the "+
-		"first entry such as 1.5s, one before the last such as -200ms, or a date (default: oom if an allocation failed, "+
-		"else peak)")
+	flags.StringVar(&o.at, "at", "", "`time` of the trace: peak, oom, dump, the number of an entry, a time since "+
+		"the first entry such as 1.5s, one before the last such as -200ms, or a date (default: oom if an "+
+		"allocation failed, else peak)")
 	flags.BoolVar(&o.diff, "diff", false, "compare two snapshots line by line of the source")
-	flags.StringVar(&o.whatIf, "what-if", "", "replay the trace with these `settings` of PYTORCH_CUDA_ALLOC_CONF, such as "+
-		"expandable_segments:True")
-	flags.StringVar(&o.emptyCacheAt, "empty-cache-at", "", "replay the trace with torch.cuda.empty_cache() at this `time`")
+	flags.StringVar(&o.whatIf, "what-if", "", "replay the trace with these `settings` of PYTORCH_CUDA_ALLOC_CONF, "+
+		"such as expandable_segments:True")
+	flags.StringVar(&o.emptyCacheAt, "empty-cache-at", "",
+		"replay the trace with torch.cuda.empty_cache() at this `time`")
 }
 
 // runSnapshot answers questions about a snapshot. The exit code is 5 if an allocation of its trace failed.
@@ -58,7 +59,7 @@ func runSnapshot(c *cobra.Command, o snapshotOptions, names []string) error {
 		if err != nil {
 			return err
 		}
-		if err := o.replays(s, d, document.Add(d, entry)); err != nil {
+		if err := o.replays(s, d, document, document.Add(d, entry)); err != nil {
 			return err
 		}
 	}
@@ -97,7 +98,8 @@ func (o *snapshotOptions) time(d *snapshot.Device) string {
 }
 
 // replays adds what other settings would have reserved, beside a replay of the snapshot's own.
-func (o *snapshotOptions) replays(s *snapshot.Snapshot, d *snapshot.Device, to *report.SnapshotDevice) error {
+func (o *snapshotOptions) replays(s *snapshot.Snapshot, d *snapshot.Device, document *report.Snapshot,
+	to *report.SnapshotDevice) error {
 	if o.whatIf == "" && o.emptyCacheAt == "" {
 		return nil
 	}
@@ -114,6 +116,7 @@ func (o *snapshotOptions) replays(s *snapshot.Snapshot, d *snapshot.Device, to *
 		return err
 	}
 	to.AddReplay("replayed", s.Settings.Configuration, own)
+	document.NoteReplay(to, own)
 	emptyAt := snapshot.NoEmptyCache
 	if o.emptyCacheAt != "" {
 		if emptyAt, err = d.Entry(o.emptyCacheAt); err != nil {

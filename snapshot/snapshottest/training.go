@@ -181,7 +181,7 @@ func (x Training) Write(to io.Writer, style Style) (Totals, error) {
 	t := x.run()
 	w := &writer{newPickler(to, style), map[frame]uint32{}, nil}
 	for i := range x.Frames {
-		w.outer = append(w.outer, frame{"/home/user/trainer/loop.py", int64(100 + i), fmt.Sprintf("outer_%d", i)})
+		w.outer = append(w.outer, frame{"loop.py", int64(100 + i), fmt.Sprintf("outer_%d", i)})
 	}
 	const begin = 1_700_000_000_000_000
 	w.mapping(
@@ -238,5 +238,6 @@ func (w *writer) block(b *block) {
 	if b.used {
 		state = "active_allocated"
 	}
-	w.mapping("address", b.addr, "size", b.size, "requested_size", b.requested, "state", state, "frames", w.stack(b.stack))
+	w.mapping("address", b.addr, "size", b.size, "requested_size", b.requested, "state", state,
+		"frames", w.stack(b.stack))
 }
