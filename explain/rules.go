@@ -67,8 +67,7 @@ var rules = []rule{
 			CGroup, "", Likely, limitText},
 		row[oomCounts]{func(s *scene, o oomCounts) bool { return o.kills() > 0 && s.levels.exhaustedNode() != nil },
 			NUMANode, "", Likely, says[oomCounts]("was killed by the kernel while one NUMA node had no free memory, " +
-				"and " +
-				"the host had plenty")},
+				"and the host had plenty")},
 		row[oomCounts]{func(s *scene, o oomCounts) bool {
 			return o.kills() > 0 && s.plentyFree() && s.boundNodes() != nil
 		}, NUMANode, "", Likely, says[oomCounts]("was killed by the kernel while the host had free memory: its " +
