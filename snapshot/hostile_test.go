@@ -78,6 +78,7 @@ func TestHostileFiles(t *testing.T) {
 		{proto + "}(\x8c\x08segmentsK\x01u.", "segments: found an integer, expected a list of segments"},
 		{proto + "}(\x8c\x06action\x8c\x05alloc\x8c\x04sizeJ\xff\xff\xff\xffu.", "size: found -1, expected a size"},
 		{proto + "}(\x8c\x06actionK\x01u.", "action: found an integer, expected a text"},
+		{proto + "](]\x94h\x00K\x01a", "elements for an empty list, expected a list that has not been used"},
 		{proto + "}(\x8c\x06blocks]\x8c\x0atotal_sizeK\x05u.", "has 5 bytes and its blocks add up to 0"},
 		{proto + "}(\x8c\x08segments]\x8c\x0ddevice_traces](]\x94(" + entry + "eh\x00eu.",
 			"two lists share entries of a trace"},
