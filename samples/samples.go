@@ -37,6 +37,28 @@ type Start struct {
 	Plan *Plan `json:"plan,omitempty"`
 	// Counters are those of the kernel's OOM killer before the first rank started.
 	Counters []Counter `json:"counters"`
+	// Ranks are how the ranks are bound. The list is empty if plimsoll has not started them.
+	Ranks []BoundRank `json:"ranks,omitempty"`
+	// Limits are those that the ranks start with, or nil if unknown.
+	Limits *Limits `json:"limits,omitempty"`
+	// WorkingDirectory is that of the job; empty if unknown.
+	WorkingDirectory string `json:"working_directory,omitempty"`
+}
+
+// BoundRank is how a rank is bound to cores and memory.
+type BoundRank struct {
+	Rank         int    `json:"rank"`
+	CPUs         string `json:"cpus"`          // such as 0-3,8
+	MemoryPolicy string `json:"memory_policy"` // of package binding
+	NUMANodes    []int  `json:"numa_nodes"`
+}
+
+// Limits are resource limits of a process (getrlimit); -1 for unlimited.
+type Limits struct {
+	AddressSpace ledger.Bytes `json:"address_space_bytes"` // RLIMIT_AS
+	Locked       ledger.Bytes `json:"locked_bytes"`        // RLIMIT_MEMLOCK
+	FileSize     ledger.Bytes `json:"file_size_bytes"`     // RLIMIT_FSIZE
+	Processes    int64        `json:"processes"`           // RLIMIT_NPROC
 }
 
 // Host is the machine.
@@ -62,6 +84,8 @@ type Sample struct {
 	// Groups are the cgroups of the job, the innermost first.
 	Groups []Group `json:"cgroups"`
 	GPUs   []GPU   `json:"gpus"`
+	// Disk is the file system of the job's working directory. Its size is 0 if it is unknown.
+	Disk FileSystem `json:"working_directory,omitzero"`
 	// Cost is the CPU time that taking this sample took.
 	Cost time.Duration `json:"cost_ns"`
 	// Missed says what could not be read, and why. A process that has ended is not missed.
@@ -319,6 +343,8 @@ type Output struct {
 	Rank   int      `json:"rank"`
 	Stream string   `json:"stream"` // stdout or stderr
 	Lines  []string `json:"lines"`
+	// Skipped is the number of lines before these that are left out, as the rank has printed too many.
+	Skipped int64 `json:"skipped_lines,omitempty"`
 }
 
 // End is how the run ended. A recording without one was cut off: the recorder was killed.
@@ -328,6 +354,10 @@ type End struct {
 	// ByUser is set if the user or a batch system asked the job to end.
 	ByUser   bool      `json:"by_user"`
 	Counters []Counter `json:"counters"`
+	// Unknown is set if the exit code is unknown: plimsoll watch is not the parent of the processes. ExitCode is 0.
+	Unknown bool `json:"exit_code_unknown,omitempty"`
+	// Detached is set if the processes went on when the recorder ended.
+	Detached bool `json:"detached,omitempty"`
 }
 
 // RankEnd is how a rank ended.
@@ -337,8 +367,12 @@ type RankEnd struct {
 	Time     time.Duration `json:"time_ns"`
 	ExitCode int           `json:"exit_code"`
 	Signal   int           `json:"signal"` // 0 for none
-	// Asked is set if plimsoll had asked the rank to end before it ended.
+	// Asked is set if plimsoll had asked the rank to end before it ended, or has killed it.
 	Asked bool `json:"asked"`
+	// Attempt counts the starts of all ranks, from 0 on.
+	Attempt int `json:"attempt,omitempty"`
+	// Unknown is set if the exit code is unknown, as in End. ExitCode and Signal are 0.
+	Unknown bool `json:"exit_code_unknown,omitempty"`
 }
 
 // Counter is a counter of the kernel's OOM killer, as package host reads it.
