@@ -233,7 +233,8 @@ var kernelPatterns = []pattern{
 		expression: `__vm_enough_memory: pid: (?P<pid>\d+), comm: (?P<comm>.*?), (?:bytes: (?P<req>\d+) )?(?:no|not) enough memory`,
 		kind:       KernelLog,
 		fact: func(m *match) Fact {
-			return HostAllocationFailed{By: "overcommit", Requested: m.size("req", 1), Errno: int(syscall.ENOMEM)}
+			by := m.get("comm") + " (overcommit)"
+			return HostAllocationFailed{By: by, Requested: m.size("req", 1), Errno: int(syscall.ENOMEM)}
 		},
 	},
 	{ // arch/x86/mm/fault.c, arch/arm64/mm/fault.c
