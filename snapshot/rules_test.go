@@ -21,7 +21,8 @@ func TestRulesNameRealFunctions(t *testing.T) {
 	functions := map[string][]string{} // by file
 	for _, name := range []string{"torch/optim", "torch/nn", "torch/distributed/fsdp", "torch/distributed/checkpoint",
 		"torch/autograd", "torch/utils", "torch/serialization.py", "transformers/modeling_utils.py",
-		"transformers/core_model_loading.py", "transformers/modeling_flash_attention_utils.py", "transformers/trainer.py",
+		"transformers/core_model_loading.py", "transformers/modeling_flash_attention_utils.py",
+		"transformers/trainer.py",
 		"transformers/data", "transformers/integrations", "transformers/loss", "transformers/models/llama",
 		"accelerate/utils", "deepspeed/ops", "deepspeed/runtime"} {
 		err := filepath.WalkDir(filepath.Join(folder, name), func(path string, _ fs.DirEntry, err error) error {
