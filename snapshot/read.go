@@ -13,20 +13,6 @@ import (
 // headSize is how many bytes tell whether a file is a snapshot.
 const headSize = 64 << 10
 
-// IsSnapshot reports whether a file is a snapshot by its content. Errors are of type *fault.Input.
-func IsSnapshot(path string) (bool, error) {
-	file, _, err := files.Open(path)
-	if err != nil {
-		return false, &fault.Input{Err: err}
-	}
-	defer file.Close()
-	head, err := io.ReadAll(io.LimitReader(file, headSize))
-	if err != nil {
-		return false, &fault.Input{Err: err}
-	}
-	return Recognize(head), nil
-}
-
 // Recognize reports whether a file is a snapshot by its first bytes. The file may be compressed with gzip.
 func Recognize(head []byte) bool {
 	if unzipped, err := gzip.NewReader(bytes.NewReader(head)); err == nil {

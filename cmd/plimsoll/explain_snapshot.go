@@ -37,17 +37,6 @@ func snapshotFlags(c *cobra.Command, o *snapshotOptions) {
 		"replay the trace with torch.cuda.empty_cache() at this `time`")
 }
 
-// firstOther returns the first file that is no snapshot by its content, or "".
-func firstOther(names []string) (string, error) {
-	for _, name := range names {
-		is, err := snapshot.IsSnapshot(name)
-		if err != nil || !is {
-			return name, err
-		}
-	}
-	return "", nil
-}
-
 // runSnapshot answers questions about a snapshot. The exit code is 5 if an allocation of its trace failed.
 func runSnapshot(c *cobra.Command, o snapshotOptions, names []string) error {
 	expected := 1

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"plimsoll/binding"
+	"plimsoll/explain"
 	"plimsoll/fault"
 	"plimsoll/host"
 	"plimsoll/launch"
@@ -227,7 +228,23 @@ func guard(job *launch.Job, reportFile string, document func(*launch.Result) *re
 	if err != nil {
 		job.Logf("%v", err)
 	}
+	if !result.ByUser {
+		explainRun(job)
+	}
 	return outcome(result.ExitCode)
+}
+
+// explainRun tells the user why the job has failed, if the recording tells which resource ran out.
+func explainRun(job *launch.Job) {
+	e := explain.Explain(explain.Inputs{Recordings: []explain.Recording{{Name: "the recording",
+		Records: job.Recorded()}}})
+	switch e.Cause.Resource {
+	case explain.None, explain.NotMemory, explain.Undetermined:
+		return
+	}
+	for _, line := range e.Brief() {
+		job.Logf("%s", line)
+	}
 }
 
 // threadsOfRun is the number of threads of guard, keeper and optimizer service, beside the ranks. The Go runtime
