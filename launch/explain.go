@@ -20,8 +20,8 @@ func explain(code int, signalled bool, before, after []host.MemoryCounter) strin
 	switch code {
 	case exitSignal + int(syscall.SIGKILL):
 		if !signalled {
-			return "exit code 137: the program returned it itself, as shells do for a child that SIGKILL has ended. Of " +
-				"such a child: " + host.ExplainKill(before, after)
+			return "exit code 137: the program returned it itself, as shells do for a child that SIGKILL ended. " +
+				"Of such a child: " + host.ExplainKill(before, after)
 		}
 		return "exit code 137: " + host.ExplainKill(before, after)
 	case exitSignal + int(syscall.SIGSEGV):
