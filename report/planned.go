@@ -12,6 +12,7 @@ import (
 	"plimsoll/fault"
 	"plimsoll/files"
 	"plimsoll/plan"
+	"plimsoll/reconcile"
 )
 
 // The largest files to read. A plan of thousands of devices has a few MB. Of the files that a plan is made from, the
@@ -56,6 +57,17 @@ func parsePlan(file string, text []byte) (*PlanDocument, error) {
 			WithHint(again)
 	}
 	return d, nil
+}
+
+// ReadRecording reads a recording of run --record or watch --record. Every error is a *fault.Input.
+func ReadRecording(file string) (*reconcile.Recording, error) {
+	r, err := reconcile.Open(file)
+	var input *fault.Input
+	if err != nil && !errors.As(err, &input) {
+		return nil, &fault.Input{Where: fault.Position{File: file}, Err: cause(err),
+			Hint: "record a run with plimsoll run --record " + file}
+	}
+	return r, err
 }
 
 // PlannedRun is the plan of a job that plimsoll run starts.

@@ -94,6 +94,7 @@ every byte went.`,
 	root.AddCommand(checkpointCommand())
 	root.AddCommand(keepCommand())
 	root.AddCommand(planCommand())
+	root.AddCommand(compareCommand())
 	root.AddCommand(rehearseCommand())
 	root.AddCommand(restoreCommand())
 	root.AddCommand(runCommand())

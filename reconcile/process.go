@@ -1,0 +1,119 @@
+package reconcile
+
+import (
+	"regexp"
+	"strconv"
+
+	"plimsoll/ledger"
+	"plimsoll/samples"
+)
+
+// identity tells processes apart: the kernel uses PIDs again.
+type identity struct {
+	pid   int
+	start uint64
+}
+
+func identityOf(p *samples.Process) identity { return identity{p.PID, p.StartTime} }
+
+// maps is what the last reading of a process's mappings has found. Samples in between have only the sums.
+type maps struct {
+	program  ledger.Bytes // file pages of the program and its libraries
+	resident ledger.Bytes // the same pages, not divided among processes
+	files    ledger.Bytes // other file pages: page cache
+	arenas   []arena
+}
+
+// arena is the proportional size of an arena of ours in one process.
+type arena struct {
+	rank      int
+	component ledger.Component
+	part      string
+	bytes     ledger.Bytes
+	resident  ledger.Bytes
+}
+
+var (
+	// ofProgram matches the files that are the program itself.
+	ofProgram   = regexp.MustCompile(`\.so(\.|$| )|/s?bin/|/lib(64|32)?/`)
+	rankInArena = regexp.MustCompile(`/rank(\d{1,9})/`)
+)
+
+// newMaps returns what the mappings of a process hold.
+func newMaps(p *samples.Process) maps {
+	var m maps
+	for _, mapping := range p.Mappings {
+		switch {
+		case mapping.Arena != "":
+			a := arena{p.Rank, mapping.Arena, mapping.Part, mapping.Proportional, mapping.Resident}
+			if named := rankInArena.FindStringSubmatch(mapping.Name); named != nil {
+				a.rank, _ = strconv.Atoi(named[1])
+			}
+			m.arenas = append(m.arenas, a)
+		case mapping.Kind != samples.FileMapping:
+		case ofProgram.MatchString(mapping.Name):
+			m.program += mapping.Proportional
+			m.resident += mapping.Resident
+		default:
+			m.files += mapping.Proportional
+		}
+	}
+	return m
+}
+
+// mapsAt returns the mappings of every process at every sample: those of the last reading, or of the first one where
+// there was none before.
+func mapsAt(r *Recording) []map[identity]*maps {
+	at := make([]map[identity]*maps, len(r.Samples))
+	known := map[identity]*maps{}
+	for i := range r.Samples {
+		at[i] = map[identity]*maps{}
+		for k := range r.Samples[i].Sample.Processes {
+			p := &r.Samples[i].Sample.Processes[k]
+			if p.Mappings != nil {
+				m := newMaps(p)
+				known[identityOf(p)] = &m
+			}
+			if m := known[identityOf(p)]; m != nil {
+				at[i][identityOf(p)] = m
+			}
+		}
+	}
+	return at
+}
+
+// held is the memory that a process needs, by kind, and the page cache that it does not.
+type held struct {
+	anonymous, shared, hugetlb ledger.Bytes // anonymous includes what was swapped out
+	program                    ledger.Bytes // file pages of the program and its libraries
+	pageTables                 ledger.Bytes
+	pageCache                  ledger.Bytes // of other files; the kernel takes it back
+	resident                   ledger.Bytes // as the kernel counts it for a single process
+	programResident            ledger.Bytes
+}
+
+// heldBy returns what a process holds. Without mappings all of its file pages count as its program.
+func heldBy(p *samples.Process, m *maps) held {
+	h := held{
+		anonymous: p.Proportional.Anonymous + p.Swap, shared: p.Proportional.Shared, hugetlb: p.Proportional.Hugetlb,
+		program: p.Proportional.File, pageTables: p.PageTables, resident: p.Resident.Sum(),
+		programResident: p.Resident.File,
+	}
+	if m != nil {
+		h.program = max(min(m.program, p.Proportional.File), 0)
+		h.programResident = max(min(m.resident, p.Resident.File), 0)
+		h.pageCache = p.Proportional.File - h.program
+	}
+	return h
+}
+
+// need returns the bytes that the job needs.
+func (h held) need() ledger.Bytes {
+	return h.anonymous + h.shared + h.hugetlb + h.program + h.pageTables
+}
+
+func (h held) plus(o held) held {
+	return held{h.anonymous + o.anonymous, h.shared + o.shared, h.hugetlb + o.hugetlb, h.program + o.program,
+		h.pageTables + o.pageTables, h.pageCache + o.pageCache, h.resident + o.resident,
+		h.programResident + o.programResident}
+}
