@@ -56,8 +56,7 @@ func (p *peak) holdings() []ledger.Holding {
 	program := ledger.Holding{Component: ledger.PythonProcess, Bytes: at.process.program,
 		Why: "file pages of the program and its libraries"}
 	for _, a := range at.arenas {
-		list = hold(list, ledger.Holding{Component: a.component, Part: a.part, Bytes: a.bytes,
-			Why: "an arena of plimsoll"})
+		list = hold(list, ledger.Holding{Component: a.component, Bytes: a.bytes, Why: "an arena of plimsoll"})
 	}
 	for _, h := range p.counted() {
 		if h.Component == ledger.PythonProcess {

