@@ -88,12 +88,17 @@ func (p *peak) holdings() []ledger.Holding {
 	return slices.DeleteFunc(append(list, left.rest()...), func(h ledger.Holding) bool { return h.Bytes == 0 })
 }
 
-// counted returns what the client has counted at the peak.
+// counted returns what the client has counted at the peak. Holdings at the peak are a list of their own, or what comes
+// on top of the list at the end of the phase.
 func (p *peak) counted() []ledger.Holding {
 	if p.ended == nil {
 		return nil
 	}
-	return slices.Concat(p.ended.Holdings, p.ended.PeakHoldings)
+	atEnd, atPeak := p.ended.Holdings, p.ended.PeakHoldings
+	if slices.ContainsFunc(atPeak, func(h ledger.Holding) bool { return h.Component == ledger.PythonProcess }) {
+		return atPeak
+	}
+	return slices.Concat(atEnd, atPeak)
 }
 
 // inArenas returns the resident bytes of a component that lie in arenas, which a client counts, too.

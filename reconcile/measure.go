@@ -30,6 +30,9 @@ type rankMoment struct {
 	children held
 	arenas   []arena
 	pids     []int
+	// beyond is what the process has held between the sample before and this one, beyond what it holds in both: its
+	// high-water mark has risen.
+	beyond ledger.Bytes
 }
 
 // need returns the bytes of a rank.
@@ -49,11 +52,18 @@ func sumOf(arenas []arena) ledger.Bytes {
 func (r *Recording) moments() []moment {
 	at := mapsAt(r)
 	all := make([]moment, len(r.Samples))
+	last := map[identity]*samples.Process{}
 	for i := range r.Samples {
 		m := moment{ranks: map[int]*rankMoment{}}
 		for k := range r.Samples[i].Sample.Processes {
 			p := &r.Samples[i].Sample.Processes[k]
 			m.add(p, at[i][identityOf(p)])
+			before := last[identityOf(p)]
+			if p.Role == samples.RankProcess && p.Rank >= 0 && before != nil && p.Peak > before.Peak &&
+				p.Phase == before.Phase && p.Iteration == before.Iteration {
+				m.rank(p.Rank).beyond += max(p.Peak-p.Resident.Sum(), 0)
+			}
+			last[identityOf(p)] = p
 		}
 		all[i] = m
 	}
@@ -102,7 +112,9 @@ type peak struct {
 	at     *rankMoment
 	need   ledger.Bytes
 	source Source
-	ended  *samples.Ended // of the mark with the highest peak; nil without marks
+	// ended is of the highest peak for which tensors were counted; nil if none were.
+	ended     *samples.Ended
+	endedPeak ledger.Bytes
 }
 
 // peaks returns the peak of a rank in every stage, in the order of the job.
@@ -118,7 +130,7 @@ func (r *Recording) peaks(all []moment, rank int) []peak {
 			p = &peak{stage: m.stage, source: FromSamples}
 			found[m.stage] = p
 		}
-		if need := m.need(); p.at == nil || need > p.need {
+		if need := m.need() + m.beyond; p.at == nil || need > p.need {
 			p.at, p.need = m, need
 		}
 	}
@@ -131,7 +143,8 @@ func (r *Recording) peaks(all []moment, rank int) []peak {
 		if near == nil {
 			continue
 		}
-		found[stage{ended.Phase, ended.Iteration}] = found[stage{ended.Phase, ended.Iteration}].marked(near, ended)
+		at := stage{ended.Phase, ended.Iteration}
+		found[at] = found[at].marked(near, ended)
 	}
 	var list []peak
 	for _, p := range found {
@@ -144,17 +157,17 @@ func (r *Recording) peaks(all []moment, rank int) []peak {
 // marked returns the peak with what a mark tells. The mark has the highest resident size of the rank's process; page
 // tables, arenas and children are those of the sample near it.
 func (p *peak) marked(near *rankMoment, ended *samples.Ended) *peak {
-	need := near.need() + ended.Peak - near.process.resident
-	marked := &peak{stage{ended.Phase, ended.Iteration}, near, need, FromMarks, ended}
-	switch {
-	case p == nil:
-		return marked
-	case p.source == FromMarks && p.need >= need:
-		return p
-	case p.source == FromSamples && p.need > need: // arenas or children have grown
-		marked.need, marked.at = p.need, p.at
+	if p == nil {
+		p = &peak{stage: stage{ended.Phase, ended.Iteration}, at: near}
 	}
-	return marked
+	p.source = FromMarks
+	if need := near.need() + ended.Peak - near.process.resident; need > p.need {
+		p.need, p.at = need, near
+	}
+	if len(ended.Holdings) > 0 && (p.ended == nil || ended.Peak > p.endedPeak) {
+		p.ended, p.endedPeak = ended, ended.Peak
+	}
+	return p
 }
 
 // near returns what the rank held at the last sample before a mark, or at the first one after it.

@@ -3,6 +3,7 @@ package reconcile
 import (
 	"regexp"
 	"strconv"
+	"time"
 
 	"plimsoll/ledger"
 	"plimsoll/samples"
@@ -15,6 +16,63 @@ type identity struct {
 }
 
 func identityOf(p *samples.Process) identity { return identity{p.PID, p.StartTime} }
+
+// divided is how much of its resident pages a process has by its proportional size, by kind. The kernel walks all pages
+// for it, so it is read less often than the resident size.
+type divided struct{ anonymous, shared, file, hugetlb float64 }
+
+// newDivided returns the shares of a reading.
+func newDivided(p *samples.Process) divided {
+	share := func(proportional, resident ledger.Bytes) float64 {
+		if resident <= 0 || proportional < 0 || proportional >= resident {
+			return 1
+		}
+		return float64(proportional) / float64(resident)
+	}
+	r, d := p.Resident, p.Proportional
+	return divided{share(d.Anonymous, r.Anonymous), share(d.Shared, r.Shared), share(d.File, r.File),
+		share(d.Hugetlb, r.Hugetlb)}
+}
+
+// of returns the proportional size at a later sample.
+func (d divided) of(r samples.Kinds) samples.Kinds {
+	part := func(share float64, b ledger.Bytes) ledger.Bytes {
+		if share >= 1 {
+			return b
+		}
+		return ledger.Bytes(share * float64(b))
+	}
+	return samples.Kinds{Anonymous: part(d.anonymous, r.Anonymous), Shared: part(d.shared, r.Shared),
+		File: part(d.file, r.File), Hugetlb: part(d.hugetlb, r.Hugetlb)}
+}
+
+// divide replaces the proportional size of every process by that of the sample's time. Only processes that have forked
+// share anonymous memory.
+func (r *Recording) divide() {
+	known, read := map[identity]divided{}, map[identity]time.Duration{}
+	for i := range r.Samples {
+		list := r.Samples[i].Sample.Processes
+		forked := map[int]bool{} // ranks with children
+		for k := range list {
+			forked[list[k].Rank] = forked[list[k].Rank] || list[k].Role == samples.Child
+		}
+		for k := range list {
+			p, id := &list[k], identityOf(&list[k])
+			at := r.Samples[i].Time - p.ProportionalAge
+			if before, any := read[id]; p.ProportionalAge >= 0 && (!any || at > before) {
+				known[id], read[id] = newDivided(p), at
+			}
+			shares, any := known[id]
+			if !any {
+				shares = divided{1, 1, 1, 1}
+			}
+			if !forked[p.Rank] {
+				shares.anonymous = 1
+			}
+			p.Proportional = shares.of(p.Resident)
+		}
+	}
+}
 
 // maps is what the last reading of a process's mappings has found. Samples in between have only the sums.
 type maps struct {

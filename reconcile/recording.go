@@ -13,7 +13,8 @@ import (
 	"plimsoll/samples"
 )
 
-// Recording is a run in memory: its samples and marks, in their order.
+// Recording is a run in memory: its samples and marks, in their order. The proportional sizes are those of the time of
+// the sample.
 type Recording struct {
 	File    string
 	Start   samples.Start
@@ -57,6 +58,7 @@ func Read(file string, from io.Reader) (*Recording, error) {
 	r.Cut = cut
 	slices.SortStableFunc(r.Samples, compareTimes)
 	slices.SortStableFunc(r.Marks, compareTimes)
+	r.divide()
 	return r, nil
 }
 
