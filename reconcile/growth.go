@@ -71,10 +71,9 @@ func (g *Growth) IsLeak() bool { return (g.Shape == Linear || g.Shape == Stairs)
 
 // line is what may grow.
 type line struct {
-	rank    int
-	role    samples.Role
-	kind    MemoryKind
-	mapping string
+	rank int
+	role samples.Role
+	kind MemoryKind
 }
 
 // series is the sizes of a line, in the order of time.
@@ -97,16 +96,20 @@ func (s *series) stepped() bool {
 }
 
 // later returns the points after the first step. Without steps it returns those of the second half, as the first has
-// the loading of the model.
+// the loading of the model. It leaves out the end, where the program frees its memory.
 func (s *series) later() []point {
 	var points []point
-	for i, size := range s.sizes {
-		switch {
-		case s.stepped() && s.steps[i] >= 2:
-			points = append(points, point{float64(s.steps[i]), float64(size)})
-		case !s.stepped() && i >= len(s.sizes)/2:
-			points = append(points, point{s.times[i].Seconds(), float64(size)})
+	if s.stepped() {
+		last := slices.Max(s.steps)
+		for i, size := range s.sizes {
+			if s.steps[i] >= 2 && s.steps[i] < last {
+				points = append(points, point{float64(s.steps[i]), float64(size)})
+			}
 		}
+		return points
+	}
+	for i := len(s.sizes) / 2; i < len(s.sizes)*19/20; i++ {
+		points = append(points, point{s.times[i].Seconds(), float64(s.sizes[i])})
 	}
 	return points
 }
@@ -129,14 +132,16 @@ func (r *Recording) growth(plan *Plan) []Growth {
 				}
 				g.BytesPerParameter = float64(bytes) / float64(plan.Parameters)
 			}
-			g.Component = counted[g.Rank].named(&g)
+			g.Mapping = r.mappingThatGrows(s.line)
+			if g.Role == samples.RankProcess {
+				g.Component = counted[g.Rank].named(&g)
+			}
 			if g.Shape != FirstStep && g.Role == samples.RankProcess && g.Kind != Driver && g.Kind != Allocated {
 				g.Phase = phases(g.Rank, g.FromStep)
 			}
 			list = append(list, g)
 		}
 	}
-	list = withoutSums(list)
 	slices.SortStableFunc(list, func(a, b Growth) int {
 		if a.IsLeak() != b.IsLeak() {
 			return map[bool]int{true: -1, false: 1}[a.IsLeak()]
@@ -144,16 +149,6 @@ func (r *Recording) growth(plan *Plan) []Growth {
 		return cmp.Compare(b.Total, a.Total)
 	})
 	return list
-}
-
-// withoutSums leaves out the growth of a kind of memory where one mapping of that kind explains it.
-func withoutSums(list []Growth) []Growth {
-	return slices.DeleteFunc(list, func(g Growth) bool {
-		return g.Mapping == "" && slices.ContainsFunc(list, func(m Growth) bool {
-			return m.Mapping != "" && m.Rank == g.Rank && m.Role == g.Role && m.Kind == g.Kind && m.Shape == g.Shape &&
-				math.Abs(float64(m.Total-g.Total)) < 0.2*float64(g.Total)
-		})
-	})
 }
 
 // growth returns how a line grows. Marks tell the resident size, which is of any kind: it counts where samples are too
@@ -188,7 +183,7 @@ func (s *series) rising() []Growth {
 	if found == nil {
 		return nil
 	}
-	g := Growth{Rank: s.rank, Role: s.role, Kind: s.kind, Mapping: s.mapping, Shape: Linear,
+	g := Growth{Rank: s.rank, Role: s.role, Kind: s.kind, Shape: Linear,
 		Total: ledger.Bytes(found.rise())}
 	switch {
 	case !found.toEnd:
@@ -215,7 +210,7 @@ func inSeconds(seconds float64) time.Duration { return time.Duration(seconds * f
 func (s *series) first(aStep ledger.Bytes) []Growth {
 	before, after, known := s.firstStep()
 	grown := after - before - aStep
-	if s.mapping != "" || s.kind == Driver || !known || grown < leastRise || float64(grown) < 0.01*float64(before) {
+	if s.kind == Driver || s.kind == File || !known || grown < leastRise || float64(grown) < 0.01*float64(before) {
 		return nil
 	}
 	return []Growth{{Rank: s.rank, Role: s.role, Kind: s.kind, Shape: FirstStep, Total: grown, FromStep: 1, ToStep: 1,

@@ -128,7 +128,7 @@ func TestGrowthWithoutSteps(t *testing.T) {
 	r := run.record()
 	for i := range r.Samples {
 		p := &r.Samples[i].Sample.Processes[0]
-		p.Proportional.Anonymous += ledger.Bytes(r.Samples[i].Time.Seconds() * float64(20*ledger.MiB))
+		p.Resident.Anonymous += ledger.Bytes(r.Samples[i].Time.Seconds() * float64(20*ledger.MiB))
 	}
 	found := leaks(Compare(r, nil).Growth)
 	if len(found) != 1 || !near(found[0].BytesPerSecond, 20*ledger.MiB, 0.05) || found[0].BytesPerStep != 0 {

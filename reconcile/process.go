@@ -21,13 +21,13 @@ func identityOf(p *samples.Process) identity { return identity{p.PID, p.StartTim
 // for it, so it is read less often than the resident size.
 type divided struct{ anonymous, shared, file, hugetlb float64 }
 
-// newDivided returns the shares of a reading.
+// newDivided returns the shares of a reading. Both sizes are not of the same instant, so small differences are no sharing.
 func newDivided(p *samples.Process) divided {
 	share := func(proportional, resident ledger.Bytes) float64 {
-		if resident <= 0 || proportional < 0 || proportional >= resident {
-			return 1
+		if s := float64(proportional) / float64(resident); s > 0 && s < 0.9 {
+			return s
 		}
-		return float64(proportional) / float64(resident)
+		return 1
 	}
 	r, d := p.Resident, p.Proportional
 	return divided{share(d.Anonymous, r.Anonymous), share(d.Shared, r.Shared), share(d.File, r.File),
@@ -76,10 +76,17 @@ func (r *Recording) divide() {
 
 // maps is what the last reading of a process's mappings has found. Samples in between have only the sums.
 type maps struct {
-	program  ledger.Bytes // file pages of the program and its libraries
-	resident ledger.Bytes // the same pages, not divided among processes
-	files    ledger.Bytes // other file pages: page cache
-	arenas   []arena
+	program pages // of the program and its libraries
+	files   pages // of other files: page cache
+	arenas  []arena
+}
+
+// pages are the sizes of file pages.
+type pages struct{ resident, proportional ledger.Bytes }
+
+func (p *pages) add(m samples.Mapping) {
+	p.resident += m.Resident
+	p.proportional += m.Proportional
 }
 
 // arena is the proportional size of an arena of ours in one process. Plans do not tell dtype groups apart.
@@ -108,10 +115,9 @@ func newMaps(p *samples.Process) maps {
 			m.arenas = append(m.arenas, a)
 		case mapping.Kind != samples.FileMapping:
 		case ofProgram.MatchString(mapping.Name):
-			m.program += mapping.Proportional
-			m.resident += mapping.Resident
+			m.program.add(mapping)
 		default:
-			m.files += mapping.Proportional
+			m.files.add(mapping)
 		}
 	}
 	return m
@@ -148,7 +154,8 @@ type held struct {
 	programResident            ledger.Bytes
 }
 
-// heldBy returns what a process holds. Without mappings all of its file pages count as its program.
+// heldBy returns what a process holds. File pages are its program's in the proportion of the last reading of its
+// mappings; without one, all are.
 func heldBy(p *samples.Process, m *maps) held {
 	h := held{
 		anonymous: p.Proportional.Anonymous + p.Swap, shared: p.Proportional.Shared, hugetlb: p.Proportional.Hugetlb,
@@ -156,8 +163,14 @@ func heldBy(p *samples.Process, m *maps) held {
 		programResident: p.Resident.File,
 	}
 	if m != nil {
-		h.program = max(min(m.program, p.Proportional.File), 0)
-		h.programResident = max(min(m.resident, p.Resident.File), 0)
+		part := func(program, files, now ledger.Bytes) ledger.Bytes {
+			if files <= 0 || program < 0 {
+				return now
+			}
+			return ledger.Bytes(float64(now) * (float64(program) / float64(program+files)))
+		}
+		h.program = part(m.program.proportional, m.files.proportional, p.Proportional.File)
+		h.programResident = part(m.program.resident, m.files.resident, p.Resident.File)
 		h.pageCache = p.Proportional.File - h.program
 	}
 	return h

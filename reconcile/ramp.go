@@ -31,37 +31,30 @@ const (
 	mostPoints = 240
 )
 
-// floors returns the least size of every few points. A step holds more in its middle than at its ends, so many samples
-// of one step have one floor.
+// floors returns the least size of every step, or of every few steps. A step holds more in its middle than at its ends,
+// so the samples of one step have one floor. Where samples are rare, few of them are near a floor.
 func floors(points []point) []point {
-	steps := 0
-	for i := range points {
-		if i == 0 || points[i].x != points[i-1].x {
-			steps++
+	var list []point
+	for i, p := range points {
+		switch {
+		case i == 0 || p.x != points[i-1].x:
+			list = append(list, p)
+		case p.y < list[len(list)-1].y:
+			list[len(list)-1] = p
 		}
 	}
-	if steps == 0 {
-		return nil
-	}
-	size := max((len(points)+steps-1)/steps, (len(points)+mostPoints-1)/mostPoints)
-	if len(points) >= 10*leastPoints {
+	size := (len(list) + mostPoints - 1) / mostPoints
+	if len(points) < 3*len(list) && len(list) >= 10*leastPoints {
 		size = max(size, 5)
 	}
-	var list []point
-	for i := 0; i < len(points); i += size {
-		bin := points[i:min(i+size, len(points))]
-		if len(bin) < (size+1)/2 { // too few to have a floor
-			break
-		}
-		least := bin[0]
-		for _, p := range bin {
-			if p.y < least.y {
-				least = p
-			}
-		}
-		list = append(list, least)
+	if size <= 1 {
+		return list
 	}
-	return list
+	var binned []point
+	for i := 0; i+size <= len(list); i += size {
+		binned = append(binned, slices.MinFunc(list[i:i+size], func(a, b point) int { return cmp.Compare(a.y, b.y) }))
+	}
+	return binned
 }
 
 // findRamp returns where points rise, or nil if they do not rise for good.

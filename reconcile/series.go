@@ -60,8 +60,8 @@ func (r *Recording) stepsAt() []map[int]where {
 	return list
 }
 
-// addSample adds the sizes of a sample: by kind of memory, summed over the processes of one role, by mapping, and as
-// the driver counts.
+// addSample adds the sizes of a sample: by kind of memory, summed over the processes of one role, and as the driver
+// counts.
 func (r *Recording) addSample(l *lines, i int, steps map[int]where) {
 	record := &r.Samples[i]
 	sums := map[line]ledger.Bytes{}
@@ -72,19 +72,15 @@ func (r *Recording) addSample(l *lines, i int, steps map[int]where) {
 			continue
 		}
 		pids[p.Rank] = append(pids[p.Rank], p.PID)
-		sums[line{p.Rank, p.Role, Anonymous, ""}] += p.Proportional.Anonymous + p.Swap
-		sums[line{p.Rank, p.Role, Shared, ""}] += p.Proportional.Shared
-		sums[line{p.Rank, p.Role, File, ""}] += p.Proportional.File
-		sums[line{p.Rank, p.Role, Hugetlb, ""}] += p.Proportional.Hugetlb
-		for _, m := range p.Mappings {
-			if m.Kind == samples.SharedMapping && m.Name != "" {
-				sums[line{p.Rank, p.Role, Shared, m.Name}] += m.Proportional
-			}
-		}
+		// What processes share has one part in each, which changes when another process comes. What grows is in one.
+		sums[line{p.Rank, p.Role, Anonymous}] += p.Resident.Anonymous + p.Swap
+		sums[line{p.Rank, p.Role, Shared}] += p.Resident.Shared
+		sums[line{p.Rank, p.Role, File}] += p.Resident.File
+		sums[line{p.Rank, p.Role, Hugetlb}] += p.Resident.Hugetlb
 	}
 	for rank, of := range pids {
 		if used := r.used(i, of); used > 0 {
-			sums[line{rank, samples.RankProcess, Driver, ""}] = used
+			sums[line{rank, samples.RankProcess, Driver}] = used
 		}
 	}
 	keys := make([]line, 0, len(sums))
@@ -111,20 +107,69 @@ func (r *Recording) addMarks(l *lines) {
 			allocated += g.Allocated
 		}
 		if len(mark.Ended.GPUs) > 0 {
-			l.of(line{mark.Rank, samples.RankProcess, Allocated, ""}).add(mark.Ended.Step, at, in, allocated)
+			l.of(line{mark.Rank, samples.RankProcess, Allocated}).add(mark.Ended.Step, at, in, allocated)
 		}
-		l.of(line{mark.Rank, samples.RankProcess, Resident, ""}).add(mark.Ended.Step, at, in, mark.Ended.Resident)
+		l.of(line{mark.Rank, samples.RankProcess, Resident}).add(mark.Ended.Step, at, in, mark.Ended.Resident)
 	}
 }
 
 func compareLines(a, b line) int {
 	for _, order := range []int{a.rank - b.rank, strings.Compare(string(a.role), string(b.role)),
-		strings.Compare(string(a.kind), string(b.kind)), strings.Compare(a.mapping, b.mapping)} {
+		strings.Compare(string(a.kind), string(b.kind))} {
 		if order != 0 {
 			return order
 		}
 	}
 	return 0
+}
+
+// mappingThatGrows returns the name of the mapping that most of the growth of a line is in, or "" if there is none or
+// the mappings were not read. It compares the first reading after the first step with the last one.
+func (r *Recording) mappingThatGrows(l line) string {
+	kind := map[MemoryKind]samples.MappingKind{Shared: samples.SharedMapping, File: samples.FileMapping,
+		Hugetlb: samples.HugetlbMapping}[l.kind]
+	if kind == "" {
+		return ""
+	}
+	var readings []map[string]ledger.Bytes
+	steps := r.stepsAt()
+	for i := range r.Samples {
+		reading, taken := map[string]ledger.Bytes{}, false
+		for k := range r.Samples[i].Sample.Processes {
+			p := &r.Samples[i].Sample.Processes[k]
+			if p.Rank != l.rank || p.Role != l.role || p.Mappings == nil {
+				continue
+			}
+			taken = true
+			for _, m := range p.Mappings {
+				if m.Kind == kind && m.Name != "" {
+					reading[m.Name] += m.Resident
+				}
+			}
+		}
+		if taken && steps[i][l.rank].step != 1 {
+			readings = append(readings, reading)
+		}
+	}
+	if len(readings) == 0 {
+		return ""
+	}
+	var sum, most ledger.Bytes
+	largest := ""
+	for name, bytes := range readings[len(readings)-1] {
+		grown := bytes
+		if len(readings) > 1 {
+			grown -= readings[0][name]
+		}
+		sum += max(grown, 0)
+		if grown > most || grown == most && name < largest {
+			largest, most = name, grown
+		}
+	}
+	if float64(most) < 0.8*float64(sum) {
+		return ""
+	}
+	return largest
 }
 
 // phasesOfGrowth returns a function that says in which phase a rank grows from a step on: where it adds more than it
