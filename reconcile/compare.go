@@ -229,3 +229,16 @@ func (c *Comparison) Farthest() *Peak {
 	}
 	return farthest
 }
+
+// OnPaper returns a plan without a recording, with the host's memory as that of the node.
+func OnPaper(plan *Plan) *Comparison {
+	var devices []ledger.Device
+	for i := range plan.Devices {
+		d := planned(&plan.Devices[i], true)
+		if d.Kind == ledger.Host {
+			d.Rank = ledger.WholeNode
+		}
+		devices = append(devices, d)
+	}
+	return &Comparison{Lines: ledger.Compare(devices, nil), Peaks: peaksOf(devices, &measurement{})}
+}

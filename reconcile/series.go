@@ -198,7 +198,7 @@ func (r *Recording) phasesOfGrowth() func(rank int, from int64) ledger.PhaseName
 		for _, c := range changes[rank] {
 			if c.step > from {
 				after[c.phase] = append(after[c.phase], c.bytes)
-			} else if c.step >= 2 {
+			} else if c.step >= 2 && from > 3 {
 				before[c.phase] = append(before[c.phase], c.bytes)
 			}
 		}
@@ -264,6 +264,9 @@ var kept = []ledger.Component{ledger.Gradients, ledger.OptimizerStates, ledger.P
 // named returns the component that has as many bytes as the growth of a step, or of the first step.
 func (s sizes) named(g *Growth) ledger.Component {
 	bytes := g.BytesPerStep
+	if g.Kind == File || g.Kind == Shared || g.Kind == Driver { // the number of bytes would be chance
+		return ""
+	}
 	switch g.Shape {
 	case FirstStep:
 		bytes = g.Total

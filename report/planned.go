@@ -1,6 +1,7 @@
 package report
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -69,6 +70,19 @@ func ReadRecording(file string) (*reconcile.Recording, error) {
 			Hint: "record a run with plimsoll run --record " + file}
 	}
 	return r, err
+}
+
+// IsRecording reports whether a file is not a plan: a plan is one document, and names its schema. Files that cannot be
+// read count as recordings.
+func IsRecording(file string) bool {
+	opened, _, err := files.Open(file)
+	if err != nil {
+		return true
+	}
+	defer opened.Close()
+	head := make([]byte, 4<<10)
+	n, _ := io.ReadFull(opened, head)
+	return !bytes.Contains(head[:n], []byte(`"plimsoll.plan/`))
 }
 
 // PlannedRun is the plan of a job that plimsoll run starts.

@@ -4,6 +4,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"plimsoll/fault"
+	"plimsoll/reconcile"
 	"plimsoll/report"
 )
 
@@ -40,30 +41,28 @@ It ends with exit code 4 if a measured peak differs from its plan by more than
 		},
 		RunE: func(c *cobra.Command, arguments []string) error { return runCompare(c, options, arguments) },
 	}
-	flags := command.Flags()
-	flags.SortFlags = false
-	flags.Float64Var(&options.tolerance, "tolerance", defaultTolerance,
-		"largest difference of a peak from its plan, in `percent`")
+	command.Flags().SortFlags = false
+	toleranceFlag(command, &options.tolerance)
 	outputFlags(command, &options.format, "print one JSON document")
 	return command
+}
+
+func toleranceFlag(c *cobra.Command, tolerance *float64) {
+	c.Flags().Float64Var(tolerance, "tolerance", defaultTolerance,
+		"largest difference of a peak from its plan, in `percent`")
 }
 
 func runCompare(c *cobra.Command, o compareOptions, arguments []string) error {
 	if !(o.tolerance >= 0) {
 		return fault.Inputf("--tolerance is %v: expected 0 or more", o.tolerance)
 	}
-	var plan *report.PlanDocument
-	planFile, file := "", arguments[len(arguments)-1]
-	if len(arguments) == 2 {
-		var err error
-		planFile = arguments[0]
-		if plan, err = report.ReadPlan(planFile); err != nil {
-			return err
-		}
-	}
-	recording, err := report.ReadRecording(file)
+	planFile, plan, recording, err := readCompared(arguments)
 	if err != nil {
 		return err
+	}
+	if recording == nil {
+		return fault.File(planFile).Inputf("this is a plan, and there is no recording to compare it with").
+			WithHint("plimsoll compare " + planFile + " run.jsonl")
 	}
 	document := report.NewComparison(c.Root().Version, recording, planFile, plan, o.tolerance/100)
 	if err := document.Page().Write(c.OutOrStdout(), o.format); err != nil {
@@ -73,4 +72,18 @@ func runCompare(c *cobra.Command, o compareOptions, arguments []string) error {
 		return outcome(exitDiffers)
 	}
 	return nil
+}
+
+// readCompared reads a plan and a recording, or the one of them that there is.
+func readCompared(arguments []string) (planFile string, plan *report.PlanDocument, recording *reconcile.Recording,
+	err error) {
+	first, last := arguments[0], arguments[len(arguments)-1]
+	if len(arguments) == 2 || !report.IsRecording(first) {
+		if plan, err = report.ReadPlan(first); err != nil || len(arguments) == 1 {
+			return first, plan, nil, err
+		}
+		planFile = first
+	}
+	recording, err = report.ReadRecording(last)
+	return planFile, plan, recording, err
 }
