@@ -19,6 +19,7 @@ const (
 	Sum              Component = "sum"
 	MomentumBuffer   Component = "momentum_buffer"
 	MomentHeaders    Component = "moment_headers"
+	Buffers          Component = "buffers"
 )
 
 // Memory that the optimizer service and a rehearsal need beside the state.
@@ -36,6 +37,7 @@ const (
 // Memory of a forward and a backward pass.
 const (
 	Batch                  Component = "batch"
+	Activations            Component = "activations"
 	EmbeddingActivations   Component = "activations_embeddings"
 	NormActivations        Component = "activations_norms"
 	AttentionActivations   Component = "activations_attention"
@@ -111,16 +113,16 @@ var descriptions = map[Component]description{
 	MomentumBuffer:   {title: "momentum_buffer", partOf: OptimizerStates},
 	MomentHeaders:    {title: "moment_headers", partOf: OptimizerStates},
 
-	EmbeddingActivations:   {title: "activations: embeddings"},
-	NormActivations:        {title: "activations: norms"},
-	AttentionActivations:   {title: "activations: attention"},
-	AttentionScores:        {title: "activations: attention scores"},
-	FeedForwardActivations: {title: "activations: feed-forward"},
-	ResidualActivations:    {title: "activations: residual stream"},
-	AdapterActivations:     {title: "activations: adapters"},
-	RecomputedActivations:  {title: "activations (recomputed)"},
+	EmbeddingActivations:   {title: "activations: embeddings", partOf: Activations},
+	NormActivations:        {title: "activations: norms", partOf: Activations},
+	AttentionActivations:   {title: "activations: attention", partOf: Activations},
+	AttentionScores:        {title: "activations: attention scores", partOf: Activations},
+	FeedForwardActivations: {title: "activations: feed-forward", partOf: Activations},
+	ResidualActivations:    {title: "activations: residual stream", partOf: Activations},
+	AdapterActivations:     {title: "activations: adapters", partOf: Activations},
+	RecomputedActivations:  {title: "activations (recomputed)", partOf: Activations},
 	LogitsAndLoss:          {title: "logits and loss"},
-	AutocastWeights:        {title: "weights cast by autocast"},
+	AutocastWeights:        {title: "weights cast by autocast", partOf: Activations},
 	ActivationGradients:    {title: "gradients of activations"},
 	OperationScratch:       {title: "scratch of operations"},
 	MatmulWorkspaces:       {title: "workspaces of matrix products"},
