@@ -46,7 +46,7 @@ func sharedRun() *Recording {
 		process(14, samples.NoRank, samples.Keeper, 20*mib),
 	}}
 	ended := &samples.Ended{Phase: ledger.Step, Iteration: ledger.Steady, Step: 3, Resident: 10 * gib,
-		Peak: 5*gib + 2*gib + 400*mib + 3*gib + 100*mib, FreeHeap: 300 * mib,
+		Peak: 5*gib + 2*gib + 400*mib + 3*gib + 100*mib, PeakFreeHeap: 300 * mib,
 		Holdings: []ledger.Holding{{Component: ledger.PythonProcess, Bytes: 900 * mib},
 			{Component: ledger.Parameters, Bytes: 4 * gib}, {Component: ledger.ExpAvg, Bytes: 2 * gib}}}
 	return &Recording{
@@ -237,7 +237,7 @@ func drawn(t *rapid.T) *Recording {
 		in := at.Draw(t, "stage")
 		r.Marks = append(r.Marks, samples.Record{Time: time.Duration(i), Mark: &samples.Mark{
 			Rank: rapid.IntRange(0, 1).Draw(t, "rank"), Ended: &samples.Ended{Phase: in.phase, Iteration: in.iteration,
-				Resident: size.Draw(t, "resident"), Peak: size.Draw(t, "peak"), FreeHeap: size.Draw(t, "free"),
+				Resident: size.Draw(t, "resident"), Peak: size.Draw(t, "peak"), PeakFreeHeap: size.Draw(t, "free"),
 				Holdings: holdings.Draw(t, "holdings"), PeakHoldings: holdings.Draw(t, "peak holdings")}}})
 	}
 	return r

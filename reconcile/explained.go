@@ -79,26 +79,24 @@ func (p *peak) holdings() []ledger.Holding {
 		list = append(list, ledger.Holding{Component: ledger.ChildProcesses, Bytes: at.children.need(),
 			Why: "processes that the rank has started, such as data loaders"})
 	}
-	if p.ended != nil && p.ended.FreeHeap > 0 && left.anonymous > 0 {
-		free := min(p.ended.FreeHeap, left.anonymous)
+	if p.ended != nil && p.ended.PeakFreeHeap > 0 && left.anonymous > 0 {
+		free := min(p.ended.PeakFreeHeap, left.anonymous)
 		left.anonymous -= free
 		list = append(list, ledger.Holding{Component: ledger.FreeHeap, Bytes: free,
-			Why: "memory that malloc keeps for its next use, or that the peak has used and freed"})
+			Why: "memory that malloc keeps for its next use"})
 	}
 	return slices.DeleteFunc(append(list, left.rest()...), func(h ledger.Holding) bool { return h.Bytes == 0 })
 }
 
-// counted returns what the client has counted at the peak. Holdings at the peak are a list of their own, or what comes
-// on top of the list at the end of the phase.
+// counted returns what the client has counted at the peak, or at the end of the phase where it knows no more.
 func (p *peak) counted() []ledger.Holding {
-	if p.ended == nil {
+	switch {
+	case p.ended == nil:
 		return nil
+	case p.ended.PeakHoldings != nil:
+		return p.ended.PeakHoldings
 	}
-	atEnd, atPeak := p.ended.Holdings, p.ended.PeakHoldings
-	if slices.ContainsFunc(atPeak, func(h ledger.Holding) bool { return h.Component == ledger.PythonProcess }) {
-		return atPeak
-	}
-	return slices.Concat(atEnd, atPeak)
+	return p.ended.Holdings
 }
 
 // inArenas returns the resident bytes of a component that lie in arenas, which a client counts, too.

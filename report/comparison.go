@@ -185,7 +185,7 @@ func (d *Comparison) phases(of compared) *Table {
 		if p.Measured != nil {
 			unexplained = p.Unexplained
 		}
-		t.add(stageText(p.Phase, p.Iteration), sizeOf(p.Planned), sizeOf(p.Measured), difference, unexplained,
+		t.add(d.stage(p.Phase, p.Iteration), sizeOf(p.Planned), sizeOf(p.Measured), difference, unexplained,
 			string(p.Source))
 	}
 	return t
@@ -198,10 +198,18 @@ func sizeOf(b *ledger.Bytes) any {
 	return *b
 }
 
-func stageText(name ledger.PhaseName, iteration ledger.Iteration) string {
-	if name == "" {
-		return "the run"
+// stage names a phase. A recording without phases is one, and one with phases has times between them.
+func (d *Comparison) stage(name ledger.PhaseName, iteration ledger.Iteration) string {
+	switch {
+	case name != "":
+		return stageText(name, iteration)
+	case slices.ContainsFunc(d.Peaks, func(p reconcile.Peak) bool { return p.Phase != "" }):
+		return "between phases"
 	}
+	return "the run"
+}
+
+func stageText(name ledger.PhaseName, iteration ledger.Iteration) string {
 	return rowText(&ledger.Phase{Name: name, Iteration: iteration})
 }
 
@@ -226,7 +234,7 @@ func (d *Comparison) highest(of compared) *reconcile.Peak {
 // components lists what a device holds at its highest peak.
 func (d *Comparison) components(of compared) *Table {
 	peak := d.highest(of)
-	t := &Table{Style: Plain, Columns: []Column{{Title: "at the peak, " + stageText(peak.Phase, peak.Iteration)}}}
+	t := &Table{Style: Plain, Columns: []Column{{Title: "at the peak, " + d.stage(peak.Phase, peak.Iteration)}}}
 	t.with(Bytes, "planned", "measured", "difference")
 	var cache bool
 	for _, l := range d.Lines {
@@ -271,6 +279,17 @@ func (d *Comparison) growth() Facts {
 		f.add("growth", "none after the first step")
 	}
 	return f
+}
+
+// Leaks returns a line for each leak.
+func (d *Comparison) Leaks() []string {
+	var lines []string
+	for i := range d.Growth {
+		if d.Growth[i].IsLeak() {
+			lines = append(lines, "leak: "+d.GrowthText(&d.Growth[i]))
+		}
+	}
+	return lines
 }
 
 // roles and kinds of memory in words.
@@ -335,7 +354,7 @@ func (d *Comparison) VerdictLine() string {
 	share, _ := p.Share()
 	difference, _ := p.Difference()
 	where := fmt.Sprintf("%v (%+.1f %%) on the %s in %s", difference.Signed(), 100*share,
-		compared{p.Device, p.Rank}.title(), stageText(p.Phase, p.Iteration))
+		compared{p.Device, p.Rank}.title(), d.stage(p.Phase, p.Iteration))
 	if !d.Within {
 		return fmt.Sprintf("differs from the plan by more than %g %%: %s", 100*d.Tolerance, where)
 	}

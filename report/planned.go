@@ -72,6 +72,15 @@ func ReadRecording(file string) (*reconcile.Recording, error) {
 	return r, err
 }
 
+// IsFile reports whether a file is a regular one: a recording may also go to a pipe.
+func IsFile(file string) bool {
+	opened, _, err := files.Open(file)
+	if err == nil {
+		opened.Close()
+	}
+	return err == nil
+}
+
 // IsRecording reports whether a file is not a plan: a plan is one document, and names its schema. Files that cannot be
 // read count as recordings.
 func IsRecording(file string) bool {
