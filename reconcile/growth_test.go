@@ -2,6 +2,7 @@ package reconcile
 
 import (
 	"math/rand/v2"
+	"reflect"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -98,7 +99,7 @@ func TestGrowthIsToldApart(t *testing.T) {
 			}
 			got := Growth{Role: g.Role, Kind: g.Kind, Shape: g.Shape, Mapping: g.Mapping, Component: g.Component,
 				Every: g.Every}
-			if got != c.want {
+			if !reflect.DeepEqual(got, c.want) {
 				t.Errorf("found %+v, want %+v", got, c.want)
 			}
 		})

@@ -213,14 +213,17 @@ func stageText(name ledger.PhaseName, iteration ledger.Iteration) string {
 	return rowText(&ledger.Phase{Name: name, Iteration: iteration})
 }
 
-// highest returns the measured peak of a device, or the planned one if nothing was measured.
+// highest returns the peak of a device that is highest in the measurement, of those that have a plan if any has.
 func (d *Comparison) highest(of compared) *reconcile.Peak {
 	var most *reconcile.Peak
 	size := func(p *reconcile.Peak) ledger.Bytes {
-		if p.Measured != nil {
+		switch {
+		case p.Measured == nil:
+			return -1
+		case p.Planned == nil:
 			return *p.Measured
 		}
-		return -1
+		return *p.Measured + 1<<62
 	}
 	for i := range d.Peaks {
 		p := &d.Peaks[i]
@@ -321,6 +324,9 @@ func (d *Comparison) GrowthText(g *reconcile.Growth) string {
 		where = ", in " + string(g.Phase)
 	}
 	asMany := ""
+	for i, h := range g.Appeared {
+		asMany += map[bool]string{true: ": ", false: ", "}[i == 0] + fmt.Sprintf("%s %v", h.Component.Title(), h.Bytes)
+	}
 	if g.Component != "" {
 		asMany = ", as many bytes as the " + g.Component.Title()
 	}
