@@ -2,12 +2,14 @@ package report
 
 import (
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"strings"
 	"time"
 
 	"plimsoll/fault"
+	"plimsoll/job"
 	"plimsoll/ledger"
 	"plimsoll/reconcile"
 	"plimsoll/samples"
@@ -80,6 +82,51 @@ func NewComparison(version string, r *reconcile.Recording, file string, plan *Pl
 		d.Within = math.Abs(share) <= tolerance
 	}
 	return d
+}
+
+// Learn returns what the run has taught about memory that does not depend on the model. A line is missing where it was
+// not told apart.
+func (d *Comparison) Learn(plan *PlanDocument) *job.Factors {
+	f := &job.Factors{Schema: job.FactorsSchema, Recording: d.Recording.File, Plan: d.Plan.File, Torch: plan.Job.Torch,
+		Ranks: plan.Job.Ranks, Constants: []job.Constant{}, Ratios: []job.Ratio{}}
+	for i := range plan.Devices {
+		if plan.Devices[i].Kind == ledger.GPU {
+			f.GPU = plan.Devices[i].Name
+		}
+	}
+	most := map[ledger.Component]job.Constant{}
+	for _, l := range d.Lines {
+		if l.Measured == nil || l.Rank < 0 {
+			continue
+		}
+		isProcess := l.Device == ledger.Host && l.Component == ledger.PythonProcess && d.hasClient()
+		isOutside := l.Device == ledger.GPU && l.Component == ledger.OutsideAllocator
+		if (isProcess || isOutside) && *l.Measured > most[l.Component].Bytes {
+			most[l.Component] = job.Constant{Component: l.Component, Bytes: *l.Measured,
+				Why: fmt.Sprintf("measured on rank %d (%s)", l.Rank, d.stage(l.Phase, l.Iteration))}
+		}
+	}
+	for _, component := range slices.Sorted(maps.Keys(most)) {
+		f.Constants = append(f.Constants, most[component])
+	}
+	for _, of := range d.devices() {
+		peak := d.highest(of)
+		for _, l := range d.Lines {
+			if l.Device == of.kind && l.Rank == of.rank && l.Phase == peak.Phase && l.Iteration == peak.Iteration &&
+				l.Measured != nil && l.Planned > 0 {
+				f.Ratios = append(f.Ratios, job.Ratio{Device: l.Device, Phase: l.Phase, Iteration: l.Iteration,
+					Component: l.Component, Planned: l.Planned, Measured: *l.Measured,
+					Ratio: float64(*l.Measured) / float64(l.Planned)})
+			}
+		}
+	}
+	return f
+}
+
+// hasClient reports whether the trainer has counted its memory itself. Without it, memory of the process and tensors
+// are one.
+func (d *Comparison) hasClient() bool {
+	return slices.Contains(d.Recording.Sources, samples.FromClient)
 }
 
 func newComparedRecording(r *reconcile.Recording) ComparedRecording {
