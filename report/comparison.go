@@ -216,18 +216,17 @@ func (d *Comparison) devices() []compared {
 
 // phases returns a table of a device's peaks.
 func (d *Comparison) phases(of compared) *Table {
-	t := &Table{Columns: []Column{{Title: of.title(), Width: len("checkpoint, steady")}}}
-	t.with(Bytes, "planned", "measured", "difference", "unexplained").with(Label, "from")
+	t := &Table{Columns: []Column{{Title: of.title()}}}
+	t.with(Bytes, "planned", "measured")
+	t.Columns = append(t.Columns, Column{Title: "difference", Kind: Share, Decimals: 1})
+	t.with(Bytes, "unexplained").with(Label, "from")
 	for _, p := range d.Peaks {
 		if (compared{p.Device, p.Rank}) != of {
 			continue
 		}
 		var difference, unexplained any
-		if bytes, known := p.Difference(); known {
-			difference = bytes.Signed()
-			if share, known := p.Share(); known {
-				difference = fmt.Sprintf("%v, %+.1f %%", bytes.Signed(), 100*share)
-			}
+		if share, known := p.Share(); known {
+			difference = fmt.Sprintf("%+.1f %%", 100*share)
 		}
 		if p.Measured != nil {
 			unexplained = p.Unexplained

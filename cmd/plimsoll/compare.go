@@ -86,10 +86,13 @@ func runCompare(c *cobra.Command, o compareOptions, arguments []string) error {
 	return nil
 }
 
-// readCompared reads a plan and a recording, or the one of them that there is.
+// readCompared reads a plan and a recording in any order, or the one of them that there is.
 func readCompared(arguments []string) (planFile string, plan *report.PlanDocument, recording *reconcile.Recording,
 	err error) {
 	first, last := arguments[0], arguments[len(arguments)-1]
+	if len(arguments) == 2 && !report.IsRecording(last) && report.IsRecording(first) {
+		first, last = last, first
+	}
 	if len(arguments) == 2 || !report.IsRecording(first) {
 		if plan, err = report.ReadPlan(first); err != nil || len(arguments) == 1 {
 			return first, plan, nil, err

@@ -84,3 +84,52 @@ func TestLeaksOfRealTraining(t *testing.T) {
 		})
 	}
 }
+
+// TestCompareExample compares the recording of the examples: the exit code follows --tolerance, and every format has
+// the verdict.
+func TestCompareExample(t *testing.T) {
+	d, code := compared(t, examplePlan, exampleRecording)
+	if code != exitDiffers || d.Within || d.Farthest == nil || d.Schema != report.ComparisonSchema {
+		t.Errorf("exit code %d, farthest %+v", code, d.Farthest)
+	}
+	if d, code = compared(t, exampleRecording, examplePlan, "--tolerance", "25"); code != 0 || !d.Within {
+		t.Errorf("exit code %d with a tolerance of 25 %%", code)
+	}
+	for _, p := range d.Peaks {
+		if p.Measured != nil && p.Iteration != "" && float64(max(p.Unexplained, -p.Unexplained)) > 0.02*float64(*p.Measured) {
+			t.Errorf("%v of %v are unexplained in %s", p.Unexplained, *p.Measured, p.Phase)
+		}
+	}
+	first := d.Growth[0]
+	if first.Shape != reconcile.FirstStep || len(first.Appeared) < 2 || first.Appeared[0].Component != ledger.ExpAvg {
+		t.Errorf("growth %+v", d.Growth)
+	}
+	if alone, code := compared(t, exampleRecording); code != 0 || alone.Farthest != nil || len(alone.Growth) == 0 {
+		t.Errorf("without a plan: exit code %d, %+v", code, alone.Farthest)
+	}
+	for _, format := range report.Formats() {
+		out, err := exec.Command(program(t), "compare", examplePlan, exampleRecording, "--tolerance", "25", "--format",
+			format).Output()
+		if err != nil || !strings.Contains(string(out), "25") {
+			t.Errorf("%s: %v\n%s", format, err, out)
+		}
+	}
+}
+
+// TestCompareRefuses bad files and flags.
+func TestCompareRefuses(t *testing.T) {
+	for want, arguments := range map[string][]string{
+		"there is no recording":        {examplePlan},
+		"this is not JSON":             {exampleRecording, exampleRecording},
+		"no such file":                 {"missing.jsonl"},
+		"--learn needs a plan":         {exampleRecording, "--learn", "factors.json"},
+		"--tolerance is -1":            {exampleRecording, "--tolerance", "-1"},
+		"compare takes a plan and a r": {},
+	} {
+		command := exec.Command(program(t), append([]string{"compare"}, arguments...)...)
+		out, _ := command.CombinedOutput()
+		if command.ProcessState.ExitCode() != exitInput || !strings.Contains(string(out), want) {
+			t.Errorf("%v: exit code %d, %s", arguments, command.ProcessState.ExitCode(), out)
+		}
+	}
+}
