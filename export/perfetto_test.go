@@ -39,7 +39,8 @@ func fields(t *testing.T, text []byte) map[protowire.Number][]any {
 func TestPerfetto(t *testing.T) {
 	planned := 5 * ledger.GiB
 	source := &Source{
-		Peaks: []reconcile.Peak{{Device: ledger.Host, Phase: ledger.Forward, Iteration: ledger.First, Planned: &planned}},
+		Peaks: []reconcile.Peak{{Device: ledger.Host, Phase: ledger.Forward, Iteration: ledger.First,
+			Planned: &planned}},
 		Timeline: &reconcile.Timeline{
 			Tracks: []reconcile.Track{{Kind: ledger.Host, Curves: []reconcile.Curve{{Title: "parameters",
 				Points: []reconcile.Point{{Time: time.Second, Bytes: 3 * ledger.GiB}}}}}},
@@ -65,7 +66,8 @@ func TestPerfetto(t *testing.T) {
 			kind, track := event[eventType][0].(uint64), event[eventTrack][0].(uint64)
 			kinds[kind]++
 			if kind == counter {
-				counters[track] = append(counters[track], event[eventCounterValue][0].(uint64), p[packetTimestamp][0].(uint64))
+				counters[track] = append(counters[track], event[eventCounterValue][0].(uint64),
+					p[packetTimestamp][0].(uint64))
 			}
 		}
 	}

@@ -83,7 +83,8 @@ func parseFactors(name string, text []byte) (*Factors, error) {
 	var wrong *json.SyntaxError
 	switch err := decoder.Decode(f); {
 	case errors.As(err, &wrong):
-		return nil, &fault.Input{Where: fault.At(name, text, wrong.Offset-1), What: "this is not JSON", Err: err, Hint: again}
+		return nil, &fault.Input{Where: fault.At(name, text, wrong.Offset-1), What: "this is not JSON", Err: err,
+			Hint: again}
 	case err != nil:
 		return nil, &fault.Input{Where: where, What: "these are no factors", Err: err, Hint: again}
 	case f.Schema != FactorsSchema:
@@ -94,7 +95,8 @@ func parseFactors(name string, text []byte) (*Factors, error) {
 			return nil, where.Inputf("%q is no component that a plan takes from factors", c.Component).WithHint(again)
 		}
 		if c.Bytes < 0 || c.Bytes > maxConstant {
-			return nil, where.Inputf("%s has %d bytes: expected 0 to %d", c.Component, c.Bytes, maxConstant).WithHint(again)
+			return nil, where.Inputf("%s has %d bytes: expected 0 to %d", c.Component, c.Bytes, maxConstant).
+				WithHint(again)
 		}
 	}
 	return f, nil

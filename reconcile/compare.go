@@ -141,7 +141,9 @@ func (c *Comparison) planned(r *Recording, plan *Plan, m *measurement) []ledger.
 			"compared", plan.RanksPerNode, len(ranks)))
 	}
 	hasGPU := func(rank int) bool {
-		return slices.ContainsFunc(m.devices, func(d ledger.Device) bool { return d.Kind == ledger.GPU && d.Rank == rank })
+		return slices.ContainsFunc(m.devices, func(d ledger.Device) bool {
+			return d.Kind == ledger.GPU && d.Rank == rank
+		})
 	}
 	var nodes, hosts, gpus []ledger.Device
 	first := 0 // rank of the GPUs that are alike

@@ -74,7 +74,8 @@ func TestGrowthIsToldApart(t *testing.T) {
 		run  training
 		want Growth
 	}{
-		"kept gradients": {training{steps: 60, perStep: 6, anonymous: rising(slope, 0), marks: true, holdings: gradients},
+		"kept gradients": {training{steps: 60, perStep: 6, anonymous: rising(slope, 0), marks: true,
+			holdings: gradients},
 			Growth{Role: samples.RankProcess, Kind: Anonymous, Shape: Linear, Component: ledger.Gradients}},
 		"a mapping": {training{steps: 60, perStep: 6, shared: rising(slope, 0), mapping: "/dev/shm/cache"},
 			Growth{Role: samples.RankProcess, Kind: Shared, Shape: Linear, Mapping: "/dev/shm/cache"}},

@@ -86,7 +86,8 @@ func (t training) sample(step int, phase ledger.PhaseName, iteration ledger.Iter
 	if t.noPhases {
 		phase, iteration, step = "", "", 0
 	}
-	kinds := samples.Kinds{Anonymous: anonymous, Shared: value(t.shared, step), File: 200*ledger.MiB + value(t.file, step)}
+	kinds := samples.Kinds{Anonymous: anonymous, Shared: value(t.shared, step),
+		File: 200*ledger.MiB + value(t.file, step)}
 	rank := samples.Process{PID: 10, Role: samples.RankProcess, Phase: phase, Iteration: iteration, Step: int64(step),
 		Resident: kinds, Proportional: kinds, PageTables: 2 * ledger.MiB}
 	if t.mapping != "" {

@@ -67,9 +67,9 @@ var curveTitles = []struct {
 }{
 	{ledger.PythonProcess, ledger.PythonProcess.Title(), func(m *rankMoment) ledger.Bytes { return m.process.program }},
 	{ledger.PageTables, "page tables", func(m *rankMoment) ledger.Bytes { return m.process.pageTables }},
-	{"anonymous", "anonymous memory", func(m *rankMoment) ledger.Bytes { return m.process.anonymous }},
-	{"shared_memory", "shared memory", func(m *rankMoment) ledger.Bytes { return m.process.shared }},
-	{"hugetlb", "huge pages", func(m *rankMoment) ledger.Bytes { return m.process.hugetlb }},
+	{ledger.UnexplainedAnonymous, "anonymous memory", func(m *rankMoment) ledger.Bytes { return m.process.anonymous }},
+	{ledger.UnexplainedShared, "shared memory", func(m *rankMoment) ledger.Bytes { return m.process.shared }},
+	{ledger.UnexplainedHugetlb, "huge pages", func(m *rankMoment) ledger.Bytes { return m.process.hugetlb }},
 	{ledger.ChildProcesses, "child processes", func(m *rankMoment) ledger.Bytes { return m.children.need() }},
 }
 
@@ -165,7 +165,7 @@ func (r *Recording) hostTrack(all []moment, rank int) Track {
 
 // gpuTrack has what torch says at marks, or else what the driver says in samples.
 func (r *Recording) gpuTrack(all []moment, rank int) Track {
-	allocated := Curve{Component: "allocated", Title: "allocated by torch"}
+	allocated := Curve{Component: ledger.UnexplainedGPU, Title: "allocated by torch"}
 	reserved := Curve{Component: ledger.AllocatorReserve, Title: ledger.AllocatorReserve.Title()}
 	for _, record := range r.Marks {
 		if record.Mark.Rank != rank || record.Mark.Ended == nil || len(record.Mark.Ended.GPUs) == 0 {
@@ -181,7 +181,7 @@ func (r *Recording) gpuTrack(all []moment, rank int) Track {
 	if len(allocated.Points) > 0 {
 		return Track{ledger.GPU, rank, []Curve{allocated, reserved}}
 	}
-	used := Curve{Component: "gpu_used", Title: "used, as the driver counts"}
+	used := Curve{Component: ledger.UnexplainedGPU, Title: "used, as the driver counts"}
 	for i := range all {
 		if m := all[i].ranks[rank]; m != nil {
 			used.Points = append(used.Points, Point{r.Samples[i].Time, r.used(i, m.pids)})
@@ -207,7 +207,8 @@ func (r *Recording) spans(all []moment, rank int) []Span {
 	add := func(at time.Duration, next Span) {
 		if n := len(list); n > 0 {
 			list[n-1].To = at
-			if last := list[n-1]; last.Phase == next.Phase && last.Iteration == next.Iteration && last.Step == next.Step {
+			last := list[n-1]
+			if last.Phase == next.Phase && last.Iteration == next.Iteration && last.Step == next.Step {
 				return
 			}
 		}
@@ -241,7 +242,8 @@ func (r *Recording) instants() []Instant {
 	groups := map[string]int64{}
 	for i, record := range r.Samples {
 		if kills := record.Sample.Node.Kills; i > 0 && kills > host {
-			list = append(list, Instant{record.Time, samples.NoRank, "the OOM killer has killed a process on this host"})
+			list = append(list, Instant{record.Time, samples.NoRank,
+				"the OOM killer has killed a process on this host"})
 		}
 		host = record.Sample.Node.Kills
 		for _, g := range record.Sample.Groups {

@@ -73,7 +73,10 @@ func newChart(track *reconcile.Track, t *reconcile.Timeline, planned *ledger.Byt
 	if planned != nil {
 		most = max(most, *planned)
 	}
-	limits := slices.DeleteFunc(slices.Clone(t.Limits), func(l reconcile.Limit) bool { return track.Kind == ledger.GPU })
+	limits := t.Limits // of the host
+	if track.Kind == ledger.GPU {
+		limits = nil
+	}
 	for _, l := range limits {
 		if l.Bytes <= 2*most {
 			most = max(most, l.Bytes)
@@ -110,14 +113,16 @@ func tidied(track *reconcile.Track) *reconcile.Track {
 		case len(track.Curves) <= 3 || highestOf(&c) >= most/100:
 			full.Curves = append(full.Curves, c)
 		case small == nil:
-			small = &reconcile.Curve{Component: "other", Title: "other", Points: slices.Clone(c.Points)}
+			small = &reconcile.Curve{Title: "other", Points: slices.Clone(c.Points)}
 		default:
 			for i := range small.Points {
 				small.Points[i].Bytes += c.Points[i].Bytes
 			}
 		}
 	}
-	slices.SortStableFunc(full.Curves, func(a, b reconcile.Curve) int { return onTop(a.Component) - onTop(b.Component) })
+	slices.SortStableFunc(full.Curves, func(a, b reconcile.Curve) int {
+		return onTop(a.Component) - onTop(b.Component)
+	})
 	if small != nil {
 		full.Curves = append(full.Curves, *small)
 	}
@@ -126,7 +131,7 @@ func tidied(track *reconcile.Track) *reconcile.Track {
 
 // onTop is 1 for memory that no component is known of.
 func onTop(c ledger.Component) int {
-	if c == "anonymous" || c == "shared_memory" || c == "hugetlb" {
+	if c.PartOf() == ledger.Unexplained {
 		return 1
 	}
 	return 0
@@ -203,7 +208,8 @@ func (c *chart) axes(from, to time.Duration, top ledger.Bytes, x func(time.Durat
 		if to-from < 10*time.Second {
 			round = 100 * time.Millisecond
 		}
-		c.Ticks = append(c.Ticks, tick{X: x(at), Y: bandTop + bandHeight + 16, Text: at.Round(round).String(), OfX: true})
+		c.Ticks = append(c.Ticks, tick{X: x(at), Y: bandTop + bandHeight + 16, Text: at.Round(round).String(),
+			OfX: true})
 	}
 }
 
@@ -228,10 +234,11 @@ func (c *chart) bands(t *reconcile.Timeline, rank int, from, to time.Duration) {
 		if s.From > at {
 			continue
 		}
-		if n := len(c.Bands); n > 0 && c.Bands[n-1].Phase == s.Phase && c.Bands[n-1].X+c.Bands[n-1].Width == chartLeft+float64(px) {
-			c.Bands[n-1].Width++
+		x := chartLeft + float64(px)
+		if n := len(c.Bands) - 1; n >= 0 && c.Bands[n].Phase == s.Phase && c.Bands[n].X+c.Bands[n].Width == x {
+			c.Bands[n].Width++
 			continue
 		}
-		c.Bands = append(c.Bands, band{chartLeft + float64(px), 1, s.Phase, stageText(s.Phase, s.Iteration)})
+		c.Bands = append(c.Bands, band{x, 1, s.Phase, stageText(s.Phase, s.Iteration)})
 	}
 }

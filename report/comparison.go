@@ -346,7 +346,8 @@ var (
 	roleTexts = map[samples.Role]string{samples.RankProcess: "", samples.Child: ", child processes",
 		samples.Service: "the optimizer service", samples.Keeper: "plimsoll"}
 	kindTexts = map[reconcile.MemoryKind]string{reconcile.Anonymous: "anonymous memory",
-		reconcile.Shared: "shared memory", reconcile.File: "page cache of mapped files", reconcile.Hugetlb: "huge pages",
+		reconcile.Shared: "shared memory", reconcile.File: "page cache of mapped files",
+		reconcile.Hugetlb:  "huge pages",
 		reconcile.Resident: "resident memory", reconcile.Allocated: "memory that torch has allocated on the GPU",
 		reconcile.Driver: "GPU memory as the driver counts it"}
 )

@@ -45,8 +45,11 @@ func TestLeaksOfRealTraining(t *testing.T) {
 	} {
 		t.Run(leak, func(t *testing.T) {
 			file := filepath.Join(t.TempDir(), "run.jsonl")
-			newJob(t, "--record", file, "--interval", "100ms", "--", python, "testdata/compare/train.py", leak).
-				start(t).ends(t, 0)
+			j := newJob(t, "--record", file, "--interval", "100ms", "--", python, "testdata/compare/train.py", leak)
+			j.start(t).ends(t, 0)
+			if said := strings.Contains(j.stderr.String(), "plimsoll: leak: rank 0"); said != (want != nil) {
+				t.Errorf("run says at its end:\n%s", &j.stderr)
+			}
 			d, code := compared(t, file)
 			if code != 0 {
 				t.Errorf("exit code %d", code)
@@ -96,7 +99,8 @@ func TestCompareExample(t *testing.T) {
 		t.Errorf("exit code %d with a tolerance of 25 %%", code)
 	}
 	for _, p := range d.Peaks {
-		if p.Measured != nil && p.Iteration != "" && float64(max(p.Unexplained, -p.Unexplained)) > 0.02*float64(*p.Measured) {
+		if p.Measured != nil && p.Iteration != "" &&
+			float64(max(p.Unexplained, -p.Unexplained)) > 0.02*float64(*p.Measured) {
 			t.Errorf("%v of %v are unexplained in %s", p.Unexplained, *p.Measured, p.Phase)
 		}
 	}

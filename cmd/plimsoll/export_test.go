@@ -113,7 +113,8 @@ func TestExportHTML(t *testing.T) {
 		t.Fatal(err)
 	}
 	w := samples.NewWriter(opened)
-	records := []*samples.Record{{Start: &samples.Start{Schema: samples.Schema, Job: "<script>", Command: []string{"a&b"}}}}
+	records := []*samples.Record{{Start: &samples.Start{Schema: samples.Schema, Job: "<script>",
+		Command: []string{"a&b"}}}}
 	for i := range 10_000 {
 		held := samples.Kinds{Anonymous: ledger.GiB + ledger.Bytes(i%7)*ledger.MiB}
 		if i == 5003 {
