@@ -97,6 +97,7 @@ func runFlags(c *cobra.Command, o *runOptions) {
 
 func runJob(c *cobra.Command, o runOptions, command []string) error {
 	o.request.Command, o.job.Command = command, command
+	o.request.CopyOutput, o.job.CopyOutput = o.recordFile != "", o.recordFile != ""
 	if err := o.checkNumbers(c); err != nil {
 		return err
 	}
@@ -166,7 +167,6 @@ func (o *runOptions) record(c *cobra.Command, planned *report.PlannedRun) (io.Cl
 	if err != nil {
 		return nil, err
 	}
-	o.job.CopyOutput = true
 	o.job.Recording = watch.Config{Start: start, Interval: o.interval, Sampler: probe.NewSampler(probe.WatchGPUs()),
 		File: file}
 	return file, nil
@@ -263,9 +263,9 @@ func (o *runOptions) reconcile(c *cobra.Command) {
 	}
 }
 
-// threadsOfRun is the number of threads of the keeper and the optimizer service, beside the ranks. The Go runtime
+// threadsOfRun is the number of threads of guard, keeper and optimizer service, beside the ranks. The Go runtime
 // ends a process that cannot start a thread.
-const threadsOfRun = 2 * 16
+const threadsOfRun = 3 * 16
 
 // logTo returns a function that writes a message to the user while ranks run.
 func logTo(c *cobra.Command) func(format string, values ...any) {
