@@ -35,7 +35,7 @@ func fields(t *testing.T, text []byte) map[protowire.Number][]any {
 	return found
 }
 
-// TestPerfetto reads the trace back: a counter in bytes, a slice that begins and ends, and an instant.
+// TestPerfetto reads the trace back by the numbers of Perfetto's fields: a counter in bytes, a slice that begins and ends, and an instant.
 func TestPerfetto(t *testing.T) {
 	planned := 5 * ledger.GiB
 	source := &Source{
@@ -52,22 +52,22 @@ func TestPerfetto(t *testing.T) {
 		t.Fatal(err)
 	}
 	names, counters, kinds := map[string]uint64{}, map[uint64][]uint64{}, map[uint64]int{}
-	for _, packet := range fields(t, trace.Bytes())[tracePacket] {
+	for _, packet := range fields(t, trace.Bytes())[1] {
 		p := fields(t, packet.([]byte))
-		if p[packetSequence][0] != uint64(1) {
+		if p[10][0] != uint64(1) {
 			t.Error("a packet has no sequence")
 		}
-		if d := p[packetDescriptor]; d != nil {
+		if d := p[60]; d != nil {
 			track := fields(t, d[0].([]byte))
-			names[string(track[descriptorName][0].([]byte))] = track[descriptorID][0].(uint64)
+			names[string(track[2][0].([]byte))] = track[1][0].(uint64)
 		}
-		if e := p[packetTrackEvent]; e != nil {
+		if e := p[11]; e != nil {
 			event := fields(t, e[0].([]byte))
-			kind, track := event[eventType][0].(uint64), event[eventTrack][0].(uint64)
+			kind, track := event[9][0].(uint64), event[11][0].(uint64)
 			kinds[kind]++
-			if kind == counter {
-				counters[track] = append(counters[track], event[eventCounterValue][0].(uint64),
-					p[packetTimestamp][0].(uint64))
+			if kind == 4 {
+				counters[track] = append(counters[track], event[30][0].(uint64),
+					p[8][0].(uint64))
 			}
 		}
 	}
@@ -77,7 +77,7 @@ func TestPerfetto(t *testing.T) {
 	if got := counters[names["planned/peak of the phase"]]; len(got) != 2 || got[0] != 5<<30 {
 		t.Errorf("planned: %v", got)
 	}
-	if kinds[sliceBegin] != 1 || kinds[sliceEnd] != 1 || kinds[instant] != 1 {
+	if kinds[1] != 1 || kinds[2] != 1 || kinds[3] != 1 {
 		t.Errorf("events: %v", kinds)
 	}
 }

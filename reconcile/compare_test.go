@@ -184,15 +184,16 @@ func TestGPU(t *testing.T) {
 // TestPeaksAreSums draws recordings: the components of every phase add up to its peak, whatever the sizes are.
 func TestPeaksAreSums(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		c := Compare(drawn(t), nil)
-		for _, d := range c.Measured {
-			for _, p := range d.Phases {
+		r := drawn(t)
+		c := Compare(r, nil)
+		for _, rank := range r.Ranks() {
+			for _, p := range r.peaks(r.moments(), rank) {
 				var sum ledger.Bytes
-				for _, h := range p.Components {
+				for _, h := range p.holdings() {
 					sum += h.Bytes
 				}
-				if sum != p.PeakUsed {
-					t.Fatalf("%s of rank %d: %d in components, %d at the peak", p.Name, d.Rank, sum, p.PeakUsed)
+				if sum != p.need {
+					t.Fatalf("%v of rank %d: %d in components, %d at the peak", p.stage, rank, sum, p.need)
 				}
 			}
 		}

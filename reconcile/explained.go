@@ -93,7 +93,7 @@ func (p *peak) counted() []ledger.Holding {
 	switch {
 	case p.ended == nil:
 		return nil
-	case p.ended.PeakHoldings != nil:
+	case len(p.ended.PeakHoldings) > 0:
 		return p.ended.PeakHoldings
 	}
 	return p.ended.Holdings

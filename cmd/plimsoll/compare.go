@@ -27,7 +27,8 @@ given, a plan of plan --out. It shows for each phase what was planned and what
 was measured, which components held the memory, what no component explains, and
 what grows from step to step.
 
-Without PLAN, compare uses the plan that the run was started with, if it had one.
+Without PLAN, compare uses the plan that the run was started with, if it had
+one.
 
 It ends with exit code 4 if a measured peak differs from its plan by more than
 --tolerance.`,

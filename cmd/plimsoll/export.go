@@ -25,7 +25,8 @@ func exportCommand() *cobra.Command {
 	command := &cobra.Command{
 		Use:   "export --to FORMAT [PLAN] [RECORDING]",
 		Short: "Write a plan or a recorded run for a browser or another program",
-		Long: `Export writes a plan, a recording, or both side by side, in one of these formats:
+		Long: `Export writes a plan, a recording, or both side by side, in one of these
+formats:
 
   html        one page with charts and tables, for any browser, without network
   perfetto    a trace for ui.perfetto.dev (needs a recording)
