@@ -35,7 +35,8 @@ func fields(t *testing.T, text []byte) map[protowire.Number][]any {
 	return found
 }
 
-// TestPerfetto reads the trace back by the numbers of Perfetto's fields: a counter in bytes, a slice that begins and ends, and an instant.
+// TestPerfetto reads the trace back by the numbers of Perfetto's fields: a counter in bytes, a slice that begins and
+// ends, and an instant.
 func TestPerfetto(t *testing.T) {
 	planned := 5 * ledger.GiB
 	source := &Source{
