@@ -50,8 +50,11 @@ class BackwardPeak:
     def __init__(self, tally: Tally, parameters: List[torch.Tensor], instant: Callable[[Optional[Holdings]], Instant]):
         """``tally`` has what is held apart from the pass. ``instant`` makes an instant of holdings."""
         self._parameters, self._instant = parameters, instant
-        self._constant = [h for h in tally.holdings(_CPU) if h["component"] != "gradients"]
         self._tally = tally
+        # Gradients come in the pass, unless they are in shared memory.
+        shared = tally.shared("gradients")
+        self._constant = [h for h in tally.holdings(_CPU) if h["component"] != "gradients"]
+        self._constant += [{"component": "gradients", "bytes": shared, "why": "shared with the service"}] if shared else []
         self._kept = _Kept()
         self._handles: List[Any] = []
         self._last: Optional[_Held] = None  # before the last operation
@@ -119,11 +122,15 @@ class BackwardPeak:
         for parameter in self._parameters:
             for storage in storages(parameter.grad) if parameter.grad is not None else ():
                 held[storage.data_ptr()] = ("gradients", storage.nbytes())
-        return held
+        return {address: what for address, what in held.items() if not self._tally.is_shared(address)}
 
     def _holdings(self, held: _Held, addends: int) -> Holdings:
         sums = {"activation_gradients": addends} if addends else {}
         for component, size in held.values():
             sums[component] = sums.get(component, 0) + size
         why = "tensors that live in the operation of the peak"
-        return self._constant + [{"component": c, "bytes": size, "why": why} for c, size in sums.items()]
+        found = {h["component"]: h for h in self._constant}
+        for component, size in sums.items():
+            size += found[component]["bytes"] if component in found else 0
+            found[component] = {"component": component, "bytes": size, "why": why}
+        return list(found.values())

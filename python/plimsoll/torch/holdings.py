@@ -2,6 +2,7 @@
 
 from typing import Iterable
 
+import numpy as np
 import torch
 
 from plimsoll.torch.optimizer import Optimizer
@@ -22,6 +23,8 @@ def count(models: Iterable[torch.nn.Module], optimizers: Iterable[torch.optim.Op
     known = set(map(id, parameters))
     optimizers = list(optimizers)
     masters = [p for o in optimizers for group in o.param_groups for p in group["params"] if id(p) not in known]
+    for optimizer in optimizers:
+        _count_arenas(tally, optimizer)
     for p in parameters:
         tally.add("parameters", p)
     for buffer in (b for model in models for b in model.buffers()):
@@ -36,6 +39,14 @@ def count(models: Iterable[torch.nn.Module], optimizers: Iterable[torch.optim.Op
     for optimizer in optimizers:
         _count_states(tally, optimizer)
     return tally
+
+
+def _count_arenas(tally: Tally, optimizer: torch.optim.Optimizer) -> None:
+    """Counts memory that our optimizers share with the service."""
+    shards = optimizer._shards if isinstance(optimizer, Optimizer) else None
+    for session in shards.sessions if shards is not None else ():
+        for component, arena in (("parameters", session.parameters), ("gradients", session.gradients)):
+            tally.add_shared(component, np.frombuffer(arena.memory, np.uint8).ctypes.data, arena.bytes)
 
 
 def _count_states(tally: Tally, optimizer: torch.optim.Optimizer) -> None:

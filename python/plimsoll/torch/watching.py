@@ -13,7 +13,7 @@ from plimsoll.torch import holdings, temporaries
 from plimsoll.torch.backward_peak import BackwardPeak
 from plimsoll.torch.meter import Meter
 from plimsoll.torch.saved import CAN_READ, Graph
-from plimsoll.torch.storages import Tally, tensors
+from plimsoll.torch.storages import Tally, storages, tensors
 
 _BETWEEN = "between steps"
 _EVALUATION = "evaluation"
@@ -130,7 +130,7 @@ def _never_failing(method: Callable[..., None]) -> Callable[..., None]:
         try:
             method(self, *arguments)
         except Exception as error:
-            self.failed = True
+            self.failed, self.recorder.measure = True, marks.measure
             warnings.warn(f"plimsoll: the training is no longer watched, as measuring it failed: {error!r}", stacklevel=2)
 
     return guarded
@@ -181,9 +181,9 @@ class _Loop:
             return
         for handle in self._handles:
             handle.remove()
-        self.recorder.resume(marks.Place("", "", ""))
-        self.recorder.measure = marks.measure
         _restore_backward()
+        self._end()
+        self.recorder.measure = marks.measure
 
     def _count(self) -> Tally:
         models = [model for model in (w.model() for w in self._watches) if model is not None]
@@ -203,6 +203,10 @@ class _Loop:
     # Hooks
 
     @_never_failing
+    def _end(self) -> None:
+        self.recorder.begin("")
+
+    @_never_failing
     def forward_begins(self, watch: Watch, _: Any, positional: Any, named: Any) -> None:
         phase = self.recorder.place.phase
         if self._passes or (phase == "forward" and not torch.is_grad_enabled()):
@@ -213,16 +217,19 @@ class _Loop:
         if not self._has_closure:
             self._stepping = None
         if phase != "forward":
-            self._current, self._inputs, self._outputs = watch, [], []
+            self._current = watch
             self._begin("forward")
-        self._inputs += map(weakref.ref, tensors([list(positional), named]))
+            # Those of the step before may live on.
+            self._inputs, self._outputs = (_living(references) for references in (self._inputs, self._outputs))
+        # A view of a larger tensor is a part of the data set, which the process had before.
+        own = (t for t in tensors([list(positional), named]) if all(s.nbytes() == t.nbytes for s in storages(t)))
+        self._inputs += map(weakref.ref, own)
 
     @_never_failing
     def forward_ends(self, _: Any, __: Any, output: Any) -> None:
         if self._passes or not torch.is_grad_enabled():
             return
-        found = [t for t in tensors(output) if t.grad_fn is not None]
-        self._outputs += map(weakref.ref, found)
+        self._outputs += [weakref.ref(t) for t in tensors(output) if t.grad_fn is not None]
 
     def backward(self, roots: Any, run: Callable[[], Any]) -> Any:
         """Runs a backward pass."""
@@ -283,6 +290,10 @@ class _Loop:
     def checkpoint(self, *_: Any) -> None:
         if self.recorder.step and self.recorder.place.phase == "":
             self._begin("checkpoint")
+
+
+def _living(references: List[Any]) -> List[Any]:
+    return [reference for reference in references if reference() is not None]
 
 
 def _alive(references: List[Any]) -> List[torch.Tensor]:
