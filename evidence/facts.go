@@ -35,6 +35,9 @@ type Fact interface {
 	Says() string
 }
 
+// Unlimited is the value of a counter that is no limit: "max".
+const Unlimited = -1
+
 // Size is a number of bytes that a text may leave out, or round. PyTorch prints GiB with two decimals.
 type Size struct {
 	Bytes ledger.Bytes
@@ -167,6 +170,8 @@ type (
 		Signal    int    // 0 for none
 		// Victim is set if the text says that another had ended it: SIGTERM from the launcher.
 		Victim bool
+		// First is set if the launcher says that this was the first process to end.
+		First bool
 	}
 
 	// BatchKill is a batch system's or a container runtime's word that memory ran out.
@@ -230,9 +235,9 @@ type (
 
 	// Counters are those of a cgroup or of the host: memory.events, memory.stat, memory.current, /proc/meminfo.
 	Counters struct {
-		Group  string // empty if the file does not name one
-		File   string // memory.events, memory.stat, ...
-		Values map[string]int64
+		Group  string           // empty if the file does not name one
+		File   string           // memory.events, memory.stat, ...
+		Values map[string]int64 // in bytes where the kernel counts memory; Unlimited for "max"
 	}
 
 	// Limit is a limit that a file states.

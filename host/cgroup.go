@@ -1,9 +1,11 @@
 package host
 
 import (
+	"io/fs"
 	"math"
 	"path"
 	"slices"
+	"strconv"
 	"strings"
 
 	"k8s.io/utils/cpuset"
@@ -11,7 +13,7 @@ import (
 	"plimsoll/ledger"
 )
 
-// controlGroups finds the directories of the cgroups that this process is in. The controllers may be spread over the
+// controlGroups finds the directories of the cgroups that a process is in. The controllers may be spread over the
 // one hierarchy of version 2 and several of version 1, each with its own path.
 type controlGroups struct {
 	tree
@@ -19,10 +21,12 @@ type controlGroups struct {
 	mounts  []mount
 }
 
-func (t tree) controlGroups() controlGroups {
+func (t tree) controlGroups() controlGroups { return t.controlGroupsOf("self") }
+
+func (t tree) controlGroupsOf(pid string) controlGroups {
 	groups := controlGroups{
 		tree:    t,
-		members: parseMemberships(t.text("proc/self/cgroup")),
+		members: parseMemberships(t.text(path.Join("proc", pid, "cgroup"))),
 		mounts:  parseMountInfo(t.text("proc/self/mountinfo")),
 	}
 	if len(groups.mounts) == 0 {
@@ -102,6 +106,23 @@ func (g controlGroups) levels(controller string) []level {
 	return levels
 }
 
+// MemoryGroup is a cgroup with a memory controller: its name, and the directory with its files.
+type MemoryGroup struct{ Name, Directory string }
+
+// MemoryGroups returns the visible cgroups that account for the memory of a process, the innermost first. The root of
+// version 2 has no counters, so it is not among them.
+func MemoryGroups(root fs.FS, pid int) []MemoryGroup {
+	t := tree{root}
+	groups := []MemoryGroup{}
+	for _, l := range t.controlGroupsOf(strconv.Itoa(pid)).levels("memory") {
+		if t.text(path.Join(l.directory, "memory.current")) != "" ||
+			t.text(path.Join(l.directory, "memory.usage_in_bytes")) != "" {
+			groups = append(groups, MemoryGroup{Name: l.name, Directory: l.directory})
+		}
+	}
+	return groups
+}
+
 // cpuset returns the CPU list ("cpus") or node list ("mems") of the nearest cgroup with a non-empty list, and the
 // name of that cgroup. In version 2 only the effective list includes the restrictions of the ancestors. In version 1
 // a list is never wider than its parent's.
@@ -162,12 +183,12 @@ func (g controlGroups) memoryLimits() []Limit {
 	limits := []Limit{}
 	for _, l := range g.levels("memory") {
 		for _, counter := range memoryCounters {
-			limit, ok := parseLimit(g.text(path.Join(l.directory, counter.limit)))
+			limit, ok := ParseLimit(g.text(path.Join(l.directory, counter.limit)))
 			if !ok {
 				continue
 			}
-			used, _ := parseLimit(g.text(path.Join(l.directory, counter.used)))
-			stat := parseFields(g.text(path.Join(l.directory, "memory.stat")))
+			used, _ := ParseLimit(g.text(path.Join(l.directory, counter.used)))
+			stat := ParseFields(g.text(path.Join(l.directory, "memory.stat")))
 			cache, ok := stat["total_inactive_file"] // version 1; includes the cgroups below
 			if !ok {
 				cache = stat["inactive_file"]

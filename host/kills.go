@@ -28,9 +28,9 @@ func MemoryCounters(root fs.FS) []MemoryCounter {
 	counters := []MemoryCounter{}
 	for _, l := range t.controlGroups().levels("memory") {
 		counter := MemoryCounter{Group: l.name}
-		read := func(name string) map[string]int64 { return parseFields(t.text(path.Join(l.directory, name))) }
+		read := func(name string) map[string]int64 { return ParseFields(t.text(path.Join(l.directory, name))) }
 		limit := func(name string) ledger.Bytes {
-			if limit, ok := parseLimit(t.text(path.Join(l.directory, name))); ok {
+			if limit, ok := ParseLimit(t.text(path.Join(l.directory, name))); ok {
 				return limit
 			}
 			return 0
@@ -51,7 +51,7 @@ func MemoryCounters(root fs.FS) []MemoryCounter {
 		}
 		counters = append(counters, counter)
 	}
-	if events := parseFields(t.text("proc/vmstat")); len(events) > 0 {
+	if events := ParseFields(t.text("proc/vmstat")); len(events) > 0 {
 		counters = append(counters, MemoryCounter{Name: "/proc/vmstat oom_kill", Group: "the host",
 			Kills: events["oom_kill"]})
 	}

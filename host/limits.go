@@ -72,7 +72,7 @@ const addressReserve = 512 * ledger.MiB
 // addressSpace returns the limit of this process's address space (RLIMIT_AS).
 func (t tree) addressSpace() (Limit, bool) {
 	limit, limited := t.resourceLimit(addressSpaceLine)
-	used := parseFields(t.text("proc/self/status"))["VmSize"]
+	used := ParseFields(t.text("proc/self/status"))["VmSize"]
 	return Limit{
 		Name:  "address space: ulimit -v, RLIMIT_AS, of which the program itself needs " + addressReserve.String(),
 		Limit: ledger.Bytes(limit),

@@ -57,7 +57,7 @@ func (m Memory) HeadroomWith(pool ledger.Bytes) (ledger.Bytes, string) {
 }
 
 func (t tree) memory(nodes []NUMANode, groups controlGroups) Memory {
-	info := parseFields(t.text("proc/meminfo"))
+	info := ParseFields(t.text("proc/meminfo"))
 	available, ok := info["MemAvailable"]
 	if !ok { // before Linux 3.14
 		available = min(info["MemTotal"], info["MemFree"]+info["Inactive(file)"])

@@ -83,7 +83,7 @@ func (t tree) nodes(online cpuset.CPUSet, groups controlGroups) []NUMANode {
 	nodes := []NUMANode{}
 	for _, id := range ids.List() {
 		directory := path.Join(nodeDirectory, "node"+strconv.Itoa(id))
-		info := parseFields(t.text(directory + "/meminfo"))
+		info := ParseFields(t.text(directory + "/meminfo"))
 		node := NUMANode{
 			ID:        id,
 			CPUs:      t.cpus(online, directory+"/cpulist", directory+"/cpumap"),
@@ -146,7 +146,7 @@ func (t tree) statusList(key string) cpuset.CPUSet {
 func (t tree) gpuMemoryNodes() cpuset.CPUSet {
 	ids := []int{}
 	for _, name := range t.names(nvidiaDirectory) {
-		status := parseFields(t.text(path.Join(nvidiaDirectory, name, "numa_status")))
+		status := ParseFields(t.text(path.Join(nvidiaDirectory, name, "numa_status")))
 		if id, ok := status["Node"]; ok && id <= maxID {
 			ids = append(ids, int(id))
 		}

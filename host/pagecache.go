@@ -14,7 +14,7 @@ func SparePageCache(root fs.FS) ledger.Bytes {
 	groups := t.controlGroups()
 	memory := t.memory(t.nodes(t.online(), groups), groups)
 	room, _ := memory.Headroom()
-	limits := parseFields(t.text("proc/vmstat"))
+	limits := ParseFields(t.text("proc/vmstat"))
 	background, some := limits["nr_dirty_background_threshold"]
 	limit, all := limits["nr_dirty_threshold"]
 	if !some || !all || memory.Available == 0 {

@@ -72,9 +72,9 @@ func ParseMask(text string) (cpuset.CPUSet, error) {
 	return cpuset.New(ids...), nil
 }
 
-// parseFields reads lines "Key: 123 kB" and "Key 123": /proc/meminfo, a node's meminfo ("Node 0 MemTotal: ..."), a
+// ParseFields reads lines "Key: 123 kB" and "Key 123": /proc/meminfo, a node's meminfo ("Node 0 MemTotal: ..."), a
 // cgroup's memory.stat. It skips lines of another form.
-func parseFields(text string) map[string]int64 {
+func ParseFields(text string) map[string]int64 {
 	fields := map[string]int64{}
 	for line := range strings.Lines(text) {
 		words := strings.Fields(line)
@@ -113,9 +113,9 @@ func parseQuota(text string) float64 {
 	return float64(quota) / float64(period)
 }
 
-// parseLimit reads a cgroup's limit in bytes. For no limit version 2 writes "max" and version 1 the largest multiple
+// ParseLimit reads a cgroup's limit in bytes. For no limit version 2 writes "max" and version 1 the largest multiple
 // of a page.
-func parseLimit(text string) (ledger.Bytes, bool) {
+func ParseLimit(text string) (ledger.Bytes, bool) {
 	n, err := strconv.ParseInt(text, 10, 64)
 	return ledger.Bytes(n), err == nil && n >= 0 && n < math.MaxInt64>>1
 }

@@ -73,20 +73,20 @@ func TestParseQuota(t *testing.T) {
 
 func TestParseLimit(t *testing.T) {
 	for text, want := range map[string]ledger.Bytes{"137438953472": 128 * ledger.GiB, "0": 0} {
-		if got, ok := parseLimit(text); !ok || got != want {
+		if got, ok := ParseLimit(text); !ok || got != want {
 			t.Errorf("%q: got %v, %v", text, got, ok)
 		}
 	}
 	for _, text := range []string{"max", "", "9223372036854771712", "9223372036854775807", "-1",
 		"18446744073709551615"} {
-		if got, ok := parseLimit(text); ok {
+		if got, ok := ParseLimit(text); ok {
 			t.Errorf("%q: got %v, want none", text, got)
 		}
 	}
 }
 
 func TestParseFields(t *testing.T) {
-	fields := parseFields("MemTotal:  2 kB\nNode 7 MemFree: 3 kB\nHugePages_Total: 5\ninactive_file 9\nNode:\t\t1\n" +
+	fields := ParseFields("MemTotal:  2 kB\nNode 7 MemFree: 3 kB\nHugePages_Total: 5\ninactive_file 9\nNode:\t\t1\n" +
 		"x\n\ny: z kB\nhuge: 9223372036854775807 kB\nless: -1\n")
 	want := map[string]int64{"MemTotal": 2048, "MemFree": 3072, "HugePages_Total": 5, "inactive_file": 9, "Node": 1}
 	if len(fields) != len(want) {
@@ -169,7 +169,7 @@ func FuzzParseMask(f *testing.F) {
 func FuzzParseFields(f *testing.F) {
 	f.Add("MemTotal: 2 kB\nNode 7 MemFree: 3 kB\n")
 	f.Fuzz(func(t *testing.T, text string) {
-		for key, value := range parseFields(text) {
+		for key, value := range ParseFields(text) {
 			if value < 0 {
 				t.Errorf("%s is %d", key, value)
 			}

@@ -3,6 +3,8 @@ package launch
 import (
 	"errors"
 	"fmt"
+	"os"
+	"strconv"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -27,6 +29,24 @@ func bindThread(cpus cpuset.CPUSet, policy string, nodes []int) error {
 		return fmt.Errorf("binding to CPUs %s: %w", cpus, err)
 	}
 	return setMemoryPolicy(policy, nodes)
+}
+
+// bindThreads binds all threads of this process to CPUs, as far as the kernel allows it. Threads that start later
+// inherit that.
+func bindThreads(cpus cpuset.CPUSet) {
+	mask := unix.NewCPUSet(0)
+	if ids := cpus.List(); len(ids) > 0 {
+		mask = unix.NewCPUSet(ids[len(ids)-1] + 1)
+		for _, cpu := range ids {
+			mask.Set(cpu)
+		}
+	}
+	threads, _ := os.ReadDir("/proc/self/task")
+	for _, thread := range threads {
+		if id, err := strconv.Atoi(thread.Name()); err == nil {
+			_ = unix.SchedSetaffinityDynamic(id, mask)
+		}
+	}
 }
 
 // noPolicy is an error of set_mempolicy that the job can ignore: containers often

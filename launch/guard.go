@@ -18,6 +18,7 @@ import (
 	"k8s.io/utils/cpuset"
 
 	"plimsoll/host"
+	"plimsoll/samples"
 )
 
 // KeepVerb is the hidden verb with which Guard starts the keeper of a job.
@@ -36,6 +37,8 @@ type keptJob struct {
 	Grace    time.Duration
 	Restarts int
 	Scores   scores
+	// CopyOutput is that of Job.
+	CopyOutput bool
 	// These describe the optimizer service. Socket is empty if the job has no service
 	// of its own.
 	Socket, Metrics string
@@ -75,6 +78,9 @@ type answer struct {
 // Guard runs the job in another process, the keeper. Guard and keeper both adopt
 // orphans. If one of them is killed, the other ends all processes of the job. The
 // kernel alone would end the ranks, but not the processes that they started.
+//
+// The guard records the job. It is the last process that the kernel kills, and the ranks
+// do not wait for it.
 func (j *Job) Guard() (*Result, error) {
 	signals := make(chan os.Signal, 16)
 	signal.Notify(signals, heeded()...)
@@ -84,14 +90,23 @@ func (j *Job) Guard() (*Result, error) {
 		return nil, err
 	}
 	kept := keptJob{Command: j.Command, Grace: j.Grace, Restarts: j.Restarts, Metrics: j.Metrics,
-		StateCPUs: j.StateCPUs.List(), Scores: jobScores(lowerScore(scoreRange))}
-	if directory := socketDirectory(j.Ranks); directory != "" {
-		defer removeSocketDirectory(directory) // even if the keeper was killed
+		StateCPUs: j.StateCPUs.List(), Scores: jobScores(lowerScore(scoreRange)), CopyOutput: j.CopyOutput}
+	directory := socketDirectory()
+	defer removeSocketDirectory(directory) // even if the keeper was killed
+	if !j.hasService() {
 		kept.Socket = filepath.Join(directory, "socket")
 	}
+	marks := j.record(directory)
 	for _, rank := range j.Ranks {
-		kept.Ranks = append(kept.Ranks, keptRank{rank, rank.CPUs.List(), rank.Environment})
+		kept.Ranks = append(kept.Ranks, keptRank{rank, rank.CPUs.List(), append(rank.Environment, marks...)})
 	}
+	result, err := j.startKeeper(kept, signals)
+	j.endRecord(result, err)
+	return result, err
+}
+
+// startKeeper starts the keeper and waits for its end.
+func (j *Job) startKeeper(kept keptJob, signals <-chan os.Signal) (*Result, error) {
 	document, err := json.Marshal(kept)
 	if err != nil {
 		return nil, err
@@ -105,11 +120,11 @@ func (j *Job) Guard() (*Result, error) {
 		return nil, err
 	}
 	defer end.Close() // only after the keeper has ended
-	answers, reply, err := os.Pipe()
+	messages, reply, err := os.Pipe()
 	if err != nil {
 		return nil, errors.Join(err, lifeline.Close())
 	}
-	defer answers.Close()
+	defer messages.Close()
 	keeper := exec.Command(self, KeepVerb)
 	keeper.Args[0] = "plimsoll"
 	keeper.Stdin, keeper.Stdout, keeper.Stderr = j.Stdin, j.Stdout, j.Stderr
@@ -122,14 +137,13 @@ func (j *Job) Guard() (*Result, error) {
 	if err != nil {
 		return nil, fmt.Errorf("start the keeper of the ranks: %w", err)
 	}
+	bindThreads(j.StateCPUs) // only the rest of the guard: the keeper has inherited the CPUs of all ranks
 	kills := host.LocalMemoryCounters()
+	j.recorder.Started(root(keeper.Process.Pid, samples.NoRank, samples.Keeper))
 	go func() { _, _ = end.Write(document) }() // fails if the keeper is gone; Wait reports that
 	ended := make(chan answer)
 	go func() {
-		var a answer
-		if err := json.NewDecoder(answers).Decode(&a); err != nil {
-			a = answer{Failed: "it ended without a result"}
-		}
+		a := j.receive(messages)
 		_ = keeper.Wait() // its state tells how it ended
 		ended <- a
 	}()
@@ -146,7 +160,9 @@ func (j *Job) Guard() (*Result, error) {
 func (j *Job) result(a answer, status syscall.WaitStatus, kills []host.MemoryCounter) (*Result, error) {
 	switch {
 	case status.Signaled():
+		j.recorder.Stop()
 		endOrphans(0, 0, j.Logf)
+		j.recordKilledRanks()
 		j.Logf("signal %d (%v) ended the keeper of the ranks, and plimsoll ended the ranks", status.Signal(),
 			status.Signal())
 		result := &Result{ExitCode: exitSignal + int(status.Signal()),
@@ -180,7 +196,7 @@ func Keep(stdin *os.File, stdout, stderr io.Writer, logf func(format string, val
 		close(lost)
 	}()
 	j := Job{Command: kept.Command, Grace: kept.Grace, Restarts: kept.Restarts, Stdin: stdin, Stdout: stdout,
-		Stderr: stderr, Logf: logf, scores: kept.Scores, lost: lost}
+		Stderr: stderr, Logf: logf, CopyOutput: kept.CopyOutput, scores: kept.Scores, lost: lost}
 	if kept.Socket != "" {
 		var err error
 		if j.state, err = j.startState(kept.Socket, kept.Metrics, cpuset.New(kept.StateCPUs...),
@@ -193,14 +209,11 @@ func Keep(stdin *os.File, stdout, stderr io.Writer, logf func(format string, val
 		rank.Rank.Environment = append(rank.Environment, j.state.variables(rank.Environment)...)
 		j.Ranks = append(j.Ranks, rank.Rank)
 	}
+	j.relay = newRelay(os.NewFile(answerDescriptor, "answer"), j.state.process)
 	result, err := j.run(signals)
 	a := answer{Result: result}
 	if !errors.As(err, &a.NotStarted) && err != nil {
 		a.Failed = err.Error()
 	}
-	err = json.NewEncoder(os.NewFile(answerDescriptor, "answer")).Encode(a)
-	if errors.Is(err, syscall.EPIPE) {
-		return nil // the guard was killed
-	}
-	return err
+	return j.relay.answer(a)
 }

@@ -5,6 +5,7 @@
 package launch
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -13,13 +14,13 @@ import (
 	"os/signal"
 	"runtime"
 	"slices"
-	"sync"
 	"syscall"
 	"time"
 
 	"k8s.io/utils/cpuset"
 
 	"plimsoll/host"
+	"plimsoll/watch"
 )
 
 // Job is the part of a job that runs on this host.
@@ -38,12 +39,19 @@ type Job struct {
 	Metrics        string
 	Stdin          *os.File // given to a single rank
 	Stdout, Stderr io.Writer
+	// Recording is how the guard records the job.
+	Recording watch.Config
+	// CopyOutput makes a copy of a single rank's output for the recorder, even where that takes the terminal from it.
+	CopyOutput bool
 	// Logf tells the user something.
 	Logf func(format string, values ...any)
 
-	scores scores
-	lost   <-chan struct{} // closed when the guard of the job has ended
-	state  *stateService   // nil if the job has none
+	recorder *watch.Recorder // of the guard
+	scores   scores
+	relay    *relay
+	outputs  []*output       // of all ranks, in all attempts
+	lost     <-chan struct{} // closed when the guard of the job has ended
+	state    *stateService   // nil if the job has none
 }
 
 // Rank is one process of the job.
@@ -86,15 +94,20 @@ func notStarted(rank int, err error) *NotStarted {
 type process struct {
 	rank      Rank
 	command   *exec.Cmd
-	outputs   []*labelled
+	attempt   int
+	outputs   []*output
 	ended     bool
-	asked     bool // it has had SIGTERM
+	asked     bool      // it has had SIGTERM
+	askedAt   time.Time // when it was first asked to end, or killed; zero for never
 	placement PlacementCheck
 }
 
 // signal sends a signal to the rank's own process: data loaders that end before the
 // rank would spoil what it saves. SIGKILL goes to the full group.
 func (p *process) signal(s syscall.Signal) {
+	if asks := s == syscall.SIGTERM || s == syscall.SIGINT || s == syscall.SIGKILL; asks && p.askedAt.IsZero() {
+		p.askedAt = time.Now()
+	}
 	if s == syscall.SIGKILL {
 		p.signalGroup(s)
 		return
@@ -107,6 +120,7 @@ func (p *process) signalGroup(s syscall.Signal) { _ = syscall.Kill(-p.command.Pr
 // end is how a rank ended.
 type end struct {
 	process *process
+	at      time.Time
 	code    int
 	signal  syscall.Signal // 0 for none
 	overdue bool           // the rank was killed because it did not end in time
@@ -122,6 +136,7 @@ func (e end) String() string {
 // Result is the outcome of a job.
 type Result struct {
 	ExitCode        int
+	ByUser          bool             // the user asked the job to end
 	PlacementChecks []PlacementCheck // of each rank
 }
 
@@ -159,6 +174,7 @@ func (j *Job) run(signals <-chan os.Signal) (*Result, error) {
 	defer func() {
 		j.stopState(j.state, signals)
 		endOrphans(j.patience(), 0, j.Logf)
+		j.finishOutputs()
 	}()
 	for attempt := 0; ; attempt++ {
 		a := j.attempt(s, signals, attempt)
@@ -187,12 +203,13 @@ func (j *Job) attempt(s *starter, signals <-chan os.Signal, number int) attempt 
 	ends := make(chan end, len(j.Ranks))
 	for _, rank := range j.Ranks {
 		rank.Environment = append(slices.Clone(rank.Environment), fmt.Sprintf("%s=%d", attemptVariable, number))
-		p, err := j.start(s, rank)
+		p, err := j.start(s, rank, number)
 		if err != nil {
 			a.failed = notStarted(rank.Number, err)
 			break
 		}
 		a.processes = append(a.processes, p)
+		j.relay.started(p)
 		go func() { ends <- p.wait() }()
 	}
 	a.first, a.asked = j.watch(a.processes, ends, signals, a.failed != nil)
@@ -223,7 +240,7 @@ func (j *Job) isLost() bool {
 }
 
 func (j *Job) outcome(a attempt, kills []host.MemoryCounter) *Result {
-	result := &Result{}
+	result := &Result{ByUser: a.asked}
 	for _, p := range a.processes {
 		result.PlacementChecks = append(result.PlacementChecks, p.placement)
 	}
@@ -312,6 +329,7 @@ func (j *Job) watch(processes []*process, ends <-chan end, signals <-chan os.Sig
 			alone(j.suspend)
 		case e := <-ends:
 			e.process.ended, e.overdue = true, overdue
+			j.relay.rankEnded(e)
 			running--
 			if e.code == 0 && e.signal == 0 {
 				break
@@ -365,48 +383,39 @@ func others(n int) string {
 }
 
 // start starts a rank.
-func (j *Job) start(s *starter, rank Rank) (*process, error) {
+func (j *Job) start(s *starter, rank Rank, attempt int) (*process, error) {
 	command := exec.Command(j.Command[0], j.Command[1:]...)
 	command.Env = rank.Environment
 	// The kernel ends the rank when this process dies, however it dies.
 	command.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-	p := &process{rank: rank, command: command}
-	if len(j.Ranks) == 1 {
-		command.Stdin, command.Stdout, command.Stderr = j.Stdin, j.Stdout, j.Stderr
-		if j.mayHaveTerminal() {
-			command.SysProcAttr.Foreground, command.SysProcAttr.Ctty = true, int(j.Stdin.Fd())
-		}
-	} else {
-		for _, output := range []struct {
-			stream *io.Writer
-			out    io.Writer
-		}{{&command.Stdout, j.Stdout}, {&command.Stderr, j.Stderr}} {
-			l := &labelled{lock: &outputLock, out: output.out, label: fmt.Sprintf("[rank %d] ", rank.Number),
-				logf: j.Logf}
-			writer, err := l.pipe()
-			if err != nil {
-				return nil, err
+	p := &process{rank: rank, command: command, attempt: attempt}
+	connected, err := j.connect(p)
+	if err == nil {
+		if len(j.Ranks) == 1 {
+			command.Stdin = j.Stdin
+			if j.mayHaveTerminal() {
+				command.SysProcAttr.Foreground, command.SysProcAttr.Ctty = true, int(j.Stdin.Fd())
 			}
-			defer writer.Close() // the rank has its own copy
-			*output.stream = writer
-			p.outputs = append(p.outputs, l)
 		}
+		err = s.start(command, rank, j.scores.Ranks, j.Logf)
 	}
-	return p, s.start(command, rank, j.scores.Ranks, j.Logf)
+	for _, writer := range connected {
+		writer.Close() // the rank has its own copy
+	}
+	return p, err
 }
-
-// outputLock keeps lines in one piece: stdout and stderr are often one terminal.
-var outputLock sync.Mutex
 
 func (p *process) wait() end {
 	err := p.command.Wait()
+	e := end{process: p, at: time.Now()}
+	patience, over := context.WithTimeout(context.Background(), lastOutput)
+	defer over()
 	for _, out := range p.outputs {
-		out.expire()
+		select {
+		case <-out.copied:
+		case <-patience.Done(): // processes that it has left behind hold its output open
+		}
 	}
-	for _, out := range p.outputs {
-		<-out.copied
-	}
-	e := end{process: p}
 	switch status := p.command.ProcessState.Sys().(syscall.WaitStatus); {
 	case status.Signaled():
 		e.signal = status.Signal()

@@ -20,14 +20,12 @@ import (
 
 	"plimsoll/binding"
 	"plimsoll/service"
+	"plimsoll/watch"
 )
 
 // NewService returns the keeper of an optimizer service that listens at a socket. The
 // service answers Prometheus at an address, unless that is empty.
 type NewService func(socket, metrics string, logf func(format string, values ...any)) (*service.Keeper, error)
-
-// jobVariable tells the optimizer service the name of the job.
-const jobVariable = "PLIMSOLL_JOB"
 
 // stateService is the optimizer service of a job. It starts when a rank first connects
 // to it. Nil means none.
@@ -37,14 +35,15 @@ type stateService struct {
 	ended  chan struct{}
 }
 
-// socketDirectory chooses a directory for the socket of the job's optimizer service. It
-// returns "" if the ranks are told of another service. The keeper creates the
-// directory, and both keeper and guard remove it.
-func socketDirectory(ranks []Rank) string {
+// hasService reports whether the ranks are told of another service.
+func (j *Job) hasService() bool {
 	told := func(variable string) bool { return strings.HasPrefix(variable, service.SocketVariable+"=") }
-	if slices.ContainsFunc(ranks, func(r Rank) bool { return slices.ContainsFunc(r.Environment, told) }) {
-		return ""
-	}
+	return slices.ContainsFunc(j.Ranks, func(r Rank) bool { return slices.ContainsFunc(r.Environment, told) })
+}
+
+// socketDirectory chooses a directory for the job's sockets: that of its optimizer
+// service, and that of marks. Both keeper and guard remove it.
+func socketDirectory() string {
 	parent := socketParent()
 	removeDeadDirectories(parent)
 	return filepath.Join(parent, fmt.Sprintf("plimsoll-%d-%d", os.Getpid(), rand.Uint32()))
@@ -73,19 +72,34 @@ func removeDeadDirectories(parent string) {
 		if !jobDirectory.MatchString(filepath.Base(directory)) {
 			continue
 		}
-		socket := filepath.Join(directory, "socket")
-		info, err := os.Lstat(socket)
-		if err != nil || info.Mode().Type() != os.ModeSocket ||
-			time.Since(info.ModTime()) < time.Minute { // it may not listen yet
-			continue
-		}
-		c, err := net.Dial("unixpacket", socket)
-		if err == nil {
-			_ = c.Close()
-		} else if errors.Is(err, syscall.ECONNREFUSED) {
+		service := isDead(filepath.Join(directory, "socket"), "unixpacket")
+		marks := isDead(filepath.Join(directory, marksSocket), "unixgram")
+		if service == nil && marks == nil || service == nil && errors.Is(marks, os.ErrNotExist) ||
+			marks == nil && errors.Is(service, os.ErrNotExist) {
 			removeSocketDirectory(directory) // fails for another user's directory
 		}
 	}
+}
+
+// isDead returns nil if a name is that of a socket at which no process listens.
+func isDead(name, network string) error {
+	info, err := os.Lstat(name)
+	switch {
+	case err != nil:
+		return err
+	case info.Mode().Type() != os.ModeSocket:
+		return errors.New("it is no socket")
+	case time.Since(info.ModTime()) < time.Minute:
+		return errors.New("nobody may listen there yet")
+	}
+	c, err := net.Dial(network, name)
+	if errors.Is(err, syscall.ECONNREFUSED) {
+		return nil
+	}
+	if err == nil {
+		err = errors.Join(errors.New("a process listens there"), c.Close())
+	}
+	return err
 }
 
 var jobDirectory = regexp.MustCompile(`^plimsoll-[0-9]+-[0-9]+$`)
@@ -134,9 +148,9 @@ func (s *stateService) variables(environment []string) []string {
 		return nil
 	}
 	variables := []string{service.SocketVariable + "=" + s.keeper.Socket}
-	named := func(variable string) bool { return strings.HasPrefix(variable, jobVariable+"=") }
+	named := func(variable string) bool { return strings.HasPrefix(variable, watch.JobVariable+"=") }
 	if !slices.ContainsFunc(environment, named) {
-		variables = append(variables, jobVariable+"="+filepath.Base(filepath.Dir(s.keeper.Socket)))
+		variables = append(variables, watch.JobVariable+"="+filepath.Base(filepath.Dir(s.keeper.Socket)))
 	}
 	return variables
 }

@@ -8,6 +8,7 @@ import (
 
 	"plimsoll/arena"
 	"plimsoll/ledger"
+	"plimsoll/samples"
 )
 
 const smaps = `00400000-0076f000 r-xp 00000000 fe:00 31471    /usr/bin/some program (deleted)
@@ -36,10 +37,11 @@ Pss:                  16 kB
 `
 
 func TestSmaps(t *testing.T) {
-	got, err := parseSmaps(strings.NewReader(smaps))
+	memory, err := Process(fstest.MapFS{"proc/7/smaps": {Data: []byte(smaps)}, "proc/7/status": {}}, "7")
 	if err != nil {
 		t.Fatal(err)
 	}
+	got := memory.Mappings
 	for _, want := range []Mapping{
 		{"/usr/bin/some program", 1022 * ledger.KiB, 2044 * ledger.KiB, 0},
 		{"/memfd:plimsoll/rank0/exp_avg", 1536 * ledger.KiB, 2560 * ledger.KiB, 2048 * ledger.KiB},
@@ -99,11 +101,23 @@ func FuzzSmaps(f *testing.F) {
 	f.Add(smaps)
 	f.Add("0-1 rw-p 0 00:00 0\nRss: 1 kB")
 	f.Fuzz(func(t *testing.T, text string) {
-		mappings, err := parseSmaps(strings.NewReader(text))
-		for name, m := range mappings {
-			if err == nil && (m.Name != name || m.Resident < 0 || m.Proportional < 0) {
-				t.Errorf("%q: %+v", name, m)
+		table, sum := mappingTable{}, samples.Kinds{}
+		err := eachArea(strings.NewReader(text), func(a area) {
+			if sum.File += a.resident; sum.File < 1<<50 { // beyond, sums may overflow
+				table.add(a, nil)
 			}
+		})
+		if err != nil || sum.File >= 1<<50 {
+			return
+		}
+		for _, m := range table.list() {
+			sum.File -= m.Resident
+			if m.Resident < 0 {
+				t.Errorf("%+v", m)
+			}
+		}
+		if sum.File > 0 {
+			t.Errorf("%v are in no mapping", sum.File)
 		}
 		parseStatus(strings.NewReader(text))
 	})

@@ -11,6 +11,7 @@ import (
 
 	"plimsoll/fault"
 	"plimsoll/files"
+	"plimsoll/ledger"
 	"plimsoll/plan"
 )
 
@@ -64,6 +65,8 @@ type PlannedRun struct {
 	Model   string      `json:"model"`
 	Verdict plan.Result `json:"verdict"`
 	Text    string      `json:"text"` // the verdict in words
+	// Devices are those of the plan, for the recording of the job.
+	Devices []ledger.Device `json:"-"`
 }
 
 // NewPlannedRun reads the plan of a job to run. It refuses a plan whose input files have changed.
@@ -76,7 +79,7 @@ func NewPlannedRun(file string) (*PlannedRun, error) {
 		return nil, err
 	}
 	sum, err := hashOf(file)
-	return &PlannedRun{Input{file, sum}, d.Model.Name, d.Verdict, d.verdictLine()}, err
+	return &PlannedRun{Input{file, sum}, d.Model.Name, d.Verdict, d.verdictLine(), d.Devices}, err
 }
 
 func (d *PlanDocument) current(file string) error {

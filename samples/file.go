@@ -34,13 +34,13 @@ func (w *Writer) Write(r *Record) error {
 // without an end, which it leaves out. The file is the name for errors; these are *fault.Input, but for those of each
 // and of the reader.
 func Read(file string, from io.Reader, each func(*Record) error) (cut bool, err error) {
-	lines := bufio.NewReaderSize(from, 1<<20)
+	lines := bufio.NewReaderSize(from, 64<<10)
 	for number := 1; ; number++ {
 		line, err := readLine(lines)
 		at := fault.Position{File: file, Line: number, Column: 1}
 		switch {
-		case errors.Is(err, io.EOF) && number == 1 && len(line) == 0:
-			return false, at.Inputf("the recording is empty")
+		case errors.Is(err, io.EOF) && number == 1:
+			return false, at.Inputf("the recording is empty: it has no full line")
 		case errors.Is(err, io.EOF):
 			return len(line) > 0, nil
 		case errors.Is(err, bufio.ErrTooLong):

@@ -37,6 +37,28 @@ type Start struct {
 	Plan *Plan `json:"plan,omitempty"`
 	// Counters are those of the kernel's OOM killer before the first rank started.
 	Counters []Counter `json:"counters"`
+	// Ranks are how the ranks are bound. The list is empty if plimsoll has not started them.
+	Ranks []BoundRank `json:"ranks,omitempty"`
+	// Limits are those that the ranks start with, or nil if unknown.
+	Limits *Limits `json:"limits,omitempty"`
+	// WorkingDirectory is that of the job; empty if unknown.
+	WorkingDirectory string `json:"working_directory,omitempty"`
+}
+
+// BoundRank is how a rank is bound to cores and memory.
+type BoundRank struct {
+	Rank         int    `json:"rank"`
+	CPUs         string `json:"cpus"`          // such as 0-3,8
+	MemoryPolicy string `json:"memory_policy"` // of package binding
+	NUMANodes    []int  `json:"numa_nodes"`
+}
+
+// Limits are resource limits of a process (getrlimit); -1 for unlimited.
+type Limits struct {
+	AddressSpace ledger.Bytes `json:"address_space_bytes"` // RLIMIT_AS
+	Locked       ledger.Bytes `json:"locked_bytes"`        // RLIMIT_MEMLOCK
+	FileSize     ledger.Bytes `json:"file_size_bytes"`     // RLIMIT_FSIZE
+	Processes    int64        `json:"processes"`           // RLIMIT_NPROC
 }
 
 // Host is the machine.
@@ -62,6 +84,8 @@ type Sample struct {
 	// Groups are the cgroups of the job, the innermost first.
 	Groups []Group `json:"cgroups"`
 	GPUs   []GPU   `json:"gpus"`
+	// Disk is the file system of the job's working directory. Its size is 0 if it is unknown.
+	Disk FileSystem `json:"working_directory,omitzero"`
 	// Cost is the CPU time that taking this sample took.
 	Cost time.Duration `json:"cost_ns"`
 	// Missed says what could not be read, and why. A process that has ended is not missed.
@@ -99,12 +123,16 @@ type Process struct {
 	Resident     Kinds        `json:"resident"`     // pages in RAM (Rss)
 	Proportional Kinds        `json:"proportional"` // pages that several processes map are divided among them (Pss)
 	Huge         ledger.Bytes `json:"huge_bytes"`   // the part of Resident on huge pages of either kind
-	Locked       ledger.Bytes `json:"locked_bytes"` // VmLck: mlock
-	Pinned       ledger.Bytes `json:"pinned_bytes"` // VmPin: by drivers and io_uring
-	Swap         ledger.Bytes `json:"swap_bytes"`
-	PageTables   ledger.Bytes `json:"page_tables_bytes"`
-	Virtual      ledger.Bytes `json:"virtual_bytes"`       // VmSize
-	Peak         ledger.Bytes `json:"peak_resident_bytes"` // VmHWM: since the process began, or since its last mark
+	// ProportionalAge is how long before this sample Proportional and Huge were read: the kernel walks all pages for
+	// them. It is -1 if they could not be read yet.
+	ProportionalAge time.Duration `json:"proportional_age_ns"`
+
+	Locked     ledger.Bytes `json:"locked_bytes"` // VmLck: mlock
+	Pinned     ledger.Bytes `json:"pinned_bytes"` // VmPin: by drivers and io_uring
+	Swap       ledger.Bytes `json:"swap_bytes"`
+	PageTables ledger.Bytes `json:"page_tables_bytes"`
+	Virtual    ledger.Bytes `json:"virtual_bytes"`       // VmSize
+	Peak       ledger.Bytes `json:"peak_resident_bytes"` // VmHWM: since the process began, or since its last mark
 	// AddressSpaceLimit and LockedLimit are RLIMIT_AS and RLIMIT_MEMLOCK; -1 for unlimited.
 	AddressSpaceLimit ledger.Bytes `json:"address_space_limit_bytes"`
 	LockedLimit       ledger.Bytes `json:"locked_limit_bytes"`
@@ -320,6 +348,8 @@ type Output struct {
 	Rank   int      `json:"rank"`
 	Stream string   `json:"stream"` // stdout or stderr
 	Lines  []string `json:"lines"`
+	// Skipped is the number of lines before these that are left out, as the rank has printed too many.
+	Skipped int64 `json:"skipped_lines,omitempty"`
 }
 
 // End is how the run ended. A recording without one was cut off: the recorder was killed.
@@ -329,6 +359,10 @@ type End struct {
 	// ByUser is set if the user or a batch system asked the job to end.
 	ByUser   bool      `json:"by_user"`
 	Counters []Counter `json:"counters"`
+	// Unknown is set if the exit code is unknown: plimsoll watch is not the parent of the processes. ExitCode is 0.
+	Unknown bool `json:"exit_code_unknown,omitempty"`
+	// Detached is set if the processes went on when the recorder ended.
+	Detached bool `json:"detached,omitempty"`
 }
 
 // RankEnd is how a rank ended.
@@ -338,8 +372,12 @@ type RankEnd struct {
 	Time     time.Duration `json:"time_ns"`
 	ExitCode int           `json:"exit_code"`
 	Signal   int           `json:"signal"` // 0 for none
-	// Asked is set if plimsoll had asked the rank to end before it ended.
+	// Asked is set if plimsoll had asked the rank to end before it ended, or has killed it.
 	Asked bool `json:"asked"`
+	// Attempt counts the starts of all ranks, from 0 on.
+	Attempt int `json:"attempt,omitempty"`
+	// Unknown is set if the exit code is unknown, as in End. ExitCode and Signal are 0.
+	Unknown bool `json:"exit_code_unknown,omitempty"`
 }
 
 // Counter is a counter of the kernel's OOM killer, as package host reads it.

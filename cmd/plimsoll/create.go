@@ -5,11 +5,24 @@ import (
 	"os"
 
 	"plimsoll/fault"
+	"plimsoll/files"
 )
 
 // create opens the file that a flag names, for writing. A file that stdout or stderr already goes to, as /dev/stdout
 // does, is shared instead of truncated: truncation would lose what they have written.
 func create(flag, name string) (io.WriteCloser, error) {
+	return createWith(flag, name, func() (*os.File, error) { return os.Create(name) })
+}
+
+// createLog is create for a regular file to which every write appends.
+func createLog(flag, name string) (io.WriteCloser, error) {
+	return createWith(flag, name, func() (*os.File, error) {
+		file, _, err := files.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_TRUNC|os.O_APPEND, 0o666)
+		return file, err
+	})
+}
+
+func createWith(flag, name string, open func() (*os.File, error)) (io.WriteCloser, error) {
 	if there, err := os.Stat(name); err == nil {
 		for _, open := range []*os.File{os.Stdout, os.Stderr} {
 			if info, err := open.Stat(); err == nil && os.SameFile(there, info) {
@@ -17,7 +30,7 @@ func create(flag, name string) (io.WriteCloser, error) {
 			}
 		}
 	}
-	file, err := os.Create(name)
+	file, err := open()
 	if err != nil {
 		return nil, &fault.Input{What: flag, Err: err}
 	}

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/jedib0t/go-pretty/v6/text"
 	"github.com/spf13/cobra"
@@ -117,6 +118,13 @@ func fsrootFlag(c *cobra.Command, fsroot *string) {
 func memoryPolicyFlag(c *cobra.Command, policy *string) {
 	choiceFlag(c, policy, "memory-policy", "", "memory `policy` of a rank: VALUES (default: preferred for one NUMA "+
 		"node, interleave for several)", binding.MemoryPolicies)
+}
+
+// leastInterval is the least time between two samples: sampling should not take a noticeable part of a core.
+const leastInterval = 100 * time.Millisecond
+
+func intervalFlag(c *cobra.Command, interval *time.Duration) {
+	c.Flags().DurationVar(interval, "interval", time.Second, "`time` between two samples of a recording")
 }
 
 func reserveFlag(c *cobra.Command, cores *int) {

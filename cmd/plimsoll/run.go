@@ -14,7 +14,10 @@ import (
 	"plimsoll/host"
 	"plimsoll/launch"
 	"plimsoll/plan"
+	"plimsoll/probe"
 	"plimsoll/report"
+	"plimsoll/samples"
+	"plimsoll/watch"
 )
 
 // runOptions are the flags of the verb.
@@ -22,6 +25,8 @@ type runOptions struct {
 	request              launch.Request
 	job                  launch.Job
 	planFile, reportFile string
+	recordFile           string
+	interval             time.Duration
 	dryRun               bool
 	format               report.Format
 }
@@ -82,12 +87,16 @@ func runFlags(c *cobra.Command, o *runOptions) {
 	flags.StringVar(&o.planFile, "plan", "", "`file` of plan --out; run starts nothing if the job does not fit, or if "+
 		"a file that the plan was made from has changed")
 	flags.StringVar(&o.reportFile, "report", "", "write the binding, and what run found, to a JSON `file`")
+	flags.StringVar(&o.recordFile, "record", "", "record the memory of the ranks, their phases and their end, in a "+
+		"`file` of JSON lines")
+	intervalFlag(c, &o.interval)
 	flags.BoolVar(&o.dryRun, "dry-run", false, "show what run would start")
 	outputFlags(c, &o.format, "with --dry-run, print one JSON document")
 }
 
 func runJob(c *cobra.Command, o runOptions, command []string) error {
 	o.request.Command, o.job.Command = command, command
+	o.request.CopyOutput, o.job.CopyOutput = o.recordFile != "", o.recordFile != ""
 	if err := o.checkNumbers(c); err != nil {
 		return err
 	}
@@ -125,7 +134,37 @@ func runJob(c *cobra.Command, o runOptions, command []string) error {
 	if err := checkMetrics(o.job.Metrics, o.job.Logf); err != nil {
 		return err
 	}
+	recording, err := o.record(c, planned)
+	if err != nil {
+		return err
+	}
+	if recording != nil {
+		defer recording.Close()
+	}
 	return guard(&o.job, o.reportFile, document)
+}
+
+// rarely is the time between two samples of a job that is not recorded in a file. Run explains with them why it has
+// failed.
+const rarely = 5 * time.Second
+
+// record prepares to record the job, and returns the file if the user wants one.
+func (o *runOptions) record(c *cobra.Command, planned *report.PlannedRun) (io.Closer, error) {
+	start := samples.Start{Version: c.Root().Version}
+	if planned != nil {
+		start.Plan = &samples.Plan{File: planned.File, SHA256: planned.SHA256, Devices: planned.Devices}
+	}
+	if o.recordFile == "" {
+		o.job.Recording = watch.Config{Start: start, Interval: rarely, Brief: true, Sampler: probe.NewSampler(nil)}
+		return nil, nil
+	}
+	file, err := createLog("--record", o.recordFile)
+	if err != nil {
+		return nil, err
+	}
+	o.job.Recording = watch.Config{Start: start, Interval: o.interval, Sampler: probe.NewSampler(probe.WatchGPUs()),
+		File: file}
+	return file, nil
 }
 
 func (o runOptions) checkNumbers(c *cobra.Command) error {
@@ -134,6 +173,8 @@ func (o runOptions) checkNumbers(c *cobra.Command) error {
 		return fault.Inputf("--nproc is %d: expected 1 or more", o.request.Ranks)
 	case o.job.Restarts < 0:
 		return fault.Inputf("--restarts is %d: expected 0 or more", o.job.Restarts)
+	case o.interval < leastInterval:
+		return fault.Inputf("--interval is %v: expected %v or more", o.interval, leastInterval)
 	case o.job.Grace < 0:
 		return fault.Inputf("--grace is %v: expected 0s or more", o.job.Grace)
 	}

@@ -1,0 +1,166 @@
+package evidence
+
+import "strings"
+
+func batchEnd(by, reason string) func(*match) Fact {
+	return func(*match) Fact { return BatchEnd{By: by, Reason: reason} }
+}
+
+// batchPatterns are the texts of batch systems, containers and daemons that watch memory.
+var batchPatterns = []pattern{
+	{ // Slurm: src/plugins/task/cgroup/task_cgroup_memory.c
+		name:       "Slurm: killed for memory",
+		literals:   []string{"oom_kill event", "oom-kill event"},
+		expression: `Detected (?P<n>\d+) oom[_-]kill event[s]? in (?P<step>\S+?)\.(?: |$)`,
+		kind:       TrainerLog,
+		fact: func(m *match) Fact {
+			return BatchKill{By: "Slurm", What: m.get("step"), Count: m.integer("n", 0)}
+		},
+	},
+	{ // Slurm, older
+		name:       "Slurm: cgroup out-of-memory handler",
+		literals:   []string{"by the cgroup out-of-memory handler", "memory limit at some point"},
+		expression: `(?:Some of your processes may have been killed by the cgroup out-of-memory handler|Exceeded (?:step|job) memory limit at some point)`,
+		kind:       TrainerLog, fact: batchKill("Slurm"),
+	},
+	{ // Slurm: src/slurmd/slurmstepd, JobAcctGatherParams=OverMemoryKill
+		name:       "Slurm: memory limit exceeded",
+		literals:   []string{"exceeded memory limit"},
+		expression: `(?P<what>(?:Job|Step|StepId=|JobId=) ?[\d._]+(?:\.\w+)?) exceeded memory limit \((?P<used>\d+)K? ?> ?(?P<limit>\d+)`,
+		kind:       TrainerLog,
+		fact: func(m *match) Fact {
+			return BatchKill{By: "Slurm", What: m.get("what"), Limit: m.size("limit", kb)}
+		},
+	},
+	{ // Slurm: src/slurmd/slurmstepd/req.c
+		name:       "Slurm: cancelled",
+		literals:   []string{" CANCELLED AT "},
+		expression: `\*\*\* (?:JOB|STEP|TASK) \S+ (?:ON \S+ )?CANCELLED AT \S+(?: (?:DUE TO|by) (?P<why>[A-Z ]+?))?(?:,.*)? \*\*\*`,
+		kind:       TrainerLog,
+		fact: func(m *match) Fact {
+			reason := strings.ToLower(m.get("why"))
+			if reason == "" {
+				reason = "cancelled"
+			}
+			return BatchEnd{By: "Slurm", Reason: strings.ReplaceAll(reason, "preemption", "preempted")}
+		},
+	},
+	{ // Slurm: src/srun/libsrun/launch.c
+		name:       "srun: tasks ran out of memory",
+		literals:   []string{"Out Of Memory"},
+		expression: `srun: error: \S+: tasks? (?P<rank>\d+)?(?P<what>[\d,-]*): Out Of Memory`,
+		kind:       TrainerLog,
+		fact: func(m *match) Fact {
+			return BatchKill{By: "Slurm", What: "task " + m.get("rank") + m.get("what")}
+		},
+	},
+	{ // Slurm: src/srun/libsrun/launch.c
+		name:     "srun: tasks ended",
+		literals: []string{"srun: error:"},
+		expression: `srun: error: \S+: tasks? (?P<rank>\d+)(?P<more>[\d,-]*): (?:Exited with exit code (?P<code>\d+)|` +
+			`(?P<sig>Killed|Terminated|Segmentation fault|Bus error|Aborted)(?: \(core dumped\))?)`,
+		kind: TrainerLog,
+		fact: func(m *match) Fact {
+			f, _ := ended("Slurm")(m).(ProcessEnded)
+			if m.get("more") != "" {
+				f.Rank, m.rank = NoRank, NoRank
+			}
+			return f
+		},
+	},
+	{ // Kubernetes in any of its texts, where the document could not be read as a whole
+		name:       "Kubernetes: killed for memory",
+		literals:   []string{"OOMKilled", "OOMKilling"},
+		expression: `(?:[Rr]eason"?: *"?OOMKilled|\bOOMKilled\b(?P<docker>"?: ?true)?|\bOOMKilling\b)`,
+		kind:       Kubernetes,
+		fact: func(m *match) Fact {
+			if strings.Contains(m.whole, `OOMKilled": false`) || strings.Contains(m.whole, `OOMKilled":false`) {
+				return nil
+			}
+			if m.get("docker") != "" {
+				return BatchKill{By: "Docker"}
+			}
+			return BatchKill{By: "Kubernetes"}
+		},
+	},
+	{ // kubelet: pkg/kubelet/oom/oom_watcher_linux.go
+		name:       "Kubernetes: system out of memory",
+		literals:   []string{"System OOM encountered"},
+		expression: `System OOM encountered, victim process: (?P<what>[^,]+), pid: (?P<pid>\d+)`,
+		kind:       Kubernetes, fact: batchKill("Kubernetes"),
+	},
+	{ // kubelet: pkg/kubelet/eviction/helpers.go
+		name:     "Kubernetes: evicted",
+		literals: []string{"The node was low on resource", "exceeds the total limit of containers", "ephemeral local storage usage exceeds"},
+		expression: `(?:The node was low on resource: (?P<what>[\w-]+)|ephemeral local storage usage exceeds the total limit of containers|` +
+			`(?P<volume>emptyDir) volume .*exceeds the limit)`,
+		kind: Kubernetes,
+		fact: func(m *match) Fact {
+			if what := m.get("what"); what != "" {
+				return BatchEnd{By: "Kubernetes", Reason: "evicted: the node was low on " + what}
+			}
+			return BatchEnd{By: "Kubernetes", Reason: "evicted: ephemeral storage"}
+		},
+	},
+	{ // systemd: src/core/service.c, src/core/unit.c
+		name:     "systemd: killed for memory",
+		literals: []string{"killed by the OOM killer", "oom-kill"},
+		expression: `(?:(?P<what>\S+): )?(?:A process of this unit has been killed by the OOM killer|` +
+			`Failed with result 'oom-kill'|.*\(Result: oom-kill\)|The kernel OOM killer killed some processes in this unit)`,
+		kind: SystemdLog, fact: batchKill("systemd"),
+	},
+	{ // systemd: src/core/service.c, systemctl status
+		name:     "systemd: main process ended",
+		literals: []string{"code=killed", "code=exited", "code=dumped"},
+		expression: `(?:(?P<pid>\d+) )?.*?code=(?:(?:killed|dumped), (?:status=(?P<sig>\d+)/\w+|signal=(?P<signame>\w+))|` +
+			`exited, status=(?P<code>\d+))`,
+		kind: SystemdLog,
+		fact: func(m *match) Fact {
+			f, _ := ended("systemd")(m).(ProcessEnded)
+			if f.Signal == 0 {
+				f.Signal = signalOf(m.get("signame"))
+			}
+			f.PID = 0
+			return f
+		},
+	},
+	{ // systemd: src/oom/oomd-manager.c, src/core/unit.c
+		name:     "systemd-oomd killed",
+		literals: []string{"due to memory pressure for", "due to memory used", "systemd-oomd killed"},
+		expression: `(?:Killed (?P<what>\S+) due to memory (?:pressure for|used)|systemd-oomd killed (?P<n>\d+) process|` +
+			`systemd-oomd killed some process)`,
+		kind: SystemdLog, fact: batchKill("systemd-oomd"),
+	},
+	{ // earlyoom: kill.c
+		name:       "earlyoom killed",
+		literals:   []string{"sending SIGTERM to process", "sending SIGKILL to process"},
+		expression: `sending (?P<sig>SIGTERM|SIGKILL) to process (?P<what>\d+ uid \d+ "[^"]*")`,
+		kind:       SystemdLog, fact: batchKill("earlyoom"),
+	},
+	{ // Ray: src/ray/raylet, python/ray/exceptions.py
+		name:     "Ray: killed for memory",
+		literals: []string{"running low on memory", "killed due to memory pressure (OOM)", "exceeds the memory usage threshold"},
+		expression: `(?:(?P<n>\d+) Workers \(tasks / actors\) killed due to memory pressure|(?:Task|Actor|worker).* (?:killed|died).*running low on memory|` +
+			`was (?P<used>[\d.]+GB) / (?P<limit>[\d.]+GB) \([\d.]+\), which exceeds the memory usage threshold)`,
+		kind: TrainerLog, fact: batchKill("Ray"),
+	},
+	{ // other batch systems: LSF, PBS, HTCondor, SGE
+		name:     "batch system: memory limit",
+		literals: []string{"TERM_MEMLIMIT", "exceeded limit", "memory usage exceeded"},
+		expression: `(?:(?P<lsf>TERM_MEMLIMIT)|=>> PBS: job killed: (?:mem|vmem) \d+\w* exceeded limit|` +
+			`Job was held\. .*memory usage exceeded)`,
+		kind: TrainerLog,
+		fact: func(m *match) Fact {
+			if m.get("lsf") != "" {
+				return BatchKill{By: "LSF"}
+			}
+			return BatchKill{By: "batch system"}
+		},
+	},
+	{
+		name:       "LSF: time limit",
+		literals:   []string{"TERM_RUNLIMIT"},
+		expression: `TERM_RUNLIMIT`,
+		kind:       TrainerLog, fact: batchEnd("LSF", "time limit"),
+	},
+}

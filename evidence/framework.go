@@ -1,0 +1,212 @@
+package evidence
+
+import (
+	"regexp"
+	"strconv"
+	"strings"
+
+	"plimsoll/ledger"
+)
+
+// frameworkPatterns are the texts in which frameworks say how much memory they use, and where the training loop is.
+var frameworkPatterns = []pattern{
+	{ // deepspeed/runtime/utils.py since January 2021
+		name:       "DeepSpeed: see_memory_usage",
+		literals:   []string{"Max_MA"},
+		expression: `MA (?P<ma>[\d.]+) GB\s+Max_MA (?P<mma>[\d.]+) GB\s+CA (?P<ca>[\d.]+) GB\s+Max_CA (?P<mca>\d+) GB`,
+		kind:       TrainerLog,
+		take: func(r *reader, m *match) {
+			r.beginMemory(m, MemoryUsage{
+				By: "DeepSpeed", Allocated: m.size("ma", ledger.GiB), PeakAllocated: m.size("mma", ledger.GiB),
+				Reserved: m.size("ca", ledger.GiB), PeakReserved: m.size("mca", ledger.GiB),
+			})
+		},
+	},
+	{ // deepspeed/runtime/utils.py up to 2020
+		name:       "DeepSpeed: see_memory_usage of 2020",
+		literals:   []string{"GigaBytes"},
+		expression: `^(?:.*\] )?(?P<what>Memory Allocated|Max Memory Allocated|Cache Allocated|Max cache Allocated)\s+(?P<size>[\d.]+)\s+GigaBytes`,
+		kind:       TrainerLog,
+		take: func(r *reader, m *match) {
+			b, ok := m.stream.block.(*memoryLines)
+			if !ok || m.get("what") == "Memory Allocated" {
+				b = r.beginMemory(m, MemoryUsage{By: "DeepSpeed"})
+			}
+			size := m.size("size", ledger.GiB)
+			switch m.get("what") {
+			case "Memory Allocated":
+				b.fact.Allocated = size
+			case "Max Memory Allocated":
+				b.fact.PeakAllocated = size
+			case "Cache Allocated":
+				b.fact.Reserved = size
+			default:
+				b.fact.PeakReserved = size
+			}
+		},
+	},
+	{ // deepspeed/runtime/utils.py since March 2021
+		name:       "DeepSpeed: host memory",
+		literals:   []string{"CPU Virtual Memory:"},
+		expression: `CPU Virtual Memory:\s+used = (?P<cpu>[\d.]+) GB, percent = (?P<pct>[\d.]+)%`,
+		kind:       TrainerLog,
+		take: func(r *reader, m *match) {
+			b, ok := m.stream.block.(*memoryLines)
+			if !ok {
+				b = r.beginMemory(m, MemoryUsage{By: "DeepSpeed"})
+			}
+			b.fact.HostUsed = m.size("cpu", ledger.GiB)
+			b.fact.HostPercent, _ = strconv.ParseFloat(m.get("pct"), 64)
+			b.end(r)
+			m.stream.block = nil
+		},
+	},
+	{ // deepspeed/runtime/utils.py
+		name:     "DeepSpeed: memory_status",
+		literals: []string{" MEMSTATS "},
+		expression: `RANK=(?P<rank>\d+) MEMSTATS (?P<tag>.*?) device=\S+ current alloc=(?P<a>[\d.]+)GB \(delta=-?[\d.]+GB max=(?P<ma>[\d.]+)GB\) ` +
+			`current cache=(?P<c>[\d.]+)GB \(delta=-?[\d.]+GB max=(?P<mc>[\d.]+)GB\)`,
+		kind: TrainerLog, fact: memoryUsage("DeepSpeed", ledger.GiB),
+	},
+	{ // deepspeed/utils/timer.py
+		name:       "DeepSpeed: throughput",
+		literals:   []string{"MemAllocated="},
+		expression: `micro_step=\d+/global_step=(?P<step>\d+), .*MemAllocated=(?P<a>[\d.]+)GB, MaxMemAllocated=(?P<ma>[\d.]+)GB`,
+		kind:       TrainerLog,
+		take:       usageAndStep("DeepSpeed", ledger.GiB),
+	},
+	{ // deepspeed/utils/timer.py
+		name:       "DeepSpeed: memory of the timers",
+		literals:   []string{"max_mem_allocated:"},
+		expression: `mem_allocated: (?P<a>[\d.]+) GB \| max_mem_allocated: (?P<ma>[\d.]+) GB(?: \| cache_allocated: (?P<c>[\d.]+) GB \| max_cache_allocated: (?P<mc>[\d.]+) GB)?`,
+		kind:       TrainerLog, fact: memoryUsage("DeepSpeed", ledger.GiB),
+	},
+	{ // deepspeed/utils/pin_memory_tracker.py
+		name:     "DeepSpeed: pinned memory",
+		literals: []string{"[pinned-memory"},
+		expression: `\[pinned-memory ?(?P<tag>[^\]]*)\] (?:crossed (?P<ck>[\d.]+ \w+): )?(?P<tot>[\d.]+ \w+) pinned across ` +
+			`(?P<n>\d+) allocations`,
+		kind: TrainerLog,
+		fact: func(m *match) Fact {
+			return MemoryUsage{By: "DeepSpeed", Tag: m.get("tag"), Pinned: m.size("tot", 1)}
+		},
+	},
+	{ // deepspeed/runtime/zero/stage_1_and_2.py, stage3.py: estimators
+		name:       "DeepSpeed: estimator",
+		literals:   []string{"GB | offload_"},
+		expression: `^\s*(?P<cpu>[\d.]+)GB \|\s+(?P<gpu>[\d.]+)GB \| (?P<opts>offload_.*)$`,
+		kind:       TrainerLog,
+		fact: func(m *match) Fact {
+			return Estimate{
+				By: "DeepSpeed", Host: m.size("cpu", ledger.GiB), GPU: m.size("gpu", ledger.GiB), Options: m.get("opts"),
+			}
+		},
+	},
+	{ // megatron/training/utils.py: report_memory
+		name:     "Megatron: memory",
+		literals: []string{"max allocated:"},
+		expression: `(?:\[Rank (?P<r>\d+)\] )?(?P<tag>\S.*?) ?memory \(MB\) \| allocated: (?P<a>[\d.]+) \| max allocated: (?P<ma>[\d.]+)` +
+			` \| reserved: (?P<re>[\d.]+) \| max reserved: (?P<mr>[\d.]+)(?: \| total device memory used: (?P<dev>[\d.]+))?`,
+		kind: TrainerLog,
+		fact: func(m *match) Fact {
+			m.rank = m.integer("r", m.rank)
+			return MemoryUsage{
+				By: "Megatron", Tag: m.get("tag"), Allocated: m.size("a", ledger.MiB), PeakAllocated: m.size("ma", ledger.MiB),
+				Reserved: m.size("re", ledger.MiB), PeakReserved: m.size("mr", ledger.MiB),
+			}
+		},
+	},
+	{ // megatron/training/theoretical_memory_usage.py
+		name:       "Megatron: theoretical memory",
+		literals:   []string{"Theoretical memory footprints"},
+		expression: `Theoretical memory footprints: weight and optimizer=(?P<w>[\d.]+) MB(?:, activation=(?P<act>[\d.]+) MB, total=(?P<t>[\d.]+) MB)?`,
+		kind:       TrainerLog,
+		fact: func(m *match) Fact {
+			return Estimate{
+				By: "Megatron", WeightsAndStates: m.size("w", ledger.MiB), Activations: m.size("act", ledger.MiB),
+				GPU: m.size("t", ledger.MiB),
+			}
+		},
+	},
+	{ // torchtitan/components/metrics.py
+		name:       "torchtitan",
+		literals:   []string{"memory:"},
+		expression: `(?:step:\s*(?P<step>\d+).*)?memory:\s*(?P<g>[\d.]+)GiB\((?P<p>[\d.]+)%\)`,
+		kind:       TrainerLog,
+		take: func(r *reader, m *match) {
+			r.emit(m, MemoryUsage{By: "torchtitan", PeakReserved: m.size("g", ledger.GiB)})
+			if m.get("step") != "" {
+				r.emit(m, Progress{Step: int64(m.integer("step", -1))})
+			}
+		},
+	},
+}
+
+// memoryUsage returns the usage in the groups tag, a, ma, c and mc.
+func memoryUsage(by string, unit ledger.Bytes) func(*match) Fact {
+	return func(m *match) Fact {
+		return MemoryUsage{
+			By: by, Tag: m.get("tag"), Allocated: m.size("a", unit), PeakAllocated: m.size("ma", unit),
+			Reserved: m.size("c", unit), PeakReserved: m.size("mc", unit),
+		}
+	}
+}
+
+// usageAndStep is for lines that tell memory and the step.
+func usageAndStep(by string, unit ledger.Bytes) func(*reader, *match) {
+	return func(r *reader, m *match) {
+		r.emit(m, memoryUsage(by, unit)(m))
+		r.emit(m, Progress{Step: int64(m.integer("step", -1))})
+	}
+}
+
+// memoryLines are the lines of one call of see_memory_usage.
+type memoryLines struct {
+	fact  MemoryUsage
+	at    text
+	lines int
+}
+
+// line returns false, as the lines have patterns of their own. A call has at most five lines.
+func (b *memoryLines) line(r *reader, _ *text) bool { return false }
+
+func (b *memoryLines) end(r *reader) { r.add(&b.at, b.fact) }
+
+var loggerPrefix = regexp.MustCompile(`^(?:\[[A-Z]+\] )?(?:\[[\w.]+:\d+:\w+\] )?`)
+
+// beginMemory begins a call of see_memory_usage with its first line. The line before is the call's message.
+func (r *reader) beginMemory(m *match, fact MemoryUsage) *memoryLines {
+	if before := r.before(&m.text); before != nil {
+		fact.Tag = strings.TrimSpace(before.string[len(loggerPrefix.FindString(before.string)):])
+		if phase := phaseOf(fact.Tag); phase != "" {
+			r.add(before, Progress{Phase: phase, Step: -1})
+		}
+	}
+	b := &memoryLines{fact: fact, at: m.text}
+	r.begin(m.stream, b)
+	return b
+}
+
+// tags are the messages of DeepSpeed's calls of see_memory_usage, by phase.
+var tags = []struct {
+	expression *regexp.Regexp
+	phase      ledger.PhaseName
+}{
+	{regexp.MustCompile(`(?i)forward`), ledger.Forward},
+	{regexp.MustCompile(`(?i)backward`), ledger.Backward},
+	{regexp.MustCompile(`(?i)\bstep\b|overflow|norm calculation`), ledger.Step},
+	{regexp.MustCompile(`(?i)initializ|creating fp|partition|moving param|zero.init|begin\b`), ledger.Initialize},
+	{regexp.MustCompile(`(?i)checkpoint|\bsav(?:e|ing)`), ledger.Checkpoint},
+}
+
+func phaseOf(tag string) ledger.PhaseName {
+	if len(tag) > 200 {
+		return ""
+	}
+	for i := range tags {
+		if tags[i].expression.MatchString(tag) {
+			return tags[i].phase
+		}
+	}
+	return ""
+}

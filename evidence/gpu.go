@@ -1,0 +1,177 @@
+package evidence
+
+import (
+	"regexp"
+	"strings"
+)
+
+// sz is a size as PyTorch prints it.
+const sz = `\d+(?:\.\d+)? (?:bytes|KiB|MiB|GiB)`
+
+// gpuPatterns are the texts of memory on GPUs. The texts without sizes come after those with sizes, as a cut line has
+// no more.
+var gpuPatterns = []pattern{
+	{ // c10/cuda/CUDACachingAllocator.cpp up to PyTorch 2.0; up to 1.3 "cached"
+		name:     "out of memory, up to PyTorch 2.0",
+		literals: []string{"Tried to allocate", "total capacity;", "already allocated;"},
+		expression: `(?P<backend>CUDA|HIP|XPU|NPU) out of memory\. Tried to allocate (?P<req>` + sz + `) ` +
+			`\((?:GPU|XPU|NPU|device) (?P<dev>\d+); (?P<total>` + sz + `) total capacity; (?P<alloc>` + sz +
+			`) already allocated; (?:(?P<current>` + sz + `) current active; )?(?P<free>` + sz + `) free; (?:(?P<allowed>` + sz +
+			`) allowed; )?(?P<resv>` + sz + `) (?:reserved in total by PyTorch|cached)\)`,
+		kind: TrainerLog, wrapped: true, fact: gpuOutOfMemory,
+	},
+	{ // c10/cuda/CUDACachingAllocator.cpp from PyTorch 2.1; 2.1 writes capacty
+		name:     "out of memory, from PyTorch 2.1",
+		literals: []string{"Tried to allocate", "has a total capac", "is allocated by PyTorch"},
+		expression: `(?P<backend>CUDA|HIP|XPU|NPU) out of memory\. Tried to allocate (?P<req>` + sz + `)\. ` +
+			`(?:GPU|XPU|NPU) (?P<dev>\d+) has a total capaci?ty of (?P<total>` + sz + `)(?: of which (?P<free>` + sz +
+			`) is free)?\. (?P<procs>(?:(?:Process \d+|Including non-PyTorch memory, this process) has ` + sz +
+			` memory in use\. )*)(?:(?P<allowed>` + sz + `) allowed; )?Of the allocated memory (?P<alloc>` + sz +
+			`) is allocated by PyTorch, (?:with (?P<pools>` + sz + `) allocated in private pools \(e\.g\., CUDA Graphs\), )?` +
+			`and (?P<slack>` + sz + `) is reserved by PyTorch but unallocated`,
+		kind: TrainerLog, wrapped: true, fact: gpuOutOfMemory,
+	},
+	{ // aten/src/ATen/mps/MPSAllocator.mm
+		name:     "out of memory of MPS",
+		literals: []string{"MPS backend out of memory"},
+		expression: `MPS backend out of memory \(MPS allocated: (?P<alloc>[\d.]+ [KMG]?i?B|[\d.]+ bytes), other allocations: ` +
+			`(?P<other>[\d.]+ [KMG]?i?B|[\d.]+ bytes), max allowed: (?P<allowed>[\d.]+ [KMG]?i?B|[\d.]+ bytes)\)\. ` +
+			`Tried to allocate (?P<req>[\d.]+ [KMG]?i?B|[\d.]+ bytes)`,
+		kind: TrainerLog, wrapped: true, fact: gpuOutOfMemory,
+	},
+	{ // c10/cuda/CUDACachingAllocator.cpp from PyTorch 2.13: a warning for each cudaMalloc that has failed
+		name:     "allocation retried",
+		literals: []string{"memory allocation failed with OOM on device"},
+		expression: `memory allocation failed with OOM on device (?P<dev>\d+) while trying to allocate (?P<req>\d+) bytes` +
+			`(?: \(free: (?P<free>\d+), total: (?P<total>\d+)\))?`,
+		kind: TrainerLog,
+		fact: func(m *match) Fact {
+			return AllocationRetried{
+				Device: m.integer("dev", 0), Requested: m.size("req", 1), Free: m.size("free", 1), Total: m.size("total", 1),
+			}
+		},
+	},
+	{ // deepspeed/runtime/zero/stage3.py, stage_1_and_2.py
+		name:       "cache flushed",
+		literals:   []string{"pytorch allocator cache flushes since last step"},
+		expression: `(?P<n>\d+) pytorch allocator cache flushes since last step`,
+		kind:       TrainerLog,
+		fact:       func(m *match) Fact { return CacheFlushed{Times: m.integer("n", 1)} },
+	},
+	{ // NCCL: src/include/checks.h, alloc.h
+		name:     "NCCL out of memory",
+		literals: []string{"Cuda failure", "cuda failure", "CUDA failure"},
+		expression: `NCCL WARN (?:\[.*\] )?(?i:cuda failure)(?: \d+)?:? '?(?P<status>out of memory)'?|` +
+			`(?i:cuda failure)(?: \d+)? '(?P<status2>out of memory)'`,
+		kind: TrainerLog,
+		fact: func(*match) Fact { return LibraryFailed{Library: "NCCL", Status: "out of memory", Memory: true} },
+	},
+	{ // aten/src/ATen/cuda/Exceptions.cpp
+		name:       "cuBLAS failed",
+		literals:   []string{"CUBLAS_STATUS_"},
+		expression: `(?:CUDA error: |cublas error: |error code |: )?(?P<status>CUBLAS_STATUS_(?:ALLOC_FAILED|NOT_INITIALIZED|EXECUTION_FAILED|INTERNAL_ERROR|NOT_SUPPORTED))`,
+		kind:       TrainerLog,
+		fact:       library("cuBLAS"),
+	},
+	{ // aten/src/ATen/cudnn/Exceptions.h
+		name:       "cuDNN failed",
+		literals:   []string{"CUDNN_STATUS_"},
+		expression: `(?P<status>CUDNN_STATUS_(?:ALLOC_FAILED|INTERNAL_ERROR\w*|NOT_INITIALIZED|EXECUTION_FAILED\w*|NOT_SUPPORTED\w*))`,
+		kind:       TrainerLog,
+		fact:       library("cuDNN"),
+	},
+	{ // aten/src/ATen/native/cudnn/MHA.cpp
+		name:       "cuDNN attention failed",
+		literals:   []string{"is_good() to be true"},
+		expression: `Expected (?P<status>mha_graph\S*execute\(.*)\.is_good\(\) to be true`,
+		kind:       TrainerLog,
+		fact:       library("cuDNN"),
+	},
+	{ // cusolver, cuSPARSE, cuFFT: aten/src/ATen/cuda/Exceptions.h
+		name:       "CUDA library failed",
+		literals:   []string{"CUSOLVER_STATUS_", "CUSPARSE_STATUS_", "CUFFT_ALLOC_FAILED"},
+		expression: `(?P<status>(?:CUSOLVER|CUSPARSE)_STATUS_(?:ALLOC_FAILED|INTERNAL_ERROR|NOT_INITIALIZED|INSUFFICIENT_RESOURCES)|CUFFT_ALLOC_FAILED)`,
+		kind:       TrainerLog,
+		fact: func(m *match) Fact {
+			names := map[string]string{"CUSOLV": "cuSOLVER", "CUSPAR": "cuSPARSE", "CUFFT_": "cuFFT"}
+			return library(names[m.get("status")[:6]])(m)
+		},
+	},
+	{ // triton/runtime/errors.py: the shared memory of a multiprocessor, not the GPU's memory
+		name:       "Triton out of resources",
+		literals:   []string{"out of resource"},
+		expression: `out of resources?: (?P<status>[\w ]+, Required: \d+, Hardware limit: \d+)`,
+		kind:       TrainerLog, wrapped: true,
+		fact: library("Triton"),
+	},
+	{ // torch/csrc/distributed/c10d/NCCLUtils.hpp
+		name:       "NCCL failed in CUDA",
+		literals:   []string{"ncclUnhandledCudaError"},
+		expression: `ncclUnhandledCudaError(?P<rest>.*)`,
+		kind:       TrainerLog,
+		fact: func(m *match) Fact {
+			return LibraryFailed{
+				Library: "NCCL", Status: "ncclUnhandledCudaError", Memory: strings.Contains(m.get("rest"), "out of memory"),
+			}
+		},
+	},
+	{ // c10/cuda/CUDAException.cpp; aten/src/ATen/cuda/Exceptions.h for the driver; HIP says HIP
+		name:       "driver out of memory",
+		literals:   []string{"error: out of memory", "error: memory allocation", "cudaErrorMemoryAllocation", "CUDA_ERROR_OUT_OF_MEMORY", "hipErrorOutOfMemory"},
+		expression: `(?:(?P<call>(?:CUDA|HIP) (?:driver )?error): (?:out of memory|memory allocation)|(?P<code>cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY|hipErrorOutOfMemory))`,
+		kind:       TrainerLog, fact: driverOutOfMemory,
+	},
+	{ // PyTorch, cut or shortened by the program that has printed it
+		name:       "out of memory without sizes",
+		literals:   []string{"out of memory"},
+		expression: `(?P<backend>CUDA|HIP|XPU|NPU|MPS backend) out of memory(?:\. Tried to allocate (?P<req>` + sz + `))?`,
+		kind:       TrainerLog, fact: gpuOutOfMemory,
+	},
+	{ // accelerate/utils/memory.py
+		name:       "no batch size fits",
+		literals:   []string{"No executable batch size found"},
+		expression: `No executable batch size found, reached zero`,
+		kind:       TrainerLog,
+		fact:       func(*match) Fact { return GPUOutOfMemory{Backend: "CUDA", Device: -1} },
+	},
+}
+
+// library returns the fact of a library that has failed.
+func library(name string) func(*match) Fact {
+	return func(m *match) Fact {
+		status := m.get("status")
+		return LibraryFailed{Library: name, Status: status, Memory: strings.Contains(status, "ALLOC_FAILED")}
+	}
+}
+
+var neighbour = regexp.MustCompile(`(?:Process (\d+)|(Including non-PyTorch memory, this process)) has (` + sz + `) memory in use`)
+
+func gpuOutOfMemory(m *match) Fact {
+	f := GPUOutOfMemory{
+		Backend: strings.TrimSuffix(m.get("backend"), " backend"), Device: m.integer("dev", -1),
+		Requested: m.size("req", 1), Total: m.size("total", 1), Free: m.size("free", 1), Allowed: m.size("allowed", 1),
+		Allocated: m.size("alloc", 1), Reserved: m.size("resv", 1), Pools: m.size("pools", 1),
+	}
+	if f.Backend == "" {
+		f.Backend = "MPS"
+	}
+	if slack := m.size("slack", 1); slack.Known && f.Allocated.Known {
+		f.Reserved = Size{Bytes: f.Allocated.Bytes + slack.Bytes, Known: true}
+	}
+	for _, groups := range neighbour.FindAllStringSubmatch(m.get("procs"), -1) {
+		used := sizeOf(groups[3], 1)
+		if groups[2] != "" {
+			f.Self = used
+			continue
+		}
+		process := GPUProcess{Used: used}
+		process.PID = atoi(groups[1])
+		f.Others = append(f.Others, process)
+	}
+	return f
+}
+
+func driverOutOfMemory(m *match) Fact {
+	pinned := m.stream.trace != nil && m.stream.trace.pinned || pinnedText.MatchString(m.whole)
+	return DriverOutOfMemory{Call: m.get("call") + m.get("code"), Pinning: pinned}
+}

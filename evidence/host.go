@@ -1,0 +1,197 @@
+package evidence
+
+import (
+	"strconv"
+	"strings"
+	"syscall"
+)
+
+// atoi returns the number of a text of digits, or 0.
+func atoi(s string) int {
+	n, _ := strconv.Atoi(s)
+	return n
+}
+
+// pids returns the numbers in a list.
+func pids(s string) (list []int) {
+	for _, field := range strings.FieldsFunc(s, func(r rune) bool { return r < '0' || r > '9' }) {
+		list = append(list, atoi(field))
+	}
+	return list
+}
+
+// hostPatterns are the texts of memory, processes and disks of the host.
+var hostPatterns = []pattern{
+	{ // c10/core/impl/alloc_cpu.cpp
+		name:       "DefaultCPUAllocator",
+		literals:   []string{"DefaultCPUAllocator"},
+		expression: `DefaultCPUAllocator: (?:not enough memory|can't allocate memory): you tried to allocate (?P<req>\d+) bytes(?:\. ?Error code (?P<errno>\d+) \((?P<err>[^)]*)\))?`,
+		kind:       TrainerLog, wrapped: true,
+		fact: func(m *match) Fact {
+			return HostAllocationFailed{
+				By: "DefaultCPUAllocator", Requested: m.size("req", 1), Errno: m.integer("errno", 0),
+			}
+		},
+	},
+	{ // aten/src/ATen/MapAllocator.cpp: shared memory of torch
+		name:       "shared memory of torch",
+		literals:   []string{"unable to allocate shared memory", "unable to write to file", "unable to resize file", "unable to open shared memory object"},
+		expression: `unable to (?:allocate shared memory ?\(shm\) for file <(?P<file>[^>]*)>|write to file <(?P<file2>[^>]*)>|resize file <(?P<file3>[^>]*)>[^:]*|open shared memory object <(?P<file4>[^>]*)>[^:]*): (?P<err>.+) \((?P<errno>\d+)\)`,
+		kind:       TrainerLog, fact: torchSharedMemory,
+	},
+	{ // aten/src/ATen/MapAllocator.cpp
+		name:       "mmap failed",
+		literals:   []string{"unable to mmap"},
+		expression: `unable to mmap (?P<req>\d+) bytes(?: from file <(?P<file>[^>]*)>)?: (?P<err>.+) \((?P<errno>\d+)\)`,
+		kind:       TrainerLog,
+		fact: func(m *match) Fact {
+			return HostAllocationFailed{
+				By: "mmap", Requested: m.size("req", 1), Errno: m.integer("errno", 0), File: m.get("file"),
+			}
+		},
+	},
+	{ // torch/utils/data/_utils/signal_handling.py, torch/csrc/DataLoader.cpp
+		name:       "data loader worker ended",
+		literals:   []string{"DataLoader worker (pid"},
+		expression: `DataLoader worker \(pid\(?s?\)?:? (?P<pids>[\d, ]+)\) (?:is killed by signal: (?P<sig>[^.]+)|exited unexpectedly(?: with exit code (?P<code>\d+))?)`,
+		kind:       TrainerLog,
+		fact: func(m *match) Fact {
+			return WorkerEnded{PIDs: pids(m.get("pids")), Signal: strings.TrimSpace(m.get("sig"))}
+		},
+	},
+	{ // torch/csrc/DataLoader.cpp
+		name:       "bus error of a data loader",
+		literals:   []string{"insufficient shared memory"},
+		expression: `(?:Unexpected bus error encountered in worker\. )?This might be caused by insufficient shared memory \(shm\)`,
+		kind:       TrainerLog,
+		fact:       func(*match) Fact { return SharedMemoryFull{By: "DataLoader"} },
+	},
+	{ // NCCL: src/misc/shmutils.cc
+		name:       "NCCL's shared memory",
+		literals:   []string{"Error while creating shared memory segment", "error while creating shared memory segment", "Error: failed to extend /dev/shm", "failed to extend /dev/shm"},
+		expression: `(?:[Ee]rror while creating shared memory segment|failed to extend) (?P<path>/dev/shm/\S*)`,
+		kind:       TrainerLog,
+		fact:       func(m *match) Fact { return SharedMemoryFull{By: "NCCL", Path: m.get("path")} },
+	},
+	{ // Python, glibc: strerror(ENOSPC), strerror(EDQUOT)
+		name:       "no space left",
+		literals:   []string{"No space left on device", "Disk quota exceeded", "os error 28", "os error 122"},
+		expression: `(?:(?P<quota>Disk quota exceeded)|No space left on device)(?: \(os error \d+\))?(?:[^'"]*: ?\\?['"](?P<path>[^'"]+)['"])?`,
+		kind:       TrainerLog, fact: noSpace,
+	},
+	{ // caffe2/serialize/inline_container.cc
+		name:       "archive writer failed",
+		literals:   []string{"PytorchStreamWriter failed", "] . unexpected pos", ". unexpected pos "},
+		expression: `PytorchStreamWriter failed writing (?:file|central directory)[^:]*:? ?(?P<path>\S*)|unexpected pos \d+ vs \d+`,
+		kind:       TrainerLog,
+		fact:       func(m *match) Fact { return DiskFull{} },
+	},
+	{ // numpy/_core/src/multiarray/alloc.cpp and numpy/core/_exceptions.py
+		name:       "numpy",
+		literals:   []string{"Unable to allocate"},
+		expression: `Unable to allocate (?P<sz>[\d.]+ (?:bytes|[KMGTPE]iB)) for an array with shape (?P<shape>\([^)]*\)) and data type (?P<dtype>\S+)`,
+		kind:       TrainerLog, wrapped: true,
+		fact: func(m *match) Fact { return HostAllocationFailed{By: "numpy", Requested: m.size("sz", 1)} },
+	},
+	{ // CPython
+		name:       "MemoryError",
+		literals:   []string{"MemoryError"},
+		expression: `^(?:[\w.]+\.)?_?(?:Array)?MemoryError\b`,
+		kind:       TrainerLog,
+		fact:       func(*match) Fact { return HostAllocationFailed{By: "Python"} },
+	},
+	{ // libstdc++
+		name:       "std::bad_alloc",
+		literals:   []string{"bad_alloc", "bad_array_new_length"},
+		expression: `std::bad_(?:alloc|array_new_length)`,
+		kind:       TrainerLog,
+		fact:       func(*match) Fact { return HostAllocationFailed{By: "std::bad_alloc"} },
+	},
+	{ // CPython: Modules/_threadmodule.c; libgomp; OpenBLAS
+		name:       "no new thread",
+		literals:   []string{"can't start new thread", "Thread creation failed", "pthread_create failed", "Can't create new thread"},
+		expression: `(?:can't start new thread|(?P<gomp>libgomp): Thread creation failed|(?P<blas>OpenBLAS) blas_thread_init: pthread_create failed|Can't create new thread)`,
+		kind:       TrainerLog,
+		fact: func(m *match) Fact {
+			by := "thread"
+			if other := m.get("gomp") + m.get("blas"); other != "" {
+				by = other
+			}
+			return TooManyProcesses{By: by}
+		},
+	},
+	{ // strerror(EAGAIN) of fork and clone: bash, Python
+		name:       "fork: try again",
+		literals:   []string{"Resource temporarily unavailable"},
+		expression: `(?:(?P<fork>fork)[^:]*: (?:retry: )?(?:Resource temporarily unavailable)|BlockingIOError: \[Errno 11\] Resource temporarily unavailable)`,
+		kind:       TrainerLog,
+		fact:       func(*match) Fact { return TooManyProcesses{By: "fork"} },
+	},
+	{ // mlock(2), io_uring, libibverbs, DeepSpeed, our own messages
+		name:       "memory could not be locked",
+		literals:   []string{"mlock", "io_uring", "ibv_reg_mr", "cudaHostRegister", "reg_mr"},
+		expression: `(?P<by>mlock(?:all|2)?|io_uring\w*|ibv_reg_mr\w*|ibv_create_\w+|cudaHostRegister|reg_mr\w*)\b(?:[^:]*(?:failed|error|Error)[^:]*)?.*?(?:(?P<req>\d+) bytes?)?.*(?:Cannot allocate memory|Resource temporarily unavailable|Operation not permitted|ENOMEM|out of memory|failed to allocate|failed to lock)`,
+		kind:       TrainerLog,
+		fact: func(m *match) Fact {
+			by := m.get("by")
+			switch {
+			case strings.HasPrefix(by, "ibv"), strings.HasPrefix(by, "reg_mr"):
+				by = "ibverbs"
+			case strings.HasPrefix(by, "mlock"):
+				by = "mlock"
+			case strings.HasPrefix(by, "io_uring"):
+				by = "io_uring"
+			}
+			return LockFailed{By: by, Requested: m.size("req", 1)}
+		},
+	},
+	{ // strerror(ENOMEM) of Python, of fork and of others
+		name:       "cannot allocate memory",
+		literals:   []string{"Cannot allocate memory"},
+		expression: `(?:(?P<fork>fork)\b.*?)?(?:\[Errno (?P<errno>12)\] )?Cannot allocate memory`,
+		kind:       TrainerLog,
+		fact: func(m *match) Fact {
+			by := ""
+			switch {
+			case m.get("fork") != "" || m.stream.trace != nil && m.stream.trace.forked:
+				by = "fork"
+			case m.get("errno") != "":
+				by = "Python"
+			}
+			return HostAllocationFailed{By: by, Errno: int(syscall.ENOMEM)}
+		},
+	},
+	{ // faulthandler, bash, glibc
+		name:       "bus error",
+		literals:   []string{"Bus error", "SIGBUS", "bus error"},
+		expression: `(?:Fatal Python error: Bus error|\bSIGBUS\b|\bBus error\b)(?:.*?PID (?P<pid>\d+))?`,
+		kind:       TrainerLog,
+		fact:       func(m *match) Fact { return BusError{PID: m.integer("pid", 0)} },
+	},
+	{ // CPython
+		name:       "traceback",
+		literals:   []string{"Traceback (most recent call last)"},
+		expression: `Traceback \(most recent call last\)`,
+		kind:       TrainerLog, take: beginTrace,
+	},
+}
+
+func torchSharedMemory(m *match) Fact {
+	file := m.get("file") + m.get("file2") + m.get("file3") + m.get("file4")
+	errno := m.integer("errno", 0)
+	switch syscall.Errno(errno) {
+	case syscall.ENOSPC:
+		return SharedMemoryFull{By: "torch", Path: file}
+	case syscall.ENOMEM:
+		return HostAllocationFailed{By: "mmap", Errno: errno, File: file}
+	}
+	return nil
+}
+
+func noSpace(m *match) Fact {
+	path := m.get("path")
+	if strings.HasPrefix(path, "/dev/shm") || strings.Contains(m.whole, "/dev/shm") {
+		return SharedMemoryFull{Path: path}
+	}
+	return DiskFull{Path: path, Quota: m.get("quota") != "" || strings.Contains(m.whole, "os error 122")}
+}

@@ -1,0 +1,269 @@
+package evidence
+
+import (
+	"regexp"
+	"strconv"
+	"strings"
+)
+
+// signals are the numbers of signals by name, as on x86 and arm64.
+var signals = map[string]int{
+	"HUP": 1, "INT": 2, "QUIT": 3, "ILL": 4, "TRAP": 5, "ABRT": 6, "BUS": 7, "FPE": 8, "KILL": 9, "USR1": 10, "SEGV": 11,
+	"USR2": 12, "PIPE": 13, "ALRM": 14, "TERM": 15, "XCPU": 24, "XFSZ": 25, "SYS": 31,
+	// as strsignal and shells describe them
+	"killed": 9, "terminated": 15, "segmentation fault": 11, "bus error": 7, "aborted": 6, "hangup": 1, "interrupt": 2,
+	"illegal instruction": 4, "floating point exception": 8, "out of memory": 9, "file size limit exceeded": 25,
+}
+
+// signalOf returns the number of a signal in any notation, or 0.
+func signalOf(s string) int {
+	s = strings.TrimSpace(s)
+	if n, err := strconv.Atoi(s); err == nil {
+		return n
+	}
+	if n := signals[strings.TrimPrefix(strings.ToUpper(s), "SIG")]; n > 0 {
+		return n
+	}
+	return signals[strings.ToLower(s)]
+}
+
+// ended returns the end of a process with what the groups rank, lr, pid, code and sig say. A negative exit code is a
+// signal, and 128 + n is a shell's report of signal n.
+func ended(by string) func(*match) Fact {
+	return func(m *match) Fact {
+		f := ProcessEnded{
+			By: by, Rank: m.integer("rank", m.rank), LocalRank: m.integer("lr", NoRank), PID: m.integer("pid", 0),
+			ExitCode: m.integer("code", 0), Signal: signalOf(m.get("sig")),
+		}
+		if f.ExitCode < 0 {
+			f.Signal, f.ExitCode = -f.ExitCode, 0
+		}
+		if f.ExitCode > 255 {
+			return nil
+		}
+		return f
+	}
+}
+
+func victim(by string) func(*match) Fact {
+	return func(m *match) Fact {
+		f, _ := ended(by)(m).(ProcessEnded)
+		f.Victim = true
+		return f
+	}
+}
+
+func batchKill(by string) func(*match) Fact {
+	return func(m *match) Fact {
+		return BatchKill{By: by, What: m.get("what"), Count: m.integer("n", 0), Limit: m.size("limit", 1)}
+	}
+}
+
+func collective(by string) func(*match) Fact {
+	return func(m *match) Fact { return CollectiveFailed{By: by, What: strings.TrimSpace(m.get("what"))} }
+}
+
+// launcherPatterns are the texts of launchers, shells and collectives.
+var launcherPatterns = []pattern{
+	{ // torch/distributed/elastic/multiprocessing/api.py
+		name:       "torchrun: a rank failed",
+		literals:   []string{"failed (exitcode:"},
+		expression: `failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<lr>\d+) \(pid: (?P<pid>\d+)\)`,
+		kind:       TrainerLog, fact: ended("torchrun"),
+	},
+	{ // torch/distributed/elastic/multiprocessing/api.py
+		name:       "torchrun ends a rank",
+		literals:   []string{"closing signal"},
+		expression: `Sending process (?P<pid>\d+) closing signal (?P<sig>SIG\w+)`,
+		kind:       TrainerLog, fact: victim("torchrun"),
+	},
+	{ // torch/distributed/elastic/multiprocessing/api.py
+		name:       "torchrun was ended",
+		literals:   []string{"got signal: "},
+		expression: `SignalException: Process (?P<pid>\d+) got signal: (?P<sig>\d+)`,
+		kind:       TrainerLog,
+		fact: func(m *match) Fact {
+			return BatchEnd{By: "torchrun", Reason: "signal " + m.get("sig")}
+		},
+	},
+	{ // torch/distributed/elastic/multiprocessing/errors/__init__.py
+		name:       "torchrun: summary",
+		literals:   []string{"Root Cause (first observed failure)", "Failures:"},
+		expression: `^(?P<root>Root Cause \(first observed failure\):|Failures:)$`,
+		kind:       TrainerLog,
+		take: func(r *reader, m *match) {
+			r.begin(m.stream, &failures{first: strings.HasPrefix(m.get("root"), "Root")})
+		},
+	},
+	{ // torch/distributed/elastic/multiprocessing/errors/__init__.py, where the rest of the summary is cut
+		name:       "torchrun: signal",
+		literals:   []string{"received by PID"},
+		expression: `Signal (?P<sig>\d+) \((?P<signame>\w+)\) received by PID (?P<pid>\d+)`,
+		kind:       TrainerLog, fact: ended("torchrun"),
+	},
+	{ // torch/multiprocessing/spawn.py
+		name:       "spawn: a rank ended",
+		literals:   []string{"terminated with signal", "terminated with exit code"},
+		expression: `process (?P<rank>\d+) terminated with (?:signal (?P<sig>SIG\w+)|exit code (?P<code>\d+))`,
+		kind:       TrainerLog, fact: ended("torch.multiprocessing"),
+	},
+	{ // deepspeed/launcher/launch.py
+		name:       "DeepSpeed: a rank ended",
+		literals:   []string{"exits with return code ="},
+		expression: `(?:--local_rank=(?P<lr>\d+).*)?exits with return code = (?P<code>-?\d+)`,
+		kind:       TrainerLog, fact: ended("DeepSpeed"),
+	},
+	{ // deepspeed/launcher/launch.py: all ranks, with the one that has ended
+		name:       "DeepSpeed kills",
+		literals:   []string{"Killing subprocess"},
+		expression: `Killing subprocess (?P<pid>\d+)`,
+		kind:       TrainerLog, fact: func(*match) Fact { return nil },
+	},
+	{ // deepspeed/launcher/launch.py
+		name:       "DeepSpeed was ended",
+		literals:   []string{"Main process received"},
+		expression: `Main process received (?P<sig>SIG\w+), exiting`,
+		kind:       TrainerLog,
+		fact:       func(m *match) Fact { return BatchEnd{By: "DeepSpeed", Reason: "signal " + m.get("sig")} },
+	},
+	{ // Python's subprocess, as accelerate and others raise it
+		name:       "command ended",
+		literals:   []string{"died with <Signals.", "returned non-zero exit status"},
+		expression: `Command .*(?:died with <Signals\.(?P<sig>SIG\w+): \d+>|returned non-zero exit status (?P<code>\d+))`,
+		kind:       TrainerLog, fact: ended("subprocess"),
+	},
+	{ // Open MPI: orte/tools/orterun, prte
+		name:     "mpirun: a rank ended",
+		literals: []string{"noticed that process rank"},
+		expression: `noticed that process rank (?P<rank>\d+) with PID (?P<pid>\d+) on node \S+ exited ` +
+			`on signal (?P<sig>\d+)`,
+		kind: TrainerLog, wrapped: true, fact: ended("mpirun"),
+	},
+	{ // Hydra: MPICH, Intel MPI
+		name:       "mpiexec: a rank ended",
+		literals:   []string{"KILLED BY SIGNAL:", "EXIT CODE:"},
+		expression: `=\s+(?:KILLED BY SIGNAL: (?P<sig>\d+)|EXIT CODE: (?P<code>\d+))`,
+		kind:       TrainerLog, fact: ended("mpiexec"),
+	},
+	{ // package launch
+		name:       "plimsoll: a rank ended",
+		literals:   []string{"was ended by signal", "ended with exit code"},
+		expression: `^plimsoll: rank (?P<rank>\d+) (?:was ended by signal (?P<sig>\d+)|ended with exit code (?P<code>\d+))`,
+		kind:       TrainerLog, fact: ended("plimsoll"),
+	},
+	{ // package host
+		name:       "plimsoll: the kernel killed",
+		literals:   []string{"the kernel's OOM killer killed it"},
+		expression: `the kernel's OOM killer killed it \((?P<what>[^)]*)\)(?:; the limit of (?P<limit>[\d.]+ [KMGT]?i?B) of (?P<group>\S+) was reached)?`,
+		kind:       TrainerLog, fact: batchKill("plimsoll"),
+	},
+	{ // bash: a script's line, a job of an interactive shell, or the signal alone
+		name:     "shell: a process ended",
+		literals: []string{"Killed", "killed", "Terminated", "Bus error", "Segmentation fault", "Aborted"},
+		expression: `^(?:\S+: line \d+: +(?P<pid>\d+) |\S+: line \d+: |\[\d+\][+-]? +(?:(?P<pid2>\d+) )?|)` +
+			`(?P<sig>Killed|killed|Terminated|Bus error|Segmentation fault|Aborted)(?: +\(core dumped\))?(?: {2,}.*|: \d+)?$`,
+		kind: TrainerLog,
+		fact: func(m *match) Fact {
+			f := ProcessEnded{By: "shell", Rank: m.rank, LocalRank: NoRank, Signal: signalOf(m.get("sig"))}
+			f.PID = m.integer("pid", m.integer("pid2", 0))
+			return f
+		},
+	},
+	{ // CPython: Modules/faulthandler.c
+		name:       "faulthandler",
+		literals:   []string{"Fatal Python error:"},
+		expression: `Fatal Python error: (?P<sig>Segmentation fault|Aborted|Illegal instruction|Floating point exception)`,
+		kind:       TrainerLog, fact: ended("Python"),
+	},
+	{ // torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp
+		name:     "NCCL watchdog",
+		literals: []string{"collective operation timeout", "NCCL operations have failed or timed out", "Heartbeat monitor timed out", "heartbeat monitor"},
+		expression: `(?:\[?[Rr]ank (?P<rank>\d+)\]? ?)?(?P<what>Watchdog caught collective operation timeout.*|` +
+			`Some NCCL operations have failed or timed out|.*Heartbeat monitor timed out)`,
+		kind: TrainerLog, fact: collective("NCCL"),
+	},
+	{ // NCCL: src/transport/net_socket.cc, src/misc/socket.cc; torch/csrc/distributed/c10d/NCCLUtils.hpp
+		name:     "NCCL: peer gone",
+		literals: []string{"ncclRemoteError", "by remote peer", "ncclSystemError", "ncclInternalError", "NCCL communicator was aborted"},
+		expression: `(?P<what>ncclRemoteError|ncclSystemError|ncclInternalError|Connection closed by remote peer|` +
+			`NCCL communicator was aborted)`,
+		kind: TrainerLog, fact: collective("NCCL"),
+	},
+	{ // gloo/transport/tcp/pair.cc, unbound_buffer.cc
+		name:     "gloo: peer gone",
+		literals: []string{"gloo/transport", "Connection closed by peer", "Connection reset by peer", "waiting for recv operation", "ms for recv operation", "ms for send operation"},
+		expression: `(?P<what>Connection closed by peer|Connection reset by peer|Timed out waiting \d+ms for (?:recv|send) operation.*|` +
+			`Application timeout caused pair closure|gloo/transport\S+\] .*)`,
+		kind: TrainerLog, fact: collective("gloo"),
+	},
+	{ // torch/csrc/distributed/c10d/TCPStore.cpp, socket.cpp
+		name:     "store: peer gone",
+		literals: []string{"recvValue failed", "failed to recv, got 0 bytes", "DistStoreError", "RendezvousConnectionError", "Broken pipe", "Socket Timeout"},
+		expression: `(?P<what>recvValue failed.*|failed to recv, got 0 bytes|DistStoreError: .*|RendezvousConnectionError.*|` +
+			`Broken pipe|Socket Timeout)`,
+		kind: TrainerLog, fact: collective("TCPStore"),
+	},
+	{ // what shells, containers and CI systems say of the end
+		name:     "exit code",
+		literals: []string{"exit code", "exit status", "Exited (", "rc=", "exited with", "non-zero status", "return code", "exitcode", "ExitCode", "EXIT_CODE", "Exit Code:", "Exit code"},
+		expression: `(?i:\b(?:exit(?:ed)?(?: with)?(?: non-zero)?(?: exit)?[ _]?(?:code|status)|exited(?: with)?|non-zero status|` +
+			`return code|rc)(?: is| was)?[ =:(]*(?P<code>-?\d{1,3})\b)`,
+		kind: TrainerLog, fact: ended("shell"),
+	},
+}
+
+// failures are the ranks in torchrun's summary.
+type failures struct {
+	first bool // the block of the root cause
+	at    text
+	fact  ProcessEnded
+	known bool
+}
+
+var failureLine = regexp.MustCompile(`^\s*(?:\[\d+\]:|<NO_OTHER_FAILURES>|-+|=+|(time|host|rank|exitcode|error_file|traceback) *: (.*))\s*$`)
+
+var (
+	failureRank = regexp.MustCompile(`^(\d+) \(local_rank: (\d+)\)`)
+	failureCode = regexp.MustCompile(`^(-?\d+) \(pid: (\d+)\)`)
+)
+
+func (b *failures) line(r *reader, t *text) bool {
+	groups := failureLine.FindStringSubmatch(t.string)
+	if groups == nil {
+		return false
+	}
+	switch groups[1] {
+	case "": // the next rank
+		b.end(r)
+	case "time":
+		if when, ok := parseTime(strings.Replace(groups[2], "_", "T", 1)); ok {
+			b.at.time = when
+		}
+	case "rank":
+		if g := failureRank.FindStringSubmatch(groups[2]); g != nil {
+			b.fact.Rank, b.fact.LocalRank = atoi(g[1]), atoi(g[2])
+		}
+	case "exitcode":
+		if g := failureCode.FindStringSubmatch(groups[2]); g != nil {
+			b.fact.ExitCode, b.fact.PID = atoi(g[1]), atoi(g[2])
+			if b.fact.ExitCode < 0 {
+				b.fact.Signal, b.fact.ExitCode = -b.fact.ExitCode, 0
+			}
+			when := b.at.time
+			b.at, b.known = *t, true
+			b.at.time = when
+		}
+	}
+	return true
+}
+
+func (b *failures) end(r *reader) {
+	if b.known {
+		b.fact.By, b.fact.First = "torchrun", b.first
+		b.fact.Victim = b.fact.Signal == signals["TERM"] && !b.first
+		b.at.rank = b.fact.Rank
+		r.kinds[TrainerLog]++
+		r.add(&b.at, b.fact)
+	}
+	*b = failures{first: b.first, fact: ProcessEnded{Rank: NoRank, LocalRank: NoRank}}
+}

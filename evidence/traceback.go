@@ -1,0 +1,89 @@
+package evidence
+
+import (
+	"regexp"
+	"strings"
+
+	"plimsoll/ledger"
+)
+
+// trace is a Python traceback that is being read.
+type trace struct {
+	lines  int
+	pinned bool
+	forked bool
+	phase  ledger.PhaseName
+	frame  text // that tells the phase
+}
+
+// longestTrace is in lines.
+const longestTrace = 5000
+
+// frames are calls in a traceback that tell the phase of training. The outermost one counts: checkpointing calls the
+// forward pass from the backward pass.
+var frames = []struct {
+	expression *regexp.Regexp
+	phase      ledger.PhaseName
+}{
+	{regexp.MustCompile(`\.backward\(|autograd\.grad\(|, in backward$`), ledger.Backward},
+	{regexp.MustCompile(`(?:optimizer|optim|opt|engine|scaler|accelerator|model)\.step\(|, in optimizer_step$`), ledger.Step},
+	{regexp.MustCompile(`\.?(?:save_checkpoint|_save_checkpoint|save_pretrained|save_model|save_state|torch\.save|save_file)\(`),
+		ledger.Checkpoint},
+	{regexp.MustCompile(`from_pretrained\(|load_state_dict\(|load_checkpoint\(|load_file\(|torch\.load\(`), ledger.Load},
+	{regexp.MustCompile(`deepspeed\.initialize\(|accelerator\.prepare\(|fully_shard\(|FullyShardedDataParallel\(|` +
+		`DistributedDataParallel\(|setup_model_and_optimizer\(|, in __init__$`), ledger.Initialize},
+	{regexp.MustCompile(`, in (?:forward|compute_loss|_?forward_step)$`), ledger.Forward},
+}
+
+var (
+	exceptionText = regexp.MustCompile(`^(?:\| +)*([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Failure|Timeout|OutOfResources|Warning))` +
+		`(?::\s*(.*))?$`)
+	pinnedText = regexp.MustCompile(`pin_memory|cudaHostAlloc|cudaHostRegister|pinned`)
+	forkText   = regexp.MustCompile(`fork_exec|os\.fork\(|in _launch$|_posixsubprocess`)
+)
+
+// beginTrace begins a traceback in the stream of its first line.
+func beginTrace(_ *reader, m *match) { m.stream.trace = &trace{} }
+
+// trace reads a line of a traceback. Found says that the line has a fact of its own.
+func (r *reader) trace(s *stream, t *text, found bool) {
+	c := s.trace
+	if c == nil || strings.HasPrefix(strings.TrimLeft(t.string, " |+"), "Traceback (most") {
+		return
+	}
+	c.lines++
+	switch {
+	case c.lines > longestTrace:
+		s.trace = nil
+	case strings.HasPrefix(t.string, " "), strings.HasPrefix(t.string, "\t"), t.string == "":
+		c.see(t)
+	default:
+		groups := exceptionText.FindStringSubmatch(t.string)
+		if groups == nil && !found {
+			return // a line of another process, or of a message
+		}
+		if c.phase != "" {
+			r.add(&c.frame, Progress{Phase: c.phase, Step: -1})
+		}
+		if !found {
+			r.kinds[TrainerLog]++
+			r.add(t, Exception{Type: groups[1], Message: groups[2]})
+		}
+		s.trace = nil
+	}
+}
+
+// see takes what a line with a call tells.
+func (c *trace) see(t *text) {
+	c.pinned = c.pinned || pinnedText.MatchString(t.string)
+	c.forked = c.forked || forkText.MatchString(t.string)
+	if c.phase != "" {
+		return
+	}
+	for i := range frames {
+		if f := &frames[i]; f.expression.MatchString(t.string) {
+			c.phase, c.frame = f.phase, *t
+			return
+		}
+	}
+}

@@ -1,0 +1,207 @@
+package probe
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"plimsoll/ledger"
+	"plimsoll/samples"
+)
+
+// fakeDriver puts a program nvidia-smi in the PATH: a shell script with these answers to the two queries.
+func fakeDriver(t *testing.T, gpus, processes string) *GPUs {
+	t.Helper()
+	folder := t.TempDir()
+	script := fmt.Sprintf("#!/bin/sh\ncase \"$1\" in\n--query-gpu=*)\n%s\n;;\n--query-compute-apps=*)\n%s\n;;\nesac\n",
+		gpus, processes)
+	if err := os.WriteFile(filepath.Join(folder, "nvidia-smi"), []byte(script), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("PATH", folder+":"+os.Getenv("PATH"))
+	g := WatchGPUs()
+	t.Cleanup(g.Close)
+	return g
+}
+
+const (
+	twoGPUs = `echo '0, GPU-aaa, 81559, 551, 40000, 41008, 0, 0x0000000000000001, 0x0000000000000001, NVIDIA H100 80GB HBM3'
+echo '1, GPU-bbb, 81559, [N/A], 50000, 31559, 3, 0x0000000000000048, 0x0000000000000048, Odd, with commas'
+`
+	oneProcess = `echo '4711, GPU-aaa, 39000'
+echo '4712, GPU-bbb, [N/A]'
+`
+	loop = "\nsleep 0.3; done\n"
+)
+
+// shown reads the GPUs until something of that text is missed, or until there are that many GPUs and nothing is.
+func shown(t *testing.T, g *GPUs, count int, missed string) []samples.GPU {
+	t.Helper()
+	var gpus []samples.GPU
+	var said []string
+	for range 100 {
+		gpus, said = g.Read()
+		all := strings.Join(said, "\n")
+		processes := 0
+		for _, gpu := range gpus {
+			processes += len(gpu.Processes)
+		}
+		if missed == "" && len(gpus) == count && all == "" && processes == count ||
+			missed != "" && strings.Contains(all, missed) && len(gpus) == count {
+			return gpus
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	t.Fatalf("%d GPUs, want %d; missed %q, want %q; %+v", len(gpus), count, said, missed, gpus)
+	return nil
+}
+
+func TestGPUs(t *testing.T) {
+	g := fakeDriver(t, "while :; do\n"+twoGPUs+loop, "while :; do\n"+oneProcess+loop)
+	want := []samples.GPU{
+		{Index: 0, UUID: "GPU-aaa", Name: "NVIDIA H100 80GB HBM3",
+			Total: 81559 * ledger.MiB, Reserved: 551 * ledger.MiB, Used: 40000 * ledger.MiB, Free: 41008 * ledger.MiB,
+			Processes: []samples.GPUProcess{{PID: 4711, Used: 39000 * ledger.MiB}}},
+		{Index: 1, UUID: "GPU-bbb", Name: "Odd, with commas", Total: 81559 * ledger.MiB, Used: 50000 * ledger.MiB,
+			Free: 31559 * ledger.MiB, ECCErrors: 3, Throttled: []string{"hw_slowdown", "hw_thermal_slowdown"},
+			Processes: []samples.GPUProcess{{PID: 4712, Used: -1}}},
+	}
+	if diff := cmp.Diff(want, shown(t, g, 2, "")); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// TestGPUsOfAnOlderDriver: nvidia-smi refuses columns that it does not know, one at a time.
+func TestGPUsOfAnOlderDriver(t *testing.T) {
+	g := fakeDriver(t, `for field in clocks_event_reasons.active memory.reserved; do
+case "$1" in *"$field"*) echo "Field \"$field\" is not a valid field to query."; exit 2;; esac
+done
+while :; do
+echo '0, GPU-aaa, [N/A], [Not Supported], [Insufficient Permissions], [N/A], [0x4], NVIDIA GB10'`+loop,
+		"while :; do echo '7, GPU-aaa, 5'"+loop)
+	gpus := shown(t, g, 1, "nvidia-smi does not tell the memory of GPU 0")
+	gpus[0].Processes = nil // they may come later
+	want := []samples.GPU{{UUID: "GPU-aaa", Name: "NVIDIA GB10", ECCErrors: -1}}
+	if diff := cmp.Diff(want, gpus); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestGPUsThatFail(t *testing.T) {
+	const sleep = "\nexec sleep 100"
+	for name, test := range map[string]struct {
+		gpus, processes string
+		count           int
+		missed          string
+	}{
+		"it cannot reach the driver": {"echo 'NVIDIA-SMI has failed because it could not talk to the driver.'; exit 9",
+			sleep, 0, "nvidia-smi --query-gpu: NVIDIA-SMI has failed"},
+		"it says why on stderr": {"echo 'no such library' >&2; exit 127", sleep, 0, "no such library"},
+		"it ends":               {"exit 3", sleep, 0, "exit status 3"},
+		"it hangs":              {sleep, sleep, 0, "nvidia-smi has shown no GPU for"},
+		"it hangs later":        {twoGPUs + sleep, sleep, 0, "nvidia-smi has shown no GPU for"},
+		"a GPU is lost": {twoGPUs + "echo 'Unable to determine the device handle for GPU0000:01:00.0: " +
+			"GPU is lost.'" + sleep, sleep, 2, "GPU is lost"},
+		"other text": {"printf 'a, b\\n\\377\\n\\n" + strings.Repeat("x,", 70_000) + "\\n'" + sleep,
+			sleep, 0, "--query-gpu: "},
+		"a process on a part of a GPU": {twoGPUs + sleep, "echo '7, MIG-ccc, 5'" + sleep, 2,
+			"process 7 on GPU MIG-ccc, which it does not list"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			shown(t, fakeDriver(t, test.gpus, test.processes), test.count, test.missed)
+		})
+	}
+}
+
+func TestNoGPUs(t *testing.T) {
+	t.Setenv("PATH", t.TempDir())
+	if g := WatchGPUs(); g != nil {
+		t.Error("nvidia-smi was found")
+	}
+	g := fakeDriver(t, "echo 'No devices were found'; exit 6", "echo 'No devices were found'; exit 6")
+	g.began = time.Now().Add(-time.Hour)
+	for range 100 {
+		if gpus, missed := g.Read(); len(gpus)+len(missed) == 0 {
+			return
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	t.Error("it is said that GPUs are missing")
+}
+
+// TestDriverEndsWithUs kills a process that watches GPUs.
+func TestDriverEndsWithUs(t *testing.T) {
+	folder := t.TempDir()
+	if err := os.WriteFile(filepath.Join(folder, "nvidia-smi"),
+		[]byte("#!/bin/sh\necho $$ >"+folder+"/$$.pid\nexec sleep 100\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	command := exec.Command(os.Args[0])
+	command.Env = append(os.Environ(), "PROBE_TEST_HOLD=gpus", "PATH="+folder+":"+os.Getenv("PATH"))
+	stdin, err := command.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stdin.Close()
+	if err := command.Start(); err != nil {
+		t.Fatal(err)
+	}
+	pids := []int{}
+	for range 100 {
+		pids = pids[:0]
+		names, _ := filepath.Glob(folder + "/*.pid")
+		for _, name := range names {
+			if pid, err := strconv.Atoi(strings.TrimSuffix(filepath.Base(name), ".pid")); err == nil {
+				pids = append(pids, pid)
+			}
+		}
+		if len(pids) == 2 {
+			break
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	if len(pids) != 2 {
+		t.Errorf("nvidia-smi was started as %v", pids)
+	}
+	command.Process.Kill()
+	command.Wait()
+	for _, pid := range pids {
+		alive := true
+		for range 100 {
+			state, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+			if alive = err == nil && !strings.Contains(string(state), ") Z "); !alive {
+				break
+			}
+			time.Sleep(20 * time.Millisecond)
+		}
+		if alive {
+			t.Errorf("nvidia-smi %d lives on", pid)
+			syscall.Kill(pid, syscall.SIGKILL)
+		}
+	}
+}
+
+func FuzzGPURows(f *testing.F) {
+	f.Add("0, GPU-aaa, 81559, 551, 40000, 41008, 0, 0x1, 0x1, NVIDIA H100 80GB HBM3")
+	f.Add("4711, GPU-aaa, 39000")
+	f.Fuzz(func(t *testing.T, line string) {
+		g := &GPUs{rows: map[string]gpuRow{}, processes: map[gpuProcess]processRow{}, failed: map[string]failure{}}
+		g.take(&query{"--query-gpu", []string{"index", "uuid", "memory.total", "memory.used",
+			"ecc.errors.uncorrected.volatile.total", "clocks_event_reasons.active", "name"}, g.acceptGPU}, line)
+		g.take(&query{"--query-compute-apps", []string{"pid", "gpu_uuid", "used_memory"}, g.acceptProcess}, line)
+		gpus, _ := g.Read()
+		for _, gpu := range gpus {
+			if gpu.Total < 0 || gpu.Used < 0 || gpu.ECCErrors < -1 || gpu.Index < 0 {
+				t.Errorf("%+v", gpu)
+			}
+		}
+	})
+}
