@@ -83,6 +83,19 @@ const (
 	NCCL                   Component = "nccl"
 )
 
+// Memory that only a measurement tells apart.
+const (
+	ChildProcesses       Component = "child_processes"
+	FreeHeap             Component = "free_heap"
+	AllocatorReserve     Component = "allocator_reserve"
+	OutsideAllocator     Component = "outside_allocator"
+	Unexplained          Component = "unexplained"
+	UnexplainedAnonymous Component = "unexplained_anonymous"
+	UnexplainedShared    Component = "unexplained_shared_memory"
+	UnexplainedHugetlb   Component = "unexplained_hugetlb"
+	UnexplainedGPU       Component = "unexplained_gpu"
+)
+
 // description is the title of a component, unless it is the name itself, and the
 // component that it is a part of.
 type description struct {
@@ -138,8 +151,17 @@ var descriptions = map[Component]description{
 	SharedStaleParameters:  {title: "parameters before the step in /dev/shm"},
 	SelectedGradients:      {title: "selected gradients and their states"},
 	PythonProcess:          {title: "Python and its libraries"},
-	CUDAContext:            {title: "CUDA context"},
-	NCCL:                   {title: "NCCL"},
+	CUDAContext:            {title: "CUDA context", partOf: OutsideAllocator},
+	NCCL:                   {title: "NCCL", partOf: OutsideAllocator},
+
+	ChildProcesses:       {title: "child processes"},
+	FreeHeap:             {title: "free heap"},
+	AllocatorReserve:     {title: "reserve of the allocator"},
+	OutsideAllocator:     {title: "CUDA context and libraries"},
+	UnexplainedAnonymous: {title: "unexplained: anonymous", partOf: Unexplained},
+	UnexplainedShared:    {title: "unexplained: shared memory", partOf: Unexplained},
+	UnexplainedHugetlb:   {title: "unexplained: huge pages", partOf: Unexplained},
+	UnexplainedGPU:       {title: "unexplained: GPU", partOf: Unexplained},
 }
 
 // Title returns the name in text.

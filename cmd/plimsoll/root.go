@@ -92,6 +92,8 @@ every byte went.`,
 	root.AddCommand(benchCommand())
 	root.AddCommand(bindingCommand())
 	root.AddCommand(checkpointCommand())
+	root.AddCommand(compareCommand())
+	root.AddCommand(exportCommand())
 	root.AddCommand(keepCommand())
 	root.AddCommand(planCommand())
 	root.AddCommand(rehearseCommand())
