@@ -51,10 +51,11 @@ class BackwardPeak:
         """``tally`` has what is held apart from the pass. ``instant`` makes an instant of holdings."""
         self._parameters, self._instant = parameters, instant
         self._tally = tally
-        # Gradients come in the pass, unless they are in shared memory.
-        shared = tally.shared("gradients")
-        self._constant = [h for h in tally.holdings(_CPU) if h["component"] != "gradients"]
-        self._constant += [{"component": "gradients", "bytes": shared, "why": "shared with the service"}] if shared else []
+        # Gradients come in the pass, unless they stay in shared memory from step to step.
+        found = tally.holdings(_CPU)
+        size = sum(p.nbytes for p in parameters if p.requires_grad)
+        self._stay = any(h["component"] == "gradients" and h["bytes"] >= size for h in found) and tally.has_shared
+        self._constant = [h for h in found if h["component"] != "gradients" or self._stay]
         self._kept = _Kept()
         self._handles: List[Any] = []
         self._last: Optional[_Held] = None  # before the last operation
@@ -120,9 +121,9 @@ class BackwardPeak:
     def _held(self) -> _Held:
         held = self._kept.held()
         for parameter in self._parameters:
-            for storage in storages(parameter.grad) if parameter.grad is not None else ():
+            for storage in storages(parameter.grad) if parameter.grad is not None and not self._stay else ():
                 held[storage.data_ptr()] = ("gradients", storage.nbytes())
-        return {address: what for address, what in held.items() if not self._tally.is_shared(address)}
+        return held
 
     def _holdings(self, held: _Held, addends: int) -> Holdings:
         sums = {"activation_gradients": addends} if addends else {}

@@ -1,10 +1,13 @@
 """What models and optimizers hold, by the components of Plimsoll's ledger."""
 
+import weakref
 from typing import Iterable
 
 import numpy as np
 import torch
 
+from plimsoll import resident
+from plimsoll.client import Arena
 from plimsoll.torch.optimizer import Optimizer
 from plimsoll.torch.storages import Tally
 
@@ -42,11 +45,24 @@ def count(models: Iterable[torch.nn.Module], optimizers: Iterable[torch.optim.Op
 
 
 def _count_arenas(tally: Tally, optimizer: torch.optim.Optimizer) -> None:
-    """Counts memory that our optimizers share with the service."""
+    """Counts memory that our optimizers share with the service, as far as this process has touched it."""
     shards = optimizer._shards if isinstance(optimizer, Optimizer) else None
     for session in shards.sessions if shards is not None else ():
         for component, arena in (("parameters", session.parameters), ("gradients", session.gradients)):
-            tally.add_shared(component, np.frombuffer(arena.memory, np.uint8).ctypes.data, arena.bytes)
+            address = np.frombuffer(arena.memory, np.uint8).ctypes.data
+            tally.add_shared(component, address, arena.bytes, _resident(arena, address))
+
+
+_touched: "weakref.WeakSet[Arena]" = weakref.WeakSet()  # arenas that are resident in full
+
+
+def _resident(arena: Arena, address: int) -> int:
+    if arena in _touched:
+        return arena.bytes
+    present = min(arena.bytes, resident.of_range(address, arena.bytes))
+    if present == arena.bytes:
+        _touched.add(arena)
+    return present
 
 
 def _count_states(tally: Tally, optimizer: torch.optim.Optimizer) -> None:

@@ -50,18 +50,20 @@ class Tally:
         self._sum(device, component, size)
         return True
 
-    def add_shared(self, component: str, address: int, size: int) -> None:
-        """Counts shared memory. Storages within it do not count again."""
+    def add_shared(self, component: str, address: int, size: int, resident: int) -> None:
+        """Counts the resident part of shared memory. Storages within it do not count again."""
         self._shared.append((component, address, address + size))
-        self._sum(torch.device("cpu"), component, size)
+        if resident:
+            self._sum(torch.device("cpu"), component, resident)
 
     def is_shared(self, address: int) -> bool:
         """Whether an address is in shared memory that was counted."""
         return any(first <= address < end for _, first, end in self._shared)
 
-    def shared(self, component: str) -> int:
-        """The bytes of shared memory that a component has."""
-        return sum(end - first for of, first, end in self._shared if of == component)
+    @property
+    def has_shared(self) -> bool:
+        """Whether any shared memory was counted."""
+        return bool(self._shared)
 
     def _sum(self, device: torch.device, component: str, size: int) -> None:
         sums = self._sums.setdefault(device, {}).setdefault(component, [0, 0])

@@ -151,6 +151,7 @@ class _Loop:
         self._peak: Optional[BackwardPeak] = None
         self._inputs: List[Any] = []  # weak references to tensors of the last forward pass
         self._outputs: List[Any] = []
+        self._returned: List[Any] = []  # those of the last forward pass, with their bytes
         self._handles: List[Any] = []
 
     def add(self, watch: Watch) -> None:
@@ -176,14 +177,17 @@ class _Loop:
     def discard(self, watch: Watch) -> None:
         if watch not in self._watches:
             return
+        last = len(self._watches) == 1
+        if last:
+            if watch.model() is None:  # nothing is left to count
+                self.recorder.measure = marks.measure
+            self._end()
         self._watches.remove(watch)
-        if self._watches:
-            return
-        for handle in self._handles:
-            handle.remove()
-        _restore_backward()
-        self._end()
-        self.recorder.measure = marks.measure
+        if last:
+            for handle in self._handles:
+                handle.remove()
+            _restore_backward()
+            self.recorder.measure = marks.measure
 
     def _count(self) -> Tally:
         models = [model for model in (w.model() for w in self._watches) if model is not None]
@@ -229,7 +233,9 @@ class _Loop:
     def forward_ends(self, _: Any, __: Any, output: Any) -> None:
         if self._passes or not torch.is_grad_enabled():
             return
-        self._outputs += [weakref.ref(t) for t in tensors(output) if t.grad_fn is not None]
+        found = [t for t in tensors(output) if t.grad_fn is not None]
+        self._outputs += map(weakref.ref, found)
+        self._returned = [(weakref.ref(t), t.nbytes) for t in found]
 
     def backward(self, roots: Any, run: Callable[[], Any]) -> Any:
         """Runs a backward pass."""
@@ -253,6 +259,7 @@ class _Loop:
             self._peak = BackwardPeak(tally, parameters, self._meter.instant)
             self._peak.add(graph, _alive(self._inputs), _alive(self._outputs))
             self._meter.counted = tally
+            self._meter.dropped = sum(size for reference, size in self._returned if reference() is None)
         self._begin("backward")
         if graph is not None:
             self._peak.begin(graph)
