@@ -1,6 +1,7 @@
 package watch
 
 import (
+	"maps"
 	"slices"
 	"strings"
 
@@ -21,6 +22,7 @@ type phases struct {
 
 // rankPhase is where a rank is.
 type rankPhase struct {
+	begun     bool
 	pid       int
 	source    samples.MarkSource // of the last mark; empty for none
 	phase     ledger.PhaseName
@@ -31,8 +33,15 @@ type rankPhase struct {
 
 func newPhases() phases { return phases{ranks: map[int]*rankPhase{}, named: map[int]int{}} }
 
-// started begins a rank, or begins it again.
-func (p *phases) started(root probe.Root) { p.ranks[root.Rank] = &rankPhase{pid: root.PID} }
+// started begins a rank, or begins it again. The first mark of a rank may come before.
+func (p *phases) started(root probe.Root) {
+	if r := p.rank(root.Rank); r.begun {
+		p.ranks[root.Rank] = &rankPhase{}
+		maps.DeleteFunc(p.named, func(_, rank int) bool { return rank == root.Rank })
+	}
+	r := p.rank(root.Rank)
+	r.begun, r.pid = true, root.PID
+}
 
 func (p *phases) rank(number int) *rankPhase {
 	if p.ranks[number] == nil {

@@ -263,9 +263,9 @@ func (o *runOptions) reconcile(c *cobra.Command) {
 	}
 }
 
-// threadsOfRun is the number of threads of the keeper and the optimizer service, beside the ranks. The Go runtime
+// threadsOfRun is the number of threads of guard, keeper and optimizer service, beside the ranks. The Go runtime
 // ends a process that cannot start a thread.
-const threadsOfRun = 2 * 16
+const threadsOfRun = 3 * 16
 
 // logTo returns a function that writes a message to the user while ranks run.
 func logTo(c *cobra.Command) func(format string, values ...any) {
