@@ -22,7 +22,8 @@ func writeCSV(w io.Writer, s *Source) error {
 }
 
 func writeLines(rows *csv.Writer, lines ledger.Comparison) {
-	_ = rows.Write([]string{"device", "rank", "phase", "iteration", "component", "planned_bytes", "measured_bytes", "why"})
+	_ = rows.Write([]string{"device", "rank", "phase", "iteration", "component", "planned_bytes", "measured_bytes",
+		"why"})
 	for _, l := range lines {
 		measured := ""
 		if l.Measured != nil {

@@ -58,12 +58,13 @@ type Comparison struct {
 	// Measured is the recording as a ledger.
 	Measured []ledger.Device
 	Notes    []string
+	ranks    int
 }
 
 // Compare puts a recording beside a plan. The plan may be nil.
 func Compare(r *Recording, plan *Plan) *Comparison {
 	m := r.measure()
-	c := &Comparison{Measured: m.devices, Notes: append([]string{}, m.notes...)}
+	c := &Comparison{Measured: m.devices, ranks: len(r.Ranks()), Notes: append([]string{}, m.notes...)}
 	if r.Cut {
 		c.Notes = append(c.Notes, "the recording is cut: its last line has no end and is left out")
 	}
@@ -140,7 +141,9 @@ func (c *Comparison) planned(r *Recording, plan *Plan, m *measurement) []ledger.
 			"compared", plan.RanksPerNode, len(ranks)))
 	}
 	hasGPU := func(rank int) bool {
-		return slices.ContainsFunc(m.devices, func(d ledger.Device) bool { return d.Kind == ledger.GPU && d.Rank == rank })
+		return slices.ContainsFunc(m.devices, func(d ledger.Device) bool {
+			return d.Kind == ledger.GPU && d.Rank == rank
+		})
 	}
 	var nodes, hosts, gpus []ledger.Device
 	first := 0 // rank of the GPUs that are alike
@@ -216,13 +219,16 @@ func ofRank(d ledger.Device, rank int, parts ledger.Bytes) ledger.Device {
 	return d
 }
 
-// Farthest returns the peak whose measurement differs most from the plan: of the node and the GPUs, or of ranks where
-// the node is not compared. It is nil if nothing was compared.
+// Farthest returns the peak whose measurement differs most from the plan. It is nil if nothing was compared. The node
+// comes before its only rank.
 func (c *Comparison) Farthest() *Peak {
 	var farthest *Peak
 	most := -1.0
 	for i := range c.Peaks {
 		p := &c.Peaks[i]
+		if p.Device == ledger.Host && p.Rank >= 0 && c.ranks == 1 {
+			continue
+		}
 		if share, known := p.Share(); known && max(share, -share) > most {
 			farthest, most = p, max(share, -share)
 		}

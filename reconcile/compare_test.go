@@ -15,7 +15,8 @@ import (
 // sharedRun is a run of two ranks whose states lie in arenas that the service maps, too.
 func sharedRun() *Recording {
 	const gib, mib = ledger.GiB, ledger.MiB
-	process := func(pid, rank int, role samples.Role, anonymous ledger.Bytes, mappings ...samples.Mapping) samples.Process {
+	process := func(pid, rank int, role samples.Role, anonymous ledger.Bytes,
+		mappings ...samples.Mapping) samples.Process {
 		p := samples.Process{PID: pid, Rank: rank, Role: role, Phase: ledger.Step, Iteration: ledger.Steady, Step: 3,
 			PageTables: 4 * mib, Mappings: mappings}
 		p.Resident.Anonymous, p.Proportional.Anonymous = anonymous, anonymous
@@ -42,7 +43,8 @@ func sharedRun() *Recording {
 		process(10, 0, samples.RankProcess, 5*gib, half("rank0", ledger.ExpAvg), torch, weights),
 		process(11, 1, samples.RankProcess, 5*gib, half("rank1", ledger.ExpAvg), torch),
 		process(12, 1, samples.Child, gib),
-		process(13, samples.NoRank, samples.Service, 50*mib, half("rank0", ledger.ExpAvg), half("rank1", ledger.ExpAvg)),
+		process(13, samples.NoRank, samples.Service, 50*mib, half("rank0", ledger.ExpAvg),
+			half("rank1", ledger.ExpAvg)),
 		process(14, samples.NoRank, samples.Keeper, 20*mib),
 	}}
 	ended := &samples.Ended{Phase: ledger.Step, Iteration: ledger.Steady, Step: 3, Resident: 10 * gib,
@@ -157,7 +159,8 @@ func TestGPU(t *testing.T) {
 		PeakReserved: 11 * gib, Total: 80 * gib, Free: 60 * gib,
 		Holdings: []ledger.Holding{{Component: ledger.Parameters, Bytes: 7 * gib}}}}
 	plan := &Plan{RanksPerNode: 2, Devices: []ledger.Device{{Kind: ledger.GPU, Count: 2,
-		Outside: []ledger.Holding{{Component: ledger.CUDAContext, Bytes: 400 * mib}, {Component: ledger.NCCL, Bytes: 500 * mib}},
+		Outside: []ledger.Holding{{Component: ledger.CUDAContext, Bytes: 400 * mib},
+			{Component: ledger.NCCL, Bytes: 500 * mib}},
 		Phases: []ledger.Phase{{Name: ledger.Step, Iteration: ledger.Steady, PeakUsed: 13 * gib,
 			Components: []ledger.Holding{{Component: ledger.Parameters, Bytes: 7 * gib}}}}}}}
 	c := Compare(r, plan)
@@ -214,9 +217,11 @@ func drawn(t *rapid.T) *Recording {
 			File: size.Draw(t, "file"), Hugetlb: size.Draw(t, "hugetlb")}
 	})
 	mapping := rapid.Custom(func(t *rapid.T) samples.Mapping {
-		return samples.Mapping{Name: rapid.SampledFrom([]string{"/memfd:plimsoll/rank1/x", "/a.so", "/b"}).Draw(t, "name"),
+		names := rapid.SampledFrom([]string{"/memfd:plimsoll/rank1/x", "/a.so", "/b"})
+		kinds := rapid.SampledFrom([]samples.MappingKind{samples.FileMapping, samples.SharedMapping})
+		return samples.Mapping{Name: names.Draw(t, "name"),
 			Arena:    rapid.SampledFrom([]ledger.Component{"", ledger.ExpAvg}).Draw(t, "arena"),
-			Kind:     rapid.SampledFrom([]samples.MappingKind{samples.FileMapping, samples.SharedMapping}).Draw(t, "kind"),
+			Kind:     kinds.Draw(t, "kind"),
 			Resident: size.Draw(t, "resident"), Proportional: size.Draw(t, "proportional")}
 	})
 	r := &Recording{}

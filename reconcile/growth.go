@@ -64,6 +64,8 @@ type Growth struct {
 	Phase ledger.PhaseName `json:"phase,omitempty"`
 	// Component is the component that holds as many bytes as a step adds, if one does: a copy of it is kept.
 	Component ledger.Component `json:"as_many_as,omitempty"`
+	// Appeared are the components that the client has counted after the first step and not before it.
+	Appeared []ledger.Holding `json:"appeared,omitempty"`
 }
 
 // IsLeak reports whether the growth goes on. Page cache is no leak.
@@ -135,6 +137,9 @@ func (r *Recording) growth(plan *Plan) []Growth {
 			g.Mapping = r.mappingThatGrows(s.line)
 			if g.Role == samples.RankProcess {
 				g.Component = counted[g.Rank].named(&g)
+			}
+			if g.Shape == FirstStep && g.Role == samples.RankProcess && g.Kind != Allocated {
+				g.Appeared = r.appeared(g.Rank)
 			}
 			if g.Shape != FirstStep && g.Role == samples.RankProcess && g.Kind != Driver && g.Kind != Allocated {
 				g.Phase = phases(g.Rank, g.FromStep)

@@ -2,6 +2,7 @@ package reconcile
 
 import (
 	"math/rand/v2"
+	"reflect"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -73,7 +74,8 @@ func TestGrowthIsToldApart(t *testing.T) {
 		run  training
 		want Growth
 	}{
-		"kept gradients": {training{steps: 60, perStep: 6, anonymous: rising(slope, 0), marks: true, holdings: gradients},
+		"kept gradients": {training{steps: 60, perStep: 6, anonymous: rising(slope, 0), marks: true,
+			holdings: gradients},
 			Growth{Role: samples.RankProcess, Kind: Anonymous, Shape: Linear, Component: ledger.Gradients}},
 		"a mapping": {training{steps: 60, perStep: 6, shared: rising(slope, 0), mapping: "/dev/shm/cache"},
 			Growth{Role: samples.RankProcess, Kind: Shared, Shape: Linear, Mapping: "/dev/shm/cache"}},
@@ -98,7 +100,7 @@ func TestGrowthIsToldApart(t *testing.T) {
 			}
 			got := Growth{Role: g.Role, Kind: g.Kind, Shape: g.Shape, Mapping: g.Mapping, Component: g.Component,
 				Every: g.Every}
-			if got != c.want {
+			if !reflect.DeepEqual(got, c.want) {
 				t.Errorf("found %+v, want %+v", got, c.want)
 			}
 		})

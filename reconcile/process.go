@@ -21,7 +21,8 @@ func identityOf(p *samples.Process) identity { return identity{p.PID, p.StartTim
 // for it, so it is read less often than the resident size.
 type divided struct{ anonymous, shared, file, hugetlb float64 }
 
-// newDivided returns the shares of a reading. Both sizes are not of the same instant, so small differences are no sharing.
+// newDivided returns the shares of a reading. Both sizes are not of the same instant, so small differences are no
+// sharing.
 func newDivided(p *samples.Process) divided {
 	share := func(proportional, resident ledger.Bytes) float64 {
 		if s := float64(proportional) / float64(resident); s > 0 && s < 0.9 {

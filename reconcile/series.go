@@ -214,6 +214,37 @@ func (r *Recording) phasesOfGrowth() func(rank int, from int64) ledger.PhaseName
 	}
 }
 
+// appeared returns the components that have grown from the first forward pass to a later one, as the client counts.
+func (r *Recording) appeared(rank int) []ledger.Holding {
+	var before, after []ledger.Holding
+	for i := range r.Marks {
+		m := r.Marks[i].Mark
+		if m.Rank != rank || m.Ended == nil || m.Ended.Holdings == nil || m.Ended.Phase != ledger.Forward {
+			continue
+		}
+		if m.Ended.Iteration == ledger.First {
+			before = m.Ended.Holdings
+		} else if after == nil {
+			after = m.Ended.Holdings
+		}
+	}
+	var list []ledger.Holding
+	for _, h := range after {
+		if before == nil {
+			break
+		}
+		for _, old := range before {
+			if old.Component == h.Component && old.Part == h.Part {
+				h.Bytes -= old.Bytes
+			}
+		}
+		if h.Bytes >= leastRise {
+			list = append(list, h)
+		}
+	}
+	return list
+}
+
 // sizes are the bytes of components.
 type sizes map[ledger.Component]ledger.Bytes
 

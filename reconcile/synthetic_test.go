@@ -11,21 +11,20 @@ import (
 
 // training is a made-up run of one rank.
 type training struct {
-	steps      int
-	perStep    int // samples of a step
-	noise      float64
-	states     ledger.Bytes // that appear in the first optimizer step
-	marks      bool
-	noPhases   bool
-	anonymous  func(step int) ledger.Bytes // beside states and activations
-	shared     func(step int) ledger.Bytes
-	file       func(step int) ledger.Bytes
-	child      func(step int) ledger.Bytes
-	gpu        func(step int) ledger.Bytes
-	holdings   []ledger.Holding
-	mapping    string // of the shared memory
-	parameters int64
-	random     *rand.Rand
+	steps     int
+	perStep   int // samples of a step
+	noise     float64
+	states    ledger.Bytes // that appear in the first optimizer step
+	marks     bool
+	noPhases  bool
+	anonymous func(step int) ledger.Bytes // beside states and activations
+	shared    func(step int) ledger.Bytes
+	file      func(step int) ledger.Bytes
+	child     func(step int) ledger.Bytes
+	gpu       func(step int) ledger.Bytes
+	holdings  []ledger.Holding
+	mapping   string // of the shared memory
+	random    *rand.Rand
 }
 
 const (
@@ -86,7 +85,8 @@ func (t training) sample(step int, phase ledger.PhaseName, iteration ledger.Iter
 	if t.noPhases {
 		phase, iteration, step = "", "", 0
 	}
-	kinds := samples.Kinds{Anonymous: anonymous, Shared: value(t.shared, step), File: 200*ledger.MiB + value(t.file, step)}
+	kinds := samples.Kinds{Anonymous: anonymous, Shared: value(t.shared, step),
+		File: 200*ledger.MiB + value(t.file, step)}
 	rank := samples.Process{PID: 10, Role: samples.RankProcess, Phase: phase, Iteration: iteration, Step: int64(step),
 		Resident: kinds, Proportional: kinds, PageTables: 2 * ledger.MiB}
 	if t.mapping != "" {

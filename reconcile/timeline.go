@@ -65,11 +65,11 @@ var curveTitles = []struct {
 	title     string
 	of        func(*rankMoment) ledger.Bytes
 }{
-	{ledger.PythonProcess, "the program and its libraries", func(m *rankMoment) ledger.Bytes { return m.process.program }},
+	{ledger.PythonProcess, ledger.PythonProcess.Title(), func(m *rankMoment) ledger.Bytes { return m.process.program }},
 	{ledger.PageTables, "page tables", func(m *rankMoment) ledger.Bytes { return m.process.pageTables }},
-	{"anonymous", "anonymous memory", func(m *rankMoment) ledger.Bytes { return m.process.anonymous }},
-	{"shared_memory", "shared memory", func(m *rankMoment) ledger.Bytes { return m.process.shared }},
-	{"hugetlb", "huge pages", func(m *rankMoment) ledger.Bytes { return m.process.hugetlb }},
+	{ledger.UnexplainedAnonymous, "anonymous memory", func(m *rankMoment) ledger.Bytes { return m.process.anonymous }},
+	{ledger.UnexplainedShared, "shared memory", func(m *rankMoment) ledger.Bytes { return m.process.shared }},
+	{ledger.UnexplainedHugetlb, "huge pages", func(m *rankMoment) ledger.Bytes { return m.process.hugetlb }},
 	{ledger.ChildProcesses, "child processes", func(m *rankMoment) ledger.Bytes { return m.children.need() }},
 }
 
@@ -108,49 +108,64 @@ func (t *Timeline) addTrack(track Track) {
 	}
 }
 
+// hostTrack has arenas, then what the client has counted at the last mark, then the rest by kind.
 func (r *Recording) hostTrack(all []moment, rank int) Track {
 	track := Track{Kind: ledger.Host, Rank: rank}
-	var arenas []ledger.Component
+	index := map[ledger.Component]int{}
+	add := func(sample int, component ledger.Component, title string, bytes ledger.Bytes) {
+		at, known := index[component]
+		if !known {
+			at = len(track.Curves)
+			index[component] = at
+			track.Curves = append(track.Curves, Curve{Component: component, Title: title})
+		}
+		c := &track.Curves[at]
+		for len(c.Points) <= sample { // a component that comes late
+			c.Points = append(c.Points, Point{Time: r.Samples[len(c.Points)].Time})
+		}
+		c.Points[sample].Bytes += max(bytes, 0)
+	}
+	next := 0
+	var counted []ledger.Holding
 	for i := range all {
-		if m := all[i].ranks[rank]; m != nil {
-			for _, a := range m.arenas {
-				if !slices.Contains(arenas, a.component) {
-					arenas = append(arenas, a.component)
-				}
+		for ; next < len(r.Marks) && r.Marks[next].Time <= r.Samples[i].Time; next++ {
+			if m := r.Marks[next].Mark; m.Rank == rank && m.Ended != nil && m.Ended.Holdings != nil {
+				counted = m.Ended.Holdings
 			}
 		}
-	}
-	add := func(component ledger.Component, title string, of func(*rankMoment) ledger.Bytes) {
-		c := Curve{Component: component, Title: title}
-		for i := range all {
-			var bytes ledger.Bytes
-			if m := all[i].ranks[rank]; m != nil {
-				bytes = max(of(m), 0)
-			}
-			c.Points = append(c.Points, Point{r.Samples[i].Time, bytes})
+		m := all[i].ranks[rank]
+		if m == nil {
+			m = &rankMoment{}
 		}
-		track.Curves = append(track.Curves, c)
-	}
-	for _, component := range arenas {
-		add(component, component.Title(), func(m *rankMoment) ledger.Bytes {
-			var sum ledger.Bytes
-			for _, a := range m.arenas {
-				if a.component == component {
-					sum += a.bytes
-				}
+		for _, a := range m.arenas {
+			add(i, a.component, a.component.Title(), a.bytes)
+		}
+		rest := *m
+		for _, h := range counted {
+			bytes := h.Bytes - min(h.Bytes, m.inArenas(h.Component))
+			if h.Component == ledger.PythonProcess {
+				bytes = max(h.Bytes-m.process.programResident, 0)
 			}
-			return sum
-		})
+			bytes = min(bytes, max(rest.process.anonymous, 0))
+			rest.process.anonymous -= bytes
+			add(i, h.Component, h.Component.Title(), bytes)
+		}
+		for _, c := range curveTitles {
+			add(i, c.component, c.title, c.of(&rest))
+		}
 	}
-	for _, c := range curveTitles {
-		add(c.component, c.title, c.of)
+	for i := range track.Curves { // a component that ends early
+		c := &track.Curves[i]
+		for len(c.Points) < len(r.Samples) {
+			c.Points = append(c.Points, Point{Time: r.Samples[len(c.Points)].Time})
+		}
 	}
 	return track
 }
 
 // gpuTrack has what torch says at marks, or else what the driver says in samples.
 func (r *Recording) gpuTrack(all []moment, rank int) Track {
-	allocated := Curve{Component: "allocated", Title: "allocated by torch"}
+	allocated := Curve{Component: ledger.UnexplainedGPU, Title: "allocated by torch"}
 	reserved := Curve{Component: ledger.AllocatorReserve, Title: ledger.AllocatorReserve.Title()}
 	for _, record := range r.Marks {
 		if record.Mark.Rank != rank || record.Mark.Ended == nil || len(record.Mark.Ended.GPUs) == 0 {
@@ -166,7 +181,7 @@ func (r *Recording) gpuTrack(all []moment, rank int) Track {
 	if len(allocated.Points) > 0 {
 		return Track{ledger.GPU, rank, []Curve{allocated, reserved}}
 	}
-	used := Curve{Component: "gpu_used", Title: "used, as the driver counts"}
+	used := Curve{Component: ledger.UnexplainedGPU, Title: "used, as the driver counts"}
 	for i := range all {
 		if m := all[i].ranks[rank]; m != nil {
 			used.Points = append(used.Points, Point{r.Samples[i].Time, r.used(i, m.pids)})
@@ -192,7 +207,8 @@ func (r *Recording) spans(all []moment, rank int) []Span {
 	add := func(at time.Duration, next Span) {
 		if n := len(list); n > 0 {
 			list[n-1].To = at
-			if last := list[n-1]; last.Phase == next.Phase && last.Iteration == next.Iteration && last.Step == next.Step {
+			last := list[n-1]
+			if last.Phase == next.Phase && last.Iteration == next.Iteration && last.Step == next.Step {
 				return
 			}
 		}
@@ -226,7 +242,8 @@ func (r *Recording) instants() []Instant {
 	groups := map[string]int64{}
 	for i, record := range r.Samples {
 		if kills := record.Sample.Node.Kills; i > 0 && kills > host {
-			list = append(list, Instant{record.Time, samples.NoRank, "the OOM killer has killed a process on this host"})
+			list = append(list, Instant{record.Time, samples.NoRank,
+				"the OOM killer has killed a process on this host"})
 		}
 		host = record.Sample.Node.Kills
 		for _, g := range record.Sample.Groups {

@@ -58,21 +58,25 @@ type tick struct {
 
 // newChart draws a track. The planned peak is nil if there is none.
 func newChart(track *reconcile.Track, t *reconcile.Timeline, planned *ledger.Bytes) *chart {
-	c := &chart{Title: compared{track.Kind, track.Rank}.title(), Width: chartLeft + chartWidth + 16,
+	c := &chart{Title: compared{track.Kind, track.Rank}.title(), Width: chartLeft + chartWidth + 28,
 		Height: bandTop + bandHeight + 24}
 	if track.Rank == ledger.WholeNode {
 		c.Title = "optimizer service and plimsoll"
 	}
+	track = tidied(track)
 	points := track.Curves[0].Points
 	from, to := points[0].Time, points[len(points)-1].Time
 	if to <= from {
 		to = from + 1
 	}
-	kept, most, peak := thinned(track)
+	kept, most := thinned(track)
 	if planned != nil {
 		most = max(most, *planned)
 	}
-	limits := slices.DeleteFunc(slices.Clone(t.Limits), func(l reconcile.Limit) bool { return track.Kind == ledger.GPU })
+	limits := t.Limits // of the host
+	if track.Kind == ledger.GPU {
+		limits = nil
+	}
 	for _, l := range limits {
 		if l.Bytes <= 2*most {
 			most = max(most, l.Bytes)
@@ -85,7 +89,7 @@ func newChart(track *reconcile.Track, t *reconcile.Timeline, planned *ledger.Byt
 	}
 	top := float64(most) * 1.05
 	y := func(bytes ledger.Bytes) float64 { return chartTop + chartHeight*(1-float64(bytes)/max(top, 1)) }
-	c.stack(track, kept, peak, x, y)
+	c.stack(track, kept, x, y)
 	if planned != nil {
 		c.Lines = append(c.Lines, chartLine{y(*planned), "planned peak: " + planned.String()})
 	}
@@ -99,9 +103,51 @@ func newChart(track *reconcile.Track, t *reconcile.Timeline, planned *ledger.Byt
 	return c
 }
 
+// tidied returns a track in which curves that are hardly seen are one, and memory that nobody has counted is on top.
+func tidied(track *reconcile.Track) *reconcile.Track {
+	_, most := thinned(track)
+	full := &reconcile.Track{Kind: track.Kind, Rank: track.Rank}
+	var small *reconcile.Curve
+	for _, c := range track.Curves {
+		switch {
+		case len(track.Curves) <= 3 || highestOf(&c) >= most/100:
+			full.Curves = append(full.Curves, c)
+		case small == nil:
+			small = &reconcile.Curve{Title: "other", Points: slices.Clone(c.Points)}
+		default:
+			for i := range small.Points {
+				small.Points[i].Bytes += c.Points[i].Bytes
+			}
+		}
+	}
+	slices.SortStableFunc(full.Curves, func(a, b reconcile.Curve) int {
+		return onTop(a.Component) - onTop(b.Component)
+	})
+	if small != nil {
+		full.Curves = append(full.Curves, *small)
+	}
+	return full
+}
+
+// onTop is 1 for memory that no component is known of.
+func onTop(c ledger.Component) int {
+	if c.PartOf() == ledger.Unexplained {
+		return 1
+	}
+	return 0
+}
+
+func highestOf(c *reconcile.Curve) ledger.Bytes {
+	most := ledger.Bytes(0)
+	for _, p := range c.Points {
+		most = max(most, p.Bytes)
+	}
+	return most
+}
+
 // thinned returns the samples to draw: of every column the lowest and the highest, in order. It returns the highest
-// sum, too, and where it is.
-func thinned(track *reconcile.Track) (kept []int, most ledger.Bytes, peak int) {
+// sum, too.
+func thinned(track *reconcile.Track) (kept []int, most ledger.Bytes) {
 	points := track.Curves[0].Points
 	sums := make([]ledger.Bytes, len(points))
 	for _, c := range track.Curves {
@@ -124,19 +170,16 @@ func thinned(track *reconcile.Track) (kept []int, most ledger.Bytes, peak int) {
 		if low != high {
 			kept = append(kept, max(low, high))
 		}
-		if sums[high] > most {
-			most, peak = sums[high], high
-		}
+		most = max(most, sums[high])
 	}
 	if last := len(points) - 1; kept[len(kept)-1] != last {
 		kept = append(kept, last)
 	}
-	return kept, most, peak
+	return kept, most
 }
 
 // stack makes an area of every curve, each on top of those before it.
-func (c *chart) stack(track *reconcile.Track, kept []int, peak int, x func(time.Duration) float64,
-	y func(ledger.Bytes) float64) {
+func (c *chart) stack(track *reconcile.Track, kept []int, x func(time.Duration) float64, y func(ledger.Bytes) float64) {
 	below := make([]ledger.Bytes, len(kept))
 	for n, curve := range track.Curves {
 		var upper, lower []string
@@ -148,7 +191,7 @@ func (c *chart) stack(track *reconcile.Track, kept []int, peak int, x func(time.
 		}
 		slices.Reverse(lower)
 		c.Areas = append(c.Areas, area{curve.Title, strings.Join(append(upper, lower...), " "),
-			curve.Points[peak].Bytes.String(), n % 10})
+			highestOf(&curve).String(), n % 10})
 	}
 }
 
@@ -165,7 +208,8 @@ func (c *chart) axes(from, to time.Duration, top ledger.Bytes, x func(time.Durat
 		if to-from < 10*time.Second {
 			round = 100 * time.Millisecond
 		}
-		c.Ticks = append(c.Ticks, tick{X: x(at), Y: bandTop + bandHeight + 16, Text: at.Round(round).String(), OfX: true})
+		c.Ticks = append(c.Ticks, tick{X: x(at), Y: bandTop + bandHeight + 16, Text: at.Round(round).String(),
+			OfX: true})
 	}
 }
 
@@ -190,10 +234,11 @@ func (c *chart) bands(t *reconcile.Timeline, rank int, from, to time.Duration) {
 		if s.From > at {
 			continue
 		}
-		if n := len(c.Bands); n > 0 && c.Bands[n-1].Phase == s.Phase && c.Bands[n-1].X+c.Bands[n-1].Width == chartLeft+float64(px) {
-			c.Bands[n-1].Width++
+		x := chartLeft + float64(px)
+		if n := len(c.Bands) - 1; n >= 0 && c.Bands[n].Phase == s.Phase && c.Bands[n].X+c.Bands[n].Width == x {
+			c.Bands[n].Width++
 			continue
 		}
-		c.Bands = append(c.Bands, band{chartLeft + float64(px), 1, s.Phase, stageText(s.Phase, s.Iteration)})
+		c.Bands = append(c.Bands, band{x, 1, s.Phase, stageText(s.Phase, s.Iteration)})
 	}
 }

@@ -2,12 +2,14 @@ package report
 
 import (
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"strings"
 	"time"
 
 	"plimsoll/fault"
+	"plimsoll/job"
 	"plimsoll/ledger"
 	"plimsoll/reconcile"
 	"plimsoll/samples"
@@ -80,6 +82,51 @@ func NewComparison(version string, r *reconcile.Recording, file string, plan *Pl
 		d.Within = math.Abs(share) <= tolerance
 	}
 	return d
+}
+
+// Learn returns what the run has taught about memory that does not depend on the model. A line is missing where it was
+// not told apart.
+func (d *Comparison) Learn(plan *PlanDocument) *job.Factors {
+	f := &job.Factors{Schema: job.FactorsSchema, Recording: d.Recording.File, Plan: d.Plan.File, Torch: plan.Job.Torch,
+		Ranks: plan.Job.Ranks, Constants: []job.Constant{}, Ratios: []job.Ratio{}}
+	for i := range plan.Devices {
+		if plan.Devices[i].Kind == ledger.GPU {
+			f.GPU = plan.Devices[i].Name
+		}
+	}
+	most := map[ledger.Component]job.Constant{}
+	for _, l := range d.Lines {
+		if l.Measured == nil || l.Rank < 0 {
+			continue
+		}
+		isProcess := l.Device == ledger.Host && l.Component == ledger.PythonProcess && d.hasClient()
+		isOutside := l.Device == ledger.GPU && l.Component == ledger.OutsideAllocator
+		if (isProcess || isOutside) && *l.Measured > most[l.Component].Bytes {
+			most[l.Component] = job.Constant{Component: l.Component, Bytes: *l.Measured,
+				Why: fmt.Sprintf("measured on rank %d (%s)", l.Rank, d.stage(l.Phase, l.Iteration))}
+		}
+	}
+	for _, component := range slices.Sorted(maps.Keys(most)) {
+		f.Constants = append(f.Constants, most[component])
+	}
+	for _, of := range d.devices() {
+		peak := d.highest(of)
+		for _, l := range d.Lines {
+			if l.Device == of.kind && l.Rank == of.rank && l.Phase == peak.Phase && l.Iteration == peak.Iteration &&
+				l.Measured != nil && l.Planned > 0 {
+				f.Ratios = append(f.Ratios, job.Ratio{Device: l.Device, Phase: l.Phase, Iteration: l.Iteration,
+					Component: l.Component, Planned: l.Planned, Measured: *l.Measured,
+					Ratio: float64(*l.Measured) / float64(l.Planned)})
+			}
+		}
+	}
+	return f
+}
+
+// hasClient reports whether the trainer has counted its memory itself. Without it, memory of the process and tensors
+// are one.
+func (d *Comparison) hasClient() bool {
+	return slices.Contains(d.Recording.Sources, samples.FromClient)
 }
 
 func newComparedRecording(r *reconcile.Recording) ComparedRecording {
@@ -169,18 +216,17 @@ func (d *Comparison) devices() []compared {
 
 // phases returns a table of a device's peaks.
 func (d *Comparison) phases(of compared) *Table {
-	t := &Table{Columns: []Column{{Title: of.title(), Width: len("checkpoint, steady")}}}
-	t.with(Bytes, "planned", "measured", "difference", "unexplained").with(Label, "from")
+	t := &Table{Columns: []Column{{Title: of.title()}}}
+	t.with(Bytes, "planned", "measured")
+	t.Columns = append(t.Columns, Column{Title: "difference", Kind: Share, Decimals: 1})
+	t.with(Bytes, "unexplained").with(Label, "from")
 	for _, p := range d.Peaks {
 		if (compared{p.Device, p.Rank}) != of {
 			continue
 		}
 		var difference, unexplained any
-		if bytes, known := p.Difference(); known {
-			difference = bytes.Signed()
-			if share, known := p.Share(); known {
-				difference = fmt.Sprintf("%v, %+.1f %%", bytes.Signed(), 100*share)
-			}
+		if share, known := p.Share(); known {
+			difference = fmt.Sprintf("%+.1f %%", 100*share)
 		}
 		if p.Measured != nil {
 			unexplained = p.Unexplained
@@ -213,14 +259,17 @@ func stageText(name ledger.PhaseName, iteration ledger.Iteration) string {
 	return rowText(&ledger.Phase{Name: name, Iteration: iteration})
 }
 
-// highest returns the measured peak of a device, or the planned one if nothing was measured.
+// highest returns the peak of a device that is highest in the measurement, of those that have a plan if any has.
 func (d *Comparison) highest(of compared) *reconcile.Peak {
 	var most *reconcile.Peak
 	size := func(p *reconcile.Peak) ledger.Bytes {
-		if p.Measured != nil {
+		switch {
+		case p.Measured == nil:
+			return -1
+		case p.Planned == nil:
 			return *p.Measured
 		}
-		return -1
+		return *p.Measured + 1<<62
 	}
 	for i := range d.Peaks {
 		p := &d.Peaks[i]
@@ -297,7 +346,8 @@ var (
 	roleTexts = map[samples.Role]string{samples.RankProcess: "", samples.Child: ", child processes",
 		samples.Service: "the optimizer service", samples.Keeper: "plimsoll"}
 	kindTexts = map[reconcile.MemoryKind]string{reconcile.Anonymous: "anonymous memory",
-		reconcile.Shared: "shared memory", reconcile.File: "page cache of mapped files", reconcile.Hugetlb: "huge pages",
+		reconcile.Shared: "shared memory", reconcile.File: "page cache of mapped files",
+		reconcile.Hugetlb:  "huge pages",
 		reconcile.Resident: "resident memory", reconcile.Allocated: "memory that torch has allocated on the GPU",
 		reconcile.Driver: "GPU memory as the driver counts it"}
 )
@@ -321,6 +371,9 @@ func (d *Comparison) GrowthText(g *reconcile.Growth) string {
 		where = ", in " + string(g.Phase)
 	}
 	asMany := ""
+	for i, h := range g.Appeared {
+		asMany += map[bool]string{true: ": ", false: ", "}[i == 0] + fmt.Sprintf("%s %v", h.Component.Title(), h.Bytes)
+	}
 	if g.Component != "" {
 		asMany = ", as many bytes as the " + g.Component.Title()
 	}

@@ -39,7 +39,8 @@ type htmlCell struct {
 
 // WriteHTML writes a page that needs no network and no scripts: the page of a result, with charts of a recording. The
 // timeline is nil for a plan.
-func WriteHTML(w io.Writer, page *Page, version string, good bool, t *reconcile.Timeline, peaks []reconcile.Peak) error {
+func WriteHTML(w io.Writer, page *Page, version string, good bool, t *reconcile.Timeline,
+	peaks []reconcile.Peak) error {
 	p := htmlPage{Title: page.Title, Version: version, Verdict: page.Verdict, Good: good}
 	if t != nil {
 		for i := range t.Tracks {

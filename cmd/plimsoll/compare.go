@@ -11,6 +11,7 @@ import (
 // compareOptions are the flags of the verb.
 type compareOptions struct {
 	tolerance float64 // in percent
+	learn     string
 	format    report.Format
 }
 
@@ -43,6 +44,8 @@ It ends with exit code 4 if a measured peak differs from its plan by more than
 	}
 	command.Flags().SortFlags = false
 	toleranceFlag(command, &options.tolerance)
+	command.Flags().StringVar(&options.learn, "learn", "",
+		"write what the run has taught about memory beside the model to a `file` for plan --factors")
 	outputFlags(command, &options.format, "print one JSON document")
 	return command
 }
@@ -64,9 +67,18 @@ func runCompare(c *cobra.Command, o compareOptions, arguments []string) error {
 		return fault.File(planFile).Inputf("this is a plan, and there is no recording to compare it with").
 			WithHint("plimsoll compare " + planFile + " run.jsonl")
 	}
+	if o.learn != "" && plan == nil {
+		return fault.Inputf("--learn needs a plan: it says which versions and which GPU the run had").
+			WithHint("plimsoll compare plan.json " + recording.File + " --learn " + o.learn)
+	}
 	document := report.NewComparison(c.Root().Version, recording, planFile, plan, o.tolerance/100)
 	if err := document.Page().Write(c.OutOrStdout(), o.format); err != nil {
 		return err
+	}
+	if o.learn != "" {
+		if err := writeDocument("--learn", o.learn, document.Learn(plan)); err != nil {
+			return err
+		}
 	}
 	if !document.Within {
 		return outcome(exitDiffers)
@@ -74,10 +86,13 @@ func runCompare(c *cobra.Command, o compareOptions, arguments []string) error {
 	return nil
 }
 
-// readCompared reads a plan and a recording, or the one of them that there is.
+// readCompared reads a plan and a recording in any order, or the one of them that there is.
 func readCompared(arguments []string) (planFile string, plan *report.PlanDocument, recording *reconcile.Recording,
 	err error) {
 	first, last := arguments[0], arguments[len(arguments)-1]
+	if len(arguments) == 2 && !report.IsRecording(last) && report.IsRecording(first) {
+		first, last = last, first
+	}
 	if len(arguments) == 2 || !report.IsRecording(first) {
 		if plan, err = report.ReadPlan(first); err != nil || len(arguments) == 1 {
 			return first, plan, nil, err

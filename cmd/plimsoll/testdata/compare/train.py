@@ -2,8 +2,7 @@
 import json, mmap, os, socket, sys, time
 import torch
 
-leak = sys.argv[1]
-steps = 70 if leak == "mapping" else 24  # mappings are read every ten seconds
+leak, steps = sys.argv[1], 24
 marks = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
 place, step = None, 0
 
