@@ -324,8 +324,8 @@ type Ended struct {
 	// Holdings are held at the end of the phase: tensors in host memory that the client has counted, by component, and
 	// what the process held before the model was made. They are nil where the client has not counted tensors.
 	Holdings []ledger.Holding `json:"holdings"`
-	// PeakHoldings are all that was held at the peak. They are nil where the peak was at the end, or the client does not
-	// know its instant.
+	// PeakHoldings are all that was held at the peak. They are nil where the peak was at the end, or where the client
+	// does not know its instant.
 	PeakHoldings []ledger.Holding `json:"peak_holdings,omitempty"`
 	GPUs         []TorchMemory    `json:"gpus,omitempty"`
 }

@@ -15,6 +15,9 @@ from plimsoll.torch.meter import Meter
 from plimsoll.torch.saved import CAN_READ, Graph
 from plimsoll.torch.storages import Tally, storages, tensors
 
+# torch 2.1 has it elsewhere.
+_is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", None) or torch._utils.is_compiling
+
 _BETWEEN = "between steps"
 _EVALUATION = "evaluation"
 
@@ -105,7 +108,7 @@ class _Hook:
         self._function = function
 
     def __call__(self, *arguments: Any) -> None:
-        if self._function is not None and not torch.compiler.is_compiling():
+        if self._function is not None and not _is_compiling():
             self._function(*arguments)
 
     def __reduce__(self) -> Any:
@@ -275,7 +278,7 @@ class _Loop:
     @_never_failing
     def step_begins(self, optimizer: torch.optim.Optimizer, arguments: Any, named: Any) -> None:
         owners = [w for w in self._watches if w.owns(optimizer)]
-        if self._stepping not in (None, optimizer) or not owners or torch.compiler.is_compiling():
+        if self._stepping not in (None, optimizer) or not owners or _is_compiling():
             return
         self._stepping, self._current = optimizer, owners[0]
         self._has_closure = any(callable(a) for a in (*arguments[1:], named.get("closure")))
@@ -327,7 +330,7 @@ def _patch_backward() -> None:
 
     @functools.wraps(original)
     def backward(*arguments: Any, **named: Any) -> Any:
-        if _loop is None or _backward_of_torch is None or torch.compiler.is_compiling():
+        if _loop is None or _backward_of_torch is None or _is_compiling():
             return original(*arguments, **named)
         roots = arguments[0] if arguments else named.get("tensors")
         return _loop.backward(roots, lambda: original(*arguments, **named))
