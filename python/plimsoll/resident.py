@@ -67,7 +67,8 @@ def reset_peak() -> None:
     except OSError as error:
         _can_reset = False
         warnings.warn(
-            f"plimsoll: the peak of resident memory cannot be reset ({error}): the peaks of marks are those since the process began",
+            f"plimsoll: the peak of resident memory cannot be reset ({error}): the peaks of marks are those since the "
+            "process began",
             stacklevel=2,
         )
 

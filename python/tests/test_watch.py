@@ -7,7 +7,6 @@ import pickle
 import subprocess
 import sys
 import time
-import warnings
 
 import pytest
 import torch
@@ -317,7 +316,8 @@ def test_a_hook_that_moves_saved_tensors(received):
     model = network()
     unpacked = []
     plimsoll.torch.watch(model)
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: ("moved", t.double()), lambda m: unpacked.append(1) or m[1].float()):
+    hooks = lambda t: ("moved", t.double()), lambda moved: unpacked.append(1) or moved[1].float()  # noqa: E731
+    with torch.autograd.graph.saved_tensors_hooks(*hooks):
         loss = model(torch.randn(4, 16)).square().mean()
     graph = watching.Graph([loss], [])
     assert sum(s.nbytes() for node in graph.model for s in watching_saved(node)) > 0
@@ -399,7 +399,8 @@ def test_a_data_loader_is_silent(received):
         with torch.no_grad():
             return model(torch.stack(rows))
 
-    for rows in DataLoader(torch.randn(16, 16), batch_size=8, num_workers=2, collate_fn=collate, multiprocessing_context="fork"):
+    options = dict(batch_size=8, num_workers=2, collate_fn=collate, multiprocessing_context="fork")
+    for rows in DataLoader(torch.randn(16, 16), **options):
         model(rows).mean().backward()
         optimizer.step()
     assert received.places() == ["initialize 0", *steps(1, 2)]
@@ -489,6 +490,6 @@ def test_temporaries_by_formula(received, optimizer, options):
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "PYTHONPATH": str(ROOT / "python")}
     subprocess.run([sys.executable, "-c", TEMPORARIES, optimizer, repr(options)], check=True, env=environment)
     before, step = received.ended("backward", 2), received.ended("step", 2)
-    formula = bytes_of(step["peak_holdings"])["optimizer_temporaries"]
+    formula = bytes_of(step.get("peak_holdings") or step["holdings"]).get("optimizer_temporaries", 0)
     measured = step["peak_resident_bytes"] - before["resident_bytes"]
     assert measured == pytest.approx(formula, abs=3 << 20), (measured, formula)
