@@ -109,6 +109,8 @@ type (
 	DiskFull struct {
 		Path  string
 		Quota bool
+		// Assumed is set if the text says only that writing has failed.
+		Assumed bool
 	}
 
 	// TooManyProcesses is EAGAIN from fork or clone, or "can't start new thread".

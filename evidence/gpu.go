@@ -107,6 +107,13 @@ var gpuPatterns = []pattern{
 		kind:       TrainerLog,
 		fact:       library("cuDNN"),
 	},
+	{ // xla/service/gpu, as JAX shows it
+		name:       "XLA out of memory",
+		literals:   []string{"RESOURCE_EXHAUSTED: Out of memory"},
+		expression: `(?P<status>RESOURCE_EXHAUSTED): Out of memory while trying to allocate \d+ bytes`,
+		kind:       TrainerLog,
+		fact:       func(m *match) Fact { return LibraryFailed{Library: "XLA", Status: m.get("status"), Memory: true} },
+	},
 	{ // aten/src/ATen/native/cudnn/MHA.cpp
 		name:       "cuDNN attention failed",
 		literals:   []string{"is_good() to be true"},
@@ -214,6 +221,9 @@ func gpuOutOfMemory(m *match) Fact {
 		process := GPUProcess{Used: used}
 		process.PID = atoi(groups[1])
 		f.Others = append(f.Others, process)
+	}
+	if strings.Contains(m.whole[:m.indices[0]], "Warning: ") { // FSDP's: it goes on without a copy
+		return AllocationRetried{Device: f.Device, Requested: f.Requested, Free: f.Free, Total: f.Total}
 	}
 	return f
 }

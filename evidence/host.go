@@ -81,17 +81,21 @@ var hostPatterns = []pattern{
 		fact:       func(*match) Fact { return SharedMemoryFull{By: "DataLoader"} },
 	},
 	{ // NCCL: src/misc/shmutils.cc
-		name:       "NCCL's shared memory",
-		literals:   []string{"rror while creating shared memory segment", "failed to extend /dev/shm"},
-		expression: `(?:[Ee]rror while creating shared memory segment|failed to extend) (?P<path>/dev/shm/\S*)`,
-		kind:       TrainerLog,
-		fact:       func(m *match) Fact { return SharedMemoryFull{By: "NCCL", Path: m.get("path")} },
+		name: "NCCL's shared memory",
+		literals: []string{
+			"rror while creating shared memory segment", "failed to extend /dev/shm", "Call to posix_fallocate failed",
+		},
+		expression: `(?:[Ee]rror while creating shared memory segment|failed to extend) (?P<path>/dev/shm/\S*)|` +
+			`NCCL WARN Call to posix_fallocate failed ?: No space left on device`,
+		kind: TrainerLog,
+		fact: func(m *match) Fact { return SharedMemoryFull{By: "NCCL", Path: m.get("path")} },
 	},
 	{ // Python, glibc: strerror(ENOSPC), strerror(EDQUOT)
 		name:     "no space left",
-		literals: []string{"No space left on device", "Disk quota exceeded"},
-		expression: `(?:(?P<quota>Disk quota exceeded)|No space left on device)(?: \(os error \d+\))?` +
-			`(?:[^'"]*: ?\\?['"](?P<path>[^'"]+)['"])?`,
+		literals: []string{"No space left on device", "Disk quota exceeded", "[Errno 28]", "[Errno 122]"},
+		// In other languages the number is all that is known. inotify's limit has the same number.
+		expression: `(?:(?P<quota>\[Errno 122\] [^:]+|Disk quota exceeded)|No space left on device|` +
+			`\[Errno 28\] (?:[^i:]|i[^n:])[^:]*)(?: \(os error \d+\))?(?:[^'"]*: ?\\?['"](?P<path>[^'"]+)['"])?`,
 		kind: TrainerLog, fact: noSpace,
 	},
 	{ // caffe2/serialize/inline_container.cc
@@ -99,7 +103,7 @@ var hostPatterns = []pattern{
 		literals:   []string{"PytorchStreamWriter failed", "] . unexpected pos", ". unexpected pos "},
 		expression: `PytorchStreamWriter failed writing (?:file|central directory)[^:]*:? ?(?P<path>\S*)|unexpected pos \d+ vs \d+`,
 		kind:       TrainerLog,
-		fact:       func(m *match) Fact { return DiskFull{} },
+		fact:       func(m *match) Fact { return DiskFull{Assumed: true} },
 	},
 	{ // numpy/_core/src/multiarray/alloc.cpp and numpy/core/_exceptions.py
 		name:     "numpy",
@@ -124,14 +128,16 @@ var hostPatterns = []pattern{
 		fact:       func(*match) Fact { return HostAllocationFailed{By: "std::bad_alloc"} },
 	},
 	{ // CPython: Modules/_threadmodule.c; libgomp; OpenBLAS
-		name:     "no new thread",
-		literals: []string{"can't start new thread", "Thread creation failed", "pthread_create failed"},
-		expression: `(?:can't start new thread|(?P<gomp>libgomp): Thread creation failed|` +
+		name: "no new thread",
+		literals: []string{
+			"can't start new thread", "Thread creation failed", "pthread_create failed", "OMP: Error #34",
+		},
+		expression: `(?:can't start new thread|(?P<gomp>libgomp): Thread creation failed|(?P<omp>OMP): Error #34|` +
 			`(?P<blas>OpenBLAS) blas_thread_init: pthread_create failed)`,
 		kind: TrainerLog,
 		fact: func(m *match) Fact {
 			by := "thread"
-			if other := m.get("gomp") + m.get("blas"); other != "" {
+			if other := m.get("gomp") + m.get("omp") + m.get("blas"); other != "" {
 				by = other
 			}
 			return TooManyProcesses{By: by}
@@ -207,12 +213,15 @@ func torchSharedMemory(m *match) Fact {
 	file := m.get("file")
 	errno := m.integer("errno", 0)
 	switch syscall.Errno(errno) {
-	case 0, syscall.ENOSPC: // old releases do not say why
+	case syscall.ENOSPC:
 		return SharedMemoryFull{By: "torch", Path: file}
 	case syscall.ENOMEM:
 		return HostAllocationFailed{By: "mmap", Errno: errno, File: file}
 	}
-	return nil
+	if errno == 0 && strings.HasPrefix(file, "/torch_") { // PyTorch 1.x says no more
+		return SharedMemoryFull{By: "torch"}
+	}
+	return Exception{Type: "RuntimeError", Message: m.whole[m.indices[0]:m.indices[1]]}
 }
 
 func noSpace(m *match) Fact {

@@ -225,10 +225,10 @@ var launcherPatterns = []pattern{
 		name: "NCCL: peer gone",
 		literals: []string{
 			"ncclRemoteError", "by remote peer", "ncclSystemError", "ncclInternalError",
-			"NCCL communicator was aborted",
-			"NCCL WARN",
+			"NCCL communicator was aborted", "NCCL WARN", "DistBackendError: NCCL error",
 		},
 		expression: `(?P<what>ncclRemoteError|ncclSystemError|ncclInternalError|Connection closed by remote peer|` +
+			`DistBackendError: NCCL error.*unhandled system error|` +
 			`NCCL communicator was aborted|NCCL WARN .*(?:Connection reset by peer|Connection refused|Broken pipe|timed out))`,
 		kind: TrainerLog, fact: collective("NCCL"),
 	},

@@ -58,14 +58,15 @@ func beginTrace(_ *reader, m *match) {
 // trace reads a line of a traceback. Found says that the line has facts of its own, which come after those before it.
 func (r *reader) trace(s *stream, t *text, found bool, before int) {
 	c := s.trace
-	if c == nil || strings.HasPrefix(strings.TrimLeft(t.string, " |+"), "Traceback (most") {
+	if c == nil || strings.Contains(t.string, "Traceback (most recent call last)") {
 		return
 	}
 	c.lines++
 	switch {
 	case c.lines > longestTrace:
 		s.trace = nil
-	case strings.HasPrefix(t.string, " "), strings.HasPrefix(t.string, "\t"), t.string == "":
+	case strings.HasPrefix(t.string, " "), strings.HasPrefix(t.string, "\t"), t.string == "",
+		strings.HasPrefix(t.string, "│"): // a box of Rich
 		c.see(t)
 	default:
 		groups := exceptionText.FindStringSubmatch(t.string)

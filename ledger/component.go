@@ -96,6 +96,12 @@ const (
 	UnexplainedGPU       Component = "unexplained_gpu"
 )
 
+// Memory that a measurement found, and whose use it cannot tell further.
+const (
+	BackwardPass Component = "backward_pass"
+	Unattributed Component = "unattributed"
+)
+
 // description is the title of a component, unless it is the name itself, and the
 // component that it is a part of.
 type description struct {
@@ -162,6 +168,8 @@ var descriptions = map[Component]description{
 	UnexplainedShared:    {title: "unexplained: shared memory", partOf: Unexplained},
 	UnexplainedHugetlb:   {title: "unexplained: huge pages", partOf: Unexplained},
 	UnexplainedGPU:       {title: "unexplained: GPU", partOf: Unexplained},
+
+	BackwardPass: {title: "backward pass"},
 }
 
 // Title returns the name in text.

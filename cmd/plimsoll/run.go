@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"plimsoll/binding"
+	"plimsoll/explain"
 	"plimsoll/fault"
 	"plimsoll/host"
 	"plimsoll/launch"
@@ -232,6 +233,9 @@ func guard(job *launch.Job, reportFile string, document func(*launch.Result) *re
 	if err != nil {
 		job.Logf("%v", err)
 	}
+	if !result.ByUser {
+		explainRun(job)
+	}
 	return outcome(result.ExitCode)
 }
 
@@ -260,6 +264,19 @@ func (o *runOptions) reconcile(c *cobra.Command) {
 	}
 	if len(lines) > 0 {
 		logf("%s shows all", strings.Join(strings.Fields("plimsoll compare "+o.planFile+" "+o.recordFile), " "))
+	}
+}
+
+// explainRun tells the user why the job has failed, if the recording tells which resource ran out.
+func explainRun(job *launch.Job) {
+	e := explain.Explain(explain.Inputs{Recordings: []explain.Recording{{Name: "the recording",
+		Records: job.Recorded()}}})
+	switch e.Cause.Resource {
+	case explain.None, explain.NotMemory, explain.Undetermined:
+		return
+	}
+	for _, line := range e.Brief() {
+		job.Logf("%s", line)
 	}
 }
 

@@ -12,7 +12,7 @@ import torch
 import plimsoll.torch
 from gpt import ROOT
 from marked import received  # noqa: F401
-from test_watch import named, nbytes, network, steps, unwatched  # noqa: F401
+from test_watch import named, nbytes, network, unwatched  # noqa: F401
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
