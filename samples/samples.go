@@ -319,13 +319,13 @@ type Ended struct {
 	Peak      ledger.Bytes     `json:"peak_resident_bytes"` // in the phase
 	// FreeHeap is memory that malloc keeps for its next use (mallinfo2's fordblks); -1 if unknown.
 	FreeHeap ledger.Bytes `json:"free_heap_bytes"`
-	// PeakFreeHeap is FreeHeap at the peak. It is that of the end where the client has not found the peak's instant.
+	// PeakFreeHeap is FreeHeap at the peak. It is that of the end if the client has not found the peak's instant.
 	PeakFreeHeap ledger.Bytes `json:"peak_free_heap_bytes,omitempty"`
 	// Holdings are held at the end of the phase: tensors in host memory that the client has counted, by component, and
 	// what the process held before the model was made. They are nil where the client has not counted tensors.
 	Holdings []ledger.Holding `json:"holdings"`
-	// PeakHoldings are all that was held at the peak. They are nil where the peak was at the end, or the client does not
-	// know its instant.
+	// PeakHoldings are all that was held at the peak. They are nil where the peak was at the end, or where the client
+	// does not know its instant.
 	PeakHoldings []ledger.Holding `json:"peak_holdings,omitempty"`
 	GPUs         []TorchMemory    `json:"gpus,omitempty"`
 }

@@ -1,10 +1,16 @@
 """What this process holds in memory, as Linux and malloc say."""
 
 import ctypes
+import mmap
+import os
 import warnings
 from typing import NamedTuple, Optional
 
+import numpy as np
+
 _KIB = 1024
+_PAGES = 1 << 16  # that are looked up at once
+_PRESENT = np.uint64(1 << 63)
 
 
 class Resident(NamedTuple):
@@ -61,9 +67,22 @@ def reset_peak() -> None:
     except OSError as error:
         _can_reset = False
         warnings.warn(
-            f"plimsoll: the peak of resident memory cannot be reset ({error}): the peaks of marks are those since the process began",
+            f"plimsoll: the peak of resident memory cannot be reset ({error}): the peaks of marks are those since the "
+            "process began",
             stacklevel=2,
         )
+
+
+def of_range(address: int, size: int) -> int:
+    """The bytes of a range of memory whose pages this process has mapped: it has touched them, or the kernel has for it."""
+    first, end = address // mmap.PAGESIZE, -(-(address + size) // mmap.PAGESIZE)
+    present = 0
+    with open("/proc/self/pagemap", "rb", buffering=0) as pagemap:
+        for page in range(first, end, _PAGES):
+            count = min(_PAGES, end - page)
+            entries = np.frombuffer(os.pread(pagemap.fileno(), 8 * count, 8 * page), np.uint64)
+            present += int(np.count_nonzero(entries & _PRESENT))
+    return present * mmap.PAGESIZE
 
 
 def free_heap() -> int:

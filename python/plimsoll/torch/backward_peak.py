@@ -50,8 +50,12 @@ class BackwardPeak:
     def __init__(self, tally: Tally, parameters: List[torch.Tensor], instant: Callable[[Optional[Holdings]], Instant]):
         """``tally`` has what is held apart from the pass. ``instant`` makes an instant of holdings."""
         self._parameters, self._instant = parameters, instant
-        self._constant = [h for h in tally.holdings(_CPU) if h["component"] != "gradients"]
         self._tally = tally
+        # Gradients come in the pass, unless they stay in shared memory from step to step.
+        found = tally.holdings(_CPU)
+        size = sum(p.nbytes for p in parameters if p.requires_grad)
+        self._stay = any(h["component"] == "gradients" and h["bytes"] >= size for h in found) and tally.has_shared
+        self._constant = [h for h in found if h["component"] != "gradients" or self._stay]
         self._kept = _Kept()
         self._handles: List[Any] = []
         self._last: Optional[_Held] = None  # before the last operation
@@ -117,7 +121,7 @@ class BackwardPeak:
     def _held(self) -> _Held:
         held = self._kept.held()
         for parameter in self._parameters:
-            for storage in storages(parameter.grad) if parameter.grad is not None else ():
+            for storage in storages(parameter.grad) if parameter.grad is not None and not self._stay else ():
                 held[storage.data_ptr()] = ("gradients", storage.nbytes())
         return held
 
@@ -126,4 +130,8 @@ class BackwardPeak:
         for component, size in held.values():
             sums[component] = sums.get(component, 0) + size
         why = "tensors that live in the operation of the peak"
-        return self._constant + [{"component": c, "bytes": size, "why": why} for c, size in sums.items()]
+        found = {h["component"]: h for h in self._constant}
+        for component, size in sums.items():
+            size += found[component]["bytes"] if component in found else 0
+            found[component] = {"component": component, "bytes": size, "why": why}
+        return list(found.values())

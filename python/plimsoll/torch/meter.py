@@ -36,8 +36,11 @@ class Meter:
         self.counted: Optional[Tally] = None
         #: Temporary tensors of the optimizer's step under way, where a formula is known.
         self.temporaries: Optional[Dict[str, Any]] = None
+        #: Bytes that the model has returned in the forward pass under way, and that the program has dropped since.
+        self.dropped = 0
         self._peak: Optional[Instant] = None
         self._start: Optional[Instant] = None  # of the phase under way, if tensors were counted there
+        self._shares = False  # whether our optimizers shared memory with the service then
         now, free, tensors = resident.read(), max(resident.free_heap(), 0), _total([*count().holdings(_CPU), *mkl.holdings()])
         self._process = {
             "component": "python_process",
@@ -68,16 +71,28 @@ class Meter:
         tally = self.counted or (self._count() if self.counts else None)
         end = self.instant(tally.holdings(_CPU) if tally is not None else None)
         highest = resident.read().peak
-        peak, start = self._peak, self._start
-        if start is not None and end.holdings is not None:
-            if ended.phase == "step":
-                peak = _peak_of_step(start, end, highest, self.temporaries)
-            elif highest < start.resident + NOTICED and end.resident < start.resident:
-                peak = start
-        self._start, self._peak, self.counted = (end if end.holdings is not None else None), None, None
+        peak = self._peak
+        if end.holdings is not None:
+            peak = self._peak_of(ended.phase, end, highest, tally.has_shared) or peak
+            self._shares = tally.has_shared
+        self._start = end if end.holdings is not None else None
+        self._peak, self.counted, self.dropped = None, None, 0
         gpus = cuda_memory.read(tally or Tally())
         self._spent += time.monotonic() - began
         return Measured(end, highest, peak, gpus)
+
+    def _peak_of(self, phase: str, end: Instant, highest: int, shares: bool) -> Optional[Instant]:
+        """The instant of the phase's peak, where what was held then follows from what was held at its begin and its end."""
+        start = self._start
+        if phase == "forward" and 0 < self.dropped < highest - end.resident + NOTICED:
+            return _peak_of_forward(end, highest, self.dropped)
+        if start is None:
+            return None
+        if shares and not self._shares:
+            return _peak_with(_moved(start), start, end, highest)
+        if phase == "step":
+            return _peak_with(self.temporaries or _by_difference(start, end, highest), start, end, highest)
+        return start if highest < start.resident + NOTICED and end.resident < start.resident else None
 
     def found_peak(self, instant: Optional[Instant]) -> None:
         """Takes the instant of the peak of the phase under way."""
@@ -88,19 +103,38 @@ def _total(holdings: Holdings) -> int:
     return sum(h["bytes"] for h in holdings)
 
 
-def _peak_of_step(start: Instant, end: Instant, peak: int, known: Optional[Dict[str, Any]]) -> Instant:
-    """The instant of the peak of an optimizer's step: states have grown, gradients are still there, and there are
-    temporary tensors. ``known`` are those of an optimizer whose formula is known.
+def _peak_of_forward(end: Instant, peak: int, dropped: int) -> Instant:
+    """The instant at which the model has returned: its output is still there in full."""
+    holdings = [dict(h) for h in end.holdings or ()]
+    why = f"with {dropped} B that the model has returned and the program has dropped before the backward pass"
+    for holding in holdings:
+        if holding["component"] == "logits_and_loss":
+            holding.update(bytes=holding["bytes"] + dropped, why=why)
+            break
+    else:
+        holdings.append({"component": "logits_and_loss", "bytes": dropped, "why": why})
+    return Instant(peak, end.free_heap, holdings)
+
+
+def _moved(start: Instant) -> Dict[str, Any]:
+    """What an optimizer of ours needs while it opens: parameters are there twice."""
+    size = sum(h["bytes"] for h in start.holdings or () if h["component"] == "parameters")
+    why = "the model's own parameters, while their values are copied to memory shared with the service"
+    return {"component": "optimizer_temporaries", "bytes": size, "why": why}
+
+
+def _by_difference(start: Instant, end: Instant, peak: int) -> Dict[str, Any]:
+    """What a step needs beside the growth of its states, where no formula is known."""
+    growth, larger = _total(end.holdings or []) - _total(start.holdings or []), peak - start.resident
+    why = f"by difference: {larger} B more than when the step began, less {growth} B of new states"
+    return {"component": "optimizer_temporaries", "bytes": max(0, larger - growth), "why": why}
+
+
+def _peak_with(temporaries: Dict[str, Any], start: Instant, end: Instant, peak: int) -> Instant:
+    """The instant of a peak at which temporary tensors are there beside all that is held at the end.
 
     What does not make the process larger lies in memory that malloc had kept before.
     """
-    assert start.holdings is not None and end.holdings is not None
-    growth, larger = _total(end.holdings) - _total(start.holdings), peak - start.resident
-    temporaries = known or {
-        "component": "optimizer_temporaries",
-        "bytes": max(0, larger - growth),
-        "why": f"by difference: {larger} B more than when the step began, less {growth} B of new states",
-    }
-    from_heap = growth + temporaries["bytes"] - larger
-    free = max(0, start.free_heap - max(0, from_heap)) if start.free_heap >= 0 else -1
-    return Instant(peak, free, [*end.holdings, temporaries])
+    holdings = [*(end.holdings or ()), *([temporaries] if temporaries["bytes"] else ())]
+    from_heap = _total(holdings) - _total(start.holdings or []) - (peak - start.resident)
+    return Instant(peak, max(0, start.free_heap - max(0, from_heap)) if start.free_heap >= 0 else -1, holdings)

@@ -31,6 +31,7 @@ class Tally:
     def __init__(self) -> None:
         self._seen: Set[Tuple[torch.device, int]] = set()
         self._sums: Dict[torch.device, Dict[str, List[int]]] = {}  # bytes and storages
+        self._shared: List[Tuple[str, int, int]] = []  # component, first address, and the one behind the last
 
     def add(self, component: str, tensor: torch.Tensor) -> None:
         for storage in storages(tensor):
@@ -41,14 +42,33 @@ class Tally:
         device, size = storage.device, storage.nbytes()
         if not size or device.type == "meta":
             return False
-        key = (device, storage.data_ptr())
-        if key in self._seen:
+        address = storage.data_ptr()
+        key = (device, address)
+        if key in self._seen or device.type == "cpu" and self.is_shared(address):
             return False
         self._seen.add(key)
+        self._sum(device, component, size)
+        return True
+
+    def add_shared(self, component: str, address: int, size: int, resident: int) -> None:
+        """Counts the resident part of shared memory. Storages within it do not count again."""
+        self._shared.append((component, address, address + size))
+        if resident:
+            self._sum(torch.device("cpu"), component, resident)
+
+    def is_shared(self, address: int) -> bool:
+        """Whether an address is in shared memory that was counted."""
+        return any(first <= address < end for _, first, end in self._shared)
+
+    @property
+    def has_shared(self) -> bool:
+        """Whether any shared memory was counted."""
+        return bool(self._shared)
+
+    def _sum(self, device: torch.device, component: str, size: int) -> None:
         sums = self._sums.setdefault(device, {}).setdefault(component, [0, 0])
         sums[0] += size
         sums[1] += 1
-        return True
 
     def add_all(self, component: str, tree: Any) -> None:
         """Counts every tensor in lists, tuples and dictionaries."""

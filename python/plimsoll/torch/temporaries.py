@@ -10,8 +10,9 @@ _ADAM = (torch.optim.Adam, torch.optim.AdamW)
 def of_step(optimizer: torch.optim.Optimizer) -> Optional[Dict[str, Any]]:
     """The temporary tensors in host memory of Adam's and AdamW's step, or None if no formula is known.
 
-    With ``foreach`` a step has the denominators of all parameters of a group and dtype at once. Weight decay of Adam, and
-    ``maximize``, copy the gradients. Without, one parameter has its denominator in two tensors. ``fused`` has none.
+    With ``foreach`` a step has the denominators of all parameters of a group and dtype at once. Without, it has those of one
+    parameter, in two tensors, and a copy of its gradient for the weight decay of Adam and for ``maximize``. With
+    ``foreach`` these copies are gone before the denominators come. ``fused`` has none.
     """
     if type(optimizer) not in _ADAM:
         return None
@@ -31,7 +32,8 @@ def of_step(optimizer: torch.optim.Optimizer) -> Optional[Dict[str, Any]]:
 
 
 def _of_list(group: Dict[str, Any], sizes: List[int]) -> Tuple[int, str]:
-    copies = bool(group["maximize"]) + bool(group["weight_decay"] and not group.get("decoupled_weight_decay", True))
     if group["foreach"]:
-        return sum(sizes) * (1 + copies), f"foreach: {1 + copies} x {sum(sizes)} B for {len(sizes)} parameters at once"
-    return max(sizes) * (2 + copies), f"one parameter after the other: {2 + copies} x {max(sizes)} B for the largest"
+        return sum(sizes), f"foreach: the denominators of {len(sizes)} parameters at once"
+    copies = group["maximize"] or (group["weight_decay"] and not group.get("decoupled_weight_decay", True))
+    tensors = 3 if copies else 2
+    return tensors * max(sizes), f"one parameter after the other: {tensors} x {max(sizes)} B for the largest"

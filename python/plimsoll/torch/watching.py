@@ -13,7 +13,10 @@ from plimsoll.torch import holdings, temporaries
 from plimsoll.torch.backward_peak import BackwardPeak
 from plimsoll.torch.meter import Meter
 from plimsoll.torch.saved import CAN_READ, Graph
-from plimsoll.torch.storages import Tally, tensors
+from plimsoll.torch.storages import Tally, storages, tensors
+
+# torch 2.1 has it elsewhere.
+_is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", None) or torch._utils.is_compiling
 
 _BETWEEN = "between steps"
 _EVALUATION = "evaluation"
@@ -105,7 +108,7 @@ class _Hook:
         self._function = function
 
     def __call__(self, *arguments: Any) -> None:
-        if self._function is not None and not torch.compiler.is_compiling():
+        if self._function is not None and not _is_compiling():
             self._function(*arguments)
 
     def __reduce__(self) -> Any:
@@ -130,7 +133,7 @@ def _never_failing(method: Callable[..., None]) -> Callable[..., None]:
         try:
             method(self, *arguments)
         except Exception as error:
-            self.failed = True
+            self.failed, self.recorder.measure = True, marks.measure
             warnings.warn(f"plimsoll: the training is no longer watched, as measuring it failed: {error!r}", stacklevel=2)
 
     return guarded
@@ -151,6 +154,7 @@ class _Loop:
         self._peak: Optional[BackwardPeak] = None
         self._inputs: List[Any] = []  # weak references to tensors of the last forward pass
         self._outputs: List[Any] = []
+        self._returned: List[Any] = []  # those of the last forward pass, with their bytes
         self._handles: List[Any] = []
 
     def add(self, watch: Watch) -> None:
@@ -176,14 +180,17 @@ class _Loop:
     def discard(self, watch: Watch) -> None:
         if watch not in self._watches:
             return
+        last = len(self._watches) == 1
+        if last:
+            if watch.model() is None:  # nothing is left to count
+                self.recorder.measure = marks.measure
+            self._end()
         self._watches.remove(watch)
-        if self._watches:
-            return
-        for handle in self._handles:
-            handle.remove()
-        self.recorder.resume(marks.Place("", "", ""))
-        self.recorder.measure = marks.measure
-        _restore_backward()
+        if last:
+            for handle in self._handles:
+                handle.remove()
+            _restore_backward()
+            self.recorder.measure = marks.measure
 
     def _count(self) -> Tally:
         models = [model for model in (w.model() for w in self._watches) if model is not None]
@@ -203,6 +210,10 @@ class _Loop:
     # Hooks
 
     @_never_failing
+    def _end(self) -> None:
+        self.recorder.begin("")
+
+    @_never_failing
     def forward_begins(self, watch: Watch, _: Any, positional: Any, named: Any) -> None:
         phase = self.recorder.place.phase
         if self._passes or (phase == "forward" and not torch.is_grad_enabled()):
@@ -213,9 +224,13 @@ class _Loop:
         if not self._has_closure:
             self._stepping = None
         if phase != "forward":
-            self._current, self._inputs, self._outputs = watch, [], []
+            self._current = watch
             self._begin("forward")
-        self._inputs += map(weakref.ref, tensors([list(positional), named]))
+            # Those of the step before may live on.
+            self._inputs, self._outputs = (_living(references) for references in (self._inputs, self._outputs))
+        # A view of a larger tensor is a part of the data set, which the process had before.
+        own = (t for t in tensors([list(positional), named]) if all(s.nbytes() == t.nbytes for s in storages(t)))
+        self._inputs += map(weakref.ref, own)
 
     @_never_failing
     def forward_ends(self, _: Any, __: Any, output: Any) -> None:
@@ -223,6 +238,7 @@ class _Loop:
             return
         found = [t for t in tensors(output) if t.grad_fn is not None]
         self._outputs += map(weakref.ref, found)
+        self._returned = [(weakref.ref(t), t.nbytes) for t in found]
 
     def backward(self, roots: Any, run: Callable[[], Any]) -> Any:
         """Runs a backward pass."""
@@ -246,6 +262,7 @@ class _Loop:
             self._peak = BackwardPeak(tally, parameters, self._meter.instant)
             self._peak.add(graph, _alive(self._inputs), _alive(self._outputs))
             self._meter.counted = tally
+            self._meter.dropped = sum(size for reference, size in self._returned if reference() is None)
         self._begin("backward")
         if graph is not None:
             self._peak.begin(graph)
@@ -261,7 +278,7 @@ class _Loop:
     @_never_failing
     def step_begins(self, optimizer: torch.optim.Optimizer, arguments: Any, named: Any) -> None:
         owners = [w for w in self._watches if w.owns(optimizer)]
-        if self._stepping not in (None, optimizer) or not owners or torch.compiler.is_compiling():
+        if self._stepping not in (None, optimizer) or not owners or _is_compiling():
             return
         self._stepping, self._current = optimizer, owners[0]
         self._has_closure = any(callable(a) for a in (*arguments[1:], named.get("closure")))
@@ -283,6 +300,10 @@ class _Loop:
     def checkpoint(self, *_: Any) -> None:
         if self.recorder.step and self.recorder.place.phase == "":
             self._begin("checkpoint")
+
+
+def _living(references: List[Any]) -> List[Any]:
+    return [reference for reference in references if reference() is not None]
 
 
 def _alive(references: List[Any]) -> List[torch.Tensor]:
@@ -309,7 +330,7 @@ def _patch_backward() -> None:
 
     @functools.wraps(original)
     def backward(*arguments: Any, **named: Any) -> Any:
-        if _loop is None or _backward_of_torch is None or torch.compiler.is_compiling():
+        if _loop is None or _backward_of_torch is None or _is_compiling():
             return original(*arguments, **named)
         roots = arguments[0] if arguments else named.get("tensors")
         return _loop.backward(roots, lambda: original(*arguments, **named))
