@@ -121,12 +121,21 @@ func (r *Recording) growth(plan *Plan) []Growth {
 	list := []Growth{}
 	phases := r.phasesOfGrowth()
 	counted := r.counted(plan)
-	sampled := map[int]*series{} // anonymous memory of ranks
-	for _, s := range r.series() {
+	sampled, marked := map[int]*series{}, map[int]*series{} // anonymous memory of ranks, and what marks tell of it
+	all := r.series()
+	for _, s := range all {
+		if s.kind == Resident {
+			marked[s.rank] = s
+		}
+	}
+	for _, s := range all {
 		if s.kind == Anonymous && s.role == samples.RankProcess {
 			sampled[s.rank] = s
 		}
-		for _, g := range s.growth(sampled[s.rank]) {
+		for _, g := range s.growth(sampled[s.rank], marked[s.rank]) {
+			if s == sampled[s.rank] {
+				g.sharpen(marked[s.rank])
+			}
 			if plan != nil && plan.Parameters > 0 {
 				bytes := g.BytesPerStep
 				if g.Shape == FirstStep {
@@ -156,24 +165,36 @@ func (r *Recording) growth(plan *Plan) []Growth {
 	return list
 }
 
-// growth returns how a line grows. Marks tell the resident size, which is of any kind: it counts where samples are too
-// few to tell.
-func (s *series) growth(sampled *series) []Growth {
-	ofMarks := s.kind == Resident && sampled != nil
-	var rising []Growth
-	if !ofMarks || len(floors(sampled.later())) < leastPoints {
-		rising = s.rising()
-	}
-	if ofMarks && sampled.hasFirst() {
-		return rising
-	}
+// growth returns how a line grows. Marks tell the resident size, which is of any kind. So they count for later growth
+// where samples are too few to tell its kind, and always for the first step, whose phases are short.
+func (s *series) growth(sampled, marked *series) []Growth {
+	rising := s.rising()
 	var aStep ledger.Bytes // of a leak, which the first step has, too
 	for _, g := range rising {
 		if g.FromStep <= 3 {
 			aStep = g.BytesPerStep
 		}
 	}
+	if s == marked && sampled != nil && len(floors(sampled.later())) >= leastPoints {
+		rising = nil
+	}
+	if s == sampled && marked != nil && marked.hasFirst() {
+		return rising
+	}
 	return append(rising, s.first(aStep)...)
+}
+
+// sharpen takes the size of a leak from marks, if they tell of the same one. Marks are read at the same places of every
+// step, and know what malloc keeps free.
+func (g *Growth) sharpen(marked *series) {
+	if marked == nil || g.Shape != Linear {
+		return
+	}
+	for _, m := range marked.rising() {
+		if m.Shape == Linear && math.Abs(float64(m.BytesPerStep-g.BytesPerStep)) < 0.2*float64(g.BytesPerStep) {
+			g.BytesPerStep = m.BytesPerStep
+		}
+	}
 }
 
 // hasFirst reports whether the line was seen in the same phase of the first step and of a later one.

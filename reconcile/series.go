@@ -94,7 +94,7 @@ func (r *Recording) addSample(l *lines, i int, steps map[int]where) {
 	}
 }
 
-// addMarks adds what marks tell: torch's memory, and the resident size of any kind.
+// addMarks adds what marks tell: torch's memory, and the resident size of any kind without what malloc keeps free.
 func (r *Recording) addMarks(l *lines) {
 	for i := range r.Marks {
 		mark, at := r.Marks[i].Mark, r.Marks[i].Time
@@ -109,7 +109,8 @@ func (r *Recording) addMarks(l *lines) {
 		if len(mark.Ended.GPUs) > 0 {
 			l.of(line{mark.Rank, samples.RankProcess, Allocated}).add(mark.Ended.Step, at, in, allocated)
 		}
-		l.of(line{mark.Rank, samples.RankProcess, Resident}).add(mark.Ended.Step, at, in, mark.Ended.Resident)
+		l.of(line{mark.Rank, samples.RankProcess, Resident}).add(mark.Ended.Step, at, in,
+			mark.Ended.Resident-max(mark.Ended.FreeHeap, 0))
 	}
 }
 
