@@ -85,7 +85,7 @@ func (j *Job) Guard() (*Result, error) {
 	signals := make(chan os.Signal, 16)
 	signal.Notify(signals, heeded()...)
 	defer signal.Stop(signals)
-	defer surviveFailedOutput()()
+	defer surviveClosedOutput()()
 	if err := adoptOrphans(); err != nil {
 		return nil, err
 	}

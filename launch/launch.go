@@ -153,20 +153,20 @@ func heeded() []os.Signal {
 	return append(slices.DeleteFunc(slices.Clone(passedOn), signal.Ignored), syscall.SIGCONT)
 }
 
-// surviveFailedOutput makes writes to an output without a reader fail, instead of
-// ending this process, and writes beyond the limit of a file (RLIMIT_FSIZE). It catches
-// the signals, as the ranks would inherit ignored ones.
-func surviveFailedOutput() (undo func()) {
-	failed := make(chan os.Signal, 1)
-	signal.Notify(failed, syscall.SIGPIPE, syscall.SIGXFSZ)
-	return func() { signal.Stop(failed) }
+// surviveClosedOutput makes writes to an output without a reader fail, instead of
+// ending this process. It catches the signal, as the ranks would inherit an ignored
+// one.
+func surviveClosedOutput() (undo func()) {
+	closed := make(chan os.Signal, 1)
+	signal.Notify(closed, syscall.SIGPIPE)
+	return func() { signal.Stop(closed) }
 }
 
 // run starts all ranks and returns when the last one has ended. If a rank fails, run
 // ends the others, and the job has that rank's exit code. It leaves no process that a
 // rank started.
 func (j *Job) run(signals <-chan os.Signal) (*Result, error) {
-	defer surviveFailedOutput()()
+	defer surviveClosedOutput()()
 	if err := adoptOrphans(); err != nil {
 		return nil, err
 	}

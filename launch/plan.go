@@ -24,6 +24,8 @@ type Request struct {
 	// Ranks is how many ranks to start here. 0 means the one that another launcher gave
 	// a place, or one.
 	Ranks int
+	// CopyOutput is that of Job.
+	CopyOutput bool
 	// Binding says how to bind the ranks, but not how many there are.
 	Binding binding.Request
 	// Peers finds the ranks of this host if their launcher does not say what it gave to
@@ -44,6 +46,8 @@ type Launch struct {
 	// Variables are what each rank gets beside the environment of this process.
 	Variables [][]string
 	Notes     []string
+
+	copyOutput bool
 }
 
 // NewLaunch decides what each rank gets. The environment is a list of NAME=VALUE.
@@ -78,7 +82,7 @@ func NewLaunch(h *host.Host, r Request, environment []string) (*Launch, error) {
 			placement.Masks = append(placement.Masks, peer.Mask)
 		}
 	}
-	p := &Launch{Placement: placement}
+	p := &Launch{Placement: placement, copyOutput: r.CopyOutput}
 	inner := innerLauncher(r.Command)
 	if inner != "" && r.Binding.MemoryPolicy == "" {
 		// Each rank gets its memory near its own CPUs, not in turn on the nodes of all
@@ -308,7 +312,7 @@ func (p *Launch) variables(h *host.Host, bound binding.Rank, i int, inner, port 
 	identify("LOCAL_RANK", strconv.Itoa(place.LocalRank))
 	identify("WORLD_SIZE", strconv.Itoa(place.WorldSize))
 	identify("LOCAL_WORLD_SIZE", strconv.Itoa(place.LocalWorldSize))
-	if len(p.Bound) > 1 {
+	if len(p.Bound) > 1 || p.copyOutput {
 		propose("PYTHONUNBUFFERED", "1") // lines go through a pipe, and Python would hold them back
 	}
 	if place.MasterAddress != "" {

@@ -1,7 +1,8 @@
 package watch
 
 import (
-	"time"
+	"slices"
+	"strings"
 
 	"plimsoll/evidence"
 	"plimsoll/ledger"
@@ -25,9 +26,7 @@ type rankPhase struct {
 	phase     ledger.PhaseName
 	iteration ledger.Iteration
 	step      int64
-	// file and anonymous are the memory of the rank's processes in the last sample, taken at a time.
-	file, anonymous ledger.Bytes
-	sampled         time.Duration
+	weights   ledger.Bytes // pages of files of weights that its processes mapped, when that was last read
 }
 
 func newPhases() phases { return phases{ranks: map[int]*rankPhase{}, named: map[int]int{}} }
@@ -81,9 +80,9 @@ func iteration(phase ledger.PhaseName, step int64) ledger.Iteration {
 }
 
 // assign gives every process of a sample its phase. It returns marks of phases that it has inferred.
-func (p *phases) assign(now time.Duration, s *samples.Sample) []*samples.Mark {
+func (p *phases) assign(s *samples.Sample) []*samples.Mark {
 	p.nameRanks(s)
-	marks := p.infer(now, s)
+	marks := p.infer(s)
 	common := p.common()
 	for i := range s.Processes {
 		process := &s.Processes[i]
@@ -136,35 +135,27 @@ func (p *phases) common() *rankPhase {
 	return common
 }
 
-// The pages of files grow at least so fast, and by so much between two samples, in a rank that loads a model.
-const (
-	loadingRate = 32 << 20 // bytes a second
-	loadingSize = 16 << 20
-)
+// weightFiles are the ends of the names of files with weights.
+var weightFiles = []string{".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".distcp", ".gguf"}
 
-// infer finds ranks that load: no client and no log has said a word, and the rank maps or reads files fast. A rank that
-// copies what it has mapped still loads. It returns a mark where the phase has changed.
-func (p *phases) infer(now time.Duration, s *samples.Sample) []*samples.Mark {
+// loadingSize is how much more of its files of weights a rank that loads has in memory at each reading.
+const loadingSize = 16 << 20
+
+// infer finds ranks that load a model: no client and no log has said a word, and more and more pages of files with
+// weights are mapped. It returns a mark where the phase has changed. Mappings are not read in every sample; in between
+// the phase stays.
+func (p *phases) infer(s *samples.Sample) []*samples.Mark {
 	var marks []*samples.Mark
 	for number, r := range p.ranks {
-		var file, anonymous ledger.Bytes
-		for _, process := range s.Processes {
-			if process.Rank == number {
-				file, anonymous = file+process.Resident.File, anonymous+process.Resident.Anonymous
-			}
-		}
-		passed, before := (now - r.sampled).Seconds(), *r
-		r.file, r.anonymous, r.sampled = file, anonymous, now
-		if before.sampled == 0 || r.source != "" && r.source != samples.FromBehavior {
+		weights, read := weightsOf(number, s)
+		if !read || r.source != "" && r.source != samples.FromBehavior {
 			continue
 		}
-		fast := func(now, before ledger.Bytes) bool {
-			return now-before >= loadingSize && float64(now-before) >= loadingRate*passed
-		}
 		var phase ledger.PhaseName
-		if fast(file, before.file) || r.phase == ledger.Load && fast(anonymous, before.anonymous) {
+		if weights >= r.weights+loadingSize {
 			phase = ledger.Load
 		}
+		r.weights = weights
 		if phase != r.phase {
 			m := &samples.Mark{Rank: number, PID: r.pid, Phase: phase, Source: samples.FromBehavior}
 			r.take(m)
@@ -172,4 +163,21 @@ func (p *phases) infer(now time.Duration, s *samples.Sample) []*samples.Mark {
 		}
 	}
 	return marks
+}
+
+// weightsOf returns how much of files with weights a rank has mapped and in memory, and whether the sample tells.
+func weightsOf(rank int, s *samples.Sample) (weights ledger.Bytes, read bool) {
+	for _, process := range s.Processes {
+		if process.Rank != rank {
+			continue
+		}
+		read = read || process.Mappings != nil
+		for _, m := range process.Mappings {
+			hasEnd := func(end string) bool { return strings.HasSuffix(m.Name, end) }
+			if m.Kind == samples.FileMapping && slices.ContainsFunc(weightFiles, hasEnd) {
+				weights += m.Resident
+			}
+		}
+	}
+	return weights, read
 }

@@ -137,7 +137,7 @@ func (r *Recorder) mark(at time.Duration, m *samples.Mark) {
 		return
 	}
 	record := samples.Record{Time: at, Mark: m}
-	r.marks = append(r.marks[max(0, len(r.marks)-keptMarks):], record)
+	r.marks = append(r.marks[max(0, len(r.marks)-keptMarks+1):], record)
 	r.file.write(&record)
 }
 
@@ -255,10 +255,10 @@ func (r *Recorder) sample() {
 	r.lock.Lock()
 	defer r.lock.Unlock()
 	record := samples.Record{Time: r.now(), Sample: &s}
-	for _, m := range r.phases.assign(record.Time, &s) {
+	for _, m := range r.phases.assign(&s) {
 		r.mark(record.Time, m)
 	}
-	r.samples = append(r.samples[max(0, len(r.samples)-keptSamples):], record)
+	r.samples = append(r.samples[max(0, len(r.samples)-keptSamples+1):], record)
 	r.file.write(&record)
 }
 

@@ -40,13 +40,13 @@ func Find(word string) (*Target, error) {
 	if pid, err := strconv.Atoi(word); err == nil {
 		at := slices.IndexFunc(running, func(p probe.Running) bool { return p.PID == pid })
 		if at < 0 {
-			return nil, fault.Inputf("no process %d is running", pid).WithHint("give the PID of plimsoll run or of the " +
-				"trainer, or the name of a job in " + JobVariable)
+			return nil, fault.Inputf("no process %d is running", pid).
+				WithHint("give the PID of plimsoll run or of the trainer, or the name of a job in " + JobVariable)
 		}
 		t.tops = append(t.tops, running[at].Identity)
 	} else if t.tops = named(word, running); len(t.tops) == 0 {
-		return nil, fault.Inputf("no process has %s=%s in its environment, as far as this user may see", JobVariable, word).
-			WithHint("give a PID")
+		return nil, fault.Inputf("no process has %s=%s in its environment, as far as this user may see", JobVariable,
+			word).WithHint("give a PID")
 	}
 	t.Command = arguments(t.tops[0].PID)
 	t.WorkingDirectory, _ = os.Readlink(procFile(t.tops[0].PID, "cwd")) // empty if this user may not see it

@@ -25,7 +25,8 @@ import (
 // fakeSampler returns one process for each root.
 type fakeSampler struct {
 	lock  sync.Mutex
-	grows ledger.Bytes // what the pages of files grow by in each sample
+	name  string       // of a mapped file; empty if mappings are not read
+	grows ledger.Bytes // by what its pages grow in each sample
 	file  ledger.Bytes
 }
 
@@ -35,8 +36,11 @@ func (f *fakeSampler) Sample(roots []probe.Root) samples.Sample {
 	f.file += f.grows
 	s := samples.Sample{Processes: []samples.Process{}}
 	for _, root := range roots {
-		s.Processes = append(s.Processes, samples.Process{PID: root.PID, Rank: root.Rank, Role: root.Role,
-			Resident: samples.Kinds{File: f.file}})
+		process := samples.Process{PID: root.PID, Rank: root.Rank, Role: root.Role}
+		if f.name != "" {
+			process.Mappings = []samples.Mapping{{Name: f.name, Kind: samples.FileMapping, Resident: f.file}}
+		}
+		s.Processes = append(s.Processes, process)
 		s.Processes = append(s.Processes, samples.Process{PID: root.PID + 1000, Parent: root.PID, Rank: root.Rank,
 			Role: samples.Child})
 	}
@@ -141,7 +145,8 @@ func TestRecorder(t *testing.T) {
 	}
 	r.End(samples.End{ExitCode: 137})
 
-	want := []string{"start train", `output 0 stdout 0 ["one"]`, `mark 0 10  steady 2 log`, `output 0 stdout 0 ["step: 2 loss: 1 memory: 5.00GiB(1.0%)"]`,
+	want := []string{"start train", `output 0 stdout 0 ["one"]`, `mark 0 10  steady 2 log`,
+		`output 0 stdout 0 ["step: 2 loss: 1 memory: 5.00GiB(1.0%)"]`,
 		`output 1 stderr 0 ["out of memory"]`,
 		"end 137 [{0 10 59m0s 0 9 false 0 false} {1 11 1h0m0s 0 9 false 0 false}]"}
 	written, cut := readBack(t, file.Bytes())
@@ -181,6 +186,26 @@ func TestFullDisk(t *testing.T) {
 		if cut != full && file.Bytes()[file.Len()-1] != '\n' || !full && len(written) != len(all) {
 			t.Fatalf("%d bytes: cut: %t, %d records of %d", free, cut, len(written), len(all))
 		}
+	}
+}
+
+// TestManySamples: the file has all samples, and the memory the last ones.
+func TestManySamples(t *testing.T) {
+	r, file, _ := begin(t, 1<<30)
+	for rank := range 8 {
+		r.Started(rankRoot(rank, 10+rank))
+	}
+	const taken = 10_000
+	for range taken {
+		r.sample()
+	}
+	r.End(samples.End{})
+	if all := len(r.Recording()); all != 1+keptSamples+1 {
+		t.Errorf("%d records in memory", all)
+	}
+	records, _ := readBack(t, file.Bytes())
+	if n := len(records); n < 1+taken+1 || len(records[n/2].Sample.Processes) != 16 {
+		t.Errorf("%d records in the file", n)
 	}
 }
 
@@ -329,11 +354,9 @@ func TestPhases(t *testing.T) {
 	for _, root := range roots[:2] {
 		p.started(root)
 	}
-	now := time.Duration(0)
 	phase := func() string {
-		now += time.Second
 		s := sampler.Sample(roots)
-		p.assign(now, &s)
+		p.assign(&s)
 		var all []string
 		for _, process := range s.Processes {
 			all = append(all, fmt.Sprintf("%d %s %s %d", process.Rank, process.Phase, process.Iteration, process.Step))
@@ -341,10 +364,13 @@ func TestPhases(t *testing.T) {
 		return strings.Join(slices.Compact(all), ", ")
 	}
 	check(t, "at the start", phase(), "0   0, 1   0, -1   0")
-	sampler.grows = loadingRate / 2
-	check(t, "slow growth", phase(), "0   0, 1   0, -1   0")
-	sampler.grows = 2 * loadingRate
+	sampler.name, sampler.grows = "/usr/lib/libtorch_cuda.so", 2*loadingSize
+	check(t, "libraries", phase(), "0   0, 1   0, -1   0")
+	sampler.name = "/models/model-00001-of-00002.safetensors"
 	check(t, "a model that loads", phase(), "0 load  0, 1 load  0, -1 load  0")
+	sampler.name = ""
+	check(t, "a sample without mappings", phase(), "0 load  0, 1 load  0, -1 load  0")
+	sampler.name = "/models/model-00001-of-00002.safetensors"
 	p.printed(1, evidence.Progress{Step: 1, Phase: ledger.Backward})
 	check(t, "a log", phase(), "0 load  0, 1 backward first 1, -1   0")
 	sampler.grows = 0
@@ -358,7 +384,7 @@ func TestPhases(t *testing.T) {
 	}
 	check(t, "a client", phase(), "0   0, 1 forward steady 7, -1   0")
 	p.started(rankRoot(1, 21))
-	roots[1].PID = 21
+	roots[1].PID, sampler.name = 21, ""
 	check(t, "a restart", phase(), "0   0, 1   0, -1   0")
 }
 
@@ -374,11 +400,56 @@ func TestRanksBelowOneProcess(t *testing.T) {
 		{PID: 101, Parent: 10, Rank: 0, Role: samples.Child},
 		{PID: 200, Parent: 101, Rank: 0, Role: samples.Child}, // a data loader
 	}}
-	p.assign(time.Second, &s)
+	p.assign(&s)
 	got, err := json.Marshal([]any{s.Processes[1].Rank, s.Processes[1].Role, s.Processes[2].Rank, s.Processes[2].Role,
 		s.Processes[3].Rank, s.Processes[3].Role})
 	if err != nil {
 		t.Fatal(err)
 	}
 	check(t, "ranks", string(got), `[0,"rank",1,"rank",1,"child"]`)
+}
+
+// FuzzOutput: however a text is cut into pieces, its lines are the same.
+func FuzzOutput(f *testing.F) {
+	f.Add([]byte("one\ntwo\r\n 50%\r100%\r\nlast"), uint8(1))
+	f.Add([]byte("\r\r\n\n\xff\r"), uint8(3))
+	f.Fuzz(func(t *testing.T, text []byte, size uint8) {
+		var all []string
+		for _, pieces := range [][][]byte{{text}, slices.Collect(slices.Chunk(text, int(size)+1))} {
+			o := newOutput(0)
+			var lines []string
+			for _, piece := range pieces {
+				o.print(0, "stderr", 0, piece, nothing)
+			}
+			for _, r := range o.take(0, true) {
+				lines = append(lines, r.Output.Lines...)
+			}
+			all = append(all, strings.Join(lines, "\n"))
+		}
+		if all[0] != all[1] {
+			t.Errorf("%q in pieces of %d is %q, want %q", text, size, all[1], all[0])
+		}
+	})
+}
+
+// FuzzMark: a datagram is a mark that can be written and read again, or is refused.
+func FuzzMark(f *testing.F) {
+	f.Add([]byte(`{"rank": 0, "phase": "forward", "iteration": "first", "step": 1, "ended": {"phase": "load"}}`))
+	f.Add([]byte(`{"rank": 1, "name": "\ud800", "ended": {"holdings": [{"component": "own"}]}}`))
+	var file bytes.Buffer
+	f.Fuzz(func(t *testing.T, text []byte) {
+		file.Reset()
+		r := &Recorder{file: newFile(&file, t.Logf), phases: newPhases()}
+		if r.receive(1, text) != nil {
+			return
+		}
+		start, err := json.Marshal(samples.Record{Start: &samples.Start{Schema: samples.Schema}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		records, cut := readBack(t, slices.Concat(start, []byte("\n"), file.Bytes()))
+		if cut || len(records) != 2 || records[1].Mark == nil || records[1].Mark.PID != 1 {
+			t.Errorf("%q: %d records, cut: %t", text, len(records), cut)
+		}
+	})
 }

@@ -85,7 +85,6 @@ func TestRecording(t *testing.T) {
 	if lines := printed(records, 1, "stdout"); lines[len(lines)-1] != "last" {
 		t.Errorf("the last line is missing: %q", lines)
 	}
-	seen := map[string]bool{}
 	taken := 0
 	var before time.Duration
 	for _, r := range records {
@@ -97,12 +96,9 @@ func TestRecording(t *testing.T) {
 			t.Errorf("a sample of %v is after one of %v", r.Time, before)
 		}
 		before = r.Time
-		for _, p := range r.Sample.Processes {
-			seen[fmt.Sprintf("%s %d", p.Role, p.Rank)] = true
-		}
 	}
 	for _, who := range []string{"rank 0", "rank 1", "keeper -1"} {
-		if !seen[who] {
+		if seen := rolesIn(records); !seen[who] {
 			t.Errorf("no sample has %s: %v", who, seen)
 		}
 	}
@@ -182,7 +178,8 @@ func TestRecordingHasMarks(t *testing.T) {
 // TestRecordingOfRestarts has all attempts, and the end that the user has asked for.
 func TestRecordingOfRestarts(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "samples.jsonl")
-	newJob(t, "--record", file, "--restarts", "2", "--", "sh", "-c", "exit $((4 + PLIMSOLL_ATTEMPT))").start(t).ends(t, 6)
+	j := newJob(t, "--record", file, "--restarts", "2", "--", "sh", "-c", "exit $((4 + PLIMSOLL_ATTEMPT))")
+	j.start(t).ends(t, 6)
 	records, _ := recordingOf(t, file)
 	var codes []int
 	for i, e := range ending(t, records).Ranks {
@@ -196,7 +193,7 @@ func TestRecordingOfRestarts(t *testing.T) {
 	}
 
 	begun := filepath.Join(t.TempDir(), "begun")
-	j := newJob(t, "--record", file, "--", "sh", "-c", ": > "+begun+"; exec sleep 1000").start(t)
+	j = newJob(t, "--record", file, "--", "sh", "-c", ": > "+begun+"; exec sleep 1000").start(t)
 	j.has(t, 1, begun)
 	if err := j.command.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
@@ -228,8 +225,8 @@ func TestRecordingIsWholeAfterAnyKill(t *testing.T) {
 	for kill := range kills {
 		file := filepath.Join(t.TempDir(), "samples.jsonl")
 		begun := filepath.Join(t.TempDir(), "begun")
-		j := newJob(t, "--record", file, "--interval", "100ms", "--nproc", "2", "--", "sh", "-c", ": > "+begun+"$RANK; "+
-			"yes 'a line of some length, so that there is much to record' | head -c 10000000; exec sleep 1000")
+		j := newJob(t, "--record", file, "--interval", "100ms", "--nproc", "2", "--", "sh", "-c", ": > "+begun+
+			"$RANK; yes 'a line of some length, so that there is much to record' | head -c 10000000; exec sleep 1000")
 		j.command.Stdout = nil
 		j.start(t)
 		j.has(t, 2, begun)
@@ -311,7 +308,9 @@ func TestBytesOfASingleRankStay(t *testing.T) {
 	if !bytes.Equal(both.stdout.Bytes(), want) {
 		t.Errorf("%d bytes differ from %d", both.stdout.Len(), len(want))
 	}
-	apart := newJob(t, "--record", filepath.Join(t.TempDir(), "samples.jsonl"), "--", "sh", "-c", script).start(t)
+	file := filepath.Join(t.TempDir(), "samples.jsonl")
+	newJob(t, "--record", file, "--", "printenv", "PYTHONUNBUFFERED").start(t).ends(t, 0)
+	apart := newJob(t, "--record", file, "--", "sh", "-c", script).start(t)
 	apart.ends(t, 0)
 	if apart.stdout.Len()+apart.stderr.Len() != len(want) ||
 		!strings.HasPrefix(apart.stderr.String(), "error 1 \377\x00e") {
@@ -327,5 +326,44 @@ func TestProcessesLeftBehindMayPrint(t *testing.T) {
 	j.ends(t, 0, "that the ranks had left behind")
 	if j.stdout.String() != "saved\n" {
 		t.Errorf("stdout %q", &j.stdout)
+	}
+}
+
+// TestStoppedGuardHoldsNobodyUp: ranks go on while the guard is stopped. The recording has what came before and after.
+func TestStoppedGuardHoldsNobodyUp(t *testing.T) {
+	folder := t.TempDir()
+	file, begun := filepath.Join(folder, "samples.jsonl"), filepath.Join(folder, "begun")
+	done := filepath.Join(folder, "done")
+	script := "echo first; : > " + begun + "; until [ -e " + folder + "/go ]; do sleep 0.02; done; " +
+		"yes | head -c 20000000; echo last; : > " + done
+	j := newJob(t, "--record", file, "--", "sh", "-c", script)
+	j.command.Stdout = nil
+	j.start(t)
+	j.has(t, 1, begun)
+	time.Sleep(500 * time.Millisecond)
+	if err := j.command.Process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(folder, "go"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	j.has(t, 1, done)
+	if err := j.command.Process.Signal(syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	j.ends(t, 0)
+	records, _ := recordingOf(t, file)
+	lines := printed(records, 0, "stdout")
+	if lines[0] != "first" || lines[len(lines)-1] != "last" || len(lines) > 200_000 {
+		t.Errorf("%d lines, from %q to %q", len(lines), lines[0], lines[len(lines)-1])
+	}
+	var skipped int64
+	for _, r := range records {
+		if r.Output != nil {
+			skipped += r.Output.Skipped
+		}
+	}
+	if skipped == 0 {
+		t.Error("the recording does not say that lines are left out")
 	}
 }

@@ -99,6 +99,8 @@ func runFlags(c *cobra.Command, o *runOptions) {
 
 func runJob(c *cobra.Command, o runOptions, command []string) error {
 	o.request.Command, o.job.Command = command, command
+	copied := o.recordFile != "" || o.watch
+	o.request.CopyOutput, o.job.CopyOutput = copied, copied
 	if err := o.checkNumbers(c); err != nil {
 		return err
 	}
@@ -174,7 +176,7 @@ func (o *runOptions) record(c *cobra.Command, planned *report.PlannedRun) (io.Cl
 	if err != nil {
 		return nil, err
 	}
-	o.job.CopyOutput, o.job.Recording.File = true, file
+	o.job.Recording.File = file
 	return file, nil
 }
 

@@ -482,28 +482,30 @@ func TestFullDisk(t *testing.T) {
 // TestSlowReader reads the output only after the ranks have ended. The pipes hold as much of it as they can, and none
 // of it may be lost.
 func TestSlowReader(t *testing.T) {
-	// The output of a rank fits its pipe. The output of both ranks exceeds our output pipe plus the copy in progress.
-	const lines = 630
-	begun := filepath.Join(t.TempDir(), "begun")
-	j := newJob(t, "--nproc", "2", "--", "sh", "-c",
-		fmt.Sprintf(`for i in $(seq %d); do printf '%%099d\n' $i; done; : > %s$RANK`, lines, begun))
-	reader, writer, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer reader.Close()
-	j.command.Stdout = writer
-	j.start(t)
-	writer.Close()
-	j.has(t, 2, begun)
-	time.Sleep(2 * time.Second)
-	text, err := io.ReadAll(reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	j.ends(t, 0)
-	if got := bytes.Count(text, []byte("\n")); got != 2*lines {
-		t.Errorf("%d lines of %d", got, 2*lines)
+	// The output of a rank fits its pipe and, of a single rank, ours. The output of all ranks exceeds our output pipe
+	// plus the copy in progress.
+	for ranks, lines := range map[int]int{1: 1260, 2: 630} {
+		begun := filepath.Join(t.TempDir(), "begun")
+		j := newJob(t, "--nproc", strconv.Itoa(ranks), "--", "sh", "-c",
+			fmt.Sprintf(`for i in $(seq %d); do printf '%%099d\n' $i; done; : > %s$RANK`, lines, begun))
+		reader, writer, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer reader.Close()
+		j.command.Stdout = writer
+		j.start(t)
+		writer.Close()
+		j.has(t, ranks, begun)
+		time.Sleep(2 * time.Second)
+		text, err := io.ReadAll(reader)
+		if err != nil {
+			t.Fatal(err)
+		}
+		j.ends(t, 0)
+		if got := bytes.Count(text, []byte("\n")); got != ranks*lines {
+			t.Errorf("%d lines of %d", got, ranks*lines)
+		}
 	}
 }
 

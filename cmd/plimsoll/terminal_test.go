@@ -106,6 +106,19 @@ func TestTerminal(t *testing.T) {
 		s.types(t, "to the rank\n", "\nto the rank\r\nto the rank")
 		s.types(t, controlD+answers, "answer=42")
 	})
+	t.Run("recorded", func(t *testing.T) {
+		s, file := newTerminal(t), filepath.Join(t.TempDir(), "file")
+		s.types(t, "$plimsoll run --record "+file+" -- sh -c 'echo begin=$((3+4)); exec cat'\n", "begin=7")
+		s.types(t, controlZ, "Stopped")
+		s.types(t, answers, "answer=42")
+		s.types(t, "fg\n", "run --")
+		s.types(t, "to the rank\n", "\nto the rank\r\nto the rank")
+		s.types(t, controlD+answers, "answer=42")
+		records, _ := recordingOf(t, file)
+		if lines := printed(records, 0, "stdout"); strings.Join(lines, ", ") != "begin=7, to the rank" {
+			t.Errorf("recorded is %q", lines)
+		}
+	})
 	t.Run("in the background", func(t *testing.T) {
 		s := newTerminal(t)
 		s.types(t, "$plimsoll run -- sh -c 'echo begin=$((3+4)); sleep 0.2; echo end=$((3+4))' &\n", "end=7")

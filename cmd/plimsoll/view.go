@@ -34,7 +34,6 @@ func (o *runOptions) show(c *cobra.Command) (end func(), err error) {
 		return p.Close, nil
 	}
 	config := view.Config{Leave: "leaves the view; the job goes on, and what it prints follows"}
-	j.CopyOutput = true
 	if term.IsTerminal(int(j.Stdin.Fd())) {
 		if j.Stdin, err = os.Open(os.DevNull); err != nil {
 			return nil, err

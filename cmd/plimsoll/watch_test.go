@@ -1,7 +1,9 @@
 package main
 
 import (
+	"bytes"
 	"fmt"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -10,6 +12,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"plimsoll/samples"
 )
 
 // launcherScript starts two ranks as torchrun does, and each starts a child. They end when a file is there.
@@ -46,7 +50,22 @@ func TestWatchRecords(t *testing.T) {
 		}
 		watches, recordings = append(watches, c), append(recordings, file)
 	}
-	time.Sleep(700 * time.Millisecond)
+	for i, file := range recordings {
+		shows := func() bool {
+			text, err := os.ReadFile(file)
+			if err != nil || !bytes.Contains(text, []byte{'\n'}) {
+				return false
+			}
+			records, _ := recordingOf(t, file)
+			seen := rolesIn(records)
+			return !slices.ContainsFunc([]string{"rank 0", "rank 1", "child 0", "child 1", "child -1"},
+				func(who string) bool { return !seen[who] })
+		}
+		if !await(shows) {
+			records, _ := recordingOf(t, file)
+			t.Errorf("watch %d: the samples have %v", i, rolesIn(records))
+		}
+	}
 	if err := exec.Command("touch", end).Run(); err != nil {
 		t.Fatal(err)
 	}
@@ -60,21 +79,21 @@ func TestWatchRecords(t *testing.T) {
 			!last.Ranks[0].Unknown {
 			t.Errorf("watch %d: cut: %t, end %+v", i, cut, last)
 		}
-		seen := map[string]bool{}
-		for _, r := range records {
-			if r.Sample == nil {
-				continue
-			}
-			for _, p := range r.Sample.Processes {
-				seen[fmt.Sprintf("%s %d", p.Role, p.Rank)] = true
-			}
+	}
+}
+
+// rolesIn returns which roles of which ranks the samples have.
+func rolesIn(records []samples.Record) map[string]bool {
+	seen := map[string]bool{}
+	for _, r := range records {
+		if r.Sample == nil {
+			continue
 		}
-		for _, who := range []string{"rank 0", "rank 1", "child 0", "child 1", "child -1"} {
-			if !seen[who] {
-				t.Errorf("watch %d: no sample has %s: %v", i, who, seen)
-			}
+		for _, p := range r.Sample.Processes {
+			seen[fmt.Sprintf("%s %d", p.Role, p.Rank)] = true
 		}
 	}
+	return seen
 }
 
 // TestWatchIsInterrupted: the recording says that the job went on.
