@@ -8,8 +8,8 @@ import (
 	"plimsoll/samples"
 )
 
-// plainWidth is the width of what a Printer prints.
-const plainWidth = 80
+// PlainWidth is the width of what a Printer prints.
+const PlainWidth = 80
 
 // Printer prints a state, again and again, where there is no terminal to draw on. Its methods may be called by any
 // goroutine.
@@ -61,7 +61,7 @@ func (p *Printer) print() {
 	p.lock.Lock()
 	text, changed := "", p.changed
 	if changed {
-		text = p.state.Text(plainWidth) + "\n"
+		text = p.state.Text(PlainWidth) + "\n"
 	}
 	p.changed = false
 	p.lock.Unlock()

@@ -219,7 +219,7 @@ func (s *State) processes() *table {
 	planned := s.plannedForRank()
 	t := &table{columns: []column{words("rank", 8, 9), words("phase", 10, 8), number("step", 6, 6),
 		number("s/step", 6, 5), number("memory", 9, 9), number("peak", 9, 7), number("of plan", 7, 6),
-		number("cores", 5, 4), number("processes", 9, 1), spark("since the start", 2)}}
+		number("cores", 5, 4), number("processes", 9, 1), spark("history", 2)}}
 	if planned == 0 && s.planned(ledger.Host) == nil {
 		t.columns[6].needed = 0
 	}
@@ -227,29 +227,38 @@ func (s *State) processes() *table {
 		if len(r.processes) == 0 && r.role != samples.RankProcess {
 			continue
 		}
-		row := []string{r.name(), string(r.phase), "", "", r.held.String(), r.peak.String(), "",
-			fmt.Sprintf("%.1f", r.cores), fmt.Sprint(len(r.processes)), r.memory.spark(mostSpark)}
-		if len(r.processes) == 0 {
-			row[1], row[4], row[7] = "ended", "", ""
-		}
-		if r.step > 0 {
-			row[2] = fmt.Sprint(r.step)
-		}
-		if r.stepTime > 0 {
-			row[3] = seconds(r.stepTime)
-		}
-		if planned > 0 && r.role == samples.RankProcess {
-			row[6] = percent(r.held, planned)
-		}
-		t.rows = append(t.rows, row)
+		t.add(&r.memory, r.cells(planned)...)
 	}
-	all := []string{"all", "", "", "", s.held.String(), s.peak.String(), "", "", fmt.Sprint(len(s.sample.Processes)),
-		s.whole.spark(mostSpark)}
+	share := ""
 	if plan := s.planned(ledger.Host); plan != nil {
-		all[6] = percent(s.held, plan.Peak().PeakUsed)
+		share = percent(s.held, plan.Peak().PeakUsed)
 	}
-	t.rows = append(t.rows, all)
+	t.add(&s.whole, "all", "", "", "", s.held.String(), s.peak.String(), share, "",
+		fmt.Sprint(len(s.sample.Processes)))
 	return t
+}
+
+// cells returns the cells of a row, before its history. Planned is 0 if it is unknown for a rank.
+func (r *row) cells(planned ledger.Bytes) []string {
+	row := []string{r.name(), "", "", "", r.held.String(), r.peak.String(), "", fmt.Sprintf("%.1f", r.cores),
+		fmt.Sprint(len(r.processes))}
+	if r.role != samples.RankProcess {
+		return row
+	}
+	row[1] = string(r.phase)
+	if r.step > 0 {
+		row[2] = fmt.Sprint(r.step)
+	}
+	if r.stepTime > 0 {
+		row[3] = seconds(r.stepTime)
+	}
+	if planned > 0 {
+		row[6] = percent(r.held, planned)
+	}
+	if len(r.processes) == 0 {
+		row[1], row[4], row[6], row[7] = "ended", "", "", ""
+	}
+	return row
 }
 
 // plannedForRank returns the share of a rank in what is planned for its host. It is 0 if there is none: an optimizer
@@ -303,7 +312,7 @@ func (r *row) name() string {
 func (s *State) devices() *table {
 	t := &table{columns: []column{words("GPU", 4, 9), words("rank", 6, 7), number("used", 9, 9), number("of", 9, 8),
 		number("headroom", 9, 6), number("torch", 9, 5), number("of plan", 7, 4), words("throttled by", 12, 1),
-		spark("since the start", 2)}}
+		spark("history", 2)}}
 	plan := s.planned(ledger.GPU)
 	if plan == nil {
 		t.columns[6].needed = 0
@@ -312,7 +321,7 @@ func (s *State) devices() *table {
 		gpu := &s.sample.GPUs[i]
 		ranks := s.ranksOn(gpu)
 		row := []string{fmt.Sprint(gpu.Index), "", gpu.Used.String(), gpu.Total.String(), gpu.Free.String(), "", "",
-			clean(strings.Join(gpu.Throttled, ", ")), s.gpus[gpu.Index].spark(mostSpark)}
+			clean(strings.Join(gpu.Throttled, ", "))}
 		var numbers []string
 		for _, r := range ranks {
 			numbers = append(numbers, fmt.Sprint(r.rank))
@@ -324,7 +333,7 @@ func (s *State) devices() *table {
 		if plan != nil {
 			row[6] = percent(gpu.Used, plan.Peak().PeakUsed)
 		}
-		t.rows = append(t.rows, row)
+		t.add(s.gpus[gpu.Index], row...)
 	}
 	return t
 }

@@ -197,7 +197,7 @@ func (s *State) row(p *samples.Process) *row {
 }
 
 func (s *State) rowOf(rank int, role samples.Role) *row {
-	wanted := &row{rank: rank, role: role}
+	wanted := &row{rank: rank, role: role, processes: map[process]time.Duration{}}
 	at, found := slices.BinarySearchFunc(s.rows, wanted, compareRows)
 	if !found {
 		s.rows = slices.Insert(s.rows, at, wanted)

@@ -29,7 +29,7 @@ func spark(title string, needed int) column {
 
 // leastSpark and mostSpark bound the column that takes the width that is left.
 const (
-	leastSpark = 8
+	leastSpark = 12
 	mostSpark  = 60
 )
 
@@ -60,19 +60,24 @@ func fitting(columns []column, width int) (fit []column, places []int) {
 	return fit, places
 }
 
-// table is rows of cells.
+// table is rows of cells. The column of histories has no cells.
 type table struct {
-	columns []column
-	rows    [][]string
+	columns   []column
+	rows      [][]string
+	histories []*history // of the rows
+}
+
+func (t *table) add(memory *history, cells ...string) {
+	t.rows, t.histories = append(t.rows, cells), append(t.histories, memory)
 }
 
 // lines returns the heading and the rows.
 func (t *table) lines(width int) (heading string, rows []string) {
 	columns, places := fitting(t.columns, width)
-	join := func(cell func(i int) string) string {
+	join := func(cell func(place int, c column) string) string {
 		var b strings.Builder
 		for i, c := range columns {
-			text := ansi.Truncate(cell(places[i]), c.width, "…")
+			text := ansi.Truncate(cell(places[i], c), c.width, "…")
 			pad := strings.Repeat(" ", c.width-ansi.StringWidth(text))
 			if i > 0 {
 				b.WriteByte(' ')
@@ -85,8 +90,13 @@ func (t *table) lines(width int) (heading string, rows []string) {
 		}
 		return strings.TrimRight(b.String(), " ")
 	}
-	for _, row := range t.rows {
-		rows = append(rows, join(func(i int) string { return row[i] }))
+	for i, row := range t.rows {
+		rows = append(rows, join(func(place int, c column) string {
+			if c.spark {
+				return t.histories[i].spark(c.width)
+			}
+			return row[place]
+		}))
 	}
-	return join(func(i int) string { return t.columns[i].title }), rows
+	return join(func(_ int, c column) string { return c.title }), rows
 }

@@ -2,16 +2,20 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"io"
 	"os"
+	"time"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 	"golang.org/x/term"
 
 	"plimsoll/fault"
+	"plimsoll/files"
 	"plimsoll/launch"
+	"plimsoll/samples"
 	"plimsoll/view"
 )
 
@@ -86,4 +90,72 @@ func hideErrors(j *launch.Job, config *view.Config) error {
 		return lines
 	}
 	return nil
+}
+
+// shower shows records.
+type shower interface {
+	Add(*samples.Record)
+	Close()
+}
+
+// nothing shows nothing.
+type nothing struct{}
+
+func (nothing) Add(*samples.Record) {}
+func (nothing) Close()              {}
+
+// display returns what shows records on stdout: a view on a terminal, else tables if they are wanted. The context ends
+// when the user has left the view, or interrupts the command.
+func display(c *cobra.Command, interval time.Duration, tables bool) (shower, context.Context, error) {
+	ctx, terminal := interruptible(c), drawable(c.OutOrStdout())
+	switch {
+	case terminal != nil:
+		v, err := view.Open(view.Config{Terminal: terminal, Leave: "leaves the view; the job goes on"})
+		if err != nil {
+			return nil, nil, err
+		}
+		context.AfterFunc(ctx, v.Close) // the user interrupts the command
+		viewed, leave := context.WithCancel(ctx)
+		go func() {
+			<-v.Left()
+			leave()
+		}()
+		return v, viewed, nil
+	case tables:
+		return view.Print(c.OutOrStdout(), interval), ctx, nil
+	}
+	return nothing{}, ctx, nil
+}
+
+// replay shows a recording.
+func replay(c *cobra.Command, o watchOptions) error {
+	file, _, err := files.Open(o.replayFile)
+	if err != nil {
+		return &fault.Input{What: "--replay", Err: err}
+	}
+	defer file.Close()
+	if o.once {
+		var state view.State
+		if _, err := samples.Read(o.replayFile, file, func(r *samples.Record) error {
+			state.Add(r)
+			return nil
+		}); err != nil {
+			return err
+		}
+		_, err := io.WriteString(c.OutOrStdout(), state.Text(view.PlainWidth))
+		return err
+	}
+	shown, ctx, err := display(c, o.interval, true)
+	if err != nil {
+		return err
+	}
+	err = view.Replay(ctx, o.replayFile, file, shown.Add)
+	if v, drawn := shown.(*view.View); drawn && err == nil {
+		<-v.Left() // the user may look at it for as long as they like
+	}
+	shown.Close()
+	if err == nil {
+		err = ctx.Err()
+	}
+	return leftOr(c, err)
 }
