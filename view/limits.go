@@ -27,7 +27,7 @@ type point struct {
 // What a warning is made from.
 const (
 	window      = time.Minute      // growth is that of the last window
-	leastWindow = 10 * time.Second // growth over less time says little
+	leastWindow = 20 * time.Second // growth over less time says little
 	soon        = 10 * time.Minute // a limit that is reached within is worth a warning
 	lowShare    = 20               // as is one of which less than a twentieth is left
 	noiseShare  = 200              // a change of less than a two-hundredth of the limit is no growth
@@ -74,10 +74,12 @@ func (l *limit) set(at time.Duration, free, of ledger.Bytes) {
 	l.recent = append(l.recent, point{at, free})
 }
 
-// taken returns how much was taken in the window, and whether that is more than noise.
+// taken returns how much was taken in the window, and whether that is growth: more than noise in both of its halves.
 func (l *limit) taken() (b ledger.Bytes, grows bool) {
 	b = l.recent[0].free - l.free
-	return b, b > l.of/noiseShare && l.span() >= leastWindow
+	middle := l.recent[len(l.recent)/2].free
+	least := l.of / noiseShare / 2
+	return b, l.span() >= leastWindow && l.recent[0].free-middle > least && middle-l.free > least
 }
 
 func (l *limit) span() time.Duration { return l.recent[len(l.recent)-1].at - l.recent[0].at }

@@ -311,13 +311,10 @@ func (c *screen) suspend() tea.Msg {
 	continued := make(chan os.Signal, 1)
 	signal.Notify(continued, syscall.SIGCONT)
 	defer signal.Stop(continued)
-	signal.Reset(syscall.SIGTSTP)
-	_ = syscall.Kill(os.Getpid(), syscall.SIGTSTP)
-	select {
-	case <-continued:
-	case <-time.After(foregroundPeriod): // no shell could continue it, so the kernel has not stopped it
+	if canBeContinued() {
+		_ = syscall.Kill(os.Getpid(), syscall.SIGSTOP)
+		<-continued
 	}
-	signal.Notify(c.stops, syscall.SIGTSTP)
 	if v.awaitForeground() && v.program.RestoreTerminal() == nil {
 		v.setReleased(false)
 	}
@@ -328,4 +325,13 @@ func (v *View) setReleased(released bool) {
 	v.lock.Lock()
 	defer v.lock.Unlock()
 	v.released = released
+}
+
+// canBeContinued reports whether the parent is a shell with job control. The kernel, too, stops only jobs of such a
+// shell at Ctrl-Z.
+func canBeContinued() bool {
+	parent, errParent := unix.Getsid(os.Getppid())
+	own, errOwn := unix.Getsid(0)
+	group, err := unix.Getpgid(os.Getppid())
+	return errParent == nil && errOwn == nil && err == nil && parent == own && group != unix.Getpgrp()
 }
