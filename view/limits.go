@@ -129,7 +129,8 @@ func (s *State) warnings() []string {
 		in := l.fullIn()
 		switch {
 		case in > 0 && in <= soon:
-			all = append(all, fmt.Sprintf("%s is full in about %s at the present growth: %v left", l.name, about(in), l.free))
+			all = append(all,
+				fmt.Sprintf("%s is full in about %s at the present growth: %v left", l.name, about(in), l.free))
 		case l.free < l.of/lowShare:
 			all = append(all, fmt.Sprintf("%s is nearly full: %v of %v left", l.name, l.free, l.of))
 		}

@@ -21,8 +21,8 @@ import (
 type Config struct {
 	Terminal *os.File // to draw on
 	Leave    string   // what the key q does, for the help
-	// Stdout and Stderr are where lines of ranks go when the view is closed, or the user has left it: the last ones, and
-	// all that follow. They are nil for lines that the user sees without the view.
+	// Stdout and Stderr are where lines of ranks go when the view is closed, or the user has left it: the last ones,
+	// and all that follow. They are nil for lines that the user sees without the view.
 	Stdout, Stderr io.Writer
 	// Messages returns what plimsoll has said since the last call. It is nil if nothing does.
 	Messages func() []string

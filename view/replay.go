@@ -13,8 +13,8 @@ import (
 // growthPeriod is how often a recording is looked at for more.
 const growthPeriod = 200 * time.Millisecond
 
-// Replay passes the records of a recording to add, and waits for more until the recording has its end, or the context is
-// done. Errors are those of [samples.Read].
+// Replay passes the records of a recording to add, and waits for more until the recording has its end, or the context
+// is done. Errors are those of [samples.Read].
 func Replay(ctx context.Context, name string, file *os.File, add func(*samples.Record)) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()

@@ -89,7 +89,7 @@ func TestWatchedJob(t *testing.T) {
 		s.types(t, controlZ, "Stopped")
 		s.isRestored(t)
 		s.types(t, "fg\n", viewBegins)
-		s.types(t, controlC, "exit=7")
+		s.types(t, controlC, "asked=10")
 		s.isRestored(t)
 	})
 	t.Run("in the background", func(t *testing.T) {

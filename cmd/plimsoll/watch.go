@@ -40,7 +40,9 @@ one table and ends. With --replay, it shows a recording, as it grows.`,
   plimsoll watch 4711 --once
   plimsoll watch 4711 --record samples.jsonl
   plimsoll watch --replay samples.jsonl`,
-		Args: func(c *cobra.Command, arguments []string) error { return oneJob(c, arguments, options.replayFile != "") },
+		Args: func(c *cobra.Command, arguments []string) error {
+			return oneJob(c, arguments, options.replayFile != "")
+		},
 		RunE: func(c *cobra.Command, arguments []string) error { return runWatch(c, options, arguments) },
 	}
 	flags := command.Flags()
