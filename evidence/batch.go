@@ -11,32 +11,38 @@ var batchPatterns = []pattern{
 	{ // Slurm: src/plugins/task/cgroup/task_cgroup_memory.c
 		name:       "Slurm: killed for memory",
 		literals:   []string{"oom_kill event", "oom-kill event"},
-		expression: `Detected (?P<n>\d+) oom[_-]kill event[s]? in (?P<step>\S+?)\.(?: |$)`,
+		expression: `Detected (?P<n>\d+) oom[_-]kill event(?:s|\(s\))? in (?:step )?(?P<step>\S+?)(?:\.| cgroup\.)(?: |$)`,
 		kind:       TrainerLog,
 		fact: func(m *match) Fact {
 			return BatchKill{By: "Slurm", What: m.get("step"), Count: m.integer("n", 0)}
 		},
 	},
 	{ // Slurm, older
-		name:       "Slurm: cgroup out-of-memory handler",
-		literals:   []string{"by the cgroup out-of-memory handler", "memory limit at some point"},
-		expression: `(?:Some of your processes may have been killed by the cgroup out-of-memory handler|Exceeded (?:step|job) memory limit at some point)`,
-		kind:       TrainerLog, fact: batchKill("Slurm"),
+		name:     "Slurm: cgroup out-of-memory handler",
+		literals: []string{"by the cgroup out-of-memory handler", "memory limit at some point"},
+		expression: `(?:Some of your processes may have been killed by the cgroup out-of-memory handler|` +
+			`Exceeded (?:step|job) memory limit at some point)`,
+		kind: TrainerLog, fact: batchKill("Slurm"),
 	},
 	{ // Slurm: src/slurmd/slurmstepd, JobAcctGatherParams=OverMemoryKill
 		name:       "Slurm: memory limit exceeded",
 		literals:   []string{"exceeded memory limit"},
-		expression: `(?P<what>(?:Job|Step|StepId=|JobId=) ?[\d._]+(?:\.\w+)?) exceeded memory limit \((?P<used>\d+)K? ?> ?(?P<limit>\d+)`,
+		expression: `(?P<what>(?:Job |Step |StepId=|JobId=)[\d.]+(?:\.\w+)?) exceeded memory limit \(\d+ > (?P<limit>\d+)`,
 		kind:       TrainerLog,
 		fact: func(m *match) Fact {
-			return BatchKill{By: "Slurm", What: m.get("what"), Limit: m.size("limit", kb)}
+			unit := kb // releases that write "Job 7" count in kB, and those with "StepId=7.0" in bytes
+			if strings.Contains(m.get("what"), "=") {
+				unit = 1
+			}
+			return BatchKill{By: "Slurm", What: m.get("what"), Limit: m.size("limit", unit)}
 		},
 	},
 	{ // Slurm: src/slurmd/slurmstepd/req.c
-		name:       "Slurm: cancelled",
-		literals:   []string{" CANCELLED AT "},
-		expression: `\*\*\* (?:JOB|STEP|TASK) \S+ (?:ON \S+ )?CANCELLED AT \S+(?: (?:DUE TO|by) (?P<why>[A-Z ]+?))?(?:,.*)? \*\*\*`,
-		kind:       TrainerLog,
+		name:     "Slurm: cancelled",
+		literals: []string{" CANCELLED AT "},
+		expression: `\*\*\* (?:JOB|STEP|TASK) \S+ (?:ON \S+ )?CANCELLED AT \S+(?: DUE (?:TO|to) (?P<why>[A-Za-z ]+?))?` +
+			`(?:,.*)? \*\*\*`,
+		kind: TrainerLog,
 		fact: func(m *match) Fact {
 			reason := strings.ToLower(m.get("why"))
 			if reason == "" {
@@ -57,26 +63,26 @@ var batchPatterns = []pattern{
 	{ // Slurm: src/srun/libsrun/launch.c
 		name:     "srun: tasks ended",
 		literals: []string{"srun: error:"},
-		expression: `srun: error: \S+: tasks? (?P<rank>\d+)(?P<more>[\d,-]*): (?:Exited with exit code (?P<code>\d+)|` +
+		expression: `srun: error: \S+: tasks? (?P<task>\d+)(?P<more>[\d,-]*): (?:Exited with exit code (?P<code>\d+)|` +
 			`(?P<sig>Killed|Terminated|Segmentation fault|Bus error|Aborted)(?: \(core dumped\))?)`,
 		kind: TrainerLog,
 		fact: func(m *match) Fact {
 			f, _ := ended("Slurm")(m).(ProcessEnded)
-			if m.get("more") != "" {
-				f.Rank, m.rank = NoRank, NoRank
+			if m.get("more") == "" {
+				f.Rank = m.integer("task", NoRank)
+				m.rank = f.Rank
 			}
+			f.Victim = f.Signal == signals["TERM"] // from srun, which ends the step
 			return f
 		},
 	},
 	{ // Kubernetes in any of its texts, where the document could not be read as a whole
-		name:       "Kubernetes: killed for memory",
-		literals:   []string{"OOMKilled", "OOMKilling"},
-		expression: `(?:[Rr]eason"?: *"?OOMKilled|\bOOMKilled\b(?P<docker>"?: ?true)?|\bOOMKilling\b)`,
-		kind:       Kubernetes,
+		name:     "Kubernetes: killed for memory",
+		literals: []string{"OOMKilled", "OOMKilling"},
+		expression: `(?:[Rr]eason"?: *"?OOMKilled|^\S+\s+\d+/\d+\s+OOMKilled\s|\bOOMKilled"?[:=] ?(?P<docker>true)\b|` +
+			`\sOOMKilling\s)`,
+		kind: Kubernetes,
 		fact: func(m *match) Fact {
-			if strings.Contains(m.whole, `OOMKilled": false`) || strings.Contains(m.whole, `OOMKilled":false`) {
-				return nil
-			}
 			if m.get("docker") != "" {
 				return BatchKill{By: "Docker"}
 			}
@@ -90,10 +96,12 @@ var batchPatterns = []pattern{
 		kind:       Kubernetes, fact: batchKill("Kubernetes"),
 	},
 	{ // kubelet: pkg/kubelet/eviction/helpers.go
-		name:     "Kubernetes: evicted",
-		literals: []string{"The node was low on resource", "exceeds the total limit of containers", "ephemeral local storage usage exceeds"},
-		expression: `(?:The node was low on resource: (?P<what>[\w-]+)|ephemeral local storage usage exceeds the total limit of containers|` +
-			`(?P<volume>emptyDir) volume .*exceeds the limit)`,
+		name: "Kubernetes: evicted",
+		literals: []string{"The node was low on resource", "exceeds the total limit of containers",
+			"exceeds the limit"},
+		expression: `(?:The node was low on resource: (?P<what>[\w-]+)|` +
+			`ephemeral local storage usage exceeds the total limit of containers|` +
+			`(?:EmptyDir|emptyDir) volume .*exceeds the limit)`,
 		kind: Kubernetes,
 		fact: func(m *match) Fact {
 			if what := m.get("what"); what != "" {
@@ -106,7 +114,8 @@ var batchPatterns = []pattern{
 		name:     "systemd: killed for memory",
 		literals: []string{"killed by the OOM killer", "oom-kill"},
 		expression: `(?:(?P<what>\S+): )?(?:A process of this unit has been killed by the OOM killer|` +
-			`Failed with result 'oom-kill'|.*\(Result: oom-kill\)|The kernel OOM killer killed some processes in this unit)`,
+			`Failed with result 'oom-kill'|.*\(Result: oom-kill\)|^Result=oom-kill|` +
+			`The kernel OOM killer killed some processes in this unit)`,
 		kind: SystemdLog, fact: batchKill("systemd"),
 	},
 	{ // systemd: src/core/service.c, systemctl status
@@ -124,6 +133,12 @@ var batchPatterns = []pattern{
 			return f
 		},
 	},
+	{ // systemd: src/coredump/coredump.c
+		name:       "systemd-coredump",
+		literals:   []string{"terminated abnormally with signal"},
+		expression: `Process (?P<pid>\d+) \(.*\) .*terminated abnormally with signal (?P<sig>\d+)/`,
+		kind:       SystemdLog, fact: ended("systemd-coredump"),
+	},
 	{ // systemd: src/oom/oomd-manager.c, src/core/unit.c
 		name:     "systemd-oomd killed",
 		literals: []string{"due to memory pressure for", "due to memory used", "systemd-oomd killed"},
@@ -138,10 +153,13 @@ var batchPatterns = []pattern{
 		kind:       SystemdLog, fact: batchKill("earlyoom"),
 	},
 	{ // Ray: src/ray/raylet, python/ray/exceptions.py
-		name:     "Ray: killed for memory",
-		literals: []string{"running low on memory", "killed due to memory pressure (OOM)", "exceeds the memory usage threshold"},
-		expression: `(?:(?P<n>\d+) Workers \(tasks / actors\) killed due to memory pressure|(?:Task|Actor|worker).* (?:killed|died).*running low on memory|` +
-			`was (?P<used>[\d.]+GB) / (?P<limit>[\d.]+GB) \([\d.]+\), which exceeds the memory usage threshold)`,
+		name: "Ray: killed for memory",
+		literals: []string{
+			"running low on memory", "killed due to memory pressure (OOM)", "exceeds the memory usage threshold",
+		},
+		expression: `(?:(?P<n>\d+) Workers \(tasks / actors\) killed due to memory pressure|` +
+			`was (?P<used>[\d.]+GB) / (?P<limit>[\d.]+GB) \([\d.]+\), which exceeds the memory usage threshold|` +
+			`(?:killed|died) due to the node running low on memory)`,
 		kind: TrainerLog, fact: batchKill("Ray"),
 	},
 	{ // other batch systems: LSF, PBS, HTCondor, SGE

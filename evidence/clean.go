@@ -17,7 +17,7 @@ type text struct {
 	rank   int    // NoRank if no label names one
 	stream string // the labels that tell the streams of several processes apart
 	host   string
-	time   time.Time
+	time   string // in any of the layouts
 	uptime time.Duration
 	kernel bool // a label says that the kernel has written the line
 }
@@ -51,38 +51,49 @@ func uptimeLabel(t *text, groups []string) {
 
 func noLabel(*text, []string) {}
 
-// labels are in the order in which they are tried, again and again, until none is left.
+// labels are in the order in which they are tried, again and again, until none is left. A label ends before the spaces
+// that indent the line.
 var labels = []label{
-	// torchrun, PyTorch's own prefix, Megatron, Lightning
-	{"[", regexp.MustCompile(`^\[(?i:rank|default|local_rank)(?:[ :=] ?)?(\d+)\] ?:? ?`), rankLabel},
+	// PyTorch's own prefix, Megatron, Lightning
+	{"[", regexp.MustCompile(`^\[(?i:rank|local_rank)(?:[:=] ?| )?(\d+)\](?: ?: ?| )`), rankLabel},
+	// torchrun --tee
+	{"[", regexp.MustCompile(`^\[default(\d+)\]:`), rankLabel},
 	// mpirun --tag-output, SageMaker
-	{"[", regexp.MustCompile(`^\[\d+,(?:mpirank:)?(\d+)(?:,[\w.-]+)?\]<std(?:out|err|diag)>: ?`), rankLabel},
+	{"[", regexp.MustCompile(`^\[\d+,(?:mpirank:)?(\d+)(?:,[\w.-]+)?\]<std(?:out|err|diag)>:`), rankLabel},
 	// srun --label
 	{" 0123456789", regexp.MustCompile(`^ *(\d{1,6}): `), rankLabel},
 	{"rR", regexp.MustCompile(`^(?i:rank)[ =]?(\d+) ?: `), rankLabel},
 	// Ray, vLLM
-	{"(", regexp.MustCompile(`^\([^()]{0,100}?\bpid=\d+[^()]{0,200}\) ?`), streamLabel},
+	{"(", regexp.MustCompile(`^\([^()]{0,100}?\bpid=\d+[^()]{0,200}\) `), streamLabel},
 	// kubectl logs --prefix
-	{"[", regexp.MustCompile(`^\[pod/[^\]]{1,300}\] ?`), streamLabel},
+	{"[", regexp.MustCompile(`^\[pod/[^\]]{1,300}\] `), streamLabel},
 	// docker compose
 	{"", regexp.MustCompile(`^([a-z][\w.-]{0,100}-\d+) +\| `), streamLabel},
 	// pdsh, ansible
 	{"", regexp.MustCompile(`^([a-z][a-z0-9.-]{0,60}\d[a-z0-9.-]{0,60}): `), hostLabel},
 	// a kernel log's level, and dmesg -x
-	{"<", regexp.MustCompile(`^<\d{1,3}>\d? ?`), noLabel},
+	{"<", regexp.MustCompile(`^<\d{1,3}>`), noLabel},
 	{"k", regexp.MustCompile(`^kern +:\w+ *: `), noLabel},
 	// syslog and journalctl, in all styles of their times
 	{"", regexp.MustCompile(`^((?:[A-Z][a-z]{2} )?[A-Z][a-z]{2} [ \d]\d (?:\d{4} )?\d\d:\d\d:\d\d(?:\.\d+)?)` +
-		` (?:[A-Z]{3,4} )?([\w.-]+) ([\w./@:-]+?)(?:\[(\d+)\])?: `), syslogLabel},
+		` (?:[A-Z]{3,4} )?(?:([\w.-]+) )?(kernel|[\w./@:-]+\[\d+\]): `), syslogLabel},
 	{"0123456789", regexp.MustCompile(`^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?)` +
-		` ([\w.-]+) ([\w./@-]+?)(?:\[(\d+)\])?: `), syslogLabel},
+		` ([\w.-]+) (kernel|[\w./@:-]+\[\d+\]): `), syslogLabel},
 	{"[", regexp.MustCompile(`^\[ *(\d{1,9}\.\d{1,9})\] ?`), uptimeLabel},
-	{"[", regexp.MustCompile(`^\[ *[TC]\d+\] ?`), streamLabel},
+	{"[", regexp.MustCompile(`^\[ *[TC]\d+\] `), streamLabel},
 	{"[", regexp.MustCompile(`^\[([A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:[.,]\d+)? \d{4})\] ?`), timeLabel},
+	{"[", regexp.MustCompile(`^\[[^\[\]]{1,40} \d\d:\d\d:\d\d \d{4}\] ?`), noLabel}, // in another language
+	// a quotation
+	{">", regexp.MustCompile(`^> `), noLabel},
 	// Kubernetes' files of logs, docker logs --timestamps, loggers
-	{"[0123456789", regexp.MustCompile(`^\[?(\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?: ?(?:Z|UTC|[+-]\d\d:?\d\d))?)` +
-		`\]?:?(?: std(?:out|err) [FP])? ?(?:[-|] )?`), timeLabel},
-	{"[0123456789", regexp.MustCompile(`^\[?(\d\d:\d\d:\d\d(?:[.,]\d+)?)\]? (?:[-|] )?`), noLabel},
+	{"[0123456789", regexp.MustCompile(`^\[?(\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?` +
+		`(?: ?(?:Z|UTC|[+-]\d\d:?\d\d))?)\]?:?(?: std(?:out|err) [FP])?(?: |$)`), timeLabel},
+	{"[0123456789", regexp.MustCompile(`^\[?(\d\d:\d\d:\d\d(?:[.,]\d+)?)\]? `), noLabel},
+	// levels and names of loggers: DeepSpeed, logging, loguru
+	{"[", regexp.MustCompile(`^\[(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\] `), noLabel},
+	{"[", regexp.MustCompile(`^\[[\w.]+\.py:\d+:\w+\] `), noLabel},
+	{"-", regexp.MustCompile(`^- (?:[\w.]+ - )?(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) - `), noLabel},
+	{"|", regexp.MustCompile(`^\| (?:DEBUG|INFO|WARNING|ERROR|CRITICAL|SUCCESS) +\| (?:[\w.<>]+:[\w.<>]+:\d+ - )?`), noLabel},
 }
 
 // clean returns the text of a line.
@@ -137,10 +148,12 @@ func printable(r rune) rune {
 	return r
 }
 
-func timeLabel(t *text, groups []string) {
-	if when, ok := parseTime(groups[1]); ok {
-		t.time = when
-	}
+func timeLabel(t *text, groups []string) { t.time = groups[1] }
+
+// when returns the time of the line, or zero.
+func (t *text) when() time.Time {
+	when, _ := parseTime(t.time)
+	return when
 }
 
 func syslogLabel(t *text, groups []string) {
@@ -150,19 +163,23 @@ func syslogLabel(t *text, groups []string) {
 	if t.kernel {
 		t.stream += t.host
 	} else {
-		t.stream += t.host + groups[3] + groups[4]
+		t.stream += t.host + groups[3]
 	}
 }
 
 // layouts are those of times. A time without a zone counts as UTC: only differences matter.
 var layouts = []string{
 	"2006-01-02T15:04:05.999999999Z07:00", "2006-01-02T15:04:05.999999999Z0700", "2006-01-02 15:04:05.999999999",
-	"2006-01-02T15:04:05.999999999", "Mon Jan _2 15:04:05 2006", "Mon Jan _2 2006 15:04:05", "Jan _2 15:04:05.999999999",
+	"2006-01-02T15:04:05.999999999", "Mon Jan _2 15:04:05 2006", "Mon Jan _2 2006 15:04:05",
+	"Jan _2 15:04:05.999999999",
 	"2006-01-02 15:04:05.999999999Z07:00", "2006-01-02 15:04:05.999999999 Z0700", "2006-01-02 15:04:05.999999999 UTC",
 	"2006-01-02 15:04:05.999999999Z0700",
 }
 
 func parseTime(s string) (time.Time, bool) {
+	if s == "" {
+		return time.Time{}, false
+	}
 	s = strings.Replace(s, ",", ".", 1)
 	for _, layout := range layouts {
 		if t, err := time.Parse(layout, s); err == nil {

@@ -4,6 +4,8 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+
+	"plimsoll/ledger"
 )
 
 // counters reads counters of a cgroup or of the host, one a line.
@@ -15,18 +17,20 @@ type counters struct {
 
 // counterFormat is the format of a file of counters.
 type counterFormat struct {
-	file  *regexp.Regexp // the last part of its path
-	row   *regexp.Regexp // with the groups key and value
-	unit  int64
-	known map[string]bool // keys, of which one begins a file that no line names; nil for any
+	file  *regexp.Regexp  // the last part of its path
+	row   *regexp.Regexp  // with the key, the value and the unit
+	known map[string]bool // keys, of which one begins a file that no line names; nil for none
 	name  string          // of such a file
 	kind  Kind
 }
 
 var (
-	flatRow   = regexp.MustCompile(`^\s*(?P<key>[a-z]\w*) (?P<value>\d+)$`)
-	colonRow  = regexp.MustCompile(`^\s*(?P<key>[A-Z]\w*(?:\(\w+\))?):\s+(?P<value>\d+)(?: kB)?$`)
-	singleRow = regexp.MustCompile(`^\s*(?P<key>)(?P<value>\d+|max)$`)
+	flatRow   = regexp.MustCompile(`^\s*([a-z]\w*) (\d+)()$`)
+	colonRow  = regexp.MustCompile(`^\s*([A-Z]\w*(?:\(\w+\))?):\s+(\d+)( kB)?$`)
+	statusRow = regexp.MustCompile(`^\s*([A-Z]\w*):\t? *(?:(\d+)( kB)?|[^\s].*|)$`)
+	singleRow = regexp.MustCompile(`^\s*()(\d+|max)()$`)
+	// pressureRow takes the total of a line of PSI.
+	pressureRow = regexp.MustCompile(`^\s*(some|full) avg10=[\d.]+ avg60=[\d.]+ avg300=[\d.]+ total=(\d+)()$`)
 )
 
 func keys(list string) map[string]bool {
@@ -39,23 +43,42 @@ func keys(list string) map[string]bool {
 
 // counterFormats are those of cgroups (Documentation/admin-guide/cgroup-v2.rst, cgroup-v1/memory.rst) and of /proc.
 var counterFormats = []counterFormat{
-	{regexp.MustCompile(`^memory(?:\.swap)?\.events(?:\.local)?$`), flatRow, 1, keys("low high max oom oom_kill oom_group_kill sock_throttled"),
-		"memory.events", CgroupCounter},
-	{regexp.MustCompile(`^memory\.oom_control$`), flatRow, 1, keys("oom_kill_disable under_oom"), "memory.oom_control", CgroupCounter},
-	{regexp.MustCompile(`^memory\.stat$`), flatRow, 1, keys("anon cache rss"), "memory.stat", CgroupCounter},
-	{regexp.MustCompile(`^vmstat$`), flatRow, 1, keys("nr_free_pages"), "vmstat", HostCounter},
-	{regexp.MustCompile(`^meminfo$`), colonRow, 1024, keys("MemTotal"), "meminfo", HostCounter},
-	{regexp.MustCompile(`^(?:memory|pids)\.(?:swap\.|memsw\.)?(?:current|peak|max|high|low|min|limit_in_bytes|usage_in_bytes|` +
-		`max_usage_in_bytes|failcnt)$`), singleRow, 1, nil, "", CgroupCounter},
+	{
+		file: regexp.MustCompile(`^memory(?:\.swap)?\.events(?:\.local)?$`), row: flatRow,
+		known: keys("low high max oom oom_kill oom_group_kill sock_throttled"), name: "memory.events",
+		kind: CgroupCounter,
+	}, {
+		file: regexp.MustCompile(`^memory\.oom_control$`), row: flatRow, known: keys("oom_kill_disable under_oom"),
+		name: "memory.oom_control", kind: CgroupCounter,
+	}, {
+		file: regexp.MustCompile(`^memory\.stat$`), row: flatRow, known: keys("anon cache"), name: "memory.stat",
+		kind: CgroupCounter,
+	}, {
+		file: regexp.MustCompile(`^(?:memory\.pressure|memory)$`), row: pressureRow, known: keys("some"),
+		name: "memory.pressure", kind: CgroupCounter,
+	}, {
+		file: regexp.MustCompile(`^vmstat$`), row: flatRow, known: keys("nr_free_pages"), name: "vmstat", kind: HostCounter,
+	}, {
+		file: regexp.MustCompile(`^meminfo$`), row: colonRow, known: keys("MemTotal"), name: "meminfo", kind: HostCounter,
+	}, {
+		file: regexp.MustCompile(`^status$`), row: statusRow, known: keys("Name"), name: "status", kind: ProcessCounter,
+	}, {
+		file: regexp.MustCompile(`^smaps_rollup$`), row: colonRow, known: keys("Rss"), name: "smaps_rollup",
+		kind: ProcessCounter,
+	}, {
+		file: regexp.MustCompile(`^(?:memory|pids)\.(?:swap\.|memsw\.|kmem\.)?(?:current|peak|max|high|low|min|` +
+			`limit_in_bytes|usage_in_bytes|max_usage_in_bytes|failcnt)$`),
+		row: singleRow, kind: CgroupCounter,
+	},
 }
 
 // counterPatterns begin a block of counters: a line that names the file, or the first line of a file.
 var counterPatterns = []pattern{
 	{ // head -v, tail, grep, a shell's prompt and cat, or the path alone
 		name:     "file of counters",
-		literals: []string{"memory.", "meminfo", "vmstat", "pids."},
-		expression: `^(?:==> |[$#>] ?(?:sudo )?(?:cat|head|tail|grep \S+) |# ?|-+ ?|=+ ?)?(?P<path>(?:[\w.@\\:-]*/)*)` +
-			`(?P<file>(?:memory|pids)\.[a-z_.]+[a-z]|meminfo|vmstat)\b(?: ?(?:before|after))?(?: <==| ?-+| ?=+|:| ?=)?\s*(?P<rest>.*)$`,
+		literals: []string{"memory.", "meminfo", "vmstat", "pids.", "smaps_rollup", "/status", "/pressure/memory"},
+		expression: `^(?:==> |(?:before|after)\b[: -]*|[$#>] ?(?:sudo )?(?:cat|head|tail|grep \S+) |# ?|-+ ?|=+ ?)?(?P<path>(?:[\w.@\\:-]*/)*)` +
+			`(?P<file>(?:memory|pids)\.[a-z_.]+[a-z]|meminfo|vmstat|smaps_rollup|status|memory)\b(?: ?(?:before|after))?(?: <==| ?-+| ?=+|:| ?=)?\s*(?P<rest>.*)$`,
 		take: func(r *reader, m *match) { r.namedCounters(m) },
 	},
 	{
@@ -77,6 +100,24 @@ var counterPatterns = []pattern{
 		take:       unnamedCounters,
 	},
 	{
+		name:       "first line of PSI",
+		literals:   []string{"some avg10="},
+		expression: `^\s*some avg10=[\d.]+ `,
+		take:       unnamedCounters,
+	},
+	{
+		name:       "first line of /proc/PID/status",
+		literals:   []string{"Name:\t"},
+		expression: `^Name:\t\S`,
+		take:       unnamedCounters,
+	},
+	{
+		name:       "first line of smaps_rollup",
+		literals:   []string{"Rss:"},
+		expression: `^\s*Rss:\s+\d+ kB$`,
+		take:       unnamedCounters,
+	},
+	{
 		name:       "first line of /proc/meminfo",
 		literals:   []string{"MemTotal:"},
 		expression: `^\s*MemTotal:\s+\d+ kB$`,
@@ -92,7 +133,7 @@ func (r *reader) namedCounters(m *match) {
 		if !f.file.MatchString(file) {
 			continue
 		}
-		group := strings.TrimPrefix(strings.TrimSuffix(path, "/"), "/sys/fs/cgroup")
+		group := groupOf(path)
 		b := &counters{format: f, at: m.text, fact: Counters{Group: group, File: file, Values: map[string]int64{}}}
 		if old, ok := m.stream.block.(*counters); ok && old.fact.Group == group && old.fact.File == file &&
 			m.get("rest") != "" {
@@ -110,6 +151,25 @@ func (r *reader) namedCounters(m *match) {
 		}
 		return
 	}
+	r.finish(m.stream)
+}
+
+var (
+	groupRoot = regexp.MustCompile(`^.*sys/fs/cgroup(?:/(?:memory|unified)(?:/|$))?`)
+	// reading is a folder that tells readings apart, and no cgroup.
+	reading = regexp.MustCompile(`(?i)(?:^|/)(?:before|after|begin|start|end|pre|post|old|new)(?:/|$)`)
+)
+
+// groupOf returns the cgroup whose files are in a folder. It is empty for the root and where the path does not tell.
+func groupOf(path string) string {
+	if strings.HasPrefix(path, "/proc") {
+		return ""
+	}
+	group := strings.Trim(reading.ReplaceAllString(groupRoot.ReplaceAllString(path, "/"), "/"), "/.")
+	if group == "" {
+		return ""
+	}
+	return "/" + group
 }
 
 // unnamedCounters begins a block with its first counter.
@@ -137,23 +197,42 @@ func (b *counters) line(r *reader, t *text) bool {
 	}
 	key, text := groups[1], groups[2]
 	if key == "" {
-		key = b.fact.File
+		if key = b.fact.File; len(b.fact.Values) > 0 { // a number that belongs to no file
+			return false
+		}
 	}
 	if _, again := b.fact.Values[key]; again { // the file once more, later
 		b.end(r)
 		b.fact.Values, b.at = map[string]int64{}, *t
 	}
 	value, err := strconv.ParseInt(text, 10, 64)
-	if err != nil {
+	switch {
+	case text == "": // words, in /proc/PID/status
+		return true
+	case err != nil || value >= noLimit:
 		value = Unlimited
+	case groups[3] != "":
+		value *= int64(kb)
 	}
-	b.fact.Values[key] = value * b.format.unit
+	b.fact.Values[key] = value
 	return true
 }
 
+// noLimit is from where on version 1 of cgroups means none: the largest multiple of the page size.
+const noLimit = 1 << 60
+
 func (b *counters) end(r *reader) {
-	if len(b.fact.Values) > 0 {
-		r.kinds[b.format.kind] += len(b.fact.Values)
-		r.add(&b.at, b.fact)
+	if len(b.fact.Values) == 0 {
+		return
 	}
+	r.kinds[b.format.kind] += len(b.fact.Values)
+	for _, file := range []string{"memory.max", "memory.limit_in_bytes"} {
+		if value, ok := b.fact.Values[file]; ok && b.fact.File == file {
+			r.add(&b.at, Limit{
+				Name: "memory.max", Group: b.fact.Group, Bytes: Size{Bytes: ledger.Bytes(value), Known: value >= 0},
+			})
+			return
+		}
+	}
+	r.add(&b.at, b.fact)
 }

@@ -13,16 +13,18 @@ import (
 	"golang.org/x/text/encoding"
 	"golang.org/x/text/encoding/unicode"
 	"golang.org/x/text/encoding/unicode/utf32"
+
+	"plimsoll/fault"
 )
 
 const (
 	// headSize is how many bytes the reader looks at before it decides what a file is.
 	headSize = 64 << 10
-	// longestText is how much of a decompressed text is read. A small compressed file can claim any size.
-	longestText = 64 << 30
+	// longestText is the limit of a decompressed text. A small compressed file can claim any size.
+	longestText = 8 << 30
 	// deepestCompression is how often a file may be compressed.
 	deepestCompression = 3
-	// largestWindow bounds the memory of the decompressors.
+	// largestWindow bounds the memory of zstd.
 	largestWindow = 128 << 20
 )
 
@@ -36,13 +38,11 @@ var compressions = []struct {
 	{"\x28\xb5\x2f\xfd", func(r io.Reader) (io.Reader, error) {
 		return zstd.NewReader(r, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(largestWindow))
 	}},
-	{"\xfd7zXZ\x00", func(r io.Reader) (io.Reader, error) {
-		return xz.ReaderConfig{DictCap: largestWindow, SingleStream: false}.NewReader(r)
-	}},
+	{"\xfd7zXZ\x00", func(r io.Reader) (io.Reader, error) { return xz.NewReader(r) }},
 }
 
 // open returns the text of a file: decompressed, and in UTF-8 where it was UTF-16. Bytes that are no UTF-8 stay.
-func open(from io.Reader) (*bufio.Reader, error) {
+func (s *Source) open(from io.Reader) (*bufio.Reader, error) {
 	text := bufio.NewReaderSize(from, headSize)
 	for range deepestCompression {
 		inner, err := decompress(text)
@@ -52,7 +52,7 @@ func open(from io.Reader) (*bufio.Reader, error) {
 		if inner == nil {
 			break
 		}
-		text = bufio.NewReaderSize(&cutStream{from: io.LimitReader(inner, longestText)}, headSize)
+		text = bufio.NewReaderSize(&decompressed{from: inner, source: s}, headSize)
 	}
 	head, err := text.Peek(headSize)
 	if err != nil && !errors.Is(err, io.EOF) {
@@ -86,12 +86,23 @@ func decompress(from *bufio.Reader) (io.Reader, error) {
 	return nil, nil
 }
 
-// cutStream ends a damaged or cut stream where it cannot be read any further. What comes before counts.
-type cutStream struct{ from io.Reader }
+// decompressed ends a damaged or cut stream where it cannot be read any further. What comes before counts.
+type decompressed struct {
+	from   io.Reader
+	source *Source
+	length int64
+}
 
-func (s *cutStream) Read(to []byte) (int, error) {
-	n, err := s.from.Read(to)
-	if err != nil {
+func (d *decompressed) Read(to []byte) (int, error) {
+	n, err := d.from.Read(to)
+	d.length += int64(n)
+	switch {
+	case d.length > longestText:
+		at := fault.File(d.source.Name)
+		return n, at.Inputf("the file has more than %d bytes of text, the limit", int64(longestText)).
+			WithHint("give the end of the log: zcat FILE | tail -n 1000000")
+	case err != nil && !errors.Is(err, io.EOF):
+		d.source.Cut = true
 		err = io.EOF
 	}
 	return n, err
@@ -115,7 +126,7 @@ func wideEncoding(head []byte) encoding.Encoding {
 			zeros[i&1]++
 		}
 	}
-	switch most := len(head) * 2 / 5; { // of the bytes, half of which are at even places
+	switch most := len(head) / 10; { // of the bytes, half of which are at even places
 	case most == 0:
 		return nil
 	case zeros[1] >= most && zeros[0] <= most/4:

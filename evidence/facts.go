@@ -109,6 +109,8 @@ type (
 	DiskFull struct {
 		Path  string
 		Quota bool
+		// Assumed is set if the text says only that writing has failed.
+		Assumed bool
 	}
 
 	// TooManyProcesses is EAGAIN from fork or clone, or "can't start new thread".
@@ -182,6 +184,9 @@ type (
 		Limit Size
 	}
 
+	// Restarted is a launcher's word that it starts the ranks again. What failed before has been dealt with.
+	Restarted struct{ By string }
+
 	// BatchEnd is an end that a batch system wanted: a time limit, preemption, a cancellation.
 	BatchEnd struct {
 		By, Reason string // "time limit", "preempted", "cancelled", "node failure", "evicted"
@@ -243,6 +248,21 @@ type (
 	// Limit is a limit that a file states.
 	Limit struct {
 		Name  string // RLIMIT_AS, RLIMIT_MEMLOCK, memory.max, /dev/shm, overcommit
+		Group string // the cgroup, the container or the job that it is for; empty if the file does not name one
 		Bytes Size   // unknown: unlimited
+	}
+
+	// FileSystem is a file system as df shows it.
+	FileSystem struct {
+		Mount            string
+		Size, Used, Free Size
+	}
+
+	// GPUUsage is the memory of a GPU as nvidia-smi shows it.
+	GPUUsage struct {
+		Device            int // NoRank if the text does not tell
+		Name              string
+		Total, Used, Free Size
+		Processes         []GPUProcess
 	}
 )

@@ -8,12 +8,21 @@ import (
 // sz is a size as PyTorch prints it.
 const sz = `\d+(?:\.\d+)? (?:bytes|KiB|MiB|GiB)`
 
+// outOfMemory are the beginnings of PyTorch's errors. The sizes may be on the next lines.
+var outOfMemory = []string{"CUDA out of memory", "HIP out of memory", "XPU out of memory", "NPU out of memory"}
+
+// mpsSize is a size as the allocator of MPS prints it.
+const mpsSize = `[\d.]+ (?:bytes|[KMG]i?B)`
+
+const mpsError = `MPS backend out of memory \(MPS allocated: (?P<alloc>` + mpsSize + `)(?:, other allocations: (?P<other>` +
+	mpsSize + `))?, max allowed: (?P<allowed>` + mpsSize + `)\)`
+
 // gpuPatterns are the texts of memory on GPUs. The texts without sizes come after those with sizes, as a cut line has
 // no more.
 var gpuPatterns = []pattern{
 	{ // c10/cuda/CUDACachingAllocator.cpp up to PyTorch 2.0; up to 1.3 "cached"
 		name:     "out of memory, up to PyTorch 2.0",
-		literals: []string{"Tried to allocate", "total capacity;", "already allocated;"},
+		literals: append([]string{"Tried to allocate", "total capacity;", "already allocated;"}, outOfMemory...),
 		expression: `(?P<backend>CUDA|HIP|XPU|NPU) out of memory\. Tried to allocate (?P<req>` + sz + `) ` +
 			`\((?:GPU|XPU|NPU|device) (?P<dev>\d+); (?P<total>` + sz + `) total capacity; (?P<alloc>` + sz +
 			`) already allocated; (?:(?P<current>` + sz + `) current active; )?(?P<free>` + sz + `) free; (?:(?P<allowed>` + sz +
@@ -22,7 +31,7 @@ var gpuPatterns = []pattern{
 	},
 	{ // c10/cuda/CUDACachingAllocator.cpp from PyTorch 2.1; 2.1 writes capacty
 		name:     "out of memory, from PyTorch 2.1",
-		literals: []string{"Tried to allocate", "has a total capac", "is allocated by PyTorch"},
+		literals: append([]string{"Tried to allocate", "has a total capac", "is allocated by PyTorch"}, outOfMemory...),
 		expression: `(?P<backend>CUDA|HIP|XPU|NPU) out of memory\. Tried to allocate (?P<req>` + sz + `)\. ` +
 			`(?:GPU|XPU|NPU) (?P<dev>\d+) has a total capaci?ty of (?P<total>` + sz + `)(?: of which (?P<free>` + sz +
 			`) is free)?\. (?P<procs>(?:(?:Process \d+|Including non-PyTorch memory, this process) has ` + sz +
@@ -31,13 +40,30 @@ var gpuPatterns = []pattern{
 			`and (?P<slack>` + sz + `) is reserved by PyTorch but unallocated`,
 		kind: TrainerLog, wrapped: true, fact: gpuOutOfMemory,
 	},
+	{ // c10/cuda/CUDAMallocAsyncAllocator.cpp
+		name:     "out of memory of cudaMallocAsync",
+		literals: []string{"would exceed allowed memory", "Free (according to CUDA)"},
+		expression: `Allocation on device (?P<dev>\d+) would exceed allowed memory\. \(out of memory\)\s+Currently allocated\s*: ` +
+			`(?P<alloc>` + sz + `)\s+Requested\s*: (?P<req>` + sz + `)\s+Device limit\s*: (?P<total>` + sz +
+			`)\s+Free \(according to CUDA\)\s*: (?P<free>` + sz + `)`,
+		kind: TrainerLog, wrapped: true,
+		fact: func(m *match) Fact {
+			f, _ := gpuOutOfMemory(m).(GPUOutOfMemory)
+			f.Backend = "CUDA"
+			return f
+		},
+	},
 	{ // aten/src/ATen/mps/MPSAllocator.mm
-		name:     "out of memory of MPS",
-		literals: []string{"MPS backend out of memory"},
-		expression: `MPS backend out of memory \(MPS allocated: (?P<alloc>[\d.]+ [KMG]?i?B|[\d.]+ bytes), other allocations: ` +
-			`(?P<other>[\d.]+ [KMG]?i?B|[\d.]+ bytes), max allowed: (?P<allowed>[\d.]+ [KMG]?i?B|[\d.]+ bytes)\)\. ` +
-			`Tried to allocate (?P<req>[\d.]+ [KMG]?i?B|[\d.]+ bytes)`,
-		kind: TrainerLog, wrapped: true, fact: gpuOutOfMemory,
+		name:       "out of memory of MPS",
+		literals:   []string{"MPS backend out of memory", "max allowed:"},
+		expression: mpsError + `\. Tried to allocate (?P<req>` + mpsSize + `)`,
+		kind:       TrainerLog, wrapped: true, fact: gpuOutOfMemory,
+	},
+	{ // aten/src/ATen/mps/MPSAllocator.mm, cut
+		name:       "out of memory of MPS without the request",
+		literals:   []string{"MPS backend out of memory"},
+		expression: mpsError,
+		kind:       TrainerLog, fact: gpuOutOfMemory,
 	},
 	{ // c10/cuda/CUDACachingAllocator.cpp from PyTorch 2.13: a warning for each cudaMalloc that has failed
 		name:     "allocation retried",
@@ -47,7 +73,8 @@ var gpuPatterns = []pattern{
 		kind: TrainerLog,
 		fact: func(m *match) Fact {
 			return AllocationRetried{
-				Device: m.integer("dev", 0), Requested: m.size("req", 1), Free: m.size("free", 1), Total: m.size("total", 1),
+				Device: m.integer("dev", 0), Requested: m.size("req", 1), Free: m.size("free", 1),
+				Total: m.size("total", 1),
 			}
 		},
 	},
@@ -69,7 +96,7 @@ var gpuPatterns = []pattern{
 	{ // aten/src/ATen/cuda/Exceptions.cpp
 		name:       "cuBLAS failed",
 		literals:   []string{"CUBLAS_STATUS_"},
-		expression: `(?:CUDA error: |cublas error: |error code |: )?(?P<status>CUBLAS_STATUS_(?:ALLOC_FAILED|NOT_INITIALIZED|EXECUTION_FAILED|INTERNAL_ERROR|NOT_SUPPORTED))`,
+		expression: `(?P<status>CUBLAS_STATUS_(?:ALLOC_FAILED|NOT_INITIALIZED|EXECUTION_FAILED|INTERNAL_ERROR|NOT_SUPPORTED))`,
 		kind:       TrainerLog,
 		fact:       library("cuBLAS"),
 	},
@@ -80,6 +107,13 @@ var gpuPatterns = []pattern{
 		kind:       TrainerLog,
 		fact:       library("cuDNN"),
 	},
+	{ // xla/service/gpu, as JAX shows it
+		name:       "XLA out of memory",
+		literals:   []string{"RESOURCE_EXHAUSTED: Out of memory"},
+		expression: `(?P<status>RESOURCE_EXHAUSTED): Out of memory while trying to allocate \d+ bytes`,
+		kind:       TrainerLog,
+		fact:       func(m *match) Fact { return LibraryFailed{Library: "XLA", Status: m.get("status"), Memory: true} },
+	},
 	{ // aten/src/ATen/native/cudnn/MHA.cpp
 		name:       "cuDNN attention failed",
 		literals:   []string{"is_good() to be true"},
@@ -88,10 +122,11 @@ var gpuPatterns = []pattern{
 		fact:       library("cuDNN"),
 	},
 	{ // cusolver, cuSPARSE, cuFFT: aten/src/ATen/cuda/Exceptions.h
-		name:       "CUDA library failed",
-		literals:   []string{"CUSOLVER_STATUS_", "CUSPARSE_STATUS_", "CUFFT_ALLOC_FAILED"},
-		expression: `(?P<status>(?:CUSOLVER|CUSPARSE)_STATUS_(?:ALLOC_FAILED|INTERNAL_ERROR|NOT_INITIALIZED|INSUFFICIENT_RESOURCES)|CUFFT_ALLOC_FAILED)`,
-		kind:       TrainerLog,
+		name:     "CUDA library failed",
+		literals: []string{"CUSOLVER_STATUS_", "CUSPARSE_STATUS_", "CUFFT_ALLOC_FAILED"},
+		expression: `(?P<status>(?:CUSOLVER|CUSPARSE)_STATUS_(?:ALLOC_FAILED|INTERNAL_ERROR|NOT_INITIALIZED|` +
+			`INSUFFICIENT_RESOURCES)|CUFFT_ALLOC_FAILED)`,
+		kind: TrainerLog,
 		fact: func(m *match) Fact {
 			names := map[string]string{"CUSOLV": "cuSOLVER", "CUSPAR": "cuSPARSE", "CUFFT_": "cuFFT"}
 			return library(names[m.get("status")[:6]])(m)
@@ -99,10 +134,15 @@ var gpuPatterns = []pattern{
 	},
 	{ // triton/runtime/errors.py: the shared memory of a multiprocessor, not the GPU's memory
 		name:       "Triton out of resources",
-		literals:   []string{"out of resource"},
-		expression: `out of resources?: (?P<status>[\w ]+, Required: \d+, Hardware limit: \d+)`,
+		literals:   []string{"out of resource", ", Required: "},
+		expression: `out of resources?: (?P<what>[\w ]+), Required: (?P<required>\d+), Hardware limit: (?P<limit>\d+)\.`,
 		kind:       TrainerLog, wrapped: true,
-		fact: library("Triton"),
+		fact: func(m *match) Fact {
+			return LibraryFailed{
+				Library: "Triton",
+				Status:  "it needs " + m.get("required") + " bytes of " + m.get("what") + ", of " + m.get("limit"),
+			}
+		},
 	},
 	{ // torch/csrc/distributed/c10d/NCCLUtils.hpp
 		name:       "NCCL failed in CUDA",
@@ -111,21 +151,34 @@ var gpuPatterns = []pattern{
 		kind:       TrainerLog,
 		fact: func(m *match) Fact {
 			return LibraryFailed{
-				Library: "NCCL", Status: "ncclUnhandledCudaError", Memory: strings.Contains(m.get("rest"), "out of memory"),
+				Library: "NCCL", Status: "ncclUnhandledCudaError",
+				Memory: strings.Contains(m.get("rest"), "out of memory"),
 			}
 		},
 	},
 	{ // c10/cuda/CUDAException.cpp; aten/src/ATen/cuda/Exceptions.h for the driver; HIP says HIP
-		name:       "driver out of memory",
-		literals:   []string{"error: out of memory", "error: memory allocation", "cudaErrorMemoryAllocation", "CUDA_ERROR_OUT_OF_MEMORY", "hipErrorOutOfMemory"},
-		expression: `(?:(?P<call>(?:CUDA|HIP) (?:driver )?error): (?:out of memory|memory allocation)|(?P<code>cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY|hipErrorOutOfMemory))`,
-		kind:       TrainerLog, fact: driverOutOfMemory,
+		name: "driver out of memory",
+		literals: []string{
+			"error: out of memory", "error: memory allocation", "cudaErrorMemoryAllocation", "CUDA_ERROR_OUT_OF_MEMORY",
+			"hipErrorOutOfMemory",
+		},
+		expression: `(?:(?P<call>(?:CUDA|HIP) (?:driver )?error): (?:out of memory|memory allocation)|` +
+			`(?P<code>cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY|hipErrorOutOfMemory))`,
+		kind: TrainerLog, fact: driverOutOfMemory,
 	},
 	{ // PyTorch, cut or shortened by the program that has printed it
-		name:       "out of memory without sizes",
-		literals:   []string{"out of memory"},
-		expression: `(?P<backend>CUDA|HIP|XPU|NPU|MPS backend) out of memory(?:\. Tried to allocate (?P<req>` + sz + `))?`,
-		kind:       TrainerLog, fact: gpuOutOfMemory,
+		name:     "out of memory without sizes",
+		literals: []string{"out of memory"},
+		expression: `(?:^|[:\]] |Error\(['"])(?P<backend>CUDA|HIP|XPU|NPU|MPS backend) out of memory` +
+			`(?:\. Tried to allocate (?P<req>` + sz + `)|[.'"]|\s*$)`,
+		kind: TrainerLog, fact: gpuOutOfMemory,
+	},
+	{ // vllm/v1/core/kv_cache_utils.py
+		name:       "vLLM: no memory for the cache",
+		literals:   []string{"No available memory for the cache blocks"},
+		expression: `No available memory for the cache blocks`,
+		kind:       TrainerLog,
+		fact:       func(*match) Fact { return GPUOutOfMemory{Backend: "CUDA", Device: -1} },
 	},
 	{ // accelerate/utils/memory.py
 		name:       "no batch size fits",
@@ -144,7 +197,8 @@ func library(name string) func(*match) Fact {
 	}
 }
 
-var neighbour = regexp.MustCompile(`(?:Process (\d+)|(Including non-PyTorch memory, this process)) has (` + sz + `) memory in use`)
+var neighbour = regexp.MustCompile(unspaced(`(?:Process (\d+)|(Including non-PyTorch memory, this process)) has (` + sz +
+	`) memory in use`))
 
 func gpuOutOfMemory(m *match) Fact {
 	f := GPUOutOfMemory{
@@ -167,6 +221,9 @@ func gpuOutOfMemory(m *match) Fact {
 		process := GPUProcess{Used: used}
 		process.PID = atoi(groups[1])
 		f.Others = append(f.Others, process)
+	}
+	if strings.Contains(m.whole[:m.indices[0]], "Warning: ") { // FSDP's: it goes on without a copy
+		return AllocationRetried{Device: f.Device, Requested: f.Requested, Free: f.Free, Total: f.Total}
 	}
 	return f
 }

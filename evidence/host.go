@@ -1,6 +1,7 @@
 package evidence
 
 import (
+	"regexp"
 	"strconv"
 	"strings"
 	"syscall"
@@ -20,24 +21,36 @@ func pids(s string) (list []int) {
 	return list
 }
 
+const cpuAllocator = `DefaultCPUAllocator: (?:not enough memory|can't allocate memory): you tried to allocate ` +
+	`(?P<req>\d+) bytes`
+
+func cpuAllocatorFailed(m *match) Fact {
+	return HostAllocationFailed{By: "DefaultCPUAllocator", Requested: m.size("req", 1), Errno: m.integer("errno", 0)}
+}
+
 // hostPatterns are the texts of memory, processes and disks of the host.
 var hostPatterns = []pattern{
 	{ // c10/core/impl/alloc_cpu.cpp
 		name:       "DefaultCPUAllocator",
+		literals:   []string{"DefaultCPUAllocator", "you tried to allocate"},
+		expression: cpuAllocator + `\. ?Error code (?P<errno>\d+) \((?P<err>[^)]*)\)`,
+		kind:       TrainerLog, wrapped: true, fact: cpuAllocatorFailed,
+	},
+	{ // c10/core/impl/alloc_cpu.cpp, on Windows and in old releases
+		name:       "DefaultCPUAllocator without a code",
 		literals:   []string{"DefaultCPUAllocator"},
-		expression: `DefaultCPUAllocator: (?:not enough memory|can't allocate memory): you tried to allocate (?P<req>\d+) bytes(?:\. ?Error code (?P<errno>\d+) \((?P<err>[^)]*)\))?`,
-		kind:       TrainerLog, wrapped: true,
-		fact: func(m *match) Fact {
-			return HostAllocationFailed{
-				By: "DefaultCPUAllocator", Requested: m.size("req", 1), Errno: m.integer("errno", 0),
-			}
-		},
+		expression: cpuAllocator,
+		kind:       TrainerLog, fact: cpuAllocatorFailed,
 	},
 	{ // aten/src/ATen/MapAllocator.cpp: shared memory of torch
-		name:       "shared memory of torch",
-		literals:   []string{"unable to allocate shared memory", "unable to write to file", "unable to resize file", "unable to open shared memory object"},
-		expression: `unable to (?:allocate shared memory ?\(shm\) for file <(?P<file>[^>]*)>|write to file <(?P<file2>[^>]*)>|resize file <(?P<file3>[^>]*)>[^:]*|open shared memory object <(?P<file4>[^>]*)>[^:]*): (?P<err>.+) \((?P<errno>\d+)\)`,
-		kind:       TrainerLog, fact: torchSharedMemory,
+		name: "shared memory of torch",
+		literals: []string{
+			"unable to allocate shared memory", "unable to write to file", "unable to resize file",
+			"unable to open shared memory object",
+		},
+		expression: `unable to (?:allocate shared memory ?\(shm\) for|write to|resize|open shared memory object)(?: file)? ` +
+			`<(?P<file>[^>]*)>(?:[^:]*: (?P<err>.+) \((?P<errno>\d+)\))?`,
+		kind: TrainerLog, fact: torchSharedMemory,
 	},
 	{ // aten/src/ATen/MapAllocator.cpp
 		name:       "mmap failed",
@@ -51,10 +64,11 @@ var hostPatterns = []pattern{
 		},
 	},
 	{ // torch/utils/data/_utils/signal_handling.py, torch/csrc/DataLoader.cpp
-		name:       "data loader worker ended",
-		literals:   []string{"DataLoader worker (pid"},
-		expression: `DataLoader worker \(pid\(?s?\)?:? (?P<pids>[\d, ]+)\) (?:is killed by signal: (?P<sig>[^.]+)|exited unexpectedly(?: with exit code (?P<code>\d+))?)`,
-		kind:       TrainerLog,
+		name:     "data loader worker ended",
+		literals: []string{"DataLoader worker (pid"},
+		expression: `DataLoader worker \(pid\(?s?\)?:? (?P<pids>[\d, ]+)\) (?:is killed by signal: (?P<sig>[^.]+)|` +
+			`exited unexpectedly(?: with exit code (?P<code>\d+))?)`,
+		kind: TrainerLog,
 		fact: func(m *match) Fact {
 			return WorkerEnded{PIDs: pids(m.get("pids")), Signal: strings.TrimSpace(m.get("sig"))}
 		},
@@ -67,30 +81,36 @@ var hostPatterns = []pattern{
 		fact:       func(*match) Fact { return SharedMemoryFull{By: "DataLoader"} },
 	},
 	{ // NCCL: src/misc/shmutils.cc
-		name:       "NCCL's shared memory",
-		literals:   []string{"Error while creating shared memory segment", "error while creating shared memory segment", "Error: failed to extend /dev/shm", "failed to extend /dev/shm"},
-		expression: `(?:[Ee]rror while creating shared memory segment|failed to extend) (?P<path>/dev/shm/\S*)`,
-		kind:       TrainerLog,
-		fact:       func(m *match) Fact { return SharedMemoryFull{By: "NCCL", Path: m.get("path")} },
+		name: "NCCL's shared memory",
+		literals: []string{
+			"rror while creating shared memory segment", "failed to extend /dev/shm", "Call to posix_fallocate failed",
+		},
+		expression: `(?:[Ee]rror while creating shared memory segment|failed to extend) (?P<path>/dev/shm/\S*)|` +
+			`NCCL WARN Call to posix_fallocate failed ?: No space left on device`,
+		kind: TrainerLog,
+		fact: func(m *match) Fact { return SharedMemoryFull{By: "NCCL", Path: m.get("path")} },
 	},
 	{ // Python, glibc: strerror(ENOSPC), strerror(EDQUOT)
-		name:       "no space left",
-		literals:   []string{"No space left on device", "Disk quota exceeded", "os error 28", "os error 122"},
-		expression: `(?:(?P<quota>Disk quota exceeded)|No space left on device)(?: \(os error \d+\))?(?:[^'"]*: ?\\?['"](?P<path>[^'"]+)['"])?`,
-		kind:       TrainerLog, fact: noSpace,
+		name:     "no space left",
+		literals: []string{"No space left on device", "Disk quota exceeded", "[Errno 28]", "[Errno 122]"},
+		// In other languages the number is all that is known. inotify's limit has the same number.
+		expression: `(?:(?P<quota>\[Errno 122\] [^:]+|Disk quota exceeded)|No space left on device|` +
+			`\[Errno 28\] (?:[^i:]|i[^n:])[^:]*)(?: \(os error \d+\))?(?:[^'"]*: ?\\?['"](?P<path>[^'"]+)['"])?`,
+		kind: TrainerLog, fact: noSpace,
 	},
 	{ // caffe2/serialize/inline_container.cc
 		name:       "archive writer failed",
 		literals:   []string{"PytorchStreamWriter failed", "] . unexpected pos", ". unexpected pos "},
 		expression: `PytorchStreamWriter failed writing (?:file|central directory)[^:]*:? ?(?P<path>\S*)|unexpected pos \d+ vs \d+`,
 		kind:       TrainerLog,
-		fact:       func(m *match) Fact { return DiskFull{} },
+		fact:       func(m *match) Fact { return DiskFull{Assumed: true} },
 	},
 	{ // numpy/_core/src/multiarray/alloc.cpp and numpy/core/_exceptions.py
-		name:       "numpy",
-		literals:   []string{"Unable to allocate"},
-		expression: `Unable to allocate (?P<sz>[\d.]+ (?:bytes|[KMGTPE]iB)) for an array with shape (?P<shape>\([^)]*\)) and data type (?P<dtype>\S+)`,
-		kind:       TrainerLog, wrapped: true,
+		name:     "numpy",
+		literals: []string{"Unable to allocate", "for an array with shape", "_ArrayMemoryError"},
+		expression: `Unable to allocate (?P<sz>[\d.]+ (?:bytes|[KMGTPE]iB)) for an array with shape (?P<shape>\([^)]*\)) ` +
+			`and data type (?P<dtype>\S+)`,
+		kind: TrainerLog, wrapped: true,
 		fact: func(m *match) Fact { return HostAllocationFailed{By: "numpy", Requested: m.size("sz", 1)} },
 	},
 	{ // CPython
@@ -108,42 +128,42 @@ var hostPatterns = []pattern{
 		fact:       func(*match) Fact { return HostAllocationFailed{By: "std::bad_alloc"} },
 	},
 	{ // CPython: Modules/_threadmodule.c; libgomp; OpenBLAS
-		name:       "no new thread",
-		literals:   []string{"can't start new thread", "Thread creation failed", "pthread_create failed", "Can't create new thread"},
-		expression: `(?:can't start new thread|(?P<gomp>libgomp): Thread creation failed|(?P<blas>OpenBLAS) blas_thread_init: pthread_create failed|Can't create new thread)`,
-		kind:       TrainerLog,
+		name: "no new thread",
+		literals: []string{
+			"can't start new thread", "Thread creation failed", "pthread_create failed", "OMP: Error #34",
+		},
+		expression: `(?:can't start new thread|(?P<gomp>libgomp): Thread creation failed|(?P<omp>OMP): Error #34|` +
+			`(?P<blas>OpenBLAS) blas_thread_init: pthread_create failed)`,
+		kind: TrainerLog,
 		fact: func(m *match) Fact {
 			by := "thread"
-			if other := m.get("gomp") + m.get("blas"); other != "" {
+			if other := m.get("gomp") + m.get("omp") + m.get("blas"); other != "" {
 				by = other
 			}
 			return TooManyProcesses{By: by}
 		},
 	},
 	{ // strerror(EAGAIN) of fork and clone: bash, Python
-		name:       "fork: try again",
-		literals:   []string{"Resource temporarily unavailable"},
-		expression: `(?:(?P<fork>fork)[^:]*: (?:retry: )?(?:Resource temporarily unavailable)|BlockingIOError: \[Errno 11\] Resource temporarily unavailable)`,
-		kind:       TrainerLog,
-		fact:       func(*match) Fact { return TooManyProcesses{By: "fork"} },
+		name:     "fork: try again",
+		literals: []string{"Resource temporarily unavailable"},
+		expression: `(?:fork[^:]*: (?:retry: )?(?:Resource temporarily unavailable)|` +
+			`BlockingIOError: \[Errno 11\] Resource temporarily unavailable)`,
+		kind: TrainerLog,
+		fact: func(*match) Fact { return TooManyProcesses{By: "fork"} },
 	},
-	{ // mlock(2), io_uring, libibverbs, DeepSpeed, our own messages
-		name:       "memory could not be locked",
-		literals:   []string{"mlock", "io_uring", "ibv_reg_mr", "cudaHostRegister", "reg_mr"},
-		expression: `(?P<by>mlock(?:all|2)?|io_uring\w*|ibv_reg_mr\w*|ibv_create_\w+|cudaHostRegister|reg_mr\w*)\b(?:[^:]*(?:failed|error|Error)[^:]*)?.*?(?:(?P<req>\d+) bytes?)?.*(?:Cannot allocate memory|Resource temporarily unavailable|Operation not permitted|ENOMEM|out of memory|failed to allocate|failed to lock)`,
+	{ // python/plimsoll/torch/transfer.py
+		name:       "plimsoll: an arena could not be pinned",
+		literals:   []string{"the CUDA driver cannot pin arena"},
+		expression: `the CUDA driver cannot pin arena .+ of (?P<req>\d+) bytes: .*\(cudaHostRegister`,
 		kind:       TrainerLog,
-		fact: func(m *match) Fact {
-			by := m.get("by")
-			switch {
-			case strings.HasPrefix(by, "ibv"), strings.HasPrefix(by, "reg_mr"):
-				by = "ibverbs"
-			case strings.HasPrefix(by, "mlock"):
-				by = "mlock"
-			case strings.HasPrefix(by, "io_uring"):
-				by = "io_uring"
-			}
-			return LockFailed{By: by, Requested: m.size("req", 1)}
-		},
+		fact:       func(m *match) Fact { return LockFailed{By: "cudaHostRegister", Requested: m.size("req", 1)} },
+	},
+	{ // mlock(2), io_uring, libibverbs as NCCL and UCX call it, CUDA
+		name:     "memory could not be locked",
+		literals: []string{"mlock", "io_uring", "ibv_", "cudaHostRegister"},
+		expression: `(?P<by>mlock|io_uring|ibv|cudaHostRegister).*(?:Cannot allocate memory|cannot allocate memory|` +
+			`Resource temporarily unavailable|Operation not permitted|ENOMEM|out of memory|failed to (?:allocate|lock))`,
+		kind: TrainerLog, fact: lockFailed,
 	},
 	{ // strerror(ENOMEM) of Python, of fork and of others
 		name:       "cannot allocate memory",
@@ -164,9 +184,9 @@ var hostPatterns = []pattern{
 	{ // faulthandler, bash, glibc
 		name:       "bus error",
 		literals:   []string{"Bus error", "SIGBUS", "bus error"},
-		expression: `(?:Fatal Python error: Bus error|\bSIGBUS\b|\bBus error\b)(?:.*?PID (?P<pid>\d+))?`,
+		expression: `(?:(?P<pid>\d+) Bus error|Fatal Python error: Bus error|\bSIGBUS\b.*?(?:PID (?P<other>\d+))?$|\bBus error\b)`,
 		kind:       TrainerLog,
-		fact:       func(m *match) Fact { return BusError{PID: m.integer("pid", 0)} },
+		fact:       func(m *match) Fact { return BusError{PID: m.integer("pid", m.integer("other", 0))} },
 	},
 	{ // CPython
 		name:       "traceback",
@@ -176,8 +196,21 @@ var hostPatterns = []pattern{
 	},
 }
 
+var bytesText = regexp.MustCompile(`(\d+) bytes`)
+
+func lockFailed(m *match) Fact {
+	f := LockFailed{By: m.get("by")}
+	if f.By == "ibv" {
+		f.By = "ibverbs"
+	}
+	if groups := bytesText.FindStringSubmatch(m.whole); groups != nil {
+		f.Requested = sizeOf(groups[1], 1)
+	}
+	return f
+}
+
 func torchSharedMemory(m *match) Fact {
-	file := m.get("file") + m.get("file2") + m.get("file3") + m.get("file4")
+	file := m.get("file")
 	errno := m.integer("errno", 0)
 	switch syscall.Errno(errno) {
 	case syscall.ENOSPC:
@@ -185,7 +218,10 @@ func torchSharedMemory(m *match) Fact {
 	case syscall.ENOMEM:
 		return HostAllocationFailed{By: "mmap", Errno: errno, File: file}
 	}
-	return nil
+	if errno == 0 && strings.HasPrefix(file, "/torch_") { // PyTorch 1.x says no more
+		return SharedMemoryFull{By: "torch"}
+	}
+	return Exception{Type: "RuntimeError", Message: m.whole[m.indices[0]:m.indices[1]]}
 }
 
 func noSpace(m *match) Fact {

@@ -1,9 +1,11 @@
 package evidence
 
 import (
+	"cmp"
 	"regexp"
 	"slices"
 	"strings"
+	"syscall"
 
 	"plimsoll/ledger"
 )
@@ -13,10 +15,20 @@ type kernelLog struct {
 	kill    *KernelKill
 	at      text // its last line that says what was killed, or its first line
 	table   []kernelRow
-	header  []string // the columns of the table after the PID
-	decided bool     // the kernel has said which process it kills
-	named   string   // the cgroup that is killed as a whole
+	header  []string     // the columns of the table after the PID
+	names   bool         // the last column has the names; a pager may have cut it off
+	page    ledger.Bytes // 0 if unknown
+	decided bool         // the kernel has said which process it kills
+	proven  bool         // a line comes from the OOM killer, and not from a failed allocation
+	named   string       // the cgroup that is killed as a whole
 	before  *KernelKill
+	last    int // the index of its finding
+}
+
+// proof returns the kill that is going on, at a line that only the OOM killer prints.
+func (k *kernelLog) proof(m *match) *KernelKill {
+	k.proven = true
+	return k.begun(m)
 }
 
 // kernelRow is a row of the table of processes, in pages.
@@ -34,7 +46,7 @@ var kernelPatterns = []pattern{
 		name:     "oom-killer invoked",
 		literals: []string{"invoked oom-killer"},
 		expression: `(?P<trig>\S.*?) invoked oom-killer:(?: gfp_mask=(?P<gfp>0x[0-9a-f]+)(?:\((?P<flags>[^)]*)\))?,` +
-			`(?: nodemask=(?P<nm>[^, ]+(?:,\d[^, ]*)*),)? order=(?P<order>-?\d+), oom_score_adj=(?P<adj>-?\d+))?`,
+			`(?: nodemask=(?P<nm>[^, ]+(?:,\d[^, ]*)*),)? +order=(?P<order>-?\d+), oom_score_adj=(?P<adj>-?\d+))?`,
 		kind: KernelLog,
 		take: func(r *reader, m *match) {
 			k := r.kernel(m)
@@ -45,7 +57,7 @@ var kernelPatterns = []pattern{
 			if k.kill.Flags == "" {
 				k.kill.Flags = m.get("gfp")
 			}
-			k.at = m.text
+			k.at, k.proven = m.text, true
 		},
 	},
 	{ // cpuset_print_current_mems_allowed
@@ -61,7 +73,7 @@ var kernelPatterns = []pattern{
 		expression: `^\s*memory: usage (?P<use>\d+)kB, limit (?P<lim>\d+)kB, failcnt (?P<fc>\d+)`,
 		kind:       KernelLog,
 		take: func(r *reader, m *match) {
-			kill := r.kernel(m).begun(m)
+			kill := r.kernel(m).proof(m)
 			kill.Usage, kill.Limit = m.size("use", kb), m.size("lim", kb)
 			if kill.Constraint == "" {
 				kill.Constraint = "CONSTRAINT_MEMCG"
@@ -74,7 +86,7 @@ var kernelPatterns = []pattern{
 		expression: `Task in (?P<tcg>\S+) killed as a result of limit of (?P<ocg>\S+)`,
 		kind:       KernelLog,
 		take: func(r *reader, m *match) {
-			kill := r.kernel(m).begun(m)
+			kill := r.kernel(m).proof(m)
 			kill.TaskGroup, kill.Group, kill.Constraint = m.get("tcg"), m.get("ocg"), "CONSTRAINT_MEMCG"
 		},
 	},
@@ -84,12 +96,15 @@ var kernelPatterns = []pattern{
 		expression: `Memory cgroup stats for (?P<cg>[^\s:]*):?(?P<rest>.*)`,
 		kind:       KernelLog,
 		take: func(r *reader, m *match) {
-			kill := r.kernel(m).begun(m)
+			kill := r.kernel(m).proof(m)
 			if kill.Stats == nil {
 				kill.Stats = map[string]ledger.Bytes{}
 			}
 			if kill.Group == "" {
 				kill.Group = m.get("cg")
+			}
+			if kill.Constraint == "" {
+				kill.Constraint = "CONSTRAINT_MEMCG"
 			}
 			for _, pair := range statistic.FindAllStringSubmatch(m.get("rest"), -1) {
 				kill.Stats[pair[1]] += sizeOf(pair[2], kb).Bytes
@@ -102,6 +117,13 @@ var kernelPatterns = []pattern{
 		literals:   []string{" free:"},
 		expression: `^Node (?P<node>\d+) (?P<zone>\w+) free:(?P<free>\d+)kB .*?(?:present:(?P<present>\d+)kB(?: managed:(?P<managed>\d+)kB)?|$)`,
 		kind:       KernelLog, take: takeZone,
+	},
+	{ // show_mem: the free blocks of a zone, from one page on
+		name:       "free blocks of a zone",
+		literals:   []string{"*4kB", "*16kB", "*64kB"},
+		expression: `^Node \d+ \w+: \d+\*(?P<page>4|16|64)kB `,
+		kind:       KernelLog,
+		take:       func(r *reader, m *match) { r.kernel(m).page = m.size("page", kb).Bytes },
 	},
 	{ // show_mem: the nodes
 		name:       "memory of a node",
@@ -121,28 +143,29 @@ var kernelPatterns = []pattern{
 	{ // dump_tasks
 		name:       "table of processes",
 		literals:   []string{"total_vm"},
-		expression: `^\s*\[\s*pid\s*\](?P<columns>.*total_vm.*)name\s*$`,
+		expression: `^\s*\[\s*pid\s*\](?P<columns>.*total_vm.*?)(?P<name>name)?\s*$`,
 		kind:       KernelLog,
 		take: func(r *reader, m *match) {
 			k := r.kernel(m)
-			k.begun(m)
-			k.header, k.table = strings.Fields(m.get("columns")), nil
+			k.proof(m)
+			k.header, k.table, k.names = strings.Fields(m.get("columns")), nil, m.get("name") != ""
 			r.begin(m.stream, &processTable{k})
 		},
 	},
 	{ // dump_header since 5.0
 		name:     "why",
-		literals: []string{"oom-kill:constraint="},
-		expression: `oom-kill:constraint=(?P<c>CONSTRAINT_\w+),nodemask=(?P<nm>[^,]+(?:,\d[\d-]*)*)(?:,cpuset=(?P<cs>[^,]+),` +
-			`mems_allowed=(?P<ma>[^,]+(?:,\d[\d-]*)*))?(?P<global>,global_oom)?(?:,oom_memcg=(?P<ocg>[^,]+))?` +
-			`(?:,task_memcg=(?P<tcg>[^,]+))?,task=(?P<task>.+),pid=(?P<pid>\d+),uid=(?P<uid>\d+)`,
+		literals: []string{"constraint=CONSTRAINT_"},
+		expression: `oom-kill: ?constraint=(?P<c>CONSTRAINT_\w+)(?:, ?nodemask=(?P<nm>[^,]+(?:,\d[\d-]*)*))?` +
+			`(?:, ?cpuset=(?P<cs>[^,]+))?(?:, ?mems_allowed=(?P<ma>[\d-]+(?:,\d[\d-]*)*))?(?P<global>, ?global_oom)?` +
+			`(?:, ?oom_memcg=(?P<ocg>[^,]+))?(?:, ?task_memcg=(?P<tcg>[^,]+))?` +
+			`(?:, ?task=(?P<task>.+?))?(?:, ?pid=(?P<pid>\d+))?(?:, ?uid=(?P<uid>\d+))?(?:\.\.\.)?\s*$`,
 		kind: KernelLog,
 		take: func(r *reader, m *match) {
 			k := r.kernel(m)
 			if k.decided { // a kill of which the log has only this line
 				k.end(r)
 			}
-			kill := k.begun(m)
+			kill := k.proof(m)
 			kill.Constraint, kill.NodeMask, kill.MemsAllowed = m.get("c"), m.get("nm"), m.get("ma")
 			kill.Group, kill.TaskGroup = m.get("ocg"), m.get("tcg")
 			kill.Name, kill.PID = m.get("task"), m.integer("pid", 0)
@@ -153,8 +176,8 @@ var kernelPatterns = []pattern{
 		name:     "killed process",
 		literals: []string{"Killed process"},
 		expression: `(?:(?P<scope>Memory cgroup out of memory|Out of memory(?: \(oom_kill_allocating_task\))?): )?` +
-			`Killed process (?P<pid>\d+) \((?P<comm>.*?)\),?(?: UID:? ?\d+,?)? total-vm:(?P<vm>\d+)kB, anon-rss:(?P<anon>\d+)kB, ` +
-			`file-rss:(?P<file>\d+)kB(?:, shmem-rss:(?P<shmem>\d+)kB)?` +
+			`Killed process (?P<pid>\d+)(?: \((?P<comm>.*?)\))?,?(?: UID:? ?\d+,?)? total-vm:(?P<vm>\d+)kB` +
+			`(?:,? anon-rss:(?P<anon>\d+)kB)?(?:,? file-rss:(?P<file>\d+)kB)?(?:,? shmem-rss:(?P<shmem>\d+)kB)?` +
 			`(?:, UID:(?P<uid>\d+) pgtables:(?P<pgt>\d+)(?P<pgtunit>kB)? oom_score_adj:(?P<adj>-?\d+))?`,
 		kind: KernelLog, take: takeKilled,
 	},
@@ -168,7 +191,7 @@ var kernelPatterns = []pattern{
 			if k.decided {
 				k.end(r)
 			}
-			kill := k.begun(m)
+			kill := k.proof(m)
 			kill.PID, kill.Name, kill.Score = m.integer("pid", 0), m.get("comm"), m.integer("score", 0)
 			k.scope(m)
 			k.at, k.decided = m.text, true
@@ -179,7 +202,16 @@ var kernelPatterns = []pattern{
 		literals:   []string{"are going to be killed due to memory.oom.group set"},
 		expression: `Tasks in (?P<cg>\S+) are going to be killed due to memory\.oom\.group set`,
 		kind:       KernelLog,
-		take:       func(r *reader, m *match) { r.kernel(m).named = m.get("cg") },
+		take: func(r *reader, m *match) {
+			k := r.kernel(m)
+			k.named = m.get("cg")
+			if k.last < len(r.source.Findings) && k.before != nil {
+				if kill, ok := r.source.Findings[k.last].Fact.(KernelKill); ok {
+					kill.WholeGroup = true
+					r.source.Findings[k.last].Fact = kill
+				}
+			}
+		},
 	},
 	{ // oom_reap_task_mm
 		name:     "reaped process",
@@ -188,17 +220,41 @@ var kernelPatterns = []pattern{
 			`file-rss:(?P<file>\d+)kB, shmem-rss:(?P<shmem>\d+)kB`,
 		kind: KernelLog,
 		take: func(r *reader, m *match) {
-			for _, f := range r.source.Findings {
-				if kill, ok := f.Fact.(KernelKill); ok && kill.PID == m.integer("pid", 0) {
-					return
-				}
+			pid := m.integer("pid", 0)
+			k := r.kernel(m)
+			if !r.killed[pid] && (k.kill == nil || k.kill.PID != pid) {
+				r.emit(m, KernelKill{PID: pid, Name: m.get("comm")})
 			}
-			for _, k := range r.kernels {
-				if k.kill != nil && k.kill.PID == m.integer("pid", 0) {
-					return
-				}
-			}
-			r.emit(m, KernelKill{PID: m.integer("pid", 0), Name: m.get("comm")})
+		},
+	},
+	{ // mm/util.c: __vm_enough_memory
+		name:       "overcommit refused",
+		literals:   []string{"__vm_enough_memory:"},
+		expression: `__vm_enough_memory: pid: (?P<pid>\d+), comm: (?P<comm>.*?), (?:bytes: (?P<req>\d+) )?(?:no|not) enough memory`,
+		kind:       KernelLog,
+		fact: func(m *match) Fact {
+			by := m.get("comm") + " (overcommit)"
+			return HostAllocationFailed{By: by, Requested: m.size("req", 1), Errno: int(syscall.ENOMEM)}
+		},
+	},
+	{ // arch/x86/mm/fault.c, arch/arm64/mm/fault.c
+		name:       "segmentation fault",
+		literals:   []string{"]: segfault at"},
+		expression: `^\S.*\[(?P<pid>\d+)\]: segfault at`,
+		kind:       KernelLog,
+		fact: func(m *match) Fact {
+			f := endOf("the kernel", -int(syscall.SIGSEGV))
+			f.PID = m.integer("pid", 0)
+			return f
+		},
+	},
+	{ // the NVIDIA driver
+		name:       "Xid",
+		literals:   []string{"NVRM: Xid"},
+		expression: `NVRM: Xid \([^)]*\): (?P<xid>\d+)`,
+		kind:       KernelLog,
+		fact: func(m *match) Fact {
+			return LibraryFailed{Library: "the NVIDIA driver", Status: "Xid " + m.get("xid")}
 		},
 	},
 	{ // out_of_memory
@@ -260,16 +316,19 @@ func takeZone(r *reader, m *match) {
 func takeKilled(r *reader, m *match) {
 	k := r.kernel(m)
 	pid := m.integer("pid", 0)
-	if k.decided && k.kill.PID != pid {
+	if k.decided && k.kill.PID != 0 && k.kill.PID != pid {
 		k.end(r)
 	}
 	if k.kill == nil && k.named != "" && k.before != nil { // another process of a cgroup that is killed as a whole
 		same := *k.before
 		k.kill = &same
 	}
-	kill := k.begun(m)
+	kill := k.proof(m)
 	k.scope(m)
-	kill.PID, kill.Name = pid, m.get("comm")
+	kill.PID = pid
+	if name := m.get("comm"); name != "" {
+		kill.Name = name
+	}
 	kill.VirtualSize, kill.Anonymous = m.size("vm", kb), m.size("anon", kb)
 	kill.File, kill.Shared = m.size("file", kb), m.size("shmem", kb)
 	kill.PageTables = m.size("pgt", 1)
@@ -288,22 +347,18 @@ func (k *kernelLog) end(r *reader) {
 	if kill == nil {
 		return
 	}
-	if k.table != nil {
+	if r.rows += len(k.table); r.rows <= mostRows {
 		kill.Processes = k.processes(kill)
 	}
-	r.add(&k.at, *kill)
-	k.before, k.kill, k.table, k.decided = kill, nil, nil, false
+	if k.proven {
+		k.before, k.last = kill, len(r.source.Findings)
+		r.add(&k.at, *kill)
+		r.killed[kill.PID] = true
+	}
+	k.kill, k.table, k.decided, k.proven = nil, nil, false, false
 	if !kill.WholeGroup {
 		k.named = ""
 	}
-}
-
-// begin makes the block read the next lines of the stream.
-func (r *reader) begin(s *stream, b block) {
-	if s.block != nil {
-		s.block.end(r)
-	}
-	s.block, s.foreign = b, 0
 }
 
 // statistics are those of a cgroup of version 2, one a line.
@@ -327,7 +382,7 @@ type processTable struct{ log *kernelLog }
 
 var processRow = regexp.MustCompile(`^\s*\[\s*(?P<pid>\d+)\]\s+(?P<rest>\d.*)$`)
 
-// mostRows bounds the memory of a table.
+// mostRows bounds the memory of all tables.
 const mostRows = 100_000
 
 func (b *processTable) line(_ *reader, t *text) bool {
@@ -342,17 +397,22 @@ func (b *processTable) line(_ *reader, t *text) bool {
 		row.values[column] = int64(atoi(value))
 		rest = after
 	}
-	row.name = strings.TrimSpace(rest)
+	if b.log.names {
+		row.name = strings.TrimSpace(rest)
+	}
 	b.log.table = append(b.log.table, row)
 	return true
 }
 
 func (*processTable) end(*reader) {}
 
-// processes returns the table in bytes. Its numbers are pages. The row of the killed process shows their size, as the
-// kernel also prints its virtual size in kB.
+// processes returns the table in bytes. Its numbers are pages. The list of free blocks begins with one of a page's
+// size, and the row of the killed process shows the size, as the kernel also prints its virtual size in kB.
 func (k *kernelLog) processes(kill *KernelKill) []KernelProcess {
-	page := pageSize
+	if len(k.table) == 0 {
+		return nil
+	}
+	page := cmp.Or(k.page, pageSize)
 	for _, row := range k.table {
 		if row.pid != kill.PID || row.values["total_vm"] == 0 {
 			continue

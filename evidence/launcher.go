@@ -8,11 +8,12 @@ import (
 
 // signals are the numbers of signals by name, as on x86 and arm64.
 var signals = map[string]int{
-	"HUP": 1, "INT": 2, "QUIT": 3, "ILL": 4, "TRAP": 5, "ABRT": 6, "BUS": 7, "FPE": 8, "KILL": 9, "USR1": 10, "SEGV": 11,
+	"HUP": 1, "INT": 2, "QUIT": 3, "ILL": 4, "TRAP": 5, "ABRT": 6, "BUS": 7, "FPE": 8, "KILL": 9, "USR1": 10,
+	"SEGV": 11,
 	"USR2": 12, "PIPE": 13, "ALRM": 14, "TERM": 15, "XCPU": 24, "XFSZ": 25, "SYS": 31,
 	// as strsignal and shells describe them
-	"killed": 9, "terminated": 15, "segmentation fault": 11, "bus error": 7, "aborted": 6, "hangup": 1, "interrupt": 2,
-	"illegal instruction": 4, "floating point exception": 8, "out of memory": 9, "file size limit exceeded": 25,
+	"killed": 9, "terminated": 15, "segmentation fault": 11, "bus error": 7, "aborted": 6, "illegal instruction": 4,
+	"floating point exception": 8,
 }
 
 // signalOf returns the number of a signal in any notation, or 0.
@@ -27,16 +28,23 @@ func signalOf(s string) int {
 	return signals[strings.ToLower(s)]
 }
 
-// ended returns the end of a process with what the groups rank, lr, pid, code and sig say. A negative exit code is a
-// signal, and 128 + n is a shell's report of signal n.
+// endOf returns the end of a process with an exit code. A negative one is a signal, as in Python.
+func endOf(by string, code int) ProcessEnded {
+	f := ProcessEnded{By: by, Rank: NoRank, LocalRank: NoRank, ExitCode: code}
+	if code < 0 {
+		f.ExitCode, f.Signal = 0, -code
+	}
+	return f
+}
+
+// ended returns the end of a process with what the groups rank, lr, pid, code and sig say.
 func ended(by string) func(*match) Fact {
 	return func(m *match) Fact {
-		f := ProcessEnded{
-			By: by, Rank: m.integer("rank", m.rank), LocalRank: m.integer("lr", NoRank), PID: m.integer("pid", 0),
-			ExitCode: m.integer("code", 0), Signal: signalOf(m.get("sig")),
-		}
-		if f.ExitCode < 0 {
-			f.Signal, f.ExitCode = -f.ExitCode, 0
+		f := endOf(by, m.integer("code", 0))
+		f.Rank, f.LocalRank = m.integer("rank", m.rank), m.integer("lr", NoRank)
+		f.PID = m.integer("pid", 0)
+		if signal := signalOf(m.get("sig")); signal != 0 {
+			f.Signal = signal
 		}
 		if f.ExitCode > 255 {
 			return nil
@@ -69,13 +77,35 @@ var launcherPatterns = []pattern{
 		name:       "torchrun: a rank failed",
 		literals:   []string{"failed (exitcode:"},
 		expression: `failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<lr>\d+) \(pid: (?P<pid>\d+)\)`,
-		kind:       TrainerLog, fact: ended("torchrun"),
+		kind:       TrainerLog,
+		fact: func(m *match) Fact {
+			f, _ := ended("torchrun")(m).(ProcessEnded)
+			f.First = true
+			return f
+		},
 	},
 	{ // torch/distributed/elastic/multiprocessing/api.py
 		name:       "torchrun ends a rank",
 		literals:   []string{"closing signal"},
 		expression: `Sending process (?P<pid>\d+) closing signal (?P<sig>SIG\w+)`,
 		kind:       TrainerLog, fact: victim("torchrun"),
+	},
+	{ // torch/distributed/elastic/agent/server/api.py
+		name:       "torchrun starts again",
+		literals:   []string{"attempts left; will restart worker group"},
+		expression: `Worker group \w+\. (?P<left>\d+)/\d+ attempts left; will restart worker group`,
+		kind:       TrainerLog, fact: func(*match) Fact { return Restarted{By: "torchrun"} },
+	},
+	{ // package launch
+		name:     "plimsoll starts again",
+		literals: []string{"plimsoll starts all ranks again"},
+		expression: `^plimsoll: rank (?P<rank>\d+) (?:was ended by signal (?P<sig>\d+)|ended with exit code (?P<code>\d+)).*` +
+			`; plimsoll starts all ranks again`,
+		kind: TrainerLog,
+		take: func(r *reader, m *match) {
+			r.emit(m, ended("plimsoll")(m))
+			r.emit(m, Restarted{By: "plimsoll"})
+		},
 	},
 	{ // torch/distributed/elastic/multiprocessing/api.py
 		name:       "torchrun was ended",
@@ -134,7 +164,7 @@ var launcherPatterns = []pattern{
 	},
 	{ // Open MPI: orte/tools/orterun, prte
 		name:     "mpirun: a rank ended",
-		literals: []string{"noticed that process rank"},
+		literals: []string{"noticed that process rank", "exited on signal"},
 		expression: `noticed that process rank (?P<rank>\d+) with PID (?P<pid>\d+) on node \S+ exited ` +
 			`on signal (?P<sig>\d+)`,
 		kind: TrainerLog, wrapped: true, fact: ended("mpirun"),
@@ -152,16 +182,24 @@ var launcherPatterns = []pattern{
 		kind:       TrainerLog, fact: ended("plimsoll"),
 	},
 	{ // package host
-		name:       "plimsoll: the kernel killed",
-		literals:   []string{"the kernel's OOM killer killed it"},
-		expression: `the kernel's OOM killer killed it \((?P<what>[^)]*)\)(?:; the limit of (?P<limit>[\d.]+ [KMGT]?i?B) of (?P<group>\S+) was reached)?`,
-		kind:       TrainerLog, fact: batchKill("plimsoll"),
+		name:     "plimsoll: the kernel killed",
+		literals: []string{"the kernel's OOM killer killed it"},
+		expression: `the kernel's OOM killer killed it \((?P<what>[^)]*)\)` +
+			`(?:; the limit of (?P<limit>[\d.]+ [KMGT]?i?B) of (?P<group>.+) was reached)?`,
+		kind: TrainerLog, fact: batchKill("plimsoll"),
+	},
+	{ // cmd/plimsoll
+		name:       "plimsoll: does not fit",
+		literals:   []string{"the job does not fit:"},
+		expression: `^plimsoll: the job does not fit: .*nothing was started`,
+		kind:       TrainerLog,
+		fact:       func(*match) Fact { return BatchEnd{By: "plimsoll", Reason: "the plan does not fit"} },
 	},
 	{ // bash: a script's line, a job of an interactive shell, or the signal alone
 		name:     "shell: a process ended",
-		literals: []string{"Killed", "killed", "Terminated", "Bus error", "Segmentation fault", "Aborted"},
+		literals: []string{"Killed", "killed", "Terminated", "Segmentation fault", "Aborted"},
 		expression: `^(?:\S+: line \d+: +(?P<pid>\d+) |\S+: line \d+: |\[\d+\][+-]? +(?:(?P<pid2>\d+) )?|)` +
-			`(?P<sig>Killed|killed|Terminated|Bus error|Segmentation fault|Aborted)(?: +\(core dumped\))?(?: {2,}.*|: \d+)?$`,
+			`(?P<sig>Killed|killed|Terminated|Segmentation fault|Aborted)(?: +\(core dumped\))?(?: {2,}.*|: \d+)?$`,
 		kind: TrainerLog,
 		fact: func(m *match) Fact {
 			f := ProcessEnded{By: "shell", Rank: m.rank, LocalRank: NoRank, Signal: signalOf(m.get("sig"))}
@@ -176,38 +214,52 @@ var launcherPatterns = []pattern{
 		kind:       TrainerLog, fact: ended("Python"),
 	},
 	{ // torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp
-		name:     "NCCL watchdog",
-		literals: []string{"collective operation timeout", "NCCL operations have failed or timed out", "Heartbeat monitor timed out", "heartbeat monitor"},
+		name: "NCCL watchdog",
+		literals: []string{"collective operation timeout", "NCCL operations have failed or timed out",
+			"Heartbeat monitor"},
 		expression: `(?:\[?[Rr]ank (?P<rank>\d+)\]? ?)?(?P<what>Watchdog caught collective operation timeout.*|` +
 			`Some NCCL operations have failed or timed out|.*Heartbeat monitor timed out)`,
 		kind: TrainerLog, fact: collective("NCCL"),
 	},
 	{ // NCCL: src/transport/net_socket.cc, src/misc/socket.cc; torch/csrc/distributed/c10d/NCCLUtils.hpp
-		name:     "NCCL: peer gone",
-		literals: []string{"ncclRemoteError", "by remote peer", "ncclSystemError", "ncclInternalError", "NCCL communicator was aborted"},
+		name: "NCCL: peer gone",
+		literals: []string{
+			"ncclRemoteError", "by remote peer", "ncclSystemError", "ncclInternalError",
+			"NCCL communicator was aborted", "NCCL WARN", "DistBackendError: NCCL error",
+		},
 		expression: `(?P<what>ncclRemoteError|ncclSystemError|ncclInternalError|Connection closed by remote peer|` +
-			`NCCL communicator was aborted)`,
+			`DistBackendError: NCCL error.*unhandled system error|` +
+			`NCCL communicator was aborted|NCCL WARN .*(?:Connection reset by peer|Connection refused|Broken pipe|timed out))`,
 		kind: TrainerLog, fact: collective("NCCL"),
 	},
 	{ // gloo/transport/tcp/pair.cc, unbound_buffer.cc
-		name:     "gloo: peer gone",
-		literals: []string{"gloo/transport", "Connection closed by peer", "Connection reset by peer", "waiting for recv operation", "ms for recv operation", "ms for send operation"},
-		expression: `(?P<what>Connection closed by peer|Connection reset by peer|Timed out waiting \d+ms for (?:recv|send) operation.*|` +
-			`Application timeout caused pair closure|gloo/transport\S+\] .*)`,
+		name: "gloo: peer gone",
+		literals: []string{"gloo/transport", "Connection closed by peer [", "ms for recv operation",
+			"ms for send operation"},
+		expression: `(?:gloo/transport\S+\] (?P<what>.*)|(?P<other>Connection closed by peer \[|` +
+			`Timed out waiting \d+ms for (?:recv|send) operation))`,
 		kind: TrainerLog, fact: collective("gloo"),
 	},
 	{ // torch/csrc/distributed/c10d/TCPStore.cpp, socket.cpp
-		name:     "store: peer gone",
-		literals: []string{"recvValue failed", "failed to recv, got 0 bytes", "DistStoreError", "RendezvousConnectionError", "Broken pipe", "Socket Timeout"},
-		expression: `(?P<what>recvValue failed.*|failed to recv, got 0 bytes|DistStoreError: .*|RendezvousConnectionError.*|` +
-			`Broken pipe|Socket Timeout)`,
+		name: "store: peer gone",
+		literals: []string{
+			"recvValue failed", "failed to recv, got 0 bytes", "DistStoreError",
+			"RendezvousConnectionError", "sendBytes failed",
+			"recvVector failed",
+		},
+		expression: `(?P<what>(?:recvValue|recvVector|sendBytes) failed.*|failed to recv, got 0 bytes|DistStoreError: .*|` +
+			`RendezvousConnectionError.*)`,
 		kind: TrainerLog, fact: collective("TCPStore"),
 	},
 	{ // what shells, containers and CI systems say of the end
-		name:     "exit code",
-		literals: []string{"exit code", "exit status", "Exited (", "rc=", "exited with", "non-zero status", "return code", "exitcode", "ExitCode", "EXIT_CODE", "Exit Code:", "Exit code"},
+		name: "exit code",
+		literals: []string{
+			"exit code", "exit status", "Exited (", "rc=", "rc:", "exited with", "non-zero status",
+			"return code", "exitcode",
+			"ExitCode", "EXIT_CODE", "Exit Code", "Exit code", "returncode",
+		},
 		expression: `(?i:\b(?:exit(?:ed)?(?: with)?(?: non-zero)?(?: exit)?[ _]?(?:code|status)|exited(?: with)?|non-zero status|` +
-			`return code|rc)(?: is| was)?[ =:(]*(?P<code>-?\d{1,3})\b)`,
+			`return ?code|rc)(?: is| was)?[ =:(]*(?P<code>-?\d{1,3})(?:['".,;:)\]}]|\s*$|\s+(?:ago|at|after|on|from|\(|-)))`,
 		kind: TrainerLog, fact: ended("shell"),
 	},
 }
@@ -236,19 +288,15 @@ func (b *failures) line(r *reader, t *text) bool {
 	case "": // the next rank
 		b.end(r)
 	case "time":
-		if when, ok := parseTime(strings.Replace(groups[2], "_", "T", 1)); ok {
-			b.at.time = when
-		}
+		b.at.time = strings.Replace(groups[2], "_", "T", 1)
 	case "rank":
 		if g := failureRank.FindStringSubmatch(groups[2]); g != nil {
 			b.fact.Rank, b.fact.LocalRank = atoi(g[1]), atoi(g[2])
 		}
 	case "exitcode":
 		if g := failureCode.FindStringSubmatch(groups[2]); g != nil {
-			b.fact.ExitCode, b.fact.PID = atoi(g[1]), atoi(g[2])
-			if b.fact.ExitCode < 0 {
-				b.fact.Signal, b.fact.ExitCode = -b.fact.ExitCode, 0
-			}
+			end := endOf("torchrun", atoi(g[1]))
+			b.fact.ExitCode, b.fact.Signal, b.fact.PID = end.ExitCode, end.Signal, atoi(g[2])
 			when := b.at.time
 			b.at, b.known = *t, true
 			b.at.time = when

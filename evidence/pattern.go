@@ -27,6 +27,7 @@ type pattern struct {
 	take func(r *reader, m *match)
 
 	compiled *regexp.Regexp
+	joined   *regexp.Regexp // the same without spaces, for lines that are joined
 	groups   []string
 }
 
@@ -84,6 +85,11 @@ func sizeOf(s string, unit ledger.Bytes) Size {
 	return Size{}
 }
 
+// unspaced returns an expression that also matches texts that lack spaces.
+func unspaced(expression string) string {
+	return strings.NewReplacer(" ", " ?", `\s+`, `\s*`).Replace(expression)
+}
+
 // index finds the patterns whose literals a line has.
 type index struct {
 	patterns []*pattern
@@ -101,6 +107,9 @@ var patternIndex = sync.OnceValue(func() *index {
 			p := &table[i]
 			p.compiled = regexp.MustCompile(p.expression)
 			p.groups = p.compiled.SubexpNames()
+			if p.wrapped {
+				p.joined = regexp.MustCompile(unspaced(p.expression))
+			}
 			for _, literal := range p.literals {
 				place, known := places[literal]
 				if !known {

@@ -16,39 +16,77 @@ import (
 type Source struct {
 	Name     string
 	Kind     Kind
-	Lines    int
+	Flag     string    // of plimsoll plan, for a configuration of a trainer; empty for all others
+	Lines    int       // 0 for a file that was not read line by line
+	Cut      bool      // the file is compressed and damaged, or has more findings than are kept: the rest is missing
 	Findings []Finding // in the order of the file
 }
 
 // Kind is the kind of a file as its content says.
 type Kind string
 
-// The kinds of files.
+// The kinds of files. Configurations have the name that package recipe gives them.
 const (
-	Unknown       Kind = "" // nothing in it is known
-	TrainerLog    Kind = "trainer log"
-	KernelLog     Kind = "kernel log"
-	CgroupCounter Kind = "cgroup counters"
-	HostCounter   Kind = "counters of the host"
-	Kubernetes    Kind = "Kubernetes document"
-	SystemdLog    Kind = "systemd journal"
+	Unknown        Kind = "" // nothing in it is known
+	TrainerLog     Kind = "trainer log"
+	KernelLog      Kind = "kernel log"
+	CgroupCounter  Kind = "cgroup counters"
+	HostCounter    Kind = "counters of the host"
+	ProcessCounter Kind = "counters of a process"
+	LimitList      Kind = "limits of processes"
+	DiskList       Kind = "list of file systems"
+	GPUList        Kind = "output of nvidia-smi"
+	Slurm          Kind = "Slurm's account of jobs"
+	Kubernetes     Kind = "Kubernetes document"
+	Docker         Kind = "Docker document"
+	SystemdLog     Kind = "systemd journal"
+	ExitCode       Kind = "exit code"
+	Recording      Kind = "recording of plimsoll"
+	Plan           Kind = "plan of plimsoll"
+	Explanation    Kind = "explanation of plimsoll"
+	Snapshot       Kind = "memory snapshot"
+	Trace          Kind = "Chrome trace"
+	Timeline       Kind = "memory timeline"
 )
 
 // maxFindings bounds the memory of a reading. A long log repeats its progress and its memory, so these are thinned out.
 const maxFindings = 100_000
 
+// longestMatched is how much of a text is looked at, in bytes: the messages of a JSON line are texts of their own.
+const longestMatched = 16 << 10
+
+// mostHeld bounds the lines of all findings, in bytes.
+const mostHeld = 256 << 20
+
 // Read reads a file. Its name is for findings and errors. Errors are *fault.Input or those of the reader.
 func Read(name string, from io.Reader) (*Source, error) {
-	text, err := open(from)
+	s, err := read(name, from)
+	if err != nil {
+		return nil, err
+	}
+	slices.SortStableFunc(s.Findings, func(a, b Finding) int { return cmp.Compare(a.Number, b.Number) })
+	return s, nil
+}
+
+func read(name string, from io.Reader) (*Source, error) {
+	source := &Source{Name: name}
+	text, err := source.open(from)
 	if err != nil {
 		return nil, err
 	}
 	r := &reader{
-		source: &Source{Name: name}, index: patternIndex(), streams: map[string]*stream{},
-		kinds: map[Kind]int{}, kernels: map[string]*kernelLog{},
+		source: source, index: patternIndex(), streams: map[string]*stream{},
+		kinds: map[Kind]int{}, kernels: map[string]*kernelLog{}, killed: map[int]bool{},
 	}
 	if _, err := text.Peek(1); errors.Is(err, io.EOF) {
+		if source.Cut {
+			return nil, fault.File(name).Inputf("the file is compressed, and damaged or cut at its beginning")
+		}
 		return nil, fault.File(name).Inputf("the file is empty")
+	}
+	text, err = r.document(text)
+	if text == nil || err != nil {
+		return r.source, err
 	}
 	lines := newLineReader(text)
 	for {
@@ -72,16 +110,19 @@ type reader struct {
 	kinds   map[Kind]int // how many texts of each kind there were
 	streams map[string]*stream
 	active  int // streams in which a line may count that has no literal of a pattern
-	last    [4]lastLine
+	last    [16]lastLine
 	kernels map[string]*kernelLog
+	killed  map[int]bool // PIDs that the kernel has killed
+	rows    int          // of the kernel's tables of processes
 	hits    []int
 	thin    int // every so many repetitive findings count
+	held    int // bytes of the lines of all findings
 }
 
 // lastLine is a line as it was read, for texts that began in it.
 type lastLine struct {
 	number int
-	line   string
+	line   []byte
 }
 
 // stream is what one process, or whatever else has its own label, has written.
@@ -91,7 +132,7 @@ type stream struct {
 	foreign  int // lines since the last one of the block
 	wrapped  *wrapped
 	trace    *trace
-	previous text
+	progress Progress // the last one
 }
 
 // block reads lines that belong together.
@@ -114,7 +155,7 @@ func (r *reader) stream(name string) *stream {
 				return s
 			}
 		}
-		s = &stream{}
+		s = &stream{progress: Progress{Step: -1}}
 		r.streams[strings.Clone(name)] = s
 	}
 	return s
@@ -122,13 +163,15 @@ func (r *reader) stream(name string) *stream {
 
 // line reads a line of the file.
 func (r *reader) line(line []byte, number int) {
-	odd := bytes.IndexByte(line, 0x1b) >= 0 || bytes.HasPrefix(bytes.TrimLeft(line, " "), []byte{'{'})
+	hidden := hides(line)
 	r.index.find(line, &r.hits)
-	if len(r.hits) == 0 && !odd && r.active == 0 {
+	if len(r.hits) == 0 && !hidden && r.active == 0 {
 		r.last[number%len(r.last)].keep(line, number)
 		return
 	}
-	for _, t := range unpack(clean(string(line), number)) {
+	odd := hidden || bytes.IndexByte(line, '{') >= 0
+	for _, t := range unpack(clean(string(line), number), 0) {
+		t.string = t.string[:min(len(t.string), longestMatched)]
 		if odd {
 			r.index.find([]byte(t.string), &r.hits)
 		}
@@ -137,9 +180,26 @@ func (r *reader) line(line []byte, number int) {
 	r.last[number%len(r.last)].keep(line, number)
 }
 
+// hides returns whether a literal of a pattern may be in the line in another spelling: coloured, or escaped in JSON.
+func hides(line []byte) bool {
+	if bytes.IndexByte(line, 0x1b) >= 0 {
+		return true
+	}
+	for rest := line; ; {
+		i := bytes.IndexByte(rest, '\\')
+		if i < 0 || i+1 >= len(rest) {
+			return false
+		}
+		if next := rest[i+1]; next == 'u' || next == '/' || next == 't' {
+			return true
+		}
+		rest = rest[i+2:]
+	}
+}
+
 func (l *lastLine) keep(line []byte, number int) {
 	l.number = number
-	l.line = string(line[:min(len(line), 512)])
+	l.line = append(l.line[:0], line[:min(len(line), 512)]...)
 }
 
 // text reads a text with its hits.
@@ -154,16 +214,29 @@ func (r *reader) text(t *text) {
 		case s.foreign < mostForeign:
 			s.foreign++
 		default:
-			s.block.end(r)
-			s.block = nil
+			r.finish(s)
 		}
 	}
 	joined := s.wrapped != nil && r.join(s, t)
 	if !joined {
-		found := r.find(s, t)
-		r.trace(s, t, found)
+		before := len(r.source.Findings)
+		r.trace(s, t, r.find(s, t), before)
 	}
 	r.settle(s)
+}
+
+// begin makes the block read the next lines of the stream.
+func (r *reader) begin(s *stream, b block) {
+	r.finish(s)
+	s.block, s.foreign = b, 0
+}
+
+// finish ends the block of the stream.
+func (r *reader) finish(s *stream) {
+	if s.block != nil {
+		s.block.end(r)
+		s.block = nil
+	}
 }
 
 // mostForeign is how many lines of others may stand between two lines of a block.
@@ -220,12 +293,21 @@ func (p *pattern) in(s string) *match {
 
 // take counts a match.
 func (r *reader) take(m *match) {
-	r.kinds[m.pattern.kind]++
+	if m.pattern.kind != Unknown {
+		r.kinds[m.pattern.kind]++
+	}
 	if m.pattern.take != nil {
 		m.pattern.take(r, m)
 		return
 	}
-	if fact := m.pattern.fact(m); fact != nil {
+	fact := m.pattern.fact(m)
+	if progress, ok := fact.(Progress); ok {
+		if progress == m.stream.progress { // a bar that is written again
+			return
+		}
+		m.stream.progress = progress
+	}
+	if fact != nil {
 		r.emit(m, fact)
 	}
 }
@@ -245,12 +327,13 @@ func (r *reader) add(t *text, fact Fact) {
 			return
 		}
 	}
-	if len(r.source.Findings) >= 3*maxFindings {
+	if r.held += len(t.string); len(r.source.Findings) >= 3*maxFindings || r.held > mostHeld {
+		r.source.Cut = true
 		return
 	}
 	r.source.Findings = append(r.source.Findings, Finding{
 		Line: Line{File: r.source.Name, Number: t.number, Text: t.shown()},
-		Rank: t.rank, Time: t.time, Uptime: t.uptime, Fact: fact,
+		Rank: t.rank, Time: t.when(), Uptime: t.uptime, Fact: fact,
 	})
 }
 
@@ -266,9 +349,7 @@ func repetitive(fact Fact) bool {
 // end ends all that is not complete, and decides the kind of the file.
 func (r *reader) end() {
 	for _, s := range r.streams {
-		if s.block != nil {
-			s.block.end(r)
-		}
+		r.finish(s)
 		if s.wrapped != nil {
 			r.giveUp(s)
 		}
@@ -276,7 +357,6 @@ func (r *reader) end() {
 	for _, k := range r.kernels {
 		k.end(r)
 	}
-	slices.SortStableFunc(r.source.Findings, func(a, b Finding) int { return cmp.Compare(a.Number, b.Number) })
 	most := 0
 	for kind, count := range r.kinds {
 		if count > most || count == most && kind < r.source.Kind {
@@ -309,15 +389,15 @@ type wrapped struct {
 }
 
 // mostWrapped is over how many lines a logger may break a text.
-const mostWrapped = 10
+const mostWrapped = 12
 
 // newWrapped begins with the line before, as a text may begin there.
 func (r *reader) newWrapped(patterns []*pattern, t *text, weaker *match) *wrapped {
 	w := &wrapped{patterns: patterns, weaker: weaker}
 	if before := r.before(t); before != nil {
-		w.lines = append(w.lines, *before)
+		w.add(before)
 	}
-	w.lines = append(w.lines, *t)
+	w.add(t)
 	return w
 }
 
@@ -328,7 +408,7 @@ func (r *reader) before(t *text) *text {
 		if l.number == 0 || l.number != t.number-back {
 			continue
 		}
-		for _, before := range unpack(clean(l.line, l.number)) {
+		for _, before := range unpack(clean(string(l.line), l.number), 0) {
 			if before.stream == t.stream {
 				return &before
 			}
@@ -337,26 +417,35 @@ func (r *reader) before(t *text) *text {
 	return nil
 }
 
+// add adds a line, and of a long one its beginning.
+func (w *wrapped) add(t *text) {
+	w.lines = append(w.lines, *t)
+	w.lines[len(w.lines)-1].string = t.shown()
+}
+
 // join adds a line to the wrapped text of a stream. It returns whether the line is part of it.
 func (r *reader) join(s *stream, t *text) bool {
 	w := s.wrapped
-	w.lines = append(w.lines, *t)
-	for _, between := range []string{" ", ""} {
-		whole, starts := w.joined(between)
-		for _, p := range w.patterns {
-			if m := p.in(whole); m != nil {
-				m.stream, s.wrapped = s, nil
-				m.text = w.lines[0]
-				for i, start := range starts {
-					if start <= m.indices[0] {
-						m.text = w.lines[i]
-					}
-				}
-				m.text.string = whole[m.indices[0]:m.indices[1]]
-				r.take(m)
-				return true
+	w.add(t)
+	whole, starts := w.joined()
+	for _, p := range w.patterns {
+		indices := p.joined.FindStringSubmatchIndex(whole)
+		if indices == nil {
+			continue
+		}
+		first := 0
+		for i, start := range starts {
+			if start <= indices[0] {
+				first = i
 			}
 		}
+		m := &match{pattern: p, indices: indices, whole: whole, stream: s, text: w.lines[first]}
+		for _, line := range w.lines[first+1:] {
+			m.text.string = strings.TrimSpace(m.text.string) + " " + strings.TrimSpace(line.string)
+		}
+		s.wrapped = nil
+		r.take(m)
+		return true
 	}
 	if len(w.lines) >= mostWrapped {
 		r.giveUp(s)
@@ -364,14 +453,11 @@ func (r *reader) join(s *stream, t *text) bool {
 	return false
 }
 
-// joined returns the lines as one text, and where each begins in it.
-func (w *wrapped) joined(between string) (string, []int) {
+// joined returns the lines as one text, and where each begins in it. Whether a space was between two lines is gone.
+func (w *wrapped) joined() (string, []int) {
 	var b strings.Builder
 	starts := make([]int, len(w.lines))
 	for i := range w.lines {
-		if i > 0 {
-			b.WriteString(between)
-		}
 		starts[i] = b.Len()
 		b.WriteString(strings.TrimSpace(w.lines[i].string))
 	}

@@ -3,6 +3,8 @@ package evidence
 import (
 	"fmt"
 	"strings"
+
+	"plimsoll/ledger"
 )
 
 // String returns the size, or "unknown".
@@ -89,7 +91,8 @@ func (f HostAllocationFailed) Says() string {
 	if who == "" {
 		who = "the process"
 	}
-	return sentence("the kernel refused memory of the host to "+who, with("asked for %s", f.Requested), by("for %s", f.File))
+	return sentence("the kernel refused memory of the host to "+who, with("asked for %s", f.Requested),
+		by("for %s", f.File))
 }
 
 // Says says it.
@@ -104,7 +107,7 @@ func (f SharedMemoryFull) Says() string {
 
 // Says says it.
 func (f BusError) Says() string {
-	return sentence("a process got SIGBUS: a page of a mapped file could not be had", number("PID %d", f.PID))
+	return sentence("a process got SIGBUS: the kernel had no page for a mapped file", number("PID %d", f.PID))
 }
 
 func number(format string, n int) string {
@@ -118,6 +121,9 @@ func number(format string, n int) string {
 func (f DiskFull) Says() string {
 	if f.Quota {
 		return sentence("the disk quota is used up", by("at %s", f.Path))
+	}
+	if f.Assumed {
+		return sentence("writing a file failed, as it does on a full disk", by("at %s", f.Path))
 	}
 	return sentence("the disk is full", by("at %s", f.Path))
 }
@@ -195,16 +201,21 @@ func (f BatchKill) Says() string {
 func (f BatchEnd) Says() string { return f.By + " ended the job: " + f.Reason }
 
 // Says says it.
+func (f Restarted) Says() string { return f.By + " starts the ranks again" }
+
+// Says says it.
 func (f KernelKill) Says() string {
 	if f.PID == 0 {
 		return sentence("the kernel's OOM killer was invoked", by("by %s", f.Trigger))
 	}
 	where := map[string]string{
 		"CONSTRAINT_MEMCG": "the limit of a cgroup", "CONSTRAINT_CPUSET": "the memory nodes of its cpuset",
-		"CONSTRAINT_MEMORY_POLICY": "the memory nodes of its memory policy", "CONSTRAINT_NONE": "the memory of the host",
+		"CONSTRAINT_MEMORY_POLICY": "the memory nodes of its memory policy",
+		"CONSTRAINT_NONE":          "the memory of the host",
 	}[f.Constraint]
 	return sentence(fmt.Sprintf("the kernel killed %s (PID %d)", f.Name, f.PID), by("as %s ran out", where), f.Group,
-		with("limit %s", f.Limit), with("anonymous %s", f.Anonymous), with("shared %s", f.Shared), with("file %s", f.File))
+		with("limit %s", f.Limit), with("anonymous %s", f.Anonymous), with("shared %s", f.Shared),
+		with("file %s", f.File))
 }
 
 // Says says it.
@@ -213,10 +224,34 @@ func (f Counters) Says() string {
 		number("oom_kill %d", int(f.Values["oom_kill"])), number("max %d", int(f.Values["max"])))
 }
 
+// counts are the limits that are no bytes.
+var counts = map[string]bool{"RLIMIT_NPROC": true, "RLIMIT_NOFILE": true, "overcommit": true}
+
 // Says says it.
 func (f Limit) Says() string {
-	if !f.Bytes.Known {
-		return f.Name + " is unlimited"
+	value := "unlimited"
+	switch {
+	case !f.Bytes.Known:
+	case counts[f.Name]:
+		value = ledger.Count(int64(f.Bytes.Bytes))
+	default:
+		value = f.Bytes.String()
 	}
-	return fmt.Sprintf("%s is %s", f.Name, f.Bytes)
+	return sentence(f.Name+" is "+value, by("for %s", f.Group))
+}
+
+// Says says it.
+func (f FileSystem) Says() string {
+	return sentence("df shows the file system at "+f.Mount, with("of %s", f.Size), with("used %s", f.Used),
+		with("free %s", f.Free))
+}
+
+// Says says it.
+func (f GPUUsage) Says() string {
+	gpu := "a GPU"
+	if f.Device != NoRank {
+		gpu = fmt.Sprintf("GPU %d", f.Device)
+	}
+	return sentence("nvidia-smi shows "+gpu, with("of %s", f.Total), with("used %s", f.Used),
+		with("free %s", f.Free), number("%d processes", len(f.Processes)))
 }

@@ -2,5 +2,6 @@ package evidence
 
 // tables are all patterns. Of several in a line, the first counts.
 var tables = [][]pattern{
-	kernelPatterns, frameworkPatterns, gpuPatterns, hostPatterns, batchPatterns, launcherPatterns, counterPatterns,
+	kernelPatterns, frameworkPatterns, gpuPatterns, hostPatterns, batchPatterns, slurmPatterns,
+	launcherPatterns, counterPatterns, usagePatterns, containerPatterns, progressPatterns,
 }

@@ -2,14 +2,17 @@ package evidence
 
 import (
 	"regexp"
+	"slices"
 	"strings"
 
 	"plimsoll/ledger"
 )
 
-// trace is a Python traceback that is being read.
+// trace is a Python traceback that is being read, or several of ranks that have no labels.
 type trace struct {
 	lines  int
+	open   int  // how many have begun and not ended
+	inside bool // the last line was a call
 	pinned bool
 	forked bool
 	phase  ledger.PhaseName
@@ -36,45 +39,60 @@ var frames = []struct {
 }
 
 var (
-	exceptionText = regexp.MustCompile(`^(?:\| +)*([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Failure|Timeout|OutOfResources|Warning))` +
-		`(?::\s*(.*))?$`)
+	// exceptionText is the name of a class, with its modules and a message.
+	exceptionText = regexp.MustCompile(`^(?:\| +)*((?:[A-Za-z_]\w*\.)*[A-Z]\w*[a-z]\w*)(?::\s*(.*))?$`)
+	// usualName is how classes of exceptions are named, for lines that may be no exception.
+	usualName  = regexp.MustCompile(`(?:Error|Exception|Interrupt|Exit|Failure|Timeout|OutOfResources)$`)
 	pinnedText = regexp.MustCompile(`pin_memory|cudaHostAlloc|cudaHostRegister|pinned`)
 	forkText   = regexp.MustCompile(`fork_exec|os\.fork\(|in _launch$|_posixsubprocess`)
 )
 
 // beginTrace begins a traceback in the stream of its first line.
-func beginTrace(_ *reader, m *match) { m.stream.trace = &trace{} }
+func beginTrace(_ *reader, m *match) {
+	if m.stream.trace == nil {
+		m.stream.trace = &trace{}
+	}
+	m.stream.trace.open++
+}
 
-// trace reads a line of a traceback. Found says that the line has a fact of its own.
-func (r *reader) trace(s *stream, t *text, found bool) {
+// trace reads a line of a traceback. Found says that the line has facts of its own, which come after those before it.
+func (r *reader) trace(s *stream, t *text, found bool, before int) {
 	c := s.trace
-	if c == nil || strings.HasPrefix(strings.TrimLeft(t.string, " |+"), "Traceback (most") {
+	if c == nil || strings.Contains(t.string, "Traceback (most recent call last)") {
 		return
 	}
 	c.lines++
 	switch {
 	case c.lines > longestTrace:
 		s.trace = nil
-	case strings.HasPrefix(t.string, " "), strings.HasPrefix(t.string, "\t"), t.string == "":
+	case strings.HasPrefix(t.string, " "), strings.HasPrefix(t.string, "\t"), t.string == "",
+		strings.HasPrefix(t.string, "│"): // a box of Rich
 		c.see(t)
 	default:
 		groups := exceptionText.FindStringSubmatch(t.string)
-		if groups == nil && !found {
+		if groups == nil || !c.inside && !usualName.MatchString(groups[1]) {
 			return // a line of another process, or of a message
 		}
 		if c.phase != "" {
+			after := slices.Clone(r.source.Findings[before:])
+			r.source.Findings = r.source.Findings[:before]
 			r.add(&c.frame, Progress{Phase: c.phase, Step: -1})
+			r.source.Findings = append(r.source.Findings, after...)
 		}
 		if !found {
 			r.kinds[TrainerLog]++
 			r.add(t, Exception{Type: groups[1], Message: groups[2]})
 		}
-		s.trace = nil
+		c.inside, c.phase = false, ""
+		if c.open--; c.open <= 0 {
+			s.trace = nil
+		}
 	}
 }
 
 // see takes what a line with a call tells.
 func (c *trace) see(t *text) {
+	c.inside = true
 	c.pinned = c.pinned || pinnedText.MatchString(t.string)
 	c.forked = c.forked || forkText.MatchString(t.string)
 	if c.phase != "" {
@@ -83,6 +101,7 @@ func (c *trace) see(t *text) {
 	for i := range frames {
 		if f := &frames[i]; f.expression.MatchString(t.string) {
 			c.phase, c.frame = f.phase, *t
+			c.frame.string = t.shown()
 			return
 		}
 	}

@@ -11,17 +11,22 @@ import (
 
 // messageKeys are those that hold the text in a log of JSON lines: Docker, Kubernetes, structlog, loguru, zap, logrus,
 // journald, CloudWatch and Google Cloud.
-var messageKeys = []string{"MESSAGE", "message", "msg", "log", "text", "event", "textPayload", "line", "body", "@message"}
+var messageKeys = []string{"MESSAGE", "message", "msg", "log", "text", "event", "textPayload", "line", "body",
+	"@message"}
 
 var (
 	timeKeys   = []string{"time", "timestamp", "ts", "asctime", "@timestamp"}
 	rankKeys   = []string{"rank", "global_rank", "RANK"}
-	streamKeys = []string{"host", "hostname", "_HOSTNAME", "pod", "container", "stream", "pid", "_PID", "SYSLOG_IDENTIFIER"}
+	streamKeys = []string{"host", "hostname", "_HOSTNAME", "pod", "container", "stream", "pid", "_PID",
+		"SYSLOG_IDENTIFIER"}
 )
 
+// deepestJSON is how deep JSON may be in JSON: Docker writes JSON of what a logger has written.
+const deepestJSON = 3
+
 // unpack returns the texts in a line of JSON, or the text itself.
-func unpack(t text) []text {
-	if !strings.HasPrefix(t.string, "{") {
+func unpack(t text, depth int) []text {
+	if depth == deepestJSON || !strings.HasPrefix(t.string, "{") {
 		return []text{t}
 	}
 	var object map[string]jsontext.Value
@@ -31,10 +36,8 @@ func unpack(t text) []text {
 	}
 	message := ""
 	for _, key := range messageKeys {
-		if value := object[key]; len(value) > 0 {
-			if message = stringOf(value); message != "" {
-				break
-			}
+		if message = messageOf(object[key]); message != "" {
+			break
 		}
 	}
 	if message == "" {
@@ -45,9 +48,29 @@ func unpack(t text) []text {
 		inner := clean(strings.TrimRight(line, "\r\n"), t.number)
 		inner.inherit(&t)
 		inner.labels(object)
-		texts = append(texts, inner)
+		texts = append(texts, unpack(inner, depth+1)...)
 	}
 	return texts
+}
+
+// messageOf returns the text of a message. torchrun's error files have an object with the traceback.
+func messageOf(value jsontext.Value) string {
+	if value.Kind() != '{' {
+		return stringOf(value)
+	}
+	var object struct {
+		Message   string `json:"message"`
+		ExtraInfo struct {
+			CallStack string `json:"py_callstack"`
+		} `json:"extraInfo"`
+	}
+	if json.Unmarshal(value, &object, jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true)) != nil {
+		return ""
+	}
+	if object.ExtraInfo.CallStack != "" {
+		return object.ExtraInfo.CallStack
+	}
+	return object.Message
 }
 
 // inherit takes what the labels in front of the JSON have said.
@@ -55,7 +78,7 @@ func (t *text) inherit(outer *text) {
 	if t.rank == NoRank {
 		t.rank = outer.rank
 	}
-	if t.time.IsZero() {
+	if t.time == "" {
 		t.time = outer.time
 	}
 	t.stream = outer.stream + t.stream
@@ -65,12 +88,12 @@ func (t *text) inherit(outer *text) {
 // labels takes what the other members of the JSON say.
 func (t *text) labels(object map[string]jsontext.Value) {
 	for _, key := range timeKeys {
-		if when, ok := parseTime(stringOf(object[key])); ok && t.time.IsZero() {
-			t.time = when
+		if t.time == "" {
+			t.time = stringOf(object[key])
 		}
 	}
 	if micros, err := strconv.ParseInt(stringOf(object["__REALTIME_TIMESTAMP"]), 10, 64); err == nil {
-		t.time = time.UnixMicro(micros).UTC()
+		t.time = time.UnixMicro(micros).UTC().Format(time.RFC3339Nano)
 	}
 	if micros, err := strconv.ParseInt(stringOf(object["_SOURCE_MONOTONIC_TIMESTAMP"]), 10, 64); err == nil {
 		t.uptime = time.Duration(micros) * time.Microsecond

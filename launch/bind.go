@@ -41,10 +41,17 @@ func bindThreads(cpus cpuset.CPUSet) {
 			mask.Set(cpu)
 		}
 	}
-	threads, _ := os.ReadDir("/proc/self/task")
-	for _, thread := range threads {
-		if id, err := strconv.Atoi(thread.Name()); err == nil {
-			_ = unix.SchedSetaffinityDynamic(id, mask)
+	for bound := map[int]bool{}; ; {
+		threads, _ := os.ReadDir("/proc/self/task")
+		before := len(bound)
+		for _, thread := range threads {
+			if id, err := strconv.Atoi(thread.Name()); err == nil && !bound[id] {
+				bound[id] = true
+				_ = unix.SchedSetaffinityDynamic(id, mask)
+			}
+		}
+		if len(bound) == before { // nor has any thread started another meanwhile
+			return
 		}
 	}
 }

@@ -31,7 +31,7 @@ type startedProcess struct {
 type printedText struct {
 	Rank    int
 	Stream  string
-	Skipped int64 // bytes before the text that are left out
+	Skipped int64 // bytes that are left out, of both streams, since the last text
 	Text    []byte
 }
 
@@ -54,16 +54,21 @@ type relay struct {
 	service func() int // the PID of the optimizer service, or 0
 
 	lock   sync.Mutex
-	texts  []*printedText // in order; no two after each other are of one stream
-	length map[int]int    // of the texts of each rank
+	texts  map[int]*rankTexts // by rank
 	events []message
 	wake   chan struct{} // there are events
 	ended  chan struct{} // closed when no more messages follow
 	done   chan struct{} // closed when all messages are sent
 }
 
+// rankTexts is what a rank has printed since the last message.
+type rankTexts struct {
+	texts  []*printedText // in order; no two after each other are of one stream
+	length int            // of all texts
+}
+
 func newRelay(to io.Writer, service func() int) *relay {
-	r := &relay{to: json.NewEncoder(to), service: service, length: map[int]int{}, wake: make(chan struct{}, 1),
+	r := &relay{to: json.NewEncoder(to), service: service, texts: map[int]*rankTexts{}, wake: make(chan struct{}, 1),
 		ended: make(chan struct{}), done: make(chan struct{})}
 	go r.run()
 	return r
@@ -73,23 +78,24 @@ func newRelay(to io.Writer, service func() int) *relay {
 func (r *relay) printed(rank int, stream string, text []byte) {
 	r.lock.Lock()
 	defer r.lock.Unlock()
-	var last *printedText
-	for _, t := range r.texts {
-		if t.Rank == rank {
-			last = t
-		}
+	t := r.texts[rank]
+	if t == nil {
+		t = &rankTexts{}
+		r.texts[rank] = t
 	}
-	if last == nil || last.Stream != stream {
-		last = &printedText{Rank: rank, Stream: stream}
-		r.texts = append(r.texts, last)
+	if n := len(t.texts); n == 0 || t.texts[n-1].Stream != stream {
+		t.texts = append(t.texts, &printedText{Rank: rank, Stream: stream})
 	}
+	last := t.texts[len(t.texts)-1]
 	last.Text = append(last.Text, text...)
-	r.length[rank] += len(text)
-	for _, t := range r.texts { // the oldest first
-		if excess := min(r.length[rank]-longestText, len(t.Text)); t.Rank == rank && excess > 0 {
-			t.Text = append(t.Text[:0], t.Text[excess:]...)
-			t.Skipped += int64(excess)
-			r.length[rank] -= excess
+	for t.length += len(text); t.length > longestText; {
+		first := t.texts[0]
+		excess := min(t.length-longestText, len(first.Text))
+		first.Text, first.Skipped = first.Text[excess:], first.Skipped+int64(excess)
+		t.length -= excess
+		if len(first.Text) == 0 && len(t.texts) > 1 {
+			t.texts[1].Skipped += first.Skipped
+			t.texts = t.texts[1:]
 		}
 	}
 }
@@ -164,11 +170,13 @@ func (r *relay) run() {
 func (r *relay) send() error {
 	r.lock.Lock()
 	texts, events := r.texts, r.events
-	r.texts, r.events, r.length = nil, nil, map[int]int{}
+	r.texts, r.events = map[int]*rankTexts{}, nil
 	r.lock.Unlock()
-	for _, t := range texts {
-		if err := r.to.Encode(message{Printed: t}); err != nil {
-			return err
+	for _, rank := range texts {
+		for _, t := range rank.texts {
+			if err := r.to.Encode(message{Printed: t}); err != nil {
+				return err
+			}
 		}
 	}
 	for _, event := range events {

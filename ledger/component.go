@@ -19,6 +19,7 @@ const (
 	Sum              Component = "sum"
 	MomentumBuffer   Component = "momentum_buffer"
 	MomentHeaders    Component = "moment_headers"
+	Buffers          Component = "buffers"
 )
 
 // Memory that the optimizer service and a rehearsal need beside the state.
@@ -36,6 +37,7 @@ const (
 // Memory of a forward and a backward pass.
 const (
 	Batch                  Component = "batch"
+	Activations            Component = "activations"
 	EmbeddingActivations   Component = "activations_embeddings"
 	NormActivations        Component = "activations_norms"
 	AttentionActivations   Component = "activations_attention"
@@ -81,6 +83,25 @@ const (
 	NCCL                   Component = "nccl"
 )
 
+// Memory that only a measurement tells apart.
+const (
+	ChildProcesses       Component = "child_processes"
+	FreeHeap             Component = "free_heap"
+	AllocatorReserve     Component = "allocator_reserve"
+	OutsideAllocator     Component = "outside_allocator"
+	Unexplained          Component = "unexplained"
+	UnexplainedAnonymous Component = "unexplained_anonymous"
+	UnexplainedShared    Component = "unexplained_shared_memory"
+	UnexplainedHugetlb   Component = "unexplained_hugetlb"
+	UnexplainedGPU       Component = "unexplained_gpu"
+)
+
+// Memory that a measurement found, and whose use it cannot tell further.
+const (
+	BackwardPass Component = "backward_pass"
+	Unattributed Component = "unattributed"
+)
+
 // description is the title of a component, unless it is the name itself, and the
 // component that it is a part of.
 type description struct {
@@ -98,16 +119,16 @@ var descriptions = map[Component]description{
 	MomentumBuffer:   {title: "momentum_buffer", partOf: OptimizerStates},
 	MomentHeaders:    {title: "moment_headers", partOf: OptimizerStates},
 
-	EmbeddingActivations:   {title: "activations: embeddings"},
-	NormActivations:        {title: "activations: norms"},
-	AttentionActivations:   {title: "activations: attention"},
-	AttentionScores:        {title: "activations: attention scores"},
-	FeedForwardActivations: {title: "activations: feed-forward"},
-	ResidualActivations:    {title: "activations: residual stream"},
-	AdapterActivations:     {title: "activations: adapters"},
-	RecomputedActivations:  {title: "activations (recomputed)"},
+	EmbeddingActivations:   {title: "activations: embeddings", partOf: Activations},
+	NormActivations:        {title: "activations: norms", partOf: Activations},
+	AttentionActivations:   {title: "activations: attention", partOf: Activations},
+	AttentionScores:        {title: "activations: attention scores", partOf: Activations},
+	FeedForwardActivations: {title: "activations: feed-forward", partOf: Activations},
+	ResidualActivations:    {title: "activations: residual stream", partOf: Activations},
+	AdapterActivations:     {title: "activations: adapters", partOf: Activations},
+	RecomputedActivations:  {title: "activations (recomputed)", partOf: Activations},
 	LogitsAndLoss:          {title: "logits and loss"},
-	AutocastWeights:        {title: "weights cast by autocast"},
+	AutocastWeights:        {title: "weights cast by autocast", partOf: Activations},
 	ActivationGradients:    {title: "gradients of activations"},
 	OperationScratch:       {title: "scratch of operations"},
 	MatmulWorkspaces:       {title: "workspaces of matrix products"},
@@ -136,8 +157,19 @@ var descriptions = map[Component]description{
 	SharedStaleParameters:  {title: "parameters before the step in /dev/shm"},
 	SelectedGradients:      {title: "selected gradients and their states"},
 	PythonProcess:          {title: "Python and its libraries"},
-	CUDAContext:            {title: "CUDA context"},
-	NCCL:                   {title: "NCCL"},
+	CUDAContext:            {title: "CUDA context", partOf: OutsideAllocator},
+	NCCL:                   {title: "NCCL", partOf: OutsideAllocator},
+
+	ChildProcesses:       {title: "child processes"},
+	FreeHeap:             {title: "free heap"},
+	AllocatorReserve:     {title: "reserve of the allocator"},
+	OutsideAllocator:     {title: "CUDA context and libraries"},
+	UnexplainedAnonymous: {title: "unexplained: anonymous", partOf: Unexplained},
+	UnexplainedShared:    {title: "unexplained: shared memory", partOf: Unexplained},
+	UnexplainedHugetlb:   {title: "unexplained: huge pages", partOf: Unexplained},
+	UnexplainedGPU:       {title: "unexplained: GPU", partOf: Unexplained},
+
+	BackwardPass: {title: "backward pass"},
 }
 
 // Title returns the name in text.

@@ -290,6 +290,9 @@ func (c quickClock) now() time.Time { return c.fake.now() }
 
 // TestCost samples 8 ranks of 500 GiB each for two minutes, at once. It takes less than 1 % of a core.
 func TestCost(t *testing.T) {
+	if testing.Short() {
+		t.Skip("the race detector costs more than sampling")
+	}
 	runtime.LockOSThread()
 	roots := ranks(t, 8)
 	clock := quickClock{fake: newFakeClock()}

@@ -140,7 +140,7 @@ func (s *Sampler) process(m *member) (samples.Process, error) {
 	if err != nil {
 		return p, err
 	}
-	if found.StartTime != m.StartTime || found.hasEnded() {
+	if found.StartTime != m.StartTime {
 		return p, errNoMemory
 	}
 	p.Parent, p.Name, p.CPUTime = found.parent, found.name, found.cpu

@@ -248,6 +248,26 @@ func TestTree(t *testing.T) {
 	expect("a root that has ended before it was sampled", "2 keeper -1, 20 child 0, 23 child 0")
 	roots[1] = Root{Identity{8, 950}, 1, samples.RankProcess}
 	expect("the rank is started again", "2 keeper -1, 8 rank 1, 20 child 0, 23 child 0, 50 child 1")
+	put(files, process{pid: 60, parent: 1, start: 990})
+	put(files, process{pid: 61, parent: 60, start: 991})
+	if got := summary(s.Sample([]Root{root(60, 4)})); !strings.HasSuffix(got, "60 rank 4, 61 child 4") {
+		t.Errorf("a new root and its child at once: got %q", got)
+	}
+}
+
+// TestBudgetSavesCredit: a budget that was not used for a day affords no more than one long reading.
+func TestBudgetSavesCredit(t *testing.T) {
+	now := time.Unix(1_000_000, 0)
+	b := budget{share: 0.01, most: time.Second}
+	if b.affords(now, time.Millisecond) {
+		t.Error("there is credit before any time has passed")
+	}
+	if !b.affords(now.Add(time.Second), 10*time.Millisecond) {
+		t.Error("a second does not earn its share")
+	}
+	if now = now.Add(24 * time.Hour); !b.affords(now, time.Second) || b.affords(now, time.Second+1) {
+		t.Error("a day does not earn the most, or more")
+	}
 }
 
 // faulty is a file system in which some files fail, block, or cost time.
@@ -333,6 +353,9 @@ func TestMissed(t *testing.T) {
 // TestBudget samples 8 ranks for two hours. A walk costs as much as one of 4 KiB pages really does: see docs/watch.md.
 // The share of the core is held, and no rank waits for longer than the others.
 func TestBudget(t *testing.T) {
+	if testing.Short() {
+		t.Skip("two hours, six times, are long under the race detector")
+	}
 	const perGiB = 5500 * time.Microsecond
 	for name, test := range map[string]struct {
 		resident ledger.Bytes

@@ -86,7 +86,7 @@ func (s *Sampler) discover() {
 			continue // another process may have its PID by now
 		}
 		for _, child := range children[parent.PID] {
-			if s.members[child.Identity] == nil && child.StartTime >= parent.StartTime {
+			if s.members[child.Identity] == nil {
 				m := &member{Identity: child.Identity, rank: parent.rank, role: samples.Child}
 				s.members[m.Identity] = m
 				queue = append(queue, m)

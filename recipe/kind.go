@@ -163,3 +163,17 @@ func Misplaced(path string) error {
 	}
 	return modelKind.expect(path, text)
 }
+
+// Flag returns the command's flag for a configuration file of this content, such as --deepspeed, or "" if the text is
+// no configuration that Plimsoll reads.
+func Flag(file string, text []byte) string {
+	d := parseAny(file, text)
+	if d == nil {
+		return ""
+	}
+	found, _ := recognized(d.Root)
+	if found == nil {
+		return ""
+	}
+	return found.flag
+}

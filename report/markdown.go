@@ -44,6 +44,14 @@ func (t Tree) items(b *strings.Builder, mark string) {
 	}
 }
 
+func (l List) markdown() string {
+	var b strings.Builder
+	for _, item := range l {
+		b.WriteString("- " + escaped(item) + "\n")
+	}
+	return b.String()
+}
+
 func (p Paragraph) markdown() string { return escaped(string(p)) + "\n" }
 
 func (c conclusion) markdown() string {

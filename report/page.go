@@ -20,12 +20,13 @@ type Page struct {
 	Hints    []string // what would change the verdict
 	Document any
 	Dense    bool // text keeps within the width of a screen
+	Narrow   bool // text keeps within 80 columns
 }
 
 // Section is a group of blocks. Text separates sections by an empty line, and blocks of one section not at all.
 type Section []Block
 
-// Block is a piece of a page: Facts, *Table, Tree or Paragraph. What it returns ends with a newline, or is empty.
+// Block is a piece of a page: Facts, *Table, Tree, List or Paragraph. What it returns ends with a newline, or is empty.
 type Block interface {
 	text(layout) string
 	markdown() string
@@ -59,6 +60,9 @@ type Node struct {
 	Text     string
 	Children Tree
 }
+
+// List is items below each other.
+type List []string
 
 // Paragraph is a line of text.
 type Paragraph string

@@ -15,16 +15,24 @@ const screen = 120
 type layout struct {
 	names int // columns of the name
 	width int // columns of the value, 0 for one line of any length
+	page  int // columns of paragraphs and lists, 0 for lines of any length
 }
 
+// terminal is the width of narrow text.
+const terminal = 80
+
 var (
-	loose = layout{names: 18}
-	dense = layout{names: 11, width: screen - 12}
+	loose  = layout{names: 18}
+	dense  = layout{names: 11, width: screen - 12}
+	narrow = layout{names: 11, width: terminal - 12, page: terminal}
 )
 
 func (p *Page) text() string {
 	l := loose
-	if p.Dense {
+	switch {
+	case p.Narrow:
+		l = narrow
+	case p.Dense:
 		l = dense
 	}
 	var sections []string
@@ -55,11 +63,14 @@ func (f Facts) text(l layout) string {
 }
 
 // lines returns a value in lines of the layout's width.
-func (l layout) lines(value string) []string {
-	if l.width == 0 {
+func (l layout) lines(value string) []string { return wrapped(value, l.width) }
+
+// wrapped breaks a text into lines of up to width characters; 0 is any.
+func wrapped(value string, width int) []string {
+	if width == 0 {
 		return []string{value}
 	}
-	lines := strings.Split(text.WrapSoft(value, l.width), "\n")
+	lines := strings.Split(text.WrapSoft(value, width), "\n")
 	for i, line := range lines {
 		lines[i] = strings.TrimSpace(line)
 	}
@@ -82,7 +93,17 @@ func (t Tree) write(w list.Writer) {
 	}
 }
 
-func (p Paragraph) text(layout) string { return string(p) + "\n" }
+func (l List) text(at layout) string {
+	var b strings.Builder
+	for _, item := range l {
+		b.WriteString("  " + strings.Join(wrapped(item, max(at.page-4, 0)), "\n    ") + "\n")
+	}
+	return b.String()
+}
+
+func (p Paragraph) text(l layout) string {
+	return strings.Join(wrapped(string(p), l.page), "\n") + "\n"
+}
 
 func (c conclusion) text(layout) string {
 	text := c.verdict + "\n"

@@ -47,7 +47,7 @@ func ListenToMarks(path string) (*net.UnixConn, error) {
 // ReceiveMarks takes marks from a socket until that is closed.
 func (r *Recorder) ReceiveMarks(c *net.UnixConn) {
 	text, control := make([]byte, longestMark+1), make([]byte, unix.CmsgSpace(unix.SizeofUcred))
-	for refused := 0; ; {
+	for {
 		n, controls, flags, _, err := c.ReadMsgUnix(text, control)
 		if err != nil {
 			return
@@ -57,10 +57,7 @@ func (r *Recorder) ReceiveMarks(c *net.UnixConn) {
 		if n <= longestMark && flags&unix.MSG_TRUNC == 0 {
 			err = r.receive(pid, text[:n])
 		}
-		if err == nil {
-			continue
-		}
-		if refused++; refused == 1 {
+		if err != nil && r.refused.Add(1) == 1 {
 			r.config.Logf("process %d has sent a mark that is none: %v; plimsoll leaves out all such marks", pid, err)
 		}
 	}

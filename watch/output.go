@@ -65,7 +65,9 @@ func (o *output) print(now time.Duration, name string, skipped int64, text []byt
 	}
 	if skipped > 0 {
 		o.lost++ // at least one line
-		s.rest, s.bar = nil, ""
+		for _, of := range o.streams {
+			of.rest, of.bar = nil, ""
+		}
 	}
 	states, ended := s.split(text)
 	means := read(states)

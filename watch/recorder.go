@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"plimsoll/evidence"
@@ -52,6 +53,9 @@ type Recorder struct {
 	wanted chan struct{}      // a sample is wanted now
 	stop   context.CancelFunc // ends sampling
 	done   chan struct{}      // closed when the last sample is taken
+	disk   disk
+	// refused is the number of datagrams that were no marks.
+	refused atomic.Int64
 
 	lock    sync.Mutex
 	file    *file
@@ -73,7 +77,7 @@ func Begin(c Config) *Recorder {
 	sampling, stop := context.WithCancel(context.Background())
 	r := &Recorder{config: c, began: began, wanted: make(chan struct{}, 1), stop: stop, done: make(chan struct{}),
 		file: newFile(&c), outputs: map[int]*output{}, phases: newPhases(),
-		start: samples.Record{Start: &c.Start}}
+		start: samples.Record{Start: &c.Start}, disk: newDisk(c.Start.WorkingDirectory)}
 	r.file.write(&r.start)
 	go r.sampleUntil(sampling.Done())
 	return r
@@ -189,6 +193,9 @@ func (r *Recorder) End(e samples.End) {
 	slices.SortStableFunc(e.Ranks, func(a, b samples.RankEnd) int { return int(a.Time - b.Time) })
 	r.end = &samples.Record{Time: r.now(), End: &e}
 	r.file.write(r.end)
+	if refused := r.refused.Load(); refused > 1 {
+		r.config.Logf("%d messages to %s were no marks", refused, MarksVariable)
+	}
 }
 
 // Recording returns what is in memory, in order: the start, the last samples, marks and lines, and the end.
@@ -252,6 +259,7 @@ func (r *Recorder) sample() {
 	roots := slices.Clone(r.roots)
 	r.lock.Unlock()
 	s := r.config.Sampler.Sample(roots)
+	s.Disk = r.disk.size()
 	r.lock.Lock()
 	defer r.lock.Unlock()
 	record := samples.Record{Time: r.now(), Sample: &s}

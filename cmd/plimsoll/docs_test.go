@@ -14,6 +14,11 @@ import (
 // documentedExit lists the documented commands that fail on purpose, with their exit codes.
 var documentedExit = map[string]int{
 	"plimsoll rehearse --model llama-3.1-405b": exitDoesNotFit,
+	"plimsoll explain examples/failures/train.log examples/failures/ds_config.json --model llama-3.1-8b --gpus 4 " +
+		"--seq-len 1024": exitFailed,
+	"plimsoll explain examples/failures/killed.log":                                       exitFailed,
+	"plimsoll explain examples/failures/killed.log examples/failures/dmesg.txt":           exitFailed,
+	"plimsoll explain snapshot/testdata/oom.pickle.gz --what-if expandable_segments:True": exitFailed,
 }
 
 // TestDocumentedCommands runs every "$ plimsoll" command of README.md and docs. Where the docs show the output, too,
@@ -46,7 +51,7 @@ func TestDocumentedCommands(t *testing.T) {
 }
 
 // writtenInDocs are the files that documented commands write; the test puts them into a folder of its own.
-var writtenInDocs = []string{"converted", "optimizer.pt", "samples.jsonl"}
+var writtenInDocs = []string{"converted", "optimizer.pt", "samples.jsonl", "factors.json", "run.html"}
 
 func checkCommand(t *testing.T, command, output string) {
 	arguments := strings.Fields(command)

@@ -30,10 +30,12 @@ func TestMain(m *testing.M) {
 //
 //	exits CODE COMMAND...   run a command that must end with an exit code
 //	json FILE               check that FILE holds one JSON document
+//	narrow FILE             check that no line of a text has more than 80 columns
 //	screen FILE             check that a text is one screen: 52 lines of 120 columns
 //	flip FILE BYTE          change a bit of a file
 //	$HOSTS                  the directory of recorded machines
 //	$EXAMPLES               the directory of examples
+//	$SNAPSHOTS              the directory of memory snapshots
 func TestScripts(t *testing.T) {
 	testscript.Run(t, testscript.Params{
 		Dir: filepath.Join("testdata", "script"),
@@ -41,6 +43,7 @@ func TestScripts(t *testing.T) {
 			hosts, err := filepath.Abs(filepath.Join("..", "..", "host", "testdata"))
 			e.Setenv("HOSTS", hosts)
 			e.Setenv("EXAMPLES", filepath.Join(hosts, "..", "..", "examples"))
+			e.Setenv("SNAPSHOTS", filepath.Join(hosts, "..", "..", "snapshot", "testdata"))
 			return err
 		},
 		Cmds: map[string]func(ts *testscript.TestScript, negated bool, arguments []string){
@@ -49,6 +52,13 @@ func TestScripts(t *testing.T) {
 			"json": func(ts *testscript.TestScript, _ bool, arguments []string) {
 				var document map[string]any
 				ts.Check(json.Unmarshal([]byte(ts.ReadFile(arguments[0])), &document))
+			},
+			"narrow": func(ts *testscript.TestScript, _ bool, arguments []string) {
+				for line := range strings.Lines(ts.ReadFile(arguments[0])) {
+					if n := utf8.RuneCountInString(line); n > 81 || strings.HasSuffix(line, " \n") {
+						ts.Fatalf("a line of %d columns, or with blanks at its end: %q", n-1, line)
+					}
+				}
 			},
 			"screen": func(ts *testscript.TestScript, _ bool, arguments []string) {
 				text := ts.ReadFile(arguments[0])

@@ -23,6 +23,7 @@ const (
 	exitInput      = 2 // bad usage or input
 	exitDoesNotFit = 3
 	exitDiffers    = 4 // measured and planned bytes differ beyond the tolerance
+	exitFailed     = 5 // a failure was found
 	exitInterrupt  = 130
 )
 
@@ -92,6 +93,9 @@ every byte went.`,
 	root.AddCommand(benchCommand())
 	root.AddCommand(bindingCommand())
 	root.AddCommand(checkpointCommand())
+	root.AddCommand(compareCommand())
+	root.AddCommand(explainCommand())
+	root.AddCommand(exportCommand())
 	root.AddCommand(keepCommand())
 	root.AddCommand(planCommand())
 	root.AddCommand(rehearseCommand())

@@ -5,11 +5,13 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"plimsoll/binding"
+	"plimsoll/explain"
 	"plimsoll/fault"
 	"plimsoll/host"
 	"plimsoll/launch"
@@ -151,7 +153,11 @@ func runJob(c *cobra.Command, o runOptions, command []string) error {
 			return err
 		}
 	}
-	return guard(&o.job, o.reportFile, document, shown)
+	err = guard(&o.job, o.reportFile, document, shown)
+	if o.recordFile != "" {
+		o.reconcile(c)
+	}
+	return err
 }
 
 // rarely is the time between two samples of a job that is not recorded in a file. Run explains with them why it has
@@ -244,12 +250,56 @@ func guard(job *launch.Job, reportFile string, document func(*launch.Result) *re
 	if err != nil {
 		job.Logf("%v", err)
 	}
+	if !result.ByUser {
+		explainRun(job)
+	}
 	return outcome(result.ExitCode)
 }
 
-// threadsOfRun is the number of threads of the keeper and the optimizer service, beside the ranks. The Go runtime
+// reconcile says in short how the recorded run compares with its plan, and what leaks. The exit code stays the job's.
+func (o *runOptions) reconcile(c *cobra.Command) {
+	if !report.IsFile(o.recordFile) {
+		return
+	}
+	logf := logTo(c)
+	var plan *report.PlanDocument
+	recording, err := report.ReadRecording(o.recordFile)
+	if err == nil && o.planFile != "" {
+		plan, err = report.ReadPlan(o.planFile)
+	}
+	if err != nil {
+		logf("the recording cannot be compared: %v", err)
+		return
+	}
+	d := report.NewComparison(c.Root().Version, recording, o.planFile, plan, defaultTolerance/100.)
+	lines := d.Leaks()
+	if d.Farthest != nil {
+		lines = append(lines, d.VerdictLine())
+	}
+	for _, line := range lines {
+		logf("%s", line)
+	}
+	if len(lines) > 0 {
+		logf("%s shows all", strings.Join(strings.Fields("plimsoll compare "+o.planFile+" "+o.recordFile), " "))
+	}
+}
+
+// explainRun tells the user why the job has failed, if the recording tells which resource ran out.
+func explainRun(job *launch.Job) {
+	e := explain.Explain(explain.Inputs{Recordings: []explain.Recording{{Name: "the recording",
+		Records: job.Recorded()}}})
+	switch e.Cause.Resource {
+	case explain.None, explain.NotMemory, explain.Undetermined:
+		return
+	}
+	for _, line := range e.Brief() {
+		job.Logf("%s", line)
+	}
+}
+
+// threadsOfRun is the number of threads of guard, keeper and optimizer service, beside the ranks. The Go runtime
 // ends a process that cannot start a thread.
-const threadsOfRun = 2 * 16
+const threadsOfRun = 3 * 16
 
 // logTo returns a function that writes a message to the user while ranks run.
 func logTo(c *cobra.Command) func(format string, values ...any) {

@@ -1,0 +1,326 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"plimsoll/evidence"
+	"plimsoll/explain"
+	"plimsoll/fault"
+	"plimsoll/files"
+	"plimsoll/gpu"
+	"plimsoll/job"
+	"plimsoll/ledger"
+	"plimsoll/model"
+	"plimsoll/recipe"
+	"plimsoll/report"
+	"plimsoll/samples"
+	"plimsoll/snapshot"
+)
+
+// explainOptions are the flags of the verb.
+type explainOptions struct {
+	request    job.Request
+	parameters parametersFlag
+	peak, end  bytesFlag
+	snapshot   snapshotOptions
+	format     report.Format
+}
+
+func explainCommand() *cobra.Command {
+	var options explainOptions
+	command := &cobra.Command{
+		Use:   "explain FILE...",
+		Short: "Say why a job failed: which memory ran out, on which rank, and what to change",
+		Long: `Explain reads what is left after a failure, and says which resource ran out,
+on which rank first and in which phase, which line proves it, who held the
+bytes, what it was not, and which changes free how much. It says how sure it is.
+Where the files do not tell, it says which command finds the missing evidence.
+
+Explain tells files apart by their content. It reads logs of trainers, launchers
+and kernels, counters of cgroups and hosts, messages and JSON of Slurm and
+Kubernetes, recordings of plimsoll run --record, documents of plimsoll plan
+--out, and the configuration files of the job. Files may be compressed, cut,
+coloured or interleaved. A directory stands for its files, and - for stdin.
+
+With a model and the configuration of the job, explain plans the changes that it
+offers, and says how many bytes each frees.
+
+Of a memory snapshot of PyTorch alone, explain says who held how many bytes by
+component and by line of the source, how much of the reserved memory was free,
+and why an allocation failed. It runs nothing of the file.
+
+The exit code is 5 if a failure was found, its cause known or not, and 0 if
+nothing is wrong.`,
+		Example: `  plimsoll explain train.log dmesg.txt
+  plimsoll explain logs/ ds_config.json --model llama-3.1-8b --gpus 8
+  journalctl -k --since "1 hour ago" | plimsoll explain train.log -
+  plimsoll explain --peak 66GiB --end 53GiB --model falcon-7b --precision fp16
+  plimsoll explain oom.pickle --what-if expandable_segments:True
+  plimsoll explain --diff before.pickle after.pickle`,
+		RunE: func(c *cobra.Command, arguments []string) error {
+			return reported(func() error { return runExplain(c, options, arguments) })
+		},
+	}
+	explainFlags(command, &options)
+	return command
+}
+
+func explainFlags(c *cobra.Command, o *explainOptions) {
+	q, flags := &o.request, c.Flags()
+	flags.SortFlags = false
+	choiceOrFileFlag(c, &q.Model, "model", "", "the model of the job: `name` in the catalog, a config.json or a "+
+		"folder with one", model.Catalog())
+	flags.Var((*countFlag)(&q.GPUs), "gpus", "GPUs of each node, one rank each (default: the ranks that the files "+
+		"name)")
+	flags.Var((*countFlag)(&q.Nodes), "nodes", "nodes of the job")
+	choiceFlag(c, &q.GPU, "gpu", "", "GPU `name`, such as H100-80GB", gpu.Names())
+	flags.Var((*countFlag)(&q.Sequence), "seq-len", "tokens of a sequence")
+	flags.Var((*countFlag)(&q.MicroBatch), "micro-batch", "sequences of a rank's micro batch")
+	choiceFlag(c, &q.Precision, "precision", "", "`dtype` of the parameters: VALUES (amp: fp32 parameters under "+
+		"autocast)",
+		job.Precisions)
+	choiceFlag(c, &q.Optimizer, "optimizer", "", "optimizer `name`, also with its implementation, such as adamw/fused",
+		job.Optimizers())
+	flags.Var(&o.parameters, "parameters", "`number` of trained parameters, such as 3.2e9, for bytes a parameter")
+	flags.Var(&o.peak, "peak", "peak of a GPU's memory that you have read off, such as 66GiB")
+	flags.Var(&o.end, "end", "memory of the same GPU at the end of a step; explain names the difference")
+	snapshotFlags(c, &o.snapshot)
+	outputFlags(c, &o.format, "print one JSON document ("+explain.Schema+", or "+report.SnapshotSchema+")")
+}
+
+// parametersFlag is a number of parameters on the command line.
+type parametersFlag int64
+
+func (n *parametersFlag) String() string {
+	if *n == 0 {
+		return ""
+	}
+	return strconv.FormatInt(int64(*n), 10)
+}
+
+// Type returns the name of the type for help texts.
+func (*parametersFlag) Type() string { return "number" }
+
+func (n *parametersFlag) Set(text string) error {
+	value, err := strconv.ParseFloat(text, 64)
+	if err != nil || !(value >= 1) || value > 1e15 {
+		return fmt.Errorf("expected a number such as 3.2e9")
+	}
+	*n = parametersFlag(value)
+	return nil
+}
+
+func runExplain(c *cobra.Command, o explainOptions, arguments []string) error {
+	if err := o.check(arguments); err != nil {
+		return err
+	}
+	r := &explainReader{stdin: c.InOrStdin(), in: explain.Inputs{Version: c.Root().Version,
+		Parameters: int64(o.parameters), Peak: ledger.Bytes(o.peak), End: ledger.Bytes(o.end)}, request: o.request}
+	for _, name := range arguments {
+		if err := r.argument(name); err != nil {
+			return err
+		}
+	}
+	if snapshots := len(r.snapshots); snapshots > 0 && r.onlySnapshots() {
+		o.snapshot.format = o.format
+		return runSnapshot(c, o.snapshot, r.snapshots)
+	}
+	for _, flag := range []string{"top", "at", "diff", "what-if", "empty-cache-at"} {
+		if c.Flags().Changed(flag) {
+			return fault.Inputf("--%s is for memory snapshots of PyTorch alone", flag).
+				WithHint("name one snapshot, or two with --diff, and no other file")
+		}
+	}
+	for _, name := range r.snapshots {
+		if err := r.holdersOf(name); err != nil {
+			return err
+		}
+	}
+	if r.request != (job.Request{}) {
+		r.in.Request = &r.request
+	}
+	e := explain.Explain(r.in)
+	if err := report.ExplanationPage(e).Write(c.OutOrStdout(), o.format); err != nil {
+		return err
+	}
+	if e.Cause.Resource != explain.None {
+		return outcome(exitFailed)
+	}
+	return nil
+}
+
+func (o *explainOptions) check(arguments []string) error {
+	switch {
+	case len(arguments) == 0 && o.peak == 0:
+		return fault.Inputf("no file was named: expected logs, counters, recordings or plans").
+			WithHint("give the files that the failure left, such as plimsoll explain train.log")
+	case (o.peak == 0) != (o.end == 0) || o.peak < o.end:
+		return fault.Inputf("--peak is %v and --end is %v: expected both, and the peak above the end",
+			ledger.Bytes(o.peak), ledger.Bytes(o.end))
+	}
+	return nil
+}
+
+// explainReader reads the files of an explanation, each by its content.
+type explainReader struct {
+	stdin     io.Reader
+	in        explain.Inputs
+	request   job.Request
+	snapshots []string // files
+}
+
+// onlySnapshots reports whether there is nothing to explain beside snapshots.
+func (r *explainReader) onlySnapshots() bool {
+	return len(r.in.Sources)+len(r.in.Recordings)+len(r.in.Plans)+len(r.in.Configurations) == 0
+}
+
+// holdersOf takes who held a GPU's memory in a snapshot: when an allocation failed, or else at the peak.
+func (r *explainReader) holdersOf(name string) error {
+	_, devices, err := openSnapshot(name)
+	if err != nil {
+		return err
+	}
+	for _, d := range devices {
+		entry, err := d.Entry(new(snapshotOptions).time(d))
+		if err != nil {
+			return err
+		}
+		taken := explain.Snapshot{File: name, Device: d.Number}
+		for _, h := range d.Holders(entry) {
+			taken.Holdings = append(taken.Holdings, ledger.Holding{Component: h.Component, Bytes: h.Bytes})
+		}
+		r.in.Snapshots = append(r.in.Snapshots, taken)
+	}
+	return nil
+}
+
+// argument reads a file, all files of a directory, or stdin.
+func (r *explainReader) argument(name string) error {
+	if name == "-" {
+		return r.read("stdin", bufio.NewReaderSize(r.stdin, headOfFile))
+	}
+	info, err := os.Stat(name)
+	if err != nil || !info.IsDir() {
+		return r.file(name)
+	}
+	found := 0
+	err = filepath.WalkDir(name, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || !entry.Type().IsRegular() {
+			return err
+		}
+		if info, err := entry.Info(); err == nil && info.Size() == 0 {
+			return nil // launchers make a log for every stream
+		}
+		found++
+		return r.file(path)
+	})
+	var input *fault.Input
+	if err != nil && !errors.As(err, &input) {
+		return &fault.Input{Err: err}
+	}
+	if err == nil && found == 0 {
+		return fault.File(name).Inputf("the directory has no file with content: expected logs, counters or recordings")
+	}
+	return err
+}
+
+func (r *explainReader) file(name string) error {
+	file, _, err := files.Open(name)
+	if err != nil {
+		return &fault.Input{Err: err}
+	}
+	defer file.Close()
+	return r.read(name, bufio.NewReaderSize(file, headOfFile))
+}
+
+// headOfFile is how many bytes tell what a file is. Configuration files are smaller.
+const headOfFile = 1 << 20
+
+// read reads a file by its content.
+func (r *explainReader) read(name string, from *bufio.Reader) error {
+	head, err := from.Peek(headOfFile)
+	switch {
+	case err != nil && !errors.Is(err, io.EOF):
+		return &fault.Input{Where: fault.File(name), Err: err}
+	case snapshot.Recognize(head):
+		r.snapshots = append(r.snapshots, name)
+		return nil
+	case schemaOf(head) == samples.Schema:
+		return r.recording(name, from)
+	case bytes.Contains(head[:min(len(head), 4096)], []byte(`"`+report.PlanSchema+`"`)):
+		return r.plan(name)
+	case err != nil: // the head is all of it
+		if r.configuration(name, head) {
+			return nil
+		}
+	}
+	source, err := evidence.Read(name, from)
+	if err != nil {
+		return err
+	}
+	r.in.Sources = append(r.in.Sources, source)
+	return nil
+}
+
+// schemaOf returns the schema of a recording, whose first line names it.
+func schemaOf(head []byte) string {
+	first, _, _ := bytes.Cut(head, []byte("\n"))
+	if bytes.HasPrefix(first, []byte("{")) && bytes.Contains(first, []byte(`"`+samples.Schema+`"`)) {
+		return samples.Schema
+	}
+	return ""
+}
+
+func (r *explainReader) recording(name string, from io.Reader) error {
+	recording := explain.Recording{Name: name}
+	_, err := samples.Read(name, from, func(record *samples.Record) error {
+		recording.Records = append(recording.Records, *record)
+		return nil
+	})
+	r.in.Recordings = append(r.in.Recordings, recording)
+	return err
+}
+
+func (r *explainReader) plan(name string) error {
+	d, err := report.ReadPlan(name)
+	if err != nil {
+		return err
+	}
+	r.in.Plans = append(r.in.Plans, explain.Plan{File: name, Parameters: d.Model.Trained, Devices: d.Devices})
+	if r.request.Model == "" {
+		r.request = d.Request
+	}
+	return nil
+}
+
+// configuration takes a file of the job's configuration. It reports whether the file is one.
+func (r *explainReader) configuration(name string, text []byte) bool {
+	q := &r.request
+	to := map[string]*string{"--model": &q.Model, "--deepspeed": &q.DeepSpeed, "--training-args": &q.TrainingArgs,
+		"--accelerate": &q.Accelerate, "--adapter": &q.Adapter, "--quantization": &q.Quantization}
+	flag := ""
+	trimmed := bytes.TrimSpace(text)
+	if bytes.HasPrefix(trimmed, []byte("{")) || slices.Contains([]string{".yaml", ".yml"},
+		strings.ToLower(filepath.Ext(name))) {
+		flag = recipe.Flag(name, text)
+	}
+	if to[flag] == nil || *to[flag] != "" {
+		return false
+	}
+	*to[flag] = name
+	r.in.Configurations = append(r.in.Configurations, explain.File{Name: name, Kind: strings.TrimPrefix(flag, "--") +
+		" configuration"})
+	return true
+}

@@ -1,0 +1,50 @@
+package explain
+
+import (
+	"plimsoll/evidence"
+	"plimsoll/job"
+	"plimsoll/ledger"
+	"plimsoll/samples"
+)
+
+// Inputs are what people have after a failure. All are optional.
+type Inputs struct {
+	Version string // of plimsoll
+	// Sources are the files, in the order in which the user named them.
+	Sources []*evidence.Source
+	// Recordings are runs that plimsoll has recorded, each in a file or in memory.
+	Recordings []Recording
+	// Plans are documents of plimsoll plan --out.
+	Plans []Plan
+	// Snapshots are of GPUs, by PyTorch.
+	Snapshots []Snapshot
+	// Request is the job in the user's own files, such as ds_config.json, or nil if there are none. Explain plans
+	// variants of it, and says what each frees.
+	Request *job.Request
+	// Configurations are the files of the request.
+	Configurations []File
+	// Parameters is the number of trained parameters on the node, or 0 if unknown.
+	Parameters int64
+	// Peak and End are the bytes of a GPU that the user has read off, or 0.
+	Peak, End ledger.Bytes
+}
+
+// Recording is a run that plimsoll has recorded.
+type Recording struct {
+	Name    string // its file; "the recording" for one in memory
+	Records []samples.Record
+}
+
+// Plan is a plan document.
+type Plan struct {
+	File       string
+	Parameters int64
+	Devices    []ledger.Device
+}
+
+// Snapshot is who held the memory of a GPU in a memory snapshot of PyTorch.
+type Snapshot struct {
+	File     string
+	Device   int
+	Holdings []ledger.Holding
+}

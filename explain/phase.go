@@ -1,0 +1,61 @@
+package explain
+
+import (
+	"regexp"
+
+	"plimsoll/evidence"
+	"plimsoll/ledger"
+)
+
+// phaseAt returns the phase in which a finding happened, or "" if unknown: the last one that the same program has
+// named before.
+func (s *scene) phaseAt(at evidence.Finding) ledger.PhaseName {
+	if s.witness != nil {
+		at = s.witness.says[0]
+	}
+	own := mannerOf(at.Fact) == lacked || mannerOf(at.Fact) == raised
+	var same, other ledger.PhaseName
+	for _, f := range s.findings {
+		phase := phaseOf(f.Fact)
+		if phase == "" || f.Rank != evidence.NoRank && s.rank() != evidence.NoRank && f.Rank != s.rank() {
+			continue
+		}
+		switch {
+		case f.File == at.File && f.Number <= at.Number:
+			same = phase
+		case f.File != at.File && !own && before(f, at) <= 0:
+			other = phase
+		}
+	}
+	if same == "" {
+		return other
+	}
+	return same
+}
+
+// phaseOf returns the phase that a fact tells, or "".
+func phaseOf(fact evidence.Fact) ledger.PhaseName {
+	switch f := fact.(type) {
+	case evidence.Progress:
+		return f.Phase
+	case evidence.MemoryUsage:
+		for _, t := range tags {
+			if t.expression.MatchString(f.Tag) {
+				return t.phase
+			}
+		}
+	}
+	return ""
+}
+
+// tags are what DeepSpeed and users call the places at which they print memory, and the phase that begins there.
+var tags = []struct {
+	expression *regexp.Regexp
+	phase      ledger.PhaseName
+}{
+	{regexp.MustCompile(`(?i)before forward`), ledger.Forward},
+	{regexp.MustCompile(`(?i)before backward|after forward`), ledger.Backward},
+	{regexp.MustCompile(`(?i)before.*step|after backward|in step before|unscale|adam_update`), ledger.Step},
+	{regexp.MustCompile(`(?i)initializ|creating fp(16|32) partitions|moving param group`), ledger.Initialize},
+	{regexp.MustCompile(`(?i)checkpoint|saving`), ledger.Checkpoint},
+}

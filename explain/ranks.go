@@ -1,0 +1,455 @@
+package explain
+
+import (
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"plimsoll/evidence"
+)
+
+// manner is how a process ended.
+type manner int
+
+// The manners. Of several of one rank, the lowest counts.
+const (
+	lacked  manner = iota // an error of its own: memory or another resource was missing
+	killed                // SIGKILL
+	faulted               // SIGBUS
+	raised                // another error of its own
+	crashed               // another signal
+	exited                // an exit code, and nothing else is known
+	taken                 // because another rank had ended
+	unended               // it has not ended, or well
+)
+
+// death is the end of a rank, or of the program of a file that names no rank.
+type death struct {
+	rank int
+	how  manner
+	// says has what the files say of it; the first one orders it among others.
+	says []evidence.Finding
+}
+
+const (
+	exitKilled = 128 + int(syscall.SIGKILL)
+	exitBus    = 128 + int(syscall.SIGBUS)
+	exitTerm   = 128 + int(syscall.SIGTERM)
+)
+
+// mannerOf returns how a process ended, as one fact tells it.
+func mannerOf(fact evidence.Fact) manner {
+	switch f := fact.(type) {
+	case evidence.GPUOutOfMemory, evidence.DriverOutOfMemory, evidence.HostAllocationFailed, evidence.LockFailed,
+		evidence.SharedMemoryFull, evidence.DiskFull, evidence.TooManyProcesses:
+		return lacked
+	case evidence.LibraryFailed:
+		if f.Memory || f.Library == triton {
+			return lacked
+		}
+		return raised
+	case evidence.BusError:
+		return faulted
+	case evidence.WorkerEnded:
+		return mannerOfWorker(f.Signal)
+	case evidence.Exception:
+		if isConsequence(f) {
+			return taken
+		}
+		return raised
+	case evidence.CollectiveFailed:
+		return taken
+	case evidence.ProcessEnded:
+		return mannerOfProcess(f)
+	}
+	return unended
+}
+
+func mannerOfWorker(signal string) manner {
+	switch s := strings.ToLower(signal); {
+	case strings.Contains(s, "kill"):
+		return killed
+	case strings.Contains(s, "bus"):
+		return faulted
+	case s == "":
+		return exited
+	}
+	return crashed
+}
+
+func mannerOfProcess(f evidence.ProcessEnded) manner {
+	signal := syscall.Signal(f.Signal)
+	switch {
+	case f.Victim || signal == syscall.SIGTERM || signal == syscall.SIGINT || f.ExitCode == exitTerm:
+		return taken
+	case signal == syscall.SIGKILL || f.ExitCode == exitKilled:
+		return killed
+	case signal == syscall.SIGBUS || f.ExitCode == exitBus:
+		return faulted
+	case signal != 0 || f.ExitCode > 128:
+		return crashed
+	case f.ExitCode != 0:
+		return exited
+	}
+	return unended
+}
+
+// consequences are exceptions that follow from the end of another process.
+var consequences = []string{"ChildFailedError", "CalledProcessError", "SystemExit", "KeyboardInterrupt",
+	"SignalException", "ConnectionResetError", "ConnectionRefusedError", "BrokenPipeError", "EOFError",
+	"DistBackendError",
+	"DistNetworkError", "DistStoreError"}
+
+func isConsequence(e evidence.Exception) bool {
+	name := e.Type[strings.LastIndexByte(e.Type, '.')+1:]
+	return slices.Contains(consequences, name)
+}
+
+// order finds the ends of the ranks, and which was first.
+func (s *scene) order() {
+	deaths := s.deaths()
+	first := -1
+	for i, d := range deaths {
+		if d.how < taken && (first < 0 || s.earlier(d, deaths[first])) {
+			first = i
+		}
+	}
+	if first >= 0 {
+		s.witness = deaths[first]
+		deaths = slices.Delete(deaths, first, first+1)
+	}
+	for _, d := range deaths {
+		switch {
+		case d.rank != evidence.NoRank && (s.witness == nil || d.rank != s.witness.rank):
+			s.victims = append(s.victims, d)
+		case d.rank == evidence.NoRank && s.witness != nil && d.how == s.witness.how:
+			s.witness.says = append(s.witness.says, d.says...) // of the same process, without its label
+		}
+	}
+	s.nameWitness()
+}
+
+// deaths returns the end of each rank, and of each program without a rank.
+func (s *scene) deaths() []*death {
+	type key struct {
+		rank int
+		file string // only for programs without a rank
+	}
+	var list []*death
+	index := map[key]*death{}
+	for _, f := range s.findings {
+		how := mannerOf(f.Fact)
+		if _, batch := f.Fact.(evidence.BatchKill); batch && f.Rank != evidence.NoRank {
+			how = killed
+		}
+		if how == unended {
+			continue
+		}
+		k := key{rank: s.rankOf(f)}
+		if k.rank == evidence.NoRank {
+			k.file = f.File
+		}
+		d := index[k]
+		if d == nil {
+			d = &death{rank: k.rank, how: how}
+			index[k] = d
+			list = append(list, d)
+		}
+		d.add(f, how)
+	}
+	for _, d := range list {
+		d.settle()
+	}
+	return list
+}
+
+// rankOf returns the rank of a finding, or evidence.NoRank. A launcher may name the rank of a process in another line.
+func (s *scene) rankOf(f evidence.Finding) int {
+	p, ok := f.Fact.(evidence.ProcessEnded)
+	if !ok || f.Rank != evidence.NoRank {
+		return f.Rank
+	}
+	if rank, ok := s.ranks[p.PID]; ok && p.Rank == evidence.NoRank {
+		return rank
+	}
+	return p.Rank
+}
+
+// add adds what a file says. What tells most of the end comes first, and of that the earliest.
+func (d *death) add(f evidence.Finding, how manner) {
+	d.says = append(d.says, f)
+	d.how = min(d.how, how)
+}
+
+// settle orders what the files say. A rank whose peers were gone has not ended by itself, whatever signal came next.
+func (d *death) settle() {
+	collective := slices.ContainsFunc(d.says, func(f evidence.Finding) bool {
+		_, ok := f.Fact.(evidence.CollectiveFailed)
+		return ok
+	})
+	if collective && d.how > lacked && d.rank != evidence.NoRank {
+		d.how = taken
+	}
+	slices.SortStableFunc(d.says, func(a, b evidence.Finding) int {
+		if x, y := mannerOf(a.Fact) == d.how, mannerOf(b.Fact) == d.how; x != y {
+			if x {
+				return -1
+			}
+			return 1
+		}
+		return before(a, b)
+	})
+}
+
+// earlier reports whether one end came before another. An error that says what was missing goes before an exception,
+// as programs also print exceptions that they handle.
+func (s *scene) earlier(a, b *death) bool {
+	if x, y := s.tier(a), s.tier(b); x != y {
+		return x < y
+	}
+	if a.isFirst() != b.isFirst() {
+		return a.isFirst()
+	}
+	if x, y := a.ended(), b.ended(); !x.IsZero() && !y.IsZero() && !x.Equal(y) {
+		return x.Before(y)
+	}
+	if order := before(a.says[0], b.says[0]); order != 0 {
+		return order < 0
+	}
+	return a.how < b.how
+}
+
+// isFirst reports whether a launcher names this end as the first.
+func (d *death) isFirst() bool {
+	return slices.ContainsFunc(all[evidence.ProcessEnded](d.says), func(f seen[evidence.ProcessEnded]) bool {
+		return f.fact.First
+	})
+}
+
+// ended returns when a launcher saw the process end, or zero. Launchers look at all ranks, so that their times tell
+// more than the order of lines in a log.
+func (d *death) ended() time.Time {
+	var first time.Time
+	for _, f := range d.says {
+		if _, ok := f.Fact.(evidence.ProcessEnded); ok && (first.IsZero() || f.Time.Before(first)) {
+			first = f.Time
+		}
+	}
+	return first
+}
+
+// tier is the order in which ends are believed.
+func (s *scene) tier(d *death) int {
+	switch d.how {
+	case lacked, faulted:
+		return 0
+	case killed:
+		if s.confirmed(d) {
+			return 0
+		}
+		return 2
+	case raised:
+		return 1
+	}
+	return 3
+}
+
+// confirmed reports whether the kernel, a counter or a batch system says that a process was killed for memory.
+func (s *scene) confirmed(d *death) bool {
+	for _, f := range s.words {
+		switch fact := f.Fact.(type) {
+		case evidence.KernelKill:
+			if pids := d.pids(); slices.Contains(pids, fact.PID) || s.mayBeOurs(fact, pids, true) {
+				return true
+			}
+		case evidence.BatchKill:
+			return true
+		case oomCounts:
+			if fact.kills() > 0 {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// pids returns the processes of an end.
+func (d *death) pids() []int {
+	var pids []int
+	for _, f := range d.says {
+		switch fact := f.Fact.(type) {
+		case evidence.ProcessEnded:
+			pids = append(pids, fact.PID)
+		case evidence.WorkerEnded:
+			pids = append(pids, fact.PIDs...)
+		}
+	}
+	return slices.DeleteFunc(pids, func(pid int) bool { return pid == 0 })
+}
+
+// setRecoveriesAside moves errors after which the same program went on from the findings to the recoveries: it has
+// printed later steps, has ended well, or a launcher has started all ranks again.
+func (s *scene) setRecoveriesAside() {
+	type stream struct {
+		file string
+		rank int
+	}
+	advances := make([]bool, len(s.findings)) // the step is higher than all before
+	last := map[stream]int64{}
+	for i, f := range s.findings {
+		if p, ok := f.Fact.(evidence.Progress); ok && p.Step >= 0 {
+			key := stream{f.File, f.Rank}
+			highest, known := last[key]
+			advances[i] = !known || p.Step > highest
+			last[key] = max(highest, p.Step)
+		}
+	}
+	later, end, restarted := map[stream]int{}, map[stream]manner{}, map[string]bool{}
+	recovered := make([]bool, len(s.findings))
+	for i, f := range slices.Backward(s.findings) {
+		key := stream{f.File, f.Rank}
+		how, ended := end[key]
+		recovered[i] = restarted[f.File] && mannerOf(f.Fact) != unended ||
+			s.mayRecover(f) && (ended && how == unended || !ended && later[key] >= enoughSteps(f.Fact))
+		switch fact := f.Fact.(type) {
+		case evidence.Progress:
+			if advances[i] {
+				later[key]++
+			}
+		case evidence.ProcessEnded:
+			end[key] = mannerOfProcess(fact)
+		case evidence.Restarted:
+			restarted[f.File] = true
+		}
+	}
+	var kept []evidence.Finding
+	for i, f := range s.findings {
+		if recovered[i] {
+			s.recoveries = append(s.recoveries, f)
+		} else {
+			kept = append(kept, f)
+		}
+	}
+	s.findings = kept
+}
+
+// enoughSteps is after how many later steps an error counts as handled. Other ranks may print a step more before they
+// notice that one has ended. A batch system may be slower.
+func enoughSteps(fact evidence.Fact) int {
+	if _, batch := fact.(evidence.BatchKill); batch {
+		return 10
+	}
+	return 2
+}
+
+// mayRecover reports whether a program can go on after what a finding says. In the log of a trainer the words of a
+// batch system may be a part of a message.
+func (s *scene) mayRecover(f evidence.Finding) bool {
+	if s.kindOf(f.File) != evidence.TrainerLog {
+		return false
+	}
+	if _, batch := f.Fact.(evidence.BatchKill); batch {
+		return true
+	}
+	how := mannerOf(f.Fact)
+	return how <= raised && how != killed
+}
+
+// kindOf returns the kind of a file.
+func (s *scene) kindOf(file string) evidence.Kind {
+	for _, source := range s.Sources {
+		if source.Name == file {
+			return source.Kind
+		}
+	}
+	for _, r := range s.Recordings {
+		if r.Name == file {
+			return evidence.TrainerLog
+		}
+	}
+	return evidence.Unknown
+}
+
+// nameWitness gives the first end a rank where its own lines name none, but a launcher names one rank that has failed
+// by itself.
+func (s *scene) nameWitness() {
+	w := s.witness
+	if w == nil || w.rank != evidence.NoRank {
+		return
+	}
+	same := func(v *death) bool { return v.isFirst() }
+	if !slices.ContainsFunc(s.victims, same) {
+		same = func(v *death) bool { return v.how == exited || v.how == w.how || len(s.victims) == 1 }
+	}
+	if i := slices.IndexFunc(s.victims, same); i >= 0 {
+		w.rank, w.says = s.victims[i].rank, append(w.says, s.victims[i].says...)
+		s.victims = slices.Delete(s.victims, i, i+1)
+		return
+	}
+	if f, ok := w.says[0].Fact.(evidence.GPUOutOfMemory); ok && f.Device > 0 {
+		w.rank = f.Device
+	}
+}
+
+// sameKills is the time within which kills of the kernel belong to one event.
+const sameKills = 10 * time.Minute
+
+// linkedKills returns the kills of the kernel that concern the job, the first one first. Kernel logs also have kills
+// of other days, and of other people's processes.
+func (s *scene) linkedKills() []evidence.Finding {
+	kills := all[evidence.KernelKill](s.findings)
+	if len(kills) == 0 {
+		return nil
+	}
+	var wanted []int
+	if s.witness != nil {
+		wanted = s.witness.pids()
+	}
+	var linked, near []evidence.Finding
+	for _, k := range kills {
+		if slices.Contains(wanted, k.fact.PID) {
+			linked = append(linked, k.Finding)
+		}
+		if !s.mayBeOurs(k.fact, wanted, s.witness != nil) {
+			continue
+		}
+		if n := len(near); n > 0 && apart(near[n-1], k.Finding) > sameKills {
+			near = nil
+		}
+		near = append(near, k.Finding)
+	}
+	switch {
+	case len(linked) > 0:
+		return linked
+	case s.witness == nil || s.witness.how == killed || s.witness.how == exited:
+		return near
+	}
+	return nil
+}
+
+// trainerNames are how the processes of a training are called.
+var trainerNames = regexp.MustCompile(`(?i)^(python|pt_|torchrun|deepspeed|accelerate|ray|vllm|plimsoll)|train`)
+
+// mayBeOurs reports whether the kernel may have killed a process of the job, of which other lines say that it has
+// failed, or nothing. A process in a container has another PID in the kernel's log, so that the name tells where the
+// PID does not.
+func (s *scene) mayBeOurs(k evidence.KernelKill, pids []int, failed bool) bool {
+	if trainerNames.MatchString(k.Name) {
+		return failed || !s.endedWell()
+	}
+	return len(pids) == 0 && (failed || !s.hasTrainerLog())
+}
+
+func (s *scene) hasTrainerLog() bool {
+	return slices.ContainsFunc(s.Sources, func(f *evidence.Source) bool { return f.Kind == evidence.TrainerLog })
+}
+
+// apart is the time between two findings, or 0 if unknown.
+func apart(a, b evidence.Finding) time.Duration {
+	if !a.Time.IsZero() && !b.Time.IsZero() {
+		return b.Time.Sub(a.Time)
+	}
+	return b.Uptime - a.Uptime
+}

@@ -1,0 +1,52 @@
+package snapshot
+
+import (
+	"bytes"
+	"testing"
+
+	"plimsoll/ledger"
+	"plimsoll/snapshot/snapshottest"
+)
+
+var styles = map[string]snapshottest.Style{"TorchScript": snapshottest.TorchScript, "protocol 2": snapshottest.Python2,
+	"protocol 4": snapshottest.Python4, "protocol 5": snapshottest.Python5}
+
+func written(t testing.TB, x snapshottest.Training, style snapshottest.Style) ([]byte, snapshottest.Totals) {
+	t.Helper()
+	var b bytes.Buffer
+	totals, err := x.Write(&b, style)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b.Bytes(), totals
+}
+
+var small = snapshottest.Training{Layers: 3, Steps: 4, Hidden: 3 << 20, Frames: 5}
+
+func TestEveryPicklerIsRead(t *testing.T) {
+	for name, style := range styles {
+		t.Run(name, func(t *testing.T) {
+			file, totals := written(t, small, style)
+			s, err := Read(name, bytes.NewReader(file), int64(len(file)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			var reserved, allocated ledger.Bytes
+			for i := range s.segments {
+				reserved += s.segments[i].Size
+				for b := range s.Blocks(&s.segments[i]) {
+					allocated += b.Requested
+				}
+			}
+			if int64(reserved) != totals.Reserved || int64(allocated) != totals.Allocated {
+				t.Errorf("reserved %d, allocated %d, expected %+v", reserved, allocated, totals)
+			}
+			if n := s.traces[0].last - s.traces[0].first; int(n) != totals.Events || len(s.traces) != 2 {
+				t.Errorf("%d events in %d traces, expected %d in 2", n, len(s.traces), totals.Events)
+			}
+			if !Recognize(file) {
+				t.Error("not recognized")
+			}
+		})
+	}
+}
