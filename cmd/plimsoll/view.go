@@ -64,8 +64,8 @@ func (o *runOptions) show(c *cobra.Command) (end func(), err error) {
 	}, nil
 }
 
-// hideErrors keeps messages of plimsoll, and what ranks print to stderr, from the terminal. The messages go to a file in
-// memory: unlike a pipe it keeps no writer waiting, and does not break when its reader is killed.
+// hideErrors keeps messages of plimsoll, and what ranks print to stderr, from the terminal. The messages go to a file
+// in memory: unlike a pipe it keeps no writer waiting, and does not break when its reader is killed.
 func hideErrors(j *launch.Job, config *view.Config) error {
 	descriptor, err := unix.MemfdCreate("messages", unix.MFD_CLOEXEC)
 	if err != nil {
