@@ -177,6 +177,8 @@ var mayOpen = map[string]string{
 	"launch/placementcheck.go": "it reads /proc/PID/numa_maps line by line",
 	"checkpoint/writer.go":     "it opens folders",
 	"service/keeper.go":        "it opens the folder of the socket, to lock it",
+	"view/program.go":          "it opens the terminal",
+	"cmd/plimsoll/view.go":     "it opens /dev/null",
 	"cmd/accuracy/":            "it is not a part of the program",
 	"experiments/":             "it is not a part of the program",
 	"host/hosttest/":           "it is for tests, and reads their data",

@@ -37,8 +37,8 @@ type keptJob struct {
 	Grace    time.Duration
 	Restarts int
 	Scores   scores
-	// CopyOutput is that of Job.
-	CopyOutput bool
+	// These are those of Job.
+	CopyOutput, HideErrors bool
 	// These describe the optimizer service. Socket is empty if the job has no service
 	// of its own.
 	Socket, Metrics string
@@ -90,7 +90,8 @@ func (j *Job) Guard() (*Result, error) {
 		return nil, err
 	}
 	kept := keptJob{Command: j.Command, Grace: j.Grace, Restarts: j.Restarts, Metrics: j.Metrics,
-		StateCPUs: j.StateCPUs.List(), Scores: jobScores(lowerScore(scoreRange)), CopyOutput: j.CopyOutput}
+		StateCPUs: j.StateCPUs.List(), Scores: jobScores(lowerScore(scoreRange)), CopyOutput: j.CopyOutput,
+		HideErrors: j.HideErrors}
 	directory := socketDirectory()
 	defer removeSocketDirectory(directory) // even if the keeper was killed
 	if !j.hasService() {
@@ -197,6 +198,9 @@ func Keep(stdin *os.File, stdout, stderr io.Writer, logf func(format string, val
 	}()
 	j := Job{Command: kept.Command, Grace: kept.Grace, Restarts: kept.Restarts, Stdin: stdin, Stdout: stdout,
 		Stderr: stderr, Logf: logf, CopyOutput: kept.CopyOutput, scores: kept.Scores, lost: lost}
+	if kept.HideErrors {
+		j.Stderr = io.Discard
+	}
 	if kept.Socket != "" {
 		var err error
 		if j.state, err = j.startState(kept.Socket, kept.Metrics, cpuset.New(kept.StateCPUs...),

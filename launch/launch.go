@@ -43,6 +43,8 @@ type Job struct {
 	Recording watch.Config
 	// CopyOutput makes a copy of a single rank's output for the recorder, even where that takes the terminal from it.
 	CopyOutput bool
+	// HideErrors keeps what the ranks print to stderr from Stderr: only the recorder gets it.
+	HideErrors bool
 	// Logf tells the user something.
 	Logf func(format string, values ...any)
 

@@ -33,17 +33,11 @@ func NewWatched(start samples.Start, s *samples.Sample) *Watched {
 	w := &Watched{Schema: WatchedSchema, Version: start.Version, Job: start.Job, Command: start.Command, Sample: s,
 		Headroom: Headroom{s.Node.Available, "the memory of the host"}}
 	for _, group := range s.Groups {
-		if free, limited := groupHeadroom(group); limited && free < w.Headroom.Bytes {
+		if free, limited := group.Headroom(); limited && free < w.Headroom.Bytes {
 			w.Headroom = Headroom{free, "the limit of " + group.Name}
 		}
 	}
 	return w
-}
-
-// groupHeadroom returns what a cgroup may still take. Its page cache goes first. Shared memory is counted with the page
-// cache and stays.
-func groupHeadroom(g samples.Group) (free ledger.Bytes, limited bool) {
-	return max(0, g.Limit-g.Current+max(0, g.File-g.Shared)), g.Limit > 0
 }
 
 // Page shows the limits and the processes.
@@ -63,7 +57,7 @@ func (w *Watched) facts() Facts {
 		facts.add("/dev/shm", "%v of %v used", shm.Used, shm.Size)
 	}
 	for _, group := range s.Groups {
-		if free, limited := groupHeadroom(group); limited {
+		if free, limited := group.Headroom(); limited {
 			facts.add(group.Name, "%v of %v used, of which %v is page cache; %v left", group.Current, group.Limit,
 				max(0, group.File-group.Shared), free)
 		}

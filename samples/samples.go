@@ -254,6 +254,12 @@ type Group struct {
 	Events    Events       `json:"events"`
 }
 
+// Headroom returns what the cgroup may still take. Its page cache goes first. Shared memory is counted with the page
+// cache and stays.
+func (g *Group) Headroom() (free ledger.Bytes, limited bool) {
+	return max(0, g.Limit-g.Current+max(0, g.File-g.Shared)), g.Limit > 0
+}
+
 // Events counts what happened in a cgroup (memory.events).
 type Events struct {
 	High    int64 `json:"high"`

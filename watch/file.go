@@ -1,25 +1,26 @@
 package watch
 
-import (
-	"io"
-
-	"plimsoll/samples"
-)
+import "plimsoll/samples"
 
 // file is the file of a recording. It is given up at the first error: the job goes on without it.
 type file struct {
-	to   *samples.Writer // nil if there is none
-	logf func(format string, values ...any)
+	to      *samples.Writer // nil if there is none
+	observe func(*samples.Record)
+	logf    func(format string, values ...any)
 }
 
-func newFile(to io.Writer, logf func(format string, values ...any)) *file {
-	if to == nil {
-		return &file{}
+func newFile(c *Config) *file {
+	f := &file{observe: c.Observe, logf: c.Logf}
+	if c.File != nil {
+		f.to = samples.NewWriter(c.File)
 	}
-	return &file{samples.NewWriter(to), logf}
+	return f
 }
 
 func (f *file) write(record *samples.Record) {
+	if f.observe != nil {
+		f.observe(record)
+	}
 	if f.to == nil {
 		return
 	}

@@ -34,6 +34,8 @@ type Config struct {
 	Sampler Sampler
 	// File takes the records, one write each. It is nil for none.
 	File io.Writer
+	// Observe gets each record, and must not wait. It is nil for none.
+	Observe func(*samples.Record)
 	// Logf tells the user something.
 	Logf func(format string, values ...any)
 }
@@ -74,7 +76,7 @@ func Begin(c Config) *Recorder {
 	c.Start.Counters = counters()
 	sampling, stop := context.WithCancel(context.Background())
 	r := &Recorder{config: c, began: began, wanted: make(chan struct{}, 1), stop: stop, done: make(chan struct{}),
-		file: newFile(c.File, c.Logf), outputs: map[int]*output{}, phases: newPhases(),
+		file: newFile(&c), outputs: map[int]*output{}, phases: newPhases(),
 		start: samples.Record{Start: &c.Start}, disk: newDisk(c.Start.WorkingDirectory)}
 	r.file.write(&r.start)
 	go r.sampleUntil(sampling.Done())

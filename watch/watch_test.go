@@ -466,7 +466,7 @@ func FuzzMark(f *testing.F) {
 	var file bytes.Buffer
 	f.Fuzz(func(t *testing.T, text []byte) {
 		file.Reset()
-		r := &Recorder{file: newFile(&file, t.Logf), phases: newPhases()}
+		r := &Recorder{file: newFile(&Config{File: &file, Logf: t.Logf}), phases: newPhases()}
 		if r.receive(1, text) != nil {
 			return
 		}

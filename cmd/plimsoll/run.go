@@ -29,6 +29,7 @@ type runOptions struct {
 	planFile, reportFile string
 	recordFile           string
 	interval             time.Duration
+	watch                bool
 	dryRun               bool
 	format               report.Format
 }
@@ -92,13 +93,16 @@ func runFlags(c *cobra.Command, o *runOptions) {
 	flags.StringVar(&o.recordFile, "record", "", "record the memory of the ranks, their phases and their end, in a "+
 		"`file` of JSON lines")
 	intervalFlag(c, &o.interval)
+	flags.BoolVar(&o.watch, "watch", false, "show what the ranks hold while they run; a terminal then shows their "+
+		"output only in part, and is not their stdin")
 	flags.BoolVar(&o.dryRun, "dry-run", false, "show what run would start")
 	outputFlags(c, &o.format, "with --dry-run, print one JSON document")
 }
 
 func runJob(c *cobra.Command, o runOptions, command []string) error {
 	o.request.Command, o.job.Command = command, command
-	o.request.CopyOutput, o.job.CopyOutput = o.recordFile != "", o.recordFile != ""
+	copied := o.recordFile != "" || o.watch
+	o.request.CopyOutput, o.job.CopyOutput = copied, copied
 	if err := o.checkNumbers(c); err != nil {
 		return err
 	}
@@ -143,7 +147,13 @@ func runJob(c *cobra.Command, o runOptions, command []string) error {
 	if recording != nil {
 		defer recording.Close()
 	}
-	err = guard(&o.job, o.reportFile, document)
+	shown := func() {}
+	if o.watch {
+		if shown, err = o.show(c); err != nil {
+			return err
+		}
+	}
+	err = guard(&o.job, o.reportFile, document, shown)
 	if o.recordFile != "" {
 		o.reconcile(c)
 	}
@@ -160,16 +170,19 @@ func (o *runOptions) record(c *cobra.Command, planned *report.PlannedRun) (io.Cl
 	if planned != nil {
 		start.Plan = &samples.Plan{File: planned.File, SHA256: planned.SHA256, Devices: planned.Devices}
 	}
-	if o.recordFile == "" {
+	if o.recordFile == "" && !o.watch {
 		o.job.Recording = watch.Config{Start: start, Interval: rarely, Brief: true, Sampler: probe.NewSampler(nil)}
+		return nil, nil
+	}
+	o.job.Recording = watch.Config{Start: start, Interval: o.interval, Sampler: probe.NewSampler(probe.WatchGPUs())}
+	if o.recordFile == "" {
 		return nil, nil
 	}
 	file, err := createLog("--record", o.recordFile)
 	if err != nil {
 		return nil, err
 	}
-	o.job.Recording = watch.Config{Start: start, Interval: o.interval, Sampler: probe.NewSampler(probe.WatchGPUs()),
-		File: file}
+	o.job.Recording.File = file
 	return file, nil
 }
 
@@ -203,8 +216,9 @@ func readPlan(c *cobra.Command, file string) (*report.PlannedRun, error) {
 	return planned, nil
 }
 
-// guard runs the job to its end, and writes the report if the user gave a file for it.
-func guard(job *launch.Job, reportFile string, document func(*launch.Result) *report.Run) error {
+// guard runs the job to its end, and writes the report if the user gave a file for it. It calls ended when nothing more
+// happens in the job.
+func guard(job *launch.Job, reportFile string, document func(*launch.Result) *report.Run, ended func()) error {
 	var found io.WriteCloser
 	if reportFile != "" {
 		var err error
@@ -213,7 +227,10 @@ func guard(job *launch.Job, reportFile string, document func(*launch.Result) *re
 		}
 		defer found.Close()
 	}
-	result, err := job.Guard()
+	result, err := func() (*launch.Result, error) {
+		defer ended()
+		return job.Guard()
+	}()
 	var notStarted *launch.NotStarted
 	if errors.As(err, &notStarted) {
 		job.Logf("%v", err)

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"io"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -18,6 +17,7 @@ import (
 // watchOptions are the flags of the verb.
 type watchOptions struct {
 	recordFile string
+	replayFile string
 	interval   time.Duration
 	once       bool
 	format     report.Format
@@ -26,46 +26,62 @@ type watchOptions struct {
 func watchCommand() *cobra.Command {
 	var options watchOptions
 	command := &cobra.Command{
-		Use:   "watch PID|JOB [--record FILE] [--once]",
+		Use:   "watch PID|JOB | --replay FILE",
 		Short: "Watch the memory of a job that is running",
 		Long: `Watch samples the processes of a job that is running: the process with a PID and
 all processes below it, or those that have a name in PLIMSOLL_JOB. It stops no
 process and attaches to none. The job need not have been started by run.
 
-With --record, watch writes a recording until all processes have ended, or
-until Ctrl-C. With --once, it prints one table and ends.`,
-		Example: `  plimsoll watch 4711 --once
-  plimsoll watch 4711 --record samples.jsonl`,
-		Args: oneJob,
-		RunE: func(c *cobra.Command, arguments []string) error { return runWatch(c, options, arguments[0]) },
+On a terminal watch draws a view until all processes have ended, or until q or
+Ctrl-C. Where stdout is no terminal, it prints a table each interval. With
+--record, watch writes a recording, and prints no tables. With --once, it prints
+one table and ends. With --replay, it shows a recording, as it grows.`,
+		Example: `  plimsoll watch 4711
+  plimsoll watch 4711 --once
+  plimsoll watch 4711 --record samples.jsonl
+  plimsoll watch --replay samples.jsonl`,
+		Args: func(c *cobra.Command, arguments []string) error {
+			return oneJob(c, arguments, options.replayFile != "")
+		},
+		RunE: func(c *cobra.Command, arguments []string) error { return runWatch(c, options, arguments) },
 	}
 	flags := command.Flags()
 	flags.SortFlags = false
 	flags.StringVar(&options.recordFile, "record", "", "record the memory of the processes in a `file` of JSON lines")
+	flags.StringVar(&options.replayFile, "replay", "", "show a recording: a `file` of --record, also while it grows")
 	intervalFlag(command, &options.interval)
 	flags.BoolVar(&options.once, "once", false, "print what the processes hold now")
 	outputFlags(command, &options.format, "with --once, print one JSON document (plimsoll.watch/1)")
 	return command
 }
 
-func oneJob(c *cobra.Command, arguments []string) error {
-	if len(arguments) == 1 {
-		return nil
+func oneJob(c *cobra.Command, arguments []string, replay bool) error {
+	hint := "see " + c.CommandPath() + " --help"
+	switch {
+	case replay && len(arguments) > 0:
+		return fault.Inputf("%s takes either a job or --replay: found %q beside it", c.CommandPath(), arguments[0]).
+			WithHint(hint)
+	case !replay && len(arguments) != 1:
+		return fault.Inputf("%s takes one PID or one job: found %d arguments", c.CommandPath(), len(arguments)).
+			WithHint(hint)
 	}
-	return fault.Inputf("%s takes one PID or one job: found %d arguments", c.CommandPath(), len(arguments)).
-		WithHint("see " + c.CommandPath() + " --help")
+	return nil
 }
 
-func runWatch(c *cobra.Command, o watchOptions, job string) error {
+func runWatch(c *cobra.Command, o watchOptions, arguments []string) error {
 	switch {
 	case o.interval < leastInterval:
 		return fault.Inputf("--interval is %v: expected %v or more", o.interval, leastInterval)
-	case o.once == (o.recordFile != ""):
-		return fault.Inputf("expected either --record FILE or --once")
-	case o.format != "" && !o.once:
-		return fault.Inputf("--json and --format are for --once").WithHint("give --once")
+	case o.once && o.recordFile != "":
+		return fault.Inputf("--once and --record are both given")
+	case o.replayFile != "" && o.recordFile != "":
+		return fault.Inputf("--replay and --record are both given")
+	case o.format != "" && (!o.once || o.replayFile != ""):
+		return fault.Inputf("--json and --format are for --once and a job that is running").WithHint("give --once")
+	case o.replayFile != "":
+		return replay(c, o)
 	}
-	target, err := watch.Find(job)
+	target, err := watch.Find(arguments[0])
 	if err != nil {
 		return err
 	}
@@ -74,24 +90,39 @@ func runWatch(c *cobra.Command, o watchOptions, job string) error {
 	if o.once {
 		return watchOnce(c, o.format, start, target)
 	}
-	file, err := createLog("--record", o.recordFile)
+	config := watch.Config{Start: start, Interval: o.interval, Logf: logTo(c)}
+	if o.recordFile != "" {
+		file, err := createLog("--record", o.recordFile)
+		if err != nil {
+			return err
+		}
+		defer file.Close()
+		config.File = file
+	}
+	return follow(c, config, target)
+}
+
+// follow shows or records a job until it ends, or until the user interrupts it.
+func follow(c *cobra.Command, config watch.Config, target *watch.Target) error {
+	shown, ctx, err := display(c, config.Interval, config.File == nil)
 	if err != nil {
 		return err
 	}
-	defer file.Close()
-	return follow(c, o.interval, start, target, file)
+	config.Observe, config.Sampler = shown.Add, probe.NewSampler(probe.WatchGPUs())
+	err = watch.Begin(config).Follow(ctx, target)
+	shown.Close()
+	return leftOr(c, err)
 }
 
-// follow records a job until it ends, or until the user interrupts it.
-func follow(c *cobra.Command, interval time.Duration, start samples.Start, target *watch.Target, file io.Writer) error {
-	ctx := interruptible(c)
-	recorder := watch.Begin(watch.Config{Start: start, Interval: interval,
-		Sampler: probe.NewSampler(probe.WatchGPUs()), File: file, Logf: logTo(c)})
-	err := recorder.Follow(ctx, target)
-	if errors.Is(err, context.Canceled) {
+// leftOr returns how a command ends whose user may have left the view, which is no error, or has interrupted it.
+func leftOr(c *cobra.Command, err error) error {
+	switch {
+	case !errors.Is(err, context.Canceled):
+		return err
+	case c.Context().Err() != nil:
 		return outcome(exitInterrupt)
 	}
-	return err
+	return nil
 }
 
 // walkTime is what the sampler takes to read what the kernel has to walk pages for.
