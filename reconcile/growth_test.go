@@ -42,6 +42,17 @@ func TestLeakIsSized(t *testing.T) {
 	})
 }
 
+// TestLeakLeavesFreeHeapOut: malloc keeps more and more memory free between the blocks of a leak. That is no part of
+// what the program keeps.
+func TestLeakLeavesFreeHeapOut(t *testing.T) {
+	const slope = 100 * ledger.MiB
+	run := training{steps: 20, perStep: 6, marks: true, anonymous: rising(slope, 0), freeHeap: rising(slope/8, 0)}
+	found := leaks(Compare(run.record(), nil).Growth)
+	if len(found) != 1 || found[0].Kind != Anonymous || !near(found[0].BytesPerStep, slope, 0.02) {
+		t.Errorf("want %v a step, found %+v", slope, found)
+	}
+}
+
 // TestNoLeak has runs that do not leak: noise, garbage that is collected now and then, caches that fill up, and states
 // that appear in the first step.
 func TestNoLeak(t *testing.T) {

@@ -21,6 +21,7 @@ type training struct {
 	shared    func(step int) ledger.Bytes
 	file      func(step int) ledger.Bytes
 	child     func(step int) ledger.Bytes
+	freeHeap  func(step int) ledger.Bytes
 	gpu       func(step int) ledger.Bytes
 	holdings  []ledger.Holding
 	mapping   string // of the shared memory
@@ -55,7 +56,7 @@ func (t training) record() *Recording {
 		}
 		for i := range t.perStep {
 			phase := []ledger.PhaseName{ledger.Forward, ledger.Backward, ledger.Step}[3*i/t.perStep]
-			held := baseline + value(t.anonymous, step)
+			held := baseline + value(t.anonymous, step) + value(t.freeHeap, step)
 			if step > 1 || phase == ledger.Step {
 				held += t.states
 			}
@@ -69,7 +70,7 @@ func (t training) record() *Recording {
 				r.Marks = append(r.Marks, samples.Record{Time: now, Mark: &samples.Mark{Phase: phase,
 					Source: samples.FromClient, Iteration: iteration, Step: int64(step),
 					Ended: &samples.Ended{Phase: before, Iteration: iteration, Step: int64(step), Resident: last,
-						Peak: last + activations, Holdings: t.holdings}}})
+						Peak: last + activations, FreeHeap: value(t.freeHeap, step), Holdings: t.holdings}}})
 			}
 			last = held
 			r.Samples = append(r.Samples, samples.Record{Time: now, Sample: t.sample(step, phase, iteration, at)})
