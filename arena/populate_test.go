@@ -3,12 +3,10 @@ package arena
 import (
 	"bytes"
 	"fmt"
-	"os"
 	"testing"
 	"unsafe"
 
 	"plimsoll/ledger"
-	"plimsoll/probe"
 )
 
 // TestPopulate populates ranges of arenas of both kinds. The kernel reports which pages
@@ -47,29 +45,6 @@ func resident(t *testing.T, a *Arena) ledger.Bytes {
 		t.Fatal(err)
 	}
 	return size
-}
-
-// TestPopulateJoinsPages if the kernel can. All pages are there in any case.
-func TestPopulateJoinsPages(t *testing.T) {
-	a, err := New("joined", 64*ledger.MiB, TransparentHugePages)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer a.Close()
-	a.Populate(0, a.Mapped())
-	memory, err := probe.Process(os.DirFS("/"), "self")
-	if err != nil {
-		t.Fatal(err)
-	}
-	huge := memory.Mappings["/memfd:"+NamePrefix+"joined"].Huge
-	joins := Joins()
-	if joins && huge == 0 {
-		t.Error("no page is huge, and the kernel makes one when it is tried")
-	}
-	if got := resident(t, a); got != a.Mapped() {
-		t.Errorf("the kernel gave %v of %v", got, a.Mapped())
-	}
-	t.Logf("%v of %v are on huge pages, and the kernel joins them when it is tried: %v", huge, a.Mapped(), joins)
 }
 
 // TestPopulateGivesUp if the kernel collapses no pages: all pages are there all the same.

@@ -1,6 +1,7 @@
 package evidence
 
 import (
+	"cmp"
 	"regexp"
 	"slices"
 	"strings"
@@ -14,11 +15,12 @@ type kernelLog struct {
 	kill    *KernelKill
 	at      text // its last line that says what was killed, or its first line
 	table   []kernelRow
-	header  []string // the columns of the table after the PID
-	names   bool     // the last column has the names; a pager may have cut it off
-	decided bool     // the kernel has said which process it kills
-	proven  bool     // a line comes from the OOM killer, and not from a failed allocation
-	named   string   // the cgroup that is killed as a whole
+	header  []string     // the columns of the table after the PID
+	names   bool         // the last column has the names; a pager may have cut it off
+	page    ledger.Bytes // 0 if unknown
+	decided bool         // the kernel has said which process it kills
+	proven  bool         // a line comes from the OOM killer, and not from a failed allocation
+	named   string       // the cgroup that is killed as a whole
 	before  *KernelKill
 	last    int // the index of its finding
 }
@@ -115,6 +117,13 @@ var kernelPatterns = []pattern{
 		literals:   []string{" free:"},
 		expression: `^Node (?P<node>\d+) (?P<zone>\w+) free:(?P<free>\d+)kB .*?(?:present:(?P<present>\d+)kB(?: managed:(?P<managed>\d+)kB)?|$)`,
 		kind:       KernelLog, take: takeZone,
+	},
+	{ // show_mem: the free blocks of a zone, from one page on
+		name:       "free blocks of a zone",
+		literals:   []string{"*4kB", "*16kB", "*64kB"},
+		expression: `^Node \d+ \w+: \d+\*(?P<page>4|16|64)kB `,
+		kind:       KernelLog,
+		take:       func(r *reader, m *match) { r.kernel(m).page = m.size("page", kb).Bytes },
 	},
 	{ // show_mem: the nodes
 		name:       "memory of a node",
@@ -224,7 +233,8 @@ var kernelPatterns = []pattern{
 		expression: `__vm_enough_memory: pid: (?P<pid>\d+), comm: (?P<comm>.*?), (?:bytes: (?P<req>\d+) )?(?:no|not) enough memory`,
 		kind:       KernelLog,
 		fact: func(m *match) Fact {
-			return HostAllocationFailed{By: "overcommit", Requested: m.size("req", 1), Errno: int(syscall.ENOMEM)}
+			by := m.get("comm") + " (overcommit)"
+			return HostAllocationFailed{By: by, Requested: m.size("req", 1), Errno: int(syscall.ENOMEM)}
 		},
 	},
 	{ // arch/x86/mm/fault.c, arch/arm64/mm/fault.c
@@ -396,13 +406,13 @@ func (b *processTable) line(_ *reader, t *text) bool {
 
 func (*processTable) end(*reader) {}
 
-// processes returns the table in bytes. Its numbers are pages. The row of the killed process shows their size, as the
-// kernel also prints its virtual size in kB.
+// processes returns the table in bytes. Its numbers are pages. The list of free blocks begins with one of a page's
+// size, and the row of the killed process shows the size, as the kernel also prints its virtual size in kB.
 func (k *kernelLog) processes(kill *KernelKill) []KernelProcess {
 	if len(k.table) == 0 {
 		return nil
 	}
-	page := pageSize
+	page := cmp.Or(k.page, pageSize)
 	for _, row := range k.table {
 		if row.pid != kill.PID || row.values["total_vm"] == 0 {
 			continue

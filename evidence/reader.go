@@ -155,7 +155,7 @@ func (r *reader) stream(name string) *stream {
 				return s
 			}
 		}
-		s = &stream{}
+		s = &stream{progress: Progress{Step: -1}}
 		r.streams[strings.Clone(name)] = s
 	}
 	return s

@@ -14,6 +14,7 @@ import (
 type oomCounts struct {
 	counts   []oomCount
 	compared bool // with readings from before the job
+	complete bool // with those of every cgroup of the job
 }
 
 // oomCount is one counter, or its difference to the reading before.

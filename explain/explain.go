@@ -175,7 +175,8 @@ func (s *scene) levelEvidence(top claim) []Evidence {
 		text = fmt.Sprintf("the host had %v of %v available", l.node.Available, l.node.Memory)
 	case NUMANode:
 		if bound := s.boundNodes(); bound != nil {
-			text = fmt.Sprintf("the memory policy binds rank %d to the NUMA nodes %v, and the host had %v available", s.rank(),
+			text = fmt.Sprintf("the memory policy binds rank %d to the NUMA nodes %v, and the host had %v available",
+				s.rank(),
 				bound, l.node.Available)
 		}
 		if n := l.exhaustedNode(); n != nil {

@@ -221,7 +221,8 @@ func TestExplain(t *testing.T) {
 		"exit code":    {Inputs{Sources: log(ended(0, 1, 1, 0))}, Undetermined, "", Unknown},
 		"SIGSEGV":      {Inputs{Sources: log(ended(0, 1, 0, 11))}, Undetermined, "", Unknown},
 		"restarted":    {Inputs{Sources: log(ended(0, 1, 0, 9), evidence.Restarted{})}, None, "", Likely},
-		"failed after a restart": {Inputs{Sources: log(oom(nil), evidence.Restarted{}, evidence.DiskFull{Path: "/x"})}, Disk, "",
+		"failed after a restart": {Inputs{Sources: log(oom(nil), evidence.Restarted{}, evidence.DiskFull{Path: "/x"})},
+			Disk, "",
 			Certain},
 		"went on": {Inputs{Sources: log(evidence.Progress{Step: 1}, oom(nil), evidence.Progress{Step: 2},
 			evidence.Progress{Step: 3})}, None, "", Likely},
@@ -345,10 +346,34 @@ func TestFirstRank(t *testing.T) {
 	}
 }
 
+// TestLaunchersNameTheFirst: of two ranks with the same error, the first is the one that the launcher names, or saw end
+// first. The order of their lines says less.
+func TestLaunchersNameTheFirst(t *testing.T) {
+	failed := func(rank int, seconds int64, first bool) evidence.Finding {
+		f := ended(rank, rank, 1, 0)
+		f.First = first
+		return evidence.Finding{Line: evidence.Line{File: "log", Number: 10 + rank}, Rank: evidence.NoRank, Fact: f,
+			Time: time.Unix(seconds, 0)}
+	}
+	errorOf := func(rank, line int) evidence.Finding {
+		return evidence.Finding{Line: evidence.Line{File: "log", Number: line}, Rank: rank, Fact: oom(nil)}
+	}
+	for name, ends := range map[string][]evidence.Finding{
+		"named":   {failed(1, 5, false), failed(4, 5, true)},
+		"earlier": {failed(1, 6, false), failed(4, 5, false)},
+	} {
+		e := Explain(Inputs{Sources: []*evidence.Source{{Name: "log", Kind: evidence.TrainerLog,
+			Findings: append([]evidence.Finding{errorOf(1, 1), errorOf(4, 2)}, ends...)}}})
+		if e.Cause.Rank == nil || *e.Cause.Rank != 4 || len(e.Victims) != 1 || e.Victims[0].Rank != 1 {
+			t.Errorf("%s: %+v, %+v: expected rank 4, which took rank 1 along", name, e.Cause, e.Victims)
+		}
+	}
+}
+
 // TestPageCache: the page cache of a cgroup is no holder, and is cleared.
 func TestPageCache(t *testing.T) {
 	e := Explain(Inputs{Sources: []*evidence.Source{from("dmesg", evidence.KernelLog, kill("CONSTRAINT_MEMCG"))}})
-	if len(e.Holders) != 1 || e.Holders[0].Component != "anonymous" {
+	if len(e.Holders) != 1 || e.Holders[0].Component != "anonymous" || e.Holders[0].Bytes != 9 {
 		t.Errorf("the holders are %+v, expected anonymous memory", e.Holders)
 	}
 	if !slices.ContainsFunc(e.RuledOut, func(r RuledOut) bool { return strings.HasPrefix(r.Why, "page cache") }) {

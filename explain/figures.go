@@ -161,6 +161,11 @@ func (s *scene) plentyFree() bool { return s.memory() > 0 && s.available() > s.m
 // almostFull is the part of the host's memory, in percent, above which the kernel's OOM killer is not far.
 const almostFull = 90
 
+// stayedFree reports whether a fifth of the host's memory was free to the end, as far as the last samples tell.
+func (s *scene) stayedFree() bool {
+	return s.plentyFree() && (s.levels == nil || s.available()-s.levels.falling > s.memory()/5)
+}
+
 // fullHost returns the last line of a framework that says how much of the host's memory was used, if that was almost
 // all of it, or nil.
 func (s *scene) fullHost() *evidence.Finding {

@@ -194,24 +194,28 @@ func (s *scene) plannedHolders(resource Resource, phase *ledger.PhaseName) []Hol
 	default:
 		return nil
 	}
-	for _, p := range s.Plans {
-		for i := range p.Devices {
-			d := &p.Devices[i]
-			if d.Kind != kind {
-				continue
-			}
-			at := d.Peak()
-			for k := range d.Phases {
-				if phase != nil && d.Phases[k].Name == *phase {
-					at = &d.Phases[k]
-				}
-			}
-			var list []Holder
-			for _, h := range slices.Concat(at.Components, d.Outside) {
-				list = append(list, holderOf(h, "planned for "+string(at.Name)))
-			}
-			return list
+	var devices []ledger.Device
+	if len(s.Plans) > 0 {
+		devices = s.Plans[0].Devices
+	} else if p := s.planned(); p != nil {
+		devices = p.Devices
+	}
+	for i := range devices {
+		d := &devices[i]
+		if d.Kind != kind {
+			continue
 		}
+		at := d.Peak()
+		for k := range d.Phases {
+			if phase != nil && d.Phases[k].Name == *phase {
+				at = &d.Phases[k]
+			}
+		}
+		var list []Holder
+		for _, h := range slices.Concat(at.Components, d.Outside) {
+			list = append(list, holderOf(h, "planned for "+string(at.Name)))
+		}
+		return list
 	}
 	return nil
 }

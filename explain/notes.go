@@ -135,20 +135,16 @@ func (s *scene) parameters() int64 {
 	return 0
 }
 
-// planned plans the user's job, or returns nil if the inputs do not name it.
+// planned plans the user's job once, or returns nil if the inputs do not name it.
 func (s *scene) planned() *plan.Plan {
-	if s.Request == nil || s.Request.Model == "" {
-		return nil
+	if s.Request == nil || s.Request.Model == "" || s.triedPlan {
+		return s.plan
 	}
-	j, err := s.Request.Resolve()
-	if err != nil {
-		return nil
+	s.triedPlan = true
+	if j, err := s.sized(*s.Request).Resolve(); err == nil {
+		s.plan, _ = plan.New(j) // a job that cannot be planned has no plan
 	}
-	p, err := plan.New(j)
-	if err != nil {
-		return nil
-	}
-	return p
+	return s.plan
 }
 
 // peakAndEnd says what a GPU held at its peak and no longer at the end, by the user's two numbers.

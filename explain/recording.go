@@ -20,6 +20,9 @@ type levels struct {
 	gpus      []samples.GPU
 	processes []samples.Process
 	ended     []samples.Mark // the last mark of each rank that has measured
+	// falling is by how much the available memory of the host has fallen since the sample, if it went on falling as
+	// between the sample and the one before.
+	falling ledger.Bytes
 	// bound are the ranks whose memory policy leaves them only some NUMA nodes.
 	bound []samples.BoundRank
 }
@@ -87,6 +90,9 @@ func (o *outputs) findings() []evidence.Finding {
 			continue // the rank has printed nothing that is text
 		}
 		for _, f := range source.Findings {
+			if end, ok := f.Fact.(evidence.ProcessEnded); ok && end.By == "shell" && end.Signal == 0 && source.Lines == 1 {
+				continue // a number that the rank has printed: the recording knows its exit code
+			}
 			if f.Number > 0 && f.Number <= len(o.lines[rank]) {
 				at := o.lines[rank][f.Number-1]
 				f.Number, f.Time = at.Number, at.Time
@@ -146,7 +152,7 @@ func countersOf(start *samples.Start, end *samples.End, at evidence.Finding) []e
 	for _, c := range start.Counters {
 		was[c.Name] = c
 	}
-	counts := oomCounts{compared: true}
+	counts := oomCounts{compared: true, complete: true}
 	for _, c := range end.Counters {
 		count := oomCount{name: c.Name, group: c.Group, kills: c.Kills - was[c.Name].Kills,
 			reached: c.Reached - was[c.Name].Reached, limit: c.Limit}
@@ -167,7 +173,7 @@ func (r *Recording) lastLevels() *levels {
 	l := &levels{}
 	firstEnd := r.firstEnd()
 	marks := map[int]samples.Mark{}
-	found := false
+	found, before := false, time.Duration(0)
 	for i, record := range r.Records {
 		if firstEnd > 0 && record.Time > firstEnd {
 			break
@@ -182,6 +188,11 @@ func (r *Recording) lastLevels() *levels {
 		case record.Sample != nil && hasRanks(record.Sample):
 			found = true
 			l.at = evidence.Line{File: r.Name, Number: i + 1, Text: fmt.Sprintf("sample at %v", record.Time)}
+			if passed := record.Time - before; l.node.Memory > 0 && passed > 0 {
+				fallen := float64(l.node.Available - record.Sample.Node.Available)
+				l.falling = ledger.Bytes(fallen * float64(max(firstEnd-record.Time, 0)) / float64(passed))
+			}
+			before = record.Time
 			l.node, l.groups, l.gpus = record.Sample.Node, record.Sample.Groups, record.Sample.GPUs
 			l.keep(record.Sample.Processes)
 		}

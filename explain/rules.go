@@ -71,15 +71,13 @@ var rules = []rule{
 		row[oomCounts]{func(s *scene, o oomCounts) bool {
 			return o.kills() > 0 && s.plentyFree() && s.boundNodes() != nil
 		}, NUMANode, "", Likely, says[oomCounts]("was killed by the kernel while the host had free memory: its " +
-			"memory " +
-			"policy leaves it the memory of its own NUMA node only")},
-		row[oomCounts]{func(s *scene, o oomCounts) bool { return o.kills() > 0 && s.plentyFree() },
+			"memory policy leaves it the memory of its own NUMA node only")},
+		row[oomCounts]{func(s *scene, o oomCounts) bool { return o.kills() > 0 && s.stayedFree() },
 			Undetermined, "", Unknown, says[oomCounts]("was killed by the kernel's OOM killer while the host had " +
 				"free memory, and no limit that is visible here was reached")},
-		row[oomCounts]{func(_ *scene, o oomCounts) bool { return o.kills() > 0 && !o.groups() }, Undetermined, "",
-			Unknown, says[oomCounts]("was killed by the kernel's OOM killer: the host was out of memory, or a " +
-				"cgroup at " +
-				"its limit, whose counters are not here")},
+		row[oomCounts]{func(_ *scene, o oomCounts) bool { return o.kills() > 0 && !o.groups() && !o.complete },
+			Undetermined, "", Unknown, says[oomCounts]("was killed by the kernel's OOM killer: the host was out of memory, or a " +
+				"cgroup at its limit, whose counters are not here")},
 		row[oomCounts]{func(_ *scene, o oomCounts) bool { return o.kills() > 0 }, Host, "", Likely,
 			says[oomCounts]("was killed by the kernel's OOM killer, and no cgroup's limit was reached: the host ran " +
 				"out of memory")},

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"plimsoll/evidence"
+	"plimsoll/plan"
 )
 
 // scene is everything that the inputs say, in one list, with the ends of the ranks in their order.
@@ -21,6 +22,8 @@ type scene struct {
 	witness    *death             // the first end of a rank that no other had caused; nil if nothing failed
 	victims    []*death
 	planNote   string // of the plan that changes were weighed by
+	plan       *plan.Plan
+	triedPlan  bool
 }
 
 // newScene orders the inputs.

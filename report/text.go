@@ -101,7 +101,9 @@ func (l List) text(at layout) string {
 	return b.String()
 }
 
-func (p Paragraph) text(l layout) string { return strings.Join(wrapped(string(p), l.page), "\n") + "\n" }
+func (p Paragraph) text(l layout) string {
+	return strings.Join(wrapped(string(p), l.page), "\n") + "\n"
+}
 
 func (c conclusion) text(layout) string {
 	text := c.verdict + "\n"

@@ -2,8 +2,10 @@ package snapshot
 
 import (
 	"bytes"
+	"strings"
 	"testing"
 
+	"plimsoll/allocator"
 	"plimsoll/ledger"
 	"plimsoll/snapshot/snapshottest"
 )
@@ -86,7 +88,7 @@ func TestComponents(t *testing.T) {
 func TestReplayIsExact(t *testing.T) {
 	for _, hidden := range []int64{300 << 10, 3 << 20, 7_654_321, 33 << 20} {
 		x := small
-		x.Hidden = hidden
+		x.Hidden, x.EmptyCache = hidden, hidden > 5<<20
 		d, totals := opened(t, x)
 		c, err := d.snapshot.Configuration()
 		if err != nil {
@@ -95,6 +97,54 @@ func TestReplayIsExact(t *testing.T) {
 		r, err := d.Replay(c, NoEmptyCache)
 		if err != nil || int64(r.PeakReserved) != totals.PeakReserved || int64(r.AtDump) != totals.Reserved {
 			t.Errorf("hidden %d: %+v %v, expected %+v", hidden, r, err, totals)
+		}
+	}
+}
+
+// TestReplayOfARest replays a trace whose beginning is lost. What was allocated before counts.
+func TestReplayOfARest(t *testing.T) {
+	x := small
+	x.Last = 40
+	d, _ := opened(t, x)
+	r, err := d.Replay(allocator.Configuration{}, NoEmptyCache)
+	if err != nil || r.AtDump < d.Requested || r.PeakReserved < d.Peak.Requested || d.Start.Requested == 0 {
+		t.Errorf("%+v %v, expected at least %v", r, err, d.Requested)
+	}
+}
+
+func TestTimes(t *testing.T) {
+	d, totals := opened(t, small)
+	last := totals.Events - 1
+	for text, expected := range map[string]int{"peak": d.Peak.Entry, "dump": last, "0": 0, "17": 17, "0s": 0, "1ms": 10,
+		"1.05ms": 10, "-1ms": last - 10, "2023-11-14T22:13:20.0005Z": 5} {
+		if got, err := d.Entry(text); err != nil || got != expected {
+			t.Errorf("%s: %d %v, expected %d", text, got, err, expected)
+		}
+	}
+	for _, text := range []string{"", "oom", "-1", "100000", "1h", "-1h", "2023-11-14T22:13:19Z", "soon"} {
+		if got, err := d.Entry(text); err == nil {
+			t.Errorf("%q: %d, expected an error", text, got)
+		}
+	}
+}
+
+// TestWhyNot: a request did not fit because of its size, its stream or its pool, or the program has freed memory since.
+func TestWhyNot(t *testing.T) {
+	d, _ := opened(t, small)
+	all := d.Fragmentation()
+	for _, test := range []struct {
+		size     ledger.Bytes
+		stream   uint64
+		expected string
+	}{
+		{all.Free + 1, 0, "all free blocks together have"},
+		{all.Largest, 0, "the program freed it after the failure"},
+		{all.Largest, 7, "belongs to another stream or pool"},
+		{all.Largest + 512, 0, "blocks of which the largest has"},
+	} {
+		stream := d.snapshot.streams.number(&budget{baseBudget}, test.stream)
+		if got := d.whyNot(&Event{Size: test.size, stream: stream}); !strings.Contains(got, test.expected) {
+			t.Errorf("%v on stream %d: %s, expected %q", test.size, test.stream, got, test.expected)
 		}
 	}
 }

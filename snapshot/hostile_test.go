@@ -23,6 +23,19 @@ func refusedFor(t *testing.T, file, expected string) {
 
 const proto = "\x80\x04"
 
+// entry is an entry of a trace.
+const entry = "}(\x8c\x06action\x8c\x05alloc\x8c\x04sizeK\x01u"
+
+// TestSharedList: two objects may share a list that is complete, before anything has taken it up.
+func TestSharedList(t *testing.T) {
+	file := proto + "](}(\x8c\x06frames]\x94\x8c\x06blocks](}(\x8c\x05state\x8c\x08inactive\x8c\x04sizeK\x07" +
+		"\x8c\x06framesh\x00ue\x8c\x0atotal_sizeK\x07ue."
+	s, err := Read("shared.pickle", strings.NewReader(file), int64(len(file)))
+	if err != nil || len(s.segments) != 1 || s.segments[0].Size != 7 {
+		t.Error(s, err)
+	}
+}
+
 // TestHostileFiles: what would run something, refer to itself, grow without end, or say two things is refused with the
 // place.
 func TestHostileFiles(t *testing.T) {
@@ -65,6 +78,10 @@ func TestHostileFiles(t *testing.T) {
 		{proto + "}(\x8c\x08segmentsK\x01u.", "segments: found an integer, expected a list of segments"},
 		{proto + "}(\x8c\x06action\x8c\x05alloc\x8c\x04sizeJ\xff\xff\xff\xffu.", "size: found -1, expected a size"},
 		{proto + "}(\x8c\x06actionK\x01u.", "action: found an integer, expected a text"},
+		{proto + "](]\x94h\x00K\x01a", "elements for an empty list, expected a list that has not been used"},
+		{proto + "}(\x8c\x06blocks]\x8c\x0atotal_sizeK\x05u.", "has 5 bytes and its blocks add up to 0"},
+		{proto + "}(\x8c\x08segments]\x8c\x0ddevice_traces](]\x94(" + entry + "eh\x00eu.",
+			"two lists share entries of a trace"},
 	} {
 		refusedFor(t, test.file, test.expected)
 	}

@@ -40,7 +40,8 @@ func (k kind) String() string { return kindNames[k] }
 // value is an object of the pickle. n is the number itself, or the object's number in the table of its kind.
 type value struct {
 	kind kind
-	role role // of aRecord and rowsList
+	role role   // of aRecord and rowsList
+	more uint32 // of aRecord: as many records that follow in their table
 	n    uint64
 }
 
@@ -365,7 +366,22 @@ func (d *decoder) openList() {
 	d.limitOpen()
 }
 
+// join makes one value of the records after a mark, as soon as the next one begins. The pickler in C++ ends a list when
+// all of its elements are on the stack, and these may be millions.
+func (d *decoder) join() {
+	floor := d.floor()
+	if len(d.marks) == 0 || len(d.stack) != floor+2 {
+		return
+	}
+	run, next := &d.stack[floor], d.stack[floor+1]
+	if run.kind == aRecord && next.kind == aRecord && run.role == next.role && next.n == run.n+uint64(run.more)+1 {
+		run.more++
+		d.stack = d.stack[:floor+1]
+	}
+}
+
 func (d *decoder) openDict() {
+	d.join()
 	x, n := d.dicts.take()
 	d.push(value{kind: openDict, n: n})
 	*x = dict{at: len(d.stack) - 1, memo: -1, pairs: x.pairs[:0]}
@@ -424,7 +440,7 @@ func (d *decoder) get(n uint64) {
 		}
 		d.settled(at)
 	}
-	d.push(value{r.kind, r.role, uint64(r.n)})
+	d.push(value{kind: r.kind, role: r.role, n: uint64(r.n)})
 }
 
 // settled finishes the object at a place of the stack, and returns its value.

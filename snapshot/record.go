@@ -182,14 +182,14 @@ func (d *decoder) recordOf(r role, f fields) value {
 // appendTo adds an element to a list. A list of records holds consecutive rows of their table, so no record can be in
 // two lists.
 func (d *decoder) appendTo(l *list, v value) {
-	l.length++
-	if l.length == 1 {
+	if l.length == 0 {
 		l.elements, l.role = v.kind, v.role
 		if v.kind == empty {
 			l.elements = rowsList
 		}
 		l.first = uint32(v.n)
 	}
+	l.length += 1 + uint64(v.more)
 	same := l.elements == v.kind || l.elements == rowsList && v.kind == empty
 	switch {
 	case !same:
@@ -199,7 +199,7 @@ func (d *decoder) appendTo(l *list, v value) {
 			d.spend(int64(4 * cap(l.frames)))
 		}
 		l.frames = append(l.frames, uint32(v.n))
-	case v.kind == aRecord && (v.role != l.role || v.n != uint64(l.first)+l.length-1):
+	case v.kind == aRecord && (v.role != l.role || v.n+uint64(v.more) != uint64(l.first)+l.length-1):
 		d.fail("a list of %s has one from elsewhere: expected each of them once and in order", roleNames[l.role])
 	case v.kind == rowsList:
 		if l.role == noRole {

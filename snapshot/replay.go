@@ -86,6 +86,10 @@ func (d *Device) Replay(c allocator.Configuration, emptyAt int) (Replay, error) 
 		}
 		r.mark(&result, i)
 	}
+	if r.dropped && result.Failed == NotFailed {
+		r.cuda.EmptyCache()
+		r.mark(&result, d.Entries()-1)
+	}
 	return result, nil
 }
 

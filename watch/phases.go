@@ -1,6 +1,7 @@
 package watch
 
 import (
+	"iter"
 	"maps"
 	"slices"
 	"strings"
@@ -106,27 +107,61 @@ func (p *phases) assign(s *samples.Sample) []*samples.Mark {
 	return marks
 }
 
-// nameRanks gives processes that have sent marks, and their descendants, the rank that the marks name.
+// nameRanks gives processes that have sent marks, and their descendants, the rank that the marks name. A rank that has
+// others below it is their launcher, and no rank.
 func (p *phases) nameRanks(s *samples.Sample) {
 	if len(p.named) == 0 {
 		return
 	}
-	parents := map[int]int{}
-	for _, process := range s.Processes {
-		parents[process.PID] = process.Parent
+	t := tree{}
+	for i := range s.Processes {
+		t[s.Processes[i].PID] = &s.Processes[i]
+	}
+	launchers := map[int]bool{}
+	for pid, rank := range p.named {
+		for process := range t.upFrom(t[pid]) {
+			if process.Role == samples.RankProcess && process.Rank != rank {
+				launchers[process.PID] = true
+			}
+		}
 	}
 	for i := range s.Processes {
 		process := &s.Processes[i]
-		pid := process.PID
-		for known := true; known; pid, known = parents[pid] {
-			rank, named := p.named[pid]
-			if !named {
-				continue
+		for above := range t.upFrom(process) {
+			if launchers[above.PID] {
+				p.nameRank(process, t)
+				break
 			}
-			if process.Rank = rank; pid == process.PID {
-				process.Role = samples.RankProcess
+		}
+	}
+}
+
+// nameRank names the rank of a process below a launcher.
+func (p *phases) nameRank(process *samples.Process, t tree) {
+	for above := range t.upFrom(process) {
+		rank, named := p.named[above.PID]
+		if !named {
+			continue
+		}
+		if process.Rank = rank; above == process {
+			process.Role = samples.RankProcess
+		}
+		return
+	}
+	process.Rank, process.Role = samples.NoRank, samples.Child
+}
+
+// tree is the processes of a sample by PID.
+type tree map[int]*samples.Process
+
+// upFrom returns a process and all above it.
+func (t tree) upFrom(process *samples.Process) iter.Seq[*samples.Process] {
+	return func(yield func(*samples.Process) bool) {
+		for process != nil && yield(process) {
+			child := process
+			if process = t[child.Parent]; process != nil && process.StartTime > child.StartTime {
+				return // it is a later process with that PID
 			}
-			break
 		}
 	}
 }

@@ -416,7 +416,7 @@ func TestDiskThatHangs(t *testing.T) {
 // TestRanksBelowOneProcess: with torchrun below plimsoll, the marks tell the ranks.
 func TestRanksBelowOneProcess(t *testing.T) {
 	p := newPhases()
-	for rank := range 2 {
+	for rank := range 3 {
 		p.marked(&samples.Mark{Rank: rank, PID: 100 + rank, Phase: ledger.Forward, Source: samples.FromClient})
 	}
 	s := samples.Sample{Processes: []samples.Process{
@@ -424,14 +424,16 @@ func TestRanksBelowOneProcess(t *testing.T) {
 		{PID: 100, Parent: 10, Rank: 0, Role: samples.Child},
 		{PID: 101, Parent: 10, Rank: 0, Role: samples.Child},
 		{PID: 200, Parent: 101, Rank: 0, Role: samples.Child}, // a data loader
+		{PID: 201, Parent: 10, Rank: 0, Role: samples.Child},  // a helper of torchrun
+		{PID: 12, Rank: 2, Role: samples.RankProcess},         // a shell that starts its rank
+		{PID: 102, Parent: 12, Rank: 2, Role: samples.Child},
 	}}
 	p.assign(&s)
-	got, err := json.Marshal([]any{s.Processes[1].Rank, s.Processes[1].Role, s.Processes[2].Rank, s.Processes[2].Role,
-		s.Processes[3].Rank, s.Processes[3].Role})
-	if err != nil {
-		t.Fatal(err)
+	var got []string
+	for _, process := range s.Processes {
+		got = append(got, fmt.Sprintf("%s %d", process.Role, process.Rank))
 	}
-	check(t, "ranks", string(got), `[0,"rank",1,"rank",1,"child"]`)
+	check(t, "ranks", strings.Join(got, ", "), "child -1, rank 0, rank 1, child 1, child -1, rank 2, child 2")
 }
 
 // FuzzOutput: however a text is cut into pieces, its lines are the same.

@@ -257,7 +257,7 @@ func TestEmulatedFailures(t *testing.T) {
 			says: "NUMA node", evidence: `(?i)oom_kill|killed|node`}.fails(t)
 	})
 	t.Run("host", func(t *testing.T) {
-		run := []string{"--", "sh", "-c", touch + " 900 100 & exec " + touch + " 1000 0"}
+		run := []string{"--", "sh", "-c", touch + " 500 100 & exec " + touch + " 1600 0"}
 		failure{shell: startAlone, run: run, exit: 137,
 			right: []explain.Resource{explain.Host}, atMost: explain.Certain,
 			says: "host", evidence: `(?i)oom_kill|killed`}.fails(t)

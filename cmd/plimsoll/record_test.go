@@ -383,9 +383,8 @@ func TestRecorderLeavesTheRanksTheirCores(t *testing.T) {
 	if len(cpus) == 0 {
 		t.Skip("this host has no core to leave")
 	}
-	bound := func() bool {
-		return !slices.ContainsFunc(threadCPUs(j.command.Process.Pid), func(own string) bool { return own != string(cpus) })
-	}
+	elsewhere := func(own string) bool { return own != string(cpus) }
+	bound := func() bool { return !slices.ContainsFunc(threadCPUs(j.command.Process.Pid), elsewhere) }
 	if !await(bound) {
 		t.Errorf("the guard's threads run on %q, want %s", threadCPUs(j.command.Process.Pid), cpus)
 	}

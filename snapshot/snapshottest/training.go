@@ -13,6 +13,8 @@ type Training struct {
 	Frames int
 	// OutOfMemory ends the training in the backward pass with a failed allocation.
 	OutOfMemory bool
+	// EmptyCache returns unused segments to the driver after every step.
+	EmptyCache bool
 	// Last is how many entries the trace holds at most; 0 for all.
 	Last int
 	// Settings are those of PYTORCH_CUDA_ALLOC_CONF that the file states. They change nothing.
@@ -89,6 +91,12 @@ func (t *trainer) free(blocks ...*block) {
 	}
 }
 
+func (t *trainer) emptyCache() {
+	for _, s := range t.heap.release() {
+		t.note("segment_free", s.addr, s.size, backward)
+	}
+}
+
 // run runs the training.
 func (x Training) run() *trainer {
 	t := &trainer{heap: new(heap)}
@@ -105,9 +113,7 @@ func (x Training) run() *trainer {
 		saved = append(saved, t.alloc(3*x.Hidden, loss))
 		for layer := x.Layers - 1; layer >= 0; layer-- {
 			if x.OutOfMemory && step == x.Steps-1 && layer == x.Layers/2 {
-				for _, s := range t.heap.release() {
-					t.note("segment_free", s.addr, s.size, backward)
-				}
+				t.emptyCache()
 				free := t.totals.PeakReserved + 3<<20 - t.heap.reserved
 				t.note("oom", free, 8*x.Hidden, backward) // addr holds the free bytes
 				return t.done(x)
@@ -132,6 +138,9 @@ func (x Training) run() *trainer {
 		}
 		t.free(t.alloc(weights(0)*2, update))
 		t.free(gradients...)
+		if x.EmptyCache {
+			t.emptyCache()
+		}
 	}
 	return t.done(x)
 }
