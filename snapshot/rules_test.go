@@ -19,11 +19,13 @@ func TestRulesNameRealFunctions(t *testing.T) {
 		"import os, torch; print(os.path.dirname(os.path.dirname(torch.__file__)))")))
 	definition := regexp.MustCompile(`(?m)^ *(?:async )?def (\w+)`)
 	functions := map[string][]string{} // by file
-	for _, name := range []string{"torch/optim", "torch/nn", "torch/distributed/fsdp",
-		"torch/distributed/checkpoint", "torch/autograd", "torch/utils", "torch/serialization.py", "transformers/modeling_utils.py",
+	for _, name := range []string{
+		"torch/optim", "torch/nn", "torch/distributed/fsdp", "torch/distributed/checkpoint",
+		"torch/autograd", "torch/utils", "torch/serialization.py", "transformers/modeling_utils.py",
 		"transformers/core_model_loading.py", "transformers/modeling_flash_attention_utils.py",
-		"transformers/trainer.py", "transformers/data", "transformers/integrations", "transformers/loss", "transformers/models/llama",
-		"accelerate/utils", "deepspeed/ops", "deepspeed/runtime"} {
+		"transformers/trainer.py", "transformers/data", "transformers/integrations", "transformers/loss",
+		"transformers/models/llama", "accelerate/utils", "deepspeed/ops", "deepspeed/runtime",
+	} {
 		err := filepath.WalkDir(filepath.Join(folder, name), func(path string, _ fs.DirEntry, err error) error {
 			if err != nil || !strings.HasSuffix(path, ".py") {
 				return err
