@@ -120,6 +120,7 @@ type (
 	WorkerEnded struct {
 		PIDs   []int
 		Signal string // as the text names it; empty if it does not
+		Pool   bool   // a worker of a pool of processes, as datasets' map has them, and not of a data loader
 	}
 
 	// Exception is a Python exception that says nothing of memory, the last one of a traceback.

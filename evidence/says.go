@@ -135,6 +135,9 @@ func (f TooManyProcesses) Says() string {
 
 // Says says it.
 func (f WorkerEnded) Says() string {
+	if f.Pool {
+		return "a process of a pool of workers ended abruptly"
+	}
 	return sentence(fmt.Sprintf("a worker of the data loader ended before its rank (PID %v)", f.PIDs),
 		by("by signal: %s", f.Signal))
 }

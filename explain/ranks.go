@@ -104,6 +104,9 @@ var consequences = []string{"ChildFailedError", "CalledProcessError", "SystemExi
 
 func isConsequence(e evidence.Exception) bool {
 	name := e.Type[strings.LastIndexByte(e.Type, '.')+1:]
+	if name == "DistNetworkError" && strings.Contains(e.Message, "failed to listen") {
+		return false // no peer takes part in that
+	}
 	return slices.Contains(consequences, name)
 }
 

@@ -196,6 +196,9 @@ var rules = []rule{
 		row[evidence.WorkerEnded]{func(_ *scene, f evidence.WorkerEnded) bool {
 			return mannerOfWorker(f.Signal) == faulted
 		}, SharedMemory, "", Likely, says[evidence.WorkerEnded](busText)},
+		row[evidence.WorkerEnded]{func(_ *scene, f evidence.WorkerEnded) bool { return f.Pool }, Undetermined, "",
+			Unknown, says[evidence.WorkerEnded]("lost a process of a pool of workers, and nothing here says what " +
+				"ended the process")},
 		row[evidence.WorkerEnded]{nil, Undetermined, "", Unknown, says[evidence.WorkerEnded]("lost a worker of its " +
 			"data loader, and nothing here says what killed the worker")},
 	),
@@ -214,7 +217,7 @@ var rules = []rule{
 		row[evidence.BatchEnd]{func(_ *scene, f evidence.BatchEnd) bool { return reasonHas(f, "time", "preempt") },
 			NotMemory, "", Certain, endText},
 		row[evidence.BatchEnd]{func(s *scene, f evidence.BatchEnd) bool {
-			return reasonHas(f, "signal") || reasonHas(f, "cancel") && s.witness != nil
+			return reasonHas(f, "signal", "died") || reasonHas(f, "cancel") && s.witness != nil
 		}, Undetermined, "", Unknown, func(f evidence.BatchEnd) string {
 			return endText(f) + ", and nothing here says why"
 		}},
