@@ -97,7 +97,7 @@ var batchPatterns = []pattern{
 	},
 	{ // docker events
 		name:       "Docker: out of memory",
-		literals:   []string{" container oom "},
+		literals:   []string{"container oom "},
 		expression: `^(?:\S+ )?container oom (?P<what>[0-9a-f]{12,64}) \(`,
 		kind:       Docker, fact: batchKill("Docker"),
 	},
@@ -189,7 +189,7 @@ var batchPatterns = []pattern{
 		expression: `Your session crashed after using all available RAM|` +
 			`Your notebook tried to allocate more memory than is available\. It has restarted|` +
 			`Please use an instance type with more memory`,
-		kind: TrainerLog, fact: batchKill("the site"),
+		kind: TrainerLog, fact: batchKill("the hosting service"),
 	},
 	{ // jupyter_client/ioloop/restarter.py
 		name:       "Jupyter: kernel restarted",
