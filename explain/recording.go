@@ -90,7 +90,8 @@ func (o *outputs) findings() []evidence.Finding {
 			continue // the rank has printed nothing that is text
 		}
 		for _, f := range source.Findings {
-			if end, ok := f.Fact.(evidence.ProcessEnded); ok && end.By == "shell" && end.Signal == 0 && source.Lines == 1 {
+			end, ended := f.Fact.(evidence.ProcessEnded)
+			if ended && end.By == "shell" && end.Signal == 0 && source.Lines == 1 {
 				continue // a number that the rank has printed: the recording knows its exit code
 			}
 			if f.Number > 0 && f.Number <= len(o.lines[rank]) {

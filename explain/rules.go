@@ -76,8 +76,8 @@ var rules = []rule{
 			Undetermined, "", Unknown, says[oomCounts]("was killed by the kernel's OOM killer while the host had " +
 				"free memory, and no limit that is visible here was reached")},
 		row[oomCounts]{func(_ *scene, o oomCounts) bool { return o.kills() > 0 && !o.groups() && !o.complete },
-			Undetermined, "", Unknown, says[oomCounts]("was killed by the kernel's OOM killer: the host was out of memory, or a " +
-				"cgroup at its limit, whose counters are not here")},
+			Undetermined, "", Unknown, says[oomCounts]("was killed by the kernel's OOM killer: the host was out of " +
+				"memory, or a cgroup at its limit, whose counters are not here")},
 		row[oomCounts]{func(_ *scene, o oomCounts) bool { return o.kills() > 0 }, Host, "", Likely,
 			says[oomCounts]("was killed by the kernel's OOM killer, and no cgroup's limit was reached: the host ran " +
 				"out of memory")},

@@ -26,6 +26,7 @@ type Inputs struct {
 	fsdp         *recipe.FSDP
 	adapter      *recipe.Adapter
 	quantization *recipe.Quantization
+	factors      *Factors
 	files        []string // without the catalog
 }
 
@@ -33,7 +34,7 @@ type Inputs struct {
 func Read(q Request) (*Inputs, error) {
 	in := &Inputs{request: q}
 	for _, step := range []func() error{in.readModel, in.readTraining, in.readLaunch, in.readDeepSpeed,
-		in.readQuantization, in.readAdapter} {
+		in.readQuantization, in.readAdapter, in.readFactors} {
 		if err := step(); err != nil {
 			return nil, err
 		}
@@ -127,7 +128,7 @@ func (in *Inputs) readQuantization() (err error) {
 // listFiles lists the files that were read.
 func (in *Inputs) listFiles() {
 	q := in.request
-	candidates := []string{q.DeepSpeed, q.TrainingArgs, q.Accelerate, q.Adapter, q.Quantization}
+	candidates := []string{q.DeepSpeed, q.TrainingArgs, q.Accelerate, q.Adapter, q.Quantization, q.Factors}
 	if in.model.Source != model.FromCatalog {
 		candidates = append(candidates, in.model.Source)
 	}

@@ -76,6 +76,9 @@ type Job struct {
 	// Allocator is the value of PYTORCH_CUDA_ALLOC_CONF.
 	Allocator string
 
+	// Learned is memory beside the model that a recorded run has taught.
+	Learned map[ledger.Component]ledger.Holding
+
 	Files []string // that the job was read from, without the catalog
 
 	// Assumptions are the defaults of settings that were not given, and notes.

@@ -42,6 +42,8 @@ type Request struct {
 	DeepSpeedVersion           string `json:"Engine"` // its key in plimsoll.plan/2
 	Transformers, BitsAndBytes string
 	Allocator                  string // PYTORCH_CUDA_ALLOC_CONF
+
+	Factors string `json:",omitempty"` // a file of compare --learn
 }
 
 // The allowed values of some fields. Help and completion use them, too.

@@ -7,18 +7,22 @@ import (
 )
 
 // explain tells the user what an exit code means, if it has a meaning of its own. kills
-// are the counters from before.
-func (j *Job) explain(code int, kills []host.MemoryCounter) {
-	if why := explain(code, kills, host.LocalMemoryCounters()); why != "" {
+// are the counters from before. Signalled means that a signal ended the rank.
+func (j *Job) explain(code int, signalled bool, kills []host.MemoryCounter) {
+	if why := explain(code, signalled, kills, host.LocalMemoryCounters()); why != "" {
 		j.Logf("%s", why)
 	}
 }
 
-// explain returns the meaning of an exit code that programs do not choose themselves,
-// or "".
-func explain(code int, before, after []host.MemoryCounter) string {
+// explain returns the meaning of an exit code that programs rarely choose themselves, or "". A shell returns 137 for a
+// child that SIGKILL has ended; no signal has ended the shell.
+func explain(code int, signalled bool, before, after []host.MemoryCounter) string {
 	switch code {
 	case exitSignal + int(syscall.SIGKILL):
+		if !signalled {
+			return "exit code 137: the program returned it itself, as shells do for a child that SIGKILL ended. " +
+				"Of such a child: " + host.ExplainKill(before, after)
+		}
 		return "exit code 137: " + host.ExplainKill(before, after)
 	case exitSignal + int(syscall.SIGSEGV):
 		return "exit code 139 (SIGSEGV, a segmentation fault): an error in native code, such as a driver or an " +

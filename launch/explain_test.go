@@ -31,11 +31,14 @@ func TestExplain(t *testing.T) {
 		{139, before, "segmentation fault"},
 		{135, before, "/dev/shm"},
 	} {
-		if got := explain(test.code, before, test.after); !strings.Contains(got, test.want) {
+		if got := explain(test.code, true, before, test.after); !strings.Contains(got, test.want) {
 			t.Errorf("%d: got %q, want %q", test.code, got, test.want)
 		}
 	}
-	if got := explain(1, before, before); got != "" {
+	if got := explain(137, false, before, before); !strings.Contains(got, "the program returned it itself") {
+		t.Errorf("the program's own 137: got %q", got)
+	}
+	if got := explain(1, false, before, before); got != "" {
 		t.Errorf("1 is explained: %q", got)
 	}
 }

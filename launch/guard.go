@@ -167,7 +167,7 @@ func (j *Job) result(a answer, status syscall.WaitStatus, kills []host.MemoryCou
 			status.Signal())
 		result := &Result{ExitCode: exitSignal + int(status.Signal()),
 			PlacementChecks: make([]PlacementCheck, len(j.Ranks))}
-		j.explain(result.ExitCode, kills)
+		j.explain(result.ExitCode, true, kills)
 		return result, nil
 	case a.NotStarted != nil:
 		return nil, a.NotStarted

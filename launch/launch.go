@@ -250,7 +250,7 @@ func (j *Job) outcome(a attempt, kills []host.MemoryCounter) *Result {
 			result.ExitCode = exitSignal + int(a.first.signal)
 		}
 		if !a.first.overdue {
-			j.explain(result.ExitCode, kills)
+			j.explain(result.ExitCode, a.first.signal != 0, kills)
 		}
 	}
 	return result

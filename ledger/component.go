@@ -19,6 +19,7 @@ const (
 	Sum              Component = "sum"
 	MomentumBuffer   Component = "momentum_buffer"
 	MomentHeaders    Component = "moment_headers"
+	Buffers          Component = "buffers"
 )
 
 // Memory that the optimizer service and a rehearsal need beside the state.
@@ -82,6 +83,19 @@ const (
 	NCCL                   Component = "nccl"
 )
 
+// Memory that only a measurement tells apart.
+const (
+	ChildProcesses       Component = "child_processes"
+	FreeHeap             Component = "free_heap"
+	AllocatorReserve     Component = "allocator_reserve"
+	OutsideAllocator     Component = "outside_allocator"
+	Unexplained          Component = "unexplained"
+	UnexplainedAnonymous Component = "unexplained_anonymous"
+	UnexplainedShared    Component = "unexplained_shared_memory"
+	UnexplainedHugetlb   Component = "unexplained_hugetlb"
+	UnexplainedGPU       Component = "unexplained_gpu"
+)
+
 // Memory that a measurement found, and whose use it cannot tell further.
 const (
 	BackwardPass Component = "backward_pass"
@@ -114,7 +128,7 @@ var descriptions = map[Component]description{
 	AdapterActivations:     {title: "activations: adapters", partOf: Activations},
 	RecomputedActivations:  {title: "activations (recomputed)", partOf: Activations},
 	LogitsAndLoss:          {title: "logits and loss"},
-	AutocastWeights:        {title: "weights cast by autocast"},
+	AutocastWeights:        {title: "weights cast by autocast", partOf: Activations},
 	ActivationGradients:    {title: "gradients of activations"},
 	OperationScratch:       {title: "scratch of operations"},
 	MatmulWorkspaces:       {title: "workspaces of matrix products"},
@@ -143,8 +157,17 @@ var descriptions = map[Component]description{
 	SharedStaleParameters:  {title: "parameters before the step in /dev/shm"},
 	SelectedGradients:      {title: "selected gradients and their states"},
 	PythonProcess:          {title: "Python and its libraries"},
-	CUDAContext:            {title: "CUDA context"},
-	NCCL:                   {title: "NCCL"},
+	CUDAContext:            {title: "CUDA context", partOf: OutsideAllocator},
+	NCCL:                   {title: "NCCL", partOf: OutsideAllocator},
+
+	ChildProcesses:       {title: "child processes"},
+	FreeHeap:             {title: "free heap"},
+	AllocatorReserve:     {title: "reserve of the allocator"},
+	OutsideAllocator:     {title: "CUDA context and libraries"},
+	UnexplainedAnonymous: {title: "unexplained: anonymous", partOf: Unexplained},
+	UnexplainedShared:    {title: "unexplained: shared memory", partOf: Unexplained},
+	UnexplainedHugetlb:   {title: "unexplained: huge pages", partOf: Unexplained},
+	UnexplainedGPU:       {title: "unexplained: GPU", partOf: Unexplained},
 
 	BackwardPass: {title: "backward pass"},
 }

@@ -63,6 +63,7 @@ type PlannedJob struct {
 	Attention    string `json:"attention"`
 	Optimizer    string `json:"optimizer"`
 	Recompute    string `json:"recompute"`
+	Torch        string `json:"torch"` // its version
 
 	// The degrees of parallelism beside the engine's own, 1 for none. Each of the Replicas groups of ranks holds one
 	// full model.
@@ -99,6 +100,7 @@ func NewPlanDocument(version string, request job.Request, p *plan.Plan) (*PlanDo
 			Attention:       string(j.Attention),
 			Optimizer:       j.OptimizerName(),
 			Recompute:       j.RecomputeName(),
+			Torch:           j.Versions.Torch.String(),
 			Compute:         j.ComputeName(),
 			TensorParallel:  j.Parallel.Tensor,
 			ContextParallel: j.Parallel.Context,

@@ -1,6 +1,7 @@
 package report
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -13,6 +14,7 @@ import (
 	"plimsoll/files"
 	"plimsoll/ledger"
 	"plimsoll/plan"
+	"plimsoll/reconcile"
 )
 
 // The largest files to read. A plan of thousands of devices has a few MB. Of the files that a plan is made from, the
@@ -57,6 +59,39 @@ func parsePlan(file string, text []byte) (*PlanDocument, error) {
 			WithHint(again)
 	}
 	return d, nil
+}
+
+// ReadRecording reads a recording of run --record or watch --record. Every error is a *fault.Input.
+func ReadRecording(file string) (*reconcile.Recording, error) {
+	r, err := reconcile.Open(file)
+	var input *fault.Input
+	if err != nil && !errors.As(err, &input) {
+		return nil, &fault.Input{Where: fault.Position{File: file}, Err: cause(err),
+			Hint: "record a run with plimsoll run --record " + file}
+	}
+	return r, err
+}
+
+// IsFile reports whether a file is a regular one: a recording may also go to a pipe.
+func IsFile(file string) bool {
+	opened, _, err := files.Open(file)
+	if err == nil {
+		opened.Close()
+	}
+	return err == nil
+}
+
+// IsRecording reports whether a file is not a plan: a plan is one document, and names its schema. Files that cannot be
+// read count as recordings.
+func IsRecording(file string) bool {
+	opened, _, err := files.Open(file)
+	if err != nil {
+		return true
+	}
+	defer opened.Close()
+	head := make([]byte, 4<<10)
+	n, _ := io.ReadFull(opened, head)
+	return !bytes.Contains(head[:n], []byte(`"plimsoll.plan/`))
 }
 
 // PlannedRun is the plan of a job that plimsoll run starts.

@@ -294,6 +294,8 @@ type Mark struct {
 	Step      int64            `json:"step"`
 	Name      string           `json:"name,omitempty"` // the user's own name of the phase
 	Source    MarkSource       `json:"source"`
+	// Dropped is the number of marks before this one that the client could not send.
+	Dropped int64 `json:"dropped_marks,omitempty"`
 	// Ended is what the phase that ends here has held, or nil if the source cannot tell.
 	Ended *Ended `json:"ended,omitempty"`
 }
@@ -317,10 +319,13 @@ type Ended struct {
 	Peak      ledger.Bytes     `json:"peak_resident_bytes"` // in the phase
 	// FreeHeap is memory that malloc keeps for its next use (mallinfo2's fordblks); -1 if unknown.
 	FreeHeap ledger.Bytes `json:"free_heap_bytes"`
-	// Holdings are tensors in host memory that the client has counted, by component, and what the process held before
-	// the model was made.
+	// PeakFreeHeap is FreeHeap at the peak. It is that of the end if the client has not found the peak's instant.
+	PeakFreeHeap ledger.Bytes `json:"peak_free_heap_bytes,omitempty"`
+	// Holdings are held at the end of the phase: tensors in host memory that the client has counted, by component, and
+	// what the process held before the model was made. They are nil where the client has not counted tensors.
 	Holdings []ledger.Holding `json:"holdings"`
-	// PeakHoldings are components that were held at the peak of the phase, but not at its end.
+	// PeakHoldings are all that was held at the peak. They are nil where the peak was at the end, or where the client
+	// does not know its instant.
 	PeakHoldings []ledger.Holding `json:"peak_holdings,omitempty"`
 	GPUs         []TorchMemory    `json:"gpus,omitempty"`
 }

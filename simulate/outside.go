@@ -9,6 +9,9 @@ import (
 // process returns what a rank holds on the host before the first tensor. It
 // counts shared file pages once per rank, as resident memory does.
 func process(j *job.Job) ledger.Holding {
+	if h, learned := j.Learned[ledger.PythonProcess]; learned {
+		return h
+	}
 	if j.OnCPU {
 		return ledger.Holding{Component: ledger.PythonProcess, Bytes: cpuProcessBytes,
 			Why: "a process that has imported torch and transformers and not used CUDA: 723 MiB resident with torch " +
@@ -26,6 +29,9 @@ const (
 
 // outside returns what a GPU holds outside torch's allocator.
 func outside(j *job.Job) []ledger.Holding {
+	if h, learned := j.Learned[ledger.OutsideAllocator]; learned {
+		return []ledger.Holding{h}
+	}
 	list := []ledger.Holding{contextOf(j.Versions.Torch)}
 	if j.World > 1 {
 		list = append(list, ncclOf(j.World))

@@ -83,6 +83,22 @@ func TestComponents(t *testing.T) {
 	}
 }
 
+// TestFusedSteps: a fused optimizer allocates nothing in its steps. The annotations tell when they began.
+func TestFusedSteps(t *testing.T) {
+	x := small
+	x.Fused = true
+	d, _ := opened(t, x)
+	gradients := ledger.Bytes(0)
+	for _, h := range d.Holders(d.Entries() - 7) { // the last gradients are about to be freed
+		if h.Component == ledger.Gradients {
+			gradients += h.Bytes
+		}
+	}
+	if expected := ledger.Bytes(3*small.Hidden + 3*4096); gradients != expected {
+		t.Errorf("%v of gradients, expected %v", gradients, expected)
+	}
+}
+
 // TestReplayIsExact replays a whole trace under the settings that it was recorded with. The allocator of the test is
 // written for itself and has no code in common with package allocator.
 func TestReplayIsExact(t *testing.T) {

@@ -81,10 +81,6 @@ func (f fields) event() (e Event) {
 			e.backward = v.kind == opaque && v.n > 0
 		case keyCategory:
 			e.category = uint8(max(0, slices.Index(categoryNames, f.text(key, v))))
-		case keyPool:
-			if e.pool = uint16(f.pool(key, v)); v.n > math.MaxUint16 {
-				f.fail("more than %d pools", math.MaxUint16)
-			}
 		}
 	})
 	return e
@@ -156,8 +152,6 @@ func (f fields) segment() (g Segment) {
 			g.Pool = f.pools.all[f.pool(key, v)]
 		case keySegmentType:
 			g.Large = f.text(key, v) == "large"
-		case keyIsExpandable:
-			g.Expandable = f.bool(key, v)
 		case keyBlocks:
 			g.blocks = f.rows(key, v, blockRole)
 		}

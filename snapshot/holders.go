@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"maps"
 	"slices"
+	"strings"
 
 	"plimsoll/ledger"
 )
@@ -27,19 +28,22 @@ func (d *Device) judge() {
 		}
 	}
 	d.fates = make([]fate, d.Entries())
-	live, open := maps.Clone(d.initial), map[int]bool{}
+	live, open, steps := maps.Clone(d.initial), map[int]bool{}, d.steps()
 	for i := range d.Entries() {
 		e := d.event(i)
-		switch d.class(e.stack, e.backward) {
-		case ledger.OptimizerTemporaries, ledger.OptimizerStates:
+		class := d.class(e.stack, e.backward)
+		began := len(steps) > 0 && e.Time > steps[0]
+		if began {
+			steps = steps[1:]
+		}
+		if began || class == ledger.OptimizerTemporaries || class == ledger.OptimizerStates {
 			for entry := range open {
 				d.fates[entry] = stayed
 			}
 			clear(open)
-		case ledger.BackwardPass:
-			if e.Action == Alloc {
-				open[i] = true
-			}
+		}
+		if class == ledger.BackwardPass && e.Action == Alloc {
+			open[i] = true
 		}
 		if h, any := d.apply(i, live); any && open[h.entry] {
 			delete(open, h.entry)
@@ -48,6 +52,18 @@ func (d *Device) judge() {
 			}
 		}
 	}
+}
+
+// steps returns when optimizers began their steps, as PyTorch has annotated them.
+func (d *Device) steps() []int64 {
+	var times []int64
+	for _, a := range d.snapshot.Annotations {
+		if a.Begins && a.Device == d.Number && strings.HasPrefix(a.Name, "Optimizer.step#") {
+			times = append(times, a.Time)
+		}
+	}
+	slices.Sort(times)
+	return times
 }
 
 // class returns the component of a stack. Autograd's threads have no Python, so an allocation without a Python frame

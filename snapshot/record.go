@@ -44,11 +44,9 @@ const (
 	keyFrames
 	keyGarbage
 	keyHistory
-	keyIsExpandable
 	keyLine
 	keyMaxSplit
 	keyName
-	keyPool
 	keyRealSize
 	keyRequested
 	keySegmentPool
@@ -67,7 +65,7 @@ const (
 var keyNames = []string{
 	"action", "addr", "address", "blocks", "category", "PYTORCH_CUDA_ALLOC_CONF", "device", "device_free",
 	"device_traces", "expandable_segments", "external_annotations", "filename", "forward_frames", "frames",
-	"garbage_collection_threshold", "history", "is_expandable", "line", "max_split_size", "name", "pool_id",
+	"garbage_collection_threshold", "history", "line", "max_split_size", "name",
 	"real_size", "requested_size", "segment_pool_id", "segment_type", "segments", "allocator_settings",
 	"size", "stage", "state", "stream", "time_us", "total_size",
 }

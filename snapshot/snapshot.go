@@ -51,14 +51,13 @@ type Pool [2]uint64
 
 // Segment is memory that the allocator took from the driver in one piece.
 type Segment struct {
-	Device     int
-	Address    uint64
-	Size       ledger.Bytes
-	Stream     uint64
-	Pool       Pool
-	Large      bool
-	Expandable bool
-	blocks     rows
+	Device  int
+	Address uint64
+	Size    ledger.Bytes
+	Stream  uint64
+	Pool    Pool
+	Large   bool
+	blocks  rows
 }
 
 // State is the state of a block.
@@ -104,7 +103,6 @@ type Event struct {
 	Time    int64        // microseconds since 1970, or 0 if the file has no times
 	stream  uint32       // in records.streams
 	stack   uint32
-	pool    uint16 // in records.pools
 	Action  Action
 	// backward is set if the file names the frames of the forward pass that the allocation belongs to.
 	backward bool

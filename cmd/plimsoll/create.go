@@ -1,11 +1,14 @@
 package main
 
 import (
+	"errors"
+	"fmt"
 	"io"
 	"os"
 
 	"plimsoll/fault"
 	"plimsoll/files"
+	"plimsoll/report"
 )
 
 // create opens the file that a flag names, for writing. A file that stdout or stderr already goes to, as /dev/stdout
@@ -35,6 +38,18 @@ func createWith(flag, name string, open func() (*os.File, error)) (io.WriteClose
 		return nil, &fault.Input{What: flag, Err: err}
 	}
 	return file, nil
+}
+
+// writeDocument writes a JSON document to the file that a flag names.
+func writeDocument(flag, name string, document any) error {
+	file, err := create(flag, name)
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(report.WriteJSON(file, document), file.Close()); err != nil {
+		return fmt.Errorf("%s: %w", flag, err)
+	}
+	return nil
 }
 
 // shared is a file that Close leaves open.

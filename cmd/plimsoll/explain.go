@@ -42,7 +42,7 @@ func explainCommand() *cobra.Command {
 	var options explainOptions
 	command := &cobra.Command{
 		Use:   "explain FILE...",
-		Short: "Say why a job failed: which memory ran out, on which rank, and what to change",
+		Short: "Say why a job failed: what ran out, where, and what to change",
 		Long: `Explain reads what is left after a failure, and says which resource ran out,
 on which rank first and in which phase, which line proves it, who held the
 bytes, what it was not, and which changes free how much. It says how sure it is.

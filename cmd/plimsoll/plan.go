@@ -1,7 +1,6 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"maps"
 	"runtime/debug"
@@ -134,6 +133,7 @@ func planFlags(c *cobra.Command, o *planOptions) {
 	flags.StringVar(&q.BitsAndBytes, "bitsandbytes", "", "`version` of bitsandbytes")
 	flags.StringVar(&q.Allocator, "alloc-conf", "",
 		"`options` of PYTORCH_CUDA_ALLOC_CONF, such as expandable_segments:True")
+	flags.StringVar(&q.Factors, "factors", "", "`file` of compare --learn: what a recorded run has taught")
 	flags.StringVar(&o.explain, "explain", "",
 		"explain one `component`: its bytes in every phase, the formula and its source")
 	complete(c, "explain", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
@@ -188,12 +188,8 @@ func runPlan(c *cobra.Command, o planOptions) error {
 		return err
 	}
 	if o.out != "" {
-		file, err := create("--out", o.out)
-		if err != nil {
+		if err := writeDocument("--out", o.out, document); err != nil {
 			return err
-		}
-		if err := errors.Join(report.WriteJSON(file, document), file.Close()); err != nil {
-			return fmt.Errorf("--out: %w", err)
 		}
 	}
 	page := document.Page()

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -142,7 +143,11 @@ func runJob(c *cobra.Command, o runOptions, command []string) error {
 	if recording != nil {
 		defer recording.Close()
 	}
-	return guard(&o.job, o.reportFile, document)
+	err = guard(&o.job, o.reportFile, document)
+	if o.recordFile != "" {
+		o.reconcile(c)
+	}
+	return err
 }
 
 // rarely is the time between two samples of a job that is not recorded in a file. Run explains with them why it has
@@ -232,6 +237,34 @@ func guard(job *launch.Job, reportFile string, document func(*launch.Result) *re
 		explainRun(job)
 	}
 	return outcome(result.ExitCode)
+}
+
+// reconcile says in short how the recorded run compares with its plan, and what leaks. The exit code stays the job's.
+func (o *runOptions) reconcile(c *cobra.Command) {
+	if !report.IsFile(o.recordFile) {
+		return
+	}
+	logf := logTo(c)
+	var plan *report.PlanDocument
+	recording, err := report.ReadRecording(o.recordFile)
+	if err == nil && o.planFile != "" {
+		plan, err = report.ReadPlan(o.planFile)
+	}
+	if err != nil {
+		logf("the recording cannot be compared: %v", err)
+		return
+	}
+	d := report.NewComparison(c.Root().Version, recording, o.planFile, plan, defaultTolerance/100.)
+	lines := d.Leaks()
+	if d.Farthest != nil {
+		lines = append(lines, d.VerdictLine())
+	}
+	for _, line := range lines {
+		logf("%s", line)
+	}
+	if len(lines) > 0 {
+		logf("%s shows all", strings.Join(strings.Fields("plimsoll compare "+o.planFile+" "+o.recordFile), " "))
+	}
 }
 
 // explainRun tells the user why the job has failed, if the recording tells which resource ran out.

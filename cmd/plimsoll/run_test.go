@@ -482,7 +482,7 @@ func TestFullDisk(t *testing.T) {
 // TestSlowReader reads the output only after the ranks have ended. The pipes hold as much of it as they can, and none
 // of it may be lost.
 func TestSlowReader(t *testing.T) {
-	// The output of a rank fits its pipe, or its pipe and half of ours. The output of all ranks exceeds our output pipe,
+	// The output of a rank fits its pipe, or its pipe and half of ours. That of all ranks exceeds our output pipe,
 	// plus the copy in progress where there are several.
 	for ranks, lines := range map[int]int{1: 800, 2: 630} {
 		begun := filepath.Join(t.TempDir(), "begun")

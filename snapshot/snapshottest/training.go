@@ -13,6 +13,8 @@ type Training struct {
 	Frames int
 	// OutOfMemory ends the training in the backward pass with a failed allocation.
 	OutOfMemory bool
+	// Fused updates parameters without a temporary, and annotates the steps.
+	Fused bool
 	// EmptyCache returns unused segments to the driver after every step.
 	EmptyCache bool
 	// Last is how many entries the trace holds at most; 0 for all.
@@ -62,6 +64,7 @@ type trainer struct {
 	heap   *heap
 	events []event
 	live   int64
+	steps  []int // entries at which the optimizer has begun its steps
 	totals Totals
 }
 
@@ -136,7 +139,11 @@ func (x Training) run() *trainer {
 				t.alloc(weights(layer), states)
 			}
 		}
-		t.free(t.alloc(weights(0)*2, update))
+		if x.Fused {
+			t.steps = append(t.steps, len(t.events))
+		} else {
+			t.free(t.alloc(weights(0)*2, update))
+		}
 		t.free(gradients...)
 		if x.EmptyCache {
 			t.emptyCache()
@@ -209,7 +216,12 @@ func (x Training) Write(to io.Writer, style Style) (Totals, error) {
 				"garbage_collection_threshold", 0.0, "expandable_segments", false,
 				"roundup_power2_divisions", func() { w.mapping("1", int64(0), "2", int64(0)) })
 		},
-		"external_annotations", func() { w.sequence(0, nil) },
+		"external_annotations", func() {
+			w.sequence(len(t.steps), func(i int) {
+				w.mapping("device", int64(0), "time_us", begin+int64(t.steps[i])*100-50,
+					"name", "Optimizer.step#AdamW.step", "stage", "START")
+			})
+		},
 	)
 	return t.totals, w.finish()
 }

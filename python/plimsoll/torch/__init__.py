@@ -1,6 +1,7 @@
-"""Optimizers for PyTorch whose state the optimizer service holds and updates.
+"""Optimizers for PyTorch whose state the optimizer service holds and updates, and :func:`watch`, which marks the phases
+of a training loop for ``plimsoll run --record``.
 
-Each takes the arguments of the torch optimizer of its name, in torch's order and with torch's defaults. Lion has the
+Each optimizer takes the arguments of the torch optimizer of its name, in torch's order and with torch's defaults. Lion has the
 defaults of its paper, arXiv 2302.06675. Each also has keyword options of its own: see ``help(plimsoll.torch.AdamW)``.
 """
 
@@ -21,8 +22,9 @@ from plimsoll.torch.arguments import (
     described,
 )
 from plimsoll.torch.optimizer import Optimizer
+from plimsoll.torch.watching import Watch, watch
 
-__all__ = ["Adagrad", "Adam", "AdamW", "Lion", "SGD"]
+__all__ = ["Adagrad", "Adam", "AdamW", "Lion", "SGD", "Watch", "watch"]
 
 _MOMENTS_OF_ADAM = (
     '"fp32"; "bf16", which takes 4 bytes a parameter less; or "int8", 6 less. With "int8", tensors of less than 4096 elements '

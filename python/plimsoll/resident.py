@@ -1,0 +1,92 @@
+"""What this process holds in memory, as Linux and malloc say."""
+
+import ctypes
+import mmap
+import os
+import warnings
+from typing import NamedTuple, Optional
+
+import numpy as np
+
+_KIB = 1024
+_PAGES = 1 << 16  # that are looked up at once
+_PRESENT = np.uint64(1 << 63)
+
+
+class Resident(NamedTuple):
+    """Memory of this process, in bytes."""
+
+    all: int  # VmRSS
+    peak: int  # VmHWM: since the process began, or since reset_peak
+
+
+class _MallInfo(ctypes.Structure):
+    """struct mallinfo2 of glibc 2.33 and later."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost",
+        )
+    ]  # fmt: skip
+
+
+def _mallinfo2() -> Optional["ctypes._FuncPointer"]:
+    try:
+        function = ctypes.CDLL(None).mallinfo2
+    except (AttributeError, OSError):  # another libc, or an older one
+        return None
+    function.restype = _MallInfo
+    return function
+
+
+_MALLINFO = _mallinfo2()
+_can_reset = True
+
+
+def read() -> Resident:
+    """What the process holds now."""
+    with open("/proc/self/status", "rb", buffering=0) as status:
+        lines = status.read(8192)
+    return Resident(_field(lines, b"\nVmRSS:"), _field(lines, b"\nVmHWM:"))
+
+
+def _field(lines: bytes, name: bytes) -> int:
+    at = lines.index(name) + len(name)
+    return int(lines[at : lines.index(b"kB", at)]) * _KIB
+
+
+def reset_peak() -> None:
+    """Lets the peak begin anew. The kernel has one peak (VmHWM) for a process, so every other reader sees the reset, too."""
+    global _can_reset
+    if not _can_reset:
+        return
+    try:
+        with open("/proc/self/clear_refs", "wb", buffering=0) as file:
+            file.write(b"5")
+    except OSError as error:
+        _can_reset = False
+        warnings.warn(
+            f"plimsoll: the peak of resident memory cannot be reset ({error}): the peaks of marks are those since the "
+            "process began",
+            stacklevel=2,
+        )
+
+
+def of_range(address: int, size: int) -> int:
+    """The bytes of a range of memory whose pages this process has mapped: it has touched them, or the kernel has for it."""
+    first, end = address // mmap.PAGESIZE, -(-(address + size) // mmap.PAGESIZE)
+    present = 0
+    with open("/proc/self/pagemap", "rb", buffering=0) as pagemap:
+        for page in range(first, end, _PAGES):
+            count = min(_PAGES, end - page)
+            entries = np.frombuffer(os.pread(pagemap.fileno(), 8 * count, 8 * page), np.uint64)
+            present += int(np.count_nonzero(entries & _PRESENT))
+    return present * mmap.PAGESIZE
+
+
+def free_heap() -> int:
+    """Bytes that malloc keeps for its next use, or -1 if unknown. Requests of 128 KiB and more come from the kernel, and return
+    to it, until malloc has seen larger ones freed: then it keeps up to 32 MiB each.
+    """
+    return _MALLINFO().fordblks if _MALLINFO is not None else -1

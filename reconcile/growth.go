@@ -1,0 +1,244 @@
+package reconcile
+
+import (
+	"cmp"
+	"math"
+	"slices"
+	"time"
+
+	"plimsoll/ledger"
+	"plimsoll/samples"
+)
+
+// Shape is how memory grows.
+type Shape string
+
+// The shapes.
+const (
+	// FirstStep is growth in the first step alone, when an optimizer makes its states.
+	FirstStep Shape = "first_step"
+	// Linear growth goes on until the end: a leak.
+	Linear Shape = "linear"
+	// Stairs are a leak in jumps, every few steps.
+	Stairs Shape = "stairs"
+	// Settled growth has come to an end: a cache that has filled up.
+	Settled Shape = "settled"
+)
+
+// MemoryKind is the kind of memory that grows.
+type MemoryKind string
+
+// The kinds of memory.
+const (
+	Anonymous MemoryKind = "anonymous"
+	Shared    MemoryKind = "shared_memory"
+	File      MemoryKind = "file"
+	Hugetlb   MemoryKind = "hugetlb"
+	Resident  MemoryKind = "resident" // of any kind: from marks, where samples are too few
+	Allocated MemoryKind = "gpu"      // by torch
+	Driver    MemoryKind = "gpu_used" // as the driver counts
+)
+
+// Growth is memory that rises from step to step.
+type Growth struct {
+	Rank    int          `json:"rank"` // -1 for what belongs to no single rank
+	Role    samples.Role `json:"role"`
+	Kind    MemoryKind   `json:"kind"`
+	Mapping string       `json:"mapping,omitempty"` // the name of the mapping that grows
+	Shape   Shape        `json:"shape"`
+	// BytesPerStep is 0 where the recording has no steps; BytesPerSecond is 0 where it has.
+	BytesPerStep   ledger.Bytes `json:"bytes_per_step"`
+	BytesPerSecond ledger.Bytes `json:"bytes_per_second"`
+	// BytesPerParameter is BytesPerStep, or Total in the first step; 0 where the number of parameters is unknown.
+	BytesPerParameter float64 `json:"bytes_per_parameter"`
+	// Every is the number of steps from jump to jump of stairs, and Jump their height.
+	Every int64        `json:"every_steps,omitempty"`
+	Jump  ledger.Bytes `json:"jump_bytes,omitempty"`
+	Total ledger.Bytes `json:"total_bytes"`
+	// FromStep and ToStep are the steps between which the memory grows; FromTime and ToTime where there are no steps.
+	FromStep int64         `json:"from_step"`
+	ToStep   int64         `json:"to_step"`
+	FromTime time.Duration `json:"from_time_ns,omitempty"`
+	ToTime   time.Duration `json:"to_time_ns,omitempty"`
+	// Phase is the phase in which the process grows; empty if unknown.
+	Phase ledger.PhaseName `json:"phase,omitempty"`
+	// Component is the component that holds as many bytes as a step adds, if one does: a copy of it is kept.
+	Component ledger.Component `json:"as_many_as,omitempty"`
+	// Appeared are the components that the client has counted after the first step and not before it.
+	Appeared []ledger.Holding `json:"appeared,omitempty"`
+}
+
+// IsLeak reports whether the growth goes on. Page cache is no leak.
+func (g *Growth) IsLeak() bool { return (g.Shape == Linear || g.Shape == Stairs) && g.Kind != File }
+
+// line is what may grow.
+type line struct {
+	rank int
+	role samples.Role
+	kind MemoryKind
+}
+
+// series is the sizes of a line, in the order of time.
+type series struct {
+	line
+	steps  []int64
+	times  []time.Duration
+	stages []stage
+	sizes  []ledger.Bytes
+}
+
+func (s *series) add(step int64, at time.Duration, in stage, size ledger.Bytes) {
+	s.steps, s.times = append(s.steps, step), append(s.times, at)
+	s.stages, s.sizes = append(s.stages, in), append(s.sizes, size)
+}
+
+// stepped reports whether the recording knows steps.
+func (s *series) stepped() bool {
+	return len(s.steps) > 0 && slices.Max(s.steps) > 1
+}
+
+// later returns the points after the first step. Without steps it returns those of the second half, as the first has
+// the loading of the model. It leaves out the end, where the program frees its memory.
+func (s *series) later() []point {
+	var points []point
+	if s.stepped() {
+		last := slices.Max(s.steps)
+		for i, size := range s.sizes {
+			if s.steps[i] >= 2 && s.steps[i] < last {
+				points = append(points, point{float64(s.steps[i]), float64(size)})
+			}
+		}
+		return points
+	}
+	for i := len(s.sizes) / 2; i < len(s.sizes)*19/20; i++ {
+		points = append(points, point{s.times[i].Seconds(), float64(s.sizes[i])})
+	}
+	return points
+}
+
+// growth returns everything that grows: leaks first, the largest first.
+func (r *Recording) growth(plan *Plan) []Growth {
+	list := []Growth{}
+	phases := r.phasesOfGrowth()
+	counted := r.counted(plan)
+	sampled := map[int]*series{} // anonymous memory of ranks
+	for _, s := range r.series() {
+		if s.kind == Anonymous && s.role == samples.RankProcess {
+			sampled[s.rank] = s
+		}
+		for _, g := range s.growth(sampled[s.rank]) {
+			if plan != nil && plan.Parameters > 0 {
+				bytes := g.BytesPerStep
+				if g.Shape == FirstStep {
+					bytes = g.Total
+				}
+				g.BytesPerParameter = float64(bytes) / float64(plan.Parameters)
+			}
+			g.Mapping = r.mappingThatGrows(s.line)
+			if g.Role == samples.RankProcess {
+				g.Component = counted[g.Rank].named(&g)
+			}
+			if g.Shape == FirstStep && g.Role == samples.RankProcess && g.Kind != Allocated {
+				g.Appeared = r.appeared(g.Rank)
+			}
+			if g.Shape != FirstStep && g.Role == samples.RankProcess && g.Kind != Driver && g.Kind != Allocated {
+				g.Phase = phases(g.Rank, g.FromStep)
+			}
+			list = append(list, g)
+		}
+	}
+	slices.SortStableFunc(list, func(a, b Growth) int {
+		if a.IsLeak() != b.IsLeak() {
+			return map[bool]int{true: -1, false: 1}[a.IsLeak()]
+		}
+		return cmp.Compare(b.Total, a.Total)
+	})
+	return list
+}
+
+// growth returns how a line grows. Marks tell the resident size, which is of any kind: it counts where samples are too
+// few to tell.
+func (s *series) growth(sampled *series) []Growth {
+	ofMarks := s.kind == Resident && sampled != nil
+	var rising []Growth
+	if !ofMarks || len(floors(sampled.later())) < leastPoints {
+		rising = s.rising()
+	}
+	if ofMarks && sampled.hasFirst() {
+		return rising
+	}
+	var aStep ledger.Bytes // of a leak, which the first step has, too
+	for _, g := range rising {
+		if g.FromStep <= 3 {
+			aStep = g.BytesPerStep
+		}
+	}
+	return append(rising, s.first(aStep)...)
+}
+
+// hasFirst reports whether the line was seen in the same phase of the first step and of a later one.
+func (s *series) hasFirst() bool {
+	_, _, known := s.firstStep()
+	return known
+}
+
+// rising returns the growth after the first step.
+func (s *series) rising() []Growth {
+	found := findRamp(floors(s.later()))
+	if found == nil {
+		return nil
+	}
+	g := Growth{Rank: s.rank, Role: s.role, Kind: s.kind, Shape: Linear,
+		Total: ledger.Bytes(found.rise())}
+	switch {
+	case !found.toEnd:
+		g.Shape = Settled
+	case found.every > 0:
+		g.Shape = Stairs
+	}
+	if !s.stepped() {
+		g.BytesPerSecond = ledger.Bytes(math.Round(found.slope))
+		g.FromTime, g.ToTime = inSeconds(found.from), inSeconds(found.to)
+		return []Growth{g}
+	}
+	g.BytesPerStep = ledger.Bytes(math.Round(found.slope))
+	g.FromStep, g.ToStep = int64(found.from), int64(found.to)
+	if g.Shape == Stairs {
+		g.Every, g.Jump = int64(math.Round(found.every)), ledger.Bytes(found.jump)
+	}
+	return []Growth{g}
+}
+
+func inSeconds(seconds float64) time.Duration { return time.Duration(seconds * float64(time.Second)) }
+
+// first returns the growth in the first step, beyond that of every step.
+func (s *series) first(aStep ledger.Bytes) []Growth {
+	before, after, known := s.firstStep()
+	grown := after - before - aStep
+	if s.kind == Driver || s.kind == File || !known || grown < leastRise || float64(grown) < 0.01*float64(before) {
+		return nil
+	}
+	return []Growth{{Rank: s.rank, Role: s.role, Kind: s.kind, Shape: FirstStep, Total: grown, FromStep: 1, ToStep: 1,
+		Phase: ledger.Step}}
+}
+
+// firstStep returns the least sizes of the first forward pass and of later ones, which have the same activations, or
+// else those of the backward passes.
+func (s *series) firstStep() (before, after ledger.Bytes, known bool) {
+	least := func(in stage) (least ledger.Bytes, known bool) {
+		for i := range s.sizes {
+			if s.stages[i] == in && (!known || s.sizes[i] < least) {
+				least, known = s.sizes[i], true
+			}
+		}
+		return least, known
+	}
+	for _, phase := range []ledger.PhaseName{ledger.Forward, ledger.Backward} {
+		before, first := least(stage{phase, ledger.First})
+		after, steady := least(stage{phase, ledger.Steady})
+		if first && steady {
+			return before, after, true
+		}
+	}
+	return 0, 0, false
+}

@@ -1,0 +1,187 @@
+package reconcile
+
+import (
+	"slices"
+
+	"plimsoll/ledger"
+	"plimsoll/samples"
+)
+
+// Source is where a measured peak comes from.
+type Source string
+
+// The sources of peaks. A peak of samples may be too low: nothing is seen between two samples.
+const (
+	FromMarks   Source = "marks"
+	FromSamples Source = "samples"
+)
+
+// moment is what the processes of one rank, and all others, hold at one time.
+type moment struct {
+	ranks   map[int]*rankMoment
+	service held // without the arenas, which belong to ranks
+	keeper  held
+}
+
+// rankMoment is what a rank holds at one time.
+type rankMoment struct {
+	stage    stage
+	process  held // the rank's own process
+	children held
+	arenas   []arena
+	pids     []int
+	// beyond is what the process has held between the sample before and this one, beyond what it holds in both: its
+	// high-water mark has risen.
+	beyond ledger.Bytes
+}
+
+// need returns the bytes of a rank.
+func (m *rankMoment) need() ledger.Bytes {
+	return m.process.need() + m.children.need() + sumOf(m.arenas)
+}
+
+func sumOf(arenas []arena) ledger.Bytes {
+	var sum ledger.Bytes
+	for _, a := range arenas {
+		sum += a.bytes
+	}
+	return sum
+}
+
+// moments returns the state at every sample.
+func (r *Recording) moments() []moment {
+	at := mapsAt(r)
+	all := make([]moment, len(r.Samples))
+	last := map[identity]*samples.Process{}
+	for i := range r.Samples {
+		m := moment{ranks: map[int]*rankMoment{}}
+		for k := range r.Samples[i].Sample.Processes {
+			p := &r.Samples[i].Sample.Processes[k]
+			m.add(p, at[i][identityOf(p)])
+			before := last[identityOf(p)]
+			if p.Role == samples.RankProcess && p.Rank >= 0 && before != nil && p.Peak > before.Peak &&
+				p.Phase == before.Phase && p.Iteration == before.Iteration {
+				m.rank(p.Rank).beyond += max(p.Peak-p.Resident.Sum(), 0)
+			}
+			last[identityOf(p)] = p
+		}
+		all[i] = m
+	}
+	return all
+}
+
+// add adds a process. Its arenas go to the ranks whose state they are.
+func (m *moment) add(p *samples.Process, known *maps) {
+	h := heldBy(p, known)
+	if known != nil {
+		for _, a := range known.arenas {
+			if a.rank < 0 {
+				continue
+			}
+			a.bytes = min(a.bytes, max(h.shared+h.hugetlb, 0)) // the reading may be older than the sample
+			inShared := min(a.bytes, max(h.shared, 0))
+			h.shared, h.hugetlb = h.shared-inShared, h.hugetlb-(a.bytes-inShared)
+			m.rank(a.rank).arenas = append(m.rank(a.rank).arenas, a)
+		}
+	}
+	switch {
+	case p.Role == samples.Service:
+		m.service = m.service.plus(h)
+	case p.Rank < 0 || p.Role == samples.Keeper:
+		m.keeper = m.keeper.plus(h)
+	case p.Role == samples.Child:
+		rank := m.rank(p.Rank)
+		rank.children, rank.pids = rank.children.plus(h), append(rank.pids, p.PID)
+	default:
+		rank := m.rank(p.Rank)
+		rank.process, rank.pids = rank.process.plus(h), append(rank.pids, p.PID)
+		rank.stage = stage{p.Phase, p.Iteration}
+	}
+}
+
+func (m *moment) rank(number int) *rankMoment {
+	if m.ranks[number] == nil {
+		m.ranks[number] = &rankMoment{}
+	}
+	return m.ranks[number]
+}
+
+// peak is the most that a rank has held in a stage.
+type peak struct {
+	stage  stage
+	at     *rankMoment
+	need   ledger.Bytes
+	source Source
+	// ended is of the highest peak for which tensors were counted; nil if none were.
+	ended     *samples.Ended
+	endedPeak ledger.Bytes
+}
+
+// peaks returns the peak of a rank in every stage, in the order of the job.
+func (r *Recording) peaks(all []moment, rank int) []peak {
+	found := map[stage]*peak{}
+	for i := range all {
+		m := all[i].ranks[rank]
+		if m == nil || m.pids == nil {
+			continue
+		}
+		p := found[m.stage]
+		if p == nil {
+			p = &peak{stage: m.stage, source: FromSamples}
+			found[m.stage] = p
+		}
+		if need := m.need() + m.beyond; p.at == nil || need > p.need {
+			p.at, p.need = m, need
+		}
+	}
+	for _, record := range r.Marks {
+		if record.Mark.Rank != rank || record.Mark.Ended == nil {
+			continue
+		}
+		ended := record.Mark.Ended
+		near := r.near(all, rank, record)
+		if near == nil {
+			continue
+		}
+		at := stage{ended.Phase, ended.Iteration}
+		found[at] = found[at].marked(near, ended)
+	}
+	var list []peak
+	for _, p := range found {
+		list = append(list, *p)
+	}
+	slices.SortFunc(list, func(a, b peak) int { return compareStages(a.stage, b.stage) })
+	return list
+}
+
+// marked returns the peak with what a mark tells. The mark has the highest resident size of the rank's process; page
+// tables, arenas and children are those of the sample near it.
+func (p *peak) marked(near *rankMoment, ended *samples.Ended) *peak {
+	if p == nil {
+		p = &peak{stage: stage{ended.Phase, ended.Iteration}, at: near}
+	}
+	p.source = FromMarks
+	if need := near.need() + ended.Peak - near.process.resident; need > p.need {
+		p.need, p.at = need, near
+	}
+	if len(ended.Holdings) > 0 && (p.ended == nil || ended.Peak > p.endedPeak) {
+		p.ended, p.endedPeak = ended, ended.Peak
+	}
+	return p
+}
+
+// near returns what the rank held at the last sample before a mark, or at the first one after it.
+func (r *Recording) near(all []moment, rank int, mark samples.Record) *rankMoment {
+	after, _ := slices.BinarySearchFunc(r.Samples, mark, compareTimes)
+	for i := after - 1; i >= 0; i-- {
+		if m := all[i].ranks[rank]; m != nil && m.pids != nil {
+			return m
+		}
+	}
+	for i := after; i < len(all); i++ {
+		if m := all[i].ranks[rank]; m != nil && m.pids != nil {
+			return m
+		}
+	}
+	return nil
+}

@@ -1,0 +1,98 @@
+package report
+
+import (
+	_ "embed"
+	"html/template"
+	"io"
+	"slices"
+
+	"plimsoll/ledger"
+	"plimsoll/reconcile"
+)
+
+//go:embed page.html
+var pageText string
+
+var pageTemplate = template.Must(template.New("page").Parse(pageText))
+
+// htmlPage is what the template shows.
+type htmlPage struct {
+	Title, Version, Verdict string
+	Good                    bool
+	Charts                  []*chart
+	Phases                  []ledger.PhaseName
+	Sections                [][]htmlBlock
+}
+
+// htmlBlock is a block of a page: one of its fields is set.
+type htmlBlock struct {
+	Facts     Facts
+	Columns   []htmlCell
+	Rows      [][]htmlCell
+	Paragraph string
+}
+
+type htmlCell struct {
+	Text  string
+	Right bool
+}
+
+// WriteHTML writes a page that needs no network and no scripts: the page of a result, with charts of a recording. The
+// timeline is nil for a plan.
+func WriteHTML(w io.Writer, page *Page, version string, good bool, t *reconcile.Timeline,
+	peaks []reconcile.Peak) error {
+	p := htmlPage{Title: page.Title, Version: version, Verdict: page.Verdict, Good: good}
+	if t != nil {
+		for i := range t.Tracks {
+			p.Charts = append(p.Charts, newChart(&t.Tracks[i], t, plannedPeak(&t.Tracks[i], peaks)))
+		}
+		for _, s := range t.Spans {
+			if !slices.Contains(p.Phases, s.Phase) {
+				p.Phases = append(p.Phases, s.Phase)
+			}
+		}
+	}
+	for _, s := range page.Sections {
+		var blocks []htmlBlock
+		for _, b := range s {
+			blocks = append(blocks, htmlOf(b))
+		}
+		p.Sections = append(p.Sections, blocks)
+	}
+	return pageTemplate.Execute(w, p)
+}
+
+// plannedPeak returns the highest planned peak of a track's device, or nil if there is none.
+func plannedPeak(track *reconcile.Track, peaks []reconcile.Peak) *ledger.Bytes {
+	var most *ledger.Bytes
+	for _, p := range peaks {
+		if p.Device == track.Kind && p.Rank == track.Rank && track.Rank >= 0 && p.Planned != nil &&
+			(most == nil || *p.Planned > *most) {
+			most = p.Planned
+		}
+	}
+	return most
+}
+
+func htmlOf(b Block) htmlBlock {
+	switch b := b.(type) {
+	case Facts:
+		return htmlBlock{Facts: b}
+	case Paragraph:
+		return htmlBlock{Paragraph: string(b)}
+	case *Table:
+		var h htmlBlock
+		for _, c := range b.Columns {
+			h.Columns = append(h.Columns, htmlCell{c.Title, c.Kind != Words})
+		}
+		for _, cells := range b.Rows {
+			var row []htmlCell
+			for i, cell := range cells {
+				row = append(row, htmlCell{b.Columns[i].format(cell), b.Columns[i].Kind != Words})
+			}
+			h.Rows = append(h.Rows, row)
+		}
+		return h
+	}
+	return htmlBlock{Paragraph: b.markdown()}
+}
