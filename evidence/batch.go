@@ -184,7 +184,8 @@ var batchPatterns = []pattern{
 	{ // what the sites of notebooks show, and SageMaker's reason of a failure
 		name: "hosted machine: out of memory",
 		literals: []string{
-			"after using all available RAM", "more memory than is available. It has restarted", "instance type with more memory",
+			"after using all available RAM", "more memory than is available. It has restarted",
+			"instance type with more memory",
 		},
 		expression: `Your session crashed after using all available RAM|` +
 			`Your notebook tried to allocate more memory than is available\. It has restarted|` +
