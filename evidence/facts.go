@@ -114,7 +114,10 @@ type (
 	}
 
 	// TooManyProcesses is EAGAIN from fork or clone, or "can't start new thread".
-	TooManyProcesses struct{ By string }
+	TooManyProcesses struct {
+		By    string
+		Group string // a cgroup whose limit of processes the kernel has named in its log
+	}
 
 	// WorkerEnded is a data loader's worker that has ended before its rank.
 	WorkerEnded struct {

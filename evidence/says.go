@@ -130,7 +130,7 @@ func (f DiskFull) Says() string {
 
 // Says says it.
 func (f TooManyProcesses) Says() string {
-	return "the kernel refused a new process or thread to " + f.By
+	return sentence("the kernel refused a new process or thread to "+f.By, by("in %s", f.Group))
 }
 
 // Says says it.

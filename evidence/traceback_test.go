@@ -7,9 +7,9 @@ import (
 )
 
 const (
-	ignoredTrace = "Exception ignored in: <function Loader.__del__ at 0x7f21>\nTraceback (most recent call last):\n" +
+	ignoredTrace = "Exception ignored in: <function Loader.__del__>\nTraceback (most recent call last):\n" +
 		"  File \"loader.py\", line 9, in __del__\n    self.close()\nBrokenPipeError: [Errno 32] Broken pipe\n"
-	ignoredAlone = "Exception ignored in: <_io.TextIOWrapper name='<stdout>'>\nBrokenPipeError: [Errno 32] Broken pipe\n"
+	ignoredAlone = "Exception ignored in: <_io.TextIOWrapper>\nBrokenPipeError: [Errno 32] Broken pipe\n"
 	ignoredCut   = "Exception ignored in: <function\nstep 7: loss 2.1\nstep 8: loss 2.1\n"
 	raisedTrace  = "Traceback (most recent call last):\n  File \"train.py\", line 9, in main\n    step()\n" + raised
 	raised       = "KeyError: 'loss'\n"

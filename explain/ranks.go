@@ -43,8 +43,12 @@ const (
 func mannerOf(fact evidence.Fact) manner {
 	switch f := fact.(type) {
 	case evidence.GPUOutOfMemory, evidence.DriverOutOfMemory, evidence.HostAllocationFailed, evidence.LockFailed,
-		evidence.SharedMemoryFull, evidence.DiskFull, evidence.TooManyProcesses:
+		evidence.SharedMemoryFull, evidence.DiskFull:
 		return lacked
+	case evidence.TooManyProcesses:
+		if f.Group == "" { // the kernel's log may speak of another job
+			return lacked
+		}
 	case evidence.LibraryFailed:
 		if f.Memory || f.Library == triton {
 			return lacked

@@ -187,6 +187,8 @@ var rules = []rule{
 		row[evidence.DiskFull]{nil, Disk, "", Likely, says[evidence.DiskFull]("ran out of disk space")},
 	),
 	table(
+		row[evidence.TooManyProcesses]{func(_ *scene, f evidence.TooManyProcesses) bool { return f.Group != "" },
+			Processes, "", Likely, processText},
 		row[evidence.TooManyProcesses]{func(_ *scene, f evidence.TooManyProcesses) bool {
 			return strings.Contains(f.By, "fork") || strings.Contains(f.By, "clone")
 		}, Processes, "", Certain, processText},
@@ -294,6 +296,10 @@ func (s *scene) testimony() []evidence.Finding {
 		switch fact := f.Fact.(type) {
 		case evidence.BatchKill:
 			found = append(found, f)
+		case evidence.TooManyProcesses:
+			if w == nil && fact.Group != "" && !s.hasTrainerLog() {
+				found = append(found, f)
+			}
 		case evidence.BatchEnd:
 			if !s.killedForMemory() { // a job that hangs after a kill reaches its time limit later
 				found = append(found, f)
