@@ -494,3 +494,17 @@ func TestForkRejected(t *testing.T) {
 		}
 	}
 }
+
+// TestPortInUse: a server that cannot listen fails by itself, and a client that reaches no server does not.
+func TestPortInUse(t *testing.T) {
+	for message, resource := range map[string]Resource{
+		"The server socket has failed to listen on any local network address. port: 29500":  NotMemory,
+		"The client socket has timed out after 600000ms while trying to connect to (n1, 9)": Undetermined,
+	} {
+		e := Explain(Inputs{Sources: []*evidence.Source{from("log", evidence.TrainerLog,
+			evidence.Exception{Type: "torch.distributed.DistNetworkError", Message: message})}})
+		if e.Cause.Resource != resource {
+			t.Errorf("%s: %q, expected %q", message, e.Cause.Resource, resource)
+		}
+	}
+}
