@@ -93,7 +93,13 @@ var batchPatterns = []pattern{
 		name:       "Kubernetes: system out of memory",
 		literals:   []string{"System OOM encountered"},
 		expression: `System OOM encountered, victim process: (?P<what>[^,]+), pid: (?P<pid>\d+)`,
-		kind:       Kubernetes, fact: batchKill("Kubernetes"),
+		kind:       Kubernetes, fact: batchKill("the kubelet"),
+	},
+	{ // docker events
+		name:       "Docker: out of memory",
+		literals:   []string{"container oom "},
+		expression: `^(?:\S+ )?container oom (?P<what>[0-9a-f]{12,64}) \(`,
+		kind:       Docker, fact: batchKill("Docker"),
 	},
 	{ // kubelet: pkg/kubelet/eviction/helpers.go
 		name: "Kubernetes: evicted",
@@ -174,6 +180,29 @@ var batchPatterns = []pattern{
 			}
 			return BatchKill{By: "batch system"}
 		},
+	},
+	{ // what the sites of notebooks show, and SageMaker's reason of a failure
+		name: "hosted machine: out of memory",
+		literals: []string{
+			"after using all available RAM", "more memory than is available. It has restarted",
+			"instance type with more memory",
+		},
+		expression: `Your session crashed after using all available RAM|` +
+			`Your notebook tried to allocate more memory than is available\. It has restarted|` +
+			`Please use an instance type with more memory`,
+		kind: TrainerLog, fact: batchKill("the hosting service"),
+	},
+	{ // jupyter_client/ioloop/restarter.py
+		name:       "Jupyter: kernel restarted",
+		literals:   []string{"KernelRestarter: restarting kernel"},
+		expression: `KernelRestarter: restarting kernel`,
+		kind:       TrainerLog, fact: batchEnd("Jupyter", "its kernel has died and starts again"),
+	},
+	{ // OpenPBS: src/resmom/mom_main.c
+		name:       "PBS: time limit",
+		literals:   []string{"=>> PBS: job killed:"},
+		expression: `=>> PBS: job killed: (?:walltime|cput|pcput) \d+ exceeded limit`,
+		kind:       TrainerLog, fact: batchEnd("PBS", "time limit"),
 	},
 	{
 		name:       "LSF: time limit",

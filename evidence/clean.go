@@ -56,6 +56,8 @@ func noLabel(*text, []string) {}
 var labels = []label{
 	// PyTorch's own prefix, Megatron, Lightning
 	{"[", regexp.MustCompile(`^\[(?i:rank|local_rank)(?:[:=] ?| )?(\d+)\](?: ?: ?| )`), rankLabel},
+	// nemo_run and other launchers: a host and a process of it; the process is no rank of the job
+	{"[", regexp.MustCompile(`^\[[A-Za-z][\w.-]{0,100}:\d{1,5}\]: ?`), streamLabel},
 	// torchrun --tee
 	{"[", regexp.MustCompile(`^\[default(\d+)\]:`), rankLabel},
 	// mpirun --tag-output, SageMaker

@@ -114,12 +114,16 @@ type (
 	}
 
 	// TooManyProcesses is EAGAIN from fork or clone, or "can't start new thread".
-	TooManyProcesses struct{ By string }
+	TooManyProcesses struct {
+		By    string
+		Group string // a cgroup whose limit of processes the kernel has named in its log
+	}
 
 	// WorkerEnded is a data loader's worker that has ended before its rank.
 	WorkerEnded struct {
 		PIDs   []int
 		Signal string // as the text names it; empty if it does not
+		Pool   bool   // a worker of a pool of processes, as datasets' map has them, and not of a data loader
 	}
 
 	// Exception is a Python exception that says nothing of memory, the last one of a traceback.

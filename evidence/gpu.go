@@ -36,7 +36,7 @@ var gpuPatterns = []pattern{
 			`(?:GPU|XPU|NPU) (?P<dev>\d+) has a total capaci?ty of (?P<total>` + sz + `)(?: of which (?P<free>` + sz +
 			`) is free)?\. (?P<procs>(?:(?:Process \d+|Including non-PyTorch memory, this process) has ` + sz +
 			` memory in use\. )*)(?:(?P<allowed>` + sz + `) allowed; )?Of the allocated memory (?P<alloc>` + sz +
-			`) is allocated by PyTorch, (?:with (?P<pools>` + sz + `) allocated in private pools \(e\.g\., CUDA Graphs\), )?` +
+			`) is allocated by PyTorch, (?:with (?P<pools>` + sz + `) allocated in private pools \(e\.g\., (?:CUDA|HIP) Graphs\), )?` +
 			`and (?P<slack>` + sz + `) is reserved by PyTorch but unallocated`,
 		kind: TrainerLog, wrapped: true, fact: gpuOutOfMemory,
 	},
@@ -159,12 +159,18 @@ var gpuPatterns = []pattern{
 	{ // c10/cuda/CUDAException.cpp; aten/src/ATen/cuda/Exceptions.h for the driver; HIP says HIP
 		name: "driver out of memory",
 		literals: []string{
-			"error: out of memory", "error: memory allocation", "cudaErrorMemoryAllocation", "CUDA_ERROR_OUT_OF_MEMORY",
+			"rror: out of memory", "error: memory allocation", "cudaErrorMemoryAllocation", "CUDA_ERROR_OUT_OF_MEMORY",
 			"hipErrorOutOfMemory",
 		},
-		expression: `(?:(?P<call>(?:CUDA|HIP) (?:driver )?error): (?:out of memory|memory allocation)|` +
+		expression: `(?:(?P<call>(?:CUDA|HIP) (?:driver )?[Ee]rror): (?:out of memory|memory allocation)|` +
 			`(?P<code>cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY|hipErrorOutOfMemory))`,
 		kind: TrainerLog, fact: driverOutOfMemory,
+	},
+	{ // bitsandbytes: csrc/pythonInterface.cpp, as it gets managed memory
+		name:       "bitsandbytes out of memory",
+		literals:   []string{"Error out of memory at line"},
+		expression: `^Error (?P<call>out of memory) at line \d+ in file `,
+		kind:       TrainerLog, fact: driverOutOfMemory,
 	},
 	{ // PyTorch, cut or shortened by the program that has printed it
 		name:     "out of memory without sizes",

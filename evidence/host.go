@@ -73,6 +73,14 @@ var hostPatterns = []pattern{
 			return WorkerEnded{PIDs: pids(m.get("pids")), Signal: strings.TrimSpace(m.get("sig"))}
 		},
 	},
+	{ // datasets/utils/py_utils.py; CPython: Lib/concurrent/futures/process.py
+		name:     "worker of a pool ended",
+		literals: []string{"subprocesses has abruptly died", "process pool was terminated abruptly"},
+		expression: `One of the subprocesses has abruptly died during map operation|` +
+			`A process in the process pool was terminated abruptly`,
+		kind: TrainerLog,
+		fact: func(*match) Fact { return WorkerEnded{Pool: true} },
+	},
 	{ // torch/csrc/DataLoader.cpp
 		name:       "bus error of a data loader",
 		literals:   []string{"insufficient shared memory"},
@@ -98,6 +106,13 @@ var hostPatterns = []pattern{
 			`\[Errno 28\] (?:[^i:]|i[^n:])[^:]*)(?: \(os error \d+\))?(?:[^'"]*: ?\\?['"](?P<path>[^'"]+)['"])?`,
 		kind: TrainerLog, fact: noSpace,
 	},
+	{ // datasets/builder.py
+		name:       "too little disk space",
+		literals:   []string{"Not enough disk space. Needed:"},
+		expression: `Not enough disk space\. Needed:`,
+		kind:       TrainerLog,
+		fact:       func(*match) Fact { return DiskFull{} },
+	},
 	{ // caffe2/serialize/inline_container.cc
 		name:       "archive writer failed",
 		literals:   []string{"PytorchStreamWriter failed", "] . unexpected pos", ". unexpected pos "},
@@ -112,6 +127,20 @@ var hostPatterns = []pattern{
 			`and data type (?P<dtype>\S+)`,
 		kind: TrainerLog, wrapped: true,
 		fact: func(m *match) Fact { return HostAllocationFailed{By: "numpy", Requested: m.size("sz", 1)} },
+	},
+	{ // arrow: cpp/src/arrow/memory_pool.cc
+		name:       "Arrow",
+		literals:   []string{"malloc of size"},
+		expression: `(?:malloc|realloc) of size (?P<req>\d+) failed`,
+		kind:       TrainerLog,
+		fact:       func(m *match) Fact { return HostAllocationFailed{By: "Arrow", Requested: m.size("req", 1)} },
+	},
+	{ // ERROR_COMMITMENT_LIMIT of Windows; the text depends on the language
+		name:       "Windows cannot commit",
+		literals:   []string{"[WinError 1455]", "(os error 1455)", "paging file is too small"},
+		expression: `\[WinError 1455\]|\(os error 1455\)|The paging file is too small for this operation`,
+		kind:       TrainerLog,
+		fact:       func(*match) Fact { return HostAllocationFailed{By: "Windows"} },
 	},
 	{ // CPython
 		name:       "MemoryError",
@@ -158,10 +187,10 @@ var hostPatterns = []pattern{
 		kind:       TrainerLog,
 		fact:       func(m *match) Fact { return LockFailed{By: "cudaHostRegister", Requested: m.size("req", 1)} },
 	},
-	{ // mlock(2), io_uring, libibverbs as NCCL and UCX call it, CUDA
+	{ // mlock(2), io_uring, libibverbs as NCCL and UCX call it, libfabric as NCCL's plugin calls it, CUDA
 		name:     "memory could not be locked",
-		literals: []string{"mlock", "io_uring", "ibv_", "cudaHostRegister"},
-		expression: `(?P<by>mlock|io_uring|ibv|cudaHostRegister).*(?:Cannot allocate memory|cannot allocate memory|` +
+		literals: []string{"mlock", "io_uring", "ibv_", "NET/OFI Unable to register memory", "cudaHostRegister"},
+		expression: `(?P<by>mlock|io_uring|ibv|NET/OFI Unable to register memory|cudaHostRegister).*(?:Cannot allocate memory|cannot allocate memory|` +
 			`Resource temporarily unavailable|Operation not permitted|ENOMEM|out of memory|failed to (?:allocate|lock))`,
 		kind: TrainerLog, fact: lockFailed,
 	},
@@ -188,6 +217,12 @@ var hostPatterns = []pattern{
 		kind:       TrainerLog,
 		fact:       func(m *match) Fact { return BusError{PID: m.integer("pid", m.integer("other", 0))} },
 	},
+	{ // CPython: Python/errors.c writes it of destructors and at exit, and goes on
+		name:       "exception ignored",
+		literals:   []string{"Exception ignored "},
+		expression: `^Exception ignored (?:in|while|on)\b`,
+		kind:       TrainerLog, take: beginIgnored,
+	},
 	{ // CPython
 		name:       "traceback",
 		literals:   []string{"Traceback (most recent call last)"},
@@ -200,6 +235,9 @@ var bytesText = regexp.MustCompile(`(\d+) bytes`)
 
 func lockFailed(m *match) Fact {
 	f := LockFailed{By: m.get("by")}
+	if strings.HasPrefix(f.By, "NET/OFI") {
+		f.By = "libfabric"
+	}
 	if f.By == "ibv" {
 		f.By = "ibverbs"
 	}

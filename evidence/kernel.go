@@ -237,6 +237,13 @@ var kernelPatterns = []pattern{
 			return HostAllocationFailed{By: by, Requested: m.size("req", 1), Errno: int(syscall.ENOMEM)}
 		},
 	},
+	{ // kernel/cgroup/pids.c
+		name:       "fork rejected",
+		literals:   []string{"fork rejected by pids controller"},
+		expression: `cgroup: fork rejected by pids controller in (?P<cg>\S+)`,
+		kind:       KernelLog,
+		fact:       func(m *match) Fact { return TooManyProcesses{By: "fork", Group: m.get("cg")} },
+	},
 	{ // arch/x86/mm/fault.c, arch/arm64/mm/fault.c
 		name:       "segmentation fault",
 		literals:   []string{"]: segfault at"},

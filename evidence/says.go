@@ -130,11 +130,14 @@ func (f DiskFull) Says() string {
 
 // Says says it.
 func (f TooManyProcesses) Says() string {
-	return "the kernel refused a new process or thread to " + f.By
+	return sentence("the kernel refused a new process or thread to "+f.By, by("in %s", f.Group))
 }
 
 // Says says it.
 func (f WorkerEnded) Says() string {
+	if f.Pool {
+		return "a process of a pool of workers ended abruptly"
+	}
 	return sentence(fmt.Sprintf("a worker of the data loader ended before its rank (PID %v)", f.PIDs),
 		by("by signal: %s", f.Signal))
 }

@@ -15,8 +15,10 @@ type trace struct {
 	inside bool // the last line was a call
 	pinned bool
 	forked bool
-	phase  ledger.PhaseName
-	frame  text // that tells the phase
+	// ignored: its exception is one that Python has only reported
+	ignored bool
+	phase   ledger.PhaseName
+	frame   text // that tells the phase
 }
 
 // longestTrace is in lines.
@@ -28,11 +30,13 @@ var frames = []struct {
 	expression *regexp.Regexp
 	phase      ledger.PhaseName
 }{
-	{regexp.MustCompile(`\.backward\(|autograd\.grad\(|, in backward$`), ledger.Backward},
+	{regexp.MustCompile(`\.backward\(|autograd\.grad\(|run_backward\(|, in (?:[\w.]+\.)?backward(?:\(|$)`), ledger.Backward},
 	{regexp.MustCompile(`(?:optimizer|optim|opt|engine|scaler|accelerator|model)\.step\(|, in optimizer_step$`), ledger.Step},
-	{regexp.MustCompile(`\.?(?:save_checkpoint|_save_checkpoint|save_pretrained|save_model|save_state|torch\.save|save_file)\(`),
+	{regexp.MustCompile(`\.?(?:save_checkpoint|_save_checkpoint|save_pretrained|save_model|save_state|torch\.save|save_file)\(|` +
+		`torch/serialization\.py", line \d+, in _?save$|dist_checkpointing/strategies/filesystem_async\.py`),
 		ledger.Checkpoint},
-	{regexp.MustCompile(`from_pretrained\(|load_state_dict\(|load_checkpoint\(|load_file\(|torch\.load\(`), ledger.Load},
+	{regexp.MustCompile(`from_pretrained\(|load_state_dict\(|load_checkpoint\(|load_file\(|torch\.load\(|` +
+		`safe_open\(|torch/serialization\.py", line \d+, in _?load$`), ledger.Load},
 	{regexp.MustCompile(`deepspeed\.initialize\(|accelerator\.prepare\(|fully_shard\(|FullyShardedDataParallel\(|` +
 		`DistributedDataParallel\(|setup_model_and_optimizer\(|, in __init__$`), ledger.Initialize},
 	{regexp.MustCompile(`, in (?:forward|compute_loss|_?forward_step)$`), ledger.Forward},
@@ -42,17 +46,26 @@ var (
 	// exceptionText is the name of a class, with its modules and a message.
 	exceptionText = regexp.MustCompile(`^(?:\| +)*((?:[A-Za-z_]\w*\.)*[A-Z]\w*[a-z]\w*)(?::\s*(.*))?$`)
 	// usualName is how classes of exceptions are named, for lines that may be no exception.
-	usualName  = regexp.MustCompile(`(?:Error|Exception|Interrupt|Exit|Failure|Timeout|OutOfResources)$`)
-	pinnedText = regexp.MustCompile(`pin_memory|cudaHostAlloc|cudaHostRegister|pinned`)
-	forkText   = regexp.MustCompile(`fork_exec|os\.fork\(|in _launch$|_posixsubprocess`)
+	usualName = regexp.MustCompile(`(?:Error|Exception|Interrupt|Exit|Failure|Timeout|OutOfResources)$`)
+	// notebookFrame is a call in a traceback of IPython.
+	notebookFrame = regexp.MustCompile(`^(?:-+> \d+ |File \S+:\d+, in |Cell In)`)
+	pinnedText    = regexp.MustCompile(`pin_memory|cudaHostAlloc|cudaHostRegister|pinned`)
+	forkText      = regexp.MustCompile(`fork_exec|os\.fork\(|in _launch$|_posixsubprocess`)
 )
 
 // beginTrace begins a traceback in the stream of its first line.
 func beginTrace(_ *reader, m *match) {
-	if m.stream.trace == nil {
+	if c := m.stream.trace; c == nil || c.ignored && c.lines > 1 { // an ignored one follows at once
 		m.stream.trace = &trace{}
 	}
 	m.stream.trace.open++
+}
+
+// beginIgnored expects a traceback whose exception ends nothing.
+func beginIgnored(_ *reader, m *match) {
+	if m.stream.trace == nil {
+		m.stream.trace = &trace{ignored: true}
+	}
 }
 
 // trace reads a line of a traceback. Found says that the line has facts of its own, which come after those before it.
@@ -66,7 +79,8 @@ func (r *reader) trace(s *stream, t *text, found bool, before int) {
 	case c.lines > longestTrace:
 		s.trace = nil
 	case strings.HasPrefix(t.string, " "), strings.HasPrefix(t.string, "\t"), t.string == "",
-		strings.HasPrefix(t.string, "│"): // a box of Rich
+		strings.HasPrefix(t.string, "│"), // a box of Rich
+		notebookFrame.MatchString(t.string):
 		c.see(t)
 	default:
 		groups := exceptionText.FindStringSubmatch(t.string)
@@ -79,7 +93,7 @@ func (r *reader) trace(s *stream, t *text, found bool, before int) {
 			r.add(&c.frame, Progress{Phase: c.phase, Step: -1})
 			r.source.Findings = append(r.source.Findings, after...)
 		}
-		if !found {
+		if !found && !c.ignored {
 			r.kinds[TrainerLog]++
 			r.add(t, Exception{Type: groups[1], Message: groups[2]})
 		}

@@ -143,6 +143,11 @@ func (s *scene) evidence(claims []claim) []Evidence {
 	for _, c := range claims {
 		add(c.at)
 	}
+	for _, f := range all[evidence.TooManyProcesses](s.findings) {
+		if f.fact.Group != "" && claims[0].resource == Processes {
+			add(f.Finding)
+		}
+	}
 	if f := s.fullHost(); f != nil && claims[0].resource == Host {
 		add(*f)
 	}

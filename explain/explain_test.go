@@ -467,3 +467,44 @@ func TestManyErrors(t *testing.T) {
 		t.Errorf("100,000 errors took %v", took)
 	}
 }
+
+// TestForkRejected: the kernel's refusal of a fork speaks for a job that met one, and of another job otherwise.
+func TestForkRejected(t *testing.T) {
+	kernel := from("dmesg", evidence.KernelLog, evidence.TooManyProcesses{By: "fork", Group: "/pod"})
+	log := func(fact evidence.Fact) *evidence.Source { return from("log", evidence.TrainerLog, fact) }
+	for _, test := range []struct {
+		name       string
+		files      []*evidence.Source
+		resource   Resource
+		confidence Confidence
+	}{
+		{"alone", []*evidence.Source{kernel}, Processes, Likely},
+		{"its own", []*evidence.Source{kernel, log(evidence.TooManyProcesses{By: "fork"})}, Processes, Certain},
+		{"another job's", []*evidence.Source{kernel, log(evidence.Exception{Type: "KeyError"})}, NotMemory, Likely},
+		{"a job that goes on", []*evidence.Source{kernel, log(evidence.Progress{Step: 3})}, None, Likely},
+	} {
+		e := Explain(Inputs{Sources: test.files})
+		if e.Cause.Resource != test.resource || e.Confidence != test.confidence {
+			t.Errorf("%s: %s %q, expected %s %q", test.name, e.Confidence, e.Cause.Resource, test.confidence,
+				test.resource)
+		}
+		named := slices.ContainsFunc(e.Evidence, func(e Evidence) bool { return strings.Contains(e.Says, "/pod") })
+		if named != (test.resource == Processes) {
+			t.Errorf("%s: the evidence names the cgroup: %v", test.name, named)
+		}
+	}
+}
+
+// TestPortInUse: a server that cannot listen fails by itself, and a client that reaches no server does not.
+func TestPortInUse(t *testing.T) {
+	for message, resource := range map[string]Resource{
+		"The server socket has failed to listen on any local network address. port: 29500":  NotMemory,
+		"The client socket has timed out after 600000ms while trying to connect to (n1, 9)": Undetermined,
+	} {
+		e := Explain(Inputs{Sources: []*evidence.Source{from("log", evidence.TrainerLog,
+			evidence.Exception{Type: "torch.distributed.DistNetworkError", Message: message})}})
+		if e.Cause.Resource != resource {
+			t.Errorf("%s: %q, expected %q", message, e.Cause.Resource, resource)
+		}
+	}
+}

@@ -43,8 +43,12 @@ const (
 func mannerOf(fact evidence.Fact) manner {
 	switch f := fact.(type) {
 	case evidence.GPUOutOfMemory, evidence.DriverOutOfMemory, evidence.HostAllocationFailed, evidence.LockFailed,
-		evidence.SharedMemoryFull, evidence.DiskFull, evidence.TooManyProcesses:
+		evidence.SharedMemoryFull, evidence.DiskFull:
 		return lacked
+	case evidence.TooManyProcesses:
+		if f.Group == "" { // the kernel's log may speak of another job
+			return lacked
+		}
 	case evidence.LibraryFailed:
 		if f.Memory || f.Library == triton {
 			return lacked
@@ -104,6 +108,9 @@ var consequences = []string{"ChildFailedError", "CalledProcessError", "SystemExi
 
 func isConsequence(e evidence.Exception) bool {
 	name := e.Type[strings.LastIndexByte(e.Type, '.')+1:]
+	if name == "DistNetworkError" && strings.Contains(e.Message, "failed to listen") {
+		return false // no peer takes part in that
+	}
 	return slices.Contains(consequences, name)
 }
 

@@ -187,6 +187,8 @@ var rules = []rule{
 		row[evidence.DiskFull]{nil, Disk, "", Likely, says[evidence.DiskFull]("ran out of disk space")},
 	),
 	table(
+		row[evidence.TooManyProcesses]{func(_ *scene, f evidence.TooManyProcesses) bool { return f.Group != "" },
+			Processes, "", Likely, processText},
 		row[evidence.TooManyProcesses]{func(_ *scene, f evidence.TooManyProcesses) bool {
 			return strings.Contains(f.By, "fork") || strings.Contains(f.By, "clone")
 		}, Processes, "", Certain, processText},
@@ -196,6 +198,9 @@ var rules = []rule{
 		row[evidence.WorkerEnded]{func(_ *scene, f evidence.WorkerEnded) bool {
 			return mannerOfWorker(f.Signal) == faulted
 		}, SharedMemory, "", Likely, says[evidence.WorkerEnded](busText)},
+		row[evidence.WorkerEnded]{func(_ *scene, f evidence.WorkerEnded) bool { return f.Pool }, Undetermined, "",
+			Unknown, says[evidence.WorkerEnded]("lost a process of a pool of workers, and nothing here says what " +
+				"ended the process")},
 		row[evidence.WorkerEnded]{nil, Undetermined, "", Unknown, says[evidence.WorkerEnded]("lost a worker of its " +
 			"data loader, and nothing here says what killed the worker")},
 	),
@@ -214,7 +219,7 @@ var rules = []rule{
 		row[evidence.BatchEnd]{func(_ *scene, f evidence.BatchEnd) bool { return reasonHas(f, "time", "preempt") },
 			NotMemory, "", Certain, endText},
 		row[evidence.BatchEnd]{func(s *scene, f evidence.BatchEnd) bool {
-			return reasonHas(f, "signal") || reasonHas(f, "cancel") && s.witness != nil
+			return reasonHas(f, "signal", "died") || reasonHas(f, "cancel") && s.witness != nil
 		}, Undetermined, "", Unknown, func(f evidence.BatchEnd) string {
 			return endText(f) + ", and nothing here says why"
 		}},
@@ -291,6 +296,10 @@ func (s *scene) testimony() []evidence.Finding {
 		switch fact := f.Fact.(type) {
 		case evidence.BatchKill:
 			found = append(found, f)
+		case evidence.TooManyProcesses:
+			if w == nil && fact.Group != "" && !s.hasTrainerLog() {
+				found = append(found, f)
+			}
 		case evidence.BatchEnd:
 			if !s.killedForMemory() { // a job that hangs after a kill reaches its time limit later
 				found = append(found, f)

@@ -1,0 +1,55 @@
+package evidence
+
+import (
+	"slices"
+	"strings"
+	"testing"
+)
+
+const (
+	ignoredTrace = "Exception ignored in: <function Loader.__del__>\nTraceback (most recent call last):\n" +
+		"  File \"loader.py\", line 9, in __del__\n    self.close()\nBrokenPipeError: [Errno 32] Broken pipe\n"
+	ignoredAlone = "Exception ignored in: <_io.TextIOWrapper>\nBrokenPipeError: [Errno 32] Broken pipe\n"
+	ignoredCut   = "Exception ignored in: <function\nstep 7: loss 2.1\nstep 8: loss 2.1\n"
+	raisedTrace  = "Traceback (most recent call last):\n  File \"train.py\", line 9, in main\n    step()\n" + raised
+	raised       = "KeyError: 'loss'\n"
+)
+
+// TestIgnoredException: an exception that Python only reports is no finding, and one beside it is.
+func TestIgnoredException(t *testing.T) {
+	tests := []struct {
+		name, text string
+		exceptions []string
+	}{
+		{"alone", ignoredTrace, nil},
+		{"without a traceback", ignoredAlone, nil},
+		{"before a raised one", ignoredTrace + raisedTrace, []string{"KeyError"}},
+		{"after a raised one", raisedTrace + ignoredTrace, []string{"KeyError"}},
+		{"within a raised one", strings.Replace(raisedTrace, raised, ignoredCut+raised, 1), []string{"KeyError"}},
+		{"cut", ignoredCut + raisedTrace, []string{"KeyError"}},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			var got []string
+			for _, f := range readText(t, "log", []byte(test.text)).Findings {
+				if e, ok := f.Fact.(Exception); ok {
+					got = append(got, e.Type)
+				}
+			}
+			if !slices.Equal(got, test.exceptions) {
+				t.Errorf("the exceptions are %v, expected %v", got, test.exceptions)
+			}
+		})
+	}
+}
+
+// TestNotebookTraceback: a traceback of IPython tells the phase as one of Python does.
+func TestNotebookTraceback(t *testing.T) {
+	text := "ValueError                                Traceback (most recent call last)\nCell In[11], line 1\n" +
+		"----> 1 trainer.train()\n\nFile /opt/torch/autograd/__init__.py:200, in backward(tensors)\n" +
+		"--> 200 engine.run_backward(\n\nValueError: no gradient\n"
+	facts := factsOf(readText(t, "notebook.log", []byte(text)), false)
+	if !strings.Contains(facts, "backward") || !strings.Contains(facts, "ValueError") {
+		t.Errorf("the facts are %q, expected the backward pass and a ValueError", facts)
+	}
+}
