@@ -395,9 +395,6 @@ func (s *scene) nameWitness() {
 		s.victims = slices.Delete(s.victims, i, i+1)
 		return
 	}
-	if f, ok := w.says[0].Fact.(evidence.GPUOutOfMemory); ok && f.Device > 0 {
-		w.rank = f.Device
-	}
 }
 
 // sameKills is the time within which kills of the kernel belong to one event.
