@@ -278,6 +278,14 @@ var progressPatterns = []pattern{
 		expression: `\*{5} Running training \*{5}`,
 		kind:       TrainerLog, fact: func(*match) Fact { return Progress{Step: 0} },
 	},
+	{ // transformers/trainer.py, Lightning, fairseq, and scripts of one's own
+		name: "training ended well",
+		literals: []string{"'train_runtime':", "` reached.", "raining completed", "raining finished success",
+			"done training in"},
+		expression: "^\\{'train_runtime': |`Trainer\\.fit` stopped: `[^`]+` reached|done training in \\d|" +
+			`[Tt]raining (?:(?:completed|finished) successfully|completed\. Do not forget to share)`,
+		kind: TrainerLog, fact: func(m *match) Fact { return ended("the trainer")(m) },
+	},
 	{ // transformers/trainer.py: a dictionary of metrics tells no step
 		name:       "Trainer: metrics",
 		literals:   []string{"'loss':"},

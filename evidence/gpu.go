@@ -107,6 +107,40 @@ var gpuPatterns = []pattern{
 		kind:       TrainerLog,
 		fact:       library("cuDNN"),
 	},
+	{ // tensorflow/core/framework/op_kernel.cc
+		name:       "TensorFlow out of memory",
+		literals:   []string{"OOM when allocating tensor"},
+		expression: `(?P<status>OOM when allocating tensor with shape\S+) .*by allocator (?:GPU|DML|XPU)`,
+		kind:       TrainerLog,
+		fact: func(m *match) Fact {
+			return LibraryFailed{Library: "TensorFlow", Status: m.get("status"), Memory: true}
+		},
+	},
+	{ // TensorFlow's class of errors, of the host's memory too
+		name:       "TensorFlow: resource exhausted",
+		literals:   []string{"ResourceExhaustedError"},
+		expression: `\.(?P<status>ResourceExhaustedError):`,
+		kind:       TrainerLog,
+		fact:       library("TensorFlow"),
+	},
+	{ // Level Zero and SYCL: Unified Runtime's and Level Zero's codes
+		name:       "Level Zero out of memory",
+		literals:   []string{"_RESULT_ERROR_OUT_OF_DEVICE_MEMORY"},
+		expression: `(?P<status>(?:UR|ZE)_RESULT_ERROR_OUT_OF_DEVICE_MEMORY)`,
+		kind:       TrainerLog,
+		fact: func(m *match) Fact {
+			return LibraryFailed{Library: "Level Zero", Status: m.get("status"), Memory: true}
+		},
+	},
+	{ // the bridge of PyTorch for Gaudi
+		name:       "Gaudi out of memory",
+		literals:   []string{"PT_DEVMEM Allocation failed"},
+		expression: `MODULE:PT_DEVMEM Allocation failed for size::(?P<req>\d+)`,
+		kind:       TrainerLog,
+		fact: func(m *match) Fact {
+			return GPUOutOfMemory{Backend: "HPU", Device: -1, Requested: m.size("req", 1)}
+		},
+	},
 	{ // xla/service/gpu, as JAX shows it
 		name:       "XLA out of memory",
 		literals:   []string{"RESOURCE_EXHAUSTED: Out of memory"},
@@ -160,16 +194,17 @@ var gpuPatterns = []pattern{
 		name: "driver out of memory",
 		literals: []string{
 			"rror: out of memory", "error: memory allocation", "cudaErrorMemoryAllocation", "CUDA_ERROR_OUT_OF_MEMORY",
-			"hipErrorOutOfMemory",
+			"hipErrorOutOfMemory", "cuda runtime error (2)", "rror [CUDA]: out of memory", "rror [HIP]: out of memory",
 		},
-		expression: `(?:(?P<call>(?:CUDA|HIP) (?:driver )?[Ee]rror): (?:out of memory|memory allocation)|` +
+		expression: `(?:(?P<call>(?:CUDA|HIP) (?:driver )?[Ee]rror|Triton Error \[(?:CUDA|HIP)\]): (?:out of memory|memory allocation)|` +
+			`cuda runtime error \(2\) : (?P<old>out of memory)|` +
 			`(?P<code>cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY|hipErrorOutOfMemory))`,
 		kind: TrainerLog, fact: driverOutOfMemory,
 	},
 	{ // bitsandbytes: csrc/pythonInterface.cpp, as it gets managed memory
 		name:       "bitsandbytes out of memory",
 		literals:   []string{"Error out of memory at line"},
-		expression: `^Error (?P<call>out of memory) at line \d+ in file `,
+		expression: `\bError (?P<call>out of memory) at line \d+ in file `,
 		kind:       TrainerLog, fact: driverOutOfMemory,
 	},
 	{ // PyTorch, cut or shortened by the program that has printed it

@@ -137,6 +137,29 @@ var launcherPatterns = []pattern{
 		expression: `process (?P<rank>\d+) terminated with (?:signal (?P<sig>SIG\w+)|exit code (?P<code>\d+))`,
 		kind:       TrainerLog, fact: ended("torch.multiprocessing"),
 	},
+	{ // torch/multiprocessing/spawn.py: the parent repeats the traceback of a rank
+		name:       "spawn: error of a rank",
+		literals:   []string{"terminated with the following error"},
+		expression: `^-- Process (?P<rank>\d+) terminated with the following error:`,
+		kind:       TrainerLog,
+		take:       func(_ *reader, m *match) { m.stream.rank = m.integer("rank", NoRank) },
+	},
+	{ // torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp
+		name:       "NCCL watchdog: error of CUDA",
+		literals:   []string{"watchdog thread terminated with exception: CUDA error"},
+		expression: `watchdog thread terminated with exception: CUDA error: (?P<what>.*)`,
+		kind:       TrainerLog,
+		fact:       func(m *match) Fact { return Exception{Type: "CUDA error", Message: m.get("what")} },
+	},
+	{ // the runtime of ROCm, for an access to memory that is not mapped
+		name:       "HIP: memory access fault",
+		literals:   []string{"Memory access fault by GPU"},
+		expression: `Memory access fault by GPU (?P<what>.*)`,
+		kind:       TrainerLog,
+		fact: func(m *match) Fact {
+			return Exception{Type: "memory access fault by GPU", Message: m.get("what")}
+		},
+	},
 	{ // deepspeed/launcher/launch.py
 		name:       "DeepSpeed: a rank ended",
 		literals:   []string{"exits with return code ="},
@@ -285,6 +308,8 @@ func (b *failures) line(r *reader, t *text) bool {
 		return false
 	}
 	switch groups[1] {
+	case "traceback":
+		return !strings.HasPrefix(groups[2], "Traceback") // which is read as such
 	case "": // the next rank
 		b.end(r)
 	case "time":

@@ -133,6 +133,7 @@ type stream struct {
 	wrapped  *wrapped
 	trace    *trace
 	progress Progress // the last one
+	rank     int      // whose lines these are if no label says so, or NoRank
 }
 
 // block reads lines that belong together.
@@ -155,7 +156,7 @@ func (r *reader) stream(name string) *stream {
 				return s
 			}
 		}
-		s = &stream{progress: Progress{Step: -1}}
+		s = &stream{progress: Progress{Step: -1}, rank: NoRank}
 		r.streams[strings.Clone(name)] = s
 	}
 	return s
@@ -205,6 +206,9 @@ func (l *lastLine) keep(line []byte, number int) {
 // text reads a text with its hits.
 func (r *reader) text(t *text) {
 	s := r.stream(t.stream)
+	if t.rank == NoRank {
+		t.rank = s.rank
+	}
 	if s.block != nil {
 		switch {
 		case s.block.line(r, t):

@@ -30,17 +30,23 @@ var frames = []struct {
 	expression *regexp.Regexp
 	phase      ledger.PhaseName
 }{
-	{regexp.MustCompile(`\.backward\(|autograd\.grad\(|run_backward\(|, in (?:[\w.]+\.)?backward(?:\(|$)`), ledger.Backward},
+	{regexp.MustCompile(`\b(?:custom_)?backward(?:_step)?\(|autograd\.grad\(|run_backward\(|` +
+		`, in (?:[\w.]+\.)?(?:custom_)?backward(?:_step)?(?:\(|$)`), ledger.Backward},
 	{regexp.MustCompile(`(?:optimizer|optim|opt|engine|scaler|accelerator|model)\.step\(|, in optimizer_step$`), ledger.Step},
 	{regexp.MustCompile(`\.?(?:save_checkpoint|_save_checkpoint|save_pretrained|save_model|save_state|torch\.save|save_file)\(|` +
+		`get_(?:model_|optimizer_)?state_dict\(|` +
 		`torch/serialization\.py", line \d+, in _?save$|dist_checkpointing/strategies/filesystem_async\.py`),
 		ledger.Checkpoint},
 	{regexp.MustCompile(`from_pretrained\(|load_state_dict\(|load_checkpoint\(|load_file\(|torch\.load\(|` +
-		`safe_open\(|torch/serialization\.py", line \d+, in _?load$`), ledger.Load},
+		`safe_open\(|torch/serialization\.py", line \d+, in _?load$|` + moduleFile + `(?:to|cuda|_apply)$`), ledger.Load},
 	{regexp.MustCompile(`deepspeed\.initialize\(|accelerator\.prepare\(|fully_shard\(|FullyShardedDataParallel\(|` +
 		`DistributedDataParallel\(|setup_model_and_optimizer\(|, in __init__$`), ledger.Initialize},
-	{regexp.MustCompile(`, in (?:forward|compute_loss|_?forward_step)$`), ledger.Forward},
+	{regexp.MustCompile(`, in (?:forward|compute_loss|_?forward_step|_?loss_step)$|\b(?:compute_loss|_loss_step)\(|` +
+		moduleFile + `(?:__call__|_call_impl|_wrapped_call_impl)$`), ledger.Forward},
 }
+
+// moduleFile is the beginning of a call of torch.nn.Module.
+const moduleFile = `torch[/\\]nn[/\\]modules[/\\]module\.py", line \d+, in `
 
 var (
 	// exceptionText is the name of a class, with its modules and a message.
@@ -49,7 +55,7 @@ var (
 	usualName = regexp.MustCompile(`(?:Error|Exception|Interrupt|Exit|Failure|Timeout|OutOfResources)$`)
 	// notebookFrame is a call in a traceback of IPython.
 	notebookFrame = regexp.MustCompile(`^(?:-+> \d+ |File \S+:\d+, in |Cell In)`)
-	pinnedText    = regexp.MustCompile(`pin_memory|cudaHostAlloc|cudaHostRegister|pinned`)
+	pinnedText    = regexp.MustCompile(`pin_memory|cudaHostAlloc|cudaHostRegister|pinned|bytes on host: CUDA_ERROR`)
 	forkText      = regexp.MustCompile(`fork_exec|os\.fork\(|in _launch$|_posixsubprocess`)
 )
 
@@ -75,6 +81,9 @@ func (r *reader) trace(s *stream, t *text, found bool, before int) {
 		return
 	}
 	c.lines++
+	if found && exceptionText.MatchString(strings.TrimSpace(t.string)) {
+		t.string = strings.TrimSpace(t.string) // torchrun indents an error that it has recorded
+	}
 	switch {
 	case c.lines > longestTrace:
 		s.trace = nil

@@ -14,6 +14,9 @@ import (
 var messageKeys = []string{"MESSAGE", "message", "msg", "log", "text", "event", "textPayload", "line", "body",
 	"@message"}
 
+// exceptionKeys are those that hold a traceback beside the message: structlog, python-json-logger, Google Cloud.
+var exceptionKeys = []string{"exception", "exc_info", "exc_text", "traceback", "stack_trace"}
+
 var (
 	timeKeys   = []string{"time", "timestamp", "ts", "asctime", "@timestamp"}
 	rankKeys   = []string{"rank", "global_rank", "RANK"}
@@ -38,6 +41,11 @@ func unpack(t text, depth int) []text {
 	for _, key := range messageKeys {
 		if message = messageOf(object[key]); message != "" {
 			break
+		}
+	}
+	for _, key := range exceptionKeys {
+		if exception := stringOf(object[key]); strings.Contains(exception, "Traceback") {
+			message += "\n" + exception
 		}
 	}
 	if message == "" {

@@ -248,10 +248,13 @@ func (s *scene) concludeVictims(e *Explanation) {
 	e.Collect = append(e.Collect, collectRanks, collectKernel, collectRecording)
 }
 
+// trainer is who says that training ended well. Its process may fail afterwards.
+const trainer = "the trainer"
+
 // endedWell reports whether a launcher says that the job ended with exit code 0.
 func (s *scene) endedWell() bool {
 	return slices.ContainsFunc(all[evidence.ProcessEnded](s.findings), func(f seen[evidence.ProcessEnded]) bool {
-		return mannerOfProcess(f.fact) == unended
+		return mannerOfProcess(f.fact) == unended && f.fact.By != trainer
 	})
 }
 

@@ -53,7 +53,8 @@ func capped(_ *scene, f evidence.GPUOutOfMemory) bool {
 }
 
 func fragmented(_ *scene, f evidence.GPUOutOfMemory) bool {
-	return f.Requested.Known && slack(f) > 0 && slack(f) >= f.Requested.Bytes && !enoughFree(nil, f)
+	return f.Requested.Known && slack(f) > 0 && slack(f) >= f.Requested.Bytes && !enoughFree(nil, f) &&
+		!(outsidePyTorch(nil, f) && outside(f) > 4*slack(f)) // which dwarfs the free pieces
 }
 
 // besideOthers holds if the request would have been met without the other processes.

@@ -124,6 +124,11 @@ var rules = []rule{
 				"more shared memory of a multiprocessor than the GPU has: a kernel's block sizes are too large, and " +
 				"no " +
 				"memory of the GPU or the host is missing")},
+		row[evidence.LibraryFailed]{func(_ *scene, f evidence.LibraryFailed) bool { return f.Library == driver },
+			NotMemory, "", Likely, func(f evidence.LibraryFailed) string {
+				return fmt.Sprintf("failed in %s (%s): a fault of the GPU or of a kernel that ran on it, and no "+
+					"missing memory", f.Library, f.Status)
+			}},
 		row[evidence.LibraryFailed]{func(_ *scene, f evidence.LibraryFailed) bool { return f.Memory }, GPU, "", Likely,
 			func(f evidence.LibraryFailed) string {
 				return fmt.Sprintf("ran out of GPU memory in %s, which allocates outside of PyTorch", f.Library)
@@ -246,6 +251,7 @@ var rules = []rule{
 
 const (
 	triton     = "Triton"
+	driver     = "the NVIDIA driver"
 	pinned     = "pinned memory"
 	sharedText = "ran out of shared memory: /dev/shm is full"
 	busText    = "got SIGBUS: a page of shared memory could not be allocated, as /dev/shm was full"
