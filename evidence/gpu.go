@@ -197,7 +197,7 @@ var gpuPatterns = []pattern{
 			"hipErrorOutOfMemory", "cuda runtime error (2)", "rror [CUDA]: out of memory", "rror [HIP]: out of memory",
 		},
 		expression: `(?:(?P<call>(?:CUDA|HIP) (?:driver )?[Ee]rror|Triton Error \[(?:CUDA|HIP)\]): (?:out of memory|memory allocation)|` +
-			`cuda runtime error \(2\) : (?P<old>out of memory)|` +
+			`cuda runtime error \(2\) : out of memory|` +
 			`(?P<code>cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY|hipErrorOutOfMemory))`,
 		kind: TrainerLog, fact: driverOutOfMemory,
 	},

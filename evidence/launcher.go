@@ -145,7 +145,7 @@ var launcherPatterns = []pattern{
 		take:       func(_ *reader, m *match) { m.stream.rank = m.integer("rank", NoRank) },
 	},
 	{ // torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp
-		name:       "NCCL watchdog: error of CUDA",
+		name:       "NCCL: error of CUDA",
 		literals:   []string{"watchdog thread terminated with exception: CUDA error"},
 		expression: `watchdog thread terminated with exception: CUDA error: (?P<what>.*)`,
 		kind:       TrainerLog,
