@@ -3,6 +3,8 @@ package evidence
 import (
 	"regexp"
 	"strings"
+
+	"plimsoll/ledger"
 )
 
 // sz is a size as PyTorch prints it.
@@ -143,8 +145,8 @@ var gpuPatterns = []pattern{
 	},
 	{ // xla/service/gpu, as JAX shows it
 		name:       "XLA out of memory",
-		literals:   []string{"RESOURCE_EXHAUSTED: Out of memory"},
-		expression: `(?P<status>RESOURCE_EXHAUSTED): Out of memory while trying to allocate \d+ bytes`,
+		literals:   []string{"RESOURCE_EXHAUSTED: "},
+		expression: `(?P<status>RESOURCE_EXHAUSTED): (?:Out of memory while trying|Failed) to allocate`,
 		kind:       TrainerLog,
 		fact:       func(m *match) Fact { return LibraryFailed{Library: "XLA", Status: m.get("status"), Memory: true} },
 	},
@@ -213,6 +215,46 @@ var gpuPatterns = []pattern{
 		expression: `(?:^|[:\]] |Error\(['"])(?P<backend>CUDA|HIP|XPU|NPU|MPS backend) out of memory` +
 			`(?:\. Tried to allocate (?P<req>` + sz + `)|[.'"]|\s*$)`,
 		kind: TrainerLog, fact: gpuOutOfMemory,
+	},
+	{ // PyTorch's class with another message: CUDAMallocAsyncAllocator.cpp, ComfyUI
+		name:       "class of out of memory",
+		literals:   []string{"OutOfMemoryError"},
+		expression: `^torch\.(?:cuda\.)?OutOfMemoryError(?:$|: *(?P<message>.*))`,
+		kind:       TrainerLog,
+		fact: func(m *match) Fact {
+			if strings.HasPrefix(m.get("message"), "Caught ") { // in a thread, whose message follows
+				return nil
+			}
+			return GPUOutOfMemory{Backend: "CUDA", Device: -1}
+		},
+	},
+	{ // paddle/phi/core/memory/allocation/cuda_allocator.cc
+		name:       "Paddle out of memory",
+		literals:   []string{"Out of memory error on GPU"},
+		expression: `(?P<status>Out of memory error on GPU \d+)\. Cannot allocate`,
+		kind:       TrainerLog,
+		fact: func(m *match) Fact {
+			return LibraryFailed{Library: "Paddle", Status: m.get("status"), Memory: true}
+		},
+	},
+	{ // sglang/srt/model_executor/model_runner.py
+		name:       "SGLang: no memory for its pools",
+		literals:   []string{"Please try to increase --mem-fraction-static"},
+		expression: `Not enough memory\. Please try to increase --mem-fraction-static`,
+		kind:       TrainerLog,
+		fact:       func(*match) Fact { return GPUOutOfMemory{Backend: "CUDA", Device: -1} },
+	},
+	{ // vllm/v1/core/kv_cache_utils.py
+		name:     "vLLM: cache too small",
+		literals: []string{"larger than the available KV cache memory"},
+		expression: `\((?P<req>[\d.]+) GiB KV cache is needed, which is larger than the available KV cache memory ` +
+			`\((?P<free>[\d.]+) GiB\)`,
+		kind: TrainerLog,
+		fact: func(m *match) Fact {
+			return GPUOutOfMemory{
+				Backend: "CUDA", Device: -1, Requested: m.size("req", ledger.GiB), Free: m.size("free", ledger.GiB),
+			}
+		},
 	},
 	{ // vllm/v1/core/kv_cache_utils.py
 		name:       "vLLM: no memory for the cache",

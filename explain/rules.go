@@ -3,6 +3,7 @@ package explain
 import (
 	"cmp"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -244,7 +245,10 @@ var rules = []rule{
 		}, SharedMemory, "", Likely, says[evidence.ProcessEnded](busText)},
 		row[evidence.ProcessEnded]{nil, Undetermined, "", Unknown, endedText},
 	),
-	table(row[evidence.Exception]{nil, NotMemory, "", Likely, func(e evidence.Exception) string {
+	table(row[evidence.Exception]{func(_ *scene, e evidence.Exception) bool { return lackText.MatchString(e.Message) },
+		Undetermined, "", Unknown, func(e evidence.Exception) string {
+			return fmt.Sprintf("ended with %s, whose text speaks of missing memory and not of which", e.Type)
+		}}, row[evidence.Exception]{nil, NotMemory, "", Likely, func(e evidence.Exception) string {
 		return fmt.Sprintf("ended with %s, an error of the program and not of memory", e.Type)
 	}}),
 }
@@ -256,6 +260,10 @@ const (
 	sharedText = "ran out of shared memory: /dev/shm is full"
 	busText    = "got SIGBUS: a page of shared memory could not be allocated, as /dev/shm was full"
 )
+
+// lackText is what an exception says that lacks memory of some kind.
+var lackText = regexp.MustCompile(`(?i)\b(?:out of|(?:not enough|insufficient)(?: \w+)?) memory\b|memory exhausted|` +
+	`\b(?:failed|unable|could not|cannot) (?:to )?allocate\b`)
 
 // judge returns the claims of the scene, the strongest first.
 func (s *scene) judge() []claim {
