@@ -105,6 +105,9 @@ func TestExplain(t *testing.T) {
 		"NCCL": {Inputs{Sources: log(oom(func(f *evidence.GPUOutOfMemory) {
 			f.Allocated, f.Reserved = known(50*gib), known(51*gib)
 		}))}, GPU, "memory outside PyTorch", Certain},
+		"NCCL and small pieces": {Inputs{Sources: log(oom(func(f *evidence.GPUOutOfMemory) {
+			f.Allocated, f.Reserved = known(48*gib), known(51*gib)
+		}))}, GPU, "memory outside PyTorch", Certain},
 		"free": {Inputs{Sources: log(oom(func(f *evidence.GPUOutOfMemory) { f.Free = known(50 * gib) }))}, GPU,
 			"free memory at the failure", Likely},
 		"words": {Inputs{Sources: log(evidence.GPUOutOfMemory{})}, GPU, "", Likely},
@@ -226,6 +229,15 @@ func TestExplain(t *testing.T) {
 			Certain},
 		"went on": {Inputs{Sources: log(evidence.Progress{Step: 1}, oom(nil), evidence.Progress{Step: 2},
 			evidence.Progress{Step: 3})}, None, "", Likely},
+		"went on, as the trainer says": {Inputs{Sources: log(oom(nil), evidence.ProcessEnded{By: trainer,
+			Rank: evidence.NoRank})}, None, "", Likely},
+		"failed after training": {Inputs{Sources: log(evidence.ProcessEnded{By: trainer, Rank: evidence.NoRank},
+			oom(nil))}, GPU, "capacity", Certain},
+		"unknown text of missing memory": {Inputs{Sources: log(evidence.Exception{Type: "RuntimeError",
+			Message: "arena: not enough device memory"})}, Undetermined, "", Unknown},
+		"a word of memory": {Inputs{Sources: log(evidence.Exception{Type: "ValueError",
+			Message: "load it elsewhere to save memory"})}, NotMemory, "", Likely},
+		"Xid": {Inputs{Sources: log(evidence.LibraryFailed{Library: driver, Status: "Xid 94"})}, NotMemory, "", Likely},
 		"RLIMIT_AS in a " +
 			"recording": {Inputs{Recordings: []Recording{recorded(samples.Sample{Processes: []samples.Process{
 			{PID: 78, Role: samples.Child, Virtual: gib, AddressSpaceLimit: gib}}}, samples.RankEnd{ExitCode: 1},
