@@ -25,8 +25,8 @@ var gpuPatterns = []pattern{
 	{ // c10/cuda/CUDACachingAllocator.cpp up to PyTorch 2.0; up to 1.3 "cached"
 		name:     "out of memory, up to PyTorch 2.0",
 		literals: append([]string{"Tried to allocate", "total capacity;", "already allocated;"}, outOfMemory...),
-		expression: `(?P<backend>CUDA|HIP|XPU|NPU) out of memory\. Tried to allocate (?P<req>` + sz + `) ` +
-			`\((?:GPU|XPU|NPU|device) (?P<dev>\d+); (?P<total>` + sz + `) total capacity; (?P<alloc>` + sz +
+		expression: `(?P<backend>[A-Z]{2,8}) out of memory\. Tried to allocate (?P<req>` + sz + `) ` +
+			`\((?:[A-Z]{2,8}|device) (?P<dev>\d+); (?P<total>` + sz + `) total capacity; (?P<alloc>` + sz +
 			`) already allocated; (?:(?P<current>` + sz + `) current active; )?(?P<free>` + sz + `) free; (?:(?P<allowed>` + sz +
 			`) allowed; )?(?P<resv>` + sz + `) (?:reserved in total by PyTorch|cached)\)`,
 		kind: TrainerLog, wrapped: true, fact: gpuOutOfMemory,
@@ -34,8 +34,8 @@ var gpuPatterns = []pattern{
 	{ // c10/cuda/CUDACachingAllocator.cpp from PyTorch 2.1; 2.1 writes capacty
 		name:     "out of memory, from PyTorch 2.1",
 		literals: append([]string{"Tried to allocate", "has a total capac", "is allocated by PyTorch"}, outOfMemory...),
-		expression: `(?P<backend>CUDA|HIP|XPU|NPU) out of memory\. Tried to allocate (?P<req>` + sz + `)\. ` +
-			`(?:GPU|XPU|NPU) (?P<dev>\d+) has a total capaci?ty of (?P<total>` + sz + `)(?: of which (?P<free>` + sz +
+		expression: `(?P<backend>[A-Z]{2,8}) out of memory\. Tried to allocate (?P<req>` + sz + `)\. ` +
+			`[A-Z]{2,8} (?P<dev>\d+) has a total capaci?ty of (?P<total>` + sz + `)(?: of which (?P<free>` + sz +
 			`) is free)?\. (?P<procs>(?:(?:Process \d+|Including non-PyTorch memory, this process) has ` + sz +
 			` memory in use\. )*)(?:(?P<allowed>` + sz + `) allowed; )?Of the allocated memory (?P<alloc>` + sz +
 			`) is allocated by PyTorch, (?:with (?P<pools>` + sz + `) allocated in private pools \(e\.g\., (?:CUDA|HIP) Graphs\), )?` +
@@ -208,6 +208,20 @@ var gpuPatterns = []pattern{
 		literals:   []string{"Error out of memory at line"},
 		expression: `\bError (?P<call>out of memory) at line \d+ in file `,
 		kind:       TrainerLog, fact: driverOutOfMemory,
+	},
+	{ // bitsandbytes: csrc/ops.cu, any other error of CUDA
+		name:       "bitsandbytes failed",
+		literals:   []string{" at line "},
+		expression: `\bError (?P<what>[a-z][\w -]{3,80}) at line \d+ in file \S+csrc`,
+		kind:       TrainerLog,
+		fact:       func(m *match) Fact { return Exception{Type: "an error of CUDA", Message: m.get("what")} },
+	},
+	{ // torch/distributed/_state_dict_utils.py, torch/distributed/checkpoint
+		name:       "pinning failed",
+		literals:   []string{"Pinning shared memory failed"},
+		expression: `Pinning shared memory failed with error-code`,
+		kind:       TrainerLog,
+		fact:       func(*match) Fact { return LockFailed{By: "cudaHostRegister"} },
 	},
 	{ // PyTorch, cut or shortened by the program that has printed it
 		name:     "out of memory without sizes",

@@ -102,9 +102,14 @@ func (r *reader) trace(s *stream, t *text, found bool, before int) {
 			r.add(&c.frame, Progress{Phase: c.phase, Step: -1})
 			r.source.Findings = append(r.source.Findings, after...)
 		}
-		if !found && !c.ignored {
+		exception := Exception{Type: groups[1], Message: groups[2]}
+		switch w := s.wrapped; {
+		case c.ignored:
+		case !found:
 			r.kinds[TrainerLog]++
-			r.add(t, Exception{Type: groups[1], Message: groups[2]})
+			r.add(t, exception)
+		case w != nil && w.begun == t.number:
+			w.exception = t.finding(r.source.Name, exception)
 		}
 		c.inside, c.phase = false, ""
 		if c.open--; c.open <= 0 {

@@ -53,3 +53,19 @@ func TestNotebookTraceback(t *testing.T) {
 		t.Errorf("the facts are %q, expected the backward pass and a ValueError", facts)
 	}
 }
+
+// TestUnknownTextOfAKnownBeginning: an exception whose text begins like a long one of another is no less an exception.
+func TestUnknownTextOfAKnownBeginning(t *testing.T) {
+	text := "Traceback (most recent call last):\n  File \"train.py\", line 9, in main\n    step()\n" +
+		"RuntimeError: arena: Tried to allocate too much\n"
+	source, err := Read("log", strings.NewReader(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range source.Findings {
+		if e, ok := f.Fact.(Exception); ok && e.Message == "arena: Tried to allocate too much" && f.Number == 4 {
+			return
+		}
+	}
+	t.Errorf("no exception in %v", source.Findings)
+}

@@ -262,7 +262,7 @@ const (
 )
 
 // lackText is what an exception says that lacks memory of some kind.
-var lackText = regexp.MustCompile(`(?i)\b(?:out of|(?:not enough|insufficient)(?: \w+)?) memory\b|memory exhausted|` +
+var lackText = regexp.MustCompile(`(?i)\b(?:out of|(?:not enough|insufficient)(?: \w+)?) memory\b|memory exhausted|RESOURCE_EXHAUSTED|` +
 	`\b(?:failed|unable|could not|cannot) (?:to )?allocate\b`)
 
 // judge returns the claims of the scene, the strongest first.
