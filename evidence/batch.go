@@ -104,16 +104,36 @@ var batchPatterns = []pattern{
 	{ // kubelet: pkg/kubelet/eviction/helpers.go
 		name: "Kubernetes: evicted",
 		literals: []string{"The node was low on resource", "exceeds the total limit of containers",
-			"exceeds the limit"},
-		expression: `(?:The node was low on resource: (?P<what>[\w-]+)|` +
+			"exceeds the limit", "local ephemeral storage limit"},
+		expression: `The node was low on resource: [\w-]+|` +
 			`ephemeral local storage usage exceeds the total limit of containers|` +
-			`(?:EmptyDir|emptyDir) volume .*exceeds the limit)`,
+			`exceeded its local ephemeral storage limit|` +
+			`(?:EmptyDir|emptyDir) volume .*exceeds the limit`,
 		kind: Kubernetes,
+		fact: func(m *match) Fact { return podEnd("Evicted", m.whole) },
+	},
+	{ // kubelet: pkg/kubelet/eviction/eviction_manager.go
+		name:       "kubelet: evicts",
+		literals:   []string{"must evict pod(s) to reclaim"},
+		expression: `must evict pod\(s\) to reclaim"? (?:resourceName=)?"?(?P<what>[\w-]+)`,
+		kind:       Kubernetes,
 		fact: func(m *match) Fact {
-			if what := m.get("what"); what != "" {
-				return BatchEnd{By: "Kubernetes", Reason: "evicted: the node was low on " + what}
-			}
-			return BatchEnd{By: "Kubernetes", Reason: "evicted: ephemeral storage"}
+			return BatchEnd{By: "Kubernetes", Reason: "evicted: the node was low on " + m.get("what")}
+		},
+	},
+	{ // Kubernetes: pkg/scheduler/framework/preemption
+		name:       "Kubernetes: preempted",
+		literals:   []string{"Preempted by"},
+		expression: `\bPreempted by (?:a )?(?:pod )?\S+ on node \S+`,
+		kind:       Kubernetes, fact: batchEnd("Kubernetes", "preempted"),
+	},
+	{ // kubelet: pkg/kubelet/kuberuntime/kuberuntime_manager.go
+		name:       "Kubernetes: probe failed",
+		literals:   []string{"probe, will be restarted"},
+		expression: `Container \S+ failed (?P<probe>liveness|startup) probe, will be restarted`,
+		kind:       Kubernetes,
+		fact: func(m *match) Fact {
+			return BatchEnd{By: "Kubernetes", Reason: "its " + m.get("probe") + " probe failed"}
 		},
 	},
 	{ // systemd: src/core/service.c, src/core/unit.c
@@ -169,10 +189,13 @@ var batchPatterns = []pattern{
 		kind: TrainerLog, fact: batchKill("Ray"),
 	},
 	{ // other batch systems: LSF, PBS, HTCondor, SGE
-		name:     "batch system: memory limit",
-		literals: []string{"TERM_MEMLIMIT", "exceeded limit", "memory usage exceeded"},
+		name: "batch system: memory limit",
+		literals: []string{"TERM_MEMLIMIT", "exceeded limit", "memory usage exceeded", "memory limit of",
+			"exceeds job hard limit", "exceeds job soft limit", "Cgroup mem"},
 		expression: `(?:(?P<lsf>TERM_MEMLIMIT)|=>> PBS: job killed: (?:mem|vmem) \d+\w* exceeded limit|` +
-			`Job was held\. .*memory usage exceeded)`,
+			`Job was held\. .*memory usage exceeded|Job has gone over (?:cgroup )?memory limit of \d+ megabytes|` +
+			`Cgroup mem(?:sw)? limit exceeded|` +
+			`exceeds job (?:hard|soft) limit "[hs]_(?:vmem|rss|data)")`,
 		kind: TrainerLog,
 		fact: func(m *match) Fact {
 			if m.get("lsf") != "" {
@@ -197,6 +220,12 @@ var batchPatterns = []pattern{
 		literals:   []string{"KernelRestarter: restarting kernel"},
 		expression: `KernelRestarter: restarting kernel`,
 		kind:       TrainerLog, fact: batchEnd("Jupyter", "its kernel has died and starts again"),
+	},
+	{ // Grid Engine: qacct
+		name:       "qacct: exit status",
+		literals:   []string{"exit_status"},
+		expression: `^exit_status\s+(?P<code>\d+)\b`,
+		kind:       TrainerLog, fact: ended("Grid Engine"),
 	},
 	{ // OpenPBS: src/resmom/mom_main.c
 		name:       "PBS: time limit",

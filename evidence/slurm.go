@@ -20,6 +20,12 @@ var slurmPatterns = []pattern{
 		expression: `\bJobState=(?P<state>[A-Z_]+)`,
 		kind:       Slurm, fact: accountFact,
 	},
+	{ // seff
+		name:       "seff: state",
+		literals:   []string{" (exit code "},
+		expression: `^State: (?P<state>[A-Z_]+) \(exit code (?P<exit>\d+)\)`,
+		kind:       Slurm, fact: accountFact,
+	},
 	{ // scontrol show job
 		name:       "scontrol: exit code",
 		literals:   []string{"ExitCode="},
