@@ -127,6 +127,30 @@ var batchPatterns = []pattern{
 		expression: `\bPreempted by (?:a )?(?:pod )?\S+ on node \S+`,
 		kind:       Kubernetes, fact: batchEnd("Kubernetes", "preempted"),
 	},
+	{ // kubelet: pkg/kubelet/images
+		name:       "Kubernetes: no image",
+		literals:   []string{"ErrImagePull", "ImagePullBackOff"},
+		expression: `\b(?:ErrImagePull|ImagePullBackOff)\b`,
+		kind:       Kubernetes, fact: batchEnd("Kubernetes", "its image could not be pulled"),
+	},
+	{ // Kubernetes: pkg/controller/nodelifecycle
+		name:       "Kubernetes: node not ready",
+		literals:   []string{"Node is not ready"},
+		expression: `\bNodeNotReady\b.*Node is not ready`,
+		kind:       Kubernetes, fact: batchEnd("Kubernetes", "node failure"),
+	},
+	{ // Kubernetes: pkg/controller/job
+		name:       "Kubernetes: backoff limit",
+		literals:   []string{"reached the specified backoff limit"},
+		expression: `Job has reached the specified backoff limit`,
+		kind:       Kubernetes, fact: batchEnd("Kubernetes", "its pods have died too often"),
+	},
+	{ // Google Cloud Batch
+		name:       "cloud: preempted",
+		literals:   []string{"VM preemption"},
+		expression: `due to (?:Spot )?VM preemption`,
+		kind:       TrainerLog, fact: batchEnd("the cloud", "preempted"),
+	},
 	{ // kubelet: pkg/kubelet/kuberuntime/kuberuntime_manager.go
 		name:       "Kubernetes: probe failed",
 		literals:   []string{"probe, will be restarted"},
@@ -200,6 +224,20 @@ var batchPatterns = []pattern{
 		fact: func(m *match) Fact {
 			if m.get("lsf") != "" {
 				return BatchKill{By: "LSF"}
+			}
+			return BatchKill{By: "batch system"}
+		},
+	},
+	{ // runc, Nomad, Amazon ECS, Flux, YARN: the words in which any of them may say it
+		name: "a container or a job was killed for memory",
+		literals: []string{"OOM Killed", "OOM-killed", "OOM killed", "oom-killed", "killed due to memory usage",
+			"Memory cgroup out of memory: killed", "beyond the 'PHYSICAL' memory limit"},
+		expression: `\b(?:OOM|oom)[- ][Kk]illed\b|[Cc]ontainer killed due to memory usage|` +
+			`Memory cgroup out of memory: killed \d+ task|beyond the 'PHYSICAL' memory limit`,
+		kind: TrainerLog,
+		fact: func(m *match) Fact {
+			if strings.Contains(m.whole, "kill event") { // Slurm's, which names the step
+				return nil
 			}
 			return BatchKill{By: "batch system"}
 		},

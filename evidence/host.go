@@ -279,13 +279,16 @@ func torchSharedMemory(m *match) Fact {
 	return Exception{Type: "RuntimeError", Message: m.whole[m.indices[0]:m.indices[1]]}
 }
 
+// noSpaceCode is the type of an exception that is no Python exception.
+const noSpaceCode = "ENOSPC"
+
 // notOfDisk are the things of the kernel whose number is limited, and for which ENOSPC speaks of no disk.
-var notOfDisk = regexp.MustCompile(`[\w ]*namespace|unshare|inotify|/sys/fs/cgroup|(?:shm|sem|msg)get`)
+var notOfDisk = regexp.MustCompile(`\w[\w ]*namespace|unshare|inotify|/sys/fs/cgroup|(?:shm|sem|msg)get`)
 
 func noSpace(m *match) Fact {
 	path := m.get("path")
 	if counted := notOfDisk.FindString(m.whole[:m.indices[0]]); counted != "" {
-		return Exception{Type: "ENOSPC", Message: counted}
+		return Exception{Type: noSpaceCode, Message: counted}
 	}
 	if strings.HasPrefix(path, "/dev/shm") || strings.Contains(m.whole, "/dev/shm") {
 		return SharedMemoryFull{Path: path}

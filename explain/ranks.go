@@ -314,13 +314,13 @@ func (s *scene) setRecoveriesAside() {
 		}
 	}
 	later, end, restarted := map[stream]int{}, map[stream]manner{}, map[string]bool{}
-	recovered, completed := make([]bool, len(s.findings)), s.completed()
+	recovered, completed := make([]bool, len(s.findings)), s.completed("Slurm")
 	for i, f := range slices.Backward(s.findings) {
 		key := stream{f.File, f.Rank}
 		how, ended := end[key]
 		recovered[i] = restarted[f.File] && mannerOf(f.Fact) != unended ||
 			s.mayRecover(f) && (ended && how == unended || !ended && later[key] >= enoughSteps(f.Fact)) ||
-			completed && isSlurmWarning(f.Fact)
+			completed && s.kindOf(f.File) == evidence.TrainerLog && isSlurmWarning(f.Fact)
 		switch fact := f.Fact.(type) {
 		case evidence.Progress:
 			if advances[i] {
@@ -350,14 +350,14 @@ func isSlurmWarning(fact evidence.Fact) bool {
 	return ok && kill.By == "Slurm" && kill.What == ""
 }
 
-// completed reports whether Slurm's accounting knows only ends with exit code 0.
-func (s *scene) completed() bool {
+// completed reports whether a batch system knows only ends with exit code 0.
+func (s *scene) completed(by string) bool {
 	well := false
 	for _, f := range all[evidence.ProcessEnded](s.findings) {
-		if f.fact.By == "Slurm" && mannerOfProcess(f.fact) != unended {
+		if f.fact.By == by && mannerOfProcess(f.fact) != unended {
 			return false
 		}
-		well = well || f.fact.By == "Slurm"
+		well = well || f.fact.By == by
 	}
 	return well
 }

@@ -309,7 +309,9 @@ func (s *scene) testimony() []evidence.Finding {
 		case evidence.BatchEnd:
 			// A job that hangs after a kill reaches its time limit later. Slurm cancels a step of which a task has crashed.
 			crash := w != nil && w.how == crashed && reasonHas(fact, "cancel")
-			if !s.killedForMemory() && !crash {
+			// Kubernetes tries again to pull an image, and starts a container again.
+			overcome := reasonHas(fact, "image", "probe") && s.completed(fact.By)
+			if !s.killedForMemory() && !crash && !overcome {
 				found = append(found, f)
 			}
 		case oomCounts:
