@@ -32,12 +32,14 @@ func (s *scene) plannedEdits(top claim, phase *ledger.PhaseName) []Edit {
 		return nil
 	}
 	q := s.sized(*s.Request)
+	var base *job.Job
 	in, err := job.Read(q)
-	if err != nil {
-		return nil
+	if err == nil {
+		base, err = job.Decide(in, job.Overrides{})
 	}
-	base, err := job.Decide(in, job.Overrides{})
 	if err != nil {
+		what, _, _ := strings.Cut(err.Error(), "\n") // a hint may follow
+		s.planNote = "No change was planned, as plimsoll cannot plan the job: " + what + "."
 		return nil
 	}
 	held, ok := peakOf(base, kind, phase)

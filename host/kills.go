@@ -65,7 +65,8 @@ func ExplainKill(before, after []MemoryCounter) string {
 	for _, counter := range before {
 		known[counter.Name] = counter
 	}
-	kills, limit := "", "no limit visible here was reached, so the host itself was out of memory"
+	kills, limit := "", "no limit visible here was reached, so the host was out of memory, or the "+
+		"NUMA nodes that the job may use were"
 	for i := range after { // outermost first, so that the innermost cgroup wins
 		counter := after[len(after)-1-i]
 		was := known[counter.Name]

@@ -28,8 +28,8 @@ func explain(code int, signalled bool, before, after []host.MemoryCounter) strin
 		return "exit code 139 (SIGSEGV, a segmentation fault): an error in native code, such as a driver or an " +
 			"extension, or a stack that was too small; PYTHONFAULTHANDLER=1 shows where Python was"
 	case exitSignal + int(syscall.SIGBUS):
-		return "exit code 135 (SIGBUS): the kernel had no memory for a mapped page; most often /dev/shm or the pool " +
-			"of huge pages is full"
+		return "exit code 135 (SIGBUS): the kernel had no page for a mapping; most often /dev/shm or the pool of " +
+			"huge pages is full, or the mapped file was made shorter"
 	}
 	return ""
 }

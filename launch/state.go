@@ -1,6 +1,7 @@
 package launch
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -81,6 +82,13 @@ func removeDeadDirectories(parent string) {
 	}
 }
 
+// isListed reports whether the kernel lists a socket among those of this network namespace. A connection would tell it,
+// too, but starts the service of the job.
+func isListed(name string) bool {
+	sockets, _ := os.ReadFile("/proc/net/unix")
+	return bytes.Contains(sockets, []byte(" "+name+"\n"))
+}
+
 // isDead returns nil if a name is that of a socket at which no process listens.
 func isDead(name, network string) error {
 	info, err := os.Lstat(name)
@@ -91,6 +99,8 @@ func isDead(name, network string) error {
 		return errors.New("it is no socket")
 	case time.Since(info.ModTime()) < time.Minute:
 		return errors.New("nobody may listen there yet")
+	case isListed(name):
+		return errors.New("a process listens there")
 	}
 	c, err := net.Dial(network, name)
 	if errors.Is(err, syscall.ECONNREFUSED) {

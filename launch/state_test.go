@@ -78,7 +78,8 @@ func TestDeadDirectories(t *testing.T) {
 		}
 	}
 	dead("plimsoll-1-1")
-	defer listen("plimsoll-1-2", "socket").Close()
+	living := listen("plimsoll-1-2", "socket")
+	defer living.Close()
 	dead("plimsoll-my-service")
 	write("plimsoll-my-work/socket/socket.go")
 	write("plimsoll-2-1/socket/socket.go")
@@ -96,6 +97,12 @@ func TestDeadDirectories(t *testing.T) {
 	}
 
 	removeDeadDirectories(parent)
+	if err := living.SetDeadline(time.Now().Add(100 * time.Millisecond)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := living.Accept(); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("the service of a living job was asked to start (%v)", err)
+	}
 
 	var left []string
 	entries, err := os.ReadDir(parent)

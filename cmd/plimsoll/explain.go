@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -133,6 +134,9 @@ func runExplain(c *cobra.Command, o explainOptions, arguments []string) error {
 			return err
 		}
 	}
+	if err := o.checkJob(r.request.Model); err != nil {
+		return err
+	}
 	if snapshots := len(r.snapshots); snapshots > 0 && r.onlySnapshots() {
 		o.snapshot.format = o.format
 		return runSnapshot(c, o.snapshot, r.snapshots)
@@ -171,6 +175,24 @@ func (o *explainOptions) check(arguments []string) error {
 			ledger.Bytes(o.peak), ledger.Bytes(o.end))
 	}
 	return nil
+}
+
+// checkJob refuses flags that no plan takes, or that no plan would read. The model is that of the flags or of a file.
+func (o *explainOptions) checkJob(model string) error {
+	if o.request == (job.Request{}) {
+		return nil
+	}
+	if model == "" {
+		return fault.Inputf("a flag of the job is given, but no file and no flag names its model").
+			WithHint("give --model NAME, or name the model's config.json")
+	}
+	q := o.request
+	q.Model = cmp.Or(q.Model, "gpt2") // a file that cannot be planned is no fault of the flags
+	in, err := job.Read(q)
+	if err == nil {
+		_, err = job.Decide(in, job.Overrides{})
+	}
+	return err
 }
 
 // explainReader reads the files of an explanation, each by its content.

@@ -159,10 +159,11 @@ func TestWatchRefuses(t *testing.T) {
 	}{
 		{[]string{"999999999", "--once"}, "no process 999999999 is running"},
 		{[]string{"no such job", "--once"}, "no process has PLIMSOLL_JOB=no such job in its environment"},
-		{[]string{"1"}, "expected either --record FILE or --once"},
-		{[]string{"1", "--once", "--record", "file"}, "expected either --record FILE or --once"},
+		{[]string{"1", "--once", "--record", "file"}, "--once and --record are both given"},
+		{[]string{"1", "--replay", "file"}, "takes either a job or --replay"},
+		{[]string{"--replay", "file", "--record", "file"}, "--replay and --record are both given"},
 		{[]string{"1", "--once", "--interval", "1ms"}, "--interval is 1ms"},
-		{[]string{"1", "--record", "file", "--json"}, "--json and --format are for --once"},
+		{[]string{"1", "--record", "file", "--json"}, "--json and --format are for --once and a job"},
 		{nil, "takes one PID or one job: found 0 arguments"},
 		{[]string{"1", "2"}, "takes one PID or one job: found 2 arguments"},
 	} {
