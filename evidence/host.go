@@ -104,7 +104,8 @@ var hostPatterns = []pattern{
 			"No space left on device", "no space left on device", "Disk quota exceeded", "disk quota exceeded",
 			"[Errno 28]", "[Errno 122]",
 		},
-		// In other languages the number is all that is known. inotify's limit has the same number. Go writes small letters.
+		// In other languages the number is all that is known. inotify's limit has the same number.
+		// Go writes small letters.
 		expression: `(?:(?P<quota>\[Errno 122\] [^:]+|[Dd]isk quota exceeded)|[Nn]o space left on device|` +
 			`\[Errno 28\] (?:[^i:]|i[^n:])[^:]*)(?: \(os error \d+\))?(?:[^'"]*: ?\\?['"](?P<path>[^'"]+)['"])?`,
 		kind: TrainerLog, fact: noSpace,

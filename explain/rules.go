@@ -212,12 +212,12 @@ var rules = []rule{
 		row[evidence.BusError]{nil, SharedMemory, "", Likely, says[evidence.BusError](busText)},
 	),
 	table(
-		row[evidence.BatchEnd]{inMemoryVolume, SharedMemory, "", Likely, says[evidence.BatchEnd]("was evicted, because " +
-			"its volume in memory, /dev/shm, was full")},
+		row[evidence.BatchEnd]{inMemoryVolume, SharedMemory, "", Likely, says[evidence.BatchEnd]("was evicted, " +
+			"because its volume in memory, /dev/shm, was full")},
 		row[evidence.BatchEnd]{func(_ *scene, f evidence.BatchEnd) bool { return reasonHas(f, "the volume") }, Disk, "",
 			Likely, says[evidence.BatchEnd]("was evicted, because a volume of it reached its limit on the disk")},
-		row[evidence.BatchEnd]{func(_ *scene, f evidence.BatchEnd) bool { return f.Reason == "evicted" }, Undetermined, "",
-			Unknown, says[evidence.BatchEnd]("was evicted, and nothing here says what its node lacked")},
+		row[evidence.BatchEnd]{func(_ *scene, f evidence.BatchEnd) bool { return f.Reason == "evicted" }, Undetermined,
+			"", Unknown, says[evidence.BatchEnd]("was evicted, and nothing here says what its node lacked")},
 		row[evidence.BatchEnd]{func(_ *scene, f evidence.BatchEnd) bool { return reasonHas(f, "memory") }, Host, "",
 			Likely, says[evidence.BatchEnd]("was evicted, because the node ran low on memory")},
 		row[evidence.BatchEnd]{func(_ *scene, f evidence.BatchEnd) bool { return reasonHas(f, "storage", "disk") },
@@ -307,7 +307,8 @@ func (s *scene) testimony() []evidence.Finding {
 				found = append(found, f)
 			}
 		case evidence.BatchEnd:
-			// A job that hangs after a kill reaches its time limit later. Slurm cancels a step of which a task has crashed.
+			// A job that hangs after a kill reaches its time limit later. Slurm cancels a step when a task of it has
+			// crashed.
 			crash := w != nil && w.how == crashed && reasonHas(fact, "cancel")
 			// Kubernetes tries again to pull an image, and starts a container again.
 			overcome := reasonHas(fact, "image", "probe") && s.completed(fact.By)
