@@ -104,16 +104,60 @@ var batchPatterns = []pattern{
 	{ // kubelet: pkg/kubelet/eviction/helpers.go
 		name: "Kubernetes: evicted",
 		literals: []string{"The node was low on resource", "exceeds the total limit of containers",
-			"exceeds the limit"},
-		expression: `(?:The node was low on resource: (?P<what>[\w-]+)|` +
+			"exceeds the limit", "local ephemeral storage limit"},
+		expression: `The node was low on resource: [\w-]+|` +
 			`ephemeral local storage usage exceeds the total limit of containers|` +
-			`(?:EmptyDir|emptyDir) volume .*exceeds the limit)`,
+			`exceeded its local ephemeral storage limit|` +
+			`(?:EmptyDir|emptyDir) volume .*exceeds the limit`,
 		kind: Kubernetes,
+		fact: func(m *match) Fact { return podEnd("Evicted", m.whole) },
+	},
+	{ // kubelet: pkg/kubelet/eviction/eviction_manager.go
+		name:       "kubelet: evicts",
+		literals:   []string{"must evict pod(s) to reclaim"},
+		expression: `must evict pod\(s\) to reclaim"? (?:resourceName=)?"?(?P<what>[\w-]+)`,
+		kind:       Kubernetes,
 		fact: func(m *match) Fact {
-			if what := m.get("what"); what != "" {
-				return BatchEnd{By: "Kubernetes", Reason: "evicted: the node was low on " + what}
-			}
-			return BatchEnd{By: "Kubernetes", Reason: "evicted: ephemeral storage"}
+			return BatchEnd{By: "Kubernetes", Reason: "evicted: the node was low on " + m.get("what")}
+		},
+	},
+	{ // Kubernetes: pkg/scheduler/framework/preemption
+		name:       "Kubernetes: preempted",
+		literals:   []string{"Preempted by"},
+		expression: `\bPreempted by (?:a )?(?:pod )?\S+ on node \S+`,
+		kind:       Kubernetes, fact: batchEnd("Kubernetes", "preempted"),
+	},
+	{ // kubelet: pkg/kubelet/images
+		name:       "Kubernetes: no image",
+		literals:   []string{"ErrImagePull", "ImagePullBackOff"},
+		expression: `\b(?:ErrImagePull|ImagePullBackOff)\b`,
+		kind:       Kubernetes, fact: batchEnd("Kubernetes", "its image could not be pulled"),
+	},
+	{ // Kubernetes: pkg/controller/nodelifecycle
+		name:       "Kubernetes: node not ready",
+		literals:   []string{"Node is not ready"},
+		expression: `\bNodeNotReady\b.*Node is not ready`,
+		kind:       Kubernetes, fact: batchEnd("Kubernetes", "node failure"),
+	},
+	{ // Kubernetes: pkg/controller/job
+		name:       "Kubernetes: backoff limit",
+		literals:   []string{"reached the specified backoff limit"},
+		expression: `Job has reached the specified backoff limit`,
+		kind:       Kubernetes, fact: batchEnd("Kubernetes", "its pods have died too often"),
+	},
+	{ // Google Cloud Batch
+		name:       "cloud: preempted",
+		literals:   []string{"VM preemption"},
+		expression: `due to (?:Spot )?VM preemption`,
+		kind:       TrainerLog, fact: batchEnd("the cloud", "preempted"),
+	},
+	{ // kubelet: pkg/kubelet/kuberuntime/kuberuntime_manager.go
+		name:       "Kubernetes: probe failed",
+		literals:   []string{"probe, will be restarted"},
+		expression: `Container \S+ failed (?P<probe>liveness|startup) probe, will be restarted`,
+		kind:       Kubernetes,
+		fact: func(m *match) Fact {
+			return BatchEnd{By: "Kubernetes", Reason: "its " + m.get("probe") + " probe failed"}
 		},
 	},
 	{ // systemd: src/core/service.c, src/core/unit.c
@@ -169,14 +213,31 @@ var batchPatterns = []pattern{
 		kind: TrainerLog, fact: batchKill("Ray"),
 	},
 	{ // other batch systems: LSF, PBS, HTCondor, SGE
-		name:     "batch system: memory limit",
-		literals: []string{"TERM_MEMLIMIT", "exceeded limit", "memory usage exceeded"},
+		name: "batch system: memory limit",
+		literals: []string{"TERM_MEMLIMIT", "exceeded limit", "memory usage exceeded", "memory limit of",
+			"exceeds job hard limit", "exceeds job soft limit", "Cgroup mem"},
 		expression: `(?:(?P<lsf>TERM_MEMLIMIT)|=>> PBS: job killed: (?:mem|vmem) \d+\w* exceeded limit|` +
-			`Job was held\. .*memory usage exceeded)`,
+			`Job was held\. .*memory usage exceeded|Job has gone over (?:cgroup )?memory limit of \d+ megabytes|` +
+			`Cgroup mem(?:sw)? limit exceeded|` +
+			`exceeds job (?:hard|soft) limit "[hs]_(?:vmem|rss|data)")`,
 		kind: TrainerLog,
 		fact: func(m *match) Fact {
 			if m.get("lsf") != "" {
 				return BatchKill{By: "LSF"}
+			}
+			return BatchKill{By: "batch system"}
+		},
+	},
+	{ // runc, Nomad, Amazon ECS, Flux, YARN: the words in which any of them may say it
+		name: "a container or a job was killed for memory",
+		literals: []string{"OOM Killed", "OOM-killed", "OOM killed", "oom-killed", "killed due to memory usage",
+			"Memory cgroup out of memory: killed", "beyond the 'PHYSICAL' memory limit"},
+		expression: `\b(?:OOM|oom)[- ][Kk]illed\b|[Cc]ontainer killed due to memory usage|` +
+			`Memory cgroup out of memory: killed \d+ task|beyond the 'PHYSICAL' memory limit`,
+		kind: TrainerLog,
+		fact: func(m *match) Fact {
+			if strings.Contains(m.whole, "kill event") { // Slurm's, which names the step
+				return nil
 			}
 			return BatchKill{By: "batch system"}
 		},
@@ -197,6 +258,12 @@ var batchPatterns = []pattern{
 		literals:   []string{"KernelRestarter: restarting kernel"},
 		expression: `KernelRestarter: restarting kernel`,
 		kind:       TrainerLog, fact: batchEnd("Jupyter", "its kernel has died and starts again"),
+	},
+	{ // Grid Engine: qacct
+		name:       "qacct: exit status",
+		literals:   []string{"exit_status"},
+		expression: `^exit_status\s+(?P<code>\d+)\b`,
+		kind:       TrainerLog, fact: ended("Grid Engine"),
 	},
 	{ // OpenPBS: src/resmom/mom_main.c
 		name:       "PBS: time limit",

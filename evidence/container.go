@@ -1,6 +1,7 @@
 package evidence
 
 import (
+	"fmt"
 	"regexp"
 	"strconv"
 	"strings"
@@ -118,10 +119,7 @@ func (c container) facts() []Fact {
 func podEnd(reason, message string) Fact {
 	switch reason {
 	case "Evicted":
-		if low := evicted.FindStringSubmatch(message); low != nil {
-			return BatchEnd{By: "Kubernetes", Reason: "evicted: the node was low on " + low[1]}
-		}
-		return BatchEnd{By: "Kubernetes", Reason: strings.TrimRight(sentence("evicted", message), ". ")}
+		return BatchEnd{By: "Kubernetes", Reason: "evicted" + eviction(message)}
 	case "Preempting", "Preempted", "PreemptionByScheduler":
 		return BatchEnd{By: "Kubernetes", Reason: "preempted"}
 	case "DeadlineExceeded":
@@ -132,7 +130,24 @@ func podEnd(reason, message string) Fact {
 	return nil
 }
 
-var evicted = regexp.MustCompile(`low on resource: ([\w-]+)`)
+var (
+	lowOn      = regexp.MustCompile(`low on resource: ([\w-]+)`)
+	fullVolume = regexp.MustCompile(`(?i)emptyDir volume "([^"]+)" exceeds the limit "([^"]+)"`)
+)
+
+// eviction says why the kubelet evicted a pod, after a colon, or is empty.
+func eviction(message string) string {
+	if low := lowOn.FindStringSubmatch(message); low != nil {
+		return ": the node was low on " + low[1]
+	}
+	if volume := fullVolume.FindStringSubmatch(message); volume != nil {
+		return fmt.Sprintf(": the volume %s reached its limit of %v", volume[1], quantity(volume[2]).Bytes)
+	}
+	if strings.Contains(message, "ephemeral") || strings.Contains(message, "mptyDir") {
+		return ": ephemeral storage"
+	}
+	return strings.TrimRight(sentence("", message), ". ")
+}
 
 // readKubernetes reads pods and events from kubectl get, in JSON or YAML.
 func readKubernetes(r *reader, d *document) {

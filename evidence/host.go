@@ -99,10 +99,14 @@ var hostPatterns = []pattern{
 		fact: func(m *match) Fact { return SharedMemoryFull{By: "NCCL", Path: m.get("path")} },
 	},
 	{ // Python, glibc: strerror(ENOSPC), strerror(EDQUOT)
-		name:     "no space left",
-		literals: []string{"No space left on device", "Disk quota exceeded", "[Errno 28]", "[Errno 122]"},
+		name: "no space left",
+		literals: []string{
+			"No space left on device", "no space left on device", "Disk quota exceeded", "disk quota exceeded",
+			"[Errno 28]", "[Errno 122]",
+		},
 		// In other languages the number is all that is known. inotify's limit has the same number.
-		expression: `(?:(?P<quota>\[Errno 122\] [^:]+|Disk quota exceeded)|No space left on device|` +
+		// Go writes small letters.
+		expression: `(?:(?P<quota>\[Errno 122\] [^:]+|[Dd]isk quota exceeded)|[Nn]o space left on device|` +
 			`\[Errno 28\] (?:[^i:]|i[^n:])[^:]*)(?: \(os error \d+\))?(?:[^'"]*: ?\\?['"](?P<path>[^'"]+)['"])?`,
 		kind: TrainerLog, fact: noSpace,
 	},
@@ -194,6 +198,20 @@ var hostPatterns = []pattern{
 			`Resource temporarily unavailable|Operation not permitted|ENOMEM|out of memory|failed to (?:allocate|lock))`,
 		kind: TrainerLog, fact: lockFailed,
 	},
+	{ // Open MPI: opal/mca/btl/openib/help-mpi-btl-openib.txt
+		name:       "Open MPI: memory could not be locked",
+		literals:   []string{"memlock limits are set too low"},
+		expression: `memlock limits are set too low`,
+		kind:       TrainerLog,
+		fact:       func(*match) Fact { return LockFailed{By: "Open MPI"} },
+	},
+	{ // Open MPI: opal/mca/btl/openib/help-mpi-btl-openib.txt
+		name:       "Open MPI: limit of locked memory",
+		literals:   []string{"Memlock limit:"},
+		expression: `^\s*Memlock limit:\s+(?P<limit>\d+)$`,
+		kind:       TrainerLog,
+		fact:       func(m *match) Fact { return Limit{Name: "RLIMIT_MEMLOCK", Bytes: m.size("limit", 1)} },
+	},
 	{ // strerror(ENOMEM) of Python, of fork and of others
 		name:       "cannot allocate memory",
 		literals:   []string{"Cannot allocate memory"},
@@ -262,8 +280,17 @@ func torchSharedMemory(m *match) Fact {
 	return Exception{Type: "RuntimeError", Message: m.whole[m.indices[0]:m.indices[1]]}
 }
 
+// noSpaceCode is the type of an exception that is no Python exception.
+const noSpaceCode = "ENOSPC"
+
+// notOfDisk are the things of the kernel whose number is limited, and for which ENOSPC speaks of no disk.
+var notOfDisk = regexp.MustCompile(`\w[\w ]*namespace|unshare|inotify|/sys/fs/cgroup|(?:shm|sem|msg)get`)
+
 func noSpace(m *match) Fact {
 	path := m.get("path")
+	if counted := notOfDisk.FindString(m.whole[:m.indices[0]]); counted != "" {
+		return Exception{Type: noSpaceCode, Message: counted}
+	}
 	if strings.HasPrefix(path, "/dev/shm") || strings.Contains(m.whole, "/dev/shm") {
 		return SharedMemoryFull{Path: path}
 	}

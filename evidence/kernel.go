@@ -175,7 +175,8 @@ var kernelPatterns = []pattern{
 	{ // __oom_kill_process; before 5.0 after the line of oom_kill_process, and without what ran out
 		name:     "killed process",
 		literals: []string{"Killed process"},
-		expression: `(?:(?P<scope>Memory cgroup out of memory|Out of memory(?: \(oom_kill_allocating_task\))?): )?` +
+		expression: `(?:(?P<scope>Memory cgroup out of memory|Cgroup mem(?:sw)? limit exceeded|` + // PBS repeats the kernel
+			`Out of memory(?: \(oom_kill_allocating_task\))?): )?` +
 			`Killed process (?P<pid>\d+)(?: \((?P<comm>.*?)\))?,?(?: UID:? ?\d+,?)? total-vm:(?P<vm>\d+)kB` +
 			`(?:,? anon-rss:(?P<anon>\d+)kB)?(?:,? file-rss:(?P<file>\d+)kB)?(?:,? shmem-rss:(?P<shmem>\d+)kB)?` +
 			`(?:, UID:(?P<uid>\d+) pgtables:(?P<pgt>\d+)(?P<pgtunit>kB)? oom_score_adj:(?P<adj>-?\d+))?`,
@@ -296,7 +297,7 @@ func (k *kernelLog) begun(m *match) *KernelKill {
 
 // scope takes which memory ran out, where no other line has said so.
 func (k *kernelLog) scope(m *match) {
-	if k.kill.Constraint == "" && strings.HasPrefix(m.get("scope"), "Memory cgroup") {
+	if k.kill.Constraint == "" && strings.Contains(m.get("scope"), "group ") {
 		k.kill.Constraint = "CONSTRAINT_MEMCG"
 	}
 }

@@ -282,8 +282,14 @@ var launcherPatterns = []pattern{
 			"ExitCode", "EXIT_CODE", "Exit Code", "Exit code", "returncode",
 		},
 		expression: `(?i:\b(?:exit(?:ed)?(?: with)?(?: non-zero)?(?: exit)?[ _]?(?:code|status)|exited(?: with)?|non-zero status|` +
-			`return ?code|rc)(?: is| was)?[ =:(]*(?P<code>-?\d{1,3})(?:['".,;:)\]}]|\s*$|\s+(?:ago|at|after|on|from|\(|-)))`,
-		kind: TrainerLog, fact: ended("shell"),
+			`return ?code|(?P<rc>rc))(?: is| was)?[ =:(]*(?P<code>-?\d{1,3})(?:['".,;:)\]}]|\s*$|\s+(?:ago|at|after|on|from|\(|-)))`,
+		kind: TrainerLog,
+		fact: func(m *match) Fact {
+			if m.get("rc") != "" && m.get("code") == "-1" { // what a function returns, and no process
+				return nil
+			}
+			return ended("shell")(m)
+		},
 	},
 }
 

@@ -143,7 +143,12 @@ func (f WorkerEnded) Says() string {
 }
 
 // Says says it.
-func (f Exception) Says() string { return sentence("Python raised "+f.Type, f.Message) }
+func (f Exception) Says() string {
+	if f.Type == noSpaceCode {
+		return sentence("the kernel's number of such things is limited (ENOSPC), and no disk is full", f.Message)
+	}
+	return sentence("Python raised "+f.Type, f.Message)
+}
 
 // Says says it.
 func (f CollectiveFailed) Says() string {

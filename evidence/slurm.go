@@ -20,6 +20,25 @@ var slurmPatterns = []pattern{
 		expression: `\bJobState=(?P<state>[A-Z_]+)`,
 		kind:       Slurm, fact: accountFact,
 	},
+	{ // Slurm: src/slurmctld/agent.c, the subject of a mail
+		name:     "Slurm: mail",
+		literals: []string{"Slurm Job_id="},
+		expression: `\bSlurm Job_id=\d+ .*, (?P<state>OUT_OF_MEMORY|TIMEOUT|DEADLINE|NODE_FAIL|PREEMPTED|CANCELLED|` +
+			`FAILED|COMPLETED)(?:, ExitCode (?P<exit>\d+))?`,
+		kind: Slurm, fact: accountFact,
+	},
+	{ // squeue
+		name:       "squeue: out of memory",
+		literals:   []string{" OOM "},
+		expression: `^\s*(?P<what>\d+(?:_\d+)?)\s.* OOM +(?:\d+-)?[\d:]+ `,
+		kind:       Slurm, fact: batchKill("Slurm"),
+	},
+	{ // seff
+		name:       "seff: state",
+		literals:   []string{" (exit code "},
+		expression: `^State: (?P<state>[A-Z_]+) \(exit code (?P<exit>\d+)\)`,
+		kind:       Slurm, fact: accountFact,
+	},
 	{ // scontrol show job
 		name:       "scontrol: exit code",
 		literals:   []string{"ExitCode="},

@@ -213,6 +213,18 @@ func TestExplain(t *testing.T) {
 			Unknown},
 		"evicted": {Inputs{Sources: log(evidence.BatchEnd{Reason: "evicted: the node was low on memory"})}, Host, "",
 			Likely},
+		"evicted, no more": {Inputs{Sources: log(evidence.BatchEnd{Reason: "evicted"})}, Undetermined, "", Unknown},
+		"evicted for a volume": {Inputs{Sources: log(evidence.BatchEnd{
+			Reason: "evicted: the volume scratch reached its limit of 8.00 GiB"})}, Disk, "", Likely},
+		"evicted for a volume in memory": {Inputs{Sources: log(
+			evidence.Limit{Name: "/dev/shm", Bytes: evidence.Size{Bytes: 8 << 30, Known: true}},
+			evidence.BatchEnd{Reason: "evicted: the volume cache reached its limit of 8.00 GiB"})}, SharedMemory, "",
+			Likely},
+		"crash and cancel": {Inputs{Sources: log(ended(0, 1, 0, 11), evidence.BatchEnd{Reason: "cancelled"})},
+			Undetermined, "", Unknown},
+		"probe overcome": {Inputs{Sources: log(evidence.BatchEnd{By: "Kubernetes", Reason: "its startup probe failed"},
+			evidence.ProcessEnded{By: "Kubernetes", Rank: evidence.NoRank, LocalRank: evidence.NoRank})}, None, "",
+			Certain},
 		"evicted for storage": {Inputs{Sources: log(evidence.BatchEnd{Reason: "evicted: ephemeral storage"})}, Disk, "",
 			Likely},
 

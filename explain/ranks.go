@@ -314,12 +314,13 @@ func (s *scene) setRecoveriesAside() {
 		}
 	}
 	later, end, restarted := map[stream]int{}, map[stream]manner{}, map[string]bool{}
-	recovered := make([]bool, len(s.findings))
+	recovered, completed := make([]bool, len(s.findings)), s.completed("Slurm")
 	for i, f := range slices.Backward(s.findings) {
 		key := stream{f.File, f.Rank}
 		how, ended := end[key]
 		recovered[i] = restarted[f.File] && mannerOf(f.Fact) != unended ||
-			s.mayRecover(f) && (ended && how == unended || !ended && later[key] >= enoughSteps(f.Fact))
+			s.mayRecover(f) && (ended && how == unended || !ended && later[key] >= enoughSteps(f.Fact)) ||
+			completed && s.kindOf(f.File) == evidence.TrainerLog && isSlurmWarning(f.Fact)
 		switch fact := f.Fact.(type) {
 		case evidence.Progress:
 			if advances[i] {
@@ -340,6 +341,25 @@ func (s *scene) setRecoveriesAside() {
 		}
 	}
 	s.findings = kept
+}
+
+// isSlurmWarning reports whether Slurm says only that a limit was reached at some point, which the page cache is enough
+// for. It then names no step.
+func isSlurmWarning(fact evidence.Fact) bool {
+	kill, ok := fact.(evidence.BatchKill)
+	return ok && kill.By == "Slurm" && kill.What == ""
+}
+
+// completed reports whether a batch system knows only ends with exit code 0.
+func (s *scene) completed(by string) bool {
+	well := false
+	for _, f := range all[evidence.ProcessEnded](s.findings) {
+		if f.fact.By == by && mannerOfProcess(f.fact) != unended {
+			return false
+		}
+		well = well || f.fact.By == by
+	}
+	return well
 }
 
 // enoughSteps is after how many later steps an error counts as handled. Other ranks may print a step more before they

@@ -218,6 +218,12 @@ var rules = []rule{
 		row[evidence.BusError]{nil, SharedMemory, "", Likely, says[evidence.BusError](busText)},
 	),
 	table(
+		row[evidence.BatchEnd]{inMemoryVolume, SharedMemory, "", Likely, says[evidence.BatchEnd]("was evicted, " +
+			"because its volume in memory, /dev/shm, was full")},
+		row[evidence.BatchEnd]{func(_ *scene, f evidence.BatchEnd) bool { return reasonHas(f, "the volume") }, Disk, "",
+			Likely, says[evidence.BatchEnd]("was evicted, because a volume of it reached its limit on the disk")},
+		row[evidence.BatchEnd]{func(_ *scene, f evidence.BatchEnd) bool { return f.Reason == "evicted" }, Undetermined,
+			"", Unknown, says[evidence.BatchEnd]("was evicted, and nothing here says what its node lacked")},
 		row[evidence.BatchEnd]{func(_ *scene, f evidence.BatchEnd) bool { return reasonHas(f, "memory") }, Host, "",
 			Likely, says[evidence.BatchEnd]("was evicted, because the node ran low on memory")},
 		row[evidence.BatchEnd]{func(_ *scene, f evidence.BatchEnd) bool { return reasonHas(f, "storage", "disk") },
@@ -315,7 +321,12 @@ func (s *scene) testimony() []evidence.Finding {
 				found = append(found, f)
 			}
 		case evidence.BatchEnd:
-			if !s.killedForMemory() { // a job that hangs after a kill reaches its time limit later
+			// A job that hangs after a kill reaches its time limit later. Slurm cancels a step when a task of it has
+			// crashed.
+			crash := w != nil && w.how == crashed && reasonHas(fact, "cancel")
+			// Kubernetes tries again to pull an image, and starts a container again.
+			overcome := reasonHas(fact, "image", "probe") && s.completed(fact.By)
+			if !s.killedForMemory() && !crash && !overcome {
 				found = append(found, f)
 			}
 		case oomCounts:
@@ -352,6 +363,14 @@ func inSharedMemory(path string) bool { return strings.HasPrefix(path, "/dev/shm
 
 func reasonHas(f evidence.BatchEnd, words ...string) bool {
 	return slices.ContainsFunc(words, func(word string) bool { return strings.Contains(f.Reason, word) })
+}
+
+// inMemoryVolume reports whether a pod was evicted for a volume that is in memory, by its name or its limit.
+func inMemoryVolume(s *scene, f evidence.BatchEnd) bool {
+	return reasonHas(f, "the volume") && (reasonHas(f, "shm") ||
+		slices.ContainsFunc(all[evidence.Limit](s.findings), func(l seen[evidence.Limit]) bool {
+			return l.fact.Name == "/dev/shm" && strings.HasSuffix(f.Reason, " "+l.fact.Bytes.Bytes.String())
+		}))
 }
 
 func processText(f evidence.TooManyProcesses) string {

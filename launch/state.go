@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"math/rand/v2"
 	"net"
 	"os"
@@ -85,7 +86,7 @@ func removeDeadDirectories(parent string) {
 // isListed reports whether the kernel lists a socket among those of this network namespace. A connection would tell it,
 // too, but starts the service of the job.
 func isListed(name string) bool {
-	sockets, _ := os.ReadFile("/proc/net/unix")
+	sockets, _ := fs.ReadFile(os.DirFS("/"), "proc/net/unix")
 	return bytes.Contains(sockets, []byte(" "+name+"\n"))
 }
 
