@@ -141,7 +141,13 @@ func (j *Job) startKeeper(kept keptJob, signals <-chan os.Signal) (*Result, erro
 	bindThreads(j.StateCPUs) // only the rest of the guard: the keeper has inherited the CPUs of all ranks
 	kills := host.LocalMemoryCounters()
 	j.recorder.Started(root(keeper.Process.Pid, samples.NoRank, samples.Keeper))
-	go func() { _, _ = end.Write(document) }() // fails if the keeper is gone; Wait reports that
+	told := make(chan struct{})
+	go func() {
+		defer close(told)
+		if _, err := end.Write(document); err == nil { // else the keeper is gone; Wait reports that
+			j.listenToMarks()
+		}
+	}()
 	ended := make(chan answer)
 	go func() {
 		a := j.receive(messages)
@@ -153,6 +159,7 @@ func (j *Job) startKeeper(kept keptJob, signals <-chan os.Signal) (*Result, erro
 		case s := <-signals:
 			_ = keeper.Process.Signal(s) // fails if it has ended
 		case a := <-ended:
+			<-told
 			return j.result(a, keeper.ProcessState.Sys().(syscall.WaitStatus), kills)
 		}
 	}

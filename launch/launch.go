@@ -49,6 +49,7 @@ type Job struct {
 	Logf func(format string, values ...any)
 
 	recorder *watch.Recorder // of the guard
+	marks    string          // the socket at which the guard receives marks
 	scores   scores
 	relay    *relay
 	outputs  []*output       // of all ranks, in all attempts

@@ -30,14 +30,19 @@ func (j *Job) record(directory string) (variables []string) {
 	}
 	j.recorder = watch.Begin(c)
 	j.recorder.Started(root(os.Getpid(), samples.NoRank, samples.Keeper))
-	socket := filepath.Join(directory, marksSocket)
-	marks, err := watch.ListenToMarks(socket)
+	j.marks = filepath.Join(directory, marksSocket)
+	return []string{watch.MarksVariable + "=" + j.marks}
+}
+
+// listenToMarks begins to take the marks of the ranks. The keeper must know the job before: it removes the directory of
+// the socket if the guard is killed.
+func (j *Job) listenToMarks() {
+	marks, err := watch.ListenToMarks(j.marks)
 	if err != nil {
 		j.Logf("ranks cannot send marks: %v; the phases of the recording are those of their output", err)
-		return nil
+		return
 	}
 	go j.recorder.ReceiveMarks(marks)
-	return []string{watch.MarksVariable + "=" + socket}
 }
 
 // name returns the name of the job.

@@ -57,7 +57,8 @@ func TestLeaksOfRealTraining(t *testing.T) {
 			var leaks []reconcile.Growth
 			firstStep := false
 			for _, g := range d.Growth {
-				if g.IsLeak() {
+				// A process that takes batches over may grow by a little of its own, as malloc keeps more memory.
+				if g.IsLeak() && (want == nil || g.BytesPerStep > slope/4) {
 					leaks = append(leaks, g)
 				}
 				firstStep = firstStep || g.Shape == reconcile.FirstStep && g.Role == samples.RankProcess

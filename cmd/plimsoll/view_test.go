@@ -90,6 +90,7 @@ func TestWatchedJob(t *testing.T) {
 		s.isRestored(t)
 		s.types(t, "fg\n", viewBegins)
 		s.types(t, controlC, "asked=10")
+		s.shows(t, 2, viewEnds) // until then the view reads what is typed
 		s.isRestored(t)
 	})
 	t.Run("in the background", func(t *testing.T) {
