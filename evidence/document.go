@@ -63,6 +63,7 @@ func (r *reader) document(from *bufio.Reader) (*bufio.Reader, error) {
 		r.source.Kind = kind
 		return nil, nil
 	}
+	r.binary = isBinary(head)
 	if kind := plimsollKind(head); kind != Unknown {
 		r.source.Kind = kind
 		return nil, nil
@@ -95,7 +96,7 @@ var magics = []string{"PK\x03\x04", "\x7fELF", "\x89HDF", "\x89PNG", "%PDF"}
 func binaryKind(head []byte) (kind Kind, binary bool) {
 	for _, magic := range magics {
 		if bytes.HasPrefix(head, []byte(magic)) {
-			return Unknown, true
+			return Binary, true
 		}
 	}
 	if len(head) < 2 || head[0] != 0x80 || head[1] < 2 || head[1] > 5 {
@@ -106,7 +107,18 @@ func binaryKind(head []byte) (kind Kind, binary bool) {
 			return Snapshot, true
 		}
 	}
-	return Unknown, true
+	return Binary, true
+}
+
+// isBinary reports whether more than a twentieth of the bytes are control characters that texts do not have.
+func isBinary(head []byte) bool {
+	strange := 0
+	for _, b := range head {
+		if b < ' ' && !bytes.ContainsRune([]byte("\t\n\r\b\f\x1b"), rune(b)) {
+			strange++
+		}
+	}
+	return strange > len(head)/20
 }
 
 var plimsollSchema = regexp.MustCompile(`^\s*\{[^\x00]{0,200}?"schema":\s*"plimsoll\.(plan|samples|explanation)/\d+"`)

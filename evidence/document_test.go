@@ -128,10 +128,12 @@ items:
 	{name: "memory timeline", kind: Timeline, text: `[[1, 2], [[0, 1], [0, 2]]]`},
 	{name: "snapshot", kind: Snapshot,
 		text: "\x80\x04\x95\x10\x00\x00\x00\x00\x00\x00\x00}\x94(\x8c\x08segments\x94]\x94u."},
-	{name: "another pickle", text: "\x80\x04\x95\x10\x00\x00\x00\x00\x00\x00\x00}\x94(\x8c\x05model\x94]\x94u."},
+	{name: "another pickle", kind: Binary,
+		text: "\x80\x04\x95\x10\x00\x00\x00\x00\x00\x00\x00}\x94(\x8c\x05model\x94]\x94u."},
 	{name: "a poem", text: "Roses are red,\nviolets are blue.\n"},
 	{name: "a document of JSON", text: `{"roses": "red"}`},
-	{name: "an archive", text: "PK\x03\x04CUDA error: out of memory\n"},
+	{name: "an archive", kind: Binary, text: "PK\x03\x04CUDA error: out of memory\n"},
+	{name: "bytes", kind: Binary, text: "\x01\x02\x00\x9c\x00\x03\xff"},
 }
 
 func TestDocuments(t *testing.T) {

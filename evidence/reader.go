@@ -45,6 +45,7 @@ const (
 	Plan           Kind = "plan of plimsoll"
 	Explanation    Kind = "explanation of plimsoll"
 	Snapshot       Kind = "memory snapshot"
+	Binary         Kind = "binary file"
 	Trace          Kind = "Chrome trace"
 	Timeline       Kind = "memory timeline"
 )
@@ -57,6 +58,9 @@ const longestMatched = 16 << 10
 
 // mostHeld bounds the lines of all findings, in bytes.
 const mostHeld = 256 << 20
+
+// IsRead reports whether facts are made of files of the kind. The others are only recognized.
+func (k Kind) IsRead() bool { return k != Binary && k != Trace && k != Timeline && k != Explanation }
 
 // Read reads a file. Its name is for findings and errors. Errors are *fault.Input or those of the reader.
 func Read(name string, from io.Reader) (*Source, error) {
@@ -115,8 +119,9 @@ type reader struct {
 	killed  map[int]bool // PIDs that the kernel has killed
 	rows    int          // of the kernel's tables of processes
 	hits    []int
-	thin    int // every so many repetitive findings count
-	held    int // bytes of the lines of all findings
+	thin    int  // every so many repetitive findings count
+	held    int  // bytes of the lines of all findings
+	binary  bool // the beginning of the file is no text
 }
 
 // lastLine is a line as it was read, for texts that began in it.
@@ -371,6 +376,9 @@ func (r *reader) end() {
 		if count > most || count == most && kind < r.source.Kind {
 			r.source.Kind, most = kind, count
 		}
+	}
+	if most == 0 && r.binary {
+		r.source.Kind = Binary
 	}
 }
 

@@ -20,6 +20,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"plimsoll/datagram"
 	"plimsoll/host"
 	"plimsoll/service/protocol"
 )
@@ -126,29 +127,8 @@ func (k *Keeper) Listen() error {
 	if err = errors.Join(err, listener.Close()); err != nil {
 		return err
 	}
-	k.notify, err = listenToServices(k.notifyPath())
+	k.notify, err = datagram.Listen(k.notifyPath()) // services send their files there
 	return err
-}
-
-// listenToServices creates the socket that services send their files to. The kernel
-// adds the sender to every message.
-func listenToServices(path string) (*net.UnixConn, error) {
-	c, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
-	if err != nil {
-		return nil, err
-	}
-	raw, err := c.SyscallConn()
-	if err == nil {
-		var failed error
-		err = raw.Control(func(fd uintptr) {
-			failed = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_PASSCRED, 1)
-		})
-		err = errors.Join(err, failed)
-	}
-	if err = errors.Join(err, os.Chmod(path, 0o600)); err != nil {
-		return nil, errors.Join(err, c.Close())
-	}
-	return c, nil
 }
 
 const (

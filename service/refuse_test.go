@@ -18,6 +18,7 @@ import (
 	"github.com/go-json-experiment/json"
 	"golang.org/x/sys/unix"
 
+	"plimsoll/datagram"
 	"plimsoll/ledger"
 	"plimsoll/service/client"
 	"plimsoll/service/protocol"
@@ -684,7 +685,7 @@ func TestClientThatDoesNotRead(t *testing.T) {
 func TestEmptyNotification(t *testing.T) {
 	k := &Keeper{Socket: filepath.Join(t.TempDir(), "s")}
 	var err error
-	if k.notify, err = listenToServices(k.notifyPath()); err != nil {
+	if k.notify, err = datagram.Listen(k.notifyPath()); err != nil {
 		t.Fatal(err)
 	}
 	defer k.notify.Close()

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"plimsoll/datagram"
 	"plimsoll/ledger"
 	"plimsoll/samples"
 )
@@ -26,22 +27,7 @@ func ListenToMarks(path string) (*net.UnixConn, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return nil, err
 	}
-	c, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
-	if err != nil {
-		return nil, err
-	}
-	raw, err := c.SyscallConn()
-	if err == nil {
-		var failed error
-		err = raw.Control(func(descriptor uintptr) {
-			failed = unix.SetsockoptInt(int(descriptor), unix.SOL_SOCKET, unix.SO_PASSCRED, 1)
-		})
-		err = errors.Join(err, failed)
-	}
-	if err = errors.Join(err, os.Chmod(path, 0o600)); err != nil {
-		return nil, errors.Join(err, c.Close())
-	}
-	return c, nil
+	return datagram.Listen(path)
 }
 
 // ReceiveMarks takes marks from a socket until that is closed.

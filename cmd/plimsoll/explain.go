@@ -230,12 +230,15 @@ func (r *explainReader) holdersOf(name string) error {
 
 // argument reads a file, all files of a directory, or stdin.
 func (r *explainReader) argument(name string) error {
+	before := len(r.in.Sources)
 	if name == "-" {
-		return r.read("stdin", bufio.NewReaderSize(r.stdin, headOfFile))
+		err := r.read("stdin", bufio.NewReaderSize(r.stdin, headOfFile))
+		return cmp.Or(err, checkRead(r.in.Sources[before:]))
 	}
 	info, err := os.Stat(name)
 	if err != nil || !info.IsDir() {
-		return r.file(name)
+		err := r.file(name)
+		return cmp.Or(err, checkRead(r.in.Sources[before:]))
 	}
 	found := 0
 	err = filepath.WalkDir(name, func(path string, entry fs.DirEntry, err error) error {
@@ -256,6 +259,17 @@ func (r *explainReader) argument(name string) error {
 		return fault.File(name).Inputf("the directory has no file with content: expected logs, counters or recordings")
 	}
 	return err
+}
+
+// checkRead refuses a file that the user has named, and that explain cannot read: it might show the failure.
+func checkRead(sources []*evidence.Source) error {
+	for _, s := range sources {
+		if !s.Kind.IsRead() {
+			return fault.File(s.Name).Inputf("this is a %s, which explain does not read", s.Kind).
+				WithHint("name logs, counters, recordings, plans or memory snapshots of PyTorch")
+		}
+	}
+	return nil
 }
 
 func (r *explainReader) file(name string) error {
