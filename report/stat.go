@@ -69,6 +69,9 @@ func (s Stat) sessions() *Table {
 			last = time.Duration(x.LastStepSeconds * float64(time.Second)).Round(10 * time.Microsecond).String()
 			moved = fmt.Sprintf("%.1f GB/s", x.Bandwidth()/1e9)
 		}
+		if x.MissesGradients {
+			last, moved = "waiting for gradients", ""
+		}
 		t.add(x.Rank, x.Part, x.Optimizer, x.State+", "+x.Moments+" moments", ledger.Count(x.Elements), x.Step, last,
 			moved, client, saved)
 	}
