@@ -68,9 +68,14 @@ func (s *session) resume() {
 // openedBy gives up a step that waits for gradients of a process that does not have the session any more.
 func (s *session) openedBy(process int) {
 	if s.shard.MissesGradients() && s.header.arrivingClient.Load() != uint64(process) {
-		s.logf("session %v: process %d has ended in the middle of step %d: only some of the gradients were there",
-			keyOf(s.document), s.header.arrivingClient.Load(), s.begun)
+		step := s.begun
 		s.giveUp()
+		left := "the state is torn"
+		if s.initialized() {
+			left = "nothing had changed"
+		}
+		s.logf("session %v: process %d has ended in the middle of step %d, when not all gradients were there: %s",
+			keyOf(s.document), s.header.arrivingClient.Load(), step, left)
 	}
 }
 

@@ -569,7 +569,7 @@ func TestTrainerIsKilledWhileGradientsArrive(t *testing.T) {
 	x := &trainer{Socket: r.Socket, Document: testDocument(full), Arriving: true, Checkpoints: t.TempDir(),
 		Phase: filepath.Join(t.TempDir(), "phase")}
 	checkHits(t, killTrainer(t, x, 20*time.Millisecond, stepping, saving), map[uint32]int{stepping: 10, saving: 10})
-	torn := strings.Count(r.log.String(), "in the middle of step")
+	torn := strings.Count(r.log.String(), "the state is torn")
 	t.Logf("%d times the trainer was killed in the middle of a step", torn)
 	if !testing.Short() && torn*100 < kills()*10 {
 		t.Errorf("only %d of %d kills hit a step whose gradients arrive", torn, kills())
