@@ -27,6 +27,11 @@ func (s Stat) Page() *Page {
 	if len(s.Sessions) > 0 {
 		facts.add("job", "%s", s.Job)
 	}
+	for _, x := range s.Sessions {
+		if x.MissesGradients {
+			facts.add("waiting", "rank%d/%s: step %d waits for gradients", x.Rank, x.Part, x.Step+1)
+		}
+	}
 	p := &Page{Title: "Optimizer service", Sections: []Section{{facts}}, Document: s.Overview}
 	switch {
 	case len(s.Sessions) > 0:
@@ -68,9 +73,6 @@ func (s Stat) sessions() *Table {
 		if x.LastStepSeconds > 0 {
 			last = time.Duration(x.LastStepSeconds * float64(time.Second)).Round(10 * time.Microsecond).String()
 			moved = fmt.Sprintf("%.1f GB/s", x.Bandwidth()/1e9)
-		}
-		if x.MissesGradients {
-			last, moved = "waiting for gradients", ""
 		}
 		t.add(x.Rank, x.Part, x.Optimizer, x.State+", "+x.Moments+" moments", ledger.Count(x.Elements), x.Step, last,
 			moved, client, saved)

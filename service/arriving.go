@@ -24,8 +24,8 @@ func (s *session) notArriving(kind protocol.Kind) error {
 // isArrivingStep reports whether a request repeats the step that waits for gradients.
 func (s *session) isArrivingStep(b protocol.StepBody) bool {
 	step, gradScale := s.header.asked()
-	return s.shard.MissesGradients() && b.Flags == protocol.ArrivingStep && b.Step == step && b.GradScale == gradScale &&
-		slices.Equal(b.Hyperparameters, s.header.groups)
+	return s.shard.MissesGradients() && b.Flags == protocol.ArrivingStep && b.Step == step &&
+		b.GradScale == gradScale && slices.Equal(b.Hyperparameters, s.header.groups)
 }
 
 // arrive takes gradients of a step that was begun before they were there.

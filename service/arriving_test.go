@@ -7,6 +7,7 @@ import (
 
 	"plimsoll/service/protocol"
 	"plimsoll/service/servicetest"
+	"plimsoll/shard"
 )
 
 // mustBeginArriving begins a step of a new session, and says that the gradients of its first half have come.
@@ -93,8 +94,8 @@ func TestRequestsWhileGradientsArrive(t *testing.T) {
 	}
 }
 
-// TestStatusWhileGradientsArrive looks at a step that waits for gradients from outside: it is not stuck, and its time is
-// that of the updates.
+// TestStatusWhileGradientsArrive looks at a step that waits for gradients from outside: it is not stuck, and its time
+// is that of the updates.
 func TestStatusWhileGradientsArrive(t *testing.T) {
 	patiently(t, &stepPatience, 10*time.Millisecond)
 	server, socket := serveHere(t)
@@ -171,7 +172,8 @@ func TestClientComesBackWhileGradientsArrive(t *testing.T) {
 	}
 }
 
-// TestStepsAreGivenUpWhileGradientsArrive gives steps up by load, which mends the state, and before anything has changed.
+// TestStepsAreGivenUpWhileGradientsArrive gives steps up by load, which mends the state, and before anything has
+// changed.
 func TestStepsAreGivenUpWhileGradientsArrive(t *testing.T) {
 	server, socket := serveHere(t)
 	s := begun(t, socket, testDocument(full))
@@ -214,5 +216,26 @@ func TestStepsAreGivenUpWhileGradientsArrive(t *testing.T) {
 	mustBeginArriving(t, s, 3)
 	if err := s.Close(); err != nil { // gives the state back
 		t.Fatal(err)
+	}
+}
+
+// TestOrderEndsWithTheConnection: the next client of a session begins without an order.
+func TestOrderEndsWithTheConnection(t *testing.T) {
+	server, socket := serveHere(t)
+	s := begun(t, socket, testDocument())
+	for range 2 {
+		if err := s.Order(protocol.RangeBody{First: 100, Count: 10}, protocol.RangeBody{Count: 5}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if order := theSession(server).order; len(order) != 2 || order[0] != (shard.Range{First: 100, Count: 10}) {
+		t.Errorf("an order that was begun anew is %v", order)
+	}
+	if err := s.Detach(); err != nil {
+		t.Fatal(err)
+	}
+	s = mustOpen(t, socket, testDocument())
+	if order := theSession(server).order; len(order) != 0 {
+		t.Errorf("the order of the client before is %v", order)
 	}
 }

@@ -403,8 +403,8 @@ func TestServiceIsKilled(t *testing.T) {
 	}{
 		{"a shard, steps that are waited for", trainer{}, []*protocol.Document{testDocument()}, finished, 4},
 		{"ranks and parts, waited for by ranges", trainer{Ranges: true}, parts, finished, 10},
-		{"a shard, gradients arrive in the step", trainer{Arriving: true}, []*protocol.Document{testDocument()}, waiting,
-			10},
+		{"a shard, gradients arrive in the step", trainer{Arriving: true}, []*protocol.Document{testDocument()},
+			waiting, 10},
 		{"ranks and parts, gradients arrive in the step", trainer{Arriving: true}, parts, waiting, 10},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -47,12 +47,13 @@ func (k requestKind) is(some traits) bool { return k.traits&some != 0 }
 
 // requests has a row for each kind of requests. The decoder in a row reads the body.
 var requests = [protocol.Kinds]requestKind{
-	protocol.Open:       {1, 0, (*connection).openSession},
-	protocol.Window:     {1, inSession, (*connection).setWindow},
-	protocol.Write:      {0, inSession | afterStep | afterSum, change(protocol.Decode, (*session).write)},
-	protocol.Read:       {0, inSession | afterStep, change(protocol.Decode, (*session).read)},
-	protocol.SetStep:    {0, inSession | afterStep, change(protocol.Decode, (*session).setStep)},
-	protocol.Ready:      {0, inSession | afterStep | whileArriving | afterSum, change(protocol.DecodeReady, (*session).ready)},
+	protocol.Open:    {1, 0, (*connection).openSession},
+	protocol.Window:  {1, inSession, (*connection).setWindow},
+	protocol.Write:   {0, inSession | afterStep | afterSum, change(protocol.Decode, (*session).write)},
+	protocol.Read:    {0, inSession | afterStep, change(protocol.Decode, (*session).read)},
+	protocol.SetStep: {0, inSession | afterStep, change(protocol.Decode, (*session).setStep)},
+	protocol.Ready: {0, inSession | afterStep | whileArriving | afterSum,
+		change(protocol.DecodeReady, (*session).ready)},
 	protocol.Norm:       {0, inSession | afterStep | afterSum, ask(noBody, (*session).norm)},
 	protocol.Accumulate: {0, inSession | afterStep, change(protocol.Decode, (*session).accumulate)},
 	protocol.Clear:      {0, inSession | afterStep, change(noBody, (*session).clear)},

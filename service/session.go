@@ -355,8 +355,8 @@ func (s *session) wait(b protocol.WaitBody) ([]byte, error) {
 	case !ok:
 		s.shard.WaitRange(awaited)
 	case b.Step > uint64(s.shard.Steps()): // and the request that would bring the gradients comes after this one
-		return nil, protocol.OutOfOrder.Errorf("wait for step %d: the gradients of %d elements from %d on are missing; "+
-			"send ready for them first", b.Step, missing.Count, missing.First)
+		return nil, protocol.OutOfOrder.Errorf("wait for step %d: the gradients of %d elements from %d on are "+
+			"missing; send ready for them first", b.Step, missing.Count, missing.First)
 	}
 	return protocol.Encode(b.Step, s.secondsOf(b.Step)), nil
 }

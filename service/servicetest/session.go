@@ -255,8 +255,8 @@ func (s *Session) ReadyFor(step, first, count int64) error {
 		RangeBody: protocol.RangeBody{First: uint64(first), Count: uint64(count)}, Step: uint64(step)}.Encode())
 }
 
-// Wait returns when a range of the parameters has had a step. If the step is finished as a whole, it returns the seconds
-// that the step took, else 0.
+// Wait returns when a range of the parameters has had a step. If the step is finished as a whole, it returns the
+// seconds that the step took, else 0.
 func (s *Session) Wait(step, first, count int64) (seconds float64, err error) {
 	result, _, err := s.Call(protocol.Wait, protocol.Encode(protocol.WaitBody{Step: uint64(step), First: uint64(first),
 		Count: uint64(count)}))
