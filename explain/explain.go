@@ -175,7 +175,7 @@ func (s *scene) reasonOf(at evidence.Finding) *evidence.Finding {
 		return nil
 	}
 	for _, r := range slices.Backward(all[evidence.KernelReason](s.findings)) {
-		if r.File == at.File && r.Number < at.Number {
+		if r.File == at.File && r.Number <= at.Number {
 			return &r.Finding
 		}
 	}

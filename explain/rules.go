@@ -250,9 +250,7 @@ var rules = []rule{
 			return mannerOfProcess(f) == faulted && !s.sharedMemoryFree()
 		}, SharedMemory, "", Likely, says[evidence.ProcessEnded](busText)},
 		row[evidence.ProcessEnded]{func(_ *scene, f evidence.ProcessEnded) bool { return isFault(f) }, NotMemory, "",
-			Likely, func(f evidence.ProcessEnded) string {
-				return fmt.Sprintf("crashed by signal %d (%v): a fault of native code", f.Signal, syscall.Signal(f.Signal))
-			}},
+			Likely, faultText},
 		row[evidence.ProcessEnded]{nil, Undetermined, "", Unknown, endedText},
 	),
 	table(row[evidence.Exception]{func(_ *scene, e evidence.Exception) bool { return lackText.MatchString(e.Message) },
@@ -368,6 +366,10 @@ func isFault(f evidence.ProcessEnded) bool {
 		return true
 	}
 	return false
+}
+
+func faultText(f evidence.ProcessEnded) string {
+	return fmt.Sprintf("crashed by signal %d (%v): a fault of native code", f.Signal, syscall.Signal(f.Signal))
 }
 
 func endText(f evidence.BatchEnd) string { return fmt.Sprintf("was ended by %s: %s", f.By, f.Reason) }
