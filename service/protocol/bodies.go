@@ -100,7 +100,11 @@ func DecodeReady(kind Kind, body []byte) (ReadyBody, error) {
 		r, err := Decode[RangeBody](kind, body)
 		return ReadyBody{RangeBody: r}, err
 	}
-	return Decode[ReadyBody](kind, body)
+	r, err := Decode[ReadyBody](kind, body)
+	if err == nil && r.Step == 0 {
+		err = Malformed.Errorf("%v of step 0: expected the number of a step that has begun", kind)
+	}
+	return r, err
 }
 
 // Encode returns the body as it is sent.
