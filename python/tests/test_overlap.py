@@ -381,6 +381,21 @@ def _with_steps(model, optimizer, seen):
         yield next(seen)
 
 
+def test_the_step_of_an_earlier_state_is_awaited(monkeypatch):
+    """It has the number of a step that was finished."""
+    model = network()
+    optimizer = make(model, "forward")
+    train(model, optimizer, 2)
+    state = copy.deepcopy(optimizer.state_dict())
+    train(model, optimizer, 1)
+    optimizer.synchronize()
+    optimizer.load_state_dict(state)
+    train(model, optimizer, 1)
+    sent = Sent(monkeypatch)
+    optimizer.synchronize()
+    assert sent.waits == [(0, sum(p.numel() for p in model.parameters()))]
+
+
 def test_a_group_is_not_added_to_a_state(strict):
     model = network()
     optimizer = make(model, "forward")
