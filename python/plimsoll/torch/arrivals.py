@@ -89,6 +89,7 @@ class Arrivals:
         if slot is None:
             return
         shard, offset = self._shard_of[parameter], slot.piece.offset
+        shard.session.drain()  # after an interrupt, the answer about the step may be one of those to come
         for request in [shard.session.wait(offset + first, count) for first, count in ranges]:
             self._wait(shard, request)
         shard.parameters.arrive_partly(slot, ranges)
@@ -97,6 +98,7 @@ class Arrivals:
 
     def _bring(self, shard: Shard, slots: List[Slot]) -> None:
         most = shard.session.elements if shard.group.shared else _COPIED_BYTES // shard.group.dtype.itemsize
+        shard.session.drain()  # as above
         asked: Deque[Tuple[Optional[Request], List[Slot]]] = collections.deque()
         for first, count, joined in _joined(slots, most):
             asked.append((None if shard in self._over else shard.session.wait(first, count), joined))
