@@ -109,8 +109,8 @@ type DoesNotFit struct {
 func (e *DoesNotFit) Error() string {
 	part := ""
 	if e.WorldSize > 0 {
-		part = fmt.Sprintf(", or measure %d of %d parts and see how long all would take: --ranks %[1]d --world-size %[2]d",
-			len(e.Case.Shards), e.WorldSize)
+		part = fmt.Sprintf(", or measure %d of %d parts and see how long all would take: "+
+			"--ranks %[1]d --world-size %[2]d", len(e.Case.Shards), e.WorldSize)
 	}
 	return fmt.Sprintf("DOES NOT FIT: %v needs %v, %v is left (%s)\n  hint: give smaller sizes with --parameters%s",
 		e.Case, e.Needed, e.Available, e.LimitedBy, part)
@@ -169,8 +169,9 @@ func (p *Suite) newCase(j job) (Case, error) {
 	}
 	all := ledger.Bytes(float64(c.StateBytes()) * c.Scale())
 	if whole := placeOf(p.Host, cpus, all); whole != place {
-		return c, fault.Inputf("--world-size is %d: the parts of this host fit %s, and all %s parameters fit only %s: their "+
-			"time says nothing about all", j.world, place, Count(j.parameters), whole).WithHint("a smaller --world-size")
+		return c, fault.Inputf("--world-size is %d: the parts of this host fit %s, and all %s parameters fit only %s: "+
+			"their time says nothing about all", j.world, place, Count(j.parameters), whole).
+			WithHint("a smaller --world-size")
 	}
 	c.Needed = c.arenaBytes() + c.peerBytes()
 	return c, nil
@@ -185,8 +186,8 @@ func (p *Suite) lay(c *Case, j job) error {
 	for rank, cpus := range j.cores.ranks {
 		elements := parts[rank].Count
 		if elements == 0 {
-			return fault.Inputf("--parameters %s: there are none for rank %d of %d", Count(j.parameters), rank, j.world).
-				WithHint("fewer ranks")
+			return fault.Inputf("--parameters %s: there are none for rank %d of %d", Count(j.parameters), rank,
+				j.world).WithHint("fewer ranks")
 		}
 		chunk := int64(shard.DefaultChunk)
 		if c.InCore {

@@ -84,7 +84,8 @@ func TestOneCoreCaseHoldsOneChunkForEachWorker(t *testing.T) {
 		cpus := make([]int, rapid.IntRange(1, 300).Draw(t, "workers"))
 		size := rapid.Int64Range(1, 2*corePart*int64(len(cpus))).Draw(t, "size")
 		f := kernel.Format{Parameter: dtype.BF16, Gradient: dtype.BF16}
-		c, err := p.newCase(job{name: "adamw", format: f, parameters: size, world: 1, cores: cores{ranks: [][]int{cpus}}})
+		c, err := p.newCase(job{name: "adamw", format: f, parameters: size, world: 1,
+			cores: cores{ranks: [][]int{cpus}}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -103,7 +104,8 @@ func TestPartOfAJob(t *testing.T) {
 	r := usual()
 	r.Parameters, r.Workers, r.Ranks, r.WorldSize = []string{"3085938688"}, []int{1}, 2, 16
 	c := planOf(t, r, 64*ledger.GiB).Cases[0]
-	if len(c.Shards) != 2 || c.Held != 3_085_938_688/8 || c.Scale() != 8 || c.WorldSize != 16 || c.InCore || !c.Divided {
+	if len(c.Shards) != 2 || c.Held != 3_085_938_688/8 || c.Scale() != 8 || c.WorldSize != 16 || c.InCore ||
+		!c.Divided {
 		t.Errorf("%+v", c)
 	}
 	if c.Shards[0].Rank == c.Shards[1].Rank || len(c.CPUs()) != 2 || c.SharedCores != (c.CPUs()[0] == c.CPUs()[1]) {
@@ -129,7 +131,7 @@ func TestLargestPartThatFits(t *testing.T) {
 		r.Parameters, r.Workers = []string{"3Gi"}, []int{1}
 		r.Ranks = rapid.IntRange(1, 3).Draw(rt, "ranks")
 		r.WorldSize = r.Ranks + rapid.IntRange(0, 2).Draw(rt, "more")
-		h := hostWith(t, ledger.Bytes(rapid.Int64Range(int64(4*ledger.GiB), int64(13*ledger.GiB)).Draw(rt, "available")))
+		h := hostWith(t, ledger.GiB*ledger.Bytes(rapid.IntRange(4, 13).Draw(rt, "GiB")))
 		h.Caches = nil
 		var tooLarge *DoesNotFit
 		if _, err := NewSuite(r, h); !errors.As(err, &tooLarge) {
@@ -164,7 +166,7 @@ func TestPartInACacheIsRefused(t *testing.T) {
 	for world, want := range map[int]string{1: "DRAM", 3: "DRAM", 4: "", 64: ""} {
 		r.WorldSize = world
 		switch p, err := NewSuite(r, h); {
-		case want == "" && (!errors.As(err, new(*fault.Input)) || !contains(err, "fit L3, and all 8Mi parameters fit only")):
+		case want == "" && (!errors.As(err, new(*fault.Input)) || !contains(err, "fit L3, and all 8Mi parameters")):
 			t.Errorf("%d ranks: %v", world, err)
 		case want != "" && (err != nil || p.Cases[0].Place != want):
 			t.Errorf("%d ranks: %v", world, err)

@@ -61,7 +61,8 @@ type BenchmarkCase struct {
 type BenchmarkJob struct {
 	Parameters int64 `json:"parameters"`
 	WorldSize  int   `json:"world_size"`
-	// Ranks are those on this host, whose parameters were measured. Scale is the factor from their times to those below.
+	// Ranks are those on this host, whose parameters were measured. Scale is the factor from their times to those
+	// below.
 	Ranks       int     `json:"ranks"`
 	Scale       float64 `json:"scale"`
 	SharedCores bool    `json:"shared_cores"`
@@ -199,15 +200,16 @@ func newBenchmarkJob(r bench.Result) *BenchmarkJob {
 		return bench.Over(r.Samples, func(s bench.Sample) float64 { return r.Scale() * quantity(s) })
 	}
 	j := &BenchmarkJob{
-		Parameters: r.Parameters, WorldSize: r.WorldSize, Ranks: len(r.Shards), Scale: r.Scale(), SharedCores: r.SharedCores,
-		Traffic: ledger.Bytes(math.Round(float64(r.TrafficBytes()) * r.Scale())),
-		Limit:   over(func(s bench.Sample) float64 { return s.Traffic }),
-		Update:  over(func(s bench.Sample) float64 { return s.Update }),
-		Step:    over(func(s bench.Sample) float64 { return s.Step }),
+		Parameters: r.Parameters, WorldSize: r.WorldSize, Ranks: len(r.Shards), Scale: r.Scale(),
+		SharedCores: r.SharedCores, Traffic: ledger.Bytes(math.Round(float64(r.TrafficBytes()) * r.Scale())),
+		Limit:  over(func(s bench.Sample) float64 { return s.Traffic }),
+		Update: over(func(s bench.Sample) float64 { return s.Update }),
+		Step:   over(func(s bench.Sample) float64 { return s.Step }),
 	}
 	if r.Compared != nil {
 		for _, v := range r.Compared.Variants {
-			j.Peer = append(j.Peer, BenchmarkPeerJob{v.Name, over(func(s bench.Sample) float64 { return s.Peer[v.Name] })})
+			took := over(func(s bench.Sample) float64 { return s.Peer[v.Name] })
+			j.Peer = append(j.Peer, BenchmarkPeerJob{v.Name, took})
 		}
 	}
 	return j
@@ -332,8 +334,8 @@ func (b *Benchmark) jobs() Section {
 func (j *BenchmarkJob) note(held int64) string {
 	text := "limit: the same bytes without arithmetic, in the same rounds"
 	if j.WorldSize > j.Ranks {
-		text += fmt.Sprintf("; measured: %d of %d parameters (%d of %d ranks), times multiplied by %.4g: this host alone "+
-			"with memory for all", held, j.Parameters, j.Ranks, j.WorldSize, j.Scale)
+		text += fmt.Sprintf("; measured: %d of %d parameters (%d of %d ranks), times multiplied by %.4g: this host "+
+			"alone with memory for all", held, j.Parameters, j.Ranks, j.WorldSize, j.Scale)
 	}
 	if j.SharedCores {
 		text += "; ranks share cores, as there are too few"
