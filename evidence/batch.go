@@ -199,7 +199,7 @@ var batchPatterns = []pattern{
 	{ // earlyoom: kill.c
 		name:       "earlyoom killed",
 		literals:   []string{"sending SIGTERM to process", "sending SIGKILL to process"},
-		expression: `sending (?P<sig>SIGTERM|SIGKILL) to process (?P<what>\d+ uid \d+ "[^"]*")`,
+		expression: `sending (?P<sig>SIGTERM|SIGKILL) to process (?P<what>(?P<pid>\d+) uid \d+ "[^"]*")`,
 		kind:       SystemdLog, fact: batchKill("earlyoom"),
 	},
 	{ // Ray: src/ray/raylet, python/ray/exceptions.py

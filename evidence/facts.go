@@ -184,6 +184,7 @@ type (
 	BatchKill struct {
 		By    string // Slurm, Kubernetes, Docker, systemd, systemd-oomd, earlyoom, Ray
 		What  string // the step, the container, the unit
+		PID   int    // 0 if unknown
 		Count int
 		Limit Size
 	}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"syscall"
 
 	"plimsoll/evidence"
 	"plimsoll/ledger"
@@ -236,6 +237,10 @@ func (s *scene) concludeVictims(e *Explanation) {
 	e.Cause = Cause{Resource: Undetermined, Text: "The job failed, but the files show only ranks that ended because " +
 		"another one did: the first to end is missing"}
 	e.Confidence = Unknown
+	if s.interrupted() {
+		e.Cause = Cause{Resource: NotMemory, Text: "The job was interrupted, by Ctrl-C or another SIGINT"}
+		e.Confidence = Likely
+	}
 	e.Victims = append(e.Victims, s.victimTexts()...)
 	if f := s.peersOnly(); f != nil {
 		e.Evidence = append(e.Evidence, Evidence{f.File, f.Number, f.Text, f.Fact.Says()})
@@ -246,6 +251,31 @@ func (s *scene) concludeVictims(e *Explanation) {
 		}
 	}
 	e.Collect = append(e.Collect, collectRanks, collectKernel, collectRecording)
+}
+
+// interrupted reports whether somebody interrupted the job and nothing else was wrong with it.
+func (s *scene) interrupted() bool {
+	found := false
+	for _, f := range s.findings {
+		if mannerOf(f.Fact) != taken {
+			continue
+		}
+		switch fact := f.Fact.(type) {
+		case evidence.Exception:
+			if fact.Type != "KeyboardInterrupt" {
+				return false
+			}
+			found = true
+		case evidence.ProcessEnded:
+			if syscall.Signal(fact.Signal) != syscall.SIGINT {
+				return false
+			}
+			found = true
+		default:
+			return false
+		}
+	}
+	return found
 }
 
 // trainer is who says that training ended well. Its process may fail afterwards.
