@@ -150,10 +150,14 @@ func TestLargestPartThatFits(t *testing.T) {
 func TestNoPartFits(t *testing.T) {
 	r := usual()
 	r.Parameters, r.Workers, r.Peer = []string{"3Gi"}, []int{1}, PeerTorch
-	var tooLarge *DoesNotFit
-	_, err := NewSuite(r, hostWith(t, 500*ledger.MiB))
-	if !errors.As(err, &tooLarge) || tooLarge.WorldSize != 0 || contains(err, "--ranks") {
-		t.Errorf("got %v", err)
+	h := hostWith(t, 500*ledger.MiB)
+	for _, caches := range [][]host.Cache{nil, {{Level: 3, Size: 32 * ledger.MiB, CPUs: h.CPUs}}} {
+		h.Caches = caches
+		var tooLarge *DoesNotFit
+		_, err := NewSuite(r, h)
+		if !errors.As(err, &tooLarge) || tooLarge.WorldSize != 0 || contains(err, "--ranks") {
+			t.Errorf("got %v", err)
+		}
 	}
 }
 
