@@ -208,6 +208,9 @@ func (r Request) ranks() (here, world int, err error) {
 		return 0, 0, fault.Inputf("--ranks is %d: expected at least 1", here)
 	case world < here || world > mostRanks:
 		return 0, 0, fault.Inputf("--world-size is %d: expected %d, which is --ranks, to %d", world, here, mostRanks)
+	case r.WorldSize != 0 && len(r.Parameters) == 0:
+		return 0, 0, fault.Inputf("--world-size is %d, but the number of the job's parameters is not given", world).
+			WithHint("for example --parameters 3085938688")
 	}
 	return here, world, nil
 }

@@ -209,18 +209,19 @@ func TestChecksAreOfTheLargestCase(t *testing.T) {
 
 func TestBadRequests(t *testing.T) {
 	for want, change := range map[string]func(*testing.T, *Request){
-		"--rounds is 0":         func(_ *testing.T, r *Request) { r.Rounds = 0 },
-		`did you mean "adamw"?`: func(_ *testing.T, r *Request) { r.Optimizer = "adamv" },
-		`--state is "int4"`:     func(_ *testing.T, r *Request) { r.State = "int4" },
-		`--moments is "fp8"`:    func(_ *testing.T, r *Request) { r.Moments = "fp8" },
-		"for adam and adamw":    func(_ *testing.T, r *Request) { r.Optimizer, r.Moments = "lion", "int8" },
-		`--grad-dtype is "u16"`: func(_ *testing.T, r *Request) { r.GradientType = "u16" },
-		`"16M" is no number`:    func(_ *testing.T, r *Request) { r.Parameters = []string{"1Mi", "16M"} },
-		"--workers is 0":        func(_ *testing.T, r *Request) { r.Workers = []int{1, 0} },
-		"--workers is 99999":    func(_ *testing.T, r *Request) { r.Workers = []int{99999} },
-		"--ranks is -1":         func(_ *testing.T, r *Request) { r.Ranks = -1 },
-		"--world-size is 1":     func(_ *testing.T, r *Request) { r.Ranks, r.WorldSize = 2, 1 },
-		"--world-size is 65537": func(_ *testing.T, r *Request) { r.WorldSize = mostRanks + 1 },
+		"--rounds is 0":                 func(_ *testing.T, r *Request) { r.Rounds = 0 },
+		`did you mean "adamw"?`:         func(_ *testing.T, r *Request) { r.Optimizer = "adamv" },
+		`--state is "int4"`:             func(_ *testing.T, r *Request) { r.State = "int4" },
+		`--moments is "fp8"`:            func(_ *testing.T, r *Request) { r.Moments = "fp8" },
+		"for adam and adamw":            func(_ *testing.T, r *Request) { r.Optimizer, r.Moments = "lion", "int8" },
+		`--grad-dtype is "u16"`:         func(_ *testing.T, r *Request) { r.GradientType = "u16" },
+		`"16M" is no number`:            func(_ *testing.T, r *Request) { r.Parameters = []string{"1Mi", "16M"} },
+		"--workers is 0":                func(_ *testing.T, r *Request) { r.Workers = []int{1, 0} },
+		"--workers is 99999":            func(_ *testing.T, r *Request) { r.Workers = []int{99999} },
+		"--ranks is -1":                 func(_ *testing.T, r *Request) { r.Ranks = -1 },
+		"--world-size is 1":             func(_ *testing.T, r *Request) { r.Ranks, r.WorldSize = 2, 1 },
+		"--world-size is 65537":         func(_ *testing.T, r *Request) { r.WorldSize = mostRanks + 1 },
+		"job's parameters is not given": func(_ *testing.T, r *Request) { r.WorldSize = 2 },
 		"there are none for rank 1 of 2": func(_ *testing.T, r *Request) {
 			r.Ranks, r.Parameters = 2, []string{"2"}
 		},
