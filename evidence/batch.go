@@ -123,8 +123,8 @@ var batchPatterns = []pattern{
 	},
 	{ // Kubernetes: pkg/scheduler/framework/preemption
 		name:       "Kubernetes: preempted",
-		literals:   []string{"Preempted by"},
-		expression: `\bPreempted by (?:a )?(?:pod )?\S+ on node \S+`,
+		literals:   []string{"Preempted by", "preempting to accommodate a higher priority pod"},
+		expression: `\bPreempted by (?:a )?(?:pod )?\S+ on node \S+|preempting to accommodate a higher priority pod`,
 		kind:       Kubernetes, fact: batchEnd("Kubernetes", "preempted"),
 	},
 	{ // kubelet: pkg/kubelet/images
@@ -167,6 +167,22 @@ var batchPatterns = []pattern{
 			`Failed with result 'oom-kill'|.*\(Result: oom-kill\)|^Result=oom-kill|` +
 			`The kernel OOM killer killed some processes in this unit)`,
 		kind: SystemdLog, fact: batchKill("systemd"),
+	},
+	{ // systemctl show
+		name:       "systemd: limit",
+		literals:   []string{"MemoryMax="},
+		expression: `^MemoryMax=(?P<max>\d{1,18})$`,
+		kind:       SystemdLog,
+		fact:       func(m *match) Fact { return Limit{Name: "memory.max", Bytes: m.size("max", 1)} },
+	},
+	{ // systemctl show
+		name:       "systemd: peak",
+		literals:   []string{"MemoryPeak="},
+		expression: `^MemoryPeak=(?P<peak>\d{1,18})$`,
+		kind:       SystemdLog,
+		fact: func(m *match) Fact {
+			return Counters{File: "memory.peak", Values: map[string]int64{"memory.peak": int64(m.integer("peak", 0))}}
+		},
 	},
 	{ // systemd: src/core/service.c, systemctl status
 		name:     "systemd: main process ended",

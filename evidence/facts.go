@@ -228,6 +228,11 @@ type (
 		WholeGroup bool
 	}
 
+	// KernelReason is the line of a kill that says why the memory of the whole host could not be used.
+	KernelReason struct {
+		Constraint string // CONSTRAINT_MEMCG, _CPUSET or _MEMORY_POLICY
+	}
+
 	// KernelProcess is a row of the kernel's table.
 	KernelProcess struct {
 		PID                               int

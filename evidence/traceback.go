@@ -18,6 +18,7 @@ type trace struct {
 	// ignored: its exception is one that Python has only reported
 	ignored bool
 	prefix  string // of a logger, in front of each line
+	rank    int    // of another process, whose traceback this one shows; else NoRank
 	phase   ledger.PhaseName
 	weak    bool // a call further inside may tell the phase better
 	frame   text // that tells the phase
@@ -47,11 +48,12 @@ var frames = []frame{
 	strong(ledger.Checkpoint, `save_(?:checkpoint|pretrained|model|state|state_dict|file|16bit_model)(?:\(|$)|`+
 		`\b(?:torch|dcp|dist_cp|accelerator)\.(?:async_)?save\(|_zero3_consolidated|\bpush_to_hub\(|`+
 		`\b(?:get_(?:model_|optimizer_)?|full_optim_|optim_)state_dict\(|\bfull_tensor\(|`+
+		`torch/distributed/checkpoint/(?:state_dict_saver\.py|filesystem\.py", line \d+, in _?write)|`+
 		`torch/serialization\.py", line \d+, in _?save$|dist_checkpointing/strategies/filesystem_async\.py`),
 	strong(ledger.Load, `from_pretrained\(|load_state_dict\(|load_checkpoint\w*\(|load_from_checkpoint\(|load_file\(|`+
 		`torch\.load\(|safe_open\(|\bload_(?:model|weights)\(|\bdispatch_model\(|_move_model_to_device\(|`+
 		`prepare_model_for_kbit_training\(|`+
-		`torch/serialization\.py", line \d+, in _?load$|`+
+		`torch/serialization\.py", line \d+, in _?load$|torch/distributed/checkpoint/state_dict_loader\.py|`+
 		moduleFile+`(?:to|cuda|_apply|float|half|bfloat16|to_empty)$`),
 	strong(ledger.Initialize, `deepspeed\.initialize\(|accelerator\.prepare\(|`+
 		`accelerate/accelerator\.py", line \d+, in _?prepare|\bfully_shard\(|`+
@@ -91,22 +93,29 @@ var (
 	forkText      = regexp.MustCompile(`fork_exec|os\.fork\(|in _launch$|_posixsubprocess`)
 )
 
+// otherRank is what torch.distributed.checkpoint writes behind the first line of another rank's traceback
+// (torch/distributed/checkpoint/api.py).
+var otherRank = regexp.MustCompile(`last\): \(RANK (\d{1,7})\)`)
+
 // beginTrace begins a traceback in the stream of its first line.
 func beginTrace(_ *reader, m *match) {
 	if c := m.stream.trace; c == nil || c.ignored && c.lines > 1 { // an ignored one follows at once
-		m.stream.trace = &trace{}
+		m.stream.trace = &trace{rank: NoRank}
 		prefix, _, _ := strings.Cut(m.text.string, "Traceback (most recent call last)")
 		if len(prefix) <= longestPrefix {
 			m.stream.trace.prefix = prefix
 		}
 	}
 	m.stream.trace.open++
+	if groups := otherRank.FindStringSubmatch(m.text.string); groups != nil {
+		m.stream.trace.rank = atoi(groups[1])
+	}
 }
 
 // beginIgnored expects a traceback whose exception ends nothing.
 func beginIgnored(_ *reader, m *match) {
 	if m.stream.trace == nil {
-		m.stream.trace = &trace{ignored: true}
+		m.stream.trace = &trace{rank: NoRank, ignored: true}
 	}
 }
 
@@ -150,11 +159,22 @@ func (r *reader) trace(s *stream, t *text, found bool, before int) {
 		case w != nil && w.begun == t.number:
 			w.exception = t.finding(r.source.Name, exception)
 		}
+		if c.rank != NoRank {
+			for i := before; i < len(r.source.Findings); i++ {
+				r.source.Findings[i].Rank = c.rank
+			}
+		}
 		c.inside, c.phase = false, ""
 		if c.open--; c.open <= 0 {
 			s.trace = nil
 		}
 	}
+}
+
+// yields reports whether a call further inside tells the phase better than what was seen.
+func (c *trace) yields(f *frame) bool {
+	inside := c.phase == ledger.Backward && f.phase == ledger.Step // as accelerate's backward() of DeepSpeed steps
+	return c.phase == "" || c.weak && !f.weak || inside
 }
 
 // see takes what a line with a call tells.
@@ -165,11 +185,8 @@ func (c *trace) see(t *text) {
 	if wholeStep.MatchString(t.string) {
 		c.phase = ""
 	}
-	if c.phase != "" && !c.weak {
-		return
-	}
 	for i := range frames {
-		if f := &frames[i]; f.expression.MatchString(t.string) && (c.phase == "" || !f.weak) {
+		if f := &frames[i]; f.expression.MatchString(t.string) && c.yields(f) {
 			c.phase, c.weak, c.frame = f.phase, f.weak, *t
 			c.frame.string = t.shown()
 			return

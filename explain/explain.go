@@ -143,6 +143,9 @@ func (s *scene) evidence(claims []claim) []Evidence {
 	}
 	for _, c := range claims {
 		add(c.at)
+		if reason := s.reasonOf(c.at); reason != nil {
+			add(*reason)
+		}
 	}
 	for _, f := range all[evidence.TooManyProcesses](s.findings) {
 		if f.fact.Group != "" && claims[0].resource == Processes {
@@ -164,6 +167,19 @@ func (s *scene) evidence(claims []claim) []Evidence {
 		add(*f)
 	}
 	return append(list, s.levelEvidence(claims[0])...)
+}
+
+// reasonOf returns the line before a kill of the kernel that says which memory was short, or nil.
+func (s *scene) reasonOf(at evidence.Finding) *evidence.Finding {
+	if _, kill := at.Fact.(evidence.KernelKill); !kill {
+		return nil
+	}
+	for _, r := range slices.Backward(all[evidence.KernelReason](s.findings)) {
+		if r.File == at.File && r.Number <= at.Number {
+			return &r.Finding
+		}
+	}
+	return nil
 }
 
 // levelEvidence returns what the last sample shows of the resource.
