@@ -130,7 +130,7 @@ func TestInterruptedBenchmarkEnds(t *testing.T) {
 func TestPeer(t *testing.T) {
 	t.Setenv(PythonVariable, optimtest.Python(t))
 	r := usual()
-	r.Parameters, r.Workers, r.Peer, r.Ranks = []string{"8Mi"}, []int{1}, PeerTorch, 2
+	r.Parameters, r.Workers, r.Peer = []string{"8Mi"}, []int{1}, PeerTorch
 	results, err := planOf(t, r, 4*ledger.GiB).Run(context.Background(), silent{})
 	if err != nil {
 		t.Fatal(err)
