@@ -187,8 +187,8 @@ func TestAwaitedChunksWaitForGradients(t *testing.T) {
 	s.Wait()
 }
 
-// TestSnapshotsWhileGradientsArrive: a save does not wait for gradients, which may come from a client that waits for the
-// save. It is of the state before the step.
+// TestSnapshotsWhileGradientsArrive: a save does not wait for gradients, which may come from a client that waits for
+// the save. It is of the state before the step.
 func TestSnapshotsWhileGradientsArrive(t *testing.T) {
 	s := oneWorker(t)
 	before, copied := imageOf(s), map[int64][][]byte{}
