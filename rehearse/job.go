@@ -42,6 +42,7 @@ type Request struct {
 	LossScaling      LossScaling
 	Workers          int // of each rank; 0 means one for each of its cores
 	Reserve          int // cores to leave to the system
+	Pace             PaceRequest
 }
 
 // Job is a rehearsal with everything decided except the host.
@@ -61,6 +62,7 @@ type Job struct {
 	Reserve    int
 	Steps      int
 	Kernel     kernel.Set
+	Pace       *Pace // nil for steps that follow each other at once
 	// Notes lists the assumptions, and where the job differs from the recipe.
 	Notes []string
 }
@@ -109,8 +111,10 @@ func (r Request) Resolve() (*Job, error) {
 	if err := r.LossScaling.apply(j); err != nil {
 		return nil, err
 	}
-	j.EmbeddingMoments, err = r.chooseEmbeddingMoments(j.Format.Moments)
-	return j, err
+	if j.EmbeddingMoments, err = r.chooseEmbeddingMoments(j.Format.Moments); err != nil {
+		return nil, err
+	}
+	return j, j.pace(r.Pace, r.Clip)
 }
 
 // maxWorldSize is more than any job has. It bounds the plan, which lists the shards of all ranks.
