@@ -292,11 +292,15 @@ func runCrashChild(text string) error {
 	}
 	os.Stdout.Write([]byte{1}) // from here on it may be killed
 	s.Finish()
+	random := rand.New(rand.NewPCG(rand.Uint64(), 0))
 	for {
+		s.SetOrder(randomRanges(s, random, 4))
 		if err := beginNext(s); err != nil {
 			return err
 		}
+		wait := waitAnywhere(s, random)
 		s.Wait()
+		wait()
 	}
 }
 

@@ -132,7 +132,7 @@ func (e *Engine) gradientNorm() float64 {
 // writes: see kernel.Set.Traffic.
 func (e *Engine) Traffic() {
 	for _, s := range e.shards {
-		s.startChunks(true, s.moveChunk)
+		s.startChunks(helping, s.moveChunk)
 	}
 	for _, s := range e.shards {
 		s.wait()

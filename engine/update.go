@@ -109,14 +109,19 @@ func (s *Shard) Finish() bool {
 
 // run has the workers update all chunks that lack the update begun last.
 func (s *Shard) run() {
+	s.wait() // for workers that got no chunk of the last update
+	s.queue.begin()
 	s.current.underway.Store(s.begun.Load())
 	s.current.left.Store(int64(s.config.Chunks))
 	if s.current.then != nil && s.config.Chunks == 1 {
-		s.wait()
 		s.updateUnit(0, 0)
 		return
 	}
-	s.startChunks(true, s.updateChunk)
+	sharing := helping
+	if s.queue.order != nil {
+		sharing = together
+	}
+	s.startChunks(sharing, s.updateChunk)
 }
 
 // updateUnit updates a chunk. The worker that updates the last chunk finishes the
@@ -170,11 +175,15 @@ func (s *Shard) Underway() (number uint64, left int64) {
 // Wait returns when the step that was begun last is finished.
 func (s *Shard) Wait() { s.current.watchers.wait(s.isOver) }
 
-// WaitRange returns when a range of parameters has had the step that was begun last.
+// WaitRange returns when a range of parameters has had the step that was begun last. Workers take the chunks of the
+// range before all others, except for those that other goroutines wait for already.
 func (s *Shard) WaitRange(r shard.Range) {
+	chunks := s.config.ChunksOf(r)
+	if !s.isOver() {
+		s.queue.urgent.add(chunks)
+	}
 	// Workers come to the last chunks last. Waiting for those first means waking
 	// up least often.
-	chunks := s.config.ChunksOf(r)
 	for unit := int(chunks.End()) - 1; unit >= int(chunks.First); unit-- {
 		s.current.watchers.wait(func() bool {
 			if s.isOver() || s.isDone(unit) {
