@@ -287,6 +287,7 @@ type Placement struct {
 	Shards  []engine.ShardConfig
 	// Planned is the host memory of each rank, then the memory that belongs to no rank.
 	Planned []ledger.Device
+	layers  [][]pacedLayer // of each shard; none without a paced trainer
 	// Held is the number of elements on this host, padding included. Parameters is how many of them are the model's
 	// own parameters.
 	Held, Parameters int64
@@ -321,6 +322,9 @@ func NewPlacement(j *Job, h *host.Host) (*Placement, error) {
 			return nil, err
 		}
 		p.Shards = append(p.Shards, engine.ShardConfig{Rank: i, Layout: layout, Kernel: j.Kernel, CPUs: cpus})
+		if j.Pace != nil {
+			p.layers = append(p.layers, j.pacedLayers(j.layers(j.Pace.Layers), part))
+		}
 		p.Held += part.Held()
 		p.Parameters += part.Count
 	}

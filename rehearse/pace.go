@@ -93,3 +93,23 @@ func (j *Job) pace(r PaceRequest, clip *float64) (err error) {
 	j.Notes = append(j.Notes, "gradients are not clipped: --overlap backward updates layers before the norm is known")
 	return nil
 }
+
+// LayerCount returns the number of layers of the paced trainer.
+func (p *Placement) LayerCount() int { return len(p.layers[0]) }
+
+// HiddenFrom returns the tokens of a microbatch from which on the update is hidden on hosts like this one, if it takes
+// that many seconds here and the trainer's time of a forward pass is proportional to the tokens. It returns 0 where
+// the tokens of the pass are unknown, or the mode hides nothing.
+func (p *Placement) HiddenFrom(updateSeconds float64) float64 {
+	if p.Pace.Tokens == 0 {
+		return 0
+	}
+	perParameter := float64(p.TrafficBytes()) / float64(p.Held)
+	parameters := p.Model.Elements()
+	return overlap.Rates{
+		HostBytes: overlap.HostBytes(p.Format, perParameter), Bandwidth: float64(p.TrafficBytes()) / updateSeconds,
+		FLOPS:      2 * float64(parameters) * float64(p.Pace.Tokens) / p.Pace.Forward.Seconds(),
+		Parameters: parameters, Active: parameters, Hosts: max(1, p.WorldSize/p.Ranks),
+		Backward: p.Pace.Backward.Seconds() / p.Pace.Forward.Seconds(),
+	}.HiddenFrom(p.Pace.Mode, 1)
+}

@@ -51,21 +51,23 @@ func (t *Timeline) Length() time.Duration {
 
 // recorder records the work of a shard's workers. It allocates nothing while they work.
 type recorder struct {
+	origin  time.Time // that stamps count from
 	workers [][]stamp // each worker writes to its own
 }
 
 // stamp is one unit of work.
 type stamp struct {
 	work       engine.Work
-	began, end time.Time
+	began, end time.Duration
 }
 
-// newRecorder makes room for a step of a shard: every chunk is updated once, and every norm block is read once or, where
-// its gradients arrived in two parts, twice. A worker may do all of it.
+// newRecorder makes room for a step of a shard, in which every gradient is read once and every chunk updated once. A
+// worker may do twice its share.
 func newRecorder(c engine.ShardConfig) *recorder {
-	r := &recorder{workers: make([][]stamp, len(c.CPUs))}
+	r := &recorder{origin: time.Now(), workers: make([][]stamp, len(c.CPUs))}
+	units := 2 * c.Chunks
 	for i := range r.workers {
-		r.workers[i] = make([]stamp, 0, 3*c.Chunks+2)
+		r.workers[i] = make([]stamp, 0, min(units, 2*units/len(c.CPUs)+1))
 	}
 	return r
 }
@@ -73,8 +75,23 @@ func newRecorder(c engine.ShardConfig) *recorder {
 // observe is called by the workers. What has no room is left out.
 func (r *recorder) observe(worker int, work engine.Work, began time.Time) {
 	if own := &r.workers[worker]; len(*own) < cap(*own) {
-		*own = append(*own, stamp{work, began, time.Now()})
+		*own = append(*own, stamp{work, began.Sub(r.origin), time.Since(r.origin)})
 	}
+}
+
+// busy returns how long the workers have worked, on average, on the norm and on the update.
+func (r *recorder) busy() (norm, update time.Duration) {
+	for _, stamps := range r.workers {
+		for _, s := range stamps {
+			if s.work.Norm {
+				norm += s.end - s.began
+			} else {
+				update += s.end - s.began
+			}
+		}
+	}
+	workers := time.Duration(len(r.workers))
+	return norm / workers, update / workers
 }
 
 func (r *recorder) reset() {
@@ -95,7 +112,7 @@ func (r *recorder) tracks(c engine.ShardConfig, layers []pacedLayer, began time.
 		}
 		return "padding"
 	}
-	tracks := make([]Track, len(r.workers))
+	tracks, offset := make([]Track, len(r.workers)), began.Sub(r.origin)
 	for i, stamps := range r.workers {
 		tracks[i].Name = fmt.Sprintf("rank %d, CPU %d", c.Rank, c.CPUs[i])
 		for _, s := range stamps {
@@ -104,7 +121,7 @@ func (r *recorder) tracks(c engine.ShardConfig, layers []pacedLayer, began time.
 				activity = Summing
 			}
 			tracks[i].Spans = append(tracks[i].Spans,
-				Span{activity, layerOf(s.work.Elements), s.began.Sub(began), s.end.Sub(began)})
+				Span{activity, layerOf(s.work.Elements), s.began - offset, s.end - offset})
 		}
 	}
 	return tracks

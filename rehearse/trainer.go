@@ -1,7 +1,7 @@
 package rehearse
 
 import (
-	"fmt"
+	"cmp"
 	"math"
 	"runtime"
 	"slices"
@@ -11,7 +11,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"plimsoll/engine"
-	"plimsoll/fault"
 	"plimsoll/optim"
 	"plimsoll/overlap"
 	"plimsoll/shard"
@@ -21,8 +20,8 @@ import (
 type PacedStep struct {
 	Seconds        float64 `json:"seconds"`
 	ExposedSeconds float64 `json:"exposed_seconds"`
-	// PredictedSeconds is what the law says of UpdateSeconds and NormSeconds: those of a step without a trainer right
-	// before this one.
+	// PredictedSeconds is what the law says of UpdateSeconds and NormSeconds: the time that the workers have worked,
+	// those of the slowest rank.
 	PredictedSeconds float64 `json:"predicted_exposed_seconds"`
 	UpdateSeconds    float64 `json:"update_seconds"`
 	NormSeconds      float64 `json:"norm_seconds"`
@@ -39,105 +38,279 @@ type trainer struct {
 	recorders []*recorder    // of each shard
 	arrivals  []*arrivals    // of each shard
 
+	processors int // of Go's runtime, before the trainer took its own
+
 	began, now time.Time // of this step, in the trainer's own time
 	exposed    time.Duration
 	spans      []Span
 }
 
 // newTrainer returns the trainer of a placement whose shards are mapped.
-func (p *Placement) newTrainer(t *training) (*trainer, error) {
-	paced := &trainer{training: t, pace: p.Pace, optimizer: p.Optimizer, clip: p.Clip, recorders: p.recorders,
-		layers: p.layers}
+func (p *Placement) newTrainer(t *training, recorders []*recorder) *trainer {
+	paced := &trainer{training: t, pace: p.Pace, optimizer: p.Optimizer, clip: p.Clip, layers: p.layers,
+		recorders: recorders}
+	// The workers' threads keep all processors of Go's runtime. The trainer and the arrivals get some of their own.
+	paced.processors = runtime.GOMAXPROCS(p.WorkerCount() + len(t.shards) + 2)
 	for i, s := range t.shards {
-		var order []shard.Range
-		for _, l := range paced.updateOrder(i) {
-			order = append(order, l.ranges...)
-		}
-		s.SetOrder(order)
+		s.SetOrder(paced.updateOrder(i))
 		paced.arrivals = append(paced.arrivals, newArrivals(s, len(p.layers[i])))
 	}
-	return paced, nil
+	return paced
 }
 
-// updateOrder returns the layers of a shard in the order in which somebody waits for their update.
-func (t *trainer) updateOrder(number int) []pacedLayer {
-	layers := slices.Clone(t.layers[number])
-	if t.pace.Mode == overlap.Async { // the next gradients wait
-		slices.Reverse(layers)
+// updateOrder returns the parameters of a shard in the order in which somebody waits for them.
+func (t *trainer) updateOrder(number int) []shard.Range {
+	layers := inForward
+	if t.pace.Mode == overlap.Async { // the next gradients wait for the memory
+		layers = inBackward
 	}
-	return layers
+	var order []shard.Range
+	for _, l := range layers(t.layers[number]) {
+		order = append(order, t.layers[number][l].ranges...)
+	}
+	return order
 }
 
-// step makes one paced step. It must run on a thread of its own, and no step may be under way.
-func (t *trainer) step(last Step) (PacedStep, error) {
-	norm := t.norm() // of the last gradients: those that an update of mode async begins with
+// inForward returns the numbers of the layers in the order in which a forward pass needs them.
+func inForward(layers []pacedLayer) []int {
+	return sortedLayers(layers, func(a, b pacedLayer) int { return cmp.Compare(a.Needed, b.Needed) })
+}
+
+// inBackward returns the numbers of the layers in the order in which their gradients are final.
+func inBackward(layers []pacedLayer) []int {
+	return sortedLayers(layers, func(a, b pacedLayer) int { return cmp.Compare(a.Final, b.Final) })
+}
+
+func sortedLayers(layers []pacedLayer, compare func(a, b pacedLayer) int) []int {
+	order := make([]int, len(layers))
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortStableFunc(order, func(a, b int) int { return compare(layers[a], layers[b]) })
+	return order
+}
+
+// step makes a step. It must run on a thread of its own. No step may be under way.
+func (t *trainer) step() (PacedStep, error) {
+	norm := t.norm() // of the last gradients: mode async begins with their update
 	for _, r := range t.recorders {
 		r.reset()
 	}
 	t.began, t.exposed, t.spans = time.Now(), 0, t.spans[:0]
 	t.now = t.began
 	if err := t.passes(norm); err != nil {
-		return PacedStep{}, &fault.Input{What: "paced step", Err: err}
-	}
-	predicted := time.Duration(0)
-	for i := range t.shards { // all passes wait for the slowest rank
-		predicted = max(predicted, t.predict(i, last).Exposed())
+		return PacedStep{}, err
 	}
 	for _, s := range t.shards {
 		s.Wait()
 	}
-	return PacedStep{
-		Seconds: t.now.Sub(t.began).Seconds(), ExposedSeconds: t.exposed.Seconds(),
-		PredictedSeconds: predicted.Seconds(), UpdateSeconds: last.UpdateSeconds, NormSeconds: last.NormSeconds,
-	}, nil
+	step := PacedStep{Seconds: t.now.Sub(t.began).Seconds(), ExposedSeconds: t.exposed.Seconds()}
+	for i := range t.shards { // every pass waits for the slowest rank
+		law := t.law(i)
+		step.UpdateSeconds = max(step.UpdateSeconds, law.Update.Seconds())
+		step.NormSeconds = max(step.NormSeconds, law.Norm.Seconds())
+		step.PredictedSeconds = max(step.PredictedSeconds, law.Exposed().Seconds())
+	}
+	return step, nil
 }
 
-// predict returns the step of a shard as the law sees it.
-func (t *trainer) predict(number int, last Step) overlap.Step {
-	s := overlap.Step{Mode: t.pace.Mode, Forward: t.pace.Forward, Backward: t.pace.Backward,
-		Update: inSeconds(last.UpdateSeconds), Norm: inSeconds(last.NormSeconds)}
+// law returns the last step of a shard as the law sees it.
+func (t *trainer) law(number int) overlap.Step {
+	s := overlap.Step{Mode: t.pace.Mode, Forward: t.pace.Forward, Backward: t.pace.Backward}
+	s.Norm, s.Update = t.recorders[number].busy()
 	for _, l := range t.layers[number] {
 		s.Layers = append(s.Layers, l.Layer)
 	}
 	return s
 }
 
-func inSeconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
-
 // passes makes the passes of a step in the order of the mode. norm is that of the gradients before them.
 func (t *trainer) passes(norm float64) error {
-	nobody := func(int) {}
 	switch t.pace.Mode {
-	case overlap.Backward:
-		if err := t.begin(1, (*engine.Shard).BeginArriving); err != nil {
-			return err
-		}
-		t.backward(nobody)
-		t.forward(t.waitFor)
-		return nil
 	case overlap.Async:
-		if err := t.begin(norm, engineBegin); err != nil {
+		if err := t.begin(norm, (*engine.Shard).BeginThen); err != nil {
 			return err
 		}
-		t.forward(nobody)
-		t.backward(t.waitFor) // for the memory of the gradients
+		t.forward(false)
+		t.backward(true)
 		t.wait(Summing, "", func() { t.norm() })
 		return nil
 	}
-	t.backward(nobody)
+	t.backward(false)
 	t.wait(Summing, "", func() { norm = t.norm() })
 	if err := t.begin(norm, (*engine.Shard).BeginThen); err != nil {
 		return err
 	}
-	if t.pace.Mode == overlap.Forward {
-		t.forward(t.waitFor)
-		return nil
+	if t.pace.Mode == overlap.None {
+		t.wait(Waiting, "", func() {
+			for _, s := range t.shards {
+				s.Wait()
+			}
+		})
 	}
-	t.wait(Waiting, "", func() {
-		for _, s := range t.shards {
-			s.Wait()
-		}
-	})
-	t.forward(nobody)
+	t.forward(t.pace.Mode == overlap.Forward)
 	return nil
 }
+
+// begin begins the update of all shards.
+func (t *trainer) begin(norm float64,
+	begin func(*engine.Shard, int64, float64, []optim.Optimizer, func()) error) error {
+	step, scale := t.engine.Steps()+1, optim.GradScale(norm, 1, t.clip)
+	for _, s := range t.shards {
+		if err := begin(s, step, scale, []optim.Optimizer{t.optimizer}, nil); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// norm returns the norm of all gradients, once those that have arrived are added up.
+func (t *trainer) norm() float64 {
+	sum := 0.0
+	for i, s := range t.shards {
+		t.arrivals[i].pending.Wait()
+		sum += s.SumSquares()
+	}
+	return math.Sqrt(sum)
+}
+
+// forward makes a forward pass. It may wait for every layer before it computes it.
+func (t *trainer) forward(waits bool) {
+	order, begin := inForward(t.layers[0]), t.now
+	layers := t.layers[0]
+	exposed := t.exposed
+	for i, l := range order {
+		if waits {
+			t.wait(Waiting, layers[l].Name, func() { t.waitForLayer(l) })
+		}
+		end := 1.0
+		if i+1 < len(order) {
+			end = layers[order[i+1]].Needed
+		}
+		t.compute(InForward, layers[l].Name, begin.Add(share(end, t.pace.Forward)+t.exposed-exposed))
+	}
+}
+
+// backward makes a backward pass. It may wait for the memory of every layer's gradients before they arrive.
+func (t *trainer) backward(waits bool) {
+	begin, layers := t.now, t.layers[0]
+	exposed := t.exposed
+	for _, l := range inBackward(layers) {
+		t.compute(InBackward, layers[l].Name,
+			begin.Add(share(layers[l].Final, t.pace.Backward)+t.exposed-exposed))
+		if waits {
+			t.wait(Waiting, layers[l].Name, func() { t.waitForLayer(l) })
+		}
+		for number, a := range t.arrivals {
+			a.arrived(t.layers[number][l].ranges)
+		}
+	}
+}
+
+func share(part float64, of time.Duration) time.Duration { return time.Duration(part * float64(of)) }
+
+// waitForLayer waits until a layer is updated on all ranks, as the gathering of its parameters would.
+func (t *trainer) waitForLayer(number int) {
+	for i, s := range t.shards {
+		for _, r := range t.layers[i][number].ranges {
+			s.WaitRange(r)
+		}
+	}
+}
+
+// noticed is the shortest wait. Calls that wait for nothing return earlier.
+const noticed = 50 * time.Microsecond
+
+// wait has the trainer wait until a function returns.
+func (t *trainer) wait(activity Activity, of string, until func()) {
+	begin := time.Now()
+	until()
+	end := time.Now()
+	from := t.now
+	if end.Sub(begin) < noticed {
+		t.now = t.now.Add(end.Sub(begin))
+	} else {
+		t.now = end
+		t.spans = append(t.spans, Span{activity, of, from.Sub(t.began), end.Sub(t.began)})
+	}
+	t.exposed += t.now.Sub(from)
+}
+
+// compute takes the time of a computation until an instant. The thread wakes up a little later than that. The next
+// computation still begins at the instant, so that delays do not add up.
+func (t *trainer) compute(activity Activity, of string, until time.Time) {
+	if !until.After(t.now) {
+		return
+	}
+	sleepUntil(until)
+	t.spans = append(t.spans, Span{activity, of, t.now.Sub(t.began), until.Sub(t.began)})
+	t.now = until
+}
+
+// sleepUntil sleeps in the kernel: a timer of Go's runtime waits for a thread that the workers may all have.
+func sleepUntil(instant time.Time) {
+	for {
+		left := time.Until(instant)
+		if left <= 0 {
+			return
+		}
+		wait := unix.NsecToTimespec(int64(left))
+		_ = unix.ClockNanosleep(unix.CLOCK_MONOTONIC, 0, &wait, nil) // a signal ends it early
+	}
+}
+
+// run makes a step on a thread of the trainer's own, which wakes up within microseconds.
+func (t *trainer) run() (step PacedStep, err error) {
+	var done sync.WaitGroup
+	done.Go(func() {
+		runtime.LockOSThread() // for good: the thread ends with the function
+		_ = unix.Prctl(unix.PR_SET_TIMERSLACK, 1, 0, 0, 0)
+		step, err = t.step()
+	})
+	done.Wait()
+	return step, err
+}
+
+// timeline returns what the last step was.
+func (t *trainer) timeline() *Timeline {
+	line := &Timeline{Tracks: []Track{{"trainer", slices.Clone(t.spans)}}}
+	for i, r := range t.recorders {
+		line.Tracks = append(line.Tracks, r.tracks(t.shards[i].Config(), t.layers[i], t.began)...)
+	}
+	return line
+}
+
+// close ends the goroutines of the trainer.
+func (t *trainer) close() {
+	runtime.GOMAXPROCS(t.processors)
+	for _, a := range t.arrivals {
+		a.close()
+	}
+}
+
+// arrivals tell a shard of gradients while the trainer computes on, as copies from a device do.
+type arrivals struct {
+	ranges  chan shard.Range
+	pending sync.WaitGroup
+}
+
+// newArrivals returns the arrivals of a shard.
+func newArrivals(s *engine.Shard, layers int) *arrivals {
+	a := &arrivals{ranges: make(chan shard.Range, layers)}
+	go func() {
+		for r := range a.ranges {
+			s.GradientsArrived(r)
+			a.pending.Done()
+		}
+	}()
+	return a
+}
+
+func (a *arrivals) arrived(ranges []shard.Range) {
+	for _, r := range ranges {
+		a.pending.Add(1)
+		a.ranges <- r
+	}
+}
+
+func (a *arrivals) close() { close(a.ranges) }

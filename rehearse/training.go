@@ -19,17 +19,27 @@ type training struct {
 	engine *engine.Engine
 	scaler optim.LossScaler
 	scaled *synthetic.ScaledGradients // nil where the loss is not scaled
+	paced  *trainer                   // nil where the steps follow each other at once
 }
 
 // begin maps the arenas, which are still empty. The caller must close what begin returns, even after an error.
 func (p *Placement) begin() (*training, error) {
 	t := &training{scaler: p.LossScaler}
+	var recorders []*recorder
 	for _, config := range p.Shards {
+		if p.Pace != nil {
+			r := newRecorder(config)
+			config.Observe = r.observe
+			recorders = append(recorders, r)
+		}
 		s, err := engine.NewShard(config)
 		if err != nil {
 			return t, err
 		}
 		t.shards = append(t.shards, s)
+	}
+	if p.Pace != nil {
+		t.paced = p.newTrainer(t, recorders)
 	}
 	if p.ScalesLoss() {
 		t.scaled = synthetic.NewScaledGradients(p.Format.Gradient)
@@ -41,6 +51,9 @@ func (p *Placement) begin() (*training, error) {
 
 // close gives the arenas back.
 func (t *training) close() (err error) {
+	if t.paced != nil {
+		t.paced.close()
+	}
 	for _, s := range t.shards {
 		err = errors.Join(err, s.Close())
 	}

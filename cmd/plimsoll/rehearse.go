@@ -8,6 +8,7 @@ import (
 	"plimsoll/host"
 	"plimsoll/model"
 	"plimsoll/optim/kernel"
+	"plimsoll/overlap"
 	"plimsoll/rehearse"
 	"plimsoll/report"
 )
@@ -82,6 +83,15 @@ func rehearseFlags(c *cobra.Command, o *rehearseOptions) {
 	flags.Float64Var(&scaling.minimum, "min-loss-scale", 1, "smallest loss scale")
 	flags.IntVar(&q.Workers, "workers", 0, "optimizer workers of each rank (default: one for each of its cores)")
 	reserveFlag(c, &q.Reserve)
+	choiceFlag(c, &q.Pace.Mode, "overlap", "",
+		"add a paced trainer, and run the update behind its `passes`: VALUES", overlap.Modes())
+	flags.Float64Var(&q.Pace.ForwardMilliseconds, "forward-ms", 0, "`milliseconds` of the trainer's forward pass")
+	flags.Float64Var(&q.Pace.BackwardMilliseconds, "backward-ms", 0,
+		"`milliseconds` of its last backward pass (default: twice --forward-ms)")
+	flags.IntVar(&q.Pace.Layers, "layers", 0,
+		"layers of equal size, after the embeddings (default: the blocks of the model)")
+	flags.Int64Var(&q.Pace.Tokens, "tokens", 0,
+		"tokens of the microbatch that takes --forward-ms; shows from how many on nothing is exposed")
 	outputFlags(c, &o.format, "print one JSON document")
 	flags.Lookup("clip").DefValue = "0" // hidden in the help
 }
