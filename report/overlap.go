@@ -1,7 +1,6 @@
 package report
 
 import (
-	"fmt"
 	"slices"
 
 	"plimsoll/overlap"
@@ -26,6 +25,7 @@ type Overlap struct {
 	// tokens of the forward pass are unknown.
 	HiddenFromTokens *float64             `json:"hidden_from_tokens"`
 	Steps            []rehearse.PacedStep `json:"steps"`
+	timeline         *rehearse.Timeline   // of the last step; nil without one
 }
 
 // newOverlap returns nil where no trainer was asked for.
@@ -38,7 +38,7 @@ func newOverlap(p *rehearse.Placement, m *rehearse.Measurement) *Overlap {
 	if m == nil || len(m.Paced) == 0 {
 		return o
 	}
-	o.Steps = m.Paced
+	o.Steps, o.timeline = m.Paced, m.Timeline
 	warm := m.Paced
 	if len(warm) > 1 {
 		warm = warm[1:]
@@ -86,7 +86,11 @@ func (o *Overlap) facts() Facts {
 	return f
 }
 
-// summary is a part of the verdict.
-func (o *Overlap) summary() string {
-	return fmt.Sprintf("; %s of it shows in a training step with overlap %s", seconds(o.ExposedSeconds), o.Mode)
+// sections returns the lines of the trainer and the picture of a step.
+func (o *Overlap) sections() []Section {
+	sections := []Section{{o.facts()}}
+	if o.timeline != nil {
+		sections = append(sections, Section{Gantt{o.timeline}})
+	}
+	return sections
 }

@@ -286,7 +286,7 @@ func (r *Rehearsal) Page() *Page {
 func (r *Rehearsal) sections(job, found Facts) []Section {
 	sections := []Section{{job}, {r.ledgerTable()}, {found}}
 	if r.Overlap != nil {
-		sections = append(sections, Section{r.Overlap.facts()})
+		sections = append(sections, r.Overlap.sections()...)
 	}
 	return sections
 }

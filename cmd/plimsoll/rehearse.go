@@ -1,10 +1,14 @@
 package main
 
 import (
+	"io"
 	"os"
 
+	"github.com/charmbracelet/colorprofile"
 	"github.com/spf13/cobra"
 
+	"plimsoll/export"
+	"plimsoll/fault"
 	"plimsoll/host"
 	"plimsoll/model"
 	"plimsoll/optim/kernel"
@@ -23,7 +27,8 @@ type rehearseOptions struct {
 		window            int64
 		consecutive       bool
 	}
-	format report.Format
+	html, trace string // files
+	format      report.Format
 }
 
 func rehearseCommand() *cobra.Command {
@@ -92,6 +97,9 @@ func rehearseFlags(c *cobra.Command, o *rehearseOptions) {
 		"layers of equal size, after the embeddings (default: the blocks of the model)")
 	flags.Int64Var(&q.Pace.Tokens, "tokens", 0,
 		"tokens of the microbatch that takes --forward-ms; shows from how many on nothing is exposed")
+	flags.StringVar(&o.html, "html", "", "also write the result, with the picture of a step, to a `file` for any browser")
+	flags.StringVar(&o.trace, "perfetto", "", "also write what trainer and workers did in the last step to a `file` "+
+		"for ui.perfetto.dev")
 	outputFlags(c, &o.format, "print one JSON document")
 	flags.Lookup("clip").DefValue = "0" // hidden in the help
 }
@@ -105,6 +113,10 @@ func runRehearse(c *cobra.Command, o rehearseOptions) error {
 		Hysteresis:            given(c, "hysteresis", &o.scaling.hysteresis),
 		ConsecutiveHysteresis: given(c, "consecutive-hysteresis", &o.scaling.consecutive),
 		MinLossScale:          given(c, "min-loss-scale", &o.scaling.minimum),
+	}
+	if o.trace != "" && o.request.Pace.Mode == "" {
+		return fault.Inputf("--perfetto needs a trainer: without --overlap a step has no timeline").
+			WithHint("--overlap forward --forward-ms 100")
 	}
 	job, err := o.request.Resolve()
 	if err != nil {
@@ -127,7 +139,12 @@ func runRehearse(c *cobra.Command, o rehearseOptions) error {
 		}
 	}
 	document := report.NewRehearsal(c.Root().Version, placement, verdict, measurement)
-	if err := document.Page().Write(c.OutOrStdout(), o.format); err != nil {
+	page := document.Page()
+	page.Color = colorprofile.Detect(c.OutOrStdout(), os.Environ()) > colorprofile.ASCII
+	if err := page.Write(c.OutOrStdout(), o.format); err != nil {
+		return err
+	}
+	if err := o.writeFiles(c.Root().Version, document, measurement); err != nil {
 		return err
 	}
 	switch {
@@ -137,4 +154,21 @@ func runRehearse(c *cobra.Command, o rehearseOptions) error {
 		return outcome(exitDiffers)
 	}
 	return nil
+}
+
+// writeFiles writes the page and the trace that were asked for.
+func (o rehearseOptions) writeFiles(version string, document *report.Rehearsal, m *rehearse.Measurement) error {
+	if o.html != "" {
+		good := document.Verdict.Fits && document.WithinTolerance()
+		err := writeFile("--html", o.html, func(w io.Writer) error {
+			return report.WriteHTML(w, document.Page(), version, good, nil, nil)
+		})
+		if err != nil {
+			return err
+		}
+	}
+	if o.trace == "" || m == nil {
+		return nil
+	}
+	return writeFile("--perfetto", o.trace, func(w io.Writer) error { return export.WriteTimeline(w, m.Timeline) })
 }
