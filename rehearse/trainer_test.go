@@ -1,0 +1,298 @@
+package rehearse
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"plimsoll/dtype"
+	"plimsoll/fault"
+	"plimsoll/ledger"
+	"plimsoll/model"
+	"plimsoll/overlap"
+	"plimsoll/shard"
+)
+
+// stacked returns a model of an embedding, equal blocks and a head. The head is tied to the embedding if that is so.
+func stacked(embedding, blocks, block int64, tied bool) *model.Model {
+	m := &model.Model{Name: "stacked", Architecture: "Test"}
+	add := func(name string, block int, elements int64) *model.Parameter {
+		m.Parameters = append(m.Parameters, model.Parameter{Name: name, Shape: []int64{elements / 64, 64},
+			DType: dtype.BF16, Block: block})
+		return &m.Parameters[len(m.Parameters)-1]
+	}
+	if embedding > 0 {
+		add("embed_tokens.weight", -1, embedding)
+	}
+	for i := range int(blocks) {
+		add(fmt.Sprintf("layers.%d.up.weight", i), i, block/2)
+		add(fmt.Sprintf("layers.%d.down.weight", i), i, block/2)
+	}
+	add("norm.weight", -1, 64)
+	if embedding > 0 {
+		head := add("lm_head.weight", -1, embedding)
+		if tied {
+			head.TiedTo = "embed_tokens.weight"
+		}
+	}
+	return m
+}
+
+// TestLayersAreTheModel: the layers of all ranks are all parameters, each once, and their shares are full.
+func TestLayersAreTheModel(t *testing.T) {
+	gpt2, err := model.Load("gpt2")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range []*model.Model{gpt2, mixed(), small(1003), stacked(6400, 3, 1280, true),
+		stacked(6400, 3, 1280, false), stacked(0, 5, 1280, false)} {
+		for _, count := range []int{0, 1, 7} {
+			for _, ranks := range []int{1, 3} {
+				j := resolve(t, Request{Ranks: ranks})
+				j.Model = m
+				parts, err := shard.ZeRO(m.Elements(), ranks)
+				if err != nil {
+					t.Fatal(err)
+				}
+				for _, part := range parts {
+					checkLayers(t, j.pacedLayers(j.layers(count), part), part)
+				}
+			}
+		}
+	}
+}
+
+func checkLayers(t *testing.T, layers []pacedLayer, part shard.Partition) {
+	t.Helper()
+	var held []shard.Range
+	update := 0.0
+	for i, l := range layers {
+		held = append(held, l.ranges...)
+		update += l.Update
+		if l.Needed < 0 || l.Needed > 1 || l.Final != 1-l.Needed || i > 0 && l.Needed < layers[i-1].Needed {
+			t.Errorf("layer %d: %+v", i, l)
+		}
+	}
+	slices.SortFunc(held, func(a, b shard.Range) int { return int(a.First - b.First) })
+	next := int64(0)
+	for _, r := range held {
+		if r.First != next {
+			t.Fatalf("elements %d to %d are in no layer, or in two", next, r.First)
+		}
+		next = r.End()
+	}
+	if next != part.Count || math.Abs(update-1) > 1e-9 {
+		t.Errorf("the layers have %d of %d elements and %g of the update", next, part.Count, update)
+	}
+}
+
+// TestLayersOfModels looks at where layers stand in the passes.
+func TestLayersOfModels(t *testing.T) {
+	for _, test := range []struct {
+		model *model.Model
+		count int
+		want  string // name, share of the update, share of the forward pass before it
+	}{
+		{stacked(6400, 2, 1600, true), 0, "embedding 0.67 0.00, block 0 0.16 0.00, block 1 0.16 0.16, head 0.01 0.32"},
+		{stacked(6400, 2, 1600, false), 0, "embedding 0.40 0.00, block 0 0.10 0.00, block 1 0.10 0.16, head 0.41 0.32"},
+		{stacked(6400, 2, 1600, true), 2, "embedding 0.67 0.00, layer 0 0.16 0.00, layer 1 0.16 0.50"},
+		{small(4096), 2, "layer 0 0.50 0.00, layer 1 0.50 0.50"},
+	} {
+		j := resolve(t, Request{Ranks: 1})
+		j.Model = test.model
+		var got []string
+		for _, l := range j.pacedLayers(j.layers(test.count), shard.Partition{Range: shard.Range{
+			Count: test.model.Elements()}}) {
+			got = append(got, fmt.Sprintf("%s %.2f %.2f", l.Name, l.Update, l.Needed))
+		}
+		if got := strings.Join(got, ", "); got != test.want {
+			t.Errorf("got  %s\nwant %s", got, test.want)
+		}
+	}
+}
+
+// TestPaceRequests lists trainers that are refused.
+func TestPaceRequests(t *testing.T) {
+	forward := PaceRequest{Mode: "forward", ForwardMilliseconds: 10}
+	with := func(change func(*PaceRequest)) PaceRequest {
+		r := forward
+		change(&r)
+		return r
+	}
+	for _, test := range []struct {
+		want    string
+		request Request
+	}{
+		{"but no overlap", Request{Pace: PaceRequest{ForwardMilliseconds: 10}}},
+		{"but no overlap", Request{Pace: PaceRequest{Tokens: 4096}}},
+		{`--overlap is "sideways"`, Request{Pace: with(func(r *PaceRequest) { r.Mode = "sideways" })}},
+		{"needs the time of a forward pass", Request{Pace: with(func(r *PaceRequest) { r.ForwardMilliseconds = 0 })}},
+		{"--forward-ms is -1", Request{Pace: with(func(r *PaceRequest) { r.ForwardMilliseconds = -1 })}},
+		{"--forward-ms is NaN", Request{Pace: with(func(r *PaceRequest) { r.ForwardMilliseconds = math.NaN() })}},
+		{"--backward-ms is 1e+09", Request{Pace: with(func(r *PaceRequest) { r.BackwardMilliseconds = 1e9 })}},
+		{"--layers is 5000", Request{Pace: with(func(r *PaceRequest) { r.Layers = 5000 })}},
+		{"--tokens is -1", Request{Pace: with(func(r *PaceRequest) { r.Tokens = -1 })}},
+		{"gradients are fp16", Request{Precision: "fp16", Pace: forward}},
+		{"the norm is limited to 0.5", Request{Clip: pointer(0.5), Pace: with(func(r *PaceRequest) {
+			r.Mode = "backward"
+		})}},
+	} {
+		test.request.Model, test.request.Ranks = "gpt2", 1
+		if _, err := test.request.Resolve(); !errors.As(err, new(*fault.Input)) ||
+			!strings.Contains(err.Error(), test.want) {
+			t.Errorf("%+v: got %v, want %s", test.request.Pace, err, test.want)
+		}
+	}
+	j := resolve(t, Request{Ranks: 1, Pace: PaceRequest{Mode: "backward", ForwardMilliseconds: 10}})
+	if j.Clip != 0 || len(j.Notes) != 1 || j.Pace.Backward != 20*time.Millisecond {
+		t.Errorf("%+v with clip %g, notes %q", j.Pace, j.Clip, j.Notes)
+	}
+}
+
+// paced rehearses a model with a trainer.
+func paced(t *testing.T, m *model.Model, request Request) (*Placement, *Measurement) {
+	t.Helper()
+	j := resolve(t, request)
+	j.Model = m
+	p, err := NewPlacement(j, hostWith(t, 4*ledger.GiB))
+	if err != nil {
+		t.Fatal(err)
+	}
+	measured, err := p.Run(context.Background(), silent{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p, measured
+}
+
+// TestPacedSteps runs every mode, with several ranks and formats. The memory is as planned, and the timeline is that of
+// a step.
+func TestPacedSteps(t *testing.T) {
+	for _, mode := range []string{"none", "forward", "async"} {
+		for _, request := range []Request{
+			{Ranks: 1, Steps: 2}, {Ranks: 2, Steps: 2, Moments: "int8", Workers: 1},
+		} {
+			request.Pace = PaceRequest{Mode: mode, ForwardMilliseconds: 5, BackwardMilliseconds: 8}
+			p, m := paced(t, stacked(1<<20, 3, 1<<20, true), request)
+			if len(m.Paced) != 2 || m.Updates != 2 {
+				t.Fatalf("%s: %d paced steps, %d updates", mode, len(m.Paced), m.Updates)
+			}
+			for _, s := range m.Paced {
+				if s.ExposedSeconds < 0 || math.Abs(s.Seconds-s.ExposedSeconds-0.013) > 1e-6 || s.UpdateSeconds <= 0 {
+					t.Errorf("%s: %+v", mode, s)
+				}
+			}
+			for _, e := range ledger.Compare(p.Planned, m.Measured) {
+				if e.Component != ledger.PageTables && e.Component != ledger.Process && *e.Measured != e.Planned {
+					t.Errorf("%s: %s: %v planned, %v measured", mode, e.Component, e.Planned, *e.Measured)
+				}
+			}
+			checkTimeline(t, p, m.Timeline)
+		}
+	}
+}
+
+func checkTimeline(t *testing.T, p *Placement, line *Timeline) {
+	t.Helper()
+	if len(line.Tracks) != 1+p.WorkerCount() || line.Tracks[0].Name != "trainer" {
+		t.Fatalf("%d tracks, the first is of %q", len(line.Tracks), line.Tracks[0].Name)
+	}
+	times := map[Activity]time.Duration{}
+	updates := 0
+	for _, track := range line.Tracks {
+		last := time.Duration(0)
+		for _, s := range track.Spans {
+			if s.From < last || s.To < s.From {
+				t.Fatalf("%s: %+v begins before %v", track.Name, s, last)
+			}
+			last = s.To
+			times[s.Activity] += s.To - s.From
+			if s.Activity == Updating {
+				updates++
+			}
+		}
+	}
+	chunks := 0
+	for _, s := range p.Shards {
+		chunks += s.Chunks
+	}
+	if times[InForward] != p.Pace.Forward || times[InBackward] != p.Pace.Backward || updates != chunks {
+		t.Errorf("%v forward, %v backward, %d of %d chunks", times[InForward], times[InBackward], updates, chunks)
+	}
+	if line.Length() < p.Pace.Forward+p.Pace.Backward {
+		t.Errorf("the step ends at %v", line.Length())
+	}
+}
+
+// sweep asks for the full sweep, and for its figures on the standard output.
+var sweep = flag.Bool("sweep", false, "print what a trainer waits for in every mode, from T*/4 to 4 T*")
+
+// TestSweep holds the law against paced steps: from a quarter of the passes that hide an update to four times as much.
+// A host that is busy with other work gets several attempts.
+func TestSweep(t *testing.T) {
+	elements, steps, factors := int64(24<<20), 3, []float64{0.5, 1, 2}
+	modes := []overlap.Mode{overlap.Forward, overlap.Async}
+	if *sweep {
+		elements, steps, factors = 96<<20, 9, []float64{0.25, 0.5, 0.75, 1, 1.5, 2, 4}
+		fmt.Printf("%-10s %8s %12s %12s %12s %12s %12s\n", "overlap", "T / T*", "forward", "update", "exposed",
+			"predicted", "difference")
+	}
+	m := stacked(0, 64, elements/64, false)
+	for _, mode := range modes {
+		request := Request{Ranks: 1, Steps: steps, Pace: PaceRequest{Mode: string(mode), ForwardMilliseconds: 1}}
+		_, first := paced(t, m, request)
+		update := middle(first.Paced, func(s PacedStep) float64 { return s.UpdateSeconds + s.NormSeconds })
+		for _, factor := range factors {
+			forwards := 1.0
+			if mode != overlap.Forward {
+				forwards += backwardForwards
+			}
+			request.Pace.ForwardMilliseconds = 1000 * factor * update / forwards
+			var found []string
+			for attempt := 0; ; attempt++ {
+				_, measured := paced(t, m, request)
+				ok, text := compareWithLaw(mode, factor, request.Pace.ForwardMilliseconds, measured.Paced)
+				if *sweep {
+					fmt.Println(text)
+				}
+				if found = append(found, text); ok || *sweep {
+					break
+				}
+				if attempt == 7 {
+					t.Errorf("the law is off in %d attempts:\n%s", len(found), strings.Join(found, "\n"))
+					break
+				}
+			}
+		}
+	}
+}
+
+// compareWithLaw reports whether the trainer waits as long as the law predicts, and for nothing where it need not. Other
+// work on the host only adds to a wait, so one step in which the law holds is enough. The text has the medians.
+func compareWithLaw(mode overlap.Mode, factor, forward float64, steps []PacedStep) (ok bool, text string) {
+	exposed := func(s PacedStep) float64 { return s.ExposedSeconds / s.Seconds }
+	off := func(s PacedStep) float64 { return (s.ExposedSeconds - s.PredictedSeconds) / s.Seconds }
+	for _, s := range steps[1:] {
+		ok = ok || math.Abs(off(s)) <= 0.05 && (factor < 1 || s.UpdateSeconds > forward || exposed(s) < 0.02)
+	}
+	middle := func(of func(PacedStep) float64) float64 { return middle(steps, of) }
+	return ok, fmt.Sprintf("%-10s %8.2f %9.1f ms %9.1f ms %10.1f %% %10.1f %% %+5.1f points", mode, factor, 1000*forward,
+		1000*middle(func(s PacedStep) float64 { return s.UpdateSeconds }), 100*middle(exposed),
+		100*(middle(exposed)-middle(off)), 100*middle(off))
+}
+
+// middle returns the median over the steps after the first.
+func middle(steps []PacedStep, of func(PacedStep) float64) float64 {
+	var values []float64
+	for _, s := range steps[1:] {
+		values = append(values, of(s))
+	}
+	slices.Sort(values)
+	return values[len(values)/2]
+}
