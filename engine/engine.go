@@ -99,7 +99,7 @@ func (e *Engine) Step(lossScale float64) Result {
 		}
 	}
 	for _, s := range e.shards {
-		s.update(step, gradScale, e.optimizers, nil)
+		s.update(step, gradScale, e.optimizers, nil, false)
 	}
 	for _, s := range e.shards {
 		s.Wait()

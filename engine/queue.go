@@ -115,7 +115,7 @@ func (s *Shard) updateNext(worker, place int) {
 // updateUrgent updates the chunks that goroutines wait for.
 func (s *Shard) updateUrgent(worker int) {
 	for {
-		unit, ok := s.queue.urgent.next(s.takeChunk)
+		unit, ok := s.queue.urgent.next(s.takeUrgent)
 		if !ok {
 			return
 		}
@@ -125,3 +125,6 @@ func (s *Shard) updateUrgent(worker int) {
 
 // take reports whether a worker is the first that takes a chunk in the update begun last.
 func (s *Shard) take(unit int) bool { return s.queue.take(unit, s.counters.mark()) }
+
+// takeIfArrived is take for a chunk whose gradients may be missing.
+func (s *Shard) takeIfArrived(unit int) bool { return s.hasArrived(unit) && s.take(unit) }

@@ -18,23 +18,25 @@ import (
 // # Caveats
 //
 // One goroutine at a time may use a shard. [Shard.Steps], [Shard.Wait],
-// [Shard.WaitRange] and [Snapshot.Run] are the exceptions: any goroutine may call
-// them at any time.
+// [Shard.WaitRange], [Shard.MissesGradients], [Shard.Underway] and [Snapshot.Run] are
+// the exceptions: any goroutine may call them at any time.
 //
 // Slices of an arena ([Shard.Arenas], [Shard.Each], [Snapshot]) point into mapped
 // memory. After [Shard.Close] they point nowhere: reading one ends the process.
 type Shard struct {
-	memory         // its arenas, and the state of its sections
-	progress       // how far updates and accumulations have come; in the journal, if there is one
-	pass           // how workers walk over it
-	queue    queue // which chunks of an update come first
+	memory            // its arenas, and the state of its sections
+	progress          // how far updates and accumulations have come; in the journal, if there is one
+	pass              // how workers walk over it
+	queue    queue    // which chunks of an update come first
+	arrivals arrivals // gradients of an update that was begun before they were there
 
 	summed  []bool           // norm blocks that were added up when their gradients arrived
 	trial   kernel.Constants // of a step that is checked; the journal has only steps that begin
 	current update
 	// Bound once: a step allocates nothing.
 	updateChunk, sumBlock, moveChunk func(worker, unit int)
-	takeChunk                        func(unit int) bool
+	takeUrgent                       func(unit int) bool
+	walkArrived                      func(worker int)
 
 	snapshot atomic.Pointer[Snapshot]
 }
@@ -92,7 +94,8 @@ func open(
 		return nil, fmt.Errorf("rank %d: %w", c.Rank, err)
 	}
 	s := &Shard{memory: memory{config: c}}
-	s.updateChunk, s.sumBlock, s.moveChunk, s.takeChunk = s.updateNext, s.sumSquaresOfBlock, s.moveUnit, s.take
+	s.updateChunk, s.sumBlock, s.moveChunk = s.updateNext, s.sumSquaresOfBlock, s.moveUnit
+	s.takeUrgent, s.walkArrived = s.takeIfArrived, s.updateArrived
 	s.current.watchers.moved.L = &s.current.watchers.mutex
 	if err := s.open(arenaOf, journal); err != nil {
 		return nil, errors.Join(err, s.Close())
@@ -153,8 +156,13 @@ func (s *Shard) sumSquaresOfBlock(worker, block int) {
 // GradientsArrived says that the gradients of a range of the shard are final until
 // the next step, even if they had arrived before and have changed. The workers add
 // up the norm blocks that lie fully within the range now, so that the step need not.
-// GradientsArrived returns when they are done.
+// GradientsArrived returns when they are done. In a step that was begun before its
+// gradients were there ([Shard.BeginArriving]) it returns at once and adds up nothing.
 func (s *Shard) GradientsArrived(r shard.Range) {
+	if s.isArriving() {
+		s.arrive(r)
+		return
+	}
 	clear(s.summed[r.First/normBlock : (r.End()+normBlock-1)/normBlock])
 	from := (r.First + normBlock - 1) / normBlock
 	end := r.End() / normBlock
