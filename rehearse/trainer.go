@@ -127,6 +127,13 @@ func (t *trainer) law(number int) overlap.Step {
 // passes makes the passes of a step in the order of the mode. norm is that of the gradients before them.
 func (t *trainer) passes(norm float64) error {
 	switch t.pace.Mode {
+	case overlap.Backward:
+		if err := t.begin(norm, (*engine.Shard).BeginArriving); err != nil {
+			return err
+		}
+		t.backward(false)
+		t.forward(true)
+		return nil
 	case overlap.Async:
 		if err := t.begin(norm, (*engine.Shard).BeginThen); err != nil {
 			return err
@@ -299,11 +306,31 @@ func newArrivals(s *engine.Shard, layers int) *arrivals {
 	a := &arrivals{ranges: make(chan shard.Range, layers)}
 	go func() {
 		for r := range a.ranges {
-			s.GradientsArrived(r)
-			a.pending.Done()
+			piled := []shard.Range{r} // up, behind an update that was under way
+			for len(a.ranges) > 0 {
+				piled = append(piled, <-a.ranges)
+			}
+			for _, r := range joined(piled) {
+				s.GradientsArrived(r)
+			}
+			a.pending.Add(-len(piled))
 		}
 	}()
 	return a
+}
+
+// joined returns the same elements in as few ranges as there can be.
+func joined(ranges []shard.Range) []shard.Range {
+	var all []shard.Range
+	slices.SortFunc(ranges, func(a, b shard.Range) int { return cmp.Compare(a.First, b.First) })
+	for _, r := range ranges {
+		if n := len(all) - 1; n >= 0 && all[n].End() == r.First {
+			all[n].Count += r.Count
+			continue
+		}
+		all = append(all, r)
+	}
+	return all
 }
 
 func (a *arrivals) arrived(ranges []shard.Range) {
