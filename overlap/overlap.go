@@ -16,7 +16,7 @@ const (
 	Forward  Mode = "forward"  // behind the next forward pass: exact, with clipping
 	Backward Mode = "backward" // behind the backward pass and the next forward pass: exact, without clipping
 	Async    Mode = "async"    // behind the whole next step: parameters are one step late
-	ZenFlow  Mode = "zenflow"  // a few columns in every step, the others behind several steps
+	ZenFlow  Mode = "zenflow"  // a few columns at the end of every step, all others in mode async every few steps
 )
 
 // Modes returns the names of all modes.
@@ -44,15 +44,14 @@ type Step struct {
 	// Update is the time in which the host's workers update all layers. Norm is the time in which they add up the
 	// squares of all gradients; 0 if nothing needs the norm.
 	Update, Norm time.Duration
-	// Interval is the number of steps from one update to the next, and Important is the share of the columns that the
-	// trainer updates in every step. Only ZenFlow has them.
-	Interval  int
+	// Important is the share of the columns that are updated at the end of every step, with state of their own. Interval
+	// is the number of steps from one update of all others to the next. Only ZenFlow has them.
 	Important float64
+	Interval  int
 }
 
-// Exposed returns how long the trainer waits in a step; in ZenFlow, the mean over an interval.
+// Exposed returns how long the trainer waits in a step; with ZenFlow, the mean over an interval.
 func (s Step) Exposed() time.Duration {
-	end := s.Forward + s.Backward
 	switch s.Mode {
 	case Forward:
 		return s.exposedNorm() + s.lateness(s.Update, func(l Layer) (release, deadline time.Duration) {
@@ -63,17 +62,20 @@ func (s Step) Exposed() time.Duration {
 			return part(l.Final, s.Backward), s.Backward + part(l.Needed, s.Forward)
 		})
 	case Async:
-		// The next gradient of a layer takes the place of the one that the update reads.
-		update := s.lateness(s.Update, func(l Layer) (release, deadline time.Duration) {
-			return 0, s.Forward + part(l.Final, s.Backward)
-		})
-		return max(update+s.exposedNorm(), s.Update+s.Norm-end)
+		return s.exposedAsync()
 	case ZenFlow:
-		// Gradients are added to a sum of their own while the update runs.
-		update := part(1-s.Important, s.Update)
-		return max(0, update-time.Duration(s.Interval)*end) / time.Duration(s.Interval)
+		return part(s.Important, s.Update+s.Norm) + s.exposedAsync()/time.Duration(s.Interval)
 	}
 	return s.exposedNorm() + s.Update
+}
+
+// exposedAsync returns how long the trainer waits in a step with the update of the step before behind it: for the memory
+// of the gradients that the update reads, which the next gradients of the same layer take, and for the norm at the end.
+func (s Step) exposedAsync() time.Duration {
+	update := s.lateness(s.Update, func(l Layer) (release, deadline time.Duration) {
+		return 0, s.Forward + part(l.Final, s.Backward)
+	})
+	return max(update+s.exposedNorm(), s.Update+s.Norm-s.Forward-s.Backward)
 }
 
 // exposedNorm returns how long the trainer waits for the norm after the backward pass. The squares of a layer's

@@ -111,5 +111,5 @@ func (p *Placement) HiddenFrom(updateSeconds float64) float64 {
 		FLOPS:      2 * float64(parameters) * float64(p.Pace.Tokens) / p.Pace.Forward.Seconds(),
 		Parameters: parameters, Active: parameters, Hosts: max(1, p.WorldSize/p.Ranks),
 		Backward: p.Pace.Backward.Seconds() / p.Pace.Forward.Seconds(),
-	}.HiddenFrom(p.Pace.Mode, 1)
+	}.HiddenFrom(p.Pace.Mode)
 }
