@@ -75,6 +75,9 @@ func (s Step) exposedAsync() time.Duration {
 	update := s.lateness(s.Update, func(l Layer) (release, deadline time.Duration) {
 		return 0, s.Forward + part(l.Final, s.Backward)
 	})
+	if s.Interval > 1 { // the norm comes in a later step
+		return update + s.exposedNorm()
+	}
 	return max(update+s.exposedNorm(), s.Update+s.Norm-s.Forward-s.Backward)
 }
 

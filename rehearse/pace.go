@@ -16,6 +16,9 @@ type PaceRequest struct {
 	BackwardMilliseconds float64 // 0 for twice the forward pass
 	Layers               int     // 0 for those of the model
 	Tokens               int64   // of the microbatch whose forward pass takes that long; 0 for unknown
+	// TopKRatio and UpdateInterval are ZenFlow's, by DeepSpeed's names; nil for the defaults.
+	TopKRatio      *float64
+	UpdateInterval *int
 }
 
 // Pace is a trainer that computes nothing, and whose passes take the time of one that does.
@@ -24,7 +27,18 @@ type Pace struct {
 	Forward, Backward time.Duration // if the trainer waits for nothing
 	Layers            int           // 0 for those of the model
 	Tokens            int64         // 0 for unknown
+	// TopKRatio is the share of the columns that are important. UpdateInterval is the number of steps of which one
+	// updates all other columns.
+	TopKRatio      float64
+	UpdateInterval int
 }
+
+// ZenFlow's defaults: DeepSpeed's share of important columns, and the interval of the examples of its authors.
+const (
+	defaultTopKRatio      = 0.1
+	defaultUpdateInterval = 4
+	longestInterval       = 1000
+)
 
 // longestPass bounds the time of a pass.
 const longestPass = time.Hour
@@ -51,6 +65,9 @@ func (r PaceRequest) resolve() (*Pace, error) {
 		return nil, fault.Inputf("--tokens is %d: expected at least 1", r.Tokens)
 	}
 	p := &Pace{Mode: overlap.Mode(r.Mode), Layers: r.Layers, Tokens: r.Tokens}
+	if err := r.zenFlow(p); err != nil {
+		return nil, err
+	}
 	backward := r.BackwardMilliseconds
 	if backward == 0 {
 		backward = backwardForwards * r.ForwardMilliseconds
@@ -67,6 +84,28 @@ func (r PaceRequest) resolve() (*Pace, error) {
 		*pass.to = time.Duration(pass.value * float64(time.Millisecond))
 	}
 	return p, nil
+}
+
+// zenFlow decides the settings of ZenFlow.
+func (r PaceRequest) zenFlow(p *Pace) error {
+	if p.Mode != overlap.ZenFlow {
+		p.UpdateInterval = 1
+		if r.TopKRatio != nil || r.UpdateInterval != nil {
+			return fault.Inputf("--topk-ratio and --update-interval are ZenFlow's, but --overlap is %s", p.Mode).
+				WithHint("--overlap zenflow")
+		}
+		return nil
+	}
+	p.TopKRatio, p.UpdateInterval = defaultTopKRatio, defaultUpdateInterval
+	set(new(string), "", &p.TopKRatio, r.TopKRatio)
+	set(new(string), "", &p.UpdateInterval, r.UpdateInterval)
+	if !(p.TopKRatio > 0 && p.TopKRatio < 1) {
+		return fault.Inputf("--topk-ratio is %g: expected more than 0 and less than 1", p.TopKRatio)
+	}
+	if p.UpdateInterval < 1 || p.UpdateInterval > longestInterval {
+		return fault.Inputf("--update-interval is %d: expected 1 to %d", p.UpdateInterval, longestInterval)
+	}
+	return nil
 }
 
 // mostLayers bounds --layers: the schedule looks at all pairs of layers.
@@ -95,7 +134,7 @@ func (j *Job) pace(r PaceRequest, clip *float64) (err error) {
 }
 
 // LayerCount returns the number of layers of the paced trainer.
-func (p *Placement) LayerCount() int { return len(p.layers[0]) }
+func (p *Placement) LayerCount() int { return len(p.layers(p.Pace.Layers)) }
 
 // HiddenFrom returns the tokens of a microbatch from which on the update is hidden on hosts like this one, if it takes
 // that many seconds here and the trainer's time of a forward pass is proportional to the tokens. It returns 0 where

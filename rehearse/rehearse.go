@@ -83,13 +83,13 @@ func (p *Placement) Run(ctx context.Context, progress Progress) (m *Measurement,
 	m = &Measurement{}
 	begin := time.Now()
 	var mapped ledger.Bytes
-	for _, s := range t.shards {
+	for _, s := range t.all() {
 		for _, a := range s.Arenas() {
 			mapped += a.Mapped()
 		}
 	}
 	progress.Begin("allocating memory", int64(mapped))
-	for _, s := range t.shards {
+	for _, s := range t.all() {
 		s.Populate(ctx, func(size ledger.Bytes) { progress.Advance(int64(size)) })
 	}
 	progress.End()
@@ -162,7 +162,7 @@ func (p *Placement) account(m *Measurement, first, last probe.Memory) error {
 			m.Huge += mapping.Huge
 		}
 	}
-	for _, shard := range p.Shards {
+	for _, shard := range p.allShards() {
 		rank, err := measureShard(shard, last)
 		if err != nil {
 			return err

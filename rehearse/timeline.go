@@ -1,15 +1,18 @@
 package rehearse
 
 import (
+	"cmp"
 	"fmt"
+	"slices"
 	"time"
 
 	"plimsoll/engine"
 	"plimsoll/shard"
 )
 
-// Timeline is what the trainer and the workers did in a paced step.
+// Timeline is what the trainer and the workers did in a paced step, or in the steps of an interval.
 type Timeline struct {
+	Steps  int
 	Tracks []Track // the trainer first
 }
 
@@ -61,11 +64,11 @@ type stamp struct {
 	began, end time.Duration
 }
 
-// newRecorder makes room for a step of a shard, in which every gradient is read once and every chunk updated once. A
-// worker may do twice its share.
-func newRecorder(c engine.ShardConfig) *recorder {
+// newRecorder makes room for a number of updates of a shard. For each, every gradient is read once and every chunk updated
+// once. A worker may do twice its share.
+func newRecorder(c engine.ShardConfig, updates int) *recorder {
 	r := &recorder{origin: time.Now(), workers: make([][]stamp, len(c.CPUs))}
-	units := 2 * c.Chunks
+	units := 2 * c.Chunks * updates
 	for i := range r.workers {
 		r.workers[i] = make([]stamp, 0, min(units, 2*units/len(c.CPUs)+1))
 	}
@@ -100,8 +103,8 @@ func (r *recorder) reset() {
 	}
 }
 
-// tracks returns a track for every worker of a shard.
-func (r *recorder) tracks(c engine.ShardConfig, layers []pacedLayer, began time.Time) []Track {
+// addTo adds the work of a shard to the tracks of its workers. Without layers, it is of important columns.
+func (r *recorder) addTo(t *Timeline, c engine.ShardConfig, layers []pacedLayer, began time.Time) {
 	layerOf := func(at shard.Range) string {
 		for _, l := range layers {
 			for _, own := range l.ranges {
@@ -110,19 +113,33 @@ func (r *recorder) tracks(c engine.ShardConfig, layers []pacedLayer, began time.
 				}
 			}
 		}
+		if len(layers) == 0 {
+			return "important columns"
+		}
 		return "padding"
 	}
-	tracks, offset := make([]Track, len(r.workers)), began.Sub(r.origin)
+	offset := began.Sub(r.origin)
 	for i, stamps := range r.workers {
-		tracks[i].Name = fmt.Sprintf("rank %d, CPU %d", c.Rank, c.CPUs[i])
+		track := t.track(fmt.Sprintf("rank %d, CPU %d", c.Rank, c.CPUs[i]))
 		for _, s := range stamps {
 			activity := Updating
 			if s.work.Norm {
 				activity = Summing
 			}
-			tracks[i].Spans = append(tracks[i].Spans,
+			track.Spans = append(track.Spans,
 				Span{activity, layerOf(s.work.Elements), s.began - offset, s.end - offset})
 		}
+		slices.SortFunc(track.Spans, func(a, b Span) int { return cmp.Compare(a.From, b.From) })
 	}
-	return tracks
+}
+
+// track returns the track of a name. Shards of one rank have the same workers.
+func (t *Timeline) track(name string) *Track {
+	for i := range t.Tracks {
+		if t.Tracks[i].Name == name {
+			return &t.Tracks[i]
+		}
+	}
+	t.Tracks = append(t.Tracks, Track{Name: name})
+	return &t.Tracks[len(t.Tracks)-1]
 }

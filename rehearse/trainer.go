@@ -16,7 +16,8 @@ import (
 	"plimsoll/shard"
 )
 
-// PacedStep is a step with a paced trainer. It begins and ends where nothing is left to update.
+// PacedStep is a step with a paced trainer; with ZenFlow, the mean of an interval's steps. It begins and ends where
+// nothing is left to update.
 type PacedStep struct {
 	Seconds        float64 `json:"seconds"`
 	ExposedSeconds float64 `json:"exposed_seconds"`
@@ -35,7 +36,7 @@ type trainer struct {
 	optimizer optim.Optimizer
 	clip      float64
 	layers    [][]pacedLayer // of each shard; their passes are the same
-	recorders []*recorder    // of each shard
+	recorders []*recorder    // of each shard, and of those of the important columns
 	arrivals  []*arrivals    // of each shard
 
 	processors int // of Go's runtime, before the trainer took its own
@@ -46,22 +47,27 @@ type trainer struct {
 }
 
 // newTrainer returns the trainer of a placement whose shards are mapped.
-func (p *Placement) newTrainer(t *training, recorders []*recorder) *trainer {
-	paced := &trainer{training: t, pace: p.Pace, optimizer: p.Optimizer, clip: p.Clip, layers: p.layers,
-		recorders: recorders}
+func (p *Placement) newTrainer(t *training, recorders []*recorder) (*trainer, error) {
+	paced := &trainer{training: t, pace: p.Pace, optimizer: p.Optimizer, clip: p.Clip, recorders: recorders}
 	// The workers' threads keep all processors of Go's runtime. The trainer and the arrivals get some of their own.
 	paced.processors = runtime.GOMAXPROCS(p.WorkerCount() + len(t.shards) + 2)
-	for i, s := range t.shards {
-		s.SetOrder(paced.updateOrder(i))
-		paced.arrivals = append(paced.arrivals, newArrivals(s, len(p.layers[i])))
+	parts, err := shard.ZeRO(p.Model.Elements(), p.WorldSize)
+	if err != nil {
+		return paced, err
 	}
-	return paced
+	layers := p.layers(p.Pace.Layers)
+	for i, s := range t.shards {
+		paced.layers = append(paced.layers, p.pacedLayers(layers, parts[i]))
+		paced.arrivals = append(paced.arrivals, newArrivals(s, len(layers)))
+		s.SetOrder(paced.updateOrder(i))
+	}
+	return paced, nil
 }
 
 // updateOrder returns the parameters of a shard in the order in which somebody waits for them.
 func (t *trainer) updateOrder(number int) []shard.Range {
 	layers := inForward
-	if t.pace.Mode == overlap.Async { // the next gradients wait for the memory
+	if t.pace.Mode == overlap.Async || t.pace.Mode == overlap.ZenFlow { // the next gradients wait for the memory
 		layers = inBackward
 	}
 	var order []shard.Range
@@ -104,7 +110,8 @@ func (t *trainer) step() (PacedStep, error) {
 	for _, s := range t.shards {
 		s.Wait()
 	}
-	step := PacedStep{Seconds: t.now.Sub(t.began).Seconds(), ExposedSeconds: t.exposed.Seconds()}
+	steps := float64(t.pace.UpdateInterval)
+	step := PacedStep{Seconds: t.now.Sub(t.began).Seconds() / steps, ExposedSeconds: t.exposed.Seconds() / steps}
 	for i := range t.shards { // every pass waits for the slowest rank
 		law := t.law(i)
 		step.UpdateSeconds = max(step.UpdateSeconds, law.Update.Seconds())
@@ -116,7 +123,8 @@ func (t *trainer) step() (PacedStep, error) {
 
 // law returns the last step of a shard as the law sees it.
 func (t *trainer) law(number int) overlap.Step {
-	s := overlap.Step{Mode: t.pace.Mode, Forward: t.pace.Forward, Backward: t.pace.Backward}
+	s := overlap.Step{Mode: t.pace.Mode, Forward: t.pace.Forward, Backward: t.pace.Backward,
+		Important: t.pace.TopKRatio, Interval: t.pace.UpdateInterval}
 	s.Norm, s.Update = t.recorders[number].busy()
 	for _, l := range t.layers[number] {
 		s.Layers = append(s.Layers, l.Layer)
@@ -131,19 +139,27 @@ func (t *trainer) passes(norm float64) error {
 		if err := t.begin(norm, (*engine.Shard).BeginArriving); err != nil {
 			return err
 		}
-		t.backward(false)
+		t.backward(false, true)
 		t.forward(true)
 		return nil
-	case overlap.Async:
+	case overlap.Async, overlap.ZenFlow:
 		if err := t.begin(norm, (*engine.Shard).BeginThen); err != nil {
 			return err
 		}
-		t.forward(false)
-		t.backward(true)
-		t.wait(Summing, "", func() { t.norm() })
+		for i := range t.pace.UpdateInterval {
+			last := i == t.pace.UpdateInterval-1 // its gradients are final
+			t.forward(false)
+			t.backward(i == 0, last)
+			if last {
+				t.wait(Summing, "", func() { t.norm() })
+			}
+			if err := t.updateImportant(); err != nil {
+				return err
+			}
+		}
 		return nil
 	}
-	t.backward(false)
+	t.backward(false, true)
 	t.wait(Summing, "", func() { norm = t.norm() })
 	if err := t.begin(norm, (*engine.Shard).BeginThen); err != nil {
 		return err
@@ -157,6 +173,29 @@ func (t *trainer) passes(norm float64) error {
 	}
 	t.forward(t.pace.Mode == overlap.Forward)
 	return nil
+}
+
+// updateImportant updates the important columns, and waits for that: the next forward pass computes with them.
+func (t *trainer) updateImportant() (err error) {
+	if len(t.important) == 0 {
+		return nil
+	}
+	t.wait(Waiting, "important columns", func() {
+		sum := 0.0
+		for _, s := range t.important {
+			sum += s.SumSquares()
+		}
+		scale := optim.GradScale(math.Sqrt(sum), 1, t.clip)
+		for _, s := range t.important {
+			if err = s.Begin(s.Steps()+1, scale, []optim.Optimizer{t.optimizer}); err != nil {
+				return
+			}
+		}
+		for _, s := range t.important {
+			s.Wait()
+		}
+	})
+	return err
 }
 
 // begin begins the update of all shards.
@@ -198,8 +237,9 @@ func (t *trainer) forward(waits bool) {
 	}
 }
 
-// backward makes a backward pass. It may wait for the memory of every layer's gradients before they arrive.
-func (t *trainer) backward(waits bool) {
+// backward makes a backward pass. It may wait for the memory of every layer's gradients. The gradients may then be final,
+// or those of other steps be added to them.
+func (t *trainer) backward(waits, final bool) {
 	begin, layers := t.now, t.layers[0]
 	exposed := t.exposed
 	for _, l := range inBackward(layers) {
@@ -209,7 +249,9 @@ func (t *trainer) backward(waits bool) {
 			t.wait(Waiting, layers[l].Name, func() { t.waitForLayer(l) })
 		}
 		for number, a := range t.arrivals {
-			a.arrived(t.layers[number][l].ranges)
+			if final {
+				a.arrived(t.layers[number][l].ranges)
+			}
 		}
 	}
 }
@@ -280,9 +322,13 @@ func (t *trainer) run() (step PacedStep, err error) {
 
 // timeline returns what the last step was.
 func (t *trainer) timeline() *Timeline {
-	line := &Timeline{Tracks: []Track{{"trainer", slices.Clone(t.spans)}}}
-	for i, r := range t.recorders {
-		line.Tracks = append(line.Tracks, r.tracks(t.shards[i].Config(), t.layers[i], t.began)...)
+	line := &Timeline{Steps: t.pace.UpdateInterval, Tracks: []Track{{"trainer", slices.Clone(t.spans)}}}
+	for i, s := range t.all() {
+		var layers []pacedLayer
+		if i < len(t.layers) {
+			layers = t.layers[i]
+		}
+		t.recorders[i].addTo(line, s.Config(), layers, t.began)
 	}
 	return line
 }

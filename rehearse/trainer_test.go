@@ -138,6 +138,15 @@ func TestPaceRequests(t *testing.T) {
 		{"--backward-ms is 1e+09", Request{Pace: with(func(r *PaceRequest) { r.BackwardMilliseconds = 1e9 })}},
 		{"--layers is 5000", Request{Pace: with(func(r *PaceRequest) { r.Layers = 5000 })}},
 		{"--tokens is -1", Request{Pace: with(func(r *PaceRequest) { r.Tokens = -1 })}},
+		{"--topk-ratio is 1:", Request{Pace: with(func(r *PaceRequest) {
+			r.Mode, r.TopKRatio = "zenflow", pointer(1.0)
+		})}},
+		{"--update-interval is 0:", Request{Pace: with(func(r *PaceRequest) {
+			r.Mode, r.UpdateInterval = "zenflow", pointer(0)
+		})}},
+		{"are ZenFlow's, but --overlap is forward", Request{Pace: with(func(r *PaceRequest) {
+			r.UpdateInterval = pointer(4)
+		})}},
 		{"gradients are fp16", Request{Precision: "fp16", Pace: forward}},
 		{"the norm is limited to 0.5", Request{Clip: pointer(0.5), Pace: with(func(r *PaceRequest) {
 			r.Mode = "backward"
@@ -174,7 +183,7 @@ func paced(t *testing.T, m *model.Model, request Request) (*Placement, *Measurem
 // TestPacedSteps runs every mode, with several ranks and formats. The memory is as planned, and the timeline is that of
 // a step.
 func TestPacedSteps(t *testing.T) {
-	for _, mode := range []string{"none", "forward", "backward", "async"} {
+	for _, mode := range overlap.Modes() {
 		for _, request := range []Request{
 			{Ranks: 1, Steps: 2}, {Ranks: 2, Steps: 2, Moments: "int8", Workers: 1},
 		} {
@@ -222,10 +231,14 @@ func checkTimeline(t *testing.T, p *Placement, line *Timeline) {
 	for _, s := range p.Shards {
 		chunks += s.Chunks
 	}
-	if times[InForward] != p.Pace.Forward || times[InBackward] != p.Pace.Backward || updates != chunks {
+	for _, s := range p.Important {
+		chunks += p.Pace.UpdateInterval * s.Chunks
+	}
+	steps := time.Duration(p.Pace.UpdateInterval)
+	if times[InForward] != steps*p.Pace.Forward || times[InBackward] != steps*p.Pace.Backward || updates != chunks {
 		t.Errorf("%v forward, %v backward, %d of %d chunks", times[InForward], times[InBackward], updates, chunks)
 	}
-	if line.Length() < p.Pace.Forward+p.Pace.Backward {
+	if line.Length() < steps*(p.Pace.Forward+p.Pace.Backward) {
 		t.Errorf("the step ends at %v", line.Length())
 	}
 }

@@ -3,6 +3,7 @@ package rehearse
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"plimsoll/engine"
@@ -15,20 +16,25 @@ import (
 
 // training holds the shards of a job on this host and makes their steps.
 type training struct {
-	shards []*engine.Shard
-	engine *engine.Engine
-	scaler optim.LossScaler
-	scaled *synthetic.ScaledGradients // nil where the loss is not scaled
-	paced  *trainer                   // nil where the steps follow each other at once
+	shards    []*engine.Shard
+	important []*engine.Shard // of the important columns of each rank; none without ZenFlow
+	engine    *engine.Engine  // of shards
+	scaler    optim.LossScaler
+	scaled    *synthetic.ScaledGradients // nil where the loss is not scaled
+	paced     *trainer                   // nil where the steps follow each other at once
 }
 
 // begin maps the arenas, which are still empty. The caller must close what begin returns, even after an error.
 func (p *Placement) begin() (*training, error) {
 	t := &training{scaler: p.LossScaler}
 	var recorders []*recorder
-	for _, config := range p.Shards {
+	for i, config := range p.allShards() {
 		if p.Pace != nil {
-			r := newRecorder(config)
+			updates := 1
+			if config.Part != "" {
+				updates = p.Pace.UpdateInterval
+			}
+			r := newRecorder(config, updates)
 			config.Observe = r.observe
 			recorders = append(recorders, r)
 		}
@@ -36,10 +42,17 @@ func (p *Placement) begin() (*training, error) {
 		if err != nil {
 			return t, err
 		}
-		t.shards = append(t.shards, s)
+		if i < len(p.Shards) {
+			t.shards = append(t.shards, s)
+		} else {
+			t.important = append(t.important, s)
+		}
 	}
 	if p.Pace != nil {
-		t.paced = p.newTrainer(t, recorders)
+		var err error
+		if t.paced, err = p.newTrainer(t, recorders); err != nil {
+			return t, err
+		}
 	}
 	if p.ScalesLoss() {
 		t.scaled = synthetic.NewScaledGradients(p.Format.Gradient)
@@ -54,15 +67,18 @@ func (t *training) close() (err error) {
 	if t.paced != nil {
 		t.paced.close()
 	}
-	for _, s := range t.shards {
+	for _, s := range t.all() {
 		err = errors.Join(err, s.Close())
 	}
 	return err
 }
 
+// all returns all shards that are mapped.
+func (t *training) all() []*engine.Shard { return slices.Concat(t.shards, t.important) }
+
 // each walks all shards, one after the other; each shard uses its own workers.
 func (t *training) each(body func(s *engine.Shard, first int64, c kernel.Chunk)) {
-	for _, s := range t.shards {
+	for _, s := range t.all() {
 		s.Each(func(at shard.Chunk, c kernel.Chunk) { body(s, at.First, c) })
 	}
 }

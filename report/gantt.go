@@ -50,7 +50,11 @@ func (g Gantt) text(l layout) string {
 	var b strings.Builder
 	length := g.Length()
 	end := seconds(length.Seconds())
-	fmt.Fprintf(&b, "%-*s 0%*s\n", ganttName, "the last step", ganttCells-1, end)
+	title := "the last step"
+	if g.Steps > 1 {
+		title = fmt.Sprintf("the last %d steps", g.Steps)
+	}
+	fmt.Fprintf(&b, "%-*s 0%*s\n", ganttName, title, ganttCells-1, end)
 	for _, track := range g.Tracks {
 		row := cells(track.Spans, length)
 		fmt.Fprintf(&b, "%-*.*s ", ganttName, ganttName, track.Name)

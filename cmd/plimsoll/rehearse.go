@@ -27,6 +27,10 @@ type rehearseOptions struct {
 		window            int64
 		consecutive       bool
 	}
+	zenFlow struct {
+		ratio    float64
+		interval int
+	}
 	html, trace string // files
 	format      report.Format
 }
@@ -97,6 +101,10 @@ func rehearseFlags(c *cobra.Command, o *rehearseOptions) {
 		"layers of equal size, after the embeddings (default: the blocks of the model)")
 	flags.Int64Var(&q.Pace.Tokens, "tokens", 0,
 		"tokens of the microbatch that takes --forward-ms; shows from how many on nothing is exposed")
+	flags.Float64Var(&o.zenFlow.ratio, "topk-ratio", 0.1, "--overlap zenflow: the share of the columns that every "+
+		"step updates")
+	flags.IntVar(&o.zenFlow.interval, "update-interval", 4, "--overlap zenflow: the steps of which one updates all "+
+		"other columns")
 	flags.StringVar(&o.html, "html", "", "also write the result, with the picture of a step, to a `file` for any browser")
 	flags.StringVar(&o.trace, "perfetto", "", "also write what trainer and workers did in the last step to a `file` "+
 		"for ui.perfetto.dev")
@@ -114,6 +122,8 @@ func runRehearse(c *cobra.Command, o rehearseOptions) error {
 		ConsecutiveHysteresis: given(c, "consecutive-hysteresis", &o.scaling.consecutive),
 		MinLossScale:          given(c, "min-loss-scale", &o.scaling.minimum),
 	}
+	o.request.Pace.TopKRatio = given(c, "topk-ratio", &o.zenFlow.ratio)
+	o.request.Pace.UpdateInterval = given(c, "update-interval", &o.zenFlow.interval)
 	if o.trace != "" && o.request.Pace.Mode == "" {
 		return fault.Inputf("--perfetto needs a trainer: without --overlap a step has no timeline").
 			WithHint("--overlap forward --forward-ms 100")
