@@ -44,8 +44,8 @@ type Step struct {
 	// Update is the time in which the host's workers update all layers. Norm is the time in which they add up the
 	// squares of all gradients; 0 if nothing needs the norm.
 	Update, Norm time.Duration
-	// Important is the share of the columns that are updated at the end of every step, with state of their own. Interval
-	// is the number of steps from one update of all others to the next. Only ZenFlow has them.
+	// Important is the share of the columns that are updated at the end of every step, with state of their own.
+	// Interval is the number of steps from one update of all others to the next. Only ZenFlow has them.
 	Important float64
 	Interval  int
 }
@@ -69,8 +69,8 @@ func (s Step) Exposed() time.Duration {
 	return s.exposedNorm() + s.Update
 }
 
-// exposedAsync returns how long the trainer waits in a step with the update of the step before behind it: for the memory
-// of the gradients that the update reads, which the next gradients of the same layer take, and for the norm at the end.
+// exposedAsync returns how long the trainer waits in a step with the update of the step before behind it. It waits for
+// the memory of the gradients that the update reads, which the next gradients of the layer take, and for the norm.
 func (s Step) exposedAsync() time.Duration {
 	update := s.lateness(s.Update, func(l Layer) (release, deadline time.Duration) {
 		return 0, s.Forward + part(l.Final, s.Backward)

@@ -212,8 +212,9 @@ func TestHiddenFrom(t *testing.T) {
 			t.Errorf("%+v: %v at %g tokens", r, exposed, 0.9*from)
 		}
 	})
-	if none := (Rates{HostBytes: 30, Bandwidth: 1, FLOPS: 1, Parameters: 1, Active: 1, Hosts: 1}).HiddenFrom(None); none != 0 {
-		t.Errorf("mode none hides from %g tokens on", none)
+	r := Rates{HostBytes: 30, Bandwidth: 1, FLOPS: 1, Parameters: 1, Active: 1, Hosts: 1}
+	if tokens := r.HiddenFrom(None); tokens != 0 {
+		t.Errorf("mode none hides from %g tokens on", tokens)
 	}
 }
 

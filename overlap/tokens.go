@@ -21,8 +21,8 @@ type Rates struct {
 	Backward float64
 }
 
-// HiddenFrom returns the tokens of a GPU's microbatch from which on a mode hides the whole update; with ZenFlow, that of
-// all columns but the important ones. It returns 0 for a mode that hides nothing at any number of tokens.
+// HiddenFrom returns the tokens of a GPU's microbatch from which on a mode hides the whole update; with ZenFlow, that
+// of all columns but the important ones. It returns 0 for a mode that hides nothing at any number of tokens.
 func (r Rates) HiddenFrom(m Mode) float64 {
 	forwards := 0.0 // how many times the forward pass the update may take
 	switch m {

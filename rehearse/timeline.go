@@ -64,8 +64,8 @@ type stamp struct {
 	began, end time.Duration
 }
 
-// newRecorder makes room for a number of updates of a shard. For each, every gradient is read once and every chunk updated
-// once. A worker may do twice its share.
+// newRecorder makes room for a number of updates of a shard. For each, every gradient is read once and every chunk
+// updated once. A worker may do twice its share.
 func newRecorder(c engine.ShardConfig, updates int) *recorder {
 	r := &recorder{origin: time.Now(), workers: make([][]stamp, len(c.CPUs))}
 	units := 2 * c.Chunks * updates

@@ -237,8 +237,8 @@ func (t *trainer) forward(waits bool) {
 	}
 }
 
-// backward makes a backward pass. It may wait for the memory of every layer's gradients. The gradients may then be final,
-// or those of other steps be added to them.
+// backward makes a backward pass. It may wait for the memory of every layer's gradients. The gradients may then be
+// final, or those of other steps be added to them.
 func (t *trainer) backward(waits, final bool) {
 	begin, layers := t.now, t.layers[0]
 	exposed := t.exposed

@@ -258,7 +258,8 @@ func TestSweep(t *testing.T) {
 	}
 	m := stacked(0, 64, elements/64, false)
 	for _, mode := range modes {
-		request := Request{Ranks: 1, Steps: steps, Workers: workers, Pace: PaceRequest{Mode: string(mode), ForwardMilliseconds: 1}}
+		request := Request{Ranks: 1, Steps: steps, Workers: workers,
+			Pace: PaceRequest{Mode: string(mode), ForwardMilliseconds: 1}}
 		_, first := paced(t, m, request)
 		update := middle(first.Paced, func(s PacedStep) float64 { return s.UpdateSeconds + s.NormSeconds })
 		for _, factor := range factors {
@@ -286,8 +287,8 @@ func TestSweep(t *testing.T) {
 	}
 }
 
-// compareWithLaw reports whether the trainer waits as long as the law predicts, and for nothing where it need not. Other
-// work on the host only adds to a wait, so one step in which the law holds is enough. The text has the medians.
+// compareWithLaw reports whether the trainer waits as long as the law predicts, and for nothing where it need not.
+// Other work on the host only adds to a wait, so one step in which the law holds is enough. The text has the medians.
 func compareWithLaw(pace PaceRequest, factor, forwards float64, steps []PacedStep) (ok bool, text string) {
 	window := forwards * pace.ForwardMilliseconds / 1000 // that hides an update
 	exposed := func(s PacedStep) float64 { return s.ExposedSeconds / s.Seconds }
@@ -296,8 +297,8 @@ func compareWithLaw(pace PaceRequest, factor, forwards float64, steps []PacedSte
 		ok = ok || math.Abs(off(s)) <= 0.05 && (s.UpdateSeconds+s.NormSeconds > window || exposed(s) < 0.02)
 	}
 	middle := func(of func(PacedStep) float64) float64 { return middle(steps, of) }
-	return ok, fmt.Sprintf("%-10s %8.2f %9.1f ms %9.1f ms %10.1f %% %10.1f %% %+5.1f points", pace.Mode, factor, pace.ForwardMilliseconds,
-		1000*middle(func(s PacedStep) float64 { return s.UpdateSeconds }), 100*middle(exposed),
+	return ok, fmt.Sprintf("%-10s %8.2f %9.1f ms %9.1f ms %10.1f %% %10.1f %% %+5.1f points", pace.Mode, factor,
+		pace.ForwardMilliseconds, 1000*middle(func(s PacedStep) float64 { return s.UpdateSeconds }), 100*middle(exposed),
 		100*(middle(exposed)-middle(off)), 100*middle(off))
 }
 

@@ -27,7 +27,8 @@ type Page struct {
 // Section is a group of blocks. Text separates sections by an empty line, and blocks of one section not at all.
 type Section []Block
 
-// Block is a piece of a page: Facts, *Table, Tree, List, Paragraph or Gantt. What it returns ends with a newline, or is empty.
+// Block is a piece of a page: Facts, *Table, Tree, List, Paragraph or Gantt. What it returns ends with a newline, or is
+// empty.
 type Block interface {
 	text(layout) string
 	markdown() string

@@ -45,6 +45,9 @@ size, and runs real optimizer steps over it with synthetic gradients. It shows
 whether the state fits, the bytes per parameter, the time of a step, the cores
 of each rank, and how near a step comes to the speed of memory.
 
+With --overlap rehearse adds a trainer whose passes take the given times. It
+shows how long this trainer waits for the optimizer, and what the law predicts.
+
 With --steps 0 rehearse allocates nothing and only shows the plan.
 
 The catalog of models:
@@ -52,7 +55,8 @@ The catalog of models:
 		Example: `  plimsoll rehearse --model qwen2.5-0.5b
   plimsoll rehearse --model path/to/config.json --deepspeed ds_config.json \
     --ranks 2
-  plimsoll rehearse --model llama-3-70b --world-size 8 --steps 0 --json`,
+  plimsoll rehearse --model llama-3-70b --world-size 8 --steps 0 --json
+  plimsoll rehearse --model qwen2.5-0.5b --overlap forward --forward-ms 400`,
 		Args: noArguments,
 		RunE: func(c *cobra.Command, _ []string) error { return runRehearse(c, options) },
 	}
@@ -105,7 +109,8 @@ func rehearseFlags(c *cobra.Command, o *rehearseOptions) {
 		"step updates")
 	flags.IntVar(&o.zenFlow.interval, "update-interval", 4, "--overlap zenflow: the steps of which one updates all "+
 		"other columns")
-	flags.StringVar(&o.html, "html", "", "also write the result, with the picture of a step, to a `file` for any browser")
+	flags.StringVar(&o.html, "html", "", "also write the result, with the picture of a step, to a `file` "+
+		"for any browser")
 	flags.StringVar(&o.trace, "perfetto", "", "also write what trainer and workers did in the last step to a `file` "+
 		"for ui.perfetto.dev")
 	outputFlags(c, &o.format, "print one JSON document")
