@@ -169,8 +169,11 @@ func (g Gantt) chart() *ganttChart {
 		}
 	}
 	for i := range 6 {
-		at := length * time.Duration(i) / 5
-		c.Ticks = append(c.Ticks, tick{X: x(at), Y: float64(c.Height - 6), Text: seconds(at.Seconds())})
+		at, text := length*time.Duration(i)/5, "0"
+		if i > 0 {
+			text = seconds(at.Seconds())
+		}
+		c.Ticks = append(c.Ticks, tick{X: x(at), Y: float64(c.Height - 6), Text: text})
 	}
 	for _, ink := range inks {
 		c.Legend = append(c.Legend, ganttKey{ink.class, string(ink.activity)})
