@@ -30,7 +30,8 @@ func TestTimeline(t *testing.T) {
 		}
 		if e := p[packetTrackEvent]; e != nil {
 			event := fields(t, e[0].([]byte))
-			text := fmt.Sprint(names[event[eventTrack][0].(uint64)], " ", event[eventType][0], " at ", p[packetTimestamp][0])
+			text := fmt.Sprint(names[event[eventTrack][0].(uint64)], " ", event[eventType][0], " at ",
+				p[packetTimestamp][0])
 			if name := event[eventName]; name != nil {
 				text += " " + string(name[0].([]byte))
 			}
