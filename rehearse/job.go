@@ -326,7 +326,7 @@ func NewPlacement(j *Job, h *host.Host) (*Placement, error) {
 		p.Shards = append(p.Shards, engine.ShardConfig{Rank: i, Layout: layout, Kernel: j.Kernel, CPUs: cpus})
 		if j.Pace != nil && j.Pace.Mode == overlap.ZenFlow {
 			config := p.Shards[i]
-			config.Part = "important"
+			config.Part = importantPart
 			if config.Layout, err = j.importantLayout(pieces, part); err != nil {
 				return nil, err
 			}
@@ -382,6 +382,13 @@ func (p *Placement) planMemory() {
 	hold(&node, ledger.PageTables, 8*(mapped/p.Pages.Size())+processPageTables,
 		fmt.Sprintf("8 B for each page of %v, and %v for the program", p.Pages.Size(), processPageTables))
 	hold(&node, ledger.Process, processBytes, "this program: text, Go runtime, stacks")
+	if p.Pace != nil {
+		stamps := ledger.Bytes(0)
+		for _, c := range p.allShards() {
+			stamps += stampBytes(c, p.Pace.updates(c))
+		}
+		hold(&node, ledger.Process, stamps, "when the workers began and ended each chunk of the last step")
+	}
 	p.Planned = append(p.Planned, node)
 }
 

@@ -4,6 +4,7 @@ import (
 	"slices"
 	"time"
 
+	"plimsoll/engine"
 	"plimsoll/fault"
 	"plimsoll/overlap"
 )
@@ -32,6 +33,17 @@ type Pace struct {
 	TopKRatio      float64
 	UpdateInterval int
 }
+
+// updates returns how often a shard is updated in the steps that the trainer makes at a time.
+func (p *Pace) updates(c engine.ShardConfig) int {
+	if c.Part == importantPart {
+		return p.UpdateInterval
+	}
+	return 1
+}
+
+// importantPart is the part of the shards of important columns.
+const importantPart = "important"
 
 // ZenFlow's defaults: DeepSpeed's share of important columns, and the interval of the examples of its authors.
 const (

@@ -5,8 +5,10 @@ import (
 	"fmt"
 	"slices"
 	"time"
+	"unsafe"
 
 	"plimsoll/engine"
+	"plimsoll/ledger"
 	"plimsoll/shard"
 )
 
@@ -68,11 +70,18 @@ type stamp struct {
 // updated once. A worker may do twice its share.
 func newRecorder(c engine.ShardConfig, updates int) *recorder {
 	r := &recorder{origin: time.Now(), workers: make([][]stamp, len(c.CPUs))}
-	units := 2 * c.Chunks * updates
+	units := units(c, updates)
 	for i := range r.workers {
 		r.workers[i] = make([]stamp, 0, min(units, 2*units/len(c.CPUs)+1))
 	}
 	return r
+}
+
+func units(c engine.ShardConfig, updates int) int { return 2 * c.Chunks * updates }
+
+// stampBytes returns the memory of all stamps of a step.
+func stampBytes(c engine.ShardConfig, updates int) ledger.Bytes {
+	return ledger.Bytes(units(c, updates)) * ledger.Bytes(unsafe.Sizeof(stamp{}))
 }
 
 // observe is called by the workers. What has no room is left out.

@@ -289,8 +289,8 @@ func TestSweep(t *testing.T) {
 }
 
 // compareWithLaw reports whether the trainer waits as long as the law predicts, and for nothing where it need not.
-// Other work on the host only adds to a wait, so one step in which the law holds is enough. The text is of the step that
-// other work has disturbed least.
+// Other work on the host only adds to a wait, so one step in which the law holds is enough. The text is of the step
+// that other work has disturbed least.
 func compareWithLaw(pace PaceRequest, factor, forwards float64, steps []PacedStep) (ok bool, text string) {
 	window := forwards * pace.ForwardMilliseconds / 1000 // that hides an update
 	exposed := func(s PacedStep) float64 { return s.ExposedSeconds / s.Seconds }

@@ -30,11 +30,7 @@ func (p *Placement) begin() (*training, error) {
 	var recorders []*recorder
 	for i, config := range p.allShards() {
 		if p.Pace != nil {
-			updates := 1
-			if config.Part != "" {
-				updates = p.Pace.UpdateInterval
-			}
-			r := newRecorder(config, updates)
+			r := newRecorder(config, p.Pace.updates(config))
 			config.Observe = r.observe
 			recorders = append(recorders, r)
 		}
