@@ -15,7 +15,8 @@ func TestTimeline(t *testing.T) {
 	var trace bytes.Buffer
 	err := WriteTimeline(&trace, &rehearse.Timeline{Tracks: []rehearse.Track{
 		{Name: "trainer", Spans: []rehearse.Span{{Activity: rehearse.InForward, Of: "block 1", From: 10, To: 30}}},
-		{Name: "rank 0, CPU 4", Spans: []rehearse.Span{{Activity: rehearse.Summing, From: time.Second, To: time.Minute}}},
+		{Name: "rank 0, CPU 4", Spans: []rehearse.Span{
+			{Activity: rehearse.Summing, From: time.Second, To: time.Minute}}},
 	}})
 	if err != nil {
 		t.Fatal(err)

@@ -70,9 +70,9 @@ type stamp struct {
 // updated once. A worker may do twice its share.
 func newRecorder(c engine.ShardConfig, updates int) *recorder {
 	r := &recorder{origin: time.Now(), workers: make([][]stamp, len(c.CPUs))}
-	units := units(c, updates)
+	most := units(c, updates)
 	for i := range r.workers {
-		r.workers[i] = make([]stamp, 0, min(units, 2*units/len(c.CPUs)+1))
+		r.workers[i] = make([]stamp, 0, min(most, 2*most/len(c.CPUs)+1))
 	}
 	return r
 }
