@@ -109,6 +109,7 @@ func (t *trainer) step() (PacedStep, error) {
 	}
 	for _, s := range t.shards {
 		s.Wait()
+		s.ForgetArrived() // other gradients come next
 	}
 	steps := float64(t.pace.UpdateInterval)
 	step := PacedStep{Seconds: t.now.Sub(t.began).Seconds() / steps, ExposedSeconds: t.exposed.Seconds() / steps}

@@ -3,6 +3,7 @@ package rehearse
 import (
 	"cmp"
 	"context"
+	"crypto/sha256"
 	"errors"
 	"flag"
 	"fmt"
@@ -13,11 +14,14 @@ import (
 	"time"
 
 	"plimsoll/dtype"
+	"plimsoll/engine"
 	"plimsoll/fault"
 	"plimsoll/ledger"
 	"plimsoll/model"
+	"plimsoll/optim/kernel"
 	"plimsoll/overlap"
 	"plimsoll/shard"
+	"plimsoll/synthetic"
 )
 
 // stacked returns a model of an embedding, equal blocks and a head. The head is tied to the embedding if that is so.
@@ -244,63 +248,125 @@ func checkTimeline(t *testing.T, p *Placement, line *Timeline) {
 	}
 }
 
+// TestOverlapChangesNoBit: after steps with a trainer the state is the same in every mode.
+func TestOverlapChangesNoBit(t *testing.T) {
+	state := func(mode overlap.Mode, clip float64) [sha256.Size]byte {
+		j := resolve(t, Request{Ranks: 2, Steps: 1, Clip: &clip,
+			Pace: PaceRequest{Mode: string(mode), ForwardMilliseconds: 2}})
+		j.Model = stacked(1<<18, 3, 1<<18, true)
+		p, err := NewPlacement(j, hostWith(t, ledger.GiB))
+		if err != nil {
+			t.Fatal(err)
+		}
+		training, err := p.begin()
+		defer func() {
+			if err := training.close(); err != nil {
+				t.Error(err)
+			}
+		}()
+		if err != nil {
+			t.Fatal(err)
+		}
+		training.each(func(s *engine.Shard, first int64, c kernel.Chunk) {
+			synthetic.State(s.Config().Rank, first, c)
+		})
+		for i := range 3 {
+			if _, err := training.step(i); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := training.paced.run(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		sum := sha256.New()
+		for _, s := range training.shards {
+			for _, component := range []ledger.Component{ledger.Parameters, ledger.MasterWeightsLow, ledger.ExpAvg,
+				ledger.ExpAvgSq} {
+				sum.Write(s.Arena(component).Bytes())
+			}
+		}
+		return [sha256.Size]byte(sum.Sum(nil))
+	}
+	for clip, modes := range map[float64][]overlap.Mode{
+		0:   {overlap.Forward, overlap.Backward, overlap.Async},
+		0.5: {overlap.Forward, overlap.Async, overlap.ZenFlow},
+	} {
+		want := state(overlap.None, clip)
+		for _, mode := range modes {
+			if state(mode, clip) != want {
+				t.Errorf("%s, clipped to %g: the state is another than without overlap", mode, clip)
+			}
+		}
+	}
+	if state(overlap.None, 0) == state(overlap.None, 0.5) {
+		t.Error("clipping changes nothing: the test shows nothing")
+	}
+}
+
 // sweep asks for the full sweep, and for its figures on the standard output.
 var sweep = flag.Bool("sweep", false, "print what a trainer waits for in every mode, from T*/4 to 4 T*")
 
 // TestSweep holds the law against paced steps: from a quarter of the passes that hide an update to four times as much.
-// A host that is busy with other work gets several attempts.
 func TestSweep(t *testing.T) {
-	elements, steps, workers, factors := int64(32<<20), 3, 1, []float64{0.5, 1.5}
-	modes := []overlap.Mode{overlap.Forward, overlap.Backward, overlap.Async}
+	elements, steps, workers, factors, attempts := int64(32<<20), 3, 1, []float64{0.5, 1.5}, 10
 	if *sweep {
-		elements, steps, workers, factors = 96<<20, 9, 0, []float64{0.25, 0.5, 0.75, 1, 1.5, 2, 4}
+		elements, steps, workers, factors, attempts = 96<<20, 9, 0, []float64{0.25, 0.5, 0.75, 1, 1.5, 2, 4}, 1
 		fmt.Printf("%-10s %8s %12s %12s %12s %12s %12s\n", "overlap", "T / T*", "forward", "update", "exposed",
 			"predicted", "difference")
 	}
 	m := stacked(0, 64, elements/64, false)
-	for _, mode := range modes {
+	for _, mode := range []overlap.Mode{overlap.Forward, overlap.Backward, overlap.Async} {
 		request := Request{Ranks: 1, Steps: steps, Workers: workers,
 			Pace: PaceRequest{Mode: string(mode), ForwardMilliseconds: 1}}
 		_, first := paced(t, m, request)
 		update := work(leastDisturbed(first.Paced))
 		for _, factor := range factors {
-			forwards := 1.0
-			if mode != overlap.Forward {
-				forwards += backwardForwards
-			}
-			request.Pace.ForwardMilliseconds = 1000 * factor * update / forwards
-			var found []string
-			for attempt := 0; ; attempt++ {
+			ok, found := false, []string{}
+			for len(found) < attempts && !ok { // a host that is busy with other work needs several
+				request.Pace.ForwardMilliseconds = 1000 * factor * update / forwards(mode)
 				_, measured := paced(t, m, request)
-				ok, text := compareWithLaw(request.Pace, factor, forwards, measured.Paced)
-				if *sweep {
-					fmt.Println(text)
-				}
-				if found = append(found, text); ok || *sweep {
-					break
-				}
-				if attempt == 7 {
-					t.Errorf("the law is off in %d attempts:\n%s", len(found), strings.Join(found, "\n"))
-					break
-				}
+				update = min(update, work(leastDisturbed(measured.Paced)))
+				ok = followsLaw(request.Pace, factor, measured.Paced)
+				found = append(found, figures(request.Pace, factor, measured.Paced))
+			}
+			if *sweep {
+				fmt.Println(found[0])
+			} else if !ok {
+				t.Errorf("the law is off in %d attempts:\n%s", len(found), strings.Join(found, "\n"))
 			}
 		}
 	}
 }
 
-// compareWithLaw reports whether the trainer waits as long as the law predicts, and for nothing where it need not.
-// Other work on the host only adds to a wait, so one step in which the law holds is enough. The text is of the step
-// that other work has disturbed least.
-func compareWithLaw(pace PaceRequest, factor, forwards float64, steps []PacedStep) (ok bool, text string) {
-	window := forwards * pace.ForwardMilliseconds / 1000 // that hides an update
-	exposed := func(s PacedStep) float64 { return s.ExposedSeconds / s.Seconds }
-	off := func(s PacedStep) float64 { return (s.ExposedSeconds - s.PredictedSeconds) / s.Seconds }
-	for _, s := range steps[1:] {
-		ok = ok || math.Abs(off(s)) <= 0.05 && (work(s) > window || exposed(s) < 0.02)
+// forwards returns how many times the forward pass the time is that hides an update.
+func forwards(mode overlap.Mode) float64 {
+	if mode == overlap.Forward {
+		return 1
 	}
+	return 1 + backwardForwards
+}
+
+// followsLaw reports whether the trainer waits as long as the law predicts, and for nothing where it need not. Other
+// work on the host only adds to a wait, so one step in which the law holds is enough.
+func followsLaw(pace PaceRequest, factor float64, steps []PacedStep) bool {
+	window := forwards(overlap.Mode(pace.Mode)) * pace.ForwardMilliseconds / 1000
+	return slices.ContainsFunc(steps[1:], func(s PacedStep) bool {
+		switch predicted := s.PredictedSeconds / s.Seconds; {
+		case math.Abs(s.ExposedSeconds-s.PredictedSeconds)/s.Seconds > 0.05:
+			return false
+		case factor < 1:
+			return predicted > 0.08 // else it is no test
+		}
+		return work(s) <= window && s.ExposedSeconds/s.Seconds < 0.02
+	})
+}
+
+// figures describes the step that other work has disturbed least.
+func figures(pace PaceRequest, factor float64, steps []PacedStep) string {
 	s := leastDisturbed(steps)
-	return ok, fmt.Sprintf("%-10s %8.2f %9.1f ms %9.1f ms %10.1f %% %10.1f %% %+5.1f points", pace.Mode, factor,
-		pace.ForwardMilliseconds, 1000*s.UpdateSeconds, 100*exposed(s), 100*(exposed(s)-off(s)), 100*off(s))
+	exposed, predicted := 100*s.ExposedSeconds/s.Seconds, 100*s.PredictedSeconds/s.Seconds
+	return fmt.Sprintf("%-10s %8.2f %9.1f ms %9.1f ms %10.1f %% %10.1f %% %+5.1f points", pace.Mode, factor,
+		pace.ForwardMilliseconds, 1000*s.UpdateSeconds, exposed, predicted, exposed-predicted)
 }
 
 func work(s PacedStep) float64 { return s.UpdateSeconds + s.NormSeconds }
