@@ -121,6 +121,10 @@ func (j *Job) pacedLayers(layers []modelLayer, own shard.Partition) []pacedLayer
 	for i := range paced {
 		paced[i].Update /= float64(max(traffic, 1))
 	}
+	if own.Padding > 0 { // it is updated, too
+		last := &paced[len(paced)-1]
+		last.ranges = append(last.ranges, shard.Range{First: own.Count, Count: own.Padding})
+	}
 	return paced
 }
 

@@ -53,7 +53,7 @@ const (
 )
 
 // longestPass bounds the time of a pass.
-const longestPass = time.Hour
+const longestPass = 10 * time.Minute
 
 // backwardForwards is how many times longer than the forward pass a backward pass is: it multiplies matrices twice.
 const backwardForwards = 2

@@ -122,10 +122,7 @@ func (r *recorder) addTo(t *Timeline, c engine.ShardConfig, layers []pacedLayer,
 				}
 			}
 		}
-		if len(layers) == 0 {
-			return "important columns"
-		}
-		return "padding"
+		return "important columns"
 	}
 	offset := began.Sub(r.origin)
 	for i, stamps := range r.workers {

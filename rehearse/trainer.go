@@ -58,8 +58,9 @@ func (p *Placement) newTrainer(t *training, recorders []*recorder) (*trainer, er
 	layers := p.layers(p.Pace.Layers)
 	for i, s := range t.shards {
 		paced.layers = append(paced.layers, p.pacedLayers(layers, parts[i]))
-		paced.arrivals = append(paced.arrivals, newArrivals(s, len(layers)))
-		s.SetOrder(paced.updateOrder(i))
+		order := paced.updateOrder(i)
+		paced.arrivals = append(paced.arrivals, newArrivals(s, len(order)))
+		s.SetOrder(order)
 	}
 	return paced, nil
 }
@@ -348,12 +349,12 @@ type arrivals struct {
 	pending sync.WaitGroup
 }
 
-// newArrivals returns the arrivals of a shard.
-func newArrivals(s *engine.Shard, layers int) *arrivals {
-	a := &arrivals{ranges: make(chan shard.Range, layers)}
+// newArrivals returns the arrivals of a shard, of up to a number of ranges in a pass.
+func newArrivals(s *engine.Shard, most int) *arrivals {
+	a := &arrivals{ranges: make(chan shard.Range, most)}
 	go func() {
 		for r := range a.ranges {
-			piled := []shard.Range{r} // up, behind an update that was under way
+			piled := []shard.Range{r} // and what has piled up behind an update
 			for len(a.ranges) > 0 {
 				piled = append(piled, <-a.ranges)
 			}
