@@ -174,7 +174,8 @@ func TestAwaitedChunksWaitForGradients(t *testing.T) {
 	if err := beginNextArriving(s); err != nil {
 		t.Fatal(err)
 	}
-	go s.WaitRange(shard.Range{First: 500, Count: 500})
+	var waiting sync.WaitGroup
+	waiting.Go(func() { s.WaitRange(shard.Range{First: 500, Count: 500}) })
 	await(t, s.queue.urgent.waiting.Load)
 	s.GradientsArrived(shard.Range{Count: 100})
 	s.wait()
@@ -184,6 +185,7 @@ func TestAwaitedChunksWaitForGradients(t *testing.T) {
 		}
 	}
 	s.GradientsArrived(s.config.Range())
+	waiting.Wait()
 	s.Wait()
 }
 
