@@ -186,7 +186,6 @@ func TestAwaitedChunksWaitForGradients(t *testing.T) {
 	}
 	s.GradientsArrived(s.config.Range())
 	waiting.Wait()
-	s.Wait()
 }
 
 // TestSnapshotsWhileGradientsArrive: a save does not wait for gradients, which may come from a client that waits for
