@@ -112,10 +112,15 @@ func (r *Reader) checkInside(rule Rule, path string, v *Value) error {
 				continue
 			}
 			unknown := r.Inputf(m.At, "%s knows no key %q%s", r.schema.Program, m.Name, within(path))
-			if !rule.noted || known.Resemble(m.Name) {
+			misspelled := known.Resemble(m.Name)
+			if !rule.noted || misspelled && !rule.slips {
 				return unknown.WithHint(r.advice(rule, m.Name))
 			}
-			r.Notes = append(r.Notes, Note{unknown.Where, unknown.What + ": plimsoll ignores it"})
+			what := unknown.What + ": plimsoll ignores it"
+			if meant := r.advice(rule, m.Name); misspelled && meant != "" {
+				what += "; " + meant
+			}
+			r.Notes = append(r.Notes, Note{unknown.Where, what})
 			continue
 		}
 		below := join(path, m.Name)

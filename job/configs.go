@@ -1,0 +1,111 @@
+package job
+
+import (
+	"errors"
+	"fmt"
+
+	"plimsoll/fault"
+	"plimsoll/recipe"
+)
+
+// readConfigs gives each file of unknown kind to the flag for its content.
+func (in *Inputs) readConfigs() error {
+	q := &in.request
+	to := map[string]*string{"--model": &q.Model, "--deepspeed": &q.DeepSpeed, "--training-args": &q.TrainingArgs,
+		"--accelerate": &q.Accelerate, "--adapter": &q.Adapter, "--quantization": &q.Quantization}
+	for _, path := range q.Configs {
+		flag, err := recipe.Detect(path)
+		if err != nil {
+			return err
+		}
+		if to[flag] != nil {
+			if *to[flag] != "" {
+				return fault.File(path).Inputf("this file is for %s, which %s is for already", flag, *to[flag]).
+					WithHint("leave one of the two out")
+			}
+			*to[flag] = path
+			continue
+		}
+		if in.framework != nil {
+			return fault.File(path).Inputf("this file says how the job is trained, and %s does so, too",
+				in.framework.File).WithHint("leave one of the two out")
+		}
+		if in.framework, err = recipe.LoadFramework(path); err != nil {
+			return err
+		}
+	}
+	if f := in.framework; f != nil && q.TrainingArgs != "" {
+		return fault.File(q.TrainingArgs).Inputf("these are TrainingArguments, but %s sets them, too", f.File).
+			WithHint("leave one of the two files out")
+	}
+	return nil
+}
+
+// named returns the error of a model that a framework's file names, with the place of the name.
+func (in *Inputs) named(err error) error {
+	var bad *fault.Input
+	if f := in.framework; f == nil || in.request.Model != "" || !errors.As(err, &bad) || bad.Where != (fault.Position{}) {
+		return err
+	}
+	located := *bad
+	located.Where = in.framework.Place()
+	located.Hint = "name the model by --model, in the catalog or by the path of its config.json: the rest of the file holds"
+	return &located
+}
+
+// framework applies what the file of a framework says, where no flag says it.
+func (r *resolver) framework() error {
+	f := r.Inputs.framework
+	if f == nil {
+		return nil
+	}
+	r.note(f.Notes)
+	if r.Sequence == 0 {
+		r.Sequence = f.Sequence
+	}
+	if r.Attention == "" {
+		r.Attention = f.Attention
+	}
+	if r.TensorParallel == 0 {
+		r.TensorParallel = f.TensorParallel
+	}
+	if r.ContextParallel == 0 {
+		r.ContextParallel = f.ContextParallel
+	}
+	if r.AdapterPrecision == "" && r.Inputs.adapter != nil {
+		r.AdapterPrecision = f.AdapterPrecision
+	}
+	r.FusedLoss = r.FusedLoss || f.FusedLoss
+	return nil
+}
+
+// loadedAs returns the precision of the weights as a framework loads and converts them, a name of Precisions, or "".
+func (r *resolver) loadedAs() string {
+	f, j := r.Inputs.framework, r.job
+	if f == nil || j.DeepSpeed != nil {
+		return ""
+	}
+	sharded := j.FSDP != nil || r.Request.FSDP != ""
+	first := r.Request.FSDP == "1" || j.FSDP != nil && j.FSDP.Version == 1
+	trained := map[recipe.Upcast]bool{recipe.Always: true, recipe.UnderFSDP: sharded,
+		recipe.UnderFSDP1: first}[f.TrainedIn32]
+	mixed := f.Training.Precision != recipe.Unmixed && f.Training.Precision != ""
+	switch {
+	case r.Inputs.adapter == nil && trained && (f.TrainedIn32 == recipe.Always || mixed):
+		return "fp32"
+	case f.Weights == "":
+		return publishedType(j)
+	}
+	return f.Weights
+}
+
+// publishedType returns the precision that the model was published in.
+func publishedType(j *Job) string {
+	name := fmt.Sprint(j.Model.Parameters[0].DType)
+	for _, precision := range Precisions {
+		if precisions[precision].weights.String() == name && precisions[precision].autocast == recipe.Unmixed {
+			return precision
+		}
+	}
+	return ""
+}
