@@ -66,17 +66,22 @@ func (r *resolver) framework() error {
 	if r.Attention == "" {
 		r.Attention = f.Attention
 	}
-	if r.TensorParallel == 0 {
-		r.TensorParallel = f.TensorParallel
-	}
-	if r.ContextParallel == 0 {
-		r.ContextParallel = f.ContextParallel
-	}
 	if r.AdapterPrecision == "" && r.Inputs.adapter != nil {
 		r.AdapterPrecision = f.AdapterPrecision
 	}
 	r.FusedLoss = r.FusedLoss || f.FusedLoss
 	return nil
+}
+
+// divided returns how ranks divide the job and the file that says so, or nil.
+func (r *resolver) divided() (*recipe.Parallelism, string) {
+	if l := r.launch; l != nil && l.Parallelism != nil {
+		return l.Parallelism, l.File
+	}
+	if f := r.Inputs.framework; f != nil && f.Parallelism != nil {
+		return f.Parallelism, f.File
+	}
+	return nil, ""
 }
 
 // loadedAs returns the precision of the weights as a framework loads and converts them, a name of Precisions, or "".

@@ -26,23 +26,26 @@ var axolotl = family{kind: axolotlKind, program: "axolotl", read: readAxolotl,
 		measured.For(`lora_alpha lora_dropout learning_rate weight_decay adam_beta1 adam_beta2 adam_epsilon
 			max_grad_norm`),
 		keys{
-			"bf16":                          oneOf("auto", "full").Or(switched).OrNull().Default("auto"),
-			"adapter":                       worded,
-			"sequence_len":                  counted.Default(512),
-			"micro_batch_size":              counted.Default(1),
-			"optimizer":                     worded.Default("adamw_torch_fused"),
-			"gradient_checkpointing":        switched.Or(oneOf("offload", "offload_disk")).OrNull(),
-			"gradient_checkpointing_kwargs": free.OrNull(),
-			"deepspeed":                     text.Or(free).OrNull(),
-			"fsdp":                          text.Or(names).OrNull(),
-			"fsdp_config":                   free.OrNull(),
-			"bnb_config_kwargs":             free.OrNull(),
-			"plugins":                       names.OrNull(),
-			"optim_target_modules":          nameOrNames,
-			"torch_compile_backend":         worded,
+			"bf16":                             oneOf("auto", "full").Or(switched).OrNull().Default("auto"),
+			"adapter":                          worded,
+			"sequence_len":                     counted.Default(512),
+			"micro_batch_size":                 counted.Default(1),
+			"optimizer":                        worded.Default("adamw_torch_fused"),
+			"gradient_checkpointing":           switched.Or(oneOf("offload", "offload_disk")).OrNull(),
+			"gradient_checkpointing_kwargs":    free.OrNull(),
+			"deepspeed":                        text.Or(free).OrNull(),
+			"fsdp":                             text.Or(names).OrNull(),
+			"fsdp_config":                      free.OrNull(),
+			"bnb_config_kwargs":                free.OrNull(),
+			"model_quantization_config":        worded,
+			"model_quantization_config_kwargs": free.OrNull(),
+			"plugins":                          names.OrNull(),
+			"optim_target_modules":             nameOrNames,
+			"torch_compile_backend":            worded,
 		},
 		anything.For(strings.Join([]string{unplannedAxolotlStages, unplannedAxolotlModels, unplannedAxolotlPasses,
-			unplannedAxolotlAdapters, unplannedAxolotlRest}, " ")),
+			unplannedAxolotlAdapters, unplannedAxolotlRest,
+			unplannedAxolotlImages}, " ")),
 		anything.For(ignoredAxolotl),
 	)}
 
@@ -56,7 +59,8 @@ const (
 		s2_attention unsloth_cross_entropy_loss unsloth_lora_mlp unsloth_lora_qkv unsloth_lora_o`
 	unplannedAxolotlAdapters = `lora_target_parameters lora_rank_pattern lora_alpha_pattern peft_layers_to_transform
 		peft_layers_pattern peft_layer_replication peft_trainable_token_indices peft_ensure_weight_tying lora_on_cpu`
-	unplannedAxolotlRest = "fp8 expert_parallel_size dp_shard_size dp_replicate_size gpu_memory_limit max_memory"
+	unplannedAxolotlRest   = "fp8 expert_parallel_size gpu_memory_limit max_memory"
+	unplannedAxolotlImages = "processor_type"
 
 	// Keys that change no memory of the training.
 	ignoredAxolotl = `strict resume_from_checkpoint auto_resume_from_checkpoints resize_token_embeddings_to_32x
@@ -102,6 +106,10 @@ func readAxolotl(r *frameworkReader) error {
 	if err := r.refuseAxolotl(); err != nil {
 		return err
 	}
+	if name := r.Value("optimizer"); !slices.Contains(trainerOptimizers, name.Text) {
+		return r.Fault("optimizer", fmt.Sprintf("is %s, which is not planned yet", name),
+			cmp.Or(strict.DidYouMean(name.Text, trainerOptimizers), "plimsoll plans the Trainer's optimizers"))
+	}
 	r.longest("sequence_len")
 	r.argumentsOfAxolotl()
 	r.typesOfAxolotl()
@@ -119,6 +127,7 @@ func (r *frameworkReader) refuseAxolotl() error {
 		r.unplanned("it changes what the passes hold", unplannedAxolotlPasses),
 		r.unplanned("it changes what the adapter holds", unplannedAxolotlAdapters),
 		r.unplanned("training goes on with an adapter whose adapter_config.json says its rank", "lora_model_dir"),
+		r.unplanned("it trains on images, beside a vision model", unplannedAxolotlImages),
 		r.unplanned("it divides or moves the model", unplannedAxolotlRest)); err != nil {
 		return err
 	}
@@ -136,9 +145,9 @@ func (r *frameworkReader) refuseAxolotl() error {
 
 // argumentsOfAxolotl sets what axolotl gives to TrainingArguments: src/axolotl/core/builders/base.py.
 func (r *frameworkReader) argumentsOfAxolotl() {
-	for key, name := range map[string]string{"micro_batch_size": "per_device_train_batch_size",
-		"gradient_accumulation_steps": "gradient_accumulation_steps", "optimizer": "optim"} {
-		give(r.arguments, name, r.At(key), cmp.Or(r.Value(key), strict.Of(1)))
+	for _, pair := range [][2]string{{"micro_batch_size", "per_device_train_batch_size"},
+		{"gradient_accumulation_steps", "gradient_accumulation_steps"}, {"optimizer", "optim"}} {
+		give(r.arguments, pair[1], r.At(pair[0]), cmp.Or(r.Value(pair[0]), strict.Of(1)))
 	}
 	if r.Gives("batch_size") && !r.Gives("gradient_accumulation_steps") { // normalize_config
 		r.set("gradient_accumulation_steps", "batch_size",
@@ -184,10 +193,7 @@ func (r *frameworkReader) typesOfAxolotl() {
 // shardAxolotl reads how the model is divided.
 func (r *frameworkReader) shardAxolotl() error {
 	r.pass("deepspeed", "deepspeed")
-	for _, key := range []string{"context_parallel_size", "sequence_parallel_degree"} {
-		r.to.ContextParallel = max(r.to.ContextParallel, int(r.Integer(key)))
-	}
-	r.to.TensorParallel = int(r.Integer("tensor_parallel_size"))
+	r.parallelAxolotl()
 	config := r.Find("fsdp_config")
 	if r.Find("fsdp") == nil && config == nil {
 		return nil
@@ -216,6 +222,22 @@ func (r *frameworkReader) shardAxolotl() error {
 	return nil
 }
 
+// parallelAxolotl reads how ranks divide the work: setup_parallelism_envs in src/axolotl/utils/trainer.py.
+func (r *frameworkReader) parallelAxolotl() {
+	size := func(keys ...string) int {
+		most := 1
+		for _, key := range keys {
+			most = max(most, int(r.Integer(key)))
+		}
+		return most
+	}
+	p := Parallelism{Replicate: size("dp_replicate_size"), Shard: size("dp_shard_size"), Sequence: 1,
+		Tensor: size("tensor_parallel_size"), Context: size("context_parallel_size", "sequence_parallel_degree")}
+	if p.Ranks() > 1 {
+		r.to.Parallelism = &p
+	}
+}
+
 // valueOf returns the value of a member, or nil if there is none.
 func valueOf(m *strict.Member) *strict.Value {
 	if m == nil {
@@ -242,8 +264,8 @@ func (r *frameworkReader) attentionOfAxolotl() error {
 	}
 	if r.to.Attention != "flash" && !r.Gives("adapter") && r.to.Weights != "fp32" && r.Find("fsdp_config") == nil &&
 		r.Find("deepspeed") == nil && r.Word("attn_implementation") != "xformers" && !r.Truth("xformers_attention") {
-		return r.Fault("base_model", "is trained in full without flash attention: axolotl then keeps norms, embeddings "+
-			"and the head in fp32, which is not planned yet", "add attn_implementation: flash_attention_2")
+		return r.Fault("base_model", "is trained in full without flash attention: axolotl then keeps its norms, "+
+			"embeddings and head in fp32, which is not planned yet", "add attn_implementation: flash_attention_2")
 	}
 	return nil
 }
@@ -268,6 +290,16 @@ func (r *frameworkReader) checkpointAxolotl() error {
 
 // quantizeAxolotl reads the quantization: _set_quantization_config in src/axolotl/loaders/model.py.
 func (r *frameworkReader) quantizeAxolotl() error {
+	if method := r.Find("model_quantization_config"); method != nil {
+		values := map[string]*strict.Value{"quant_method": strict.Of(map[string]string{"Mxfp4Config": "mxfp4",
+			"FineGrainedFP8Config": "fp8"}[method.Text])}
+		if given := r.Find("model_quantization_config_kwargs"); given != nil {
+			for _, m := range given.Members {
+				values[m.Name] = m.Value
+			}
+		}
+		return r.quantize("model_quantization_config", values)
+	}
 	switch adapter := r.Word("adapter"); {
 	case r.Truth("load_in_4bit") && adapter == "qlora":
 		values := map[string]*strict.Value{"load_in_4bit": strict.Of(true), "bnb_4bit_quant_type": strict.Of("nf4"),

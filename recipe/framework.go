@@ -34,8 +34,7 @@ type Framework struct {
 	// FSDP2WithoutReentrant says that FSDP2 turns reentrant checkpointing off.
 	FSDP2WithoutReentrant bool
 
-	// The degrees of parallelism; 0 = not given.
-	TensorParallel, ContextParallel int
+	Parallelism *Parallelism // nil without
 
 	Notes []Note
 
@@ -101,9 +100,9 @@ func parseContent(file string, text []byte) *strict.Document {
 	if bytes.HasPrefix(start, []byte{'{'}) || bytes.HasPrefix(start, []byte("//")) || strict.IsYAML(file) {
 		return parseAny(file, text)
 	}
-	d := parseAny(file+".yaml", text)
-	if d != nil {
-		d.File = file
+	d, err := strict.ParseYAML(file, text)
+	if err != nil {
+		return nil
 	}
 	return d
 }
@@ -115,15 +114,15 @@ func (f family) parse(d *strict.Document) (*Framework, error) {
 			known[name] = strict.Rule{}
 		}
 	}
+	if err := template(d); err != nil {
+		return nil, err
+	}
 	checked, err := strict.Schema{Program: f.program, Rule: object(known, f.own).NotingAll()}.Read(d)
 	if err != nil {
 		return nil, err
 	}
 	r := &frameworkReader{Reader: checked, arguments: &strict.Value{Kind: '{'},
 		to: &Framework{File: d.File, Program: f.program}}
-	if err := r.template(); err != nil {
-		return nil, err
-	}
 	for _, m := range d.Root.Members {
 		_, own := f.own[m.Name]
 		if _, argument := trainingSchema.Keys()[m.Name]; f.hosts && !own && argument {
@@ -154,10 +153,10 @@ func (r *frameworkReader) part(root *strict.Value) *strict.Document {
 }
 
 // template refuses a file with variables that another program fills in.
-func (r *frameworkReader) template() error {
-	for _, m := range r.Root.Members {
+func template(d *strict.Document) error {
+	for _, m := range d.Root.Members {
 		if v := m.Value; v.Kind == '"' && strings.HasPrefix(v.Text, "${") {
-			return r.Inputf(v.At, "%s is %s, a variable: this file is a template", m.Name, v).
+			return d.Inputf(v.At, "%s is %s, a variable: this file is a template", m.Name, v).
 				WithHint("give the file with the variables filled in")
 		}
 	}

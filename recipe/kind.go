@@ -49,7 +49,7 @@ var (
 		marks: "distributed_type compute_environment main_training_function num_machines"}
 	deepSpeedKind = &kind{name: "DeepSpeed JSON configuration", flag: "--deepspeed",
 		marks: `zero_optimization train_batch_size train_micro_batch_size_per_gpu steps_per_print
-			wall_clock_breakdown compression_training`}
+			wall_clock_breakdown compression_training`, known: &deepSpeedSchema.Rule}
 	adapterKind = &kind{name: "adapter_config.json of PEFT", flag: "--adapter",
 		marks: "peft_type base_model_name_or_path"}
 	modelKind = &kind{name: "config.json of a model", flag: "--model",
@@ -101,7 +101,7 @@ func parseAny(file string, text []byte) *strict.Document {
 // It accepts a file that cannot be parsed: the parser of the kind refuses it.
 func (k *kind) expect(file string, text []byte) error {
 	d := parseAny(file, text)
-	if d == nil || d.Root.Kind != '{' {
+	if d == nil || d.Root.Kind == '"' {
 		if what := nature(text); what != "" {
 			return fault.File(file).Inputf("this is %s: expected %s", what, article(k.name)).
 				WithHint(fmt.Sprintf("give the path of the %v", k))

@@ -10,6 +10,7 @@ import (
 
 	"plimsoll/fault"
 	"plimsoll/files"
+	"plimsoll/recipe/strict"
 )
 
 // Detect returns the flag for the configuration at path, by its content: "--deepspeed", "--accelerate",
@@ -30,9 +31,7 @@ func Detect(path string) (flag string, err error) {
 			what = "a document with " + d.Root.String()
 		}
 		if what == "" {
-			if what = "text that is neither JSON nor YAML"; len(bytes.TrimSpace(text)) == 0 {
-				what = "empty"
-			}
+			return "", unreadable(path, text)
 		}
 		return "", fault.File(path).Inputf("this is %s: expected a configuration of a training", what).
 			WithHint(readable)
@@ -53,13 +52,23 @@ func Detect(path string) (flag string, err error) {
 	return found.flag, nil
 }
 
+// unreadable returns why a text is neither JSON nor YAML.
+func unreadable(path string, text []byte) error {
+	parse := strict.ParseCommented
+	if !bytes.HasPrefix(bytes.TrimSpace(text), []byte{'{'}) {
+		parse = strict.ParseYAML
+	}
+	_, err := parse(path, text)
+	return err
+}
+
 const readable = "plimsoll reads configurations of LLaMA-Factory, axolotl, TRL, DeepSpeed, accelerate, TrainingArguments, " +
 	"PEFT and bitsandbytes"
 
 var (
 	pythonLine   = regexp.MustCompile(`(?m)^(?:import \w|from [\w.]+ import |def \w+\(|class \w+[(:])`)
 	markdownLine = regexp.MustCompile("(?m)^(?:#{1,6} \\S.*\\n\\s*\\n|```)")
-	sectionLine  = regexp.MustCompile(`(?m)^\[+[\w.\- "]+\]+\s*(?:#.*)?$`)
+	sectionLine  = regexp.MustCompile(`(?m)^\[+[A-Za-z][\w.\- "]*\]+\s*(?:#.*)?$`)
 	shellLine    = regexp.MustCompile(`(?m)^(?:export \w+=|set -[eux]|(?:accelerate launch|torchrun|deepspeed|python3?) )`)
 )
 
