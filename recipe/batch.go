@@ -65,12 +65,12 @@ func (d *DeepSpeed) ResolveBatch(worldSize int) (Batch, error) {
 		b.Train, b.Accumulation = product, max(b.Accumulation, 1)
 	case complete && b.Train != product:
 		return Batch{}, d.contradiction(fmt.Sprintf("but %s is %d", describe(given), product),
-			fmt.Sprintf("set it to %d, or remove one of the three keys: DeepSpeed then derives it", product)+
-				d.fitting(product/worldSize))
+			d.fitting(product/worldSize)+
+				fmt.Sprintf("set it to %d, or remove one of the three keys: DeepSpeed then derives it", product))
 	case complete:
 	case b.Train%product != 0:
 		return Batch{}, d.contradiction(fmt.Sprintf("expected a multiple of %d: %s", product, describe(given)),
-			fmt.Sprintf("set it to %d", max(product, b.Train/product*product))+d.fitting(product/worldSize))
+			d.fitting(product/worldSize)+fmt.Sprintf("set it to %d", max(product, b.Train/product*product)))
 	case b.Micro > 0:
 		b.Accumulation = b.Train / product
 	default:
@@ -96,7 +96,7 @@ func (d *DeepSpeed) fitting(one int) string {
 	if len(counts) == 0 {
 		return ""
 	}
-	return fmt.Sprintf(", or use %s GPUs in all", fault.OneOf(counts...))
+	return fmt.Sprintf("use %s GPUs in all, or ", fault.OneOf(counts...))
 }
 
 func (d *DeepSpeed) contradiction(what, hint string) error {
