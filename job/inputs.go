@@ -44,6 +44,39 @@ func Read(q Request) (*Inputs, error) {
 	return in, nil
 }
 
+// readConfigs gives each file of unknown kind to the flag for its content.
+func (in *Inputs) readConfigs() error {
+	q := &in.request
+	to := map[string]*string{"--model": &q.Model, "--deepspeed": &q.DeepSpeed, "--training-args": &q.TrainingArgs,
+		"--accelerate": &q.Accelerate, "--adapter": &q.Adapter, "--quantization": &q.Quantization}
+	for _, path := range q.Configs {
+		flag, err := recipe.Detect(path)
+		if err != nil {
+			return err
+		}
+		if to[flag] != nil {
+			if *to[flag] != "" {
+				return fault.File(path).Inputf("this file is for %s, which %s is for already", flag, *to[flag]).
+					WithHint("leave one of the two out")
+			}
+			*to[flag] = path
+			continue
+		}
+		if in.framework != nil {
+			return fault.File(path).Inputf("this file says how the job is trained, and %s does so, too",
+				in.framework.File).WithHint("leave one of the two out")
+		}
+		if in.framework, err = recipe.LoadFramework(path); err != nil {
+			return err
+		}
+	}
+	if f := in.framework; f != nil && q.TrainingArgs != "" {
+		return fault.File(q.TrainingArgs).Inputf("these are TrainingArguments, but %s sets them, too", f.File).
+			WithHint("leave one of the two files out")
+	}
+	return nil
+}
+
 func (in *Inputs) readModel() (err error) {
 	name := in.request.Model
 	if name == "" && in.framework != nil {

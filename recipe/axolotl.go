@@ -52,7 +52,7 @@ var axolotl = family{kind: axolotlKind, program: "axolotl", read: readAxolotl,
 // Keys that change memory and are not planned.
 const (
 	unplannedAxolotlStages = "reward_model process_reward_model ebft trl"
-	unplannedAxolotlModels = `model_quantization_config gptq processor_type qat quantize_moe_experts llama4_linearized_experts
+	unplannedAxolotlModels = `gptq qat quantize_moe_experts llama4_linearized_experts
 		use_onebitllms relora relora_steps unfrozen_parameters fp32_norms shrink_embeddings num_labels`
 	unplannedAxolotlPasses = `activation_offloading layer_offloading selective_checkpointing tiled_mlp
 		chunked_cross_entropy flash_attn_cross_entropy flash_attn_fuse_mlp flash_optimum flex_attention sage_attention
@@ -113,7 +113,8 @@ func readAxolotl(r *frameworkReader) error {
 	r.longest("sequence_len")
 	r.argumentsOfAxolotl()
 	r.typesOfAxolotl()
-	return cmp.Or(r.shardAxolotl(), r.attentionOfAxolotl(), r.checkpointAxolotl(), r.quantizeAxolotl(), r.adaptAxolotl())
+	return cmp.Or(r.shardAxolotl(), r.attentionOfAxolotl(), r.checkpointAxolotl(), r.quantizeAxolotl(),
+		r.adaptAxolotl())
 }
 
 func (r *frameworkReader) refuseAxolotl() error {
@@ -251,7 +252,8 @@ func (r *frameworkReader) attentionOfAxolotl() error {
 	switch {
 	case r.Word("attn_implementation") == "xformers" || r.Truth("xformers_attention"):
 		r.to.Attention = "sdpa"
-		r.Notes = append(r.Notes, Note{Where: r.Place("base_model"), What: "xformers' attention is planned as sdpa, which saves the " +
+		r.Notes = append(r.Notes, Note{Where: r.Place("base_model"), What: "xformers' attention is planned as sdpa, " +
+			"which saves the " +
 			"same for the backward pass"})
 	case r.Gives("attn_implementation"):
 		return r.attentionOf("attn_implementation")
@@ -340,7 +342,8 @@ func (r *frameworkReader) adaptAxolotl() error {
 		targets = strict.Of("all-linear")
 	}
 	return r.adapt("adapter", map[string]*strict.Value{"r": r.Find("lora_r"), "lora_alpha": r.Find("lora_alpha"),
-		"lora_dropout": r.Find("lora_dropout"), "target_modules": targets, "fan_in_fan_out": r.Find("lora_fan_in_fan_out"),
+		"lora_dropout": r.Find("lora_dropout"), "target_modules": targets,
+		"fan_in_fan_out":  r.Find("lora_fan_in_fan_out"),
 		"modules_to_save": asList(r.Find("lora_modules_to_save")), "use_dora": r.Find("peft_use_dora"),
 		"use_rslora": r.Find("peft_use_rslora")})
 }

@@ -15,8 +15,7 @@ import (
 // Framework is a configuration of a program that makes the model and the Trainer itself: LLaMA-Factory, axolotl, or
 // TRL's scripts. It says what several files say of other jobs.
 type Framework struct {
-	File    string
-	Program string
+	File string
 
 	Model        string
 	Training     *Training
@@ -122,7 +121,7 @@ func (f family) parse(d *strict.Document) (*Framework, error) {
 		return nil, err
 	}
 	r := &frameworkReader{Reader: checked, arguments: &strict.Value{Kind: '{'},
-		to: &Framework{File: d.File, Program: f.program}}
+		to: &Framework{File: d.File}, program: f.program}
 	for _, m := range d.Root.Members {
 		_, own := f.own[m.Name]
 		if _, argument := trainingSchema.Keys()[m.Name]; f.hosts && !own && argument {
@@ -145,6 +144,7 @@ type frameworkReader struct {
 	*strict.Reader
 	arguments *strict.Value // what the program gives to TrainingArguments
 	to        *Framework
+	program   string // for messages
 }
 
 // part returns a document of values that the file or its program sets.
@@ -257,7 +257,7 @@ func (r *frameworkReader) longest(key string) {
 		r.to.Sequence, key)
 	if !r.Gives(key) {
 		what = fmt.Sprintf("sequences of %d tokens: %s is not given, and this is its default in %s",
-			r.to.Sequence, key, r.to.Program)
+			r.to.Sequence, key, r.program)
 	}
 	r.Notes = append(r.Notes, Note{Where: r.Place(key), What: what})
 }
@@ -276,8 +276,9 @@ func (r *frameworkReader) compute() string {
 var elementNames = map[string]string{"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 // precisionNames are Plimsoll's names of torch's types.
-var precisionNames = map[string]string{"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "torch.bfloat16": "bf16",
-	"torch.float16": "fp16", "torch.float32": "fp32", "half": "fp16", "float": "fp32", "bf16": "bf16", "fp16": "fp16",
+var precisionNames = map[string]string{"bfloat16": "bf16", "float16": "fp16", "float32": "fp32",
+	"torch.bfloat16": "bf16",
+	"torch.float16":  "fp16", "torch.float32": "fp32", "half": "fp16", "float": "fp32", "bf16": "bf16", "fp16": "fp16",
 	"fp32": "fp32"}
 
 // separated returns a text with commas as a list of its parts.

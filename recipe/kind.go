@@ -65,7 +65,8 @@ var (
 
 	fsdpKind = &kind{name: "FSDP configuration in JSON"} // of TrainingArguments; no key identifies it
 
-	kinds = []*kind{sweepKind, llamaFactoryV1Kind, llamaFactoryKind, axolotlKind, nemoKind, trlxKind, torchtuneKind, swiftKind, scriptKind,
+	kinds = []*kind{sweepKind, llamaFactoryV1Kind, llamaFactoryKind, axolotlKind, nemoKind, trlxKind,
+		torchtuneKind, swiftKind, scriptKind,
 		accelerateKind, deepSpeedKind, adapterKind, modelKind, quantizationKind, trainingKind}
 )
 

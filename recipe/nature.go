@@ -62,8 +62,8 @@ func unreadable(path string, text []byte) error {
 	return err
 }
 
-const readable = "plimsoll reads configurations of LLaMA-Factory, axolotl, TRL, DeepSpeed, accelerate, TrainingArguments, " +
-	"PEFT and bitsandbytes"
+const readable = "plimsoll reads configurations of LLaMA-Factory, axolotl, TRL, DeepSpeed, accelerate, " +
+	"TrainingArguments, PEFT and bitsandbytes"
 
 var (
 	pythonLine   = regexp.MustCompile(`(?m)^(?:import \w|from [\w.]+ import |def \w+\(|class \w+[(:])`)

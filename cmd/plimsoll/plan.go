@@ -61,6 +61,9 @@ The catalog of models:
 			if len(arguments) > 0 && options.lacksRecompute(c) && slices.Contains(job.Recomputes, arguments[0]) {
 				options.request.Recompute, arguments = arguments[0], arguments[1:]
 			}
+			if slices.ContainsFunc(arguments, func(a string) bool { return slices.Contains(job.Recomputes, a) }) {
+				return noArguments(c, arguments)
+			}
 			options.request.Configs = append(options.request.Configs, arguments...)
 			return nil
 		},
