@@ -5,6 +5,7 @@ import (
 	"maps"
 	"runtime/debug"
 	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -58,8 +59,12 @@ The catalog of models:
   plimsoll plan --model path/to/config.json --deepspeed ds_config.json \
     --gpus 8 --explain gradients`,
 		Args: func(c *cobra.Command, arguments []string) error {
-			if len(arguments) > 0 && options.lacksRecompute(c) && slices.Contains(job.Recomputes, arguments[0]) {
+			if len(arguments) > 0 && options.lacksRecompute(c) && !strings.ContainsAny(arguments[0], "./") {
 				options.request.Recompute, arguments = arguments[0], arguments[1:]
+			}
+			if len(arguments) > 0 && slices.Contains(model.Catalog(), arguments[0]) {
+				return fault.Inputf("%s is a model of the catalog, not a file", arguments[0]).
+					WithHint("give it as --model " + arguments[0])
 			}
 			if slices.ContainsFunc(arguments, func(a string) bool { return slices.Contains(job.Recomputes, a) }) {
 				return noArguments(c, arguments)
