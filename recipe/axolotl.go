@@ -17,7 +17,7 @@ var axolotl = family{kind: axolotlKind, program: "axolotl", read: readAxolotl,
 		switched.For(`load_in_8bit load_in_4bit fp16 bfloat16 float16 lora_target_linear peft_use_dora peft_use_rslora
 			sample_packing tf32 flash_attention sdp_attention eager_attention xformers_attention lora_fan_in_fan_out
 			liger_fused_linear_cross_entropy torch_compile auto_find_batch_size group_by_length dataloader_pin_memory
-			lora_mlp_kernel lora_qkv_kernel lora_o_kernel save_only_model`),
+			save_only_model`),
 		nameOrNames.For("lora_target_modules lora_modules_to_save"),
 		counted.For(`batch_size gradient_accumulation_steps lora_r tensor_parallel_size context_parallel_size
 			sequence_parallel_degree dp_shard_size dp_replicate_size ddp_bucket_cap_mb
@@ -46,7 +46,7 @@ var axolotl = family{kind: axolotlKind, program: "axolotl", read: readAxolotl,
 		anything.For(strings.Join([]string{unplannedAxolotlStages, unplannedAxolotlModels, unplannedAxolotlPasses,
 			unplannedAxolotlAdapters, unplannedAxolotlRest,
 			unplannedAxolotlImages}, " ")),
-		anything.For(ignoredAxolotl),
+		anything.For(savingAxolotl+" "+ignoredAxolotl),
 	)}
 
 // Keys that change memory and are not planned.
@@ -61,6 +61,10 @@ const (
 		peft_layers_pattern peft_layer_replication peft_trainable_token_indices peft_ensure_weight_tying lora_on_cpu`
 	unplannedAxolotlRest   = "fp8 expert_parallel_size gpu_memory_limit max_memory"
 	unplannedAxolotlImages = "processor_type"
+
+	// Keys of kernels that take less memory than those that are planned.
+	savingAxolotl = `liger_rope liger_rms_norm liger_glu_activation liger_layer_norm liger_cross_entropy liger_swiglu
+		lora_mlp_kernel lora_qkv_kernel lora_o_kernel`
 
 	// Keys that change no memory of the training.
 	ignoredAxolotl = `strict resume_from_checkpoint auto_resume_from_checkpoints resize_token_embeddings_to_32x
@@ -97,8 +101,7 @@ const (
 		mlflow_run_name hf_mlflow_log_artifacts use_comet comet_api_key comet_workspace comet_project_name
 		comet_experiment_key comet_mode comet_online comet_experiment_config use_wandb use_mlflow use_trackio
 		trackio_project_name trackio_run_name trackio_space_id eval_table_size eval_max_new_tokens debug
-		is_preprocess dataset_is_preprocessed liger_rope liger_rms_norm liger_glu_activation liger_layer_norm
-		liger_cross_entropy liger_swiglu relora_cpu_offload relora_prune_ratio cut_cross_entropy deepcompile`
+		is_preprocess dataset_is_preprocessed relora_cpu_offload relora_prune_ratio cut_cross_entropy deepcompile`
 )
 
 func readAxolotl(r *frameworkReader) error {
@@ -159,6 +162,11 @@ func (r *frameworkReader) argumentsOfAxolotl() {
 		dataloader_prefetch_factor ddp_bucket_cap_mb torch_empty_cache_steps auto_find_batch_size optim_target_modules
 		save_only_model`) {
 		r.pass(key, key)
+	}
+	for _, key := range strings.Fields(savingAxolotl) {
+		if on(r.Find(key)) {
+			r.Note(key, "has kernels that keep less for the backward pass than the plan says")
+		}
 	}
 	if r.Truth("liger_fused_linear_cross_entropy") || r.pluginNamed("CutCrossEntropyPlugin") {
 		r.to.FusedLoss = true

@@ -22,7 +22,7 @@ var llamaFactory = family{kind: llamaFactoryKind, program: "LLaMA-Factory", host
 	own: strict.Merge(
 		worded.For("model_name_or_path adapter_name_or_path additional_target quantization_method"),
 		switched.For(`disable_gradient_checkpointing pure_bf16 use_rslora use_dora pissa_init double_quantization fp8
-			enable_liger_kernel resize_vocab create_new_adapter`),
+			enable_liger_kernel create_new_adapter`),
 		keys{
 			"stage":               oneOf("pt", "sft", "rm", "ppo", "dpo", "kto").OrNull().Default("sft"),
 			"finetuning_type":     oneOf("lora", "oft", "freeze", "full").OrNull().Default("lora"),
@@ -76,7 +76,7 @@ var llamaFactory = family{kind: llamaFactoryKind, program: "LLaMA-Factory", host
 const (
 	unplannedFactoryOptimizers = "use_galore use_apollo use_badam use_adam_mini use_muon"
 	unplannedFactoryModels     = `use_unsloth use_unsloth_gc mixture_of_depths shift_attn use_llama_pro upcast_layernorm
-		upcast_lmhead_output use_kt use_mca use_megatron_bridge use_hyper_parallel use_asft_loss`
+		upcast_lmhead_output resize_vocab use_kt use_mca use_megatron_bridge use_hyper_parallel use_asft_loss`
 )
 
 func readLLaMAFactory(r *frameworkReader) error {
