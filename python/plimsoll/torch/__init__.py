@@ -16,15 +16,17 @@ from plimsoll.torch.arguments import (
     Moments,
     MomentsOfAdam,
     Number,
+    Overlap,
     Parameters,
     Sharding,
     StateFormat,
     described,
 )
+from plimsoll.torch.modes import Async
 from plimsoll.torch.optimizer import Optimizer
 from plimsoll.torch.watching import Watch, watch
 
-__all__ = ["Adagrad", "Adam", "AdamW", "Lion", "SGD", "Watch", "watch"]
+__all__ = ["Adagrad", "Adam", "AdamW", "Async", "Lion", "SGD", "Watch", "watch"]
 
 _MOMENTS_OF_ADAM = (
     '"fp32"; "bf16", which takes 4 bytes a parameter less; or "int8", 6 less. With "int8", tensors of less than 4096 elements '
@@ -66,6 +68,7 @@ class Adam(Optimizer):
         process_group: Optional["torch.distributed.ProcessGroup"] = None,
         missing_gradients: MissingGradients = "refuse",
         gradients: Gradients = "backward",
+        overlap: Overlap = None,
         model: Optional[torch.nn.Module] = None,
         named_parameters: Optional[Iterable[Tuple[str, torch.Tensor]]] = None,
         name: Optional[str] = None,
@@ -94,6 +97,7 @@ class Adam(Optimizer):
             process_group=process_group,
             missing_gradients=missing_gradients,
             gradients=gradients,
+            overlap=overlap,
             model=model,
             named_parameters=named_parameters,
             name=name,
@@ -127,6 +131,7 @@ class AdamW(Adam):
         process_group: Optional["torch.distributed.ProcessGroup"] = None,
         missing_gradients: MissingGradients = "refuse",
         gradients: Gradients = "backward",
+        overlap: Overlap = None,
         model: Optional[torch.nn.Module] = None,
         named_parameters: Optional[Iterable[Tuple[str, torch.Tensor]]] = None,
         name: Optional[str] = None,
@@ -153,6 +158,7 @@ class AdamW(Adam):
             process_group=process_group,
             missing_gradients=missing_gradients,
             gradients=gradients,
+            overlap=overlap,
             model=model,
             named_parameters=named_parameters,
             name=name,
@@ -193,6 +199,7 @@ class Lion(Optimizer):
         process_group: Optional["torch.distributed.ProcessGroup"] = None,
         missing_gradients: MissingGradients = "refuse",
         gradients: Gradients = "backward",
+        overlap: Overlap = None,
         model: Optional[torch.nn.Module] = None,
         named_parameters: Optional[Iterable[Tuple[str, torch.Tensor]]] = None,
         name: Optional[str] = None,
@@ -209,6 +216,7 @@ class Lion(Optimizer):
             process_group=process_group,
             missing_gradients=missing_gradients,
             gradients=gradients,
+            overlap=overlap,
             model=model,
             named_parameters=named_parameters,
             name=name,
@@ -249,6 +257,7 @@ class Adagrad(Optimizer):
         process_group: Optional["torch.distributed.ProcessGroup"] = None,
         missing_gradients: MissingGradients = "refuse",
         gradients: Gradients = "backward",
+        overlap: Overlap = None,
         model: Optional[torch.nn.Module] = None,
         named_parameters: Optional[Iterable[Tuple[str, torch.Tensor]]] = None,
         name: Optional[str] = None,
@@ -275,6 +284,7 @@ class Adagrad(Optimizer):
             process_group=process_group,
             missing_gradients=missing_gradients,
             gradients=gradients,
+            overlap=overlap,
             model=model,
             named_parameters=named_parameters,
             name=name,
@@ -317,6 +327,7 @@ class SGD(Optimizer):
         process_group: Optional["torch.distributed.ProcessGroup"] = None,
         missing_gradients: MissingGradients = "refuse",
         gradients: Gradients = "backward",
+        overlap: Overlap = None,
         model: Optional[torch.nn.Module] = None,
         named_parameters: Optional[Iterable[Tuple[str, torch.Tensor]]] = None,
         name: Optional[str] = None,
@@ -343,6 +354,7 @@ class SGD(Optimizer):
             process_group=process_group,
             missing_gradients=missing_gradients,
             gradients=gradients,
+            overlap=overlap,
             model=model,
             named_parameters=named_parameters,
             name=name,

@@ -6,6 +6,8 @@ from typing import Any, Dict, Iterable, Literal, Optional, Tuple, Type, Union
 
 import torch
 
+from plimsoll.torch.modes import Async
+
 Parameters = Union[Iterable[torch.Tensor], Iterable[Dict[str, Any]], Iterable[Tuple[str, torch.Tensor]]]
 Number = Union[float, torch.Tensor]
 StateFormat = Literal["split", "fp32"]
@@ -13,6 +15,7 @@ Moments = Literal["fp32", "bf16"]
 MomentsOfAdam = Literal["fp32", "bf16", "int8"]
 Sharding = Optional[Literal["zero1", "zero2"]]
 Gradients = Literal["backward", "step"]
+Overlap = Union[None, Literal["async"], Async]
 MissingGradients = Literal["refuse", "zero"]
 
 _IGNORED = "chooses among torch's implementations. It is accepted and changes nothing: the service has one."
@@ -60,6 +63,10 @@ _MEANINGS = {
     "gradients": (
         '"backward" takes each gradient when autograd is through with it. "step" takes all of them in the step, also those '
         "that were written through an address."
+    ),
+    "overlap": (
+        'None: step() returns when the model has its parameters. "async", or Async(warm_up_steps=...): each update runs during '
+        "the next forward and backward pass, whose gradients it does not change. Needs model."
     ),
     "model": "for the names of parameters in checkpoints and messages.",
     "named_parameters": "the same, where there is no model: (name, parameter) pairs.",

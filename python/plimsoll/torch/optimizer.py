@@ -13,14 +13,16 @@ from plimsoll.protocol import Opened
 from plimsoll.torch import layout
 from plimsoll.torch.algorithm import Algorithm, Numbers
 from plimsoll.torch.checkpoint import Saver, fit_entries, replace_state
+from plimsoll.torch.delayed import Delayed
 from plimsoll.torch.entries import Entries, Entry, readers
-from plimsoll.torch.gradients import Gradients
+from plimsoll.torch.model_hooks import ModelHooks
 from plimsoll.torch.scaling import Scaling, takes_scaled_gradients
 from plimsoll.torch.settings import Settings
 from plimsoll.torch.shards import Shards
 from plimsoll.torch.signals import uninterrupted
 from plimsoll.torch.state_dict import read_entries
-from plimsoll.torch.step import Step, refuse_capture
+from plimsoll.torch.step import refuse_capture
+from plimsoll.torch.updates import Updates, Wanted
 
 _Result = TypeVar("_Result")
 
@@ -58,9 +60,10 @@ class Optimizer(torch.optim.Optimizer):
         if max_grad_norm is not None and not max_grad_norm > 0:
             raise ValueError(f"max_grad_norm is {max_grad_norm}: expected a number above 0, or None not to clip")
         self._settings = Settings.checked(self._algorithm.moment_formats, **settings)
+        self._settings.check_model(model)
         self._model, self._named = model, list(named_parameters) if named_parameters is not None else None
         self._shards: Optional[Shards] = None  # while the optimizer is open
-        self._gradients: Optional[Gradients] = None  # as long
+        self._updates: Optional[Updates] = None  # as long
         self._closed = False
         super().__init__(params, defaults)
         self._saver = Saver()
@@ -114,16 +117,17 @@ class Optimizer(torch.optim.Optimizer):
         """
         names, announces = self._names(), self.max_grad_norm is not None
         shards = Shards.divide(self.param_groups, names, self._model, self._settings, announces)
-        gradients = Gradients(shards, self._settings, self._lock)
-        self._release = weakref.finalize(self, _release, gradients, shards, os.getpid())
+        updates = (Updates if self._settings.overlap is None else Delayed)(shards, self._settings, self._lock)
+        hooks = ModelHooks(self._model, self.synchronize) if self._settings.overlap is not None else None
+        self._release = weakref.finalize(self, _release, updates, hooks, os.getpid())
         try:
             result = begin(shards, shards.open(lambda: self._algorithm.rule_of(self.param_groups)))
         except BaseException:
             shards.give_back_if_new()
             self._release()
             raise
-        self._shards, self._gradients, self._closed = shards, gradients, False
-        gradients.hook()
+        self._shards, self._updates, self._closed = shards, updates, False
+        updates.hook()
         return result
 
     def _names(self) -> Dict[torch.Tensor, str]:
@@ -173,7 +177,7 @@ class Optimizer(torch.optim.Optimizer):
         """As in torch. With ``sharding="zero2"`` it discards the gradients that were sent to their owners."""
         super().zero_grad(set_to_none)
         if self._shards is not None:
-            self._gradients.discard()
+            self._updates.discard()
 
     @torch.no_grad()
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
@@ -215,15 +219,20 @@ class Optimizer(torch.optim.Optimizer):
     def _step(self) -> None:
         self._check_awaited()
         self._open_for_step()
-        step = Step(self._shards, self._gradients, Scaling(self), self.max_grad_norm)
-        if not step.prepare(self._check_groups, self._numbers):
-            return
-        self.last_grad_norm = step.norm
-        if step.is_finite:
-            step.make(maximize=bool(self.param_groups[0].get("maximize")))
-        else:
-            self.skipped += 1
-        self._gradients.forget()
+        maximize = bool(self.param_groups[0].get("maximize"))
+        outcome = self._updates.step(Wanted(Scaling(self), self.max_grad_norm, self._check_groups, self._numbers, maximize))
+        if outcome is not None:
+            self.last_grad_norm = outcome.norm
+            self.skipped += not outcome.is_made
+
+    @uninterrupted
+    def synchronize(self) -> None:
+        """Waits for the update that goes on in the background. Then model and state are of one step.
+
+        Call it before the program reads or changes parameters outside of training, as for an evaluation.
+        """
+        if self._updates is not None:
+            self._updates.finish()
 
     def _check_groups(self) -> None:
         self._shards.trained.check_groups(self.param_groups)
@@ -277,6 +286,7 @@ class Optimizer(torch.optim.Optimizer):
             return super().state_dict()
         self._settings.refuse_full_state()
         self._check_groups()
+        self._updates.finish()
         entries: Dict[torch.Tensor, Any] = {}
         if self._shards.step:
             self._shards.take_weights()
@@ -302,6 +312,7 @@ class Optimizer(torch.optim.Optimizer):
             load(state_dict)
             return
         self.open()
+        self._updates.finish()
         groups = self.param_groups
 
         def entries_by_parameter() -> Dict[torch.Tensor, Any]:
@@ -344,6 +355,7 @@ class Optimizer(torch.optim.Optimizer):
         """
         self._check_awaited()
         self._open_unless_closed()
+        self._updates.finish()
         return self._saver.save(self._shards, directory, training, self._check_groups)
 
     @uninterrupted
@@ -369,6 +381,7 @@ class Optimizer(torch.optim.Optimizer):
         if self._shards is None:
             training = self._open(lambda shards, _: self._saver.load(shards, directory))
         else:
+            self._updates.finish()
             training = self._saver.load(self._shards, directory)
         self.awaits_state = None
         return training
@@ -382,13 +395,16 @@ class Optimizer(torch.optim.Optimizer):
         """
         if self._shards is None:
             return
+        self._updates.finish()
         self._shards.close(give_back)
         self._release()
         self._saver.forget()
-        self._shards, self._gradients, self._closed = None, None, True
+        self._shards, self._updates, self._closed = None, None, True
 
 
-def _release(gradients: Gradients, shards: Shards, owner: int) -> None:
+def _release(updates: Updates, hooks: Optional[ModelHooks], owner: int) -> None:
     if os.getpid() == owner:  # a forked child has nothing to release
-        gradients.remove_hooks()
-        shards.release()
+        updates.remove_hooks()
+        if hooks is not None:
+            hooks.remove()
+        updates.shards.release()

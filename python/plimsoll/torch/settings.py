@@ -3,8 +3,14 @@
 import re
 from typing import Any, NamedTuple, Optional, Sequence
 
+import torch
+import torch.distributed
+
 from plimsoll.service import find_program
 from plimsoll.torch import environment
+from plimsoll.torch.modes import Async
+from plimsoll.torch.layout import Mesh
+from plimsoll.torch.ranks import is_distributed
 
 
 class Settings(NamedTuple):
@@ -14,6 +20,7 @@ class Settings(NamedTuple):
     process_group: Any
     missing_gradients: str
     gradients: str
+    overlap: Any
     name: Optional[str]
     job: str
     socket: Optional[str]
@@ -29,13 +36,14 @@ class Settings(NamedTuple):
         process_group: Any = None,
         missing_gradients: str = "refuse",
         gradients: str = "backward",
+        overlap: Any = None,
         name: Optional[str] = None,
         job: Optional[str] = None,
         socket: Optional[str] = None,
     ) -> "Settings":
         """The given settings, and the environment's where none were given."""
         job, socket = job or environment.job(), socket or environment.socket()
-        settings = cls(state, moments, sharding, process_group, missing_gradients, gradients, name, job, socket)
+        settings = cls(state, moments, sharding, process_group, missing_gradients, gradients, overlap_of(overlap), name, job, socket)
         _choose("state", settings.state, ("split", "fp32"))
         _choose("moments", settings.moments, moment_formats)
         _choose("sharding", settings.sharding, (None, "zero1", "zero2"))
@@ -52,11 +60,39 @@ class Settings(NamedTuple):
             find_program()  # the first step will start it
         return settings
 
+    def check_model(self, model: Optional[torch.nn.Module]) -> None:
+        """Refuses an overlap without the model, whose state_dict() would not wait for updates."""
+        if self.overlap is not None and model is None:
+            raise ValueError(f"overlap is {self.overlap}, but model is None: give the model, whose state_dict() waits for updates")
+
+    def check_overlap(self, mesh: Mesh, are_sharded: bool) -> None:
+        """Refuses several ranks where updates and steps are apart."""
+        if self.overlap is None:
+            return
+        several = is_distributed() and torch.distributed.get_world_size() > 1
+        if self.sharding is not None or are_sharded or mesh.groups or several:
+            found = f"sharding={self.sharding!r}" if self.sharding else "FSDP" if are_sharded else "several ranks"
+            raise ValueError(
+                f"overlap is {self.overlap}, but there is {found}: this overlap is for one rank with the full state. Leave overlap "
+                "None with zero1, zero2, FSDP and DistributedDataParallel"
+            )
+
     def refuse_full_state(self) -> None:
         if self.sharding is not None:
             raise RuntimeError(
                 f"sharding is {self.sharding!r}, so no rank has the full state: save it with optimizer.save(directory)"
             )
+
+
+def overlap_of(overlap: Any) -> Any:
+    """The settings of an overlap, from what the program gave."""
+    if overlap == "async":
+        return Async()
+    if isinstance(overlap, Async) and not overlap.warm_up_steps >= 0:
+        raise ValueError(f"warm_up_steps is {overlap.warm_up_steps}: expected 0 or more")
+    if overlap is not None and not isinstance(overlap, Async):
+        raise ValueError(f"overlap is {overlap!r}: expected None, 'async', or Async(warm_up_steps=...)")
+    return overlap
 
 
 def _choose(name: str, value: Any, among: Sequence[Any]) -> None:

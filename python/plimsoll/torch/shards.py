@@ -49,9 +49,11 @@ class Shards:
         trained = Trained(groups, names)
         mesh = mesh_for([p for g in groups for p in g["params"]], names, settings.sharding, settings.process_group, model)
         divided = layout.divide(groups, names, layout.embeddings_of(model), mesh)
+        settings.check_overlap(mesh, trained.are_sharded)
         transfer = transfer_for(trained.device)
         shared = transfer.shares and settings.sharding is None and not trained.are_sharded
-        found = [DtypeGroup(name, pieces, mesh, transfer, shared) for name, pieces in sorted(divided.items()) if pieces]
+        apart = settings.overlap is not None
+        found = [DtypeGroup(name, pieces, mesh, transfer, shared, apart) for name, pieces in sorted(divided.items()) if pieces]
         shards = [Shard(group, announces=announces, waits=settings.gradients == "step") for group in found]
         return cls(shards, trained, Ranks(mesh), transfer, settings)
 
@@ -268,9 +270,11 @@ class Shards:
         if count.having:
             self._counted = count.step
 
-    def make(self, grad_scale: float, numbers: Optional[Numbers]) -> None:
+    def make(self, grad_scale: float, numbers: Optional[Numbers], *, pulls: bool = True) -> None:
         """The second phase: makes the step of every shard, and brings the parameters into the model. Interrupts wait
         for the end.
+
+        Without ``pulls`` it begins the step only, and :meth:`pull` is called later.
         """
         step = self._counted = 1 + self.step
         self.will_change()
@@ -278,10 +282,10 @@ class Shards:
         def make(pulled: List[Shard]) -> None:
             self.drain()
             behind = [shard for shard in self if shard.session and shard.session.step < step]
-            begun = [(s.session, s.session.begin(grad_scale, numbers, wait=s.group.shared)) for s in behind]
+            begun = [(s.session, s.session.begin(grad_scale, numbers, wait=s.group.shares_parameters)) for s in behind]
             for session, request in begun:
                 session.begun(request)
-            for shard in pulled:
+            for shard in pulled if pulls else ():
                 shard.parameters.pull(after_step=True)
 
         try:
@@ -290,6 +294,12 @@ class Shards:
             # Other ranks send what they have only once.
             make([shard for shard in self if not shard.parameters.gathers()])
             raise
+
+    def pull(self) -> None:
+        """Waits for the step that :meth:`make` has begun, and brings the parameters into the model."""
+        for shard in self:
+            shard.parameters.pull(after_step=True)
+            shard.gradients.update_is_over()
 
     def take_back(self) -> None:
         """Takes back what was prepared: it belongs to no step."""

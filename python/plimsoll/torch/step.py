@@ -61,14 +61,14 @@ class Step:
     def is_finite(self) -> bool:
         return self.norm is None or math.isfinite(self.norm)
 
-    def make(self, *, maximize: bool) -> None:
-        """Makes the step that all ranks have prepared."""
+    def make(self, *, maximize: bool, pulls: bool = True) -> None:
+        """Makes the step that all ranks have prepared. Without ``pulls`` it only begins."""
         try:
             scale = grad_scale(self._loss_scale, self.norm, self._max_norm)
         except ValueError:
             self._discard()
             raise
-        self._shards.make(-scale if maximize else scale, self._numbers)
+        self._shards.make(-scale if maximize else scale, self._numbers, pulls=pulls)
 
     def _bring(self, numbers: Callable[[], Numbers]) -> None:
         self._shards.take_weights()
