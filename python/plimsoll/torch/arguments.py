@@ -6,7 +6,7 @@ from typing import Any, Dict, Iterable, Literal, Optional, Tuple, Type, Union
 
 import torch
 
-from plimsoll.torch.modes import Async
+from plimsoll.torch.modes import Async, ZenFlow
 
 Parameters = Union[Iterable[torch.Tensor], Iterable[Dict[str, Any]], Iterable[Tuple[str, torch.Tensor]]]
 Number = Union[float, torch.Tensor]
@@ -15,7 +15,7 @@ Moments = Literal["fp32", "bf16"]
 MomentsOfAdam = Literal["fp32", "bf16", "int8"]
 Sharding = Optional[Literal["zero1", "zero2"]]
 Gradients = Literal["backward", "step"]
-Overlap = Union[None, Literal["async"], Async]
+Overlap = Union[None, Literal["async"], Async, ZenFlow]
 MissingGradients = Literal["refuse", "zero"]
 
 _IGNORED = "chooses among torch's implementations. It is accepted and changes nothing: the service has one."
@@ -66,7 +66,8 @@ _MEANINGS = {
     ),
     "overlap": (
         'None: step() returns when the model has its parameters. "async", or Async(warm_up_steps=...): each update runs during '
-        "the next forward and backward pass, whose gradients it does not change. Needs model."
+        "the next forward and backward pass, whose gradients it does not change. ZenFlow(...): columns with large gradients are "
+        "updated in every step, all others with the mean gradient of several steps. Needs model."
     ),
     "model": "for the names of parameters in checkpoints and messages.",
     "named_parameters": "the same, where there is no model: (name, parameter) pairs.",

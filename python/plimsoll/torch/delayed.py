@@ -5,10 +5,10 @@ from typing import Any, Optional
 from plimsoll.torch.settings import Settings
 from plimsoll.torch.shards import Shards
 from plimsoll.torch.step import Step
-from plimsoll.torch.updates import Outcome, Updates, Wanted
+from plimsoll.torch.updates import Exact, Outcome, Wanted
 
 
-class Delayed(Updates):
+class Delayed(Exact):
     """Begins an update in each step, and brings its parameters into the model in the next."""
 
     def __init__(self, shards: Shards, settings: Settings, lock: Any):

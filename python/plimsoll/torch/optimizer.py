@@ -13,8 +13,8 @@ from plimsoll.protocol import Opened
 from plimsoll.torch import layout
 from plimsoll.torch.algorithm import Algorithm, Numbers
 from plimsoll.torch.checkpoint import Saver, fit_entries, replace_state
-from plimsoll.torch.delayed import Delayed
 from plimsoll.torch.entries import Entries, Entry, readers
+from plimsoll.torch.kinds import updates_for
 from plimsoll.torch.model_hooks import ModelHooks
 from plimsoll.torch.scaling import Scaling, takes_scaled_gradients
 from plimsoll.torch.settings import Settings
@@ -59,7 +59,7 @@ class Optimizer(torch.optim.Optimizer):
         defaults = self._algorithm.checked(defaults, type(self).__name__)
         if max_grad_norm is not None and not max_grad_norm > 0:
             raise ValueError(f"max_grad_norm is {max_grad_norm}: expected a number above 0, or None not to clip")
-        self._settings = Settings.checked(self._algorithm.moment_formats, **settings)
+        self._settings = Settings.checked(self._algorithm, **settings)
         self._settings.check_model(model)
         self._model, self._named = model, list(named_parameters) if named_parameters is not None else None
         self._shards: Optional[Shards] = None  # while the optimizer is open
@@ -117,11 +117,11 @@ class Optimizer(torch.optim.Optimizer):
         """
         names, announces = self._names(), self.max_grad_norm is not None
         shards = Shards.divide(self.param_groups, names, self._model, self._settings, announces)
-        updates = (Updates if self._settings.overlap is None else Delayed)(shards, self._settings, self._lock)
+        updates = updates_for(shards, self._settings, self._lock)
         hooks = ModelHooks(self._model, self.synchronize) if self._settings.overlap is not None else None
         self._release = weakref.finalize(self, _release, updates, hooks, os.getpid())
         try:
-            result = begin(shards, shards.open(lambda: self._algorithm.rule_of(self.param_groups)))
+            result = begin(shards, updates.opened(shards.open(lambda: self._algorithm.rule_of(self.param_groups))))
         except BaseException:
             shards.give_back_if_new()
             self._release()
@@ -261,7 +261,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def _readers(self) -> Dict[torch.Tensor, Callable[[], Entry]]:
         """The parameters whose state this rank has, and a reader for each."""
-        return readers(self._shards, self._algorithm) if self._has_state() and self._settings.sharding is None else {}
+        return readers(self._shards, self._algorithm, self.synchronize) if self._has_state() and self._settings.sharding is None else {}
 
     def __reduce__(self) -> Any:
         raise TypeError(
@@ -396,6 +396,7 @@ class Optimizer(torch.optim.Optimizer):
         if self._shards is None:
             return
         self._updates.finish()
+        self._updates.close()
         self._shards.close(give_back)
         self._release()
         self._saver.forget()
@@ -407,4 +408,4 @@ def _release(updates: Updates, hooks: Optional[ModelHooks], owner: int) -> None:
         updates.remove_hooks()
         if hooks is not None:
             hooks.remove()
-        updates.shards.release()
+        updates.release()

@@ -8,7 +8,8 @@ import torch.distributed
 
 from plimsoll.service import find_program
 from plimsoll.torch import environment
-from plimsoll.torch.modes import Async
+from plimsoll.torch.algorithm import Algorithm
+from plimsoll.torch.modes import Async, ZenFlow
 from plimsoll.torch.layout import Mesh
 from plimsoll.torch.ranks import is_distributed
 
@@ -28,7 +29,7 @@ class Settings(NamedTuple):
     @classmethod
     def checked(
         cls,
-        moment_formats: Sequence[str],
+        algorithm: Algorithm,
         *,
         state: str = "split",
         moments: str = "fp32",
@@ -45,7 +46,7 @@ class Settings(NamedTuple):
         job, socket = job or environment.job(), socket or environment.socket()
         settings = cls(state, moments, sharding, process_group, missing_gradients, gradients, overlap_of(overlap), name, job, socket)
         _choose("state", settings.state, ("split", "fp32"))
-        _choose("moments", settings.moments, moment_formats)
+        _choose("moments", settings.moments, algorithm.moment_formats)
         _choose("sharding", settings.sharding, (None, "zero1", "zero2"))
         _choose("missing_gradients", settings.missing_gradients, ("refuse", "zero"))
         _choose("gradients", settings.gradients, ("backward", "step"))
@@ -54,6 +55,8 @@ class Settings(NamedTuple):
                 "gradients is 'step', but sharding is 'zero2', which sends gradients to their owners in the backward pass: "
                 "leave gradients at 'backward', or use sharding='zero1'"
             )
+        if isinstance(settings.overlap, ZenFlow):
+            _check_zenflow(settings, algorithm)
         if settings.name is not None and not re.fullmatch("[a-zA-Z0-9_-][a-zA-Z0-9._-]{0,31}", settings.name):
             raise ValueError(f"name is {settings.name!r}: expected 1 to 32 of a-z A-Z 0-9 . _ -, and no dot at the beginning")
         if settings.socket is None:
@@ -90,9 +93,16 @@ def overlap_of(overlap: Any) -> Any:
         return Async()
     if isinstance(overlap, Async) and not overlap.warm_up_steps >= 0:
         raise ValueError(f"warm_up_steps is {overlap.warm_up_steps}: expected 0 or more")
-    if overlap is not None and not isinstance(overlap, Async):
-        raise ValueError(f"overlap is {overlap!r}: expected None, 'async', or Async(warm_up_steps=...)")
+    if overlap is not None and not isinstance(overlap, (Async, ZenFlow)):
+        raise ValueError(f"overlap is {overlap!r}: expected None, 'async', Async(...) or ZenFlow(...) of plimsoll.torch")
     return overlap
+
+
+def _check_zenflow(settings: Settings, algorithm: Algorithm) -> None:
+    if algorithm.moments != ("exp_avg", "exp_avg_sq"):
+        raise ValueError("overlap is ZenFlow(...), which is made for AdamW and Adam: leave overlap None")
+    if settings.moments == "int8":
+        raise ValueError("overlap is ZenFlow(...), and moments is 'int8': columns cannot leave its blocks; use 'fp32' or 'bf16'")
 
 
 def _choose(name: str, value: Any, among: Sequence[Any]) -> None:

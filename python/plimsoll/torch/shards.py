@@ -15,6 +15,7 @@ from plimsoll.protocol import Opened
 from plimsoll.service import Service, shared_service
 from plimsoll.torch import environment, layout
 from plimsoll.torch.algorithm import Numbers, Rule
+from plimsoll.torch.modes import ZenFlow
 from plimsoll.torch.ranks import Count, Ranks, Vote, is_distributed, mesh_for
 from plimsoll.torch.settings import Settings
 from plimsoll.torch.shard import Shard
@@ -79,25 +80,30 @@ class Shards:
     def open(self, rule: Callable[[], Rule]) -> List[Opened]:
         """Opens the sessions of all ranks. Returns what they found."""
 
-        def found() -> List[Opened]:
-            return [session.opened for session in self.sessions]
-
         def open_own() -> List[Opened]:
             self.trained.check_memory()
             self._open(rule())
-            return found()
-
-        def open_anew() -> List[Opened]:
-            self.transfer.release()
-            for shard in self:
-                shard.open_anew()
-            return found()
+            return self._found()
 
         every = self.ranks.agree("opening the state", open_own)
         if any(o.attached and not o.initialized for of_rank in every for o in of_rank):
             # A process died before all states were complete.
-            every = self.ranks.agree("opening the state anew", open_anew)
+            return self.open_anew()
         return [o for of_rank in every for o in of_rank]
+
+    def open_anew(self) -> List[Opened]:
+        """Gives back the states that were found, on all ranks, and begins with new ones."""
+        every = self.ranks.agree("opening the state anew", self._open_anew)
+        return [o for of_rank in every for o in of_rank]
+
+    def _open_anew(self) -> List[Opened]:
+        self.transfer.release()
+        for shard in self:
+            shard.open_anew()
+        return self._found()
+
+    def _found(self) -> List[Opened]:
+        return [session.opened for session in self.sessions]
 
     def _open(self, rule: Rule) -> None:
         path, instance = self._settings.socket, 0
@@ -113,13 +119,16 @@ class Shards:
         rank, world = mesh.number, mesh.size
         if not self.ranks.are_heard:
             rank, world = environment.rank(), environment.world()
+        part = f"{settings.name}.{shard.name}" if settings.name else shard.name
+        if isinstance(settings.overlap, ZenFlow):
+            part += ".zenflow"  # only an optimizer that knows of important columns may attach to it
         document = {
             "schema": "plimsoll.open/1",
             "job": settings.job,
             "rank": rank,
             "world": world,
             "local_world": environment.local_ranks(world),
-            "part": f"{settings.name}.{shard.name}" if settings.name else shard.name,
+            "part": part,
             "optimizer": rule.optimizer,
             "state": settings.state if shard.name == "bf16" else "fp32",
             "moments": settings.moments,
