@@ -33,7 +33,7 @@ type trainer struct {
 	Document *protocol.Document
 	// Others are further shards, which make their steps together with this one.
 	Others []*protocol.Document
-	// Ranges makes the trainer wait for steps range by range, as parameters are needed.
+	// Ranges makes the trainer wait for steps range by range, in another order than that which it gives to the service.
 	Ranges bool
 	// Checkpoints is a folder that the trainer saves to, and loads from, now and then;
 	// empty for none.
@@ -119,6 +119,11 @@ func (x *trainer) train(stop func(step int64) bool) (*servicetest.Session, error
 
 func (x *trainer) goOn(s *servicetest.Session, stop func(step int64) bool) error {
 	step, saved := s.Welcome.Step, int64(-1)
+	if x.Ranges {
+		if err := s.Order(x.ranges(s)...); err != nil {
+			return err
+		}
+	}
 	if !s.Welcome.Initialized {
 		x.does(writingWeights)
 		var err error
@@ -170,7 +175,6 @@ func (x *trainer) goOn(s *servicetest.Session, stop func(step int64) bool) error
 // step makes a step. Gradients become ready range by range.
 func (x *trainer) step(s *servicetest.Session, step int64) error {
 	x.does(writingGradients)
-	const piece = 50_000
 	all := s.Welcome.Elements
 	for first := int64(0); first < all; first += piece {
 		end := min(first+piece, all)
@@ -186,10 +190,35 @@ func (x *trainer) step(s *servicetest.Session, step int64) error {
 	}
 	x.does(stepping)
 	err = s.Step(step, optim.GradScale(math.Sqrt(sum), 1, 1), !x.Ranges, adamw...)
-	for first := int64(0); x.Ranges && err == nil && first < all; first += piece {
-		err = s.Wait(step, first, min(piece, all-first))
+	if !x.Ranges {
+		return err
+	}
+	finished := false
+	for _, r := range x.ranges(s) {
+		if err != nil {
+			return err
+		}
+		var seconds float64
+		seconds, err = s.Wait(step, int64(r.First), int64(r.Count))
+		finished = seconds > 0
+	}
+	if err == nil && !finished {
+		err = fmt.Errorf("all of step %d was waited for, and the service has not said that it is finished", step)
 	}
 	return err
+}
+
+const piece = 50_000 // elements of a range of gradients or parameters
+
+// ranges returns ranges that cover the shard, in random order.
+func (x *trainer) ranges(s *servicetest.Session) []protocol.RangeBody {
+	var ranges []protocol.RangeBody
+	for first := int64(0); first < s.Welcome.Elements; first += piece {
+		count := min(piece, s.Welcome.Elements-first)
+		ranges = append(ranges, protocol.RangeBody{First: uint64(first), Count: uint64(count)})
+	}
+	x.random.Shuffle(len(ranges), func(i, j int) { ranges[i], ranges[j] = ranges[j], ranges[i] })
+	return ranges
 }
 
 // commit makes a checkpoint of what was saved, and removes the earlier ones.

@@ -55,6 +55,8 @@ func validRequests(t testing.TB) []protocol.Packet {
 		{Kind: protocol.Prepare, Body: protocol.StepBody{StepHeader: protocol.StepHeader{Step: 1},
 			Hyperparameters: adamw}.Encode()},
 		{Kind: protocol.Restore, Body: []byte(`{"session": "1", "discard": true}`)},
+		{Kind: protocol.Order, Body: protocol.OrderBody{Flags: protocol.BeginAnew,
+			Ranges: []protocol.RangeBody{{First: 100, Count: 10}, {First: 0, Count: 200}}}.Encode()},
 	}
 	for i := range all {
 		all[i].Number = uint32(i)
@@ -292,6 +294,10 @@ func FuzzRequest(f *testing.F) {
 			protocol.Load: func() ([]byte, error) {
 				_, err := protocol.DecodeText[protocol.LoadBody](p.Kind, p.Body)
 				return p.Body, err
+			},
+			protocol.Order: func() ([]byte, error) {
+				o, err := protocol.DecodeOrder(p.Kind, p.Body)
+				return o.Encode(), err
 			},
 			protocol.Restore: func() ([]byte, error) {
 				_, err := protocol.DecodeText[protocol.RestoreBody](p.Kind, p.Body)

@@ -328,6 +328,10 @@ func TestRequestsAreRefused(t *testing.T) {
 		{"ready of a sum that overflows", request(protocol.Ready, protocol.RangeBody{First: 1, Count: math.MaxUint64}),
 			protocol.Refused,
 			"ready: 18446744073709551615 elements from 1 on: expected a range within the shard's 200000"},
+		{"an order beyond", func() error { return s.Order(protocol.RangeBody{First: 1, Count: end}) }, protocol.Refused,
+			"order: 200000 elements from 1 on: expected a range within the shard's 200000"},
+		{"an order with an unknown flag", request(protocol.Order, protocol.OrderHeader{Flags: 4}), protocol.Refused,
+			"order with flags 0x4: this version has 0x1"},
 
 		{"the step after the next", step(4, 1, adamw...), protocol.OutOfOrder,
 			"step 4: the session has finished step 2, so the next is 3"},

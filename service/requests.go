@@ -64,6 +64,7 @@ var requests = [protocol.Kinds]requestKind{
 	protocol.Close:      {0, inSession | last, (*connection).close},
 	protocol.Prepare:    {0, inSession | afterStep | afterSum, change(protocol.DecodeStep, (*session).prepare)},
 	protocol.Restore:    {0, 0, (*connection).restore},
+	protocol.Order:      {0, inSession, change(protocol.DecodeOrder, (*session).setOrder)},
 }
 
 // handle carries out a request.

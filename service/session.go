@@ -26,8 +26,9 @@ type session struct {
 	shard    *engine.Shard
 	header   *sessionHeader
 
-	// Only the connection that holds the session uses the window.
+	// Only the connection that holds the session uses the window and the order.
 	window []byte
+	order  []shard.Range // in which steps update ranges; the shard's own order if empty
 
 	begun     int64              // the last step that was begun
 	saving    *checkpoint.Saving // nil if nothing was saved, or settleSave has seen the result
@@ -90,6 +91,8 @@ func (s *session) release() {
 	s.settle()
 	s.shard.ForgetArrived() // another client may write other gradients
 	s.dropWindow()
+	s.order = nil
+	s.shard.SetOrder(nil)
 	s.holder.Store(0)
 }
 
@@ -282,6 +285,31 @@ func (s *session) stepped(took time.Duration) {
 	s.stepsMade.Add(1)
 }
 
+// setOrder appends ranges to the order in which steps update ranges, or begins it anew with them.
+func (s *session) setOrder(b protocol.OrderBody) error {
+	if b.Flags&^protocol.BeginAnew != 0 {
+		return protocol.Refused.Errorf("order with flags %#x: this version has %#x", b.Flags, protocol.BeginAnew)
+	}
+	var order []shard.Range
+	if b.Flags&protocol.BeginAnew == 0 {
+		order = s.order
+	}
+	if most := protocol.MaximumOrder; len(b.Ranges) > most-len(order) {
+		return protocol.Refused.Errorf("order: %d ranges after %d: expected at most %d together", len(b.Ranges),
+			len(order), most)
+	}
+	for _, r := range b.Ranges {
+		next, err := s.rangeOf(protocol.Order, r.First, r.Count)
+		if err != nil {
+			return err
+		}
+		order = append(order, next)
+	}
+	s.order = order
+	s.shard.SetOrder(order)
+	return nil
+}
+
 // wait returns when a range of the parameters has had a step.
 func (s *session) wait(b protocol.WaitBody) ([]byte, error) {
 	awaited, err := s.rangeOf(protocol.Wait, b.First, b.Count)
@@ -293,5 +321,15 @@ func (s *session) wait(b protocol.WaitBody) ([]byte, error) {
 			max(done, s.begun))
 	}
 	s.shard.WaitRange(awaited)
-	return protocol.Encode(b.Step, 0.0), nil
+	return protocol.Encode(b.Step, s.secondsOf(b.Step)), nil
+}
+
+// secondsOf returns the seconds of a step that is finished as a whole, and 0 for one that is not. They are more than 0,
+// even if an earlier service has made the step.
+func (s *session) secondsOf(step uint64) float64 {
+	if step > uint64(s.shard.Steps()) {
+		return 0
+	}
+	s.stepIsOver.Wait() // for the worker that records the seconds
+	return max(time.Duration(s.lastStep.Load()), 1).Seconds()
 }

@@ -106,6 +106,7 @@ class Session(Connection):
     def __init__(self, path: str, document: Dict[str, Any], *, patience: float = 60.0):
         self._window: Optional[int] = None
         self._window_halves: List[np.ndarray] = []
+        self._order: List[Tuple[int, int]] = []
         super().__init__(path, document, patience)
         make_room()
         try:
@@ -152,16 +153,16 @@ class Session(Connection):
 
     def _greet(self) -> None:
         if self._window is not None:
-            self._announce_window()
+            self._tell(Kind.WINDOW, protocol.pack_window(_WINDOW_BYTES), [self._window])
+        for body in protocol.pack_order(self._order) if self._order else ():
+            self._tell(Kind.ORDER, body)
+
+    def _tell(self, kind: Kind, body: bytes, descriptors: Sequence[int] = ()) -> None:
+        """Makes a request on a new connection, before the unanswered ones."""
+        answer = self._ask_first(protocol.pack(kind, 0, body), descriptors)
+        protocol.parse_nothing(protocol.parse_answer(answer, kind, 0), kind)
 
     # The window
-
-    def _announce_window(self) -> None:
-        """Tells the service of the window, before anything else on this connection."""
-        assert self._window is not None
-        packet = protocol.pack(Kind.WINDOW, 0, protocol.pack_window(_WINDOW_BYTES))
-        answer = self._ask_first(packet, [self._window])
-        protocol.parse_nothing(protocol.parse_answer(answer, Kind.WINDOW, 0), Kind.WINDOW)
 
     def _halves(self) -> List[np.ndarray]:
         """The window, as two halves of fp32 numbers: one is filled while the other is worked on."""
@@ -286,9 +287,27 @@ class Session(Connection):
             raise ProtocolError(f"step: the service has made step {step}: expected {request.count}")
         self.step, self.initialized = step, True
 
+    def order(self, ranges: Sequence[Tuple[int, int]]) -> None:
+        """Says in which order steps update ranges, each (first, count): these first, from the next step on.
+
+        Without ranges, steps are in the service's own order. The order changes no result.
+        """
+        with self._lock:
+            ranges = list(ranges)
+            for body in protocol.pack_order(ranges):
+                self.send(Kind.ORDER, body)
+            self._order = ranges
+
     def wait(self, first: int, count: int) -> Request:
-        """Asks for an answer when the parameters of that range are those after the last step."""
+        """Asks for an answer when the parameters of that range are those after the last step, and makes them urgent.
+
+        See :meth:`waited`.
+        """
         return self.send(Kind.WAIT, protocol.pack_wait(self.step, first, count))
+
+    def waited(self, request: Request) -> float:
+        """Waits for the answer of :meth:`wait`. The seconds of the step if it is finished as a whole, else 0."""
+        return protocol.parse_stepped(self.result(request), Kind.WAIT)[1]
 
     # Checkpoints
 

@@ -9,7 +9,7 @@ import json
 import math
 import struct
 from dataclasses import dataclass
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from plimsoll.errors import ProtocolError, ServiceError
 
@@ -30,6 +30,9 @@ _NUMBER = struct.Struct("<Q")
 _STEP = struct.Struct("<QdII")
 _WAIT_FOR_STEP, _PREPARED_STEP = 1, 2
 _GROUP = struct.Struct(f"<{HYPERPARAMETERS}d")
+_ORDER = struct.Struct("<II")
+_BEGIN_ANEW = 1
+_RANGES = 4000  # that an order request has at most
 _WAIT = struct.Struct("<QQQ")
 _FLAGS = struct.Struct("<I")
 _NORM = struct.Struct("<d")
@@ -59,6 +62,7 @@ class Kind(enum.IntEnum):
     STAT = 16
     CLOSE = 17
     PREPARE = 18
+    ORDER = 20
 
 
 STATUSES = ("done", "malformed", "refused", "does_not_fit", "busy", "not_permitted", "out_of_order", "storage", "internal")
@@ -109,6 +113,13 @@ def pack_step(step: int, grad_scale: float, wait: bool, groups: Optional[Sequenc
 
 def pack_prepare(step: int, groups: Sequence[Sequence[float]]) -> bytes:
     return pack_step(step, 0.0, False, groups)
+
+
+def pack_order(ranges: Sequence[Tuple[int, int]]) -> Iterator[bytes]:
+    """The bodies of the requests that tell an order anew: as many as it takes."""
+    for start in range(0, max(len(ranges), 1), _RANGES):
+        part = ranges[start : start + _RANGES]
+        yield _ORDER.pack(_BEGIN_ANEW * (start == 0), len(part)) + b"".join(_RANGE.pack(*r) for r in part)
 
 
 def pack_wait(step: int, first: int, count: int) -> bytes:

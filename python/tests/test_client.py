@@ -182,6 +182,28 @@ def test_what_had_no_answer_is_sent_again(tmp_path):
     assert service.seen == ["open", "ready", "norm", "open", "ready", "norm"]
 
 
+def test_the_order_is_sent_again(tmp_path):
+    ranges = [(i % 100, 1) for i in range(5000)]  # more than a message holds
+    first = [open_well, send(), send(), send(), nothing]
+    service = Scripted(tmp_path, first, [open_well, send(), send(), send(struct.pack("<d", 4.0))])
+    session = Session(service.path, DOCUMENT)
+    session.order([(7, 1)])
+    session.order(ranges)
+    assert session.norm_result(session.norm()) == 4.0
+    assert service.seen == ["open", "order", "order", "order", "norm", "open", "order", "order", "norm"]
+
+
+def test_a_wait_says_whether_the_step_is_finished(service):
+    session = Session(service.socket, DOCUMENT)
+    session.set_step(0)
+    session.order([(50, 50), (0, 10)])
+    session.begun(session.begin(1.0, [GROUP], wait=False))
+    assert 0 < session.waited(session.wait(0, 100)) < 10
+    with pytest.raises(ServiceError, match="order: 2 elements from 99 on: expected a range within the shard's 100"):
+        session.order([(99, 2)])
+        session.drain()
+
+
 def test_a_request_that_ends_the_service_is_not_sent_forever(tmp_path):
     service = Scripted(tmp_path, *[[open_well, nothing]] * 10)
     session = Session(service.path, DOCUMENT)

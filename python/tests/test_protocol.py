@@ -43,6 +43,9 @@ def test_requests_are_as_documented():
     assert step == struct.pack("<QdII14d", 300, 0.5, 1, 2, *range(1, 15))
     assert protocol.pack_transfer(2, 10, 20, 64) == struct.pack("<IIQQQ", 2, 0, 10, 20, 64)
     assert protocol.pack_accumulate(3, 10, 20, 64) == struct.pack("<IIQQQQ", 2, 0, 10, 20, 64, 3)
+    assert list(protocol.pack_order([(3, 5), (1, 2)])) == [struct.pack("<IIQQQQ", 1, 2, 3, 5, 1, 2)]
+    assert list(protocol.pack_order([])) == [struct.pack("<II", 1, 0)]
+    assert [p[:8] for p in protocol.pack_order([(0, 1)] * 4001)] == [struct.pack("<II", 1, 4000), struct.pack("<II", 0, 1)]
     with pytest.raises(ValueError, match="a message has at most 65520"):
         protocol.pack(Kind.SAVE, 1, bytes(70000))
     with pytest.raises(ValueError):

@@ -18,11 +18,12 @@ const (
 // Hyperparameters are the numbers of one parameter group, in the order of the protocol.
 type Hyperparameters = [hyperparameters]float64
 
-// Flags of step and close.
+// Flags of step, close and order.
 const (
 	WaitForStep  = 1 // step: answer when it is done
 	PreparedStep = 2 // step: use the hyperparameters of prepare
 	GiveBack     = 1 // close: give the state back
+	BeginAnew    = 1 // order: forget the order so far
 )
 
 // Bodies of requests that are numbers.
@@ -45,8 +46,9 @@ type (
 		GradScale     float64
 		Flags, Groups uint32
 	}
-	WaitBody  struct{ Step, First, Count uint64 }
-	CloseBody struct{ Flags uint32 }
+	WaitBody    struct{ Step, First, Count uint64 }
+	OrderHeader struct{ Flags, Ranges uint32 }
+	CloseBody   struct{ Flags uint32 }
 )
 
 // StepBody is a step, with the hyperparameters of each group.
@@ -85,6 +87,42 @@ func DecodeStep(kind Kind, body []byte) (StepBody, error) {
 func (s StepBody) Encode() []byte {
 	s.Groups = uint32(len(s.Hyperparameters))
 	return Encode(s.StepHeader, s.Hyperparameters)
+}
+
+// OrderBody is an order, or a part of one.
+type OrderBody struct {
+	Flags  uint32
+	Ranges []RangeBody
+}
+
+// MaximumOrder is the most ranges that the order of a session has.
+const MaximumOrder = 1 << 20
+
+// DecodeOrder reads the body of order.
+func DecodeOrder(kind Kind, body []byte) (OrderBody, error) {
+	var h OrderHeader
+	size := binary.Size(h)
+	if len(body) < size {
+		return OrderBody{}, Malformed.Errorf("%v with a body of %d bytes: expected at least %d", kind, len(body), size)
+	}
+	h, err := Decode[OrderHeader](kind, body[:size])
+	rest := body[size:]
+	each := binary.Size(RangeBody{})
+	if err == nil && int64(len(rest)) != int64(each)*int64(h.Ranges) {
+		err = Malformed.Errorf("%v with %d bytes for %d ranges: expected %d bytes a range", kind, len(rest), h.Ranges,
+			each)
+	}
+	if err != nil {
+		return OrderBody{}, err
+	}
+	o := OrderBody{Flags: h.Flags, Ranges: make([]RangeBody, h.Ranges)}
+	_, err = binary.Decode(rest, binary.LittleEndian, o.Ranges)
+	return o, err
+}
+
+// Encode returns the body as it is sent.
+func (o OrderBody) Encode() []byte {
+	return Encode(OrderHeader{o.Flags, uint32(len(o.Ranges))}, o.Ranges)
 }
 
 // DecodeText decodes a request's body that is a JSON document.

@@ -175,11 +175,6 @@ class Important:
                 if to is not None:
                     self.session.write(stream, here, np.ascontiguousarray(whole[:, to.numpy()]).reshape(-1))
 
-    # The end
-
-    def close(self) -> None:
-        self.session.close(give_back=True)
-
 
 def _tensor(arena: Arena, matrix: Matrix) -> torch.Tensor:
     dtype = DTYPES[arena.type]

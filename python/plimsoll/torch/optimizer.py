@@ -14,15 +14,15 @@ from plimsoll.torch import layout
 from plimsoll.torch.algorithm import Algorithm, Numbers
 from plimsoll.torch.checkpoint import Saver, fit_entries, replace_state
 from plimsoll.torch.entries import Entries, Entry, readers
-from plimsoll.torch.kinds import updates_for
-from plimsoll.torch.model_hooks import ModelHooks
+from plimsoll.torch.gradients import Gradients
+from plimsoll.torch.kinds import overlap_of, step_of
+from plimsoll.torch.overlap import release, replacing, synchronized
 from plimsoll.torch.scaling import Scaling, takes_scaled_gradients
 from plimsoll.torch.settings import Settings
 from plimsoll.torch.shards import Shards
 from plimsoll.torch.signals import uninterrupted
 from plimsoll.torch.state_dict import read_entries
 from plimsoll.torch.step import refuse_capture
-from plimsoll.torch.updates import Updates, Wanted
 
 _Result = TypeVar("_Result")
 
@@ -60,14 +60,15 @@ class Optimizer(torch.optim.Optimizer):
         if max_grad_norm is not None and not max_grad_norm > 0:
             raise ValueError(f"max_grad_norm is {max_grad_norm}: expected a number above 0, or None not to clip")
         self._settings = Settings.checked(self._algorithm, **settings)
-        self._settings.check_model(model)
         self._model, self._named = model, list(named_parameters) if named_parameters is not None else None
         self._shards: Optional[Shards] = None  # while the optimizer is open
-        self._updates: Optional[Updates] = None  # as long
+        self._gradients: Optional[Gradients] = None  # as long
         self._closed = False
         super().__init__(params, defaults)
         self._saver = Saver()
         self._lock = threading.RLock()  # hooks run on autograd's threads, one for each device
+        self._overlap = overlap_of(self._settings, model, self._lock)
+        weakref.finalize(self, self._overlap.remove)
         self.max_grad_norm = max_grad_norm
         #: Steps that were not made, because gradients were not finite.
         self.skipped = 0
@@ -96,9 +97,7 @@ class Optimizer(torch.optim.Optimizer):
             self._open(lambda shards, found: shards.start(found))
 
     def _open_unless_closed(self) -> None:
-        """Opens the optimizer for code that needs the state. After :meth:`close` the program must say if it wants a
-        new state.
-        """
+        """Opens the optimizer for code that needs the state. After :meth:`close` the program says if it wants a new one."""
         self._check_not_closed()
         self.open()
 
@@ -117,17 +116,19 @@ class Optimizer(torch.optim.Optimizer):
         """
         names, announces = self._names(), self.max_grad_norm is not None
         shards = Shards.divide(self.param_groups, names, self._model, self._settings, announces)
-        updates = updates_for(shards, self._settings, self._lock)
-        hooks = ModelHooks(self._model, self.synchronize) if self._settings.overlap is not None else None
-        self._release = weakref.finalize(self, _release, updates, hooks, os.getpid())
+        self._overlap.refuse(shards)
+        gradients = self._overlap.gradients_of(shards, self._settings, self._lock)
+        self._release = weakref.finalize(self, release, gradients, shards, self._overlap, os.getpid())
         try:
-            result = begin(shards, updates.opened(shards.open(lambda: self._algorithm.rule_of(self.param_groups))))
+            found = shards.open(lambda: self._algorithm.rule_of(self.param_groups))
+            result = begin(shards, self._overlap.opened(shards, found))
         except BaseException:
             shards.give_back_if_new()
             self._release()
             raise
-        self._shards, self._updates, self._closed = shards, updates, False
-        updates.hook()
+        self._shards, self._gradients, self._closed = shards, gradients, False
+        gradients.hook()
+        self._overlap.attach(shards)
         return result
 
     def _names(self) -> Dict[torch.Tensor, str]:
@@ -175,9 +176,19 @@ class Optimizer(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As in torch. With ``sharding="zero2"`` it discards the gradients that were sent to their owners."""
+        if not set_to_none:
+            self._overlap.will_zero()
         super().zero_grad(set_to_none)
+        self._overlap.discard()
         if self._shards is not None:
-            self._updates.discard()
+            self._gradients.discard()
+
+    @uninterrupted
+    def synchronize(self) -> None:
+        """Waits until the model has all parameters of the last step. With ``overlap`` a program calls it before it reads
+        or writes parameters outside of the modules' forward passes.
+        """
+        self._overlap.synchronize()
 
     @torch.no_grad()
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
@@ -205,34 +216,26 @@ class Optimizer(torch.optim.Optimizer):
             return
         if self._settings.sharding == "zero2" and not self._closed:
             raise RuntimeError(
-                "sharding is 'zero2': call optimizer.open() before the first backward pass, which sends gradients to their "
-                "owners"
+                "sharding is 'zero2': call optimizer.open() before the first backward pass, which sends gradients to their owners"
             )
         self._open_unless_closed()
-        if self._shards.resumed_step > 0:
-            raise RuntimeError(
-                f"the service has the state of step {self._shards.resumed_step} of job {self._settings.job}, and these gradients were computed without it: "
-                "read optimizer.resumed_step before the first forward pass and go on from there, or give the job another name"
-            )
+        self._shards.refuse_resumed()
 
     @uninterrupted
     def _step(self) -> None:
         self._check_awaited()
         self._open_for_step()
-        maximize = bool(self.param_groups[0].get("maximize"))
-        outcome = self._updates.step(Wanted(Scaling(self), self.max_grad_norm, self._check_groups, self._numbers, maximize))
-        if outcome is not None:
-            self.last_grad_norm = outcome.norm
-            self.skipped += not outcome.is_made
-
-    @uninterrupted
-    def synchronize(self) -> None:
-        """Waits for the update that goes on in the background. Then model and state are of one step.
-
-        Call it before the program reads or changes parameters outside of training, as for an evaluation.
-        """
-        if self._updates is not None:
-            self._updates.finish()
+        self._overlap.will_step()
+        step = step_of(self._shards, self._gradients, self._overlap, Scaling(self), self.max_grad_norm)
+        if not step.prepare(self._check_groups, self._numbers):
+            return
+        self.last_grad_norm = step.norm
+        if step.is_finite:
+            step.make(maximize=bool(self.param_groups[0].get("maximize")))
+        else:
+            self.skipped += 1
+        self._gradients.forget()
+        self._overlap.over()
 
     def _check_groups(self) -> None:
         self._shards.trained.check_groups(self.param_groups)
@@ -269,7 +272,7 @@ class Optimizer(torch.optim.Optimizer):
             "Copy the model, make an optimizer of it, and load this one's state_dict() there"
         )
 
-    @uninterrupted
+    @synchronized
     def state_dict(self) -> Dict[str, Any]:
         """The state in torch's format, as fp32 tensors on the CPU: 8 bytes a parameter and more.
 
@@ -286,7 +289,6 @@ class Optimizer(torch.optim.Optimizer):
             return super().state_dict()
         self._settings.refuse_full_state()
         self._check_groups()
-        self._updates.finish()
         entries: Dict[torch.Tensor, Any] = {}
         if self._shards.step:
             self._shards.take_weights()
@@ -294,7 +296,7 @@ class Optimizer(torch.optim.Optimizer):
         with self.state.showing(entries):
             return super().state_dict()
 
-    @uninterrupted
+    @replacing
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
         """Takes a state from :meth:`state_dict`, or from the torch optimizer of the same name. Opens the optimizer if
         there is any state.
@@ -312,7 +314,6 @@ class Optimizer(torch.optim.Optimizer):
             load(state_dict)
             return
         self.open()
-        self._updates.finish()
         groups = self.param_groups
 
         def entries_by_parameter() -> Dict[torch.Tensor, Any]:
@@ -332,9 +333,7 @@ class Optimizer(torch.optim.Optimizer):
     # Checkpoints
 
     def saved_with(self) -> Optional[str]:
-        """What distinguishes the last state_dict without a state from any other. All ranks get that of the first
-        rank.
-        """
+        """What distinguishes the last state_dict without a state from any other: on all ranks, that of the first."""
         self.open()
         return self._shards.ranks.gather([self._saved_with])[0]
 
@@ -345,7 +344,7 @@ class Optimizer(torch.optim.Optimizer):
                 "is in the folder plimsoll beside it: give the Trainer that callback, or call optimizer.load(folder)"
             )
 
-    @uninterrupted
+    @synchronized
     def save(self, directory: Any, training: Any = None) -> int:
         """Begins to save the state to ``directory`` in the background, and returns the step that is saved. Training
         may go on.
@@ -355,20 +354,19 @@ class Optimizer(torch.optim.Optimizer):
         """
         self._check_awaited()
         self._open_unless_closed()
-        self._updates.finish()
         return self._saver.save(self._shards, directory, training, self._check_groups)
 
-    @uninterrupted
+    @synchronized
     def saved(self) -> int:
         """Waits until all ranks have written what :meth:`save` began, and makes it a checkpoint. Returns its step.
 
-        Raises ServiceError if a file could not be written. Raises PlimsollError if another rank failed, or if the
-        service was restarted meanwhile: then call save again.
+        Raises ServiceError if a file could not be written, and PlimsollError if another rank failed, or if the service
+        was restarted meanwhile: then call save again.
         """
         self._check_not_closed()
         return self._saver.saved(self._shards)
 
-    @uninterrupted
+    @replacing
     def load(self, directory: Any) -> Any:
         """Loads a checkpoint, or the newest in a folder of them, into the state and the model. Returns its training
         document.
@@ -381,7 +379,6 @@ class Optimizer(torch.optim.Optimizer):
         if self._shards is None:
             training = self._open(lambda shards, _: self._saver.load(shards, directory))
         else:
-            self._updates.finish()
             training = self._saver.load(self._shards, directory)
         self.awaits_state = None
         return training
@@ -395,17 +392,8 @@ class Optimizer(torch.optim.Optimizer):
         """
         if self._shards is None:
             return
-        self._updates.finish()
-        self._updates.close()
+        self._overlap.settle()
         self._shards.close(give_back)
         self._release()
         self._saver.forget()
-        self._shards, self._updates, self._closed = None, None, True
-
-
-def _release(updates: Updates, hooks: Optional[ModelHooks], owner: int) -> None:
-    if os.getpid() == owner:  # a forked child has nothing to release
-        updates.remove_hooks()
-        if hooks is not None:
-            hooks.remove()
-        updates.release()
+        self._shards, self._gradients, self._closed = None, None, True

@@ -3,15 +3,10 @@
 import re
 from typing import Any, NamedTuple, Optional, Sequence
 
-import torch
-import torch.distributed
-
 from plimsoll.service import find_program
 from plimsoll.torch import environment
 from plimsoll.torch.algorithm import Algorithm
 from plimsoll.torch.modes import Async, ZenFlow
-from plimsoll.torch.layout import Mesh
-from plimsoll.torch.ranks import is_distributed
 
 
 class Settings(NamedTuple):
@@ -44,12 +39,16 @@ class Settings(NamedTuple):
     ) -> "Settings":
         """The given settings, and the environment's where none were given."""
         job, socket = job or environment.job(), socket or environment.socket()
-        settings = cls(state, moments, sharding, process_group, missing_gradients, gradients, overlap_of(overlap), name, job, socket)
+        settings = cls(state, moments, sharding, process_group, missing_gradients, gradients, _overlap_of(overlap), name, job, socket)
         _choose("state", settings.state, ("split", "fp32"))
         _choose("moments", settings.moments, algorithm.moment_formats)
         _choose("sharding", settings.sharding, (None, "zero1", "zero2"))
         _choose("missing_gradients", settings.missing_gradients, ("refuse", "zero"))
         _choose("gradients", settings.gradients, ("backward", "step"))
+        if settings.overlap is not None and settings.sharding is not None:
+            raise ValueError(
+                f"overlap is {settings.overlap!r}, but sharding is {settings.sharding!r}: expected no sharding with it; leave one of the two None"
+            )
         if settings.gradients == "step" and settings.sharding == "zero2":
             raise ValueError(
                 "gradients is 'step', but sharding is 'zero2', which sends gradients to their owners in the backward pass: "
@@ -63,23 +62,6 @@ class Settings(NamedTuple):
             find_program()  # the first step will start it
         return settings
 
-    def check_model(self, model: Optional[torch.nn.Module]) -> None:
-        """Refuses an overlap without the model, whose state_dict() would not wait for updates."""
-        if self.overlap is not None and model is None:
-            raise ValueError(f"overlap is {self.overlap}, but model is None: give the model, whose state_dict() waits for updates")
-
-    def check_overlap(self, mesh: Mesh, are_sharded: bool) -> None:
-        """Refuses several ranks where updates and steps are apart."""
-        if self.overlap is None:
-            return
-        several = is_distributed() and torch.distributed.get_world_size() > 1
-        if self.sharding is not None or are_sharded or mesh.groups or several:
-            found = f"sharding={self.sharding!r}" if self.sharding else "FSDP" if are_sharded else "several ranks"
-            raise ValueError(
-                f"overlap is {self.overlap}, but there is {found}: this overlap is for one rank with the full state. Leave overlap "
-                "None with zero1, zero2, FSDP and DistributedDataParallel"
-            )
-
     def refuse_full_state(self) -> None:
         if self.sharding is not None:
             raise RuntimeError(
@@ -87,14 +69,14 @@ class Settings(NamedTuple):
             )
 
 
-def overlap_of(overlap: Any) -> Any:
+def _overlap_of(overlap: Any) -> Any:
     """The settings of an overlap, from what the program gave."""
     if overlap == "async":
         return Async()
     if isinstance(overlap, Async) and not overlap.warm_up_steps >= 0:
         raise ValueError(f"warm_up_steps is {overlap.warm_up_steps}: expected 0 or more")
-    if overlap is not None and not isinstance(overlap, (Async, ZenFlow)):
-        raise ValueError(f"overlap is {overlap!r}: expected None, 'async', Async(...) or ZenFlow(...) of plimsoll.torch")
+    if overlap not in (None, "forward") and not isinstance(overlap, (Async, ZenFlow)):
+        raise ValueError(f"overlap is {overlap!r}: expected None, 'forward', 'async', Async(...) or ZenFlow(...) of plimsoll.torch")
     return overlap
 
 

@@ -15,7 +15,7 @@ from plimsoll.protocol import Opened
 from plimsoll.service import Service, shared_service
 from plimsoll.torch import environment, layout
 from plimsoll.torch.algorithm import Numbers, Rule
-from plimsoll.torch.modes import ZenFlow
+from plimsoll.torch.modes import Async, ZenFlow
 from plimsoll.torch.ranks import Count, Ranks, Vote, is_distributed, mesh_for
 from plimsoll.torch.settings import Settings
 from plimsoll.torch.shard import Shard
@@ -50,10 +50,9 @@ class Shards:
         trained = Trained(groups, names)
         mesh = mesh_for([p for g in groups for p in g["params"]], names, settings.sharding, settings.process_group, model)
         divided = layout.divide(groups, names, layout.embeddings_of(model), mesh)
-        settings.check_overlap(mesh, trained.are_sharded)
         transfer = transfer_for(trained.device)
         shared = transfer.shares and settings.sharding is None and not trained.are_sharded
-        apart = settings.overlap is not None
+        apart = isinstance(settings.overlap, (Async, ZenFlow))
         found = [DtypeGroup(name, pieces, mesh, transfer, shared, apart) for name, pieces in sorted(divided.items()) if pieces]
         shards = [Shard(group, announces=announces, waits=settings.gradients == "step") for group in found]
         return cls(shards, trained, Ranks(mesh), transfer, settings)
@@ -198,6 +197,14 @@ class Shards:
     def resume(self, step: int) -> None:
         self.resumed_step = self._counted = step
 
+    def refuse_resumed(self) -> None:
+        """Refuses a first step of gradients that were computed without the state."""
+        if self.resumed_step > 0:
+            raise RuntimeError(
+                f"the service has the state of step {self.resumed_step} of job {self._settings.job}, and these gradients were computed without it: "
+                "read optimizer.resumed_step before the first forward pass and go on from there, or give the job another name"
+            )
+
     # The state
 
     def check_steps(self) -> None:
@@ -279,22 +286,28 @@ class Shards:
         if count.having:
             self._counted = count.step
 
-    def make(self, grad_scale: float, numbers: Optional[Numbers], *, pulls: bool = True) -> None:
+    def make(self, grad_scale: float, numbers: Optional[Numbers], *, awaits: bool) -> None:
         """The second phase: makes the step of every shard, and brings the parameters into the model. Interrupts wait
         for the end.
 
-        Without ``pulls`` it begins the step only, and :meth:`pull` is called later.
+        Unless it ``awaits`` the step, it returns when the update has begun. The parameters are then missing in the
+        model, and arrive one by one.
         """
         step = self._counted = 1 + self.step
         self.will_change()
+        for shard in self._shards if not awaits else ():
+            # Before the step begins: an interrupt may come as soon as it has.
+            shard.gradients.update_begins()
+            if not shard.group.apart:
+                shard.parameters.expect()
 
         def make(pulled: List[Shard]) -> None:
             self.drain()
             behind = [shard for shard in self if shard.session and shard.session.step < step]
-            begun = [(s.session, s.session.begin(grad_scale, numbers, wait=s.group.shares_parameters)) for s in behind]
+            begun = [(s.session, s.session.begin(grad_scale, numbers, wait=awaits and s.group.shares_parameters)) for s in behind]
             for session, request in begun:
                 session.begun(request)
-            for shard in pulled if pulls else ():
+            for shard in pulled if awaits else ():
                 shard.parameters.pull(after_step=True)
 
         try:
