@@ -34,7 +34,8 @@ func (a *arrivals) begin(chunks, workers int) {
 	a.mutex.Lock()
 	defer a.mutex.Unlock()
 	if a.marks == nil {
-		a.chunks, a.marks, a.called = make([]int32, 0, chunks), make([]atomic.Uint32, chunks), make([]atomic.Bool, workers)
+		a.chunks, a.marks = make([]int32, 0, chunks), make([]atomic.Uint32, chunks)
+		a.called = make([]atomic.Bool, workers)
 	}
 	a.ranges, a.chunks, a.next, a.left, a.busy = a.ranges[:0], a.chunks[:0], 0, 0, 0
 	a.missing.Store(int64(chunks))
@@ -82,10 +83,10 @@ func (a *arrivals) isIdle() bool {
 	return a.left == 0
 }
 
-// BeginArriving begins the next step before its gradients are there, as [Shard.BeginThen] begins one. A chunk is updated
-// when all of its gradients have arrived since ([Shard.GradientsArrived]). Gradients that have arrived do not change
-// until the step is finished. Until all have arrived, only these and [Shard.Abandon] may be called, beside what any
-// goroutine may call.
+// BeginArriving begins the next step before its gradients are there, as [Shard.BeginThen] begins one. A chunk is
+// updated when all of its gradients have arrived since ([Shard.GradientsArrived]). They do not change until the step is
+// finished. Until all have arrived, only GradientsArrived, Misses and Abandon may be called, beside what any goroutine
+// may call.
 //
 // If the process ends meanwhile, the next one goes on after [Shard.Finish]: it is told again of all gradients that have
 // arrived.
@@ -99,8 +100,7 @@ func (s *Shard) BeginArriving(
 	return nil
 }
 
-// MissesGradients reports whether the step under way waits for gradients: the process that writes them has not said that
-// all have arrived. Any goroutine may call it.
+// MissesGradients reports whether the step under way waits for gradients: not all are known to have arrived.
 func (s *Shard) MissesGradients() bool { return s.isUnderway() && s.arrivals.missing.Load() > 0 }
 
 // Misses returns a range of which gradients are missing in the step under way, within a range; ok is false if there are

@@ -76,8 +76,8 @@ func TestGradientsArriveInTheStep(t *testing.T) {
 	}
 }
 
-// TestBrokenOffArrivals breaks a step off while gradients are missing. Another process hears of all gradients again, and
-// ends with the same bits.
+// TestBrokenOffArrivals breaks a step off while gradients are missing. Another process hears of all gradients again,
+// and ends with the same bits.
 func TestBrokenOffArrivals(t *testing.T) {
 	for _, c := range crashCases() {
 		t.Run(c.name, func(t *testing.T) {

@@ -123,8 +123,8 @@ var batchPatterns = []pattern{
 	},
 	{ // Kubernetes: pkg/scheduler/framework/preemption
 		name:       "Kubernetes: preempted",
-		literals:   []string{"Preempted by"},
-		expression: `\bPreempted by (?:a )?(?:pod )?\S+ on node \S+`,
+		literals:   []string{"Preempted by", "preempting to accommodate a higher priority pod"},
+		expression: `\bPreempted by (?:a )?(?:pod )?\S+ on node \S+|preempting to accommodate a higher priority pod`,
 		kind:       Kubernetes, fact: batchEnd("Kubernetes", "preempted"),
 	},
 	{ // kubelet: pkg/kubelet/images
@@ -168,6 +168,22 @@ var batchPatterns = []pattern{
 			`The kernel OOM killer killed some processes in this unit)`,
 		kind: SystemdLog, fact: batchKill("systemd"),
 	},
+	{ // systemctl show
+		name:       "systemd: limit",
+		literals:   []string{"MemoryMax="},
+		expression: `^MemoryMax=(?P<max>\d{1,18})$`,
+		kind:       SystemdLog,
+		fact:       func(m *match) Fact { return Limit{Name: "memory.max", Bytes: m.size("max", 1)} },
+	},
+	{ // systemctl show
+		name:       "systemd: peak",
+		literals:   []string{"MemoryPeak="},
+		expression: `^MemoryPeak=(?P<peak>\d{1,18})$`,
+		kind:       SystemdLog,
+		fact: func(m *match) Fact {
+			return Counters{File: "memory.peak", Values: map[string]int64{"memory.peak": int64(m.integer("peak", 0))}}
+		},
+	},
 	{ // systemd: src/core/service.c, systemctl status
 		name:     "systemd: main process ended",
 		literals: []string{"code=killed", "code=exited", "code=dumped"},
@@ -199,7 +215,7 @@ var batchPatterns = []pattern{
 	{ // earlyoom: kill.c
 		name:       "earlyoom killed",
 		literals:   []string{"sending SIGTERM to process", "sending SIGKILL to process"},
-		expression: `sending (?P<sig>SIGTERM|SIGKILL) to process (?P<what>\d+ uid \d+ "[^"]*")`,
+		expression: `sending (?P<sig>SIGTERM|SIGKILL) to process (?P<what>(?P<pid>\d+) uid \d+ "[^"]*")`,
 		kind:       SystemdLog, fact: batchKill("earlyoom"),
 	},
 	{ // Ray: src/ray/raylet, python/ray/exceptions.py

@@ -249,6 +249,8 @@ var rules = []rule{
 		row[evidence.ProcessEnded]{func(s *scene, f evidence.ProcessEnded) bool {
 			return mannerOfProcess(f) == faulted && !s.sharedMemoryFree()
 		}, SharedMemory, "", Likely, says[evidence.ProcessEnded](busText)},
+		row[evidence.ProcessEnded]{func(_ *scene, f evidence.ProcessEnded) bool { return isFault(f) }, NotMemory, "",
+			Likely, faultText},
 		row[evidence.ProcessEnded]{nil, Undetermined, "", Unknown, endedText},
 	),
 	table(row[evidence.Exception]{func(_ *scene, e evidence.Exception) bool { return lackText.MatchString(e.Message) },
@@ -355,6 +357,19 @@ func endedText(f evidence.ProcessEnded) string {
 		return fmt.Sprintf("was ended by signal %d (%v), and nothing here says why", f.Signal, signal)
 	}
 	return fmt.Sprintf("ended with exit code %d, and nothing here says why", f.ExitCode)
+}
+
+// isFault reports whether a process has crashed by an instruction that it could not execute.
+func isFault(f evidence.ProcessEnded) bool {
+	switch syscall.Signal(f.Signal) {
+	case syscall.SIGSEGV, syscall.SIGILL, syscall.SIGFPE:
+		return true
+	}
+	return false
+}
+
+func faultText(f evidence.ProcessEnded) string {
+	return fmt.Sprintf("crashed by signal %d (%v): a fault of native code", f.Signal, syscall.Signal(f.Signal))
 }
 
 func endText(f evidence.BatchEnd) string { return fmt.Sprintf("was ended by %s: %s", f.By, f.Reason) }

@@ -368,7 +368,7 @@ func TestRequestsAreRefused(t *testing.T) {
 		{"flags that there are not",
 			body(protocol.Step, protocol.StepHeader{Step: 3, GradScale: 1, Flags: 8}, adamw...),
 			protocol.Refused,
-			"step with flags 0x8: this version has 0x3"},
+			"step with flags 0x8: this version has 0x7"},
 		{"a step that is not prepared", body(protocol.Step,
 			protocol.StepHeader{Step: 3, GradScale: 1, Flags: protocol.PreparedStep}), protocol.OutOfOrder,
 			"step 3 as prepared: the prepared step is 0 (0: none)"},

@@ -45,6 +45,7 @@ type session struct {
 	holder    atomic.Int64                      // process of the client; 0 for none
 
 	stepIsOver, saveIsOver sync.WaitGroup
+	awaitsEnd              bool // of a step whose gradients arrive: stepIsOver counts it
 
 	watched stepWatch // used by Server.stuckStep
 }
@@ -96,8 +97,11 @@ func (s *session) release() {
 	s.holder.Store(0)
 }
 
-// settle waits for the step that is under way.
+// settle waits for the step that is under way, unless that waits for gradients.
 func (s *session) settle() {
+	if s.shard.MissesGradients() {
+		return
+	}
 	s.shard.Wait()
 	s.stepIsOver.Wait()
 }
@@ -145,10 +149,16 @@ func (s *session) inWindow(kind protocol.Kind, offset, count, size uint64) ([]by
 	return s.window[offset : offset+count*size], nil
 }
 
-func (s *session) ready(b protocol.RangeBody) error {
+func (s *session) ready(b protocol.ReadyBody) error {
 	arrived, err := s.rangeOf(protocol.Ready, b.First, b.Count)
-	if err != nil {
+	switch {
+	case err != nil:
 		return err
+	case b.Step != 0:
+		return s.arrive(b.Step, arrived)
+	case s.shard.MissesGradients():
+		return protocol.OutOfOrder.Errorf("ready without a step: step %d is under way and waits for gradients; "+
+			"name it if they are of that step", s.shard.Steps()+1)
 	}
 	s.header.forgetPrepared()
 	s.shard.GradientsArrived(arrived)
@@ -192,7 +202,7 @@ func (s *session) prepare(b protocol.StepBody) error {
 // checkStep accepts only the next step. It refuses a state that a load left as a
 // mixture.
 func (s *session) checkStep(kind protocol.Kind, step uint64) error {
-	if err := cmp.Or(s.notInParts(kind), s.notAlone(kind)); err != nil {
+	if err := cmp.Or(s.notInParts(kind), s.notAlone(kind), s.notTorn(kind)); err != nil {
 		return err
 	}
 	if last := s.shard.Steps(); step != uint64(last)+1 {
@@ -243,27 +253,44 @@ func (s *session) step(b protocol.StepBody, done func(took time.Duration)) (begu
 	if last := s.shard.Steps(); b.Step == uint64(last) && last > 0 {
 		return false, nil
 	}
-	if err := s.checkStep(protocol.Step, b.Step); err != nil {
+	if s.isArrivingStep(b) {
+		return false, nil
+	}
+	if err := cmp.Or(s.notArriving(protocol.Step), s.checkStep(protocol.Step, b.Step)); err != nil {
 		return false, err
 	}
 	if math.IsNaN(b.GradScale) || math.IsInf(b.GradScale, 0) {
 		return false, protocol.Refused.Errorf("step with the grad scale %v: skip a step whose gradients are not finite",
 			b.GradScale)
 	}
-	if b.Flags&^(protocol.WaitForStep|protocol.PreparedStep) != 0 {
-		return false, protocol.Refused.Errorf("step with flags %#x: this version has %#x", b.Flags,
-			protocol.WaitForStep|protocol.PreparedStep)
+	if known := uint32(protocol.WaitForStep | protocol.PreparedStep | protocol.ArrivingStep); b.Flags&^known != 0 {
+		return false, protocol.Refused.Errorf("step with flags %#x: this version has %#x", b.Flags, known)
+	}
+	arriving := b.Flags&protocol.ArrivingStep != 0
+	if arriving && b.Flags != protocol.ArrivingStep {
+		return false, protocol.Refused.Errorf("step with flags %#x: a step that begins before its gradients are "+
+			"there can neither be prepared nor be answered when it is done", b.Flags)
 	}
 	optimizers, err := s.optimizersOf(b)
 	if err != nil {
 		return false, err
 	}
-	s.header.ask(b.Step, b.GradScale)
+	start := s.shard.BeginThen
+	if arriving {
+		start = s.shard.BeginArriving
+		s.header.askArriving(b, s.holder.Load())
+	} else {
+		s.header.ask(b.Step, b.GradScale)
+	}
 	s.header.condition.Store(stateIsWhole) // before the step begins: the state is whole from now on
 	begin := time.Now()
 	s.stepIsOver.Add(1)
-	err = s.shard.BeginThen(int64(b.Step), b.GradScale, optimizers, func() {
+	s.awaitsEnd = arriving
+	err = start(int64(b.Step), b.GradScale, optimizers, func() {
 		took := time.Since(begin)
+		if arriving {
+			took = s.shard.UpdateTime() // not the time of the backward pass
+		}
 		s.stepped(took)
 		s.stepIsOver.Done()
 		if done != nil {
@@ -277,6 +304,9 @@ func (s *session) step(b protocol.StepBody, done func(took time.Duration)) (begu
 	s.begun = int64(b.Step)
 	return true, nil
 }
+
+// initialized reports whether the state is complete, and of one step.
+func (s *session) initialized() bool { return s.header.initialized() && !s.shard.MissesGradients() }
 
 // stepped records that a step is finished.
 func (s *session) stepped(took time.Duration) {
@@ -320,7 +350,14 @@ func (s *session) wait(b protocol.WaitBody) ([]byte, error) {
 		return nil, protocol.OutOfOrder.Errorf("wait for step %d: the last step begun is %d", b.Step,
 			max(done, s.begun))
 	}
-	s.shard.WaitRange(awaited)
+	missing, ok := s.shard.Misses(awaited)
+	switch {
+	case !ok:
+		s.shard.WaitRange(awaited)
+	case b.Step > uint64(s.shard.Steps()): // and the request that would bring the gradients comes after this one
+		return nil, protocol.OutOfOrder.Errorf("wait for step %d: the gradients of %d elements from %d on are "+
+			"missing; send ready for them first", b.Step, missing.Count, missing.First)
+	}
 	return protocol.Encode(b.Step, s.secondsOf(b.Step)), nil
 }
 

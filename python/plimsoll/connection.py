@@ -34,6 +34,11 @@ class Request:
         self.error: Optional[Exception] = None
 
 
+    @property
+    def body(self) -> bytes:
+        return self.packet[protocol.HEADER.size :]
+
+
 class Connection:
     """Sends requests about one session, and takes their answers in order.
 

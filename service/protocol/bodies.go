@@ -22,6 +22,7 @@ type Hyperparameters = [hyperparameters]float64
 const (
 	WaitForStep  = 1 // step: answer when it is done
 	PreparedStep = 2 // step: use the hyperparameters of prepare
+	ArrivingStep = 4 // step: update what ready names, as the gradients come
 	GiveBack     = 1 // close: give the state back
 	BeginAnew    = 1 // order: forget the order so far
 )
@@ -39,7 +40,11 @@ type (
 		First, Count, Offset uint64
 		Number               uint64
 	}
-	RangeBody   struct{ First, Count uint64 }
+	RangeBody struct{ First, Count uint64 }
+	ReadyBody struct {
+		RangeBody
+		Step uint64 // that has begun before its gradients were there, or 0
+	}
 	SetStepBody struct{ Step uint64 }
 	StepHeader  struct {
 		Step          uint64
@@ -87,6 +92,27 @@ func DecodeStep(kind Kind, body []byte) (StepBody, error) {
 func (s StepBody) Encode() []byte {
 	s.Groups = uint32(len(s.Hyperparameters))
 	return Encode(s.StepHeader, s.Hyperparameters)
+}
+
+// DecodeReady reads the body of ready, which has no step if the gradients are of no step that has begun.
+func DecodeReady(kind Kind, body []byte) (ReadyBody, error) {
+	if len(body) == binary.Size(RangeBody{}) {
+		r, err := Decode[RangeBody](kind, body)
+		return ReadyBody{RangeBody: r}, err
+	}
+	r, err := Decode[ReadyBody](kind, body)
+	if err == nil && r.Step == 0 {
+		err = Malformed.Errorf("%v of step 0: expected the number of a step that has begun", kind)
+	}
+	return r, err
+}
+
+// Encode returns the body as it is sent.
+func (r ReadyBody) Encode() []byte {
+	if r.Step == 0 {
+		return Encode(r.RangeBody)
+	}
+	return Encode(r)
 }
 
 // OrderBody is an order, or a part of one.

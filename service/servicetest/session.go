@@ -243,8 +243,20 @@ func (s *Session) begin(b protocol.StepBody, wait bool) error {
 	return err
 }
 
-// Wait returns when a range of the parameters has had a step. If the step is finished as a whole, it returns the seconds
-// that the step took, else 0.
+// BeginArriving begins a step before its gradients are there: see ReadyFor.
+func (s *Session) BeginArriving(step int64, gradScale float64, groups ...protocol.Hyperparameters) error {
+	return s.begin(protocol.StepBody{StepHeader: protocol.StepHeader{Step: uint64(step), GradScale: gradScale,
+		Flags: protocol.ArrivingStep}, Hyperparameters: groups}, false)
+}
+
+// ReadyFor tells the service that the gradients of a range have come, of a step that has begun before.
+func (s *Session) ReadyFor(step, first, count int64) error {
+	return s.Do(protocol.Ready, protocol.ReadyBody{
+		RangeBody: protocol.RangeBody{First: uint64(first), Count: uint64(count)}, Step: uint64(step)}.Encode())
+}
+
+// Wait returns when a range of the parameters has had a step. If the step is finished as a whole, it returns the
+// seconds that the step took, else 0.
 func (s *Session) Wait(step, first, count int64) (seconds float64, err error) {
 	result, _, err := s.Call(protocol.Wait, protocol.Encode(protocol.WaitBody{Step: uint64(step), First: uint64(first),
 		Count: uint64(count)}))

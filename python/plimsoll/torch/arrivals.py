@@ -1,11 +1,10 @@
 """The parameters of the step under way, as they arrive in the model."""
 
 import collections
-from typing import Deque, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
+from typing import Callable, Deque, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 import torch
 
-from plimsoll import protocol
 from plimsoll.client import Request
 from plimsoll.torch.shard import Shard
 from plimsoll.torch.shards import Shards
@@ -30,6 +29,17 @@ class Arrivals:
         self._shard_of = {parameter: shard for shard in self._shards for parameter in shard.slots}
         self._over: Dict[Shard, int] = {}  # the last step that a shard has finished as a whole, as an answer said
         self._fault: Optional[str] = None
+
+    def order(self, order: Callable[[List[torch.Tensor]], List[torch.Tensor]]) -> None:
+        """Has the service update parameters in an order, from the next step on."""
+        for shard in self._shards:
+            ranges: List[Tuple[int, int]] = []
+            for piece in (shard.slots[parameter].piece for parameter in order(list(shard.slots))):
+                if ranges and sum(ranges[-1]) == piece.offset:
+                    ranges[-1] = ranges[-1][0], ranges[-1][1] + piece.count
+                else:
+                    ranges.append((piece.offset, piece.count))
+            shard.session.order(ranges)
 
     @property
     def are_underway(self) -> bool:
@@ -94,9 +104,8 @@ class Arrivals:
         self._take_rest(shard)
 
     def _wait(self, shard: Shard, request: Request) -> None:
-        step, seconds = protocol.parse_stepped(shard.session.result(request), protocol.Kind.WAIT)
-        if seconds > 0:
-            self._over[shard] = step
+        if shard.session.waited(request) > 0:
+            self._over[shard] = shard.session.step
 
     def _is_over(self, shard: Shard) -> bool:
         return self._over.get(shard) == shard.session.step

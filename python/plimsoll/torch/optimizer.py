@@ -183,12 +183,12 @@ class Optimizer(torch.optim.Optimizer):
         if self._shards is not None:
             self._gradients.discard()
 
-    @uninterrupted
     def synchronize(self) -> None:
         """Waits until the model has all parameters of the last step. With ``overlap`` a program calls it before it reads
         or writes parameters outside of the modules' forward passes.
         """
-        self._overlap.synchronize()
+        with self._lock:
+            self._overlap.synchronize()
 
     @torch.no_grad()
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:

@@ -79,8 +79,14 @@ class Serial:
     def check(self) -> None:
         """Raises RuntimeError if gradients may come from parameters of two steps."""
 
+    def begins(self) -> None:
+        """Runs before a step begins."""
+
     def begun(self) -> None:
         """Runs when a step has begun."""
+
+    def watch(self) -> None:
+        """Runs after a step, outside of all that it does: the check mode looks at operations from here on."""
 
     def discard(self) -> None:
         """Records that all gradients are gone."""
@@ -121,6 +127,7 @@ class Forward(Serial):
         self._uses = Uses()
         self._arrivals: Optional[Arrivals] = None  # while the optimizer is open
         self._reads: Optional[StaleReads] = None  # in check mode, as long
+        self._is_ordered = False  # whether the service knows the order of the first step
         self._hooks: List[Any] = []  # of modules
         self._gradient_hooks: List[Any] = []  # of parameters, while the optimizer is open
         self._hook(model)
@@ -157,6 +164,7 @@ class Forward(Serial):
         is_checked = os.environ.get("PLIMSOLL_CHECK_OVERLAP", "") not in ("", "0")
         self._arrivals = Arrivals(shards, strict=is_checked)
         self._reads = StaleReads(self._arrivals) if is_checked else None
+        self._is_ordered = False
         self._gradient_hooks = [p.register_hook(self._gradient_hook(p)) for p in self._arrivals.parameters]
 
     def detach(self) -> None:
@@ -232,8 +240,6 @@ class Forward(Serial):
         """Work on parameters that autograd and the check mode do not see."""
         with torch.inference_mode(False), torch.no_grad(), self._reads.paused() if self._reads else contextlib.nullcontext():
             yield
-        if self._reads is not None and not self._arrivals.are_underway:
-            self._reads.end()
 
     # What waits for everything
 
@@ -243,9 +249,13 @@ class Forward(Serial):
             self._arrivals.check()
 
     def settle(self) -> None:
-        if self._arrivals is not None and os.getpid() == self._owner and self._arrivals.are_underway:
+        if self._arrivals is None or os.getpid() != self._owner:
+            return
+        if self._arrivals.are_underway:
             with self._apart():
                 self._arrivals.need_all()
+        if self._reads is not None:
+            self._reads.end()
 
     def forgive(self) -> None:
         if self._arrivals is not None:
@@ -256,11 +266,18 @@ class Forward(Serial):
     def check(self) -> None:
         self._uses.check(self._arrivals.parameters, self._arrivals.name)
 
+    def begins(self) -> None:
+        if not self._is_ordered:
+            self._arrivals.order(self._uses.in_order)
+            self._is_ordered = True
+
     def begun(self) -> None:
         with self._apart():
             self._arrivals.need(self._uses.at_step)
-            if self._reads is not None:
-                self._reads.begin()
+
+    def watch(self) -> None:
+        if self._reads is not None and self._arrivals.are_underway:
+            self._reads.begin()
 
     def discard(self) -> None:
         self._uses.discard()
@@ -301,7 +318,9 @@ def synchronized(method: Callable[..., _Result]) -> Callable[..., _Result]:
     def after(self: Any, *arguments: Any, **keywords: Any) -> _Result:
         with self._lock:
             self._overlap.synchronize()
-            return uninterrupted_method(self, *arguments, **keywords)
+            result = uninterrupted_method(self, *arguments, **keywords)
+            self._overlap.watch()
+            return result
 
     return after
 

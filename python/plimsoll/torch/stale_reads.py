@@ -1,6 +1,7 @@
 """The check mode of overlap: finds operations on parameters whose update nobody has waited for."""
 
 import contextlib
+import sys
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import torch
@@ -14,7 +15,7 @@ from plimsoll.torch.slot import Slot
 # Operators that make a tensor like another, and do not read it.
 _ONLY_LIKE = ("empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like", "new_")
 # Functions that read a tensor without an operator.
-_EXPORTS = frozenset(("numpy", "__array__", "__reduce_ex__", "__dlpack__", "tolist"))
+_EXPORTS = frozenset(("numpy", "__array__", "__dlpack__", "tolist"))
 
 _HINT = (
     "whose update is under way, and nothing has waited for it: call optimizer.synchronize() before the program reads or writes parameters "
@@ -25,8 +26,8 @@ _HINT = (
 class StaleReads:
     """Looks at all operations from the beginning of an update until all of its parameters have arrived.
 
-    It does so with modes of torch on the stack of the thread that makes the step. If the program has pushed another mode
-    meanwhile, they stay below it, and find nothing.
+    It does so with modes of torch on the stack of the thread that makes the step. They come and go outside of
+    inference_mode's guards, which restore the dispatcher as they have found it.
     """
 
     def __init__(self, arrivals: Arrivals):
@@ -49,7 +50,7 @@ class StaleReads:
                 mode.__enter__()
 
     def end(self) -> None:
-        """Ends with the update."""
+        """Takes the modes off again. Not in hooks: torch pushes a mode again after a function that it has looked at."""
         for mode, stack in zip(self._modes, _stacks()):
             if stack and stack[-1] is mode:
                 mode.__exit__(None, None, None)
@@ -80,7 +81,9 @@ class StaleReads:
 
     def _check_function(self, function: Any, arguments: Tuple[Any, ...], named: Dict[str, Any]) -> None:
         name = getattr(function, "__name__", "")
-        if self._is_paused or name not in _EXPORTS or not self._arrivals.are_underway:
+        # torch.save asks a tensor for its storage, from here.
+        is_pickled = name == "untyped_storage" and sys._getframe(2).f_globals.get("__name__") == "torch._tensor"
+        if self._is_paused or not (is_pickled or name in _EXPORTS) or not self._arrivals.are_underway:
             return
         for slot in self._missing(self._parameters, arguments[:1]):
             raise RuntimeError(f"{name} uses parameter {slot.piece.name}, {_HINT}")

@@ -73,6 +73,7 @@ class Step:
         except ValueError:
             self._discard()
             raise
+        self._overlap.begins()
         self._shards.make(-scale if maximize else scale, self._numbers, awaits=self._overlap.awaits)
         self._overlap.begun()
 
