@@ -280,7 +280,7 @@ class GradientArena:
         """
         if self._group.apart:
             if self._underway is not None:
-                self._underway.begun()
+                self._underway.begins()
             for parameter, slot in self._slots.items():
                 if slot.shown is not None and parameter.grad is slot.shown:
                     parameter.grad = None

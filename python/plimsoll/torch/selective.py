@@ -276,8 +276,8 @@ class Selective(Behind):
             session = sums.shard.session
             if session.step != number - 1:
                 session.set_step(number - 1)
+            sums.underway.begins()
             session.begun(session.begin(applied.scale / self.count, applied.numbers, wait=waits))
-            sums.underway.begun()
             sums.clear()
         self.count, self._is_pending = 0, True
         self.due.begin()
