@@ -139,7 +139,7 @@ func (s *Shard) arrive(r shard.Range) {
 	}
 }
 
-// complete notes that the gradients of a range have arrived, and returns how many chunks that completes.
+// complete notes that the gradients of a range have arrived, and returns how many chunks can now be updated.
 func (s *Shard) complete(r shard.Range) (came int) {
 	a, mark := &s.arrivals, s.counters.mark()
 	a.mutex.Lock()
@@ -147,7 +147,11 @@ func (s *Shard) complete(r shard.Range) (came int) {
 	full, chunks := a.cover(r), s.config.ChunksOf(r)
 	for unit := int(chunks.First); unit < int(chunks.End()); unit++ {
 		own := s.chunks[unit].Range
-		if full.Intersect(own) == own && a.marks[unit].Swap(mark) != mark {
+		if full.Intersect(own) != own || a.marks[unit].Swap(mark) == mark {
+			continue
+		}
+		a.missing.Add(-1)
+		if !s.isDone(unit) { // by another process
 			a.chunks = append(a.chunks, int32(unit))
 			came++
 		}
@@ -156,7 +160,6 @@ func (s *Shard) complete(r shard.Range) (came int) {
 		a.since = time.Now()
 	}
 	a.left += came
-	a.missing.Add(int64(-came))
 	return came
 }
 

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"math/rand/v2"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -35,6 +36,9 @@ func arriveAnyhow(s *Shard, random *rand.Rand, write func(shard.Range)) {
 	for i, r := range ranges {
 		write(r)
 		s.GradientsArrived(r)
+		if random.IntN(4) == 0 {
+			time.Sleep(20 * time.Microsecond) // others may wait meanwhile
+		}
 		if again := ranges[random.IntN(i+1)]; random.IntN(4) == 0 && s.MissesGradients() {
 			half := again.Count / 2
 			s.GradientsArrived(shard.Range{First: again.First + half, Count: again.Count - half})
@@ -161,6 +165,57 @@ func TestMissingGradientsAreKnown(t *testing.T) {
 	}
 	if slices.Contains(s.summed, true) {
 		t.Error("the norm was added up of gradients of a step under way")
+	}
+}
+
+// TestAwaitedChunksWaitForGradients: being urgent does not replace gradients.
+func TestAwaitedChunksWaitForGradients(t *testing.T) {
+	s := oneWorker(t)
+	if err := beginNextArriving(s); err != nil {
+		t.Fatal(err)
+	}
+	var waiting sync.WaitGroup
+	waiting.Go(func() { s.WaitRange(shard.Range{First: 500, Count: 500}) })
+	await(t, s.queue.urgent.waiting.Load)
+	s.GradientsArrived(shard.Range{Count: 100})
+	s.wait()
+	for unit := range s.done {
+		if s.isDone(unit) != (unit == 0) {
+			t.Errorf("chunk %d is done: %v; only the gradients of chunk 0 are there", unit, s.isDone(unit))
+		}
+	}
+	s.GradientsArrived(s.config.Range())
+	waiting.Wait()
+}
+
+// TestSnapshotsWhileGradientsArrive: a save does not wait for gradients, which may come from a client that waits for
+// the save. It is of the state before the step.
+func TestSnapshotsWhileGradientsArrive(t *testing.T) {
+	s := oneWorker(t)
+	before, copied := imageOf(s), map[int64][][]byte{}
+	var mutex sync.Mutex
+	x := s.Snapshot(func(at shard.Chunk, state kernel.Chunk) error {
+		mutex.Lock()
+		defer mutex.Unlock()
+		copied[at.First] = copyStreams(s, state)
+		return nil
+	})
+	if err := beginNextArriving(s); err != nil {
+		t.Fatal(err)
+	}
+	s.GradientsArrived(shard.Range{Count: 450})
+	if err := x.Run(t.Context(), nil); err != nil {
+		t.Fatal(err)
+	}
+	s.GradientsArrived(shard.Range{First: 450, Count: 550})
+	s.Wait()
+	s.wait()
+	restoreImage(s, before)
+	for unit := range s.config.Chunks {
+		c := s.chunk(unit)
+		if !slices.EqualFunc(copied[c.First], copyStreams(s, c.state()), bytes.Equal) {
+			t.Errorf("chunk %d was copied in another state than before the step", unit)
+		}
 	}
 }
 

@@ -114,11 +114,13 @@ func await(t *testing.T, holds func() bool) {
 func TestChunksAreTakenInOrder(t *testing.T) {
 	s := oneWorker(t)
 	nothing := func() {}
+	var waiting sync.WaitGroup
+	defer waiting.Wait()
 	// awaits has goroutines wait for ranges, one after the other.
 	awaits := func(ranges ...shard.Range) func() {
 		return func() {
 			for i, r := range ranges {
-				go s.WaitRange(r)
+				waiting.Go(func() { s.WaitRange(r) })
 				await(t, func() bool {
 					s.queue.urgent.mutex.Lock()
 					defer s.queue.urgent.mutex.Unlock()
@@ -143,6 +145,29 @@ func TestChunksAreTakenInOrder(t *testing.T) {
 		s.SetOrder(c.order)
 		if got := updates(t, s, c.meanwhile); !slices.Equal(got, c.want) {
 			t.Errorf("%s: chunks were updated in the order %v, want %v", name, got, c.want)
+		}
+	}
+}
+
+// TestWaitingForAllIsWaitingForTheStep: after all ranges were waited for, in any order, the step is finished.
+func TestWaitingForAllIsWaitingForTheStep(t *testing.T) {
+	format := crashCases()[0].format
+	s, err := NewShard(ShardConfig{Layout: layout(format, 16, shard.Uniform(format, 160)), CPUs: cpus(t, 2),
+		Kernel: kernel.Generic, Journal: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	fillShard(s)
+	for step := int64(1); step <= 10_000; step++ {
+		if err := beginNext(s); err != nil {
+			t.Fatal(err)
+		}
+		for i := range int64(2) {
+			s.WaitRange(s.config.Range().Share(int(i+step)%2, 2))
+		}
+		if s.Steps() != step {
+			t.Fatalf("all of step %d was waited for, and the shard is at step %d", step, s.Steps())
 		}
 	}
 }

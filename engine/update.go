@@ -98,7 +98,7 @@ func (s *Shard) update(step int64, gradScale float64, optimizers []optim.Optimiz
 		s.arriving.Store(s.begun.Load() + 1)
 	}
 	s.begun.Add(1)
-	s.run()
+	s.run(int64(s.config.Chunks))
 }
 
 // Finish finishes what another process has begun: a step, and clearing the
@@ -116,7 +116,17 @@ func (s *Shard) Finish() bool {
 	for _, slot := range s.slots {
 		s.resume(slot)
 	}
-	s.run()
+	left := int64(0)
+	for unit := range s.done {
+		if !s.isDone(unit) {
+			left++
+		}
+	}
+	if left == 0 {
+		s.end()
+		return true
+	}
+	s.run(left)
 	if s.MissesGradients() {
 		return false
 	}
@@ -124,12 +134,13 @@ func (s *Shard) Finish() bool {
 	return true
 }
 
-// run has the workers update all chunks that lack the update begun last.
-func (s *Shard) run() {
+// run has the workers update all chunks that lack the update begun last; left is how
+// many these are.
+func (s *Shard) run(left int64) {
 	s.wait() // for workers that got no chunk of the last update
 	s.queue.begin()
 	s.current.underway.Store(s.begun.Load())
-	s.current.left.Store(int64(s.config.Chunks))
+	s.current.left.Store(left)
 	if s.isArriving() {
 		s.startArriving()
 		return
@@ -149,19 +160,25 @@ func (s *Shard) run() {
 // update. It does not wait for workers that got no chunk because other processes
 // use their CPUs.
 func (s *Shard) updateUnit(worker, unit int) {
-	if !s.isDone(unit) { // another process may have updated it
-		s.makeUpdate(worker, unit)
+	if s.isDone(unit) {
+		return // another process has updated it
 	}
+	s.makeUpdate(worker, unit)
 	if s.isArriving() {
 		s.arrivals.done()
 	}
 	if s.current.left.Add(-1) == 0 {
-		s.finished.Store(s.begun.Load())
-		s.current.watchers.wake()
+		s.end()
 		if s.current.then != nil {
 			s.current.then()
 		}
 	}
+}
+
+// end ends the update under way.
+func (s *Shard) end() {
+	s.finished.Store(s.begun.Load())
+	s.current.watchers.wake()
 }
 
 func (s *Shard) makeUpdate(worker, unit int) {
@@ -201,7 +218,8 @@ func (s *Shard) Underway() (number uint64, left int64) {
 func (s *Shard) Wait() { s.current.watchers.wait(s.isOver) }
 
 // WaitRange returns when a range of parameters has had the step that was begun last. Workers take the chunks of the
-// range before all others, except for those that other goroutines wait for already.
+// range before all others, except for those that other goroutines wait for already. If the full shard has had the step,
+// the step is finished when WaitRange returns.
 func (s *Shard) WaitRange(r shard.Range) {
 	chunks := s.config.ChunksOf(r)
 	if !s.isOver() {
@@ -218,6 +236,20 @@ func (s *Shard) WaitRange(r shard.Range) {
 			return s.isDone(unit) // a worker that looked before the mark does not wake anybody
 		})
 	}
+	s.waitForEnd()
+}
+
+// waitForEnd returns at once, unless all chunks are done: then it waits until the step is finished.
+func (s *Shard) waitForEnd() {
+	if s.isOver() || s.current.left.Load() > int64(s.workers.Count()) {
+		return // a worker counts the chunk that it has done before it takes another
+	}
+	for unit := range s.done {
+		if !s.isDone(unit) {
+			return
+		}
+	}
+	s.Wait()
 }
 
 // watchers wait for the end of an update, or for chunks that they have marked.

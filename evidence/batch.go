@@ -101,6 +101,36 @@ var batchPatterns = []pattern{
 		expression: `^(?:\S+ )?container oom (?P<what>[0-9a-f]{12,64}) \(`,
 		kind:       Docker, fact: batchKill("Docker"),
 	},
+	{ // docker events
+		name:       "Docker: container died",
+		literals:   []string{"container die "},
+		expression: `^(?:\S+ )?container die [0-9a-f]{12,64} \(.*exitCode=(?P<code>\d+)`,
+		kind:       Docker, fact: ended("Docker"),
+	},
+	{ // docker events: docker stop waits, and then kills
+		name:       "Docker: stopped",
+		literals:   []string{"container stop "},
+		expression: `^(?:\S+ )?container stop [0-9a-f]{12,64} \(`,
+		kind:       Docker, fact: batchEnd("Docker", "stopped (docker stop)"),
+	},
+	{ // Kubernetes: pkg/controller/job
+		name:       "Kubernetes: deadline",
+		literals:   []string{"longer than specified deadline"},
+		expression: `Job was active longer than specified deadline`,
+		kind:       Kubernetes, fact: batchEnd("Kubernetes", "time limit"),
+	},
+	{ // kueue: pkg/scheduler/preemption
+		name:       "Kueue: preempted",
+		literals:   []string{"Preempted to accommodate a workload"},
+		expression: `Preempted to accommodate a workload`,
+		kind:       Kubernetes, fact: batchEnd("Kueue", "preempted"),
+	},
+	{ // kubelet: pkg/kubelet/nodeshutdown
+		name:       "Kubernetes: node shuts down",
+		literals:   []string{"imminent node shutdown"},
+		expression: `terminated in response to imminent node shutdown`,
+		kind:       Kubernetes, fact: batchEnd("Kubernetes", "node failure"),
+	},
 	{ // kubelet: pkg/kubelet/eviction/helpers.go
 		name: "Kubernetes: evicted",
 		literals: []string{"The node was low on resource", "exceeds the total limit of containers",

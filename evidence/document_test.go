@@ -51,7 +51,7 @@ items:
   kind: Event
   reason: OOMKilling
   involvedObject: {name: trainer-0}
-`, facts: `7 BatchEnd{By:Kubernetes Reason:evicted: the node was low on memory}
+`, facts: `8 BatchEnd{By:Kubernetes Reason:evicted: the node was low on memory}
 11 BatchKill{By:Kubernetes What:trainer-0 PID:0 Count:0 Limit:unknown}
 `},
 	{name: "docker inspect", kind: Docker, text: `[

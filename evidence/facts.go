@@ -228,6 +228,10 @@ type (
 		WholeGroup bool
 	}
 
+	// HardwareFailed is an error of a memory module that the kernel could not correct. The process that used it got
+	// SIGBUS.
+	HardwareFailed struct{ PID int }
+
 	// KernelReason is the line of a kill that says why the memory of the whole host could not be used.
 	KernelReason struct {
 		Constraint string // CONSTRAINT_MEMCG, _CPUSET or _MEMORY_POLICY

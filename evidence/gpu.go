@@ -151,11 +151,12 @@ var gpuPatterns = []pattern{
 		},
 	},
 	{ // xla/service/gpu, as JAX shows it
-		name:       "XLA out of memory",
-		literals:   []string{"RESOURCE_EXHAUSTED: "},
-		expression: `(?P<status>RESOURCE_EXHAUSTED): (?:Out of memory while trying|Failed) to allocate`,
-		kind:       TrainerLog,
-		fact:       func(m *match) Fact { return LibraryFailed{Library: "XLA", Status: m.get("status"), Memory: true} },
+		name:     "XLA out of memory",
+		literals: []string{"RESOURCE_EXHAUSTED: "},
+		expression: `(?P<status>RESOURCE_EXHAUSTED): (?:(?:Out of memory while trying|Failed) to allocate|` +
+			`.*Ran out of memory in memory space hbm)`,
+		kind: TrainerLog,
+		fact: func(m *match) Fact { return LibraryFailed{Library: "XLA", Status: m.get("status"), Memory: true} },
 	},
 	{ // aten/src/ATen/native/cudnn/MHA.cpp
 		name:       "cuDNN attention failed",

@@ -259,6 +259,13 @@ var kernelPatterns = []pattern{
 			return f
 		},
 	},
+	{ // mm/memory-failure.c
+		name:       "memory hardware failed",
+		literals:   []string{"due to hardware memory corruption"},
+		expression: `Memory failure: \S+ Sending SIGBUS to (?P<comm>.*):(?P<pid>\d+) due to hardware memory corruption`,
+		kind:       KernelLog,
+		fact:       func(m *match) Fact { return HardwareFailed{PID: m.integer("pid", 0)} },
+	},
 	{ // the NVIDIA driver
 		name:       "Xid",
 		literals:   []string{"NVRM: Xid"},

@@ -227,6 +227,11 @@ func (f KernelKill) Says() string {
 }
 
 // Says says it.
+func (f HardwareFailed) Says() string {
+	return fmt.Sprintf("a memory module has an error that cannot be corrected, and process %d got SIGBUS", f.PID)
+}
+
+// Says is the fact in one sentence.
 func (f KernelReason) Says() string {
 	what := "a cgroup's limit"
 	switch f.Constraint {

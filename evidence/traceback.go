@@ -50,8 +50,8 @@ var frames = []frame{
 		`\b(?:get_(?:model_|optimizer_)?|full_optim_|optim_)state_dict\(|\bfull_tensor\(|`+
 		`torch/distributed/checkpoint/(?:state_dict_saver\.py|filesystem\.py", line \d+, in _?write)|`+
 		`torch/serialization\.py", line \d+, in _?save$|dist_checkpointing/strategies/filesystem_async\.py`),
-	strong(ledger.Load, `from_pretrained\(|load_state_dict\(|load_checkpoint\w*\(|load_from_checkpoint\(|load_file\(|`+
-		`torch\.load\(|safe_open\(|\bload_(?:model|weights)\(|\bdispatch_model\(|_move_model_to_device\(|`+
+	strong(ledger.Load, `from_pretrained\(|load_\w*(?:state_dict|checkpoint|model)\w*\(|load_(?:file|weights)\(|`+
+		`torch\.load\(|safe_open\(|set_module_tensor_to_device\(|\bdispatch_model\(|_move_model_to_device\(|`+
 		`prepare_model_for_kbit_training\(|`+
 		`torch/serialization\.py", line \d+, in _?load$|torch/distributed/checkpoint/state_dict_loader\.py|`+
 		moduleFile+`(?:to|cuda|_apply|float|half|bfloat16|to_empty)$`),
@@ -121,6 +121,7 @@ func beginIgnored(_ *reader, m *match) {
 
 // trace reads a line of a traceback. Found says that the line has facts of its own, which come after those before it.
 func (r *reader) trace(s *stream, t *text, found bool, before int) {
+	r.complete(s, t)
 	c := s.trace
 	if c == nil || strings.Contains(t.string, "Traceback (most recent call last)") {
 		return
@@ -156,6 +157,9 @@ func (r *reader) trace(s *stream, t *text, found bool, before int) {
 		case !found:
 			r.kinds[TrainerLog]++
 			r.add(t, exception)
+			if strings.HasSuffix(exception.Message, ":") {
+				s.headline = len(r.source.Findings)
+			}
 		case w != nil && w.begun == t.number:
 			w.exception = t.finding(r.source.Name, exception)
 		}
@@ -165,10 +169,26 @@ func (r *reader) trace(s *stream, t *text, found bool, before int) {
 			}
 		}
 		c.inside, c.phase = false, ""
+		if strings.Contains(t.string, " ray::") {
+			c.open++ // Ray goes on with the traceback of the actor
+		}
 		if c.open--; c.open <= 0 {
 			s.trace = nil
 		}
 	}
+}
+
+// complete adds the first line that follows an exception to its text, if the exception's own line ends with a colon:
+// "Error(s) in loading state_dict for Llama:" goes on with the first of them.
+func (r *reader) complete(s *stream, t *text) {
+	if s.headline == 0 {
+		return
+	}
+	if text := strings.TrimSpace(t.string); text != "" && text != t.string && s.headline <= len(r.source.Findings) {
+		f := &r.source.Findings[s.headline-1]
+		f.Text += " " + text[:min(len(text), longestShown)]
+	}
+	s.headline = 0
 }
 
 // yields reports whether a call further inside tells the phase better than what was seen.

@@ -211,6 +211,10 @@ var rules = []rule{
 			"data loader, and nothing here says what killed the worker")},
 	),
 	table(
+		row[evidence.HardwareFailed]{nil, NotMemory, "", Certain, says[evidence.HardwareFailed]("got SIGBUS: a " +
+			"memory module has an error that cannot be corrected")},
+	),
+	table(
 		row[evidence.BusError]{func(s *scene, _ evidence.BusError) bool { return s.sharedMemoryFull() },
 			SharedMemory, "", Certain, says[evidence.BusError](busText)},
 		row[evidence.BusError]{func(s *scene, _ evidence.BusError) bool { return s.sharedMemoryFree() },
@@ -316,7 +320,7 @@ func (s *scene) testimony() []evidence.Finding {
 	}
 	for _, f := range s.findings {
 		switch fact := f.Fact.(type) {
-		case evidence.BatchKill:
+		case evidence.BatchKill, evidence.HardwareFailed:
 			found = append(found, f)
 		case evidence.TooManyProcesses:
 			if w == nil && fact.Group != "" && !s.hasTrainerLog() {

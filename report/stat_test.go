@@ -17,7 +17,8 @@ func TestStatIsReadable(t *testing.T) {
 		Unanswered: 3, QueuedBytes: 2 * ledger.KiB,
 		Sessions: []protocol.SessionStatus{{
 			Part: "bf16", Optimizer: "adamw", State: "split", Moments: "fp32", Elements: 1000, Client: 7965, Step: 5,
-			SavedStep: 4, MissesGradients: true, StateBytes: 14_000, TrafficBytes: 26_000_000, LastStepSeconds: 0.001, StepsMade: 5,
+			SavedStep: 4, MissesGradients: true,
+			StateBytes: 14_000, TrafficBytes: 26_000_000, LastStepSeconds: 0.001, StepsMade: 5,
 			StepSeconds: 0.005,
 		}},
 		Ledger: ledger.Comparison{

@@ -234,7 +234,7 @@ func TestOrderEndsWithTheConnection(t *testing.T) {
 	if err := s.Detach(); err != nil {
 		t.Fatal(err)
 	}
-	s = mustOpen(t, socket, testDocument())
+	mustOpen(t, socket, testDocument())
 	if order := theSession(server).order; len(order) != 0 {
 		t.Errorf("the order of the client before is %v", order)
 	}

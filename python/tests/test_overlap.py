@@ -87,18 +87,34 @@ def test_same_bits(named, strict, way):
     torch.testing.assert_close(state, other, rtol=0, atol=0)
 
 
-@contextlib.contextmanager
-def stopped(service, seconds):
-    """The service stands still for some time from now on: no update goes on."""
+def stop(service, seconds):
+    """The service stands still from now on: no update goes on. Returns what waits until it goes on."""
     pids = workers(service)
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     timer = threading.Timer(seconds, lambda: [os.kill(pid, signal.SIGCONT) for pid in pids])
     timer.start()
-    try:
-        yield
-    finally:
-        timer.join()
+    return timer.join
+
+
+@pytest.fixture
+def begins_late(service, monkeypatch):
+    """Makes one step of which the service has not begun the update when step() returns."""
+
+    def late(step, seconds):
+        begin, waits = Session.begin, []
+
+        def stop_and_begin(*arguments, **options):
+            waits.append(stop(service, seconds))
+            return begin(*arguments, **options)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Session, "begin", stop_and_begin)
+            patch.setattr(Session, "begun", lambda *_: 0.0)
+            step()
+        return waits[0]
+
+    return late
 
 
 @pytest.fixture
@@ -106,20 +122,21 @@ def large_blocks(monkeypatch):
     monkeypatch.setattr(parameter_arena, "_BLOCK_BYTES", 1 << 20)
 
 
-@pytest.mark.usefixtures("large_blocks")
-def test_forward_waits_while_the_service_stands_still(service):
+def test_forward_waits_while_the_service_stands_still(service, begins_late):
     found = []
     for overlap in (None, "forward"):
-        model = gpt(width=128, vocabulary=16384)
+        model = gpt()
         optimizer = make(model, overlap, socket=service.socket)
         losses = steps(model, optimizer, 2)
         model.loss(batch(DATA, 2)).backward()
-        optimizer.step()
         began = time.monotonic()
-        with stopped(service, 0.2):
-            optimizer.zero_grad()
-            losses += steps(model, optimizer, 1, 3)
-        assert time.monotonic() - began > 0.2
+        wait = begins_late(optimizer.step, 0.3) if overlap else optimizer.step()
+        assert not overlap or time.monotonic() - began < 0.3
+        optimizer.zero_grad()
+        losses += steps(model, optimizer, 1, 3)
+        if overlap:
+            assert time.monotonic() - began > 0.3
+            wait()
         optimizer.synchronize()
         found.append((losses, digest(model)))
         optimizer.close(give_back=True)
@@ -381,6 +398,21 @@ def _with_steps(model, optimizer, seen):
         yield next(seen)
 
 
+def test_the_step_of_an_earlier_state_is_awaited(monkeypatch):
+    """It has the number of a step that was finished."""
+    model = network()
+    optimizer = make(model, "forward")
+    train(model, optimizer, 2)
+    state = copy.deepcopy(optimizer.state_dict())
+    train(model, optimizer, 1)
+    optimizer.synchronize()
+    optimizer.load_state_dict(state)
+    train(model, optimizer, 1)
+    sent = Sent(monkeypatch)
+    optimizer.synchronize()
+    assert sent.waits == [(0, sum(p.numel() for p in model.parameters()))]
+
+
 def test_a_group_is_not_added_to_a_state(strict):
     model = network()
     optimizer = make(model, "forward")
@@ -603,26 +635,25 @@ def test_a_forked_child_has_the_parameters_of_the_step(strict):
         finish()
 
 
-@pytest.mark.usefixtures("large_blocks")
-def test_an_interrupt_in_the_middle_of_a_wait(service):
+def test_an_interrupt_in_the_middle_of_a_wait(service, begins_late):
     found = []
     for overlap in (None, "forward"):
-        model = gpt(width=128, vocabulary=16384)
+        model = gpt()
         optimizer = make(model, overlap, socket=service.socket)
         losses = []
         for i in range(6):
             loss = model.loss(batch(DATA, i))
             loss.backward()
-            optimizer.step()
+            if not overlap:
+                optimizer.step()
+            else:
+                wait = begins_late(optimizer.step, 0.15)
+                timer = threading.Timer(0.05, lambda: os.kill(os.getpid(), signal.SIGINT))
+                timer.start()
+                with pytest.raises(KeyboardInterrupt):
+                    model.loss(batch(DATA, i))
+                wait()
             optimizer.zero_grad()
-            if overlap:
-                with stopped(service, 0.1):
-                    timer = threading.Timer(0.05, lambda: os.kill(os.getpid(), signal.SIGINT))
-                    timer.start()
-                    with contextlib.suppress(KeyboardInterrupt):
-                        model.loss(batch(DATA, i))
-                        timer.join()
-                        time.sleep(0.01)
             losses.append(loss.item())
         optimizer.synchronize()
         found.append((losses, digest(model)))

@@ -1,7 +1,7 @@
 """The parameters of the step under way, as they arrive in the model."""
 
 import collections
-from typing import Callable, Deque, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
+from typing import Callable, Deque, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
 
 import torch
 
@@ -27,8 +27,12 @@ class Arrivals:
     def __init__(self, shards: Shards, *, strict: bool):
         self._shards, self._strict = list(shards), strict
         self._shard_of = {parameter: shard for shard in self._shards for parameter in shard.slots}
-        self._over: Dict[Shard, int] = {}  # the last step that a shard has finished as a whole, as an answer said
+        self._over: Set[Shard] = set()  # shards that have finished the step as a whole, as an answer said
         self._fault: Optional[str] = None
+
+    def begin(self) -> None:
+        """Runs before a step begins. It may have the number of an earlier one, after a load."""
+        self._over.clear()
 
     def order(self, order: Callable[[List[torch.Tensor]], List[torch.Tensor]]) -> None:
         """Has the service update parameters in an order, from the next step on."""
@@ -85,6 +89,7 @@ class Arrivals:
         if slot is None:
             return
         shard, offset = self._shard_of[parameter], slot.piece.offset
+        shard.session.drain()  # after an interrupt, the answer about the step may be one of those to come
         for request in [shard.session.wait(offset + first, count) for first, count in ranges]:
             self._wait(shard, request)
         shard.parameters.arrive_partly(slot, ranges)
@@ -93,9 +98,10 @@ class Arrivals:
 
     def _bring(self, shard: Shard, slots: List[Slot]) -> None:
         most = shard.session.elements if shard.group.shared else _COPIED_BYTES // shard.group.dtype.itemsize
+        shard.session.drain()  # as above
         asked: Deque[Tuple[Optional[Request], List[Slot]]] = collections.deque()
         for first, count, joined in _joined(slots, most):
-            asked.append((None if self._is_over(shard) else shard.session.wait(first, count), joined))
+            asked.append((None if shard in self._over else shard.session.wait(first, count), joined))
         while asked:
             request, joined = asked.popleft()
             if request is not None:
@@ -105,17 +111,14 @@ class Arrivals:
 
     def _wait(self, shard: Shard, request: Request) -> None:
         if shard.session.waited(request) > 0:
-            self._over[shard] = shard.session.step
-
-    def _is_over(self, shard: Shard) -> bool:
-        return self._over.get(shard) == shard.session.step
+            self._over.add(shard)
 
     def _take_rest(self, shard: Shard) -> None:
         """Takes the parameters that nobody has waited for, once the step is finished. A device gets its copy of each
         only when it is needed: then computation goes on while the others are copied.
         """
         missing = shard.parameters.missing
-        if missing and self._is_over(shard) and shard.group.shared and not self._strict:
+        if missing and shard in self._over and shard.group.shared and not self._strict:
             self._arrive(shard, list(missing.values()))
         if missing is not None and not shard.parameters.missing:
             self._fail(shard.parameters.complete(), "parameter")

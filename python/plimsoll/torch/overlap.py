@@ -267,6 +267,7 @@ class Forward(Serial):
         self._uses.check(self._arrivals.parameters, self._arrivals.name)
 
     def begins(self) -> None:
+        self._arrivals.begin()
         if not self._is_ordered:
             self._arrivals.order(self._uses.in_order)
             self._is_ordered = True
