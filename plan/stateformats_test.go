@@ -12,7 +12,9 @@ import (
 // always important, and a vector.
 func overlapModel() *model.Model {
 	return &model.Model{Parameters: []model.Parameter{
-		{Name: "a", Shape: []int64{1024, 1015}}, {Name: "b", Shape: []int64{1024, 4}}, {Name: "c", Shape: []int64{1024}},
+		{Name: "a", Shape: []int64{1024, 1015}},
+		{Name: "b", Shape: []int64{1024, 4}},
+		{Name: "c", Shape: []int64{1024}},
 		{Name: "tied", Shape: []int64{1024, 1015}, TiedTo: "a"},
 	}}
 }

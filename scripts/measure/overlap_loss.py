@@ -3,7 +3,8 @@
 
     PYTHONPATH=python python scripts/measure/overlap_loss.py [--only training|tuning] [--steps 1000] [--seeds 3]
 
-Once from random weights, and once in fine-tuning a model that was trained exactly on other text. It needs torch and bin/plimsoll. Losses are of held-out batches after training, and the mean of the last 100 steps.
+Once from random weights, and once in fine-tuning a model that was trained exactly on other text. It needs torch and
+bin/plimsoll. Losses are of held-out batches after training, and the mean of the last 100 steps.
 """
 
 import argparse
