@@ -76,7 +76,7 @@ def _overlap_of(overlap: Any) -> Any:
     if isinstance(overlap, Async) and not overlap.warm_up_steps >= 0:
         raise ValueError(f"warm_up_steps is {overlap.warm_up_steps}: expected 0 or more")
     if overlap not in (None, "forward") and not isinstance(overlap, (Async, ZenFlow)):
-        raise ValueError(f"overlap is {overlap!r}: expected None, 'forward', 'async', Async(...) or ZenFlow(...) of plimsoll.torch")
+        raise ValueError(f"overlap is {overlap!r}: expected one of None, 'forward', 'async', Async(...), ZenFlow(...) of plimsoll.torch")
     return overlap
 
 
