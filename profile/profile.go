@@ -42,12 +42,14 @@ type Profile struct {
 	Load    string   `json:"load"`
 	Command []string `json:"command"`
 	// LoadTimes says what the time of the load is: TimeOfSteps or TimeOfRun; empty for the load of our own.
-	LoadTimes    string         `json:"load_times"`
-	ShareOfBest  float64        `json:"share_of_best"` // that a knee reaches
-	Curves       []Curve        `json:"curves"`
-	TrainerTimes []TrainerTimes `json:"trainer_times"`
-	Splits       []Split        `json:"splits"`
-	Links        []Link         `json:"links"`
+	LoadTimes string `json:"load_times"`
+	// StepsHoldUpdate says that the load has used the optimizer service: its steps hold the update.
+	StepsHoldUpdate bool           `json:"steps_hold_update"`
+	ShareOfBest     float64        `json:"share_of_best"` // that a knee reaches
+	Curves          []Curve        `json:"curves"`
+	TrainerTimes    []TrainerTimes `json:"trainer_times"`
+	Splits          []Split        `json:"splits"`
+	Links           []Link         `json:"links"`
 	// LinksNote says why no link was measured.
 	LinksNote string `json:"links_note"`
 }
@@ -60,6 +62,16 @@ const (
 	TimeOfSteps = "marked steps"
 	TimeOfRun   = "whole run"
 )
+
+// Overlaps of the update with the trainer's work.
+const (
+	NoOverlap       = "none"
+	OverlapForward  = "forward"
+	OverlapBackward = "backward"
+)
+
+// Overlaps lists them.
+var Overlaps = []string{NoOverlap, OverlapForward, OverlapBackward}
 
 // Topology is the machine.
 type Topology struct {

@@ -5,6 +5,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"plimsoll/binding"
 	"plimsoll/host"
 	"plimsoll/model"
 	"plimsoll/optim/kernel"
@@ -22,7 +23,8 @@ type rehearseOptions struct {
 		window            int64
 		consecutive       bool
 	}
-	format report.Format
+	format      report.Format
+	hostProfile string
 }
 
 func rehearseCommand() *cobra.Command {
@@ -81,6 +83,7 @@ func rehearseFlags(c *cobra.Command, o *rehearseOptions) {
 	flags.BoolVar(&scaling.consecutive, "consecutive-hysteresis", false, "count only overflows of consecutive steps")
 	flags.Float64Var(&scaling.minimum, "min-loss-scale", 1, "smallest loss scale")
 	flags.IntVar(&q.Workers, "workers", 0, "optimizer workers of each rank (default: one for each of its cores)")
+	hostProfileFlag(c, &o.hostProfile)
 	reserveFlag(c, &q.Reserve)
 	outputFlags(c, &o.format, "print one JSON document")
 	flags.Lookup("clip").DefValue = "0" // hidden in the help
@@ -103,6 +106,13 @@ func runRehearse(c *cobra.Command, o rehearseOptions) error {
 	here, err := host.Local()
 	if err != nil {
 		return err
+	}
+	if job.Workers == 0 {
+		profile := hostProfile{o.hostProfile, job.Reserve, logTo(c)}
+		split, note := profile.split(here, job.Ranks, job.Format.State.String(), job.Format.Moments.String())
+		if split != nil {
+			job.TrainerCores, job.Notes = split.TrainerCores(binding.TrainerShare{}), append(job.Notes, note)
+		}
 	}
 	placement, err := rehearse.NewPlacement(job, here)
 	if err != nil {
