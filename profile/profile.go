@@ -44,12 +44,15 @@ type Profile struct {
 	// LoadTimes says what the time of the load is: TimeOfSteps or TimeOfRun; empty for the load of our own.
 	LoadTimes string `json:"load_times"`
 	// StepsHoldUpdate says that the load has used the optimizer service: its steps hold the update.
-	StepsHoldUpdate bool           `json:"steps_hold_update"`
-	ShareOfBest     float64        `json:"share_of_best"` // that a knee reaches
-	Curves          []Curve        `json:"curves"`
-	TrainerTimes    []TrainerTimes `json:"trainer_times"`
-	Splits          []Split        `json:"splits"`
-	Links           []Link         `json:"links"`
+	StepsHoldUpdate bool    `json:"steps_hold_update"`
+	ShareOfBest     float64 `json:"share_of_best"` // that a knee reaches
+	// Others is the part of the time of the CPUs that other processes used meanwhile, from 0 to 1. It is 0 with a command,
+	// whose processes are others as well.
+	Others       float64        `json:"others_cpu_share"`
+	Curves       []Curve        `json:"curves"`
+	TrainerTimes []TrainerTimes `json:"trainer_times"`
+	Splits       []Split        `json:"splits"`
+	Links        []Link         `json:"links"`
 	// LinksNote says why no link was measured.
 	LinksNote string `json:"links_note"`
 }
@@ -258,6 +261,16 @@ func (p *Profile) Split(ranks int, state, moments string) *Split {
 	for i, s := range p.Splits {
 		if s.Ranks == ranks && s.State == state && s.Moments == moments {
 			return &p.Splits[i]
+		}
+	}
+	return nil
+}
+
+// Curve returns the curve for so many ranks on all NUMA nodes and a format, or nil.
+func (p *Profile) Curve(ranks int, state, moments string) *Curve {
+	for i, c := range p.Curves {
+		if c.Ranks == ranks && c.NUMANode == AllNodes && c.State == state && c.Moments == moments {
+			return &p.Curves[i]
 		}
 	}
 	return nil

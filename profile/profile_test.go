@@ -25,7 +25,7 @@ func measuredOf(h *host.Host) Profile {
 	return Profile{
 		Measured: time.Date(2026, 11, 23, 7, 0, 0, 0, time.UTC), Version: "(devel)", Topology: TopologyOf(h),
 		Limits: LimitsOf(h), State: "split", Moments: "fp32", Overlap: "none", Load: LoadCommand,
-		Command: []string{"python", "train.py"}, LoadTimes: TimeOfSteps, ShareOfBest: 0.95,
+		Command: []string{"python", "train.py"}, LoadTimes: TimeOfSteps, ShareOfBest: 0.95, Others: 0.25,
 		Curves: []Curve{{Ranks: 1, NUMANode: AllNodes, State: "split", Moments: "fp32", BytesPerParameter: 26,
 			Points: []Point{{1, 2.5e10, 9, 0.01}, {2, 4.5e10, 9, 0}}, Knee: 2}},
 		TrainerTimes: []TrainerTimes{{Ranks: 1, Points: []TrainerPoint{{1, 0.2, 5}, {2, 0.1, 5}}}},

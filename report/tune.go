@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/guptarohit/asciigraph"
 
@@ -39,6 +38,10 @@ func (d *Tuning) Page() *Page {
 	facts.add("host", "%s", d.Host)
 	facts.add("trainer", "%s", d.trainer())
 	facts.add("step", "%s", d.step())
+	if p.Others > busyHost {
+		facts.add("warning", "other processes used %.0f %% of these CPUs meanwhile: tune again when the host is idle",
+			100*p.Others)
+	}
 	sections := []Section{{facts}, {Paragraph("speed of an update of all ranks, in GB/s"), d.updates()}}
 	if plot := d.plot(); plot != "" {
 		sections = append(sections, Section{plot})
@@ -58,6 +61,9 @@ func (d *Tuning) Page() *Page {
 		Hints: []string{"written to " + d.File, "run, serve, rehearse and plan use it; --host-profile none ignores it"},
 	}
 }
+
+// busyHost is how much other processes may use of the CPUs before a profile is in doubt.
+const busyHost = 0.1
 
 // trainer says what took the place of a trainer.
 func (d *Tuning) trainer() string {
@@ -207,21 +213,4 @@ func speeds(c profile.Curve) (list []float64) {
 		list = append(list, p.BytesPerSecond/1e9)
 	}
 	return list
-}
-
-// HostStep is the time of Plimsoll's optimizer step on this host, by its profile.
-type HostStep struct {
-	Profile  string         `json:"profile"` // its file
-	Measured time.Time      `json:"measured"`
-	Ranks    int            `json:"ranks"`
-	Formats  []HostStepTime `json:"formats"`
-}
-
-// HostStepTime is the time of an update in one format.
-type HostStepTime struct {
-	State          string  `json:"state"`
-	Moments        string  `json:"moments"`
-	Seconds        float64 `json:"seconds"`
-	BytesPerSecond float64 `json:"bytes_per_second"`
-	Optimizer      int     `json:"optimizer_cores"` // of each rank
 }

@@ -15,6 +15,8 @@ type Point struct {
 	Samples int
 	// Uncertainty is the standard error of the median, as a fraction of it.
 	Uncertainty float64
+
+	all []float64 // the samples
 }
 
 // A point is measured until its uncertainty is small enough, within these numbers of samples.
@@ -29,12 +31,13 @@ const (
 // among the cores, where none is, and where a part is (Amdahl's law).
 type Curve struct {
 	measure Measure
-	most    int // points that may be measured
+	most    int // measurements that may be made
+	made    int
 	late    func() bool
 	points  []Point // by cores
 }
 
-// NewCurve returns a curve of which at most that many points are measured. When it is late, a point has as few samples
+// NewCurve returns a curve for which at most so many measurements are made. When it is late, a point has as few samples
 // as possible.
 func NewCurve(measure Measure, most int, late func() bool) *Curve {
 	return &Curve{measure: measure, most: most, late: late}
@@ -44,18 +47,30 @@ func NewCurve(measure Measure, most int, late func() bool) *Curve {
 func (c *Curve) Points() []Point { return c.points }
 
 // at measures a point, and reports whether it did. It does not where the point was measured before, or where no further
-// point may be.
+// measurement may be made.
 func (c *Curve) at(cores int) (bool, error) {
-	i, measured := c.find(cores)
-	if measured || len(c.points) >= c.most {
+	if _, measured := c.find(cores); measured || c.made >= c.most {
 		return false, nil
 	}
+	return true, c.again(cores)
+}
+
+// again measures a point once more, and counts the samples of all times.
+func (c *Curve) again(cores int) error {
+	if c.made >= c.most {
+		return nil
+	}
+	c.made++
 	samples, err := c.measure(cores, c.enough)
 	if err != nil {
-		return false, err
+		return err
 	}
-	c.points = slices.Insert(c.points, i, newPoint(cores, samples))
-	return true, nil
+	if i, measured := c.find(cores); measured {
+		c.points[i] = newPoint(cores, append(c.points[i].all, samples...))
+	} else {
+		c.points = slices.Insert(c.points, i, newPoint(cores, samples))
+	}
+	return nil
 }
 
 func (c *Curve) find(cores int) (at int, measured bool) {
@@ -81,7 +96,7 @@ func newPoint(cores int, samples []float64) Point {
 	n := len(sorted)
 	median := (sorted[(n-1)/2] + sorted[n/2]) / 2
 	spread := (sorted[3*(n-1)/4] - sorted[(n-1)/4]) / quartiles
-	return Point{cores, median, n, ofMedian * spread / math.Sqrt(float64(n)) / median}
+	return Point{cores, median, n, ofMedian * spread / math.Sqrt(float64(n)) / median, samples}
 }
 
 // Seconds returns the time with so many cores, measured or estimated. At least one point must have been measured.
@@ -102,7 +117,7 @@ func (c *Curve) Seconds(cores int) float64 {
 // between returns the middle of the wider gap beside a number of cores, among measured points up to some number; 0 if
 // both are too narrow, or no further point may be measured.
 func (c *Curve) between(cores, upTo int) (middle int) {
-	if len(c.points) >= c.most {
+	if c.made >= c.most {
 		return 0
 	}
 	widest := resolution(cores)
@@ -139,7 +154,7 @@ func (c *Curve) Knee(share float64) (int, error) {
 			low = c.points[high-1].Cores
 		}
 		cores := c.points[high].Cores
-		if high == 0 || cores-low <= resolution(cores) || len(c.points) >= c.most || c.late() {
+		if high == 0 || cores-low <= resolution(cores) || c.made >= c.most || c.late() {
 			return cores, nil
 		}
 		if _, err := c.at((low + cores) / 2); err != nil {

@@ -24,11 +24,11 @@ const longestLinks = 30 * time.Second
 // profile without links is fine.
 func links(ctx context.Context, h *host.Host) (found []profile.Link, note string) {
 	if len(h.GPUs) == 0 {
-		return nil, "this host has no GPU"
+		return []profile.Link{}, "this host has no GPU"
 	}
 	python, tried := bench.FindPython("torch")
 	if python == "" {
-		return nil, fmt.Sprintf("no interpreter has torch; tried %s", strings.Join(tried, ", "))
+		return []profile.Link{}, fmt.Sprintf("no interpreter has torch; tried %s", strings.Join(tried, ", "))
 	}
 	ctx, cancel := context.WithTimeout(ctx, longestLinks)
 	defer cancel()
@@ -41,12 +41,12 @@ func links(ctx context.Context, h *host.Host) (found []profile.Link, note string
 		err = json.Unmarshal(out, &answer)
 	}
 	if err != nil {
-		return nil, fmt.Sprintf("%s could not measure them: %v", python, err)
+		return []profile.Link{}, fmt.Sprintf("%s could not measure them: %v", python, err)
 	}
 	for _, l := range answer.Links {
 		if !(l.ToGPU > 0 && l.FromGPU > 0 && l.Together > 0) {
-			return nil, fmt.Sprintf("%s measured a link of no speed", python)
+			return []profile.Link{}, fmt.Sprintf("%s measured a link of no speed", python)
 		}
 	}
-	return answer.Links, answer.Note
+	return append([]profile.Link{}, answer.Links...), answer.Note
 }

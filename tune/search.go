@@ -1,5 +1,10 @@
 package tune
 
+import (
+	"cmp"
+	"slices"
+)
+
 // Search looks for the split of a rank's cores that makes a step the shortest. It asks for few measurements: powers of
 // two first, and then points between those nearest to the best split.
 type Search struct {
@@ -43,7 +48,34 @@ func (s *Search) Choose() (Choice, error) {
 			break
 		}
 	}
+	if err := s.confirm(); err != nil {
+		return Choice{}, err
+	}
 	return s.choice(s.fewest()), nil
+}
+
+// confirmations is how often the best splits are measured again, in turns: a host may be slower for some seconds.
+const confirmations = 2
+
+// confirm measures the best splits again.
+func (s *Search) confirm() error {
+	finalists := []int{s.fewest(), s.best(s.separate()), s.last()}
+	slices.Sort(finalists)
+	finalists = slices.Compact(finalists)
+	if len(finalists) == 1 {
+		return nil
+	}
+	for range confirmations {
+		for _, cores := range finalists {
+			if s.Update.late() {
+				return nil
+			}
+			if err := cmp.Or(s.Trainer.again(s.trainerCores(cores)), s.Update.again(cores)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // refine measures a split, or else something beside it. It reports whether there was anything to measure.
@@ -74,7 +106,7 @@ func (s *Search) begin() error {
 			return err
 		}
 	}
-	for cores := 2; cores < s.separate(); cores *= 2 {
+	for cores := 2; cores < s.separate() && !s.Update.late(); cores *= 2 {
 		if _, err := s.Update.at(cores); err != nil {
 			return err
 		}

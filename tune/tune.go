@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"plimsoll/bench"
 	"plimsoll/host"
 	"plimsoll/optim/kernel"
 	"plimsoll/profile"
@@ -29,7 +30,8 @@ type session struct {
 	commands *commands // nil without a command
 }
 
-// Run measures the host. It keeps to the budget, but for the fewest points that a search needs.
+// Run measures the host. It keeps to the budget, but for the fewest points that a search needs. Formats other than the
+// request's own are left out where there is no time for them.
 func (t *Tuning) Run(ctx context.Context, version string, progress rehearse.Progress) (*profile.Profile, error) {
 	now := time.Now()
 	s := &session{Tuning: t, progress: progress, ends: now.Add(t.Budget), counted: now, trainers: map[int]*Curve{}}
@@ -38,26 +40,39 @@ func (t *Tuning) Run(ctx context.Context, version string, progress rehearse.Prog
 		Limits: profile.LimitsOf(t.Host), State: t.State, Moments: t.Moments, Overlap: t.Overlap,
 		Load: profile.LoadBuiltIn, Command: append([]string{}, t.Command...), ShareOfBest: t.ShareOfBest,
 		Curves: []profile.Curve{}, TrainerTimes: []profile.TrainerTimes{}, Splits: []profile.Split{},
-		Links: []profile.Link{},
 	}
 	progress.Begin("measuring this host", t.Budget.Milliseconds())
 	defer progress.End()
-	var found []profile.Link
-	if found, s.found.LinksNote = links(ctx, t.Host); len(found) > 0 {
-		s.found.Links = found
+	others, err := bench.WatchOthers(t.Host.CPUs)
+	if err != nil {
+		return nil, err
 	}
-	tasks := s.tasks()
 	for _, ranks := range t.Ranks {
 		if err := s.prepareTrainer(ctx, ranks); err != nil {
 			return nil, err
 		}
 	}
-	for i, task := range tasks {
-		if err := s.measure(ctx, task, s.share(len(tasks)-i)); err != nil {
+	for i, tasks := 0, s.tasks(); i < len(tasks); i++ {
+		if tasks[i].format != t.formats[0] && time.Now().After(s.ends) {
+			break
+		}
+		if err := s.measure(ctx, tasks[i], s.endOfFirst(len(tasks)-i)); err != nil {
 			return nil, err
 		}
 	}
-	for _, ranks := range t.Ranks {
+	s.putTrainers()
+	if s.commands == nil {
+		if s.found.Others, err = others.Share(); err != nil {
+			return nil, err
+		}
+	}
+	s.found.Links, s.found.LinksNote = links(ctx, t.Host)
+	return s.found, nil
+}
+
+// putTrainers adds the times of the trainer to the profile.
+func (s *session) putTrainers() {
+	for _, ranks := range s.Ranks {
 		times := profile.TrainerTimes{Ranks: ranks, Points: []profile.TrainerPoint{}}
 		for _, p := range s.trainers[ranks].Points() {
 			times.Points = append(times.Points, profile.TrainerPoint{Cores: p.Cores, Seconds: p.Seconds,
@@ -69,7 +84,6 @@ func (t *Tuning) Run(ctx context.Context, version string, progress rehearse.Prog
 		s.found.Load, s.found.LoadTimes, s.found.StepsHoldUpdate = profile.LoadCommand, s.commands.times,
 			s.commands.service
 	}
-	return s.found, nil
 }
 
 // tasks lists what to measure: the request's format first, which decides the splits of run and serve.
@@ -87,9 +101,14 @@ func (s *session) tasks() (tasks []task) {
 	return tasks
 }
 
-// share returns the end of the first of some tasks that divide the time that is left.
-func (s *session) share(tasks int) time.Time {
-	return time.Now().Add(time.Until(s.ends) / time.Duration(tasks))
+// endOfFirst returns the end of the first of some tasks, which divide the time that is left after the runs of a command.
+// The first one runs it.
+func (s *session) endOfFirst(tasks int) time.Time {
+	begin := time.Now()
+	if s.commands != nil && s.commands.deadline.After(begin) && len(s.found.Curves) == 0 {
+		begin = s.commands.deadline
+	}
+	return begin.Add(s.ends.Sub(begin) / time.Duration(tasks))
 }
 
 // lateAfter reports whether a time has passed, and advances the progress.

@@ -82,8 +82,12 @@ func runTune(c *cobra.Command, o tuneOptions, command []string) error {
 		}
 	}
 	file, err := profile.LoadOrNew(path) // before measuring, which takes a minute
+	if err != nil && o.output != "" {
+		return err // it may be another file
+	}
 	if err != nil {
-		return err
+		logTo(c)("%v\n  tune replaces the file", err)
+		file = &profile.File{}
 	}
 	self, err := os.Executable()
 	if err != nil {
