@@ -9,6 +9,7 @@ import (
 	"github.com/guptarohit/asciigraph"
 
 	"plimsoll/host"
+	"plimsoll/optim/kernel"
 	"plimsoll/profile"
 )
 
@@ -38,6 +39,9 @@ func (d *Tuning) Page() *Page {
 	facts.add("host", "%s", d.Host)
 	facts.add("trainer", "%s", d.trainer())
 	facts.add("step", "%s", d.step())
+	if left := d.leftOut(); len(left) > 0 {
+		facts.add("left out", "%s, for lack of time: give a larger --budget", strings.Join(left, ", "))
+	}
 	if p.Others > busyHost {
 		facts.add("warning", "other processes used %.0f %% of these CPUs meanwhile: tune again when the host is idle",
 			100*p.Others)
@@ -64,6 +68,21 @@ func (d *Tuning) Page() *Page {
 
 // busyHost is how much other processes may use of the CPUs before a profile is in doubt.
 const busyHost = 0.1
+
+// leftOut lists the formats for which there was no time.
+func (d *Tuning) leftOut() (formats []string) {
+	for _, state := range kernel.StateNames() {
+		for _, moments := range kernel.MomentNames() {
+			for _, s := range d.Profile.TrainerTimes {
+				if name := state + "/" + moments; d.Profile.Split(s.Ranks, state, moments) == nil &&
+					!slices.Contains(formats, name) {
+					formats = append(formats, name)
+				}
+			}
+		}
+	}
+	return formats
+}
 
 // trainer says what took the place of a trainer.
 func (d *Tuning) trainer() string {

@@ -37,11 +37,13 @@ type commands struct {
 const (
 	warmUpSteps   = 2
 	measuredSteps = 8
+
+	leastRun = 2 * time.Second // that a run has in any case
 )
 
 // measure runs the program once, with so many cores of each rank for the trainer.
 func (c *commands) measure(ctx context.Context, cores int) ([]float64, error) {
-	limit := time.Until(c.deadline) / time.Duration(max(1, c.left))
+	limit := max(leastRun, time.Until(c.deadline)/time.Duration(max(1, c.left)))
 	c.left--
 	folder, err := os.MkdirTemp("", "plimsoll-tune-")
 	if err != nil {
@@ -154,10 +156,7 @@ func readSteps(recording string) (found runFound, err error) {
 			})
 		}
 		if m := r.Mark; m != nil && m.Source != samples.FromBehavior && m.Rank >= 0 {
-			marks := began[m.Rank]
-			if n := len(marks); n == 0 || m.Step > marks[n-1].step {
-				began[m.Rank] = append(marks, mark{m.Step, r.Time})
-			}
+			began[m.Rank] = withMark(began[m.Rank], mark{m.Step, r.Time})
 		}
 		return nil
 	})
@@ -179,4 +178,20 @@ func readSteps(recording string) (found runFound, err error) {
 type mark struct {
 	step int64
 	at   time.Duration
+}
+
+// together is the time within which marks are taken for one: those of lines that a program has printed at once.
+const together = time.Millisecond
+
+// withMark adds a mark if its step is new.
+func withMark(marks []mark, m mark) []mark {
+	last := len(marks) - 1
+	switch {
+	case last >= 0 && m.step <= marks[last].step:
+		return marks
+	case last >= 0 && m.at-marks[last].at < together:
+		marks[last].step = m.step
+		return marks
+	}
+	return append(marks, m)
 }

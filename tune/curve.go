@@ -46,10 +46,14 @@ func NewCurve(measure Measure, most int, late func() bool) *Curve {
 // Points returns what was measured.
 func (c *Curve) Points() []Point { return c.points }
 
+// leastPoints are measured even when it is late.
+const leastPoints = 2
+
 // at measures a point, and reports whether it did. It does not where the point was measured before, or where no further
 // measurement may be made.
 func (c *Curve) at(cores int) (bool, error) {
-	if _, measured := c.find(cores); measured || c.made >= c.most {
+	_, measured := c.find(cores)
+	if measured || c.made >= c.most || c.late() && len(c.points) >= leastPoints {
 		return false, nil
 	}
 	return true, c.again(cores)
@@ -57,7 +61,7 @@ func (c *Curve) at(cores int) (bool, error) {
 
 // again measures a point once more, and counts the samples of all times.
 func (c *Curve) again(cores int) error {
-	if c.made >= c.most {
+	if c.made >= c.most || c.late() && len(c.points) >= leastPoints {
 		return nil
 	}
 	c.made++

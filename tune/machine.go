@@ -3,6 +3,7 @@ package tune
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"time"
 
@@ -93,7 +94,7 @@ func (t *Tuning) update(ctx context.Context, h *host.Host, f kernel.Format, rank
 		}
 		u, err := t.newUpdates(ctx, f, assigned)
 		if err != nil {
-			return nil, err
+			return nil, fmt.Errorf("updates of %v by %s: %w", f, plural(cores, "core"), err)
 		}
 		defer func() { err = errors.Join(err, u.close()) }()
 		u.sample() // warms up

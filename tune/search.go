@@ -163,12 +163,14 @@ func (s *Search) best(upTo int) int {
 
 // fewest returns the split with the fewest cores of the optimizer that is as good as the best.
 func (s *Search) fewest() int {
-	bound := (1 + asGood) * s.predict(s.best(s.last()))
-	for cores := 1; ; cores++ {
+	best := s.best(s.last())
+	bound := (1 + asGood) * s.predict(best)
+	for cores := 1; cores < best; cores++ {
 		if s.predict(cores) <= bound {
 			return cores
 		}
 	}
+	return best
 }
 
 func (s *Search) choice(cores int) Choice {

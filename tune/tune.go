@@ -2,7 +2,6 @@ package tune
 
 import (
 	"context"
-	"fmt"
 	"time"
 
 	"plimsoll/bench"
@@ -143,7 +142,7 @@ func (s *session) prepareTrainer(ctx context.Context, ranks int) error {
 	s.trainers[ranks] = NewCurve(func(cores int, _ func([]float64) bool) ([]float64, error) {
 		defer s.lateAfter(s.ends)()
 		return c.measure(ctx, cores)
-	}, mostRuns, func() bool { return false })
+	}, mostRuns, s.lateAfter(end))
 	return nil
 }
 
@@ -173,7 +172,7 @@ func (s *session) measure(ctx context.Context, t task, end time.Time) error {
 		Shares: s.Overlap == profile.NoOverlap || t.node != nil}
 	choice, err := search.Choose()
 	if err != nil {
-		return fmt.Errorf("updates of %v: %w", t.format, err)
+		return err
 	}
 	knee, err := update.Knee(s.ShareOfBest)
 	if err != nil {
