@@ -46,8 +46,8 @@ type Profile struct {
 	// StepsHoldUpdate says that the load has used the optimizer service: its steps hold the update.
 	StepsHoldUpdate bool    `json:"steps_hold_update"`
 	ShareOfBest     float64 `json:"share_of_best"` // that a knee reaches
-	// Others is the part of the time of the CPUs that other processes used meanwhile, from 0 to 1. It is 0 with a command,
-	// whose processes are others as well.
+	// Others is the part of the time of the CPUs that other processes used meanwhile, from 0 to 1. It is 0 with a
+	// command, whose processes are others as well.
 	Others       float64        `json:"others_cpu_share"`
 	Curves       []Curve        `json:"curves"`
 	TrainerTimes []TrainerTimes `json:"trainer_times"`
@@ -172,7 +172,8 @@ func LimitsOf(h *host.Host) Limits {
 	return Limits{Usable: h.CPUs.String(), Cpuset: h.Cpuset.String(), Quota: h.Quota}
 }
 
-// sameMemory is how far sizes of memory may be apart on the same machine: kernels keep different amounts for themselves.
+// sameMemory is how far sizes of memory may be apart on the same machine: kernels keep different amounts for
+// themselves.
 const sameMemory = 0.02
 
 // differences says, fact by fact, what has changed since the profile was measured.
@@ -254,6 +255,12 @@ func (f *File) Put(p Profile) {
 	f.Profiles = append(f.Profiles, p)
 	f.Profiles = f.Profiles[max(0, len(f.Profiles)-mostProfiles):]
 }
+
+// busyHost is how much of the CPUs other processes may use before a profile is in doubt.
+const busyHost = 0.1
+
+// InDoubt reports whether other processes used so much of the CPUs that no median helps.
+func (p *Profile) InDoubt() bool { return p.Others > busyHost }
 
 // Split returns the split for so many ranks and a format, or nil. Without a format it is that of the profile's own.
 func (p *Profile) Split(ranks int, state, moments string) *Split {

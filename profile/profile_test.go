@@ -30,8 +30,8 @@ func measuredOf(h *host.Host) Profile {
 			Points: []Point{{1, 2.5e10, 9, 0.01}, {2, 4.5e10, 9, 0}}, Knee: 2}},
 		TrainerTimes: []TrainerTimes{{Ranks: 1, Points: []TrainerPoint{{1, 0.2, 5}, {2, 0.1, 5}}}},
 		Splits: []Split{{Ranks: 1, State: "split", Moments: "fp32", Trainer: 3, Optimizer: 1,
-			BytesPerSecond: 2.5e10, Slowdown: 1.25}, {Ranks: 2, State: "split", Moments: "fp32", Trainer: 2, Optimizer: 2,
-			Shared: true, BytesPerSecond: 4e10, Slowdown: 1}},
+			BytesPerSecond: 2.5e10, Slowdown: 1.25}, {Ranks: 2, State: "split", Moments: "fp32", Trainer: 2,
+			Optimizer: 2, Shared: true, BytesPerSecond: 4e10, Slowdown: 1}},
 		Links: []Link{{"0000:17:00.0", 2.5e10, 2.6e10, 4.8e10}}, LinksNote: "",
 	}
 }
@@ -110,9 +110,13 @@ func TestAProfileGetsStale(t *testing.T) {
 		t.Errorf("an empty file: %v, %q", p, why)
 	}
 	for want, change := range map[string]func(h *host.Host){
-		"CPU model: Two Socket Server CPU @ 2.00GHz when measured, Other now": func(h *host.Host) { h.Name = "Other" },
-		"cores: 6 when measured, 5 now":                                       func(h *host.Host) { h.Cores = h.Cores[:5] },
-		"online CPUs: 0-11 when measured, 0-10 now":                           func(h *host.Host) { h.Online = h.Online.Difference(cpuset.New(11)) },
+		"CPU model: Two Socket Server CPU @ 2.00GHz when measured, Other now": func(h *host.Host) {
+			h.Name = "Other"
+		},
+		"cores: 6 when measured, 5 now": func(h *host.Host) { h.Cores = h.Cores[:5] },
+		"online CPUs: 0-11 when measured, 0-10 now": func(h *host.Host) {
+			h.Online = h.Online.Difference(cpuset.New(11))
+		},
 		"NUMA nodes: 0 (CPUs 0-2,6-8), 1 (CPUs 3-5,9-11) when measured, 0 (CPUs 0-2,6-8) now": func(h *host.Host) {
 			h.Nodes = h.Nodes[:1]
 		},

@@ -107,7 +107,8 @@ var (
 		strict.Text().For("measured version links_note"), topologyRule.For("topology"),
 		limitsRule.For("limits"), state.For("state"), moments.For("moments"),
 		strict.Text(LoadBuiltIn, LoadCommand).For("load"), strict.Text("", TimeOfSteps, TimeOfRun).For("load_times"),
-		strict.Boolean().For("steps_hold_update"), strict.Text(Overlaps...).For("overlap"), strict.List(strict.Text()).For("command"),
+		strict.Boolean().For("steps_hold_update"), strict.Text(Overlaps...).For("overlap"),
+		strict.List(strict.Text()).For("command"),
 		positive.To(1).For("share_of_best"), number.For("others_cpu_share"),
 		strict.List(curveRule).For("curves"), strict.List(timesRule).For("trainer_times"),
 		strict.List(splitRule).For("splits"), strict.List(linkRule).For("links"))
@@ -190,7 +191,8 @@ func (r *reader) profile() (Profile, error) {
 	p := Profile{
 		Version: r.Word("version"), State: r.Word("state"), Moments: r.Word("moments"), Overlap: r.Word("overlap"),
 		Load: r.Word("load"), Command: append([]string{}, r.Value("command").Texts()...), Links: []Link{},
-		LoadTimes: r.Word("load_times"), StepsHoldUpdate: r.Truth("steps_hold_update"), ShareOfBest: r.Number("share_of_best"), Others: r.Number("others_cpu_share"), LinksNote: r.Word("links_note"),
+		LoadTimes: r.Word("load_times"), StepsHoldUpdate: r.Truth("steps_hold_update"),
+		ShareOfBest: r.Number("share_of_best"), Others: r.Number("others_cpu_share"), LinksNote: r.Word("links_note"),
 		Curves: []Curve{}, TrainerTimes: []TrainerTimes{}, Splits: []Split{},
 	}
 	var err error

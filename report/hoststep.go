@@ -39,8 +39,8 @@ func (d *PlanDocument) HasHostStep() bool {
 	})
 }
 
-// PredictHostStep adds the time of a step on this host. It needs a profile with a split for the ranks of a node. Formats
-// whose gradients the profile has not measured are left out.
+// PredictHostStep adds the time of a step on this host. It needs a profile with a split for the ranks of a node.
+// Formats whose gradients the profile has not measured are left out.
 func (d *PlanDocument) PredictHostStep(p *profile.Profile, file string) {
 	step := &HostStep{Profile: file, Measured: p.Measured, Ranks: d.Job.Ranks / max(1, d.Job.Nodes)}
 	for _, format := range d.StateFormats {

@@ -3,6 +3,7 @@ package report
 import (
 	"cmp"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 
@@ -42,7 +43,7 @@ func (d *Tuning) Page() *Page {
 	if left := d.leftOut(); len(left) > 0 {
 		facts.add("left out", "%s, for lack of time: give a larger --budget", strings.Join(left, ", "))
 	}
-	if p.Others > busyHost {
+	if p.InDoubt() {
 		facts.add("warning", "other processes used %.0f %% of these CPUs meanwhile: tune again when the host is idle",
 			100*p.Others)
 	}
@@ -61,13 +62,11 @@ func (d *Tuning) Page() *Page {
 		}
 	}
 	return &Page{
-		Title: "Tuning of this host", Sections: sections, Verdict: strings.Join(verdict, "; "), Document: d, Narrow: true,
-		Hints: []string{"written to " + d.File, "run, serve, rehearse and plan use it; --host-profile none ignores it"},
+		Title: "Tuning of this host", Sections: sections, Verdict: strings.Join(verdict, "; "), Document: d,
+		Narrow: true,
+		Hints:  []string{"written to " + d.File, "run, serve, rehearse and plan use it; --host-profile none ignores it"},
 	}
 }
-
-// busyHost is how much other processes may use of the CPUs before a profile is in doubt.
-const busyHost = 0.1
 
 // leftOut lists the formats for which there was no time.
 func (d *Tuning) leftOut() (formats []string) {
@@ -209,7 +208,8 @@ func (d *Tuning) plot() figure {
 		return ""
 	}
 	drawn := asciigraph.PlotMany(series, asciigraph.Width(plotWidth), asciigraph.Height(plotHeight),
-		asciigraph.LowerBound(0), asciigraph.Precision(1), asciigraph.SeriesChars(marks...),
+		asciigraph.LowerBound(0), asciigraph.SeriesChars(marks...),
+		asciigraph.YAxisValueFormatter(func(y float64) string { return fmt.Sprintf("%.1f", math.Abs(y)) }),
 		asciigraph.XAxisRange(1, float64(cores)), asciigraph.XAxisTickCount(min(cores, 9)),
 		asciigraph.XAxisValueFormatter(func(x float64) string { return fmt.Sprintf("%.0f", x) }))
 	if d.ascii {

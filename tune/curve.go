@@ -27,8 +27,8 @@ const (
 )
 
 // Curve is the time of some work as a function of the cores that it has. It is measured only where somebody asks for
-// it. In between the time is taken for a straight line over one divided by the cores. So it is where all work is divided
-// among the cores, where none is, and where a part is (Amdahl's law).
+// it. In between the time is taken for a straight line over one divided by the cores. It is one where all work is
+// divided among the cores, where none is, and where a part is (Amdahl's law).
 type Curve struct {
 	measure Measure
 	most    int // measurements that may be made

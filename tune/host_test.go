@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math"
+	"regexp"
 	"testing"
 	"time"
 
@@ -143,7 +144,8 @@ func BenchmarkHere(b *testing.B) {
 		_, _, sweep := curves()
 		for range 3 {
 			for cores := 1; cores <= sweep.last(); cores++ {
-				if err := errors.Join(sweep.Update.again(cores), sweep.Trainer.again(sweep.trainerCores(cores))); err != nil {
+				err := errors.Join(sweep.Update.again(cores), sweep.Trainer.again(sweep.trainerCores(cores)))
+				if err != nil {
 					b.Fatal(err)
 				}
 			}
@@ -152,5 +154,20 @@ func BenchmarkHere(b *testing.B) {
 		lost := sweep.predict(choice.Optimizer)/sweep.predict(best) - 1
 		b.ReportMetric(100*math.Max(lost, 0), "%-over-best")
 		b.Logf("chose %d of %d cores, the sweep %d", choice.Optimizer, cores, best)
+	}
+}
+
+// TestLinks of a host that shows a GPU but has no driver: there is no result, and a reason.
+func TestLinks(t *testing.T) {
+	found, note := links(context.Background(), &host.Host{})
+	if len(found) > 0 || note != "this host has no GPU" {
+		t.Errorf("no GPU: %v, %q", found, note)
+	}
+	if len(local(t).GPUs) > 0 {
+		t.Skip("this host may have CUDA")
+	}
+	found, note = links(context.Background(), &host.Host{GPUs: []host.Device{{Address: "0000:17:00.0"}}})
+	if len(found) > 0 || !regexp.MustCompile(`^torch .* finds no CUDA$|^no interpreter has torch`).MatchString(note) {
+		t.Errorf("no CUDA: %v, %q", found, note)
 	}
 }

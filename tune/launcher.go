@@ -9,8 +9,8 @@ import (
 	"k8s.io/utils/cpuset"
 )
 
-// launcher imitates a trainer that launches kernels on a GPU: one thread that computes all the time, and whose data fits
-// the first cache. It may run on all cores of the trainer, as a Python program may.
+// launcher imitates a trainer that launches kernels on a GPU: one thread that computes all the time, and whose data
+// fits the first cache. It may run on all cores of the trainer, as a Python program may.
 type launcher struct {
 	begin   chan struct{}
 	seconds chan float64

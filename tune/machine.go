@@ -28,9 +28,11 @@ type updates struct {
 	passes int // in a sample
 }
 
-// newUpdates allocates the state of all ranks, so that every page is near the worker that first touches it, as in a job.
-func (t *Tuning) newUpdates(ctx context.Context, f kernel.Format, assigned *binding.Assignment) (u *updates, err error) {
-	u = &updates{passes: 1}
+// newUpdates allocates the state of all ranks, so that every page is near the worker that first touches it, as in a
+// job.
+func (t *Tuning) newUpdates(ctx context.Context, f kernel.Format, assigned *binding.Assignment) (_ *updates,
+	err error) {
+	u := &updates{passes: 1}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, u.close())

@@ -71,7 +71,8 @@ func New(r Request, h *host.Host) (*Tuning, error) {
 	case r.Budget < leastBudget:
 		return nil, fault.Inputf("--budget is %v: expected %v or more", r.Budget, leastBudget)
 	case !(r.ShareOfBest > 0 && r.ShareOfBest <= 1):
-		return nil, fault.Inputf("--share is %g: expected a share of the best speed, above 0 and up to 1", r.ShareOfBest)
+		return nil, fault.Inputf("--share is %g: expected a share of the best speed, above 0 and up to 1",
+			r.ShareOfBest)
 	case !slices.Contains(profile.Overlaps, r.Overlap):
 		return nil, fault.Inputf("--overlap is %v", fault.Unknown(r.Overlap, profile.Overlaps))
 	}

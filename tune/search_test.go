@@ -170,8 +170,8 @@ func TestSearchFindsTheBestSplit(t *testing.T) {
 						seed, choice.Optimizer, m.cores(), 100*lost)
 				}
 				if bound := 6 + 4*int(math.Log2(float64(m.cores()))); measured > bound || trained > mostRuns {
-					t.Errorf("%s: %d updates and %d trainers were measured, expected at most %d and %d", m.name, measured,
-						trained, bound, mostRuns)
+					t.Errorf("%s: %d updates and %d trainers were measured, expected at most %d and %d", m.name,
+						measured, trained, bound, mostRuns)
 				}
 			}
 		}

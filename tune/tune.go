@@ -100,8 +100,8 @@ func (s *session) tasks() (tasks []task) {
 	return tasks
 }
 
-// endOfFirst returns the end of the first of some tasks, which divide the time that is left after the runs of a command.
-// The first one runs it.
+// endOfFirst returns the end of the first of some tasks, which divide the time that is left after the runs of a
+// command. The first one runs it.
 func (s *session) endOfFirst(tasks int) time.Time {
 	begin := time.Now()
 	if s.commands != nil && s.commands.deadline.After(begin) && len(s.found.Curves) == 0 {

@@ -81,8 +81,12 @@ func (p hostProfile) split(h *host.Host, ranks int, state, moments string) (spli
 			found.RanksMeasured(), ranks)
 		return nil, ""
 	}
-	return split, fmt.Sprintf("each rank has %v (host profile %s, measured %s)", split, path,
-		found.Measured.Local().Format(time.DateTime))
+	busy := ""
+	if found.InDoubt() {
+		busy = fmt.Sprintf(" while other processes used %.0f %% of the CPUs: measure it again", 100*found.Others)
+	}
+	return split, fmt.Sprintf("each rank has %v (host profile %s, measured %s%s)", split, path,
+		found.Measured.Local().Format(time.DateTime), busy)
 }
 
 // trainerCores returns the function with which launch and service find the trainer's share. Where there is no split,

@@ -55,15 +55,15 @@ func tuneFlags(c *cobra.Command, o *tuneOptions) {
 		"`format` of the master weights that run and serve split the cores for: VALUES", kernel.StateNames())
 	choiceFlag(c, &q.Moments, "moments", kernel.MomentsFP32.String(),
 		"`dtype` of the moments that run and serve split the cores for: VALUES", kernel.MomentNames())
-	choiceFlag(c, &q.Overlap, "overlap", profile.NoOverlap, "`pass` of the trainer beside which the optimizer updates: "+
-		"VALUES", profile.Overlaps)
+	choiceFlag(c, &q.Overlap, "overlap", profile.NoOverlap, "`pass` of the trainer beside which the optimizer "+
+		"updates: VALUES", profile.Overlaps)
 	flags.Float64Var(&q.ShareOfBest, "share", 0.95, "`share` of the best speed that the knee reaches")
 	flags.StringVar(&q.Parameters, "parameters", "", "`number` of parameters to update, such as 64Mi (default: twice "+
 		"as many as the caches hold)")
 	flags.DurationVar(&q.Budget, "budget", 90*time.Second, "`time` for all measurements")
 	reserveFlag(c, &o.reserve)
-	flags.StringVar(&o.output, "output", "", "`file` to write the profile to (default: plimsoll/host.json in the folder "+
-		"of your configuration)")
+	flags.StringVar(&o.output, "output", "", "`file` to write the profile to (default: plimsoll/host.json in the "+
+		"folder of your configuration)")
 	outputFlags(c, &o.format, "print one JSON document")
 }
 
