@@ -21,7 +21,7 @@ def rate(copies, device):
             stream.wait_event(begin)
             with torch.cuda.stream(stream):
                 to.copy_(source, non_blocking=True)
-            to.record_stream(stream) if to.is_cuda else source.record_stream(stream)
+            (to if to.is_cuda else source).record_stream(stream)
         for stream in streams:
             torch.cuda.current_stream(device).wait_stream(stream)
         end.record()
