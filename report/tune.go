@@ -64,7 +64,8 @@ func (d *Tuning) Page() *Page {
 	return &Page{
 		Title: "Tuning of this host", Sections: sections, Verdict: strings.Join(verdict, "; "), Document: d,
 		Narrow: true,
-		Hints:  []string{"written to " + d.File, "run, serve, rehearse and plan use it; --host-profile none ignores it"},
+		Hints: []string{"written to " + d.File,
+			"run, serve, rehearse and plan use it; --host-profile none ignores it"},
 	}
 }
 

@@ -41,8 +41,10 @@ func TestTuningOfManyCores(t *testing.T) {
 	}
 	for _, want := range []string{
 		"python train.py: the time between the marks of its steps", "measured as a whole",
-		"left out    fp32/int8, for lack of time", "other processes used 50 %", "GB/s of 2 ranks over the cores of each",
-		"    2 all  split bf16      10.0 400.0       64   25\n", "    1 1    split fp32      10.0 400.0       64   24\n",
+		"left out    fp32/int8, for lack of time", "other processes used 50 %",
+		"GB/s of 2 ranks over the cores of each",
+		"    2 all  split bf16      10.0 400.0       64   25\n",
+		"    1 1    split fp32      10.0 400.0       64   24\n",
 		"    2            95 250 ms     1.00\n", "0000:17:00.0        25.1          26.2      48.0\n",
 		"2 ranks: 72 cores for the trainer, 24 cores for the optimizer\n  written to host.json\n",
 	} {

@@ -23,7 +23,7 @@ type Point struct {
 const (
 	precision    = 0.008
 	leastSamples = 5
-	mostSamples  = 33
+	mostSamples  = 21
 )
 
 // Curve is the time of some work as a function of the cores that it has. It is measured only where somebody asks for
