@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"math"
 	"os"
 	"time"
@@ -64,27 +65,21 @@ func (p *Suite) Run(ctx context.Context, progress rehearse.Progress) ([]Result, 
 func (p *Suite) measure(ctx context.Context, c Case, progress rehearse.Progress) (result *Result, err error) {
 	progress.Begin(c.String(), int64(p.Rounds))
 	defer progress.End()
-	state, err := engine.NewShard(c.Shard)
+	state, err := makeState(ctx, c)
+	defer func() { err = errors.Join(err, closeAll(state)) }()
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, state.Close()) }()
-	state.Populate(ctx, func(ledger.Bytes) {})
-	state.Each(func(at shard.Chunk, chunk kernel.Chunk) {
-		if ctx.Err() == nil {
-			synthetic.State(0, at.First, chunk)
-			synthetic.Gradients(0, 1, at.First, chunk.Gradient)
-		}
-	})
 	result = &Result{Case: c}
 	w := watch{cpus: p.Host.CPUs}
-	var peer *peerProcess
+	var peers peerProcesses
 	if c.Peer != "" {
-		if peer, err = startPeer(ctx, p.Python, c); err != nil {
+		peers, err = startPeers(ctx, p.Python, c)
+		defer func() { err = errors.Join(err, closeAll(peers)) }()
+		if err != nil {
 			return nil, err
 		}
-		defer func() { err = errors.Join(err, peer.Close()) }()
-		w.child = peer.command.Process.Pid
+		w.children = peers.ids()
 	}
 	s, err := newSubject(c, state, p.Norm)
 	if err != nil {
@@ -92,28 +87,55 @@ func (p *Suite) measure(ctx context.Context, c Case, progress rehearse.Progress)
 	}
 	defer func() { err = errors.Join(err, s.Close()) }()
 	result.Repeats = calibrate(s)
-	if peer != nil {
-		if _, err := peer.round(); err != nil { // also warms up
+	if peers != nil {
+		if _, err := peers.round(); err != nil { // also warms up
 			return nil, err
 		}
 	}
 	result.Samples, result.Rounds, err = rounds(ctx, w, p.Rounds, func() (sample Sample, err error) {
 		sample = s.round(result.Repeats)
-		if peer != nil {
-			sample.Peer, err = peer.round()
+		if peers != nil {
+			sample.Peer, err = peers.round()
 		}
 		return sample, err
 	}, progress)
 	if err != nil {
 		return nil, err
 	}
-	if peer != nil {
-		result.Compared = &peer.found
+	if peers != nil {
+		result.Compared = peers.found()
 	}
 	if c.Checks {
 		result.Checked, err = p.check(ctx, w, s.(*steps), 1+result.Repeats/8)
 	}
 	return result, err
+}
+
+// makeState makes the shards of a case and fills them. The caller closes them, even after an error.
+func makeState(ctx context.Context, c Case) (shards []*engine.Shard, err error) {
+	for rank, config := range c.Shards {
+		s, err := engine.NewShard(config)
+		if err != nil {
+			return shards, err
+		}
+		shards = append(shards, s)
+		s.Populate(ctx, func(ledger.Bytes) {})
+		s.Each(func(at shard.Chunk, chunk kernel.Chunk) {
+			if ctx.Err() == nil {
+				synthetic.State(rank, at.First, chunk)
+				synthetic.Gradients(rank, 1, at.First, chunk.Gradient)
+			}
+		})
+	}
+	return shards, nil
+}
+
+func closeAll[T io.Closer](all []T) error {
+	var err error
+	for _, one := range all {
+		err = errors.Join(err, one.Close())
+	}
+	return err
 }
 
 // subject is measured, round by round.
@@ -139,36 +161,44 @@ func calibrate(s subject) int {
 	}
 }
 
-func newSubject(c Case, shard *engine.Shard, norm bool) (subject, error) {
+func newSubject(c Case, shards []*engine.Shard, norm bool) (subject, error) {
 	if c.InCore {
-		k := &chunks{config: c.Shard, shard: shard}
+		k := &chunks{config: c.Shards[0], shard: shards[0]}
 		c.Optimizer.Constants(&k.constants, 1000, 1)
 		return k, nil
 	}
-	s := &steps{config: c.Shard, shard: shard, norm: norm}
+	s := &steps{shards: shards, norm: norm}
 	optimizers := []optim.Optimizer{c.Optimizer}
 	var err error
-	if c.Shard.Journal {
-		if s.journaled, err = engine.New([]*engine.Shard{shard}, optimizers, 1); err != nil {
+	if c.Journal() {
+		if s.journaled, err = engine.New(shards, optimizers, 1); err != nil {
 			return nil, err
 		}
-		if s.shard, err = withoutJournal(shard); err != nil {
-			return nil, err
+		s.attached, err = withoutJournal(shards)
+		if err != nil {
+			return nil, errors.Join(err, s.Close())
 		}
-		s.attached = s.shard
+		s.shards = s.attached
 	}
-	s.engine, err = engine.New([]*engine.Shard{s.shard}, optimizers, 1)
+	s.engine, err = engine.New(s.shards, optimizers, 1)
 	return s, err
 }
 
 // withoutJournal attaches to the same bytes of state, but makes steps without an undo log.
-func withoutJournal(shard *engine.Shard) (*engine.Shard, error) {
-	config, files := shard.Config(), map[string]*os.File{}
-	for _, a := range shard.Arenas() {
-		files[a.Name()] = a.File()
+func withoutJournal(shards []*engine.Shard) (attached []*engine.Shard, err error) {
+	for _, s := range shards {
+		config, files := s.Config(), map[string]*os.File{}
+		for _, a := range s.Arenas() {
+			files[a.Name()] = a.File()
+		}
+		config.Journal = false
+		other, err := engine.AttachShard(config, files)
+		if err != nil {
+			return attached, err
+		}
+		attached = append(attached, other)
 	}
-	config.Journal = false
-	return engine.AttachShard(config, files)
+	return attached, nil
 }
 
 // chunks measures the kernels alone. Each worker walks its one chunk again and again, because handing out the work
@@ -199,22 +229,16 @@ func (k *chunks) round(repeats int) Sample {
 
 // steps measures steps of the engine.
 type steps struct {
-	config engine.ShardConfig
-	shard  *engine.Shard
+	shards []*engine.Shard
 	engine *engine.Engine
 	norm   bool
-	// Where the case has an undo log, journaled makes steps with it. shard is attached to the same arenas without the
-	// log.
+	// Where the case has an undo log, journaled makes steps with it. The others are made by shards that are attached
+	// to the same arenas without the log.
 	journaled *engine.Engine
-	attached  *engine.Shard
+	attached  []*engine.Shard
 }
 
-func (s *steps) Close() error {
-	if s.attached == nil {
-		return nil
-	}
-	return s.attached.Close()
-}
+func (s *steps) Close() error { return closeAll(s.attached) }
 
 func (s *steps) round(repeats int) Sample {
 	var sample Sample
@@ -235,7 +259,9 @@ func (s *steps) round(repeats int) Sample {
 		if !s.norm {
 			break
 		}
-		s.shard.GradientsArrived(s.config.Range())
+		for _, rank := range s.shards {
+			rank.GradientsArrived(rank.Config().Range())
+		}
 		begin := time.Now()
 		s.engine.Step(1)
 		sample.Arrived += mean * time.Since(begin).Seconds()

@@ -57,6 +57,35 @@ func TestRun(t *testing.T) {
 	if len(results) != 4 {
 		t.Fatalf("%d results", len(results))
 	}
+	checkSamples(t, r, results)
+	checked := results[1].Checked
+	if checked == nil {
+		t.Fatal("nothing was checked")
+	}
+	if checked.Collections == 0 || checked.Stops.NineInTen <= 0 || checked.IdleStops.NineInTen <= 0 ||
+		checked.Denormal.Min <= 0 {
+		t.Errorf("%+v", checked)
+	}
+}
+
+// TestRunOfRanks measures the steps of two ranks of four, with all that a case can have.
+func TestRunOfRanks(t *testing.T) {
+	r := usual()
+	r.Norm, r.Journal, r.Checks, r.Ranks, r.WorldSize = true, true, true, 2, 4
+	r.Parameters, r.Workers = []string{"1000001"}, []int{1}
+	results, err := planOf(t, r, ledger.GiB).Run(context.Background(), silent{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	checkSamples(t, r, results)
+	if c := results[0]; c.Held != 500_004 || c.Checked == nil || c.Checked.Denormal.Min <= 0 {
+		t.Errorf("%v: %+v", c.Case, c.Checked)
+	}
+}
+
+// checkSamples expects each pass in each sample. Only steps have more than traffic and update.
+func checkSamples(t *testing.T, r Request, results []Result) {
+	t.Helper()
 	for _, result := range results {
 		if len(result.Samples) != r.Rounds || result.Rounds.Contended > r.Rounds ||
 			result.Rounds.ThrownAway > r.Rounds {
@@ -75,14 +104,6 @@ func TestRun(t *testing.T) {
 		if (result.Checked != nil) != result.Checks {
 			t.Errorf("%v: checks %+v", result.Case, result.Checked)
 		}
-	}
-	checked := results[1].Checked
-	if checked == nil {
-		t.Fatal("nothing was checked")
-	}
-	if checked.Collections == 0 || checked.Stops.NineInTen <= 0 || checked.IdleStops.NineInTen <= 0 ||
-		checked.Denormal.Min <= 0 {
-		t.Errorf("%+v", checked)
 	}
 }
 
@@ -163,7 +184,7 @@ func TestPeerThatFails(t *testing.T) {
 		t.Fatal(err)
 	}
 	p := planOf(t, usual(), ledger.GiB)
-	_, err := startPeer(context.Background(), python, p.Cases[0])
+	_, err := startPeer(context.Background(), python, PeerTorch, p.Cases[0].Shards[0])
 	if err == nil || !errors.As(err, new(interface{ ExitCode() int })) {
 		t.Fatalf("got %v", err)
 	}
@@ -172,12 +193,42 @@ func TestPeerThatFails(t *testing.T) {
 	}
 }
 
+// TestRanksOfPeersWorkAtOnce: a step takes as long as the slowest rank, and the memory of all.
+func TestRanksOfPeersWorkAtOnce(t *testing.T) {
+	python := filepath.Join(t.TempDir(), "python")
+	// It is called with -c, the script and the request, and takes as many seconds as there are elements.
+	fake := `#!/bin/sh
+elements=$(echo "$3" | sed 's/.*"elements":\([0-9]*\).*/\1/')
+echo '{"version": "1", "variants": [{"name": "fast"}]}'
+while read variant; do echo "{\"seconds\": $elements, \"extra_bytes\": 10}"; done
+`
+	if err := os.WriteFile(python, []byte(fake), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	r := usual()
+	r.Parameters, r.Ranks = []string{"1001"}, 2
+	peers, err := startPeers(context.Background(), python, planOf(t, r, ledger.GiB).Cases[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	seconds, err := peers.round()
+	if err != nil || seconds["fast"] != 502 {
+		t.Errorf("%v, %v; the first rank has 502 elements", seconds, err)
+	}
+	if extra := peers.found().Variants[0].Extra; extra != 20 || len(peers.ids()) != 2 {
+		t.Errorf("%v of %v", extra, peers.ids())
+	}
+	if err := closeAll(peers); err != nil {
+		t.Error(err)
+	}
+}
+
 // TestKernelIsTheOneThatWasForced checks that a benchmark measures the kernel that was asked for.
 func TestKernelIsTheOneThatWasForced(t *testing.T) {
 	t.Setenv(kernel.EnvironmentVariable, "generic")
 	for _, c := range planOf(t, usual(), 64*ledger.GiB).Cases {
-		if c.Shard.Kernel != kernel.Generic {
-			t.Errorf("%v uses %v", c, c.Shard.Kernel)
+		if c.Shards[0].Kernel != kernel.Generic {
+			t.Errorf("%v uses %v", c, c.Shards[0].Kernel)
 		}
 	}
 }

@@ -179,20 +179,24 @@ const (
 // updateOf sets the first moment of all parameters to one number and times an update. Gradients are zero, as others
 // would change the first moment.
 func (s *steps) updateOf(bits uint32) time.Duration {
-	s.shard.Each(func(_ shard.Chunk, c kernel.Chunk) {
-		moment := c.Moments[0]
-		for i := range moment.Len() {
-			switch moment.Type {
-			case dtype.U8: // of the smallest blocks; no int8 moment is denormal
-				moment.Data[i], c.Moments[1].Data[i] = 1, 1
-				c.Headers[i/kernel.Block] = uint16(max(bits>>23, smallestFloor) | 20<<8)
-			case dtype.BF16:
-				binary.LittleEndian.PutUint16(moment.Data[2*i:], uint16(bits>>16))
-			default:
-				binary.LittleEndian.PutUint32(moment.Data[4*i:], bits)
-			}
-		}
-		clear(c.Gradient.Data)
-	})
+	for _, rank := range s.shards {
+		rank.Each(func(_ shard.Chunk, c kernel.Chunk) { setFirstMoment(c, bits) })
+	}
 	return s.engine.Step(1).UpdateTime
+}
+
+func setFirstMoment(c kernel.Chunk, bits uint32) {
+	moment := c.Moments[0]
+	for i := range moment.Len() {
+		switch moment.Type {
+		case dtype.U8: // of the smallest blocks; no int8 moment is denormal
+			moment.Data[i], c.Moments[1].Data[i] = 1, 1
+			c.Headers[i/kernel.Block] = uint16(max(bits>>23, smallestFloor) | 20<<8)
+		case dtype.BF16:
+			binary.LittleEndian.PutUint16(moment.Data[2*i:], uint16(bits>>16))
+		default:
+			binary.LittleEndian.PutUint32(moment.Data[4*i:], bits)
+		}
+	}
+	clear(c.Gradient.Data)
 }

@@ -16,6 +16,7 @@ import (
 	"strings"
 	"time"
 
+	"plimsoll/engine"
 	"plimsoll/fault"
 	"plimsoll/ledger"
 )
@@ -80,7 +81,7 @@ func (c Case) peerBytes() ledger.Bytes {
 	if c.Peer == "" {
 		return 0
 	}
-	return peerBaseBytes + ledger.Bytes(c.Shard.Elements*(peerTensorBytes+peerExtraBytes))
+	return ledger.Bytes(len(c.Shards))*peerBaseBytes + ledger.Bytes(c.Held*(peerTensorBytes+peerExtraBytes))
 }
 
 // FindPython tries the interpreter that the environment names, or else the project's own and then python3. It returns
@@ -114,6 +115,65 @@ func findPeer(peer string) (string, error) {
 	return python, nil
 }
 
+// peerProcesses are one process for each rank on this host.
+type peerProcesses []*peerProcess
+
+// startPeers starts them one after the other, as the first may build a kernel. The caller closes them, even after an
+// error.
+func startPeers(ctx context.Context, python string, c Case) (peerProcesses, error) {
+	var all peerProcesses
+	for _, rank := range c.Shards {
+		p, err := startPeer(ctx, python, c.Peer, rank)
+		if err != nil {
+			return all, err
+		}
+		all = append(all, p)
+	}
+	return all, nil
+}
+
+func (all peerProcesses) ids() []int {
+	var ids []int
+	for _, p := range all {
+		ids = append(ids, p.command.Process.Pid)
+	}
+	return ids
+}
+
+// round makes one step of each variant. All ranks make it at the same time, and it takes as long as the slowest.
+func (all peerProcesses) round() (map[string]float64, error) {
+	seconds := map[string]float64{}
+	for i, v := range all[0].found.Variants {
+		for _, p := range all {
+			if _, err := io.WriteString(p.stdin, v.Name+"\n"); err != nil {
+				return nil, fmt.Errorf("%s: %w", p.found.Name, err)
+			}
+		}
+		for _, p := range all {
+			took, err := p.answer(&p.found.Variants[i])
+			if err != nil {
+				return nil, err
+			}
+			seconds[v.Name] = max(seconds[v.Name], took)
+		}
+	}
+	// OpenMP threads spin for some milliseconds before they sleep.
+	time.Sleep(20 * time.Millisecond)
+	return seconds, nil
+}
+
+// found returns what the processes said of themselves. The extra memory is that of all.
+func (all peerProcesses) found() *Peer {
+	whole := all[0].found
+	whole.Variants = slices.Clone(whole.Variants)
+	for _, p := range all[1:] {
+		for i, v := range p.found.Variants {
+			whole.Variants[i].Extra += v.Extra
+		}
+	}
+	return &whole
+}
+
 // peerProcess is a Python process that makes one step for each line that it
 // reads.
 type peerProcess struct {
@@ -124,13 +184,13 @@ type peerProcess struct {
 	found   Peer
 }
 
-func startPeer(ctx context.Context, python string, c Case) (*peerProcess, error) {
-	request, err := json.Marshal(map[string]any{"peer": c.Peer, "elements": c.Shard.Elements, "cpus": c.Shard.CPUs})
+func startPeer(ctx context.Context, python, name string, rank engine.ShardConfig) (*peerProcess, error) {
+	request, err := json.Marshal(map[string]any{"peer": name, "elements": rank.Elements, "cpus": rank.CPUs})
 	if err != nil {
 		return nil, err
 	}
 	p := &peerProcess{command: exec.CommandContext(ctx, python, "-c", peerScript, string(request)),
-		found: Peer{Name: c.Peer}}
+		found: Peer{Name: name}}
 	p.command.Stderr = &p.stderr
 	if p.stdin, err = p.command.StdinPipe(); err != nil {
 		return nil, err
@@ -149,27 +209,15 @@ func startPeer(ctx context.Context, python string, c Case) (*peerProcess, error)
 	return p, nil
 }
 
-// round makes one step of each variant.
-func (p *peerProcess) round() (map[string]float64, error) {
-	seconds := map[string]float64{}
-	for i := range p.found.Variants {
-		v := &p.found.Variants[i]
-		if _, err := io.WriteString(p.stdin, v.Name+"\n"); err != nil {
-			return nil, fmt.Errorf("%s: %w", p.found.Name, err)
-		}
-		var answer struct {
-			Seconds float64      `json:"seconds"`
-			Extra   ledger.Bytes `json:"extra_bytes"`
-		}
-		if err := p.read(&answer); err != nil {
-			return nil, err
-		}
-		seconds[v.Name] = answer.Seconds
-		v.Extra = max(v.Extra, answer.Extra)
+// answer reads the time of a step of a variant.
+func (p *peerProcess) answer(v *PeerVariant) (seconds float64, err error) {
+	var answer struct {
+		Seconds float64      `json:"seconds"`
+		Extra   ledger.Bytes `json:"extra_bytes"`
 	}
-	// OpenMP threads spin for some milliseconds before they sleep.
-	time.Sleep(20 * time.Millisecond)
-	return seconds, nil
+	err = p.read(&answer)
+	v.Extra = max(v.Extra, answer.Extra)
+	return answer.Seconds, err
 }
 
 // read reads one line of JSON.

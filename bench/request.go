@@ -1,19 +1,18 @@
 package bench
 
 import (
+	"cmp"
 	"fmt"
-	"math"
 	"regexp"
 	"slices"
 	"strconv"
 
-	"plimsoll/arena"
+	"k8s.io/utils/cpuset"
+
 	"plimsoll/binding"
 	"plimsoll/dtype"
-	"plimsoll/engine"
 	"plimsoll/fault"
 	"plimsoll/host"
-	"plimsoll/ledger"
 	"plimsoll/optim"
 	"plimsoll/optim/kernel"
 	"plimsoll/shard"
@@ -26,7 +25,9 @@ type Request struct {
 	Moments      string   // "fp32", "bf16", "int8" or "all"
 	GradientType string   // "bf16", "fp16" or "fp32"
 	Parameters   []string // sizes such as "16Mi"; empty for a range from a core's cache to memory
-	Workers      []int    // empty for two cases: one worker, and one for each usable core
+	Workers      []int    // of each rank; empty for two cases: one, and one for each usable core
+	Ranks        int      // ranks on this host that share the parameters; 0 where the user names none
+	WorldSize    int      // ranks of the whole job; 0 means Ranks
 	Rounds       int
 	Norm         bool
 	Journal      bool
@@ -37,30 +38,6 @@ type Request struct {
 // All selects every known value.
 const All = "all"
 
-// Case is one measurement: a format, a size and a number of workers.
-type Case struct {
-	Name      string // of the optimizer
-	Optimizer optim.Optimizer
-	Shard     engine.ShardConfig
-	// InCore reports whether every worker's streams stay in the cache of its core.
-	InCore bool
-	// Place is the nearest memory that holds all streams: "L2", "L3" or "DRAM".
-	Place  string
-	Peer   string // measured in the same rounds; empty for none
-	Checks bool   // also look for stops of the world and slow numbers
-	// Needed is the host memory that the case takes.
-	Needed ledger.Bytes
-}
-
-func (c Case) String() string {
-	workers := "1 worker"
-	if n := len(c.Shard.CPUs); n > 1 {
-		workers = fmt.Sprintf("%d workers", n)
-	}
-	return fmt.Sprintf("%s, state %v, moments %v, %s parameters, %s", c.Name, c.Shard.Format.State,
-		c.Shard.Format.Moments, Count(c.Shard.Elements), workers)
-}
-
 // Suite is a benchmark with everything decided.
 type Suite struct {
 	Host   *host.Host
@@ -69,18 +46,6 @@ type Suite struct {
 	Norm   bool
 	Python string // interpreter of the peer; empty without a peer
 	Cases  []Case
-}
-
-// DoesNotFit is the error for a case that needs more memory than the host has.
-type DoesNotFit struct {
-	Case              Case
-	Needed, Available ledger.Bytes
-	LimitedBy         string
-}
-
-func (e *DoesNotFit) Error() string {
-	return fmt.Sprintf("DOES NOT FIT: %v needs %v, %v is left (%s)\n  hint: give smaller sizes with --parameters",
-		e.Case, e.Needed, e.Available, e.LimitedBy)
 }
 
 // NewSuite decides what to measure where. Every error is about the request, or is a DoesNotFit.
@@ -101,7 +66,11 @@ func NewSuite(r Request, h *host.Host) (*Suite, error) {
 	if err != nil {
 		return nil, err
 	}
-	workers, err := r.workers(h)
+	ranks, world, err := r.ranks()
+	if err != nil {
+		return nil, err
+	}
+	workers, err := r.workers(h, ranks)
 	if err != nil {
 		return nil, err
 	}
@@ -112,18 +81,16 @@ func NewSuite(r Request, h *host.Host) (*Suite, error) {
 		for _, cpus := range workers {
 			of := sizes
 			if of == nil {
-				of = defaultSizes(len(cpus))
+				of = r.defaultSizes(cpus)
 			}
 			for _, size := range of {
-				c, err := newCase(names[i], f, size, cpus, r.Journal, p.Kernel, h)
+				wanted := job{name: names[i], format: f, parameters: size, world: world, cores: cpus,
+					divided: r.divided(), journal: r.Journal, peer: r.Peer}
+				c, err := p.newCase(wanted)
 				if err != nil {
 					return nil, err
 				}
-				if c.Name == peerOptimizer && !c.InCore {
-					c.Peer = r.Peer
-				}
-				c.Needed += c.peerBytes()
-				if err := p.fits(c); err == nil {
+				if err := p.fits(wanted, c); err == nil {
 					p.Cases = append(p.Cases, c)
 				} else if sizes != nil {
 					return nil, err
@@ -219,108 +186,77 @@ func ParseCount(text string) (int64, error) {
 	return n * unit, nil
 }
 
-// Count writes a number of parameters in the form that ParseCount reads.
+// Count writes a number of parameters in the form that ParseCount reads. It has a unit where at most six digits are
+// left before it: 100Ki, but 3085938688.
 func Count(n int64) string {
-	i := 0
-	for ; i < len(units)-1 && n != 0 && n%1024 == 0; i++ {
-		n /= 1024
+	i, left := 0, n
+	for ; i < len(units)-1 && left != 0 && left%1024 == 0; i++ {
+		left /= 1024
 	}
-	return strconv.FormatInt(n, 10) + units[i]
+	if left >= 1e6 {
+		return strconv.FormatInt(n, 10)
+	}
+	return strconv.FormatInt(left, 10) + units[i]
 }
 
+// ranks returns how many ranks are on this host, and how many the whole job has.
+func (r Request) ranks() (here, world int, err error) {
+	here = cmp.Or(r.Ranks, 1)
+	world = cmp.Or(r.WorldSize, here)
+	switch {
+	case here < 1:
+		return 0, 0, fault.Inputf("--ranks is %d: expected at least 1", here)
+	case world < here || world > mostRanks:
+		return 0, 0, fault.Inputf("--world-size is %d: expected %d, which is --ranks, to %d", world, here, mostRanks)
+	case r.WorldSize != 0 && len(r.Parameters) == 0:
+		return 0, 0, fault.Inputf("--world-size is %d, but the number of the job's parameters is not given", world).
+			WithHint("for example --parameters 3085938688")
+	}
+	return here, world, nil
+}
+
+// divided reports whether the user asks for the step of a job that is divided among ranks.
+func (r Request) divided() bool { return r.Ranks != 0 || r.WorldSize != 0 }
+
+// cores is where the workers of a case run.
+type cores struct {
+	ranks  [][]int // the CPUs of each rank, one for each worker
+	shared bool    // a CPU has workers of several ranks
+}
+
+func (c cores) all() []int { return slices.Concat(c.ranks...) }
+
 // workers returns the CPUs for each number of workers.
-func (r Request) workers(h *host.Host) ([][]int, error) {
-	plan, err := binding.Split(h, binding.Request{Ranks: 1})
+func (r Request) workers(h *host.Host, ranks int) ([]cores, error) {
+	plan, err := binding.Split(h, binding.Request{Ranks: ranks})
 	if err != nil {
 		return nil, err
 	}
-	cpus := plan.Ranks[0].OptimizerCPUs.List()
+	var whole cores
+	most := 0 // cores of a rank
+	for _, rank := range plan.Ranks {
+		whole.ranks = append(whole.ranks, rank.OptimizerCPUs.List())
+		whole.shared = whole.shared || rank.Shared
+		most = max(most, rank.OptimizerCPUs.Size())
+	}
 	counts := r.Workers
 	if len(counts) == 0 {
-		counts = slices.Compact([]int{1, len(cpus)})
+		counts = slices.Compact([]int{1, most})
 	}
-	var workers [][]int
+	var workers []cores
 	for _, count := range counts {
-		if count < 1 || count > len(cpus) {
-			return nil, fault.Inputf("--workers is %d: expected 1 to %d, one for each usable core (CPUs %s)", count,
-				len(cpus), plan.Ranks[0].OptimizerCPUs).
+		if count < 1 || count > most {
+			return nil, fault.Inputf("--workers is %d: expected 1 to %d, one for each usable core of a rank (CPUs %s)",
+				count, most, cpuset.New(whole.all()...)).
 				WithHint("leave --workers out to measure one worker, and then one on each core")
 		}
-		workers = append(workers, cpus[:count])
+		some := cores{shared: whole.shared}
+		for _, cpus := range whole.ranks {
+			some.ranks = append(some.ranks, cpus[:min(count, len(cpus))])
+		}
+		workers = append(workers, some)
 	}
 	return workers, nil
-}
-
-// corePart is a number of parameters per worker. Its streams, at most 18 bytes a parameter, fit the L2 cache of a
-// core: 512 KiB or more on every server processor since 2017.
-const corePart = 16 << 10
-
-// defaultSizes returns sizes from a core's cache to memory, far beyond the caches that all cores share.
-func defaultSizes(workers int) []int64 {
-	return []int64{int64(workers) * corePart, 16 << 20, 256 << 20}
-}
-
-func newCase(
-	name string, f kernel.Format, size int64, cpus []int, journal bool, set kernel.Set, h *host.Host,
-) (Case, error) {
-	c := Case{Name: name, InCore: size <= int64(len(cpus))*corePart}
-	rule, err := optim.ParseRule(name)
-	if err != nil {
-		return c, err
-	}
-	c.Optimizer = rule.Typical
-	chunk := int64(shard.DefaultChunk)
-	if c.InCore {
-		// One chunk for each worker, in whole blocks of the kernels.
-		part := (size + int64(len(cpus)) - 1) / int64(len(cpus))
-		chunk = (part + kernel.Block - 1) / kernel.Block * kernel.Block
-	}
-	layout, err := shard.NewLayout(f, chunk, shard.Uniform(f, size))
-	if err != nil {
-		return c, err
-	}
-	c.Shard = engine.ShardConfig{Layout: layout, Kernel: set, CPUs: cpus, Journal: journal && !c.InCore}
-	c.Shard.Pages = engine.ChoosePages(h, []engine.ShardConfig{c.Shard})
-	c.Place = place(h, c)
-	if c.Shard.Pages != arena.HugetlbPages { // the pool of huge pages serves arenas only
-		tables := ledger.Bytes(1)
-		if c.Shard.Journal {
-			tables = 2 // the arenas are mapped a second time, without the undo log
-		}
-		for _, a := range c.Shard.Arenas() {
-			mapped := c.Shard.Pages.Round(a.Size)
-			c.Needed += mapped + tables*8*(mapped/c.Shard.Pages.Size())
-		}
-	}
-	return c, nil
-}
-
-// place returns the nearest memory that holds all streams of a case.
-func place(h *host.Host, c Case) string {
-	if c.InCore {
-		return "L2"
-	}
-	var size ledger.Bytes
-	for _, cache := range h.Caches {
-		if slices.ContainsFunc(c.Shard.CPUs, cache.CPUs.Contains) {
-			size += cache.Size
-			if c.Shard.StateBytes() <= size {
-				return fmt.Sprintf("L%d", cache.Level)
-			}
-		}
-	}
-	return "DRAM"
-}
-
-func (p *Suite) fits(c Case) error {
-	available, counter := p.Host.Memory.Headroom()
-	if counter == "" {
-		available = math.MaxInt64 // unknown
-	}
-	if c.Needed > available {
-		return &DoesNotFit{Case: c, Needed: c.Needed, Available: available, LimitedBy: counter}
-	}
-	return nil
 }
 
 // chooseChecked selects the case to check: the largest size of the first format, with all workers. Its chunks take
@@ -328,8 +264,8 @@ func (p *Suite) fits(c Case) error {
 func (p *Suite) chooseChecked() {
 	best := -1
 	for i, c := range p.Cases {
-		if c.Name == p.Cases[0].Name && c.Shard.Format == p.Cases[0].Shard.Format && !c.InCore &&
-			(best < 0 || c.Shard.Elements >= p.Cases[best].Shard.Elements) {
+		if c.Name == p.Cases[0].Name && c.Format() == p.Cases[0].Format() && !c.InCore &&
+			(best < 0 || c.Held >= p.Cases[best].Held) {
 			best = i
 		}
 	}

@@ -68,15 +68,15 @@ const tick = 10 * time.Millisecond
 
 // watch reads the use of the CPUs of this process.
 type watch struct {
-	cpus  cpuset.CPUSet
-	child int // another process of the measurement; 0 for none
+	cpus     cpuset.CPUSet
+	children []int // other processes of the measurement
 }
 
 // reading is CPU time since the host started: of the CPUs, and of this process.
 type reading struct {
 	at   time.Time
 	busy time.Duration // of the CPUs, by all processes and the hypervisor
-	own  time.Duration // by this process and its child
+	own  time.Duration // by this process and its children
 }
 
 // contended reports whether other processes used the CPUs for more than 3 % of the time between two readings. The
@@ -102,8 +102,8 @@ func (w watch) read() (reading, error) {
 	if r.busy, err = parseBusy(string(text), w.cpus); err != nil {
 		return r, fmt.Errorf("/proc/stat: %w", err)
 	}
-	if w.child != 0 {
-		name := fmt.Sprintf("/proc/%d/stat", w.child)
+	for _, id := range w.children {
+		name := fmt.Sprintf("/proc/%d/stat", id)
 		text, err := files.ReadKernel(name)
 		if err != nil {
 			return r, err

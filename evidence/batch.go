@@ -101,6 +101,36 @@ var batchPatterns = []pattern{
 		expression: `^(?:\S+ )?container oom (?P<what>[0-9a-f]{12,64}) \(`,
 		kind:       Docker, fact: batchKill("Docker"),
 	},
+	{ // docker events
+		name:       "Docker: container died",
+		literals:   []string{"container die "},
+		expression: `^(?:\S+ )?container die [0-9a-f]{12,64} \(.*exitCode=(?P<code>\d+)`,
+		kind:       Docker, fact: ended("Docker"),
+	},
+	{ // docker events: docker stop waits, and then kills
+		name:       "Docker: stopped",
+		literals:   []string{"container stop "},
+		expression: `^(?:\S+ )?container stop [0-9a-f]{12,64} \(`,
+		kind:       Docker, fact: batchEnd("Docker", "stopped (docker stop)"),
+	},
+	{ // Kubernetes: pkg/controller/job
+		name:       "Kubernetes: deadline",
+		literals:   []string{"longer than specified deadline"},
+		expression: `Job was active longer than specified deadline`,
+		kind:       Kubernetes, fact: batchEnd("Kubernetes", "time limit"),
+	},
+	{ // kueue: pkg/scheduler/preemption
+		name:       "Kueue: preempted",
+		literals:   []string{"Preempted to accommodate a workload"},
+		expression: `Preempted to accommodate a workload`,
+		kind:       Kubernetes, fact: batchEnd("Kueue", "preempted"),
+	},
+	{ // kubelet: pkg/kubelet/nodeshutdown
+		name:       "Kubernetes: node shuts down",
+		literals:   []string{"imminent node shutdown"},
+		expression: `terminated in response to imminent node shutdown`,
+		kind:       Kubernetes, fact: batchEnd("Kubernetes", "node failure"),
+	},
 	{ // kubelet: pkg/kubelet/eviction/helpers.go
 		name: "Kubernetes: evicted",
 		literals: []string{"The node was low on resource", "exceeds the total limit of containers",
@@ -123,8 +153,8 @@ var batchPatterns = []pattern{
 	},
 	{ // Kubernetes: pkg/scheduler/framework/preemption
 		name:       "Kubernetes: preempted",
-		literals:   []string{"Preempted by"},
-		expression: `\bPreempted by (?:a )?(?:pod )?\S+ on node \S+`,
+		literals:   []string{"Preempted by", "preempting to accommodate a higher priority pod"},
+		expression: `\bPreempted by (?:a )?(?:pod )?\S+ on node \S+|preempting to accommodate a higher priority pod`,
 		kind:       Kubernetes, fact: batchEnd("Kubernetes", "preempted"),
 	},
 	{ // kubelet: pkg/kubelet/images
@@ -168,6 +198,22 @@ var batchPatterns = []pattern{
 			`The kernel OOM killer killed some processes in this unit)`,
 		kind: SystemdLog, fact: batchKill("systemd"),
 	},
+	{ // systemctl show
+		name:       "systemd: limit",
+		literals:   []string{"MemoryMax="},
+		expression: `^MemoryMax=(?P<max>\d{1,18})$`,
+		kind:       SystemdLog,
+		fact:       func(m *match) Fact { return Limit{Name: "memory.max", Bytes: m.size("max", 1)} },
+	},
+	{ // systemctl show
+		name:       "systemd: peak",
+		literals:   []string{"MemoryPeak="},
+		expression: `^MemoryPeak=(?P<peak>\d{1,18})$`,
+		kind:       SystemdLog,
+		fact: func(m *match) Fact {
+			return Counters{File: "memory.peak", Values: map[string]int64{"memory.peak": int64(m.integer("peak", 0))}}
+		},
+	},
 	{ // systemd: src/core/service.c, systemctl status
 		name:     "systemd: main process ended",
 		literals: []string{"code=killed", "code=exited", "code=dumped"},
@@ -199,7 +245,7 @@ var batchPatterns = []pattern{
 	{ // earlyoom: kill.c
 		name:       "earlyoom killed",
 		literals:   []string{"sending SIGTERM to process", "sending SIGKILL to process"},
-		expression: `sending (?P<sig>SIGTERM|SIGKILL) to process (?P<what>\d+ uid \d+ "[^"]*")`,
+		expression: `sending (?P<sig>SIGTERM|SIGKILL) to process (?P<what>(?P<pid>\d+) uid \d+ "[^"]*")`,
 		kind:       SystemdLog, fact: batchKill("earlyoom"),
 	},
 	{ // Ray: src/ray/raylet, python/ray/exceptions.py

@@ -33,10 +33,11 @@ func rankLabel(t *text, groups []string) {
 	if rank, err := strconv.Atoi(groups[1]); err == nil && rank < 1<<24 {
 		t.rank = rank
 	}
-	t.stream += groups[0]
+	streamLabel(t, groups)
 }
 
-func streamLabel(t *text, groups []string) { t.stream += groups[0] }
+// streamLabel takes a label without the space behind it, which the indent of a line may have given.
+func streamLabel(t *text, groups []string) { t.stream += strings.TrimRight(groups[0], " ") }
 
 func hostLabel(t *text, groups []string) {
 	t.host = groups[1]

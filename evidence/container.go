@@ -41,7 +41,7 @@ var containerPatterns = []pattern{
 	{ // kubectl: pkg/describe/describe.go
 		name:       "kubectl describe: status",
 		literals:   []string{"Evicted", "Preempt", "DeadlineExceeded"},
-		expression: `^Reason:\s+(?P<reason>Evicted|Preempting|Preempted|DeadlineExceeded)$`,
+		expression: `^\s*Reason:\s+(?P<reason>Evicted|Preempting|Preempted|DeadlineExceeded)$`,
 		kind:       Kubernetes,
 		fact:       func(m *match) Fact { return podEnd(m.get("reason"), "") },
 	},
@@ -182,10 +182,21 @@ func readEvent(r *reader, d *document, event *strict.Value) {
 
 func readPod(r *reader, d *document, pod *strict.Value) {
 	if at := pod.Find("status.reason"); at != nil {
-		if end := podEnd(at.Text, textAt(pod, "status.message")); end != nil {
+		end := podEnd(at.Text, textAt(pod, "status.message"))
+		if message := pod.Find("status.message"); message != nil && (at.Text == "Evicted" || at.Text == "Terminated") {
+			at = message // it says why
+		}
+		if end != nil {
 			d.add(r, at, end)
 		}
 	}
+	each(pod.Find("status.conditions"), func(condition *strict.Value) {
+		if at := condition.Find("message"); at != nil && textAt(condition, "status") == "True" {
+			if end := podEnd(textAt(condition, "reason"), at.Text); end != nil {
+				d.add(r, at, end)
+			}
+		}
+	})
 	limits := map[string]Size{}
 	each(pod.Find("spec.containers"), func(c *strict.Value) {
 		if v := c.Find("resources.limits.memory"); v != nil {
@@ -201,10 +212,19 @@ func readPod(r *reader, d *document, pod *strict.Value) {
 	})
 	for _, list := range []string{"status.initContainerStatuses", "status.containerStatuses"} {
 		each(pod.Find(list), func(status *strict.Value) {
-			for _, state := range []string{"lastState.terminated", "state.terminated"} {
-				readTerminated(r, d, status, status.Find(state), limits)
-			}
+			readEndOf(r, d, status, limits)
 		})
+	}
+}
+
+// readContainerStatuses reads the containerStatuses of a pod, without the pod.
+func readContainerStatuses(r *reader, d *document) {
+	each(d.Root, func(status *strict.Value) { readEndOf(r, d, status, nil) })
+}
+
+func readEndOf(r *reader, d *document, status *strict.Value, limits map[string]Size) {
+	for _, state := range []string{"lastState.terminated", "state.terminated"} {
+		readTerminated(r, d, status, status.Find(state), limits)
 	}
 }
 

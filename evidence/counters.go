@@ -215,6 +215,9 @@ func (b *counters) line(r *reader, t *text) bool {
 		value *= int64(kb)
 	}
 	b.fact.Values[key] = value
+	if key == "oom_kill" && value > 0 {
+		b.at = *t // it says the most
+	}
 	return true
 }
 

@@ -23,6 +23,8 @@ const largestDocument = 16 << 20
 type shape struct {
 	kind    Kind
 	members string // all of these
+	only    bool   // and no others
+	text    string // that the head has, too
 	array   bool   // the object is in an array
 	read    func(r *reader, d *document)
 }
@@ -30,6 +32,9 @@ type shape struct {
 // shapes are tried in this order.
 var shapes = []shape{
 	{kind: Kubernetes, members: "apiVersion kind", read: readKubernetes},
+	{kind: Kubernetes, members: "metadata spec status", read: readKubernetes},
+	{kind: Kubernetes, members: "status", only: true, text: "Statuses", read: readKubernetes},
+	{kind: Kubernetes, members: "containerID state", array: true, read: readContainerStatuses},
 	{kind: Docker, members: "State HostConfig", array: true, read: readDocker},
 	{kind: Docker, members: "State HostConfig", read: readDocker},
 	{kind: Slurm, members: "jobs", read: readSlurm},
@@ -153,7 +158,8 @@ func shapeOf(head []byte) *shape {
 	}
 	for i := range shapes {
 		s := &shapes[i]
-		has := s.array == array && len(names) > 0
+		has := s.array == array && len(names) > 0 && (!s.only || len(names) == len(strings.Fields(s.members))) &&
+			bytes.Contains(head, []byte(s.text))
 		for name := range strings.FieldsSeq(s.members) {
 			has = has && names[name]
 		}

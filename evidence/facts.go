@@ -184,6 +184,7 @@ type (
 	BatchKill struct {
 		By    string // Slurm, Kubernetes, Docker, systemd, systemd-oomd, earlyoom, Ray
 		What  string // the step, the container, the unit
+		PID   int    // 0 if unknown
 		Count int
 		Limit Size
 	}
@@ -225,6 +226,15 @@ type (
 		Nodes     []NUMANode
 		// WholeGroup is set if memory.oom.group killed all processes of the cgroup.
 		WholeGroup bool
+	}
+
+	// HardwareFailed is an error of a memory module that the kernel could not correct. The process that used it got
+	// SIGBUS.
+	HardwareFailed struct{ PID int }
+
+	// KernelReason is the line of a kill that says why the memory of the whole host could not be used.
+	KernelReason struct {
+		Constraint string // CONSTRAINT_MEMCG, _CPUSET or _MEMORY_POLICY
 	}
 
 	// KernelProcess is a row of the kernel's table.

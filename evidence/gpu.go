@@ -118,6 +118,13 @@ var gpuPatterns = []pattern{
 			return LibraryFailed{Library: "TensorFlow", Status: m.get("status"), Memory: true}
 		},
 	},
+	{ // the same on the CPU
+		name:       "TensorFlow out of host memory",
+		literals:   []string{"OOM when allocating tensor"},
+		expression: `OOM when allocating tensor with shape\S+ .*by allocator (?:cpu|mklcpu)`,
+		kind:       TrainerLog,
+		fact:       func(*match) Fact { return HostAllocationFailed{By: "TensorFlow"} },
+	},
 	{ // TensorFlow's class of errors, of the host's memory too
 		name:       "TensorFlow: resource exhausted",
 		literals:   []string{"ResourceExhaustedError"},
@@ -144,11 +151,12 @@ var gpuPatterns = []pattern{
 		},
 	},
 	{ // xla/service/gpu, as JAX shows it
-		name:       "XLA out of memory",
-		literals:   []string{"RESOURCE_EXHAUSTED: "},
-		expression: `(?P<status>RESOURCE_EXHAUSTED): (?:Out of memory while trying|Failed) to allocate`,
-		kind:       TrainerLog,
-		fact:       func(m *match) Fact { return LibraryFailed{Library: "XLA", Status: m.get("status"), Memory: true} },
+		name:     "XLA out of memory",
+		literals: []string{"RESOURCE_EXHAUSTED: "},
+		expression: `(?P<status>RESOURCE_EXHAUSTED): (?:(?:Out of memory while trying|Failed) to allocate|` +
+			`.*Ran out of memory in memory space hbm)`,
+		kind: TrainerLog,
+		fact: func(m *match) Fact { return LibraryFailed{Library: "XLA", Status: m.get("status"), Memory: true} },
 	},
 	{ // aten/src/ATen/native/cudnn/MHA.cpp
 		name:       "cuDNN attention failed",
@@ -178,6 +186,15 @@ var gpuPatterns = []pattern{
 				Library: "Triton",
 				Status:  "it needs " + m.get("required") + " bytes of " + m.get("what") + ", of " + m.get("limit"),
 			}
+		},
+	},
+	{ // nccl: src/include/alloc.h
+		name:       "NCCL cannot allocate",
+		literals:   []string{"Failed to CUDA calloc", "Failed to CUDA malloc"},
+		expression: `Failed to CUDA (?P<status>[cm]alloc(?: async)? \d+ bytes)`,
+		kind:       TrainerLog,
+		fact: func(m *match) Fact {
+			return LibraryFailed{Library: "NCCL", Status: m.get("status"), Memory: true}
 		},
 	},
 	{ // torch/csrc/distributed/c10d/NCCLUtils.hpp

@@ -170,6 +170,9 @@ var kernelPatterns = []pattern{
 			kill.Group, kill.TaskGroup = m.get("ocg"), m.get("tcg")
 			kill.Name, kill.PID = m.get("task"), m.integer("pid", 0)
 			k.at, k.decided = m.text, true
+			if !strings.HasSuffix(kill.Constraint, "_NONE") {
+				r.add(&m.text, KernelReason{Constraint: kill.Constraint})
+			}
 		},
 	},
 	{ // __oom_kill_process; before 5.0 after the line of oom_kill_process, and without what ran out
@@ -255,6 +258,13 @@ var kernelPatterns = []pattern{
 			f.PID = m.integer("pid", 0)
 			return f
 		},
+	},
+	{ // mm/memory-failure.c
+		name:       "memory hardware failed",
+		literals:   []string{"due to hardware memory corruption"},
+		expression: `Memory failure: \S+ Sending SIGBUS to (?P<comm>.*):(?P<pid>\d+) due to hardware memory corruption`,
+		kind:       KernelLog,
+		fact:       func(m *match) Fact { return HardwareFailed{PID: m.integer("pid", 0)} },
 	},
 	{ // the NVIDIA driver
 		name:       "Xid",

@@ -63,7 +63,8 @@ func victim(by string) func(*match) Fact {
 
 func batchKill(by string) func(*match) Fact {
 	return func(m *match) Fact {
-		return BatchKill{By: by, What: m.get("what"), Count: m.integer("n", 0), Limit: m.size("limit", 1)}
+		return BatchKill{By: by, What: m.get("what"), PID: m.integer("pid", 0), Count: m.integer("n", 0),
+			Limit: m.size("limit", 1)}
 	}
 }
 

@@ -137,6 +137,7 @@ type stream struct {
 	foreign  int // lines since the last one of the block
 	wrapped  *wrapped
 	trace    *trace
+	headline int      // the place among the findings, from 1, of an exception whose text goes on; or 0
 	progress Progress // the last one
 	rank     int      // whose lines these are if no label says so, or NoRank
 }
@@ -253,7 +254,7 @@ const mostForeign = 100
 
 // settle notes whether lines without literals count in the stream.
 func (r *reader) settle(s *stream) {
-	active := s.block != nil || s.wrapped != nil || s.trace != nil
+	active := s.block != nil || s.wrapped != nil || s.trace != nil || s.headline > 0
 	if active != s.active {
 		s.active = active
 		if active {

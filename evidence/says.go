@@ -227,6 +227,23 @@ func (f KernelKill) Says() string {
 }
 
 // Says says it.
+func (f HardwareFailed) Says() string {
+	return fmt.Sprintf("a memory module has an error that cannot be corrected, and process %d got SIGBUS", f.PID)
+}
+
+// Says is the fact in one sentence.
+func (f KernelReason) Says() string {
+	what := "a cgroup's limit"
+	switch f.Constraint {
+	case "CONSTRAINT_CPUSET":
+		what = "the NUMA nodes of a cpuset"
+	case "CONSTRAINT_MEMORY_POLICY":
+		what = "the NUMA nodes of a memory policy, as numactl --membind sets one"
+	}
+	return "the kernel looked for memory within " + what + " (" + f.Constraint + ")"
+}
+
+// Says is the fact in one sentence.
 func (f Counters) Says() string {
 	return sentence(fmt.Sprintf("%s has %d counters", f.File, len(f.Values)), by("of %s", f.Group),
 		number("oom_kill %d", int(f.Values["oom_kill"])), number("max %d", int(f.Values["max"])))

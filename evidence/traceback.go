@@ -17,33 +17,67 @@ type trace struct {
 	forked bool
 	// ignored: its exception is one that Python has only reported
 	ignored bool
+	prefix  string // of a logger, in front of each line
+	rank    int    // of another process, whose traceback this one shows; else NoRank
 	phase   ledger.PhaseName
+	weak    bool // a call further inside may tell the phase better
 	frame   text // that tells the phase
 }
 
-// longestTrace is in lines.
-const longestTrace = 5000
+const (
+	longestTrace  = 5000 // lines
+	longestPrefix = 100  // bytes
+)
+
+// frame is a call that tells the phase. A weak one tells it only if no call further inside does.
+type frame struct {
+	expression *regexp.Regexp
+	phase      ledger.PhaseName
+	weak       bool
+}
 
 // frames are calls in a traceback that tell the phase of training. The outermost one counts: checkpointing calls the
 // forward pass from the backward pass.
-var frames = []struct {
-	expression *regexp.Regexp
-	phase      ledger.PhaseName
-}{
-	{regexp.MustCompile(`\b(?:custom_)?backward(?:_step)?\(|autograd\.grad\(|run_backward\(|` +
-		`, in (?:[\w.]+\.)?(?:custom_)?backward(?:_step)?(?:\(|$)`), ledger.Backward},
-	{regexp.MustCompile(`(?:optimizer|optim|opt|engine|scaler|accelerator|model)\.step\(|, in optimizer_step$`), ledger.Step},
-	{regexp.MustCompile(`\.?(?:save_checkpoint|_save_checkpoint|save_pretrained|save_model|save_state|torch\.save|save_file)\(|` +
-		`get_(?:model_|optimizer_)?state_dict\(|` +
+var frames = []frame{
+	strong(ledger.Backward, `\b(?:custom_)?backward(?:_step)?\(|autograd\.grad\(|run_backward\(|`+
+		`\b(?:all)?reduce_gradients\(|finalize_model_grads|partition_gradients|, in backward_(?:pro|epi)logue$|`+
+		`, in (?:[\w.]+\.)?(?:custom_)?backward(?:_step)?(?:\(|$)`),
+	strong(ledger.Step, `(?:optimizer|scaler|engine|accelerator|model)\.step\(|\bopt(?:im)?\w*\.step\(|`+
+		`, in (?:optimizer_step|_?take_model_step)$|optim\w*[/\\\w]*\.py", line \d+, in step$|`+
+		`\b_?clip_grad_(?:norm|value)\w*\(|\.unscale_\(`),
+	strong(ledger.Checkpoint, `save_(?:checkpoint|pretrained|model|state|state_dict|file|16bit_model)(?:\(|$)|`+
+		`\b(?:torch|dcp|dist_cp|accelerator)\.(?:async_)?save\(|_zero3_consolidated|\bpush_to_hub\(|`+
+		`\b(?:get_(?:model_|optimizer_)?|full_optim_|optim_)state_dict\(|\bfull_tensor\(|`+
+		`torch/distributed/checkpoint/(?:state_dict_saver\.py|filesystem\.py", line \d+, in _?write)|`+
 		`torch/serialization\.py", line \d+, in _?save$|dist_checkpointing/strategies/filesystem_async\.py`),
-		ledger.Checkpoint},
-	{regexp.MustCompile(`from_pretrained\(|load_state_dict\(|load_checkpoint\(|load_file\(|torch\.load\(|` +
-		`safe_open\(|torch/serialization\.py", line \d+, in _?load$|` + moduleFile + `(?:to|cuda|_apply)$`), ledger.Load},
-	{regexp.MustCompile(`deepspeed\.initialize\(|accelerator\.prepare\(|fully_shard\(|FullyShardedDataParallel\(|` +
-		`DistributedDataParallel\(|setup_model_and_optimizer\(|, in __init__$`), ledger.Initialize},
-	{regexp.MustCompile(`, in (?:forward|compute_loss|_?forward_step|_?loss_step)$|\b(?:compute_loss|_loss_step)\(|` +
-		moduleFile + `(?:__call__|_call_impl|_wrapped_call_impl)$`), ledger.Forward},
+	strong(ledger.Load, `from_pretrained\(|load_\w*(?:state_dict|checkpoint|model)\w*\(|load_(?:file|weights)\(|`+
+		`torch\.load\(|safe_open\(|set_module_tensor_to_device\(|\bdispatch_model\(|_move_model_to_device\(|`+
+		`prepare_model_for_kbit_training\(|`+
+		`torch/serialization\.py", line \d+, in _?load$|torch/distributed/checkpoint/state_dict_loader\.py|`+
+		moduleFile+`(?:to|cuda|_apply|float|half|bfloat16|to_empty)$`),
+	strong(ledger.Initialize, `deepspeed\.initialize\(|accelerator\.prepare\(|`+
+		`accelerate/accelerator\.py", line \d+, in _?prepare|\bfully_shard\(|`+
+		`\b(?:FSDP|FullyShardedDataParallel|DDP|DistributedDataParallel)\(|setup_model_and_optimizer\(|`+
+		`\binit_process_group\(|initialize_megatron\(|, in configure_optimizers$|`+
+		`, in (?:_initialize_kv_caches|determine_(?:num_)?available_\w+|profile_run|capture_model)$`),
+	strong(ledger.Forward, `, in (?:forward|compute_loss|_?forward_step|_?loss_step)$|\b(?:compute_loss|_loss_step)\(|`+
+		moduleFile+`(?:__call__|_call_impl|_wrapped_call_impl)$`),
+	weak(ledger.Initialize, `, in __init__$`),
+	weak(ledger.Forward, `\b(?:cross_entropy|nll_loss|mse_loss|kl_div|log_softmax|criterion|loss_fn|loss_func?)\(|`+
+		`per_token_logps|selective_log_softmax|logprobs_from_logits`),
 }
+
+func strong(phase ledger.PhaseName, expression string) frame {
+	return frame{regexp.MustCompile(expression), phase, false}
+}
+
+func weak(phase ledger.PhaseName, expression string) frame {
+	return frame{regexp.MustCompile(expression), phase, true}
+}
+
+// wholeStep is a call of a function that makes forward and backward pass and is called by an optimizer's step, as
+// Lightning's closure is. What is inside tells the phase.
+var wholeStep = regexp.MustCompile(`\bclosure\(|, in closure$`)
 
 // moduleFile is the beginning of a call of torch.nn.Module.
 const moduleFile = `torch[/\\]nn[/\\]modules[/\\]module\.py", line \d+, in `
@@ -59,28 +93,43 @@ var (
 	forkText      = regexp.MustCompile(`fork_exec|os\.fork\(|in _launch$|_posixsubprocess`)
 )
 
+// otherRank is what torch.distributed.checkpoint writes behind the first line of another rank's traceback
+// (torch/distributed/checkpoint/api.py).
+var otherRank = regexp.MustCompile(`last\): \(RANK (\d{1,7})\)`)
+
 // beginTrace begins a traceback in the stream of its first line.
 func beginTrace(_ *reader, m *match) {
 	if c := m.stream.trace; c == nil || c.ignored && c.lines > 1 { // an ignored one follows at once
-		m.stream.trace = &trace{}
+		m.stream.trace = &trace{rank: NoRank}
+		prefix, _, _ := strings.Cut(m.text.string, "Traceback (most recent call last)")
+		if len(prefix) <= longestPrefix {
+			m.stream.trace.prefix = prefix
+		}
 	}
 	m.stream.trace.open++
+	if groups := otherRank.FindStringSubmatch(m.text.string); groups != nil {
+		m.stream.trace.rank = atoi(groups[1])
+	}
 }
 
 // beginIgnored expects a traceback whose exception ends nothing.
 func beginIgnored(_ *reader, m *match) {
 	if m.stream.trace == nil {
-		m.stream.trace = &trace{ignored: true}
+		m.stream.trace = &trace{rank: NoRank, ignored: true}
 	}
 }
 
 // trace reads a line of a traceback. Found says that the line has facts of its own, which come after those before it.
 func (r *reader) trace(s *stream, t *text, found bool, before int) {
+	r.complete(s, t)
 	c := s.trace
 	if c == nil || strings.Contains(t.string, "Traceback (most recent call last)") {
 		return
 	}
 	c.lines++
+	if rest, ok := strings.CutPrefix(t.string, c.prefix); ok {
+		t.string = rest
+	}
 	if found && exceptionText.MatchString(strings.TrimSpace(t.string)) {
 		t.string = strings.TrimSpace(t.string) // torchrun indents an error that it has recorded
 	}
@@ -108,14 +157,44 @@ func (r *reader) trace(s *stream, t *text, found bool, before int) {
 		case !found:
 			r.kinds[TrainerLog]++
 			r.add(t, exception)
+			if strings.HasSuffix(exception.Message, ":") {
+				s.headline = len(r.source.Findings)
+			}
 		case w != nil && w.begun == t.number:
 			w.exception = t.finding(r.source.Name, exception)
 		}
+		if c.rank != NoRank {
+			for i := before; i < len(r.source.Findings); i++ {
+				r.source.Findings[i].Rank = c.rank
+			}
+		}
 		c.inside, c.phase = false, ""
+		if strings.Contains(t.string, " ray::") {
+			c.open++ // Ray goes on with the traceback of the actor
+		}
 		if c.open--; c.open <= 0 {
 			s.trace = nil
 		}
 	}
+}
+
+// complete adds the first line that follows an exception to its text, if the exception's own line ends with a colon:
+// "Error(s) in loading state_dict for Llama:" goes on with the first of them.
+func (r *reader) complete(s *stream, t *text) {
+	if s.headline == 0 {
+		return
+	}
+	if text := strings.TrimSpace(t.string); text != "" && text != t.string && s.headline <= len(r.source.Findings) {
+		f := &r.source.Findings[s.headline-1]
+		f.Text += " " + text[:min(len(text), longestShown)]
+	}
+	s.headline = 0
+}
+
+// yields reports whether a call further inside tells the phase better than what was seen.
+func (c *trace) yields(f *frame) bool {
+	inside := c.phase == ledger.Backward && f.phase == ledger.Step // as accelerate's backward() of DeepSpeed steps
+	return c.phase == "" || c.weak && !f.weak || inside
 }
 
 // see takes what a line with a call tells.
@@ -123,12 +202,12 @@ func (c *trace) see(t *text) {
 	c.inside = true
 	c.pinned = c.pinned || pinnedText.MatchString(t.string)
 	c.forked = c.forked || forkText.MatchString(t.string)
-	if c.phase != "" {
-		return
+	if wholeStep.MatchString(t.string) {
+		c.phase = ""
 	}
 	for i := range frames {
-		if f := &frames[i]; f.expression.MatchString(t.string) {
-			c.phase, c.frame = f.phase, *t
+		if f := &frames[i]; f.expression.MatchString(t.string) && c.yields(f) {
+			c.phase, c.weak, c.frame = f.phase, f.weak, *t
 			c.frame.string = t.shown()
 			return
 		}

@@ -114,7 +114,11 @@ func (s *scene) countedKills() []evidence.Finding {
 	for _, key := range order {
 		first, now := readings[key][0], readings[key][len(readings[key])-1]
 		if len(readings[key]) == 1 {
-			single.counts = append(single.counts, difference(now.fact, nil, s.limitOf(now.fact.Group)))
+			count := difference(now.fact, nil, s.limitOf(now.fact.Group))
+			if count.group != "" && count.reached == 0 && s.peakAtLimit(now.fact.Group) { // version 1 counts no "oom"
+				count.reached = 1
+			}
+			single.counts = append(single.counts, count)
 			lastSingle = now.Finding
 			continue
 		}
@@ -156,6 +160,19 @@ func (s *scene) limitOf(group string) ledger.Bytes {
 		}
 	}
 	return 0
+}
+
+// peakAtLimit reports whether the memory of a cgroup has been as much as its limit allows.
+func (s *scene) peakAtLimit(group string) bool {
+	limit := s.limitOf(group)
+	return limit > 0 && slices.ContainsFunc(all[evidence.Counters](s.findings), func(c seen[evidence.Counters]) bool {
+		for _, name := range []string{"memory.peak", "memory.max_usage_in_bytes"} {
+			if peak, ok := c.fact.Values[name]; ok && c.fact.Group == group {
+				return ledger.Bytes(peak) >= limit-limit/1000
+			}
+		}
+		return false
+	})
 }
 
 // value returns a number of /proc/meminfo, memory.stat or another file of counters, from its last reading.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"syscall"
 
 	"plimsoll/evidence"
 	"plimsoll/ledger"
@@ -142,6 +143,9 @@ func (s *scene) evidence(claims []claim) []Evidence {
 	}
 	for _, c := range claims {
 		add(c.at)
+		if reason := s.reasonOf(c.at); reason != nil {
+			add(*reason)
+		}
 	}
 	for _, f := range all[evidence.TooManyProcesses](s.findings) {
 		if f.fact.Group != "" && claims[0].resource == Processes {
@@ -163,6 +167,19 @@ func (s *scene) evidence(claims []claim) []Evidence {
 		add(*f)
 	}
 	return append(list, s.levelEvidence(claims[0])...)
+}
+
+// reasonOf returns the line before a kill of the kernel that says which memory was short, or nil.
+func (s *scene) reasonOf(at evidence.Finding) *evidence.Finding {
+	if _, kill := at.Fact.(evidence.KernelKill); !kill {
+		return nil
+	}
+	for _, r := range slices.Backward(all[evidence.KernelReason](s.findings)) {
+		if r.File == at.File && r.Number <= at.Number {
+			return &r.Finding
+		}
+	}
+	return nil
 }
 
 // levelEvidence returns what the last sample shows of the resource.
@@ -236,6 +253,10 @@ func (s *scene) concludeVictims(e *Explanation) {
 	e.Cause = Cause{Resource: Undetermined, Text: "The job failed, but the files show only ranks that ended because " +
 		"another one did: the first to end is missing"}
 	e.Confidence = Unknown
+	if s.interrupted() {
+		e.Cause = Cause{Resource: NotMemory, Text: "The job was interrupted, by Ctrl-C or another SIGINT"}
+		e.Confidence = Likely
+	}
 	e.Victims = append(e.Victims, s.victimTexts()...)
 	if f := s.peersOnly(); f != nil {
 		e.Evidence = append(e.Evidence, Evidence{f.File, f.Number, f.Text, f.Fact.Says()})
@@ -246,6 +267,31 @@ func (s *scene) concludeVictims(e *Explanation) {
 		}
 	}
 	e.Collect = append(e.Collect, collectRanks, collectKernel, collectRecording)
+}
+
+// interrupted reports whether somebody interrupted the job and nothing else was wrong with it.
+func (s *scene) interrupted() bool {
+	found := false
+	for _, f := range s.findings {
+		if mannerOf(f.Fact) != taken {
+			continue
+		}
+		switch fact := f.Fact.(type) {
+		case evidence.Exception:
+			if fact.Type != "KeyboardInterrupt" {
+				return false
+			}
+			found = true
+		case evidence.ProcessEnded:
+			if syscall.Signal(fact.Signal) != syscall.SIGINT {
+				return false
+			}
+			found = true
+		default:
+			return false
+		}
+	}
+	return found
 }
 
 // trainer is who says that training ended well. Its process may fail afterwards.

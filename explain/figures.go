@@ -299,9 +299,11 @@ func limitText(o oomCounts) string {
 }
 
 // byLimit holds for batch systems that hold a job to a limit. The others act when the host runs low.
-func byLimit(_ *scene, b evidence.BatchKill) bool {
+func byLimit(s *scene, b evidence.BatchKill) bool {
 	switch b.By {
-	case "systemd", "systemd-oomd", "earlyoom", "Ray", "the kubelet", "the hosting service", recorder:
+	case "systemd":
+		return b.Limit.Known || s.peakAtLimit("")
+	case "systemd-oomd", "earlyoom", "Ray", "the kubelet", "the hosting service", recorder:
 		return b.Limit.Known
 	}
 	return true

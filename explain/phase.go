@@ -1,6 +1,7 @@
 package explain
 
 import (
+	"cmp"
 	"regexp"
 
 	"plimsoll/evidence"
@@ -8,13 +9,13 @@ import (
 )
 
 // phaseAt returns the phase in which a finding happened, or "" if unknown: the last one that the same program has
-// named before.
+// named before. A library may print its error before the traceback that tells the phase.
 func (s *scene) phaseAt(at evidence.Finding) ledger.PhaseName {
 	if s.witness != nil {
 		at = s.witness.says[0]
 	}
 	own := mannerOf(at.Fact) == lacked || mannerOf(at.Fact) == raised
-	var same, other ledger.PhaseName
+	var same, other, next ledger.PhaseName
 	for _, f := range s.findings {
 		phase := phaseOf(f.Fact)
 		if phase == "" || f.Rank != evidence.NoRank && s.rank() != evidence.NoRank && f.Rank != s.rank() {
@@ -23,15 +24,17 @@ func (s *scene) phaseAt(at evidence.Finding) ledger.PhaseName {
 		switch {
 		case f.File == at.File && f.Number <= at.Number:
 			same = phase
+		case f.File == at.File && own && next == "" && f.Number <= at.Number+longestDelay:
+			next = phase
 		case f.File != at.File && !own && before(f, at) <= 0:
 			other = phase
 		}
 	}
-	if same == "" {
-		return other
-	}
-	return same
+	return cmp.Or(same, other, next)
 }
+
+// longestDelay is the number of lines between the error of a library and a call in the traceback that follows.
+const longestDelay = 20
 
 // phaseOf returns the phase that a fact tells, or "".
 func phaseOf(fact evidence.Fact) ledger.PhaseName {

@@ -148,7 +148,7 @@ func (s *scene) deaths() []*death {
 	index := map[key]*death{}
 	for _, f := range s.findings {
 		how := mannerOf(f.Fact)
-		if _, batch := f.Fact.(evidence.BatchKill); batch && f.Rank != evidence.NoRank {
+		if _, batch := f.Fact.(evidence.BatchKill); batch && s.rankOf(f) != evidence.NoRank {
 			how = killed
 		}
 		if how == unended {
@@ -174,14 +174,20 @@ func (s *scene) deaths() []*death {
 
 // rankOf returns the rank of a finding, or evidence.NoRank. A launcher may name the rank of a process in another line.
 func (s *scene) rankOf(f evidence.Finding) int {
-	p, ok := f.Fact.(evidence.ProcessEnded)
-	if !ok || f.Rank != evidence.NoRank {
-		return f.Rank
+	pid, own := 0, f.Rank
+	switch fact := f.Fact.(type) {
+	case evidence.ProcessEnded:
+		pid = fact.PID
+		if own == evidence.NoRank {
+			own = fact.Rank
+		}
+	case evidence.BatchKill:
+		pid = fact.PID
 	}
-	if rank, ok := s.ranks[p.PID]; ok && p.Rank == evidence.NoRank {
+	if rank, ok := s.ranks[pid]; ok && own == evidence.NoRank {
 		return rank
 	}
-	return p.Rank
+	return own
 }
 
 // add adds what a file says. What tells most of the end comes first, and of that the earliest.

@@ -211,6 +211,10 @@ var rules = []rule{
 			"data loader, and nothing here says what killed the worker")},
 	),
 	table(
+		row[evidence.HardwareFailed]{nil, NotMemory, "", Certain, says[evidence.HardwareFailed]("got SIGBUS: a " +
+			"memory module has an error that cannot be corrected")},
+	),
+	table(
 		row[evidence.BusError]{func(s *scene, _ evidence.BusError) bool { return s.sharedMemoryFull() },
 			SharedMemory, "", Certain, says[evidence.BusError](busText)},
 		row[evidence.BusError]{func(s *scene, _ evidence.BusError) bool { return s.sharedMemoryFree() },
@@ -249,6 +253,8 @@ var rules = []rule{
 		row[evidence.ProcessEnded]{func(s *scene, f evidence.ProcessEnded) bool {
 			return mannerOfProcess(f) == faulted && !s.sharedMemoryFree()
 		}, SharedMemory, "", Likely, says[evidence.ProcessEnded](busText)},
+		row[evidence.ProcessEnded]{func(_ *scene, f evidence.ProcessEnded) bool { return isFault(f) }, NotMemory, "",
+			Likely, faultText},
 		row[evidence.ProcessEnded]{nil, Undetermined, "", Unknown, endedText},
 	),
 	table(row[evidence.Exception]{func(_ *scene, e evidence.Exception) bool { return lackText.MatchString(e.Message) },
@@ -314,7 +320,7 @@ func (s *scene) testimony() []evidence.Finding {
 	}
 	for _, f := range s.findings {
 		switch fact := f.Fact.(type) {
-		case evidence.BatchKill:
+		case evidence.BatchKill, evidence.HardwareFailed:
 			found = append(found, f)
 		case evidence.TooManyProcesses:
 			if w == nil && fact.Group != "" && !s.hasTrainerLog() {
@@ -355,6 +361,19 @@ func endedText(f evidence.ProcessEnded) string {
 		return fmt.Sprintf("was ended by signal %d (%v), and nothing here says why", f.Signal, signal)
 	}
 	return fmt.Sprintf("ended with exit code %d, and nothing here says why", f.ExitCode)
+}
+
+// isFault reports whether a process has crashed by an instruction that it could not execute.
+func isFault(f evidence.ProcessEnded) bool {
+	switch syscall.Signal(f.Signal) {
+	case syscall.SIGSEGV, syscall.SIGILL, syscall.SIGFPE:
+		return true
+	}
+	return false
+}
+
+func faultText(f evidence.ProcessEnded) string {
+	return fmt.Sprintf("crashed by signal %d (%v): a fault of native code", f.Signal, syscall.Signal(f.Signal))
 }
 
 func endText(f evidence.BatchEnd) string { return fmt.Sprintf("was ended by %s: %s", f.By, f.Reason) }

@@ -2,9 +2,13 @@ package report
 
 import (
 	"fmt"
+	"math"
+	"slices"
+	"strconv"
 	"strings"
 
 	"plimsoll/bench"
+	"plimsoll/ledger"
 )
 
 // BenchmarkSchema is the schema of the JSON document.
@@ -42,6 +46,7 @@ type BenchmarkCase struct {
 	Update   bench.Spread `json:"update_bytes_per_second"`
 	Time     bench.Spread `json:"update_seconds_per_parameter"`
 
+	Job     *BenchmarkJob     `json:"job,omitempty"`
 	Step    *BenchmarkStep    `json:"step,omitempty"` // absent where the case runs in a core's cache
 	Journal *BenchmarkJournal `json:"journal,omitempty"`
 	Peer    *BenchmarkPeer    `json:"peer,omitempty"`
@@ -49,6 +54,30 @@ type BenchmarkCase struct {
 
 	Disturbed bench.Rounds   `json:"disturbed_rounds"`
 	Samples   []bench.Sample `json:"samples"`
+}
+
+// BenchmarkJob is the step of a job whose parameters are divided among ranks. Its times are for all parameters on this
+// host.
+type BenchmarkJob struct {
+	Parameters int64 `json:"parameters"`
+	WorldSize  int   `json:"world_size"`
+	// Ranks are those on this host, whose parameters were measured. Scale is the factor from their times to those
+	// below.
+	Ranks       int     `json:"ranks"`
+	Scale       float64 `json:"scale"`
+	SharedCores bool    `json:"shared_cores"`
+	// Traffic is the bytes that an update reads or writes.
+	Traffic ledger.Bytes       `json:"update_traffic_bytes"`
+	Limit   bench.Spread       `json:"limit_seconds"`
+	Update  bench.Spread       `json:"update_seconds"`
+	Step    bench.Spread       `json:"step_seconds"` // norm and update
+	Peer    []BenchmarkPeerJob `json:"peer,omitempty"`
+}
+
+// BenchmarkPeerJob is the time of a variant of the peer's step for all parameters.
+type BenchmarkPeerJob struct {
+	Name string       `json:"name"`
+	Time bench.Spread `json:"seconds"`
 }
 
 // BenchmarkStep is the cost that the norm of the gradients adds to the update.
@@ -109,19 +138,19 @@ func NewBenchmark(version string, p *bench.Suite, results []bench.Result) *Bench
 }
 
 func newBenchmarkCase(r bench.Result, hidden bool) BenchmarkCase {
-	f, n := r.Shard.Format, float64(r.Shard.Elements)
+	f, n := r.Format(), float64(r.Held)
 	over := func(quantity func(bench.Sample) float64) bench.Spread { return bench.Over(r.Samples, quantity) }
-	resident, bytes := float64(r.Shard.StateBytes()), float64(r.Shard.TrafficBytes())
+	resident, bytes := float64(r.StateBytes()), float64(r.TrafficBytes())
 	c := BenchmarkCase{
 		Optimizer:      r.Name,
 		State:          f.State.String(),
 		Moments:        f.Moments.String(),
 		ParameterType:  f.Parameter.String(),
 		GradientType:   f.Gradient.String(),
-		Parameters:     r.Shard.Elements,
-		Workers:        len(r.Shard.CPUs),
-		CPUs:           r.Shard.CPUs,
-		Pages:          r.Shard.Pages.String(),
+		Parameters:     r.Held,
+		Workers:        len(r.CPUs()),
+		CPUs:           r.CPUs(),
+		Pages:          r.Pages().String(),
 		Place:          r.Place,
 		ResidentBytes:  resident / n,
 		TrafficBytes:   bytes / n,
@@ -142,7 +171,7 @@ func newBenchmarkCase(r bench.Result, hidden bool) BenchmarkCase {
 			c.Step.Hidden = &left
 		}
 	}
-	if r.Shard.Journal {
+	if r.Journal() {
 		c.Journal = &BenchmarkJournal{
 			Time:  over(func(s bench.Sample) float64 { return s.Journaled / n }),
 			Added: over(func(s bench.Sample) float64 { return s.Journaled/s.Update - 1 }),
@@ -150,6 +179,9 @@ func newBenchmarkCase(r bench.Result, hidden bool) BenchmarkCase {
 	}
 	if r.Compared != nil {
 		c.Peer = newBenchmarkPeer(r)
+	}
+	if r.Divided {
+		c.Job = newBenchmarkJob(r)
 	}
 	if k := r.Checked; k != nil {
 		c.Checks = &BenchmarkCheck{
@@ -163,8 +195,28 @@ func newBenchmarkCase(r bench.Result, hidden bool) BenchmarkCase {
 	return c
 }
 
+func newBenchmarkJob(r bench.Result) *BenchmarkJob {
+	over := func(quantity func(bench.Sample) float64) bench.Spread {
+		return bench.Over(r.Samples, func(s bench.Sample) float64 { return r.Scale() * quantity(s) })
+	}
+	j := &BenchmarkJob{
+		Parameters: r.Parameters, WorldSize: r.WorldSize, Ranks: len(r.Shards), Scale: r.Scale(),
+		SharedCores: r.SharedCores, Traffic: ledger.Bytes(math.Round(float64(r.TrafficBytes()) * r.Scale())),
+		Limit:  over(func(s bench.Sample) float64 { return s.Traffic }),
+		Update: over(func(s bench.Sample) float64 { return s.Update }),
+		Step:   over(func(s bench.Sample) float64 { return s.Step }),
+	}
+	if r.Compared != nil {
+		for _, v := range r.Compared.Variants {
+			took := over(func(s bench.Sample) float64 { return s.Peer[v.Name] })
+			j.Peer = append(j.Peer, BenchmarkPeerJob{v.Name, took})
+		}
+	}
+	return j
+}
+
 func newBenchmarkPeer(r bench.Result) *BenchmarkPeer {
-	n := float64(r.Shard.Elements)
+	n := float64(r.Held)
 	p := &BenchmarkPeer{Name: r.Compared.Name, Version: r.Compared.Version}
 	for _, v := range r.Compared.Variants {
 		p.Variants = append(p.Variants, BenchmarkPeerVariant{
@@ -198,7 +250,7 @@ func (b *Benchmark) Page() *Page {
 	}
 	return &Page{
 		Title:    "Benchmark of updates",
-		Sections: []Section{{run}, {b.updates()}, b.norms(), b.journals(), b.peers(), {checks}},
+		Sections: []Section{{run}, {b.updates()}, b.jobs(), b.norms(), b.journals(), b.peers(), {checks}},
 		Document: b,
 	}
 }
@@ -247,6 +299,48 @@ func (b *Benchmark) updates() *Table {
 			shares(0, c.Fraction))
 	}
 	return t
+}
+
+// jobs returns nothing where no job was divided among ranks.
+func (b *Benchmark) jobs() Section {
+	t := new(Table).with(Words, "optimizer", "state", "moments").with(Number, "parameters", "ranks", "workers").
+		with(Words, "step").with(Bytes, "bytes moved")
+	t.Columns = append(t.Columns, Column{Title: "ms", Kind: Number, Decimals: 1},
+		Column{Title: "ps/parameter", Kind: Number, Decimals: 1}, Column{Title: "of the limit", Kind: Share})
+	var notes []string
+	for _, c := range b.Cases {
+		j := c.Job
+		if j == nil {
+			continue
+		}
+		row := func(step string, moved any, time bench.Spread, share any) {
+			t.add(c.Optimizer, c.State, c.Moments, strconv.FormatInt(j.Parameters, 10), j.Ranks, c.Workers, step, moved,
+				1e3*time.Median, 1e12*time.Median/float64(j.Parameters), share)
+		}
+		row("limit", j.Traffic, j.Limit, nil)
+		row("update", j.Traffic, j.Update, shares(0, c.Fraction))
+		row("norm, update", nil, j.Step, nil)
+		for _, p := range j.Peer {
+			row(c.Peer.Name+" "+p.Name, nil, p.Time, nil)
+		}
+		if note := j.note(c.Parameters); !slices.Contains(notes, note) {
+			notes = append(notes, note)
+		}
+	}
+	return t.explained(strings.Join(notes, "\n"))
+}
+
+// note says what the times of a job are made of.
+func (j *BenchmarkJob) note(held int64) string {
+	text := "limit: the same bytes without arithmetic, in the same rounds"
+	if j.WorldSize > j.Ranks {
+		text += fmt.Sprintf("; measured: %d of %d parameters (%d of %d ranks), times multiplied by %.4g: this host "+
+			"alone with memory for all", held, j.Parameters, j.Ranks, j.WorldSize, j.Scale)
+	}
+	if j.SharedCores {
+		text += "; ranks share cores, as there are too few"
+	}
+	return text
 }
 
 // norms returns nothing where the norm was not measured.

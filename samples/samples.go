@@ -349,10 +349,13 @@ type TorchMemory struct {
 	Holdings      []ledger.Holding `json:"holdings"`
 }
 
+// KernelStream is the stream of lines from the kernel's log about the job's processes. They have no rank.
+const KernelStream = "kernel"
+
 // Output is text that a rank has printed: lines that say something of memory, and the last ones before the end.
 type Output struct {
 	Rank   int      `json:"rank"`
-	Stream string   `json:"stream"` // stdout or stderr
+	Stream string   `json:"stream"` // stdout, stderr or KernelStream
 	Lines  []string `json:"lines"`
 	// Skipped is the number of lines before these that are left out, as the rank has printed too many.
 	Skipped int64 `json:"skipped_lines,omitempty"`

@@ -50,6 +50,7 @@ const (
 type Recorder struct {
 	config Config
 	began  time.Time
+	clock  time.Duration      // of the kernel's log, at began
 	wanted chan struct{}      // a sample is wanted now
 	stop   context.CancelFunc // ends sampling
 	done   chan struct{}      // closed when the last sample is taken
@@ -63,6 +64,7 @@ type Recorder struct {
 	samples []samples.Record // the last ones
 	marks   []samples.Record // the last ones
 	ends    []samples.RankEnd
+	kernel  []samples.Record // what the kernel's log says
 	end     *samples.Record
 	roots   []probe.Root
 	outputs map[int]*output
@@ -75,8 +77,8 @@ func Begin(c Config) *Recorder {
 	c.Start.Schema, c.Start.Began, c.Start.Host = samples.Schema, began, localHost()
 	c.Start.Counters = counters()
 	sampling, stop := context.WithCancel(context.Background())
-	r := &Recorder{config: c, began: began, wanted: make(chan struct{}, 1), stop: stop, done: make(chan struct{}),
-		file: newFile(&c), outputs: map[int]*output{}, phases: newPhases(),
+	r := &Recorder{config: c, began: began, clock: host.KernelClock(), wanted: make(chan struct{}, 1), stop: stop,
+		done: make(chan struct{}), file: newFile(&c), outputs: map[int]*output{}, phases: newPhases(),
 		start: samples.Record{Start: &c.Start}, disk: newDisk(c.Start.WorkingDirectory)}
 	r.file.write(&r.start)
 	go r.sampleUntil(sampling.Done())
@@ -189,6 +191,7 @@ func (r *Recorder) End(e samples.End) {
 	for _, out := range r.outputs {
 		r.writeAll(out.take(r.now(), true))
 	}
+	r.addKernelKills()
 	e.Ranks, e.Counters = slices.Clone(r.ends), counters()
 	slices.SortStableFunc(e.Ranks, func(a, b samples.RankEnd) int { return int(a.Time - b.Time) })
 	r.end = &samples.Record{Time: r.now(), End: &e}
@@ -198,11 +201,30 @@ func (r *Recorder) End(e samples.End) {
 	}
 }
 
+// addKernelKills records what the kernel's log says of processes of the job that it has killed for memory.
+func (r *Recorder) addKernelKills() {
+	var pids []int
+	for _, e := range r.ends {
+		pids = append(pids, e.PID)
+	}
+	for _, s := range r.samples {
+		for _, p := range s.Sample.Processes {
+			pids = append(pids, p.PID)
+		}
+	}
+	if lines := host.KernelKills(pids, r.clock); len(lines) > 0 {
+		record := samples.Record{Time: r.now(), Output: &samples.Output{Rank: samples.NoRank,
+			Stream: samples.KernelStream, Lines: lines}}
+		r.kernel = append(r.kernel, record)
+		r.file.write(&record)
+	}
+}
+
 // Recording returns what is in memory, in order: the start, the last samples, marks and lines, and the end.
 func (r *Recorder) Recording() []samples.Record {
 	r.lock.Lock()
 	defer r.lock.Unlock()
-	rest := slices.Concat(r.samples, r.marks)
+	rest := slices.Concat(r.samples, r.marks, r.kernel)
 	for _, out := range r.outputs {
 		rest = append(rest, out.recording()...)
 	}

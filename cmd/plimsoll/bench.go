@@ -22,11 +22,13 @@ func benchCommand() *cobra.Command {
 		Long: `Bench alternates updates with passes that move the same bytes of the same memory
 without arithmetic. It shows how near updates come to these passes: the median
 of the ratios of all rounds. Bench repeats rounds in which other processes used
-the CPUs.`,
+the CPUs. With --ranks it shows how long a step takes in which every rank updates
+its part, and with --world-size how long this host would take for all parts.`,
 		Example: `  plimsoll bench
   plimsoll bench --optimizer all --state all --moments all --parameters 64Mi \
     --json
-  plimsoll bench --parameters 16Mi --norm --peer torch`,
+  plimsoll bench --parameters 16Mi --norm --peer torch
+  plimsoll bench --parameters 3085938688 --ranks 2 --world-size 16`,
 		Args: noArguments,
 		RunE: func(c *cobra.Command, _ []string) error { return runBench(c, request, format) },
 	}
@@ -46,7 +48,11 @@ func benchFlags(c *cobra.Command, q *bench.Request) {
 	choiceFlag(c, &q.GradientType, "grad-dtype", "bf16", "`dtype` of the gradients: VALUES", kernel.NumberTypeNames())
 	flags.StringSliceVar(&q.Parameters, "parameters", nil, "numbers of parameters (default: as many as a core's cache "+
 		"holds, 16Mi and, where they fit, 256Mi)")
-	flags.IntSliceVar(&q.Workers, "workers", nil, "numbers of workers (default: one, and one for each usable core)")
+	flags.IntSliceVar(&q.Workers, "workers", nil,
+		"numbers of workers of each rank (default: one, and one for each usable core)")
+	flags.IntVar(&q.Ranks, "ranks", 0, "divide the parameters among that many ranks, and show the time of a step")
+	flags.IntVar(&q.WorldSize, "world-size", 0, "ranks of the whole job: measure the parts of --ranks of them, and "+
+		"multiply (default: --ranks)")
 	flags.IntVar(&q.Rounds, "rounds", 9, "rounds of each case that count")
 	flags.BoolVar(&q.Norm, "norm", false, "also measure the norm of the gradients")
 	flags.BoolVar(&q.Journal, "journal", false,

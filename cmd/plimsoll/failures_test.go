@@ -29,6 +29,7 @@ type failure struct {
 
 	right    []explain.Resource
 	atMost   explain.Confidence
+	sure     bool // the answer must be certain
 	rank     int
 	phases   []ledger.PhaseName // that are right; an unknown one is right, too
 	victims  int                // how many ranks the failed one has taken along
@@ -66,6 +67,9 @@ func (f failure) fails(t *testing.T) {
 	}
 	if len(got.Victims) != f.victims {
 		fault("%d victims, expected %d", len(got.Victims), f.victims)
+	}
+	if f.sure && got.Confidence != explain.Certain {
+		fault("the confidence is %s, and the kernel's log is here", got.Confidence)
 	}
 	proves := func(e explain.Evidence) bool {
 		return regexp.MustCompile(f.evidence).MatchString(e.Text + "\n" + e.Says)
@@ -255,13 +259,15 @@ func TestEmulatedFailures(t *testing.T) {
 			"[ $RANK = 1 ] && exec " + touch + " 1000 0; exec sleep 100"}
 		failure{shell: startAlone, run: run, exit: 137, rank: 1, victims: 1,
 			right: []explain.Resource{explain.NUMANode}, atMost: explain.Certain,
-			says: "NUMA node", evidence: `(?i)oom_kill|killed|node`}.fails(t)
+			sure: true,
+			says: "NUMA node", evidence: `MEMORY_POLICY`}.fails(t)
 	})
 	t.Run("host", func(t *testing.T) {
 		run := []string{"--", "sh", "-c", touch + " 500 100 & exec " + touch + " 1600 0"}
 		failure{shell: startAlone, run: run, exit: 137,
 			right: []explain.Resource{explain.Host}, atMost: explain.Certain,
-			says: "host", evidence: `(?i)oom_kill|killed`}.fails(t)
+			sure: true,
+			says: "host", evidence: `Killed process`}.fails(t)
 	})
 	t.Run("cgroup", func(t *testing.T) {
 		groups := limited(t, 256<<20)
