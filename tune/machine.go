@@ -7,6 +7,8 @@ import (
 	"slices"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"plimsoll/binding"
 	"plimsoll/engine"
 	"plimsoll/host"
@@ -23,9 +25,10 @@ const leastSample = 20 * time.Millisecond
 
 // updates is the state of all ranks, and the workers that update it.
 type updates struct {
-	shards []*engine.Shard
-	engine *engine.Engine
-	passes int // in a sample
+	shards  []*engine.Shard
+	engine  *engine.Engine
+	workers int
+	passes  int // in a sample
 }
 
 // newUpdates allocates the state of all ranks, so that every page is near the worker that first touches it, as in a
@@ -44,7 +47,7 @@ func (t *Tuning) newUpdates(ctx context.Context, f kernel.Format, assigned *bind
 		if err != nil {
 			return u, err
 		}
-		configs = append(configs, config)
+		configs, u.workers = append(configs, config), u.workers+len(config.CPUs)
 	}
 	pages := engine.ChoosePages(t.Host, configs)
 	for _, config := range configs {
@@ -73,18 +76,30 @@ func (u *updates) close() (err error) {
 	return err
 }
 
-// sample returns the mean seconds of an update of all ranks.
+// sample returns the mean seconds of an update of all ranks. Time in which other processes had the workers' cores is
+// left out: the more they were kept waiting, the less CPU time they took a second.
 func (u *updates) sample() float64 {
 	for {
-		sum := time.Duration(0)
+		sum, began, busy := time.Duration(0), time.Now(), processTime()
 		for range u.passes {
 			sum += u.engine.Step(1).UpdateTime
 		}
 		if sum >= leastSample {
-			return sum.Seconds() / float64(u.passes)
+			possible := time.Since(began).Seconds() * float64(u.workers)
+			ran := min(1, (processTime()-busy).Seconds()/possible)
+			return ran * sum.Seconds() / float64(u.passes)
 		}
 		u.passes *= 2
 	}
+}
+
+// processTime returns the CPU time of this process.
+func processTime() time.Duration {
+	var usage unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_SELF, &usage); err != nil {
+		panic(err) // only an argument could be wrong
+	}
+	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
 }
 
 // update measures updates of a format by so many cores of each rank.
