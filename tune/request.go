@@ -79,10 +79,10 @@ func New(r Request, h *host.Host) (*Tuning, error) {
 	if t.Kernel, err = kernel.Select(); err != nil {
 		return nil, &fault.Input{Err: err}
 	}
-	if err := t.chooseRanks(); err != nil {
+	if err := t.chooseFormats(); err != nil {
 		return nil, err
 	}
-	if err := t.chooseFormats(); err != nil {
+	if err := t.chooseRanks(); err != nil {
 		return nil, err
 	}
 	return t, t.chooseSize()
