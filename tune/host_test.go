@@ -5,6 +5,7 @@ import (
 	"errors"
 	"math"
 	"regexp"
+	"slices"
 	"testing"
 	"time"
 
@@ -112,6 +113,41 @@ func TestRunMeasuresEverything(t *testing.T) {
 	tuning.Elements = 1 << 16
 	if _, err := tuning.Run(ctx, "test", silent{}); !errors.Is(err, context.Canceled) {
 		t.Errorf("interrupted: %v", err)
+	}
+}
+
+// TestNUMANodesAreMeasuredAlone, on a host that pretends that each of two cores is one.
+func TestNUMANodesAreMeasuredAlone(t *testing.T) {
+	h := *local(t)
+	cores := h.UsableCores()
+	if len(cores) < 2 {
+		t.Skip("needs two cores")
+	}
+	h.Nodes = nil
+	for id, core := range cores[:2] {
+		h.Nodes = append(h.Nodes, host.NUMANode{ID: 4 * id, Class: host.NodeOrdinary, CPUs: core.Siblings, Allowed: true})
+	}
+	r := request()
+	r.Ranks, r.Parameters = nil, "64Ki"
+	tuning, err := New(r, &h)
+	if err != nil || !slices.Equal(tuning.Ranks, []int{1, 2}) {
+		t.Fatalf("ranks %v: %v", tuning.Ranks, err)
+	}
+	p, err := tuning.Run(context.Background(), "test", silent{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	measured := map[int]int{}
+	for _, c := range p.Curves {
+		if c.State == "split" && c.Moments == "fp32" {
+			measured[c.NUMANode]++
+			if last := c.Points[len(c.Points)-1].Cores; c.NUMANode != profile.AllNodes && last != 1 {
+				t.Errorf("node %d has one core, but %d were measured", c.NUMANode, last)
+			}
+		}
+	}
+	if measured[profile.AllNodes] != 2 || measured[0] != 1 || measured[4] != 1 || len(p.Splits) < 2 {
+		t.Errorf("curves by node: %v, splits %v", measured, p.Splits)
 	}
 }
 

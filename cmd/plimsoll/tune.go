@@ -34,9 +34,9 @@ of the optimizer's state, and the time of a trainer against the cores that are
 left to it. It finds the split of each rank's cores with the shortest step, and
 writes it to the host profile. Run, serve, rehearse and plan use that profile.
 
-The trainer is COMMAND: tune runs it a few times, for a short time each, bound to
-different cores. Without a command, the trainer is one thread of each rank that
-computes as if it launched kernels on a GPU.`,
+The trainer is COMMAND: tune runs it a few times, for a short time each, bound
+to different cores. Without a command, the trainer is one thread of each rank
+that computes as if it launched kernels on a GPU.`,
 		Example: `  plimsoll tune
   plimsoll tune --ranks 2 --overlap forward
   plimsoll tune --ranks 2 -- python train.py`,
