@@ -26,7 +26,7 @@ type commands struct {
 	cores    int // of each rank
 	ranks    int
 	deadline time.Time
-	left     int // runs that may follow
+	longest  time.Duration // of the runs so far
 	// times says what the time of a run is; empty before the first run.
 	times string
 	// service says that the runs have used the optimizer service: their steps hold the update.
@@ -41,10 +41,12 @@ const (
 	leastRun = 2 * time.Second // that a run has in any case
 )
 
+// late reports whether no further run would end in time.
+func (c *commands) late() bool { return time.Until(c.deadline) < c.longest }
+
 // measure runs the program once, with so many cores of each rank for the trainer.
 func (c *commands) measure(ctx context.Context, cores int) ([]float64, error) {
-	limit := max(leastRun, time.Until(c.deadline)/time.Duration(max(1, c.left)))
-	c.left--
+	limit := max(leastRun, c.longest*3/2, time.Until(c.deadline))
 	folder, err := os.MkdirTemp("", "plimsoll-tune-")
 	if err != nil {
 		return nil, err
@@ -68,6 +70,7 @@ func (c *commands) measure(ctx context.Context, cores int) ([]float64, error) {
 	go func() { ended <- run.Wait() }()
 	alone, failed := c.follow(ctx, run.Process, recording, limit, ended)
 	wall := time.Since(begin)
+	c.longest = max(c.longest, wall)
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}

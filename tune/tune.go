@@ -40,7 +40,7 @@ func (t *Tuning) Run(ctx context.Context, version string, progress rehearse.Prog
 		Load: profile.LoadBuiltIn, Command: append([]string{}, t.Command...), ShareOfBest: t.ShareOfBest,
 		Curves: []profile.Curve{}, TrainerTimes: []profile.TrainerTimes{}, Splits: []profile.Split{},
 	}
-	progress.Begin("measuring this host", t.Budget.Milliseconds())
+	progress.Begin("measuring this host", int64(t.Budget/time.Second))
 	defer progress.End()
 	others, err := bench.WatchOthers(t.Host.CPUs)
 	if err != nil {
@@ -114,9 +114,9 @@ func (s *session) endOfFirst(tasks int) time.Time {
 func (s *session) lateAfter(end time.Time) func() bool {
 	return func() bool {
 		now := time.Now()
-		if ms := min(now.Sub(s.counted), s.ends.Sub(s.counted)).Milliseconds(); ms > 0 {
-			s.progress.Advance(ms)
-			s.counted = now
+		if more := min(now.Sub(s.counted), s.ends.Sub(s.counted)) / time.Second; more > 0 {
+			s.progress.Advance(int64(more))
+			s.counted = s.counted.Add(more * time.Second)
 		}
 		return now.After(end)
 	}
@@ -137,12 +137,12 @@ func (s *session) prepareTrainer(ctx context.Context, ranks int) error {
 		return err
 	}
 	end := time.Now().Add(time.Duration(commandShare * float64(time.Until(s.ends))))
-	c := &commands{Tuning: s.Tuning, cores: cores, ranks: ranks, deadline: end, left: mostRuns}
+	c := &commands{Tuning: s.Tuning, cores: cores, ranks: ranks, deadline: end}
 	s.commands = c
 	s.trainers[ranks] = NewCurve(func(cores int, _ func([]float64) bool) ([]float64, error) {
-		defer s.lateAfter(s.ends)()
+		defer s.lateAfter(s.ends)() // advances the progress
 		return c.measure(ctx, cores)
-	}, mostRuns, s.lateAfter(end))
+	}, mostRuns, c.late)
 	return nil
 }
 
