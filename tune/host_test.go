@@ -125,7 +125,8 @@ func TestNUMANodesAreMeasuredAlone(t *testing.T) {
 	}
 	h.Nodes = nil
 	for id, core := range cores[:2] {
-		h.Nodes = append(h.Nodes, host.NUMANode{ID: 4 * id, Class: host.NodeOrdinary, CPUs: core.Siblings, Allowed: true})
+		node := host.NUMANode{ID: 4 * id, Class: host.NodeOrdinary, CPUs: core.Siblings, Allowed: true}
+		h.Nodes = append(h.Nodes, node)
 	}
 	r := request()
 	r.Ranks, r.Parameters = nil, "64Ki"
