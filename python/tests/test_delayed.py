@@ -251,6 +251,8 @@ def train_on(steps):
 
 def test_trainer_is_killed(service, way):
     """The next trainer has all updates: its first gradient is that of the parameters after the last one."""
+    if way == "copied":
+        pytest.skip("the trainers are processes of their own, which share")
     here = pathlib.Path(__file__).parent
     path = os.pathsep.join([str(here), str(here.parent)])
     command = [sys.executable, "-c", "import test_delayed; print(*test_delayed.train_on(20))"]

@@ -442,6 +442,8 @@ def train_on(steps):
 @pytest.mark.parametrize("step, begins", [(1, 1), (6, 0)])
 def test_trainer_is_killed(service, step, begins, way):
     """In the warm-up another trainer goes on. Later only the trainer knows which columns are where: the next begins anew."""
+    if way == "copied":
+        pytest.skip("the trainers are processes of their own, which share")
     here = pathlib.Path(__file__).parent
     path = os.pathsep.join([str(here), str(here.parent)])
     command = [sys.executable, "-c", "import test_zenflow; print(test_zenflow.train_on(10**9))"]
