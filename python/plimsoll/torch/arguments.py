@@ -13,7 +13,7 @@ Moments = Literal["fp32", "bf16"]
 MomentsOfAdam = Literal["fp32", "bf16", "int8"]
 Sharding = Optional[Literal["zero1", "zero2"]]
 Gradients = Literal["backward", "step"]
-Overlap = Optional[Literal["forward"]]
+Overlap = Optional[Literal["forward", "backward"]]
 MissingGradients = Literal["refuse", "zero"]
 
 _IGNORED = "chooses among torch's implementations. It is accepted and changes nothing: the service has one."
@@ -64,7 +64,8 @@ _MEANINGS = {
     ),
     "overlap": (
         'None, or "forward": the step returns when the update has begun, and the modules of ``model`` wait for their parameters '
-        "in the next forward pass. A program that reads or writes parameters elsewhere calls ``synchronize`` first."
+        "in the next forward pass. A program that reads or writes parameters elsewhere calls ``synchronize`` first. With "
+        '"backward" each parameter has its update as soon as its gradient is final, without clipping and GradScaler.'
     ),
     "model": "for the names of parameters in checkpoints and messages, and for ``overlap``.",
     "named_parameters": "the same, where there is no model: (name, parameter) pairs.",

@@ -32,11 +32,13 @@ class Serial:
 
     #: Whether a step is finished when it returns.
     awaits = True
+    #: Whether a step has begun in the backward pass, and waits for :meth:`finish`.
+    has_begun = False
 
     def refuse(self, shards: Shards) -> None:
         """Raises ValueError for shards whose steps cannot overlap, before they are opened."""
 
-    def attach(self, shards: Shards) -> None:
+    def attach(self, shards: Shards, gradients: Gradients) -> None:
         """Begins with the shards of an optimizer that was opened."""
 
     def detach(self) -> None:
@@ -51,11 +53,23 @@ class Serial:
     def settle(self) -> None:
         """The same, whatever the program has written meanwhile."""
 
+    def await_last(self) -> None:
+        """Waits for the last step, before the next."""
+
     def forgive(self) -> None:
         """Records that model and state were replaced."""
 
+    def close(self) -> None:
+        """Runs before the optimizer is closed."""
+
+    def refuse_begun(self) -> None:
+        """Raises RuntimeError if a step has begun in the backward pass, and waits for :meth:`finish`."""
+
     def check(self) -> None:
         """Raises RuntimeError if gradients may come from parameters of two steps."""
+
+    def finish(self) -> None:
+        """Brings the rest of the gradients to a step that has begun in the backward pass."""
 
     def begins(self) -> None:
         """Runs before a step begins."""
@@ -99,6 +113,7 @@ class Forward(Serial):
     """Steps whose update goes on while the next forward pass runs."""
 
     awaits = False
+    name = "forward"
 
     def __init__(self, model: torch.nn.Module, lock: Any):
         self._lock, self._owner = lock, os.getpid()
@@ -117,10 +132,10 @@ class Forward(Serial):
         for module in model.modules():
             if isinstance(module, torch.nn.DataParallel):
                 raise ValueError(
-                    "overlap is 'forward', and model has DataParallel, which copies parameters to its replicas before any module reads "
+                    f"overlap is {self.name!r}, and model has DataParallel, which copies parameters to its replicas before any module reads "
                     "them: use DistributedDataParallel, or leave overlap None"
                 )
-            if not _read_by(module):
+            if not parameters_read_by(module):
                 continue
             before, state = Hook(self._before_forward), Hook(self._before_state)
             self._hooks += [
@@ -130,15 +145,15 @@ class Forward(Serial):
                 module._register_load_state_dict_pre_hook(state),
             ]
         if not self._hooks:
-            raise ValueError("overlap is 'forward', and model has no parameters: give the optimizer the model that it trains")
+            raise ValueError(f"overlap is {self.name!r}, and model has no parameters: give the optimizer the model that it trains")
 
     def refuse(self, shards: Shards) -> None:
         if shards.ranks.mesh.size > 1 or shards.trained.are_sharded:
             raise ValueError(
-                "overlap is 'forward', but several ranks hold the state, or a part of it: expected one rank alone; leave overlap None"
+                f"overlap is {self.name!r}, but several ranks hold the state, or a part of it: expected one rank alone; leave overlap None"
             )
 
-    def attach(self, shards: Shards) -> None:
+    def attach(self, shards: Shards, gradients: Gradients) -> None:
         is_checked = os.environ.get("PLIMSOLL_CHECK_OVERLAP", "") not in ("", "0")
         self._arrivals = Arrivals(shards, strict=is_checked)
         self._reads = StaleReads(self._arrivals) if is_checked else None
@@ -163,11 +178,11 @@ class Forward(Serial):
             return  # a forked child has parameters of its own, or none
         if getattr(module, "_is_replica", False):
             raise RuntimeError(
-                "overlap is 'forward', and this module is a replica of DataParallel, which has copied parameters before their update "
+                f"overlap is {self.name!r}, and this module is a replica of DataParallel, which has copied parameters before their update "
                 "was awaited: use DistributedDataParallel, or leave overlap None"
             )
-        _refuse_capture()
-        parameters = _read_by(module)
+        _refuse_capture(self.name)
+        parameters = parameters_read_by(module)
         ids = ids_of(module, arguments, named) if len(parameters) == 1 else None
         with self._lock:
             if ids is not None and self._uses.reads_rows(parameters[0]):
@@ -205,13 +220,16 @@ class Forward(Serial):
             if os.getpid() != self._owner or self._arrivals is None:
                 return
             with self._lock:
-                is_missing = self._arrivals.missing(parameter) is not None
-                self._uses.gradient(parameter, is_missing)
-                if is_missing:
-                    with self._apart():
-                        self._arrivals.need([parameter])
+                self._before_gradient(parameter)
 
         return arrives
+
+    def _before_gradient(self, parameter: torch.Tensor) -> None:
+        is_missing = self._arrivals.missing(parameter) is not None
+        self._uses.gradient(parameter, is_missing)
+        if is_missing:
+            with self._apart():
+                self._arrivals.need([parameter])
 
     @contextlib.contextmanager
     def _apart(self) -> Iterator[None]:
@@ -234,6 +252,12 @@ class Forward(Serial):
                 self._arrivals.need_all()
         if self._reads is not None:
             self._reads.end()
+
+    def await_last(self) -> None:
+        self.synchronize()
+
+    def close(self) -> None:
+        self.settle()
 
     def forgive(self) -> None:
         if self._arrivals is not None:
@@ -265,58 +289,51 @@ class Forward(Serial):
         self._uses.over()
 
 
-def _refuse_capture() -> None:
+def _refuse_capture(name: str) -> None:
     if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
         raise RuntimeError(
-            "overlap is 'forward', and a CUDA graph is being captured, whose replays run no hooks that wait for parameters: leave "
+            f"overlap is {name!r}, and a CUDA graph is being captured, whose replays run no hooks that wait for parameters: leave "
             "overlap None, or run the model without graphs"
         )
 
 
-def _read_by(module: torch.nn.Module) -> List[torch.Tensor]:
+def parameters_read_by(module: torch.nn.Module) -> List[torch.Tensor]:
     """The parameters that a module's forward reads by itself."""
     if isinstance(module, _READ_CHILDREN):
         return list(module.parameters())
     return [p for p in module._parameters.values() if p is not None]
 
 
-def overlap_for(overlap: Optional[str], model: Optional[torch.nn.Module], lock: Any) -> Serial:
-    """What the argument ``overlap`` of an optimizer asks for."""
-    if overlap is None:
-        return Serial()
-    if model is None:
-        raise ValueError("overlap is 'forward', but there is no model, whose modules wait for their parameters: give it (model=)")
-    return Forward(model, lock)
-
-
-def synchronized(method: Callable[..., _Result]) -> Callable[..., _Result]:
-    """An uninterrupted method of an optimizer that needs all of the last step."""
-    uninterrupted_method = uninterrupted(method)
-
-    @functools.wraps(method)
-    def after(self: Any, *arguments: Any, **keywords: Any) -> _Result:
-        with self._lock:
-            self._overlap.synchronize()
-            result = uninterrupted_method(self, *arguments, **keywords)
-            self._overlap.watch()
-            return result
-
-    return after
-
-
-def replacing(method: Callable[..., _Result]) -> Callable[..., _Result]:
-    """An uninterrupted method of an optimizer that replaces state and model."""
+def _between(
+    method: Callable[..., _Result], before: Callable[[Serial], None], after: Callable[[Serial], None]
+) -> Callable[..., _Result]:
+    """An uninterrupted method of an optimizer."""
     uninterrupted_method = uninterrupted(method)
 
     @functools.wraps(method)
     def whole(self: Any, *arguments: Any, **keywords: Any) -> _Result:
         with self._lock:
-            self._overlap.settle()
+            before(self._overlap)
             result = uninterrupted_method(self, *arguments, **keywords)
-            self._overlap.forgive()
+            after(self._overlap)
             return result
 
     return whole
+
+
+def synchronized(method: Callable[..., _Result]) -> Callable[..., _Result]:
+    """An uninterrupted method of an optimizer that needs all of the last step."""
+    return _between(method, lambda overlap: overlap.synchronize(), lambda overlap: overlap.watch())
+
+
+def stepping(method: Callable[..., _Result]) -> Callable[..., _Result]:
+    """An uninterrupted method of an optimizer that makes a step."""
+    return _between(method, lambda overlap: overlap.await_last(), lambda overlap: overlap.watch())
+
+
+def replacing(method: Callable[..., _Result]) -> Callable[..., _Result]:
+    """An uninterrupted method of an optimizer that replaces state and model."""
+    return _between(method, lambda overlap: overlap.settle(), lambda overlap: overlap.forgive())
 
 
 def release(gradients: Gradients, shards: Shards, overlap: Serial, owner: int) -> None:

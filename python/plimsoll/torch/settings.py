@@ -43,10 +43,15 @@ class Settings(NamedTuple):
         _choose("sharding", settings.sharding, (None, "zero1", "zero2"))
         _choose("missing_gradients", settings.missing_gradients, ("refuse", "zero"))
         _choose("gradients", settings.gradients, ("backward", "step"))
-        _choose("overlap", settings.overlap, (None, "forward"))
+        _choose("overlap", settings.overlap, (None, "forward", "backward"))
         if settings.overlap is not None and settings.sharding is not None:
             raise ValueError(
                 f"overlap is {settings.overlap!r}, but sharding is {settings.sharding!r}: expected no sharding with it; leave one of the two None"
+            )
+        if settings.overlap == "backward" and settings.gradients == "step":
+            raise ValueError(
+                "overlap is 'backward', which takes gradients in the backward pass, but gradients is 'step': leave gradients at "
+                "'backward', or use overlap='forward'"
             )
         if settings.gradients == "step" and settings.sharding == "zero2":
             raise ValueError(
