@@ -286,6 +286,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def _readers(self) -> Dict[torch.Tensor, Callable[[], Entry]]:
         """The parameters whose state this rank has, and a reader for each."""
+        self._overlap.refuse_begun()
         return readers(self._shards, self._algorithm) if self._has_state() and self._settings.sharding is None else {}
 
     def __reduce__(self) -> Any:
