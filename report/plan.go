@@ -282,6 +282,9 @@ func (d *PlanDocument) stateFormats() Paragraph {
 		if h.Moments != "fp32" {
 			name = h.Moments + " moments"
 		}
+		if h.Overlap != "" {
+			name += " with overlap " + h.Overlap
+		}
 		formats = append(formats, fmt.Sprintf("%s %v", name, h.Bytes))
 	}
 	return Paragraph("the optimizer's state in Plimsoll's formats: " + strings.Join(formats, ", "))

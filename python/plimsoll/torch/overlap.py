@@ -8,14 +8,17 @@ import contextlib
 import functools
 import os
 import weakref
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple, TypeVar
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, TypeVar
 
 import torch
 
+from plimsoll.client import Session
 from plimsoll.errors import PlimsollError
+from plimsoll.protocol import Opened
 from plimsoll.torch.arrivals import Arrivals
 from plimsoll.torch.embedding_rows import ids_of, ranges_of
 from plimsoll.torch.gradients import Gradients
+from plimsoll.torch.settings import Settings
 from plimsoll.torch.shards import Shards
 from plimsoll.torch.signals import uninterrupted
 from plimsoll.torch.stale_reads import StaleReads
@@ -32,13 +35,11 @@ class Serial:
 
     #: Whether a step is finished when it returns.
     awaits = True
-    #: Whether a step has begun in the backward pass, and waits for :meth:`finish`.
-    has_begun = False
 
     def refuse(self, shards: Shards) -> None:
         """Raises ValueError for shards whose steps cannot overlap, before they are opened."""
 
-    def attach(self, shards: Shards, gradients: Gradients) -> None:
+    def attach(self, shards: Shards) -> None:
         """Begins with the shards of an optimizer that was opened."""
 
     def detach(self) -> None:
@@ -53,23 +54,37 @@ class Serial:
     def settle(self) -> None:
         """The same, whatever the program has written meanwhile."""
 
-    def await_last(self) -> None:
-        """Waits for the last step, before the next."""
-
     def forgive(self) -> None:
         """Records that model and state were replaced."""
 
     def close(self) -> None:
         """Runs before the optimizer is closed."""
+        self.settle()
 
     def refuse_begun(self) -> None:
-        """Raises RuntimeError if a step has begun in the backward pass, and waits for :meth:`finish`."""
+        """Raises RuntimeError if a step has begun in the backward pass that the program has not asked for yet."""
+
+    #: Sessions beside those of the shards.
+    sessions: Sequence[Session] = ()
+
+    def gradients_of(self, shards: Shards, settings: Settings, lock: Any) -> Gradients:
+        """What takes gradients from the model to the shards."""
+        return Gradients(shards, settings, lock)
+
+    def opened(self, shards: Shards, found: List[Opened]) -> List[Opened]:
+        """Opens what is beside the shards, which were opened. Returns what they have found."""
+        return found
+
+    def will_step(self) -> None:
+        """Runs before a step."""
+        self.synchronize()
+
+    def will_zero(self) -> None:
+        """Runs before the program writes gradients."""
+        self.synchronize()
 
     def check(self) -> None:
         """Raises RuntimeError if gradients may come from parameters of two steps."""
-
-    def finish(self) -> None:
-        """Brings the rest of the gradients to a step that has begun in the backward pass."""
 
     def begins(self) -> None:
         """Runs before a step begins."""
@@ -153,7 +168,7 @@ class Forward(Serial):
                 f"overlap is {self.name!r}, but several ranks hold the state, or a part of it: expected one rank alone; leave overlap None"
             )
 
-    def attach(self, shards: Shards, gradients: Gradients) -> None:
+    def attach(self, shards: Shards) -> None:
         is_checked = os.environ.get("PLIMSOLL_CHECK_OVERLAP", "") not in ("", "0")
         self._arrivals = Arrivals(shards, strict=is_checked)
         self._reads = StaleReads(self._arrivals) if is_checked else None
@@ -253,12 +268,6 @@ class Forward(Serial):
         if self._reads is not None:
             self._reads.end()
 
-    def await_last(self) -> None:
-        self.synchronize()
-
-    def close(self) -> None:
-        self.settle()
-
     def forgive(self) -> None:
         if self._arrivals is not None:
             self._arrivals.forgive()
@@ -304,36 +313,34 @@ def parameters_read_by(module: torch.nn.Module) -> List[torch.Tensor]:
     return [p for p in module._parameters.values() if p is not None]
 
 
-def _between(
-    method: Callable[..., _Result], before: Callable[[Serial], None], after: Callable[[Serial], None]
-) -> Callable[..., _Result]:
-    """An uninterrupted method of an optimizer."""
+def synchronized(method: Callable[..., _Result]) -> Callable[..., _Result]:
+    """An uninterrupted method of an optimizer that needs all of the last step."""
+    uninterrupted_method = uninterrupted(method)
+
+    @functools.wraps(method)
+    def after(self: Any, *arguments: Any, **keywords: Any) -> _Result:
+        with self._lock:
+            self._overlap.synchronize()
+            result = uninterrupted_method(self, *arguments, **keywords)
+            self._overlap.watch()
+            return result
+
+    return after
+
+
+def replacing(method: Callable[..., _Result]) -> Callable[..., _Result]:
+    """An uninterrupted method of an optimizer that replaces state and model."""
     uninterrupted_method = uninterrupted(method)
 
     @functools.wraps(method)
     def whole(self: Any, *arguments: Any, **keywords: Any) -> _Result:
         with self._lock:
-            before(self._overlap)
+            self._overlap.settle()
             result = uninterrupted_method(self, *arguments, **keywords)
-            after(self._overlap)
+            self._overlap.forgive()
             return result
 
     return whole
-
-
-def synchronized(method: Callable[..., _Result]) -> Callable[..., _Result]:
-    """An uninterrupted method of an optimizer that needs all of the last step."""
-    return _between(method, lambda overlap: overlap.synchronize(), lambda overlap: overlap.watch())
-
-
-def stepping(method: Callable[..., _Result]) -> Callable[..., _Result]:
-    """An uninterrupted method of an optimizer that makes a step."""
-    return _between(method, lambda overlap: overlap.await_last(), lambda overlap: overlap.watch())
-
-
-def replacing(method: Callable[..., _Result]) -> Callable[..., _Result]:
-    """An uninterrupted method of an optimizer that replaces state and model."""
-    return _between(method, lambda overlap: overlap.settle(), lambda overlap: overlap.forgive())
 
 
 def release(gradients: Gradients, shards: Shards, overlap: Serial, owner: int) -> None:

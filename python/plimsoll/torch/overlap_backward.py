@@ -13,7 +13,8 @@ import torch
 from plimsoll.errors import PlimsollError
 from plimsoll.torch.algorithm import Numbers
 from plimsoll.torch.gradients import Gradients
-from plimsoll.torch.overlap import Forward, Serial, parameters_read_by
+from plimsoll.torch.overlap import Forward, parameters_read_by
+from plimsoll.torch.settings import Settings
 from plimsoll.torch.shards import Shards
 from plimsoll.torch.signals import deferred
 from plimsoll.torch.slot import Slot
@@ -65,9 +66,13 @@ class Backward(Forward):
 
     # Opening and closing
 
-    def attach(self, shards: Shards, gradients: Gradients) -> None:
-        super().attach(shards, gradients)
-        self._shards, self._gradients, self._began, self._intended = shards, gradients, None, None
+    def gradients_of(self, shards: Shards, settings: Settings, lock: Any) -> Gradients:
+        self._gradients = super().gradients_of(shards, settings, lock)
+        return self._gradients
+
+    def attach(self, shards: Shards) -> None:
+        super().attach(shards)
+        self._shards, self._began, self._intended = shards, None, None
         for shard in shards:
             shard.gradients.takes_final = self._final
             for slot in shard.slots.values():
@@ -156,7 +161,8 @@ class Backward(Forward):
             raise RuntimeError(f"{_OTHER_NUMBERS}. Nothing has changed yet")
         self._check_unchanged([self._arrivals.slot(p) for p in self._arrivals.parameters])
 
-    def finish(self) -> None:
+    def bring_rest(self) -> None:
+        """Brings the gradients that are left to the step that has begun."""
         final = self._arrivals.all_missing()
         try:
             self._arrivals.check()
@@ -174,6 +180,9 @@ class Backward(Forward):
             raise
         except (RuntimeError, TypeError, ValueError) as error:
             self._fail(str(error))
+
+    def finish(self) -> None:
+        """Goes on as after a step that has begun with all its gradients."""
         self._arrivals.expect_rest()
         self._began = None
         self.begun()
@@ -217,9 +226,9 @@ class Backward(Forward):
         if not self.has_begun:
             super().settle()
 
-    def await_last(self) -> None:
+    def will_step(self) -> None:
         if not self.has_begun:
-            self.synchronize()
+            super().will_step()
 
     # Faults
 
@@ -237,12 +246,19 @@ class Backward(Forward):
         self._arrivals.check()
 
 
-def overlap_for(
-    overlap: Optional[str], model: Optional[torch.nn.Module], lock: Any, ask: Callable[[], Optional[Callable[[], Asked]]]
-) -> Serial:
-    """What the argument ``overlap`` of an optimizer asks for."""
-    if overlap is None:
-        return Serial()
-    if model is None:
-        raise ValueError(f"overlap is {overlap!r}, but there is no model, whose modules wait for their parameters: give it (model=)")
-    return Forward(model, lock) if overlap == "forward" else Backward(model, lock, ask)
+
+class BegunStep:
+    """A step that has begun in the backward pass, of which only the rest is left."""
+
+    norm = None
+    is_finite = True
+
+    def __init__(self, overlap: Backward):
+        self._overlap = overlap
+
+    def prepare(self, check: Callable[[], None], numbers: Callable[[], Numbers]) -> bool:
+        self._overlap.bring_rest()
+        return True
+
+    def make(self, *, maximize: bool) -> None:
+        self._overlap.finish()
