@@ -15,7 +15,7 @@ from plimsoll.torch.algorithm import Algorithm, Numbers
 from plimsoll.torch.checkpoint import Saver, fit_entries, replace_state
 from plimsoll.torch.entries import Entries, Entry, readers
 from plimsoll.torch.gradients import Gradients
-from plimsoll.torch.overlap import overlap_for, release, replacing, synchronized
+from plimsoll.torch.overlap import overlap_for, release, replacing, stepping, synchronized, together
 from plimsoll.torch.scaling import Scaling, takes_scaled_gradients
 from plimsoll.torch.settings import Settings
 from plimsoll.torch.shards import Shards
@@ -66,7 +66,7 @@ class Optimizer(torch.optim.Optimizer):
         super().__init__(params, defaults)
         self._saver = Saver()
         self._lock = threading.RLock()  # hooks run on autograd's threads, one for each device
-        self._overlap = overlap_for(self._settings.overlap, model, self._lock)
+        self._overlap = overlap_for(self._settings.overlap, model, self._lock, self._settings.sharding)
         weakref.finalize(self, self._overlap.remove)
         self.max_grad_norm = max_grad_norm
         #: Steps that were not made, because gradients were not finite.
@@ -125,8 +125,8 @@ class Optimizer(torch.optim.Optimizer):
             self._release()
             raise
         self._shards, self._gradients, self._closed = shards, gradients, False
-        gradients.hook()
         self._overlap.attach(shards)
+        gradients.hook()
         return result
 
     def _names(self) -> Dict[torch.Tensor, str]:
@@ -219,12 +219,12 @@ class Optimizer(torch.optim.Optimizer):
         self._open_unless_closed()
         self._shards.refuse_resumed()
 
-    @synchronized
-    def _step(self) -> None:
+    @stepping
+    def _step(self, failure: Optional[Exception]) -> None:
         self._check_awaited()
         self._open_for_step()
         step = Step(self._shards, self._gradients, self._overlap, Scaling(self), self.max_grad_norm)
-        if not step.prepare(self._check_groups, self._numbers):
+        if not step.prepare(self._check_groups, self._numbers, failure):
             return
         self.last_grad_norm = step.norm
         if step.is_finite:
@@ -341,7 +341,7 @@ class Optimizer(torch.optim.Optimizer):
                 "is in the folder plimsoll beside it: give the Trainer that callback, or call optimizer.load(folder)"
             )
 
-    @synchronized
+    @together
     def save(self, directory: Any, training: Any = None) -> int:
         """Begins to save the state to ``directory`` in the background, and returns the step that is saved. Training
         may go on.
@@ -353,7 +353,7 @@ class Optimizer(torch.optim.Optimizer):
         self._open_unless_closed()
         return self._saver.save(self._shards, directory, training, self._check_groups)
 
-    @synchronized
+    @together
     def saved(self) -> int:
         """Waits until all ranks have written what :meth:`save` began, and makes it a checkpoint. Returns its step.
 

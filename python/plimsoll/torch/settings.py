@@ -44,10 +44,6 @@ class Settings(NamedTuple):
         _choose("missing_gradients", settings.missing_gradients, ("refuse", "zero"))
         _choose("gradients", settings.gradients, ("backward", "step"))
         _choose("overlap", settings.overlap, (None, "forward"))
-        if settings.overlap is not None and settings.sharding is not None:
-            raise ValueError(
-                f"overlap is {settings.overlap!r}, but sharding is {settings.sharding!r}: expected no sharding with it; leave one of the two None"
-            )
         if settings.gradients == "step" and settings.sharding == "zero2":
             raise ValueError(
                 "gradients is 'step', but sharding is 'zero2', which sends gradients to their owners in the backward pass: "
