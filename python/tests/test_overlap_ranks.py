@@ -94,6 +94,7 @@ def same_bits(rank, kind, steps):
             with torch.no_grad():
                 losses.append(model.head(model.norm(model.tokens(torch.arange(9)))).sum().item())
             model.state_dict()
+        assert overlap is None or not {model.tokens.weight, model.head.weight} & optimizer._overlap._uses.at_step
         train(wrapped, optimizer, rank, range(steps, steps + 2), losses)
         optimizer.synchronize()
         found.append((losses, digest(model)))
@@ -338,6 +339,35 @@ def test_weights_that_one_rank_writes_while_an_update_runs(kind, fully_shard, tm
     assert all("parameter head.weight was written while the service updated it" in s for s in second)
     assert all(s.startswith("step 3 failed on 1 of 2 ranks: rank 1: RuntimeError: parameter head.weight") for s in first)
     assert bits == same == [bits[0]] * 2
+
+
+def read_by_hand(rank, kind):
+    """Rank 1 reads a parameter that nothing has waited for: all refuse the step, and then wait for it in steps."""
+    model, optimizer = make(kind, missing_gradients="zero")
+    said = []
+    for i in range(4):
+        backward(model, i)
+        if rank == 1 and i == 2:
+            optimizer.step()
+            optimizer.zero_grad()
+            model.norm.weight.square().sum().backward()
+        elif i == 2:
+            optimizer.step()
+            optimizer.zero_grad()
+            model.norm(torch.ones(32).bfloat16()).sum().backward()
+        try:
+            optimizer.step()
+        except (PlimsollError, RuntimeError) as error:
+            said.append(str(error))
+        optimizer.zero_grad()
+    return said, model.norm.weight in optimizer._overlap._uses.at_step
+
+
+def test_a_parameter_that_one_rank_reads_by_hand():
+    found = run(read_by_hand, "zero2")
+    text = "parameter norm.weight got a gradient, but no forward pass of a module that owns it has waited"
+    assert text in found[1][0][0] and found[0][0][0].startswith(f"step 4 failed on 1 of 2 ranks: rank 1: RuntimeError: {text}")
+    assert [(len(said), waits) for said, waits in found] == [(1, False), (1, True)]
 
 
 def read_past_modules(rank, kind):

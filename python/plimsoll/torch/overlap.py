@@ -8,17 +8,20 @@ import contextlib
 import functools
 import os
 import weakref
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple, TypeVar
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, TypeVar
 
 import torch
 
+from plimsoll.client import Session
 from plimsoll.errors import PlimsollError
+from plimsoll.protocol import Opened
 from plimsoll.torch.arrivals import Arrivals
 from plimsoll.torch.embedding_rows import ids_of, ranges_of
 from plimsoll.torch.fsdp_groups import groups_of
 from plimsoll.torch.gathered import Gathered
 from plimsoll.torch.gradients import Gradients
 from plimsoll.torch.layout import is_offloaded, is_sharded
+from plimsoll.torch.settings import Settings
 from plimsoll.torch.shards import Shards
 from plimsoll.torch.signals import deferred_if_distributed, uninterrupted
 from plimsoll.torch.stale_reads import StaleReads
@@ -56,6 +59,25 @@ class Serial:
 
     def forgive(self) -> None:
         """Records that model and state were replaced."""
+
+    #: Sessions beside those of the shards.
+    sessions: Sequence[Session] = ()
+
+    def gradients_of(self, shards: Shards, settings: Settings, lock: Any) -> Gradients:
+        """What takes gradients from the model to the shards."""
+        return Gradients(shards, settings, lock)
+
+    def opened(self, shards: Shards, found: List[Opened]) -> List[Opened]:
+        """Opens what is beside the shards, which were opened. Returns what they have found."""
+        return found
+
+    def will_step(self) -> None:
+        """Runs before a step."""
+        self.synchronize()
+
+    def will_zero(self) -> None:
+        """Runs before the program writes gradients."""
+        self.synchronize()
 
     def check(self) -> None:
         """Raises RuntimeError if gradients may come from parameters of two steps."""
@@ -338,8 +360,8 @@ def overlap_for(overlap: Optional[str], model: Optional[torch.nn.Module], lock: 
 
 
 def stepping(method: Callable[..., _Result]) -> Callable[..., _Result]:
-    """An uninterrupted method of an optimizer that needs all of the last step. It gets what has failed in that, for the
-    vote of the ranks.
+    """An uninterrupted method of an optimizer that makes a step. It gets what has failed in the wait for the last one,
+    for the vote of the ranks.
     """
     uninterrupted_method = uninterrupted(method)
 
@@ -348,7 +370,7 @@ def stepping(method: Callable[..., _Result]) -> Callable[..., _Result]:
         with self._lock, deferred_if_distributed():
             failure = None
             try:
-                self._overlap.synchronize()
+                self._overlap.will_step()
             except Exception as error:
                 failure = error
             result = uninterrupted_method(self, failure)
