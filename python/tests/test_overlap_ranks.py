@@ -104,7 +104,8 @@ def same_bits(rank, kind, steps):
 
 
 @pytest.mark.parametrize(
-    "world, kind, checked", [(2, "model", "1"), (4, "group", ""), (4, "zero1", "1"), (2, "zero1", ""), (2, "zero2", ""), (4, "zero2", "1")]
+    "world, kind, checked",
+    [(2, "model", ""), (4, "group", "1"), (4, "zero1", ""), (2, "zero1", "1"), (2, "zero2", "1"), (4, "zero2", "")],
 )
 def test_same_bits(world, kind, checked, monkeypatch):
     monkeypatch.setenv("PLIMSOLL_CHECK_OVERLAP", checked)
@@ -149,7 +150,7 @@ def of_fsdp(rank, shape, how):
     return found[1][1]
 
 
-@pytest.mark.parametrize("shape, how, checked", [((2,), "", "1"), ((2, 2), "prefetched", ""), ((4,), "prefetched", "1"), ((2,), "unsharded", "")])
+@pytest.mark.parametrize("shape, how, checked", [((2,), "unsharded", "1"), ((2, 2), "prefetched", ""), ((2,), "", "")])
 def test_same_bits_with_fully_shard(shape, how, checked, fully_shard, monkeypatch):  # noqa: F811
     monkeypatch.setenv("PLIMSOLL_CHECK_OVERLAP", checked)
     world = torch.Size(shape).numel()
@@ -268,7 +269,8 @@ def test_a_service_that_ends_for_good(kind, when):
     step, forward, synchronize, again, save = first
     assert step == ""
     if kind == "copies":
-        assert (forward, synchronize) == ("", "") and "rank 1: PlimsollError" in save and again.startswith("step 3 failed on 1 of 2 ranks: rank 1: PlimsollError")
+        assert (forward, synchronize) == ("", "") and "rank 1: PlimsollError" in save
+        assert again.startswith("step 3 failed on 1 of 2 ranks: rank 1: PlimsollError")
     else:
         assert "have not arrived from the ranks that hold them: rank 1 did not have them" in forward
         assert forward == synchronize == again == save

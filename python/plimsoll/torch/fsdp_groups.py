@@ -1,6 +1,6 @@
 """The parameters that fully_shard (FSDP2) gathers together."""
 
-from typing import Any, Callable, Iterator, List
+from typing import Any, Callable, List
 
 import torch
 
@@ -46,15 +46,13 @@ class Hook:
             vars(self._group).pop("unshard", None)
 
 
-def groups_of(model: torch.nn.Module) -> Iterator[Group]:
-    """The groups of a model. Raises AttributeError for a torch whose groups have another interface."""
-    seen = set()
+def groups_of(model: torch.nn.Module) -> List[Group]:
+    """The groups of a model. Those of a torch with another interface are left out."""
+    found = {}
     for module in model.modules():
-        if not hasattr(module, "_get_fsdp_state"):
-            continue
-        state = module._get_fsdp_state()
-        one = getattr(state, "_fsdp_param_group", None) if not hasattr(state, "_fsdp_param_groups") else None
-        for group in [one] if one is not None else getattr(state, "_fsdp_param_groups", []):
-            if id(group) not in seen:
-                seen.add(id(group))
-                yield Group(group)
+        state = module._get_fsdp_state() if hasattr(module, "_get_fsdp_state") else None
+        several = getattr(state, "_fsdp_param_groups", None)  # of recent releases
+        for group in [getattr(state, "_fsdp_param_group", None)] if several is None else several:
+            if hasattr(group, "unshard") and hasattr(group, "fsdp_params"):
+                found[id(group)] = Group(group)
+    return list(found.values())

@@ -147,7 +147,12 @@ class Gathered(Arrivals):
             yield failure is None
 
     def _take(
-        self, works: List[Any], values: torch.Tensor, is_there: torch.Tensor, block: Block, whole: Dict[torch.Tensor, torch.Tensor]
+        self,
+        works: List[Any],
+        values: torch.Tensor,
+        is_there: torch.Tensor,
+        block: Block,
+        whole: Dict[torch.Tensor, torch.Tensor],
     ) -> None:
         for work in works:
             work.wait()

@@ -140,7 +140,7 @@ class Forward(Serial):
     # Opening and closing
 
     def _hook(self, model: torch.nn.Module) -> None:
-        groups = list(groups_of(model))
+        groups = groups_of(model)
         self._gathered_by_fsdp = {p for group in groups for p in group.parameters}
         self._hooks += [group.before_gathering(self._before_gathering) for group in groups]
         for module in model.modules():

@@ -36,8 +36,9 @@ class Step:
     def prepare(self, check: Callable[[], None], numbers: Callable[[], Numbers], failure: Optional[Exception]) -> bool:
         """Brings gradients and hyperparameters to the shards of all ranks. Returns whether there are gradients.
 
-        Refuses the step on all ranks if one has failed, as with the given ``failure``, if not all have gradients, if their shards are not all at the
-        same step, if their losses had different scales, or if gradients differ that should have been averaged.
+        Refuses the step on all ranks if one has failed, as with the given ``failure``, if not all have gradients, if
+        their shards are not all at the same step, if their losses had different scales, or if gradients differ that
+        should have been averaged.
         """
         if self._shards.transfer.is_capturing():
             raise RuntimeError(
