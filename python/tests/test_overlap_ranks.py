@@ -105,11 +105,11 @@ def same_bits(rank, kind, steps):
 
 @pytest.mark.parametrize(
     "world, kind, checked",
-    [(2, "model", ""), (4, "group", "1"), (4, "zero1", ""), (2, "zero1", "1"), (2, "zero2", "1"), (4, "zero2", "")],
+    [(2, "model", ""), (4, "group", "1"), (4, "zero1", ""), (2, "zero2", "1"), (4, "zero2", "")],
 )
 def test_same_bits(world, kind, checked, monkeypatch):
     monkeypatch.setenv("PLIMSOLL_CHECK_OVERLAP", checked)
-    found = run(same_bits, kind, 12, world=world)
+    found = run(same_bits, kind, 8, world=world)
     assert found == found[:1] * world
 
 
@@ -119,14 +119,14 @@ def of_fsdp(rank, shape, how):
         slow()
     for overlap in (None, "forward"):
         torch.manual_seed(0)
-        model = shard(GPT(vocabulary=257, layers=3).to(torch.bfloat16), *shape)
+        model = shard(GPT(vocabulary=257).to(torch.bfloat16), *shape)
         optimizer = plimsoll.torch.AdamW(
             model.parameters(), lr=1e-2, model=model, overlap=overlap, name=str(overlap), max_grad_norm=1e6
         )
         if how == "prefetched":
             model.set_modules_to_forward_prefetch([model.blocks[0], model.blocks[1]])
         losses = []
-        for i in range(11):
+        for i in range(7):
             if how == "unsharded":
                 handles = [module.unshard(async_op=True) for module in (model, *model.blocks)]
                 [handle.wait() for handle in handles]
