@@ -6,6 +6,7 @@ from typing import Callable, Deque, Dict, Iterable, Iterator, List, Optional, Se
 import torch
 
 from plimsoll.client import Request
+from plimsoll.torch.layout import Piece
 from plimsoll.torch.shard import Shard
 from plimsoll.torch.shards import Shards
 from plimsoll.torch.slot import Slot
@@ -25,18 +26,24 @@ class Arrivals:
     """
 
     def __init__(self, shards: Shards, *, strict: bool):
-        self._shards, self._strict = list(shards), strict
+        self._shards, self._strict, self._transfer = list(shards), strict, shards.transfer
         self._shard_of = {parameter: shard for shard in self._shards for parameter in shard.slots}
         self._over: Set[Shard] = set()  # shards that have finished the step as a whole, as an answer said
         self._fault: Optional[str] = None
+
+    def end(self) -> None:
+        """Ends with the optimizer, which is closed."""
 
     def begin(self) -> None:
         """Runs before a step begins. It may have the number of an earlier one, after a load."""
         self._over.clear()
 
+    def begun(self, failure: Optional[Exception]) -> None:
+        """Runs when a step has begun, on other ranks at least: here there may have been a failure."""
+
     def order(self, order: Callable[[List[torch.Tensor]], List[torch.Tensor]]) -> None:
         """Has the service update parameters in an order, from the next step on."""
-        for shard in self._shards:
+        for shard in (shard for shard in self._shards if shard.session):
             ranges: List[Tuple[int, int]] = []
             for piece in (shard.slots[parameter].piece for parameter in order(list(shard.slots))):
                 if ranges and sum(ranges[-1]) == piece.offset:
@@ -99,6 +106,17 @@ class Arrivals:
         self._take_rest(shard)
         self.check()
 
+    def need_on_all_streams(self, parameters: Sequence[torch.Tensor]) -> None:
+        """The same as :meth:`need`, for reads on any stream of the device."""
+        are_missing = any(self.missing(p) is not None for p in parameters)
+        self.need(parameters)
+        if are_missing:
+            self._transfer.settle()
+
+    def before_gradient(self, parameter: torch.Tensor) -> None:
+        """Returns when the update under way no longer needs the memory of a gradient."""
+        self.need([parameter])
+
     def _bring(self, shard: Shard, slots: List[Slot]) -> None:
         most = shard.session.elements if shard.group.shared else _COPIED_BYTES // shard.group.dtype.itemsize
         shard.session.drain()  # as above
@@ -156,7 +174,10 @@ class Arrivals:
 
     def _fail(self, slots: Sequence[Slot], what: str) -> None:
         if slots:
-            self.fail(f"{what} {slots[0].piece.name} {_WRITTEN}")
+            self._fail_of(slots[0].piece, what)
+
+    def _fail_of(self, piece: Piece, what: str) -> None:
+        self.fail(f"{what} {piece.name} {_WRITTEN}")
 
     def check(self) -> None:
         """Raises RuntimeError if something has failed, such as that the program has written parameters or gradients

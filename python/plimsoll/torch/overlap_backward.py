@@ -49,16 +49,13 @@ class Backward(Forward):
 
     name = "backward"
 
-    def __init__(self, model: torch.nn.Module, lock: Any, ask: Callable[[], Optional[Callable[[], Asked]]]):
-        super().__init__(model, lock)
-        self._ask = ask  # the optimizer's method, as long as there is one
+    def __init__(self, model: torch.nn.Module, lock: Any, ask: Callable[[], Asked]):
+        super().__init__(model, lock, None)
+        self._asked = ask  # what the optimizer would make a step with now
         self._shards: Optional[Shards] = None  # while the optimizer is open
         self._gradients: Optional[Gradients] = None  # as long
         self._began: Optional[Asked] = None  # with what a step has begun that waits for step()
         self._intended: Optional[Asked] = None  # what would have been asked for, where the step does not begin yet
-
-    def _asked(self) -> Asked:
-        return self._ask()()
 
     @property
     def has_begun(self) -> bool:
@@ -69,6 +66,14 @@ class Backward(Forward):
     def gradients_of(self, shards: Shards, settings: Settings, lock: Any) -> Gradients:
         self._gradients = super().gradients_of(shards, settings, lock)
         return self._gradients
+
+    def refuse(self, shards: Shards) -> None:
+        if shards.ranks.mesh.size > 1 or shards.trained.are_sharded:
+            raise ValueError(
+                "overlap is 'backward', but several ranks hold the state, or a part of it: expected one rank alone; use "
+                "overlap='forward'"
+            )
+        super().refuse(shards)
 
     def attach(self, shards: Shards) -> None:
         super().attach(shards)
@@ -96,7 +101,10 @@ class Backward(Forward):
                     self._refuse(f"a forward pass reads parameter {self._arrivals.name(parameter)}, whose update has begun")
         super()._before_forward(module, *arguments)
 
-    def _before_gradient(self, parameter: torch.Tensor) -> None:
+    def _before_gradient(self, parameter: torch.Tensor, gradient: Optional[torch.Tensor]) -> None:
+        if self._arrivals is None:
+            super()._before_gradient(parameter, gradient)
+            return
         slot = self._arrivals.slot(parameter)
         if self.has_begun:
             self._arrivals.check()
@@ -109,7 +117,7 @@ class Backward(Forward):
             self._intended = self._asked()
         if parameter.grad is None:
             slot.fired = 0  # what was accumulated before is gone
-        super()._before_gradient(parameter)
+        super()._before_gradient(parameter, gradient)
 
     def _final(self, slot: Slot) -> None:
         """Runs when a parameter has all its gradients, before they are brought to the service."""
@@ -185,7 +193,7 @@ class Backward(Forward):
         """Goes on as after a step that has begun with all its gradients."""
         self._arrivals.expect_rest()
         self._began = None
-        self.begun()
+        self.begun(None)
 
     def _check_unchanged(self, slots: Sequence[Slot]) -> None:
         changed = self._gradients.changed(slots)
@@ -246,7 +254,6 @@ class Backward(Forward):
         self._arrivals.check()
 
 
-
 class BegunStep:
     """A step that has begun in the backward pass, of which only the rest is left."""
 
@@ -256,7 +263,9 @@ class BegunStep:
     def __init__(self, overlap: Backward):
         self._overlap = overlap
 
-    def prepare(self, check: Callable[[], None], numbers: Callable[[], Numbers]) -> bool:
+    def prepare(self, check: Callable[[], None], numbers: Callable[[], Numbers], failure: Optional[Exception]) -> bool:
+        if failure is not None:
+            raise failure
         self._overlap.bring_rest()
         return True
 

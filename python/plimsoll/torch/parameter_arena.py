@@ -12,7 +12,7 @@ from plimsoll import protocol
 from plimsoll.client import Request, Session
 from plimsoll.errors import PlimsollError
 from plimsoll.torch.forked import SharedParameters
-from plimsoll.torch.layout import DTYPES, Piece, is_sharded, local
+from plimsoll.torch.layout import Piece, is_sharded, local
 from plimsoll.torch.own_pages import STALE, OwnPages
 from plimsoll.torch.samples import Samples
 from plimsoll.torch.slot import DtypeGroup, Slot
@@ -159,7 +159,7 @@ class ParameterArena:
         return written
 
     def _fetch(self, slot: Slot) -> None:
-        parameter = slot.piece.parameter.detach()
+        parameter = local(slot.piece.parameter.detach())
         if self._group.shared:
             parameter.copy_(slot.in_arena.view(parameter.shape))
         elif slot.contiguous:
@@ -307,8 +307,7 @@ class ParameterArena:
     def _blocks(self, after_step: bool) -> Iterator[Tuple[torch.Tensor, List[Tuple[Piece, int, int]], int]]:
         """All shards in blocks: a tensor for the block, its pieces as (piece, first in it, count), and its owner."""
         dtype = self._group.dtype
-        own = self._whole_arena() if self._session else None
-        blocks = list(_cut_blocks(self._group.pieces, _BLOCK_BYTES // dtype.itemsize))
+        blocks = list(self.cut(self._group.pieces))
         asked: Deque[Request] = collections.deque()
         ahead = iter([b for b in blocks if b[0] == self._group.mesh.rank] if after_step else [])
         for _ in range(_IN_FLIGHT):
@@ -319,7 +318,7 @@ class ParameterArena:
                 if asked:
                     protocol.parse_stepped(self._session.result(asked.popleft()), protocol.Kind.WAIT)
                     self._ask(ahead, asked)
-                tensor = own[first : first + count]
+                tensor = self.elements(first, count)
                 if self.gathers() and local(self._group.pieces[0].parameter).device.type != "cpu":
                     buffer = torch.empty(count, dtype=dtype, device=local(self._group.pieces[0].parameter).device)
                     self._group.transfer.begin()
@@ -334,9 +333,14 @@ class ParameterArena:
             asked.append(self._session.wait(first, sum(c for _, _, c in block)))
             return
 
-    def _whole_arena(self) -> torch.Tensor:
-        arena = self._session.parameters
-        return torch.frombuffer(arena.memory, dtype=DTYPES[arena.type], count=self._session.elements)
+    def cut(self, pieces: Sequence[Piece]) -> Iterator[Tuple[int, int, List[Tuple[Piece, int, int]]]]:
+        """Pieces in blocks: (owner, offset in its shard, [(piece, first in its parameter, count), ...])."""
+        return _cut_blocks(pieces, _BLOCK_BYTES // self._group.dtype.itemsize)
+
+    def elements(self, first: int, count: int) -> torch.Tensor:
+        """Elements of this rank's shard, in the arena."""
+        dtype = self._group.dtype
+        return torch.frombuffer(self._session.parameters.memory, dtype=dtype, count=count, offset=first * dtype.itemsize)
 
     def _place(
         self,
@@ -367,15 +371,15 @@ def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def _cut_blocks(pieces: Sequence[Piece], size: int) -> Iterator[Tuple[int, int, List[Tuple[Piece, int, int]]]]:
-    """Consecutive pieces of an owner, or parts of pieces, in blocks of at most ``size`` elements: (owner, offset,
-    pieces).
+    """Pieces that lie one after another in an owner's shard, or parts of pieces, in blocks of at most ``size`` elements:
+    (owner, offset, pieces).
     """
     block: List[Tuple[Piece, int, int]] = []
     owner, offset, filled = 0, 0, 0
     for piece in pieces:
         done = 0
         while done < piece.count:
-            if block and (filled == size or piece.owner != owner):
+            if block and (filled == size or piece.owner != owner or piece.offset + done != offset + filled):
                 yield owner, offset, block
                 block = []
             if not block:

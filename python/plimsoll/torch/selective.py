@@ -359,8 +359,10 @@ class SelectiveStep:
         #: The norm of the gradients that the step applies, where somebody asks for it. Not finite where they are not.
         self.norm: Optional[float] = None
 
-    def prepare(self, check: Callable[[], None], numbers: Callable[[], Numbers]) -> bool:
+    def prepare(self, check: Callable[[], None], numbers: Callable[[], Numbers], failure: Optional[Exception]) -> bool:
         """Gathers gradients, selects columns and adds up the norm. Returns whether there are gradients."""
+        if failure is not None:
+            raise failure
         selective = self._selective
         check()
         if not self._gradients.gather():

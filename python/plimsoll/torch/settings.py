@@ -45,7 +45,7 @@ class Settings(NamedTuple):
         _choose("sharding", settings.sharding, (None, "zero1", "zero2"))
         _choose("missing_gradients", settings.missing_gradients, ("refuse", "zero"))
         _choose("gradients", settings.gradients, ("backward", "step"))
-        if settings.overlap is not None and settings.sharding is not None:
+        if settings.overlap not in (None, "forward") and settings.sharding is not None:
             raise ValueError(
                 f"overlap is {settings.overlap!r}, but sharding is {settings.sharding!r}: expected no sharding with it; leave one of the two None"
             )
