@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <list>
@@ -148,13 +149,17 @@ void wait(const std::shared_ptr<Marker>& marker) {
   raise_failure();
 }
 
-void synchronize_all() {
+void finish_all() {
   std::vector<std::shared_ptr<Marker>> markers;
   {
     std::lock_guard<std::mutex> lock(lanes_mutex);
     for (auto& [id, lane] : lanes) markers.push_back(lane->mark());
   }
   for (const auto& marker : markers) marker->wait();
+}
+
+void synchronize_all() {
+  finish_all();
   raise_failure();
 }
 
@@ -328,6 +333,27 @@ int64_t pinned_bytes() {
   return pinned.bytes;
 }
 
+// Pinned memory of PyTorch's own, as of pin_memory(). Whoever frees it waits for the device, as with cudaFreeHost.
+class PinnedMemory final : public at::Allocator {
+ public:
+  at::DataPtr allocate(size_t bytes) override {
+    if (bytes == 0) return {nullptr, at::kCPU};
+    void* address = std::aligned_alloc(64, (bytes + 63) / 64 * 64);
+    TORCH_CHECK(host_register(int64_t(address), bytes) == 0, "standin: no more memory can be pinned");
+    return {address, address, raw_deleter(), at::kCPU};
+  }
+
+  at::DeleterFnPtr raw_deleter() const override {
+    return [](void* address) {
+      finish_all();
+      host_unregister(int64_t(address));
+      std::free(address);
+    };
+  }
+
+  void copy_data(void* to, const void* from, size_t bytes) const override { default_copy_data(to, from, bytes); }
+};
+
 using Event = std::shared_ptr<Marker>;
 
 struct Guard final : c10::impl::DeviceGuardImplInterface {
@@ -380,6 +406,10 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   at::DeviceIndex exchangeDevice(at::DeviceIndex) const override { return 0; }
   at::DeviceIndex maybeExchangeDevice(at::DeviceIndex) const override { return 0; }
   bool isPinnedPtr(const void* address) const override { return is_pinned(address, 1); }
+  at::Allocator* getPinnedMemoryAllocator() const override {
+    static auto& memory = *new PinnedMemory();
+    return &memory;
+  }
 };
 
 void set_delays(int64_t seed, int64_t most_us) {
