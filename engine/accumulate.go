@@ -50,7 +50,7 @@ func (s *Shard) Accumulate(first int64, gradient kernel.Array) error {
 	default:
 		s.beginAccumulation(now)
 	}
-	s.start(s.config.ChunksOf(now.Range), true, func(worker, unit int) {
+	s.start(s.config.ChunksOf(now.Range), helping, func(worker, unit int) {
 		s.addUnit(worker, unit, gradient)
 	})
 	s.wait()
@@ -107,7 +107,7 @@ func (s *Shard) ClearGradients() {
 	s.Wait()
 	a := s.accumulations
 	a.clearing.Store(true)
-	s.startChunks(true, func(_, unit int) { clear(s.chunk(unit).state().Gradient.Data) })
+	s.startChunks(helping, func(_, unit int) { clear(s.chunk(unit).state().Gradient.Data) })
 	s.wait()
 	a.cleared.Store(s.Steps())
 	a.begun.Store(0)

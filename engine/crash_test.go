@@ -93,6 +93,12 @@ func fillShard(s *Shard) {
 // beginNext begins a step. Its hyperparameters differ from the steps before, which
 // exposes a step that is made twice, or partly as another.
 func beginNext(s *Shard) error {
+	scale, optimizers := nextStep(s)
+	return s.Begin(s.Steps()+1, scale, optimizers)
+}
+
+// nextStep returns the numbers of the next step.
+func nextStep(s *Shard) (gradScale float64, optimizers []optim.Optimizer) {
 	step := s.Steps() + 1
 	rate := 1e-3 / float64(1+step%5)
 	var o optim.Optimizer
@@ -108,7 +114,7 @@ func beginNext(s *Shard) error {
 	case kernel.SGD:
 		o = optim.SGD{LearningRate: rate, Momentum: 0.9, Nesterov: true}
 	}
-	return s.Begin(step, 1/float64(1+step%7), []optim.Optimizer{o, o})
+	return 1 / float64(1+step%7), []optim.Optimizer{o, o}
 }
 
 func makeSteps(t rapid.TB, s *Shard, n int64) {
@@ -291,12 +297,24 @@ func runCrashChild(text string) error {
 		return err
 	}
 	os.Stdout.Write([]byte{1}) // from here on it may be killed
+	random := rand.New(rand.NewPCG(rand.Uint64(), 0))
 	s.Finish()
-	for {
-		if err := beginNext(s); err != nil {
+	if s.MissesGradients() {
+		arriveAnyhow(s, random, writeNothing)
+	}
+	for s.Wait(); ; {
+		s.SetOrder(randomRanges(s, random, 4))
+		begin, arrive := beginNext, func(*Shard, *rand.Rand, func(shard.Range)) {}
+		if random.IntN(2) == 0 {
+			begin, arrive = beginNextArriving, arriveAnyhow
+		}
+		if err := begin(s); err != nil {
 			return err
 		}
+		wait := waitAnywhere(s, random)
+		arrive(s, random, writeNothing)
 		s.Wait()
+		wait()
 	}
 }
 
@@ -326,7 +344,7 @@ func startCrashChild(t *testing.T, s *Shard, number, workers int, set kernel.Set
 // killed.
 func TestKilledProcesses(t *testing.T) {
 	const kills = 50 // of each case
-	killed, inStep, inChunk := 0, 0, 0
+	killed, inStep, inChunk, waiting := 0, 0, 0, 0
 	for number, c := range crashCases() {
 		s := c.newShard(t, true)
 		random := rand.New(rand.NewPCG(uint64(time.Now().UnixNano()), 0))
@@ -341,12 +359,19 @@ func TestKilledProcesses(t *testing.T) {
 			if s.isUnderway() {
 				inStep++
 			}
+			if s.isArriving() {
+				waiting++
+			}
 			if s.isUnderway() && slices.ContainsFunc(s.slots, func(slot slot) bool { return isChanging(s, slot) }) {
 				inChunk++
 			}
 		}
 		last := attachOther(t, s, 2, s.config.Kernel)
 		last.Finish()
+		if last.MissesGradients() {
+			arriveAnyhow(last, random, writeNothing)
+		}
+		last.Wait()
 		steps := last.Steps()
 		last.Close()
 		undisturbed := c.newShard(t, false)
@@ -357,10 +382,11 @@ func TestKilledProcesses(t *testing.T) {
 		}
 		t.Logf("%s: %d steps", c.name, steps)
 	}
-	t.Logf("%d processes were killed, %d of them in a step, %d while a chunk was changed", killed, inStep, inChunk)
-	if inStep < killed/2 || inChunk < killed/4 {
-		t.Errorf("%d processes were killed, only %d of them in a step and %d while a chunk was changed: "+
-			"that proves little", killed, inStep, inChunk)
+	t.Logf("%d processes were killed, %d of them in a step, %d while a chunk was changed, %d while gradients "+
+		"arrived", killed, inStep, inChunk, waiting)
+	if inStep < killed/2 || inChunk < killed/4 || waiting < killed/8 {
+		t.Errorf("%d processes were killed, only %d of them in a step, %d while a chunk was changed and %d while "+
+			"gradients arrived: that proves little", killed, inStep, inChunk, waiting)
 	}
 }
 

@@ -99,7 +99,7 @@ func (e *Engine) Step(lossScale float64) Result {
 		}
 	}
 	for _, s := range e.shards {
-		s.update(step, gradScale, e.optimizers, nil)
+		s.update(step, gradScale, e.optimizers, nil, false)
 	}
 	for _, s := range e.shards {
 		s.Wait()
@@ -132,7 +132,7 @@ func (e *Engine) gradientNorm() float64 {
 // writes: see kernel.Set.Traffic.
 func (e *Engine) Traffic() {
 	for _, s := range e.shards {
-		s.startChunks(true, s.moveChunk)
+		s.startChunks(helping, s.moveChunk)
 	}
 	for _, s := range e.shards {
 		s.wait()

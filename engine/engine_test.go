@@ -468,7 +468,7 @@ func TestMoreElementsThan31BitsCount(t *testing.T) {
 			s.begun.Store(1)
 			optim.DefaultAdamW().Constants(&s.constants[0], 1, 1)
 			chunks := int64(s.config.Chunks)
-			s.start(shard.Between(chunks-tail/shard.DefaultChunk-1, chunks), true, s.updateChunk)
+			s.start(shard.Between(chunks-tail/shard.DefaultChunk-1, chunks), helping, s.updateChunk)
 			s.wait()
 			s.GradientsArrived(shard.Range{First: int64(first), Count: tail})
 		}

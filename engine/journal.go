@@ -33,7 +33,7 @@ const (
 	journalSlots = 256
 
 	journalMagic   = 0x6c616e72756f6a50 // "Pjournal"
-	journalVersion = 3
+	journalVersion = 4
 
 	cacheLine = 64
 )

@@ -9,11 +9,20 @@ import (
 // pass is one walk of all workers over units of work: chunks or norm blocks.
 type pass struct {
 	workers *Workers
-	steal   bool // a worker that is through with its own range helps the others
+	sharing sharing
 	body    func(worker, unit int)
 	cursors []cursor
 	walk    func(worker int) // walkUnits, bound once: a step allocates nothing
 }
+
+// sharing says how workers share the units of a pass.
+type sharing int
+
+const (
+	apart    sharing = iota // each worker walks a contiguous range of its own
+	helping                 // as apart, and a worker that is through with its own range helps the others
+	together                // all workers walk one range: each takes the next unit
+)
 
 // cursor counts through the units of one worker's own range. Each cursor has a
 // cache line of its own.
@@ -37,13 +46,15 @@ func (p *pass) close() {
 	}
 }
 
-// start begins a pass over units of work. Each worker walks a contiguous range of
-// its own. With steal it then helps the others with theirs.
-func (p *pass) start(units shard.Range, steal bool, body func(worker, unit int)) {
+// start begins a pass over units of work.
+func (p *pass) start(units shard.Range, sharing sharing, body func(worker, unit int)) {
 	p.wait()
-	p.steal, p.body = steal, body
+	p.sharing, p.body = sharing, body
 	for w := range p.cursors {
 		own := units.Share(w, len(p.cursors))
+		if sharing == together {
+			own = units // of which all workers use the first cursor
+		}
 		p.cursors[w].next.Store(own.First)
 		p.cursors[w].end = own.End()
 	}
@@ -54,11 +65,15 @@ func (p *pass) start(units shard.Range, steal bool, body func(worker, unit int))
 func (p *pass) wait() { p.workers.Wait() }
 
 func (p *pass) walkUnits(worker int) {
-	for i := range p.cursors {
-		if i > 0 && !p.steal {
-			return
-		}
-		own := &p.cursors[(worker+i)%len(p.cursors)]
+	first, cursors := worker, 1
+	switch p.sharing {
+	case helping:
+		cursors = len(p.cursors)
+	case together:
+		first = 0
+	}
+	for i := range cursors {
+		own := &p.cursors[(first+i)%len(p.cursors)]
 		for {
 			unit := own.next.Add(1) - 1
 			if unit >= own.end {

@@ -25,6 +25,7 @@ type progress struct {
 type counters struct {
 	begun, finished atomic.Uint64 // they differ by one while an update is under way
 	before          atomic.Int64  // the step of the state before the first update
+	arriving        atomic.Uint64 // the number of the last update that was begun before its gradients were there
 }
 
 // accumulations count gradients that were added since all gradients were cleared.
@@ -63,6 +64,9 @@ func (p *progress) Steps() int64 { return p.before.Load() + int64(p.finished.Loa
 
 // isUnderway reports whether an update was begun, by any process, and not finished.
 func (p *progress) isUnderway() bool { return p.begun.Load() != p.finished.Load() }
+
+// isArriving reports whether the update under way was begun before its gradients were there, by any process.
+func (p *progress) isArriving() bool { return p.isUnderway() && p.arriving.Load() == p.begun.Load() }
 
 // isAccumulating reports whether an accumulation was begun, by any process, and
 // not finished.

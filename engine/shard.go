@@ -18,21 +18,25 @@ import (
 // # Caveats
 //
 // One goroutine at a time may use a shard. [Shard.Steps], [Shard.Wait],
-// [Shard.WaitRange] and [Snapshot.Run] are the exceptions: any goroutine may call
-// them at any time.
+// [Shard.WaitRange], [Shard.MissesGradients], [Shard.Underway] and [Snapshot.Run] are
+// the exceptions: any goroutine may call them at any time.
 //
 // Slices of an arena ([Shard.Arenas], [Shard.Each], [Snapshot]) point into mapped
 // memory. After [Shard.Close] they point nowhere: reading one ends the process.
 type Shard struct {
-	memory   // its arenas, and the state of its sections
-	progress // how far updates and accumulations have come; in the journal, if there is one
-	pass     // how workers walk over it
+	memory            // its arenas, and the state of its sections
+	progress          // how far updates and accumulations have come; in the journal, if there is one
+	pass              // how workers walk over it
+	queue    queue    // which chunks of an update come first
+	arrivals arrivals // gradients of an update that was begun before they were there
 
 	summed  []bool           // norm blocks that were added up when their gradients arrived
 	trial   kernel.Constants // of a step that is checked; the journal has only steps that begin
 	current update
 	// Bound once: a step allocates nothing.
 	updateChunk, sumBlock, moveChunk func(worker, unit int)
+	takeUrgent                       func(unit int) bool
+	walkArrived                      func(worker int)
 
 	snapshot atomic.Pointer[Snapshot]
 }
@@ -90,7 +94,8 @@ func open(
 		return nil, fmt.Errorf("rank %d: %w", c.Rank, err)
 	}
 	s := &Shard{memory: memory{config: c}}
-	s.updateChunk, s.sumBlock, s.moveChunk = s.updateUnit, s.sumSquaresOfBlock, s.moveUnit
+	s.updateChunk, s.sumBlock, s.moveChunk = s.updateNext, s.sumSquaresOfBlock, s.moveUnit
+	s.takeUrgent, s.walkArrived = s.takeIfArrived, s.updateArrived
 	s.current.watchers.moved.L = &s.current.watchers.mutex
 	if err := s.open(arenaOf, journal); err != nil {
 		return nil, errors.Join(err, s.Close())
@@ -116,6 +121,7 @@ func (s *Shard) open(arenaOf func(ArenaPlan) (*arena.Arena, error), journal func
 	}
 	s.divide()
 	s.current.awaited = make([]atomic.Bool, len(s.done))
+	s.queue = newQueue(len(s.done))
 	s.current.underway.Store(s.finished.Load())
 	s.summed = make([]bool, len(s.sums))
 	cpus := s.config.CPUs
@@ -147,8 +153,13 @@ func (s *Shard) sumSquaresOfBlock(_, block int) {
 // GradientsArrived says that the gradients of a range of the shard are final until
 // the next step, even if they had arrived before and have changed. The workers add
 // up the norm blocks that lie fully within the range now, so that the step need not.
-// GradientsArrived returns when they are done.
+// GradientsArrived returns when they are done. In a step that was begun before its
+// gradients were there ([Shard.BeginArriving]) it returns at once and adds up nothing.
 func (s *Shard) GradientsArrived(r shard.Range) {
+	if s.isArriving() {
+		s.arrive(r)
+		return
+	}
 	clear(s.summed[r.First/normBlock : (r.End()+normBlock-1)/normBlock])
 	from := (r.First + normBlock - 1) / normBlock
 	end := r.End() / normBlock
@@ -158,7 +169,7 @@ func (s *Shard) GradientsArrived(r shard.Range) {
 	if from >= end {
 		return
 	}
-	s.start(shard.Between(from, end), true, s.sumBlock)
+	s.start(shard.Between(from, end), helping, s.sumBlock)
 	s.wait()
 	for block := from; block < end; block++ {
 		s.summed[block] = true
@@ -172,15 +183,15 @@ func (s *Shard) moveUnit(_, unit int) {
 }
 
 // startChunks begins a pass over all chunks.
-func (s *Shard) startChunks(steal bool, body func(worker, unit int)) {
-	s.start(shard.Range{Count: int64(s.config.Chunks)}, steal, body)
+func (s *Shard) startChunks(sharing sharing, body func(worker, unit int)) {
+	s.start(shard.Range{Count: int64(s.config.Chunks)}, sharing, body)
 }
 
 // Each has the workers call body for every chunk of the shard. A worker calls it for
 // the chunks of its own range. If pages are first written this way, each lies on the
 // NUMA node of the worker that will update it.
 func (s *Shard) Each(body func(at shard.Chunk, state kernel.Chunk)) {
-	s.startChunks(false, func(_, unit int) {
+	s.startChunks(apart, func(_, unit int) {
 		c := s.chunk(unit)
 		body(c.Chunk, c.state())
 	})
@@ -194,7 +205,7 @@ func (s *Shard) SumSquares() float64 {
 	return s.sumOfBlocks()
 }
 
-func (s *Shard) startNorm() { s.start(shard.Range{Count: s.config.normBlocks()}, true, s.sumBlock) }
+func (s *Shard) startNorm() { s.start(shard.Range{Count: s.config.normBlocks()}, helping, s.sumBlock) }
 
 // ForgetArrived undoes [Shard.GradientsArrived]: all gradients may change again.
 func (s *Shard) ForgetArrived() { clear(s.summed) }

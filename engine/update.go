@@ -28,6 +28,15 @@ func (s *Shard) Begin(step int64, gradScale float64, optimizers []optim.Optimize
 // it returns. The caller updates a one-chunk shard itself; waking a worker would take
 // as long as the update.
 func (s *Shard) BeginThen(step int64, gradScale float64, optimizers []optim.Optimizer, then func()) error {
+	if err := s.mayBegin(step, gradScale, optimizers); err != nil {
+		return err
+	}
+	s.update(step, gradScale, optimizers, then, false)
+	return nil
+}
+
+// mayBegin refuses a step that is not the next, or whose numbers make no sense.
+func (s *Shard) mayBegin(step int64, gradScale float64, optimizers []optim.Optimizer) error {
 	switch next := s.Steps() + 1; {
 	case s.isUnderway():
 		return fmt.Errorf("step %d cannot begin: step %d is under way", step, next)
@@ -48,7 +57,6 @@ func (s *Shard) BeginThen(step int64, gradScale float64, optimizers []optim.Opti
 	if err := s.checkConstants(step, gradScale, optimizers); err != nil {
 		return fmt.Errorf("step %d cannot begin: %w", step, err)
 	}
-	s.update(step, gradScale, optimizers, then)
 	return nil
 }
 
@@ -75,8 +83,9 @@ func (s *Shard) checkConstants(step int64, gradScale float64, optimizers []optim
 }
 
 // update begins an update whose constants were checked. The store of its number
-// comes last: from then on, any process that attaches the shard can finish it.
-func (s *Shard) update(step int64, gradScale float64, optimizers []optim.Optimizer, then func()) {
+// comes last: from then on, any process that attaches the shard can finish it. If
+// gradients are still arriving, it can do so once they are all there.
+func (s *Shard) update(step int64, gradScale float64, optimizers []optim.Optimizer, then func(), arriving bool) {
 	s.ForgetArrived()
 	s.wait() // for the worker that tells of the last step
 	s.current.then = then
@@ -84,13 +93,18 @@ func (s *Shard) update(step int64, gradScale float64, optimizers []optim.Optimiz
 		_ = optimizers[i].Constants(&s.constants[i], step, gradScale) // was checked
 	}
 	s.clearLogs()
+	s.arriving.Store(0)
+	if arriving {
+		s.arriving.Store(s.begun.Load() + 1)
+	}
 	s.begun.Add(1)
-	s.run()
+	s.run(int64(s.config.Chunks))
 }
 
 // Finish finishes what another process has begun: a step, and clearing the
 // gradients. It restores blocks that the process was writing. It reports whether it
-// finished a step.
+// finished a step. A step that waits for gradients is finished when they have arrived
+// again ([Shard.MissesGradients]).
 func (s *Shard) Finish() bool {
 	s.undoWrite()
 	if s.accumulations.clearing.Load() {
@@ -102,37 +116,69 @@ func (s *Shard) Finish() bool {
 	for _, slot := range s.slots {
 		s.resume(slot)
 	}
-	s.run()
+	left := int64(0)
+	for unit := range s.done {
+		if !s.isDone(unit) {
+			left++
+		}
+	}
+	if left == 0 {
+		s.end()
+		return true
+	}
+	s.run(left)
+	if s.MissesGradients() {
+		return false
+	}
 	s.Wait()
 	return true
 }
 
-// run has the workers update all chunks that lack the update begun last.
-func (s *Shard) run() {
+// run has the workers update all chunks that lack the update begun last; left is how
+// many these are.
+func (s *Shard) run(left int64) {
+	s.wait() // for workers that got no chunk of the last update
+	s.queue.begin()
 	s.current.underway.Store(s.begun.Load())
-	s.current.left.Store(int64(s.config.Chunks))
+	s.current.left.Store(left)
+	if s.isArriving() {
+		s.startArriving()
+		return
+	}
 	if s.current.then != nil && s.config.Chunks == 1 {
-		s.wait()
 		s.updateUnit(0, 0)
 		return
 	}
-	s.startChunks(true, s.updateChunk)
+	sharing := helping
+	if s.queue.order != nil {
+		sharing = together
+	}
+	s.startChunks(sharing, s.updateChunk)
 }
 
 // updateUnit updates a chunk. The worker that updates the last chunk finishes the
 // update. It does not wait for workers that got no chunk because other processes
 // use their CPUs.
 func (s *Shard) updateUnit(worker, unit int) {
-	if !s.isDone(unit) { // another process may have updated it
-		s.makeUpdate(worker, unit)
+	if s.isDone(unit) {
+		return // another process has updated it
+	}
+	s.makeUpdate(worker, unit)
+	if s.isArriving() {
+		s.arrivals.done()
 	}
 	if s.current.left.Add(-1) == 0 {
-		s.finished.Store(s.begun.Load())
-		s.current.watchers.wake()
+		s.end()
 		if s.current.then != nil {
 			s.current.then()
 		}
 	}
+}
+
+// end ends the update under way.
+func (s *Shard) end() {
+	s.finished.Store(s.begun.Load())
+	s.current.watchers.wake()
 }
 
 func (s *Shard) makeUpdate(worker, unit int) {
@@ -159,9 +205,10 @@ func (s *Shard) setDone(unit int) {
 func (s *Shard) isOver() bool { return s.finished.Load() >= s.current.underway.Load() }
 
 // Underway returns the number of the update that this process is making, and how many
-// of its chunks are left. It returns 0 and 0 if no update is under way.
+// of its chunks are left. It returns 0 and 0 if no update is under way, or if it can
+// only wait for gradients.
 func (s *Shard) Underway() (number uint64, left int64) {
-	if s.isOver() {
+	if s.isOver() || s.MissesGradients() && s.arrivals.isIdle() {
 		return 0, 0
 	}
 	return s.current.underway.Load(), s.current.left.Load()
@@ -170,11 +217,16 @@ func (s *Shard) Underway() (number uint64, left int64) {
 // Wait returns when the step that was begun last is finished.
 func (s *Shard) Wait() { s.current.watchers.wait(s.isOver) }
 
-// WaitRange returns when a range of parameters has had the step that was begun last.
+// WaitRange returns when a range of parameters has had the step that was begun last. Workers take the chunks of the
+// range before all others, except for those that other goroutines wait for already. If the full shard has had the step,
+// the step is finished when WaitRange returns.
 func (s *Shard) WaitRange(r shard.Range) {
+	chunks := s.config.ChunksOf(r)
+	if !s.isOver() {
+		s.queue.urgent.add(chunks)
+	}
 	// Workers come to the last chunks last. Waiting for those first means waking
 	// up least often.
-	chunks := s.config.ChunksOf(r)
 	for unit := int(chunks.End()) - 1; unit >= int(chunks.First); unit-- {
 		s.current.watchers.wait(func() bool {
 			if s.isOver() || s.isDone(unit) {
@@ -184,6 +236,20 @@ func (s *Shard) WaitRange(r shard.Range) {
 			return s.isDone(unit) // a worker that looked before the mark does not wake anybody
 		})
 	}
+	s.waitForEnd()
+}
+
+// waitForEnd returns at once, unless all chunks are done: then it waits until the step is finished.
+func (s *Shard) waitForEnd() {
+	if s.isOver() || s.current.left.Load() > int64(s.workers.Count()) {
+		return // a worker counts the chunk that it has done before it takes another
+	}
+	for unit := range s.done {
+		if !s.isDone(unit) {
+			return
+		}
+	}
+	s.Wait()
 }
 
 // watchers wait for the end of an update, or for chunks that they have marked.

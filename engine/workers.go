@@ -127,7 +127,13 @@ func (w *Workers) Start(run func(worker int)) {
 	}
 }
 
-// Wait returns when every worker has finished the tasks of Start.
+// StartOne hands a task to one worker and returns at once.
+func (w *Workers) StartOne(worker int, run func(worker int)) {
+	w.running.Add(1)
+	w.crew.tasks[worker] <- task{run, &w.running}
+}
+
+// Wait returns when every worker has finished the tasks of Start and StartOne.
 func (w *Workers) Wait() { w.running.Wait() }
 
 // Close waits for the tasks of Start. It ends the workers if no other shard uses them.

@@ -19,7 +19,7 @@ func (s *Shard) WriteMoment(number int, first int64, values []float32) {
 		defer s.writing.Store(false)
 	}
 	all := shard.Range{First: first, Count: int64(len(values))}
-	s.start(s.config.ChunksOf(all), true, func(worker, unit int) {
+	s.start(s.config.ChunksOf(all), helping, func(worker, unit int) {
 		c := s.chunks[unit]
 		own := c.Intersect(all)
 		s.writeUnit(worker, unit, number, int(own.First-c.First), values[own.First-first:own.End()-first])

@@ -27,6 +27,11 @@ func (s Stat) Page() *Page {
 	if len(s.Sessions) > 0 {
 		facts.add("job", "%s", s.Job)
 	}
+	for _, x := range s.Sessions {
+		if x.MissesGradients {
+			facts.add("waiting", "rank%d/%s: step %d waits for gradients", x.Rank, x.Part, x.Step+1)
+		}
+	}
 	p := &Page{Title: "Optimizer service", Sections: []Section{{facts}}, Document: s.Overview}
 	switch {
 	case len(s.Sessions) > 0:

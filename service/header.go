@@ -19,13 +19,13 @@ import (
 type sessionHeader struct {
 	*arena.Arena
 	*headerFields
-	groups []protocol.Hyperparameters // of the prepared step
+	groups []protocol.Hyperparameters // of the prepared step, or of the one whose gradients arrive
 }
 
 // headerComponent ends the name of the session header's arena.
 const headerComponent = string(ledger.SessionHeader)
 
-const headerMagic = 0x346e6f6973736573 // "session4"
+const headerMagic = 0x356e6f6973736573 // "session5"
 
 type headerFields struct {
 	magic      uint64
@@ -40,6 +40,8 @@ type headerFields struct {
 	preparedStep atomic.Uint64
 	// askedStep is the step that a client asked for last. gradScale is the factor of its gradients, as binary64.
 	askedStep, gradScale atomic.Uint64
+	// arrivingClient is the process that writes the gradients of a step that was begun before they were there.
+	arrivingClient atomic.Uint64
 }
 
 // Conditions of a state.
@@ -48,6 +50,7 @@ const (
 	stateIsWhole          // the client said so, or it was loaded
 	stateIsInParts        // a load was broken off: some of it is the checkpoint's
 	stateIsLoaded         // loaded, but other shards may not have loaded theirs yet
+	stateIsTorn           // some of it has had the step that was asked for last
 )
 
 const headerFieldsSize = int(unsafe.Sizeof(headerFields{}))
@@ -162,6 +165,14 @@ func (h *sessionHeader) ask(step uint64, gradScale float64) {
 	h.askedStep.Store(0)
 	h.gradScale.Store(math.Float64bits(gradScale))
 	h.askedStep.Store(step)
+}
+
+// askArriving records that a client asked for a step, and writes its gradients while it is under way.
+func (h *sessionHeader) askArriving(b protocol.StepBody, client int64) {
+	h.forgetPrepared()
+	copy(h.groups, b.Hyperparameters)
+	h.arrivingClient.Store(uint64(client))
+	h.ask(b.Step, b.GradScale)
 }
 
 // asked returns the step that a client asked for last, and the factor of its gradients.

@@ -33,8 +33,10 @@ type trainer struct {
 	Document *protocol.Document
 	// Others are further shards, which make their steps together with this one.
 	Others []*protocol.Document
-	// Ranges makes the trainer wait for steps range by range, as parameters are needed.
+	// Ranges makes the trainer wait for steps range by range, in another order than that which it gives to the service.
 	Ranges bool
+	// Arriving makes the trainer begin steps before their gradients are there.
+	Arriving bool
 	// Checkpoints is a folder that the trainer saves to, and loads from, now and then;
 	// empty for none.
 	Checkpoints string
@@ -44,6 +46,7 @@ type trainer struct {
 
 	activity, mended *atomic.Uint32
 	random           *rand.Rand
+	begun            int64 // the last step that this process began before its gradients were there
 }
 
 // The activities of a trainer. It may be saving at the same time.
@@ -119,13 +122,26 @@ func (x *trainer) train(stop func(step int64) bool) (*servicetest.Session, error
 
 func (x *trainer) goOn(s *servicetest.Session, stop func(step int64) bool) error {
 	step, saved := s.Welcome.Step, int64(-1)
-	if !s.Welcome.Initialized {
+	if x.Ranges {
+		if err := s.Order(x.ranges(s)...); err != nil {
+			return err
+		}
+	}
+	if arriving := int64(s.Welcome.ArrivingStep); arriving != 0 && arriving == x.begun {
+		if err := x.arrive(s, arriving); err != nil {
+			return err
+		}
+		step = arriving
+	} else if !s.Welcome.Initialized {
 		x.does(writingWeights)
 		var err error
 		if complete, _ := filepath.Glob(filepath.Join(x.Checkpoints, "step-*")); x.Checkpoints != "" &&
 			len(complete) > 0 {
 			// A load was broken off; the session takes no weights then.
 			step, err = s.Load(x.Checkpoints)
+		} else if s.Welcome.TornStep != 0 {
+			err = s.Do(protocol.Close, protocol.Encode(protocol.CloseBody{Flags: protocol.GiveBack}))
+			return cmp.Or(err, client.ErrLost) // open it anew
 		} else {
 			err = begin(s)
 		}
@@ -135,7 +151,11 @@ func (x *trainer) goOn(s *servicetest.Session, stop func(step int64) bool) error
 	}
 	for !stop(step) {
 		step++
-		if err := x.step(s, step); err != nil {
+		make := x.step
+		if x.Arriving {
+			make = x.stepArriving
+		}
+		if err := make(s, step); err != nil {
 			return err
 		}
 		if x.Checkpoints == "" {
@@ -170,7 +190,6 @@ func (x *trainer) goOn(s *servicetest.Session, stop func(step int64) bool) error
 // step makes a step. Gradients become ready range by range.
 func (x *trainer) step(s *servicetest.Session, step int64) error {
 	x.does(writingGradients)
-	const piece = 50_000
 	all := s.Welcome.Elements
 	for first := int64(0); first < all; first += piece {
 		end := min(first+piece, all)
@@ -186,10 +205,72 @@ func (x *trainer) step(s *servicetest.Session, step int64) error {
 	}
 	x.does(stepping)
 	err = s.Step(step, optim.GradScale(math.Sqrt(sum), 1, 1), !x.Ranges, adamw...)
-	for first := int64(0); x.Ranges && err == nil && first < all; first += piece {
-		err = s.Wait(step, first, min(piece, all-first))
+	if !x.Ranges {
+		return err
+	}
+	finished := false
+	for _, r := range x.ranges(s) {
+		if err != nil {
+			return err
+		}
+		var seconds float64
+		seconds, err = s.Wait(step, int64(r.First), int64(r.Count))
+		finished = seconds > 0
+	}
+	if err == nil && !finished {
+		err = fmt.Errorf("all of step %d was waited for, and the service has not said that it is finished", step)
 	}
 	return err
+}
+
+// stepArriving makes a step that begins before its gradients are there.
+func (x *trainer) stepArriving(s *servicetest.Session, step int64) error {
+	x.does(norming)
+	putGradients(s, step, 0, s.Welcome.Elements)
+	sum, err := s.SumSquares()
+	if err != nil {
+		return err
+	}
+	for i := range s.Gradients.Bytes() {
+		s.Gradients.Bytes()[i] = 0x7f // huge or NaN: a chunk that is updated too early shows
+	}
+	x.does(stepping)
+	x.begun = step
+	if err := s.BeginArriving(step, optim.GradScale(math.Sqrt(sum), 1, 1), adamw...); err != nil {
+		return err
+	}
+	return x.arrive(s, step)
+}
+
+// arrive writes the gradients of a step that has begun, and waits for the step.
+func (x *trainer) arrive(s *servicetest.Session, step int64) error {
+	x.does(stepping)
+	ranges := x.ranges(s)
+	for _, r := range ranges {
+		putGradients(s, step, int64(r.First), int64(r.First+r.Count))
+		if err := s.ReadyFor(step, int64(r.First), int64(r.Count)); err != nil {
+			return err
+		}
+	}
+	for _, r := range ranges {
+		if _, err := s.Wait(step, int64(r.First), int64(r.Count)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+const piece = 50_000 // elements of a range of gradients or parameters
+
+// ranges returns ranges that cover the shard, in random order.
+func (x *trainer) ranges(s *servicetest.Session) []protocol.RangeBody {
+	var ranges []protocol.RangeBody
+	for first := int64(0); first < s.Welcome.Elements; first += piece {
+		count := min(piece, s.Welcome.Elements-first)
+		ranges = append(ranges, protocol.RangeBody{First: uint64(first), Count: uint64(count)})
+	}
+	x.random.Shuffle(len(ranges), func(i, j int) { ranges[i], ranges[j] = ranges[j], ranges[i] })
+	return ranges
 }
 
 // commit makes a checkpoint of what was saved, and removes the earlier ones.
@@ -292,6 +373,12 @@ func small(d *protocol.Document) {
 	d.Parameters[2] = protocol.Piece{Name: "mlp", Shape: []int64{19_999}, Count: 19_999}
 }
 
+// full gives a document full parameters, in several chunks.
+func full(d *protocol.Document) {
+	small(d)
+	d.Parameters[2].Shape, d.Parameters[2].Count = []int64{299_999}, 299_999
+}
+
 // TestServiceIsKilled kills the service at random instants of a training. It is
 // restarted, and the training ends with the same bits as an undisturbed one.
 func TestServiceIsKilled(t *testing.T) {
@@ -305,15 +392,20 @@ func TestServiceIsKilled(t *testing.T) {
 		d.State, d.Moments, d.Parameters[1].Moments = "fp32", "int8", "fp32"
 	}
 	half := func(d *protocol.Document) { small(d); d.Moments, d.Gradient = "bf16", "fp32" }
+	parts := []*protocol.Document{shard(0, "a", eight), shard(0, "b", half), shard(1, "a", eight), shard(1, "b", half)}
+	const finished, waiting = "which was under way", "waits for the gradients of"
 	for _, c := range []struct {
 		name    string
-		ranges  bool
+		trainer trainer
 		shards  []*protocol.Document
-		atLeast int // percentage of kills that hit a step
+		says    string // what the next service says if the kill hit a step
+		atLeast int    // percentage of such kills
 	}{
-		{"a shard, steps that are waited for", false, []*protocol.Document{testDocument()}, 4},
-		{"ranks and parts, waited for by ranges", true, []*protocol.Document{shard(0, "a", eight), shard(0, "b", half),
-			shard(1, "a", eight), shard(1, "b", half)}, 10},
+		{"a shard, steps that are waited for", trainer{}, []*protocol.Document{testDocument()}, finished, 4},
+		{"ranks and parts, waited for by ranges", trainer{Ranges: true}, parts, finished, 10},
+		{"a shard, gradients arrive in the step", trainer{Arriving: true}, []*protocol.Document{testDocument()},
+			waiting, 10},
+		{"ranks and parts, gradients arrive in the step", trainer{Arriving: true}, parts, waiting, 10},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r := startService(t)
@@ -323,7 +415,7 @@ func TestServiceIsKilled(t *testing.T) {
 			var training sync.WaitGroup
 			reached, prints := make([]int64, len(c.shards)), make([]string, len(c.shards))
 			for i, d := range c.shards {
-				x := &trainer{Socket: r.Socket, Document: d, Ranges: c.ranges}
+				x := &trainer{Socket: r.Socket, Document: d, Ranges: c.trainer.Ranges, Arriving: c.trainer.Arriving}
 				if err := x.init(); err != nil {
 					t.Fatal(err)
 				}
@@ -347,11 +439,11 @@ func TestServiceIsKilled(t *testing.T) {
 			killService(t, r, first, &steps, 5*time.Millisecond, stepping)
 			enough.Store(true)
 			training.Wait()
-			finished := strings.Count(r.log.String(), "which was under way")
+			hit := strings.Count(r.log.String(), c.says)
 			t.Logf("%d kills, %d services, %d steps of the first shard; %d times a step was finished by "+
-				"the next service", kills(), r.started.Load(), reached[0], finished)
-			if !testing.Short() && finished*100 < kills()*c.atLeast {
-				t.Errorf("only %d of %d kills hit a step: expected at least %d %%", finished, kills(), c.atLeast)
+				"the next service", kills(), r.started.Load(), reached[0], hit)
+			if !testing.Short() && hit*100 < kills()*c.atLeast {
+				t.Errorf("only %d of %d kills hit a step: expected at least %d %%", hit, kills(), c.atLeast)
 			}
 			r.end()
 			for i, d := range c.shards {
@@ -413,7 +505,7 @@ func killTrainer(t *testing.T, x *trainer, within time.Duration, at ...uint32) h
 // undisturbed training.
 func checkEnd(t *testing.T, r *running, x *trainer) {
 	t.Helper()
-	calm := &trainer{Socket: x.Socket, Document: x.Document}
+	calm := &trainer{Socket: x.Socket, Document: x.Document, Checkpoints: x.Checkpoints, Arriving: x.Arriving}
 	first, last := int64(-1), int64(0)
 	s, err := calm.train(func(step int64) bool {
 		if first < 0 {
@@ -433,7 +525,7 @@ func checkEnd(t *testing.T, r *running, x *trainer) {
 	if want := undisturbed(t, x.Document, last); got != want {
 		t.Errorf("after %d kills and %d steps the state is %s, want %s", kills(), last, got, want)
 	}
-	if first < int64(kills())/5 {
+	if first < int64(kills())/5 && !x.Arriving { // those begin again at a checkpoint, or anew
 		t.Errorf("the trainings that were killed got to step %d in %d kills", first, kills())
 	}
 	t.Logf("%d steps", last)
@@ -467,6 +559,22 @@ func TestTrainerIsKilled(t *testing.T) {
 	if now := r.overview(t).Process; now != process {
 		t.Errorf("the service was process %d and is %d: a trainer that was killed has ended it", process, now)
 	}
+	checkEnd(t, r, x)
+}
+
+// TestTrainerIsKilledWhileGradientsArrive kills the trainer in steps that wait for its gradients. Another one finds out
+// that the state is torn, and begins at the last checkpoint, or anew.
+func TestTrainerIsKilledWhileGradientsArrive(t *testing.T) {
+	r := startService(t)
+	x := &trainer{Socket: r.Socket, Document: testDocument(full), Arriving: true, Checkpoints: t.TempDir(),
+		Phase: filepath.Join(t.TempDir(), "phase")}
+	checkHits(t, killTrainer(t, x, 20*time.Millisecond, stepping, saving), map[uint32]int{stepping: 10, saving: 10})
+	torn := strings.Count(r.log.String(), "the state is torn")
+	t.Logf("%d times the trainer was killed in the middle of a step", torn)
+	if !testing.Short() && torn*100 < kills()*10 {
+		t.Errorf("only %d of %d kills hit a step whose gradients arrive", torn, kills())
+	}
+	checkCheckpoint(t, x)
 	checkEnd(t, r, x)
 }
 

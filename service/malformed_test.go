@@ -40,11 +40,14 @@ func validRequests(t testing.TB) []protocol.Packet {
 		{Kind: protocol.Read, Body: protocol.Encode(protocol.TransferBody{Count: 1000})},
 		{Kind: protocol.SetStep, Body: protocol.Encode(protocol.SetStepBody{Step: 3})},
 		{Kind: protocol.Ready, Body: protocol.Encode(protocol.RangeBody{First: 0, Count: 1000})},
+		{Kind: protocol.Ready, Body: protocol.ReadyBody{RangeBody: protocol.RangeBody{Count: 1000}, Step: 1}.Encode()},
 		{Kind: protocol.Norm},
 		{Kind: protocol.Accumulate, Body: protocol.Encode(protocol.AccumulateBody{Type: 2, Count: 10, Number: 1})},
 		{Kind: protocol.Clear},
 		{Kind: protocol.Step, Body: protocol.StepBody{StepHeader: protocol.StepHeader{Step: 1, GradScale: 1,
 			Flags: protocol.WaitForStep}, Hyperparameters: adamw}.Encode()},
+		{Kind: protocol.Step, Body: protocol.StepBody{StepHeader: protocol.StepHeader{Step: 1, GradScale: 1,
+			Flags: protocol.ArrivingStep}, Hyperparameters: adamw}.Encode()},
 		{Kind: protocol.Wait, Body: protocol.Encode(protocol.WaitBody{Step: 1, First: 0, Count: 10})},
 		{Kind: protocol.Save, Body: []byte(`{"directory": "/nowhere", "training": {"epoch": 1}}`)},
 		{Kind: protocol.Saved},
@@ -55,6 +58,8 @@ func validRequests(t testing.TB) []protocol.Packet {
 		{Kind: protocol.Prepare, Body: protocol.StepBody{StepHeader: protocol.StepHeader{Step: 1},
 			Hyperparameters: adamw}.Encode()},
 		{Kind: protocol.Restore, Body: []byte(`{"session": "1", "discard": true}`)},
+		{Kind: protocol.Order, Body: protocol.OrderBody{Flags: protocol.BeginAnew,
+			Ranges: []protocol.RangeBody{{First: 100, Count: 10}, {First: 0, Count: 200}}}.Encode()},
 	}
 	for i := range all {
 		all[i].Number = uint32(i)
@@ -270,9 +275,12 @@ func FuzzRequest(f *testing.F) {
 			protocol.Read:       decodeAndEncode[protocol.TransferBody](p),
 			protocol.Accumulate: decodeAndEncode[protocol.AccumulateBody](p),
 			protocol.SetStep:    decodeAndEncode[protocol.SetStepBody](p),
-			protocol.Ready:      decodeAndEncode[protocol.RangeBody](p),
 			protocol.Wait:       decodeAndEncode[protocol.WaitBody](p),
 			protocol.Close:      decodeAndEncode[protocol.CloseBody](p),
+			protocol.Ready: func() ([]byte, error) {
+				r, err := protocol.DecodeReady(p.Kind, p.Body)
+				return r.Encode(), err
+			},
 			protocol.Step: func() ([]byte, error) {
 				s, err := protocol.DecodeStep(p.Kind, p.Body)
 				return s.Encode(), err
@@ -292,6 +300,10 @@ func FuzzRequest(f *testing.F) {
 			protocol.Load: func() ([]byte, error) {
 				_, err := protocol.DecodeText[protocol.LoadBody](p.Kind, p.Body)
 				return p.Body, err
+			},
+			protocol.Order: func() ([]byte, error) {
+				o, err := protocol.DecodeOrder(p.Kind, p.Body)
+				return o.Encode(), err
 			},
 			protocol.Restore: func() ([]byte, error) {
 				_, err := protocol.DecodeText[protocol.RestoreBody](p.Kind, p.Body)

@@ -41,6 +41,7 @@ func (c *connection) openSession(r request) (reply, error) {
 	}
 	c.session = found
 	found.forgetFailures()
+	found.openedBy(c.process)
 	found.holder.Store(int64(c.process))
 	return c.welcome(attached)
 }
@@ -70,7 +71,7 @@ func readDocument(r request) (*protocol.Document, []byte, error) {
 func (c *connection) welcome(attached bool) (reply, error) {
 	s := c.session
 	w := protocol.Welcome{
-		Schema: protocol.SessionSchema, Attached: attached, Step: s.shard.Steps(), Initialized: s.header.initialized(),
+		Schema: protocol.SessionSchema, Attached: attached, Step: s.shard.Steps(), Initialized: s.initialized(),
 		Elements: s.shard.Config().Elements, Service: c.server.version, Kernel: c.server.kernel.String(),
 	}
 	w.PreparedStep = s.header.preparedStep.Load()
@@ -78,6 +79,12 @@ func (c *connection) welcome(attached bool) (reply, error) {
 	added, cleared, _, half := s.shard.Accumulations()
 	if w.Accumulated, w.ClearedStep = added, cleared; half {
 		w.Accumulating = added + 1
+	}
+	switch {
+	case s.shard.MissesGradients():
+		w.ArrivingStep = uint64(w.Step) + 1
+	case s.header.condition.Load() == stateIsTorn:
+		w.TornStep = w.AskedStep
 	}
 	var files []*os.File
 	for _, a := range s.shared() {

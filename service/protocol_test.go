@@ -174,8 +174,8 @@ func TestEveryFormat(t *testing.T) {
 				if err := s.Step(step, 0.25, step%2 == 0, groups...); err != nil {
 					t.Fatal(err)
 				}
-				if err := s.Wait(step, 0, s.Welcome.Elements); err != nil {
-					t.Fatal(err)
+				if seconds, err := s.Wait(step, 0, s.Welcome.Elements); err != nil || seconds <= 0 {
+					t.Fatalf("a finished step took %v s (%v)", seconds, err)
 				}
 				if err := shard.Begin(step, 0.25, optimizers); err != nil {
 					t.Fatal(err)

@@ -1,6 +1,7 @@
 package service
 
 import (
+	"cmp"
 	"os"
 
 	"github.com/go-json-experiment/json"
@@ -34,36 +35,39 @@ type requestKind struct {
 type traits uint
 
 const (
-	inSession traits = 1 << iota // needs the session that open made
-	afterStep                    // waits for the step under way
-	afterSum                     // out of order while an accumulation is half done
-	onDisk                       // waits for a file system: a service that ends has more patience
-	last                         // the service closes the connection after the answer
+	inSession     traits = 1 << iota // needs the session that open made
+	afterStep                        // waits for the step under way
+	whileArriving                    // also while the step under way waits for gradients
+	afterSum                         // out of order while an accumulation is half done
+	onDisk                           // waits for a file system: a service that ends has more patience
+	last                             // the service closes the connection after the answer
 )
 
 func (k requestKind) is(some traits) bool { return k.traits&some != 0 }
 
 // requests has a row for each kind of requests. The decoder in a row reads the body.
 var requests = [protocol.Kinds]requestKind{
-	protocol.Open:       {1, 0, (*connection).openSession},
-	protocol.Window:     {1, inSession, (*connection).setWindow},
-	protocol.Write:      {0, inSession | afterStep | afterSum, change(protocol.Decode, (*session).write)},
-	protocol.Read:       {0, inSession | afterStep, change(protocol.Decode, (*session).read)},
-	protocol.SetStep:    {0, inSession | afterStep, change(protocol.Decode, (*session).setStep)},
-	protocol.Ready:      {0, inSession | afterStep | afterSum, change(protocol.Decode, (*session).ready)},
+	protocol.Open:    {1, 0, (*connection).openSession},
+	protocol.Window:  {1, inSession, (*connection).setWindow},
+	protocol.Write:   {0, inSession | afterStep | afterSum, change(protocol.Decode, (*session).write)},
+	protocol.Read:    {0, inSession | afterStep, change(protocol.Decode, (*session).read)},
+	protocol.SetStep: {0, inSession | afterStep, change(protocol.Decode, (*session).setStep)},
+	protocol.Ready: {0, inSession | afterStep | whileArriving | afterSum,
+		change(protocol.DecodeReady, (*session).ready)},
 	protocol.Norm:       {0, inSession | afterStep | afterSum, ask(noBody, (*session).norm)},
 	protocol.Accumulate: {0, inSession | afterStep, change(protocol.Decode, (*session).accumulate)},
 	protocol.Clear:      {0, inSession | afterStep, change(noBody, (*session).clear)},
-	protocol.Step:       {0, inSession | afterStep | afterSum, (*connection).step},
+	protocol.Step:       {0, inSession | afterStep | whileArriving | afterSum, (*connection).step},
 	protocol.Wait:       {0, inSession, ask(protocol.Decode, (*session).wait)},
 	protocol.Save:       {0, inSession | afterStep | onDisk, ask(protocol.DecodeText, (*session).save)},
 	protocol.Saved:      {0, inSession | onDisk, (*connection).saved},
 	protocol.Commit:     {0, inSession | onDisk, ask(protocol.DecodeText, (*session).commit)},
-	protocol.Load:       {0, inSession | afterStep, (*connection).load},
+	protocol.Load:       {0, inSession | afterStep | whileArriving, (*connection).load},
 	protocol.Stat:       {0, 0, (*connection).stat},
 	protocol.Close:      {0, inSession | last, (*connection).close},
 	protocol.Prepare:    {0, inSession | afterStep | afterSum, change(protocol.DecodeStep, (*session).prepare)},
 	protocol.Restore:    {0, 0, (*connection).restore},
+	protocol.Order:      {0, inSession, change(protocol.DecodeOrder, (*session).setOrder)},
 }
 
 // handle carries out a request.
@@ -77,6 +81,9 @@ func (c *connection) handle(r request) (reply, error) {
 		return reply{}, protocol.OutOfOrder.Errorf("%v: there is no session; open one first", r.Kind)
 	}
 	if kind.is(afterStep) {
+		if err := c.session.notArriving(r.Kind); err != nil && !kind.is(whileArriving) {
+			return reply{}, err
+		}
 		c.session.settle()
 	}
 	if kind.is(afterSum) {
@@ -158,7 +165,7 @@ func (s *session) setStep(b protocol.SetStepBody) error {
 	if step > maximumStep {
 		return protocol.Refused.Errorf("set_step %d: expected at most %d", step, int64(maximumStep))
 	}
-	if err := s.notInParts(protocol.SetStep); err != nil {
+	if err := cmp.Or(s.notInParts(protocol.SetStep), s.notTorn(protocol.SetStep)); err != nil {
 		return err
 	}
 	s.saveIsOver.Wait() // the checkpoint needs the step before

@@ -205,6 +205,10 @@ func (s *Server) tryAttach(l *leftSession) (err error) {
 	if shard.Finish() {
 		s.logf("session %v: finished step %d, which was under way", keyOf(d), shard.Steps())
 	}
+	if shard.MissesGradients() {
+		s.logf("session %v: step %d is under way and waits for the gradients of process %d", keyOf(d), shard.Steps()+1,
+			header.arrivingClient.Load())
+	}
 	if added, _, _, half := shard.Accumulations(); half {
 		s.logf("session %v: accumulate %d is half done; repeating it finishes it", keyOf(d), added+1)
 	}
@@ -216,6 +220,7 @@ func (s *Server) tryAttach(l *leftSession) (err error) {
 			s.job, keyOf(d)), shard.Close())
 	}
 	session := s.newSession(l.name, d, shard, header)
+	session.resume()
 	shard.Adopt()
 	header.Adopt()
 	for name, file := range l.files {

@@ -47,6 +47,9 @@ func (s *session) save(b protocol.SaveBody) ([]byte, error) {
 		return nil, protocol.Refused.Errorf("save: replica %d of %d in a job of %d ranks: expected the number of this "+
 			"one, from 0 on, and how many ranks hold its shard", b.Replica, replicas, s.document.World)
 	}
+	if err := s.notTorn(protocol.Save); err != nil {
+		return nil, err
+	}
 	if !s.header.initialized() {
 		return nil, protocol.OutOfOrder.Errorf("save: the state is incomplete: write weights and set_step, or load, " +
 			"or make a step")
@@ -168,6 +171,9 @@ func (s *session) load(until context.Context, b protocol.LoadBody) ([]byte, erro
 	found, err := checkpoint.Open(b.Directory)
 	if err != nil {
 		return nil, storage(protocol.Load, err)
+	}
+	if s.shard.MissesGradients() {
+		s.giveUp()
 	}
 	// From here to the end, a restarted service must not take the state for complete, or for new.
 	was := s.header.condition.Swap(stateIsInParts)

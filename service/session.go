@@ -26,8 +26,9 @@ type session struct {
 	shard    *engine.Shard
 	header   *sessionHeader
 
-	// Only the connection that holds the session uses the window.
+	// Only the connection that holds the session uses the window and the order.
 	window []byte
+	order  []shard.Range // in which steps update ranges; the shard's own order if empty
 
 	begun     int64              // the last step that was begun
 	saving    *checkpoint.Saving // nil if nothing was saved, or settleSave has seen the result
@@ -44,6 +45,7 @@ type session struct {
 	holder    atomic.Int64                      // process of the client; 0 for none
 
 	stepIsOver, saveIsOver sync.WaitGroup
+	awaitsEnd              bool // of a step whose gradients arrive: stepIsOver counts it
 
 	watched stepWatch // used by Server.stuckStep
 }
@@ -90,11 +92,16 @@ func (s *session) release() {
 	s.settle()
 	s.shard.ForgetArrived() // another client may write other gradients
 	s.dropWindow()
+	s.order = nil
+	s.shard.SetOrder(nil)
 	s.holder.Store(0)
 }
 
-// settle waits for the step that is under way.
+// settle waits for the step that is under way, unless that waits for gradients.
 func (s *session) settle() {
+	if s.shard.MissesGradients() {
+		return
+	}
 	s.shard.Wait()
 	s.stepIsOver.Wait()
 }
@@ -142,10 +149,16 @@ func (s *session) inWindow(kind protocol.Kind, offset, count, size uint64) ([]by
 	return s.window[offset : offset+count*size], nil
 }
 
-func (s *session) ready(b protocol.RangeBody) error {
+func (s *session) ready(b protocol.ReadyBody) error {
 	arrived, err := s.rangeOf(protocol.Ready, b.First, b.Count)
-	if err != nil {
+	switch {
+	case err != nil:
 		return err
+	case b.Step != 0:
+		return s.arrive(b.Step, arrived)
+	case s.shard.MissesGradients():
+		return protocol.OutOfOrder.Errorf("ready without a step: step %d is under way and waits for gradients; "+
+			"name it if they are of that step", s.shard.Steps()+1)
 	}
 	s.header.forgetPrepared()
 	s.shard.GradientsArrived(arrived)
@@ -189,7 +202,7 @@ func (s *session) prepare(b protocol.StepBody) error {
 // checkStep accepts only the next step. It refuses a state that a load left as a
 // mixture.
 func (s *session) checkStep(kind protocol.Kind, step uint64) error {
-	if err := cmp.Or(s.notInParts(kind), s.notAlone(kind)); err != nil {
+	if err := cmp.Or(s.notInParts(kind), s.notAlone(kind), s.notTorn(kind)); err != nil {
 		return err
 	}
 	if last := s.shard.Steps(); step != uint64(last)+1 {
@@ -240,27 +253,44 @@ func (s *session) step(b protocol.StepBody, done func(took time.Duration)) (begu
 	if last := s.shard.Steps(); b.Step == uint64(last) && last > 0 {
 		return false, nil
 	}
-	if err := s.checkStep(protocol.Step, b.Step); err != nil {
+	if s.isArrivingStep(b) {
+		return false, nil
+	}
+	if err := cmp.Or(s.notArriving(protocol.Step), s.checkStep(protocol.Step, b.Step)); err != nil {
 		return false, err
 	}
 	if math.IsNaN(b.GradScale) || math.IsInf(b.GradScale, 0) {
 		return false, protocol.Refused.Errorf("step with the grad scale %v: skip a step whose gradients are not finite",
 			b.GradScale)
 	}
-	if b.Flags&^(protocol.WaitForStep|protocol.PreparedStep) != 0 {
-		return false, protocol.Refused.Errorf("step with flags %#x: this version has %#x", b.Flags,
-			protocol.WaitForStep|protocol.PreparedStep)
+	if known := uint32(protocol.WaitForStep | protocol.PreparedStep | protocol.ArrivingStep); b.Flags&^known != 0 {
+		return false, protocol.Refused.Errorf("step with flags %#x: this version has %#x", b.Flags, known)
+	}
+	arriving := b.Flags&protocol.ArrivingStep != 0
+	if arriving && b.Flags != protocol.ArrivingStep {
+		return false, protocol.Refused.Errorf("step with flags %#x: a step that begins before its gradients are "+
+			"there can neither be prepared nor be answered when it is done", b.Flags)
 	}
 	optimizers, err := s.optimizersOf(b)
 	if err != nil {
 		return false, err
 	}
-	s.header.ask(b.Step, b.GradScale)
+	start := s.shard.BeginThen
+	if arriving {
+		start = s.shard.BeginArriving
+		s.header.askArriving(b, s.holder.Load())
+	} else {
+		s.header.ask(b.Step, b.GradScale)
+	}
 	s.header.condition.Store(stateIsWhole) // before the step begins: the state is whole from now on
 	begin := time.Now()
 	s.stepIsOver.Add(1)
-	err = s.shard.BeginThen(int64(b.Step), b.GradScale, optimizers, func() {
+	s.awaitsEnd = arriving
+	err = start(int64(b.Step), b.GradScale, optimizers, func() {
 		took := time.Since(begin)
+		if arriving {
+			took = s.shard.UpdateTime() // not the time of the backward pass
+		}
 		s.stepped(took)
 		s.stepIsOver.Done()
 		if done != nil {
@@ -275,11 +305,39 @@ func (s *session) step(b protocol.StepBody, done func(took time.Duration)) (begu
 	return true, nil
 }
 
+// initialized reports whether the state is complete, and of one step.
+func (s *session) initialized() bool { return s.header.initialized() && !s.shard.MissesGradients() }
+
 // stepped records that a step is finished.
 func (s *session) stepped(took time.Duration) {
 	s.lastStep.Store(int64(took))
 	s.busyTime.Add(int64(took))
 	s.stepsMade.Add(1)
+}
+
+// setOrder appends ranges to the order in which steps update ranges, or begins it anew with them.
+func (s *session) setOrder(b protocol.OrderBody) error {
+	if b.Flags&^protocol.BeginAnew != 0 {
+		return protocol.Refused.Errorf("order with flags %#x: this version has %#x", b.Flags, protocol.BeginAnew)
+	}
+	var order []shard.Range
+	if b.Flags&protocol.BeginAnew == 0 {
+		order = s.order
+	}
+	if most := protocol.MaximumOrder; len(b.Ranges) > most-len(order) {
+		return protocol.Refused.Errorf("order: %d ranges after %d: expected at most %d together", len(b.Ranges),
+			len(order), most)
+	}
+	for _, r := range b.Ranges {
+		next, err := s.rangeOf(protocol.Order, r.First, r.Count)
+		if err != nil {
+			return err
+		}
+		order = append(order, next)
+	}
+	s.order = order
+	s.shard.SetOrder(order)
+	return nil
 }
 
 // wait returns when a range of the parameters has had a step.
@@ -292,6 +350,23 @@ func (s *session) wait(b protocol.WaitBody) ([]byte, error) {
 		return nil, protocol.OutOfOrder.Errorf("wait for step %d: the last step begun is %d", b.Step,
 			max(done, s.begun))
 	}
-	s.shard.WaitRange(awaited)
-	return protocol.Encode(b.Step, 0.0), nil
+	missing, ok := s.shard.Misses(awaited)
+	switch {
+	case !ok:
+		s.shard.WaitRange(awaited)
+	case b.Step > uint64(s.shard.Steps()): // and the request that would bring the gradients comes after this one
+		return nil, protocol.OutOfOrder.Errorf("wait for step %d: the gradients of %d elements from %d on are "+
+			"missing; send ready for them first", b.Step, missing.Count, missing.First)
+	}
+	return protocol.Encode(b.Step, s.secondsOf(b.Step)), nil
+}
+
+// secondsOf returns the seconds of a step that is finished as a whole, and 0 for one that is not. They are more than 0,
+// even if an earlier service has made the step.
+func (s *session) secondsOf(step uint64) float64 {
+	if step > uint64(s.shard.Steps()) {
+		return 0
+	}
+	s.stepIsOver.Wait() // for the worker that records the seconds
+	return max(time.Duration(s.lastStep.Load()), 1).Seconds()
 }

@@ -86,7 +86,7 @@ func (x *together) step(step int64, does func(uint32)) error {
 		}
 	}
 	for _, s := range x.sessions {
-		if err := s.Wait(step, 0, s.Welcome.Elements); err != nil {
+		if _, err := s.Wait(step, 0, s.Welcome.Elements); err != nil {
 			return err
 		}
 	}

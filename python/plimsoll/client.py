@@ -106,6 +106,9 @@ class Session(Connection):
     def __init__(self, path: str, document: Dict[str, Any], *, patience: float = 60.0):
         self._window: Optional[int] = None
         self._window_halves: List[np.ndarray] = []
+        self._order: List[Tuple[int, int]] = []
+        self._arriving = 0  # the step that was begun before its gradients were there, 0 for none
+        self._arrived: List[bytes] = []  # the requests that said which of them are there
         super().__init__(path, document, patience)
         make_room()
         try:
@@ -145,6 +148,12 @@ class Session(Connection):
             self._stepped(request)
         elif request.kind in (Kind.ACCUMULATE, Kind.CLEAR):
             self.accumulated = request.count
+        elif request.kind is Kind.READY and protocol.is_arrived(request.body):
+            self._arrived.append(request.body)
+        elif request.kind is Kind.WAIT:
+            step, seconds = protocol.parse_stepped(request.answer, Kind.WAIT)
+            if step == self._arriving and seconds > 0:
+                self._arriving, self._arrived = 0, []
 
     def _has_state(self, opened: protocol.Opened, descriptors: Sequence[int]) -> bool:
         found = {a.component: _identity(d) for a, d in zip(opened.arenas, descriptors)}
@@ -152,16 +161,18 @@ class Session(Connection):
 
     def _greet(self) -> None:
         if self._window is not None:
-            self._announce_window()
+            self._tell(Kind.WINDOW, protocol.pack_window(_WINDOW_BYTES), [self._window])
+        for body in protocol.pack_order(self._order) if self._order else ():
+            self._tell(Kind.ORDER, body)
+        for body in self._arrived:
+            self._tell(Kind.READY, body)
+
+    def _tell(self, kind: Kind, body: bytes, descriptors: Sequence[int] = ()) -> None:
+        """Makes a request on a new connection, before the unanswered ones."""
+        answer = self._ask_first(protocol.pack(kind, 0, body), descriptors)
+        protocol.parse_nothing(protocol.parse_answer(answer, kind, 0), kind)
 
     # The window
-
-    def _announce_window(self) -> None:
-        """Tells the service of the window, before anything else on this connection."""
-        assert self._window is not None
-        packet = protocol.pack(Kind.WINDOW, 0, protocol.pack_window(_WINDOW_BYTES))
-        answer = self._ask_first(packet, [self._window])
-        protocol.parse_nothing(protocol.parse_answer(answer, Kind.WINDOW, 0), Kind.WINDOW)
 
     def _halves(self) -> List[np.ndarray]:
         """The window, as two halves of fp32 numbers: one is filled while the other is worked on."""
@@ -247,8 +258,15 @@ class Session(Connection):
         self.step, self.initialized = step, True
 
     def ready(self, first: int, count: int) -> None:
-        """Says that the gradients of a range of elements are final until the next step."""
-        self.send(Kind.READY, protocol.pack_range(first, count))
+        """Says that the gradients of a range of elements are final until the next step.
+
+        While a step is under way that was begun before its gradients were there, that is what they are of.
+        """
+        with self._lock:
+            if self._arriving:
+                self.send(Kind.READY, protocol.pack_arrived(first, count, self._arriving))
+            else:
+                self.send(Kind.READY, protocol.pack_range(first, count))
 
     def norm(self) -> Request:
         """Asks for the sum of the squares of all gradients: see :meth:`norm_result`."""
@@ -266,15 +284,26 @@ class Session(Connection):
             self.drain()
             return self.send(Kind.PREPARE, protocol.pack_prepare(self.step + 1, groups))
 
-    def begin(self, grad_scale: float, groups: Optional[Sequence[Sequence[float]]], *, wait: bool) -> Request:
+    def begin(
+        self, grad_scale: float, groups: Optional[Sequence[Sequence[float]]], *, wait: bool, arriving: bool = False
+    ) -> Request:
         """Begins the next step. Gradients are multiplied by ``grad_scale``; each group has seven numbers.
 
         Without ``groups`` it is the step that was prepared. With ``wait`` the answer comes when the step is done. See
         :meth:`begun`.
+
+        With ``arriving`` the step begins before its gradients are there. The service updates parameters as :meth:`ready`
+        says that their gradients are final, and the parameters of a range may be waited for when its gradients are
+        there. Until all gradients are there, nothing else but :meth:`load` and :meth:`close` may be asked for. If this
+        process ends before, the state is lost: the next one finds it not initialized, with its ``torn_step``.
         """
         with self._lock:
             self.drain()
-            return self.send(Kind.STEP, protocol.pack_step(self.step + 1, grad_scale, wait, groups))
+            body = protocol.pack_step(self.step + 1, grad_scale, wait, groups, arriving)
+            request = self.send(Kind.STEP, body)
+            if arriving:
+                self.result(request)  # at once; what follows is about this step
+            return request
 
     def begun(self, request: Request) -> float:
         """Waits for the answer of :meth:`begin`. The seconds that the step took, where it was waited for."""
@@ -285,10 +314,29 @@ class Session(Connection):
         if step != request.count:
             raise ProtocolError(f"step: the service has made step {step}: expected {request.count}")
         self.step, self.initialized = step, True
+        self._arriving, self._arrived = step * protocol.is_arriving(request.body), []
+
+    def order(self, ranges: Sequence[Tuple[int, int]]) -> None:
+        """Says in which order steps update ranges, each (first, count): these first, from the next step on.
+
+        Without ranges, steps are in the service's own order. The order changes no result.
+        """
+        with self._lock:
+            ranges = list(ranges)
+            for body in protocol.pack_order(ranges):
+                self.send(Kind.ORDER, body)
+            self._order = ranges
 
     def wait(self, first: int, count: int) -> Request:
-        """Asks for an answer when the parameters of that range are those after the last step."""
+        """Asks for an answer when the parameters of that range are those after the last step, and makes them urgent.
+
+        See :meth:`waited`.
+        """
         return self.send(Kind.WAIT, protocol.pack_wait(self.step, first, count))
+
+    def waited(self, request: Request) -> float:
+        """Waits for the answer of :meth:`wait`. The seconds of the step if it is finished as a whole, else 0."""
+        return protocol.parse_stepped(self.result(request), Kind.WAIT)[1]
 
     # Checkpoints
 
@@ -322,6 +370,7 @@ class Session(Connection):
         document = {"directory": os.path.abspath(directory), "several": several}
         step, training = protocol.parse_loaded(self.call(Kind.LOAD, protocol.pack_document(document)))
         self.step, self.initialized = step, not several
+        self._arriving, self._arrived = 0, []
         return step, training
 
     def close(self, *, give_back: bool = False) -> None:

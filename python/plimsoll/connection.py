@@ -34,6 +34,11 @@ class Request:
         self.error: Optional[Exception] = None
 
 
+    @property
+    def body(self) -> bytes:
+        return self.packet[protocol.HEADER.size :]
+
+
 class Connection:
     """Sends requests about one session, and takes their answers in order.
 
@@ -265,7 +270,7 @@ def _leave_to_parent() -> None:
 os.register_at_fork(after_in_child=_leave_to_parent)
 
 _WITHOUT_RESULT = frozenset(
-    (Kind.WINDOW, Kind.WRITE, Kind.READ, Kind.SET_STEP, Kind.READY, Kind.ACCUMULATE, Kind.CLEAR, Kind.CLOSE, Kind.PREPARE)
+    (Kind.WINDOW, Kind.WRITE, Kind.READ, Kind.SET_STEP, Kind.READY, Kind.ACCUMULATE, Kind.CLEAR, Kind.CLOSE, Kind.PREPARE, Kind.ORDER)
 )
 
 

@@ -9,7 +9,7 @@ import json
 import math
 import struct
 from dataclasses import dataclass
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from plimsoll.errors import ProtocolError, ServiceError
 
@@ -28,8 +28,12 @@ _ACCUMULATE = struct.Struct("<IIQQQQ")
 _RANGE = struct.Struct("<QQ")
 _NUMBER = struct.Struct("<Q")
 _STEP = struct.Struct("<QdII")
-_WAIT_FOR_STEP, _PREPARED_STEP = 1, 2
+_WAIT_FOR_STEP, _PREPARED_STEP, _ARRIVING_STEP = 1, 2, 4
+_ARRIVED = struct.Struct("<QQQ")
 _GROUP = struct.Struct(f"<{HYPERPARAMETERS}d")
+_ORDER = struct.Struct("<II")
+_BEGIN_ANEW = 1
+_RANGES = 4000  # that an order request has at most
 _WAIT = struct.Struct("<QQQ")
 _FLAGS = struct.Struct("<I")
 _NORM = struct.Struct("<d")
@@ -59,6 +63,7 @@ class Kind(enum.IntEnum):
     STAT = 16
     CLOSE = 17
     PREPARE = 18
+    ORDER = 20
 
 
 STATUSES = ("done", "malformed", "refused", "does_not_fit", "busy", "not_permitted", "out_of_order", "storage", "internal")
@@ -97,18 +102,42 @@ def pack_range(first: int, count: int) -> bytes:
     return _RANGE.pack(first, count)
 
 
+def pack_arrived(first: int, count: int, step: int) -> bytes:
+    """Gradients of a step that has begun before they were there."""
+    return _ARRIVED.pack(first, count, step)
+
+
 def pack_number(number: int) -> bytes:
     return _NUMBER.pack(number)
 
 
-def pack_step(step: int, grad_scale: float, wait: bool, groups: Optional[Sequence[Sequence[float]]]) -> bytes:
-    """A step; ``groups`` is None for one that was prepared."""
-    flags = _WAIT_FOR_STEP * wait | _PREPARED_STEP * (groups is None)
+def pack_step(
+    step: int, grad_scale: float, wait: bool, groups: Optional[Sequence[Sequence[float]]], arriving: bool = False
+) -> bytes:
+    """A step; ``groups`` is None for one that was prepared. The gradients of an ``arriving`` one come after it."""
+    flags = _WAIT_FOR_STEP * wait | _PREPARED_STEP * (groups is None) | _ARRIVING_STEP * arriving
     return _STEP.pack(step, grad_scale, flags, len(groups or ())) + b"".join(_GROUP.pack(*g) for g in groups or ())
+
+
+def is_arriving(body: bytes) -> bool:
+    """Whether the body of a step says that its gradients come after it."""
+    return bool(_STEP.unpack_from(body)[2] & _ARRIVING_STEP)
+
+
+def is_arrived(body: bytes) -> bool:
+    """Whether the body of ready is about a step that has begun before."""
+    return len(body) == _ARRIVED.size
 
 
 def pack_prepare(step: int, groups: Sequence[Sequence[float]]) -> bytes:
     return pack_step(step, 0.0, False, groups)
+
+
+def pack_order(ranges: Sequence[Tuple[int, int]]) -> Iterator[bytes]:
+    """The bodies of the requests that tell an order anew: as many as it takes."""
+    for start in range(0, max(len(ranges), 1), _RANGES):
+        part = ranges[start : start + _RANGES]
+        yield _ORDER.pack(_BEGIN_ANEW * (start == 0), len(part)) + b"".join(_RANGE.pack(*r) for r in part)
 
 
 def pack_wait(step: int, first: int, count: int) -> bytes:
@@ -222,7 +251,8 @@ class Opened:
 
     ``prepared_step`` is the step that was prepared last, ``asked_step`` that which was asked for last, with
     ``asked_factor``. ``accumulated`` times was added to the gradients since they were cleared, which was at
-    ``cleared_step``; ``accumulating`` is the number of what is half added, 0 for nothing.
+    ``cleared_step``; ``accumulating`` is the number of what is half added, 0 for nothing. ``arriving_step`` is a step that
+    waits for the gradients of this process, ``torn_step`` one that some of the state has had before its trainer ended.
     """
 
     attached: bool
@@ -231,6 +261,8 @@ class Opened:
     prepared_step: int
     asked_step: int
     asked_factor: float
+    arriving_step: int
+    torn_step: int
     accumulated: int
     accumulating: int
     cleared_step: int
@@ -288,6 +320,8 @@ def parse_opened(result: bytes, elements: int) -> Opened:
         prepared_step=_member(document, "prepared_step", int),
         asked_step=_member(document, "asked_step", int),
         asked_factor=_asked_factor(document),
+        arriving_step=_member(document, "arriving_step", int),
+        torn_step=_member(document, "torn_step", int),
         accumulated=_member(document, "accumulated", int),
         accumulating=_member(document, "accumulating", int),
         cleared_step=_member(document, "cleared_step", int),

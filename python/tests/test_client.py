@@ -182,6 +182,28 @@ def test_what_had_no_answer_is_sent_again(tmp_path):
     assert service.seen == ["open", "ready", "norm", "open", "ready", "norm"]
 
 
+def test_the_order_is_sent_again(tmp_path):
+    ranges = [(i % 100, 1) for i in range(5000)]  # more than a message holds
+    first = [open_well, send(), send(), send(), nothing]
+    service = Scripted(tmp_path, first, [open_well, send(), send(), send(struct.pack("<d", 4.0))])
+    session = Session(service.path, DOCUMENT)
+    session.order([(7, 1)])
+    session.order(ranges)
+    assert session.norm_result(session.norm()) == 4.0
+    assert service.seen == ["open", "order", "order", "order", "norm", "open", "order", "order", "norm"]
+
+
+def test_a_wait_says_whether_the_step_is_finished(service):
+    session = Session(service.socket, DOCUMENT)
+    session.set_step(0)
+    session.order([(50, 50), (0, 10)])
+    session.begun(session.begin(1.0, [GROUP], wait=False))
+    assert 0 < session.waited(session.wait(0, 100)) < 10
+    with pytest.raises(ServiceError, match="order: 2 elements from 99 on: expected a range within the shard's 100"):
+        session.order([(99, 2)])
+        session.drain()
+
+
 def test_a_request_that_ends_the_service_is_not_sent_forever(tmp_path):
     service = Scripted(tmp_path, *[[open_well, nothing]] * 10)
     session = Session(service.path, DOCUMENT)
@@ -425,6 +447,56 @@ def test_interrupts_at_random(service):
             assert session.step - step in (0, 1)
     finally:
         signal.signal(signal.SIGALRM, before)
+
+
+def test_interrupts_while_gradients_arrive(service):
+    session, plain = (Session(service.socket, {**DOCUMENT, "part": part}) for part in ("arriving", "plain"))
+    numbers, interrupted = random.Random(0), 0
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    for s in (session, plain):
+        s.set_step(0)
+        np.frombuffer(s.gradients.memory, np.uint16, 100)[:] = 0x3F80
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        for i in range(500):
+            step = session.step
+            try:
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, numbers.uniform(1e-5, 1e-3))
+                    session.begun(session.begin(1.0, [GROUP], wait=False, arriving=True))
+                    session.ready(0, 50)
+                    session.ready(50, 50)
+                    session.waited(session.wait(0, 100))
+                finally:
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+            except KeyboardInterrupt:
+                interrupted += 1
+            session.drain()
+            if session.step > step:  # it has begun, and perhaps only some gradients are there
+                session.ready(0, 100)
+                assert session.waited(session.wait(0, 100)) > 0 and session.step == step + 1
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    for _ in range(session.step):
+        plain.begun(plain.begin(1.0, [GROUP], wait=True))
+    assert interrupted > 20 and session.step > 20
+    np.testing.assert_array_equal(session.read(protocol.MASTER_WEIGHTS, 0, 100), plain.read(protocol.MASTER_WEIGHTS, 0, 100))
+
+
+def test_the_arrived_gradients_are_sent_again(tmp_path):
+    stepped = send(struct.pack("<Qd", 1, 0.0))
+    first = [open_well, stepped, send(), nothing]
+    service = Scripted(tmp_path, first, [open_well, send(), send(), send(struct.pack("<Qd", 1, 0.5)), nothing])
+    session = Session(service.path, DOCUMENT)
+    session.begun(session.begin(1.0, [GROUP], wait=False, arriving=True))
+    session.ready(0, 60)
+    session.drain()
+    session.ready(60, 40)
+    assert session.waited(session.wait(0, 100)) == 0.5
+    assert service.seen == ["open", "step", "ready", "ready", "open", "ready", "ready", "wait"]
 
 
 def test_forked_children_do_not_hold_the_session(service):

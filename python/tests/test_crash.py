@@ -21,7 +21,7 @@ from gpt import GPT, batch, text
 from plimsoll import PlimsollError, Session, StateLost, protocol
 from plimsoll.descriptors import close_all
 from plimsoll.torch.layout import is_sharded
-from test_client import DOCUMENT
+from test_client import DOCUMENT, GROUP
 from test_optimizer import assert_same, backward, network, train
 
 STEPS = 40
@@ -309,6 +309,65 @@ def test_a_state_that_was_being_changed_is_not_gone_on_from(service):
     optimizer.close()
     with pytest.warns(UserWarning, match="at step 3, and was being changed when its trainer died: .* is freed"):
         assert plimsoll.torch.AdamW(network().parameters(), socket=service.socket).resumed_step == 0
+
+
+def test_service_is_killed_while_gradients_arrive(service):
+    """Gradients come in while the step is under way, over a service that is killed: the bits are those of plain steps."""
+    count = 1_000_000
+    document = {**DOCUMENT, "parameters": [{"name": "weight", "shape": [count], "group": 0, "first": 0, "count": count}]}
+    plain, arriving = (Session(service.socket, {**document, "part": part}) for part in ("plain", "arriving"))
+    chance = np.random.default_rng(0)
+
+    def gradients(session):
+        return np.frombuffer(session.gradients.memory, np.uint16, count)
+
+    for session in (plain, arriving):
+        session.set_step(0)
+        session.order([(count // 2, count // 2)])
+    with killed_again_and_again(service, 6, within=0.03) as stepped:
+        for step in range(1, STEPS + 1):
+            values = (chance.standard_normal(count, np.float32).view(np.uint32) >> 16).astype(np.uint16)
+            gradients(plain)[:] = values
+            plain.begun(plain.begin(0.5, [GROUP], wait=True))
+            gradients(arriving)[:] = 0x7F80  # infinite
+            arriving.begun(arriving.begin(0.5, [GROUP], wait=False, arriving=True))
+            stepped.set()
+            for first in chance.permutation(count // 10_000) * 10_000:
+                gradients(arriving)[first : first + 10_000] = values[first : first + 10_000]
+                arriving.ready(int(first), 10_000)
+            assert arriving.waited(arriving.wait(0, count)) > 0 and arriving.step == step
+    for stream in (protocol.MASTER_WEIGHTS, protocol.FIRST_MOMENT, protocol.SECOND_MOMENT):
+        np.testing.assert_array_equal(plain.read(stream, 0, count), arriving.read(stream, 0, count))
+    arriving.ready(0, 100)  # of the next step
+    assert arriving.norm_result(arriving.norm()) == plain.norm_result(plain.norm())
+
+
+def test_trainer_is_killed_while_gradients_arrive(service, tmp_path):
+    """The next one is told that the state is torn, and begins anew or at a checkpoint."""
+    model = big_network()
+    optimizer = plimsoll.torch.AdamW(model.parameters(), socket=service.socket)
+    for _ in big_train(model, optimizer, 3):
+        pass
+    optimizer.save(tmp_path)
+    optimizer.saved()
+    optimizer.close()
+    saved = digest(model)
+    child = os.fork()
+    if child == 0:
+        optimizer = plimsoll.torch.AdamW(big_network().parameters(), socket=service.socket)
+        optimizer.open()
+        session = optimizer._shards[0].session
+        session.begin(1.0, [GROUP], wait=False, arriving=True)
+        session.ready(0, session.elements - 1)
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+    model = big_network()
+    anew = plimsoll.torch.AdamW(model.parameters(), socket=service.socket)
+    with pytest.warns(UserWarning, match="died in the middle of step 4, before all gradients were there: .* is freed"):
+        anew.open()
+    assert anew.resumed_step == 0 and digest(model) == digest(big_network())
+    anew.load(tmp_path)
+    assert anew.resumed_step == 3 and digest(model) == saved
 
 
 @pytest.mark.parametrize("way", ["load", "load_state_dict"])

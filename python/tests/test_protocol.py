@@ -18,6 +18,8 @@ OPENED = {
     "prepared_step": 0,
     "asked_step": 0,
     "asked_factor": 0.5,
+    "arriving_step": 0,
+    "torn_step": 0,
     "accumulated": 0,
     "accumulating": 0,
     "cleared_step": 0,
@@ -41,8 +43,13 @@ def test_requests_are_as_documented():
     assert protocol.pack(Kind.READY, 7, protocol.pack_range(3, 5)) == struct.pack("<IHHIIQQ", 0x4D494C50, 2, 6, 7, 16, 3, 5)
     step = protocol.pack_step(300, 0.5, True, [(1, 2, 3, 4, 5, 6, 7), (8, 9, 10, 11, 12, 13, 14)])
     assert step == struct.pack("<QdII14d", 300, 0.5, 1, 2, *range(1, 15))
+    assert protocol.pack_step(1, 0.5, False, [], True) == struct.pack("<QdII", 1, 0.5, 4, 0)
+    assert protocol.pack_arrived(3, 5, 7) == struct.pack("<QQQ", 3, 5, 7)
     assert protocol.pack_transfer(2, 10, 20, 64) == struct.pack("<IIQQQ", 2, 0, 10, 20, 64)
     assert protocol.pack_accumulate(3, 10, 20, 64) == struct.pack("<IIQQQQ", 2, 0, 10, 20, 64, 3)
+    assert list(protocol.pack_order([(3, 5), (1, 2)])) == [struct.pack("<IIQQQQ", 1, 2, 3, 5, 1, 2)]
+    assert list(protocol.pack_order([])) == [struct.pack("<II", 1, 0)]
+    assert [p[:8] for p in protocol.pack_order([(0, 1)] * 4001)] == [struct.pack("<II", 1, 4000), struct.pack("<II", 0, 1)]
     with pytest.raises(ValueError, match="a message has at most 65520"):
         protocol.pack(Kind.SAVE, 1, bytes(70000))
     with pytest.raises(ValueError):
@@ -107,7 +114,7 @@ VALUES = st.one_of(
 )
 
 
-COUNTS = ("prepared_step", "asked_step", "accumulated", "accumulating", "cleared_step")
+COUNTS = ("prepared_step", "asked_step", "arriving_step", "torn_step", "accumulated", "accumulating", "cleared_step")
 
 
 @given(st.data())

@@ -18,11 +18,13 @@ const (
 // Hyperparameters are the numbers of one parameter group, in the order of the protocol.
 type Hyperparameters = [hyperparameters]float64
 
-// Flags of step and close.
+// Flags of step, close and order.
 const (
 	WaitForStep  = 1 // step: answer when it is done
 	PreparedStep = 2 // step: use the hyperparameters of prepare
+	ArrivingStep = 4 // step: update what ready names, as the gradients come
 	GiveBack     = 1 // close: give the state back
+	BeginAnew    = 1 // order: forget the order so far
 )
 
 // Bodies of requests that are numbers.
@@ -38,15 +40,20 @@ type (
 		First, Count, Offset uint64
 		Number               uint64
 	}
-	RangeBody   struct{ First, Count uint64 }
+	RangeBody struct{ First, Count uint64 }
+	ReadyBody struct {
+		RangeBody
+		Step uint64 // that has begun before its gradients were there, or 0
+	}
 	SetStepBody struct{ Step uint64 }
 	StepHeader  struct {
 		Step          uint64
 		GradScale     float64
 		Flags, Groups uint32
 	}
-	WaitBody  struct{ Step, First, Count uint64 }
-	CloseBody struct{ Flags uint32 }
+	WaitBody    struct{ Step, First, Count uint64 }
+	OrderHeader struct{ Flags, Ranges uint32 }
+	CloseBody   struct{ Flags uint32 }
 )
 
 // StepBody is a step, with the hyperparameters of each group.
@@ -85,6 +92,63 @@ func DecodeStep(kind Kind, body []byte) (StepBody, error) {
 func (s StepBody) Encode() []byte {
 	s.Groups = uint32(len(s.Hyperparameters))
 	return Encode(s.StepHeader, s.Hyperparameters)
+}
+
+// DecodeReady reads the body of ready, which has no step if the gradients are of no step that has begun.
+func DecodeReady(kind Kind, body []byte) (ReadyBody, error) {
+	if len(body) == binary.Size(RangeBody{}) {
+		r, err := Decode[RangeBody](kind, body)
+		return ReadyBody{RangeBody: r}, err
+	}
+	r, err := Decode[ReadyBody](kind, body)
+	if err == nil && r.Step == 0 {
+		err = Malformed.Errorf("%v of step 0: expected the number of a step that has begun", kind)
+	}
+	return r, err
+}
+
+// Encode returns the body as it is sent.
+func (r ReadyBody) Encode() []byte {
+	if r.Step == 0 {
+		return Encode(r.RangeBody)
+	}
+	return Encode(r)
+}
+
+// OrderBody is an order, or a part of one.
+type OrderBody struct {
+	Flags  uint32
+	Ranges []RangeBody
+}
+
+// MaximumOrder is the most ranges that the order of a session has.
+const MaximumOrder = 1 << 20
+
+// DecodeOrder reads the body of order.
+func DecodeOrder(kind Kind, body []byte) (OrderBody, error) {
+	var h OrderHeader
+	size := binary.Size(h)
+	if len(body) < size {
+		return OrderBody{}, Malformed.Errorf("%v with a body of %d bytes: expected at least %d", kind, len(body), size)
+	}
+	h, err := Decode[OrderHeader](kind, body[:size])
+	rest := body[size:]
+	each := binary.Size(RangeBody{})
+	if err == nil && int64(len(rest)) != int64(each)*int64(h.Ranges) {
+		err = Malformed.Errorf("%v with %d bytes for %d ranges: expected %d bytes a range", kind, len(rest), h.Ranges,
+			each)
+	}
+	if err != nil {
+		return OrderBody{}, err
+	}
+	o := OrderBody{Flags: h.Flags, Ranges: make([]RangeBody, h.Ranges)}
+	_, err = binary.Decode(rest, binary.LittleEndian, o.Ranges)
+	return o, err
+}
+
+// Encode returns the body as it is sent.
+func (o OrderBody) Encode() []byte {
+	return Encode(OrderHeader{o.Flags, uint32(len(o.Ranges))}, o.Ranges)
 }
 
 // DecodeText decodes a request's body that is a JSON document.

@@ -41,6 +41,7 @@ const (
 	Close
 	Prepare
 	Restore
+	Order
 	Kinds // 1 more than the last
 )
 
@@ -48,6 +49,7 @@ var kindNames = [Kinds]string{
 	Open: "open", Window: "window", Write: "write", Read: "read", SetStep: "set_step", Ready: "ready", Norm: "norm",
 	Accumulate: "accumulate", Clear: "clear", Step: "step", Wait: "wait", Save: "save", Saved: "saved",
 	Commit: "commit", Load: "load", Stat: "stat", Close: "close", Prepare: "prepare", Restore: "restore",
+	Order: "order",
 }
 
 func (k Kind) String() string {

@@ -31,21 +31,23 @@ type Overview struct {
 
 // SessionStatus is the status of a session.
 type SessionStatus struct {
-	Rank        int          `json:"rank"`
-	Part        string       `json:"part"`
-	Optimizer   string       `json:"optimizer"`
-	State       string       `json:"state"`
-	Moments     string       `json:"moments"`
-	Parameter   string       `json:"parameter"`
-	Gradient    string       `json:"gradient"`
-	Elements    int64        `json:"elements"`
-	CPUs        []int        `json:"cpus"`
-	Client      int64        `json:"client"` // its process; 0 for none
-	Initialized bool         `json:"initialized"`
-	Step        int64        `json:"step"` // the last finished step
-	Saving      bool         `json:"saving"`
-	SavedStep   int64        `json:"saved_step"`
-	StateBytes  ledger.Bytes `json:"state_bytes"`
+	Rank        int    `json:"rank"`
+	Part        string `json:"part"`
+	Optimizer   string `json:"optimizer"`
+	State       string `json:"state"`
+	Moments     string `json:"moments"`
+	Parameter   string `json:"parameter"`
+	Gradient    string `json:"gradient"`
+	Elements    int64  `json:"elements"`
+	CPUs        []int  `json:"cpus"`
+	Client      int64  `json:"client"` // its process; 0 for none
+	Initialized bool   `json:"initialized"`
+	Step        int64  `json:"step"` // the last finished step
+	// MissesGradients says that a step is under way and waits for gradients.
+	MissesGradients bool         `json:"misses_gradients"`
+	Saving          bool         `json:"saving"`
+	SavedStep       int64        `json:"saved_step"`
+	StateBytes      ledger.Bytes `json:"state_bytes"`
 	// TrafficBytes is the size of what the update of one step reads and writes.
 	TrafficBytes ledger.Bytes `json:"traffic_bytes"`
 	// These count the steps that this service made itself.

@@ -19,6 +19,10 @@ type Welcome struct {
 	PreparedStep   uint64  `json:"prepared_step"`
 	AskedStep      uint64  `json:"asked_step"`
 	AskedGradScale float64 `json:"asked_factor"`
+	// ArrivingStep is the step that waits for gradients, or 0. TornStep is a step that some of the state has had, as
+	// the trainer ended before all gradients were there, or 0. With either, the state is not initialized.
+	ArrivingStep uint64 `json:"arriving_step"`
+	TornStep     uint64 `json:"torn_step"`
 	// Accumulated is the number of accumulations that were finished since the gradients were cleared, at step
 	// ClearedStep. Accumulating is the number of one that is half done, or 0.
 	Accumulated  int64          `json:"accumulated"`

@@ -243,10 +243,48 @@ func (s *Session) begin(b protocol.StepBody, wait bool) error {
 	return err
 }
 
-// Wait returns when a range of the parameters has had a step.
-func (s *Session) Wait(step, first, count int64) error {
-	return s.Do(protocol.Wait, protocol.Encode(protocol.WaitBody{Step: uint64(step), First: uint64(first),
+// BeginArriving begins a step before its gradients are there: see ReadyFor.
+func (s *Session) BeginArriving(step int64, gradScale float64, groups ...protocol.Hyperparameters) error {
+	return s.begin(protocol.StepBody{StepHeader: protocol.StepHeader{Step: uint64(step), GradScale: gradScale,
+		Flags: protocol.ArrivingStep}, Hyperparameters: groups}, false)
+}
+
+// ReadyFor tells the service that the gradients of a range have come, of a step that has begun before.
+func (s *Session) ReadyFor(step, first, count int64) error {
+	return s.Do(protocol.Ready, protocol.ReadyBody{
+		RangeBody: protocol.RangeBody{First: uint64(first), Count: uint64(count)}, Step: uint64(step)}.Encode())
+}
+
+// Wait returns when a range of the parameters has had a step. If the step is finished as a whole, it returns the
+// seconds that the step took, else 0.
+func (s *Session) Wait(step, first, count int64) (seconds float64, err error) {
+	result, _, err := s.Call(protocol.Wait, protocol.Encode(protocol.WaitBody{Step: uint64(step), First: uint64(first),
 		Count: uint64(count)}))
+	if err != nil {
+		return 0, err
+	}
+	var stepped struct {
+		Step    uint64
+		Seconds float64
+	}
+	if _, err := binary.Decode(result, binary.LittleEndian, &stepped); err != nil || stepped.Step != uint64(step) {
+		return 0, fmt.Errorf("the answer to wait for step %d has %d bytes, and is of step %d", step, len(result),
+			stepped.Step)
+	}
+	return stepped.Seconds, nil
+}
+
+// Order tells the service in which order steps update ranges, anew. It sends as many requests as it needs.
+func (s *Session) Order(ranges ...protocol.RangeBody) error {
+	const most = 4000 // that a packet holds
+	for anew := uint32(protocol.BeginAnew); anew != 0 || len(ranges) > 0; anew = 0 {
+		part := ranges[:min(len(ranges), most)]
+		ranges = ranges[len(part):]
+		if err := s.Do(protocol.Order, protocol.OrderBody{Flags: anew, Ranges: part}.Encode()); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // Save begins to write the state into a folder of checkpoints. It returns the step of

@@ -13,6 +13,7 @@ Moments = Literal["fp32", "bf16"]
 MomentsOfAdam = Literal["fp32", "bf16", "int8"]
 Sharding = Optional[Literal["zero1", "zero2"]]
 Gradients = Literal["backward", "step"]
+Overlap = Optional[Literal["forward"]]
 MissingGradients = Literal["refuse", "zero"]
 
 _IGNORED = "chooses among torch's implementations. It is accepted and changes nothing: the service has one."
@@ -61,7 +62,11 @@ _MEANINGS = {
         '"backward" takes each gradient when autograd is through with it. "step" takes all of them in the step, also those '
         "that were written through an address."
     ),
-    "model": "for the names of parameters in checkpoints and messages.",
+    "overlap": (
+        'None, or "forward": the step returns when the update has begun, and the modules of ``model`` wait for their parameters '
+        "in the next forward pass. A program that reads or writes parameters elsewhere calls ``synchronize`` first."
+    ),
+    "model": "for the names of parameters in checkpoints and messages, and for ``overlap``.",
     "named_parameters": "the same, where there is no model: (name, parameter) pairs.",
     "name": "tells the optimizers of one program apart: each but one needs a name.",
     "job": "of the service; $PLIMSOLL_JOB where it is not given.",

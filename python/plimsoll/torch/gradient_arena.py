@@ -26,6 +26,7 @@ class Announcements:
         self._samples = Samples(pieces, dtype, session.gradients.memory)
         # Samples of the announced gradients, as of the announcement.
         self._announced, self._bits = np.zeros(len(self._samples), bool), self._samples.in_arena()
+        self._read = self._bits  # samples of the gradients that the update under way reads
 
     def add(self, piece: Piece) -> None:
         """Records that the gradient of a piece is final. Tells the service once there is enough for a message."""
@@ -49,6 +50,14 @@ class Announcements:
 
     def forget(self) -> None:
         self._announced[:] = False
+
+    def update_begins(self) -> None:
+        self._read = self._samples.in_arena()
+
+    def is_as_read(self, piece: Piece) -> bool:
+        """Whether a gradient has the values with which the update under way began."""
+        which = self._samples.between(piece.offset, piece.count)
+        return bool((self._read[which] == self._samples.in_arena(which)).all())
 
 
 class GradientArena:
@@ -242,6 +251,18 @@ class GradientArena:
                 "autograd does not count: through .data, numpy or an address. Write p.grad itself (p.grad.mul_(x)), or give the "
                 "optimizer gradients='step': then it takes all gradients in the step, not as they arrive"
             )
+
+    def update_begins(self) -> None:
+        """Notes the gradients, which an update will read while the program goes on."""
+        for slot in self._slots.values():
+            slot.read = slot.shown._version if slot.shown is not None else None
+        if self._announcements and self._group.shared:
+            self._announcements.update_begins()
+
+    def written_since(self, slots: Sequence[Slot]) -> List[Slot]:
+        """The slots whose gradients in the arena the program has written since the update began."""
+        shown = [slot for slot in slots if slot.shown is not None and slot.read is not None]
+        return [s for s in shown if s.read != s.shown._version or not self._announcements.is_as_read(s.piece)]
 
     def forget(self) -> None:
         """Forgets what was learned of this step's gradients."""

@@ -15,6 +15,7 @@ from plimsoll.torch.algorithm import Algorithm, Numbers
 from plimsoll.torch.checkpoint import Saver, fit_entries, replace_state
 from plimsoll.torch.entries import Entries, Entry, readers
 from plimsoll.torch.gradients import Gradients
+from plimsoll.torch.overlap import overlap_for, release, replacing, synchronized
 from plimsoll.torch.scaling import Scaling, takes_scaled_gradients
 from plimsoll.torch.settings import Settings
 from plimsoll.torch.shards import Shards
@@ -65,6 +66,8 @@ class Optimizer(torch.optim.Optimizer):
         super().__init__(params, defaults)
         self._saver = Saver()
         self._lock = threading.RLock()  # hooks run on autograd's threads, one for each device
+        self._overlap = overlap_for(self._settings.overlap, model, self._lock)
+        weakref.finalize(self, self._overlap.remove)
         self.max_grad_norm = max_grad_norm
         #: Steps that were not made, because gradients were not finite.
         self.skipped = 0
@@ -93,9 +96,7 @@ class Optimizer(torch.optim.Optimizer):
             self._open(lambda shards, found: shards.start(found))
 
     def _open_unless_closed(self) -> None:
-        """Opens the optimizer for code that needs the state. After :meth:`close` the program must say if it wants a
-        new state.
-        """
+        """Opens the optimizer for code that needs the state. After :meth:`close` the program says if it wants a new one."""
         self._check_not_closed()
         self.open()
 
@@ -114,8 +115,9 @@ class Optimizer(torch.optim.Optimizer):
         """
         names, announces = self._names(), self.max_grad_norm is not None
         shards = Shards.divide(self.param_groups, names, self._model, self._settings, announces)
+        self._overlap.refuse(shards)
         gradients = Gradients(shards, self._settings, self._lock)
-        self._release = weakref.finalize(self, _release, gradients, shards, os.getpid())
+        self._release = weakref.finalize(self, release, gradients, shards, self._overlap, os.getpid())
         try:
             result = begin(shards, shards.open(lambda: self._algorithm.rule_of(self.param_groups)))
         except BaseException:
@@ -124,6 +126,7 @@ class Optimizer(torch.optim.Optimizer):
             raise
         self._shards, self._gradients, self._closed = shards, gradients, False
         gradients.hook()
+        self._overlap.attach(shards)
         return result
 
     def _names(self) -> Dict[torch.Tensor, str]:
@@ -171,9 +174,19 @@ class Optimizer(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As in torch. With ``sharding="zero2"`` it discards the gradients that were sent to their owners."""
+        if not set_to_none:
+            self.synchronize()  # an update may still read them
         super().zero_grad(set_to_none)
+        self._overlap.discard()
         if self._shards is not None:
             self._gradients.discard()
+
+    def synchronize(self) -> None:
+        """Waits until the model has all parameters of the last step. With ``overlap`` a program calls it before it reads
+        or writes parameters outside of the modules' forward passes.
+        """
+        with self._lock:
+            self._overlap.synchronize()
 
     @torch.no_grad()
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
@@ -201,21 +214,16 @@ class Optimizer(torch.optim.Optimizer):
             return
         if self._settings.sharding == "zero2" and not self._closed:
             raise RuntimeError(
-                "sharding is 'zero2': call optimizer.open() before the first backward pass, which sends gradients to their "
-                "owners"
+                "sharding is 'zero2': call optimizer.open() before the first backward pass, which sends gradients to their owners"
             )
         self._open_unless_closed()
-        if self._shards.resumed_step > 0:
-            raise RuntimeError(
-                f"the service has the state of step {self._shards.resumed_step} of job {self._settings.job}, and these gradients were computed without it: "
-                "read optimizer.resumed_step before the first forward pass and go on from there, or give the job another name"
-            )
+        self._shards.refuse_resumed()
 
-    @uninterrupted
+    @synchronized
     def _step(self) -> None:
         self._check_awaited()
         self._open_for_step()
-        step = Step(self._shards, self._gradients, Scaling(self), self.max_grad_norm)
+        step = Step(self._shards, self._gradients, self._overlap, Scaling(self), self.max_grad_norm)
         if not step.prepare(self._check_groups, self._numbers):
             return
         self.last_grad_norm = step.norm
@@ -224,6 +232,7 @@ class Optimizer(torch.optim.Optimizer):
         else:
             self.skipped += 1
         self._gradients.forget()
+        self._overlap.over()
 
     def _check_groups(self) -> None:
         self._shards.trained.check_groups(self.param_groups)
@@ -260,7 +269,7 @@ class Optimizer(torch.optim.Optimizer):
             "Copy the model, make an optimizer of it, and load this one's state_dict() there"
         )
 
-    @uninterrupted
+    @synchronized
     def state_dict(self) -> Dict[str, Any]:
         """The state in torch's format, as fp32 tensors on the CPU: 8 bytes a parameter and more.
 
@@ -284,7 +293,7 @@ class Optimizer(torch.optim.Optimizer):
         with self.state.showing(entries):
             return super().state_dict()
 
-    @uninterrupted
+    @replacing
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
         """Takes a state from :meth:`state_dict`, or from the torch optimizer of the same name. Opens the optimizer if
         there is any state.
@@ -321,9 +330,7 @@ class Optimizer(torch.optim.Optimizer):
     # Checkpoints
 
     def saved_with(self) -> Optional[str]:
-        """What distinguishes the last state_dict without a state from any other. All ranks get that of the first
-        rank.
-        """
+        """What distinguishes the last state_dict without a state from any other: on all ranks, that of the first."""
         self.open()
         return self._shards.ranks.gather([self._saved_with])[0]
 
@@ -334,7 +341,7 @@ class Optimizer(torch.optim.Optimizer):
                 "is in the folder plimsoll beside it: give the Trainer that callback, or call optimizer.load(folder)"
             )
 
-    @uninterrupted
+    @synchronized
     def save(self, directory: Any, training: Any = None) -> int:
         """Begins to save the state to ``directory`` in the background, and returns the step that is saved. Training
         may go on.
@@ -346,17 +353,17 @@ class Optimizer(torch.optim.Optimizer):
         self._open_unless_closed()
         return self._saver.save(self._shards, directory, training, self._check_groups)
 
-    @uninterrupted
+    @synchronized
     def saved(self) -> int:
         """Waits until all ranks have written what :meth:`save` began, and makes it a checkpoint. Returns its step.
 
-        Raises ServiceError if a file could not be written. Raises PlimsollError if another rank failed, or if the
-        service was restarted meanwhile: then call save again.
+        Raises ServiceError if a file could not be written, and PlimsollError if another rank failed, or if the service
+        was restarted meanwhile: then call save again.
         """
         self._check_not_closed()
         return self._saver.saved(self._shards)
 
-    @uninterrupted
+    @replacing
     def load(self, directory: Any) -> Any:
         """Loads a checkpoint, or the newest in a folder of them, into the state and the model. Returns its training
         document.
@@ -382,13 +389,8 @@ class Optimizer(torch.optim.Optimizer):
         """
         if self._shards is None:
             return
+        self._overlap.settle()
         self._shards.close(give_back)
         self._release()
         self._saver.forget()
         self._shards, self._gradients, self._closed = None, None, True
-
-
-def _release(gradients: Gradients, shards: Shards, owner: int) -> None:
-    if os.getpid() == owner:  # a forked child has nothing to release
-        gradients.remove_hooks()
-        shards.release()

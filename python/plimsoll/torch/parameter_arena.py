@@ -41,6 +41,8 @@ class ParameterArena:
         self._pulled_step = 0  # the step of the parameters in the model
         self._forkable: Optional[SharedParameters] = None
         self._to_give_up: List[Tuple[int, int]] = []  # pages with weights that are being copied to the state
+        #: The slots of the step under way whose parameters have not arrived in the model. None: no step is under way.
+        self.missing: Optional[Dict[torch.Tensor, Slot]] = None
 
     @property
     def has_weights(self) -> bool:
@@ -80,7 +82,7 @@ class ParameterArena:
 
         With ``after_step`` each block comes once the step under way has finished it.
         """
-        self._torn = True
+        self._torn, self.missing = True, None
         for slot in self._slots.values():
             slot.left = None
         if self._group.shared:
@@ -96,11 +98,76 @@ class ParameterArena:
             slot.left = slot.versions()
         if after_step:
             self.forget_loaded()
+        self._is_whole()
+
+    def _is_whole(self) -> None:
+        """Records that the model has all parameters of the last step."""
         if self._session is not None:
             self._pulled_step = self._session.step
-        self._torn = False
+        self._torn, self.missing = False, None
         if self._forkable is not None:
             self._forkable.generation.end()
+
+    # A step whose parameters arrive one by one
+
+    def expect(self) -> None:
+        """Announces the parameters of the next step. Each arrives in the model by :meth:`arrive`; then comes
+        :meth:`complete`.
+        """
+        self._torn = True
+        for parameter, slot in self._slots.items():
+            if self._group.shared and slot.contiguous:
+                increment_version(parameter)
+            slot.left = slot.versions()
+        self._group.transfer.begin()  # the computation so far reads the parameters as they were
+        self.missing = dict(self._slots)
+
+    def arrive(self, slots: Sequence[Slot]) -> List[Slot]:
+        """Brings parameters into the model that have had their update. Returns the slots that the program has written
+        since :meth:`expect`.
+        """
+        written = [slot for slot in slots if slot.left != slot.versions()]
+        inside = self._group.shared
+        for slot in slots:
+            if not (inside and slot.contiguous):
+                self._fetch(slot)
+        if not inside:
+            self._group.transfer.join()
+        for slot in slots:
+            slot.left = slot.versions()
+            self.missing.pop(slot.piece.parameter, None)
+        return written
+
+    def _fetch(self, slot: Slot) -> None:
+        parameter = slot.piece.parameter.detach()
+        if self._group.shared:
+            parameter.copy_(slot.in_arena.view(parameter.shape))
+        elif slot.contiguous:
+            self._group.transfer.fetch(parameter.view(-1), slot.in_arena)
+        else:
+            values = torch.empty(parameter.numel(), dtype=parameter.dtype, device=parameter.device)
+            self._group.transfer.fetch(values, slot.in_arena)
+            self._group.transfer.join()
+            parameter.copy_(values.view(parameter.shape))
+
+    def arrive_partly(self, slot: Slot, ranges: Sequence[Tuple[int, int]]) -> None:
+        """Brings ranges of a parameter's elements into the model. The parameter is contiguous."""
+        if self._group.shared or slot.left != slot.versions():
+            return  # it is there; or the program has written it, as :meth:`arrive` will find
+        flat = slot.piece.parameter.detach().view(-1)
+        for first, count in ranges:
+            self._group.transfer.fetch(flat[first : first + count], slot.in_arena[first : first + count])
+        self._group.transfer.join()
+        slot.left = slot.versions()
+
+    def complete(self) -> List[Slot]:
+        """Records that all parameters have arrived. Returns the slots that the program has written since
+        :meth:`expect`, in pages of its own.
+        """
+        written = self._written() if self._own_pages is not None else []
+        self.forget_loaded()
+        self._is_whole()
+        return written
 
     def will_change(self) -> None:
         """Announces that the service will change parameters, until :meth:`pull` has brought them into the model."""

@@ -14,6 +14,7 @@ class Settings(NamedTuple):
     process_group: Any
     missing_gradients: str
     gradients: str
+    overlap: Optional[str]
     name: Optional[str]
     job: str
     socket: Optional[str]
@@ -29,18 +30,24 @@ class Settings(NamedTuple):
         process_group: Any = None,
         missing_gradients: str = "refuse",
         gradients: str = "backward",
+        overlap: Optional[str] = None,
         name: Optional[str] = None,
         job: Optional[str] = None,
         socket: Optional[str] = None,
     ) -> "Settings":
         """The given settings, and the environment's where none were given."""
         job, socket = job or environment.job(), socket or environment.socket()
-        settings = cls(state, moments, sharding, process_group, missing_gradients, gradients, name, job, socket)
+        settings = cls(state, moments, sharding, process_group, missing_gradients, gradients, overlap, name, job, socket)
         _choose("state", settings.state, ("split", "fp32"))
         _choose("moments", settings.moments, moment_formats)
         _choose("sharding", settings.sharding, (None, "zero1", "zero2"))
         _choose("missing_gradients", settings.missing_gradients, ("refuse", "zero"))
         _choose("gradients", settings.gradients, ("backward", "step"))
+        _choose("overlap", settings.overlap, (None, "forward"))
+        if settings.overlap is not None and settings.sharding is not None:
+            raise ValueError(
+                f"overlap is {settings.overlap!r}, but sharding is {settings.sharding!r}: expected no sharding with it; leave one of the two None"
+            )
         if settings.gradients == "step" and settings.sharding == "zero2":
             raise ValueError(
                 "gradients is 'step', but sharding is 'zero2', which sends gradients to their owners in the backward pass: "

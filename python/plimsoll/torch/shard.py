@@ -47,7 +47,14 @@ class Shard:
             return
         found = self.session
         if found.attached:
-            if found.step > 0:
+            torn = found.opened.torn_step or found.opened.arriving_step
+            if torn:
+                warnings.warn(
+                    f"the trainer of job {found.document['job']} died in the middle of step {torn}, before all gradients were "
+                    f"there: only some of the {self.name} state has had that step, and its memory is freed. Training begins "
+                    "anew, unless a checkpoint is loaded"
+                )
+            elif found.step > 0:
                 whose = "that of another shard was" if found.initialized else "was"
                 warnings.warn(
                     f"the {self.name} state of job {found.document['job']} was at step {found.step}, and {whose} being "

@@ -187,6 +187,14 @@ class Shards:
     def resume(self, step: int) -> None:
         self.resumed_step = self._counted = step
 
+    def refuse_resumed(self) -> None:
+        """Refuses a first step of gradients that were computed without the state."""
+        if self.resumed_step > 0:
+            raise RuntimeError(
+                f"the service has the state of step {self.resumed_step} of job {self._settings.job}, and these gradients were computed without it: "
+                "read optimizer.resumed_step before the first forward pass and go on from there, or give the job another name"
+            )
+
     # The state
 
     def check_steps(self) -> None:
@@ -268,20 +276,27 @@ class Shards:
         if count.having:
             self._counted = count.step
 
-    def make(self, grad_scale: float, numbers: Optional[Numbers]) -> None:
+    def make(self, grad_scale: float, numbers: Optional[Numbers], *, awaits: bool) -> None:
         """The second phase: makes the step of every shard, and brings the parameters into the model. Interrupts wait
         for the end.
+
+        Unless it ``awaits`` the step, it returns when the update has begun. The parameters are then missing in the
+        model, and arrive one by one.
         """
         step = self._counted = 1 + self.step
         self.will_change()
+        for shard in self._shards if not awaits else ():
+            # Before the step begins: an interrupt may come as soon as it has.
+            shard.gradients.update_begins()
+            shard.parameters.expect()
 
         def make(pulled: List[Shard]) -> None:
             self.drain()
             behind = [shard for shard in self if shard.session and shard.session.step < step]
-            begun = [(s.session, s.session.begin(grad_scale, numbers, wait=s.group.shared)) for s in behind]
+            begun = [(s.session, s.session.begin(grad_scale, numbers, wait=awaits and s.group.shared)) for s in behind]
             for session, request in begun:
                 session.begun(request)
-            for shard in pulled:
+            for shard in pulled if awaits else ():
                 shard.parameters.pull(after_step=True)
 
         try:

@@ -79,6 +79,7 @@ class Slot:
         self.contiguous = local(piece.parameter).is_contiguous()
         self.gradient = _tensor(gradients, piece, gradients.memory)
         self.shown: Optional[torch.Tensor] = None  # the parameter's gradient, if it is in the arena
+        self.read: Optional[int] = None  # the version of that gradient which the update under way reads
         self.seen: Optional[Seen] = None  # the gradient that was brought, as it was then
         self.zero = False
         self.fired = 0  # gradients that were accumulated since the last step

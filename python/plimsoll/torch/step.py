@@ -6,6 +6,7 @@ from typing import Callable, Optional
 import torch
 
 from plimsoll.torch.gradients import Gradients
+from plimsoll.torch.overlap import Serial
 from plimsoll.torch.ranks import Vote
 from plimsoll.torch.scaling import Scaling, grad_scale
 from plimsoll.torch.shards import Numbers, Shards
@@ -22,8 +23,11 @@ def refuse_capture() -> None:
 class Step:
     """A step in two phases: :meth:`prepare` and :meth:`make`. All ranks call both, or none calls the second."""
 
-    def __init__(self, shards: Shards, gradients: Gradients, scaling: Scaling, max_norm: Optional[float]):
-        self._shards, self._gradients, self._scaling, self._max_norm = shards, gradients, scaling, max_norm
+    def __init__(
+        self, shards: Shards, gradients: Gradients, overlap: Serial, scaling: Scaling, max_norm: Optional[float]
+    ):
+        self._shards, self._gradients, self._overlap = shards, gradients, overlap
+        self._scaling, self._max_norm = scaling, max_norm
         self._numbers: Optional[Numbers] = None  # what the shards get with the step
         self._loss_scale = 1.0
         #: The norm of the gradients of all ranks, where somebody asks for it. Not finite where they are not.
@@ -47,6 +51,7 @@ class Step:
             vote = vote._replace(loss_scale=self._loss_scale)
             check()
             if self._gradients.check():
+                self._overlap.check()
                 self._bring(numbers)
                 vote = vote._replace(has_gradients=True)
                 vote = vote._replace(squares=self._squares(), fingerprint=self._gradients.fingerprint())
@@ -68,7 +73,9 @@ class Step:
         except ValueError:
             self._discard()
             raise
-        self._shards.make(-scale if maximize else scale, self._numbers)
+        self._overlap.begins()
+        self._shards.make(-scale if maximize else scale, self._numbers, awaits=self._overlap.awaits)
+        self._overlap.begun()
 
     def _bring(self, numbers: Callable[[], Numbers]) -> None:
         self._shards.take_weights()

@@ -1,0 +1,219 @@
+package engine
+
+import (
+	"cmp"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"plimsoll/optim"
+	"plimsoll/shard"
+)
+
+// arrivals are the gradients of an update that was begun before they were there, and the chunks that they complete.
+//
+// The update of a chunk waits for all of its gradients. Workers that have no such chunk do other shards' passes: they
+// are called again when gradients arrive.
+type arrivals struct {
+	mutex  sync.Mutex
+	ranges []shard.Range // whose gradients have arrived: in order, with gaps between them
+	chunks []int32       // whose gradients have arrived, in the order in which they came
+	next   int           // place in chunks of the next that a worker takes
+	left   int           // chunks that have come and are not done
+	since  time.Time     // when there was such a chunk again
+	busy   time.Duration // how long there were such chunks, up to then
+
+	missing atomic.Int64    // chunks whose gradients have not all arrived; 0 if the update was begun with all of them
+	marks   []atomic.Uint32 // by chunk: the mark of the last update in which all of its gradients have arrived
+	called  []atomic.Bool   // by worker: whether a call has not been followed
+}
+
+// begin readies the arrivals for an update of chunks whose gradients are not there. No worker uses them.
+func (a *arrivals) begin(chunks, workers int) {
+	a.mutex.Lock()
+	defer a.mutex.Unlock()
+	if a.marks == nil {
+		a.chunks, a.marks = make([]int32, 0, chunks), make([]atomic.Uint32, chunks)
+		a.called = make([]atomic.Bool, workers)
+	}
+	a.ranges, a.chunks, a.next, a.left, a.busy = a.ranges[:0], a.chunks[:0], 0, 0, 0
+	a.missing.Store(int64(chunks))
+}
+
+// cover adds a range, and returns the one of the ranges that holds it now.
+func (a *arrivals) cover(r shard.Range) shard.Range {
+	// The first range that ends where r begins, or behind.
+	from, _ := slices.BinarySearchFunc(a.ranges, r.First, func(x shard.Range, first int64) int {
+		return cmp.Compare(x.End(), first)
+	})
+	to := from
+	for to < len(a.ranges) && a.ranges[to].First <= r.End() {
+		r = shard.Between(min(r.First, a.ranges[to].First), max(r.End(), a.ranges[to].End()))
+		to++
+	}
+	a.ranges = slices.Replace(a.ranges, from, to, r)
+	return r
+}
+
+// take returns the chunk that came first of those that no worker has taken.
+func (a *arrivals) take() (unit int, ok bool) {
+	a.mutex.Lock()
+	defer a.mutex.Unlock()
+	if a.next == len(a.chunks) {
+		return 0, false
+	}
+	a.next++
+	return int(a.chunks[a.next-1]), true
+}
+
+// done notes that a chunk was updated.
+func (a *arrivals) done() {
+	a.mutex.Lock()
+	defer a.mutex.Unlock()
+	if a.left--; a.left == 0 {
+		a.busy += time.Since(a.since)
+	}
+}
+
+// isIdle reports whether every chunk that came is done.
+func (a *arrivals) isIdle() bool {
+	a.mutex.Lock()
+	defer a.mutex.Unlock()
+	return a.left == 0
+}
+
+// BeginArriving begins the next step before its gradients are there, as [Shard.BeginThen] begins one. A chunk is
+// updated when all of its gradients have arrived since ([Shard.GradientsArrived]). They do not change until the step is
+// finished. Until all have arrived, only GradientsArrived, Misses and Abandon may be called, beside what any goroutine
+// may call.
+//
+// If the process ends meanwhile, the next one goes on after [Shard.Finish]: it is told again of all gradients that have
+// arrived.
+func (s *Shard) BeginArriving(
+	step int64, gradScale float64, optimizers []optim.Optimizer, then func(),
+) error {
+	if err := s.mayBegin(step, gradScale, optimizers); err != nil {
+		return err
+	}
+	s.update(step, gradScale, optimizers, then, true)
+	return nil
+}
+
+// MissesGradients reports whether the step under way waits for gradients: not all are known to have arrived.
+func (s *Shard) MissesGradients() bool { return s.isUnderway() && s.arrivals.missing.Load() > 0 }
+
+// Misses returns a range of which gradients are missing in the step under way, within a range; ok is false if there are
+// none. Any goroutine may call it.
+func (s *Shard) Misses(r shard.Range) (missing shard.Range, ok bool) {
+	if !s.MissesGradients() {
+		return shard.Range{}, false
+	}
+	chunks := s.config.ChunksOf(r)
+	first, end := s.chunks[chunks.First].First, s.chunks[chunks.End()-1].End()
+	s.arrivals.mutex.Lock()
+	defer s.arrivals.mutex.Unlock()
+	for _, here := range s.arrivals.ranges {
+		if here.First > first {
+			return shard.Between(first, min(end, here.First)), first < end
+		}
+		first = max(first, here.End())
+	}
+	return shard.Between(first, end), first < end
+}
+
+// startArriving begins to update the chunks whose gradients arrive. Those that another process has updated need none.
+func (s *Shard) startArriving() {
+	s.arrivals.begin(s.config.Chunks, s.workers.Count())
+	for unit := range s.done {
+		if s.isDone(unit) {
+			s.arrive(s.chunks[unit].Range)
+		}
+	}
+}
+
+// arrive has workers update the chunks that the gradients of a range complete.
+func (s *Shard) arrive(r shard.Range) {
+	if s.complete(r) > 0 {
+		s.callWorkers()
+	}
+}
+
+// complete notes that the gradients of a range have arrived, and returns how many chunks can now be updated.
+func (s *Shard) complete(r shard.Range) (came int) {
+	a, mark := &s.arrivals, s.counters.mark()
+	a.mutex.Lock()
+	defer a.mutex.Unlock()
+	full, chunks := a.cover(r), s.config.ChunksOf(r)
+	for unit := int(chunks.First); unit < int(chunks.End()); unit++ {
+		own := s.chunks[unit].Range
+		if full.Intersect(own) != own || a.marks[unit].Swap(mark) == mark {
+			continue
+		}
+		a.missing.Add(-1)
+		if !s.isDone(unit) { // by another process
+			a.chunks = append(a.chunks, int32(unit))
+			came++
+		}
+	}
+	if a.left == 0 && came > 0 {
+		a.since = time.Now()
+	}
+	a.left += came
+	return came
+}
+
+// hasArrived reports whether an update may change a chunk.
+func (s *Shard) hasArrived(unit int) bool {
+	return !s.isArriving() || s.arrivals.marks[unit].Load() == s.counters.mark()
+}
+
+// callWorkers has every worker look for chunks, unless one that was called has not looked yet.
+func (s *Shard) callWorkers() {
+	for worker := range s.arrivals.called {
+		if s.arrivals.called[worker].CompareAndSwap(false, true) {
+			s.workers.StartOne(worker, s.walkArrived)
+		}
+	}
+}
+
+// updateArrived has a worker update the chunks whose gradients have arrived, those first that goroutines wait for.
+func (s *Shard) updateArrived(worker int) {
+	s.arrivals.called[worker].Store(false) // before it looks: later gradients call it again
+	for {
+		s.updateUrgent(worker)
+		unit, ok := s.arrivals.take()
+		if !ok {
+			return
+		}
+		if s.take(unit) {
+			s.updateUnit(worker, unit)
+		}
+	}
+}
+
+// UpdateTime returns how long the last step that was begun by [Shard.BeginArriving] was being made, without the time in
+// which it only waited for gradients.
+func (s *Shard) UpdateTime() time.Duration {
+	s.arrivals.mutex.Lock()
+	defer s.arrivals.mutex.Unlock()
+	return s.arrivals.busy
+}
+
+// Abandon gives up the step under way, whose gradients are not all there. It reports whether some chunks have had the
+// step. The state is then torn: it is of no step, and must be replaced.
+func (s *Shard) Abandon() (torn bool) {
+	if !s.MissesGradients() {
+		panic("engine: a step is given up that misses no gradients")
+	}
+	s.wait()
+	for unit := range s.done {
+		torn = torn || s.isDone(unit)
+	}
+	steps := s.Steps()
+	s.arrivals.missing.Store(0)
+	s.finished.Store(s.begun.Load())
+	s.before.Store(steps - int64(s.finished.Load()))
+	s.current.watchers.wake()
+	return torn
+}

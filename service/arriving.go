@@ -1,0 +1,90 @@
+package service
+
+import (
+	"slices"
+
+	"plimsoll/service/protocol"
+	"plimsoll/shard"
+)
+
+// A step may begin before its gradients are there: each chunk is updated when its gradients have come. Such a step
+// needs the client that writes them. If the service dies, the next one goes on as soon as that client has said again
+// which gradients are there. The client is known by its process. If another one opens the session, the step is given
+// up: the state is torn if some of it has had the step.
+
+// notArriving refuses requests that make no sense while the step under way waits for gradients.
+func (s *session) notArriving(kind protocol.Kind) error {
+	if !s.shard.MissesGradients() {
+		return nil
+	}
+	return protocol.OutOfOrder.Errorf("%v: step %d is under way and waits for gradients; send ready for all of them "+
+		"first, or give the step up with load", kind, s.shard.Steps()+1)
+}
+
+// isArrivingStep reports whether a request repeats the step that waits for gradients.
+func (s *session) isArrivingStep(b protocol.StepBody) bool {
+	step, gradScale := s.header.asked()
+	return s.shard.MissesGradients() && b.Flags == protocol.ArrivingStep && b.Step == step &&
+		b.GradScale == gradScale && slices.Equal(b.Hyperparameters, s.header.groups)
+}
+
+// arrive takes gradients of a step that was begun before they were there.
+func (s *session) arrive(step uint64, arrived shard.Range) error {
+	next := uint64(s.shard.Steps()) + 1
+	switch {
+	case s.shard.MissesGradients() && step == next:
+		s.shard.GradientsArrived(arrived)
+	case step >= next && int64(step) != s.begun:
+		return protocol.OutOfOrder.Errorf("ready for step %d: the session has finished step %d, and no step %d waits "+
+			"for gradients", step, next-1, step)
+	}
+	return nil // repeated: the step has had all gradients
+}
+
+// giveUp gives up the step that waits for gradients.
+func (s *session) giveUp() {
+	s.header.condition.Store(stateIsTorn) // first: a service that takes over must not go on with the step
+	if !s.shard.Abandon() {
+		s.header.condition.Store(stateIsWhole) // that of the step before
+	}
+	s.begun = s.shard.Steps()
+	if s.awaitsEnd {
+		s.awaitsEnd = false
+		s.stepIsOver.Done()
+	}
+}
+
+// resume goes on with a step that waited for gradients when the service before ended.
+func (s *session) resume() {
+	if !s.shard.MissesGradients() {
+		return
+	}
+	s.begun = s.shard.Steps() + 1
+	if s.header.condition.Load() == stateIsTorn {
+		s.giveUp() // as that service had begun to do
+	}
+}
+
+// openedBy gives up a step that waits for gradients of a process that does not have the session any more.
+func (s *session) openedBy(process int) {
+	if s.shard.MissesGradients() && s.header.arrivingClient.Load() != uint64(process) {
+		step := s.begun
+		s.giveUp()
+		left := "the state is torn"
+		if s.initialized() {
+			left = "nothing had changed"
+		}
+		s.logf("session %v: process %d has ended in the middle of step %d, when not all gradients were there: %s",
+			keyOf(s.document), s.header.arrivingClient.Load(), step, left)
+	}
+}
+
+// notTorn refuses to take a state for complete of which only some has had a step.
+func (s *session) notTorn(kind protocol.Kind) error {
+	if s.header.condition.Load() != stateIsTorn {
+		return nil
+	}
+	step, _ := s.header.asked()
+	return protocol.OutOfOrder.Errorf("%v: the trainer ended in the middle of step %d, and only some of the state has "+
+		"had it: load a checkpoint, or give the state back and open it anew", kind, step)
+}
