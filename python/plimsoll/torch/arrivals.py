@@ -25,7 +25,7 @@ class Arrivals:
     """
 
     def __init__(self, shards: Shards, *, strict: bool):
-        self._shards, self._strict = list(shards), strict
+        self._shards, self._transfer, self._strict = list(shards), shards.transfer, strict
         self._shard_of = {parameter: shard for shard in self._shards for parameter in shard.slots}
         self._over: Set[Shard] = set()  # shards that have finished the step as a whole, as an answer said
         self._fault: Optional[str] = None
@@ -76,6 +76,10 @@ class Arrivals:
         for shard, slots in needed.items():
             self._bring(shard, slots)
         self.check()
+
+    def catch_up(self) -> None:
+        """Has the current stream of a device wait for what has arrived, as the streams do that it arrived for."""
+        self._transfer.catch_up()
 
     def need_all(self) -> None:
         """Returns when the step is finished and the model has all of it, whatever the program has written."""

@@ -5,7 +5,7 @@ All operations take flat tensors of one type and length. A :class:`StreamTransfe
 """
 
 import contextlib
-from typing import Any
+from typing import Any, Optional, Set
 
 import torch
 
@@ -58,6 +58,9 @@ class HostTransfer:
     def join(self) -> None:
         """Orders later computation after all copies."""
 
+    def catch_up(self) -> None:
+        """Orders later computation after all copies, if only that of other streams is yet."""
+
     def release(self) -> None:
         """Undoes register, for all arenas."""
 
@@ -74,6 +77,7 @@ class StreamTransfer(HostTransfer):
     def __init__(self, device: torch.device, runtime: Any, arenas: PinnedArenas):
         self._device, self._runtime, self._arenas = device, runtime, arenas
         self._to_host, self._to_device = runtime.Stream(device), runtime.Stream(device)
+        self._joined: Optional[Set[Any]] = None  # the streams that wait for the last fetch, once there was one
 
     def register(self, arena: Arena) -> None:
         self._arenas.add(arena)
@@ -128,9 +132,17 @@ class StreamTransfer(HostTransfer):
         with self._runtime.stream(self._to_device):
             parameter.copy_(arena, non_blocking=True)
             parameter.record_stream(self._to_device)
+        self._joined = set()
 
     def join(self) -> None:
-        self._runtime.current_stream(self._device).wait_stream(self._to_device)
+        current = self._runtime.current_stream(self._device)
+        current.wait_stream(self._to_device)
+        if self._joined is not None:
+            self._joined.add(current)
+
+    def catch_up(self) -> None:
+        if self._joined is not None and self._runtime.current_stream(self._device) not in self._joined:
+            self.join()
 
     def release(self) -> None:
         # After a kernel has failed, as by an assertion, every call fails, and nothing is under way. That failure is

@@ -7,7 +7,8 @@
 * Copies from and to pinned host memory are late with ``non_blocking=True``; those of other memory are as CUDA's. How much
   memory can be pinned has a limit.
 
-Kernels are the CPU's, on the threads of streams: so are the bits. The extension is built once for each version of torch.
+Kernels are the CPU's, on the threads of streams: so are the bits. What the host's next decision depends on is waited for,
+and so are random numbers, which come from the CPU's generator. The extension is built once for each version of torch.
 """
 
 import atexit
@@ -69,7 +70,7 @@ class _Module(types.ModuleType):
 
     @staticmethod
     def manual_seed_all(seed: int) -> None:
-        """It has no random numbers."""
+        """Its random numbers are the CPU's."""
 
     @staticmethod
     def device_count() -> int:

@@ -276,7 +276,8 @@ void fallback(const c10::OperatorHandle& op, Stack* stack) {
   Stack arguments = torch::jit::last(*stack, schema.arguments().size()).vec();
   torch::jit::drop(*stack, arguments.size());
   bring_indices(arguments);
-  bool is_foretold = true, makes = false;
+  bool is_foretold = true, makes = false, draws = false;  // random numbers: in the order of the host's program
+  for (const auto& argument : schema.arguments()) draws |= argument.name() == "generator";
   std::vector<std::optional<size_t>> written;
   for (const auto& result : schema.returns()) {
     written.push_back(written_argument(schema, result));
@@ -285,16 +286,12 @@ void fallback(const c10::OperatorHandle& op, Stack* stack) {
     makes = true;
     is_foretold &= kind == c10::TypeKind::TensorType || kind == c10::TypeKind::ListType;
   }
-  for (size_t i = 0; i < arguments.size(); i++)
-    TORCH_CHECK(
-        schema.arguments()[i].name() != "generator", "standin: ", op.operator_name(),
-        " draws random numbers: draw them on the CPU");
   resize_outputs(op, arguments, written);
   Stack kernel;
   for (const IValue& value : arguments) kernel.push_back(replaced(value, at::kCPU, op, alias));
   std::optional<Stack> foretold;
-  if (makes && is_foretold) foretold = shapes(op, arguments);
-  if (makes && !foretold) return run_now(op, *stack, kernel, written, arguments);
+  if (makes && is_foretold && !draws) foretold = shapes(op, arguments);
+  if (draws || (makes && !foretold)) return run_now(op, *stack, kernel, written, arguments);
   std::vector<Result> results;
   for (size_t i = 0; i < written.size(); i++) {
     Result result;
