@@ -37,7 +37,7 @@ class CudaDriver:
             torch.empty(1, device=self._device).fill_(0)
 
 
-#: For each type of device how pages are pinned. Those of others are not: PyTorch stages their copies, which wait.
+#: For each type of device how pages are pinned. For others they are not: their copies are right, and may be slower.
 DRIVERS: Dict[str, Callable[[torch.device], CudaDriver]] = {"cuda": CudaDriver}
 
 

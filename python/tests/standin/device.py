@@ -13,6 +13,7 @@ and so are random numbers, which come from the CPU's generator. The extension is
 
 import atexit
 import contextlib
+import fcntl
 import hashlib
 import os
 import pathlib
@@ -36,13 +37,16 @@ def _build() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     # ninja may be in the virtual environment only.
     os.environ["PATH"] = os.pathsep.join((str(pathlib.Path(sys.executable).parent), os.environ["PATH"]))
-    cpp_extension.load(
-        "standin",
-        list(map(str, _SOURCES)),
-        extra_cflags=["-O1", "-Wall", "-Wextra", "-Wno-unused-parameter"],
-        build_directory=str(folder),
-        is_python_module=False,
-    )
+    with open(folder / "held", "w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)  # let go by a process that dies, unlike torch's own lock
+        (folder / "lock").unlink(missing_ok=True)
+        cpp_extension.load(
+            "standin",
+            list(map(str, _SOURCES)),
+            extra_cflags=["-O1", "-Wall", "-Wextra", "-Wno-unused-parameter"],
+            build_directory=str(folder),
+            is_python_module=False,
+        )
 
 
 class _Module(types.ModuleType):

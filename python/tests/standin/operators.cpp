@@ -60,6 +60,19 @@ const Tensor& resize_(const Tensor& self, at::IntArrayRef size, std::optional<at
   return self;
 }
 
+Tensor& set_storage(
+    Tensor& self, c10::Storage storage, int64_t offset, at::IntArrayRef size, at::IntArrayRef stride) {
+  auto* impl = self.unsafeGetTensorImpl();
+  impl->set_storage_keep_dtype(std::move(storage));
+  impl->set_sizes_and_strides(size, stride, offset);
+  return self;
+}
+
+Tensor& set_whole_storage(Tensor& self, c10::Storage storage) {
+  const auto count = static_cast<int64_t>(storage.nbytes() / self.itemsize());
+  return set_storage(self, std::move(storage), 0, {count}, {1});
+}
+
 // Both are contiguous, of one type. Unpinned memory is staged, as by CUDA: the call returns once it is read.
 void upload(const Tensor& to, const Tensor& from, bool non_blocking) {
   const size_t bytes = from.nbytes();
@@ -313,6 +326,8 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("empty.memory_format", empty);
   m.impl("empty_strided", empty_strided);
   m.impl("resize_", resize_);
+  m.impl("set_.source_Storage_storage_offset", set_storage);
+  m.impl("set_.source_Storage", set_whole_storage);
   m.impl("copy_", copy_);
   m.impl("_local_scalar_dense", local_scalar_dense);
   m.impl("record_stream", record_stream);

@@ -94,6 +94,7 @@ def test_parameters_that_are_not_contiguous():
         assert_same(Both, loss)
 
 
+@pytest.mark.filterwarnings("ignore:The AccumulateGrad node")
 def test_modules_on_several_streams(slow_copies):
     """A parameter that has come for one stream has come for the next one too."""
 
