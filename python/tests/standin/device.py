@@ -24,6 +24,8 @@ from typing import Any, Dict, Iterator
 import torch
 from torch.utils import cpp_extension
 
+from plimsoll.torch.pinning import DRIVERS
+
 _FOLDER = pathlib.Path(__file__).parent
 _SOURCES = [_FOLDER / name for name in ("device.cpp", "operators.cpp")]
 
@@ -143,6 +145,27 @@ class _Module(types.ModuleType):
             torch.ops.standin.limit_pinned(-1)
 
 
+class Driver:
+    """Pins pages of the host in place."""
+
+    name, call = "the stand-in's driver", "host_register"
+
+    def __init__(self, device):
+        pass
+
+    def register(self, address, size):
+        return torch.ops.standin.host_register(address, size)
+
+    def unregister(self, address):
+        return torch.ops.standin.host_unregister(address)
+
+    def describe(self, error):
+        return {2: "out of memory", 712: "already registered", 713: "not registered"}[error]
+
+    def take_last_error(self):
+        """It leaves none."""
+
+
 def load() -> None:
     """Builds the device, and makes it torch's accelerator in this process."""
     if hasattr(torch, "standin"):
@@ -150,4 +173,5 @@ def load() -> None:
     _build()
     torch.utils.rename_privateuse1_backend("standin")
     torch._register_device_module("standin", _Module("torch.standin"))
+    DRIVERS["standin"] = Driver
     atexit.register(torch.ops.standin.synchronize)
