@@ -102,6 +102,10 @@ bench: ## Run the kernel benchmarks
 scoreboard: ## Hold the binding against the rules of other programs, on the corpus of machines
 	$(GO) test -count=1 -v -run '^TestScoreboard$$' ./binding -args -scoreboard
 
+.PHONY: bench-overlap
+bench-overlap: ## Hold the law of overlap against paced steps, from T*/4 to 4 T* (takes 3 minutes, on a quiet host)
+	$(GO) test -count=1 -v -run '^TestSweep$$' ./rehearse -args -sweep
+
 .PHONY: bench-compare
 bench-compare: ## Compare the kernels with those of commit REF
 	scripts/bench-compare $(REF)

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"cmp"
+	"math/bits"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -18,8 +19,8 @@ import (
 type arrivals struct {
 	mutex  sync.Mutex
 	ranges []shard.Range // whose gradients have arrived: in order, with gaps between them
-	chunks []int32       // whose gradients have arrived, in the order in which they came
-	next   int           // place in chunks of the next that a worker takes
+	ready  []uint64      // a bit by place in the order: of chunks that have come and that no worker has taken
+	first  int           // no word of ready before this one has a bit
 	left   int           // chunks that have come and are not done
 	since  time.Time     // when there was such a chunk again
 	busy   time.Duration // how long there were such chunks, up to then
@@ -34,10 +35,11 @@ func (a *arrivals) begin(chunks, workers int) {
 	a.mutex.Lock()
 	defer a.mutex.Unlock()
 	if a.marks == nil {
-		a.chunks, a.marks = make([]int32, 0, chunks), make([]atomic.Uint32, chunks)
-		a.called = make([]atomic.Bool, workers)
+		a.marks, a.called = make([]atomic.Uint32, chunks), make([]atomic.Bool, workers)
+		a.ready = make([]uint64, (chunks+63)/64)
 	}
-	a.ranges, a.chunks, a.next, a.left, a.busy = a.ranges[:0], a.chunks[:0], 0, 0, 0
+	clear(a.ready)
+	a.ranges, a.first, a.left, a.busy = a.ranges[:0], len(a.ready), 0, 0
 	a.missing.Store(int64(chunks))
 }
 
@@ -56,15 +58,24 @@ func (a *arrivals) cover(r shard.Range) shard.Range {
 	return r
 }
 
-// take returns the chunk that came first of those that no worker has taken.
-func (a *arrivals) take() (unit int, ok bool) {
+// add makes the chunk of a place one that workers take.
+func (a *arrivals) add(place int) {
+	a.ready[place/64] |= 1 << (place % 64)
+	a.first = min(a.first, place/64)
+}
+
+// take returns the first place of a chunk whose gradients have arrived and which no worker has taken.
+func (a *arrivals) take() (place int, ok bool) {
 	a.mutex.Lock()
 	defer a.mutex.Unlock()
-	if a.next == len(a.chunks) {
-		return 0, false
+	for ; a.first < len(a.ready); a.first++ {
+		if word := &a.ready[a.first]; *word != 0 {
+			bit := bits.TrailingZeros64(*word)
+			*word &^= 1 << bit
+			return 64*a.first + bit, true
+		}
 	}
-	a.next++
-	return int(a.chunks[a.next-1]), true
+	return 0, false
 }
 
 // done notes that a chunk was updated.
@@ -152,7 +163,7 @@ func (s *Shard) complete(r shard.Range) (came int) {
 		}
 		a.missing.Add(-1)
 		if !s.isDone(unit) { // by another process
-			a.chunks = append(a.chunks, int32(unit))
+			a.add(s.queue.order.place(unit))
 			came++
 		}
 	}
@@ -177,16 +188,18 @@ func (s *Shard) callWorkers() {
 	}
 }
 
-// updateArrived has a worker update the chunks whose gradients have arrived, those first that goroutines wait for.
+// updateArrived has a worker update the chunks whose gradients have arrived, those first that goroutines wait for, and
+// then those that the order has first. In the order of the next forward pass, what is left after the backward pass is
+// what that pass needs last. In the order in which gradients arrive it would be what it needs first.
 func (s *Shard) updateArrived(worker int) {
 	s.arrivals.called[worker].Store(false) // before it looks: later gradients call it again
 	for {
 		s.updateUrgent(worker)
-		unit, ok := s.arrivals.take()
+		place, ok := s.arrivals.take()
 		if !ok {
 			return
 		}
-		if s.take(unit) {
+		if unit := s.queue.order.chunk(place); s.take(unit) {
 			s.updateUnit(worker, unit)
 		}
 	}

@@ -298,3 +298,31 @@ func TestCover(t *testing.T) {
 		}
 	})
 }
+
+// TestArrivedChunksAreTakenInOrder: of the chunks whose gradients have arrived, workers take the first of the order.
+func TestArrivedChunksAreTakenInOrder(t *testing.T) {
+	for name, c := range map[string]struct {
+		order []shard.Range
+		want  []int64
+	}{
+		"no order": {nil, []int64{9, 0, 1, 2, 3, 4, 5, 6, 7, 8}},
+		"an order": {[]shard.Range{{First: 650, Count: 100}, {First: 0, Count: 301}},
+			[]int64{9, 6, 7, 0, 1, 2, 3, 4, 5, 8}},
+	} {
+		s := oneWorker(t)
+		s.SetOrder(c.order)
+		began := func(s *Shard) error {
+			err := beginNextArriving(s)
+			s.GradientsArrived(shard.Range{First: 900, Count: 100})
+			return err
+		}
+		got := updates(t, s, began, func() {
+			for first := int64(800); first >= 0; first -= 100 { // as a backward pass goes
+				s.GradientsArrived(shard.Range{First: first, Count: 100})
+			}
+		})
+		if !slices.Equal(got, c.want) {
+			t.Errorf("%s: chunks were taken in the order %v, want %v", name, got, c.want)
+		}
+	}
+}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"path"
+	"time"
 
 	"plimsoll/arena"
 	"plimsoll/ledger"
@@ -28,6 +29,30 @@ type ShardConfig struct {
 	// Journal lets another process finish a step that this process has begun.
 	// It costs an arena, and some time of every step.
 	Journal bool
+	// Observe is called by a worker after each chunk that it has updated and each norm
+	// block that it has read, with the time when it began. It may be nil.
+	Observe func(worker int, work Work, began time.Time)
+}
+
+// Work is what a worker does at a time.
+type Work struct {
+	Elements shard.Range
+	Norm     bool // it adds up the squares of the gradients, else it updates
+}
+
+// begin returns when a worker begins its work, if anybody observes it.
+func (c *ShardConfig) begin() (began time.Time) {
+	if c.Observe != nil {
+		began = time.Now()
+	}
+	return began
+}
+
+// observe tells of work that began at a time.
+func (c *ShardConfig) observe(worker int, work Work, began time.Time) {
+	if c.Observe != nil {
+		c.Observe(worker, work, began)
+	}
 }
 
 // ArenaPlan is an arena before it is mapped.

@@ -11,8 +11,8 @@ import (
 // queue says which chunks of an update the workers take before all others, and lets each chunk be taken once.
 type queue struct {
 	taken  []atomic.Uint32 // by chunk: the mark of the last update for which a worker has taken it
-	order  []int32         // all chunks in the order of the update under way; nil: each worker walks its own range
-	wanted []int32         // the order from the next update on
+	order  *order          // of the update under way; nil: each worker walks its own range
+	wanted *order          // from the next update on
 	urgent urgent
 }
 
@@ -22,6 +22,26 @@ type urgent struct {
 	mutex   sync.Mutex
 	chunks  []shard.Range // numbers; those of the ranges before first were taken
 	first   int
+}
+
+// order is an order of all chunks. Without one, chunks are in the order of their numbers.
+type order struct {
+	chunks []int32 // numbers, by place
+	places []int32 // by chunk
+}
+
+func (o *order) chunk(place int) int {
+	if o == nil {
+		return place
+	}
+	return int(o.chunks[place])
+}
+
+func (o *order) place(chunk int) int {
+	if o == nil {
+		return chunk
+	}
+	return int(o.places[chunk])
 }
 
 // newQueue returns the queue of a shard without an order.
@@ -87,25 +107,23 @@ func (s *Shard) SetOrder(ranges []shard.Range) {
 		s.queue.wanted = nil
 		return
 	}
-	order, listed := make([]int32, 0, s.config.Chunks), make([]bool, s.config.Chunks)
+	o, listed := &order{places: make([]int32, s.config.Chunks)}, make([]bool, s.config.Chunks)
 	for _, r := range append(slices.Clone(ranges), s.config.Range()) {
 		chunks := s.config.ChunksOf(r)
 		for unit := chunks.First; unit < chunks.End(); unit++ {
 			if !listed[unit] {
 				listed[unit] = true
-				order = append(order, int32(unit))
+				o.places[unit] = int32(len(o.chunks))
+				o.chunks = append(o.chunks, int32(unit))
 			}
 		}
 	}
-	s.queue.wanted = order
+	s.queue.wanted = o
 }
 
 // updateNext updates the urgent chunks, and then the chunk of a number or, with an order, of a place in the order.
 func (s *Shard) updateNext(worker, place int) {
-	unit := place
-	if s.queue.order != nil {
-		unit = int(s.queue.order[place])
-	}
+	unit := s.queue.order.chunk(place)
 	s.updateUrgent(worker)
 	if s.take(unit) {
 		s.updateUnit(worker, unit)

@@ -63,7 +63,7 @@ func TestNoOrderChangesTheBits(t *testing.T) {
 
 // updates returns the chunks of a step in the order in which a single worker takes them. The first chunk of all stays
 // until meanwhile has returned.
-func updates(t *testing.T, s *Shard, meanwhile func()) []int64 {
+func updates(t *testing.T, s *Shard, begin func(*Shard) error, meanwhile func()) []int64 {
 	t.Helper()
 	entered, release := make(chan struct{}), make(chan struct{})
 	var order []int64
@@ -74,7 +74,7 @@ func updates(t *testing.T, s *Shard, meanwhile func()) []int64 {
 		}
 		return nil
 	})
-	if err := beginNext(s); err != nil {
+	if err := begin(s); err != nil {
 		t.Fatal(err)
 	}
 	<-entered
@@ -143,7 +143,7 @@ func TestChunksAreTakenInOrder(t *testing.T) {
 			[]int64{6, 9, 5, 7, 2, 0, 1, 3, 4, 8}},
 	} {
 		s.SetOrder(c.order)
-		if got := updates(t, s, c.meanwhile); !slices.Equal(got, c.want) {
+		if got := updates(t, s, beginNext, c.meanwhile); !slices.Equal(got, c.want) {
 			t.Errorf("%s: chunks were updated in the order %v, want %v", name, got, c.want)
 		}
 	}

@@ -143,10 +143,13 @@ func (s *Shard) Close() error {
 
 // sumSquaresOfBlock adds up the squares of a norm block. It does nothing if they
 // were added up when the gradients arrived.
-func (s *Shard) sumSquaresOfBlock(_, block int) {
+func (s *Shard) sumSquaresOfBlock(worker, block int) {
 	if !s.summed[block] {
+		began := s.config.begin()
 		from := block * normBlock
-		s.sums[block] = s.config.Kernel.SumSquares(s.gradient.Slice(from, min(from+normBlock, s.gradient.Len())))
+		to := min(from+normBlock, s.gradient.Len())
+		s.sums[block] = s.config.Kernel.SumSquares(s.gradient.Slice(from, to))
+		s.config.observe(worker, Work{shard.Between(int64(from), int64(to)), true}, began)
 	}
 }
 

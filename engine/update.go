@@ -185,11 +185,13 @@ func (s *Shard) makeUpdate(worker, unit int) {
 	if x := s.snapshot.Load(); x != nil {
 		x.copyOnWrite(unit)
 	}
-	if c := s.chunk(unit); s.slots == nil {
+	began, c := s.config.begin(), s.chunk(unit)
+	if s.slots == nil {
 		s.config.Kernel.Update(c.section.format, &s.constants[c.section.group], c.state())
 	} else {
 		s.change(s.slots[worker], unit)
 	}
+	s.config.observe(worker, Work{Elements: c.Range}, began) // before the end is told: then nobody is observed any more
 	s.setDone(unit)
 }
 

@@ -99,9 +99,15 @@ var labels = []label{
 	{"|", regexp.MustCompile(`^\| (?:DEBUG|INFO|WARNING|ERROR|CRITICAL|SUCCESS) +\| (?:[\w.<>]+:[\w.<>]+:\d+ - )?`), noLabel},
 }
 
+// gluedTrace is the beginning of a rank's traceback behind a progress bar, which has not ended its line.
+var gluedTrace = regexp.MustCompile(`[^:\s]\[rank\d+\]: ?Traceback \(most recent call last\)`)
+
 // clean returns the text of a line.
 func clean(line string, number int) text {
 	t := text{string: plain(line), number: number, rank: NoRank}
+	if glued := gluedTrace.FindStringIndex(t.string); glued != nil {
+		t.string = t.string[glued[0]+1:]
+	}
 	for more, tries := true, 0; more && tries < 8; tries++ {
 		more = false
 		for i := range labels {

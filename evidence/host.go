@@ -247,6 +247,18 @@ var hostPatterns = []pattern{
 		expression: `Traceback \(most recent call last\)`,
 		kind:       TrainerLog, take: beginTrace,
 	},
+	{ // CPython: the first line may be cut off
+		name:       "call in a traceback",
+		literals:   []string{"\", line "},
+		expression: `^\s+File "[^"]+", line \d+, in `,
+		kind:       TrainerLog,
+		take: func(r *reader, m *match) {
+			if m.stream.trace == nil {
+				beginTrace(r, m)
+				m.stream.trace.headless = true
+			}
+		},
+	},
 }
 
 var bytesText = regexp.MustCompile(`(\d+) bytes`)

@@ -18,10 +18,12 @@ type trace struct {
 	// ignored: its exception is one that Python has only reported
 	ignored bool
 	prefix  string // of a logger, in front of each line
-	rank    int    // of another process, whose traceback this one shows; else NoRank
-	phase   ledger.PhaseName
-	weak    bool // a call further inside may tell the phase better
-	frame   text // that tells the phase
+	// headless: its first line is missing. One that has a first line takes its place.
+	headless bool
+	rank     int // of another process, whose traceback this one shows; else NoRank
+	phase    ledger.PhaseName
+	weak     bool // a call further inside may tell the phase better
+	frame    text // that tells the phase
 }
 
 const (
@@ -45,7 +47,7 @@ var frames = []frame{
 	strong(ledger.Step, `(?:optimizer|scaler|engine|accelerator|model)\.step\(|\bopt(?:im)?\w*\.step\(|`+
 		`, in (?:optimizer_step|_?take_model_step)$|optim\w*[/\\\w]*\.py", line \d+, in step$|`+
 		`\b_?clip_grad_(?:norm|value)\w*\(|\.unscale_\(`),
-	strong(ledger.Checkpoint, `save_(?:checkpoint|pretrained|model|state|state_dict|file|16bit_model)(?:\(|$)|`+
+	strong(ledger.Checkpoint, `save_(?:\w*checkpoint|pretrained|model|state|state_dict|file|16bit_model)(?:\(|$)|`+
 		`\b(?:torch|dcp|dist_cp|accelerator)\.(?:async_)?save\(|_zero3_consolidated|\bpush_to_hub\(|`+
 		`\b(?:get_(?:model_|optimizer_)?|full_optim_|optim_)state_dict\(|\bfull_tensor\(|`+
 		`torch/distributed/checkpoint/(?:state_dict_saver\.py|filesystem\.py", line \d+, in _?write)|`+
@@ -99,7 +101,7 @@ var otherRank = regexp.MustCompile(`last\): \(RANK (\d{1,7})\)`)
 
 // beginTrace begins a traceback in the stream of its first line.
 func beginTrace(_ *reader, m *match) {
-	if c := m.stream.trace; c == nil || c.ignored && c.lines > 1 { // an ignored one follows at once
+	if c := m.stream.trace; c == nil || c.headless || c.ignored && c.lines > 1 { // an ignored one follows at once
 		m.stream.trace = &trace{rank: NoRank}
 		prefix, _, _ := strings.Cut(m.text.string, "Traceback (most recent call last)")
 		if len(prefix) <= longestPrefix {
@@ -157,7 +159,7 @@ func (r *reader) trace(s *stream, t *text, found bool, before int) {
 		case !found:
 			r.kinds[TrainerLog]++
 			r.add(t, exception)
-			if strings.HasSuffix(exception.Message, ":") {
+			if exception.Message == "" || strings.HasSuffix(exception.Message, ":") {
 				s.headline = len(r.source.Findings)
 			}
 		case w != nil && w.begun == t.number:
@@ -178,7 +180,7 @@ func (r *reader) trace(s *stream, t *text, found bool, before int) {
 	}
 }
 
-// complete adds the first line that follows an exception to its text, if the exception's own line ends with a colon:
+// complete adds the first line that follows an exception to its text, if the exception's own line says no more:
 // "Error(s) in loading state_dict for Llama:" goes on with the first of them.
 func (r *reader) complete(s *stream, t *text) {
 	if s.headline == 0 {

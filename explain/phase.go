@@ -14,6 +14,7 @@ func (s *scene) phaseAt(at evidence.Finding) ledger.PhaseName {
 	if s.witness != nil {
 		at = s.witness.says[0]
 	}
+	_, batch := at.Fact.(evidence.BatchKill)
 	own := mannerOf(at.Fact) == lacked || mannerOf(at.Fact) == raised
 	var same, other, next ledger.PhaseName
 	for _, f := range s.findings {
@@ -24,7 +25,7 @@ func (s *scene) phaseAt(at evidence.Finding) ledger.PhaseName {
 		switch {
 		case f.File == at.File && f.Number <= at.Number:
 			same = phase
-		case f.File == at.File && own && next == "" && f.Number <= at.Number+longestDelay:
+		case f.File == at.File && (own || batch) && next == "" && f.Number <= at.Number+longestDelay:
 			next = phase
 		case f.File != at.File && !own && before(f, at) <= 0:
 			other = phase

@@ -20,6 +20,7 @@ import (
 	"plimsoll/model"
 	"plimsoll/optim"
 	"plimsoll/optim/kernel"
+	"plimsoll/overlap"
 	"plimsoll/recipe"
 	"plimsoll/shard"
 )
@@ -42,6 +43,7 @@ type Request struct {
 	LossScaling      LossScaling
 	Workers          int // of each rank; 0 means one for each of its cores
 	Reserve          int // cores to leave to the system
+	Pace             PaceRequest
 }
 
 // Job is a rehearsal with everything decided except the host.
@@ -60,7 +62,10 @@ type Job struct {
 	Workers    int
 	Reserve    int
 	Steps      int
-	Kernel     kernel.Set
+	// TrainerCores is the share of each rank's cores that is left to a trainer.
+	TrainerCores binding.TrainerShare
+	Kernel       kernel.Set
+	Pace         *Pace // nil for steps that follow each other at once
 	// Notes lists the assumptions, and where the job differs from the recipe.
 	Notes []string
 }
@@ -109,8 +114,10 @@ func (r Request) Resolve() (*Job, error) {
 	if err := r.LossScaling.apply(j); err != nil {
 		return nil, err
 	}
-	j.EmbeddingMoments, err = r.chooseEmbeddingMoments(j.Format.Moments)
-	return j, err
+	if j.EmbeddingMoments, err = r.chooseEmbeddingMoments(j.Format.Moments); err != nil {
+		return nil, err
+	}
+	return j, j.pace(r.Pace, r.Clip)
 }
 
 // maxWorldSize is more than any job has. It bounds the plan, which lists the shards of all ranks.
@@ -281,6 +288,8 @@ type Placement struct {
 	Binding *binding.Assignment
 	Pages   arena.Pages
 	Shards  []engine.ShardConfig
+	// Important are the shards of the important columns of each rank, beside Shards; none without ZenFlow.
+	Important []engine.ShardConfig
 	// Planned is the host memory of each rank, then the memory that belongs to no rank.
 	Planned []ledger.Device
 	// Held is the number of elements on this host, padding included. Parameters is how many of them are the model's
@@ -302,7 +311,8 @@ func NewPlacement(j *Job, h *host.Host) (*Placement, error) {
 	if err != nil {
 		return nil, err
 	}
-	if p.Binding, err = binding.Split(h, binding.Request{Ranks: j.Ranks, Reserve: j.Reserve}); err != nil {
+	request := binding.Request{Ranks: j.Ranks, Reserve: j.Reserve, TrainerCores: j.TrainerCores}
+	if p.Binding, err = binding.Split(h, request); err != nil {
 		return nil, err
 	}
 	pieces := j.pieces()
@@ -317,16 +327,29 @@ func NewPlacement(j *Job, h *host.Host) (*Placement, error) {
 			return nil, err
 		}
 		p.Shards = append(p.Shards, engine.ShardConfig{Rank: i, Layout: layout, Kernel: j.Kernel, CPUs: cpus})
+		if j.Pace != nil && j.Pace.Mode == overlap.ZenFlow {
+			config := p.Shards[i]
+			config.Part = importantPart
+			if config.Layout, err = j.importantLayout(pieces, part); err != nil {
+				return nil, err
+			}
+			p.Important = append(p.Important, config)
+		}
 		p.Held += part.Held()
 		p.Parameters += part.Count
 	}
-	p.Pages = engine.ChoosePages(h, p.Shards)
-	for i := range p.Shards {
-		p.Shards[i].Pages = p.Pages
+	p.Pages = engine.ChoosePages(h, p.allShards())
+	for _, shards := range [][]engine.ShardConfig{p.Shards, p.Important} {
+		for i := range shards {
+			shards[i].Pages = p.Pages
+		}
 	}
 	p.planMemory()
 	return p, nil
 }
+
+// allShards returns all shards that are mapped.
+func (p *Placement) allShards() []engine.ShardConfig { return slices.Concat(p.Shards, p.Important) }
 
 // workerCPUs returns the CPUs of a rank's workers.
 func (p *Placement) workerCPUs(rank int) ([]int, error) {
@@ -344,7 +367,7 @@ func (p *Placement) workerCPUs(rank int) ([]int, error) {
 
 func (p *Placement) planMemory() {
 	var mapped ledger.Bytes
-	for _, shard := range p.Shards {
+	for _, shard := range p.allShards() {
 		rank := ledger.HostMemory(shard.Rank)
 		var rounding ledger.Bytes
 		for _, a := range shard.Arenas() {
@@ -362,6 +385,13 @@ func (p *Placement) planMemory() {
 	hold(&node, ledger.PageTables, 8*(mapped/p.Pages.Size())+processPageTables,
 		fmt.Sprintf("8 B for each page of %v, and %v for the program", p.Pages.Size(), processPageTables))
 	hold(&node, ledger.Process, processBytes, "this program: text, Go runtime, stacks")
+	if p.Pace != nil {
+		stamps := ledger.Bytes(0)
+		for _, c := range p.allShards() {
+			stamps += stampBytes(c, p.Pace.updates(c))
+		}
+		hold(&node, ledger.Process, stamps, "when the workers began and ended each chunk of the last step")
+	}
 	p.Planned = append(p.Planned, node)
 }
 
@@ -370,17 +400,21 @@ func hold(d *ledger.Device, component ledger.Component, bytes ledger.Bytes, why 
 }
 
 // StateBytes returns the size of the arenas before rounding to pages: the bytes that the parameters cost.
-func (p *Placement) StateBytes() ledger.Bytes { return p.sum(engine.ShardConfig.StateBytes) }
+func (p *Placement) StateBytes() ledger.Bytes {
+	return sum(p.allShards(), engine.ShardConfig.StateBytes)
+}
 
-// TrafficBytes returns the bytes that an update of all shards moves, reads plus writes.
-func (p *Placement) TrafficBytes() ledger.Bytes { return p.sum(engine.ShardConfig.TrafficBytes) }
+// TrafficBytes returns the bytes that an update of all parameters moves, reads plus writes.
+func (p *Placement) TrafficBytes() ledger.Bytes {
+	return sum(p.Shards, engine.ShardConfig.TrafficBytes)
+}
 
 // perParameter returns the state bytes per parameter, without page rounding.
 func (p *Placement) perParameter() float64 { return float64(p.StateBytes()) / float64(p.Parameters) }
 
-func (p *Placement) sum(of func(engine.ShardConfig) ledger.Bytes) ledger.Bytes {
+func sum(shards []engine.ShardConfig, of func(engine.ShardConfig) ledger.Bytes) ledger.Bytes {
 	var sum ledger.Bytes
-	for _, shard := range p.Shards {
+	for _, shard := range shards {
 		sum += of(shard)
 	}
 	return sum

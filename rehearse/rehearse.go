@@ -56,6 +56,10 @@ type Measurement struct {
 	Huge ledger.Bytes
 	// InitializeSeconds is the time of the first touch of every page.
 	InitializeSeconds float64
+	// Paced are the steps with a paced trainer, one after each of Steps; none without one. Timeline is what the last of
+	// them was, or nil.
+	Paced    []PacedStep
+	Timeline *Timeline
 }
 
 // Progress follows what a rehearsal is doing.
@@ -79,13 +83,13 @@ func (p *Placement) Run(ctx context.Context, progress Progress) (m *Measurement,
 	m = &Measurement{}
 	begin := time.Now()
 	var mapped ledger.Bytes
-	for _, s := range t.shards {
+	for _, s := range t.all() {
 		for _, a := range s.Arenas() {
 			mapped += a.Mapped()
 		}
 	}
 	progress.Begin("allocating memory", int64(mapped))
-	for _, s := range t.shards {
+	for _, s := range t.all() {
 		s.Populate(ctx, func(size ledger.Bytes) { progress.Advance(int64(size)) })
 	}
 	progress.End()
@@ -115,6 +119,13 @@ func (p *Placement) Run(ctx context.Context, progress Progress) (m *Measurement,
 			return nil, err
 		}
 		m.Steps = append(m.Steps, step)
+		if t.paced != nil {
+			paced, err := t.paced.run()
+			if err != nil {
+				return nil, err
+			}
+			m.Paced = append(m.Paced, paced)
+		}
 		progress.Advance(1)
 		if i == 0 || i == p.Steps-1 {
 			memory, err := measure()
@@ -124,7 +135,10 @@ func (p *Placement) Run(ctx context.Context, progress Progress) (m *Measurement,
 			after = append(after, memory)
 		}
 	}
-	m.Updates, m.LossScale = t.engine.Steps(), t.scaler.Scale()
+	m.Updates, m.LossScale = t.engine.Steps()-int64(len(m.Paced)), t.scaler.Scale()
+	if t.paced != nil {
+		m.Timeline = t.paced.timeline()
+	}
 	return m, p.account(m, after[0], after[len(after)-1])
 }
 
@@ -148,7 +162,7 @@ func (p *Placement) account(m *Measurement, first, last probe.Memory) error {
 			m.Huge += mapping.Huge
 		}
 	}
-	for _, shard := range p.Shards {
+	for _, shard := range p.allShards() {
 		rank, err := measureShard(shard, last)
 		if err != nil {
 			return err

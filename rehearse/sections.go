@@ -45,6 +45,19 @@ func (j *Job) layout(pieces []shard.Piece, own shard.Partition) (*shard.Layout, 
 	return shard.NewLayout(j.Format, shard.DefaultChunk, shard.Sections(held))
 }
 
+// importantLayout lays out the shard of a rank's important columns: of a matrix the given share of its columns, of
+// anything else all elements.
+func (j *Job) importantLayout(pieces []shard.Piece, own shard.Partition) (*shard.Layout, error) {
+	held := shard.Cut(pieces, own.Range)
+	for i, p := range held {
+		if len(p.Shape) > 1 {
+			columns := max(1, product(p.Shape[1:]))
+			held[i].Count = max(1, p.Count*max(1, int64(j.Pace.TopKRatio*float64(columns)))/columns)
+		}
+	}
+	return shard.NewLayout(j.Format, shard.DefaultChunk, shard.Sections(held))
+}
+
 // ParametersByMoments returns the number of parameters, padding included, for each type of moments.
 func (p *Placement) ParametersByMoments() map[kernel.MomentType]int64 {
 	held := map[kernel.MomentType]int64{}
@@ -54,4 +67,12 @@ func (p *Placement) ParametersByMoments() map[kernel.MomentType]int64 {
 		}
 	}
 	return held
+}
+
+func product(numbers []int64) int64 {
+	all := int64(1)
+	for _, n := range numbers {
+		all *= n
+	}
+	return all
 }

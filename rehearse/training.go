@@ -3,6 +3,7 @@ package rehearse
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"plimsoll/engine"
@@ -15,21 +16,39 @@ import (
 
 // training holds the shards of a job on this host and makes their steps.
 type training struct {
-	shards []*engine.Shard
-	engine *engine.Engine
-	scaler optim.LossScaler
-	scaled *synthetic.ScaledGradients // nil where the loss is not scaled
+	shards    []*engine.Shard
+	important []*engine.Shard // of the important columns of each rank; none without ZenFlow
+	engine    *engine.Engine  // of shards
+	scaler    optim.LossScaler
+	scaled    *synthetic.ScaledGradients // nil where the loss is not scaled
+	paced     *trainer                   // nil where the steps follow each other at once
 }
 
 // begin maps the arenas, which are still empty. The caller must close what begin returns, even after an error.
 func (p *Placement) begin() (*training, error) {
 	t := &training{scaler: p.LossScaler}
-	for _, config := range p.Shards {
+	var recorders []*recorder
+	for i, config := range p.allShards() {
+		if p.Pace != nil {
+			r := newRecorder(config, p.Pace.updates(config))
+			config.Observe = r.observe
+			recorders = append(recorders, r)
+		}
 		s, err := engine.NewShard(config)
 		if err != nil {
 			return t, err
 		}
-		t.shards = append(t.shards, s)
+		if i < len(p.Shards) {
+			t.shards = append(t.shards, s)
+		} else {
+			t.important = append(t.important, s)
+		}
+	}
+	if p.Pace != nil {
+		var err error
+		if t.paced, err = p.newTrainer(t, recorders); err != nil {
+			return t, err
+		}
 	}
 	if p.ScalesLoss() {
 		t.scaled = synthetic.NewScaledGradients(p.Format.Gradient)
@@ -41,15 +60,21 @@ func (p *Placement) begin() (*training, error) {
 
 // close gives the arenas back.
 func (t *training) close() (err error) {
-	for _, s := range t.shards {
+	if t.paced != nil {
+		t.paced.close()
+	}
+	for _, s := range t.all() {
 		err = errors.Join(err, s.Close())
 	}
 	return err
 }
 
+// all returns all shards that are mapped.
+func (t *training) all() []*engine.Shard { return slices.Concat(t.shards, t.important) }
+
 // each walks all shards, one after the other; each shard uses its own workers.
 func (t *training) each(body func(s *engine.Shard, first int64, c kernel.Chunk)) {
-	for _, s := range t.shards {
+	for _, s := range t.all() {
 		s.Each(func(at shard.Chunk, c kernel.Chunk) { body(s, at.First, c) })
 	}
 }

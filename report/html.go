@@ -30,6 +30,7 @@ type htmlBlock struct {
 	Columns   []htmlCell
 	Rows      [][]htmlCell
 	Paragraph string
+	Gantt     *ganttChart
 }
 
 type htmlCell struct {
@@ -80,6 +81,8 @@ func htmlOf(b Block) htmlBlock {
 		return htmlBlock{Facts: b}
 	case Paragraph:
 		return htmlBlock{Paragraph: string(b)}
+	case Gantt:
+		return htmlBlock{Gantt: b.chart()}
 	case *Table:
 		var h htmlBlock
 		for _, c := range b.Columns {

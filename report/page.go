@@ -21,12 +21,14 @@ type Page struct {
 	Document any
 	Dense    bool // text keeps within the width of a screen
 	Narrow   bool // text keeps within 80 columns
+	Color    bool // text is for a terminal with colors
 }
 
 // Section is a group of blocks. Text separates sections by an empty line, and blocks of one section not at all.
 type Section []Block
 
-// Block is a piece of a page: Facts, *Table, Tree, List or Paragraph. What it returns ends with a newline, or is empty.
+// Block is a piece of a page: Facts, *Table, Tree, List, Paragraph or Gantt. What it returns ends with a newline, or is
+// empty.
 type Block interface {
 	text(layout) string
 	markdown() string

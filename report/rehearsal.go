@@ -26,6 +26,7 @@ type Rehearsal struct {
 	BytesPerParameter BytesPerParameter `json:"bytes_per_parameter"`
 
 	LossScaling *LossScaling `json:"loss_scaling"` // null where no gradient is in fp16
+	Overlap     *Overlap     `json:"overlap"`      // null without a paced trainer
 
 	Steps             []rehearse.Step `json:"steps"`
 	OptimizerSteps    int64           `json:"optimizer_steps"`     // without skipped steps
@@ -185,6 +186,7 @@ func NewRehearsal(version string, p *rehearse.Placement, v rehearse.Verdict, m *
 		TrafficBytesPerParameter:     float64(p.TrafficBytes()) / float64(p.Held),
 		NormTrafficBytesPerParameter: p.Format.Gradient.Size(),
 		LossScaling:                  newLossScaling(p.Job),
+		Overlap:                      newOverlap(p, m),
 		Steps:                        []rehearse.Step{},
 		Ledger:                       ledger.Compare(p.Planned, nil),
 		Notes:                        append([]string{}, p.Notes...),
@@ -271,7 +273,7 @@ func (r *Rehearsal) Page() *Page {
 	found.addEach("note", r.Notes)
 	p := &Page{
 		Title:    "Rehearsal of " + r.Model.Name,
-		Sections: []Section{{job}, {r.ledgerTable()}, {found}},
+		Sections: r.sections(job, found),
 		Verdict:  r.VerdictLine(),
 		Document: r,
 	}
@@ -279,6 +281,14 @@ func (r *Rehearsal) Page() *Page {
 		p.Hints = append(p.Hints, "would fit: "+change)
 	}
 	return p
+}
+
+func (r *Rehearsal) sections(job, found Facts) []Section {
+	sections := []Section{{job}, {r.ledgerTable()}, {found}}
+	if r.Overlap != nil {
+		sections = append(sections, r.Overlap.sections()...)
+	}
+	return sections
 }
 
 func (r *Rehearsal) clipping() string {

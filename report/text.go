@@ -16,6 +16,7 @@ type layout struct {
 	names int // columns of the name
 	width int // columns of the value, 0 for one line of any length
 	page  int // columns of paragraphs and lists, 0 for lines of any length
+	color bool
 }
 
 // terminal is the width of narrow text.
@@ -35,6 +36,7 @@ func (p *Page) text() string {
 	case p.Dense:
 		l = dense
 	}
+	l.color = p.Color
 	var sections []string
 	for _, section := range p.blocks() {
 		var b strings.Builder

@@ -60,6 +60,7 @@ const (
 	loading
 	accumulating
 	writingMoments
+	arriving // one half of the gradients has come in a step that began before
 
 	saving = 1 << 8
 )
@@ -127,11 +128,11 @@ func (x *trainer) goOn(s *servicetest.Session, stop func(step int64) bool) error
 			return err
 		}
 	}
-	if arriving := int64(s.Welcome.ArrivingStep); arriving != 0 && arriving == x.begun {
-		if err := x.arrive(s, arriving); err != nil {
+	if waiting := int64(s.Welcome.ArrivingStep); waiting != 0 && waiting == x.begun {
+		if err := x.arrive(s, waiting); err != nil {
 			return err
 		}
-		step = arriving
+		step = waiting
 	} else if !s.Welcome.Initialized {
 		x.does(writingWeights)
 		var err error
@@ -246,7 +247,11 @@ func (x *trainer) stepArriving(s *servicetest.Session, step int64) error {
 func (x *trainer) arrive(s *servicetest.Session, step int64) error {
 	x.does(stepping)
 	ranges := x.ranges(s)
-	for _, r := range ranges {
+	for i, r := range ranges {
+		if i == (len(ranges)+1)/2 {
+			x.does(arriving)
+			time.Sleep(time.Millisecond) // as long as a part of a backward pass
+		}
 		putGradients(s, step, int64(r.First), int64(r.First+r.Count))
 		if err := s.ReadyFor(step, int64(r.First), int64(r.Count)); err != nil {
 			return err
@@ -537,7 +542,8 @@ func checkHits(t *testing.T, hit hits, least map[uint32]int) {
 	t.Helper()
 	names := map[uint32]string{opening: "opening", writingWeights: "writing weights",
 		writingGradients: "writing gradients", norming: "norm", stepping: "step", committing: "commit", loading: "load",
-		accumulating: "accumulate", writingMoments: "writing moments", saving: "beside, saving"}
+		accumulating: "accumulate", writingMoments: "writing moments",
+		arriving: "gradients arrive", saving: "beside, saving"}
 	for activity, name := range names {
 		if percent := least[activity]; !testing.Short() && hit[activity]*100 < kills()*percent {
 			t.Errorf("only %d of %d kills hit %s: expected at least %d %%", hit[activity], kills(), name, percent)
@@ -568,7 +574,7 @@ func TestTrainerIsKilledWhileGradientsArrive(t *testing.T) {
 	r := startService(t)
 	x := &trainer{Socket: r.Socket, Document: testDocument(full), Arriving: true, Checkpoints: t.TempDir(),
 		Phase: filepath.Join(t.TempDir(), "phase")}
-	checkHits(t, killTrainer(t, x, 20*time.Millisecond, stepping, saving), map[uint32]int{stepping: 10, saving: 10})
+	checkHits(t, killTrainer(t, x, 20*time.Millisecond, arriving, saving), map[uint32]int{arriving: 10, saving: 10})
 	torn := strings.Count(r.log.String(), "the state is torn")
 	t.Logf("%d times the trainer was killed in the middle of a step", torn)
 	if !testing.Short() && torn*100 < kills()*10 {

@@ -22,8 +22,9 @@ func benchCommand() *cobra.Command {
 		Long: `Bench alternates updates with passes that move the same bytes of the same memory
 without arithmetic. It shows how near updates come to these passes: the median
 of the ratios of all rounds. Bench repeats rounds in which other processes used
-the CPUs. With --ranks it shows how long a step takes in which every rank updates
-its part, and with --world-size how long this host would take for all parts.`,
+the CPUs. With --ranks it shows how long a step takes in which every rank
+updates its part, and with --world-size how long this host would take for all
+parts.`,
 		Example: `  plimsoll bench
   plimsoll bench --optimizer all --state all --moments all --parameters 64Mi \
     --json

@@ -42,11 +42,16 @@ func createWith(flag, name string, open func() (*os.File, error)) (io.WriteClose
 
 // writeDocument writes a JSON document to the file that a flag names.
 func writeDocument(flag, name string, document any) error {
+	return writeFile(flag, name, func(w io.Writer) error { return report.WriteJSON(w, document) })
+}
+
+// writeFile has a function write the file that a flag names.
+func writeFile(flag, name string, write func(io.Writer) error) error {
 	file, err := create(flag, name)
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(report.WriteJSON(file, document), file.Close()); err != nil {
+	if err := errors.Join(write(file), file.Close()); err != nil {
 		return fmt.Errorf("%s: %w", flag, err)
 	}
 	return nil

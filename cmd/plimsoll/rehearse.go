@@ -1,13 +1,19 @@
 package main
 
 import (
+	"io"
 	"os"
 
+	"github.com/charmbracelet/colorprofile"
 	"github.com/spf13/cobra"
 
+	"plimsoll/binding"
+	"plimsoll/export"
+	"plimsoll/fault"
 	"plimsoll/host"
 	"plimsoll/model"
 	"plimsoll/optim/kernel"
+	"plimsoll/overlap"
 	"plimsoll/rehearse"
 	"plimsoll/report"
 )
@@ -22,7 +28,13 @@ type rehearseOptions struct {
 		window            int64
 		consecutive       bool
 	}
-	format report.Format
+	zenFlow struct {
+		ratio    float64
+		interval int
+	}
+	html, trace string // files
+	format      report.Format
+	hostProfile string
 }
 
 func rehearseCommand() *cobra.Command {
@@ -35,6 +47,9 @@ size, and runs real optimizer steps over it with synthetic gradients. It shows
 whether the state fits, the bytes per parameter, the time of a step, the cores
 of each rank, and how near a step comes to the speed of memory.
 
+With --overlap rehearse adds a trainer whose passes take the given times. It
+shows how long this trainer waits for the optimizer, and what the law predicts.
+
 With --steps 0 rehearse allocates nothing and only shows the plan.
 
 The catalog of models:
@@ -42,7 +57,8 @@ The catalog of models:
 		Example: `  plimsoll rehearse --model qwen2.5-0.5b
   plimsoll rehearse --model path/to/config.json --deepspeed ds_config.json \
     --ranks 2
-  plimsoll rehearse --model llama-3-70b --world-size 8 --steps 0 --json`,
+  plimsoll rehearse --model llama-3-70b --world-size 8 --steps 0 --json
+  plimsoll rehearse --model qwen2.5-0.5b --overlap forward --forward-ms 400`,
 		Args: noArguments,
 		RunE: func(c *cobra.Command, _ []string) error { return runRehearse(c, options) },
 	}
@@ -81,7 +97,25 @@ func rehearseFlags(c *cobra.Command, o *rehearseOptions) {
 	flags.BoolVar(&scaling.consecutive, "consecutive-hysteresis", false, "count only overflows of consecutive steps")
 	flags.Float64Var(&scaling.minimum, "min-loss-scale", 1, "smallest loss scale")
 	flags.IntVar(&q.Workers, "workers", 0, "optimizer workers of each rank (default: one for each of its cores)")
+	hostProfileFlag(c, &o.hostProfile)
 	reserveFlag(c, &q.Reserve)
+	choiceFlag(c, &q.Pace.Mode, "overlap", "",
+		"add a paced trainer, and run the update behind its `passes`: VALUES", overlap.Modes())
+	flags.Float64Var(&q.Pace.ForwardMilliseconds, "forward-ms", 0, "`milliseconds` of the trainer's forward pass")
+	flags.Float64Var(&q.Pace.BackwardMilliseconds, "backward-ms", 0,
+		"`milliseconds` of its last backward pass (default: twice --forward-ms)")
+	flags.IntVar(&q.Pace.Layers, "layers", 0,
+		"layers of equal size, after the embeddings (default: the blocks of the model)")
+	flags.Int64Var(&q.Pace.Tokens, "tokens", 0,
+		"tokens of the microbatch that takes --forward-ms; shows from how many on nothing is exposed")
+	flags.Float64Var(&o.zenFlow.ratio, "topk-ratio", 0.1, "--overlap zenflow: the share of the columns that every "+
+		"step updates")
+	flags.IntVar(&o.zenFlow.interval, "update-interval", 4, "--overlap zenflow: the steps of which one updates all "+
+		"other columns")
+	flags.StringVar(&o.html, "html", "", "also write the result, with the picture of a step, to a `file` "+
+		"for any browser")
+	flags.StringVar(&o.trace, "perfetto", "", "also write what trainer and workers did in the last step to a `file` "+
+		"for ui.perfetto.dev")
 	outputFlags(c, &o.format, "print one JSON document")
 	flags.Lookup("clip").DefValue = "0" // hidden in the help
 }
@@ -96,6 +130,12 @@ func runRehearse(c *cobra.Command, o rehearseOptions) error {
 		ConsecutiveHysteresis: given(c, "consecutive-hysteresis", &o.scaling.consecutive),
 		MinLossScale:          given(c, "min-loss-scale", &o.scaling.minimum),
 	}
+	o.request.Pace.TopKRatio = given(c, "topk-ratio", &o.zenFlow.ratio)
+	o.request.Pace.UpdateInterval = given(c, "update-interval", &o.zenFlow.interval)
+	if o.trace != "" && o.request.Pace.Mode == "" {
+		return fault.Inputf("--perfetto needs a trainer: without --overlap a step has no timeline").
+			WithHint("--overlap forward --forward-ms 100")
+	}
 	job, err := o.request.Resolve()
 	if err != nil {
 		return err
@@ -103,6 +143,13 @@ func runRehearse(c *cobra.Command, o rehearseOptions) error {
 	here, err := host.Local()
 	if err != nil {
 		return err
+	}
+	if job.Workers == 0 {
+		profile := hostProfile{o.hostProfile, job.Reserve, logTo(c)}
+		split, note := profile.split(here, job.Ranks, job.Format.State.String(), job.Format.Moments.String())
+		if split != nil {
+			job.TrainerCores, job.Notes = split.TrainerCores(binding.TrainerShare{}), append(job.Notes, note)
+		}
 	}
 	placement, err := rehearse.NewPlacement(job, here)
 	if err != nil {
@@ -117,7 +164,12 @@ func runRehearse(c *cobra.Command, o rehearseOptions) error {
 		}
 	}
 	document := report.NewRehearsal(c.Root().Version, placement, verdict, measurement)
-	if err := document.Page().Write(c.OutOrStdout(), o.format); err != nil {
+	page := document.Page()
+	page.Color = colorprofile.Detect(c.OutOrStdout(), os.Environ()) > colorprofile.ASCII
+	if err := page.Write(c.OutOrStdout(), o.format); err != nil {
+		return err
+	}
+	if err := o.writeFiles(c.Root().Version, document, measurement); err != nil {
 		return err
 	}
 	switch {
@@ -127,4 +179,21 @@ func runRehearse(c *cobra.Command, o rehearseOptions) error {
 		return outcome(exitDiffers)
 	}
 	return nil
+}
+
+// writeFiles writes the page and the trace that were asked for.
+func (o rehearseOptions) writeFiles(version string, document *report.Rehearsal, m *rehearse.Measurement) error {
+	if o.html != "" {
+		good := document.Verdict.Fits && document.WithinTolerance()
+		err := writeFile("--html", o.html, func(w io.Writer) error {
+			return report.WriteHTML(w, document.Page(), version, good, nil, nil)
+		})
+		if err != nil {
+			return err
+		}
+	}
+	if o.trace == "" || m == nil {
+		return nil
+	}
+	return writeFile("--perfetto", o.trace, func(w io.Writer) error { return export.WriteTimeline(w, m.Timeline) })
 }

@@ -153,3 +153,22 @@ func TestTerminal(t *testing.T) {
 		s.types(t, controlC, "ended by signal 2")
 	})
 }
+
+// TestPictureInColor: the picture of a step has colors on a terminal, and none with NO_COLOR.
+func TestPictureInColor(t *testing.T) {
+	s := newTerminal(t)
+	config, err := filepath.Abs("../../examples/config.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	rehearsal := "$plimsoll rehearse --model " + config + " --steps 1 --overlap forward --forward-ms 5; echo exit=$?\n"
+	s.types(t, "export TERM=xterm-256color; unset NO_COLOR\n"+rehearsal, "exit=0")
+	if !strings.Contains(s.text(), "\x1b[32m█") {
+		t.Errorf("the picture has no color:\n%s", s.text())
+	}
+	before := len(s.text())
+	s.types(t, "export NO_COLOR=1\n"+rehearsal, "exit=0")
+	if text := s.text()[before:]; strings.Contains(text, "\x1b[32m") || !strings.Contains(text, "trainer          <") {
+		t.Errorf("the picture has colors in spite of NO_COLOR:\n%s", text)
+	}
+}
