@@ -8,7 +8,9 @@ from torch import nn
 
 import gpt
 import plimsoll.torch
+from plimsoll.torch.modes import Async, ZenFlow
 from plimsoll.torch.transfer import StreamTransfer
+from transfers import PromptTransfer, use_copies
 
 STEPS = 4
 
@@ -134,3 +136,31 @@ def test_parameters_that_another_stream_reads_after_synchronize(slow_copies):
         read = [p.detach().clone() for p in model.parameters()]
         slots = optimizer._shards[0].slots
         assert all(torch.equal(a.cpu().view(-1), slot.in_arena) for a, slot in zip(read, slots.values()))
+
+
+INEXACT = [
+    Async(warm_up_steps=1),
+    ZenFlow(select_strategy="step", select_interval=4, update_interval=2, topk_ratio=0.3),
+    ZenFlow(select_strategy="step", select_interval=2, update_interval=1, topk_ratio=0.3, overlap_step=False),
+    ZenFlow(select_strategy="step", select_interval=4, full_warm_up_rounds=1),
+]
+
+
+@pytest.mark.parametrize("mode", INEXACT, ids=["async", "zenflow", "zenflow awaited", "zenflow auto"])
+@pytest.mark.parametrize("max_grad_norm", [None, 0.5])
+def test_overlaps_that_are_not_exact_have_the_bits_of_the_cpu(monkeypatch, slow_copies, mode, max_grad_norm):
+    options = dict(lr=1e-2, overlap=mode, max_grad_norm=max_grad_norm)
+    found = []
+    for device in ("standin", "cpu"):
+        if device == "cpu":
+            use_copies(monkeypatch, PromptTransfer)
+        torch.manual_seed(0)
+        model = gpt.GPT(layers=1).to(device)
+        with closing(plimsoll.torch.AdamW(model.parameters(), model=model, **options)) as optimizer:
+            for step in range(7):
+                gpt_loss(model, step).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            optimizer.synchronize()
+        found.append([p.detach().cpu() for p in model.parameters()])
+    assert all(map(torch.equal, *found))
