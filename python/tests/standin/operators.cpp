@@ -217,7 +217,9 @@ std::vector<Tensor> tensors(const IValue& value) {
   return value.isTensorList() ? value.toTensorVector() : std::vector<Tensor>();
 }
 
-// The argument that a return value is, of operators in place and with out=. Nothing if it is new.
+// The argument that each return value is, of operators in place and with out=. Nothing if it is new.
+using Written = std::vector<std::optional<size_t>>;
+
 std::optional<size_t> written_argument(const c10::FunctionSchema& schema, const c10::Argument& result) {
   if (result.alias_info() == nullptr) return std::nullopt;
   TORCH_CHECK(result.alias_info()->isWrite(), "standin: no kernel for the view ", schema.operator_name());
@@ -250,7 +252,8 @@ void run(const c10::OperatorHandle& op, Stack& stack, std::vector<Result> result
 }
 
 // Runs the kernel now: its result decides what the host does next.
-void run_now(const c10::OperatorHandle& op, Stack& stack, Stack& kernel, const std::vector<std::optional<size_t>>& written, Stack& arguments) {
+void run_now(
+    const c10::OperatorHandle& op, Stack& stack, Stack& kernel, const Written& written, const Stack& arguments) {
   std::exception_ptr error;
   submit(Kind::kernel, [&] {
     try {
@@ -273,10 +276,11 @@ void run_now(const c10::OperatorHandle& op, Stack& stack, Stack& kernel, const s
 }
 
 // Outputs without elements get the shape of the result, as from other devices.
-void resize_outputs(const c10::OperatorHandle& op, const Stack& arguments, const std::vector<std::optional<size_t>>& written) {
+void resize_outputs(const c10::OperatorHandle& op, const Stack& arguments, const Written& written) {
   bool any = false;
   for (const auto& w : written)
-    any |= w && op.schema().arguments()[*w].is_out() && arguments[*w].isTensor() && arguments[*w].toTensor().numel() == 0;
+    any |= w && op.schema().arguments()[*w].is_out() && arguments[*w].isTensor() &&
+        arguments[*w].toTensor().numel() == 0;
   if (!any) return;
   auto found = shapes(op, arguments);
   for (size_t i = 0; found && i < written.size(); i++)
@@ -291,7 +295,7 @@ void fallback(const c10::OperatorHandle& op, Stack* stack) {
   bring_indices(arguments);
   bool is_foretold = true, makes = false, draws = false;  // random numbers: in the order of the host's program
   for (const auto& argument : schema.arguments()) draws |= argument.name() == "generator";
-  std::vector<std::optional<size_t>> written;
+  Written written;
   for (const auto& result : schema.returns()) {
     written.push_back(written_argument(schema, result));
     const auto kind = result.type()->kind();
@@ -315,7 +319,9 @@ void fallback(const c10::OperatorHandle& op, Stack* stack) {
   }
   for (const Result& result : results) stack->push_back(result.value);
   for (Result& result : results) result.value = {};  // the queue keeps no memory
-  submit(Kind::kernel, [op, kernel = std::move(kernel), results = std::move(results)]() mutable { run(op, kernel, results); });
+  submit(Kind::kernel, [op, kernel = std::move(kernel), results = std::move(results)]() mutable {
+    run(op, kernel, std::move(results));
+  });
 }
 
 }  // namespace

@@ -14,7 +14,13 @@ from plimsoll.torch.transfer import StreamTransfer
 from standin import device
 from test_distributed import run, weights
 
-SCENARIOS = [("zero1", torch.float32, 1), ("zero1", torch.bfloat16, 1), ("zero2", torch.float32, 2), ("zero2", torch.bfloat16, 1)]
+# Sharding, the type of parameters, and micro-batches a step.
+SCENARIOS = [
+    ("zero1", torch.float32, 1),
+    ("zero1", torch.bfloat16, 1),
+    ("zero2", torch.float32, 2),
+    ("zero2", torch.bfloat16, 1),
+]
 
 
 class Work:

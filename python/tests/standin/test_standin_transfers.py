@@ -53,7 +53,11 @@ OPTIMIZERS = [
 ]
 
 
-@pytest.mark.parametrize("make, options", OPTIMIZERS, ids=lambda v: "-".join(map(str, v.values())) if isinstance(v, dict) else v.__name__)
+def name_of(value):
+    return "-".join(map(str, value.values())) if isinstance(value, dict) else getattr(value, "__name__", "")
+
+
+@pytest.mark.parametrize("make, options", OPTIMIZERS, ids=name_of)
 def test_training_has_the_bits_of_the_cpu(monkeypatch, make, options):
     ours = train("standin", make, **options)
     use_copies(monkeypatch, block_bytes=4096)
@@ -144,7 +148,7 @@ def accumulated(options):
     return [p.detach().cpu() for p in model.parameters()]
 
 
-@pytest.mark.parametrize("fault, options, slow", FAULTS, ids=lambda v: getattr(v, "__name__", ""))
+@pytest.mark.parametrize("fault, options, slow", FAULTS, ids=name_of)
 def test_faults_are_caught(monkeypatch, quick_again, fault, options, slow):
     """Each change of the copies gives other parameters, or an error: so do mistakes of this kind."""
     right = accumulated(options)
