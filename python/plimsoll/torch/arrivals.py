@@ -87,6 +87,10 @@ class Arrivals:
             self._bring(shard, slots)
         self.check()
 
+    def catch_up(self) -> None:
+        """Has the current stream of a device wait for what has arrived, as the streams do that it arrived for."""
+        self._transfer.catch_up()
+
     def need_all(self) -> None:
         """Returns when the step is finished and the model has all of it, whatever the program has written."""
         for shard in self._shards:

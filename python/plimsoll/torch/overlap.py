@@ -232,11 +232,13 @@ class Forward(Serial):
         with self._lock:
             if ids is not None and self._uses.reads_rows(parameters[0]):
                 self._before_rows(parameters[0], ids)
-                return
-            self._uses.read(parameters)
-            if self._arrivals is not None and self._arrivals.are_underway:
-                with self._apart():
-                    self._arrivals.need(parameters)
+            else:
+                self._uses.read(parameters)
+                if self._arrivals is not None and self._arrivals.are_underway:
+                    with self._apart():
+                        self._arrivals.need(parameters)
+            if self._arrivals is not None:
+                self._arrivals.catch_up()
 
     def _before_gathering(self, parameters: List[torch.Tensor]) -> None:
         """Before fully_shard reads the shards of a group, on streams of its own."""
@@ -307,6 +309,7 @@ class Forward(Serial):
         if self._arrivals.are_underway:
             with self._apart():
                 self._arrivals.need_all()
+        self._arrivals.catch_up()
         if self._reads is not None:
             self._reads.end()
 

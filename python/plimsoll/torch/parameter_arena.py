@@ -166,6 +166,7 @@ class ParameterArena:
             self._group.transfer.fetch(parameter.view(-1), slot.in_arena)
         else:
             values = torch.empty(parameter.numel(), dtype=parameter.dtype, device=parameter.device)
+            self._group.transfer.begin()  # the computation so far may still have tensors in this memory
             self._group.transfer.fetch(values, slot.in_arena)
             self._group.transfer.join()
             parameter.copy_(values.view(parameter.shape))
