@@ -49,7 +49,11 @@ func (in *Inputs) readModel() (err error) {
 		return fault.Inputf("no model was named").
 			WithHint("add --model with a name of the catalog or the path of a config.json")
 	}
-	if in.model, err = model.Load(name); err != nil {
+	load := model.Load
+	if in.request.Online {
+		load = model.LoadOnline
+	}
+	if in.model, err = load(name); err != nil {
 		return cmp.Or(recipe.Misplaced(name), err)
 	}
 	if m := in.model; m.Network == nil {
