@@ -28,6 +28,9 @@ func (p *pass) head(x *autograd.Tensor) Result {
 		return Result{Loss: p.fusedLoss(h, x)}
 	}
 	logits := p.linear(h.Projection, x, h.Outputs/p.TensorParallel)
+	if h.Scaled {
+		logits = p.follow(logits, p.unary(logits, logits.DType, saveNothing))
+	}
 	if h.Soft {
 		logits = p.follow(logits, p.unary(logits, logits.DType, saveNothing))
 		logits = p.follow(logits, p.unary(logits, logits.DType, saveOutput))
