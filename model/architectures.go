@@ -22,7 +22,7 @@ func Architectures() []string {
 	return names
 }
 
-var architectures = []architecture{
+var architectures = withClassifiers([]architecture{
 	{"BertForPreTraining", "bert", bert("bert", bertPreTraining)},
 	{"BertForMaskedLM", "bert", bert("bert", bertMasked)},
 	{"BertForSequenceClassification", "bert", bert("bert", bertClassification)},
@@ -69,4 +69,4 @@ var architectures = []architecture{
 	{"SmolLM3ForCausalLM", "smollm3", smolLM3.describe},
 	{"StableLmForCausalLM", "stablelm", stableLM.describe},
 	{"Starcoder2ForCausalLM", "starcoder2", starcoder2.describe},
-}
+})

@@ -49,6 +49,10 @@ type Head struct {
 	// PerSequence reports whether there is one output per sequence, not per
 	// token.
 	PerSequence bool
+	// EveryToken reports whether a head per sequence computes the outputs of all
+	// tokens and takes those of the last.
+	EveryToken bool
+	Dropout    float64 // before the projection
 }
 
 // Norm is a normalisation module.
