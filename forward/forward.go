@@ -293,22 +293,22 @@ func (p *pass) block(s *model.Stack, b *model.Block, x *autograd.Tensor) *autogr
 }
 
 func (p *pass) preNorm(s *model.Stack, b *model.Block, x *autograd.Tensor) *autograd.Tensor {
-	h := p.half(b.AttentionNorm, b.AfterAttention, x, b.Dropout, b.ScalesHalves, func(h *autograd.Tensor) *autograd.Tensor {
+	h := p.half(b, b.AttentionNorm, b.AfterAttention, x, func(h *autograd.Tensor) *autograd.Tensor {
 		return p.attention(s, &b.Attention, h, h)
 	})
 	if b.Cross != nil {
-		h = p.follow(h, p.half(b.CrossNorm, model.Norm{}, h, b.Dropout, b.ScalesHalves, func(h *autograd.Tensor) *autograd.Tensor {
+		h = p.follow(h, p.half(b, b.CrossNorm, model.Norm{}, h, func(h *autograd.Tensor) *autograd.Tensor {
 			return p.attention(s, b.Cross, h, p.encoded)
 		}))
 	}
-	return p.half(b.FeedForwardNorm, b.AfterFeedForward, h, b.Dropout, b.ScalesHalves, func(h *autograd.Tensor) *autograd.Tensor {
+	return p.half(b, b.FeedForwardNorm, b.AfterFeedForward, h, func(h *autograd.Tensor) *autograd.Tensor {
 		return p.feedForward(&b.FeedForward, h)
 	})
 }
 
 // half returns x + dropout(after(body(before(x)))), its second part scaled if the
 // block scales it.
-func (p *pass) half(before, after model.Norm, x *autograd.Tensor, dropout float64, scaled bool,
+func (p *pass) half(b *model.Block, before, after model.Norm, x *autograd.Tensor,
 	body func(*autograd.Tensor) *autograd.Tensor) *autograd.Tensor {
 	h := x
 	if before.Kind != model.NoNorm {
@@ -322,8 +322,8 @@ func (p *pass) half(before, after model.Norm, x *autograd.Tensor, dropout float6
 	if after.Kind != model.NoNorm {
 		h = p.follow(h, p.norm(after, h))
 	}
-	h = p.dropout(h, dropout)
-	if scaled {
+	h = p.dropout(h, b.Dropout)
+	if b.ScalesHalves {
 		h = p.follow(h, p.unary(h, h.DType, saveNothing))
 	}
 	return p.residual(x, h)

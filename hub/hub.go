@@ -16,15 +16,19 @@ import (
 	"time"
 
 	"plimsoll/fault"
+	"plimsoll/files"
 )
 
 var repository = regexp.MustCompile(`^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$`)
 
 var commit = regexp.MustCompile(`^[0-9a-f]+$`)
 
-// IsRepository reports whether a name can be that of a repository on the hub.
+// IsRepository reports whether a name can be that of a repository on the hub, and
+// is not that of a file.
 func IsRepository(name string) bool {
-	return repository.MatchString(name) && !strings.Contains(name, "..") && !strings.Contains(name, "--")
+	extension := filepath.Ext(name)
+	return repository.MatchString(name) && !strings.Contains(name, "..") && !strings.Contains(name, "--") &&
+		extension != ".json" && extension != ".safetensors"
 }
 
 // first returns the value of the first variable that is set and not empty.
@@ -67,7 +71,7 @@ func Cached(name string) (folder string, ok bool) {
 		return "", false
 	}
 	snapshots := filepath.Join(folderOf(caches, name), "snapshots")
-	if revision, err := os.ReadFile(filepath.Join(folderOf(caches, name), "refs", "main")); err == nil {
+	if revision, err := files.Read(filepath.Join(folderOf(caches, name), "refs", "main"), maxLine); err == nil {
 		if !commit.MatchString(strings.TrimSpace(string(revision))) {
 			return "", false
 		}
@@ -86,6 +90,7 @@ const (
 	configName = "config.json"
 	timeout    = 20 * time.Second
 	maxConfig  = 10_000_000
+	maxLine    = 10_000 // bytes of a file that holds a token or a commit
 )
 
 // Download asks the hub for the config.json of a repository and returns the
@@ -183,7 +188,7 @@ func token() string {
 	if file == "" {
 		file = filepath.Join(home(), "token")
 	}
-	text, err := os.ReadFile(file)
+	text, err := files.Read(file, maxLine)
 	if err != nil {
 		return ""
 	}

@@ -62,6 +62,10 @@ func (s scope) classifier(sequence bool) {
 	s.network.Head = Head{Projection: s.linear("score", width, labels, !sequence), Outputs: labels,
 		PerSequence: sequence, EveryToken: sequence}
 	if !sequence {
-		s.network.Head.Dropout = s.shareOr(0.1, "classifier_dropout", "hidden_dropout")
+		otherwise := 0.1
+		if s.textOr("", "model_type") == "stablelm" { // its class has a hidden_dropout of 0
+			otherwise = 0
+		}
+		s.network.Head.Dropout = s.shareOr(otherwise, "classifier_dropout", "hidden_dropout")
 	}
 }

@@ -125,7 +125,8 @@ func nearest(name string, candidates []string) string {
 			return false
 		}
 		for i, word := range have {
-			if word != want[i] && (words[word] || word[0] <= '9' || len(word) < 4 || fault.Nearest(word, want[i:i+1]) == "") {
+			fixed := words[word] || word[0] <= '9' || len(word) < 4
+			if word != want[i] && (fixed || fault.Nearest(word, want[i:i+1]) == "") {
 				return false
 			}
 		}

@@ -254,7 +254,7 @@ func (v variant) describe(s scope) {
 func (s scope) refuseSet(name string) {
 	v, ok := s.find(name)
 	if ok && v.Kind != 'f' && v.Text != "0" && v.Text != "0.0" {
-		s.fail(v.At, headersInstead, "%s is %s, which is not supported", name, v)
+		s.fail(v.At, Documented, "%s is %s, which is not supported", name, v)
 	}
 }
 
