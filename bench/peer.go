@@ -84,10 +84,10 @@ func (c Case) peerBytes() ledger.Bytes {
 	return ledger.Bytes(len(c.Shards))*peerBaseBytes + ledger.Bytes(c.Held*(peerTensorBytes+peerExtraBytes))
 }
 
-// findPython tries the interpreter that the environment names, or else the project's own and then python3. It returns
-// the first that has the peer.
-func findPython(peer string) (string, error) {
-	tried := []string{os.Getenv(PythonVariable)}
+// FindPython tries the interpreter that the environment names, or else the project's own and then python3. It returns
+// the first that has a module, or "", and all that it has tried.
+func FindPython(module string) (found string, tried []string) {
+	tried = []string{os.Getenv(PythonVariable)}
 	if tried[0] == "" {
 		tried = []string{"python3"}
 		if cache, err := os.UserCacheDir(); err == nil {
@@ -97,14 +97,22 @@ func findPython(peer string) (string, error) {
 	for _, python := range tried {
 		// Looking for a module takes no time; importing it takes seconds.
 		const find = "import importlib.util, sys; sys.exit(importlib.util.find_spec(sys.argv[1]) is None)"
-		if exec.Command(python, "-c", find, peer).Run() == nil {
-			return python, nil
+		if exec.Command(python, "-c", find, module).Run() == nil {
+			return python, tried
 		}
 	}
-	return "", fault.Inputf("--peer %[1]s: no interpreter has %[1]s; tried %[2]s", peer,
-		strings.Join(tried, ", ")).
-		WithHint(
-			fmt.Sprintf("python3 -m pip install %s, or set %s to an interpreter that has it", peer, PythonVariable))
+	return "", tried
+}
+
+func findPeer(peer string) (string, error) {
+	python, tried := FindPython(peer)
+	if python == "" {
+		return "", fault.Inputf("--peer %[1]s: no interpreter has %[1]s; tried %[2]s", peer,
+			strings.Join(tried, ", ")).
+			WithHint(fmt.Sprintf("python3 -m pip install %s, or set %s to an interpreter that has it", peer,
+				PythonVariable))
+	}
+	return python, nil
 }
 
 // peerProcesses are one process for each rank on this host.

@@ -102,7 +102,7 @@ func NewSuite(r Request, h *host.Host) (*Suite, error) {
 		p.chooseChecked()
 	}
 	if r.Peer != "" {
-		p.Python, err = findPython(r.Peer)
+		p.Python, err = findPeer(r.Peer)
 	}
 	return p, err
 }

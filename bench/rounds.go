@@ -162,6 +162,29 @@ func parseProcess(text string) (time.Duration, error) {
 	return time.Duration(user+system) * tick, errors.Join(err1, err2)
 }
 
+// Others watches how much other processes use the CPUs of a measurement.
+type Others struct {
+	watch watch
+	begin reading
+}
+
+// WatchOthers begins to watch.
+func WatchOthers(cpus cpuset.CPUSet) (*Others, error) {
+	w := watch{cpus: cpus}
+	begin, err := w.read()
+	return &Others{w, begin}, err
+}
+
+// Share returns the part of the time of the CPUs that other processes have used since the beginning.
+func (o *Others) Share() (float64, error) {
+	now, err := o.watch.read()
+	if err != nil {
+		return 0, err
+	}
+	others := now.busy - o.begin.busy - (now.own - o.begin.own)
+	return max(0, others.Seconds()/(now.at.Sub(o.begin.at).Seconds()*float64(o.watch.cpus.Size()))), nil
+}
+
 // Spread sums up a quantity over rounds.
 type Spread struct {
 	Median float64 `json:"median"`

@@ -28,6 +28,10 @@ type Request struct {
 	CopyOutput bool
 	// Binding says how to bind the ranks, but not how many there are.
 	Binding binding.Request
+	// TrainerCores replaces the trainer's share in Binding, once the number of ranks of
+	// this host is known. It says why that is the share, and whether the user should read
+	// it. It may be nil.
+	TrainerCores TrainerCores
 	// Peers finds the ranks of this host if their launcher does not say what it gave to
 	// each: the function [Peers], or nil.
 	Peers func(*Placement, Environment) []Peer
@@ -35,6 +39,9 @@ type Request struct {
 	// function [LauncherVariable], or nil.
 	LauncherVariable func(p *Placement, name string, environment Environment) (value string, known bool)
 }
+
+// TrainerCores returns the trainer's share of the cores of each of so many ranks.
+type TrainerCores func(h *host.Host, ranks int) (share binding.TrainerShare, why string, noted bool)
 
 // Launch is what to start, and why.
 type Launch struct {
@@ -46,8 +53,11 @@ type Launch struct {
 	// Variables are what each rank gets beside the environment of this process.
 	Variables [][]string
 	Notes     []string
+	// Split says why the trainer has its share of the cores.
+	Split string
 
-	copyOutput bool
+	copyOutput   bool
+	trainerCores TrainerCores
 }
 
 // NewLaunch decides what each rank gets. The environment is a list of NAME=VALUE.
@@ -82,12 +92,16 @@ func NewLaunch(h *host.Host, r Request, environment []string) (*Launch, error) {
 			placement.Masks = append(placement.Masks, peer.Mask)
 		}
 	}
-	p := &Launch{Placement: placement, copyOutput: r.CopyOutput}
+	p := &Launch{Placement: placement, copyOutput: r.CopyOutput, trainerCores: r.TrainerCores,
+		Split: fmt.Sprintf("the program has %v of each rank's cores", r.Binding.TrainerCores)}
 	inner := innerLauncher(r.Command)
 	if inner != "" && r.Binding.MemoryPolicy == "" {
 		// Each rank gets its memory near its own CPUs, not in turn on the nodes of all
 		// ranks.
 		r.Binding.MemoryPolicy = binding.PolicyDefault
+	}
+	if inner != "" {
+		p.trainerCores = nil // nobody knows how many ranks there will be
 	}
 	if r.Binding.GPUs == nil {
 		p.findGPUs(h, &r.Binding, max(1, r.Ranks), peers, lookup)
@@ -158,6 +172,12 @@ func (p *Launch) StateCPUs() cpuset.CPUSet {
 // launcher started this process, the rank own.
 func (p *Launch) divide(h *host.Host, request binding.Request, ranks, own int) error {
 	request.Ranks = ranks
+	if p.trainerCores != nil {
+		var noted bool
+		if request.TrainerCores, p.Split, noted = p.trainerCores(h, ranks); noted {
+			p.Notes = append(p.Notes, p.Split)
+		}
+	}
 	if request.GPUs == nil {
 		request.GPUs = binding.GPUsInOrder(h, ranks)
 	}

@@ -63,8 +63,10 @@ type Job struct {
 	Workers    int
 	Reserve    int
 	Steps      int
-	Kernel     kernel.Set
-	Pace       *Pace // nil for steps that follow each other at once
+	// TrainerCores is the share of each rank's cores that is left to a trainer.
+	TrainerCores binding.TrainerShare
+	Kernel       kernel.Set
+	Pace         *Pace // nil for steps that follow each other at once
 	// Notes lists the assumptions, and where the job differs from the recipe.
 	Notes []string
 }
@@ -314,7 +316,8 @@ func NewPlacement(j *Job, h *host.Host) (*Placement, error) {
 	if err != nil {
 		return nil, err
 	}
-	if p.Binding, err = binding.Split(h, binding.Request{Ranks: j.Ranks, Reserve: j.Reserve}); err != nil {
+	request := binding.Request{Ranks: j.Ranks, Reserve: j.Reserve, TrainerCores: j.TrainerCores}
+	if p.Binding, err = binding.Split(h, request); err != nil {
 		return nil, err
 	}
 	pieces := j.pieces()

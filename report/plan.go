@@ -26,8 +26,10 @@ type PlanDocument struct {
 	Assumptions  []string           `json:"assumptions"`
 	Devices      []ledger.Device    `json:"devices"`
 	StateFormats []plan.StateFormat `json:"plimsoll_host_state"`
-	Inputs       []Input            `json:"inputs"`
-	Request      job.Request        `json:"request"`
+	// HostStep is the time of an update on this host; nil where the profile of the host does not tell.
+	HostStep *HostStep   `json:"plimsoll_host_step,omitempty"`
+	Inputs   []Input     `json:"inputs"`
+	Request  job.Request `json:"request"`
 }
 
 // PlanLimit is the point where the job comes nearest to a device's capacity.
@@ -191,6 +193,9 @@ func (d *PlanDocument) device(device *ledger.Device) Section {
 	}
 	if device.Kind == ledger.Host && len(d.StateFormats) > 0 && peak.PeakRequested > 0 {
 		s = append(s, d.stateFormats())
+		if d.HostStep != nil {
+			s = append(s, d.HostStep.paragraph())
+		}
 	}
 	return s
 }
@@ -276,6 +281,9 @@ func (d *PlanDocument) stateFormats() Paragraph {
 		name := h.State
 		if h.Moments != "fp32" {
 			name = h.Moments + " moments"
+		}
+		if h.Overlap != "" {
+			name += " with overlap " + h.Overlap
 		}
 		formats = append(formats, fmt.Sprintf("%s %v", name, h.Bytes))
 	}

@@ -22,6 +22,7 @@ type Run struct {
 	Launcher string        `json:"launcher"` // the launcher that assigned this process its rank; empty for none
 	Plan     *PlannedRun   `json:"plan"`     // null where the job was not planned
 	Ranks    []RunRank     `json:"ranks"`
+	Split    string        `json:"split"` // why the program has its share of the cores
 	Notes    []string      `json:"notes"`
 	// ExitCode and the ranks' placement is null before the job has run.
 	ExitCode *int `json:"exit_code"`
@@ -38,7 +39,7 @@ type RunRank struct {
 // NewRun makes the document of a job. The plan may be missing. The result is nil before the job has run.
 func NewRun(version string, h *host.Host, command []string, planned *PlannedRun, plan *launch.Launch,
 	result *launch.Result) *Run {
-	d := &Run{Schema: RunSchema, Version: version, Host: newHost(h), Command: command, Plan: planned,
+	d := &Run{Schema: RunSchema, Version: version, Host: newHost(h), Command: command, Plan: planned, Split: plan.Split,
 		Notes: append([]string{}, plan.Notes...)}
 	if plan.Placement != nil {
 		d.Launcher = plan.Placement.Launcher
@@ -69,6 +70,7 @@ func (d *Run) Page() *Page {
 	if d.Plan != nil {
 		facts.add("plan", "%s: %s", d.Plan.File, d.Plan.Text)
 	}
+	facts.add("cores", "%s", d.Split)
 	for _, r := range d.Ranks {
 		rank := Fact{fmt.Sprintf("rank %d", r.Rank),
 			[]string{fmt.Sprintf("CPUs %s, memory policy %s", r.Binding.TrainerCPUs, r.Binding.MemoryPolicy)}}

@@ -153,7 +153,7 @@ func serveHere(t testing.TB) (*Server, string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	server, err := NewServer("test", &Inherited{Listener: listener}, testHost, t.Logf)
+	server, err := NewServer("test", &Inherited{Listener: listener}, testHost, allForUpdates, t.Logf)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -317,7 +317,7 @@ func (s *Server) divide(ranks int) (*binding.Assignment, error) {
 	if err != nil {
 		return nil, err
 	}
-	plan, err := binding.Split(h, binding.Request{Ranks: ranks})
+	plan, err := binding.Split(h, binding.Request{Ranks: ranks, TrainerCores: s.share(h, ranks)})
 	if err == nil && s.divided != nil {
 		s.divided[ranks] = plan
 	}

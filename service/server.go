@@ -52,6 +52,7 @@ type Server struct {
 	kernel   kernel.Set
 	logf     func(format string, values ...any)
 	host     func() (*host.Host, error)
+	share    func(h *host.Host, ranks int) binding.TrainerShare
 	given    *Inherited
 	until    context.Context // of Serve
 	began    time.Time
@@ -84,15 +85,17 @@ type Server struct {
 }
 
 // NewServer returns a service with the sessions that an earlier one left. It finishes
-// the steps that were under way.
+// the steps that were under way. The function share says which cores of a rank the
+// service leaves to the trainer.
 func NewServer(version string, given *Inherited, findHost func() (*host.Host, error),
+	share func(h *host.Host, ranks int) binding.TrainerShare,
 	logf func(format string, values ...any)) (*Server, error) {
 	set, err := kernel.Select()
 	if err != nil {
 		return nil, err
 	}
 	s := &Server{
-		version: version, kernel: set, logf: logf, host: findHost, given: given, began: time.Now(),
+		version: version, kernel: set, logf: logf, host: findHost, share: share, given: given, began: time.Now(),
 		all: map[key]*session{}, held: map[key]*connection{}, open: map[*connection]bool{},
 		released: make(chan struct{}), aside: map[string]*leftSession{},
 	}

@@ -21,6 +21,7 @@ import (
 	"testing"
 	"time"
 
+	"plimsoll/binding"
 	"plimsoll/host"
 	"plimsoll/optim"
 	"plimsoll/optim/kernel"
@@ -85,7 +86,7 @@ func serve() error {
 	if err != nil || given == nil {
 		return errors.Join(err, errors.New("nothing was inherited"))
 	}
-	server, err := NewServer("test", given, testHost, func(format string, values ...any) {
+	server, err := NewServer("test", given, testHost, allForUpdates, func(format string, values ...any) {
 		fmt.Fprintf(os.Stderr, format+"\n", values...)
 	})
 	if err != nil {
@@ -93,6 +94,9 @@ func serve() error {
 	}
 	return server.Serve(ctx)
 }
+
+// allForUpdates leaves no core to the trainer.
+func allForUpdates(*host.Host, int) binding.TrainerShare { return binding.TrainerShare{} }
 
 // testHost returns this host. Some tests make it appear to have less memory.
 func testHost() (*host.Host, error) {

@@ -16,7 +16,14 @@ import (
 
 // TestMain makes the program available to the scripts as "plimsoll", and a program that takes memory as
 // "touch-memory".
+//
+// No test uses the host profile of the user who runs the tests.
 func TestMain(m *testing.M) {
+	if os.Getenv("XDG_CONFIG_HOME") == "" {
+		if err := os.Setenv("XDG_CONFIG_HOME", "/nonexistent"); err != nil {
+			panic(err)
+		}
+	}
 	testscript.Main(m, map[string]func(){
 		"plimsoll":     main,
 		"touch-memory": touchMemory,

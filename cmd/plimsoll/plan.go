@@ -10,6 +10,7 @@ import (
 
 	"plimsoll/fault"
 	"plimsoll/gpu"
+	"plimsoll/host"
 	"plimsoll/job"
 	"plimsoll/model"
 	"plimsoll/plan"
@@ -21,6 +22,7 @@ type planOptions struct {
 	request      job.Request
 	clip         float64
 	explain, out string
+	hostProfile  string
 	format       report.Format
 }
 
@@ -143,6 +145,7 @@ func planFlags(c *cobra.Command, o *planOptions) {
 	})
 	flags.StringVar(&o.out, "out", "",
 		"write the plan to a `file` for run --plan, with a hash of every file that it was made from")
+	hostProfileFlag(c, &o.hostProfile)
 	outputFlags(c, &o.format, "print one JSON document")
 	flags.Lookup("clip").DefValue = "0" // hidden in the help
 }
@@ -188,6 +191,11 @@ func runPlan(c *cobra.Command, o planOptions) error {
 	document, err := report.NewPlanDocument(c.Root().Version, o.request, p)
 	if err != nil {
 		return err
+	}
+	if here, err := host.Local(); err == nil && document.HasHostStep() {
+		if found, file := (hostProfile{o.hostProfile, 0, logTo(c)}).of(here); found != nil {
+			document.PredictHostStep(found, file)
+		}
 	}
 	if o.out != "" {
 		if err := writeDocument("--out", o.out, document); err != nil {

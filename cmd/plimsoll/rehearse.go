@@ -7,6 +7,7 @@ import (
 	"github.com/charmbracelet/colorprofile"
 	"github.com/spf13/cobra"
 
+	"plimsoll/binding"
 	"plimsoll/export"
 	"plimsoll/fault"
 	"plimsoll/host"
@@ -33,6 +34,7 @@ type rehearseOptions struct {
 	}
 	html, trace string // files
 	format      report.Format
+	hostProfile string
 }
 
 func rehearseCommand() *cobra.Command {
@@ -96,6 +98,7 @@ func rehearseFlags(c *cobra.Command, o *rehearseOptions) {
 	flags.BoolVar(&scaling.consecutive, "consecutive-hysteresis", false, "count only overflows of consecutive steps")
 	flags.Float64Var(&scaling.minimum, "min-loss-scale", 1, "smallest loss scale")
 	flags.IntVar(&q.Workers, "workers", 0, "optimizer workers of each rank (default: one for each of its cores)")
+	hostProfileFlag(c, &o.hostProfile)
 	reserveFlag(c, &q.Reserve)
 	choiceFlag(c, &q.Pace.Mode, "overlap", "",
 		"add a paced trainer, and run the update behind its `passes`: VALUES", overlap.Modes())
@@ -141,6 +144,13 @@ func runRehearse(c *cobra.Command, o rehearseOptions) error {
 	here, err := host.Local()
 	if err != nil {
 		return err
+	}
+	if job.Workers == 0 {
+		profile := hostProfile{o.hostProfile, job.Reserve, logTo(c)}
+		split, note := profile.split(here, job.Ranks, job.Format.State.String(), job.Format.Moments.String())
+		if split != nil {
+			job.TrainerCores, job.Notes = split.TrainerCores(binding.TrainerShare{}), append(job.Notes, note)
+		}
 	}
 	placement, err := rehearse.NewPlacement(job, here)
 	if err != nil {

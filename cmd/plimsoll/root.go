@@ -104,6 +104,7 @@ every byte went.`,
 	root.AddCommand(serveCommand())
 	root.AddCommand(statCommand())
 	root.AddCommand(topologyCommand())
+	root.AddCommand(tuneCommand())
 	root.AddCommand(watchCommand())
 	root.SetGlobalNormalizationFunc(presentName)
 	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), "Flags.FlagUsages |", "Flags | usages |"))

@@ -28,6 +28,7 @@ type runOptions struct {
 	job                  launch.Job
 	planFile, reportFile string
 	recordFile           string
+	hostProfile          string
 	interval             time.Duration
 	watch                bool
 	dryRun               bool
@@ -75,7 +76,8 @@ func runFlags(c *cobra.Command, o *runOptions) {
 	flags.IntVar(&o.request.Ranks, "nproc", 0,
 		"`ranks` to start on this host (default 1, or the one that another launcher has started)")
 	flags.Var(&o.request.Binding.TrainerCores, "trainer-cores", "cores of each rank for the trainer: a number, or a "+
-		"fraction such as 0.5; PLIMSOLL_OPTIMIZER_CPUS names the others")
+		"fraction such as 0.5; PLIMSOLL_OPTIMIZER_CPUS names the others (default: as --host-profile says, or all)")
+	hostProfileFlag(c, &o.hostProfile)
 	flags.StringSliceVar(&o.request.Binding.GPUs, "gpus", nil, "PCI `addresses` of the ranks' GPUs "+
 		"(default: in the order of the bus, if there is one for each rank)")
 	memoryPolicyFlag(c, &o.request.Binding.MemoryPolicy)
@@ -113,6 +115,10 @@ func runJob(c *cobra.Command, o runOptions, command []string) error {
 	h, err := host.Local()
 	if err != nil {
 		return err
+	}
+	if !c.Flags().Changed("trainer-cores") {
+		profile := hostProfile{o.hostProfile, o.request.Binding.Reserve, logTo(c)}
+		o.request.TrainerCores = profile.trainerCores(binding.WholeTrainerShare)
 	}
 	bound, err := launch.NewLaunch(h, o.request, os.Environ())
 	if err != nil {

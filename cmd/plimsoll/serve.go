@@ -25,6 +25,7 @@ import (
 type serveOptions struct {
 	socket, metrics  string
 	reserve          int
+	hostProfile      string
 	untilStdinCloses bool
 }
 
@@ -55,6 +56,7 @@ inherits its socket (ListenSequentialPacket=) and keeps its memory
 	flags.StringVar(&options.metrics, "metrics", "", "`address` at which to answer Prometheus "+
 		"(http://ADDRESS/metrics), such as :9464 (for this host alone) or 10.0.0.5:9464")
 	reserveFlag(command, &options.reserve)
+	hostProfileFlag(command, &options.hostProfile)
 	flags.BoolVar(&options.untilStdinCloses, "until-stdin-closes", false,
 		"end when stdin closes, as it does when the process at its other end dies")
 	return command
@@ -67,7 +69,7 @@ func runServe(c *cobra.Command, o serveOptions) error {
 		return err
 	}
 	if given != nil {
-		return serve(ctx, c, given, o.metrics, o.reserve)
+		return serve(ctx, c, given, o)
 	}
 	if o.socket == "" {
 		return fault.Inputf("--socket is missing: expected the path of the socket to listen at").
@@ -88,7 +90,8 @@ func runServe(c *cobra.Command, o serveOptions) error {
 	if _, err := localHost(o.reserve); err != nil {
 		return err
 	}
-	keeper, err := keeperWith(o.socket, o.metrics, logTo(c), "--reserve", strconv.Itoa(o.reserve))
+	keeper, err := keeperWith(o.socket, o.metrics, logTo(c), "--reserve", strconv.Itoa(o.reserve),
+		"--"+hostProfileFlagName, o.hostProfile)
 	if err != nil {
 		return err
 	}
@@ -125,9 +128,10 @@ func checkMetrics(address string, logf func(string, ...any)) error {
 	return listener.Close()
 }
 
-// keeperOf returns a keeper whose service is this same program.
+// keeperOf returns a keeper whose service is this same program. It uses all cores that it may use: the keeper of a job
+// has those that the ranks leave.
 func keeperOf(socket, metrics string, logf func(string, ...any)) (*service.Keeper, error) {
-	return keeperWith(socket, metrics, logf)
+	return keeperWith(socket, metrics, logf, "--"+hostProfileFlagName, noProfile)
 }
 
 // keeperWith is keeperOf with more arguments for the service.
@@ -169,15 +173,16 @@ func localHost(reserve int) (*host.Host, error) {
 }
 
 // serve is the service itself.
-func serve(ctx context.Context, c *cobra.Command, given *service.Inherited, metrics string, reserve int) error {
+func serve(ctx context.Context, c *cobra.Command, given *service.Inherited, o serveOptions) error {
 	hasState := len(given.Files) > 0
 	server, err := service.NewServer(c.Root().Version, given,
-		func() (*host.Host, error) { return localHost(reserve) }, logTo(c))
+		func() (*host.Host, error) { return localHost(o.reserve) },
+		onceForRanks(hostProfile{o.hostProfile, 0, logTo(c)}), logTo(c))
 	if err != nil {
 		return err
 	}
-	if metrics != "" {
-		stop, err := server.ServeMetrics(metrics)
+	if o.metrics != "" {
+		stop, err := server.ServeMetrics(o.metrics)
 		switch {
 		case err == nil:
 			defer stop()

@@ -121,6 +121,7 @@ var reaching = map[string]string{
 	"rehearse embedding-moments": "--model ../../examples/config.json --steps 0 --moments int8",
 	"rehearse model":             "--steps 0 --workers 99999",
 	"run":                        "--dry-run -- true",
+	"tune":                       "--ranks 99999",
 	"topology":                   "--fsroot ../../host/testdata/two-socket.txtar",
 }
 

@@ -1,15 +1,19 @@
 """Every byte of the state is there once, and none of model size is anywhere else."""
 
 import ctypes
+import json
 import multiprocessing
+import os
 import pathlib
 import re
+import subprocess
 from collections import defaultdict
 
 import pytest
 import torch
 
 import plimsoll.torch
+from plimsoll.torch import Async, ZenFlow
 from test_crash import workers
 
 LAYERS, WIDTH = 8, 2048
@@ -34,7 +38,7 @@ def anonymous():
     return int(re.search(r"RssAnon:\s+(\d+)", pathlib.Path("/proc/self/status").read_text())[1]) * 1024
 
 
-def measure(state, results):
+def measure(state, results, overlap=None):
     torch.set_num_threads(1)
     x = torch.randn(4, WIDTH).bfloat16()
     # What products of this size and an optimizer of torch load and keep.
@@ -45,16 +49,19 @@ def measure(state, results):
     del small
     before = anonymous()
     model = torch.nn.Sequential(*(torch.nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS))).bfloat16()
-    optimizer = plimsoll.torch.AdamW(model.parameters(), max_grad_norm=1.0, state=state)
+    optimizer = plimsoll.torch.AdamW(model.parameters(), max_grad_norm=1.0, state=state, model=model, overlap=overlap)
     optimizer.open()
-    for _ in range(3):
+    for _ in range(6 if overlap else 3):
         model(x).square().mean().backward()
         with_gradients = anonymous() - before
         optimizer.step()
         after = anonymous() - before
         optimizer.zero_grad()
-    pids = [multiprocessing.current_process().pid, *workers(optimizer._shards.service)]
-    results.put((shared_by_component(pids), with_gradients, after))
+    service = optimizer._shards.service
+    pids = [multiprocessing.current_process().pid, *workers(service)]
+    command = [os.environ["PLIMSOLL"], "stat", "--socket", service.socket, "--json"]
+    said = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
+    results.put((shared_by_component(pids), with_gradients, after, said))
 
 
 @pytest.mark.parametrize("state, bytes_each", [("split", 14), ("fp32", 16)])
@@ -63,7 +70,7 @@ def test_bytes_a_parameter(state, bytes_each):
     results = context.SimpleQueue()
     process = context.Process(target=measure, args=(state, results))
     process.start()
-    shared, with_gradients, after = results.get()
+    shared, with_gradients, after, _ = results.get()
     process.join()
     # The journal has one size for each worker, whatever the model's.
     assert shared.pop("step_journal") < 64 << 20
@@ -72,3 +79,27 @@ def test_bytes_a_parameter(state, bytes_each):
     assert shared["gradients"] == pytest.approx(2 * PARAMETERS, rel=0.001)
     # Parameters alone are 64 MiB; activations are some KiB, and one gradient at a time 8 MiB.
     assert with_gradients < 12 << 20 and after < 12 << 20, (with_gradients, after)
+
+
+# Important columns and biases have a state beside that of all columns.
+_IMPORTANT = LAYERS * (WIDTH * int(0.1 * WIDTH) + WIDTH)
+_ZENFLOW = ZenFlow(0.1, "step", 4, update_interval=2)
+
+
+@pytest.mark.parametrize("overlap, planned", [(Async(1), 16 * PARAMETERS), (_ZENFLOW, 16 * PARAMETERS + 14 * _IMPORTANT)])
+def test_bytes_of_overlaps(overlap, planned):
+    """As plan/stateformats.go plans them: the model on the CPU has parameters of its own."""
+    context = multiprocessing.get_context("spawn")
+    results = context.SimpleQueue()
+    process = context.Process(target=measure, args=("split", results, overlap))
+    process.start()
+    shared, _, after, said = results.get()
+    process.join()
+    shared.pop("step_journal")
+    total = sum(shared.values()) + after
+    assert total == pytest.approx(planned, rel=0.005), (shared, after)
+    assert total < 18 * PARAMETERS
+    for component in ("parameters", "gradients", "exp_avg", "exp_avg_sq"):
+        arenas = [row for row in said["ledger"] if row.get("component") == component]
+        for column in ("planned_bytes", "measured_bytes"):
+            assert sum(row[column] for row in arenas) == pytest.approx(shared[component], rel=0.005)

@@ -22,10 +22,11 @@ from plimsoll.torch.arguments import (
     StateFormat,
     described,
 )
+from plimsoll.torch.modes import Async, ZenFlow
 from plimsoll.torch.optimizer import Optimizer
 from plimsoll.torch.watching import Watch, watch
 
-__all__ = ["Adagrad", "Adam", "AdamW", "Lion", "SGD", "Watch", "watch"]
+__all__ = ["Adagrad", "Adam", "AdamW", "Async", "Lion", "SGD", "Watch", "ZenFlow", "watch"]
 
 _MOMENTS_OF_ADAM = (
     '"fp32"; "bf16", which takes 4 bytes a parameter less; or "int8", 6 less. With "int8", tensors of less than 4096 elements '

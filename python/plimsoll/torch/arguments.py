@@ -6,6 +6,8 @@ from typing import Any, Dict, Iterable, Literal, Optional, Tuple, Type, Union
 
 import torch
 
+from plimsoll.torch.modes import Async, ZenFlow
+
 Parameters = Union[Iterable[torch.Tensor], Iterable[Dict[str, Any]], Iterable[Tuple[str, torch.Tensor]]]
 Number = Union[float, torch.Tensor]
 StateFormat = Literal["split", "fp32"]
@@ -13,7 +15,7 @@ Moments = Literal["fp32", "bf16"]
 MomentsOfAdam = Literal["fp32", "bf16", "int8"]
 Sharding = Optional[Literal["zero1", "zero2"]]
 Gradients = Literal["backward", "step"]
-Overlap = Optional[Literal["forward"]]
+Overlap = Union[None, Literal["forward", "async"], Async, ZenFlow]
 MissingGradients = Literal["refuse", "zero"]
 
 _IGNORED = "chooses among torch's implementations. It is accepted and changes nothing: the service has one."
@@ -63,8 +65,11 @@ _MEANINGS = {
         "that were written through an address."
     ),
     "overlap": (
-        'None, or "forward": the step returns when the update has begun, and the modules of ``model`` wait for their parameters '
-        "in the next forward pass. A program that reads or writes parameters elsewhere calls ``synchronize`` first."
+        'None: the step returns when the model has its parameters. "forward": it returns when the update has begun, and the '
+        "modules of ``model`` wait for their parameters in the next forward pass. A program that reads or writes parameters "
+        'elsewhere calls ``synchronize`` first. "async", or Async(warm_up_steps=...): the update runs during the next forward and '
+        "backward pass, whose gradients it does not change. ZenFlow(...): columns with large gradients are updated in every step, "
+        "all others with the mean gradient of several steps."
     ),
     "model": "for the names of parameters in checkpoints and messages, and for ``overlap``.",
     "named_parameters": "the same, where there is no model: (name, parameter) pairs.",

@@ -171,11 +171,14 @@ class Entries(collections.abc.MutableMapping):
         return f"<the state of {len(self)} parameters, held by the optimizer service>"
 
 
-def readers(shards: Iterable[Shard], algorithm: Algorithm) -> Dict[torch.Tensor, Callable[[], Entry]]:
-    """A reader of the entry of each parameter."""
+def readers(
+    shards: Iterable[Shard], algorithm: Algorithm, synchronize: Callable[[], None]
+) -> Dict[torch.Tensor, Callable[[], Entry]]:
+    """A reader of the entry of each parameter. It calls ``synchronize`` first."""
 
     def reader(shard: Shard, slot: Slot) -> Callable[[], Entry]:
         def read() -> Entry:
+            synchronize()
             values = read_entry(shard, slot, algorithm)
             return Entry({k: v.as_subclass(Copy) if type(v) is torch.Tensor else v for k, v in values.items()})
 

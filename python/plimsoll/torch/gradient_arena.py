@@ -12,16 +12,22 @@ from plimsoll.client import Session
 from plimsoll.torch.layout import Piece, Ranges, is_sharded, local
 from plimsoll.torch.samples import Samples
 from plimsoll.torch.slot import DtypeGroup, Seen, Slot, dense, within
+from plimsoll.torch.underway import Underway
 
 _READY_BYTES = 4 << 20  # of gradients for a message
 _REDUCING_BYTES = 64 << 20  # of gradients in flight to their owners
 
 
 class Announcements:
-    """The gradients that the service was told are ready. It adds up their part of the norm."""
+    """The gradients that the service was told are ready. It adds up their part of the norm.
 
-    def __init__(self, session: Session, pieces: Sequence[Piece], dtype: torch.dtype):
-        self._session = session
+    While an update is ``underway`` they are kept back: the service would take them only after it, and with them all
+    that is asked later.
+    """
+
+    def __init__(self, session: Session, pieces: Sequence[Piece], dtype: torch.dtype, underway: Underway):
+        self._session, self._underway = session, underway
+        self._kept_back: List[Tuple[int, int]] = []
         self._ranges = Ranges(max(1, _READY_BYTES // dtype.itemsize))
         self._samples = Samples(pieces, dtype, session.gradients.memory)
         # Samples of the announced gradients, as of the announcement.
@@ -32,11 +38,18 @@ class Announcements:
         """Records that the gradient of a piece is final. Tells the service once there is enough for a message."""
         complete = self._ranges.add(piece.offset, piece.count)
         if complete:
-            self.send(*complete)
+            self._kept_back.append(complete)
+            if not self._underway:
+                self._send_kept_back()
 
     def rest(self) -> None:
-        for first, count in self._ranges.rest():
+        self._kept_back += self._ranges.rest()
+        self._send_kept_back()
+
+    def _send_kept_back(self) -> None:
+        for first, count in self._kept_back:
             self.send(first, count)
+        self._kept_back.clear()
 
     def send(self, first: int, count: int) -> None:
         self._session.ready(first, count)
@@ -72,7 +85,8 @@ class GradientArena:
         self, group: DtypeGroup, session: Optional[Session], slots: Dict[torch.Tensor, Slot], *, announces: bool, waits: bool
     ):
         self._group, self._slots = group, slots
-        self._announcements = Announcements(session, group.own, group.dtype) if session else None
+        self._underway = Underway(session) if session else None
+        self._announcements = Announcements(session, group.own, group.dtype, self._underway) if session else None
         self._announces, self._waits = announces, waits
         self._pieces_of = group.pieces_of()
         self._copying: Deque[Tuple[Any, Optional[Slot]]] = collections.deque()
@@ -91,6 +105,7 @@ class GradientArena:
             return  # of backward(create_graph=True): the program may want its graph until the step, and nobody after it
         if self._is_elsewhere(slot):
             return  # and may change there: DistributedDataParallel averages its buckets
+        self._underway.wait_for(slot.piece)
         if self._group.shared and slot.contiguous:
             self._share(slot)
         if slot.fired == slot.expected and not self._waits:
@@ -252,8 +267,24 @@ class GradientArena:
                 "optimizer gradients='step': then it takes all gradients in the step, not as they arrive"
             )
 
+    def update_is_over(self) -> None:
+        """Waits until no update reads the gradients."""
+        if self._underway is not None:
+            self._underway.wait()
+
     def update_begins(self) -> None:
-        """Notes the gradients, which an update will read while the program goes on."""
+        """Notes the gradients, which an update will read while the program goes on.
+
+        If the model has parameters of its own, the next backward pass may come before the update is over. Then
+        gradients in the arena leave the model: the program could write them there.
+        """
+        if self._group.apart:
+            if self._underway is not None:
+                self._underway.begins()
+            for parameter, slot in self._slots.items():
+                if slot.shown is not None and parameter.grad is slot.shown:
+                    parameter.grad = None
+            return
         for slot in self._slots.values():
             slot.read = slot.shown._version if slot.shown is not None else None
         if self._announcements and self._group.shared:

@@ -99,13 +99,18 @@ class Gradients:
         if self._reducer is not None:
             having = self._reducer.all
         names = sorted({x.name for shard in self._shards for x in shard.group.pieces if x.parameter not in having})
-        if names and self._settings.missing_gradients == "refuse":
+        if names:
+            self._refuse_missing(names)
+        return True
+
+    def _refuse_missing(self, names: List[str]) -> None:
+        """Raises RuntimeError unless missing gradients count as zero."""
+        if self._settings.missing_gradients == "refuse":
             raise RuntimeError(
                 f"{len(names)} parameters have no gradient, {names[0]} among them: every step updates all parameters. Freeze them before the "
                 "optimizer is made (requires_grad_(False)), or count their gradients as zero (missing_gradients='zero'), which lets their "
                 "moments and weights decay"
             )
-        return True
 
     def collect(self, *, anew: bool) -> None:
         """Brings missing gradients to the arenas: all gradients with ``anew``."""

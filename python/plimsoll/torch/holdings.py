@@ -47,7 +47,7 @@ def count(models: Iterable[torch.nn.Module], optimizers: Iterable[torch.optim.Op
 def _count_arenas(tally: Tally, optimizer: torch.optim.Optimizer) -> None:
     """Counts memory that our optimizers share with the service, as far as this process has touched it."""
     shards = optimizer._shards if isinstance(optimizer, Optimizer) else None
-    for session in shards.sessions if shards is not None else ():
+    for session in (*shards.sessions, *optimizer._overlap.sessions) if shards is not None else ():
         for component, arena in (("parameters", session.parameters), ("gradients", session.gradients)):
             address = np.frombuffer(arena.memory, np.uint8).ctypes.data
             tally.add_shared(component, address, arena.bytes, _resident(arena, address))

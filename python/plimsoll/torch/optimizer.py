@@ -15,13 +15,14 @@ from plimsoll.torch.algorithm import Algorithm, Numbers
 from plimsoll.torch.checkpoint import Saver, fit_entries, replace_state
 from plimsoll.torch.entries import Entries, Entry, readers
 from plimsoll.torch.gradients import Gradients
-from plimsoll.torch.overlap import overlap_for, release, replacing, synchronized
+from plimsoll.torch.kinds import overlap_of, step_of
+from plimsoll.torch.overlap import release, replacing, synchronized
 from plimsoll.torch.scaling import Scaling, takes_scaled_gradients
 from plimsoll.torch.settings import Settings
 from plimsoll.torch.shards import Shards
 from plimsoll.torch.signals import uninterrupted
 from plimsoll.torch.state_dict import read_entries
-from plimsoll.torch.step import Step, refuse_capture
+from plimsoll.torch.step import refuse_capture
 
 _Result = TypeVar("_Result")
 
@@ -58,7 +59,7 @@ class Optimizer(torch.optim.Optimizer):
         defaults = self._algorithm.checked(defaults, type(self).__name__)
         if max_grad_norm is not None and not max_grad_norm > 0:
             raise ValueError(f"max_grad_norm is {max_grad_norm}: expected a number above 0, or None not to clip")
-        self._settings = Settings.checked(self._algorithm.moment_formats, **settings)
+        self._settings = Settings.checked(self._algorithm, **settings)
         self._model, self._named = model, list(named_parameters) if named_parameters is not None else None
         self._shards: Optional[Shards] = None  # while the optimizer is open
         self._gradients: Optional[Gradients] = None  # as long
@@ -66,7 +67,7 @@ class Optimizer(torch.optim.Optimizer):
         super().__init__(params, defaults)
         self._saver = Saver()
         self._lock = threading.RLock()  # hooks run on autograd's threads, one for each device
-        self._overlap = overlap_for(self._settings.overlap, model, self._lock)
+        self._overlap = overlap_of(self._settings, model, self._lock)
         weakref.finalize(self, self._overlap.remove)
         self.max_grad_norm = max_grad_norm
         #: Steps that were not made, because gradients were not finite.
@@ -116,10 +117,11 @@ class Optimizer(torch.optim.Optimizer):
         names, announces = self._names(), self.max_grad_norm is not None
         shards = Shards.divide(self.param_groups, names, self._model, self._settings, announces)
         self._overlap.refuse(shards)
-        gradients = Gradients(shards, self._settings, self._lock)
+        gradients = self._overlap.gradients_of(shards, self._settings, self._lock)
         self._release = weakref.finalize(self, release, gradients, shards, self._overlap, os.getpid())
         try:
-            result = begin(shards, shards.open(lambda: self._algorithm.rule_of(self.param_groups)))
+            found = shards.open(lambda: self._algorithm.rule_of(self.param_groups))
+            result = begin(shards, self._overlap.opened(shards, found))
         except BaseException:
             shards.give_back_if_new()
             self._release()
@@ -175,7 +177,7 @@ class Optimizer(torch.optim.Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As in torch. With ``sharding="zero2"`` it discards the gradients that were sent to their owners."""
         if not set_to_none:
-            self.synchronize()  # an update may still read them
+            self._overlap.will_zero()
         super().zero_grad(set_to_none)
         self._overlap.discard()
         if self._shards is not None:
@@ -219,11 +221,12 @@ class Optimizer(torch.optim.Optimizer):
         self._open_unless_closed()
         self._shards.refuse_resumed()
 
-    @synchronized
+    @uninterrupted
     def _step(self) -> None:
         self._check_awaited()
         self._open_for_step()
-        step = Step(self._shards, self._gradients, self._overlap, Scaling(self), self.max_grad_norm)
+        self._overlap.will_step()
+        step = step_of(self._shards, self._gradients, self._overlap, Scaling(self), self.max_grad_norm)
         if not step.prepare(self._check_groups, self._numbers):
             return
         self.last_grad_norm = step.norm
@@ -261,7 +264,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def _readers(self) -> Dict[torch.Tensor, Callable[[], Entry]]:
         """The parameters whose state this rank has, and a reader for each."""
-        return readers(self._shards, self._algorithm) if self._has_state() and self._settings.sharding is None else {}
+        return readers(self._shards, self._algorithm, self.synchronize) if self._has_state() and self._settings.sharding is None else {}
 
     def __reduce__(self) -> Any:
         raise TypeError(

@@ -8,14 +8,17 @@ import contextlib
 import functools
 import os
 import weakref
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple, TypeVar
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, TypeVar
 
 import torch
 
+from plimsoll.client import Session
 from plimsoll.errors import PlimsollError
+from plimsoll.protocol import Opened
 from plimsoll.torch.arrivals import Arrivals
 from plimsoll.torch.embedding_rows import ids_of, ranges_of
 from plimsoll.torch.gradients import Gradients
+from plimsoll.torch.settings import Settings
 from plimsoll.torch.shards import Shards
 from plimsoll.torch.signals import uninterrupted
 from plimsoll.torch.stale_reads import StaleReads
@@ -53,6 +56,25 @@ class Serial:
 
     def forgive(self) -> None:
         """Records that model and state were replaced."""
+
+    #: Sessions beside those of the shards.
+    sessions: Sequence[Session] = ()
+
+    def gradients_of(self, shards: Shards, settings: Settings, lock: Any) -> Gradients:
+        """What takes gradients from the model to the shards."""
+        return Gradients(shards, settings, lock)
+
+    def opened(self, shards: Shards, found: List[Opened]) -> List[Opened]:
+        """Opens what is beside the shards, which were opened. Returns what they have found."""
+        return found
+
+    def will_step(self) -> None:
+        """Runs before a step."""
+        self.synchronize()
+
+    def will_zero(self) -> None:
+        """Runs before the program writes gradients."""
+        self.synchronize()
 
     def check(self) -> None:
         """Raises RuntimeError if gradients may come from parameters of two steps."""

@@ -3,6 +3,7 @@
 import collections
 from typing import Any, Deque, Dict, Iterator, List, Optional, Sequence, Tuple
 
+import numpy as np
 import torch
 import torch.distributed
 from torch.autograd.graph import increment_version
@@ -39,6 +40,7 @@ class ParameterArena:
         self._shown = Samples(group.own, group.dtype, own_pages.memory) if own_pages else None
         self._torn = False  # whether the model still lacks parameters of the last step
         self._pulled_step = 0  # the step of the parameters in the model
+        self._pulled: Optional[np.ndarray] = None  # samples of them, where the model has them for longer than the arena
         self._forkable: Optional[SharedParameters] = None
         self._to_give_up: List[Tuple[int, int]] = []  # pages with weights that are being copied to the state
         #: The slots of the step under way whose parameters have not arrived in the model. None: no step is under way.
@@ -53,9 +55,9 @@ class ParameterArena:
     def adopt(self) -> None:
         """Gives the model the parameters of the state."""
         self.forget_loaded()
-        if self._group.shared and self._slots and self._forkable is None:
+        if self._group.shares_parameters and self._slots and self._forkable is None:
             self._forkable = SharedParameters(list(self._slots), self._shown or self._weights)
-        if self._group.shared:
+        if self._group.shares_parameters:
             for parameter, slot in self._slots.items():
                 if slot.contiguous:
                     parameter.data = slot.like_parameter(slot.weight)
@@ -68,7 +70,7 @@ class ParameterArena:
                 "the model has parameters of two steps: some of the last step have not arrived from the other ranks or the "
                 "service; load the last checkpoint, or close the optimizers of all ranks and open them again"
             )
-        if not self._group.shared:
+        if not self._group.shares_parameters:
             return
         for parameter, slot in self._slots.items():
             if slot.contiguous and parameter.data_ptr() != slot.weight.data_ptr():
@@ -85,7 +87,7 @@ class ParameterArena:
         self._torn, self.missing = True, None
         for slot in self._slots.values():
             slot.left = None
-        if self._group.shared:
+        if self._group.shares_parameters:
             self._show(after_step)
             for parameter, slot in self._slots.items():
                 if slot.contiguous:
@@ -104,6 +106,7 @@ class ParameterArena:
         """Records that the model has all parameters of the last step."""
         if self._session is not None:
             self._pulled_step = self._session.step
+            self._pulled = self._weights.in_arena() if self._group.apart else None
         self._torn, self.missing = False, None
         if self._forkable is not None:
             self._forkable.generation.end()
@@ -174,6 +177,17 @@ class ParameterArena:
         if self._forkable is not None:
             self._forkable.generation.begin()
 
+    def check_untouched(self) -> None:
+        """Refuses to bring parameters into a model that the program has changed since the step began."""
+        names = [slot.piece.name for slot in self._slots.values() if slot.left != slot.versions()]
+        if not names and self._pulled is not None:
+            names = self._weights.unlike(self._pulled, [(slot.piece, slot.piece.parameter) for slot in self._slots.values()])
+        if names:
+            raise RuntimeError(
+                f"{len(names)} parameters were changed while their update was under way, {names[0]} among them: the update "
+                "does not have these changes. Call optimizer.synchronize() before the program changes parameters"
+            )
+
     def _show(self, after_step: bool) -> None:
         """Shows the program the parameters in the arena. Before a step it had no pages of its own."""
         if self._own_pages is None:
@@ -194,8 +208,8 @@ class ParameterArena:
         Raises RuntimeError if a parameter was changed without autograd noticing, and the next step would overwrite
         it.
         """
-        inside = [slot for slot in self._slots.values() if self._group.shared and slot.contiguous]
-        outside = self._changed_outside([slot for slot in self._slots.values() if not (self._group.shared and slot.contiguous)])
+        inside = [slot for slot in self._slots.values() if self._group.shares_parameters and slot.contiguous]
+        outside = self._changed_outside([slot for slot in self._slots.values() if not (self._group.shares_parameters and slot.contiguous)])
         if self._group.name == "fp32":
             return outside  # the parameters inside are the state
         if self._own_pages is not None:
@@ -231,12 +245,14 @@ class ParameterArena:
 
     def knows_weights_before(self) -> bool:
         """Whether the state still has the previous values of weights that the program has changed."""
-        return self._own_pages is not None or not (self._group.shared and self.has_weights)
+        return self._own_pages is not None or not (self._group.shares_parameters and self.has_weights)
 
     def taken(self, slots: Sequence[Slot]) -> None:
         """Records that the state now has the weights of these slots from the model."""
         for slot in slots:
             slot.left = slot.versions()
+        if slots and self._pulled is not None:
+            self._pulled = self._weights.of([(slot.piece, slot.piece.parameter) for slot in self._slots.values()])
         if self._own_pages is not None:
             self._own_pages.give_up(self._to_give_up)
 

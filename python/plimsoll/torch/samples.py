@@ -42,10 +42,18 @@ class Samples:
 
     def unlike_arena(self, tensors: Sequence[Tuple[Piece, torch.Tensor]]) -> List[str]:
         """The names of the pieces whose tensors differ in bits from the arena, in the order of the pieces."""
+        return self.unlike(self.in_arena(), tensors)
+
+    def unlike(self, bits: np.ndarray, tensors: Sequence[Tuple[Piece, torch.Tensor]]) -> List[str]:
+        """The same for other ``bits`` than those in the arena."""
         if not tensors:
             return []
         which = np.concatenate([self._where[piece.parameter] for piece, _ in tensors])
-        return self.names(which[_bits(gather(tensors, self._dtype).cpu()) != self.in_arena(which)])
+        return self.names(which[self.of(tensors) != bits[which]])
+
+    def of(self, tensors: Sequence[Tuple[Piece, torch.Tensor]]) -> np.ndarray:
+        """The bits of elements in tensors, on which it waits where they are on a device."""
+        return _bits(gather(tensors, self._dtype).cpu())
 
     def names(self, elements: np.ndarray) -> List[str]:
         """The names of the parameters that the elements belong to."""

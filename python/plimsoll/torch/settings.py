@@ -5,6 +5,8 @@ from typing import Any, NamedTuple, Optional, Sequence
 
 from plimsoll.service import find_program
 from plimsoll.torch import environment
+from plimsoll.torch.algorithm import Algorithm
+from plimsoll.torch.modes import Async, ZenFlow
 
 
 class Settings(NamedTuple):
@@ -14,7 +16,7 @@ class Settings(NamedTuple):
     process_group: Any
     missing_gradients: str
     gradients: str
-    overlap: Optional[str]
+    overlap: Any
     name: Optional[str]
     job: str
     socket: Optional[str]
@@ -22,7 +24,7 @@ class Settings(NamedTuple):
     @classmethod
     def checked(
         cls,
-        moment_formats: Sequence[str],
+        algorithm: Algorithm,
         *,
         state: str = "split",
         moments: str = "fp32",
@@ -30,20 +32,19 @@ class Settings(NamedTuple):
         process_group: Any = None,
         missing_gradients: str = "refuse",
         gradients: str = "backward",
-        overlap: Optional[str] = None,
+        overlap: Any = None,
         name: Optional[str] = None,
         job: Optional[str] = None,
         socket: Optional[str] = None,
     ) -> "Settings":
         """The given settings, and the environment's where none were given."""
         job, socket = job or environment.job(), socket or environment.socket()
-        settings = cls(state, moments, sharding, process_group, missing_gradients, gradients, overlap, name, job, socket)
+        settings = cls(state, moments, sharding, process_group, missing_gradients, gradients, _overlap_of(overlap), name, job, socket)
         _choose("state", settings.state, ("split", "fp32"))
-        _choose("moments", settings.moments, moment_formats)
+        _choose("moments", settings.moments, algorithm.moment_formats)
         _choose("sharding", settings.sharding, (None, "zero1", "zero2"))
         _choose("missing_gradients", settings.missing_gradients, ("refuse", "zero"))
         _choose("gradients", settings.gradients, ("backward", "step"))
-        _choose("overlap", settings.overlap, (None, "forward"))
         if settings.overlap is not None and settings.sharding is not None:
             raise ValueError(
                 f"overlap is {settings.overlap!r}, but sharding is {settings.sharding!r}: expected no sharding with it; leave one of the two None"
@@ -53,6 +54,8 @@ class Settings(NamedTuple):
                 "gradients is 'step', but sharding is 'zero2', which sends gradients to their owners in the backward pass: "
                 "leave gradients at 'backward', or use sharding='zero1'"
             )
+        if isinstance(settings.overlap, ZenFlow):
+            _check_zenflow(settings, algorithm)
         if settings.name is not None and not re.fullmatch("[a-zA-Z0-9_-][a-zA-Z0-9._-]{0,31}", settings.name):
             raise ValueError(f"name is {settings.name!r}: expected 1 to 32 of a-z A-Z 0-9 . _ -, and no dot at the beginning")
         if settings.socket is None:
@@ -64,6 +67,24 @@ class Settings(NamedTuple):
             raise RuntimeError(
                 f"sharding is {self.sharding!r}, so no rank has the full state: save it with optimizer.save(directory)"
             )
+
+
+def _overlap_of(overlap: Any) -> Any:
+    """The settings of an overlap, from what the program gave."""
+    if overlap == "async":
+        return Async()
+    if isinstance(overlap, Async) and not overlap.warm_up_steps >= 0:
+        raise ValueError(f"warm_up_steps is {overlap.warm_up_steps}: expected 0 or more")
+    if overlap not in (None, "forward") and not isinstance(overlap, (Async, ZenFlow)):
+        raise ValueError(f"overlap is {overlap!r}: expected one of None, 'forward', 'async', Async(...), ZenFlow(...) of plimsoll.torch")
+    return overlap
+
+
+def _check_zenflow(settings: Settings, algorithm: Algorithm) -> None:
+    if algorithm.moments != ("exp_avg", "exp_avg_sq"):
+        raise ValueError("overlap is ZenFlow(...), which is made for AdamW and Adam: leave overlap None")
+    if settings.moments == "int8":
+        raise ValueError("overlap is ZenFlow(...), and moments is 'int8': columns cannot leave its blocks; use 'fp32' or 'bf16'")
 
 
 def _choose(name: str, value: Any, among: Sequence[Any]) -> None:

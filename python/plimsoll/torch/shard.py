@@ -78,7 +78,7 @@ class Shard:
         group.transfer.register(session.parameters)
         group.transfer.register(session.gradients)
         # The weights of fp32 parameters are the parameters, so there is nothing else to lose.
-        own_pages = OwnPages.of(session.parameters) if group.shared and group.name != "fp32" else None
+        own_pages = OwnPages.of(session.parameters) if group.shares_parameters and group.name != "fp32" else None
         self.slots = {p.parameter: Slot(p, session.parameters, session.gradients, own_pages) for p in group.own}
         self.gradients = GradientArena(group, session, self.slots, **self._options)
         self.parameters = ParameterArena(group, session, self.slots, own_pages)
@@ -110,7 +110,7 @@ class Shard:
     def depart(self) -> None:
         """Gives the model memory of its own: the arenas belong to the next trainer."""
         for parameter, slot in self.slots.items() if self.group.shared else ():
-            if parameter.data_ptr() == slot.weight.data_ptr():
+            if self.group.shares_parameters and parameter.data_ptr() == slot.weight.data_ptr():
                 parameter.data = parameter.data.clone()
             if parameter.grad is not None and parameter.grad is slot.shown:
                 parameter.grad = parameter.grad.clone()

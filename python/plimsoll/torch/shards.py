@@ -15,6 +15,7 @@ from plimsoll.protocol import Opened
 from plimsoll.service import Service, shared_service
 from plimsoll.torch import environment, layout
 from plimsoll.torch.algorithm import Numbers, Rule
+from plimsoll.torch.modes import Async, ZenFlow
 from plimsoll.torch.ranks import Count, Ranks, Vote, is_distributed, mesh_for
 from plimsoll.torch.settings import Settings
 from plimsoll.torch.shard import Shard
@@ -51,7 +52,8 @@ class Shards:
         divided = layout.divide(groups, names, layout.embeddings_of(model), mesh)
         transfer = transfer_for(trained.device)
         shared = transfer.shares and settings.sharding is None and not trained.are_sharded
-        found = [DtypeGroup(name, pieces, mesh, transfer, shared) for name, pieces in sorted(divided.items()) if pieces]
+        apart = isinstance(settings.overlap, (Async, ZenFlow))
+        found = [DtypeGroup(name, pieces, mesh, transfer, shared, apart) for name, pieces in sorted(divided.items()) if pieces]
         shards = [Shard(group, announces=announces, waits=settings.gradients == "step") for group in found]
         return cls(shards, trained, Ranks(mesh), transfer, settings)
 
@@ -77,25 +79,30 @@ class Shards:
     def open(self, rule: Callable[[], Rule]) -> List[Opened]:
         """Opens the sessions of all ranks. Returns what they found."""
 
-        def found() -> List[Opened]:
-            return [session.opened for session in self.sessions]
-
         def open_own() -> List[Opened]:
             self.trained.check_memory()
             self._open(rule())
-            return found()
-
-        def open_anew() -> List[Opened]:
-            self.transfer.release()
-            for shard in self:
-                shard.open_anew()
-            return found()
+            return self._found()
 
         every = self.ranks.agree("opening the state", open_own)
         if any(o.attached and not o.initialized for of_rank in every for o in of_rank):
             # A process died before all states were complete.
-            every = self.ranks.agree("opening the state anew", open_anew)
+            return self.open_anew()
         return [o for of_rank in every for o in of_rank]
+
+    def open_anew(self) -> List[Opened]:
+        """Gives back the states that were found, on all ranks, and begins with new ones."""
+        every = self.ranks.agree("opening the state anew", self._open_anew)
+        return [o for of_rank in every for o in of_rank]
+
+    def _open_anew(self) -> List[Opened]:
+        self.transfer.release()
+        for shard in self:
+            shard.open_anew()
+        return self._found()
+
+    def _found(self) -> List[Opened]:
+        return [session.opened for session in self.sessions]
 
     def _open(self, rule: Rule) -> None:
         path, instance = self._settings.socket, 0
@@ -111,13 +118,16 @@ class Shards:
         rank, world = mesh.number, mesh.size
         if not self.ranks.are_heard:
             rank, world = environment.rank(), environment.world()
+        part = f"{settings.name}.{shard.name}" if settings.name else shard.name
+        if isinstance(settings.overlap, ZenFlow):
+            part += ".zenflow"  # only an optimizer that knows of important columns may attach to it
         document = {
             "schema": "plimsoll.open/1",
             "job": settings.job,
             "rank": rank,
             "world": world,
             "local_world": environment.local_ranks(world),
-            "part": f"{settings.name}.{shard.name}" if settings.name else shard.name,
+            "part": part,
             "optimizer": rule.optimizer,
             "state": settings.state if shard.name == "bf16" else "fp32",
             "moments": settings.moments,
@@ -288,12 +298,13 @@ class Shards:
         for shard in self._shards if not awaits else ():
             # Before the step begins: an interrupt may come as soon as it has.
             shard.gradients.update_begins()
-            shard.parameters.expect()
+            if not shard.group.apart:
+                shard.parameters.expect()
 
         def make(pulled: List[Shard]) -> None:
             self.drain()
             behind = [shard for shard in self if shard.session and shard.session.step < step]
-            begun = [(s.session, s.session.begin(grad_scale, numbers, wait=awaits and s.group.shared)) for s in behind]
+            begun = [(s.session, s.session.begin(grad_scale, numbers, wait=awaits and s.group.shares_parameters)) for s in behind]
             for session, request in begun:
                 session.begun(request)
             for shard in pulled if awaits else ():
@@ -305,6 +316,12 @@ class Shards:
             # Other ranks send what they have only once.
             make([shard for shard in self if not shard.parameters.gathers()])
             raise
+
+    def pull(self) -> None:
+        """Waits for the step that :meth:`make` has begun, and brings the parameters into the model."""
+        for shard in self:
+            shard.parameters.pull(after_step=True)
+            shard.gradients.update_is_over()
 
     def take_back(self) -> None:
         """Takes back what was prepared: it belongs to no step."""

@@ -18,7 +18,7 @@ class DtypeGroup:
     """All parameters of one dtype, and how they get to the arenas of their shards and back.
 
     ``shared`` means that the model's parameters and gradients are in the arenas themselves. Otherwise they are
-    copied.
+    copied. With ``apart`` the model keeps parameters of its own all the same.
     """
 
     name: str
@@ -26,6 +26,12 @@ class DtypeGroup:
     mesh: Mesh
     transfer: HostTransfer
     shared: bool
+    apart: bool = False
+
+    @property
+    def shares_parameters(self) -> bool:
+        """Whether the model's parameters are in the arena itself."""
+        return self.shared and not self.apart
 
     @property
     def dtype(self) -> torch.dtype:

@@ -1,0 +1,122 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"sync"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"plimsoll/binding"
+	"plimsoll/host"
+	"plimsoll/launch"
+	"plimsoll/profile"
+)
+
+// noProfile is the value of --host-profile that ignores all profiles.
+const noProfile = "none"
+
+const hostProfileFlagName = "host-profile"
+
+func hostProfileFlag(c *cobra.Command, file *string) {
+	c.Flags().StringVar(file, hostProfileFlagName, "", "`file` of plimsoll tune that says how cores are divided; "+
+		noProfile+" ignores it (default: plimsoll/host.json in the folder of your configuration)")
+}
+
+// hostProfile is the file that a verb takes splits from.
+type hostProfile struct {
+	name    string // as the user has given it; may be empty
+	reserve int    // cores that are left to the system, which a profile may not count on
+	logf    func(format string, values ...any)
+}
+
+// of returns the profile of a host, or nil where there is none, and the path of its file. A profile never stops a verb:
+// it says why a file is not used, and the verb goes on without it.
+func (p hostProfile) of(h *host.Host) (found *profile.Profile, path string) {
+	if p.name == noProfile {
+		return nil, ""
+	}
+	path = p.name
+	if path == "" {
+		var err error
+		if path, err = profile.Path(); err != nil {
+			return nil, "" // a user without a folder for configuration has no profile
+		}
+	}
+	h, err := binding.Reserve(h, p.reserve)
+	if err != nil {
+		return nil, "" // the verb itself refuses so many cores
+	}
+	file, err := profile.Load(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist) && p.name == "":
+		return nil, ""
+	case err != nil:
+		p.logf("the host profile is not used: %v", err)
+		return nil, ""
+	}
+	found, stale := file.For(h)
+	if found == nil {
+		p.logf("the host profile %s is not used: %s; plimsoll tune measures this host again", path, stale)
+		return nil, ""
+	}
+	return found, path
+}
+
+// split returns the profile's split for a number of ranks and a format, and a note that names it. An empty format is
+// the profile's own. Without a split it returns nil.
+func (p hostProfile) split(h *host.Host, ranks int, state, moments string) (split *profile.Split, note string) {
+	found, path := p.of(h)
+	if found == nil {
+		return nil, ""
+	}
+	if split = found.Split(ranks, state, moments); split == nil {
+		what := fmt.Sprintf("%d ranks", ranks)
+		if ranks == 1 {
+			what = "1 rank"
+		}
+		p.logf("the host profile %s has no split for %s, but for %s: plimsoll tune --ranks %d measures it", path, what,
+			found.RanksMeasured(), ranks)
+		return nil, ""
+	}
+	busy := ""
+	if found.InDoubt() {
+		busy = fmt.Sprintf(" while other processes used %.0f %% of the CPUs: measure it again", 100*found.Others)
+	}
+	return split, fmt.Sprintf("each rank has %v (host profile %s, measured %s%s)", split, path,
+		found.Measured.Local().Format(time.DateTime), busy)
+}
+
+// trainerCores returns the function with which launch and service find the trainer's share. Where there is no split,
+// and where both roles use all cores in turns, it is the standard share.
+func (p hostProfile) trainerCores(standard binding.TrainerShare) launch.TrainerCores {
+	return func(h *host.Host, ranks int) (binding.TrainerShare, string, bool) {
+		split, note := p.split(h, ranks, "", "")
+		if split == nil {
+			return standard, "no host profile: trainer and optimizer take turns on all cores of a rank", false
+		}
+		return split.TrainerCores(standard), note, true
+	}
+}
+
+// onceForRanks returns the trainer's share for the service, which asks for each session. Users read of a profile once.
+func onceForRanks(p hostProfile) func(*host.Host, int) binding.TrainerShare {
+	find, found := p.trainerCores(binding.TrainerShare{}), map[int]binding.TrainerShare{}
+	var lock sync.Mutex
+	return func(h *host.Host, ranks int) binding.TrainerShare {
+		lock.Lock()
+		defer lock.Unlock()
+		share, known := found[ranks]
+		if !known {
+			var why string
+			var noted bool
+			if share, why, noted = find(h, ranks); noted {
+				p.logf("%s", why)
+			}
+			found[ranks] = share
+		}
+		return share
+	}
+}
