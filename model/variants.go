@@ -32,13 +32,12 @@ type variant struct {
 	window  int64   // the default for sliding_window
 	rotary  float64 // the default for partial_rotary_factor
 	joined  bool    // queries and keys are concatenated of two parts
-	rotates func(s scope, index int64, windowed bool) bool
+	rotates func(s scope, index int64, windowed bool) bool // nil: in every layer
 	// wideRotary upcasts queries and keys for the rotation.
 	wideRotary                                    bool
 	ownAngles                                     bool // every block makes cosines and sines of its own
 	scalesEmbedding, scalesResidual, scalesLogits bool
-	softLogits                                    string // the field with the limit of the logits
-	mixture                                       func(s scope, index int64) FeedForward
+	softLogits                                    string   // the field with the limit of the logits
 	unsupported                                   []string // fields that change the operations
 }
 
@@ -47,8 +46,6 @@ type setting struct {
 	field     string
 	otherwise bool
 }
-
-var always = setting{otherwise: true}
 
 func (s scope) is(b setting) bool {
 	if b.field == "" {
@@ -275,15 +272,12 @@ func (v variant) norm(s scope, name string, width ...int64) Norm {
 
 func (v variant) block(s scope, index int64, b *Block) {
 	b.Attention = v.attention(s.in("self_attn"), index)
-	switch {
-	case v.mixture != nil:
-		b.FeedForward = v.mixture(s.in("mlp"), index)
-	case v.feedForward != nil:
-		b.FeedForward = v.feedForward(s.in("mlp"), s.size("intermediate_size"), s.is(v.innerBias))
-	default:
-		b.FeedForward = gated(s.in("mlp"), s.size("intermediate_size"), s.is(v.innerBias))
+	feedForward := v.feedForward
+	if feedForward == nil {
+		feedForward = gated
 	}
-	if v.activation != "" && b.FeedForward.Mixture == nil {
+	b.FeedForward = feedForward(s.in("mlp"), s.size("intermediate_size"), s.is(v.innerBias))
+	if v.activation != "" {
 		b.FeedForward.Activation = s.activation(v.activation)
 	}
 	if v.parallel {
