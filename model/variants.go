@@ -29,9 +29,9 @@ type variant struct {
 	// windows says which layers attend to a window: 0 none, 1 all, n all but
 	// every n-th. layer_types goes before it.
 	windows int64
-	window  int64   // the default for sliding_window
-	rotary  float64 // the default for partial_rotary_factor
-	joined  bool    // queries and keys are concatenated of two parts
+	window  int64                                          // the default for sliding_window
+	rotary  float64                                        // the default for partial_rotary_factor
+	joined  bool                                           // queries and keys are concatenated of two parts
 	rotates func(s scope, index int64, windowed bool) bool // nil: in every layer
 	// wideRotary upcasts queries and keys for the rotation.
 	wideRotary                                    bool
