@@ -191,7 +191,7 @@ def test_synchronize_then_change():
 
 @pytest.mark.parametrize("options, message", [
     (dict(overlap="async"), "model is None"),
-    (dict(overlap="late"), "expected one of None, 'forward', 'async'"),
+    (dict(overlap="late"), "expected one of None, 'forward', 'backward', 'async'"),
     (dict(overlap=Async(-1)), "warm_up_steps is -1"),
 ])
 def test_refuses(options, message):

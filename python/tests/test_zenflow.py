@@ -1,6 +1,7 @@
 """ZenFlow: important columns in every step, the others with the mean gradient of several, in one set of moments."""
 
 import copy
+import dataclasses
 import os
 import pathlib
 import subprocess
@@ -58,7 +59,7 @@ class Reference:
         self.step, self.count, self.late = 0, 0, None
         self.others, self.own = 0, 0
 
-    def update(self, i, gradient, scale, where):
+    def update(self, i, gradient, scale, where, lr=LR):
         def constant(x):
             return float(np.float32(x))
 
@@ -68,8 +69,8 @@ class Reference:
         m_new = fma(gradient, constant(1 - BETA1), m * constant(BETA1))
         v_new = fma(gradient * gradient, constant(1 - BETA2), v * constant(BETA2))
         d = fma(v_new.double().sqrt().float(), constant(1 / bias2**0.5), torch.tensor(constant(EPS)))
-        w_new = fma(w, constant(-LR * DECAY), w)
-        w_new = fma(m_new / d, constant(-LR / bias1), w_new)
+        w_new = fma(w, constant(-lr * DECAY), w)
+        w_new = fma(m_new / d, constant(-lr / bias1), w_new)
         for old, new in ((w, w_new), (m, m_new), (v, v_new)):
             old[where] = new[where]
 
@@ -142,8 +143,9 @@ class Reference:
                 self.show(every)
 
     def end(self, important, scale):
+        lr = LR * self.count if self.mode.scale_lr else LR
         for i, total in enumerate(self.sums):
-            self.update(i, total, scale / self.count, ~important[i])
+            self.update(i, total, scale / self.count, ~important[i], lr)
         self.count, self.others, self.own = 0, 0, 0
 
     def flush(self):
@@ -196,7 +198,7 @@ def small():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("overlap_step", [True, False])
 def test_follows_the_definition(dtype, overlap_step):
-    mode = ZenFlow(0.25, "step", 6, update_interval=3, full_warm_up_rounds=2, overlap_step=overlap_step)
+    mode = dataclasses.replace(EVERY, overlap_step=overlap_step, scale_lr=overlap_step)
     follows(small().to(dtype), mode, 20)
 
 

@@ -54,7 +54,10 @@ class Arrivals:
         return list(self._shard_of)
 
     def name(self, parameter: torch.Tensor) -> str:
-        return self._shard_of[parameter].slots[parameter].piece.name
+        return self.slot(parameter).piece.name
+
+    def slot(self, parameter: torch.Tensor) -> Slot:
+        return self._shard_of[parameter].slots[parameter]
 
     def missing(self, parameter: torch.Tensor) -> Optional[Slot]:
         """The slot of a parameter that has not arrived."""
@@ -123,25 +126,47 @@ class Arrivals:
         if missing is not None and not shard.parameters.missing:
             self._fail(shard.parameters.complete(), "parameter")
 
+    def expect_some(self) -> None:
+        """Runs when a step begins before its gradients are there. It changes what :meth:`changes` names."""
+        for shard in self._shards:
+            shard.parameters.expect_some()
+            shard.gradients.update_awaits()
+
+    def changes(self, slot: Slot) -> None:
+        """Announces that the step under way changes a parameter from here on."""
+        if self._shard_of[slot.piece.parameter].parameters.changes(slot):
+            self._fail([slot], "parameter")
+
+    def expect_rest(self) -> None:
+        """Announces that it changes all others."""
+        for shard in self._shards:
+            shard.gradients.update_begins()
+            self._fail(shard.parameters.expect_rest(), "parameter")
+
     def _arrive(self, shard: Shard, slots: Sequence[Slot]) -> None:
         self._fail(shard.gradients.written_since(slots), "the gradient of parameter")
         self._fail(shard.parameters.arrive(slots), "parameter")
 
     # Faults
 
+    def fail(self, fault: str) -> None:
+        """Has all checks raise RuntimeError with this message, until :meth:`forgive`."""
+        if self._fault is None:
+            self._fault = fault
+
     def _fail(self, slots: Sequence[Slot], what: str) -> None:
-        if slots and self._fault is None:
-            self._fault = f"{what} {slots[0].piece.name} {_WRITTEN}"
+        if slots:
+            self.fail(f"{what} {slots[0].piece.name} {_WRITTEN}")
 
     def check(self) -> None:
-        """Raises RuntimeError if the program has written parameters or gradients that were being updated. It does so
-        until :meth:`forgive`.
+        """Raises RuntimeError if something has failed, such as that the program has written parameters or gradients
+        that were being updated. It does so until :meth:`forgive`.
         """
         if self._fault is not None:
             raise RuntimeError(self._fault)
 
     def forgive(self) -> None:
-        """Forgets such writes: state and model were replaced."""
+        """Forgets what has failed: state and model were replaced."""
         self._fault = None
 
 

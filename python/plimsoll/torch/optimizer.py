@@ -17,6 +17,7 @@ from plimsoll.torch.entries import Entries, Entry, readers
 from plimsoll.torch.gradients import Gradients
 from plimsoll.torch.kinds import overlap_of, step_of
 from plimsoll.torch.overlap import release, replacing, synchronized
+from plimsoll.torch.overlap_backward import UNCLIPPED, UNSCALED, Asked
 from plimsoll.torch.scaling import Scaling, takes_scaled_gradients
 from plimsoll.torch.settings import Settings
 from plimsoll.torch.shards import Shards
@@ -60,6 +61,8 @@ class Optimizer(torch.optim.Optimizer):
         if max_grad_norm is not None and not max_grad_norm > 0:
             raise ValueError(f"max_grad_norm is {max_grad_norm}: expected a number above 0, or None not to clip")
         self._settings = Settings.checked(self._algorithm, **settings)
+        if self._settings.overlap == "backward" and max_grad_norm is not None:
+            raise ValueError(f"max_grad_norm is {max_grad_norm}, but {UNCLIPPED}")
         self._model, self._named = model, list(named_parameters) if named_parameters is not None else None
         self._shards: Optional[Shards] = None  # while the optimizer is open
         self._gradients: Optional[Gradients] = None  # as long
@@ -67,7 +70,7 @@ class Optimizer(torch.optim.Optimizer):
         super().__init__(params, defaults)
         self._saver = Saver()
         self._lock = threading.RLock()  # hooks run on autograd's threads, one for each device
-        self._overlap = overlap_of(self._settings, model, self._lock)
+        self._overlap = overlap_of(self._settings, model, self._lock, weakref.WeakMethod(self._asked))
         weakref.finalize(self, self._overlap.remove)
         self.max_grad_norm = max_grad_norm
         #: Steps that were not made, because gradients were not finite.
@@ -176,6 +179,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As in torch. With ``sharding="zero2"`` it discards the gradients that were sent to their owners."""
+        self._overlap.refuse_begun()
         if not set_to_none:
             self._overlap.will_zero()
         super().zero_grad(set_to_none)
@@ -209,6 +213,8 @@ class Optimizer(torch.optim.Optimizer):
             for name in ("grad_scale", "found_inf"):
                 self.__dict__.pop(name, None)
             raise
+        with self._lock:
+            self._overlap.watch()
         return loss
 
     def _open_for_step(self) -> None:
@@ -231,11 +237,24 @@ class Optimizer(torch.optim.Optimizer):
             return
         self.last_grad_norm = step.norm
         if step.is_finite:
-            step.make(maximize=bool(self.param_groups[0].get("maximize")))
+            step.make(maximize=self._maximizes())
         else:
             self.skipped += 1
         self._gradients.forget()
         self._overlap.over()
+
+    def _maximizes(self) -> bool:
+        return bool(self.param_groups[0].get("maximize"))
+
+    def _asked(self) -> Asked:
+        """What a step is made with that begins now, in the backward pass."""
+        self._check_awaited()
+        self._check_groups()
+        if self.max_grad_norm is not None:
+            raise RuntimeError(f"max_grad_norm is {self.max_grad_norm} now, but {UNCLIPPED}")
+        if Scaling(self).is_used:
+            raise RuntimeError(f"there is a GradScaler, but {UNSCALED}")
+        return Asked(-1.0 if self._maximizes() else 1.0, self._numbers())
 
     def _check_groups(self) -> None:
         self._shards.trained.check_groups(self.param_groups)
@@ -314,6 +333,7 @@ class Optimizer(torch.optim.Optimizer):
             load(state_dict)
             return
         self.open()
+        self._overlap.refuse_begun()
         groups = self.param_groups
 
         def entries_by_parameter() -> Dict[torch.Tensor, Any]:
@@ -392,7 +412,7 @@ class Optimizer(torch.optim.Optimizer):
         """
         if self._shards is None:
             return
-        self._overlap.settle()
+        self._overlap.close()
         self._shards.close(give_back)
         self._release()
         self._saver.forget()

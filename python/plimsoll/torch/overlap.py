@@ -57,6 +57,13 @@ class Serial:
     def forgive(self) -> None:
         """Records that model and state were replaced."""
 
+    def close(self) -> None:
+        """Runs before the optimizer is closed."""
+        self.settle()
+
+    def refuse_begun(self) -> None:
+        """Raises RuntimeError if a step has begun in the backward pass that the program has not asked for yet."""
+
     #: Sessions beside those of the shards.
     sessions: Sequence[Session] = ()
 
@@ -121,6 +128,7 @@ class Forward(Serial):
     """Steps whose update goes on while the next forward pass runs."""
 
     awaits = False
+    name = "forward"
 
     def __init__(self, model: torch.nn.Module, lock: Any):
         self._lock, self._owner = lock, os.getpid()
@@ -139,10 +147,10 @@ class Forward(Serial):
         for module in model.modules():
             if isinstance(module, torch.nn.DataParallel):
                 raise ValueError(
-                    "overlap is 'forward', and model has DataParallel, which copies parameters to its replicas before any module reads "
+                    f"overlap is {self.name!r}, and model has DataParallel, which copies parameters to its replicas before any module reads "
                     "them: use DistributedDataParallel, or leave overlap None"
                 )
-            if not _read_by(module):
+            if not parameters_read_by(module):
                 continue
             before, state = Hook(self._before_forward), Hook(self._before_state)
             self._hooks += [
@@ -152,12 +160,12 @@ class Forward(Serial):
                 module._register_load_state_dict_pre_hook(state),
             ]
         if not self._hooks:
-            raise ValueError("overlap is 'forward', and model has no parameters: give the optimizer the model that it trains")
+            raise ValueError(f"overlap is {self.name!r}, and model has no parameters: give the optimizer the model that it trains")
 
     def refuse(self, shards: Shards) -> None:
         if shards.ranks.mesh.size > 1 or shards.trained.are_sharded:
             raise ValueError(
-                "overlap is 'forward', but several ranks hold the state, or a part of it: expected one rank alone; leave overlap None"
+                f"overlap is {self.name!r}, but several ranks hold the state, or a part of it: expected one rank alone; leave overlap None"
             )
 
     def attach(self, shards: Shards) -> None:
@@ -185,11 +193,11 @@ class Forward(Serial):
             return  # a forked child has parameters of its own, or none
         if getattr(module, "_is_replica", False):
             raise RuntimeError(
-                "overlap is 'forward', and this module is a replica of DataParallel, which has copied parameters before their update "
+                f"overlap is {self.name!r}, and this module is a replica of DataParallel, which has copied parameters before their update "
                 "was awaited: use DistributedDataParallel, or leave overlap None"
             )
-        _refuse_capture()
-        parameters = _read_by(module)
+        _refuse_capture(self.name)
+        parameters = parameters_read_by(module)
         ids = ids_of(module, arguments, named) if len(parameters) == 1 else None
         with self._lock:
             if ids is not None and self._uses.reads_rows(parameters[0]):
@@ -227,13 +235,16 @@ class Forward(Serial):
             if os.getpid() != self._owner or self._arrivals is None:
                 return
             with self._lock:
-                is_missing = self._arrivals.missing(parameter) is not None
-                self._uses.gradient(parameter, is_missing)
-                if is_missing:
-                    with self._apart():
-                        self._arrivals.need([parameter])
+                self._before_gradient(parameter)
 
         return arrives
+
+    def _before_gradient(self, parameter: torch.Tensor) -> None:
+        is_missing = self._arrivals.missing(parameter) is not None
+        self._uses.gradient(parameter, is_missing)
+        if is_missing:
+            with self._apart():
+                self._arrivals.need([parameter])
 
     @contextlib.contextmanager
     def _apart(self) -> Iterator[None]:
@@ -287,28 +298,19 @@ class Forward(Serial):
         self._uses.over()
 
 
-def _refuse_capture() -> None:
+def _refuse_capture(name: str) -> None:
     if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
         raise RuntimeError(
-            "overlap is 'forward', and a CUDA graph is being captured, whose replays run no hooks that wait for parameters: leave "
+            f"overlap is {name!r}, and a CUDA graph is being captured, whose replays run no hooks that wait for parameters: leave "
             "overlap None, or run the model without graphs"
         )
 
 
-def _read_by(module: torch.nn.Module) -> List[torch.Tensor]:
+def parameters_read_by(module: torch.nn.Module) -> List[torch.Tensor]:
     """The parameters that a module's forward reads by itself."""
     if isinstance(module, _READ_CHILDREN):
         return list(module.parameters())
     return [p for p in module._parameters.values() if p is not None]
-
-
-def overlap_for(overlap: Optional[str], model: Optional[torch.nn.Module], lock: Any) -> Serial:
-    """What the argument ``overlap`` of an optimizer asks for."""
-    if overlap is None:
-        return Serial()
-    if model is None:
-        raise ValueError("overlap is 'forward', but there is no model, whose modules wait for their parameters: give it (model=)")
-    return Forward(model, lock)
 
 
 def synchronized(method: Callable[..., _Result]) -> Callable[..., _Result]:

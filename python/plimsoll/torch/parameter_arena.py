@@ -117,13 +117,30 @@ class ParameterArena:
         """Announces the parameters of the next step. Each arrives in the model by :meth:`arrive`; then comes
         :meth:`complete`.
         """
-        self._torn = True
-        for parameter, slot in self._slots.items():
-            if self._group.shared and slot.contiguous:
-                increment_version(parameter)
+        self.expect_some()
+        self.expect_rest()
+
+    def expect_some(self) -> None:
+        """The same, of a step that changes parameters only after :meth:`changes`."""
+        self._torn, self.missing = True, {}
+        for slot in self._slots.values():
             slot.left = slot.versions()
+
+    def changes(self, slot: Slot) -> bool:
+        """Announces that the step changes a parameter from here on. Whether the program has written it since
+        :meth:`expect_some`.
+        """
+        is_written = slot.left != slot.versions()
+        if self._group.shared and slot.contiguous:
+            increment_version(slot.piece.parameter)  # autograd refuses to read it for a gradient from here on
+        slot.left = slot.versions()
+        self.missing[slot.piece.parameter] = slot
+        return is_written
+
+    def expect_rest(self) -> List[Slot]:
+        """Announces that the step changes all other parameters. Returns the slots that the program has written."""
         self._group.transfer.begin()  # the computation so far reads the parameters as they were
-        self.missing = dict(self._slots)
+        return [slot for parameter, slot in self._slots.items() if parameter not in self.missing and self.changes(slot)]
 
     def arrive(self, slots: Sequence[Slot]) -> List[Slot]:
         """Brings parameters into the model that have had their update. Returns the slots that the program has written

@@ -272,12 +272,15 @@ class Selective(Behind):
 
     def _update(self, number: int, applied: Applied, *, waits: bool) -> None:
         """Updates all columns that are at home with the mean of the sums, as step ``number``."""
+        numbers = applied.numbers
+        if self._mode.scale_lr:
+            numbers = [[lr * self.count, *others] for lr, *others in numbers]
         for sums in self.sums:
             session = sums.shard.session
             if session.step != number - 1:
                 session.set_step(number - 1)
             sums.underway.begins()
-            session.begun(session.begin(applied.scale / self.count, applied.numbers, wait=waits))
+            session.begun(session.begin(applied.scale / self.count, numbers, wait=waits))
             sums.clear()
         self.count, self._is_pending = 0, True
         self.due.begin()

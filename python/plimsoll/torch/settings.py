@@ -49,6 +49,11 @@ class Settings(NamedTuple):
             raise ValueError(
                 f"overlap is {settings.overlap!r}, but sharding is {settings.sharding!r}: expected no sharding with it; leave one of the two None"
             )
+        if settings.overlap == "backward" and settings.gradients == "step":
+            raise ValueError(
+                "overlap is 'backward', which takes gradients in the backward pass, but gradients is 'step': leave gradients at "
+                "'backward', or use overlap='forward'"
+            )
         if settings.gradients == "step" and settings.sharding == "zero2":
             raise ValueError(
                 "gradients is 'step', but sharding is 'zero2', which sends gradients to their owners in the backward pass: "
@@ -75,8 +80,8 @@ def _overlap_of(overlap: Any) -> Any:
         return Async()
     if isinstance(overlap, Async) and not overlap.warm_up_steps >= 0:
         raise ValueError(f"warm_up_steps is {overlap.warm_up_steps}: expected 0 or more")
-    if overlap not in (None, "forward") and not isinstance(overlap, (Async, ZenFlow)):
-        raise ValueError(f"overlap is {overlap!r}: expected one of None, 'forward', 'async', Async(...), ZenFlow(...) of plimsoll.torch")
+    if overlap not in (None, "forward", "backward") and not isinstance(overlap, (Async, ZenFlow)):
+        raise ValueError(f"overlap is {overlap!r}: expected one of None, 'forward', 'backward', 'async', Async(...), ZenFlow(...) of plimsoll.torch")
     return overlap
 
 

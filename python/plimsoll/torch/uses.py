@@ -12,6 +12,11 @@ _UNAWAITED = (
     "optimizer.step(). Or call optimizer.synchronize() before it is read"
 )
 
+_UNREAD = (
+    "was read by no forward pass of a module that owns it since the last step: it has no gradient, or was read before its update was "
+    "awaited. The backward pass is refused before the step has begun: call optimizer.zero_grad() and go on"
+)
+
 
 class Uses:
     """The uses of parameters, by round: all forward and backward passes up to a step."""
@@ -63,16 +68,25 @@ class Uses:
 
     def check(self, parameters: Sequence[torch.Tensor], name: Callable[[torch.Tensor], str]) -> None:
         """Learns from the first gradients. Raises RuntimeError if later ones may come from parameters of two steps."""
-        whole = {p for p, ids in self._rows.items() if p.grad is not None and has_others(p.grad, ids)}
+        having = [p for p in parameters if p.grad is not None]
+        whole = {p for p in having if p in self._rows and has_others(p.grad, self._rows[p])}
         if not self._is_learned:
             self._learn(parameters, whole)
             return
-        bad = {p for p in self._unawaited if p.grad is not None} | (whole - self._at_step)
+        bad = {p for p in having if p in self._unawaited} | (whole - self._at_step)
+        self._unawaited |= bad
+        self._refuse(bad, name, _UNAWAITED)
+
+    def check_read(self, parameters: Iterable[torch.Tensor], name: Callable[[torch.Tensor], str]) -> None:
+        """Raises RuntimeError if one of these parameters, which will get gradients, was read by no module."""
+        unread = {p for p in parameters if self._read.get(p) != self._round and p not in self.at_step}
+        self._refuse(unread, name, _UNREAD)
+
+    def _refuse(self, bad: Set[torch.Tensor], name: Callable[[torch.Tensor], str], why: str) -> None:
         if bad:
-            self._unawaited |= bad
             self._at_step |= bad
             names = sorted(map(name, bad))
-            raise RuntimeError(f"parameter {names[0]} {f'(and {len(names) - 1} more) ' if names[1:] else ''}{_UNAWAITED}")
+            raise RuntimeError(f"parameter {names[0]} {f'(and {len(names) - 1} more) ' if names[1:] else ''}{why}")
 
     def _learn(self, parameters: Sequence[torch.Tensor], whole: Set[torch.Tensor]) -> None:
         self._unused = {p for p in parameters if p.grad is None}
