@@ -24,10 +24,14 @@ func (p *pass) head(x *autograd.Tensor) Result {
 		x = p.follow(x, p.activate("gelu", x))
 		x = p.follow(x, p.norm(h.Norm, x))
 	}
+	x = p.dropout(x, h.Dropout)
 	if p.Loss == FusedLoss {
 		return Result{Loss: p.fusedLoss(h, x)}
 	}
 	logits := p.linear(h.Projection, x, h.Outputs/p.TensorParallel)
+	if h.Scaled {
+		logits = p.follow(logits, p.unary(logits, logits.DType, saveNothing))
+	}
 	if h.Soft {
 		logits = p.follow(logits, p.unary(logits, logits.DType, saveNothing))
 		logits = p.follow(logits, p.unary(logits, logits.DType, saveOutput))
@@ -107,6 +111,12 @@ func (p *pass) whyLogits() string {
 
 func (p *pass) classify(h *model.Head, x *autograd.Tensor) Result {
 	rows := p.Batch
+	if h.EveryToken {
+		all := p.linear(h.Projection, x, h.Outputs)
+		logits := p.follow(all, p.Do(autograd.Operation{Inputs: []*autograd.Tensor{all},
+			Outputs: []autograd.Output{{Elements: rows * h.Outputs, DType: all.DType}}})[0])
+		return Result{Loss: p.crossEntropy(logits), Logits: logits}
+	}
 	first := p.Do(autograd.Operation{Inputs: []*autograd.Tensor{x},
 		Outputs: []autograd.Output{{Elements: rows * p.network.Hidden, DType: x.DType, View: true}}})[0]
 	if h.Pooler != "" {

@@ -83,6 +83,7 @@ func explainFlags(c *cobra.Command, o *explainOptions) {
 	flags.SortFlags = false
 	choiceOrFileFlag(c, &q.Model, "model", "", "the model of the job: `name` in the catalog, a config.json or a "+
 		"folder with one", model.Catalog())
+	onlineFlag(c, &q.Online)
 	flags.Var((*countFlag)(&q.GPUs), "gpus", "GPUs of each node, one rank each (default: the ranks that the files "+
 		"name)")
 	flags.Var((*countFlag)(&q.Nodes), "nodes", "nodes of the job")
