@@ -78,7 +78,12 @@ class Gathered(Arrivals):
         first = torch.tensor([places[p] for p in order(parameters)])
         torch.distributed.broadcast(first, self._ranks[0], group=self._group)
         self._order = [parameters[i] for i in first.tolist()]
-        super().order(lambda own: [p for p in self._order if p in set(own)])
+
+        def of_all(own: List[torch.Tensor]) -> List[torch.Tensor]:
+            wanted = set(own)
+            return [p for p in self._order if p in wanted]
+
+        super().order(of_all)
 
     def begun(self, failure: Optional[Exception]) -> None:
         for shard in self._shards:
