@@ -126,6 +126,9 @@ func nearest(name string, candidates []string) string {
 		}
 		for i, word := range have {
 			fixed := words[word] || word[0] <= '9' || len(word) < 4
+			if len(word) == 1 && len(want[i]) == 1 && !words[word] { // 7v is 7b: no name has that letter
+				continue
+			}
 			if word != want[i] && (fixed || fault.Nearest(word, want[i:i+1]) == "") {
 				return false
 			}

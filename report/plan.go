@@ -274,8 +274,8 @@ func consumers(device *ledger.Device) *Table {
 	return t
 }
 
-// stateFormats lists the bytes of the optimizer's state in Plimsoll's formats. Those of overlapped steps are in the JSON
-// document alone.
+// stateFormats lists the bytes of the optimizer's state in Plimsoll's formats. Those of overlapped steps are in the
+// JSON document alone.
 func (d *PlanDocument) stateFormats() Paragraph {
 	var formats []string
 	for _, h := range d.StateFormats {
