@@ -420,11 +420,11 @@ def test_service_is_killed(service):
     """In updates of important columns and of all others, in moves of columns, and while gradients come."""
     mode = ZenFlow(0.1, "step", 4, update_interval=2, full_warm_up_rounds=2)
     undisturbed, model = big_network(), big_network()
-    big_train(undisturbed, zenflow(undisturbed, mode, max_grad_norm=0.5, name="undisturbed"), 24)
+    big_train(undisturbed, zenflow(undisturbed, mode, max_grad_norm=0.5, name="undisturbed"), 40)
     optimizer = zenflow(model, mode, max_grad_norm=0.5, socket=service.socket)
     optimizer.open()
-    with killed_again_and_again(service, 1, within=0.2) as stepped:
-        big_train(model, optimizer, 24, stepped)
+    with killed_again_and_again(service, 1, within=0.1) as stepped:
+        big_train(model, optimizer, 40, stepped)
     assert digest(model) == digest(undisturbed)
 
 
