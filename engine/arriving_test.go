@@ -326,3 +326,30 @@ func TestArrivedChunksAreTakenInOrder(t *testing.T) {
 		}
 	}
 }
+
+// TestSnapshotsOfStepsInARow: a save that waits for a step does not wait for the gradients of the next one, either.
+func TestSnapshotsOfStepsInARow(t *testing.T) {
+	s := oneWorker(t)
+	for range 300 {
+		x := s.Snapshot(func(shard.Chunk, kernel.Chunk) error { return nil })
+		if err := beginNext(s); err != nil {
+			t.Fatal(err)
+		}
+		ran := make(chan error, 1)
+		go func() { ran <- x.Run(t.Context(), nil) }()
+		s.Wait()
+		if err := beginNextArriving(s); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case err := <-ran:
+			if err != nil {
+				t.Fatal(err)
+			}
+		case <-time.After(10 * time.Second):
+			t.Fatal("a save waits for gradients")
+		}
+		s.GradientsArrived(s.config.Range())
+		s.Wait()
+	}
+}
