@@ -79,13 +79,23 @@ func TestRequestsWhileGradientsArrive(t *testing.T) {
 		t.Errorf("saved: %v", err)
 	}
 	mustFinish(t, s, 1)
+	if err := s.BeginArriving(2, 0.5, adamw...); err != nil {
+		t.Fatal(err)
+	}
+	if seconds, err := s.Wait(1, 0, end); err != nil || seconds <= 0 {
+		t.Errorf("the step before the one that waits for gradients took %v s (%v)", seconds, err)
+	}
+	if err := s.ReadyFor(2, 0, end); err != nil {
+		t.Fatal(err)
+	}
+	mustFinish(t, s, 2)
 	if err := s.ReadyFor(1, 0, end); err != nil {
 		t.Errorf("gradients of a step that is finished, as after an answer that was lost: %v", err)
 	}
-	wantError(t, s.ReadyFor(2, 0, end), protocol.OutOfOrder,
-		"ready for step 2: the session has finished step 1, and no step 2 waits for gradients")
+	wantError(t, s.ReadyFor(3, 0, end), protocol.OutOfOrder,
+		"ready for step 3: the session has finished step 2, and no step 3 waits for gradients")
 	for _, flags := range []uint32{protocol.WaitForStep, protocol.PreparedStep} {
-		body := protocol.StepBody{StepHeader: protocol.StepHeader{Step: 2, GradScale: 1,
+		body := protocol.StepBody{StepHeader: protocol.StepHeader{Step: 3, GradScale: 1,
 			Flags: protocol.ArrivingStep | flags}, Hyperparameters: adamw}
 		wantError(t, s.Do(protocol.Step, body.Encode()), protocol.Refused, "step with flags 0x*: a step that begins *")
 	}
