@@ -133,8 +133,8 @@ func (s *Shard) Misses(r shard.Range) (missing shard.Range, ok bool) {
 	return shard.Between(first, end), first < end
 }
 
-// waitUnlessArriving returns when the step that was begun last is finished, or depends on gradients that arrive: whoever
-// brings them may wait for the caller. The next step may be such a one before the caller notices the end of the last.
+// waitUnlessArriving returns when the step that was begun last is finished, or depends on gradients that arrive:
+// whoever brings them may wait for the caller. A step may end, and the next be such a one, before the caller notices.
 func (s *Shard) waitUnlessArriving() {
 	s.current.watchers.wait(func() bool { return s.isOver() || s.isArriving() })
 }
