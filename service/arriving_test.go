@@ -130,6 +130,20 @@ func TestStatusWhileGradientsArrive(t *testing.T) {
 	}
 }
 
+// checkpointOfOther returns a folder with a checkpoint of a session with another shard.
+func checkpointOfOther(t *testing.T, socket string) string {
+	t.Helper()
+	s := begun(t, socket, testDocument(small, func(d *protocol.Document) { d.Part = "other" }))
+	directory := t.TempDir()
+	if _, err := s.Save(directory, nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Commit(directory, 0); err != nil {
+		t.Fatal(err)
+	}
+	return directory
+}
+
 // TestClientComesBackWhileGradientsArrive: the process that writes the gradients may go on over another connection. Any
 // other process finds a torn state, and takes nothing of it for complete.
 func TestClientComesBackWhileGradientsArrive(t *testing.T) {
@@ -171,6 +185,9 @@ func TestClientComesBackWhileGradientsArrive(t *testing.T) {
 	_, err := s.Wait(3, 0, 10)
 	wantError(t, err, protocol.OutOfOrder, "wait for step 3: the last step begun is 2")
 	wantError(t, s.ReadyFor(3, 0, 10), protocol.OutOfOrder, "ready for step 3: *")
+	if _, err := s.Load(checkpointOfOther(t, socket)); err == nil {
+		t.Error("a checkpoint of another shard was loaded")
+	}
 	if s = again(s); s.Welcome.TornStep != 3 || s.Welcome.Initialized {
 		t.Errorf("the next process is welcomed with %+v", s.Welcome)
 	}
