@@ -54,14 +54,18 @@ func (s *session) giveUp() {
 	}
 }
 
-// resume goes on with a step that waited for gradients when the service before ended.
+// resume goes on with a step that waited for gradients when the service before ended, or gives it up, as that service had
+// begun to do.
 func (s *session) resume() {
-	if !s.shard.MissesGradients() {
-		return
-	}
-	s.begun = s.shard.Steps() + 1
-	if s.header.condition.Load() == stateIsTorn {
-		s.giveUp() // as that service had begun to do
+	torn := s.header.condition.Load() == stateIsTorn
+	switch {
+	case s.shard.MissesGradients() && torn:
+		s.giveUp()
+	case s.shard.MissesGradients():
+		s.begun = s.shard.Steps() + 1
+	case torn: // that service may have ended before the step no longer counted
+		step, _ := s.header.asked()
+		s.shard.SetSteps(int64(step) - 1)
 	}
 }
 
