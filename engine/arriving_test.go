@@ -92,19 +92,8 @@ func TestBrokenOffArrivals(t *testing.T) {
 			after := imageOf(s)
 			rapid.Check(t, func(t *rapid.T) {
 				random := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 0))
-				restoreImage(s, before)
-				s.finished.Store(1)
 				s.arriving.Store(2)
-				for unit := range s.done {
-					s.done[unit].Store(1 << 1)
-				}
-				for _, slot := range s.slots {
-					slot.undo.Begin()
-				}
-				for range 1 + random.IntN(3) {
-					breakOff(s, random)
-				}
-				other := attachOther(t, s, 1+random.IntN(3), kernel.Available()[random.IntN(len(kernel.Available()))])
+				other := breakSecondStepOff(t, s, before, random)
 				defer other.Close()
 				if other.Finish() != !other.isUnderway() {
 					t.Fatal("a step that waits for gradients is finished, or the other way round")

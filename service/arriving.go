@@ -34,7 +34,7 @@ func (s *session) arrive(step uint64, arrived shard.Range) error {
 	switch {
 	case s.shard.MissesGradients() && step == next:
 		s.shard.GradientsArrived(arrived)
-	case step >= next && int64(step) != s.begun:
+	case step >= next:
 		return protocol.OutOfOrder.Errorf("ready for step %d: the session has finished step %d, and no step %d waits "+
 			"for gradients", step, next-1, step)
 	}
