@@ -54,8 +54,8 @@ func (s *session) giveUp() {
 	}
 }
 
-// resume goes on with a step that waited for gradients when the service before ended, or gives it up, as that service had
-// begun to do.
+// resume goes on with a step that waited for gradients when the service before ended. It gives the step up if that
+// service had begun to do so.
 func (s *session) resume() {
 	torn := s.header.condition.Load() == stateIsTorn
 	switch {
