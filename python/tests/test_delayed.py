@@ -1,8 +1,11 @@
 """Updates one step behind: overlap="async"."""
 
+import contextlib
 import copy
 import os
 import pathlib
+import pickle
+import signal
 import subprocess
 import sys
 
@@ -11,6 +14,7 @@ import torch
 
 import plimsoll.torch
 from gpt import GPT, batch, text
+from plimsoll.client import Session
 from plimsoll.torch import Async
 from test_crash import digest, killed_again_and_again
 from test_optimizer import assert_same
@@ -187,6 +191,48 @@ def test_synchronize_then_change():
         o.step()
     model.load_state_dict(model.state_dict())
     assert digest(model) == digest(other)
+
+
+def test_copies_of_the_model_wait_for_nothing():
+    model = torch.nn.Linear(8, 8)
+    optimizer = delayed(model)
+    model(torch.ones(1, 8)).sum().backward()
+    optimizer.step()
+    before = digest(model)
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        other.state_dict()
+        assert digest(model) == before
+    model.state_dict()
+    assert digest(model) != before
+
+
+def test_an_interrupt_while_a_step_begins(monkeypatch):
+    model = GPT().bfloat16()
+    undisturbed = copy.deepcopy(model)
+    optimizer, theirs = delayed(model), delayed(undisturbed, name="theirs")
+    for i in range(5):
+        with monkeypatch.context() as patch:
+            if i == 2:
+                begin = Session.begin
+
+                def interrupted(*arguments, **options):
+                    patch.setattr(Session, "begin", begin)
+                    signal.raise_signal(signal.SIGINT)
+                    return begin(*arguments, **options)
+
+                patch.setattr(Session, "begin", interrupted)
+            backward(model, i)
+            with pytest.raises(KeyboardInterrupt) if i == 2 else contextlib.nullcontext():
+                optimizer.step()
+        optimizer.zero_grad()
+        backward(undisturbed, i)
+        theirs.step()
+        theirs.zero_grad()
+        if i == 2:
+            model.state_dict(), undisturbed.state_dict()
+            assert digest(model) == digest(undisturbed)
+    optimizer.synchronize(), theirs.synchronize()
+    assert digest(model) == digest(undisturbed)
 
 
 @pytest.mark.parametrize("options, message", [

@@ -23,7 +23,7 @@ from plimsoll.torch.gradients import Gradients
 from plimsoll.torch.layout import is_offloaded, is_sharded
 from plimsoll.torch.settings import Settings
 from plimsoll.torch.shards import Shards
-from plimsoll.torch.signals import deferred_if_distributed, uninterrupted
+from plimsoll.torch.signals import deferred, deferred_if_distributed, uninterrupted
 from plimsoll.torch.stale_reads import StaleReads
 from plimsoll.torch.uses import Uses
 
@@ -38,6 +38,8 @@ class Serial:
 
     #: Whether a step is finished when it returns.
     awaits = True
+    #: Whether interrupts wait for the end of a step: what was done of it could not be told afterwards.
+    defers_interrupts = False
 
     def refuse(self, shards: Shards) -> None:
         """Raises ValueError for shards whose steps cannot overlap, before they are opened."""
@@ -373,7 +375,7 @@ def stepping(method: Callable[..., _Result]) -> Callable[..., _Result]:
 
     @functools.wraps(method)
     def after(self: Any) -> _Result:
-        with self._lock, deferred_if_distributed():
+        with self._lock, deferred() if self._overlap.defers_interrupts else deferred_if_distributed():
             failure = None
             try:
                 self._overlap.will_step()
