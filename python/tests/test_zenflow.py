@@ -1,9 +1,11 @@
 """ZenFlow: important columns in every step, the others with the mean gradient of several, in one set of moments."""
 
+import contextlib
 import copy
 import dataclasses
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 
@@ -13,7 +15,10 @@ import torch
 
 import plimsoll.torch
 from gpt import GPT, batch, text
+from plimsoll.client import Session
 from plimsoll.torch import ZenFlow
+from plimsoll.torch.important import Important, Matrix
+from plimsoll.torch.selective import Sums
 from test_crash import digest, killed_again_and_again
 
 BOTH_WAYS = True
@@ -322,6 +327,73 @@ def test_zero_grad_discards():
     with pytest.warns(UserWarning, match="added to those of 1 steps"):
         optimizer.zero_grad()
     model.state_dict()
+
+
+@pytest.mark.parametrize("what", [(Session, "begin"), (Important, "bring"), (Important, "clear_sums"), (Matrix, "choose")])
+def test_an_interrupt_in_a_step(monkeypatch, what):
+    """The step is made all the same, or not begun, and the program goes on."""
+    model = small().bfloat16()
+    undisturbed = copy.deepcopy(model)
+    optimizer, theirs = zenflow(model, max_grad_norm=0.5), zenflow(undisturbed, max_grad_norm=0.5, name="theirs")
+    train(undisturbed, theirs, 12)
+    method, interrupts = getattr(*what), []
+
+    def interrupted(*arguments, **options):
+        if not interrupts:
+            interrupts.append(signal.raise_signal(signal.SIGINT))
+        return method(*arguments, **options)
+
+    for i in range(12):
+        with monkeypatch.context() as patch:
+            if i > 3:
+                patch.setattr(*what, interrupted)
+            backward(model, i)
+            with contextlib.suppress(KeyboardInterrupt):
+                optimizer.step()
+            optimizer.zero_grad()
+    assert interrupts
+    optimizer.synchronize(), theirs.synchronize()
+    assert digest(model) == digest(undisturbed)
+
+
+def test_an_interrupt_at_the_end_of_an_interval(monkeypatch):
+    model = small().bfloat16()
+    undisturbed = copy.deepcopy(model)
+    optimizer, theirs = zenflow(model), zenflow(undisturbed, name="theirs")
+    train(model, optimizer, 4), train(undisturbed, theirs, 4)
+    with monkeypatch.context() as patch:
+        patch.setattr(Sums, "clear", lambda _: signal.raise_signal(signal.SIGINT))
+        with pytest.raises(KeyboardInterrupt):
+            optimizer.synchronize()
+    optimizer.synchronize(), theirs.synchronize()
+    assert digest(model) == digest(undisturbed)
+
+
+def test_an_interrupt_in_a_backward_pass(monkeypatch):
+    model = small().bfloat16()
+    optimizer = zenflow(model)
+    train(model, optimizer, 4)
+    with monkeypatch.context() as patch:
+        patch.setattr(Important, "take", lambda *_, **__: signal.raise_signal(signal.SIGINT))
+        with pytest.raises(KeyboardInterrupt):
+            backward(model, 4)
+    with pytest.warns(UserWarning, match="added to those of 2 steps"):
+        optimizer.zero_grad()
+
+
+def test_gradients_that_are_taken_in_the_step():
+    model = small().bfloat16()
+    reference = copy.deepcopy(model)
+    optimizer, theirs = zenflow(model, gradients="step"), zenflow(reference, name="theirs")
+    for i in range(8):
+        for m, o in ((model, optimizer), (reference, theirs)):
+            o.open()
+            backward(m, i)
+            assert all((p.grad is None) == (o is theirs) for p in m.parameters())
+            o.step()
+            assert all(p.grad is None for p in m.parameters())
+    optimizer.synchronize(), theirs.synchronize()
+    assert digest(model) == digest(reference)
 
 
 def test_weights_are_changed():
