@@ -13,7 +13,6 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tupl
 import torch
 
 from plimsoll.client import Session
-from plimsoll.errors import PlimsollError
 from plimsoll.protocol import Opened
 from plimsoll.torch.arrivals import Arrivals
 from plimsoll.torch.embedding_rows import ids_of, ranges_of
@@ -443,7 +442,7 @@ def _on_all_ranks(optimizer: Any, wait: Callable[[], None]) -> None:
 def release(gradients: Gradients, shards: Shards, overlap: Serial, owner: int) -> None:
     """Lets go of what an optimizer held while it was open."""
     if os.getpid() == owner:  # a forked child has nothing to release
-        with contextlib.suppress(PlimsollError):  # of a service that has failed: the caller may be raising that
+        with contextlib.suppress(RuntimeError):  # of a service or a device that has failed: the caller may be raising that
             overlap.settle()
         overlap.detach()
         gradients.remove_hooks()
