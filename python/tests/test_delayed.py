@@ -2,12 +2,8 @@
 
 import contextlib
 import copy
-import os
-import pathlib
 import pickle
 import signal
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -16,7 +12,7 @@ import plimsoll.torch
 from gpt import GPT, batch, text
 from plimsoll.client import Session
 from plimsoll.torch import Async
-from test_crash import digest, killed_again_and_again
+from test_crash import digest, kill_trainer, killed_again_and_again, start_trainer
 from test_optimizer import assert_same
 
 BOTH_WAYS = True
@@ -299,17 +295,9 @@ def test_trainer_is_killed(service, way):
     """The next trainer has all updates: its first gradient is that of the parameters after the last one."""
     if way == "copied":
         pytest.skip("the trainers are processes of their own, which share")
-    here = pathlib.Path(__file__).parent
-    path = os.pathsep.join([str(here), str(here.parent)])
-    command = [sys.executable, "-c", "import test_delayed; print(*test_delayed.train_on(20))"]
-    environment = {**os.environ, "PLIMSOLL_SOCKET": service.socket, "PYTHONPATH": path}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
-    for line in process.stdout:
-        if line.startswith("step 9"):
-            break
-    process.kill()
-    process.wait()
-    found, begin = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment, check=True).stdout.split()[-2:]
+    kill_trainer(start_trainer(service, "test_delayed.train_on(20)"), "step 9")
+    process = start_trainer(service, "test_delayed.train_on(20)")
+    found, begin = process.communicate()[0].split()[-2:]
     assert 9 <= int(begin) < 20
     torch.manual_seed(1)
     theirs = GPT().bfloat16()

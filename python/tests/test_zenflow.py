@@ -3,11 +3,8 @@
 import contextlib
 import copy
 import dataclasses
-import os
-import pathlib
 import signal
 import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -19,7 +16,7 @@ from plimsoll.client import Session
 from plimsoll.torch import ZenFlow
 from plimsoll.torch.important import Important, Matrix
 from plimsoll.torch.selective import Sums
-from test_crash import digest, killed_again_and_again
+from test_crash import digest, kill_trainer, killed_again_and_again, start_trainer
 
 BOTH_WAYS = True
 DATA = text()
@@ -510,7 +507,7 @@ def train_on(steps):
         print("step", i, flush=True)
         backward(model, i)
         optimizer.step()
-    return begin
+    return (begin,)
 
 
 @pytest.mark.parametrize("step, begins", [(1, 1), (6, 0)])
@@ -518,17 +515,8 @@ def test_trainer_is_killed(service, step, begins, way):
     """In the warm-up another trainer goes on. Later only the trainer knows which columns are where: the next begins anew."""
     if way == "copied":
         pytest.skip("the trainers are processes of their own, which share")
-    here = pathlib.Path(__file__).parent
-    path = os.pathsep.join([str(here), str(here.parent)])
-    command = [sys.executable, "-c", "import test_zenflow; print(test_zenflow.train_on(10**9))"]
-    environment = {**os.environ, "PLIMSOLL_SOCKET": service.socket, "PYTHONPATH": path}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
-    for line in process.stdout:
-        if line.startswith(f"step {step}"):
-            break
-    process.kill()
-    process.wait()
-    command[-1] = command[-1].replace("10**9", "12")
-    found = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, check=True)
-    begin = int(found.stdout.split()[-1])
-    assert begin >= begins and ("Training begins anew" in found.stderr) == (begin == 0)
+    kill_trainer(start_trainer(service, "test_zenflow.train_on(10**9)"), f"step {step}")
+    process = start_trainer(service, "test_zenflow.train_on(12)", stderr=subprocess.PIPE)
+    out, warned = process.communicate()
+    begin = int(out.split()[-1])
+    assert begin >= begins and ("Training begins anew" in warned) == (begin == 0)
