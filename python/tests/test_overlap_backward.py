@@ -142,34 +142,36 @@ def test_gradients_of_several_passes(strict):
     assert is_same(program)
 
 
-def test_graphs_that_are_kept_and_gradients_of_some_inputs(strict):
+def with_gradients_by(passes):
+    """A program whose backward passes are all of one forward pass."""
+
     def program(overlap, found):
         model = network()
         optimizer = make(model, overlap)
         for i in range(5):
-            out = model(torch.randn(4, 16, generator=torch.Generator().manual_seed(i)))
-            out.square().sum().backward(retain_graph=True, inputs=[model[0].weight, model[0].bias])
-            out.sum().backward(retain_graph=True, inputs=[model[0].weight])
-            out[:, 0].sum().backward()
+            passes(model, model(torch.randn(4, 16, generator=torch.Generator().manual_seed(i))))
             yield optimizer
             step(optimizer)
         ended(model, optimizer, found)
 
-    assert is_same(program)
+    return program
+
+
+def test_graphs_that_are_kept_and_gradients_of_some_inputs(strict):
+    def passes(model, out):
+        out.square().sum().backward(retain_graph=True, inputs=[model[0].weight, model[0].bias])
+        out.sum().backward(retain_graph=True, inputs=[model[0].weight])
+        out[:, 0].sum().backward()
+
+    assert is_same(with_gradients_by(passes))
 
 
 def test_a_graph_of_which_a_part_is_used_after_its_gradients(way):
-    def program(overlap, found):
-        model = network()
-        optimizer = make(model, overlap)
-        for i in range(5):
-            out = model(torch.randn(4, 16, generator=torch.Generator().manual_seed(i)))
-            out.square().sum().backward(retain_graph=True)
-            out.sum().backward(inputs=[model[0].weight])  # through model[2], whose update has begun
-            yield optimizer
-            step(optimizer)
-        ended(model, optimizer, found)
+    def passes(model, out):
+        out.square().sum().backward(retain_graph=True)
+        out.sum().backward(inputs=[model[0].weight])  # through model[2], whose update has begun
 
+    program = with_gradients_by(passes)
     if way == "copied":
         assert is_same(program)  # the model has its old parameters until the step
     else:

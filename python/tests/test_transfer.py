@@ -1,6 +1,7 @@
 """What is asked of CUDA, where there is none: stand-ins note it."""
 
 import contextlib
+import gc
 import itertools
 import platform
 import types
@@ -11,6 +12,7 @@ import torch
 import plimsoll.torch
 from plimsoll import PlimsollError
 from plimsoll.torch import shards as shards_module
+from plimsoll.torch import Async
 from plimsoll.torch.layout import Mesh, Piece
 from plimsoll.torch.shard import Shard
 from plimsoll.torch.slot import DtypeGroup
@@ -167,6 +169,30 @@ def test_close_and_collection_after_the_device_broke(cuda):
     process = optimizer._shards.service.process
     optimizer.close()
     assert optimizer._shards is None and process is not None
+
+
+def test_collection_after_the_device_broke_behind_a_step(cuda):
+    model = network()
+    optimizer = plimsoll.torch.AdamW(model.parameters(), model=model, overlap=Async(0))
+    backward(model, 0)
+    optimizer.step()
+    cuda.broken, cuda.last = True, 710
+    process = optimizer._shards.service.process
+    del optimizer
+    gc.collect()
+    process.wait(timeout=10)
+
+
+def test_parameters_that_come_for_other_streams(cuda):
+    """A fetch that another thread begins while a stream waits counts for the next wait only."""
+    transfer = cuda_transfer(torch.device("cpu"))
+    values = torch.zeros(4)
+    transfer.fetch(values, values)
+    cuda.current.wait_stream = lambda _: transfer.fetch(values, values)
+    transfer.join()
+    cuda.current.wait_stream = lambda other: cuda.notes.append("waits")
+    transfer.catch_up()
+    assert cuda.notes[-1] == "waits"
 
 
 def test_gradients_that_come_while_a_graph_is_captured(cuda):

@@ -1,11 +1,10 @@
 """ZenFlow: important columns in every step, the others with the mean gradient of several, in one set of moments."""
 
+import contextlib
 import copy
 import dataclasses
-import os
-import pathlib
+import signal
 import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -13,8 +12,11 @@ import torch
 
 import plimsoll.torch
 from gpt import GPT, batch, text
+from plimsoll.client import Session
 from plimsoll.torch import ZenFlow
-from test_crash import digest, killed_again_and_again
+from plimsoll.torch.important import Important, Matrix
+from plimsoll.torch.selective import Sums
+from test_crash import digest, kill_trainer, killed_again_and_again, start_trainer
 
 BOTH_WAYS = True
 DATA = text()
@@ -324,6 +326,73 @@ def test_zero_grad_discards():
     model.state_dict()
 
 
+@pytest.mark.parametrize("what", [(Session, "begin"), (Important, "bring"), (Important, "clear_sums"), (Matrix, "choose")])
+def test_an_interrupt_in_a_step(monkeypatch, what):
+    """The step is made all the same, or not begun, and the program goes on."""
+    model = small().bfloat16()
+    undisturbed = copy.deepcopy(model)
+    optimizer, theirs = zenflow(model, max_grad_norm=0.5), zenflow(undisturbed, max_grad_norm=0.5, name="theirs")
+    train(undisturbed, theirs, 12)
+    method, interrupts = getattr(*what), []
+
+    def interrupted(*arguments, **options):
+        if not interrupts:
+            interrupts.append(signal.raise_signal(signal.SIGINT))
+        return method(*arguments, **options)
+
+    for i in range(12):
+        with monkeypatch.context() as patch:
+            if i > 3:
+                patch.setattr(*what, interrupted)
+            backward(model, i)
+            with contextlib.suppress(KeyboardInterrupt):
+                optimizer.step()
+            optimizer.zero_grad()
+    assert interrupts
+    optimizer.synchronize(), theirs.synchronize()
+    assert digest(model) == digest(undisturbed)
+
+
+def test_an_interrupt_at_the_end_of_an_interval(monkeypatch):
+    model = small().bfloat16()
+    undisturbed = copy.deepcopy(model)
+    optimizer, theirs = zenflow(model), zenflow(undisturbed, name="theirs")
+    train(model, optimizer, 4), train(undisturbed, theirs, 4)
+    with monkeypatch.context() as patch:
+        patch.setattr(Sums, "clear", lambda _: signal.raise_signal(signal.SIGINT))
+        with pytest.raises(KeyboardInterrupt):
+            optimizer.synchronize()
+    optimizer.synchronize(), theirs.synchronize()
+    assert digest(model) == digest(undisturbed)
+
+
+def test_an_interrupt_in_a_backward_pass(monkeypatch):
+    model = small().bfloat16()
+    optimizer = zenflow(model)
+    train(model, optimizer, 4)
+    with monkeypatch.context() as patch:
+        patch.setattr(Important, "take", lambda *_, **__: signal.raise_signal(signal.SIGINT))
+        with pytest.raises(KeyboardInterrupt):
+            backward(model, 4)
+    with pytest.warns(UserWarning, match="added to those of 2 steps"):
+        optimizer.zero_grad()
+
+
+def test_gradients_that_are_taken_in_the_step():
+    model = small().bfloat16()
+    reference = copy.deepcopy(model)
+    optimizer, theirs = zenflow(model, gradients="step"), zenflow(reference, name="theirs")
+    for i in range(8):
+        for m, o in ((model, optimizer), (reference, theirs)):
+            o.open()
+            backward(m, i)
+            assert all((p.grad is None) == (o is theirs) for p in m.parameters())
+            o.step()
+            assert all(p.grad is None for p in m.parameters())
+    optimizer.synchronize(), theirs.synchronize()
+    assert digest(model) == digest(reference)
+
+
 def test_weights_are_changed():
     model = small().bfloat16()
     optimizer = zenflow(model)
@@ -438,7 +507,7 @@ def train_on(steps):
         print("step", i, flush=True)
         backward(model, i)
         optimizer.step()
-    return begin
+    return (begin,)
 
 
 @pytest.mark.parametrize("step, begins", [(1, 1), (6, 0)])
@@ -446,17 +515,8 @@ def test_trainer_is_killed(service, step, begins, way):
     """In the warm-up another trainer goes on. Later only the trainer knows which columns are where: the next begins anew."""
     if way == "copied":
         pytest.skip("the trainers are processes of their own, which share")
-    here = pathlib.Path(__file__).parent
-    path = os.pathsep.join([str(here), str(here.parent)])
-    command = [sys.executable, "-c", "import test_zenflow; print(test_zenflow.train_on(10**9))"]
-    environment = {**os.environ, "PLIMSOLL_SOCKET": service.socket, "PYTHONPATH": path}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
-    for line in process.stdout:
-        if line.startswith(f"step {step}"):
-            break
-    process.kill()
-    process.wait()
-    command[-1] = command[-1].replace("10**9", "12")
-    found = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, check=True)
-    begin = int(found.stdout.split()[-1])
-    assert begin >= begins and ("Training begins anew" in found.stderr) == (begin == 0)
+    kill_trainer(start_trainer(service, "test_zenflow.train_on(10**9)"), f"step {step}")
+    process = start_trainer(service, "test_zenflow.train_on(12)", stderr=subprocess.PIPE)
+    out, warned = process.communicate()
+    begin = int(out.split()[-1])
+    assert begin >= begins and ("Training begins anew" in warned) == (begin == 0)

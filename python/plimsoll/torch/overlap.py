@@ -13,7 +13,6 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tupl
 import torch
 
 from plimsoll.client import Session
-from plimsoll.errors import PlimsollError
 from plimsoll.protocol import Opened
 from plimsoll.torch.arrivals import Arrivals
 from plimsoll.torch.embedding_rows import ids_of, ranges_of
@@ -23,7 +22,7 @@ from plimsoll.torch.gradients import Gradients
 from plimsoll.torch.layout import is_offloaded, is_sharded
 from plimsoll.torch.settings import Settings
 from plimsoll.torch.shards import Shards
-from plimsoll.torch.signals import deferred_if_distributed, uninterrupted
+from plimsoll.torch.signals import deferred, deferred_if_distributed, uninterrupted
 from plimsoll.torch.stale_reads import StaleReads
 from plimsoll.torch.uses import Uses
 
@@ -38,6 +37,8 @@ class Serial:
 
     #: Whether a step is finished when it returns.
     awaits = True
+    #: Whether interrupts wait for the end of a step: what was done of it could not be told afterwards.
+    defers_interrupts = False
 
     def refuse(self, shards: Shards) -> None:
         """Raises ValueError for shards whose steps cannot overlap, before they are opened."""
@@ -373,7 +374,7 @@ def stepping(method: Callable[..., _Result]) -> Callable[..., _Result]:
 
     @functools.wraps(method)
     def after(self: Any) -> _Result:
-        with self._lock, deferred_if_distributed():
+        with self._lock, deferred() if self._overlap.defers_interrupts else deferred_if_distributed():
             failure = None
             try:
                 self._overlap.will_step()
@@ -441,7 +442,7 @@ def _on_all_ranks(optimizer: Any, wait: Callable[[], None]) -> None:
 def release(gradients: Gradients, shards: Shards, overlap: Serial, owner: int) -> None:
     """Lets go of what an optimizer held while it was open."""
     if os.getpid() == owner:  # a forked child has nothing to release
-        with contextlib.suppress(PlimsollError):  # of a service that has failed: the caller may be raising that
+        with contextlib.suppress(RuntimeError):  # of a service or a device that has failed: the caller may be raising that
             overlap.settle()
         overlap.detach()
         gradients.remove_hooks()

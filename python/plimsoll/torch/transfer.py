@@ -135,10 +135,11 @@ class StreamTransfer(HostTransfer):
         self._joined = set()
 
     def join(self) -> None:
-        current = self._runtime.current_stream(self._device)
+        # A thread may begin another fetch meanwhile, and with it another set.
+        current, joined = self._runtime.current_stream(self._device), self._joined
         current.wait_stream(self._to_device)
-        if self._joined is not None:
-            self._joined.add(current)
+        if joined is not None:
+            joined.add(current)
 
     def catch_up(self) -> None:
         if self._joined is not None and self._runtime.current_stream(self._device) not in self._joined:

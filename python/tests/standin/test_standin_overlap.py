@@ -1,4 +1,4 @@
-"""Steps that overlap with the forward pass, on a device that punishes mistakes."""
+"""Steps that overlap with the forward and the backward pass, on a device that punishes mistakes."""
 
 from contextlib import closing
 
@@ -8,11 +8,13 @@ from torch import nn
 
 import gpt
 import plimsoll.torch
+from plimsoll.torch import gradient_arena
 from plimsoll.torch.modes import Async, ZenFlow
 from plimsoll.torch.transfer import StreamTransfer
 from transfers import PromptTransfer, use_copies
 
 STEPS = 4
+OVERLAPS = ("forward", "backward")
 
 
 @pytest.fixture
@@ -31,24 +33,26 @@ def slow_copies(monkeypatch):
         torch.ops.standin.slow_down(stream, 0)
 
 
-def train(model, loss, device, overlap, **options):
-    """The parameters after some steps. ``loss`` takes the model and the number of the step."""
+def train(model, loss, device, overlap, passes=1, **options):
+    """The parameters after some steps. ``loss`` takes the model and the number of the pass."""
     model = model.to(device)
     with closing(plimsoll.torch.AdamW(model.parameters(), lr=1e-2, model=model, overlap=overlap, **options)) as optimizer:
         for step in range(STEPS):
-            loss(model, step).backward()
+            for i in range(passes):
+                loss(model, passes * step + i).backward()
+            assert overlap != "backward" or optimizer._overlap.has_begun == (step > 1)  # the first is not seen
             optimizer.step()
             optimizer.zero_grad()
         optimizer.synchronize()
     return [p.detach().cpu() for p in model.parameters()]
 
 
-def assert_same(make, loss, **options):
+def assert_same(make, loss, overlap="forward", **options):
     """Training on the device, overlapped, has the bits of steps on the CPU that are awaited."""
     torch.manual_seed(0)
     awaited = train(make(), loss, "cpu", None, **options)
     torch.manual_seed(0)
-    overlapped = train(make(), loss, "standin", "forward", **options)
+    overlapped = train(make(), loss, "standin", overlap, **options)
     assert all(map(torch.equal, awaited, overlapped))
 
 
@@ -62,11 +66,20 @@ def test_training_has_the_bits_of_the_cpu(slow_copies, dtype, moments):
     assert_same(lambda: gpt.GPT().to(dtype), gpt_loss, moments=moments)
 
 
-def test_rows_of_an_embedding_that_come_first(slow_copies):
-    assert_same(lambda: gpt.GPT(vocabulary=1 << 14, layers=1), gpt_loss)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("passes", [1, 2])
+def test_updates_in_the_backward_pass_have_the_bits_of_the_cpu(monkeypatch, slow_copies, dtype, passes):
+    monkeypatch.setattr(gradient_arena, "_READY_BYTES", 64)  # the service hears of every gradient at once
+    assert_same(lambda: gpt.GPT().to(dtype), gpt_loss, "backward", passes=passes)
 
 
-def test_parameters_that_are_not_contiguous():
+@pytest.mark.parametrize("overlap", OVERLAPS)
+def test_rows_of_an_embedding_that_come_first(slow_copies, overlap):
+    assert_same(lambda: gpt.GPT(vocabulary=1 << 14, layers=1), gpt_loss, overlap)
+
+
+@pytest.mark.parametrize("overlap", OVERLAPS)
+def test_parameters_that_are_not_contiguous(overlap):
     """They come by way of fresh memory, in which earlier computation may still have its tensors."""
 
     class Transposed(nn.Module):
@@ -93,11 +106,12 @@ def test_parameters_that_are_not_contiguous():
         return model(x.to(model.first.weight.device)).square().mean()
 
     with torch.standin.slow(torch.accelerator.current_stream(), 3000):
-        assert_same(Both, loss)
+        assert_same(Both, loss, overlap)
 
 
 @pytest.mark.filterwarnings("ignore:The AccumulateGrad node")
-def test_modules_on_several_streams(slow_copies):
+@pytest.mark.parametrize("overlap", OVERLAPS)
+def test_modules_on_several_streams(slow_copies, overlap):
     """A parameter that has come for one stream has come for the next one too."""
 
     def loss(model, step):
@@ -114,7 +128,7 @@ def test_modules_on_several_streams(slow_copies):
         second.record_stream(current)
         return (first + second).square().mean()
 
-    assert_same(lambda: nn.Linear(32, 32), loss)
+    assert_same(lambda: nn.Linear(32, 32), loss, overlap)
 
 
 def test_parameters_that_another_stream_reads_after_synchronize(slow_copies):
