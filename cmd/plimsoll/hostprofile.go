@@ -102,7 +102,7 @@ func (p hostProfile) trainerCores(standard binding.TrainerShare) launch.TrainerC
 	return func(h *host.Host, ranks int) (binding.TrainerShare, string, bool) {
 		split, note := p.split(h, ranks, "", "")
 		if split == nil {
-			return standard, "no host profile: trainer and optimizer take turns on all cores of a rank", false
+			return standard, "no host profile is used: trainer and optimizer take turns on all cores of a rank", false
 		}
 		return split.TrainerCores(standard), note, true
 	}
