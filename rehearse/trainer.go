@@ -23,8 +23,8 @@ type PacedStep struct {
 	ExposedSeconds float64 `json:"exposed_seconds"`
 	// WorkSeconds is how long the workers have worked, those of the slowest rank.
 	WorkSeconds float64 `json:"work_seconds"`
-	// PredictedSeconds is what the law says of UpdateSeconds and NormSeconds: how long the workers have worked to update
-	// all parameters once, which ZenFlow does in an interval, without what it does for important columns.
+	// PredictedSeconds is what the law says of UpdateSeconds and NormSeconds: how long the workers have worked to
+	// update all parameters once, which ZenFlow does in an interval, without what it does for important columns.
 	PredictedSeconds float64 `json:"predicted_exposed_seconds"`
 	UpdateSeconds    float64 `json:"update_seconds"`
 	NormSeconds      float64 `json:"norm_seconds"`

@@ -10,8 +10,8 @@ import (
 	"plimsoll/samples"
 )
 
-// TestStepsOfTheLowestRank: the ranks of a host need not begin at 0, as other hosts may have the first ones. Later marks
-// of a step count for nothing.
+// TestStepsOfTheLowestRank: the ranks of a host need not begin at 0, as other hosts may have the first ones. Later
+// marks of a step count for nothing.
 func TestStepsOfTheLowestRank(t *testing.T) {
 	recording := filepath.Join(t.TempDir(), "run.jsonl")
 	file, err := os.Create(recording)
