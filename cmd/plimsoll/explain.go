@@ -188,7 +188,8 @@ func (o *explainOptions) checkJob(model string) error {
 			WithHint("give --model NAME, or name the model's config.json")
 	}
 	q := o.request
-	q.Model = cmp.Or(q.Model, "gpt2") // a file that cannot be planned is no fault of the flags
+	// A file that cannot be planned is no fault of the flags. This model takes sequences of any length.
+	q.Model = cmp.Or(q.Model, "llama-3.2-1b")
 	in, err := job.Read(q)
 	if err == nil {
 		_, err = job.Decide(in, job.Overrides{})
