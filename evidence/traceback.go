@@ -144,7 +144,10 @@ func (r *reader) trace(s *stream, t *text, found bool, before int) {
 		c.see(t)
 	default:
 		groups := exceptionText.FindStringSubmatch(t.string)
-		if groups == nil || !c.inside && !usualName.MatchString(groups[1]) {
+		if groups == nil || (!c.inside || c.headless) && !usualName.MatchString(groups[1]) {
+			if c.headless { // calls that a program has printed, and no error
+				s.trace = nil
+			}
 			return // a line of another process, or of a message
 		}
 		if c.phase != "" {

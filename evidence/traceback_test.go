@@ -69,3 +69,28 @@ func TestUnknownTextOfAKnownBeginning(t *testing.T) {
 	}
 	t.Errorf("no exception in %v", source.Findings)
 }
+
+// TestStackWithoutError: a program that prints where it is has not failed, whatever it prints next. A traceback whose
+// first line was cut off is one.
+func TestStackWithoutError(t *testing.T) {
+	calls := "  File \"train.py\", line 9, in main\n    step()\n"
+	for after, want := range map[string]int{
+		"Epoch: 1\nDone\nLoss: 0.5\n":                    0,
+		"step 3\nValueError: it was handled long ago\n": 0,
+		"ValueError: no such size\n":                     1,
+	} {
+		source, err := Read("log", strings.NewReader(calls+after))
+		if err != nil {
+			t.Fatal(err)
+		}
+		found := 0
+		for _, f := range source.Findings {
+			if _, ok := f.Fact.(Exception); ok {
+				found++
+			}
+		}
+		if found != want {
+			t.Errorf("%q: %d exceptions, expected %d", after, found, want)
+		}
+	}
+}
