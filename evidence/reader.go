@@ -215,6 +215,7 @@ func (r *reader) text(t *text) {
 	if t.rank == NoRank {
 		t.rank = s.rank
 	}
+	r.complete(s, t)
 	if s.block != nil {
 		switch {
 		case s.block.line(r, t):

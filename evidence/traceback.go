@@ -123,7 +123,6 @@ func beginIgnored(_ *reader, m *match) {
 
 // trace reads a line of a traceback. Found says that the line has facts of its own, which come after those before it.
 func (r *reader) trace(s *stream, t *text, found bool, before int) {
-	r.complete(s, t)
 	c := s.trace
 	if c == nil || strings.Contains(t.string, "Traceback (most recent call last)") {
 		return
@@ -162,7 +161,7 @@ func (r *reader) trace(s *stream, t *text, found bool, before int) {
 		case !found:
 			r.kinds[TrainerLog]++
 			r.add(t, exception)
-			if exception.Message == "" || strings.HasSuffix(exception.Message, ":") {
+			if !r.source.Cut && (exception.Message == "" || strings.HasSuffix(exception.Message, ":")) {
 				s.headline = len(r.source.Findings)
 			}
 		case w != nil && w.begun == t.number:
@@ -189,9 +188,9 @@ func (r *reader) complete(s *stream, t *text) {
 	if s.headline == 0 {
 		return
 	}
-	if text := strings.TrimSpace(t.string); text != "" && text != t.string && s.headline <= len(r.source.Findings) {
-		f := &r.source.Findings[s.headline-1]
-		f.Text += " " + text[:min(len(text), longestShown)]
+	if text := t.shown(); text != "" && strings.IndexByte(" \t", t.string[0]) >= 0 {
+		r.source.Findings[s.headline-1].Text += " " + text
+		r.held += len(text)
 	}
 	s.headline = 0
 }
