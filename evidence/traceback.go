@@ -155,6 +155,9 @@ func (r *reader) trace(s *stream, t *text, found bool, before int) {
 			r.add(&c.frame, Progress{Phase: c.phase, Step: -1})
 			r.source.Findings = append(r.source.Findings, after...)
 		}
+		if c.rank != NoRank {
+			t.rank = c.rank
+		}
 		exception := Exception{Type: groups[1], Message: groups[2]}
 		switch w := s.wrapped; {
 		case c.ignored:
@@ -164,8 +167,8 @@ func (r *reader) trace(s *stream, t *text, found bool, before int) {
 			if !r.source.Cut && (exception.Message == "" || strings.HasSuffix(exception.Message, ":")) {
 				s.headline = len(r.source.Findings)
 			}
-		case w != nil && w.begun == t.number:
-			w.exception = t.finding(r.source.Name, exception)
+		case w != nil && w.first.number == t.number:
+			w.first, w.exception = *t, exception
 		}
 		if c.rank != NoRank {
 			for i := before; i < len(r.source.Findings); i++ {
