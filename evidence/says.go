@@ -228,7 +228,8 @@ func (f KernelKill) Says() string {
 
 // Says says it.
 func (f HardwareFailed) Says() string {
-	return fmt.Sprintf("a memory module has an error that cannot be corrected, and process %d (%s) got SIGBUS", f.PID, f.Name)
+	return fmt.Sprintf("a memory module has an error that cannot be corrected, and process %d (%s) got SIGBUS",
+		f.PID, f.Name)
 }
 
 // Says says it.

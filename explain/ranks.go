@@ -463,8 +463,8 @@ func (s *scene) linkedKills() []evidence.Finding {
 var trainerNames = regexp.MustCompile(`(?i)^(python|pt_|torchrun|deepspeed|accelerate|ray|vllm|plimsoll)|train`)
 
 // mayBeOurs reports whether a process of which the kernel speaks may be of the job, of which other lines say that it
-// has failed, or nothing. A process in a container has another PID in the kernel's log, so that the name tells where the
-// PID does not.
+// has failed, or nothing. A process in a container has another PID in the kernel's log, so that the name tells where
+// the PID does not.
 func (s *scene) mayBeOurs(name string, pids []int, failed bool) bool {
 	if trainerNames.MatchString(name) {
 		return failed || !s.endedWell()
