@@ -28,7 +28,11 @@ func (p *pass) head(x *autograd.Tensor) Result {
 	if p.Loss == FusedLoss {
 		return Result{Loss: p.fusedLoss(h, x)}
 	}
-	logits := p.linear(h.Projection, x, h.Outputs/p.TensorParallel)
+	outputs := h.Outputs
+	if !h.Classes {
+		outputs /= p.TensorParallel
+	}
+	logits := p.linear(h.Projection, x, outputs)
 	if h.Scaled {
 		logits = p.follow(logits, p.unary(logits, logits.DType, saveNothing))
 	}
@@ -63,7 +67,7 @@ func (p *pass) crossEntropy(logits *autograd.Tensor) *autograd.Tensor {
 			shifted := p.unary(x, x.DType, saveNothing)
 			x = shifted
 		}
-		if p.TensorParallel > 1 && !p.network.Head.PerSequence {
+		if p.TensorParallel > 1 && !p.network.Head.Classes {
 			return p.parallelLoss(x)
 		}
 		logarithms := p.normalized(x, x.DType)
@@ -104,9 +108,15 @@ func (p *pass) mean(x *autograd.Tensor) *autograd.Tensor {
 }
 
 func (p *pass) whyLogits() string {
-	return fmt.Sprintf("%s tokens x %s vocabulary entries: logits, their fp32 copy, and the logarithms that the "+
-		"loss saves (transformers/loss/loss_utils.py)",
-		ledger.Count(p.Batch*p.Sequence), ledger.Count(p.network.Head.Outputs))
+	h, rows, outputs := &p.network.Head, ledger.Count(p.Batch*p.Sequence)+" tokens", "vocabulary entries"
+	if h.Classes {
+		outputs = "classes"
+	}
+	if h.PerSequence && !h.EveryToken {
+		rows = ledger.Count(p.Batch) + " sequences"
+	}
+	return fmt.Sprintf("%s x %s %s: logits, their fp32 copy, and the logarithms that the loss saves "+
+		"(transformers/loss/loss_utils.py)", rows, ledger.Count(h.Outputs), outputs)
 }
 
 func (p *pass) classify(h *model.Head, x *autograd.Tensor) Result {

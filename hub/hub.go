@@ -143,10 +143,10 @@ func get(name string) ([]byte, error) {
 	if err != nil {
 		return nil, unreachable(err)
 	}
-	if t := token(); t != "" { // not sent on to another host
+	if t := token(); t != "" {
 		request.Header.Set("Authorization", "Bearer "+t)
 	}
-	client := http.Client{Timeout: timeout}
+	client := http.Client{Timeout: timeout, CheckRedirect: follow}
 	response, err := client.Do(request)
 	if err != nil {
 		return nil, unreachable(err)
@@ -173,6 +173,18 @@ func get(name string) ([]byte, error) {
 			WithHint("name the model's config.json")
 	}
 	return text, nil
+}
+
+// follow takes the token from a request that a redirect sends to another server. Go would send it to a subdomain,
+// another port and without encryption, too.
+func follow(next *http.Request, before []*http.Request) error {
+	if len(before) >= 10 {
+		return errors.New("it sent the request on ten times")
+	}
+	if from := before[0].URL; next.URL.Scheme != from.Scheme || next.URL.Host != from.Host {
+		next.Header.Del("Authorization")
+	}
+	return nil
 }
 
 // token returns the user's token for the hub, or "".

@@ -138,3 +138,41 @@ func TestDownload(t *testing.T) {
 	t.Setenv("HF_ENDPOINT", "http://[")
 	check("some/open", "did not answer")
 }
+
+// TestRedirect: the token goes with a redirect to the same server, and to no other, even if the host is the same.
+func TestRedirect(t *testing.T) {
+	cleanEnvironment(t)
+	t.Setenv("HF_TOKEN", secret)
+	tokens := map[string]string{}
+	answer := func(w http.ResponseWriter, r *http.Request) {
+		tokens[r.URL.Path] = r.Header.Get("Authorization")
+		_, _ = w.Write([]byte("{}"))
+	}
+	other := httptest.NewServer(http.HandlerFunc(answer))
+	defer other.Close()
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Path {
+		case "/some/renamed/resolve/main/config.json":
+			http.Redirect(w, r, "/same", http.StatusTemporaryRedirect)
+		case "/some/moved/resolve/main/config.json":
+			http.Redirect(w, r, other.URL+"/other", http.StatusFound)
+		case "/some/endless/resolve/main/config.json":
+			http.Redirect(w, r, r.URL.Path, http.StatusFound)
+		default:
+			answer(w, r)
+		}
+	}))
+	defer server.Close()
+	t.Setenv("HF_ENDPOINT", server.URL)
+	for _, name := range []string{"some/renamed", "some/moved"} {
+		if _, err := Download(name); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if tokens["/same"] != "Bearer "+secret || tokens["/other"] != "" {
+		t.Errorf("the servers got %v", tokens)
+	}
+	if _, err := Download("some/endless"); err == nil || !strings.Contains(err.Error(), "did not answer") {
+		t.Errorf("redirects without an end: %v", err)
+	}
+}

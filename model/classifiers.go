@@ -60,7 +60,7 @@ func (s scope) classifier(sequence bool) {
 	}
 	labels := s.labels()
 	s.network.Head = Head{Projection: s.linear("score", width, labels, !sequence), Outputs: labels,
-		PerSequence: sequence, EveryToken: sequence}
+		Classes: true, PerSequence: sequence, EveryToken: sequence}
 	if !sequence {
 		otherwise := 0.1
 		if s.textOr("", "model_type") == "stablelm" { // its class has a hidden_dropout of 0

@@ -128,7 +128,7 @@ func loadNamed(name string, online bool) (*Model, error) {
 	if known, ok := fromAuthors(name); ok {
 		return load(known, false)
 	}
-	if folder, ok := hub.Cached(name); ok {
+	if folder, ok := hub.Cached(name); ok && holdsModel(folder) {
 		return loadFolder(folder, path.Base(name))
 	}
 	if online && hub.IsRepository(name) {
@@ -139,6 +139,13 @@ func loadNamed(name string, online bool) (*Model, error) {
 		return loadConfig(file, path.Base(name))
 	}
 	return nil, unknownName(name, online)
+}
+
+// holdsModel reports whether a folder has a file that loadFolder reads. The cache may have the tokenizer only.
+func holdsModel(folder string) bool {
+	return slices.ContainsFunc([]string{configName, indexName, singleName}, func(name string) bool {
+		return exists(filepath.Join(folder, name))
+	})
 }
 
 // loadFolder prefers config.json, which describes tied parameters. It reads the

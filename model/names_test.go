@@ -84,11 +84,25 @@ func TestCacheAndHub(t *testing.T) {
 	if err != nil || m.Name != "model-1b" || m.Architecture != "LlamaForCausalLM" {
 		t.Errorf("from the hub: got %v, %v", m, err)
 	}
+	tokenizer := filepath.Join(caches, "models--some--tokenized", "snapshots", "abc", "tokenizer.json")
+	if err := os.MkdirAll(filepath.Dir(tokenizer), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	write(t, tokenizer, "{}")
+	_, err = Load("some/tokenized")
+	checkFault(t, "a tokenizer in the cache", err, `unknown model "some/tokenized"`, "--online asks")
+	if _, err = LoadOnline("some/tokenized"); err != nil {
+		t.Errorf("a tokenizer in the cache, from the hub: %v", err)
+	}
 	snapshot := filepath.Join(caches, "models--some--model-1b", "snapshots", "abc")
 	if err := os.MkdirAll(snapshot, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	write(t, filepath.Join(snapshot, configName), small)
+	blob := filepath.Join(caches, "models--some--model-1b", "blob")
+	write(t, blob, small)
+	if err := os.Symlink("../../blob", filepath.Join(snapshot, configName)); err != nil { // as huggingface_hub does
+		t.Fatal(err)
+	}
 	m, err = Load("some/model-1b")
 	if err != nil || m.Name != "model-1b" || m.Source != filepath.Join(snapshot, configName) {
 		t.Errorf("from the cache: got %v, %v", m, err)

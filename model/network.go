@@ -46,6 +46,9 @@ type Head struct {
 	Scaled bool
 	// NarrowLoss reports whether logits are not upcast for the loss.
 	NarrowLoss bool
+	// Classes reports whether the outputs are classes and not the vocabulary.
+	// Tensor parallelism leaves them whole.
+	Classes bool
 	// PerSequence reports whether there is one output per sequence, not per
 	// token.
 	PerSequence bool
@@ -276,7 +279,7 @@ func (n *Network) Undivided() map[string]bool {
 		whole[s.ProjectIn], whole[s.ProjectOut] = true, true
 	}
 	whole[n.Head.Dense], whole[n.Head.Pooler] = true, true
-	if n.Head.PerSequence {
+	if n.Head.Classes {
 		whole[n.Head.Projection] = true
 	}
 	return whole
