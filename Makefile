@@ -42,6 +42,11 @@ $(PYTHON_INSTALLED):
 test-python: build python ## Run the tests of the PyTorch client
 	PYTHONPATH=python $(PYTHON_ENVIRONMENT)/bin/python -m pytest --quiet -n 2 python
 
+.PHONY: test-standin
+test-standin: build python ## Run the PyTorch client on the stand-in device (needs a C++ compiler; installs it on Debian as root)
+	@command -v c++ >/dev/null || { apt-get update -q && apt-get install -q -y --no-install-recommends g++; }
+	PYTHONPATH=python $(PYTHON_ENVIRONMENT)/bin/python -m pytest --quiet -n 2 python/tests/standin
+
 .PHONY: race
 race: ## Run the tests under the race detector (needs a C compiler)
 	CGO_ENABLED=1 $(GO) test -race -short ./...

@@ -65,7 +65,7 @@ func (p *Suite) Run(ctx context.Context, progress rehearse.Progress) ([]Result, 
 func (p *Suite) measure(ctx context.Context, c Case, progress rehearse.Progress) (result *Result, err error) {
 	progress.Begin(c.String(), int64(p.Rounds))
 	defer progress.End()
-	state, err := makeState(ctx, c)
+	state, err := MakeState(ctx, c.Shards)
 	defer func() { err = errors.Join(err, closeAll(state)) }()
 	if err != nil {
 		return nil, err
@@ -111,9 +111,10 @@ func (p *Suite) measure(ctx context.Context, c Case, progress rehearse.Progress)
 	return result, err
 }
 
-// makeState makes the shards of a case and fills them. The caller closes them, even after an error.
-func makeState(ctx context.Context, c Case) (shards []*engine.Shard, err error) {
-	for rank, config := range c.Shards {
+// MakeState makes shards and fills them, so that every page is near the worker that first touches it. The caller closes
+// them, even after an error.
+func MakeState(ctx context.Context, configs []engine.ShardConfig) (shards []*engine.Shard, err error) {
+	for _, config := range configs {
 		s, err := engine.NewShard(config)
 		if err != nil {
 			return shards, err
@@ -122,8 +123,8 @@ func makeState(ctx context.Context, c Case) (shards []*engine.Shard, err error) 
 		s.Populate(ctx, func(ledger.Bytes) {})
 		s.Each(func(at shard.Chunk, chunk kernel.Chunk) {
 			if ctx.Err() == nil {
-				synthetic.State(rank, at.First, chunk)
-				synthetic.Gradients(rank, 1, at.First, chunk.Gradient)
+				synthetic.State(config.Rank, at.First, chunk)
+				synthetic.Gradients(config.Rank, 1, at.First, chunk.Gradient)
 			}
 		})
 	}

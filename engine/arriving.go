@@ -133,6 +133,12 @@ func (s *Shard) Misses(r shard.Range) (missing shard.Range, ok bool) {
 	return shard.Between(first, end), first < end
 }
 
+// waitUnlessArriving returns when the step that was begun last is finished, or depends on gradients that arrive:
+// whoever brings them may wait for the caller. A step may end, and the next be such a one, before the caller notices.
+func (s *Shard) waitUnlessArriving() {
+	s.current.watchers.wait(func() bool { return s.isOver() || s.isArriving() })
+}
+
 // startArriving begins to update the chunks whose gradients arrive. Those that another process has updated need none.
 func (s *Shard) startArriving() {
 	s.arrivals.begin(s.config.Chunks, s.workers.Count())

@@ -92,19 +92,8 @@ func TestBrokenOffArrivals(t *testing.T) {
 			after := imageOf(s)
 			rapid.Check(t, func(t *rapid.T) {
 				random := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 0))
-				restoreImage(s, before)
-				s.finished.Store(1)
 				s.arriving.Store(2)
-				for unit := range s.done {
-					s.done[unit].Store(1 << 1)
-				}
-				for _, slot := range s.slots {
-					slot.undo.Begin()
-				}
-				for range 1 + random.IntN(3) {
-					breakOff(s, random)
-				}
-				other := attachOther(t, s, 1+random.IntN(3), kernel.Available()[random.IntN(len(kernel.Available()))])
+				other := breakSecondStepOff(t, s, before, random)
 				defer other.Close()
 				if other.Finish() != !other.isUnderway() {
 					t.Fatal("a step that waits for gradients is finished, or the other way round")
@@ -324,5 +313,32 @@ func TestArrivedChunksAreTakenInOrder(t *testing.T) {
 		if !slices.Equal(got, c.want) {
 			t.Errorf("%s: chunks were taken in the order %v, want %v", name, got, c.want)
 		}
+	}
+}
+
+// TestSnapshotsOfStepsInARow: a save that waits for a step does not wait for the gradients of the next one, either.
+func TestSnapshotsOfStepsInARow(t *testing.T) {
+	s := oneWorker(t)
+	for range 300 {
+		x := s.Snapshot(func(shard.Chunk, kernel.Chunk) error { return nil })
+		if err := beginNext(s); err != nil {
+			t.Fatal(err)
+		}
+		ran := make(chan error, 1)
+		go func() { ran <- x.Run(t.Context(), nil) }()
+		s.Wait()
+		if err := beginNextArriving(s); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case err := <-ran:
+			if err != nil {
+				t.Fatal(err)
+			}
+		case <-time.After(10 * time.Second):
+			t.Fatal("a save waits for gradients")
+		}
+		s.GradientsArrived(s.config.Range())
+		s.Wait()
 	}
 }

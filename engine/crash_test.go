@@ -158,6 +158,23 @@ func attachOther(t rapid.TB, s *Shard, workers int, set kernel.Set) *Shard {
 	return other
 }
 
+// breakSecondStepOff leaves the memory of a shard that has made two steps as processes may leave it that are killed in
+// the second. It returns the shard as the next process attaches it.
+func breakSecondStepOff(t rapid.TB, s *Shard, before []byte, random *rand.Rand) *Shard {
+	restoreImage(s, before)
+	s.finished.Store(1)
+	for unit := range s.done {
+		s.done[unit].Store(1 << 1)
+	}
+	for _, slot := range s.slots {
+		slot.undo.Begin()
+	}
+	for range 1 + random.IntN(3) {
+		breakOff(s, random)
+	}
+	return attachOther(t, s, 1+random.IntN(3), kernel.Available()[random.IntN(len(kernel.Available()))])
+}
+
 // TestBrokenOffStepsAreFinished leaves the memory of a shard as a process may leave it
 // that is killed in a step, or while it finishes one. Another process finishes the step.
 func TestBrokenOffStepsAreFinished(t *testing.T) {
@@ -170,18 +187,7 @@ func TestBrokenOffStepsAreFinished(t *testing.T) {
 			after := imageOf(s)
 			rapid.Check(t, func(t *rapid.T) {
 				random := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 0))
-				restoreImage(s, before)
-				s.finished.Store(1)
-				for unit := range s.done {
-					s.done[unit].Store(1 << 1)
-				}
-				for _, slot := range s.slots {
-					slot.undo.Begin()
-				}
-				for range 1 + random.IntN(3) {
-					breakOff(s, random)
-				}
-				other := attachOther(t, s, 1+random.IntN(3), kernel.Available()[random.IntN(len(kernel.Available()))])
+				other := breakSecondStepOff(t, s, before, random)
 				defer other.Close()
 				if steps := other.Steps(); steps != 1 {
 					t.Fatalf("%d steps are finished while the second is under way", steps)

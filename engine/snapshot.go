@@ -58,9 +58,7 @@ func (x *Snapshot) Run(ctx context.Context, pace func(context.Context) error) er
 		if pace != nil {
 			x.fail(pace(ctx))
 		}
-		if !x.shard.isArriving() {
-			x.shard.Wait() // a step that is under way copies all that is left
-		}
+		x.shard.waitUnlessArriving() // a step that is under way copies all that is left
 		if ctx.Err() != nil {
 			x.fail(context.Cause(ctx))
 		}

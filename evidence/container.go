@@ -131,14 +131,14 @@ func podEnd(reason, message string) Fact {
 }
 
 var (
-	lowOn      = regexp.MustCompile(`low on resource: ([\w-]+)`)
+	lowOn      = regexp.MustCompile(`low on resource: ([\w-]+)|had condition: \[([A-Za-z]+)Pressure\b`)
 	fullVolume = regexp.MustCompile(`(?i)emptyDir volume "([^"]+)" exceeds the limit "([^"]+)"`)
 )
 
 // eviction says why the kubelet evicted a pod, after a colon, or is empty.
 func eviction(message string) string {
 	if low := lowOn.FindStringSubmatch(message); low != nil {
-		return ": the node was low on " + low[1]
+		return ": the node was low on " + low[1] + strings.ToLower(low[2])
 	}
 	if volume := fullVolume.FindStringSubmatch(message); volume != nil {
 		return fmt.Sprintf(": the volume %s reached its limit of %v", volume[1], quantity(volume[2]).Bytes)

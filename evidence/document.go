@@ -33,7 +33,7 @@ type shape struct {
 var shapes = []shape{
 	{kind: Kubernetes, members: "apiVersion kind", read: readKubernetes},
 	{kind: Kubernetes, members: "metadata spec status", read: readKubernetes},
-	{kind: Kubernetes, members: "status", only: true, text: "Statuses", read: readKubernetes},
+	{kind: Kubernetes, members: "status", only: true, text: "ontainerStatuses", read: readKubernetes},
 	{kind: Kubernetes, members: "containerID state", array: true, read: readContainerStatuses},
 	{kind: Docker, members: "State HostConfig", array: true, read: readDocker},
 	{kind: Docker, members: "State HostConfig", read: readDocker},

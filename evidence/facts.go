@@ -230,7 +230,10 @@ type (
 
 	// HardwareFailed is an error of a memory module that the kernel could not correct. The process that used it got
 	// SIGBUS.
-	HardwareFailed struct{ PID int }
+	HardwareFailed struct {
+		PID  int
+		Name string
+	}
 
 	// KernelReason is the line of a kill that says why the memory of the whole host could not be used.
 	KernelReason struct {

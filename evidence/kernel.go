@@ -264,7 +264,7 @@ var kernelPatterns = []pattern{
 		literals:   []string{"due to hardware memory corruption"},
 		expression: `Memory failure: \S+ Sending SIGBUS to (?P<comm>.*):(?P<pid>\d+) due to hardware memory corruption`,
 		kind:       KernelLog,
-		fact:       func(m *match) Fact { return HardwareFailed{PID: m.integer("pid", 0)} },
+		fact:       func(m *match) Fact { return HardwareFailed{m.integer("pid", 0), m.get("comm")} },
 	},
 	{ // the NVIDIA driver
 		name:       "Xid",

@@ -215,6 +215,7 @@ func (r *reader) text(t *text) {
 	if t.rank == NoRank {
 		t.rank = s.rank
 	}
+	r.complete(s, t)
 	if s.block != nil {
 		switch {
 		case s.block.line(r, t):
@@ -341,15 +342,10 @@ func (r *reader) add(t *text, fact Fact) {
 		r.source.Cut = true
 		return
 	}
-	r.source.Findings = append(r.source.Findings, *t.finding(r.source.Name, fact))
-}
-
-// finding returns the finding of a fact that the text of a file tells.
-func (t *text) finding(file string, fact Fact) *Finding {
-	return &Finding{
-		Line: Line{File: file, Number: t.number, Text: t.shown()},
+	r.source.Findings = append(r.source.Findings, Finding{
+		Line: Line{File: r.source.Name, Number: t.number, Text: t.shown()},
 		Rank: t.rank, Time: t.when(), Uptime: t.uptime, Fact: fact,
-	}
+	})
 }
 
 // repetitive returns whether the fact is one of many that a long log has.
@@ -404,9 +400,9 @@ type wrapped struct {
 	patterns []*pattern
 	lines    []text
 	weaker   *match // what the first line says by itself, or nil
-	begun    int    // the number of the first line
+	first    text
 	// exception is what the first line is if no pattern matches in the end, or nil.
-	exception *Finding
+	exception Fact
 }
 
 // mostWrapped is over how many lines a logger may break a text.
@@ -414,7 +410,7 @@ const mostWrapped = 12
 
 // newWrapped begins with the line before, as a text may begin there.
 func (r *reader) newWrapped(patterns []*pattern, t *text, weaker *match) *wrapped {
-	w := &wrapped{patterns: patterns, weaker: weaker, begun: t.number}
+	w := &wrapped{patterns: patterns, weaker: weaker, first: *t}
 	if before := r.before(t); before != nil {
 		w.add(before)
 	}
@@ -491,7 +487,7 @@ func (r *reader) giveUp(s *stream) {
 		r.take(weaker)
 	} else if e := s.wrapped.exception; e != nil {
 		r.kinds[TrainerLog]++
-		r.source.Findings = append(r.source.Findings, *e)
+		r.add(&s.wrapped.first, e)
 	}
 	s.wrapped = nil
 }

@@ -228,10 +228,11 @@ func (f KernelKill) Says() string {
 
 // Says says it.
 func (f HardwareFailed) Says() string {
-	return fmt.Sprintf("a memory module has an error that cannot be corrected, and process %d got SIGBUS", f.PID)
+	return fmt.Sprintf("a memory module has an error that cannot be corrected, and process %d (%s) got SIGBUS",
+		f.PID, f.Name)
 }
 
-// Says is the fact in one sentence.
+// Says says it.
 func (f KernelReason) Says() string {
 	what := "a cgroup's limit"
 	switch f.Constraint {
@@ -243,7 +244,7 @@ func (f KernelReason) Says() string {
 	return "the kernel looked for memory within " + what + " (" + f.Constraint + ")"
 }
 
-// Says is the fact in one sentence.
+// Says says it.
 func (f Counters) Says() string {
 	return sentence(fmt.Sprintf("%s has %d counters", f.File, len(f.Values)), by("of %s", f.Group),
 		number("oom_kill %d", int(f.Values["oom_kill"])), number("max %d", int(f.Values["max"])))

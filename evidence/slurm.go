@@ -30,7 +30,7 @@ var slurmPatterns = []pattern{
 	{ // squeue
 		name:       "squeue: out of memory",
 		literals:   []string{" OOM "},
-		expression: `^\s*(?P<what>\d+(?:_\d+)?)\s.* OOM +(?:\d+-)?[\d:]+ `,
+		expression: `^\s*(?P<what>\d+(?:_\d+)?)\s.* OOM +(?:\d+-)?\d+(?::\d\d)+ `,
 		kind:       Slurm, fact: batchKill("Slurm"),
 	},
 	{ // seff

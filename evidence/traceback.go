@@ -123,7 +123,6 @@ func beginIgnored(_ *reader, m *match) {
 
 // trace reads a line of a traceback. Found says that the line has facts of its own, which come after those before it.
 func (r *reader) trace(s *stream, t *text, found bool, before int) {
-	r.complete(s, t)
 	c := s.trace
 	if c == nil || strings.Contains(t.string, "Traceback (most recent call last)") {
 		return
@@ -144,7 +143,10 @@ func (r *reader) trace(s *stream, t *text, found bool, before int) {
 		c.see(t)
 	default:
 		groups := exceptionText.FindStringSubmatch(t.string)
-		if groups == nil || !c.inside && !usualName.MatchString(groups[1]) {
+		if groups == nil || (!c.inside || c.headless) && !usualName.MatchString(groups[1]) {
+			if c.headless { // calls that a program has printed, and no error
+				s.trace = nil
+			}
 			return // a line of another process, or of a message
 		}
 		if c.phase != "" {
@@ -153,17 +155,20 @@ func (r *reader) trace(s *stream, t *text, found bool, before int) {
 			r.add(&c.frame, Progress{Phase: c.phase, Step: -1})
 			r.source.Findings = append(r.source.Findings, after...)
 		}
+		if c.rank != NoRank {
+			t.rank = c.rank
+		}
 		exception := Exception{Type: groups[1], Message: groups[2]}
 		switch w := s.wrapped; {
 		case c.ignored:
 		case !found:
 			r.kinds[TrainerLog]++
 			r.add(t, exception)
-			if exception.Message == "" || strings.HasSuffix(exception.Message, ":") {
+			if !r.source.Cut && (exception.Message == "" || strings.HasSuffix(exception.Message, ":")) {
 				s.headline = len(r.source.Findings)
 			}
-		case w != nil && w.begun == t.number:
-			w.exception = t.finding(r.source.Name, exception)
+		case w != nil && w.first.number == t.number:
+			w.first, w.exception = *t, exception
 		}
 		if c.rank != NoRank {
 			for i := before; i < len(r.source.Findings); i++ {
@@ -186,9 +191,9 @@ func (r *reader) complete(s *stream, t *text) {
 	if s.headline == 0 {
 		return
 	}
-	if text := strings.TrimSpace(t.string); text != "" && text != t.string && s.headline <= len(r.source.Findings) {
-		f := &r.source.Findings[s.headline-1]
-		f.Text += " " + text[:min(len(text), longestShown)]
+	if text := t.shown(); text != "" && strings.IndexByte(" \t", t.string[0]) >= 0 {
+		r.source.Findings[s.headline-1].Text += " " + text
+		r.held += len(text)
 	}
 	s.headline = 0
 }

@@ -69,3 +69,53 @@ func TestUnknownTextOfAKnownBeginning(t *testing.T) {
 	}
 	t.Errorf("no exception in %v", source.Findings)
 }
+
+// TestStackWithoutError: a program that prints where it is has not failed, whatever it prints next. A traceback whose
+// first line was cut off is one.
+func TestStackWithoutError(t *testing.T) {
+	calls := "  File \"train.py\", line 9, in main\n    step()\n"
+	for after, want := range map[string]int{
+		"Epoch: 1\nDone\nLoss: 0.5\n":                   0,
+		"step 3\nValueError: it was handled long ago\n": 0,
+		"ValueError: no such size\n":                    1,
+	} {
+		source, err := Read("log", strings.NewReader(calls+after))
+		if err != nil {
+			t.Fatal(err)
+		}
+		found := 0
+		for _, f := range source.Findings {
+			if _, ok := f.Fact.(Exception); ok {
+				found++
+			}
+		}
+		if found != want {
+			t.Errorf("%q: %d exceptions, expected %d", after, found, want)
+		}
+	}
+}
+
+// TestHeadline: the text of an exception that says no more goes on in an indented line that follows at once.
+func TestHeadline(t *testing.T) {
+	const headline = "RuntimeError: Error(s) in loading state_dict for Llama:"
+	for after, want := range map[string]string{
+		"\tsize mismatch for lm_head\n\tsize mismatch for norm\n": headline + " size mismatch for lm_head",
+		"step 3 is done \n\tnot of the error\n":                   headline,
+		"\n\tnot of the error\n":                                  headline,
+	} {
+		findings := readText(t, "log", []byte(strings.Replace(raisedTrace, raised, headline+"\n"+after, 1))).Findings
+		if got := findings[len(findings)-1].Text; got != want {
+			t.Errorf("%q: the text is %q, expected %q", after, got, want)
+		}
+	}
+}
+
+// TestHeadlineOfNoFinding: where no more findings are kept, the last one does not take the text of another.
+func TestHeadlineOfNoFinding(t *testing.T) {
+	r := &reader{source: &Source{Findings: make([]Finding, 1)}, kinds: map[Kind]int{}, held: mostHeld}
+	s := &stream{trace: &trace{rank: NoRank, open: 1, inside: true}, rank: NoRank}
+	r.trace(s, &text{string: "RuntimeError: many:"}, false, 1)
+	if r.complete(s, &text{string: "\tone"}); !r.source.Cut || r.source.Findings[0].Text != "" {
+		t.Errorf("cut: %v, findings: %v", r.source.Cut, r.source.Findings)
+	}
+}

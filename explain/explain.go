@@ -155,6 +155,9 @@ func (s *scene) evidence(claims []claim) []Evidence {
 	if f := s.fullHost(); f != nil && claims[0].resource == Host {
 		add(*f)
 	}
+	if f := s.killBesideCrash(); f != nil {
+		add(*f)
+	}
 	if s.witness != nil {
 		for _, f := range s.witness.says[:min(len(s.witness.says), 4)] {
 			add(f)

@@ -274,7 +274,7 @@ func (s *scene) confirmed(d *death) bool {
 	for _, f := range s.words {
 		switch fact := f.Fact.(type) {
 		case evidence.KernelKill:
-			if pids := d.pids(); slices.Contains(pids, fact.PID) || s.mayBeOurs(fact, pids, true) {
+			if pids := d.pids(); slices.Contains(pids, fact.PID) || s.mayBeOurs(fact.Name, pids, true) {
 				return true
 			}
 		case evidence.BatchKill:
@@ -442,7 +442,7 @@ func (s *scene) linkedKills() []evidence.Finding {
 		if slices.Contains(wanted, k.fact.PID) {
 			linked = append(linked, k.Finding)
 		}
-		if !s.mayBeOurs(k.fact, wanted, s.witness != nil) {
+		if !s.mayBeOurs(k.fact.Name, wanted, s.witness != nil) {
 			continue
 		}
 		if n := len(near); n > 0 && apart(near[n-1], k.Finding) > sameKills {
@@ -462,14 +462,38 @@ func (s *scene) linkedKills() []evidence.Finding {
 // trainerNames are how the processes of a training are called.
 var trainerNames = regexp.MustCompile(`(?i)^(python|pt_|torchrun|deepspeed|accelerate|ray|vllm|plimsoll)|train`)
 
-// mayBeOurs reports whether the kernel may have killed a process of the job, of which other lines say that it has
-// failed, or nothing. A process in a container has another PID in the kernel's log, so that the name tells where the
-// PID does not.
-func (s *scene) mayBeOurs(k evidence.KernelKill, pids []int, failed bool) bool {
-	if trainerNames.MatchString(k.Name) {
+// mayBeOurs reports whether a process of which the kernel speaks may be of the job, of which other lines say that it
+// has failed, or nothing. A process in a container has another PID in the kernel's log, so that the name tells where
+// the PID does not.
+func (s *scene) mayBeOurs(name string, pids []int, failed bool) bool {
+	if trainerNames.MatchString(name) {
 		return failed || !s.endedWell()
 	}
 	return len(pids) == 0 && (failed || !s.hasTrainerLog())
+}
+
+// killBesideCrash returns a kill of the kernel that may be of another process of the job than the one that has crashed,
+// or nil.
+func (s *scene) killBesideCrash() *evidence.Finding {
+	if s.witness == nil || s.witness.how != crashed || len(s.kills) > 0 {
+		return nil
+	}
+	for _, k := range all[evidence.KernelKill](s.findings) {
+		if s.mayBeOurs(k.fact.Name, s.witness.pids(), true) {
+			return &k.Finding
+		}
+	}
+	return nil
+}
+
+// gotSIGBUS reports whether a process of which the kernel says that its memory has failed may be the first that ended.
+func (s *scene) gotSIGBUS(f evidence.HardwareFailed) bool {
+	if s.witness == nil {
+		return s.mayBeOurs(f.Name, nil, false)
+	}
+	pids := s.witness.pids()
+	return slices.Contains(pids, f.PID) ||
+		(s.witness.how == faulted || s.witness.how == exited) && s.mayBeOurs(f.Name, pids, true)
 }
 
 func (s *scene) hasTrainerLog() bool {

@@ -41,7 +41,7 @@ func (s *scene) ruledOut(top claim) []RuledOut {
 			list = append(list, RuledOut{suspect.resource, why})
 		}
 	}
-	if len(s.kills) == 0 && len(all[evidence.KernelKill](s.findings)) > 0 {
+	if s.killBesideCrash() == nil && len(s.kills) == 0 && len(all[evidence.KernelKill](s.findings)) > 0 {
 		k := all[evidence.KernelKill](s.findings)[0]
 		list = append(list, RuledOut{Host, fmt.Sprintf("the kernel killed process %d (%s), but no process of the job "+
 			"ended by SIGKILL", k.fact.PID, k.fact.Name)})

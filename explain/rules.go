@@ -253,6 +253,11 @@ var rules = []rule{
 		row[evidence.ProcessEnded]{func(s *scene, f evidence.ProcessEnded) bool {
 			return mannerOfProcess(f) == faulted && !s.sharedMemoryFree()
 		}, SharedMemory, "", Likely, says[evidence.ProcessEnded](busText)},
+		row[evidence.ProcessEnded]{func(s *scene, f evidence.ProcessEnded) bool {
+			return isFault(f) && s.killBesideCrash() != nil
+		}, Undetermined, "", Unknown, func(f evidence.ProcessEnded) string {
+			return faultText(f) + ", beside a kill of the kernel for memory, and nothing here says which came first"
+		}},
 		row[evidence.ProcessEnded]{func(_ *scene, f evidence.ProcessEnded) bool { return isFault(f) }, NotMemory, "",
 			Likely, faultText},
 		row[evidence.ProcessEnded]{nil, Undetermined, "", Unknown, endedText},
@@ -320,8 +325,12 @@ func (s *scene) testimony() []evidence.Finding {
 	}
 	for _, f := range s.findings {
 		switch fact := f.Fact.(type) {
-		case evidence.BatchKill, evidence.HardwareFailed:
+		case evidence.BatchKill:
 			found = append(found, f)
+		case evidence.HardwareFailed:
+			if s.gotSIGBUS(fact) {
+				found = append(found, f)
+			}
 		case evidence.TooManyProcesses:
 			if w == nil && fact.Group != "" && !s.hasTrainerLog() {
 				found = append(found, f)

@@ -70,13 +70,24 @@ func (p *pass) project(a *model.Attention, x, source *autograd.Tensor) (q, k, v,
 			q, k, v = p.join(q, k, v)
 		}
 	}
-	if a.QueryNorm.Kind != model.NoNorm {
-		q, k = p.follow(q, p.norm(a.QueryNorm, q)), p.follow(k, p.norm(a.KeyNorm, k))
+	if !a.NormsRotated {
+		q, k = p.normed(a, q, k)
 	}
 	if a.Rotary > 0 {
-		q, k = p.follow(q, p.rotate(q)), p.follow(k, p.rotate(k))
+		q, k = p.rotated(a, q, k)
+	}
+	if a.NormsRotated {
+		q, k = p.normed(a, q, k)
 	}
 	return q, k, v, gate
+}
+
+// normed runs the norms of queries and keys, if there are any.
+func (p *pass) normed(a *model.Attention, q, k *autograd.Tensor) (_, _ *autograd.Tensor) {
+	if a.QueryNorm.Kind == model.NoNorm {
+		return q, k
+	}
+	return p.follow(q, p.norm(a.QueryNorm, q)), p.follow(k, p.norm(a.KeyNorm, k))
 }
 
 // join copies queries, keys and values into one tensor and returns views of it.
@@ -101,18 +112,42 @@ func (p *pass) split(x *autograd.Tensor, widths ...int64) []*autograd.Tensor {
 	return p.Do(autograd.Operation{Inputs: []*autograd.Tensor{x}, Outputs: outputs})
 }
 
+// rotated applies rotary positions to queries and keys.
+func (p *pass) rotated(a *model.Attention, q, k *autograd.Tensor) (_, _ *autograd.Tensor) {
+	var angles *autograd.Tensor
+	if a.OwnAngles {
+		t := q.DType
+		if a.WideRotary || p.Autocast != dtype.Invalid {
+			t = dtype.F32
+		}
+		angles = p.New(2*p.Sequence/p.ContextParallel*int64(a.Rotary*float64(a.Width)), t)
+		defer p.Drop(angles)
+	}
+	return p.follow(q, p.rotate(a, q, angles)), p.follow(k, p.rotate(a, k, angles))
+}
+
 // rotate applies rotary positions: two products and a sum. They save the cosines
-// and sines only, which all blocks share. Under autocast they are in fp32.
-func (p *pass) rotate(x *autograd.Tensor) *autograd.Tensor {
+// and sines only. All blocks share them, unless there are angles of the block.
+// Under autocast they are in fp32.
+func (p *pass) rotate(a *model.Attention, x, angles *autograd.Tensor) *autograd.Tensor {
+	if a.WideRotary && x.DType != dtype.F32 {
+		wide := p.cast(x, dtype.F32)
+		rotated := p.follow(wide, p.rotate(a, wide, angles))
+		return p.follow(rotated, p.cast(rotated, x.DType))
+	}
 	result := x.DType
 	if p.Autocast != dtype.Invalid {
 		result = dtype.F32
 	}
 	bytes := x.Elements * result.Size()
-	return p.Do(autograd.Operation{
+	o := autograd.Operation{
 		Inputs: []*autograd.Tensor{x}, Outputs: []autograd.Output{{Elements: x.Elements, DType: result}},
 		Scratch: 2 * bytes, BackwardScratch: 2 * bytes,
-	})[0]
+	}
+	if angles != nil {
+		o.Saved = append(o.Saved, angles)
+	}
+	return p.Do(o)[0]
 }
 
 // mix runs the attention between the projections.
@@ -125,7 +160,8 @@ func (p *pass) mix(s *model.Stack, a *model.Attention, q, k, v *autograd.Tensor)
 	}
 	// A window shorter than the sequence needs a mask. With a mask torch does not
 	// share keys among queries.
-	if p.Attention == SDPA && a.Window > 0 && p.Sequence > a.Window || p.FusedQKV {
+	masked := p.Attention == SDPA && a.Window > 0 && p.Sequence > a.Window
+	if masked || p.FusedQKV {
 		k, v = p.repeat(k, heads/groups), p.repeat(v, heads/groups)
 	}
 	compute := promoted(promoted(q.DType, k.DType), v.DType)
@@ -143,6 +179,11 @@ func (p *pass) mix(s *model.Stack, a *model.Attention, q, k, v *autograd.Tensor)
 		// for each row the product of gradient and output.
 		BackwardScratch: 4*q.Elements + 4*tokens*heads,
 		Kept:            true,
+	}
+	if masked { // every layer converts the mask of the window to the type of the scores
+		mask := p.New(p.Batch*(p.Sequence/p.ContextParallel)*p.Sequence, compute)
+		o.Saved = append(o.Saved, mask)
+		defer p.Drop(mask)
 	}
 	if biased {
 		bias := p.New(heads*p.Sequence/p.ContextParallel*p.Sequence, compute)

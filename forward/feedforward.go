@@ -68,6 +68,11 @@ func (p *pass) activate(name string, x *autograd.Tensor) *autograd.Tensor {
 	switch name {
 	case "relu", "tanh", "sigmoid":
 		return p.unary(x, x.DType, saveOutput)
+	case "relu2": // the square saves the result of the function
+		return p.Scope(func() *autograd.Tensor {
+			positive := p.unary(x, x.DType, saveOutput)
+			return p.unary(positive, positive.DType, saveInput)
+		})
 	case "gelu_new", "gelu_fast", "bloom_gelu":
 		// 0.5 x (1 + tanh(...)): the power saves x, tanh its result, and the last
 		// product both of its factors.

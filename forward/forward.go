@@ -293,28 +293,40 @@ func (p *pass) block(s *model.Stack, b *model.Block, x *autograd.Tensor) *autogr
 }
 
 func (p *pass) preNorm(s *model.Stack, b *model.Block, x *autograd.Tensor) *autograd.Tensor {
-	h := p.half(b.AttentionNorm, b.AfterAttention, x, b.Dropout, func(h *autograd.Tensor) *autograd.Tensor {
+	h := p.half(b, b.AttentionNorm, b.AfterAttention, x, func(h *autograd.Tensor) *autograd.Tensor {
 		return p.attention(s, &b.Attention, h, h)
 	})
 	if b.Cross != nil {
-		h = p.follow(h, p.half(b.CrossNorm, model.Norm{}, h, b.Dropout, func(h *autograd.Tensor) *autograd.Tensor {
+		h = p.follow(h, p.half(b, b.CrossNorm, model.Norm{}, h, func(h *autograd.Tensor) *autograd.Tensor {
 			return p.attention(s, b.Cross, h, p.encoded)
 		}))
 	}
-	return p.half(b.FeedForwardNorm, b.AfterFeedForward, h, b.Dropout, func(h *autograd.Tensor) *autograd.Tensor {
+	return p.half(b, b.FeedForwardNorm, b.AfterFeedForward, h, func(h *autograd.Tensor) *autograd.Tensor {
 		return p.feedForward(&b.FeedForward, h)
 	})
 }
 
-// half returns x + dropout(after(body(before(x)))).
-func (p *pass) half(before, after model.Norm, x *autograd.Tensor, dropout float64,
+// half returns x + dropout(after(body(before(x)))), its second part scaled if the
+// block scales it.
+func (p *pass) half(b *model.Block, before, after model.Norm, x *autograd.Tensor,
 	body func(*autograd.Tensor) *autograd.Tensor) *autograd.Tensor {
-	h := p.norm(before, x)
-	h = p.follow(h, body(h))
+	h := x
+	if before.Kind != model.NoNorm {
+		h = p.norm(before, x)
+	}
+	made := body(h)
+	if h != x {
+		p.Drop(h)
+	}
+	h = made
 	if after.Kind != model.NoNorm {
 		h = p.follow(h, p.norm(after, h))
 	}
-	return p.residual(x, p.dropout(h, dropout))
+	h = p.dropout(h, b.Dropout)
+	if b.ScalesHalves {
+		h = p.follow(h, p.unary(h, h.DType, saveNothing))
+	}
+	return p.residual(x, h)
 }
 
 func (p *pass) postNorm(s *model.Stack, b *model.Block, x *autograd.Tensor) *autograd.Tensor {

@@ -24,10 +24,18 @@ func (p *pass) head(x *autograd.Tensor) Result {
 		x = p.follow(x, p.activate("gelu", x))
 		x = p.follow(x, p.norm(h.Norm, x))
 	}
+	x = p.dropout(x, h.Dropout)
 	if p.Loss == FusedLoss {
 		return Result{Loss: p.fusedLoss(h, x)}
 	}
-	logits := p.linear(h.Projection, x, h.Outputs/p.TensorParallel)
+	outputs := h.Outputs
+	if !h.Classes {
+		outputs /= p.TensorParallel
+	}
+	logits := p.linear(h.Projection, x, outputs)
+	if h.Scaled {
+		logits = p.follow(logits, p.unary(logits, logits.DType, saveNothing))
+	}
 	if h.Soft {
 		logits = p.follow(logits, p.unary(logits, logits.DType, saveNothing))
 		logits = p.follow(logits, p.unary(logits, logits.DType, saveOutput))
@@ -59,7 +67,7 @@ func (p *pass) crossEntropy(logits *autograd.Tensor) *autograd.Tensor {
 			shifted := p.unary(x, x.DType, saveNothing)
 			x = shifted
 		}
-		if p.TensorParallel > 1 && !p.network.Head.PerSequence {
+		if p.TensorParallel > 1 && !p.network.Head.Classes {
 			return p.parallelLoss(x)
 		}
 		logarithms := p.normalized(x, x.DType)
@@ -100,13 +108,25 @@ func (p *pass) mean(x *autograd.Tensor) *autograd.Tensor {
 }
 
 func (p *pass) whyLogits() string {
-	return fmt.Sprintf("%s tokens x %s vocabulary entries: logits, their fp32 copy, and the logarithms that the "+
-		"loss saves (transformers/loss/loss_utils.py)",
-		ledger.Count(p.Batch*p.Sequence), ledger.Count(p.network.Head.Outputs))
+	h, rows, outputs := &p.network.Head, ledger.Count(p.Batch*p.Sequence)+" tokens", "vocabulary entries"
+	if h.Classes {
+		outputs = "classes"
+	}
+	if h.PerSequence && !h.EveryToken {
+		rows = ledger.Count(p.Batch) + " sequences"
+	}
+	return fmt.Sprintf("%s x %s %s: logits, their fp32 copy, and the logarithms that the loss saves "+
+		"(transformers/loss/loss_utils.py)", rows, ledger.Count(h.Outputs), outputs)
 }
 
 func (p *pass) classify(h *model.Head, x *autograd.Tensor) Result {
 	rows := p.Batch
+	if h.EveryToken {
+		all := p.linear(h.Projection, x, h.Outputs)
+		logits := p.follow(all, p.Do(autograd.Operation{Inputs: []*autograd.Tensor{all},
+			Outputs: []autograd.Output{{Elements: rows * h.Outputs, DType: all.DType}}})[0])
+		return Result{Loss: p.crossEntropy(logits), Logits: logits}
+	}
 	first := p.Do(autograd.Operation{Inputs: []*autograd.Tensor{x},
 		Outputs: []autograd.Output{{Elements: rows * p.network.Hidden, DType: x.DType, View: true}}})[0]
 	if h.Pooler != "" {

@@ -226,10 +226,19 @@ func (p *pass) norm(n model.Norm, x *autograd.Tensor) *autograd.Tensor {
 	defer p.In(ledger.NormActivations, p.whyNorms)()
 	return p.hooked(n.Path, func() *autograd.Tensor {
 		return p.Scope(func() *autograd.Tensor {
-			if n.Kind == model.LayerNorm || p.FusesPointwise {
+			switch {
+			case n.Kind == model.LayerNorm || p.FusesPointwise:
 				return p.layerNorm(n, x)
+			case n.Kind == model.LayerNormF32:
+				wide := p.cast(x, dtype.F32)
+				y := p.layerNorm(n, wide)
+				p.dropCasts(x, wide)
+				return p.follow(y, p.cast(y, x.DType))
+			case n.Kind == model.LayerNormWide:
+				return p.wideNorm(n, x)
+			default:
+				return p.rmsNorm(n, x)
 			}
-			return p.rmsNorm(n, x)
 		})
 	})
 }
@@ -286,6 +295,29 @@ func (p *pass) rmsNorm(n model.Norm, x *autograd.Tensor) *autograd.Tensor {
 		p.dropCasts(rounded, normed)
 		return p.multiply(rounded, w.Tensor())
 	}
+}
+
+// wideNorm runs Cohere's norm: it subtracts the mean twice, and each difference is
+// saved.
+func (p *pass) wideNorm(n model.Norm, x *autograd.Tensor) *autograd.Tensor {
+	w := p.parameter(n.Path + ".weight")
+	wide := p.cast(x, dtype.F32)
+	differences := p.unary(wide, dtype.F32, saveNothing)
+	squares := p.unary(differences, dtype.F32, saveInput)
+	p.Drop(differences)
+	width := w.Elements
+	if n.Width > 0 {
+		width = n.Width
+	}
+	deviations := p.reduce(squares, x.Elements/width)
+	p.Drop(squares)
+	again := p.unary(wide, dtype.F32, saveNothing)
+	p.dropCasts(x, wide)
+	normed := p.multiply(again, deviations)
+	p.Drop(again)
+	scaled := p.multiply(p.cast(w.Tensor(), dtype.F32), normed)
+	p.Drop(normed)
+	return p.follow(scaled, p.cast(scaled, x.DType))
 }
 
 // reduce runs a mean over rows and the root after it, which saves its result.

@@ -16,19 +16,17 @@ const (
 	sizeOfLog    = 10
 )
 
-// KernelClock is the time on the clock of the kernel's log.
-func KernelClock() time.Duration {
-	var now unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
-		return 0
-	}
-	return time.Duration(now.Nano())
-}
+// KernelLogEnd returns the time of the last line of the kernel's log, on the clock of the log. Other clocks drift from
+// that one. It returns 0 where this process may not read the log.
+func KernelLogEnd() time.Duration { return endOf(kernelLog()) }
 
-// KernelKills returns the lines of the kernel's log about kills of these processes by the OOM killer, from a time of
-// [KernelClock] on. It returns nothing where this process may not read the log: with kernel.dmesg_restrict the log
-// needs CAP_SYSLOG. In a PID namespace of its own a process has another number in the log, and is not found.
-func KernelKills(pids []int, since time.Duration) []string {
+// KernelKills returns the lines of the kernel's log about kills of these processes by the OOM killer, after a time of
+// [KernelLogEnd]. It returns nothing where this process may not read the log: with kernel.dmesg_restrict the log needs
+// CAP_SYSLOG. In a PID namespace of its own a process has another number in the log, and is not found.
+func KernelKills(pids []int, after time.Duration) []string { return killsIn(kernelLog(), pids, after) }
+
+// kernelLog returns the lines of the kernel's log that this process may read.
+func kernelLog() []string {
 	size, err := unix.Klogctl(sizeOfLog, nil)
 	if err != nil || size <= 0 {
 		return nil
@@ -38,11 +36,11 @@ func KernelKills(pids []int, since time.Duration) []string {
 	if err != nil {
 		return nil
 	}
-	return killsIn(string(log[:n]), pids, since)
+	return strings.Split(strings.TrimSuffix(string(log[:n]), "\n"), "\n")
 }
 
 var (
-	logTime   = regexp.MustCompile(`^<\d+>\[ *(\d+)\.(\d{6})\]`)
+	logTime   = regexp.MustCompile(`^<\d+>\[ *(\d+\.\d{6})\]`)
 	killBegin = "invoked oom-killer:"
 	killOf    = regexp.MustCompile(`Killed process (\d+) \(`)
 )
@@ -52,8 +50,7 @@ const mostKillLines = 5000
 
 // killsIn returns the lines of a log from the beginning of each kill of one of the processes to its end. A log without
 // times tells nothing, as processes of the past may have had the same numbers.
-func killsIn(log string, pids []int, since time.Duration) []string {
-	lines := strings.Split(strings.TrimSuffix(log, "\n"), "\n")
+func killsIn(lines []string, pids []int, after time.Duration) []string {
 	var found []string
 	begin := 0
 	for i, line := range lines {
@@ -61,10 +58,11 @@ func killsIn(log string, pids []int, since time.Duration) []string {
 			begin = i
 		}
 		groups := killOf.FindStringSubmatch(line)
-		if groups == nil || i-begin > mostKillLines || !isSince(line, since) {
+		if groups == nil {
 			continue
 		}
-		if pid, err := strconv.Atoi(groups[1]); err == nil && slices.Contains(pids, pid) {
+		pid, err := strconv.Atoi(groups[1])
+		if at := timeOf(line); err == nil && at > after && i-begin <= mostKillLines && slices.Contains(pids, pid) {
 			found = append(found, lines[begin:i+1]...)
 		}
 		begin = i + 1
@@ -72,11 +70,22 @@ func killsIn(log string, pids []int, since time.Duration) []string {
 	return found
 }
 
-func isSince(line string, since time.Duration) bool {
+// timeOf returns the time of a line, or 0 if it has none.
+func timeOf(line string) time.Duration {
 	groups := logTime.FindStringSubmatch(line)
 	if groups == nil {
-		return false
+		return 0
 	}
-	seconds, err := strconv.ParseInt(groups[1], 10, 64)
-	return err == nil && time.Duration(seconds+1)*time.Second >= since
+	at, _ := time.ParseDuration(groups[1] + "s") // the pattern has it
+	return at
+}
+
+// endOf returns the time of the last line of a log that has one, or 0.
+func endOf(lines []string) time.Duration {
+	for _, line := range slices.Backward(lines) {
+		if at := timeOf(line); at > 0 {
+			return at
+		}
+	}
+	return 0
 }

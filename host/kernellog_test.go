@@ -23,26 +23,32 @@ func TestKillsInKernelLog(t *testing.T) {
 	for name, c := range map[string]struct {
 		log      string
 		pids     []int
-		since    time.Duration
+		after    time.Duration
 		expected []string
 	}{
-		"ours":           {kernelLogOfKills, []int{5, 77}, 90 * time.Second, lines[1:5]},
-		"both":           {kernelLogOfKills, []int{88, 77}, 0, slices.Concat(lines[1:5], lines[6:8])},
-		"of another job": {kernelLogOfKills, []int{5}, 0, nil},
-		"before the job": {kernelLogOfKills, []int{77}, 102 * time.Second, nil},
-		"without times":  {withoutTimes, []int{77, 88}, 0, nil},
-		"empty":          {"", []int{77}, 0, nil},
+		"ours":                {kernelLogOfKills, []int{5, 77}, 90 * time.Second, lines[1:5]},
+		"both":                {kernelLogOfKills, []int{88, 77}, 0, slices.Concat(lines[1:5], lines[6:8])},
+		"of another job":      {kernelLogOfKills, []int{5}, 0, nil},
+		"before the job":      {kernelLogOfKills, []int{77}, 100500003 * time.Microsecond, nil},
+		"just after it began": {kernelLogOfKills, []int{77}, 100500002 * time.Microsecond, lines[1:5]},
+		"without times":       {withoutTimes, []int{77, 88}, 0, nil},
+		"empty":               {"", []int{77}, 0, nil},
 	} {
-		if found := killsIn(c.log, c.pids, c.since); !slices.Equal(found, c.expected) {
+		if found := killsIn(strings.Split(c.log, "\n"), c.pids, c.after); !slices.Equal(found, c.expected) {
 			t.Errorf("%s: %q, expected %q", name, found, c.expected)
 		}
 	}
 }
 
-func TestKernelClockMoves(t *testing.T) {
-	before := KernelClock()
-	time.Sleep(time.Millisecond)
-	if after := KernelClock(); before <= 0 || after <= before {
-		t.Errorf("the clock was at %v and is at %v", before, after)
+func TestEndOfKernelLog(t *testing.T) {
+	for log, expected := range map[string]time.Duration{
+		"":                              0,
+		kernelLogOfKills:                200500003 * time.Microsecond,
+		kernelLogOfKills + "<6>no time": 200500003 * time.Microsecond,
+		"<6>[99999.000001] eth0: up\n<6>eth0: down": 99999*time.Second + time.Microsecond,
+	} {
+		if end := endOf(strings.Split(log, "\n")); end != expected {
+			t.Errorf("%q ends at %v, expected %v", log, end, expected)
+		}
 	}
 }

@@ -86,16 +86,20 @@ func (in *Inputs) readModel() (err error) {
 		return fault.Inputf("no model was named").
 			WithHint("add --model with a name of the catalog or the path of a config.json")
 	}
-	if in.model, err = model.Load(name); err != nil {
+	load := model.Load
+	if in.request.Online {
+		load = model.LoadOnline
+	}
+	if in.model, err = load(name); err != nil {
 		return cmp.Or(recipe.Misplaced(name), in.named(err))
 	}
 	if m := in.model; m.Network == nil {
 		refused := fault.File(m.Source).Inputf("safetensors headers do not describe the model's operations, so " +
-			"plimsoll cannot plan its activations").WithHint("name the model's config.json")
+			"plimsoll cannot plan its activations").WithHint("name the model's config.json; " + model.Documented)
 		if m.Architecture != "" { // from the config.json beside the weights
 			refused.What = fmt.Sprintf("plimsoll does not know the operations of %s, so it cannot plan its activations",
 				m.Architecture)
-			refused.Hint = "plimsoll plans " + strings.Join(model.Architectures(), ", ")
+			refused.Hint = model.Documented
 		}
 		return refused
 	}

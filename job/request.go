@@ -10,6 +10,7 @@ import (
 // a default applies, which the plan lists as an assumption.
 type Request struct {
 	Model        string // an argument of model.Load
+	Online       bool   // ask the Hugging Face hub for a model that this host does not have
 	DeepSpeed    string // this and the next four are files
 	TrainingArgs string
 	Accelerate   string

@@ -95,13 +95,18 @@ func (r *resolver) unplannedOfEngines() []unplannedKey {
 
 // blockClasses maps model_type to the class of transformers' blocks.
 var blockClasses = map[string]string{
-	"bert": "BertLayer", "bloom": "BloomBlock",
-	"deepseek_v2": "DeepseekV2DecoderLayer", "deepseek_v3": "DeepseekV3DecoderLayer",
-	"falcon": "FalconDecoderLayer", "gemma": "GemmaDecoderLayer", "gemma2": "Gemma2DecoderLayer",
-	"gpt2": "GPT2Block", "gpt_neox": "GPTNeoXLayer",
-	"llama": "LlamaDecoderLayer", "mistral": "MistralDecoderLayer", "mixtral": "MixtralDecoderLayer",
-	"opt": "OPTDecoderLayer", "phi": "PhiDecoderLayer",
-	"phi3": "Phi3DecoderLayer", "qwen2": "Qwen2DecoderLayer",
-	"qwen2_moe": "Qwen2MoeDecoderLayer", "qwen3": "Qwen3DecoderLayer",
-	"qwen3_moe": "Qwen3MoeDecoderLayer", "qwen3_next": "Qwen3NextDecoderLayer", "t5": "T5Block",
+	"arcee": "ArceeDecoderLayer", "bert": "BertLayer", "bloom": "BloomBlock", "cohere": "CohereDecoderLayer",
+	"cohere2": "Cohere2DecoderLayer", "deepseek_v2": "DeepseekV2DecoderLayer",
+	"deepseek_v3": "DeepseekV3DecoderLayer", "ernie4_5": "Ernie4_5DecoderLayer",
+	"exaone4": "Exaone4DecoderLayer", "falcon": "FalconDecoderLayer", "gemma": "GemmaDecoderLayer",
+	"gemma2": "Gemma2DecoderLayer", "gemma3_text": "Gemma3DecoderLayer", "glm": "GlmDecoderLayer",
+	"glm4": "Glm4DecoderLayer", "gpt2": "GPT2Block", "gpt_neox": "GPTNeoXLayer", "granite": "GraniteDecoderLayer",
+	"helium": "HeliumDecoderLayer", "hunyuan_v1_dense": "HunYuanDenseV1DecoderLayer", "jais2": "Jais2DecoderLayer",
+	"llama": "LlamaDecoderLayer", "ministral": "MinistralDecoderLayer", "ministral3": "Ministral3DecoderLayer",
+	"mistral": "MistralDecoderLayer", "mixtral": "MixtralDecoderLayer", "nemotron": "NemotronDecoderLayer",
+	"olmo": "OlmoDecoderLayer", "olmo2": "Olmo2DecoderLayer", "olmo3": "Olmo3DecoderLayer",
+	"opt": "OPTDecoderLayer", "phi": "PhiDecoderLayer", "phi3": "Phi3DecoderLayer", "qwen2": "Qwen2DecoderLayer",
+	"qwen2_moe": "Qwen2MoeDecoderLayer", "qwen3": "Qwen3DecoderLayer", "qwen3_moe": "Qwen3MoeDecoderLayer",
+	"qwen3_next": "Qwen3NextDecoderLayer", "seed_oss": "SeedOssDecoderLayer", "smollm3": "SmolLM3DecoderLayer",
+	"stablelm": "StableLmDecoderLayer", "starcoder2": "Starcoder2DecoderLayer", "t5": "T5Block",
 }

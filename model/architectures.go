@@ -22,7 +22,7 @@ func Architectures() []string {
 	return names
 }
 
-var architectures = []architecture{
+var architectures = withClassifiers([]architecture{
 	{"BertForPreTraining", "bert", bert("bert", bertPreTraining)},
 	{"BertForMaskedLM", "bert", bert("bert", bertMasked)},
 	{"BertForSequenceClassification", "bert", bert("bert", bertClassification)},
@@ -47,4 +47,26 @@ var architectures = []architecture{
 	{"Qwen3MoeForCausalLM", "qwen3_moe", decoder(false, qwen3MoeBlock)},
 	{"Qwen3NextForCausalLM", "qwen3_next", decoder(false, qwen3NextBlock)},
 	{"T5ForConditionalGeneration", "t5", t5},
-}
+	{"ArceeForCausalLM", "arcee", arcee.describe},
+	{"Cohere2ForCausalLM", "cohere2", cohere2.describe},
+	{"CohereForCausalLM", "cohere", cohere.describe},
+	{"Ernie4_5ForCausalLM", "ernie4_5", ernie.describe},
+	{"Exaone4ForCausalLM", "exaone4", exaone4.describe},
+	{"Gemma3ForCausalLM", "gemma3_text", gemma3.describe},
+	{"Glm4ForCausalLM", "glm4", glm4.describe},
+	{"GlmForCausalLM", "glm", glm.describe},
+	{"GraniteForCausalLM", "granite", granite.describe},
+	{"HeliumForCausalLM", "helium", helium.describe},
+	{"HunYuanDenseV1ForCausalLM", "hunyuan_v1_dense", hunyuan.describe},
+	{"Jais2ForCausalLM", "jais2", jais2.describe},
+	{"Ministral3ForCausalLM", "ministral3", ministral3.describe},
+	{"MinistralForCausalLM", "ministral", ministral.describe},
+	{"NemotronForCausalLM", "nemotron", nemotron.describe},
+	{"Olmo2ForCausalLM", "olmo2", olmo2.describe},
+	{"Olmo3ForCausalLM", "olmo3", olmo3.describe},
+	{"OlmoForCausalLM", "olmo", olmo.describe},
+	{"SeedOssForCausalLM", "seed_oss", seedOSS.describe},
+	{"SmolLM3ForCausalLM", "smollm3", smolLM3.describe},
+	{"StableLmForCausalLM", "stablelm", stableLM.describe},
+	{"Starcoder2ForCausalLM", "starcoder2", starcoder2.describe},
+})

@@ -313,7 +313,7 @@ func bert(path string, head bertHead) func(scope) {
 		case bertClassification:
 			labels := s.labels()
 			s.network.Head.Projection = s.linear("classifier", hidden, labels, true)
-			s.network.Head.Outputs, s.network.Head.PerSequence = labels, true
+			s.network.Head.Outputs, s.network.Head.Classes, s.network.Head.PerSequence = labels, true, true
 		}
 	}
 }

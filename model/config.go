@@ -3,6 +3,7 @@ package model
 import (
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -139,7 +140,7 @@ func (c *config) take(rule strict.Rule, names ...string) (found, bool) {
 // here. A wrong list would be worse than none.
 func (c *config) refuse(name string) {
 	if c.flagOr(false, name) {
-		c.fail(c.fields[name].Value.At, headersInstead, "%s is not supported", name)
+		c.fail(c.fields[name].Value.At, Documented, "%s is not supported", name)
 	}
 }
 
@@ -169,8 +170,9 @@ func (c *config) dtype() dtype.Type {
 	}
 }
 
-const headersInstead = "plimsoll rehearse takes any architecture: name the model's safetensors file or its " +
-	"model.safetensors.index.json; plimsoll plan needs an architecture whose operations it knows"
+// Documented says which models are planned, and which are not but rehearsed.
+const Documented = "docs/models.md lists the architectures that 'plimsoll plan' knows; 'plimsoll rehearse' takes the " +
+	"safetensors files of any model, or their model.safetensors.index.json"
 
 // unknownArchitecture is a fault of its own type, because the folder may hold
 // safetensors headers that loadFolder can read instead.
@@ -217,14 +219,30 @@ func (c *config) architecture() (architecture, error) {
 }
 
 func (c *config) unknown(at int64, kind, name string, known []string) error {
-	hint := headersInstead
-	if near := fault.Nearest(name, known); near != "" {
-		hint = fmt.Sprintf("did you mean %q? Otherwise %s", near, hint)
+	hint := Documented
+	if near := nearestClass(name, known); near != "" {
+		hint = fmt.Sprintf("did you mean %q? Otherwise: %s", near, hint)
 	}
-	unknown := c.Inputf(at, "unknown %s %q (known: %s)", kind, name,
-		strings.Join(slices.Compact(known), ", ")).WithHint(hint)
+	unknown := c.Inputf(at, "unknown %s %q", kind, name).WithHint(hint)
 	return &unknownArchitecture{name, *unknown}
 }
+
+// nearestClass returns the class that a name misspells, or "". The part that
+// tells the family decides, and numbers have to be the same.
+func nearestClass(name string, known []string) string {
+	family, head, _ := strings.Cut(name, "For")
+	numbers := func(s string) string { return strings.Join(digits.FindAllString(s, -1), " ") }
+	for _, k := range known {
+		f, h, _ := strings.Cut(k, "For")
+		if strings.EqualFold(h, head) && numbers(f) == numbers(family) &&
+			(strings.EqualFold(f, family) || fault.Nearest(family, []string{f}) != "") {
+			return k
+		}
+	}
+	return ""
+}
+
+var digits = regexp.MustCompile(`[0-9]+`)
 
 func fromConfig(doc *strict.Document, name, source string) (*Model, error) {
 	if _, err := (strict.Schema{Rule: strict.Free()}).Read(doc); err != nil {

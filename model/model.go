@@ -6,9 +6,9 @@ package model
 
 import (
 	"errors"
-	"fmt"
 	"io/fs"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -17,6 +17,7 @@ import (
 	"plimsoll/dtype"
 	"plimsoll/fault"
 	"plimsoll/files"
+	"plimsoll/hub"
 	"plimsoll/recipe/strict"
 )
 
@@ -85,11 +86,19 @@ const (
 const FromCatalog = "catalog"
 
 // Load lists the parameters of a model. The argument is a name of the catalog,
-// a config.json, a folder that holds one, a *.safetensors file or a
-// model.safetensors.index.json. A name of the catalog takes precedence over a
-// folder of the same name; "./gpt2" means the folder. Headers list only what
-// the files hold, so a tied parameter that was not saved is missing.
-func Load(nameOrPath string) (*Model, error) {
+// a config.json, a folder that holds one, a *.safetensors file, a
+// model.safetensors.index.json, or a name on the Hugging Face hub. A name of the
+// catalog takes precedence over a folder of the same name; "./gpt2" means the
+// folder. A name on the hub is that of a model of the catalog, or one in the
+// cache of huggingface_hub. Headers list only what the files hold, so a tied
+// parameter that was not saved is missing.
+func Load(nameOrPath string) (*Model, error) { return load(nameOrPath, false) }
+
+// LoadOnline is like Load. It asks the hub for a model that this host does not
+// have.
+func LoadOnline(nameOrPath string) (*Model, error) { return load(nameOrPath, true) }
+
+func load(nameOrPath string, online bool) (*Model, error) {
 	if text, ok := catalogConfig(nameOrPath); ok {
 		doc, err := strict.ParseJSON(nameOrPath+".json", text)
 		if err != nil {
@@ -100,11 +109,11 @@ func Load(nameOrPath string) (*Model, error) {
 	info, err := os.Stat(nameOrPath)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return nil, unknownName(nameOrPath)
+		return loadNamed(nameOrPath, online)
 	case err != nil:
 		return nil, unreadable(nameOrPath, err)
 	case info.IsDir():
-		return loadFolder(nameOrPath)
+		return loadFolder(nameOrPath, folderName(nameOrPath))
 	case strings.HasSuffix(nameOrPath, ".safetensors"):
 		return loadSafetensors(nameOrPath, parentName(nameOrPath))
 	case strings.HasSuffix(nameOrPath, ".index.json"):
@@ -114,10 +123,34 @@ func Load(nameOrPath string) (*Model, error) {
 	}
 }
 
+// loadNamed loads a model by its name on the hub.
+func loadNamed(name string, online bool) (*Model, error) {
+	if known, ok := fromAuthors(name); ok {
+		return load(known, false)
+	}
+	if folder, ok := hub.Cached(name); ok && holdsModel(folder) {
+		return loadFolder(folder, path.Base(name))
+	}
+	if online && hub.IsRepository(name) {
+		file, err := hub.Download(name)
+		if err != nil {
+			return nil, err
+		}
+		return loadConfig(file, path.Base(name))
+	}
+	return nil, unknownName(name, online)
+}
+
+// holdsModel reports whether a folder has a file that loadFolder reads. The cache may have the tokenizer only.
+func holdsModel(folder string) bool {
+	return slices.ContainsFunc([]string{configName, indexName, singleName}, func(name string) bool {
+		return exists(filepath.Join(folder, name))
+	})
+}
+
 // loadFolder prefers config.json, which describes tied parameters. It reads the
 // headers of the weights if the architecture is unknown.
-func loadFolder(folder string) (*Model, error) {
-	name := folderName(folder)
+func loadFolder(folder, name string) (*Model, error) {
 	var unknown *unknownArchitecture
 	config := filepath.Join(folder, configName)
 	if exists(config) {
@@ -126,10 +159,10 @@ func loadFolder(folder string) (*Model, error) {
 			return m, err
 		}
 	}
-	load := loadIndex
+	read := loadIndex
 	weights := filepath.Join(folder, indexName)
 	if !exists(weights) {
-		load, weights = loadSafetensors, filepath.Join(folder, singleName)
+		read, weights = loadSafetensors, filepath.Join(folder, singleName)
 	}
 	switch {
 	case !exists(weights) && unknown != nil:
@@ -138,7 +171,7 @@ func loadFolder(folder string) (*Model, error) {
 		return nil, fault.File(folder).Inputf("the folder holds no %s, %s or %s", configName, indexName, singleName).
 			WithHint("name the folder that the model was downloaded to, or a model of the catalog")
 	}
-	m, err := load(weights, name)
+	m, err := read(weights, name)
 	if err == nil && unknown != nil {
 		m.Architecture = unknown.name
 	}
@@ -151,16 +184,6 @@ func loadConfig(path, name string) (*Model, error) {
 		return nil, err
 	}
 	return fromConfig(doc, name, path)
-}
-
-func unknownName(name string) error {
-	hint := "'plimsoll rehearse --help' lists the catalog; a config.json, a *.safetensors file or a folder that " +
-		"holds one will do as well"
-	if near := fault.Nearest(strings.ToLower(filepath.Base(name)), Catalog()); near != "" {
-		hint = fmt.Sprintf("did you mean %q? %s", near, hint)
-	}
-	return fault.Inputf("unknown model %q: there is no file or folder of that name, and none in the catalog", name).
-		WithHint(hint)
 }
 
 func unreadable(path string, err error) error {

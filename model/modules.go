@@ -63,13 +63,13 @@ func (s scope) linear(name string, in, out int64, bias bool) string {
 // norm adds an RMS norm: a weight and no bias.
 func (s scope) norm(name string, width int64) Norm {
 	s.tensor(name+".weight", width)
-	return Norm{s.module(name), RMSNorm}
+	return Norm{Path: s.module(name), Kind: RMSNorm}
 }
 
 func (s scope) layerNorm(name string, width int64) Norm {
 	s.tensor(name+".weight", width)
 	s.tensor(name+".bias", width)
-	return Norm{s.module(name), LayerNorm}
+	return Norm{Path: s.module(name), Kind: LayerNorm}
 }
 
 // head adds the projection to the vocabulary. It shares the storage of an

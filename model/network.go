@@ -42,17 +42,27 @@ type Head struct {
 	Pooler string
 	// Soft reports whether a hyperbolic tangent limits the logits.
 	Soft bool
+	// Scaled reports whether the logits are multiplied by a constant.
+	Scaled bool
 	// NarrowLoss reports whether logits are not upcast for the loss.
 	NarrowLoss bool
+	// Classes reports whether the outputs are classes and not the vocabulary.
+	// Tensor parallelism leaves them whole.
+	Classes bool
 	// PerSequence reports whether there is one output per sequence, not per
 	// token.
 	PerSequence bool
+	// EveryToken reports whether a head per sequence computes the outputs of all
+	// tokens and takes those of the last.
+	EveryToken bool
+	Dropout    float64 // before the projection
 }
 
 // Norm is a normalisation module.
 type Norm struct {
-	Path string
-	Kind NormKind
+	Path  string
+	Kind  NormKind
+	Width int64 // of a row, if it is not that of the weight
 }
 
 // NormKind is how a normalisation is computed.
@@ -60,11 +70,13 @@ type NormKind int
 
 // The kinds differ in what they save for the backward pass.
 const (
-	NoNorm     NormKind = iota
-	LayerNorm           // one fused kernel
-	RMSNorm             // in fp32, rounded, then times the weight (Llama)
-	RMSNormF32          // in fp32 with the weight, then rounded (Gemma)
-	RMSNormT5           // only the variance is certainly in fp32
+	NoNorm        NormKind = iota
+	LayerNorm              // one fused kernel
+	RMSNorm                // in fp32, rounded, then times the weight (Llama)
+	RMSNormF32             // in fp32 with the weight, then rounded (Gemma)
+	RMSNormT5              // only the variance is certainly in fp32
+	LayerNormF32           // one kernel in fp32, between casts (OLMo)
+	LayerNormWide          // operation by operation in fp32, without bias (Cohere)
 )
 
 // Arrangement is the order of the norms and the two halves of a block.
@@ -90,6 +102,7 @@ type Block struct {
 	Cross            *Attention // to the encoder's output
 	FeedForward      FeedForward
 	Dropout          float64 // of the outputs of both halves
+	ScalesHalves     bool    // the outputs of both halves are multiplied by a constant
 }
 
 // Attention is the first half of a block.
@@ -104,6 +117,9 @@ type Attention struct {
 	Rotary            float64 // the share of Width that is rotated
 	QueryNorm         Norm    // of every head
 	KeyNorm           Norm
+	NormsRotated      bool    // these norms come after the rotation
+	WideRotary        bool    // the rotation is in fp32
+	OwnAngles         bool    // the block makes cosines and sines of its own
 	Gated             bool    // the query projection also computes an output gate
 	Dropout           float64 // of the probabilities
 	// Biased reports whether more than a mask is added to the scores (ALiBi,
@@ -263,7 +279,7 @@ func (n *Network) Undivided() map[string]bool {
 		whole[s.ProjectIn], whole[s.ProjectOut] = true, true
 	}
 	whole[n.Head.Dense], whole[n.Head.Pooler] = true, true
-	if n.Head.PerSequence {
+	if n.Head.Classes {
 		whole[n.Head.Projection] = true
 	}
 	return whole

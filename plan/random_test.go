@@ -35,6 +35,33 @@ func TestTensorParallelWidths(t *testing.T) {
 	}
 }
 
+// TestClassifierOfManyRanks: ranks of tensor parallelism do not share the outputs of a classifier, which may be fewer
+// than the ranks.
+func TestClassifierOfManyRanks(t *testing.T) {
+	for _, class := range []string{"LlamaForTokenClassification", "LlamaForSequenceClassification"} {
+		file := filepath.Join(t.TempDir(), "config.json")
+		if err := os.WriteFile(file, []byte(`{"architectures": ["`+class+`"], "model_type": "llama", "vocab_size": 1000,
+			"hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 2, "num_attention_heads": 8,
+			"num_key_value_heads": 8, "pad_token_id": 0, "id2label": {"0": "a", "1": "b", "2": "c"}}`), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		outputs := func(ranks int) (held ledger.Bytes) {
+			p := planned(t, job.Request{Model: file, Precision: "bf16", GPUs: 4, TensorParallel: ranks, Sequence: 512})
+			for _, phase := range p.Devices[0].Phases {
+				for _, c := range phase.End {
+					if phase.Name == ledger.Forward && c.Component == ledger.LogitsAndLoss {
+						held = max(held, c.Bytes)
+					}
+				}
+			}
+			return held
+		}
+		if one, four := outputs(1), outputs(4); one == 0 || one != four {
+			t.Errorf("%s: the loss holds %v on one rank, and %v on each of four", class, one, four)
+		}
+	}
+}
+
 // TestAdapterOfConv1D tests an adapter on transposed weights, GPT-2's Conv1D. For
 // every token the product with A is saved for B, beside the sum that attention has
 // views of.

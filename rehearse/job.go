@@ -29,6 +29,7 @@ import (
 // default.
 type Request struct {
 	Model     string // as model.Load takes it
+	Online    bool   // ask the Hugging Face hub for a model that this host does not have
 	DeepSpeed string // path of a DeepSpeed configuration
 	Ranks     int    // on this host
 	WorldSize int    // ranks of the whole job; 0 means Ranks
@@ -89,7 +90,11 @@ func (r Request) Resolve() (*Job, error) {
 		return nil, fault.Inputf("no model was named").
 			WithHint("--model takes a catalog name such as qwen2.5-0.5b, a config.json, or safetensors files")
 	}
-	if j.Model, err = model.Load(r.Model); err != nil {
+	load := model.Load
+	if r.Online {
+		load = model.LoadOnline
+	}
+	if j.Model, err = load(r.Model); err != nil {
 		return nil, err
 	}
 	if j.Model.Elements() == 0 {

@@ -21,8 +21,10 @@ import (
 type PacedStep struct {
 	Seconds        float64 `json:"seconds"`
 	ExposedSeconds float64 `json:"exposed_seconds"`
-	// PredictedSeconds is what the law says of UpdateSeconds and NormSeconds: the time that the workers have worked,
-	// those of the slowest rank.
+	// WorkSeconds is how long the workers have worked, those of the slowest rank.
+	WorkSeconds float64 `json:"work_seconds"`
+	// PredictedSeconds is what the law says of UpdateSeconds and NormSeconds: how long the workers have worked to
+	// update all parameters once, which ZenFlow does in an interval, without what it does for important columns.
 	PredictedSeconds float64 `json:"predicted_exposed_seconds"`
 	UpdateSeconds    float64 `json:"update_seconds"`
 	NormSeconds      float64 `json:"norm_seconds"`
@@ -116,11 +118,21 @@ func (t *trainer) step() (PacedStep, error) {
 	step := PacedStep{Seconds: t.now.Sub(t.began).Seconds() / steps, ExposedSeconds: t.exposed.Seconds() / steps}
 	for i := range t.shards { // every pass waits for the slowest rank
 		law := t.law(i)
+		step.WorkSeconds = max(step.WorkSeconds, t.work(i).Seconds()/steps)
 		step.UpdateSeconds = max(step.UpdateSeconds, law.Update.Seconds())
 		step.NormSeconds = max(step.NormSeconds, law.Norm.Seconds())
 		step.PredictedSeconds = max(step.PredictedSeconds, law.Exposed().Seconds())
 	}
 	return step, nil
+}
+
+// work returns how long the workers of a rank have worked in the last step.
+func (t *trainer) work(rank int) (sum time.Duration) {
+	for i := rank; i < len(t.recorders); i += len(t.shards) { // its shard, and that of its important columns
+		norm, update := t.recorders[i].busy()
+		sum += norm + update
+	}
+	return sum
 }
 
 // law returns the last step of a shard as the law sees it.

@@ -203,6 +203,10 @@ func TestPacedSteps(t *testing.T) {
 				if s.ExposedSeconds < 0 || math.Abs(s.Seconds-s.ExposedSeconds-0.013) > 1e-6 || s.UpdateSeconds <= 0 {
 					t.Errorf("%s: %+v", mode, s)
 				}
+				important := s.WorkSeconds*float64(p.Pace.UpdateInterval) - work(s)
+				if request.Ranks == 1 && (important > 1e-6) != (mode == string(overlap.ZenFlow)) {
+					t.Errorf("%s: %+v: important columns take %g s", mode, s, important)
+				}
 			}
 			for _, e := range ledger.Compare(p.Planned, m.Measured) {
 				if e.Component != ledger.PageTables && e.Component != ledger.Process && *e.Measured != e.Planned {

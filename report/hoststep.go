@@ -40,13 +40,13 @@ func (d *PlanDocument) HasHostStep() bool {
 }
 
 // PredictHostStep adds the time of a step on this host. It needs a profile with a split for the ranks of a node.
-// Formats whose gradients the profile has not measured are left out.
+// Formats whose gradients the profile has not measured are left out. Overlapped steps update as others do.
 func (d *PlanDocument) PredictHostStep(p *profile.Profile, file string) {
 	step := &HostStep{Profile: file, Measured: p.Measured, Ranks: d.Job.Ranks / max(1, d.Job.Nodes)}
 	for _, format := range d.StateFormats {
 		split := p.Split(step.Ranks, format.State, format.Moments)
 		curve := p.Curve(step.Ranks, format.State, format.Moments)
-		if split == nil || curve == nil || format.State != kernel.Split.String() {
+		if split == nil || curve == nil || format.State != kernel.Split.String() || format.Overlap != "" {
 			continue
 		}
 		parameters := float64(format.Bytes) / format.BytesPerParameter // of a node

@@ -13,13 +13,14 @@ type Overlap struct {
 	ForwardSeconds  float64 `json:"forward_seconds"`
 	BackwardSeconds float64 `json:"backward_seconds"`
 	Layers          int     `json:"layers"`
-	// ExposedSeconds is how long the trainer waited. PredictedSeconds is what the law says of UpdateSeconds and
-	// NormSeconds.
+	// ExposedSeconds is how long the trainer waited, and WorkSeconds how long the workers worked. PredictedSeconds is
+	// what the law says of UpdateSeconds and NormSeconds, which are those of all parameters once.
 	ExposedSeconds   float64 `json:"exposed_seconds"`
+	WorkSeconds      float64 `json:"work_seconds"`
 	PredictedSeconds float64 `json:"predicted_exposed_seconds"`
 	UpdateSeconds    float64 `json:"update_seconds"`
 	NormSeconds      float64 `json:"norm_seconds"`
-	// HiddenFraction is the share of the update and the norm that the trainer did not wait for.
+	// HiddenFraction is the share of the work that the trainer did not wait for.
 	HiddenFraction float64 `json:"hidden_fraction"`
 	// HiddenFromTokens are the tokens of a microbatch from which on the update hides in a training; null where the
 	// tokens of the forward pass are unknown.
@@ -52,11 +53,12 @@ func newOverlap(p *rehearse.Placement, m *rehearse.Measurement) *Overlap {
 		return median(values)
 	}
 	o.ExposedSeconds = of(func(s rehearse.PacedStep) float64 { return s.ExposedSeconds })
+	o.WorkSeconds = of(func(s rehearse.PacedStep) float64 { return s.WorkSeconds })
 	o.PredictedSeconds = of(func(s rehearse.PacedStep) float64 { return s.PredictedSeconds })
 	o.UpdateSeconds = of(func(s rehearse.PacedStep) float64 { return s.UpdateSeconds })
 	o.NormSeconds = of(func(s rehearse.PacedStep) float64 { return s.NormSeconds })
-	if work := o.UpdateSeconds + o.NormSeconds; work > 0 {
-		o.HiddenFraction = max(0, 1-o.ExposedSeconds/work)
+	if o.WorkSeconds > 0 {
+		o.HiddenFraction = max(0, 1-o.ExposedSeconds/o.WorkSeconds)
 	}
 	if tokens := p.HiddenFrom(o.UpdateSeconds); tokens > 0 {
 		o.HiddenFromTokens = &tokens
@@ -76,7 +78,7 @@ func (o *Overlap) facts() Facts {
 	f.add("exposed", "%s of a step of %s (%.1f %%); the law predicts %s (%.1f %%)", seconds(o.ExposedSeconds),
 		seconds(step+o.ExposedSeconds), 100*o.ExposedSeconds/(step+o.ExposedSeconds), seconds(o.PredictedSeconds),
 		100*o.PredictedSeconds/(step+o.PredictedSeconds))
-	f.add("hidden", "%.0f %% of %s for update and norm", 100*o.HiddenFraction, seconds(o.UpdateSeconds+o.NormSeconds))
+	f.add("hidden", "%.0f %% of %s for update and norm", 100*o.HiddenFraction, seconds(o.WorkSeconds))
 	if o.HiddenFromTokens != nil {
 		f.add("T*", "%.0f tokens a microbatch hide the update on this host, copies to and from the GPU included",
 			*o.HiddenFromTokens)

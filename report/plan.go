@@ -274,16 +274,17 @@ func consumers(device *ledger.Device) *Table {
 	return t
 }
 
-// stateFormats lists the bytes of the optimizer's state in Plimsoll's formats.
+// stateFormats lists the bytes of the optimizer's state in Plimsoll's formats. Those of overlapped steps are in the
+// JSON document alone.
 func (d *PlanDocument) stateFormats() Paragraph {
 	var formats []string
 	for _, h := range d.StateFormats {
+		if h.Overlap != "" {
+			continue
+		}
 		name := h.State
 		if h.Moments != "fp32" {
 			name = h.Moments + " moments"
-		}
-		if h.Overlap != "" {
-			name += " with overlap " + h.Overlap
 		}
 		formats = append(formats, fmt.Sprintf("%s %v", name, h.Bytes))
 	}

@@ -80,6 +80,6 @@ func (d *Run) Page() *Page {
 		}
 		facts = append(facts, rank)
 	}
-	facts.addEach("note", d.Notes)
+	facts.addEach("note", slices.DeleteFunc(slices.Clone(d.Notes), func(note string) bool { return note == d.Split }))
 	return &Page{Title: "Run of " + command, Sections: []Section{{facts}}, Document: d}
 }

@@ -1,11 +1,13 @@
 package report
 
 import (
+	"slices"
 	"strings"
 	"testing"
 	"unicode/utf8"
 
 	"plimsoll/host"
+	"plimsoll/plan"
 	"plimsoll/profile"
 )
 
@@ -66,5 +68,26 @@ func TestTuningOfManyCores(t *testing.T) {
 	}
 	if !strings.Contains(drawn.String(), "```text\nGB/s of 2 ranks") || !strings.Contains(drawn.String(), "┤") {
 		t.Errorf("the plot is missing:\n%s", drawn.String())
+	}
+}
+
+// TestHostStepHasEachFormatOnce: overlapped steps take other memory, but the same update. A format that the profile
+// lacks is left out.
+func TestHostStepHasEachFormatOnce(t *testing.T) {
+	p := &profile.Profile{
+		Splits: []profile.Split{{Ranks: 1, State: "split", Moments: "fp32", Optimizer: 2, BytesPerSecond: 1e10}},
+		Curves: []profile.Curve{{Ranks: 1, NUMANode: profile.AllNodes, State: "split", Moments: "fp32",
+			BytesPerParameter: 26}},
+	}
+	d := &PlanDocument{StateFormats: []plan.StateFormat{
+		{State: "split", Moments: "fp32", Bytes: 14e9, BytesPerParameter: 14},
+		{State: "split", Moments: "bf16", Bytes: 10e9, BytesPerParameter: 10},
+		{State: "split", Moments: "fp32", Overlap: "async", Bytes: 16e9, BytesPerParameter: 16},
+	}}
+	d.Job.Ranks, d.Job.Nodes = 1, 1
+	d.PredictHostStep(p, "host.json")
+	want := []HostStepTime{{State: "split", Moments: "fp32", Seconds: 2.6, BytesPerSecond: 1e10, OptimizerCores: 2}}
+	if d.HostStep == nil || !slices.Equal(d.HostStep.Formats, want) {
+		t.Errorf("%+v, want %+v", d.HostStep, want)
 	}
 }

@@ -34,7 +34,7 @@ func (s *session) arrive(step uint64, arrived shard.Range) error {
 	switch {
 	case s.shard.MissesGradients() && step == next:
 		s.shard.GradientsArrived(arrived)
-	case step >= next && int64(step) != s.begun:
+	case step >= next:
 		return protocol.OutOfOrder.Errorf("ready for step %d: the session has finished step %d, and no step %d waits "+
 			"for gradients", step, next-1, step)
 	}
@@ -54,14 +54,18 @@ func (s *session) giveUp() {
 	}
 }
 
-// resume goes on with a step that waited for gradients when the service before ended.
+// resume goes on with a step that waited for gradients when the service before ended. It gives the step up if that
+// service had begun to do so.
 func (s *session) resume() {
-	if !s.shard.MissesGradients() {
-		return
-	}
-	s.begun = s.shard.Steps() + 1
-	if s.header.condition.Load() == stateIsTorn {
-		s.giveUp() // as that service had begun to do
+	torn := s.header.condition.Load() == stateIsTorn
+	switch {
+	case s.shard.MissesGradients() && torn:
+		s.giveUp()
+	case s.shard.MissesGradients():
+		s.begun = s.shard.Steps() + 1
+	case torn: // that service may have ended before the step no longer counted
+		step, _ := s.header.asked()
+		s.shard.SetSteps(int64(step) - 1)
 	}
 }
 

@@ -79,13 +79,23 @@ func TestRequestsWhileGradientsArrive(t *testing.T) {
 		t.Errorf("saved: %v", err)
 	}
 	mustFinish(t, s, 1)
+	if err := s.BeginArriving(2, 0.5, adamw...); err != nil {
+		t.Fatal(err)
+	}
+	if seconds, err := s.Wait(1, 0, end); err != nil || seconds <= 0 {
+		t.Errorf("the step before the one that waits for gradients took %v s (%v)", seconds, err)
+	}
+	if err := s.ReadyFor(2, 0, end); err != nil {
+		t.Fatal(err)
+	}
+	mustFinish(t, s, 2)
 	if err := s.ReadyFor(1, 0, end); err != nil {
 		t.Errorf("gradients of a step that is finished, as after an answer that was lost: %v", err)
 	}
-	wantError(t, s.ReadyFor(2, 0, end), protocol.OutOfOrder,
-		"ready for step 2: the session has finished step 1, and no step 2 waits for gradients")
+	wantError(t, s.ReadyFor(3, 0, end), protocol.OutOfOrder,
+		"ready for step 3: the session has finished step 2, and no step 3 waits for gradients")
 	for _, flags := range []uint32{protocol.WaitForStep, protocol.PreparedStep} {
-		body := protocol.StepBody{StepHeader: protocol.StepHeader{Step: 2, GradScale: 1,
+		body := protocol.StepBody{StepHeader: protocol.StepHeader{Step: 3, GradScale: 1,
 			Flags: protocol.ArrivingStep | flags}, Hyperparameters: adamw}
 		wantError(t, s.Do(protocol.Step, body.Encode()), protocol.Refused, "step with flags 0x*: a step that begins *")
 	}
@@ -118,6 +128,20 @@ func TestStatusWhileGradientsArrive(t *testing.T) {
 	if took := x.LastStepSeconds; took <= 0 || took > pause.Seconds()/2 || x.StepSeconds != took {
 		t.Errorf("the step took %v s, with a pause of %v", took, pause)
 	}
+}
+
+// checkpointOfOther returns a folder with a checkpoint of a session with another shard.
+func checkpointOfOther(t *testing.T, socket string) string {
+	t.Helper()
+	s := begun(t, socket, testDocument(small, func(d *protocol.Document) { d.Part = "other" }))
+	directory := t.TempDir()
+	if _, err := s.Save(directory, nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Commit(directory, 0); err != nil {
+		t.Fatal(err)
+	}
+	return directory
 }
 
 // TestClientComesBackWhileGradientsArrive: the process that writes the gradients may go on over another connection. Any
@@ -161,7 +185,12 @@ func TestClientComesBackWhileGradientsArrive(t *testing.T) {
 	_, err := s.Wait(3, 0, 10)
 	wantError(t, err, protocol.OutOfOrder, "wait for step 3: the last step begun is 2")
 	wantError(t, s.ReadyFor(3, 0, 10), protocol.OutOfOrder, "ready for step 3: *")
-	if s = again(s); s.Welcome.TornStep != 3 || s.Welcome.Initialized {
+	if _, err := s.Load(checkpointOfOther(t, socket)); err == nil {
+		t.Error("a checkpoint of another shard was loaded")
+	}
+	theSession(server).shard.SetSteps(3) // as a service leaves it that is killed while it gives the step up
+	theSession(server).resume()
+	if s = again(s); s.Welcome.TornStep != 3 || s.Welcome.Step != 2 || s.Welcome.Initialized {
 		t.Errorf("the next process is welcomed with %+v", s.Welcome)
 	}
 	if err := s.Close(); err != nil {

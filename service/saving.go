@@ -177,6 +177,7 @@ func (s *session) load(until context.Context, b protocol.LoadBody) ([]byte, erro
 	}
 	// From here to the end, a restarted service must not take the state for complete, or for new.
 	was := s.header.condition.Swap(stateIsInParts)
+	asked, gradScale := s.header.asked()
 	s.header.forgetSteps()
 	load := found.LoadNew
 	if was == stateIsWhole {
@@ -185,6 +186,7 @@ func (s *session) load(until context.Context, b protocol.LoadBody) ([]byte, erro
 	step, training, err := load(until, s.forCheckpoint())
 	if err != nil {
 		if !errors.Is(err, checkpoint.ErrPartial) {
+			s.header.ask(asked, gradScale) // a torn state is still torn by that step
 			s.header.condition.Store(was)
 		}
 		if until.Err() != nil {

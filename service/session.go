@@ -367,6 +367,6 @@ func (s *session) secondsOf(step uint64) float64 {
 	if step > uint64(s.shard.Steps()) {
 		return 0
 	}
-	s.stepIsOver.Wait() // for the worker that records the seconds
+	s.settle() // for the worker that records the seconds
 	return max(time.Duration(s.lastStep.Load()), 1).Seconds()
 }

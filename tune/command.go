@@ -3,8 +3,8 @@ package tune
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -148,7 +148,7 @@ func readSteps(recording string) (found runFound, err error) {
 	if err != nil {
 		return found, fmt.Errorf("the recording of the run: %w", err)
 	}
-	if len(text) == 0 {
+	if !bytes.Contains(text, []byte("\n")) { // it has just begun
 		return found, nil
 	}
 	began := map[int][]mark{}
@@ -163,15 +163,17 @@ func readSteps(recording string) (found runFound, err error) {
 		}
 		return nil
 	})
-	var cut *fault.Input
-	if err != nil && !errors.As(err, &cut) { // a recording that has just begun
+	if err != nil {
 		return found, err
 	}
-	for rank := 0; found.steps == nil && rank < len(began); rank++ {
+	for _, rank := range slices.Sorted(maps.Keys(began)) {
 		marks := began[rank]
 		for i := 1; i < len(marks); i++ {
 			found.steps = append(found.steps,
 				(marks[i].at-marks[i-1].at).Seconds()/float64(marks[i].step-marks[i-1].step))
+		}
+		if found.steps != nil {
+			break
 		}
 	}
 	return found, nil

@@ -4,11 +4,15 @@ import (
 	"context"
 	"errors"
 	"math"
+	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
+	"plimsoll/bench"
 	"plimsoll/host"
 	"plimsoll/ledger"
 	"plimsoll/profile"
@@ -116,22 +120,21 @@ func TestRunMeasuresEverything(t *testing.T) {
 	}
 }
 
-// TestNUMANodesAreMeasuredAlone, on a host that pretends that each of two cores is one.
+// TestNUMANodesAreMeasuredAlone, on a host that pretends that each of two cores is one; both are the same core where
+// there is one.
 func TestNUMANodesAreMeasuredAlone(t *testing.T) {
 	h := *local(t)
 	cores := h.UsableCores()
-	if len(cores) < 2 {
-		t.Skip("needs two cores")
-	}
+	ranks := []int{1, 2}[:min(2, len(cores))]
 	h.Nodes = nil
-	for id, core := range cores[:2] {
+	for id, core := range []host.Core{cores[0], cores[len(ranks)-1]} {
 		node := host.NUMANode{ID: 4 * id, Class: host.NodeOrdinary, CPUs: core.Siblings, Allowed: true}
 		h.Nodes = append(h.Nodes, node)
 	}
 	r := request()
 	r.Ranks, r.Parameters = nil, "64Ki"
 	tuning, err := New(r, &h)
-	if err != nil || !slices.Equal(tuning.Ranks, []int{1, 2}) {
+	if err != nil || !slices.Equal(tuning.Ranks, ranks) {
 		t.Fatalf("ranks %v: %v", tuning.Ranks, err)
 	}
 	p, err := tuning.Run(context.Background(), "test", silent{})
@@ -147,7 +150,7 @@ func TestNUMANodesAreMeasuredAlone(t *testing.T) {
 			}
 		}
 	}
-	if measured[profile.AllNodes] != 2 || measured[0] != 1 || measured[4] != 1 || len(p.Splits) < 2 {
+	if measured[profile.AllNodes] != len(ranks) || measured[0] != 1 || measured[4] != 1 || len(p.Splits) < len(ranks) {
 		t.Errorf("curves by node: %v, splits %v", measured, p.Splits)
 	}
 }
@@ -200,11 +203,19 @@ func TestLinks(t *testing.T) {
 	if len(found) > 0 || note != "this host has no GPU" {
 		t.Errorf("no GPU: %v, %q", found, note)
 	}
-	if len(local(t).GPUs) > 0 {
-		t.Skip("this host may have CUDA")
-	}
+	t.Setenv("CUDA_VISIBLE_DEVICES", "") // a host may have CUDA
 	found, note = links(context.Background(), &host.Host{GPUs: []host.Device{{Address: "0000:17:00.0"}}})
 	if len(found) > 0 || !regexp.MustCompile(`^torch .* finds no CUDA$|^no interpreter has torch`).MatchString(note) {
 		t.Errorf("no CUDA: %v, %q", found, note)
+	}
+	python := filepath.Join(t.TempDir(), "python")
+	script := "#!/bin/sh\ncase \"$2\" in import*) exit 0; esac\necho 'RuntimeError: no driver' >&2\nexit 1\n"
+	if err := os.WriteFile(python, []byte(script), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv(bench.PythonVariable, python)
+	found, note = links(context.Background(), &host.Host{GPUs: []host.Device{{Address: "0000:17:00.0"}}})
+	if len(found) > 0 || !strings.HasSuffix(note, "could not measure them: exit status 1: RuntimeError: no driver") {
+		t.Errorf("a Python that fails: %v, %q", found, note)
 	}
 }

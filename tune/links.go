@@ -4,6 +4,7 @@ import (
 	"context"
 	_ "embed"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os/exec"
 	"strings"
@@ -39,6 +40,10 @@ func links(ctx context.Context, h *host.Host) (found []profile.Link, note string
 	}
 	if err == nil {
 		err = json.Unmarshal(out, &answer)
+	}
+	var failed *exec.ExitError
+	if errors.As(err, &failed) && len(failed.Stderr) > 0 {
+		err = fmt.Errorf("%w: %s", err, lastLine(string(failed.Stderr)))
 	}
 	if err != nil {
 		return []profile.Link{}, fmt.Sprintf("%s could not measure them: %v", python, err)

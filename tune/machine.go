@@ -9,15 +9,13 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"plimsoll/bench"
 	"plimsoll/binding"
 	"plimsoll/engine"
 	"plimsoll/host"
-	"plimsoll/ledger"
 	"plimsoll/optim"
 	"plimsoll/optim/kernel"
 	"plimsoll/profile"
-	"plimsoll/shard"
-	"plimsoll/synthetic"
 )
 
 // leastSample is the least time of a sample of an update. It is long beside the time of waking the workers.
@@ -31,8 +29,7 @@ type updates struct {
 	passes  int // in a sample
 }
 
-// newUpdates allocates the state of all ranks, so that every page is near the worker that first touches it, as in a
-// job.
+// newUpdates allocates the state of all ranks as a job does.
 func (t *Tuning) newUpdates(ctx context.Context, f kernel.Format, assigned *binding.Assignment) (_ *updates,
 	err error) {
 	u := &updates{passes: 1}
@@ -50,20 +47,11 @@ func (t *Tuning) newUpdates(ctx context.Context, f kernel.Format, assigned *bind
 		configs, u.workers = append(configs, config), u.workers+len(config.CPUs)
 	}
 	pages := engine.ChoosePages(t.Host, configs)
-	for _, config := range configs {
-		config.Pages = pages
-		s, err := engine.NewShard(config)
-		if err != nil {
-			return u, err
-		}
-		u.shards = append(u.shards, s)
-		s.Populate(ctx, func(ledger.Bytes) {})
-		s.Each(func(at shard.Chunk, chunk kernel.Chunk) {
-			if ctx.Err() == nil {
-				synthetic.State(config.Rank, at.First, chunk)
-				synthetic.Gradients(config.Rank, 1, at.First, chunk.Gradient)
-			}
-		})
+	for i := range configs {
+		configs[i].Pages = pages
+	}
+	if u.shards, err = bench.MakeState(ctx, configs); err != nil {
+		return u, err
 	}
 	u.engine, err = engine.New(u.shards, []optim.Optimizer{optim.DefaultAdamW()}, 1)
 	return u, err

@@ -50,7 +50,7 @@ const (
 type Recorder struct {
 	config Config
 	began  time.Time
-	clock  time.Duration      // of the kernel's log, at began
+	logEnd time.Duration      // of the kernel's log, at began
 	wanted chan struct{}      // a sample is wanted now
 	stop   context.CancelFunc // ends sampling
 	done   chan struct{}      // closed when the last sample is taken
@@ -77,7 +77,7 @@ func Begin(c Config) *Recorder {
 	c.Start.Schema, c.Start.Began, c.Start.Host = samples.Schema, began, localHost()
 	c.Start.Counters = counters()
 	sampling, stop := context.WithCancel(context.Background())
-	r := &Recorder{config: c, began: began, clock: host.KernelClock(), wanted: make(chan struct{}, 1), stop: stop,
+	r := &Recorder{config: c, began: began, logEnd: host.KernelLogEnd(), wanted: make(chan struct{}, 1), stop: stop,
 		done: make(chan struct{}), file: newFile(&c), outputs: map[int]*output{}, phases: newPhases(),
 		start: samples.Record{Start: &c.Start}, disk: newDisk(c.Start.WorkingDirectory)}
 	r.file.write(&r.start)
@@ -212,7 +212,7 @@ func (r *Recorder) addKernelKills() {
 			pids = append(pids, p.PID)
 		}
 	}
-	if lines := host.KernelKills(pids, r.clock); len(lines) > 0 {
+	if lines := host.KernelKills(pids, r.logEnd); len(lines) > 0 {
 		record := samples.Record{Time: r.now(), Output: &samples.Output{Rank: samples.NoRank,
 			Stream: samples.KernelStream, Lines: lines}}
 		r.kernel = append(r.kernel, record)

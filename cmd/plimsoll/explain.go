@@ -83,6 +83,7 @@ func explainFlags(c *cobra.Command, o *explainOptions) {
 	flags.SortFlags = false
 	choiceOrFileFlag(c, &q.Model, "model", "", "the model of the job: `name` in the catalog, a config.json or a "+
 		"folder with one", model.Catalog())
+	onlineFlag(c, &q.Online)
 	flags.Var((*countFlag)(&q.GPUs), "gpus", "GPUs of each node, one rank each (default: the ranks that the files "+
 		"name)")
 	flags.Var((*countFlag)(&q.Nodes), "nodes", "nodes of the job")
@@ -187,7 +188,8 @@ func (o *explainOptions) checkJob(model string) error {
 			WithHint("give --model NAME, or name the model's config.json")
 	}
 	q := o.request
-	q.Model = cmp.Or(q.Model, "gpt2") // a file that cannot be planned is no fault of the flags
+	// A file that cannot be planned is no fault of the flags. This model takes sequences of any length.
+	q.Model = cmp.Or(q.Model, "llama-3.2-1b")
 	in, err := job.Read(q)
 	if err == nil {
 		_, err = job.Decide(in, job.Overrides{})

@@ -200,3 +200,9 @@ func (n *countFlag) Set(text string) error {
 	*n = countFlag(count)
 	return nil
 }
+
+// onlineFlag adds the flag that lets --model ask the hub.
+func onlineFlag(c *cobra.Command, online *bool) {
+	c.Flags().BoolVar(online, "online", false,
+		"ask the Hugging Face hub for a --model that this host does not have")
+}

@@ -73,12 +73,7 @@ func (p hostProfile) split(h *host.Host, ranks int, state, moments string) (spli
 		return nil, ""
 	}
 	if split = found.Split(ranks, state, moments); split == nil {
-		what := fmt.Sprintf("%d ranks", ranks)
-		if ranks == 1 {
-			what = "1 rank"
-		}
-		p.logf("the host profile %s has no split for %s, but for %s: plimsoll tune --ranks %d measures it", path, what,
-			found.RanksMeasured(), ranks)
+		p.logf("the host profile %s has no split for %s", path, missing(found, ranks, state, moments))
 		return nil, ""
 	}
 	busy := ""
@@ -89,13 +84,25 @@ func (p hostProfile) split(h *host.Host, ranks int, state, moments string) (spli
 		found.Measured.Local().Format(time.DateTime), busy)
 }
 
+// missing says which split a profile lacks, and how to get it.
+func missing(found *profile.Profile, ranks int, state, moments string) string {
+	if found.Split(ranks, "", "") != nil { // tune leaves other formats out where it has no time for them
+		return fmt.Sprintf("state %s with %s moments: plimsoll tune with a larger --budget measures it", state, moments)
+	}
+	what := fmt.Sprintf("%d ranks", ranks)
+	if ranks == 1 {
+		what = "1 rank"
+	}
+	return fmt.Sprintf("%s, but for %s: plimsoll tune --ranks %d measures it", what, found.RanksMeasured(), ranks)
+}
+
 // trainerCores returns the function with which launch and service find the trainer's share. Where there is no split,
 // and where both roles use all cores in turns, it is the standard share.
 func (p hostProfile) trainerCores(standard binding.TrainerShare) launch.TrainerCores {
 	return func(h *host.Host, ranks int) (binding.TrainerShare, string, bool) {
 		split, note := p.split(h, ranks, "", "")
 		if split == nil {
-			return standard, "no host profile: trainer and optimizer take turns on all cores of a rank", false
+			return standard, "no host profile is used: trainer and optimizer take turns on all cores of a rank", false
 		}
 		return split.TrainerCores(standard), note, true
 	}

@@ -16,20 +16,24 @@ import (
 
 // TestMain makes the program available to the scripts as "plimsoll", and a program that takes memory as
 // "touch-memory".
-//
-// No test uses the host profile of the user who runs the tests.
 func TestMain(m *testing.M) {
-	if os.Getenv("XDG_CONFIG_HOME") == "" {
-		if err := os.Setenv("XDG_CONFIG_HOME", "/nonexistent"); err != nil {
-			panic(err)
-		}
-	}
-	testscript.Main(m, map[string]func(){
+	testscript.Main(withoutProfile{m}, map[string]func(){
 		"plimsoll":     main,
 		"touch-memory": touchMemory,
 		"train-little": trainLittle,
 		"leave-state":  leaveState,
 	})
+}
+
+// withoutProfile runs the tests without the host profile of the user who runs them. The programs that tests start have
+// the folder that a test gives them.
+type withoutProfile struct{ *testing.M }
+
+func (t withoutProfile) Run() int {
+	if err := os.Setenv("XDG_CONFIG_HOME", "/nonexistent"); err != nil {
+		panic(err)
+	}
+	return t.M.Run()
 }
 
 // TestScripts runs the real program. Besides testscript's own commands, a

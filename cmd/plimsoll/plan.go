@@ -99,10 +99,12 @@ func (o *planOptions) lacksRecompute(c *cobra.Command) bool {
 func planFlags(c *cobra.Command, o *planOptions) {
 	q, flags := &o.request, c.Flags()
 	flags.SortFlags = false
-	choiceOrFileFlag(c, &q.Model, "model", "", "`name` in the catalog, a config.json or a folder with one",
+	choiceOrFileFlag(c, &q.Model, "model", "", "`name` in the catalog or on the Hugging Face hub, a "+
+		"config.json or a folder with one",
 		model.Catalog())
 	flags.StringArrayVar(&q.Configs, "config", nil,
 		"configuration of the job, a `file` that is recognized by its content; may be given again")
+	onlineFlag(c, &q.Online)
 	flags.StringVar(&q.DeepSpeed, "deepspeed", "", "DeepSpeed's configuration, a JSON `file`")
 	flags.StringVar(&q.TrainingArgs, "training-args", "", "transformers' TrainingArguments, a JSON or YAML `file`")
 	flags.StringVar(&q.Accelerate, "accelerate", "", "accelerate's configuration, a YAML `file`")

@@ -71,6 +71,7 @@ func rehearseFlags(c *cobra.Command, o *rehearseOptions) {
 	flags.SortFlags = false
 	choiceOrFileFlag(c, &q.Model, "model", "",
 		"`name` in the catalog, a config.json or a folder with one, *.safetensors or its index", model.Catalog())
+	onlineFlag(c, &q.Online)
 	flags.StringVar(&q.DeepSpeed, "deepspeed", "", "DeepSpeed's configuration, a JSON `file`")
 	flags.IntVar(&q.Ranks, "ranks", 1, "ranks on this host")
 	flags.IntVar(&q.WorldSize, "world-size", 0,

@@ -80,3 +80,18 @@ func TestRunSplitsCoresAsTheProfileSays(t *testing.T) {
 		t.Errorf("the ranks had no cores of the trainer's own:\n%s", out)
 	}
 }
+
+// TestFormatThatWasNotMeasured: tune leaves formats out where it has no time for them. The commands say which is
+// missing, and how to get it.
+func TestFormatThatWasNotMeasured(t *testing.T) {
+	file, _ := profileOf(t, 1, 1)
+	out, err := exec.Command(program(t), "rehearse", "--model", "../../examples/config.json", "--steps", "0",
+		"--moments", "bf16", "--host-profile", file).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	want := "has no split for state split with bf16 moments: plimsoll tune with a larger --budget measures it"
+	if !strings.Contains(string(out), want) {
+		t.Errorf("%q is missing:\n%s", want, out)
+	}
+}

@@ -159,12 +159,13 @@ class Session(Connection):
         found = {a.component: _identity(d) for a, d in zip(opened.arenas, descriptors)}
         return found == {a.component: a.identity for a in self.arenas.values()}
 
-    def _greet(self) -> None:
+    def _greet(self, opened: protocol.Opened) -> None:
         if self._window is not None:
             self._tell(Kind.WINDOW, protocol.pack_window(_WINDOW_BYTES), [self._window])
         for body in protocol.pack_order(self._order) if self._order else ():
             self._tell(Kind.ORDER, body)
-        for body in self._arrived:
+        # A step that has all gradients, or was given up by a load that had no answer, needs none.
+        for body in self._arrived if opened.arriving_step else ():
             self._tell(Kind.READY, body)
 
     def _tell(self, kind: Kind, body: bytes, descriptors: Sequence[int] = ()) -> None:

@@ -33,7 +33,6 @@ class Request:
         self.answer: Optional[bytes] = None
         self.error: Optional[Exception] = None
 
-
     @property
     def body(self) -> bytes:
         return self.packet[protocol.HEADER.size :]
@@ -69,7 +68,7 @@ class Connection:
         """Whether a service has the state of this session, after a reconnection."""
         return True
 
-    def _greet(self) -> None:
+    def _greet(self, opened: protocol.Opened) -> None:
         """Sends on a new connection what the service must know before any request."""
 
     # Requests and answers
@@ -247,7 +246,7 @@ class Connection:
                     f"the optimizer service at {self.path} has ended {_ATTEMPTS} times at the same request, "
                     f"{request.kind.name.lower()}; see its output"
                 )
-        self._greet()
+        self._greet(opened)
         for request in self._outstanding:
             _send(self._socket, request.packet, request.descriptors)
 

@@ -486,10 +486,14 @@ def test_interrupts_while_gradients_arrive(service):
     np.testing.assert_array_equal(session.read(protocol.MASTER_WEIGHTS, 0, 100), plain.read(protocol.MASTER_WEIGHTS, 0, 100))
 
 
+def open_arriving(connection, kind, number):
+    open_well(connection, kind, number, arriving_step=1)
+
+
 def test_the_arrived_gradients_are_sent_again(tmp_path):
     stepped = send(struct.pack("<Qd", 1, 0.0))
     first = [open_well, stepped, send(), nothing]
-    service = Scripted(tmp_path, first, [open_well, send(), send(), send(struct.pack("<Qd", 1, 0.5)), nothing])
+    service = Scripted(tmp_path, first, [open_arriving, send(), send(), send(struct.pack("<Qd", 1, 0.5)), nothing])
     session = Session(service.path, DOCUMENT)
     session.begun(session.begin(1.0, [GROUP], wait=False, arriving=True))
     session.ready(0, 60)
@@ -497,6 +501,16 @@ def test_the_arrived_gradients_are_sent_again(tmp_path):
     session.ready(60, 40)
     assert session.waited(session.wait(0, 100)) == 0.5
     assert service.seen == ["open", "step", "ready", "ready", "open", "ready", "ready", "wait"]
+
+
+def test_the_gradients_of_a_step_that_was_given_up_are_not_sent_again(tmp_path):
+    first = [open_well, send(struct.pack("<Qd", 1, 0.0)), send(), nothing]
+    service = Scripted(tmp_path, first, [open_well, send(struct.pack("<Q", 0))])
+    session = Session(service.path, DOCUMENT)
+    session.begin(1.0, [GROUP], wait=False, arriving=True)
+    session.ready(0, 60)
+    assert session.load("anywhere") == (0, None)  # the service has given up the step, and then died
+    assert service.seen == ["open", "step", "ready", "load", "open", "load"]
 
 
 def test_forked_children_do_not_hold_the_session(service):

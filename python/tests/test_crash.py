@@ -172,28 +172,33 @@ def train_on(steps, **options):
     return digest(model), begin, optimizer.state_dict()["state"][0]["step"].item()
 
 
-def start_trainer(service, steps):
+def start_trainer(service, call, **streams):
+    """A process that makes a call such as ``"test_crash.train_on(30)"``, and prints its results."""
     here = pathlib.Path(__file__).parent
     environment = {
         **os.environ,
         "PLIMSOLL_SOCKET": service.socket,
         "PYTHONPATH": os.pathsep.join([str(here), str(here.parent)]),
     }
-    program = f"import torch, test_crash; torch.manual_seed(1); print(*test_crash.train_on({steps}))"
-    return subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=environment)
+    program = f"import torch, {call.split('.')[0]}; torch.manual_seed(1); print(*{call})"
+    return subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=environment, **streams)
+
+
+def kill_trainer(process, line, after=0.0):
+    """Kills it some seconds after it has printed a line."""
+    for found in process.stdout:
+        if found.startswith(line):
+            break
+    time.sleep(after)
+    process.kill()
+    process.wait()
 
 
 def test_trainer_is_killed(service):
     torch.manual_seed(1)
     wanted, _, _ = train_on(30)
-    process = start_trainer(service, 30)
-    for line in process.stdout:
-        if line.startswith("step 19"):
-            break
-    time.sleep(random.uniform(0, 0.05))
-    process.kill()
-    process.wait()
-    process = start_trainer(service, 30)
+    kill_trainer(start_trainer(service, "test_crash.train_on(30)"), "step 19", random.uniform(0, 0.05))
+    process = start_trainer(service, "test_crash.train_on(30)")
     found, begin, steps = process.stdout.read().splitlines()[-1].split()
     assert process.wait() == 0
     assert int(begin) >= 19 and float(steps) == 30

@@ -1,18 +1,18 @@
 """Updates one step behind: overlap="async"."""
 
+import contextlib
 import copy
-import os
-import pathlib
-import subprocess
-import sys
+import pickle
+import signal
 
 import pytest
 import torch
 
 import plimsoll.torch
 from gpt import GPT, batch, text
+from plimsoll.client import Session
 from plimsoll.torch import Async
-from test_crash import digest, killed_again_and_again
+from test_crash import digest, kill_trainer, killed_again_and_again, start_trainer
 from test_optimizer import assert_same
 
 BOTH_WAYS = True
@@ -189,9 +189,51 @@ def test_synchronize_then_change():
     assert digest(model) == digest(other)
 
 
+def test_copies_of_the_model_wait_for_nothing():
+    model = torch.nn.Linear(8, 8)
+    optimizer = delayed(model)
+    model(torch.ones(1, 8)).sum().backward()
+    optimizer.step()
+    before = digest(model)
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        other.state_dict()
+        assert digest(model) == before
+    model.state_dict()
+    assert digest(model) != before
+
+
+def test_an_interrupt_while_a_step_begins(monkeypatch):
+    model = GPT().bfloat16()
+    undisturbed = copy.deepcopy(model)
+    optimizer, theirs = delayed(model), delayed(undisturbed, name="theirs")
+    for i in range(5):
+        with monkeypatch.context() as patch:
+            if i == 2:
+                begin = Session.begin
+
+                def interrupted(*arguments, **options):
+                    patch.setattr(Session, "begin", begin)
+                    signal.raise_signal(signal.SIGINT)
+                    return begin(*arguments, **options)
+
+                patch.setattr(Session, "begin", interrupted)
+            backward(model, i)
+            with pytest.raises(KeyboardInterrupt) if i == 2 else contextlib.nullcontext():
+                optimizer.step()
+        optimizer.zero_grad()
+        backward(undisturbed, i)
+        theirs.step()
+        theirs.zero_grad()
+        if i == 2:
+            model.state_dict(), undisturbed.state_dict()
+            assert digest(model) == digest(undisturbed)
+    optimizer.synchronize(), theirs.synchronize()
+    assert digest(model) == digest(undisturbed)
+
+
 @pytest.mark.parametrize("options, message", [
     (dict(overlap="async"), "model is None"),
-    (dict(overlap="late"), "expected one of None, 'forward', 'async'"),
+    (dict(overlap="late"), "expected one of None, 'forward', 'backward', 'async'"),
     (dict(overlap=Async(-1)), "warm_up_steps is -1"),
 ])
 def test_refuses(options, message):
@@ -253,17 +295,9 @@ def test_trainer_is_killed(service, way):
     """The next trainer has all updates: its first gradient is that of the parameters after the last one."""
     if way == "copied":
         pytest.skip("the trainers are processes of their own, which share")
-    here = pathlib.Path(__file__).parent
-    path = os.pathsep.join([str(here), str(here.parent)])
-    command = [sys.executable, "-c", "import test_delayed; print(*test_delayed.train_on(20))"]
-    environment = {**os.environ, "PLIMSOLL_SOCKET": service.socket, "PYTHONPATH": path}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
-    for line in process.stdout:
-        if line.startswith("step 9"):
-            break
-    process.kill()
-    process.wait()
-    found, begin = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment, check=True).stdout.split()[-2:]
+    kill_trainer(start_trainer(service, "test_delayed.train_on(20)"), "step 9")
+    process = start_trainer(service, "test_delayed.train_on(20)")
+    found, begin = process.communicate()[0].split()[-2:]
     assert 9 <= int(begin) < 20
     torch.manual_seed(1)
     theirs = GPT().bfloat16()

@@ -695,8 +695,6 @@ def test_what_is_refused(monkeypatch):
         make(model, "sideways")
     with pytest.raises(ValueError, match="overlap is 'forward', but there is no model"):
         plimsoll.torch.AdamW(model.parameters(), overlap="forward")
-    with pytest.raises(ValueError, match="overlap is 'forward', but sharding is 'zero1'"):
-        make(model, "forward", sharding="zero1")
     with pytest.raises(ValueError, match="model has no parameters"):
         plimsoll.torch.AdamW(model.parameters(), model=torch.nn.Tanh(), overlap="forward")
     with pytest.raises(ValueError, match="model has DataParallel"):

@@ -19,7 +19,7 @@ def loss_with(mode):
 
 
 def test_losses():
-    """Measured from random weights: 0.1 % more one step late, and 4.3 % more with ZenFlow."""
+    """Measured from random weights: 0.1 % more one step late. The bounds of ZenFlow are wide, as seeds differ."""
     modes = None, Async(10), ZenFlow(0.1, "step", 20, update_interval=4, full_warm_up_rounds=10)
     exact, late, selective = (loss_with(mode) for mode in modes)
     assert exact < 3.6  # it begins with more than 5.5

@@ -1,6 +1,7 @@
 """What is asked of CUDA, where there is none: stand-ins note it."""
 
 import contextlib
+import gc
 import itertools
 import platform
 import types
@@ -11,11 +12,12 @@ import torch
 import plimsoll.torch
 from plimsoll import PlimsollError
 from plimsoll.torch import shards as shards_module
-from plimsoll.torch import transfer as transfer_module
+from plimsoll.torch import Async
 from plimsoll.torch.layout import Mesh, Piece
 from plimsoll.torch.shard import Shard
 from plimsoll.torch.slot import DtypeGroup
-from plimsoll.torch.transfer import CudaTransfer
+from plimsoll.torch.pinning import CudaDriver, PinnedArenas
+from plimsoll.torch.transfer import HostTransfer, StreamTransfer
 from test_optimizer import assert_same, backward, network
 
 
@@ -83,15 +85,21 @@ class Cuda:
         self.registered.remove(address)
         return 0
 
+    cudaError = int
+
     def cudaGetErrorString(self, error):
         return {2: "out of memory", 710: "device-side assert triggered"}[error]
+
+
+def cuda_transfer(device):
+    return StreamTransfer(device, torch.cuda, PinnedArenas(CudaDriver(device)))
 
 
 @pytest.fixture
 def cuda(monkeypatch):
     """Parameters of the CPU are treated as those of a CUDA device."""
     cuda = Cuda(monkeypatch)
-    monkeypatch.setattr(shards_module, "transfer_for", CudaTransfer)
+    monkeypatch.setattr(shards_module, "transfer_for", cuda_transfer)
     return cuda
 
 
@@ -163,6 +171,30 @@ def test_close_and_collection_after_the_device_broke(cuda):
     assert optimizer._shards is None and process is not None
 
 
+def test_collection_after_the_device_broke_behind_a_step(cuda):
+    model = network()
+    optimizer = plimsoll.torch.AdamW(model.parameters(), model=model, overlap=Async(0))
+    backward(model, 0)
+    optimizer.step()
+    cuda.broken, cuda.last = True, 710
+    process = optimizer._shards.service.process
+    del optimizer
+    gc.collect()
+    process.wait(timeout=10)
+
+
+def test_parameters_that_come_for_other_streams(cuda):
+    """A fetch that another thread begins while a stream waits counts for the next wait only."""
+    transfer = cuda_transfer(torch.device("cpu"))
+    values = torch.zeros(4)
+    transfer.fetch(values, values)
+    cuda.current.wait_stream = lambda _: transfer.fetch(values, values)
+    transfer.join()
+    cuda.current.wait_stream = lambda other: cuda.notes.append("waits")
+    transfer.catch_up()
+    assert cuda.notes[-1] == "waits"
+
+
 def test_gradients_that_come_while_a_graph_is_captured(cuda):
     """Hooks leave them alone then: the step takes them, as it does after every replay."""
     ours, theirs = network(), network()
@@ -218,7 +250,7 @@ def test_memory_of_gradients_that_other_ranks_were_sent(cuda, monkeypatch):
     monkeypatch.setattr(torch.distributed, "get_global_rank", lambda group, rank: rank)
     parameter = torch.nn.Parameter(torch.zeros(10))
     pieces = [Piece(parameter, "p", (10,), 0, False, 5 * owner, 5, owner, 0) for owner in range(2)]
-    group = DtypeGroup("fp32", pieces, Mesh(0, 2, ("all",)), CudaTransfer(torch.device("cpu")), shared=False)
+    group = DtypeGroup("fp32", pieces, Mesh(0, 2, ("all",)), cuda_transfer(torch.device("cpu")), shared=False)
     shard = Shard(group)
     shard.slots[parameter] = types.SimpleNamespace(gradient=torch.zeros(5), zero=False, fired=0, expected=2)
     parameter.grad = torch.ones(10)
@@ -231,4 +263,4 @@ def test_memory_of_gradients_that_other_ranks_were_sent(cuda, monkeypatch):
     for i in [i for i, note in enumerate(notes) if note == ("waited",)]:
         assert notes[i + 1] == ("record", 5, "step's")
     assert torch.equal(shard.slots[parameter].gradient, torch.full((5,), 0.5))
-    assert transfer_module.HostTransfer().keep(torch.zeros(1)) is None
+    assert HostTransfer().keep(torch.zeros(1)) is None

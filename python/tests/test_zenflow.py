@@ -1,10 +1,10 @@
 """ZenFlow: important columns in every step, the others with the mean gradient of several, in one set of moments."""
 
+import contextlib
 import copy
-import os
-import pathlib
+import dataclasses
+import signal
 import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -12,8 +12,11 @@ import torch
 
 import plimsoll.torch
 from gpt import GPT, batch, text
+from plimsoll.client import Session
 from plimsoll.torch import ZenFlow
-from test_crash import digest, killed_again_and_again
+from plimsoll.torch.important import Important, Matrix
+from plimsoll.torch.selective import Sums
+from test_crash import digest, kill_trainer, killed_again_and_again, start_trainer
 
 BOTH_WAYS = True
 DATA = text()
@@ -58,7 +61,7 @@ class Reference:
         self.step, self.count, self.late = 0, 0, None
         self.others, self.own = 0, 0
 
-    def update(self, i, gradient, scale, where):
+    def update(self, i, gradient, scale, where, lr=LR):
         def constant(x):
             return float(np.float32(x))
 
@@ -68,8 +71,8 @@ class Reference:
         m_new = fma(gradient, constant(1 - BETA1), m * constant(BETA1))
         v_new = fma(gradient * gradient, constant(1 - BETA2), v * constant(BETA2))
         d = fma(v_new.double().sqrt().float(), constant(1 / bias2**0.5), torch.tensor(constant(EPS)))
-        w_new = fma(w, constant(-LR * DECAY), w)
-        w_new = fma(m_new / d, constant(-LR / bias1), w_new)
+        w_new = fma(w, constant(-lr * DECAY), w)
+        w_new = fma(m_new / d, constant(-lr / bias1), w_new)
         for old, new in ((w, w_new), (m, m_new), (v, v_new)):
             old[where] = new[where]
 
@@ -142,8 +145,9 @@ class Reference:
                 self.show(every)
 
     def end(self, important, scale):
+        lr = LR * self.count if self.mode.scale_lr else LR
         for i, total in enumerate(self.sums):
-            self.update(i, total, scale / self.count, ~important[i])
+            self.update(i, total, scale / self.count, ~important[i], lr)
         self.count, self.others, self.own = 0, 0, 0
 
     def flush(self):
@@ -196,7 +200,7 @@ def small():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("overlap_step", [True, False])
 def test_follows_the_definition(dtype, overlap_step):
-    mode = ZenFlow(0.25, "step", 6, update_interval=3, full_warm_up_rounds=2, overlap_step=overlap_step)
+    mode = dataclasses.replace(EVERY, overlap_step=overlap_step, scale_lr=overlap_step)
     follows(small().to(dtype), mode, 20)
 
 
@@ -322,6 +326,73 @@ def test_zero_grad_discards():
     model.state_dict()
 
 
+@pytest.mark.parametrize("what", [(Session, "begin"), (Important, "bring"), (Important, "clear_sums"), (Matrix, "choose")])
+def test_an_interrupt_in_a_step(monkeypatch, what):
+    """The step is made all the same, or not begun, and the program goes on."""
+    model = small().bfloat16()
+    undisturbed = copy.deepcopy(model)
+    optimizer, theirs = zenflow(model, max_grad_norm=0.5), zenflow(undisturbed, max_grad_norm=0.5, name="theirs")
+    train(undisturbed, theirs, 12)
+    method, interrupts = getattr(*what), []
+
+    def interrupted(*arguments, **options):
+        if not interrupts:
+            interrupts.append(signal.raise_signal(signal.SIGINT))
+        return method(*arguments, **options)
+
+    for i in range(12):
+        with monkeypatch.context() as patch:
+            if i > 3:
+                patch.setattr(*what, interrupted)
+            backward(model, i)
+            with contextlib.suppress(KeyboardInterrupt):
+                optimizer.step()
+            optimizer.zero_grad()
+    assert interrupts
+    optimizer.synchronize(), theirs.synchronize()
+    assert digest(model) == digest(undisturbed)
+
+
+def test_an_interrupt_at_the_end_of_an_interval(monkeypatch):
+    model = small().bfloat16()
+    undisturbed = copy.deepcopy(model)
+    optimizer, theirs = zenflow(model), zenflow(undisturbed, name="theirs")
+    train(model, optimizer, 4), train(undisturbed, theirs, 4)
+    with monkeypatch.context() as patch:
+        patch.setattr(Sums, "clear", lambda _: signal.raise_signal(signal.SIGINT))
+        with pytest.raises(KeyboardInterrupt):
+            optimizer.synchronize()
+    optimizer.synchronize(), theirs.synchronize()
+    assert digest(model) == digest(undisturbed)
+
+
+def test_an_interrupt_in_a_backward_pass(monkeypatch):
+    model = small().bfloat16()
+    optimizer = zenflow(model)
+    train(model, optimizer, 4)
+    with monkeypatch.context() as patch:
+        patch.setattr(Important, "take", lambda *_, **__: signal.raise_signal(signal.SIGINT))
+        with pytest.raises(KeyboardInterrupt):
+            backward(model, 4)
+    with pytest.warns(UserWarning, match="added to those of 2 steps"):
+        optimizer.zero_grad()
+
+
+def test_gradients_that_are_taken_in_the_step():
+    model = small().bfloat16()
+    reference = copy.deepcopy(model)
+    optimizer, theirs = zenflow(model, gradients="step"), zenflow(reference, name="theirs")
+    for i in range(8):
+        for m, o in ((model, optimizer), (reference, theirs)):
+            o.open()
+            backward(m, i)
+            assert all((p.grad is None) == (o is theirs) for p in m.parameters())
+            o.step()
+            assert all(p.grad is None for p in m.parameters())
+    optimizer.synchronize(), theirs.synchronize()
+    assert digest(model) == digest(reference)
+
+
 def test_weights_are_changed():
     model = small().bfloat16()
     optimizer = zenflow(model)
@@ -418,11 +489,11 @@ def test_service_is_killed(service):
     """In updates of important columns and of all others, in moves of columns, and while gradients come."""
     mode = ZenFlow(0.1, "step", 4, update_interval=2, full_warm_up_rounds=2)
     undisturbed, model = big_network(), big_network()
-    big_train(undisturbed, zenflow(undisturbed, mode, max_grad_norm=0.5, name="undisturbed"), 24)
+    big_train(undisturbed, zenflow(undisturbed, mode, max_grad_norm=0.5, name="undisturbed"), 40)
     optimizer = zenflow(model, mode, max_grad_norm=0.5, socket=service.socket)
     optimizer.open()
-    with killed_again_and_again(service, 1, within=0.2) as stepped:
-        big_train(model, optimizer, 24, stepped)
+    with killed_again_and_again(service, 1, within=0.1) as stepped:
+        big_train(model, optimizer, 40, stepped)
     assert digest(model) == digest(undisturbed)
 
 
@@ -436,7 +507,7 @@ def train_on(steps):
         print("step", i, flush=True)
         backward(model, i)
         optimizer.step()
-    return begin
+    return (begin,)
 
 
 @pytest.mark.parametrize("step, begins", [(1, 1), (6, 0)])
@@ -444,17 +515,8 @@ def test_trainer_is_killed(service, step, begins, way):
     """In the warm-up another trainer goes on. Later only the trainer knows which columns are where: the next begins anew."""
     if way == "copied":
         pytest.skip("the trainers are processes of their own, which share")
-    here = pathlib.Path(__file__).parent
-    path = os.pathsep.join([str(here), str(here.parent)])
-    command = [sys.executable, "-c", "import test_zenflow; print(test_zenflow.train_on(10**9))"]
-    environment = {**os.environ, "PLIMSOLL_SOCKET": service.socket, "PYTHONPATH": path}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
-    for line in process.stdout:
-        if line.startswith(f"step {step}"):
-            break
-    process.kill()
-    process.wait()
-    command[-1] = command[-1].replace("10**9", "12")
-    found = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, check=True)
-    begin = int(found.stdout.split()[-1])
-    assert begin >= begins and ("Training begins anew" in found.stderr) == (begin == 0)
+    kill_trainer(start_trainer(service, "test_zenflow.train_on(10**9)"), f"step {step}")
+    process = start_trainer(service, "test_zenflow.train_on(12)", stderr=subprocess.PIPE)
+    out, warned = process.communicate()
+    begin = int(out.split()[-1])
+    assert begin >= begins and ("Training begins anew" in warned) == (begin == 0)

@@ -28,6 +28,7 @@ MODES = {
     "exact": None,
     "async": Async(warm_up_steps=40),
     "ZenFlow": ZenFlow(0.1, "step", 100, update_interval=4, full_warm_up_rounds=40),
+    "unscaled": ZenFlow(0.1, "step", 100, update_interval=4, full_warm_up_rounds=40, scale_lr=False),
 }
 WARM_UP = 50  # steps of the learning rate
 

@@ -15,7 +15,7 @@ Moments = Literal["fp32", "bf16"]
 MomentsOfAdam = Literal["fp32", "bf16", "int8"]
 Sharding = Optional[Literal["zero1", "zero2"]]
 Gradients = Literal["backward", "step"]
-Overlap = Union[None, Literal["forward", "async"], Async, ZenFlow]
+Overlap = Union[None, Literal["forward", "backward", "async"], Async, ZenFlow]
 MissingGradients = Literal["refuse", "zero"]
 
 _IGNORED = "chooses among torch's implementations. It is accepted and changes nothing: the service has one."
@@ -67,7 +67,8 @@ _MEANINGS = {
     "overlap": (
         'None: the step returns when the model has its parameters. "forward": it returns when the update has begun, and the '
         "modules of ``model`` wait for their parameters in the next forward pass. A program that reads or writes parameters "
-        'elsewhere calls ``synchronize`` first. "async", or Async(warm_up_steps=...): the update runs during the next forward and '
+        'elsewhere calls ``synchronize`` first. "backward": the same, and parameters are updated as their gradients become final, '
+        'without clipping. "async", or Async(warm_up_steps=...): the update runs during the next forward and '
         "backward pass, whose gradients it does not change. ZenFlow(...): columns with large gradients are updated in every step, "
         "all others with the mean gradient of several steps."
     ),

@@ -6,6 +6,7 @@ from typing import Callable, Deque, Dict, Iterable, Iterator, List, Optional, Se
 import torch
 
 from plimsoll.client import Request
+from plimsoll.torch.layout import Piece
 from plimsoll.torch.shard import Shard
 from plimsoll.torch.shards import Shards
 from plimsoll.torch.slot import Slot
@@ -25,18 +26,24 @@ class Arrivals:
     """
 
     def __init__(self, shards: Shards, *, strict: bool):
-        self._shards, self._strict = list(shards), strict
+        self._shards, self._strict, self._transfer = list(shards), strict, shards.transfer
         self._shard_of = {parameter: shard for shard in self._shards for parameter in shard.slots}
         self._over: Set[Shard] = set()  # shards that have finished the step as a whole, as an answer said
         self._fault: Optional[str] = None
+
+    def end(self) -> None:
+        """Ends with the optimizer, which is closed."""
 
     def begin(self) -> None:
         """Runs before a step begins. It may have the number of an earlier one, after a load."""
         self._over.clear()
 
+    def begun(self, failure: Optional[Exception]) -> None:
+        """Runs when a step has begun, on other ranks at least: here there may have been a failure."""
+
     def order(self, order: Callable[[List[torch.Tensor]], List[torch.Tensor]]) -> None:
         """Has the service update parameters in an order, from the next step on."""
-        for shard in self._shards:
+        for shard in (shard for shard in self._shards if shard.session):
             ranges: List[Tuple[int, int]] = []
             for piece in (shard.slots[parameter].piece for parameter in order(list(shard.slots))):
                 if ranges and sum(ranges[-1]) == piece.offset:
@@ -54,7 +61,10 @@ class Arrivals:
         return list(self._shard_of)
 
     def name(self, parameter: torch.Tensor) -> str:
-        return self._shard_of[parameter].slots[parameter].piece.name
+        return self.slot(parameter).piece.name
+
+    def slot(self, parameter: torch.Tensor) -> Slot:
+        return self._shard_of[parameter].slots[parameter]
 
     def missing(self, parameter: torch.Tensor) -> Optional[Slot]:
         """The slot of a parameter that has not arrived."""
@@ -77,6 +87,10 @@ class Arrivals:
             self._bring(shard, slots)
         self.check()
 
+    def catch_up(self) -> None:
+        """Has the current stream of a device wait for what has arrived, as the streams do that it arrived for."""
+        self._transfer.catch_up()
+
     def need_all(self) -> None:
         """Returns when the step is finished and the model has all of it, whatever the program has written."""
         for shard in self._shards:
@@ -95,6 +109,17 @@ class Arrivals:
         shard.parameters.arrive_partly(slot, ranges)
         self._take_rest(shard)
         self.check()
+
+    def need_on_all_streams(self, parameters: Sequence[torch.Tensor]) -> None:
+        """The same as :meth:`need`, for reads on any stream of the device."""
+        are_missing = any(self.missing(p) is not None for p in parameters)
+        self.need(parameters)
+        if are_missing:
+            self._transfer.settle()
+
+    def before_gradient(self, parameter: torch.Tensor) -> None:
+        """Returns when the update under way no longer needs the memory of a gradient."""
+        self.need([parameter])
 
     def _bring(self, shard: Shard, slots: List[Slot]) -> None:
         most = shard.session.elements if shard.group.shared else _COPIED_BYTES // shard.group.dtype.itemsize
@@ -123,25 +148,50 @@ class Arrivals:
         if missing is not None and not shard.parameters.missing:
             self._fail(shard.parameters.complete(), "parameter")
 
+    def expect_some(self) -> None:
+        """Runs when a step begins before its gradients are there. It changes what :meth:`changes` names."""
+        for shard in self._shards:
+            shard.parameters.expect_some()
+            shard.gradients.update_awaits()
+
+    def changes(self, slot: Slot) -> None:
+        """Announces that the step under way changes a parameter from here on."""
+        if self._shard_of[slot.piece.parameter].parameters.changes(slot):
+            self._fail([slot], "parameter")
+
+    def expect_rest(self) -> None:
+        """Announces that it changes all others."""
+        for shard in self._shards:
+            shard.gradients.update_begins()
+            self._fail(shard.parameters.expect_rest(), "parameter")
+
     def _arrive(self, shard: Shard, slots: Sequence[Slot]) -> None:
         self._fail(shard.gradients.written_since(slots), "the gradient of parameter")
         self._fail(shard.parameters.arrive(slots), "parameter")
 
     # Faults
 
+    def fail(self, fault: str) -> None:
+        """Has all checks raise RuntimeError with this message, until :meth:`forgive`."""
+        if self._fault is None:
+            self._fault = fault
+
     def _fail(self, slots: Sequence[Slot], what: str) -> None:
-        if slots and self._fault is None:
-            self._fault = f"{what} {slots[0].piece.name} {_WRITTEN}"
+        if slots:
+            self._fail_of(slots[0].piece, what)
+
+    def _fail_of(self, piece: Piece, what: str) -> None:
+        self.fail(f"{what} {piece.name} {_WRITTEN}")
 
     def check(self) -> None:
-        """Raises RuntimeError if the program has written parameters or gradients that were being updated. It does so
-        until :meth:`forgive`.
+        """Raises RuntimeError if something has failed, such as that the program has written parameters or gradients
+        that were being updated. It does so until :meth:`forgive`.
         """
         if self._fault is not None:
             raise RuntimeError(self._fault)
 
     def forgive(self) -> None:
-        """Forgets such writes: state and model were replaced."""
+        """Forgets what has failed: state and model were replaced."""
         self._fault = None
 
 

@@ -1,12 +1,11 @@
 """Updates that a model gets later than the step that made them."""
 
 import os
-import weakref
 from typing import Any, List, Optional
 
 import torch
 
-from plimsoll.torch.overlap import Serial
+from plimsoll.torch.overlap import Hook, Serial
 from plimsoll.torch.ranks import is_distributed
 from plimsoll.torch.shards import Shards
 
@@ -15,25 +14,20 @@ class Behind(Serial):
     """Steps whose update a model with parameters of its own gets later. Modules that are saved or loaded get it first."""
 
     awaits = False
+    defers_interrupts = True
 
     def __init__(self, mode: Any, model: Optional[torch.nn.Module], lock: Any):
         if model is None:
             raise ValueError(f"overlap is {mode}, but model is None: give the model, whose state_dict() waits for updates")
         self._mode, self._lock, self._owner = mode, lock, os.getpid()
         self._shards: Optional[Shards] = None  # while the optimizer is open
-        call = weakref.WeakMethod(self._before_state)
-
-        def hook(*_: Any) -> None:
-            before = call()
-            if before is not None:
-                before()
-
+        hook = Hook(self._before_state)
         self._hooks: List[Any] = []
         for module in model.modules():
             self._hooks.append(module.register_state_dict_pre_hook(hook))
             self._hooks.append(module._register_load_state_dict_pre_hook(hook))
 
-    def _before_state(self) -> None:
+    def _before_state(self, *_: Any) -> None:
         if os.getpid() == self._owner:
             with torch.inference_mode(False), torch.no_grad(), self._lock:
                 self.synchronize()

@@ -1,5 +1,7 @@
 """Updates one step behind: the delayed parameter update of ZeRO-Offload, arXiv 2101.06840, section 5.2."""
 
+from typing import Optional
+
 from plimsoll.torch.behind import Behind
 from plimsoll.torch.shards import Shards
 
@@ -31,7 +33,9 @@ class Delayed(Behind):
         self._shards.transfer.settle()
         self._is_pending = False
 
-    def begun(self) -> None:
+    def begun(self, failure: Optional[Exception]) -> None:
+        if failure is not None:
+            return
         self._is_pending = True
         if self._shards.step <= self._mode.warm_up_steps:
             self.settle()

@@ -41,6 +41,8 @@ def has_others(gradient: torch.Tensor, ids: Sequence[torch.Tensor]) -> bool:
 
     It looks at some rows only.
     """
+    if gradient.layout is not torch.strided:
+        return False  # the step refuses it
     number = len(gradient)
     candidates = torch.linspace(0, number - 1, min(number, _CANDIDATES), dtype=torch.float64).long()
     read = torch.cat([i.reshape(-1).to("cpu", torch.int64) for i in ids])

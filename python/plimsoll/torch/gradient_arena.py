@@ -2,7 +2,7 @@
 
 import collections
 import warnings
-from typing import Any, Deque, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Deque, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -63,6 +63,7 @@ class Announcements:
 
     def forget(self) -> None:
         self._announced[:] = False
+        self._ranges.rest()
 
     def update_begins(self) -> None:
         self._read = self._samples.in_arena()
@@ -88,6 +89,9 @@ class GradientArena:
         self._underway = Underway(session) if session else None
         self._announcements = Announcements(session, group.own, group.dtype, self._underway) if session else None
         self._announces, self._waits = announces, waits
+        self._is_awaited = False  # whether the update under way waits for gradients
+        #: What takes gradients for a step before the program asks for it: it is called when one is final.
+        self.takes_final: Optional[Callable[[Slot], None]] = None
         self._pieces_of = group.pieces_of()
         self._copying: Deque[Tuple[Any, Optional[Slot]]] = collections.deque()
         self._reducing: Deque[Tuple[Any, torch.Tensor, Piece, bool]] = collections.deque()
@@ -108,6 +112,10 @@ class GradientArena:
         self._underway.wait_for(slot.piece)
         if self._group.shared and slot.contiguous:
             self._share(slot)
+        if self.takes_final is not None:
+            slot.accumulated = Seen(parameter.grad)
+            if slot.fired == slot.expected:
+                self.takes_final(slot)
         if slot.fired == slot.expected and not self._waits:
             self.bring(slot)
 
@@ -155,7 +163,7 @@ class GradientArena:
             self._arrived(self._copying.popleft()[1])
 
     def _arrived(self, slot: Optional[Slot]) -> None:
-        if self._announces and slot is not None:
+        if (self._announces or self._is_awaited) and slot is not None:
             self._announcements.add(slot.piece)
 
     def check_dense(self, parameter: torch.Tensor) -> torch.Tensor:
@@ -267,6 +275,10 @@ class GradientArena:
                 "optimizer gradients='step': then it takes all gradients in the step, not as they arrive"
             )
 
+    def update_awaits(self) -> None:
+        """Announces gradients from here on: an update waits for them."""
+        self._is_awaited = True
+
     def update_is_over(self) -> None:
         """Waits until no update reads the gradients."""
         if self._underway is not None:
@@ -298,9 +310,19 @@ class GradientArena:
     def forget(self) -> None:
         """Forgets what was learned of this step's gradients."""
         self._reduced.clear()
+        self._is_awaited = False
         for slot in self._slots.values():
             if slot.fired:
-                slot.expected = slot.fired
-            slot.fired, slot.seen = 0, None
+                # A gradient that is taken for final too early cannot be taken back.
+                slot.expected = slot.fired if self.takes_final is None else max(slot.fired, slot.expected)
+            slot.fired, slot.seen, slot.accumulated = 0, None, None
         if self._announcements:
             self._announcements.forget()
+
+    def give_up(self) -> None:
+        """Discards all gradients: the step that waited for them is given up."""
+        self._group.transfer.settle()
+        self._copying.clear()
+        for slot in self._slots.values():
+            slot.fired = 0
+        self.forget()

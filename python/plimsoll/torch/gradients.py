@@ -1,7 +1,7 @@
 """The gradients of a model, from autograd's hooks to the shards."""
 
 import os
-from typing import Any, Callable, List, Optional, Set
+from typing import Any, Callable, List, Optional, Sequence, Set
 
 import torch
 
@@ -11,6 +11,7 @@ from plimsoll.torch.samples import Fingerprint
 from plimsoll.torch.settings import Settings
 from plimsoll.torch.shard import Shard
 from plimsoll.torch.shards import Shards
+from plimsoll.torch.slot import Slot
 
 
 class Gradients:
@@ -89,9 +90,22 @@ class Gradients:
         """Whether there are gradients. Raises if a required gradient is missing, or if these cannot belong to one
         step.
         """
+        self.check_model()
+        return self.check_all()
+
+    def check_model(self) -> None:
+        """Raises if the model is not the one that the state was made for."""
         for shard in self._shards:
             shard.parameters.check()
         self._trained.check_frozen()
+
+    @property
+    def must_be_all(self) -> bool:
+        """Whether a step needs the gradient of every parameter."""
+        return self._settings.missing_gradients == "refuse"
+
+    def check_all(self) -> bool:
+        """Whether there are gradients. Raises if a required gradient is missing."""
         # All ranks must find the same, whatever shards they have.
         having: Set[torch.Tensor] = {p for p in self._trained.parameters if p.grad is not None}
         if not having and not (self._reducer is not None and self._reducer.own):
@@ -105,7 +119,7 @@ class Gradients:
 
     def _refuse_missing(self, names: List[str]) -> None:
         """Raises RuntimeError unless missing gradients count as zero."""
-        if self._settings.missing_gradients == "refuse":
+        if self.must_be_all:
             raise RuntimeError(
                 f"{len(names)} parameters have no gradient, {names[0]} among them: every step updates all parameters. Freeze them before the "
                 "optimizer is made (requires_grad_(False)), or count their gradients as zero (missing_gradients='zero'), which lets their "
@@ -131,6 +145,16 @@ class Gradients:
             with self._lock:
                 self._reducer.discard()
                 self.forget()
+
+    def changed(self, slots: Sequence[Slot]) -> List[Slot]:
+        """The slots whose gradients are not what autograd left."""
+        accumulated = [(slot, slot.piece.parameter.grad) for slot in slots if slot.accumulated is not None]
+        return [slot for slot, gradient in accumulated if gradient is not None and not slot.accumulated.is_still(gradient)]
+
+    def give_up(self) -> None:
+        """Discards all gradients, as the step that waited for them is given up."""
+        for shard in self._shards:
+            shard.gradients.give_up()
 
     def forget(self) -> None:
         """Prepares for the gradients of another step."""

@@ -1,5 +1,6 @@
 """The kinds of overlap that an optimizer may have, and their steps."""
 
+import weakref
 from typing import Any, Optional, Union
 
 import torch
@@ -7,7 +8,8 @@ import torch
 from plimsoll.torch.delayed import Delayed
 from plimsoll.torch.gradients import Gradients
 from plimsoll.torch.modes import Async, ZenFlow
-from plimsoll.torch.overlap import Serial, overlap_for
+from plimsoll.torch.overlap import Forward, Serial
+from plimsoll.torch.overlap_backward import UNCLIPPED, UNSCALED, Asked, Backward, BegunStep
 from plimsoll.torch.scaling import Scaling
 from plimsoll.torch.selective import Selective, SelectiveStep
 from plimsoll.torch.settings import Settings
@@ -15,19 +17,47 @@ from plimsoll.torch.shards import Shards
 from plimsoll.torch.step import Step
 
 
-def overlap_of(settings: Settings, model: Optional[torch.nn.Module], lock: Any) -> Serial:
+def overlap_of(optimizer: Any, settings: Settings, model: Optional[torch.nn.Module], lock: Any) -> Serial:
     """What the argument ``overlap`` of an optimizer asks for."""
     if isinstance(settings.overlap, Async):
         return Delayed(settings.overlap, model, lock)
     if isinstance(settings.overlap, ZenFlow):
         return Selective(settings, model, lock)
-    return overlap_for(settings.overlap, model, lock)
+    if settings.overlap is None:
+        return Serial()
+    if model is None:
+        raise ValueError(
+            f"overlap is {settings.overlap!r}, but there is no model, whose modules wait for their parameters: give it (model=)"
+        )
+    if settings.overlap == "forward":
+        return Forward(model, lock, settings.sharding)
+    if optimizer.max_grad_norm is not None:
+        raise ValueError(f"max_grad_norm is {optimizer.max_grad_norm}, but {UNCLIPPED}")
+    reference = weakref.ref(optimizer)
+    return Backward(model, lock, lambda: asked_of(reference()))
+
+
+def maximizes(optimizer: Any) -> bool:
+    return bool(optimizer.param_groups[0].get("maximize"))
+
+
+def asked_of(optimizer: Any) -> Asked:
+    """What a step is made with that begins now, in the backward pass."""
+    optimizer._check_awaited()
+    optimizer._check_groups()
+    if optimizer.max_grad_norm is not None:
+        raise RuntimeError(f"max_grad_norm is {optimizer.max_grad_norm} now, but {UNCLIPPED}")
+    if Scaling(optimizer).is_used:
+        raise RuntimeError(f"there is a GradScaler, but {UNSCALED}")
+    return Asked(-1.0 if maximizes(optimizer) else 1.0, optimizer._numbers())
 
 
 def step_of(
     shards: Shards, gradients: Gradients, overlap: Serial, scaling: Scaling, max_norm: Optional[float]
-) -> Union[Step, SelectiveStep]:
+) -> Union[Step, SelectiveStep, BegunStep]:
     """A step of an open optimizer."""
     if isinstance(overlap, Selective):
         return SelectiveStep(overlap, gradients, scaling, max_norm)
+    if isinstance(overlap, Backward) and overlap.has_begun:
+        return BegunStep(overlap)
     return Step(shards, gradients, overlap, scaling, max_norm)

@@ -19,7 +19,7 @@ class Async(NamedTuple):
 class ZenFlow:
     """Columns with large gradients are updated in every step, all others with the mean gradient of several steps.
 
-    Arguments have the names and defaults of DeepSpeed's section ``zenflow``, but ``overlap_step``.
+    Arguments have the names and defaults of DeepSpeed's section ``zenflow``, but ``overlap_step`` and ``scale_lr``.
 
     Args:
         topk_ratio: the share of the columns of a matrix that are important. Tensors of other shapes are important.
@@ -31,6 +31,8 @@ class ZenFlow:
         full_warm_up_rounds: the first steps, which are exact.
         overlap_step: whether the update of the other columns goes on behind the next forward and backward pass.
         steps_per_epoch: for "auto" and "epoch". Without it columns are selected once.
+        scale_lr: whether an update of the other columns, which stands for several steps, takes their number times the
+            learning rate, as for larger batches (arXiv 1706.02677). DeepSpeed does not.
         auto_ratio: the share of matrices that must be due for an update, with an update_interval of "auto".
     """
 
@@ -42,6 +44,7 @@ class ZenFlow:
     overlap_step: bool = True
     steps_per_epoch: Optional[int] = None
     auto_ratio: float = 0.99
+    scale_lr: bool = True
 
     def __post_init__(self) -> None:
         _check("topk_ratio", self.topk_ratio, _is_number(self.topk_ratio) and 0 < self.topk_ratio < 1, "a number between 0 and 1")
@@ -55,6 +58,7 @@ class ZenFlow:
             _check("select_interval", self.select_interval, False, expected)
         _check("full_warm_up_rounds", self.full_warm_up_rounds, _is_count(self.full_warm_up_rounds, 0), "a whole number")
         _check("overlap_step", self.overlap_step, isinstance(self.overlap_step, bool), "True or False")
+        _check("scale_lr", self.scale_lr, isinstance(self.scale_lr, bool), "True or False")
         has_epoch = self.steps_per_epoch is None or _is_count(self.steps_per_epoch, 1)
         _check("steps_per_epoch", self.steps_per_epoch, has_epoch, "None or a whole number from 1 on")
         _check("auto_ratio", self.auto_ratio, _is_number(self.auto_ratio) and 0 <= self.auto_ratio <= 1, "0 to 1")

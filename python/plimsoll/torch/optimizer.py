@@ -15,8 +15,8 @@ from plimsoll.torch.algorithm import Algorithm, Numbers
 from plimsoll.torch.checkpoint import Saver, fit_entries, replace_state
 from plimsoll.torch.entries import Entries, Entry, readers
 from plimsoll.torch.gradients import Gradients
-from plimsoll.torch.kinds import overlap_of, step_of
-from plimsoll.torch.overlap import release, replacing, synchronized
+from plimsoll.torch.kinds import maximizes, overlap_of, step_of
+from plimsoll.torch.overlap import release, replacing, stepping, synchronized, together
 from plimsoll.torch.scaling import Scaling, takes_scaled_gradients
 from plimsoll.torch.settings import Settings
 from plimsoll.torch.shards import Shards
@@ -67,9 +67,9 @@ class Optimizer(torch.optim.Optimizer):
         super().__init__(params, defaults)
         self._saver = Saver()
         self._lock = threading.RLock()  # hooks run on autograd's threads, one for each device
-        self._overlap = overlap_of(self._settings, model, self._lock)
-        weakref.finalize(self, self._overlap.remove)
         self.max_grad_norm = max_grad_norm
+        self._overlap = overlap_of(self, self._settings, model, self._lock)
+        weakref.finalize(self, self._overlap.remove)
         #: Steps that were not made, because gradients were not finite.
         self.skipped = 0
         #: The norm of all gradients at the last step, before clipping; None where it was not asked for.
@@ -122,13 +122,13 @@ class Optimizer(torch.optim.Optimizer):
         try:
             found = shards.open(lambda: self._algorithm.rule_of(self.param_groups))
             result = begin(shards, self._overlap.opened(shards, found))
+            self._overlap.attach(shards)
         except BaseException:
             shards.give_back_if_new()
             self._release()
             raise
         self._shards, self._gradients, self._closed = shards, gradients, False
         gradients.hook()
-        self._overlap.attach(shards)
         return result
 
     def _names(self) -> Dict[torch.Tensor, str]:
@@ -176,6 +176,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As in torch. With ``sharding="zero2"`` it discards the gradients that were sent to their owners."""
+        self._overlap.refuse_begun()
         if not set_to_none:
             self._overlap.will_zero()
         super().zero_grad(set_to_none)
@@ -184,9 +185,7 @@ class Optimizer(torch.optim.Optimizer):
             self._gradients.discard()
 
     def synchronize(self) -> None:
-        """Waits until the model has all parameters of the last step. With ``overlap`` a program calls it before it reads
-        or writes parameters outside of the modules' forward passes.
-        """
+        """Waits until the model has all parameters of the last step: see ``overlap``."""
         with self._lock:
             self._overlap.synchronize()
 
@@ -221,17 +220,16 @@ class Optimizer(torch.optim.Optimizer):
         self._open_unless_closed()
         self._shards.refuse_resumed()
 
-    @uninterrupted
-    def _step(self) -> None:
+    @stepping
+    def _step(self, failure: Optional[Exception]) -> None:
         self._check_awaited()
         self._open_for_step()
-        self._overlap.will_step()
         step = step_of(self._shards, self._gradients, self._overlap, Scaling(self), self.max_grad_norm)
-        if not step.prepare(self._check_groups, self._numbers):
+        if not step.prepare(self._check_groups, self._numbers, failure):
             return
         self.last_grad_norm = step.norm
         if step.is_finite:
-            step.make(maximize=bool(self.param_groups[0].get("maximize")))
+            step.make(maximize=maximizes(self))
         else:
             self.skipped += 1
         self._gradients.forget()
@@ -314,6 +312,7 @@ class Optimizer(torch.optim.Optimizer):
             load(state_dict)
             return
         self.open()
+        self._overlap.refuse_begun()
         groups = self.param_groups
 
         def entries_by_parameter() -> Dict[torch.Tensor, Any]:
@@ -344,7 +343,7 @@ class Optimizer(torch.optim.Optimizer):
                 "is in the folder plimsoll beside it: give the Trainer that callback, or call optimizer.load(folder)"
             )
 
-    @synchronized
+    @together
     def save(self, directory: Any, training: Any = None) -> int:
         """Begins to save the state to ``directory`` in the background, and returns the step that is saved. Training
         may go on.
@@ -356,7 +355,7 @@ class Optimizer(torch.optim.Optimizer):
         self._open_unless_closed()
         return self._saver.save(self._shards, directory, training, self._check_groups)
 
-    @synchronized
+    @together
     def saved(self) -> int:
         """Waits until all ranks have written what :meth:`save` began, and makes it a checkpoint. Returns its step.
 
@@ -392,7 +391,7 @@ class Optimizer(torch.optim.Optimizer):
         """
         if self._shards is None:
             return
-        self._overlap.settle()
+        self._overlap.close()
         self._shards.close(give_back)
         self._release()
         self._saver.forget()

@@ -12,7 +12,7 @@ from plimsoll import protocol
 from plimsoll.client import Request, Session
 from plimsoll.errors import PlimsollError
 from plimsoll.torch.forked import SharedParameters
-from plimsoll.torch.layout import DTYPES, Piece, is_sharded, local
+from plimsoll.torch.layout import Piece, is_sharded, local
 from plimsoll.torch.own_pages import STALE, OwnPages
 from plimsoll.torch.samples import Samples
 from plimsoll.torch.slot import DtypeGroup, Slot
@@ -117,13 +117,30 @@ class ParameterArena:
         """Announces the parameters of the next step. Each arrives in the model by :meth:`arrive`; then comes
         :meth:`complete`.
         """
-        self._torn = True
-        for parameter, slot in self._slots.items():
-            if self._group.shared and slot.contiguous:
-                increment_version(parameter)
+        self.expect_some()
+        self.expect_rest()
+
+    def expect_some(self) -> None:
+        """The same, of a step that changes parameters only after :meth:`changes`."""
+        self._torn, self.missing = True, {}
+        for slot in self._slots.values():
             slot.left = slot.versions()
+
+    def changes(self, slot: Slot) -> bool:
+        """Announces that the step changes a parameter from here on. Whether the program has written it since
+        :meth:`expect_some`.
+        """
+        is_written = slot.left != slot.versions()
+        if self._group.shared and slot.contiguous:
+            increment_version(slot.piece.parameter)  # autograd refuses to read it for a gradient from here on
+        slot.left = slot.versions()
+        self.missing[slot.piece.parameter] = slot
+        return is_written
+
+    def expect_rest(self) -> List[Slot]:
+        """Announces that the step changes all other parameters. Returns the slots that the program has written."""
         self._group.transfer.begin()  # the computation so far reads the parameters as they were
-        self.missing = dict(self._slots)
+        return [slot for parameter, slot in self._slots.items() if parameter not in self.missing and self.changes(slot)]
 
     def arrive(self, slots: Sequence[Slot]) -> List[Slot]:
         """Brings parameters into the model that have had their update. Returns the slots that the program has written
@@ -142,13 +159,14 @@ class ParameterArena:
         return written
 
     def _fetch(self, slot: Slot) -> None:
-        parameter = slot.piece.parameter.detach()
+        parameter = local(slot.piece.parameter.detach())
         if self._group.shared:
             parameter.copy_(slot.in_arena.view(parameter.shape))
         elif slot.contiguous:
             self._group.transfer.fetch(parameter.view(-1), slot.in_arena)
         else:
             values = torch.empty(parameter.numel(), dtype=parameter.dtype, device=parameter.device)
+            self._group.transfer.begin()  # the computation so far may still have tensors in this memory
             self._group.transfer.fetch(values, slot.in_arena)
             self._group.transfer.join()
             parameter.copy_(values.view(parameter.shape))
@@ -290,8 +308,7 @@ class ParameterArena:
     def _blocks(self, after_step: bool) -> Iterator[Tuple[torch.Tensor, List[Tuple[Piece, int, int]], int]]:
         """All shards in blocks: a tensor for the block, its pieces as (piece, first in it, count), and its owner."""
         dtype = self._group.dtype
-        own = self._whole_arena() if self._session else None
-        blocks = list(_cut_blocks(self._group.pieces, _BLOCK_BYTES // dtype.itemsize))
+        blocks = list(self.cut(self._group.pieces))
         asked: Deque[Request] = collections.deque()
         ahead = iter([b for b in blocks if b[0] == self._group.mesh.rank] if after_step else [])
         for _ in range(_IN_FLIGHT):
@@ -302,7 +319,7 @@ class ParameterArena:
                 if asked:
                     protocol.parse_stepped(self._session.result(asked.popleft()), protocol.Kind.WAIT)
                     self._ask(ahead, asked)
-                tensor = own[first : first + count]
+                tensor = self.elements(first, count)
                 if self.gathers() and local(self._group.pieces[0].parameter).device.type != "cpu":
                     buffer = torch.empty(count, dtype=dtype, device=local(self._group.pieces[0].parameter).device)
                     self._group.transfer.begin()
@@ -317,9 +334,14 @@ class ParameterArena:
             asked.append(self._session.wait(first, sum(c for _, _, c in block)))
             return
 
-    def _whole_arena(self) -> torch.Tensor:
-        arena = self._session.parameters
-        return torch.frombuffer(arena.memory, dtype=DTYPES[arena.type], count=self._session.elements)
+    def cut(self, pieces: Sequence[Piece]) -> Iterator[Tuple[int, int, List[Tuple[Piece, int, int]]]]:
+        """Pieces in blocks: (owner, offset in its shard, [(piece, first in its parameter, count), ...])."""
+        return _cut_blocks(pieces, _BLOCK_BYTES // self._group.dtype.itemsize)
+
+    def elements(self, first: int, count: int) -> torch.Tensor:
+        """Elements of this rank's shard, in the arena."""
+        dtype = self._group.dtype
+        return torch.frombuffer(self._session.parameters.memory, dtype=dtype, count=count, offset=first * dtype.itemsize)
 
     def _place(
         self,
@@ -350,15 +372,15 @@ def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def _cut_blocks(pieces: Sequence[Piece], size: int) -> Iterator[Tuple[int, int, List[Tuple[Piece, int, int]]]]:
-    """Consecutive pieces of an owner, or parts of pieces, in blocks of at most ``size`` elements: (owner, offset,
-    pieces).
+    """Pieces that lie one after another in an owner's shard, or parts of pieces, in blocks of at most ``size`` elements:
+    (owner, offset, pieces).
     """
     block: List[Tuple[Piece, int, int]] = []
     owner, offset, filled = 0, 0, 0
     for piece in pieces:
         done = 0
         while done < piece.count:
-            if block and (filled == size or piece.owner != owner):
+            if block and (filled == size or piece.owner != owner or piece.offset + done != offset + filled):
                 yield owner, offset, block
                 block = []
             if not block:

@@ -18,6 +18,7 @@ from plimsoll.torch.scaling import Scaling, grad_scale
 from plimsoll.torch.settings import Settings
 from plimsoll.torch.shard import Shard
 from plimsoll.torch.shards import Numbers, Shards
+from plimsoll.torch.signals import deferred
 from plimsoll.torch.slot import Slot, dense
 from plimsoll.torch.underway import Underway
 
@@ -36,13 +37,14 @@ class Sums:
         """Adds a gradient to the sums, and takes it away from the model. With ``measures`` it counts for the scores."""
         matrix, gradient = self.important.matrices[slot.piece.parameter], self._dense(slot)
         self.underway.wait_for(slot.piece)
+        adds = slot in self.came
+        self.came.add(slot)  # an interrupt may leave it half taken
         (self._transfer.add if slot in self._summed else self._transfer.store)(slot.gradient, gradient.reshape(-1))
         if measures:
             matrix.measure(gradient)
         if matrix.important is not None:
-            self.important.take(matrix, gradient, adds=slot in self.came)
+            self.important.take(matrix, gradient, adds=adds)
         self._summed.add(slot)
-        self.came.add(slot)
         slot.piece.parameter.grad = None
 
     @staticmethod
@@ -272,12 +274,15 @@ class Selective(Behind):
 
     def _update(self, number: int, applied: Applied, *, waits: bool) -> None:
         """Updates all columns that are at home with the mean of the sums, as step ``number``."""
+        numbers = applied.numbers
+        if self._mode.scale_lr:
+            numbers = [[lr * self.count, *others] for lr, *others in numbers]
         for sums in self.sums:
             session = sums.shard.session
             if session.step != number - 1:
                 session.set_step(number - 1)
             sums.underway.begins()
-            session.begun(session.begin(applied.scale / self.count, applied.numbers, wait=waits))
+            session.begun(session.begin(applied.scale / self.count, numbers, wait=waits))
             sums.clear()
         self.count, self._is_pending = 0, True
         self.due.begin()
@@ -315,8 +320,11 @@ class Selective(Behind):
         self.settle()
 
     def settle(self) -> None:
-        if self._shards is None:
-            return
+        if self._shards is not None:
+            with deferred():
+                self._move_home()
+
+    def _move_home(self) -> None:
         self._finish_update()
         if not self.is_away:
             return
@@ -356,8 +364,10 @@ class SelectiveStep:
         #: The norm of the gradients that the step applies, where somebody asks for it. Not finite where they are not.
         self.norm: Optional[float] = None
 
-    def prepare(self, check: Callable[[], None], numbers: Callable[[], Numbers]) -> bool:
+    def prepare(self, check: Callable[[], None], numbers: Callable[[], Numbers], failure: Optional[Exception]) -> bool:
         """Gathers gradients, selects columns and adds up the norm. Returns whether there are gradients."""
+        if failure is not None:
+            raise failure
         selective = self._selective
         check()
         if not self._gradients.gather():
@@ -399,6 +409,10 @@ class SummedGradients(Gradients):
     def __init__(self, selective: Selective, shards: Shards, settings: Settings, lock: Any):
         super().__init__(shards, settings, lock)
         self._selective = selective
+
+    def hook(self) -> None:
+        if self._settings.gradients != "step":
+            super().hook()
 
     def _accumulated(self, parameter: torch.Tensor, shard: Shard) -> None:
         if self._transfer.is_capturing():

@@ -45,9 +45,14 @@ class Settings(NamedTuple):
         _choose("sharding", settings.sharding, (None, "zero1", "zero2"))
         _choose("missing_gradients", settings.missing_gradients, ("refuse", "zero"))
         _choose("gradients", settings.gradients, ("backward", "step"))
-        if settings.overlap is not None and settings.sharding is not None:
+        if settings.overlap not in (None, "forward") and settings.sharding is not None:
             raise ValueError(
                 f"overlap is {settings.overlap!r}, but sharding is {settings.sharding!r}: expected no sharding with it; leave one of the two None"
+            )
+        if settings.overlap == "backward" and settings.gradients == "step":
+            raise ValueError(
+                "overlap is 'backward', which takes gradients in the backward pass, but gradients is 'step': leave gradients at "
+                "'backward', or use overlap='forward'"
             )
         if settings.gradients == "step" and settings.sharding == "zero2":
             raise ValueError(
@@ -75,8 +80,8 @@ def _overlap_of(overlap: Any) -> Any:
         return Async()
     if isinstance(overlap, Async) and not overlap.warm_up_steps >= 0:
         raise ValueError(f"warm_up_steps is {overlap.warm_up_steps}: expected 0 or more")
-    if overlap not in (None, "forward") and not isinstance(overlap, (Async, ZenFlow)):
-        raise ValueError(f"overlap is {overlap!r}: expected one of None, 'forward', 'async', Async(...), ZenFlow(...) of plimsoll.torch")
+    if overlap not in (None, "forward", "backward") and not isinstance(overlap, (Async, ZenFlow)):
+        raise ValueError(f"overlap is {overlap!r}: expected one of None, 'forward', 'backward', 'async', Async(...), ZenFlow(...) of plimsoll.torch")
     return overlap
 
 

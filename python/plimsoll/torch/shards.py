@@ -317,6 +317,22 @@ class Shards:
             make([shard for shard in self if not shard.parameters.gathers()])
             raise
 
+    def begin_arriving(self, grad_scale: float, numbers: Numbers) -> None:
+        """Begins the step of every shard before its gradients are there.
+
+        Each begins alone. If this process ends before all gradients are there, states may be torn or of two steps, which
+        the next one finds when it opens them.
+        """
+        self._counted = 1 + self.step
+        for session in self.sessions:
+            session.begin(grad_scale, numbers, wait=False, arriving=True)
+
+    def arrived(self) -> None:
+        """Says that all gradients of a step are there that was begun before."""
+        for session in self.sessions:
+            session.ready(0, session.elements)
+        self.drain()
+
     def pull(self) -> None:
         """Waits for the step that :meth:`make` has begun, and brings the parameters into the model."""
         for shard in self:

@@ -47,6 +47,11 @@ def deferred() -> Iterator[None]:
             handlers[number](number, frame)
 
 
+def deferred_if_distributed() -> Any:
+    """Delays signal handlers where other ranks may wait for this one."""
+    return deferred() if is_distributed() else contextlib.nullcontext()
+
+
 def uninterrupted(method: Callable[..., _Result]) -> Callable[..., _Result]:
     """A method that runs for one thread at a time, and with several ranks is not interrupted.
 
@@ -59,7 +64,7 @@ def uninterrupted(method: Callable[..., _Result]) -> Callable[..., _Result]:
         # Inference mode is off: a tensor made in it could not be trained after it becomes a parameter or its
         # gradient.
         with torch.inference_mode(False), torch.no_grad():
-            with self._lock, deferred() if is_distributed() else contextlib.nullcontext():
+            with self._lock, deferred_if_distributed():
                 return method(self, *arguments, **keywords)
 
     return whole

@@ -90,6 +90,7 @@ class Slot:
         self.zero = False
         self.fired = 0  # gradients that were accumulated since the last step
         self.expected = 1  # and their number before the last step
+        self.accumulated: Optional[Seen] = None  # the gradient as autograd left it, where an update may take it early
         # Versions of the parameter that was brought into the model, once it is there.
         self.left: Optional[Tuple[int, int]] = None
         # Master weights of a state_dict whose weights are not those that the model had when it was loaded. The model

@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from torch.utils._pytree import tree_flatten
 
 from plimsoll.torch.arrivals import Arrivals
+from plimsoll.torch.layout import local
 from plimsoll.torch.slot import Slot
 
 # Operators that make a tensor like another, and do not read it.
@@ -126,6 +127,7 @@ def _stacks() -> Tuple[List[Any], List[Any]]:
 
 def _address(tensor: torch.Tensor) -> int:
     try:
+        tensor = local(tensor)
         return tensor.untyped_storage().data_ptr()
     except RuntimeError:  # a tensor without memory, as compilers make them
         return 0

@@ -33,11 +33,12 @@ class Step:
         #: The norm of the gradients of all ranks, where somebody asks for it. Not finite where they are not.
         self.norm: Optional[float] = None
 
-    def prepare(self, check: Callable[[], None], numbers: Callable[[], Numbers]) -> bool:
+    def prepare(self, check: Callable[[], None], numbers: Callable[[], Numbers], failure: Optional[Exception]) -> bool:
         """Brings gradients and hyperparameters to the shards of all ranks. Returns whether there are gradients.
 
-        Refuses the step on all ranks if one has failed, if not all have gradients, if their shards are not all at the
-        same step, if their losses had different scales, or if gradients differ that should have been averaged.
+        Refuses the step on all ranks if one has failed, as with the given ``failure``, if not all have gradients, if
+        their shards are not all at the same step, if their losses had different scales, or if gradients differ that
+        should have been averaged.
         """
         if self._shards.transfer.is_capturing():
             raise RuntimeError(
@@ -47,6 +48,8 @@ class Step:
         vote = Vote()
         try:
             self._gradients.finish_reducing()
+            if failure is not None:
+                raise failure
             self._loss_scale = self._scaling.loss_scale()
             vote = vote._replace(loss_scale=self._loss_scale)
             check()
@@ -73,9 +76,13 @@ class Step:
         except ValueError:
             self._discard()
             raise
-        self._overlap.begins()
-        self._shards.make(-scale if maximize else scale, self._numbers, awaits=self._overlap.awaits)
-        self._overlap.begun()
+        try:
+            self._overlap.begins()
+            self._shards.make(-scale if maximize else scale, self._numbers, awaits=self._overlap.awaits)
+        except Exception as error:
+            self._overlap.begun(error)  # other ranks may have begun the step
+            raise
+        self._overlap.begun(None)
 
     def _bring(self, numbers: Callable[[], Numbers]) -> None:
         self._shards.take_weights()

@@ -1,0 +1,110 @@
+package model
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func TestNamesOfTheHub(t *testing.T) {
+	t.Setenv("HF_HOME", t.TempDir())
+	for name, want := range map[string]string{
+		"Qwen/Qwen2.5-7B-Instruct":              "qwen2.5-7b",
+		"Qwen/Qwen3-8B-Base":                    "qwen3-8b",
+		"meta-llama/Llama-2-7b-chat-hf":         "llama-2-7b",
+		"meta-llama/Meta-Llama-3-8B-Instruct":   "llama-3-8b",
+		"meta-llama/Llama-3.1-8B":               "llama-3.1-8b",
+		"Llama-3.1-8B-Instruct":                 "llama-3.1-8b",
+		"mistralai/Mistral-7B-v0.1":             "mistral-7b",
+		"mistralai/Mixtral-8x7B-Instruct-v0.1":  "mixtral-8x7b",
+		"google/gemma-2-9b-it":                  "gemma-2-9b",
+		"EleutherAI/pythia-1.4b-deduped":        "pythia-1.4b",
+		"microsoft/phi-1_5":                     "phi-1.5",
+		"microsoft/Phi-3-mini-4k-instruct":      "phi-3-mini",
+		"TinyLlama/TinyLlama-1.1B-Chat-v1.0":    "tinyllama-1.1b",
+		"openai-community/gpt2":                 "gpt2",
+		"deepseek-ai/DeepSeek-V2-Lite-Chat":     "deepseek-v2-lite",
+		"somebody/Llama-3.1-8B-Instruct":        "", // may have more tokens
+		"mistralai/Mistral-7B-Instruct-v0.3":    "", // has more tokens
+		"Qwen/Qwen2.5-7B-Instruct-AWQ":          "",
+		"meta-llama/Llama-3.1-8B-Instruct-Chat": "llama-3.1-8b",
+		"Qwen/Qwen2-7B":                         "",
+	} {
+		m, err := Load(name)
+		got := ""
+		if err == nil {
+			got = m.Name
+		}
+		if got != want {
+			t.Errorf("%s: got %q (%v), want %q", name, got, err, want)
+		}
+	}
+}
+
+func TestHintsOfUnknownNames(t *testing.T) {
+	t.Setenv("HF_HOME", t.TempDir())
+	for _, test := range []struct{ name, what, hint string }{
+		{"lama-3.1-8b", "unknown model", `did you mean "llama-3.1-8b"?`},
+		{"gema-2-9b", "unknown model", `did you mean "gemma-2-9b"?`},
+		{"somebody/Llama-3.1-8B", "unknown model", `did you mean "llama-3.1-8b"? --online asks`},
+		{"unsloth/Meta-Llama-3.1-8B-Instruct-unsloth-bnb-4bit", "quantized (BNB-4BIT)",
+			"--model llama-3.1-8b --quantization nf4"},
+		{"Qwen/Qwen2.5-7B-Instruct-GPTQ-Int4", "quantized (GPTQ)", "--model qwen2.5-7b --quantization nf4"},
+		{"TheBloke/Llama-2-7B-Chat-GGUF", "quantized (GGUF)", "--model llama-2-7b"},
+		{"somebody/secret-13b-awq", "quantized (AWQ)", "before quantization"},
+	} {
+		_, err := Load(test.name)
+		checkFault(t, test.name, err, test.what, test.hint)
+	}
+	for _, name := range []string{"qwen2.5-0.6b", "qwen2.5-8b", "Qwen/Qwen2-7B", "mixtral-7b", "opt-7b", "gpt-2-xxl",
+		"phi-5", "qwen3-7b"} {
+		if _, err := Load(name); err == nil || strings.Contains(err.Error(), "did you mean") {
+			t.Errorf("%s: another size or family is suggested: %v", name, err)
+		}
+	}
+}
+
+func TestCacheAndHub(t *testing.T) {
+	caches := t.TempDir()
+	t.Setenv("HF_HUB_CACHE", caches)
+	t.Setenv("XDG_CACHE_HOME", t.TempDir())
+	t.Setenv("HF_HUB_OFFLINE", "")
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = w.Write([]byte(small))
+	}))
+	defer server.Close()
+	t.Setenv("HF_ENDPOINT", server.URL)
+
+	_, err := Load("some/model-1b")
+	checkFault(t, "neither", err, `unknown model "some/model-1b"`, "--online asks the Hugging Face hub")
+	m, err := LoadOnline("some/model-1b")
+	if err != nil || m.Name != "model-1b" || m.Architecture != "LlamaForCausalLM" {
+		t.Errorf("from the hub: got %v, %v", m, err)
+	}
+	tokenizer := filepath.Join(caches, "models--some--tokenized", "snapshots", "abc", "tokenizer.json")
+	if err := os.MkdirAll(filepath.Dir(tokenizer), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	write(t, tokenizer, "{}")
+	_, err = Load("some/tokenized")
+	checkFault(t, "a tokenizer in the cache", err, `unknown model "some/tokenized"`, "--online asks")
+	if _, err = LoadOnline("some/tokenized"); err != nil {
+		t.Errorf("a tokenizer in the cache, from the hub: %v", err)
+	}
+	snapshot := filepath.Join(caches, "models--some--model-1b", "snapshots", "abc")
+	if err := os.MkdirAll(snapshot, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	blob := filepath.Join(caches, "models--some--model-1b", "blob")
+	write(t, blob, small)
+	if err := os.Symlink("../../blob", filepath.Join(snapshot, configName)); err != nil { // as huggingface_hub does
+		t.Fatal(err)
+	}
+	m, err = Load("some/model-1b")
+	if err != nil || m.Name != "model-1b" || m.Source != filepath.Join(snapshot, configName) {
+		t.Errorf("from the cache: got %v, %v", m, err)
+	}
+}

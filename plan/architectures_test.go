@@ -1,0 +1,99 @@
+package plan
+
+import (
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"plimsoll/job"
+	"plimsoll/ledger"
+)
+
+// TestArchitectures compares the plan of every architecture with what PyTorch and
+// transformers hold in the same training, pass by pass. testdata/architectures.py
+// has measured it:
+//
+//	python3 testdata/architectures.py ../model/testdata/variants/*.json > testdata/architectures.golden
+func TestArchitectures(t *testing.T) {
+	text, err := os.ReadFile("testdata/architectures.golden")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var torch, transformers string
+	measured := map[string][]ledger.Bytes{}
+	for line := range strings.Lines(string(text)) {
+		if n, _ := fmt.Sscanf(line, "# torch %s transformers %s", &torch, &transformers); n == 2 {
+			continue
+		}
+		fields := strings.Fields(line)
+		for _, field := range fields[1:] {
+			var bytes ledger.Bytes
+			if _, err := fmt.Sscan(field, (*int64)(&bytes)); err != nil {
+				t.Fatal(err)
+			}
+			measured[fields[0]] = append(measured[fields[0]], bytes)
+		}
+	}
+	for name, want := range measured {
+		t.Run(name, func(t *testing.T) {
+			compareArchitecture(t, job.Request{
+				Model:     filepath.Join("../model/testdata/variants", name+".json"),
+				Precision: "bf16", Attention: "sdpa", MicroBatch: 2, Sequence: 256,
+				Torch: strings.Split(torch, "+")[0], Transformers: transformers,
+			}, want)
+		})
+	}
+}
+
+// batchAndAngles are the tokens and labels, which the plan drops later than the
+// script, and the cosines and sines of rotary positions, which it does not have.
+const batchAndAngles = 32 << 10
+
+// shortLived are tensors that a norm or a block drops when it returns, and the
+// plan one operation earlier: at most three of the residual stream in fp32.
+// Logits of a vocabulary hide them.
+const shortLived = 3 * 512 * 128 * 4
+
+// compareArchitecture compares the passes of two steps with peaks and ends in the
+// order of the passes.
+func compareArchitecture(t *testing.T, request job.Request, want []ledger.Bytes) {
+	j, err := request.Resolve()
+	if err != nil {
+		t.Fatal(err)
+	}
+	j.HoldsOutputs = false // the script holds none
+	p, err := New(j)
+	if err != nil {
+		t.Fatal(err)
+	}
+	compared := 0
+	for i := range p.Devices[0].Phases {
+		phase := &p.Devices[0].Phases[i]
+		if phase.Name != ledger.Forward && phase.Name != ledger.Backward || phase.Iteration == ledger.Once {
+			continue
+		}
+		if compared+2 > len(want) {
+			t.Fatalf("more passes than %d", len(want)/2)
+		}
+		peak, end := without(phase, ledger.MatmulWorkspaces)
+		for k, planned := range []ledger.Bytes{peak, end} {
+			found := want[compared+k]
+			off := float64(planned)/float64(found) - 1
+			allowed := float64(batchAndAngles)
+			if k == 0 && j.Model.Network.Head.Outputs < 1000 { // no logits hide them
+				allowed += shortLived
+			}
+			if math.Abs(off) > 0.003 && math.Abs(float64(planned-found)) > allowed {
+				t.Errorf("%s %s, %s: planned %v, PyTorch %v (%+.2f %%)", phase.Iteration, phase.Name,
+					[]string{"peak", "end"}[k], planned.Exact(), found.Exact(), 100*off)
+			}
+		}
+		compared += 2
+	}
+	if compared != len(want) {
+		t.Errorf("compared %d figures of %d", compared, len(want))
+	}
+}
