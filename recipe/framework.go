@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -12,8 +13,8 @@ import (
 	"plimsoll/recipe/strict"
 )
 
-// Framework is a configuration of a program that makes the model and the Trainer itself: LLaMA-Factory, axolotl, or
-// TRL's scripts. It says what several files say of other jobs.
+// Framework is a configuration of a program that makes the model and the Trainer itself: LLaMA-Factory, axolotl,
+// ms-swift, or TRL's scripts. It says what several files say of other jobs.
 type Framework struct {
 	File string
 
@@ -66,7 +67,7 @@ type family struct {
 }
 
 // families are in the order of their kinds.
-func families() []family { return []family{llamaFactory, axolotl, trl} }
+func families() []family { return []family{swift, llamaFactory, axolotl, trl} }
 
 // LoadFramework reads the file at path. It returns nil if the file is of a kind that another function loads.
 func LoadFramework(path string) (*Framework, error) {
@@ -95,6 +96,9 @@ func ParseFramework(file string, text []byte) (*Framework, error) {
 
 // parseContent parses a text as what it looks like, whatever the name of its file. It returns nil if it cannot.
 func parseContent(file string, text []byte) *strict.Document {
+	if d := parseCommand(file, text); d != nil {
+		return d
+	}
 	start := bytes.TrimSpace(text)
 	if bytes.HasPrefix(start, []byte{'{'}) || bytes.HasPrefix(start, []byte("//")) || strict.IsYAML(file) {
 		return parseAny(file, text)
@@ -152,10 +156,13 @@ func (r *frameworkReader) part(root *strict.Value) *strict.Document {
 	return &strict.Document{File: r.File, Text: r.Text, Root: root}
 }
 
+// harmless matches keys that no plan depends on and that scripts compute.
+var harmless = regexp.MustCompile(`data|output|logging|name|_dir$|_path$|model_author|port|node`)
+
 // template refuses a file with variables that another program fills in.
 func template(d *strict.Document) error {
 	for _, m := range d.Root.Members {
-		if v := m.Value; v.Kind == '"' && strings.HasPrefix(v.Text, "${") {
+		if v := m.Value; v.Kind == '"' && strings.HasPrefix(v.Text, "$") && !harmless.MatchString(m.Name) {
 			return d.Inputf(v.At, "%s is %s, a variable: this file is a template", m.Name, v).
 				WithHint("give the file with the variables filled in")
 		}

@@ -1,6 +1,8 @@
 package recipe
 
 import (
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 )
@@ -18,7 +20,12 @@ func read(t *testing.T, text string) (*Framework, error) {
 const (
 	factoryText = "model_name_or_path: Qwen/Qwen3-4B\nfinetuning_type: lora\n"
 	axolotlText = "base_model: mistralai/Mistral-7B-v0.1\nattn_implementation: flash_attention_2\n"
-	trlText     = "model_name_or_path: mistralai/Mistral-7B-v0.1\n"
+	swiftText   = "model: Qwen/Qwen2.5-7B-Instruct\ntuner_type: lora\n"
+	swiftScript = "#!/bin/bash\nnproc=2  # GPUs\nNPROC_PER_NODE=$nproc \\\n  swift sft --model Qwen/Qwen3-8B \\\n" +
+		"  --gradient_accumulation_steps $(expr 16 / $nproc) --target_modules q_proj v_proj " +
+		"--per-device-train-batch-size=2 \\\n" +
+		"  --system 'You; are \"kind\"' --deepspeed zero3_offload --output_dir $OUT\nswift infer --model x\n"
+	trlText = "model_name_or_path: mistralai/Mistral-7B-v0.1\n"
 )
 
 func TestLLaMAFactory(t *testing.T) {
@@ -108,6 +115,74 @@ gradient_checkpointing: false
 	}
 }
 
+func TestSwift(t *testing.T) {
+	f, err := read(t, swiftText+"torch_dtype: bfloat16\nquant_method: bnb\nquant_bits: 4\nfsdp: fsdp2\nmax_length: 4096\n")
+	if err != nil {
+		t.Fatal(err)
+	}
+	tr := f.Training
+	if f.Adapter.Rank != 8 || !f.Adapter.AllLinear() || f.Quantization.Bits != 4 || !f.Quantization.DoubleQuant ||
+		f.Weights != "bf16" || f.Sequence != 4096 || tr.MicroBatch != 1 || tr.GradientAccumulation != 16 ||
+		tr.Precision != MixedBF16 || tr.FSDP.Version != 2 || !tr.FSDP.ActivationCheckpointing || tr.Checkpointing.Enabled {
+		t.Errorf("got %+v, %+v", f, tr)
+	}
+	f, err = read(t, "model: x\ntuner_type: full\ntorch_dtype: float16\n")
+	if err != nil || f.Adapter != nil || f.Training.Precision != MixedF16 || f.Training.Checkpointing.Reentrant {
+		t.Errorf("full training: %+v, %v", f, err)
+	}
+}
+
+// TestCommand reads a training from the command line in a script.
+func TestCommand(t *testing.T) {
+	f, err := read(t, swiftScript)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := f.Training.DeepSpeed
+	if f.Model != "Qwen/Qwen3-8B" || f.Training.GradientAccumulation != 8 || f.Training.MicroBatch != 2 ||
+		!f.Adapter.Targets("model.layers.0.self_attn.v_proj") || f.Adapter.Targets("model.layers.0.self_attn.k_proj") ||
+		d.ZeROStage != 3 || d.OffloadOptimizer.Device != "cpu" || !f.Training.Checkpointing.Reentrant {
+		t.Errorf("got %+v, %+v", f, f.Training)
+	}
+	if at := f.Place(); at.Line != 4 || at.Column != 13 {
+		t.Errorf("the model's name is at %v", at)
+	}
+	if f, err = read(t, "trl sft --model_name_or_path x --use_peft --lora_r 4\n"); err != nil || f.Adapter.Rank != 4 {
+		t.Errorf("TRL: %+v, %v", f, err)
+	}
+	if f, err = read(t, "llamafactory-cli train --model_name_or_path x --do_train true --bf16 true\n"); err != nil ||
+		f.Weights != "bf16" {
+		t.Errorf("LLaMA-Factory: %+v, %v", f, err)
+	}
+	for text, want := range map[string]string{
+		"swift rlhf --rlhf_type dpo --model x\n":          "answers beside other models",
+		"swift sft --model x\nswift sft --model y\n":      "more than one training",
+		"megatron sft --model x\n":                        "Megatron core",
+		"python train.py --per_device_train_batch_size 1": "a shell script",
+		"swift sft --model $MODEL --tuner_type full\n":    "",
+	} {
+		path := filepath.Join(t.TempDir(), "train.sh")
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := Detect(path); (want != "") != (err != nil) || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", text, err, want)
+		}
+	}
+}
+
+// TestExpand puts in variables and computes as a shell does.
+func TestExpand(t *testing.T) {
+	for text, want := range map[string]string{"$n": "8", "${n}x": "8x", "${m:-y}": "y", "$m": "$m",
+		"$(expr 32 / 4 / 2)": "4",
+		"$(expr 32 / $n)":    "4", "$((16/n))": "$((16/n))", "$(( 16 / $n ))": "2", "$(expr 1 / 0)": "$(expr 1 / 0)",
+		"$(date)": "$(date)"} {
+		if got := expand(text, map[string]string{"n": "8"}); got != want {
+			t.Errorf("%s becomes %s, want %s", text, got, want)
+		}
+	}
+}
+
 // TestUnplannedFrameworks gives keys that change memory in a way that no plan knows. Each is refused by its name.
 func TestUnplannedFrameworks(t *testing.T) {
 	for _, c := range []struct{ text, key string }{
@@ -130,6 +205,18 @@ func TestUnplannedFrameworks(t *testing.T) {
 		{axolotlText + "plugins: [axolotl.integrations.kernels.KernelsPlugin]\n", "plugins"},
 		{"base_model: x\n", "base_model"},
 		{axolotlText + "sequence_len: ${LENGTH}\n", "sequence_len"},
+		{swiftText + "rlhf_type: dpo\n", "rlhf_type"},
+		{"model: x\ntuner_type: reft\n", "tuner_type"},
+		{swiftText + "task_type: seq_cls\n", "task_type"},
+		{swiftText + "sequence_parallel_size: 2\n", "sequence_parallel_size"},
+		{swiftText + "use_galore: true\n", "use_galore"},
+		{swiftText + "trainable_parameters: [lm_head]\n", "trainable_parameters"},
+		{swiftText + "quant_method: hqq\nquant_bits: 4\n", "quant_method"},
+		{swiftText + "adapters: [out]\n", "adapters"},
+		{"swift sft --model $MODEL --tuner_type full\n", "model"},
+		{"model_name_or_path: x\ninfer_backend: vllm\n", "infer_backend"},
+		{"model_name_or_path: x\nexport_dir: y\n", "export_dir"},
+		{factoryText + "do_train: true\npipeline_model_parallel_size: 4\n", "pipeline_model_parallel_size"},
 		{trlText + "beta: 0.1\n", "beta"},
 		{trlText + "num_generations: 8\n", "num_generations"},
 		{trlText + "attn_implementation: paged\n", "attn_implementation"},
@@ -153,7 +240,7 @@ func TestUnknownKeys(t *testing.T) {
 }
 
 func FuzzParseFramework(f *testing.F) {
-	for _, text := range []string{factoryText, axolotlText, trlText, factoryText + "stage: dpo\n",
+	for _, text := range []string{factoryText, axolotlText, trlText, swiftText, swiftScript, factoryText + "stage: dpo\n",
 		axolotlText + "adapter: qlora\nload_in_4bit: true\nfsdp_config: {version: 2}\n", `{"base_model": "x"}`} {
 		f.Add([]byte(text))
 	}

@@ -34,16 +34,21 @@ var (
 	llamaFactoryV1Kind = &kind{name: "configuration of LLaMA-Factory's trainer v1",
 		marks: "dist_config init_config quant_config kernel_config"}
 	llamaFactoryKind = &kind{name: "LLaMA-Factory configuration", flag: configFlag,
-		marks: "finetuning_type cutoff_len lora_target"}
+		marks: "llamafactory_train finetuning_type cutoff_len lora_target infer_backend export_dir dataset_dir"}
 	axolotlKind = &kind{name: "axolotl configuration", flag: configFlag,
 		marks: "base_model base_model_config sequence_len sample_packing dataset_prepared_path micro_batch_size"}
 	sweepKind     = &kind{name: "configuration of a sweep over hyperparameters", marks: "tune_config sweep_config"}
 	nemoKind      = &kind{name: "NeMo configuration", marks: "exp_manager restore_from_path"}
 	trlxKind      = &kind{name: "trlx configuration", marks: "method"}
 	torchtuneKind = &kind{name: "torchtune recipe", marks: "checkpointer metric_logger"}
-	swiftKind     = &kind{name: "ms-swift configuration", marks: "train_type tuner_type tuner_backend"}
-	scriptKind    = &kind{name: "configuration of a training script, such as TRL's", flag: configFlag,
-		marks: "model_name_or_path dataset_name dataset_mixture dataset_mixer use_peft lora_r"}
+	swiftKind     = &kind{name: "ms-swift configuration", flag: configFlag,
+		marks: "train_type tuner_type tuner_backend sft_type rlhf_type split_dataset_ratio attn_impl swift_sft"}
+	severalKind  = &kind{name: "script with more than one training", marks: several}
+	megatronKind = &kind{name: "training by Megatron core", marks: "megatron_sft"}
+	rewardKind   = &kind{name: "training on answers beside other models", marks: "swift_rlhf"}
+	presetKind   = &kind{name: "file that --fsdp of ms-swift names", marks: "_param_docs _requires"}
+	scriptKind   = &kind{name: "configuration of a training script, such as TRL's", flag: configFlag,
+		marks: "trl_sft model_name_or_path dataset_name dataset_mixture dataset_mixer use_peft lora_r"}
 
 	accelerateKind = &kind{name: "accelerate configuration in YAML", flag: "--accelerate",
 		marks: "distributed_type compute_environment main_training_function num_machines"}
@@ -65,8 +70,9 @@ var (
 
 	fsdpKind = &kind{name: "FSDP configuration in JSON"} // of TrainingArguments; no key identifies it
 
-	kinds = []*kind{sweepKind, llamaFactoryV1Kind, llamaFactoryKind, axolotlKind, nemoKind, trlxKind,
-		torchtuneKind, swiftKind, scriptKind,
+	kinds = []*kind{severalKind, megatronKind, rewardKind, sweepKind, llamaFactoryV1Kind, swiftKind, llamaFactoryKind,
+		axolotlKind, nemoKind, trlxKind,
+		torchtuneKind, presetKind, scriptKind,
 		accelerateKind, deepSpeedKind, adapterKind, modelKind, quantizationKind, trainingKind}
 )
 

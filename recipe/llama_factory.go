@@ -39,8 +39,12 @@ var llamaFactory = family{kind: llamaFactoryKind, program: "LLaMA-Factory", host
 		},
 		// Unplanned keys; readLLaMAFactory has the reasons.
 		anything.For(unplannedFactoryOptimizers+" "+unplannedFactoryModels),
+		anything.For("export_dir "+megatronKeys),
 		// Keys that change no memory of the training, or only that of other stages.
-		anything.For(`adapter_folder cache_dir use_fast_tokenizer split_special_tokens add_tokens add_special_tokens
+		anything.For(`llamafactory_train export_size export_device export_quantization_bit export_quantization_dataset
+			export_quantization_nsamples export_quantization_maxlen export_legacy_format export_hub_model_id
+			adapter_folder cache_dir
+			use_fast_tokenizer split_special_tokens add_tokens add_special_tokens
 			new_special_tokens_config init_special_tokens model_revision low_cpu_mem_usage rope_scaling moe_aux_loss_coef
 			train_from_scratch infer_backend offload_folder use_kv_cache use_v1_kernels infer_dtype hf_hub_token
 			ms_hub_token om_hub_token print_param_status trust_remote_code quantization_device_map
@@ -79,9 +83,21 @@ const (
 		upcast_lmhead_output resize_vocab use_kt use_mca use_megatron_bridge use_hyper_parallel use_asft_loss`
 )
 
+// megatronKeys are keys of trainings by Megatron core, under LLaMA-Factory's USE_MCA and USE_MEGATRON_BRIDGE.
+const megatronKeys = `tensor_model_parallel_size pipeline_model_parallel_size expert_model_parallel_size
+	context_parallel_size virtual_pipeline_model_parallel_size sequence_parallel use_distributed_optimizer
+	recompute_granularity moe_grouped_gemm overlap_grad_reduce`
+
 func readLLaMAFactory(r *frameworkReader) error {
 	r.model("model_name_or_path")
-	if err := r.refuseFactory(); err != nil {
+	for _, purpose := range [][2]string{{"infer_backend", "generates"}, {"export_dir", "exports a model"},
+		{"do_predict", "predicts"}} {
+		if training := r.arguments.Member("do_train"); (training == nil || !on(training.Value)) && r.asks(purpose[0]) {
+			return r.Fault(purpose[0], "is given without do_train: this file "+purpose[1]+", and trains nothing",
+				"give the file of a training, with do_train: true")
+		}
+	}
+	if err := cmp.Or(r.unplanned("Megatron core trains", megatronKeys), r.refuseFactory()); err != nil {
 		return err
 	}
 	r.longest("cutoff_len")
@@ -109,6 +125,12 @@ func readLLaMAFactory(r *frameworkReader) error {
 		return err
 	}
 	return r.adaptFactory()
+}
+
+// asks reports whether a key of the file or of its TrainingArguments asks for something.
+func (r *frameworkReader) asks(key string) bool {
+	m := r.arguments.Member(key)
+	return m != nil && on(m.Value) || r.Knows(key) && on(r.Find(key))
 }
 
 // refuseFactory refuses what changes memory and is not planned.

@@ -62,14 +62,15 @@ func unreadable(path string, text []byte) error {
 	return err
 }
 
-const readable = "plimsoll reads configurations of LLaMA-Factory, axolotl, TRL, DeepSpeed, accelerate, " +
+const readable = "plimsoll reads configurations of LLaMA-Factory, axolotl, ms-swift, TRL, DeepSpeed, accelerate, " +
 	"TrainingArguments, PEFT and bitsandbytes"
 
 var (
 	pythonLine   = regexp.MustCompile(`(?m)^(?:import \w|from [\w.]+ import |def \w+\(|class \w+[(:])`)
 	markdownLine = regexp.MustCompile("(?m)^(?:#{1,6} \\S.*\\n\\s*\\n|```)")
 	sectionLine  = regexp.MustCompile(`(?m)^\[+[A-Za-z][\w.\- "]*\]+\s*(?:#.*)?$`)
-	shellLine    = regexp.MustCompile(`(?m)^(?:export \w+=|set -[eux]|(?:accelerate launch|torchrun|deepspeed|python3?) )`)
+	shellLine    = regexp.MustCompile(`(?m)^\s*(?:export \w+=|set -[eux]|[A-Z_]+=\S+ |` +
+		`(?:accelerate launch|torchrun|deepspeed|python3?|pip|swift|megatron|trl|llamafactory-cli) )`)
 )
 
 // nature returns what a text is that is no configuration, or "".

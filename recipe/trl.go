@@ -28,7 +28,7 @@ var trl = family{kind: scriptKind, program: "TRL", hosts: true, read: readTRL,
 			"bnb_4bit_quant_storage": worded,
 		},
 		anything.For(unplannedPairs+" "+unplannedGeneration+" activation_offloading use_unsloth"),
-		anything.For(`model_revision trust_remote_code lora_task_type dataset_name dataset_config dataset_train_split
+		anything.For(`trl_sft model_revision trust_remote_code lora_task_type dataset_name dataset_config dataset_train_split
 			dataset_test_split dataset_streaming dataset_mixture dataset_mixer dataset_splits dataset_num_proc
 			dataset_text_field dataset_kwargs dataset_batch_size dataset_configs datasets streaming test_split_size
 			ignore_bias_buffers router_aux_loss_coef model_init_kwargs chat_template chat_template_path eos_token pad_token
