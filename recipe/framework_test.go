@@ -240,12 +240,12 @@ func TestUnknownKeys(t *testing.T) {
 }
 
 func FuzzParseFramework(f *testing.F) {
-	for _, text := range []string{factoryText, axolotlText, trlText, swiftText, swiftScript, factoryText + "stage: dpo\n",
+	for _, text := range []string{factoryText, axolotlText, trlText, swiftText, swiftScript, tuneText, titanText, factoryText + "stage: dpo\n",
 		axolotlText + "adapter: qlora\nload_in_4bit: true\nfsdp_config: {version: 2}\n", `{"base_model": "x"}`} {
 		f.Add([]byte(text))
 	}
 	f.Fuzz(func(t *testing.T, text []byte) {
-		for _, name := range []string{"train.yaml", "train.conf"} {
+		for _, name := range []string{"train.yaml", "train.conf", "train.toml"} {
 			if _, err := ParseFramework(name, text); err != nil {
 				requireInput(t, err)
 			}

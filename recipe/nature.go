@@ -54,6 +54,10 @@ func Detect(path string) (flag string, err error) {
 
 // unreadable returns why a text is neither JSON nor YAML.
 func unreadable(path string, text []byte) error {
+	if strings.HasSuffix(strings.ToLower(path), ".toml") {
+		_, err := strict.ParseTOML(path, text)
+		return err
+	}
 	parse := strict.ParseCommented
 	if !bytes.HasPrefix(bytes.TrimSpace(text), []byte{'{'}) {
 		parse = strict.ParseYAML
@@ -62,8 +66,8 @@ func unreadable(path string, text []byte) error {
 	return err
 }
 
-const readable = "plimsoll reads configurations of LLaMA-Factory, axolotl, ms-swift, TRL, DeepSpeed, accelerate, " +
-	"TrainingArguments, PEFT and bitsandbytes"
+const readable = "plimsoll reads configurations of LLaMA-Factory, axolotl, ms-swift, TRL, torchtune, torchtitan, " +
+	"DeepSpeed, accelerate, TrainingArguments, PEFT and bitsandbytes"
 
 var (
 	pythonLine   = regexp.MustCompile(`(?m)^(?:import \w|from [\w.]+ import |def \w+\(|class \w+[(:])`)
