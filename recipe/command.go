@@ -196,7 +196,8 @@ type shellScanner struct {
 // next returns the next word, which may be empty at the end of a command, and whether the text goes on.
 func (s *shellScanner) next() (word, bool) {
 	s.ended, s.quoted = false, false
-	for s.at < len(s.text) && (s.text[s.at] == ' ' || s.text[s.at] == '\t' || strings.HasPrefix(s.text[s.at:], "\\\n")) {
+	for s.at < len(s.text) && (s.text[s.at] == ' ' || s.text[s.at] == '\t' ||
+		strings.HasPrefix(s.text[s.at:], "\\\n")) {
 		s.at++
 		if s.text[s.at-1] == '\\' {
 			s.at++

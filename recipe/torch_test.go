@@ -88,7 +88,8 @@ func TestTorchtitan(t *testing.T) {
 		"[training]\ndtype = \"bfloat16\"\n[parallelism]\n":                     "training.dtype",
 		"[optimizer]\nearly_step_in_backward = true\n[activation_checkpoint]\n": "optimizer.early_step_in_backward",
 	} {
-		if _, err := ParseFramework("train.toml", []byte(text)); err == nil || !strings.Contains(err.Error(), key+" is") {
+		_, err := ParseFramework("train.toml", []byte(text))
+		if err == nil || !strings.Contains(err.Error(), key+" is") {
 			t.Errorf("%s: %v, want %s", text, err, key)
 		}
 	}

@@ -22,7 +22,8 @@ var torchtune = family{kind: torchtuneKind, program: "torchtune", read: readTorc
 		counted.Or(integer.Lax()).For(`tensor_parallel_dim context_parallel_dim data_parallel_shard_dim
 			data_parallel_replicate_dim`),
 		keys{
-			"model": object(worded.For(component), counted.Default(8).For("lora_rank"), measured.Default(16.).For("lora_alpha"),
+			"model": object(worded.For(component), counted.Default(8).For("lora_rank"),
+				measured.Default(16.).For("lora_alpha"),
 				switched.For("apply_lora_to_mlp apply_lora_to_output use_dora quantize_base"),
 				measured.For("lora_dropout"), nameOrNames.For("lora_attn_modules")).AndOthers(),
 			"tokenizer": object(worded.For(component), counted.For("max_seq_len")).AndOthers(),
@@ -54,10 +55,12 @@ func readTorchtune(r *frameworkReader) error {
 		return err
 	}
 	if !r.Gives("optimizer") {
-		return r.Fault("model", "is given without an optimizer: this file trains nothing", "give the file of a training")
+		return r.Fault("model", "is given without an optimizer: this file trains nothing",
+			"give the file of a training")
 	}
 	builder := r.modelOfTorchtune()
-	r.Note("model", "has torchtune's own modules, which the plan takes for those of transformers: activations may differ")
+	r.Note("model", "has torchtune's own modules, which the plan takes for those of transformers: activations may "+
+		"differ")
 	if r.Gives("tokenizer.max_seq_len") {
 		r.longest("tokenizer.max_seq_len")
 	} else {
@@ -118,7 +121,8 @@ func (r *frameworkReader) optimizerOfTorchtune() error {
 		"torchao.optim.AdamW8bit": "adamw_torch_8bit", "torchao.optim.AdamW4bit": "adamw_torch_4bit",
 		"torch.optim.SGD": "sgd"}[r.Word(key)]
 	if name == "" {
-		return r.Fault(key, fmt.Sprintf("is %s, which is not planned yet", r.Find(key)), "plimsoll plans torch.optim.AdamW")
+		return r.Fault(key, fmt.Sprintf("is %s, which is not planned yet", r.Find(key)),
+			"plimsoll plans torch.optim.AdamW")
 	}
 	if name == "adamw_torch" && r.Truth("optimizer.fused") {
 		name = "adamw_torch_fused"
@@ -138,7 +142,8 @@ func (r *frameworkReader) shardTorchtune() {
 		r.Truth("fsdp_reshard_after_forward")))
 	give(section, "cpu_offload", -1, strict.Of(r.Truth("fsdp_cpu_offload")))
 	give(r.arguments, "fsdp_config", r.At("fsdp_cpu_offload"), section)
-	r.dimensions("data_parallel_replicate_dim", "data_parallel_shard_dim", "tensor_parallel_dim", "context_parallel_dim")
+	r.dimensions("data_parallel_replicate_dim", "data_parallel_shard_dim", "tensor_parallel_dim",
+		"context_parallel_dim")
 }
 
 // dimensions reads how ranks divide the work. The ranks that are left shard the model where its key is -1.
