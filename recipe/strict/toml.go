@@ -12,7 +12,8 @@ import (
 
 // ParseTOML parses TOML.
 func ParseTOML(file string, text []byte) (*Document, error) {
-	p := &tomlParser{Document: &Document{File: file, Text: text, Root: &Value{Kind: '{'}}}
+	p := &tomlParser{Document: &Document{File: file, Text: text, Root: &Value{Kind: '{'}},
+		places: map[*Value]map[string]int{}}
 	p.Reset(text)
 	table := p.Root
 	for p.NextExpression() {
@@ -46,15 +47,33 @@ func ParseTOML(file string, text []byte) (*Document, error) {
 type tomlParser struct {
 	*Document
 	unstable.Parser
+	places map[*Value]map[string]int // the places of members in each table
+}
+
+// member returns the member of a table with the name of a key, or nil.
+func (p *tomlParser) member(table *Value, key *unstable.Node) *Member {
+	if i, found := p.places[table][string(key.Data)]; found {
+		return &table.Members[i]
+	}
+	return nil
+}
+
+// add appends a member to a table.
+func (p *tomlParser) add(table *Value, key *unstable.Node, value *Value) *Member {
+	if p.places[table] == nil {
+		p.places[table] = map[string]int{}
+	}
+	p.places[table][string(key.Data)] = len(table.Members)
+	table.Members = append(table.Members, Member{Name: string(key.Data), At: int64(key.Raw.Offset), Value: value})
+	return &table.Members[len(table.Members)-1]
 }
 
 // inside returns the table of a key, which it makes where it is missing. Of a list of tables, it is the last.
 func (p *tomlParser) inside(table *Value, key *unstable.Node) (*Value, error) {
 	at := int64(key.Raw.Offset)
-	m := table.Member(string(key.Data))
+	m := p.member(table, key)
 	if m == nil {
-		table.Members = append(table.Members, Member{Name: string(key.Data), At: at, Value: &Value{Kind: '{', At: at}})
-		m = &table.Members[len(table.Members)-1]
+		m = p.add(table, key, &Value{Kind: '{', At: at})
 	}
 	inner := m.Value
 	if inner.Kind == '[' && len(inner.Elements) > 0 {
@@ -85,10 +104,9 @@ func (p *tomlParser) element(e *unstable.Node) (*Value, error) {
 		return nil, err
 	}
 	at := int64(key.Raw.Offset)
-	m := table.Member(string(key.Data))
+	m := p.member(table, key)
 	if m == nil {
-		table.Members = append(table.Members, Member{Name: string(key.Data), At: at, Value: &Value{Kind: '[', At: at}})
-		m = &table.Members[len(table.Members)-1]
+		m = p.add(table, key, &Value{Kind: '[', At: at})
 	}
 	if m.Value.Kind != '[' {
 		return nil, p.Inputf(at, "%s has a value already, %v", key.Data, m.Value)
@@ -105,11 +123,11 @@ func (p *tomlParser) set(table *Value, e *unstable.Node) error {
 		return err
 	}
 	at := int64(key.Raw.Offset)
-	if table.Member(string(key.Data)) != nil {
+	if p.member(table, key) != nil {
 		return p.Inputf(at, "%q is listed twice", key.Data).WithHint("remove one of the two")
 	}
 	value, err := p.value(e.Value(), at)
-	table.Members = append(table.Members, Member{Name: string(key.Data), At: at, Value: value})
+	p.add(table, key, value)
 	return err
 }
 
