@@ -99,13 +99,16 @@ func ParseFramework(file string, text []byte) (*Framework, error) {
 	return nil, nil
 }
 
+// isTOML reports whether a file name ends like that of a TOML file.
+func isTOML(file string) bool { return strings.HasSuffix(strings.ToLower(file), ".toml") }
+
 // parseContent parses a text as what it looks like, whatever the name of its file. It returns nil if it cannot.
 func parseContent(file string, text []byte) *strict.Document {
 	if d := parseCommand(file, text); d != nil {
 		return d
 	}
-	if strings.HasSuffix(strings.ToLower(file), ".toml") || sectionLine.Match(text) && !strict.IsYAML(file) {
-		if d, err := strict.ParseTOML(file, text); err == nil {
+	if isTOML(file) || sectionLine.Match(text) && !strict.IsYAML(file) {
+		if d, err := strict.ParseTOML(file, text); err == nil || isTOML(file) {
 			return d
 		}
 	}

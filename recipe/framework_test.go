@@ -64,6 +64,7 @@ adapter: qlora
 lora_r: 32
 lora_target_linear: true
 sequence_len: 4_096
+plugins: [axolotl.integrations.swanlab.SwanLabPlugin]
 micro_batch_size: 2
 batch_size: 8
 optimizer: paged_adamw_8bit

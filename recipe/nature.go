@@ -25,7 +25,10 @@ func Detect(path string) (flag string, err error) {
 		return "", &fault.Input{Where: fault.Position{File: path}, Err: err}
 	}
 	d := parseContent(path, text)
-	if d == nil || d.Root.Kind != '{' {
+	switch {
+	case d == nil && isTOML(path):
+		return "", unreadable(path, text)
+	case d == nil || d.Root.Kind != '{':
 		what := nature(text)
 		if what == "" && d != nil {
 			what = "a document with " + d.Root.String()
@@ -54,7 +57,7 @@ func Detect(path string) (flag string, err error) {
 
 // unreadable returns why a text is neither JSON nor YAML.
 func unreadable(path string, text []byte) error {
-	if strings.HasSuffix(strings.ToLower(path), ".toml") {
+	if isTOML(path) {
 		_, err := strict.ParseTOML(path, text)
 		return err
 	}
