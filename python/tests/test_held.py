@@ -6,6 +6,7 @@ import os
 import pathlib
 import re
 import signal
+import subprocess
 import threading
 import time
 
@@ -14,6 +15,7 @@ import pytest
 
 from plimsoll import ProtocolError, ServiceError, protocol
 from plimsoll.held import HeldStates
+from plimsoll.service import find_program
 from plimsoll.states import Layout, Moment
 
 
@@ -70,6 +72,9 @@ def test_checkpoints_are_of_one_step_while_the_next_goes_on(service, tmp_path):
     assert {k: v.shape for k, v in saved.items() if k != "a.exp_avg_sq"} == {"a.exp_avg": (10, 6), "a.step": (), "b.exp_avg": (256,)}
     assert {*saved["b.exp_avg"].tobytes(), *saved["a.exp_avg"].tobytes(), *saved["a.step"].tobytes()} == {2}
     assert whole(held) == {5}
+    for verb, says in (("inspect", "b.exp_avg"), ("verify", "every byte is as it was written")):
+        shown = subprocess.run([find_program(), "checkpoint", verb, str(tmp_path)], capture_output=True, text=True, check=True)
+        assert says in shown.stdout
     assert held.load(str(tmp_path)) == (2, {"epoch": 7})
     assert whole(held) == {2} and held.moment == Moment(2, 0)
     fill(held, 3)
