@@ -83,11 +83,9 @@ func (r *resolver) loss() error {
 	}
 	j.Compile = r.Compile || r.training != nil && r.training.TorchCompile || compiles(r.launch)
 	if j.Compile {
-		// Inductor fuses pointwise operations between matmuls. In the backward
-		// pass it recomputes them where that is cheaper than keeping them.
 		j.Loss = forward.CompiledLoss
-		if j.Recompute == nil {
-			j.Recompute = &autograd.Checkpoint{Selective: 1}
+		if j.Recompute != nil {
+			j.Recompute.Compiled = true
 		}
 	}
 	if err := r.modules(); err != nil {
@@ -100,6 +98,23 @@ func (r *resolver) loss() error {
 }
 
 const transformersModules = "transformers"
+
+// OfTransformers reports whether the model consists of transformers' modules.
+func (j *Job) OfTransformers() bool { return j.Modules == "" || j.Modules == transformersModules }
+
+// RepeatsKeys reports whether keys and values are copied for all heads before
+// SDPA: integrations/sdpa_attention.py shares them since 4.54, with torch 2.5, and
+// the attention classes before it never did.
+func (j *Job) RepeatsKeys() bool {
+	return j.OfTransformers() && !(j.Versions.Transformers.AtLeast(4, 54, 0) && j.Versions.Torch.AtLeast(2, 5, 0))
+}
+
+// ContiguousHeads reports whether transformers makes queries, keys and values
+// contiguous before SDPA without a mask.
+func (j *Job) ContiguousHeads() bool {
+	v := j.Versions.Transformers
+	return j.OfTransformers() && v.AtLeast(4, 48, 0) && !v.AtLeast(4, 56, 0)
+}
 
 // modules sets the library of the model's modules and the settings that follow
 // from it.

@@ -48,7 +48,7 @@ Examples:
 end, the largest first: bytes, shape, dtype, the operation that made them and the module
 (in a backward: the autograd node) it was made in.
 
-Needs torch 2.15 and transformers 5; peft for --lora, accelerate for --precision amp-*.
+Needs torch 2.15 and transformers 4.46 or newer; peft for --lora, accelerate for --precision amp-*.
 """
 
 import argparse
@@ -400,7 +400,8 @@ def build_model(arguments):
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(arguments.precision, torch.float32)
     attention = {"flash": "flash_attention_2"}.get(arguments.attention, arguments.attention)
     try:
-        model = architecture._from_config(config, dtype=dtype, attn_implementation=attention)
+        named = "dtype" if int(transformers.__version__.partition(".")[0]) > 4 else "torch_dtype"
+        model = architecture._from_config(config, **{named: dtype}, attn_implementation=attention)
     except (ImportError, ValueError) as error:  # a kernel not installed, or not for this architecture
         sys.exit(f"--attention {arguments.attention}: {error}")
     model.train()
