@@ -462,6 +462,8 @@ def make_inputs(config, arguments, architecture, device):
     if "SequenceClassification" in architecture:
         return {"input_ids": tokens, "labels": torch.zeros(arguments.batch, dtype=torch.long, device=device)}
     inputs = {"input_ids": tokens, "labels": torch.randint(0, config.vocab_size, shape, device=device)}
+    if arguments.attention_mask:
+        inputs["attention_mask"] = torch.ones_like(tokens)
     if "PreTraining" in architecture and config.model_type == "bert":
         inputs["next_sentence_label"] = torch.zeros(arguments.batch, dtype=torch.long, device=device)
     return inputs
@@ -538,6 +540,7 @@ def parse():
     parser.add_argument("--gradient-checkpointing", action="store_true")
     parser.add_argument("--use-reentrant", action="store_true")
     parser.add_argument("--attention", choices=("eager", "sdpa", "flash"), default="sdpa")
+    parser.add_argument("--attention-mask", action="store_true", help="give the model the mask of a batch without padding")
     parser.add_argument("--lora", metavar="FILE", help="an adapter_config.json of peft")
     parser.add_argument("--accumulation", type=int, default=1, help="micro-batches a step")
     parser.add_argument("--clip", type=float, help="the largest norm of the gradients")
