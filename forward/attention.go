@@ -130,8 +130,12 @@ func (p *pass) rotated(a *model.Attention, q, k *autograd.Tensor) (_, _ *autogra
 // and sines only. All blocks share them, unless there are angles of the block.
 // Under autocast they are in fp32.
 func (p *pass) rotate(a *model.Attention, x, angles *autograd.Tensor) *autograd.Tensor {
-	if p.FusesPointwise {
+	switch {
+	case p.FusesPointwise:
 		return p.unary(x, p.compute(), saveNothing)
+	case p.Liger: // in place, in both passes (liger_kernel/ops/rope.py)
+		return p.Do(autograd.Operation{Inputs: []*autograd.Tensor{x}, Shared: []bool{true},
+			Outputs: []autograd.Output{{Elements: x.Elements, DType: x.DType, View: true}}})[0]
 	}
 	if a.WideRotary && x.DType != dtype.F32 {
 		wide := p.cast(x, dtype.F32)
@@ -242,6 +246,9 @@ func (p *pass) scores(a *model.Attention, q, k, v *autograd.Tensor) *autograd.Te
 		x = p.follow(x, p.unary(x, x.DType, saveNothing))
 	}
 	x = p.follow(x, p.unary(x, x.DType, saveNothing)) // masked
+	if p.ClampsScores {
+		x = p.follow(x, p.unary(x, x.DType, saveInput))
+	}
 	result := x.DType
 	if a.WideSoftmax {
 		result = dtype.F32

@@ -43,7 +43,7 @@ func (p *pass) dense(f *model.FeedForward, x *autograd.Tensor) *autograd.Tensor 
 			p.Drop(parts...)
 		case f.Gate != "":
 			gate := p.linear(f.Gate, x, inner)
-			if p.FusesPointwise {
+			if p.FusesPointwise || p.Liger {
 				up := p.linear(f.Up, x, inner)
 				h = p.gated(f.Activation, gate, up)
 				p.Drop(gate, up)
@@ -63,10 +63,12 @@ func (p *pass) dense(f *model.FeedForward, x *autograd.Tensor) *autograd.Tensor 
 }
 
 // gated multiplies the activated gate with the values. Fused, it saves only the
-// two.
+// two. Liger's gradients of the two replace them (liger_kernel/ops/swiglu.py).
 func (p *pass) gated(activation string, gate, up *autograd.Tensor) *autograd.Tensor {
-	if p.FusesPointwise {
-		return p.product(gate, up, gate.Elements, gate.DType)
+	if p.FusesPointwise || p.Liger {
+		both := []*autograd.Tensor{gate, up}
+		return p.Do(autograd.Operation{Inputs: both, Saved: both, Replaces: p.Liger,
+			Outputs: []autograd.Output{{Elements: gate.Elements, DType: gate.DType}}})[0]
 	}
 	active := p.activate(activation, gate)
 	h := p.multiply(active, up)

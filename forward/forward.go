@@ -40,6 +40,9 @@ const (
 	// chunked_cross_entropy). The logits are cast to fp32 when the model returns
 	// them (Lightning's precision plugins).
 	ChunkedLoss
+	// NativeLoss is the loss of a training loop of its own: the logits stay in the
+	// type of the model, and none are copied.
+	NativeLoss
 	// FusedLoss materializes the logits of some tokens at a time (Liger's fused
 	// linear cross entropy).
 	FusedLoss
@@ -90,6 +93,12 @@ type Options struct {
 	// matmuls, which it does not recompute from matrices
 	// (ban_recompute_materialized_backward in torch/_functorch/partitioners.py).
 	FusesPointwise bool
+	// Liger replaces norms, rotary positions and gated activations by the kernels
+	// of liger-kernel (use_liger_kernel).
+	Liger bool
+	// ClampsScores takes the maximum of masked scores and the least number of their
+	// type, in eager attention. It saves the scores once more.
+	ClampsScores bool
 	// SavesSoftmaxInput is torch before 1.11: softmax and log_softmax save their
 	// input, too, for _softmax_backward_data.
 	SavesSoftmaxInput bool

@@ -232,6 +232,8 @@ func (p *pass) norm(n model.Norm, x *autograd.Tensor) *autograd.Tensor {
 			switch {
 			case p.FusesPointwise:
 				return p.fusedNorm(n, x)
+			case p.Liger && n.Kind != model.LayerNorm && n.Kind != model.LayerNormF32 && n.Kind != model.LayerNormWide:
+				return p.fusedNorm(n, x) // the gradient replaces the incoming one (liger_kernel/ops/rms_norm.py)
 			case n.Kind == model.LayerNorm:
 				return p.layerNorm(n, x)
 			case n.Kind == model.LayerNormF32:
@@ -278,7 +280,7 @@ func (p *pass) fusedNorm(n model.Norm, x *autograd.Tensor) *autograd.Tensor {
 	if p.FusesPointwise && p.narrow {
 		result = p.compute()
 	}
-	o := autograd.Operation{Inputs: []*autograd.Tensor{x}, Saved: []*autograd.Tensor{x}}
+	o := autograd.Operation{Inputs: []*autograd.Tensor{x}, Saved: []*autograd.Tensor{x}, Shared: []bool{p.Liger}}
 	width := p.network.Hidden
 	for _, name := range []string{n.Path + ".weight", n.Path + ".bias"} {
 		if w := p.parameter(name); w != nil {

@@ -28,10 +28,8 @@ func TestInitializeOfDeepSpeed(t *testing.T) {
 		t.Errorf("a model of %v is initialized with %v on the GPU by 0.18.2, and with %v by 0.18.3",
 			load.EndRequested, before.PeakRequested, since.PeakRequested)
 	}
-	// defragment and ZeRO-2's constructor empty the cache.
-	for _, zero := range []string{`"stage": 3`, `"stage": 2, "reduce_bucket_size": 1000000`} {
-		if _, made := initialized(zero, "0.18.9", 4); made.EndReserved > made.EndAllocated*125/100 {
-			t.Errorf("%s: %v reserved after initialize, of them %v allocated", zero, made.EndReserved, made.EndAllocated)
-		}
+	// ZeRO-3's defragment empties the cache that the full model has left.
+	if _, made := initialized(`"stage": 3`, "0.18.9", 4); made.EndReserved > made.EndAllocated*11/10 {
+		t.Errorf("%v reserved after initialize, of them %v allocated", made.EndReserved, made.EndAllocated)
 	}
 }
