@@ -56,6 +56,9 @@ type Job struct {
 	// ZeROInit means that parameters are sharded while the model is made, as
 	// transformers does with ZeRO-3 if the Trainer is made first.
 	ZeROInit bool
+	// SyncEachBatch means that gradients are reduced after every micro batch:
+	// without, FSDP keeps full gradients until the last (no_sync).
+	SyncEachBatch bool
 	// SplitsDecay means that the optimizer has a parameter group without weight
 	// decay for norms and biases, as transformers' Trainer makes it.
 	SplitsDecay bool
