@@ -93,7 +93,7 @@ func TestAttentionOfReleases(t *testing.T) {
 		"4.54.1": 25.5166, "4.55.4": 25.5166, "4.56.2": 24.5166, "4.57.1": 24.5166, "5.23.0": 24.5166} {
 		kept := keptByLayer(t, request(2, release), request(3, release))
 		if got := float64(kept) / (512 * 4096 * 2); math.Abs(got-want) > 0.001 {
-			t.Errorf("transformers %s: a layer keeps %.4f times its input, with real transformers %.4f", release, got, want)
+			t.Errorf("transformers %s: a layer keeps %.4f times its input, real transformers %.4f", release, got, want)
 		}
 	}
 }

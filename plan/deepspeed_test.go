@@ -33,3 +33,34 @@ func TestInitializeOfDeepSpeed(t *testing.T) {
 		t.Errorf("%v reserved after initialize, of them %v allocated", made.EndReserved, made.EndAllocated)
 	}
 }
+
+// TestInitOfTrainers tests that TrainingArguments shard a model while it is made,
+// and that accelerate's sync_each_batch keeps no full gradients.
+func TestInitOfTrainers(t *testing.T) {
+	file := filestest.InNewFolder(t)
+	zero := file("zero.json", `{"bf16": {"enabled": true}, "zero_optimization": {"stage": 3}}`)
+	q := job.Request{Model: "qwen2.5-14b", GPUs: 8, Sequence: 512, MicroBatch: 1, DeepSpeed: zero}
+	alone := phaseOf(t, &planned(t, q).Devices[0], ledger.Load).PeakRequested
+	q.TrainingArgs = file("arguments.json", `{"per_device_train_batch_size": 1, "bf16": true}`)
+	if trained := phaseOf(t, &planned(t, q).Devices[0], ledger.Load).PeakRequested; trained > alone/4 {
+		t.Errorf("%v while the model is made, and %v with TrainingArguments", alone, trained)
+	}
+	held := func(config string) ledger.Bytes {
+		arguments := file("sync.json", `{"per_device_train_batch_size": 1, "gradient_accumulation_steps": 4, "bf16": true`+
+			config+`}`)
+		p := planned(t, job.Request{Model: "llama-3.2-1b", GPUs: 4, FSDP: "2", Sequence: 128, TrainingArgs: arguments})
+		var most ledger.Bytes
+		for _, phase := range p.Devices[0].Phases {
+			for _, c := range phase.Components {
+				if c.Component == ledger.Gradients {
+					most = max(most, c.Bytes)
+				}
+			}
+		}
+		return most
+	}
+	synced := held(`, "accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": true}}`)
+	if full := held(""); synced > full*3/4 {
+		t.Errorf("%v of gradients with sync_each_batch, %v without", synced, full)
+	}
+}

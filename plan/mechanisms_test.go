@@ -94,10 +94,12 @@ func TestContexts(t *testing.T) {
 	for _, c := range []struct {
 		gpu, torch string
 		gib        float64
-	}{{"A100-80GB", "1.10", 1.78}, {"A100-80GB", "1.13", 0.90}, {"A100-80GB", "2.1", 0.47}, {"V100-16GB", "1.10", 1.31}} {
+	}{{"A100-80GB", "1.10", 1.78}, {"A100-80GB", "1.13", 0.90}, {"A100-80GB", "2.1", 0.47},
+		{"V100-16GB", "1.10", 1.31}} {
 		p := planned(t, job.Request{Model: "gpt2", GPU: c.gpu, Torch: c.torch, Sequence: 64})
 		for _, held := range p.Devices[0].Outside {
-			if got := float64(held.Bytes) / (1 << 30); held.Component == ledger.CUDAContext && math.Abs(got-c.gib) > 0.01 {
+			got := float64(held.Bytes) / (1 << 30)
+			if held.Component == ledger.CUDAContext && math.Abs(got-c.gib) > 0.01 {
 				t.Errorf("%s, torch %s: %.2f GiB, want %.2f", c.gpu, c.torch, got, c.gib)
 			}
 		}

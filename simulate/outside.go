@@ -65,16 +65,16 @@ func contextOf(torch version.Version, capability int) ledger.Holding {
 	old := capability > 0 && capability < 80
 	switch {
 	case !torch.AtLeast(1, 13, 0) && old:
-		return context(1343*ledger.MiB, "measured by transformers' authors: nvidia-smi after torch.ones(1).cuda() on a "+
-			"V100 (perf_train_gpu_one, torch 1.10, CUDA 11.2)")
+		return context(1343*ledger.MiB, "measured by transformers' authors: nvidia-smi after torch.ones(1).cuda() on "+
+			"a V100 (perf_train_gpu_one, torch 1.10, CUDA 11.2)")
 	case !torch.AtLeast(1, 13, 0):
 		return context(1823*ledger.MiB, ofA100+"; all kernels are loaded at the start")
 	case !torch.AtLeast(2, 1, 0):
 		return context(922*ledger.MiB, ofA100)
 	case old || capability > 80:
 		return context(426*ledger.MiB, "nvidia-smi after torch.cuda.mem_get_info on an RTX 6000 Ada (torch 2.10, CUDA "+
-			"13.0; github.com/unslothai/unsloth-zoo pull request 1053); kernels are loaded when they are used, and come "+
-			"on top")
+			"13.0; github.com/unslothai/unsloth-zoo pull request 1053); kernels are loaded when they are used, and "+
+			"come on top")
 	}
 	return context(481*ledger.MiB, ofA100+"; kernels are loaded when they are used, and come on top")
 }

@@ -197,7 +197,8 @@ func (t text) named() string {
 	for _, t := range []text{outside, t} {
 		at, precision := len(t), ""
 		for _, p := range precisions {
-			if found := regexp.MustCompile("(?i)" + p.pattern).FindStringIndex(string(t)); found != nil && found[0] < at {
+			found := regexp.MustCompile("(?i)" + p.pattern).FindStringIndex(string(t))
+			if found != nil && found[0] < at {
 				at, precision = found[0], p.precision
 			}
 		}
