@@ -280,7 +280,8 @@ func (p *pass) fusedNorm(n model.Norm, x *autograd.Tensor) *autograd.Tensor {
 	if p.FusesPointwise && p.narrow {
 		result = p.compute()
 	}
-	o := autograd.Operation{Inputs: []*autograd.Tensor{x}, Saved: []*autograd.Tensor{x}, Shared: []bool{p.Liger}}
+	inPlace := p.Liger && n.Kind != model.LayerNorm
+	o := autograd.Operation{Inputs: []*autograd.Tensor{x}, Saved: []*autograd.Tensor{x}, Shared: []bool{inPlace}}
 	width := p.network.Hidden
 	for _, name := range []string{n.Path + ".weight", n.Path + ".bias"} {
 		if w := p.parameter(name); w != nil {
