@@ -244,7 +244,8 @@ func TestCompiledCheckpoint(t *testing.T) {
 		y := tape.Checkpoint(Checkpoint{Selective: 1, Compiled: compiled}, x, func(x *Tensor) *Tensor {
 			return tape.Scope(func() *Tensor {
 				made := linear(tape, linear(tape, x, first, 10), second, 10)
-				return tape.Do(Operation{Inputs: []*Tensor{made}, Outputs: []Output{{Elements: 10, DType: dtype.F32}}})[0]
+				result := []Output{{Elements: 10, DType: dtype.F32}}
+				return tape.Do(Operation{Inputs: []*Tensor{made}, Outputs: result})[0]
 			})
 		})
 		tape.Drop(x)

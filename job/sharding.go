@@ -67,15 +67,17 @@ func (r *resolver) sharding() error {
 	// For an unknown GPU, 80 GiB of memory are assumed.
 	j.SplitsDecay = r.training != nil
 	j.SyncEachBatch = r.training != nil && r.training.SyncEachBatch
-	byTrainer := r.training != nil && j.DeepSpeed != nil
+	// Published runs of Trainers whose DeepSpeed configuration stands elsewhere loaded the model in full.
+	byTrainer := r.training != nil && r.training.DeepSpeed != nil
 	j.ZeROInit = byTrainer || r.launch != nil && r.launch.ZeRO3Init || whole > cmp.Or(j.GPU.Memory, 80*ledger.GiB)
 	if j.DeepSpeed != nil {
 		j.DeepSpeed = j.DeepSpeed.ResolveSizes(j.Model.Network.Hidden)
 	}
 	if d := j.DeepSpeed; d != nil && d.ZeROStage == 3 && r.launch == nil {
 		if byTrainer {
-			r.assume("zero.Init shards the parameters while the model is created: TrainingArguments with DeepSpeed " +
-				"are made before the model, as in transformers' examples; a model made before them is loaded in full")
+			r.assume("zero.Init shards the parameters while the model is created: TrainingArguments name DeepSpeed's " +
+				"configuration and are made first, as in transformers' examples; a model made before them is loaded in " +
+				"full")
 		} else if j.ZeROInit {
 			r.assume("zero.Init shards the parameters while the model is created: the full model would " +
 				"not fit on a GPU")

@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"fmt"
 	"testing"
 
 	"plimsoll/files/filestest"
@@ -41,7 +42,8 @@ func TestInitOfTrainers(t *testing.T) {
 	zero := file("zero.json", `{"bf16": {"enabled": true}, "zero_optimization": {"stage": 3}}`)
 	q := job.Request{Model: "qwen2.5-14b", GPUs: 8, Sequence: 512, MicroBatch: 1, DeepSpeed: zero}
 	alone := phaseOf(t, &planned(t, q).Devices[0], ledger.Load).PeakRequested
-	q.TrainingArgs = file("arguments.json", `{"per_device_train_batch_size": 1, "bf16": true}`)
+	q.DeepSpeed, q.TrainingArgs = "", file("arguments.json", fmt.Sprintf(
+		`{"per_device_train_batch_size": 1, "bf16": true, "deepspeed": %q}`, zero))
 	if trained := phaseOf(t, &planned(t, q).Devices[0], ledger.Load).PeakRequested; trained > alone/4 {
 		t.Errorf("%v while the model is made, and %v with TrainingArguments", alone, trained)
 	}
