@@ -76,7 +76,7 @@ func (r *resolver) sharding() error {
 	if d := j.DeepSpeed; d != nil && d.ZeROStage == 3 && r.launch == nil {
 		if byTrainer {
 			r.assume("zero.Init shards the parameters while the model is created: TrainingArguments name DeepSpeed's " +
-				"configuration and are made first, as in transformers' examples; a model made before them loads in full")
+				"configuration and are made first, as in transformers' examples; a model made before loads in full")
 		} else if j.ZeROInit {
 			r.assume("zero.Init shards the parameters while the model is created: the full model would " +
 				"not fit on a GPU")
