@@ -154,7 +154,7 @@ func (p *pass) rotate(a *model.Attention, x, angles *autograd.Tensor) *autograd.
 func (p *pass) mix(s *model.Stack, a *model.Attention, q, k, v *autograd.Tensor) *autograd.Tensor {
 	heads, groups := p.heads(a.Heads), p.heads(a.KeyValueHeads)
 	biased := a.Biased && p.FusesBias
-	if p.Attention == Eager || a.Biased && !biased || a.Soft {
+	if p.Attention == Eager || a.Biased && !biased || a.Soft || a.Sinks != "" && p.Attention == SDPA {
 		k, v = p.repeat(k, heads/groups), p.repeat(v, heads/groups)
 		return p.scores(a, q, k, v)
 	}
@@ -195,7 +195,10 @@ func (p *pass) mix(s *model.Stack, a *model.Attention, q, k, v *autograd.Tensor)
 	}
 	r := p.Do(o)
 	p.Drop(r[1])
-	if a.Joined || p.FusedQKV {
+	// The memory-efficient kernel stores its output by token. The flash kernel stores
+	// it as the queries are stored.
+	efficient := p.Attention == SDPA && (masked || biased || a.Width != a.ValueWidth)
+	if a.Joined && !efficient || p.FusedQKV {
 		return p.follow(r[0], p.unary(r[0], compute, saveNothing))
 	}
 	return r[0]
@@ -233,11 +236,19 @@ func (p *pass) scores(a *model.Attention, q, k, v *autograd.Tensor) *autograd.Te
 	}
 	x = p.follow(x, p.unary(x, x.DType, saveNothing)) // masked
 	result := x.DType
-	if a.WideSoftmax {
+	if a.WideSoftmax && a.Sinks == "" {
 		result = dtype.F32
 	}
-	x = p.follow(x, p.softmax(x, result))
-	if a.WideSoftmax {
+	if a.Sinks != "" { // the program holds the scores until it returns
+		before := x
+		x = p.withSinks(a, x, rows)
+		defer p.Drop(x)
+		x = p.softmax(x, result)
+		p.Drop(before)
+	} else {
+		x = p.follow(x, p.softmax(x, result))
+	}
+	if result != q.DType {
 		x = p.follow(x, p.cast(x, q.DType))
 	}
 	x = p.dropout(x, a.Dropout)
@@ -245,6 +256,16 @@ func (p *pass) scores(a *model.Attention, q, k, v *autograd.Tensor) *autograd.Te
 	mixed := p.matmul(x, v, rows*a.ValueWidth)
 	p.Drop(x)
 	return p.follow(mixed, p.unary(mixed, mixed.DType, saveNothing)) // the heads side by side
+}
+
+// withSinks appends the sinks to the scores and subtracts the greatest score of each
+// row, whose index it saves.
+func (p *pass) withSinks(a *model.Attention, x *autograd.Tensor, rows int64) *autograd.Tensor {
+	sinks := p.parameter(a.Sinks).Tensor()
+	joined := p.Do(autograd.Operation{Inputs: []*autograd.Tensor{x, sinks},
+		Outputs: []autograd.Output{{Elements: x.Elements + rows, DType: x.DType}}})[0]
+	greatest := p.indexed(joined, p.New(rows, dtype.I64), rows)
+	return p.follow(joined, p.follow(greatest, p.add(joined, greatest)))
 }
 
 // latent computes DeepSeek's queries, keys and values.
