@@ -29,7 +29,7 @@ func (p *pass) attention(s *model.Stack, a *model.Attention, x, source *autograd
 			p.Drop(mixed)
 			mixed = gated
 		}
-		return p.scatter(p.linear(a.Output, mixed, p.network.Hidden))
+		return p.dropout(p.scatter(p.linear(a.Output, mixed, p.network.Hidden)), a.OutputDropout)
 	})
 }
 

@@ -215,7 +215,11 @@ func (p *pass) embed(s *model.Stack) *autograd.Tensor {
 	}
 	for _, path := range []string{s.TypeEmbedding, s.PositionEmbedding} {
 		if path != "" {
-			positions := p.lookUp(path, p.Sequence/p.ContextParallel*p.network.Hidden)
+			rows := p.Sequence / p.ContextParallel
+			if path == s.TypeEmbedding || s.OwnPositions {
+				rows = p.tokens()
+			}
+			positions := p.lookUp(path, rows*p.network.Hidden)
 			x = p.follow(x, p.add(x, positions))
 			p.Drop(positions)
 		}

@@ -20,6 +20,7 @@ type Stack struct {
 	TokenEmbedding    string
 	PositionEmbedding string // learned positions
 	TypeEmbedding     string // BERT's segments
+	OwnPositions      bool   // every sequence looks up positions of its own
 	EmbeddingWidth    int64  // if it is not Hidden
 	EmbeddingNorm     Norm
 	EmbeddingDropout  float64
@@ -35,7 +36,8 @@ type Stack struct {
 type Head struct {
 	Projection string // to the vocabulary or to labels
 	Outputs    int64  // of the projection
-	// Dense and Norm come before BERT's projection.
+	// Dense and Norm come before BERT's projection, Dense alone before RoBERTa's
+	// classifier of sequences.
 	Dense string
 	Norm  Norm
 	// Pooler is BERT's pooler, which reads the first token only.
@@ -122,6 +124,7 @@ type Attention struct {
 	OwnAngles         bool    // the block makes cosines and sines of its own
 	Gated             bool    // the query projection also computes an output gate
 	Dropout           float64 // of the probabilities
+	OutputDropout     float64
 	// Biased reports whether more than a mask is added to the scores (ALiBi,
 	// T5's relative positions), or a hyperbolic tangent limits them. Fused
 	// kernels then need a mask in memory, or cannot be used.
