@@ -174,6 +174,9 @@ func (p *pass) end() {
 
 // stack runs an encoder or a decoder.
 func (p *pass) stack(s *model.Stack) *autograd.Tensor {
+	if p.network.Opaque != nil {
+		return p.opaqueStack(s)
+	}
 	x := p.scatter(p.embed(s))
 	if p.InputGradients {
 		p.RequireGradient(x)
@@ -262,6 +265,9 @@ func (p *pass) tokens() int64 { return p.Batch * p.Sequence / p.ContextParallel 
 func (p *pass) block(s *model.Stack, b *model.Block, x *autograd.Tensor) *autograd.Tensor {
 	body := func(x *autograd.Tensor) *autograd.Tensor {
 		return p.Scope(func() *autograd.Tensor {
+			if o := p.network.Opaque; o != nil {
+				return p.opaque(o.Blocks[p.blockIndex(s, b)], p.unary(x, x.DType, saveNothing), 1)
+			}
 			switch b.Arrangement {
 			case model.PostNorm:
 				return p.postNorm(s, b, x)

@@ -13,6 +13,8 @@ type Network struct {
 	// InputFirst reports whether the weights of the blocks' linear modules have
 	// a row per input, as in GPT-2, and not per output.
 	InputFirst bool
+	// Opaque stands for operations that are unknown; nil if they are known.
+	Opaque *Opaque
 }
 
 // Stack is an encoder or a decoder: embeddings, blocks and a norm.
@@ -243,6 +245,9 @@ func (n *Network) Blocks() []Block {
 // Linears returns the paths of the linear modules without the head's
 // projection, in the order of the forward pass.
 func (n *Network) Linears() []string {
+	if n.Opaque != nil {
+		return n.Opaque.linears()
+	}
 	var paths []string
 	add := func(more ...string) {
 		for _, path := range more {
