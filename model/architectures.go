@@ -93,8 +93,8 @@ var architectures = withClassifiers([]architecture{
 	{"XLMRobertaForSequenceClassification", "xlm-roberta", xlmRoberta.with("roberta", robertaClassification)},
 	{"XLMRobertaForTokenClassification", "xlm-roberta", xlmRoberta.with("roberta", bertTokens)},
 	{"XLMRobertaModel", "xlm-roberta", xlmRoberta.with("", bertBare)},
-	{"CamembertForMaskedLM", "camembert", roberta.with("roberta", robertaMasked)},
-	{"CamembertForSequenceClassification", "camembert", roberta.with("roberta", robertaClassification)},
-	{"CamembertForTokenClassification", "camembert", roberta.with("roberta", bertTokens)},
-	{"CamembertModel", "camembert", roberta.with("", bertBare)},
+	{"CamembertForMaskedLM", "camembert", xlmRoberta.with("roberta", robertaMasked)},
+	{"CamembertForSequenceClassification", "camembert", xlmRoberta.with("roberta", robertaClassification)},
+	{"CamembertForTokenClassification", "camembert", xlmRoberta.with("roberta", bertTokens)},
+	{"CamembertModel", "camembert", xlmRoberta.with("", bertBare)},
 })
