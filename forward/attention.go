@@ -311,25 +311,31 @@ func (p *pass) delta(a *model.Attention, x *autograd.Tensor) *autograd.Tensor {
 	gates := p.together(d.Gates, x, 2*d.ValueHeads)
 	parts := p.split(projected, 2*keys+values, values)
 	convolution := p.parameter(d.Convolution + ".weight")
-	o := autograd.Operation{Inputs: []*autograd.Tensor{parts[0], convolution.Tensor()},
-		Saved:   []*autograd.Tensor{parts[0]},
-		Outputs: []autograd.Output{{Elements: parts[0].Elements, DType: projected.DType}}}
-	mixed := p.Do(o)[0]
+	joined := p.follow(parts[0], p.unary(parts[0], projected.DType, saveNothing))
+	mixed := p.follow(joined, p.Do(autograd.Operation{Inputs: []*autograd.Tensor{joined, convolution.Tensor()},
+		Saved:   []*autograd.Tensor{joined},
+		Outputs: []autograd.Output{{Elements: joined.Elements, DType: projected.DType}}})[0])
 	mixed = p.follow(mixed, p.unary(mixed, mixed.DType, saveInput))
+	// In fp32: queries, keys and values with padding, scaled and solved for; five
+	// matrices of a chunk's pairs; eight numbers for each token.
 	const chunk = 64
-	wide := tokens * d.ValueHeads * (2*d.KeyWidth + d.ValueWidth)
+	wide := tokens * d.ValueHeads * (8*d.KeyWidth + 3*d.ValueWidth + 5*chunk + 8)
 	states := tokens / chunk * d.ValueHeads * d.KeyWidth * d.ValueWidth
 	r := p.Do(autograd.Operation{
-		Inputs: []*autograd.Tensor{mixed, gates}, Saved: []*autograd.Tensor{mixed, gates},
+		Inputs: []*autograd.Tensor{mixed, gates},
 		Outputs: []autograd.Output{
 			{Elements: tokens * values, DType: projected.DType},
-			{Elements: 2*wide + states + tokens*d.ValueHeads*chunk, DType: dtype.F32, Saved: true},
+			{Elements: wide + states, DType: dtype.F32, Saved: true},
 		},
 	})
-	p.Drop(r[1])
-	normed := p.norm(d.Norm, r[0])
-	gated := p.multiply(normed, p.unary(parts[1], projected.DType, saveInput))
-	p.Drop(normed)
+	p.Drop(r[1], mixed, gates)
+	normed := p.follow(r[0], p.norm(d.Norm, r[0]))
+	gate := p.follow(parts[1], p.cast(parts[1], dtype.F32))
+	p.Drop(projected)
+	gate = p.follow(gate, p.unary(gate, dtype.F32, saveInput))
+	gated := p.multiply(normed, gate)
+	p.Drop(normed, gate)
+	gated = p.follow(gated, p.cast(gated, projected.DType))
 	return p.together(a.Output, gated, p.network.Hidden)
 }
 

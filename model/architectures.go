@@ -45,7 +45,7 @@ var architectures = withClassifiers([]architecture{
 	{"Qwen2MoeForCausalLM", "qwen2_moe", decoder(false, qwen2MoeBlock)},
 	{"Qwen3ForCausalLM", "qwen3", decoder(false, qwen3Block)},
 	{"Qwen3MoeForCausalLM", "qwen3_moe", decoder(false, qwen3MoeBlock)},
-	{"Qwen3NextForCausalLM", "qwen3_next", decoder(false, qwen3NextBlock)},
+	{"Qwen3NextForCausalLM", "qwen3_next", qwen3Next},
 	{"T5ForConditionalGeneration", "t5", t5},
 	{"ArceeForCausalLM", "arcee", arcee.describe},
 	{"Cohere2ForCausalLM", "cohere2", cohere2.describe},

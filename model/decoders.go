@@ -95,6 +95,7 @@ func qwen3NextBlock(s scope, index int64, b *Block) {
 			norms:         true,
 			gate:          true,
 		}.describe(s.in("self_attn"))
+		b.Attention.Joined, b.Attention.Rotary = true, s.rotary(0.25)
 	} else {
 		b.Attention = deltaNet(s.in("linear_attn"))
 	}
@@ -106,6 +107,17 @@ func qwen3NextBlock(s scope, index int64, b *Block) {
 		b.FeedForward = gated(mlp, s.size("intermediate_size"), false)
 	}
 	blockNorms(s, b)
+	for _, norm := range []*Norm{&b.AttentionNorm, &b.FeedForwardNorm, &b.Attention.QueryNorm, &b.Attention.KeyNorm} {
+		if norm.Kind != NoNorm {
+			norm.Kind = RMSNormF32
+		}
+	}
+}
+
+// qwen3Next is a decoder whose norms multiply by their weight in fp32.
+func qwen3Next(s scope) {
+	decoder(false, qwen3NextBlock)(s)
+	s.network.Stacks[0].FinalNorm.Kind = RMSNormF32
 }
 
 // shareExpert adds the shared expert, which every token passes, and its gate.
