@@ -95,8 +95,8 @@ func (in *Inputs) readModel() (err error) {
 	if m := in.model; m.Network == nil {
 		with, ok := m.WithoutOperations()
 		if !ok {
-			return fault.File(m.Source).Inputf("the headers have tensors that are neither fp32, fp16 nor bf16, so they " +
-				"do not tell the sizes of the weights in a training").
+			return fault.File(m.Source).Inputf("the headers have tensors that are neither fp32, fp16 nor bf16, so " +
+				"they do not tell the sizes of the weights in a training").
 				WithHint("name the files of the weights before they were quantized, or the model's config.json")
 		}
 		in.model = with

@@ -190,8 +190,9 @@ func modernBERT(head modernBERTHead) func(scope) {
 			b.FeedForwardNorm = norm(block, "mlp_norm")
 			bias = s.flagOr(false, "mlp_bias")
 			b.FeedForward = FeedForward{
-				GateUp: block.linear("mlp.Wi", hidden, 2*inner, bias), Down: block.linear("mlp.Wo", inner, hidden, bias),
-				Inner: inner, Activation: s.textOr("gelu", "hidden_activation"), Dropout: s.shareOr(0, "mlp_dropout"),
+				GateUp: block.linear("mlp.Wi", hidden, 2*inner, bias),
+				Down:   block.linear("mlp.Wo", inner, hidden, bias),
+				Inner:  inner, Activation: s.textOr("gelu", "hidden_activation"), Dropout: s.shareOr(0, "mlp_dropout"),
 			}
 		})
 		stack.FinalNorm = norm(body, "final_norm")

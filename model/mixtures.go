@@ -178,7 +178,8 @@ func graniteShared(block scope) FeedForward {
 // Decoders with a mixture of experts.
 
 var dots1 = variant{
-	keyValueHeads: 32, inputBias: attentionBias, outputBias: attentionBias, heads: qkNorms, windows: fromLast, window: 4096,
+	keyValueHeads: 32, inputBias: attentionBias, outputBias: attentionBias, heads: qkNorms,
+	windows: fromLast, window: 4096,
 	experts: deepseekExperts.with(func(e *experts) {
 		e.normalized, e.sparse = setting{field: "norm_topk_prob"}, afterDense(0)
 	}),
@@ -223,8 +224,8 @@ var glm4MoE = variant{
 }
 
 var gptOSS = variant{
-	keyValueHeads: 8, width: 64, inputBias: setting{"attention_bias", true}, outputBias: setting{"attention_bias", true},
-	kind: RMSNormF32, windows: 2, window: 128, sinks: true,
+	keyValueHeads: 8, width: 64, inputBias: setting{"attention_bias", true},
+	outputBias: setting{"attention_bias", true}, kind: RMSNormF32, windows: 2, window: 128, sinks: true,
 	experts: &experts{
 		router: "router", heldRouter: "router", count: []string{"num_local_experts"}, chosen: 4,
 		inner: "intermediate_size", routing: SoftmaxOfChosen, stacked: gptOSSStacks,
@@ -232,13 +233,15 @@ var gptOSS = variant{
 }
 
 var graniteMoE = variant{
-	inputBias: attentionBias, outputBias: attentionBias, scalesEmbedding: true, scalesResidual: true, scalesLogits: true,
-	experts: &graniteExperts,
+	inputBias: attentionBias, outputBias: attentionBias, scalesEmbedding: true, scalesResidual: true,
+	scalesLogits: true,
+	experts:      &graniteExperts,
 }
 
 var graniteMoEShared = variant{
-	inputBias: attentionBias, outputBias: attentionBias, scalesEmbedding: true, scalesResidual: true, scalesLogits: true,
-	experts: graniteExperts.with(func(e *experts) { e.shared = graniteShared }),
+	inputBias: attentionBias, outputBias: attentionBias, scalesEmbedding: true, scalesResidual: true,
+	scalesLogits: true,
+	experts:      graniteExperts.with(func(e *experts) { e.shared = graniteShared }),
 }
 
 var hunyuanMoE = variant{

@@ -304,8 +304,9 @@ func phaseText(name ledger.PhaseName, iteration ledger.Iteration) string {
 func (d *PlanDocument) verdictLine() string {
 	if d.Estimate > 0 && d.Verdict != plan.DoesNotFit {
 		least := d.Devices[0].Peak().PeakUsed
-		return fmt.Sprintf("no verdict: the operations of this model are unknown. It needs at least %v on the GPU, which is "+
-			"without activations, and about %v if every matrix keeps its input and result in fp32.", least, d.Estimate)
+		return fmt.Sprintf("no verdict: the operations of this model are unknown. It needs at least %v on the GPU, "+
+			"which is without activations, and about %v if every matrix keeps its input and result in fp32.",
+			least, d.Estimate)
 	}
 	if d.Limit == nil {
 		return "no verdict: give --gpu or --gpu-memory, and --host-memory"
