@@ -49,7 +49,7 @@ func (m *Model) WithoutOperations() (*Model, bool) {
 		x.Parameters = append(x.Parameters, p.Name)
 		switch {
 		case p.IsEmbedding():
-			if stack.TokenEmbedding == "" {
+			if stack.TokenEmbedding == "" && p.Shape[1] > 0 {
 				stack.TokenEmbedding, network.Hidden = path, p.Shape[1]
 			}
 		case len(p.Shape) == 2 && strings.HasSuffix(p.Name, ".weight"):
@@ -81,8 +81,11 @@ func (m *Model) WithoutOperations() (*Model, bool) {
 		}
 	}
 	for i := range o.Blocks {
-		stack.Blocks = append(stack.Blocks, Block{Path: paths[i]})
+		if len(o.Blocks[i]) > 0 {
+			stack.Blocks = append(stack.Blocks, Block{Path: paths[i]})
+		}
 	}
+	o.Blocks = slices.DeleteFunc(o.Blocks, func(modules []OpaqueModule) bool { return len(modules) == 0 })
 	network.Stacks = []*Stack{stack}
 	with := *m
 	with.Network = network
