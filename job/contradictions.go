@@ -79,6 +79,9 @@ func positions(n *model.Network, parameters []model.Parameter) int64 {
 		}
 		for _, p := range parameters {
 			if p.Name == s.PositionEmbedding+".weight" {
+				if s.OwnPositions { // counted from behind the number of the padding, which is 1
+					return max(1, p.Shape[0]-2)
+				}
 				return p.Shape[0]
 			}
 		}

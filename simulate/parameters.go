@@ -64,7 +64,7 @@ func (m *parameterMaker) makeModel() {
 			continue
 		}
 		made := &autograd.Parameter{Name: p.Name, Elements: p.Elements(), DType: m.ComputeType(),
-			Trainable: m.Adapter == nil, Embedding: p.IsEmbedding()}
+			Trainable: m.Adapter == nil && !p.Frozen, Embedding: p.IsEmbedding()}
 		quantized, product := linear[module]
 		switch len(p.Shape) {
 		case 2:
