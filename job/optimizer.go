@@ -296,6 +296,17 @@ func (o *Optimizer) CountsOnGPU(p *autograd.Parameter) bool {
 	return o.Variant == Fused && !(o.Name == muon && p.Hidden)
 }
 
+// Counts reports whether a parameter's number of steps is a part of its state.
+func (o *Optimizer) Counts(p *autograd.Parameter) bool {
+	switch o.Name {
+	case "sgd", "sgd-momentum", "lion", "lomo":
+		return false
+	case muon:
+		return !p.Hidden
+	}
+	return true
+}
+
 // Passes returns the sizes of the temporaries at the peak of each pass of a step over the parameters. All optimizers
 // but Muon make one pass.
 func (o *Optimizer) Passes(parameters []*autograd.Parameter) [][]ledger.Bytes {
