@@ -20,6 +20,8 @@ const (
 	MomentumBuffer   Component = "momentum_buffer"
 	MomentHeaders    Component = "moment_headers"
 	Buffers          Component = "buffers"
+	HeldStates       Component = "held_states"
+	HeldControl      Component = "held_control"
 )
 
 // Memory that the optimizer service and a rehearsal need beside the state.
@@ -135,6 +137,8 @@ var descriptions = map[Component]description{
 	MatmulWorkspaces:       {title: "workspaces of matrix products"},
 
 	ManagedOptimizerStates: {title: "optimizer states (managed memory)", partOf: OptimizerStates},
+	HeldStates:             {title: "states between steps"},
+	HeldControl:            {title: "control of states between steps"},
 	StatesWindow:           {title: "window of optimizer states"},
 	OptimizerTemporaries:   {title: "temporaries of the optimizer step"},
 	CommunicationBuckets:   {title: "communication buckets"},
