@@ -40,7 +40,21 @@ type StateOffload struct {
 	// that complete bf16 parameters.
 	Master  dtype.Type
 	Moments dtype.Type // that states of the parameter's shape have on the host, if they are fp32 in the update
+	// Rest is where the states are between two steps.
+	Rest Rest
+	// Service is what the optimizer service holds for a rank that it updates; only with InService.
+	Service ledger.Bytes
 }
+
+// Rest is where states are between two steps, and with it where they are updated.
+type Rest int
+
+// The places. StateOffload is OnHost; the others are what package plan compares it with.
+const (
+	OnHost    Rest = iota // updated on the GPU
+	OnGPU                 // updated there
+	InService             // updated by the optimizer service, on the CPU
+)
 
 // offload sets what rests on the host.
 func (r *resolver) offload() error {

@@ -20,8 +20,6 @@ const (
 	MomentumBuffer   Component = "momentum_buffer"
 	MomentHeaders    Component = "moment_headers"
 	Buffers          Component = "buffers"
-	HeldStates       Component = "held_states"
-	HeldControl      Component = "held_control"
 )
 
 // Memory that the optimizer service and a rehearsal need beside the state.
@@ -29,6 +27,8 @@ const (
 	GradientNormSums  Component = "gradient_norm_sums"
 	StepJournal       Component = "step_journal"
 	SessionHeader     Component = "session"
+	HeldStates        Component = "held_states"
+	HeldControl       Component = "held_control"
 	PageRounding      Component = "page_rounding"
 	PageTables        Component = "page_tables"
 	Process           Component = "process"
@@ -122,6 +122,9 @@ var descriptions = map[Component]description{
 	MomentumBuffer:   {title: "momentum_buffer", partOf: OptimizerStates},
 	MomentHeaders:    {title: "moment_headers", partOf: OptimizerStates},
 
+	HeldStates:  {title: "states between steps"},
+	HeldControl: {title: "control of states between steps"},
+
 	EmbeddingActivations:   {title: "activations: embeddings", partOf: Activations},
 	NormActivations:        {title: "activations: norms", partOf: Activations},
 	AttentionActivations:   {title: "activations: attention", partOf: Activations},
@@ -137,8 +140,6 @@ var descriptions = map[Component]description{
 	MatmulWorkspaces:       {title: "workspaces of matrix products"},
 
 	ManagedOptimizerStates: {title: "optimizer states (managed memory)", partOf: OptimizerStates},
-	HeldStates:             {title: "states between steps"},
-	HeldControl:            {title: "control of states between steps"},
 	StatesWindow:           {title: "window of optimizer states"},
 	OptimizerTemporaries:   {title: "temporaries of the optimizer step"},
 	CommunicationBuckets:   {title: "communication buckets"},

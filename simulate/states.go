@@ -5,6 +5,7 @@ import (
 
 	"plimsoll/autograd"
 	"plimsoll/dtype"
+	"plimsoll/job"
 	"plimsoll/ledger"
 	"plimsoll/roads"
 )
@@ -38,6 +39,13 @@ func (s *simulation) holdStates(parameters []*autograd.Parameter) {
 		h.updated = append(h.updated, &updated)
 	}
 	s.states = h
+	switch o.Rest {
+	case job.OnGPU:
+		return
+	case job.InService:
+		s.host.hold(int64(o.Service), ledger.HeldStates, because("all arenas of the optimizer service"))
+		return
+	}
 	s.host.hold(int64(h.layout.Arena()), ledger.HeldStates, because("arena \"states\", pinned: %v of states and "+
 		"master weights, %v of parameters for recovery, and a gap as large as the largest region, %v, which keeps old "+
 		"and new regions apart", h.layout.State(), h.layout.Own(), h.layout.Gap()))
@@ -60,6 +68,13 @@ func (s *simulation) update(device *trace, parameters []*autograd.Parameter) {
 func (h *heldStates) step() {
 	first := !h.stepped
 	h.stepped = true
+	switch h.Offload.Rest {
+	case job.OnGPU:
+		h.updateHere(first)
+		return
+	case job.InService:
+		return
+	}
 	held := 0
 	for _, c := range h.layout.Chunks {
 		held = c.End
@@ -83,6 +98,18 @@ func (h *heldStates) step() {
 				"leaves on the GPU"))
 		}
 		h.copies(h.gpu, h.staying[held:])
+	}
+}
+
+// updateHere is a step with all states and master weights on the GPU. With master weights it is one kernel that takes
+// 16-bit gradients and makes nothing for a moment, as the fused Adam of apex and of Transformer Engine is.
+func (h *heldStates) updateHere(first bool) {
+	if first {
+		allocate(h.gpu, int64(h.layout.State()), ledger.OptimizerStates, because("states and master weights that stay on "+
+			"the GPU"))
+	}
+	if h.Offload.Master == dtype.Invalid {
+		h.copies(h.gpu, h.staying)
 	}
 }
 
