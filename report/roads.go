@@ -113,7 +113,7 @@ func (d *Roads) verdict(r *plan.Roads) string {
 		switch {
 		case road.Verdict == plan.DoesNotFit:
 			lacking = append(lacking, road.Name)
-		case isCPU(road.Name) == isCPU(r.Best.Name):
+		case isCPU(road.Name) && isCPU(r.Best.Name): // the same road with another overlap
 		case road.Name != r.Best.Name && (next == nil || road.Step.Exposed < next.Step.Exposed):
 			next = road
 		}
