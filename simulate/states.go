@@ -165,17 +165,19 @@ func (h *heldStates) left() {
 }
 
 // change updates a range of the parameters, and runs body before it frees what it needs beside the states: gradients
-// and parameters in fp32, where there are master weights. A new master weight is fp32 until it is in a slot.
+// and parameters in fp32, where there are master weights. New states are as the optimizer has made them, and new master
+// weights in fp32, until they are in a slot.
 func (h *heldStates) change(first, end int, fresh bool, body func()) {
 	var beside, last int64
 	for i, p := range h.updated[first:end] {
-		size := &h.sizes[first+i]
-		beside += size.Temporary
+		switch {
+		case !fresh:
+			beside += h.sizes[first+i].Temporary
+		case h.Offload.Master != dtype.Invalid:
+			beside += 2 * dtype.F32.Size() * p.Elements
+		}
 		if h.Offload.Master == dtype.F32 {
 			last = p.Elements
-			if fresh {
-				beside += p.Elements * dtype.F32.Size()
-			}
 		}
 	}
 	h.gpu.during(beside, ledger.DtypeConversions, h.whyBeside, func() {
