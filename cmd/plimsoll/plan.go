@@ -57,19 +57,6 @@ The catalog of models:
   plimsoll plan --model falcon-7b --precision fp16 --gpu A100-80GB --seq-len 128
   plimsoll plan --model path/to/config.json --deepspeed ds_config.json \
     --gpus 8 --explain gradients`,
-		Args: func(c *cobra.Command, arguments []string) error {
-			if len(arguments) == 1 && options.lacksRecompute(c) {
-				options.request.Recompute = arguments[0]
-				return nil
-			}
-			return noArguments(c, arguments)
-		},
-		ValidArgsFunction: func(c *cobra.Command, arguments []string, _ string) ([]string, cobra.ShellCompDirective) {
-			if len(arguments) == 0 && options.lacksRecompute(c) {
-				return job.Recomputes, cobra.ShellCompDirectiveNoFileComp
-			}
-			return nil, cobra.ShellCompDirectiveNoFileComp
-		},
 		RunE: func(c *cobra.Command, _ []string) error {
 			return reported(func() error { return runPlan(c, options) })
 		},
@@ -80,10 +67,26 @@ The catalog of models:
 
 const checkpointingFlag = "gradient-checkpointing"
 
-// lacksRecompute reports whether the flag was given without "=". Its value is optional, and arrives as an argument.
-func (o *planOptions) lacksRecompute(c *cobra.Command) bool {
-	flag := c.Flags().Lookup(checkpointingFlag)
-	return flag.Changed && o.request.Recompute == flag.NoOptDefVal
+// recomputeArguments has a command without arguments take the value of its flag for gradient checkpointing as one. It is
+// optional, and arrives as an argument where the flag was given without "=".
+func recomputeArguments(c *cobra.Command, q *job.Request) {
+	isLacking := func() bool {
+		flag := c.Flags().Lookup(checkpointingFlag)
+		return flag.Changed && q.Recompute == flag.NoOptDefVal
+	}
+	c.Args = func(c *cobra.Command, arguments []string) error {
+		if len(arguments) == 1 && isLacking() {
+			q.Recompute = arguments[0]
+			return nil
+		}
+		return noArguments(c, arguments)
+	}
+	c.ValidArgsFunction = func(_ *cobra.Command, arguments []string, _ string) ([]string, cobra.ShellCompDirective) {
+		if len(arguments) == 0 && isLacking() {
+			return job.Recomputes, cobra.ShellCompDirectiveNoFileComp
+		}
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
 }
 
 func planFlags(c *cobra.Command, o *planOptions) {
@@ -137,6 +140,7 @@ func jobFlags(c *cobra.Command, q *job.Request, clip *float64) {
 	choiceFlag(c, &q.Recompute, checkpointingFlag, "", "`blocks` whose activations are recomputed in the backward "+
 		"pass: VALUES; selective keeps the results of matrix products and attention", job.Recomputes)
 	flags.Lookup(checkpointingFlag).NoOptDefVal = "full"
+	recomputeArguments(c, q)
 	choiceFlag(c, &q.FSDP, "fsdp", "", "`version` of FSDP to shard with, VALUES; every block is a unit",
 		job.FSDPVersions)
 	flags.BoolVar(&q.OffloadParameters, "fsdp-offload", false, "FSDP keeps its shards on the host")
@@ -159,8 +163,8 @@ func jobFlags(c *cobra.Command, q *job.Request, clip *float64) {
 
 // offloadFlags adds the flags of plimsoll.torch.StateOffload.
 func offloadFlags(c *cobra.Command, o *job.Offload) {
-	choiceFlag(c, &o.What, "offload", "", "`what` Plimsoll moves to the host: VALUES; the optimizer's states rest there, "+
-		"and the GPU updates them", []string{job.OffloadStates})
+	choiceFlag(c, &o.What, "offload", "", "`what` rests on the host: VALUES; the optimizer's states, which the GPU "+
+		"updates", []string{job.OffloadStates})
 	choiceFlag(c, &o.Mode, "offload-mode", "", "`how` states come to the GPU: VALUES (default: chunked)",
 		job.OffloadModes)
 	restFlags(c, o)
@@ -171,12 +175,12 @@ func restFlags(c *cobra.Command, o *job.Offload) {
 	flags := c.Flags()
 	flags.Var((*bytesFlag)(&o.Chunk), "offload-chunk", "states that come at a time (default: 64MiB)")
 	flags.Float64Var(&o.Fraction, "offload-fraction", 0, "`share` of the states that rests on the host (default: 1)")
-	choiceFlag(c, &o.Master, "master", "", "master `weights` beside 16-bit parameters: VALUES; split is the low halves "+
+	choiceFlag(c, &o.Master, "master", "", "master `weights` beside 16-bit parameters: VALUES; split: the low halves "+
 		"of fp32 weights, whose high halves are the parameters (default: none)", job.Masters)
 	choiceFlag(c, &o.Moments, "offload-moments", "", "`dtype` on the host of states that are fp32: VALUES "+
 		"(default: fp32)", job.OffloadMoments)
-	flags.BoolVar(&o.NoRecovery, "no-recovery", false, "hold neither gradients nor parameters on the host, which "+
-		"finish a step that was broken off")
+	flags.BoolVar(&o.NoRecovery, "no-recovery", false, "hold neither gradients nor parameters on the host, with which "+
+		"an unfinished step is finished")
 }
 
 // componentsOf returns the names of the components of a job, or none for a job that cannot be planned.
