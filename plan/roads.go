@@ -71,6 +71,9 @@ func NewRoads(j *job.Job, offload *job.StateOffload, rates roads.Rates, passes r
 	}
 	o = *offload
 	for _, name := range []string{ChunkedRoad, WholeRoad, PrefetchRoad} {
+		if name == ChunkedRoad && j.Optimizer.IsTogether() {
+			continue
+		}
 		o.Whole, o.Prefetch = name != ChunkedRoad, name == PrefetchRoad
 		if err := r.addStates(name, o); err != nil {
 			return nil, err

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"runtime/debug"
 	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -30,15 +31,16 @@ type planOptions struct {
 func planCommand() *cobra.Command {
 	var options planOptions
 	command := &cobra.Command{
-		Use:   "plan --model MODEL",
+		Use:   "plan [--model MODEL] [CONFIG...]",
 		Short: "Plan what every GPU and host holds in every phase, on paper",
 		Long: `Plan says what a training job will hold on its GPUs and hosts, phase by phase
 and component by component, and whether that fits. It starts nothing.
 
-Plan reads the files that the job is started with: DeepSpeed's JSON,
-transformers' TrainingArguments, accelerate's YAML, PEFT's adapter_config.json
-and bitsandbytes' configuration. Flags say what no file says, and go before
-files.
+Plan reads the files that the job is started with: configurations of
+LLaMA-Factory, axolotl and TRL, DeepSpeed's JSON, transformers'
+TrainingArguments, accelerate's YAML, PEFT's adapter_config.json and
+bitsandbytes' configuration. It recognizes a CONFIG by its content. Flags say
+what no file says, and go before files.
 
 Plan follows the job tensor by tensor: every operation of the forward and
 backward pass and what autograd saves for it, communication buckets, gathered
@@ -55,6 +57,7 @@ The catalog of models:
 		Example: `  plimsoll plan --model llama-3-8b --gpus 8 --gpu H100-80GB --fsdp 2 \
     --precision bf16 --seq-len 4096
   plimsoll plan --model falcon-7b --precision fp16 --gpu A100-80GB --seq-len 128
+  plimsoll plan --model qwen3-4b --gpus 8 examples/llama_factory.yaml
   plimsoll plan --model path/to/config.json --deepspeed ds_config.json \
     --gpus 8 --explain gradients`,
 		RunE: func(c *cobra.Command, _ []string) error {
@@ -67,25 +70,32 @@ The catalog of models:
 
 const checkpointingFlag = "gradient-checkpointing"
 
-// recomputeArguments has a command without arguments take the value of its flag for gradient checkpointing as one. It is
-// optional, and arrives as an argument where the flag was given without "=".
-func recomputeArguments(c *cobra.Command, q *job.Request) {
+// jobArguments has a command take configurations of a job as arguments, and before them the value of the flag for
+// gradient checkpointing. That value is optional, and arrives as an argument where the flag was given without "=".
+func jobArguments(c *cobra.Command, q *job.Request) {
 	isLacking := func() bool {
 		flag := c.Flags().Lookup(checkpointingFlag)
 		return flag.Changed && q.Recompute == flag.NoOptDefVal
 	}
 	c.Args = func(c *cobra.Command, arguments []string) error {
-		if len(arguments) == 1 && isLacking() {
-			q.Recompute = arguments[0]
-			return nil
+		if len(arguments) > 0 && isLacking() && !strings.ContainsAny(arguments[0], "./") {
+			q.Recompute, arguments = arguments[0], arguments[1:]
 		}
-		return noArguments(c, arguments)
+		if len(arguments) > 0 && slices.Contains(model.Catalog(), arguments[0]) {
+			return fault.Inputf("%s is a model of the catalog, not a file", arguments[0]).
+				WithHint("give it as --model " + arguments[0])
+		}
+		if slices.ContainsFunc(arguments, func(a string) bool { return slices.Contains(job.Recomputes, a) }) {
+			return noArguments(c, arguments)
+		}
+		q.Configs = append(q.Configs, arguments...)
+		return nil
 	}
 	c.ValidArgsFunction = func(_ *cobra.Command, arguments []string, _ string) ([]string, cobra.ShellCompDirective) {
 		if len(arguments) == 0 && isLacking() {
-			return job.Recomputes, cobra.ShellCompDirectiveNoFileComp
+			return job.Recomputes, cobra.ShellCompDirectiveDefault
 		}
-		return nil, cobra.ShellCompDirectiveNoFileComp
+		return nil, cobra.ShellCompDirectiveDefault
 	}
 }
 
@@ -111,6 +121,8 @@ func jobFlags(c *cobra.Command, q *job.Request, clip *float64) {
 	choiceOrFileFlag(c, &q.Model, "model", "", "`name` in the catalog or on the Hugging Face hub, a "+
 		"config.json or a folder with one",
 		model.Catalog())
+	flags.StringArrayVar(&q.Configs, "config", nil,
+		"configuration of the job, a `file` that is recognized by its content; may be given again")
 	onlineFlag(c, &q.Online)
 	flags.StringVar(&q.DeepSpeed, "deepspeed", "", "DeepSpeed's configuration, a JSON `file`")
 	flags.StringVar(&q.TrainingArgs, "training-args", "", "transformers' TrainingArguments, a JSON or YAML `file`")
@@ -140,7 +152,7 @@ func jobFlags(c *cobra.Command, q *job.Request, clip *float64) {
 	choiceFlag(c, &q.Recompute, checkpointingFlag, "", "`blocks` whose activations are recomputed in the backward "+
 		"pass: VALUES; selective keeps the results of matrix products and attention", job.Recomputes)
 	flags.Lookup(checkpointingFlag).NoOptDefVal = "full"
-	recomputeArguments(c, q)
+	jobArguments(c, q)
 	choiceFlag(c, &q.FSDP, "fsdp", "", "`version` of FSDP to shard with, VALUES; every block is a unit",
 		job.FSDPVersions)
 	flags.BoolVar(&q.OffloadParameters, "fsdp-offload", false, "FSDP keeps its shards on the host")

@@ -31,7 +31,7 @@ type roadsOptions struct {
 func roadsCommand() *cobra.Command {
 	var options roadsOptions
 	command := &cobra.Command{
-		Use:   "roads --model MODEL",
+		Use:   "roads [--model MODEL] [CONFIG...]",
 		Short: "Compare where a job's optimizer states can rest and be updated",
 		Long: `Roads compares, for one job, the ways to keep optimizer states off the GPU: an
 update by the CPU, and states that rest on the host and come to the GPU for the
