@@ -9,7 +9,8 @@ import (
 )
 
 // TestOrthogonalized compares the temporaries of a matrix with what a dispatch mode saw torch.optim.Muon allocate for
-// it (scripts/measure/train.py's Tracker, torch 2.15). It counts the momentum and the parameters, which change in place.
+// it (Tracker in scripts/measure/train.py, torch 2.15). The mode also counts the momentum and the parameters, which
+// change in place.
 func TestOrthogonalized(t *testing.T) {
 	for _, test := range []struct {
 		rows, columns int64
