@@ -35,6 +35,7 @@ func validRequests(t testing.TB) []protocol.Packet {
 	}
 	all := []protocol.Packet{
 		{Kind: protocol.Open, Body: protocol.Encode(protocol.OpenBody{Length: uint64(len(text))})},
+		{Kind: protocol.Hold, Body: protocol.Encode(protocol.OpenBody{Length: uint64(len(text))})},
 		{Kind: protocol.Window, Body: protocol.Encode(protocol.WindowBody{Bytes: 1 << 16})},
 		{Kind: protocol.Write, Body: protocol.Encode(protocol.TransferBody{What: 1, First: 2, Count: 3, Offset: 4})},
 		{Kind: protocol.Read, Body: protocol.Encode(protocol.TransferBody{Count: 1000})},
@@ -270,6 +271,7 @@ func FuzzRequest(f *testing.F) {
 		}
 		decoders := map[protocol.Kind]func() ([]byte, error){
 			protocol.Open:       decodeAndEncode[protocol.OpenBody](p),
+			protocol.Hold:       decodeAndEncode[protocol.OpenBody](p),
 			protocol.Window:     decodeAndEncode[protocol.WindowBody](p),
 			protocol.Write:      decodeAndEncode[protocol.TransferBody](p),
 			protocol.Read:       decodeAndEncode[protocol.TransferBody](p),
@@ -356,7 +358,7 @@ func FuzzAnswer(f *testing.F) {
 	})
 }
 
-// FuzzDocument parses documents of open. An accepted document describes a shard, and
+// FuzzDocument parses documents of open and hold. An accepted document describes a shard, or states, and
 // stays the same when written and read again.
 func FuzzDocument(f *testing.F) {
 	for _, change := range []func(*protocol.Document){
@@ -373,9 +375,15 @@ func FuzzDocument(f *testing.F) {
 		}
 		f.Add(text)
 	}
+	text, err := json.Marshal(holdDocument())
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(text)
 	f.Add([]byte(`{"schema": "plimsoll.open/1", "unknown": 1}`))
+	f.Add([]byte(`{"schema": "plimsoll.hold/1", "unknown": 1}`))
 	f.Fuzz(func(t *testing.T, text []byte) {
-		d, err := protocol.ParseDocument(text)
+		d, err := protocol.ReadDocument(text)
 		if err != nil {
 			var e *protocol.Error
 			if !errors.As(err, &e) || e.Status != protocol.Refused {
@@ -387,22 +395,29 @@ func FuzzDocument(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		other, err := protocol.ParseDocument(again)
+		other, err := protocol.ReadDocument(again)
 		if err != nil || d.Difference(other) != nil {
 			t.Fatalf("%s cannot be read again, or differs: %v", again, err)
 		}
-		config, err := shardConfig(d, 0, arena.BasePages, []int{0})
-		if err != nil {
-			t.Fatal(err)
+		var arenas []arena.Plan
+		switch d := d.(type) {
+		case *protocol.HoldDocument:
+			arenas = arenasOfStates(d)
+		case *protocol.Document:
+			config, err := shardConfig(d, 0, arena.BasePages, []int{0})
+			if err != nil {
+				t.Fatal(err)
+			}
+			whole := config.Elements
+			for _, s := range config.Sections() {
+				whole -= s.Elements
+			}
+			if whole != 0 {
+				t.Fatalf("%d of %d elements are in no section", whole, config.Elements)
+			}
+			arenas = config.Arenas()
 		}
-		whole := config.Elements
-		for _, s := range config.Sections() {
-			whole -= s.Elements
-		}
-		if whole != 0 {
-			t.Fatalf("%d of %d elements are in no section", whole, config.Elements)
-		}
-		for _, a := range config.Arenas() {
+		for _, a := range arenas {
 			if a.Size <= 0 {
 				t.Fatalf("arena %s of %d bytes", a.Name, a.Size)
 			}
@@ -484,7 +499,7 @@ func FuzzRecord(f *testing.F) {
 			t.Fatal(err)
 		}
 		pages := a.kindOfPages()
-		if _, err := shardConfig(d, 0, pages, nil); err != nil {
+		if _, err := shardConfig(d.(*protocol.Document), 0, pages, nil); err != nil {
 			t.Fatal(err)
 		}
 		_ = pages.Size() + pages.Round(1)

@@ -34,6 +34,7 @@ import (
 const (
 	serveVariable  = "PLIMSOLL_TEST_SERVE"     // run as the service
 	trainVariable  = "PLIMSOLL_TEST_TRAIN"     // run as a trainer; see trainer
+	holdVariable   = "PLIMSOLL_TEST_HOLD"      // run as a trainer that updates states; see holder
 	visitVariable  = "PLIMSOLL_TEST_VISIT"     // run as a client of another user; the value is the socket
 	echoVariable   = "PLIMSOLL_TEST_ECHO"      // send messages back; see startEcho
 	memoryVariable = "PLIMSOLL_TEST_AVAILABLE" // bytes that the service takes for available
@@ -55,6 +56,8 @@ func TestMain(m *testing.M) {
 		err = serve()
 	case os.Getenv(trainVariable) != "":
 		err = trainInThisProcess(os.Getenv(trainVariable))
+	case os.Getenv(holdVariable) != "":
+		err = holdInThisProcess(os.Getenv(holdVariable))
 	case os.Getenv(visitVariable) != "":
 		err = visit(os.Getenv(visitVariable))
 	case os.Getenv(impersonateVariable) != "":
@@ -370,8 +373,10 @@ const testElements = 200_000
 // testDocument returns a shard of three parameters in two groups.
 func testDocument(change ...func(*protocol.Document)) *protocol.Document {
 	d := &protocol.Document{
-		Schema: protocol.OpenSchema, Job: "test", World: 1, LocalWorld: 1, Part: "bf16", Optimizer: "adamw",
-		State: "split", Moments: "fp32", Parameter: "bf16", Gradient: "bf16", Groups: 2,
+		Schema:    protocol.OpenSchema,
+		Owner:     protocol.Owner{Job: "test", World: 1, LocalWorld: 1, Part: "bf16"},
+		Optimizer: "adamw",
+		State:     "split", Moments: "fp32", Parameter: "bf16", Gradient: "bf16", Groups: 2,
 		Parameters: []protocol.Piece{
 			{Name: "embed", Shape: []int64{1000, 100}, Count: 100_000},
 			{Name: "norm", Shape: []int64{777}, Group: 1, Count: 777},
