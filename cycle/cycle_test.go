@@ -1,0 +1,346 @@
+package cycle
+
+import (
+	"errors"
+	"math"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"plimsoll/dtype"
+	"plimsoll/fault"
+	"plimsoll/host"
+	"plimsoll/ledger"
+	"plimsoll/model"
+	"plimsoll/rehearse"
+	"plimsoll/states"
+)
+
+// silent shows no progress.
+type silent struct{}
+
+func (silent) Begin(string, int64) {}
+func (silent) Advance(int64)       {}
+func (silent) End()                {}
+
+// blocks returns a model of an embedding and blocks with a matrix, a stack of matrices and a vector.
+func blocks(count int, width int64) *model.Model {
+	m := &model.Model{Name: "blocks", Architecture: "Test"}
+	add := func(name string, block int, shape ...int64) {
+		m.Parameters = append(m.Parameters, model.Parameter{Name: name, Shape: shape, DType: dtype.BF16, Block: block})
+	}
+	add("embed_tokens.weight", -1, 100, width)
+	for i := range count {
+		prefix := "layers." + string(rune('a'+i))
+		add(prefix+".up.weight", i, 4*width, width)
+		add(prefix+".norm.weight", i, width)
+	}
+	add("lm_head.weight", -1, 100, width)
+	m.Parameters[len(m.Parameters)-1].TiedTo = "embed_tokens.weight"
+	return m
+}
+
+// placed returns the placement of a request for a model on this host.
+func placed(t testing.TB, r Request, m *model.Model) *Placement {
+	t.Helper()
+	r.Model = "gpt2"
+	r.Ranks = max(1, r.Ranks)
+	r.Steps = max(1, r.Steps)
+	j, err := r.Resolve()
+	if err != nil {
+		t.Fatal(err)
+	}
+	j.Model = m
+	h, err := host.Local()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := NewPlacement(j, h)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// TestBytesArrive: after steps in either direction, every byte is where the layout says, and measured bytes are the
+// planned ones.
+func TestBytesArrive(t *testing.T) {
+	for name, r := range map[string]Request{
+		"chunked":         {},
+		"small chunks":    {ChunkBytes: 100 * ledger.KiB},
+		"whole":           {Mode: Whole},
+		"no recovery":     {NoRecovery: true},
+		"fp32 masters":    {Request: rehearse.Request{State: "fp32"}},
+		"fp32 parameters": {Request: rehearse.Request{Precision: "fp32"}},
+		"bf16 moments":    {Request: rehearse.Request{Moments: "bf16"}},
+		"two ranks":       {Request: rehearse.Request{Ranks: 2, WorldSize: 3}},
+		"Muon":            {Request: rehearse.Request{Optimizer: Muon}},
+		"Muon, whole":     {Request: rehearse.Request{Optimizer: Muon}, Mode: Whole, NoRecovery: true},
+		"SGD":             {Request: rehearse.Request{Optimizer: "sgd"}, ChunkBytes: 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r.Steps = 3
+			p := placed(t, r, blocks(6, 256))
+			m, err := p.Run(t.Context(), silent{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			planned, measured := rehearse.Needed(p.Planned[:len(p.Ranks)]), rehearse.Needed(m.Measured[:len(p.Ranks)])
+			if off := measured - planned; 1000*max(off, -off) > 5*planned {
+				t.Errorf("%v measured, %v planned", measured, planned)
+			}
+			if len(m.Steps) != r.Steps {
+				t.Errorf("%d steps, want %d", len(m.Steps), r.Steps)
+			}
+			checkTimeline(t, p, m.Timeline)
+		})
+	}
+}
+
+// checkTimeline: each actor has every chunk, and no two at a time.
+func checkTimeline(t *testing.T, p *Placement, line *rehearse.Timeline) {
+	t.Helper()
+	if want := 1 + 3*len(p.Ranks); len(line.Tracks) != want {
+		t.Fatalf("%d tracks, want %d", len(line.Tracks), want)
+	}
+	for i, track := range line.Tracks[1:] {
+		want := len(p.Ranks[i/3].Layout.Chunks)
+		switch {
+		case i%3 == 1 && p.Mode == Whole:
+			want = 1
+		case i%3 == 2 && p.Settings.Recovery:
+			want++ // the gradients
+		}
+		if len(track.Spans) != want {
+			t.Errorf("%s has %d spans, want %d", track.Name, len(track.Spans), want)
+		}
+		for j, s := range track.Spans {
+			if s.From > s.To || j > 0 && s.From < track.Spans[j-1].To {
+				t.Errorf("%s: %v begins before %v ends", track.Name, s, track.Spans[max(j-1, 0)])
+			}
+		}
+	}
+}
+
+// TestFaults: a piece that is left out, copied twice or copied from elsewhere ends the rehearsal.
+func TestFaults(t *testing.T) {
+	type mover = func(l *link, to, from []byte)
+	for name, broken := range map[string]struct {
+		move mover
+		want string
+	}{
+		"left out": {func(l *link, _, from []byte) { l.moved.Add(int64(len(from))) }, "a piece was left out"},
+		"twice":    {func(l *link, to, from []byte) { l.copy(to, from); l.copy(to, from) }, "were copied to the window"},
+		"elsewhere": {func(l *link, to, from []byte) {
+			l.copy(to[stampEvery:], from[:len(from)-stampEvery])
+			l.copy(to[:stampEvery], from[len(from)-stampEvery:])
+		}, "copied to another place"},
+		"a word": {func(l *link, to, from []byte) {
+			l.copy(to, from)
+			to[stampEvery+8]++
+		}, "copied to another place"},
+	} {
+		for _, mode := range Modes() {
+			for direction, of := range map[string]func(*pipeline) *link{
+				"in": func(p *pipeline) *link { return p.in }, "out": func(p *pipeline) *link { return p.out },
+			} {
+				t.Run(strings.Join([]string{name, mode, direction}, ", "), func(t *testing.T) {
+					p := placed(t, Request{Mode: mode, ChunkBytes: 4 * ledger.MiB}, blocks(6, 512))
+					err := runWith(t, p, 3, func(pipe *pipeline) {
+						l, calls := of(pipe), new(atomic.Int64)
+						l.move = func(to, from []byte) {
+							if len(from) > 2*stampEvery && calls.Add(1) == 30 {
+								broken.move(l, to, from)
+								return
+							}
+							l.copy(to, from)
+						}
+					})
+					if err == nil || !strings.Contains(err.Error(), broken.want) {
+						t.Errorf("got %v, want %q", err, broken.want)
+					}
+				})
+			}
+		}
+	}
+}
+
+// runWith makes steps whose first pipeline was changed.
+func runWith(t *testing.T, p *Placement, steps int, change func(*pipeline)) error {
+	tr, err := p.begin()
+	defer func() {
+		if err := tr.close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	if err != nil {
+		t.Fatal(err)
+	}
+	tr.fill(t.Context(), silent{})
+	change(tr.ranks[0])
+	for range steps {
+		if _, err := tr.step(); err != nil {
+			return err
+		}
+	}
+	return tr.checkAll()
+}
+
+// TestPace: on links that are slower than this host's memory, a step takes as long as the law says. It can only be
+// disturbed to take longer, so the fastest of several counts.
+func TestPace(t *testing.T) {
+	for name, r := range map[string]Request{
+		"copies out are slowest": {LinkIn: 1, LinkOut: 0.5, UpdateMilliseconds: 5},
+		"copies in are slowest":  {LinkIn: 0.2, LinkOut: 1, UpdateMilliseconds: 5, NoRecovery: true},
+		"the update is slowest":  {LinkIn: 1, LinkOut: 1, UpdateMilliseconds: 100},
+		"whole":                  {LinkIn: 0.5, LinkOut: 0.5, UpdateMilliseconds: 20, Mode: Whole},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r.Steps, r.ChunkBytes = 8, 2*ledger.MiB
+			r.Pace.ForwardMilliseconds, r.Pace.BackwardMilliseconds = 5, 10
+			p := placed(t, r, blocks(8, 256))
+			m, err := p.Run(t.Context(), silent{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			law := p.States(p.Mode, p.Link).Step
+			least := math.Inf(1)
+			for i := range m.Steps[1:] { // two steps of either order
+				least = min(least, (m.Steps[i].ExposedSeconds+m.Steps[i+1].ExposedSeconds)/2)
+			}
+			if want := law.Exposed.Seconds(); least < 0.97*want || least > 1.25*want {
+				t.Errorf("exposed %.4g s, the law says %.4g s", least, want)
+			}
+			best := m.Steps[0]
+			for _, s := range m.Steps {
+				best.InSeconds, best.OutSeconds = min(best.InSeconds, s.InSeconds), min(best.OutSeconds, s.OutSeconds)
+			}
+			for _, c := range []struct{ got, want float64 }{{best.InSeconds, law.In.Seconds()},
+				{best.OutSeconds, law.Out.Seconds()}, {best.UpdateSeconds, law.Update.Seconds()}} {
+				if c.got < 0.99*c.want || c.got > 1.25*c.want+0.005 {
+					t.Errorf("an actor was busy for %.4g s, want %.4g s", c.got, c.want)
+				}
+			}
+		})
+	}
+}
+
+// TestBytesAParameter compares what a parameter takes with what the formats say, in tensors without alignment.
+func TestBytesAParameter(t *testing.T) {
+	for _, test := range []struct {
+		request Request
+		want    float64
+	}{
+		{Request{}, 14},
+		{Request{NoRecovery: true}, 10},
+		{Request{Request: rehearse.Request{State: "fp32"}}, 16},
+		{Request{Request: rehearse.Request{Moments: "bf16"}}, 10},
+		{Request{Request: rehearse.Request{GradientType: "fp32"}}, 16},
+		{Request{Request: rehearse.Request{Optimizer: Muon}}, 10},
+		{Request{Request: rehearse.Request{Optimizer: Muon, Moments: "bf16"}}, 8},
+		{Request{Request: rehearse.Request{Optimizer: Muon}, NoRecovery: true}, 6},
+		{Request{Request: rehearse.Request{Optimizer: Muon, Moments: "bf16"}, NoRecovery: true}, 4},
+	} {
+		m := blocks(3, 512)
+		m.Parameters = slices.DeleteFunc(m.Parameters, func(p model.Parameter) bool { return len(p.Shape) < 2 || p.Block < 0 })
+		p := placed(t, test.request, m)
+		bytes := p.HostBytes() - p.Ranks[0].Layout.Gap() - ledger.Bytes(p.Ranks[0].Description.ControlBytes())
+		if got := float64(bytes) / float64(p.Parameters); got != test.want {
+			t.Errorf("%+v: %g bytes a parameter, want %g", test.request, got, test.want)
+		}
+	}
+}
+
+// TestLayoutsAgree: the description that the optimizer service gets has the sizes of the law's layout, and every rank
+// has parameters of its own.
+func TestLayoutsAgree(t *testing.T) {
+	rapid.Check(t, func(r *rapid.T) {
+		request := Request{ChunkBytes: ledger.Bytes(rapid.Int64Range(1, 1<<24).Draw(r, "chunk")),
+			NoRecovery: rapid.Bool().Draw(r, "no recovery")}
+		request.Ranks = rapid.IntRange(1, 3).Draw(r, "ranks")
+		request.WorldSize = request.Ranks
+		p := placed(t, request, blocks(rapid.IntRange(0, 5).Draw(r, "blocks"), rapid.Int64Range(1, 99).Draw(r, "width")))
+		elements := int64(0)
+		for _, rank := range p.Ranks {
+			if err := rank.Description.Validate(); err != nil {
+				t.Fatal(err)
+			}
+			places := states.NewLayout(rank.Description.Chunks)
+			if places.Bytes() != int64(rank.Layout.Arena()) {
+				t.Fatalf("%d bytes, the law's layout has %d", places.Bytes(), rank.Layout.Arena())
+			}
+			for i, c := range rank.Description.Chunks {
+				if c.Bytes != int64(rank.Layout.Chunks[i].Region()) {
+					t.Fatalf("chunk %d: %d bytes, the law's layout has %d", i, c.Bytes, rank.Layout.Chunks[i].Region())
+				}
+				for _, tensor := range c.Tensors {
+					if tensor.Key == string(ledger.ExpAvg) {
+						elements += tensor.Shape[0]
+					}
+				}
+			}
+		}
+		if elements != p.Model.Elements() {
+			t.Fatalf("%d of %d elements have a state", elements, p.Model.Elements())
+		}
+	})
+}
+
+// TestRequests lists rehearsals that are refused.
+func TestRequests(t *testing.T) {
+	for _, test := range []struct {
+		want    string
+		request Request
+	}{
+		{`--offload-mode is "half"`, Request{Mode: "half"}},
+		{"--link-in is -1", Request{LinkIn: -1}},
+		{"--link-out is NaN", Request{LinkOut: math.NaN()}},
+		{"--update-ms is -1", Request{UpdateMilliseconds: -1}},
+		{"--overlap and --offload states are both given", Request{Request: rehearse.Request{
+			Pace: rehearse.PaceRequest{Mode: "forward", ForwardMilliseconds: 1}}}},
+		{"--topk-ratio", Request{Request: rehearse.Request{Pace: rehearse.PaceRequest{TopKRatio: new(float64)}}}},
+		{"--layers", Request{Request: rehearse.Request{Pace: rehearse.PaceRequest{Layers: 3}}}},
+		{"--forward-ms is 0", Request{Request: rehearse.Request{Pace: rehearse.PaceRequest{BackwardMilliseconds: 3}}}},
+		{"--moments int8", Request{Request: rehearse.Request{Moments: "int8"}}},
+		{"gradients are fp16", Request{Request: rehearse.Request{Precision: "fp16"}}},
+		{"--world-size is 2", Request{Request: rehearse.Request{Optimizer: Muon, WorldSize: 2}}},
+		{`--optimizer is "munon"`, Request{Request: rehearse.Request{Optimizer: "munon"}}},
+	} {
+		test.request.Model, test.request.Ranks = "gpt2", 1
+		var input *fault.Input
+		if _, err := test.request.Resolve(); !errors.As(err, &input) || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%q: got %v", test.want, err)
+		}
+	}
+}
+
+// TestVerdict: a host that is too small gets advice, and nothing is mapped.
+func TestVerdict(t *testing.T) {
+	p := placed(t, Request{Mode: Whole}, blocks(6, 1024))
+	small := *p.Host
+	p.Host = &small
+	needed := rehearse.Needed(p.Planned)
+	for _, test := range []struct {
+		available ledger.Bytes
+		advice    []string
+	}{
+		{needed, nil},
+		{needed - 1, []string{"--offload-mode chunked: ", "--no-recovery: ", "--moments bf16: ", "--world-size 2: "}},
+		{ledger.MiB, nil},
+	} {
+		small.Memory = host.Memory{Total: test.available, Available: test.available}
+		v := p.Verdict()
+		if v.Fits != (test.available >= needed) || v.Needed != needed {
+			t.Errorf("%v of %v: %+v", test.available, needed, v)
+		}
+		for i, advice := range test.advice {
+			if len(v.WouldFit) != len(test.advice) || !strings.HasPrefix(v.WouldFit[i], advice) {
+				t.Errorf("%v: %q, want %q", test.available, v.WouldFit, test.advice)
+				break
+			}
+		}
+	}
+}

@@ -1,0 +1,115 @@
+package cycle
+
+import (
+	"plimsoll/dtype"
+	"plimsoll/model"
+	"plimsoll/optim/kernel"
+	"plimsoll/roads"
+	"plimsoll/shard"
+	"plimsoll/states"
+)
+
+// tensor is what a rank has of a parameter.
+type tensor struct {
+	shard.Piece
+	matrix bool // Muon orthogonalizes its momentum
+}
+
+// tensors returns the parameters that are trained, in the order of the model.
+func (j *Job) tensors() []tensor {
+	var all []tensor
+	for _, p := range j.Model.Parameters {
+		if p.TiedTo == "" {
+			all = append(all, tensor{shard.Piece{Name: p.Name, Shape: p.Shape,
+				Range: shard.Range{Count: p.Elements()}}, j.Muon && isMatrix(p)})
+		}
+	}
+	return all
+}
+
+// isMatrix reports whether Muon updates a parameter: a matrix of a block. Embeddings and the head are left to AdamW.
+func isMatrix(p model.Parameter) bool { return len(p.Shape) == 2 && p.Block >= 0 && !p.IsEmbedding() }
+
+// keys returns the state tensors of a parameter, with their types.
+func (j *Job) keys(t tensor) []kernel.Stream {
+	f := j.Format
+	if t.matrix {
+		f.Algorithm = kernel.SGD // the same state: one momentum
+	}
+	return f.MomentStreams()
+}
+
+// masterKey and parameterKey are the names of what stands in a region beside the states.
+const (
+	masterKey    = "master"
+	parameterKey = "parameter"
+	stepKey      = "step"
+)
+
+// settingsBytes is room for the hyperparameters of a step.
+const settingsBytes = 4 << 10
+
+// layout divides what a rank has of the parameters into chunks.
+func (j *Job) layout(all []tensor, own shard.Range) (*roads.Layout, *states.Description) {
+	var held []tensor
+	var parameters []roads.Parameter
+	at := int64(0)
+	for _, t := range all {
+		part := shard.Range{First: at, Count: t.Count}.Intersect(own).Shift(-at)
+		at += t.Count
+		if part.Count == 0 {
+			continue
+		}
+		t.Range = part
+		held = append(held, t)
+		parameters = append(parameters, j.parameter(t))
+	}
+	l := roads.NewLayout(parameters, j.Settings)
+	d := &states.Description{Recovery: l.Recovery, GradientBytes: int64(l.Gradients()), SettingsBytes: settingsBytes}
+	for _, c := range l.Chunks {
+		d.Chunks = append(d.Chunks, j.describe(held[c.First:c.End], l.Recovery))
+	}
+	return l, d
+}
+
+// parameter returns the sizes of a tensor.
+func (j *Job) parameter(t tensor) roads.Parameter {
+	p := roads.Parameter{Elements: t.Count, Master: t.Count * j.masterBytes(), Own: t.Count * j.Format.Parameter.Size(),
+		Gradient: t.Count * j.Format.Gradient.Size()}
+	for _, k := range j.keys(t) {
+		p.States = append(p.States, t.Count*k.Type.Size())
+	}
+	if t.matrix {
+		p.Operations = roads.NewtonSchulz(1, t.Shape[0], t.Shape[1])
+	}
+	return p
+}
+
+// describe returns the region of a chunk, tensor by tensor: states and master weights, and then the parameters.
+func (j *Job) describe(held []tensor, recovery bool) (c states.Chunk) {
+	add := func(t tensor, key string, of dtype.Type) {
+		at := states.Tensor{Name: t.String(), Key: key, Type: of, Shape: []int64{t.Count}, Offset: c.Bytes}
+		c.Tensors = append(c.Tensors, at)
+		c.Bytes += (at.Bytes() + states.Alignment - 1) / states.Alignment * states.Alignment
+	}
+	for _, t := range held {
+		for _, k := range j.keys(t) {
+			add(t, string(k.Component), k.Type)
+		}
+		switch j.masterBytes() {
+		case dtype.BF16.Size():
+			add(t, masterKey, dtype.BF16)
+		case dtype.F32.Size():
+			add(t, masterKey, dtype.F32)
+		}
+		if !t.matrix && (j.Format.Algorithm == kernel.Adam || j.Format.Algorithm == kernel.Adagrad) {
+			c.Scalars = append(c.Scalars, states.Scalar{Name: t.String(), Key: stepKey, Type: dtype.F32})
+		}
+	}
+	if recovery {
+		for _, t := range held {
+			add(t, parameterKey, j.Format.Parameter)
+		}
+	}
+	return c
+}

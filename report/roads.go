@@ -1,0 +1,134 @@
+package report
+
+import (
+	"cmp"
+	"fmt"
+	"time"
+
+	"plimsoll/cycle"
+	"plimsoll/ledger"
+	"plimsoll/roads"
+)
+
+// compare sets the roads, and chooses one.
+func (r *StatesRehearsal) compare(p *cycle.Placement, cpu CPURoad) error {
+	link := roads.Link{In: cmp.Or(p.Link.In, r.CopyIn.speed()), Out: cmp.Or(p.Link.Out, r.CopyOut.speed())}
+	for _, mode := range cycle.Modes() {
+		f := newRoad("states, "+mode, p.States(mode, link))
+		if mode == p.Mode && r.Median != nil {
+			f.RehearsedSeconds = &r.Median.ExposedSeconds
+		}
+		r.Roads = append(r.Roads, f)
+	}
+	if cpu.Placement != nil {
+		step := time.Duration(0)
+		if cpu.Measurement != nil {
+			step = time.Duration(r.CPU.StepSecondsMedian * float64(time.Second))
+		}
+		road, err := p.CPU(cpu.Placement, step, link)
+		if err != nil {
+			return err
+		}
+		r.Roads = append(r.Roads, newRoad(byCPU, road))
+	}
+	r.choose(p, cpu)
+	return nil
+}
+
+func newRoad(name string, road cycle.Road) RoadFigures {
+	f := RoadFigures{Road: name, HostBytes: road.Host, DeviceStepBytes: road.Window, DeviceRestBytes: road.Rest}
+	if s := road.Step; s != nil {
+		for to, value := range map[**float64]time.Duration{&f.CopyInSeconds: s.In, &f.UpdateSeconds: s.Update,
+			&f.CopyOutSeconds: s.Out, &f.ExposedSeconds: s.Exposed} {
+			seconds := value.Seconds()
+			*to = &seconds
+		}
+	}
+	return f
+}
+
+// choose names the road on which a trainer waits least.
+func (r *StatesRehearsal) choose(p *cycle.Placement, cpu CPURoad) {
+	states, host := r.road("states, "+p.Mode), r.road(byCPU)
+	switch {
+	case host == nil:
+		r.Road, r.Reason = states.Road, "Muon has no update by the CPU: its matrix products need a GPU"
+	case !cpu.Verdict.Fits:
+		r.Road = states.Road
+		r.Reason = fmt.Sprintf("the update by the CPU does not fit this host: it needs %v", cpu.Verdict.Needed)
+	case p.Link.In == 0 || p.Link.Out == 0:
+		r.Reason = "the speed of this host's memory is not that of a link: --link-in and --link-out decide"
+	case states.ExposedSeconds == nil || host.ExposedSeconds == nil:
+		r.Reason = "nothing was measured"
+	case *states.ExposedSeconds < *host.ExposedSeconds:
+		r.Road, r.Reason = states.Road, fmt.Sprintf("a trainer waits %s in a step, and %s for the CPU, which moves %s "+
+			"at %.1f GB/s", seconds(*states.ExposedSeconds), seconds(*host.ExposedSeconds),
+			each(r.cpuBytes(), p.Parameters), float64(r.cpuBytes())/r.CPU.StepSecondsMedian/1e9)
+	default:
+		in, out := p.Moved()
+		bytes, speed, where := in, p.Link.In, "to the device"
+		if *states.CopyOutSeconds > *states.CopyInSeconds {
+			bytes, speed, where = out, p.Link.Out, "back"
+		}
+		r.Road, r.Reason = byCPU, fmt.Sprintf("a trainer waits %s in a step, and %s for states, of which the link "+
+			"moves %s %s at %.1f GB/s", seconds(*host.ExposedSeconds), seconds(*states.ExposedSeconds),
+			each(bytes, p.Parameters/int64(p.Job.Ranks)), where, speed/1e9)
+	}
+}
+
+// each describes bytes for parameters.
+func each(bytes ledger.Bytes, parameters int64) string {
+	return shortBytes(float64(bytes)/float64(parameters)) + " B/parameter"
+}
+
+// cpuBytes returns what a step by the CPU moves.
+func (r *StatesRehearsal) cpuBytes() ledger.Bytes {
+	perParameter := r.CPU.TrafficBytesPerParameter + float64(r.CPU.NormTrafficBytesPerParameter)
+	return ledger.Bytes(perParameter * float64(r.CPU.Job.ParametersOnHost))
+}
+
+// road returns the figures of a road, or nil.
+func (r *StatesRehearsal) road(name string) *RoadFigures {
+	for i := range r.Roads {
+		if r.Roads[i].Road == name {
+			return &r.Roads[i]
+		}
+	}
+	return nil
+}
+
+// roadsTable has a column for every road.
+func (r *StatesRehearsal) roadsTable() *Table {
+	t := &Table{Columns: []Column{{Title: "road"}}}
+	for _, f := range r.Roads {
+		t.with(Label, f.Road)
+	}
+	row := func(name string, cell func(RoadFigures) any) {
+		cells := []any{name}
+		for _, f := range r.Roads {
+			cells = append(cells, cell(f))
+		}
+		t.add(cells...)
+	}
+	row("host memory", func(f RoadFigures) any { return f.HostBytes })
+	row("device memory in a step", func(f RoadFigures) any { return f.DeviceStepBytes })
+	row("device memory between steps", func(f RoadFigures) any { return f.DeviceRestBytes })
+	for _, line := range []struct {
+		name string
+		of   func(RoadFigures) *float64
+	}{
+		{"copies to the device", func(f RoadFigures) *float64 { return f.CopyInSeconds }},
+		{"update", func(f RoadFigures) *float64 { return f.UpdateSeconds }},
+		{"copies back", func(f RoadFigures) *float64 { return f.CopyOutSeconds }},
+		{"exposed, by the law", func(f RoadFigures) *float64 { return f.ExposedSeconds }},
+		{"exposed, rehearsed here", func(f RoadFigures) *float64 { return f.RehearsedSeconds }},
+	} {
+		row(line.name, func(f RoadFigures) any {
+			if value := line.of(f); value != nil {
+				return seconds(*value)
+			}
+			return nil
+		})
+	}
+	return t
+}
