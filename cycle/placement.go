@@ -73,28 +73,12 @@ func NewPlacement(j *Job, h *host.Host) (*Placement, error) {
 
 // arenas returns what a rank maps: the arenas of the optimizer service, and the stand-in for the device.
 func (p *Placement) arenas(r Rank) []arena.Plan {
-	regions, l := ledger.Bytes(0), r.Layout
-	for _, c := range l.Chunks {
-		regions += c.Region()
-	}
-	plans := []arena.Plan{
-		{Name: "states", Component: ledger.HeldStates, Size: l.Arena(),
-			Why: fmt.Sprintf("%s of %d chunks, and the gap of %s: a step moves every region by it", regions.Exact(),
-				len(l.Chunks), l.Gap().Exact())},
-		{Name: "control", Component: ledger.HeldControl, Size: ledger.Bytes(r.Description.ControlBytes()),
-			Why: fmt.Sprintf("the position, and two tables of %d scalars", r.Description.Scalars())},
-	}
-	if l.Recovery {
-		plans = append(plans, arena.Plan{Name: "gradients", Component: ledger.Gradients, Size: l.Gradients(),
-			Why: fmt.Sprintf("%d B an element: a step that was broken off is finished with them",
-				p.Format.Gradient.Size())})
-	}
-	plans = append(plans, arena.Plan{Name: "device", Component: ledger.DeviceStandIn,
-		Size: l.Window(p.Mode == Whole) + bufferOf(l),
-		Why: fmt.Sprintf("%s of the window, and parameters or gradients of a chunk: stands in for the memory of the device",
-			l.Window(p.Mode == Whole).Exact())})
+	window := r.Layout.Window(p.Mode == Whole)
+	plans := append(r.Description.Arenas(), arena.Plan{Component: ledger.DeviceStandIn, Size: window + bufferOf(r.Layout),
+		Why: fmt.Sprintf("%s B of the window, and the parameters or gradients of a chunk, as they are on the device",
+			ledger.Count(int64(window)))})
 	for i := range plans {
-		plans[i].Name = path.Join(fmt.Sprint("rank", r.Number), plans[i].Name)
+		plans[i].Name = path.Join(fmt.Sprint("rank", r.Number), string(plans[i].Component))
 	}
 	return plans
 }
