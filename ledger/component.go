@@ -60,6 +60,7 @@ const (
 const (
 	ManagedOptimizerStates Component = "optimizer_states_managed"
 	OptimizerTemporaries   Component = "optimizer_temporaries"
+	StatesWindow           Component = "optimizer_states_window"
 	CommunicationBuckets   Component = "communication_buckets"
 	BucketCopies           Component = "communication_bucket_copies"
 	ReductionTemporaries   Component = "reduction_temporaries"
@@ -141,6 +142,7 @@ var descriptions = map[Component]description{
 	MatmulWorkspaces:       {title: "workspaces of matrix products"},
 
 	ManagedOptimizerStates: {title: "optimizer states (managed memory)", partOf: OptimizerStates},
+	StatesWindow:           {title: "window of optimizer states"},
 	OptimizerTemporaries:   {title: "temporaries of the optimizer step"},
 	CommunicationBuckets:   {title: "communication buckets"},
 	BucketCopies:           {title: "copies of communication buckets"},

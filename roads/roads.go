@@ -22,6 +22,8 @@ type Parameter struct {
 	Own, Gradient int64
 	// Operations are the floating-point operations of the matrix products in its update.
 	Operations float64
+	// Scalars is the number of its states that are one number, such as the number of steps.
+	Scalars int
 	// Temporary is what its update holds beside its state on the GPU, for a moment.
 	Temporary int64
 }
@@ -47,7 +49,7 @@ type Chunk struct {
 	// State is what a slot of the device holds: states and master weights. Own is what the region of the host holds
 	// beside them: the model's parameters, which are written in every step and read after a death only.
 	State, Own ledger.Bytes
-	Temporary  ledger.Bytes // the most that an update of the chunk's parameters holds beside them
+	Temporary  ledger.Bytes // what the update holds beside them: gradients and parameters in fp32
 	Operations float64
 	Traffic    ledger.Bytes // bytes of GPU memory that the update reads and writes
 	Gradients  ledger.Bytes
@@ -74,14 +76,14 @@ type Layout struct {
 	Resident ledger.Bytes
 	// ResidentWork is the update of these parameters.
 	ResidentWork Chunk
-	Scalars      int // state that is one number, such as the number of steps
+	Scalars      int // of all chunks
 }
 
 // NewLayout divides the parameters into chunks: consecutive parameters until a chunk has the bytes that are asked for.
 // A parameter that is larger is a chunk of its own. With a fraction, the first parameters go to the host, until they
 // hold that share of the state.
 func NewLayout(parameters []Parameter, s Settings) *Layout {
-	l := &Layout{Settings: s, Scalars: len(parameters)}
+	l := &Layout{Settings: s}
 	var total, taken int64
 	for i := range parameters {
 		total += parameters[i].state()
@@ -96,6 +98,7 @@ func NewLayout(parameters []Parameter, s Settings) *Layout {
 			continue
 		}
 		taken += p.state()
+		l.Scalars += p.Scalars
 		if last := len(l.Chunks) - 1; !open || l.Chunks[last].State+ledger.Bytes(p.state()) > s.ChunkBytes {
 			l.Chunks = append(l.Chunks, Chunk{First: i, End: i})
 			open = true
@@ -112,7 +115,7 @@ func (c *Chunk) add(p *Parameter, recovery bool) {
 	if recovery {
 		c.Own += ledger.Bytes(aligned(p.Own))
 	}
-	c.Temporary = max(c.Temporary, ledger.Bytes(p.Temporary))
+	c.Temporary += ledger.Bytes(p.Temporary)
 	c.Operations += p.Operations
 	c.Gradients += ledger.Bytes(p.Gradient)
 	// A fused kernel reads states, master weights, parameter and gradient once, and writes all but the gradient.
@@ -125,6 +128,20 @@ func (l *Layout) State() (sum ledger.Bytes) {
 		sum += c.State
 	}
 	return sum
+}
+
+// Own returns the bytes of the model's parameters in the arena.
+func (l *Layout) Own() (sum ledger.Bytes) {
+	for _, c := range l.Chunks {
+		sum += c.Own
+	}
+	return sum
+}
+
+// Control returns the size of the control arena: a head, two tables of scalars, and the hyperparameters of a step.
+func (l *Layout) Control() ledger.Bytes {
+	const head, hyperparameters, tables, scalar = 512, 4096, 2, 8
+	return head + hyperparameters + tables*scalar*ledger.Bytes(l.Scalars)
 }
 
 // Gap returns the size of the largest region: so far are old and new regions apart.

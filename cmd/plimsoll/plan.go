@@ -87,8 +87,24 @@ func (o *planOptions) lacksRecompute(c *cobra.Command) bool {
 }
 
 func planFlags(c *cobra.Command, o *planOptions) {
-	q, flags := &o.request, c.Flags()
+	flags := c.Flags()
 	flags.SortFlags = false
+	jobFlags(c, &o.request, &o.clip)
+	offloadFlags(c, &o.request.Offload)
+	flags.StringVar(&o.explain, "explain", "",
+		"explain one `component`: its bytes in every phase, the formula and its source")
+	complete(c, "explain", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+		return componentsOf(o.request), cobra.ShellCompDirectiveNoFileComp
+	})
+	flags.StringVar(&o.out, "out", "",
+		"write the plan to a `file` for run --plan, with a hash of every file that it was made from")
+	hostProfileFlag(c, &o.hostProfile)
+	outputFlags(c, &o.format, "print one JSON document")
+}
+
+// jobFlags adds the flags that say what a job is.
+func jobFlags(c *cobra.Command, q *job.Request, clip *float64) {
+	flags := c.Flags()
 	choiceOrFileFlag(c, &q.Model, "model", "", "`name` in the catalog or on the Hugging Face hub, a "+
 		"config.json or a folder with one",
 		model.Catalog())
@@ -117,7 +133,7 @@ func planFlags(c *cobra.Command, o *planOptions) {
 	choiceFlag(c, &q.Attention, "attention", "", "attention `implementation`: VALUES", job.Attentions)
 	choiceFlag(c, &q.Optimizer, "optimizer", "", "optimizer `name`, also with its implementation: adamw/foreach, "+
 		"adamw/fused or adamw/for-loop", job.Optimizers())
-	flags.Float64Var(&o.clip, "clip", 1, "clip gradients to this global `norm`; 0 turns clipping off")
+	flags.Float64Var(clip, "clip", 1, "clip gradients to this global `norm`; 0 turns clipping off")
 	choiceFlag(c, &q.Recompute, checkpointingFlag, "", "`blocks` whose activations are recomputed in the backward "+
 		"pass: VALUES; selective keeps the results of matrix products and attention", job.Recomputes)
 	flags.Lookup(checkpointingFlag).NoOptDefVal = "full"
@@ -138,16 +154,24 @@ func planFlags(c *cobra.Command, o *planOptions) {
 	flags.StringVar(&q.Allocator, "alloc-conf", "",
 		"`options` of PYTORCH_CUDA_ALLOC_CONF, such as expandable_segments:True")
 	flags.StringVar(&q.Factors, "factors", "", "`file` of compare --learn: what a recorded run has taught")
-	flags.StringVar(&o.explain, "explain", "",
-		"explain one `component`: its bytes in every phase, the formula and its source")
-	complete(c, "explain", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
-		return componentsOf(o.request), cobra.ShellCompDirectiveNoFileComp
-	})
-	flags.StringVar(&o.out, "out", "",
-		"write the plan to a `file` for run --plan, with a hash of every file that it was made from")
-	hostProfileFlag(c, &o.hostProfile)
-	outputFlags(c, &o.format, "print one JSON document")
 	flags.Lookup("clip").DefValue = "0" // hidden in the help
+}
+
+// offloadFlags adds the flags of plimsoll.torch.StateOffload.
+func offloadFlags(c *cobra.Command, o *job.Offload) {
+	flags := c.Flags()
+	choiceFlag(c, &o.What, "offload", "", "`what` Plimsoll moves to the host: VALUES; the optimizer's states rest there, "+
+		"and the GPU updates them", []string{job.OffloadStates})
+	choiceFlag(c, &o.Mode, "offload-mode", "", "`how` states come to the GPU: VALUES (default: chunked)",
+		job.OffloadModes)
+	flags.Var((*bytesFlag)(&o.Chunk), "offload-chunk", "states that come at a time (default: 64MiB)")
+	flags.Float64Var(&o.Fraction, "offload-fraction", 0, "`share` of the states that rests on the host (default: 1)")
+	choiceFlag(c, &o.Master, "master", "", "master `weights` beside 16-bit parameters: VALUES; split is the low halves "+
+		"of fp32 weights, whose high halves are the parameters (default: none)", job.Masters)
+	choiceFlag(c, &o.Moments, "offload-moments", "", "`dtype` on the host of states that are fp32: VALUES "+
+		"(default: fp32)", job.OffloadMoments)
+	flags.BoolVar(&o.NoRecovery, "no-recovery", false, "hold neither gradients nor parameters on the host, which "+
+		"finish a step that was broken off")
 }
 
 // componentsOf returns the names of the components of a job, or none for a job that cannot be planned.
