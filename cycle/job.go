@@ -32,7 +32,8 @@ const Muon = "muon"
 type Request struct {
 	rehearse.Request
 	Mode string
-	// LinkIn and LinkOut are the speeds of the copies to the device and back, in GB/s; 0 for that of this host's memory.
+	// LinkIn and LinkOut are the speeds of the copies to the device and back, in GB/s. 0 is the speed of this host's
+	// memory.
 	LinkIn, LinkOut    float64
 	UpdateMilliseconds float64 // of all parameters on the device; 0 for what the law says of an H100
 	ChunkBytes         ledger.Bytes
@@ -103,8 +104,8 @@ func (r Request) checkPace() error {
 			"hides, but with --offload states the device updates").
 			WithHint("leave --overlap out: with --forward-ms the result shows what either road hides")
 	case p.TopKRatio != nil || p.UpdateInterval != nil:
-		return fault.Inputf("--topk-ratio and --update-interval are for an update by the CPU, but with --offload states " +
-			"the device updates").WithHint("leave them out")
+		return fault.Inputf("--topk-ratio and --update-interval are for an update by the CPU, but with --offload " +
+			"states the device updates").WithHint("leave them out")
 	case p.Layers != 0 || p.Tokens != 0:
 		return fault.Inputf("--layers and --tokens are for --overlap, but --offload states has no layers: " +
 			"the forward pass begins when all is updated").WithHint("leave them out")

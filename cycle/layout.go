@@ -1,6 +1,8 @@
 package cycle
 
 import (
+	"strings"
+
 	"plimsoll/dtype"
 	"plimsoll/model"
 	"plimsoll/optim/kernel"
@@ -18,17 +20,24 @@ type tensor struct {
 // tensors returns the parameters that are trained, in the order of the model.
 func (j *Job) tensors() []tensor {
 	var all []tensor
+	head := "lm_head"
+	if n := j.Model.Network; n != nil {
+		head = n.Head.Projection
+	}
 	for _, p := range j.Model.Parameters {
 		if p.TiedTo == "" {
 			all = append(all, tensor{shard.Piece{Name: p.Name, Shape: p.Shape,
-				Range: shard.Range{Count: p.Elements()}}, j.Muon && isMatrix(p)})
+				Range: shard.Range{Count: p.Elements()}}, j.Muon && isMatrix(p, head)})
 		}
 	}
 	return all
 }
 
-// isMatrix reports whether Muon updates a parameter: a matrix of a block. Embeddings and the head are left to AdamW.
-func isMatrix(p model.Parameter) bool { return len(p.Shape) == 2 && p.Block >= 0 && !p.IsEmbedding() }
+// isMatrix reports whether Muon updates a parameter: a matrix of a hidden layer. All else is left to AdamW: embeddings,
+// the output head, and what is no matrix (plimsoll.torch.muon_groups).
+func isMatrix(p model.Parameter, head string) bool {
+	return len(p.Shape) == 2 && !p.IsEmbedding() && !strings.Contains(p.Name, "embed") && p.Name != head+".weight"
+}
 
 // keys returns the state tensors of a parameter, with their types.
 func (j *Job) keys(t tensor) []kernel.Stream {

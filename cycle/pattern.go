@@ -5,8 +5,8 @@ import (
 	"fmt"
 )
 
-// pattern is made-up bytes that tell where they belong. Every so many bytes a word is a stamp, which also tells how many
-// steps have updated it.
+// pattern is made-up bytes that tell where they belong. Every so many bytes a word is a stamp, which also tells how
+// many steps have updated it.
 type pattern struct{ words, stamps uint64 }
 
 const (

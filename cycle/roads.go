@@ -40,8 +40,8 @@ func (p *Placement) States(mode string, link roads.Link) Road {
 	return road
 }
 
-// law returns a step of a rank. Steps take the chunks in ascending and in descending order in turns, so that the wait is
-// the mean of two steps.
+// law returns a step of a rank. Steps take the chunks in ascending and in descending order in turns, so that the wait
+// is the mean of two steps.
 func (j *Job) law(r Rank, work []roads.Work, link roads.Link) (s roads.Step) {
 	out, places := r.Layout.Gradients(), states.NewLayout(r.Description.Chunks)
 	for _, w := range work {

@@ -12,8 +12,8 @@ import (
 
 // Step is one measured step. Times of several ranks are those of the slowest.
 type Step struct {
-	// Seconds is the time until the last byte is on the host, and UpdatedSeconds until the last chunk is updated, when a
-	// trainer goes on. ExposedSeconds is how long it waits.
+	// Seconds is the time until the last byte is on the host, and UpdatedSeconds until the last chunk is updated, when
+	// a trainer goes on. ExposedSeconds is how long it waits.
 	Seconds        float64 `json:"seconds"`
 	UpdatedSeconds float64 `json:"updated_seconds"`
 	ExposedSeconds float64 `json:"exposed_seconds"`
@@ -21,7 +21,8 @@ type Step struct {
 	InSeconds     float64 `json:"copy_in_seconds"`
 	UpdateSeconds float64 `json:"update_seconds"`
 	OutSeconds    float64 `json:"copy_out_seconds"`
-	// PredictedSeconds and PredictedUpdatedSeconds are what the law says of these three, for Seconds and UpdatedSeconds.
+	// PredictedSeconds and PredictedUpdatedSeconds are what the law says of these three for Seconds and
+	// UpdatedSeconds.
 	PredictedSeconds        float64 `json:"predicted_seconds"`
 	PredictedUpdatedSeconds float64 `json:"predicted_updated_seconds"`
 }

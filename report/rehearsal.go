@@ -286,7 +286,8 @@ func (r *Rehearsal) Page() *Page {
 }
 
 func (r *Rehearsal) sections(job, found Facts) []Section {
-	sections := []Section{{job}, {hostTable(r.Ledger, r.BytesPerParameter.Measured != nil, r.Job.ParametersOnHost)}, {found}}
+	table := hostTable(r.Ledger, r.BytesPerParameter.Measured != nil, r.Job.ParametersOnHost)
+	sections := []Section{{job}, {table}, {found}}
 	if r.Overlap != nil {
 		sections = append(sections, r.Overlap.sections()...)
 	}

@@ -30,7 +30,7 @@ type StatesRehearsal struct {
 	// Median are the medians over the steps after the first; null where nothing was measured.
 	Median *cycle.Step `json:"median"`
 
-	Roads []RoadFigures `json:"roads"`
+	Roads []RehearsedRoad `json:"roads"`
 	// Road is the road that makes a trainer wait least, and Reason says why. Road is empty where the links are unknown.
 	Road   string `json:"road"`
 	Reason string `json:"reason"`
@@ -73,8 +73,8 @@ type RehearsedLink struct {
 	LimitedBy string `json:"limited_by"`
 }
 
-// RoadFigures is one road. Seconds are null where they are not known.
-type RoadFigures struct {
+// RehearsedRoad is one road. Seconds are null where they are not known.
+type RehearsedRoad struct {
 	Road             string       `json:"road"`
 	HostBytes        ledger.Bytes `json:"host_bytes"`
 	DeviceStepBytes  ledger.Bytes `json:"device_step_bytes"`
@@ -196,31 +196,31 @@ func (r *StatesRehearsal) Page() *Page {
 // facts returns the lines below the table.
 func (r *StatesRehearsal) facts() Facts {
 	var f Facts
-	recovery := "with recovery"
-	if !r.Job.Recovery {
+	j, recovery := r.Job, "with recovery"
+	if !j.Recovery {
 		recovery = "without recovery"
 	}
-	f.add("bytes a parameter", "%s, state %s, moments %s, %s", r.BytesPerParameter, r.Job.State, r.Job.Moments, recovery)
-	if r.Job.WorldSize > 1 {
-		f.add("ranks", "%d here of %d, %s of %s parameters on this host", r.Job.Ranks, r.Job.WorldSize,
-			ledger.Count(r.Job.ParametersOnHost), ledger.Count(r.Model.Parameters))
+	f.add("bytes a parameter", "%s, state %s, moments %s, %s", r.BytesPerParameter, j.State, j.Moments, recovery)
+	if j.WorldSize > 1 {
+		f.add("ranks", "%d here of %d, %s of %s parameters on this host", j.Ranks, j.WorldSize,
+			ledger.Count(j.ParametersOnHost), ledger.Count(r.Model.Parameters))
 	}
-	f.add("window", "%v of the device's memory, mode %s: %s of up to %v, or one parameter", r.Job.WindowBytes, r.Job.Mode,
-		counted(r.Job.Chunks, "chunk"), r.Job.ChunkBytes)
+	f.add("window", "%v of the device's memory, mode %s: %s of up to %v, or one parameter", j.WindowBytes, j.Mode,
+		counted(j.Chunks, "chunk"), j.ChunkBytes)
 	if r.Median != nil {
 		f.add("copy in", "%s", r.CopyIn.describe(r.Median.InSeconds, "--link-in"))
 		f.add("copy out", "%s", r.CopyOut.describe(r.Median.OutSeconds, "--link-out"))
 		source := "by the law for an H100: --update-ms states another time"
-		if r.Job.UpdateStated {
+		if j.UpdateStated {
 			source = "as stated"
 		}
-		f.add("update", "%s, %s; it took %s here", seconds(r.Job.UpdateSeconds), source, seconds(r.Median.UpdateSeconds))
+		f.add("update", "%s, %s; it took %s here", seconds(j.UpdateSeconds), source, seconds(r.Median.UpdateSeconds))
 		f.add("cycle", "%s until all is updated, %s until all is back; the law says %s and %s of these copies",
 			seconds(r.Median.UpdatedSeconds), seconds(r.Median.Seconds), seconds(r.Median.PredictedUpdatedSeconds),
 			seconds(r.Median.PredictedSeconds))
 	}
-	if r.Job.ForwardSeconds > 0 {
-		f.add("trainer", "forward %s, backward %s", seconds(r.Job.ForwardSeconds), seconds(r.Job.BackwardSeconds))
+	if j.ForwardSeconds > 0 {
+		f.add("trainer", "forward %s, backward %s", seconds(j.ForwardSeconds), seconds(j.BackwardSeconds))
 	}
 	if r.Median != nil {
 		f.add("roads", "by the law, with copies at %s and %s; the CPU's update was measured",

@@ -36,13 +36,13 @@ func stateFlags(c *cobra.Command, o *stateOptions) {
 	choiceFlag(c, &o.mode, "offload-mode", "", "--offload states: `how` they come to the device: VALUES "+
 		"(default: chunked)", cycle.Modes())
 	flags.Var((*bytesFlag)(&o.chunk), "offload-chunk", "--offload states: what comes at a time (default: 64MiB)")
-	flags.BoolVar(&o.noRecovery, "no-recovery", false, "--offload states: hold neither gradients nor parameters on the "+
-		"host, which finish a step that was broken off")
+	flags.BoolVar(&o.noRecovery, "no-recovery", false, "--offload states: hold neither gradients nor parameters on "+
+		"the host, which finish an interrupted step")
 	flags.Float64Var(&o.linkIn, "link-in", 0, "--offload states: `GB/s` of copies to the device of a rank "+
 		"(default: the speed of this host's memory)")
 	flags.Float64Var(&o.linkOut, "link-out", 0, "--offload states: `GB/s` of copies back")
-	flags.Float64Var(&o.update, "update-ms", 0, "--offload states: `milliseconds` of the device's update of all states "+
-		"of a rank (default: the law, for an H100)")
+	flags.Float64Var(&o.update, "update-ms", 0, "--offload states: `milliseconds` of the device's update of all "+
+		"states of a rank (default: the law, for an H100)")
 }
 
 // refuse refuses flags that mean nothing without --offload states.
@@ -62,8 +62,9 @@ func (o stateOptions) refuse(c *cobra.Command, r rehearse.Request) error {
 
 // runRehearseStates rehearses the update by the CPU, and then the way of the states to a device and back.
 func runRehearseStates(c *cobra.Command, o rehearseOptions) error {
-	request := cycle.Request{Request: o.request, Mode: o.states.mode, LinkIn: o.states.linkIn, LinkOut: o.states.linkOut,
-		UpdateMilliseconds: o.states.update, ChunkBytes: o.states.chunk, NoRecovery: o.states.noRecovery}
+	request := cycle.Request{Request: o.request, Mode: o.states.mode, LinkIn: o.states.linkIn,
+		LinkOut: o.states.linkOut, UpdateMilliseconds: o.states.update, ChunkBytes: o.states.chunk,
+		NoRecovery: o.states.noRecovery}
 	if o.states.what != offloadStates {
 		return fault.Inputf("--offload is %v", fault.Unknown(o.states.what, []string{offloadStates}))
 	}

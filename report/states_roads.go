@@ -14,7 +14,7 @@ import (
 func (r *StatesRehearsal) compare(p *cycle.Placement, cpu CPURoad) error {
 	link := roads.Link{In: cmp.Or(p.Link.In, r.CopyIn.speed()), Out: cmp.Or(p.Link.Out, r.CopyOut.speed())}
 	for _, mode := range cycle.Modes() {
-		f := newRoad("states, "+mode, p.States(mode, link))
+		f := newRehearsedRoad("states, "+mode, p.States(mode, link))
 		if mode == p.Mode && r.Median != nil {
 			f.RehearsedSeconds = &r.Median.ExposedSeconds
 		}
@@ -29,14 +29,14 @@ func (r *StatesRehearsal) compare(p *cycle.Placement, cpu CPURoad) error {
 		if err != nil {
 			return err
 		}
-		r.Roads = append(r.Roads, newRoad(byCPU, road))
+		r.Roads = append(r.Roads, newRehearsedRoad(byCPU, road))
 	}
 	r.choose(p, cpu)
 	return nil
 }
 
-func newRoad(name string, road cycle.Road) RoadFigures {
-	f := RoadFigures{Road: name, HostBytes: road.Host, DeviceStepBytes: road.Window, DeviceRestBytes: road.Rest}
+func newRehearsedRoad(name string, road cycle.Road) RehearsedRoad {
+	f := RehearsedRoad{Road: name, HostBytes: road.Host, DeviceStepBytes: road.Window, DeviceRestBytes: road.Rest}
 	if s := road.Step; s != nil {
 		for to, value := range map[**float64]time.Duration{&f.CopyInSeconds: s.In, &f.UpdateSeconds: s.Update,
 			&f.CopyOutSeconds: s.Out, &f.ExposedSeconds: s.Exposed} {
@@ -88,7 +88,7 @@ func (r *StatesRehearsal) cpuBytes() ledger.Bytes {
 }
 
 // road returns the figures of a road, or nil.
-func (r *StatesRehearsal) road(name string) *RoadFigures {
+func (r *StatesRehearsal) road(name string) *RehearsedRoad {
 	for i := range r.Roads {
 		if r.Roads[i].Road == name {
 			return &r.Roads[i]
@@ -103,27 +103,27 @@ func (r *StatesRehearsal) roadsTable() *Table {
 	for _, f := range r.Roads {
 		t.with(Label, f.Road)
 	}
-	row := func(name string, cell func(RoadFigures) any) {
+	row := func(name string, cell func(RehearsedRoad) any) {
 		cells := []any{name}
 		for _, f := range r.Roads {
 			cells = append(cells, cell(f))
 		}
 		t.add(cells...)
 	}
-	row("host memory", func(f RoadFigures) any { return f.HostBytes })
-	row("device memory in a step", func(f RoadFigures) any { return f.DeviceStepBytes })
-	row("device memory between steps", func(f RoadFigures) any { return f.DeviceRestBytes })
+	row("host memory", func(f RehearsedRoad) any { return f.HostBytes })
+	row("device memory in a step", func(f RehearsedRoad) any { return f.DeviceStepBytes })
+	row("device memory between steps", func(f RehearsedRoad) any { return f.DeviceRestBytes })
 	for _, line := range []struct {
 		name string
-		of   func(RoadFigures) *float64
+		of   func(RehearsedRoad) *float64
 	}{
-		{"copies to the device", func(f RoadFigures) *float64 { return f.CopyInSeconds }},
-		{"update", func(f RoadFigures) *float64 { return f.UpdateSeconds }},
-		{"copies back", func(f RoadFigures) *float64 { return f.CopyOutSeconds }},
-		{"exposed, by the law", func(f RoadFigures) *float64 { return f.ExposedSeconds }},
-		{"exposed, rehearsed here", func(f RoadFigures) *float64 { return f.RehearsedSeconds }},
+		{"copies to the device", func(f RehearsedRoad) *float64 { return f.CopyInSeconds }},
+		{"update", func(f RehearsedRoad) *float64 { return f.UpdateSeconds }},
+		{"copies back", func(f RehearsedRoad) *float64 { return f.CopyOutSeconds }},
+		{"exposed, by the law", func(f RehearsedRoad) *float64 { return f.ExposedSeconds }},
+		{"exposed, rehearsed here", func(f RehearsedRoad) *float64 { return f.RehearsedSeconds }},
 	} {
-		row(line.name, func(f RoadFigures) any {
+		row(line.name, func(f RehearsedRoad) any {
 			if value := line.of(f); value != nil {
 				return seconds(*value)
 			}
