@@ -371,3 +371,23 @@ func TestVerdict(t *testing.T) {
 		}
 	}
 }
+
+// TestMedian: the first step does not count, and either order of the chunks counts for half.
+func TestMedian(t *testing.T) {
+	steps := func(seconds ...float64) (list []Step) {
+		for _, s := range seconds {
+			list = append(list, Step{Seconds: s, OutSeconds: 2 * s})
+		}
+		return list
+	}
+	for _, test := range []struct {
+		steps []Step
+		want  float64
+	}{
+		{steps(7), 7}, {steps(7, 1), 1}, {steps(7, 1, 3), 2}, {steps(7, 1, 3, 2, 90, 9, 4), 3},
+	} {
+		if got := Median(test.steps); got.Seconds != test.want || got.OutSeconds != 2*test.want {
+			t.Errorf("%v: %+v, want %g seconds", test.steps, got, test.want)
+		}
+	}
+}

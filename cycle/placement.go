@@ -75,7 +75,8 @@ func NewPlacement(j *Job, h *host.Host) (*Placement, error) {
 func (p *Placement) arenas(r Rank) []arena.Plan {
 	window := r.Layout.Window(p.Mode == Whole)
 	plans := append(r.Description.Arenas(), arena.Plan{Component: ledger.DeviceStandIn,
-		Size: window + bufferOf(r.Layout), Why: fmt.Sprintf("%s B of the window, and the parameters or gradients of a chunk, as they are on the device",
+		Size: window + bufferOf(r.Layout),
+		Why: fmt.Sprintf("%s B of the window, and the parameters or gradients of a chunk, as they are on the device",
 			ledger.Count(int64(window)))})
 	for i := range plans {
 		plans[i].Name = path.Join(fmt.Sprint("rank", r.Number), string(plans[i].Component))
@@ -177,8 +178,8 @@ func (p *Placement) wouldFit(available ledger.Bytes) []string {
 	return found
 }
 
-// work returns the way of the chunks of a rank through the device. A stated time of the update is that of all parameters
-// of the rank. It is divided among the chunks as the law does.
+// work returns the way of the chunks of a rank through the device. A stated time of the update is that of all
+// parameters of the rank. It is divided among the chunks as the law does.
 func (p *Placement) work(l *roads.Layout) []roads.Work {
 	work := l.Work(deviceRates)
 	if p.Update == 0 {

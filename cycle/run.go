@@ -81,18 +81,43 @@ func (p *Placement) Run(ctx context.Context, progress rehearse.Progress) (m *Mea
 	return m, nil
 }
 
-// Median returns the medians of the steps after the first, which warms up.
-func Median(steps []Step) (median Step) {
-	if len(steps) > 1 {
-		steps = steps[1:]
+// Median returns the medians of the steps after the first, which warms up. Steps take the chunks in ascending and in
+// descending order in turns: it is the mean of the medians of either order.
+func Median(steps []Step) Step {
+	var orders [2][]Step
+	for i, s := range steps {
+		if i > 0 || len(steps) == 1 {
+			orders[i%2] = append(orders[i%2], s)
+		}
 	}
-	for _, of := range []func(*Step) *float64{
-		func(s *Step) *float64 { return &s.Seconds }, func(s *Step) *float64 { return &s.UpdatedSeconds },
-		func(s *Step) *float64 { return &s.ExposedSeconds }, func(s *Step) *float64 { return &s.InSeconds },
-		func(s *Step) *float64 { return &s.UpdateSeconds }, func(s *Step) *float64 { return &s.OutSeconds },
-		func(s *Step) *float64 { return &s.PredictedSeconds },
-		func(s *Step) *float64 { return &s.PredictedUpdatedSeconds },
-	} {
+	a, b := medians(orders[0]), medians(orders[1])
+	switch {
+	case len(orders[0]) == 0:
+		return b
+	case len(orders[1]) == 0:
+		return a
+	}
+	for _, of := range figures {
+		*of(&a) = (*of(&a) + *of(&b)) / 2
+	}
+	return a
+}
+
+// figures are the numbers of a step.
+var figures = []func(*Step) *float64{
+	func(s *Step) *float64 { return &s.Seconds }, func(s *Step) *float64 { return &s.UpdatedSeconds },
+	func(s *Step) *float64 { return &s.ExposedSeconds }, func(s *Step) *float64 { return &s.InSeconds },
+	func(s *Step) *float64 { return &s.UpdateSeconds }, func(s *Step) *float64 { return &s.OutSeconds },
+	func(s *Step) *float64 { return &s.PredictedSeconds },
+	func(s *Step) *float64 { return &s.PredictedUpdatedSeconds },
+}
+
+// medians returns the median of each number, or zeros for no steps.
+func medians(steps []Step) (median Step) {
+	if len(steps) == 0 {
+		return median
+	}
+	for _, of := range figures {
 		var values []float64
 		for i := range steps {
 			values = append(values, *of(&steps[i]))

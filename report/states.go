@@ -67,9 +67,9 @@ type StatesJob struct {
 // RehearsedLink is the copies of a rank in one direction, those of a median step.
 type RehearsedLink struct {
 	Bytes  ledger.Bytes `json:"bytes"`
-	Stated *float64     `json:"stated_bytes_per_second"` // null if the speed of this host's memory was asked for
+	Stated *float64     `json:"stated_bytes_per_second"` // null if no link was stated
 	Speed  float64      `json:"bytes_per_second"`
-	// LimitedBy is "link" or "host memory".
+	// LimitedBy is "link", or "host" if this host copies slower than that.
 	LimitedBy string `json:"limited_by"`
 }
 
@@ -145,10 +145,10 @@ func (r *StatesRehearsal) measured(p *cycle.Placement, m *cycle.Measurement) {
 
 // newLink describes the copies in a direction.
 func newLink(bytes ledger.Bytes, seconds, stated float64) *RehearsedLink {
-	l := &RehearsedLink{Bytes: bytes, Speed: float64(bytes) / max(seconds, 1e-9), LimitedBy: "host memory"}
+	l := &RehearsedLink{Bytes: bytes, Speed: float64(bytes) / max(seconds, 1e-9), LimitedBy: "host"}
 	if stated > 0 {
 		l.Stated = &stated
-		if l.Speed > 0.95*stated {
+		if l.Speed > 0.9*stated {
 			l.LimitedBy = "link"
 		}
 	}
@@ -223,8 +223,11 @@ func (r *StatesRehearsal) facts() Facts {
 		f.add("trainer", "forward %s, backward %s", seconds(j.ForwardSeconds), seconds(j.BackwardSeconds))
 	}
 	if r.Median != nil {
-		f.add("roads", "by the law, with copies at %s and %s; the CPU's update was measured",
-			r.CopyIn.source(), r.CopyOut.source())
+		update := ""
+		if r.CPU != nil && r.CPU.OptimizerSteps > 0 {
+			update = "; the CPU's update was measured"
+		}
+		f.add("roads", "by the law, with copies at %s and %s%s", r.CopyIn.source(), r.CopyOut.source(), update)
 	}
 	f.addEach("note", r.Notes)
 	return f
@@ -235,7 +238,7 @@ func (l *RehearsedLink) source() string {
 	if l.Stated != nil {
 		return fmt.Sprintf("%.1f GB/s (stated)", l.speed()/1e9)
 	}
-	return fmt.Sprintf("%.1f GB/s (this host's memory)", l.speed()/1e9)
+	return fmt.Sprintf("%.1f GB/s (of this host)", l.speed()/1e9)
 }
 
 // describe says how fast the copies were, and whether that was measured or stated.
@@ -243,11 +246,11 @@ func (l *RehearsedLink) describe(took float64, flag string) string {
 	text := fmt.Sprintf("%v in %s, %.1f GB/s", l.Bytes, seconds(took), l.Speed/1e9)
 	switch {
 	case l.Stated == nil:
-		return text + ", measured: the speed of this host's memory, as no link was stated"
+		return text + ", measured: as fast as this host copies, as no link was stated"
 	case l.LimitedBy == "link":
 		return text + fmt.Sprintf(", paced: %s states it", flag)
 	}
-	return text + fmt.Sprintf(", measured: this host's memory is slower than the %.1f GB/s of %s", *l.Stated/1e9, flag)
+	return text + fmt.Sprintf(", measured: this host copies slower than the %.1f GB/s of %s", *l.Stated/1e9, flag)
 }
 
 // VerdictLine returns the last line of the text.
@@ -263,5 +266,5 @@ func (r *StatesRehearsal) VerdictLine() string {
 	if r.Road == "" {
 		return fits + "no road was chosen: " + r.Reason
 	}
-	return fits + "the road is " + r.Road + ": " + r.Reason
+	return fits + "take " + r.Road + ": " + r.Reason
 }

@@ -52,17 +52,17 @@ func (r *StatesRehearsal) choose(p *cycle.Placement, cpu CPURoad) {
 	states, host := r.road("states, "+p.Mode), r.road(byCPU)
 	switch {
 	case host == nil:
-		r.Road, r.Reason = states.Road, "Muon has no update by the CPU: its matrix products need a GPU"
+		r.Road, r.Reason = states.Road, "Muon has no update by the CPU, as its matrix products need a GPU"
 	case !cpu.Verdict.Fits:
 		r.Road = states.Road
 		r.Reason = fmt.Sprintf("the update by the CPU does not fit this host: it needs %v", cpu.Verdict.Needed)
 	case p.Link.In == 0 || p.Link.Out == 0:
-		r.Reason = "the speed of this host's memory is not that of a link: --link-in and --link-out decide"
+		r.Reason = "the speed of copies within this host is not that of a link: --link-in and --link-out decide"
 	case states.ExposedSeconds == nil || host.ExposedSeconds == nil:
 		r.Reason = "nothing was measured"
 	case *states.ExposedSeconds < *host.ExposedSeconds:
-		r.Road, r.Reason = states.Road, fmt.Sprintf("a trainer waits %s in a step, and %s for the CPU, which moves %s "+
-			"at %.1f GB/s", seconds(*states.ExposedSeconds), seconds(*host.ExposedSeconds),
+		r.Road, r.Reason = states.Road, fmt.Sprintf("a trainer waits %s in a step, and %s for the CPU, which moves "+
+			"%s at %.1f GB/s", seconds(*states.ExposedSeconds), seconds(*host.ExposedSeconds),
 			each(r.cpuBytes(), p.Parameters), float64(r.cpuBytes())/r.CPU.StepSecondsMedian/1e9)
 	default:
 		in, out := p.Moved()
