@@ -36,12 +36,25 @@ var (
 // StateOffload is plimsoll.torch.StateOffload with every setting decided.
 type StateOffload struct {
 	roads.Settings
-	Whole bool
 	// Master is the type of master weights beside 16-bit parameters: Invalid for none, F32, or BF16 for the low halves
 	// that complete bf16 parameters.
 	Master  dtype.Type
 	Moments dtype.Type // that states of the parameter's shape have on the host, if they are fp32 in the update
+	// Rest is where the states are between two steps.
+	Rest Rest
+	// Service is what the optimizer service holds for a rank that it updates; only with InService.
+	Service ledger.Bytes
 }
+
+// Rest is where states are between two steps, and with it where they are updated.
+type Rest int
+
+// The places. StateOffload is OnHost; the others are what package plan compares it with.
+const (
+	OnHost    Rest = iota // updated on the GPU
+	OnGPU                 // updated there
+	InService             // updated by the optimizer service, on the CPU
+)
 
 // offload sets what rests on the host.
 func (r *resolver) offload() error {
@@ -56,6 +69,12 @@ func (r *resolver) offload() error {
 	s, err := o.decide(r.job)
 	if err != nil {
 		return err
+	}
+	if o.Master == "" && s.Master != dtype.Invalid {
+		r.assume("split master weights: --master was not given, and they are the default of plimsoll.torch.Muon")
+	}
+	if s.Recovery && s.Fraction < 1 {
+		r.assume("no recovery: with --offload-fraction below 1 a part of the state is only on the GPU, and dies with it")
 	}
 	r.job.Offload = s
 	return nil
@@ -73,7 +92,7 @@ func (o Offload) Decide(j *Job) (*StateOffload, error) {
 }
 
 func (o Offload) decide(j *Job) (*StateOffload, error) {
-	s := &StateOffload{Whole: o.Mode == "whole", Moments: dtype.F32, Settings: roads.Settings{
+	s := &StateOffload{Moments: dtype.F32, Settings: roads.Settings{Whole: o.Mode == "whole",
 		ChunkBytes: cmp.Or(o.Chunk, roads.DefaultChunk), Fraction: cmp.Or(o.Fraction, 1), Recovery: !o.NoRecovery}}
 	for _, choice := range []struct {
 		flag, value string
@@ -96,11 +115,23 @@ func (o Offload) decide(j *Job) (*StateOffload, error) {
 		s.Master = dtype.F32
 	case "split":
 		s.Master = dtype.BF16
+	case "":
+		if j.Optimizer.Name == muon && j.stored() == dtype.BF16 {
+			s.Master = dtype.BF16
+		}
 	}
 	if o.Moments == "bf16" {
 		s.Moments = dtype.BF16
 	}
 	return s, nil
+}
+
+// stored returns the type of the trained parameters.
+func (j *Job) stored() dtype.Type {
+	if j.Adapter != nil {
+		return j.AdapterType
+	}
+	return j.ParameterType
 }
 
 func checkChoice(flag, value string, known []string) error {
@@ -118,10 +149,7 @@ func (j *Job) refuseOffload() error {
 	if o == nil {
 		return nil
 	}
-	stored := j.ParameterType
-	if j.Adapter != nil {
-		stored = j.AdapterType
-	}
+	stored := j.stored()
 	return refuse(
 		contradiction{j.OnCPU, "the states are to rest on the host, but the job has no GPU that they could leave",
 			"leave --offload or --cpu out"},
@@ -146,8 +174,10 @@ func (j *Job) refuseMuon() error {
 	}
 	const why = ", and a part that is orthogonalized alone trains another model"
 	return refuse(
-		contradiction{j.FSDP != nil, "FSDP divides every matrix among its ranks" + why,
+		contradiction{j.FSDP != nil && j.FSDP.Version == 1, "FSDP1 divides every matrix among its ranks" + why,
 			"use DistributedDataParallel, which leaves every matrix whole"},
+		contradiction{j.FSDP != nil, "Muon under FSDP2 gathers every matrix on its owner, which is not planned yet",
+			"plan DistributedDataParallel, where every rank has all states"},
 		contradiction{j.DeepSpeed != nil, "DeepSpeed has a Muon of its own, which is not planned yet",
 			"use another optimizer"},
 		contradiction{j.Parallel.Tensor > 1, "tensor parallelism divides matrices among ranks" + why,
@@ -167,6 +197,9 @@ func (o *StateOffload) States(j *Job, parameters []*autograd.Parameter) []roads.
 			r.Master = p.Elements * o.Master.Size()
 			r.Temporary = o.proxy() * p.Elements
 		}
+		for _, state := range j.Optimizer.States(p) {
+			r.Staying += state.Bytes
+		}
 		for _, state := range j.Optimizer.States(&updated) {
 			bytes := state.Bytes
 			if o.Moments == dtype.BF16 && bytes == p.Elements*dtype.F32.Size() {
@@ -179,7 +212,10 @@ func (o *StateOffload) States(j *Job, parameters []*autograd.Parameter) []roads.
 			stack := max(1, p.Matrices)
 			r.Operations = roads.NewtonSchulz(stack, p.Rows, p.Elements/(stack*p.Rows))
 		}
-		if j.Optimizer.Counts(p) {
+		switch {
+		case j.Optimizer.CountsOnGPU(p):
+			r.States = append(r.States, dtype.F32.Size())
+		case j.Optimizer.Counts(p):
 			r.Scalars = 1
 		}
 		list[i] = r

@@ -9,6 +9,7 @@ import (
 	"plimsoll/allocator"
 	"plimsoll/job"
 	"plimsoll/ledger"
+	"plimsoll/roads"
 	"plimsoll/simulate"
 )
 
@@ -21,6 +22,7 @@ type Plan struct {
 	// StateFormats lists the size of the optimizer state in Plimsoll's own formats, in
 	// the memory of one node. It is nil for optimizers that the formats do not hold.
 	StateFormats []StateFormat
+	offloaded    []roads.Parameter // of a rank, if the job offloads states
 }
 
 // Result says whether a job fits.
@@ -67,7 +69,8 @@ func newWithin(j *job.Job, capacity ledger.Bytes) (*Plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Plan{Job: j, Trained: j.Model.Elements(), StateFormats: stateFormats(j, classes[0].Trained)}
+	p := &Plan{Job: j, Trained: j.Model.Elements(), StateFormats: stateFormats(j, classes[0].Trained),
+		offloaded: classes[0].Offloaded}
 	if j.Adapter != nil {
 		p.Trained = classes[0].Trained
 	}

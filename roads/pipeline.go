@@ -52,14 +52,16 @@ func (l Link) speeds(in, out bool) (toGPU, fromGPU float64) {
 type Work struct {
 	In     ledger.Bytes // states and master weights, to the GPU
 	Update time.Duration
-	// Out is what leaves the slot: the same bytes. Own leaves beside it: the model's parameters, with recovery.
+	// Out is what leaves the slot: the same bytes. Own leaves before it: the model's parameters, with recovery.
 	Out, Own ledger.Bytes
 }
 
 // Passage is when the parts of a step are done, from its beginning on.
 type Passage struct {
-	Updated time.Duration // the trainer can go on
-	Left    time.Duration // the last byte is on the host
+	Updated time.Duration // all is updated
+	// Ready is when the trainer can go on. With recovery the parameters have to be on the host, before it uses them.
+	Ready time.Duration
+	Left  time.Duration // the last byte is on the host
 }
 
 // pieces is the number of pieces that a slot is filled in, behind the copy out of what was there before.
@@ -72,10 +74,13 @@ const slots = 2
 // may be overwritten once the gradients are on the host. Three streams work on three chunks: one copies a chunk in, one
 // updates the chunk before it, and one copies the chunk before that out.
 func Chunked(chunks []Work, gradients ledger.Bytes, link Link) Passage {
-	p := pipeline{link: link, chunks: chunks, updated: make([]float64, len(chunks)), left: make([]float64, 0,
-		pieces*len(chunks)), outgoing: float64(gradients), leaving: -1}
+	p := pipeline{link: link, chunks: chunks, updated: make([]float64, len(chunks)), outgoing: float64(gradients),
+		leaving: -1}
+	for _, c := range chunks {
+		p.piece = max(p.piece, (c.In+pieces-1)/pieces)
+	}
 	p.run()
-	return Passage{seconds(p.last()), seconds(p.now)}
+	return Passage{seconds(p.last()), seconds(max(p.last(), p.ready)), seconds(p.now)}
 }
 
 // pipeline is a step in mode chunked, from event to event.
@@ -87,10 +92,18 @@ type pipeline struct {
 	entered  int     // pieces that are on the GPU
 	incoming float64 // bytes of the piece under way; 0 if there is none
 	updated  []float64
-	left     []float64 // when each piece had left
-	leaving  int       // chunk that leaves; -1 are the gradients
-	pieces   int       // of that chunk that have left, the model's parameters included
-	outgoing float64   // bytes of the piece under way; 0 if there is none
+	left     int     // pieces that have left
+	leaving  int     // chunk that leaves; -1 are the gradients
+	parts    int     // of that chunk that have left: the model's parameters, and then pieces of the slot
+	outgoing float64 // bytes of the part under way; 0 if there is none
+	ready    float64 // when the parameters of the last chunk have left
+
+	piece ledger.Bytes // a part of a slot
+}
+
+// part returns the bytes of a piece of a chunk. Small chunks fill the first pieces of a slot.
+func (p *pipeline) part(of ledger.Bytes, number int) float64 {
+	return float64(min(p.piece, max(0, of-ledger.Bytes(number)*p.piece)))
 }
 
 // run follows the copies until the last byte has left.
@@ -137,10 +150,10 @@ func rest(bytes, copied float64) float64 {
 // had the slot before has left.
 func (p *pipeline) copiesIn() bool {
 	for p.incoming == 0 && p.entered < pieces*len(p.chunks) {
-		if before := p.entered - slots*pieces; before >= 0 && before >= len(p.left) {
+		if before := p.entered - slots*pieces; before >= 0 && before >= p.left {
 			return false
 		}
-		if p.incoming = float64(p.chunks[p.entered/pieces].In) / pieces; p.incoming == 0 {
+		if p.incoming = p.part(p.chunks[p.entered/pieces].In, p.entered%pieces); p.incoming == 0 {
 			p.enter()
 		}
 	}
@@ -172,9 +185,8 @@ func (p *pipeline) copiesOut(wake *float64) bool {
 				*wake = min(*wake, done)
 				return false
 			}
-			p.outgoing = float64(p.chunks[p.leaving].Out) / pieces
-			if p.pieces == pieces {
-				p.outgoing = float64(p.chunks[p.leaving].Own)
+			if p.outgoing = float64(p.chunks[p.leaving].Own); p.parts > 0 {
+				p.outgoing = p.part(p.chunks[p.leaving].Out, p.parts-1)
 			}
 		}
 		if p.outgoing == 0 {
@@ -186,16 +198,18 @@ func (p *pipeline) copiesOut(wake *float64) bool {
 
 // leave notes that a piece is on the host, and goes on to the next one.
 func (p *pipeline) leave() {
-	if p.leaving < 0 {
+	switch {
+	case p.leaving < 0:
 		p.leaving = 0
 		return
+	case p.parts > 0:
+		p.left++
+	case p.chunks[p.leaving].Own > 0:
+		p.ready = p.now
 	}
-	if p.pieces < pieces {
-		p.left = append(p.left, p.now)
-		p.pieces++
-		return
+	if p.parts++; p.parts > pieces {
+		p.leaving, p.parts = p.leaving+1, 0
 	}
-	p.leaving, p.pieces = p.leaving+1, 0
 }
 
 // last returns when the last chunk is updated.
@@ -209,10 +223,10 @@ func (p *pipeline) last() float64 {
 // Whole returns when a step in mode whole is done. All states come to the GPU, one update changes them all, and they
 // leave. Copies in began a time ago, ahead: where plimsoll.torch.StateOffload.prefetch was called.
 func Whole(chunks []Work, gradients ledger.Bytes, link Link, ahead time.Duration) Passage {
-	var in, out float64
+	var in, out, own float64
 	var update time.Duration
 	for _, c := range chunks {
-		in, out, update = in+float64(c.In), out+float64(c.Out+c.Own), update+c.Update
+		in, out, own, update = in+float64(c.In), out+float64(c.Out), own+float64(c.Own), update+c.Update
 	}
 	// The gradients leave while states come, or while these are updated.
 	toGPU, fromGPU := link.speeds(true, gradients > 0)
@@ -222,8 +236,11 @@ func Whole(chunks []Work, gradients ledger.Bytes, link Link, ahead time.Duration
 	}
 	entered = max(0, entered-ahead.Seconds())
 	updated := entered + update.Seconds()
-	sent := float64(gradients) / link.Out
-	return Passage{seconds(updated), seconds(max(updated, sent) + out/link.Out)}
+	ready := updated
+	if sent := float64(gradients) / link.Out; gradients > 0 || own > 0 {
+		ready = max(updated, sent) + own/link.Out
+	}
+	return Passage{seconds(updated), seconds(ready), seconds(ready + out/link.Out)}
 }
 
 // together returns when the bytes to the GPU are there, if bytes from it begin at the same time.

@@ -26,6 +26,8 @@ type Parameter struct {
 	Scalars int
 	// Temporary is what its update holds beside its state on the GPU, for a moment.
 	Temporary int64
+	// Staying is the size of its state if it stays on the GPU.
+	Staying int64
 }
 
 // state returns the bytes that move in both directions: states and master weights. Each tensor begins at a multiple of
@@ -38,7 +40,7 @@ func (p *Parameter) state() int64 {
 	return sum
 }
 
-// Alignment is that of each tensor in a region. PyTorch's kernels are fastest from 16 bytes on, and copies from 256 on.
+// alignment is that of each tensor in a region and in the arena of gradients.
 const alignment = 256
 
 func aligned(bytes int64) int64 { return (bytes + alignment - 1) / alignment * alignment }
@@ -60,9 +62,22 @@ func (c Chunk) Region() ledger.Bytes { return c.State + c.Own }
 
 // Settings are those of plimsoll.torch.StateOffload.
 type Settings struct {
+	Whole      bool // all states come to the GPU before one update of them all
 	ChunkBytes ledger.Bytes
 	Fraction   float64 // of the state's bytes that is on the host
-	Recovery   bool    // a step that was broken off can be finished
+	Recovery   bool    // a step that was broken off can be finished, which takes all of the state on the host
+}
+
+// recovers reports whether a new process can go on from the arenas alone.
+func (s Settings) recovers() bool { return s.Recovery && s.Fraction == 1 }
+
+// chunk returns the size of a chunk. A step that is made at once cannot be finished in parts. So with recovery all of
+// it is one region, beside which the old one stays whole.
+func (s Settings) chunk() ledger.Bytes {
+	if s.Whole && s.recovers() {
+		return math.MaxInt64
+	}
+	return s.ChunkBytes
 }
 
 // DefaultChunk is the client's chunk size.
@@ -92,18 +107,18 @@ func NewLayout(parameters []Parameter, s Settings) *Layout {
 	open := false // the last chunk takes more parameters
 	for i := range parameters {
 		p := &parameters[i]
-		if taken >= wanted {
-			l.Resident += ledger.Bytes(p.state())
+		if taken >= wanted && s.Fraction < 1 {
+			l.Resident += ledger.Bytes(p.Staying)
 			l.ResidentWork.add(p, false)
 			continue
 		}
 		taken += p.state()
 		l.Scalars += p.Scalars
-		if last := len(l.Chunks) - 1; !open || l.Chunks[last].State+ledger.Bytes(p.state()) > s.ChunkBytes {
+		if last := len(l.Chunks) - 1; !open || l.Chunks[last].State+ledger.Bytes(p.state()) > s.chunk() {
 			l.Chunks = append(l.Chunks, Chunk{First: i, End: i})
 			open = true
 		}
-		l.Chunks[len(l.Chunks)-1].add(p, s.Recovery)
+		l.Chunks[len(l.Chunks)-1].add(p, s.recovers())
 	}
 	return l
 }
@@ -117,7 +132,7 @@ func (c *Chunk) add(p *Parameter, recovery bool) {
 	}
 	c.Temporary += ledger.Bytes(p.Temporary)
 	c.Operations += p.Operations
-	c.Gradients += ledger.Bytes(p.Gradient)
+	c.Gradients += ledger.Bytes(aligned(p.Gradient))
 	// A fused kernel reads states, master weights, parameter and gradient once, and writes all but the gradient.
 	c.Traffic += ledger.Bytes(2*(p.state()+p.Own) + p.Gradient)
 }
@@ -138,10 +153,16 @@ func (l *Layout) Own() (sum ledger.Bytes) {
 	return sum
 }
 
-// Control returns the size of the control arena: a head, two tables of scalars, and the hyperparameters of a step.
+// Control returns the size of the control arena: a head, two tables of numbers, a byte for each parameter's gradient,
+// and the hyperparameters of a step, for which there are about 6 KiB. A table has the scalars, and for each parameter
+// whether it has a state.
 func (l *Layout) Control() ledger.Bytes {
-	const head, hyperparameters, tables, scalar = 512, 4096, 2, 8
-	return head + hyperparameters + tables*scalar*ledger.Bytes(l.Scalars)
+	const head, hyperparameters, tables, number = 512, 6 << 10, 2, 8
+	held := 0
+	for _, c := range l.Chunks {
+		held += c.End - c.First
+	}
+	return head + hyperparameters + tables*number*ledger.Bytes(l.Scalars+held) + ledger.Bytes(held)
 }
 
 // Gap returns the size of the largest region: so far are old and new regions apart.
@@ -163,9 +184,9 @@ func (l *Layout) Arena() ledger.Bytes {
 }
 
 // Gradients returns the size of the arena "gradients": those of the step, with which a step that was broken off is
-// finished. Without recovery there is none.
+// finished. Without recovery there is none, and a step that is made at once needs none.
 func (l *Layout) Gradients() (sum ledger.Bytes) {
-	if !l.Recovery {
+	if l.Whole || !l.recovers() {
 		return 0
 	}
 	for _, c := range l.Chunks {

@@ -14,7 +14,8 @@ import (
 func adamW(sizes ...int64) []Parameter {
 	list := make([]Parameter, len(sizes))
 	for i, n := range sizes {
-		list[i] = Parameter{Elements: n, States: []int64{4 * n, 4 * n}, Master: 2 * n, Own: 2 * n, Gradient: 2 * n}
+		list[i] = Parameter{Elements: n, States: []int64{4 * n, 4 * n}, Master: 2 * n, Own: 2 * n, Gradient: 2 * n,
+			Staying: 4 * n}
 	}
 	return list
 }
@@ -43,8 +44,12 @@ func TestLayout(t *testing.T) {
 			t.Errorf("%s: %d bytes, want %d", figure.what, figure.got, figure.want)
 		}
 	}
+	whole := NewLayout(adamW(n, n), Settings{Whole: true, ChunkBytes: 1, Fraction: 1, Recovery: true})
+	if len(whole.Chunks) != 1 || whole.Arena() != 2*24<<10 || whole.Gradients() != 0 {
+		t.Errorf("mode whole with recovery: %d regions in %v", len(whole.Chunks), whole.Arena())
+	}
 	half := NewLayout(adamW(n, n, n, n, n), Settings{ChunkBytes: 1, Fraction: 0.5})
-	if len(half.Chunks) != 3 || half.Resident != 20<<10 || half.Gradients() != 0 || half.Gap() != 10<<10 {
+	if len(half.Chunks) != 3 || half.Resident != 8<<10 || half.Gradients() != 0 || half.Gap() != 10<<10 {
 		t.Errorf("half of five: %d chunks and %v on the GPU", len(half.Chunks), half.Resident)
 	}
 }
@@ -87,12 +92,27 @@ func TestChunked(t *testing.T) {
 		{"copies out are slowest", chunks(5, 0, 0), 0, Link{In: 8, Out: 4}, 7*s + s/8, 11 * s},
 		{"both directions share the link", chunks(1, 0, 0), 8, Link{In: 8, Out: 8, Together: 8}, 2 * s, 3 * s},
 		{"the first region waits for the gradients", chunks(1, 0, 0), 32, Link{In: 8, Out: 8}, 1 * s, 5 * s},
-		{"the parameters leave last", chunks(1, 0, 8), 0, Link{In: 8, Out: 8}, 1 * s, 3 * s},
+		{"the parameters leave, too", chunks(1, 0, 8), 0, Link{In: 8, Out: 8}, 1 * s, 3 * s},
 	} {
 		got := Chunked(test.chunks, test.gradients, test.link)
 		if (got.Updated-test.updated).Abs() > 10 || (got.Left-test.left).Abs() > 10 {
 			t.Errorf("%s: %v, want {%v %v}", test.name, got, test.updated, test.left)
 		}
+	}
+}
+
+// TestReady: with recovery the trainer waits for the last parameters, which leave before the states of their chunk.
+func TestReady(t *testing.T) {
+	link, chunk := Link{In: 8, Out: 8}, Work{In: 8, Out: 8, Own: 4}
+	if got := Chunked([]Work{chunk}, 0, link); got.Ready != 1500*time.Millisecond || got.Left != 2500*time.Millisecond {
+		t.Errorf("mode chunked: %v", got)
+	}
+	if got := Whole([]Work{chunk}, 0, link, 0); got.Ready != 1500*time.Millisecond || got.Left != 2500*time.Millisecond {
+		t.Errorf("mode whole: %v", got)
+	}
+	chunk.Own = 0
+	if got := Chunked([]Work{chunk, chunk}, 0, link); got.Ready != got.Updated {
+		t.Errorf("without recovery: %v", got)
 	}
 }
 
@@ -170,7 +190,7 @@ func TestLimits(t *testing.T) {
 		{"8 x H100", Rates{Link: Link{In: 55e9, Out: 55e9}, Host: 490e9, Device: 3.35e12}, 8, 40.8},
 		{"one PCIe 5 GPU", Rates{Link: Link{In: 55e9, Out: 55e9}, Host: 490e9, Device: 3.35e12}, 1, 181.8},
 	} {
-		s := l.Chunked(test.rates, Job{Ranks: test.ranks})
+		s := l.Step(test.rates, Job{Ranks: test.ranks})
 		got := s.Exposed.Seconds() / float64(n*test.ranks) * 1e12
 		if math.Abs(got/test.want-1) > 0.04 { // the first copy in and the last copy out
 			t.Errorf("%s: %.1f ps a parameter, want %.1f", test.name, got, test.want)

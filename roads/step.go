@@ -20,6 +20,9 @@ type Job struct {
 	Ranks int // of a node
 	// Forward and Backward are the times of the passes of a step: of the last micro batch, behind which work can hide.
 	Forward, Backward time.Duration
+	// Prefetch means that a step in mode whole calls for its states at the beginning of the backward pass. Copies in hide
+	// behind that pass, and the GPU holds the window meanwhile.
+	Prefetch bool
 }
 
 // update returns the time of the update of a chunk on the GPU. It is bound by the memory of the GPU, and with Muon by
@@ -49,30 +52,20 @@ type Step struct {
 	Exposed time.Duration
 }
 
-// Chunked returns a step with the states in chunks. The trainer waits until the last chunk is updated. The next step
-// waits until the last one has left, which both passes hide in most jobs.
-func (l *Layout) Chunked(r Rates, j Job) Step {
+// Step returns a step with the states on the host. The trainer waits until the last chunk is updated, and with recovery
+// until its parameters are on the host. The next step waits until all has left, which both passes hide in most jobs.
+func (l *Layout) Step(r Rates, j Job) Step {
 	link := r.Link.shared(r.Host, j.Ranks)
-	s := l.alone(link, r)
-	p := Chunked(l.Work(r), l.Gradients(), link)
-	s.Exposed = p.Updated + r.update(l.ResidentWork) + max(0, p.Left-p.Updated-j.Forward-j.Backward)
-	return s
-}
-
-// Whole returns a step with all states at once. If the states were called for at the beginning of the backward pass
-// (prefetch), copies in hide behind that pass, and the GPU holds the window meanwhile. They begin when the copies out
-// of the step before have ended.
-func (l *Layout) Whole(r Rates, j Job, prefetch bool) Step {
-	link := r.Link.shared(r.Host, j.Ranks)
-	s := l.alone(link, r)
-	work, ahead := l.Work(r), time.Duration(0)
-	p := Whole(work, l.Gradients(), link, 0)
-	late := max(0, p.Left-p.Updated-j.Forward-j.Backward)
-	if prefetch {
-		ahead = min(j.Backward, max(0, j.Forward+j.Backward-(p.Left-p.Updated)))
-		p = Whole(work, l.Gradients(), link, ahead)
+	s, work := l.alone(link, r), l.Work(r)
+	p := Chunked(work, l.Gradients(), link)
+	if l.Whole {
+		p = Whole(work, l.Gradients(), link, 0)
 	}
-	s.Exposed = p.Updated + r.update(l.ResidentWork) + late
+	leaves, passes := p.Left-p.Ready, j.Forward+j.Backward
+	if l.Whole && j.Prefetch { // not before the copies out of the step before have ended
+		p = Whole(work, l.Gradients(), link, min(j.Backward, max(0, passes-leaves)))
+	}
+	s.Exposed = p.Ready + r.update(l.ResidentWork) + max(0, leaves-passes)
 	return s
 }
 

@@ -159,11 +159,16 @@ func jobFlags(c *cobra.Command, q *job.Request, clip *float64) {
 
 // offloadFlags adds the flags of plimsoll.torch.StateOffload.
 func offloadFlags(c *cobra.Command, o *job.Offload) {
-	flags := c.Flags()
 	choiceFlag(c, &o.What, "offload", "", "`what` Plimsoll moves to the host: VALUES; the optimizer's states rest there, "+
 		"and the GPU updates them", []string{job.OffloadStates})
 	choiceFlag(c, &o.Mode, "offload-mode", "", "`how` states come to the GPU: VALUES (default: chunked)",
 		job.OffloadModes)
+	restFlags(c, o)
+}
+
+// restFlags adds the flags that say how states rest on the host.
+func restFlags(c *cobra.Command, o *job.Offload) {
+	flags := c.Flags()
 	flags.Var((*bytesFlag)(&o.Chunk), "offload-chunk", "states that come at a time (default: 64MiB)")
 	flags.Float64Var(&o.Fraction, "offload-fraction", 0, "`share` of the states that rests on the host (default: 1)")
 	choiceFlag(c, &o.Master, "master", "", "master `weights` beside 16-bit parameters: VALUES; split is the low halves "+
