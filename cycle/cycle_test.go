@@ -109,9 +109,9 @@ func checkTimeline(t *testing.T, p *Placement, line *rehearse.Timeline) {
 	for i, track := range line.Tracks[1:] {
 		want := len(p.Ranks[i/3].Layout.Chunks)
 		switch {
-		case i%3 == 1 && p.Mode == Whole:
+		case i%3 == 1 && p.Settings.Whole:
 			want = 1
-		case i%3 == 2 && p.Settings.Recovery:
+		case i%3 == 2 && p.Ranks[i/3].Layout.Gradients() > 0:
 			want++ // the gradients
 		}
 		if len(track.Spans) != want {
@@ -155,7 +155,7 @@ func TestFaults(t *testing.T) {
 					err := runWith(t, p, 3, func(pipe *pipeline) {
 						l, calls := of(pipe), new(atomic.Int64)
 						l.move = func(to, from []byte) {
-							if len(from) > 2*stampEvery && calls.Add(1) == 80 { // in the second step
+							if pipe.steps == 2 && len(from) > 2*stampEvery && calls.Add(1) == 5 {
 								broken.move(l, to, from)
 								return
 							}
@@ -232,7 +232,11 @@ func TestPace(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			law := p.States(p.Mode, p.Link).Step
+			road, err := p.States(p.Mode(), p.Link)
+			if err != nil {
+				t.Fatal(err)
+			}
+			law := road.Step
 			least := math.Inf(1)
 			for i := range m.Steps[1:] { // two steps of either order
 				least = min(least, (m.Steps[i].ExposedSeconds+m.Steps[i+1].ExposedSeconds)/2)

@@ -44,7 +44,6 @@ type Request struct {
 type Job struct {
 	*rehearse.Job
 	Muon              bool
-	Mode              string
 	Link              roads.Link    // 0 for the speed of this host's memory
 	Update            time.Duration // 0 for what the law says
 	Forward, Backward time.Duration
@@ -56,13 +55,13 @@ const fastestLink = 1e5
 
 // Resolve reads the files of the request and decides every open choice. Every error is about the request.
 func (r Request) Resolve() (*Job, error) {
-	j := &Job{Mode: cmp.Or(r.Mode, Chunked), Muon: r.Optimizer == Muon, Settings: roads.Settings{
+	j := &Job{Muon: r.Optimizer == Muon, Settings: roads.Settings{Whole: r.Mode == Whole,
 		ChunkBytes: cmp.Or(r.ChunkBytes, roads.DefaultChunk), Fraction: 1, Recovery: !r.NoRecovery}}
 	if err := r.checkPace(); err != nil {
 		return nil, err
 	}
-	if !slices.Contains(Modes(), j.Mode) {
-		return nil, fault.Inputf("--offload-mode is %v", fault.Unknown(j.Mode, Modes()))
+	if r.Mode != "" && !slices.Contains(Modes(), r.Mode) {
+		return nil, fault.Inputf("--offload-mode is %v", fault.Unknown(r.Mode, Modes()))
 	}
 	var err error
 	if j.Forward, j.Backward, err = r.Pace.Passes(); err != nil {
@@ -135,6 +134,14 @@ func (j *Job) OptimizerName() string {
 		return "Muon, " + j.Optimizer.String() + " for embeddings, head and vectors"
 	}
 	return j.Optimizer.String()
+}
+
+// Mode returns the name of the mode.
+func (j *Job) Mode() string {
+	if j.Settings.Whole {
+		return Whole
+	}
+	return Chunked
 }
 
 // masterBytes returns the bytes of an element of the master weights that move.

@@ -4,6 +4,7 @@ import (
 	"strings"
 
 	"plimsoll/dtype"
+	"plimsoll/ledger"
 	"plimsoll/model"
 	"plimsoll/optim/kernel"
 	"plimsoll/roads"
@@ -48,15 +49,12 @@ func (j *Job) keys(t tensor) []kernel.Stream {
 	return f.MomentStreams()
 }
 
-// masterKey and parameterKey are the names of what stands in a region beside the states.
+// The names of what stands beside the states, as the client has them.
 const (
-	masterKey    = "master"
 	parameterKey = "parameter"
+	hasStateKey  = "has_state"
 	stepKey      = "step"
 )
-
-// settingsBytes is room for the hyperparameters of a step.
-const settingsBytes = 4 << 10
 
 // layout divides what a rank has of the parameters into chunks.
 func (j *Job) layout(all []tensor, own shard.Range) (*roads.Layout, *states.Description) {
@@ -74,10 +72,11 @@ func (j *Job) layout(all []tensor, own shard.Range) (*roads.Layout, *states.Desc
 		parameters = append(parameters, j.parameter(t))
 	}
 	l := roads.NewLayout(parameters, j.Settings)
-	d := &states.Description{Recovery: l.Recovery, GradientBytes: int64(l.Gradients()), SettingsBytes: settingsBytes}
+	d := &states.Description{Recovery: l.Gradients() > 0, GradientBytes: int64(l.Gradients())}
 	for _, c := range l.Chunks {
 		d.Chunks = append(d.Chunks, j.describe(held[c.First:c.End], l.Recovery))
 	}
+	d.SettingsBytes = int64(l.Control()) - d.ControlBytes()
 	return l, d
 }
 
@@ -88,10 +87,36 @@ func (j *Job) parameter(t tensor) roads.Parameter {
 	for _, k := range j.keys(t) {
 		p.States = append(p.States, t.Count*k.Type.Size())
 	}
+	p.Scalars = len(j.scalars(t))
+	p.Temporary = j.temporary(p)
 	if t.matrix {
 		p.Operations = roads.NewtonSchulz(1, t.Shape[0], t.Shape[1])
 	}
 	return p
+}
+
+// temporary returns what an update holds beside the slot: moments in fp32, and for master weights the gradient in fp32
+// and the weight that two halves make.
+func (j *Job) temporary(p roads.Parameter) (bytes int64) {
+	single := p.Elements * dtype.F32.Size()
+	if j.Format.Moments == kernel.MomentsBF16 {
+		bytes += int64(len(p.States)) * single
+	}
+	switch j.masterBytes() {
+	case dtype.BF16.Size():
+		bytes += 2 * single
+	case dtype.F32.Size():
+		bytes += single
+	}
+	return bytes
+}
+
+// scalars returns the names of a parameter's states that are one number.
+func (j *Job) scalars(t tensor) []string {
+	if !t.matrix && (j.Format.Algorithm == kernel.Adam || j.Format.Algorithm == kernel.Adagrad) {
+		return []string{stepKey}
+	}
+	return nil
 }
 
 // describe returns the region of a chunk, tensor by tensor: states and master weights, and then the parameters.
@@ -107,12 +132,13 @@ func (j *Job) describe(held []tensor, recovery bool) (c states.Chunk) {
 		}
 		switch j.masterBytes() {
 		case dtype.BF16.Size():
-			add(t, masterKey, dtype.BF16)
+			add(t, string(ledger.MasterWeightsLow), dtype.BF16)
 		case dtype.F32.Size():
-			add(t, masterKey, dtype.F32)
+			add(t, string(ledger.MasterWeights), dtype.F32)
 		}
-		if !t.matrix && (j.Format.Algorithm == kernel.Adam || j.Format.Algorithm == kernel.Adagrad) {
-			c.Scalars = append(c.Scalars, states.Scalar{Name: t.String(), Key: stepKey, Type: dtype.F32})
+		c.Scalars = append(c.Scalars, states.Scalar{Name: t.String(), Key: hasStateKey, Type: dtype.I64})
+		for _, key := range j.scalars(t) {
+			c.Scalars = append(c.Scalars, states.Scalar{Name: t.String(), Key: key, Type: dtype.F32})
 		}
 	}
 	if recovery {

@@ -63,14 +63,17 @@ func (l *link) transfer(to, from []byte, ready time.Time) (sent time.Time) {
 		}
 	})
 	l.workers.Wait()
-	l.now = time.Now()
-	if due := sent.Add(l.takes(len(from))); due.After(l.now) {
-		rehearse.SleepUntil(due)
-		l.now = due // waking up late does not add up
-	}
+	takes := l.takes(len(from))
+	due := sent.Add(takes)
+	rehearse.SleepUntil(due)
+	l.now = later(due, time.Now().Add(-min(pieces*takes, patience)))
 	l.busy += l.now.Sub(sent)
 	return sent
 }
+
+// patience is how late a piece may be without the next one being sent later: the workers may have waited for a core,
+// which a link does not. But it is no more than the time of a chunk.
+const patience = 5 * time.Millisecond
 
 // takes returns how long a number of bytes take at the rate of the link.
 func (l *link) takes(bytes int) time.Duration {

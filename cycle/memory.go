@@ -12,7 +12,7 @@ type memory struct {
 	arenas                     []*arena.Arena
 	states, control, gradients []byte
 	window                     []byte
-	windowAt                   []ledger.Bytes // where each chunk lies in the window of mode whole
+	windowAt, gradientsAt      []ledger.Bytes // where each chunk lies in the window of mode whole, and its gradients
 	buffer                     []byte         // parameters or gradients of a chunk on the device
 }
 
@@ -33,14 +33,14 @@ func (p *Placement) mapMemory(r Rank) (*memory, error) {
 		case ledger.Gradients:
 			m.gradients = a.Bytes()
 		default:
-			window := r.Layout.Window(p.Mode == Whole)
+			window := r.Layout.Window(p.Settings.Whole)
 			m.window, m.buffer = a.Bytes()[:window], a.Bytes()[window:]
 		}
 	}
-	at := ledger.Bytes(0)
+	var states, gradients ledger.Bytes
 	for _, c := range r.Layout.Chunks {
-		m.windowAt = append(m.windowAt, at)
-		at += c.State
+		m.windowAt, m.gradientsAt = append(m.windowAt, states), append(m.gradientsAt, gradients)
+		states, gradients = states+c.State, gradients+c.Gradients
 	}
 	return m, nil
 }

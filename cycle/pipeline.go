@@ -19,11 +19,11 @@ type pipeline struct {
 	places      *states.Layout
 	description *states.Description
 	control     *states.Control
-	whole       bool // all chunks are in the window before they are updated
 	work        []roads.Work
 
 	in, out                *link
 	entered, updated, left *events // pieces, chunks, pieces
+	ready                  *events // chunks whose parameters may be changed
 	updating               time.Duration
 	copiedIn, copiedOut    []rehearse.Span
 	updates                []rehearse.Span
@@ -38,15 +38,12 @@ type pipeline struct {
 // pieces is the number of pieces that a chunk is copied in. A piece goes to a slot once its place there is free.
 const pieces = 8
 
-// piece returns where a piece of some bytes begins and ends. It begins at a stamp.
-func piece(bytes, number int) (begin, end int) {
-	size := pieceSize(bytes)
-	return min(number*size, bytes), min((number+1)*size, bytes)
-}
-
-func pieceSize(bytes int) int {
+// piece returns where a piece of some bytes begins and ends in a slot. It begins at a stamp. Small chunks fill the first
+// pieces of their slot.
+func (p *pipeline) piece(bytes, number int) (begin, end int) {
 	const all = pieces * stampEvery
-	return max(1, (bytes+all-1)/all) * stampEvery
+	size := (int(p.layout.Slot()) + all - 1) / all * stampEvery
+	return min(number*size, bytes), min((number+1)*size, bytes)
 }
 
 // start begins a step. The actors have ended when the function that it returns does.
@@ -55,7 +52,7 @@ func (p *pipeline) start(begin time.Time) (wait func()) {
 	p.in.reset(begin)
 	p.out.reset(begin)
 	p.copiedIn, p.copiedOut, p.updates = p.copiedIn[:0], p.copiedOut[:0], p.updates[:0]
-	for _, e := range []*events{p.entered, p.updated, p.left} {
+	for _, e := range []*events{p.entered, p.updated, p.ready, p.left} {
 		e.reset()
 	}
 	var actors sync.WaitGroup
@@ -80,10 +77,19 @@ func (p *pipeline) region(chunk int, steps int64) []byte {
 	return p.states[at : at+int64(p.layout.Chunks[chunk].Region())]
 }
 
+// gradientsOf returns the gradients of a chunk on the host, which are empty where none are held.
+func (p *pipeline) gradientsOf(chunk int) []byte {
+	if p.layout.Gradients() == 0 {
+		return nil
+	}
+	at := p.gradientsAt[chunk]
+	return p.gradients[at : at+p.layout.Chunks[chunk].Gradients]
+}
+
 // slot returns the place in the window for the chunk that comes n-th.
 func (p *pipeline) slot(n int) []byte {
 	number, bytes := p.chunk(n)
-	if p.whole {
+	if p.layout.Whole {
 		return p.window[p.windowAt[number]:][:bytes]
 	}
 	return p.window[n%slots*int(p.layout.Slot()):][:bytes]
@@ -99,9 +105,9 @@ func (p *pipeline) copyIn() {
 		slot, region := p.slot(n), p.region(number, p.steps)
 		var first time.Time
 		for i := range pieces {
-			begin, end := piece(bytes, i)
+			begin, end := p.piece(bytes, i)
 			if end > begin {
-				sent := p.in.transfer(slot[begin:end], region[begin:end], later(p.begin, p.freed(n, end)))
+				sent := p.in.transfer(slot[begin:end], region[begin:end], p.freed(n, i))
 				if i == 0 {
 					first = sent
 				}
@@ -112,14 +118,12 @@ func (p *pipeline) copyIn() {
 	}
 }
 
-// freed returns when a slot was free up to a place, for the chunk that comes n-th.
-func (p *pipeline) freed(n, end int) time.Time {
-	if p.whole || n < slots {
+// freed returns when the place of a piece in its slot was free, for the chunk that comes n-th.
+func (p *pipeline) freed(n, piece int) time.Time {
+	if p.layout.Whole || n < slots {
 		return p.begin
 	}
-	_, before := p.chunk(n - slots)
-	last := min((end-1)/pieceSize(before), pieces-1)
-	return p.left.wait((n-slots)*pieces + last)
+	return p.left.wait((n-slots)*pieces + piece)
 }
 
 // update updates the chunks in the window: it counts a step in every stamp, and takes the time that a device would.
@@ -127,7 +131,7 @@ func (p *pipeline) update() {
 	count, now := len(p.layout.Chunks), p.begin
 	for n := 0; n < count; {
 		end := n + 1
-		if p.whole {
+		if p.layout.Whole {
 			end = count
 		}
 		now = later(now, p.entered.wait(end*pieces-1))
@@ -158,31 +162,31 @@ func (p *pipeline) stamp(number int, slot []byte) {
 	statesOf(number).put(slot, 0, p.steps+1)
 }
 
-// copyOut copies the gradients to the host, and then all chunks. Each of them is committed.
+// copyOut copies the gradients to the host, and then all chunks, the parameters of each before its states. Each chunk is
+// committed. The trainer goes on once the last parameters are on the host: it may change them.
 func (p *pipeline) copyOut() {
-	if p.layout.Recovery {
+	if p.layout.Gradients() > 0 {
 		p.copyGradients()
 	}
 	for n := range p.layout.Chunks {
 		number, bytes := p.chunk(n)
 		ready := p.updated.wait(n)
 		slot, region := p.slot(n), p.region(number, p.steps+1)
-		first := time.Time{}
-		for i := range pieces {
-			begin, end := piece(bytes, i)
-			if end > begin {
-				sent := p.out.transfer(region[begin:end], slot[begin:end], ready)
-				if i == 0 {
-					first = sent
-				}
-				erase(slot[begin:end])
-			}
-			p.left.happened(p.out.now)
-		}
+		first, goOn := later(p.out.now, ready), ready
 		if own := region[bytes:]; len(own) > 0 {
 			parameters := p.buffer[:len(own)]
 			parametersOf(number).put(parameters, 0, p.steps+1)
 			p.out.transfer(own, parameters, ready)
+			goOn = p.out.now
+		}
+		p.ready.happened(goOn)
+		for i := range pieces {
+			begin, end := p.piece(bytes, i)
+			if end > begin {
+				p.out.transfer(region[begin:end], slot[begin:end], ready)
+				erase(slot[begin:end])
+			}
+			p.left.happened(p.out.now)
 		}
 		p.control.Position.Store(p.places.Position(states.Moment{Steps: p.steps, Committed: n + 1}))
 		p.copiedOut = append(p.copiedOut, p.span(rehearse.CopyingOut, number, first, p.out.now))
@@ -191,12 +195,10 @@ func (p *pipeline) copyOut() {
 
 // copyGradients copies the gradients of all chunks. No region may be overwritten before they are on the host.
 func (p *pipeline) copyGradients() {
-	at := ledger.Bytes(0)
 	for number, c := range p.layout.Chunks {
 		gradients := p.buffer[:c.Gradients]
 		gradientsOf(number).put(gradients, 0, p.steps+1)
-		p.out.transfer(p.gradients[at:at+c.Gradients], gradients, p.begin)
-		at += c.Gradients
+		p.out.transfer(p.gradientsOf(number), gradients, p.begin)
 	}
 	p.control.GradientsOf.Store(uint64(p.steps + 1))
 	p.copiedOut = append(p.copiedOut, rehearse.Span{Activity: rehearse.CopyingOut, Of: "gradients",
@@ -232,25 +234,24 @@ func (p *pipeline) check() error {
 		return fmt.Errorf("step %d: %s were copied to the window and %s back: expected %s and %s", p.steps,
 			ledger.Bytes(p.in.moved.Load()).Exact(), ledger.Bytes(p.out.moved.Load()).Exact(), in.Exact(), out.Exact())
 	}
+	for number := range p.layout.Chunks {
+		if err := gradientsOf(number).check(p.gradientsOf(number), p.steps); err != nil {
+			return fmt.Errorf("step %d: gradients of chunk %d: %w", p.steps, number, err)
+		}
+	}
 	return nil
 }
 
 // checkChunk reads every byte of a chunk on the host.
 func (p *pipeline) checkChunk(number int) error {
-	c, region, at := p.layout.Chunks[number], p.region(number, p.steps), ledger.Bytes(0)
+	c, region := p.layout.Chunks[number], p.region(number, p.steps)
 	if err := statesOf(number).checkAll(region[:c.State], p.steps); err != nil {
 		return fmt.Errorf("states: %w", err)
 	}
 	if err := parametersOf(number).checkAll(region[c.State:], p.steps); err != nil {
 		return fmt.Errorf("parameters: %w", err)
 	}
-	if !p.layout.Recovery {
-		return nil
-	}
-	for _, before := range p.layout.Chunks[:number] {
-		at += before.Gradients
-	}
-	if err := gradientsOf(number).checkAll(p.gradients[at:at+c.Gradients], p.steps); err != nil {
+	if err := gradientsOf(number).checkAll(p.gradientsOf(number), p.steps); err != nil {
 		return fmt.Errorf("gradients: %w", err)
 	}
 	return nil
@@ -267,7 +268,7 @@ func (p *pipeline) law() roads.Passage {
 	for i := range work { // an update may have taken longer than planned
 		work[i].Update = time.Duration(float64(p.updating) * part(work[i].Update, planned, len(work)))
 	}
-	return passage(work, p.layout.Gradients(), link, p.whole)
+	return passage(p.layout, work, link)
 }
 
 // inOrder returns chunks in the order in which the step after so many steps takes them.
@@ -280,11 +281,11 @@ func inOrder(places *states.Layout, work []roads.Work, steps int64) []roads.Work
 }
 
 // passage returns when a step is done.
-func passage(work []roads.Work, gradients ledger.Bytes, link roads.Link, whole bool) roads.Passage {
-	if whole {
-		return roads.Whole(work, gradients, link, 0)
+func passage(l *roads.Layout, work []roads.Work, link roads.Link) roads.Passage {
+	if l.Whole {
+		return roads.Whole(work, l.Gradients(), link, 0)
 	}
-	return roads.Chunked(work, gradients, link)
+	return roads.Chunked(work, l.Gradients(), link)
 }
 
 // part returns the share that one of several numbers is of their sum.

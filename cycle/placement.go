@@ -73,7 +73,7 @@ func NewPlacement(j *Job, h *host.Host) (*Placement, error) {
 
 // arenas returns what a rank maps: the arenas of the optimizer service, and the stand-in for the device.
 func (p *Placement) arenas(r Rank) []arena.Plan {
-	window := r.Layout.Window(p.Mode == Whole)
+	window := r.Layout.Window(p.Settings.Whole)
 	plans := append(r.Description.Arenas(), arena.Plan{Component: ledger.DeviceStandIn,
 		Size: window + bufferOf(r.Layout),
 		Why: fmt.Sprintf("%s B of the window, and the parameters or gradients of a chunk, as they are on the device",
@@ -88,7 +88,7 @@ func (p *Placement) arenas(r Rank) []arena.Plan {
 func bufferOf(l *roads.Layout) (most ledger.Bytes) {
 	for _, c := range l.Chunks {
 		most = max(most, c.Own)
-		if l.Recovery {
+		if l.Gradients() > 0 {
 			most = max(most, c.Gradients)
 		}
 	}
@@ -107,12 +107,22 @@ func (p *Placement) HostBytes() (sum ledger.Bytes) {
 	return sum
 }
 
-// Window returns the states on the device of a rank during a step, those of the rank with most.
-func (p *Placement) Window() (most ledger.Bytes) {
+// Window returns the slots of a device, of the rank with most, and what an update holds beside them.
+func (p *Placement) Window() (slots, temporary ledger.Bytes) {
 	for _, r := range p.Ranks {
-		most = max(most, r.Layout.Window(p.Mode == Whole))
+		slots = max(slots, r.Layout.Window(p.Settings.Whole))
+		sum := ledger.Bytes(0)
+		for _, c := range r.Layout.Chunks {
+			sum += c.Temporary
+			if !p.Settings.Whole {
+				temporary = max(temporary, c.Temporary)
+			}
+		}
+		if p.Settings.Whole {
+			temporary = max(temporary, sum)
+		}
 	}
-	return most
+	return slots, temporary
 }
 
 // Verdict reports whether the plan fits, and if not, which changes would make it fit.
@@ -159,7 +169,7 @@ func (p *Placement) wouldFit(available ledger.Bytes) []string {
 		flags  string
 		change func(*Job)
 	}{
-		{"--offload-mode chunked", func(j *Job) { j.Mode = Chunked }},
+		{"--offload-mode chunked", func(j *Job) { j.Settings.Whole = false }},
 		{"--no-recovery", func(j *Job) { j.Settings.Recovery = false }},
 		{"--moments bf16", func(j *Job) { j.Format.Moments = kernel.MomentsBF16 }},
 	} {

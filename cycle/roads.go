@@ -20,24 +20,28 @@ type Road struct {
 }
 
 // States returns the road through the device in a mode, by the law, at the speeds of a link.
-func (p *Placement) States(mode string, link roads.Link) Road {
+func (p *Placement) States(mode string, link roads.Link) (Road, error) {
 	j := *p.Job
-	j.Mode = mode
-	other := Placement{Job: &j, Ranks: p.Ranks}
-	road := Road{Host: p.HostBytes(), Window: other.Window()}
+	j.Settings.Whole = mode == Whole
+	other, err := NewPlacement(&j, p.Host)
+	if err != nil {
+		return Road{}, err
+	}
+	slots, temporary := other.Window()
+	road := Road{Host: other.HostBytes(), Window: slots + temporary}
 	if mode == Chunked {
-		road.Rest = road.Window
+		road.Rest = slots
 	}
 	if link.In == 0 || link.Out == 0 {
-		return road
+		return road, nil
 	}
 	road.Step = &roads.Step{}
-	for _, r := range p.Ranks {
-		s := j.law(r, p.work(r.Layout), link)
+	for _, r := range other.Ranks {
+		s := j.law(r, other.work(r.Layout), link)
 		road.Step.In, road.Step.Out = max(road.Step.In, s.In), max(road.Step.Out, s.Out)
 		road.Step.Update, road.Step.Exposed = max(road.Step.Update, s.Update), max(road.Step.Exposed, s.Exposed)
 	}
-	return road
+	return road, nil
 }
 
 // law returns a step of a rank. Steps take the chunks in ascending and in descending order in turns, so that the wait
@@ -50,8 +54,8 @@ func (j *Job) law(r Rank, work []roads.Work, link roads.Link) (s roads.Step) {
 	}
 	s.In, s.Out = takes(r.Layout.State(), link.In), takes(out, link.Out)
 	for steps := range int64(2) {
-		p := passage(inOrder(places, work, steps), r.Layout.Gradients(), link, j.Mode == Whole)
-		s.Exposed += (p.Updated + max(0, p.Left-p.Updated-j.Forward-j.Backward)) / 2
+		p := passage(r.Layout, inOrder(places, work, steps), link)
+		s.Exposed += (p.Ready + max(0, p.Left-p.Ready-j.Forward-j.Backward)) / 2
 	}
 	return s
 }

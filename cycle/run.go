@@ -12,19 +12,18 @@ import (
 
 // Step is one measured step. Times of several ranks are those of the slowest.
 type Step struct {
-	// Seconds is the time until the last byte is on the host, and UpdatedSeconds until the last chunk is updated, when
-	// a trainer goes on. ExposedSeconds is how long it waits.
+	// Seconds is the time until the last byte is on the host, and ReadySeconds until a trainer goes on: all is updated,
+	// and with recovery the parameters are on the host. ExposedSeconds is how long it waits.
 	Seconds        float64 `json:"seconds"`
-	UpdatedSeconds float64 `json:"updated_seconds"`
+	ReadySeconds   float64 `json:"ready_seconds"`
 	ExposedSeconds float64 `json:"exposed_seconds"`
 	// InSeconds, UpdateSeconds and OutSeconds are how long each actor was busy.
 	InSeconds     float64 `json:"copy_in_seconds"`
 	UpdateSeconds float64 `json:"update_seconds"`
 	OutSeconds    float64 `json:"copy_out_seconds"`
-	// PredictedSeconds and PredictedUpdatedSeconds are what the law says of these three for Seconds and
-	// UpdatedSeconds.
-	PredictedSeconds        float64 `json:"predicted_seconds"`
-	PredictedUpdatedSeconds float64 `json:"predicted_updated_seconds"`
+	// PredictedSeconds and PredictedReadySeconds are what the law says of these three for Seconds and ReadySeconds.
+	PredictedSeconds      float64 `json:"predicted_seconds"`
+	PredictedReadySeconds float64 `json:"predicted_ready_seconds"`
 }
 
 // Measurement is the result of a rehearsal.
@@ -105,11 +104,11 @@ func Median(steps []Step) Step {
 
 // figures are the numbers of a step.
 var figures = []func(*Step) *float64{
-	func(s *Step) *float64 { return &s.Seconds }, func(s *Step) *float64 { return &s.UpdatedSeconds },
+	func(s *Step) *float64 { return &s.Seconds }, func(s *Step) *float64 { return &s.ReadySeconds },
 	func(s *Step) *float64 { return &s.ExposedSeconds }, func(s *Step) *float64 { return &s.InSeconds },
 	func(s *Step) *float64 { return &s.UpdateSeconds }, func(s *Step) *float64 { return &s.OutSeconds },
 	func(s *Step) *float64 { return &s.PredictedSeconds },
-	func(s *Step) *float64 { return &s.PredictedUpdatedSeconds },
+	func(s *Step) *float64 { return &s.PredictedReadySeconds },
 }
 
 // medians returns the median of each number, or zeros for no steps.

@@ -49,7 +49,7 @@ func (p *Placement) begin() (*trainer, error) {
 func (p *Placement) newPipeline(r Rank) (l *pipeline, err error) {
 	count := len(r.Layout.Chunks)
 	l = &pipeline{layout: r.Layout, description: r.Description, places: states.NewLayout(r.Description.Chunks),
-		whole: p.Mode == Whole, work: p.work(r.Layout), entered: newEvents(count * pieces), updated: newEvents(count),
+		work: p.work(r.Layout), entered: newEvents(count * pieces), updated: newEvents(count), ready: newEvents(count),
 		left: newEvents(count * pieces)}
 	if l.memory, err = p.mapMemory(r); err != nil {
 		return l, err
@@ -161,12 +161,12 @@ func (t *trainer) cycle() Step {
 	for _, r := range t.ranks {
 		waits = append(waits, r.start(begin))
 	}
-	updated := begin
+	ready := begin
 	for _, r := range t.ranks {
-		updated = later(updated, r.updated.wait(len(r.layout.Chunks)-1))
+		ready = later(ready, r.ready.wait(len(r.layout.Chunks)-1))
 	}
-	spans := []rehearse.Span{{Activity: rehearse.Waiting, To: updated.Sub(begin)}}
-	now := updated
+	spans := []rehearse.Span{{Activity: rehearse.Waiting, To: ready.Sub(begin)}}
+	now := ready
 	for _, pass := range []struct {
 		activity rehearse.Activity
 		takes    time.Duration
@@ -188,7 +188,7 @@ func (t *trainer) cycle() Step {
 		now = left
 	}
 	t.draw(spans)
-	return t.result(updated.Sub(begin), left.Sub(begin), now.Sub(begin))
+	return t.result(ready.Sub(begin), left.Sub(begin), now.Sub(begin))
 }
 
 // draw makes the timeline of the step.
@@ -208,8 +208,8 @@ func (t *trainer) draw(spans []rehearse.Span) {
 }
 
 // result returns what a step was, and what the law says of it.
-func (t *trainer) result(updated, left, all time.Duration) Step {
-	step := Step{Seconds: left.Seconds(), UpdatedSeconds: updated.Seconds(),
+func (t *trainer) result(ready, left, all time.Duration) Step {
+	step := Step{Seconds: left.Seconds(), ReadySeconds: ready.Seconds(),
 		ExposedSeconds: (all - t.Forward - t.Backward).Seconds()}
 	for _, r := range t.ranks {
 		law := r.law()
@@ -217,7 +217,7 @@ func (t *trainer) result(updated, left, all time.Duration) Step {
 		step.UpdateSeconds = max(step.UpdateSeconds, r.updating.Seconds())
 		step.OutSeconds = max(step.OutSeconds, r.out.busy.Seconds())
 		step.PredictedSeconds = max(step.PredictedSeconds, law.Left.Seconds())
-		step.PredictedUpdatedSeconds = max(step.PredictedUpdatedSeconds, law.Updated.Seconds())
+		step.PredictedReadySeconds = max(step.PredictedReadySeconds, law.Ready.Seconds())
 	}
 	return step
 }

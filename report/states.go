@@ -52,8 +52,9 @@ type StatesJob struct {
 	ParameterType    string       `json:"parameter_dtype"`
 	GradientType     string       `json:"gradient_dtype"`
 	ChunkBytes       ledger.Bytes `json:"chunk_bytes"`
-	Chunks           int          `json:"chunks"` // of the rank with most
-	WindowBytes      ledger.Bytes `json:"window_bytes"`
+	Chunks           int          `json:"chunks"`          // of the rank with most
+	WindowBytes      ledger.Bytes `json:"window_bytes"`    // slots of a device
+	TemporaryBytes   ledger.Bytes `json:"temporary_bytes"` // what an update holds beside them
 	Ranks            int          `json:"ranks"`
 	WorldSize        int          `json:"world_size"`
 	ParametersOnHost int64        `json:"parameters_on_host"`
@@ -103,13 +104,14 @@ type CPURoad struct {
 // NewStatesRehearsal makes the document of a rehearsal. The measurement is nil when there is only a plan.
 func NewStatesRehearsal(version string, p *cycle.Placement, v rehearse.Verdict, m *cycle.Measurement,
 	cpu CPURoad) (*StatesRehearsal, error) {
+	slots, temporary := p.Window()
 	r := &StatesRehearsal{
 		Schema: StatesSchema, Version: version, Verdict: v,
 		Model: RehearsedModel{p.Model.Name, p.Model.Architecture, p.Model.Source, p.Model.Elements()},
-		Job: StatesJob{Optimizer: p.OptimizerName(), Mode: p.Mode, Recovery: p.Settings.Recovery,
+		Job: StatesJob{Optimizer: p.OptimizerName(), Mode: p.Mode(), Recovery: p.Settings.Recovery,
 			State: p.Format.State.String(), Moments: p.Format.Moments.String(),
 			ParameterType: p.Format.Parameter.String(), GradientType: p.Format.Gradient.String(),
-			ChunkBytes: p.Settings.ChunkBytes, WindowBytes: p.Window(), Ranks: p.Job.Ranks, WorldSize: p.WorldSize,
+			ChunkBytes: p.Settings.ChunkBytes, WindowBytes: slots, TemporaryBytes: temporary, Ranks: p.Job.Ranks, WorldSize: p.WorldSize,
 			ParametersOnHost: p.Parameters, ForwardSeconds: p.Forward.Seconds(), BackwardSeconds: p.Backward.Seconds(),
 			UpdateSeconds: p.UpdateTime().Seconds(), UpdateStated: p.Update > 0},
 		Host:              newHost(p.Host),
@@ -205,8 +207,12 @@ func (r *StatesRehearsal) facts() Facts {
 		f.add("ranks", "%d here of %d, %s of %s parameters on this host", j.Ranks, j.WorldSize,
 			ledger.Count(j.ParametersOnHost), ledger.Count(r.Model.Parameters))
 	}
-	f.add("window", "%v of the device's memory, mode %s: %s of up to %v, or one parameter", j.WindowBytes, j.Mode,
-		counted(j.Chunks, "chunk"), j.ChunkBytes)
+	chunks := fmt.Sprintf("%s of up to %v, or one parameter", counted(j.Chunks, "chunk"), j.ChunkBytes)
+	if j.Mode == cycle.Whole {
+		chunks = "all at once"
+	}
+	f.add("window", "%v of the device's memory, and %v while it updates; mode %s: %s", j.WindowBytes, j.TemporaryBytes,
+		j.Mode, chunks)
 	if r.Median != nil {
 		f.add("copy in", "%s", r.CopyIn.describe(r.Median.InSeconds, "--link-in"))
 		f.add("copy out", "%s", r.CopyOut.describe(r.Median.OutSeconds, "--link-out"))
@@ -215,8 +221,8 @@ func (r *StatesRehearsal) facts() Facts {
 			source = "as stated"
 		}
 		f.add("update", "%s, %s; it took %s here", seconds(j.UpdateSeconds), source, seconds(r.Median.UpdateSeconds))
-		f.add("cycle", "%s until all is updated, %s until all is back; the law says %s and %s of these copies",
-			seconds(r.Median.UpdatedSeconds), seconds(r.Median.Seconds), seconds(r.Median.PredictedUpdatedSeconds),
+		f.add("cycle", "%s until a trainer goes on, %s until all is back; the law says %s and %s of these copies",
+			seconds(r.Median.ReadySeconds), seconds(r.Median.Seconds), seconds(r.Median.PredictedReadySeconds),
 			seconds(r.Median.PredictedSeconds))
 	}
 	if j.ForwardSeconds > 0 {

@@ -14,8 +14,12 @@ import (
 func (r *StatesRehearsal) compare(p *cycle.Placement, cpu CPURoad) error {
 	link := roads.Link{In: cmp.Or(p.Link.In, r.CopyIn.speed()), Out: cmp.Or(p.Link.Out, r.CopyOut.speed())}
 	for _, mode := range cycle.Modes() {
-		f := newRehearsedRoad("states, "+mode, p.States(mode, link))
-		if mode == p.Mode && r.Median != nil {
+		road, err := p.States(mode, link)
+		if err != nil {
+			return err
+		}
+		f := newRehearsedRoad("states, "+mode, road)
+		if mode == p.Mode() && r.Median != nil {
 			f.RehearsedSeconds = &r.Median.ExposedSeconds
 		}
 		r.Roads = append(r.Roads, f)
@@ -49,7 +53,7 @@ func newRehearsedRoad(name string, road cycle.Road) RehearsedRoad {
 
 // choose names the road on which a trainer waits least.
 func (r *StatesRehearsal) choose(p *cycle.Placement, cpu CPURoad) {
-	states, host := r.road("states, "+p.Mode), r.road(byCPU)
+	states, host := r.road("states, "+p.Mode()), r.road(byCPU)
 	switch {
 	case host == nil:
 		r.Road, r.Reason = states.Road, "Muon has no update by the CPU, as its matrix products need a GPU"
