@@ -2,11 +2,13 @@ package cycle
 
 import (
 	"errors"
+	"fmt"
 	"math"
 	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"pgregory.net/rapid"
 
@@ -16,6 +18,7 @@ import (
 	"plimsoll/ledger"
 	"plimsoll/model"
 	"plimsoll/rehearse"
+	"plimsoll/roads"
 	"plimsoll/states"
 )
 
@@ -215,47 +218,58 @@ func runWith(t *testing.T, p *Placement, steps int, change func(*pipeline), afte
 	return tr.checkAll()
 }
 
-// TestPace: on links that are slower than this host's memory, a step takes as long as the law says. It can only be
-// disturbed to take longer, so the fastest of several counts.
+// TestPace: on links that are slower than this host copies, a step takes as long as the law says, and never less. A host
+// that is busy with other work needs several attempts.
 func TestPace(t *testing.T) {
 	for name, r := range map[string]Request{
-		"copies out are slowest": {LinkIn: 1, LinkOut: 0.5, UpdateMilliseconds: 5},
-		"copies in are slowest":  {LinkIn: 0.2, LinkOut: 1, UpdateMilliseconds: 5, NoRecovery: true},
-		"the update is slowest":  {LinkIn: 1, LinkOut: 1, UpdateMilliseconds: 100},
-		"whole":                  {LinkIn: 0.5, LinkOut: 0.5, UpdateMilliseconds: 20, Mode: Whole},
+		"copies out are slowest": {LinkIn: 0.4, LinkOut: 0.2, UpdateMilliseconds: 20},
+		"copies in are slowest":  {LinkIn: 0.1, LinkOut: 0.4, UpdateMilliseconds: 20, NoRecovery: true},
+		"the update is slowest":  {LinkIn: 0.4, LinkOut: 0.4, UpdateMilliseconds: 200},
+		"whole":                  {LinkIn: 0.2, LinkOut: 0.2, UpdateMilliseconds: 20, Mode: Whole},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r.Steps, r.ChunkBytes = 8, 2*ledger.MiB
+			r.Steps, r.ChunkBytes = 3, 2*ledger.MiB
 			r.Pace.ForwardMilliseconds, r.Pace.BackwardMilliseconds = 5, 10
 			p := placed(t, r, blocks(8, 256))
-			m, err := p.Run(t.Context(), silent{})
-			if err != nil {
-				t.Fatal(err)
-			}
 			road, err := p.States(p.Mode(), p.Link)
 			if err != nil {
 				t.Fatal(err)
 			}
-			law := road.Step
-			least := math.Inf(1)
-			for i := range m.Steps[1:] { // two steps of either order
-				least = min(least, (m.Steps[i].ExposedSeconds+m.Steps[i+1].ExposedSeconds)/2)
-			}
-			if want := law.Exposed.Seconds(); least < 0.97*want || least > 1.25*want {
-				t.Errorf("exposed %.4g s, the law says %.4g s", least, want)
-			}
-			best := m.Steps[0]
-			for _, s := range m.Steps {
-				best.InSeconds, best.OutSeconds = min(best.InSeconds, s.InSeconds), min(best.OutSeconds, s.OutSeconds)
-			}
-			for _, c := range []struct{ got, want float64 }{{best.InSeconds, law.In.Seconds()},
-				{best.OutSeconds, law.Out.Seconds()}, {best.UpdateSeconds, law.Update.Seconds()}} {
-				if c.got < 0.99*c.want || c.got > 1.25*c.want+0.005 {
-					t.Errorf("an actor was busy for %.4g s, want %.4g s", c.got, c.want)
+			for range 10 {
+				m, err := p.Run(t.Context(), silent{})
+				if err != nil {
+					t.Fatal(err)
+				}
+				if slow := comparePace(t, Median(m.Steps), road.Step); slow == "" {
+					return
+				} else {
+					t.Log(slow)
 				}
 			}
+			t.Error("the law is off in 10 attempts")
 		})
 	}
+}
+
+// comparePace compares a step with the law. It says where the step took longer.
+func comparePace(t *testing.T, step Step, law *roads.Step) (slow string) {
+	t.Helper()
+	for _, c := range []struct {
+		what string
+		got  float64
+		want time.Duration
+	}{
+		{"exposed", step.ExposedSeconds, law.Exposed}, {"copy in", step.InSeconds, law.In},
+		{"update", step.UpdateSeconds, law.Update}, {"copy out", step.OutSeconds, law.Out},
+	} {
+		switch want := c.want.Seconds(); {
+		case c.got < 0.98*want:
+			t.Fatalf("%s: %.4g s, less than the %.4g s of the law", c.what, c.got, want)
+		case c.got > 1.1*want+0.005:
+			slow += fmt.Sprintf("%s: %.4g s, the law says %.4g s; ", c.what, c.got, want)
+		}
+	}
+	return slow
 }
 
 // TestBytesAParameter compares what a parameter takes with what the formats say, in tensors without alignment.

@@ -71,8 +71,8 @@ func (l *link) transfer(to, from []byte, ready time.Time) (sent time.Time) {
 	return sent
 }
 
-// patience is how late a piece may be without the next one being sent later: the workers may have waited for a core,
-// which a link does not. But it is no more than the time of a chunk.
+// patience is how late a copy or an update may be without the next one beginning later: its thread may have waited for
+// a core, which a link or a device does not. For a copy it is no more than the time of a chunk.
 const patience = 5 * time.Millisecond
 
 // takes returns how long a number of bytes take at the rate of the link.

@@ -141,10 +141,8 @@ func (p *pipeline) update() {
 			p.stamp(number, p.slot(i))
 			due = due.Add(p.work[number].Update)
 		}
-		if now = time.Now(); now.Before(due) {
-			rehearse.SleepUntil(due)
-			now = due
-		}
+		rehearse.SleepUntil(due)
+		now = later(due, time.Now().Add(-patience))
 		p.updating += now.Sub(began)
 		number, _ := p.chunk(n)
 		p.updates = append(p.updates, p.span(rehearse.Updating, number, began, now))
