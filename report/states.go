@@ -6,6 +6,7 @@ import (
 
 	"plimsoll/cycle"
 	"plimsoll/ledger"
+	"plimsoll/plan"
 	"plimsoll/rehearse"
 )
 
@@ -90,8 +91,8 @@ type RehearsedRoad struct {
 // StatesSchema is the schema of the JSON document.
 const StatesSchema = "plimsoll.states/1"
 
-// byCPU is the name of the road of the update by the CPU.
-const byCPU = "CPU"
+// roadOf are the names of the roads through the device, by mode.
+var roadOf = map[string]string{cycle.Chunked: plan.ChunkedRoad, cycle.Whole: plan.WholeRoad}
 
 // CPURoad is the rehearsal of the update by the CPU. The placement is nil where there is no such update, and the
 // measurement where nothing was measured.

@@ -7,6 +7,7 @@ import (
 
 	"plimsoll/cycle"
 	"plimsoll/ledger"
+	"plimsoll/plan"
 	"plimsoll/roads"
 )
 
@@ -18,7 +19,7 @@ func (r *StatesRehearsal) compare(p *cycle.Placement, cpu CPURoad) error {
 		if err != nil {
 			return err
 		}
-		f := newRehearsedRoad("states, "+mode, road)
+		f := newRehearsedRoad(roadOf[mode], road)
 		if mode == p.Mode() && r.Median != nil {
 			f.RehearsedSeconds = &r.Median.ExposedSeconds
 		}
@@ -33,7 +34,7 @@ func (r *StatesRehearsal) compare(p *cycle.Placement, cpu CPURoad) error {
 		if err != nil {
 			return err
 		}
-		r.Roads = append(r.Roads, newRehearsedRoad(byCPU, road))
+		r.Roads = append(r.Roads, newRehearsedRoad(plan.CPURoad, road))
 	}
 	r.choose(p, cpu)
 	return nil
@@ -53,7 +54,7 @@ func newRehearsedRoad(name string, road cycle.Road) RehearsedRoad {
 
 // choose names the road on which a trainer waits least.
 func (r *StatesRehearsal) choose(p *cycle.Placement, cpu CPURoad) {
-	states, host := r.road("states, "+p.Mode()), r.road(byCPU)
+	states, host := r.road(roadOf[p.Mode()]), r.road(plan.CPURoad)
 	switch {
 	case host == nil:
 		r.Road, r.Reason = states.Road, "Muon has no update by the CPU, as its matrix products need a GPU"
@@ -65,7 +66,7 @@ func (r *StatesRehearsal) choose(p *cycle.Placement, cpu CPURoad) {
 	case states.ExposedSeconds == nil || host.ExposedSeconds == nil:
 		r.Reason = "nothing was measured"
 	case *states.ExposedSeconds < *host.ExposedSeconds:
-		r.Road, r.Reason = states.Road, fmt.Sprintf("a trainer waits %s in a step, and %s for the CPU, which moves "+
+		r.Road, r.Reason = states.Road, fmt.Sprintf("a trainer waits %s in a step, and %s for the CPU step, which moves "+
 			"%s at %.1f GB/s", seconds(*states.ExposedSeconds), seconds(*host.ExposedSeconds),
 			each(r.cpuBytes(), p.Parameters), float64(r.cpuBytes())/r.CPU.StepSecondsMedian/1e9)
 	default:
@@ -74,7 +75,7 @@ func (r *StatesRehearsal) choose(p *cycle.Placement, cpu CPURoad) {
 		if *states.CopyOutSeconds > *states.CopyInSeconds {
 			bytes, speed, where = out, p.Link.Out, "back"
 		}
-		r.Road, r.Reason = byCPU, fmt.Sprintf("a trainer waits %s in a step, and %s for states, of which the link "+
+		r.Road, r.Reason = plan.CPURoad, fmt.Sprintf("a trainer waits %s in a step, and %s for states, of which the link "+
 			"moves %s %s at %.1f GB/s", seconds(*host.ExposedSeconds), seconds(*states.ExposedSeconds),
 			each(bytes, p.Parameters/int64(p.Job.Ranks)), where, speed/1e9)
 	}
