@@ -3,6 +3,7 @@ package job
 import (
 	"cmp"
 	"fmt"
+	"slices"
 
 	"plimsoll/autograd"
 	"plimsoll/dtype"
@@ -59,22 +60,21 @@ const (
 // offload sets what rests on the host.
 func (r *resolver) offload() error {
 	o := r.Request.Offload
-	if o.What == "" {
-		if o != (Offload{}) {
-			return fault.Inputf("the flags say how states are offloaded, but not that they are").
-				WithHint("add --offload states")
-		}
-		return nil
-	}
 	s, err := o.decide(r.job)
-	if err != nil {
+	switch {
+	case err != nil:
 		return err
+	case o == (Offload{}):
+		return nil
+	case o.What == "":
+		return fault.Inputf("the flags say how states are offloaded, but not that they are").
+			WithHint("add --offload states")
 	}
 	if o.Master == "" && s.Master != dtype.Invalid {
 		r.assume("split master weights: --master was not given, and they are the default of plimsoll.torch.Muon")
 	}
 	if s.Recovery && s.Fraction < 1 {
-		r.assume("no recovery: with --offload-fraction below 1 a part of the state is only on the GPU, and dies with it")
+		r.assume("no recovery: with --offload-fraction below 1 a part of the states is on the GPU alone")
 	}
 	r.job.Offload = s
 	return nil
@@ -86,6 +86,7 @@ func (o Offload) Decide(j *Job) (*StateOffload, error) {
 	if err != nil {
 		return nil, err
 	}
+	s.Whole = s.Whole || j.Optimizer.IsTogether()
 	with := *j
 	with.Offload = s
 	return s, with.refuseOffload()
@@ -98,9 +99,8 @@ func (o Offload) decide(j *Job) (*StateOffload, error) {
 		flag, value string
 		known       []string
 	}{
-		{"offload", o.What, []string{"", OffloadStates}}, {"offload-mode", o.Mode, append([]string{""}, OffloadModes...)},
-		{"master", o.Master, append([]string{""}, Masters...)},
-		{"offload-moments", o.Moments, append([]string{""}, OffloadMoments...)},
+		{"offload", o.What, []string{OffloadStates}}, {"offload-mode", o.Mode, OffloadModes},
+		{"master", o.Master, Masters}, {"offload-moments", o.Moments, OffloadMoments},
 	} {
 		if err := checkChoice(choice.flag, choice.value, choice.known); err != nil {
 			return nil, err
@@ -135,12 +135,10 @@ func (j *Job) stored() dtype.Type {
 }
 
 func checkChoice(flag, value string, known []string) error {
-	for _, k := range known {
-		if value == k {
-			return nil
-		}
+	if value == "" || slices.Contains(known, value) {
+		return nil
 	}
-	return fault.Inputf("--%s is %q, expected %s", flag, value, fault.OneOf(known[1:]...))
+	return fault.Inputf("--%s is %q, expected %s", flag, value, fault.OneOf(known...))
 }
 
 // refuseOffload refuses jobs whose states plimsoll.torch.StateOffload cannot hold.
@@ -153,16 +151,19 @@ func (j *Job) refuseOffload() error {
 	return refuse(
 		contradiction{j.OnCPU, "the states are to rest on the host, but the job has no GPU that they could leave",
 			"leave --offload or --cpu out"},
-		contradiction{j.DeepSpeed != nil, "DeepSpeed makes the optimizer of its engine itself, and StateOffload wraps " +
-			"an optimizer of torch", "leave DeepSpeed or --offload states out"},
+		contradiction{j.DeepSpeed != nil, "DeepSpeed makes the optimizer of its engine itself, but StateOffload " +
+			"wraps one of torch", "leave DeepSpeed or --offload states out"},
 		contradiction{j.FSDP != nil && j.FSDP.OffloadParameters, "FSDP has its shards on the host and updates them " +
 			"there: no states are on the GPU", "leave --fsdp-offload or --offload states out"},
-		contradiction{j.Optimizer.Managed, fmt.Sprintf("%s keeps its states in CUDA's managed memory, which the driver "+
-			"moves", j.Optimizer.Name), "use the optimizer without paging"},
+		contradiction{j.Optimizer.Managed, fmt.Sprintf("%s keeps its states in CUDA's managed memory, which "+
+			"the driver moves", j.Optimizer.Name), "use the optimizer without paging"},
 		contradiction{j.Optimizer.Name == "lomo", "LOMO has no state", "leave --offload states out"},
+		contradiction{!o.Whole && o.Rest == OnHost && j.Optimizer.IsTogether(), fmt.Sprintf("%s updates a parameter by "+
+			"what it finds in others, so its states cannot come in chunks", j.Optimizer.Name),
+			"give --offload-mode whole"},
 		contradiction{o.Master == dtype.BF16 && stored != dtype.BF16, fmt.Sprintf("split master weights complete bf16 "+
 			"parameters, but the parameters are %v", stored), "give --master none, or --precision bf16"},
-		contradiction{o.Master == dtype.F32 && stored == dtype.F32, "the parameters are fp32, and need no master weights",
+		contradiction{o.Master == dtype.F32 && stored == dtype.F32, "fp32 parameters need no master weights",
 			"give --master none"},
 	)
 }

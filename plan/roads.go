@@ -45,6 +45,7 @@ const (
 	CPURoad      = "CPU step"
 	ChunkedRoad  = "states in chunks"
 	WholeRoad    = "states whole"
+	PrefetchRoad = "states whole, prefetch" // before the backward pass
 	ResidentRoad = "states on the GPU"
 )
 
@@ -68,14 +69,17 @@ func NewRoads(j *job.Job, offload *job.StateOffload, rates roads.Rates, passes r
 	if err := r.addCPU(*offload); err != nil {
 		return nil, err
 	}
-	for _, way := range []struct {
-		name    string
-		isWhole bool
-	}{{ChunkedRoad, false}, {WholeRoad, true}} {
-		if err := r.addStates(way.name, way.isWhole, *offload); err != nil {
+	o = *offload
+	for _, name := range []string{ChunkedRoad, WholeRoad, PrefetchRoad} {
+		if name == ChunkedRoad && j.Optimizer.IsTogether() {
+			continue
+		}
+		o.Whole, o.Prefetch = name != ChunkedRoad, name == PrefetchRoad
+		if err := r.addStates(name, o); err != nil {
 			return nil, err
 		}
 	}
+	o.Fraction = 1
 	resident.Name, resident.Window = ResidentRoad, roads.NewLayout(r.parameters, o.Settings).State()
 	r.take(resident, func() roads.Step { return roads.Resident(r.parameters, rates) })
 	r.choose()
@@ -140,8 +144,7 @@ func (r *Roads) take(road Road, step func() roads.Step) {
 }
 
 // addStates adds a road on which states rest on the host, and the GPU updates them.
-func (r *Roads) addStates(name string, isWhole bool, o job.StateOffload) error {
-	o.Whole = isWhole
+func (r *Roads) addStates(name string, o job.StateOffload) error {
 	road, err := r.planned(o)
 	if err != nil {
 		return err
@@ -150,7 +153,7 @@ func (r *Roads) addStates(name string, isWhole bool, o job.StateOffload) error {
 	road.Name = name
 	road.Host = (layout.Arena() + layout.Gradients() + layout.Control()) * ledger.Bytes(r.Job.RanksPerNode)
 	road.Pinned = road.Host // every arena
-	road.Freed, road.Window = layout.Freed(isWhole), layout.Window(isWhole)
+	road.Freed, road.Window = layout.Freed(o.Whole), layout.Window(o.Whole)
 	r.take(road, func() roads.Step { return layout.Step(r.Rates, r.Passes) })
 	return nil
 }
@@ -276,8 +279,8 @@ func chosenExperts(j *job.Job) func(name string) float64 {
 }
 
 // passTimes returns the times of the passes of a micro batch at a number of operations a second. A token takes 2
-// operations for each parameter that it is multiplied by, and twice as many in the backward pass. Recomputed activations
-// take those of the forward pass once more.
+// operations for each parameter that it is multiplied by, and twice as many in the backward pass. Recomputed
+// activations take those of the forward pass once more.
 func passTimes(j *job.Job, flops float64) (forward, backward time.Duration) {
 	var active float64
 	chosen := chosenExperts(j)

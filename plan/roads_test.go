@@ -28,7 +28,7 @@ func compared(t *testing.T, q job.Request, o job.Offload, rates roads.Rates) *Ro
 	return r
 }
 
-func (r *Roads) named(t *testing.T, name string) *Road {
+func roadOf(t *testing.T, r *Roads, name string) *Road {
 	t.Helper()
 	i := slices.IndexFunc(r.Roads, func(road Road) bool { return road.Name == name })
 	if i < 0 {
@@ -50,7 +50,7 @@ func TestDeepSeekV3(t *testing.T) {
 			Sequence: 4096, Recompute: "full"}
 		r := compared(t, q, job.Offload{Master: test.master, Moments: "bf16"}, roads.Rates{})
 		for _, name := range []string{ChunkedRoad, WholeRoad} {
-			freed := float64(r.named(t, name).Freed) / gigabyte
+			freed := float64(roadOf(t, r, name).Freed) / gigabyte
 			// The chunks leave two slots on the GPU, of 4096 x 7168 parameters of an expert each.
 			window := 0.0
 			if name == ChunkedRoad {
@@ -93,7 +93,7 @@ func TestRoadsBytes(t *testing.T) {
 	}
 	r := compared(t, q, job.Offload{Master: "split"}, m.Rates)
 	const parameters, embedding = 1_235_814_400, 128256 * 2048
-	chunked, cpu := r.named(t, ChunkedRoad), r.named(t, CPURoad)
+	chunked, cpu := roadOf(t, r, ChunkedRoad), roadOf(t, r, CPURoad)
 	for _, figure := range []struct {
 		what      string
 		got, want float64
@@ -101,11 +101,11 @@ func TestRoadsBytes(t *testing.T) {
 		{"host", float64(chunked.Host), 14*parameters + 12*embedding}, // the gap of each rank is half an embedding
 		{"window", float64(chunked.Window), 2 * 10 * embedding / 2},
 		{"freed", float64(chunked.Freed), 10*parameters/2 - 10*embedding},
-		{"freed in mode whole", float64(r.named(t, WholeRoad).Freed), 10 * parameters / 2},
-		{"host in mode whole", float64(r.named(t, WholeRoad).Host), 24 * parameters},
+		{"freed in mode whole", float64(roadOf(t, r, WholeRoad).Freed), 10 * parameters / 2},
+		{"host in mode whole", float64(roadOf(t, r, WholeRoad).Host), 24 * parameters},
 		{"CPU step", float64(cpu.Host), 14 * parameters},
 		{"pinned for a CPU step", float64(cpu.Pinned), 4 * parameters},
-		{"states on the GPU", float64(r.named(t, ResidentRoad).Window), 10 * parameters / 2},
+		{"states on the GPU", float64(roadOf(t, r, ResidentRoad).Window), 10 * parameters / 2},
 		{"pinned by Megatron", float64(r.Megatron[0].Pinned), 10 * parameters / 2}, // tensors of powers of two
 		{"Megatron's window", float64(r.Megatron[1].Step), 2*8*embedding/2 + 2*parameters/2},
 	} {
@@ -115,8 +115,8 @@ func TestRoadsBytes(t *testing.T) {
 	}
 }
 
-// TestStepOfHeldStates compares the peak of a step with what the client says of its window: two slots, and gradients and
-// parameters of the largest chunk in fp32. A fused AdamW makes nothing beside them.
+// TestStepOfHeldStates compares the peak of a step with what the client says of its window: two slots, and gradients
+// and parameters of the largest chunk in fp32. A fused AdamW makes nothing beside them.
 func TestStepOfHeldStates(t *testing.T) {
 	const embedding, alignment = 151936 * 896, 256
 	for _, test := range []struct {

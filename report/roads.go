@@ -139,7 +139,8 @@ func (d *Roads) Page() *Page {
 		d.Job.MicroBatch, ledger.Count(d.Job.Sequence), d.Job.Optimizer)
 	facts.add("states", "%s", d.States)
 	if d.Rates.ForwardSeconds > 0 {
-		facts.add("passes", "forward %s, backward %s", seconds(d.Rates.ForwardSeconds), seconds(d.Rates.BackwardSeconds))
+		facts.add("passes", "forward %s, backward %s", seconds(d.Rates.ForwardSeconds),
+			seconds(d.Rates.BackwardSeconds))
 	}
 	facts.addEach("rates", d.Rates.Sources)
 	sections := []Section{{facts}, {d.table()}, {d.designs()}}
@@ -155,7 +156,8 @@ func (d *Roads) table() *Table {
 	for _, r := range d.Roads {
 		row := []any{r.Name, r.Host, r.Pinned, r.Freed, r.Window, r.GPU, fits[r.Verdict]}
 		if s := r.Times; s != nil {
-			row = append(row, brief(s.InSeconds), brief(s.OutSeconds), seconds(s.UpdateSeconds), seconds(s.ExposedSeconds))
+			row = append(row, brief(s.InSeconds), brief(s.OutSeconds), seconds(s.UpdateSeconds),
+				seconds(s.ExposedSeconds))
 		} else {
 			row = append(row, "?", "?", "?", "?")
 		}

@@ -62,7 +62,10 @@ func (c Chunk) Region() ledger.Bytes { return c.State + c.Own }
 
 // Settings are those of plimsoll.torch.StateOffload.
 type Settings struct {
-	Whole      bool // all states come to the GPU before one update of them all
+	Whole bool // all states come to the GPU before one update of them all
+	// Prefetch means that mode whole calls for the states at the beginning of the backward pass. Copies in hide behind
+	// that pass, and the GPU holds the window meanwhile.
+	Prefetch   bool
 	ChunkBytes ledger.Bytes
 	Fraction   float64 // of the state's bytes that is on the host
 	Recovery   bool    // a step that was broken off can be finished, which takes all of the state on the host

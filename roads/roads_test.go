@@ -107,7 +107,8 @@ func TestReady(t *testing.T) {
 	if got := Chunked([]Work{chunk}, 0, link); got.Ready != 1500*time.Millisecond || got.Left != 2500*time.Millisecond {
 		t.Errorf("mode chunked: %v", got)
 	}
-	if got := Whole([]Work{chunk}, 0, link, 0); got.Ready != 1500*time.Millisecond || got.Left != 2500*time.Millisecond {
+	if got := Whole([]Work{chunk}, 0, link, 0); got.Ready != 1500*time.Millisecond ||
+		got.Left != 2500*time.Millisecond {
 		t.Errorf("mode whole: %v", got)
 	}
 	chunk.Own = 0
@@ -120,7 +121,8 @@ func TestReady(t *testing.T) {
 // another. With equal chunks it takes what the slowest part takes, and two chunks of the others to begin and to end.
 func TestChunkedIsBound(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		link := Link{In: rapid.Float64Range(1e9, 500e9).Draw(t, "in"), Out: rapid.Float64Range(1e9, 500e9).Draw(t, "out")}
+		link := Link{In: rapid.Float64Range(1e9, 500e9).Draw(t, "in"),
+			Out: rapid.Float64Range(1e9, 500e9).Draw(t, "out")}
 		size := rapid.Int64Range(0, 1<<28).Draw(t, "bytes")
 		own := ledger.Bytes(rapid.Int64Range(0, 1<<27).Draw(t, "own"))
 		update := time.Duration(rapid.Int64Range(0, int64(100*time.Millisecond)).Draw(t, "update"))

@@ -20,9 +20,6 @@ type Job struct {
 	Ranks int // of a node
 	// Forward and Backward are the times of the passes of a step: of the last micro batch, behind which work can hide.
 	Forward, Backward time.Duration
-	// Prefetch means that a step in mode whole calls for its states at the beginning of the backward pass. Copies in hide
-	// behind that pass, and the GPU holds the window meanwhile.
-	Prefetch bool
 }
 
 // update returns the time of the update of a chunk on the GPU. It is bound by the memory of the GPU, and with Muon by
@@ -62,7 +59,7 @@ func (l *Layout) Step(r Rates, j Job) Step {
 		p = Whole(work, l.Gradients(), link, 0)
 	}
 	leaves, passes := p.Left-p.Ready, j.Forward+j.Backward
-	if l.Whole && j.Prefetch { // not before the copies out of the step before have ended
+	if l.Whole && l.Prefetch { // not before the copies out of the step before have ended
 		p = Whole(work, l.Gradients(), link, min(j.Backward, max(0, passes-leaves)))
 	}
 	s.Exposed = p.Ready + r.update(l.ResidentWork) + max(0, leaves-passes)

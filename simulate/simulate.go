@@ -143,6 +143,9 @@ func (s *simulation) iterate(iteration ledger.Iteration) {
 		})
 		s.states.left()
 		s.phase(ledger.Backward, iteration, func() {
+			if micro == micros-1 {
+				s.states.prefetch()
+			}
 			s.workspace()
 			s.tape.Backward(result.Loss)
 			s.engine.endBackward(micro == micros-1)

@@ -51,8 +51,8 @@ func (s *simulation) holdStates(parameters []*autograd.Parameter) {
 		"and new regions apart", h.layout.State(), h.layout.Own(), h.layout.Gap()))
 	s.host.hold(int64(h.layout.Gradients()), ledger.Gradients, because("arena \"gradients\", pinned: those of the "+
 		"step, with which another process can finish it"))
-	s.host.hold(int64(h.layout.Control()), ledger.HeldControl, because("arena \"control\": which chunks are committed, "+
-		"two tables of %d numbers, and the hyperparameters of a step", h.layout.Scalars))
+	s.host.hold(int64(h.layout.Control()), ledger.HeldControl, because("arena \"control\": which chunks are "+
+		"committed, two tables of %d numbers, and the hyperparameters of a step", h.layout.Scalars))
 }
 
 // update runs a step of a torch optimizer over parameters on a device.
@@ -94,8 +94,8 @@ func (h *heldStates) step() {
 	}
 	if held < len(h.staying) {
 		if first {
-			allocate(h.gpu, int64(h.layout.Resident), ledger.OptimizerStates, because("the states that --offload-fraction "+
-				"leaves on the GPU"))
+			allocate(h.gpu, int64(h.layout.Resident), ledger.OptimizerStates, because("the states that "+
+				"--offload-fraction leaves on the GPU"))
 		}
 		h.copies(h.gpu, h.staying[held:])
 	}
@@ -105,8 +105,8 @@ func (h *heldStates) step() {
 // 16-bit gradients and makes nothing for a moment, as the fused Adam of apex and of Transformer Engine is.
 func (h *heldStates) updateHere(first bool) {
 	if first {
-		allocate(h.gpu, int64(h.layout.State()), ledger.OptimizerStates, because("states and master weights that stay on "+
-			"the GPU"))
+		allocate(h.gpu, int64(h.layout.State()), ledger.OptimizerStates, because("states and master weights that "+
+			"stay on the GPU"))
 	}
 	if h.Offload.Master == dtype.Invalid {
 		h.copies(h.gpu, h.staying)
@@ -136,8 +136,8 @@ func (h *heldStates) made(first, end int) (sum int64) {
 
 func (h *heldStates) whyWindow() string {
 	if h.Offload.Whole {
-		return "all states that rest on the host, from the beginning of the step until the copies out have ended; in the " +
-			"first step also those that the optimizer has made"
+		return "all states that rest on the host, from the beginning of the step until the copies out have ended; in " +
+			"the first step also those that the optimizer has made"
 	}
 	return fmt.Sprintf("2 slots of %v, the state of the largest chunk: one is updated while the other is emptied and "+
 		"filled; in the first step one slot, and the states that the optimizer makes for a chunk", h.layout.Slot())
@@ -148,13 +148,22 @@ func (h *heldStates) whyWindow() string {
 func (h *heldStates) updateWhole(first bool, held int) {
 	open := func() { h.window = h.gpu.hold(int64(h.layout.Window(true)), ledger.StatesWindow, h.whyWindow) }
 	if !first {
-		open()
+		if !h.window.held() {
+			open()
+		}
 		h.change(0, held, false, func() {})
 		return
 	}
 	made := h.gpu.hold(h.made(0, held), ledger.StatesWindow, h.whyWindow)
 	h.change(0, held, true, open)
 	made.free()
+}
+
+// prefetch opens the window of mode whole ahead of the step.
+func (h *heldStates) prefetch() {
+	if h != nil && h.Offload.Prefetch && h.stepped {
+		h.window = h.gpu.hold(int64(h.layout.Window(true)), ledger.StatesWindow, h.whyWindow)
+	}
 }
 
 // left frees the window of mode whole.

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"runtime/debug"
 	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -30,15 +31,16 @@ type planOptions struct {
 func planCommand() *cobra.Command {
 	var options planOptions
 	command := &cobra.Command{
-		Use:   "plan --model MODEL",
+		Use:   "plan [--model MODEL] [CONFIG...]",
 		Short: "Plan what every GPU and host holds in every phase, on paper",
 		Long: `Plan says what a training job will hold on its GPUs and hosts, phase by phase
 and component by component, and whether that fits. It starts nothing.
 
-Plan reads the files that the job is started with: DeepSpeed's JSON,
-transformers' TrainingArguments, accelerate's YAML, PEFT's adapter_config.json
-and bitsandbytes' configuration. Flags say what no file says, and go before
-files.
+Plan reads the files that the job is started with: configurations of
+LLaMA-Factory, axolotl and TRL, DeepSpeed's JSON, transformers'
+TrainingArguments, accelerate's YAML, PEFT's adapter_config.json and
+bitsandbytes' configuration. It recognizes a CONFIG by its content. Flags say
+what no file says, and go before files.
 
 Plan follows the job tensor by tensor: every operation of the forward and
 backward pass and what autograd saves for it, communication buckets, gathered
@@ -55,21 +57,9 @@ The catalog of models:
 		Example: `  plimsoll plan --model llama-3-8b --gpus 8 --gpu H100-80GB --fsdp 2 \
     --precision bf16 --seq-len 4096
   plimsoll plan --model falcon-7b --precision fp16 --gpu A100-80GB --seq-len 128
+  plimsoll plan --model qwen3-4b --gpus 8 examples/llama_factory.yaml
   plimsoll plan --model path/to/config.json --deepspeed ds_config.json \
     --gpus 8 --explain gradients`,
-		Args: func(c *cobra.Command, arguments []string) error {
-			if len(arguments) == 1 && options.lacksRecompute(c) {
-				options.request.Recompute = arguments[0]
-				return nil
-			}
-			return noArguments(c, arguments)
-		},
-		ValidArgsFunction: func(c *cobra.Command, arguments []string, _ string) ([]string, cobra.ShellCompDirective) {
-			if len(arguments) == 0 && options.lacksRecompute(c) {
-				return job.Recomputes, cobra.ShellCompDirectiveNoFileComp
-			}
-			return nil, cobra.ShellCompDirectiveNoFileComp
-		},
 		RunE: func(c *cobra.Command, _ []string) error {
 			return reported(func() error { return runPlan(c, options) })
 		},
@@ -80,10 +70,33 @@ The catalog of models:
 
 const checkpointingFlag = "gradient-checkpointing"
 
-// lacksRecompute reports whether the flag was given without "=". Its value is optional, and arrives as an argument.
-func (o *planOptions) lacksRecompute(c *cobra.Command) bool {
-	flag := c.Flags().Lookup(checkpointingFlag)
-	return flag.Changed && o.request.Recompute == flag.NoOptDefVal
+// jobArguments has a command take configurations of a job as arguments, and before them the value of the flag for
+// gradient checkpointing. That value is optional, and arrives as an argument where the flag was given without "=".
+func jobArguments(c *cobra.Command, q *job.Request) {
+	isLacking := func() bool {
+		flag := c.Flags().Lookup(checkpointingFlag)
+		return flag.Changed && q.Recompute == flag.NoOptDefVal
+	}
+	c.Args = func(c *cobra.Command, arguments []string) error {
+		if len(arguments) > 0 && isLacking() && !strings.ContainsAny(arguments[0], "./") {
+			q.Recompute, arguments = arguments[0], arguments[1:]
+		}
+		if len(arguments) > 0 && slices.Contains(model.Catalog(), arguments[0]) {
+			return fault.Inputf("%s is a model of the catalog, not a file", arguments[0]).
+				WithHint("give it as --model " + arguments[0])
+		}
+		if slices.ContainsFunc(arguments, func(a string) bool { return slices.Contains(job.Recomputes, a) }) {
+			return noArguments(c, arguments)
+		}
+		q.Configs = append(q.Configs, arguments...)
+		return nil
+	}
+	c.ValidArgsFunction = func(_ *cobra.Command, arguments []string, _ string) ([]string, cobra.ShellCompDirective) {
+		if len(arguments) == 0 && isLacking() {
+			return job.Recomputes, cobra.ShellCompDirectiveDefault
+		}
+		return nil, cobra.ShellCompDirectiveDefault
+	}
 }
 
 func planFlags(c *cobra.Command, o *planOptions) {
@@ -108,6 +121,8 @@ func jobFlags(c *cobra.Command, q *job.Request, clip *float64) {
 	choiceOrFileFlag(c, &q.Model, "model", "", "`name` in the catalog or on the Hugging Face hub, a "+
 		"config.json or a folder with one",
 		model.Catalog())
+	flags.StringArrayVar(&q.Configs, "config", nil,
+		"configuration of the job, a `file` that is recognized by its content; may be given again")
 	onlineFlag(c, &q.Online)
 	flags.StringVar(&q.DeepSpeed, "deepspeed", "", "DeepSpeed's configuration, a JSON `file`")
 	flags.StringVar(&q.TrainingArgs, "training-args", "", "transformers' TrainingArguments, a JSON or YAML `file`")
@@ -137,6 +152,7 @@ func jobFlags(c *cobra.Command, q *job.Request, clip *float64) {
 	choiceFlag(c, &q.Recompute, checkpointingFlag, "", "`blocks` whose activations are recomputed in the backward "+
 		"pass: VALUES; selective keeps the results of matrix products and attention", job.Recomputes)
 	flags.Lookup(checkpointingFlag).NoOptDefVal = "full"
+	jobArguments(c, q)
 	choiceFlag(c, &q.FSDP, "fsdp", "", "`version` of FSDP to shard with, VALUES; every block is a unit",
 		job.FSDPVersions)
 	flags.BoolVar(&q.OffloadParameters, "fsdp-offload", false, "FSDP keeps its shards on the host")
@@ -159,8 +175,8 @@ func jobFlags(c *cobra.Command, q *job.Request, clip *float64) {
 
 // offloadFlags adds the flags of plimsoll.torch.StateOffload.
 func offloadFlags(c *cobra.Command, o *job.Offload) {
-	choiceFlag(c, &o.What, "offload", "", "`what` Plimsoll moves to the host: VALUES; the optimizer's states rest there, "+
-		"and the GPU updates them", []string{job.OffloadStates})
+	choiceFlag(c, &o.What, "offload", "", "`what` rests on the host: VALUES; the optimizer's states, which the GPU "+
+		"updates", []string{job.OffloadStates})
 	choiceFlag(c, &o.Mode, "offload-mode", "", "`how` states come to the GPU: VALUES (default: chunked)",
 		job.OffloadModes)
 	restFlags(c, o)
@@ -171,12 +187,12 @@ func restFlags(c *cobra.Command, o *job.Offload) {
 	flags := c.Flags()
 	flags.Var((*bytesFlag)(&o.Chunk), "offload-chunk", "states that come at a time (default: 64MiB)")
 	flags.Float64Var(&o.Fraction, "offload-fraction", 0, "`share` of the states that rests on the host (default: 1)")
-	choiceFlag(c, &o.Master, "master", "", "master `weights` beside 16-bit parameters: VALUES; split is the low halves "+
+	choiceFlag(c, &o.Master, "master", "", "master `weights` beside 16-bit parameters: VALUES; split: the low halves "+
 		"of fp32 weights, whose high halves are the parameters (default: none)", job.Masters)
 	choiceFlag(c, &o.Moments, "offload-moments", "", "`dtype` on the host of states that are fp32: VALUES "+
 		"(default: fp32)", job.OffloadMoments)
-	flags.BoolVar(&o.NoRecovery, "no-recovery", false, "hold neither gradients nor parameters on the host, which "+
-		"finish a step that was broken off")
+	flags.BoolVar(&o.NoRecovery, "no-recovery", false, "hold neither gradients nor parameters on the host, with which "+
+		"an unfinished step is finished")
 }
 
 // componentsOf returns the names of the components of a job, or none for a job that cannot be planned.

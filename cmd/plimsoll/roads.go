@@ -31,7 +31,7 @@ type roadsOptions struct {
 func roadsCommand() *cobra.Command {
 	var options roadsOptions
 	command := &cobra.Command{
-		Use:   "roads --model MODEL",
+		Use:   "roads [--model MODEL] [CONFIG...]",
 		Short: "Compare where a job's optimizer states can rest and be updated",
 		Long: `Roads compares, for one job, the ways to keep optimizer states off the GPU: an
 update by the CPU, and states that rest on the host and come to the GPU for the
@@ -47,7 +47,6 @@ A job is described as to plimsoll plan.`,
     --seq-len 4096 --gradient-checkpointing --master split
   plimsoll roads --model llama-3.2-1b --gpu RTX-4090 --precision bf16 \
     --seq-len 1024 --link-in 25 --link-out 26 --host-bandwidth 60 --tflops 120`,
-		Args: noArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
 			return reported(func() error { return runRoads(c, options) })
 		},
@@ -89,7 +88,8 @@ func runRoads(c *cobra.Command, o roadsOptions) error {
 	}
 	if rates.Device == 0 && j.GPU.Bandwidth > 0 {
 		rates.Device = j.GPU.Bandwidth * gigabyte
-		sources = append(sources, fmt.Sprintf("%.0f GB/s of GPU memory: the data sheet of %s", j.GPU.Bandwidth, j.GPU.Name))
+		sources = append(sources, fmt.Sprintf("%.0f GB/s of GPU memory: the data sheet of %s", j.GPU.Bandwidth,
+			j.GPU.Name))
 	}
 	if here, err := host.Local(); err == nil && o.machine == "" {
 		if found, file := (hostProfile{o.hostProfile, 0, logTo(c)}).of(here); found != nil {
@@ -176,7 +176,8 @@ func (o *roadsOptions) stated(rates *roads.Rates, sources []string) ([]string, e
 	} {
 		const most = 1e6
 		if !(flag.value >= 0 && flag.value <= most) {
-			return nil, fault.Inputf("--%s is %v: expected a number above 0 and up to %.0f", flag.name, flag.value, most)
+			return nil, fault.Inputf("--%s is %v: expected a number above 0 and up to %.0f", flag.name, flag.value,
+				most)
 		}
 		if flag.value > 0 && flag.to != nil {
 			*flag.to = flag.value * flag.scale
