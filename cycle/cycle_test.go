@@ -218,8 +218,8 @@ func runWith(t *testing.T, p *Placement, steps int, change func(*pipeline), afte
 	return tr.checkAll()
 }
 
-// TestPace: on links that are slower than this host copies, a step takes as long as the law says, and never less. A host
-// that is busy with other work needs several attempts.
+// TestPace: on links that are slower than this host copies, a step takes as long as the law says, and never less. A
+// host that is busy with other work needs several attempts.
 func TestPace(t *testing.T) {
 	for name, r := range map[string]Request{
 		"copies out are slowest": {LinkIn: 0.4, LinkOut: 0.2, UpdateMilliseconds: 20},

@@ -38,8 +38,8 @@ type pipeline struct {
 // pieces is the number of pieces that a chunk is copied in. A piece goes to a slot once its place there is free.
 const pieces = 8
 
-// piece returns where a piece of some bytes begins and ends in a slot. It begins at a stamp. Small chunks fill the first
-// pieces of their slot.
+// piece returns where a piece of some bytes begins and ends in a slot. It begins at a stamp. Small chunks fill the
+// first pieces of their slot.
 func (p *pipeline) piece(bytes, number int) (begin, end int) {
 	const all = pieces * stampEvery
 	size := (int(p.layout.Slot()) + all - 1) / all * stampEvery
@@ -160,8 +160,8 @@ func (p *pipeline) stamp(number int, slot []byte) {
 	statesOf(number).put(slot, 0, p.steps+1)
 }
 
-// copyOut copies the gradients to the host, and then all chunks, the parameters of each before its states. Each chunk is
-// committed. The trainer goes on once the last parameters are on the host: it may change them.
+// copyOut copies the gradients to the host, and then all chunks, the parameters of each before its states. Each chunk
+// is committed. The trainer goes on once the last parameters are on the host: it may change them.
 func (p *pipeline) copyOut() {
 	if p.layout.Gradients() > 0 {
 		p.copyGradients()

@@ -66,8 +66,8 @@ func (r *StatesRehearsal) choose(p *cycle.Placement, cpu CPURoad) {
 	case states.ExposedSeconds == nil || host.ExposedSeconds == nil:
 		r.Reason = "nothing was measured"
 	case *states.ExposedSeconds < *host.ExposedSeconds:
-		r.Road, r.Reason = states.Road, fmt.Sprintf("a trainer waits %s in a step, and %s for the CPU step, which moves "+
-			"%s at %.1f GB/s", seconds(*states.ExposedSeconds), seconds(*host.ExposedSeconds),
+		r.Road, r.Reason = states.Road, fmt.Sprintf("a trainer waits %s in a step, and %s for the CPU step, which "+
+			"moves %s at %.1f GB/s", seconds(*states.ExposedSeconds), seconds(*host.ExposedSeconds),
 			each(r.cpuBytes(), p.Parameters), float64(r.cpuBytes())/r.CPU.StepSecondsMedian/1e9)
 	default:
 		in, out := p.Moved()
@@ -75,8 +75,8 @@ func (r *StatesRehearsal) choose(p *cycle.Placement, cpu CPURoad) {
 		if *states.CopyOutSeconds > *states.CopyInSeconds {
 			bytes, speed, where = out, p.Link.Out, "back"
 		}
-		r.Road, r.Reason = plan.CPURoad, fmt.Sprintf("a trainer waits %s in a step, and %s for states, of which the link "+
-			"moves %s %s at %.1f GB/s", seconds(*host.ExposedSeconds), seconds(*states.ExposedSeconds),
+		r.Road, r.Reason = plan.CPURoad, fmt.Sprintf("a trainer waits %s in a step, and %s for states, of which "+
+			"the link moves %s %s at %.1f GB/s", seconds(*host.ExposedSeconds), seconds(*states.ExposedSeconds),
 			each(bytes, p.Parameters/int64(p.Job.Ranks)), where, speed/1e9)
 	}
 }
