@@ -158,8 +158,8 @@ func (j *Job) refuseOffload() error {
 		contradiction{j.Optimizer.Managed, fmt.Sprintf("%s keeps its states in CUDA's managed memory, which "+
 			"the driver moves", j.Optimizer.Name), "use the optimizer without paging"},
 		contradiction{j.Optimizer.Name == "lomo", "LOMO has no state", "leave --offload states out"},
-		contradiction{!o.Whole && o.Rest == OnHost && j.Optimizer.IsTogether(), fmt.Sprintf("%s updates a parameter by "+
-			"what it finds in others, so its states cannot come in chunks", j.Optimizer.Name),
+		contradiction{!o.Whole && o.Rest == OnHost && j.Optimizer.IsTogether(), fmt.Sprintf("%s updates a parameter "+
+			"by what it finds in others, so its states cannot come in chunks", j.Optimizer.Name),
 			"give --offload-mode whole"},
 		contradiction{o.Master == dtype.BF16 && stored != dtype.BF16, fmt.Sprintf("split master weights complete bf16 "+
 			"parameters, but the parameters are %v", stored), "give --master none, or --precision bf16"},

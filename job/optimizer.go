@@ -333,7 +333,7 @@ func (o *Optimizer) Counts(p *autograd.Parameter) bool {
 	return true
 }
 
-// IsTogether reports whether the update of a parameter depends on others: schedule-free's counters are those of a group.
+// IsTogether reports whether the update of a parameter depends on others: schedule-free's counters are of a group.
 func (o *Optimizer) IsTogether() bool { return strings.HasPrefix(o.Name, "schedule-free") }
 
 // Passes returns the sizes of the temporaries at the peak of each pass of a step over the parameters. All optimizers

@@ -165,6 +165,9 @@ func (r *Roads) addCPU(o job.StateOffload) error {
 	for i := range r.parameters {
 		elements += r.parameters[i].Elements
 	}
+	if j := r.Job; j.FSDP == nil { // sharding="zero1"
+		elements = (elements + int64(j.World) - 1) / int64(j.World)
+	}
 	if !kernelAdam(r.Job.Optimizer.Name) || elements == 0 {
 		return nil
 	}

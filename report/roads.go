@@ -98,8 +98,7 @@ func NewRoads(of *PlanDocument, states string, r *plan.Roads, sources []string) 
 func (d *Roads) verdict(r *plan.Roads) string {
 	switch {
 	case len(r.Missing) > 0:
-		return "no verdict on time: what is missing is " + strings.Join(r.Missing, "; ") +
-			"; --machine has published rates"
+		return "no verdict on time without " + strings.Join(r.Missing, ", ") + ": --machine has published rates"
 	case r.Best == nil:
 		return "no road: on each of them GPU or host lack memory"
 	}
@@ -107,22 +106,15 @@ func (d *Roads) verdict(r *plan.Roads) string {
 	text := fmt.Sprintf("%s: the trainer waits %s, %.1f %% of a step", r.Best.Name, duration(r.Best.Step.Exposed),
 		100*r.Best.Step.Exposed.Seconds()/step.Seconds())
 	var next *plan.Road
-	var lacking []string
 	for i := range r.Roads {
 		road := &r.Roads[i]
-		switch {
-		case road.Verdict == plan.DoesNotFit:
-			lacking = append(lacking, road.Name)
-		case isCPU(road.Name) && isCPU(r.Best.Name): // the same road with another overlap
-		case road.Name != r.Best.Name && (next == nil || road.Step.Exposed < next.Step.Exposed):
+		same := road.Name == r.Best.Name || isCPU(road.Name) && isCPU(r.Best.Name) // with another overlap
+		if !same && road.Verdict != plan.DoesNotFit && (next == nil || road.Step.Exposed < next.Step.Exposed) {
 			next = road
 		}
 	}
 	if next != nil {
 		text += fmt.Sprintf("; %s: %s", next.Name, duration(next.Step.Exposed))
-	}
-	if len(lacking) > 0 {
-		text += "; no room for " + strings.Join(lacking, ", ")
 	}
 	return text
 }
