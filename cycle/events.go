@@ -28,11 +28,8 @@ func (e *events) happened(at time.Time) {
 	e.more.Broadcast()
 }
 
-// wait returns when event number n has happened, and when that was. Events below 0 have always happened.
+// wait returns when event number n has happened, and when that was.
 func (e *events) wait(n int) time.Time {
-	if n < 0 {
-		return time.Time{}
-	}
 	e.lock.Lock()
 	defer e.lock.Unlock()
 	for len(e.times) <= n {

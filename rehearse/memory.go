@@ -113,8 +113,8 @@ func MeasureProgram(memory probe.Memory) ledger.Device {
 	return node
 }
 
-// HugeBytes returns the part of the arenas that is on huge pages.
-func HugeBytes(memory probe.Memory) (huge ledger.Bytes) {
+// hugeBytes returns the part of the arenas that is on huge pages.
+func hugeBytes(memory probe.Memory) (huge ledger.Bytes) {
 	for name, mapping := range memory.Mappings {
 		if isArena(name) {
 			huge += mapping.Huge

@@ -143,7 +143,7 @@ func (p *Placement) account(m *Measurement, first, last probe.Memory) error {
 	m.Steady = last.Proportional(everything)
 	m.Peak = max(last.Peak, m.Steady)
 	m.Growth = m.Steady - first.Proportional(everything)
-	m.Huge = HugeBytes(last)
+	m.Huge = hugeBytes(last)
 	for _, shard := range p.allShards() {
 		rank, err := MeasureArenas(shard.Rank, shard.Arenas(), last)
 		if err != nil {
