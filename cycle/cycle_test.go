@@ -19,6 +19,7 @@ import (
 	"plimsoll/model"
 	"plimsoll/rehearse"
 	"plimsoll/roads"
+	"plimsoll/shard"
 	"plimsoll/states"
 )
 
@@ -362,6 +363,15 @@ func TestRequests(t *testing.T) {
 	}
 }
 
+// TestEmptyRanks: a rank without any row is refused.
+func TestEmptyRanks(t *testing.T) {
+	p := placed(t, Request{}, blocks(1, 8))
+	p.WorldSize, p.Job.Ranks = 101, 101
+	if _, err := NewPlacement(p.Job, p.Host); err == nil || !strings.Contains(err.Error(), "rank 100 of 101 has no") {
+		t.Error(err)
+	}
+}
+
 // TestVerdict: a host that is too small gets advice, and nothing is mapped.
 func TestVerdict(t *testing.T) {
 	p := placed(t, Request{Mode: Whole}, blocks(6, 1024))
@@ -406,6 +416,26 @@ func TestMedian(t *testing.T) {
 	} {
 		if got := Median(test.steps); got.Seconds != test.want || got.OutSeconds != 2*test.want {
 			t.Errorf("%v: %+v, want %g seconds", test.steps, got, test.want)
+		}
+	}
+}
+
+// TestRows: ranks have what torch.chunk gives them, and all of it together.
+func TestRows(t *testing.T) {
+	for _, test := range []struct {
+		shape []int64
+		ranks int
+		want  []shard.Range
+	}{
+		{[]int64{5, 3}, 2, []shard.Range{{First: 0, Count: 9}, {First: 9, Count: 6}}},
+		{[]int64{4}, 3, []shard.Range{{First: 0, Count: 2}, {First: 2, Count: 2}, {First: 4, Count: 0}}},
+		{[]int64{2, 2, 2}, 1, []shard.Range{{First: 0, Count: 8}}},
+		{nil, 2, []shard.Range{{First: 0, Count: 1}, {First: 1, Count: 0}}},
+	} {
+		for rank, want := range test.want {
+			if got := rows(test.shape, rank, test.ranks); got != want {
+				t.Errorf("%v, rank %d of %d: %v, want %v", test.shape, rank, test.ranks, got, want)
+			}
 		}
 	}
 }

@@ -57,19 +57,16 @@ const (
 )
 
 // layout divides what a rank has of the parameters into chunks.
-func (j *Job) layout(all []tensor, own shard.Range) (*roads.Layout, *states.Description) {
+func (j *Job) layout(all []tensor, number int) Rank {
+	rank := Rank{Number: number}
 	var held []tensor
 	var parameters []roads.Parameter
-	at := int64(0)
 	for _, t := range all {
-		part := shard.Range{First: at, Count: t.Count}.Intersect(own).Shift(-at)
-		at += t.Count
-		if part.Count == 0 {
-			continue
+		if t.Range = rows(t.Shape, number, j.WorldSize); t.Count > 0 {
+			held = append(held, t)
+			parameters = append(parameters, j.parameter(t))
+			rank.Parameters += t.Count
 		}
-		t.Range = part
-		held = append(held, t)
-		parameters = append(parameters, j.parameter(t))
 	}
 	l := roads.NewLayout(parameters, j.Settings)
 	d := &states.Description{Recovery: l.Gradients() > 0, GradientBytes: int64(l.Gradients())}
@@ -77,7 +74,23 @@ func (j *Job) layout(all []tensor, own shard.Range) (*roads.Layout, *states.Desc
 		d.Chunks = append(d.Chunks, j.describe(held[c.First:c.End], l.Recovery))
 	}
 	d.SettingsBytes = int64(l.Control()) - d.ControlBytes()
-	return l, d
+	rank.Layout, rank.Description = l, d
+	return rank
+}
+
+// rows returns the elements of a parameter that a rank has. FSDP2 divides the first dimension into equal parts, of which
+// the last may be short or empty (torch.chunk).
+func rows(shape []int64, rank, ranks int) shard.Range {
+	count, each := int64(1), int64(1) // of rows, and of elements in a row
+	if len(shape) > 0 {
+		count = shape[0]
+		for _, n := range shape[1:] {
+			each *= n
+		}
+	}
+	part := (count + int64(ranks) - 1) / int64(ranks)
+	own := shard.Between(min(int64(rank)*part, count), min(int64(rank+1)*part, count))
+	return shard.Range{First: own.First * each, Count: own.Count * each}
 }
 
 // parameter returns the sizes of a tensor.

@@ -8,12 +8,12 @@ import (
 	"plimsoll/arena"
 	"plimsoll/binding"
 	"plimsoll/engine"
+	"plimsoll/fault"
 	"plimsoll/host"
 	"plimsoll/ledger"
 	"plimsoll/optim/kernel"
 	"plimsoll/rehearse"
 	"plimsoll/roads"
-	"plimsoll/shard"
 	"plimsoll/states"
 )
 
@@ -32,6 +32,7 @@ type Placement struct {
 // Rank is the states of one rank.
 type Rank struct {
 	Number      int
+	Parameters  int64
 	Layout      *roads.Layout       // sizes
 	Description *states.Description // of the same chunks, tensor by tensor
 	CPUs        []int
@@ -40,20 +41,20 @@ type Rank struct {
 // NewPlacement places a job on a host.
 func NewPlacement(j *Job, h *host.Host) (*Placement, error) {
 	p := &Placement{Job: j, Host: h}
-	parts, err := shard.ZeRO(j.Model.Elements(), j.WorldSize)
-	if err != nil {
-		return nil, err
-	}
 	assigned, err := binding.Split(h, binding.Request{Ranks: j.Ranks, Reserve: j.Reserve})
 	if err != nil {
 		return nil, err
 	}
 	all := j.tensors()
-	for i, part := range parts[:j.Ranks] {
-		rank := Rank{Number: i, CPUs: assigned.Ranks[i].OptimizerCPUs.List()}
-		rank.Layout, rank.Description = j.layout(all, part.Range)
+	for i := range j.Job.Ranks {
+		rank := j.layout(all, i)
+		if rank.Parameters == 0 {
+			return nil, fault.Inputf("rank %d of %d has no parameters: every tensor has fewer rows", i, j.WorldSize).
+				WithHint("use fewer ranks")
+		}
+		rank.CPUs = assigned.Ranks[i].OptimizerCPUs.List()
 		p.Ranks = append(p.Ranks, rank)
-		p.Parameters += part.Count
+		p.Parameters += rank.Parameters
 	}
 	var arenas []arena.Plan
 	for _, r := range p.Ranks {
