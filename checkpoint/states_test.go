@@ -122,8 +122,8 @@ func TestStatesComeBack(t *testing.T) {
 	if err != nil || read != c.Bytes() || c.World() != 2 || c.Step() != 3 {
 		t.Errorf("%d of %d bytes are verified: %v", read, c.Bytes(), err)
 	}
-	if _, err := Open(directory); err == nil || !strings.Contains(err.Error(), "expected the state of an optimizer of the "+
-		"service") {
+	const want = "expected the state of an optimizer of the service"
+	if _, err := Open(directory); err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("a checkpoint of states is opened as one of shards: %v", err)
 	}
 }
@@ -137,7 +137,8 @@ func TestStatesOfSeveralRanksAreNotGuessed(t *testing.T) {
 	if err != nil || saving.Wait() != nil {
 		t.Fatal(err)
 	}
-	if _, err := Commit(directory, 3, ""); err == nil || !strings.Contains(err.Error(), "the files of rank 1 of 2 are") {
+	_, err = Commit(directory, 3, "")
+	if err == nil || !strings.Contains(err.Error(), "the files of rank 1 of 2 are missing") {
 		t.Errorf("a checkpoint without rank 1: %v", err)
 	}
 	saveStates(t, directory, first, second)

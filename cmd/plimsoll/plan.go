@@ -37,10 +37,10 @@ func planCommand() *cobra.Command {
 and component by component, and whether that fits. It starts nothing.
 
 Plan reads the files that the job is started with: configurations of
-LLaMA-Factory, axolotl and TRL, DeepSpeed's JSON, transformers'
-TrainingArguments, accelerate's YAML, PEFT's adapter_config.json and
-bitsandbytes' configuration. It recognizes a CONFIG by its content. Flags say
-what no file says, and go before files.
+LLaMA-Factory, axolotl, ms-swift, torchtune, torchtitan and TRL, DeepSpeed's
+JSON, transformers' TrainingArguments, accelerate's YAML, PEFT's
+adapter_config.json and bitsandbytes' configuration. It recognizes a CONFIG by
+its content. Flags say what no file says, and go before files.
 
 Plan follows the job tensor by tensor: every operation of the forward and
 backward pass and what autograd saves for it, communication buckets, gathered
@@ -158,6 +158,9 @@ func jobFlags(c *cobra.Command, q *job.Request, clip *float64) {
 	flags.BoolVar(&q.OffloadParameters, "fsdp-offload", false, "FSDP keeps its shards on the host")
 	choiceFlag(c, &q.Modules, "model-library", "", "`library` whose code the model runs: VALUES", job.ModelLibraries)
 	flags.BoolVar(&q.Compile, "compile", false, "torch.compile compiles the model")
+	flags.StringVar(&q.Reference, "reference-model", "", "frozen `model` beside the trained one, as DPO and RLHF have")
+	choiceFlag(c, &q.Loss, "loss", "", "`loss`, VALUES: fp32 is that of transformers, native leaves the logits in the "+
+		"model's dtype, chunked is litgpt's, and fused Liger's", job.Losses)
 	flags.BoolVar(&q.FusedLoss, "fused-loss", false,
 		"fuse the linear layer before the loss with the cross entropy, as Liger does")
 	flags.Var((*countFlag)(&q.TensorParallel), "tensor-parallel", "tensor parallel `degree`")
