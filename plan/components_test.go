@@ -92,7 +92,7 @@ func jobs(t *testing.T) map[string]job.Request {
 	for _, name := range job.Optimizers() {
 		q := job.Request{Optimizer: name}
 		if name == "lamb" { // a kernel of DeepSpeed
-			q.DeepSpeed = zero("lamb.json", `"stage": 0`)
+			q.DeepSpeed = zero("lamb.json", `"stage": 1`)
 		}
 		list["optimizer "+name] = q
 	}

@@ -10,9 +10,6 @@ import (
 	"plimsoll/ledger"
 )
 
-// optimize runs a step of a torch optimizer on the GPU.
-func (s *simulation) optimize(parameters []*autograd.Parameter) { s.optimizeOn(s.gpu, parameters) }
-
 // optimizeOn runs a step of a torch optimizer on the device of the parameters.
 // The first step makes the states.
 func (s *simulation) optimizeOn(device *trace, parameters []*autograd.Parameter) {
