@@ -78,8 +78,8 @@ func (j *Job) layout(all []tensor, number int) Rank {
 	return rank
 }
 
-// rows returns the elements of a parameter that a rank has. FSDP2 divides the first dimension into equal parts, of which
-// the last may be short or empty (torch.chunk).
+// rows returns the elements of a parameter that a rank has. FSDP2 divides the first dimension into equal parts, of
+// which the last may be short or empty (torch.chunk).
 func rows(shape []int64, rank, ranks int) shard.Range {
 	count, each := int64(1), int64(1) // of rows, and of elements in a row
 	if len(shape) > 0 {
