@@ -29,6 +29,7 @@ const (
 	SessionHeader     Component = "session"
 	HeldStates        Component = "held_states"
 	HeldControl       Component = "held_control"
+	DeviceStandIn     Component = "device_stand_in"
 	PageRounding      Component = "page_rounding"
 	PageTables        Component = "page_tables"
 	Process           Component = "process"
@@ -123,8 +124,9 @@ var descriptions = map[Component]description{
 	MomentumBuffer:   {title: "momentum_buffer", partOf: OptimizerStates},
 	MomentHeaders:    {title: "moment_headers", partOf: OptimizerStates},
 
-	HeldStates:  {title: "states between steps"},
-	HeldControl: {title: "control of states between steps"},
+	HeldStates:    {title: "states between steps"},
+	HeldControl:   {title: "control of states between steps"},
+	DeviceStandIn: {title: "stand-in for the device"},
 
 	EmbeddingActivations:   {title: "activations: embeddings", partOf: Activations},
 	NormActivations:        {title: "activations: norms", partOf: Activations},
