@@ -10,7 +10,10 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
 
+from plimsoll.torch.masters import BLOCK
+
 ALIGNMENT = 256  # of each tensor in a region, in bytes
+COUNTER = 512  # bytes of the device for the number of committed regions
 MASTER, MASTER_LOW, PARAMETER = "master_weights", "master_weights_low", "parameter"
 
 
@@ -206,25 +209,31 @@ def allocated(size: int) -> int:
     return -(-size // 512) * 512
 
 
-def converted(layout: Layout) -> Dict[int, int]:
-    """The bytes that each region's update has beside its slot: tensors in another type than at rest."""
-    return {r.index: sum(allocated(b) for h in r.held for b in _conversions(h)) for r in layout.regions}
-
-
-def _conversions(held: Held) -> List[int]:
-    found = [t.form.bytes for t in held.tensors if t.dtype != t.form.dtype]
-    if held.master is not None:
-        found += [held.master.form.bytes] * (2 if held.master.key == MASTER_LOW else 1)  # and the gradient
-    return found
+def converted(region: Region) -> int:
+    """The most bytes that an update has beside its slot: tensors in another type than at rest, gradients for masters."""
+    held, most = 0, 0
+    for h in region.held:
+        master, form = h.master, h.master.form if h.master is not None else None
+        if form is not None:
+            held += allocated(form.bytes) * (2 if master.key == MASTER_LOW else 1)  # the gradient, and a whole master
+            block = min(math.prod(form.size), BLOCK) if master.key == MASTER else 0
+            most = max(most, held + allocated(block * h.parameter.element_size()) + allocated(block))
+        held += sum(allocated(t.form.bytes) for t in h.tensors if t.dtype != t.form.dtype)
+        most = max(most, held)
+    return most
 
 
 def window_bytes(layout: Layout, whole: bool = False) -> int:
     """The most bytes of the device that a step holds, beside what the wrapped optimizer itself allocates for a while."""
-    work = converted(layout)
     if whole:
-        return sum(allocated(r.device_bytes) + work[r.index] for r in layout.regions) + _COUNTER
+        return sum(allocated(r.device_bytes) for r in layout.regions) + converted(_joined(layout)) + COUNTER
     slots = min(2, len(layout.regions)) * allocated(max((r.device_bytes for r in layout.regions), default=0))
-    return slots + max(work.values(), default=0) + _COUNTER
+    return slots + max(map(converted, layout.regions), default=0) + COUNTER
+
+
+def _joined(layout: Layout) -> Region:
+    """All regions as one, which is updated at once."""
+    return Region(0, tuple(layout.held), 0, 0, 0)
 
 
 def first_window_bytes(layout: Layout, whole: bool = False) -> int:
@@ -235,11 +244,11 @@ def first_window_bytes(layout: Layout, whole: bool = False) -> int:
     }
     made = {r.index: own[r.index] + masters[r.index] for r in layout.regions}
     if whole:
-        return sum(made.values()) + sum(allocated(r.device_bytes) for r in layout.regions) + _COUNTER
-    return allocated(max((r.device_bytes for r in layout.regions), default=0)) + max(made.values(), default=0) + _COUNTER
+        return sum(made.values()) + sum(allocated(r.device_bytes) for r in layout.regions) + COUNTER
+    return allocated(max((r.device_bytes for r in layout.regions), default=0)) + max(made.values(), default=0) + COUNTER
 
 
-_COUNTER = 512  # of the control arena's numbers, on the device
+
 
 
 def document(layout: Layout) -> List[Dict[str, Any]]:
