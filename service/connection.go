@@ -102,6 +102,7 @@ func (c *connection) run() {
 		}
 		if c.session == nil {
 			c.idleSince.Store(time.Now().UnixNano())
+			c.server.hangUpOnIdle(portion(mostIdle)) // others may have come during the request
 		}
 	}
 }

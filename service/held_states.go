@@ -1,16 +1,12 @@
 package service
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"os"
 	"path"
 
-	"github.com/go-json-experiment/json/jsontext"
-
 	"plimsoll/arena"
-	"plimsoll/checkpoint"
 	"plimsoll/dtype"
 	"plimsoll/engine"
 	"plimsoll/ledger"
@@ -143,7 +139,13 @@ func (s *heldStates) before(kind protocol.Kind, needs traits) error {
 	return nil
 }
 
+// condition returns the condition of the states. A load that was broken off, or of which nobody has said that all ranks
+// made it, leaves them torn.
 func (s *heldStates) condition() states.Condition {
+	switch s.header.condition.Load() {
+	case stateIsInParts, stateIsLoaded:
+		return states.Torn
+	}
 	return s.layout.Condition(s.control.Position.Load(), s.control.GradientsOf.Load(), s.document.Recovery)
 }
 
@@ -164,16 +166,4 @@ func (s *heldStates) describe(status *protocol.SessionStatus) {
 	status.Holds = string(s.condition())
 	status.StateBytes = ledger.Bytes(s.layout.Bytes() - s.layout.Gap())
 	status.Initialized = s.condition() == states.Whole
-}
-
-func (s *heldStates) setStep(b protocol.SetStepBody) error {
-	return protocol.Refused.Errorf("set_step %d: states that the trainer updates have the step of their position", b.Step)
-}
-
-func (s *heldStates) save(protocol.SaveBody) (*checkpoint.Saving, error) {
-	return nil, protocol.Refused.Errorf("save: not yet")
-}
-
-func (s *heldStates) load(context.Context, protocol.LoadBody) (int64, jsontext.Value, error) {
-	return 0, nil, errors.New("not yet")
 }

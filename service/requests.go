@@ -1,6 +1,7 @@
 package service
 
 import (
+	"context"
 	"os"
 
 	"github.com/go-json-experiment/json"
@@ -60,10 +61,10 @@ var requests = [protocol.Kinds]requestKind{
 	protocol.Clear:      {0, inSession | afterStep, change(noBody, (*heldShard).clear)},
 	protocol.Step:       {0, inSession | afterStep | whileArriving | afterSum, (*connection).step},
 	protocol.Wait:       {0, inSession, ask(protocol.Decode, (*heldShard).wait)},
-	protocol.Save:       {0, inSession | afterStep | onDisk | ofStates, ask(protocol.DecodeText, (*session).save)},
+	protocol.Save:       {0, inSession | afterStep | onDisk | ofStates, until((*session).save)},
 	protocol.Saved:      {0, inSession | onDisk | ofStates, (*connection).saved},
 	protocol.Commit:     {0, inSession | onDisk | ofStates, ask(protocol.DecodeText, (*session).commit)},
-	protocol.Load:       {0, inSession | afterStep | whileArriving | ofStates, (*connection).load},
+	protocol.Load:       {0, inSession | afterStep | whileArriving | ofStates, until((*session).load)},
 	protocol.Stat:       {0, 0, (*connection).stat},
 	protocol.Close:      {0, inSession | ofStates | last, (*connection).close},
 	protocol.Prepare:    {0, inSession | afterStep | afterSum, change(protocol.DecodeStep, (*heldShard).prepare)},
@@ -107,6 +108,22 @@ func ask[S, T any](decode func(protocol.Kind, []byte) (T, error), do func(S, T) 
 			s = any(c.session.contents).(S)
 		}
 		result, err := do(s, body)
+		return reply{result: result}, err
+	}
+}
+
+// until returns the handler of a request that may take long. It stops when the service ends, or when another client
+// wants the session of a client that hung up.
+func until[T any](do func(*session, context.Context, T) ([]byte, error)) handler {
+	return func(c *connection, r request) (reply, error) {
+		body, err := protocol.DecodeText[T](r.Kind, r.Body)
+		if err != nil {
+			return reply{}, err
+		}
+		until, cancel := context.WithCancel(c.server.until)
+		defer cancel()
+		defer context.AfterFunc(c.abandoned, cancel)()
+		result, err := do(c.session, until, body)
 		return reply{result: result}, err
 	}
 }

@@ -40,12 +40,12 @@ func checkIdentity(kind protocol.Kind, identity string) error {
 }
 
 // save begins to write the state as it is now.
-func (s *session) save(b protocol.SaveBody) ([]byte, error) {
+func (s *session) save(until context.Context, b protocol.SaveBody) ([]byte, error) {
 	if err := cmp.Or(checkDirectory(protocol.Save, b.Directory), checkIdentity(protocol.Save, b.Identity)); err != nil {
 		return nil, err
 	}
 	s.settleSave() // one save at a time; the next saved reports a failure
-	saving, err := s.contents.save(b)
+	saving, err := s.contents.save(until, b)
 	if err != nil {
 		return nil, err
 	}
@@ -62,7 +62,7 @@ func (s *session) save(b protocol.SaveBody) ([]byte, error) {
 	return protocol.Encode(saving.Step()), nil
 }
 
-func (s *heldShard) save(b protocol.SaveBody) (*checkpoint.Saving, error) {
+func (s *heldShard) save(_ context.Context, b protocol.SaveBody) (*checkpoint.Saving, error) {
 	replicas := max(1, b.Replicas)
 	if b.Replica < 0 || b.Replica >= replicas || replicas > s.document.World {
 		return nil, protocol.Refused.Errorf("save: replica %d of %d in a job of %d ranks: expected the number of this "+
@@ -70,6 +70,9 @@ func (s *heldShard) save(b protocol.SaveBody) (*checkpoint.Saving, error) {
 	}
 	if err := s.notTorn(protocol.Save); err != nil {
 		return nil, err
+	}
+	if b.Step != nil && *b.Step != s.shard.Steps() {
+		return nil, protocol.OutOfOrder.Errorf("save of step %d: the state is of step %d", *b.Step, s.shard.Steps())
 	}
 	if !s.header.initialized() {
 		return nil, protocol.OutOfOrder.Errorf("save: the state is incomplete: write weights and set_step, or load, " +
@@ -128,7 +131,7 @@ func (c *connection) saved(r request) (reply, error) {
 }
 
 // notInParts refuses requests that would take a partly loaded state for a complete one.
-func (s *heldShard) notInParts(kind protocol.Kind) error {
+func (s *session) notInParts(kind protocol.Kind) error {
 	if s.header.condition.Load() == stateIsInParts {
 		return protocol.OutOfOrder.Errorf("%v: a load was interrupted, and only some of the state is the "+
 			"checkpoint's: load again, or give the state back and open it anew", kind)
@@ -137,7 +140,7 @@ func (s *heldShard) notInParts(kind protocol.Kind) error {
 }
 
 // notAlone refuses to continue from a loaded state while other shards may not have loaded theirs.
-func (s *heldShard) notAlone(kind protocol.Kind) error {
+func (s *session) notAlone(kind protocol.Kind) error {
 	if s.header.condition.Load() == stateIsLoaded {
 		return protocol.OutOfOrder.Errorf("%v: this state was loaded as one of several, and no set_step has "+
 			"confirmed that all were: load all again, or give the states back and open them anew", kind)
@@ -156,20 +159,6 @@ func (s *session) commit(b protocol.CommitBody) ([]byte, error) {
 		return nil, storage(protocol.Commit, err)
 	}
 	return protocol.Encode(b.Step), nil
-}
-
-// load loads a checkpoint. It stops when the service ends, or when another client wants
-// the session of a client that hung up.
-func (c *connection) load(r request) (reply, error) {
-	body, err := protocol.DecodeText[protocol.LoadBody](r.Kind, r.Body)
-	if err != nil {
-		return reply{}, err
-	}
-	until, cancel := context.WithCancel(c.server.until)
-	defer cancel()
-	defer context.AfterFunc(c.abandoned, cancel)()
-	result, err := c.session.load(until, body)
-	return reply{result: result}, err
 }
 
 // load overwrites the state with that of a checkpoint.

@@ -65,7 +65,7 @@ type contents interface {
 	// before prepares for a request, or refuses it.
 	before(kind protocol.Kind, needs traits) error
 	setStep(b protocol.SetStepBody) error
-	save(b protocol.SaveBody) (*checkpoint.Saving, error)
+	save(until context.Context, b protocol.SaveBody) (*checkpoint.Saving, error)
 	load(until context.Context, b protocol.LoadBody) (step int64, training jsontext.Value, err error)
 
 	// steps returns the last finished step.
@@ -108,6 +108,7 @@ func (s *session) close() error {
 	if s.saving != nil {
 		s.saving.Cancel()
 		_ = s.saving.Wait() // was cancelled
+		s.saveIsOver.Wait()
 	}
 	return errors.Join(s.contents.giveBack(), s.header.Close())
 }

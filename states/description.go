@@ -73,7 +73,7 @@ func (t Tensor) Bytes() int64 {
 
 // Limits keep sums of sizes within 64 bits.
 const (
-	maximumBytes    = 1 << 48
+	MaximumBytes    = 1 << 48 // of all states, and elements of a tensor
 	maximumChunks   = 1 << 20
 	maximumSettings = 16 << 20
 	maximumName     = 1024
@@ -88,8 +88,8 @@ func (d *Description) Validate() error {
 		return fmt.Errorf("there are %d chunks: expected at most %d", len(d.Chunks), maximumChunks)
 	case d.SettingsBytes < 0 || d.SettingsBytes > maximumSettings:
 		return fmt.Errorf("settings_bytes is %d: expected 0 to %d", d.SettingsBytes, maximumSettings)
-	case d.GradientBytes < 0 || d.GradientBytes > maximumBytes:
-		return fmt.Errorf("gradient_bytes is %d: expected 0 to %d", d.GradientBytes, int64(maximumBytes))
+	case d.GradientBytes < 0 || d.GradientBytes > MaximumBytes:
+		return fmt.Errorf("gradient_bytes is %d: expected 0 to %d", d.GradientBytes, int64(MaximumBytes))
 	case d.Recovery != (d.GradientBytes > 0):
 		return fmt.Errorf("recovery is %t and gradient_bytes is %d: expected gradients with recovery, and none without",
 			d.Recovery, d.GradientBytes)
@@ -99,8 +99,8 @@ func (d *Description) Validate() error {
 		if err := c.validate(names); err != nil {
 			return fmt.Errorf("chunk %d: %w", i, err)
 		}
-		if total += c.Bytes; total > maximumBytes {
-			return fmt.Errorf("the chunks have more than %d bytes", int64(maximumBytes))
+		if total += c.Bytes; total > MaximumBytes {
+			return fmt.Errorf("the chunks have more than %d bytes", int64(MaximumBytes))
 		}
 	}
 	if total == 0 {
@@ -111,13 +111,13 @@ func (d *Description) Validate() error {
 
 // validate also refuses names that other chunks have.
 func (c Chunk) validate(names map[string]bool) error {
-	if c.Bytes < 0 || c.Bytes > maximumBytes || c.Bytes%Alignment != 0 {
+	if c.Bytes < 0 || c.Bytes > MaximumBytes || c.Bytes%Alignment != 0 {
 		return fmt.Errorf("bytes is %d: expected a multiple of %d, from 0 to %d", c.Bytes, Alignment,
-			int64(maximumBytes))
+			int64(MaximumBytes))
 	}
 	end := int64(0)
 	for _, t := range c.Tensors {
-		if err := cmp.Or(checkName(t.Name, t.Key, names), t.validate()); err != nil {
+		if err := cmp.Or(checkName(t.Name, t.Key, names), CheckTensor(t.Title(), t.Type, t.Shape)); err != nil {
 			return err
 		}
 		if t.Offset < end || t.Offset%Alignment != 0 || t.Bytes() > c.Bytes-t.Offset {
@@ -134,15 +134,16 @@ func (c Chunk) validate(names map[string]bool) error {
 	return nil
 }
 
-func (t Tensor) validate() error {
-	if err := checkType(t.Title(), t.Type); err != nil {
+// CheckTensor refuses a type or a shape that no tensor of states has.
+func CheckTensor(title string, of dtype.Type, shape []int64) error {
+	if err := checkType(title, of); err != nil {
 		return err
 	}
-	left := int64(maximumBytes)
-	for _, n := range t.Shape {
+	left := int64(MaximumBytes)
+	for _, n := range shape {
 		if n < 0 || n > left {
-			return fmt.Errorf("tensor %s has the shape %v: expected at most %d elements", t.Title(), t.Shape,
-				int64(maximumBytes))
+			return fmt.Errorf("tensor %s has the shape %v: expected at most %d elements", title, shape,
+				int64(MaximumBytes))
 		}
 		left /= max(1, n)
 	}

@@ -204,6 +204,16 @@ class Connection:
         self._socket = connection
         return opened, descriptors
 
+    def _is_over(self) -> bool:
+        """Whether the service has closed the connection."""
+        assert self._socket is not None
+        try:
+            return not self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except ConnectionError:
+            return True
+
     def _disconnect(self) -> None:
         if self._socket is not None:
             self._socket.close()

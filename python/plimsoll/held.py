@@ -2,11 +2,11 @@
 
 import os
 import time
-from typing import Any, Dict, Optional, Sequence, Tuple
+from typing import Any, Dict, Optional, Tuple
 
 from plimsoll import protocol, states
 from plimsoll.client import Holder
-from plimsoll.errors import PlimsollError
+from plimsoll.errors import ServiceError
 from plimsoll.protocol import Kind
 from plimsoll.service import shared_service
 
@@ -55,6 +55,61 @@ class HeldStates(Holder):
     def moment(self) -> states.Moment:
         """How far the optimizer is."""
         return self.layout.at(self.control.position)
+
+    def wait_until_read(self, position: int) -> None:
+        """Waits until the region that is written at a position may be: a save may still read what it overwrites."""
+        control, looked = self.control, time.monotonic()
+        if control.read >= position:
+            return
+        control.wanted = position
+        try:
+            while control.read < position:
+                time.sleep(0.0002)
+                if time.monotonic() - looked > 1:
+                    self.check_service()  # one that has died reads no more, until its successor says so
+                    looked = time.monotonic()
+        finally:
+            control.wanted = 0
+
+    def check_service(self) -> None:
+        """Connects again if the service has died."""
+        with self._lock:
+            self._check_open()
+            if not self._outstanding and self._is_over():
+                self._recover(ConnectionResetError("the service has closed the connection"))
+
+    def save(self, directory: str, step: int, training: Any = None, *, identity: str = "") -> int:
+        """Begins to save the states of a step, in the background, as soon as its last copies have ended. See
+        :meth:`saved` and :meth:`commit`.
+
+        The next step may go on: before it writes a region, it calls :meth:`wait_until_read`.
+        """
+        document = {"directory": os.path.abspath(directory), "step": step, "training": training, "identity": identity}
+        return protocol.parse_number(self.call(Kind.SAVE, protocol.pack_document(document)), Kind.SAVE)
+
+    def load(self, directory: str, *, several: bool = False) -> Tuple[int, Any]:
+        """Loads a checkpoint, or the newest in a folder. Its step, and its training document.
+
+        No copy to or from the arenas may be under way. Where ``several`` sessions load it together, the states are torn
+        until :meth:`set_step` says that all have.
+        """
+        document = {"directory": os.path.abspath(directory), "several": several}
+        before = self.found, self.control.position
+        self.found = "torn"  # until all is there
+        try:
+            step, training = protocol.parse_loaded(self.call(Kind.LOAD, protocol.pack_document(document)))
+        except ServiceError:
+            if self.control.position == before[1] > 0:  # the service has overwritten nothing
+                self.found = before[0]
+            raise
+        if not several:
+            self.found = "whole"
+        return step, training
+
+    def set_step(self, step: int) -> None:
+        """Says that all sessions have loaded the checkpoint of that step."""
+        self.call(Kind.SET_STEP, protocol.pack_number(step))
+        self.found = "whole"
 
     def _parse(self, result: bytes) -> protocol.Held:
         return protocol.parse_held(result, self._sizes)
