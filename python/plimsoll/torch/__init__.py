@@ -24,9 +24,10 @@ from plimsoll.torch.arguments import (
 )
 from plimsoll.torch.modes import Async, ZenFlow
 from plimsoll.torch.optimizer import Optimizer
+from plimsoll.torch.state_offload import StateOffload
 from plimsoll.torch.watching import Watch, watch
 
-__all__ = ["Adagrad", "Adam", "AdamW", "Async", "Lion", "SGD", "Watch", "ZenFlow", "watch"]
+__all__ = ["Adagrad", "Adam", "AdamW", "Async", "Lion", "SGD", "StateOffload", "Watch", "ZenFlow", "watch"]
 
 _MOMENTS_OF_ADAM = (
     '"fp32"; "bf16", which takes 4 bytes a parameter less; or "int8", 6 less. With "int8", tensors of less than 4096 elements '
