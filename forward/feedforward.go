@@ -218,7 +218,7 @@ func (p *pass) route(m *model.Mixture, x *autograd.Tensor) *autograd.Tensor {
 func (p *pass) routerLogits(m *model.Mixture, x *autograd.Tensor) *autograd.Tensor {
 	count := int64(len(m.Experts))
 	w := p.parameter(m.Router + ".weight")
-	if !m.WideRouter || p.Autocast != dtype.Invalid || w.Quantized != autograd.Unquantized {
+	if !m.WideRouter || p.Autocast != dtype.Invalid && !m.IgnoresAutocast || w.Quantized != autograd.Unquantized {
 		return p.linear(m.Router, x, count)
 	}
 	return p.hooked(m.Router, func() *autograd.Tensor {

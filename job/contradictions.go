@@ -48,6 +48,7 @@ func (r *resolver) kernels() error {
 			fmt.Sprintf("a micro batch of %d sequences of %d tokens is more than %d tokens",
 				j.MicroBatch, j.Sequence, maxTokens),
 			"give a smaller --micro-batch"},
+		r.namedAttention(),
 		contradiction{j.Attention == forward.Flash && j.OnCPU,
 			"flash attention runs on GPUs, but the job is on the CPU", "use --attention sdpa"},
 		contradiction{j.Attention == forward.Flash && j.GPU.Capability > 0 && j.GPU.Capability < 80,
@@ -65,6 +66,21 @@ func (r *resolver) kernels() error {
 				"FP16 gradients\"), but they are in %v", j.ParameterType),
 			"use --precision amp-fp16, or leave fp16 out of the file"},
 	)
+}
+
+// namedAttention refuses fused attention by name for a model that has none. Without a
+// name transformers takes eager attention.
+func (r *resolver) namedAttention() contradiction {
+	j := r.job
+	found := false
+	for _, b := range j.Model.Network.Blocks() {
+		// Gemma 2's limit of the scores: seen in transformers 5.23.
+		found = found || b.Attention.Sinks != "" || b.Attention.Soft && j.Versions.Transformers.AtLeast(5, 23, 0)
+	}
+	return contradiction{found && r.Attention == string(forward.SDPA),
+		fmt.Sprintf("%s \"does not support an attention implementation through torch.nn.functional."+
+			"scaled_dot_product_attention yet\" (transformers)", j.Model.Architecture),
+		"use --attention eager, which is the default of this model, or --attention flash"}
 }
 
 // maxTokens is the limit of tokens in a micro batch. It keeps the size of every
@@ -122,6 +138,7 @@ func (r *resolver) engines() error {
 			contradiction{f.Version == 1 && q != nil && q.Bits == 8,
 				"FSDP1 cannot flatten integer dtype tensors, but the weights are in int8",
 				"use 4 bits, or leave --fsdp out"},
+			r.mixedTypes(),
 			contradiction{lomo, "LOMO steps in the backward pass, before FSDP has reduced the gradients",
 				"use another optimizer, or leave FSDP out"},
 		)
@@ -153,6 +170,27 @@ func (r *resolver) engines() error {
 				"'zero_stage = 3' has not been validated\"", "use \"stage\": 2, or leave --tensor-parallel out"})
 	}
 	return refuse(list...)
+}
+
+// mixedTypes says that FSDP needs weights of one type: FSDP1 those of a unit, FSDP2
+// the trained ones.
+func (r *resolver) mixedTypes() contradiction {
+	j := r.job
+	wide := ""
+	for _, p := range j.Model.Parameters {
+		if p.Wide && (!p.Frozen && j.Adapter == nil || j.FSDP.Version == 1) {
+			wide = p.Name
+			break
+		}
+	}
+	text := "FSDP1 \"must flatten tensors with uniform dtype\""
+	if j.FSDP.Version == 2 {
+		text = "FSDP2 \"expects uniform original parameter dtype\""
+	}
+	return contradiction{wide != "" && j.ParameterType != dtype.F32,
+		fmt.Sprintf("%s, but transformers keeps %s in fp32 where the model is loaded in %v", text, wide,
+			j.ParameterType),
+		"use --precision amp-bf16, which loads the weights in fp32"}
 }
 
 // parallelDegrees refuses degrees of parallelism that do not divide the model or the

@@ -92,6 +92,22 @@ func TestLayerFaults(t *testing.T) {
 	}
 }
 
+// The auxiliary loss keeps the logits of all routers, and is not planned.
+func TestRouterLoss(t *testing.T) {
+	for _, name := range []string{"mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v3"} {
+		text, _ := catalogConfig(name)
+		edit := func(value string) []byte {
+			rest := strings.TrimPrefix(strings.ReplaceAll(string(text), `"output_router_logits"`, `"other"`), "{")
+			return []byte(`{"output_router_logits": ` + value + "," + rest)
+		}
+		_, err := parseConfig(edit("true"))
+		checkFault(t, name, err, "output_router_logits is true", "set it to false")
+		if _, err := parseConfig(edit("false")); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 // DeepSeek-V2's class has no default for the number of experts per token.
 func TestChosenExperts(t *testing.T) {
 	m, err := Load("deepseek-v2-lite")

@@ -15,6 +15,8 @@ type experts struct {
 	routing            Routing
 	normalized         setting
 	wideRouter         bool
+	wideMatrix         bool // the weight of the router stays in fp32
+	ignoresAutocast    bool
 	rescaled           bool
 	wideWeights        bool
 	stacked            func(mixture scope, m *Mixture, experts, inner int64) // the weights of all experts
@@ -29,6 +31,7 @@ type experts struct {
 func (e experts) describe(block scope) FeedForward {
 	module, held := cmp.Or(e.module, "mlp"), cmp.Or(e.held, "mlp")
 	s := block.in(module)
+	s.refuseRouterLoss()
 	fields := e.count
 	if fields == nil {
 		fields = []string{"num_experts"}
@@ -37,14 +40,18 @@ func (e experts) describe(block scope) FeedForward {
 	m := &Mixture{
 		Path:    block.module(held),
 		Routing: e.routing, WideRouter: e.wideRouter, Rescaled: e.rescaled, WideWeights: e.wideWeights,
-		Normalized: s.is(e.normalized), SharedFirst: e.sharedFirst,
+		IgnoresAutocast: e.ignoresAutocast, Normalized: s.is(e.normalized), SharedFirst: e.sharedFirst,
 		Chosen: min(count, s.sizeOr(e.chosen, cmp.Or(e.perToken, "num_experts_per_tok"))),
 	}
 	m.Router = s.linear(cmp.Or(e.router, "gate"), hidden, count, false)
+	if e.wideMatrix {
+		s.wide()
+	}
 	m.HeldRouter = block.in(held).module(cmp.Or(e.heldRouter, "gate"))
 	if e.corrected != "" {
 		m.Correction = s.module(e.corrected)
 		s.frozen(e.corrected, 1, count)
+		s.wide()
 	}
 	if e.stacked != nil {
 		m.Experts = make([]FeedForward, count)
@@ -61,6 +68,16 @@ func (e experts) describe(block scope) FeedForward {
 		}
 	}
 	return FeedForward{Mixture: m}
+}
+
+// refuseRouterLoss refuses the auxiliary loss, for which the program keeps the
+// logits of all routers. A network of these layers is planned without it.
+func (s scope) refuseRouterLoss() {
+	if s.flagOr(false, "output_router_logits") {
+		s.fail(s.fields["output_router_logits"].Value.At, "set it to false, and expect a training with it to take "+
+			"more memory: for each token, layer and expert a logit, a probability and their gradients",
+			"output_router_logits is true: the auxiliary loss over the logits of all routers is not planned yet")
+	}
 }
 
 // separate adds the experts as modules of their own.
@@ -190,8 +207,9 @@ var ernieMoE = variant{
 	ownAngles: true,
 	experts: &experts{
 		count: []string{"moe_num_experts", "num_experts"}, perToken: "moe_k", chosen: 6, routing: SoftmaxCorrected,
-		normalized: setting{otherwise: true}, wideRouter: true, corrected: "moe_statics.e_score_correction_bias",
-		shared: sharedExperts("moe_num_shared_experts"), sharedFirst: true, sparse: ernieSparse,
+		normalized: setting{otherwise: true}, wideRouter: true, wideMatrix: true, ignoresAutocast: true,
+		corrected: "moe_statics.e_score_correction_bias",
+		shared:    sharedExperts("moe_num_shared_experts"), sharedFirst: true, sparse: ernieSparse,
 	},
 }
 
@@ -249,7 +267,7 @@ var hunyuanMoE = variant{
 	late: true,
 	experts: &experts{
 		router: "gate.wg", heldRouter: "gate.wg", perToken: "moe_topk", chosen: 1, inner: "intermediate_size",
-		normalized: setting{otherwise: true}, wideRouter: true, wideWeights: true, sharedFirst: true,
+		normalized: setting{otherwise: true}, wideRouter: true, wideMatrix: true, wideWeights: true, sharedFirst: true,
 		shared: func(block scope) FeedForward {
 			return gated(block.in("mlp").in("shared_mlp"), block.size("intermediate_size"), false)
 		},

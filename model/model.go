@@ -34,6 +34,9 @@ type Parameter struct {
 	TiedTo string `json:"tied_to,omitempty"`
 	// Frozen reports whether no gradient trains the parameter.
 	Frozen bool `json:"-"`
+	// Wide reports whether the weight stays in fp32 where the model is loaded in
+	// bf16 or fp16 (_keep_in_fp32_modules_strict, or a module that is made so).
+	Wide bool `json:"-"`
 }
 
 // Elements returns the number of elements.

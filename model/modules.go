@@ -51,6 +51,13 @@ func (s scope) frozen(name string, shape ...int64) {
 	}
 }
 
+// wide says that the last tensor stays in fp32.
+func (s scope) wide() {
+	if s.err == nil {
+		s.parameters[len(s.parameters)-1].Wide = true
+	}
+}
+
 func (s scope) tensor(name string, shape ...int64) { s.add(name, "", shape...) }
 
 // Methods for modules return their paths, for the description of the network.

@@ -189,6 +189,8 @@ type Mixture struct {
 	Routing    Routing
 	// WideRouter reports whether the router computes in fp32.
 	WideRouter bool
+	// IgnoresAutocast reports whether it does so under autocast, too.
+	IgnoresAutocast bool
 	// Normalized reports whether the weights of the chosen experts are divided by
 	// their sum.
 	Normalized bool

@@ -41,7 +41,7 @@ func TestArchitectures(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			compareArchitecture(t, job.Request{
 				Model:     filepath.Join("../model/testdata/variants", name+".json"),
-				Precision: "bf16", Attention: "sdpa", MicroBatch: 2, Sequence: 256,
+				Precision: "bf16", MicroBatch: 2, Sequence: 256,
 				Torch: strings.Split(torch, "+")[0], Transformers: transformers,
 			}, want)
 		})

@@ -120,7 +120,7 @@ func (e *fsdp) shardedBytes(u *unit) int64 {
 		if p.Quantized != autograd.Unquantized {
 			return e.shardOf(p.Bytes())
 		}
-		return e.shardOf(e.padded(p)) * e.ParameterType.Size()
+		return e.shardOf(e.padded(p)) * max(e.ParameterType.Size(), p.DType.Size())
 	})
 }
 

@@ -65,6 +65,9 @@ func (m *parameterMaker) makeModel() {
 		}
 		made := &autograd.Parameter{Name: p.Name, Elements: p.Elements(), DType: m.ComputeType(),
 			Trainable: m.Adapter == nil && !p.Frozen, Embedding: p.IsEmbedding()}
+		if p.Wide && m.CastType == dtype.Invalid {
+			made.DType = dtype.F32
+		}
 		quantized, product := linear[module]
 		switch len(p.Shape) {
 		case 2:

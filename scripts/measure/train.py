@@ -65,10 +65,12 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
 import transformers
-import transformers.initialization
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+with contextlib.suppress(ImportError):  # new in transformers 5
+    import transformers.initialization
 
 aten = torch.ops.aten
 
@@ -248,7 +250,8 @@ def pretend_cuda():
     # transformers takes fake tensors for a trace, and would make masks it otherwise omits.
     transformers.utils.import_utils.is_fake_tensor = lambda _: False
     # Fake tensors hold no values, so that sampling until all lie in an interval would not end.
-    transformers.initialization.trunc_normal_ = lambda tensor, *_, **__: tensor
+    if hasattr(transformers, "initialization"):
+        transformers.initialization.trunc_normal_ = lambda tensor, *_, **__: tensor
     torch.nn.functional.scaled_dot_product_attention = attention_as_on_cuda
     torch.cuda.get_device_capability = lambda *_: (8, 0)
     torch.nn.Module._apply = convert_module
