@@ -167,7 +167,7 @@ func (p *pass) mix(s *model.Stack, a *model.Attention, q, k, v *autograd.Tensor)
 	}
 	// A window shorter than the sequence needs a mask. With a mask torch does not
 	// share keys among queries.
-	masked := p.Attention == SDPA && a.Window > 0 && p.Sequence > a.Window
+	masked := p.Attention == SDPA && a.Window > 0 && p.Sequence > a.Window && !p.sharesWindow()
 	contiguous := p.Attention == SDPA && p.ContiguousHeads
 	if contiguous {
 		q = p.follow(q, p.unary(q, q.DType, saveNothing))

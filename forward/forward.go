@@ -88,6 +88,10 @@ type Options struct {
 	// MasksCausally means that SDPA gets a mask, which one tensor holds for all
 	// blocks: transformers makes it while torch.compile traces a model.
 	MasksCausally bool
+	// SharesWindow means that one tensor holds the mask of the window for all blocks,
+	// in the type of the weights: transformers before 4.53, whose models with a window
+	// have it in every block.
+	SharesWindow bool
 	// FusesPointwise fuses the operations between matmuls (torch.compile). What
 	// they keep is what the min-cut partitioner keeps: the inputs of norms and of
 	// matmuls, which it does not recompute from matrices
@@ -152,7 +156,7 @@ type pass struct {
 	cached     []*autograd.Parameter                    // keys of weights, in order
 	ended      bool                                     // the forward pass is over
 	encoded    *autograd.Tensor                         // output of the encoder
-	mask       *autograd.Tensor                         // of all blocks; nil without MasksCausally
+	mask       *autograd.Tensor                         // of all blocks; nil if they share none
 	narrow     bool                                     // the result of a norm goes to matmuls only
 	// The last input of padded adapters, and the result of its dropout.
 	droppedFrom, dropped *autograd.Tensor
@@ -167,7 +171,7 @@ func Run(t *autograd.Tape, network *model.Network, parameters Parameters, option
 	var result Result
 	t.Scope(func() *autograd.Tensor {
 		var hidden *autograd.Tensor
-		if p.MasksCausally && p.Attention == SDPA {
+		if p.Attention == SDPA && (p.MasksCausally || p.sharesWindow()) {
 			p.mask = p.New(p.Batch*(p.Sequence/p.ContextParallel)*p.Sequence, p.compute())
 		}
 		for i, stack := range network.Stacks {
@@ -186,6 +190,18 @@ func Run(t *autograd.Tape, network *model.Network, parameters Parameters, option
 	p.end()
 	p.ended = true
 	return result
+}
+
+// sharesWindow reports whether one mask of the window is for all blocks. Under
+// autocast every block converts it.
+func (p *pass) sharesWindow() bool {
+	blocks := p.network.Blocks()
+	for i := range blocks {
+		if w := blocks[i].Attention.Window; w == 0 || w >= p.Sequence || w != blocks[0].Attention.Window {
+			return false
+		}
+	}
+	return p.SharesWindow && p.Autocast == dtype.Invalid && len(blocks) > 0
 }
 
 // end drops the tensors that live until autocast ends: at the end of the forward

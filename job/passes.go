@@ -174,6 +174,13 @@ func (j *Job) ContiguousHeads() bool {
 	return j.OfTransformers() && v.AtLeast(4, 48, 0) && !v.AtLeast(4, 56, 0)
 }
 
+// SharesWindow reports whether transformers makes the mask of a window once for
+// all blocks, in the type of the weights (_update_causal_mask). Since
+// masking_utils.py every block converts a mask of booleans.
+func (j *Job) SharesWindow() bool {
+	return j.OfTransformers() && !j.Versions.Transformers.AtLeast(4, 53, 0)
+}
+
 // modules sets the library of the model's modules and the settings that follow
 // from it.
 func (r *resolver) modules() error {

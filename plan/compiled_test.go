@@ -97,3 +97,22 @@ func TestAttentionOfReleases(t *testing.T) {
 		}
 	}
 }
+
+// TestWindowOfReleases is the same for a window shorter than the sequence. The
+// memory-efficient kernel stores its output by token, so that nothing copies it.
+func TestWindowOfReleases(t *testing.T) {
+	file := filestest.InNewFolder(t)
+	request := func(layers int, transformers string) job.Request {
+		config := file(fmt.Sprintf("%d.json", layers), fmt.Sprintf(`{"model_type": "mistral", "vocab_size": 32000, `+
+			`"hidden_size": 512, "intermediate_size": 1024, "num_attention_heads": 8, "num_key_value_heads": 8, `+
+			`"sliding_window": 128, "num_hidden_layers": %d}`, layers))
+		return job.Request{Model: config, Sequence: 512, Precision: "bf16", Torch: "2.15", Transformers: transformers}
+	}
+	for release, want := range map[string]ledger.Bytes{"4.48.3": 10_506_256, "4.52.4": 10_506_256,
+		"4.53.3": 11_030_544, "5.23.0": 11_030_544} {
+		kept := keptByLayer(t, request(2, release), request(3, release))
+		if math.Abs(float64(kept-want)) > 16 { // the seed and the offset of dropout
+			t.Errorf("transformers %s: a layer keeps %v, real transformers %v", release, kept.Exact(), want.Exact())
+		}
+	}
+}

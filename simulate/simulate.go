@@ -95,6 +95,7 @@ func (s *simulation) options() forward.Options {
 		ClampsScores:        s.ClampsScores(),
 		RepeatsKeys:         s.RepeatsKeys(),
 		ContiguousHeads:     s.ContiguousHeads(),
+		SharesWindow:        s.SharesWindow(),
 		MasksCausally:       s.Compile && s.OfTransformers(),
 		SavesSoftmaxInput:   !s.Versions.Torch.AtLeast(1, 11, 0),
 		SavesQuantizedInput: !s.Versions.BitsAndBytes.AtLeast(0, 43, 2),
