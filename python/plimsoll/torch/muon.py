@@ -6,7 +6,7 @@ import torch
 
 from plimsoll.torch import layout, newton_schulz
 from plimsoll.torch.arguments import Number, Parameters, Sharding
-from plimsoll.torch.muon_groups import check_parameters, checked_adamw, checked_muon
+from plimsoll.torch.matrix_groups import check_parameters, checked_adamw, checked_muon
 from plimsoll.torch.muon_update import MuonUpdate
 from plimsoll.torch.owned_step import OwnedStep
 from plimsoll.torch.ranks import mesh_for
@@ -93,6 +93,11 @@ class Muon(torch.optim.Optimizer):
         self._together = OwnedStep(self.param_groups, names, mesh, reduces=self._sharding == "zero2")
         self._update = MuonUpdate(self._together.own_groups(self.param_groups))
 
+    def close(self) -> None:
+        if self._together is not None:
+            self._together.release()
+            self._together = None
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As in torch. With ``sharding="zero2"`` it discards the gradients that were sent to their owners."""
         super().zero_grad(set_to_none)
@@ -115,7 +120,7 @@ class Muon(torch.optim.Optimizer):
             for own, group in zip(self._update.param_groups, self.param_groups):
                 own.update({k: v for k, v in group.items() if k != "params"})
             self._update.step()
-            together.owners.publish()
+            together.publish()
         else:
             self.skipped += 1
         together.over()

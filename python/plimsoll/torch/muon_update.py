@@ -12,7 +12,7 @@ class MuonUpdate(torch.optim.Optimizer):
     """The update of both kinds of parameter groups, which ``use_muon`` tells apart.
 
     State has torch's names: ``momentum_buffer`` of torch.optim.Muon; ``step``, ``exp_avg`` and ``exp_avg_sq`` of
-    torch.optim.AdamW. Groups are complete: see :mod:`plimsoll.torch.muon_groups`.
+    torch.optim.AdamW. Groups are complete: see :mod:`plimsoll.torch.matrix_groups`.
     """
 
     def __init__(self, groups: List[Dict[str, Any]]):

@@ -5,9 +5,8 @@ from typing import Any, Dict, List, Optional, Sequence
 
 import torch
 
-from plimsoll.torch import layout
 from plimsoll.torch.layout import Mesh, Piece
-from plimsoll.torch.muon_groups import Group
+from plimsoll.torch.matrix_groups import Group
 from plimsoll.torch.muon_update import as_matrices
 from plimsoll.torch.owned_gradients import OwnedGradients
 from plimsoll.torch.owners import Owners, work_of
@@ -15,6 +14,7 @@ from plimsoll.torch.ranks import Count, Ranks, Vote
 from plimsoll.torch.samples import Fingerprint
 from plimsoll.torch.trained import Trained
 from plimsoll.torch.transfer import transfer_for
+from plimsoll.torch.whole_matrices import WholeMatrices
 
 
 class OwnedStep:
@@ -29,16 +29,22 @@ class OwnedStep:
         self._reduced: Optional[OwnedGradients] = None
         if reduces:
             self._reduced = OwnedGradients(self.owners, names, self._device, transfer_for(self._device))
+        self._whole = WholeMatrices(self.owners, names) if self.trained.are_sharded else None
+        own = {p: p for p in self.owners.parameters if self.owners.is_own(p)}
+        #: What this rank updates of its own parameters.
+        self.updated: Dict[torch.Tensor, torch.Tensor] = self._whole.of if self._whole else own
 
     def own_groups(self, groups: Sequence[Group]) -> List[Group]:
-        """The groups with this rank's own parameters only."""
-        return [{**g, "params": [p for p in g["params"] if p.requires_grad and self.owners.is_own(p)]} for g in groups]
+        """The groups with what this rank updates."""
+        return [{**g, "params": [self.updated[p] for p in g["params"] if p in self.updated]} for g in groups]
 
     def prepare(self, step: int, with_norm: bool, failure: Optional[Exception]) -> "Prepared":
         """Brings gradients to their owners, and asks all ranks whether they can make the step."""
         has_gradients = self._reduced.finish() if self._reduced else any(p.grad is not None for p in self.trained.parameters)
-        own = [p for p in self.owners.parameters if self.owners.is_own(p) and p.grad is not None]
-        squares = self._squares(own) if with_norm else []
+        if self._whole:
+            self._whole.gather(lambda p: p, lambda whole, values: whole.copy_(values))  # the program may have changed it
+            self._whole.gather(lambda p: p.grad, lambda whole, values: setattr(whole, "grad", values.to(whole.dtype)))
+        squares = self._squares() if with_norm else []
         if self.ranks.are_heard:
             vote = Vote(failure, has_gradients, 1.0, 0.0, self._fingerprint())
             numbers = vote.to_add_up([step])
@@ -50,6 +56,7 @@ class OwnedStep:
             squares = total[len(numbers) :].tolist()
         elif failure is not None:
             raise failure
+        own = [u for u in self.updated.values() if u.grad is not None]
         return Prepared(own, has_gradients, math.sqrt(sum(squares)) if with_norm else None)
 
     def _check(self, step: int, vote: Vote, count: Count) -> None:
@@ -62,24 +69,36 @@ class OwnedStep:
             self.ranks.agree(f"step {step + 1}", fail)
         count.check(vote, self.ranks.mesh.size)
 
-    def _squares(self, own: Sequence[torch.Tensor]) -> List[float]:
+    def _squares(self) -> List[float]:
         """The sum of the squares of each gradient, 0 for those of other ranks.
 
         They are added up in the order of the parameters: any number of ranks finds the same norm to the last bit.
         """
-        norms = torch.stack([torch.linalg.vector_norm(p.grad, dtype=torch.float32) for p in own]).double().tolist() if own else []
-        found = dict(zip(own, norms))
+        norms = {p: torch.linalg.vector_norm(u.grad, dtype=torch.float32) for p, u in self.updated.items() if u.grad is not None}
+        values = torch.stack(list(norms.values())).double().tolist() if norms else []
+        found = dict(zip(norms, values))
         return [found.get(p, 0.0) ** 2 for p in self.owners.parameters]
 
     def _fingerprint(self) -> Fingerprint:
         """What tells whether the ranks have the same gradients, where somebody else had to average them."""
-        if self._reduced is not None:
+        if self._reduced is not None or self._whole is not None:
             return Fingerprint()
         return Fingerprint.of([Piece(p, self._names[p], tuple(p.shape), 0, False, 0, p.numel(), 0, 0) for p in self.owners.parameters])
 
+    def publish(self) -> None:
+        """Gives all ranks the updated parameters."""
+        if self._whole is not None:
+            self._whole.scatter()
+        else:
+            self.owners.publish()
+
     def over(self) -> None:
+        """Takes the gradients away that the ranks have brought to this one."""
         if self._reduced is not None:
             self._reduced.over()
+        if self._whole is not None:
+            for whole in self._whole.of.values():
+                whole.grad = None
 
     def discard(self) -> None:
         if self._reduced is not None:

@@ -110,7 +110,6 @@ def check_parameters(groups: Sequence[Group], names: Dict[torch.Tensor, str], mo
     for group in groups:
         layout.check_types(group["params"], lambda: names)
         for p in group["params"]:
-            _refuse_shard(p, names)
             if group["use_muon"]:
                 _check_matrix(p, names[p], group["matrices"], id(p) in embeddings)
                 if id(p) in heads:
@@ -118,15 +117,6 @@ def check_parameters(groups: Sequence[Group], names: Dict[torch.Tensor, str], mo
                         f"parameter {names[p]} looks like the output head, and its group has use_muon=True: Muon is defined "
                         f"for hidden layers, and trainers leave the head to AdamW; {_FOR_ADAMW}"
                     )
-
-
-def _refuse_shard(parameter: torch.Tensor, names: Dict[torch.Tensor, str]) -> None:
-    if layout.is_sharded(parameter):
-        raise ValueError(
-            f"parameter {names[parameter]} is a DTensor, placed as {tuple(parameter.placements)}: expected full tensors. Muon "
-            "needs whole matrices, and a shard that is orthogonalized alone trains another model; use DistributedDataParallel, "
-            "sharding='zero1' or sharding='zero2', which leave every matrix whole"
-        )
 
 
 def _check_matrix(parameter: torch.Tensor, name: str, declared: Optional[str], is_embedding: bool) -> None:

@@ -1,0 +1,218 @@
+"""plimsoll.torch.Muon against torch.optim.Muon and torch.optim.AdamW."""
+
+import copy
+import math
+import os
+import warnings
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import plimsoll.torch
+from gpt import GPT, batch, text
+from plimsoll.torch.newton_schulz import COEFFICIENTS, EPS, STEPS, flops, orthogonalized
+from plimsoll.torch.owners import assign, work_of
+from test_distributed import run
+
+pytestmark = pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch has Muon from 2.9 on")
+
+ADAMW = dict(lr=1e-3, betas=(0.9, 0.95), weight_decay=0.01)
+
+
+def muon(model, **options):
+    return plimsoll.torch.Muon(plimsoll.torch.muon_groups(model), lr=0.02, adamw=ADAMW, model=model, **options)
+
+
+def torchs(model):
+    """The two optimizers of torch that do the same."""
+    by_muon, by_adamw = ([p for g in plimsoll.torch.muon_groups(model) if g["use_muon"] is use for p in g["params"]] for use in (True, False))
+    return torch.optim.Muon(by_muon, lr=0.02), torch.optim.AdamW(by_adamw, **ADAMW)
+
+
+def loss_of(model, tokens):
+    return model.loss(tokens)
+
+
+def assert_same_bits(ours, theirs):
+    for (name, p), q in zip(ours.named_parameters(), theirs.parameters()):
+        assert torch.equal(p, q), name
+
+
+# The definition
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (48, 16), (16, 48), (1, 7), (65, 129)])
+@pytest.mark.parametrize("options", [{}, {"nesterov": False}, {"adjust_lr_fn": "match_rms_adamw"}, {"adjust_lr_fn": "spectral_unclamped"}])
+def test_has_the_bits_of_torch(shape, options):
+    ours, theirs = (nn.Parameter(torch.randn(shape, generator=torch.Generator().manual_seed(1))) for _ in range(2))
+    a, b = plimsoll.torch.Muon([ours], lr=0.02, **options), torch.optim.Muon([theirs], lr=0.02, **options)
+    for _ in range(4):
+        ours.grad = torch.randn(shape)
+        theirs.grad = ours.grad.clone()
+        a.step()
+        b.step()
+    assert torch.equal(ours, theirs)
+    found, expected = a.state_dict(), b.state_dict()
+    assert torch.equal(found["state"][0]["momentum_buffer"], expected["state"][0]["momentum_buffer"])
+    assert {k: v for k, v in found["param_groups"][0].items() if k not in ("use_muon", "matrices")} == expected["param_groups"][0]
+
+
+def test_a_stack_is_orthogonalized_matrix_by_matrix():
+    stack = torch.randn(3, 16, 24)
+    found = orthogonalized(stack, COEFFICIENTS, STEPS, EPS)
+    for i in range(3):
+        torch.testing.assert_close(found[i], orthogonalized(stack[i], COEFFICIENTS, STEPS, EPS), rtol=0.02, atol=0.02)
+    values = torch.linalg.svdvals(found.float())
+    assert 0.5 < values.min() and values.max() < 1.5
+
+
+def test_defaults_are_those_of_torch():
+    theirs = torch.optim.Muon([nn.Parameter(torch.zeros(2, 2))]).defaults
+    group = plimsoll.torch.Muon([nn.Parameter(torch.zeros(2, 2))]).param_groups[0]
+    assert {k: group[k] for k in theirs} == theirs
+
+
+def test_trains_gpt_with_the_bits_of_two_optimizers_of_torch():
+    """Two micro-batches a step: the momentum takes their sum once."""
+    ours, theirs = GPT(), GPT()
+    theirs.load_state_dict(ours.state_dict())
+    a, pair = muon(ours), torchs(theirs)
+    schedulers = [torch.optim.lr_scheduler.StepLR(o, 2, 0.5) for o in (a, *pair)]
+    for i in range(5):
+        for model in (ours, theirs):
+            for rows in batch(text(), i).chunk(2):
+                (model.loss(rows) / 2).backward()
+        for optimizer in (a, *pair):
+            optimizer.step()
+            optimizer.zero_grad()
+        for scheduler in schedulers:
+            scheduler.step()
+    assert_same_bits(ours, theirs)
+
+
+# Groups
+
+
+def test_groups_of_a_model():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.conv = nn.Embedding(10, 8), nn.Conv1d(8, 8, 3)
+            self.pos_embed = nn.Parameter(torch.zeros(4, 8))
+            self.experts = nn.Parameter(torch.zeros(2, 8, 8))
+            self.hidden, self.router, self.frozen = nn.Linear(8, 8), nn.Linear(8, 2, bias=False), nn.Linear(8, 8)
+            self.norm, self.head = nn.LayerNorm(8), nn.Linear(8, 10, bias=False)
+            self.frozen.requires_grad_(False)
+
+    model = Model()
+    names = {p: n for n, p in model.named_parameters()}
+
+    def grouped(**options):
+        return [(g["use_muon"], g.get("matrices"), [names[p] for p in g["params"]]) for g in plimsoll.torch.muon_groups(model, **options)]
+
+    rest = ["pos_embed", "experts", "embed.weight", "conv.weight", "conv.bias", "hidden.bias", "norm.weight", "norm.bias", "head.weight"]
+    assert grouped() == [(True, None, ["hidden.weight", "router.weight"]), (False, None, rest)]
+    assert grouped(adamw=["router.*"], flatten=["conv.weight"], stack=["experts"], head=())[:-1] == [
+        (True, "stack", ["experts"]),
+        (True, "flatten", ["conv.weight"]),
+        (True, None, ["hidden.weight", "head.weight"]),
+    ]
+    with pytest.raises(ValueError, match=r"no parameter .* has a name like rooter"):
+        grouped(adamw=["rooter"])
+    model.head.weight = model.embed.weight  # tied
+    assert "head.weight" not in str(grouped()) and "embed.weight" in grouped()[-1][2]
+
+
+def test_convolutions_and_experts():
+    conv, experts = nn.Parameter(torch.randn(8, 4, 3, 3)), nn.Parameter(torch.randn(2, 8, 4))
+    flat, each = nn.Parameter(conv.detach().flatten(1)), [nn.Parameter(e.clone()) for e in experts.detach()]
+    ours = plimsoll.torch.Muon([{"params": [conv], "matrices": "flatten"}, {"params": [experts], "matrices": "stack"}])
+    theirs = torch.optim.Muon([flat, *each])
+    conv.grad, experts.grad = torch.randn_like(conv), torch.randn_like(experts)
+    flat.grad = conv.grad.flatten(1)
+    for e, g in zip(each, experts.grad):
+        e.grad = g.clone()
+    ours.step()
+    theirs.step()
+    assert torch.equal(conv.flatten(1), flat)
+    torch.testing.assert_close(experts, torch.stack(list(each)), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda: [nn.Parameter(torch.zeros(4))], r"shape \(4,\): expected a matrix"),
+        (lambda: [nn.Parameter(torch.cat([p.detach().flatten() for p in GPT().parameters()]))], r"a parameter that another program has flattened"),
+        (lambda: [nn.Parameter(torch.zeros(4, 4, 3, 3))], r"matrices='flatten' for"),
+        (lambda: [nn.Parameter(torch.zeros(4, 4, dtype=torch.complex64))], r"is torch.complex64: expected"),
+        (lambda: [{"params": [nn.Parameter(torch.zeros(4, 4))], "matrices": "rows"}], r"matrices is 'rows'"),
+        (lambda: [{"params": [nn.Parameter(torch.zeros(4, 4))], "lr": -1.0}], r"lr is -1.0: expected 0 or more"),
+        (lambda: [{"params": [nn.Parameter(torch.zeros(4))], "use_muon": False, "amsgrad": True}], r"amsgrad is True"),
+        (lambda: [{"params": [nn.Parameter(torch.zeros(4))], "use_muon": False, "momentum": 0.9}], r"momentum is no option of AdamW"),
+    ],
+)
+def test_refuses(make, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        plimsoll.torch.Muon(make())
+
+
+def test_refuses_embeddings_and_warns_of_heads():
+    model = GPT()
+    with pytest.raises(ValueError, match=r"tokens.weight is the weight of an embedding"):
+        plimsoll.torch.Muon([model.tokens.weight], model=model)
+    with pytest.warns(UserWarning, match=r"head.weight looks like the output head"):
+        plimsoll.torch.Muon([model.head.weight], model=model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        muon(model)
+
+
+# Owners
+
+
+@given(st.lists(st.integers(1, 10**6), max_size=40), st.integers(1, 9))
+def test_longest_processing_time_first(work, ranks):
+    owners = assign(work, ranks)
+    loads = [sum(w for w, o in zip(work, owners) if o == rank) for rank in range(ranks)]
+    # Graham's bound for this order.
+    assert max(loads) <= max([sum(work) / ranks * (4 / 3), *(w for w in work)]) + (max(work, default=0) / 3)
+
+
+def test_a_model_is_divided_evenly():
+    """The matrices of Llama-3-8B, among the GPUs of a host."""
+    layer = [(4096, 4096), (1024, 4096), (1024, 4096), (4096, 4096), (14336, 4096), (14336, 4096), (4096, 14336)]
+    work = [work_of(s, 6 * math.prod(s), STEPS) for _ in range(32) for s in layer] + 2 * [work_of((128256, 4096), 10 * 128256 * 4096, 0)]
+    owners = assign(work, 8)
+    loads = [sum(w for w, o in zip(work, owners) if o == rank) for rank in range(8)]
+    assert max(loads) <= 1.02 * sum(work) / 8
+    assert flops((4096, 14336), 5) == 5 * (4 * 4096**2 * 14336 + 2 * 4096**3)
+
+
+def trained(rank, world, sharding, max_grad_norm):
+    """Four rows a step, each a micro-batch of its own. Gradients are rounded so far that any order of sums is exact."""
+    torch.manual_seed(0)
+    model = GPT()
+    wrapped = nn.parallel.DistributedDataParallel(model) if sharding == "zero1" else model
+    for p in model.parameters():
+        p.register_hook(lambda g: torch.round(g / world * 2**16) / 2**16 * world)
+    optimizer = muon(wrapped, sharding=sharding, max_grad_norm=max_grad_norm)
+    optimizer.open()
+    for i in range(3):
+        for row in batch(text(), i)[rank * 4 // world : (rank + 1) * 4 // world]:
+            logits = wrapped(row[None, :-1])
+            (nn.functional.cross_entropy(logits.flatten(0, 1), row[1:]) * world / 4).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    optimizer.close()
+    return [p.detach().view(torch.int32).tolist() for p in model.parameters()], optimizer.last_grad_norm
+
+
+@pytest.mark.parametrize("max_grad_norm", [None, 0.5])
+def test_ranks_have_the_same_bits(max_grad_norm):
+    (one,) = run(trained, 1, None, max_grad_norm, world=1)
+    for world, sharding in [(2, "zero1"), (2, "zero2"), (4, "zero1"), (4, "zero2")]:
+        for found in run(trained, world, sharding, max_grad_norm, world=world):
+            assert found == one
