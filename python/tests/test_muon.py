@@ -173,21 +173,23 @@ def test_refuses_embeddings_and_warns_of_heads():
 # Owners
 
 
+def loads_of(work, ranks):
+    owners = assign(work, ranks)
+    return [sum(w for w, o in zip(work, owners) if o == rank) for rank in range(ranks)]
+
+
 @given(st.lists(st.integers(1, 10**6), max_size=40), st.integers(1, 9))
 def test_longest_processing_time_first(work, ranks):
-    owners = assign(work, ranks)
-    loads = [sum(w for w, o in zip(work, owners) if o == rank) for rank in range(ranks)]
-    # Graham's bound for this order.
-    assert max(loads) <= max([sum(work) / ranks * (4 / 3), *(w for w in work)]) + (max(work, default=0) / 3)
+    loads, largest = loads_of(work, ranks), max(work, default=0)
+    assert max(loads) <= sum(work) / ranks + largest * (1 - 1 / ranks) + 1e-6  # as any list schedule
+    assert sorted(loads) == sorted(loads_of(list(reversed(work)), ranks))  # the order of equals does not matter
 
 
 def test_a_model_is_divided_evenly():
     """The matrices of Llama-3-8B, among the GPUs of a host."""
     layer = [(4096, 4096), (1024, 4096), (1024, 4096), (4096, 4096), (14336, 4096), (14336, 4096), (4096, 14336)]
     work = [work_of(s, 6 * math.prod(s), STEPS) for _ in range(32) for s in layer] + 2 * [work_of((128256, 4096), 10 * 128256 * 4096, 0)]
-    owners = assign(work, 8)
-    loads = [sum(w for w, o in zip(work, owners) if o == rank) for rank in range(8)]
-    assert max(loads) <= 1.02 * sum(work) / 8
+    assert max(loads_of(work, 8)) <= 1.02 * sum(work) / 8
     assert flops((4096, 14336), 5) == 5 * (4 * 4096**2 * 14336 + 2 * 4096**3)
 
 
@@ -216,3 +218,30 @@ def test_ranks_have_the_same_bits(max_grad_norm):
     for world, sharding in [(2, "zero1"), (2, "zero2"), (4, "zero1"), (4, "zero2")]:
         for found in run(trained, world, sharding, max_grad_norm, world=world):
             assert found == one
+
+
+def fully_sharded(rank, world, mesh_shape):
+    """Steps of fully_shard's parameters, with given gradients. Some matrices have fewer rows than there are ranks."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import distribute_tensor
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 3), nn.Linear(3, 10), nn.Linear(10, 2))
+    if world > 1:
+        mesh = init_device_mesh("cpu", mesh_shape, mesh_dim_names=("replicate", "shard")[-len(mesh_shape) :])
+        fully_shard(model, mesh=mesh)
+    optimizer = muon(model, max_grad_norm=0.5)
+    for _ in range(3):
+        for p in model.parameters():
+            gradient = torch.randn(p.shape)
+            p.grad = distribute_tensor(gradient, p.device_mesh, p.placements) if world > 1 else gradient
+        optimizer.step()
+    optimizer.close()
+    return [(p.full_tensor() if world > 1 else p).detach().view(torch.int32).tolist() for p in model.parameters()]
+
+
+def test_fully_shard_has_the_bits_of_one_rank():
+    (one,) = run(fully_sharded, 1, None, world=1)
+    for world, mesh in [(2, (2,)), (4, (4,)), (4, (2, 2))]:
+        assert all(found == one for found in run(fully_sharded, world, mesh, world=world))
