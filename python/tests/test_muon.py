@@ -14,7 +14,7 @@ from torch import nn
 import plimsoll.torch
 from gpt import GPT, batch, text
 from plimsoll.torch.newton_schulz import COEFFICIENTS, EPS, STEPS, flops, orthogonalized
-from plimsoll.torch.owners import assign, work_of
+from plimsoll.torch.matrix_owners import assign, work_of
 from test_distributed import run
 
 pytestmark = pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch has Muon from 2.9 on")

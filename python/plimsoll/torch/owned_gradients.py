@@ -8,7 +8,7 @@ from typing import Any, Deque, Dict, List, Tuple
 import torch
 import torch.distributed
 
-from plimsoll.torch.owners import Owners
+from plimsoll.torch.matrix_owners import Owners
 from plimsoll.torch.reducer import Reducer
 from plimsoll.torch.transfer import HostTransfer
 

@@ -9,7 +9,7 @@ from plimsoll.torch.layout import Mesh, Piece
 from plimsoll.torch.matrix_groups import Group
 from plimsoll.torch.muon_update import as_matrices
 from plimsoll.torch.owned_gradients import OwnedGradients
-from plimsoll.torch.owners import Owners, work_of
+from plimsoll.torch.matrix_owners import Owners, work_of
 from plimsoll.torch.ranks import Count, Ranks, Vote
 from plimsoll.torch.samples import Fingerprint
 from plimsoll.torch.trained import Trained

@@ -7,7 +7,7 @@ import torch
 import torch.distributed
 
 from plimsoll.torch.layout import is_offloaded, local
-from plimsoll.torch.owners import Owners
+from plimsoll.torch.matrix_owners import Owners
 
 _IN_FLIGHT_BYTES = 64 << 20
 
