@@ -80,12 +80,30 @@ class HeldState:
     def steps(self) -> int:
         return self.control.step
 
+    @property
+    def prepared_step(self) -> int:
+        """The last step whose gradients the host has: it can be finished from there."""
+        return self.control.get(GRADIENTS_OF)
+
     @torch.no_grad()
-    def step(self) -> None:
+    def prepare(self, wait: bool = False) -> None:
+        """Begins a step. If it waits, the host has all that finishes the step."""
         self.mend()
         self._broken = True
-        self._cycle.step()
+        self._cycle.prepare()
+        if wait:
+            self._cycle.await_prepared()
+
+    @torch.no_grad()
+    def make(self) -> None:
+        """Makes the step that was begun."""
+        self._cycle.make()
         self._broken = False
+
+    @torch.no_grad()
+    def finish_prepared(self) -> None:
+        """Makes the step that an earlier process has begun, if only its gradients were there."""
+        finish_step(self._memory, self._wrapped, self._cycle)
 
     def mend(self) -> None:
         """Finishes a step that an exception has broken off, as after the death of a process."""

@@ -257,6 +257,9 @@ class Optimizer(torch.optim.Optimizer):
             )
         self._entries = Entries(self)  # torch's constructor sets it first
 
+    def _refuse_full_state(self) -> None:
+        self._settings.refuse_full_state()
+
     def _has_state(self) -> bool:
         return self._shards is not None and self._shards.step > 0
 
@@ -285,7 +288,7 @@ class Optimizer(torch.optim.Optimizer):
         if self._shards is None:
             self._check_not_closed()
             return super().state_dict()
-        self._settings.refuse_full_state()
+        self._refuse_full_state()
         self._check_groups()
         entries: Dict[torch.Tensor, Any] = {}
         if self._shards.step:

@@ -1,17 +1,19 @@
 """Steps that ranks make together, each of the parameters that it owns."""
 
 import math
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
 
+from plimsoll.errors import PlimsollError
 from plimsoll.torch.layout import Mesh, Piece
 from plimsoll.torch.matrix_groups import Group
 from plimsoll.torch.muon_update import as_matrices
 from plimsoll.torch.owned_gradients import OwnedGradients
 from plimsoll.torch.matrix_owners import Owners, work_of
-from plimsoll.torch.ranks import Count, Ranks, Vote
+from plimsoll.torch.ranks import APART, Count, Ranks, Vote
 from plimsoll.torch.samples import Fingerprint
+from plimsoll.torch.state_offload import StateOffload
 from plimsoll.torch.trained import Trained
 from plimsoll.torch.transfer import transfer_for
 from plimsoll.torch.whole_matrices import WholeMatrices
@@ -35,39 +37,110 @@ class OwnedStep:
         self.updated: Dict[torch.Tensor, torch.Tensor] = self._whole.of if self._whole else own
 
     def own_groups(self, groups: Sequence[Group]) -> List[Group]:
-        """The groups with what this rank updates."""
-        return [{**g, "params": [self.updated[p] for p in g["params"] if p in self.updated]} for g in groups]
+        """The groups with what this rank updates, and with what nobody does."""
+        return [
+            {**g, "params": [self.updated.get(p, p) for p in g["params"] if p in self.updated or not p.requires_grad]} for g in groups
+        ]
 
-    def prepare(self, step: int, with_norm: bool, failure: Optional[Exception]) -> "Prepared":
+    @property
+    def is_divided(self) -> bool:
+        """Whether no rank has the full state."""
+        return self._whole is not None or self.owners.mesh.world > 1
+
+    # Opening
+
+    def gather_parameters(self) -> None:
+        """Brings whole parameters to their owners: the program may have changed them since the last step."""
+        if self._whole is not None:
+            self._whole.gather(lambda p: p, lambda whole, values: whole.copy_(values))
+
+    def open(self, make: Callable[[], StateOffload]) -> StateOffload:
+        """Opens the states of all ranks, at one step. Where they were found, all ranks get the owners' parameters."""
+        opened: List[StateOffload] = []
+
+        def open_own() -> Tuple[int, int, bool]:
+            opened.append(make())
+            opened[0].open()
+            return opened[0].steps, opened[0].prepared_step, bool(self.updated)
+
+        try:
+            every = self.ranks.agree("opening the state", open_own)
+            last = max((steps for steps, _, has in every if has), default=0)
+            if last:
+                self.ranks.agree("opening the state", lambda: self._catch_up(opened[0], last))
+                self.publish()
+        except BaseException:
+            for held in opened:
+                held.close()
+            raise
+        return opened[0]
+
+    def _catch_up(self, held: StateOffload, last: int) -> None:
+        """Makes the last step if this rank has only prepared it, because the job ended."""
+        if not self.updated or held.steps == last:
+            return
+        if not held.steps + 1 == held.prepared_step == last:
+            raise PlimsollError(APART)
+        held.finish_prepared()
+
+    # Steps
+
+    def prepare(self, held: StateOffload, with_norm: bool, check: Callable[[], None]) -> "Prepared":
         """Brings gradients to their owners, and asks all ranks whether they can make the step."""
+        failure = None
+        try:
+            check()
+        except Exception as error:
+            failure = error
         has_gradients = self._reduced.finish() if self._reduced else any(p.grad is not None for p in self.trained.parameters)
         if self._whole:
-            self._whole.gather(lambda p: p, lambda whole, values: whole.copy_(values))  # the program may have changed it
+            self.gather_parameters()
             self._whole.gather(lambda p: p.grad, lambda whole, values: setattr(whole, "grad", values.to(whole.dtype)))
         squares = self._squares() if with_norm else []
         if self.ranks.are_heard:
             vote = Vote(failure, has_gradients, 1.0, 0.0, self._fingerprint())
-            numbers = vote.to_add_up([step])
+            numbers = vote.to_add_up([held.steps] if self.updated else [])
             # Replicas have the same squares: one of them says so.
             said = squares if self.ranks.mesh.replica == 0 else [0.0] * len(squares)
             total = torch.tensor([*numbers, *said], dtype=torch.float64, device=self._device)
             self.ranks.reduce(total)
-            self._check(step, vote, Count.of(total[: len(numbers)].tolist()))
+            self._check(vote, Count.of(total[: len(numbers)].tolist()))
             squares = total[len(numbers) :].tolist()
         elif failure is not None:
             raise failure
         own = [u for u in self.updated.values() if u.grad is not None]
         return Prepared(own, has_gradients, math.sqrt(sum(squares)) if with_norm else None)
 
-    def _check(self, step: int, vote: Vote, count: Count) -> None:
+    def _check(self, vote: Vote, count: Count) -> None:
         if count.failures:
-
-            def fail() -> None:
-                if vote.failure is not None:
-                    raise vote.failure
-
-            self.ranks.agree(f"step {step + 1}", fail)
+            self._fail(vote.failure)
         count.check(vote, self.ranks.mesh.size)
+
+    def _fail(self, failure: Optional[Exception]) -> None:
+        """Raises on all ranks what has failed on some."""
+
+        def fail() -> None:
+            if failure is not None:
+                raise failure
+
+        self.ranks.agree("the step", fail)
+
+    def make(self, held: StateOffload) -> None:
+        """Updates this rank's own parameters, once all ranks can finish the step, and sends them to the others."""
+        if not self.ranks.are_heard:
+            held.prepare()
+        else:
+            failure = None
+            try:
+                held.prepare(wait=True)
+            except Exception as error:
+                failure = error
+            failures = torch.tensor([float(failure is not None)], device=self._device)
+            self.ranks.reduce(failures)
+            if failures.item():
+                self._fail(failure)
+        held.make()
+        self.publish()
 
     def _squares(self) -> List[float]:
         """The sum of the squares of each gradient, 0 for those of other ranks.
@@ -103,6 +176,16 @@ class OwnedStep:
     def discard(self) -> None:
         if self._reduced is not None:
             self._reduced.discard()
+
+    def load(self, held: StateOffload, groups: Sequence[Group], state_dict: Dict[str, Any]) -> None:
+        """Has this rank take its part of a full state of all parameters of the groups."""
+        own = []
+        for group, held_group, saved in zip(groups, held.param_groups, state_dict["param_groups"]):
+            ids = {self.updated.get(p, p): i for p, i in zip(group["params"], saved["params"])}
+            options = {k: v for k, v in saved.items() if k != "param_names"}
+            own.append({**options, "params": [ids[p] for p in held_group["params"]]})
+        wanted = {i for group in own for i in group["params"]}
+        held.load_state_dict({"state": {i: e for i, e in state_dict["state"].items() if i in wanted}, "param_groups": own})
 
     def release(self) -> None:
         if self._reduced is not None:

@@ -181,6 +181,15 @@ class StateOffload(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self.check_step()
+        self.prepare()
+        self.make()
+        return loss
+
+    # A step in two phases, for ranks that make it together
+
+    def check_step(self) -> None:
+        """Opens the state, and raises where no step can be made of these gradients."""
         if self._state is None:
             self.open()
             if self._resumed_step:
@@ -193,8 +202,29 @@ class StateOffload(torch.optim.Optimizer):
         self._trained.check_frozen()
         refuse_sparse(self.param_groups, self._names)
         self._wrapped.optimizer._opt_called = True  # for schedulers that were made for it
-        self._state.step()
-        return loss
+
+    def prepare(self, wait: bool = False) -> None:
+        """The first phase: begins a step. If it waits, the next process can make the step, whenever this one dies."""
+        self._state.prepare(wait)
+
+    def make(self) -> None:
+        """The second phase."""
+        self._state.make()
+
+    @property
+    def steps(self) -> int:
+        """The number of steps that were made, also by earlier processes."""
+        return self._state.steps
+
+    @property
+    def prepared_step(self) -> int:
+        """The last step that was prepared."""
+        return self._state.prepared_step
+
+    def finish_prepared(self) -> None:
+        """Makes the step that an earlier process has prepared, but not made."""
+        self._state.finish_prepared()
+        self._resumed_step = self._state.steps
 
     def prefetch(self) -> None:
         """Begins to copy the state to the device, where the mode is "whole". Otherwise nothing happens."""
@@ -216,6 +246,9 @@ class StateOffload(torch.optim.Optimizer):
     @state.setter
     def state(self, value: Any) -> None:
         raise RuntimeError("optimizer.state cannot be set: the service holds the state. Use optimizer.load_state_dict")
+
+    def _refuse_full_state(self) -> None:
+        """Every parameter of this optimizer has its full state here."""
 
     def _has_state(self) -> bool:
         return self._state is not None and bool(self._state.parameters_with_state())
