@@ -2,7 +2,7 @@
 
 import copy
 import math
-import os
+import re
 import warnings
 
 import pytest
@@ -30,10 +30,6 @@ def torchs(model):
     """The two optimizers of torch that do the same."""
     by_muon, by_adamw = ([p for g in plimsoll.torch.muon_groups(model) if g["use_muon"] is use for p in g["params"]] for use in (True, False))
     return torch.optim.Muon(by_muon, lr=0.02), torch.optim.AdamW(by_adamw, **ADAMW)
-
-
-def loss_of(model, tokens):
-    return model.loss(tokens)
 
 
 def assert_same_bits(ours, theirs):
@@ -91,6 +87,146 @@ def test_trains_gpt_with_the_bits_of_two_optimizers_of_torch():
         for scheduler in schedulers:
             scheduler.step()
     assert_same_bits(ours, theirs)
+
+
+def follow(model, optimizer, masters, pair, steps):
+    """Steps of bf16 parameters, and of fp32 weights that torch's optimizers update with the same gradients."""
+    for i in range(steps):
+        model.loss(batch(text(), i)).backward()
+        for p, master in zip(model.parameters(), masters):
+            master.grad = p.grad.float()
+        optimizer.step()
+        for o in pair:
+            o.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("master", ["split", "fp32"])
+def test_master_weights_have_the_bits_of_fp32_training(master):
+    model = GPT().bfloat16()
+    fp32 = copy.deepcopy(model).float()
+    optimizer = muon(model, master=master, chunk_bytes=4096)
+    follow(model, optimizer, list(fp32.parameters()), torchs(fp32), 4)
+    entries = optimizer.state_dict()["state"]
+    at = {p: i for i, p in enumerate(p for g in optimizer.param_groups for p in g["params"])}
+    for (name, p), expected in zip(model.named_parameters(), fp32.parameters()):
+        assert torch.equal(entries[at[p]]["master_weights"], expected), name
+        assert entries[at[p]].get("momentum_buffer", expected).dtype == torch.float32
+
+
+def test_momentum_in_bf16_is_rounded_at_rest_only():
+    weight = nn.Parameter(torch.randn(16, 16))
+    optimizer = plimsoll.torch.Muon([weight], moments="bf16")
+    expected = torch.zeros(16, 16)
+    for _ in range(4):
+        weight.grad = torch.randn(16, 16)
+        expected = expected.lerp(weight.grad, 1 - 0.95).bfloat16().float()
+        optimizer.step()
+    assert torch.equal(optimizer.state[weight]["momentum_buffer"], expected)
+
+
+@pytest.mark.parametrize("recovery", [True, False])
+@pytest.mark.parametrize("moments", ["fp32", "bf16"])
+@pytest.mark.parametrize("master", ["split", "fp32"])
+def test_bytes_a_parameter(master, moments, recovery):
+    """The arenas of the service have what docs/muon.md says, and a gap of one chunk."""
+    model = GPT(width=192, layers=4).bfloat16()
+    optimizer = muon(model, master=master, moments=moments, recovery=recovery, chunk_bytes=1)
+    optimizer.open()
+    by_kind = {g["use_muon"]: sum(p.numel() for p in g["params"]) for g in optimizer.param_groups}
+    moment, rest = (4 if moments == "fp32" else 2), (2 if master == "split" else 4) + (4 if recovery else 0)
+    largest = 4 * 192 * 192 * (moment + rest - 2 * recovery)  # gradients have an arena of their own
+    planned = by_kind[True] * (moment + rest) + by_kind[False] * (2 * moment + rest) + largest
+    assert optimizer.host_bytes == pytest.approx(planned, rel=0.005)
+
+
+def test_clipping_and_scalers_as_with_torch():
+    ours, theirs = GPT(), GPT()
+    theirs.load_state_dict(ours.state_dict())
+    a, pair = muon(ours), torchs(theirs)
+    scalers = [torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2) for _ in range(2)]
+    for i in range(4):
+        for model, optimizers, scaler in ((ours, [a], scalers[0]), (theirs, pair, scalers[1])):
+            scaler.scale(model.loss(batch(text(), i))).backward()
+            if i == 2:
+                model.norm.weight.grad[0] = math.inf
+                model.head.weight.grad[0] = math.inf
+                model.blocks[0].up.weight.grad[0] = math.inf
+            for o in optimizers:
+                scaler.unscale_(o)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            for o in optimizers:
+                scaler.step(o)
+                o.zero_grad()
+            scaler.update()
+    assert scalers[0].get_scale() == scalers[1].get_scale()
+    assert_same_bits(ours, theirs)
+
+
+def test_clips_and_skips_by_itself():
+    ours, theirs = GPT(), GPT()
+    theirs.load_state_dict(ours.state_dict())
+    a, pair = muon(ours, max_grad_norm=0.5), torchs(theirs)
+    for i in range(3):
+        for model in (ours, theirs):
+            model.loss(batch(text(), i)).backward()
+        norm = torch.nn.utils.clip_grad_norm_(theirs.parameters(), 0.5)
+        for o in (a, *pair):
+            o.step()
+            o.zero_grad()
+        assert a.last_grad_norm == pytest.approx(norm.item(), rel=1e-5)
+    for p, q in zip(ours.parameters(), theirs.parameters()):
+        torch.testing.assert_close(p, q, rtol=0, atol=1e-3)
+    before = [p.clone() for p in ours.parameters()]
+    ours.loss(batch(text(), 9)).backward()
+    ours.norm.bias.grad[0] = math.nan
+    a.step()
+    assert a.skipped == 1 and all(map(torch.equal, before, ours.parameters()))
+
+
+def test_goes_on_from_a_state_dict():
+    model = GPT().bfloat16()
+    optimizer = muon(model)
+    copied, other = None, None
+    for i in range(6):
+        if i == 3:
+            copied = copy.deepcopy(model)
+            other = muon(copied)
+            saved = copy.deepcopy(optimizer.state_dict())
+            other.load_state_dict(saved)
+        for m, o in ((model, optimizer), (copied, other)):
+            if m is not None:
+                m.loss(batch(text(), i)).backward()
+                o.step()
+                o.zero_grad()
+    assert_same_bits(copied, model)
+    with pytest.raises(ValueError, match="parameter group 0 has use_muon=True, but"):
+        other.load_state_dict({**saved, "param_groups": [{**g, "use_muon": not g["use_muon"]} for g in saved["param_groups"]]})
+
+
+def test_goes_on_from_the_state_of_torch():
+    ours, theirs = nn.Linear(8, 12, bias=False), nn.Linear(8, 12, bias=False)
+    a, b = plimsoll.torch.Muon(ours.parameters(), lr=0.02), torch.optim.Muon(theirs.parameters(), lr=0.5)
+    for i in range(4):
+        if i == 2:
+            ours.load_state_dict(theirs.state_dict())
+            a.load_state_dict(b.state_dict())
+        gradient = torch.randn(12, 8)
+        for model, optimizer in ((ours, a), (theirs, b)):
+            model.weight.grad = gradient.clone()
+            optimizer.step()
+    assert_same_bits(ours, theirs)
+
+
+def test_parameters_without_a_gradient_stay():
+    one, other = nn.Parameter(torch.randn(4, 4)), nn.Parameter(torch.randn(4, 4))
+    optimizer, before = plimsoll.torch.Muon([one, other]), other.detach().clone()
+    optimizer.step()
+    assert not optimizer.state_dict()["state"]
+    one.grad = torch.randn(4, 4)
+    optimizer.step()
+    assert torch.equal(other, before) and list(optimizer.state_dict()["state"]) == [0]
+    assert not optimizer.state[other]
 
 
 # Groups
@@ -218,6 +354,72 @@ def test_ranks_have_the_same_bits(max_grad_norm):
     for world, sharding in [(2, "zero1"), (2, "zero2"), (4, "zero1"), (4, "zero2")]:
         for found in run(trained, world, sharding, max_grad_norm, world=world):
             assert found == one
+
+
+def orthogonal(rank, sharding):
+    """The singular values of a matrix's step, from two micro-batches, and the momentum's share of their mean."""
+    model = nn.Linear(16, 16, bias=False)
+    torch.manual_seed(0)
+    nn.init.normal_(model.weight)
+    before = model.weight.detach().clone()
+    optimizer = plimsoll.torch.Muon(model.parameters(), lr=1.0, weight_decay=0.0, sharding=sharding)
+    optimizer.open()
+    gradients = torch.randn(2, 16, 16)
+    for gradient in gradients:
+        (model.weight * gradient).sum().backward()
+    if sharding == "zero1":
+        for p in model.parameters():  # which all ranks have alike
+            torch.distributed.all_reduce(p.grad)
+            p.grad /= 2
+    optimizer.step()
+    mine = optimizer._together.updated
+    momentum = [optimizer._held.state[p]["momentum_buffer"] for p in mine.values()]
+    return torch.linalg.svdvals(before - model.weight.detach()).tolist(), [
+        torch.allclose(m, 0.05 * gradients.sum(0), rtol=1e-5, atol=1e-6) for m in momentum
+    ]
+
+
+@pytest.mark.parametrize("sharding", ["zero1", "zero2"])
+def test_is_not_what_deepspeed_did(sharding):
+    """Its issue 8441: the default stage makes steps of SGD. 8600: the momentum takes each micro-batch. 8463: the loss
+    differs where the state is on the host, which the other tests here compare bit by bit.
+    """
+    found = run(orthogonal, sharding)
+    assert all(0.5 < value < 1.5 for values, _ in found for value in values)
+    assert sorted(right for _, right in found) == [[], [True]]
+
+
+def refused(rank, how):
+    torch.manual_seed(rank if how == "apart" else 0)
+    model = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False))
+    optimizer = plimsoll.torch.Muon(model.parameters(), sharding="zero2" if how in ("closed", "scaler") else "zero1")
+    if how != "closed":
+        optimizer.open()
+    before = [p.detach().clone() for p in model.parameters()]
+    for p in model.parameters():
+        p.grad = torch.randn(8, 8)
+    if how == "frozen" and rank == 0:
+        optimizer.param_groups[0]["params"].pop()
+    if how == "scaler":
+        optimizer.found_inf = torch.zeros(())
+    try:
+        optimizer.step()
+    except Exception as error:
+        assert all(map(torch.equal, before, model.parameters()))
+        return str(error)
+
+
+@pytest.mark.parametrize(
+    "how, message",
+    [
+        ("apart", "the gradients of the ranks differ, so they were not averaged"),
+        ("frozen", "parameter group 0 has other parameters than when the optimizer was opened"),
+        ("closed", r"call optimizer.open\(\) before the first backward pass"),
+        ("scaler", "use bf16 without a GradScaler, or sharding='zero1'"),
+    ],
+)
+def test_ranks_refuse_together(how, message):
+    assert all(re.search(message, found) for found in run(refused, how))
 
 
 def fully_sharded(rank, world, mesh_shape):
