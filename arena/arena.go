@@ -70,6 +70,14 @@ func (p Pages) Round(size ledger.Bytes) ledger.Bytes {
 	return (size + page - 1) / page * page
 }
 
+// Plan is an arena before it is mapped.
+type Plan struct {
+	Name      string // of the arena
+	Component ledger.Component
+	Size      ledger.Bytes
+	Why       string
+}
+
 // NamePrefix begins the name of every arena, so that its mappings can be found.
 const NamePrefix = "plimsoll/"
 

@@ -203,7 +203,7 @@ func (p *Suite) lay(c *Case, j job) error {
 		c.Shards = append(c.Shards, engine.ShardConfig{Rank: rank, Layout: layout, Kernel: p.Kernel, CPUs: cpus,
 			Journal: j.journal && !c.InCore})
 	}
-	pages := engine.ChoosePages(p.Host, c.Shards)
+	pages := engine.ChoosePages(p.Host, engine.ArenasOf(c.Shards))
 	for i := range c.Shards {
 		c.Shards[i].Pages = pages
 	}

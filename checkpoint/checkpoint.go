@@ -37,6 +37,9 @@ type Shard struct {
 	Identity string
 }
 
+// owner returns whose file it is at a step.
+func (s Shard) owner(step int64) owner { return owner{s.Rank, s.World, s.Part, s.Identity, step} }
+
 // DoesNotFit says that a file system has too little room.
 type DoesNotFit struct {
 	Directory         string

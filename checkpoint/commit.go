@@ -34,7 +34,7 @@ func Commit(directory string, step int64, identity string, without ...int) (stri
 	}
 	there, err := openFolder(path)
 	switch {
-	case err == nil && there.identity == identity && (identity != "" || !exists(saving)):
+	case err == nil && there.common().identity == identity && (identity != "" || !exists(saving)):
 	case exists(saving):
 		if err := writeIndex(saving, identity, without); err != nil {
 			return "", err
@@ -43,7 +43,7 @@ func Commit(directory string, step int64, identity string, without ...int) (stri
 			return "", fmt.Errorf("%s: %w", path, err)
 		}
 	case err == nil:
-		return "", otherSave(path, there.identity, identity)
+		return "", otherSave(path, there.common().identity, identity)
 	default:
 		return "", &fault.Input{
 			Where: fault.Position{File: directory},
@@ -73,7 +73,7 @@ func writeIndex(folder, identity string, without []int) error {
 		return err
 	}
 	x := &index{Schema: IndexSchema, Identity: identity, Without: without}
-	var files []*file
+	var files []savedFile
 	var left []string // by processes that died while they wrote a small file
 	for _, e := range entries {
 		name := e.Name()
@@ -84,12 +84,12 @@ func writeIndex(folder, identity string, without []int) error {
 			if err != nil {
 				return err
 			}
-			if f.manifest.Identity != identity {
-				return otherSave(path, f.manifest.Identity, identity)
+			if f.of().Identity != identity {
+				return otherSave(path, f.of().Identity, identity)
 			}
 			files = append(files, f)
 			x.Manifests = append(x.Manifests, found)
-			x.Bytes += f.manifest.Bytes
+			x.Bytes += f.size()
 		case strings.HasPrefix(name, "."):
 			left = append(left, path)
 		case strings.HasSuffix(name, dataSuffix) && !exists(strings.TrimSuffix(path, dataSuffix)+manifestEnd):
@@ -104,7 +104,10 @@ func writeIndex(folder, identity string, without []int) error {
 	if err != nil {
 		return err
 	}
-	x.Step, x.World, x.Algorithm = c.step, c.World(), files[0].manifest.Algorithm
+	x.Step, x.World = c.Step(), c.World()
+	if of, ok := c.(*Checkpoint); ok {
+		x.Algorithm = of.Algorithm().String()
+	}
 	if want := savingPrefix + folderOf(x.Step); filepath.Base(folder) != want {
 		return broken(folder, "the files are of step %d", x.Step)
 	}

@@ -20,18 +20,31 @@ import (
 
 // Schemas of the documents of a checkpoint.
 const (
-	ShardSchema = "plimsoll.shard/1"
-	IndexSchema = "plimsoll.index/1"
+	ShardSchema  = "plimsoll.shard/1"
+	StatesSchema = "plimsoll.states/1"
+	IndexSchema  = "plimsoll.index/1"
 )
+
+// manifestHead begins every manifest.
+type manifestHead struct {
+	Schema   string `json:"schema"`
+	Step     int64  `json:"step"`
+	Identity string `json:"identity,omitzero"` // of the save
+	Rank     int    `json:"rank"`
+	World    int    `json:"world"`
+	Part     string `json:"part"`
+}
+
+func (of owner) head(schema string) manifestHead {
+	return manifestHead{schema, of.step, of.identity, of.rank, of.world, of.part}
+}
+
+// of returns the head, for both kinds of files.
+func (h *manifestHead) of() *manifestHead { return h }
 
 // manifest describes the file of a shard.
 type manifest struct {
-	Schema    string            `json:"schema"`
-	Step      int64             `json:"step"`
-	Identity  string            `json:"identity,omitzero"` // of the save
-	Rank      int               `json:"rank"`
-	World     int               `json:"world"`
-	Part      string            `json:"part"`
+	manifestHead
 	Algorithm string            `json:"algorithm"`
 	State     string            `json:"state"`
 	Moments   string            `json:"moments"`
@@ -212,8 +225,8 @@ func stampOf(path string, text []byte) stamp {
 func newManifest(s Shard, l *layout, step int64, header []byte, training jsontext.Value) *manifest {
 	f := s.Format
 	m := &manifest{
-		Schema: ShardSchema, Step: step, Identity: s.Identity, Rank: s.Rank, World: s.World, Part: s.Part,
-		Algorithm: f.Algorithm.String(), State: f.State.String(), Moments: f.Moments.String(),
+		manifestHead: s.owner(step).head(ShardSchema),
+		Algorithm:    f.Algorithm.String(), State: f.State.String(), Moments: f.Moments.String(),
 		Parameter: f.Parameter.String(), Gradient: f.Gradient.String(),
 		Chunk: l.ChunkElements, Bytes: int64(len(header)) + l.data,
 		Header: int64(len(header)), HeaderSum: checksums{checksum(header)},
@@ -340,8 +353,8 @@ type index struct {
 	Step      int64   `json:"step"`
 	Identity  string  `json:"identity,omitzero"` // of the save
 	World     int     `json:"world"`
-	Algorithm string  `json:"algorithm"`
-	Bytes     int64   `json:"bytes"` // of all safetensors files
+	Algorithm string  `json:"algorithm,omitzero"` // of shards; states have none
+	Bytes     int64   `json:"bytes"`              // of all safetensors files
 	Manifests []stamp `json:"manifests"`
 	Without   []int   `json:"ranks_without_state,omitempty"`
 }

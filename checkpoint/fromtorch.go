@@ -367,7 +367,8 @@ func (t *torchFile) checkpoint() (*Checkpoint, error) {
 		at += p.Count
 	}
 	m := newManifest(Shard{World: 1, Part: torchPart, Format: format}, l, t.step, nil, nil)
-	return assemble(t.path, []*file{{path: t.path, manifest: m, layout: l, torch: t}}, nil)
+	return assembleShards(folder{path: t.path, step: m.Step, world: m.World},
+		[]savedFile{&file{path: t.path, manifest: m, layout: l, torch: t}})
 }
 
 // read reads elements of a stream of the shard.

@@ -172,10 +172,12 @@ func tensorName(p shard.Piece, s stream) string {
 	return p.String() + "/" + string(s.Component)
 }
 
-func safetensorsName(t dtype.Type) string {
-	return map[dtype.Type]string{
-		dtype.F32: "F32", dtype.BF16: "BF16", dtype.F16: "F16", dtype.U16: "U16", dtype.U8: "U8",
-	}[t]
+func safetensorsName(t dtype.Type) string { return safetensorsNames[t] }
+
+var safetensorsNames = map[dtype.Type]string{
+	dtype.Bool: "BOOL", dtype.U8: "U8", dtype.I8: "I8", dtype.F8E4M3: "F8_E4M3", dtype.F8E5M2: "F8_E5M2",
+	dtype.U16: "U16", dtype.I16: "I16", dtype.F16: "F16", dtype.BF16: "BF16", dtype.U32: "U32", dtype.I32: "I32",
+	dtype.F32: "F32", dtype.U64: "U64", dtype.I64: "I64", dtype.F64: "F64",
 }
 
 // pageSize is the alignment of the data, so that chunks are full pages of the file if
@@ -185,13 +187,13 @@ const pageSize = 4096
 // maxHeader is the limit of the reference implementation of safetensors.
 const maxHeader = 100_000_000
 
-// header returns everything before the data: the length of the header, the header, and
+// safetensorsHeader returns everything before the data: the length of the header, the header, and
 // blanks up to a full page.
-func (l *layout) header(step int64) ([]byte, error) {
+func safetensorsHeader(schema string, step int64, tensors []tensor) ([]byte, error) {
 	const metadata = "__metadata__" // the one entry that is no tensor
-	text := []byte(fmt.Sprintf(`{%q:{"format":"pt","schema":%q,"step":"%d"}`, metadata, ShardSchema, step))
+	text := []byte(fmt.Sprintf(`{%q:{"format":"pt","schema":%q,"step":"%d"}`, metadata, schema, step))
 	names := map[string]bool{metadata: true}
-	for _, t := range l.tensors() {
+	for _, t := range tensors {
 		if names[t.name] {
 			return nil, fmt.Errorf("two tensors would have the name %q: a parameter is named like a stream of "+
 				"another, or like an entry that is no parameter", t.name)

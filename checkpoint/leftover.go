@@ -47,20 +47,20 @@ func isFull(err error) bool {
 	return errors.As(err, &full) || errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT)
 }
 
-// newWriterWithRoom calls begin. If there is no room, it removes leftovers of broken-off
+// withRoom calls begin. If there is no room, it removes leftovers of broken-off
 // saves, tries again, and returns the leftovers.
-func newWriterWithRoom(directory string, s Shard, begin func() (*writer, error)) (*writer, []Leftover, error) {
+func withRoom[W any](directory string, of owner, begin func() (W, error)) (W, []Leftover, error) {
 	w, err := begin()
 	if !isFull(err) {
 		return w, nil, err
 	}
 	clearing.Lock()
 	defer clearing.Unlock()
-	removed := clearLeftovers(directory, s)
+	removed := clearLeftovers(directory, of)
 	w, err = begin()
 	var full *DoesNotFit
 	if errors.As(err, &full) {
-		full.Removed, full.Left = removed, leftovers(directory, s.State.Steps())
+		full.Removed, full.Left = removed, leftovers(directory, of.step)
 	}
 	return w, removed, err
 }
@@ -96,9 +96,9 @@ func sizeOf(path string) ledger.Bytes {
 }
 
 // clearLeftovers removes the leftovers that it may remove, and returns them.
-func clearLeftovers(directory string, s Shard) []Leftover {
+func clearLeftovers(directory string, of owner) []Leftover {
 	var removed []Leftover
-	for _, l := range leftovers(directory, s.State.Steps()) {
+	for _, l := range leftovers(directory, of.step) {
 		name := filepath.Base(l.Path)
 		if step, discarded := strings.CutPrefix(name, discardedPrefix); discarded {
 			// It was replaced if another checkpoint has its place.
@@ -108,14 +108,14 @@ func clearLeftovers(directory string, s Shard) []Leftover {
 			continue
 		}
 		if stepName.MatchString(strings.TrimPrefix(name, savingPrefix)) {
-			removed = append(removed, clearFolder(l, s)...)
+			removed = append(removed, clearFolder(l, of)...)
 		}
 	}
 	return removed
 }
 
 // clearFolder removes the files that it may remove from a folder of another step.
-func clearFolder(l Leftover, s Shard) []Leftover {
+func clearFolder(l Leftover, of owner) []Leftover {
 	folder, err := lockFolder(l.Path, unix.LOCK_EX|unix.LOCK_NB)
 	if err != nil {
 		return nil // a file is being begun there, or a checkpoint made
@@ -137,7 +137,7 @@ func clearFolder(l Leftover, s Shard) []Leftover {
 		if strings.HasSuffix(e.Name(), dataSuffix) && !(e.Type().IsRegular() && isFree(path)) {
 			return nil // a save is under way
 		}
-		if e.Type().IsRegular() && isLeftBy(e.Name(), s) {
+		if e.Type().IsRegular() && isLeftBy(e.Name(), of) {
 			ours = append(ours, path)
 		}
 	}
@@ -154,13 +154,13 @@ func clearFolder(l Leftover, s Shard) []Leftover {
 
 // isLeftBy reports whether a file is of an earlier save of this rank and part, or of a
 // job of another size.
-func isLeftBy(name string, s Shard) bool {
+func isLeftBy(name string, of owner) bool {
 	parts := rankFile.FindStringSubmatch(name)
 	if parts == nil {
 		return false
 	}
 	world, err := strconv.Atoi(parts[2])
-	return err == nil && (world != s.World || parts[1] == fileName(s.Rank, s.World, s.Part))
+	return err == nil && (world != of.world || parts[1] == fileName(of.rank, of.world, of.part))
 }
 
 // isFree reports whether no process writes a file, as far as its file system can tell.

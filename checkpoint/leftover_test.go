@@ -79,7 +79,7 @@ func TestClearLeftovers(t *testing.T) {
 			if c.prepare != nil {
 				c.prepare(t, filepath.Join(directory, c.folder))
 			}
-			removed := clearLeftovers(directory, job[0])
+			removed := clearLeftovers(directory, job[0].owner(job[0].State.Steps()))
 			var left []string
 			if exists(filepath.Join(directory, c.folder)) {
 				left = filesOf(t, filepath.Join(directory, c.folder))

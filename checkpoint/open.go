@@ -2,6 +2,7 @@ package checkpoint
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -23,13 +24,40 @@ import (
 
 // Checkpoint is a complete checkpoint. None of its data has been read.
 type Checkpoint struct {
-	path       string
-	step       int64
-	identity   string  // of the save
+	folder
 	files      []*file // in the order of parts, and ranks in each
 	parameters map[string]*parameter
 	names      []string // of the parameters, in the order in which shards have them
-	without    []int    // ranks that have no state, and no file
+}
+
+// folder is what checkpoints of shards and of states have in common.
+type folder struct {
+	path     string
+	step     int64
+	world    int
+	identity string // of the save
+	without  []int  // ranks that have no state, and no file
+}
+
+// Opened is a checkpoint of shards, or of states.
+type Opened interface {
+	Path() string
+	Step() int64
+	World() int
+	// Bytes returns the number of bytes that Verify reports as progress.
+	Bytes() int64
+	// Verify reads every byte of every file and verifies the checksums. Several goroutines
+	// call progress with the number of bytes read; it may be nil.
+	Verify(ctx context.Context, progress func(bytes int64)) error
+
+	common() *folder
+}
+
+// savedFile is a file of a checkpoint of either kind.
+type savedFile interface {
+	of() *manifestHead
+	name() string // of the safetensors file, with its folder
+	size() int64
 }
 
 // file is the file of a shard.
@@ -53,9 +81,37 @@ type source struct {
 	from        int64 // element of the shard in the file
 }
 
-// Open opens the checkpoint in a folder. If the folder holds checkpoints, Open opens
-// the newest. It reads the documents, and none of the data.
+// Open opens a checkpoint of shards: that in a folder or, if the folder holds checkpoints,
+// the newest of them. It reads the documents, and none of the data.
 func Open(path string) (*Checkpoint, error) {
+	opened, err := OpenAny(path)
+	if err != nil {
+		return nil, err
+	}
+	if c, ok := opened.(*Checkpoint); ok {
+		return c, nil
+	}
+	return nil, fault.File(path).Inputf("the checkpoint holds states of an optimizer that updates them on its device, " +
+		"expected the state of an optimizer of the service").
+		WithHint("plimsoll.torch.StateOffload loads it, and any library for safetensors reads its tensors by name")
+}
+
+// OpenStates is [Open] for a checkpoint of states.
+func OpenStates(path string) (*States, error) {
+	opened, err := OpenAny(path)
+	if err != nil {
+		return nil, err
+	}
+	if c, ok := opened.(*States); ok {
+		return c, nil
+	}
+	return nil, fault.File(path).Inputf("the checkpoint holds the state of an optimizer of the service, expected states of " +
+		"an optimizer that updates them on its device").
+		WithHint("load it with plimsoll.torch.AdamW and its like, or name a checkpoint of plimsoll.torch.StateOffload")
+}
+
+// OpenAny is [Open] for a checkpoint of either kind.
+func OpenAny(path string) (Opened, error) {
 	entries, err := os.ReadDir(path)
 	if err != nil {
 		return nil, &fault.Input{
@@ -93,7 +149,7 @@ func exists(path string) bool {
 	return err == nil
 }
 
-func openFolder(folder string) (*Checkpoint, error) {
+func openFolder(folder string) (Opened, error) {
 	path := filepath.Join(folder, indexName)
 	x := &index{}
 	if _, err := readSealed(path, maxIndex, x); err != nil {
@@ -102,7 +158,7 @@ func openFolder(folder string) (*Checkpoint, error) {
 	if err := x.validate(); err != nil {
 		return nil, broken(path, "this is no index of a checkpoint: %v", err)
 	}
-	var files []*file
+	var files []savedFile
 	for _, want := range x.Manifests {
 		f, got, err := readManifest(filepath.Join(folder, want.File))
 		if err != nil {
@@ -115,82 +171,128 @@ func openFolder(folder string) (*Checkpoint, error) {
 		}
 		files = append(files, f)
 	}
-	c, err := assemble(folder, files, x.Without)
+	opened, err := assemble(folder, files, x.Without)
 	if err != nil {
 		return nil, err
 	}
+	c := opened.common()
 	c.identity = x.Identity
 	if c.step != x.Step {
 		return nil, broken(path, "the index is of step %d, but the files are of step %d", x.Step, c.step)
 	}
-	return c, nil
+	return opened, nil
 }
 
 // readManifest reads a manifest and checks the size of its file.
-func readManifest(path string) (*file, stamp, error) {
-	m := &manifest{}
-	found, err := readSealed(path, maxManifest, m)
+func readManifest(path string) (savedFile, stamp, error) {
+	text, err := readBegun(path, sealBegin, maxManifest)
 	if err != nil {
-		return nil, found, err
+		return nil, stamp{}, err
 	}
-	l, err := m.layout()
-	if err != nil {
-		return nil, found, broken(path, "this is no manifest of a shard: %v", err)
+	found := stampOf(path, text)
+	head := &manifestHead{}
+	if err := unseal(text, head); err != nil {
+		return nil, found, broken(path, "damaged: %v", err)
 	}
-	if want := fileName(m.Rank, m.World, m.Part) + manifestEnd; filepath.Base(path) != want {
+	read, what := readShard, "shard"
+	if head.Schema == StatesSchema {
+		read, what = readStates, "rank's states"
+	}
+	if want := fileName(head.Rank, head.World, head.Part) + manifestEnd; filepath.Base(path) != want {
 		return nil, found, broken(path, "the manifest is of another file, %s", want)
 	}
-	f := &file{path: strings.TrimSuffix(path, manifestEnd) + dataSuffix, manifest: m, layout: l}
-	data, info, err := files.Open(f.path)
+	f, err := read(strings.TrimSuffix(path, manifestEnd)+dataSuffix, text)
 	if err != nil {
-		return nil, found, cause(f.path, "the checkpoint is not complete", errors.Unwrap(err))
+		return nil, found, broken(path, "this is no manifest of a %s: %v", what, err)
+	}
+	data, info, err := files.Open(f.name())
+	if err != nil {
+		return nil, found, cause(f.name(), "the checkpoint is not complete", errors.Unwrap(err))
 	}
 	_ = data.Close()
-	if info.Size() != m.Bytes {
-		return nil, found, broken(f.path, "damaged: the file has %d bytes, expected %d", info.Size(), m.Bytes)
+	if info.Size() != f.size() {
+		return nil, found, broken(f.name(), "damaged: the file has %d bytes, expected %d", info.Size(), f.size())
 	}
 	return f, found, nil
 }
 
-// assemble makes a checkpoint of the files of all shards. Every rank must have a file,
+// readShard reads the manifest of a shard.
+func readShard(path string, text []byte) (savedFile, error) {
+	m := &manifest{}
+	if err := unseal(text, m); err != nil {
+		return nil, err
+	}
+	l, err := m.layout()
+	return &file{path: path, manifest: m, layout: l}, err
+}
+
+func (f *file) of() *manifestHead { return f.manifest.of() }
+
+func (f *file) name() string { return f.path }
+
+func (f *file) size() int64 { return f.manifest.Bytes }
+
+// assemble makes a checkpoint of the files of all ranks. Every rank must have a file,
 // except ranks without any state.
-func assemble(folder string, files []*file, without []int) (*Checkpoint, error) {
-	slices.SortFunc(files, func(a, b *file) int {
-		return cmp.Or(
-			cmp.Compare(a.manifest.Part, b.manifest.Part),
-			cmp.Compare(a.manifest.Rank, b.manifest.Rank),
-		)
+func assemble(path string, files []savedFile, without []int) (Opened, error) {
+	slices.SortFunc(files, func(a, b savedFile) int {
+		return cmp.Or(cmp.Compare(a.of().Part, b.of().Part), cmp.Compare(a.of().Rank, b.of().Rank))
 	})
-	c := &Checkpoint{path: folder, files: files, parameters: map[string]*parameter{}, without: without}
-	first := files[0].manifest
-	c.step = first.Step
+	first := files[0].of()
 	ranks := map[int]bool{}
-	for i, f := range files {
-		m := f.manifest
-		if m.Step != first.Step || m.World != first.World || m.Algorithm != first.Algorithm {
-			return nil, broken(f.path, "step %d of a job of %d ranks with %s, but %s has step %d of %d ranks with %s",
-				m.Step, m.World, m.Algorithm,
-				filepath.Base(files[0].path), first.Step, first.World, first.Algorithm)
+	for _, f := range files {
+		m := f.of()
+		if m.Step != first.Step || m.World != first.World || m.Schema != first.Schema {
+			return nil, broken(f.name(), "step %d of a job of %d ranks with %s, but %s has step %d of %d ranks with %s",
+				m.Step, m.World, m.Schema, filepath.Base(files[0].name()), first.Step, first.World, first.Schema)
 		}
 		ranks[m.Rank] = true
+	}
+	own := folder{path: path, step: first.Step, world: first.World, without: without}
+	if err := own.checkRanks(ranks); err != nil {
+		return nil, err
+	}
+	if first.Schema == StatesSchema {
+		return assembleStates(own, files)
+	}
+	return assembleShards(own, files)
+}
+
+// checkRanks reports an error unless every rank has a file, or no state.
+func (c *folder) checkRanks(ranks map[int]bool) error {
+	for _, rank := range c.without {
+		switch {
+		case rank < 0 || rank >= c.world:
+			return broken(c.path, "the index says that rank %d of %d has no state: expected a rank of the job", rank,
+				c.world)
+		case ranks[rank]:
+			return broken(c.path, "the index says that rank %d has no state, but the rank has saved some", rank)
+		}
+	}
+	for _, rank := range c.without {
+		ranks[rank] = true
+	}
+	if len(ranks) != c.world {
+		return c.incomplete("the files of %s of %d are missing", missing(ranks, c.world), c.world)
+	}
+	return nil
+}
+
+// assembleShards makes a checkpoint of shards.
+func assembleShards(own folder, files []savedFile) (*Checkpoint, error) {
+	c := &Checkpoint{folder: own, parameters: map[string]*parameter{}}
+	for _, f := range files {
+		c.files = append(c.files, f.(*file))
+	}
+	first := c.files[0].manifest
+	for i, f := range c.files {
+		if f.manifest.Algorithm != first.Algorithm {
+			return nil, broken(f.path, "it is the state of %s, but %s of %s", f.manifest.Algorithm,
+				filepath.Base(c.files[0].path), first.Algorithm)
+		}
 		if err := c.add(i, f); err != nil {
 			return nil, err
 		}
-	}
-	for _, rank := range without {
-		switch {
-		case rank < 0 || rank >= first.World:
-			return nil, broken(folder, "the index says that rank %d of %d has no state: expected a rank of the job",
-				rank, first.World)
-		case ranks[rank]:
-			return nil, broken(folder, "the index says that rank %d has no state, but the rank has saved some", rank)
-		}
-	}
-	for _, rank := range without {
-		ranks[rank] = true
-	}
-	if len(ranks) != first.World {
-		return nil, c.incomplete("the files of %s of %d are missing", missing(ranks, first.World), first.World)
 	}
 	if err := c.checkShares(); err != nil {
 		return nil, err
@@ -232,7 +334,7 @@ func (c *Checkpoint) checkShares() error {
 	return nil
 }
 
-func (c *Checkpoint) incomplete(format string, arguments ...any) error {
+func (c *folder) incomplete(format string, arguments ...any) error {
 	return fault.File(c.path).Inputf("the checkpoint is not complete: %s", fmt.Sprintf(format, arguments...))
 }
 
@@ -304,13 +406,15 @@ func (c *Checkpoint) checkWhole(p *parameter) error {
 }
 
 // Path returns the folder of the checkpoint.
-func (c *Checkpoint) Path() string { return c.path }
+func (c *folder) Path() string { return c.path }
 
 // Step returns the step whose state it holds.
-func (c *Checkpoint) Step() int64 { return c.step }
+func (c *folder) Step() int64 { return c.step }
 
 // World returns the number of ranks that have written it.
-func (c *Checkpoint) World() int { return c.files[0].manifest.World }
+func (c *folder) World() int { return c.world }
+
+func (c *folder) common() *folder { return c }
 
 // Parts returns the names of the parts.
 func (c *Checkpoint) Parts() []string {

@@ -207,26 +207,26 @@ func (f *file) tasks(number, from, end int) []task {
 // call progress with the number of bytes read; it may be nil.
 func (c *Checkpoint) Verify(ctx context.Context, progress func(bytes int64)) error {
 	for _, f := range c.files {
-		if err := f.verifyHeader(); err != nil {
+		if err := verifyHeader(f.path, f.manifest.Header, f.manifest.HeaderSum); err != nil {
 			return err
 		}
 	}
 	return c.verify(ctx, c.allTasks(), true, progress)
 }
 
-// verifyHeader verifies the bytes before the data.
-func (f *file) verifyHeader() error {
-	file, _, err := files.Open(f.path)
+// verifyHeader verifies the bytes before the data of a file.
+func verifyHeader(path string, length int64, sum checksums) error {
+	file, _, err := files.Open(path)
 	if err != nil {
-		return cause(f.path, "", errors.Unwrap(err))
+		return cause(path, "", errors.Unwrap(err))
 	}
 	defer file.Close()
-	header := make([]byte, f.manifest.Header)
+	header := make([]byte, length)
 	if _, err := io.ReadFull(file, header); err != nil {
-		return cutShort(f.path, err)
+		return cutShort(path, err)
 	}
-	if got, want := checksum(header), f.manifest.HeaderSum[0]; got != want {
-		return broken(f.path, "damaged between bytes 0 and %d: the header has the checksum %08x, expected %08x",
+	if got, want := checksum(header), sum[0]; got != want {
+		return broken(path, "damaged between bytes 0 and %d: the header has the checksum %08x, expected %08x",
 			len(header), got, want)
 	}
 	return nil

@@ -45,12 +45,10 @@ func Save(directory string, s Shard, training jsontext.Value) (*Saving, error) {
 	if err != nil {
 		return nil, err
 	}
-	if len(training) == 0 {
-		training = nil
-	} else if !training.IsValid() {
-		return nil, fmt.Errorf("the training document is not valid JSON: %.40q", training)
+	if training, err = checkTraining(training); err != nil {
+		return nil, err
 	}
-	w, removed, err := newWriterWithRoom(directory, s, func() (*writer, error) {
+	w, removed, err := withRoom(directory, s.owner(s.State.Steps()), func() (*writer, error) {
 		return newWriter(directory, s, l, s.State.Steps(), training)
 	})
 	if err != nil {
@@ -61,6 +59,17 @@ func Save(directory string, s Shard, training jsontext.Value) (*Saving, error) {
 	x := w.save(s.State)
 	x.removed = removed
 	return x, nil
+}
+
+// checkTraining refuses a document that would make the manifest unreadable.
+func checkTraining(training jsontext.Value) (jsontext.Value, error) {
+	if len(training) == 0 {
+		return nil, nil
+	}
+	if !training.IsValid() {
+		return nil, fmt.Errorf("the training document is not valid JSON: %.40q", training)
+	}
+	return training, nil
 }
 
 // measureSpare measures the memory that steps may fill while files are written.
@@ -75,7 +84,7 @@ func measureSpare() {
 // save begins to write a shard, or the share of it that the file is for.
 func (w *writer) save(state *engine.Shard) *Saving {
 	ctx, cancel := context.WithCancel(context.Background())
-	x := &Saving{step: w.manifest.Step, back: w.back, cancel: cancel, done: make(chan struct{})}
+	x := w.begun(w.manifest.Step, cancel)
 	snapshot := state.Snapshot(func(at shard.Chunk, chunk kernel.Chunk) error {
 		first := at.First - w.first
 		if !w.layout.Range().Contains(first) {
@@ -83,25 +92,26 @@ func (w *writer) save(state *engine.Shard) *Saving {
 		}
 		return w.write(first, chunk)
 	})
-	go func() {
-		defer close(x.done)
-		x.err = w.run(ctx, snapshot)
-		cancel()
-	}()
+	go x.run(w.dataFile, func() error { return snapshot.Run(ctx, w.back.pace) })
 	return x
 }
 
-// run writes the chunks of the snapshot. It paces itself by the disk; only steps do
-// not.
-func (w *writer) run(ctx context.Context, snapshot *engine.Snapshot) error {
-	err := snapshot.Run(ctx, w.back.pace)
+// begun returns a save that can be cancelled.
+func (w *dataFile) begun(step int64, cancel context.CancelFunc) *Saving {
+	return &Saving{step: step, back: w.back, cancel: cancel, done: make(chan struct{})}
+}
+
+// run writes the data, and then finishes the file or discards it.
+func (x *Saving) run(w *dataFile, write func() error) {
+	defer close(x.done)
+	defer x.cancel()
+	err := write()
 	if err == nil {
 		err = w.finish()
 	}
 	if err != nil {
-		return errors.Join(err, w.discard())
+		x.err = errors.Join(err, w.discard())
 	}
-	return nil
 }
 
 // Step returns the step whose state is written.

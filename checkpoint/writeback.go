@@ -111,10 +111,15 @@ func (w *writeback) progress() int64 {
 
 // pace waits until the file is less than its lead ahead of the disk.
 func (w *writeback) pace(ctx context.Context) error {
+	return w.paceUnless(ctx, func() bool { return false })
+}
+
+// paceUnless is pace for a writer that may not wait when it is hurried. The caller wakes it then.
+func (w *writeback) paceUnless(ctx context.Context, hurried func() bool) error {
 	defer context.AfterFunc(ctx, w.wake)()
 	w.spare.mutex.Lock()
 	defer w.spare.mutex.Unlock()
-	w.wait(func() bool { return w.held < w.lead || ctx.Err() != nil })
+	w.wait(func() bool { return w.held < w.lead || ctx.Err() != nil || hurried() })
 	return ctx.Err()
 }
 

@@ -19,33 +19,35 @@ import (
 // pageCache is the spare memory that all files of this process share.
 var pageCache = newSpare(0)
 
-// writer writes the files of a shard.
-type writer struct {
+// owner says which rank's files they are, and of which step.
+type owner struct {
+	rank, world    int
+	part, identity string
+	step           int64
+}
+
+// dataFile writes a safetensors file, and then the manifest beside it.
+type dataFile struct {
 	folder, name string
 	file         *os.File
-	first        int64 // element of the shard that the file begins with
-	layout       *layout
-	manifest     *manifest
 	header       []byte
+	bytes        int64 // of the file
+	document     any   // the manifest
 	back         *writeback
 }
 
-// newWriter makes the safetensors file in its full size, with the header. It removes the
+// newDataFile makes the safetensors file in its full size, with the header. It removes the
 // files of an earlier attempt, the manifest first: the old manifest must not describe
 // the new file.
-func newWriter(directory string, s Shard, l *layout, step int64, training jsontext.Value) (*writer, error) {
-	header, err := l.header(step)
-	if err != nil {
-		return nil, err
-	}
-	folder, err := savingFolder(directory, step, s.World)
+func newDataFile(directory string, of owner, header []byte, bytes int64, manifest any) (*dataFile, error) {
+	folder, err := savingFolder(directory, of.step, of.world)
 	if err != nil {
 		return nil, err
 	}
 	defer folder.Close()
-	w := &writer{
-		folder: folder.Name(), name: fileName(s.Rank, s.World, s.Part), layout: l, header: header,
-		manifest: newManifest(s, l, step, header, training),
+	w := &dataFile{
+		folder: folder.Name(), name: fileName(of.rank, of.world, of.part), header: header, bytes: bytes,
+		document: manifest,
 	}
 	if w.file, err = claim(w.path(dataSuffix)); err != nil {
 		_ = os.Remove(w.folder) // succeeds if nothing is in it
@@ -62,6 +64,27 @@ func newWriter(directory string, s Shard, l *layout, step int64, training jsonte
 		return nil, errors.Join(err, w.discard())
 	}
 	return w, nil
+}
+
+// writer writes the files of a shard.
+type writer struct {
+	*dataFile
+	first    int64 // element of the shard that the file begins with
+	layout   *layout
+	manifest *manifest
+}
+
+func newWriter(directory string, s Shard, l *layout, step int64, training jsontext.Value) (*writer, error) {
+	header, err := safetensorsHeader(ShardSchema, step, l.tensors())
+	if err != nil {
+		return nil, err
+	}
+	m := newManifest(s, l, step, header, training)
+	file, err := newDataFile(directory, s.owner(step), header, m.Bytes, m)
+	if err != nil {
+		return nil, err
+	}
+	return &writer{dataFile: file, layout: l, manifest: m}, nil
 }
 
 // claim opens a file for one writer: two would overwrite each other's bytes. The file is
@@ -123,27 +146,27 @@ func isOpen(file *os.File, found fs.FileInfo) bool {
 	return err == nil && os.SameFile(own, found)
 }
 
-func (w *writer) path(suffix string) string { return filepath.Join(w.folder, w.name+suffix) }
+func (w *dataFile) path(suffix string) string { return filepath.Join(w.folder, w.name+suffix) }
 
 // begin takes the room, so that a file system that is too small fails now, and writes
 // the header.
-func (w *writer) begin() error {
+func (w *dataFile) begin() error {
 	if err := w.checkRoom(); err != nil {
 		return err
 	}
-	switch err := unix.Fallocate(int(w.file.Fd()), 0, 0, w.manifest.Bytes); {
+	switch err := unix.Fallocate(int(w.file.Fd()), 0, 0, w.bytes); {
 	case err == nil:
 	case errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOSYS): // then writes take the room
 	default:
-		return fmt.Errorf("%s: allocating %v: %w", w.file.Name(), ledger.Bytes(w.manifest.Bytes), err)
+		return fmt.Errorf("%s: allocating %v: %w", w.file.Name(), ledger.Bytes(w.bytes), err)
 	}
-	w.back = newWriteback(fileOnDisk{w.file}, w.manifest.Bytes, window, pageCache)
+	w.back = newWriteback(fileOnDisk{w.file}, w.bytes, window, pageCache)
 	return w.writeAt(w.header, 0)
 }
 
 // checkRoom compares the size of the files with the free room.
-func (w *writer) checkRoom() error {
-	manifest, err := seal(w.manifest)
+func (w *dataFile) checkRoom() error {
+	manifest, err := seal(w.document)
 	if err != nil {
 		return err
 	}
@@ -156,7 +179,7 @@ func (w *writer) checkRoom() error {
 		return fmt.Errorf("%s: the manifest would have %d bytes, and at most %d can be read again",
 			w.path(manifestEnd), len(manifest), maxManifest)
 	}
-	needed := (w.manifest.Bytes+block-1)/block*block + (int64(len(manifest))+block-1)/block*block
+	needed := (w.bytes+block-1)/block*block + (int64(len(manifest))+block-1)/block*block
 	if available := int64(room.Bavail) * block; needed > available {
 		return &DoesNotFit{
 			Directory: filepath.Dir(w.folder),
@@ -191,7 +214,7 @@ func (w *writer) write(first int64, c kernel.Chunk) error {
 	return nil
 }
 
-func (w *writer) writeAt(b []byte, offset int64) error {
+func (w *dataFile) writeAt(b []byte, offset int64) error {
 	w.back.take(int64(len(b)))
 	if _, err := w.file.WriteAt(b, offset); err != nil {
 		w.back.fail(err)
@@ -203,7 +226,7 @@ func (w *writer) writeAt(b []byte, offset int64) error {
 
 // finish brings the file to the disk, and then the manifest: a manifest says that its
 // file is complete. Until both are there, the writer keeps its claim to the file.
-func (w *writer) finish() error {
+func (w *dataFile) finish() error {
 	err := w.back.close()
 	if err == nil {
 		err = w.file.Sync()
@@ -212,7 +235,7 @@ func (w *writer) finish() error {
 		return fmt.Errorf("%s: %w", w.file.Name(), err)
 	}
 	_ = unix.Fadvise(int(w.file.Fd()), 0, 0, unix.FADV_DONTNEED)
-	if err := writeSealed(w.path(manifestEnd), w.manifest); err != nil {
+	if err := writeSealed(w.path(manifestEnd), w.document); err != nil {
 		return err
 	}
 	return errors.Join(syncFolder(w.folder), w.file.Close())
@@ -221,7 +244,7 @@ func (w *writer) finish() error {
 var errDiscarded = errors.New("the file is discarded")
 
 // discard removes the files of a shard that cannot be finished.
-func (w *writer) discard() error {
+func (w *dataFile) discard() error {
 	if w.back != nil {
 		w.back.fail(errDiscarded)
 		_ = w.back.close()

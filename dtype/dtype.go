@@ -61,6 +61,12 @@ func (t Type) String() string { return types[t].name }
 // MarshalText returns the short name.
 func (t Type) MarshalText() ([]byte, error) { return []byte(t.String()), nil }
 
+// UnmarshalText parses any name that [Parse] takes.
+func (t *Type) UnmarshalText(text []byte) (err error) {
+	*t, err = Parse(string(text))
+	return err
+}
+
 // Parse parses a short name ("bf16"), PyTorch's name ("torch.bfloat16",
 // "float16", "half") or safetensors' name ("BF16", "F8_E4M3").
 func Parse(name string) (Type, error) {

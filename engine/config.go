@@ -55,24 +55,16 @@ func (c *ShardConfig) observe(worker int, work Work, began time.Time) {
 	}
 }
 
-// ArenaPlan is an arena before it is mapped.
-type ArenaPlan struct {
-	Name      string // of the arena
-	Component ledger.Component
-	Size      ledger.Bytes
-	Why       string
-}
-
 // Arenas returns every arena that the shard maps: those of the layout's streams, in
 // their order, and then those that no kernel walks. The plan and the shard are made
 // from this one list.
-func (c ShardConfig) Arenas() []ArenaPlan {
-	var plans []ArenaPlan
+func (c ShardConfig) Arenas() []arena.Plan {
+	var plans []arena.Plan
 	for _, stream := range c.Streams {
 		plans = append(plans, arenaOf(stream))
 	}
 	blocks := c.normBlocks()
-	plans = append(plans, ArenaPlan{
+	plans = append(plans, arena.Plan{
 		Component: ledger.GradientNormSums,
 		Size:      ledger.Bytes(8 * blocks),
 		Why: fmt.Sprintf("8 B x %s blocks of %s gradients: float64 sums of squares, "+
@@ -88,12 +80,12 @@ func (c ShardConfig) Arenas() []ArenaPlan {
 }
 
 // arenaOf returns the arena of a stream.
-func arenaOf(stream shard.Stream) ArenaPlan {
+func arenaOf(stream shard.Stream) arena.Plan {
 	what := fmt.Sprintf("%s parameters", ledger.Count(stream.Parameters))
 	if stream.Length != stream.Parameters {
 		what = fmt.Sprintf("%s for %s", ledger.Count(stream.Length), what)
 	}
-	return ArenaPlan{
+	return arena.Plan{
 		Component: stream.Arena, Size: ledger.Bytes(stream.Size()),
 		Why: fmt.Sprintf("%d B x %s: %s", stream.Type.Size(), what, stream.Why),
 	}

@@ -70,9 +70,9 @@ func (c ShardConfig) journalLayout() journalLayout {
 // wholeLines rounds a size up to full cache lines.
 func wholeLines(size int64) int64 { return (size + cacheLine - 1) / cacheLine * cacheLine }
 
-func (c ShardConfig) journalArena() ArenaPlan {
+func (c ShardConfig) journalArena() arena.Plan {
 	l := c.journalLayout()
-	return ArenaPlan{
+	return arena.Plan{
 		Component: ledger.StepJournal,
 		Size:      ledger.Bytes(l.size),
 		Why: fmt.Sprintf("%d B x %d slots: undo logs of what each worker is changing; 4 B x %s chunks: which of them "+

@@ -12,12 +12,10 @@ import (
 
 // ChoosePages returns huge pages if the host grants them. Either the hugetlb pool has
 // room for every arena, or the kernel collapses pages into huge ones.
-func ChoosePages(h *host.Host, shards []ShardConfig) arena.Pages {
+func ChoosePages(h *host.Host, arenas []arena.Plan) arena.Pages {
 	var whole ledger.Bytes
-	for _, config := range shards {
-		for _, a := range config.Arenas() {
-			whole += arena.HugetlbPages.Round(a.Size)
-		}
+	for _, a := range arenas {
+		whole += arena.HugetlbPages.Round(a.Size)
 	}
 	switch {
 	case HugetlbFree(h) >= whole:
@@ -26,6 +24,15 @@ func ChoosePages(h *host.Host, shards []ShardConfig) arena.Pages {
 		return arena.TransparentHugePages
 	}
 	return arena.BasePages
+}
+
+// ArenasOf returns the arenas of several shards.
+func ArenasOf(shards []ShardConfig) []arena.Plan {
+	var arenas []arena.Plan
+	for _, config := range shards {
+		arenas = append(arenas, config.Arenas()...)
+	}
+	return arenas
 }
 
 // HugetlbFree returns the free bytes of the hugetlb pool that arenas come from. No

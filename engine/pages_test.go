@@ -78,7 +78,7 @@ func TestChoosePages(t *testing.T) {
 		"other pool": {host.HugePages{Pools: []host.HugePagePool{{Size: ledger.GiB, Total: 100, Free: 100}}},
 			arena.BasePages},
 	} {
-		if got := ChoosePages(&host.Host{HugePages: test.has}, []ShardConfig{c}); got != test.want {
+		if got := ChoosePages(&host.Host{HugePages: test.has}, c.Arenas()); got != test.want {
 			t.Errorf("%s: %v, want %v", name, got, test.want)
 		}
 	}

@@ -53,7 +53,7 @@ type update struct {
 // NewShard maps the arenas and starts the workers. It touches no page except those
 // of the journal.
 func NewShard(c ShardConfig) (*Shard, error) {
-	return open(c, func(plan ArenaPlan) (*arena.Arena, error) {
+	return open(c, func(plan arena.Plan) (*arena.Arena, error) {
 		return arena.New(plan.Name, plan.Size, c.Pages)
 	}, func(head *journalHead, bytes []byte) error {
 		clear(bytes)
@@ -67,7 +67,7 @@ func NewShard(c ShardConfig) (*Shard, error) {
 // The caller owns the files until [Shard.Adopt]. With a journal, it must call
 // [Shard.Finish] next.
 func AttachShard(c ShardConfig, files map[string]*os.File) (*Shard, error) {
-	return open(c, func(plan ArenaPlan) (*arena.Arena, error) {
+	return open(c, func(plan arena.Plan) (*arena.Arena, error) {
 		file := files[plan.Name]
 		if file == nil {
 			return nil, fmt.Errorf("arena %s of %v: there is no file of that name", plan.Name, plan.Size)
@@ -87,7 +87,7 @@ func (s *Shard) Adopt() {
 // journal before anything else reads it.
 func open(
 	c ShardConfig,
-	arenaOf func(ArenaPlan) (*arena.Arena, error),
+	arenaOf func(arena.Plan) (*arena.Arena, error),
 	journal func(*journalHead, []byte) error,
 ) (*Shard, error) {
 	if err := c.validate(); err != nil {
@@ -103,7 +103,7 @@ func open(
 	return s, nil
 }
 
-func (s *Shard) open(arenaOf func(ArenaPlan) (*arena.Arena, error), journal func(*journalHead, []byte) error) error {
+func (s *Shard) open(arenaOf func(arena.Plan) (*arena.Arena, error), journal func(*journalHead, []byte) error) error {
 	for _, plan := range s.config.Arenas() {
 		a, err := arenaOf(plan)
 		if err != nil {

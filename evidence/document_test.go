@@ -130,8 +130,9 @@ items:
 		text: "\x80\x04\x95\x10\x00\x00\x00\x00\x00\x00\x00}\x94(\x8c\x08segments\x94]\x94u."},
 	{name: "another pickle", kind: Binary,
 		text: "\x80\x04\x95\x10\x00\x00\x00\x00\x00\x00\x00}\x94(\x8c\x05model\x94]\x94u."},
-	{name: "a pod that its node rejected", kind: Kubernetes, text: "apiVersion: v1\nkind: Pod\nstatus:\n  reason: Evicted\n" +
-		"  message: 'Pod was rejected: The node had condition: [MemoryPressure]. '\n",
+	{name: "a pod that its node rejected", kind: Kubernetes,
+		text: "apiVersion: v1\nkind: Pod\nstatus:\n  reason: Evicted\n" +
+			"  message: 'Pod was rejected: The node had condition: [MemoryPressure]. '\n",
 		facts: "5 BatchEnd{By:Kubernetes Reason:evicted: the node was low on memory}\n"},
 	{name: "a status of another system", text: "status:\n  Statuses: fine\n  reason: Evicted\n"},
 	{name: "a poem", text: "Roses are red,\nviolets are blue.\n"},

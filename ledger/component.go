@@ -27,6 +27,8 @@ const (
 	GradientNormSums  Component = "gradient_norm_sums"
 	StepJournal       Component = "step_journal"
 	SessionHeader     Component = "session"
+	HeldStates        Component = "held_states"
+	HeldControl       Component = "held_control"
 	PageRounding      Component = "page_rounding"
 	PageTables        Component = "page_tables"
 	Process           Component = "process"
@@ -118,6 +120,9 @@ var descriptions = map[Component]description{
 	Sum:              {title: "sum", partOf: OptimizerStates},
 	MomentumBuffer:   {title: "momentum_buffer", partOf: OptimizerStates},
 	MomentHeaders:    {title: "moment_headers", partOf: OptimizerStates},
+
+	HeldStates:  {title: "states between steps"},
+	HeldControl: {title: "control of states between steps"},
 
 	EmbeddingActivations:   {title: "activations: embeddings", partOf: Activations},
 	NormActivations:        {title: "activations: norms", partOf: Activations},

@@ -100,20 +100,88 @@ func (s *series) stepped() bool {
 // later returns the points after the first step. Without steps it returns those of the second half, as the first has
 // the loading of the model. It leaves out the end, where the program frees its memory.
 func (s *series) later() []point {
-	var points []point
 	if s.stepped() {
-		last := slices.Max(s.steps)
-		for i, size := range s.sizes {
-			if s.steps[i] >= 2 && s.steps[i] < last {
-				points = append(points, point{float64(s.steps[i]), float64(size)})
-			}
-		}
-		return points
+		return s.ofSteps()
 	}
+	var points []point
 	for i := len(s.sizes) / 2; i < len(s.sizes)*19/20; i++ {
 		points = append(points, point{s.times[i].Seconds(), float64(s.sizes[i])})
 	}
 	return points
+}
+
+// ofSteps returns the points after the first step and before the last one. A busy host may sample some steps in their
+// later phases only, which hold more: their points are lowered by what these phases mostly hold above the lowest one.
+func (s *series) ofSteps() []point {
+	last := slices.Max(s.steps)
+	within := func(step int64) bool { return step >= 2 && step < last }
+	lows := map[int64]map[stage]float64{}
+	for i, step := range s.steps {
+		size := float64(s.sizes[i])
+		if within(step) && s.stages[i].phase != "" {
+			if lows[step] == nil {
+				lows[step] = map[stage]float64{}
+			}
+			if low, seen := lows[step][s.stages[i]]; !seen || size < low {
+				lows[step][s.stages[i]] = size
+			}
+		}
+	}
+	lowest := mostlyLowest(lows)
+	above := aboveIt(lows, lowest)
+	var points []point
+	for i, step := range s.steps {
+		if !within(step) {
+			continue
+		}
+		p := point{float64(step), float64(s.sizes[i])}
+		if _, seen := lows[step][lowest]; !seen {
+			p.y -= above[s.stages[i]]
+		}
+		points = append(points, p)
+	}
+	return points
+}
+
+// mostlyLowest returns the stage that most often holds the least where it was seen.
+func mostlyLowest(lows map[int64]map[stage]float64) stage {
+	seen, lowest := map[stage]int{}, map[stage]int{}
+	for _, of := range lows {
+		low := math.Inf(1)
+		for _, size := range of {
+			low = min(low, size)
+		}
+		for at, size := range of {
+			seen[at]++
+			if size == low && len(of) > 1 {
+				lowest[at]++
+			}
+		}
+	}
+	most := stage{}
+	for _, at := range stages {
+		if seen[at] >= leastPoints && lowest[at]*max(seen[most], 1) > lowest[most]*seen[at] {
+			most = at
+		}
+	}
+	return most
+}
+
+// aboveIt returns by how much each stage lies above the lowest one, in the middle of the steps that have both.
+func aboveIt(lows map[int64]map[stage]float64, lowest stage) map[stage]float64 {
+	list := map[stage][]float64{}
+	for _, of := range lows {
+		if low, seen := of[lowest]; seen {
+			for at, size := range of {
+				list[at] = append(list[at], size-low)
+			}
+		}
+	}
+	above := map[stage]float64{}
+	for at, differences := range list {
+		above[at] = median(differences)
+	}
+	return above
 }
 
 // growth returns everything that grows: leaks first, the largest first.

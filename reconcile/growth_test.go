@@ -42,6 +42,18 @@ func TestLeakIsSized(t *testing.T) {
 	})
 }
 
+// TestLeakOfLateSamples: a busy host samples the first steps late, after the phase that leaks.
+func TestLeakOfLateSamples(t *testing.T) {
+	const slope = 4 * ledger.MiB
+	for late := 1; late < 16; late++ {
+		run := training{steps: 24, perStep: 3, late: late, anonymous: rising(slope, 0)}
+		found := leaks(Compare(run.record(), nil).Growth)
+		if len(found) != 1 || !near(found[0].BytesPerStep, slope, 0.01) {
+			t.Errorf("%d late steps: want %v a step, found %+v", late, slope, found)
+		}
+	}
+}
+
 // TestLeakLeavesFreeHeapOut: malloc keeps more and more memory free between the blocks of a leak. That is no part of
 // what the program keeps.
 func TestLeakLeavesFreeHeapOut(t *testing.T) {

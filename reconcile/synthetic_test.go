@@ -17,6 +17,7 @@ type training struct {
 	states    ledger.Bytes // that appear in the first optimizer step
 	marks     bool
 	noPhases  bool
+	late      int                         // steps at the beginning at the beginning whose forward pass is not sampled
 	anonymous func(step int) ledger.Bytes // beside states and activations
 	shared    func(step int) ledger.Bytes
 	file      func(step int) ledger.Bytes
@@ -57,11 +58,14 @@ func (t training) record() *Recording {
 		for i := range t.perStep {
 			phase := []ledger.PhaseName{ledger.Forward, ledger.Backward, ledger.Step}[3*i/t.perStep]
 			held := baseline + value(t.anonymous, step) + value(t.freeHeap, step)
+			if phase == ledger.Forward {
+				held += value(t.anonymous, step-1) - value(t.anonymous, step) // a leak of the backward pass
+			}
 			if step > 1 || phase == ledger.Step {
 				held += t.states
 			}
 			at := held
-			if phase != ledger.Step {
+			if phase != ledger.Step && t.late == 0 {
 				at += ledger.Bytes(t.random.Float64() * float64(activations))
 			}
 			at += ledger.Bytes(t.noise * t.random.NormFloat64())
@@ -73,7 +77,9 @@ func (t training) record() *Recording {
 						Peak: last + activations, FreeHeap: value(t.freeHeap, step), Holdings: t.holdings}}})
 			}
 			last = held
-			r.Samples = append(r.Samples, samples.Record{Time: now, Sample: t.sample(step, phase, iteration, at)})
+			if phase != ledger.Forward || step > t.late {
+				r.Samples = append(r.Samples, samples.Record{Time: now, Sample: t.sample(step, phase, iteration, at)})
+			}
 			now += 100 * time.Millisecond
 		}
 	}

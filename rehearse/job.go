@@ -343,7 +343,7 @@ func NewPlacement(j *Job, h *host.Host) (*Placement, error) {
 		p.Held += part.Held()
 		p.Parameters += part.Count
 	}
-	p.Pages = engine.ChoosePages(h, p.allShards())
+	p.Pages = engine.ChoosePages(h, engine.ArenasOf(p.allShards()))
 	for _, shards := range [][]engine.ShardConfig{p.Shards, p.Important} {
 		for i := range shards {
 			shards[i].Pages = p.Pages

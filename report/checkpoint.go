@@ -49,6 +49,20 @@ type CheckpointParameter struct {
 	Ranks   int          `json:"ranks"` // ranks that hold a part of the parameter
 }
 
+// AnyCheckpoint is the document of a checkpoint of shards, or of states.
+type AnyCheckpoint interface {
+	Page() *Page
+	WriteVerified(w io.Writer) error
+}
+
+// CheckpointOf makes the document of a checkpoint of either kind.
+func CheckpointOf(version string, opened checkpoint.Opened) AnyCheckpoint {
+	if c, ok := opened.(*checkpoint.States); ok {
+		return newStatesCheckpoint(version, c)
+	}
+	return NewCheckpoint(version, opened.(*checkpoint.Checkpoint))
+}
+
 // NewCheckpoint makes the document of a checkpoint.
 func NewCheckpoint(version string, c *checkpoint.Checkpoint) *Checkpoint {
 	d := &Checkpoint{
@@ -89,8 +103,11 @@ func (d *Checkpoint) Page() *Page {
 
 // WriteVerified reports that every byte is as it was written.
 func (d *Checkpoint) WriteVerified(w io.Writer) error {
-	_, err := fmt.Fprintf(w, "%s: step %d, %d files, %v: every byte is as it was written\n", d.Path, d.Step,
-		len(d.Files), d.Bytes)
+	return writeVerified(w, d.Path, d.Step, len(d.Files), d.Bytes)
+}
+
+func writeVerified(w io.Writer, path string, step int64, files int, bytes ledger.Bytes) error {
+	_, err := fmt.Fprintf(w, "%s: step %d, %d files, %v: every byte is as it was written\n", path, step, files, bytes)
 	return err
 }
 

@@ -13,7 +13,7 @@ import (
 // up: the state is torn if some of it has had the step.
 
 // notArriving refuses requests that make no sense while the step under way waits for gradients.
-func (s *session) notArriving(kind protocol.Kind) error {
+func (s *heldShard) notArriving(kind protocol.Kind) error {
 	if !s.shard.MissesGradients() {
 		return nil
 	}
@@ -22,14 +22,14 @@ func (s *session) notArriving(kind protocol.Kind) error {
 }
 
 // isArrivingStep reports whether a request repeats the step that waits for gradients.
-func (s *session) isArrivingStep(b protocol.StepBody) bool {
+func (s *heldShard) isArrivingStep(b protocol.StepBody) bool {
 	step, gradScale := s.header.asked()
 	return s.shard.MissesGradients() && b.Flags == protocol.ArrivingStep && b.Step == step &&
 		b.GradScale == gradScale && slices.Equal(b.Hyperparameters, s.header.groups)
 }
 
 // arrive takes gradients of a step that was begun before they were there.
-func (s *session) arrive(step uint64, arrived shard.Range) error {
+func (s *heldShard) arrive(step uint64, arrived shard.Range) error {
 	next := uint64(s.shard.Steps()) + 1
 	switch {
 	case s.shard.MissesGradients() && step == next:
@@ -42,7 +42,7 @@ func (s *session) arrive(step uint64, arrived shard.Range) error {
 }
 
 // giveUp gives up the step that waits for gradients.
-func (s *session) giveUp() {
+func (s *heldShard) giveUp() {
 	s.header.condition.Store(stateIsTorn) // first: a service that takes over must not go on with the step
 	if !s.shard.Abandon() {
 		s.header.condition.Store(stateIsWhole) // that of the step before
@@ -56,7 +56,7 @@ func (s *session) giveUp() {
 
 // resume goes on with a step that waited for gradients when the service before ended. It gives the step up if that
 // service had begun to do so.
-func (s *session) resume() {
+func (s *heldShard) resume() {
 	torn := s.header.condition.Load() == stateIsTorn
 	switch {
 	case s.shard.MissesGradients() && torn:
@@ -70,7 +70,7 @@ func (s *session) resume() {
 }
 
 // openedBy gives up a step that waits for gradients of a process that does not have the session any more.
-func (s *session) openedBy(process int) {
+func (s *heldShard) openedBy(process int) {
 	if s.shard.MissesGradients() && s.header.arrivingClient.Load() != uint64(process) {
 		step := s.begun
 		s.giveUp()
@@ -84,7 +84,7 @@ func (s *session) openedBy(process int) {
 }
 
 // notTorn refuses to take a state for complete of which only some has had a step.
-func (s *session) notTorn(kind protocol.Kind) error {
+func (s *heldShard) notTorn(kind protocol.Kind) error {
 	if s.header.condition.Load() != stateIsTorn {
 		return nil
 	}

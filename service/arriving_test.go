@@ -188,8 +188,8 @@ func TestClientComesBackWhileGradientsArrive(t *testing.T) {
 	if _, err := s.Load(checkpointOfOther(t, socket)); err == nil {
 		t.Error("a checkpoint of another shard was loaded")
 	}
-	theSession(server).shard.SetSteps(3) // as a service leaves it that is killed while it gives the step up
-	theSession(server).resume()
+	theSession(server).contents.(*heldShard).shard.SetSteps(3) // as a service leaves it that is killed while it gives the step up
+	theSession(server).contents.resume()
 	if s = again(s); s.Welcome.TornStep != 3 || s.Welcome.Step != 2 || s.Welcome.Initialized {
 		t.Errorf("the next process is welcomed with %+v", s.Welcome)
 	}
@@ -222,7 +222,7 @@ func TestStepsAreGivenUpWhileGradientsArrive(t *testing.T) {
 	if _, err := s.Load(t.TempDir()); err == nil || !strings.Contains(err.Error(), "no complete checkpoint") {
 		t.Errorf("a load of nothing: %v", err)
 	}
-	if !theSession(server).shard.MissesGradients() {
+	if !theSession(server).contents.(*heldShard).shard.MissesGradients() {
 		t.Error("a load of nothing has given up the step")
 	}
 	if step, err := s.Load(directory); err != nil || step != 2 {
@@ -257,14 +257,14 @@ func TestOrderEndsWithTheConnection(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if order := theSession(server).order; len(order) != 2 || order[0] != (shard.Range{First: 100, Count: 10}) {
+	if order := theSession(server).contents.(*heldShard).order; len(order) != 2 || order[0] != (shard.Range{First: 100, Count: 10}) {
 		t.Errorf("an order that was begun anew is %v", order)
 	}
 	if err := s.Detach(); err != nil {
 		t.Fatal(err)
 	}
 	mustOpen(t, socket, testDocument())
-	if order := theSession(server).order; len(order) != 0 {
+	if order := theSession(server).contents.(*heldShard).order; len(order) != 0 {
 		t.Errorf("the order of the client before is %v", order)
 	}
 }

@@ -102,6 +102,7 @@ func (c *connection) run() {
 		}
 		if c.session == nil {
 			c.idleSince.Store(time.Now().UnixNano())
+			c.server.hangUpOnIdle(portion(mostIdle)) // others may have come during the request
 		}
 	}
 }
@@ -191,12 +192,13 @@ func (c *connection) step(r request) (reply, error) {
 		return reply{}, err
 	}
 	at := reply{result: protocol.Encode(body.Step, 0.0)}
+	shard := c.session.contents.(*heldShard) // before has refused others
 	if body.Flags&protocol.WaitForStep == 0 {
-		_, err := c.session.step(body, nil)
+		_, err := shard.step(body, nil)
 		return at, err
 	}
 	c.answering.Add(1)
-	begun, err := c.session.step(body, func(took time.Duration) {
+	begun, err := shard.step(body, func(took time.Duration) {
 		_ = c.answer(r.Packet, protocol.Done, protocol.Encode(body.Step,
 			took.Seconds())) // if the client is gone, run notices
 		c.answering.Done()

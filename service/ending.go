@@ -30,7 +30,7 @@ func (s *Server) end() error {
 		defer close(finished)
 		s.serving.Wait()
 		for _, session := range s.all {
-			session.settle()
+			session.contents.settle()
 			session.settleSave()
 		}
 	}()
@@ -97,7 +97,7 @@ func (s *Server) underway() (now progress, writing bool) {
 		writing = writing || requests[c.kind.Load()].is(onDisk)
 	}
 	for _, session := range s.all {
-		now.steps += session.shard.Steps()
+		now.steps += session.contents.steps()
 		if saving := session.written.Load(); saving != nil {
 			writing = true
 			now.saved += saving.Progress()

@@ -64,16 +64,25 @@ func sizeOfHeader(document, groups int) ledger.Bytes {
 
 // newHeader makes the header of a session. It holds the original text of the document:
 // a restoring service parses the same text, and so refuses it only if open would have.
-func newHeader(d *protocol.Document, text []byte, pages arena.Pages) (*sessionHeader, error) {
-	a, err := arena.New(keyOf(d).String()+"/"+headerComponent, sizeOfHeader(len(text), d.Groups), arena.BasePages)
+func newHeader(d protocol.AnyDocument, text []byte, pages arena.Pages) (*sessionHeader, error) {
+	groups := groupsOf(d)
+	a, err := arena.New(keyOf(d).String()+"/"+headerComponent, sizeOfHeader(len(text), groups), arena.BasePages)
 	if err != nil {
 		return nil, err
 	}
 	copy(a.Bytes()[headerFieldsSize:], text)
 	fields := fieldsOf(a.Bytes())
-	fields.document, fields.groupCount, fields.pages = uint64(len(text)), uint64(d.Groups), uint64(pages)
+	fields.document, fields.groupCount, fields.pages = uint64(len(text)), uint64(groups), uint64(pages)
 	fields.magic = headerMagic
 	return overlay(a), nil
+}
+
+// groupsOf returns how many parameter groups have hyperparameters in the header.
+func groupsOf(d protocol.AnyDocument) int {
+	if shard, ok := d.(*protocol.Document); ok {
+		return shard.Groups
+	}
+	return 0
 }
 
 func fieldsOf(bytes []byte) *headerFields {
@@ -107,7 +116,7 @@ func (h *headerFields) check() error {
 }
 
 // readHeader reads the header that an earlier service made. The caller keeps the file.
-func readHeader(name string, file *os.File) (*sessionHeader, *protocol.Document, error) {
+func readHeader(name string, file *os.File) (*sessionHeader, protocol.AnyDocument, error) {
 	bytes := make([]byte, headerFieldsSize)
 	if _, err := file.ReadAt(bytes, 0); err != nil {
 		return nil, nil, fmt.Errorf("the session header %s: %w", name, err)
@@ -120,10 +129,10 @@ func readHeader(name string, file *os.File) (*sessionHeader, *protocol.Document,
 	if err != nil {
 		return nil, nil, err
 	}
-	d, err := protocol.ParseDocument(a.Bytes()[headerFieldsSize : headerFieldsSize+int(fields.document)])
-	if err == nil && d.Groups != int(fields.groupCount) {
+	d, err := protocol.ReadDocument(a.Bytes()[headerFieldsSize : headerFieldsSize+int(fields.document)])
+	if err == nil && groupsOf(d) != int(fields.groupCount) {
 		err = fmt.Errorf("it has hyperparameters of %d groups, but its document has %d groups",
-			fields.groupCount, d.Groups)
+			fields.groupCount, groupsOf(d))
 	}
 	if err != nil {
 		return nil, nil, errors.Join(fmt.Errorf("the session header %s cannot be read: %w", name, err), a.Close())
@@ -138,6 +147,15 @@ func (h *sessionHeader) kindOfPages() arena.Pages { return arena.Pages(h.pages) 
 func (h *sessionHeader) beginWrite() {
 	h.forgetPrepared()
 	h.condition.CompareAndSwap(stateIsWhole, stateIsWritten)
+}
+
+// loaded records that a checkpoint was loaded, alone or as one of several.
+func (h *sessionHeader) loaded(several bool) {
+	if several {
+		h.condition.Store(stateIsLoaded)
+	} else {
+		h.condition.Store(stateIsWhole)
+	}
 }
 
 func (h *sessionHeader) initialized() bool { return h.condition.Load() == stateIsWhole }

@@ -35,6 +35,7 @@ func validRequests(t testing.TB) []protocol.Packet {
 	}
 	all := []protocol.Packet{
 		{Kind: protocol.Open, Body: protocol.Encode(protocol.OpenBody{Length: uint64(len(text))})},
+		{Kind: protocol.Hold, Body: protocol.Encode(protocol.OpenBody{Length: uint64(len(text))})},
 		{Kind: protocol.Window, Body: protocol.Encode(protocol.WindowBody{Bytes: 1 << 16})},
 		{Kind: protocol.Write, Body: protocol.Encode(protocol.TransferBody{What: 1, First: 2, Count: 3, Offset: 4})},
 		{Kind: protocol.Read, Body: protocol.Encode(protocol.TransferBody{Count: 1000})},
@@ -270,6 +271,7 @@ func FuzzRequest(f *testing.F) {
 		}
 		decoders := map[protocol.Kind]func() ([]byte, error){
 			protocol.Open:       decodeAndEncode[protocol.OpenBody](p),
+			protocol.Hold:       decodeAndEncode[protocol.OpenBody](p),
 			protocol.Window:     decodeAndEncode[protocol.WindowBody](p),
 			protocol.Write:      decodeAndEncode[protocol.TransferBody](p),
 			protocol.Read:       decodeAndEncode[protocol.TransferBody](p),
@@ -375,7 +377,7 @@ func FuzzDocument(f *testing.F) {
 	}
 	f.Add([]byte(`{"schema": "plimsoll.open/1", "unknown": 1}`))
 	f.Fuzz(func(t *testing.T, text []byte) {
-		d, err := protocol.ParseDocument(text)
+		d, err := protocol.ReadDocument(text)
 		if err != nil {
 			var e *protocol.Error
 			if !errors.As(err, &e) || e.Status != protocol.Refused {
@@ -387,11 +389,11 @@ func FuzzDocument(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		other, err := protocol.ParseDocument(again)
+		other, err := protocol.ReadDocument(again)
 		if err != nil || d.Difference(other) != nil {
 			t.Fatalf("%s cannot be read again, or differs: %v", again, err)
 		}
-		config, err := shardConfig(d, 0, arena.BasePages, []int{0})
+		config, err := shardConfig(d.(*protocol.Document), 0, arena.BasePages, []int{0})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -484,7 +486,7 @@ func FuzzRecord(f *testing.F) {
 			t.Fatal(err)
 		}
 		pages := a.kindOfPages()
-		if _, err := shardConfig(d, 0, pages, nil); err != nil {
+		if _, err := shardConfig(d.(*protocol.Document), 0, pages, nil); err != nil {
 			t.Fatal(err)
 		}
 		_ = pages.Size() + pages.Round(1)

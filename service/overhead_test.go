@@ -60,7 +60,7 @@ func newRivals(t testing.TB, elements int64) *rivals {
 	if err != nil {
 		t.Fatal(err)
 	}
-	config.Pages = engine.ChoosePages(h, []engine.ShardConfig{config})
+	config.Pages = engine.ChoosePages(h, config.Arenas())
 	shard, err := engine.AttachShard(config, memfds(t, r.Process()))
 	if err != nil {
 		t.Fatal(err)

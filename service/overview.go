@@ -18,7 +18,8 @@ import (
 func (l *leftSession) status() protocol.SetAside {
 	status := protocol.SetAside{Name: l.name, Bytes: l.bytes(), Reason: l.reason.Error()}
 	if l.document != nil {
-		status.Job, status.Rank, status.Part = l.document.Job, l.document.Rank, l.document.Part
+		of := l.document.Of()
+		status.Job, status.Rank, status.Part = of.Job, of.Rank, of.Part
 	}
 	return status
 }
@@ -44,8 +45,8 @@ func (s *Server) Overview() *protocol.Overview {
 		sessions = append(sessions, session)
 	}
 	slices.SortFunc(sessions, func(a, b *session) int {
-		return cmp.Or(a.document.Rank-b.document.Rank, cmp.Compare(a.document.SessionPart(),
-			b.document.SessionPart()))
+		x, y := a.document.Of(), b.document.Of()
+		return cmp.Or(x.Rank-y.Rank, cmp.Compare(x.SessionPart(), y.SessionPart()))
 	})
 	var planned, measured []ledger.Device
 	for _, session := range sessions {
@@ -59,48 +60,42 @@ func (s *Server) Overview() *protocol.Overview {
 }
 
 func (s *session) status() protocol.SessionStatus {
-	config := s.shard.Config()
-	seconds := func(nanoseconds int64) float64 { return time.Duration(nanoseconds).Seconds() }
-	return protocol.SessionStatus{
-		Rank: config.Rank, Part: config.Part, Optimizer: s.document.Optimizer,
-		State: s.document.State, Moments: s.document.Moments, Parameter: s.document.Parameter,
-		Gradient: s.document.Gradient,
-		Elements: config.Elements, CPUs: config.CPUs, Client: s.holder.Load(), Initialized: s.initialized(),
-		Step: s.shard.Steps(), MissesGradients: s.shard.MissesGradients(),
+	of := s.document.Of()
+	status := protocol.SessionStatus{
+		Rank: of.Rank, Part: of.SessionPart(), Client: s.holder.Load(), Step: s.contents.steps(),
 		Saving: s.written.Load() != nil, SavedStep: s.savedStep.Load(),
-		StateBytes: config.StateBytes(), TrafficBytes: config.TrafficBytes(),
-		StepsMade: s.stepsMade.Load(), StepSeconds: seconds(s.busyTime.Load()),
-		LastStepSeconds: seconds(s.lastStep.Load()), LastNormSeconds: seconds(s.lastNorm.Load()),
 	}
+	s.contents.describe(&status)
+	return status
 }
 
 // planned returns what the session's arenas need, in full pages.
 func (s *session) planned() ledger.Device {
-	config := s.shard.Config()
-	d := ledger.HostMemory(config.Rank)
+	of := s.document.Of()
+	d := ledger.HostMemory(of.Rank)
 	hold := func(component ledger.Component, bytes ledger.Bytes, why string) {
-		d.Phases[0].Hold(ledger.Holding{Component: component, Part: config.Part, Bytes: bytes, Why: why})
+		d.Phases[0].Hold(ledger.Holding{Component: component, Part: of.SessionPart(), Bytes: bytes, Why: why})
 	}
-	for _, plan := range config.Arenas() {
-		hold(plan.Component, config.Pages.Round(plan.Size), plan.Why)
+	for _, plan := range s.plans {
+		hold(plan.Component, s.pages.Round(plan.Size), plan.Why)
 	}
 	hold(ledger.SessionHeader, s.header.Mapped(),
-		"the document of the open request and the hyperparameters of the prepared step, for a restarted service")
+		"the document of the request and the hyperparameters of the prepared step, for a restarted service")
 	return d
 }
 
 // measured returns how much of the session's arenas is resident. It leaves out arenas
 // that cannot be measured.
 func (s *session) measured() ledger.Device {
-	config := s.shard.Config()
-	d := ledger.HostMemory(config.Rank)
+	of := s.document.Of()
+	d := ledger.HostMemory(of.Rank)
 	hold := func(component ledger.Component, a *arena.Arena) {
 		if resident, err := a.Resident(); err == nil {
-			d.Phases[0].Hold(ledger.Holding{Component: component, Part: config.Part, Bytes: resident})
+			d.Phases[0].Hold(ledger.Holding{Component: component, Part: of.SessionPart(), Bytes: resident})
 		}
 	}
-	for i, plan := range config.Arenas() {
-		hold(plan.Component, s.shard.Arenas()[i])
+	for i, plan := range s.plans {
+		hold(plan.Component, s.contents.memory()[i])
 	}
 	hold(ledger.SessionHeader, s.header.Arena)
 	return d

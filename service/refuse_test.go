@@ -462,7 +462,7 @@ func TestWithoutASession(t *testing.T) {
 	r := startService(t)
 	client := dial(t, r)
 	for kind := protocol.Open + 1; kind < protocol.Kinds; kind++ {
-		if kind == protocol.Stat || kind == protocol.Restore {
+		if kind == protocol.Stat || kind == protocol.Restore || kind == protocol.Hold {
 			continue
 		}
 		var files []*os.File

@@ -1,7 +1,7 @@
 package service
 
 import (
-	"cmp"
+	"context"
 	"os"
 
 	"github.com/go-json-experiment/json"
@@ -40,6 +40,7 @@ const (
 	whileArriving                    // also while the step under way waits for gradients
 	afterSum                         // out of order while an accumulation is half done
 	onDisk                           // waits for a file system: a service that ends has more patience
+	ofStates                         // sessions of states have it, too
 	last                             // the service closes the connection after the answer
 )
 
@@ -48,26 +49,27 @@ func (k requestKind) is(some traits) bool { return k.traits&some != 0 }
 // requests has a row for each kind of requests. The decoder in a row reads the body.
 var requests = [protocol.Kinds]requestKind{
 	protocol.Open:    {1, 0, (*connection).openSession},
+	protocol.Hold:    {1, 0, (*connection).openSession},
 	protocol.Window:  {1, inSession, (*connection).setWindow},
-	protocol.Write:   {0, inSession | afterStep | afterSum, change(protocol.Decode, (*session).write)},
-	protocol.Read:    {0, inSession | afterStep, change(protocol.Decode, (*session).read)},
-	protocol.SetStep: {0, inSession | afterStep, change(protocol.Decode, (*session).setStep)},
+	protocol.Write:   {0, inSession | afterStep | afterSum, change(protocol.Decode, (*heldShard).write)},
+	protocol.Read:    {0, inSession | afterStep, change(protocol.Decode, (*heldShard).read)},
+	protocol.SetStep: {0, inSession | afterStep | ofStates, change(protocol.Decode, contents.setStep)},
 	protocol.Ready: {0, inSession | afterStep | whileArriving | afterSum,
-		change(protocol.DecodeReady, (*session).ready)},
-	protocol.Norm:       {0, inSession | afterStep | afterSum, ask(noBody, (*session).norm)},
-	protocol.Accumulate: {0, inSession | afterStep, change(protocol.Decode, (*session).accumulate)},
-	protocol.Clear:      {0, inSession | afterStep, change(noBody, (*session).clear)},
+		change(protocol.DecodeReady, (*heldShard).ready)},
+	protocol.Norm:       {0, inSession | afterStep | afterSum, ask(noBody, (*heldShard).norm)},
+	protocol.Accumulate: {0, inSession | afterStep, change(protocol.Decode, (*heldShard).accumulate)},
+	protocol.Clear:      {0, inSession | afterStep, change(noBody, (*heldShard).clear)},
 	protocol.Step:       {0, inSession | afterStep | whileArriving | afterSum, (*connection).step},
-	protocol.Wait:       {0, inSession, ask(protocol.Decode, (*session).wait)},
-	protocol.Save:       {0, inSession | afterStep | onDisk, ask(protocol.DecodeText, (*session).save)},
-	protocol.Saved:      {0, inSession | onDisk, (*connection).saved},
-	protocol.Commit:     {0, inSession | onDisk, ask(protocol.DecodeText, (*session).commit)},
-	protocol.Load:       {0, inSession | afterStep | whileArriving, (*connection).load},
+	protocol.Wait:       {0, inSession, ask(protocol.Decode, (*heldShard).wait)},
+	protocol.Save:       {0, inSession | afterStep | onDisk | ofStates, until((*session).save)},
+	protocol.Saved:      {0, inSession | onDisk | ofStates, (*connection).saved},
+	protocol.Commit:     {0, inSession | onDisk | ofStates, ask(protocol.DecodeText, (*session).commit)},
+	protocol.Load:       {0, inSession | afterStep | whileArriving | ofStates, until((*session).load)},
 	protocol.Stat:       {0, 0, (*connection).stat},
-	protocol.Close:      {0, inSession | last, (*connection).close},
-	protocol.Prepare:    {0, inSession | afterStep | afterSum, change(protocol.DecodeStep, (*session).prepare)},
+	protocol.Close:      {0, inSession | ofStates | last, (*connection).close},
+	protocol.Prepare:    {0, inSession | afterStep | afterSum, change(protocol.DecodeStep, (*heldShard).prepare)},
 	protocol.Restore:    {0, 0, (*connection).restore},
-	protocol.Order:      {0, inSession, change(protocol.DecodeOrder, (*session).setOrder)},
+	protocol.Order:      {0, inSession, change(protocol.DecodeOrder, (*heldShard).setOrder)},
 }
 
 // handle carries out a request.
@@ -80,14 +82,8 @@ func (c *connection) handle(r request) (reply, error) {
 	case kind.is(inSession) && c.session == nil:
 		return reply{}, protocol.OutOfOrder.Errorf("%v: there is no session; open one first", r.Kind)
 	}
-	if kind.is(afterStep) {
-		if err := c.session.notArriving(r.Kind); err != nil && !kind.is(whileArriving) {
-			return reply{}, err
-		}
-		c.session.settle()
-	}
-	if kind.is(afterSum) {
-		if err := c.session.notHalfAdded(r.Kind); err != nil {
+	if kind.is(inSession) {
+		if err := c.session.contents.before(r.Kind, kind.traits); err != nil {
 			return reply{}, err
 		}
 	}
@@ -95,18 +91,39 @@ func (c *connection) handle(r request) (reply, error) {
 }
 
 // change returns the handler of a request that has no result.
-func change[T any](decode func(protocol.Kind, []byte) (T, error), do func(*session, T) error) handler {
-	return ask(decode, func(s *session, body T) ([]byte, error) { return nil, do(s, body) })
+func change[S, T any](decode func(protocol.Kind, []byte) (T, error), do func(S, T) error) handler {
+	return ask(decode, func(s S, body T) ([]byte, error) { return nil, do(s, body) })
 }
 
-// ask returns the handler of a request that has a result.
-func ask[T any](decode func(protocol.Kind, []byte) (T, error), do func(*session, T) ([]byte, error)) handler {
+// ask returns the handler of a request that has a result. S is the session, or contents of a kind: before has refused
+// requests that the contents do not have.
+func ask[S, T any](decode func(protocol.Kind, []byte) (T, error), do func(S, T) ([]byte, error)) handler {
 	return func(c *connection, r request) (reply, error) {
 		body, err := decode(r.Kind, r.Body)
 		if err != nil {
 			return reply{}, err
 		}
-		result, err := do(c.session, body)
+		s, ofAll := any(c.session).(S)
+		if !ofAll {
+			s = any(c.session.contents).(S)
+		}
+		result, err := do(s, body)
+		return reply{result: result}, err
+	}
+}
+
+// until returns the handler of a request that may take long. It stops when the service ends, or when another client
+// wants the session of a client that hung up.
+func until[T any](do func(*session, context.Context, T) ([]byte, error)) handler {
+	return func(c *connection, r request) (reply, error) {
+		body, err := protocol.DecodeText[T](r.Kind, r.Body)
+		if err != nil {
+			return reply{}, err
+		}
+		until, cancel := context.WithCancel(c.server.until)
+		defer cancel()
+		defer context.AfterFunc(c.abandoned, cancel)()
+		result, err := do(c.session, until, body)
 		return reply{result: result}, err
 	}
 }
@@ -158,22 +175,3 @@ func (c *connection) close(r request) (reply, error) {
 	c.session = nil
 	return reply{}, c.server.forget(s)
 }
-
-// setStep records that the client wrote the full state, and the step that it belongs to.
-func (s *session) setStep(b protocol.SetStepBody) error {
-	step := b.Step
-	if step > maximumStep {
-		return protocol.Refused.Errorf("set_step %d: expected at most %d", step, int64(maximumStep))
-	}
-	if err := cmp.Or(s.notInParts(protocol.SetStep), s.notTorn(protocol.SetStep)); err != nil {
-		return err
-	}
-	s.saveIsOver.Wait() // the checkpoint needs the step before
-	s.header.forgetSteps()
-	s.shard.SetSteps(int64(step))
-	s.begun = int64(step)
-	s.header.condition.Store(stateIsWhole)
-	return nil
-}
-
-const maximumStep = 1 << 62

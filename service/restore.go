@@ -1,7 +1,6 @@
 package service
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -53,7 +52,8 @@ type leftSession struct {
 
 	// The session header and the document in it; nil if they could not be read.
 	header   *sessionHeader
-	document *protocol.Document
+	document protocol.AnyDocument
+	session  *session // as far as it is attached to
 
 	// reason is why the session could not be restored.
 	reason error
@@ -154,7 +154,7 @@ func (l *leftSession) String() string {
 	if l.document == nil {
 		return "session " + l.name
 	}
-	return fmt.Sprintf("session %s (job %s, %v)", l.name, l.document.Job, keyOf(l.document))
+	return fmt.Sprintf("session %s (job %s, %v)", l.name, l.document.Of().Job, keyOf(l.document))
 }
 
 // bytes returns how much memory its files hold.
@@ -176,14 +176,13 @@ func (s *Server) attach(l *leftSession) { l.reason = s.tryAttach(l) }
 func (s *Server) tryAttach(l *leftSession) (err error) {
 	// A fault or panic in one session must not keep the others from being restored.
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
-	var shard *engine.Shard
 	defer func() {
 		if cause := recover(); cause != nil {
 			s.logf("%v: restoring it panicked: %v\n%s", l, cause, debug.Stack())
 			err = fmt.Errorf("restoring it panicked: %v", cause)
-			if shard != nil {
-				err = errors.Join(err, shard.Close())
-			}
+		}
+		if err != nil && l.session != nil && l.session.contents != nil {
+			err = errors.Join(err, l.session.contents.giveBack()) // the keeper keeps the memory
 		}
 	}()
 	if !keptPattern.MatchString(l.name) {
@@ -197,71 +196,55 @@ func (s *Server) tryAttach(l *leftSession) (err error) {
 		return errDeadly
 	}
 	header.attempts.Add(1)
-	shard, err = s.attachShard(l)
+	err = s.attachContents(l)
+	header.attempts.Store(0) // this service did not die
 	if err != nil {
-		header.attempts.Store(0) // this service did not die
 		return err
 	}
-	if shard.Finish() {
-		s.logf("session %v: finished step %d, which was under way", keyOf(d), shard.Steps())
-	}
-	if shard.MissesGradients() {
-		s.logf("session %v: step %d is under way and waits for the gradients of process %d", keyOf(d), shard.Steps()+1,
-			header.arrivingClient.Load())
-	}
-	if added, _, _, half := shard.Accumulations(); half {
-		s.logf("session %v: accumulate %d is half done; repeating it finishes it", keyOf(d), added+1)
-	}
-	header.attempts.Store(0)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.all[keyOf(d)] != nil || len(s.all)+s.creating > 0 && s.job != d.Job {
-		return errors.Join(fmt.Errorf("the service holds the job %s, and it may have a session %v of that job already",
-			s.job, keyOf(d)), shard.Close())
+	if s.all[keyOf(d)] != nil || len(s.all)+s.creating > 0 && s.job != d.Of().Job {
+		return fmt.Errorf("the service holds the job %s, and it may have a session %v of that job already", s.job,
+			keyOf(d))
 	}
-	session := s.newSession(l.name, d, shard, header)
-	session.resume()
-	shard.Adopt()
+	session := l.session
+	session.contents.resume()
+	session.contents.adopt()
 	header.Adopt()
 	for name, file := range l.files {
 		if !slices.Contains(session.keptNames(), name) {
 			_ = file.Close() // no arena uses the file
 		}
 	}
-	s.job = d.Job
+	s.job = d.Of().Job
 	s.all[keyOf(d)] = session
 	return nil
 }
 
-// attachShard attaches to the shard of a session that was left.
-func (s *Server) attachShard(l *leftSession) (*engine.Shard, error) {
-	shard, err := s.attachShardTo(l, l.document.CPUs)
+// attachContents attaches to the contents of a session that was left.
+func (s *Server) attachContents(l *leftSession) error {
+	err := s.attachWith(l, l.document.Of().CPUs)
 	if errors.Is(err, engine.ErrBinding) {
 		// A cgroup, or switching a CPU off, has taken a CPU from this process since.
 		s.logf("session %v: %v; its workers are bound to other CPUs that this process may use", keyOf(l.document), err)
-		shard, err = s.attachShardTo(l, nil)
+		err = s.attachWith(l, nil)
 	}
-	return shard, err
+	return err
 }
 
-// attachShardTo attaches to a shard. Its workers get the CPUs named, or else the rank's
+// attachWith attaches to contents whose workers get the CPUs named, or else the rank's
 // share of the CPUs that this process may use.
-func (s *Server) attachShardTo(l *leftSession, named []int) (*engine.Shard, error) {
-	document := *l.document
-	document.CPUs = named
-	cpus, err := s.cpus(&document)
+func (s *Server) attachWith(l *leftSession, named []int) error {
+	planned, err := s.design(l.document, named)
 	if err != nil {
-		return nil, err
-	}
-	config, err := shardConfig(&document, s.kernel, l.header.kindOfPages(), cpus)
-	if err != nil {
-		return nil, err
+		return err
 	}
 	files := map[string]*os.File{}
-	for i, plan := range config.Arenas() {
+	for i, plan := range planned.arenas {
 		files[plan.Name] = l.files[keptName(l.name, i)]
 	}
-	return engine.AttachShard(config, files)
+	l.session = s.newSession(l.name, planned, l.header.kindOfPages(), l.header)
+	return planned.attach(l.session, files)
 }
 
 // sessionCalled returns the session whose files have a name, or nil.
@@ -301,13 +284,13 @@ func (s *Server) restoreAside(b protocol.RestoreBody) error {
 	if l.readHeader() == nil {
 		l.header.attempts.Store(0) // the user knows that it is deadly
 	}
-	return s.tryAgain(l)
+	return prefixed(protocol.Restore, s.tryAgain(l))
 }
 
 // tryAgain attaches to a session that was set aside.
 func (s *Server) tryAgain(l *leftSession) error {
 	if s.attach(l); l.reason != nil {
-		return protocol.Refused.Errorf(`restore: %v: %v; its memory is kept, and "plimsoll restore --discard %s" `+
+		return protocol.Refused.Errorf(`%v: %v; its memory is kept, and "plimsoll restore --discard %s" `+
 			"frees it", l,
 			l.reason, l.name)
 	}
@@ -324,7 +307,7 @@ func (s *Server) noLongerAside(l *leftSession) {
 
 // checkAside tries again to restore the session that a client opens, if it was set
 // aside. A client must not begin anew while its state is kept.
-func (s *Server) checkAside(d *protocol.Document) error {
+func (s *Server) checkAside(d protocol.AnyDocument) error {
 	s.restoring.Lock()
 	defer s.restoring.Unlock()
 	for _, name := range s.asideNames() {
@@ -332,12 +315,12 @@ func (s *Server) checkAside(d *protocol.Document) error {
 		l := s.aside[name]
 		s.mu.Unlock()
 		switch {
-		case l.document == nil || l.document.Job != d.Job:
-			return protocol.Busy.Errorf("open: %v is set aside and may be of another job (%v); restore it (plimsoll "+
+		case l.document == nil || l.document.Of().Job != d.Of().Job:
+			return protocol.Busy.Errorf("%v is set aside and may be of another job (%v); restore it (plimsoll "+
 				"restore %s) or free its memory (--discard)", l, l.reason, name)
 		case keyOf(l.document) != keyOf(d):
 		case errors.Is(l.reason, errDeadly):
-			return protocol.Refused.Errorf("open: %v is set aside: %v; restore it (plimsoll restore %s) or free its "+
+			return protocol.Refused.Errorf("%v is set aside: %v; restore it (plimsoll restore %s) or free its "+
 				"memory (--discard)", l, l.reason, name)
 		default:
 			if err := s.tryAgain(l); err != nil {
@@ -377,16 +360,16 @@ func (s *Server) checkKept(name string, arenas int) error {
 	s.mu.Unlock()
 	store := s.given.store
 	if needed := len(kept) + sessions*descriptorsOfSession + descriptorsOfService; uint64(needed) > limit.Cur {
-		return protocol.DoesNotFit.Errorf("open: with this session the service needs %d file descriptors, but may "+
+		return protocol.DoesNotFit.Errorf("with this session the service needs %d file descriptors, but may "+
 			"have only %d; %s",
 			needed, limit.Cur, moreDescriptors)
 	}
 	if store != nil && store.most > 0 && len(kept) > store.most {
-		return protocol.DoesNotFit.Errorf("open: with this session the service has %d files to keep, but systemd "+
+		return protocol.DoesNotFit.Errorf("with this session the service has %d files to keep, but systemd "+
 			"keeps only %d; raise FileDescriptorStoreMax=", len(kept), store.most)
 	}
 	if length := len(inheritedNames + "=" + socketName + ":" + strings.Join(kept, ":")); length >= longestVariable {
-		return protocol.DoesNotFit.Errorf("open: with this session the service has %d files to keep, and their names "+
+		return protocol.DoesNotFit.Errorf("with this session the service has %d files to keep, and their names "+
 			"take %d bytes, more than the kernel passes to the next service (%d); use several services",
 			len(kept), length,
 			longestVariable)
@@ -431,8 +414,5 @@ func (s *Server) keep(made *session, names ...string) error {
 	for _, name := range slices.Backward(all) {
 		_ = store.forget(name) // it may not have been kept
 	}
-	return protocol.Refused.Errorf("open: the state would not outlive the service: %v", err)
+	return protocol.Refused.Errorf("the state would not outlive the service: %v", err)
 }
-
-// populate allocates every page before open is answered, near the worker that uses it.
-func populate(shard *engine.Shard) { shard.Populate(context.Background(), func(ledger.Bytes) {}) }

@@ -242,7 +242,7 @@ func TestNamesOfManySessions(t *testing.T) {
 		t.Skipf("a process may have %d descriptors", limit.Cur)
 	}
 	wantError(t, server.checkKept("2", 8), protocol.DoesNotFit,
-		"open: with this session * bytes, more than the "+
+		"with this session * bytes, more than the "+
 			"kernel passes to the next service (131072); use several services")
 	delete(server.aside, "1")
 }
@@ -277,7 +277,7 @@ func TestRecordHasTheDocumentAsItCame(t *testing.T) {
 		t.Fatal(err)
 	}
 	text := []byte(strings.ReplaceAll(string(whole), `"group":0,`, "")) // a default may be left out
-	d, err := protocol.ParseDocument(text)
+	d, err := protocol.ReadDocument(text)
 	if err != nil || len(text) == len(whole) {
 		t.Fatal(err, len(text))
 	}
@@ -342,7 +342,7 @@ func TestBrokenSessionIsSetAside(t *testing.T) {
 		"record": {"session", "this release did not write it", protocol.Busy,
 			"open: session 2 is set aside and may be of another job*"},
 		"journal": {"step_journal", "it is no journal", protocol.Refused,
-			"restore: session 2 (job test, rank1/bf16): *its " +
+			"open: session 2 (job test, rank1/bf16): *its " +
 				`memory is kept, and "plimsoll restore --discard 2" frees it`},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -425,7 +425,7 @@ func TestPanicSetsASessionAside(t *testing.T) {
 	}
 	process := r.Process()
 	_, err = servicetest.Open(r.Socket, tiny(2, 4))
-	wantError(t, err, protocol.Refused, "restore: session 3 (job test, rank2/bf16): restoring it panicked: *")
+	wantError(t, err, protocol.Refused, "open: session 3 (job test, rank2/bf16): restoring it panicked: *")
 	if r.Process() != process {
 		t.Error("the service has ended")
 	}

@@ -7,12 +7,14 @@ import (
 	"fmt"
 	"path/filepath"
 
+	"github.com/go-json-experiment/json/jsontext"
+
 	"plimsoll/checkpoint"
 	"plimsoll/service/protocol"
 )
 
 // forCheckpoint returns the shard in the form that package checkpoint uses.
-func (s *session) forCheckpoint() checkpoint.Shard {
+func (s *heldShard) forCheckpoint() checkpoint.Shard {
 	d := s.document
 	return checkpoint.Shard{Rank: d.Rank, World: d.World, Part: d.Part, Format: s.shard.Config().Format,
 		Pieces: piecesOf(d), State: s.shard}
@@ -38,28 +40,14 @@ func checkIdentity(kind protocol.Kind, identity string) error {
 }
 
 // save begins to write the state as it is now.
-func (s *session) save(b protocol.SaveBody) ([]byte, error) {
+func (s *session) save(until context.Context, b protocol.SaveBody) ([]byte, error) {
 	if err := cmp.Or(checkDirectory(protocol.Save, b.Directory), checkIdentity(protocol.Save, b.Identity)); err != nil {
 		return nil, err
 	}
-	replicas := max(1, b.Replicas)
-	if b.Replica < 0 || b.Replica >= replicas || replicas > s.document.World {
-		return nil, protocol.Refused.Errorf("save: replica %d of %d in a job of %d ranks: expected the number of this "+
-			"one, from 0 on, and how many ranks hold its shard", b.Replica, replicas, s.document.World)
-	}
-	if err := s.notTorn(protocol.Save); err != nil {
-		return nil, err
-	}
-	if !s.header.initialized() {
-		return nil, protocol.OutOfOrder.Errorf("save: the state is incomplete: write weights and set_step, or load, " +
-			"or make a step")
-	}
 	s.settleSave() // one save at a time; the next saved reports a failure
-	shard := s.forCheckpoint()
-	shard.Replica, shard.Replicas, shard.Identity = b.Replica, replicas, b.Identity
-	saving, err := checkpoint.Save(b.Directory, shard, b.Training)
+	saving, err := s.contents.save(until, b)
 	if err != nil {
-		return nil, storage(protocol.Save, err)
+		return nil, err
 	}
 	for _, r := range saving.Removed() {
 		s.logf("session %v: save of step %d: %s (%v), left by an interrupted save, was removed to free disk space",
@@ -72,6 +60,31 @@ func (s *session) save(b protocol.SaveBody) ([]byte, error) {
 		s.written.Store(nil)
 	})
 	return protocol.Encode(saving.Step()), nil
+}
+
+func (s *heldShard) save(_ context.Context, b protocol.SaveBody) (*checkpoint.Saving, error) {
+	replicas := max(1, b.Replicas)
+	if b.Replica < 0 || b.Replica >= replicas || replicas > s.document.World {
+		return nil, protocol.Refused.Errorf("save: replica %d of %d in a job of %d ranks: expected the number of this "+
+			"one, from 0 on, and how many ranks hold its shard", b.Replica, replicas, s.document.World)
+	}
+	if err := s.notTorn(protocol.Save); err != nil {
+		return nil, err
+	}
+	if b.Step != nil && *b.Step != s.shard.Steps() {
+		return nil, protocol.OutOfOrder.Errorf("save of step %d: the state is of step %d", *b.Step, s.shard.Steps())
+	}
+	if !s.header.initialized() {
+		return nil, protocol.OutOfOrder.Errorf("save: the state is incomplete: write weights and set_step, or load, " +
+			"or make a step")
+	}
+	shard := s.forCheckpoint()
+	shard.Replica, shard.Replicas, shard.Identity = b.Replica, replicas, b.Identity
+	saving, err := checkpoint.Save(b.Directory, shard, b.Training)
+	if err != nil {
+		return nil, storage(protocol.Save, err)
+	}
+	return saving, nil
 }
 
 // settleSave waits for the save under way.
@@ -148,29 +161,26 @@ func (s *session) commit(b protocol.CommitBody) ([]byte, error) {
 	return protocol.Encode(b.Step), nil
 }
 
-// load loads a checkpoint. It stops when the service ends, or when another client wants
-// the session of a client that hung up.
-func (c *connection) load(r request) (reply, error) {
-	body, err := protocol.DecodeText[protocol.LoadBody](r.Kind, r.Body)
-	if err != nil {
-		return reply{}, err
-	}
-	until, cancel := context.WithCancel(c.server.until)
-	defer cancel()
-	defer context.AfterFunc(c.abandoned, cancel)()
-	result, err := c.session.load(until, body)
-	return reply{result: result}, err
-}
-
 // load overwrites the state with that of a checkpoint.
 func (s *session) load(until context.Context, b protocol.LoadBody) ([]byte, error) {
 	if err := checkDirectory(protocol.Load, b.Directory); err != nil {
 		return nil, err
 	}
 	s.settleSave()
+	step, training, err := s.contents.load(until, b)
+	switch {
+	case err != nil && until.Err() != nil:
+		return nil, errEnding
+	case err != nil:
+		return nil, storage(protocol.Load, err)
+	}
+	return append(protocol.Encode(step), training...), nil
+}
+
+func (s *heldShard) load(until context.Context, b protocol.LoadBody) (int64, jsontext.Value, error) {
 	found, err := checkpoint.Open(b.Directory)
 	if err != nil {
-		return nil, storage(protocol.Load, err)
+		return 0, nil, err
 	}
 	if s.shard.MissesGradients() {
 		s.giveUp()
@@ -189,18 +199,11 @@ func (s *session) load(until context.Context, b protocol.LoadBody) ([]byte, erro
 			s.header.ask(asked, gradScale) // a torn state is still torn by that step
 			s.header.condition.Store(was)
 		}
-		if until.Err() != nil {
-			return nil, errEnding
-		}
-		return nil, storage(protocol.Load, err)
+		return 0, nil, err
 	}
 	s.begun = step
-	if b.Several {
-		s.header.condition.Store(stateIsLoaded)
-	} else {
-		s.header.condition.Store(stateIsWhole)
-	}
-	return append(protocol.Encode(step), training...), nil
+	s.header.loaded(b.Several)
+	return step, training, nil
 }
 
 // storage is the answer to a request that failed on files.

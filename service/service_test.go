@@ -370,8 +370,10 @@ const testElements = 200_000
 // testDocument returns a shard of three parameters in two groups.
 func testDocument(change ...func(*protocol.Document)) *protocol.Document {
 	d := &protocol.Document{
-		Schema: protocol.OpenSchema, Job: "test", World: 1, LocalWorld: 1, Part: "bf16", Optimizer: "adamw",
-		State: "split", Moments: "fp32", Parameter: "bf16", Gradient: "bf16", Groups: 2,
+		Schema:    protocol.OpenSchema,
+		Owner:     protocol.Owner{Job: "test", World: 1, LocalWorld: 1, Part: "bf16"},
+		Optimizer: "adamw",
+		State:     "split", Moments: "fp32", Parameter: "bf16", Gradient: "bf16", Groups: 2,
 		Parameters: []protocol.Piece{
 			{Name: "embed", Shape: []int64{1000, 100}, Count: 100_000},
 			{Name: "norm", Shape: []int64{777}, Group: 1, Count: 777},

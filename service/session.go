@@ -1,58 +1,85 @@
 package service
 
 import (
-	"cmp"
+	"context"
 	"errors"
 	"fmt"
-	"math"
 	"sync"
 	"sync/atomic"
-	"time"
+
+	"github.com/go-json-experiment/json/jsontext"
 
 	"plimsoll/arena"
 	"plimsoll/checkpoint"
-	"plimsoll/engine"
 	"plimsoll/ledger"
-	"plimsoll/optim"
 	"plimsoll/service/protocol"
-	"plimsoll/shard"
 )
 
-// session is the state of one shard. At most one connection at a time holds it.
+// session is what at most one client at a time holds: a shard that this service updates, or states that the trainer
+// updates. What the two have in common is here.
 type session struct {
 	name     string // under which the keeper keeps its files
 	logf     func(format string, values ...any)
-	document *protocol.Document
-	shard    *engine.Shard
+	version  string // of the service
+	document protocol.AnyDocument
+	plans    []arena.Plan // of the arenas of the contents
+	pages    arena.Pages
 	header   *sessionHeader
+	contents contents
 
-	// Only the connection that holds the session uses the window and the order.
-	window []byte
-	order  []shard.Range // in which steps update ranges; the shard's own order if empty
-
-	begun     int64              // the last step that was begun
 	saving    *checkpoint.Saving // nil if nothing was saved, or settleSave has seen the result
 	inherited bool               // a client that is gone began the save
 	saveError error
 
 	// Overview and the metrics read these.
-	lastStep  atomic.Int64 // nanoseconds
-	lastNorm  atomic.Int64 // nanoseconds
-	stepsMade atomic.Int64 // by this service
-	busyTime  atomic.Int64 // nanoseconds of all steps
 	savedStep atomic.Int64
 	written   atomic.Pointer[checkpoint.Saving] // nil if no save is under way
 	holder    atomic.Int64                      // process of the client; 0 for none
 
-	stepIsOver, saveIsOver sync.WaitGroup
-	awaitsEnd              bool // of a step whose gradients arrive: stepIsOver counts it
+	saveIsOver sync.WaitGroup
 
 	watched stepWatch // used by Server.stuckStep
 }
 
-func (s *Server) newSession(name string, d *protocol.Document, shard *engine.Shard, header *sessionHeader) *session {
-	useWorkers(shard.Config())
-	return &session{name: name, logf: s.logf, document: d, shard: shard, header: header}
+// newSession returns a session without its contents.
+func (s *Server) newSession(name string, planned *design, pages arena.Pages, header *sessionHeader) *session {
+	return &session{name: name, logf: s.logf, version: s.version, document: planned.document, plans: planned.arenas,
+		pages: pages, header: header}
+}
+
+// contents are what a session holds.
+type contents interface {
+	// memory returns the arenas, in the order of their plans.
+	memory() []*arena.Arena
+	// adopt makes the files of attached arenas their own.
+	adopt()
+	// resume goes on with what the service before has left.
+	resume()
+	// openedBy is called when a process opens the session.
+	openedBy(process int)
+	// welcome returns the answer to that, with the arenas in it.
+	welcome(attached bool, arenas []protocol.WelcomeArena) any
+	// shared returns the arenas that a trainer maps.
+	shared() []sharedArena
+
+	// before prepares for a request, or refuses it.
+	before(kind protocol.Kind, needs traits) error
+	setStep(b protocol.SetStepBody) error
+	save(until context.Context, b protocol.SaveBody) (*checkpoint.Saving, error)
+	load(until context.Context, b protocol.LoadBody) (step int64, training jsontext.Value, err error)
+
+	// steps returns the last finished step.
+	steps() int64
+	// underway returns the number of a step under way, and what is left of it.
+	underway() (number uint64, left int64)
+	// settle waits for the work under way.
+	settle()
+	// letGo ends a client's use.
+	letGo()
+	// giveBack frees the memory.
+	giveBack() error
+	// describe fills in what only these contents have.
+	describe(status *protocol.SessionStatus)
 }
 
 // key names a session in its job.
@@ -61,312 +88,39 @@ type key struct {
 	part string
 }
 
-func keyOf(d *protocol.Document) key { return key{d.Rank, d.SessionPart()} }
+func keyOf(d protocol.AnyDocument) key { return key{d.Of().Rank, d.Of().SessionPart()} }
 
 func (k key) String() string { return fmt.Sprintf("rank%d/%s", k.rank, k.part) }
 
 // arenas returns all arenas of the session, the session header last: a header that was
 // kept proves that all arenas were.
 func (s *session) arenas() []*arena.Arena {
-	return append(append([]*arena.Arena{}, s.shard.Arenas()...), s.header.Arena)
+	return append(append([]*arena.Arena{}, s.contents.memory()...), s.header.Arena)
 }
 
 // keptNames returns the names under which the keeper keeps the arenas, in the same
 // order.
-func (s *session) keptNames() []string { return keptNames(s.name, len(s.shard.Arenas())) }
+func (s *session) keptNames() []string { return keptNames(s.name, len(s.plans)) }
 
 // close gives the state back.
 func (s *session) close() error {
-	s.settle()
+	s.contents.settle()
 	if s.saving != nil {
 		s.saving.Cancel()
 		_ = s.saving.Wait() // was cancelled
+		s.saveIsOver.Wait()
 	}
-	s.dropWindow()
-	leaveWorkers(s.shard.Config())
-	return errors.Join(s.shard.Close(), s.header.Close())
+	return errors.Join(s.contents.giveBack(), s.header.Close())
 }
 
 // release ends a client's use of the session.
 func (s *session) release() {
-	s.settle()
-	s.shard.ForgetArrived() // another client may write other gradients
-	s.dropWindow()
-	s.order = nil
-	s.shard.SetOrder(nil)
+	s.contents.letGo()
 	s.holder.Store(0)
-}
-
-// settle waits for the step that is under way, unless that waits for gradients.
-func (s *session) settle() {
-	if s.shard.MissesGradients() {
-		return
-	}
-	s.shard.Wait()
-	s.stepIsOver.Wait()
-}
-
-// shared returns the arenas that a trainer maps.
-func (s *session) shared() []sharedArena {
-	format := s.shard.Config().Format
-	parameters := ledger.Parameters
-	if s.shard.Arena(parameters) == nil {
-		parameters = ledger.MasterWeights // fp32 parameters are the master weights
-	}
-	return []sharedArena{
-		{s.shard.Arena(parameters), ledger.Parameters, format.Parameter.String()},
-		{s.shard.Arena(ledger.Gradients), ledger.Gradients, format.Gradient.String()},
-	}
 }
 
 type sharedArena struct {
 	*arena.Arena
 	component ledger.Component
 	of        string // type
-}
-
-// rangeOf returns the range that a request names. It refuses one that the shard does not have.
-func (s *session) rangeOf(kind protocol.Kind, first, count uint64) (shard.Range, error) {
-	elements := uint64(s.shard.Config().Elements)
-	if count == 0 || first > elements || count > elements-first {
-		return shard.Range{}, protocol.Refused.Errorf("%v: %d elements from %d on: expected a range within the "+
-			"shard's %d", kind, count, first, elements)
-	}
-	return shard.Range{First: int64(first), Count: int64(count)}, nil
-}
-
-// inWindow returns a range of the window. The slice is valid until the window is
-// dropped.
-func (s *session) inWindow(kind protocol.Kind, offset, count, size uint64) ([]byte, error) {
-	if s.window == nil {
-		return nil, protocol.OutOfOrder.Errorf("%v: there is no window; send one first", kind)
-	}
-	length := uint64(len(s.window))
-	if offset%size != 0 || offset > length || count > (length-offset)/size {
-		return nil, protocol.Refused.Errorf("%v: %d numbers of %d bytes at offset %d of a window of %d bytes; offsets "+
-			"are multiples of a number's size", kind, count, size, offset, length)
-	}
-	return s.window[offset : offset+count*size], nil
-}
-
-func (s *session) ready(b protocol.ReadyBody) error {
-	arrived, err := s.rangeOf(protocol.Ready, b.First, b.Count)
-	switch {
-	case err != nil:
-		return err
-	case b.Step != 0:
-		return s.arrive(b.Step, arrived)
-	case s.shard.MissesGradients():
-		return protocol.OutOfOrder.Errorf("ready without a step: step %d is under way and waits for gradients; "+
-			"name it if they are of that step", s.shard.Steps()+1)
-	}
-	s.header.forgetPrepared()
-	s.shard.GradientsArrived(arrived)
-	return nil
-}
-
-// clear sets the gradients to 0.
-func (s *session) clear(struct{}) error {
-	s.header.forgetPrepared()
-	s.shard.ForgetArrived()
-	s.shard.ClearGradients()
-	return nil
-}
-
-// norm returns the sum of the squares of the gradients.
-func (s *session) norm(struct{}) ([]byte, error) {
-	begin := time.Now()
-	sum := s.shard.SumSquares()
-	s.lastNorm.Store(int64(time.Since(begin)))
-	return protocol.Encode(sum), nil
-}
-
-// prepare is the first phase of the two-phase commit of a step. It stores the hyperparameters in the session header
-// and does not begin the step. From here on the step can be made even if client and service die.
-func (s *session) prepare(b protocol.StepBody) error {
-	if b.Flags != 0 || b.GradScale != 0 {
-		return protocol.Refused.Errorf("prepare with flags %#x and grad scale %v: expected neither; both come with "+
-			"the step",
-			b.Flags, b.GradScale)
-	}
-	if err := s.checkStep(protocol.Prepare, b.Step); err != nil {
-		return err
-	}
-	if _, err := s.optimizers(protocol.Prepare, b.Step, b.Hyperparameters, 1); err != nil {
-		return err
-	}
-	s.header.prepare(b.Step, b.Hyperparameters)
-	return nil
-}
-
-// checkStep accepts only the next step. It refuses a state that a load left as a
-// mixture.
-func (s *session) checkStep(kind protocol.Kind, step uint64) error {
-	if err := cmp.Or(s.notInParts(kind), s.notAlone(kind), s.notTorn(kind)); err != nil {
-		return err
-	}
-	if last := s.shard.Steps(); step != uint64(last)+1 {
-		return protocol.OutOfOrder.Errorf("%v %d: the session has finished step %d, so the next is %d", kind,
-			step, last, last+1)
-	}
-	return nil
-}
-
-// optimizers returns the optimizers of the parameter groups in a step whose gradients
-// are multiplied by gradScale. It refuses numbers that would turn weights into NaN.
-func (s *session) optimizers(kind protocol.Kind, step uint64, groups []protocol.Hyperparameters,
-	gradScale float64) ([]optim.Optimizer, error) {
-	if len(groups) != s.document.Groups {
-		return nil, protocol.Refused.Errorf("%v with %d parameter groups: the session has %d", kind,
-			len(groups),
-			s.document.Groups)
-	}
-	optimizers := make([]optim.Optimizer, len(groups))
-	for i, group := range groups {
-		optimizers[i] = optimizerOf(s.document, group)
-		if err := optim.Check(optimizers[i], int64(step), gradScale); err != nil {
-			return nil, protocol.Refused.Errorf("%v, parameter group %d, %v: %v", kind, i, optimizers[i], err)
-		}
-	}
-	return optimizers, nil
-}
-
-// optimizersOf returns the optimizers of a step, with the numbers of the request or those given to prepare.
-func (s *session) optimizersOf(b protocol.StepBody) ([]optim.Optimizer, error) {
-	if b.Flags&protocol.PreparedStep == 0 {
-		return s.optimizers(protocol.Step, b.Step, b.Hyperparameters, b.GradScale)
-	}
-	if len(b.Hyperparameters) > 0 {
-		return nil, protocol.Refused.Errorf("step %d as prepared, with %d parameter groups: expected none",
-			b.Step, len(b.Hyperparameters))
-	}
-	if prepared := s.header.preparedStep.Load(); prepared != b.Step {
-		return nil, protocol.OutOfOrder.Errorf("step %d as prepared: the prepared step is %d (0: none)", b.Step,
-			prepared)
-	}
-	return s.optimizers(protocol.Step, b.Step, s.header.groups, b.GradScale)
-}
-
-// step begins a step, unless it was made already. If the step was prepared, this is the second phase of the two-phase
-// commit. The worker that finishes the step calls done, if not nil, with the duration of the step.
-func (s *session) step(b protocol.StepBody, done func(took time.Duration)) (begun bool, err error) {
-	if last := s.shard.Steps(); b.Step == uint64(last) && last > 0 {
-		return false, nil
-	}
-	if s.isArrivingStep(b) {
-		return false, nil
-	}
-	if err := cmp.Or(s.notArriving(protocol.Step), s.checkStep(protocol.Step, b.Step)); err != nil {
-		return false, err
-	}
-	if math.IsNaN(b.GradScale) || math.IsInf(b.GradScale, 0) {
-		return false, protocol.Refused.Errorf("step with the grad scale %v: skip a step whose gradients are not finite",
-			b.GradScale)
-	}
-	if known := uint32(protocol.WaitForStep | protocol.PreparedStep | protocol.ArrivingStep); b.Flags&^known != 0 {
-		return false, protocol.Refused.Errorf("step with flags %#x: this version has %#x", b.Flags, known)
-	}
-	arriving := b.Flags&protocol.ArrivingStep != 0
-	if arriving && b.Flags != protocol.ArrivingStep {
-		return false, protocol.Refused.Errorf("step with flags %#x: a step that begins before its gradients are "+
-			"there can neither be prepared nor be answered when it is done", b.Flags)
-	}
-	optimizers, err := s.optimizersOf(b)
-	if err != nil {
-		return false, err
-	}
-	start := s.shard.BeginThen
-	if arriving {
-		start = s.shard.BeginArriving
-		s.header.askArriving(b, s.holder.Load())
-	} else {
-		s.header.ask(b.Step, b.GradScale)
-	}
-	s.header.condition.Store(stateIsWhole) // before the step begins: the state is whole from now on
-	begin := time.Now()
-	s.stepIsOver.Add(1)
-	s.awaitsEnd = arriving
-	err = start(int64(b.Step), b.GradScale, optimizers, func() {
-		took := time.Since(begin)
-		if arriving {
-			took = s.shard.UpdateTime() // not the time of the backward pass
-		}
-		s.stepped(took)
-		s.stepIsOver.Done()
-		if done != nil {
-			done(took)
-		}
-	})
-	if err != nil {
-		s.stepIsOver.Done()
-		return false, protocol.Refused.Errorf("step: %v", err)
-	}
-	s.begun = int64(b.Step)
-	return true, nil
-}
-
-// initialized reports whether the state is complete, and of one step.
-func (s *session) initialized() bool { return s.header.initialized() && !s.shard.MissesGradients() }
-
-// stepped records that a step is finished.
-func (s *session) stepped(took time.Duration) {
-	s.lastStep.Store(int64(took))
-	s.busyTime.Add(int64(took))
-	s.stepsMade.Add(1)
-}
-
-// setOrder appends ranges to the order in which steps update ranges, or begins it anew with them.
-func (s *session) setOrder(b protocol.OrderBody) error {
-	if b.Flags&^protocol.BeginAnew != 0 {
-		return protocol.Refused.Errorf("order with flags %#x: this version has %#x", b.Flags, protocol.BeginAnew)
-	}
-	var order []shard.Range
-	if b.Flags&protocol.BeginAnew == 0 {
-		order = s.order
-	}
-	if most := protocol.MaximumOrder; len(b.Ranges) > most-len(order) {
-		return protocol.Refused.Errorf("order: %d ranges after %d: expected at most %d together", len(b.Ranges),
-			len(order), most)
-	}
-	for _, r := range b.Ranges {
-		next, err := s.rangeOf(protocol.Order, r.First, r.Count)
-		if err != nil {
-			return err
-		}
-		order = append(order, next)
-	}
-	s.order = order
-	s.shard.SetOrder(order)
-	return nil
-}
-
-// wait returns when a range of the parameters has had a step.
-func (s *session) wait(b protocol.WaitBody) ([]byte, error) {
-	awaited, err := s.rangeOf(protocol.Wait, b.First, b.Count)
-	if err != nil {
-		return nil, err
-	}
-	if done := s.shard.Steps(); b.Step > uint64(max(done, s.begun)) {
-		return nil, protocol.OutOfOrder.Errorf("wait for step %d: the last step begun is %d", b.Step,
-			max(done, s.begun))
-	}
-	missing, ok := s.shard.Misses(awaited)
-	switch {
-	case !ok:
-		s.shard.WaitRange(awaited)
-	case b.Step > uint64(s.shard.Steps()): // and the request that would bring the gradients comes after this one
-		return nil, protocol.OutOfOrder.Errorf("wait for step %d: the gradients of %d elements from %d on are "+
-			"missing; send ready for them first", b.Step, missing.Count, missing.First)
-	}
-	return protocol.Encode(b.Step, s.secondsOf(b.Step)), nil
-}
-
-// secondsOf returns the seconds of a step that is finished as a whole, and 0 for one that is not. They are more than 0,
-// even if an earlier service has made the step.
-func (s *session) secondsOf(step uint64) float64 {
-	if step > uint64(s.shard.Steps()) {
-		return 0
-	}
-	s.settle() // for the worker that records the seconds
-	return max(time.Duration(s.lastStep.Load()), 1).Seconds()
 }

@@ -1,13 +1,48 @@
 package service
 
 import (
+	"context"
+	"fmt"
+	"os"
+
 	"plimsoll/arena"
 	"plimsoll/engine"
+	"plimsoll/ledger"
 	"plimsoll/optim"
 	"plimsoll/optim/kernel"
 	"plimsoll/service/protocol"
 	"plimsoll/shard"
 )
+
+// designShard returns the design of a shard.
+func (s *Server) designShard(d *protocol.Document, cpus []int) (*design, error) {
+	config, err := shardConfig(d, s.kernel, arena.BasePages, cpus)
+	if err != nil {
+		return nil, protocol.Refused.Errorf("open: %v", err)
+	}
+	return &design{
+		document: d, arenas: config.Arenas(), workers: len(cpus),
+		what:    fmt.Sprintf("the state of %d parameters in %v", config.Elements, config.Format),
+		smaller: `a smaller format (moments "bf16" or "int8")`,
+		make: func(of *session) (func(), error) {
+			config.Pages = of.pages
+			shard, err := engine.NewShard(config)
+			if err != nil {
+				return nil, err
+			}
+			newHeldShard(of, shard)
+			return func() { shard.Populate(context.Background(), func(ledger.Bytes) {}) }, nil
+		},
+		attach: func(of *session, files map[string]*os.File) error {
+			config.Pages = of.pages
+			shard, err := engine.AttachShard(config, files)
+			if err == nil {
+				newHeldShard(of, shard).finish()
+			}
+			return err
+		},
+	}, nil
+}
 
 // shardConfig returns the configuration of the shard.
 func shardConfig(d *protocol.Document, set kernel.Set, pages arena.Pages, cpus []int) (engine.ShardConfig, error) {

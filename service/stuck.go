@@ -23,7 +23,7 @@ func (s *Server) stuckStep() error {
 	s.mu.Lock() // while it is held, no session is unmapped
 	defer s.mu.Unlock()
 	for key, session := range s.all {
-		number, left := session.shard.Underway()
+		number, left := session.contents.underway()
 		w := &session.watched
 		if number == 0 || number != w.number || left != w.left {
 			*w = stepWatch{number, left, time.Now()}

@@ -335,7 +335,7 @@ func TestStuckStep(t *testing.T) {
 	server, socket := serveHere(t)
 	s := begun(t, socket, testDocument(small))
 	server.mu.Lock()
-	held := server.all[key{0, "bf16"}].shard
+	held := server.all[key{0, "bf16"}].contents.(*heldShard).shard
 	server.mu.Unlock()
 	disk, saved := make(chan struct{}), make(chan error, 1)
 	snapshot := held.Snapshot(func(shard.Chunk, kernel.Chunk) error {

@@ -20,12 +20,12 @@ func (c *connection) setWindow(r request) (reply, error) {
 	if err != nil {
 		return reply{}, err
 	}
-	return reply{}, c.session.setWindow(body.Bytes, r.files[0])
+	return reply{}, c.session.contents.(*heldShard).setWindow(body.Bytes, r.files[0])
 }
 
 // setWindow maps the client's memfd. The seal keeps it from shrinking, so accesses
 // cannot end this process.
-func (s *session) setWindow(size uint64, file *os.File) error {
+func (s *heldShard) setWindow(size uint64, file *os.File) error {
 	if size == 0 || size > maximumWindow {
 		return protocol.Refused.Errorf("window of %d bytes: expected 1 to %d", size, uint64(maximumWindow))
 	}
@@ -41,7 +41,7 @@ func (s *session) setWindow(size uint64, file *os.File) error {
 	return nil
 }
 
-func (s *session) dropWindow() {
+func (s *heldShard) dropWindow() {
 	if s.window != nil {
 		_ = unix.Munmap(s.window) // cannot fail: the mapping is ours
 		s.window = nil
@@ -49,7 +49,7 @@ func (s *session) dropWindow() {
 }
 
 // transferArguments checks a transfer. It returns the range of the shard, and the numbers, which lie in the window.
-func (s *session) transferArguments(
+func (s *heldShard) transferArguments(
 	kind protocol.Kind, t protocol.TransferBody,
 ) (all shard.Range, numbers []float32, err error) {
 	if t.Zero != 0 {
@@ -71,7 +71,7 @@ func (s *session) transferArguments(
 }
 
 // write copies numbers from the window into the state.
-func (s *session) write(t protocol.TransferBody) error {
+func (s *heldShard) write(t protocol.TransferBody) error {
 	all, numbers, err := s.transferArguments(protocol.Write, t)
 	if err != nil {
 		return err
@@ -92,7 +92,7 @@ func (s *session) write(t protocol.TransferBody) error {
 }
 
 // read copies numbers from the state into the window.
-func (s *session) read(t protocol.TransferBody) error {
+func (s *heldShard) read(t protocol.TransferBody) error {
 	all, numbers, err := s.transferArguments(protocol.Read, t)
 	if err != nil {
 		return err
@@ -112,7 +112,7 @@ func (s *session) read(t protocol.TransferBody) error {
 
 // eachOf has the workers call body for each chunk with elements of a range. They are elements from to end of the
 // chunk, and begin at position at of the range.
-func (s *session) eachOf(all shard.Range, body func(c kernel.Chunk, from, end, at int)) {
+func (s *heldShard) eachOf(all shard.Range, body func(c kernel.Chunk, from, end, at int)) {
 	s.shard.Each(func(chunk shard.Chunk, c kernel.Chunk) {
 		if own := chunk.Intersect(all); own.Count > 0 {
 			body(c, int(own.First-chunk.First), int(own.End()-chunk.First), int(own.First-all.First))
@@ -122,7 +122,7 @@ func (s *session) eachOf(all shard.Range, body func(c kernel.Chunk, from, end, a
 
 // accumulate adds the numbers in the window to the gradients. It does so once for each
 // request number, even if the client repeats the request.
-func (s *session) accumulate(b protocol.AccumulateBody) error {
+func (s *heldShard) accumulate(b protocol.AccumulateBody) error {
 	if int(b.Type) >= len(protocol.NumberTypes) || b.Zero != 0 {
 		return protocol.Refused.Errorf("accumulate of type %d: expected 0 (bf16), 1 (fp16) or 2 (fp32)",
 			b.Type)
@@ -159,7 +159,7 @@ func (s *session) accumulate(b protocol.AccumulateBody) error {
 // notHalfAdded refuses requests that make no sense while an accumulation is half done.
 // An earlier service may have left it so; the client repeats it or clears the
 // gradients.
-func (s *session) notHalfAdded(kind protocol.Kind) error {
+func (s *heldShard) notHalfAdded(kind protocol.Kind) error {
 	if added, _, last, half := s.shard.Accumulations(); half {
 		return protocol.OutOfOrder.Errorf("%v: accumulate %d, of %v, is half done; repeat it, or clear the gradients",
 			kind,

@@ -69,7 +69,7 @@ func TestStepsAreOfAWholeState(t *testing.T) {
 		server.mu.Unlock()
 		var watching sync.WaitGroup
 		watching.Go(func() {
-			for session.shard.Steps() == 0 {
+			for session.contents.(*heldShard).shard.Steps() == 0 {
 			}
 			if !session.header.initialized() {
 				t.Error("the first step is finished, and the state is not initialized")

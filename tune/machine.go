@@ -46,7 +46,7 @@ func (t *Tuning) newUpdates(ctx context.Context, f kernel.Format, assigned *bind
 		}
 		configs, u.workers = append(configs, config), u.workers+len(config.CPUs)
 	}
-	pages := engine.ChoosePages(t.Host, configs)
+	pages := engine.ChoosePages(t.Host, engine.ArenasOf(configs))
 	for i := range configs {
 		configs[i].Pages = pages
 	}

@@ -47,12 +47,11 @@ parameter with its shape and dtypes. It reads none of the tensors.`,
 }
 
 func runInspect(c *cobra.Command, path string, format report.Format) error {
-	opened, err := checkpoint.Open(path)
+	opened, err := checkpoint.OpenAny(path)
 	if err != nil {
 		return err
 	}
-	document := report.NewCheckpoint(c.Root().Version, opened)
-	return document.Page().Write(c.OutOrStdout(), format)
+	return report.CheckpointOf(c.Root().Version, opened).Page().Write(c.OutOrStdout(), format)
 }
 
 func verifyCommand() *cobra.Command {
@@ -69,7 +68,7 @@ bytes and the parameters.`,
 }
 
 func runVerify(c *cobra.Command, path string) error {
-	opened, err := checkpoint.Open(path)
+	opened, err := checkpoint.OpenAny(path)
 	if err != nil {
 		return err
 	}
@@ -79,7 +78,7 @@ func runVerify(c *cobra.Command, path string) error {
 	if err := opened.Verify(interruptible(c), progress.Advance); err != nil {
 		return err
 	}
-	return report.NewCheckpoint(c.Root().Version, opened).WriteVerified(c.OutOrStdout())
+	return report.CheckpointOf(c.Root().Version, opened).WriteVerified(c.OutOrStdout())
 }
 
 // torchFormat is the file format of torch.save.

@@ -106,7 +106,8 @@ func exists(directory, name string) bool {
 // openLittle opens a session of one parameter.
 func openLittle(elements int64) (*servicetest.Session, error) {
 	return servicetest.Open(os.Getenv(service.SocketVariable), &protocol.Document{
-		Schema: protocol.OpenSchema, Job: os.Getenv("PLIMSOLL_JOB"), World: 1, LocalWorld: 1, Part: "bf16",
+		Schema:    protocol.OpenSchema,
+		Owner:     protocol.Owner{Job: os.Getenv("PLIMSOLL_JOB"), World: 1, LocalWorld: 1, Part: "bf16"},
 		Optimizer: "adamw", State: "split", Moments: "fp32", Parameter: "bf16", Gradient: "bf16", Groups: 1,
 		Parameters: []protocol.Piece{{Name: "weight", Shape: []int64{elements}, Count: elements}},
 	})

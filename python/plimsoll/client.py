@@ -85,7 +85,51 @@ def _check_file(description: protocol.ArenaDescription, descriptor: int) -> None
         raise ProtocolError(f"open: the file of arena {description.name} is not sealed against shrinking")
 
 
-class Session(Connection):
+class Holder(Connection):
+    """A connection with the arenas of its session, which this process has mapped. It saves and loads what they hold."""
+
+    def __init__(self, path: str, document: Dict[str, Any], patience: float):
+        super().__init__(path, document, patience)
+        make_room()
+        try:
+            opened, descriptors = self._connect()
+        except ConnectionError as error:
+            raise PlimsollError(str(error)) from error
+        try:
+            self.arenas = {a.component: Arena(a, d) for a, d in zip(opened.arenas, descriptors)}
+        except BaseException:
+            self._disconnect()
+            raise
+        finally:
+            close_all(descriptors)
+        self.attached, self.service, self.opened = opened.attached, opened.service, opened
+
+    def _has_state(self, opened: Any, descriptors: Sequence[int]) -> bool:
+        found = {a.component: _identity(d) for a, d in zip(opened.arenas, descriptors)}
+        return found == {a.component: a.identity for a in self.arenas.values()}
+
+    def saved(self) -> int:
+        """Waits until nothing is being saved any more. The step that was saved last."""
+        return protocol.parse_number(self.call(Kind.SAVED), Kind.SAVED)
+
+    def commit(self, directory: str, step: int, without: Sequence[int] = (), *, identity: str = "") -> None:
+        """Makes what all ranks have saved at that step a checkpoint; the ranks ``without`` any state have saved nothing."""
+        document: Dict[str, Any] = {"directory": os.path.abspath(directory), "step": step, "identity": identity}
+        if without:
+            document["ranks_without_state"] = list(without)
+        protocol.parse_number(self.call(Kind.COMMIT, protocol.pack_document(document)), Kind.COMMIT)
+
+    def close(self, *, give_back: bool = False) -> None:
+        """Ends the session. The state stays for who attaches next, unless it is given back."""
+        with self._lock:
+            try:
+                if self._socket is not None:
+                    self.call(Kind.CLOSE, protocol.pack_flags(int(give_back)))
+            finally:
+                self.abandon()
+
+
+class Session(Holder):
     """The optimizer state of one rank's shard, held by the service.
 
     ``path`` is the service's socket and ``document`` the JSON document of open
@@ -109,23 +153,11 @@ class Session(Connection):
         self._order: List[Tuple[int, int]] = []
         self._arriving = 0  # the step that was begun before its gradients were there, 0 for none
         self._arrived: List[bytes] = []  # the requests that said which of them are there
+        self.elements = sum(p["count"] for p in document["parameters"])
         super().__init__(path, document, patience)
-        make_room()
-        try:
-            opened, descriptors = self._connect()
-        except ConnectionError as error:
-            raise PlimsollError(str(error)) from error
-        try:
-            self.arenas = {a.component: Arena(a, d) for a, d in zip(opened.arenas, descriptors)}
-        except BaseException:
-            self._disconnect()
-            raise
-        finally:
-            close_all(descriptors)
-        self.attached, self.initialized = opened.attached, opened.initialized
-        self.step, self.service, self.kernel = opened.step, opened.service, opened.kernel
+        opened = self.opened
+        self.initialized, self.step, self.kernel = opened.initialized, opened.step, opened.kernel
         self.accumulated = opened.accumulated
-        self.opened = opened
 
     @property
     def parameters(self) -> Arena:
@@ -155,9 +187,8 @@ class Session(Connection):
             if step == self._arriving and seconds > 0:
                 self._arriving, self._arrived = 0, []
 
-    def _has_state(self, opened: protocol.Opened, descriptors: Sequence[int]) -> bool:
-        found = {a.component: _identity(d) for a, d in zip(opened.arenas, descriptors)}
-        return found == {a.component: a.identity for a in self.arenas.values()}
+    def _parse(self, result: bytes) -> protocol.Opened:
+        return protocol.parse_opened(result, self.elements)
 
     def _greet(self, opened: protocol.Opened) -> None:
         if self._window is not None:
@@ -352,17 +383,6 @@ class Session(Connection):
         document.update(replica=replica, replicas=replicas, identity=identity)
         return protocol.parse_number(self.call(Kind.SAVE, protocol.pack_document(document)), Kind.SAVE)
 
-    def saved(self) -> int:
-        """Waits until nothing is being saved any more. The step that was saved last."""
-        return protocol.parse_number(self.call(Kind.SAVED), Kind.SAVED)
-
-    def commit(self, directory: str, step: int, without: Sequence[int] = (), *, identity: str = "") -> None:
-        """Makes what all ranks have saved at that step a checkpoint; the ranks ``without`` any state have saved nothing."""
-        document: Dict[str, Any] = {"directory": os.path.abspath(directory), "step": step, "identity": identity}
-        if without:
-            document["ranks_without_state"] = list(without)
-        protocol.parse_number(self.call(Kind.COMMIT, protocol.pack_document(document)), Kind.COMMIT)
-
     def load(self, directory: str, *, several: bool = False) -> Tuple[int, Any]:
         """Loads a checkpoint, or the newest in a folder. Its step, and its training document.
 
@@ -373,15 +393,6 @@ class Session(Connection):
         self.step, self.initialized = step, not several
         self._arriving, self._arrived = 0, []
         return step, training
-
-    def close(self, *, give_back: bool = False) -> None:
-        """Ends the session. The state stays for who attaches next, unless it is given back."""
-        with self._lock:
-            try:
-                if self._socket is not None:
-                    self.call(Kind.CLOSE, protocol.pack_flags(int(give_back)))
-            finally:
-                self.abandon()
 
     def abandon(self) -> None:
         """Lets go of the connection without a word, as the end of the process does."""

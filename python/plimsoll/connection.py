@@ -46,9 +46,11 @@ class Connection:
     the methods that it overrides.
     """
 
+    #: The request that opens the session.
+    opening = Kind.OPEN
+
     def __init__(self, path: str, document: Dict[str, Any], patience: float):
         self.path, self.document, self.patience = os.path.abspath(path), document, patience
-        self.elements = sum(p["count"] for p in document["parameters"])
         self._lock = threading.RLock()
         self._outstanding: Deque[Request] = collections.deque()
         self._number = 0
@@ -64,11 +66,15 @@ class Connection:
     def _answered(self, request: Request) -> None:
         """Notes the changes that a request has made."""
 
-    def _has_state(self, opened: protocol.Opened, descriptors: Sequence[int]) -> bool:
+    def _parse(self, result: bytes) -> Any:
+        """What the answer to the opening request says."""
+        raise NotImplementedError
+
+    def _has_state(self, opened: Any, descriptors: Sequence[int]) -> bool:
         """Whether a service has the state of this session, after a reconnection."""
         return True
 
-    def _greet(self, opened: protocol.Opened) -> None:
+    def _greet(self, opened: Any) -> None:
         """Sends on a new connection what the service must know before any request."""
 
     # Requests and answers
@@ -169,7 +175,7 @@ class Connection:
 
     # Connecting
 
-    def _connect(self) -> Tuple[protocol.Opened, List[int]]:
+    def _connect(self) -> Tuple[Any, List[int]]:
         document = protocol.pack_document(self.document)
         try:
             connection = trust.connect(self.path)
@@ -182,14 +188,14 @@ class Connection:
         try:
             file = _sealed("plimsoll-open", document)
             try:
-                _send(connection, protocol.pack(Kind.OPEN, 0, protocol.pack_number(len(document))), [file])
+                _send(connection, protocol.pack(self.opening, 0, protocol.pack_number(len(document))), [file])
             finally:
                 os.close(file)
             packet, descriptors = _receive(connection)
-            opened = protocol.parse_opened(protocol.parse_answer(packet, Kind.OPEN, 0), self.elements)
+            opened = self._parse(protocol.parse_answer(packet, self.opening, 0))
             if len(descriptors) != len(opened.arenas):
                 raise ProtocolError(
-                    f"open: {len(descriptors)} file descriptors came with {len(opened.arenas)} arenas; {protocol.MEND}"
+                    f"{self.opening.name.lower()}: {len(descriptors)} file descriptors came with {len(opened.arenas)} arenas; {protocol.MEND}"
                 )
         except BaseException:
             close_all(descriptors)
@@ -197,6 +203,16 @@ class Connection:
             raise
         self._socket = connection
         return opened, descriptors
+
+    def _is_over(self) -> bool:
+        """Whether the service has closed the connection."""
+        assert self._socket is not None
+        try:
+            return not self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except ConnectionError:
+            return True
 
     def _disconnect(self) -> None:
         if self._socket is not None:

@@ -64,12 +64,15 @@ class Kind(enum.IntEnum):
     CLOSE = 17
     PREPARE = 18
     ORDER = 20
+    HOLD = 21
 
 
 STATUSES = ("done", "malformed", "refused", "does_not_fit", "busy", "not_permitted", "out_of_order", "storage", "internal")
 
 # Bytes of an element, by the names of types.
 TYPES = {"bf16": 2, "fp16": 2, "fp32": 4}
+#: The conditions of states that the trainer updates.
+CONDITIONS = ("new", "whole", "redo", "torn")
 
 MASTER_WEIGHTS, FIRST_MOMENT, SECOND_MOMENT = 0, 1, 2
 _FP32 = 2  # the numbers that accumulate adds
@@ -272,6 +275,17 @@ class Opened:
     arenas: List[ArenaDescription]
 
 
+@dataclass(frozen=True)
+class Held:
+    """The result of hold. ``condition`` is one of CONDITIONS, ``step`` the last finished step."""
+
+    attached: bool
+    condition: str
+    step: int
+    service: str
+    arenas: List[ArenaDescription]
+
+
 def _member(document: Dict[str, Any], name: str, type_: type) -> Any:
     value = document.get(name)
     # bool is an int to Python, and a float may be a whole number to JSON.
@@ -289,19 +303,48 @@ def _asked_factor(document: Dict[str, Any]) -> float:
     return float(value)
 
 
+def _arenas(document: Dict[str, Any]) -> List[ArenaDescription]:
+    arenas = []
+    for a in _member(document, "arenas", list):
+        if not isinstance(a, dict):
+            raise ProtocolError(f"open: an arena is {a!r}: expected an object; {MEND}")
+        arenas.append(
+            ArenaDescription(
+                *(_member(a, n, str) for n in ("name", "component", "type")),
+                *(_member(a, n, int) for n in ("bytes", "mapped_bytes")),
+            )
+        )
+    return arenas
+
+
+def parse_held(result: bytes, sizes: Dict[str, int]) -> Held:
+    """The result of hold for arenas of these sizes, by component."""
+    document = parse_document(result, Kind.HOLD)
+    if document.get("schema") != "plimsoll.held/1":
+        raise ProtocolError(f"hold: schema is {document.get('schema')!r}: expected 'plimsoll.held/1'; {MEND}")
+    arenas = _arenas(document)
+    found = {a.component: a.bytes for a in arenas}
+    if found != sizes or len(arenas) != len(sizes) or any(a.mapped_bytes < a.bytes for a in arenas):
+        raise ProtocolError(f"hold: the arenas are {found}: expected {sizes}; {MEND}")
+    held = Held(
+        attached=_member(document, "attached", bool),
+        condition=_member(document, "condition", str),
+        step=_member(document, "step", int),
+        service=_member(document, "service", str),
+        arenas=arenas,
+    )
+    if held.condition not in CONDITIONS:
+        raise ProtocolError(f"hold: condition is {held.condition!r}: expected one of {', '.join(CONDITIONS)}; {MEND}")
+    return held
+
+
 def parse_opened(result: bytes, elements: int) -> Opened:
     """The result of open for a shard of so many elements."""
     document = parse_document(result, Kind.OPEN)
     if document.get("schema") != "plimsoll.session/1":
         raise ProtocolError(f"open: schema is {document.get('schema')!r}: expected 'plimsoll.session/1'; {MEND}")
-    arenas = []
-    for a in _member(document, "arenas", list):
-        if not isinstance(a, dict):
-            raise ProtocolError(f"open: an arena is {a!r}: expected an object; {MEND}")
-        arena = ArenaDescription(
-            *(_member(a, n, str) for n in ("name", "component", "type")),
-            *(_member(a, n, int) for n in ("bytes", "mapped_bytes")),
-        )
+    arenas = _arenas(document)
+    for arena in arenas:
         size = TYPES.get(arena.type)
         if size is None:
             raise ProtocolError(
@@ -312,7 +355,6 @@ def parse_opened(result: bytes, elements: int) -> Opened:
                 f"open: arena {arena.name} has {arena.bytes} bytes, {arena.mapped_bytes} of them mapped: "
                 f"expected {elements * size}, for {elements} elements of {arena.type}; {MEND}"
             )
-        arenas.append(arena)
     opened = Opened(
         attached=_member(document, "attached", bool),
         initialized=_member(document, "initialized", bool),

@@ -164,6 +164,7 @@ func DecodeText[T any](kind Kind, body []byte) (T, error) {
 type (
 	SaveBody struct {
 		Directory string         `json:"directory"`
+		Step      *int64         `json:"step,omitempty"` // of the state; needed for states that the trainer updates
 		Training  jsontext.Value `json:"training,omitempty"`
 		Identity  string         `json:"identity,omitempty"`
 		Replica   int            `json:"replica,omitempty"`

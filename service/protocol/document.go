@@ -4,10 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"regexp"
 	"slices"
-
-	"github.com/go-json-experiment/json"
 
 	"plimsoll/optim"
 	"plimsoll/optim/kernel"
@@ -18,13 +15,8 @@ const OpenSchema = "plimsoll.open/1"
 
 // Document describes the shard that a session holds. Clients send it with open.
 type Document struct {
-	Schema     string  `json:"schema"`
-	Job        string  `json:"job"`
-	Rank       int     `json:"rank"`
-	World      int     `json:"world"`
-	LocalWorld int     `json:"local_world"`
-	Part       string  `json:"part"`
-	Instance   int     `json:"instance,omitempty"`
+	Schema string `json:"schema"`
+	Owner
 	Optimizer  string  `json:"optimizer"`
 	State      string  `json:"state"`
 	Moments    string  `json:"moments"`
@@ -32,7 +24,6 @@ type Document struct {
 	Gradient   string  `json:"gradient"`
 	Groups     int     `json:"groups"`
 	Parameters []Piece `json:"parameters"`
-	CPUs       []int   `json:"cpus,omitempty"`
 }
 
 // Piece is a range of a parameter that a shard holds: Count elements of the flattened
@@ -49,64 +40,19 @@ type Piece struct {
 // Limits keep sums of sizes within 64 bits, and numbers of workers within reason.
 const (
 	maximumElements = 1 << 48
-	maximumRanks    = 1 << 20
-	MaximumLocal    = 1 << 10 // ranks of a host
 	MaximumGroups   = (MaximumPacket - 256) / sizeOfGroup
-	MaximumCPUs     = 1 << 13
-	maximumInstance = 1 << 31
 )
-
-// SafeName matches names that are safe in names of files and arenas.
-var SafeName = regexp.MustCompile(`^[a-zA-Z0-9_-][a-zA-Z0-9._-]{0,63}$`)
-
-// MaximumDocument is the largest size of a document of open: some hundred thousand
-// parameters.
-const MaximumDocument = 256 << 20
-
-// CheckDocumentLength refuses documents that are too long. Both open and restore call it.
-func CheckDocumentLength(document uint64) error {
-	if document == 0 || document > MaximumDocument {
-		return fmt.Errorf("a document of %d bytes: expected 1 to %d", document, MaximumDocument)
-	}
-	return nil
-}
-
-// ParseDocument reads a document and checks it.
-func ParseDocument(text []byte) (*Document, error) {
-	d := &Document{}
-	if err := json.Unmarshal(text, d, json.RejectUnknownMembers(true)); err != nil {
-		return nil, Refused.Errorf("open: the document cannot be read: %v", err)
-	}
-	if err := d.Validate(); err != nil {
-		return nil, Refused.Errorf("open: %v", err)
-	}
-	return d, nil
-}
 
 func (d *Document) Validate() error {
 	switch {
 	case d.Schema != OpenSchema:
 		return fmt.Errorf("schema is %q: expected %q", d.Schema, OpenSchema)
-	case !SafeName.MatchString(d.Job):
-		return fmt.Errorf("job is %q: expected 1 to 64 of a-z A-Z 0-9 . _ -, and no dot at the beginning", d.Job)
-	case !SafeName.MatchString(d.Part):
-		return fmt.Errorf("part is %q: expected 1 to 64 of a-z A-Z 0-9 . _ -, and no dot at the beginning", d.Part)
-	case d.Instance < 0 || d.Instance > maximumInstance:
-		return fmt.Errorf("instance is %d: expected 0 to %d", d.Instance, maximumInstance)
-	case d.World < 1 || d.World > maximumRanks:
-		return fmt.Errorf("world is %d: expected 1 to %d", d.World, maximumRanks)
-	case d.Rank < 0 || d.Rank >= d.World:
-		return fmt.Errorf("rank is %d of %d: expected 0 to %d", d.Rank, d.World, d.World-1)
-	case d.LocalWorld < 1 || d.LocalWorld > min(d.World, MaximumLocal):
-		return fmt.Errorf("local_world is %d of %d ranks: expected 1 to %d", d.LocalWorld, d.World,
-			min(d.World, MaximumLocal))
+	case d.Owner.validate() != nil:
+		return d.Owner.validate()
 	case d.Groups < 1 || d.Groups > MaximumGroups:
 		return fmt.Errorf("groups is %d: expected 1 to %d", d.Groups, MaximumGroups)
 	case len(d.Parameters) == 0:
 		return errors.New("there are no parameters")
-	case len(d.CPUs) > MaximumCPUs ||
-		slices.ContainsFunc(d.CPUs, func(cpu int) bool { return cpu < 0 || cpu >= MaximumCPUs }):
-		return fmt.Errorf("cpus: expected at most %d CPUs, each from 0 to %d", MaximumCPUs, MaximumCPUs-1)
 	}
 	names := make(map[string]bool, len(d.Parameters))
 	total := int64(0)
@@ -189,17 +135,12 @@ func (d *Document) MomentsOf(p Piece) kernel.MomentType {
 	return moments
 }
 
-// SessionPart names the part of a session. Optimizers of one program may each have a
-// part of the same name; the instance tells their sessions apart.
-func (d *Document) SessionPart() string {
-	if d.Instance == 0 {
-		return d.Part
+// Difference returns the first difference to the document of an earlier session that matters, or nil.
+func (d *Document) Difference(was AnyDocument) error {
+	other, isShard := was.(*Document)
+	if !isShard {
+		return errors.New("it is a shard that the service updates, and was states that the trainer updates")
 	}
-	return fmt.Sprintf("%s@%d", d.Part, d.Instance)
-}
-
-// Difference returns the first difference between two documents that matters, or nil.
-func (d *Document) Difference(other *Document) error {
 	for i := range d.Parameters {
 		if i < len(other.Parameters) && !d.Parameters[i].equal(other.Parameters[i]) {
 			return fmt.Errorf("parameter %d is %v, and was %v", i, d.Parameters[i], other.Parameters[i])

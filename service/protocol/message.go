@@ -42,6 +42,7 @@ const (
 	Prepare
 	Restore
 	Order
+	Hold
 	Kinds // 1 more than the last
 )
 
@@ -49,7 +50,7 @@ var kindNames = [Kinds]string{
 	Open: "open", Window: "window", Write: "write", Read: "read", SetStep: "set_step", Ready: "ready", Norm: "norm",
 	Accumulate: "accumulate", Clear: "clear", Step: "step", Wait: "wait", Save: "save", Saved: "saved",
 	Commit: "commit", Load: "load", Stat: "stat", Close: "close", Prepare: "prepare", Restore: "restore",
-	Order: "order",
+	Order: "order", Hold: "hold",
 }
 
 func (k Kind) String() string {

@@ -43,6 +43,8 @@ type SessionStatus struct {
 	Client      int64  `json:"client"` // its process; 0 for none
 	Initialized bool   `json:"initialized"`
 	Step        int64  `json:"step"` // the last finished step
+	// Holds is the condition of states that the trainer updates, and empty for a shard.
+	Holds string `json:"holds,omitempty"`
 	// MissesGradients says that a step is under way and waits for gradients.
 	MissesGradients bool         `json:"misses_gradients"`
 	Saving          bool         `json:"saving"`

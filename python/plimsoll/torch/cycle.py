@@ -4,7 +4,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
 
-from plimsoll.torch.control import GRADIENTS_OF, POSITION, Control
+from plimsoll.torch.control import Control
 from plimsoll.torch.held_update import Batch, Resident
 from plimsoll.torch.layout import local
 from plimsoll.torch.regions import Layout, Region
@@ -18,9 +18,7 @@ class Memory:
     def __init__(self, layout: Layout, states: Any, gradients: Any, control: Control):
         self.layout, self.control = layout, control
         self._states = torch.frombuffer(states, dtype=torch.uint8)
-        self.gradients = (
-            torch.frombuffer(gradients, dtype=torch.uint8, count=layout.gradients_bytes) if layout.gradients_bytes else None
-        )
+        self.gradients = torch.frombuffer(gradients, dtype=torch.uint8) if gradients is not None else None
 
     def region(self, region: Region, step: int) -> torch.Tensor:
         """The bytes of a region after ``step`` steps."""
@@ -33,7 +31,9 @@ class Cycle:
     (whole).
     """
 
-    def __init__(self, memory: Memory, wrapped: Wrapped, streams: HostStreams, whole: bool):
+    def __init__(
+        self, memory: Memory, wrapped: Wrapped, streams: HostStreams, whole: bool, resident: Sequence[Tuple[int, torch.Tensor]]
+    ):
         self._memory, self._layout, self._control = memory, memory.layout, memory.control
         self._wrapped, self._streams, self._whole = wrapped, streams, whole
         self._slots: List[Slot] = []
@@ -41,8 +41,9 @@ class Cycle:
         self._gradients_out: Dict[int, Any] = {}
         self._prepared: Any = None  # event: all gradients are on the host
         self._last: Any = None  # event: all is on the host
-        #: Parameters whose state stays on the device, with their groups.
-        self.resident: Sequence[Tuple[int, torch.Tensor]] = ()
+        #: Whether a step has changed something, and has not ended.
+        self.under_way = False
+        self._resident = resident  # parameters whose state stays on the device, with their groups
         self.resident_state: Resident = {}
 
     def settle(self) -> None:
@@ -64,14 +65,17 @@ class Cycle:
     def make(self) -> None:
         """Makes the step that was begun, with the gradients of the model."""
         step = self._control.step
+        self.under_way = True
         self._update_resident(step)
         self._go_through(step, self._layout.order(step), 0)
         self._wrapped.end()
+        self.under_way = False
 
     def go_on(self, committed: int) -> None:
         """Finishes a step of which some regions are committed, with the gradients that the model has now."""
         step = self._control.step
         self._wrapped.begin()
+        self._gradients_out = {}
         self._go_through(step, self._layout.order(step)[committed:], committed)
         self._wrapped.end()
 
@@ -98,7 +102,7 @@ class Cycle:
                         place.copy_(local(held.parameter.grad), non_blocking=True)
                 self._gradients_out[region.index] = self._streams.event()
         with self._streams.copying_out():
-            self._streams.set_word(self._control.word(GRADIENTS_OF), step + 1)
+            self._streams.set_word(self._control.gradients_of, step + 1)
             self._prepared = self._streams.event()
 
     # Regions
@@ -168,7 +172,7 @@ class Cycle:
         for region in regions:
             batch.add(region, None if fresh else slots[region.index].memory)
         if self._whole:
-            batch.add_resident(self.resident, self.resident_state)
+            batch.add_resident(self._resident, self.resident_state)
         self._streams.compute_after([self._gradients_out.get(r.index) for r in regions])  # some optimizers change them
         state = batch.update()
         if self._whole:
@@ -181,19 +185,19 @@ class Cycle:
         batch.put_back({h.index: slots[r.index].memory for r in regions for h in r.held})
 
     def _update_resident(self, step: int) -> None:
-        if self._whole or not self.resident:
+        if self._whole or not self._resident:
             return
         batch = Batch(self._wrapped, self._control, step)
-        batch.add_resident(self.resident, self.resident_state)
+        batch.add_resident(self._resident, self.resident_state)
         self._keep_resident(batch.update())
 
     def _keep_resident(self, state: Resident) -> None:
-        self.resident_state = {p: state[p] for _, p in self.resident if state.get(p)}
+        self.resident_state = {p: state[p] for _, p in self._resident if state.get(p)}
 
     def _commit(self, region: Region, slot: Slot, step: int, committed: int) -> Any:
         """Copies a region out, and counts it. Returns the event at which its parameters are on the host."""
         updated = self._streams.event()
-        self._control.await_read(region, step)
+        self._control.await_read(step, committed)
         host = self._memory.region(region, step + 1)
         with self._streams.copying_out([updated]):
             for held in region.held:
@@ -202,7 +206,7 @@ class Cycle:
             copied = self._streams.event()
         slot.drain(region, host, updated)
         with self._streams.copying_out():
-            self._streams.set_word(self._control.word(POSITION), step * len(self._layout.regions) + committed + 1)
+            self._streams.set_word(self._control.position, step * len(self._layout.regions) + committed + 1)
         return copied
 
     def forget(self) -> None:

@@ -5,7 +5,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 import torch
 
-from plimsoll.torch.control import options_bytes
+from plimsoll.torch.control import settings_bytes
 from plimsoll.torch.layout import local
 from plimsoll.torch.probing import NumberKind, Prober
 from plimsoll.torch.regions import MASTER, MASTER_LOW, PARAMETER, Form, Layout, Scalar, Stored, Wanted, lay_out
@@ -53,7 +53,7 @@ def demanded(optimizer: torch.optim.Optimizer, names: Dict[torch.Tensor, str], d
         count += 1
     if demands.fraction == 1:
         count = len(wanted)  # also those without any state
-    layout = lay_out(wanted[:count], demands.chunk_limit, options_bytes(optimizer.param_groups))
+    layout = lay_out(wanted[:count], demands.chunk_limit, settings_bytes(optimizer.param_groups))
     return layout, [(w.group, w.parameter) for w in wanted[count:]]
 
 

@@ -1,6 +1,6 @@
 """A held state as the entries of torch's state_dict, on the host, and back."""
 
-from typing import Any, Dict, Optional
+from typing import Any, Dict, Iterable, Optional
 
 import torch
 
@@ -40,6 +40,22 @@ def check(held: Held, entry: Dict[str, Any]) -> None:
             raise ValueError(
                 f"the state {stored.key!r} of {held.name} has the shape {shape and list(shape)}: expected {list(stored.form.size)}"
             )
+
+
+def step_of(entries: Iterable[Dict[str, Any]]) -> int:
+    """The step of a state, if the optimizer counts steps in it; else 0."""
+    return max((int(entry["step"]) for entry in entries if "step" in entry), default=0)
+
+
+def on_device(entries: Dict[torch.Tensor, Dict[str, Any]], parameters: Iterable[torch.Tensor]) -> Dict[torch.Tensor, Dict[str, Any]]:
+    """The entries of parameters whose state stays on the device."""
+    return {p: {k: _beside(p, v) for k, v in entries[p].items() if k != MASTER} for p in parameters if entries.get(p)}
+
+
+def _beside(parameter: torch.Tensor, value: Any) -> Any:
+    if not isinstance(value, torch.Tensor) or value.dim() == 0 and value.device.type == "cpu":
+        return value
+    return value.detach().to(local(parameter).device, copy=True)
 
 
 def write(memory: Memory, region: Region, held: Held, entry: Optional[Dict[str, Any]], step: int) -> None:

@@ -1,95 +1,106 @@
-"""A held state that is open: its arenas, and the steps that it makes."""
+"""A held state that is open: its session, and the steps that it makes."""
 
 from typing import Any, Dict, List, Optional, Tuple
 
 import torch
 
-from plimsoll.torch import held_entries
-from plimsoll.torch.control import FILLED, GRADIENTS_OF, NOTHING, POSITION, REPLACED, WHOLE, Control, torn
+from plimsoll import states
+from plimsoll.held import HeldStates
+from plimsoll.torch import environment, held_entries, regions
+from plimsoll.torch.control import Control
 from plimsoll.torch.cycle import Cycle, Memory
 from plimsoll.torch.demands import Demands
 from plimsoll.torch.layout import local
-from plimsoll.torch.redo import can_finish, finish_step, restore_parameters
+from plimsoll.torch.redo import finish_step, restore_parameters
 from plimsoll.torch.regions import Layout
 from plimsoll.torch.window import streams_for
 from plimsoll.torch.wrapped import Wrapped
 
-_Entries = Dict[torch.Tensor, Dict[str, Any]]
+Entries = Dict[torch.Tensor, Dict[str, Any]]
+Resident = List[Tuple[int, torch.Tensor]]
 
 
 class HeldState:
-    """The state of a wrapped optimizer: in arenas, and for a fraction below 1 partly on the device."""
+    """The state of a wrapped optimizer: in arenas of the service, and for a fraction below 1 partly on the device."""
 
-    def __init__(
-        self,
-        wrapped: Wrapped,
-        layout: Layout,
-        resident: List[Tuple[int, torch.Tensor]],
-        demands: Demands,
-        arenas: Dict[str, Any],
-        device: torch.device,
-    ):
-        self._wrapped, self._demands, self.layout = wrapped, demands, layout
-        self._arenas = arenas
+    def __init__(self, wrapped: Wrapped, layout: Layout, resident: Resident, demands: Demands, device: torch.device):
+        self._wrapped, self._layout, self._demands = wrapped, layout, demands
         self._streams = streams_for(device)
-        try:
-            for arena in arenas.values():
-                self._streams.pin(arena)
-        except BaseException:
-            self._streams.release()
-            raise
-        gradients = arenas["gradients"].memory if "gradients" in arenas else None
-        self.control = Control(arenas["control"].memory, layout)
-        self._memory = Memory(layout, arenas["states"].memory, gradients, self.control)
-        self._cycle = Cycle(self._memory, wrapped, self._streams, demands.whole)
-        self._cycle.resident = resident
+        self.session: Optional[HeldStates] = None  # none if there is nothing to hold
+        self._resident = resident
         self._broken = False  # a step has failed half made
 
     # Beginning
 
-    @torch.no_grad()
-    def start(self, is_new: bool) -> Optional[str]:
-        """Begins with the model's parameters, or goes on from a state that was found. Returns why it cannot, if so."""
-        if is_new or self.control.get(FILLED) == NOTHING:
-            self._fill()
-            return None
-        why = torn(self.control)
-        if why is None and not self._demands.recovers:
-            why = "the process that held it died with the parameters of the model, which the state does not have"
-        if why is None:
-            self._recover()
-        return why
+    def open(self, job: str, name: Optional[str], socket: Optional[str]) -> None:
+        """Opens the session, and registers its memory with the device."""
+        if self._layout.is_empty:
+            document = regions.document(self._layout)
+            control = states.Control(bytearray(states.sizes_of(document)["held_control"]), document)
+            control.read = control.NOTHING_IS_READ
+            self._use(control, bytearray(1), None)
+            return
+        try:
+            self.session = HeldStates.open(self._document(job, name), socket=socket)
+            for arena in self.session.arenas.values():
+                self._streams.pin(arena)
+            arenas = {n: a.memory for n, a in self.session.arenas.items()}
+            self._use(self.session.control, arenas["states"], arenas.get("gradients"))
+        except BaseException:
+            self.close()
+            raise
 
-    def _fill(self) -> None:
-        self.control.words.zero_()
-        for region in self.layout.regions:
-            host = self._memory.region(region, 0)
-            for held in region.held:
-                if held.copy is not None:
-                    held.copy.within(host).copy_(local(held.parameter).detach())
-        self.control.set(FILLED, WHOLE)
+    def _document(self, job: str, name: Optional[str]) -> Dict[str, Any]:
+        world, cpus = environment.world(), environment.optimizer_cpus()
+        return {
+            "schema": "plimsoll.hold/1",
+            "job": job,
+            "rank": environment.rank(),
+            "world": world,
+            "local_world": environment.local_ranks(world),
+            "part": f"{name}.states" if name else "states",
+            **({"cpus": cpus} if cpus else {}),
+            **regions.document(self._layout),
+        }
+
+    def _use(self, control: states.Control, memory: Any, gradients: Any) -> None:
+        self._control = Control(control, self._layout)
+        self._memory = Memory(self._layout, memory, gradients, self._control)
+        self._cycle = Cycle(self._memory, self._wrapped, self._streams, self._demands.whole, self._resident)
+
+    @torch.no_grad()
+    def begin(self) -> Optional[str]:
+        """Begins with a new state, or goes on from the one that was found. Returns why it cannot, if so."""
+        if self._control.step == 0:
+            self._control.clear_numbers()
+            return None
+        if self._control.condition == "torn":
+            return f"the process that held it died in the middle of step {self.steps + 1}, which cannot be finished"
+        if not self._demands.recovers:
+            return "the process that held it died with the parameters of the model, which the state does not have"
+        self._recover()
+        return None
 
     def _recover(self) -> None:
         restore_parameters(self._memory)
-        if can_finish(self.control):
+        if self._control.condition == "redo":
             finish_step(self._memory, self._wrapped, self._cycle)
 
     # Steps
 
     @property
     def steps(self) -> int:
-        return self.control.step
+        """How many steps the whole state has made."""
+        return self._control.step
 
     @property
     def prepared_step(self) -> int:
         """The last step whose gradients the host has: it can be finished from there."""
-        return self.control.get(GRADIENTS_OF)
+        return int(self._control.gradients_of)
 
     @torch.no_grad()
     def prepare(self, wait: bool = False) -> None:
         """Begins a step. If it waits, the host has all that finishes the step."""
-        self.mend()
-        self._broken = True
         self._cycle.prepare()
         if wait:
             self._cycle.await_prepared()
@@ -97,28 +108,35 @@ class HeldState:
     @torch.no_grad()
     def make(self) -> None:
         """Makes the step that was begun."""
-        self._cycle.make()
-        self._broken = False
+        try:
+            self._cycle.make()
+        except BaseException:
+            self._broken = self._cycle.under_way
+            raise
 
     @torch.no_grad()
     def finish_prepared(self) -> None:
         """Makes the step that an earlier process has begun, if only its gradients were there."""
         finish_step(self._memory, self._wrapped, self._cycle)
 
-    def mend(self) -> None:
-        """Finishes a step that an exception has broken off, as after the death of a process."""
+    def refuse_broken(self) -> None:
+        """Raises if a step has failed after it had changed something. What can be finished is finished then."""
         if not self._broken:
             return
         self._streams.settle()
-        if self.control.committed and not can_finish(self.control):
+        step = self.steps
+        if not self._demands.recovers or step == 0 or self._control.condition == "torn":
             raise RuntimeError(
-                "an earlier step failed after it had changed some parameters, and recovery is False: load a state (load_state_dict, load)"
+                f"step {step + 1} failed after it had changed some parameters, and cannot be finished: load a state (load_state_dict)"
             )
-        if self._cycle.resident:
-            raise RuntimeError("an earlier step failed, and fraction is below 1: load a state (load_state_dict)")
         with torch.no_grad():
             self._recover()
         self._broken = False
+        if self.steps > step:
+            raise RuntimeError(
+                f"step {step + 1} failed after it had changed some parameters. It is finished now, with the gradients that it began "
+                "with: drop those of the model (zero_grad), and go on with the next step"
+            )
 
     def prefetch(self) -> None:
         self._cycle.prefetch()
@@ -129,16 +147,16 @@ class HeldState:
 
     # State
 
-    def entries(self) -> _Entries:
-        """The entries of all parameters that have a state, on the host but for those that stay on the device."""
+    def entries(self) -> Entries:
+        """The entries of all parameters that have a state: on the host, but for those that stay on the device."""
         self.settle()
-        found = {h.parameter: held_entries.read(self._memory, r, h) for r in self.layout.regions for h in r.held}
+        found = {h.parameter: held_entries.read(self._memory, r, h) for r in self._layout.regions for h in r.held}
         found.update(self._cycle.resident_state)
         return {p: entry for p, entry in found.items() if entry}
 
     def entry(self, parameter: torch.Tensor) -> Dict[str, Any]:
         self.settle()
-        for region in self.layout.regions:
+        for region in self._layout.regions:
             for held in region.held:
                 if held.parameter is parameter:
                     return held_entries.read(self._memory, region, held)
@@ -146,37 +164,35 @@ class HeldState:
 
     def parameters_with_state(self) -> List[torch.Tensor]:
         self.settle()
-        step = self.control.step
-        return [h.parameter for h in self.layout.held if self.control.has_state(h, step)] + list(self._cycle.resident_state)
+        step = self._control.step
+        return [h.parameter for h in self._layout.held if self._control.has_state(h, step)] + list(self._cycle.resident_state)
 
     @torch.no_grad()
-    def replace(self, entries: _Entries) -> None:
+    def replace(self, entries: Entries) -> None:
         """Takes these entries as the state. Raises ValueError if they do not fit, and nothing has changed then."""
-        self._streams.settle()
-        for held in self.layout.held:
+        for held in self._layout.held:
             if entries.get(held.parameter):
                 held_entries.check(held, entries[held.parameter])
         self._cycle.forget()
-        step = self.control.step
-        self.control.set(FILLED, REPLACED)
-        self.control.set(POSITION, step * len(self.layout.regions))
-        self.control.set(GRADIENTS_OF, 0)
-        for region in self.layout.regions:
-            for held in region.held:
-                held_entries.write(self._memory, region, held, entries.get(held.parameter), step)
-        self.control.set(FILLED, WHOLE)
-        self._cycle.resident_state = {
-            p: {k: _like(p, v) for k, v in entries[p].items()} for _, p in self._cycle.resident if entries.get(p)
-        }
+        target = held_entries.step_of(entries.values()) or self.steps + 1
+        if len(self._layout.regions) > 1:
+            # Until all regions are written, this is a step that was broken off.
+            self._control.forget_gradients()
+            self._control.set_moment(self.steps, 1)
+        elif target % 2 == self.steps % 2:
+            self._write(entries, target + 1)  # so that the old state is whole until then
+        self._write(entries, target)
+        self._cycle.resident_state = held_entries.on_device(entries, [p for _, p in self._resident])
         self._broken = False
 
+    def _write(self, entries: Entries, step: int) -> None:
+        for region in self._layout.regions:
+            for held in region.held:
+                held_entries.write(self._memory, region, held, entries.get(held.parameter), step)
+        self._control.set_moment(step)
+
     def close(self) -> None:
-        self._cycle.release()
+        """Gives the memory of the device back, and ends the session. The state stays in a service that lives on."""
         self._streams.release()
-
-
-def _like(parameter: torch.Tensor, value: Any) -> Any:
-    """A value of the state where the optimizer expects it: numbers stay on the host."""
-    if not isinstance(value, torch.Tensor) or value.dim() == 0 and value.device.type == "cpu":
-        return value
-    return value.detach().to(local(parameter).device, copy=True)
+        if self.session is not None:
+            self.session.close()

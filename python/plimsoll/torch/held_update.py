@@ -95,17 +95,17 @@ class Batch:
 
 def _proxy(held: Held, memory: Optional[torch.Tensor]) -> torch.Tensor:
     """The fp32 parameter that is updated in place of a 16-bit one."""
-    mine = local(held.parameter).detach()
+    mine, form = local(held.parameter).detach(), held.master.form
+    gradient = torch.empty_strided(form.size, form.stride, dtype=torch.float32, device=mine.device)
     if memory is None:
-        master = torch.empty_strided(held.master.form.size, held.master.form.stride, dtype=torch.float32, device=mine.device)
-        master.copy_(mine)
+        master = torch.empty_like(gradient).copy_(mine)
     elif held.master.key == MASTER_LOW:
         master = masters.join(mine, held.master.within(memory))
     else:
         master = held.master.within(memory)
-        masters.follow(master, mine)
+        masters.follow(master, mine, gradient)
     proxy = like(held.parameter, master).requires_grad_()
-    proxy.grad = like(held.parameter, local(held.parameter.grad).to(torch.float32))
+    proxy.grad = like(held.parameter, gradient.copy_(local(held.parameter.grad)))
     return proxy
 
 

@@ -37,20 +37,16 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.as_strided((tensor.numel(),), (1,), tensor.storage_offset())
 
 
-_BLOCK = 1 << 20  # elements
+BLOCK = 1 << 20  # elements
 
 
-def follow(master: torch.Tensor, parameter: torch.Tensor) -> None:
+def follow(master: torch.Tensor, parameter: torch.Tensor, scratch: torch.Tensor) -> None:
     """Takes the elements of a parameter that the program has changed since they were rounded from ``master``.
 
-    It goes block by block: it needs no memory of the parameter's size.
+    ``scratch`` is like ``master``, and is overwritten. Else it needs memory for one block of elements only.
     """
-    if master.stride() != parameter.stride():
-        return _follow(master, parameter)
-    for masters, elements in zip(_flat(master).split(_BLOCK), _flat(parameter).split(_BLOCK)):
-        _follow(masters, elements)
-
-
-def _follow(master: torch.Tensor, parameter: torch.Tensor) -> None:
-    changed = master.to(parameter.dtype) != parameter
-    master.copy_(torch.where(changed, parameter.to(master.dtype), master))
+    scratch.copy_(parameter)
+    changed = parameter.stride() != master.stride()
+    parameter = torch.empty_like(master, dtype=parameter.dtype).copy_(parameter) if changed else parameter
+    for held, seen, given in zip(_flat(master).split(BLOCK), _flat(parameter).split(BLOCK), _flat(scratch).split(BLOCK)):
+        torch.where(held.to(seen.dtype) != seen, given, held, out=held)

@@ -2,7 +2,6 @@
 
 import torch
 
-from plimsoll.torch.control import GRADIENTS_OF, Control
 from plimsoll.torch.cycle import Cycle, Memory
 from plimsoll.torch.layout import local
 from plimsoll.torch.probing import like
@@ -12,7 +11,7 @@ from plimsoll.torch.wrapped import Wrapped, restore
 
 def restore_parameters(memory: Memory) -> None:
     """Copies the parameters of the held state into the model. Of a step under way, some have made it."""
-    step, committed = memory.control.step, memory.control.committed
+    step, committed = memory.control.moment
     for i, region in enumerate(memory.layout.order(step)):
         host = memory.region(region, step + (i < committed))
         for held in region.held:
@@ -23,13 +22,13 @@ def restore_parameters(memory: Memory) -> None:
 def finish_step(memory: Memory, wrapped: Wrapped, cycle: Cycle) -> None:
     """Finishes the step under way by the code that makes all steps, with the gradients that it began with."""
     control = memory.control
-    options, present = control.described_step()
+    options, without = control.described_step()
     restore(wrapped.groups, options)
     gradients = [(h.parameter, h.parameter.grad) for h in memory.layout.held]
     try:
         for held in memory.layout.held:
-            held.parameter.grad = _gradient(memory, held) if present[held.index] else None
-        cycle.go_on(control.committed)
+            held.parameter.grad = None if held.index in without else _gradient(memory, held)
+        cycle.go_on(control.moment.committed)
         cycle.settle()
     finally:
         for parameter, gradient in gradients:
@@ -39,8 +38,3 @@ def finish_step(memory: Memory, wrapped: Wrapped, cycle: Cycle) -> None:
 def _gradient(memory: Memory, held: Held) -> torch.Tensor:
     mine = held.gradient.within(memory.gradients).to(local(held.parameter).device)
     return like(held.parameter, mine)
-
-
-def can_finish(control: Control) -> bool:
-    """Whether a step is under way that can be finished."""
-    return control.committed > 0 and control.get(GRADIENTS_OF) == control.step + 1

@@ -6,11 +6,15 @@ gap and back: the new state of a chunk overwrites only what is dead, and never t
 
 import dataclasses
 import math
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import torch
 
+from plimsoll import states
+from plimsoll.torch.masters import BLOCK
+
 ALIGNMENT = 256  # of each tensor in a region, in bytes
+COUNTER = 512  # bytes of the device for the number of committed regions
 MASTER, MASTER_LOW, PARAMETER = "master_weights", "master_weights_low", "parameter"
 
 
@@ -89,6 +93,7 @@ class Held:
     master: Optional[Stored]
     copy: Optional[Stored]  # of the parameter
     gradient: Optional[Stored]  # in the arena of gradients
+    flag: int  # the place of the number that is 1 once the parameter has a state
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,27 +102,23 @@ class Region:
 
     index: int
     held: Tuple[Held, ...]
-    low: int
     device_bytes: int
     bytes: int
 
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """All regions, in the order of the parameters."""
+    """All regions, in the order of the parameters. ``places`` is where each is, step by step."""
 
     regions: Tuple[Region, ...]
+    places: states.Layout
     gradients_bytes: int
-    numbers: int  # in each table of the control arena
-    groups_bytes: int  # for the options of the parameter groups, as JSON
+    settings_bytes: int
 
     @property
-    def gap(self) -> int:
-        return max((r.bytes for r in self.regions), default=0)
-
-    @property
-    def states_bytes(self) -> int:
-        return sum(r.bytes for r in self.regions) + self.gap
+    def is_empty(self) -> bool:
+        """Whether there is nothing to hold."""
+        return self.places.gap == 0
 
     @property
     def held(self) -> List[Held]:
@@ -125,11 +126,11 @@ class Layout:
 
     def order(self, step: int) -> List[Region]:
         """The order in which the step after ``step`` steps takes the regions."""
-        return list(self.regions if step % 2 == 0 else reversed(self.regions))
+        return [self.regions[self.places.next(states.Moment(step, i))] for i in range(len(self.regions))]
 
     def begin(self, region: Region, step: int) -> int:
         """Where the region begins at rest after ``step`` steps."""
-        return region.low + (self.gap if step % 2 == 0 else 0)
+        return self.places.offset(region.index, step)
 
 
 def padded(size: int) -> int:
@@ -155,11 +156,10 @@ class Wanted:
         return sum(padded(t.bytes) for t in (*self.tensors, self.master) if t is not None)
 
 
-def lay_out(wanted: Sequence[Wanted], chunk_bytes: Optional[int], groups_bytes: int) -> Layout:
-    """Cuts parameters into chunks of at least ``chunk_bytes`` of state, or into one where that is None."""
+def lay_out(wanted: Sequence[Wanted], chunk_bytes: Optional[int], settings_bytes: int) -> Layout:
+    """Cuts parameters into chunks of at most ``chunk_bytes`` of state, or into one where that is None."""
     regions: List[Region] = []
-    numbers, low, gradients = len(wanted), 0, 0
-    index = 0
+    numbers, gradients, index = 0, 0, 0
     for chunk in _chunks(wanted, chunk_bytes):
         offset, placed = 0, []
 
@@ -171,20 +171,20 @@ def lay_out(wanted: Sequence[Wanted], chunk_bytes: Optional[int], groups_bytes: 
             offset += padded(stored.bytes)
             return found
 
-        states = [(tuple(place(t) for t in w.tensors), place(w.master)) for w in chunk]
+        placed_states = [(tuple(place(t) for t in w.tensors), place(w.master)) for w in chunk]
         device_bytes = offset
-        for w, (tensors, master) in zip(chunk, states):
-            scalars = tuple(dataclasses.replace(s, place=numbers + i) for i, s in enumerate(w.scalars))
-            numbers += len(scalars)
+        for w, (tensors, master) in zip(chunk, placed_states):
+            flag, scalars = numbers, tuple(dataclasses.replace(s, place=numbers + 1 + i) for i, s in enumerate(w.scalars))
+            numbers += 1 + len(scalars)
             gradient = w.gradient and dataclasses.replace(w.gradient, offset=gradients)
             gradients += padded(gradient.bytes) if gradient else 0
             placed.append(
-                Held(index, w.parameter, w.name, w.group, w.keys, tensors, scalars, master, place(w.copy), gradient)
+                Held(index, w.parameter, w.name, w.group, w.keys, tensors, scalars, master, place(w.copy), gradient, flag)
             )
             index += 1
-        regions.append(Region(len(regions), tuple(placed), low, device_bytes, offset))
-        low += offset
-    return Layout(tuple(regions), gradients, numbers, groups_bytes)
+        regions.append(Region(len(regions), tuple(placed), device_bytes, offset))
+    regions = regions or [Region(0, (), 0, 0)]
+    return Layout(tuple(regions), states.Layout([r.bytes for r in regions]), gradients, settings_bytes)
 
 
 def _chunks(wanted: Sequence[Wanted], chunk_bytes: Optional[int]) -> List[List[Wanted]]:
@@ -206,25 +206,31 @@ def allocated(size: int) -> int:
     return -(-size // 512) * 512
 
 
-def converted(layout: Layout) -> Dict[int, int]:
-    """The bytes that each region's update has beside its slot: tensors in another type than at rest."""
-    return {r.index: sum(allocated(b) for h in r.held for b in _conversions(h)) for r in layout.regions}
-
-
-def _conversions(held: Held) -> List[int]:
-    found = [t.form.bytes for t in held.tensors if t.dtype != t.form.dtype]
-    if held.master is not None:
-        found += [held.master.form.bytes] * (2 if held.master.key == MASTER_LOW else 1)  # and the gradient
-    return found
+def converted(region: Region) -> int:
+    """The most bytes that an update has beside its slot: tensors in another type than at rest, gradients for masters."""
+    held, most = 0, 0
+    for h in region.held:
+        master, form = h.master, h.master.form if h.master is not None else None
+        if form is not None:
+            held += allocated(form.bytes) * (2 if master.key == MASTER_LOW else 1)  # the gradient, and a whole master
+            block = min(math.prod(form.size), BLOCK) if master.key == MASTER else 0
+            most = max(most, held + allocated(block * h.parameter.element_size()) + allocated(block))
+        held += sum(allocated(t.form.bytes) for t in h.tensors if t.dtype != t.form.dtype)
+        most = max(most, held)
+    return most
 
 
 def window_bytes(layout: Layout, whole: bool = False) -> int:
     """The most bytes of the device that a step holds, beside what the wrapped optimizer itself allocates for a while."""
-    work = converted(layout)
     if whole:
-        return sum(allocated(r.device_bytes) + work[r.index] for r in layout.regions) + _COUNTER
+        return sum(allocated(r.device_bytes) for r in layout.regions) + converted(_joined(layout)) + COUNTER
     slots = min(2, len(layout.regions)) * allocated(max((r.device_bytes for r in layout.regions), default=0))
-    return slots + max(work.values(), default=0) + _COUNTER
+    return slots + max(map(converted, layout.regions), default=0) + COUNTER
+
+
+def _joined(layout: Layout) -> Region:
+    """All regions as one, which is updated at once."""
+    return Region(0, tuple(layout.held), 0, 0)
 
 
 def first_window_bytes(layout: Layout, whole: bool = False) -> int:
@@ -235,24 +241,46 @@ def first_window_bytes(layout: Layout, whole: bool = False) -> int:
     }
     made = {r.index: own[r.index] + masters[r.index] for r in layout.regions}
     if whole:
-        return sum(made.values()) + sum(allocated(r.device_bytes) for r in layout.regions) + _COUNTER
-    return allocated(max((r.device_bytes for r in layout.regions), default=0)) + max(made.values(), default=0) + _COUNTER
+        return sum(made.values()) + sum(allocated(r.device_bytes) for r in layout.regions) + COUNTER
+    return allocated(max((r.device_bytes for r in layout.regions), default=0)) + max(made.values(), default=0) + COUNTER
 
 
-_COUNTER = 512  # of the control arena's numbers, on the device
+_TYPES = {
+    torch.bool: "bool", torch.uint8: "uint8", torch.int8: "int8", torch.int16: "int16", torch.int32: "int32",
+    torch.int64: "int64", torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64",
+}  # fmt: skip
 
 
-def document(layout: Layout) -> List[Dict[str, Any]]:
-    """The regions as the service is told of them."""
-    return [
-        {
-            "bytes": region.bytes,
-            "tensors": [
-                {"name": h.name, "key": t.key, "dtype": str(t.dtype).split(".")[-1], "shape": list(t.form.size), "offset": t.offset}
-                for h in region.held
-                for t in (*h.tensors, h.master, h.copy)
-                if t is not None
-            ],
-        }
-        for region in layout.regions
-    ]
+def document(layout: Layout) -> Dict[str, Any]:
+    """The layout as the request hold has it."""
+    return {
+        "recovery": layout.gradients_bytes > 0,
+        "gradient_bytes": layout.gradients_bytes,
+        "settings_bytes": layout.settings_bytes,
+        "chunks": [
+            {
+                "bytes": region.bytes,
+                "tensors": sorted((t for h in region.held for t in _tensors(h)), key=lambda t: (t["offset"], math.prod(t["shape"]))),
+                "scalars": [s for h in region.held for s in _scalars(h)],
+            }
+            for region in layout.regions
+        ],
+    }
+
+
+def _tensors(held: Held) -> Iterator[Dict[str, Any]]:
+    for t in (*held.tensors, held.master, held.copy):
+        if t is None:
+            continue
+        # In the order in which the elements lie: channels_last parameters have another than that of their shape.
+        order = sorted(range(len(t.form.size)), key=lambda d: -t.form.stride[d])
+        known = t.dtype in _TYPES
+        shape = [t.form.size[d] for d in order] if known else [t.bytes]
+        yield {"name": held.name, "key": t.key, "dtype": _TYPES.get(t.dtype, "uint8"), "shape": shape, "offset": t.offset}
+
+
+def _scalars(held: Held) -> Iterator[Dict[str, Any]]:
+    yield {"name": held.name, "key": "has_state", "dtype": "int64"}
+    for scalar in held.scalars:
+        dtype = _TYPES[scalar.dtype] if scalar.dtype is not None else "fp64" if scalar.number is float else "int64"
+        yield {"name": held.name, "key": scalar.key, "dtype": dtype}

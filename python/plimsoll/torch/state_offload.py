@@ -1,12 +1,12 @@
 """StateOffload: any optimizer of torch, with its state on the host between the steps."""
 
-import mmap
 import weakref
 from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
 
 import torch
 
-from plimsoll.torch import layout, owners, regions
+from plimsoll import states
+from plimsoll.torch import environment, layout, owners, regions
 from plimsoll.torch.demands import Demands, demanded
 from plimsoll.torch.entries import Copy, Entries, Entry
 from plimsoll.torch.held_state import HeldState
@@ -14,12 +14,6 @@ from plimsoll.torch.refusals import check_arguments, refuse_optimizer, refuse_sp
 from plimsoll.torch.step import refuse_capture
 from plimsoll.torch.trained import Trained
 from plimsoll.torch.wrapped import Wrapped
-from plimsoll.torch.control import control_bytes
-
-
-class _OwnArena:
-    def __init__(self, name, size):
-        self.name, self.memory = name, mmap.mmap(-1, max(mmap.PAGESIZE, -(-size // mmap.PAGESIZE) * mmap.PAGESIZE))
 
 
 class StateOffload(torch.optim.Optimizer):
@@ -62,6 +56,7 @@ class StateOffload(torch.optim.Optimizer):
         self._wrapped = Wrapped(optimizer)
         self._demands = Demands(mode == "whole", chunk_bytes, fraction, master, moments, recovery)
         self._model, self._named = model, list(named_parameters) if named_parameters is not None else None
+        self._where = job or environment.job(), name, socket or environment.socket()
         self._entries = Entries(self)
         self._state: Optional[HeldState] = None
         self._torn: Optional[str] = None
@@ -120,7 +115,7 @@ class StateOffload(torch.optim.Optimizer):
     @property
     def host_bytes(self) -> int:
         """The bytes of all arenas on the host."""
-        return self._layout.states_bytes + self._layout.gradients_bytes + control_bytes(self._layout)
+        return sum(states.sizes_of(regions.document(self._layout)).values())
 
     # Opening
 
@@ -128,17 +123,18 @@ class StateOffload(torch.optim.Optimizer):
         """Makes the state, or goes on from the one that the service has: see :attr:`resumed_step`."""
         if self._state is not None:
             return
-        arenas = {"states": _OwnArena("states", self._layout.states_bytes), "control": _OwnArena("control", control_bytes(self._layout))}
-        if self._layout.gradients_bytes:
-            arenas["gradients"] = _OwnArena("gradients", self._layout.gradients_bytes)
-        is_new = True
-        state = HeldState(self._wrapped, self._layout, self._resident, self._demands, arenas, self._device)
-        self._torn = state.start(is_new)
-        self._resumed_step = 0 if self._torn else state.steps
-        before, self._wrapped.optimizer.state = self._wrapped.optimizer.state, {}
+        state = HeldState(self._wrapped, self._layout, self._resident, self._demands, self._device)
+        state.open(*self._where)
+        try:
+            self._torn = state.begin()
+            self._resumed_step = 0 if self._torn else state.steps
+            before, self._wrapped.optimizer.state = self._wrapped.optimizer.state, {}
+            if before and state.steps == 0:
+                state.replace(dict(before))
+        except BaseException:
+            state.close()
+            raise
         self._state, self._release = state, weakref.finalize(self, state.close)
-        if before and not self._resumed_step:
-            state.replace(dict(before))
 
     @property
     def resumed_step(self) -> int:
@@ -201,6 +197,7 @@ class StateOffload(torch.optim.Optimizer):
         self._trained.check_groups(self.param_groups)
         self._trained.check_frozen()
         refuse_sparse(self.param_groups, self._names)
+        self._state.refuse_broken()
         self._wrapped.optimizer._opt_called = True  # for schedulers that were made for it
 
     def prepare(self, wait: bool = False) -> None:
@@ -272,7 +269,7 @@ class StateOffload(torch.optim.Optimizer):
         if self._state is None:
             return optimizer.state_dict()
         self._refuse_torn()
-        self._state.mend()
+        self._state.refuse_broken()
         optimizer.state = self._state.entries()
         try:
             return optimizer.state_dict()

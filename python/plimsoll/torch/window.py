@@ -1,7 +1,7 @@
 """The window of the device through which a held state comes: copies in, updates and copies out, in order by events."""
 
 import contextlib
-from typing import Any, Iterator, List, Optional, Sequence
+from typing import Any, Iterator, List, Sequence
 
 import torch
 
@@ -65,7 +65,8 @@ class DeviceStreams(HostStreams):
         super().__init__(device)
         self._runtime, self._arenas = runtime_of(device), pinned_arenas(device)
         self._in, self._out = self._runtime.Stream(device), self._runtime.Stream(device)
-        self._number: Optional[torch.Tensor] = None
+        with self._runtime.stream(self._out):
+            self._number = torch.empty(1, dtype=torch.int64, device=device)
 
     def pin(self, arena: Arena) -> None:
         self._arenas.add(arena)
@@ -106,8 +107,6 @@ class DeviceStreams(HostStreams):
 
     def set_word(self, word: torch.Tensor, value: int) -> None:
         # The word comes from the device: only so it is written behind the copies, without a thread of the host.
-        if self._number is None:
-            self._number = torch.empty(1, dtype=torch.int64, device=self.device)
         word.copy_(self._number.fill_(value), non_blocking=True)
 
     def finish(self, event: Any) -> None:

@@ -1,0 +1,120 @@
+"""States that the service holds between steps: sessions that outlive this process and the service."""
+
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from plimsoll import ServiceError
+from plimsoll.held import HeldStates
+from plimsoll.states import Layout, Moment
+
+
+def document(**change):
+    tensors = [
+        {"name": "a", "key": "exp_avg", "dtype": "fp32", "shape": [10, 6], "offset": 0},
+        {"name": "a", "key": "exp_avg_sq", "dtype": "bf16", "shape": [10, 6], "offset": 256},
+    ]
+    chunks = [
+        {"bytes": 512, "tensors": tensors, "scalars": [{"name": "a", "key": "step", "dtype": "fp32"}]},
+        {"bytes": 1024, "tensors": [{"name": "b", "key": "exp_avg", "dtype": "fp32", "shape": [256], "offset": 0}]},
+    ]
+    whole = {
+        "schema": "plimsoll.hold/1", "job": "test", "rank": 0, "world": 1, "local_world": 1, "part": "states",
+        "recovery": True, "gradient_bytes": 1000, "settings_bytes": 4096, "chunks": chunks,
+    }  # fmt: skip
+    return {**whole, **change}
+
+
+def fill(held, value):
+    """Makes a step, as a trainer does: every byte of the new regions is the step's."""
+    memory = np.frombuffer(held.arenas["states"].memory, np.uint8)
+    sizes = [c["bytes"] for c in held.document["chunks"]]
+    for _ in sizes:
+        moment = held.moment
+        chunk = held.layout.next(moment)
+        held.wait_until_read(held.layout.position(moment))
+        begin = held.layout.offset(chunk, moment.steps + 1)
+        memory[begin : begin + sizes[chunk]] = value
+        held.control.scalars(moment.steps + 1)[:] = value
+        held.control.position += 1
+
+
+def whole(held):
+    """The values of all bytes of the regions, and of the scalars."""
+    memory, steps = np.frombuffer(held.arenas["states"].memory, np.uint8), held.moment.steps
+    regions = [
+        memory[held.layout.offset(i, steps) :][: c["bytes"]][:120] for i, c in enumerate(held.document["chunks"])
+    ]
+    return {*np.concatenate([*regions, held.control.scalars(steps)[:, :4].ravel()]).tolist()}
+
+
+def test_checkpoints_are_of_one_step_while_the_next_goes_on(service, tmp_path):
+    safetensors = pytest.importorskip("safetensors.torch")
+    held = HeldStates(service.socket, document())
+    for step in (1, 2):
+        fill(held, step)
+    assert held.save(str(tmp_path), 2, {"epoch": 7}) == 2
+    for step in (3, 4, 5):
+        fill(held, step)
+    assert held.saved() == 2
+    held.commit(str(tmp_path), 2)
+    saved = {k: v.float().numpy() if v.dtype.itemsize == 2 else v.numpy() for k, v in safetensors.load_file(str(tmp_path / "step-00000002" / "rank-00000-of-00001-states.safetensors")).items()}
+    assert {k: v.shape for k, v in saved.items() if k != "a.exp_avg_sq"} == {"a.exp_avg": (10, 6), "a.step": (), "b.exp_avg": (256,)}
+    assert {*saved["b.exp_avg"].tobytes(), *saved["a.exp_avg"].tobytes(), *saved["a.step"].tobytes()} == {2}
+    assert whole(held) == {5}
+    assert held.load(str(tmp_path)) == (2, {"epoch": 7})
+    assert whole(held) == {2} and held.moment == Moment(2, 0)
+    fill(held, 3)
+    assert whole(held) == {3}
+    with pytest.raises(ServiceError, match="save of step 7: the states have had step 3"):
+        held.save(str(tmp_path), 7)
+    other = document(part="other")
+    with pytest.raises(ServiceError, match='it has no tensor "a.exp_avg" in part other'):
+        HeldStates(service.socket, other).load(str(tmp_path))
+    assert held.found == "whole"
+
+
+def test_a_save_waits_for_copies_under_way(service, tmp_path):
+    held = HeldStates(service.socket, document())
+    fill(held, 1)
+    late = threading.Thread(target=lambda: (time.sleep(0.2), fill(held, 2)))
+    late.start()
+    held.save(str(tmp_path), 2)
+    assert held.moment.steps == 2
+    late.join()
+    held.saved()
+
+
+def test_states_outlive_their_trainer(service):
+    held = HeldStates(service.socket, document())
+    assert held.is_new and sorted(held.arenas) == ["control", "gradients", "states"]
+    assert held.arenas["states"].bytes == 512 + 1024 + 1024 and held.arenas["gradients"].bytes == 1000
+    layout = Layout([512, 1024])
+    for chunk in (0, 1):
+        assert held.layout.next(held.moment) == chunk
+        at = layout.offset(chunk, 1)
+        np.frombuffer(held.arenas["states"].memory, np.uint8)[at : at + 512] = chunk + 1
+        held.control.position += 1
+    held.control.scalars(1)[0] = 7
+    held.control.settings = b'[{"lr": 0.1}]'
+    held.abandon()
+    again = HeldStates(service.socket, document())
+    assert again.attached and again.found == "whole" and again.moment == Moment(1, 0)
+    assert list(again.control.scalars(1)[0]) == [7] * 8 and again.control.settings == b'[{"lr": 0.1}]'
+    memory = np.frombuffer(again.arenas["states"].memory, np.uint8)
+    assert list(memory[:512]) == [1] * 512 and list(memory[512:1024]) == [2] * 512
+    again.control.gradients_of = 2
+    again.control.position += 1
+    again.abandon()
+    assert HeldStates(service.socket, document()).found == "redo"
+
+
+def test_another_layout_is_refused(service):
+    HeldStates(service.socket, document()).abandon()
+    with pytest.raises(ServiceError, match="hold: session rank0/states of job test exists and differs: settings_bytes is 1, and was"):
+        HeldStates(service.socket, document(settings_bytes=1))
+    with pytest.raises(ServiceError, match="hold: there are no chunks"):
+        HeldStates(service.socket, {**document(part="other"), "chunks": [], "settings_bytes": 1})

@@ -1,0 +1,94 @@
+package states
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"sync/atomic"
+	"unsafe"
+)
+
+// Control is the control arena: a head, two tables of scalars, and room for the hyperparameters of a step. Trainer and
+// service write different fields of the head, and each word is written at once.
+type Control struct {
+	*head
+	tables [2][]uint64
+}
+
+const (
+	controlMagic = 0x31646c65686d6c70 // "plmheld1"
+	headBytes    = 512
+	scalarBytes  = 8
+)
+
+// Words of different writers are on cache lines of their own: a device may write one.
+type head struct {
+	magic  uint64
+	chunks uint64
+	_      [6]uint64
+	// Position is written by the trainer, behind the region of each chunk.
+	Position atomic.Uint64
+	_        [7]uint64
+	// GradientsOf is the step whose gradients are held, written by the trainer before its first region.
+	GradientsOf atomic.Uint64
+	// SettingsLength is the size of the hyperparameters of that step.
+	SettingsLength atomic.Uint64
+	_              [6]uint64
+	// Read is the position that a save allows the trainer to have before it writes a region, or Unread.
+	Read atomic.Uint64
+	_    [7]uint64
+	// Wanted is the position at which the trainer waits for Read.
+	Wanted atomic.Uint64
+	_      [7 + 24]uint64
+}
+
+// NothingIsRead is the value of [Control] Read while nothing is being saved.
+const NothingIsRead = math.MaxUint64
+
+// ControlBytes returns the size of the control arena.
+func (d *Description) ControlBytes() int64 {
+	return headBytes + 2*scalarBytes*int64(d.Scalars()) + d.SettingsBytes
+}
+
+// Scalars returns how many scalars a table has.
+func (d *Description) Scalars() int {
+	n := 0
+	for _, c := range d.Chunks {
+		n += len(c.Scalars)
+	}
+	return n
+}
+
+// NewControl writes the head of a new control arena.
+func NewControl(memory []byte, d *Description) *Control {
+	c := overlay(memory, d)
+	c.chunks = uint64(len(d.Chunks))
+	c.Read.Store(NothingIsRead)
+	c.magic = controlMagic
+	return c
+}
+
+// AttachControl reads the head that an earlier process wrote.
+func AttachControl(memory []byte, d *Description) (*Control, error) {
+	c := overlay(memory, d)
+	switch {
+	case c.magic != controlMagic:
+		return nil, errors.New("the control arena: this release did not write it")
+	case c.chunks != uint64(len(d.Chunks)):
+		return nil, fmt.Errorf("the control arena is of %d chunks: expected %d", c.chunks, len(d.Chunks))
+	}
+	c.Read.Store(NothingIsRead) // a save that was under way has failed
+	return c, nil
+}
+
+func overlay(memory []byte, d *Description) *Control {
+	c := &Control{head: (*head)(unsafe.Pointer(unsafe.SliceData(memory)))}
+	if n := d.Scalars(); n > 0 {
+		tables := unsafe.Slice((*uint64)(unsafe.Pointer(&memory[headBytes])), 2*n)
+		c.tables = [2][]uint64{tables[:n], tables[n:]}
+	}
+	return c
+}
+
+// Scalars returns the table of the state after so many steps: the bits of each number, from the lowest byte on.
+func (c *Control) Scalars(steps int64) []uint64 { return c.tables[steps%2] }
