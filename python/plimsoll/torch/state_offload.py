@@ -210,7 +210,8 @@ class StateOffload(torch.optim.Optimizer):
 
     @property
     def steps(self) -> int:
-        """The number of steps that were made, also by earlier processes."""
+        """The number of steps that were made, also by earlier processes. Waits until the host has their state."""
+        self._state.settle()
         return self._state.steps
 
     @property
