@@ -2,8 +2,7 @@
 
 import json
 import struct
-import time
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 import torch
 
@@ -11,14 +10,11 @@ from plimsoll import states
 from plimsoll.torch.regions import Held, Layout, Scalar
 from plimsoll.torch.wrapped import encoded
 
-_POLL = 0.0005  # seconds
-
-
 class Control:
     """A view of the control arena. Words that a device writes are tensors."""
 
-    def __init__(self, control: states.Control, layout: Layout):
-        self._control, self._layout = control, layout
+    def __init__(self, control: states.Control, layout: Layout, wait: Callable[[int], None]):
+        self._control, self._layout, self._wait = control, layout, wait
         self.position, self.gradients_of = (
             torch.frombuffer(control.memory, dtype=torch.int64, count=1, offset=offset)
             for offset in (control.POSITION_OFFSET, control.GRADIENTS_OF_OFFSET)
@@ -48,10 +44,7 @@ class Control:
 
     def await_read(self, steps: int, committed: int) -> None:
         """Waits until a save under way has read what the next region overwrites."""
-        position = self._layout.places.position(states.Moment(steps, committed))
-        while self._control.read < position:
-            self._control.wanted = position
-            time.sleep(_POLL)
+        self._wait(self._layout.places.position(states.Moment(steps, committed)))
 
     # Numbers
 

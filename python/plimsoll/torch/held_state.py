@@ -1,6 +1,6 @@
 """A held state that is open: its session, and the steps that it makes."""
 
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import torch
 
@@ -38,14 +38,14 @@ class HeldState:
             document = regions.document(self._layout)
             control = states.Control(bytearray(states.sizes_of(document)["held_control"]), document)
             control.read = control.NOTHING_IS_READ
-            self._use(control, bytearray(1), None)
+            self._use(control, bytearray(1), None, lambda position: None)
             return
         try:
             self.session = HeldStates.open(self._document(job, name), socket=socket)
             for arena in self.session.arenas.values():
                 self._streams.pin(arena)
             arenas = {n: a.memory for n, a in self.session.arenas.items()}
-            self._use(self.session.control, arenas["states"], arenas.get("gradients"))
+            self._use(self.session.control, arenas["states"], arenas.get("gradients"), self.session.wait_until_read)
         except BaseException:
             self.close()
             raise
@@ -63,8 +63,8 @@ class HeldState:
             **regions.document(self._layout),
         }
 
-    def _use(self, control: states.Control, memory: Any, gradients: Any) -> None:
-        self._control = Control(control, self._layout)
+    def _use(self, control: states.Control, memory: Any, gradients: Any, wait: Callable[[int], None]) -> None:
+        self._control = Control(control, self._layout, wait)
         self._memory = Memory(self._layout, memory, gradients, self._control)
         self._cycle = Cycle(self._memory, self._wrapped, self._streams, self._demands.whole, self._resident)
 
@@ -138,12 +138,23 @@ class HeldState:
                 "with: drop those of the model (zero_grad), and go on with the next step"
             )
 
+    @torch.no_grad()
+    def loaded(self) -> None:
+        """Goes on with what a load has left in the arenas."""
+        self._broken = False
+        if self._demands.recovers:
+            restore_parameters(self._memory)
+
     def prefetch(self) -> None:
         self._cycle.prefetch()
 
     def settle(self) -> None:
         """Waits until the state is on the host."""
         self._cycle.settle()
+
+    def forget(self) -> None:
+        """Waits until nothing is under way, and forgets what was copied in: the state on the host is about to change."""
+        self._cycle.forget()
 
     # State
 
@@ -173,7 +184,7 @@ class HeldState:
         for held in self._layout.held:
             if entries.get(held.parameter):
                 held_entries.check(held, entries[held.parameter])
-        self._cycle.forget()
+        self.forget()
         target = held_entries.step_of(entries.values()) or self.steps + 1
         if len(self._layout.regions) > 1:
             # Until all regions are written, this is a step that was broken off.

@@ -39,9 +39,9 @@ class Batch:
         if held.parameter.grad is not None:
             if held.master is not None:
                 target = _proxy(held, memory if has_state else None)
-            self._groups.setdefault(held.group, []).append(target)
             if has_state:
                 self._state[target] = self._entry(held, memory)
+        self._groups.setdefault(held.group, []).append(target)
         self._targets.append((held, target, memory))
 
     def _entry(self, held: Held, memory: torch.Tensor) -> Dict[str, Any]:

@@ -9,6 +9,7 @@ from plimsoll import states
 from plimsoll.torch import environment, layout, owners, regions
 from plimsoll.torch.demands import Demands, demanded
 from plimsoll.torch.entries import Copy, Entries, Entry
+from plimsoll.torch.held_checkpoint import HeldSaver, all_ranks
 from plimsoll.torch.held_state import HeldState
 from plimsoll.torch.refusals import check_arguments, refuse_optimizer, refuse_sparse
 from plimsoll.torch.step import refuse_capture
@@ -34,6 +35,8 @@ class StateOffload(torch.optim.Optimizer):
         name: tells several optimizers of one program apart.
         job, socket: of the service, as for the other optimizers of this package.
     """
+
+    wraps_optimizers = True
 
     def __init__(
         self,
@@ -62,7 +65,7 @@ class StateOffload(torch.optim.Optimizer):
         self._torn: Optional[str] = None
         self._resumed_step = 0
         self._lay_out()
-        self._claim()
+        owners.claim(self, self.param_groups)
         super().__setstate__({})  # hooks, and torch's profiler around the step
         for hooks in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
             getattr(self, hooks).update(getattr(optimizer, hooks, {}))
@@ -73,16 +76,6 @@ class StateOffload(torch.optim.Optimizer):
         self._trained = Trained(self.param_groups, names)
         self._device = self._trained.device
         self._layout, self._resident = demanded(self._wrapped.optimizer, names, self._demands)
-
-    def _claim(self) -> None:
-        parameters = [p for g in self.param_groups for p in g["params"]]
-        other = owners.owner_of(parameters, but=self)
-        if other is not None:
-            raise ValueError(
-                f"{type(other).__name__} of plimsoll.torch holds the state of these parameters: close it before StateOffload takes them, "
-                "or use one of the two"
-            )
-        owners.claim(self, parameters)
 
     def _names(self) -> Dict[torch.Tensor, str]:
         return layout.names_of(self.param_groups, self._named, self._model)
@@ -126,15 +119,18 @@ class StateOffload(torch.optim.Optimizer):
         state = HeldState(self._wrapped, self._layout, self._resident, self._demands, self._device)
         state.open(*self._where)
         try:
-            self._torn = state.begin()
-            self._resumed_step = 0 if self._torn else state.steps
+            torn = state.begin()
+            found = all_ranks().gather([(torn, state.steps)])
+            if torn is None and any(other != found[0] for other in found):
+                torn = "the ranks of the job have states of different steps"
+            self._torn, self._resumed_step = torn, 0 if torn else state.steps
             before, self._wrapped.optimizer.state = self._wrapped.optimizer.state, {}
             if before and state.steps == 0:
                 state.replace(dict(before))
         except BaseException:
             state.close()
             raise
-        self._state, self._release = state, weakref.finalize(self, state.close)
+        self._state, self._saver, self._release = state, HeldSaver(state.session), weakref.finalize(self, state.close)
 
     @property
     def resumed_step(self) -> int:
@@ -161,7 +157,7 @@ class StateOffload(torch.optim.Optimizer):
         try:
             refuse_optimizer(self._wrapped.optimizer, chunked=not self._demands.whole)
             self._lay_out()
-            self._claim()
+            owners.claim(self, self.param_groups)
         except BaseException:
             self.param_groups.pop()
             self._lay_out()
@@ -190,8 +186,8 @@ class StateOffload(torch.optim.Optimizer):
             self.open()
             if self._resumed_step:
                 raise RuntimeError(
-                    f"the service has the state of step {self._resumed_step}, and gradients of other parameters were given: read "
-                    "optimizer.resumed_step before the first forward pass"
+                    f"the service has the state of step {self._resumed_step}, and these gradients are of other parameters: read "
+                    "optimizer.resumed_step before the first forward pass, and go on with the data of the next step"
                 )
         self._refuse_torn()
         self._trained.check_groups(self.param_groups)
@@ -295,6 +291,43 @@ class StateOffload(torch.optim.Optimizer):
             raise
         self._torn = None
 
+    # Checkpoints
+
+    def save(self, directory: Any, training: Any = None) -> int:
+        """Begins to save the state to ``directory``, and returns its step. The service writes it while training goes on.
+
+        All ranks call it, and later :meth:`saved`. ``training`` is a JSON document of at most 64 KiB that :meth:`load`
+        returns, such as the state of a scheduler.
+        """
+        self.open()
+        self._refuse_torn()
+        self._state.refuse_broken()
+        self._refuse_resident("save", "state_dict")
+        self.synchronize()
+        return self._saver.save(directory, self._state.steps, training)
+
+    def saved(self) -> int:
+        """Waits until all ranks have written what :meth:`save` began, and makes it a checkpoint. Returns its step."""
+        self.open()
+        return self._saver.saved()
+
+    def load(self, directory: Any) -> Any:
+        """Loads a checkpoint, or the newest in a folder of them. Returns its training document.
+
+        With ``recovery`` the model gets its parameters, too. Otherwise the program loads the model's of the same step.
+        """
+        self.open()
+        self._refuse_resident("load", "load_state_dict")
+        self._state.forget()
+        training = self._saver.load(directory)
+        self._state.loaded()
+        self._torn, self._resumed_step = None, self._state.steps
+        return training
+
+    def _refuse_resident(self, method: str, instead: str) -> None:
+        if self._resident:
+            raise RuntimeError(f"fraction is {self._demands.fraction}, so a part of the state is on the device: use {instead}, not {method}")
+
     def __reduce__(self) -> Any:
         raise TypeError(
             "StateOffload is not copied or pickled: its state is the service's, and its parameters are the model's. Copy the "
@@ -306,4 +339,4 @@ class StateOffload(torch.optim.Optimizer):
         if self._state is not None:
             self._release()
             self._state = None
-        owners.release(self, [p for g in self.param_groups for p in g["params"]])
+        owners.release(self, self.param_groups)
