@@ -149,18 +149,17 @@ class Muon(torch.optim.Optimizer):
         together = OwnedStep(self.param_groups, names, mesh, reduces=self._sharding == "zero2")
         try:
             together.gather_parameters()
-            groups = together.own_groups(self.param_groups)
             named = [(names[p], together.updated.get(p, p)) for p in parameters]
-
-            def held() -> StateOffload:
-                return StateOffload(MuonUpdate(groups), named_parameters=named, **self._how)
-
-            self._held = together.open(held)
+            update = MuonUpdate(together.own_groups(self.param_groups))
+            held = StateOffload(update, named_parameters=named, **self._how)
+            held.open()
         except BaseException:
             together.release()
             raise
-        self._together = together
+        self._together, self._held = together, held
         self._release = weakref.finalize(self, together.release)
+        if not held.is_torn and held.resumed_step:
+            together.publish()
 
     @property
     def resumed_step(self) -> int:

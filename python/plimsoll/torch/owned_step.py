@@ -1,17 +1,16 @@
 """Steps that ranks make together, each of the parameters that it owns."""
 
 import math
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import torch
 
-from plimsoll.errors import PlimsollError
 from plimsoll.torch.layout import Mesh, Piece
 from plimsoll.torch.matrix_groups import Group
 from plimsoll.torch.muon_update import as_matrices
 from plimsoll.torch.owned_gradients import OwnedGradients
 from plimsoll.torch.matrix_owners import Owners, work_of
-from plimsoll.torch.ranks import APART, Count, Ranks, Vote
+from plimsoll.torch.ranks import Count, Ranks, Vote
 from plimsoll.torch.samples import Fingerprint
 from plimsoll.torch.state_offload import StateOffload
 from plimsoll.torch.trained import Trained
@@ -53,35 +52,6 @@ class OwnedStep:
         """Brings whole parameters to their owners: the program may have changed them since the last step."""
         if self._whole is not None:
             self._whole.gather(lambda p: p, lambda whole, values: whole.copy_(values))
-
-    def open(self, make: Callable[[], StateOffload]) -> StateOffload:
-        """Opens the states of all ranks, at one step. Where they were found, all ranks get the owners' parameters."""
-        opened: List[StateOffload] = []
-
-        def open_own() -> Tuple[int, int, bool]:
-            opened.append(make())
-            opened[0].open()
-            return opened[0].steps, opened[0].prepared_step, bool(self.updated)
-
-        try:
-            every = self.ranks.agree("opening the state", open_own)
-            last = max((steps for steps, _, has in every if has), default=0)
-            if last:
-                self.ranks.agree("opening the state", lambda: self._catch_up(opened[0], last))
-                self.publish()
-        except BaseException:
-            for held in opened:
-                held.close()
-            raise
-        return opened[0]
-
-    def _catch_up(self, held: StateOffload, last: int) -> None:
-        """Makes the last step if this rank has only prepared it, because the job ended."""
-        if not self.updated or held.steps == last:
-            return
-        if not held.steps + 1 == held.prepared_step == last:
-            raise PlimsollError(APART)
-        held.finish_prepared()
 
     # Steps
 

@@ -10,7 +10,7 @@ from plimsoll.torch import environment, layout, owners, regions
 from plimsoll.torch.demands import Demands, demanded
 from plimsoll.torch.entries import Copy, Entries, Entry
 from plimsoll.torch.held_checkpoint import HeldSaver, all_ranks
-from plimsoll.torch.held_state import HeldState
+from plimsoll.torch.held_state import Found, HeldState, why_torn
 from plimsoll.torch.refusals import check_arguments, refuse_optimizer, refuse_sparse
 from plimsoll.torch.step import refuse_capture
 from plimsoll.torch.trained import Trained
@@ -117,13 +117,19 @@ class StateOffload(torch.optim.Optimizer):
         if self._state is not None:
             return
         state = HeldState(self._wrapped, self._layout, self._resident, self._demands, self._device)
-        state.open(*self._where)
+        ranks = all_ranks()
+
+        def begin() -> Found:
+            state.open(*self._where)
+            return state.begin()
+
         try:
-            torn = state.begin()
-            found = all_ranks().gather([(torn, state.steps)])
-            if torn is None and any(other != found[0] for other in found):
-                torn = "the ranks of the job have states of different steps"
-            self._torn, self._resumed_step = torn, 0 if torn else state.steps
+            every = ranks.agree("opening the state", begin)
+            found = [f for f in every if f.has_state] or every
+            step, torn = max(f.steps for f in found), why_torn(found)
+            if torn is None and any(f.steps < step for f in found):
+                ranks.agree(f"finishing step {step}", lambda: state.finish_prepared(step))
+            self._torn, self._resumed_step = torn, 0 if torn else step
             before, self._wrapped.optimizer.state = self._wrapped.optimizer.state, {}
             if before and state.steps == 0:
                 state.replace(dict(before))
@@ -142,6 +148,11 @@ class StateOffload(torch.optim.Optimizer):
         self.open()
         self._refuse_torn()
         return self._resumed_step
+
+    @property
+    def is_torn(self) -> bool:
+        """Whether the state that was found is of no step: a load replaces it."""
+        return self._torn is not None
 
     def _refuse_torn(self) -> None:
         if self._torn is not None:
@@ -209,16 +220,6 @@ class StateOffload(torch.optim.Optimizer):
         """The number of steps that were made, also by earlier processes. Waits until the host has their state."""
         self._state.settle()
         return self._state.steps
-
-    @property
-    def prepared_step(self) -> int:
-        """The last step that was prepared."""
-        return self._state.prepared_step
-
-    def finish_prepared(self) -> None:
-        """Makes the step that an earlier process has prepared, but not made."""
-        self._state.finish_prepared()
-        self._resumed_step = self._state.steps
 
     def prefetch(self) -> None:
         """Begins to copy the state to the device, where the mode is "whole". Otherwise nothing happens."""
