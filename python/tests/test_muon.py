@@ -447,3 +447,34 @@ def test_fully_shard_has_the_bits_of_one_rank():
     (one,) = run(fully_sharded, 1, None, world=1)
     for world, mesh in [(2, (2,)), (4, (4,)), (4, (2, 2))]:
         assert all(found == one for found in run(fully_sharded, world, mesh, world=world))
+
+
+def saved_and_loaded(rank, world, sharding, directory, save_at, steps):
+    """Steps from a checkpoint, if there is one. All ranks have the same gradients, whose mean is exact."""
+    torch.manual_seed(0)
+    model = GPT().bfloat16()
+    optimizer = muon(model, sharding=sharding)
+    optimizer.open()
+    first = 0
+    if not save_at:
+        for p in model.parameters():
+            p.detach().zero_()
+        first = optimizer.load(directory)["next"]
+    for i in range(first, steps):
+        model.loss(batch(text(), i)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if i + 1 == save_at:
+            optimizer.save(directory, {"next": save_at})
+    if save_at:
+        optimizer.saved()
+    optimizer.close()
+    return [p.detach().view(torch.int16).tolist() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("world, sharding, others", [(2, "zero1", [(1, None), (4, "zero2")]), (1, None, [(2, "zero2")])])
+def test_checkpoints_of_any_number_of_ranks(tmp_path, world, sharding, others):
+    wanted, *_ = found = run(saved_and_loaded, world, sharding, str(tmp_path), 3, 5, world=world)
+    assert found == [wanted] * world
+    for other, how in others:
+        assert run(saved_and_loaded, other, how, str(tmp_path), 0, 5, world=other) == [wanted] * other

@@ -284,7 +284,7 @@ class Muon(torch.optim.Optimizer):
 
     def state_dict(self) -> Dict[str, Any]:
         """The state in the format of torch.optim.Muon and torch.optim.AdamW, with ``master_weights`` beside it for
-        16-bit parameters. Raises RuntimeError if the state is divided among ranks.
+        16-bit parameters. Raises RuntimeError if the state is divided among ranks: use :meth:`save`.
         """
         self._refuse_full_state()
         if self._held is None:
@@ -293,14 +293,44 @@ class Muon(torch.optim.Optimizer):
         return self._held.state_dict()
 
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
-        """Takes a full state from :meth:`state_dict`, or from torch's optimizers, on every rank."""
+        """Takes a state from :meth:`state_dict`, or from torch's optimizers. Raises RuntimeError if the state is divided
+        among ranks: use :meth:`load`.
+        """
         if state_dict.get("state"):
             self.open()
+        self._refuse_full_state()
         groups = self.param_groups
         try:
             super().load_state_dict({**state_dict, "state": {}})
             if self._held is not None:
-                self._together.load(self._held, groups, state_dict)
+                self._held.load_state_dict(state_dict)
         except Exception:
             self.param_groups = groups
             raise
+
+    # Checkpoints
+
+    def save(self, directory: Any, training: Any = None) -> int:
+        """Begins to save the state to ``directory``, and returns its step. The service writes it while training goes on.
+
+        All ranks call it, and later :meth:`saved`. ``training`` is a JSON document of at most 64 KiB that :meth:`load`
+        returns, such as the state of a scheduler.
+        """
+        self.open()
+        return self._held.save(directory, training)
+
+    def saved(self) -> int:
+        """Waits until all ranks have written what :meth:`save` began, and makes it a checkpoint. Returns its step."""
+        self.open()
+        return self._held.saved()
+
+    def load(self, directory: Any) -> Any:
+        """Loads a checkpoint of any number of ranks, or the newest in a folder. Returns its training document.
+
+        With ``recovery`` the model gets its parameters, too. Otherwise the program loads the model's of the same step.
+        """
+        self.open()
+        training = self._held.load(directory)
+        if self._how["recovery"]:
+            self._together.publish()
+        return training

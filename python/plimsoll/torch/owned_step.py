@@ -147,16 +147,6 @@ class OwnedStep:
         if self._reduced is not None:
             self._reduced.discard()
 
-    def load(self, held: StateOffload, groups: Sequence[Group], state_dict: Dict[str, Any]) -> None:
-        """Has this rank take its part of a full state of all parameters of the groups."""
-        own = []
-        for group, held_group, saved in zip(groups, held.param_groups, state_dict["param_groups"]):
-            ids = {self.updated.get(p, p): i for p, i in zip(group["params"], saved["params"])}
-            options = {k: v for k, v in saved.items() if k != "param_names"}
-            own.append({**options, "params": [ids[p] for p in held_group["params"]]})
-        wanted = {i for group in own for i in group["params"]}
-        held.load_state_dict({"state": {i: e for i, e in state_dict["state"].items() if i in wanted}, "param_groups": own})
-
     def release(self) -> None:
         if self._reduced is not None:
             self._reduced.remove_hooks()
