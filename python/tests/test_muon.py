@@ -137,6 +137,8 @@ def test_bytes_a_parameter(master, moments, recovery):
     moment, rest = (4 if moments == "fp32" else 2), (2 if master == "split" else 4) + (4 if recovery else 0)
     largest = 4 * 192 * 192 * (moment + rest - 2 * recovery)  # gradients have an arena of their own
     planned = by_kind[True] * (moment + rest) + by_kind[False] * (2 * moment + rest) + largest
+    found = sum(len(arena.memory) for arena in optimizer._held._state.session.arenas.values())
+    assert found == pytest.approx(planned, rel=0.005)
     assert optimizer.host_bytes == pytest.approx(planned, rel=0.005)
 
 
