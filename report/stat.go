@@ -3,6 +3,7 @@ package report
 import (
 	"fmt"
 	"path"
+	"strings"
 	"time"
 
 	"plimsoll/ledger"
@@ -74,8 +75,11 @@ func (s Stat) sessions() *Table {
 			last = time.Duration(x.LastStepSeconds * float64(time.Second)).Round(10 * time.Microsecond).String()
 			moved = fmt.Sprintf("%.1f GB/s", x.Bandwidth()/1e9)
 		}
-		t.add(x.Rank, x.Part, x.Optimizer, x.State+", "+x.Moments+" moments", ledger.Count(x.Elements), x.Step, last,
-			moved, client, saved)
+		optimizer, state, elements := x.Optimizer, x.State+", "+x.Moments+" moments", any(ledger.Count(x.Elements))
+		if x.Holds != "" {
+			optimizer, state, elements = "the trainer's", x.Holds, nil
+		}
+		t.add(x.Rank, x.Part, optimizer, state, elements, x.Step, last, moved, client, saved)
 	}
 	return t
 }
@@ -96,15 +100,30 @@ func (s Stat) bytes() *Table {
 	return t
 }
 
-// verdict returns the bytes of state per parameter.
+// verdict returns the bytes of state per parameter, and of states that trainers update.
 func (s Stat) verdict() string {
 	var elements int64
-	var state ledger.Bytes
+	var state, held, measured ledger.Bytes
+	ofStates := map[string]bool{}
 	for _, x := range s.Sessions {
+		if x.Holds != "" {
+			held += x.StateBytes
+			ofStates[path.Join(fmt.Sprint(x.Rank), x.Part)] = true
+			continue
+		}
 		elements += x.Elements
 		state += x.StateBytes
 	}
-	resident := s.Ledger.Measured(func(e ledger.Line) bool { return e.Rank != ledger.WholeNode })
-	return fmt.Sprintf("HELD: %s parameters, %.3f bytes each planned, %.3f resident",
-		ledger.Count(elements), float64(state)/float64(elements), float64(resident)/float64(elements))
+	measured = s.Ledger.Measured(func(e ledger.Line) bool {
+		return e.Rank != ledger.WholeNode && !ofStates[path.Join(fmt.Sprint(e.Rank), e.Part)]
+	})
+	var parts []string
+	if elements > 0 {
+		parts = append(parts, fmt.Sprintf("%s parameters, %.3f bytes each planned, %.3f resident", ledger.Count(elements),
+			float64(state)/float64(elements), float64(measured)/float64(elements)))
+	}
+	if len(ofStates) > 0 {
+		parts = append(parts, fmt.Sprintf("%v of states that trainers update", held))
+	}
+	return "HELD: " + strings.Join(parts, "; ")
 }

@@ -26,6 +26,13 @@ func TestStatIsReadable(t *testing.T) {
 			{Rank: ledger.WholeNode, Component: ledger.ServiceProcess, Measured: resident(6 * ledger.MiB)},
 		},
 	}
+	states := &protocol.Overview{
+		Process: 1, Kernel: "generic", Requests: 1, Unanswered: 1, Job: "tune",
+		Sessions: []protocol.SessionStatus{{Part: "states", Holds: "whole", Client: 7, Step: 5, StateBytes: 14_336}},
+		Ledger: ledger.Comparison{
+			{Part: "states", Component: ledger.HeldStates, Planned: 20_480, Measured: resident(20_480)},
+		},
+	}
 	for _, test := range []struct {
 		overview *protocol.Overview
 		want     string
@@ -48,6 +55,28 @@ set aside          session 3 (job tune, rank2/bf16), 64.0 KiB: it is no journal
 set aside          session 7, 4.00 KiB: this release did not write it
 
 SET ASIDE: no session is open; "plimsoll restore NAME" tries again, and with --discard frees the memory
+`},
+		{states, `service            process 1, up 0s, generic kernels
+restarts           0
+requests           1, of which 0 were refused
+queue              1 in progress, including this one; 0 B not read yet
+job                tune
+
+┌──────┬────────┬───────────────┬───────┬────────────┬──────┬───────────┬───────┬────────┬────────────┐
+│ rank │ part   │ optimizer     │ state │ parameters │ step │ last step │ moved │ client │ checkpoint │
+├──────┼────────┼───────────────┼───────┼────────────┼──────┼───────────┼───────┼────────┼────────────┤
+│    0 │ states │ the trainer's │ whole │            │    5 │           │       │      7 │       none │
+└──────┴────────┴───────────────┴───────┴────────────┴──────┴───────────┴───────┴────────┴────────────┘
+
+┌──────┬─────────────────────────────┬──────────┬──────────┐
+│ rank │ component                   │  planned │ resident │
+├──────┼─────────────────────────────┼──────────┼──────────┤
+│ 0    │ states/states between steps │ 20.0 KiB │ 20.0 KiB │
+├──────┼─────────────────────────────┼──────────┼──────────┤
+│      │ all                         │ 20.0 KiB │ 20.0 KiB │
+└──────┴─────────────────────────────┴──────────┴──────────┘
+
+HELD: 14.0 KiB of states that trainers update
 `},
 		{busy, `service            process 8118, up 6s, avx2 kernels
 restarts           1

@@ -34,6 +34,7 @@ import (
 const (
 	serveVariable  = "PLIMSOLL_TEST_SERVE"     // run as the service
 	trainVariable  = "PLIMSOLL_TEST_TRAIN"     // run as a trainer; see trainer
+	holdVariable   = "PLIMSOLL_TEST_HOLD"      // run as a trainer that updates states; see holder
 	visitVariable  = "PLIMSOLL_TEST_VISIT"     // run as a client of another user; the value is the socket
 	echoVariable   = "PLIMSOLL_TEST_ECHO"      // send messages back; see startEcho
 	memoryVariable = "PLIMSOLL_TEST_AVAILABLE" // bytes that the service takes for available
@@ -55,6 +56,8 @@ func TestMain(m *testing.M) {
 		err = serve()
 	case os.Getenv(trainVariable) != "":
 		err = trainInThisProcess(os.Getenv(trainVariable))
+	case os.Getenv(holdVariable) != "":
+		err = holdInThisProcess(os.Getenv(holdVariable))
 	case os.Getenv(visitVariable) != "":
 		err = visit(os.Getenv(visitVariable))
 	case os.Getenv(impersonateVariable) != "":

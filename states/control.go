@@ -68,8 +68,17 @@ func NewControl(memory []byte, d *Description) *Control {
 	return c
 }
 
-// AttachControl reads the head that an earlier process wrote.
+// AttachControl takes the control arena over that an earlier service wrote.
 func AttachControl(memory []byte, d *Description) (*Control, error) {
+	c, err := OverlayControl(memory, d)
+	if err == nil {
+		c.Read.Store(NothingIsRead) // a save that was under way has failed
+	}
+	return c, err
+}
+
+// OverlayControl checks the head that a service wrote.
+func OverlayControl(memory []byte, d *Description) (*Control, error) {
 	c := overlay(memory, d)
 	switch {
 	case c.magic != controlMagic:
@@ -77,7 +86,6 @@ func AttachControl(memory []byte, d *Description) (*Control, error) {
 	case c.chunks != uint64(len(d.Chunks)):
 		return nil, fmt.Errorf("the control arena is of %d chunks: expected %d", c.chunks, len(d.Chunks))
 	}
-	c.Read.Store(NothingIsRead) // a save that was under way has failed
 	return c, nil
 }
 

@@ -1,13 +1,18 @@
 """States that the service holds between steps: sessions that outlive this process and the service."""
 
 
+import json
+import os
+import pathlib
+import re
+import signal
 import threading
 import time
 
 import numpy as np
 import pytest
 
-from plimsoll import ServiceError
+from plimsoll import ProtocolError, ServiceError, protocol
 from plimsoll.held import HeldStates
 from plimsoll.states import Layout, Moment
 
@@ -118,3 +123,65 @@ def test_another_layout_is_refused(service):
         HeldStates(service.socket, document(settings_bytes=1))
     with pytest.raises(ServiceError, match="hold: there are no chunks"):
         HeldStates(service.socket, {**document(part="other"), "chunks": [], "settings_bytes": 1})
+
+
+ARITHMETIC = pathlib.Path(__file__).resolve().parents[2] / "states" / "testdata" / "arithmetic.json"
+
+
+def test_the_service_computes_the_same():
+    for expected in json.loads(ARITHMETIC.read_text()):
+        layout = Layout(expected["sizes"])
+        assert layout.bytes == expected["bytes"]
+        for position, p in enumerate(expected["positions"]):
+            moment = layout.at(position)
+            assert layout.position(moment) == p["position"] == position
+            assert moment == (p["steps"], p["committed"])
+            assert layout.next(moment) == p["next"]
+            assert layout.offset(p["next"], moment.steps + 1) == p["offset"]
+            assert [layout.steps_of(i, moment) for i in range(layout.chunks)] == p["steps_of"]
+            assert layout.condition(position, 2, True) == p["condition"]
+
+
+HELD = {
+    "schema": "plimsoll.held/1",
+    "attached": False,
+    "condition": "new",
+    "step": 0,
+    "service": "v0.1.0",
+    "arenas": [{"name": "rank0/states/held_states", "component": "held_states", "type": "uint8", "bytes": 200, "mapped_bytes": 4096}],
+}
+
+
+@pytest.mark.parametrize(
+    "change, what",
+    [
+        ({"schema": "plimsoll.session/1"}, "schema is 'plimsoll.session/1'"),
+        ({"condition": "lost"}, "condition is 'lost'"),
+        ({"step": -1}, "step is -1"),
+        ({"attached": 1}, "attached is 1"),
+        ({"arenas": []}, "the arenas are {}"),
+        ({"arenas": [{**HELD["arenas"][0], "bytes": 199}]}, "'held_states': 199"),
+        ({"arenas": [{**HELD["arenas"][0], "mapped_bytes": 199}]}, "the arenas are"),
+    ],
+)
+def test_wrong_answers_are_refused(change, what):
+    parse = lambda document: protocol.parse_held(json.dumps(document).encode(), {"held_states": 200})
+    assert parse(HELD).condition == "new"
+    with pytest.raises(ProtocolError, match=re.escape(what)):
+        parse({**HELD, **change})
+
+
+def test_a_service_that_dies_is_not_waited_for(service, tmp_path):
+    held = HeldStates(service.socket, document())
+    fill(held, 1)
+    held.control.read = 0  # as a service leaves it that dies in a save
+    (process,) = children(service.process.pid)
+    os.kill(process, signal.SIGKILL)
+    fill(held, 2)
+    assert held.moment == Moment(2, 0) and whole(held) == {2}
+    assert held.save(str(tmp_path), 2) == 2
+
+
+def children(process):
+    tasks = pathlib.Path(f"/proc/{process}/task").iterdir()
+    return [int(child) for task in tasks for child in (task / "children").read_text().split()]

@@ -44,51 +44,60 @@ func Open(socket string, d *protocol.Document) (*Session, error) {
 
 // Open creates the session on a connection that has none, or attaches to it.
 func (s *Session) Open(d *protocol.Document) error {
-	text, err := json.Marshal(d)
+	arenas, err := open(&s.Client, protocol.Open, d, func(result []byte) ([]protocol.WelcomeArena, error) {
+		err := json.Unmarshal(result, &s.Welcome)
+		return s.Welcome.Arenas, err
+	})
 	if err != nil {
 		return err
 	}
-	document, err := protocol.SealedFile("plimsoll/document", text)
-	if err != nil {
-		return err
+	s.Parameters, s.Gradients = arenas[ledger.Parameters], arenas[ledger.Gradients]
+	if s.Parameters == nil || s.Gradients == nil || len(arenas) != 2 {
+		return errors.New("the answer to open lacks parameters or gradients, or has another arena")
 	}
-	defer document.Close()
-	result, files, err := s.Call(protocol.Open, protocol.Encode(protocol.OpenBody{Length: uint64(len(text))}), document)
+	return nil
+}
+
+// open sends a document and maps the arenas of the answer.
+func open(c *client.Client, kind protocol.Kind, document any,
+	welcome func(result []byte) ([]protocol.WelcomeArena, error)) (map[ledger.Component]*arena.Arena, error) {
+	text, err := json.Marshal(document)
 	if err != nil {
-		return err
+		return nil, err
+	}
+	file, err := protocol.SealedFile("plimsoll/document", text)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	result, files, err := c.Call(kind, protocol.Encode(protocol.OpenBody{Length: uint64(len(text))}), file)
+	if err != nil {
+		return nil, err
 	}
 	defer protocol.CloseAll(files)
-	if err := json.Unmarshal(result, &s.Welcome); err != nil {
-		return fmt.Errorf("the answer to open: %w", err)
+	arenas, err := welcome(result)
+	if err != nil {
+		return nil, fmt.Errorf("the answer to %v: %w", kind, err)
 	}
-	if len(files) != len(s.Welcome.Arenas) {
-		return fmt.Errorf("the answer to open names %d arenas and has %d files", len(s.Welcome.Arenas), len(files))
+	if len(files) != len(arenas) {
+		return nil, fmt.Errorf("the answer to %v names %d arenas and has %d files", kind, len(arenas), len(files))
 	}
-	for i, w := range s.Welcome.Arenas {
+	mapped := map[ledger.Component]*arena.Arena{}
+	for i, w := range arenas {
 		file := files[i]
 		pages, err := pagesOf(file)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		a, err := arena.Attach(w.Name, w.Bytes, pages, file)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		a.Adopt()
 		files[i] = nil
-		switch w.Component {
-		case ledger.Parameters:
-			s.Parameters = a
-		case ledger.Gradients:
-			s.Gradients = a
-		default:
-			return errors.Join(fmt.Errorf("the answer to open has an arena of %s", w.Component), a.Close())
-		}
+		mapped[w.Component] = a
 	}
-	if s.Parameters == nil || s.Gradients == nil {
-		return errors.New("the answer to open lacks parameters or gradients")
-	}
-	return nil
+	return mapped, nil
 }
 
 // pagesOf returns the kind of pages that a file has.

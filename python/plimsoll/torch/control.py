@@ -8,7 +8,7 @@ import torch
 
 from plimsoll import states
 from plimsoll.torch.regions import Held, Layout, Scalar
-from plimsoll.torch.wrapped import encoded
+from plimsoll.torch.wrapped import encoded, options_of
 
 class Control:
     """A view of the control arena. Words that a device writes are tensors."""
@@ -99,6 +99,8 @@ class Control:
 
 
 def settings_bytes(groups: Sequence[Dict[str, Any]]) -> int:
-    """What the control arena has for the description of a step."""
-    parameters = sum(len(g["params"]) for g in groups)
-    return 4096 + 2 * len(json.dumps(encoded(groups))) + 8 * parameters
+    """What the control arena has for the description of a step: enough for any values of these options."""
+    options = [options_of(g) for g in groups]
+    values = sum(len(v) if isinstance(v, (tuple, list)) else 1 for o in options for v in o.values())
+    keys = sum(len(str(k)) for o in options for k in o)
+    return 4096 + 64 * (keys + values) + 8 * sum(len(g["params"]) for g in groups)

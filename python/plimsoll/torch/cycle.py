@@ -213,8 +213,3 @@ class Cycle:
         """Forgets what was copied in: the state on the host is about to change."""
         self._streams.settle()
         self._prefetched = None
-
-    def release(self) -> None:
-        """Gives the device's memory back, once all copies are done."""
-        self._streams.settle()
-        self._slots, self._prefetched = [], None
