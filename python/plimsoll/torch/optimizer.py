@@ -241,10 +241,7 @@ class Optimizer(torch.optim.Optimizer):
 
     @property
     def state(self) -> Entries:  # type: ignore[override]
-        """The state of each parameter, fetched from the service on access: ``optimizer.state[p]["exp_avg"]``.
-
-        It is read-only: writes raise RuntimeError.
-        """
+        """The state of each parameter, fetched from the service on access and read-only: ``optimizer.state[p]["exp_avg"]``."""
         return self._entries
 
     @state.setter
