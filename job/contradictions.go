@@ -99,6 +99,13 @@ func (r *resolver) engines() error {
 		fmt.Sprintf("LOMO steps in the backward pass, so it cannot accumulate gradients over %d micro batches",
 			j.Accumulation),
 		"give --grad-accum 1"})
+	lamb, d := j.Optimizer.Name == "lamb", j.DeepSpeed
+	list = append(list,
+		contradiction{lamb && d == nil, "lamb is a kernel of DeepSpeed, but the job has none",
+			"add --deepspeed, or use another optimizer"},
+		contradiction{lamb && d != nil && d.OffloadOptimizer.Device != "none",
+			"DeepSpeed's Lamb runs on the GPU, but the optimizer is offloaded",
+			"use --optimizer adamw, or leave offload_optimizer out"})
 	if f := j.FSDP; f != nil {
 		torch := j.Versions.Torch
 		q := j.Quantization

@@ -26,6 +26,7 @@ type Inputs struct {
 	fsdp         *recipe.FSDP
 	adapter      *recipe.Adapter
 	quantization *recipe.Quantization
+	framework    *recipe.Framework // a file that says what several others say; nil without
 	factors      *Factors
 	files        []string // without the catalog
 }
@@ -33,7 +34,7 @@ type Inputs struct {
 // Read reads the files of a request. Every error is a *fault.Input.
 func Read(q Request) (*Inputs, error) {
 	in := &Inputs{request: q}
-	for _, step := range []func() error{in.readModel, in.readTraining, in.readLaunch, in.readDeepSpeed,
+	for _, step := range []func() error{in.readConfigs, in.readModel, in.readTraining, in.readLaunch, in.readDeepSpeed,
 		in.readQuantization, in.readAdapter, in.readFactors} {
 		if err := step(); err != nil {
 			return nil, err
@@ -43,8 +44,44 @@ func Read(q Request) (*Inputs, error) {
 	return in, nil
 }
 
+// readConfigs gives each file of unknown kind to the flag for its content.
+func (in *Inputs) readConfigs() error {
+	q := &in.request
+	to := map[string]*string{"--model": &q.Model, "--deepspeed": &q.DeepSpeed, "--training-args": &q.TrainingArgs,
+		"--accelerate": &q.Accelerate, "--adapter": &q.Adapter, "--quantization": &q.Quantization}
+	for _, path := range q.Configs {
+		flag, err := recipe.Detect(path)
+		if err != nil {
+			return err
+		}
+		if to[flag] != nil {
+			if *to[flag] != "" {
+				return fault.File(path).Inputf("this file is for %s, which %s is for already", flag, *to[flag]).
+					WithHint("leave one of the two out")
+			}
+			*to[flag] = path
+			continue
+		}
+		if in.framework != nil {
+			return fault.File(path).Inputf("this file says how the job is trained, and %s does so, too",
+				in.framework.File).WithHint("leave one of the two out")
+		}
+		if in.framework, err = recipe.LoadFramework(path); err != nil {
+			return err
+		}
+	}
+	if f := in.framework; f != nil && q.TrainingArgs != "" {
+		return fault.File(q.TrainingArgs).Inputf("these are TrainingArguments, but %s sets them, too", f.File).
+			WithHint("leave one of the two files out")
+	}
+	return nil
+}
+
 func (in *Inputs) readModel() (err error) {
 	name := in.request.Model
+	if name == "" && in.framework != nil {
+		name = in.framework.Model
+	}
 	if name == "" {
 		return fault.Inputf("no model was named").
 			WithHint("add --model with a name of the catalog or the path of a config.json")
@@ -54,7 +91,7 @@ func (in *Inputs) readModel() (err error) {
 		load = model.LoadOnline
 	}
 	if in.model, err = load(name); err != nil {
-		return cmp.Or(recipe.Misplaced(name), err)
+		return cmp.Or(recipe.Misplaced(name), in.named(err))
 	}
 	if m := in.model; m.Network == nil {
 		refused := fault.File(m.Source).Inputf("safetensors headers do not describe the model's operations, so " +
@@ -71,6 +108,11 @@ func (in *Inputs) readModel() (err error) {
 }
 
 func (in *Inputs) readTraining() (err error) {
+	if f := in.framework; f != nil {
+		in.training, in.adapter, in.quantization = f.Training, f.Adapter, f.Quantization
+		in.deepSpeed, in.fsdp = f.Training.DeepSpeed, f.Training.FSDP
+		return nil
+	}
 	if in.request.TrainingArgs == "" {
 		return nil
 	}
@@ -132,7 +174,8 @@ func (in *Inputs) readQuantization() (err error) {
 // listFiles lists the files that were read.
 func (in *Inputs) listFiles() {
 	q := in.request
-	candidates := []string{q.DeepSpeed, q.TrainingArgs, q.Accelerate, q.Adapter, q.Quantization, q.Factors}
+	candidates := append([]string{q.DeepSpeed, q.TrainingArgs, q.Accelerate, q.Adapter, q.Quantization, q.Factors},
+		q.Configs...)
 	if in.model.Source != model.FromCatalog {
 		candidates = append(candidates, in.model.Source)
 	}

@@ -58,11 +58,7 @@ func (r *resolver) optimizer() error {
 	}
 	known, ok := optimizerNames[name]
 	if !ok {
-		hint := "plimsoll plans " + strings.Join(Optimizers(), ", ")
-		if near := fault.Nearest(name, Optimizers()); near != "" {
-			hint = fmt.Sprintf("did you mean %q? %s", near, hint)
-		}
-		return where.Inputf("plimsoll cannot plan the optimizer %q", name).WithHint(hint)
+		return unplannedOptimizer(where, name)
 	}
 	o := known.optimizer()
 	if variant != "" {
@@ -167,14 +163,22 @@ var optimizerKinds = map[string]Optimizer{
 			"(torch/optim/rmsprop.py)"},
 	"lion": {States: sameShape("exp_avg"), lists: 1, loopTensors: 1,
 		listsWhy: "the update is a list of its own"},
-	"adafactor":   {States: factored, loopTensors: 3},
-	"adamw-8bit":  {States: blockwise("state1", "state2")},
-	"lion-8bit":   {States: blockwise("state1")},
-	"adamw-32bit": {States: inFP32("state1", "state2")},
-	"adamw-apex":  {States: inFP32("exp_avg", "exp_avg_sq")},
-	"lion-32bit":  {States: inFP32("state1")},
-	"adamw-4bit":  {States: nibbles},
-	"lomo":        {States: sameShape()},
+	"lamb": {States: sameShape("exp_avg", "exp_avg_sq")}, // DeepSpeed's kernel
+	"schedule-free-adamw": {States: sameShape("z", "exp_avg_sq"), lists: 1, loopTensors: 1,
+		listsWhy: "the list denom of AdamWScheduleFree (schedulefree/adamw_schedulefree.py)"},
+	"schedule-free-radam": {States: sameShape("z", "exp_avg_sq"), lists: 1, loopTensors: 1,
+		listsWhy: "the list denom of RAdamScheduleFree (schedulefree/radam_schedulefree.py)"},
+	"schedule-free-sgd": {States: sameShape("z")},
+	"adafactor":         {States: factored, loopTensors: 3},
+	"ademamix-8bit":     {States: doubled(blockwise("state1", "state2"))},
+	"ademamix-32bit":    {States: doubled(inFP32("state1", "state2"))},
+	"adamw-8bit":        {States: blockwise("state1", "state2")},
+	"lion-8bit":         {States: blockwise("state1")},
+	"adamw-32bit":       {States: inFP32("state1", "state2")},
+	"adamw-apex":        {States: inFP32("exp_avg", "exp_avg_sq")},
+	"lion-32bit":        {States: inFP32("state1")},
+	"adamw-4bit":        {States: nibbles},
+	"lomo":              {States: sameShape()},
 }
 
 // namedOptimizer is the optimizer that a name stands for.
@@ -220,11 +224,20 @@ var optimizerNames = func() map[string]namedOptimizer {
 		"paged_lion_8bit":    {kind: "lion-8bit", variant: Fused, paged: true},
 		"paged_lion_32bit":   {kind: "lion-32bit", variant: Fused, paged: true},
 		"rmsprop_bnb":        {kind: "rmsprop", variant: Fused},
-		"fusedadam":          {kind: "adamw", variant: Fused},
-		"fused_adam":         {kind: "adamw", variant: Fused},
-		"adam8bit":           {kind: "adamw-8bit", variant: Fused},
-		"adamw8bit":          {kind: "adamw-8bit", variant: Fused},
-		"adalomo":            {kind: "lomo"},
+
+		"ademamix":             {kind: "ademamix-32bit", variant: Fused},
+		"ademamix_8bit":        {kind: "ademamix-8bit", variant: Fused},
+		"paged_ademamix_32bit": {kind: "ademamix-32bit", variant: Fused, paged: true},
+		"paged_ademamix_8bit":  {kind: "ademamix-8bit", variant: Fused, paged: true},
+		"schedule_free_adamw":  {kind: "schedule-free-adamw", variant: Foreach},
+		"schedule_free_radam":  {kind: "schedule-free-radam", variant: Foreach},
+		"schedule_free_sgd":    {kind: "schedule-free-sgd", variant: Foreach},
+
+		"fusedadam":  {kind: "adamw", variant: Fused},
+		"fused_adam": {kind: "adamw", variant: Fused},
+		"adam8bit":   {kind: "adamw-8bit", variant: Fused},
+		"adamw8bit":  {kind: "adamw-8bit", variant: Fused},
+		"adalomo":    {kind: "lomo"},
 	} {
 		m[name] = n
 	}
@@ -276,6 +289,19 @@ func blockwise(names ...string) func(*autograd.Parameter) []State {
 			states = append(states, State{name, p.Elements}, State{[]string{"absmax1", "absmax2"}[i], scales})
 		}
 		return states
+	}
+}
+
+// doubled returns AdEMAMix's states of bitsandbytes: the first one holds two averages of the gradient.
+func doubled(states func(*autograd.Parameter) []State) func(*autograd.Parameter) []State {
+	return func(p *autograd.Parameter) []State {
+		list := states(p)
+		for i, s := range list {
+			if strings.HasSuffix(s.Name, "1") {
+				list[i].Bytes *= 2
+			}
+		}
+		return list
 	}
 }
 

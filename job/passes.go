@@ -46,6 +46,10 @@ func (r *resolver) recompute() error {
 		if r.training.Checkpointing.Reentrant {
 			way = "reentrant"
 		}
+		if f := r.Inputs.framework; f != nil && f.FSDP2WithoutReentrant &&
+			(r.Request.FSDP == "2" || j.FSDP != nil && j.FSDP.Version == 2) {
+			way = "full"
+		}
 		if r.training.Checkpointing.Offload {
 			return fault.File(r.training.File).Inputf(
 				`gradient checkpointing with "offload" keeps the inputs of blocks on the host, which is not planned yet`).

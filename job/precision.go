@@ -1,6 +1,7 @@
 package job
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 
@@ -19,7 +20,7 @@ func (r *resolver) precision() error {
 	if t := r.training; t != nil && t.Precision != recipe.Unmixed && t.Precision != "" {
 		mixed = t.Precision
 	}
-	named, known := precisions[strings.ToLower(r.Precision)]
+	named, known := precisions[strings.ToLower(cmp.Or(r.Precision, r.loadedAs()))]
 	switch {
 	case r.Precision != "" && !known:
 		hint := "expected one of " + strings.Join(Precisions, ", ")

@@ -1,6 +1,10 @@
 package job
 
-import "plimsoll/ledger"
+import (
+	"reflect"
+
+	"plimsoll/ledger"
+)
 
 // Request is what a user asks for. A zero value is not given: a file sets it, or
 // a default applies, which the plan lists as an assumption.
@@ -12,6 +16,9 @@ type Request struct {
 	Accelerate   string
 	Adapter      string
 	Quantization string // a file, or nf4, fp4, int8, nf4-dq, fp4-dq
+
+	// Configs are further files, each of them recognized by its content.
+	Configs []string `json:",omitempty"`
 
 	CPU         bool // there are no GPUs
 	GPUs, Nodes int  // GPUs of a node, nodes of the job
@@ -67,3 +74,6 @@ func (q Request) Resolve() (*Job, error) {
 	}
 	return Decide(in, Overrides{})
 }
+
+// IsEmpty reports whether nothing is given.
+func (q Request) IsEmpty() bool { return reflect.ValueOf(q).IsZero() }

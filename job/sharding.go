@@ -21,12 +21,12 @@ func (r *resolver) parallel() error {
 	if d := j.DeepSpeed; d != nil && r.TensorParallel == 0 {
 		j.Parallel.Tensor = int64(max(1, d.TensorParallel))
 	}
-	if l := r.launch; l != nil && l.Parallelism != nil {
-		if ranks := l.Parallelism.Ranks(); ranks != j.World {
-			return fault.File(l.File).Inputf("parallelism_config makes %d ranks, but the job has %d", ranks, j.World).
+	if p, file := r.divided(); p != nil {
+		if ranks := p.Ranks(); ranks != j.World {
+			return fault.File(file).Inputf("parallelism_config makes %d ranks, but the job has %d", ranks, j.World).
 				WithHint("change --gpus, --nodes or one of the sizes")
 		}
-		j.Parallel.Tensor, j.Parallel.Context = int64(l.Parallelism.Tensor), int64(l.Parallelism.Context)
+		j.Parallel.Tensor, j.Parallel.Context = int64(p.Tensor), int64(p.Context)
 	}
 	if j.World%int(j.Parallel.Tensor*j.Parallel.Context) != 0 {
 		return fault.Inputf("the number of ranks is %d: expected a multiple of tensor parallelism %d x context "+
@@ -95,8 +95,8 @@ func (r *resolver) sharding() error {
 	if strings.HasPrefix(j.FSDP.Strategy, "hybrid") {
 		j.Parallel.Shard = int64(j.RanksPerNode)
 	}
-	if l := r.launch; l != nil && l.Parallelism != nil {
-		j.Parallel.Shard = int64(l.Parallelism.Shard * l.Parallelism.Context)
+	if p, _ := r.divided(); p != nil {
+		j.Parallel.Shard = int64(p.Shard * p.Context)
 	}
 	// FSDP casts the parameters itself. Accelerate has gradients reduced in
 	// the same type.

@@ -24,7 +24,7 @@ func (r *resolver) versions() error {
 		{"--torch", r.Torch, "torch", "2.13.0", &v.Torch, true},
 		{"--transformers", r.Transformers, "transformers", beside.transformers, &v.Transformers, true},
 		{"--bitsandbytes", r.BitsAndBytes, "bitsandbytes", beside.bitsandbytes, &v.BitsAndBytes,
-			r.Request.Quantization != "" || r.job.Model.Quantized},
+			r.Inputs.quantization != nil},
 		{"--deepspeed-version", r.DeepSpeedVersion, "DeepSpeed", "0.19.6", &v.DeepSpeed, r.job.DeepSpeed != nil},
 	} {
 		text := program.text

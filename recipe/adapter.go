@@ -64,6 +64,11 @@ func ParseAdapter(file string, text []byte) (*Adapter, error) {
 	if err != nil {
 		return nil, err
 	}
+	return readAdapter(document)
+}
+
+// readAdapter reads a parsed document.
+func readAdapter(document *strict.Document) (*Adapter, error) {
 	kind, err := adapterType(document)
 	if err != nil {
 		return nil, err
@@ -73,7 +78,7 @@ func ParseAdapter(file string, text []byte) (*Adapter, error) {
 		return nil, err
 	}
 	r := &adapterReader{checked}
-	a := &Adapter{File: file, Type: kind, place: fault.Position{File: file}}
+	a := &Adapter{File: document.File, Type: kind, place: fault.Position{File: document.File}}
 	r.fill(a)
 	if err := r.matches(a); err != nil {
 		return nil, err

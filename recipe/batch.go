@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"math/bits"
+	"strconv"
 	"strings"
 
 	"plimsoll/fault"
@@ -64,17 +65,38 @@ func (d *DeepSpeed) ResolveBatch(worldSize int) (Batch, error) {
 		b.Train, b.Accumulation = product, max(b.Accumulation, 1)
 	case complete && b.Train != product:
 		return Batch{}, d.contradiction(fmt.Sprintf("but %s is %d", describe(given), product),
-			fmt.Sprintf("set it to %d, or remove one of the three keys: DeepSpeed then derives it", product))
+			d.fitting(product/worldSize)+
+				fmt.Sprintf("set it to %d, or remove one of the three keys: DeepSpeed then derives it", product))
 	case complete:
 	case b.Train%product != 0:
 		return Batch{}, d.contradiction(fmt.Sprintf("expected a multiple of %d: %s", product, describe(given)),
-			fmt.Sprintf("set it to %d", max(product, b.Train/product*product)))
+			d.fitting(product/worldSize)+fmt.Sprintf("set it to %d", max(product, b.Train/product*product)))
 	case b.Micro > 0:
 		b.Accumulation = b.Train / product
 	default:
 		b.Micro, b.Accumulation = b.Train/product, max(b.Accumulation, 1)
 	}
 	return b, nil
+}
+
+// fitting names the numbers of ranks that the batch would be divided among evenly, each rank having a multiple of one.
+// With micro batch and accumulation given, only one number goes.
+func (d *DeepSpeed) fitting(one int) string {
+	b := d.Batch
+	if b.Train%one != 0 {
+		return ""
+	}
+	most := b.Train / one
+	var counts []string
+	for ranks := 1; ranks <= min(most, 1<<20) && len(counts) < 8; ranks++ {
+		if most%ranks == 0 && (b.Micro == 0 || b.Accumulation == 0 || ranks == most) {
+			counts = append(counts, strconv.Itoa(ranks))
+		}
+	}
+	if len(counts) == 0 {
+		return ""
+	}
+	return fmt.Sprintf("use %s GPUs in all, or ", fault.OneOf(counts...))
 }
 
 func (d *DeepSpeed) contradiction(what, hint string) error {

@@ -32,6 +32,9 @@ func TestPathsAreInASchema(t *testing.T) {
 	known := map[string]bool{"": true, "peft_type": true}
 	rules := []strict.Rule{deepSpeedSchema.Rule, accelerateSchema.Rule, trainingSchema.Rule, bitsAndBytesRule}
 	rules = slices.AppendSeq(rules, maps.Values(adapterRules))
+	for _, f := range families() {
+		rules = append(rules, object(f.own))
+	}
 	for _, optimizer := range optimizers {
 		rules = append(rules, optimizer.params)
 	}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 
+	"plimsoll/fault"
 	"plimsoll/files"
 	"plimsoll/recipe/strict"
 )
@@ -24,25 +25,36 @@ type kind struct {
 
 func (k *kind) String() string { return k.name }
 
+// configFlag is the flag for files that say what several other files would say.
+const configFlag = "--config"
+
 // The kinds. Programs that wrap others come first, as their files have the
 // others' keys, too.
 var (
-	llamaFactoryKind = &kind{name: "LLaMA-Factory configuration",
-		marks: "finetuning_type cutoff_len lora_target dist_config init_config"}
-	axolotlKind = &kind{name: "axolotl configuration",
+	llamaFactoryV1Kind = &kind{name: "configuration of LLaMA-Factory's trainer v1",
+		marks: "dist_config init_config quant_config kernel_config"}
+	llamaFactoryKind = &kind{name: "LLaMA-Factory configuration", flag: configFlag,
+		marks: "llamafactory_train finetuning_type cutoff_len lora_target infer_backend export_dir dataset_dir"}
+	axolotlKind = &kind{name: "axolotl configuration", flag: configFlag,
 		marks: "base_model base_model_config sequence_len sample_packing dataset_prepared_path micro_batch_size"}
+	sweepKind     = &kind{name: "configuration of a sweep over hyperparameters", marks: "tune_config sweep_config"}
 	nemoKind      = &kind{name: "NeMo configuration", marks: "exp_manager restore_from_path"}
-	trlxKind      = &kind{name: "trlx configuration", marks: "tune_config method"}
+	trlxKind      = &kind{name: "trlx configuration", marks: "method"}
 	torchtuneKind = &kind{name: "torchtune recipe", marks: "checkpointer metric_logger"}
-	swiftKind     = &kind{name: "ms-swift configuration", marks: "train_type tuner_type tuner_backend"}
-	scriptKind    = &kind{name: "configuration of a training script, such as TRL's",
-		marks: "model_name_or_path dataset_name dataset_mixture dataset_mixer use_peft lora_r"}
+	swiftKind     = &kind{name: "ms-swift configuration", flag: configFlag,
+		marks: "train_type tuner_type tuner_backend sft_type rlhf_type split_dataset_ratio attn_impl swift_sft"}
+	severalKind  = &kind{name: "script with more than one training", marks: several}
+	megatronKind = &kind{name: "training by Megatron core", marks: "megatron_sft"}
+	rewardKind   = &kind{name: "training on answers beside other models", marks: "swift_rlhf"}
+	presetKind   = &kind{name: "file that --fsdp of ms-swift names", marks: "_param_docs _requires"}
+	scriptKind   = &kind{name: "configuration of a training script, such as TRL's", flag: configFlag,
+		marks: "trl_sft model_name_or_path dataset_name dataset_mixture dataset_mixer use_peft lora_r"}
 
 	accelerateKind = &kind{name: "accelerate configuration in YAML", flag: "--accelerate",
 		marks: "distributed_type compute_environment main_training_function num_machines"}
 	deepSpeedKind = &kind{name: "DeepSpeed JSON configuration", flag: "--deepspeed",
 		marks: `zero_optimization train_batch_size train_micro_batch_size_per_gpu steps_per_print
-			wall_clock_breakdown compression_training`}
+			wall_clock_breakdown compression_training`, known: &deepSpeedSchema.Rule}
 	adapterKind = &kind{name: "adapter_config.json of PEFT", flag: "--adapter",
 		marks: "peft_type base_model_name_or_path"}
 	modelKind = &kind{name: "config.json of a model", flag: "--model",
@@ -58,7 +70,9 @@ var (
 
 	fsdpKind = &kind{name: "FSDP configuration in JSON"} // of TrainingArguments; no key identifies it
 
-	kinds = []*kind{llamaFactoryKind, axolotlKind, nemoKind, trlxKind, torchtuneKind, swiftKind, scriptKind,
+	kinds = []*kind{severalKind, megatronKind, rewardKind, sweepKind, llamaFactoryV1Kind, swiftKind, llamaFactoryKind,
+		axolotlKind, nemoKind, trlxKind,
+		torchtuneKind, presetKind, scriptKind,
 		accelerateKind, deepSpeedKind, adapterKind, modelKind, quantizationKind, trainingKind}
 )
 
@@ -94,6 +108,12 @@ func parseAny(file string, text []byte) *strict.Document {
 // It accepts a file that cannot be parsed: the parser of the kind refuses it.
 func (k *kind) expect(file string, text []byte) error {
 	d := parseAny(file, text)
+	if d == nil || d.Root.Kind == '"' {
+		if what := nature(text); what != "" {
+			return fault.File(file).Inputf("this is %s: expected %s", what, article(k.name)).
+				WithHint(fmt.Sprintf("give the path of the %v", k))
+		}
+	}
 	if d == nil {
 		return nil
 	}
@@ -136,9 +156,6 @@ func (k *kind) mark(root *strict.Value) *strict.Member {
 // misplaced refuses a file of another kind, which the member m shows.
 func (k *kind) misplaced(d *strict.Document, found *kind, m *strict.Member) error {
 	hint := fmt.Sprintf("plimsoll does not read %s yet: give the path of the %v", article(found.name), k)
-	if found == scriptKind {
-		hint = "keep only the keys of TrainingArguments in the file, and give the rest by other flags"
-	}
 	if found.flag != "" {
 		hint = "give it as " + found.flag
 	}

@@ -73,6 +73,12 @@ func ParseQuantization(file string, text []byte) (*Quantization, error) {
 	if err != nil {
 		return nil, err
 	}
+	return readQuantization(document)
+}
+
+// readQuantization reads a parsed document.
+func readQuantization(document *strict.Document) (*Quantization, error) {
+	file := document.File
 	section := document.Root.Member("quantization_config")
 	if section == nil {
 		section = document.Root.Member("compression_config") // the older name, of compressed-tensors

@@ -71,7 +71,7 @@ var deepSpeedSchema = strict.Schema{Program: "DeepSpeed", Rule: object(
 		"eigenvalue": free.Noting(`has no effect: DeepSpeed reads it inside of "quantize_training"`),
 	},
 	monitors, sections,
-).AndComments()}
+).AndComments().NotingOthers()}
 
 // elementType lists the names of deepspeed.runtime.config.DtypeEnum.
 var elementType = oneOf("fp32", "float32", "float", "torch.float32", "fp16", "float16", "half", "torch.float16",

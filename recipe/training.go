@@ -80,12 +80,17 @@ func ParseTraining(file string, text []byte) (*Training, error) {
 	if err != nil {
 		return nil, err
 	}
+	return readTraining(document)
+}
+
+// readTraining reads a parsed document.
+func readTraining(document *strict.Document) (*Training, error) {
 	checked, err := trainingSchema.Read(document)
 	if err != nil {
 		return nil, err
 	}
 	r := &trainingReader{checked}
-	t := &Training{File: file}
+	t := &Training{File: document.File}
 	if t.Optimizer, err = r.optimizer(); err != nil {
 		return nil, err
 	}

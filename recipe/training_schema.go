@@ -5,8 +5,20 @@ import "plimsoll/recipe/strict"
 // trainingSchema lists the fields of TrainingArguments in transformers 5.23,
 // 4.57 and 4.40 (training_args.py). Unknown keys become notes: they may be
 // fields of a derived class, such as TRL's SFTConfig.
-var trainingSchema = strict.Schema{Program: "TrainingArguments", Rule: object(trainingKeys, otherTrainingKeys).
-	NotingOthers()}
+var trainingSchema = strict.Schema{Program: "TrainingArguments",
+	Rule: object(textual(strict.Merge(trainingKeys, otherTrainingKeys))).NotingOthers()}
+
+// textual lets numbers be strings: YAML 1.1 reads 2e-5 as one, and argument parsers convert it.
+func textual(of keys) keys {
+	converted := keys{}
+	for name, rule := range of {
+		converted[name] = rule
+		if rule.IsNumber() {
+			converted[name] = rule.Lax()
+		}
+	}
+	return converted
+}
 
 // trainingKeys are the fields that change memory, and those that go with them.
 var trainingKeys = strict.Merge(

@@ -18,15 +18,30 @@ func companion(r *strict.Reader, path string) (string, error) {
 		return "", r.Inputf(v.At, "%s is an object written as a string", path).
 			WithHint("remove the quotes around it and the \\ in it")
 	}
-	name := v.Text
-	if !filepath.IsAbs(name) {
-		name = filepath.Join(filepath.Dir(r.File), name)
+	for _, name := range places(r.File, v.Text) {
+		if _, err := os.Stat(name); !errors.Is(err, fs.ErrNotExist) {
+			return name, nil
+		}
 	}
-	if _, err := os.Stat(name); errors.Is(err, fs.ErrNotExist) {
-		return "", r.Inputf(v.At, "%s names %s, which does not exist", path, name).
-			WithHint("give the path relative to this file")
+	return "", r.Inputf(v.At, "%s names %s, which does not exist", path, v.Text).
+		WithHint("give the path relative to the working directory, to this file or to a folder above it")
+}
+
+// places returns where a file that another one names may be. Programs look in the working directory. Users also write
+// paths from the file itself or, in a repository, from a folder above it.
+func places(from, name string) []string {
+	if filepath.IsAbs(name) {
+		return []string{name}
 	}
-	return name, nil
+	list := []string{name}
+	folder := filepath.Dir(from)
+	if absolute, err := filepath.Abs(folder); err == nil {
+		list = append(list, filepath.Join(folder, name))
+		for above := filepath.Dir(absolute); above != filepath.Dir(above); above = filepath.Dir(above) {
+			list = append(list, filepath.Join(above, name))
+		}
+	}
+	return list
 }
 
 // deepSpeedValues returns the keys of a DeepSpeed configuration that the

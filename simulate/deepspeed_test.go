@@ -548,3 +548,23 @@ func TestDeepSpeedProperties(t *testing.T) {
 		}
 	})
 }
+
+// TestLamb holds DeepSpeed's Lamb in fp16 against step_fused_lamb: no gradient is cast, but all are put together twice,
+// and cast to fp32 for the norm.
+func TestLamb(t *testing.T) {
+	const n = 1 << 22 // parameters
+	j := deepSpeedJob(t, linears([]int64{2048, 2048}),
+		`{"train_micro_batch_size_per_gpu": 1, "fp16": {"enabled": true}, "optimizer": {"type": "Lamb"}}`, "0.19.5")
+	j.Optimizer = job.NewOptimizer("lamb", job.Foreach)
+	s := stepped(j)
+	held := ends(t, s.gpu, ledger.Step, ledger.First)
+	if held[ledger.MasterWeights] != 4*n || held[ledger.OptimizerStates] != 8*n {
+		t.Errorf("held: %v", held)
+	}
+	for _, p := range s.gpu.phases {
+		if want := int64(2+4+8+2+2+4) * n; p.Name == ledger.Step && int64(p.PeakRequested) != want {
+			// weights, masters, states, two flat tensors, and one in fp32; this test has no backward pass
+			t.Errorf("a peak of %d, want %d", p.PeakRequested, want)
+		}
+	}
+}

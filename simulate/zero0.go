@@ -87,6 +87,10 @@ func (e *fp16Optimizer) step() {
 		e.update(e.flat)
 		return
 	}
+	if e.Optimizer.Name == "lamb" {
+		e.stepLamb()
+		return
+	}
 	e.gpu.briefly(4*largestOf(e.trained), ledger.ReductionTemporaries, because("the inf/nan check of "+
 		"the largest gradient: an fp32 copy (runtime/utils.py, CheckOverflow)"))
 	bytes := bytesOf(e.flat, dtype.F32)
@@ -99,6 +103,22 @@ func (e *fp16Optimizer) step() {
 	}
 	e.update(e.flat)
 	list.free()
+}
+
+// stepLamb is step_fused_lamb of FP16_UnfusedOptimizer. Lamb's kernel reads the gradients in 16 bits, so none are cast
+// but for the norm.
+func (e *fp16Optimizer) stepLamb() {
+	why := because("gradients of a group are put into one tensor, and once more for the norm " +
+		"(fp16/unfused_optimizer.py, step_fused_lamb)")
+	for _, group := range e.groups {
+		bytes := bytesOf(group, e.ParameterType)
+		defer e.gpu.hold(bytes, ledger.FlatteningCopies, why).free()
+		e.gpu.during(bytes, ledger.FlatteningCopies, why, func() {
+			e.gpu.briefly(bytesOf(group, dtype.F32), ledger.ReductionTemporaries, because("the norm of all "+
+				"gradients of a group in fp32 (runtime/utils.py, get_weight_norm)"))
+		})
+	}
+	e.update(e.flat)
 }
 
 func (e *fp16Optimizer) zero() {

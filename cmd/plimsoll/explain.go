@@ -153,7 +153,7 @@ func runExplain(c *cobra.Command, o explainOptions, arguments []string) error {
 			return err
 		}
 	}
-	if r.request != (job.Request{}) {
+	if !r.request.IsEmpty() {
 		r.in.Request = &r.request
 	}
 	e := explain.Explain(r.in)
@@ -180,7 +180,7 @@ func (o *explainOptions) check(arguments []string) error {
 
 // checkJob refuses flags that no plan takes, or that no plan would read. The model is that of the flags or of a file.
 func (o *explainOptions) checkJob(model string) error {
-	if o.request == (job.Request{}) {
+	if o.request.IsEmpty() {
 		return nil
 	}
 	if model == "" {

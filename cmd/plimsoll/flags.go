@@ -26,6 +26,7 @@ var formerNames = map[string]string{
 
 // presentName returns the name under which a flag is looked up.
 func presentName(_ *pflag.FlagSet, name string) pflag.NormalizedName {
+	name = strings.ReplaceAll(name, "_", "-") // as argparse's users write them
 	if present := formerNames[name]; present != "" {
 		name = present
 	}

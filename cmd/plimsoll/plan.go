@@ -5,6 +5,7 @@ import (
 	"maps"
 	"runtime/debug"
 	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -30,15 +31,16 @@ type planOptions struct {
 func planCommand() *cobra.Command {
 	var options planOptions
 	command := &cobra.Command{
-		Use:   "plan --model MODEL",
+		Use:   "plan [--model MODEL] [CONFIG...]",
 		Short: "Plan what every GPU and host holds in every phase, on paper",
 		Long: `Plan says what a training job will hold on its GPUs and hosts, phase by phase
 and component by component, and whether that fits. It starts nothing.
 
-Plan reads the files that the job is started with: DeepSpeed's JSON,
-transformers' TrainingArguments, accelerate's YAML, PEFT's adapter_config.json
-and bitsandbytes' configuration. Flags say what no file says, and go before
-files.
+Plan reads the files that the job is started with: configurations of
+LLaMA-Factory, axolotl and TRL, DeepSpeed's JSON, transformers'
+TrainingArguments, accelerate's YAML, PEFT's adapter_config.json and
+bitsandbytes' configuration. It recognizes a CONFIG by its content. Flags say
+what no file says, and go before files.
 
 Plan follows the job tensor by tensor: every operation of the forward and
 backward pass and what autograd saves for it, communication buckets, gathered
@@ -55,20 +57,28 @@ The catalog of models:
 		Example: `  plimsoll plan --model llama-3-8b --gpus 8 --gpu H100-80GB --fsdp 2 \
     --precision bf16 --seq-len 4096
   plimsoll plan --model falcon-7b --precision fp16 --gpu A100-80GB --seq-len 128
+  plimsoll plan --model qwen3-4b --gpus 8 examples/llama_factory.yaml
   plimsoll plan --model path/to/config.json --deepspeed ds_config.json \
     --gpus 8 --explain gradients`,
 		Args: func(c *cobra.Command, arguments []string) error {
-			if len(arguments) == 1 && options.lacksRecompute(c) {
-				options.request.Recompute = arguments[0]
-				return nil
+			if len(arguments) > 0 && options.lacksRecompute(c) && !strings.ContainsAny(arguments[0], "./") {
+				options.request.Recompute, arguments = arguments[0], arguments[1:]
 			}
-			return noArguments(c, arguments)
+			if len(arguments) > 0 && slices.Contains(model.Catalog(), arguments[0]) {
+				return fault.Inputf("%s is a model of the catalog, not a file", arguments[0]).
+					WithHint("give it as --model " + arguments[0])
+			}
+			if slices.ContainsFunc(arguments, func(a string) bool { return slices.Contains(job.Recomputes, a) }) {
+				return noArguments(c, arguments)
+			}
+			options.request.Configs = append(options.request.Configs, arguments...)
+			return nil
 		},
 		ValidArgsFunction: func(c *cobra.Command, arguments []string, _ string) ([]string, cobra.ShellCompDirective) {
 			if len(arguments) == 0 && options.lacksRecompute(c) {
-				return job.Recomputes, cobra.ShellCompDirectiveNoFileComp
+				return job.Recomputes, cobra.ShellCompDirectiveDefault
 			}
-			return nil, cobra.ShellCompDirectiveNoFileComp
+			return nil, cobra.ShellCompDirectiveDefault
 		},
 		RunE: func(c *cobra.Command, _ []string) error {
 			return reported(func() error { return runPlan(c, options) })
@@ -92,6 +102,8 @@ func planFlags(c *cobra.Command, o *planOptions) {
 	choiceOrFileFlag(c, &q.Model, "model", "", "`name` in the catalog or on the Hugging Face hub, a "+
 		"config.json or a folder with one",
 		model.Catalog())
+	flags.StringArrayVar(&q.Configs, "config", nil,
+		"configuration of the job, a `file` that is recognized by its content; may be given again")
 	onlineFlag(c, &q.Online)
 	flags.StringVar(&q.DeepSpeed, "deepspeed", "", "DeepSpeed's configuration, a JSON `file`")
 	flags.StringVar(&q.TrainingArgs, "training-args", "", "transformers' TrainingArguments, a JSON or YAML `file`")

@@ -87,9 +87,7 @@ every byte went.`,
 		Args:          noArguments,
 		RunE:          func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
-		return &fault.Input{Err: err, Hint: "see " + c.CommandPath() + " --help"}
-	})
+	root.SetFlagErrorFunc(badFlag)
 	root.AddCommand(benchCommand())
 	root.AddCommand(bindingCommand())
 	root.AddCommand(checkpointCommand())

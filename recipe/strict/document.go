@@ -29,6 +29,9 @@ func Parse(file string, text []byte) (*Document, error) {
 	return ParseJSON(file, text)
 }
 
+// ParseYAML parses YAML, whatever the name of the file.
+func ParseYAML(file string, text []byte) (*Document, error) { return parseYAML(file, text) }
+
 // ParseJSON parses JSON without comments.
 func ParseJSON(file string, text []byte) (*Document, error) {
 	return (&Document{File: file, Text: text}).parseJSON(text)

@@ -112,10 +112,15 @@ func (r *Reader) checkInside(rule Rule, path string, v *Value) error {
 				continue
 			}
 			unknown := r.Inputf(m.At, "%s knows no key %q%s", r.schema.Program, m.Name, within(path))
-			if !rule.noted || known.Resemble(m.Name) {
+			misspelled := known.Resemble(m.Name)
+			if !rule.noted || misspelled && !rule.slips {
 				return unknown.WithHint(r.advice(rule, m.Name))
 			}
-			r.Notes = append(r.Notes, Note{unknown.Where, unknown.What + ": plimsoll ignores it"})
+			what := unknown.What + ": plimsoll ignores it"
+			if meant := r.advised(rule, m.Name, misspelled); meant != "" {
+				what += "; " + meant
+			}
+			r.Notes = append(r.Notes, Note{unknown.Where, what})
 			continue
 		}
 		below := join(path, m.Name)
@@ -136,6 +141,19 @@ func (r *Reader) checkInside(rule Rule, path string, v *Value) error {
 		}
 	}
 	return nil
+}
+
+// advised returns advice for a key that is noted: what was probably meant, or where the key belongs. Only the first
+// keys get it, as it takes long.
+func (r *Reader) advised(rule Rule, name string, misspelled bool) string {
+	const enough = 20
+	if len(r.Notes) >= enough {
+		return ""
+	}
+	if meant := r.advice(rule, name); misspelled || strings.Contains(meant, " belongs ") {
+		return meant
+	}
+	return ""
 }
 
 // Under checks the object at a path against a rule of its own. The document's rule leaves that object open.

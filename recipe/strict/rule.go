@@ -18,6 +18,7 @@ type Rule struct {
 	names    map[string]string // of an object: the keys by their other names
 	open     bool              // of an object: other keys are accepted, too
 	noted    bool              // of an object: other keys are noted, but misspelled keys are refused
+	slips    bool              // of an object: misspelled keys are noted, too
 	comments bool              // of an object: keys that begin with _ are accepted
 	each     *Rule             // of a list: its elements; of an object: the values of all keys
 
@@ -120,6 +121,11 @@ func (r Rule) OrAuto() Rule { r.auto = true; return r }
 // be 0 or 1.
 func (r Rule) Lax() Rule { r.lax = true; return r }
 
+// IsNumber reports whether the rule accepts numbers only, null aside.
+func (r Rule) IsNumber() bool {
+	return (r.form == integerForm || r.form == numberForm) && r.also == nil
+}
+
 // InAnyCase accepts the words of a text in capitals, too.
 func (r Rule) InAnyCase() Rule { r.anyCase = true; return r }
 
@@ -131,6 +137,9 @@ func (r Rule) OfLength(n int) Rule { r.length = n; return r }
 func (r Rule) AndOthers() Rule    { r.open = true; return r }
 func (r Rule) NotingOthers() Rule { r.noted = true; return r }
 func (r Rule) AndComments() Rule  { r.comments = true; return r }
+
+// NotingAll notes unknown keys, also misspelled ones, with the key that was probably meant.
+func (r Rule) NotingAll() Rule { r.noted, r.slips = true, true; return r }
 
 // Alias gives the key another name. An object may have one of the two.
 func (r Rule) Alias(name string) Rule { r.aliases = append(slices.Clone(r.aliases), name); return r }

@@ -6,6 +6,7 @@ import (
 	"io"
 	"regexp"
 	"strconv"
+	"strings"
 	"unicode/utf8"
 
 	"github.com/go-json-experiment/json/jsontext"
@@ -131,7 +132,9 @@ func (p *yamlParser) fromYAML(n *yaml.Node) (*Value, error) {
 	default:
 		v.Text, v.Kind = n.Value, '"'
 		if n.Style == 0 {
-			v.Kind = bareKind(n.Value)
+			if v.Kind = bareKind(n.Value); v.Kind == '0' {
+				v.Text = strings.ReplaceAll(v.Text, "_", "")
+			}
 		}
 	}
 	return v, nil
@@ -141,7 +144,7 @@ var (
 	yamlNull   = regexp.MustCompile(`^(?:|~|null|Null|NULL)$`)
 	yamlTrue   = regexp.MustCompile(`^(?:yes|Yes|YES|true|True|TRUE|on|On|ON)$`)
 	yamlFalse  = regexp.MustCompile(`^(?:no|No|NO|false|False|FALSE|off|Off|OFF)$`)
-	yamlNumber = regexp.MustCompile(`^[-+]?(?:0|[1-9][0-9]*|[0-9]+\.[0-9]*(?:[eE][-+][0-9]+)?|\.[0-9]+)$`)
+	yamlNumber = regexp.MustCompile(`^[-+]?(?:0|[1-9][0-9_]*|[0-9]+\.[0-9]*(?:[eE][-+][0-9]+)?|\.[0-9]+)$`)
 )
 
 // bareKind returns the kind of an unquoted word in YAML 1.1.

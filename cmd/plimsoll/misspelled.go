@@ -1,0 +1,79 @@
+package main
+
+import (
+	"regexp"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"plimsoll/fault"
+)
+
+// otherNames maps flags of other programs to advice on ours.
+var otherNames = map[string]string{
+	"batch-size":                  "--micro-batch",
+	"train-batch-size":            "--micro-batch",
+	"per-device-train-batch-size": "--micro-batch",
+	"micro-batch-size":            "--micro-batch",
+	"gradient-accumulation-steps": "--grad-accum",
+	"max-seq-length":              "--seq-len",
+	"max-length":                  "--seq-len",
+	"sequence-length":             "--seq-len",
+	"cutoff-len":                  "--seq-len",
+	"nproc-per-node":              "--gpus",
+	"num-gpus":                    "--gpus",
+	"num-processes":               "--gpus",
+	"world-size":                  "--gpus and --nodes",
+	"nnodes":                      "--nodes",
+	"num-machines":                "--nodes",
+	"model-name-or-path":          "--model",
+	"attn-implementation":         "--attention",
+	"dtype":                       "--precision",
+	"torch-dtype":                 "--precision",
+	"bf16":                        "--precision bf16, or amp-bf16 for autocast",
+	"fp16":                        "--precision amp-fp16, or fp16 for weights in fp16",
+	"optim":                       "--optimizer",
+	"load-in-4bit":                "--quantization nf4",
+	"load-in-8bit":                "--quantization int8",
+	"lora":                        "--adapter with an adapter_config.json of PEFT",
+	"qlora":                       "--quantization nf4, and --adapter with an adapter_config.json of PEFT",
+	"lora-r":                      "--adapter with an adapter_config.json of PEFT",
+	"peft":                        "--adapter with an adapter_config.json of PEFT",
+	"zero":                        "--deepspeed with a JSON file that sets \"stage\"",
+	"zero-stage":                  "--deepspeed with a JSON file that sets \"stage\"",
+	"tp":                          "--tensor-parallel",
+	"cp":                          "--context-parallel",
+	"ep":                          "--expert-parallel",
+	"torch-compile":               "--compile",
+	"config-file":                 "--config",
+}
+
+var unknownFlag = regexp.MustCompile(`^unknown flag: --([^\s=]+)`)
+
+// badFlag returns the error of flags that cannot be parsed, with the flag that was probably meant.
+func badFlag(c *cobra.Command, err error) error {
+	bad := &fault.Input{Err: err, Hint: "see " + c.CommandPath() + " --help"}
+	found := unknownFlag.FindStringSubmatch(err.Error())
+	if found == nil {
+		return bad
+	}
+	name := strings.ToLower(strings.ReplaceAll(found[1], "_", "-"))
+	var names []string
+	c.Flags().VisitAll(func(f *pflag.Flag) {
+		if !f.Hidden {
+			names = append(names, f.Name)
+		}
+	})
+	ours := otherNames[name]
+	first, _, _ := strings.Cut(strings.TrimPrefix(ours, "--"), " ")
+	if nearest := fault.Nearest(name, names); ours == "" || c.Flags().Lookup(first) == nil {
+		if ours = ""; nearest != "" {
+			ours = "--" + nearest
+		}
+	}
+	if ours != "" {
+		bad.Hint = "did you mean " + ours + "? " + bad.Hint
+	}
+	return bad
+}

@@ -1,0 +1,83 @@
+package job
+
+import (
+	"errors"
+	"fmt"
+
+	"plimsoll/fault"
+	"plimsoll/recipe"
+)
+
+// named returns the error of a model that a framework's file names, with the place of the name.
+func (in *Inputs) named(err error) error {
+	var bad *fault.Input
+	if in.framework == nil || in.request.Model != "" || !errors.As(err, &bad) || bad.Where != (fault.Position{}) {
+		return err
+	}
+	located := *bad
+	located.Where = in.framework.Place()
+	located.Hint = "give --model with a name of the catalog or the path of its config.json: the rest of the file holds"
+	return &located
+}
+
+// framework applies what the file of a framework says, where no flag says it.
+func (r *resolver) framework() error {
+	f := r.Inputs.framework
+	if f == nil {
+		return nil
+	}
+	r.note(f.Notes)
+	if r.Sequence == 0 {
+		r.Sequence = f.Sequence
+	}
+	if r.Attention == "" {
+		r.Attention = f.Attention
+	}
+	if r.AdapterPrecision == "" && r.Inputs.adapter != nil {
+		r.AdapterPrecision = f.AdapterPrecision
+	}
+	r.FusedLoss = r.FusedLoss || f.FusedLoss
+	return nil
+}
+
+// divided returns how ranks divide the job and the file that says so, or nil.
+func (r *resolver) divided() (*recipe.Parallelism, string) {
+	if l := r.launch; l != nil && l.Parallelism != nil {
+		return l.Parallelism, l.File
+	}
+	if f := r.Inputs.framework; f != nil && f.Parallelism != nil {
+		return f.Parallelism, f.File
+	}
+	return nil, ""
+}
+
+// loadedAs returns the precision of the weights as a framework loads and converts them, a name of Precisions, or "".
+func (r *resolver) loadedAs() string {
+	f, j := r.Inputs.framework, r.job
+	if f == nil || j.DeepSpeed != nil {
+		return ""
+	}
+	sharded := j.FSDP != nil || r.Request.FSDP != ""
+	first := r.Request.FSDP == "1" || j.FSDP != nil && j.FSDP.Version == 1
+	trained := map[recipe.Upcast]bool{recipe.Always: true, recipe.UnderFSDP: sharded,
+		recipe.UnderFSDP1: first}[f.TrainedIn32]
+	mixed := f.Training.Precision != recipe.Unmixed && f.Training.Precision != ""
+	switch {
+	case r.Inputs.adapter == nil && trained && (f.TrainedIn32 == recipe.Always || mixed):
+		return "fp32"
+	case f.Weights == "":
+		return publishedType(j)
+	}
+	return f.Weights
+}
+
+// publishedType returns the precision that the model was published in.
+func publishedType(j *Job) string {
+	name := fmt.Sprint(j.Model.Parameters[0].DType)
+	for _, precision := range Precisions {
+		if precisions[precision].weights.String() == name && precisions[precision].autocast == recipe.Unmixed {
+			return precision
+		}
+	}
+	return ""
+}

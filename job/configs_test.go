@@ -1,0 +1,212 @@
+package job
+
+import (
+	"encoding/csv"
+	"errors"
+	"flag"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/jedib0t/go-pretty/v6/text"
+
+	"plimsoll/fault"
+	"plimsoll/recipe"
+)
+
+var update = flag.Bool("update", false, "write the table in docs/inputs.md")
+
+// publicConfig is a configuration of a public project.
+type publicConfig struct{ path, name, repository, kind, family string }
+
+// publicConfigs returns the rows of the index. Where it is missing, the test is skipped, but not in CI.
+func publicConfigs(t *testing.T) []publicConfig {
+	t.Helper()
+	const folder = "../../shared/data/configs"
+	file, err := os.Open(filepath.Join(folder, "INDEX.tsv"))
+	if err != nil {
+		if os.Getenv("CI") == "true" {
+			t.Fatal(err)
+		}
+		t.Skip("there are no public configurations here: ", err)
+	}
+	defer file.Close()
+	table := csv.NewReader(file)
+	table.Comma, table.LazyQuotes, table.FieldsPerRecord = '\t', true, -1
+	rows, err := table.ReadAll()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var list []publicConfig
+	for _, row := range rows[1:] {
+		list = append(list, publicConfig{filepath.Join(folder, row[0]), row[0], row[1], row[2], row[3]})
+	}
+	return list
+}
+
+// inRepository copies a file to a folder, with the file that it names, which lies flat beside it.
+func (c publicConfig) inRepository(t *testing.T) string {
+	t.Helper()
+	content, err := os.ReadFile(c.path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	folder := t.TempDir()
+	for _, named := range configNamed.FindAllStringSubmatch(string(content), -1) {
+		flat := strings.Split(c.name, "__")[0] + "__" + strings.ReplaceAll(named[1], "/", "_")
+		if other, err := os.ReadFile(filepath.Join(filepath.Dir(c.path), flat)); err == nil {
+			path := filepath.Join(folder, named[1])
+			if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(path, other, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	path := filepath.Join(folder, c.name)
+	if err := os.WriteFile(path, content, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+var configNamed = regexp.MustCompile(`[:\s"']([\w./-]+\.json)\b`)
+
+// planPublic resolves the job of a file, with a Llama where the file names no model.
+func planPublic(path string) error {
+	q := Request{Configs: []string{path}, GPUs: 8, GPU: "H100-80GB"}
+	f, err := recipe.LoadFramework(path)
+	if err != nil {
+		return err
+	}
+	if f == nil || f.Model == "" {
+		q.Model = "llama-3.1-8b"
+	}
+	_, err = q.Resolve()
+	for gpus := 4; err != nil && gpus > 0; gpus /= 2 {
+		q.GPUs = gpus
+		if _, fewer := q.Resolve(); fewer == nil {
+			err = nil
+		}
+	}
+	return err
+}
+
+// why returns what a file is refused for, in few words.
+func why(err error) string {
+	var bad *fault.Input
+	if !errors.As(err, &bad) {
+		return "an internal error: " + err.Error()
+	}
+	for _, short := range []struct {
+		pattern string
+		is      string
+	}{
+		{`^unknown model`, "a model that the catalog does not have"},
+		{`names weights that are quantized`, "weights that are quantized"},
+		{`^this seems to be an? (.*), as it has`, "$1"},
+		{`^plimsoll knows no training configuration`, "no training configuration"},
+		{`^this is (TOML or INI|not JSON)`, "$1"},
+		{`^this file is for --model`, "config.json of a model"},
+		{`^plimsoll cannot plan the optimizer "(.*)"`, "the optimizer $1"},
+		{`a variable: this file is a template`, "a template with variables"},
+		{`^(\S+) names .* does not exist`, "a file that `$1` names and that does not exist"},
+		{`knows no key "(.*)" in (\S+)`, "`$2.$1`, which the program does not know"},
+		{`knows no key "(.*)" at the top`, "`$1`, which the program does not know"},
+		{`^"(\S+)" is listed twice`, "a key that is listed twice"},
+		{`^base_model is trained in full without flash`, "full training without flash attention"},
+		{`^target_modules matches`, "an adapter of experts"},
+		{`^distributed_type is (\S+),`, "`distributed_type` $1"},
+		{`^(\S+) `, "`$1`"},
+	} {
+		if at := regexp.MustCompile(short.pattern).FindStringSubmatchIndex(bad.What); at != nil {
+			return string(regexp.MustCompile(short.pattern).ExpandString(nil, short.is, bad.What, at))
+		}
+	}
+	return bad.What
+}
+
+// outcomes are what becomes of the files of one family.
+type outcomes struct {
+	planned, refused int
+	reasons          map[string]int
+}
+
+// TestPublicConfigs gives the configurations of public projects to --config. No file of another kind is planned. The
+// counts and reasons are those in docs/inputs.md.
+func TestPublicConfigs(t *testing.T) {
+	t.Setenv("HF_HUB_CACHE", t.TempDir())
+	byFamily := map[string]*outcomes{}
+	for _, c := range publicConfigs(t) {
+		path := c.inRepository(t)
+		err := planPublic(path)
+		name := c.family
+		if flag, refused := recipe.Detect(path); c.kind == "other" && refused != nil || flag == "--model" {
+			name = "of another kind"
+		}
+		o := byFamily[name]
+		if o == nil {
+			o = &outcomes{reasons: map[string]int{}}
+			byFamily[name] = o
+		}
+		if err == nil {
+			o.planned++
+			continue
+		}
+		o.refused++
+		o.reasons[why(err)]++
+		t.Logf("%s: %v", c.name, err)
+	}
+	if other := byFamily["of another kind"]; other == nil || other.planned > 0 {
+		t.Errorf("files of another kind are planned: %+v", other)
+	}
+	checkTable(t, byFamily)
+}
+
+// checkTable compares the table in the docs, or writes it.
+func checkTable(t *testing.T, byFamily map[string]*outcomes) {
+	table := "| family | planned | refused |\n|---|---|---|\n"
+	list := ""
+	for _, family := range slices.Sorted(maps.Keys(byFamily)) {
+		o := byFamily[family]
+		table += fmt.Sprintf("| %s | %d | %d |\n", family, o.planned, o.refused)
+		var reasons []string
+		for _, reason := range slices.Sorted(maps.Keys(o.reasons)) {
+			reasons = append(reasons, fmt.Sprintf("%s (%d)", reason, o.reasons[reason]))
+		}
+		if len(reasons) > 0 {
+			list += text.WrapSoft("* "+family+": "+strings.Join(reasons, "; "), 116) + "\n"
+		}
+	}
+	list = trailing.ReplaceAllString(list, "\n")
+	list = strings.ReplaceAll(list, "\n", "\n  ")
+	list = strings.ReplaceAll(list, "\n  * ", "\n* ")
+	want := table + "\nWhy files are refused, with the number of files:\n\n" + strings.TrimSpace(list) + "\n"
+	const path = "../docs/inputs.md"
+	page, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, rest, found := strings.Cut(string(page), "<!-- table -->\n\n")
+	was, after, ends := strings.Cut(rest, "\n<!-- end of table -->")
+	if !found || !ends {
+		t.Fatalf("%s has no place for the table", path)
+	}
+	if *update {
+		made := before + "<!-- table -->\n\n" + want + "\n<!-- end of table -->" + after
+		if err := os.WriteFile(path, []byte(made), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	} else if diff := cmp.Diff(was, want); diff != "" {
+		t.Errorf("the table in %s differs (-there +now), see -update:\n%s", path, diff)
+	}
+}
+
+var trailing = regexp.MustCompile(` +\n`)

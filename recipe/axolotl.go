@@ -1,0 +1,357 @@
+package recipe
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	"plimsoll/recipe/strict"
+)
+
+// axolotl is axolotl's configuration of July 2026 (commit 067b021c): src/axolotl/utils/schemas, with the older names of
+// keys that it still takes.
+var axolotl = family{kind: axolotlKind, program: "axolotl", read: readAxolotl,
+	own: strict.Merge(
+		worded.For("base_model rl lora_model_dir attn_implementation"),
+		switched.For(`load_in_8bit load_in_4bit fp16 bfloat16 float16 lora_target_linear peft_use_dora peft_use_rslora
+			sample_packing tf32 flash_attention sdp_attention eager_attention xformers_attention lora_fan_in_fan_out
+			liger_fused_linear_cross_entropy torch_compile auto_find_batch_size group_by_length dataloader_pin_memory
+			save_only_model`),
+		nameOrNames.For("lora_target_modules lora_modules_to_save"),
+		counted.For(`batch_size gradient_accumulation_steps lora_r tensor_parallel_size context_parallel_size
+			sequence_parallel_degree dp_shard_size dp_replicate_size ddp_bucket_cap_mb
+			eval_batch_size torch_empty_cache_steps fsdp_version`),
+		count.Lax().OrNull().For("dataloader_num_workers dataloader_prefetch_factor"),
+		measured.For(`lora_alpha lora_dropout learning_rate weight_decay adam_beta1 adam_beta2 adam_epsilon
+			max_grad_norm`),
+		keys{
+			"bf16":                             oneOf("auto", "full").Or(switched).OrNull().Default("auto"),
+			"adapter":                          worded,
+			"sequence_len":                     counted.Default(512),
+			"micro_batch_size":                 counted.Default(1),
+			"optimizer":                        worded.Default("adamw_torch_fused"),
+			"gradient_checkpointing":           switched.Or(oneOf("offload", "offload_disk")).OrNull(),
+			"gradient_checkpointing_kwargs":    free.OrNull(),
+			"deepspeed":                        text.Or(free).OrNull(),
+			"fsdp":                             text.Or(names).OrNull(),
+			"fsdp_config":                      free.OrNull(),
+			"bnb_config_kwargs":                free.OrNull(),
+			"model_quantization_config":        worded,
+			"model_quantization_config_kwargs": free.OrNull(),
+			"plugins":                          names.OrNull(),
+			"optim_target_modules":             nameOrNames,
+			"torch_compile_backend":            worded,
+		},
+		anything.For(strings.Join([]string{unplannedAxolotlStages, unplannedAxolotlModels, unplannedAxolotlPasses,
+			unplannedAxolotlAdapters, unplannedAxolotlRest,
+			unplannedAxolotlImages}, " ")),
+		anything.For(savingAxolotl+" "+ignoredAxolotl),
+	)}
+
+// Keys that change memory and are not planned.
+const (
+	unplannedAxolotlStages = "reward_model process_reward_model ebft trl"
+	unplannedAxolotlModels = `gptq qat quantize_moe_experts llama4_linearized_experts
+		use_onebitllms relora relora_steps unfrozen_parameters fp32_norms shrink_embeddings num_labels`
+	unplannedAxolotlPasses = `activation_offloading layer_offloading selective_checkpointing tiled_mlp
+		chunked_cross_entropy flash_attn_cross_entropy flash_attn_fuse_mlp flash_optimum flex_attention sage_attention
+		s2_attention unsloth_cross_entropy_loss unsloth_lora_mlp unsloth_lora_qkv unsloth_lora_o`
+	unplannedAxolotlAdapters = `lora_target_parameters lora_rank_pattern lora_alpha_pattern peft_layers_to_transform
+		peft_layers_pattern peft_layer_replication peft_trainable_token_indices peft_ensure_weight_tying lora_on_cpu`
+	unplannedAxolotlRest   = "fp8 expert_parallel_size gpu_memory_limit max_memory"
+	unplannedAxolotlImages = "processor_type"
+
+	// Keys of kernels that take less memory than those that are planned.
+	savingAxolotl = `liger_rope liger_rms_norm liger_glu_activation liger_layer_norm liger_cross_entropy liger_swiglu
+		lora_mlp_kernel lora_qkv_kernel lora_o_kernel`
+
+	// Keys that change no memory of the training.
+	ignoredAxolotl = `strict resume_from_checkpoint auto_resume_from_checkpoints resize_token_embeddings_to_32x
+		mean_resizing_embeddings embeddings_skip_upcast reinit_weights trainer_cls vllm quantization dynamic_checkpoint
+		center_rewards_coefficient dpo_use_weighting dpo_label_smoothing precompute_ref_log_probs datasets test_datasets
+		shuffle_merged_datasets shuffle_before_merging_datasets dataset_prepared_path dataset_shard_num dataset_shard_idx
+		skip_prepare_dataset num_dataset_shards_to_save pretraining_dataset dataset_processes dataset_num_proc
+		dataset_exact_deduplication dataset_keep_in_memory dataloader_drop_last accelerator_config remove_unused_columns
+		push_dataset_to_hub hf_use_auth_token device device_map world_size local_rank ddp seed ddp_timeout
+		ddp_broadcast_buffers ddp_find_unused_parameters do_causal_lm_eval eval_causal_lm_metrics do_bench_eval
+		bench_dataset bench_split metric_for_best_model greater_is_better loss_watchdog_threshold loss_watchdog_patience
+		gc_steps gc_collect_steps float32 freeze_mm_modules excess_length_strategy eval_sequence_len min_sample_len
+		max_prompt_len sample_packing_group_size sample_packing_bin_size sample_packing_sequentially
+		sample_packing_mp_start_method eval_sample_packing pad_to_sequence_len pad_to_multiple_of curriculum_sampling
+		multipack_real_batches batch_flattening use_pose pose_split_on_token_ids pose_max_context_len pose_num_chunks
+		pretrain_multipack_buffer_size pretrain_multipack_attn pretraining_sample_concatenation streaming
+		streaming_multipack_buffer_size flex_attn_compile_kwargs scaling_softmax tiled_mlp_num_shards
+		fsdp_final_state_dict_type val_set_size heads_k_stride ring_attn_func special_tokens tokens
+		added_tokens_overrides torch_compile_mode max_steps warmup_steps warmup_ratio eval_steps evals_per_epoch
+		eval_strategy evaluation_strategy save_steps saves_per_epoch save_strategy save_total_limit save_first_step
+		logging_steps early_stopping_patience load_best_model_at_end use_tensorboard profiler_steps
+		profiler_steps_start include_tokens_per_second include_tkps neftune_noise_alpha low_cpu_mem_usage chat_template
+		chat_template_jinja chat_template_kwargs eot_tokens default_system_message fix_untrained_tokens
+		is_falcon_derived_model is_llama_derived_model is_mistral_derived_model is_qwen_derived_model total_num_tokens
+		sample_packing_eff_est base_model_config cls_model_config tokenizer_config tokenizer_use_fast tokenizer_legacy
+		tokenizer_use_mistral_common tokenizer_type tokenizer_save_jinja_files trust_remote_code
+		experimental_skip_move_to_device use_kernels base_model_ignore_patterns revision_of_model model_type
+		overrides_of_model_config model_config output_dir hub_model_id hub_strategy hub_revision save_safetensors peft
+		peft_init_lora_weights peft_autocast_adapter_dtype qlora_sharded_model_loading loraplus_lr_ratio
+		loraplus_lr_embedding train_on_inputs embedding_lr embedding_lr_scale optim_args torchdistx_path lr_scheduler
+		lr_scheduler_kwargs lr_quadratic_warmup cosine_min_lr_ratio cosine_constant_lr_ratio lr_div_factor lr_groups
+		adam_epsilon2 adam_beta3 num_epochs max_packed_sequence_len gptq_groupsize gptq_model_v1 wandb_mode wandb_project
+		wandb_entity wandb_watch wandb_name wandb_run_id wandb_log_model mlflow_tracking_uri mlflow_experiment_name
+		mlflow_run_name hf_mlflow_log_artifacts use_comet comet_api_key comet_workspace comet_project_name
+		comet_experiment_key comet_mode comet_online comet_experiment_config use_wandb use_mlflow use_trackio
+		trackio_project_name trackio_run_name trackio_space_id eval_table_size eval_max_new_tokens debug
+		is_preprocess dataset_is_preprocessed relora_cpu_offload relora_prune_ratio cut_cross_entropy deepcompile`
+)
+
+func readAxolotl(r *frameworkReader) error {
+	r.model("base_model")
+	if err := r.refuseAxolotl(); err != nil {
+		return err
+	}
+	if name := r.Value("optimizer"); !slices.Contains(trainerOptimizers, name.Text) {
+		return r.Fault("optimizer", fmt.Sprintf("is %s, which is not planned yet", name),
+			cmp.Or(strict.DidYouMean(name.Text, trainerOptimizers), "plimsoll plans the Trainer's optimizers"))
+	}
+	r.longest("sequence_len")
+	r.argumentsOfAxolotl()
+	r.typesOfAxolotl()
+	return cmp.Or(r.shardAxolotl(), r.attentionOfAxolotl(), r.checkpointAxolotl(), r.quantizeAxolotl(),
+		r.adaptAxolotl())
+}
+
+func (r *frameworkReader) refuseAxolotl() error {
+	stage := r.Find("rl")
+	if on(stage) {
+		return r.Fault("rl", fmt.Sprintf("is %s: it trains on answers beside other models, which is not planned yet",
+			stage), "")
+	}
+	if err := cmp.Or(r.unplanned("it is of another training than that of a language model", unplannedAxolotlStages),
+		r.unplanned("it changes the model's weights or parts", unplannedAxolotlModels),
+		r.unplanned("it changes what the passes hold", unplannedAxolotlPasses),
+		r.unplanned("it changes what the adapter holds", unplannedAxolotlAdapters),
+		r.unplanned("training goes on with an adapter whose adapter_config.json says its rank", "lora_model_dir"),
+		r.unplanned("it trains on images, beside a vision model", unplannedAxolotlImages),
+		r.unplanned("it divides or moves the model", unplannedAxolotlRest)); err != nil {
+		return err
+	}
+	if v := r.Find("plugins"); v != nil {
+		for _, e := range v.Elements {
+			if name := e.Text[strings.LastIndexByte(e.Text, '.')+1:]; name != "LigerPlugin" &&
+				name != "CutCrossEntropyPlugin" {
+				return r.Inputf(e.At, "plugins holds %s, which may change the model or the passes", e).
+					WithHint("remove it to plan the job without it")
+			}
+		}
+	}
+	return nil
+}
+
+// argumentsOfAxolotl sets what axolotl gives to TrainingArguments: src/axolotl/core/builders/base.py.
+func (r *frameworkReader) argumentsOfAxolotl() {
+	for _, pair := range [][2]string{{"micro_batch_size", "per_device_train_batch_size"},
+		{"gradient_accumulation_steps", "gradient_accumulation_steps"}, {"optimizer", "optim"}} {
+		give(r.arguments, pair[1], r.At(pair[0]), cmp.Or(r.Value(pair[0]), strict.Of(1)))
+	}
+	if r.Gives("batch_size") && !r.Gives("gradient_accumulation_steps") { // normalize_config
+		r.set("gradient_accumulation_steps", "batch_size",
+			max(1, int(r.Integer("batch_size")/r.Integer("micro_batch_size"))))
+	}
+	for _, key := range strings.Fields(`learning_rate weight_decay adam_beta1 adam_beta2 adam_epsilon max_grad_norm tf32
+		torch_compile torch_compile_backend group_by_length dataloader_pin_memory dataloader_num_workers
+		dataloader_prefetch_factor ddp_bucket_cap_mb torch_empty_cache_steps auto_find_batch_size optim_target_modules
+		save_only_model`) {
+		r.pass(key, key)
+	}
+	for _, key := range strings.Fields(savingAxolotl) {
+		if on(r.Find(key)) {
+			r.Note(key, "has kernels that keep less for the backward pass than the plan says")
+		}
+	}
+	if r.Truth("liger_fused_linear_cross_entropy") || r.pluginNamed("CutCrossEntropyPlugin") {
+		r.to.FusedLoss = true
+	}
+}
+
+func (r *frameworkReader) pluginNamed(name string) bool {
+	return slices.ContainsFunc(r.List("plugins"), func(p string) bool { return strings.HasSuffix(p, name) })
+}
+
+// typesOfAxolotl reads the types of weights and of autocast: resolve_dtype in src/axolotl/utils/config.
+func (r *frameworkReader) typesOfAxolotl() {
+	bf16 := r.Value("bf16")
+	if bf16.IsAuto() {
+		r.Note("bf16", "is auto: the plan is for GPUs that compute in bf16")
+	}
+	brain := on(bf16)
+	half := r.Truth("fp16") && !brain
+	r.set("bf16", "bf16", brain || r.Truth("bfloat16"))
+	r.set("fp16", "fp16", half)
+	switch {
+	case brain || r.Truth("bfloat16"):
+		r.to.Weights = "bf16"
+	case r.Truth("load_in_8bit") || half || r.Truth("float16"):
+		r.to.Weights = "fp16"
+	default:
+		r.to.Weights = "fp32"
+	}
+	// axolotl replaces accelerate's preparation for FSDP2, which converts weights.
+	r.to.TrainedIn32 = UnderFSDP1
+}
+
+// shardAxolotl reads how the model is divided.
+func (r *frameworkReader) shardAxolotl() error {
+	r.pass("deepspeed", "deepspeed")
+	r.parallelAxolotl()
+	config := r.Find("fsdp_config")
+	if r.Find("fsdp") == nil && config == nil {
+		return nil
+	}
+	r.set("fsdp", "fsdp", "full_shard auto_wrap")
+	r.pass("fsdp", "fsdp")
+	section := &strict.Value{Kind: '{'}
+	if config != nil {
+		section.At = config.At
+		for _, m := range config.Members {
+			switch name := strings.TrimPrefix(m.Name, "fsdp_"); name {
+			case "offload_params":
+				give(section, "cpu_offload", m.At, m.Value)
+			case "sharding_strategy", "final_state_dict_type", "mixed_precision_policy", "cpu_offload_pin_memory":
+			default:
+				give(section, name, m.At, m.Value)
+			}
+		}
+	}
+	if v := cmp.Or(r.Find("fsdp_version"), valueOf(section.Member("version"))); v != nil {
+		give(section, "version", r.At("fsdp_version"), v)
+	} else {
+		give(section, "version", r.At("fsdp_config"), strict.Of(1))
+	}
+	give(r.arguments, "fsdp_config", r.At("fsdp_config"), section)
+	return nil
+}
+
+// parallelAxolotl reads how ranks divide the work: setup_parallelism_envs in src/axolotl/utils/trainer.py.
+func (r *frameworkReader) parallelAxolotl() {
+	size := func(keys ...string) int {
+		most := 1
+		for _, key := range keys {
+			most = max(most, int(r.Integer(key)))
+		}
+		return most
+	}
+	p := Parallelism{Replicate: size("dp_replicate_size"), Shard: size("dp_shard_size"), Sequence: 1,
+		Tensor: size("tensor_parallel_size"), Context: size("context_parallel_size", "sequence_parallel_degree")}
+	if p.Ranks() > 1 {
+		r.to.Parallelism = &p
+	}
+}
+
+// valueOf returns the value of a member, or nil if there is none.
+func valueOf(m *strict.Member) *strict.Value {
+	if m == nil {
+		return nil
+	}
+	return m.Value
+}
+
+// attentionOfAxolotl reads the attention.
+func (r *frameworkReader) attentionOfAxolotl() error {
+	switch {
+	case r.Word("attn_implementation") == "xformers" || r.Truth("xformers_attention"):
+		r.to.Attention = "sdpa"
+		r.Notes = append(r.Notes, Note{Where: r.Place("base_model"), What: "xformers' attention is planned as sdpa, " +
+			"which saves the " +
+			"same for the backward pass"})
+	case r.Gives("attn_implementation"):
+		return r.attentionOf("attn_implementation")
+	case r.Truth("flash_attention"):
+		r.to.Attention = "flash"
+	case r.Truth("sdp_attention"):
+		r.to.Attention = "sdpa"
+	case r.Truth("eager_attention"):
+		r.to.Attention = "eager"
+	}
+	if r.to.Attention != "flash" && !r.Gives("adapter") && r.to.Weights != "fp32" && r.Find("fsdp_config") == nil &&
+		r.Find("deepspeed") == nil && r.Word("attn_implementation") != "xformers" && !r.Truth("xformers_attention") {
+		return r.Fault("base_model", "is trained in full without flash attention: axolotl then keeps its norms, "+
+			"embeddings and head in fp32, which is not planned yet", "add attn_implementation: flash_attention_2")
+	}
+	return nil
+}
+
+// checkpointAxolotl reads what the backward pass recomputes.
+func (r *frameworkReader) checkpointAxolotl() error {
+	const key = "gradient_checkpointing"
+	v := r.Find(key)
+	if v != nil && strings.HasPrefix(v.Text, "offload") {
+		return r.Fault(key, fmt.Sprintf("is %s: activations go to the host, which is not planned yet", v),
+			"set it to true to plan the job without it")
+	}
+	r.set(key, key, on(v))
+	kwargs := r.Find(key + "_kwargs")
+	if kwargs == nil {
+		kwargs = &strict.Value{Kind: '{'}
+		give(kwargs, "use_reentrant", r.At(key), strict.Of(false))
+	}
+	give(r.arguments, key+"_kwargs", r.At(key), kwargs)
+	return nil
+}
+
+// quantizeAxolotl reads the quantization: _set_quantization_config in src/axolotl/loaders/model.py.
+func (r *frameworkReader) quantizeAxolotl() error {
+	if method := r.Find("model_quantization_config"); method != nil {
+		values := map[string]*strict.Value{"quant_method": strict.Of(map[string]string{"Mxfp4Config": "mxfp4",
+			"FineGrainedFP8Config": "fp8"}[method.Text])}
+		if given := r.Find("model_quantization_config_kwargs"); given != nil {
+			for _, m := range given.Members {
+				values[m.Name] = m.Value
+			}
+		}
+		return r.quantize("model_quantization_config", values)
+	}
+	switch adapter := r.Word("adapter"); {
+	case r.Truth("load_in_4bit") && adapter == "qlora":
+		values := map[string]*strict.Value{"load_in_4bit": strict.Of(true), "bnb_4bit_quant_type": strict.Of("nf4"),
+			"bnb_4bit_use_double_quant": strict.Of(true), "bnb_4bit_quant_storage": strict.Of("bfloat16"),
+			"bnb_4bit_compute_dtype": strict.Of(elementNames[r.to.Weights])}
+		if given := r.Find("bnb_config_kwargs"); given != nil {
+			for _, m := range given.Members {
+				values[m.Name] = m.Value
+			}
+		}
+		return r.quantize("load_in_4bit", values)
+	case r.Truth("load_in_4bit"):
+		return r.Fault("load_in_4bit", "is true, but axolotl quantizes to 4 bits only with adapter: qlora",
+			"set adapter to qlora, or load_in_4bit to false")
+	case r.Truth("load_in_8bit") && adapter == "lora":
+		return r.quantize("load_in_8bit", map[string]*strict.Value{"load_in_8bit": strict.Of(true)})
+	}
+	return nil
+}
+
+// adaptAxolotl reads the adapter: src/axolotl/loaders/adapter.py.
+func (r *frameworkReader) adaptAxolotl() error {
+	adapter := r.Find("adapter")
+	switch {
+	case adapter == nil || adapter.Text == "":
+		return nil
+	case adapter.Text != "lora" && adapter.Text != "qlora":
+		return r.Fault("adapter", fmt.Sprintf("is %s, which is not planned yet", adapter),
+			"plimsoll plans lora and qlora")
+	case adapter.Text == "qlora" && !r.Truth("load_in_4bit"):
+		return r.Fault("adapter", "is qlora, which needs load_in_4bit", "add load_in_4bit: true")
+	}
+	targets := r.Find("lora_target_modules")
+	if r.Truth("lora_target_linear") {
+		if on(targets) {
+			r.Note("lora_target_modules", "is given beside lora_target_linear: the plan adapts all linear modules")
+		}
+		targets = strict.Of("all-linear")
+	}
+	return r.adapt("adapter", map[string]*strict.Value{"r": r.Find("lora_r"), "lora_alpha": r.Find("lora_alpha"),
+		"lora_dropout": r.Find("lora_dropout"), "target_modules": targets,
+		"fan_in_fan_out":  r.Find("lora_fan_in_fan_out"),
+		"modules_to_save": asList(r.Find("lora_modules_to_save")), "use_dora": r.Find("peft_use_dora"),
+		"use_rslora": r.Find("peft_use_rslora")})
+}

@@ -1,0 +1,303 @@
+package recipe
+
+import (
+	"bytes"
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"strings"
+
+	"plimsoll/fault"
+	"plimsoll/files"
+	"plimsoll/recipe/strict"
+)
+
+// Framework is a configuration of a program that makes the model and the Trainer itself: LLaMA-Factory, axolotl,
+// ms-swift, or TRL's scripts. It says what several files say of other jobs.
+type Framework struct {
+	File string
+
+	Model        string
+	Training     *Training
+	Adapter      *Adapter      // nil without
+	Quantization *Quantization // nil without
+	Sequence     int           // tokens, at most
+	Attention    string        // "" = the default of transformers, or "sdpa", "flash" or "eager"
+	FusedLoss    bool
+
+	// Weights is the type that the weights are loaded in, "" for the type that they were published in. TrainedIn32 says
+	// when trained weights are converted to fp32.
+	Weights          string
+	TrainedIn32      Upcast
+	AdapterPrecision string // "" = that of PEFT
+	// FSDP2WithoutReentrant says that FSDP2 turns reentrant checkpointing off.
+	FSDP2WithoutReentrant bool
+
+	Parallelism *Parallelism // nil without
+
+	Notes []Note
+
+	place fault.Position // of the model's name
+}
+
+// Upcast says when a program or an engine converts trained weights of the model to fp32.
+type Upcast int
+
+// Weights of an adapter are not meant.
+const (
+	Never     Upcast = iota
+	UnderFSDP        // accelerate does so
+	UnderFSDP1
+	Always
+)
+
+// Place returns the place of the model's name.
+func (f *Framework) Place() fault.Position { return f.place }
+
+// family is what the configurations of one program hold.
+type family struct {
+	kind    *kind
+	program string
+	// own are the keys beside those of TrainingArguments. A rule without a form is of a key that no plan depends on.
+	own keys
+	// hosts reports whether the keys of TrainingArguments are keys of the file, too.
+	hosts bool
+	read  func(r *frameworkReader) error
+}
+
+// families are in the order of their kinds.
+func families() []family { return []family{swift, llamaFactory, axolotl, trl} }
+
+// LoadFramework reads the file at path. It returns nil if the file is of a kind that another function loads.
+func LoadFramework(path string) (*Framework, error) {
+	text, err := files.Read(path, largest)
+	if err != nil {
+		return nil, &fault.Input{Where: fault.Position{File: path}, Err: err}
+	}
+	return ParseFramework(path, text)
+}
+
+// ParseFramework parses the text of a file. Paths in it are relative to the working directory or to the file. Every
+// error is a *fault.Input.
+func ParseFramework(file string, text []byte) (*Framework, error) {
+	document := parseContent(file, text)
+	if document == nil {
+		return nil, nil
+	}
+	found, _ := recognized(document.Root)
+	for _, f := range families() {
+		if f.kind == found {
+			return f.parse(document)
+		}
+	}
+	return nil, nil
+}
+
+// parseContent parses a text as what it looks like, whatever the name of its file. It returns nil if it cannot.
+func parseContent(file string, text []byte) *strict.Document {
+	if d := parseCommand(file, text); d != nil {
+		return d
+	}
+	start := bytes.TrimSpace(text)
+	if bytes.HasPrefix(start, []byte{'{'}) || bytes.HasPrefix(start, []byte("//")) || strict.IsYAML(file) {
+		return parseAny(file, text)
+	}
+	d, err := strict.ParseYAML(file, text)
+	if err != nil {
+		return nil
+	}
+	return d
+}
+
+func (f family) parse(d *strict.Document) (*Framework, error) {
+	known := keys{}
+	if f.hosts {
+		for name := range trainingSchema.Rule.Keys() {
+			known[name] = strict.Rule{}
+		}
+	}
+	if err := template(d); err != nil {
+		return nil, err
+	}
+	checked, err := strict.Schema{Program: f.program, Rule: object(known, f.own).NotingAll()}.Read(d)
+	if err != nil {
+		return nil, err
+	}
+	r := &frameworkReader{Reader: checked, arguments: &strict.Value{Kind: '{'},
+		to: &Framework{File: d.File}, program: f.program}
+	for _, m := range d.Root.Members {
+		_, own := f.own[m.Name]
+		if _, argument := trainingSchema.Keys()[m.Name]; f.hosts && !own && argument {
+			r.arguments.Members = append(r.arguments.Members, m)
+		}
+	}
+	if err := f.read(r); err != nil {
+		return nil, err
+	}
+	if r.to.Training, err = readTraining(r.part(r.arguments)); err != nil {
+		return nil, err
+	}
+	r.to.Notes = append(r.Notes, r.to.Training.Notes...)
+	r.to.Training.Notes = nil
+	return r.to, nil
+}
+
+// frameworkReader reads a configuration of a family.
+type frameworkReader struct {
+	*strict.Reader
+	arguments *strict.Value // what the program gives to TrainingArguments
+	to        *Framework
+	program   string // for messages
+}
+
+// part returns a document of values that the file or its program sets.
+func (r *frameworkReader) part(root *strict.Value) *strict.Document {
+	return &strict.Document{File: r.File, Text: r.Text, Root: root}
+}
+
+// harmless matches keys that no plan depends on and that scripts compute.
+var harmless = regexp.MustCompile(`data|output|logging|name|_dir$|_path$|model_author|port|node`)
+
+// template refuses a file with variables that another program fills in.
+func template(d *strict.Document) error {
+	for _, m := range d.Root.Members {
+		if v := m.Value; v.Kind == '"' && strings.HasPrefix(v.Text, "$") && !harmless.MatchString(m.Name) {
+			return d.Inputf(v.At, "%s is %s, a variable: this file is a template", m.Name, v).
+				WithHint("give the file with the variables filled in")
+		}
+	}
+	return nil
+}
+
+// pass gives the value of a key to TrainingArguments, where it has the name.
+func (r *frameworkReader) pass(key, name string) {
+	if v := r.Find(key); v != nil {
+		give(r.arguments, name, r.At(key), v)
+	}
+}
+
+// set gives TrainingArguments a value that the program derives from a key.
+func (r *frameworkReader) set(name, key string, is any) {
+	give(r.arguments, name, r.At(key), strict.Of(is))
+}
+
+// give sets a member of an object, whether the object has it or not.
+func give(object *strict.Value, name string, at int64, is *strict.Value) {
+	given := *is
+	if given.At = max(given.At, at); given.At < 0 {
+		given.At = 0
+	}
+	if m := object.Member(name); m != nil {
+		m.Value = &given
+		return
+	}
+	object.Members = append(object.Members, strict.Member{Name: name, At: max(at, 0), Value: &given})
+}
+
+// model reads the key that names the model.
+func (r *frameworkReader) model(key string) {
+	r.to.Model, r.to.place = r.Word(key), r.Place(key)
+}
+
+// on reports whether a value of any form asks for something.
+func on(v *strict.Value) bool {
+	if v == nil || v.IsEmpty() {
+		return false
+	}
+	return !slices.Contains([]string{"false", "False", "0", "no", "none", "null"}, v.Text) && v.Kind != 'f'
+}
+
+// unplanned refuses the first of the keys that asks for something, as it changes memory in a way that is not planned.
+func (r *frameworkReader) unplanned(why, names string) error {
+	for key := range strings.FieldsSeq(names) {
+		if v := r.Find(key); on(v) {
+			return r.Fault(key, fmt.Sprintf("is %s: %s, which is not planned yet", v, why),
+				"remove the key to plan the job without it, and expect its memory to differ")
+		}
+	}
+	return nil
+}
+
+// oneOfThese refuses a word that no plan is made for.
+func (r *frameworkReader) oneOfThese(key string, reasons map[string]string) error {
+	v := r.Find(key)
+	if v == nil {
+		return nil
+	}
+	if why := reasons[strings.ToLower(v.Text)]; why != "" {
+		return r.Fault(key, fmt.Sprintf("is %s: %s, which is not planned yet", v, why), "")
+	}
+	return nil
+}
+
+// adapt reads the values of a LoraConfig, by their names in PEFT.
+func (r *frameworkReader) adapt(key string, values map[string]*strict.Value) (err error) {
+	root := &strict.Value{Kind: '{'}
+	give(root, "peft_type", r.At(key), strict.Of("LORA"))
+	give(root, "task_type", r.At(key), strict.Of("CAUSAL_LM"))
+	for _, name := range slices.Sorted(maps.Keys(values)) {
+		if v := values[name]; v != nil {
+			give(root, name, r.At(key), v)
+		}
+	}
+	r.to.Adapter, err = readAdapter(r.part(root))
+	return err
+}
+
+// quantize reads the values of a BitsAndBytesConfig.
+func (r *frameworkReader) quantize(key string, values map[string]*strict.Value) (err error) {
+	root := &strict.Value{Kind: '{'}
+	for _, name := range slices.Sorted(maps.Keys(values)) {
+		if v := values[name]; v != nil {
+			give(root, name, r.At(key), v)
+		}
+	}
+	r.to.Quantization, err = readQuantization(r.part(root))
+	return err
+}
+
+// longest takes the length of sequences from a key.
+func (r *frameworkReader) longest(key string) {
+	r.to.Sequence = int(r.Integer(key))
+	what := fmt.Sprintf("sequences of %d tokens: %s is the most that a sample has, and shorter ones take less",
+		r.to.Sequence, key)
+	if !r.Gives(key) {
+		what = fmt.Sprintf("sequences of %d tokens: %s is not given, and this is its default in %s",
+			r.to.Sequence, key, r.program)
+	}
+	r.Notes = append(r.Notes, Note{Where: r.Place(key), What: what})
+}
+
+// compute returns the type that a model computes in: "bf16", "fp16" or "".
+func (r *frameworkReader) compute() string {
+	for _, name := range []string{"bf16", "fp16"} {
+		if m := r.arguments.Member(name); m != nil && on(m.Value) {
+			return name
+		}
+	}
+	return ""
+}
+
+// elementNames are torch's names of types.
+var elementNames = map[string]string{"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+
+// precisionNames are Plimsoll's names of torch's types.
+var precisionNames = map[string]string{"bfloat16": "bf16", "float16": "fp16", "float32": "fp32",
+	"torch.bfloat16": "bf16",
+	"torch.float16":  "fp16", "torch.float32": "fp32", "half": "fp16", "float": "fp32", "bf16": "bf16", "fp16": "fp16",
+	"fp32": "fp32"}
+
+// separated returns a text with commas as a list of its parts.
+func separated(v *strict.Value) *strict.Value {
+	if v == nil || v.Kind != '"' {
+		return v
+	}
+	list := &strict.Value{At: v.At, Kind: '['}
+	for part := range strings.SplitSeq(v.Text, ",") {
+		if part = strings.TrimSpace(part); part != "" {
+			list.Elements = append(list.Elements, &strict.Value{At: v.At, Kind: '"', Text: part})
+		}
+	}
+	return list
+}

@@ -1,0 +1,193 @@
+package recipe
+
+import (
+	"cmp"
+	"fmt"
+	"strings"
+
+	"plimsoll/recipe/strict"
+)
+
+// The rules of keys that programs read with argparse or OmegaConf: null is the default, and texts are converted.
+var (
+	switched = boolean.Lax().OrNull()
+	counted  = size.Lax().OrNull()
+	measured = number.Lax().OrNull()
+	worded   = text.OrNull()
+	anything = strict.Rule{}.OrNull()
+)
+
+// llamaFactory is LLaMA-Factory of August 2026 (commit ff6d4d12): the arguments in src/llamafactory/hparams.
+var llamaFactory = family{kind: llamaFactoryKind, program: "LLaMA-Factory", hosts: true, read: readLLaMAFactory,
+	own: strict.Merge(
+		worded.For("model_name_or_path adapter_name_or_path additional_target quantization_method"),
+		switched.For(`disable_gradient_checkpointing pure_bf16 use_rslora use_dora pissa_init double_quantization fp8
+			enable_liger_kernel create_new_adapter`),
+		keys{
+			"stage":               oneOf("pt", "sft", "rm", "ppo", "dpo", "kto").OrNull().Default("sft"),
+			"finetuning_type":     oneOf("lora", "oft", "freeze", "full").OrNull().Default("lora"),
+			"cutoff_len":          counted.Default(2048),
+			"lora_rank":           counted.Default(8),
+			"lora_alpha":          measured,
+			"lora_dropout":        measured,
+			"lora_target":         worded.Default("all"),
+			"quantization_bit":    counted,
+			"quantization_type":   oneOf("fp4", "nf4").OrNull().Default("nf4"),
+			"double_quantization": switched.Default(true),
+			"use_reentrant_gc":    switched.Default(true),
+			"flash_attn":          oneOf("auto", "disabled", "sdpa", "fa2", "fa3").OrNull().Default("auto"),
+		},
+		// Unplanned keys; readLLaMAFactory has the reasons.
+		anything.For(unplannedFactoryOptimizers+" "+unplannedFactoryModels),
+		anything.For("export_dir "+megatronKeys),
+		// Keys that change no memory of the training, or only that of other stages.
+		anything.For(`llamafactory_train export_size export_device export_quantization_bit export_quantization_dataset
+			export_quantization_nsamples export_quantization_maxlen export_legacy_format export_hub_model_id
+			adapter_folder cache_dir
+			use_fast_tokenizer split_special_tokens add_tokens add_special_tokens
+			new_special_tokens_config init_special_tokens model_revision low_cpu_mem_usage rope_scaling moe_aux_loss_coef
+			train_from_scratch infer_backend offload_folder use_kv_cache use_v1_kernels infer_dtype hf_hub_token
+			ms_hub_token om_hub_token print_param_status trust_remote_code quantization_device_map
+			image_max_pixels image_min_pixels image_do_pan_and_scan crop_to_patches video_max_pixels video_min_pixels
+			video_fps video_maxlen use_audio_in_video audio_sampling_rate
+			template dataset eval_dataset dataset_dir media_dir train_on_prompt mask_history streaming buffer_size
+			mix_strategy interleave_probs overwrite_cache preprocessing_batch_size preprocessing_num_workers max_samples
+			eval_num_beams ignore_pad_token_for_loss val_size eval_on_each_dataset packing neat_packing tool_format
+			default_system enable_thinking preserve_thinking tokenized_path data_shared_file_system
+			loraplus_lr_ratio loraplus_lr_embedding pissa_iter pissa_convert module_dropout oft_rank oft_block_size
+			oft_target freeze_trainable_layers freeze_trainable_modules freeze_extra_modules
+			galore_target galore_rank galore_update_interval galore_scale galore_proj_type galore_layerwise
+			apollo_target apollo_rank apollo_update_interval apollo_scale apollo_proj apollo_proj_type apollo_scale_type
+			apollo_layerwise apollo_scale_front badam_mode badam_start_block badam_switch_mode badam_switch_interval
+			badam_update_ratio badam_mask_mode badam_verbose
+			pref_beta pref_ftx pref_bco_weight pref_loss dpo_label_smoothing kto_chosen_weight kto_rejected_weight
+			simpo_gamma ppo_buffer_size ppo_epochs ppo_score_norm ppo_target ppo_whiten_rewards ref_model
+			ref_model_adapters ref_model_quantization_bit reward_model reward_model_adapters
+			reward_model_quantization_bit reward_model_type ld_alpha
+			use_swanlab swanlab_project swanlab_workspace swanlab_run_name swanlab_mode swanlab_api_key swanlab_logdir
+			swanlab_lark_webhook_url swanlab_lark_secret use_dft_loss use_eaft_loss eaft_alpha asft_alpha
+			freeze_vision_tower freeze_multi_modal_projector freeze_language_model compute_accuracy disable_shuffling
+			early_stopping_steps plot_loss include_effective_tokens_per_second fp8_backend
+			fp8_enable_fsdp_float8_all_gather ray_num_workers ray_init_kwargs master_addr master_port
+			enable_torch_profiler profiler_output_dir profiler_wait_steps profiler_warmup_steps profiler_active_steps
+			profiler_repeat profiler_record_shapes profiler_profile_memory profiler_with_stack profile_modules
+			predict_with_generate sortish_sampler generation_max_length generation_num_beams generation_config
+			do_sample temperature top_p top_k num_beams max_length max_new_tokens repetition_penalty length_penalty
+			skip_special_tokens ray_run_name ray_storage_path ray_storage_filesystem resources_per_worker
+			placement_strategy`),
+	)}
+
+const (
+	unplannedFactoryOptimizers = "use_galore use_apollo use_badam use_adam_mini use_muon"
+	unplannedFactoryModels     = `use_unsloth use_unsloth_gc mixture_of_depths shift_attn use_llama_pro upcast_layernorm
+		upcast_lmhead_output resize_vocab use_kt use_mca use_megatron_bridge use_hyper_parallel use_asft_loss`
+)
+
+// megatronKeys are keys of trainings by Megatron core, under LLaMA-Factory's USE_MCA and USE_MEGATRON_BRIDGE.
+const megatronKeys = `tensor_model_parallel_size pipeline_model_parallel_size expert_model_parallel_size
+	context_parallel_size virtual_pipeline_model_parallel_size sequence_parallel use_distributed_optimizer
+	recompute_granularity moe_grouped_gemm overlap_grad_reduce`
+
+func readLLaMAFactory(r *frameworkReader) error {
+	r.model("model_name_or_path")
+	for _, purpose := range [][2]string{{"infer_backend", "generates"}, {"export_dir", "exports a model"},
+		{"do_predict", "predicts"}} {
+		if training := r.arguments.Member("do_train"); (training == nil || !on(training.Value)) && r.asks(purpose[0]) {
+			return r.Fault(purpose[0], "is given without do_train: this file "+purpose[1]+", and trains nothing",
+				"give the file of a training, with do_train: true")
+		}
+	}
+	if err := cmp.Or(r.unplanned("Megatron core trains", megatronKeys), r.refuseFactory()); err != nil {
+		return err
+	}
+	r.longest("cutoff_len")
+	full := r.Word("finetuning_type") == "full"
+	if pure := r.Truth("pure_bf16"); pure {
+		r.to.Weights = "bf16"
+	} else if r.to.Weights = r.compute(); full { // _setup_full_tuning in model/adapter.py
+		r.to.TrainedIn32 = Always
+	}
+	// prepare_model_for_training in model/model_utils/checkpointing.py
+	r.set("gradient_checkpointing", "disable_gradient_checkpointing", !r.Truth("disable_gradient_checkpointing"))
+	reentrant := &strict.Value{Kind: '{'}
+	give(reentrant, "use_reentrant", r.At("use_reentrant_gc"), strict.Of(r.Truth("use_reentrant_gc")))
+	give(r.arguments, "gradient_checkpointing_kwargs", r.At("use_reentrant_gc"), reentrant)
+	r.to.FSDP2WithoutReentrant = true
+	if r.Truth("enable_liger_kernel") {
+		r.set("use_liger_kernel", "enable_liger_kernel", true)
+	}
+	r.to.Attention = map[string]string{"disabled": "eager", "sdpa": "sdpa", "fa2": "flash",
+		"fa3": "flash"}[r.Word("flash_attn")]
+	if r.Truth("fp8") {
+		r.Note("fp8", "is true, which is not planned: the job is planned without it, in the type of the weights")
+	}
+	if err := r.quantizeFactory(); err != nil || full {
+		return err
+	}
+	return r.adaptFactory()
+}
+
+// asks reports whether a key of the file or of its TrainingArguments asks for something.
+func (r *frameworkReader) asks(key string) bool {
+	m := r.arguments.Member(key)
+	return m != nil && on(m.Value) || r.Knows(key) && on(r.Find(key))
+}
+
+// refuseFactory refuses what changes memory and is not planned.
+func (r *frameworkReader) refuseFactory() error {
+	const pairs = "trains on pairs of answers beside a reference model"
+	stages := map[string]string{"dpo": pairs, "kto": pairs,
+		"rm":  "trains a reward model with a value head on pairs of answers",
+		"ppo": "holds a reward model, a reference model and a value head, and generates"}
+	types := map[string]string{"oft": "trains OFT's adapters", "freeze": "trains a part of the model's layers"}
+	if err := cmp.Or(r.oneOfThese("stage", stages), r.oneOfThese("finetuning_type", types),
+		r.unplanned("the optimizer has states of its own", unplannedFactoryOptimizers),
+		r.unplanned("it changes the model or what the passes hold", unplannedFactoryModels),
+		r.unplanned("training goes on with an adapter whose adapter_config.json says its rank",
+			"adapter_name_or_path")); err != nil {
+		return err
+	}
+	if v := r.Find("quantization_method"); v != nil && v.Text != "bnb" && v.Text != "bitsandbytes" {
+		return r.Fault("quantization_method", fmt.Sprintf("is %s, which is not planned yet", v), "plimsoll plans bnb")
+	}
+	return nil
+}
+
+// quantizeFactory reads the quantization: configure_quantization in model/model_utils/quantization.py.
+func (r *frameworkReader) quantizeFactory() error {
+	const key = "quantization_bit"
+	switch bits := r.Integer(key); {
+	case !r.Gives(key):
+		return nil
+	case r.Word("finetuning_type") != "lora":
+		return r.Fault(key, "is given, but LLaMA-Factory quantizes only for LoRA and OFT",
+			"remove it, or set finetuning_type to lora")
+	case bits == 8:
+		return r.quantize(key, map[string]*strict.Value{"load_in_8bit": strict.Of(true)})
+	case bits != 4:
+		return r.Fault(key, fmt.Sprintf("is %d: bitsandbytes quantizes to 4 or 8 bits", bits), "set it to 4 or 8")
+	}
+	computed := strict.Of(elementNames[r.to.Weights])
+	if r.to.Weights == "" {
+		computed = nil
+	}
+	return r.quantize(key, map[string]*strict.Value{"load_in_4bit": strict.Of(true),
+		"bnb_4bit_quant_type":       strict.Of(r.Word("quantization_type")),
+		"bnb_4bit_use_double_quant": strict.Of(r.Truth("double_quantization")),
+		"bnb_4bit_compute_dtype":    computed, "bnb_4bit_quant_storage": computed})
+}
+
+// adaptFactory reads the adapter: _setup_lora_tuning in model/adapter.py.
+func (r *frameworkReader) adaptFactory() error {
+	alpha := r.Find("lora_alpha")
+	if alpha == nil {
+		alpha = strict.Of(int(2 * r.Integer("lora_rank")))
+	}
+	targets := separated(r.Value("lora_target"))
+	if len(targets.Elements) == 1 && strings.EqualFold(targets.Elements[0].Text, "all") {
+		targets = strict.Of("all-linear")
+	}
+	return r.adapt("lora_target", map[string]*strict.Value{"r": r.Value("lora_rank"), "lora_alpha": alpha,
+		"target_modules": targets, "lora_dropout": r.Find("lora_dropout"), "use_rslora": r.Find("use_rslora"),
+		"use_dora": r.Find("use_dora"), "modules_to_save": separated(r.Find("additional_target"))})
+}

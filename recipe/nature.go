@@ -1,0 +1,98 @@
+package recipe
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"regexp"
+	"strings"
+
+	"plimsoll/fault"
+	"plimsoll/files"
+	"plimsoll/recipe/strict"
+)
+
+// Detect returns the flag for the configuration at path, by its content: "--deepspeed", "--accelerate",
+// "--training-args", "--adapter", "--quantization" or "--model". It is "--config" for a file that LoadFramework reads.
+// A file of any other kind is refused with what it is. Every error is a *fault.Input.
+func Detect(path string) (flag string, err error) {
+	text, err := files.Read(path, largest)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return "", fault.File(path).Inputf("there is no such file").WithHint("give the path of a configuration")
+	case err != nil:
+		return "", &fault.Input{Where: fault.Position{File: path}, Err: err}
+	}
+	d := parseContent(path, text)
+	if d == nil || d.Root.Kind != '{' {
+		what := nature(text)
+		if what == "" && d != nil {
+			what = "a document with " + d.Root.String()
+		}
+		if what == "" {
+			return "", unreadable(path, text)
+		}
+		return "", fault.File(path).Inputf("this is %s: expected a configuration of a training", what).
+			WithHint(readable)
+	}
+	found, m := recognized(d.Root)
+	switch {
+	case found == nil:
+		var names []string
+		for _, m := range d.Root.Members[:min(3, len(d.Root.Members))] {
+			names = append(names, fmt.Sprintf("%.40q", m.Name))
+		}
+		return "", d.Inputf(d.Root.At, "plimsoll knows no training configuration with the keys %s",
+			strings.Join(names, ", ")).WithHint(readable)
+	case found.flag == "":
+		return "", d.Inputf(m.At, "this seems to be %s, as it has the key %q, which plimsoll does not read",
+			article(found.name), m.Name).WithHint(readable)
+	}
+	return found.flag, nil
+}
+
+// unreadable returns why a text is neither JSON nor YAML.
+func unreadable(path string, text []byte) error {
+	parse := strict.ParseCommented
+	if !bytes.HasPrefix(bytes.TrimSpace(text), []byte{'{'}) {
+		parse = strict.ParseYAML
+	}
+	_, err := parse(path, text)
+	return err
+}
+
+const readable = "plimsoll reads configurations of LLaMA-Factory, axolotl, ms-swift, TRL, DeepSpeed, accelerate, " +
+	"TrainingArguments, PEFT and bitsandbytes"
+
+var (
+	pythonLine   = regexp.MustCompile(`(?m)^(?:import \w|from [\w.]+ import |def \w+\(|class \w+[(:])`)
+	markdownLine = regexp.MustCompile("(?m)^(?:#{1,6} \\S.*\\n\\s*\\n|```)")
+	sectionLine  = regexp.MustCompile(`(?m)^\[+[A-Za-z][\w.\- "]*\]+\s*(?:#.*)?$`)
+	shellLine    = regexp.MustCompile(`(?m)^\s*(?:export \w+=|set -[eux]|[A-Z_]+=\S+ |` +
+		`(?:accelerate launch|torchrun|deepspeed|python3?|pip|swift|megatron|trl|llamafactory-cli) )`)
+)
+
+// nature returns what a text is that is no configuration, or "".
+func nature(text []byte) string {
+	start := bytes.TrimSpace(text)
+	switch {
+	case bytes.HasPrefix(start, []byte("#!")):
+		return "a script"
+	case bytes.IndexByte(text, 0) >= 0:
+		return "a binary file"
+	case bytes.HasPrefix(start, []byte{'{'}):
+		return "" // JSON, perhaps with a mistake
+	case pythonLine.Match(text):
+		return "Python source"
+	case shellLine.Match(text):
+		return "a shell script"
+	case sectionLine.Match(text):
+		return "TOML or INI"
+	case markdownLine.Match(text):
+		return "Markdown"
+	case bytes.HasPrefix(start, []byte{'['}):
+		return "a list"
+	}
+	return ""
+}
