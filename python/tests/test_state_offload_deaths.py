@@ -85,7 +85,7 @@ def test_a_state_without_its_parameters_is_not_gone_on_with(service):
     steps(ps, first, 1)
     first.close()
     with closing(StateOffload(torch.optim.AdamW(parameters()), **options)) as ours:
-        with pytest.raises(RuntimeError, match="died with the parameters of the model, which the state does not have"):
+        with pytest.raises(RuntimeError, match="it lacks what has died with its process: the parameters of the model"):
             ours.open()
             ours.resumed_step
 

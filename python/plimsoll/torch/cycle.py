@@ -56,6 +56,7 @@ class Cycle:
         step = self._control.step
         self._wrapped.begin()
         self._control.describe_step(self._wrapped.groups, [h.index for h in self._layout.held if h.parameter.grad is None])
+        self._check_gradients()
         self._bring_gradients(step)
 
     def await_prepared(self) -> None:
@@ -87,6 +88,17 @@ class Cycle:
             self._prefetched = {r.index: self._fetched(r, step) for r in self._layout.regions}
 
     # Gradients
+
+    def _check_gradients(self) -> None:
+        for held in self._layout.held:
+            if held.gradient is None or held.parameter.grad is None:
+                continue
+            found = local(held.parameter.grad).dtype
+            if found != held.gradient.dtype:
+                raise TypeError(
+                    f"the gradient of {held.name} is {found}: expected {held.gradient.dtype}, for which there is room on the host; "
+                    "set grad_dtype of the parameter before StateOffload is made, or recovery=False"
+                )
 
     def _bring_gradients(self, step: int) -> None:
         """Copies the gradients to the host, from where a step that is broken off can be finished."""

@@ -28,6 +28,9 @@ class Demands(NamedTuple):
         """Whether the next process can go on from the arenas alone: they then have parameters and gradients, too."""
         return self.recovery and self.fraction == 1
 
+    def has_master(self, parameter: torch.Tensor) -> bool:
+        return self.master is not None and parameter.dtype in _SIXTEEN_BITS
+
     @property
     def chunk_limit(self) -> Optional[int]:
         # A step that is made at once cannot be finished in parts. So all of it moves as one region, which leaves the
@@ -35,12 +38,15 @@ class Demands(NamedTuple):
         return None if self.whole and self.recovers else self.chunk_bytes
 
 
-Placed = Tuple[Layout, List[Tuple[int, torch.Tensor]]]
+Placed = Tuple[Demands, Layout, List[Tuple[int, torch.Tensor]]]
 
 
 def demanded(optimizer: torch.optim.Optimizer, names: Dict[torch.Tensor, str], demands: Demands) -> Placed:
-    """The layout of the held state, and the parameters whose state stays on the device, with their groups."""
+    """How the state can be held, its layout, and the parameters whose state stays on the device, with their groups."""
     prober = Prober(optimizer)
+    for g, group in enumerate(optimizer.param_groups):
+        if any(prober.changes_options(p, names[p], g, _dtype(p, demands)) for p in group["params"] if p.requires_grad):
+            demands = demands._replace(recovery=False)  # its options are a part of the state, and die with the process
     wanted = [
         _wanted(p, names[p], g, prober, demands)
         for g, group in enumerate(optimizer.param_groups)
@@ -54,13 +60,18 @@ def demanded(optimizer: torch.optim.Optimizer, names: Dict[torch.Tensor, str], d
     if demands.fraction == 1:
         count = len(wanted)  # also those without any state
     layout = lay_out(wanted[:count], demands.chunk_limit, settings_bytes(optimizer.param_groups))
-    return layout, [(w.group, w.parameter) for w in wanted[count:]]
+    return demands, layout, [(w.group, w.parameter) for w in wanted[count:]]
+
+
+def _dtype(parameter: torch.Tensor, demands: Demands) -> torch.dtype:
+    """That of what the optimizer updates."""
+    return torch.float32 if demands.has_master(parameter) else parameter.dtype
 
 
 def _wanted(parameter: torch.Tensor, name: str, g: int, prober: Prober, demands: Demands) -> Wanted:
     mine = local(parameter).detach()
-    has_master = demands.master is not None and mine.dtype in _SIXTEEN_BITS
-    kinds = prober.kinds(parameter, name, g, torch.float32 if has_master else mine.dtype)
+    has_master = demands.has_master(mine)
+    kinds = prober.kinds(parameter, name, g, _dtype(parameter, demands))
     tensors = [Stored(key, kind, _at_rest(kind, mine, demands)) for key, kind in kinds.items() if isinstance(kind, Form)]
     scalars = [Scalar(key, kind.number, kind.dtype) for key, kind in kinds.items() if isinstance(kind, NumberKind)]
     gradient_dtype = getattr(parameter, "grad_dtype", None) or mine.dtype

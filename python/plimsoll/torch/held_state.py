@@ -99,7 +99,7 @@ class HeldState:
         if self._control.condition == "torn":
             return f"the process that held it died in the middle of step {self.steps + 1}, which cannot be finished"
         if not self._demands.recovers:
-            return "the process that held it died with the parameters of the model, which the state does not have"
+            return "it lacks what has died with its process: the parameters of the model, or options that the optimizer changes itself"
         self._recover()
         return None
 

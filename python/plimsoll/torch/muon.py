@@ -14,6 +14,7 @@ from plimsoll.torch.owned_step import OwnedStep
 from plimsoll.torch.ranks import mesh_for
 from plimsoll.torch.refusals import check_arguments
 from plimsoll.torch.settings import choose
+from plimsoll.torch.signals import deferred
 from plimsoll.torch.state_offload import StateOffload
 from plimsoll.torch.step import refuse_capture
 
@@ -217,7 +218,8 @@ class Muon(torch.optim.Optimizer):
         if prepared.is_finite:
             prepared.clip(self.max_grad_norm)
             self._take_options()
-            self._together.make(self._held)
+            with deferred():  # other ranks make the step
+                self._together.make(self._held)
         else:
             self.skipped += 1
         self._together.over()

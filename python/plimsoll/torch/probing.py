@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from plimsoll.torch.layout import DTensor, is_sharded, local
 from plimsoll.torch.regions import Form
-from plimsoll.torch.wrapped import call, options_of, twin
+from plimsoll.torch.wrapped import call, options_of, same_options, twin
 
 
 class NumberKind(NamedTuple):
@@ -29,40 +29,48 @@ class Prober:
 
     def __init__(self, optimizer: torch.optim.Optimizer):
         self._optimizer = optimizer
-        self._found: Dict[Any, Dict[str, Kind]] = {}
+        self._found: Dict[Any, Tuple[Dict[str, Kind], bool]] = {}
+
+    def changes_options(self, parameter: torch.Tensor, name: str, g: int, dtype: torch.dtype) -> bool:
+        """Whether a step changes the options of the parameter group, such as a count of steps."""
+        return self._asked(parameter, name, g, dtype)[1]
 
     def kinds(self, parameter: torch.Tensor, name: str, g: int, dtype: torch.dtype) -> Dict[str, Kind]:
         """The state that a parameter has in group ``g``, if it is a parameter of ``dtype``."""
         state = self._optimizer.state.get(parameter)
         if state:  # it is there already
             return _kinds(parameter, state, name)
+        return self._asked(parameter, name, g, dtype)[0]
+
+    def _asked(self, parameter: torch.Tensor, name: str, g: int, dtype: torch.dtype) -> Tuple[Dict[str, Kind], bool]:
         where = getattr(parameter, "placements", None)
         key = (g, tuple(parameter.shape), tuple(local(parameter).shape), local(parameter).stride(), dtype, where)
         if key not in self._found:
             self._found[key] = self._ask(parameter, name, g, dtype)
         return self._found[key]
 
-    def _ask(self, parameter: torch.Tensor, name: str, g: int, dtype: torch.dtype) -> Dict[str, Kind]:
+    def _ask(self, parameter: torch.Tensor, name: str, g: int, dtype: torch.dtype) -> Tuple[Dict[str, Kind], bool]:
         """Has it step a parameter that has no memory. Some optimizers read a number in between: they get a real one."""
 
-        def state() -> Dict[str, Any]:
+        def state() -> Tuple[Dict[str, Any], bool]:
+            before = options_of(self._optimizer.param_groups[g])
             twins = twin(self._optimizer)
             asked = like(parameter, torch.zeros_like(local(parameter).detach(), dtype=dtype)).requires_grad_()
             found: Dict[Any, Any] = {}
             for _ in range(_STEPS):
                 asked.grad = like(parameter, torch.zeros_like(local(parameter).detach(), dtype=dtype))
-                group = {**options_of(self._optimizer.param_groups[g]), "params": [asked]}
+                group = {**before, "params": [asked]}
                 found = call(twins, [group], {**found})
-            return dict(found.get(asked, {}))
+            return dict(found.get(asked, {})), not same_options(before, options_of(group))
 
         _start_autograd()
         with torch.random.fork_rng(devices=[]):
             try:
                 with FakeTensorMode(allow_non_fake_inputs=True):
-                    found = state()
+                    found, changes = state()
             except Exception:  # whatever it is: a real parameter will tell
-                found = state()
-        return _kinds(parameter, found, name)
+                found, changes = state()
+        return _kinds(parameter, found, name), changes
 
 
 def _start_autograd() -> None:

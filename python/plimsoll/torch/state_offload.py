@@ -1,5 +1,6 @@
 """StateOffload: any optimizer of torch, with its state on the host between the steps."""
 
+import os
 import weakref
 from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
 
@@ -12,6 +13,7 @@ from plimsoll.torch.entries import Copy, Entries, Entry
 from plimsoll.torch.held_checkpoint import HeldSaver, all_ranks
 from plimsoll.torch.held_state import Found, HeldState, why_torn
 from plimsoll.torch.refusals import check_arguments, refuse_optimizer, refuse_sparse
+from plimsoll.torch.signals import deferred
 from plimsoll.torch.step import refuse_capture
 from plimsoll.torch.trained import Trained
 from plimsoll.torch.wrapped import Wrapped
@@ -75,7 +77,7 @@ class StateOffload(torch.optim.Optimizer):
         names = self._names()
         self._trained = Trained(self.param_groups, names)
         self._device = self._trained.device
-        self._layout, self._resident = demanded(self._wrapped.optimizer, names, self._demands)
+        self._demands, self._layout, self._resident = demanded(self._wrapped.optimizer, names, self._demands)
 
     def _names(self) -> Dict[torch.Tensor, str]:
         return layout.names_of(self.param_groups, self._named, self._model)
@@ -136,7 +138,7 @@ class StateOffload(torch.optim.Optimizer):
         except BaseException:
             state.close()
             raise
-        self._state, self._saver, self._release = state, HeldSaver(state.session), weakref.finalize(self, state.close)
+        self._state, self._saver, self._release = state, HeldSaver(state.session), weakref.finalize(self, _close, state, os.getpid())
 
     @property
     def resumed_step(self) -> int:
@@ -185,8 +187,9 @@ class StateOffload(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self.check_step()
-        self.prepare()
-        self.make()
+        with deferred():  # an interrupt would leave the step half made
+            self.prepare()
+            self.make()
         return loss
 
     # A step in two phases, for ranks that make it together
@@ -341,3 +344,8 @@ class StateOffload(torch.optim.Optimizer):
             self._release()
             self._state = None
         owners.release(self, self.param_groups)
+
+
+def _close(state: HeldState, owner: int) -> None:
+    if os.getpid() == owner:  # the session is the parent's
+        state.close()

@@ -96,6 +96,10 @@ def options_of(group: Dict[str, Any]) -> _Options:
     return {k: v for k, v in group.items() if k not in ("params", "param_names")}
 
 
+def same_options(one: _Options, other: _Options) -> bool:
+    return set(one) == set(other) and all(_same(v, other[k]) for k, v in one.items())
+
+
 def _copied(options: _Options) -> _Options:
     return {k: copy.copy(v) if isinstance(v, (list, dict, set)) else v for k, v in options.items()}
 
