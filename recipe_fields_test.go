@@ -26,8 +26,7 @@ var fieldsWithoutMemory = map[string]string{
 	"FSDP.SyncModuleStates FSDP.UseOrigParams FSDP.WrapBySize": "follow from cpu_ram_efficient_loading; " +
 		"views of the same memory; refused with the policy",
 
-	"Parallelism.Replicate": "follows from the other sizes and the number of ranks",
-	"Parallelism.Sequence":  "refused by recipe",
+	"Parallelism.Sequence": "refused by recipe",
 
 	"Quantization.Kind Quantization.OffloadCPU Quantization.StorageDType": "other values in as many bytes; " +
 		"without effect on a model that is trained",

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 
+	"plimsoll/dtype"
 	"plimsoll/fault"
 	"plimsoll/recipe"
 )
@@ -37,6 +38,23 @@ func (r *resolver) framework() error {
 		r.AdapterPrecision = f.AdapterPrecision
 	}
 	r.FusedLoss = r.FusedLoss || f.FusedLoss
+	if r.Modules == "" {
+		r.Modules = f.Modules
+	}
+	if r.Recompute == "" {
+		r.Recompute = f.Recompute
+	}
+	if f.ReducesIn32 {
+		r.job.ReduceType = dtype.F32
+	}
+	return nil
+}
+
+// single leaves FSDP out where a program shards the model only among several ranks.
+func (r *resolver) single() error {
+	if f := r.Inputs.framework; f != nil && f.SeveralOnly && r.job.World == 1 {
+		r.job.FSDP = nil
+	}
 	return nil
 }
 
@@ -46,7 +64,11 @@ func (r *resolver) divided() (*recipe.Parallelism, string) {
 		return l.Parallelism, l.File
 	}
 	if f := r.Inputs.framework; f != nil && f.Parallelism != nil {
-		return f.Parallelism, f.File
+		p := *f.Parallelism
+		if p.Shard == 0 {
+			p.Shard = max(1, r.job.World/(p.Replicate*p.Tensor*p.Context))
+		}
+		return &p, f.File
 	}
 	return nil, ""
 }

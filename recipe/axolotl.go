@@ -137,8 +137,8 @@ func (r *frameworkReader) refuseAxolotl() error {
 	}
 	if v := r.Find("plugins"); v != nil {
 		for _, e := range v.Elements {
-			if name := e.Text[strings.LastIndexByte(e.Text, '.')+1:]; name != "LigerPlugin" &&
-				name != "CutCrossEntropyPlugin" {
+			name := e.Text[strings.LastIndexByte(e.Text, '.')+1:]
+			if !slices.Contains([]string{"LigerPlugin", "CutCrossEntropyPlugin", "SwanLabPlugin"}, name) {
 				return r.Inputf(e.At, "plugins holds %s, which may change the model or the passes", e).
 					WithHint("remove it to plan the job without it")
 			}

@@ -74,7 +74,8 @@ func trains(line []word) (name string, arguments []word) {
 
 // commandMembers returns a member for each argument. The last of several with one name counts.
 func commandMembers(words []word, variables map[string]string) []strict.Member {
-	root := &strict.Value{Kind: '{'}
+	var members []strict.Member
+	places := map[string]int{}
 	for i := 0; i < len(words); {
 		flag := words[i]
 		i++
@@ -97,9 +98,15 @@ func commandMembers(words []word, variables map[string]string) []strict.Member {
 		case 1:
 			value = values[0]
 		}
-		give(root, strings.ReplaceAll(name, "-", "_"), flag.at, value)
+		name = strings.ReplaceAll(name, "-", "_")
+		if place, again := places[name]; again {
+			members[place].Value = value
+			continue
+		}
+		places[name] = len(members)
+		members = append(members, strict.Member{Name: name, At: flag.at, Value: value})
 	}
-	return root.Members
+	return members
 }
 
 // argument returns the value of a word: JSON, or a word as in YAML.
@@ -134,6 +141,11 @@ var (
 
 // expand puts in the values of variables, or their defaults, and computes. What it does not know, it leaves.
 func expand(text string, variables map[string]string) string {
+	const longest = 512 // so that no variable grows without end
+	if len(text) > longest {
+		return text
+	}
+	long := text
 	text = variable.ReplaceAllStringFunc(text, func(found string) string {
 		parts := variable.FindStringSubmatch(found)
 		if is, known := variables[parts[1]+parts[3]]; known {
@@ -144,6 +156,9 @@ func expand(text string, variables map[string]string) string {
 		}
 		return found
 	})
+	if len(text) > longest {
+		return long
+	}
 	return expression.ReplaceAllStringFunc(text, func(found string) string {
 		var sum int64
 		for _, part := range operand.FindAllStringSubmatch(expression.FindStringSubmatch(found)[1], -1) {
@@ -196,7 +211,8 @@ type shellScanner struct {
 // next returns the next word, which may be empty at the end of a command, and whether the text goes on.
 func (s *shellScanner) next() (word, bool) {
 	s.ended, s.quoted = false, false
-	for s.at < len(s.text) && (s.text[s.at] == ' ' || s.text[s.at] == '\t' || strings.HasPrefix(s.text[s.at:], "\\\n")) {
+	for s.at < len(s.text) && (s.text[s.at] == ' ' || s.text[s.at] == '\t' ||
+		strings.HasPrefix(s.text[s.at:], "\\\n")) {
 		s.at++
 		if s.text[s.at-1] == '\\' {
 			s.at++

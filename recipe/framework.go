@@ -14,7 +14,7 @@ import (
 )
 
 // Framework is a configuration of a program that makes the model and the Trainer itself: LLaMA-Factory, axolotl,
-// ms-swift, or TRL's scripts. It says what several files say of other jobs.
+// ms-swift, torchtune, torchtitan, or TRL's scripts. It says what several files say of other jobs.
 type Framework struct {
 	File string
 
@@ -34,7 +34,12 @@ type Framework struct {
 	// FSDP2WithoutReentrant says that FSDP2 turns reentrant checkpointing off.
 	FSDP2WithoutReentrant bool
 
-	Parallelism *Parallelism // nil without
+	Parallelism *Parallelism // nil without; shards over the ranks that are left where Shard is 0
+	// SeveralOnly says that the program shards the model only if there are several ranks.
+	SeveralOnly bool
+	ReducesIn32 bool   // FSDP reduces gradients in fp32
+	Modules     string // the library of the model's modules, "" for transformers
+	Recompute   string // "" = what Training says
 
 	Notes []Note
 
@@ -67,7 +72,7 @@ type family struct {
 }
 
 // families are in the order of their kinds.
-func families() []family { return []family{swift, llamaFactory, axolotl, trl} }
+func families() []family { return []family{swift, llamaFactory, axolotl, torchtune, torchtitan, trl} }
 
 // LoadFramework reads the file at path. It returns nil if the file is of a kind that another function loads.
 func LoadFramework(path string) (*Framework, error) {
@@ -94,10 +99,18 @@ func ParseFramework(file string, text []byte) (*Framework, error) {
 	return nil, nil
 }
 
+// isTOML reports whether a file name ends like that of a TOML file.
+func isTOML(file string) bool { return strings.HasSuffix(strings.ToLower(file), ".toml") }
+
 // parseContent parses a text as what it looks like, whatever the name of its file. It returns nil if it cannot.
 func parseContent(file string, text []byte) *strict.Document {
 	if d := parseCommand(file, text); d != nil {
 		return d
+	}
+	if isTOML(file) || sectionLine.Match(text) && !strict.IsYAML(file) {
+		if d, err := strict.ParseTOML(file, text); err == nil || isTOML(file) {
+			return d
+		}
 	}
 	start := bytes.TrimSpace(text)
 	if bytes.HasPrefix(start, []byte{'{'}) || bytes.HasPrefix(start, []byte("//")) || strict.IsYAML(file) {
@@ -157,7 +170,8 @@ func (r *frameworkReader) part(root *strict.Value) *strict.Document {
 }
 
 // harmless matches keys that no plan depends on and that scripts compute.
-var harmless = regexp.MustCompile(`data|output|logging|name|_dir$|_path$|model_author|port|node`)
+var harmless = regexp.MustCompile(
+	`dataset|^data_|^output|^logging|^run_name|_dir$|^model_name$|^model_author|_port$|^node|_val$|^report`)
 
 // template refuses a file with variables that another program fills in.
 func template(d *strict.Document) error {

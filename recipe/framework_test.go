@@ -64,6 +64,7 @@ adapter: qlora
 lora_r: 32
 lora_target_linear: true
 sequence_len: 4_096
+plugins: [axolotl.integrations.swanlab.SwanLabPlugin]
 micro_batch_size: 2
 batch_size: 8
 optimizer: paged_adamw_8bit
@@ -116,14 +117,16 @@ gradient_checkpointing: false
 }
 
 func TestSwift(t *testing.T) {
-	f, err := read(t, swiftText+"torch_dtype: bfloat16\nquant_method: bnb\nquant_bits: 4\nfsdp: fsdp2\nmax_length: 4096\n")
+	f, err := read(t, swiftText+"torch_dtype: bfloat16\nquant_method: bnb\nquant_bits: 4\nfsdp: fsdp2\n"+
+		"max_length: 4096\n")
 	if err != nil {
 		t.Fatal(err)
 	}
 	tr := f.Training
 	if f.Adapter.Rank != 8 || !f.Adapter.AllLinear() || f.Quantization.Bits != 4 || !f.Quantization.DoubleQuant ||
 		f.Weights != "bf16" || f.Sequence != 4096 || tr.MicroBatch != 1 || tr.GradientAccumulation != 16 ||
-		tr.Precision != MixedBF16 || tr.FSDP.Version != 2 || !tr.FSDP.ActivationCheckpointing || tr.Checkpointing.Enabled {
+		tr.Precision != MixedBF16 || tr.FSDP.Version != 2 || !tr.FSDP.ActivationCheckpointing ||
+		tr.Checkpointing.Enabled {
 		t.Errorf("got %+v, %+v", f, tr)
 	}
 	f, err = read(t, "model: x\ntuner_type: full\ntorch_dtype: float16\n")
@@ -240,12 +243,13 @@ func TestUnknownKeys(t *testing.T) {
 }
 
 func FuzzParseFramework(f *testing.F) {
-	for _, text := range []string{factoryText, axolotlText, trlText, swiftText, swiftScript, factoryText + "stage: dpo\n",
+	for _, text := range []string{factoryText, axolotlText, trlText, swiftText, swiftScript, tuneText, titanText,
+		factoryText + "stage: dpo\n",
 		axolotlText + "adapter: qlora\nload_in_4bit: true\nfsdp_config: {version: 2}\n", `{"base_model": "x"}`} {
 		f.Add([]byte(text))
 	}
 	f.Fuzz(func(t *testing.T, text []byte) {
-		for _, name := range []string{"train.yaml", "train.conf"} {
+		for _, name := range []string{"train.yaml", "train.conf", "train.toml"} {
 			if _, err := ParseFramework(name, text); err != nil {
 				requireInput(t, err)
 			}

@@ -37,11 +37,13 @@ var (
 		marks: "llamafactory_train finetuning_type cutoff_len lora_target infer_backend export_dir dataset_dir"}
 	axolotlKind = &kind{name: "axolotl configuration", flag: configFlag,
 		marks: "base_model base_model_config sequence_len sample_packing dataset_prepared_path micro_batch_size"}
-	sweepKind     = &kind{name: "configuration of a sweep over hyperparameters", marks: "tune_config sweep_config"}
-	nemoKind      = &kind{name: "NeMo configuration", marks: "exp_manager restore_from_path"}
-	trlxKind      = &kind{name: "trlx configuration", marks: "method"}
-	torchtuneKind = &kind{name: "torchtune recipe", marks: "checkpointer metric_logger"}
-	swiftKind     = &kind{name: "ms-swift configuration", flag: configFlag,
+	sweepKind      = &kind{name: "configuration of a sweep over hyperparameters", marks: "tune_config sweep_config"}
+	nemoKind       = &kind{name: "NeMo configuration", marks: "exp_manager restore_from_path"}
+	trlxKind       = &kind{name: "trlx configuration", marks: "method"}
+	torchtuneKind  = &kind{name: "torchtune configuration", flag: configFlag, marks: "checkpointer metric_logger"}
+	torchtitanKind = &kind{name: "torchtitan configuration", flag: configFlag,
+		marks: "activation_checkpoint parallelism"}
+	swiftKind = &kind{name: "ms-swift configuration", flag: configFlag,
 		marks: "train_type tuner_type tuner_backend sft_type rlhf_type split_dataset_ratio attn_impl swift_sft"}
 	severalKind  = &kind{name: "script with more than one training", marks: several}
 	megatronKind = &kind{name: "training by Megatron core", marks: "megatron_sft"}
@@ -72,7 +74,7 @@ var (
 
 	kinds = []*kind{severalKind, megatronKind, rewardKind, sweepKind, llamaFactoryV1Kind, swiftKind, llamaFactoryKind,
 		axolotlKind, nemoKind, trlxKind,
-		torchtuneKind, presetKind, scriptKind,
+		torchtuneKind, torchtitanKind, presetKind, scriptKind,
 		accelerateKind, deepSpeedKind, adapterKind, modelKind, quantizationKind, trainingKind}
 )
 

@@ -57,6 +57,11 @@ var largeDocuments = map[string]string{
 	"keys of keys.yaml":  strings.Repeat("? ", 1<<19),
 	"colons.yaml":        strings.Repeat(":", 1<<20),
 	"quoted colons.yaml": strings.Repeat("\"a\":", 1<<18),
+	"flags.conf":         manyKeys("swift sft", " --k%d v", "\n"),
+	"keys.toml":          manyKeys("[parallelism]\n", "k%d = 1\n", ""),
+	"tables.toml":        manyKeys("[parallelism]\n", "[k%d]\n", ""),
+	"lists.toml":         manyKeys("[parallelism]\n", "[[k]]\na = %d\n", ""),
+	"variables.conf":     strings.Repeat("A=$A$A\n", 1<<16) + "swift sft --model $A\n",
 	"anchors.yaml":       manyKeys("", "k%[1]d: &%[1]d 1\n", ""),
 	"aliases.yaml":       "a: &a [1]\n" + manyKeys("", "k%d: *a\n", ""),
 	"bomb.yaml": func() string {
@@ -82,6 +87,7 @@ func TestLargeDocuments(t *testing.T) {
 				"TrainingArguments": func() error { _, err := ParseTraining(name, []byte(text)); return err },
 				"accelerate":        func() error { _, err := ParseAccelerate(name, []byte(text)); return err },
 				"PEFT":              func() error { _, err := ParseAdapter(name, []byte(text)); return err },
+				"frameworks":        func() error { _, err := ParseFramework(name, []byte(text)); return err },
 				"bitsandbytes":      func() error { _, err := ParseQuantization(name, []byte(text)); return err },
 			} {
 				begin := processorTime(t)

@@ -25,7 +25,10 @@ func Detect(path string) (flag string, err error) {
 		return "", &fault.Input{Where: fault.Position{File: path}, Err: err}
 	}
 	d := parseContent(path, text)
-	if d == nil || d.Root.Kind != '{' {
+	switch {
+	case d == nil && isTOML(path):
+		return "", unreadable(path, text)
+	case d == nil || d.Root.Kind != '{':
 		what := nature(text)
 		if what == "" && d != nil {
 			what = "a document with " + d.Root.String()
@@ -54,6 +57,10 @@ func Detect(path string) (flag string, err error) {
 
 // unreadable returns why a text is neither JSON nor YAML.
 func unreadable(path string, text []byte) error {
+	if isTOML(path) {
+		_, err := strict.ParseTOML(path, text)
+		return err
+	}
 	parse := strict.ParseCommented
 	if !bytes.HasPrefix(bytes.TrimSpace(text), []byte{'{'}) {
 		parse = strict.ParseYAML
@@ -62,8 +69,8 @@ func unreadable(path string, text []byte) error {
 	return err
 }
 
-const readable = "plimsoll reads configurations of LLaMA-Factory, axolotl, ms-swift, TRL, DeepSpeed, accelerate, " +
-	"TrainingArguments, PEFT and bitsandbytes"
+const readable = "plimsoll reads configurations of LLaMA-Factory, axolotl, ms-swift, TRL, torchtune, torchtitan, " +
+	"DeepSpeed, accelerate, TrainingArguments, PEFT and bitsandbytes"
 
 var (
 	pythonLine   = regexp.MustCompile(`(?m)^(?:import \w|from [\w.]+ import |def \w+\(|class \w+[(:])`)

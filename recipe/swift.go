@@ -109,7 +109,8 @@ func readSwift(r *frameworkReader) error {
 func (r *frameworkReader) refuseSwift(tuner string) error {
 	for _, key := range []string{"tuner_type", "train_type", "sft_type"} {
 		if r.Gives(key) && tuner != "lora" && tuner != "full" {
-			return r.Fault(key, fmt.Sprintf("is %s, which is not planned yet", r.Find(key)), "plimsoll plans lora and full")
+			return r.Fault(key, fmt.Sprintf("is %s, which is not planned yet", r.Find(key)),
+				"plimsoll plans lora and full")
 		}
 	}
 	if v := r.Find("task_type"); v != nil && v.Text != "causal_lm" {
@@ -177,7 +178,8 @@ func (r *frameworkReader) shardSwift() error {
 	if kwargs == nil || kwargs.Value.Kind != '{' || kwargs.Value.Member("use_reentrant") == nil {
 		// _fix_gradient_checkpointing in swift/trainers/mixin.py
 		reentrant := &strict.Value{Kind: '{'}
-		give(reentrant, "use_reentrant", r.At("gradient_checkpointing"), strict.Of(r.Gives("deepspeed") || r.Gives("fsdp")))
+		shards := r.Gives("deepspeed") || r.Gives("fsdp")
+		give(reentrant, "use_reentrant", r.At("gradient_checkpointing"), strict.Of(shards))
 		give(r.arguments, "gradient_checkpointing_kwargs", r.At("gradient_checkpointing"), reentrant)
 	}
 	return nil
@@ -216,7 +218,7 @@ func (r *frameworkReader) fsdpOfSwift() error {
 			give(r.arguments, m.Name, r.At("fsdp"), m.Value)
 		}
 	}
-	if config := section.Root.Member("fsdp_config"); config != nil && on(config.Value.Find("activation_checkpointing")) {
+	if v := section.Root.Find("fsdp_config.activation_checkpointing"); on(v) {
 		r.set("gradient_checkpointing", "fsdp", false) // _check_fsdp2_compatibility
 	}
 	return nil
@@ -304,7 +306,8 @@ func (r *frameworkReader) adaptSwift() error {
 		r.to.AdapterPrecision = precisionNames[v.Text]
 	}
 	bias := r.Value("lora_bias")
-	return r.adapt("tuner_type", map[string]*strict.Value{"r": r.Value("lora_rank"), "lora_alpha": r.Value("lora_alpha"),
+	return r.adapt("tuner_type", map[string]*strict.Value{"r": r.Value("lora_rank"),
+		"lora_alpha":   r.Value("lora_alpha"),
 		"lora_dropout": r.Value("lora_dropout"), "bias": bias, "target_modules": targets,
 		"target_parameters": asList(r.Find("target_parameters")), "use_rslora": r.Find("use_rslora"),
 		"use_dora": r.Find("use_dora"), "modules_to_save": asList(r.Find("modules_to_save"))})

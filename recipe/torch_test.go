@@ -1,0 +1,111 @@
+package recipe
+
+import (
+	"strings"
+	"testing"
+)
+
+const (
+	tuneText = `model:
+  _component_: torchtune.models.qwen2_5.lora_qwen2_5_1_5b_instruct
+  lora_attn_modules: [q_proj, output_proj]
+  apply_lora_to_mlp: True
+  lora_rank: 16
+tokenizer:
+  max_seq_len: 4096
+checkpointer:
+  _component_: torchtune.training.FullModelHFCheckpointer
+optimizer:
+  _component_: torch.optim.AdamW
+  fused: True
+  lr: 2e-5
+batch_size: 4
+batch_size_val: ${batch_size}
+gradient_accumulation_steps: 8
+enable_activation_checkpointing: True
+dtype: bf16
+`
+	titanText = `[model]
+name = "llama3"
+flavor = "8B"
+[training]
+local_batch_size = 2
+seq_len = 8192
+[parallelism]
+data_parallel_shard_degree = -1
+tensor_parallel_degree = 2
+[activation_checkpoint]
+mode = "selective"
+selective_ac_option = "op"
+`
+)
+
+func TestTorchtune(t *testing.T) {
+	f, err := read(t, tuneText)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tr := f.Training
+	if f.Model != "qwen2.5-1.5b-instruct" || f.Adapter.Rank != 16 || f.AdapterPrecision != "bf16" ||
+		!f.Adapter.Targets("model.layers.0.self_attn.o_proj") || !f.Adapter.Targets("model.layers.0.mlp.up_proj") ||
+		f.Adapter.Targets("model.layers.0.self_attn.k_proj") || f.Sequence != 4096 || f.Weights != "bf16" {
+		t.Errorf("got %+v, %+v", f, f.Adapter)
+	}
+	if tr.MicroBatch != 4 || tr.GradientAccumulation != 8 || tr.Precision != Unmixed || tr.MaxGradNorm != 0 ||
+		tr.Optimizer.Name != "adamw_torch_fused" || !tr.Checkpointing.Enabled || tr.Checkpointing.Reentrant ||
+		tr.FSDP.Version != 2 || !f.SeveralOnly {
+		t.Errorf("got %+v", tr)
+	}
+	f, err = read(t, strings.ReplaceAll(tuneText, "lora_qwen2_5_1_5b_instruct", "qlora_qwen2_5_1_5b_instruct"))
+	if err != nil || f.Quantization == nil || !f.Quantization.DoubleQuant {
+		t.Errorf("quantized: %+v, %v", f, err)
+	}
+	for module, want := range map[string]string{"llama3_1.llama3_1_8b": "llama-3.1-8b", "phi4.lora_phi4_14b": "phi-4",
+		"gemma2.qlora_gemma2_2b": "gemma-2-2b", "llama2.llama2": "llama2"} {
+		f, err := read(t, strings.ReplaceAll(tuneText, "qwen2_5.lora_qwen2_5_1_5b_instruct", module))
+		if err != nil || f.Model != want {
+			t.Errorf("%s is %+v, %v, want %s", module, f, err, want)
+		}
+	}
+}
+
+func TestTorchtitan(t *testing.T) {
+	f, err := ParseFramework("train.toml", []byte(titanText))
+	if err != nil {
+		t.Fatal(err)
+	}
+	tr := f.Training
+	if f.Model != "llama-3-8b" || f.Modules != "torchtitan" || f.Recompute != "selective" || f.Sequence != 8192 ||
+		f.Weights != "fp32" || tr.Precision != MixedBF16 || tr.MicroBatch != 2 || tr.FSDP.Version != 2 ||
+		tr.Optimizer.Name != "adamw_torch_fused" || *f.Parallelism != (Parallelism{1, 0, 2, 1, 1}) {
+		t.Errorf("got %+v, %+v, %+v", f, tr, f.Parallelism)
+	}
+	for text, key := range map[string]string{
+		"[parallelism]\npipeline_parallel_degree = 4\n":                         "parallelism.pipeline_parallel_degree",
+		"[model]\nconverters = [\"float8\"]\n[parallelism]\n":                   "model.converters",
+		"[optimizer]\nname = \"Muon\"\n[parallelism]\n":                         "optimizer.name",
+		"[activation_checkpoint]\nmode = \"memory_budget\"\n[parallelism]\n":    "activation_checkpoint.mode",
+		"[training]\ndtype = \"bfloat16\"\n[parallelism]\n":                     "training.dtype",
+		"[optimizer]\nearly_step_in_backward = true\n[activation_checkpoint]\n": "optimizer.early_step_in_backward",
+	} {
+		_, err := ParseFramework("train.toml", []byte(text))
+		if err == nil || !strings.Contains(err.Error(), key+" is") {
+			t.Errorf("%s: %v, want %s", text, err, key)
+		}
+	}
+}
+
+// TestUnplannedTorchtune gives recipes that no plan knows.
+func TestUnplannedTorchtune(t *testing.T) {
+	for _, line := range []string{"quantizer: {groupsize: 32}", "teacher_model: {a: b}", "ref_checkpointer: {a: b}",
+		"optimizer_in_bwd: True", "enable_activation_offloading: True", "tasks: [x]"} {
+		_, err := read(t, tuneText+line+"\n")
+		if key, _, _ := strings.Cut(line, ":"); err == nil || !strings.Contains(err.Error(), key+" is") {
+			t.Errorf("%s: %v", line, err)
+		}
+	}
+	generation := tuneText[:strings.Index(tuneText, "optimizer:")] + tuneText[strings.Index(tuneText, "batch_size:"):]
+	if _, err := read(t, generation); err == nil || !strings.Contains(err.Error(), "trains nothing") {
+		t.Errorf("without an optimizer: %v", err)
+	}
+}

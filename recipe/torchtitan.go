@@ -1,0 +1,143 @@
+package recipe
+
+import (
+	"cmp"
+	"fmt"
+	"strings"
+
+	"plimsoll/recipe/strict"
+)
+
+// section returns the rule of a section of torchtitan, whose other keys change no memory.
+func section(lists ...keys) strict.Rule { return object(lists...).AndOthers() }
+
+// torchtitan is torchtitan's JobConfig of 2025 in TOML (torchtitan/config/job_config.py), with the older names of keys.
+var torchtitan = family{kind: torchtitanKind, program: "torchtitan", read: readTorchtitan,
+	own: keys{
+		"model": section(worded.For("name flavor"), free.Or(text).OrNull().For("converters")),
+		"optimizer": section(keys{"name": worded.Default("AdamW"),
+			"implementation": oneOf("for-loop", "foreach", "fused").Default("fused"), "fused": boolean.OrNull()},
+			switched.For("early_step_in_backward")),
+		"training": section(counted.For("local_batch_size batch_size"), integer.For("global_batch_size"),
+			keys{"seq_len": counted.Default(2048), "max_norm": measured.Default(1.),
+				"mixed_precision_param": oneOf("bfloat16", "float32").Default("bfloat16")},
+			worded.For("mixed_precision_reduce dtype"), switched.For("compile enable_cpu_offload"),
+			free.Or(text).Or(integer).For("tensor_parallel_degree")),
+		"parallelism": section(keys{"data_parallel_shard_degree": integer.Default(-1)}, integer.For(`
+			data_parallel_replicate_degree tensor_parallel_degree pipeline_parallel_degree context_parallel_degree
+			expert_parallel_degree`), worded.For("fsdp_reshard_after_forward")),
+		"activation_checkpoint": section(keys{"mode": worded.Default("selective"),
+			"selective_ac_option": worded.Or(integer).Default("2")}),
+		"compile": section(switched.For("enable"), free.For("components")),
+		"job":     free, "profiling": free, "metrics": free, "lr_scheduler": free, "checkpoint": free, "float8": free,
+		"mx": free, "comm": free, "memory_estimation": free, "fault_tolerance": free, "validation": free,
+		"experimental": free, "quantize": free, "debug": free,
+	}}
+
+func readTorchtitan(r *frameworkReader) error {
+	r.to.Modules, r.to.ReducesIn32 = "torchtitan", true
+	if err := cmp.Or(r.modelOfTorchtitan(), r.refuseTorchtitan()); err != nil {
+		return err
+	}
+	r.longest("training.seq_len")
+	batch := "training.local_batch_size"
+	if r.Gives("training.batch_size") {
+		batch = "training.batch_size"
+	}
+	size := max(1, r.Integer(batch))
+	if !r.Gives(batch) {
+		size = 8
+	}
+	r.set("per_device_train_batch_size", batch, int(size))
+	if r.Integer("training.global_batch_size") > size {
+		r.set(accumulationKey, "training.global_batch_size", 2)
+		r.Note("training.global_batch_size", "is planned with accumulation over 2 micro batches: give --grad-accum")
+	}
+	r.set("max_grad_norm", "training.max_norm", r.Number("training.max_norm"))
+	r.set("torch_compile", "compile", r.Truth("training.compile") || r.Truth("compile.enable"))
+	name := "adamw_torch"
+	if r.Word("optimizer.implementation") == "fused" {
+		name = "adamw_torch_fused"
+	}
+	r.set("optim", "optimizer.name", name)
+	r.to.Weights = "fp32"
+	r.set("bf16", "training.mixed_precision_param", r.Word("training.mixed_precision_param") == "bfloat16")
+	r.shardTorchtitan()
+	return r.recomputeTorchtitan()
+}
+
+// refuseTorchtitan refuses what is not planned.
+func (r *frameworkReader) refuseTorchtitan() error {
+	if v := r.Find("optimizer.name"); v != nil && v.Text != "AdamW" {
+		return r.Fault("optimizer.name", fmt.Sprintf("is %s, which is not planned yet", v), "plimsoll plans AdamW")
+	}
+	if v := r.Find("training.dtype"); v != nil && v.Text != "float32" {
+		return r.Fault("training.dtype", fmt.Sprintf("is %s, which is not planned yet", v), "set it to float32")
+	}
+	for _, key := range []string{"pipeline_parallel_degree", "expert_parallel_degree"} {
+		if r.Integer("parallelism."+key) > 1 {
+			return r.Fault("parallelism."+key, "is above 1, which is not planned yet", "")
+		}
+	}
+	if v := r.Find("parallelism.fsdp_reshard_after_forward"); v != nil && v.Text == "never" {
+		return r.Fault("parallelism.fsdp_reshard_after_forward", "is never, which is not planned yet", "")
+	}
+	return cmp.Or(r.unplanned("converters quantize the model's layers", "model.converters"),
+		r.unplanned("the optimizer steps in the backward pass", "optimizer.early_step_in_backward"))
+}
+
+// modelOfTorchtitan sets the name of the model in the catalog.
+func (r *frameworkReader) modelOfTorchtitan() error {
+	begin := map[string]string{"llama3": "llama-3-", "qwen3": "qwen3-"}[r.Word("model.name")]
+	flavor := strings.ToLower(r.Word("model.flavor"))
+	r.to.place = r.Place("model.flavor")
+	r.to.Model = r.Word("model.name") + " " + flavor
+	if flavor == "405b" && begin == "llama-3-" {
+		begin = "llama-3.1-"
+	}
+	if begin != "" && flavor != "debugmodel" {
+		r.to.Model = begin + flavor
+	}
+	return nil
+}
+
+// shardTorchtitan sets FSDP2, which several ranks have.
+func (r *frameworkReader) shardTorchtitan() {
+	r.to.SeveralOnly = true
+	r.set("fsdp", "parallelism", "full_shard auto_wrap")
+	config := &strict.Value{Kind: '{'}
+	give(config, "version", -1, strict.Of(2))
+	give(config, "auto_wrap_policy", -1, strict.Of("TRANSFORMER_BASED_WRAP"))
+	give(config, "reshard_after_forward", -1, strict.Of(true))
+	give(config, "cpu_offload", -1, strict.Of(r.Truth("training.enable_cpu_offload")))
+	give(r.arguments, "fsdp_config", r.At("parallelism"), config)
+	const p = "parallelism."
+	r.dimensions(p+"data_parallel_replicate_degree", p+"data_parallel_shard_degree", p+"tensor_parallel_degree",
+		p+"context_parallel_degree")
+}
+
+// recomputeTorchtitan reads what the backward pass recomputes.
+func (r *frameworkReader) recomputeTorchtitan() error {
+	const mode, option = "activation_checkpoint.mode", "activation_checkpoint.selective_ac_option"
+	switch r.Word(mode) {
+	case "none":
+		r.to.Recompute = "none"
+	case "full":
+		r.to.Recompute = "full"
+	case "selective":
+		switch v := r.Value(option); v.Text {
+		case "op":
+			r.to.Recompute = "selective"
+		case "1":
+			r.to.Recompute = "full"
+		case "2":
+			r.to.Recompute = "every-2"
+		default:
+			return r.Fault(option, fmt.Sprintf("is %s, which is not planned yet", v), `plimsoll plans "op", "1" and "2"`)
+		}
+	default:
+		return r.Fault(mode, fmt.Sprintf("is %s, which is not planned yet", r.Find(mode)),
+			"plimsoll plans none, selective and full")
+	}
+	return nil
+}
