@@ -28,7 +28,8 @@ def muon(model, **options):
 
 def torchs(model):
     """The two optimizers of torch that do the same."""
-    by_muon, by_adamw = ([p for g in plimsoll.torch.muon_groups(model) if g["use_muon"] is use for p in g["params"]] for use in (True, False))
+    groups = plimsoll.torch.muon_groups(model)
+    by_muon, by_adamw = ([p for g in groups if g["use_muon"] is use for p in g["params"]] for use in (True, False))
     return torch.optim.Muon(by_muon, lr=0.02), torch.optim.AdamW(by_adamw, **ADAMW)
 
 
@@ -112,6 +113,17 @@ def test_master_weights_have_the_bits_of_fp32_training(master):
     for (name, p), expected in zip(model.named_parameters(), fp32.parameters()):
         assert torch.equal(entries[at[p]]["master_weights"], expected), name
         assert entries[at[p]].get("momentum_buffer", expected).dtype == torch.float32
+
+
+def test_momentum_of_bf16_parameters_is_fp32_without_masters_too():
+    weight = nn.Parameter(torch.randn(16, 16).bfloat16())
+    optimizer = plimsoll.torch.Muon([weight], master=None)
+    expected = torch.zeros(16, 16)
+    for _ in range(3):
+        weight.grad = torch.randn(16, 16).bfloat16()
+        expected.lerp_(weight.grad.float(), 1 - 0.95)
+        optimizer.step()
+    assert torch.equal(optimizer.state[weight]["momentum_buffer"], expected)
 
 
 def test_momentum_in_bf16_is_rounded_at_rest_only():
@@ -306,6 +318,14 @@ def test_refuses_embeddings_and_warns_of_heads():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         muon(model)
+
+
+def test_is_not_wrapped_again():
+    optimizer = plimsoll.torch.Muon([nn.Parameter(torch.zeros(4, 4))])
+    with pytest.raises(TypeError, match="whose state is on the host already"):
+        plimsoll.torch.StateOffload(optimizer)
+    with pytest.raises(TypeError, match="not copied or pickled"):
+        copy.deepcopy(optimizer)
 
 
 # Owners

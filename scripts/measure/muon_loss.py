@@ -27,7 +27,8 @@ WARM_UP = 20  # steps of the learning rates
 
 def torchs(model):
     """torch.optim.Muon and torch.optim.AdamW."""
-    by_muon, by_adamw = ([p for g in plimsoll.torch.muon_groups(model) if g["use_muon"] is use for p in g["params"]] for use in (True, False))
+    groups = plimsoll.torch.muon_groups(model)
+    by_muon, by_adamw = ([p for g in groups if g["use_muon"] is use for p in g["params"]] for use in (True, False))
     return [torch.optim.Muon(by_muon, lr=RATE), torch.optim.AdamW(by_adamw, **ADAMW)]
 
 

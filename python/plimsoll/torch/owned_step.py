@@ -37,9 +37,11 @@ class OwnedStep:
 
     def own_groups(self, groups: Sequence[Group]) -> List[Group]:
         """The groups with what this rank updates, and with what nobody does."""
-        return [
-            {**g, "params": [self.updated.get(p, p) for p in g["params"] if p in self.updated or not p.requires_grad]} for g in groups
-        ]
+
+        def own(group: Group) -> List[torch.Tensor]:
+            return [self.updated.get(p, p) for p in group["params"] if p in self.updated or not p.requires_grad]
+
+        return [{**group, "params": own(group)} for group in groups]
 
     @property
     def is_divided(self) -> bool:
@@ -117,7 +119,8 @@ class OwnedStep:
 
         They are added up in the order of the parameters: any number of ranks finds the same norm to the last bit.
         """
-        norms = {p: torch.linalg.vector_norm(u.grad, dtype=torch.float32) for p, u in self.updated.items() if u.grad is not None}
+        given = {p: u.grad for p, u in self.updated.items() if u.grad is not None}
+        norms = {p: torch.linalg.vector_norm(gradient, dtype=torch.float32) for p, gradient in given.items()}
         values = torch.stack(list(norms.values())).double().tolist() if norms else []
         found = dict(zip(norms, values))
         return [found.get(p, 0.0) ** 2 for p in self.owners.parameters]
@@ -126,7 +129,8 @@ class OwnedStep:
         """What tells whether the ranks have the same gradients, where somebody else had to average them."""
         if self._reduced is not None or self._whole is not None:
             return Fingerprint()
-        return Fingerprint.of([Piece(p, self._names[p], tuple(p.shape), 0, False, 0, p.numel(), 0, 0) for p in self.owners.parameters])
+        whole = [Piece(p, self._names[p], tuple(p.shape), 0, False, 0, p.numel(), 0, 0) for p in self.owners.parameters]
+        return Fingerprint.of(whole)
 
     def publish(self) -> None:
         """Gives all ranks the updated parameters."""

@@ -9,6 +9,9 @@ import torch.distributed
 from plimsoll.torch.layout import is_offloaded, local
 from plimsoll.torch.matrix_owners import Owners
 
+_What = Callable[[torch.Tensor], Optional[torch.Tensor]]
+_Store = Callable[[torch.Tensor, torch.Tensor], None]
+
 _IN_FLIGHT_BYTES = 64 << 20
 
 
@@ -34,7 +37,7 @@ class WholeMatrices:
         self._moving: Deque[Tuple[int, Any, Callable[[], None]]] = collections.deque()
 
     @torch.no_grad()
-    def gather(self, what: Callable[[torch.Tensor], Optional[torch.Tensor]], store: Callable[[torch.Tensor, torch.Tensor], None]) -> None:
+    def gather(self, what: _What, store: _Store) -> None:
         """Brings ``what(parameter)`` of all ranks to each owner, and has it stored as (parameter, values).
 
         Where no rank has anything of a parameter, it is left out.
@@ -51,7 +54,7 @@ class WholeMatrices:
         torch.distributed.all_reduce(there, torch.distributed.ReduceOp.MAX, group=self._owners.mesh.group)
         return [bool(x) for x in there.tolist()]
 
-    def _gather(self, parameter: torch.Tensor, shard: Optional[torch.Tensor], store: Callable[[torch.Tensor, torch.Tensor], None]) -> None:
+    def _gather(self, parameter: torch.Tensor, shard: Optional[torch.Tensor], store: _Store) -> None:
         own, like = self.of.get(parameter), local(parameter if shard is None else shard)
         sent = like.new_zeros(self._count(parameter))
         if shard is not None:
