@@ -233,6 +233,33 @@ func TestCheckpoint(t *testing.T) {
 	}
 }
 
+// TestCompiledCheckpoint keeps the results of matmuls but the last one, which the
+// backward pass does not read.
+func TestCompiledCheckpoint(t *testing.T) {
+	for compiled, want := range map[bool]ledger.Bytes{false: 160, true: 120} {
+		m := newMemory(t)
+		tape := NewTape(m, nil)
+		first, second := weight(100), weight(100)
+		x := tape.New(10, dtype.F32)
+		y := tape.Checkpoint(Checkpoint{Selective: 1, Compiled: compiled}, x, func(x *Tensor) *Tensor {
+			return tape.Scope(func() *Tensor {
+				made := linear(tape, linear(tape, x, first, 10), second, 10)
+				result := []Output{{Elements: 10, DType: dtype.F32}}
+				return tape.Do(Operation{Inputs: []*Tensor{made}, Outputs: result})[0]
+			})
+		})
+		tape.Drop(x)
+		if m.sum() != want {
+			t.Errorf("compiled %t: %v are held after the forward pass, want %v", compiled, m.sum(), want)
+		}
+		tape.Backward(y)
+		tape.Drop(y)
+		if m.sum() != 800 {
+			t.Errorf("compiled %t: %v are left, want the gradients of 800 B", compiled, m.sum())
+		}
+	}
+}
+
 // TestCheckpointStepByStep runs two matmuls under a checkpoint.
 func TestCheckpointStepByStep(t *testing.T) {
 	for c, want := range map[Checkpoint]struct{ forward, backward string }{

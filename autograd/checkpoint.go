@@ -1,6 +1,10 @@
 package autograd
 
-import "plimsoll/ledger"
+import (
+	"slices"
+
+	"plimsoll/ledger"
+)
 
 // Checkpoint is a variant of activation checkpointing (torch.utils.checkpoint):
 // it keeps the input of a function only, and the backward pass runs the function
@@ -13,6 +17,9 @@ type Checkpoint struct {
 	// all with 1; of every second, from the first on, with 2 (torchtitan's policy
 	// "op"). 0 keeps nothing.
 	Selective int
+	// Compiled is a checkpoint inside torch.compile. It keeps no result that the
+	// backward pass does not read, such as that of a block's last matmul.
+	Compiled bool
 }
 
 // Checkpoint runs body as a checkpoint. Body needs the other tensors, too, which
@@ -26,6 +33,9 @@ func (t *Tape) Checkpoint(c Checkpoint, input *Tensor, body func(*Tensor) *Tenso
 	t.recording, t.replay = false, forward
 	inner := t.Scope(func() *Tensor { return body(input) })
 	t.recording, t.replay = true, outer
+	if c.Compiled {
+		forward.forget(t)
+	}
 
 	// The checkpoint's result is a tensor of its own, on the storage of body's.
 	result := &Tensor{Elements: inner.Elements, DType: inner.DType, storage: inner.storage.retain(), held: true}
@@ -86,6 +96,7 @@ type replay struct {
 	products  int
 	recording bool
 	kept      [][]*storage
+	read      int // so many of kept come before the last operation that saves something
 	at        int
 }
 
@@ -109,15 +120,35 @@ func (r *replay) next(kept bool) []*storage {
 	return r.kept[r.at-1]
 }
 
-func (r *replay) keep(kept bool, results []*Tensor) {
-	if !kept || !r.recording {
+func (r *replay) keep(kept bool, o Operation, results []*Tensor) {
+	if r == nil || !r.recording {
 		return
+	}
+	if len(o.Saved) > 0 {
+		r.read = len(r.kept)
+	}
+	if !kept {
+		return
+	}
+	if slices.ContainsFunc(o.Outputs, func(out Output) bool { return out.Saved }) {
+		r.read = len(r.kept) + 1
 	}
 	storages := make([]*storage, len(results))
 	for i, x := range results {
 		storages[i] = x.storage.retain()
 	}
 	r.kept = append(r.kept, storages)
+}
+
+// forget releases the kept results that no later operation of the checkpoint
+// saves, nor computes what it saves from.
+func (r *replay) forget(t *Tape) {
+	for _, storages := range r.kept[r.read:] {
+		for _, s := range storages {
+			t.release(s)
+		}
+	}
+	r.kept = r.kept[:r.read]
 }
 
 // free releases the kept results. The second run has saved what it needs.

@@ -241,7 +241,7 @@ func (t *Tape) Do(o Operation) []*Tensor {
 		t.locals = append(t.locals, r)
 	}
 	t.release(scratch)
-	t.replay.keep(kept, results)
+	t.replay.keep(kept, o, results)
 	if !t.recording {
 		return results
 	}

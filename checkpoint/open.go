@@ -91,8 +91,8 @@ func Open(path string) (*Checkpoint, error) {
 	if c, ok := opened.(*Checkpoint); ok {
 		return c, nil
 	}
-	return nil, fault.File(path).Inputf("the checkpoint holds states of an optimizer that updates them on its device, " +
-		"expected the state of an optimizer of the service").
+	return nil, fault.File(path).Inputf("the checkpoint holds states of an optimizer that updates them on its " +
+		"device, expected the state of an optimizer of the service").
 		WithHint("plimsoll.torch.StateOffload loads it, and any library for safetensors reads its tensors by name")
 }
 
@@ -105,8 +105,8 @@ func OpenStates(path string) (*States, error) {
 	if c, ok := opened.(*States); ok {
 		return c, nil
 	}
-	return nil, fault.File(path).Inputf("the checkpoint holds the state of an optimizer of the service, expected states of " +
-		"an optimizer that updates them on its device").
+	return nil, fault.File(path).Inputf("the checkpoint holds the state of an optimizer of the service, expected " +
+		"states of an optimizer that updates them on its device").
 		WithHint("load it with plimsoll.torch.AdamW and its like, or name a checkpoint of plimsoll.torch.StateOffload")
 }
 

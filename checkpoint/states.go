@@ -63,7 +63,8 @@ func tensorsOf(chunks []states.Chunk) []tensorDocument {
 	var tensors []tensorDocument
 	for _, c := range chunks {
 		for _, t := range c.Tensors {
-			tensors = append(tensors, tensorDocument{Name: t.Title(), Type: t.Type, Shape: append([]int64{}, t.Shape...)})
+			shape := append([]int64{}, t.Shape...) // [] in JSON, also without dimensions
+			tensors = append(tensors, tensorDocument{Name: t.Title(), Type: t.Type, Shape: shape})
 		}
 		for _, s := range c.Scalars {
 			tensors = append(tensors, tensorDocument{Name: s.Title(), Type: s.Type, Shape: []int64{}})
@@ -209,8 +210,8 @@ func (c *States) find(name string, rank, world int, part string) (*statesFile, e
 	case 1:
 		return found[0], nil
 	}
-	return nil, c.unsuitable("it is of %d ranks, and %d of them have %q, so that nothing tells which of these rank %d of "+
-		"%d needs", c.world, len(found), name, rank, world)
+	return nil, c.unsuitable("it is of %d ranks, and %d of them have %q, so that nothing tells which of these rank %d "+
+		"of %d needs", c.world, len(found), name, rank, world)
 }
 
 func (c *States) names(part string) []string {

@@ -38,8 +38,8 @@ type piece struct {
 }
 
 // Load fills states from the checkpoint. It returns the step and the training document of the same rank and part, or
-// else the first document. The names of tensors tell them, so that chunks may be cut otherwise; shapes and types must be
-// the same. Nothing is overwritten where something is missing or differs.
+// else the first document. It finds tensors by their names, so that chunks may be cut otherwise. Shapes and types must
+// be the same. Nothing is overwritten where something is missing or differs.
 func (c *States) Load(ctx context.Context, into Filling) (step int64, training jsontext.Value, err error) {
 	pieces, err := c.pieces(into)
 	if err != nil {

@@ -130,6 +130,13 @@ func (p *pass) rotated(a *model.Attention, q, k *autograd.Tensor) (_, _ *autogra
 // and sines only. All blocks share them, unless there are angles of the block.
 // Under autocast they are in fp32.
 func (p *pass) rotate(a *model.Attention, x, angles *autograd.Tensor) *autograd.Tensor {
+	switch {
+	case p.FusesPointwise:
+		return p.unary(x, p.compute(), saveNothing)
+	case p.Liger: // in place, in both passes (liger_kernel/ops/rope.py)
+		return p.Do(autograd.Operation{Inputs: []*autograd.Tensor{x}, Shared: []bool{true},
+			Outputs: []autograd.Output{{Elements: x.Elements, DType: x.DType, View: true}}})[0]
+	}
 	if a.WideRotary && x.DType != dtype.F32 {
 		wide := p.cast(x, dtype.F32)
 		rotated := p.follow(wide, p.rotate(a, wide, angles))
@@ -161,7 +168,11 @@ func (p *pass) mix(s *model.Stack, a *model.Attention, q, k, v *autograd.Tensor)
 	// A window shorter than the sequence needs a mask. With a mask torch does not
 	// share keys among queries.
 	masked := p.Attention == SDPA && a.Window > 0 && p.Sequence > a.Window
-	if masked || p.FusedQKV {
+	contiguous := p.Attention == SDPA && p.ContiguousHeads
+	if contiguous {
+		q = p.follow(q, p.unary(q, q.DType, saveNothing))
+	}
+	if masked || p.mask != nil || p.FusedQKV || p.Attention == SDPA && p.RepeatsKeys {
 		k, v = p.repeat(k, heads/groups), p.repeat(v, heads/groups)
 	}
 	compute := promoted(promoted(q.DType, k.DType), v.DType)
@@ -180,6 +191,9 @@ func (p *pass) mix(s *model.Stack, a *model.Attention, q, k, v *autograd.Tensor)
 		BackwardScratch: 4*q.Elements + 4*tokens*heads,
 		Kept:            true,
 	}
+	if p.mask != nil {
+		o.Saved = append(o.Saved, p.mask)
+	}
 	if masked { // every layer converts the mask of the window to the type of the scores
 		mask := p.New(p.Batch*(p.Sequence/p.ContextParallel)*p.Sequence, compute)
 		o.Saved = append(o.Saved, mask)
@@ -195,7 +209,7 @@ func (p *pass) mix(s *model.Stack, a *model.Attention, q, k, v *autograd.Tensor)
 	}
 	r := p.Do(o)
 	p.Drop(r[1])
-	if a.Joined || p.FusedQKV {
+	if a.Joined || p.FusedQKV || contiguous {
 		return p.follow(r[0], p.unary(r[0], compute, saveNothing))
 	}
 	return r[0]
@@ -232,6 +246,9 @@ func (p *pass) scores(a *model.Attention, q, k, v *autograd.Tensor) *autograd.Te
 		x = p.follow(x, p.unary(x, x.DType, saveNothing))
 	}
 	x = p.follow(x, p.unary(x, x.DType, saveNothing)) // masked
+	if p.ClampsScores {
+		x = p.follow(x, p.unary(x, x.DType, saveInput))
+	}
 	result := x.DType
 	if a.WideSoftmax {
 		result = dtype.F32

@@ -39,12 +39,16 @@ func (p *pass) dense(f *model.FeedForward, x *autograd.Tensor) *autograd.Tensor 
 			both := p.linear(f.GateUp, x, 2*inner)
 			parts := p.split(both, inner, inner)
 			p.Drop(both)
-			active := p.activate(f.Activation, parts[0])
-			h = p.multiply(active, parts[1])
-			p.Drop(active)
+			h = p.gated(f.Activation, parts[0], parts[1])
 			p.Drop(parts...)
 		case f.Gate != "":
 			gate := p.linear(f.Gate, x, inner)
+			if p.FusesPointwise || p.Liger {
+				up := p.linear(f.Up, x, inner)
+				h = p.gated(f.Activation, gate, up)
+				p.Drop(gate, up)
+				break
+			}
 			active := p.follow(gate, p.activate(f.Activation, gate))
 			up := p.linear(f.Up, x, inner)
 			h = p.multiply(active, up)
@@ -58,11 +62,25 @@ func (p *pass) dense(f *model.FeedForward, x *autograd.Tensor) *autograd.Tensor 
 	})
 }
 
+// gated multiplies the activated gate with the values. Fused, it saves only the
+// two. Liger's gradients of the two replace them (liger_kernel/ops/swiglu.py).
+func (p *pass) gated(activation string, gate, up *autograd.Tensor) *autograd.Tensor {
+	if p.FusesPointwise || p.Liger {
+		both := []*autograd.Tensor{gate, up}
+		return p.Do(autograd.Operation{Inputs: both, Saved: both, Replaces: p.Liger,
+			Outputs: []autograd.Output{{Elements: gate.Elements, DType: gate.DType}}})[0]
+	}
+	active := p.activate(activation, gate)
+	h := p.multiply(active, up)
+	p.Drop(active)
+	return h
+}
+
 // activate runs an activation function. Most save their input. A function whose
 // gradient depends on its result saves the result. Functions that transformers
 // writes out in several operations save intermediate results, too.
 func (p *pass) activate(name string, x *autograd.Tensor) *autograd.Tensor {
-	if p.FusedActivations {
+	if p.FusedActivations || p.FusesPointwise {
 		return p.unary(x, x.DType, saveInput)
 	}
 	switch name {

@@ -40,6 +40,9 @@ const (
 	// chunked_cross_entropy). The logits are cast to fp32 when the model returns
 	// them (Lightning's precision plugins).
 	ChunkedLoss
+	// NativeLoss is the loss of a training loop of its own: the logits stay in the
+	// type of the model, and none are copied.
+	NativeLoss
 	// FusedLoss materializes the logits of some tokens at a time (Liger's fused
 	// linear cross entropy).
 	FusedLoss
@@ -75,8 +78,27 @@ type Options struct {
 	// copied for all heads, and the heads are then put side by side. 4-bit
 	// weights are dequantized to fp16 before they are cast.
 	FusedQKV bool
-	// FusesPointwise fuses the operations between matmuls (torch.compile).
+	// RepeatsKeys copies keys and values for all heads that share them, also
+	// before SDPA without a mask: transformers 4.36 to 4.53, and torch before 2.5.
+	RepeatsKeys bool
+	// ContiguousHeads makes queries, keys and values contiguous before SDPA, so
+	// that its output is not in the order of tokens and is copied once more:
+	// transformers 4.48 to 4.55 (integrations/sdpa_attention.py).
+	ContiguousHeads bool
+	// MasksCausally means that SDPA gets a mask, which one tensor holds for all
+	// blocks: transformers makes it while torch.compile traces a model.
+	MasksCausally bool
+	// FusesPointwise fuses the operations between matmuls (torch.compile). What
+	// they keep is what the min-cut partitioner keeps: the inputs of norms and of
+	// matmuls, which it does not recompute from matrices
+	// (ban_recompute_materialized_backward in torch/_functorch/partitioners.py).
 	FusesPointwise bool
+	// Liger replaces norms, rotary positions and gated activations by the kernels
+	// of liger-kernel (use_liger_kernel).
+	Liger bool
+	// ClampsScores takes the maximum of masked scores and the least number of their
+	// type, in eager attention. It saves the scores once more.
+	ClampsScores bool
 	// SavesSoftmaxInput is torch before 1.11: softmax and log_softmax save their
 	// input, too, for _softmax_backward_data.
 	SavesSoftmaxInput bool
@@ -130,6 +152,8 @@ type pass struct {
 	cached     []*autograd.Parameter                    // keys of weights, in order
 	ended      bool                                     // the forward pass is over
 	encoded    *autograd.Tensor                         // output of the encoder
+	mask       *autograd.Tensor                         // of all blocks; nil without MasksCausally
+	narrow     bool                                     // the result of a norm goes to matmuls only
 	// The last input of padded adapters, and the result of its dropout.
 	droppedFrom, dropped *autograd.Tensor
 	blocks               int // blocks that have begun
@@ -143,6 +167,9 @@ func Run(t *autograd.Tape, network *model.Network, parameters Parameters, option
 	var result Result
 	t.Scope(func() *autograd.Tensor {
 		var hidden *autograd.Tensor
+		if p.MasksCausally && p.Attention == SDPA {
+			p.mask = p.New(p.Batch*(p.Sequence/p.ContextParallel)*p.Sequence, p.compute())
+		}
 		for i, stack := range network.Stacks {
 			hidden = t.Scope(func() *autograd.Tensor { return p.stack(stack) })
 			if i < len(network.Stacks)-1 {
@@ -182,7 +209,7 @@ func (p *pass) stack(s *model.Stack) *autograd.Tensor {
 		x = p.follow(x, p.block(s, &s.Blocks[i], x))
 	}
 	if s.FinalNorm.Kind != model.NoNorm {
-		x = p.follow(x, p.norm(s.FinalNorm, x))
+		x = p.follow(x, p.normForMatmuls(s.FinalNorm, x))
 	}
 	if s.ProjectOut != "" {
 		x = p.follow(x, p.linear(s.ProjectOut, x, s.EmbeddingWidth))
@@ -282,6 +309,9 @@ func (p *pass) block(s *model.Stack, b *model.Block, x *autograd.Tensor) *autogr
 		if b.Cross != nil {
 			others = append(others, p.encoded)
 		}
+		if p.mask != nil {
+			others = append(others, p.mask)
+		}
 		return p.Checkpoint(*p.Recompute, x, func(x *autograd.Tensor) *autograd.Tensor {
 			result := body(x)
 			if p.ended {
@@ -312,7 +342,7 @@ func (p *pass) half(b *model.Block, before, after model.Norm, x *autograd.Tensor
 	body func(*autograd.Tensor) *autograd.Tensor) *autograd.Tensor {
 	h := x
 	if before.Kind != model.NoNorm {
-		h = p.norm(before, x)
+		h = p.normForMatmuls(before, x)
 	}
 	made := body(h)
 	if h != x {
@@ -339,10 +369,10 @@ func (p *pass) postNorm(s *model.Stack, b *model.Block, x *autograd.Tensor) *aut
 }
 
 func (p *pass) parallel(s *model.Stack, b *model.Block, x *autograd.Tensor) *autograd.Tensor {
-	h := p.norm(b.AttentionNorm, x)
+	h := p.normForMatmuls(b.AttentionNorm, x)
 	a := p.dropout(p.attention(s, &b.Attention, h, h), b.Dropout)
 	if b.FeedForwardNorm.Kind != model.NoNorm {
-		h = p.follow(h, p.norm(b.FeedForwardNorm, x))
+		h = p.follow(h, p.normForMatmuls(b.FeedForwardNorm, x))
 	}
 	f := p.dropout(p.feedForward(&b.FeedForward, h), b.Dropout)
 	defer p.In(ledger.ResidualActivations, p.whyResidual)()

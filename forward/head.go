@@ -60,7 +60,7 @@ func (p *pass) crossEntropy(logits *autograd.Tensor) *autograd.Tensor {
 			return p.mean(logits)
 		}
 		x := logits
-		if !p.network.Head.NarrowLoss || p.Autocast != dtype.Invalid {
+		if !p.network.Head.NarrowLoss && p.Loss != NativeLoss || p.Autocast != dtype.Invalid {
 			x = p.cast(logits, dtype.F32)
 		}
 		if p.Loss == ShiftLogits {

@@ -95,8 +95,11 @@ func (p *pass) product(a, b *autograd.Tensor, elements int64, result dtype.Type)
 
 // dropout runs dropout and drops x. It saves a mask of one byte for each element.
 func (p *pass) dropout(x *autograd.Tensor, probability float64) *autograd.Tensor {
-	if probability == 0 {
+	switch {
+	case probability == 0:
 		return x
+	case p.FusesPointwise: // the compiled backward pass makes the mask again from its seed
+		return p.follow(x, p.unary(x, x.DType, saveNothing))
 	}
 	r := p.Do(autograd.Operation{
 		Inputs: []*autograd.Tensor{x},
@@ -227,7 +230,11 @@ func (p *pass) norm(n model.Norm, x *autograd.Tensor) *autograd.Tensor {
 	return p.hooked(n.Path, func() *autograd.Tensor {
 		return p.Scope(func() *autograd.Tensor {
 			switch {
-			case n.Kind == model.LayerNorm || p.FusesPointwise:
+			case p.FusesPointwise:
+				return p.fusedNorm(n, x)
+			case p.Liger && n.Kind != model.LayerNorm && n.Kind != model.LayerNormF32 && n.Kind != model.LayerNormWide:
+				return p.fusedNorm(n, x) // the gradient replaces the incoming one (liger_kernel/ops/rms_norm.py)
+			case n.Kind == model.LayerNorm:
 				return p.layerNorm(n, x)
 			case n.Kind == model.LayerNormF32:
 				wide := p.cast(x, dtype.F32)
@@ -243,6 +250,15 @@ func (p *pass) norm(n model.Norm, x *autograd.Tensor) *autograd.Tensor {
 	})
 }
 
+// normForMatmuls runs a norm whose result only matmuls read.
+func (p *pass) normForMatmuls(n model.Norm, x *autograd.Tensor) *autograd.Tensor {
+	before := p.narrow
+	p.narrow = true
+	y := p.norm(n, x)
+	p.narrow = before
+	return y
+}
+
 func (p *pass) whyNorms() string {
 	return fmt.Sprintf("%s x %d, input, upcast copy and result of every norm as its kind saves them (transformers' "+
 		"modules)", p.batch(), p.network.Hidden)
@@ -254,7 +270,18 @@ func (p *pass) layerNorm(n model.Norm, x *autograd.Tensor) *autograd.Tensor {
 	if p.Autocast != dtype.Invalid {
 		x = p.cast(x, dtype.F32)
 	}
-	o := autograd.Operation{Inputs: []*autograd.Tensor{x}, Saved: []*autograd.Tensor{x}}
+	return p.fusedNorm(n, x)
+}
+
+// fusedNorm is a norm in one kernel. Compiled, it also rounds its result for the
+// matmuls that read it.
+func (p *pass) fusedNorm(n model.Norm, x *autograd.Tensor) *autograd.Tensor {
+	result := x.DType
+	if p.FusesPointwise && p.narrow {
+		result = p.compute()
+	}
+	inPlace := p.Liger && n.Kind != model.LayerNorm
+	o := autograd.Operation{Inputs: []*autograd.Tensor{x}, Saved: []*autograd.Tensor{x}, Shared: []bool{inPlace}}
 	width := p.network.Hidden
 	for _, name := range []string{n.Path + ".weight", n.Path + ".bias"} {
 		if w := p.parameter(name); w != nil {
@@ -262,7 +289,7 @@ func (p *pass) layerNorm(n model.Norm, x *autograd.Tensor) *autograd.Tensor {
 		}
 	}
 	rows := x.Elements / width
-	o.Outputs = []autograd.Output{{Elements: x.Elements, DType: x.DType},
+	o.Outputs = []autograd.Output{{Elements: x.Elements, DType: result},
 		{Elements: rows, DType: dtype.F32, Saved: true}, {Elements: rows, DType: dtype.F32, Saved: true}}
 	r := p.Do(o)
 	p.Drop(r[1], r[2])

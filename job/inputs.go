@@ -19,6 +19,7 @@ import (
 type Inputs struct {
 	request      Request
 	model        *model.Model
+	reference    *model.Model        // nil without
 	fused        func() *model.Model // the model with fused experts
 	training     *recipe.Training
 	launch       *recipe.Accelerate
@@ -104,7 +105,10 @@ func (in *Inputs) readModel() (err error) {
 		return refused
 	}
 	in.fused = sync.OnceValue(in.model.FuseExperts)
-	return nil
+	if in.request.Reference != "" {
+		in.reference, err = load(in.request.Reference)
+	}
+	return err
 }
 
 func (in *Inputs) readTraining() (err error) {
@@ -157,8 +161,8 @@ func (in *Inputs) readQuantization() (err error) {
 	}
 	switch {
 	case name == "":
-	case quantizations[name].Bits > 0:
-		q := quantizations[name]
+	case quantizations[strings.ToLower(name)].Bits > 0:
+		q := quantizations[strings.ToLower(name)]
 		in.quantization = &q
 	default:
 		if _, err := os.Stat(name); err != nil && !strings.ContainsAny(name, "./") {

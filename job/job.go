@@ -15,7 +15,8 @@ import (
 
 // Job is a training job with every setting decided.
 type Job struct {
-	Model *model.Model
+	Model     *model.Model
+	Reference *model.Model // a frozen model beside it, as DPO and RLHF have; nil without
 
 	World        int // ranks
 	Nodes        int
@@ -39,6 +40,7 @@ type Job struct {
 	Recompute *autograd.Checkpoint
 	Loss      forward.LossKind
 	Compile   bool
+	Liger     bool // liger-kernel replaces the modules of the model
 	// Modules is the library whose modules the model consists of: transformers
 	// (also if empty), litgpt or torchtitan.
 	Modules string
@@ -54,6 +56,9 @@ type Job struct {
 	// ZeROInit means that parameters are sharded while the model is made, as
 	// transformers does with ZeRO-3 if the Trainer is made first.
 	ZeROInit bool
+	// SyncEachBatch means that gradients are reduced after every micro batch:
+	// without, FSDP keeps full gradients until the last (no_sync).
+	SyncEachBatch bool
 	// SplitsDecay means that the optimizer has a parameter group without weight
 	// decay for norms and biases, as transformers' Trainer makes it.
 	SplitsDecay bool

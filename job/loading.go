@@ -25,7 +25,7 @@ func (j *Job) Loader() Loader {
 	v := j.Versions.Transformers
 	quantized := j.Quantization != nil && (j.Quantization.Bits > 0 || j.Quantization.Dequantized)
 	switch {
-	case j.Modules != "" && j.Modules != transformersModules:
+	case !j.OfTransformers():
 		return LoadedByNobody
 	case !quantized && j.Model.Parameters[0].DType == j.ParameterType && v.AtLeast(4, 50, 0):
 		return LoadedAsPageCache

@@ -62,10 +62,10 @@ func (j *Job) ComputeName() string {
 // RecomputeName describes what the backward pass recomputes.
 func (j *Job) RecomputeName() string {
 	switch {
+	case j.Recompute == nil && j.Compile:
+		return "none but what torch.compile recomputes"
 	case j.Recompute == nil:
 		return "none"
-	case j.Recompute.Selective == 1:
-		return "none but what torch.compile recomputes"
 	case j.Recompute.Selective > 1:
 		return "selective"
 	case j.Recompute.Reentrant:

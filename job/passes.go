@@ -87,23 +87,92 @@ func (r *resolver) loss() error {
 	}
 	j.Compile = r.Compile || r.training != nil && r.training.TorchCompile || compiles(r.launch)
 	if j.Compile {
-		// Inductor fuses pointwise operations between matmuls. In the backward
-		// pass it recomputes them where that is cheaper than keeping them.
 		j.Loss = forward.CompiledLoss
-		if j.Recompute == nil {
-			j.Recompute = &autograd.Checkpoint{Selective: 1}
+		if j.Recompute != nil {
+			j.Recompute.Compiled = true
 		}
 	}
 	if err := r.modules(); err != nil {
 		return err
 	}
-	if r.FusedLoss || r.training != nil && r.training.UseLigerKernel {
-		j.Loss = forward.FusedLoss
+	if r.training != nil && r.training.UseLigerKernel {
+		r.liger()
+	}
+	return r.namedLoss()
+}
+
+// namedLoss sets the loss that a flag names.
+func (r *resolver) namedLoss() error {
+	name := r.Loss
+	if name == "" && r.FusedLoss {
+		name = "fused"
+	}
+	switch name {
+	case "":
+	case "fp32":
+		r.job.Loss = forward.ShiftLabels
+	case "native":
+		r.job.Loss = forward.NativeLoss
+	case "chunked":
+		r.job.Loss = forward.ChunkedLoss
+	case "fused":
+		r.job.Loss = forward.FusedLoss
+	default:
+		return fault.Inputf("unknown loss %q", name).WithHint("expected one of " + strings.Join(Losses, ", "))
 	}
 	return nil
 }
 
+// ligerModels are the model types with kernels in liger-kernel 0.6
+// (MODEL_TYPE_TO_APPLY_LIGER_FN in liger_kernel/transformers/monkey_patch.py).
+var ligerModels = strings.Fields("gemma gemma2 gemma3_text gemma3 glm4 llama llama4 mistral mixtral olmo2 phi3 qwen2 " +
+	"qwen3 qwen3_moe qwen3_next smollm3 granite")
+
+// liger replaces modules by those of liger-kernel. The Trainer leaves a model
+// alone that liger-kernel does not know.
+func (r *resolver) liger() {
+	if !slices.Contains(ligerModels, r.job.Model.Type) {
+		r.assume("use_liger_kernel has no effect: liger-kernel has no kernels for %s", r.job.Model.Type)
+		return
+	}
+	r.job.Liger = true
+	if r.job.Model.Type != "granite" {
+		r.job.Loss = forward.FusedLoss
+	}
+}
+
+// ClampsScores reports whether eager attention takes the maximum of scores and
+// their type's least number: LLaMA from 4.28 to 4.30, and OPT until 4.48.
+func (j *Job) ClampsScores() bool {
+	v := j.Versions.Transformers
+	switch {
+	case !j.OfTransformers():
+	case j.Model.Type == "llama":
+		return v.AtLeast(4, 28, 0) && !v.AtLeast(4, 31, 0)
+	case j.Model.Type == "opt":
+		return !v.AtLeast(4, 49, 0)
+	}
+	return false
+}
+
 const transformersModules = "transformers"
+
+// OfTransformers reports whether the model consists of transformers' modules.
+func (j *Job) OfTransformers() bool { return j.Modules == "" || j.Modules == transformersModules }
+
+// RepeatsKeys reports whether keys and values are copied for all heads before
+// SDPA: integrations/sdpa_attention.py shares them since 4.54, with torch 2.5, and
+// the attention classes before it never did.
+func (j *Job) RepeatsKeys() bool {
+	return j.OfTransformers() && !(j.Versions.Transformers.AtLeast(4, 54, 0) && j.Versions.Torch.AtLeast(2, 5, 0))
+}
+
+// ContiguousHeads reports whether transformers makes queries, keys and values
+// contiguous before SDPA without a mask.
+func (j *Job) ContiguousHeads() bool {
+	v := j.Versions.Transformers
+	return j.OfTransformers() && v.AtLeast(4, 48, 0) && !v.AtLeast(4, 56, 0)
+}
 
 // modules sets the library of the model's modules and the settings that follow
 // from it.

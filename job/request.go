@@ -10,6 +10,7 @@ import (
 // a default applies, which the plan lists as an assumption.
 type Request struct {
 	Model        string // an argument of model.Load
+	Reference    string `json:",omitempty"` // the same, of a frozen reference model
 	Online       bool   // ask the Hugging Face hub for a model that this host does not have
 	DeepSpeed    string // this and the next four are files
 	TrainingArgs string
@@ -39,6 +40,7 @@ type Request struct {
 	OffloadParameters bool   // FSDP keeps its shards on the host
 	Compile           bool
 	FusedLoss         bool
+	Loss              string `json:",omitempty"` // one of Losses
 
 	TensorParallel, ContextParallel, ExpertParallel int
 
@@ -59,6 +61,8 @@ var (
 	Precisions = []string{"bf16", "fp16", "fp32", "amp-bf16", "amp-fp16"}
 	Attentions = []string{"sdpa", "flash", "eager"}
 	Recomputes = []string{"none", "full", "reentrant", "selective", "every-2"}
+
+	Losses = []string{"fp32", "native", "chunked", "fused"}
 
 	AdapterPrecisions = []string{"fp32", "bf16", "fp16"}
 	FSDPVersions      = []string{"1", "2"}

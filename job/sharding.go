@@ -65,13 +65,19 @@ func (r *resolver) sharding() error {
 	j.Parallel.Shard = int64(j.World) / j.Parallel.Tensor
 	whole := ledger.Bytes(j.Model.Elements() * j.ParameterType.Size())
 	// For an unknown GPU, 80 GiB of memory are assumed.
-	j.ZeROInit = r.launch != nil && r.launch.ZeRO3Init || whole > cmp.Or(j.GPU.Memory, 80*ledger.GiB)
 	j.SplitsDecay = r.training != nil
+	j.SyncEachBatch = r.training != nil && r.training.SyncEachBatch
+	// Published runs of Trainers whose DeepSpeed configuration stands elsewhere loaded the model in full.
+	byTrainer := r.training != nil && r.training.DeepSpeed != nil
+	j.ZeROInit = byTrainer || r.launch != nil && r.launch.ZeRO3Init || whole > cmp.Or(j.GPU.Memory, 80*ledger.GiB)
 	if j.DeepSpeed != nil {
 		j.DeepSpeed = j.DeepSpeed.ResolveSizes(j.Model.Network.Hidden)
 	}
 	if d := j.DeepSpeed; d != nil && d.ZeROStage == 3 && r.launch == nil {
-		if j.ZeROInit {
+		if byTrainer {
+			r.assume("zero.Init shards the parameters while the model is created: TrainingArguments name DeepSpeed's " +
+				"configuration and are made first, as in transformers' examples; a model made before loads in full")
+		} else if j.ZeROInit {
 			r.assume("zero.Init shards the parameters while the model is created: the full model would " +
 				"not fit on a GPU")
 		} else {

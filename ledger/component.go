@@ -66,6 +66,7 @@ const (
 	UndividedUnits         Component = "undivided_units"
 	StagingBuffers         Component = "staging_buffers"
 	LoadStaging            Component = "model_load_staging"
+	ReferenceModel         Component = "reference_model"
 	FlatteningCopies       Component = "flattening_copies"
 	MasterGradients        Component = "master_gradients"
 	AccumulatedGradients   Component = "accumulated_gradients"
@@ -147,6 +148,7 @@ var descriptions = map[Component]description{
 	UndividedUnits:         {title: "units before they are divided"},
 	StagingBuffers:         {title: "staging buffers"},
 	LoadStaging:            {title: "model load staging"},
+	ReferenceModel:         {title: "reference model"},
 	FlatteningCopies:       {title: "copies while parameters are flattened"},
 	MasterGradients:        {title: "gradients of the master weights"},
 	AccumulatedGradients:   {title: "accumulated gradients"},

@@ -28,6 +28,9 @@ func Catalog() []string {
 	return names
 }
 
+// CatalogConfig returns the config.json of a model of the catalog.
+func CatalogConfig(name string) ([]byte, bool) { return catalogConfig(name) }
+
 func catalogConfig(name string) ([]byte, bool) {
 	text, err := catalog.ReadFile("catalog/" + name + ".json")
 	return text, err == nil

@@ -306,7 +306,11 @@ func bert(path string, head bertHead) func(scope) {
 			s.network.Head.Dense = predictions.linear("transform.dense", hidden, hidden, true)
 			s.network.Head.Norm = predictions.layerNorm("transform.LayerNorm", hidden)
 			predictions.head("decoder", hidden, vocabulary, true, "bert.embeddings.word_embeddings.weight")
-			predictions.add("decoder.bias", "cls.predictions.bias", vocabulary)
+			if s.flagOr(true, "tie_word_embeddings") {
+				predictions.add("decoder.bias", "cls.predictions.bias", vocabulary)
+			} else {
+				predictions.tensor("decoder.bias", vocabulary)
+			}
 			if head == bertPreTraining {
 				s.in("cls").linear("seq_relationship", hidden, 2, true)
 			}

@@ -81,7 +81,11 @@ func jobs(t *testing.T) map[string]job.Request {
 			GPUs: 4, Recompute: "full"},
 	}
 	for _, name := range job.Optimizers() {
-		list["optimizer "+name] = job.Request{Optimizer: name}
+		q := job.Request{Optimizer: name}
+		if name == "lamb" { // a kernel of DeepSpeed
+			q.DeepSpeed = zero("lamb.json", `"stage": 0`)
+		}
+		list["optimizer "+name] = q
 	}
 	const trainers = "adamw_torch adamw_torch_fused adamw_hf adamw_apex_fused adamw_anyprecision adamw_torch_8bit " +
 		"adamw_torch_4bit adamw_bnb_8bit adamw_8bit paged_adamw_8bit paged_adamw_32bit paged_adamw lion_8bit " +

@@ -25,6 +25,7 @@ type Training struct {
 
 	TorchCompile         bool
 	UseLigerKernel       bool `key:"use_liger_kernel"`
+	SyncEachBatch        bool // accelerate reduces gradients after every micro batch
 	TorchEmptyCacheSteps int  `key:"torch_empty_cache_steps"` // 0 = never
 	OnCPU                bool
 	DataLoader           DataLoader `key:""`
@@ -118,6 +119,18 @@ func readTraining(document *strict.Document) (*Training, error) {
 // trainingReader reads TrainingArguments.
 type trainingReader struct{ *strict.Reader }
 
+// isTrue reports whether the value at a path of keys is true.
+func isTrue(v *strict.Value, keys ...string) bool {
+	for _, key := range keys {
+		m := v.Member(key)
+		if m == nil {
+			return false
+		}
+		v = m.Value
+	}
+	return v.Kind == 't'
+}
+
 // fill sets the fields of t by their keys, and those that depend on several.
 func (r *trainingReader) fill(t *Training) {
 	r.Fill(t)
@@ -134,6 +147,9 @@ func (r *trainingReader) fill(t *Training) {
 	}
 	t.TorchCompile = r.Truth("torch_compile") || r.Gives("torch_compile_backend") || r.Gives("torch_compile_mode")
 	t.TF32 = r.Truth("tf32") || t.TorchCompile && !r.Gives("tf32")
+	if v := r.Find("accelerator_config"); v != nil {
+		t.SyncEachBatch = isTrue(v, "gradient_accumulation_kwargs", "sync_each_batch")
+	}
 	t.OnCPU = r.Truth("use_cpu") || r.Truth("no_cuda")
 	t.DataLoader.PinMemory = t.DataLoader.PinMemory && !t.OnCPU
 	if t.DataLoader.Workers > 0 && t.DataLoader.PrefetchFactor == 0 {

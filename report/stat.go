@@ -119,8 +119,9 @@ func (s Stat) verdict() string {
 	})
 	var parts []string
 	if elements > 0 {
-		parts = append(parts, fmt.Sprintf("%s parameters, %.3f bytes each planned, %.3f resident", ledger.Count(elements),
-			float64(state)/float64(elements), float64(measured)/float64(elements)))
+		parts = append(parts, fmt.Sprintf("%s parameters, %.3f bytes each planned, %.3f resident",
+			ledger.Count(elements), float64(state)/float64(elements),
+			float64(measured)/float64(elements)))
 	}
 	if len(ofStates) > 0 {
 		parts = append(parts, fmt.Sprintf("%v of states that trainers update", held))

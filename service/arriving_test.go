@@ -188,7 +188,8 @@ func TestClientComesBackWhileGradientsArrive(t *testing.T) {
 	if _, err := s.Load(checkpointOfOther(t, socket)); err == nil {
 		t.Error("a checkpoint of another shard was loaded")
 	}
-	theSession(server).contents.(*heldShard).shard.SetSteps(3) // as a service leaves it that is killed while it gives the step up
+	// As a service leaves it that is killed while it gives the step up.
+	theSession(server).contents.(*heldShard).shard.SetSteps(3)
 	theSession(server).contents.resume()
 	if s = again(s); s.Welcome.TornStep != 3 || s.Welcome.Step != 2 || s.Welcome.Initialized {
 		t.Errorf("the next process is welcomed with %+v", s.Welcome)
@@ -257,7 +258,8 @@ func TestOrderEndsWithTheConnection(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if order := theSession(server).contents.(*heldShard).order; len(order) != 2 || order[0] != (shard.Range{First: 100, Count: 10}) {
+	order := theSession(server).contents.(*heldShard).order
+	if len(order) != 2 || order[0] != (shard.Range{First: 100, Count: 10}) {
 		t.Errorf("an order that was begun anew is %v", order)
 	}
 	if err := s.Detach(); err != nil {

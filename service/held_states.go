@@ -73,7 +73,8 @@ func arenasOfStates(d *protocol.HoldDocument) []arena.Plan {
 	plans := []arena.Plan{
 		{Component: ledger.HeldStates, Size: ledger.Bytes(layout.Bytes()), Why: fmt.Sprintf(
 			"%s B of states and %s B to move them into, the largest of %s chunks",
-			ledger.Count(layout.Bytes()-layout.Gap()), ledger.Count(layout.Gap()), ledger.Count(int64(layout.Chunks())))},
+			ledger.Count(layout.Bytes()-layout.Gap()), ledger.Count(layout.Gap()),
+			ledger.Count(int64(layout.Chunks())))},
 		{Component: ledger.HeldControl, Size: ledger.Bytes(d.ControlBytes()), Why: fmt.Sprintf(
 			"how far a step is, 2 x 8 B x %s numbers, and %s B for hyperparameters", ledger.Count(int64(d.Scalars())),
 			ledger.Count(d.SettingsBytes))},

@@ -40,7 +40,9 @@ func holdDocument(change ...func(*protocol.HoldDocument)) *protocol.HoldDocument
 			}, Scalars: []states.Scalar{{Name: "embed", Key: "step", Type: dtype.F32}}},
 			{Bytes: 8192, Tensors: []states.Tensor{
 				{Name: "mlp", Key: "exp_avg", Type: dtype.F32, Shape: []int64{2048}},
-			}, Scalars: []states.Scalar{{Name: "mlp", Key: "step", Type: dtype.I64}, {Name: "mlp", Key: "on", Type: dtype.Bool}}},
+			}, Scalars: []states.Scalar{
+				{Name: "mlp", Key: "step", Type: dtype.I64}, {Name: "mlp", Key: "on", Type: dtype.Bool},
+			}},
 			{Bytes: 256, Tensors: []states.Tensor{{Name: "norm", Key: "exp_avg", Type: dtype.BF16, Shape: []int64{7}}}},
 		}},
 	}
@@ -188,8 +190,8 @@ func holdInThisProcess(text string) error {
 	}
 }
 
-// TestKilledTrainersLeaveStatesOfOneStep kills trainers at random instants. What is left can be finished, and nothing is
-// a mixture. Without recovery it is either of one step or torn, and says so.
+// TestKilledTrainersLeaveStatesOfOneStep kills trainers at random instants. What is left can be finished, and
+// nothing is a mixture. Without recovery it is either of one step or torn, and says so.
 func TestKilledTrainersLeaveStatesOfOneStep(t *testing.T) {
 	for _, d := range []*protocol.HoldDocument{holdDocument(),
 		holdDocument(withoutRecovery, func(d *protocol.HoldDocument) { d.Part = "torn" })} {
@@ -341,8 +343,9 @@ func TestLoadedStatesRestAtTheirStep(t *testing.T) {
 			t.Fatal(err)
 		}
 		again := mustHold(t, r.Socket, other)
-		if got, err := again.Load(directory); err != nil || got != step || again.Moment() != (states.Moment{Steps: step}) {
-			t.Fatalf("step %d (%v), now at %+v", got, err, again.Moment())
+		got, err := again.Load(directory)
+		if at := again.Moment(); err != nil || got != step || at != (states.Moment{Steps: step}) {
+			t.Fatalf("step %d (%v), now at %+v", got, err, at)
 		}
 		for i := range d.Chunks {
 			tensor := d.Chunks[i].Tensors[0]
@@ -459,11 +462,12 @@ func TestHoldIsRefused(t *testing.T) {
 			`hold: schema is "plimsoll.hold/2": expected "plimsoll.hold/1"`},
 		{func(d *protocol.HoldDocument) { d.Rank = 1 }, protocol.Refused, "hold: rank is 1 of 1: expected 0 to 0"},
 		{func(d *protocol.HoldDocument) { d.Chunks = nil }, protocol.Refused, "hold: there are no chunks"},
-		{func(d *protocol.HoldDocument) {}, protocol.Busy, "hold: session rank0/states of job test is held by process *"},
+		{func(d *protocol.HoldDocument) {}, protocol.Busy,
+			"hold: session rank0/states of job test is held by process *"},
 		{func(d *protocol.HoldDocument) { d.Job = "other" }, protocol.Busy, "hold: this service holds the job test, *"},
 		{func(d *protocol.HoldDocument) { d.Chunks[1].Tensors[0].Type = dtype.I32 }, protocol.Refused,
-			"hold: session rank0/states of job test exists and differs: chunk 1: tensor 0 is mlp.exp_avg, int32 [2048] at " +
-				"0, and was mlp.exp_avg, fp32 [2048] at 0*"},
+			"hold: session rank0/states of job test exists and differs: chunk 1: tensor 0 is mlp.exp_avg, int32 " +
+				"[2048] at 0, and was mlp.exp_avg, fp32 [2048] at 0*"},
 		{func(d *protocol.HoldDocument) { d.World = 2 }, protocol.Refused, "*world is 2, and was 1*"},
 		{func(d *protocol.HoldDocument) { d.Part, d.Chunks[0].Bytes = "large", 1<<47 }, protocol.DoesNotFit,
 			"hold: holding the states of 3 chunks takes 256 TiB a rank*are available (*); use a smaller format*"},
@@ -472,10 +476,11 @@ func TestHoldIsRefused(t *testing.T) {
 		wantError(t, err, test.status, test.want)
 	}
 	_, err := servicetest.Open(r.Socket, testDocument(func(d *protocol.Document) { d.Part = "states" }))
-	wantError(t, err, protocol.Refused, "open: * differs: it is a shard that the service updates, and was states that the "+
-		"trainer updates*")
+	wantError(t, err, protocol.Refused, "open: * differs: it is a shard that the service updates, and was states that "+
+		"the trainer updates*")
 	wantError(t, h.SetStep(3), protocol.OutOfOrder, "set_step 3: the states have had step 0*")
-	wantError(t, h.Do(protocol.Norm, nil), protocol.Refused, "norm: this session holds states that the trainer itself *")
+	wantError(t, h.Do(protocol.Norm, nil), protocol.Refused,
+		"norm: this session holds states that the trainer itself *")
 	_, err = h.Save(t.TempDir(), nil)
 	wantError(t, err, protocol.Refused, "save of states that the trainer updates: expected the step that they are of*")
 	wantError(t, h.SaveStep(t.TempDir(), 5), protocol.OutOfOrder,
@@ -492,8 +497,8 @@ func TestTornStatesAreNotSaved(t *testing.T) {
 	h := holder{mustHold(t, socket, d), d}
 	h.step()
 	h.Control.Position.Add(2)
-	wantError(t, h.SaveStep(t.TempDir(), 2), protocol.OutOfOrder, "save of step 2: 2 of 3 chunks have had it, and no other "+
-		"for *: finish the step, or load a checkpoint")
+	wantError(t, h.SaveStep(t.TempDir(), 2), protocol.OutOfOrder, "save of step 2: 2 of 3 chunks have had it, and no "+
+		"other for *: finish the step, or load a checkpoint")
 	wantError(t, h.SaveStep(t.TempDir(), 1), protocol.OutOfOrder,
 		"save of step 1: the states have had step 1, and 2 of 3 chunks the next")
 	h.Control.Position.Store(1 << 63) // no trainer does

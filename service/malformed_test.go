@@ -358,7 +358,7 @@ func FuzzAnswer(f *testing.F) {
 	})
 }
 
-// FuzzDocument parses documents of open. An accepted document describes a shard, and
+// FuzzDocument parses documents of open and hold. An accepted document describes a shard, or states, and
 // stays the same when written and read again.
 func FuzzDocument(f *testing.F) {
 	for _, change := range []func(*protocol.Document){
@@ -375,7 +375,13 @@ func FuzzDocument(f *testing.F) {
 		}
 		f.Add(text)
 	}
+	text, err := json.Marshal(holdDocument())
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(text)
 	f.Add([]byte(`{"schema": "plimsoll.open/1", "unknown": 1}`))
+	f.Add([]byte(`{"schema": "plimsoll.hold/1", "unknown": 1}`))
 	f.Fuzz(func(t *testing.T, text []byte) {
 		d, err := protocol.ReadDocument(text)
 		if err != nil {
@@ -393,18 +399,25 @@ func FuzzDocument(f *testing.F) {
 		if err != nil || d.Difference(other) != nil {
 			t.Fatalf("%s cannot be read again, or differs: %v", again, err)
 		}
-		config, err := shardConfig(d.(*protocol.Document), 0, arena.BasePages, []int{0})
-		if err != nil {
-			t.Fatal(err)
+		var arenas []arena.Plan
+		switch d := d.(type) {
+		case *protocol.HoldDocument:
+			arenas = arenasOfStates(d)
+		case *protocol.Document:
+			config, err := shardConfig(d, 0, arena.BasePages, []int{0})
+			if err != nil {
+				t.Fatal(err)
+			}
+			whole := config.Elements
+			for _, s := range config.Sections() {
+				whole -= s.Elements
+			}
+			if whole != 0 {
+				t.Fatalf("%d of %d elements are in no section", whole, config.Elements)
+			}
+			arenas = config.Arenas()
 		}
-		whole := config.Elements
-		for _, s := range config.Sections() {
-			whole -= s.Elements
-		}
-		if whole != 0 {
-			t.Fatalf("%d of %d elements are in no section", whole, config.Elements)
-		}
-		for _, a := range config.Arenas() {
+		for _, a := range arenas {
 			if a.Size <= 0 {
 				t.Fatalf("arena %s of %d bytes", a.Name, a.Size)
 			}

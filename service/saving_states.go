@@ -24,11 +24,11 @@ func (s *heldStates) save(until context.Context, b protocol.SaveBody) (*checkpoi
 	}
 	switch {
 	case b.Step == nil || *b.Step < 1 || *b.Step > states.MaximumSteps:
-		return nil, protocol.Refused.Errorf("save of states that the trainer updates: expected the step that they are of, " +
-			"1 or more")
+		return nil, protocol.Refused.Errorf("save of states that the trainer updates: expected the step that they " +
+			"are of, 1 or more")
 	case b.Replica != 0 || b.Replicas > 1:
-		return nil, protocol.Refused.Errorf("save: replica %d of %d: states that the trainer updates are saved by each "+
-			"rank as a whole", b.Replica, b.Replicas)
+		return nil, protocol.Refused.Errorf("save: replica %d of %d: states that the trainer updates are saved by "+
+			"each rank as a whole", b.Replica, b.Replicas)
 	}
 	step := *b.Step
 	if err := s.awaitRest(until, step); err != nil {
@@ -90,11 +90,11 @@ func (s *heldStates) awaitRest(until context.Context, step int64) error {
 		case now == want:
 			return nil
 		case now > want || at.Steps < step-1:
-			return protocol.OutOfOrder.Errorf("save of step %d: the states have had step %d, and %d of %d chunks the next",
-				step, at.Steps, at.Committed, s.layout.Chunks())
+			return protocol.OutOfOrder.Errorf("save of step %d: the states have had step %d, and %d of %d chunks the "+
+				"next", step, at.Steps, at.Committed, s.layout.Chunks())
 		case time.Since(since) > positionPatience:
-			return protocol.OutOfOrder.Errorf("save of step %d: %d of %d chunks have had it, and no other for %v: finish "+
-				"the step, or load a checkpoint", step, at.Committed, s.layout.Chunks(), positionPatience)
+			return protocol.OutOfOrder.Errorf("save of step %d: %d of %d chunks have had it, and no other for %v: "+
+				"finish the step, or load a checkpoint", step, at.Committed, s.layout.Chunks(), positionPatience)
 		}
 		select {
 		case <-until.Done():

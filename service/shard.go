@@ -18,7 +18,7 @@ import (
 func (s *Server) designShard(d *protocol.Document, cpus []int) (*design, error) {
 	config, err := shardConfig(d, s.kernel, arena.BasePages, cpus)
 	if err != nil {
-		return nil, protocol.Refused.Errorf("open: %v", err)
+		return nil, protocol.Refused.Errorf("%v", err)
 	}
 	return &design{
 		document: d, arenas: config.Arenas(), workers: len(cpus),

@@ -235,7 +235,7 @@ func (e *fsdp) whyGradients() string {
 // reduces reports whether gradients are reduced after this backward pass.
 // Accelerate and Lightning use no_sync: before the last micro batch the full
 // gradients are kept.
-func (e *fsdp) reduces() bool { return e.micro == e.micros-1 }
+func (e *fsdp) reduces() bool { return e.SyncEachBatch || e.micro == e.micros-1 }
 
 // accumulate keeps the full gradient of a unit. FSDP1 has one gradient for the
 // flat parameter, frozen parameters included.

@@ -32,42 +32,49 @@ func outside(j *job.Job) []ledger.Holding {
 	if h, learned := j.Learned[ledger.OutsideAllocator]; learned {
 		return []ledger.Holding{h}
 	}
-	list := []ledger.Holding{contextOf(j.Versions.Torch)}
+	list := []ledger.Holding{contextOf(j.Versions.Torch, j.GPU.Capability)}
 	if j.World > 1 {
 		list = append(list, ncclOf(j.World))
 	}
 	return list
 }
 
-// ncclOf returns the memory of one communicator. Torch's own data-parallel
-// wrappers use one; jobs with several process groups use several.
+// ncclOf returns the memory of one communicator with the kernels of NCCL, from the
+// first collective on. Torch's own data-parallel wrappers use one communicator; jobs
+// with several process groups use several.
 func ncclOf(ranks int) ledger.Holding {
-	const source = "what an all-reduce over the GPUs of a node with 4 A100 and NVLink took (github.com/NVIDIA/nccl " +
-		"issue 964); other topologies take other amounts"
+	const firstBarrier, moreRanks = 1485 * ledger.MiB, 144 * ledger.MiB
+	const source = "what the first barrier of 2 A100 took (mem_get_info); other topologies take other amounts"
 	if ranks == 2 {
-		return ledger.Holding{Component: ledger.NCCL, Bytes: 544 * ledger.MiB,
-			Why: "buffers and channels of one communicator of 2 ranks: " + source}
+		return ledger.Holding{Component: ledger.NCCL, Bytes: firstBarrier,
+			Why: "kernels, buffers and channels of one communicator of 2 ranks: " + source}
 	}
-	return ledger.Holding{Component: ledger.NCCL, Bytes: 688 * ledger.MiB,
-		Why: "buffers and channels of one communicator of more than 2 ranks: " + source}
+	return ledger.Holding{Component: ledger.NCCL, Bytes: firstBarrier + moreRanks,
+		Why: "kernels, buffers and channels of one communicator of more than 2 ranks: " + source +
+			", and 144 MiB that 4 took more (github.com/NVIDIA/nccl issue 964)"}
 }
 
-// contextOf returns the CUDA context with the loaded kernels. Before torch 2.0
+// contextOf returns the CUDA context with the loaded kernels. Before torch 1.13
 // all kernels were loaded at the start; since CUDA 11.7 they are loaded on first
-// use.
-func contextOf(torch version.Version) ledger.Holding {
-	switch {
-	case !torch.AtLeast(1, 13, 0):
-		return ledger.Holding{Component: ledger.CUDAContext, Bytes: 1343 * ledger.MiB,
-			Why: "measured by transformers' authors: nvidia-smi after torch.ones(1).cuda() on a V100 " +
-				"(perf_train_gpu_one, torch 1.10, CUDA 11.2)"}
-	case !torch.AtLeast(2, 1, 0):
-		return ledger.Holding{Component: ledger.CUDAContext, Bytes: 900 * 1000 * 1000,
-			Why: "900 MB in nvidia-smi for context and kernels on an A100, as a user of the PyTorch forum " +
-				"found in 2023"}
+// use. An A100 takes more than older GPUs, and an unknown GPU counts as one.
+func contextOf(torch version.Version, capability int) ledger.Holding {
+	const ofA100 = "measured on an A100 (mem_get_info, torch 1.10, 1.13 and 2.1)"
+	context := func(bytes ledger.Bytes, why string) ledger.Holding {
+		return ledger.Holding{Component: ledger.CUDAContext, Bytes: bytes, Why: why}
 	}
-	return ledger.Holding{Component: ledger.CUDAContext, Bytes: 426 * ledger.MiB,
-		Why: "nvidia-smi after torch.cuda.mem_get_info on an RTX 6000 Ada (torch 2.10, CUDA 13.0; " +
-			"github.com/unslothai/unsloth-zoo pull request 1053); kernels are loaded when they are used, and " +
-			"come on top"}
+	old := capability > 0 && capability < 80
+	switch {
+	case !torch.AtLeast(1, 13, 0) && old:
+		return context(1343*ledger.MiB, "measured by transformers' authors: nvidia-smi after torch.ones(1).cuda() on "+
+			"a V100 (perf_train_gpu_one, torch 1.10, CUDA 11.2)")
+	case !torch.AtLeast(1, 13, 0):
+		return context(1823*ledger.MiB, ofA100+"; all kernels are loaded at the start")
+	case !torch.AtLeast(2, 1, 0):
+		return context(922*ledger.MiB, ofA100)
+	case old || capability > 80:
+		return context(426*ledger.MiB, "nvidia-smi after torch.cuda.mem_get_info on an RTX 6000 Ada (torch 2.10, CUDA "+
+			"13.0; github.com/unslothai/unsloth-zoo pull request 1053); kernels are loaded when they are used, and "+
+			"come on top")
+	}
+	return context(481*ledger.MiB, ofA100+"; kernels are loaded when they are used, and come on top")
 }

@@ -73,6 +73,9 @@ func (h *heap) Free(id int) error {
 	return nil
 }
 
+// EmptyCache does nothing: torch does not ask malloc to return memory.
+func (h *heap) EmptyCache() {}
+
 func (h *heap) Use() usage {
 	s := h.Statistics()
 	return usage{s.Used, s.Resident, s.PeakUsed, s.PeakResident}

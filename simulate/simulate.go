@@ -90,6 +90,11 @@ func (s *simulation) options() forward.Options {
 		RecomputeEvery:      s.RecomputeEvery,
 		RecomputeFirst:      s.RecomputeFirst,
 		FusesPointwise:      s.Compile,
+		Liger:               s.Liger,
+		ClampsScores:        s.ClampsScores(),
+		RepeatsKeys:         s.RepeatsKeys(),
+		ContiguousHeads:     s.ContiguousHeads(),
+		MasksCausally:       s.Compile && s.OfTransformers(),
 		SavesSoftmaxInput:   !s.Versions.Torch.AtLeast(1, 11, 0),
 		SavesQuantizedInput: !s.Versions.BitsAndBytes.AtLeast(0, 43, 2),
 		InputGradients:      s.Adapter != nil && s.Recompute != nil,
@@ -110,7 +115,10 @@ func (s *simulation) phase(name ledger.PhaseName, iteration ledger.Iteration, bo
 
 // run runs the job. It runs two steps: the first, and one that stands for all others.
 func (s *simulation) run() {
-	s.phase(ledger.Load, ledger.Once, s.engine.load)
+	s.phase(ledger.Load, ledger.Once, func() {
+		s.engine.load()
+		s.loadReference()
+	})
 	s.phase(ledger.Initialize, ledger.Once, s.engine.initialize)
 	s.iterate(ledger.First)
 	s.iterate(ledger.Steady)

@@ -38,6 +38,8 @@ type block struct {
 type replayer interface {
 	Allocate(id int, bytes ledger.Bytes, stream int) error
 	Free(id int) error
+	// EmptyCache returns what is not allocated to the device or to the system.
+	EmptyCache()
 	// Use returns the allocated bytes, rounded by the allocator, and the bytes
 	// reserved from the device: now, and at the peak since the last ResetPeaks.
 	Use() usage
@@ -130,6 +132,13 @@ func (t *trace) on(stream int, body func()) {
 	t.stream = stream
 	body()
 	t.stream = before
+}
+
+// emptyCache is torch.cuda.empty_cache().
+func (t *trace) emptyCache() {
+	if t.allocator != nil && t.failed == nil {
+		t.allocator.EmptyCache()
+	}
 }
 
 // phase runs body as a phase of the job.

@@ -112,8 +112,12 @@ func (e *zero12) eager() {
 
 // flatten moves the parameters of a group into one tensor. Since 0.18.7 the
 // tensor is made on the GPU if it fits beside the parameters (#7828). Otherwise
-// the parameters are moved to the host, flattened there, and moved back.
+// the parameters are moved to the host, flattened there, and moved back. The
+// cache is emptied before the flat tensor is made: 0.11.2 does so, 0.7.7 did not.
 func (e *zero12) flatten(group []*autograd.Parameter, bytes int64) {
+	if e.since(0, 18, 7) {
+		e.gpu.emptyCache()
+	}
 	fits := e.GPU.Memory == 0 || e.gpu.live+ledger.Bytes(bytes) <= e.GPU.Memory
 	if e.since(0, 18, 7) && fits {
 		allocate(e.gpu, bytes, ledger.Parameters, e.whyParameters)
@@ -122,6 +126,9 @@ func (e *zero12) flatten(group []*autograd.Parameter, bytes int64) {
 	}
 	e.host.during(bytesOf(group, e.ParameterType), ledger.FlatteningCopies, e.whyFlattening, func() {
 		e.unload(group)
+		if e.since(0, 11, 2) {
+			e.gpu.emptyCache()
+		}
 		e.host.during(bytes, ledger.FlatteningCopies, e.whyFlattening, func() {
 			allocate(e.gpu, bytes, ledger.Parameters, e.whyParameters)
 		})
@@ -153,11 +160,19 @@ func (e *zero12) masterWeights(partition int64) (temporary hold) {
 		pin = true // whatever the file says (#5301 until #7689)
 	}
 	pin = pin && e.since(0, 14, 1) && !e.overlapped()
-	e.gpu.during(bit16, ledger.FlatteningCopies, e.whyFlattening, func() {
-		e.host.briefly(convert, ledger.DtypeConversions, whyConversion)
-	})
+	var clone hold
+	if e.since(0, 18, 3) {
+		e.gpu.during(bit16, ledger.FlatteningCopies, e.whyFlattening, func() {
+			e.host.briefly(convert, ledger.DtypeConversions, whyConversion)
+		})
+	} else { // the partition was moved, then cloned on the host, then cast
+		e.host.during(bit16, ledger.DtypeConversions, whyConversion, func() {
+			clone = e.host.hold(bit16, ledger.DtypeConversions, whyConversion)
+		})
+	}
 	component, why := e.hostMaster(e.whyMaster)
 	e.holdOnHost(bytes, component, why, pin)
+	clone.free()
 	if !e.since(0, 17, 0) {
 		return hold{}
 	}

@@ -166,6 +166,7 @@ func (e *zero3) flattenShards() {
 		why := because("parts of parameters are moved to the host and back as one tensor (zero/utils.py, defragment)")
 		e.host.during(bytes, ledger.FlatteningCopies, why, func() {
 			e.freeShards(e.trained)
+			e.gpu.emptyCache()
 			allocate(e.gpu, bytes, ledger.Parameters, e.whyParameters)
 		})
 		return

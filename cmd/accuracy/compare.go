@@ -71,7 +71,10 @@ func compare(r row, folder string) result {
 			continue
 		}
 		bytes, ok := f.bytes()
-		if value, what := o.figure(r, f); ok && what != "" {
+		if f.perParameter() {
+			bytes, ok = f.Value*float64(o.model.Elements()), true
+		}
+		if value, what := o.figure(r, f); ok && what != "" && bytes > 0 {
 			out.compared = append(out.compared, comparison{figure: f, Case: o.expression, measured: bytes,
 				planned: value, what: what,
 				deepSpeed: deepSpeedEstimate(o.expression), accel: accelerateEstimate(o.expression)})
@@ -93,6 +96,9 @@ func compare(r row, folder string) result {
 
 // rank orders a row's figures. The main figure is the peak of the GPU, or of the host in rows about the host.
 func (r row) rank(f figure) int {
+	if strings.Contains(f.Point, "overall") {
+		return 0
+	}
 	order := []string{"max_reserved", "max_allocated", "total", "nvidia_smi", "gpu_used", "reserved", "allocated",
 		"cpu_used", "cpu_rss"}
 	if slices.Contains(r.Tags, "host") {
@@ -135,11 +141,11 @@ var moments = []struct {
 	pattern string
 	phase   ledger.PhaseName
 }{
-	{`after load|model loaded|initialize beginning|args sanity|before configure`, ledger.Load},
+	{`after (model )?(load|init\b)|model loaded|initialize beginning|args sanity|before configure`, ledger.Load},
 	{`after initializing zero|throughout optimizer init|after initializing optimizer states`, ledger.Initialize},
 	{`optimizer[. ]step|after step|step boundary|end of run`, ledger.Step},
 	{`forward`, ledger.Forward},
-	{`backward`, ledger.Backward},
+	{`backward|^before$`, ledger.Backward},
 }
 
 func momentOf(point text) (m moment, named bool) {
@@ -165,7 +171,8 @@ func (m moment) of(d *ledger.Device) []ledger.Phase {
 		if len(m.phases) > 0 && !slices.Contains(m.phases, p.Name) {
 			continue
 		}
-		if m.iteration != ledger.Once && p.Iteration != ledger.Once && p.Iteration != m.iteration {
+		if m.iteration != ledger.Once && p.Iteration != ledger.Once && p.Iteration != m.iteration ||
+			m.iteration == ledger.First && p.Name == ledger.Checkpoint {
 			continue
 		}
 		phases = append(phases, p)
@@ -202,11 +209,18 @@ func (o *outcome) figure(r row, f figure) (float64, string) {
 		}
 		return 0, ""
 	}
+	if f.inHiddenSizes() {
+		return o.layer(d)
+	}
+	ranks := 1.0
+	if point.has(`\b(sum|total) (of|over)( all)?( the)?( \d+)? GPUs`) {
+		ranks = float64(o.plan.Job.World)
+	}
 	var name string
 	var of func(ledger.Phase) ledger.Bytes
 	last := false // the end of a phase, not its peak
 	switch f.Quantity {
-	case "max_allocated":
+	case "max_allocated", "peak_active", "peak_allocated":
 		name, of = "peak allocated", func(p ledger.Phase) ledger.Bytes { return p.PeakAllocated }
 		// DeepSpeed's log begins a new peak at every point. The initialization has many points, but only one phase in
 		// the plan.
@@ -220,8 +234,11 @@ func (o *outcome) figure(r row, f figure) (float64, string) {
 			return 0, ""
 		}
 	case "max_reserved":
-		name, of, m.phases = "peak reserved", func(p ledger.Phase) ledger.Bytes { return p.PeakReserved }, nil
-	case "nvidia_smi", "gpu_used":
+		name, of = "peak reserved", func(p ledger.Phase) ledger.Bytes { return p.PeakReserved }
+		if named && m.phases[0] != ledger.Load && m.phases[0] != ledger.Initialize {
+			m.phases = nil
+		}
+	case "nvidia_smi", "gpu_used", "gpu_memory":
 		name, of = "peak in use", func(p ledger.Phase) ledger.Bytes { return p.PeakUsed }
 	case "total":
 		return o.total(r, d)
@@ -249,7 +266,26 @@ func (o *outcome) figure(r row, f figure) (float64, string) {
 			}
 		}
 	}
-	return float64(of(chosen)), fmt.Sprintf("%s, %s %s", name, chosen.Iteration, chosen.Name)
+	return ranks * float64(of(chosen)), fmt.Sprintf("%s, %s %s", name, chosen.Iteration, chosen.Name)
+}
+
+// layer returns what a layer keeps between the passes of the first step, in widths of the residual stream.
+func (o *outcome) layer(d *ledger.Device) (float64, string) {
+	j := o.plan.Job
+	width := float64(j.MicroBatch * j.Sequence * j.Model.Network.Hidden * j.ComputeType().Size())
+	for _, p := range d.Phases {
+		if p.Name != ledger.Forward || p.Iteration != ledger.First {
+			continue
+		}
+		var kept ledger.Bytes
+		for _, c := range p.End {
+			if strings.HasPrefix(string(c.Component), "activations") || c.Component == ledger.AttentionScores {
+				kept += c.Bytes
+			}
+		}
+		return float64(kept) / width / float64(len(j.Model.Network.Blocks())), "kept by a layer"
+	}
+	return 0, ""
 }
 
 // total returns the sum of the components that the row lists, each at its own peak.
@@ -312,6 +348,8 @@ func (o *outcome) hostFigure(r row, f figure, m moment, named bool) (float64, st
 			most = max(most, p.PeakUsed)
 		}
 		return float64(most), "peak of the host"
+	case "cpu_delta_per_param":
+		return o.hostDelta(text(f.Point))
 	case "cpu_used":
 		first, ok := r.firstHostFigure()
 		at, atNamed := momentOf(text(first.Point))
@@ -321,6 +359,26 @@ func (o *outcome) hostFigure(r row, f figure, m moment, named bool) (float64, st
 		base, _ := first.bytes()
 		return base + end(m) - end(at), fmt.Sprintf("%.2f GiB as measured first, and the planned difference",
 			base/(1<<30))
+	}
+	return 0, ""
+}
+
+// hostDelta returns what the host holds more at a point than after the load: the engine's initialization, the first
+// step, or both.
+func (o *outcome) hostDelta(point text) (float64, string) {
+	d := o.device(ledger.Host)
+	at := map[ledger.PhaseName]float64{}
+	for _, p := range d.Phases {
+		at[p.Name] = float64(p.EndReserved) // of the last iteration
+	}
+	load, initialized, stepped := at[ledger.Load], at[ledger.Initialize], at[ledger.Step]
+	switch {
+	case point.has(`(grand total|overall)`):
+		return stepped - load, "the host, from load to step"
+	case point.has(`initialize total`):
+		return initialized - load, "the host, from load to initialize"
+	case point.has(`step total`):
+		return stepped - initialized, "the host, from initialize to step"
 	}
 	return 0, ""
 }

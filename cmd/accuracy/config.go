@@ -1,7 +1,10 @@
 package main
 
 import (
+	"encoding/json"
 	"fmt"
+	"math"
+	"os"
 	"slices"
 	"strings"
 
@@ -22,7 +25,7 @@ var families = []struct {
 	{"gemma", "GemmaForCausalLM", nil},
 	{"phi", "PhiForCausalLM", nil},
 	{"stablelm-base-alpha|pythia|neox", "GPTNeoXForCausalLM", nil},
-	{"qwen2-moe", "Qwen2MoeForCausalLM", nil},
+	{"qwen2-?moe", "Qwen2MoeForCausalLM", nil},
 	{"llama|yi-", "LlamaForCausalLM", nil},
 	{`opt-`, "OPTForCausalLM", func(m sizes, c object) {
 		c["ffn_dim"], c["max_position_embeddings"] = m.Inner, 2048
@@ -58,29 +61,122 @@ func jsonNumber(digits string) (n int) {
 }
 
 // chooseModel takes the model of that name from the catalog if its sizes match the row's. Otherwise it writes a
-// config.json with the row's sizes.
+// config.json with the row's sizes: that of the catalog's model, or one of the architecture that the name belongs to.
 func (e *expression) chooseModel() error {
-	m := e.Model
-	_, name, _ := strings.Cut(strings.ToLower(m.Name), "/")
+	name := strings.ToLower(e.Model.Name)
 	for _, known := range slices.Backward(model.Catalog()) {
 		if !strings.Contains(name, known) {
 			continue
 		}
 		loaded, err := model.Load(known)
-		if err == nil && loaded.Elements() == int64(m.Elements) && loaded.Network.Head.Outputs == int64(m.Vocabulary) {
+		if err == nil && e.Model.fits(loaded) {
 			e.request.Model, e.model = known, loaded
-			return nil
+			return e.asReward()
+		}
+		if text, ok := model.CatalogConfig(known); ok && e.Model.Elements == 0 && e.Model.Layers > 0 {
+			c := object{}
+			if err := json.Unmarshal(text, &c); err != nil {
+				return err
+			}
+			c["num_hidden_layers"] = e.Model.Layers
+			delete(c, "layer_types")
+			return e.use(c)
 		}
 	}
+	c, err := e.configOf(e.Model)
+	if err != nil {
+		return err
+	}
+	return e.use(c)
+}
+
+// fits reports whether the sizes that are known are those of a model.
+func (m sizes) fits(known *model.Model) bool {
+	same := func(given number, size int) bool { return given == 0 || int(given) == size }
+	return same(m.Elements, int(known.Elements())) && same(m.Vocabulary, int(known.Network.Head.Outputs)) &&
+		same(m.Layers, len(known.Network.Blocks()))
+}
+
+// use writes a config.json.
+func (e *expression) use(c object) (err error) {
+	if e.request.Model, err = e.write("config.json", c); err != nil {
+		return err
+	}
+	if e.model, err = model.Load(e.request.Model); err != nil {
+		return err
+	}
+	given := float64(e.Model.Elements)
+	if stated := e.Model.Note.find(`= ?(\d[\d.]*e\d+) params`); given == 0 && stated != "" {
+		fmt.Sscan(stated, &given)
+	}
+	if has := float64(e.model.Elements()); given > 0 && math.Abs(has/given-1) > 0.25 {
+		return fmt.Errorf("a model of these sizes has %.3g parameters, but the source says %.3g", has, given)
+	}
+	return e.asReward()
+}
+
+// asReward gives the model one output for a reward, as the sequence classifiers of transformers have.
+func (e *expression) asReward() error {
+	if !text(e.Source).has("reward") || e.model.Network.Head.Classes {
+		return nil
+	}
+	text, err := os.ReadFile(e.request.Model)
+	if err != nil {
+		text, _ = model.CatalogConfig(e.request.Model)
+	}
+	c := object{}
+	if err := json.Unmarshal(text, &c); err != nil {
+		return err
+	}
+	before, _, _ := strings.Cut(e.model.Architecture, "For")
+	c["architectures"], c["num_labels"] = []string{before + "ForSequenceClassification"}, 1
+	return e.use(c)
+}
+
+// architectureOf returns the architecture that a name belongs to, and what its config.json has beside sizes.
+func architectureOf(name string) (architecture string, fields func(sizes, object)) {
 	for _, f := range families {
-		if !text(m.Name).has(f.pattern) {
+		if text(name).has(f.pattern) {
+			return f.architecture, f.config
+		}
+	}
+	longest := ""
+	for _, entry := range model.Catalog() {
+		family, _, _ := strings.Cut(entry, "-")
+		if !strings.Contains(strings.ToLower(name), family) || len(family) <= len(longest) {
 			continue
 		}
-		if m.Layers == 0 || m.Hidden == 0 || m.Heads == 0 || m.Inner == 0 || m.Vocabulary == 0 {
-			return fmt.Errorf("the sizes of %s are not known", m.Name)
+		if known, err := model.Load(entry); err == nil {
+			longest, architecture = family, known.Architecture
 		}
+	}
+	return architecture, nil
+}
+
+// vocabularyOf returns the vocabulary of the first model of the catalog whose family the name begins with.
+func vocabularyOf(name string) number {
+	for _, entry := range model.Catalog() {
+		family := strings.TrimRight(strings.SplitN(entry, "-", 2)[0], ".0123456789")
+		if known, err := model.Load(entry); err == nil && text(name).has(`\b`+family) {
+			return number(known.Network.Head.Outputs)
+		}
+	}
+	return 0
+}
+
+// configOf returns a config.json with these sizes. A vocabulary or an inner width that is not known follows from the
+// number of parameters.
+func (e *expression) configOf(m sizes) (object, error) {
+	architecture, fields := architectureOf(m.Name)
+	switch {
+	case architecture == "":
+		return nil, fmt.Errorf("%s is not of an architecture that Plimsoll describes", m.Name)
+	case m.Layers == 0 || m.Hidden == 0 || m.Heads == 0:
+		return nil, fmt.Errorf("the sizes of %s are not known", m.Name)
+	}
+	config := func(m sizes) object {
 		c := object{
-			"architectures":       []string{f.architecture},
+			"architectures":       []string{architecture},
 			"hidden_size":         m.Hidden,
 			"num_hidden_layers":   m.Layers,
 			"num_attention_heads": m.Heads,
@@ -97,19 +193,60 @@ func (e *expression) chooseModel() error {
 		if m.Tied != nil {
 			c["tie_word_embeddings"] = *m.Tied
 		}
-		if f.config != nil {
-			f.config(m, c)
+		if m.Experts > 0 {
+			c["num_experts"], c["num_local_experts"], c["num_experts_per_tok"] = m.Experts, m.Experts, m.Chosen
+			c["moe_intermediate_size"], c["shared_expert_intermediate_size"] = m.Inner, m.Inner
+		}
+		if fields != nil {
+			fields(m, c)
 		}
 		if positions, ok := c["n_positions"].(int); ok {
 			c["n_positions"] = max(positions, int(e.Sequence))
 		}
-		path, err := e.write("config.json", c)
-		if err != nil {
-			return err
-		}
-		e.request.Model = path
-		e.model, err = model.Load(path)
-		return err
+		return c
 	}
-	return fmt.Errorf("%s is not of an architecture that Plimsoll describes", m.Name)
+	switch {
+	case m.Inner == 0 && m.Vocabulary == 0:
+		if m.Vocabulary = vocabularyOf(m.Name); m.Vocabulary == 0 {
+			return nil, fmt.Errorf("the sizes of %s are not known", m.Name)
+		}
+		fallthrough
+	case m.Inner == 0:
+		return e.solve(m, config, func(m *sizes, n number) { m.Inner = n })
+	case m.Vocabulary == 0:
+		return e.solve(m, config, func(m *sizes, n number) { m.Vocabulary = n })
+	}
+	return config(m), nil
+}
+
+// solve returns the config.json with the number of parameters that a row gives. The parameters grow linearly with the
+// size that set changes.
+func (e *expression) solve(m sizes, config func(sizes) object, set func(*sizes, number)) (object, error) {
+	elements := func(n number) (int64, error) {
+		set(&m, n)
+		path, err := e.write("trial.json", config(m))
+		if err != nil {
+			return 0, err
+		}
+		loaded, err := model.Load(path)
+		if err != nil {
+			return 0, err
+		}
+		return loaded.Elements(), nil
+	}
+	const low, high = 1024, 2048
+	few, err := elements(low)
+	if err != nil {
+		return nil, err
+	}
+	more, err := elements(high)
+	if err != nil {
+		return nil, err
+	}
+	n := low + number((float64(m.Elements)-float64(few))*(high-low)/float64(more-few))
+	if n <= 0 {
+		return nil, fmt.Errorf("the sizes of %s are not known", m.Name)
+	}
+	set(&m, n)
+	return config(m), nil
 }

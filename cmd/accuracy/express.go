@@ -6,6 +6,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -30,7 +31,10 @@ type expression struct {
 // express writes the files that a user would have, and makes the request. Where the point names another recipe than
 // the row, the point's recipe counts.
 func express(r row, point, folder string) (*expression, error) {
-	e := &expression{row: r, point: text(point), folder: folder}
+	if r.unread != nil {
+		return nil, r.unread
+	}
+	e := &expression{row: r.at(text(point)), point: text(point), folder: folder}
 	if err := os.MkdirAll(folder, 0o755); err != nil {
 		return nil, err
 	}
@@ -47,14 +51,41 @@ func (e *expression) expressible() error {
 	switch {
 	case e.Model.Name == "":
 		return errors.New("a kernel by itself, not the training of a model")
-	case e.Software.has("ColossalAI"):
-		return errors.New("ColossalAI's HybridAdam and Gemini are not planned")
+	case e.point.has("Gemini|NVMe offload"):
+		return errors.New("ColossalAI's Gemini and its offload to NVMe are not planned")
 	case e.Parallel.Pipeline > 1:
 		return errors.New("pipeline parallelism is not planned")
-	case text(e.Source).has("reward"):
-		return errors.New("the head of DeepSpeed-Chat's reward model is not one of transformers")
 	}
 	return nil
+}
+
+// at returns the row with what the words of a point change: a figure may be of
+// another length, batch, optimizer, attention or rank than its row.
+func (r row) at(point text) row {
+	set := func(n *number, pattern string) {
+		if found := point.find(pattern); found != "" {
+			*n = numberIn(found)
+		}
+	}
+	set(&r.Sequence, `\b(?:seq(?:uence)?[ _-]?(?:len(?:gth)?)?|context|BT|T)\s*[=:]?\s*(\d[\d,_]*k?)\b`)
+	set(&r.Sequence, `\b(\d[\d,_]*k?)[ -](?:tokens?|context|seq)`)
+	set(&r.MicroBatch, `\b(?:micro[ _-]?batch|batch|mbs?|bs)(?:[ _-]?size)?\s*[=:]?\s*(\d+)\b`)
+	set(&r.Accumulation, `\b(?:grad[ _-]?accum\w*|ga)\s*[=:]?\s*(\d+)\b`)
+	if found := point.find(`\b((?:adamw?|sgd|adafactor|lomo|lion)\b.*|(?:bnb|bitsandbytes|ao|torchao) [48]-?bit)`); found != "" {
+		r.Optimizer = text(found)
+	}
+	if found := point.find(`\b(sdpa|flash_attention_2|flash[ -]attention|eager attention|attention eager)\b`); found != "" {
+		r.Attention = text(strings.ReplaceAll(found, " ", "_"))
+	}
+	if a := r.Adapter; a != nil {
+		changed := *a
+		set(&changed.Rank, `\b(?:rank|r)\s*[=:]?\s*(\d+)\b`)
+		if found := point.find(`\b(all[ -]linear|(?:[qkvo](?:_proj)?,\s*)+[qkvo](?:_proj)?)\b`); found != "" {
+			changed.Targets = text(found)
+		}
+		r.Adapter = &changed
+	}
+	return r
 }
 
 // only reports whether a text of the row applies to this figure. A text with "last column" and the like applies only
@@ -96,6 +127,9 @@ func (e *expression) chooseMachine() error {
 		perNode = min(world, 8)
 	}
 	q.GPUs, q.Nodes = perNode, max(1, world/perNode)
+	if q.CPU = e.point.has(`\bCPU training`); q.CPU {
+		q.GPU, q.GPUs = "", 0
+	}
 	q.TensorParallel, q.ContextParallel, q.ExpertParallel = int(e.Parallel.Tensor), int(e.Parallel.Context),
 		int(e.Parallel.Expert)
 	q.Sequence, q.MicroBatch, q.Accumulation = int(e.Sequence), max(1, int(e.MicroBatch)), max(1, int(e.Accumulation))
@@ -119,7 +153,7 @@ func (e *expression) choosePasses() error {
 	switch {
 	case e.Attention.has("eager"):
 		q.Attention = "eager"
-	case e.Attention.has("flash_attention_2"):
+	case e.Attention.has("^flash|flash_attention_2"):
 		q.Attention = "flash"
 	case e.Attention.has("sdpa"):
 		q.Attention = "sdpa"
@@ -140,7 +174,7 @@ func (e *expression) choosePasses() error {
 	return nil
 }
 
-// precisions derive a precision from a text; the first match counts.
+// precisions derive a precision from a text. The one counts that the text names first, outside brackets.
 var precisions = []struct{ pattern, precision string }{
 	{"bf16-mixed|amp-bf16|fsdp2 mixed", "amp-bf16"},
 	{"amp-fp16", "amp-fp16"},
@@ -157,13 +191,26 @@ func (e *expression) precision() text {
 	return e.Precision
 }
 
-func (e *expression) choosePrecision() error {
-	for _, p := range precisions {
-		if e.precision().has(p.pattern) {
-			e.request.Precision = p.precision
-			break
+// named returns the precision that the text names first.
+func (t text) named() string {
+	outside := text(regexp.MustCompile(`\([^)]*\)`).ReplaceAllString(string(t), ""))
+	for _, t := range []text{outside, t} {
+		at, precision := len(t), ""
+		for _, p := range precisions {
+			found := regexp.MustCompile("(?i)" + p.pattern).FindStringIndex(string(t))
+			if found != nil && found[0] < at {
+				at, precision = found[0], p.precision
+			}
+		}
+		if precision != "" {
+			return precision
 		}
 	}
+	return ""
+}
+
+func (e *expression) choosePrecision() error {
+	e.request.Precision = e.precision().named()
 	// litgpt quantizes every linear module; transformers leaves the head out.
 	kind := e.precision().find(`\b(nf4-dq|nf4|fp4|int8)`)
 	if e.Adapter != nil && kind == "" {
@@ -194,6 +241,7 @@ func (e *expression) choosePrecision() error {
 
 // optimizers derive an optimizer from a text; the first match counts.
 var optimizers = []struct{ pattern, optimizer string }{
+	{"4-bit", "adamw-4bit"},
 	{"adam8bit|8-bit", "adamw_bnb_8bit"},
 	{"adafactor", "adafactor"},
 	{"lomo", "lomo"},
@@ -340,9 +388,8 @@ func (e *expression) chooseEngine() error {
 		"zero_optimization": zero}
 	if half != "" {
 		settings := object{"enabled": true}
-		if e.Precision.has("bf16 master") {
+		if e.Precision.has("bf16 master") { // with weights in bf16 there is nothing for autocast to cast
 			settings["bf16_master_weights_and_grads"], settings["bf16_optimizer_states"] = true, true
-			config["torch_autocast"] = object{"enabled": true, "dtype": "bfloat16"}
 		}
 		config[half] = settings
 		q.Precision = ""

@@ -21,6 +21,7 @@ func main() {
 
 func run(args []string, out io.Writer) error {
 	flags := flag.NewFlagSet("accuracy", flag.ContinueOnError)
+	check := flags.String("check", "", "fail if this `file` is not the report of these measurements")
 	document := flags.String("write", "", "also write the report to this `file`, in Markdown")
 	detail := flags.Bool("detail", false, "show every quantity, and the command line of every row")
 	keep := flags.String("keep", "", "`folder` for the files that the rows are expressed in; without, they are removed")
@@ -53,8 +54,11 @@ func run(args []string, out io.Writer) error {
 	if *detail {
 		writeDetail(out, results)
 	}
+	if *check != "" {
+		return checkDocument(*check, results)
+	}
 	if *document == "" {
 		return nil
 	}
-	return writeDocument(*document, results)
+	return os.WriteFile(*document, documentOf(results), 0o644)
 }

@@ -35,6 +35,8 @@ type row struct {
 	Missing    text     `json:"missing"`
 	Notes      text     `json:"notes"`
 	Confidence string   `json:"confidence"`
+
+	unread error // why the row could not be read
 }
 
 type sizes struct {
@@ -48,6 +50,8 @@ type sizes struct {
 	HeadWidth  number `json:"head_dim"`
 	Tied       *bool  `json:"tied_embeddings"`
 	Elements   number `json:"total_params"`
+	Experts    number `json:"experts"`
+	Chosen     number `json:"top_k"`
 	Note       text   `json:"note"`
 }
 
@@ -86,6 +90,9 @@ type figure struct {
 // call them GB.
 func (f figure) bytes() (float64, bool) {
 	unit := strings.ToLower(f.Unit)
+	if f.inHiddenSizes() {
+		return f.Value, true
+	}
 	for _, u := range []struct {
 		name  string
 		bytes float64
@@ -98,10 +105,37 @@ func (f figure) bytes() (float64, bool) {
 	return 0, false
 }
 
-// number is an integer, or the first number in a text.
+// perParameter reports whether the unit is a byte for every parameter of the model.
+func (f figure) perParameter() bool { return text(f.Unit).has("bytes/param") }
+
+// inHiddenSizes reports whether the unit is the width of the residual stream, for
+// every token and in the type that matmuls compute in.
+func (f figure) inHiddenSizes() bool { return text(f.Unit).has("hidden size") }
+
+// number is an integer, the first number in a text, or the last of a range. K is
+// 1024.
 type number int64
 
-var digits = regexp.MustCompile(`\d+`)
+var (
+	first = regexp.MustCompile(`(?i)(\d[\d,_]*)(k\b)?`)
+	last  = regexp.MustCompile(`(?i)\d(?:k)?\s*(?:\.\.+|–|-|\bto\b)\s*(\d[\d,_]*)(k\b)?`)
+)
+
+// numberIn returns the number in a text, 0 without one.
+func numberIn(s string) number {
+	m := last.FindStringSubmatch(s)
+	if m == nil {
+		m = first.FindStringSubmatch(s)
+	}
+	if m == nil {
+		return 0
+	}
+	n, _ := strconv.ParseInt(strings.NewReplacer(",", "", "_", "").Replace(m[1]), 10, 64)
+	if m[2] != "" {
+		n *= 1024
+	}
+	return number(n)
+}
 
 func (n *number) UnmarshalJSON(data []byte) error {
 	if string(data) == "null" {
@@ -112,8 +146,7 @@ func (n *number) UnmarshalJSON(data []byte) error {
 		*n = number(f)
 		return nil
 	}
-	first, _ := strconv.ParseInt(digits.FindString(string(data)), 10, 64)
-	*n = number(first)
+	*n = numberIn(string(data))
 	return nil
 }
 
@@ -158,8 +191,8 @@ func readRows(file string) ([]row, error) {
 	lines.Buffer(nil, 1<<24)
 	for n := 1; lines.Scan(); n++ {
 		var r row
-		if err := json.Unmarshal(lines.Bytes(), &r); err != nil {
-			return nil, fmt.Errorf("%s:%d: %w", file, n, err)
+		if err := json.Unmarshal(lines.Bytes(), &r); err != nil { // the other fields have been read
+			r.unread = fmt.Errorf("%s:%d: %w", file, n, err)
 		}
 		if !slices.Contains(r.Tags, "megatron") && strings.ContainsAny(r.Confidence, "AB") {
 			rows = append(rows, r)

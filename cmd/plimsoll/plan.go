@@ -138,6 +138,9 @@ func planFlags(c *cobra.Command, o *planOptions) {
 	flags.BoolVar(&q.OffloadParameters, "fsdp-offload", false, "FSDP keeps its shards on the host")
 	choiceFlag(c, &q.Modules, "model-library", "", "`library` whose code the model runs: VALUES", job.ModelLibraries)
 	flags.BoolVar(&q.Compile, "compile", false, "torch.compile compiles the model")
+	flags.StringVar(&q.Reference, "reference-model", "", "frozen `model` beside the trained one, as DPO and RLHF have")
+	choiceFlag(c, &q.Loss, "loss", "", "`loss`, VALUES: fp32 is that of transformers, native leaves the logits in the "+
+		"model's dtype, chunked is litgpt's, and fused Liger's", job.Losses)
 	flags.BoolVar(&q.FusedLoss, "fused-loss", false,
 		"fuse the linear layer before the loss with the cross entropy, as Liger does")
 	flags.Var((*countFlag)(&q.TensorParallel), "tensor-parallel", "tensor parallel `degree`")

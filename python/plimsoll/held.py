@@ -66,12 +66,12 @@ class HeldStates(Holder):
             while control.read < position:
                 time.sleep(0.0002)
                 if time.monotonic() - looked > 1:
-                    self.check_service()  # one that has died reads no more, until its successor says so
+                    self._check_service()  # one that has died reads no more, until its successor says so
                     looked = time.monotonic()
         finally:
             control.wanted = 0
 
-    def check_service(self) -> None:
+    def _check_service(self) -> None:
         """Connects again if the service has died."""
         with self._lock:
             self._check_open()

@@ -6,6 +6,7 @@ import os
 import pathlib
 import re
 import signal
+import subprocess
 import threading
 import time
 
@@ -14,6 +15,7 @@ import pytest
 
 from plimsoll import ProtocolError, ServiceError, protocol
 from plimsoll.held import HeldStates
+from plimsoll.service import find_program
 from plimsoll.states import Layout, Moment
 
 
@@ -66,10 +68,16 @@ def test_checkpoints_are_of_one_step_while_the_next_goes_on(service, tmp_path):
         fill(held, step)
     assert held.saved() == 2
     held.commit(str(tmp_path), 2)
-    saved = {k: v.float().numpy() if v.dtype.itemsize == 2 else v.numpy() for k, v in safetensors.load_file(str(tmp_path / "step-00000002" / "rank-00000-of-00001-states.safetensors")).items()}
-    assert {k: v.shape for k, v in saved.items() if k != "a.exp_avg_sq"} == {"a.exp_avg": (10, 6), "a.step": (), "b.exp_avg": (256,)}
+    loaded = safetensors.load_file(str(tmp_path / "step-00000002" / "rank-00000-of-00001-states.safetensors"))
+    saved = {name: tensor.float().numpy() for name, tensor in loaded.items()}
+    assert {name: saved[name].shape for name in ("a.exp_avg", "a.step", "b.exp_avg")} == {
+        "a.exp_avg": (10, 6), "a.step": (), "b.exp_avg": (256,),
+    }  # fmt: skip
     assert {*saved["b.exp_avg"].tobytes(), *saved["a.exp_avg"].tobytes(), *saved["a.step"].tobytes()} == {2}
     assert whole(held) == {5}
+    for verb, says in (("inspect", "b.exp_avg"), ("verify", "every byte is as it was written")):
+        shown = subprocess.run([find_program(), "checkpoint", verb, str(tmp_path)], capture_output=True, text=True, check=True)
+        assert says in shown.stdout
     assert held.load(str(tmp_path)) == (2, {"epoch": 7})
     assert whole(held) == {2} and held.moment == Moment(2, 0)
     fill(held, 3)
@@ -119,7 +127,7 @@ def test_states_outlive_their_trainer(service):
 
 def test_another_layout_is_refused(service):
     HeldStates(service.socket, document()).abandon()
-    with pytest.raises(ServiceError, match="hold: session rank0/states of job test exists and differs: settings_bytes is 1, and was"):
+    with pytest.raises(ServiceError, match="hold: session rank0/states of job test exists and differs: settings_bytes is 1"):
         HeldStates(service.socket, document(settings_bytes=1))
     with pytest.raises(ServiceError, match="hold: there are no chunks"):
         HeldStates(service.socket, {**document(part="other"), "chunks": [], "settings_bytes": 1})
@@ -148,7 +156,9 @@ HELD = {
     "condition": "new",
     "step": 0,
     "service": "v0.1.0",
-    "arenas": [{"name": "rank0/states/held_states", "component": "held_states", "type": "uint8", "bytes": 200, "mapped_bytes": 4096}],
+    "arenas": [
+        {"name": "rank0/states/held_states", "component": "held_states", "type": "uint8", "bytes": 200, "mapped_bytes": 4096},
+    ],
 }
 
 

@@ -376,6 +376,49 @@ def test_refusals():
     wrap(torch.optim.SGD(ps)).close()
 
 
+class Stepping(torch.optim.SGD):
+    """Counts steps in its groups, as schedule-free optimizers do."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            group["k"] = group.get("k", 0) + 1
+        return super().step(closure)
+
+
+def test_options_that_the_optimizer_changes_itself(service):
+    """Every chunk sees those of before the step. They are not in the arenas, so nobody goes on from these."""
+    ps, qs = parameters(), parameters()
+    theirs = Stepping(qs, momentum=0.9)
+    with closing(wrap(Stepping(ps, momentum=0.9), socket=service.socket)) as ours:
+        steps(ps, ours, 3)
+        steps(qs, theirs, 3)
+        assert_same_training(ours, theirs, ps, qs)
+        assert ours.param_groups[0]["k"] == 3
+    with closing(wrap(Stepping(parameters(), momentum=0.9), socket=service.socket)) as ours:
+        with pytest.raises(RuntimeError, match="or options that the optimizer changes itself: load a checkpoint"):
+            steps(ps, ours, 1)
+
+
+def test_gradients_of_another_type():
+    ps = parameters(dtype=torch.bfloat16)
+    ours = wrap(torch.optim.SGD(ps, momentum=0.9), master="split")
+    give_gradients(ps, 0)
+    ours.step()
+    if not hasattr(ps[0], "grad_dtype"):
+        ours.close()
+        return  # this torch knows gradients of the parameter's type only
+    for p in ps:
+        p.grad = None
+        p.grad_dtype = torch.float32
+        p.grad = torch.ones(p.shape)
+    with pytest.raises(TypeError, match="is torch.float32: expected torch.bfloat16"):
+        ours.step()
+    ours.close()
+    with closing(wrap(torch.optim.SGD(ps, momentum=0.9), master="split")) as ours:
+        ours.step()
+
+
 def test_a_state_that_grows_is_refused():
     ps = parameters()
     ours = wrap(Growing(ps))

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from plimsoll.torch import StateOffload
+from test_crash import kill_worker
 from wrapping import CHUNK_BYTES, assert_same_training, give_gradients, parameters, steps
 
 KILLS = 200 if os.environ.get("PLIMSOLL_SOAK") else 10
@@ -57,6 +58,20 @@ def test_a_step_that_was_begun_is_finished(service, commits):
         ours.param_groups[0]["lr"] = 1e-2
         steps(ps, ours, 2, ours.resumed_step)
         steps(qs, theirs, 2 + ours.resumed_step)
+        assert_same_training(ours, theirs, ps, qs)
+
+
+def test_the_service_dies(service, tmp_path):
+    """Steps do not notice, and a save finds its successor."""
+    ps, qs = parameters(), parameters()
+    theirs = torch.optim.AdamW(qs, lr=1e-2)
+    with closing(StateOffload(torch.optim.AdamW(ps, lr=1e-2), chunk_bytes=CHUNK_BYTES, socket=service.socket)) as ours:
+        for step in range(4):
+            steps(ps, ours, 1, step)
+            assert kill_worker(service) or step
+        assert ours.save(tmp_path) == ours.saved() == 4
+        steps(ps, ours, 2, 4)
+        steps(qs, theirs, 6)
         assert_same_training(ours, theirs, ps, qs)
 
 

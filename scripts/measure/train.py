@@ -48,7 +48,7 @@ Examples:
 end, the largest first: bytes, shape, dtype, the operation that made them and the module
 (in a backward: the autograd node) it was made in.
 
-Needs torch 2.15 and transformers 5; peft for --lora, accelerate for --precision amp-*.
+Needs torch 2.15 and transformers 4.46 or newer; peft for --lora, accelerate for --precision amp-*.
 """
 
 import argparse
@@ -400,7 +400,8 @@ def build_model(arguments):
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(arguments.precision, torch.float32)
     attention = {"flash": "flash_attention_2"}.get(arguments.attention, arguments.attention)
     try:
-        model = architecture._from_config(config, dtype=dtype, attn_implementation=attention)
+        named = "dtype" if int(transformers.__version__.partition(".")[0]) > 4 else "torch_dtype"
+        model = architecture._from_config(config, **{named: dtype}, attn_implementation=attention)
     except (ImportError, ValueError) as error:  # a kernel not installed, or not for this architecture
         sys.exit(f"--attention {arguments.attention}: {error}")
     model.train()
@@ -461,6 +462,8 @@ def make_inputs(config, arguments, architecture, device):
     if "SequenceClassification" in architecture:
         return {"input_ids": tokens, "labels": torch.zeros(arguments.batch, dtype=torch.long, device=device)}
     inputs = {"input_ids": tokens, "labels": torch.randint(0, config.vocab_size, shape, device=device)}
+    if arguments.attention_mask:
+        inputs["attention_mask"] = torch.ones_like(tokens)
     if "PreTraining" in architecture and config.model_type == "bert":
         inputs["next_sentence_label"] = torch.zeros(arguments.batch, dtype=torch.long, device=device)
     return inputs
@@ -537,6 +540,7 @@ def parse():
     parser.add_argument("--gradient-checkpointing", action="store_true")
     parser.add_argument("--use-reentrant", action="store_true")
     parser.add_argument("--attention", choices=("eager", "sdpa", "flash"), default="sdpa")
+    parser.add_argument("--attention-mask", action="store_true", help="give the model the mask of a batch without padding")
     parser.add_argument("--lora", metavar="FILE", help="an adapter_config.json of peft")
     parser.add_argument("--accumulation", type=int, default=1, help="micro-batches a step")
     parser.add_argument("--clip", type=float, help="the largest norm of the gradients")

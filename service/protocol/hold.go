@@ -10,7 +10,8 @@ import (
 // HoldSchema is the schema of [HoldDocument].
 const HoldSchema = "plimsoll.hold/1"
 
-// HoldDocument describes the states that a session holds for a trainer, which updates them itself. Clients send it with hold.
+// HoldDocument describes the states that a session holds for a trainer, which updates them itself. Clients send it with
+// hold.
 type HoldDocument struct {
 	Schema string `json:"schema"`
 	Owner

@@ -1,7 +1,7 @@
 """What of an optimizer is held, and in which form: from its parameters and the settings to a layout."""
 
 import math
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Dict, List, NamedTuple, Optional, Tuple
 
 import torch
 

@@ -10,7 +10,6 @@ from plimsoll.torch import environment, held_entries, regions
 from plimsoll.torch.control import Control
 from plimsoll.torch.cycle import Cycle, Memory
 from plimsoll.torch.demands import Demands
-from plimsoll.torch.layout import local
 from plimsoll.torch.redo import finish_step, restore_parameters
 from plimsoll.torch.regions import Layout
 from plimsoll.torch.window import streams_for

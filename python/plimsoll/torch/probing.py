@@ -1,8 +1,7 @@
 """What an optimizer's state is made of, found out before there is any."""
 
-import contextlib
 import math
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple, Union
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple, Union
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode

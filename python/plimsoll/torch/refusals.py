@@ -55,4 +55,6 @@ def refuse_sparse(groups: Sequence[Dict[str, Any]], names: Callable[[], Dict[tor
     """Raises TypeError for gradients that are not dense."""
     for p in (p for g in groups for p in g["params"]):
         if p.grad is not None and local(p.grad).layout is not torch.strided:
-            raise TypeError(f"the gradient of {names()[p]} is {p.grad.layout}: expected a dense one; make it so (sparse=False), or {_LEAVE}")
+            raise TypeError(
+                f"the gradient of {names()[p]} is {p.grad.layout}: expected a dense one; make it so (sparse=False), or {_LEAVE}"
+            )

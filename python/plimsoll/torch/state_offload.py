@@ -330,7 +330,9 @@ class StateOffload(torch.optim.Optimizer):
 
     def _refuse_resident(self, method: str, instead: str) -> None:
         if self._resident:
-            raise RuntimeError(f"fraction is {self._demands.fraction}, so a part of the state is on the device: use {instead}, not {method}")
+            raise RuntimeError(
+                f"fraction is {self._demands.fraction}, so a part of the state is on the device: use {instead}, not {method}"
+            )
 
     def __reduce__(self) -> Any:
         raise TypeError(

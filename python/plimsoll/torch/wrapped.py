@@ -136,7 +136,9 @@ def _encode(value: Any) -> Optional[Any]:
 def restore(groups: Sequence[Dict[str, Any]], options: Sequence[Dict[str, Any]]) -> None:
     """Gives groups the options that :func:`encoded` has written."""
     if len(groups) != len(options):
-        raise ValueError(f"the optimizer has {len(groups)} parameter groups, but the step under way had {len(options)}: make the same groups")
+        raise ValueError(
+            f"the optimizer has {len(groups)} parameter groups, but the step under way had {len(options)}: make the same groups"
+        )
     for group, given in zip(groups, options):
         for key, value in given.items():
             if isinstance(group.get(key), torch.Tensor) and "tensor" in value:

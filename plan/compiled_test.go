@@ -1,0 +1,99 @@
+package plan
+
+import (
+	"encoding/json"
+	"fmt"
+	"math"
+	"os/exec"
+	"testing"
+
+	"plimsoll/files/filestest"
+	"plimsoll/job"
+	"plimsoll/ledger"
+	"plimsoll/optim/optimtest"
+)
+
+// keptByLayer returns what a layer of a plan keeps between the passes: the
+// difference of two models.
+func keptByLayer(t *testing.T, few, more job.Request) ledger.Bytes {
+	t.Helper()
+	var held [2]ledger.Bytes
+	for i, q := range []job.Request{few, more} {
+		for _, phase := range planned(t, q).Devices[0].Phases {
+			if phase.Name == ledger.Forward && phase.Iteration == ledger.First {
+				for _, c := range phase.End {
+					if c.Component != ledger.Parameters && c.Component != ledger.AutocastWeights {
+						held[i] += c.Bytes
+					}
+				}
+			}
+		}
+	}
+	return held[1] - held[0]
+}
+
+// TestCompiledAgainstPyTorch compares what a layer keeps in a compiled model with
+// torch.compile's own partition of the passes.
+func TestCompiledAgainstPyTorch(t *testing.T) {
+	if testing.Short() {
+		t.Skip("compiles models for half a minute")
+	}
+	python := optimtest.Python(t, "torch", "transformers")
+	file := filestest.InNewFolder(t)
+	for name, config := range map[string]string{
+		"llama": `{"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 1024, ` +
+			`"hidden_size": 768, "intermediate_size": 2048, "num_attention_heads": 6, "num_key_value_heads": 2, `,
+		"qwen3": `{"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "vocab_size": 1024, "head_dim": 128, ` +
+			`"hidden_size": 512, "intermediate_size": 1536, "num_attention_heads": 8, "num_key_value_heads": 8, `,
+	} {
+		for _, precision := range map[string][]string{"llama": {"bf16", "amp-bf16"}, "qwen3": {"bf16"}}[name] {
+			t.Run(name+" "+precision, func(t *testing.T) {
+				t.Parallel()
+				var saved [2]int64
+				var requests [2]job.Request
+				for i := range saved {
+					path := file(fmt.Sprintf("%s%d.json", name, i), config+fmt.Sprintf(`"num_hidden_layers": %d}`, i+2))
+					out, err := exec.Command(python, "../scripts/measure/compiled.py", "--config", path, "--layers",
+						fmt.Sprint(i+2), "--precision", precision).Output()
+					if err != nil {
+						t.Fatalf("%v: %s", err, out)
+					}
+					var measured struct {
+						Torch, Transformers string
+						Saved               int64
+					}
+					if err := json.Unmarshal(out, &measured); err != nil {
+						t.Fatal(err)
+					}
+					saved[i] = measured.Saved
+					requests[i] = job.Request{Model: path, Sequence: 256, Compile: true, Precision: precision,
+						Torch: measured.Torch, Transformers: measured.Transformers}
+				}
+				got, want := keptByLayer(t, requests[0], requests[1]), ledger.Bytes(saved[1]-saved[0])
+				if off := float64(got)/float64(want) - 1; math.Abs(off) > 0.005 {
+					t.Errorf("a layer keeps %v, in PyTorch %v (%+.2f %%)", got.Exact(), want.Exact(), 100*off)
+				}
+			})
+		}
+	}
+}
+
+// TestAttentionOfReleases compares what a layer keeps with real releases of
+// transformers. The figures are of scripts/measure/train.py with torch 2.15,
+// --config llama-3.1-8b.json --seq-len 512 --attention-mask, three layers less two.
+func TestAttentionOfReleases(t *testing.T) {
+	file := filestest.InNewFolder(t)
+	request := func(layers int, transformers string) job.Request {
+		config := file(fmt.Sprintf("%d.json", layers), fmt.Sprintf(`{"model_type": "llama", "vocab_size": 128256, `+
+			`"hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8, `+
+			`"num_hidden_layers": %d}`, layers))
+		return job.Request{Model: config, Sequence: 512, Precision: "bf16", Torch: "2.15", Transformers: transformers}
+	}
+	for release, want := range map[string]float64{"4.46.3": 26.0167, "4.48.3": 27.0166, "4.53.3": 27.0166,
+		"4.54.1": 25.5166, "4.55.4": 25.5166, "4.56.2": 24.5166, "4.57.1": 24.5166, "5.23.0": 24.5166} {
+		kept := keptByLayer(t, request(2, release), request(3, release))
+		if got := float64(kept) / (512 * 4096 * 2); math.Abs(got-want) > 0.001 {
+			t.Errorf("transformers %s: a layer keeps %.4f times its input, real transformers %.4f", release, got, want)
+		}
+	}
+}
