@@ -168,6 +168,11 @@ func (r *frameworkReader) argumentsOfAxolotl() {
 			r.Note(key, "has kernels that keep less for the backward pass than the plan says")
 		}
 	}
+	for _, key := range []string{"model_config", "overrides_of_model_config"} {
+		if v := r.Find(key); v != nil {
+			r.noteRouterLoss(key, v.Find("output_router_logits"))
+		}
+	}
 	if r.Truth("liger_fused_linear_cross_entropy") || r.pluginNamed("CutCrossEntropyPlugin") {
 		r.to.FusedLoss = true
 	}

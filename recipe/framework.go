@@ -222,6 +222,14 @@ func on(v *strict.Value) bool {
 	return !slices.Contains([]string{"false", "False", "0", "no", "none", "null"}, v.Text) && v.Kind != 'f'
 }
 
+// noteRouterLoss notes a key whose value makes a mixture of experts output the logits of its routers.
+func (r *frameworkReader) noteRouterLoss(key string, value *strict.Value) {
+	if on(value) {
+		r.Note(key, "adds the auxiliary loss of routers, which is not planned: a mixture of experts keeps a logit, a "+
+			"probability and their gradients for each token, layer and expert")
+	}
+}
+
 // unplanned refuses the first of the keys that asks for something, as it changes memory in a way that is not planned.
 func (r *frameworkReader) unplanned(why, names string) error {
 	for key := range strings.FieldsSeq(names) {

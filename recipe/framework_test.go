@@ -3,6 +3,7 @@ package recipe
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -132,6 +133,26 @@ func TestSwift(t *testing.T) {
 	f, err = read(t, "model: x\ntuner_type: full\ntorch_dtype: float16\n")
 	if err != nil || f.Adapter != nil || f.Training.Precision != MixedF16 || f.Training.Checkpointing.Reentrant {
 		t.Errorf("full training: %+v, %v", f, err)
+	}
+}
+
+// TestRouterLoss tests the note on the auxiliary loss of routers.
+func TestRouterLoss(t *testing.T) {
+	for text, noted := range map[string]bool{
+		swiftText + "router_aux_loss_coef: 0.001\n":                    true,
+		swiftText + "router_aux_loss_coef: 0\n":                        false,
+		factoryText + "moe_aux_loss_coef: 0.02\n":                      true,
+		axolotlText + "model_config:\n  output_router_logits: true\n":  true,
+		axolotlText + "model_config:\n  output_router_logits: false\n": false,
+	} {
+		f, err := read(t, text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := slices.ContainsFunc(f.Notes, func(n Note) bool { return strings.Contains(n.What, "loss of routers") })
+		if got != noted {
+			t.Errorf("%s: the notes are %v", text, f.Notes)
+		}
 	}
 }
 

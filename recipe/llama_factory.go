@@ -118,6 +118,7 @@ func readLLaMAFactory(r *frameworkReader) error {
 	}
 	r.to.Attention = map[string]string{"disabled": "eager", "sdpa": "sdpa", "fa2": "flash",
 		"fa3": "flash"}[r.Word("flash_attn")]
+	r.noteRouterLoss("moe_aux_loss_coef", r.Find("moe_aux_loss_coef"))
 	if r.Truth("fp8") {
 		r.Note("fp8", "is true, which is not planned: the job is planned without it, in the type of the weights")
 	}
