@@ -49,6 +49,11 @@ func (r *resolver) kernels() error {
 				j.MicroBatch, j.Sequence, maxTokens),
 			"give a smaller --micro-batch"},
 		r.namedAttention(),
+		contradiction{j.Model.Type == "t5" && j.ParameterType == dtype.F16 && j.DeepSpeed == nil &&
+			j.Versions.Transformers.AtLeast(4, 26, 0),
+			"transformers keeps the second projections of T5's feed-forward networks (wo) in fp32 where it loads the " +
+				"model in fp16 (_keep_in_fp32_modules), which is not planned yet",
+			"use --precision bf16 or amp-fp16"},
 		contradiction{j.Attention == forward.Flash && j.OnCPU,
 			"flash attention runs on GPUs, but the job is on the CPU", "use --attention sdpa"},
 		contradiction{j.Attention == forward.Flash && j.GPU.Capability > 0 && j.GPU.Capability < 80,

@@ -24,6 +24,8 @@ func TestRefusedByPrograms(t *testing.T) {
 		{Request{Model: variant("hunyuan-moe"), Precision: "amp-bf16", FSDP: "2"}, ""},
 		{Request{Model: variant("qwen3-moe"), Precision: "bf16", FSDP: "2"}, ""},
 		{Request{Model: variant("ernie-moe"), Precision: "bf16"}, ""},
+		{Request{Model: "t5-small", Precision: "fp16"}, "_keep_in_fp32_modules"},
+		{Request{Model: "t5-small", Precision: "bf16"}, ""},
 	} {
 		c.q.Sequence, c.q.GPUs = 64, 2
 		_, err := c.q.Resolve()
