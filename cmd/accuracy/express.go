@@ -136,7 +136,11 @@ func (e *expression) chooseMachine() error {
 	if q.Sequence == 0 {
 		q.Sequence = unstatedSequence
 	}
-	if batch := e.trainer().batch; e.Accumulation == 0 && batch > 0 {
+	if t := e.trainer(); e.Accumulation == 0 && t.batch > 0 {
+		batch := t.batch
+		if t.shared {
+			batch /= world
+		}
 		q.Accumulation = max(1, batch/q.MicroBatch)
 	}
 	q.Torch, q.Transformers, q.DeepSpeedVersion = e.Software.version("torch|pytorch", torchReleases),
