@@ -566,3 +566,52 @@ func TestEverythingIsFreed(t *testing.T) {
 		}
 	})
 }
+
+// TestAttached compares what three blocks of two matmuls hold that keep their inputs in ctx.tensors with torch 2.15:
+// all six until the loss and the outputs are gone, also under a non-reentrant checkpoint, and none after a reentrant
+// one.
+func TestAttached(t *testing.T) {
+	for _, c := range []struct {
+		name          string
+		run           *Checkpoint
+		forward, done ledger.Bytes
+	}{
+		{"plain", nil, 6, 6},
+		{"non-reentrant", &Checkpoint{}, 6, 6},
+		{"reentrant", &Checkpoint{Reentrant: true}, 3, 0}, // the inputs of three blocks
+	} {
+		m := newMemory(t)
+		tape := NewTape(m, nil)
+		frozen := &Parameter{Elements: 100, DType: dtype.F32}
+		matmul := func(x *Tensor) *Tensor {
+			return tape.Do(Operation{Inputs: []*Tensor{x, frozen.Tensor()}, Attached: []*Tensor{x}, Product: true,
+				Outputs: []Output{{Elements: 100, DType: dtype.F32}}})[0]
+		}
+		block := func(x *Tensor) *Tensor { return tape.Scope(func() *Tensor { return matmul(matmul(x)) }) }
+		x := tape.New(100, dtype.F32)
+		tape.RequireGradient(x)
+		loss := tape.Scope(func() *Tensor {
+			y := x
+			for range 3 {
+				if c.run == nil {
+					y = block(y)
+				} else {
+					y = tape.Checkpoint(*c.run, y, block)
+				}
+			}
+			return tape.Do(Operation{Inputs: []*Tensor{y}, Outputs: []Output{{Elements: 1, DType: dtype.F32}}})[0]
+		})
+		tape.Drop(x)
+		if got := m.sum() - 4; got != 400*c.forward {
+			t.Errorf("%s: %d bytes are held before the backward pass, want %d", c.name, got, 400*c.forward)
+		}
+		tape.Backward(loss)
+		if got := m.sum() - 4; got != 400*c.done {
+			t.Errorf("%s: %d bytes are held after it, want %d", c.name, got, 400*c.done)
+		}
+		tape.Drop(loss)
+		if m.sum() != 0 {
+			t.Errorf("%s: %d bytes outlive the loss", c.name, m.sum())
+		}
+	}
+}

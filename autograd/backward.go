@@ -2,7 +2,8 @@ package autograd
 
 import "plimsoll/ledger"
 
-// Backward runs the backward pass from the loss and empties the tape.
+// Backward runs the backward pass from the loss and empties the tape. The loss
+// holds on to the graph.
 func (t *Tape) Backward(loss *Tensor) {
 	var first *storage // held by the caller of the engine until the end
 	if loss.gradient != nil {
@@ -11,6 +12,7 @@ func (t *Tape) Backward(loss *Tensor) {
 	}
 	t.run(0)
 	t.release(first)
+	loss.graph, t.attached = t.attached, nil
 }
 
 // run pops and runs the nodes from start on, the last one first.

@@ -29,7 +29,7 @@ func (t *Tape) Checkpoint(c Checkpoint, input *Tensor, body func(*Tensor) *Tenso
 		return t.Scope(func() *Tensor { return body(input) })
 	}
 	outer := t.replay
-	forward := &replay{every: c.Selective, recording: true}
+	forward := &replay{every: c.Selective, recording: true, graph: !c.Reentrant && !c.Compiled}
 	t.recording, t.replay = false, forward
 	inner := t.Scope(func() *Tensor { return body(input) })
 	t.recording, t.replay = true, outer
@@ -58,7 +58,7 @@ func (t *Tape) Checkpoint(c Checkpoint, input *Tensor, body func(*Tensor) *Tenso
 		}
 		again := &Tensor{Elements: source.Elements, DType: source.DType, storage: source.storage.retain(), held: true}
 		t.RequireGradient(again)
-		start := len(t.nodes)
+		start, attached := len(t.nodes), len(t.attached)
 		before := t.replay
 		t.recording, t.replay = true, &replay{every: c.Selective, kept: forward.kept}
 		leave := t.In(ledger.RecomputedActivations, func() string {
@@ -73,10 +73,12 @@ func (t *Tape) Checkpoint(c Checkpoint, input *Tensor, body func(*Tensor) *Tenso
 			incoming[0].retain()
 		} else {
 			t.Drop(output)
+			t.detach(attached)
 			incoming[0] = nil
 		}
 		t.run(start)
 		t.Drop(output)
+		t.detach(attached)
 		t.locals = t.locals[:len(t.locals)-1]
 		t.Drop(again)
 		if len(made) > 0 {
@@ -95,6 +97,7 @@ type replay struct {
 	every     int
 	products  int
 	recording bool
+	graph     bool // operations of this run hold what they attach
 	kept      [][]*storage
 	read      int // so many of kept come before the last operation that saves something
 	at        int

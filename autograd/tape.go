@@ -8,6 +8,8 @@
 package autograd
 
 import (
+	"slices"
+
 	"plimsoll/dtype"
 	"plimsoll/ledger"
 )
@@ -32,7 +34,8 @@ type Tape struct {
 	recording    bool
 	nodes        []node
 	locals       []*Tensor
-	replay       *replay // the current checkpoint, or nil
+	replay       *replay    // the current checkpoint, or nil
+	attached     []*storage // held by the current graph
 }
 
 // NewTape returns a tape that records operations. WhyGradients says why the
@@ -96,6 +99,7 @@ type Tensor struct {
 	storage  *storage
 	gradient *gradient // nil if no gradient is needed
 	held     bool
+	graph    []*storage // of a loss after its backward pass: what the graph still holds
 }
 
 // Bytes returns the size of the tensor's elements.
@@ -205,8 +209,13 @@ type Operation struct {
 	// Shared means, by input, that its gradient is the incoming gradient.
 	Shared []bool
 	// Saved are the inputs that the backward pass needs.
-	Saved   []*Tensor
-	Outputs []Output
+	Saved []*Tensor
+	// Attached are tensors that the operation keeps in an attribute of its context
+	// (ctx.tensors = ...) instead of by ctx.save_for_backward. Only the end of the
+	// graph frees them: that of the loss. A non-reentrant checkpoint does not see
+	// them, and so they outlive its first run.
+	Attached []*Tensor
+	Outputs  []Output
 	// Scratch and BackwardScratch are the bytes of temporaries in the kernels.
 	Scratch, BackwardScratch int64
 	// Product means that the operation is a matmul. The gradients of its inputs
@@ -245,6 +254,7 @@ func (t *Tape) Do(o Operation) []*Tensor {
 	t.release(scratch)
 	t.replay.keep(kept, o, results)
 	if !t.recording {
+		t.remember(o, results)
 		return results
 	}
 	n := node{scratch: o.BackwardScratch, product: o.Product, replace: o.Replaces}
@@ -264,6 +274,7 @@ func (t *Tape) Do(o Operation) []*Tensor {
 			n.saved = append(n.saved, x.storage.retain())
 		}
 	}
+	t.attach(o)
 	for i, r := range results {
 		r.gradient = &gradient{bytes: r.Bytes()}
 		n.outputs = append(n.outputs, r.gradient)
@@ -273,6 +284,31 @@ func (t *Tape) Do(o Operation) []*Tensor {
 	}
 	t.nodes = append(t.nodes, n)
 	return results
+}
+
+// remember attaches tensors in the first run of a non-reentrant checkpoint, which makes a graph, too.
+func (t *Tape) remember(o Operation, results []*Tensor) {
+	if t.replay == nil || !t.replay.graph || !slices.ContainsFunc(o.Inputs, (*Tensor).NeedsGradient) {
+		return
+	}
+	t.attach(o)
+	for _, r := range results {
+		r.gradient = &gradient{bytes: r.Bytes()}
+	}
+}
+
+func (t *Tape) attach(o Operation) {
+	for _, x := range o.Attached {
+		t.attached = append(t.attached, x.storage.retain())
+	}
+}
+
+// detach releases the attached tensors from start on.
+func (t *Tape) detach(start int) {
+	for _, s := range t.attached[start:] {
+		t.release(s)
+	}
+	t.attached = t.attached[:start]
 }
 
 // New returns a tensor that no operation made, such as a batch of the data
@@ -295,12 +331,15 @@ func (t *Tape) RequireGradient(x *Tensor) {
 	}
 }
 
-// Drop releases tensors that the program holds.
+// Drop releases tensors that the program holds. A loss holds its graph.
 func (t *Tape) Drop(tensors ...*Tensor) {
 	for _, x := range tensors {
 		if x.held {
 			x.held = false
 			t.release(x.storage)
+			for _, s := range x.graph {
+				t.release(s)
+			}
 		}
 	}
 }

@@ -111,9 +111,10 @@ type Options struct {
 	// transformers.
 	RecomputeEvery int
 	RecomputeFirst bool
-	// SavesQuantizedInput is bitsandbytes before 0.43.2: matmuls with 4-bit
-	// weights save their input, which nothing needs.
-	SavesQuantizedInput bool
+	// AttachesQuantizedInput is bitsandbytes before 0.43.2: matmuls with 4-bit
+	// weights keep their input, which nothing needs, in an attribute of their
+	// context. Those with 8-bit weights do so to this day.
+	AttachesQuantizedInput bool
 	// Recompute is the checkpoint of recomputed blocks, nil without.
 	Recompute *autograd.Checkpoint
 	Loss      LossKind

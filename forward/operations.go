@@ -202,8 +202,11 @@ func (p *pass) bare(path string, x *autograd.Tensor, out int64) *autograd.Tensor
 		Outputs: []autograd.Output{{Elements: input.Elements / (w.Elements / out) * out, DType: compute}},
 		Product: true, Kept: true,
 	}
-	if w.Trainable || w.Quantized == autograd.EightBit || w.Quantized == autograd.FourBit && p.SavesQuantizedInput {
-		o.Saved = append(o.Saved, input) // LLM.int8() saves it, frozen or not
+	switch {
+	case w.Trainable:
+		o.Saved = append(o.Saved, input)
+	case w.Quantized == autograd.EightBit, w.Quantized == autograd.FourBit && p.AttachesQuantizedInput:
+		o.Attached = append(o.Attached, input) // bitsandbytes/autograd/_functions.py
 	}
 	if input.NeedsGradient() {
 		o.Saved = append(o.Saved, o.Inputs[1])

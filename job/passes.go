@@ -43,7 +43,8 @@ func (r *resolver) recompute() error {
 	way := r.Recompute
 	if way == "" && r.training != nil && r.training.Checkpointing.Enabled {
 		way = "full"
-		if r.training.Checkpointing.Reentrant {
+		c := r.training.Checkpointing
+		if c.Reentrant || c.ByRelease && !j.Versions.Transformers.AtLeast(5, 0, 0) {
 			way = "reentrant"
 		}
 		if f := r.Inputs.framework; f != nil && f.FSDP2WithoutReentrant &&
@@ -155,7 +156,11 @@ func (j *Job) ClampsScores() bool {
 	return false
 }
 
-const transformersModules = "transformers"
+// Libraries of modules.
+const (
+	transformersModules = "transformers"
+	litgptModules       = "litgpt"
+)
 
 // OfTransformers reports whether the model consists of transformers' modules.
 func (j *Job) OfTransformers() bool { return j.Modules == "" || j.Modules == transformersModules }
@@ -188,7 +193,7 @@ func (r *resolver) modules() error {
 	j.Modules = r.Modules
 	switch r.Modules {
 	case "", transformersModules:
-	case "litgpt": // litgpt/model.py, litgpt/utils.py
+	case litgptModules: // litgpt/model.py, litgpt/utils.py
 		j.FusedActivations, j.FusedQKV = true, true
 		if j.Loss != forward.CompiledLoss {
 			j.Loss = forward.ChunkedLoss

@@ -68,7 +68,7 @@ var (
 
 	AdapterPrecisions = []string{"fp32", "bf16", "fp16"}
 	FSDPVersions      = []string{"1", "2"}
-	ModelLibraries    = []string{transformersModules, "litgpt", "torchtitan"}
+	ModelLibraries    = []string{transformersModules, litgptModules, "torchtitan"}
 )
 
 // Resolve reads the files and decides what the request leaves open. Every error

@@ -40,7 +40,10 @@ func (r *resolver) versions() error {
 		}
 		*program.to = parsed
 	}
-	if (r.Modules == "" || r.Modules == transformersModules) && v.Transformers.AtLeast(5, 0, 0) {
+	switch {
+	case r.Modules == litgptModules:
+		r.job.Model = r.job.Model.Untied()
+	case (r.Modules == "" || r.Modules == transformersModules) && v.Transformers.AtLeast(5, 0, 0):
 		r.job.Model = r.fused()
 	}
 	return nil

@@ -41,6 +41,17 @@ func (m *Model) FuseExperts() *Model {
 	return &fused
 }
 
+// Untied returns the model with a head of its own, as litgpt makes all models to finetune them: it copies tied weights
+// when it converts a checkpoint (litgpt/model.py, litgpt/scripts/convert_hf_checkpoint.py).
+func (m *Model) Untied() *Model {
+	untied := *m
+	untied.Parameters = slices.Clone(m.Parameters)
+	for i := range untied.Parameters {
+		untied.Parameters[i].TiedTo = ""
+	}
+	return &untied
+}
+
 // clone copies the parts of the network that FuseExperts changes.
 func (n *Network) clone() *Network {
 	network := *n

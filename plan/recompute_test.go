@@ -42,3 +42,28 @@ func TestCheckpointedLayers(t *testing.T) {
 		t.Error("offloaded inputs of blocks are planned as if they were on the GPU")
 	}
 }
+
+// TestReentrantByRelease leaves use_reentrant to transformers.
+func TestReentrantByRelease(t *testing.T) {
+	arguments := filestest.InNewFolder(t)("arguments.json", `{"gradient_checkpointing": true}`)
+	for release, want := range map[string]bool{"4.57.0": true, "5.0.0": false} {
+		j, err := (job.Request{Model: "gpt2", TrainingArgs: arguments, Transformers: release}).Resolve()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if j.Recompute.Reentrant != want {
+			t.Errorf("transformers %s: reentrant is %v, want %v", release, !want, want)
+		}
+	}
+}
+
+// TestUntied plans litgpt's head, which shares no storage with the embedding.
+func TestUntied(t *testing.T) {
+	held := func(modules string) ledger.Bytes {
+		q := job.Request{Model: "gemma-2b", Modules: modules, Precision: "bf16", Sequence: 128}
+		return phaseOf(t, &planned(t, q).Devices[0], ledger.Load).EndRequested
+	}
+	if more := held("litgpt") - held(""); more != 256000*2048*2 {
+		t.Errorf("litgpt's gemma-2b takes %v more than transformers', want a head in bf16", more)
+	}
+}

@@ -42,6 +42,7 @@ type Training struct {
 type Checkpointing struct {
 	Enabled   bool
 	Reentrant bool `key:"use_reentrant"`
+	ByRelease bool // use_reentrant is not given: it is false since transformers 5 and true before
 	EveryN    int  `key:"every_n_layers"` // only every n-th layer is checkpointed
 	Offload   bool `key:"offload"`        // kept activations go to the CPU
 }
@@ -166,7 +167,7 @@ func (r *trainingReader) fill(t *Training) {
 	}
 	t.Checkpointing.Enabled = true
 	options.Fill(&t.Checkpointing)
-	if !options.Gives("use_reentrant") {
+	if t.Checkpointing.ByRelease = !options.Gives("use_reentrant"); t.Checkpointing.ByRelease {
 		r.Note(name, "is given without use_reentrant, which is false since transformers 5 and true before")
 	}
 }

@@ -67,7 +67,7 @@ func TestTraining(t *testing.T) {
 		{"version5.json", `{"activation_checkpointing": true, "activation_checkpointing_kwargs": {"every_n_layers": 2, "offload": true},
 			"torch_compile_backend": "inductor", "use_cpu": true, "max_grad_norm": null, "train_sampling_strategy": "group_by_length"}`,
 			func(w *Training) {
-				w.Checkpointing = Checkpointing{Enabled: true, EveryN: 2, Offload: true}
+				w.Checkpointing = Checkpointing{Enabled: true, ByRelease: true, EveryN: 2, Offload: true}
 				w.TorchCompile, w.TF32, w.OnCPU, w.DataLoader.PinMemory, w.MaxGradNorm, w.GroupByLength = true, true,
 					true, false, 0, true
 			}, []string{"activation_checkpointing is given without use_reentrant"}},

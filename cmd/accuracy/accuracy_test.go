@@ -11,8 +11,8 @@ import (
 // Bounds for the plans: the least number of expressed runs, and the quantiles of their absolute errors.
 const (
 	leastExpressed = 0.90
-	mostMedian     = 0.04
-	mostNinetieth  = 0.17
+	mostMedian     = 0.035
+	mostNinetieth  = 0.12
 )
 
 func TestPlansAgainstMeasurements(t *testing.T) {

@@ -118,6 +118,9 @@ func (e *expression) chooseMachine() error {
 	if count, err := strconv.Atoi(e.GPU.find(`^(\d+)x`)); err == nil && world == 1 && slices.Contains(e.Tags, "multi") {
 		world = count // some rows give the number only with the GPUs
 	}
+	if t := e.trainer(); t.shared && e.Accumulation == 0 && e.MicroBatch > 0 { // the program refuses more ranks
+		world = min(world, max(1, t.batch/int(e.MicroBatch)))
+	}
 	perNode := int(e.Parallel.RanksPerHost)
 	switch {
 	case perNode > 0:
@@ -136,7 +139,11 @@ func (e *expression) chooseMachine() error {
 	if q.Sequence == 0 {
 		q.Sequence = unstatedSequence
 	}
-	if batch := e.trainer().batch; e.Accumulation == 0 && batch > 0 {
+	if t := e.trainer(); e.Accumulation == 0 && t.batch > 0 {
+		batch := t.batch
+		if t.shared {
+			batch /= world
+		}
 		q.Accumulation = max(1, batch/q.MicroBatch)
 	}
 	q.Torch, q.Transformers, q.DeepSpeedVersion = e.Software.version("torch|pytorch", torchReleases),

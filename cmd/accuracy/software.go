@@ -104,7 +104,9 @@ func (t text) gpu() string {
 // trainer holds the defaults of a training program, for rows that do not give them.
 type trainer struct {
 	pattern      string  // matches the software or the source
-	batch        int     // samples of a rank between two optimizer steps; 0 for one micro batch
+	batch        int     // samples between two optimizer steps; 0 for one micro batch of every rank
+	shared       bool    // the ranks share batch; otherwise each has so many samples
+	longestFirst bool    // the first micro batch has the longest sample, and the others have any
 	dropout      float64 // of LoRA
 	bitsAndBytes string  // version
 	allocator    string  // PYTORCH_CUDA_ALLOC_CONF
@@ -114,9 +116,9 @@ type trainer struct {
 // trainers are programs whose defaults matter; the first match counts.
 var trainers = []trainer{
 	// litgpt: config_hub/finetune, pyproject.toml
-	{pattern: "config_hub", batch: 8, dropout: 0.05, bitsAndBytes: "0.42.0"},
-	// finetune/lora.py: batch_size, lora_dropout
-	{pattern: "litgpt", batch: 128, dropout: 0.05},
+	{pattern: "config_hub", batch: 8, shared: true, dropout: 0.05, bitsAndBytes: "0.42.0"},
+	// finetune/lora.py of 2023: batch_size, lora_dropout, get_batch
+	{pattern: "litgpt", batch: 128, longestFirst: true, dropout: 0.05},
 	// run_train.sh, run_llama_train.sh
 	{pattern: "torchtitan", allocator: "expandable_segments:True"},
 	// examples/sft: run_peft_*.sh, with SFTTrainer
