@@ -156,16 +156,16 @@ func (l *Layout) Own() (sum ledger.Bytes) {
 	return sum
 }
 
-// Control returns the size of the control arena: a head, two tables of numbers, a byte for each parameter's gradient,
-// and the hyperparameters of a step, for which there are about 6 KiB. A table has the scalars, and for each parameter
-// whether it has a state.
+// Control returns the size of the control arena: a head, two tables of numbers, the hyperparameters of a step, and the
+// numbers of the parameters that have no gradient in it. A table has the scalars, and for each parameter whether it has
+// a state. Hyperparameters have 64 KiB, which are enough for the options of ten groups of parameters.
 func (l *Layout) Control() ledger.Bytes {
-	const head, hyperparameters, tables, number = 512, 6 << 10, 2, 8
+	const head, hyperparameters, tables, number = 512, 64 << 10, 2, 8
 	held := 0
 	for _, c := range l.Chunks {
 		held += c.End - c.First
 	}
-	return head + hyperparameters + tables*number*ledger.Bytes(l.Scalars+held) + ledger.Bytes(held)
+	return head + hyperparameters + tables*number*ledger.Bytes(l.Scalars+held) + number*ledger.Bytes(held)
 }
 
 // Gap returns the size of the largest region: so far are old and new regions apart.
