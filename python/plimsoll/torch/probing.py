@@ -62,6 +62,7 @@ class Prober:
                 found = call(twins, [group], {**found})
             return dict(found.get(asked, {})), not same_options(before, options_of(group))
 
+        _start_autograd()
         with torch.random.fork_rng(devices=[]):
             try:
                 with FakeTensorMode(allow_non_fake_inputs=True):
@@ -69,6 +70,17 @@ class Prober:
             except Exception:  # whatever it is: a real parameter will tell
                 found, changes = state()
         return _kinds(parameter, found, name), changes
+
+
+def _start_autograd() -> None:
+    """Has autograd start its threads for the devices that there are.
+
+    FakeTensorMode registers CUDA devices where there are none. A first backward pass after it would start a thread for
+    each, and forked children could not make a backward pass any more.
+    """
+    if not torch.cuda.is_available():
+        with torch.enable_grad():
+            torch.zeros((), requires_grad=True).mul(1).backward()
 
 
 def like(parameter: torch.Tensor, elements: torch.Tensor) -> torch.Tensor:
