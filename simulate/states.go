@@ -136,6 +136,9 @@ func (h *heldStates) made(first, end int) (sum int64) {
 		for _, state := range h.Optimizer.States(p) {
 			sum += roads.Allocated(state.Bytes)
 		}
+		if h.Optimizer.CountsOnGPU(p) {
+			sum += roads.Allocated(dtype.F32.Size())
+		}
 	}
 	return sum
 }

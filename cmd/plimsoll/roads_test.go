@@ -24,7 +24,7 @@ func TestRoadsOfTheDocs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	blocks := regexp.MustCompile("(?s)```console\n\\$ plimsoll (.*?)\n(.*?)```").FindAllStringSubmatch(string(text), -1)
+	blocks := regexp.MustCompile("(?s)```console\n\\$ plimsoll (roads .*?)\n(.*?)```").FindAllStringSubmatch(string(text), -1)
 	if len(blocks) < 5 {
 		t.Fatalf("docs/roads.md has %d commands", len(blocks))
 	}

@@ -75,7 +75,7 @@ def test_the_plan_is_what_the_optimizer_makes(tmp_path, monkeypatch, optimizer, 
     arenas, first, steady = planned(tmp_path, optimizer, flags)
     assert arenas == states.sizes_of(regions.document(offload._layout))
     assert sum(arenas.values()) == offload.host_bytes
-    if optimizer == "adamw/foreach" and "master_weights" in str(regions.document(offload._layout)) and options["master"] == "fp32":
+    if optimizer == "adamw/foreach" and options.get("master") == "fp32":
         return  # what the optimizer makes for a moment is more than the comparison of weights, and not a part of the window
     assert (first, steady) == (offload.first_window_bytes, offload.window_bytes)
 
