@@ -195,7 +195,10 @@ func TestChunkedBySteps(t *testing.T) {
 			slot = max(slot, size)
 		}
 		rate := func(name string) float64 { return float64(rapid.IntRange(4, 32).Draw(t, name)) }
-		link := Link{In: rate("in"), Out: rate("out"), Together: rate("both") * float64(rapid.IntRange(0, 1).Draw(t, "shared"))}
+		link := Link{In: rate("in"), Out: rate("out")}
+		if rapid.Bool().Draw(t, "shared") {
+			link.Together = rate("both")
+		}
 		want := byTicks(chunks, slot, link, tick)
 		got := Chunked(chunks, link)
 		slack := 60 * len(chunks) // a task may end within a tick

@@ -24,7 +24,8 @@ func TestRoadsOfTheDocs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	blocks := regexp.MustCompile("(?s)```console\n\\$ plimsoll (roads .*?)\n(.*?)```").FindAllStringSubmatch(string(text), -1)
+	block := regexp.MustCompile("(?s)```console\n\\$ plimsoll (roads .*?)\n(.*?)```")
+	blocks := block.FindAllStringSubmatch(string(text), -1)
 	if len(blocks) < 5 {
 		t.Fatalf("docs/roads.md has %d commands", len(blocks))
 	}
@@ -113,8 +114,8 @@ func TestRoadsRefuse(t *testing.T) {
 	}
 }
 
-// TestRoadsCompareEqualThings: under DistributedDataParallel every rank has all states, on each road. FSDP2 divides them
-// on each.
+// TestRoadsCompareEqualThings: under DistributedDataParallel every rank has all states, on each road. FSDP2 divides
+// them on each.
 func TestRoadsCompareEqualThings(t *testing.T) {
 	hosts := func(flags string) (bytes []float64, d report.Roads) {
 		out, stderr, code := runs(strings.Fields("roads --model llama-3.2-1b --gpu H100-80GB --precision bf16 " +

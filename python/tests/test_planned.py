@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from plimsoll import states
-from plimsoll.torch import StateOffload, refusals, regions
+from plimsoll.torch import Muon, StateOffload, muon_groups, refusals, regions
 
 CONFIG = LlamaConfig(
     architectures=["LlamaForCausalLM"],
@@ -87,3 +87,13 @@ def test_the_arenas_are_the_planned_ones(tmp_path, service):
         offload.open()
         arenas = {a.component: a.bytes for a in offload._state.session.arenas.values()}
     assert arenas == planned(tmp_path, "adamw/foreach", ["--offload-chunk", "64KiB", "--master", "split"])[0]
+
+
+@pytest.mark.parametrize("moments", ["fp32", "bf16"])
+def test_muon_is_planned(tmp_path, service, moments):
+    model = AutoModelForCausalLM.from_config(CONFIG).to(torch.bfloat16)
+    optimizer = Muon(muon_groups(model), lr=0.02, moments=moments, model=model, socket=service.socket)
+    with closing(optimizer):
+        optimizer.open()
+        arenas, first, steady = planned(tmp_path, "muon", ["--offload-moments", moments])
+        assert sum(arenas.values()) == optimizer.host_bytes
