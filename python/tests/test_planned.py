@@ -97,3 +97,4 @@ def test_muon_is_planned(tmp_path, service, moments):
         optimizer.open()
         arenas, first, steady = planned(tmp_path, "muon", ["--offload-moments", moments])
         assert sum(arenas.values()) == optimizer.host_bytes
+        assert (first, steady) == (optimizer._held.first_window_bytes, optimizer._held.window_bytes)
