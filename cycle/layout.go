@@ -111,7 +111,7 @@ func (j *Job) parameter(t tensor) roads.Parameter {
 // temporary returns what an update holds beside the slot: moments in fp32, and for master weights the gradient in fp32
 // and the weight that two halves make.
 func (j *Job) temporary(p roads.Parameter) (bytes int64) {
-	single := p.Elements * dtype.F32.Size()
+	single := roads.Allocated(p.Elements * dtype.F32.Size())
 	if j.Format.Moments == kernel.MomentsBF16 {
 		bytes += int64(len(p.States)) * single
 	}

@@ -23,7 +23,7 @@ type pipeline struct {
 
 	in, out                *link
 	entered, updated, left *events // pieces, chunks, pieces
-	ready                  *events // chunks whose parameters may be changed
+	brought, ready         *events // chunks whose gradients are on the host, and whose parameters may be changed
 	updating               time.Duration
 	copiedIn, copiedOut    []rehearse.Span
 	updates                []rehearse.Span
@@ -52,7 +52,7 @@ func (p *pipeline) start(begin time.Time) (wait func()) {
 	p.in.reset(begin)
 	p.out.reset(begin)
 	p.copiedIn, p.copiedOut, p.updates = p.copiedIn[:0], p.copiedOut[:0], p.updates[:0]
-	for _, e := range []*events{p.entered, p.updated, p.ready, p.left} {
+	for _, e := range []*events{p.entered, p.brought, p.updated, p.ready, p.left} {
 		e.reset()
 	}
 	var actors sync.WaitGroup
@@ -135,6 +135,9 @@ func (p *pipeline) update() {
 			end = count
 		}
 		now = later(now, p.entered.wait(end*pieces-1))
+		if p.layout.Gradients() > 0 { // the update may change them
+			now = later(now, p.brought.wait(end-1))
+		}
 		began, due := now, now
 		for i := n; i < end; i++ {
 			number, _ := p.chunk(i)
@@ -193,10 +196,12 @@ func (p *pipeline) copyOut() {
 
 // copyGradients copies the gradients of all chunks. No region may be overwritten before they are on the host.
 func (p *pipeline) copyGradients() {
-	for number, c := range p.layout.Chunks {
-		gradients := p.buffer[:c.Gradients]
+	for n := range p.layout.Chunks {
+		number, _ := p.chunk(n)
+		gradients := p.buffer[:p.layout.Chunks[number].Gradients]
 		gradientsOf(number).put(gradients, 0, p.steps+1)
 		p.out.transfer(p.gradientsOf(number), gradients, p.begin)
+		p.brought.happened(p.out.now)
 	}
 	p.control.GradientsOf.Store(uint64(p.steps + 1))
 	p.copiedOut = append(p.copiedOut, rehearse.Span{Activity: rehearse.CopyingOut, Of: "gradients",
@@ -266,7 +271,7 @@ func (p *pipeline) law() roads.Passage {
 	for i := range work { // an update may have taken longer than planned
 		work[i].Update = time.Duration(float64(p.updating) * part(work[i].Update, planned, len(work)))
 	}
-	return passage(p.layout, work, link)
+	return p.layout.Passage(work, link, 0)
 }
 
 // inOrder returns chunks in the order in which the step after so many steps takes them.
@@ -276,14 +281,6 @@ func inOrder(places *states.Layout, work []roads.Work, steps int64) []roads.Work
 		ordered[n] = work[places.Next(states.Moment{Steps: steps, Committed: n})]
 	}
 	return ordered
-}
-
-// passage returns when a step is done.
-func passage(l *roads.Layout, work []roads.Work, link roads.Link) roads.Passage {
-	if l.Whole {
-		return roads.Whole(work, l.Gradients(), link, 0)
-	}
-	return roads.Chunked(work, l.Gradients(), link)
 }
 
 // part returns the share that one of several numbers is of their sum.

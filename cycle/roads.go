@@ -54,7 +54,7 @@ func (j *Job) law(r Rank, work []roads.Work, link roads.Link) (s roads.Step) {
 	}
 	s.In, s.Out = takes(r.Layout.State(), link.In), takes(out, link.Out)
 	for steps := range int64(2) {
-		p := passage(r.Layout, inOrder(places, work, steps), link)
+		p := r.Layout.Passage(inOrder(places, work, steps), link, 0)
 		s.Exposed += (p.Ready + max(0, p.Left-p.Ready-j.Forward-j.Backward)) / 2
 	}
 	return s

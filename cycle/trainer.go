@@ -49,8 +49,8 @@ func (p *Placement) begin() (*trainer, error) {
 func (p *Placement) newPipeline(r Rank) (l *pipeline, err error) {
 	count := len(r.Layout.Chunks)
 	l = &pipeline{layout: r.Layout, description: r.Description, places: states.NewLayout(r.Description.Chunks),
-		work: p.work(r.Layout), entered: newEvents(count * pieces), updated: newEvents(count), ready: newEvents(count),
-		left: newEvents(count * pieces)}
+		work: p.work(r.Layout), entered: newEvents(count * pieces), brought: newEvents(count),
+		updated: newEvents(count), ready: newEvents(count), left: newEvents(count * pieces)}
 	if l.memory, err = p.mapMemory(r); err != nil {
 		return l, err
 	}

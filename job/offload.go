@@ -196,7 +196,7 @@ func (o *StateOffload) States(j *Job, parameters []*autograd.Parameter) []roads.
 		if o.Master != dtype.Invalid { // the optimizer sees the parameters in fp32
 			updated.DType = dtype.F32
 			r.Master = p.Elements * o.Master.Size()
-			r.Temporary = o.proxy() * p.Elements
+			r.Temporary = o.proxies() * roads.Allocated(p.Elements*dtype.F32.Size())
 		}
 		for _, state := range j.Optimizer.States(p) {
 			r.Staying += state.Bytes
@@ -205,7 +205,7 @@ func (o *StateOffload) States(j *Job, parameters []*autograd.Parameter) []roads.
 			bytes := state.Bytes
 			if o.Moments == dtype.BF16 && bytes == p.Elements*dtype.F32.Size() {
 				bytes /= 2
-				r.Temporary += state.Bytes
+				r.Temporary += roads.Allocated(state.Bytes)
 			}
 			r.States = append(r.States, bytes)
 		}
@@ -224,13 +224,13 @@ func (o *StateOffload) States(j *Job, parameters []*autograd.Parameter) []roads.
 	return list
 }
 
-// proxy returns the bytes an element of what an update with master weights holds for a moment: the gradient in fp32,
-// and the fp32 parameter that two halves make.
-func (o *StateOffload) proxy() int64 {
+// proxies returns how many fp32 tensors of the parameter's shape an update with master weights makes for a moment: the
+// gradient, and the parameter that two halves make.
+func (o *StateOffload) proxies() int64 {
 	if o.Master == dtype.BF16 {
-		return 2 * dtype.F32.Size()
+		return 2
 	}
-	return dtype.F32.Size()
+	return 1
 }
 
 // Name describes the offload.

@@ -159,14 +159,12 @@ func (r *Roads) addStates(name string, o job.StateOffload) error {
 }
 
 // addCPU adds the update by the optimizer service: without overlap, and behind the passes. Behind the backward pass is
-// exact only without clipping. The service has no format for other optimizers than Adam.
+// exact only without clipping. The service has no format for other optimizers than Adam. A rank has the parameters that
+// it has on the other roads: under DistributedDataParallel all of them, without sharding="zero1".
 func (r *Roads) addCPU(o job.StateOffload) error {
 	var elements int64
 	for i := range r.parameters {
 		elements += r.parameters[i].Elements
-	}
-	if j := r.Job; j.FSDP == nil { // sharding="zero1"
-		elements = (elements + int64(j.World) - 1) / int64(j.World)
 	}
 	if !kernelAdam(r.Job.Optimizer.Name) || elements == 0 {
 		return nil

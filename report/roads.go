@@ -2,6 +2,7 @@ package report
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -86,6 +87,10 @@ func NewRoads(of *PlanDocument, states string, r *plan.Roads, sources []string) 
 			d.Designs = append([]roads.Design{own}, d.Designs...)
 		}
 		d.Roads = append(d.Roads, road)
+	}
+	if r.Job.FSDP == nil && r.Job.World > 1 {
+		d.Assumptions = append(slices.Clone(d.Assumptions), "every rank holds and updates all states on each road: "+
+			`sharding="zero1" of plimsoll.torch.AdamW divides the CPU step among ranks, and --fsdp 2 every road`)
 	}
 	if r.Best != nil {
 		d.Best = r.Best.Name

@@ -52,8 +52,9 @@ func (l Link) speeds(in, out bool) (toGPU, fromGPU float64) {
 type Work struct {
 	In     ledger.Bytes // states and master weights, to the GPU
 	Update time.Duration
-	// Out is what leaves the slot: the same bytes. Own leaves before it: the model's parameters, with recovery.
-	Out, Own ledger.Bytes
+	// Out is what leaves the slot: the same bytes. With recovery the gradients of all chunks leave before them, and of
+	// each chunk its Own: the model's parameters.
+	Out, Own, Gradients ledger.Bytes
 }
 
 // Passage is when the parts of a step are done, from its beginning on.
@@ -70,185 +71,137 @@ const pieces = 8
 // slots is the number of chunks that are on the GPU at a time.
 const slots = 2
 
-// Chunked returns when a step in mode chunked is done. Gradients leave first, on the stream of the copies out: a region
-// may be overwritten once the gradients are on the host. Three streams work on three chunks: one copies a chunk in, one
-// updates the chunk before it, and one copies the chunk before that out.
-func Chunked(chunks []Work, gradients ledger.Bytes, link Link) Passage {
-	p := pipeline{link: link, chunks: chunks, updated: make([]float64, len(chunks)), outgoing: float64(gradients),
-		leaving: -1}
-	for _, c := range chunks {
-		p.piece = max(p.piece, (c.In+pieces-1)/pieces)
+// Chunked returns when a step in mode chunked is done. Three streams work on three chunks: one copies a chunk in, one
+// updates the chunk before it, and one copies the chunk before that out. Gradients leave first: a region may be
+// overwritten once all are on the host, and an update may change those of its chunk.
+func Chunked(chunks []Work, link Link) Passage {
+	var in, compute, out stream
+	piece := ledger.Bytes(0)
+	gradients := make([]*task, len(chunks))
+	for i, c := range chunks {
+		piece = max(piece, (c.In+pieces-1)/pieces)
+		gradients[i] = out.add(float64(c.Gradients))
 	}
-	p.run()
-	return Passage{seconds(p.last()), seconds(max(p.last(), p.ready)), seconds(p.now)}
-}
-
-// pipeline is a step in mode chunked, from event to event.
-type pipeline struct {
-	link   Link
-	chunks []Work
-	now    float64
-
-	entered  int     // pieces that are on the GPU
-	incoming float64 // bytes of the piece under way; 0 if there is none
-	updated  []float64
-	left     int     // pieces that have left
-	leaving  int     // chunk that leaves; -1 are the gradients
-	parts    int     // of that chunk that have left: the model's parameters, and then pieces of the slot
-	outgoing float64 // bytes of the part under way; 0 if there is none
-	ready    float64 // when the parameters of the last chunk have left
-
-	piece ledger.Bytes // a part of a slot
-}
-
-// part returns the bytes of a piece of a chunk. Small chunks fill the first pieces of a slot.
-func (p *pipeline) part(of ledger.Bytes, number int) float64 {
-	return float64(min(p.piece, max(0, of-ledger.Bytes(number)*p.piece)))
-}
-
-// run follows the copies until the last byte has left.
-func (p *pipeline) run() {
-	for p.leaving < len(p.chunks) {
-		wake := math.Inf(1)
-		in, out := p.copiesIn(), p.copiesOut(&wake)
-		if math.IsInf(wake, 1) && !in && !out { // a chunk of no bytes has left: the next one may come
-			continue
+	part := func(of ledger.Bytes, number int) float64 { // small chunks fill the first pieces of a slot
+		return float64(min(piece, max(0, of-ledger.Bytes(number)*piece)))
+	}
+	var drained [slots][pieces]*task
+	var updated, own *task
+	for i, c := range chunks {
+		slot := &drained[i%slots]
+		var filled *task
+		for n := range pieces {
+			filled = in.add(part(c.In, n), slot[n])
 		}
-		toGPU, fromGPU := p.link.speeds(in, out)
-		if in {
-			wake = min(wake, p.now+p.incoming/toGPU)
-		}
-		if out {
-			wake = min(wake, p.now+p.outgoing/fromGPU)
-		}
-		passed := wake - p.now
-		p.now = wake
-		if in {
-			p.incoming = rest(p.incoming, passed*toGPU)
-		}
-		if out {
-			p.outgoing = rest(p.outgoing, passed*fromGPU)
-		}
-		if in && p.incoming == 0 {
-			p.enter()
-		}
-		if out && p.outgoing == 0 {
-			p.leave()
+		updated = compute.add(c.Update.Seconds(), filled, gradients[i])
+		own = out.add(float64(c.Own), updated)
+		for n := range pieces {
+			slot[n] = out.add(part(c.Out, n))
 		}
 	}
+	left := run(link, in, compute, out)
+	if len(chunks) == 0 {
+		return Passage{}
+	}
+	p := Passage{Updated: seconds(updated.end), Ready: seconds(updated.end), Left: seconds(left)}
+	if chunks[len(chunks)-1].Own > 0 {
+		p.Ready = seconds(own.end)
+	}
+	return p
 }
 
-// rest returns what is left of a piece. Less than a thousandth of a byte is what rounding leaves of nothing.
-func rest(bytes, copied float64) float64 {
-	if bytes-copied < 1e-3 {
-		return 0
-	}
-	return bytes - copied
+// task is what a stream does: it copies bytes, or computes for some seconds.
+type task struct {
+	left  float64 // bytes or seconds
+	after []*task // of other streams; nil for one that is done
+	end   float64 // +Inf before it is known
 }
 
-// copiesIn reports whether a piece is on its way to the GPU. A piece may begin when the same piece of the chunk that
-// had the slot before has left.
-func (p *pipeline) copiesIn() bool {
-	for p.incoming == 0 && p.entered < pieces*len(p.chunks) {
-		if before := p.entered - slots*pieces; before >= 0 && before >= p.left {
-			return false
-		}
-		if p.incoming = p.part(p.chunks[p.entered/pieces].In, p.entered%pieces); p.incoming == 0 {
-			p.enter()
-		}
-	}
-	return p.incoming > 0
+// stream is tasks that are done one after the other.
+type stream []*task
+
+// add adds a task, which begins when those before it and others are done.
+func (s *stream) add(amount float64, after ...*task) *task {
+	t := &task{left: amount, after: after, end: math.Inf(1)}
+	*s = append(*s, t)
+	return t
 }
 
-// enter notes that a piece is on the GPU. The last one of a chunk tells when the chunk is updated.
-func (p *pipeline) enter() {
-	p.entered++
-	if p.entered%pieces != 0 {
-		return
+// head returns the task that the stream works on, or nil if it waits or has ended.
+func (s *stream) head() *task {
+	for len(*s) > 0 && !math.IsInf((*s)[0].end, 1) {
+		*s = (*s)[1:]
 	}
-	at := p.entered/pieces - 1
-	begin := p.now
-	if at > 0 {
-		begin = max(begin, p.updated[at-1])
+	if len(*s) == 0 {
+		return nil
 	}
-	p.updated[at] = begin + p.chunks[at].Update.Seconds()
-}
-
-// copiesOut reports whether something is on its way to the host. If it waits for an update, wake becomes its end.
-func (p *pipeline) copiesOut(wake *float64) bool {
-	for p.outgoing == 0 && p.leaving < len(p.chunks) {
-		if p.leaving >= 0 {
-			if p.entered < pieces*(p.leaving+1) {
-				return false
-			}
-			if done := p.updated[p.leaving]; done > p.now {
-				*wake = min(*wake, done)
-				return false
-			}
-			if p.outgoing = float64(p.chunks[p.leaving].Own); p.parts > 0 {
-				p.outgoing = p.part(p.chunks[p.leaving].Out, p.parts-1)
-			}
-		}
-		if p.outgoing == 0 {
-			p.leave()
+	for _, t := range (*s)[0].after {
+		if t != nil && math.IsInf(t.end, 1) {
+			return nil
 		}
 	}
-	return p.outgoing > 0
+	return (*s)[0]
 }
 
-// leave notes that a piece is on the host, and goes on to the next one.
-func (p *pipeline) leave() {
+// takes returns how long a task still takes at a speed.
+func (t *task) takes(speed float64) float64 {
 	switch {
-	case p.leaving < 0:
-		p.leaving = 0
-		return
-	case p.parts > 0:
-		p.left++
-	case p.chunks[p.leaving].Own > 0:
-		p.ready = p.now
-	}
-	if p.parts++; p.parts > pieces {
-		p.leaving, p.parts = p.leaving+1, 0
-	}
-}
-
-// last returns when the last chunk is updated.
-func (p *pipeline) last() float64 {
-	if len(p.updated) == 0 {
+	case t == nil:
+		return math.Inf(1)
+	case t.left == 0:
 		return 0
 	}
-	return p.updated[len(p.updated)-1]
+	return t.left / speed
+}
+
+// run runs the streams, and returns when the last task is done. Every turn ends the task that takes least.
+func run(link Link, in, compute, out stream) (now float64) {
+	for {
+		heads := [...]*task{in.head(), out.head(), compute.head()}
+		toGPU, fromGPU := link.speeds(heads[0] != nil, heads[1] != nil)
+		speeds := [...]float64{toGPU, fromGPU, 1}
+		passed := math.Inf(1)
+		for i, t := range heads {
+			passed = min(passed, t.takes(speeds[i]))
+		}
+		if heads == [3]*task{} {
+			return now
+		}
+		if !(passed < math.Inf(1)) { // a link that moves nothing
+			return math.Inf(1)
+		}
+		now += passed
+		for i, t := range heads {
+			switch takes := t.takes(speeds[i]); {
+			case takes == passed:
+				t.left, t.end = 0, now
+			case t != nil:
+				t.left -= passed * speeds[i]
+			}
+		}
+	}
 }
 
 // Whole returns when a step in mode whole is done. All states come to the GPU, one update changes them all, and they
 // leave. Copies in began a time ago, ahead: where plimsoll.torch.StateOffload.prefetch was called.
-func Whole(chunks []Work, gradients ledger.Bytes, link Link, ahead time.Duration) Passage {
+func Whole(chunks []Work, link Link, ahead time.Duration) Passage {
 	var in, out, own float64
 	var update time.Duration
 	for _, c := range chunks {
 		in, out, own, update = in+float64(c.In), out+float64(c.Out), own+float64(c.Own), update+c.Update
 	}
-	// The gradients leave while states come, or while these are updated.
-	toGPU, fromGPU := link.speeds(true, gradients > 0)
-	entered := in / toGPU
-	if gradients > 0 {
-		entered = together(in, float64(gradients), toGPU, fromGPU, link)
-	}
-	entered = max(0, entered-ahead.Seconds())
-	updated := entered + update.Seconds()
-	ready := updated
-	if sent := float64(gradients) / link.Out; gradients > 0 || own > 0 {
-		ready = max(updated, sent) + own/link.Out
-	}
+	updated := max(0, in/link.In-ahead.Seconds()) + update.Seconds()
+	ready := updated + own/link.Out
 	return Passage{seconds(updated), seconds(ready), seconds(ready + out/link.Out)}
 }
 
-// together returns when the bytes to the GPU are there, if bytes from it begin at the same time.
-func together(in, out, toGPU, fromGPU float64, link Link) float64 {
-	if meanwhile := out / fromGPU; meanwhile*toGPU < in {
-		return meanwhile + (in-meanwhile*toGPU)/link.In
-	}
-	return in / toGPU
-}
+// forever bounds times, so that a few of them can be added up: 73 years.
+const forever = 1 << 61
 
-func seconds(s float64) time.Duration { return time.Duration(math.Round(s * 1e9)) }
+// seconds returns a duration. It is no longer than forever, as at the speed of a link that moves nothing.
+func seconds(s float64) time.Duration {
+	if !(s < forever/1e9) {
+		return forever
+	}
+	return time.Duration(math.Round(s * 1e9))
+}

@@ -45,6 +45,9 @@ const alignment = 256
 
 func aligned(bytes int64) int64 { return (bytes + alignment - 1) / alignment * alignment }
 
+// Allocated returns what the allocators of GPUs count for a tensor of some bytes: a multiple of 512.
+func Allocated(bytes int64) int64 { return (bytes + 511) / 512 * 512 }
+
 // Chunk is a group of consecutive parameters whose state moves as one piece.
 type Chunk struct {
 	First, End int // of the parameters
@@ -156,16 +159,16 @@ func (l *Layout) Own() (sum ledger.Bytes) {
 	return sum
 }
 
-// Control returns the size of the control arena: a head, two tables of numbers, a byte for each parameter's gradient,
-// and the hyperparameters of a step, for which there are about 6 KiB. A table has the scalars, and for each parameter
-// whether it has a state.
+// Control returns the size of the control arena: a head, two tables of numbers, the hyperparameters of a step, and the
+// numbers of the parameters that have no gradient in it. A table has the scalars, and for each parameter whether it has
+// a state. Hyperparameters have 64 KiB, which are enough for the options of ten groups of parameters.
 func (l *Layout) Control() ledger.Bytes {
-	const head, hyperparameters, tables, number = 512, 6 << 10, 2, 8
+	const head, hyperparameters, tables, number = 512, 64 << 10, 2, 8
 	held := 0
 	for _, c := range l.Chunks {
 		held += c.End - c.First
 	}
-	return head + hyperparameters + tables*number*ledger.Bytes(l.Scalars+held) + ledger.Bytes(held)
+	return head + hyperparameters + tables*number*ledger.Bytes(l.Scalars+held) + number*ledger.Bytes(held)
 }
 
 // Gap returns the size of the largest region: so far are old and new regions apart.
@@ -201,16 +204,22 @@ func (l *Layout) Gradients() (sum ledger.Bytes) {
 // Slot returns the size of a slot of the device: the state of the largest chunk.
 func (l *Layout) Slot() (most ledger.Bytes) {
 	for _, c := range l.Chunks {
-		most = max(most, c.State)
+		most = max(most, c.slot())
 	}
 	return most
 }
 
+// slot returns what the state of the chunk takes on the device.
+func (c Chunk) slot() ledger.Bytes { return ledger.Bytes(Allocated(int64(c.State))) }
+
 // Window returns what the GPU holds of the host's states in a step: two slots in mode chunked, everything in mode
 // whole.
-func (l *Layout) Window(whole bool) ledger.Bytes {
+func (l *Layout) Window(whole bool) (sum ledger.Bytes) {
 	if whole {
-		return l.State()
+		for _, c := range l.Chunks {
+			sum += c.slot()
+		}
+		return sum
 	}
 	return ledger.Bytes(min(2, len(l.Chunks))) * l.Slot()
 }

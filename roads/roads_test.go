@@ -91,10 +91,13 @@ func TestChunked(t *testing.T) {
 		// The last piece of a chunk comes in an eighth of a second behind the last one of the chunk two before it.
 		{"copies out are slowest", chunks(5, 0, 0), 0, Link{In: 8, Out: 4}, 7*s + s/8, 11 * s},
 		{"both directions share the link", chunks(1, 0, 0), 8, Link{In: 8, Out: 8, Together: 8}, 2 * s, 3 * s},
-		{"the first region waits for the gradients", chunks(1, 0, 0), 32, Link{In: 8, Out: 8}, 1 * s, 5 * s},
+		{"an update and a region wait for the gradients", chunks(1, 0, 0), 32, Link{In: 8, Out: 8}, 4 * s, 5 * s},
 		{"the parameters leave, too", chunks(1, 0, 8), 0, Link{In: 8, Out: 8}, 1 * s, 3 * s},
 	} {
-		got := Chunked(test.chunks, test.gradients, test.link)
+		if len(test.chunks) > 0 {
+			test.chunks[0].Gradients = test.gradients
+		}
+		got := Chunked(test.chunks, test.link)
 		if (got.Updated-test.updated).Abs() > 10 || (got.Left-test.left).Abs() > 10 {
 			t.Errorf("%s: %v, want {%v %v}", test.name, got, test.updated, test.left)
 		}
@@ -104,15 +107,15 @@ func TestChunked(t *testing.T) {
 // TestReady: with recovery the trainer waits for the last parameters, which leave before the states of their chunk.
 func TestReady(t *testing.T) {
 	link, chunk := Link{In: 8, Out: 8}, Work{In: 8, Out: 8, Own: 4}
-	if got := Chunked([]Work{chunk}, 0, link); got.Ready != 1500*time.Millisecond || got.Left != 2500*time.Millisecond {
+	if got := Chunked([]Work{chunk}, link); got.Ready != 1500*time.Millisecond || got.Left != 2500*time.Millisecond {
 		t.Errorf("mode chunked: %v", got)
 	}
-	if got := Whole([]Work{chunk}, 0, link, 0); got.Ready != 1500*time.Millisecond ||
+	if got := Whole([]Work{chunk}, link, 0); got.Ready != 1500*time.Millisecond ||
 		got.Left != 2500*time.Millisecond {
 		t.Errorf("mode whole: %v", got)
 	}
 	chunk.Own = 0
-	if got := Chunked([]Work{chunk, chunk}, 0, link); got.Ready != got.Updated {
+	if got := Chunked([]Work{chunk, chunk}, link); got.Ready != got.Updated {
 		t.Errorf("without recovery: %v", got)
 	}
 }
@@ -131,25 +134,156 @@ func TestChunkedIsBound(t *testing.T) {
 		for i := range chunks {
 			chunks[i] = Work{In: ledger.Bytes(size), Out: ledger.Bytes(size), Own: own, Update: update}
 		}
+		chunks[0].Gradients = gradients
 		n := float64(len(chunks))
 		in, out := n*float64(size)/link.In, (n*float64(size+int64(own))+float64(gradients))/link.Out
-		got := Chunked(chunks, gradients, link)
+		got := Chunked(chunks, link)
 		slowest := max(in, out, n*update.Seconds())
 		few := float64(size)/link.In*3 + float64(size+int64(own))/link.Out*3 + 3*update.Seconds() +
 			float64(gradients)/link.Out
 		if end := got.Left.Seconds(); end < slowest-1e-6 || end > slowest+few+1e-6 || got.Updated > got.Left {
 			t.Fatalf("%v, but in %g s, out %g s, update %g s", got, in, out, n*update.Seconds())
 		}
-		whole := Whole(chunks, gradients, link, 0)
+		whole := Whole(chunks, link, 0)
 		if gradients == 0 && whole.Left < got.Left-time.Duration(1000) {
 			t.Fatalf("mode whole ends at %v, mode chunked at %v", whole.Left, got.Left)
 		}
 		link.Together = rapid.Float64Range(1e9, 1000e9).Draw(t, "together")
-		if slow := Chunked(chunks, gradients, link); slow.Left < got.Left-time.Duration(1000) &&
+		if slow := Chunked(chunks, link); slow.Left < got.Left-time.Duration(1000) &&
 			link.Together >= max(link.In, link.Out) {
 			t.Fatalf("%v with a shared link, %v without", slow, got)
 		}
 	})
+}
+
+// TestNoLinkHangs: neither a link that moves nothing nor directions of very different speeds keep the law from an end.
+func TestNoLinkHangs(t *testing.T) {
+	chunks := make([]Work, 40)
+	for i := range chunks {
+		chunks[i] = Work{In: 64 << 20, Out: 64 << 20, Own: 13 << 20, Gradients: 13 << 20, Update: 29 * time.Millisecond}
+	}
+	for _, link := range []Link{{}, {In: 1e9}, {Out: 1e9}, {In: math.NaN(), Out: 1}} {
+		if got := Chunked(chunks, link); got.Left != forever {
+			t.Errorf("%+v: %+v", link, got)
+		}
+	}
+	slow := Chunked(chunks, Link{In: 1e-6, Out: 1e15})
+	if slow.Left != forever {
+		t.Errorf("a year for each byte: %+v", slow)
+	}
+	got := Chunked(chunks, Link{In: 1e7, Out: 1e15})
+	if want := float64(40*64<<20)/1e7 + 0.029; math.Abs(got.Left.Seconds()/want-1) > 1e-6 {
+		t.Errorf("%+v, want %g s", got, want)
+	}
+}
+
+// TestChunkedBySteps compares the law with a simulation of its own kind: time goes on in small steps, and streams do
+// what the client gives them (python/plimsoll/torch/cycle.py), in its order and behind its events.
+func TestChunkedBySteps(t *testing.T) {
+	const tick = 1e-3
+	rapid.Check(t, func(t *rapid.T) {
+		small := func(name string) ledger.Bytes { return ledger.Bytes(rapid.IntRange(0, 4).Draw(t, name)) }
+		recovery := rapid.Bool().Draw(t, "recovery")
+		chunks := make([]Work, rapid.IntRange(1, 5).Draw(t, "chunks"))
+		slot := ledger.Bytes(0)
+		for i := range chunks {
+			size := 8 * small("size")
+			chunks[i] = Work{In: size, Out: size, Update: time.Duration(small("update")) * 250 * time.Millisecond}
+			if recovery {
+				chunks[i].Own, chunks[i].Gradients = 1+small("own"), small("gradients")
+			}
+			slot = max(slot, size)
+		}
+		rate := func(name string) float64 { return float64(rapid.IntRange(4, 32).Draw(t, name)) }
+		link := Link{In: rate("in"), Out: rate("out")}
+		if rapid.Bool().Draw(t, "shared") {
+			link.Together = rate("both")
+		}
+		want := byTicks(chunks, slot, link, tick)
+		got := Chunked(chunks, link)
+		slack := 60 * len(chunks) // a task may end within a tick
+		for _, pair := range [][2]float64{{got.Updated.Seconds(), want[0]}, {got.Ready.Seconds(), want[1]},
+			{got.Left.Seconds(), want[2]}} {
+			if math.Abs(pair[0]-pair[1]) > tick*float64(slack) {
+				t.Fatalf("%+v, want %v", got, want)
+			}
+		}
+	})
+}
+
+// byTicks returns when all is updated, when the trainer goes on, and when all has left.
+func byTicks(chunks []Work, slot ledger.Bytes, link Link, tick float64) [3]float64 {
+	type item struct {
+		what  string
+		chunk int
+		piece ledger.Bytes
+	}
+	done := map[item]float64{}
+	is := func(what string, chunk int, piece ledger.Bytes) bool {
+		_, found := done[item{what, chunk, piece}]
+		return found
+	}
+	var queues [3][]item // in, update, out
+	for i := range chunks {
+		queues[2] = append(queues[2], item{"gradients", i, 0})
+	}
+	for i := range chunks {
+		queues[1] = append(queues[1], item{"update", i, 0})
+		queues[2] = append(queues[2], item{"own", i, 0})
+		for n := range ledger.Bytes(8) {
+			queues[0] = append(queues[0], item{"in", i, n})
+			queues[2] = append(queues[2], item{"out", i, n})
+		}
+	}
+	amount := func(x item) float64 {
+		c, step := chunks[x.chunk], slot/8
+		switch x.what {
+		case "gradients":
+			return float64(c.Gradients)
+		case "own":
+			return float64(c.Own)
+		case "update":
+			return c.Update.Seconds()
+		}
+		return float64(min(c.In, (x.piece+1)*step) - min(c.In, x.piece*step))
+	}
+	free := func(x item) bool {
+		switch x.what {
+		case "in":
+			return x.chunk < 2 || is("out", x.chunk-2, x.piece)
+		case "update":
+			return is("in", x.chunk, 7) && is("gradients", x.chunk, 0)
+		case "own", "out":
+			return is("update", x.chunk, 0)
+		}
+		return true
+	}
+	var progress [3]float64
+	now := 0.0
+	for len(queues[0])+len(queues[1])+len(queues[2]) > 0 {
+		var active [3]bool
+		for q := range queues {
+			for len(queues[q]) > 0 && free(queues[q][0]) && progress[q] >= amount(queues[q][0])-1e-9 {
+				done[queues[q][0]] = now
+				queues[q], progress[q] = queues[q][1:], 0
+			}
+			active[q] = len(queues[q]) > 0 && free(queues[q][0])
+		}
+		speeds := [3]float64{0, 1, 0}
+		speeds[0], speeds[2] = link.speeds(active[0], active[2])
+		for q := range queues {
+			if active[q] {
+				progress[q] += speeds[q] * tick
+			}
+		}
+		now += tick
+	}
+	last := len(chunks) - 1
+	ready := done[item{"update", last, 0}]
+	if chunks[last].Own > 0 {
+		ready = done[item{"own", last, 0}]
+	}
+	return [3]float64{done[item{"update", last, 0}], ready, done[item{"out", last, 7}]}
 }
 
 // TestSpeeds: no direction is faster than alone, both together are no faster than the link.

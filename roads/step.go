@@ -37,6 +37,9 @@ func (l *Layout) Work(r Rates) []Work {
 	work := make([]Work, len(l.Chunks))
 	for i, c := range l.Chunks {
 		work[i] = Work{In: c.State, Out: c.State, Own: c.Own, Update: r.update(c)}
+		if l.Gradients() > 0 {
+			work[i].Gradients = c.Gradients
+		}
 	}
 	return work
 }
@@ -54,16 +57,21 @@ type Step struct {
 func (l *Layout) Step(r Rates, j Job) Step {
 	link := r.Link.shared(r.Host, j.Ranks)
 	s, work := l.alone(link, r), l.Work(r)
-	p := Chunked(work, l.Gradients(), link)
-	if l.Whole {
-		p = Whole(work, l.Gradients(), link, 0)
-	}
+	p := l.Passage(work, link, 0)
 	leaves, passes := p.Left-p.Ready, j.Forward+j.Backward
 	if l.Whole && l.Prefetch { // not before the copies out of the step before have ended
-		p = Whole(work, l.Gradients(), link, min(j.Backward, max(0, passes-leaves)))
+		p = l.Passage(work, link, min(j.Backward, max(0, passes-leaves)))
 	}
 	s.Exposed = p.Ready + r.update(l.ResidentWork) + max(0, leaves-passes)
 	return s
+}
+
+// Passage returns when a step over these chunks is done. In mode whole copies in began a time ago, ahead.
+func (l *Layout) Passage(work []Work, link Link, ahead time.Duration) Passage {
+	if l.Whole {
+		return Whole(work, link, ahead)
+	}
+	return Chunked(work, link)
 }
 
 // alone returns the times of the copies and of the update, each without the others.

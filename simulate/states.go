@@ -75,6 +75,9 @@ func (h *heldStates) step() {
 	case job.InService:
 		return
 	}
+	if first {
+		allocate(h.gpu, counter, ledger.StatesWindow, h.whyWindow)
+	}
 	held := 0
 	for _, c := range h.layout.Chunks {
 		held = c.End
@@ -113,6 +116,9 @@ func (h *heldStates) updateHere(first bool) {
 	}
 }
 
+// counter is what the number of chunks that are committed takes on the GPU, from which it is copied to the host.
+const counter = 512
+
 // makeChunks is the first step in mode chunked: the optimizer makes its own state for a chunk, which is copied into a
 // slot, and leaves.
 func (h *heldStates) makeChunks() {
@@ -128,7 +134,10 @@ func (h *heldStates) makeChunks() {
 func (h *heldStates) made(first, end int) (sum int64) {
 	for _, p := range h.updated[first:end] {
 		for _, state := range h.Optimizer.States(p) {
-			sum += state.Bytes
+			sum += roads.Allocated(state.Bytes)
+		}
+		if h.Optimizer.CountsOnGPU(p) {
+			sum += roads.Allocated(dtype.F32.Size())
 		}
 	}
 	return sum
@@ -177,22 +186,21 @@ func (h *heldStates) left() {
 // and parameters in fp32, where there are master weights. New states are as the optimizer has made them, and new master
 // weights in fp32, until they are in a slot.
 func (h *heldStates) change(first, end int, fresh bool, body func()) {
-	var beside, last int64
+	var beside, most int64
 	for i, p := range h.updated[first:end] {
+		single := roads.Allocated(dtype.F32.Size() * p.Elements)
 		switch {
 		case !fresh:
+			if block := min(p.Elements, comparedAtATime); h.Offload.Master == dtype.F32 {
+				most = max(most, beside+single+roads.Allocated(2*block)+roads.Allocated(block))
+			}
 			beside += h.sizes[first+i].Temporary
 		case h.Offload.Master != dtype.Invalid:
-			beside += 2 * dtype.F32.Size() * p.Elements
-		}
-		if h.Offload.Master == dtype.F32 {
-			last = p.Elements
+			beside += 2 * single
 		}
 	}
+	h.gpu.briefly(most, ledger.DtypeConversions, h.whyBeside)
 	h.gpu.during(beside, ledger.DtypeConversions, h.whyBeside, func() {
-		if !fresh {
-			h.gpu.briefly(3*min(last, comparedAtATime), ledger.DtypeConversions, h.whyBeside)
-		}
 		h.copies(h.gpu, h.updated[first:end])
 		body()
 	})

@@ -96,7 +96,7 @@ func runRoads(c *cobra.Command, o roadsOptions) error {
 			sources = append(sources, measuredRates(&rates, found, file, j.RanksPerNode)...)
 		}
 	}
-	if sources, err = o.stated(&rates, sources); err != nil {
+	if sources, err = o.stated(c, &rates, sources); err != nil {
 		return err
 	}
 	compared, err := plan.NewRoads(j, states, rates, roads.Job{Forward: milliseconds(o.forward),
@@ -161,7 +161,7 @@ func measuredRates(rates *roads.Rates, p *profile.Profile, file string, ranks in
 }
 
 // stated takes the rates that flags say.
-func (o *roadsOptions) stated(rates *roads.Rates, sources []string) ([]string, error) {
+func (o *roadsOptions) stated(c *cobra.Command, rates *roads.Rates, sources []string) ([]string, error) {
 	for _, flag := range []struct {
 		name, unit string
 		value      float64
@@ -174,9 +174,9 @@ func (o *roadsOptions) stated(rates *roads.Rates, sources []string) ([]string, e
 		{"tflops", "TFLOP/s", o.teraflops, &rates.FLOPS, teraflops},
 		{"forward-ms", "ms", o.forward, nil, 0}, {"backward-ms", "ms", o.backward, nil, 0},
 	} {
-		const most = 1e6
-		if !(flag.value >= 0 && flag.value <= most) {
-			return nil, fault.Inputf("--%s is %v: expected a number above 0 and up to %.0f", flag.name, flag.value,
+		const least, most = 1e-3, 1e6
+		if c.Flags().Changed(flag.name) && !(flag.value >= least && flag.value <= most) {
+			return nil, fault.Inputf("--%s is %v: expected a number from %v to %.0f", flag.name, flag.value, least,
 				most)
 		}
 		if flag.value > 0 && flag.to != nil {

@@ -24,7 +24,8 @@ func TestRoadsOfTheDocs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	blocks := regexp.MustCompile("(?s)```console\n\\$ plimsoll (.*?)\n(.*?)```").FindAllStringSubmatch(string(text), -1)
+	block := regexp.MustCompile("(?s)```console\n\\$ plimsoll (roads .*?)\n(.*?)```")
+	blocks := block.FindAllStringSubmatch(string(text), -1)
 	if len(blocks) < 5 {
 		t.Fatalf("docs/roads.md has %d commands", len(blocks))
 	}
@@ -97,7 +98,9 @@ func TestRoadsAsDocument(t *testing.T) {
 // TestRoadsRefuse: rates that are no speeds, and machines that nobody has published.
 func TestRoadsRefuse(t *testing.T) {
 	for flags, want := range map[string]string{
-		"--link-in -1":            "--link-in is -1: expected a number above 0 and up to 1000000",
+		"--link-in -1":            "--link-in is -1: expected a number from 0.001 to 1000000",
+		"--link-out 0":            "--link-out is 0: expected",
+		"--link-both 1e-12":       "--link-both is 1e-12: expected",
 		"--tflops NaN":            "--tflops is NaN: expected",
 		"--backward-ms 3":         "--backward-ms is given without --forward-ms",
 		"--machine dgx":           `--machine is "dgx", expected rtx-4090, 8xh100 or gh200`,
@@ -108,5 +111,32 @@ func TestRoadsRefuse(t *testing.T) {
 		if _, stderr, code := runs(arguments...); code != exitInput || !strings.Contains(stderr, want) {
 			t.Errorf("%s: exit code %d, %s", flags, code, stderr)
 		}
+	}
+}
+
+// TestRoadsCompareEqualThings: under DistributedDataParallel every rank has all states, on each road. FSDP2 divides
+// them on each.
+func TestRoadsCompareEqualThings(t *testing.T) {
+	hosts := func(flags string) (bytes []float64, d report.Roads) {
+		out, stderr, code := runs(strings.Fields("roads --model llama-3.2-1b --gpu H100-80GB --precision bf16 " +
+			"--seq-len 64 --master split --host-profile none --json " + flags)...)
+		if err := json.Unmarshal([]byte(out), &d); code != exitDone || err != nil {
+			t.Fatalf("exit code %d, %v\n%s", code, err, stderr)
+		}
+		for _, r := range d.Roads {
+			bytes = append(bytes, float64(r.Host))
+		}
+		return bytes, d
+	}
+	one, _ := hosts("--gpus 1")
+	all, d := hosts("--gpus 8")
+	shards, _ := hosts("--gpus 8 --fsdp 2")
+	for i, name := range d.Roads {
+		if all[i] != 8*one[i] || shards[i] > 1.2*one[i] {
+			t.Errorf("%s: %g bytes for 1 GPU, %g for 8, %g for 8 with FSDP2", name.Name, one[i], all[i], shards[i])
+		}
+	}
+	if !strings.Contains(strings.Join(d.Assumptions, "; "), "every rank holds and updates all states") {
+		t.Errorf("nothing says that ranks hold all states: %q", d.Assumptions)
 	}
 }

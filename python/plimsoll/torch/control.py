@@ -98,9 +98,15 @@ class Control:
         return described["groups"], described["without"]
 
 
-def settings_bytes(groups: Sequence[Dict[str, Any]]) -> int:
-    """What the control arena has for the description of a step: enough for any values of these options."""
+_ROOM = 64 << 10
+
+
+def settings_bytes(groups: Sequence[Dict[str, Any]], parameters: int) -> int:
+    """What the control arena has for the description of a step: enough for any values of these options, and for the
+    numbers of all held parameters. Options have a room that `plimsoll plan` knows: 64 KiB, or what a multiple of it
+    they need.
+    """
     options = [options_of(g) for g in groups]
     values = sum(len(v) if isinstance(v, (tuple, list)) else 1 for o in options for v in o.values())
     keys = sum(len(str(k)) for o in options for k in o)
-    return 4096 + 64 * (keys + values) + 8 * sum(len(g["params"]) for g in groups)
+    return -(-(4096 + 64 * (keys + values)) // _ROOM) * _ROOM + 8 * parameters

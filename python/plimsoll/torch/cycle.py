@@ -207,15 +207,16 @@ class Cycle:
         self.resident_state = {p: state[p] for _, p in self._resident if state.get(p)}
 
     def _commit(self, region: Region, slot: Slot, step: int, committed: int) -> Any:
-        """Copies a region out, and counts it. Returns the event at which its parameters are on the host."""
+        """Copies a region out, and counts it. Returns the event at which its parameters are on the host, if they go there."""
         updated = self._streams.event()
         self._control.await_read(step, committed)
         host = self._memory.region(region, step + 1)
-        with self._streams.copying_out([updated]):
-            for held in region.held:
-                if held.copy is not None:
+        copies, copied = [h for h in region.held if h.copy is not None], None
+        if copies:
+            with self._streams.copying_out([updated]):
+                for held in copies:
                     held.copy.within(host).copy_(local(held.parameter).detach(), non_blocking=True)
-            copied = self._streams.event()
+                copied = self._streams.event()
         slot.drain(region, host, updated)
         with self._streams.copying_out():
             self._streams.set_word(self._control.position, step * len(self._layout.regions) + committed + 1)

@@ -59,7 +59,7 @@ def demanded(optimizer: torch.optim.Optimizer, names: Dict[torch.Tensor, str], d
         count += 1
     if demands.fraction == 1:
         count = len(wanted)  # also those without any state
-    layout = lay_out(wanted[:count], demands.chunk_limit, settings_bytes(optimizer.param_groups))
+    layout = lay_out(wanted[:count], demands.chunk_limit, settings_bytes(optimizer.param_groups, count))
     return demands, layout, [(w.group, w.parameter) for w in wanted[count:]]
 
 
