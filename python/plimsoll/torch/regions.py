@@ -282,5 +282,5 @@ def _tensors(held: Held) -> Iterator[Dict[str, Any]]:
 def _scalars(held: Held) -> Iterator[Dict[str, Any]]:
     yield {"name": held.name, "key": "has_state", "dtype": "int64"}
     for scalar in held.scalars:
-        dtype = _TYPES[scalar.dtype] if scalar.dtype is not None else "fp64" if scalar.number is float else "int64"
+        dtype = _TYPES.get(scalar.dtype, "int64") if scalar.dtype is not None else "fp64" if scalar.number is float else "int64"
         yield {"name": held.name, "key": scalar.key, "dtype": dtype}
