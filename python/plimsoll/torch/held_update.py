@@ -8,7 +8,7 @@ from plimsoll.torch import masters
 from plimsoll.torch.control import Control
 from plimsoll.torch.layout import local
 from plimsoll.torch.probing import like
-from plimsoll.torch.regions import MASTER_LOW, Held, Region, Stored
+from plimsoll.torch.regions import MASTER_LOW, Held, Region, Sharding, Stored
 from plimsoll.torch.wrapped import Wrapped
 
 Resident = Dict[torch.Tensor, Dict[str, Any]]  # the state of parameters whose state stays on the device, by parameter
@@ -139,6 +139,8 @@ def _of_form(held: Held, stored: Stored, value: Any) -> torch.Tensor:
             f"the optimizer has made the state {stored.key!r} of {held.name} {what}: expected {stored.form.dtype} of "
             f"{list(stored.form.size)}, as in its first two steps"
         )
+    if Sharding.of(value) != stored.form.sharding:
+        raise RuntimeError(f"the optimizer has sharded the state {stored.key!r} of {held.name} in another way than in its first two steps")
     return found.detach()
 
 

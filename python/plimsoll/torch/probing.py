@@ -1,13 +1,14 @@
 """What an optimizer's state is made of, found out before there is any."""
 
+import contextlib
 import math
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple, Union
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from plimsoll.torch.layout import DTensor, is_sharded, local
-from plimsoll.torch.regions import Form
+from plimsoll.torch.layout import is_sharded, local
+from plimsoll.torch.regions import Form, Sharding
 from plimsoll.torch.storages import tensors
 from plimsoll.torch.wrapped import Changed, Wrapped, attributes_of, call, is_same, options_of, twin
 
@@ -31,8 +32,10 @@ class Prober:
         self._optimizer = optimizer
         self._found: Dict[Any, Tuple[Dict[str, Kind], bool]] = {}
 
-    def changes_options(self, parameter: torch.Tensor, name: str, g: int, dtype: torch.dtype) -> bool:
-        """Whether steps change the options of the parameter group or the optimizer itself, such as a count of steps."""
+    def is_not_alone(self, parameter: torch.Tensor, name: str, g: int, dtype: torch.dtype) -> bool:
+        """Whether a step cannot be finished from what is held: it changes options or attributes, such as a count of steps, or
+        the ranks make it together.
+        """
         return self._asked(parameter, name, g, dtype)[1]
 
     def kinds(self, parameter: torch.Tensor, name: str, g: int, dtype: torch.dtype) -> Dict[str, Kind]:
@@ -58,11 +61,12 @@ class Prober:
             group["params"], found = [asked], {}
             for _ in range(_STEPS):
                 asked.grad = like(parameter, torch.zeros_like(local(parameter).detach(), dtype=dtype))
-                found = call(made, [group], {**found})
+                with _collectives(parameter) as count:
+                    found = call(made, [group], {**found})
             changed = [k for k, v in _settings(made, g).items() if not is_same(before.get(k), v)]
             for key in changed:
                 _refuse_state_outside(self._optimizer, key, made.__dict__.get(key))
-            return dict(found.get(asked, {})), bool(changed)
+            return dict(found.get(asked, {})), bool(changed) or count() > 0
 
         with torch.random.fork_rng(devices=[]):
             try:
@@ -74,6 +78,18 @@ class Prober:
             except Exception:  # whatever it is: a real parameter will tell
                 found, changes = state(twin(self._optimizer))
         return _kinds(parameter, found, name), changes
+
+
+@contextlib.contextmanager
+def _collectives(parameter: torch.Tensor) -> Iterator[Callable[[], int]]:
+    """Counts what the ranks that share a DTensor do together."""
+    if not is_sharded(parameter):
+        yield lambda: 0
+        return
+    from torch.distributed.tensor.debug import CommDebugMode
+
+    with CommDebugMode() as mode:
+        yield mode.get_total_counts
 
 
 def _settings(optimizer: Any, g: int) -> Dict[str, Any]:
@@ -91,11 +107,8 @@ def _refuse_state_outside(optimizer: Any, key: str, value: Any) -> None:
 
 def like(parameter: torch.Tensor, elements: torch.Tensor) -> torch.Tensor:
     """A tensor that is sharded as a parameter is, from this rank's elements."""
-    if not is_sharded(parameter):
-        return elements
-    return DTensor.from_local(
-        elements, parameter.device_mesh, parameter.placements, run_check=False, shape=parameter.shape, stride=parameter.stride()
-    )
+    sharding = Sharding.of(parameter)
+    return elements if sharding is None else sharding.whole(elements)
 
 
 def _kinds(parameter: torch.Tensor, state: Dict[str, Any], name: str) -> Dict[str, Kind]:
@@ -116,25 +129,13 @@ def _kind(parameter: torch.Tensor, key: str, value: Any, name: str) -> Kind:
     if mine.layout is not torch.strided:
         raise TypeError(f"the state {key!r} of {name} is {mine.layout}: expected a dense tensor; leave it to the optimizer itself")
     if mine.device == local(parameter).device and (mine.dim() or mine.device.type != "cpu"):
-        return Form(*_geometry(mine), mine.dtype, _wrap_of(value))
+        return Form.of(mine, sharding=Sharding.of(value))
     if mine.dim() == 0 and mine.device.type == "cpu" and mine.element_size() <= 8:
         return NumberKind(torch.Tensor, mine.dtype)
     raise TypeError(
         f"the state {key!r} of {name} is on {mine.device}, but its parameter is on {local(parameter).device}: expected both on "
         "one device; leave it to the optimizer itself"
     )
-
-
-def _geometry(tensor: torch.Tensor) -> Tuple[Tuple[int, ...], Tuple[int, ...]]:
-    form = Form.of(tensor)
-    return form.size, form.stride
-
-
-def _wrap_of(value: torch.Tensor) -> Optional[Callable[[torch.Tensor], torch.Tensor]]:
-    if not is_sharded(value):
-        return None
-    mesh, placements, shape, stride = value.device_mesh, value.placements, value.shape, value.stride()
-    return lambda mine: DTensor.from_local(mine, mesh, placements, run_check=False, shape=shape, stride=stride)
 
 
 def refuse_dependent(optimizer: torch.optim.Optimizer) -> None:

@@ -30,8 +30,12 @@ class Wrapped:
     def groups(self) -> List[Dict[str, Any]]:
         return self.optimizer.param_groups
 
-    def seize(self) -> None:
-        """Refuses steps that somebody asks the wrapped optimizer for itself."""
+    def seize(self, wrapper: torch.optim.Optimizer) -> None:
+        """Refuses steps that somebody asks the wrapped optimizer for itself. Its hooks become those of the wrapper."""
+        for name in _ALL_HOOKS:
+            hooks = getattr(self.optimizer, name)
+            getattr(wrapper, name).update(hooks)
+            hooks.clear()
 
         def step(self: Any, closure: Any = None) -> None:
             raise RuntimeError(
@@ -97,6 +101,13 @@ def call(optimizer: Any, groups: List[Dict[str, Any]], state: Dict[torch.Tensor,
 
 
 _HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+_ALL_HOOKS = (
+    *_HOOKS,
+    "_optimizer_state_dict_pre_hooks",
+    "_optimizer_state_dict_post_hooks",
+    "_optimizer_load_state_dict_pre_hooks",
+    "_optimizer_load_state_dict_post_hooks",
+)
 
 
 def plain_step(kind: type) -> Callable[..., Any]:
