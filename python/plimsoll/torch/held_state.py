@@ -1,6 +1,6 @@
 """A held state that is open: its session, and the steps that it makes."""
 
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 
@@ -17,6 +17,23 @@ from plimsoll.torch.wrapped import Wrapped
 
 Entries = Dict[torch.Tensor, Dict[str, Any]]
 Resident = List[Tuple[int, torch.Tensor]]
+
+
+class Found(NamedTuple):
+    """How a rank has found its state, if it has any."""
+
+    has_state: bool
+    steps: int
+    prepared_step: int  # the last step whose gradients are held
+    torn: Optional[str]  # why it cannot go on, if so
+
+
+def why_torn(found: Sequence[Found]) -> Optional[str]:
+    """Why the ranks that have found these cannot go on together, or None."""
+    last = max(f.steps for f in found)
+    if any(f.steps < last and not f.steps + 1 == f.prepared_step == last for f in found):
+        return "the ranks of the job have states of different steps"
+    return next((f.torn for f in found if f.torn is not None), None)
 
 
 class HeldState:
@@ -68,8 +85,13 @@ class HeldState:
         self._cycle = Cycle(self._memory, self._wrapped, self._streams, self._demands.whole, self._resident)
 
     @torch.no_grad()
-    def begin(self) -> Optional[str]:
-        """Begins with a new state, or goes on from the one that was found. Returns why it cannot, if so."""
+    def begin(self) -> "Found":
+        """Begins with a new state, or goes on from the one that was found."""
+        torn = self._begin()
+        return Found(self.session is not None, self.steps, int(self._control.gradients_of), torn)
+
+    def _begin(self) -> Optional[str]:
+        """The same. Returns why it cannot, if so."""
         if self._control.step == 0:
             self._control.clear_numbers()
             return None
@@ -93,13 +115,26 @@ class HeldState:
         return self._control.step
 
     @torch.no_grad()
-    def step(self) -> None:
-        self.refuse_broken()
+    def prepare(self, wait: bool = False) -> None:
+        """Begins a step. If it waits, the host has all that finishes the step."""
+        self._cycle.prepare()
+        if wait:
+            self._cycle.await_prepared()
+
+    @torch.no_grad()
+    def make(self) -> None:
+        """Makes the step that was begun."""
         try:
-            self._cycle.step()
+            self._cycle.make()
         except BaseException:
             self._broken = self._cycle.under_way
             raise
+
+    @torch.no_grad()
+    def finish_prepared(self, step: int) -> None:
+        """Makes this step if an earlier process has prepared it only, while other ranks have made it."""
+        if self.session is not None and self.steps < step:
+            finish_step(self._memory, self._wrapped, self._cycle)
 
     def refuse_broken(self) -> None:
         """Raises if a step has failed after it had changed something. What can be finished is finished then."""

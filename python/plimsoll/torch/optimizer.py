@@ -241,10 +241,7 @@ class Optimizer(torch.optim.Optimizer):
 
     @property
     def state(self) -> Entries:  # type: ignore[override]
-        """The state of each parameter, fetched from the service on access: ``optimizer.state[p]["exp_avg"]``.
-
-        It is read-only: writes raise RuntimeError.
-        """
+        """The state of each parameter, fetched from the service on access and read-only: ``optimizer.state[p]["exp_avg"]``."""
         return self._entries
 
     @state.setter
@@ -255,6 +252,9 @@ class Optimizer(torch.optim.Optimizer):
                 "optimizer to begin with moments of zero"
             )
         self._entries = Entries(self)  # torch's constructor sets it first
+
+    def _refuse_full_state(self) -> None:
+        self._settings.refuse_full_state()
 
     def _has_state(self) -> bool:
         return self._shards is not None and self._shards.step > 0
@@ -284,7 +284,7 @@ class Optimizer(torch.optim.Optimizer):
         if self._shards is None:
             self._check_not_closed()
             return super().state_dict()
-        self._settings.refuse_full_state()
+        self._refuse_full_state()
         self._check_groups()
         entries: Dict[torch.Tensor, Any] = {}
         if self._shards.step:

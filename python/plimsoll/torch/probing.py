@@ -68,6 +68,7 @@ class Prober:
                 _refuse_state_outside(self._optimizer, key, made.__dict__.get(key))
             return dict(found.get(asked, {})), bool(changed) or count() > 0
 
+        _start_autograd()
         with torch.random.fork_rng(devices=[]):
             try:
                 if any(isinstance(v, torch.Tensor) for k, v in _settings(self._optimizer, g).items() if k != "lr"):
@@ -103,6 +104,17 @@ def _refuse_state_outside(optimizer: Any, key: str, value: Any) -> None:
             f"{type(optimizer).__name__} has tensors of its parameters in its attribute {key!r}, beside its state: expected all of "
             "them in its state, which StateOffload can hold; leave these parameters to the optimizer itself"
         )
+
+
+def _start_autograd() -> None:
+    """Has autograd start its threads for the devices that there are.
+
+    FakeTensorMode registers CUDA devices where there are none. A first backward pass after it would start a thread for
+    each, and forked children could not make a backward pass any more.
+    """
+    if not torch.cuda.is_available():
+        with torch.enable_grad():
+            torch.zeros((), requires_grad=True).mul(1).backward()
 
 
 def like(parameter: torch.Tensor, elements: torch.Tensor) -> torch.Tensor:

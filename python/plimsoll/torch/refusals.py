@@ -5,6 +5,7 @@ from typing import Any, Callable, Dict, Sequence
 
 import torch
 
+from plimsoll.torch.entries import Entries
 from plimsoll.torch.layout import local
 from plimsoll.torch.probing import refuse_dependent
 from plimsoll.torch.settings import choose
@@ -28,7 +29,7 @@ def refuse_optimizer(optimizer: Any, *, chunked: bool) -> None:
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"optimizer is a {type(optimizer).__name__}: expected a torch.optim.Optimizer")
     name = type(optimizer).__name__
-    if type(optimizer).__module__.startswith("plimsoll."):
+    if isinstance(optimizer.state, Entries):
         raise TypeError(f"optimizer is a {name} of plimsoll.torch, whose state is on the host already: use it without StateOffload")
     if isinstance(optimizer, torch.optim.SparseAdam):
         raise TypeError(f"optimizer is a {name}, whose gradients are sparse: {_LEAVE}")

@@ -11,7 +11,7 @@ from plimsoll.torch import environment, layout, owners, regions
 from plimsoll.torch.demands import Demands, demanded
 from plimsoll.torch.entries import Copy, Entries, Entry
 from plimsoll.torch.held_checkpoint import HeldSaver, all_ranks
-from plimsoll.torch.held_state import HeldState
+from plimsoll.torch.held_state import Found, HeldState, why_torn
 from plimsoll.torch.refusals import check_arguments, refuse_optimizer, refuse_sparse
 from plimsoll.torch.signals import deferred
 from plimsoll.torch.step import refuse_capture
@@ -123,13 +123,19 @@ class StateOffload(torch.optim.Optimizer):
             self._lay_out()
         owners.claim(self, self.param_groups)
         state = HeldState(self._wrapped, self._layout, self._resident, self._demands, self._device)
-        state.open(*self._where)
+        ranks = all_ranks()
+
+        def begin() -> Found:
+            state.open(*self._where)
+            return state.begin()
+
         try:
-            torn = state.begin()
-            found = all_ranks().gather([(torn, state.steps)])
-            if torn is None and any(other != found[0] for other in found):
-                torn = "the ranks of the job have states of different steps"
-            self._torn, self._resumed_step = torn, 0 if torn else state.steps
+            every = ranks.agree("opening the state", begin)
+            found = [f for f in every if f.has_state] or every
+            step, torn = max(f.steps for f in found), why_torn(found)
+            if torn is None and any(f.steps < step for f in found):
+                ranks.agree(f"finishing step {step}", lambda: state.finish_prepared(step))
+            self._torn, self._resumed_step = torn, 0 if torn else step
             before, self._wrapped.optimizer.state = self._wrapped.optimizer.state, {}
             if before and state.steps == 0:
                 state.replace(dict(before))
@@ -158,6 +164,11 @@ class StateOffload(torch.optim.Optimizer):
                 "and load_state_dict() fill it"
             )
         self.open()
+
+    @property
+    def is_torn(self) -> bool:
+        """Whether the state that was found is of no step: a load replaces it."""
+        return self._torn is not None
 
     def _refuse_torn(self) -> None:
         if self._torn is not None:
@@ -189,6 +200,16 @@ class StateOffload(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self.check_step()
+        with deferred():  # an interrupt would leave the step half made
+            self.prepare()
+            self.make()
+        return loss
+
+    # A step in two phases, for ranks that make it together
+
+    def check_step(self) -> None:
+        """Opens the state, and raises where no step can be made of these gradients."""
         if self._state is None:
             self._open_unless_closed()
             if self._resumed_step:
@@ -200,10 +221,22 @@ class StateOffload(torch.optim.Optimizer):
         self._trained.check_groups(self.param_groups)
         self._trained.check_frozen()
         refuse_sparse(self.param_groups, self._names)
+        self._state.refuse_broken()
         self._wrapped.optimizer._opt_called = True  # for schedulers that were made for it
-        with deferred():  # an interrupt would leave the step half made
-            self._state.step()
-        return loss
+
+    def prepare(self, wait: bool = False) -> None:
+        """The first phase: begins a step. If it waits, the next process can make the step, whenever this one dies."""
+        self._state.prepare(wait)
+
+    def make(self) -> None:
+        """The second phase."""
+        self._state.make()
+
+    @property
+    def steps(self) -> int:
+        """The number of steps that were made, also by earlier processes. Waits until the host has their state."""
+        self._state.settle()
+        return self._state.steps
 
     def prefetch(self) -> None:
         """Begins to copy the state to the device, where the mode is "whole". Otherwise nothing happens."""
@@ -225,6 +258,9 @@ class StateOffload(torch.optim.Optimizer):
     @state.setter
     def state(self, value: Any) -> None:
         raise RuntimeError("optimizer.state cannot be set: the service holds the state. Use optimizer.load_state_dict")
+
+    def _refuse_full_state(self) -> None:
+        """Every parameter of this optimizer has its full state here."""
 
     def _has_state(self) -> bool:
         return self._state is not None and bool(self._state.parameters_with_state())
