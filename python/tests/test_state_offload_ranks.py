@@ -57,3 +57,27 @@ def saved(rank, folder):
 
 def test_all_ranks_save_and_load(fully_shard, tmp_path):  # noqa: F811
     assert run(saved, str(tmp_path)) == [(2, True)] * RANKS
+
+
+def orthogonalized(rank, wraps, options):
+    """Rows that do not divide by the ranks, whose chunks the ranks must cut alike: all of them orthogonalize a matrix."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard as shards
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*(torch.nn.Linear(*sizes, bias=False) for sizes in [(64, 3), (3, 64)] * 3))
+    shards(model, mesh=init_device_mesh("cpu", (RANKS,)))
+    optimizer = torch.optim.Muon(model.parameters(), lr=1e-2)
+    if wraps:
+        optimizer = StateOffload(optimizer, **options)
+        assert not optimizer._demands.recovers  # ranks that die at different chunks could not finish the step together
+    for step in range(4):
+        optimizer.zero_grad()
+        model(torch.randn(2, 64)).square().mean().backward()
+        optimizer.step()
+    return [p.full_tensor().detach().flatten().tolist() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("options", [{"chunk_bytes": 1024}, {"chunk_bytes": 1024, "fraction": 0.5}], ids=str)
+def test_muon_orthogonalizes_whole_matrices(fully_shard, options):  # noqa: F811
+    assert run(orthogonalized, True, options) == run(orthogonalized, False, {})

@@ -46,6 +46,10 @@ class Control:
         """Waits until a save under way has read what the next region overwrites."""
         self._wait(self._layout.places.position(states.Moment(steps, committed)))
 
+    def await_save(self) -> None:
+        """Waits until nothing is being saved."""
+        self._wait(self._control.NOTHING_IS_READ)
+
     # Numbers
 
     def clear_numbers(self) -> None:

@@ -8,7 +8,7 @@ import torch
 from plimsoll.torch.control import settings_bytes
 from plimsoll.torch.layout import local
 from plimsoll.torch.probing import NumberKind, Prober
-from plimsoll.torch.regions import MASTER, MASTER_LOW, PARAMETER, Form, Layout, Scalar, Stored, Wanted, lay_out
+from plimsoll.torch.regions import MASTER, MASTER_LOW, PARAMETER, Form, Layout, Scalar, Sharding, Stored, Wanted, lay_out
 
 _SIXTEEN_BITS = (torch.bfloat16, torch.float16)
 
@@ -45,8 +45,10 @@ def demanded(optimizer: torch.optim.Optimizer, names: Dict[torch.Tensor, str], d
     """How the state can be held, its layout, and the parameters whose state stays on the device, with their groups."""
     prober = Prober(optimizer)
     for g, group in enumerate(optimizer.param_groups):
-        if any(prober.changes_options(p, names[p], g, _dtype(p, demands)) for p in group["params"] if p.requires_grad):
-            demands = demands._replace(recovery=False)  # its options are a part of the state, and die with the process
+        if any(prober.is_not_alone(p, names[p], g, _dtype(p, demands)) for p in group["params"] if p.requires_grad):
+            # Its options are a part of the state, and die with the process. Or ranks that died at other chunks of a step
+            # would not do the same together.
+            demands = demands._replace(recovery=False)
     wanted = [
         _wanted(p, names[p], g, prober, demands)
         for g, group in enumerate(optimizer.param_groups)
@@ -83,7 +85,7 @@ def _wanted(parameter: torch.Tensor, name: str, g: int, prober: Prober, demands:
         keys=tuple(kinds),
         tensors=tuple(tensors),
         scalars=tuple(scalars),
-        master=_master(mine, name, demands) if has_master else None,
+        master=_master(parameter, name, demands) if has_master else None,
         copy=Stored(PARAMETER, Form.of(mine), mine.dtype) if demands.recovers else None,
         gradient=Stored("gradient", Form.of(mine, gradient_dtype), gradient_dtype) if keeps_gradient else None,
     )
@@ -95,7 +97,7 @@ def _at_rest(form: Form, parameter: torch.Tensor, demands: Demands) -> torch.dty
 
 
 def _master(parameter: torch.Tensor, name: str, demands: Demands) -> Stored:
-    form = Form.of(parameter, torch.float32)
+    form = Form.of(local(parameter).detach(), torch.float32, Sharding.of(parameter))
     if demands.master == "fp32":
         return Stored(MASTER, form, torch.float32)
     if parameter.dtype != torch.bfloat16:

@@ -33,6 +33,12 @@ def check(held: Held, entry: Dict[str, Any]) -> None:
     missing = sorted(set(held.keys) - set(entry))
     if missing:
         raise ValueError(f"the state of {held.name} lacks {', '.join(missing)}: expected the state of an optimizer of the same class")
+    others = sorted(set(entry) - set(held.keys) - {MASTER})
+    if others:
+        raise ValueError(
+            f"the state of {held.name} has also {', '.join(others)}: expected the state of an optimizer with the same options; make "
+            "StateOffload of one that has the options of the saved one"
+        )
     for stored in held.tensors:
         value = entry[stored.key]
         shape = tuple(local(value).shape) if isinstance(value, torch.Tensor) else None

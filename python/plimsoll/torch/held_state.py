@@ -202,6 +202,7 @@ class HeldState:
             if entries.get(held.parameter):
                 held_entries.check(held, entries[held.parameter])
         self.forget()
+        self._control.await_save()
         target = held_entries.step_of(entries.values()) or self.steps + 1
         if len(self._layout.regions) > 1:
             # Until all regions are written, this is a step that was broken off.

@@ -8,7 +8,7 @@ from plimsoll.torch import masters
 from plimsoll.torch.control import Control
 from plimsoll.torch.layout import local
 from plimsoll.torch.probing import like
-from plimsoll.torch.regions import MASTER_LOW, Held, Region, Stored
+from plimsoll.torch.regions import MASTER_LOW, Held, Region, Sharding, Stored
 from plimsoll.torch.wrapped import Wrapped
 
 Resident = Dict[torch.Tensor, Dict[str, Any]]  # the state of parameters whose state stays on the device, by parameter
@@ -75,10 +75,12 @@ class Batch:
     def _put_back(self, held: Held, target: torch.Tensor, memory: torch.Tensor) -> None:
         entry = self._state.get(target, {})
         _check_keys(held, entry)
-        for stored in held.tensors:
-            value, place = _of_form(held, stored, entry[stored.key]), stored.within(memory)
-            if value.data_ptr() != place.data_ptr() or value.dtype != place.dtype:
-                place.copy_(value)
+        moved = [(v, p) for v, p in _values(held, entry, memory) if v.data_ptr() != p.data_ptr() or v.dtype != p.dtype]
+        slot = memory.untyped_storage().data_ptr()
+        # Optimizers may exchange the tensors of two keys: none may be overwritten before it is read.
+        moved = [(v.clone() if v.untyped_storage().data_ptr() == slot else v, p) for v, p in moved]
+        for value, place in moved:
+            place.copy_(value)
         for scalar in held.scalars:
             self._control.set_number(scalar, self._step + 1, _of_kind(held, scalar, entry[scalar.key]))
         self._control.set_state(held, self._step + 1, True)
@@ -115,6 +117,18 @@ def _check_keys(held: Held, entry: Dict[str, Any]) -> None:
             f"the optimizer has the state {', '.join(sorted(entry)) or 'of no key'} for {held.name}: expected "
             f"{', '.join(held.keys) or 'none'}, as in its first two steps; its state must not grow"
         )
+    places = {s.key for s in (*held.tensors, *held.scalars)}
+    grown = sorted(key for key, value in entry.items() if value is not None and key not in places)
+    if grown:
+        raise RuntimeError(
+            f"the optimizer has made the state {grown[0]!r} of {held.name} a {type(entry[grown[0]]).__name__}: expected None, as in "
+            "its first two steps; its state must not grow"
+        )
+
+
+def _values(held: Held, entry: Dict[str, Any], memory: torch.Tensor) -> List[Tuple[torch.Tensor, torch.Tensor]]:
+    """The tensors that the optimizer has left, with their places in the slot."""
+    return [(_of_form(held, stored, entry[stored.key]), stored.within(memory)) for stored in held.tensors]
 
 
 def _of_form(held: Held, stored: Stored, value: Any) -> torch.Tensor:
@@ -125,13 +139,15 @@ def _of_form(held: Held, stored: Stored, value: Any) -> torch.Tensor:
             f"the optimizer has made the state {stored.key!r} of {held.name} {what}: expected {stored.form.dtype} of "
             f"{list(stored.form.size)}, as in its first two steps"
         )
+    if Sharding.of(value) != stored.form.sharding:
+        raise RuntimeError(f"the optimizer has sharded the state {stored.key!r} of {held.name} in another way than in its first two steps")
     return found.detach()
 
 
 def _of_kind(held: Held, scalar: Any, value: Any) -> Any:
-    if type(value) is not scalar.number and not (scalar.dtype is not None and isinstance(value, torch.Tensor)):
+    found, expected = getattr(value, "dtype", None) or type(value).__name__, scalar.dtype or scalar.number.__name__
+    if found != expected:
         raise RuntimeError(
-            f"the optimizer has made the state {scalar.key!r} of {held.name} a {type(value).__name__}: expected a "
-            f"{scalar.number.__name__}, as in its first two steps"
+            f"the optimizer has made the state {scalar.key!r} of {held.name} a {found}: expected a {expected}, as in its first two steps"
         )
     return value

@@ -6,11 +6,12 @@ gap and back: the new state of a chunk overwrites only what is dead, and never t
 
 import dataclasses
 import math
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import torch
 
 from plimsoll import states
+from plimsoll.torch.layout import DTensor, is_sharded
 from plimsoll.torch.masters import BLOCK
 
 ALIGNMENT = 256  # of each tensor in a region, in bytes
@@ -19,29 +20,53 @@ MASTER, MASTER_LOW, PARAMETER = "master_weights", "master_weights_low", "paramet
 
 
 @dataclasses.dataclass(frozen=True)
+class Sharding:
+    """How a DTensor is made of the parts that the ranks have."""
+
+    mesh: Any
+    placements: Tuple[Any, ...]
+    shape: Tuple[int, ...]
+    stride: Tuple[int, ...]
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Optional["Sharding"]:
+        if not is_sharded(tensor):
+            return None
+        return cls(tensor.device_mesh, tuple(tensor.placements), tuple(tensor.shape), tuple(tensor.stride()))
+
+    def whole(self, mine: torch.Tensor) -> torch.Tensor:
+        return DTensor.from_local(mine, self.mesh, self.placements, run_check=False, shape=torch.Size(self.shape), stride=self.stride)
+
+    @property
+    def even_elements(self) -> int:
+        """The elements of each rank, if all had as many."""
+        return -(-math.prod(self.shape) // self.mesh.size())
+
+
+@dataclasses.dataclass(frozen=True)
 class Form:
-    """What a tensor of this rank is like. ``wrap`` makes a DTensor of it, where it is the local part of one."""
+    """What a tensor of this rank is like. Where it is the local part of a DTensor, it has a ``sharding``."""
 
     size: Tuple[int, ...]
     stride: Tuple[int, ...]
     dtype: torch.dtype
-    wrap: Optional[Callable[[torch.Tensor], torch.Tensor]] = None
+    sharding: Optional[Sharding] = None
 
     @classmethod
-    def of(cls, tensor: torch.Tensor, dtype: Optional[torch.dtype] = None) -> "Form":
+    def of(cls, tensor: torch.Tensor, dtype: Optional[torch.dtype] = None, sharding: Optional[Sharding] = None) -> "Form":
         """The form of a local tensor, with its strides if they leave no gaps."""
         size = tuple(tensor.shape)
         dense = torch.empty_strided(size, tensor.stride(), device="meta")
         kept = dense.numel() == 0 or dense.untyped_storage().nbytes() == dense.nbytes and _distinct(tensor)
         stride = tensor.stride() if kept else torch.empty(size, device="meta").stride()
-        return cls(size, tuple(stride), dtype or tensor.dtype)
+        return cls(size, tuple(stride), dtype or tensor.dtype, sharding)
 
     @property
     def bytes(self) -> int:
         return math.prod(self.size) * self.dtype.itemsize
 
     def whole(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor if self.wrap is None else self.wrap(tensor)
+        return tensor if self.sharding is None else self.sharding.whole(tensor)
 
 
 def _distinct(tensor: torch.Tensor) -> bool:
@@ -60,6 +85,11 @@ class Stored:
     @property
     def bytes(self) -> int:
         return math.prod(self.form.size) * self.dtype.itemsize
+
+    @property
+    def even_bytes(self) -> int:
+        """The bytes of each rank, if all had as many elements."""
+        return self.bytes if self.form.sharding is None else self.form.sharding.even_elements * self.dtype.itemsize
 
     def within(self, memory: torch.Tensor) -> torch.Tensor:
         """The tensor itself, in the bytes of its region."""
@@ -153,7 +183,10 @@ class Wanted:
 
     @property
     def state_bytes(self) -> int:
-        return sum(padded(t.bytes) for t in (*self.tensors, self.master) if t is not None)
+        """The bytes of its state by which chunks are cut. They are the same on all ranks, as the ranks must take DTensors in
+        the same order: some updates of them are collective.
+        """
+        return sum(padded(t.even_bytes) for t in (*self.tensors, self.master) if t is not None)
 
 
 def lay_out(wanted: Sequence[Wanted], chunk_bytes: Optional[int], settings_bytes: int) -> Layout:
@@ -282,5 +315,5 @@ def _tensors(held: Held) -> Iterator[Dict[str, Any]]:
 def _scalars(held: Held) -> Iterator[Dict[str, Any]]:
     yield {"name": held.name, "key": "has_state", "dtype": "int64"}
     for scalar in held.scalars:
-        dtype = _TYPES[scalar.dtype] if scalar.dtype is not None else "fp64" if scalar.number is float else "int64"
+        dtype = _TYPES.get(scalar.dtype, "int64") if scalar.dtype is not None else "fp64" if scalar.number is float else "int64"
         yield {"name": held.name, "key": scalar.key, "dtype": dtype}

@@ -65,19 +65,20 @@ class StateOffload(torch.optim.Optimizer):
         self._entries = Entries(self)
         self._state: Optional[HeldState] = None
         self._torn: Optional[str] = None
-        self._resumed_step = 0
+        self._resumed_step, self._closed = 0, False
         self._lay_out()
         owners.claim(self, self.param_groups)
         super().__setstate__({})  # hooks, and torch's profiler around the step
-        for hooks in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
-            getattr(self, hooks).update(getattr(optimizer, hooks, {}))
-        self._wrapped.seize()
+        self._wrapped.seize(self)
 
     def _lay_out(self) -> None:
         names = self._names()
-        self._trained = Trained(self.param_groups, names)
+        self._trained, self._kinds = Trained(self.param_groups, names), self._kinds_of_parameters()
         self._device = self._trained.device
         self._demands, self._layout, self._resident = demanded(self._wrapped.optimizer, names, self._demands)
+
+    def _kinds_of_parameters(self) -> List[Any]:
+        return [(p.requires_grad, p.dtype, layout.local(p).device) for g in self.param_groups for p in g["params"]]
 
     def _names(self) -> Dict[torch.Tensor, str]:
         return layout.names_of(self.param_groups, self._named, self._model)
@@ -118,6 +119,9 @@ class StateOffload(torch.optim.Optimizer):
         """Makes the state, or goes on from the one that the service has: see :attr:`resumed_step`."""
         if self._state is not None:
             return
+        if self._kinds != self._kinds_of_parameters():  # the program has moved the model
+            self._lay_out()
+        owners.claim(self, self.param_groups)
         state = HeldState(self._wrapped, self._layout, self._resident, self._demands, self._device)
         ranks = all_ranks()
 
@@ -139,6 +143,7 @@ class StateOffload(torch.optim.Optimizer):
             state.close()
             raise
         self._state, self._saver, self._release = state, HeldSaver(state.session), weakref.finalize(self, _close, state, os.getpid())
+        self._closed = False
 
     @property
     def resumed_step(self) -> int:
@@ -147,9 +152,18 @@ class StateOffload(torch.optim.Optimizer):
         A program that may have been restarted reads it before its first forward pass, and goes on with the data of the
         next step.
         """
-        self.open()
+        self._open_unless_closed()
         self._refuse_torn()
         return self._resumed_step
+
+    def _open_unless_closed(self) -> None:
+        """Opens the optimizer for code that needs the state. After :meth:`close` the program says if it wants a new one."""
+        if self._closed:
+            raise RuntimeError(
+                "the optimizer is closed: open() attaches to the state if a service still has it, or begins with a new one; load() "
+                "and load_state_dict() fill it"
+            )
+        self.open()
 
     @property
     def is_torn(self) -> bool:
@@ -197,7 +211,7 @@ class StateOffload(torch.optim.Optimizer):
     def check_step(self) -> None:
         """Opens the state, and raises where no step can be made of these gradients."""
         if self._state is None:
-            self.open()
+            self._open_unless_closed()
             if self._resumed_step:
                 raise RuntimeError(
                     f"the service has the state of step {self._resumed_step}, and these gradients are of other parameters: read "
@@ -266,9 +280,19 @@ class StateOffload(torch.optim.Optimizer):
 
         Parameters with master weights have ``master_weights`` beside its entries.
         """
+        for hook in self._optimizer_state_dict_pre_hooks.values():
+            hook(self)
+        found = self._plain_state_dict()
+        for hook in self._optimizer_state_dict_post_hooks.values():
+            changed = hook(self, found)
+            found = found if changed is None else changed
+        return found
+
+    def _plain_state_dict(self) -> Dict[str, Any]:
         optimizer = self._wrapped.optimizer
-        if self._state is None:
+        if self._state is None and not self._closed:
             return optimizer.state_dict()
+        self._open_unless_closed()
         self._refuse_torn()
         self._state.refuse_broken()
         optimizer.state = self._state.entries()
@@ -279,6 +303,9 @@ class StateOffload(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
         """Takes a state from :meth:`state_dict`, or from the wrapped optimizer. It is written on the host."""
+        for hook in self._optimizer_load_state_dict_pre_hooks.values():
+            changed = hook(self, state_dict)
+            state_dict = state_dict if changed is None else changed
         entries = state_dict.get("state", {})
         optimizer = self._wrapped.optimizer
         if entries:
@@ -294,6 +321,8 @@ class StateOffload(torch.optim.Optimizer):
             self.param_groups = groups
             raise
         self._torn = None
+        for hook in self._optimizer_load_state_dict_post_hooks.values():
+            hook(self)
 
     # Checkpoints
 
@@ -303,7 +332,7 @@ class StateOffload(torch.optim.Optimizer):
         All ranks call it, and later :meth:`saved`. ``training`` is a JSON document of at most 64 KiB that :meth:`load`
         returns, such as the state of a scheduler.
         """
-        self.open()
+        self._open_unless_closed()
         self._refuse_torn()
         self._state.refuse_broken()
         self._refuse_resident("save", "state_dict")
@@ -312,7 +341,7 @@ class StateOffload(torch.optim.Optimizer):
 
     def saved(self) -> int:
         """Waits until all ranks have written what :meth:`save` began, and makes it a checkpoint. Returns its step."""
-        self.open()
+        self._open_unless_closed()
         return self._saver.saved()
 
     def load(self, directory: Any) -> Any:
@@ -344,7 +373,7 @@ class StateOffload(torch.optim.Optimizer):
         """Ends the session, and gives the device's memory back."""
         if self._state is not None:
             self._release()
-            self._state = None
+            self._state, self._closed = None, True
         owners.release(self, self.param_groups)
 
 

@@ -58,6 +58,16 @@ def test_masters_have_the_bits_of_the_cpu(master, mode):
     assert all(map(same, trained("standin"), trained("cpu")))
 
 
+def test_options_that_are_tensors_of_the_device():
+    ps, qs = parameters("standin"), parameters("standin")
+    options = {"lr": torch.tensor(1e-2, device="standin"), "capturable": True, "foreach": True}
+    theirs = torch.optim.AdamW(qs, **options)
+    with closing(wrap(torch.optim.AdamW(ps, **options))) as ours:
+        steps(ps, ours, 3)
+        steps(qs, theirs, 3)
+        assert_same_training(ours, theirs, ps, qs)
+
+
 # Faults
 
 
