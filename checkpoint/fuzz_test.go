@@ -4,7 +4,7 @@ import (
 	"archive/zip"
 	"bytes"
 	"errors"
-	"io"
+	"os"
 	"path/filepath"
 	"testing"
 
@@ -123,11 +123,11 @@ func FuzzUnpickle(f *testing.F) {
 	}
 	f.Add([]byte("\x80\x02]q\x00(h\x00K\x01\x8a\x01\xffG\x00\x00\x00\x00\x00\x00\x00\x00\x85e."))
 	f.Fuzz(func(t *testing.T, text []byte) {
-		document, err := unpickle(text)
+		document, err := unpickle(text, nil)
 		if err != nil {
 			return
 		}
-		file := &torchFile{path: "file.pt", data: bytes.NewReader(nil)}
+		file := &torchFile{archive: &archive{path: "file.pt", data: bytes.NewReader(nil)}}
 		if err := file.understand(document); err == nil && len(file.pieces) > 0 {
 			t.Fatalf("a file without numbers has the parameters %v", file.pieces)
 		}
@@ -141,9 +141,11 @@ func FuzzTorch(f *testing.F) {
 		f.Add(document)
 	}
 	f.Fuzz(func(t *testing.T, text []byte) {
-		archive := archiveOf(t, text)
-		data := bytes.NewReader(archive)
-		c, err := readTorch(t.Context(), "file.pt", data, data.Size(), nil)
+		path := filepath.Join(t.TempDir(), "file.pt")
+		if err := os.WriteFile(path, archiveOf(t, text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		c, err := OpenTorch(t.Context(), path, nil)
 		var input *fault.Input
 		if err != nil {
 			if !errors.As(err, &input) {
@@ -151,17 +153,17 @@ func FuzzTorch(f *testing.F) {
 			}
 			return
 		}
-		readAll(t, c.files[0], data)
+		readAll(t, c)
 	})
 }
 
-// readAll reads every chunk of every stream.
-func readAll(t *testing.T, f *file, data io.ReaderAt) {
-	for chunk := range f.layout.Chunks {
-		first := f.layout.Chunk(chunk).First
-		for _, region := range f.layout.regions(chunk) {
-			if err := f.torch.read(data, f.layout.saved[region.stream].Role, first,
-				make([]byte, region.bytes)); err != nil {
+// readAll reads every chunk of every file.
+func readAll(t *testing.T, c *Checkpoint) {
+	r := c.newReader()
+	defer r.Close()
+	for number, f := range c.files {
+		for chunk := range f.layout.Chunks {
+			if _, err := r.read(number, chunk); err != nil {
 				t.Fatal(err)
 			}
 		}
