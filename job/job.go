@@ -67,6 +67,7 @@ type Job struct {
 	HoldsOutputs bool
 
 	Optimizer Optimizer
+	Offload   *StateOffload // nil: the states stay where the optimizer makes them
 	Clip      float64
 
 	Adapter      *recipe.Adapter
