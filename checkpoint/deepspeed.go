@@ -73,11 +73,14 @@ func OpenDeepSpeed(ctx context.Context, path string, progress func(bytes int64))
 	return c, inputOf(zeroKind, path, err)
 }
 
-// inputOf returns an error as one for a file of a kind, unless it is one already.
+// inputOf returns an error as one for a file of a kind, or the one for a file that it has.
 func inputOf(k kind, path string, err error) error {
 	var input *fault.Input
-	if err == nil || errors.As(err, &input) {
+	switch {
+	case err == nil, errors.Is(err, context.Canceled):
 		return err
+	case errors.As(err, &input):
+		return input
 	}
 	return k.wrong(path, "%v", err)
 }

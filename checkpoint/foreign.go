@@ -156,7 +156,7 @@ func withArchive(
 		return err
 	}
 	if err := use(a, document); err != nil {
-		return a.wrong("%v", err)
+		return inputOf(of, path, err)
 	}
 	return a.verify(ctx, progress)
 }

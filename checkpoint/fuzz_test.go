@@ -4,6 +4,7 @@ import (
 	"archive/zip"
 	"bytes"
 	"errors"
+	"io"
 	"os"
 	"path/filepath"
 	"testing"
@@ -146,14 +147,7 @@ func FuzzTorch(f *testing.F) {
 			t.Fatal(err)
 		}
 		c, err := OpenTorch(t.Context(), path, nil)
-		var input *fault.Input
-		if err != nil {
-			if !errors.As(err, &input) {
-				t.Fatalf("%v is no input error", err)
-			}
-			return
-		}
-		readAll(t, c)
+		readOrRefuse(t, c, err)
 	})
 }
 
@@ -198,10 +192,91 @@ func archiveOf(t *testing.T, document []byte) []byte {
 	}
 	entry("data.pkl", document)
 	for _, key := range []string{"0", "1", "2", "3", "4", "5", "6", "7"} {
-		entry("data/"+key, make([]byte, 24))
+		entry("data/"+key, make([]byte, 4096))
 	}
 	if err := z.Close(); err != nil {
 		t.Fatal(err)
 	}
 	return archive.Bytes()
+}
+
+// FuzzDistributed: metadata of torch.distributed.checkpoint is understood or refused. An
+// understood checkpoint can be read.
+func FuzzDistributed(f *testing.F) {
+	folder := filepath.Join("..", "examples", "fsdp")
+	metadata, err := os.ReadFile(filepath.Join(folder, metadataName))
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(metadata)
+	names, err := filepath.Glob(filepath.Join(folder, "*.distcp"))
+	if err != nil || len(names) != 2 {
+		f.Fatal(names, err)
+	}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		own := t.TempDir()
+		for _, name := range names {
+			path, err := filepath.Abs(name)
+			if err == nil {
+				err = os.Symlink(path, filepath.Join(own, filepath.Base(name)))
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := os.WriteFile(filepath.Join(own, metadataName), text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		c, err := OpenDistributed(t.Context(), own, nil)
+		readOrRefuse(t, c, err)
+	})
+}
+
+// FuzzDeepSpeed: what a rank of ZeRO has saved is understood or refused. An understood
+// checkpoint can be read.
+func FuzzDeepSpeed(f *testing.F) {
+	const rank1 = "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt"
+	folder := filepath.Join("..", "examples", "deepspeed", "global_step3")
+	archive, err := zip.OpenReader(filepath.Join(folder, rank1))
+	if err != nil {
+		f.Fatal(err)
+	}
+	defer archive.Close()
+	for _, entry := range archive.File {
+		if filepath.Base(entry.Name) != "data.pkl" {
+			continue
+		}
+		r, err := entry.Open()
+		if err != nil {
+			f.Fatal(err)
+		}
+		pickle, err := io.ReadAll(r)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(pickle)
+	}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		own := t.TempDir()
+		if err := os.CopyFS(own, os.DirFS(folder)); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(own, rank1), archiveOf(t, text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		c, err := OpenDeepSpeed(t.Context(), own, nil)
+		readOrRefuse(t, c, err)
+	})
+}
+
+// readOrRefuse expects a checkpoint that can be read, or an input error.
+func readOrRefuse(t *testing.T, c *Checkpoint, err error) {
+	t.Helper()
+	var input *fault.Input
+	switch {
+	case err == nil:
+		readAll(t, c)
+	case !errors.As(err, &input):
+		t.Fatalf("%v is no input error", err)
+	}
 }
