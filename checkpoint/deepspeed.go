@@ -18,7 +18,8 @@ import (
 
 var zeroKind = kind{
 	"checkpoint of DeepSpeed's ZeRO",
-	"name the folder that engine.save_checkpoint has written, of ZeRO 1, 2 or 3 with AdamW; docs/checkpoints.md says more",
+	"name the folder that engine.save_checkpoint has written, of ZeRO 1, 2 or 3 with AdamW; " +
+		"docs/checkpoints.md says more",
 }
 
 // zeroPart is the part of all parameters of DeepSpeed's checkpoints.
@@ -127,7 +128,7 @@ func (z *zero) find() error {
 		name := e.Name()
 		switch m := optimizerFile.FindStringSubmatch(name); {
 		case otherRank.MatchString(name):
-			return zeroKind.wrong(z.path, "%s is of a tensor or pipeline parallel job, expected one rank, mp_rank_00", name)
+			return zeroKind.wrong(z.path, "%s is of a tensor or pipeline parallel job, expected mp_rank_00 only", name)
 		case otherFile.MatchString(name):
 			return zeroKind.wrong(z.path, "%s is of a pipeline or of a mixture of experts", name)
 		case modelFile.MatchString(name):
@@ -141,11 +142,13 @@ func (z *zero) find() error {
 		}
 	}
 	if len(ranks) == 0 || z.model == "" {
-		return zeroKind.wrong(z.path, "it lacks zero_pp_rank_0_mp_rank_00_optim_states.pt or mp_rank_00_model_states.pt")
+		return zeroKind.wrong(z.path, "it lacks zero_pp_rank_0_mp_rank_00_optim_states.pt or "+
+			"mp_rank_00_model_states.pt")
 	}
 	for rank := range len(ranks) {
 		if ranks[rank] == "" {
-			return zeroKind.wrong(z.path, "the file of rank %d is missing, and those of %d ranks are here", rank, len(ranks))
+			return zeroKind.wrong(z.path, "the file of rank %d is missing, and those of %d ranks are here", rank,
+				len(ranks))
 		}
 		z.files = append(z.files, ranks[rank])
 	}
@@ -193,7 +196,8 @@ func (z *zero) readRank(a *archive, rank int, document any) error {
 	if stage == any(int64(3)) {
 		return z.readRank3(a, rank, document)
 	}
-	optimizer, masters := member(document, "base_optimizer_state"), items(member(document, "single_partition_of_fp32_groups"))
+	optimizer := member(document, "base_optimizer_state")
+	masters := items(member(document, "single_partition_of_fp32_groups"))
 	mappings := items(member(document, "param_slice_mappings"))
 	if _, ok := optimizer.(*dict); !ok {
 		return errors.New(`it has no dict "base_optimizer_state": "elastic_checkpoint" was on, or this is another stage`)
@@ -222,7 +226,8 @@ func (z *zero) checkPartitions(count any) error {
 	}
 	for _, n := range counts {
 		if n != any(int64(len(z.files))) {
-			return fmt.Errorf("its groups are divided among %s ranks, and the files of %d are here", shown(n), len(z.files))
+			return fmt.Errorf("its groups are divided among %s ranks, and the files of %d are here", shown(n),
+				len(z.files))
 		}
 	}
 	return nil
@@ -316,7 +321,8 @@ func (z *zero) add(rank, group int, name string, f flat, start, count int64) err
 	if count == 0 {
 		return nil
 	}
-	p := shard.Piece{Name: name, Shape: z.shapes[name], Group: group, Range: shard.Range{First: z.read[name], Count: count}}
+	own := shard.Range{First: z.read[name], Count: count}
+	p := shard.Piece{Name: name, Shape: z.shapes[name], Group: group, Range: own}
 	if err := p.Validate(); err != nil {
 		return err
 	}

@@ -101,8 +101,8 @@ type savedChunk struct {
 
 // blob is a part of a file that torch.save has written.
 type blob struct {
-	file           string
-	offset, length int64
+	file        string
+	shard.Range // of its bytes
 }
 
 func (d *distcp) close() {
@@ -166,10 +166,10 @@ func storedBlobs(data any) (map[string]blob, error) {
 		offsets, _ := sizes(attribute(e.key, "offset"))
 		b, isFile, isOffset, isLength := blob{}, false, false, false
 		b.file, isFile = attribute(e.value, "relative_path").(string)
-		b.offset, isOffset = attribute(e.value, "offset").(int64)
-		b.length, isLength = attribute(e.value, "length").(int64)
+		b.First, isOffset = attribute(e.value, "offset").(int64)
+		b.Count, isLength = attribute(e.value, "length").(int64)
 		switch {
-		case !isKey || !isFile || !isOffset || !isLength || b.offset < 0 || b.length < 0:
+		case !isKey || !isFile || !isOffset || !isLength || b.First < 0 || b.Count < 0:
 			return nil, fmt.Errorf("it does not say where %q is", key)
 		case filepath.Base(b.file) != b.file || !filepath.IsLocal(b.file):
 			return nil, fmt.Errorf("%q is in %q, expected a file beside the metadata", key, b.file)
@@ -238,13 +238,14 @@ func (d *distcp) findModel(state string) (string, error) {
 		if !ok || strings.HasPrefix(key, state) || prefix != "" && !strings.HasSuffix(prefix, ".") {
 			continue
 		}
-		if !slices.ContainsFunc(slices.Collect(maps.Keys(d.names)), func(n string) bool { return d.tensors[prefix+n] == nil }) {
+		lacks := func(name string) bool { return d.tensors[prefix+name] == nil }
+		if !slices.ContainsFunc(slices.Collect(maps.Keys(d.names)), lacks) {
 			found = append(found, prefix)
 		}
 	}
 	if len(found) != 1 {
-		return "", fmt.Errorf("the parameters that have a state are %d times in it, under %q: expected once, as in model.%s",
-			len(found), found, some)
+		return "", fmt.Errorf("the parameters that have a state are %d times in it, under %q: expected once, "+
+			"as in model.%s", len(found), found, some)
 	}
 	return found[0], nil
 }
@@ -256,7 +257,7 @@ func (d *distcp) readGroups(prefix string) (map[string]int, error) {
 		for _, item := range items(names) {
 			name, ok := item.(string)
 			if _, twice := groups[name]; !ok || twice {
-				return fmt.Errorf("parameter group %d has %s, which is no name or is there twice", group, shown(item))
+				return fmt.Errorf("parameter group %d has %s, which is no name or is listed twice", group, shown(item))
 			}
 			groups[name] = group
 		}
@@ -401,12 +402,12 @@ func (d *distcp) withBlob(b blob, use func(*archive, any) error) error {
 	if err != nil {
 		return err
 	}
-	if b.length > info.Size() || b.offset > info.Size()-b.length {
-		return broken(d.file.Name(), "damaged: the file has %d bytes, and a tensor has %d from %d on", info.Size(), b.length,
-			b.offset)
+	if b.Count > info.Size() || b.First > info.Size()-b.Count {
+		return broken(d.file.Name(), "damaged: the file has %d bytes, and a tensor has %d from %d on", info.Size(),
+			b.Count, b.First)
 	}
 	a := &archive{
-		path: d.file.Name(), data: io.NewSectionReader(d.file, b.offset, b.length), base: b.offset, size: b.length,
+		path: d.file.Name(), data: io.NewSectionReader(d.file, b.First, b.Count), base: b.First, size: b.Count,
 		kind: distcpKind,
 	}
 	document, err := a.document(nil)

@@ -18,8 +18,8 @@ import os, socket, sys
 free = socket.socket(); free.bind(("127.0.0.1", 0)); port = free.getsockname()[1]; free.close()
 child = os.fork()
 rank = 0 if child else 1
-os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
-    OMP_NUM_THREADS="1", DS_ACCELERATOR="cpu", GLOO_SOCKET_IFNAME="lo", DEEPSPEED_LOG_LEVEL="error")
+os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1",
+    MASTER_PORT=str(port), OMP_NUM_THREADS="1", DS_ACCELERATOR="cpu", GLOO_SOCKET_IFNAME="lo", DEEPSPEED_LOG_LEVEL="error")
 import torch
 torch.manual_seed(0)
 def network():
@@ -146,7 +146,7 @@ func TestDeepSpeed(t *testing.T) {
 			}
 			if back := twoOf(t, interpreter, inDeepSpeed, universal, stage, "load", "AdamW",
 				documented(t, "load_universal")); !slices.Equal(back, shown) {
-				t.Errorf("DeepSpeed has loaded %d tensors, which are not the %d that it has saved", len(back), len(shown))
+				t.Errorf("DeepSpeed has loaded %d tensors, not the %d that it has saved", len(back), len(shown))
 			}
 			if c, err = OpenDeepSpeed(t.Context(), universal, nil); err != nil {
 				t.Fatal(err)
@@ -278,7 +278,8 @@ func TestDistributedCheckpoint(t *testing.T) {
 			if err := own.WriteTorch(t.Context(), exported, nil); err != nil {
 				t.Fatal(err)
 			}
-			if back := twoOf(t, interpreter, inFSDP, exported, form, "AdamW", documented(t, "set_optimizer_state_dict")); !slices.Equal(back, shown) {
+			back := twoOf(t, interpreter, inFSDP, exported, form, "AdamW", documented(t, "set_optimizer_state_dict"))
+			if !slices.Equal(back, shown) {
 				t.Errorf("FSDP2 has loaded %d tensors, which are not the %d that it has saved", len(back), len(shown))
 			}
 			if err := os.Truncate(filepath.Join(folder, "__1_0.distcp"), 10000); err != nil {

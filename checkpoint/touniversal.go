@@ -12,6 +12,7 @@ import (
 	"github.com/google/renameio/v2"
 
 	"plimsoll/fault"
+	"plimsoll/files"
 	"plimsoll/optim/kernel"
 )
 
@@ -29,8 +30,8 @@ func (c *Checkpoint) WriteUniversal(ctx context.Context, directory string, progr
 		return fault.File(path).Inputf("a checkpoint of this step is here already").WithHint("name another folder")
 	}
 	if c.Algorithm() != kernel.Adam {
-		return fault.File(c.path).Inputf("it is the state of %v, and DeepSpeed's universal checkpoints are written for "+
-			"Adam and AdamW", c.Algorithm()).WithHint("use --to torch")
+		return fault.File(c.path).Inputf("it is the state of %v, and universal checkpoints of DeepSpeed are written "+
+			"for Adam and AdamW", c.Algorithm()).WithHint("use --to torch")
 	}
 	if err := os.MkdirAll(directory, 0o755); err != nil {
 		return cause(directory, "checkpoints cannot be written here", errors.Unwrap(err))
@@ -106,7 +107,7 @@ func (u *universalWriter) save(path string, members func(*pickler)) error {
 // saveTorch writes a file of torch.save with a dict, or without members with a number,
 // and the numbers of the one tensor in it.
 func saveTorch(path string, members func(*pickler), numbers func(io.Writer) error) error {
-	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
+	file, _, err := files.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
 	if err != nil {
 		return err
 	}

@@ -37,15 +37,16 @@ func openUniversal(ctx context.Context, path string, progress func(bytes int64))
 	}
 	for _, e := range entries {
 		if otherRank.MatchString(e.Name()) || otherFile.MatchString(e.Name()) {
-			return nil, universalKind.wrong(path, "%s is of a tensor or pipeline parallel job, or of a mixture of experts",
-				e.Name())
+			return nil, universalKind.wrong(path, "%s is of a tensor or pipeline parallel job, or of a mixture of "+
+				"experts", e.Name())
 		}
 		if modelFile.MatchString(e.Name()) {
 			z.model = filepath.Join(path, e.Name())
 		}
 	}
 	if z.model == "" {
-		return nil, universalKind.wrong(path, "it lacks mp_rank_00_model_states.pt, which has the shapes of the parameters")
+		return nil, universalKind.wrong(path, "it lacks mp_rank_00_model_states.pt, which has the shapes of the "+
+			"parameters")
 	}
 	var groups map[int64]int // of the lists of shapes, which ZeRO 3 has for each subgroup
 	err = withArchive(ctx, z.model, universalKind, anyClass, nil, func(_ *archive, document any) error {

@@ -117,7 +117,9 @@ func shown(x any) string {
 // the document: an object of an admitted class (nil admits none) is its name with what
 // it was made of. Its objects take no more than a few times the length of the document.
 func unpickle(text []byte, admitted func(class) bool) (any, error) {
-	u := &unpickler{text: text, admitted: admitted, memo: map[uint32]any{}, left: freeBytes + bytesPerByte*int64(len(text))}
+	u := &unpickler{
+		text: text, admitted: admitted, memo: map[uint32]any{}, left: freeBytes + bytesPerByte*int64(len(text)),
+	}
 	if err := u.findFetched(); err != nil {
 		return nil, err
 	}
@@ -545,7 +547,7 @@ func (u *unpickler) construct(opcode byte) error {
 		if len(arguments) > 0 {
 			return u.push(arguments[0])
 		}
-	case any(class{"torch._tensor", "_rebuild_from_type_v2"}): // the function and its arguments are the first and third
+	case any(class{"torch._tensor", "_rebuild_from_type_v2"}): // a function, a type, and the function's arguments
 		if len(arguments) > 2 && arguments[0] == any(class{"torch._utils", "_rebuild_tensor_v2"}) &&
 			arguments[1] == any(class{"torch", "Tensor"}) {
 			parts, _ := arguments[2].(tuple)
