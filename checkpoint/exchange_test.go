@@ -1,6 +1,8 @@
 package checkpoint
 
 import (
+	"archive/zip"
+	"cmp"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -185,14 +187,25 @@ func refuseBroken(t *testing.T, folder string) {
 	}
 }
 
-// flip changes a bit of the largest tensor: torch.save writes the tensors one
-// after the other, behind the pickle.
+// flip changes a bit of the largest tensor.
 func flip(path string) error {
+	archive, err := zip.OpenReader(path)
+	if err != nil {
+		return err
+	}
+	defer archive.Close()
+	data := slices.DeleteFunc(archive.File, func(f *zip.File) bool { return !strings.Contains(f.Name, "/data/") })
+	at, err := slices.MaxFunc(data, func(a, b *zip.File) int {
+		return cmp.Compare(a.UncompressedSize64, b.UncompressedSize64)
+	}).DataOffset()
+	if err != nil {
+		return err
+	}
 	text, err := os.ReadFile(path)
 	if err != nil {
 		return err
 	}
-	text[len(text)/2] ^= 1
+	text[at+50] ^= 1
 	return os.WriteFile(path, text, 0o600)
 }
 
