@@ -51,11 +51,12 @@ func TestPickleTakesFewTimesItsLength(t *testing.T) {
 		"numbers of objects": "N" + numbered("r"),
 		"fetched objects":    "]" + numbered("Nar") + numbered("j"),
 		"a text without end": "X\xff\xff\xff\xff" + repeated("x"),
+		"objects":            "]" + repeated("ca\nb\n)Ra"),
 		"a long integer":     "\x8a\xff" + strings.Repeat("\xff", 255),
 	} {
 		t.Run(name, func(t *testing.T) {
 			var err error
-			took := taken(func() { _, err = unpickle([]byte("\x80\x02" + text + ".")) })
+			took := taken(func() { _, err = unpickle([]byte("\x80\x02"+text+"."), anyClass) })
 			// Slices that grow leave up to five times their length behind.
 			if most := int64(5*16*maxStack + 2*(freeBytes+bytesPerByte*len(text))); took > most {
 				t.Errorf("%d bytes took %d MiB (%v), expected at most %d", len(text), took>>20, err, most>>20)
@@ -129,7 +130,7 @@ func TestSharedStateIsNotWalkedForEachParameter(t *testing.T) {
 	for i := range int64(count) {
 		members.entries = append(members.entries, entry{i, nil})
 	}
-	f := &torchFile{path: "file"}
+	f := &torchFile{archive: &archive{path: "file"}}
 	err := f.add("a", 0, torchTensor{}, members)
 	if err == nil || !strings.Contains(err.Error(), "has 20002 members, expected at most 64") {
 		t.Error(err)

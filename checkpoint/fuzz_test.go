@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"errors"
 	"io"
+	"os"
 	"path/filepath"
 	"testing"
 
@@ -123,11 +124,11 @@ func FuzzUnpickle(f *testing.F) {
 	}
 	f.Add([]byte("\x80\x02]q\x00(h\x00K\x01\x8a\x01\xffG\x00\x00\x00\x00\x00\x00\x00\x00\x85e."))
 	f.Fuzz(func(t *testing.T, text []byte) {
-		document, err := unpickle(text)
+		document, err := unpickle(text, nil)
 		if err != nil {
 			return
 		}
-		file := &torchFile{path: "file.pt", data: bytes.NewReader(nil)}
+		file := &torchFile{archive: &archive{path: "file.pt", data: bytes.NewReader(nil)}}
 		if err := file.understand(document); err == nil && len(file.pieces) > 0 {
 			t.Fatalf("a file without numbers has the parameters %v", file.pieces)
 		}
@@ -141,27 +142,22 @@ func FuzzTorch(f *testing.F) {
 		f.Add(document)
 	}
 	f.Fuzz(func(t *testing.T, text []byte) {
-		archive := archiveOf(t, text)
-		data := bytes.NewReader(archive)
-		c, err := readTorch(t.Context(), "file.pt", data, data.Size(), nil)
-		var input *fault.Input
-		if err != nil {
-			if !errors.As(err, &input) {
-				t.Fatalf("%v is no input error", err)
-			}
-			return
+		path := filepath.Join(t.TempDir(), "file.pt")
+		if err := os.WriteFile(path, archiveOf(t, text), 0o600); err != nil {
+			t.Fatal(err)
 		}
-		readAll(t, c.files[0], data)
+		c, err := OpenTorch(t.Context(), path, nil)
+		readOrRefuse(t, c, err)
 	})
 }
 
-// readAll reads every chunk of every stream.
-func readAll(t *testing.T, f *file, data io.ReaderAt) {
-	for chunk := range f.layout.Chunks {
-		first := f.layout.Chunk(chunk).First
-		for _, region := range f.layout.regions(chunk) {
-			if err := f.torch.read(data, f.layout.saved[region.stream].Role, first,
-				make([]byte, region.bytes)); err != nil {
+// readAll reads every chunk of every file.
+func readAll(t *testing.T, c *Checkpoint) {
+	r := c.newReader()
+	defer r.Close()
+	for number, f := range c.files {
+		for chunk := range f.layout.Chunks {
+			if _, err := r.read(number, chunk); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -196,10 +192,91 @@ func archiveOf(t *testing.T, document []byte) []byte {
 	}
 	entry("data.pkl", document)
 	for _, key := range []string{"0", "1", "2", "3", "4", "5", "6", "7"} {
-		entry("data/"+key, make([]byte, 24))
+		entry("data/"+key, make([]byte, 4096))
 	}
 	if err := z.Close(); err != nil {
 		t.Fatal(err)
 	}
 	return archive.Bytes()
+}
+
+// FuzzDistributed: metadata of torch.distributed.checkpoint is understood or refused. An
+// understood checkpoint can be read.
+func FuzzDistributed(f *testing.F) {
+	folder := filepath.Join("..", "examples", "fsdp")
+	metadata, err := os.ReadFile(filepath.Join(folder, metadataName))
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(metadata)
+	names, err := filepath.Glob(filepath.Join(folder, "*.distcp"))
+	if err != nil || len(names) != 2 {
+		f.Fatal(names, err)
+	}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		own := t.TempDir()
+		for _, name := range names {
+			path, err := filepath.Abs(name)
+			if err == nil {
+				err = os.Symlink(path, filepath.Join(own, filepath.Base(name)))
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := os.WriteFile(filepath.Join(own, metadataName), text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		c, err := OpenDistributed(t.Context(), own, nil)
+		readOrRefuse(t, c, err)
+	})
+}
+
+// FuzzDeepSpeed: what a rank of ZeRO has saved is understood or refused. An understood
+// checkpoint can be read.
+func FuzzDeepSpeed(f *testing.F) {
+	const rank1 = "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt"
+	folder := filepath.Join("..", "examples", "deepspeed", "global_step3")
+	archive, err := zip.OpenReader(filepath.Join(folder, rank1))
+	if err != nil {
+		f.Fatal(err)
+	}
+	defer archive.Close()
+	for _, entry := range archive.File {
+		if filepath.Base(entry.Name) != "data.pkl" {
+			continue
+		}
+		r, err := entry.Open()
+		if err != nil {
+			f.Fatal(err)
+		}
+		pickle, err := io.ReadAll(r)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(pickle)
+	}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		own := t.TempDir()
+		if err := os.CopyFS(own, os.DirFS(folder)); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(own, rank1), archiveOf(t, text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		c, err := OpenDeepSpeed(t.Context(), own, nil)
+		readOrRefuse(t, c, err)
+	})
+}
+
+// readOrRefuse expects a checkpoint that can be read, or an input error.
+func readOrRefuse(t *testing.T, c *Checkpoint, err error) {
+	t.Helper()
+	var input *fault.Input
+	switch {
+	case err == nil:
+		readAll(t, c)
+	case !errors.As(err, &input):
+		t.Fatalf("%v is no input error", err)
+	}
 }

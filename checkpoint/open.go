@@ -65,7 +65,7 @@ type file struct {
 	path     string // of the safetensors file
 	manifest *manifest
 	layout   *layout
-	torch    *torchFile // where the numbers lie, if it is a file of torch.save
+	foreign  *foreign // where the numbers lie, if another program has written them
 }
 
 // parameter is a parameter and its ranges in files.

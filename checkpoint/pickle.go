@@ -24,6 +24,7 @@ const (
 	opTuple      = "t"
 	opReduce     = "R"
 	opNewFalse   = "\x89"
+	opNone       = "N"
 	opGlobal     = "c"
 	opUnicode    = "X"
 	opInt        = "J"

@@ -30,8 +30,9 @@ type reader struct {
 	forget bool
 
 	file   *os.File
-	number int // of the open file
-	chunk  int // in memory; -1 for none
+	others openFiles // of another program
+	number int       // of the open file
+	chunk  int       // in memory; -1 for none
 	state  kernel.Chunk
 	memory map[kernel.Role][]byte
 	walks  []walk // of each stream
@@ -42,15 +43,15 @@ type reader struct {
 type walk struct{ begin, end, ahead int64 }
 
 func (c *Checkpoint) newReader() *reader {
-	return &reader{c: c, number: -1, chunk: -1, memory: map[kernel.Role][]byte{}}
+	return &reader{c: c, number: -1, chunk: -1, others: openFiles{}, memory: map[kernel.Role][]byte{}}
 }
 
-// Close closes the file that is open.
+// Close closes the files that are open.
 func (r *reader) Close() error {
-	if r.file == nil {
-		return nil
+	err := r.others.close()
+	if r.file != nil {
+		err = errors.Join(err, r.file.Close())
 	}
-	err := r.file.Close()
 	r.file, r.number, r.chunk = nil, -1, -1
 	return err
 }
@@ -64,6 +65,10 @@ func (r *reader) open(number int) error {
 		return err
 	}
 	f := r.c.files[number]
+	if f.foreign != nil {
+		r.number = number
+		return nil
+	}
 	file, _, err := files.Open(f.path)
 	if err != nil {
 		return cause(f.path, "", errors.Unwrap(err))
@@ -99,8 +104,10 @@ func (r *reader) read(number, chunk int) (kernel.Chunk, error) {
 
 // fetch reads a chunk of a stream.
 func (r *reader) fetch(f *file, chunk int, region region, b []byte) error {
-	if f.torch != nil { // the file was verified when it was opened
-		return f.torch.read(r.file, f.layout.saved[region.stream].Role, f.layout.Chunk(chunk).First, b)
+	if f.foreign != nil { // the files were verified when they were opened
+		role := f.layout.saved[region.stream].Role
+		open := func(path string) (io.ReaderAt, error) { return r.others.open(role, path) }
+		return f.foreign.read(open, role, f.layout.Chunk(chunk).First, b)
 	}
 	at := f.manifest.Header + region.offset
 	r.advise(region.stream, at, region.bytes)

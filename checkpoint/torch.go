@@ -1,7 +1,6 @@
 package checkpoint
 
 import (
-	"archive/zip"
 	"bufio"
 	"cmp"
 	"context"
@@ -62,15 +61,14 @@ type exporter struct {
 	parameters []*parameter // by parameter group
 	roles      []kernel.Role
 	components []string // of the moments
-	out        *counter
-	zip        *zip.Writer
-	data       int64 // where the data of the last entry begins
-	progress   func(bytes int64)
+	archiveWriter
+	progress func(bytes int64)
 }
 
 func newExporter(c *Checkpoint, w io.Writer, progress func(bytes int64)) *exporter {
-	e := &exporter{c: c, out: &counter{w: w}, roles: []kernel.Role{kernel.MasterRole}, progress: progress}
-	e.zip = zip.NewWriter(e.out)
+	e := &exporter{
+		c: c, archiveWriter: newArchiveWriter(w), roles: []kernel.Role{kernel.MasterRole}, progress: progress,
+	}
 	for _, name := range c.names {
 		e.parameters = append(e.parameters, c.parameters[name])
 	}
@@ -99,10 +97,7 @@ func (e *exporter) storage(parameter, number int) string {
 }
 
 func (e *exporter) write(ctx context.Context) error {
-	if err := e.entry("data.pkl", e.pickle()); err != nil {
-		return err
-	}
-	if err := e.entry("byteorder", []byte("little")); err != nil {
+	if err := e.begin(e.pickle()); err != nil {
 		return err
 	}
 	for i, p := range e.parameters {
@@ -110,10 +105,7 @@ func (e *exporter) write(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := e.entry("version", []byte("3\n")); err != nil {
-		return err
-	}
-	return e.zip.Close()
+	return e.end()
 }
 
 // pickle returns the document. It has tensors without their numbers.
@@ -175,18 +167,7 @@ func (e *exporter) groups(p *pickler) {
 
 // parameter writes the storages of a parameter.
 func (e *exporter) parameter(ctx context.Context, number int, p *parameter) error {
-	whole := p.Piece
-	whole.Moments = kernel.MomentsFP32
-	l, err := layoutOfPieces(exportFormat(e.c), []shard.Piece{whole})
-	if err != nil {
-		return err
-	}
-	loader, err := e.c.newLoader(l, 0)
-	if err != nil {
-		return err
-	}
-	step := binary.LittleEndian.AppendUint32(nil, math.Float32bits(float32(e.c.step)))
-	if err := e.entry("data/"+e.storage(number, stepStorage), step); err != nil {
+	if err := e.entry("data/"+e.storage(number, stepStorage), stepBytes(e.c.step)); err != nil {
 		return err
 	}
 	for i, role := range e.roles {
@@ -194,18 +175,39 @@ func (e *exporter) parameter(ctx context.Context, number int, p *parameter) erro
 		if err != nil {
 			return err
 		}
-		err = loader.each(ctx, 1, []kernel.Role{role}, func(_ shard.Chunk, chunk kernel.Chunk) error {
-			n, err := w.Write(chunk.Bytes(role))
-			if e.progress != nil {
-				e.progress(int64(n))
-			}
-			return err
-		})
-		if err != nil {
+		if err := e.c.export(ctx, p, role, w, e.progress); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// stepBytes returns a step as torch counts it: in fp32.
+func stepBytes(step int64) []byte {
+	return binary.LittleEndian.AppendUint32(nil, math.Float32bits(float32(step)))
+}
+
+// export writes a stream of a parameter in fp32.
+func (c *Checkpoint) export(
+	ctx context.Context, p *parameter, role kernel.Role, w io.Writer, progress func(bytes int64),
+) error {
+	whole := p.Piece
+	whole.Moments = kernel.MomentsFP32
+	l, err := layoutOfPieces(exportFormat(c), []shard.Piece{whole})
+	if err != nil {
+		return err
+	}
+	loader, err := c.newLoader(l, 0)
+	if err != nil {
+		return err
+	}
+	return loader.each(ctx, 1, []kernel.Role{role}, func(_ shard.Chunk, chunk kernel.Chunk) error {
+		n, err := w.Write(chunk.Bytes(role))
+		if progress != nil {
+			progress(int64(n))
+		}
+		return err
+	})
 }
 
 // ExportBytes returns the number of bytes that WriteTorch reports as progress.
@@ -215,55 +217,4 @@ func (c *Checkpoint) ExportBytes() int64 {
 		elements += p.Count
 	}
 	return 4 * elements * int64(len(newExporter(c, io.Discard, nil).roles))
-}
-
-func (e *exporter) entry(name string, data []byte) error {
-	w, err := e.create(name)
-	if err == nil {
-		_, err = w.Write(data)
-	}
-	return err
-}
-
-// alignment is the alignment of storages, so that torch.load can map them.
-const alignment = 64
-
-// create begins an entry whose data is aligned. An extra field pads it, as in the files
-// of torch's own writer.
-func (e *exporter) create(name string) (io.Writer, error) {
-	if err := e.zip.Flush(); err != nil { // so that every byte is counted
-		return nil, err
-	}
-	const localHeader, extraHeader = 30, 4
-	header := &zip.FileHeader{Name: "archive/" + name, Method: zip.Store}
-	begin := e.out.written + e.descriptor() + localHeader + int64(len(header.Name)) + extraHeader
-	padding := -begin & (alignment - 1)
-	e.data = begin + padding
-	header.Extra = append([]byte{'F', 'B', byte(padding), byte(padding >> 8)},
-		slices.Repeat([]byte{'Z'}, int(padding))...)
-	return e.zip.CreateHeader(header)
-}
-
-// descriptor returns the size of the data descriptor of the last entry: a checksum and
-// two sizes. Package zip writes it when the next entry begins.
-func (e *exporter) descriptor() int64 {
-	switch {
-	case e.data == 0:
-		return 0
-	case e.out.written-e.data >= math.MaxUint32:
-		return 24
-	}
-	return 16
-}
-
-// counter counts the bytes that are written.
-type counter struct {
-	w       io.Writer
-	written int64
-}
-
-func (c *counter) Write(b []byte) (int, error) {
-	n, err := c.w.Write(b)
-	c.written += int64(n)
-	return n, err
 }

@@ -22,6 +22,12 @@ type (
 	entry struct{ key, value any }
 	// class is a name. Nothing is ever called.
 	class struct{ module, name string }
+	// object is an object of an admitted class: the arguments of its call, and its attributes.
+	object struct {
+		class
+		arguments tuple
+		state     any
+	}
 	// storage says where the numbers of a tensor are.
 	storage struct {
 		kind string // "FloatStorage"
@@ -94,6 +100,8 @@ func shown(x any) string {
 		return fmt.Sprintf("%.60q", x)
 	case class:
 		return fmt.Sprintf("a %.40s.%.40s", x.module, x.name)
+	case *object:
+		return "a " + shown(x.class)[2:]
 	case tuple:
 		return "a tuple"
 	case *list:
@@ -104,12 +112,14 @@ func shown(x any) string {
 	return "a tensor"
 }
 
-// unpickle reads the document of a file of torch.save. It knows the opcodes of protocol
-// 2 that Python writes for tensors, numbers and texts in dicts, lists and tuples. It
-// runs no code of the document. Its objects take no more than a few times the length of
-// the document.
-func unpickle(text []byte) (any, error) {
-	u := &unpickler{text: text, memo: map[uint32]any{}, left: freeBytes + bytesPerByte*int64(len(text))}
+// unpickle reads the document of a file of torch.save. It knows the opcodes that Python
+// writes for tensors, numbers and texts in dicts, lists and tuples. It runs no code of
+// the document: an object of an admitted class (nil admits none) is its name with what
+// it was made of. Its objects take no more than a few times the length of the document.
+func unpickle(text []byte, admitted func(class) bool) (any, error) {
+	u := &unpickler{
+		text: text, admitted: admitted, memo: map[uint32]any{}, left: freeBytes + bytesPerByte*int64(len(text)),
+	}
 	if err := u.findFetched(); err != nil {
 		return nil, err
 	}
@@ -145,11 +155,13 @@ type unpickler struct {
 	memo  map[uint32]any // objects that are fetched again, by number
 	// fetched are the numbers of these objects. Python numbers nearly every object
 	// and fetches few: keeping all would take most of the memory.
-	fetched map[uint32]bool
+	fetched  map[uint32]bool
+	stored   uint32 // how many objects have been numbered
+	admitted func(class) bool
 }
 
 // operands are the number of bytes behind each opcode, if it is fixed.
-var operands = map[byte]int{'\x80': 1, 'K': 1, 'M': 2, 'J': 4, 'G': 8, 'q': 1, 'r': 4, 'h': 1, 'j': 4}
+var operands = map[byte]int{'\x80': 1, 'K': 1, 'M': 2, 'J': 4, 'G': 8, 'q': 1, 'r': 4, 'h': 1, 'j': 4, '\x95': 8}
 
 // findFetched walks along the opcodes and notes the objects that are fetched.
 func (u *unpickler) findFetched() error {
@@ -175,7 +187,7 @@ func (u *unpickler) findFetched() error {
 				}
 				u.fetched[number] = true
 			}
-		case 'X', '\x8a': // BINUNICODE, LONG1
+		case 'X', '\x8a', '\x8c': // BINUNICODE, LONG1, SHORT_BINUNICODE
 			_, err = u.counted(opcode)
 		case 'c': // GLOBAL
 			if _, err = u.line(); err == nil {
@@ -309,10 +321,13 @@ func (u *unpickler) popMark() ([]any, error) {
 func (u *unpickler) execute(opcode byte) error {
 	switch opcode {
 	case '\x80': // PROTO
-		if version, err := u.number(1); err != nil || version != 2 {
-			return fmt.Errorf("protocol %d, expected 2: %w", version, err)
+		if version, err := u.number(1); err != nil || version < 2 || version > 5 {
+			return fmt.Errorf("protocol %d, expected 2 to 5: %w", version, err)
 		}
 		return nil
+	case '\x95': // FRAME, which only says how much to read at once
+		_, err := u.take(operands[opcode])
+		return err
 	case '(': // MARK
 		if len(u.marks) >= maxStack {
 			return fmt.Errorf("more than %d marks are on the stack", maxStack)
@@ -329,15 +344,18 @@ func (u *unpickler) execute(opcode byte) error {
 		return u.pushNew(&list{}, bytesOfObject)
 	case ')': // EMPTY_TUPLE
 		return u.push(emptyTuple)
-	case 'K', 'M', 'J', '\x8a', 'G', 'X': // BININT1, BININT2, BININT, LONG1, BINFLOAT, BINUNICODE
+	case 'K', 'M', 'J', '\x8a', 'G', 'X', '\x8c':
+		// BININT1, BININT2, BININT, LONG1, BINFLOAT, BINUNICODE, SHORT_BINUNICODE
 		return u.literal(opcode)
 	case 't', '\x85', '\x86', '\x87': // TUPLE, TUPLE1, TUPLE2, TUPLE3
 		return u.tuple(opcode)
 	case 'a', 'e', 's', 'u': // APPEND, APPENDS, SETITEM, SETITEMS
 		return u.extend(opcode)
-	case 'q', 'r', 'h', 'j': // BINPUT, LONG_BINPUT, BINGET, LONG_BINGET
+	case 'q', 'r', 'h', 'j', '\x94': // BINPUT, LONG_BINPUT, BINGET, LONG_BINGET, MEMOIZE
 		return u.remember(opcode)
-	case 'c', 'R', '\x81', 'Q', 'b': // GLOBAL, REDUCE, NEWOBJ, BINPERSID, BUILD
+	case 'c', '\x93': // GLOBAL, STACK_GLOBAL
+		return u.class(opcode)
+	case 'R', '\x81', 'Q', 'b': // REDUCE, NEWOBJ, BINPERSID, BUILD
 		return u.construct(opcode)
 	}
 	return fmt.Errorf("opcode %q, expected those that torch.save writes", opcode)
@@ -352,7 +370,7 @@ func (u *unpickler) literal(opcode byte) error {
 			return err
 		}
 		return u.push(math.Float64frombits(binary.BigEndian.Uint64(b)))
-	case 'X', '\x8a':
+	case 'X', '\x8a', '\x8c':
 		b, err := u.counted(opcode)
 		switch {
 		case err != nil:
@@ -446,7 +464,7 @@ func (u *unpickler) extend(opcode byte) error {
 // hashable returns a key that can be compared, or nil: other keys are never looked up.
 func hashable(key any) any {
 	switch key.(type) {
-	case string, int64:
+	case string, int64, *object:
 		return key
 	}
 	return nil
@@ -454,11 +472,15 @@ func hashable(key any) any {
 
 // remember numbers objects and fetches them again.
 func (u *unpickler) remember(opcode byte) error {
-	number, err := u.number(operands[opcode])
-	if err != nil {
-		return err
+	number := u.stored
+	if opcode != '\x94' {
+		var err error
+		if number, err = u.number(operands[opcode]); err != nil {
+			return err
+		}
 	}
-	if opcode == 'q' || opcode == 'r' {
+	if opcode == 'q' || opcode == 'r' || opcode == '\x94' {
+		u.stored++
 		x, err := u.top()
 		if err == nil && u.fetched[number] {
 			u.memo[number] = x
@@ -472,19 +494,33 @@ func (u *unpickler) remember(opcode byte) error {
 	return u.push(x)
 }
 
-// construct makes tensors and their parts.
-func (u *unpickler) construct(opcode byte) error {
-	if opcode == 'c' {
-		module, err := u.line()
+// class pushes a name.
+func (u *unpickler) class(opcode byte) error {
+	if opcode == '\x93' {
+		parts, err := u.popTo(len(u.stack) - 2)
 		if err != nil {
 			return err
 		}
-		name, err := u.line()
-		if err != nil {
-			return err
+		module, isText := parts[0].(string)
+		name, isName := parts[1].(string)
+		if !isText || !isName {
+			return errors.New("a class without a name")
 		}
-		return u.pushNew(class{module, name}, bytesOfObject+len(module)+len(name))
+		return u.pushNew(class{module, name}, bytesOfObject)
 	}
+	module, err := u.line()
+	if err != nil {
+		return err
+	}
+	name, err := u.line()
+	if err != nil {
+		return err
+	}
+	return u.pushNew(class{module, name}, bytesOfObject+len(module)+len(name))
+}
+
+// construct makes tensors and their parts, and objects.
+func (u *unpickler) construct(opcode byte) error {
 	argument, err := u.pop()
 	if err != nil {
 		return err
@@ -493,7 +529,10 @@ func (u *unpickler) construct(opcode byte) error {
 	case 'Q':
 		return u.storage(argument)
 	case 'b': // attributes, as a state_dict has
-		_, err := u.top()
+		x, err := u.top()
+		if o, ok := x.(*object); ok {
+			o.state = argument
+		}
 		return err
 	}
 	callable, err := u.pop()
@@ -508,8 +547,21 @@ func (u *unpickler) construct(opcode byte) error {
 		if len(arguments) > 0 {
 			return u.push(arguments[0])
 		}
+	case any(class{"torch._tensor", "_rebuild_from_type_v2"}): // a function, a type, and the function's arguments
+		if len(arguments) > 2 && arguments[0] == any(class{"torch._utils", "_rebuild_tensor_v2"}) &&
+			arguments[1] == any(class{"torch", "Tensor"}) {
+			parts, _ := arguments[2].(tuple)
+			return u.tensor(parts)
+		}
 	case any(class{"collections", "OrderedDict"}):
 		return u.pushNew(&dict{}, bytesOfObject)
+	case any(class{"torch", "Size"}):
+		if len(arguments) > 0 {
+			return u.push(arguments[0])
+		}
+	}
+	if of, ok := callable.(class); ok && u.admitted != nil && u.admitted(of) {
+		return u.pushNew(&object{class: of, arguments: arguments}, 3*bytesOfObject)
 	}
 	return fmt.Errorf("%s, expected nothing but tensors, numbers and texts in dicts and lists", shown(callable))
 }

@@ -81,8 +81,12 @@ func runVerify(c *cobra.Command, path string) error {
 	return report.CheckpointOf(c.Root().Version, opened).WriteVerified(c.OutOrStdout())
 }
 
-// torchFormat is the file format of torch.save.
-const torchFormat = "torch"
+// Formats of other programs.
+const (
+	torchFormat       = "torch"     // a file of torch.save
+	deepspeedFormat   = "deepspeed" // a folder of engine.save_checkpoint; universal when it is written
+	distributedFormat = "dcp"       // a folder of torch.distributed.checkpoint.save
+)
 
 // conversion holds the flags of the convert command.
 type conversion struct {
@@ -103,8 +107,8 @@ func (f *conversion) choices() []choice {
 		{"state", &f.state, "`format` of the master weights: VALUES", kernel.StateNames()},
 		{"moments", &f.moments, "`dtype` of the moments: VALUES; int8 for Adam and AdamW only, and never for " +
 			"embeddings and small parameters, which stay fp32", kernel.MomentNames()},
-		{"to", &f.to, "`format` of OUT: VALUES", []string{torchFormat}},
-		{"from", &f.from, "`format` of PATH: VALUES", []string{torchFormat}},
+		{"to", &f.to, "`format` of OUT: VALUES", []string{torchFormat, deepspeedFormat}},
+		{"from", &f.from, "`format` of PATH: VALUES", []string{torchFormat, deepspeedFormat, distributedFormat}},
 	}
 }
 
@@ -122,11 +126,20 @@ With --to torch, OUT is a file for torch.load: a dict with the "state" and
 "param_groups" of a torch.optim optimizer, the "names" of the parameters in the
 same order, and their fp32 "master" weights by name. Match by name, not by
 position: your optimizer may have another order. With --from torch, PATH is such
-a file.`,
+a file.
+
+With --from deepspeed, PATH is a folder of engine.save_checkpoint, of ZeRO 1 to 3,
+or a universal checkpoint. With --from dcp, it is a folder of
+torch.distributed.checkpoint.save, such as FSDP2's. With --to deepspeed, OUT is a
+universal checkpoint of DeepSpeed. No number is rounded, and no pickle is
+executed.`,
 		Example: `  plimsoll checkpoint convert checkpoints converted --ranks 4
   plimsoll checkpoint convert checkpoints converted --state fp32 --moments bf16
   plimsoll checkpoint convert checkpoints optimizer.pt --to torch
-  plimsoll checkpoint convert optimizer.pt converted --from torch --state split`,
+  plimsoll checkpoint convert optimizer.pt converted --from torch --state split
+  plimsoll checkpoint convert output/global_step500 converted --from deepspeed
+  plimsoll checkpoint convert fsdp/step-500 converted --from dcp --ranks 8
+  plimsoll checkpoint convert checkpoints universal --to deepspeed`,
 		Args: paths("PATH", "OUT"),
 		RunE: func(c *cobra.Command, arguments []string) error {
 			return runConvert(c, arguments[0], arguments[1], flags)
@@ -178,17 +191,22 @@ func (f conversion) apply() (checkpoint.Conversion, error) {
 func convert(c *cobra.Command, path, out string, flags conversion, to checkpoint.Conversion) error {
 	interruptible(c)
 	progress := newProgress(os.Stderr, c.ErrOrStderr())
-	opened, err := open(c, path, flags.from == torchFormat, progress)
+	opened, err := open(c, path, flags.from, progress)
 	if err != nil {
 		return err
 	}
-	if flags.to == torchFormat {
+	write, reader := opened.WriteTorch, "torch.load"
+	switch flags.to {
+	case deepspeedFormat:
+		write, reader = opened.WriteUniversal, "DeepSpeed with load_universal"
+		fallthrough
+	case torchFormat:
 		progress.Begin("writing "+out, opened.ExportBytes())
 		defer progress.End()
-		if err := opened.WriteTorch(c.Context(), out, progress.Advance); err != nil {
+		if err := write(c.Context(), out, progress.Advance); err != nil {
 			return err
 		}
-		_, err := fmt.Fprintf(c.OutOrStdout(), "%s: step %d of %s, for torch.load\n", out, opened.Step(), opened.Path())
+		_, err := fmt.Fprintf(c.OutOrStdout(), "%s: step %d of %s, for %s\n", out, opened.Step(), opened.Path(), reader)
 		return err
 	}
 	progress.Begin("writing "+out, -1) // the size depends on the format
@@ -202,13 +220,20 @@ func convert(c *cobra.Command, path, out string, flags conversion, to checkpoint
 }
 
 // open opens the checkpoint to convert.
-func open(c *cobra.Command, path string, torch bool, progress rehearse.Progress) (*checkpoint.Checkpoint, error) {
-	if !torch {
+func open(c *cobra.Command, path, from string, progress rehearse.Progress) (*checkpoint.Checkpoint, error) {
+	read := checkpoint.OpenTorch
+	switch from {
+	case deepspeedFormat:
+		read = checkpoint.OpenDeepSpeed
+	case distributedFormat:
+		read = checkpoint.OpenDistributed
+	case torchFormat:
+	default:
 		return checkpoint.Open(path)
 	}
 	progress.Begin("verifying "+path, -1)
 	defer progress.End()
-	return checkpoint.OpenTorch(c.Context(), path, progress.Advance)
+	return read(c.Context(), path, progress.Advance)
 }
 
 // paths accepts exactly the named arguments.

@@ -51,7 +51,9 @@ func TestDocumentedCommands(t *testing.T) {
 }
 
 // writtenInDocs are the files that documented commands write; the test puts them into a folder of its own.
-var writtenInDocs = []string{"converted", "optimizer.pt", "samples.jsonl", "factors.json", "run.html", "host.json"}
+var writtenInDocs = []string{
+	"converted", "universal", "optimizer.pt", "samples.jsonl", "factors.json", "run.html", "host.json",
+}
 
 func checkCommand(t *testing.T, command, output string) {
 	arguments := strings.Fields(command)

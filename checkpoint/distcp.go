@@ -1,0 +1,421 @@
+package checkpoint
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+
+	"plimsoll/files"
+	"plimsoll/optim/kernel"
+	"plimsoll/shard"
+)
+
+var distcpKind = kind{
+	"checkpoint of torch.distributed.checkpoint",
+	"save the model and the state of AdamW with torch.distributed.checkpoint.save, as docs/checkpoints.md says",
+}
+
+// distcpPart is the part of all parameters of a checkpoint of torch.distributed.checkpoint.
+const distcpPart = "dcp"
+
+const metadataName = ".metadata"
+
+// metadataClass admits what the metadata of torch.distributed.checkpoint is made of.
+func metadataClass(c class) bool {
+	switch c.module {
+	case "torch.distributed.checkpoint.metadata":
+		return true
+	case "torch.distributed.checkpoint.filesystem":
+		return c.name == "_StorageInfo"
+	case "torch.serialization":
+		return c.name == "_get_layout"
+	case "pathlib":
+		return strings.HasSuffix(c.name, "Path")
+	}
+	return false
+}
+
+// OpenDistributed opens a checkpoint that torch.distributed.checkpoint.save has written, of a
+// model and its AdamW by the names of parameters, as get_state_dict gives them. It reads
+// every number of the two and verifies the archives' own checksums.
+func OpenDistributed(ctx context.Context, path string, progress func(bytes int64)) (*Checkpoint, error) {
+	d := &distcp{ctx: ctx, path: path, progress: progress, names: map[string]bool{}}
+	defer d.close()
+	file, info, err := files.Open(filepath.Join(path, metadataName))
+	if err != nil {
+		return nil, cause(filepath.Join(path, metadataName), "expected a "+distcpKind.name, errors.Unwrap(err))
+	}
+	text, err := files.ReadOpen(file, info, maxPickle)
+	_ = file.Close()
+	if err != nil {
+		return nil, err
+	}
+	document, err := unpickle(text, metadataClass)
+	if err == nil {
+		err = d.readMetadata(document)
+	}
+	if err == nil {
+		err = d.readParameters()
+	}
+	var c *Checkpoint
+	if err == nil {
+		c, err = assembleForeign(path, distcpPart, d.ranks)
+	}
+	return c, inputOf(distcpKind, path, err)
+}
+
+// distcp is a checkpoint of torch.distributed.checkpoint.
+type distcp struct {
+	ctx      context.Context
+	path     string
+	progress func(bytes int64)
+
+	tensors map[string]*savedTensor // by key
+	keys    []string                // of the tensors, sorted
+	blobs   map[string]blob         // of the other objects, by key
+	names   map[string]bool         // of the parameters
+	ranks   []*foreign              // the first chunks of all parameters, the second ones, and so on
+	file    *os.File                // the one that was read last
+	name    string
+}
+
+// savedTensor is a tensor in chunks.
+type savedTensor struct {
+	shape  []int64
+	chunks []savedChunk // in the order of their elements
+}
+
+// savedChunk is a part of a tensor.
+type savedChunk struct {
+	offsets, sizes []int64
+	blob           blob
+}
+
+// blob is a part of a file that torch.save has written.
+type blob struct {
+	file        string
+	shard.Range // of its bytes
+}
+
+func (d *distcp) close() {
+	if d.file != nil {
+		_ = d.file.Close()
+	}
+}
+
+// attribute returns an attribute of an object, or nil.
+func attribute(of any, name string) any {
+	if o, ok := of.(*object); ok {
+		return member(o.state, name)
+	}
+	return nil
+}
+
+// readMetadata reads which tensors there are, and where.
+func (d *distcp) readMetadata(document any) error {
+	where, err := storedBlobs(attribute(document, "storage_data"))
+	if err != nil {
+		return err
+	}
+	d.tensors, d.blobs = map[string]*savedTensor{}, map[string]blob{}
+	for _, e := range entries(attribute(document, "state_dict_metadata")) {
+		key, ok := e.key.(string)
+		if !ok {
+			return fmt.Errorf("its tensors have the key %s, expected a text", shown(e.key))
+		}
+		chunks := items(attribute(e.value, "chunks"))
+		if chunks == nil {
+			d.blobs[key] = where[blobKey(key, nil)]
+			continue
+		}
+		t := &savedTensor{}
+		if t.shape, ok = sizes(attribute(e.value, "size")); !ok {
+			return fmt.Errorf("%q has no size", key)
+		}
+		for _, item := range chunks {
+			c, isOffsets := savedChunk{}, false
+			c.offsets, isOffsets = sizes(attribute(item, "offsets"))
+			c.sizes, ok = sizes(attribute(item, "sizes"))
+			if c.blob = where[blobKey(key, c.offsets)]; !ok || !isOffsets || c.blob.file == "" {
+				return fmt.Errorf("%q has a chunk without place, or without offsets and sizes", key)
+			}
+			t.chunks = append(t.chunks, c)
+		}
+		slices.SortFunc(t.chunks, func(a, b savedChunk) int { return slices.Compare(a.offsets, b.offsets) })
+		d.tensors[key] = t
+	}
+	d.keys = slices.Sorted(maps.Keys(d.tensors))
+	return nil
+}
+
+func blobKey(key string, offsets []int64) string { return fmt.Sprint(offsets, key) }
+
+// storedBlobs returns where every chunk and object is.
+func storedBlobs(data any) (map[string]blob, error) {
+	where := map[string]blob{}
+	for _, e := range entries(data) {
+		key, isKey := attribute(e.key, "fqn").(string)
+		offsets, _ := sizes(attribute(e.key, "offset"))
+		b, isFile, isOffset, isLength := blob{}, false, false, false
+		b.file, isFile = attribute(e.value, "relative_path").(string)
+		b.First, isOffset = attribute(e.value, "offset").(int64)
+		b.Count, isLength = attribute(e.value, "length").(int64)
+		switch {
+		case !isKey || !isFile || !isOffset || !isLength || b.First < 0 || b.Count < 0:
+			return nil, fmt.Errorf("it does not say where %q is", key)
+		case filepath.Base(b.file) != b.file || !filepath.IsLocal(b.file):
+			return nil, fmt.Errorf("%q is in %q, expected a file beside the metadata", key, b.file)
+		case attribute(e.value, "transform_descriptors") != nil:
+			return nil, fmt.Errorf("%q is compressed or otherwise transformed, expected what torch.save writes", key)
+		}
+		where[blobKey(key, offsets)] = b
+	}
+	return where, nil
+}
+
+// stateKey is the key of an optimizer's state: its prefix, the parameter and the component.
+var stateKey = regexp.MustCompile(`^((?:.*?\.)?state\.)(.+)\.([a-z_0-9]+)$`)
+
+// readParameters finds the state of every parameter, its master weights and its group.
+func (d *distcp) readParameters() error {
+	prefix, err := d.findState()
+	if err != nil {
+		return err
+	}
+	model, err := d.findModel(prefix)
+	if err != nil {
+		return err
+	}
+	groups, err := d.readGroups(strings.TrimSuffix(prefix, "state.") + "param_groups")
+	if err != nil {
+		return err
+	}
+	names := slices.Sorted(maps.Keys(d.names))
+	slices.SortStableFunc(names, func(a, b string) int { return cmp.Compare(groups[a], groups[b]) })
+	for _, name := range names {
+		if err := d.addParameter(name, groups[name], model+name, prefix+name); err != nil {
+			return fmt.Errorf("parameter %q: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// findState finds the parameters that have a state, and what all keys of states begin with.
+func (d *distcp) findState() (prefix string, err error) {
+	for _, key := range slices.Concat(d.keys, slices.Sorted(maps.Keys(d.blobs))) {
+		m := stateKey.FindStringSubmatch(key)
+		switch {
+		case m == nil:
+			continue
+		case m[3] != "exp_avg" && m[3] != "exp_avg_sq" && m[3] != "step":
+			return "", fmt.Errorf("%q is no state of AdamW: expected step, exp_avg and exp_avg_sq", key)
+		case prefix != "" && m[1] != prefix:
+			return "", fmt.Errorf("it has the state of two optimizers, %q and %q, expected one", prefix, m[1])
+		}
+		prefix = m[1]
+		d.names[m[2]] = true
+	}
+	if prefix == "" {
+		return "", errors.New("it has no state of an optimizer, such as optim.state.NAME.exp_avg")
+	}
+	return prefix, nil
+}
+
+// findModel returns what the keys of all parameters begin with.
+func (d *distcp) findModel(state string) (string, error) {
+	some := slices.Min(slices.Collect(maps.Keys(d.names)))
+	var found []string
+	for _, key := range d.keys {
+		prefix, ok := strings.CutSuffix(key, some)
+		if !ok || strings.HasPrefix(key, state) || prefix != "" && !strings.HasSuffix(prefix, ".") {
+			continue
+		}
+		lacks := func(name string) bool { return d.tensors[prefix+name] == nil }
+		if !slices.ContainsFunc(slices.Collect(maps.Keys(d.names)), lacks) {
+			found = append(found, prefix)
+		}
+	}
+	if len(found) != 1 {
+		return "", fmt.Errorf("the parameters that have a state are %d times in it, under %q: expected once, "+
+			"as in model.%s", len(found), found, some)
+	}
+	return found[0], nil
+}
+
+// readGroups reads the parameter group of each parameter. A flattened state has none.
+func (d *distcp) readGroups(prefix string) (map[string]int, error) {
+	groups := map[string]int{}
+	add := func(group int, names any) error {
+		for _, item := range items(names) {
+			name, ok := item.(string)
+			if _, twice := groups[name]; !ok || twice {
+				return fmt.Errorf("parameter group %d has %s, which is no name or is listed twice", group, shown(item))
+			}
+			groups[name] = group
+		}
+		return nil
+	}
+	if b, ok := d.blobs[prefix]; ok {
+		return groups, d.withBlob(b, func(_ *archive, document any) error {
+			for group, item := range items(document) {
+				if err := add(group, member(item, "params")); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	for group := 0; ; group++ {
+		b, ok := d.blobs[fmt.Sprintf("%s.%d.params", prefix, group)]
+		if !ok {
+			return groups, nil
+		}
+		if err := d.withBlob(b, func(_ *archive, document any) error { return add(group, document) }); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// addParameter adds a parameter, each chunk to a shard of its own.
+func (d *distcp) addParameter(name string, group int, master, state string) error {
+	step, err := d.readStep(state + ".step")
+	if err != nil {
+		return err
+	}
+	streams := make([]*savedTensor, 0, 3)
+	for _, key := range []string{master, state + ".exp_avg", state + ".exp_avg_sq"} {
+		t := d.tensors[key]
+		if t == nil {
+			return fmt.Errorf("it has no tensor %q", key)
+		}
+		streams = append(streams, t)
+	}
+	first := streams[0]
+	for _, t := range streams[1:] {
+		if !slices.Equal(t.shape, first.shape) || !slices.EqualFunc(t.chunks, first.chunks, sameElements) {
+			return errors.New("its weights and its moments have different shapes, or are cut into different chunks")
+		}
+	}
+	for number, c := range first.chunks {
+		p := shard.Piece{Name: name, Shape: first.shape, Group: group}
+		if p.Range, err = rowsOf(c, first.shape); err != nil {
+			return err
+		}
+		if p.Count == 0 {
+			continue
+		}
+		if err := p.Validate(); err != nil {
+			return err
+		}
+		var at []location
+		for _, t := range streams {
+			l, err := d.locate(t.chunks[number])
+			if err != nil {
+				return err
+			}
+			at = append(at, l)
+		}
+		for number >= len(d.ranks) {
+			d.ranks = append(d.ranks, &foreign{})
+		}
+		if err := d.ranks[number].add(p, kernel.Adam, step, at); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func sameElements(a, b savedChunk) bool {
+	return slices.Equal(a.offsets, b.offsets) && slices.Equal(a.sizes, b.sizes)
+}
+
+// rowsOf returns the elements of a chunk. Chunks of rows are contiguous.
+func rowsOf(c savedChunk, shape []int64) (shard.Range, error) {
+	if len(c.offsets) != len(shape) || len(c.sizes) != len(shape) {
+		return shard.Range{}, fmt.Errorf("a chunk at %v of %v in the shape %v", c.offsets, c.sizes, shape)
+	}
+	row := int64(1)
+	for i := len(shape) - 1; i >= 1; i-- {
+		if c.offsets[i] != 0 || c.sizes[i] != shape[i] {
+			return shard.Range{}, fmt.Errorf("a chunk at %v of %v in the shape %v, expected rows: tensor parallel "+
+				"chunks are not read", c.offsets, c.sizes, shape)
+		}
+		row *= shape[i]
+	}
+	if _, err := (shard.Piece{Shape: shape}).Elements(); err != nil || len(shape) == 0 {
+		return shard.Range{Count: 1}, err
+	}
+	if c.sizes[0] > shape[0] || c.offsets[0] > shape[0]-c.sizes[0] {
+		return shard.Range{}, fmt.Errorf("a chunk at %v of %v is outside of the shape %v", c.offsets, c.sizes, shape)
+	}
+	return shard.Range{First: c.offsets[0] * row, Count: c.sizes[0] * row}, nil
+}
+
+// readStep reads the step of a parameter, a tensor or a number.
+func (d *distcp) readStep(key string) (step int64, err error) {
+	b := d.blobs[key]
+	if t := d.tensors[key]; t != nil && len(t.chunks) == 1 {
+		b = t.chunks[0].blob
+	}
+	if b.file == "" {
+		return 0, fmt.Errorf("it has no %q", key)
+	}
+	return step, d.withBlob(b, func(a *archive, document any) error {
+		step, err = a.stepOf(kernel.Adam, document)
+		return err
+	})
+}
+
+// locate returns where the numbers of a chunk begin.
+func (d *distcp) locate(c savedChunk) (at location, err error) {
+	return at, d.withBlob(c.blob, func(a *archive, document any) error {
+		tensor, ok := document.(torchTensor)
+		if !ok {
+			return fmt.Errorf("%s, expected a tensor", shown(document))
+		}
+		at, err = a.locate(tensor, c.sizes)
+		return err
+	})
+}
+
+// withBlob opens a part of a file, calls use with its document, and verifies its
+// checksums.
+func (d *distcp) withBlob(b blob, use func(*archive, any) error) error {
+	if b.file != d.name {
+		d.close()
+		d.file, d.name = nil, ""
+		file, _, err := files.Open(filepath.Join(d.path, b.file))
+		if err != nil {
+			return cause(filepath.Join(d.path, b.file), "the checkpoint is not complete", errors.Unwrap(err))
+		}
+		d.file, d.name = file, b.file
+	}
+	info, err := d.file.Stat()
+	if err != nil {
+		return err
+	}
+	if b.Count > info.Size() || b.First > info.Size()-b.Count {
+		return broken(d.file.Name(), "damaged: the file has %d bytes, and a tensor has %d from %d on", info.Size(),
+			b.Count, b.First)
+	}
+	a := &archive{
+		path: d.file.Name(), data: io.NewSectionReader(d.file, b.First, b.Count), base: b.First, size: b.Count,
+		kind: distcpKind,
+	}
+	document, err := a.document(nil)
+	if err != nil {
+		return err
+	}
+	if err := use(a, document); err != nil {
+		return err
+	}
+	return a.verify(d.ctx, d.progress)
+}

@@ -1,0 +1,310 @@
+package checkpoint
+
+import (
+	"archive/zip"
+	"cmp"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"plimsoll/optim/kernel"
+	"plimsoll/optim/optimtest"
+)
+
+// twoRanks forks a second rank before anything is loaded.
+const twoRanks = `
+import os, socket, sys
+free = socket.socket(); free.bind(("127.0.0.1", 0)); port = free.getsockname()[1]; free.close()
+child = os.fork()
+rank = 0 if child else 1
+os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1",
+    MASTER_PORT=str(port), OMP_NUM_THREADS="1", DS_ACCELERATOR="cpu", GLOO_SOCKET_IFNAME="lo", DEEPSPEED_LOG_LEVEL="error")
+import torch
+torch.manual_seed(0)
+def network():
+    return torch.nn.Sequential(torch.nn.Linear(40, 31), torch.nn.LayerNorm(31), torch.nn.Linear(31, 7))
+def groups(model):
+    named = list(model.named_parameters())
+    return [{"params": [p for n, p in named if p.dim() > 1], "weight_decay": 0.1}, {"params": [p for n, p in named if p.dim() < 2], "weight_decay": 0.0}]
+def show(n, *tensors):
+    if rank == 0:
+        for t in tensors:
+            print("=", n, list(t.shape), t.detach().contiguous().numpy().tobytes().hex(), flush=True)
+def end():
+    sys.stdout.flush()
+    if rank == 0:
+        os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    os._exit(0)
+`
+
+// inDeepSpeed trains and saves, or loads a universal checkpoint, and shows its state.
+const inDeepSpeed = twoRanks + `
+folder, stage, load, kind = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "load", sys.argv[4]
+import deepspeed
+from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+deepspeed.init_distributed(dist_backend="gloo")
+model = network()
+optimizer = getattr(torch.optim, kind)(groups(model), lr=1e-2)
+zero = {"stage": stage}
+if stage == 3:
+    zero.update(sub_group_size=500)
+config = {"train_micro_batch_size_per_gpu": 5, "bf16": {"enabled": True}, "zero_optimization": zero, "zero_allow_untested_optimizer": True}
+if load:
+    os.chdir(os.path.dirname(folder))
+    exec(sys.argv[5])
+    assert engine.global_steps == 3, engine.global_steps
+    assert {float(s["step"]) for s in engine.optimizer.optimizer.state.values()} == {3.0}
+else:
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+    for _ in range(3):
+        engine.backward(engine(torch.randn(5, 40).bfloat16()).square().sum())
+        engine.step()
+    engine.save_checkpoint(folder)
+def gathered(t):
+    parts = [torch.empty_like(t) for _ in range(2)]
+    torch.distributed.all_gather(parts, t.detach().clone())
+    return torch.cat(parts)
+if kind == "AdamW" and stage == 3:
+    for n, p in model.named_parameters():
+        show(n, safe_get_full_fp32_param(p), *(safe_get_full_optimizer_state(p, s) for s in ("exp_avg", "exp_avg_sq")))
+elif kind == "AdamW":
+    own = engine.optimizer
+    for master, group, whole in zip(own.single_partition_of_fp32_groups, own.optimizer.param_groups, own.round_robin_bit16_groups):
+        state = own.optimizer.state[group["params"][0]]
+        flat = [gathered(t.detach()) for t in (master, state["exp_avg"], state["exp_avg_sq"])]
+        for p in whole:
+            show(engine.param_names[p], *(f[:p.numel()].view(p.shape) for f in flat))
+            flat = [f[p.numel():] for f in flat]
+end()
+`
+
+// twoOf runs a program with both ranks, and returns what it shows.
+func twoOf(t *testing.T, interpreter, program string, arguments ...string) []string {
+	t.Helper()
+	command := exec.Command(interpreter, append([]string{"-c", program}, arguments...)...)
+	out, err := command.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	var lines []string
+	for line := range strings.SplitSeq(string(out), "\n") {
+		if line, ok := strings.CutPrefix(line, "= "); ok {
+			lines = append(lines, line)
+		}
+	}
+	slices.Sort(lines)
+	return lines
+}
+
+// converted converts a checkpoint, loads it, and compares it with what its program has
+// shown.
+func converted(t *testing.T, c *Checkpoint, shown []string) string {
+	t.Helper()
+	split := kernel.Split
+	path, err := c.Convert(t.Context(), t.TempDir(), Conversion{State: &split, Ranks: 3}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	own, err := Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	job := newJob(t, splitFormat, 300, pieces(own))
+	load(t, path, job)
+	got := linesOf(job)
+	if own.Step() != 3 || len(shown) != 18 || len(got) != len(shown) {
+		t.Fatalf("step %d, and %d tensors, want those %d of step 3", own.Step(), len(got), len(shown))
+	}
+	for _, line := range shown {
+		if !got[line] {
+			t.Errorf("%.60s... is not what was saved", line)
+		}
+	}
+	return path
+}
+
+func TestDeepSpeed(t *testing.T) {
+	interpreter := optimtest.Python(t, "deepspeed")
+	for _, stage := range []string{"1", "2", "3"} {
+		t.Run("ZeRO "+stage, func(t *testing.T) {
+			folder, universal := t.TempDir(), filepath.Join(t.TempDir(), "universal")
+			shown := twoOf(t, interpreter, inDeepSpeed, folder, stage, "save", "AdamW")
+			c, err := OpenDeepSpeed(t.Context(), folder, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			own, err := Open(converted(t, c, shown))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := own.WriteUniversal(t.Context(), universal, nil); err != nil {
+				t.Fatal(err)
+			}
+			if stage == "1" { // has the files of ZeRO 2
+				return
+			}
+			if back := twoOf(t, interpreter, inDeepSpeed, universal, stage, "load", "AdamW",
+				documented(t, "load_universal")); !slices.Equal(back, shown) {
+				t.Errorf("DeepSpeed has loaded %d tensors, not the %d that it has saved", len(back), len(shown))
+			}
+			if c, err = OpenDeepSpeed(t.Context(), universal, nil); err != nil {
+				t.Fatal(err)
+			}
+			converted(t, c, shown)
+			refuseBroken(t, filepath.Join(folder, "global_step3"))
+		})
+	}
+}
+
+// refuseBroken damages copies of a checkpoint of two ranks.
+func refuseBroken(t *testing.T, folder string) {
+	of := func(rank string) string { return "bf16_zero_pp_rank_" + rank + "_mp_rank_00_optim_states.pt" }
+	for name, test := range map[string]struct {
+		change func(folder string) error
+		says   string
+	}{
+		"a rank is missing": {func(f string) error { return os.Remove(filepath.Join(f, of("0"))) },
+			"the file of rank 0 is missing"},
+		"the last rank is missing": {func(f string) error { return os.Remove(filepath.Join(f, of("1"))) },
+			"divided among 2 ranks, and the files of 1 are here"},
+		"tensor parallel": {func(f string) error {
+			return os.WriteFile(filepath.Join(f, "mp_rank_01_model_states.pt"), nil, 0o600)
+		}, "tensor or pipeline parallel"},
+		"a flipped bit": {func(f string) error { return flip(filepath.Join(f, of("1"))) }, "damaged"},
+	} {
+		changed := t.TempDir()
+		if err := os.CopyFS(changed, os.DirFS(folder)); err != nil {
+			t.Fatal(err)
+		}
+		if err := test.change(changed); err != nil {
+			t.Fatal(err)
+		}
+		_, err := OpenDeepSpeed(t.Context(), changed, nil)
+		t.Run(name, func(t *testing.T) { mustSay(t, err, changed, test.says) })
+	}
+}
+
+// flip changes a bit of the largest tensor.
+func flip(path string) error {
+	archive, err := zip.OpenReader(path)
+	if err != nil {
+		return err
+	}
+	defer archive.Close()
+	data := slices.DeleteFunc(archive.File, func(f *zip.File) bool { return !strings.Contains(f.Name, "/data/") })
+	at, err := slices.MaxFunc(data, func(a, b *zip.File) int {
+		return cmp.Compare(a.UncompressedSize64, b.UncompressedSize64)
+	}).DataOffset()
+	if err != nil {
+		return err
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	text[at+50] ^= 1
+	return os.WriteFile(path, text, 0o600)
+}
+
+// inFSDP trains with FSDP2 and saves with torch.distributed.checkpoint.
+const inFSDP = twoRanks + `
+path, flat, kind = sys.argv[1], sys.argv[2] == "flat", sys.argv[3]
+import torch.distributed as dist, torch.distributed.checkpoint as dcp
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.checkpoint.state_dict import *
+from torch.distributed.checkpoint.state_dict import StateDictOptions
+dist.init_process_group("gloo")
+model = network()
+fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+optimizer = getattr(torch.optim, kind)(groups(model), lr=1e-2)
+if os.path.isdir(path):
+    for _ in range(3):
+        model(torch.randn(5, 40)).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    os.chdir(path)
+    if flat:
+        weights, state = get_state_dict(model, optimizer, options=StateDictOptions(flatten_optimizer_state_dict=True))
+        dcp.save({"model": weights, "optim": state, "epoch": 3}, checkpoint_id="fsdp")
+    else:
+        exec(sys.argv[4])
+else:
+    os.chdir(os.path.dirname(path))
+    exec(sys.argv[4])
+    assert {float(s["step"]) for s in optimizer.state.values()} == {3.0}
+    assert [g["weight_decay"] for g in optimizer.param_groups] == [0.1, 0.0]
+if kind == "AdamW":
+    for n, p in model.named_parameters():
+        s = optimizer.state[p]
+        show(n, *(x.full_tensor() for x in (p, s["exp_avg"], s["exp_avg_sq"])))
+end()
+`
+
+// TestOtherOptimizers: what is not AdamW's state is refused.
+func TestOtherOptimizers(t *testing.T) {
+	deepspeed, folder := optimtest.Python(t, "deepspeed"), t.TempDir()
+	twoOf(t, deepspeed, inDeepSpeed, folder, "2", "save", "Adamax")
+	_, err := OpenDeepSpeed(t.Context(), folder, nil)
+	mustSay(t, err, "parameter group 0", `its "state" has exp_inf`, "this is another optimizer")
+	folder = t.TempDir()
+	twoOf(t, deepspeed, inFSDP, folder, "flat", "Adamax")
+	_, err = OpenDistributed(t.Context(), filepath.Join(folder, "fsdp"), nil)
+	mustSay(t, err, `exp_inf" is no state of AdamW`)
+}
+
+// documented returns the Python program in docs/checkpoints.md that has a text.
+func documented(t *testing.T, has string) string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join("..", "docs", "checkpoints.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, part := range strings.Split(string(text), "```python\n")[1:] {
+		if program, _, _ := strings.Cut(part, "```"); strings.Contains(program, has) {
+			return program
+		}
+	}
+	t.Fatalf("docs/checkpoints.md has no program with %s", has)
+	return ""
+}
+
+func TestDistributedCheckpoint(t *testing.T) {
+	interpreter := optimtest.Python(t)
+	for _, form := range []string{"nested", "flat"} {
+		t.Run(form, func(t *testing.T) {
+			folder := t.TempDir()
+			shown := twoOf(t, interpreter, inFSDP, folder, form, "AdamW", documented(t, "get_state_dict"))
+			folder = filepath.Join(folder, "fsdp")
+			c, err := OpenDistributed(t.Context(), folder, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			own, err := Open(converted(t, c, shown))
+			if err != nil {
+				t.Fatal(err)
+			}
+			exported := filepath.Join(t.TempDir(), "optimizer.pt")
+			if err := own.WriteTorch(t.Context(), exported, nil); err != nil {
+				t.Fatal(err)
+			}
+			back := twoOf(t, interpreter, inFSDP, exported, form, "AdamW", documented(t, "set_optimizer_state_dict"))
+			if !slices.Equal(back, shown) {
+				t.Errorf("FSDP2 has loaded %d tensors, which are not the %d that it has saved", len(back), len(shown))
+			}
+			if err := os.Truncate(filepath.Join(folder, "__1_0.distcp"), 10000); err != nil {
+				t.Fatal(err)
+			}
+			_, err = OpenDistributed(t.Context(), folder, nil)
+			mustSay(t, err, "__1_0.distcp", "damaged: the file has 10000 bytes")
+			if err := os.Remove(filepath.Join(folder, "__1_0.distcp")); err != nil {
+				t.Fatal(err)
+			}
+			_, err = OpenDistributed(t.Context(), folder, nil)
+			mustSay(t, err, "__1_0.distcp", "the checkpoint is not complete")
+		})
+	}
+}

@@ -1,0 +1,162 @@
+package checkpoint
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"sort"
+
+	"plimsoll/dtype"
+	"plimsoll/files"
+	"plimsoll/optim/kernel"
+	"plimsoll/shard"
+)
+
+// foreign is a shard in files of another program, in fp32. A shard of our own lies in one
+// file; the numbers of a foreign one may lie anywhere.
+type foreign struct {
+	algorithm kernel.Algorithm
+	step      int64
+	pieces    []shard.Piece
+	starts    []int64      // element of the shard at which each piece begins
+	places    [][]location // of the master and the moments of each piece
+	elements  int64
+}
+
+// location is where numbers begin in a file.
+type location struct {
+	path   string
+	offset int64
+}
+
+// after returns the place that is some numbers further on.
+func (p location) after(numbers int64) location { return location{p.path, p.offset + 4*numbers} }
+
+// add adds a piece that has elements: its master weights and its moments.
+func (f *foreign) add(p shard.Piece, algorithm kernel.Algorithm, step int64, places []location) error {
+	if len(f.pieces) > 0 && (algorithm != f.algorithm || step != f.step) {
+		return fmt.Errorf("it has the state of %v at step %d, but earlier parameters have the state of %v at step %d",
+			algorithm, step, f.algorithm, f.step)
+	}
+	if p.Count > shard.MaxElements-f.elements {
+		return fmt.Errorf("all parameters together have more than %d elements", int64(shard.MaxElements))
+	}
+	f.algorithm, f.step = algorithm, step
+	f.pieces, f.places = append(f.pieces, p), append(f.places, places)
+	f.starts = append(f.starts, f.elements)
+	f.elements += p.Count
+	return nil
+}
+
+// read reads elements of a stream of the shard.
+func (f *foreign) read(open func(path string) (io.ReaderAt, error), role kernel.Role, first int64, b []byte) error {
+	stream := 0
+	if role != kernel.MasterRole {
+		stream = 1 + int(role-kernel.FirstMomentRole)
+	}
+	for i := sort.Search(len(f.starts), func(i int) bool { return f.starts[i] > first }) - 1; len(b) > 0; i++ {
+		skip := first - f.starts[i]
+		n := min(int64(len(b)), 4*(f.pieces[i].Count-skip))
+		at := f.places[i][stream].after(skip)
+		file, err := open(at.path)
+		if err != nil {
+			return err
+		}
+		if _, err := file.ReadAt(b[:n], at.offset); err != nil {
+			return cutShort(at.path, err)
+		}
+		first += n / 4
+		b = b[n:]
+	}
+	return nil
+}
+
+// assembleForeign makes a checkpoint of the shards of a job, one for each rank. The ranks
+// have everything in fp32. Ranks without pieces have no state.
+func assembleForeign(path, part string, ranks []*foreign) (*Checkpoint, error) {
+	own := folder{path: path, world: len(ranks)}
+	var list []savedFile
+	var first *foreign
+	for rank, f := range ranks {
+		if len(f.pieces) == 0 {
+			own.without = append(own.without, rank)
+			continue
+		}
+		if first == nil {
+			first = f
+		}
+		if f.algorithm != first.algorithm || f.step != first.step {
+			return nil, fmt.Errorf("rank %d has the state of %v at step %d, but earlier ranks of %v at step %d",
+				rank, f.algorithm, f.step, first.algorithm, first.step)
+		}
+		format := kernel.Format{
+			Algorithm: f.algorithm, State: kernel.FP32, Parameter: dtype.BF16, Gradient: dtype.BF16,
+		}
+		l, err := layoutOfPieces(format, f.pieces)
+		if err != nil {
+			return nil, err
+		}
+		m := newManifest(Shard{Rank: rank, World: len(ranks), Part: part, Format: format}, l, f.step, nil, nil)
+		list = append(list, &file{path: path, manifest: m, layout: l, foreign: f})
+	}
+	if first == nil {
+		return nil, errors.New("it has no parameters")
+	}
+	own.step = first.step
+	return assembleShards(own, list)
+}
+
+// openFiles are the files of other programs that a reader has open: one for each stream.
+type openFiles map[kernel.Role]*os.File
+
+// open returns the file that a stream is read from.
+func (o openFiles) open(role kernel.Role, path string) (io.ReaderAt, error) {
+	if file := o[role]; file != nil {
+		if file.Name() == path {
+			return file, nil
+		}
+		delete(o, role)
+		if err := file.Close(); err != nil {
+			return nil, err
+		}
+	}
+	file, _, err := files.Open(path)
+	if err != nil {
+		return nil, cause(path, "", errors.Unwrap(err))
+	}
+	o[role] = file
+	return file, nil
+}
+
+func (o openFiles) close() error {
+	var err error
+	for role, file := range o {
+		err = errors.Join(err, file.Close())
+		delete(o, role)
+	}
+	return err
+}
+
+// withArchive opens an archive that is a file, calls use with its document, and verifies
+// the archive's own checksums.
+func withArchive(
+	ctx context.Context, path string, of kind, admitted func(class) bool, progress func(bytes int64),
+	use func(a *archive, document any) error,
+) error {
+	file, info, err := files.Open(path)
+	if err != nil {
+		return cause(path, "expected a "+of.name, errors.Unwrap(err))
+	}
+	defer file.Close()
+	a := &archive{path: path, data: file, size: info.Size(), kind: of}
+	document, err := a.document(admitted)
+	if err != nil {
+		return err
+	}
+	if err := use(a, document); err != nil {
+		return inputOf(of, path, err)
+	}
+	return a.verify(ctx, progress)
+}

@@ -1,0 +1,222 @@
+package checkpoint
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+
+	"github.com/google/renameio/v2"
+
+	"plimsoll/fault"
+	"plimsoll/files"
+	"plimsoll/optim/kernel"
+)
+
+// oldestUniversal is the release of DeepSpeed that brought universal checkpoints. A
+// checkpoint names the release that has written it.
+const oldestUniversal = "0.14.0"
+
+// WriteUniversal writes the checkpoint as a universal one of DeepSpeed, which any number
+// of ranks load with "checkpoint": {"load_universal": true}. It is a folder in the
+// directory, and a file there names it. Memory does not grow with the state.
+func (c *Checkpoint) WriteUniversal(ctx context.Context, directory string, progress func(bytes int64)) error {
+	tag := fmt.Sprintf("global_step%d", c.step)
+	path := filepath.Join(directory, tag)
+	if exists(path) {
+		return fault.File(path).Inputf("a checkpoint of this step is here already").WithHint("name another folder")
+	}
+	if c.Algorithm() != kernel.Adam {
+		return fault.File(c.path).Inputf("it is the state of %v, and universal checkpoints of DeepSpeed are written "+
+			"for Adam and AdamW", c.Algorithm()).WithHint("use --to torch")
+	}
+	if err := os.MkdirAll(directory, 0o755); err != nil {
+		return cause(directory, "checkpoints cannot be written here", errors.Unwrap(err))
+	}
+	folder, err := os.MkdirTemp(directory, savingPrefix+tag+"-")
+	if err != nil {
+		return cause(directory, "checkpoints cannot be written here", err)
+	}
+	u := &universalWriter{exporter: newExporter(c, io.Discard, progress), folder: folder}
+	err = u.write(ctx)
+	if err == nil {
+		err = os.Rename(folder, path)
+	}
+	if err != nil {
+		return errors.Join(err, os.RemoveAll(folder))
+	}
+	if err := renameio.WriteFile(filepath.Join(directory, "latest_universal"), []byte(tag), 0o644); err != nil {
+		return err
+	}
+	return syncFolder(directory)
+}
+
+// universalWriter writes the files of a universal checkpoint.
+type universalWriter struct {
+	*exporter // says which parameters and streams there are, and in which order
+	folder    string
+}
+
+func (u *universalWriter) write(ctx context.Context) error {
+	if err := os.Chmod(u.folder, 0o755); err != nil {
+		return err
+	}
+	for _, p := range u.parameters {
+		if filepath.Base(p.Name) != p.Name || p.Name == ".." || p.Name == "." {
+			return fault.File(u.c.path).Inputf("parameter %q cannot name a folder", p.Name)
+		}
+		own := filepath.Join(u.folder, universalFolder, p.Name)
+		if err := os.MkdirAll(own, 0o755); err != nil {
+			return err
+		}
+		for i, role := range u.roles {
+			document := func(d *pickler) { d.text(paramMember); d.tensor("0", p.Shape) }
+			err := saveTorch(filepath.Join(own, universalStreams[i]+".pt"), document, func(w io.Writer) error {
+				return u.c.export(ctx, p, role, w, u.progress)
+			})
+			if err != nil {
+				return err
+			}
+		}
+		if err := u.save(filepath.Join(own, "step.pt"), nil); err != nil {
+			return err
+		}
+	}
+	if err := u.save(filepath.Join(u.folder, universalFolder, "optimizer_state.pt"), u.global); err != nil {
+		return err
+	}
+	for _, stage := range []string{"", "zero_pp_rank_0_"} { // ZeRO 3 reads the latter
+		if err := u.save(filepath.Join(u.folder, stage+"mp_rank_00_model_states.pt"), u.model); err != nil {
+			return err
+		}
+	}
+	return syncFolder(u.folder)
+}
+
+// save writes a document whose only tensor is the step. Without members, it is the step.
+func (u *universalWriter) save(path string, members func(*pickler)) error {
+	return saveTorch(path, members, func(w io.Writer) error {
+		_, err := w.Write(stepBytes(u.c.step))
+		return err
+	})
+}
+
+// saveTorch writes a file of torch.save with a dict, or without members with a number,
+// and the numbers of the one tensor in it.
+func saveTorch(path string, members func(*pickler), numbers func(io.Writer) error) error {
+	file, _, err := files.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	buffer := bufio.NewWriterSize(file, 1<<16)
+	a := newArchiveWriter(buffer)
+	var p pickler
+	p.WriteString(opProto)
+	if members == nil {
+		p.tensor("0", nil)
+	} else {
+		p.dict(func() { members(&p) })
+	}
+	p.WriteString(opStop)
+	if err := a.begin(p.Bytes()); err != nil {
+		return err
+	}
+	w, err := a.create("data/0")
+	if err == nil {
+		err = numbers(w)
+	}
+	if err == nil {
+		err = a.end()
+	}
+	if err == nil {
+		err = buffer.Flush()
+	}
+	if err == nil {
+		err = file.Sync()
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	return file.Close()
+}
+
+// global writes what all parameters have in common. The optimizer's hyperparameters are
+// the trainer's. ZeRO 3 takes the step from here.
+func (u *universalWriter) global(p *pickler) {
+	p.text("ds_version")
+	p.text(oldestUniversal)
+	u.paramGroups(p)
+	p.text("optimizer_state_dict")
+	p.dict(func() {
+		p.text("state")
+		p.dict(func() {
+			p.int(0)
+			p.dict(func() {
+				p.text("step")
+				p.tensor("0", nil)
+			})
+		})
+		u.paramGroups(p)
+	})
+}
+
+// paramGroups writes the parameter groups. DeepSpeed has one flat parameter in each.
+func (u *universalWriter) paramGroups(p *pickler) {
+	p.text("param_groups")
+	p.list(func() {
+		for number := range u.byGroup() {
+			p.dict(func() {
+				p.text("params")
+				p.list(func() { p.int(int64(number)) })
+			})
+		}
+	})
+}
+
+// byGroup returns the parameters of each parameter group.
+func (u *universalWriter) byGroup() [][]*parameter {
+	var groups [][]*parameter
+	for i, p := range u.parameters {
+		if i == 0 || p.Group != u.parameters[i-1].Group {
+			groups = append(groups, nil)
+		}
+		last := len(groups) - 1
+		groups[last] = append(groups[last], p)
+	}
+	return groups
+}
+
+// model writes what DeepSpeed reads beside the state. The weights are in the state.
+func (u *universalWriter) model(p *pickler) {
+	p.text("module")
+	p.dict(func() {})
+	p.text("param_shapes")
+	p.list(func() {
+		for _, group := range u.byGroup() {
+			p.dict(func() {
+				for _, parameter := range group {
+					p.text(parameter.Name)
+					p.ints(parameter.Shape)
+				}
+			})
+		}
+	})
+	p.text("lr_scheduler")
+	p.WriteString(opNone)
+	p.text("skipped_steps")
+	p.int(0)
+	p.text("global_steps")
+	p.int(u.c.step)
+	for _, size := range []string{"dp_world_size", "mp_world_size"} {
+		p.text(size)
+		p.int(1)
+	}
+	p.text("ds_config")
+	p.dict(func() {})
+	p.text("ds_version")
+	p.text(oldestUniversal)
+}
