@@ -10,7 +10,7 @@ import (
 // read parses a configuration of a framework.
 func read(t *testing.T, text string) (*Framework, error) {
 	t.Helper()
-	f, err := ParseFramework("train.yaml", []byte(text))
+	f, err := ParseFramework("train.yaml", []byte(text), NewestDeepSpeed)
 	if f == nil && err == nil {
 		t.Fatalf("no framework recognizes %s", text)
 	}
@@ -250,7 +250,7 @@ func FuzzParseFramework(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, text []byte) {
 		for _, name := range []string{"train.yaml", "train.conf", "train.toml"} {
-			if _, err := ParseFramework(name, text); err != nil {
+			if _, err := ParseFramework(name, text, NewestDeepSpeed); err != nil {
 				requireInput(t, err)
 			}
 		}
