@@ -100,6 +100,11 @@ func (in *Inputs) readModel() (err error) {
 	if in.model, err = load(name); err != nil {
 		return cmp.Or(recipe.Misplaced(name), in.named(err))
 	}
+	if f := in.framework; f != nil && f.Rewards && in.model.Network != nil {
+		if in.model, err = in.model.Rewarding(); err != nil {
+			return in.named(err)
+		}
+	}
 	if m := in.model; m.Network == nil {
 		refused := fault.File(m.Source).Inputf("safetensors headers do not describe the model's operations, so " +
 			"plimsoll cannot plan its activations").WithHint("name the model's config.json; " + model.Documented)

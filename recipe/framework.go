@@ -26,6 +26,8 @@ type Framework struct {
 	Sequence     int           // tokens, at most
 	Attention    string        // "" = the default of transformers, or "sdpa", "flash" or "eager"
 	FusedLoss    bool
+	// Rewards says that the program trains a reward model on pairs of answers. A micro batch counts pairs.
+	Rewards bool
 
 	// Weights is the type that the weights are loaded in, "" for the type that they were published in. TrainedIn32 says
 	// when trained weights are converted to fp32.

@@ -77,7 +77,7 @@ func newSimulation(j *job.Job, gpu, host *trace) *simulation {
 // options returns the options of a forward pass.
 func (s *simulation) options() forward.Options {
 	return forward.Options{
-		Batch:               s.MicroBatch,
+		Batch:               s.Sequences(),
 		Sequence:            s.Sequence,
 		Attention:           s.Attention,
 		FusesBias:           s.Versions.Transformers.AtLeast(5, 0, 0),
@@ -131,7 +131,7 @@ func (s *simulation) iterate(iteration ledger.Iteration) {
 	micros := min(max(s.Accumulation, 1), 2)
 	for micro := range micros {
 		s.micro, s.micros = micro, micros
-		batch := s.gpu.Allocate(ledger.Bytes(3*8*s.MicroBatch*s.Sequence), ledger.Batch, s.whyBatch)
+		batch := s.gpu.Allocate(ledger.Bytes(3*8*s.Sequences()*s.Sequence), ledger.Batch, s.whyBatch)
 		var result forward.Result
 		s.phase(ledger.Forward, iteration, func() {
 			s.workspace()
@@ -163,7 +163,7 @@ func (s *simulation) iterate(iteration ledger.Iteration) {
 }
 
 func (s *simulation) whyBatch() string {
-	return fmt.Sprintf("token ids, labels and mask in int64: %d x %s tokens x 3 x 8 B", s.MicroBatch,
+	return fmt.Sprintf("token ids, labels and mask in int64: %d x %s tokens x 3 x 8 B", s.Sequences(),
 		ledger.Count(s.Sequence))
 }
 
