@@ -47,6 +47,10 @@ test-standin: build python ## Run the PyTorch client on the stand-in device (nee
 	@command -v c++ >/dev/null || { apt-get update -q && apt-get install -q -y --no-install-recommends g++; }
 	PYTHONPATH=python $(PYTHON_ENVIRONMENT)/bin/python -m pytest --quiet -n 2 python/tests/standin
 
+.PHONY: test-gpu
+test-gpu: build python ## Run StateOffload on a CUDA GPU, with rates of its copies and high-water marks (skips without one)
+	PYTHONPATH=python $(PYTHON_ENVIRONMENT)/bin/python -m pytest --quiet -s python/tests/test_state_offload_cuda.py
+
 .PHONY: race
 race: ## Run the tests under the race detector (needs a C compiler)
 	CGO_ENABLED=1 $(GO) test -race -short ./...

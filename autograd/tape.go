@@ -122,6 +122,8 @@ type Parameter struct {
 	DType     dtype.Type
 	Trainable bool
 	Embedding bool
+	// Hidden means that it is a matrix of a hidden layer, or a stack of such matrices.
+	Hidden bool
 	// Quantized is the quantization. Every operation on a quantized parameter
 	// dequantizes it (bitsandbytes).
 	Quantized Quantization

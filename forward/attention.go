@@ -29,7 +29,7 @@ func (p *pass) attention(s *model.Stack, a *model.Attention, x, source *autograd
 			p.Drop(mixed)
 			mixed = gated
 		}
-		return p.scatter(p.linear(a.Output, mixed, p.network.Hidden))
+		return p.dropout(p.scatter(p.linear(a.Output, mixed, p.network.Hidden)), a.OutputDropout)
 	})
 }
 
@@ -161,7 +161,7 @@ func (p *pass) rotate(a *model.Attention, x, angles *autograd.Tensor) *autograd.
 func (p *pass) mix(s *model.Stack, a *model.Attention, q, k, v *autograd.Tensor) *autograd.Tensor {
 	heads, groups := p.heads(a.Heads), p.heads(a.KeyValueHeads)
 	biased := a.Biased && p.FusesBias
-	if p.Attention == Eager || a.Biased && !biased || a.Soft {
+	if p.Attention == Eager || a.Biased && !biased || a.Soft || a.Sinks != "" && p.Attention == SDPA {
 		k, v = p.repeat(k, heads/groups), p.repeat(v, heads/groups)
 		return p.scores(a, q, k, v)
 	}
@@ -209,7 +209,10 @@ func (p *pass) mix(s *model.Stack, a *model.Attention, q, k, v *autograd.Tensor)
 	}
 	r := p.Do(o)
 	p.Drop(r[1])
-	if a.Joined || p.FusedQKV || contiguous {
+	// The memory-efficient kernel stores its output by token. The flash kernel stores
+	// it as the queries are stored.
+	efficient := p.Attention == SDPA && (masked || p.mask != nil || biased || a.Width != a.ValueWidth)
+	if (a.Joined || contiguous) && !efficient || p.FusedQKV {
 		return p.follow(r[0], p.unary(r[0], compute, saveNothing))
 	}
 	return r[0]
@@ -250,11 +253,19 @@ func (p *pass) scores(a *model.Attention, q, k, v *autograd.Tensor) *autograd.Te
 		x = p.follow(x, p.unary(x, x.DType, saveInput))
 	}
 	result := x.DType
-	if a.WideSoftmax {
+	if a.WideSoftmax && a.Sinks == "" {
 		result = dtype.F32
 	}
-	x = p.follow(x, p.softmax(x, result))
-	if a.WideSoftmax {
+	if a.Sinks != "" { // the program holds the scores until it returns
+		before := x
+		x = p.withSinks(a, x, rows)
+		defer p.Drop(x)
+		x = p.softmax(x, result)
+		p.Drop(before)
+	} else {
+		x = p.follow(x, p.softmax(x, result))
+	}
+	if result != q.DType {
 		x = p.follow(x, p.cast(x, q.DType))
 	}
 	x = p.dropout(x, a.Dropout)
@@ -262,6 +273,16 @@ func (p *pass) scores(a *model.Attention, q, k, v *autograd.Tensor) *autograd.Te
 	mixed := p.matmul(x, v, rows*a.ValueWidth)
 	p.Drop(x)
 	return p.follow(mixed, p.unary(mixed, mixed.DType, saveNothing)) // the heads side by side
+}
+
+// withSinks appends the sinks to the scores and subtracts the greatest score of each
+// row, whose index it saves.
+func (p *pass) withSinks(a *model.Attention, x *autograd.Tensor, rows int64) *autograd.Tensor {
+	sinks := p.parameter(a.Sinks).Tensor()
+	joined := p.Do(autograd.Operation{Inputs: []*autograd.Tensor{x, sinks},
+		Outputs: []autograd.Output{{Elements: x.Elements + rows, DType: x.DType}}})[0]
+	greatest := p.indexed(joined, p.New(rows, dtype.I64), rows)
+	return p.follow(joined, p.follow(greatest, p.add(joined, greatest)))
 }
 
 // latent computes DeepSeek's queries, keys and values.
@@ -307,25 +328,31 @@ func (p *pass) delta(a *model.Attention, x *autograd.Tensor) *autograd.Tensor {
 	gates := p.together(d.Gates, x, 2*d.ValueHeads)
 	parts := p.split(projected, 2*keys+values, values)
 	convolution := p.parameter(d.Convolution + ".weight")
-	o := autograd.Operation{Inputs: []*autograd.Tensor{parts[0], convolution.Tensor()},
-		Saved:   []*autograd.Tensor{parts[0]},
-		Outputs: []autograd.Output{{Elements: parts[0].Elements, DType: projected.DType}}}
-	mixed := p.Do(o)[0]
+	joined := p.follow(parts[0], p.unary(parts[0], projected.DType, saveNothing))
+	mixed := p.follow(joined, p.Do(autograd.Operation{Inputs: []*autograd.Tensor{joined, convolution.Tensor()},
+		Saved:   []*autograd.Tensor{joined},
+		Outputs: []autograd.Output{{Elements: joined.Elements, DType: projected.DType}}})[0])
 	mixed = p.follow(mixed, p.unary(mixed, mixed.DType, saveInput))
+	// In fp32: queries, keys and values with padding, scaled and solved for; five
+	// matrices of a chunk's pairs; eight numbers for each token.
 	const chunk = 64
-	wide := tokens * d.ValueHeads * (2*d.KeyWidth + d.ValueWidth)
+	wide := tokens * d.ValueHeads * (8*d.KeyWidth + 3*d.ValueWidth + 5*chunk + 8)
 	states := tokens / chunk * d.ValueHeads * d.KeyWidth * d.ValueWidth
 	r := p.Do(autograd.Operation{
-		Inputs: []*autograd.Tensor{mixed, gates}, Saved: []*autograd.Tensor{mixed, gates},
+		Inputs: []*autograd.Tensor{mixed, gates},
 		Outputs: []autograd.Output{
 			{Elements: tokens * values, DType: projected.DType},
-			{Elements: 2*wide + states + tokens*d.ValueHeads*chunk, DType: dtype.F32, Saved: true},
+			{Elements: wide + states, DType: dtype.F32, Saved: true},
 		},
 	})
-	p.Drop(r[1])
-	normed := p.norm(d.Norm, r[0])
-	gated := p.multiply(normed, p.unary(parts[1], projected.DType, saveInput))
-	p.Drop(normed)
+	p.Drop(r[1], mixed, gates)
+	normed := p.follow(r[0], p.norm(d.Norm, r[0]))
+	gate := p.follow(parts[1], p.cast(parts[1], dtype.F32))
+	p.Drop(projected)
+	gate = p.follow(gate, p.unary(gate, dtype.F32, saveInput))
+	gated := p.multiply(normed, gate)
+	p.Drop(normed, gate)
+	gated = p.follow(gated, p.cast(gated, projected.DType))
 	return p.together(a.Output, gated, p.network.Hidden)
 }
 

@@ -121,31 +121,33 @@ func (p *pass) wide(x *autograd.Tensor) dtype.Type {
 // together: the tokens of an expert follow those of the expert before.
 func (p *pass) mixture(m *model.Mixture, x *autograd.Tensor) *autograd.Tensor {
 	hidden := p.network.Hidden
-	tokens := x.Elements / hidden
-	chosen := tokens * m.Chosen
-	logits := p.linear(m.Router, x, int64(len(m.Experts)))
-	weights := p.follow(logits, p.softmax(logits, dtype.F32))
-	best := p.Do(autograd.Operation{Inputs: []*autograd.Tensor{weights},
-		Outputs: []autograd.Output{{Elements: chosen, DType: x.DType},
-			{Elements: chosen, DType: dtype.I64, Saved: true}}})
-	p.Drop(weights, best[1])
-
-	taken := p.Do(autograd.Operation{Inputs: []*autograd.Tensor{x},
-		Outputs: []autograd.Output{{Elements: chosen * hidden, DType: x.DType}}})[0]
-	down := p.hooked(m.ExpertsPath(), func() *autograd.Tensor { return p.experts(m, taken) })
-	weighed := p.multiply(down, best[0])
-	p.Drop(down, best[0])
+	chosen := x.Elements / hidden * m.Chosen
+	var shared *autograd.Tensor
+	if m.Shared != nil && m.SharedFirst {
+		shared = p.shared(m, x)
+	}
+	weights := p.route(m, x)
+	var order, rows, back *autograd.Tensor
+	if m.Fused() { // sorted by expert, and back
+		order, rows, back = p.New(chosen, dtype.I64), p.New(chosen, dtype.I64), p.New(chosen, dtype.I64)
+		weights = p.follow(weights, p.indexed(weights, order, chosen))
+	}
+	taken := p.indexed(x, rows, chosen*hidden)
+	down := p.hooked(m.ExpertsPath(), func() *autograd.Tensor { return p.experts(m, taken, order) })
+	weighed := p.multiply(down, weights)
+	p.Drop(down, weights)
+	if m.Fused() {
+		weighed = p.follow(weighed, p.indexed(weighed, back, weighed.Elements))
+		p.Drop(order, rows, back)
+	}
 	y := p.Do(autograd.Operation{Inputs: []*autograd.Tensor{weighed},
-		Outputs: []autograd.Output{{Elements: x.Elements, DType: x.DType}}})[0]
+		Outputs: []autograd.Output{{Elements: x.Elements, DType: weighed.DType}}})[0]
 	p.Drop(weighed)
+	y = p.follow(y, p.cast(y, x.DType))
 
 	if m.Shared != nil {
-		shared := p.dense(m.Shared, x)
-		if m.SharedGate != "" {
-			gate := p.linear(m.SharedGate, x, 1)
-			gate = p.follow(gate, p.unary(gate, gate.DType, saveOutput))
-			shared = p.follow(shared, p.multiply(shared, gate))
-			p.Drop(gate)
+		if shared == nil {
+			shared = p.shared(m, x)
 		}
 		sum := p.add(y, shared)
 		p.Drop(y, shared)
@@ -154,10 +156,86 @@ func (p *pass) mixture(m *model.Mixture, x *autograd.Tensor) *autograd.Tensor {
 	return y
 }
 
+// indexed takes elements of a tensor by an index, which it saves.
+func (p *pass) indexed(x, index *autograd.Tensor, elements int64) *autograd.Tensor {
+	o := autograd.Operation{Inputs: []*autograd.Tensor{x},
+		Outputs: []autograd.Output{{Elements: elements, DType: x.DType}}}
+	if index != nil {
+		o.Saved = []*autograd.Tensor{index}
+	}
+	return p.Do(o)[0]
+}
+
+// shared runs the experts that every token passes.
+func (p *pass) shared(m *model.Mixture, x *autograd.Tensor) *autograd.Tensor {
+	shared := p.dense(m.Shared, x)
+	if m.SharedGate == "" {
+		return shared
+	}
+	gate := p.linear(m.SharedGate, x, 1)
+	gate = p.follow(gate, p.unary(gate, gate.DType, saveOutput))
+	shared = p.follow(shared, p.multiply(shared, gate))
+	p.Drop(gate)
+	return shared
+}
+
+// route returns the weights of the experts that the router chooses for each token.
+func (p *pass) route(m *model.Mixture, x *autograd.Tensor) *autograd.Tensor {
+	tokens := x.Elements / p.network.Hidden
+	chosen := tokens * m.Chosen
+	logits := p.routerLogits(m, x)
+	best := func(scores *autograd.Tensor) *autograd.Tensor {
+		return p.follow(scores, p.indexed(scores, p.New(chosen, dtype.I64), chosen))
+	}
+	var weights *autograd.Tensor
+	switch m.Routing {
+	case model.SoftmaxOfChosen:
+		weights = best(p.follow(logits, p.cast(logits, dtype.F32)))
+		weights = p.follow(weights, p.softmax(weights, weights.DType))
+	case model.SigmoidOfAll:
+		wide := p.follow(logits, p.cast(logits, dtype.F32))
+		weights = best(p.follow(wide, p.unary(wide, dtype.F32, saveOutput)))
+	default:
+		weights = best(p.follow(logits, p.softmax(logits, dtype.F32)))
+	}
+	if m.Normalized { // in place: the division saves a copy of the weights and their sums
+		copied, sums := p.New(chosen, dtype.F32), p.New(tokens, dtype.F32)
+		divided := p.Do(autograd.Operation{Inputs: []*autograd.Tensor{weights}, Saved: []*autograd.Tensor{copied, sums},
+			Outputs: []autograd.Output{{Elements: chosen, DType: weights.DType}}})[0]
+		p.Drop(copied, sums)
+		weights = p.follow(weights, divided)
+	}
+	if m.Rescaled {
+		weights = p.follow(weights, p.unary(weights, weights.DType, saveNothing))
+	}
+	if m.WideWeights && m.Fused() {
+		return weights
+	}
+	return p.follow(weights, p.cast(weights, x.DType))
+}
+
+// routerLogits runs the projection of a router.
+func (p *pass) routerLogits(m *model.Mixture, x *autograd.Tensor) *autograd.Tensor {
+	count := int64(len(m.Experts))
+	w := p.parameter(m.Router + ".weight")
+	if !m.WideRouter || p.Autocast != dtype.Invalid || w.Quantized != autograd.Unquantized {
+		return p.linear(m.Router, x, count)
+	}
+	return p.hooked(m.Router, func() *autograd.Tensor {
+		wide, weight := p.cast(x, dtype.F32), p.cast(w.Tensor(), dtype.F32)
+		logits := p.product(wide, weight, x.Elements/p.network.Hidden*count, dtype.F32)
+		p.dropCasts(x, wide, w.Tensor(), weight)
+		return logits
+	})
+}
+
 // experts runs the networks of all experts, each on its tokens, and drops the
 // tokens.
-func (p *pass) experts(m *model.Mixture, taken *autograd.Tensor) *autograd.Tensor {
+func (p *pass) experts(m *model.Mixture, taken, order *autograd.Tensor) *autograd.Tensor {
 	inner, weights := p.inner(&m.Experts[0]), p.parameters.Experts[m]
+	if m.Clamped {
+		return p.clamped(m, taken, order, inner)
+	}
 	gate, up := p.gateAndUp(m, taken, inner)
 	p.Drop(taken)
 	active := p.follow(gate, p.activate(m.Experts[0].Activation, gate))
@@ -208,4 +286,36 @@ func (p *pass) grouped(weights []*autograd.Parameter, x *autograd.Tensor, in, ou
 	y := p.Do(o)[0]
 	p.dropCasts(x, input)
 	return y
+}
+
+// clamped runs the experts of gpt-oss, whose projections have biases. The limits
+// save both halves, and the gate's product with its sigmoid three tensors.
+func (p *pass) clamped(m *model.Mixture, taken, order *autograd.Tensor, inner int64) *autograd.Tensor {
+	weights, hidden := p.parameters.Experts[m], p.network.Hidden
+	both := p.biased(weights.GateUp, p.parameter(m.GateUpBias), taken, order, hidden, 2*inner)
+	p.Drop(taken)
+	parts := p.split(both, inner, inner)
+	p.Drop(both)
+	gate, up := p.unary(parts[0], both.DType, saveInput), p.unary(parts[1], both.DType, saveInput)
+	p.Drop(parts...)
+	sigmoid := p.unary(gate, gate.DType, saveNothing)
+	sigmoid = p.follow(sigmoid, p.unary(sigmoid, gate.DType, saveOutput))
+	glu := p.multiply(gate, sigmoid)
+	p.Drop(gate, sigmoid)
+	up = p.follow(up, p.unary(up, up.DType, saveNothing))
+	h := p.multiply(up, glu)
+	p.Drop(up, glu)
+	return p.follow(h, p.biased(weights.Down, p.parameter(m.DownBias), h, order, inner, hidden))
+}
+
+// biased is grouped with a bias for each expert, which is added in place.
+func (p *pass) biased(weights []*autograd.Parameter, bias *autograd.Parameter, x, order *autograd.Tensor,
+	in, out int64) *autograd.Tensor {
+	rows := p.Do(autograd.Operation{Inputs: []*autograd.Tensor{bias.Tensor()}, Saved: []*autograd.Tensor{order},
+		Outputs: []autograd.Output{{Elements: x.Elements / in * out, DType: bias.DType}}})[0]
+	y := p.grouped(weights, x, in, out)
+	sum := p.Do(autograd.Operation{Inputs: []*autograd.Tensor{y, rows}, Shared: []bool{true, true},
+		Outputs: []autograd.Output{{Elements: y.Elements, DType: y.DType, View: true}}})[0]
+	p.Drop(y, rows)
+	return sum
 }

@@ -201,6 +201,9 @@ func (p *pass) end() {
 
 // stack runs an encoder or a decoder.
 func (p *pass) stack(s *model.Stack) *autograd.Tensor {
+	if p.network.Opaque != nil {
+		return p.opaqueStack(s)
+	}
 	x := p.scatter(p.embed(s))
 	if p.InputGradients {
 		p.RequireGradient(x)
@@ -242,7 +245,11 @@ func (p *pass) embed(s *model.Stack) *autograd.Tensor {
 	}
 	for _, path := range []string{s.TypeEmbedding, s.PositionEmbedding} {
 		if path != "" {
-			positions := p.lookUp(path, p.Sequence/p.ContextParallel*p.network.Hidden)
+			rows := p.Sequence / p.ContextParallel
+			if path == s.TypeEmbedding || s.OwnPositions {
+				rows = p.tokens()
+			}
+			positions := p.lookUp(path, rows*p.network.Hidden)
 			x = p.follow(x, p.add(x, positions))
 			p.Drop(positions)
 		}
@@ -285,6 +292,9 @@ func (p *pass) tokens() int64 { return p.Batch * p.Sequence / p.ContextParallel 
 func (p *pass) block(s *model.Stack, b *model.Block, x *autograd.Tensor) *autograd.Tensor {
 	body := func(x *autograd.Tensor) *autograd.Tensor {
 		return p.Scope(func() *autograd.Tensor {
+			if o := p.network.Opaque; o != nil {
+				return p.opaque(o.Blocks[p.blockIndex(s, b)], p.unary(x, x.DType, saveNothing), 1)
+			}
 			switch b.Arrangement {
 			case model.PostNorm:
 				return p.postNorm(s, b, x)

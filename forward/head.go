@@ -129,10 +129,16 @@ func (p *pass) classify(h *model.Head, x *autograd.Tensor) Result {
 	}
 	first := p.Do(autograd.Operation{Inputs: []*autograd.Tensor{x},
 		Outputs: []autograd.Output{{Elements: rows * p.network.Hidden, DType: x.DType, View: true}}})[0]
-	if h.Pooler != "" {
-		first = p.linear(h.Pooler, first, p.network.Hidden)
+	p.Drop(x)
+	dense := h.Pooler
+	if h.Dense != "" {
+		first, dense = p.dropout(first, h.Dropout), h.Dense
+	}
+	if dense != "" {
+		first = p.follow(first, p.linear(dense, first, p.network.Hidden))
 		first = p.follow(first, p.unary(first, first.DType, saveOutput))
 	}
+	first = p.dropout(first, h.Dropout)
 	logits := p.linear(h.Projection, first, h.Outputs)
 	return Result{Loss: p.crossEntropy(logits), Logits: logits}
 }

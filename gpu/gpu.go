@@ -22,6 +22,8 @@ type Model struct {
 	// Capability is the CUDA compute capability, 90 for 9.0. It is 0 for AMD and
 	// unknown GPUs.
 	Capability int
+	// Bandwidth is that of its memory by the data sheet, in GB/s. It is 0 for unknown GPUs.
+	Bandwidth float64
 }
 
 // gib converts a size as PyTorch prints it, in GiB.
@@ -30,27 +32,27 @@ func gib(x float64) ledger.Bytes { return ledger.Bytes(x * float64(ledger.GiB)) 
 // models are in the order of the help. PyTorch printed these capacities in
 // out-of-memory messages of public issues.
 var models = []Model{
-	{"B200", gib(178.35), "", 100},
-	{"H200", gib(139.81), "", 90},
-	{"H100-80GB", gib(79.11), "", 90},
-	{"H100-96GB", gib(95.00), "", 90},
-	{"H100-94GB", gib(93.00), "H100 NVL", 90},
+	{"B200", gib(178.35), "", 100, 7700},
+	{"H200", gib(139.81), "", 90, 4800},
+	{"H100-80GB", gib(79.11), "", 90, 3350},
+	{"H100-96GB", gib(95.00), "", 90, 0},
+	{"H100-94GB", gib(93.00), "H100 NVL", 90, 3938},
 	// The name gives the 480 GB of the CPU, not the memory of the GPU.
-	{"GH200-96GB", gib(94.50), "GH200 480GB", 90},
-	{"A100-80GB", gib(79.15), "", 80},
-	{"A100-40GB", gib(39.39), "", 80},
-	{"L40S", gib(44.40), "", 89},
-	{"L4", gib(21.95), "", 89},
-	{"A40", gib(44.42), "", 86},
-	{"A10G", gib(21.98), "", 86},
-	{"A6000", gib(47.54), "", 86},
-	{"V100-32GB", gib(31.74), "", 70},
-	{"V100-16GB", gib(15.77), "", 70},
-	{"T4", gib(14.58), "", 75},
-	{"RTX-5090", gib(31.36), "", 120},
-	{"RTX-4090", gib(23.64), "", 89},
-	{"RTX-3090", gib(23.69), "", 86},
-	{"MI300X", gib(191.98), "", 0},
+	{"GH200-96GB", gib(94.50), "GH200 480GB", 90, 4000},
+	{"A100-80GB", gib(79.15), "", 80, 2039},
+	{"A100-40GB", gib(39.39), "", 80, 1555},
+	{"L40S", gib(44.40), "", 89, 864},
+	{"L4", gib(21.95), "", 89, 300},
+	{"A40", gib(44.42), "", 86, 696},
+	{"A10G", gib(21.98), "", 86, 600},
+	{"A6000", gib(47.54), "", 86, 768},
+	{"V100-32GB", gib(31.74), "", 70, 900},
+	{"V100-16GB", gib(15.77), "", 70, 900},
+	{"T4", gib(14.58), "", 75, 320},
+	{"RTX-5090", gib(31.36), "", 120, 1792},
+	{"RTX-4090", gib(23.64), "", 89, 1008},
+	{"RTX-3090", gib(23.69), "", 86, 936},
+	{"MI300X", gib(191.98), "", 0, 5300},
 }
 
 // Names returns the names of the models.

@@ -31,7 +31,7 @@ func refuse(list ...contradiction) error {
 // contradictions refuses settings that do not go together. It runs when all
 // other settings are decided.
 func (r *resolver) contradictions() error {
-	return cmp.Or(r.kernels(), r.engines(), r.parallelDegrees())
+	return cmp.Or(r.kernels(), r.engines(), r.parallelDegrees(), r.job.refuseMuon(), r.job.refuseOffload())
 }
 
 // kernels refuses settings that no kernel supports.
@@ -79,6 +79,9 @@ func positions(n *model.Network, parameters []model.Parameter) int64 {
 		}
 		for _, p := range parameters {
 			if p.Name == s.PositionEmbedding+".weight" {
+				if s.OwnPositions { // counted from behind the number of the padding, which is 1
+					return max(1, p.Shape[0]-2)
+				}
 				return p.Shape[0]
 			}
 		}

@@ -64,7 +64,7 @@ func Decide(in *Inputs, o Overrides) (*Job, error) {
 			Allocator: in.request.Allocator}}
 	for _, step := range []func() error{r.framework, r.engine, r.versions, r.ranks, r.single, r.learn, r.batch,
 		r.precision, r.quantization, r.adapter, r.optimizer, r.attention, r.recompute, r.loss, r.parallel, r.sharding,
-		r.contradictions, r.unplanned} {
+		r.offload, r.contradictions, r.unplanned} {
 		if err := step(); err != nil {
 			return nil, err
 		}

@@ -2,7 +2,6 @@ package job
 
 import (
 	"cmp"
-	"fmt"
 	"maps"
 	"os"
 	"slices"
@@ -106,14 +105,13 @@ func (in *Inputs) readModel() (err error) {
 		}
 	}
 	if m := in.model; m.Network == nil {
-		refused := fault.File(m.Source).Inputf("safetensors headers do not describe the model's operations, so " +
-			"plimsoll cannot plan its activations").WithHint("name the model's config.json; " + model.Documented)
-		if m.Architecture != "" { // from the config.json beside the weights
-			refused.What = fmt.Sprintf("plimsoll does not know the operations of %s, so it cannot plan its activations",
-				m.Architecture)
-			refused.Hint = model.Documented
+		with, ok := m.WithoutOperations()
+		if !ok {
+			return fault.File(m.Source).Inputf("the headers have tensors that are neither fp32, fp16 nor bf16, so " +
+				"they do not tell the sizes of the weights in a training").
+				WithHint("name the files of the weights before they were quantized, or the model's config.json")
 		}
-		return refused
+		in.model = with
 	}
 	in.fused = sync.OnceValue(in.model.FuseExperts)
 	if in.request.Reference != "" {

@@ -68,6 +68,7 @@ type Job struct {
 	HoldsOutputs bool
 
 	Optimizer Optimizer
+	Offload   *StateOffload // nil: the states stay where the optimizer makes them
 	Clip      float64
 
 	Adapter      *recipe.Adapter

@@ -40,7 +40,13 @@ func (j *Job) ParallelNames() []string {
 }
 
 // OptimizerName returns the optimizer with its variant.
-func (j *Job) OptimizerName() string { return j.Optimizer.Name + "/" + string(j.Optimizer.Variant) }
+func (j *Job) OptimizerName() string {
+	name := j.Optimizer.Name + "/" + string(j.Optimizer.Variant)
+	if j.Offload != nil {
+		name += ", " + j.Offload.Name()
+	}
+	return name
+}
 
 // AutocastName returns the type of autocast, empty if it is off.
 func (j *Job) AutocastName() string {

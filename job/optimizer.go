@@ -98,6 +98,7 @@ var variantsOf = map[string][]Variant{
 	"sgd-momentum": {Foreach, Fused, Loop},
 	"adagrad":      {Foreach, Loop},
 	"rmsprop":      {Foreach, Loop},
+	muon:           {Foreach, Fused, Loop}, // of AdamW, which has the parameters that Muon does not
 }
 
 // checkVariant refuses a variant that an optimizer does not have.
@@ -179,6 +180,7 @@ var optimizerKinds = map[string]Optimizer{
 	"lion-32bit":        {States: inFP32("state1")},
 	"adamw-4bit":        {States: nibbles},
 	"lomo":              {States: sameShape()},
+	muon:                muonOptimizer,
 }
 
 // namedOptimizer is the optimizer that a name stands for.
@@ -315,9 +317,36 @@ func nibbles(p *autograd.Parameter) []State {
 	return []State{{"exp_avg", bytes}, {"exp_avg_sq", bytes}}
 }
 
-// Temporaries returns the sizes of the temporaries at the peak of a step. They are as large as all parameters, or as
-// the largest one.
-func (o *Optimizer) Temporaries(parameters []*autograd.Parameter) []ledger.Bytes {
+// CountsOnGPU reports whether the number of steps of a parameter is a tensor on the GPU.
+func (o *Optimizer) CountsOnGPU(p *autograd.Parameter) bool {
+	return o.Variant == Fused && !(o.Name == muon && p.Hidden)
+}
+
+// Counts reports whether a parameter's number of steps is a part of its state.
+func (o *Optimizer) Counts(p *autograd.Parameter) bool {
+	switch o.Name {
+	case "sgd", "sgd-momentum", "lion", "lomo":
+		return false
+	case muon:
+		return !p.Hidden
+	}
+	return true
+}
+
+// IsTogether reports whether the update of a parameter depends on others: schedule-free's counters are of a group.
+func (o *Optimizer) IsTogether() bool { return strings.HasPrefix(o.Name, "schedule-free") }
+
+// Passes returns the sizes of the temporaries at the peak of each pass of a step over the parameters. All optimizers
+// but Muon make one pass.
+func (o *Optimizer) Passes(parameters []*autograd.Parameter) [][]ledger.Bytes {
+	if o.Name == muon {
+		return o.muonPasses(parameters)
+	}
+	return [][]ledger.Bytes{o.temporaries(parameters)}
+}
+
+// temporaries are as large as all parameters, or as the largest one.
+func (o *Optimizer) temporaries(parameters []*autograd.Parameter) []ledger.Bytes {
 	var list []ledger.Bytes
 	var largest ledger.Bytes
 	for _, p := range parameters {

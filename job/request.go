@@ -54,6 +54,8 @@ type Request struct {
 	Allocator                  string // PYTORCH_CUDA_ALLOC_CONF
 
 	Factors string `json:",omitempty"` // a file of compare --learn
+
+	Offload Offload `json:",omitzero"`
 }
 
 // The allowed values of some fields. Help and completion use them, too.

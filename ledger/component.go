@@ -29,6 +29,7 @@ const (
 	SessionHeader     Component = "session"
 	HeldStates        Component = "held_states"
 	HeldControl       Component = "held_control"
+	DeviceStandIn     Component = "device_stand_in"
 	PageRounding      Component = "page_rounding"
 	PageTables        Component = "page_tables"
 	Process           Component = "process"
@@ -59,6 +60,7 @@ const (
 const (
 	ManagedOptimizerStates Component = "optimizer_states_managed"
 	OptimizerTemporaries   Component = "optimizer_temporaries"
+	StatesWindow           Component = "optimizer_states_window"
 	CommunicationBuckets   Component = "communication_buckets"
 	BucketCopies           Component = "communication_bucket_copies"
 	ReductionTemporaries   Component = "reduction_temporaries"
@@ -122,8 +124,9 @@ var descriptions = map[Component]description{
 	MomentumBuffer:   {title: "momentum_buffer", partOf: OptimizerStates},
 	MomentHeaders:    {title: "moment_headers", partOf: OptimizerStates},
 
-	HeldStates:  {title: "states between steps"},
-	HeldControl: {title: "control of states between steps"},
+	HeldStates:    {title: "states between steps"},
+	HeldControl:   {title: "control of states between steps"},
+	DeviceStandIn: {title: "stand-in for the device"},
 
 	EmbeddingActivations:   {title: "activations: embeddings", partOf: Activations},
 	NormActivations:        {title: "activations: norms", partOf: Activations},
@@ -140,6 +143,7 @@ var descriptions = map[Component]description{
 	MatmulWorkspaces:       {title: "workspaces of matrix products"},
 
 	ManagedOptimizerStates: {title: "optimizer states (managed memory)", partOf: OptimizerStates},
+	StatesWindow:           {title: "window of optimizer states"},
 	OptimizerTemporaries:   {title: "temporaries of the optimizer step"},
 	CommunicationBuckets:   {title: "communication buckets"},
 	BucketCopies:           {title: "copies of communication buckets"},

@@ -171,8 +171,8 @@ func (c *config) dtype() dtype.Type {
 }
 
 // Documented says which models are planned, and which are not but rehearsed.
-const Documented = "docs/models.md lists the architectures that 'plimsoll plan' knows; 'plimsoll rehearse' takes the " +
-	"safetensors files of any model, or their model.safetensors.index.json"
+const Documented = "docs/models.md lists the architectures that 'plimsoll plan' knows; with the headers of the " +
+	"model's safetensors files beside its config.json it plans any other without activations"
 
 // unknownArchitecture is a fault of its own type, because the folder may hold
 // safetensors headers that loadFolder can read instead.

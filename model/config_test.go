@@ -193,6 +193,17 @@ func checkModel(t *testing.T, m *Model) {
 			t.Fatalf("%s %v is tied to %s %v", p.Name, p.Shape, p.TiedTo, shapes[p.TiedTo])
 		}
 	}
+	if with, ok := m.WithoutOperations(); ok {
+		n := with.Network
+		if n.Hidden < 1 || len(n.Stacks[0].Blocks) != len(n.Opaque.Blocks) {
+			t.Fatalf("a width of %d, %d blocks, modules of %d", n.Hidden, len(n.Stacks[0].Blocks), len(n.Opaque.Blocks))
+		}
+		for _, b := range n.Blocks() {
+			if b.Path == "" {
+				t.Fatal("a block without a path")
+			}
+		}
+	}
 	if total := m.Elements(); total < 0 || total > maxElements {
 		t.Fatalf("%d elements", total)
 	}

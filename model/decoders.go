@@ -32,23 +32,7 @@ func mistralBlock(s scope, _ int64, b *Block) {
 
 func mixtralBlock(s scope, _ int64, b *Block) {
 	b.Attention = attention{keyValueHeads: 8}.describe(s.in("self_attn"))
-	hidden, inner, experts := s.size("hidden_size"), s.size("intermediate_size"),
-		s.size("num_local_experts", "num_experts")
-	sparse := s.in("block_sparse_moe")
-	m := Mixture{
-		Path:   s.module("mlp"),
-		Router: sparse.linear("gate", hidden, experts, false),
-		Chosen: s.sizeOr(2, "num_experts_per_tok"),
-	}
-	sparse.repeat("experts", experts, func(expert scope, _ int64) {
-		m.Experts = append(m.Experts, FeedForward{
-			Gate:  expert.linear("w1", hidden, inner, false),
-			Down:  expert.linear("w2", inner, hidden, false),
-			Up:    expert.linear("w3", hidden, inner, false),
-			Inner: inner, Activation: s.activation("silu"),
-		})
-	})
-	b.FeedForward = FeedForward{Mixture: &m}
+	b.FeedForward = mixtralExperts.describe(s)
 	blockNorms(s, b)
 }
 
@@ -62,7 +46,7 @@ func qwen2MoeBlock(s scope, index int64, b *Block) {
 	b.Attention = attention{keyValueHeads: 16, inputBias: s.flagOr(true, "qkv_bias")}.describe(s.in("self_attn"))
 	mlp := s.in("mlp")
 	if qwenSparse(s, index) {
-		b.FeedForward = mixture(mlp, s.size("num_experts"), 4)
+		b.FeedForward = experts{chosen: 4, normalized: setting{field: "norm_topk_prob"}}.describe(s)
 		shareExpert(mlp, b.FeedForward.Mixture)
 	} else {
 		b.FeedForward = gated(mlp, s.size("intermediate_size"), false)
@@ -92,7 +76,8 @@ func qwen3MoeBlock(s scope, index int64, b *Block) {
 		norms:         true,
 	}.describe(s.in("self_attn"))
 	if qwenSparse(s, index) {
-		b.FeedForward = mixture(s.in("mlp"), s.size("num_experts", "num_local_experts"), 8)
+		b.FeedForward = experts{count: []string{"num_experts", "num_local_experts"}, chosen: 8,
+			normalized: setting{field: "norm_topk_prob"}}.describe(s)
 	} else {
 		b.FeedForward = gated(s.in("mlp"), s.size("intermediate_size"), false)
 	}
@@ -110,17 +95,29 @@ func qwen3NextBlock(s scope, index int64, b *Block) {
 			norms:         true,
 			gate:          true,
 		}.describe(s.in("self_attn"))
+		b.Attention.Joined, b.Attention.Rotary = true, s.rotary(0.25)
 	} else {
 		b.Attention = deltaNet(s.in("linear_attn"))
 	}
 	mlp := s.in("mlp")
 	if qwenSparse(s, index) {
-		b.FeedForward = mixture(mlp, s.size("num_experts"), 10)
+		b.FeedForward = experts{chosen: 10, normalized: setting{"norm_topk_prob", true}}.describe(s)
 		shareExpert(mlp, b.FeedForward.Mixture)
 	} else {
 		b.FeedForward = gated(mlp, s.size("intermediate_size"), false)
 	}
 	blockNorms(s, b)
+	for _, norm := range []*Norm{&b.AttentionNorm, &b.FeedForwardNorm, &b.Attention.QueryNorm, &b.Attention.KeyNorm} {
+		if norm.Kind != NoNorm {
+			norm.Kind = RMSNormF32
+		}
+	}
+}
+
+// qwen3Next is a decoder whose norms multiply by their weight in fp32.
+func qwen3Next(s scope) {
+	decoder(false, qwen3NextBlock)(s)
+	s.network.Stacks[0].FinalNorm.Kind = RMSNormF32
 }
 
 // shareExpert adds the shared expert, which every token passes, and its gate.
@@ -224,23 +221,29 @@ func phi3Block(s scope, _ int64, b *Block) {
 }
 
 func deepseekV2Block(s scope, index int64, b *Block) {
-	deepseekBlock(s, index, b, 0, s.size("num_experts_per_tok"), s.flagOr(false, "mlp_bias"))
+	e := *deepseekExperts.with(func(e *experts) {
+		e.chosen, e.routing, e.normalized = s.size("num_experts_per_tok"), SoftmaxOfAll, setting{}
+	})
+	deepseekBlock(s, index, b, 0, e, s.flagOr(false, "mlp_bias"))
 }
 
-func deepseekV3Block(s scope, index int64, b *Block) { deepseekBlock(s, index, b, 3, 8, false) }
+func deepseekV3Block(s scope, index int64, b *Block) {
+	deepseekBlock(s, index, b, 3, deepseekExperts, false)
+}
 
 // deepseekBlock omits tensors of the published files that are not trained with
 // the model: the bias that balances the experts (a buffer), the scales of the
 // fp8 weights, and the module that predicts further tokens.
-func deepseekBlock(s scope, index int64, b *Block, dense, chosen int64, bias bool) {
+func deepseekBlock(s scope, index int64, b *Block, dense int64, e experts, bias bool) {
 	b.Attention = latentAttention(s.in("self_attn"))
-	mlp := s.in("mlp")
 	if index < s.countOr(dense, "first_k_dense_replace") {
-		b.FeedForward = gated(mlp, s.size("intermediate_size"), bias)
+		b.FeedForward = gated(s.in("mlp"), s.size("intermediate_size"), bias)
 	} else {
-		b.FeedForward = mixture(mlp, s.size("n_routed_experts"), chosen)
-		shared := gated(mlp.in("shared_experts"), s.size("moe_intermediate_size")*s.size("n_shared_experts"), bias)
-		b.FeedForward.Mixture.Shared = &shared
+		e.shared = func(block scope) FeedForward {
+			inner := s.size("moe_intermediate_size") * s.size("n_shared_experts")
+			return gated(block.in("mlp").in("shared_experts"), inner, bias)
+		}
+		b.FeedForward = e.describe(s)
 	}
 	blockNorms(s, b)
 }
@@ -366,19 +369,4 @@ func gated(s scope, inner int64, bias bool) FeedForward {
 		Down:  s.linear("down_proj", inner, hidden, bias),
 		Inner: inner, Activation: s.activation("silu"),
 	}
-}
-
-// mixture adds a router and its experts. chosen is the default for the number
-// of experts per token.
-func mixture(s scope, experts, chosen int64) FeedForward {
-	inner := s.size("moe_intermediate_size")
-	m := &Mixture{
-		Path:   s.module(""),
-		Router: s.linear("gate", s.size("hidden_size"), experts, false),
-		Chosen: min(experts, s.sizeOr(chosen, "num_experts_per_tok")),
-	}
-	s.repeat("experts", experts, func(expert scope, _ int64) {
-		m.Experts = append(m.Experts, gated(expert, inner, false))
-	})
-	return FeedForward{Mixture: m}
 }

@@ -14,12 +14,7 @@ func (m *Model) FuseExperts() *Model {
 	instead := map[string][]Parameter{} // replacements (names and shapes) by module
 	for _, b := range network.Blocks() {
 		if x := b.FeedForward.Mixture; x != nil {
-			instead[x.Router] = []Parameter{{Name: x.Path + ".gate.weight"}}
-			for _, e := range x.Experts {
-				instead[e.Gate], instead[e.Up], instead[e.Down] = nil, nil, nil
-			}
-			first := x.Experts[0].Gate
-			instead[first] = x.fuse(network.Hidden)
+			x.fuse(network.Hidden, instead)
 		}
 	}
 	if head := &network.Head; head.Projection == "embed_out" { // of GPT-NeoX
@@ -65,16 +60,35 @@ func (n *Network) clone() *Network {
 	return &network
 }
 
-// fuse replaces the parameters of the experts by two.
-func (x *Mixture) fuse(hidden int64) []Parameter {
-	count, inner := int64(len(x.Experts)), x.Experts[0].Inner
-	x.Router, x.GateUp, x.Down = x.Path+".gate", x.ExpertsPath()+".gate_up_proj", x.ExpertsPath()+".down_proj"
-	for i := range x.Experts {
-		e := &x.Experts[i]
-		e.Gate, e.Up, e.Down = "", "", ""
+// fuse replaces the parameters of the experts by two, and renames the others.
+func (x *Mixture) fuse(hidden int64, instead map[string][]Parameter) {
+	router := x.HeldRouter
+	if router == "" {
+		router = x.Path + ".gate"
 	}
-	return []Parameter{
-		{Name: x.GateUp, Shape: []int64{count, 2 * inner, hidden}},
-		{Name: x.Down, Shape: []int64{count, hidden, inner}},
+	instead[x.Router] = []Parameter{{Name: router + ".weight"}}
+	x.Router = router
+	if x.Correction != "" {
+		name := router + ".moe_statics.e_score_correction_bias"
+		instead[x.Correction] = []Parameter{{Name: name}}
+		x.Correction = name
 	}
+	gateUp, down := x.ExpertsPath()+".gate_up_proj", x.ExpertsPath()+".down_proj"
+	if x.Fused() {
+		instead[strings.TrimSuffix(x.GateUp, ".weight")] = []Parameter{{Name: gateUp}}
+		instead[strings.TrimSuffix(x.Down, ".weight")] = []Parameter{{Name: down}}
+	} else {
+		count, inner := int64(len(x.Experts)), x.Experts[0].Inner
+		first := x.Experts[0].Gate
+		for i := range x.Experts {
+			e := &x.Experts[i]
+			instead[e.Gate], instead[e.Up], instead[e.Down] = nil, nil, nil
+			e.Gate, e.Up, e.Down = "", "", ""
+		}
+		instead[first] = []Parameter{
+			{Name: gateUp, Shape: []int64{count, 2 * inner, hidden}},
+			{Name: down, Shape: []int64{count, hidden, inner}},
+		}
+	}
+	x.GateUp, x.Down = gateUp, down
 }

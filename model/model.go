@@ -32,6 +32,8 @@ type Parameter struct {
 	// TiedTo is the name of the parameter whose storage this one shares. It is
 	// empty for a parameter with storage of its own.
 	TiedTo string `json:"tied_to,omitempty"`
+	// Frozen reports whether no gradient trains the parameter.
+	Frozen bool `json:"-"`
 }
 
 // Elements returns the number of elements.

@@ -68,6 +68,42 @@ func TestAgainstTransformers(t *testing.T) {
 	}
 }
 
+// TestPublishedConfigs compares the parameters of more public configurations with
+// those of transformers, and docs/models.md with their list:
+//
+//	python3 testdata/parameters.py testdata/published/*.json > testdata/published.golden
+func TestPublishedConfigs(t *testing.T) {
+	text, err := os.ReadFile("testdata/published.golden")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for line := range strings.Lines(string(text)) {
+		name, want, _ := strings.Cut(strings.TrimSpace(line), " ")
+		if name == "#" {
+			continue
+		}
+		names = append(names, name)
+		m, err := Load(filepath.Join("testdata/published", name+".json"))
+		if err != nil {
+			t.Error(err)
+		} else if got := facts(m); got != want {
+			t.Errorf("%s:\n got %s\nwant %s", name, got, want)
+		}
+	}
+	document, err := os.ReadFile("../docs/models.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	flat := strings.Join(strings.Fields(string(document)), " ")
+	for list, of := range map[string][]string{"of the catalog": Catalog(), "others": names} {
+		want := fmt.Sprintf("public configurations, %s (%d): %s ```", list, len(of), strings.Join(of, ", "))
+		if !strings.Contains(flat, want) {
+			t.Errorf("docs/models.md lacks\n%s", want)
+		}
+	}
+}
+
 // facts returns a line of parameters.golden without the name.
 func facts(m *Model) string {
 	lines := []string{}
@@ -135,9 +171,9 @@ func TestLoadCatalog(t *testing.T) {
 	}
 	got := []Parameter{m.Parameters[0], m.Parameters[4], m.Parameters[len(m.Parameters)-1]}
 	want := []Parameter{
-		{"transformer.wte.weight", []int64{50257, 768}, dtype.F32, -1, ""},
-		{"transformer.h.0.attn.c_attn.weight", []int64{768, 2304}, dtype.F32, 0, ""},
-		{"lm_head.weight", []int64{50257, 768}, dtype.F32, -1, "transformer.wte.weight"},
+		{"transformer.wte.weight", []int64{50257, 768}, dtype.F32, -1, "", false},
+		{"transformer.h.0.attn.c_attn.weight", []int64{768, 2304}, dtype.F32, 0, "", false},
+		{"lm_head.weight", []int64{50257, 768}, dtype.F32, -1, "transformer.wte.weight", false},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)

@@ -43,6 +43,14 @@ func (s scope) add(name, tiedTo string, shape ...int64) {
 	s.parameters = append(s.parameters, Parameter{Name: s.path + name, Shape: shape, DType: s.dtype, TiedTo: tiedTo})
 }
 
+// frozen adds a tensor that no gradient trains.
+func (s scope) frozen(name string, shape ...int64) {
+	s.tensor(name, shape...)
+	if s.err == nil {
+		s.parameters[len(s.parameters)-1].Frozen = true
+	}
+}
+
 func (s scope) tensor(name string, shape ...int64) { s.add(name, "", shape...) }
 
 // Methods for modules return their paths, for the description of the network.

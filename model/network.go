@@ -13,6 +13,8 @@ type Network struct {
 	// InputFirst reports whether the weights of the blocks' linear modules have
 	// a row per input, as in GPT-2, and not per output.
 	InputFirst bool
+	// Opaque stands for operations that are unknown; nil if they are known.
+	Opaque *Opaque
 }
 
 // Stack is an encoder or a decoder: embeddings, blocks and a norm.
@@ -20,6 +22,7 @@ type Stack struct {
 	TokenEmbedding    string
 	PositionEmbedding string // learned positions
 	TypeEmbedding     string // BERT's segments
+	OwnPositions      bool   // every sequence looks up positions of its own
 	EmbeddingWidth    int64  // if it is not Hidden
 	EmbeddingNorm     Norm
 	EmbeddingDropout  float64
@@ -35,7 +38,8 @@ type Stack struct {
 type Head struct {
 	Projection string // to the vocabulary or to labels
 	Outputs    int64  // of the projection
-	// Dense and Norm come before BERT's projection.
+	// Dense and Norm come before BERT's projection, Dense alone before RoBERTa's
+	// classifier of sequences.
 	Dense string
 	Norm  Norm
 	// Pooler is BERT's pooler, which reads the first token only.
@@ -122,11 +126,15 @@ type Attention struct {
 	OwnAngles         bool    // the block makes cosines and sines of its own
 	Gated             bool    // the query projection also computes an output gate
 	Dropout           float64 // of the probabilities
+	OutputDropout     float64
 	// Biased reports whether more than a mask is added to the scores (ALiBi,
 	// T5's relative positions), or a hyperbolic tangent limits them. Fused
 	// kernels then need a mask in memory, or cannot be used.
 	Biased bool
 	Soft   bool
+	// Sinks is a parameter with a score for each head that takes part in the
+	// softmax. Only eager and flash attention know it.
+	Sinks string
 	// Joined reports whether queries and keys are concatenated from a rotated
 	// and a plain part. They are then stored by head, not by token, and so is
 	// the output of a fused kernel. It is copied for the projection.
@@ -174,17 +182,49 @@ type FeedForward struct {
 // Mixture is a mixture of experts. Every token passes Chosen of the experts and
 // the shared ones.
 type Mixture struct {
-	Path    string // of the module, in transformers 5
-	Router  string
-	Experts []FeedForward
-	Chosen  int64
-	Shared  *FeedForward
+	Path   string // of the module, in transformers 5
+	Router string
+	// HeldRouter is Router in transformers 5, if that is not Path + ".gate".
+	HeldRouter string
+	Routing    Routing
+	// WideRouter reports whether the router computes in fp32.
+	WideRouter bool
+	// Normalized reports whether the weights of the chosen experts are divided by
+	// their sum.
+	Normalized bool
+	// Rescaled reports whether these weights are multiplied by a constant.
+	Rescaled bool
+	// WideWeights reports whether these weights stay in fp32 in transformers 5.
+	WideWeights bool
+	Experts     []FeedForward
+	Chosen      int64
+	Shared      *FeedForward
+	// SharedFirst reports whether the shared experts run before the others.
+	SharedFirst bool
 	// SharedGate weights the shared experts.
 	SharedGate string
 	// GateUp and Down are the parameters with the stacked weights of all
 	// experts. They are empty if every expert has modules of its own.
-	GateUp, Down string
+	GateUp, Down         string
+	GateUpBias, DownBias string
+	// Correction is a parameter that is added to the scores before the choice. No
+	// gradient trains it.
+	Correction string
+	// Clamped reports whether the two halves of the product are limited, and the
+	// gate multiplied before its sigmoid (gpt-oss).
+	Clamped bool
 }
+
+// Routing is how a router makes weights of its logits.
+type Routing int
+
+// The ways of routing.
+const (
+	SoftmaxOfAll     Routing = iota // a softmax over all experts, of which some are chosen
+	SoftmaxOfChosen                 // a softmax over the logits of the chosen experts
+	SigmoidOfAll                    // a sigmoid of every logit; a correction takes part in the choice
+	SoftmaxCorrected                // SoftmaxOfAll with a correction that takes part in the choice
+)
 
 // Fused reports whether the experts share parameters and have no modules of
 // their own.
@@ -205,6 +245,9 @@ func (n *Network) Blocks() []Block {
 // Linears returns the paths of the linear modules without the head's
 // projection, in the order of the forward pass.
 func (n *Network) Linears() []string {
+	if n.Opaque != nil {
+		return n.Opaque.linears()
+	}
 	var paths []string
 	add := func(more ...string) {
 		for _, path := range more {

@@ -123,10 +123,10 @@ func TestHeader(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := []Parameter{
-		{"empty", []int64{0, 7}, dtype.F16, -1, ""},
-		{"h.9.weight", []int64{4}, dtype.F8E4M3, 9, ""},
-		{"h.10.attn.c_attn.weight", []int64{2, 3}, dtype.BF16, 10, ""},
-		{"scale", []int64{}, dtype.F16, -1, ""},
+		{"empty", []int64{0, 7}, dtype.F16, -1, "", false},
+		{"h.9.weight", []int64{4}, dtype.F8E4M3, 9, "", false},
+		{"h.10.attn.c_attn.weight", []int64{2, 3}, dtype.BF16, 10, "", false},
+		{"scale", []int64{}, dtype.F16, -1, "", false},
 	}
 	if diff := cmp.Diff(want, m.Parameters); diff != "" {
 		t.Error(diff)

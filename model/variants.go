@@ -28,16 +28,19 @@ type variant struct {
 	activation  string
 	// windows says which layers attend to a window: 0 none, 1 all, n all but
 	// every n-th. layer_types goes before it.
-	windows int64
-	window  int64                                          // the default for sliding_window
-	rotary  float64                                        // the default for partial_rotary_factor
-	joined  bool                                           // queries and keys are concatenated of two parts
-	rotates func(s scope, index int64, windowed bool) bool // nil: in every layer
+	windows     int64
+	window      int64                                          // the default for sliding_window
+	rotary      float64                                        // the default for partial_rotary_factor
+	rotaryWidth string                                         // the field with the rotated width of a head
+	joined      bool                                           // queries and keys are concatenated of two parts
+	rotates     func(s scope, index int64, windowed bool) bool // nil: in every layer
 	// wideRotary upcasts queries and keys for the rotation.
 	wideRotary                                    bool
 	ownAngles                                     bool // every block makes cosines and sines of its own
 	scalesEmbedding, scalesResidual, scalesLogits bool
 	softLogits                                    string   // the field with the limit of the logits
+	sinks                                         bool     // a parameter for each head takes part in the softmax
+	experts                                       *experts // nil: a dense network in every layer
 	unsupported                                   []string // fields that change the operations
 }
 
@@ -276,7 +279,13 @@ func (v variant) block(s scope, index int64, b *Block) {
 	if feedForward == nil {
 		feedForward = gated
 	}
-	b.FeedForward = feedForward(s.in("mlp"), s.size("intermediate_size"), s.is(v.innerBias))
+	sparse := v.experts != nil && (v.experts.sparse == nil || v.experts.sparse(s, index))
+	if sparse && !v.experts.afterNorms {
+		b.FeedForward = v.experts.describe(s)
+	}
+	if !sparse {
+		b.FeedForward = feedForward(s.in("mlp"), s.size("intermediate_size"), s.is(v.innerBias))
+	}
 	if v.activation != "" {
 		b.FeedForward.Activation = s.activation(v.activation)
 	}
@@ -293,6 +302,9 @@ func (v variant) block(s scope, index int64, b *Block) {
 	}
 	for _, n := range norms {
 		*n.place(b) = v.norm(s, n.name, s.size("hidden_size"))
+	}
+	if sparse && v.experts.afterNorms {
+		b.FeedForward = v.experts.describe(s)
 	}
 }
 
@@ -314,6 +326,10 @@ func (v variant) attention(s scope, index int64) Attention {
 		}
 		a.NormsRotated = v.late
 	}
+	if v.sinks {
+		s.tensor("sinks", a.Heads)
+		a.Sinks = s.module("sinks")
+	}
 	windowed := v.windowed(s, index)
 	if a.Window = 0; windowed {
 		a.Window = s.countOr(v.window, "sliding_window")
@@ -323,7 +339,11 @@ func (v variant) attention(s scope, index int64) Attention {
 	}
 	a.Joined, a.WideRotary, a.OwnAngles = v.joined, v.wideRotary, v.ownAngles
 	if v.rotary > 0 {
-		a.Rotary = s.rotary(v.rotary)
+		rotary := v.rotary
+		if v.rotaryWidth != "" {
+			rotary = min(1, float64(s.countOr(a.Width, v.rotaryWidth))/float64(a.Width))
+		}
+		a.Rotary = s.rotary(rotary)
 	}
 	if v.rotates != nil && !v.rotates(s, index, windowed) {
 		a.Rotary = 0
@@ -344,6 +364,9 @@ func (s scope) rotary(otherwise float64) float64 {
 	return s.shareOr(otherwise, "partial_rotary_factor")
 }
 
+// fromLast are windows in the layers from max_window_layers on.
+const fromLast = -1
+
 // windowed reports whether a layer attends to a window.
 func (v variant) windowed(s scope, index int64) bool {
 	if v.windows == 0 || s.isNull("sliding_window") {
@@ -353,6 +376,8 @@ func (v variant) windowed(s scope, index int64) bool {
 	switch {
 	case types == nil && v.windows == 1:
 		return true
+	case types == nil && v.windows == fromLast:
+		return index >= s.countOr(s.size("num_hidden_layers"), "max_window_layers")
 	case types == nil:
 		return (index+1)%s.sizeOr(v.windows, "sliding_window_pattern", "_sliding_window_pattern") != 0
 	case index >= int64(len(types)):

@@ -80,6 +80,15 @@ func jobs(t *testing.T) map[string]job.Request {
 				`"offload_param": {"device": "cpu", "pin_memory": true}`),
 			GPUs: 4, Recompute: "full"},
 	}
+	for name, o := range map[string]job.Offload{
+		"states": {}, "split": {Master: "split"}, "whole": {Mode: "whole", Master: "fp32"},
+		"moments": {Master: "split", Moments: "bf16", NoRecovery: true}, "half": {Fraction: 0.5, Chunk: 1},
+	} {
+		o.What = job.OffloadStates
+		list["offload, "+name] = job.Request{Precision: "bf16", Offload: o}
+		list["offload with FSDP2, "+name] = job.Request{Precision: "bf16", Offload: o, FSDP: "2", GPUs: 4}
+		list["offload of Muon, "+name] = job.Request{Precision: "bf16", Offload: o, Optimizer: "muon"}
+	}
 	for _, name := range job.Optimizers() {
 		q := job.Request{Optimizer: name}
 		if name == "lamb" { // a kernel of DeepSpeed

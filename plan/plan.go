@@ -9,6 +9,7 @@ import (
 	"plimsoll/allocator"
 	"plimsoll/job"
 	"plimsoll/ledger"
+	"plimsoll/roads"
 	"plimsoll/simulate"
 )
 
@@ -18,9 +19,13 @@ type Plan struct {
 	Trained int64 // elements of trainable parameters
 	Devices []ledger.Device
 	Verdict Verdict
+	// Estimate is the peak of a GPU with an estimate of activations. It is 0 if the
+	// plan has them.
+	Estimate ledger.Bytes
 	// StateFormats lists the size of the optimizer state in Plimsoll's own formats, in
 	// the memory of one node. It is nil for optimizers that the formats do not hold.
 	StateFormats []StateFormat
+	offloaded    []roads.Parameter // of a rank, if the job offloads states
 }
 
 // Result says whether a job fits.
@@ -46,8 +51,28 @@ type Verdict struct {
 	Capacity  ledger.Bytes
 }
 
-// New plans a job.
+// New plans a job. If the operations of the model are unknown, the plan is without
+// activations, and only its estimate has them.
 func New(j *job.Job) (*Plan, error) {
+	p, err := withOperations(j)
+	if err != nil || j.Model.Network.Opaque == nil {
+		return p, err
+	}
+	with := *j
+	with.Model = j.Model.EstimatesActivations()
+	estimated, err := withOperations(&with)
+	if err != nil {
+		return nil, err
+	}
+	p.Estimate = estimated.Devices[0].Peak().PeakUsed
+	if p.Verdict.Result != DoesNotFit {
+		p.Verdict.Result = Unknown
+	}
+	return p, nil
+}
+
+// withOperations plans a job with the operations that its model has.
+func withOperations(j *job.Job) (*Plan, error) {
 	// At the GPU's capacity the allocator frees cached blocks before it runs out
 	// of memory. If the job still does not fit, the plan shows what it needs
 	// without a limit.
@@ -67,7 +92,8 @@ func newWithin(j *job.Job, capacity ledger.Bytes) (*Plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Plan{Job: j, Trained: j.Model.Elements(), StateFormats: stateFormats(j, classes[0].Trained)}
+	p := &Plan{Job: j, Trained: j.Model.Elements(), StateFormats: stateFormats(j, classes[0].Trained),
+		offloaded: classes[0].Offloaded}
 	if j.Adapter != nil {
 		p.Trained = classes[0].Trained
 	}

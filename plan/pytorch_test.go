@@ -183,6 +183,12 @@ func TestAgainstPyTorch(t *testing.T) {
 			flags: "--precision bf16", request: job.Request{Precision: "bf16"}},
 		{name: "encoder and decoder", config: "t5-small", layers: 3, batch: 2, length: 256, flags: "--precision bf16",
 			request: job.Request{Precision: "bf16"}},
+		{name: "muon", config: "llama-3.2-1b", layers: 3, batch: 1, length: 256,
+			flags:   "--precision bf16 --optimizer muon",
+			request: job.Request{Precision: "bf16", Optimizer: "muon"}},
+		{name: "muon under autocast", config: "qwen2.5-0.5b", layers: 3, batch: 1, length: 256,
+			flags:   "--precision amp-bf16 --optimizer muon --for-loop",
+			request: job.Request{Precision: "amp-bf16", Optimizer: "muon/for-loop"}},
 		{name: "partial rotary", config: "gpt-neox-20b", layers: 2, batch: 1, length: 512,
 			flags: "--precision bf16 --optimizer sgd", request: job.Request{Precision: "bf16", Optimizer: "sgd"}},
 	} {

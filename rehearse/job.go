@@ -34,6 +34,7 @@ type Request struct {
 	Ranks     int    // on this host
 	WorldSize int    // ranks of the whole job; 0 means Ranks
 	Steps     int
+	Optimizer string // a name of package optim
 	State     string // "split" or "fp32"
 	Moments   string // "fp32", "bf16" or "int8"
 	// EmbeddingMoments is "fp32" or "int8"; it applies where Moments is "int8".
@@ -105,6 +106,9 @@ func (r Request) Resolve() (*Job, error) {
 		if err := j.applyRecipe(r.DeepSpeed); err != nil {
 			return nil, err
 		}
+	}
+	if err := r.chooseOptimizer(j); err != nil {
+		return nil, err
 	}
 	precision, err := r.choosePrecision(j)
 	if err != nil {
@@ -190,6 +194,23 @@ func (j *Job) applyRecipe(path string) error {
 			Hysteresis: s.Hysteresis, ConsecutiveHysteresis: s.ConsecutiveHysteresis, Minimum: float64(s.Minimum),
 		}
 	}
+	return nil
+}
+
+// chooseOptimizer sets the optimizer that was asked for.
+func (r Request) chooseOptimizer(j *Job) error {
+	if r.Optimizer == "" {
+		return nil
+	}
+	rule, err := optim.ParseRule(r.Optimizer)
+	if err != nil {
+		return fault.Inputf("--optimizer is %v", err)
+	}
+	if j.Recipe != nil && j.Recipe.Optimizer != nil {
+		return fault.File(j.Recipe.File).Inputf("optimizer.type is %q, but --optimizer is %s", j.Recipe.Optimizer.Type,
+			r.Optimizer).WithHint("leave --optimizer out, or remove the section from the file")
+	}
+	j.Optimizer = rule.Typical
 	return nil
 }
 
@@ -302,13 +323,6 @@ type Placement struct {
 	Held, Parameters int64
 }
 
-// The memory of the program itself, resident on Linux on x86-64: its text takes about 11 MiB and the Go runtime 4
-// MiB. Their page tables come on top.
-const (
-	processBytes      = 16 * ledger.MiB
-	processPageTables = 160 * ledger.KiB
-)
-
 // NewPlacement places a job on a host.
 func NewPlacement(j *Job, h *host.Host) (*Placement, error) {
 	p := &Placement{Job: j, Host: h}
@@ -373,23 +387,12 @@ func (p *Placement) workerCPUs(rank int) ([]int, error) {
 func (p *Placement) planMemory() {
 	var mapped ledger.Bytes
 	for _, shard := range p.allShards() {
-		rank := ledger.HostMemory(shard.Rank)
-		var rounding ledger.Bytes
+		p.Planned = append(p.Planned, PlanArenas(shard.Rank, shard.Arenas(), p.Pages))
 		for _, a := range shard.Arenas() {
-			hold(&rank, a.Component, a.Size, a.Why)
-			rounding += p.Pages.Round(a.Size) - a.Size
 			mapped += p.Pages.Round(a.Size)
 		}
-		hold(&rank, ledger.PageRounding, rounding,
-			fmt.Sprintf("%d arenas, each rounded up to pages of %v (%v)", len(shard.Arenas()), p.Pages.Size(), p.Pages))
-		p.Planned = append(p.Planned, rank)
 	}
-	// One entry of 8 bytes maps a page. The pages are mapped one by one until the kernel joins them into huge pages,
-	// and for good where it does not.
-	node := ledger.HostMemory(ledger.WholeNode)
-	hold(&node, ledger.PageTables, 8*(mapped/p.Pages.Size())+processPageTables,
-		fmt.Sprintf("8 B for each page of %v, and %v for the program", p.Pages.Size(), processPageTables))
-	hold(&node, ledger.Process, processBytes, "this program: text, Go runtime, stacks")
+	node := PlanProgram(mapped, p.Pages)
 	if p.Pace != nil {
 		stamps := ledger.Bytes(0)
 		for _, c := range p.allShards() {
@@ -400,10 +403,6 @@ func (p *Placement) planMemory() {
 	p.Planned = append(p.Planned, node)
 }
 
-func hold(d *ledger.Device, component ledger.Component, bytes ledger.Bytes, why string) {
-	d.Phases[0].Hold(ledger.Holding{Component: component, Bytes: bytes, Why: why})
-}
-
 // StateBytes returns the size of the arenas before rounding to pages: the bytes that the parameters cost.
 func (p *Placement) StateBytes() ledger.Bytes {
 	return sum(p.allShards(), engine.ShardConfig.StateBytes)
@@ -412,6 +411,11 @@ func (p *Placement) StateBytes() ledger.Bytes {
 // TrafficBytes returns the bytes that an update of all parameters moves, reads plus writes.
 func (p *Placement) TrafficBytes() ledger.Bytes {
 	return sum(p.Shards, engine.ShardConfig.TrafficBytes)
+}
+
+// StepBytes returns the bytes that a step moves: an update, and the norm, which reads all gradients once more.
+func (p *Placement) StepBytes() ledger.Bytes {
+	return p.TrafficBytes() + ledger.Bytes(p.Held*p.Format.Gradient.Size())
 }
 
 // perParameter returns the state bytes per parameter, without page rounding.
@@ -438,28 +442,15 @@ type Verdict struct {
 }
 
 // needed returns the memory of all ranks and of the program.
-func (p *Placement) needed() ledger.Bytes {
-	var sum ledger.Bytes
-	for i := range p.Planned {
-		sum += p.Planned[i].Peak().PeakUsed
-	}
-	return sum
-}
+func (p *Placement) needed() ledger.Bytes { return Needed(p.Planned) }
 
 // Verdict reports whether the plan fits, and if not, which changes would make it fit.
 func (p *Placement) Verdict() Verdict {
-	var pool ledger.Bytes
-	if p.Pages == arena.HugetlbPages {
-		pool = engine.HugetlbFree(p.Host)
-	}
-	available, counter := p.Host.Memory.HeadroomWith(pool)
-	v := Verdict{Needed: p.needed(), Available: available, LimitedBy: counter, WouldFit: []string{}}
-	v.Fits = counter == "" || v.Needed <= available
-	v.Shortage = p.shortage()
+	v, available := NewVerdict(p.Planned, p.Host, p.Pages)
 	if !v.Fits {
-		v.Missing = v.Needed - available
 		v.WouldFit = p.wouldFit(available)
 	}
+	v.Shortage = p.shortage()
 	v.Fits = v.Fits && v.Shortage == ""
 	return v
 }

@@ -128,6 +128,19 @@ func (j *Job) pacedLayers(layers []modelLayer, own shard.Partition) []pacedLayer
 	return paced
 }
 
+// LawLayers returns the layers of the model as the first rank has them. It is the first one to be late.
+func (p *Placement) LawLayers() ([]overlap.Layer, error) {
+	parts, err := shard.ZeRO(p.Model.Elements(), p.WorldSize)
+	if err != nil {
+		return nil, err
+	}
+	var layers []overlap.Layer
+	for _, l := range p.pacedLayers(p.layers(0), parts[0]) {
+		layers = append(layers, l.Layer)
+	}
+	return layers, nil
+}
+
 // traffic returns the bytes that an update moves for those of the ranges that a rank holds.
 func (j *Job) traffic(ranges []shard.Range, own shard.Range) int64 {
 	bytes := int64(0)

@@ -80,22 +80,39 @@ func (r PaceRequest) resolve() (*Pace, error) {
 	if err := r.zenFlow(p); err != nil {
 		return nil, err
 	}
-	backward := r.BackwardMilliseconds
-	if backward == 0 {
-		backward = backwardForwards * r.ForwardMilliseconds
+	var err error
+	p.Forward, p.Backward, err = r.Passes()
+	return p, err
+}
+
+// Passes returns the times of the passes; 0 where none were given.
+func (r PaceRequest) Passes() (forward, backward time.Duration, err error) {
+	milliseconds := r.BackwardMilliseconds
+	if milliseconds == 0 {
+		milliseconds = backwardForwards * r.ForwardMilliseconds
+	}
+	if r == (PaceRequest{}) {
+		return 0, 0, nil
 	}
 	for _, pass := range []struct {
 		flag  string
 		value float64
 		to    *time.Duration
-	}{{"--forward-ms", r.ForwardMilliseconds, &p.Forward}, {"--backward-ms", backward, &p.Backward}} {
-		longest := float64(longestPass / time.Millisecond)
-		if !(pass.value > 0 && pass.value <= longest) {
-			return nil, fault.Inputf("%s is %g: expected more than 0, and at most %g", pass.flag, pass.value, longest)
+	}{{"--forward-ms", r.ForwardMilliseconds, &forward}, {"--backward-ms", milliseconds, &backward}} {
+		if *pass.to, err = Milliseconds(pass.flag, pass.value); err != nil {
+			return 0, 0, err
 		}
-		*pass.to = time.Duration(pass.value * float64(time.Millisecond))
 	}
-	return p, nil
+	return forward, backward, nil
+}
+
+// Milliseconds returns the time that a flag gives.
+func Milliseconds(flag string, value float64) (time.Duration, error) {
+	longest := float64(longestPass / time.Millisecond)
+	if !(value > 0 && value <= longest) {
+		return 0, fault.Inputf("%s is %g: expected more than 0, and at most %g", flag, value, longest)
+	}
+	return time.Duration(value * float64(time.Millisecond)), nil
 }
 
 // zenFlow decides the settings of ZenFlow.

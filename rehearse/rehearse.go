@@ -6,14 +6,8 @@ package rehearse
 import (
 	"context"
 	"errors"
-	"fmt"
-	"io/fs"
-	"os"
-	"runtime/debug"
-	"strings"
 	"time"
 
-	"plimsoll/arena"
 	"plimsoll/engine"
 	"plimsoll/ledger"
 	"plimsoll/optim/kernel"
@@ -104,7 +98,7 @@ func (p *Placement) Run(ctx context.Context, progress Progress) (m *Measurement,
 	m.InitializeSeconds = time.Since(begin).Seconds()
 
 	// The first reading starts threads of the garbage collector. Their memory is not growth of the job.
-	if _, err := measure(); err != nil {
+	if _, err := MeasureMemory(); err != nil {
 		return nil, err
 	}
 	after := make([]probe.Memory, 0, 2)
@@ -128,7 +122,7 @@ func (p *Placement) Run(ctx context.Context, progress Progress) (m *Measurement,
 		}
 		progress.Advance(1)
 		if i == 0 || i == p.Steps-1 {
-			memory, err := measure()
+			memory, err := MeasureMemory()
 			if err != nil {
 				return nil, err
 			}
@@ -142,58 +136,21 @@ func (p *Placement) Run(ctx context.Context, progress Progress) (m *Measurement,
 	return m, p.account(m, after[0], after[len(after)-1])
 }
 
-// measure reads this process's memory. It first collects the garbage that earlier readings and the progress display
-// left on the Go heap.
-func measure() (probe.Memory, error) {
-	debug.FreeOSMemory()
-	return probe.Process(os.DirFS("/"), "self")
-}
-
 // account fills in the measured memory.
 func (p *Placement) account(m *Measurement, first, last probe.Memory) error {
-	isArena := func(name string) bool { return strings.HasPrefix(name, arenaPrefix) }
 	everything := func(string) bool { return true }
 	m.StateBytes = last.Proportional(isArena)
 	m.Steady = last.Proportional(everything)
 	m.Peak = max(last.Peak, m.Steady)
 	m.Growth = m.Steady - first.Proportional(everything)
-	for name, mapping := range last.Mappings {
-		if isArena(name) {
-			m.Huge += mapping.Huge
-		}
-	}
+	m.Huge = hugeBytes(last)
 	for _, shard := range p.allShards() {
-		rank, err := measureShard(shard, last)
+		rank, err := MeasureArenas(shard.Rank, shard.Arenas(), last)
 		if err != nil {
 			return err
 		}
 		m.Measured = append(m.Measured, rank)
 	}
-	node := ledger.HostMemory(ledger.WholeNode)
-	hold(&node, ledger.PageTables, last.PageTables, "")
-	hold(&node, ledger.Process, m.Steady-m.StateBytes, "")
-	m.Measured = append(m.Measured, node)
+	m.Measured = append(m.Measured, MeasureProgram(last))
 	return nil
 }
-
-// measureShard reads the arenas of a rank. An arena fills its last page from the front, so resident bytes beyond its
-// size are rounding.
-func measureShard(shard engine.ShardConfig, memory probe.Memory) (ledger.Device, error) {
-	rank := ledger.HostMemory(shard.Rank)
-	var rounding ledger.Bytes
-	for _, a := range shard.Arenas() {
-		name := arenaPrefix + a.Name
-		mapping, ok := memory.Mappings[name]
-		if !ok {
-			return rank, fmt.Errorf("/proc/self/smaps: %w: no mapping is named %s", fs.ErrNotExist, name)
-		}
-		measured := min(mapping.Proportional, a.Size)
-		hold(&rank, a.Component, measured, "")
-		rounding += mapping.Proportional - measured
-	}
-	hold(&rank, ledger.PageRounding, rounding, "")
-	return rank, nil
-}
-
-// arenaPrefix starts the kernel's name of every mapping of an arena.
-const arenaPrefix = "/memfd:" + arena.NamePrefix

@@ -34,13 +34,15 @@ type Span struct {
 // Activity is what somebody does.
 type Activity string
 
-// The activities of trainer and workers.
+// The activities of trainer and workers, and of the copies to a device and back.
 const (
 	InForward  Activity = "forward"
 	InBackward Activity = "backward"
 	Waiting    Activity = "wait"
 	Summing    Activity = "norm"
+	CopyingIn  Activity = "copy in"
 	Updating   Activity = "update"
+	CopyingOut Activity = "copy out"
 )
 
 // Length returns the time from the beginning of the step to the end of the last span.

@@ -8,8 +8,6 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"plimsoll/engine"
 	"plimsoll/optim"
 	"plimsoll/overlap"
@@ -305,32 +303,14 @@ func (t *trainer) compute(activity Activity, of string, until time.Time) {
 	if !until.After(t.now) {
 		return
 	}
-	sleepUntil(until)
+	SleepUntil(until)
 	t.spans = append(t.spans, Span{activity, of, t.now.Sub(t.began), until.Sub(t.began)})
 	t.now = until
 }
 
-// sleepUntil sleeps in the kernel: a timer of Go's runtime waits for a thread that the workers may all have.
-func sleepUntil(instant time.Time) {
-	for {
-		left := time.Until(instant)
-		if left <= 0 {
-			return
-		}
-		wait := unix.NsecToTimespec(int64(left))
-		_ = unix.ClockNanosleep(unix.CLOCK_MONOTONIC, 0, &wait, nil) // a signal ends it early
-	}
-}
-
-// run makes a step on a thread of the trainer's own, which wakes up within microseconds.
+// run makes a step on a thread of the trainer's own.
 func (t *trainer) run() (step PacedStep, err error) {
-	var done sync.WaitGroup
-	done.Go(func() {
-		runtime.LockOSThread() // for good: the thread ends with the function
-		_ = unix.Prctl(unix.PR_SET_TIMERSLACK, 1, 0, 0, 0)
-		step, err = t.step()
-	})
-	done.Wait()
+	OnThread(func() { step, err = t.step() })
 	return step, err
 }
 

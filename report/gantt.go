@@ -2,6 +2,7 @@ package report
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -32,7 +33,9 @@ var inks = []struct {
 	{rehearse.InBackward, "<", lipgloss.NewStyle().Foreground(lipgloss.Blue), "backward"},
 	{rehearse.Waiting, "!", lipgloss.NewStyle().Foreground(lipgloss.Red), "waiting"},
 	{rehearse.Summing, "n", lipgloss.NewStyle().Foreground(lipgloss.Yellow), "summing"},
+	{rehearse.CopyingIn, "i", lipgloss.NewStyle().Foreground(lipgloss.Cyan), "copying-in"},
 	{rehearse.Updating, "#", lipgloss.NewStyle().Foreground(lipgloss.Magenta), "updating"},
+	{rehearse.CopyingOut, "o", lipgloss.NewStyle().Foreground(lipgloss.Yellow), "copying-out"},
 }
 
 // drawn returns a number of cells with an ink; -1 is nobody at work.
@@ -70,10 +73,23 @@ func (g Gantt) text(l layout) string {
 	}
 	var legend []string
 	for i, ink := range inks {
-		legend = append(legend, drawn(i, 1, l.color)+" "+string(ink.activity))
+		if g.shows(ink.activity) {
+			legend = append(legend, drawn(i, 1, l.color)+" "+string(ink.activity))
+		}
 	}
-	fmt.Fprintf(&b, "%-*s %s\n", ganttName, "", strings.Join(legend, "   "))
+	gap := "   "
+	if len(legend) > 5 { // or the line leaves the terminal
+		gap = "  "
+	}
+	fmt.Fprintf(&b, "%-*s %s\n", ganttName, "", strings.Join(legend, gap))
 	return trimmedLines(b.String())
+}
+
+// shows reports whether an activity is in the picture.
+func (g Gantt) shows(a rehearse.Activity) bool {
+	return slices.ContainsFunc(g.Tracks, func(t rehearse.Track) bool {
+		return slices.ContainsFunc(t.Spans, func(s rehearse.Span) bool { return s.Activity == a })
+	})
 }
 
 // trimmedLines returns lines without spaces at their ends.
@@ -176,7 +192,9 @@ func (g Gantt) chart() *ganttChart {
 		c.Ticks = append(c.Ticks, tick{X: x(at), Y: float64(c.Height - 6), Text: text})
 	}
 	for _, ink := range inks {
-		c.Legend = append(c.Legend, ganttKey{ink.class, string(ink.activity)})
+		if g.shows(ink.activity) {
+			c.Legend = append(c.Legend, ganttKey{ink.class, string(ink.activity)})
+		}
 	}
 	return c
 }

@@ -17,9 +17,11 @@ const PlanSchema = "plimsoll.plan/2"
 
 // PlanDocument is the document of a plan.
 type PlanDocument struct {
-	Schema       string             `json:"schema"`
-	Version      string             `json:"version"`
-	Verdict      plan.Result        `json:"verdict"`
+	Schema  string      `json:"schema"`
+	Version string      `json:"version"`
+	Verdict plan.Result `json:"verdict"`
+	// Estimate is the GPU's peak with an estimate of activations, for a model without known operations.
+	Estimate     ledger.Bytes       `json:"estimate_with_activations_bytes,omitempty"`
 	Limit        *PlanLimit         `json:"limit"` // null where no capacity is known
 	Model        PlannedModel       `json:"model"`
 	Job          PlannedJob         `json:"job"`
@@ -87,6 +89,7 @@ func NewPlanDocument(version string, request job.Request, p *plan.Plan) (*PlanDo
 	j := p.Job
 	d := &PlanDocument{
 		Schema: PlanSchema, Version: version, Verdict: p.Verdict.Result, Devices: p.Devices, Request: request,
+		Estimate:     p.Estimate,
 		Inputs:       []Input{},
 		Model:        PlannedModel{j.Model.Name, j.Model.Architecture, j.Model.Source, j.Model.Elements(), p.Trained},
 		StateFormats: append([]plan.StateFormat{}, p.StateFormats...),
@@ -299,6 +302,12 @@ func phaseText(name ledger.PhaseName, iteration ledger.Iteration) string {
 }
 
 func (d *PlanDocument) verdictLine() string {
+	if d.Estimate > 0 && d.Verdict != plan.DoesNotFit {
+		least := d.Devices[0].Peak().PeakUsed
+		return fmt.Sprintf("no verdict: the operations of this model are unknown. It needs at least %v on the GPU, "+
+			"which is without activations, and about %v if every matrix keeps its input and result in fp32.",
+			least, d.Estimate)
+	}
 	if d.Limit == nil {
 		return "no verdict: give --gpu or --gpu-memory, and --host-memory"
 	}

@@ -252,14 +252,16 @@ func median(sorted []float64) float64 {
 
 // WithinTolerance reports whether the arenas hold the planned bytes, page rounding included.
 func (r *Rehearsal) WithinTolerance() bool {
-	if r.BytesPerParameter.Measured == nil {
-		return true
-	}
+	return r.BytesPerParameter.Measured == nil || arenasAsPlanned(r.Ledger)
+}
+
+// arenasAsPlanned reports whether the measured bytes of all arenas are the planned ones.
+func arenasAsPlanned(c ledger.Comparison) bool {
 	isArena := func(e ledger.Line) bool {
 		return e.Component != ledger.PageTables && e.Component != ledger.Process
 	}
-	planned := r.Ledger.Planned(isArena)
-	return math.Abs(float64(r.Ledger.Measured(isArena)-planned)) <= rehearse.Tolerance*float64(planned)
+	planned := c.Planned(isArena)
+	return math.Abs(float64(c.Measured(isArena)-planned)) <= rehearse.Tolerance*float64(planned)
 }
 
 // Page shows what was planned beside what was measured.
@@ -284,7 +286,8 @@ func (r *Rehearsal) Page() *Page {
 }
 
 func (r *Rehearsal) sections(job, found Facts) []Section {
-	sections := []Section{{job}, {r.ledgerTable()}, {found}}
+	table := hostTable(r.Ledger, r.BytesPerParameter.Measured != nil, r.Job.ParametersOnHost)
+	sections := []Section{{job}, {table}, {found}}
 	if r.Overlap != nil {
 		sections = append(sections, r.Overlap.sections()...)
 	}
@@ -298,22 +301,22 @@ func (r *Rehearsal) clipping() string {
 	return fmt.Sprintf(", clipped to norm %g", r.Job.GradientClipping)
 }
 
-// ledgerTable returns a table with one line per component, summed over all ranks.
-func (r *Rehearsal) ledgerTable() *Table {
+// hostTable returns a table with one line per component, summed over all ranks.
+func hostTable(c ledger.Comparison, isMeasured bool, parameters int64) *Table {
 	t := &Table{Columns: []Column{{Title: "host memory"}, {Title: "planned", Kind: Bytes},
 		{Title: "measured", Kind: Bytes}, {Title: "difference", Kind: Bytes},
 		{Title: "B/parameter", Kind: Number, Decimals: 3}}}
 	row := func(name string, keep func(ledger.Line) bool) []any {
-		planned := r.Ledger.Planned(keep)
+		planned := c.Planned(keep)
 		var measured, difference any // nil where nothing was measured
-		if r.BytesPerParameter.Measured != nil {
-			bytes := r.Ledger.Measured(keep)
+		if isMeasured {
+			bytes := c.Measured(keep)
 			measured, difference = bytes, (bytes - planned).Signed()
 		}
-		return []any{name, planned, measured, difference, float64(planned) / float64(r.Job.ParametersOnHost)}
+		return []any{name, planned, measured, difference, float64(planned) / float64(parameters)}
 	}
 	var components []ledger.Component
-	for _, e := range r.Ledger {
+	for _, e := range c {
 		if !slices.Contains(components, e.Component) {
 			components = append(components, e.Component)
 		}
@@ -328,7 +331,7 @@ func (r *Rehearsal) ledgerTable() *Table {
 // facts returns the lines below the table.
 func (r *Rehearsal) facts() Facts {
 	var f Facts
-	f.add("bytes a parameter", "%s, state %s, moments %s", r.perParameter(), r.Job.State, r.moments())
+	f.add("bytes a parameter", "%s, state %s, moments %s", r.BytesPerParameter, r.Job.State, r.moments())
 	if r.Job.WorldSize > r.Job.Ranks || r.Job.Ranks > 1 {
 		f.add("ranks", "%d here of %d, %s of %s parameters on this host", r.Job.Ranks, r.Job.WorldSize,
 			ledger.Count(r.Job.ParametersOnHost), ledger.Count(r.Model.Parameters))
@@ -424,11 +427,11 @@ func (r *Rehearsal) moments() string {
 	return text
 }
 
-func (r *Rehearsal) perParameter() string {
-	if r.BytesPerParameter.Measured == nil {
-		return fmt.Sprintf("%.3f planned", r.BytesPerParameter.Planned)
+func (b BytesPerParameter) String() string {
+	if b.Measured == nil {
+		return fmt.Sprintf("%.3f planned", b.Planned)
 	}
-	return fmt.Sprintf("%.3f planned, %.3f measured", r.BytesPerParameter.Planned, *r.BytesPerParameter.Measured)
+	return fmt.Sprintf("%.3f planned, %.3f measured", b.Planned, *b.Measured)
 }
 
 // seconds returns three significant digits.
@@ -444,18 +447,12 @@ func seconds(s float64) string {
 
 // VerdictLine returns the last line of the text.
 func (r *Rehearsal) VerdictLine() string {
-	v := r.Verdict
 	switch {
-	case v.Missing == 0 && v.Shortage != "":
-		return "DOES NOT FIT: " + v.Shortage
-	case !v.Fits:
-		return fmt.Sprintf("DOES NOT FIT: needs %v, %v is left (%s), %v is missing", v.Needed, v.Available,
-			v.LimitedBy, v.Missing)
 	case r.BytesPerParameter.Measured == nil:
-		return fmt.Sprintf("FITS: needs %v of the %v that are left (%s)", v.Needed, v.Available, v.LimitedBy)
+		return plannedLine(r.Verdict)
 	case !r.WithinTolerance():
 		return fmt.Sprintf("DIFFERS FROM THE PLAN by more than %.1f %%: %s bytes a parameter", 100*rehearse.Tolerance,
-			r.perParameter())
+			r.BytesPerParameter)
 	}
 	fits := fmt.Sprintf("FITS: %.2f bytes a parameter as planned", *r.BytesPerParameter.Measured)
 	if r.OptimizerSteps == 0 {
@@ -463,4 +460,16 @@ func (r *Rehearsal) VerdictLine() string {
 	}
 	return fits + fmt.Sprintf(", a step takes %s at %.0f %% of memory bandwidth", seconds(r.StepSecondsMedian),
 		100*r.MemoryBandwidth.Fraction)
+}
+
+// plannedLine returns the last line where nothing was measured.
+func plannedLine(v rehearse.Verdict) string {
+	switch {
+	case v.Missing == 0 && v.Shortage != "":
+		return "DOES NOT FIT: " + v.Shortage
+	case !v.Fits:
+		return fmt.Sprintf("DOES NOT FIT: needs %v, %v is left (%s), %v is missing", v.Needed, v.Available,
+			v.LimitedBy, v.Missing)
+	}
+	return fmt.Sprintf("FITS: needs %v of the %v that are left (%s)", v.Needed, v.Available, v.LimitedBy)
 }

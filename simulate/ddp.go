@@ -36,6 +36,7 @@ func whyStaged() string {
 }
 
 func (e *ddp) initialize() {
+	e.holdStates(e.trained)
 	if e.World > 1 {
 		allocate(e.gpu, e.trainedBytes(), ledger.CommunicationBuckets, because("DistributedDataParallel adds "+
 			"gradients up in buckets as large as all gradients (gradient_as_bucket_view=False)"))
@@ -56,7 +57,7 @@ func (e *ddp) whyGradients() string {
 
 func (e *ddp) endBackward(bool) {}
 
-func (e *ddp) step() { e.optimize(e.trained) }
+func (e *ddp) step() { e.update(e.gpu, e.trained) }
 
 func (e *ddp) zeroGradients() {
 	for _, p := range e.trained {

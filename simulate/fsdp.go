@@ -124,7 +124,7 @@ func (e *fsdp) shardedBytes(u *unit) int64 {
 	})
 }
 
-func (e *fsdp) initialize() {}
+func (e *fsdp) initialize() { e.holdStates(e.shards) }
 
 // The streams of FSDP beside the compute stream.
 const (
@@ -321,7 +321,7 @@ func (e *fsdp) endBackward(bool) {
 	}
 }
 
-func (e *fsdp) step() { e.optimizeOn(e.device(), e.shards) }
+func (e *fsdp) step() { e.update(e.device(), e.shards) }
 
 func (e *fsdp) zeroGradients() {
 	for _, u := range append(e.order, e.root) {

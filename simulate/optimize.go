@@ -2,16 +2,13 @@ package simulate
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"plimsoll/autograd"
 	"plimsoll/dtype"
-	"plimsoll/job"
 	"plimsoll/ledger"
 )
-
-// optimize runs a step of a torch optimizer on the GPU.
-func (s *simulation) optimize(parameters []*autograd.Parameter) { s.optimizeOn(s.gpu, parameters) }
 
 // optimizeOn runs a step of a torch optimizer on the device of the parameters.
 // The first step makes the states.
@@ -31,7 +28,7 @@ func (s *simulation) optimizeOn(device *trace, parameters []*autograd.Parameter)
 					allocate(device, state.Bytes, component, why)
 				}
 			}
-			if s.Optimizer.Variant == job.Fused && device == s.gpu && !s.OnCPU {
+			if s.Optimizer.CountsOnGPU(p) && device == s.gpu && !s.OnCPU {
 				allocate(device, dtype.F32.Size(), ledger.OptimizerStates, s.whyStates) // the step counter
 			}
 		}
@@ -50,8 +47,12 @@ func (s *simulation) stateText() string {
 		return "nothing is trained"
 	}
 	var names []string
-	for _, state := range s.Optimizer.States(s.trained[0]) {
-		names = append(names, state.Name)
+	for _, p := range s.trained {
+		for _, state := range s.Optimizer.States(p) {
+			if !slices.Contains(names, state.Name) {
+				names = append(names, state.Name)
+			}
+		}
 	}
 	if len(names) == 0 {
 		return "no state"
@@ -61,11 +62,13 @@ func (s *simulation) stateText() string {
 
 // copies allocates and frees the temporaries of a step.
 func (s *simulation) copies(device *trace, parameters []*autograd.Parameter) {
-	var made []int
-	for _, bytes := range s.Optimizer.Temporaries(parameters) {
-		made = append(made, device.Allocate(bytes, ledger.OptimizerTemporaries, s.Optimizer.TemporariesWhy))
-	}
-	for _, id := range made {
-		device.Free(id)
+	for _, temporaries := range s.Optimizer.Passes(parameters) {
+		var made []int
+		for _, bytes := range temporaries {
+			made = append(made, device.Allocate(bytes, ledger.OptimizerTemporaries, s.Optimizer.TemporariesWhy))
+		}
+		for _, id := range made {
+			device.Free(id)
+		}
 	}
 }

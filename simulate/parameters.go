@@ -64,7 +64,7 @@ func (m *parameterMaker) makeModel() {
 			continue
 		}
 		made := &autograd.Parameter{Name: p.Name, Elements: p.Elements(), DType: m.ComputeType(),
-			Trainable: m.Adapter == nil, Embedding: p.IsEmbedding()}
+			Trainable: m.Adapter == nil && !p.Frozen, Embedding: p.IsEmbedding()}
 		quantized, product := linear[module]
 		switch len(p.Shape) {
 		case 2:
@@ -75,6 +75,8 @@ func (m *parameterMaker) makeModel() {
 		case 3: // fused experts, or a convolution
 			made.Matrices, made.Rows = p.Shape[0], p.Shape[1]
 		}
+		made.Hidden = (len(p.Shape) == 2 || fused[p.Name]) && !strings.Contains(p.Name, "embed") && !made.Embedding &&
+			module != m.Model.Network.Head.Projection
 		if fused[p.Name] {
 			made.Matrices /= m.Parallel.Expert
 			made.Elements /= m.Parallel.Expert
@@ -190,7 +192,7 @@ func (m *parameterMaker) adapt() {
 	add := func(name string, rows, columns int64, trainable bool) *autograd.Parameter {
 		p := &autograd.Parameter{Name: name, Elements: rows * columns, DType: m.AdapterType, Trainable: trainable}
 		if columns > 1 {
-			p.Rows = rows
+			p.Rows, p.Hidden = rows, !strings.Contains(name, "embed")
 		}
 		m.list = append(m.list, p)
 		return p

@@ -8,6 +8,7 @@ import (
 	"plimsoll/fault"
 	"plimsoll/job"
 	"plimsoll/ledger"
+	"plimsoll/roads"
 )
 
 // RankClass is the memory of each rank of a class. The ranks of a class are alike. Today all ranks of a job are of
@@ -17,6 +18,8 @@ type RankClass struct {
 	GPU                 *Memory // nil without GPUs
 	Host                Memory
 	Trained             int64 // elements of a rank's trainable parameters
+	// Offloaded are the parameters that a rank updates, if the job offloads states.
+	Offloaded []roads.Parameter
 }
 
 // Memory is the memory of a rank on one device. Every component has its reason.
@@ -46,6 +49,9 @@ func Run(j *job.Job, capacity ledger.Bytes) ([]RankClass, error) {
 	}
 	class := RankClass{Ranks: j.World, RanksPerNode: j.RanksPerNode, Trained: s.trainedElements(),
 		Host: Memory{host.phases, []ledger.Holding{process(j)}}}
+	if s.states != nil {
+		class.Offloaded = s.states.sizes
+	}
 	if !j.OnCPU {
 		class.GPU = &Memory{gpu.phases, outside(j)}
 	}

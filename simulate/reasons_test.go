@@ -21,6 +21,8 @@ func TestReasons(t *testing.T) {
 		"DDP":     {Precision: "amp-bf16", GPUs: 4, Recompute: "full"},
 		"FSDP1":   {Precision: "amp-fp16", GPUs: 4, FSDP: "1", Accumulation: 2},
 		"FSDP2":   {Precision: "bf16", GPUs: 4, FSDP: "2", OffloadParameters: true},
+		"states":  {Precision: "bf16", Optimizer: "muon", Offload: job.Offload{What: "states", Fraction: 0.5}},
+		"whole":   {Precision: "bf16", Offload: job.Offload{What: "states", Mode: "whole", Master: "split"}},
 	}
 	for name, keys := range map[string]string{
 		"ZeRO-0":              `"bf16": {"enabled": true}, "zero_optimization": {"stage": 0}`,

@@ -48,6 +48,7 @@ type simulation struct {
 	workspaces    int
 	micro, micros int            // index of the micro batch, and their number
 	held          forward.Result // outputs of the previous step that the loop holds
+	states        *heldStates    // nil where the optimizer's states stay where it makes them
 }
 
 // newSimulation makes the parameters of a rank. The engine gives them storage
@@ -148,7 +149,11 @@ func (s *simulation) iterate(iteration ledger.Iteration) {
 				s.tape.Drop(result.Logits)
 			}
 		})
+		s.states.left()
 		s.phase(ledger.Backward, iteration, func() {
+			if micro == micros-1 {
+				s.states.prefetch()
+			}
 			s.workspace()
 			s.tape.Backward(result.Loss)
 			s.engine.endBackward(micro == micros-1)

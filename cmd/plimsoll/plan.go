@@ -60,26 +60,6 @@ The catalog of models:
   plimsoll plan --model qwen3-4b --gpus 8 examples/llama_factory.yaml
   plimsoll plan --model path/to/config.json --deepspeed ds_config.json \
     --gpus 8 --explain gradients`,
-		Args: func(c *cobra.Command, arguments []string) error {
-			if len(arguments) > 0 && options.lacksRecompute(c) && !strings.ContainsAny(arguments[0], "./") {
-				options.request.Recompute, arguments = arguments[0], arguments[1:]
-			}
-			if len(arguments) > 0 && slices.Contains(model.Catalog(), arguments[0]) {
-				return fault.Inputf("%s is a model of the catalog, not a file", arguments[0]).
-					WithHint("give it as --model " + arguments[0])
-			}
-			if slices.ContainsFunc(arguments, func(a string) bool { return slices.Contains(job.Recomputes, a) }) {
-				return noArguments(c, arguments)
-			}
-			options.request.Configs = append(options.request.Configs, arguments...)
-			return nil
-		},
-		ValidArgsFunction: func(c *cobra.Command, arguments []string, _ string) ([]string, cobra.ShellCompDirective) {
-			if len(arguments) == 0 && options.lacksRecompute(c) {
-				return job.Recomputes, cobra.ShellCompDirectiveDefault
-			}
-			return nil, cobra.ShellCompDirectiveDefault
-		},
 		RunE: func(c *cobra.Command, _ []string) error {
 			return reported(func() error { return runPlan(c, options) })
 		},
@@ -90,15 +70,54 @@ The catalog of models:
 
 const checkpointingFlag = "gradient-checkpointing"
 
-// lacksRecompute reports whether the flag was given without "=". Its value is optional, and arrives as an argument.
-func (o *planOptions) lacksRecompute(c *cobra.Command) bool {
-	flag := c.Flags().Lookup(checkpointingFlag)
-	return flag.Changed && o.request.Recompute == flag.NoOptDefVal
+// jobArguments has a command take configurations of a job as arguments, and before them the value of the flag for
+// gradient checkpointing. That value is optional, and arrives as an argument where the flag was given without "=".
+func jobArguments(c *cobra.Command, q *job.Request) {
+	isLacking := func() bool {
+		flag := c.Flags().Lookup(checkpointingFlag)
+		return flag.Changed && q.Recompute == flag.NoOptDefVal
+	}
+	c.Args = func(c *cobra.Command, arguments []string) error {
+		if len(arguments) > 0 && isLacking() && !strings.ContainsAny(arguments[0], "./") {
+			q.Recompute, arguments = arguments[0], arguments[1:]
+		}
+		if len(arguments) > 0 && slices.Contains(model.Catalog(), arguments[0]) {
+			return fault.Inputf("%s is a model of the catalog, not a file", arguments[0]).
+				WithHint("give it as --model " + arguments[0])
+		}
+		if slices.ContainsFunc(arguments, func(a string) bool { return slices.Contains(job.Recomputes, a) }) {
+			return noArguments(c, arguments)
+		}
+		q.Configs = append(q.Configs, arguments...)
+		return nil
+	}
+	c.ValidArgsFunction = func(_ *cobra.Command, arguments []string, _ string) ([]string, cobra.ShellCompDirective) {
+		if len(arguments) == 0 && isLacking() {
+			return job.Recomputes, cobra.ShellCompDirectiveDefault
+		}
+		return nil, cobra.ShellCompDirectiveDefault
+	}
 }
 
 func planFlags(c *cobra.Command, o *planOptions) {
-	q, flags := &o.request, c.Flags()
+	flags := c.Flags()
 	flags.SortFlags = false
+	jobFlags(c, &o.request, &o.clip)
+	offloadFlags(c, &o.request.Offload)
+	flags.StringVar(&o.explain, "explain", "",
+		"explain one `component`: its bytes in every phase, the formula and its source")
+	complete(c, "explain", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+		return componentsOf(o.request), cobra.ShellCompDirectiveNoFileComp
+	})
+	flags.StringVar(&o.out, "out", "",
+		"write the plan to a `file` for run --plan, with a hash of every file that it was made from")
+	hostProfileFlag(c, &o.hostProfile)
+	outputFlags(c, &o.format, "print one JSON document")
+}
+
+// jobFlags adds the flags that say what a job is.
+func jobFlags(c *cobra.Command, q *job.Request, clip *float64) {
+	flags := c.Flags()
 	choiceOrFileFlag(c, &q.Model, "model", "", "`name` in the catalog or on the Hugging Face hub, a "+
 		"config.json or a folder with one",
 		model.Catalog())
@@ -129,10 +148,11 @@ func planFlags(c *cobra.Command, o *planOptions) {
 	choiceFlag(c, &q.Attention, "attention", "", "attention `implementation`: VALUES", job.Attentions)
 	choiceFlag(c, &q.Optimizer, "optimizer", "", "optimizer `name`, also with its implementation: adamw/foreach, "+
 		"adamw/fused or adamw/for-loop", job.Optimizers())
-	flags.Float64Var(&o.clip, "clip", 1, "clip gradients to this global `norm`; 0 turns clipping off")
+	flags.Float64Var(clip, "clip", 1, "clip gradients to this global `norm`; 0 turns clipping off")
 	choiceFlag(c, &q.Recompute, checkpointingFlag, "", "`blocks` whose activations are recomputed in the backward "+
 		"pass: VALUES; selective keeps the results of matrix products and attention", job.Recomputes)
 	flags.Lookup(checkpointingFlag).NoOptDefVal = "full"
+	jobArguments(c, q)
 	choiceFlag(c, &q.FSDP, "fsdp", "", "`version` of FSDP to shard with, VALUES; every block is a unit",
 		job.FSDPVersions)
 	flags.BoolVar(&q.OffloadParameters, "fsdp-offload", false, "FSDP keeps its shards on the host")
@@ -153,16 +173,29 @@ func planFlags(c *cobra.Command, o *planOptions) {
 	flags.StringVar(&q.Allocator, "alloc-conf", "",
 		"`options` of PYTORCH_CUDA_ALLOC_CONF, such as expandable_segments:True")
 	flags.StringVar(&q.Factors, "factors", "", "`file` of compare --learn: what a recorded run has taught")
-	flags.StringVar(&o.explain, "explain", "",
-		"explain one `component`: its bytes in every phase, the formula and its source")
-	complete(c, "explain", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
-		return componentsOf(o.request), cobra.ShellCompDirectiveNoFileComp
-	})
-	flags.StringVar(&o.out, "out", "",
-		"write the plan to a `file` for run --plan, with a hash of every file that it was made from")
-	hostProfileFlag(c, &o.hostProfile)
-	outputFlags(c, &o.format, "print one JSON document")
 	flags.Lookup("clip").DefValue = "0" // hidden in the help
+}
+
+// offloadFlags adds the flags of plimsoll.torch.StateOffload.
+func offloadFlags(c *cobra.Command, o *job.Offload) {
+	choiceFlag(c, &o.What, "offload", "", "`what` rests on the host: VALUES; the optimizer's states, which the GPU "+
+		"updates", []string{job.OffloadStates})
+	choiceFlag(c, &o.Mode, "offload-mode", "", "`how` states come to the GPU: VALUES (default: chunked)",
+		job.OffloadModes)
+	restFlags(c, o)
+}
+
+// restFlags adds the flags that say how states rest on the host.
+func restFlags(c *cobra.Command, o *job.Offload) {
+	flags := c.Flags()
+	flags.Var((*bytesFlag)(&o.Chunk), "offload-chunk", "states that come at a time (default: 64MiB)")
+	flags.Float64Var(&o.Fraction, "offload-fraction", 0, "`share` of the states that rests on the host (default: 1)")
+	choiceFlag(c, &o.Master, "master", "", "master `weights` beside 16-bit parameters: VALUES; split: the low halves "+
+		"of fp32 weights, whose high halves are the parameters (default: none)", job.Masters)
+	choiceFlag(c, &o.Moments, "offload-moments", "", "`dtype` on the host of states that are fp32: VALUES "+
+		"(default: fp32)", job.OffloadMoments)
+	flags.BoolVar(&o.NoRecovery, "no-recovery", false, "hold neither gradients nor parameters on the host, with which "+
+		"an unfinished step is finished")
 }
 
 // componentsOf returns the names of the components of a job, or none for a job that cannot be planned.

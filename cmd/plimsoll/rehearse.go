@@ -8,10 +8,12 @@ import (
 	"github.com/spf13/cobra"
 
 	"plimsoll/binding"
+	"plimsoll/cycle"
 	"plimsoll/export"
 	"plimsoll/fault"
 	"plimsoll/host"
 	"plimsoll/model"
+	"plimsoll/optim"
 	"plimsoll/optim/kernel"
 	"plimsoll/overlap"
 	"plimsoll/rehearse"
@@ -32,6 +34,7 @@ type rehearseOptions struct {
 		ratio    float64
 		interval int
 	}
+	states      stateOptions
 	html, trace string // files
 	format      report.Format
 	hostProfile string
@@ -50,6 +53,11 @@ of each rank, and how near a step comes to the speed of memory.
 With --overlap rehearse adds a trainer whose passes take the given times. It
 shows how long this trainer waits for the optimizer, and what the law predicts.
 
+With --offload states rehearse moves the states as plimsoll.torch.StateOffload
+does: to a device, which updates them, and back. Host memory stands in for the
+device. The step by the CPU is rehearsed beside it, and the result says on
+which road a trainer waits less.
+
 With --steps 0 rehearse allocates nothing and only shows the plan.
 
 The catalog of models:
@@ -58,7 +66,9 @@ The catalog of models:
   plimsoll rehearse --model path/to/config.json --deepspeed ds_config.json \
     --ranks 2
   plimsoll rehearse --model llama-3-70b --world-size 8 --steps 0 --json
-  plimsoll rehearse --model qwen2.5-0.5b --overlap forward --forward-ms 400`,
+  plimsoll rehearse --model qwen2.5-0.5b --overlap forward --forward-ms 400
+  plimsoll rehearse --model qwen2.5-0.5b --offload states --link-in 22 \
+    --link-out 22 --forward-ms 400`,
 		Args: noArguments,
 		RunE: func(c *cobra.Command, _ []string) error { return runRehearse(c, options) },
 	}
@@ -77,6 +87,8 @@ func rehearseFlags(c *cobra.Command, o *rehearseOptions) {
 	flags.IntVar(&q.WorldSize, "world-size", 0,
 		"ranks of the whole job, --ranks of them on this host (default: --ranks)")
 	flags.IntVar(&q.Steps, "steps", 10, "optimizer steps; 0 only plans")
+	choiceFlag(c, &q.Optimizer, "optimizer", "", "optimizer `name`: VALUES (default: that of --deepspeed, or adamw)",
+		append(optim.RuleNames(), cycle.Muon))
 	choiceFlag(c, &q.Precision, "precision", "",
 		"training `dtype`: VALUES (default: that of --deepspeed, or bf16)", kernel.NumberTypeNames())
 	choiceFlag(c, &q.State, "state", "",
@@ -113,6 +125,7 @@ func rehearseFlags(c *cobra.Command, o *rehearseOptions) {
 		"step updates")
 	flags.IntVar(&o.zenFlow.interval, "update-interval", 4, "--overlap zenflow: the steps of which one updates all "+
 		"other columns")
+	stateFlags(c, &o.states)
 	flags.StringVar(&o.html, "html", "", "also write the result, with the picture of a step, to a `file` "+
 		"for any browser")
 	flags.StringVar(&o.trace, "perfetto", "", "also write what trainer and workers did in the last step to a `file` "+
@@ -133,6 +146,12 @@ func runRehearse(c *cobra.Command, o rehearseOptions) error {
 	}
 	o.request.Pace.TopKRatio = given(c, "topk-ratio", &o.zenFlow.ratio)
 	o.request.Pace.UpdateInterval = given(c, "update-interval", &o.zenFlow.interval)
+	if o.states.what != "" {
+		return runRehearseStates(c, o)
+	}
+	if err := o.states.refuse(c, o.request); err != nil {
+		return err
+	}
 	if o.trace != "" && o.request.Pace.Mode == "" {
 		return fault.Inputf("--perfetto needs a trainer: without --overlap a step has no timeline").
 			WithHint("--overlap forward --forward-ms 100")
@@ -145,14 +164,7 @@ func runRehearse(c *cobra.Command, o rehearseOptions) error {
 	if err != nil {
 		return err
 	}
-	if job.Workers == 0 {
-		profile := hostProfile{o.hostProfile, job.Reserve, logTo(c)}
-		split, note := profile.split(here, job.Ranks, job.Format.State.String(), job.Format.Moments.String())
-		if split != nil {
-			job.TrainerCores, job.Notes = split.TrainerCores(binding.TrainerShare{}), append(job.Notes, note)
-		}
-	}
-	placement, err := rehearse.NewPlacement(job, here)
+	placement, err := o.place(c, job, here)
 	if err != nil {
 		return err
 	}
@@ -165,36 +177,61 @@ func runRehearse(c *cobra.Command, o rehearseOptions) error {
 		}
 	}
 	document := report.NewRehearsal(c.Root().Version, placement, verdict, measurement)
-	page := document.Page()
+	var timeline *rehearse.Timeline
+	if measurement != nil {
+		timeline = measurement.Timeline
+	}
+	return o.write(c, document.Page(), rehearsed{verdict.Fits, document.WithinTolerance(), timeline})
+}
+
+// place places a job on a host, with the cores of a host profile.
+func (o rehearseOptions) place(c *cobra.Command, job *rehearse.Job, here *host.Host) (*rehearse.Placement, error) {
+	if job.Workers == 0 {
+		profile := hostProfile{o.hostProfile, job.Reserve, logTo(c)}
+		split, note := profile.split(here, job.Ranks, job.Format.State.String(), job.Format.Moments.String())
+		if split != nil {
+			job.TrainerCores, job.Notes = split.TrainerCores(binding.TrainerShare{}), append(job.Notes, note)
+		}
+	}
+	return rehearse.NewPlacement(job, here)
+}
+
+// rehearsed is how a rehearsal went.
+type rehearsed struct {
+	fits, withinTolerance bool
+	timeline              *rehearse.Timeline // of the last step; nil without one
+}
+
+// write writes the result, and the files that were asked for.
+func (o rehearseOptions) write(c *cobra.Command, page *report.Page, r rehearsed) error {
 	page.Color = colorprofile.Detect(c.OutOrStdout(), os.Environ()) > colorprofile.ASCII
 	if err := page.Write(c.OutOrStdout(), o.format); err != nil {
 		return err
 	}
-	if err := o.writeFiles(c.Root().Version, document, measurement); err != nil {
+	if err := o.writeFiles(c.Root().Version, page, r); err != nil {
 		return err
 	}
 	switch {
-	case !verdict.Fits && job.Steps > 0:
+	case !r.fits && o.request.Steps > 0:
 		return outcome(exitDoesNotFit)
-	case !document.WithinTolerance():
+	case !r.withinTolerance:
 		return outcome(exitDiffers)
 	}
 	return nil
 }
 
 // writeFiles writes the page and the trace that were asked for.
-func (o rehearseOptions) writeFiles(version string, document *report.Rehearsal, m *rehearse.Measurement) error {
+func (o rehearseOptions) writeFiles(version string, page *report.Page, r rehearsed) error {
 	if o.html != "" {
-		good := document.Verdict.Fits && document.WithinTolerance()
 		err := writeFile("--html", o.html, func(w io.Writer) error {
-			return report.WriteHTML(w, document.Page(), version, good, nil, nil)
+			return report.WriteHTML(w, page, version, r.fits && r.withinTolerance, nil, nil)
 		})
 		if err != nil {
 			return err
 		}
 	}
-	if o.trace == "" || m == nil {
+	if o.trace == "" || r.timeline == nil {
 		return nil
 	}
-	return writeFile("--perfetto", o.trace, func(w io.Writer) error { return export.WriteTimeline(w, m.Timeline) })
+	return writeFile("--perfetto", o.trace, func(w io.Writer) error { return export.WriteTimeline(w, r.timeline) })
 }

@@ -96,6 +96,7 @@ every byte went.`,
 	root.AddCommand(exportCommand())
 	root.AddCommand(keepCommand())
 	root.AddCommand(planCommand())
+	root.AddCommand(roadsCommand())
 	root.AddCommand(rehearseCommand())
 	root.AddCommand(restoreCommand())
 	root.AddCommand(runCommand())

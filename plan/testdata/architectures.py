@@ -4,9 +4,10 @@
     architectures.py config.json... > architectures.golden
 
 Each model trains two steps with scripts/measure/train.py, on tensors without
-memory: bf16, two sequences of 256 tokens, scaled dot product attention, AdamW.
-A line holds the name of the config file, and for each forward and backward
-pass the bytes at its peak and at its end.
+memory: bf16, two sequences of 256 tokens, scaled dot product attention (eager
+attention where transformers has no other), AdamW. A line holds the name of the
+config file, and for each forward and backward pass the bytes at its peak and at
+its end.
 """
 
 import contextlib
@@ -29,7 +30,11 @@ def measure(path):
     child = os.fork()
     if child == 0:
         os.close(reader)
-        sys.argv = ["train.py", "--config", path, "--batch", "2", "--seq-len", "256", "--steps", "2", "--json"]
+        with open(path) as file:
+            model = getattr(transformers, json.load(file)["architectures"][0])
+        attention = "sdpa" if model._supports_sdpa else "eager"
+        sys.argv = ["train.py", "--config", path, "--batch", "2", "--seq-len", "256", "--steps", "2", "--json",
+                    "--attention", attention]
         text = io.StringIO()
         with contextlib.redirect_stdout(text):
             train.main()

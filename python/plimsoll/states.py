@@ -97,13 +97,15 @@ class Control:
 
     #: Where ``position`` is in the arena, for a device that writes it.
     POSITION_OFFSET = 64
+    #: Where ``gradients_of`` is.
+    GRADIENTS_OF_OFFSET = 128
     #: ``read`` while nothing is being saved.
     NOTHING_IS_READ = (1 << 64) - 1
 
     #: Written behind the region of each chunk.
     position = _Word(POSITION_OFFSET)
     #: The step whose gradients are held, written before the first region of the step.
-    gradients_of = _Word(128)
+    gradients_of = _Word(GRADIENTS_OF_OFFSET)
     _settings_length = _Word(136)
     #: Written by the service: no region may be written at a greater position.
     read = _Word(192)

@@ -44,6 +44,22 @@ def test_documented_programs(tmp_path, monkeypatch):
     assert (pathlib.Path("checkpoints").is_dir() and os.listdir("checkpoints")) == ["step-00000003"]
 
 
+def test_muon(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = {"model": GPT().bfloat16(), "batches": [batch(text(), i, size=1) for i in range(2)]}
+    for i, program in enumerate(re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "muon.md").read_text(), re.DOTALL)):
+        exec(compile(program, f"docs/muon.md, program {i + 1}", "exec"), names)
+    assert names["training"] == {"epoch": 1} and os.listdir("checkpoints") == [f"step-{names['step']:08}"]
+
+
+def test_the_program_of_state_offload(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = {"model": GPT().bfloat16(), "batches": [batch(text(), i, size=1) for i in range(3)]}
+    (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "state-offload.md").read_text(), re.DOTALL)
+    exec(compile(program, "docs/state-offload.md", "exec"), names)
+    assert names["training"]["scheduler"]["last_epoch"] == 3 and os.listdir("checkpoints") == ["step-00000003"]
+
+
 def test_checkpoints_to_and_from_torch(tmp_path, monkeypatch):
     """The parameters are of two types: their order in a checkpoint is not that of the optimizer. One is not trained."""
     monkeypatch.chdir(tmp_path)

@@ -65,6 +65,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
 import transformers
+import transformers.initialization
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -246,6 +247,8 @@ def pretend_cuda():
         sys.modules[name]._foreach_supported_types.append(FakeTensor)
     # transformers takes fake tensors for a trace, and would make masks it otherwise omits.
     transformers.utils.import_utils.is_fake_tensor = lambda _: False
+    # Fake tensors hold no values, so that sampling until all lie in an interval would not end.
+    transformers.initialization.trunc_normal_ = lambda tensor, *_, **__: tensor
     torch.nn.functional.scaled_dot_product_attention = attention_as_on_cuda
     torch.cuda.get_device_capability = lambda *_: (8, 0)
     torch.nn.Module._apply = convert_module
@@ -435,12 +438,38 @@ def under_autocast(model, arguments, device_type):
     return convert_outputs_to_fp32(torch.autocast(device_type, dtype=dtype)(model.__call__))
 
 
-def build_optimizer(arguments, parameters):
+class MuonAndAdamW:
+    """torch.optim.Muon for the matrices of hidden layers, torch.optim.AdamW for all other parameters."""
+
+    def __init__(self, model, **settings):
+        apart = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)}
+        apart.add(id(model.get_output_embeddings().weight))
+        trained = [p for p in model.parameters() if p.requires_grad]
+        matrices = [p for p in trained if p.ndim == 2 and id(p) not in apart]
+        others = [p for p in trained if p.ndim != 2 or id(p) in apart]
+        self.parts = torch.optim.Muon(matrices, lr=settings["lr"]), torch.optim.AdamW(others, **settings)
+
+    @property
+    def state(self):
+        return {p: state for part in self.parts for p, state in part.state.items()}
+
+    def step(self):
+        for part in self.parts:
+            part.step()
+
+    def zero_grad(self, set_to_none):
+        for part in self.parts:
+            part.zero_grad(set_to_none=set_to_none)
+
+
+def build_optimizer(arguments, parameters, model):
     settings = {"lr": 1e-4}
     if arguments.implementation:
         settings |= {"foreach": arguments.implementation == "foreach", "fused": arguments.implementation == "fused"}
     if arguments.optimizer == "adafactor":  # as the Trainer sets it
         return transformers.optimization.Adafactor(parameters, lr=1e-4, scale_parameter=False, relative_step=False)
+    if arguments.optimizer == "muon":
+        return MuonAndAdamW(model, **settings)
     if arguments.optimizer == "sgd":
         settings["momentum"] = arguments.momentum
     classes = {"adamw": "AdamW", "adam": "Adam", "sgd": "SGD", "adagrad": "Adagrad", "rmsprop": "RMSprop"}
@@ -482,7 +511,7 @@ def train(arguments, measurement, device):
     architecture = type(model.get_base_model() if arguments.lora else model).__name__
     tracker.follow_modules(model)
     forward = under_autocast(model, arguments, device.type)
-    optimizer = build_optimizer(arguments, trainable)
+    optimizer = build_optimizer(arguments, trainable, model)
     scaler = None
     if arguments.precision == "amp-fp16":
         scaler = (PretendScaler if arguments.device == "fake" else torch.amp.GradScaler)(device.type)
@@ -532,7 +561,7 @@ def parse():
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--seq-len", type=int, default=512)
     parser.add_argument("--precision", choices=("fp32", "bf16", "fp16", "amp-bf16", "amp-fp16"), default="bf16")
-    parser.add_argument("--optimizer", choices=("adamw", "adam", "sgd", "adagrad", "rmsprop", "adafactor"), default="adamw")
+    parser.add_argument("--optimizer", choices=("adamw", "adam", "sgd", "adagrad", "rmsprop", "adafactor", "muon"), default="adamw")
     parser.add_argument("--momentum", type=float, default=0.0, help="of sgd")
     implementation = parser.add_mutually_exclusive_group()
     for name in ("foreach", "fused", "for-loop"):

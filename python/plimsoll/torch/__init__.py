@@ -22,11 +22,27 @@ from plimsoll.torch.arguments import (
     StateFormat,
     described,
 )
+from plimsoll.torch.matrix_groups import muon_groups
 from plimsoll.torch.modes import Async, ZenFlow
+from plimsoll.torch.muon import Muon
 from plimsoll.torch.optimizer import Optimizer
+from plimsoll.torch.state_offload import StateOffload
 from plimsoll.torch.watching import Watch, watch
 
-__all__ = ["Adagrad", "Adam", "AdamW", "Async", "Lion", "SGD", "Watch", "ZenFlow", "watch"]
+__all__ = [
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "Async",
+    "Lion",
+    "Muon",
+    "SGD",
+    "StateOffload",
+    "Watch",
+    "ZenFlow",
+    "muon_groups",
+    "watch",
+]
 
 _MOMENTS_OF_ADAM = (
     '"fp32"; "bf16", which takes 4 bytes a parameter less; or "int8", 6 less. With "int8", tensors of less than 4096 elements '

@@ -129,7 +129,7 @@ class Entries(collections.abc.MutableMapping):
         if read is None:
             optimizer = self._optimizer()
             if optimizer is not None and optimizer._has_state():
-                optimizer._settings.refuse_full_state()
+                optimizer._refuse_full_state()
             return Entry()  # like torch's, which is a defaultdict
         return read()
 

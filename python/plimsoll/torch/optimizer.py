@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple, TypeVar
 import torch
 
 from plimsoll.protocol import Opened
-from plimsoll.torch import layout
+from plimsoll.torch import layout, owners
 from plimsoll.torch.algorithm import Algorithm, Numbers
 from plimsoll.torch.checkpoint import Saver, fit_entries, replace_state
 from plimsoll.torch.entries import Entries, Entry, readers
@@ -109,11 +109,10 @@ class Optimizer(torch.optim.Optimizer):
             )
 
     def _open(self, begin: Callable[[Shards, List[Opened]], _Result]) -> _Result:
-        """Opens the sessions, and calls ``begin`` to make state and model agree.
-
-        ``begin`` gets what the sessions of all ranks found when they were opened. If it fails, the model keeps its
-        parameters.
+        """Opens the sessions, and calls ``begin`` to make state and model agree, with what the sessions of all ranks
+        found when they were opened. If it fails, the model keeps its parameters.
         """
+        owners.claim(self, self.param_groups)
         names, announces = self._names(), self.max_grad_norm is not None
         shards = Shards.divide(self.param_groups, names, self._model, self._settings, announces)
         self._overlap.refuse(shards)
@@ -242,10 +241,7 @@ class Optimizer(torch.optim.Optimizer):
 
     @property
     def state(self) -> Entries:  # type: ignore[override]
-        """The state of each parameter, fetched from the service on access: ``optimizer.state[p]["exp_avg"]``.
-
-        It is read-only: writes raise RuntimeError.
-        """
+        """The state of each parameter, fetched from the service on access and read-only: ``optimizer.state[p]["exp_avg"]``."""
         return self._entries
 
     @state.setter
@@ -256,6 +252,9 @@ class Optimizer(torch.optim.Optimizer):
                 "optimizer to begin with moments of zero"
             )
         self._entries = Entries(self)  # torch's constructor sets it first
+
+    def _refuse_full_state(self) -> None:
+        self._settings.refuse_full_state()
 
     def _has_state(self) -> bool:
         return self._shards is not None and self._shards.step > 0
@@ -285,7 +284,7 @@ class Optimizer(torch.optim.Optimizer):
         if self._shards is None:
             self._check_not_closed()
             return super().state_dict()
-        self._settings.refuse_full_state()
+        self._refuse_full_state()
         self._check_groups()
         entries: Dict[torch.Tensor, Any] = {}
         if self._shards.step:
@@ -393,6 +392,7 @@ class Optimizer(torch.optim.Optimizer):
             return
         self._overlap.close()
         self._shards.close(give_back)
+        owners.release(self, self.param_groups)
         self._release()
         self._saver.forget()
         self._shards, self._gradients, self._closed = None, None, True

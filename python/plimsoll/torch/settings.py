@@ -40,11 +40,11 @@ class Settings(NamedTuple):
         """The given settings, and the environment's where none were given."""
         job, socket = job or environment.job(), socket or environment.socket()
         settings = cls(state, moments, sharding, process_group, missing_gradients, gradients, _overlap_of(overlap), name, job, socket)
-        _choose("state", settings.state, ("split", "fp32"))
-        _choose("moments", settings.moments, algorithm.moment_formats)
-        _choose("sharding", settings.sharding, (None, "zero1", "zero2"))
-        _choose("missing_gradients", settings.missing_gradients, ("refuse", "zero"))
-        _choose("gradients", settings.gradients, ("backward", "step"))
+        choose("state", settings.state, ("split", "fp32"))
+        choose("moments", settings.moments, algorithm.moment_formats)
+        choose("sharding", settings.sharding, (None, "zero1", "zero2"))
+        choose("missing_gradients", settings.missing_gradients, ("refuse", "zero"))
+        choose("gradients", settings.gradients, ("backward", "step"))
         if settings.overlap not in (None, "forward") and settings.sharding is not None:
             raise ValueError(
                 f"overlap is {settings.overlap!r}, but sharding is {settings.sharding!r}: expected no sharding with it; leave one of the two None"
@@ -92,6 +92,6 @@ def _check_zenflow(settings: Settings, algorithm: Algorithm) -> None:
         raise ValueError("overlap is ZenFlow(...), and moments is 'int8': columns cannot leave its blocks; use 'fp32' or 'bf16'")
 
 
-def _choose(name: str, value: Any, among: Sequence[Any]) -> None:
+def choose(name: str, value: Any, among: Sequence[Any]) -> None:
     if value not in among:
         raise ValueError(f"{name} is {value!r}: expected one of {', '.join(map(repr, among))}")

@@ -156,8 +156,17 @@ class StreamTransfer(HostTransfer):
 def transfer_for(device: torch.device) -> HostTransfer:
     if device.type == "cpu":
         return HostTransfer()
-    runtime = getattr(torch, device.type, None)  # as torch.get_device_module, which torch 2.1 does not have
+    return StreamTransfer(device, runtime_of(device), pinned_arenas(device))
+
+
+def runtime_of(device: torch.device) -> Any:
+    """The module of the device's type: ``torch.cuda``, or what ``torch.get_device_module`` returns."""
+    runtime = getattr(torch, device.type, None)  # torch 2.1 does not have get_device_module
     if not all(hasattr(runtime, name) for name in ("Stream", "Event", "stream", "current_stream")):
         raise ValueError(f"parameters are on {device}: expected cpu, cuda, or another accelerator with streams")
+    return runtime
+
+
+def pinned_arenas(device: torch.device) -> PinnedArenas:
     driver = DRIVERS.get(device.type)
-    return StreamTransfer(device, runtime, PinnedArenas(driver(device) if driver else None))
+    return PinnedArenas(driver(device) if driver else None)

@@ -1,0 +1,79 @@
+"""Checkpoints of a held state: the service writes and reads them, and the device has no part in it."""
+
+import os
+import secrets
+from typing import Any, List, Optional, Tuple
+
+import torch
+
+from plimsoll.errors import PlimsollError
+from plimsoll.held import HeldStates
+from plimsoll.torch.layout import Mesh
+from plimsoll.torch.ranks import APART, Ranks, is_distributed
+
+
+def all_ranks() -> Ranks:
+    """The ranks of the job, each of which has a session of its own."""
+    if not is_distributed():
+        return Ranks(Mesh())
+    world = torch.distributed.group.WORLD
+    return Ranks(Mesh(torch.distributed.get_rank(), torch.distributed.get_world_size(), (world,)))
+
+
+class HeldSaver:
+    """Saves and loads, and keeps track of the save under way."""
+
+    def __init__(self, session: Optional[HeldStates]):
+        self._sessions = [session] if session is not None else []  # a rank without elements has none
+        self._saving: Optional[Tuple[str, int, str]] = None  # directory, step and identity
+
+    def save(self, directory: Any, step: int, training: Any) -> int:
+        """Begins to save the state of a step, which the next steps may follow at once."""
+        ranks, directory = all_ranks(), os.path.abspath(directory)
+        identity = ranks.gather([secrets.token_hex(16)])[0]
+
+        def begin() -> int:
+            os.makedirs(directory, exist_ok=True)
+            for session in self._sessions:
+                session.save(directory, step, training, identity=identity)
+            return step
+
+        if len(set(ranks.agree(f"saving to {directory}", begin))) > 1:
+            raise PlimsollError(APART)
+        self._saving = directory, step, identity
+        return step
+
+    def saved(self) -> int:
+        """Waits until all ranks have written the save under way, and makes it a checkpoint. Returns its step."""
+        if self._saving is None:
+            raise RuntimeError("saved: no save is in progress: call save first")
+        (directory, step, identity), self._saving = self._saving, None
+        ranks, saves = all_ranks(), f"saving step {step} to {directory}"
+
+        def wait() -> bool:
+            if any(session.saved() != step for session in self._sessions):
+                raise PlimsollError(f"step {step} was not saved to {directory}: the service was started again; call save again")
+            return bool(self._sessions)
+
+        having: List[bool] = ranks.agree(saves, wait)
+
+        def commit() -> None:
+            if ranks.mesh.number == having.index(True):
+                without = [rank for rank, has in enumerate(having) if not has]
+                self._sessions[0].commit(directory, step, without, identity=identity)
+
+        ranks.agree(saves, commit)
+        return step
+
+    def load(self, directory: Any) -> Any:
+        """Loads a checkpoint, or the newest in a folder. Returns its training document."""
+        ranks, loads = all_ranks(), f"loading {directory}"
+        several = ranks.are_heard
+        every = ranks.agree(loads, lambda: [s.load(os.fspath(directory), several=several) for s in self._sessions])
+        loaded = [x for of_rank in every for x in of_rank]
+        if len({step for step, _ in loaded}) != 1:
+            raise PlimsollError(f"{loads}: the ranks have loaded different steps: load one checkpoint by its name, such as step-00000300")
+        step, training = loaded[0]
+        if several:
+            ranks.agree(loads, lambda: [session.set_step(step) for session in self._sessions])
+        return training

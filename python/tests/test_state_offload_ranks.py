@@ -1,0 +1,59 @@
+"""StateOffload with several ranks: DistributedDataParallel, and the rows of fully_shard."""
+
+import pytest
+import torch
+
+from gpt import GPT
+from plimsoll.torch import StateOffload
+from test_distributed import RANKS, fully_shard, run, shard  # noqa: F401, a fixture
+
+
+def wrapped(optimizer, wraps, **options):
+    if not wraps:
+        return optimizer
+    return StateOffload(optimizer, chunk_bytes=20_000, **options)
+
+
+def trained(rank, wraps, dtype, options):
+    torch.manual_seed(0)
+    model = shard(GPT().to(dtype), RANKS)
+    optimizer = wrapped(torch.optim.AdamW(model.parameters(), lr=1e-2), wraps, **options)
+    generator = torch.Generator().manual_seed(rank)
+    for step in range(6):
+        model(torch.randint(0, 200, (2, 8), generator=generator)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if step == 3:
+            optimizer.load_state_dict(optimizer.state_dict())
+    return [p.full_tensor().detach().float().flatten().tolist() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("options", [{}, {"mode": "whole", "fraction": 0.5}], ids=str)
+def test_rows_of_fully_shard(fully_shard, options):  # noqa: F811
+    assert run(trained, True, torch.float32, options) == run(trained, False, torch.float32, {})
+
+
+def saved(rank, folder):
+    """Bits before and after a load, with master weights."""
+    torch.manual_seed(0)
+    model = shard(GPT().bfloat16(), RANKS)
+    optimizer = wrapped(torch.optim.AdamW(model.parameters(), lr=1e-2), True, master="split")
+    optimizer.open()
+    found = []
+    for first in (0, 2):
+        for step in range(2):
+            generator = torch.Generator().manual_seed(2 * rank + first + step if first else step)
+            model(torch.randint(0, 200, (2, 8), generator=generator)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        if not first:
+            optimizer.save(folder)
+            optimizer.saved()
+            found.append([p.full_tensor().detach().float().flatten().tolist() for p in model.parameters()])
+    optimizer.load(folder)
+    found.append([p.full_tensor().detach().float().flatten().tolist() for p in model.parameters()])
+    return optimizer.resumed_step, found[0] == found[1]
+
+
+def test_all_ranks_save_and_load(fully_shard, tmp_path):  # noqa: F811
+    assert run(saved, str(tmp_path)) == [(2, True)] * RANKS
