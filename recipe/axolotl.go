@@ -163,12 +163,15 @@ var axolotlStages = map[string]string{
 func (r *frameworkReader) rewardAxolotl() error {
 	r.to.Rewards = r.Truth("reward_model")
 	labels, class := r.Integer("num_labels"), r.Word("model_type")
-	const sequences = "AutoModelForSequenceClassification"
+	const (
+		sequences  = "AutoModelForSequenceClassification"
+		classifies = "a classifier is trained, which is not planned yet"
+	)
 	switch {
 	case !r.to.Rewards && labels > 0:
-		return r.Fault("num_labels", fmt.Sprintf("is %d: a classifier is trained, which is not planned yet", labels), "")
+		return r.Fault("num_labels", fmt.Sprintf("is %d: %s", labels, classifies), "")
 	case !r.to.Rewards && strings.HasSuffix(class, "Classification"):
-		return r.Fault("model_type", fmt.Sprintf("is %q: a classifier is trained, which is not planned yet", class), "")
+		return r.Fault("model_type", fmt.Sprintf("is %q: %s", class, classifies), "")
 	case !r.to.Rewards:
 		return nil
 	case labels > 1:
@@ -177,9 +180,10 @@ func (r *frameworkReader) rewardAxolotl() error {
 		return r.Fault("model_type", fmt.Sprintf("is %q, which has no reward: this is not planned yet", class),
 			"set it to "+sequences)
 	case r.Gives("adapter"):
-		return r.Fault("adapter", "is given beside reward_model: PEFT trains the head, too, which is not planned yet", "")
+		return r.Fault("adapter", "is given beside reward_model: PEFT then trains the head, which is not planned", "")
 	}
-	r.Note("reward_model", "is true: the head has one label, and the passes have two sequences for each of a micro batch")
+	r.Note("reward_model",
+		"is true: the head has one label, and passes have two sequences for each of a micro batch")
 	return nil
 }
 

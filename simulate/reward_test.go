@@ -17,8 +17,8 @@ func TestRewardModel(t *testing.T) {
 		"num_attention_heads": 4, "dtype": "bfloat16"}`
 	file := filestest.InNewFolder(t)
 	llama := file("llama.json", `{"architectures": ["LlamaForCausalLM"], `+sizes)
-	const text = "base_model: x\nsequence_len: 512\nattn_implementation: flash_attention_2\ndatasets: []\nbf16: true\n" +
-		"gradient_checkpointing: true\nmicro_batch_size: "
+	const text = "base_model: x\nsequence_len: 512\nattn_implementation: flash_attention_2\ndatasets: []\n" +
+		"bf16: true\ngradient_checkpointing: true\nmicro_batch_size: "
 	phases := map[string][]ledger.Phase{}
 	for name, q := range map[string]job.Request{
 		"pairs": {Configs: []string{file("pairs.yaml", text+"2\nreward_model: true\nnum_labels: 1\n")}, Model: llama},
