@@ -38,6 +38,7 @@ func (r *resolver) framework() error {
 		r.AdapterPrecision = f.AdapterPrecision
 	}
 	r.FusedLoss = r.FusedLoss || f.FusedLoss
+	r.job.Pairs = f.Rewards
 	if r.Modules == "" {
 		r.Modules = f.Modules
 	}

@@ -82,7 +82,7 @@ var configNamed = regexp.MustCompile(`[:\s"']([\w./-]+\.json)\b`)
 // planPublic resolves the job of a file, with a Llama where the file names no model.
 func planPublic(path string) error {
 	q := Request{Configs: []string{path}, GPUs: 8, GPU: "H100-80GB"}
-	f, err := recipe.LoadFramework(path)
+	f, err := recipe.LoadFramework(path, recipe.NewestDeepSpeed)
 	if err != nil {
 		return err
 	}

@@ -44,9 +44,9 @@ func (r *resolver) kernels() error {
 			fmt.Sprintf("sequences have %d tokens, but %s has learned positions for only %d",
 				j.Sequence, j.Model.Name, longest),
 			fmt.Sprintf("give --seq-len %d or less", longest)},
-		contradiction{j.MicroBatch > maxTokens/j.Sequence,
+		contradiction{j.Sequences() > maxTokens/j.Sequence,
 			fmt.Sprintf("a micro batch of %d sequences of %d tokens is more than %d tokens",
-				j.MicroBatch, j.Sequence, maxTokens),
+				j.Sequences(), j.Sequence, maxTokens),
 			"give a smaller --micro-batch"},
 		r.namedAttention(),
 		contradiction{j.Model.Type == "t5" && j.ParameterType == dtype.F16 && j.DeepSpeed == nil &&

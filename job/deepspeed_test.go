@@ -1,6 +1,7 @@
 package job
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -37,6 +38,38 @@ func TestUnplannedDeepSpeed(t *testing.T) {
 		if (err != nil) != (refused != "") || err != nil && !strings.Contains(err.Error(), refused) {
 			t.Errorf("%s: refused for %v, expected %q", text, err, refused)
 		}
+	}
+}
+
+// TestReleaseOfDeepSpeed refuses or notes a key as the release that is named does, wherever the configuration is.
+func TestReleaseOfDeepSpeed(t *testing.T) {
+	write := filestest.InNewFolder(t)
+	const text = `{"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 1,
+		"fp16": {"enabled": true, "opt_level": "O2"}, "zero_optimization": {"stage": 2}}`
+	file := write("zero.json", text)
+	for name, q := range map[string]Request{
+		"--deepspeed": {DeepSpeed: file},
+		"--config":    {Configs: []string{file}},
+		"--training-args": {TrainingArgs: write("args.json", `{"output_dir": "x", "per_device_train_batch_size": 1, `+
+			`"fp16": true, "deepspeed": "zero.json"}`)},
+		"--accelerate": {Accelerate: write("launch.yaml", "distributed_type: DEEPSPEED\nnum_processes: 2\n"+
+			"deepspeed_config:\n  deepspeed_config_file: "+file+"\n")},
+		"axolotl": {Configs: []string{write("train.yaml", "base_model: gpt2\nsequence_len: 128\nfp16: true\n"+
+			"bf16: false\ndatasets: []\ndeepspeed: zero.json\n")}},
+	} {
+		q.Model, q.GPUs, q.Sequence = "gpt2", 2, 128
+		if _, err := q.Resolve(); err == nil || !strings.Contains(err.Error(), `zero.json:2:29: DeepSpeed 0.19.6`) {
+			t.Errorf("%s: %v, want a refusal of opt_level", name, err)
+		}
+		q.DeepSpeedVersion = "0.16.9"
+		j, err := q.Resolve()
+		if err != nil || !strings.Contains(fmt.Sprint(j.Assumptions), `DeepSpeed 0.16.9 knows no key "opt_level"`) {
+			t.Errorf("%s with DeepSpeed 0.16.9: %v", name, err)
+		}
+	}
+	q := Request{Model: "gpt2", GPUs: 2, DeepSpeed: file, DeepSpeedVersion: "new"}
+	if _, err := q.Resolve(); err == nil || !strings.Contains(err.Error(), "--deepspeed-version") {
+		t.Errorf("a version that is none: %v", err)
 	}
 }
 

@@ -11,29 +11,35 @@ import (
 	"plimsoll/fault"
 	"plimsoll/model"
 	"plimsoll/recipe"
+	"plimsoll/version"
 )
 
 // Inputs are a request with its files, read and parsed. Nothing changes them: any
 // number of goroutines may decide jobs from the same Inputs.
 type Inputs struct {
-	request      Request
-	model        *model.Model
-	reference    *model.Model        // nil without
-	fused        func() *model.Model // the model with fused experts
-	training     *recipe.Training
-	launch       *recipe.Accelerate
-	deepSpeed    *recipe.DeepSpeed // of the file that goes before the others
-	fsdp         *recipe.FSDP
-	adapter      *recipe.Adapter
-	quantization *recipe.Quantization
-	framework    *recipe.Framework // a file that says what several others say; nil without
-	factors      *Factors
-	files        []string // without the catalog
+	request          Request
+	deepSpeedRelease version.Version
+	model            *model.Model
+	reference        *model.Model        // nil without
+	fused            func() *model.Model // the model with fused experts
+	training         *recipe.Training
+	launch           *recipe.Accelerate
+	deepSpeed        *recipe.DeepSpeed // of the file that goes before the others
+	fsdp             *recipe.FSDP
+	adapter          *recipe.Adapter
+	quantization     *recipe.Quantization
+	framework        *recipe.Framework // a file that says what several others say; nil without
+	factors          *Factors
+	files            []string // without the catalog
 }
 
 // Read reads the files of a request. Every error is a *fault.Input.
 func Read(q Request) (*Inputs, error) {
-	in := &Inputs{request: q}
+	release, err := q.deepSpeedRelease()
+	if err != nil {
+		return nil, err
+	}
+	in := &Inputs{request: q, deepSpeedRelease: release}
 	for _, step := range []func() error{in.readConfigs, in.readModel, in.readTraining, in.readLaunch, in.readDeepSpeed,
 		in.readQuantization, in.readAdapter, in.readFactors} {
 		if err := step(); err != nil {
@@ -66,7 +72,7 @@ func (in *Inputs) readConfigs() error {
 			return fault.File(path).Inputf("this file says how the job is trained, and %s does so, too",
 				in.framework.File).WithHint("leave one of the two out")
 		}
-		if in.framework, err = recipe.LoadFramework(path); err != nil {
+		if in.framework, err = recipe.LoadFramework(path, in.deepSpeedRelease); err != nil {
 			return err
 		}
 	}
@@ -93,6 +99,11 @@ func (in *Inputs) readModel() (err error) {
 	if in.model, err = load(name); err != nil {
 		return cmp.Or(recipe.Misplaced(name), in.named(err))
 	}
+	if f := in.framework; f != nil && f.Rewards && in.model.Network != nil {
+		if in.model, err = in.model.Rewarding(); err != nil {
+			return in.named(err)
+		}
+	}
 	if m := in.model; m.Network == nil {
 		with, ok := m.WithoutOperations()
 		if !ok {
@@ -118,7 +129,7 @@ func (in *Inputs) readTraining() (err error) {
 	if in.request.TrainingArgs == "" {
 		return nil
 	}
-	if in.training, err = recipe.LoadTraining(in.request.TrainingArgs); err != nil {
+	if in.training, err = recipe.LoadTraining(in.request.TrainingArgs, in.deepSpeedRelease); err != nil {
 		return err
 	}
 	in.deepSpeed, in.fsdp = in.training.DeepSpeed, in.training.FSDP
@@ -129,7 +140,7 @@ func (in *Inputs) readLaunch() (err error) {
 	if in.request.Accelerate == "" {
 		return nil
 	}
-	if in.launch, err = recipe.LoadAccelerate(in.request.Accelerate); err != nil {
+	if in.launch, err = recipe.LoadAccelerate(in.request.Accelerate, in.deepSpeedRelease); err != nil {
 		return err
 	}
 	in.deepSpeed, in.fsdp = cmp.Or(in.launch.DeepSpeed, in.deepSpeed), cmp.Or(in.launch.FSDP, in.fsdp)
@@ -138,7 +149,7 @@ func (in *Inputs) readLaunch() (err error) {
 
 func (in *Inputs) readDeepSpeed() (err error) {
 	if in.request.DeepSpeed != "" {
-		in.deepSpeed, err = recipe.LoadDeepSpeed(in.request.DeepSpeed)
+		in.deepSpeed, err = recipe.LoadDeepSpeed(in.request.DeepSpeed, in.deepSpeedRelease)
 	}
 	return err
 }

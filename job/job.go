@@ -27,6 +27,7 @@ type Job struct {
 	NUMANodes    int          // of one node; 0 = unknown
 
 	MicroBatch   int64
+	Pairs        bool // each of a micro batch is two sequences: a chosen and a rejected answer
 	Sequence     int64
 	Accumulation int
 
@@ -103,6 +104,14 @@ type Parallel struct {
 // sharding.
 func (j *Job) Replicas() int {
 	return max(1, j.World/int(j.Parallel.Shard*j.Parallel.Tensor))
+}
+
+// Sequences returns the number of sequences in a pass.
+func (j *Job) Sequences() int64 {
+	if j.Pairs {
+		return 2 * j.MicroBatch
+	}
+	return j.MicroBatch
 }
 
 // FusedExperts returns the parameters that hold the weights of all experts of a

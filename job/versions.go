@@ -4,6 +4,7 @@ import (
 	"cmp"
 
 	"plimsoll/fault"
+	"plimsoll/recipe"
 	"plimsoll/version"
 )
 
@@ -25,7 +26,8 @@ func (r *resolver) versions() error {
 		{"--transformers", r.Transformers, "transformers", beside.transformers, &v.Transformers, true},
 		{"--bitsandbytes", r.BitsAndBytes, "bitsandbytes", beside.bitsandbytes, &v.BitsAndBytes,
 			r.Inputs.quantization != nil},
-		{"--deepspeed-version", r.DeepSpeedVersion, "DeepSpeed", "0.19.6", &v.DeepSpeed, r.job.DeepSpeed != nil},
+		{"--deepspeed-version", r.DeepSpeedVersion, "DeepSpeed", recipe.NewestDeepSpeed.String(), &v.DeepSpeed,
+			r.job.DeepSpeed != nil},
 	} {
 		text := program.text
 		if text == "" {
@@ -47,6 +49,15 @@ func (r *resolver) versions() error {
 		r.job.Model = r.fused()
 	}
 	return nil
+}
+
+// deepSpeedRelease returns the release of DeepSpeed, which the reading of its configuration depends on.
+func (q Request) deepSpeedRelease() (version.Version, error) {
+	release, err := version.Parse(cmp.Or(q.DeepSpeedVersion, recipe.NewestDeepSpeed.String()))
+	if err != nil {
+		return release, &fault.Input{What: "--deepspeed-version", Err: err}
+	}
+	return release, nil
 }
 
 // release is a release of torch with the newest releases of its time.

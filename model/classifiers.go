@@ -3,6 +3,8 @@ package model
 import (
 	"slices"
 	"strings"
+
+	"plimsoll/fault"
 )
 
 // classified are decoders that transformers has with a head for one class of a
@@ -27,7 +29,7 @@ var unlabeled = []string{
 func withClassifiers(list []architecture) []architecture {
 	all := slices.Clone(list)
 	for _, a := range list {
-		name := strings.TrimSuffix(strings.TrimSuffix(a.name, "ForCausalLM"), "LMHeadModel")
+		name := decoderOf(a.name)
 		if !slices.Contains(classified, name) {
 			continue
 		}
@@ -47,20 +49,15 @@ func (s scope) classifier(sequence bool) {
 	if s.err != nil {
 		return
 	}
-	head := s.network.Head.Projection
+	head := s.network.Head
 	s.parameters = slices.DeleteFunc(s.parameters, func(p Parameter) bool {
-		gone := p.Name == head+".weight" || p.Name == head+".bias"
+		gone := head.has(p)
 		if gone && p.TiedTo == "" {
 			s.total -= p.Elements()
 		}
 		return gone
 	})
-	stack := s.network.Stacks[len(s.network.Stacks)-1]
-	width := s.network.Hidden
-	if stack.ProjectOut != "" {
-		width = stack.EmbeddingWidth
-	}
-	labels := s.labels()
+	width, labels := s.network.headWidth(), s.labels()
 	s.network.Head = Head{Projection: s.linear("score", width, labels, !sequence), Outputs: labels,
 		Classes: true, PerSequence: sequence, EveryToken: sequence}
 	if !sequence {
@@ -70,4 +67,42 @@ func (s scope) classifier(sequence bool) {
 		}
 		s.network.Head.Dropout = s.shareOr(otherwise, "classifier_dropout", "hidden_dropout")
 	}
+}
+
+// decoderOf returns the name of a class without that of its head.
+func decoderOf(class string) string {
+	return strings.TrimSuffix(strings.TrimSuffix(class, "ForCausalLM"), "LMHeadModel")
+}
+
+// has reports whether a parameter is one of the head's projection.
+func (h Head) has(p Parameter) bool {
+	return p.Name == h.Projection+".weight" || p.Name == h.Projection+".bias"
+}
+
+// headWidth returns the width of what the head reads.
+func (n *Network) headWidth() int64 {
+	if stack := n.Stacks[len(n.Stacks)-1]; stack.ProjectOut != "" {
+		return stack.EmbeddingWidth
+	}
+	return n.Hidden
+}
+
+// Rewarding returns the model as AutoModelForSequenceClassification loads it with one label: a linear module "score" in
+// place of the head, as reward models have. The error is a *fault.Input.
+func (m *Model) Rewarding() (*Model, error) {
+	name := decoderOf(m.Architecture)
+	switch {
+	case m.Network.Head.PerSequence && m.Network.Head.Outputs == 1:
+		return m, nil
+	case !slices.Contains(classified, name):
+		return nil, fault.Inputf("plimsoll knows no reward model of %s: a class of a sequence", m.Architecture).
+			WithHint(Documented)
+	}
+	rewarding, network := *m, *m.Network
+	rewarding.Parameters = slices.DeleteFunc(slices.Clone(m.Parameters), network.Head.has)
+	rewarding.Parameters = append(rewarding.Parameters, Parameter{Name: "score.weight",
+		Shape: []int64{1, network.headWidth()}, DType: m.Parameters[0].DType, Block: -1})
+	network.Head = Head{Projection: "score", Outputs: 1, Classes: true, PerSequence: true, EveryToken: true}
+	rewarding.Network, rewarding.Architecture = &network, name+"ForSequenceClassification"
+	return &rewarding, nil
 }

@@ -72,6 +72,20 @@ func TestReferenceModel(t *testing.T) {
 	}
 }
 
+// TestReferenceLogits: a frozen model leaves its logits, and their logarithms, beside what the trained model's forward pass
+// keeps, however small the trained model's own logits are.
+func TestReferenceLogits(t *testing.T) {
+	q := job.Request{Model: "llama-3.2-1b", GPUs: 1, Sequence: 2048, MicroBatch: 4, Precision: "bf16", Loss: "chunked"}
+	peak := func() ledger.Bytes {
+		p := phaseOf(t, &planned(t, q).Devices[0], ledger.Forward)
+		return p.PeakRequested - p.EndRequested
+	}
+	q.Reference = "llama-3.2-1b"
+	if logits := ledger.Bytes(4 * 2048 * 128256 * (2 + 4)); peak() < logits {
+		t.Errorf("the forward pass has %v for a moment, want at least %v of the reference model", peak(), logits)
+	}
+}
+
 // TestClampedScores tests eager attention that saves its scores once more.
 func TestClampedScores(t *testing.T) {
 	file := filestest.InNewFolder(t)

@@ -7,6 +7,7 @@ import (
 
 	"plimsoll/fault"
 	"plimsoll/recipe/strict"
+	"plimsoll/version"
 )
 
 // Accelerate is a configuration of accelerate: the number of processes and what
@@ -54,14 +55,15 @@ func (p *Parallelism) Ranks() int {
 // engines are the distributed types that Plimsoll plans.
 var engines = map[string]string{"NO": "none", "MULTI_GPU": "ddp", "FSDP": "fsdp", "DEEPSPEED": "deepspeed"}
 
-// LoadAccelerate reads the file at path, as "accelerate config" writes it.
-func LoadAccelerate(path string) (*Accelerate, error) {
-	return load(path, accelerateKind, ParseAccelerate)
+// LoadAccelerate reads the file at path, as "accelerate config" writes it. A DeepSpeed configuration in it is for that
+// release of DeepSpeed.
+func LoadAccelerate(path string, deepSpeed version.Version) (*Accelerate, error) {
+	return load(path, accelerateKind, of(deepSpeed, ParseAccelerate))
 }
 
 // ParseAccelerate parses the text of a file. Paths in it are relative to it.
 // Every error is a *fault.Input.
-func ParseAccelerate(file string, text []byte) (*Accelerate, error) {
+func ParseAccelerate(file string, text []byte, deepSpeed version.Version) (*Accelerate, error) {
 	document, err := strict.Parse(file, text)
 	if err != nil {
 		return nil, err
@@ -70,7 +72,7 @@ func ParseAccelerate(file string, text []byte) (*Accelerate, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &accelerateReader{checked}
+	r := &accelerateReader{checked, deepSpeed}
 	kind := r.Word("distributed_type")
 	if kind == "" {
 		return nil, fault.File(file).Inputf("distributed_type is missing").
@@ -105,7 +107,10 @@ func ParseAccelerate(file string, text []byte) (*Accelerate, error) {
 }
 
 // accelerateReader reads a configuration of accelerate.
-type accelerateReader struct{ *strict.Reader }
+type accelerateReader struct {
+	*strict.Reader
+	release version.Version // of DeepSpeed
+}
 
 // fill sets the fields of a that do not depend on the engine.
 func (r *accelerateReader) fill(a *Accelerate, kind string) error {
@@ -234,7 +239,7 @@ func (r *accelerateReader) deepSpeed(precision Precision) (*DeepSpeed, error) {
 	case MixedBF16, MixedFP8:
 		root.Set("bf16.enabled", at, strict.Of(true))
 	}
-	return readDeepSpeed(&strict.Document{File: r.File, Text: r.Text, Root: root})
+	return readDeepSpeed(&strict.Document{File: r.File, Text: r.Text, Root: root}, r.release)
 }
 
 func (r *accelerateReader) deepSpeedFile(section string) (*DeepSpeed, error) {
@@ -263,7 +268,7 @@ func (r *accelerateReader) deepSpeedFile(section string) (*DeepSpeed, error) {
 		autofill{path: "bf16.enabled", is: strict.Of(false), lenient: true})); err != nil {
 		return nil, err
 	}
-	return hostedDeepSpeed(d)
+	return hostedDeepSpeed(d, r.release)
 }
 
 // parallelism reads parallelism_config: ParallelismConfig.

@@ -13,15 +13,15 @@ import (
 // keys that it still takes.
 var axolotl = family{kind: axolotlKind, program: "axolotl", read: readAxolotl,
 	own: strict.Merge(
-		worded.For("base_model rl lora_model_dir attn_implementation"),
+		worded.For("base_model model_type rl lora_model_dir attn_implementation"),
 		switched.For(`load_in_8bit load_in_4bit fp16 bfloat16 float16 lora_target_linear peft_use_dora peft_use_rslora
 			sample_packing tf32 flash_attention sdp_attention eager_attention xformers_attention lora_fan_in_fan_out
-			liger_fused_linear_cross_entropy torch_compile auto_find_batch_size group_by_length dataloader_pin_memory
-			save_only_model`),
+			reward_model liger_fused_linear_cross_entropy torch_compile auto_find_batch_size group_by_length
+			dataloader_pin_memory save_only_model`),
 		nameOrNames.For("lora_target_modules lora_modules_to_save"),
 		counted.For(`batch_size gradient_accumulation_steps lora_r tensor_parallel_size context_parallel_size
 			sequence_parallel_degree dp_shard_size dp_replicate_size ddp_bucket_cap_mb
-			eval_batch_size torch_empty_cache_steps fsdp_version`),
+			eval_batch_size torch_empty_cache_steps fsdp_version num_labels`),
 		count.Lax().OrNull().For("dataloader_num_workers dataloader_prefetch_factor"),
 		measured.For(`lora_alpha lora_dropout learning_rate weight_decay adam_beta1 adam_beta2 adam_epsilon
 			max_grad_norm`),
@@ -51,9 +51,9 @@ var axolotl = family{kind: axolotlKind, program: "axolotl", read: readAxolotl,
 
 // Keys that change memory and are not planned.
 const (
-	unplannedAxolotlStages = "reward_model process_reward_model ebft trl"
+	unplannedAxolotlStages = "process_reward_model ebft trl"
 	unplannedAxolotlModels = `gptq qat quantize_moe_experts llama4_linearized_experts
-		use_onebitllms relora relora_steps unfrozen_parameters fp32_norms shrink_embeddings num_labels`
+		use_onebitllms relora relora_steps unfrozen_parameters fp32_norms shrink_embeddings`
 	unplannedAxolotlPasses = `activation_offloading layer_offloading selective_checkpointing tiled_mlp
 		chunked_cross_entropy flash_attn_cross_entropy flash_attn_fuse_mlp flash_optimum flex_attention sage_attention
 		s2_attention unsloth_cross_entropy_loss unsloth_lora_mlp unsloth_lora_qkv unsloth_lora_o`
@@ -91,7 +91,7 @@ const (
 		is_falcon_derived_model is_llama_derived_model is_mistral_derived_model is_qwen_derived_model total_num_tokens
 		sample_packing_eff_est base_model_config cls_model_config tokenizer_config tokenizer_use_fast tokenizer_legacy
 		tokenizer_use_mistral_common tokenizer_type tokenizer_save_jinja_files trust_remote_code
-		experimental_skip_move_to_device use_kernels base_model_ignore_patterns revision_of_model model_type
+		experimental_skip_move_to_device use_kernels base_model_ignore_patterns revision_of_model
 		overrides_of_model_config model_config output_dir hub_model_id hub_strategy hub_revision save_safetensors peft
 		peft_init_lora_weights peft_autocast_adapter_dtype qlora_sharded_model_loading loraplus_lr_ratio
 		loraplus_lr_embedding train_on_inputs embedding_lr embedding_lr_scale optim_args torchdistx_path lr_scheduler
@@ -121,12 +121,12 @@ func readAxolotl(r *frameworkReader) error {
 }
 
 func (r *frameworkReader) refuseAxolotl() error {
-	stage := r.Find("rl")
-	if on(stage) {
-		return r.Fault("rl", fmt.Sprintf("is %s: it trains on answers beside other models, which is not planned yet",
-			stage), "")
+	if stage := r.Find("rl"); on(stage) {
+		why := cmp.Or(axolotlStages[stage.Text], "it trains on answers beside other models")
+		return r.Fault("rl", fmt.Sprintf("is %s: %s, which is not planned yet", stage, why), "")
 	}
 	if err := cmp.Or(r.unplanned("it is of another training than that of a language model", unplannedAxolotlStages),
+		r.rewardAxolotl(),
 		r.unplanned("it changes the model's weights or parts", unplannedAxolotlModels),
 		r.unplanned("it changes what the passes hold", unplannedAxolotlPasses),
 		r.unplanned("it changes what the adapter holds", unplannedAxolotlAdapters),
@@ -144,6 +144,46 @@ func (r *frameworkReader) refuseAxolotl() error {
 			}
 		}
 	}
+	return nil
+}
+
+// axolotlStages are why trainings by the key rl are not planned.
+var axolotlStages = map[string]string{
+	"dpo":   "it trains on pairs of answers, and runs a reference model while it holds what the first pass keeps",
+	"ipo":   "it trains on pairs of answers, and runs a reference model while it holds what the first pass keeps",
+	"kto":   "it trains on answers, and runs a reference model while it holds what the first pass keeps",
+	"orpo":  "it trains on pairs of answers, with a loss of its own",
+	"simpo": "it trains on pairs of answers, with a loss of its own",
+	"grpo":  "it generates answers, and trains on groups of them",
+	"gdpo":  "it generates answers, and trains on groups of them",
+	"ebft":  "it generates answers beside a frozen model",
+}
+
+// rewardAxolotl reads whether a reward model is trained: TRL's RewardTrainer.
+func (r *frameworkReader) rewardAxolotl() error {
+	r.to.Rewards = r.Truth("reward_model")
+	labels, class := r.Integer("num_labels"), r.Word("model_type")
+	const (
+		sequences  = "AutoModelForSequenceClassification"
+		classifies = "a classifier is trained, which is not planned yet"
+	)
+	switch {
+	case !r.to.Rewards && labels > 0:
+		return r.Fault("num_labels", fmt.Sprintf("is %d: %s", labels, classifies), "")
+	case !r.to.Rewards && strings.HasSuffix(class, "Classification"):
+		return r.Fault("model_type", fmt.Sprintf("is %q: %s", class, classifies), "")
+	case !r.to.Rewards:
+		return nil
+	case labels > 1:
+		return r.Fault("num_labels", fmt.Sprintf("is %d, but a reward model has one label", labels), "remove the key")
+	case class != "" && class != sequences:
+		return r.Fault("model_type", fmt.Sprintf("is %q, which has no reward: this is not planned yet", class),
+			"set it to "+sequences)
+	case r.Gives("adapter"):
+		return r.Fault("adapter", "is given beside reward_model: PEFT then trains the head, which is not planned", "")
+	}
+	r.Note("reward_model",
+		"is true: the head has one label, and passes have two sequences for each of a micro batch")
 	return nil
 }
 

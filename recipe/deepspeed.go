@@ -4,12 +4,14 @@
 package recipe
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 
 	"plimsoll/dtype"
 	"plimsoll/fault"
 	"plimsoll/recipe/strict"
+	"plimsoll/version"
 )
 
 // DeepSpeed is a DeepSpeed configuration. Missing keys and "auto" have the
@@ -54,6 +56,7 @@ type DeepSpeed struct {
 	Unplanned []Note
 
 	document   *strict.Document       // that With reads again
+	release    version.Version        // of DeepSpeed
 	numbers    map[string]givenNumber // by key: of the batch and gradient_clipping
 	elasticity fault.Position         // zero when it is off
 }
@@ -114,19 +117,22 @@ type ZenFlow struct {
 // Note is a remark for the author of a file.
 type Note = strict.Note
 
-// LoadDeepSpeed reads the file at path.
-func LoadDeepSpeed(path string) (*DeepSpeed, error) {
-	return load(path, deepSpeedKind, ParseDeepSpeed)
+// NewestDeepSpeed is the newest release of DeepSpeed that is known. A zero version means it, too.
+var NewestDeepSpeed = version.Version{Major: 0, Minor: 19, Patch: 6}
+
+// LoadDeepSpeed reads the file at path, for a release of DeepSpeed.
+func LoadDeepSpeed(path string, release version.Version) (*DeepSpeed, error) {
+	return load(path, deepSpeedKind, of(release, ParseDeepSpeed))
 }
 
 // ParseDeepSpeed parses the text of a file. The name of the file is for
 // messages only. Every error is a *fault.Input.
-func ParseDeepSpeed(file string, text []byte) (*DeepSpeed, error) {
+func ParseDeepSpeed(file string, text []byte, release version.Version) (*DeepSpeed, error) {
 	document, err := strict.ParseCommented(file, text)
 	if err != nil {
 		return nil, err
 	}
-	return readDeepSpeed(document)
+	return readDeepSpeed(document, release)
 }
 
 // With returns the configuration that the file would give with other values at
@@ -147,7 +153,7 @@ func (d *DeepSpeed) With(values map[string]any) (*DeepSpeed, error) {
 			root.Set(path, root.At, is)
 		}
 	}
-	return readDeepSpeed(&strict.Document{File: d.File, Text: d.document.Text, Root: root})
+	return readDeepSpeed(&strict.Document{File: d.File, Text: d.document.Text, Root: root}, d.release)
 }
 
 // deepSpeedReader reads a DeepSpeed configuration.
@@ -158,8 +164,9 @@ type deepSpeedReader struct {
 }
 
 // readDeepSpeed reads a configuration, which may be a part of another file.
-func readDeepSpeed(document *strict.Document) (*DeepSpeed, error) {
-	checked, err := deepSpeedSchema.Read(document)
+func readDeepSpeed(document *strict.Document, release version.Version) (*DeepSpeed, error) {
+	schema := strict.Schema{Program: "DeepSpeed", Release: cmp.Or(release, NewestDeepSpeed), Rule: deepSpeedRule}
+	checked, err := schema.Read(document)
 	if err != nil {
 		return nil, err
 	}
@@ -167,7 +174,7 @@ func readDeepSpeed(document *strict.Document) (*DeepSpeed, error) {
 	if !r.Has("bf16") { // the old name counts only if the new one is missing
 		r.bf16 = "bfloat16"
 	}
-	d := &DeepSpeed{File: document.File, document: document}
+	d := &DeepSpeed{File: document.File, document: document, release: release}
 	if d.Optimizer, err = r.optimizer(); err != nil {
 		return nil, err
 	}

@@ -7,11 +7,18 @@ import (
 
 	"plimsoll/fault"
 	"plimsoll/files"
+	"plimsoll/version"
 )
 
 // largest is the limit of a file's size. No real configuration comes near it.
 // It keeps a wrong file (weights, a log) from being read as a configuration.
 const largest = 1 << 20
+
+// of returns a function that parses what a release of DeepSpeed reads.
+func of[T any](release version.Version, parse func(string, []byte, version.Version) (*T, error)) func(string,
+	[]byte) (*T, error) {
+	return func(file string, text []byte) (*T, error) { return parse(file, text, release) }
+}
 
 // load parses the file at path, after checking its kind.
 func load[T any](path string, what *kind, parse func(file string, text []byte) (*T, error)) (*T, error) {

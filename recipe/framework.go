@@ -11,6 +11,7 @@ import (
 	"plimsoll/fault"
 	"plimsoll/files"
 	"plimsoll/recipe/strict"
+	"plimsoll/version"
 )
 
 // Framework is a configuration of a program that makes the model and the Trainer itself: LLaMA-Factory, axolotl,
@@ -25,6 +26,8 @@ type Framework struct {
 	Sequence     int           // tokens, at most
 	Attention    string        // "" = the default of transformers, or "sdpa", "flash" or "eager"
 	FusedLoss    bool
+	// Rewards says that the program trains a reward model on pairs of answers. A micro batch counts pairs.
+	Rewards bool
 
 	// Weights is the type that the weights are loaded in, "" for the type that they were published in. TrainedIn32 says
 	// when trained weights are converted to fp32.
@@ -74,18 +77,19 @@ type family struct {
 // families are in the order of their kinds.
 func families() []family { return []family{swift, llamaFactory, axolotl, torchtune, torchtitan, trl} }
 
-// LoadFramework reads the file at path. It returns nil if the file is of a kind that another function loads.
-func LoadFramework(path string) (*Framework, error) {
+// LoadFramework reads the file at path, for a release of DeepSpeed. It returns nil if another function loads files of
+// its kind.
+func LoadFramework(path string, deepSpeed version.Version) (*Framework, error) {
 	text, err := files.Read(path, largest)
 	if err != nil {
 		return nil, &fault.Input{Where: fault.Position{File: path}, Err: err}
 	}
-	return ParseFramework(path, text)
+	return ParseFramework(path, text, deepSpeed)
 }
 
 // ParseFramework parses the text of a file. Paths in it are relative to the working directory or to the file. Every
 // error is a *fault.Input.
-func ParseFramework(file string, text []byte) (*Framework, error) {
+func ParseFramework(file string, text []byte, deepSpeed version.Version) (*Framework, error) {
 	document := parseContent(file, text)
 	if document == nil {
 		return nil, nil
@@ -93,7 +97,7 @@ func ParseFramework(file string, text []byte) (*Framework, error) {
 	found, _ := recognized(document.Root)
 	for _, f := range families() {
 		if f.kind == found {
-			return f.parse(document)
+			return f.parse(document, deepSpeed)
 		}
 	}
 	return nil, nil
@@ -123,7 +127,7 @@ func parseContent(file string, text []byte) *strict.Document {
 	return d
 }
 
-func (f family) parse(d *strict.Document) (*Framework, error) {
+func (f family) parse(d *strict.Document, deepSpeed version.Version) (*Framework, error) {
 	known := keys{}
 	if f.hosts {
 		for name := range trainingSchema.Rule.Keys() {
@@ -148,7 +152,7 @@ func (f family) parse(d *strict.Document) (*Framework, error) {
 	if err := f.read(r); err != nil {
 		return nil, err
 	}
-	if r.to.Training, err = readTraining(r.part(r.arguments)); err != nil {
+	if r.to.Training, err = readTraining(r.part(r.arguments), deepSpeed); err != nil {
 		return nil, err
 	}
 	r.to.Notes = append(r.Notes, r.to.Training.Notes...)

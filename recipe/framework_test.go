@@ -11,7 +11,7 @@ import (
 // read parses a configuration of a framework.
 func read(t *testing.T, text string) (*Framework, error) {
 	t.Helper()
-	f, err := ParseFramework("train.yaml", []byte(text))
+	f, err := ParseFramework("train.yaml", []byte(text), NewestDeepSpeed)
 	if f == nil && err == nil {
 		t.Fatalf("no framework recognizes %s", text)
 	}
@@ -220,6 +220,12 @@ func TestUnplannedFrameworks(t *testing.T) {
 		{factoryText + "adapter_name_or_path: saves/x\n", "adapter_name_or_path"},
 		{"model_name_or_path: x\nfinetuning_type: full\nquantization_bit: 4\n", "quantization_bit"},
 		{axolotlText + "rl: dpo\n", "rl"},
+		{axolotlText + "rl: orpo\n", "rl"},
+		{axolotlText + "num_labels: 2\n", "num_labels"},
+		{axolotlText + "model_type: AutoModelForSequenceClassification\n", "model_type"},
+		{axolotlText + "reward_model: true\nnum_labels: 2\n", "num_labels"},
+		{axolotlText + "reward_model: true\nadapter: lora\n", "adapter"},
+		{axolotlText + "reward_model: true\nmodel_type: AutoModelForCausalLM\n", "model_type"},
 		{axolotlText + "adapter: llama-adapter\n", "adapter"},
 		{axolotlText + "adapter: qlora\n", "adapter"},
 		{axolotlText + "load_in_4bit: true\n", "load_in_4bit"},
@@ -271,7 +277,7 @@ func FuzzParseFramework(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, text []byte) {
 		for _, name := range []string{"train.yaml", "train.conf", "train.toml"} {
-			if _, err := ParseFramework(name, text); err != nil {
+			if _, err := ParseFramework(name, text, NewestDeepSpeed); err != nil {
 				requireInput(t, err)
 			}
 		}

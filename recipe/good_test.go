@@ -13,6 +13,7 @@ import (
 	"pgregory.net/rapid"
 
 	"plimsoll/dtype"
+	"plimsoll/version"
 )
 
 // defaults is the meaning of an empty object, without the notes.
@@ -198,7 +199,7 @@ func TestGood(t *testing.T) {
 	for _, test := range tests {
 		t.Run(test.file, func(t *testing.T) {
 			path := filepath.Join("testdata/good", test.file+".json")
-			got, err := LoadDeepSpeed(path)
+			got, err := LoadDeepSpeed(path, NewestDeepSpeed)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -264,7 +265,7 @@ func parsed(t *rapid.T, b Batch) *DeepSpeed {
 	}
 	text := fmt.Sprintf("{%s, %s, %s}", write(trainKey, b.Train), write(microKey, b.Micro),
 		write(accumulationKey, b.Accumulation))
-	d, err := ParseDeepSpeed("batch.json", []byte(text))
+	d, err := ParseDeepSpeed("batch.json", []byte(text), NewestDeepSpeed)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -298,7 +299,10 @@ func FuzzParseDeepSpeed(f *testing.F) {
 	f.Add([]byte("{\"a\\"), 1)
 	f.Add([]byte("\ufeff{/**/}#"), 1)
 	f.Fuzz(func(t *testing.T, text []byte, ranks int) {
-		d, err := ParseDeepSpeed("fuzz.json", text)
+		if _, err := ParseDeepSpeed("fuzz.json", text, version.Version{Minor: ranks & 31}); err != nil {
+			requireInput(t, err)
+		}
+		d, err := ParseDeepSpeed("fuzz.json", text, NewestDeepSpeed)
 		if (d == nil) == (err == nil) {
 			t.Fatalf("got %v and %v", d, err)
 		}

@@ -56,7 +56,7 @@ var (
 		marks: "distributed_type compute_environment main_training_function num_machines"}
 	deepSpeedKind = &kind{name: "DeepSpeed JSON configuration", flag: "--deepspeed",
 		marks: `zero_optimization train_batch_size train_micro_batch_size_per_gpu steps_per_print
-			wall_clock_breakdown compression_training`, known: &deepSpeedSchema.Rule}
+			wall_clock_breakdown compression_training`, known: &deepSpeedRule}
 	adapterKind = &kind{name: "adapter_config.json of PEFT", flag: "--adapter",
 		marks: "peft_type base_model_name_or_path"}
 	modelKind = &kind{name: "config.json of a model", flag: "--model",

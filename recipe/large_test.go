@@ -83,12 +83,24 @@ func TestLargeDocuments(t *testing.T) {
 				t.Fatalf("%d bytes, which no file may have", len(text))
 			}
 			for what, parse := range map[string]func() error{
-				"DeepSpeed":         func() error { _, err := ParseDeepSpeed(name, []byte(text)); return err },
-				"TrainingArguments": func() error { _, err := ParseTraining(name, []byte(text)); return err },
-				"accelerate":        func() error { _, err := ParseAccelerate(name, []byte(text)); return err },
-				"PEFT":              func() error { _, err := ParseAdapter(name, []byte(text)); return err },
-				"frameworks":        func() error { _, err := ParseFramework(name, []byte(text)); return err },
-				"bitsandbytes":      func() error { _, err := ParseQuantization(name, []byte(text)); return err },
+				"DeepSpeed": func() error {
+					_, err := ParseDeepSpeed(name, []byte(text), NewestDeepSpeed)
+					return err
+				},
+				"TrainingArguments": func() error {
+					_, err := ParseTraining(name, []byte(text), NewestDeepSpeed)
+					return err
+				},
+				"accelerate": func() error {
+					_, err := ParseAccelerate(name, []byte(text), NewestDeepSpeed)
+					return err
+				},
+				"PEFT": func() error { _, err := ParseAdapter(name, []byte(text)); return err },
+				"frameworks": func() error {
+					_, err := ParseFramework(name, []byte(text), NewestDeepSpeed)
+					return err
+				},
+				"bitsandbytes": func() error { _, err := ParseQuantization(name, []byte(text)); return err },
 			} {
 				begin := processorTime(t)
 				err := parse()

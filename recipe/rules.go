@@ -27,16 +27,19 @@ var (
 	oneOf  = strict.Text
 )
 
-// pydantic returns the rule of an object that DeepSpeed reads with a pydantic
-// model. Conversions are lax, and every key accepts "auto" for its default.
-func pydantic(lists ...keys) strict.Rule {
+// dictionary returns the rule of an object of which DeepSpeed looks up keys and ignores others.
+func dictionary(lists ...keys) strict.Rule { return object(lists...).NotingAll() }
+
+// pydantic returns the rule of an object that DeepSpeed reads with a pydantic model since a release, and as a section
+// before. Conversions are lax, and every key accepts "auto" for its default.
+func pydantic(since string, lists ...keys) strict.Rule {
 	relaxed := keys{}
 	for _, list := range lists {
 		for name, rule := range list {
 			relaxed[name] = rule.Lax().OrAuto()
 		}
 	}
-	return object(relaxed)
+	return object(relaxed).StrictSince(since)
 }
 
 // instead returns the note about a key that another has replaced.

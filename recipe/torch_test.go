@@ -70,7 +70,7 @@ func TestTorchtune(t *testing.T) {
 }
 
 func TestTorchtitan(t *testing.T) {
-	f, err := ParseFramework("train.toml", []byte(titanText))
+	f, err := ParseFramework("train.toml", []byte(titanText), NewestDeepSpeed)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -88,7 +88,7 @@ func TestTorchtitan(t *testing.T) {
 		"[training]\ndtype = \"bfloat16\"\n[parallelism]\n":                     "training.dtype",
 		"[optimizer]\nearly_step_in_backward = true\n[activation_checkpoint]\n": "optimizer.early_step_in_backward",
 	} {
-		_, err := ParseFramework("train.toml", []byte(text))
+		_, err := ParseFramework("train.toml", []byte(text), NewestDeepSpeed)
 		if err == nil || !strings.Contains(err.Error(), key+" is") {
 			t.Errorf("%s: %v, want %s", text, err, key)
 		}

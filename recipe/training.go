@@ -5,6 +5,7 @@ import (
 	"math"
 
 	"plimsoll/recipe/strict"
+	"plimsoll/version"
 )
 
 // Training is the part of transformers' TrainingArguments that affects memory.
@@ -70,28 +71,29 @@ type Saving struct {
 }
 
 // LoadTraining reads the file at path: the output of
-// TrainingArguments.to_json_string, or some of its fields, as JSON or YAML.
-func LoadTraining(path string) (*Training, error) {
-	return load(path, trainingKind, ParseTraining)
+// TrainingArguments.to_json_string, or some of its fields, as JSON or YAML. A DeepSpeed configuration in it is for
+// that release of DeepSpeed.
+func LoadTraining(path string, deepSpeed version.Version) (*Training, error) {
+	return load(path, trainingKind, of(deepSpeed, ParseTraining))
 }
 
 // ParseTraining parses the text of a file. Paths in it are relative to it.
 // Every error is a *fault.Input.
-func ParseTraining(file string, text []byte) (*Training, error) {
+func ParseTraining(file string, text []byte, deepSpeed version.Version) (*Training, error) {
 	document, err := strict.Parse(file, text)
 	if err != nil {
 		return nil, err
 	}
-	return readTraining(document)
+	return readTraining(document, deepSpeed)
 }
 
 // readTraining reads a parsed document.
-func readTraining(document *strict.Document) (*Training, error) {
+func readTraining(document *strict.Document, deepSpeed version.Version) (*Training, error) {
 	checked, err := trainingSchema.Read(document)
 	if err != nil {
 		return nil, err
 	}
-	r := &trainingReader{checked}
+	r := &trainingReader{checked, deepSpeed}
 	t := &Training{File: document.File}
 	if t.Optimizer, err = r.optimizer(); err != nil {
 		return nil, err
@@ -118,7 +120,10 @@ func readTraining(document *strict.Document) (*Training, error) {
 }
 
 // trainingReader reads TrainingArguments.
-type trainingReader struct{ *strict.Reader }
+type trainingReader struct {
+	*strict.Reader
+	release version.Version // of DeepSpeed
+}
 
 // isTrue reports whether the value at a path of keys is true.
 func isTrue(v *strict.Value, keys ...string) bool {

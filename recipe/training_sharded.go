@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"plimsoll/recipe/strict"
+	"plimsoll/version"
 )
 
 // companion returns the path of the file that the key at path names.
@@ -108,7 +109,7 @@ func (r *trainingReader) deepSpeed(t *Training) (*DeepSpeed, error) {
 		r.Note(accumulationKey,
 			"has no effect on DeepSpeed: its configuration lacks the key, and accelerate sets it to 1")
 	}
-	return hostedDeepSpeed(d)
+	return hostedDeepSpeed(d, r.release)
 }
 
 // Mismatch returns an error if the Trainer refuses a DeepSpeed configuration
@@ -124,7 +125,7 @@ func (t *Training) Mismatch(d *DeepSpeed) error {
 }
 
 // hostedDeepSpeed reads a configuration for accelerate, which requires ZeRO.
-func hostedDeepSpeed(d *strict.Document) (*DeepSpeed, error) {
+func hostedDeepSpeed(d *strict.Document, release version.Version) (*DeepSpeed, error) {
 	if d.Root.Kind == '{' && d.Root.Member("zero_optimization") == nil {
 		return nil, d.Inputf(d.Root.At,
 			`the DeepSpeed configuration has no "zero_optimization", which accelerate needs`).
@@ -133,7 +134,7 @@ func hostedDeepSpeed(d *strict.Document) (*DeepSpeed, error) {
 	if d.Root.Kind == '{' && d.Root.Member(accumulationKey) == nil {
 		d.Root.Set(accumulationKey, d.Root.At, strict.Of(1))
 	}
-	return readDeepSpeed(d)
+	return readDeepSpeed(d, release)
 }
 
 func (r *trainingReader) usesDeepSpeed() bool {

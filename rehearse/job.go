@@ -158,7 +158,7 @@ func (r Request) checkNumbers(worldSize int) error {
 
 // applyRecipe applies a DeepSpeed configuration to the job.
 func (j *Job) applyRecipe(path string) error {
-	d, err := recipe.LoadDeepSpeed(path)
+	d, err := recipe.LoadDeepSpeed(path, recipe.NewestDeepSpeed)
 	if err != nil {
 		return err
 	}

@@ -23,7 +23,7 @@ import (
 // deepSpeedJob returns a job with a DeepSpeed configuration, in bf16 on one rank.
 func deepSpeedJob(t testing.TB, m *model.Model, config, release string) *job.Job {
 	t.Helper()
-	d, err := recipe.ParseDeepSpeed("ds.json", []byte(config))
+	d, err := recipe.ParseDeepSpeed("ds.json", []byte(config), recipe.NewestDeepSpeed)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,10 +1,12 @@
 package simulate
 
-import "plimsoll/ledger"
+import (
+	"plimsoll/dtype"
+	"plimsoll/ledger"
+)
 
 // loadReference loads the frozen model that the trained one is compared with. TRL shards it with ZeRO-3 and with FSDP,
-// and otherwise every rank has all of it (prepare_deepspeed and prepare_fsdp in trl/models/utils.py). Its forward pass
-// keeps nothing and ends before that of the trained model.
+// and otherwise every rank has all of it (prepare_deepspeed and prepare_fsdp in trl/models/utils.py).
 func (s *simulation) loadReference() {
 	m := s.Reference
 	if m == nil {
@@ -27,4 +29,18 @@ func (s *simulation) loadReference() {
 	}
 	allocate(device, (bytes+ranks-1)/ranks, ledger.ReferenceModel, because("a frozen model of %s parameters x %d B, "+
 		"among %d ranks", ledger.Count(m.Elements()), s.ComputeType().Size(), ranks))
+}
+
+// runReference has what the forward pass of the frozen model leaves: its logits, and their logarithms in fp32. Loss
+// functions such as DPO's run it behind the trained model's forward pass, which keeps its tensors for the backward pass
+// (get_batch_loss_metrics in trl/trainer/dpo_trainer.py). What its blocks have for a moment is less than that.
+func (s *simulation) runReference() {
+	m := s.Reference
+	if m == nil || m.Network == nil {
+		return
+	}
+	logits := s.Sequences() * s.Sequence * m.Network.Head.Outputs
+	s.gpu.briefly(logits*(s.ComputeType().Size()+dtype.F32.Size()), ledger.LogitsAndLoss, because("the frozen model's "+
+		"logits and their logarithms in fp32: %s tokens x %s entries", ledger.Count(s.Sequences()*s.Sequence),
+		ledger.Count(m.Network.Head.Outputs)))
 }

@@ -78,7 +78,7 @@ func newSimulation(j *job.Job, gpu, host *trace) *simulation {
 // options returns the options of a forward pass.
 func (s *simulation) options() forward.Options {
 	return forward.Options{
-		Batch:                  s.MicroBatch,
+		Batch:                  s.Sequences(),
 		Sequence:               s.Sequence,
 		Attention:              s.Attention,
 		FusesBias:              s.Versions.Transformers.AtLeast(5, 0, 0),
@@ -133,7 +133,7 @@ func (s *simulation) iterate(iteration ledger.Iteration) {
 	micros := min(max(s.Accumulation, 1), 2)
 	for micro := range micros {
 		s.micro, s.micros = micro, micros
-		batch := s.gpu.Allocate(ledger.Bytes(3*8*s.MicroBatch*s.Sequence), ledger.Batch, s.whyBatch)
+		batch := s.gpu.Allocate(ledger.Bytes(3*8*s.Sequences()*s.Sequence), ledger.Batch, s.whyBatch)
 		var result forward.Result
 		s.phase(ledger.Forward, iteration, func() {
 			s.workspace()
@@ -149,6 +149,7 @@ func (s *simulation) iterate(iteration ledger.Iteration) {
 			} else if result.Logits != nil {
 				s.tape.Drop(result.Logits)
 			}
+			s.runReference()
 		})
 		s.states.left()
 		s.phase(ledger.Backward, iteration, func() {
@@ -169,7 +170,7 @@ func (s *simulation) iterate(iteration ledger.Iteration) {
 }
 
 func (s *simulation) whyBatch() string {
-	return fmt.Sprintf("token ids, labels and mask in int64: %d x %s tokens x 3 x 8 B", s.MicroBatch,
+	return fmt.Sprintf("token ids, labels and mask in int64: %d x %s tokens x 3 x 8 B", s.Sequences(),
 		ledger.Count(s.Sequence))
 }
 

@@ -1,18 +1,29 @@
 package strict
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
 
 	"plimsoll/fault"
+	"plimsoll/version"
 )
 
 // Schema is the rule of everything that a program reads.
 type Schema struct {
-	Program string // for messages
-	Path    string // of the value in a larger document, for messages; may be empty
+	Program string          // for messages
+	Release version.Version // of the program; zero for rules that depend on none
+	Path    string          // of the value in a larger document, for messages; may be empty
 	Rule
+}
+
+// String returns the program with its release, if the rules depend on it.
+func (s *Schema) String() string {
+	if s.Release.IsZero() {
+		return s.Program
+	}
+	return fmt.Sprintf("%s %v", s.Program, s.Release)
 }
 
 // Note is a remark for the author of a document.
@@ -107,20 +118,10 @@ func (r *Reader) checkInside(rule Rule, path string, v *Value) error {
 	given := map[string]Member{} // by key, to recognize one with two names
 	for _, m := range v.Members {
 		key, keyRule, isKey := rule.named(m.Name)
-		if !isKey {
-			if rule.open || rule.comments && strings.HasPrefix(m.Name, "_") {
-				continue
+		if !isKey || !isFrom(r.schema.Release, keyRule.since) {
+			if err := r.unknown(rule, path, m, known, keyRule.since); err != nil {
+				return err
 			}
-			unknown := r.Inputf(m.At, "%s knows no key %q%s", r.schema.Program, m.Name, within(path))
-			misspelled := known.Resemble(m.Name)
-			if !rule.noted || misspelled && !rule.slips {
-				return unknown.WithHint(r.advice(rule, m.Name))
-			}
-			what := unknown.What + ": plimsoll ignores it"
-			if meant := r.advised(rule, m.Name, misspelled); meant != "" {
-				what += "; " + meant
-			}
-			r.Notes = append(r.Notes, Note{unknown.Where, what})
 			continue
 		}
 		below := join(path, m.Name)
@@ -140,6 +141,33 @@ func (r *Reader) checkInside(rule Rule, path string, v *Value) error {
 			r.Notes = append(r.Notes, Note{r.Position(m.At), below + " " + note})
 		}
 	}
+	return nil
+}
+
+// unknown notes or refuses a key that the program does not know, or knows only since a later release.
+func (r *Reader) unknown(rule Rule, path string, m Member, known Names, since version.Version) error {
+	if rule.open || rule.comments && strings.HasPrefix(m.Name, "_") {
+		return nil
+	}
+	m.Value.absent = true
+	unknown := r.Inputf(m.At, "%s knows no key %q%s", r.schema, m.Name, within(path))
+	misspelled := since.IsZero() && known.Resemble(m.Name)
+	refuses := !rule.noted || misspelled && !rule.slips
+	if !rule.strictly.IsZero() {
+		refuses = isFrom(r.schema.Release, rule.strictly) && !m.Value.IsAuto()
+	}
+	came := ""
+	if !since.IsZero() {
+		came = fmt.Sprintf("it came with %s %v", r.schema.Program, since)
+	}
+	if refuses {
+		return unknown.WithHint(cmp.Or(came, r.advice(rule, m.Name)))
+	}
+	what := unknown.What + ": plimsoll ignores it"
+	if meant := cmp.Or(came, r.advised(rule, m.Name, misspelled)); meant != "" {
+		what += "; " + meant
+	}
+	r.Notes = append(r.Notes, Note{unknown.Where, what})
 	return nil
 }
 

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"plimsoll/version"
 )
 
 // Rule is the set of values that a key accepts, and its default value. The zero Rule accepts any value. The methods
@@ -20,6 +22,7 @@ type Rule struct {
 	noted    bool              // of an object: other keys are noted, but misspelled keys are refused
 	slips    bool              // of an object: misspelled keys are noted, too
 	comments bool              // of an object: keys that begin with _ are accepted
+	strictly version.Version   // of an object: other keys are refused from this release on, and noted before
 	each     *Rule             // of a list: its elements; of an object: the values of all keys
 
 	words    []string // of a text: the accepted words; none means any
@@ -33,11 +36,12 @@ type Rule struct {
 	auto     bool // "auto" is accepted: another program or the default decides
 	lax      bool // numbers and booleans may be strings, and booleans may be 0 or 1
 
-	also       *Rule    // a further form that the key accepts
-	aliases    []string // other names of the key
-	deprecated string   // the alias that is noted
-	note       string   // the remark about a key that is deprecated or without effect
-	fallback   *Value   // the value without the key; nil means the zero value
+	also       *Rule           // a further form that the key accepts
+	aliases    []string        // other names of the key
+	deprecated string          // the alias that is noted
+	since      version.Version // the first release that knows the key; zero means all
+	note       string          // the remark about a key that is deprecated or without effect
+	fallback   *Value          // the value without the key; nil means the zero value
 }
 
 // Keys are the rules of an object's keys.
@@ -140,6 +144,26 @@ func (r Rule) AndComments() Rule  { r.comments = true; return r }
 
 // NotingAll notes unknown keys, also misspelled ones, with the key that was probably meant.
 func (r Rule) NotingAll() Rule { r.noted, r.slips = true, true; return r }
+
+// StrictSince refuses unknown keys of an object from a release of the program on, and notes them before. It also notes
+// those with the value "auto": DeepSpeed drops them before it looks for unknown keys.
+func (r Rule) StrictSince(release string) Rule { r.strictly = releaseOf(release); return r.NotingAll() }
+
+// Since says that a key is unknown before a release of the program.
+func (r Rule) Since(release string) Rule { r.since = releaseOf(release); return r }
+
+func releaseOf(text string) version.Version {
+	v, err := version.Parse(text)
+	if err != nil {
+		panic(err)
+	}
+	return v
+}
+
+// isFrom reports whether a release is the given one or later.
+func isFrom(release, first version.Version) bool {
+	return release.AtLeast(first.Major, first.Minor, first.Patch)
+}
 
 // Alias gives the key another name. An object may have one of the two.
 func (r Rule) Alias(name string) Rule { r.aliases = append(slices.Clone(r.aliases), name); return r }

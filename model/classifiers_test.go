@@ -1,0 +1,55 @@
+package model
+
+import (
+	"regexp"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"plimsoll/recipe/strict"
+)
+
+// TestRewarding compares each model of the catalog with what a config.json of its reward model describes.
+func TestRewarding(t *testing.T) {
+	class := regexp.MustCompile(`(ForCausalLM|LMHeadModel)"`)
+	compared := 0
+	for _, name := range Catalog() {
+		m, err := Load(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := m.Rewarding()
+		if err != nil || len(m.Parameters) > 1000 { // more take long
+			continue
+		}
+		text, _ := catalogConfig(name)
+		text = class.ReplaceAll(text, []byte(`ForSequenceClassification"`))
+		text = append([]byte(`{"num_labels": 1,`), text[1:]...)
+		doc, err := strict.ParseJSON(name, text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want, err := fromConfig(doc, name, FromCatalog)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(want, got, cmpopts.EquateEmpty()); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+		if again, err := got.Rewarding(); again != got || err != nil {
+			t.Errorf("%s: a reward model changes: %v", name, err)
+		}
+		compared++
+	}
+	if compared < 40 {
+		t.Errorf("only %d models of the catalog have a reward model", compared)
+	}
+	for _, name := range []string{"bert-base-uncased", "t5-small"} {
+		if m, err := Load(name); err == nil {
+			if _, err := m.Rewarding(); err == nil {
+				t.Errorf("%s has a reward model", name)
+			}
+		}
+	}
+}
