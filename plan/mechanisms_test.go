@@ -72,8 +72,8 @@ func TestReferenceModel(t *testing.T) {
 	}
 }
 
-// TestReferenceLogits: a frozen model leaves its logits, and their logarithms, beside what the trained model's forward pass
-// keeps, however small the trained model's own logits are.
+// TestReferenceLogits: a frozen model leaves its logits, and their logarithms, beside what the trained model's forward
+// pass keeps, however small the trained model's own logits are.
 func TestReferenceLogits(t *testing.T) {
 	q := job.Request{Model: "llama-3.2-1b", GPUs: 1, Sequence: 2048, MicroBatch: 4, Precision: "bf16", Loss: "chunked"}
 	peak := func() ledger.Bytes {
