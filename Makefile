@@ -125,8 +125,12 @@ fuzz: ## Run every fuzz target for FUZZTIME (20s), with at least FUZZMINIMUM exe
 	GO=$(GO) scripts/fuzz $(FUZZTIME) $(FUZZMINIMUM)
 
 .PHONY: soak
-soak: ## Kill the service 200 times with 100 sessions, send it 10,000 mutations, and have every limit fail in turn
+soak: build python ## Kill the service and trainers 200 times each, send 10,000 mutations, have every limit fail in turn
 	PLIMSOLL_SOAK=1 $(GO) test -count=1 -v -timeout 60m -run 'ManySessions|Mutated|FailsInTurn' ./service
+	PLIMSOLL_SOAK=1 PYTHONPATH=python $(PYTHON_ENVIRONMENT)/bin/python -m pytest --quiet \
+		python/tests/test_state_offload.py python/tests/test_state_offload_deaths.py
+	PLIMSOLL_SOAK=1 PYTHONPATH=python $(PYTHON_ENVIRONMENT)/bin/python -m pytest --quiet \
+		python/tests/standin/test_standin_states.py
 
 .PHONY: clean
 clean: ## Remove what was built

@@ -51,7 +51,7 @@ func OpenDistributed(ctx context.Context, path string, progress func(bytes int64
 	defer d.close()
 	file, info, err := files.Open(filepath.Join(path, metadataName))
 	if err != nil {
-		return nil, cause(filepath.Join(path, metadataName), "expected a "+distcpKind.name, errors.Unwrap(err))
+		return nil, cause(filepath.Join(path, metadataName), "this is no "+distcpKind.name, errors.Unwrap(err))
 	}
 	text, err := files.ReadOpen(file, info, maxPickle)
 	_ = file.Close()

@@ -147,7 +147,7 @@ func withArchive(
 ) error {
 	file, info, err := files.Open(path)
 	if err != nil {
-		return cause(path, "expected a "+of.name, errors.Unwrap(err))
+		return cause(path, "this is no "+of.name, errors.Unwrap(err))
 	}
 	defer file.Close()
 	a := &archive{path: path, data: file, size: info.Size(), kind: of}

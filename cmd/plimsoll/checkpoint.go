@@ -128,10 +128,10 @@ same order, and their fp32 "master" weights by name. Match by name, not by
 position: your optimizer may have another order. With --from torch, PATH is such
 a file.
 
-With --from deepspeed, PATH is a folder of engine.save_checkpoint, of ZeRO 1 to 3,
-or a universal checkpoint. With --from dcp, it is a folder of
-torch.distributed.checkpoint.save, such as FSDP2's. With --to deepspeed, OUT is a
-universal checkpoint of DeepSpeed. No number is rounded, and no pickle is
+With --from deepspeed, PATH is a folder of engine.save_checkpoint, of ZeRO 1 to
+3, or a universal checkpoint. With --from dcp, it is a folder of
+torch.distributed.checkpoint.save, such as FSDP2's. With --to deepspeed, OUT is
+a universal checkpoint of DeepSpeed. No number is rounded, and no pickle is
 executed.`,
 		Example: `  plimsoll checkpoint convert checkpoints converted --ranks 4
   plimsoll checkpoint convert checkpoints converted --state fp32 --moments bf16

@@ -10,7 +10,7 @@ import torch
 
 import plimsoll.torch
 from plimsoll.torch import StateOffload
-from wrapping import CHUNK_BYTES, OPTIMIZERS, assert_same_training, give_gradients, parameters, same, steps
+from wrapping import CHUNK_BYTES, OPTIMIZERS, STEPS, assert_same_training, give_gradients, parameters, same, steps
 
 WAYS = [
     {},
@@ -39,8 +39,8 @@ def test_training_has_the_bits_of_the_optimizer(name, way):
     ps, qs = parameters(), parameters()
     theirs = OPTIMIZERS[name](qs)
     with closing(wrap(OPTIMIZERS[name](ps), **way)) as ours:
-        steps(ps, ours, 6)
-        steps(qs, theirs, 6)
+        steps(ps, ours, STEPS)
+        steps(qs, theirs, STEPS)
         assert_same_training(ours, theirs, ps, qs)
 
 
@@ -63,8 +63,8 @@ def test_muon(way):
     ps, qs = matrices(parameters()), matrices(parameters())
     theirs = torch.optim.Muon(qs, lr=1e-2)
     with closing(wrap(torch.optim.Muon(ps, lr=1e-2), **way)) as ours:
-        steps(ps, ours, 4)
-        steps(qs, theirs, 4)
+        steps(ps, ours, STEPS)
+        steps(qs, theirs, STEPS)
         assert_same_training(ours, theirs, ps, qs)
 
 

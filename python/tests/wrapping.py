@@ -1,7 +1,10 @@
 """Small parameters and optimizers to wrap, for tests of StateOffload."""
 
+import os
+
 import torch
 
+STEPS = 50 if os.environ.get("PLIMSOLL_SOAK") else 5  # of each combination
 SHAPES = [(24, 16), (16,), (0, 4), (64, 24), (7, 3), (24, 24)]
 CHUNK_BYTES = 8000
 

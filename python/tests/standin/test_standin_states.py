@@ -12,7 +12,7 @@ from plimsoll.torch import StateOffload
 from plimsoll.torch.held_state import HeldState
 from plimsoll.torch.pinning import DRIVERS
 from plimsoll.torch.window import DeviceStreams, Slot
-from wrapping import CHUNK_BYTES, OPTIMIZERS, assert_same_training, give_gradients, on_host, parameters, same, steps
+from wrapping import CHUNK_BYTES, OPTIMIZERS, STEPS, assert_same_training, give_gradients, on_host, parameters, same, steps
 
 WAYS = [
     {},
@@ -39,8 +39,8 @@ def test_training_has_the_bits_of_the_optimizer(name, way):
     make = OPTIMIZERS.get(name) or (lambda given: torch.optim.Muon([p for p in given if p.ndim == 2 and p.numel()]))
     theirs = make(qs)
     with closing(wrap(make(ps), **way)) as ours:
-        steps(ps, ours, 5)
-        steps(qs, theirs, 5)
+        steps(ps, ours, STEPS)
+        steps(qs, theirs, STEPS)
         assert_same_training(ours, theirs, ps, qs)
 
 
