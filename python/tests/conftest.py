@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import signal
 
 import pytest
 import torch
@@ -9,6 +10,9 @@ from hypothesis import settings
 
 from plimsoll import Service
 from transfers import WAYS, use_copies
+
+# A shell that starts tests in the background has them ignore interrupts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How long an example takes says how busy the machine is.
 settings.register_profile("plimsoll", deadline=None)

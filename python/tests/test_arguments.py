@@ -10,7 +10,7 @@ import plimsoll.torch
 from plimsoll import PlimsollError, ServiceError
 from test_optimizer import assert_same, backward, network, train
 
-NAMES = [n for n in plimsoll.torch.__all__ if hasattr(getattr(plimsoll.torch, n), "zero_grad") and n != "StateOffload"]
+NAMES = [n for n in plimsoll.torch.__all__ if hasattr(getattr(plimsoll.torch, n), "zero_grad") and n not in ("Muon", "StateOffload")]
 
 
 def make(name, model, /, **options):

@@ -60,7 +60,7 @@ class StateOffload(torch.optim.Optimizer):
         refuse_optimizer(optimizer, chunked=mode == "chunked")
         self._wrapped = Wrapped(optimizer)
         self._demands = Demands(mode == "whole", chunk_bytes, fraction, master, moments, recovery)
-        self._model, self._named = model, list(named_parameters) if named_parameters is not None else None
+        self._names_from = list(named_parameters) if named_parameters is not None else None, model
         self._where = job or environment.job(), name, socket or environment.socket()
         self._entries = Entries(self)
         self._state: Optional[HeldState] = None
@@ -74,14 +74,13 @@ class StateOffload(torch.optim.Optimizer):
     def _lay_out(self) -> None:
         names = self._names()
         self._trained, self._kinds = Trained(self.param_groups, names), self._kinds_of_parameters()
-        self._device = self._trained.device
         self._demands, self._layout, self._resident = demanded(self._wrapped.optimizer, names, self._demands)
 
     def _kinds_of_parameters(self) -> List[Any]:
         return [(p.requires_grad, p.dtype, layout.local(p).device) for g in self.param_groups for p in g["params"]]
 
     def _names(self) -> Dict[torch.Tensor, str]:
-        return layout.names_of(self.param_groups, self._named, self._model)
+        return layout.names_of(self.param_groups, *self._names_from)
 
     # What is the wrapped optimizer's
 
@@ -122,7 +121,7 @@ class StateOffload(torch.optim.Optimizer):
         if self._kinds != self._kinds_of_parameters():  # the program has moved the model
             self._lay_out()
         owners.claim(self, self.param_groups)
-        state = HeldState(self._wrapped, self._layout, self._resident, self._demands, self._device)
+        state = HeldState(self._wrapped, self._layout, self._resident, self._demands, self._trained.device)
         ranks = all_ranks()
 
         def begin() -> Found:
