@@ -684,7 +684,8 @@ def test_frozen_parameters_may_be_at_another_step():
     assert_same(ours, model)
 
 
-def test_model_outlives_its_optimizer():
+def test_model_outlives_its_optimizer(monkeypatch):
+    monkeypatch.setenv("PLIMSOLL_JOB", "outlived")  # whose service no other optimizer of this process has
     model = network()
     optimizer = plimsoll.torch.AdamW(model.parameters())
     train(model, optimizer, 1)

@@ -171,7 +171,8 @@ def test_close_and_collection_after_the_device_broke(cuda):
     assert optimizer._shards is None and process is not None
 
 
-def test_collection_after_the_device_broke_behind_a_step(cuda):
+def test_collection_after_the_device_broke_behind_a_step(cuda, monkeypatch):
+    monkeypatch.setenv("PLIMSOLL_JOB", "broken")  # whose service no other optimizer of this process has
     model = network()
     optimizer = plimsoll.torch.AdamW(model.parameters(), model=model, overlap=Async(0))
     backward(model, 0)
