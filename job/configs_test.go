@@ -1,7 +1,6 @@
 package job
 
 import (
-	"encoding/csv"
 	"errors"
 	"flag"
 	"fmt"
@@ -17,50 +16,23 @@ import (
 	"github.com/jedib0t/go-pretty/v6/text"
 
 	"plimsoll/fault"
+	"plimsoll/files/filestest"
 	"plimsoll/recipe"
 )
 
 var update = flag.Bool("update", false, "write the table in docs/inputs.md")
 
-// publicConfig is a configuration of a public project.
-type publicConfig struct{ path, name, repository, kind, family string }
-
-// publicConfigs returns the rows of the index. Where it is missing, the test is skipped, but not in CI.
-func publicConfigs(t *testing.T) []publicConfig {
-	t.Helper()
-	const folder = "../../shared/data/configs"
-	file, err := os.Open(filepath.Join(folder, "INDEX.tsv"))
-	if err != nil {
-		if os.Getenv("CI") == "true" {
-			t.Fatal(err)
-		}
-		t.Skip("there are no public configurations here: ", err)
-	}
-	defer file.Close()
-	table := csv.NewReader(file)
-	table.Comma, table.LazyQuotes, table.FieldsPerRecord = '\t', true, -1
-	rows, err := table.ReadAll()
-	if err != nil {
-		t.Fatal(err)
-	}
-	var list []publicConfig
-	for _, row := range rows[1:] {
-		list = append(list, publicConfig{filepath.Join(folder, row[0]), row[0], row[1], row[2], row[3]})
-	}
-	return list
-}
-
 // inRepository copies a file to a folder, with the file that it names, which lies flat beside it.
-func (c publicConfig) inRepository(t *testing.T) string {
+func inRepository(t *testing.T, c filestest.PublicConfig) string {
 	t.Helper()
-	content, err := os.ReadFile(c.path)
+	content, err := os.ReadFile(c.Path)
 	if err != nil {
 		t.Fatal(err)
 	}
 	folder := t.TempDir()
 	for _, named := range configNamed.FindAllStringSubmatch(string(content), -1) {
-		flat := strings.Split(c.name, "__")[0] + "__" + strings.ReplaceAll(named[1], "/", "_")
-		if other, err := os.ReadFile(filepath.Join(filepath.Dir(c.path), flat)); err == nil {
+		flat := strings.Split(c.Name, "__")[0] + "__" + strings.ReplaceAll(named[1], "/", "_")
+		if other, err := os.ReadFile(filepath.Join(filepath.Dir(c.Path), flat)); err == nil {
 			path := filepath.Join(folder, named[1])
 			if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 				t.Fatal(err)
@@ -70,7 +42,7 @@ func (c publicConfig) inRepository(t *testing.T) string {
 			}
 		}
 	}
-	path := filepath.Join(folder, c.name)
+	path := filepath.Join(folder, c.Name)
 	if err := os.WriteFile(path, content, 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -144,11 +116,11 @@ type outcomes struct {
 func TestPublicConfigs(t *testing.T) {
 	t.Setenv("HF_HUB_CACHE", t.TempDir())
 	byFamily := map[string]*outcomes{}
-	for _, c := range publicConfigs(t) {
-		path := c.inRepository(t)
+	for _, c := range filestest.PublicConfigs(t, "../../shared/data/configs") {
+		path := inRepository(t, c)
 		err := planPublic(path)
-		name := c.family
-		if flag, refused := recipe.Detect(path); c.kind == "other" && refused != nil || flag == "--model" {
+		name := c.Family
+		if flag, refused := recipe.Detect(path); c.Kind == "other" && refused != nil || flag == "--model" {
 			name = "of another kind"
 		}
 		o := byFamily[name]
@@ -162,7 +134,7 @@ func TestPublicConfigs(t *testing.T) {
 		}
 		o.refused++
 		o.reasons[why(err)]++
-		t.Logf("%s: %v", c.name, err)
+		t.Logf("%s: %v", c.Name, err)
 	}
 	if other := byFamily["of another kind"]; other == nil || other.planned > 0 {
 		t.Errorf("files of another kind are planned: %+v", other)

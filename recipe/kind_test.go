@@ -1,11 +1,12 @@
 package recipe
 
 import (
-	"encoding/csv"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"plimsoll/files/filestest"
 )
 
 // loaders are the functions that read the files of each flag.
@@ -71,25 +72,11 @@ func TestKinds(t *testing.T) {
 // TestKindsOfPublicFiles gives some hundred configurations from public
 // repositories to every flag. Only the flag of its kind accepts a file.
 func TestKindsOfPublicFiles(t *testing.T) {
-	const folder = "../../shared/data/configs"
-	file, err := os.Open(filepath.Join(folder, "INDEX.tsv"))
-	if err != nil {
-		if os.Getenv("CI") == "true" {
-			t.Fatal(err)
-		}
-		t.Skip("there are no public configurations here: ", err)
-	}
-	defer file.Close()
-	table := csv.NewReader(file)
-	table.Comma, table.LazyQuotes, table.FieldsPerRecord = '\t', true, -1
-	rows, err := table.ReadAll()
-	if err != nil {
-		t.Fatal(err)
-	}
 	// These files of other kinds hold only fields of TrainingArguments.
 	fields := []string{"fsdp", "fsdp_config"}
-	for _, row := range rows[1:] {
-		path := filepath.Join(folder, row[0])
+	files := filestest.PublicConfigs(t, "../../shared/data/configs")
+	for _, c := range files {
+		path := c.Path
 		text, err := os.ReadFile(path)
 		if err != nil {
 			t.Fatal(err)
@@ -102,18 +89,18 @@ func TestKindsOfPublicFiles(t *testing.T) {
 		for flag, load := range loaders {
 			// accelerate's configuration in a file of another program
 			launch := d != nil && d.Root.Member("distributed_type") != nil
-			if load(path) == nil && flag != "--"+row[2] && !(isFields && flag == "--training-args") &&
+			if load(path) == nil && flag != "--"+c.Kind && !(isFields && flag == "--training-args") &&
 				!(launch && flag == "--accelerate") {
-				t.Errorf("%s accepts %s, of the kind %s", flag, row[0], row[2])
+				t.Errorf("%s accepts %s, of the kind %s", flag, c.Name, c.Kind)
 			}
 		}
 		if d != nil {
-			if kind, _ := recognized(d.Root); kind != nil && row[2] != "other" && kind.flag != "--"+row[2] {
-				t.Errorf("%s, of the kind %s, is taken for a %v", row[0], row[2], kind)
+			if kind, _ := recognized(d.Root); kind != nil && c.Kind != "other" && kind.flag != "--"+c.Kind {
+				t.Errorf("%s, of the kind %s, is taken for a %v", c.Name, c.Kind, kind)
 			}
 		}
 	}
-	if len(rows) < 200 {
-		t.Errorf("only %d files", len(rows))
+	if len(files) < 200 {
+		t.Errorf("only %d files", len(files))
 	}
 }

@@ -65,14 +65,8 @@ func mustHold(t testing.TB, socket string, d *protocol.HoldDocument) *servicetes
 	return h
 }
 
-// holdPatiently tries again while the service restarts.
 func holdPatiently(socket string, d *protocol.HoldDocument) (*servicetest.Held, error) {
-	for deadline := time.Now().Add(30 * time.Second); ; {
-		h, err := servicetest.Hold(socket, d)
-		if err == nil || !errors.Is(err, client.ErrLost) || time.Now().After(deadline) {
-			return h, err
-		}
-	}
+	return onceItIsBack(servicetest.Hold, socket, d)
 }
 
 // holder is a trainer whose states at a step depend on the number of the step alone.

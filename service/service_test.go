@@ -400,14 +400,18 @@ func mustOpen(t testing.TB, socket string, d *protocol.Document) *servicetest.Se
 	return s
 }
 
-// openPatiently tries again while the service restarts.
-func openPatiently(socket string, d *protocol.Document) (*servicetest.Session, error) {
+// onceItIsBack opens a session, and tries again while the service restarts.
+func onceItIsBack[D, S any](open func(string, D) (S, error), socket string, document D) (S, error) {
 	for deadline := time.Now().Add(30 * time.Second); ; {
-		s, err := servicetest.Open(socket, d)
+		s, err := open(socket, document)
 		if err == nil || !errors.Is(err, client.ErrLost) || time.Now().After(deadline) {
 			return s, err
 		}
 	}
+}
+
+func openPatiently(socket string, d *protocol.Document) (*servicetest.Session, error) {
+	return onceItIsBack(servicetest.Open, socket, d)
 }
 
 // weights returns the first weights of a training.

@@ -105,13 +105,6 @@ def slow_streams(monkeypatch, current_us, in_us, out_us):
     return torch.standin.slow(torch.accelerator.current_stream(), current_us)
 
 
-@pytest.fixture
-def quick_again():
-    yield
-    for stream in range(32):
-        torch.ops.standin.slow_down(stream, 0)
-
-
 def trained(options):
     ps = parameters("standin")
     with closing(wrap(torch.optim.AdamW(ps, lr=1e-2, foreach=True), **options)) as optimizer:

@@ -116,13 +116,6 @@ def slow_streams(monkeypatch, current_us, to_host_us, to_device_us):
     return torch.standin.slow(torch.accelerator.current_stream(), current_us)
 
 
-@pytest.fixture
-def quick_again():
-    yield
-    for stream in range(32):
-        torch.ops.standin.slow_down(stream, 0)
-
-
 FAULTS = [
     (no_wait_for_the_backward_pass, {}, (3000, 0, 0)),
     (no_wait_for_the_gradients, {}, (0, 3000, 0)),
