@@ -232,7 +232,7 @@ func (c *Checkpoint) convert(ctx context.Context, directory string, s Shard, pro
 	if err != nil {
 		return err
 	}
-	w, err := newWriter(directory, s, l, c.step, c.training(s.Rank, s.Part))
+	w, err := newWriter(directory, s, l, c.step, trainingOf(c.files, s.Rank, s.Part))
 	if err != nil {
 		return err
 	}

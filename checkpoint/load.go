@@ -54,20 +54,7 @@ func (c *Checkpoint) load(
 		return 0, nil, fmt.Errorf("%w: %w", ErrPartial, err)
 	}
 	s.State.SetSteps(c.step)
-	return c.step, c.training(s.Rank, s.Part), nil
-}
-
-// training returns the document that a rank has saved, or else the first document.
-func (c *Checkpoint) training(rank int, part string) jsontext.Value {
-	document := c.files[0].manifest.Training
-	for _, f := range c.files {
-		if f.manifest.Rank == rank && f.manifest.Part == part {
-			document = f.manifest.Training
-		}
-	}
-	document = slices.Clone(document)
-	_ = document.Compact() // was valid when it was read
-	return document
+	return c.step, trainingOf(c.files, s.Rank, s.Part), nil
 }
 
 // loader fills a shard.

@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/go-json-experiment/json/jsontext"
 	"golang.org/x/sys/unix"
 
 	"plimsoll/fault"
@@ -58,6 +59,20 @@ type savedFile interface {
 	of() *manifestHead
 	name() string // of the safetensors file, with its folder
 	size() int64
+	training() jsontext.Value // what the program has saved with it
+}
+
+// trainingOf returns the document that a rank has saved, or else the first document.
+func trainingOf[F savedFile](files []F, rank int, part string) jsontext.Value {
+	document := files[0].training()
+	for _, f := range files {
+		if f.of().Rank == rank && f.of().Part == part {
+			document = f.training()
+		}
+	}
+	document = slices.Clone(document)
+	_ = document.Compact() // was valid when it was read
+	return document
 }
 
 // file is the file of a shard.
@@ -231,6 +246,8 @@ func (f *file) of() *manifestHead { return f.manifest.of() }
 func (f *file) name() string { return f.path }
 
 func (f *file) size() int64 { return f.manifest.Bytes }
+
+func (f *file) training() jsontext.Value { return f.manifest.Training }
 
 // assemble makes a checkpoint of the files of all ranks. Every rank must have a file,
 // except ranks without any state.

@@ -99,6 +99,8 @@ func (f *statesFile) name() string { return f.path }
 
 func (f *statesFile) size() int64 { return f.manifest.Bytes }
 
+func (f *statesFile) training() jsontext.Value { return f.manifest.Training }
+
 // readStates reads the manifest of a rank's states.
 func readStates(path string, text []byte) (savedFile, error) {
 	f := &statesFile{path: path, manifest: &statesManifest{}, byName: map[string]*tensorDocument{}}
@@ -227,17 +229,4 @@ func (c *States) names(part string) []string {
 
 func (c *States) unsuitable(format string, arguments ...any) *fault.Input {
 	return fault.File(c.path).Inputf("the checkpoint is of another training: %s", fmt.Sprintf(format, arguments...))
-}
-
-// training returns the document that a rank has saved, or else the first document.
-func (c *States) training(rank int, part string) jsontext.Value {
-	document := c.files[0].manifest.Training
-	for _, f := range c.files {
-		if f.manifest.Rank == rank && f.manifest.Part == part {
-			document = f.manifest.Training
-		}
-	}
-	document = slices.Clone(document)
-	_ = document.Compact() // was valid when it was read
-	return document
 }

@@ -67,7 +67,7 @@ func (c *States) Load(ctx context.Context, into Filling) (step int64, training j
 	for i := range numbers {
 		scalars[i] = binary.LittleEndian.Uint64(numbers[i])
 	}
-	return c.step, c.training(into.Rank, into.Part), nil
+	return c.step, trainingOf(c.files, into.Rank, into.Part), nil
 }
 
 // pieces finds the tensors of all chunks, and then the scalars.

@@ -128,28 +128,13 @@ func (p *Placement) Window() (slots, temporary ledger.Bytes) {
 
 // Verdict reports whether the plan fits, and if not, which changes would make it fit.
 func (p *Placement) Verdict() rehearse.Verdict {
-	v, available := rehearse.NewVerdict(p.Planned, p.Host, p.Pages)
-	if !v.Fits {
-		v.WouldFit = p.wouldFit(available)
-	}
-	v.Shortage = p.shortage()
-	v.Fits = v.Fits && v.Shortage == ""
-	return v
-}
-
-// threadsBeside is how many threads Go's runtime may start beside those that copy.
-const threadsBeside = 16
-
-// shortage names the limit, other than memory, that the plan exceeds.
-func (p *Placement) shortage() string {
-	threads, largest := threadsBeside, ledger.Bytes(0)
+	var arenas []arena.Plan
+	threads := 0
 	for _, r := range p.Ranks {
 		threads += len(r.CPUs) + actors
-		for _, a := range p.arenas(r) {
-			largest = max(largest, p.Pages.Round(a.Size))
-		}
+		arenas = append(arenas, p.arenas(r)...)
 	}
-	return p.Host.Shortage(threads, largest)
+	return rehearse.NewVerdict(p.Planned, p.Host, p.Pages, arenas, threads, p.wouldFit)
 }
 
 // wouldFit looks for smaller states, and for more hosts.

@@ -446,28 +446,13 @@ func (p *Placement) needed() ledger.Bytes { return Needed(p.Planned) }
 
 // Verdict reports whether the plan fits, and if not, which changes would make it fit.
 func (p *Placement) Verdict() Verdict {
-	v, available := NewVerdict(p.Planned, p.Host, p.Pages)
-	if !v.Fits {
-		v.WouldFit = p.wouldFit(available)
-	}
-	v.Shortage = p.shortage()
-	v.Fits = v.Fits && v.Shortage == ""
-	return v
-}
-
-// threadsBeside is how many threads the Go runtime may start beside the workers.
-const threadsBeside = 16
-
-// shortage names the limit, other than memory, that the plan exceeds.
-func (p *Placement) shortage() string {
-	threads, largest := threadsBeside, ledger.Bytes(0)
+	var arenas []arena.Plan
+	threads := 0
 	for _, shard := range p.Shards {
 		threads += len(shard.CPUs)
-		for _, a := range shard.Arenas() {
-			largest = max(largest, p.Pages.Round(a.Size))
-		}
+		arenas = append(arenas, shard.Arenas()...)
 	}
-	return p.Host.Shortage(threads, largest)
+	return NewVerdict(p.Planned, p.Host, p.Pages, arenas, threads, p.wouldFit)
 }
 
 // wouldFit looks for a smaller format, for more hosts, and for a smaller model.

@@ -58,21 +58,34 @@ func Needed(planned []ledger.Device) ledger.Bytes {
 	return sum
 }
 
-// NewVerdict compares a plan with the memory that a host still has, which it returns, too. It knows no changes that
-// would fit.
-func NewVerdict(planned []ledger.Device, h *host.Host, pages arena.Pages) (v Verdict, available ledger.Bytes) {
+// NewVerdict compares a plan with what a host still has. The plan has these arenas, and starts so many threads. It asks
+// wouldFit for changes that fit into the memory that is available.
+func NewVerdict(
+	planned []ledger.Device, h *host.Host, pages arena.Pages, arenas []arena.Plan, threads int,
+	wouldFit func(available ledger.Bytes) []string,
+) Verdict {
 	var pool ledger.Bytes
 	if pages == arena.HugetlbPages {
 		pool = engine.HugetlbFree(h)
 	}
 	available, counter := h.Memory.HeadroomWith(pool)
-	v = Verdict{Needed: Needed(planned), Available: available, LimitedBy: counter, WouldFit: []string{}}
+	v := Verdict{Needed: Needed(planned), Available: available, LimitedBy: counter, WouldFit: []string{}}
 	v.Fits = counter == "" || v.Needed <= available
 	if !v.Fits {
 		v.Missing = v.Needed - available
+		v.WouldFit = wouldFit(available)
 	}
-	return v, available
+	largest := ledger.Bytes(0)
+	for _, a := range arenas {
+		largest = max(largest, pages.Round(a.Size))
+	}
+	v.Shortage = h.Shortage(threads+threadsBeside, largest)
+	v.Fits = v.Fits && v.Shortage == ""
+	return v
 }
+
+// threadsBeside is how many threads the Go runtime may start beside those that work or copy.
+const threadsBeside = 16
 
 // MeasureMemory reads this process's memory. It first collects the garbage that earlier readings and the progress
 // display left on the Go heap.
