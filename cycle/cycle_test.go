@@ -398,6 +398,11 @@ func TestVerdict(t *testing.T) {
 			}
 		}
 	}
+	small.Memory = host.Memory{Total: needed, Available: needed}
+	small.FileSize = ledger.KiB
+	if v := p.Verdict(); v.Fits || !strings.Contains(v.Shortage, "RLIMIT_FSIZE") {
+		t.Errorf("files of a KiB: %+v", v)
+	}
 }
 
 // TestMedian: the first step does not count, and either order of the chunks counts for half.
