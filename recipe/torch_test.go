@@ -80,6 +80,16 @@ func TestTorchtitan(t *testing.T) {
 		tr.Optimizer.Name != "adamw_torch_fused" || *f.Parallelism != (Parallelism{1, 0, 2, 1, 1}) {
 		t.Errorf("got %+v, %+v, %+v", f, tr, f.Parallelism)
 	}
+	kept := strings.Replace(titanText, "[parallelism]\n", "[parallelism]\nfsdp_reshard_after_forward = \"never\"\n", 1)
+	if f, err := ParseFramework("train.toml", []byte(kept), NewestDeepSpeed); err != nil ||
+		f.Training.FSDP.Strategy != "shard_grad_op" || tr.FSDP.Strategy != "full_shard" {
+		t.Errorf("never resharded: %+v, %v", f, err)
+	}
+	older := titanText + "[optimizer]\nfused = false\n"
+	if f, err := ParseFramework("train.toml", []byte(older), NewestDeepSpeed); err != nil ||
+		f.Training.Optimizer.Name != "adamw_torch" {
+		t.Errorf("not fused: %+v, %v", f, err)
+	}
 	for text, key := range map[string]string{
 		"[parallelism]\npipeline_parallel_degree = 4\n":                         "parallelism.pipeline_parallel_degree",
 		"[model]\nconverters = [\"float8\"]\n[parallelism]\n":                   "model.converters",

@@ -21,11 +21,13 @@ var torchtitan = family{kind: torchtitanKind, program: "torchtitan", read: readT
 		"training": section(counted.For("local_batch_size batch_size"), integer.For("global_batch_size"),
 			keys{"seq_len": counted.Default(2048), "max_norm": measured.Default(1.),
 				"mixed_precision_param": oneOf("bfloat16", "float32").Default("bfloat16")},
-			worded.For("mixed_precision_reduce dtype"), switched.For("compile enable_cpu_offload"),
+			keys{"mixed_precision_reduce": oneOf("float32")}, worded.For("dtype"),
+			switched.For("compile enable_cpu_offload"),
 			free.Or(text).Or(integer).For("tensor_parallel_degree")),
 		"parallelism": section(keys{"data_parallel_shard_degree": integer.Default(-1)}, integer.For(`
 			data_parallel_replicate_degree tensor_parallel_degree pipeline_parallel_degree context_parallel_degree
-			expert_parallel_degree`), worded.For("fsdp_reshard_after_forward")),
+			expert_parallel_degree`), keys{
+			"fsdp_reshard_after_forward": oneOf("default", "always", "never").Default("default")}),
 		"activation_checkpoint": section(keys{"mode": worded.Default("selective"),
 			"selective_ac_option": worded.Or(integer).Default("2")}),
 		"compile": section(switched.For("enable"), free.For("components")),
@@ -56,7 +58,7 @@ func readTorchtitan(r *frameworkReader) error {
 	r.set("max_grad_norm", "training.max_norm", r.Number("training.max_norm"))
 	r.set("torch_compile", "compile", r.Truth("training.compile") || r.Truth("compile.enable"))
 	name := "adamw_torch"
-	if r.Word("optimizer.implementation") == "fused" {
+	if r.Word("optimizer.implementation") == "fused" && (!r.Gives("optimizer.fused") || r.Truth("optimizer.fused")) {
 		name = "adamw_torch_fused"
 	}
 	r.set("optim", "optimizer.name", name)
@@ -79,9 +81,6 @@ func (r *frameworkReader) refuseTorchtitan() error {
 			return r.Fault("parallelism."+key, "is above 1, which is not planned yet", "")
 		}
 	}
-	if v := r.Find("parallelism.fsdp_reshard_after_forward"); v != nil && v.Text == "never" {
-		return r.Fault("parallelism.fsdp_reshard_after_forward", "is never, which is not planned yet", "")
-	}
 	return cmp.Or(r.unplanned("converters quantize the model's layers", "model.converters"),
 		r.unplanned("the optimizer steps in the backward pass", "optimizer.early_step_in_backward"))
 }
@@ -101,19 +100,25 @@ func (r *frameworkReader) modelOfTorchtitan() error {
 	return nil
 }
 
-// shardTorchtitan sets FSDP2, which several ranks have.
+// shardTorchtitan sets FSDP2, which several ranks have. Its default is to reshard where there is no pipeline.
 func (r *frameworkReader) shardTorchtitan() {
+	const p = "parallelism."
+	reshards := r.Word(p+"fsdp_reshard_after_forward") != "never"
+	r.shardFSDP2("parallelism", reshards, r.Truth("training.enable_cpu_offload"))
+	r.dimensions(p+"data_parallel_replicate_degree", p+"data_parallel_shard_degree", p+"tensor_parallel_degree",
+		p+"context_parallel_degree")
+}
+
+// shardFSDP2 sets FSDP2 for every block, as a program at a key does with several ranks.
+func (r *frameworkReader) shardFSDP2(at string, reshards, offloads bool) {
 	r.to.SeveralOnly = true
-	r.set("fsdp", "parallelism", "full_shard auto_wrap")
+	r.set("fsdp", at, "full_shard auto_wrap")
 	config := &strict.Value{Kind: '{'}
 	give(config, "version", -1, strict.Of(2))
 	give(config, "auto_wrap_policy", -1, strict.Of("TRANSFORMER_BASED_WRAP"))
-	give(config, "reshard_after_forward", -1, strict.Of(true))
-	give(config, "cpu_offload", -1, strict.Of(r.Truth("training.enable_cpu_offload")))
-	give(r.arguments, "fsdp_config", r.At("parallelism"), config)
-	const p = "parallelism."
-	r.dimensions(p+"data_parallel_replicate_degree", p+"data_parallel_shard_degree", p+"tensor_parallel_degree",
-		p+"context_parallel_degree")
+	give(config, "reshard_after_forward", -1, strict.Of(reshards))
+	give(config, "cpu_offload", -1, strict.Of(offloads))
+	give(r.arguments, "fsdp_config", r.At(at), config)
 }
 
 // recomputeTorchtitan reads what the backward pass recomputes.

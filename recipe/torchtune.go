@@ -133,15 +133,8 @@ func (r *frameworkReader) optimizerOfTorchtune() error {
 
 // shardTorchtune sets FSDP2 for the recipes of several GPUs. Those of one GPU have the same keys.
 func (r *frameworkReader) shardTorchtune() {
-	r.to.SeveralOnly = true
-	r.set("fsdp", "fsdp_cpu_offload", "full_shard auto_wrap")
-	section := &strict.Value{Kind: '{'}
-	give(section, "version", -1, strict.Of(2))
-	give(section, "auto_wrap_policy", -1, strict.Of("TRANSFORMER_BASED_WRAP"))
-	give(section, "reshard_after_forward", -1, strict.Of(!r.Gives("fsdp_reshard_after_forward") ||
-		r.Truth("fsdp_reshard_after_forward")))
-	give(section, "cpu_offload", -1, strict.Of(r.Truth("fsdp_cpu_offload")))
-	give(r.arguments, "fsdp_config", r.At("fsdp_cpu_offload"), section)
+	const reshard, offload = "fsdp_reshard_after_forward", "fsdp_cpu_offload"
+	r.shardFSDP2(offload, !r.Gives(reshard) || r.Truth(reshard), r.Truth(offload))
 	r.dimensions("data_parallel_replicate_dim", "data_parallel_shard_dim", "tensor_parallel_dim",
 		"context_parallel_dim")
 }
