@@ -97,6 +97,8 @@ func TestTorchtitan(t *testing.T) {
 		"[activation_checkpoint]\nmode = \"memory_budget\"\n[parallelism]\n":    "activation_checkpoint.mode",
 		"[training]\ndtype = \"bfloat16\"\n[parallelism]\n":                     "training.dtype",
 		"[optimizer]\nearly_step_in_backward = true\n[activation_checkpoint]\n": "optimizer.early_step_in_backward",
+		"[training]\ntensor_parallel_degree = 8\n[parallelism]\n":               "training.tensor_parallel_degree",
+		"[experimental]\ncontext_parallel_degree = 2\n[parallelism]\n":          "experimental.context_parallel_degree",
 	} {
 		_, err := ParseFramework("train.toml", []byte(text), NewestDeepSpeed)
 		if err == nil || !strings.Contains(err.Error(), key+" is") {

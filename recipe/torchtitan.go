@@ -3,6 +3,7 @@ package recipe
 import (
 	"cmp"
 	"fmt"
+	"slices"
 	"strings"
 
 	"plimsoll/recipe/strict"
@@ -22,8 +23,8 @@ var torchtitan = family{kind: torchtitanKind, program: "torchtitan", read: readT
 			keys{"seq_len": counted.Default(2048), "max_norm": measured.Default(1.),
 				"mixed_precision_param": oneOf("bfloat16", "float32").Default("bfloat16")},
 			keys{"mixed_precision_reduce": oneOf("float32")}, worded.For("dtype"),
-			switched.For("compile enable_cpu_offload"),
-			free.Or(text).Or(integer).For("tensor_parallel_degree")),
+			switched.For("compile enable_cpu_offload"), integer.For(`tensor_parallel_degree data_parallel_degree
+				data_parallel_replicate_degree data_parallel_shard_degree`)),
 		"parallelism": section(keys{"data_parallel_shard_degree": integer.Default(-1)}, integer.For(`
 			data_parallel_replicate_degree tensor_parallel_degree pipeline_parallel_degree context_parallel_degree
 			expert_parallel_degree`), keys{
@@ -33,7 +34,8 @@ var torchtitan = family{kind: torchtitanKind, program: "torchtitan", read: readT
 		"compile": section(switched.For("enable"), free.For("components")),
 		"job":     free, "profiling": free, "metrics": free, "lr_scheduler": free, "checkpoint": free, "float8": free,
 		"mx": free, "comm": free, "memory_estimation": free, "fault_tolerance": free, "validation": free,
-		"experimental": free, "quantize": free, "debug": free,
+		"experimental": section(integer.For("pipeline_parallel_degree context_parallel_degree")),
+		"quantize":     free, "debug": free,
 	}}
 
 func readTorchtitan(r *frameworkReader) error {
@@ -68,6 +70,11 @@ func readTorchtitan(r *frameworkReader) error {
 	return r.recomputeTorchtitan()
 }
 
+// olderDegrees are the degrees of parallelism where torchtitan of 2024 has them.
+const olderDegrees = `training.tensor_parallel_degree training.data_parallel_degree
+	training.data_parallel_replicate_degree training.data_parallel_shard_degree
+	experimental.pipeline_parallel_degree experimental.context_parallel_degree`
+
 // refuseTorchtitan refuses what is not planned.
 func (r *frameworkReader) refuseTorchtitan() error {
 	if v := r.Find("optimizer.name"); v != nil && v.Text != "AdamW" {
@@ -79,6 +86,12 @@ func (r *frameworkReader) refuseTorchtitan() error {
 	for _, key := range []string{"pipeline_parallel_degree", "expert_parallel_degree"} {
 		if r.Integer("parallelism."+key) > 1 {
 			return r.Fault("parallelism."+key, "is above 1, which is not planned yet", "")
+		}
+	}
+	for key := range strings.FieldsSeq(olderDegrees) {
+		if v := r.Find(key); v != nil && !slices.Contains([]string{"1", "0", "-1"}, v.String()) {
+			return r.Fault(key, fmt.Sprintf("is %s, but torchtitan of 2025 reads it in [parallelism]", v),
+				"move it there")
 		}
 	}
 	return cmp.Or(r.unplanned("converters quantize the model's layers", "model.converters"),
