@@ -1,0 +1,192 @@
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+
+	"plimsoll/allocator"
+	"plimsoll/gpu"
+	"plimsoll/ledger"
+	"plimsoll/megatron"
+	"plimsoll/plan"
+	"plimsoll/recipe"
+	"plimsoll/version"
+)
+
+// goldenRow is a run of Megatron-LM's functional tests: its arguments, and the bytes that the last rank logged.
+type goldenRow struct {
+	Path         string             `json:"path"`
+	Family       string             `json:"family"`
+	Test         string             `json:"test"`
+	Platform     string             `json:"platform"`
+	Args         map[string]any     `json:"args"`
+	Allocated    map[string]float64 `json:"allocated"`
+	MaxAllocated map[string]float64 `json:"max_allocated"`
+}
+
+// highest returns the largest of the values of all iterations, 0 without any.
+func highest(values map[string]float64) ledger.Bytes {
+	var most float64
+	for _, v := range values {
+		most = max(most, v)
+	}
+	return ledger.Bytes(most)
+}
+
+// compareMegatron plans every row of a file and prints what was measured and planned, or why not.
+func compareMegatron(file string, out io.Writer) error {
+	opened, err := os.Open(file)
+	if err != nil {
+		return err
+	}
+	defer opened.Close()
+	lines := bufio.NewScanner(opened)
+	lines.Buffer(nil, 1<<24)
+	fmt.Fprintln(out, "path\tallocated\tplanned\tmax_allocated\tplanned")
+	plans := map[string]goldenPlan{}
+	for lines.Scan() {
+		var r goldenRow
+		if err := json.Unmarshal(lines.Bytes(), &r); err != nil {
+			return err
+		}
+		key := r.key()
+		p, known := plans[key]
+		if !known {
+			p = r.plan()
+			plans[key] = p
+		}
+		if p.err != nil {
+			fmt.Fprintf(out, "%s\t%s\n", r.Path, strings.ReplaceAll(p.err.Error(), "\n", " "))
+			continue
+		}
+		fmt.Fprintf(out, "%s\t%d\t%d\t%d\t%d\n", r.Path, highest(r.Allocated), p.allocated, highest(r.MaxAllocated), p.peak)
+	}
+	return lines.Err()
+}
+
+// goldenPlan is what a row plans.
+type goldenPlan struct {
+	allocated, peak ledger.Bytes
+	err             error
+}
+
+// key is the same for rows that are planned alike.
+func (r goldenRow) key() string {
+	text, _ := json.Marshal(r.Args) // a map of JSON has no values that fail
+	return fmt.Sprint(r.Family, r.gpu(), r.world(), string(text))
+}
+
+// gpu returns the GPU of the platform that the file is named for.
+func (r goldenRow) gpu() string {
+	switch {
+	case strings.Contains(r.Platform, "gb200"):
+		return "B200"
+	case strings.Contains(r.Platform, "h100"):
+		return "H100-80GB"
+	}
+	return "A100-80GB"
+}
+
+// world returns the number of GPUs: two nodes of four with GB200 and one of eight else, or more if the degrees need
+// them. A test's name says if it is for one node of four.
+func (r goldenRow) world() int64 {
+	degree := func(name string) int64 {
+		if x, is := r.Args[name].(float64); is {
+			return int64(x)
+		}
+		return 1
+	}
+	world := int64(8)
+	if strings.Contains(r.Test, "_1node") || strings.HasSuffix(r.Test, "1N4G") {
+		world = 4
+	}
+	each := degree("tensor-model-parallel-size") * degree("pipeline-model-parallel-size") *
+		degree("context-parallel-size")
+	experts := degree("pipeline-model-parallel-size") * degree("expert-model-parallel-size")
+	if x, is := r.Args["expert-tensor-parallel-size"].(float64); is {
+		experts *= int64(x)
+	} else {
+		experts *= degree("tensor-model-parallel-size")
+	}
+	for world%each != 0 || degree("num-experts") > 1 && world%experts != 0 {
+		world += 4
+	}
+	return world
+}
+
+// goldenKinds are the kinds of the families whose model the arguments of a row describe.
+var goldenKinds = map[string]megatron.Kind{"gpt": megatron.GPT, "moe": megatron.GPT, "mixtral": megatron.GPT,
+	"bert": megatron.BERT, "t5": megatron.T5}
+
+// tokens are the sizes of public tokenizers, by the names of their files.
+var tokens = map[string]int64{"nemotron_2_256k.model": 256000}
+
+// plan plans the last rank, which writes the log.
+func (r goldenRow) plan() (p goldenPlan) {
+	kind, known := goldenKinds[r.Family]
+	if !known {
+		p.err = fmt.Errorf("the row does not have all arguments of the model of %s", r.Family)
+		return p
+	}
+	m, err := recipe.ReadMegatron(r.arguments())
+	if err != nil {
+		p.err = err
+		return p
+	}
+	device, err := gpu.Find(r.gpu())
+	if err != nil {
+		p.err = err
+		return p
+	}
+	request := megatron.Request{Kind: kind, World: r.world(), GPU: device}
+	for name, size := range tokens {
+		if strings.HasSuffix(m.TokenizerModel, name) {
+			request.Vocabulary = size
+		}
+	}
+	j, err := megatron.Decide(m, request)
+	if err != nil {
+		p.err = err
+		return p
+	}
+	c, err := allocator.ParseConfiguration("", version.Version{})
+	if err != nil {
+		p.err = err
+		return p
+	}
+	d, err := plan.LastStage(j, c)
+	if err != nil {
+		p.err = err
+		return p
+	}
+	last := d.Phases[len(d.Phases)-1]
+	p.allocated = last.EndAllocated
+	for _, phase := range d.Phases {
+		p.peak = max(p.peak, phase.PeakAllocated)
+	}
+	return p
+}
+
+// arguments returns the row's arguments as people type them.
+func (r goldenRow) arguments() string {
+	var list []string
+	for _, name := range slices.Sorted(maps.Keys(r.Args)) {
+		switch value := r.Args[name]; value {
+		case true:
+			list = append(list, "--"+name)
+		default:
+			text := strings.Trim(fmt.Sprint(value), "[]")
+			if strings.HasPrefix(fmt.Sprint(value), "(") {
+				text = fmt.Sprintf("'%v'", value)
+			}
+			list = append(list, fmt.Sprintf("--%s %s", name, text))
+		}
+	}
+	return strings.Join(list, " ")
+}
