@@ -223,9 +223,11 @@ func (j *Job) batch() error {
 	if j.VirtualGroup > 0 {
 		j.Group = int(j.VirtualGroup)
 	}
-	if j.Degrees.Virtual > 1 && j.Micros%int(j.Degrees.Pipeline) != 0 {
-		return fault.Inputf("%d micro batches are no multiple of %d pipeline stages, which the interleaved schedule "+
-			"needs", j.Micros, j.Degrees.Pipeline).WithHint("change --global-batch-size")
+	rest := j.Micros % j.Group
+	if j.Degrees.Virtual > 1 && (rest > 0 && rest < int(j.Degrees.Pipeline) || j.Micros < j.Group) {
+		return fault.Inputf("the interleaved schedule takes %d micro batches in groups of %d, and the last group has "+
+			"fewer than the %d pipeline stages", j.Micros, j.Group, j.Degrees.Pipeline).
+			WithHint("change --global-batch-size or --microbatch-group-size-per-virtual-pipeline-stage")
 	}
 	return nil
 }

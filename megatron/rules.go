@@ -11,12 +11,12 @@ import (
 func dashed(key string) string { return strings.ReplaceAll(key, "_", "-") }
 
 // notPlanned are arguments that change memory in ways that are not planned yet.
-var notPlanned = strings.Fields(`use_megatron_fsdp use_torch_fsdp2 fine_grained_activation_offloading 
+var notPlanned = strings.Fields(`use_megatron_fsdp use_torch_fsdp2 fine_grained_activation_offloading
 	hybrid_override_pattern hybrid_layer_pattern is_hybrid_model spec fp4_format perform_rl_step cpu_offloading_num_layers
 	heterogeneous_layers_config_path heterogeneous_layers_config_encoded_json moe_latent_size moe_use_upcycling
 	fp32_residual_connection distribute_saved_activations experimental_attention_variant
 	pipeline_model_parallel_layout init_model_with_meta_device use_cpu_initialization chunked_optimizer_state_offload
-	`)
+	defer_embedding_wgrad_compute`)
 
 // unplanned refuses what the plan does not know.
 func (j *Job) unplanned() error {

@@ -80,9 +80,7 @@ func Schedule(d Degrees, stage int64, micros, group int) []Pass {
 	if chunks > 1 {
 		warm = 2*warm + (chunks-1)*group
 	}
-	if warm = min(warm, total); chunks > 1 && micros == stages {
-		warm = total
-	}
+	warm = min(warm, total)
 	forward, backward := order(micros, chunks, group, false), order(micros, chunks, group, true)
 	list := slices.Clone(forward[:warm])
 	for i := range total - warm {

@@ -34,13 +34,14 @@ type modelChunk struct {
 // megatronRank is the training of one rank.
 type megatronRank struct {
 	*megatron.Job
-	gpu         *trace
-	stage       int64
-	chunks      []*modelChunk
-	holdsWork   [2]bool // the workspaces of the forward and the backward thread exist
-	scores      bool    // the buffer of attention scores exists
-	holdsEngine bool    // the workspaces of Transformer Engine exist
-	grads32     []int   // fp32 copies of 16-bit gradients, until the next step
+	gpu          *trace
+	stage        int64
+	chunks       []*modelChunk
+	holdsWork    [2]bool // the workspaces of the forward and the backward thread exist
+	scores       int64   // elements of the buffer of attention scores
+	scoresBuffer int
+	holdsEngine  bool  // the workspaces of Transformer Engine exist
+	grads32      []int // fp32 copies of 16-bit gradients, until the next step
 }
 
 func (s *megatronRank) hold(bytes int64, component ledger.Component, why func() string) int {

@@ -15,8 +15,9 @@ type megatronPass struct {
 	chunk      *modelChunk
 	tape       *autograd.Tape
 	parameters map[string]*autograd.Parameter
-	prefix     string // of the parameters of the current layer
-	sequence   int64  // tokens of a sequence on the rank
+	prefix     string           // of the parameters of the current layer
+	sequence   int64            // tokens of a sequence on the rank
+	context    *autograd.Tensor // of an encoder, for the decoder
 }
 
 func (s *megatronRank) newPass(c *modelChunk) *megatronPass {
@@ -176,6 +177,9 @@ func (p *megatronPass) layers(x *autograd.Tensor) *autograd.Tensor {
 	run := func(x *autograd.Tensor, first, n int) *autograd.Tensor {
 		return p.tape.Scope(func() *autograd.Tensor {
 			for i := first; i < first+n; i++ {
+				if i > 0 && all[i-1].Encoder && !all[i].Encoder {
+					x = p.decode(x)
+				}
 				p.prefix = fmt.Sprintf("layers.%d.", i)
 				y := p.layer(all[i], x)
 				p.tape.Drop(x)
@@ -207,14 +211,51 @@ func (p *megatronPass) layers(x *autograd.Tensor) *autograd.Tensor {
 	return x
 }
 
-// head runs the last norm, the output layer and the loss.
+// decode ends the encoder and begins the decoder: its tokens have embeddings of their own.
+func (p *megatronPass) decode(x *autograd.Tensor) *autograd.Tensor {
+	p.prefix = ""
+	p.context = p.norm(x, "encoder.final_layernorm")
+	p.tape.Drop(x)
+	p.sequence = p.DecoderSequence / p.Degrees.Context
+	return p.embed(p.full())
+}
+
+// head runs the last norm, the output layer and the loss. Layers that predict further tokens have each a loss, too.
 func (p *megatronPass) head(x *autograd.Tensor) *autograd.Tensor {
 	defer p.in(ledger.LogitsAndLoss, "logits, their softmax in fp32 and the loss")()
-	x = p.norm(x, "final_layernorm")
-	if p.Kind == megatron.BERT {
-		x = p.transform(x)
+	var losses []*autograd.Tensor
+	y := p.norm(x, "final_layernorm")
+	for i := range p.Predictions {
+		x = p.predict(x, fmt.Sprintf("mtp.%d.", i))
+		losses = append(losses, p.loss(x))
 	}
-	return p.loss(x)
+	if p.Kind == megatron.BERT {
+		y = p.transform(y)
+	}
+	losses = append(losses, p.loss(y))
+	if len(losses) == 1 {
+		return losses[0]
+	}
+	return p.tape.Do(autograd.Operation{Inputs: losses, Outputs: []autograd.Output{{Elements: losses[0].Elements,
+		DType: dtype.F32}}})[0]
+}
+
+// predict runs a layer of multi-token prediction (multi_token_prediction.py): it joins the hidden states with the
+// embeddings of the next tokens.
+func (p *megatronPass) predict(x *autograd.Tensor, prefix string) *autograd.Tensor {
+	defer p.in(ledger.Activations, "layers that predict further tokens")()
+	return p.tape.Scope(func() *autograd.Tensor {
+		next := p.embed(p.full())
+		p.prefix = prefix
+		a, b := p.norm(next, "enorm"), p.norm(x, "hnorm")
+		both := p.do(autograd.Operation{Inputs: with(a, b)}, 2*x.Elements, false)
+		y := p.linear(both, "eh_proj", p.Hidden/p.Degrees.Tensor, false)
+		y = p.do(autograd.Operation{Inputs: with(y)}, x.Elements, false)
+		y = p.layer(p.Layers[len(p.Layers)-1], y)
+		y = p.norm(y, "final_layernorm")
+		p.prefix = ""
+		return y
+	})
 }
 
 // transform runs the dense layer of BERT's head.
