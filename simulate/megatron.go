@@ -29,19 +29,43 @@ func RunMegatron(j *megatron.Job, stage int64, c allocator.Configuration, capaci
 type modelChunk struct {
 	parallel.Chunk
 	parameters []megatron.Parameter
+	// last are the last input and its gradient: the model keeps both until it gets the next input (set_input_tensor).
+	last []int
+}
+
+// keep keeps an input of so many bytes and its gradient.
+func (c *modelChunk) keep(s *megatronRank, bytes int64) {
+	for range 2 {
+		c.last = append(c.last, s.hold(bytes, ledger.ResidualActivations, whyResidual))
+	}
+}
+
+// release frees the last input and its gradient.
+func (c *modelChunk) release(s *megatronRank) {
+	for _, id := range c.last {
+		s.gpu.Free(id)
+	}
+	c.last = nil
+}
+
+func whyResidual() string {
+	return "the residual stream between layers, and masks of dropout; each chunk keeps its last input and the " +
+		"input's gradient"
 }
 
 // megatronRank is the training of one rank.
 type megatronRank struct {
 	*megatron.Job
-	gpu          *trace
-	stage        int64
-	chunks       []*modelChunk
-	holdsWork    [2]bool // the workspaces of the forward and the backward thread exist
-	scores       int64   // elements of the buffer of attention scores
-	scoresBuffer int
-	holdsEngine  bool  // the workspaces of Transformer Engine exist
-	grads32      []int // fp32 copies of 16-bit gradients, until the next step
+	gpu           *trace
+	stage         int64
+	chunks        []*modelChunk
+	holdsWork     [2]bool // the workspaces of the forward and the backward thread exist
+	scores        int64   // elements of the buffer of attention scores
+	scoresBuffer  int
+	gatheredBytes int64 // of the buffer of gathered activations
+	gatherBuffer  int
+	holdsEngine   bool  // the workspaces of Transformer Engine exist
+	grads32       []int // fp32 copies of 16-bit gradients, until the next step
 }
 
 func (s *megatronRank) hold(bytes int64, component ledger.Component, why func() string) int {
@@ -308,6 +332,10 @@ func (s *megatronRank) passes(iteration ledger.Iteration) {
 			}
 			f.tape.Backward(f.output)
 			f.tape.Drop(f.output)
+			if c := s.chunks[p.Chunk]; !c.Embedding {
+				c.release(s)
+				c.keep(s, s.local()*s.Hidden*s.ParameterType.Size())
+			}
 		})
 	}
 }
@@ -326,6 +354,9 @@ func (s *megatronRank) workspace(thread int) {
 	}
 	s.holdsWork[thread] = true
 	bytes := s.GPU.Workspace()
+	if s.GPU.Capability >= 100 {
+		bytes = 8519680 // torch asks for more on Hopper only
+	}
 	if s.Deterministic {
 		bytes = 32 * ledger.MiB // CUBLAS_WORKSPACE_CONFIG=:4096:8
 	}
@@ -335,6 +366,28 @@ func (s *megatronRank) workspace(thread int) {
 func (s *megatronRank) whyWorkspace() string {
 	return "cuBLAS: one for each thread; Transformer Engine: 4 MiB, from Hopper on 32 MiB, and four of them for " +
 		"grouped products"
+}
+
+// full returns the tokens of a micro batch on a rank, local those between the parallel parts of layers.
+func (s *megatronRank) full() int64 { return s.Sequence / s.Degrees.Context * s.MicroBatch }
+func (s *megatronRank) local() int64 {
+	if s.SequenceSplit {
+		return s.full() / s.Degrees.Tensor
+	}
+	return s.full()
+}
+
+// gather takes Megatron-LM's global buffer of gathered activations, which is as large as its largest use.
+func (s *megatronRank) gather(bytes int64) {
+	if bytes <= s.gatheredBytes {
+		return
+	}
+	if s.gatheredBytes > 0 {
+		s.gpu.Free(s.gatherBuffer)
+	}
+	s.gatheredBytes = bytes
+	s.gatherBuffer = s.hold(bytes, ledger.GatheredActivations, reasonOf("Megatron-LM's global buffer for activations that "+
+		"sequence or expert parallel ranks gather (GlobalMemoryBuffer)"))
 }
 
 // engineWorkspaces allocates the workspaces of Transformer Engine.

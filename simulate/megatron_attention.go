@@ -93,7 +93,7 @@ func (p *megatronPass) crossAttend(x *autograd.Tensor) *autograd.Tensor {
 		width := p.QueryHeads() * p.HeadSize
 		y := p.norm(x, "pre_cross_attn_layernorm")
 		queries := p.linear(y, "cross_attention.linear_q", width, true)
-		keys := p.linear(p.context, "cross_attention.linear_kv", 2*width, true)
+		keys := p.linear(p.encoded, "cross_attention.linear_kv", 2*width, true)
 		h := heads{p.QueryHeads(), p.HeadSize, p.HeadSize, p.full(), p.EncoderSequence / p.Degrees.Context}
 		context := p.core(h, queries, keys)
 		z := p.project(context, "cross_attention.linear_proj")

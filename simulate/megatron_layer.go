@@ -34,8 +34,12 @@ func (p *megatronPass) linear(x *autograd.Tensor, name string, out int64, adds b
 	if rows*in > x.Elements {
 		gathered = p.size(rows * in)
 	}
+	if !p.TransformerEngine() {
+		p.gather(gathered)
+		gathered = 0
+	}
 	return p.do(autograd.Operation{Inputs: with(x, w, bias), Saved: with(x), Scratch: gathered,
-		BackwardScratch: 2 * gathered}, rows*out, false)
+		BackwardScratch: gathered}, rows*out, false)
 }
 
 // rows returns the rows of the input of a column parallel layer, gathered.
@@ -62,7 +66,7 @@ func (p *megatronPass) project(x *autograd.Tensor, name string) *autograd.Tensor
 
 // add adds bias and dropout to a result, and the result to the residual stream (fused_bias_dropout.py).
 func (p *megatronPass) add(y *autograd.Tensor, bias string, residual *autograd.Tensor) *autograd.Tensor {
-	defer p.in(ledger.ResidualActivations, "the residual stream between layers, and masks of dropout")()
+	defer p.tape.In(ledger.ResidualActivations, whyResidual)()
 	o := autograd.Operation{Inputs: with(y, residual, p.weight(bias)), Shared: []bool{p.HiddenDrop == 0, true}}
 	if p.HiddenDrop > 0 {
 		o.Outputs = []autograd.Output{{Elements: y.Elements, DType: dtype.Bool, Saved: true}}

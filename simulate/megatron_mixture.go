@@ -72,7 +72,7 @@ func (p *megatronPass) mix(x *autograd.Tensor) *autograd.Tensor {
 	})
 }
 
-// step runs an operation that keeps nothing, and drops its input.
+// pass runs an operation that keeps nothing, and drops its input.
 func (p *megatronPass) pass(x *autograd.Tensor, elements int64) *autograd.Tensor {
 	y := p.do(autograd.Operation{Inputs: with(x)}, elements, false)
 	p.tape.Drop(x)
@@ -83,12 +83,12 @@ func (p *megatronPass) pass(x *autograd.Tensor, elements int64) *autograd.Tensor
 func (p *megatronPass) dispatch(x *autograd.Tensor, sent, received int64) *autograd.Tensor {
 	group := p.Degrees.Expert * p.Degrees.ExpertTensor
 	if p.Dispatcher == "allgather" {
-		y := x
+		scratch := int64(0)
 		if group > 1 {
-			y = p.do(autograd.Operation{Inputs: with(x)}, x.Elements*group, false)
-			return p.pass(y, received*p.Hidden)
+			scratch = p.size(x.Elements * group)
+			p.gather(scratch)
 		}
-		return p.do(autograd.Operation{Inputs: with(y)}, received*p.Hidden, false)
+		return p.do(autograd.Operation{Inputs: with(x), BackwardScratch: scratch}, received*p.Hidden, false)
 	}
 	y := p.do(autograd.Operation{Inputs: with(x)}, sent*p.Hidden, false)
 	if p.Degrees.Expert > 1 {

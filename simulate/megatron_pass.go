@@ -17,7 +17,7 @@ type megatronPass struct {
 	parameters map[string]*autograd.Parameter
 	prefix     string           // of the parameters of the current layer
 	sequence   int64            // tokens of a sequence on the rank
-	context    *autograd.Tensor // of an encoder, for the decoder
+	encoded    *autograd.Tensor // by the encoder, for the decoder
 }
 
 func (s *megatronRank) newPass(c *modelChunk) *megatronPass {
@@ -83,9 +83,9 @@ func (p *megatronPass) in(component ledger.Component, what string) (leave func()
 
 // forward runs the pass and returns its output: the loss, or what the next chunk gets.
 func (p *megatronPass) forward() *autograd.Tensor {
-	leave := p.in(ledger.ResidualActivations, "the residual stream between layers")
-	defer leave()
-	if p.TransformerEngine() && !p.holdsWork[0] && !p.holdsEngine {
+	defer p.tape.In(ledger.ResidualActivations, whyResidual)()
+	p.chunk.release(p.megatronRank)
+	if (p.TransformerEngine() || p.Experts > 0) && !p.holdsEngine {
 		p.holdsEngine = true
 		p.engineWorkspaces()
 	}
@@ -214,7 +214,7 @@ func (p *megatronPass) layers(x *autograd.Tensor) *autograd.Tensor {
 // decode ends the encoder and begins the decoder: its tokens have embeddings of their own.
 func (p *megatronPass) decode(x *autograd.Tensor) *autograd.Tensor {
 	p.prefix = ""
-	p.context = p.norm(x, "encoder.final_layernorm")
+	p.encoded = p.norm(x, "encoder.final_layernorm")
 	p.tape.Drop(x)
 	p.sequence = p.DecoderSequence / p.Degrees.Context
 	return p.embed(p.full())
@@ -276,8 +276,8 @@ func (p *megatronPass) loss(x *autograd.Tensor) *autograd.Tensor {
 	if p.parameters[name] == nil {
 		name = "embedding.word_embeddings.weight"
 	}
-	logits := p.do(autograd.Operation{Inputs: with(x, p.weight(name)), Saved: with(x), Scratch: p.gathered(p.Hidden),
-		BackwardScratch: p.gathered(p.Hidden)}, rows*width, false)
+	p.gather(p.gathered(p.Hidden))
+	logits := p.do(autograd.Operation{Inputs: with(x, p.weight(name)), Saved: with(x)}, rows*width, false)
 	if bias := p.outputBias(); bias != nil {
 		biased := p.do(autograd.Operation{Inputs: with(logits, bias), Shared: []bool{true, false}}, logits.Elements, false)
 		p.tape.Drop(logits)
