@@ -10,6 +10,7 @@ import (
 	"plimsoll/gpu"
 	"plimsoll/parallel"
 	"plimsoll/recipe"
+	"plimsoll/version"
 )
 
 // Kind is the kind of model that a script of Megatron-LM trains.
@@ -29,6 +30,7 @@ type Request struct {
 	GPU        gpu.Model
 	Vocabulary int64   // tokens before padding; 0: as the arguments say
 	Imbalance  float64 // tokens of the fullest rank of experts by the mean; 0 is 1
+	Torch      version.Version
 }
 
 // Job is a training with Megatron-LM with every setting decided.
@@ -42,12 +44,12 @@ type Job struct {
 	Micros     int // micro batches of an optimizer step
 	Vocabulary int64
 	Imbalance  float64
+	Torch      version.Version
 	// ParameterType is the type of parameters, GradientType that of the gradient buffers.
 	ParameterType, GradientType dtype.Type
 	Layers                      []Layer // of the model, in the order of the pipeline
-	// Unfused, Flash and Fused attention: which one Transformer Engine takes.
-	Attention   string
-	Assumptions []string
+	Attention                   string  // flash, fused, unfused or local
+	Assumptions                 []string
 }
 
 // Layer is a layer of the model.
@@ -64,7 +66,7 @@ func (j *Job) TransformerEngine() bool { return j.Implement == "transformer_engi
 // Decide decides what the arguments leave open. Every error is a *fault.Input.
 func Decide(m *recipe.Megatron, q Request) (*Job, error) {
 	c := *m
-	j := &Job{Megatron: &c, Kind: q.Kind, GPU: q.GPU, Imbalance: max(q.Imbalance, 1)}
+	j := &Job{Megatron: &c, Kind: q.Kind, GPU: q.GPU, Imbalance: max(q.Imbalance, 1), Torch: q.Torch}
 	for _, n := range m.Notes {
 		j.assume("%v", n)
 	}

@@ -2,7 +2,6 @@ package plan
 
 import (
 	"errors"
-	"fmt"
 
 	"plimsoll/allocator"
 	"plimsoll/ledger"
@@ -10,26 +9,20 @@ import (
 	"plimsoll/simulate"
 )
 
-// MegatronPlan is the predicted memory of a training with Megatron-LM: a GPU for each pipeline stage.
-type MegatronPlan struct {
-	Job     *megatron.Job
-	Devices []ledger.Device // by pipeline stage
-	Verdict Verdict
-}
-
-// NewMegatron plans a job of Megatron-LM with an allocator of PyTorch.
-func NewMegatron(j *megatron.Job, c allocator.Configuration) (*MegatronPlan, error) {
+// NewMegatron plans a job of Megatron-LM with an allocator of PyTorch. The plan has a device for the GPUs of each
+// pipeline stage.
+func NewMegatron(j *megatron.Job, c allocator.Configuration) ([]ledger.Device, Verdict, error) {
 	stages := make([]int64, j.Degrees.Pipeline)
 	for i := range stages {
 		stages[i] = int64(i)
 	}
 	devices, err := megatronStages(j, c, stages)
 	if err != nil {
-		return nil, err
+		return nil, Verdict{}, err
 	}
 	whole := Plan{Devices: devices}
 	whole.judge()
-	return &MegatronPlan{Job: j, Devices: devices, Verdict: whole.Verdict}, nil
+	return devices, whole.Verdict, nil
 }
 
 // LastStage plans the last pipeline stage only.
@@ -52,7 +45,7 @@ func megatronStages(j *megatron.Job, c allocator.Configuration, stages []int64) 
 		if err != nil {
 			return nil, err
 		}
-		d := ledger.Device{Kind: ledger.GPU, Name: fmt.Sprintf("%s of pipeline stage %d", j.GPU.Name, stage),
+		d := ledger.Device{Kind: ledger.GPU, Name: j.GPU.Name,
 			Rank:  int(stage * j.Degrees.World() / j.Degrees.Pipeline),
 			Count: int(j.Degrees.World() / j.Degrees.Pipeline), Capacity: j.GPU.Memory,
 			Outside: memory.Outside, Phases: memory.Phases}

@@ -22,7 +22,11 @@ func RunMegatron(j *megatron.Job, stage int64, c allocator.Configuration, capaci
 	if s.gpu.failed != nil {
 		return Memory{}, s.gpu.failure(capacity)
 	}
-	return Memory{Phases: s.gpu.phases}, nil
+	outside := []ledger.Holding{contextOf(j.Torch, j.GPU.Capability)}
+	if world := int(j.Degrees.World()); world > 1 {
+		outside = append(outside, ncclOf(world))
+	}
+	return Memory{Phases: s.gpu.phases, Outside: outside}, nil
 }
 
 // modelChunk is a chunk of layers with its parameters.
@@ -354,9 +358,6 @@ func (s *megatronRank) workspace(thread int) {
 	}
 	s.holdsWork[thread] = true
 	bytes := s.GPU.Workspace()
-	if s.GPU.Capability >= 100 {
-		bytes = 8519680 // torch asks for more on Hopper only
-	}
 	if s.Deterministic {
 		bytes = 32 * ledger.MiB // CUBLAS_WORKSPACE_CONFIG=:4096:8
 	}
