@@ -218,7 +218,8 @@ func (j *Job) batch() error {
 	}
 	if j.GlobalBatch%each != 0 {
 		return fault.Inputf("the global batch of %d is no multiple of %d: micro batch %d x data parallel %d",
-			j.GlobalBatch, each, j.MicroBatch, j.Degrees.Data).WithHint("change --global-batch-size or the number of GPUs")
+			j.GlobalBatch, each, j.MicroBatch, j.Degrees.Data).
+			WithHint("change --global-batch-size or the number of GPUs")
 	}
 	j.Micros = int(j.GlobalBatch / each)
 	j.Group = int(j.Degrees.Pipeline)

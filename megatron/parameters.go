@@ -78,8 +78,8 @@ func (j *Job) Parameters(c parallel.Chunk) []Parameter {
 // Elements returns the number of parameters of the whole model.
 func (j *Job) Elements() int64 {
 	whole := *j
-	whole.Degrees = parallel.Degrees{Tensor: 1, Pipeline: 1, Virtual: 1, Context: 1, Data: 1, Expert: 1, ExpertTensor: 1,
-		ExpertData: 1}
+	whole.Degrees = parallel.Degrees{Tensor: 1, Pipeline: 1, Virtual: 1, Context: 1, Data: 1, Expert: 1,
+		ExpertTensor: 1, ExpertData: 1}
 	var sum int64
 	for _, p := range whole.Parameters(parallel.Chunk{Layers: int64(len(j.Layers)), Embedding: true, Loss: true}) {
 		sum += p.Elements

@@ -76,8 +76,8 @@ func (j *Job) contradictions() error {
 			"Megatron-LM accepts one of the two"},
 		{d.Expert > 1 && j.Experts == 0, "expert_model_parallel_size", "is above 1 without --num-experts",
 			"Megatron-LM asserts this"},
-		{j.Recompute == "full" && j.RecomputeMethod == "", "recompute_granularity", "is full without --recompute-method",
-			"Megatron-LM asserts this: uniform or block"},
+		{j.Recompute == "full" && j.RecomputeMethod == "", "recompute_granularity",
+			"is full without --recompute-method", "Megatron-LM asserts this: uniform or block"},
 		{j.Recompute == "selective" && j.RecomputeMethod != "", "recompute_method",
 			"is given with selective recomputation", "Megatron-LM asserts that only full has a method"},
 		{j.LatentAttention && j.GroupedQuery, "group_query_attention", "is given with --multi-latent-attention",
@@ -128,6 +128,8 @@ func (j *Job) vocabulary(q Request) error {
 	case size > 0:
 	case j.VocabularySize > 0:
 		size = j.VocabularySize
+	case j.FileTokens > 0:
+		size = j.FileTokens
 	case words[tokenizer] > 0:
 		size = words[tokenizer]
 		j.assume("a vocabulary of %d tokens: %s", size, tokenizer)

@@ -57,8 +57,8 @@ func (j *Job) virtual(layers int64) error {
 	virtual, key := int64(1), "num_virtual_stages_per_pipeline_rank"
 	switch {
 	case j.VirtualStages > 0 && j.VirtualLayers > 0:
-		return j.Fault("num_layers_per_virtual_pipeline_stage", "is given beside --num-virtual-stages-per-pipeline-rank",
-			"Megatron-LM accepts one of the two")
+		return j.Fault("num_layers_per_virtual_pipeline_stage",
+			"is given beside --num-virtual-stages-per-pipeline-rank", "Megatron-LM accepts one of the two")
 	case j.VirtualStages > 0:
 		virtual = j.VirtualStages
 	case j.VirtualLayers > 0:
@@ -91,8 +91,8 @@ func (j *Job) unevenStages(stages, layers int64) error {
 		rest, between = rest-j.LastLayers, between-1
 	}
 	if stages == 1 || rest < 0 || between > 0 && rest%between != 0 || between == 0 && rest > 0 {
-		return j.Fault("num_layers", fmt.Sprintf("is %d, and %d layers are left for %d stages between the first and the "+
-			"last", layers, rest, between), "Megatron-LM asserts that these stages have the same number of layers")
+		return j.Fault("num_layers", fmt.Sprintf("is %d, and %d layers are left for %d stages between the first "+
+			"and the last", layers, rest, between), "Megatron-LM asserts that these stages have the same number of layers")
 	}
 	if j.VirtualLayers > 0 {
 		return j.Fault("num_layers_per_virtual_pipeline_stage", "is given with a first or last stage of its own size",
@@ -113,8 +113,8 @@ func (j *Job) unevenStages(stages, layers int64) error {
 			n = rest / between
 		}
 		if n%virtual != 0 {
-			return j.Fault("num_virtual_stages_per_pipeline_rank", fmt.Sprintf("is %d, but a stage has %d layers", virtual,
-				n), "Megatron-LM asserts that it divides the layers of every stage")
+			return j.Fault("num_virtual_stages_per_pipeline_rank", fmt.Sprintf("is %d, but a stage has %d layers",
+				virtual, n), "Megatron-LM asserts that it divides the layers of every stage")
 		}
 		counts[i] = n / virtual
 	}

@@ -1,6 +1,7 @@
 package recipe
 
 import (
+	"bytes"
 	_ "embed"
 	"errors"
 	"io/fs"
@@ -49,7 +50,7 @@ type Megatron struct {
 	NoBinaryHead    bool  `key:"bert_no_binary_head"`
 
 	VocabularySize  int64  `key:"vocab_size"`
-	VocabularyFile  string `key:"vocab_file"`
+	FileTokens      int64  // in the file of --vocab-file, if this host has it
 	TokenizerType   string `key:"tokenizer_type"`
 	TokenizerModel  string `key:"tokenizer_model"`
 	ExtraIDs        int64  `key:"vocab_extra_ids"`
@@ -57,28 +58,25 @@ type Megatron struct {
 
 	MicroBatch  int64 `key:"micro_batch_size"`
 	GlobalBatch int64 `key:"global_batch_size"`
-	Seed        int64 `key:"seed"`
 
-	Tensor        int64  `key:"tensor_model_parallel_size"`
-	Pipeline      int64  `key:"pipeline_model_parallel_size"`
-	VirtualLayers int64  `key:"num_layers_per_virtual_pipeline_stage"`
-	VirtualStages int64  `key:"num_virtual_stages_per_pipeline_rank"`
-	VirtualGroup  int64  `key:"microbatch_group_size_per_virtual_pipeline_stage"`
-	FirstLayers   int64  `key:"decoder_first_pipeline_num_layers"`
-	LastLayers    int64  `key:"decoder_last_pipeline_num_layers"`
-	CountsEmbed   bool   `key:"account_for_embedding_in_pipeline_split"`
-	CountsLoss    bool   `key:"account_for_loss_in_pipeline_split"`
-	Layout        string `key:"pipeline_model_parallel_layout"`
-	Context       int64  `key:"context_parallel_size"`
-	Expert        int64  `key:"expert_model_parallel_size"`
-	ExpertTensor  int64  `key:"expert_tensor_parallel_size"`
-	SequenceSplit bool   `key:"sequence_parallel"`
+	Tensor        int64 `key:"tensor_model_parallel_size"`
+	Pipeline      int64 `key:"pipeline_model_parallel_size"`
+	VirtualLayers int64 `key:"num_layers_per_virtual_pipeline_stage"`
+	VirtualStages int64 `key:"num_virtual_stages_per_pipeline_rank"`
+	VirtualGroup  int64 `key:"microbatch_group_size_per_virtual_pipeline_stage"`
+	FirstLayers   int64 `key:"decoder_first_pipeline_num_layers"`
+	LastLayers    int64 `key:"decoder_last_pipeline_num_layers"`
+	CountsEmbed   bool  `key:"account_for_embedding_in_pipeline_split"`
+	CountsLoss    bool  `key:"account_for_loss_in_pipeline_split"`
+	Context       int64 `key:"context_parallel_size"`
+	Expert        int64 `key:"expert_model_parallel_size"`
+	ExpertTensor  int64 `key:"expert_tensor_parallel_size"`
+	SequenceSplit bool  `key:"sequence_parallel"`
 
 	BF16 bool `key:"bf16"`
 	FP16 bool `key:"fp16"`
 
 	FP8       string `key:"fp8_format"`
-	FP8Recipe string `key:"fp8_recipe"`
 	FP8Gather bool   `key:"fp8_param_gather"`
 
 	Optimizer        string  `key:"optimizer"`
@@ -97,8 +95,6 @@ type Megatron struct {
 	CPUOffload       bool    `key:"optimizer_cpu_offload"`
 	OffloadFraction  float64 `key:"optimizer_offload_fraction"`
 	OffloadStates    bool    `key:"offload_optimizer_states"`
-	NoWeightFusion   bool    `key:"no_gradient_accumulation_fusion"`
-	DefersEmbedding  bool    `key:"defer_embedding_wgrad_compute"`
 
 	Recompute        string   `key:"recompute_granularity"`
 	RecomputeMethod  string   `key:"recompute_method"`
@@ -106,7 +102,6 @@ type Megatron struct {
 	RecomputeModules []string `key:"recompute_modules"`
 	FusesLoss        bool     `key:"cross_entropy_loss_fusion"`
 	LossFusion       string   `key:"cross_entropy_fusion_impl"`
-	NoBiasGELUFusion bool     `key:"no_bias_gelu_fusion"`
 	NoBiasSwiGLU     bool     `key:"no_bias_swiglu_fusion"`
 
 	Experts         int64   `key:"num_experts"`
@@ -206,7 +201,7 @@ func ReadMegatron(arguments string) (*Megatron, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &Megatron{Script: script, given: r}
+	m := &Megatron{Script: script, given: r, FileTokens: tokensIn(r.Word("vocab_file"))}
 	r.Fill(m)
 	m.Notes = r.Notes
 	return m, nil
@@ -239,15 +234,47 @@ func parseMegatron(file string, text []byte) (*strict.Document, string, error) {
 		}
 		d.Root.Members = append(d.Root.Members, commandMembers(line, variables)...)
 	}
-	d.Root.Members = slices.DeleteFunc(d.Root.Members, func(m strict.Member) bool {
-		return strings.HasPrefix(m.Name, "nproc") || strings.HasPrefix(m.Name, "nnodes") ||
-			slices.Contains([]string{"node_rank", "master_addr", "master_port", "rdzv_endpoint", "rdzv_backend"}, m.Name)
-	})
+	d.Root.Members = withoutLauncher(d.Root.Members)
 	if len(d.Root.Members) == 0 {
 		return nil, "", fault.File(file).Inputf("there are no arguments of Megatron-LM").
 			WithHint("give arguments such as --num-layers 32 --hidden-size 4096")
 	}
 	return d, script, nil
+}
+
+// withoutLauncher removes the arguments of torchrun, and all of one name but the last, which counts.
+func withoutLauncher(members []strict.Member) []strict.Member {
+	launcher := strings.Fields("nproc_per_node nnodes node_rank master_addr master_port rdzv_endpoint rdzv_backend " +
+		"rdzv_id")
+	last := map[string]int{}
+	for i, m := range members {
+		last[m.Name] = i
+	}
+	var kept []strict.Member
+	for i, m := range members {
+		if last[m.Name] == i && !slices.Contains(launcher, m.Name) {
+			kept = append(kept, m)
+		}
+	}
+	return kept
+}
+
+// largestVocabulary is the limit of a file with a vocabulary.
+const largestVocabulary = 64 << 20
+
+// tokensIn returns the number of tokens in a vocabulary: the members of JSON or the lines of a text, 0 without the file.
+func tokensIn(file string) int64 {
+	text, err := files.Read(file, largestVocabulary)
+	if err != nil {
+		return 0
+	}
+	if strings.HasSuffix(file, ".json") {
+		if d, err := strict.ParseJSON(file, text); err == nil {
+			return int64(len(d.Root.Members))
+		}
+		return 0
+	}
+	return int64(bytes.Count(text, []byte{'\n'}))
 }
 
 // megatronYAML returns the arguments of a YAML file: its MODEL_ARGS, as in Megatron-LM's functional tests, or all keys.

@@ -1,7 +1,6 @@
 package simulate
 
 import (
-	"fmt"
 	"slices"
 
 	"plimsoll/allocator"
@@ -68,7 +67,8 @@ type megatronRank struct {
 	scoresBuffer  int
 	gatheredBytes int64 // of the buffer of gathered activations
 	gatherBuffer  int
-	holdsEngine   bool  // the workspaces of Transformer Engine exist
+	holdsEngine   bool // the workspaces of Transformer Engine exist
+	states        []optimizerState
 	grads32       []int // fp32 copies of 16-bit gradients, until the next step
 }
 
@@ -91,13 +91,14 @@ func (s *megatronRank) run() {
 			s.gpu.Free(id)
 		}
 		s.grads32 = nil
+		s.offload()
 		s.passes(iteration)
 		s.gpu.phase(ledger.Step, iteration, func() { s.step(buffers, iteration) })
 	}
 }
 
-// gradientBuffer is a contiguous buffer of gradients of Megatron's DistributedDataParallel: parameters in reverse order,
-// in buckets (param_and_grad_buffer.py).
+// gradientBuffer is a contiguous buffer of gradients of Megatron's DistributedDataParallel: parameters in reverse
+// order, in buckets (param_and_grad_buffer.py).
 type gradientBuffer struct {
 	parameters []megatron.Parameter // in the order of the buffer
 	pieces     []int64              // what the rank has of each parameter in the distributed optimizer; 0 without
@@ -223,12 +224,9 @@ func (s *megatronRank) storedSize() int64 {
 
 // makeOptimizer allocates master weights.
 func (s *megatronRank) makeOptimizer(buffers []gradientBuffer) {
-	if s.ParameterType == dtype.F32 || s.PrecisionAware {
-		return
+	if s.ParameterType != dtype.F32 && !s.PrecisionAware {
+		s.each(buffers, func(elements int64) { s.holdState(4*elements, ledger.MasterWeights, s.whyMaster) })
 	}
-	s.each(buffers, func(elements int64) {
-		s.hold(4*elements, ledger.MasterWeights, s.whyMaster)
-	})
 }
 
 func (s *megatronRank) whyMaster() string {
@@ -236,6 +234,36 @@ func (s *megatronRank) whyMaster() string {
 		return "master weights in fp32 of the rank's part of each bucket (distrib_optimizer.py)"
 	}
 	return "master weights in fp32 of all parameters (Float16OptimizerWithFloat16Params)"
+}
+
+// optimizerState is a tensor of the optimizer. It has no block while it is on the host.
+type optimizerState struct {
+	bytes     int64
+	component ledger.Component
+	why       func() string
+	id        int
+}
+
+func (s *megatronRank) holdState(bytes int64, component ledger.Component, why func() string) {
+	s.states = append(s.states, optimizerState{bytes, component, why, s.hold(bytes, component, why)})
+}
+
+// offload moves all tensors of the optimizer to the host, and reload brings them back, with
+// --offload-optimizer-states.
+func (s *megatronRank) offload() {
+	for _, x := range s.states {
+		if s.OffloadStates {
+			s.gpu.Free(x.id)
+		}
+	}
+}
+
+func (s *megatronRank) reload() {
+	for i, x := range s.states {
+		if s.OffloadStates {
+			s.states[i].id = s.hold(x.bytes, x.component, x.why)
+		}
+	}
 }
 
 // each calls body for what the optimizer of the rank updates of every parameter.
@@ -255,6 +283,7 @@ func (s *megatronRank) each(buffers []gradientBuffer, body func(elements int64))
 
 // step makes the moments in the first step, and what 16-bit gradients need.
 func (s *megatronRank) step(buffers []gradientBuffer, iteration ledger.Iteration) {
+	s.reload()
 	if s.GradientType == dtype.F16 {
 		s.each(buffers, func(elements int64) {
 			s.grads32 = append(s.grads32, s.hold(4*elements, ledger.MasterGradients, func() string {
@@ -262,28 +291,31 @@ func (s *megatronRank) step(buffers []gradientBuffer, iteration ledger.Iteration
 			}))
 		})
 	}
-	if iteration != ledger.First {
-		return
+	if iteration == ledger.First {
+		s.makeMoments(buffers)
 	}
-	kept := 1 - s.offloaded()
-	why := because("exp_avg in %s and exp_avg_sq in %s (FusedAdam), %.0f %% of them on the GPU", s.ExpAvg, s.ExpAvgSq,
-		100*kept)
-	s.each(buffers, func(elements int64) {
-		on := int64(float64(elements) * kept)
-		for _, size := range s.stateSizes() {
-			if on > 0 {
-				s.hold(size*on, ledger.OptimizerStates, why)
-			}
-		}
-	})
 }
 
-// offloaded returns the share of the states that is on the host.
-func (s *megatronRank) offloaded() float64 {
+// makeMoments makes the moments. With --optimizer-cpu-offload the first parameters have theirs on the host, as many as
+// the fraction asks for (hybrid_optimizer.py).
+func (s *megatronRank) makeMoments(buffers []gradientBuffer) {
+	var all, host int64
+	s.each(buffers, func(elements int64) { all += elements })
+	limit := int64(0)
 	if s.CPUOffload {
-		return s.OffloadFraction
+		limit = int64(float64(all) * s.OffloadFraction)
 	}
-	return 0
+	why := because("exp_avg in %s and exp_avg_sq in %s (FusedAdam); %d of %d elements are on the host", s.ExpAvg,
+		s.ExpAvgSq, limit, all)
+	s.each(buffers, func(elements int64) {
+		if host < limit {
+			host += elements
+			return
+		}
+		for _, size := range s.stateSizes() {
+			s.holdState(size*elements, ledger.OptimizerStates, why)
+		}
+	})
 }
 
 // stateSizes returns the bytes of an element of each state.
@@ -350,8 +382,7 @@ func (s *megatronRank) usesTorchProducts(c *modelChunk) bool {
 	return c.Loss || !s.TransformerEngine() || s.Attention == "unfused" || s.Experts > 0
 }
 
-// workspace allocates the workspace of cuBLAS for a thread (0 for the forward pass, 1 for the backward pass), and that of
-// Transformer Engine.
+// workspace allocates the workspace of cuBLAS for a thread: 0 for the forward pass, 1 for the backward pass.
 func (s *megatronRank) workspace(thread int) {
 	if s.holdsWork[thread] {
 		return
@@ -387,8 +418,8 @@ func (s *megatronRank) gather(bytes int64) {
 		s.gpu.Free(s.gatherBuffer)
 	}
 	s.gatheredBytes = bytes
-	s.gatherBuffer = s.hold(bytes, ledger.GatheredActivations, reasonOf("Megatron-LM's global buffer for activations that "+
-		"sequence or expert parallel ranks gather (GlobalMemoryBuffer)"))
+	s.gatherBuffer = s.hold(bytes, ledger.GatheredActivations, reasonOf("Megatron-LM's global buffer for activations "+
+		"that sequence or expert parallel ranks gather (GlobalMemoryBuffer)"))
 }
 
 // engineWorkspaces allocates the workspaces of Transformer Engine.
@@ -406,4 +437,4 @@ func (s *megatronRank) engineWorkspaces() {
 }
 
 // reasonOf returns a function with a fixed text.
-func reasonOf(what string) func() string { return func() string { return fmt.Sprint(what) } }
+func reasonOf(what string) func() string { return func() string { return what } }

@@ -42,7 +42,12 @@ func (p *megatronPass) feedForward(x *autograd.Tensor, name string, width int64)
 
 // activate runs the activation function with the bias before it.
 func (p *megatronPass) activate(x *autograd.Tensor, bias string) *autograd.Tensor {
-	return p.do(autograd.Operation{Inputs: with(x, p.weight(bias)), Saved: with(x)}, x.Elements/p.Gates(), false)
+	n := x.Elements / p.Gates()
+	if p.SwiGLU && p.NoBiasSwiGLU { // two operations: the product saves the result of the first
+		y := p.do(autograd.Operation{Inputs: with(x, p.weight(bias)), Saved: with(x)}, n, true)
+		return p.do(autograd.Operation{Inputs: with(y, x), Saved: with(y)}, n, false)
+	}
+	return p.do(autograd.Operation{Inputs: with(x, p.weight(bias)), Saved: with(x)}, n, false)
 }
 
 // routed returns the tokens that a rank sends to experts, and those that its experts get.

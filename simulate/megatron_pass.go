@@ -279,7 +279,8 @@ func (p *megatronPass) loss(x *autograd.Tensor) *autograd.Tensor {
 	p.gather(p.gathered(p.Hidden))
 	logits := p.do(autograd.Operation{Inputs: with(x, p.weight(name)), Saved: with(x)}, rows*width, false)
 	if bias := p.outputBias(); bias != nil {
-		biased := p.do(autograd.Operation{Inputs: with(logits, bias), Shared: []bool{true, false}}, logits.Elements, false)
+		o := autograd.Operation{Inputs: with(logits, bias), Shared: []bool{true, false}}
+		biased := p.do(o, logits.Elements, false)
 		p.tape.Drop(logits)
 		logits = biased
 	}

@@ -66,7 +66,8 @@ func compareMegatron(file string, out io.Writer) error {
 			fmt.Fprintf(out, "%s\t%s\n", r.Path, strings.ReplaceAll(p.err.Error(), "\n", " "))
 			continue
 		}
-		fmt.Fprintf(out, "%s\t%d\t%d\t%d\t%d\n", r.Path, highest(r.Allocated), p.allocated, highest(r.MaxAllocated), p.peak)
+		fmt.Fprintf(out, "%s\t%d\t%d\t%d\t%d\n", r.Path, highest(r.Allocated), p.allocated, highest(r.MaxAllocated),
+			p.peak)
 	}
 	return lines.Err()
 }
@@ -97,25 +98,19 @@ func (r goldenRow) gpu() string {
 // world returns the number of GPUs: two nodes of four with GB200 and one of eight else, or more if the degrees need
 // them. A test's name says if it is for one node of four.
 func (r goldenRow) world() int64 {
-	degree := func(name string) int64 {
-		if x, is := r.Args[name].(float64); is {
-			return int64(x)
-		}
-		return 1
-	}
 	world := int64(8)
 	if strings.Contains(r.Test, "_1node") || strings.HasSuffix(r.Test, "1N4G") {
 		world = 4
 	}
-	each := degree("tensor-model-parallel-size") * degree("pipeline-model-parallel-size") *
-		degree("context-parallel-size")
-	experts := degree("pipeline-model-parallel-size") * degree("expert-model-parallel-size")
+	each := r.degree("tensor-model-parallel-size") * r.degree("pipeline-model-parallel-size") *
+		r.degree("context-parallel-size")
+	experts := r.degree("pipeline-model-parallel-size") * r.degree("expert-model-parallel-size")
 	if x, is := r.Args["expert-tensor-parallel-size"].(float64); is {
 		experts *= int64(x)
 	} else {
-		experts *= degree("tensor-model-parallel-size")
+		experts *= r.degree("tensor-model-parallel-size")
 	}
-	for world%each != 0 || degree("num-experts") > 1 && world%experts != 0 {
+	for world%each != 0 || r.degree("num-experts") > 1 && world%experts != 0 {
 		world += 4
 	}
 	return world
@@ -188,6 +183,35 @@ func (r goldenRow) incomplete() error {
 	return nil
 }
 
+// group returns the size of the groups of micro batches of a row that has interleaved stages and does not say it, though
+// Megatron-LM would refuse its default: the smallest that it accepts. It is 0 for other rows.
+func (r goldenRow) group() int64 {
+	stages := r.degree("pipeline-model-parallel-size")
+	micros := r.degree("global-batch-size") * stages * r.degree("tensor-model-parallel-size") *
+		r.degree("context-parallel-size") / r.degree("micro-batch-size") / r.world()
+	isAccepted := func(group int64) bool { return micros%group == 0 || micros%group >= stages }
+	given := r.Args["microbatch-group-size-per-virtual-pipeline-stage"] != nil
+	interleaved := r.Args["num-layers-per-virtual-pipeline-stage"] != nil ||
+		r.Args["num-virtual-stages-per-pipeline-rank"] != nil
+	if given || !interleaved || isAccepted(stages) {
+		return 0
+	}
+	for group := stages; group <= micros; group++ {
+		if isAccepted(group) {
+			return group
+		}
+	}
+	return 0
+}
+
+// degree returns a whole number among the arguments, 1 without it.
+func (r goldenRow) degree(name string) int64 {
+	if x, is := r.Args[name].(float64); is {
+		return int64(x)
+	}
+	return 1
+}
+
 // arguments returns the row's arguments as people type them.
 func (r goldenRow) arguments() string {
 	var list []string
@@ -203,7 +227,9 @@ func (r goldenRow) arguments() string {
 			list = append(list, fmt.Sprintf("--%s %s", name, text))
 		}
 	}
-	// A test of interleaved stages must have had a group of micro batches that Megatron-LM accepts.
+	if group := r.group(); group > 0 {
+		list = append(list, fmt.Sprintf("--microbatch-group-size-per-virtual-pipeline-stage %d", group))
+	}
 	if strings.Contains(r.Platform, "dracooci") && r.Args["deterministic-mode"] == true &&
 		r.Args["attention-backend"] == nil { // their Transformer Engine had no deterministic kernels
 		list = append(list, "--attention-backend unfused")

@@ -34,8 +34,8 @@ func megatronFlags(c *cobra.Command, o *megatronOptions) {
 }
 
 // besideMegatron are the flags that say something beside Megatron-LM's arguments.
-var besideMegatron = []string{"megatron", "vocabulary", "expert-imbalance", "gpus", "nodes", "gpu", "gpu-memory", "torch",
-	"alloc-conf", "explain", "out", "json", "format", "color"}
+var besideMegatron = []string{"megatron", "vocabulary", "expert-imbalance", "gpus", "nodes", "gpu", "gpu-memory",
+	"torch", "alloc-conf", "explain", "out", "json", "format", "color"}
 
 // planMegatron plans a training with Megatron-LM.
 func planMegatron(c *cobra.Command, o planOptions) (*report.PlanDocument, error) {
@@ -50,7 +50,8 @@ func planMegatron(c *cobra.Command, o planOptions) (*report.PlanDocument, error)
 		return nil, wrong
 	}
 	if len(o.request.Configs) > 0 {
-		return nil, fault.Inputf("%s is given beside --megatron", o.request.Configs[0]).WithHint("leave one of the two out")
+		return nil, fault.Inputf("%s is given beside --megatron", o.request.Configs[0]).
+			WithHint("leave one of the two out")
 	}
 	if o.megatron.imbalance < 1 {
 		return nil, fault.Inputf("--expert-imbalance is %v, expected 1 or more", o.megatron.imbalance)
