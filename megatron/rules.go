@@ -74,7 +74,7 @@ func (j *Job) contradictions() error {
 		{j.FP8 != "" && !j.TransformerEngine(), "fp8_format", "needs --transformer-impl transformer_engine", ""},
 		{j.Accumulate32 && j.Reduce16, "grad_reduce_in_bf16", "is given beside --accumulate-allreduce-grads-in-fp32",
 			"Megatron-LM accepts one of the two"},
-		{d.Expert > 1 && j.Experts == 0, "expert_model_parallel_size", "is above 1 without --num-experts",
+		{j.Expert > 1 && j.Experts == 0, "expert_model_parallel_size", "is above 1 without --num-experts",
 			"Megatron-LM asserts this"},
 		{j.Recompute == "full" && j.RecomputeMethod == "", "recompute_granularity",
 			"is full without --recompute-method", "Megatron-LM asserts this: uniform or block"},

@@ -288,13 +288,16 @@ func megatronYAML(d *strict.Document) (*strict.Document, string, error) {
 	for i := range d.Root.Members {
 		m := &d.Root.Members[i]
 		m.Name = strings.ReplaceAll(strings.TrimPrefix(m.Name, "--"), "-", "_")
-		text := m.Value.Text
-		if m.Value.Kind == '[' && len(m.Value.Elements) == 1 {
-			text = m.Value.Elements[0].Text
+		// The functional tests write lists as words between brackets, which YAML reads as one element.
+		v := m.Value
+		if v.Kind == '[' && len(v.Elements) == 1 && strings.Contains(v.Elements[0].Text, " ") {
+			v = v.Elements[0]
 		}
-		if m.Name == "recompute_modules" {
-			m.Value = &strict.Value{Kind: '[', At: m.Value.At, Elements: []*strict.Value{
-				{Kind: '"', At: m.Value.At, Text: strings.Trim(text, "[]")}}}
+		if text := strings.Trim(v.Text, "[]"); m.Name == "recompute_modules" && v.Kind == '"' {
+			m.Value = &strict.Value{Kind: '[', At: v.At}
+			for word := range strings.FieldsSeq(text) {
+				m.Value.Elements = append(m.Value.Elements, &strict.Value{Kind: '"', At: v.At, Text: word})
+			}
 		}
 	}
 	return d, "", nil

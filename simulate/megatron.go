@@ -305,8 +305,11 @@ func (s *megatronRank) makeMoments(buffers []gradientBuffer) {
 	if s.CPUOffload {
 		limit = int64(float64(all) * s.OffloadFraction)
 	}
-	why := because("exp_avg in %s and exp_avg_sq in %s (FusedAdam); %d of %d elements are on the host", s.ExpAvg,
-		s.ExpAvgSq, limit, all)
+	why := because("exp_avg in %s and exp_avg_sq in %s (FusedAdam)", s.ExpAvg, s.ExpAvgSq)
+	if s.CPUOffload {
+		why = because("states of %s of %s elements; --optimizer-cpu-offload has the others on the host",
+			ledger.Count(all-min(limit, all)), ledger.Count(all))
+	}
 	s.each(buffers, func(elements int64) {
 		if host < limit {
 			host += elements
