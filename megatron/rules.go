@@ -34,6 +34,8 @@ func (j *Job) unplanned() error {
 			"plimsoll plans learned_absolute, rope, yarn and none")
 	case j.Implement == "inference_optimized":
 		return j.Fault("transformer_impl", "is for inference", "plimsoll plans transformer_engine and local")
+	case j.Recompute == "full" && j.Kind == T5:
+		return j.Fault("recompute_granularity", "is full, which is not planned yet for a T5", "plimsoll plans selective")
 	case j.Recompute == "selective" && len(j.RecomputeModules) > 0:
 		for name := range strings.FieldsSeq(strings.Join(j.RecomputeModules, " ")) {
 			if name != "core_attn" && name != "moe_act" && name != "layernorm" && name != "mlp" && name != "moe" &&

@@ -109,10 +109,22 @@ func (p *megatronPass) core(h heads, inputs ...*autograd.Tensor) *autograd.Tenso
 			return p.scored(h, append([]*autograd.Tensor{first}, inputs[1:]...))
 		})
 	}
-	if p.recomputes("core_attn") {
-		return p.tape.Checkpoint(autograd.Checkpoint{Reentrant: true}, inputs[0], body, inputs[1:]...)
+	return p.checkpoint("core_attn", body, inputs...)
+}
+
+// checkpoint runs a module on the first of its inputs, as a checkpoint if selective recomputation has the module.
+func (p *megatronPass) checkpoint(module string, body func(*autograd.Tensor) *autograd.Tensor,
+	inputs ...*autograd.Tensor) *autograd.Tensor {
+	if !p.recomputes(module) {
+		return body(inputs[0])
 	}
-	return body(inputs[0])
+	prefix := p.prefix
+	return p.tape.Checkpoint(autograd.Checkpoint{Reentrant: true}, inputs[0], func(x *autograd.Tensor) *autograd.Tensor {
+		before := p.prefix
+		p.prefix = prefix
+		defer func() { p.prefix = before }()
+		return body(x)
+	}, inputs[1:]...)
 }
 
 // recomputes reports whether selective recomputation has a module. Without a list it is the attention proper.

@@ -20,13 +20,7 @@ func (p *megatronPass) think(layer megatron.Layer, x *autograd.Tensor) *autograd
 				return p.feedForward(y, "mlp", p.FeedForward/p.Degrees.Tensor)
 			}, "mlp"
 		}
-		var z *autograd.Tensor
-		if p.recomputes(name) {
-			z = p.tape.Checkpoint(autograd.Checkpoint{Reentrant: true}, y, run)
-		} else {
-			z = run(y)
-		}
-		return p.add(z, "mlp.linear_fc2.bias", x)
+		return p.add(p.checkpoint(name, run, y), "mlp.linear_fc2.bias", x)
 	})
 }
 
@@ -150,12 +144,7 @@ func (p *megatronPass) experts(x *autograd.Tensor, tokens int64) *autograd.Tenso
 			return p.do(autograd.Operation{Inputs: with(z), Saved: with(z), Scratch: 4 * z.Elements}, z.Elements, false)
 		})
 	}
-	var z *autograd.Tensor
-	if p.recomputes("moe_act") {
-		z = p.tape.Checkpoint(autograd.Checkpoint{Reentrant: true}, y, act)
-	} else {
-		z = act(y)
-	}
+	z := p.checkpoint("moe_act", act, y)
 	p.tape.Drop(y)
 	y = p.do(autograd.Operation{Inputs: append(with(z), second...), Saved: with(z)}, tokens*p.Hidden, false)
 	if !p.GroupedGEMM && p.Experts/p.Degrees.Expert > 1 { // the results of experts are joined

@@ -174,15 +174,18 @@ func (p *megatronPass) dropout(x *autograd.Tensor, rate float64) *autograd.Tenso
 // layers runs the layers of the chunk, some of them as checkpoints.
 func (p *megatronPass) layers(x *autograd.Tensor) *autograd.Tensor {
 	all := p.OnStage(p.chunk.Chunk)
-	run := func(x *autograd.Tensor, first, n int) *autograd.Tensor {
+	run := func(input *autograd.Tensor, first, n int) *autograd.Tensor {
 		return p.tape.Scope(func() *autograd.Tensor {
+			x := input
 			for i := first; i < first+n; i++ {
 				if i > 0 && all[i-1].Encoder && !all[i].Encoder {
 					x = p.decode(x)
 				}
 				p.prefix = fmt.Sprintf("layers.%d.", i)
 				y := p.layer(all[i], x)
-				p.tape.Drop(x)
+				if x != input { // which the caller holds
+					p.tape.Drop(x)
+				}
 				x = y
 			}
 			p.prefix = ""
