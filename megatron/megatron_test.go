@@ -24,7 +24,7 @@ func decide(t *testing.T, arguments string, world int64) (*Job, error) {
 	return Decide(m, Request{World: world, GPU: gpu.Model{Capability: 90}})
 }
 
-// TestElements compares with what megatron-core's GPTModel has (main of August 2026, on the CPU, with its local layers).
+// TestElements compares with what megatron-core's GPTModel has (main of August 2026, local layers on the CPU).
 func TestElements(t *testing.T) {
 	const untied = "--untie-embeddings-and-output-weights "
 	for arguments, want := range map[string]int64{

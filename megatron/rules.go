@@ -16,7 +16,8 @@ var notPlanned = strings.Fields(`use_megatron_fsdp use_torch_fsdp2 fine_grained_
 	heterogeneous_layers_config_path heterogeneous_layers_config_encoded_json moe_latent_size moe_use_upcycling
 	fp32_residual_connection distribute_saved_activations experimental_attention_variant
 	pipeline_model_parallel_layout init_model_with_meta_device use_cpu_initialization chunked_optimizer_state_offload
-	defer_embedding_wgrad_compute`)
+	defer_embedding_wgrad_compute enable_cuda_graph external_cuda_graph delay_wgrad_compute hybrid_context_parallel
+	overlap_moe_expert_parallel_comm attention_output_gate fp16_lm_cross_entropy`)
 
 // unplanned refuses what the plan does not know.
 func (j *Job) unplanned() error {
@@ -26,6 +27,8 @@ func (j *Job) unplanned() error {
 		}
 	}
 	switch {
+	case j.CUDAGraph != "" && j.CUDAGraph != "none":
+		return j.Fault("cuda_graph_impl", "is given, and memory of CUDA graphs is not planned yet", "")
 	case j.Optimizer != "adam":
 		return j.Fault("optimizer", fmt.Sprintf("is %s, which is not planned yet", j.Optimizer), "plimsoll plans adam")
 	case j.PositionType != "learned_absolute" && j.PositionType != "rope" && j.PositionType != "none" &&
@@ -35,7 +38,8 @@ func (j *Job) unplanned() error {
 	case j.Implement == "inference_optimized":
 		return j.Fault("transformer_impl", "is for inference", "plimsoll plans transformer_engine and local")
 	case j.Recompute == "full" && j.Kind == T5:
-		return j.Fault("recompute_granularity", "is full, which is not planned yet for a T5", "plimsoll plans selective")
+		return j.Fault("recompute_granularity", "is full, which is not planned yet for a T5",
+			"plimsoll plans selective")
 	case j.Recompute == "selective" && len(j.RecomputeModules) > 0:
 		for name := range strings.FieldsSeq(strings.Join(j.RecomputeModules, " ")) {
 			if name != "core_attn" && name != "moe_act" && name != "layernorm" && name != "mlp" && name != "moe" &&

@@ -92,7 +92,8 @@ func (j *Job) unevenStages(stages, layers int64) error {
 	}
 	if stages == 1 || rest < 0 || between > 0 && rest%between != 0 || between == 0 && rest > 0 {
 		return j.Fault("num_layers", fmt.Sprintf("is %d, and %d layers are left for %d stages between the first "+
-			"and the last", layers, rest, between), "Megatron-LM asserts that these stages have the same number of layers")
+			"and the last", layers, rest, between),
+			"Megatron-LM asserts that these stages have the same number of layers")
 	}
 	if j.VirtualLayers > 0 {
 		return j.Fault("num_layers_per_virtual_pipeline_stage", "is given with a first or last stage of its own size",

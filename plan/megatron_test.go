@@ -74,11 +74,12 @@ func TestMegatronGoldenValues(t *testing.T) {
 		}
 		allocated, peak := lastStage(t, megatronJob(t, smallGPT+c.arguments, megatron.Request{World: 8, GPU: g}))
 		if e := float64(allocated)/c.allocated - 1; math.Abs(e) > 0.02 {
-			t.Errorf("%s on %s: %d bytes allocated, measured %.0f (%+.1f %%)", c.arguments, c.gpu, allocated, c.allocated,
-				100*e)
+			t.Errorf("%s on %s: %d bytes allocated, measured %.0f (%+.1f %%)", c.arguments, c.gpu, allocated,
+				c.allocated, 100*e)
 		}
 		if e := float64(peak)/c.peak - 1; math.Abs(e) > 0.04 {
-			t.Errorf("%s on %s: %d bytes at the peak, measured %.0f (%+.1f %%)", c.arguments, c.gpu, peak, c.peak, 100*e)
+			t.Errorf("%s on %s: %d bytes at the peak, measured %.0f (%+.1f %%)", c.arguments, c.gpu, peak, c.peak,
+				100*e)
 		}
 	}
 }
@@ -86,7 +87,7 @@ func TestMegatronGoldenValues(t *testing.T) {
 // TestMegatronSavings: arguments that save memory do so, and by about what they say.
 func TestMegatronSavings(t *testing.T) {
 	const base = smallGPT + "--use-distributed-optimizer --tensor-model-parallel-size 2 "
-	before, peak := lastStage(t, megatronJob(t, base, megatron.Request{World: 8}))
+	const mixture = "--sequence-parallel --num-experts 4 --disable-bias-linear --moe-grouped-gemm "
 	for _, c := range []struct {
 		arguments         string
 		allocated, atPeak bool // which of the two gets smaller
@@ -94,6 +95,9 @@ func TestMegatronSavings(t *testing.T) {
 		{"--sequence-parallel", false, true},
 		{"--recompute-granularity selective --attention-backend unfused", false, true},
 		{"--recompute-granularity selective --recompute-modules mlp", false, true},
+		{mixture + "--recompute-granularity selective --recompute-modules moe_act", false, true},
+		{mixture + "--recompute-granularity selective --recompute-modules layernorm", false, true},
+		{mixture + "--recompute-granularity selective --recompute-modules moe", false, true},
 		{"--recompute-granularity full --recompute-method uniform --recompute-num-layers 1", false, true},
 		{"--recompute-granularity full --recompute-method block --recompute-num-layers 6", false, true},
 		{"--use-precision-aware-optimizer --exp-avg-dtype bf16 --exp-avg-sq-dtype bf16", true, true},
@@ -104,6 +108,11 @@ func TestMegatronSavings(t *testing.T) {
 		{"--cross-entropy-loss-fusion --cross-entropy-fusion-impl te", false, true},
 		{"--context-parallel-size 2 --attention-backend flash", false, true},
 	} {
+		without := base
+		if strings.HasPrefix(c.arguments, mixture) {
+			without += mixture
+		}
+		before, peak := lastStage(t, megatronJob(t, without, megatron.Request{World: 8}))
 		after, peakAfter := lastStage(t, megatronJob(t, base+c.arguments, megatron.Request{World: 8}))
 		if (after < before-before/100) != c.allocated {
 			t.Errorf("%s: %v allocated, without it %v", c.arguments, after, before)

@@ -102,6 +102,7 @@ type Megatron struct {
 	RecomputeModules []string `key:"recompute_modules"`
 	FusesLoss        bool     `key:"cross_entropy_loss_fusion"`
 	LossFusion       string   `key:"cross_entropy_fusion_impl"`
+	CUDAGraph        string   `key:"cuda_graph_impl"`
 	NoBiasSwiGLU     bool     `key:"no_bias_swiglu_fusion"`
 
 	Experts         int64   `key:"num_experts"`
@@ -156,7 +157,7 @@ func megatronRule() strict.Rule {
 			offload_optimizer_states no_gradient_accumulation_fusion defer_embedding_wgrad_compute
 			cross_entropy_loss_fusion no_bias_gelu_fusion no_bias_swiglu_fusion moe_grouped_gemm
 			multi_latent_attention`),
-		strict.Text().For("vocab_file tokenizer_model"),
+		strict.Text().For("vocab_file tokenizer_model cuda_graph_impl"),
 		strict.Text().Or(strict.Integer()).For("pipeline_model_parallel_layout moe_layer_freq"),
 		strict.Keys{
 			"position_embedding_type": kind("learned_absolute rope none yarn mrope relative"),
@@ -262,7 +263,8 @@ func withoutLauncher(members []strict.Member) []strict.Member {
 // largestVocabulary is the limit of a file with a vocabulary.
 const largestVocabulary = 64 << 20
 
-// tokensIn returns the number of tokens in a vocabulary: the members of JSON or the lines of a text, 0 without the file.
+// tokensIn returns the number of tokens in a vocabulary: the members of JSON or the lines of a text. It is 0 without
+// the file.
 func tokensIn(file string) int64 {
 	text, err := files.Read(file, largestVocabulary)
 	if err != nil {

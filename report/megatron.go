@@ -16,8 +16,9 @@ func NewMegatronDocument(version, arguments string, request job.Request, j *mega
 	elements := j.Elements()
 	d := &PlanDocument{
 		Schema: PlanSchema, Version: version, Verdict: v.Result, Devices: devices, Request: request,
-		Megatron: arguments, Inputs: []Input{}, StateFormats: []plan.StateFormat{}, Assumptions: append([]string{}, j.Assumptions...),
-		Model: PlannedModel{string(j.Kind), "Megatron-LM", "arguments", elements, elements},
+		Megatron: arguments, Inputs: []Input{}, StateFormats: []plan.StateFormat{},
+		Assumptions: append([]string{}, j.Assumptions...),
+		Model:       PlannedModel{string(j.Kind), "Megatron-LM", "arguments", elements, elements},
 		Job: PlannedJob{Engine: "Megatron-LM", Ranks: int(j.Degrees.World()), Nodes: max(1, request.Nodes),
 			MicroBatch: j.MicroBatch, Sequence: j.Sequence, Accumulation: j.Micros, Weights: j.ParameterType.String(),
 			Attention: j.Attention, Optimizer: optimizerOf(j), Recompute: cmp.Or(j.Recompute, "none"),
@@ -44,7 +45,8 @@ func degreesOf(j *megatron.Job) []string {
 		name string
 		is   int64
 	}{{"data parallel", j.Degrees.Data}, {"tensor parallel", j.Degrees.Tensor},
-		{"pipeline parallel", j.Degrees.Pipeline}, {"chunks of a stage", j.Degrees.Virtual}, {"context parallel", j.Degrees.Context},
+		{"pipeline parallel", j.Degrees.Pipeline}, {"chunks of a stage", j.Degrees.Virtual},
+		{"context parallel", j.Degrees.Context},
 		{"expert parallel", j.Degrees.Expert}} {
 		if d.is > 1 {
 			words = append(words, fmt.Sprintf("%s %d", d.name, d.is))

@@ -25,6 +25,9 @@ func (p *megatronPass) attend(x *autograd.Tensor) *autograd.Tensor {
 		var context *autograd.Tensor
 		if p.LatentAttention {
 			h.query, h.value = p.LatentHead+p.LatentPosition, p.LatentValue
+			if p.recomputes("layernorm") { // a norm of its own
+				p.discard(y)
+			}
 			context = p.latent(y, h)
 		} else {
 			width := (p.QueryHeads() + 2*p.KeyHeads()) * p.HeadSize
@@ -77,12 +80,30 @@ func (p *megatronPass) latent(x *autograd.Tensor, h heads) *autograd.Tensor {
 	keys = p.linear(keys, "self_attention.linear_kv_up_proj", h.count*(p.LatentHead+h.value), false)
 	joined := p.do(autograd.Operation{Inputs: with(queries, keys, both)}, h.tokens*h.count*(2*h.query+h.value), false)
 	p.tape.Drop(queries, keys, both)
+	if p.recomputes("mla_up_proj") {
+		p.discard(joined)
+	}
 	return p.core(h, joined)
+}
+
+// discard has a result computed again by the backward pass (CheckpointWithoutOutput): no operation saves it.
+func (p *megatronPass) discard(x *autograd.Tensor) { p.discarded[x] = true }
+
+// saving has an operation save its inputs, except those that the backward pass computes again.
+func (p *megatronPass) saving(o autograd.Operation, inputs ...*autograd.Tensor) autograd.Operation {
+	for _, x := range inputs {
+		if p.discarded[x] {
+			o.BackwardScratch += x.Bytes()
+		} else {
+			o.Saved = append(o.Saved, x)
+		}
+	}
+	return o
 }
 
 // narrow runs a linear layer that every rank has in full.
 func (p *megatronPass) narrow(x *autograd.Tensor, name string, out int64) *autograd.Tensor {
-	return p.do(autograd.Operation{Inputs: with(x, p.weight(name+".weight")), Saved: with(x)}, x.Elements/p.Hidden*out,
+	return p.do(p.saving(autograd.Operation{Inputs: with(x, p.weight(name+".weight"))}, x), x.Elements/p.Hidden*out,
 		false)
 }
 
@@ -119,12 +140,13 @@ func (p *megatronPass) checkpoint(module string, body func(*autograd.Tensor) *au
 		return body(inputs[0])
 	}
 	prefix := p.prefix
-	return p.tape.Checkpoint(autograd.Checkpoint{Reentrant: true}, inputs[0], func(x *autograd.Tensor) *autograd.Tensor {
+	again := func(x *autograd.Tensor) *autograd.Tensor {
 		before := p.prefix
 		p.prefix = prefix
 		defer func() { p.prefix = before }()
 		return body(x)
-	}, inputs[1:]...)
+	}
+	return p.tape.Checkpoint(autograd.Checkpoint{Reentrant: true}, inputs[0], again, inputs[1:]...)
 }
 
 // recomputes reports whether selective recomputation has a module. Without a list it is the attention proper.
@@ -157,12 +179,12 @@ func (p *megatronPass) scored(h heads, inputs []*autograd.Tensor) *autograd.Tens
 				inputs[i] = p.do(autograd.Operation{Inputs: with(x)}, x.Elements, false)
 			}
 		}
-		o.Inputs, o.Saved = inputs, inputs
-		z := p.do(o, out, true)
+		o.Inputs = inputs
+		z := p.do(p.saving(o, inputs...), out, true)
 		return p.do(autograd.Operation{Inputs: with(z)}, out, false)
 	case "fused":
-		o.Inputs, o.Saved = inputs, inputs
-		return p.do(o, out, true)
+		o.Inputs = inputs
+		return p.do(p.saving(o, inputs...), out, true)
 	}
 	return p.unfused(h, inputs, out)
 }
@@ -183,7 +205,7 @@ func (p *megatronPass) unfused(h heads, inputs []*autograd.Tensor, out int64) *a
 				reasonOf("scores of attention, their softmax, dropout and its mask"))
 		}
 	}
-	scores := p.do(autograd.Operation{Inputs: inputs, Saved: inputs, Scratch: scratch}, n, false)
+	scores := p.do(p.saving(autograd.Operation{Inputs: inputs, Scratch: scratch}, inputs...), n, false)
 	y := p.do(autograd.Operation{Inputs: with(scores)}, n, true)
 	y = p.dropout(y, p.AttentionDrop)
 	z := p.do(autograd.Operation{Inputs: append(with(y), inputs...), Saved: with(y)}, out, false)

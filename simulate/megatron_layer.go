@@ -38,8 +38,8 @@ func (p *megatronPass) linear(x *autograd.Tensor, name string, out int64, adds b
 		p.gather(gathered)
 		gathered = 0
 	}
-	return p.do(autograd.Operation{Inputs: with(x, w, bias), Saved: with(x), Scratch: gathered,
-		BackwardScratch: gathered}, rows*out, false)
+	return p.do(p.saving(autograd.Operation{Inputs: with(x, w, bias), Scratch: gathered, BackwardScratch: gathered}, x),
+		rows*out, false)
 }
 
 // rows returns the rows of the input of a column parallel layer, gathered.

@@ -15,6 +15,9 @@ func (p *megatronPass) think(layer megatron.Layer, x *autograd.Tensor) *autograd
 	return p.tape.Scope(func() *autograd.Tensor {
 		y := p.norm(x, "pre_mlp_layernorm")
 		run, name := p.mix, "moe"
+		if layer.Mixture && p.recomputes("layernorm") { // a norm of its own
+			p.discard(y)
+		}
 		if !layer.Mixture {
 			run, name = func(y *autograd.Tensor) *autograd.Tensor {
 				return p.feedForward(y, "mlp", p.FeedForward/p.Degrees.Tensor)
@@ -58,13 +61,15 @@ func (p *megatronPass) routed() (sent, received int64) {
 func (p *megatronPass) mix(x *autograd.Tensor) *autograd.Tensor {
 	return p.tape.Scope(func() *autograd.Tensor {
 		sent, received := p.routed()
-		p.tape.Do(autograd.Operation{Inputs: with(x, p.weight("mlp.router.weight")), Saved: with(x),
-			Outputs: []autograd.Output{{Elements: 3 * p.local() * p.Experts, DType: dtype.F32, Saved: true}}})
+		p.tape.Do(p.saving(autograd.Operation{Inputs: with(x, p.weight("mlp.router.weight")),
+			Outputs: []autograd.Output{{Elements: 3 * p.local() * p.Experts, DType: dtype.F32, Saved: true}}}, x))
 		y := p.dispatch(x, sent, received)
 		y = p.experts(y, received)
 		y = p.combine(y, sent)
 		if p.SharedExpert > 0 {
-			shared := p.feedForward(x, "mlp.shared_experts", p.SharedExpert/p.Degrees.Tensor)
+			shared := p.checkpoint("shared_experts", func(x *autograd.Tensor) *autograd.Tensor {
+				return p.feedForward(x, "mlp.shared_experts", p.SharedExpert/p.Degrees.Tensor)
+			}, x)
 			y = p.do(autograd.Operation{Inputs: with(y, shared), Shared: []bool{true, true}}, y.Elements, false)
 		}
 		return y
@@ -145,8 +150,12 @@ func (p *megatronPass) experts(x *autograd.Tensor, tokens int64) *autograd.Tenso
 		})
 	}
 	z := p.checkpoint("moe_act", act, y)
+	if p.recomputes("moe_act") {
+		p.discard(z)
+	}
 	p.tape.Drop(y)
-	y = p.do(autograd.Operation{Inputs: append(with(z), second...), Saved: with(z)}, tokens*p.Hidden, false)
+	y = p.do(p.saving(autograd.Operation{Inputs: append(with(z), second...)}, z), tokens*p.Hidden, false)
+	p.tape.Drop(z)
 	if !p.GroupedGEMM && p.Experts/p.Degrees.Expert > 1 { // the results of experts are joined
 		y = p.pass(y, y.Elements)
 	}

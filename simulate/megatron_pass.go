@@ -15,14 +15,16 @@ type megatronPass struct {
 	chunk      *modelChunk
 	tape       *autograd.Tape
 	parameters map[string]*autograd.Parameter
-	prefix     string           // of the parameters of the current layer
-	sequence   int64            // tokens of a sequence on the rank
-	encoded    *autograd.Tensor // by the encoder, for the decoder
+	prefix     string                    // of the parameters of the current layer
+	sequence   int64                     // tokens of a sequence on the rank
+	discarded  map[*autograd.Tensor]bool // that the backward pass computes again
+	encoded    *autograd.Tensor          // by the encoder, for the decoder
 }
 
 func (s *megatronRank) newPass(c *modelChunk) *megatronPass {
 	p := &megatronPass{megatronRank: s, chunk: c, parameters: map[string]*autograd.Parameter{},
-		sequence: s.Sequence / s.Degrees.Context}
+		discarded: map[*autograd.Tensor]bool{},
+		sequence:  s.Sequence / s.Degrees.Context}
 	p.tape = autograd.NewTape(s.gpu, reasonOf("gradients of weights, until they are added to the gradient buffer"))
 	for _, from := range c.parameters {
 		p.parameters[from.Name] = &autograd.Parameter{Name: from.Name, Elements: from.Elements, DType: s.ParameterType,

@@ -183,8 +183,8 @@ func (r goldenRow) incomplete() error {
 	return nil
 }
 
-// group returns the size of the groups of micro batches of a row that has interleaved stages and does not say it, though
-// Megatron-LM would refuse its default: the smallest that it accepts. It is 0 for other rows.
+// group returns the size of the groups of micro batches of a row that has interleaved stages and does not say it,
+// though Megatron-LM would refuse its default: the smallest that it accepts. It is 0 for other rows.
 func (r goldenRow) group() int64 {
 	stages := r.degree("pipeline-model-parallel-size")
 	micros := r.degree("global-batch-size") * stages * r.degree("tensor-model-parallel-size") *

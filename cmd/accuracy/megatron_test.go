@@ -49,7 +49,8 @@ func TestMegatronAgainstGoldenValues(t *testing.T) {
 		median, ninetieth := c.errors[len(c.errors)/2], c.errors[len(c.errors)*9/10]
 		if median > c.mostMedian || ninetieth > c.mostNinetieth {
 			t.Errorf("%s: the median of the absolute error is %.2f %% and the 90th percentile %.2f %%, "+
-				"expected %.1f %% and %.1f %%", c.name, 100*median, 100*ninetieth, 100*c.mostMedian, 100*c.mostNinetieth)
+				"expected %.1f %% and %.1f %%", c.name, 100*median, 100*ninetieth, 100*c.mostMedian,
+				100*c.mostNinetieth)
 		}
 	}
 }
