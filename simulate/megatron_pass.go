@@ -98,8 +98,7 @@ func (p *megatronPass) forward() *autograd.Tensor {
 	if p.chunk.Embedding || p.chunk.Loss {
 		batch = p.loadBatch()
 	}
-	var output *autograd.Tensor
-	output = p.tape.Scope(func() *autograd.Tensor {
+	output := p.tape.Scope(func() *autograd.Tensor {
 		var x *autograd.Tensor
 		if p.chunk.Embedding {
 			x = p.embed(p.full())
