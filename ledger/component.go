@@ -66,6 +66,7 @@ const (
 	ReductionTemporaries   Component = "reduction_temporaries"
 	GatheredParameters     Component = "gathered_parameters"
 	GatheredActivations    Component = "gathered_activations"
+	SecondaryParameters    Component = "secondary_parameters"
 	UndividedUnits         Component = "undivided_units"
 	StagingBuffers         Component = "staging_buffers"
 	LoadStaging            Component = "model_load_staging"
@@ -151,6 +152,7 @@ var descriptions = map[Component]description{
 	ReductionTemporaries:   {title: "temporaries of the reduction"},
 	GatheredParameters:     {title: "gathered parameters"},
 	GatheredActivations:    {title: "gathered activations"},
+	SecondaryParameters:    {title: "secondary partitions of parameters"},
 	UndividedUnits:         {title: "units before they are divided"},
 	StagingBuffers:         {title: "staging buffers"},
 	LoadStaging:            {title: "model load staging"},
