@@ -61,6 +61,19 @@ func (j *Job) contradictions() error {
 	}{
 		{j.Heads%d.Tensor != 0, "num_attention_heads", fmt.Sprintf("is %d, no multiple of tensor parallel %d", j.Heads,
 			d.Tensor), "Megatron-LM asserts this: every rank has the same number of heads"},
+		{j.FeedForward%d.Tensor != 0, "ffn_hidden_size", fmt.Sprintf("is %d, no multiple of tensor parallel %d",
+			j.FeedForward, d.Tensor), "Megatron-LM asserts this: every rank has an equal part"},
+		{j.Experts > 0 && j.ExpertHidden%d.ExpertTensor != 0, "moe_ffn_hidden_size", fmt.Sprintf(
+			"is %d, no multiple of expert tensor parallel %d", j.ExpertHidden, d.ExpertTensor),
+			"Megatron-LM asserts this: every rank has an equal part"},
+		{j.SharedExpert%d.Tensor != 0, "moe_shared_expert_intermediate_size", fmt.Sprintf(
+			"is %d, no multiple of tensor parallel %d", j.SharedExpert, d.Tensor),
+			"Megatron-LM asserts this: every rank has an equal part"},
+		{j.SequenceSplit && (j.Sequence%d.Tensor != 0 || j.DecoderSequence%d.Tensor != 0), "seq_length", fmt.Sprintf(
+			"is %d, no multiple of tensor parallel %d", j.Sequence, d.Tensor),
+			"sequence parallelism gives every rank an equal part"},
+		{j.Predictions > 0 && j.Hidden%d.Tensor != 0, "hidden_size", fmt.Sprintf(
+			"is %d, no multiple of tensor parallel %d", j.Hidden, d.Tensor), "Megatron-LM asserts this"},
 		{j.QueryGroups%d.Tensor != 0 && d.Tensor%j.QueryGroups != 0, "num_query_groups", fmt.Sprintf(
 			"is %d, and tensor parallel is %d", j.QueryGroups, d.Tensor), "one must be a multiple of the other"},
 		{d.Context > 1 && j.Sequence%(2*d.Context) != 0, "seq_length", fmt.Sprintf("is %d, no multiple of 2 x context "+

@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 
+	"pgregory.net/rapid"
+
 	"plimsoll/allocator"
 	"plimsoll/gpu"
 	"plimsoll/ledger"
@@ -147,5 +149,66 @@ func TestMegatronStages(t *testing.T) {
 		if got := activations(devices[stage]) / activations(devices[3]); got != want {
 			t.Errorf("stage %d has activations of %d micro batches, expected %d", stage, got, want)
 		}
+	}
+}
+
+// TestMegatronRandomJobs plans what random arguments decide: every stage ends with less than its peak, and a plan is
+// the same every time.
+func TestMegatronRandomJobs(t *testing.T) {
+	c, err := allocator.ParseConfiguration("", version.Version{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	choices := []string{"--sequence-parallel", "--swiglu", "--disable-bias-linear", "--bf16", "--fp16",
+		"--use-distributed-optimizer", "--overlap-grad-reduce", "--num-experts 4", "--moe-grouped-gemm",
+		"--moe-token-dispatcher-type alltoall", "--moe-router-topk 1", "--moe-layer-freq 2",
+		"--moe-shared-expert-intermediate-size 64", "--moe-expert-capacity-factor 1", "--expert-model-parallel-size 2",
+		"--expert-tensor-parallel-size 1", "--multi-latent-attention", "--q-lora-rank 32", "--qk-layernorm",
+		"--mtp-num-layers 1", "--recompute-granularity selective",
+		"--recompute-modules moe_act layernorm mla_up_proj mlp shared_experts", "--attention-backend unfused",
+		"--attention-backend flash", "--transformer-impl local", "--position-embedding-type rope",
+		"--group-query-attention --num-query-groups 2", "--cross-entropy-loss-fusion", "--fp8-format hybrid",
+		"--use-precision-aware-optimizer", "--offload-optimizer-states", "--num-virtual-stages-per-pipeline-rank 2",
+		"--hidden-dropout 0", "--untie-embeddings-and-output-weights", "--encoder-seq-length 64 --decoder-seq-length 32"}
+	planned := 0
+	rapid.Check(t, func(t *rapid.T) {
+		arguments := "--num-layers 8 --hidden-size 128 --num-attention-heads 8 --seq-length 64 --vocab-size 512 " +
+			"--max-position-embeddings 64 --micro-batch-size 1 --global-batch-size 16 "
+		for _, degree := range []string{"tensor", "pipeline"} {
+			arguments += "--" + degree + "-model-parallel-size " +
+				rapid.SampledFrom([]string{"1", "2"}).Draw(t, degree) + " "
+		}
+		arguments += "--context-parallel-size " + rapid.SampledFrom([]string{"1", "2"}).Draw(t, "context") + " "
+		arguments += strings.Join(rapid.SliceOfNDistinct(rapid.SampledFrom(choices), 0, 12, rapid.ID[string]).
+			Draw(t, "choices"), " ")
+		m, err := recipe.ReadMegatron(arguments)
+		if err != nil {
+			return
+		}
+		j, err := megatron.Decide(m, megatron.Request{World: 8, Imbalance: 1.5})
+		if err != nil {
+			return
+		}
+		planned++
+		devices, _, err := NewMegatron(j, c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		again, _, err := NewMegatron(j, c)
+		if err != nil || len(devices) != int(j.Degrees.Pipeline) {
+			t.Fatalf("%d devices, %v", len(devices), err)
+		}
+		for i, d := range devices {
+			if d.Peak().PeakAllocated < d.Peak().EndAllocated || d.Peak().PeakUsed != again[i].Peak().PeakUsed {
+				t.Errorf("stage %d: %+v, then %+v", i, d.Peak(), again[i].Peak())
+			}
+			last := d.Phases[len(d.Phases)-1]
+			if first := d.Phases[len(d.Phases)-4]; last.EndRequested != first.EndRequested {
+				t.Errorf("stage %d ends the first step with %v and the next with %v", i, first.EndRequested, last.EndRequested)
+			}
+		}
+	})
+	if planned < 5 {
+		t.Errorf("%d random jobs were planned", planned)
 	}
 }
