@@ -169,7 +169,8 @@ func TestMegatronRandomJobs(t *testing.T) {
 		"--attention-backend flash", "--transformer-impl local", "--position-embedding-type rope",
 		"--group-query-attention --num-query-groups 2", "--cross-entropy-loss-fusion", "--fp8-format hybrid",
 		"--use-precision-aware-optimizer", "--offload-optimizer-states", "--num-virtual-stages-per-pipeline-rank 2",
-		"--hidden-dropout 0", "--untie-embeddings-and-output-weights", "--encoder-seq-length 64 --decoder-seq-length 32"}
+		"--hidden-dropout 0", "--untie-embeddings-and-output-weights",
+		"--encoder-seq-length 64 --decoder-seq-length 32"}
 	planned := 0
 	rapid.Check(t, func(t *rapid.T) {
 		arguments := "--num-layers 8 --hidden-size 128 --num-attention-heads 8 --seq-length 64 --vocab-size 512 " +
@@ -204,7 +205,8 @@ func TestMegatronRandomJobs(t *testing.T) {
 			}
 			last := d.Phases[len(d.Phases)-1]
 			if first := d.Phases[len(d.Phases)-4]; last.EndRequested != first.EndRequested {
-				t.Errorf("stage %d ends the first step with %v and the next with %v", i, first.EndRequested, last.EndRequested)
+				t.Errorf("stage %d ends the first step with %v and the next with %v", i, first.EndRequested,
+					last.EndRequested)
 			}
 		}
 	})
