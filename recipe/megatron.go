@@ -77,6 +77,7 @@ type Megatron struct {
 	FP16 bool `key:"fp16"`
 
 	FP8       string `key:"fp8_format"`
+	FP8Recipe string `key:"fp8_recipe"`
 	FP8Gather bool   `key:"fp8_param_gather"`
 
 	Optimizer        string  `key:"optimizer"`

@@ -2,6 +2,7 @@ package simulate
 
 import (
 	"slices"
+	"strings"
 
 	"plimsoll/allocator"
 	"plimsoll/autograd"
@@ -190,36 +191,52 @@ func (s *megatronRank) makeParameters(buffers []gradientBuffer) {
 	why := because("%s parameters of pipeline stage %d in %v", ledger.Count(elements), s.stage, s.ParameterType)
 	for _, b := range buffers {
 		if s.Distributed {
-			s.hold(b.elements*s.storedSize(), ledger.Parameters, why)
-		} else {
-			for _, p := range b.parameters {
-				s.hold(p.Elements*s.ParameterType.Size(), ledger.Parameters, why)
-			}
+			s.hold(s.storedBytes(b), ledger.Parameters, why)
+			continue
+		}
+		for _, p := range b.parameters {
+			s.hold(p.Elements*s.ParameterType.Size(), ledger.Parameters, why)
 		}
 	}
 	grads := because("gradient buffers in %v (param_and_grad_buffer.py)", s.GradientType)
 	for _, b := range buffers {
 		s.hold(b.elements*s.GradientType.Size(), ledger.Gradients, grads)
-	}
-	if s.FP8 != "" && !s.FP8Gather {
-		for _, b := range buffers {
-			for _, p := range b.parameters {
-				if p.Weight && !p.Shared {
-					s.hold(2*p.Elements, ledger.AutocastWeights, func() string {
-						return "fp8 copies of the weights, as they are and transposed, for all micro batches"
-					})
-				}
-			}
-		}
+		s.holdFP8(b)
 	}
 }
 
-// storedSize returns the bytes of a parameter in a buffer.
-func (s *megatronRank) storedSize() int64 {
-	if s.FP8Gather {
-		return 1
+// isFP8 reports whether a parameter is the matrix of a layer that computes in fp8. Embedding and head do not.
+func (s *megatronRank) isFP8(p megatron.Parameter) bool {
+	return s.FP8 != "" && p.Weight && !strings.Contains(p.Name, "word_embeddings") && p.Name != "output_layer.weight"
+}
+
+// storedBytes returns the size of the parameters of a buffer.
+func (s *megatronRank) storedBytes(b gradientBuffer) int64 {
+	bytes := b.elements * s.ParameterType.Size()
+	for _, p := range b.parameters {
+		if s.FP8Gather && s.isFP8(p) {
+			bytes -= p.Elements
+		}
 	}
-	return s.ParameterType.Size()
+	return bytes
+}
+
+// holdFP8 allocates the fp8 copies of a buffer's weights, which all micro batches use: one as they are, unless the
+// parameters are fp8 themselves, and a transposed one. From Blackwell on only scales of blocks need the transposed one.
+func (s *megatronRank) holdFP8(b gradientBuffer) {
+	var copies int64
+	if !s.FP8Gather {
+		copies++
+	}
+	if s.GPU.Capability < 100 || s.FP8Recipe == "mxfp8" || s.FP8Recipe == "blockwise" {
+		copies++
+	}
+	for _, p := range b.parameters {
+		if copies > 0 && s.isFP8(p) {
+			s.hold(copies*p.Elements, ledger.AutocastWeights, reasonOf("fp8 copies of the weights for all micro "+
+				"batches, as they are and transposed"))
+		}
+	}
 }
 
 // makeOptimizer allocates master weights.
