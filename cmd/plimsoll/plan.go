@@ -41,7 +41,8 @@ Plan reads the files that the job is started with: configurations of
 LLaMA-Factory, axolotl, ms-swift, torchtune, torchtitan and TRL, DeepSpeed's
 JSON, transformers' TrainingArguments, accelerate's YAML, PEFT's
 adapter_config.json and bitsandbytes' configuration. It recognizes a CONFIG by
-its content. Flags say what no file says, and go before files.
+its content. Flags say what no file says, and go before files. With --megatron,
+plan reads the arguments of Megatron-LM instead.
 
 Plan follows the job tensor by tensor: every operation of the forward and
 backward pass and what autograd saves for it, communication buckets, gathered
