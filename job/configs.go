@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 
+	"plimsoll/autograd"
 	"plimsoll/dtype"
 	"plimsoll/fault"
 	"plimsoll/recipe"
@@ -45,6 +46,8 @@ func (r *resolver) framework() error {
 	if r.Recompute == "" {
 		r.Recompute = f.Recompute
 	}
+	r.job.StepsInBackward = f.StepsInBackward
+	r.job.OffloadActivations = (*autograd.Offload)(f.Offloading)
 	if f.ReducesIn32 {
 		r.job.ReduceType = dtype.F32
 	}

@@ -39,9 +39,13 @@ type Job struct {
 
 	Attention forward.AttentionKind
 	Recompute *autograd.Checkpoint
-	Loss      forward.LossKind
-	Compile   bool
-	Liger     bool // liger-kernel replaces the modules of the model
+	// StepsInBackward means that every parameter has an optimizer of its own, which steps once its gradient is complete.
+	StepsInBackward bool
+	// OffloadActivations moves what operations save to the host, nil if it stays.
+	OffloadActivations *autograd.Offload
+	Loss               forward.LossKind
+	Compile            bool
+	Liger              bool // liger-kernel replaces the modules of the model
 	// Modules is the library whose modules the model consists of: transformers
 	// (also if empty), litgpt or torchtitan.
 	Modules string

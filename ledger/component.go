@@ -49,6 +49,7 @@ const (
 	ResidualActivations    Component = "activations_residual_stream"
 	AdapterActivations     Component = "activations_adapters"
 	RecomputedActivations  Component = "activations_recomputed"
+	OffloadedActivations   Component = "activations_offloaded"
 	LogitsAndLoss          Component = "logits_and_loss"
 	AutocastWeights        Component = "autocast_weights"
 	ActivationGradients    Component = "activation_gradients"
@@ -136,6 +137,7 @@ var descriptions = map[Component]description{
 	ResidualActivations:    {title: "activations: residual stream", partOf: Activations},
 	AdapterActivations:     {title: "activations: adapters", partOf: Activations},
 	RecomputedActivations:  {title: "activations (recomputed)", partOf: Activations},
+	OffloadedActivations:   {title: "activations (offloaded)", partOf: Activations},
 	LogitsAndLoss:          {title: "logits and loss"},
 	AutocastWeights:        {title: "weights cast by autocast", partOf: Activations},
 	ActivationGradients:    {title: "gradients of activations"},

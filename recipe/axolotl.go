@@ -14,6 +14,7 @@ import (
 var axolotl = family{kind: axolotlKind, program: "axolotl", read: readAxolotl,
 	own: strict.Merge(
 		worded.For("base_model model_type rl lora_model_dir attn_implementation"),
+		switched.Or(oneOf("legacy", "disk", "hidden_states")).OrNull().For("activation_offloading"),
 		switched.For(`load_in_8bit load_in_4bit fp16 bfloat16 float16 lora_target_linear peft_use_dora peft_use_rslora
 			sample_packing tf32 flash_attention sdp_attention eager_attention xformers_attention lora_fan_in_fan_out
 			reward_model liger_fused_linear_cross_entropy torch_compile auto_find_batch_size group_by_length
@@ -54,7 +55,7 @@ const (
 	unplannedAxolotlStages = "process_reward_model ebft trl"
 	unplannedAxolotlModels = `gptq qat quantize_moe_experts llama4_linearized_experts
 		use_onebitllms relora relora_steps unfrozen_parameters fp32_norms shrink_embeddings`
-	unplannedAxolotlPasses = `activation_offloading layer_offloading selective_checkpointing tiled_mlp
+	unplannedAxolotlPasses = `layer_offloading selective_checkpointing tiled_mlp
 		chunked_cross_entropy flash_attn_cross_entropy flash_attn_fuse_mlp flash_optimum flex_attention sage_attention
 		s2_attention unsloth_cross_entropy_loss unsloth_lora_mlp unsloth_lora_qkv unsloth_lora_o`
 	unplannedAxolotlAdapters = `lora_target_parameters lora_rank_pattern lora_alpha_pattern peft_layers_to_transform
@@ -325,22 +326,53 @@ func (r *frameworkReader) attentionOfAxolotl() error {
 	return nil
 }
 
-// checkpointAxolotl reads what the backward pass recomputes.
+// checkpointAxolotl reads what the backward pass recomputes, and what waits for it on the host.
 func (r *frameworkReader) checkpointAxolotl() error {
-	const key = "gradient_checkpointing"
-	v := r.Find(key)
-	if v != nil && strings.HasPrefix(v.Text, "offload") {
-		return r.Fault(key, fmt.Sprintf("is %s: activations go to the host, which is not planned yet", v),
-			"set it to true to plan the job without it")
+	const key, offloading = "gradient_checkpointing", "activation_offloading"
+	v, mode, from := r.Find(key), r.Find(offloading), offloading
+	if v != nil && strings.HasPrefix(v.Text, "offload") { // older words: schemas/validation.py
+		mode, from = strict.Of(true), key
 	}
-	r.set(key, key, on(v))
+	if on(mode) && !on(v) {
+		return r.Fault(offloading, fmt.Sprintf("is %s, but axolotl needs gradient_checkpointing with it", mode),
+			"add gradient_checkpointing: true")
+	}
 	kwargs := r.Find(key + "_kwargs")
 	if kwargs == nil {
 		kwargs = &strict.Value{Kind: '{'}
 		give(kwargs, "use_reentrant", r.At(key), strict.Of(false))
 	}
+	if on(mode) {
+		if kwargs = r.offloadAxolotl(mode, kwargs); kwargs == nil {
+			return r.Fault(from, fmt.Sprintf("is %s with reentrant checkpointing or torch.compile, which is not planned "+
+				"yet", mode), "set use_reentrant to false, and torch_compile, too")
+		}
+	}
+	r.set(key, key, on(v) && (r.to.Offloading == nil || r.to.Offloading.InputsOnly || !r.Gives("adapter")))
 	give(r.arguments, key+"_kwargs", r.At(key), kwargs)
 	return nil
+}
+
+// offloadAxolotl reads how activations go to the host, and returns the arguments of checkpoints, nil if that is not
+// planned: ActivationOffloadingMixin in core/trainers/mixins, and _configure_gradient_checkpointing in
+// core/builders/base.py. An adapter's training recomputes nothing then, and other trainings wrap every block.
+func (r *frameworkReader) offloadAxolotl(mode, kwargs *strict.Value) *strict.Value {
+	r.to.Offloading = offloadingTRL()
+	reentrant := kwargs.Find("use_reentrant")
+	switch {
+	case r.Truth("torch_compile"):
+		return nil
+	case mode.Text == "hidden_states":
+		r.to.Offloading.InputsOnly, r.to.Offloading.Stash = true, 2
+		if reentrant != nil && on(reentrant) {
+			return nil
+		}
+	case mode.Text == "legacy":
+		r.to.Offloading.Streams = false
+	}
+	kwargs = &strict.Value{Kind: '{'}
+	give(kwargs, "use_reentrant", r.At("gradient_checkpointing"), strict.Of(false))
+	return kwargs
 }
 
 // quantizeAxolotl reads the quantization: _set_quantization_config in src/axolotl/loaders/model.py.

@@ -43,11 +43,27 @@ type Framework struct {
 	ReducesIn32 bool   // FSDP reduces gradients in fp32
 	Modules     string // the library of the model's modules, "" for transformers
 	Recompute   string // "" = what Training says
+	// StepsInBackward says that every parameter has an optimizer, which steps once its gradient is complete.
+	StepsInBackward bool
+	// Offloading says which activations wait on the host for the backward pass, nil if none does.
+	Offloading *Offloading
 
 	Notes []Note
 
 	place fault.Position // of the model's name
 }
+
+// Offloading is what OffloadActivations of TRL and torchtune does.
+type Offloading struct {
+	Streams    bool // copies are on a stream of their own
+	Stash      int  // so many saved tensors stay on the GPU while they are copied
+	Tracks     bool // a tensor stays whose storage is saved again while it is copied
+	InputsOnly bool // of checkpoints
+	BeforeLoss bool // what the loss saves stays
+}
+
+// offloadingTRL is OffloadActivations with TRL's defaults.
+func offloadingTRL() *Offloading { return &Offloading{Streams: true, Stash: 5, Tracks: true} }
 
 // Upcast says when a program or an engine converts trained weights of the model to fp32.
 type Upcast int
