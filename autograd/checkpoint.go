@@ -41,9 +41,13 @@ func (t *Tape) Checkpoint(c Checkpoint, input *Tensor, body func(*Tensor) *Tenso
 	result := &Tensor{Elements: inner.Elements, DType: inner.DType, storage: inner.storage.retain(), held: true}
 	t.Drop(inner)
 	t.locals[len(t.locals)-1] = result
+	if forward.graph && inner.gradient == nil { // nothing in the block is trained: no graph holds its input
+		forward.free(t)
+		return result
+	}
 	result.gradient = &gradient{bytes: result.Bytes()}
 
-	saved := []packed{t.save(input, true)}
+	saved := []packed{t.save(input, aCheckpoint)}
 	for _, x := range others {
 		saved = append(saved, packed{storage: x.storage.retain()})
 	}

@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"plimsoll/dtype"
+	"plimsoll/ledger"
 )
 
 // Offload moves what operations save for the backward pass to the host, and back when the backward pass needs it: the
@@ -17,6 +18,9 @@ type Offload struct {
 	Tracks     bool
 	InputsOnly bool // only the inputs of checkpoints
 	BeforeLoss bool // what the loss saves stays on the GPU
+	// Weights moves a copy of every weight that a matrix product saves: the hooks do not know its transpose for a
+	// parameter unless they have been told all parameters.
+	Weights bool
 }
 
 // OffloadMemory is where offloaded tensors are.
@@ -87,20 +91,34 @@ func (t *Tape) KeepLossHere() (leave func()) {
 	return t.KeepHere()
 }
 
+// saver is what saves a tensor.
+type saver int
+
+const (
+	anOperation saver = iota
+	aProduct
+	aCheckpoint
+)
+
 // save holds a tensor for the backward pass. A parameter has no storage of the tape.
-func (t *Tape) save(x *Tensor, input bool) packed {
+func (t *Tape) save(x *Tensor, by saver) packed {
 	o := t.offload
-	if o == nil || o.paused > 0 || o.InputsOnly && !input {
+	if o == nil || o.paused > 0 || o.InputsOnly && by != aCheckpoint {
 		return packed{storage: x.storage.retain()}
 	}
 	o.ids++
-	key := tracked{x.storage, x.DType}
-	if x.storage == nil || x.Bytes() < leastOffloaded {
+	if x.storage == nil && (by != aProduct || !o.Weights) || x.Bytes() < leastOffloaded {
 		return packed{storage: x.storage.retain()}
 	}
+	source := x.storage.retain()
+	if source == nil {
+		source = t.allocate(x.Bytes(), ledger.OffloadedActivations, WhyOffloaded)
+	}
+	defer t.release(source)
+	key := tracked{source, x.DType}
 	if _, is := o.tracked[key]; is {
 		o.tracked[key] = o.ids
-		return packed{storage: x.storage.retain()}
+		return packed{storage: source.retain()}
 	}
 	a := &away{id: o.ids, bytes: x.Bytes()}
 	if o.Streams {
@@ -110,7 +128,7 @@ func (t *Tape) save(x *Tensor, input bool) packed {
 	}
 	a.free = o.memory.Keep(a.bytes)
 	if o.Streams {
-		o.stash = append(o.stash, stashed{a.id, x.storage.retain(), key})
+		o.stash = append(o.stash, stashed{a.id, source.retain(), key})
 		if o.Tracks {
 			o.tracked[key] = a.id
 		}

@@ -270,8 +270,12 @@ func (t *Tape) Do(o Operation) []*Tensor {
 	if len(n.inputs) == 0 {
 		return results
 	}
+	by := anOperation
+	if o.Product {
+		by = aProduct
+	}
 	for _, x := range o.Saved {
-		if k := t.save(x, false); k != (packed{}) { // parameters have no storage
+		if k := t.save(x, by); k != (packed{}) { // parameters have no storage
 			n.saved = append(n.saved, k)
 		}
 	}
@@ -280,7 +284,7 @@ func (t *Tape) Do(o Operation) []*Tensor {
 		r.gradient = &gradient{bytes: r.Bytes()}
 		n.outputs = append(n.outputs, r.gradient)
 		if o.Outputs[i].Saved {
-			n.saved = append(n.saved, t.save(r, false))
+			n.saved = append(n.saved, t.save(r, anOperation))
 		}
 	}
 	t.nodes = append(t.nodes, n)

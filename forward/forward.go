@@ -120,7 +120,9 @@ type Options struct {
 	// Offload moves what operations save to the host, nil if it stays.
 	Offload       *autograd.Offload
 	OffloadMemory autograd.OffloadMemory
-	Loss          LossKind
+	// QAT fake-quantizes linear modules, nil for none.
+	QAT  *FakeQuantization
+	Loss LossKind
 	// InputGradients makes the output of the embeddings need a gradient, as
 	// enable_input_require_grads does.
 	InputGradients bool

@@ -7,6 +7,7 @@ import (
 	"plimsoll/autograd"
 	"plimsoll/dtype"
 	"plimsoll/fault"
+	"plimsoll/forward"
 	"plimsoll/recipe"
 )
 
@@ -46,11 +47,48 @@ func (r *resolver) framework() error {
 	if r.Recompute == "" {
 		r.Recompute = f.Recompute
 	}
+	if q := f.QAT; q != nil {
+		r.job.QAT = &forward.FakeQuantization{Group: int64(q.Group), Activations: q.Activations, Learned: q.Learned}
+	}
+	if err := r.unfrozen(); err != nil {
+		return err
+	}
 	r.job.StepsInBackward = f.StepsInBackward
 	r.job.OffloadActivations = (*autograd.Offload)(f.Offloading)
 	if f.ReducesIn32 {
 		r.job.ReduceType = dtype.F32
 	}
+	return nil
+}
+
+// unfrozen freezes all parameters but those that the patterns of a framework's file match.
+func (r *resolver) unfrozen() error {
+	u := r.Inputs.framework.Unfrozen
+	if u == nil {
+		return nil
+	}
+	j := r.job
+	names, trains := "", false
+	for _, p := range j.Model.Parameters {
+		name := p.Name
+		if r.Inputs.adapter != nil { // PEFT's name for the parameter, without the adapter's own
+			name = "base_model.model." + name
+		}
+		names, trains = name, trains || p.TiedTo == "" && u.Has(name)
+	}
+	switch {
+	case !trains:
+		return u.Place.Inputf("unfrozen_parameters matches no parameter: all are frozen, and nothing is trained").
+			WithHint(fmt.Sprintf("a pattern has to match from the start of a name, such as %s", names))
+	case r.Inputs.adapter != nil:
+		return u.Place.Inputf("unfrozen_parameters is given beside an adapter, which is not planned yet").
+			WithHint("remove one of the two")
+	}
+	if u.Ranges {
+		r.assume("rows outside of the ranges of unfrozen_parameters have gradients and states, too: axolotl sets " +
+			"their gradients to zero")
+	}
+	j.Unfrozen, j.InputGradients = u, u.Embeds
 	return nil
 }
 

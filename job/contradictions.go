@@ -123,6 +123,11 @@ func (r *resolver) engines() error {
 		fmt.Sprintf("LOMO steps in the backward pass, so it cannot accumulate gradients over %d micro batches",
 			j.Accumulation),
 		"give --grad-accum 1"})
+	if j.QAT != nil {
+		list = append(list, contradiction{j.Compile, "torch.compile is not planned with quantization-aware training",
+			"turn compilation off"}, contradiction{j.Quantization != nil && j.Quantization.Bits > 0,
+			"quantization-aware training needs weights that are not quantized", "remove one of the two"})
+	}
 	if j.StepsInBackward {
 		list = append(list, contradiction{j.Accumulation > 1,
 			fmt.Sprintf("the optimizer steps in the backward pass, so gradients cannot accumulate over %d micro batches",

@@ -39,6 +39,12 @@ type Job struct {
 
 	Attention forward.AttentionKind
 	Recompute *autograd.Checkpoint
+	// Unfrozen are the only parameters that are trained, nil if all are. InputGradients makes the output of the
+	// embeddings need a gradient.
+	Unfrozen       *recipe.Unfrozen
+	InputGradients bool
+	// QAT fake-quantizes linear modules, nil for none.
+	QAT *forward.FakeQuantization
 	// StepsInBackward means that every parameter has an optimizer of its own, which steps once its gradient is complete.
 	StepsInBackward bool
 	// OffloadActivations moves what operations save to the host, nil if it stays.

@@ -52,6 +52,7 @@ const (
 	OffloadedActivations   Component = "activations_offloaded"
 	LogitsAndLoss          Component = "logits_and_loss"
 	AutocastWeights        Component = "autocast_weights"
+	FakeQuantizedWeights   Component = "fake_quantized_weights"
 	ActivationGradients    Component = "activation_gradients"
 	OperationScratch       Component = "operation_scratch"
 	MatmulWorkspaces       Component = "matmul_workspaces"
@@ -140,6 +141,7 @@ var descriptions = map[Component]description{
 	OffloadedActivations:   {title: "activations (offloaded)", partOf: Activations},
 	LogitsAndLoss:          {title: "logits and loss"},
 	AutocastWeights:        {title: "weights cast by autocast", partOf: Activations},
+	FakeQuantizedWeights:   {title: "fake-quantized weights", partOf: Activations},
 	ActivationGradients:    {title: "gradients of activations"},
 	OperationScratch:       {title: "scratch of operations"},
 	MatmulWorkspaces:       {title: "workspaces of matrix products"},

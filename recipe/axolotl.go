@@ -19,7 +19,7 @@ var axolotl = family{kind: axolotlKind, program: "axolotl", read: readAxolotl,
 			sample_packing tf32 flash_attention sdp_attention eager_attention xformers_attention lora_fan_in_fan_out
 			reward_model liger_fused_linear_cross_entropy torch_compile auto_find_batch_size group_by_length
 			dataloader_pin_memory save_only_model`),
-		nameOrNames.For("lora_target_modules lora_modules_to_save"),
+		nameOrNames.For("lora_target_modules lora_modules_to_save unfrozen_parameters"),
 		counted.For(`batch_size gradient_accumulation_steps lora_r tensor_parallel_size context_parallel_size
 			sequence_parallel_degree dp_shard_size dp_replicate_size ddp_bucket_cap_mb
 			eval_batch_size torch_empty_cache_steps fsdp_version num_labels`),
@@ -41,8 +41,10 @@ var axolotl = family{kind: axolotlKind, program: "axolotl", read: readAxolotl,
 			"model_quantization_config":        worded,
 			"model_quantization_config_kwargs": free.OrNull(),
 			"plugins":                          names.OrNull(),
-			"optim_target_modules":             nameOrNames,
-			"torch_compile_backend":            worded,
+			"qat": object(worded.For("activation_dtype weight_dtype"),
+				switched.For("quantize_embedding"), counted.Default(32).For("group_size")).AndOthers().OrNull(),
+			"optim_target_modules":  nameOrNames,
+			"torch_compile_backend": worded,
 		},
 		anything.For(strings.Join([]string{unplannedAxolotlStages, unplannedAxolotlModels, unplannedAxolotlPasses,
 			unplannedAxolotlAdapters, unplannedAxolotlRest,
@@ -53,8 +55,8 @@ var axolotl = family{kind: axolotlKind, program: "axolotl", read: readAxolotl,
 // Keys that change memory and are not planned.
 const (
 	unplannedAxolotlStages = "process_reward_model ebft trl"
-	unplannedAxolotlModels = `gptq qat quantize_moe_experts llama4_linearized_experts
-		use_onebitllms relora relora_steps unfrozen_parameters fp32_norms shrink_embeddings`
+	unplannedAxolotlModels = `gptq quantize_moe_experts llama4_linearized_experts
+		use_onebitllms relora relora_steps fp32_norms shrink_embeddings`
 	unplannedAxolotlPasses = `layer_offloading selective_checkpointing tiled_mlp
 		chunked_cross_entropy flash_attn_cross_entropy flash_attn_fuse_mlp flash_optimum flex_attention sage_attention
 		s2_attention unsloth_cross_entropy_loss unsloth_lora_mlp unsloth_lora_qkv unsloth_lora_o`
@@ -118,7 +120,26 @@ func readAxolotl(r *frameworkReader) error {
 	r.argumentsOfAxolotl()
 	r.typesOfAxolotl()
 	return cmp.Or(r.shardAxolotl(), r.attentionOfAxolotl(), r.checkpointAxolotl(), r.quantizeAxolotl(),
-		r.adaptAxolotl())
+		r.adaptAxolotl(), r.qatAxolotl(), r.readUnfrozen())
+}
+
+// qatAxolotl reads quantization-aware training: prepare_model_for_qat in src/axolotl/utils/quantization.py.
+func (r *frameworkReader) qatAxolotl() error {
+	if !on(r.Find("qat")) {
+		return nil
+	}
+	inputs, weights := r.Word("qat.activation_dtype"), r.Word("qat.weight_dtype")
+	switch {
+	case weights != "int4" || inputs != "int8":
+		return r.Fault("qat", fmt.Sprintf("rounds weights to %s and inputs to %s, which is not planned yet",
+			cmp.Or(weights, "int8"), cmp.Or(inputs, "nothing else")), "plimsoll plans int4 weights and int8 inputs")
+	case r.Truth("qat.quantize_embedding"):
+		return r.Fault("qat.quantize_embedding", "is true, which is not planned yet", "set it to false")
+	case r.Gives("adapter"):
+		return r.Fault("qat", "is given beside an adapter, which is not planned yet", "remove one of the two")
+	}
+	r.to.QAT = &QAT{Group: int(r.Integer("qat.group_size")), Activations: true, Learned: true}
+	return nil
 }
 
 func (r *frameworkReader) refuseAxolotl() error {
@@ -339,8 +360,9 @@ func (r *frameworkReader) checkpointAxolotl() error {
 	}
 	kwargs := r.Find(key + "_kwargs")
 	if kwargs == nil {
-		kwargs = &strict.Value{Kind: '{'}
-		give(kwargs, "use_reentrant", r.At(key), strict.Of(false))
+		kwargs = &strict.Value{Kind: '{'} // normalize_config in utils/config/__init__.py
+		give(kwargs, "use_reentrant", r.At(key), strict.Of(!on(r.Find("unfrozen_parameters")) &&
+			!(on(mode) && mode.Text == "hidden_states")))
 	}
 	if on(mode) {
 		if kwargs = r.offloadAxolotl(mode, kwargs); kwargs == nil {
@@ -358,6 +380,7 @@ func (r *frameworkReader) checkpointAxolotl() error {
 // core/builders/base.py. An adapter's training recomputes nothing then, and other trainings wrap every block.
 func (r *frameworkReader) offloadAxolotl(mode, kwargs *strict.Value) *strict.Value {
 	r.to.Offloading = offloadingTRL()
+	r.to.Offloading.Weights = r.Gives("adapter") // get_lora_act_offloading_ctx_manager knows no parameters
 	reentrant := kwargs.Find("use_reentrant")
 	switch {
 	case r.Truth("torch_compile"):

@@ -31,6 +31,7 @@ var torchtune = family{kind: torchtuneKind, program: "torchtune", read: readTorc
 			"optimizer": object(worded.For(component), switched.For("fused foreach"),
 				measured.For("lr weight_decay")).AndOthers().OrNull(),
 			"loss":           object(worded.For(component)).AndOthers().OrNull(),
+			"quantizer":      object(worded.For(component), counted.Default(256).For("groupsize")).AndOthers().OrNull(),
 			"batch_size":     counted.Default(2),
 			"clip_grad_norm": measured,
 		},
@@ -40,13 +41,13 @@ var torchtune = family{kind: torchtuneKind, program: "torchtune", read: readTorc
 			log_peak_memory_stats log_level profiler low_cpu_ram custom_sharded_layers enable_async_checkpointing
 			collate_fn keep_last_n_checkpoints save_every_n_epochs save_every_n_steps
 			use_distributed_state_dict dataloader datasets memory_efficient_fsdp_wrap packed tensor_parallel_plan
-			context_parallel_rotate_method fp8_recipe_name cudnn_deterministic_mode`),
+			context_parallel_rotate_method fsdp fake_quant_after_n_steps fp8_recipe_name cudnn_deterministic_mode`),
 	)}
 
 // Keys of torchtune's other recipes: preferences, distillation, rewards, quantization, evaluation and generation.
 const unplannedTorchtune = `ref_checkpointer ref_policy_checkpointer value_checkpointer reward_checkpointer
-	teacher_model teacher_checkpointer kd_loss reward_and_value_model policy_model ppo_epochs grpo_samples quantizer tasks
-	prompt orchestration fsdp num_steps`
+	teacher_model teacher_checkpointer kd_loss reward_and_value_model policy_model ppo_epochs grpo_samples tasks
+	prompt orchestration num_steps`
 
 func readTorchtune(r *frameworkReader) error {
 	if !r.Gives("optimizer") && !r.Gives("policy_model") {
@@ -55,7 +56,7 @@ func readTorchtune(r *frameworkReader) error {
 	}
 	if err := cmp.Or(r.unplanned("it is of another recipe than supervised training", unplannedTorchtune),
 		r.unplanned("it changes what the passes hold", "ac_mode enable_fp8_training"),
-		r.passesTorchtune()); err != nil {
+		r.passesTorchtune(), r.quantizerOfTorchtune()); err != nil {
 		return err
 	}
 	builder := r.modelOfTorchtune()
@@ -100,6 +101,23 @@ func (r *frameworkReader) passesTorchtune() error {
 	}
 	if r.to.StepsInBackward = r.Truth(inBackward); r.to.StepsInBackward && r.Number("clip_grad_norm") > 0 {
 		return r.Fault(inBackward, "is true, but torchtune does not clip gradients then", "remove clip_grad_norm")
+	}
+	return nil
+}
+
+// quantizerOfTorchtune reads quantization-aware training.
+func (r *frameworkReader) quantizerOfTorchtune() error {
+	const key = "quantizer." + component
+	if !r.Gives("quantizer") {
+		return nil
+	}
+	name := r.Word(key)
+	switch name[strings.LastIndexByte(name, '.')+1:] {
+	case "Int8DynActInt4WeightQATQuantizer", "Int8DynActInt4WeightQATQuantizerModuleSwap":
+		r.to.QAT = &QAT{Group: int(r.Integer("quantizer.groupsize")), Activations: true}
+	default:
+		return r.Fault(key, fmt.Sprintf("is %s, which is not planned yet", r.Find(key)),
+			"plimsoll plans Int8DynActInt4WeightQATQuantizer")
 	}
 	return nil
 }

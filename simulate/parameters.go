@@ -64,7 +64,7 @@ func (m *parameterMaker) makeModel() {
 			continue
 		}
 		made := &autograd.Parameter{Name: p.Name, Elements: p.Elements(), DType: m.ComputeType(),
-			Trainable: m.Adapter == nil && !p.Frozen, Embedding: p.IsEmbedding()}
+			Trainable: m.Adapter == nil && !p.Frozen && m.Unfrozen.Has(p.Name), Embedding: p.IsEmbedding()}
 		if p.Wide && m.CastType == dtype.Invalid {
 			made.DType = dtype.F32
 		}
