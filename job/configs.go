@@ -8,6 +8,7 @@ import (
 	"plimsoll/dtype"
 	"plimsoll/fault"
 	"plimsoll/forward"
+	"plimsoll/hub"
 	"plimsoll/recipe"
 )
 
@@ -20,6 +21,10 @@ func (in *Inputs) named(err error) error {
 	located := *bad
 	located.Where = in.framework.Place()
 	located.Hint = "give --model with a name of the catalog or the path of its config.json: the rest of the file holds"
+	if hub.IsRepository(in.framework.Model) && !in.request.Online {
+		located.Hint += fmt.Sprintf("; or add --online; or fetch the file once with 'hf download %s config.json'",
+			in.framework.Model)
+	}
 	return &located
 }
 
@@ -53,6 +58,7 @@ func (r *resolver) framework() error {
 	if err := r.unfrozen(); err != nil {
 		return err
 	}
+	r.job.WidensNorms = f.WidensNorms
 	r.job.StepsInBackward = f.StepsInBackward
 	r.job.OffloadActivations = (*autograd.Offload)(f.Offloading)
 	if f.ReducesIn32 {

@@ -53,6 +53,7 @@ const (
 	LogitsAndLoss          Component = "logits_and_loss"
 	AutocastWeights        Component = "autocast_weights"
 	FakeQuantizedWeights   Component = "fake_quantized_weights"
+	DequantizedWeights     Component = "dequantized_weights"
 	ActivationGradients    Component = "activation_gradients"
 	OperationScratch       Component = "operation_scratch"
 	MatmulWorkspaces       Component = "matmul_workspaces"
@@ -141,6 +142,7 @@ var descriptions = map[Component]description{
 	OffloadedActivations:   {title: "activations (offloaded)", partOf: Activations},
 	LogitsAndLoss:          {title: "logits and loss"},
 	AutocastWeights:        {title: "weights cast by autocast", partOf: Activations},
+	DequantizedWeights:     {title: "dequantized weights", partOf: Activations},
 	FakeQuantizedWeights:   {title: "fake-quantized weights", partOf: Activations},
 	ActivationGradients:    {title: "gradients of activations"},
 	OperationScratch:       {title: "scratch of operations"},

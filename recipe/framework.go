@@ -45,6 +45,10 @@ type Framework struct {
 	Recompute   string    // "" = what Training says
 	QAT         *QAT      // nil without
 	Unfrozen    *Unfrozen // nil if all parameters are trained
+	// WidensNorms says that norms, embeddings and the head are kept in fp32.
+	WidensNorms bool
+	// QuantizesExperts says that the parameters that hold all experts of a layer are quantized, too.
+	QuantizesExperts bool
 	// StepsInBackward says that every parameter has an optimizer, which steps once its gradient is complete.
 	StepsInBackward bool
 	// Offloading says which activations wait on the host for the backward pass, nil if none does.
