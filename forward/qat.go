@@ -9,7 +9,8 @@ import (
 // FakeQuantization rounds inputs and weights of linear modules to a grid and back, as torchao's modules for
 // quantization-aware training do (torchao/quantization/qat).
 type FakeQuantization struct {
-	// Group is the number of inputs that share a scale of the weight. Modules whose width is no multiple are left alone.
+	// Group is the number of inputs that share a scale of the weight. Modules whose width is no multiple are left
+	// alone.
 	Group       int64
 	Activations bool // inputs are rounded, too, with a scale for each token
 	// Learned means that the gradient goes through the scales of the weight: Int4WeightFakeQuantizer.

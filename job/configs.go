@@ -60,7 +60,10 @@ func (r *resolver) framework() error {
 	}
 	r.job.WidensNorms = f.WidensNorms
 	r.job.StepsInBackward = f.StepsInBackward
-	r.job.OffloadActivations = (*autograd.Offload)(f.Offloading)
+	if o := f.Offloading; o != nil {
+		r.job.OffloadActivations = &autograd.Offload{Streams: o.Streams, Stash: o.Stash, Tracks: o.Tracks,
+			InputsOnly: o.InputsOnly, BeforeLoss: o.BeforeLoss, Weights: o.Weights}
+	}
 	if f.ReducesIn32 {
 		r.job.ReduceType = dtype.F32
 	}

@@ -32,7 +32,8 @@ func inRepository(t *testing.T, c filestest.PublicConfig) string {
 	folder := t.TempDir()
 	for _, named := range configNamed.FindAllStringSubmatch(string(content), -1) {
 		repository, _, _ := strings.Cut(c.Name, "__")
-		flat, _ := filepath.Glob(filepath.Join(filepath.Dir(c.Path), repository+"__*"+strings.ReplaceAll(named[1], "/", "_")))
+		flat, _ := filepath.Glob(filepath.Join(filepath.Dir(c.Path),
+			repository+"__*"+strings.ReplaceAll(named[1], "/", "_")))
 		if len(flat) == 0 {
 			continue
 		}

@@ -130,8 +130,8 @@ func (r *resolver) engines() error {
 	}
 	if j.StepsInBackward {
 		list = append(list, contradiction{j.Accumulation > 1,
-			fmt.Sprintf("the optimizer steps in the backward pass, so gradients cannot accumulate over %d micro batches",
-				j.Accumulation), "give --grad-accum 1"},
+			fmt.Sprintf("the optimizer steps in the backward pass, so it cannot accumulate gradients over %d micro "+
+				"batches", j.Accumulation), "give --grad-accum 1"},
 			contradiction{j.FSDP != nil || j.World > 1,
 				"the optimizer steps in the backward pass, which is planned on one GPU only",
 				"give --gpus 1, or remove optimizer_in_bwd"})

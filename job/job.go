@@ -52,7 +52,8 @@ type Job struct {
 	QuantizesExperts bool
 	// QAT fake-quantizes linear modules, nil for none.
 	QAT *forward.FakeQuantization
-	// StepsInBackward means that every parameter has an optimizer of its own, which steps once its gradient is complete.
+	// StepsInBackward means that every parameter has an optimizer of its own, which steps once its gradient is
+	// complete.
 	StepsInBackward bool
 	// OffloadActivations moves what operations save to the host, nil if it stays.
 	OffloadActivations *autograd.Offload

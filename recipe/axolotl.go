@@ -390,8 +390,8 @@ func (r *frameworkReader) checkpointAxolotl() error {
 	}
 	if on(mode) {
 		if kwargs = r.offloadAxolotl(mode, kwargs); kwargs == nil {
-			return r.Fault(from, fmt.Sprintf("is %s with reentrant checkpointing or torch.compile, which is not planned "+
-				"yet", mode), "set use_reentrant to false, and torch_compile, too")
+			return r.Fault(from, fmt.Sprintf("is %s with reentrant checkpointing or torch.compile, which is not "+
+				"planned yet", mode), "set use_reentrant to false, and torch_compile, too")
 		}
 	}
 	r.set(key, key, on(v) && (r.to.Offloading == nil || r.to.Offloading.InputsOnly || !r.Gives("adapter")))

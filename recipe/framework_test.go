@@ -96,12 +96,12 @@ fsdp_config:
 	f, err = read(t, "base_model: x\ngradient_checkpointing: true\nactivation_offloading: legacy\n"+
 		"unfrozen_parameters: [\"^lm_head.weight$\", \"model.layers.4[4-9]+.mlp[:32]\"]\n"+
 		"qat: {weight_dtype: int4, activation_dtype: int8}\n")
-	if err != nil || !f.WidensNorms || !f.Unfrozen.Has("model.layers.45.mlp.x") || f.Unfrozen.Has("model.norm.weight") ||
-		!f.Unfrozen.Embeds || !f.Unfrozen.Ranges {
+	if err != nil || !f.WidensNorms || !f.Unfrozen.Has("model.layers.45.mlp.x") ||
+		f.Unfrozen.Has("model.norm.weight") || !f.Unfrozen.Embeds || !f.Unfrozen.Ranges {
 		t.Fatalf("frozen: %+v, %v", f, err)
 	}
-	if *f.QAT != (QAT{Group: 32, Activations: true, Learned: true}) || *f.Offloading != (Offloading{Stash: 5, Tracks: true}) ||
-		!f.Training.Checkpointing.Enabled {
+	if *f.QAT != (QAT{Group: 32, Activations: true, Learned: true}) ||
+		*f.Offloading != (Offloading{Stash: 5, Tracks: true}) || !f.Training.Checkpointing.Enabled {
 		t.Errorf("got %+v, %+v", f.QAT, f.Offloading)
 	}
 	f, err = read(t, axolotlText+"gradient_checkpointing: offload\nadapter: lora\nlora_target_linear: true\n")

@@ -13,7 +13,8 @@ import (
 var trl = family{kind: scriptKind, program: "TRL", hosts: true, read: readTRL,
 	own: strict.Merge(
 		worded.For("model_name_or_path dtype torch_dtype attn_implementation loss_type"),
-		switched.For("activation_offloading use_peft load_in_8bit load_in_4bit use_bnb_nested_quant use_rslora use_dora"),
+		switched.For(`activation_offloading use_peft load_in_8bit load_in_4bit use_bnb_nested_quant use_rslora
+			use_dora`),
 		nameOrNames.For("lora_target_modules lora_target_parameters lora_modules_to_save"),
 		// This script's own defaults of two keys of TrainingArguments.
 		switched.Default(true).For("gradient_checkpointing"),

@@ -8,7 +8,8 @@ import (
 	"plimsoll/fault"
 )
 
-// Unfrozen are patterns of the only parameters that axolotl trains: freeze_layers_except in src/axolotl/utils/freeze.py.
+// Unfrozen are patterns of the only parameters that axolotl trains: freeze_layers_except in
+// src/axolotl/utils/freeze.py.
 type Unfrozen struct {
 	Place fault.Position
 	// Embeds means that a pattern names the embeddings or the head: their output then needs a gradient.
