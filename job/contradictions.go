@@ -110,19 +110,8 @@ func positions(n *model.Network, parameters []model.Parameter) int64 {
 	return 0
 }
 
-// engines refuses settings that the engine or the optimizer refuses.
-func (r *resolver) engines() error {
-	j := r.job
-	list := []contradiction{
-		{math.IsNaN(j.Clip) || math.IsInf(j.Clip, 0) || j.Clip < 0,
-			fmt.Sprintf("--clip is %v, expected 0 or more", j.Clip), "leave it out, or give 0 for no clipping"},
-		{r.OffloadParameters && j.FSDP == nil, "--fsdp-offload is given without FSDP", "add --fsdp 2"},
-	}
-	lomo := j.Optimizer.Name == "lomo"
-	list = append(list, contradiction{lomo && j.Accumulation > 1,
-		fmt.Sprintf("LOMO steps in the backward pass, so it cannot accumulate gradients over %d micro batches",
-			j.Accumulation),
-		"give --grad-accum 1"})
+// frameworks returns what contradicts settings that only files of frameworks have.
+func (j *Job) frameworks() (list []contradiction) {
 	if j.QAT != nil {
 		list = append(list, contradiction{j.Compile, "torch.compile is not planned with quantization-aware training",
 			"turn compilation off"}, contradiction{j.Quantization != nil && j.Quantization.Bits > 0,
@@ -136,6 +125,23 @@ func (r *resolver) engines() error {
 				"the optimizer steps in the backward pass, which is planned on one GPU only",
 				"give --gpus 1, or remove optimizer_in_bwd"})
 	}
+	return list
+}
+
+// engines refuses settings that the engine or the optimizer refuses.
+func (r *resolver) engines() error {
+	j := r.job
+	list := []contradiction{
+		{math.IsNaN(j.Clip) || math.IsInf(j.Clip, 0) || j.Clip < 0,
+			fmt.Sprintf("--clip is %v, expected 0 or more", j.Clip), "leave it out, or give 0 for no clipping"},
+		{r.OffloadParameters && j.FSDP == nil, "--fsdp-offload is given without FSDP", "add --fsdp 2"},
+	}
+	lomo := j.Optimizer.Name == "lomo"
+	list = append(list, contradiction{lomo && j.Accumulation > 1,
+		fmt.Sprintf("LOMO steps in the backward pass, so it cannot accumulate gradients over %d micro batches",
+			j.Accumulation),
+		"give --grad-accum 1"})
+	list = append(list, j.frameworks()...)
 	lamb, d := j.Optimizer.Name == "lamb", j.DeepSpeed
 	list = append(list,
 		contradiction{lamb && d == nil, "lamb is a kernel of DeepSpeed, but the job has none",
