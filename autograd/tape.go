@@ -99,7 +99,7 @@ type Tensor struct {
 	storage  *storage
 	gradient *gradient // nil if no gradient is needed
 	held     bool
-	graph    []*storage // of a loss after its backward pass: what the graph still holds
+	graph    []*storage // of a loss after its backward pass: what the graph still holds; of a list: its tensors
 }
 
 // Bytes returns the size of the tensor's elements.
@@ -342,6 +342,17 @@ func (t *Tape) Drop(tensors ...*Tensor) {
 			}
 		}
 	}
+}
+
+// List takes tensors over that the program holds in a list. The list is dropped as a whole.
+func (t *Tape) List(tensors ...*Tensor) *Tensor {
+	list := &Tensor{held: true}
+	for _, x := range tensors {
+		list.graph = append(list.graph, x.storage.retain())
+	}
+	t.Drop(tensors...)
+	t.locals = append(t.locals, list)
+	return list
 }
 
 // Hold keeps a tensor beyond the scope that made it, until it is dropped.

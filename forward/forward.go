@@ -118,6 +118,9 @@ type Options struct {
 	// Recompute is the checkpoint of recomputed blocks, nil without.
 	Recompute *autograd.Checkpoint
 	Loss      LossKind
+	// ChunksHead makes the logits of 128 tokens of every sequence at a time, for ChunkedLoss: litgpt's adapters
+	// (lm_head_chunk_size in finetune/lora.py).
+	ChunksHead bool
 	// InputGradients makes the output of the embeddings need a gradient, as
 	// enable_input_require_grads does.
 	InputGradients bool
@@ -159,7 +162,7 @@ type pass struct {
 	encoded    *autograd.Tensor                         // output of the encoder
 	mask       *autograd.Tensor                         // of all blocks; nil if they share none
 	narrow     bool                                     // the result of a norm goes to matmuls only
-	// The last input of padded adapters, and the result of its dropout.
+	// The last input of adapters that share a dropout, and the result of its dropout.
 	droppedFrom, dropped *autograd.Tensor
 	blocks               int // blocks that have begun
 }

@@ -32,15 +32,10 @@ func (p *pass) head(x *autograd.Tensor) Result {
 	if !h.Classes {
 		outputs /= p.TensorParallel
 	}
-	logits := p.linear(h.Projection, x, outputs)
-	if h.Scaled {
-		logits = p.follow(logits, p.unary(logits, logits.DType, saveNothing))
+	if p.Loss == ChunkedLoss && p.ChunksHead {
+		return p.chunkedHead(h, x, outputs)
 	}
-	if h.Soft {
-		logits = p.follow(logits, p.unary(logits, logits.DType, saveNothing))
-		logits = p.follow(logits, p.unary(logits, logits.DType, saveOutput))
-		logits = p.follow(logits, p.unary(logits, logits.DType, saveNothing))
-	}
+	logits := p.logits(h, x, outputs)
 	p.Drop(x)
 	if p.Loss == ChunkedLoss {
 		logits = p.follow(logits, p.cast(logits, dtype.F32))
@@ -50,6 +45,61 @@ func (p *pass) head(x *autograd.Tensor) Result {
 	loss := p.crossEntropy(logits)
 	p.HasLogits()
 	return Result{Loss: loss, Logits: logits}
+}
+
+// logits runs the projection of the head.
+func (p *pass) logits(h *model.Head, x *autograd.Tensor, outputs int64) *autograd.Tensor {
+	logits := p.linear(h.Projection, x, outputs)
+	if h.Scaled {
+		logits = p.follow(logits, p.unary(logits, logits.DType, saveNothing))
+	}
+	if h.Soft {
+		logits = p.follow(logits, p.unary(logits, logits.DType, saveNothing))
+		logits = p.follow(logits, p.unary(logits, logits.DType, saveOutput))
+		logits = p.follow(logits, p.unary(logits, logits.DType, saveNothing))
+	}
+	return logits
+}
+
+// headChunk is the number of tokens of a sequence whose logits litgpt makes at a time.
+const headChunk = 128
+
+// chunkedHead runs the head once for every chunk of tokens. Every run casts or dequantizes the weight again. The
+// program holds the list of logits, all of them upcast, until the next step. The losses of all chunks come after it.
+func (p *pass) chunkedHead(h *model.Head, x *autograd.Tensor, outputs int64) Result {
+	var tokens []int64
+	for left := p.Sequence; left > 0; left -= headChunk {
+		tokens = append(tokens, min(left, headChunk))
+	}
+	parts := p.split(x, tokens...)
+	p.Drop(x)
+	made, logits := make([]*autograd.Tensor, len(parts)), make([]*autograd.Tensor, len(parts))
+	for i, part := range parts {
+		made[i] = p.logits(h, part, outputs)
+	}
+	p.Drop(parts...)
+	for i, narrow := range made {
+		logits[i] = p.cast(narrow, dtype.F32)
+	}
+	for i, narrow := range made {
+		p.dropCasts(logits[i], narrow)
+	}
+	p.HasLogits()
+	loss := p.Scope(func() *autograd.Tensor {
+		losses := make([]*autograd.Tensor, len(logits))
+		var rows int64
+		for i, chunk := range logits {
+			logarithms := p.normalized(chunk, dtype.F32)
+			losses[i] = p.Do(autograd.Operation{Inputs: []*autograd.Tensor{logarithms},
+				Saved:   []*autograd.Tensor{logarithms},
+				Outputs: []autograd.Output{{Elements: chunk.Elements / outputs, DType: dtype.F32}}})[0]
+			p.Drop(logarithms)
+			rows += losses[i].Elements
+		}
+		return p.mean(p.Do(autograd.Operation{Inputs: losses,
+			Outputs: []autograd.Output{{Elements: rows, DType: dtype.F32}}})[0])
+	})
+	return Result{Loss: loss, Logits: p.List(logits...)}
 }
 
 // crossEntropy upcasts the logits and computes the loss. It saves the

@@ -86,6 +86,7 @@ func (s *simulation) options() forward.Options {
 		Autocast:               s.AutocastType,
 		Recompute:              s.Recompute,
 		Loss:                   s.Loss,
+		ChunksHead:             s.FusedQKV && s.Adapter != nil,
 		FusedActivations:       s.FusedActivations,
 		FusedQKV:               s.FusedQKV,
 		RecomputeEvery:         s.RecomputeEvery,

@@ -328,6 +328,9 @@ func (e *expression) targets(t text) []string {
 		return nil
 	}
 	a, f := block.Attention, block.FeedForward
+	if a.Fused != "" && e.Software.has("litgpt") { // whose adapters name the parts of a fused projection
+		a.Query, a.Key, a.Value, a.Fused = "query", "key", "value", ""
+	}
 	gate, up, down := first(f.Gate, f.GateUp), first(f.Up, f.GateUp), first(f.Down)
 	roles := []struct {
 		pattern string
