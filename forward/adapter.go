@@ -105,15 +105,19 @@ func (p *pass) lora(a *Adapter, path string, base, x *autograd.Tensor, out int64
 	if a.Kind == VeRA {
 		low = p.follow(low, p.multiply(low, a.Vectors[0].Tensor()))
 	}
-	high := p.small(a.B, a.Bias, low, a.Rank, out)
+	width := out
+	if a.SharesDropout { // of the parts that are adapted
+		width = a.B.Rows
+	}
+	high := p.small(a.B, a.Bias, low, a.Rank, width)
 	if a.Kind == VeRA {
 		high = p.follow(high, p.multiply(high, a.Vectors[1].Tensor()))
 	}
-	save := saveNothing
 	if a.Padded {
-		save = saveInput
+		high = p.follow(high, p.Do(autograd.Operation{Inputs: []*autograd.Tensor{high}, Saved: []*autograd.Tensor{high},
+			Outputs: []autograd.Output{{Elements: base.Elements, DType: high.DType}}})[0])
 	}
-	return p.onto(base, p.follow(high, p.unary(high, high.DType, save)))
+	return p.onto(base, p.follow(high, p.unary(high, high.DType, saveNothing)))
 }
 
 // onto adds the output of an adapter to that of the module, in the module's type.
