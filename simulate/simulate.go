@@ -128,10 +128,14 @@ func (s *simulation) run() {
 	s.phase(ledger.Checkpoint, ledger.Once, s.engine.save)
 }
 
-// iterate runs the micro batches of one optimizer step, at most two of them.
-// All micro batches after the first are alike in memory.
+// iterate runs the micro batches of one optimizer step. It leaves out those that are like others in memory: the first
+// makes gradients, others add to them, and after the last one FSDP reduces what it has kept full until then.
 func (s *simulation) iterate(iteration ledger.Iteration) {
-	micros := min(max(s.Accumulation, 1), 2)
+	most := 2
+	if s.FSDP != nil && !s.SyncEachBatch {
+		most = 3
+	}
+	micros := min(max(s.Accumulation, 1), most)
 	for micro := range micros {
 		s.micro, s.micros = micro, micros
 		batch := s.gpu.Allocate(ledger.Bytes(3*8*s.Sequences()*s.Sequence), ledger.Batch, s.whyBatch)

@@ -118,7 +118,9 @@ func (e *expression) chooseMachine() error {
 	if count, err := strconv.Atoi(e.GPU.find(`^(\d+)x`)); err == nil && world == 1 && slices.Contains(e.Tags, "multi") {
 		world = count // some rows give the number only with the GPUs
 	}
-	if t := e.trainer(); t.shared && e.Accumulation == 0 && e.MicroBatch > 0 { // the program refuses more ranks
+	if t := e.trainer(); t.ranks > 0 {
+		world = t.ranks
+	} else if t.shared && e.Accumulation == 0 && e.MicroBatch > 0 { // the program refuses more ranks
 		world = min(world, max(1, t.batch/int(e.MicroBatch)))
 	}
 	perNode := int(e.Parallel.RanksPerHost)
