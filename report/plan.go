@@ -60,6 +60,7 @@ type PlannedJob struct {
 	Nodes        int    `json:"nodes"`
 	MicroBatch   int64  `json:"micro_batch"`
 	Sequence     int64  `json:"sequence_length"`
+	Usual        int64  `json:"usual_sequence_length,omitempty"` // where the first micro batch has longer ones
 	Accumulation int    `json:"gradient_accumulation"`
 	Weights      string `json:"weight_dtype"`
 	Autocast     string `json:"autocast_dtype"` // empty for off
@@ -117,6 +118,9 @@ func NewPlanDocument(version string, request job.Request, p *plan.Plan) (*PlanDo
 	if v := p.Verdict; v.Result != plan.Unknown {
 		d.Limit = &PlanLimit{v.Device, v.Phase, v.Iteration, v.Needed, v.Least, v.Capacity}
 	}
+	if j.UsualSequence < j.Sequence {
+		d.Job.Usual = j.UsualSequence
+	}
 	if j.AutocastName() != "" {
 		d.Job.Autocast = j.AutocastName()
 	}
@@ -135,9 +139,13 @@ func (d *PlanDocument) Page() *Page {
 	var job, assumed Facts
 	job.add("model", "%s, %s parameters (%s)%s", d.Model.Name, ledger.Count(d.Model.Parameters), d.Model.Architecture,
 		d.trained())
-	job.add("job", "%s, %s, %d x %s tokens x %d, %s attention, %s",
+	tokens := ledger.Count(d.Job.Sequence) + " tokens"
+	if d.Job.Usual > 0 {
+		tokens += fmt.Sprintf(" (%s after the first)", ledger.Count(d.Job.Usual))
+	}
+	job.add("job", "%s, %s, %d x %s x %d, %s attention, %s",
 		strings.Join(append([]string{d.Job.Engine}, d.Job.Parallel...), ", "), d.types(), d.Job.MicroBatch,
-		ledger.Count(d.Job.Sequence), d.Job.Accumulation, d.Job.Attention, d.Job.Optimizer)
+		tokens, d.Job.Accumulation, d.Job.Attention, d.Job.Optimizer)
 	sections := []Section{{job}}
 	for i := range d.Devices {
 		sections = append(sections, d.device(&d.Devices[i]))

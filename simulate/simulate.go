@@ -47,6 +47,7 @@ type simulation struct {
 	stepped       bool // the optimizer states exist
 	workspaces    int
 	micro, micros int            // index of the micro batch, and their number
+	sequence      int64          // tokens of a sequence in this micro batch
 	held          forward.Result // outputs of the previous step that the loop holds
 	states        *heldStates    // nil where the optimizer's states stay where it makes them
 }
@@ -79,7 +80,7 @@ func newSimulation(j *job.Job, gpu, host *trace) *simulation {
 func (s *simulation) options() forward.Options {
 	return forward.Options{
 		Batch:                  s.Sequences(),
-		Sequence:               s.Sequence,
+		Sequence:               s.sequence,
 		Attention:              s.Attention,
 		FusesBias:              s.Versions.Transformers.AtLeast(5, 0, 0),
 		WeightType:             s.ComputeType(),
@@ -137,8 +138,11 @@ func (s *simulation) iterate(iteration ledger.Iteration) {
 	}
 	micros := min(max(s.Accumulation, 1), most)
 	for micro := range micros {
-		s.micro, s.micros = micro, micros
-		batch := s.gpu.Allocate(ledger.Bytes(3*8*s.Sequences()*s.Sequence), ledger.Batch, s.whyBatch)
+		s.micro, s.micros, s.sequence = micro, micros, s.UsualSequence
+		if micro == 0 && iteration == ledger.First {
+			s.sequence = s.Sequence
+		}
+		batch := s.gpu.Allocate(ledger.Bytes(3*8*s.Sequences()*s.sequence), ledger.Batch, s.whyBatch)
 		var result forward.Result
 		s.phase(ledger.Forward, iteration, func() {
 			s.workspace()

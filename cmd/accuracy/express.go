@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"encoding/json"
 	"errors"
+	"math"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -107,6 +108,13 @@ func (e *expression) write(name string, content any) (string, error) {
 	return path, os.WriteFile(path, append(encoded, '\n'), 0o644)
 }
 
+// longestOfDrawn returns the length of the longest sample that a program meets again after it began with the longest of
+// all. In samples whose lengths have an exponential tail, the longest of n grows with the logarithm of n.
+func longestOfDrawn(longest, microBatch int) int {
+	const samples, iterations = 50_000, 1000 // of Alpaca; "Time 1k iterations" in litgpt's resource tables
+	return int(float64(longest) * math.Log(float64(iterations*microBatch)) / math.Log(samples))
+}
+
 // object is a JSON object.
 type object = map[string]any
 
@@ -140,6 +148,9 @@ func (e *expression) chooseMachine() error {
 	q.Sequence, q.MicroBatch, q.Accumulation = int(e.Sequence), max(1, int(e.MicroBatch)), max(1, int(e.Accumulation))
 	if q.Sequence == 0 {
 		q.Sequence = unstatedSequence
+	}
+	if e.trainer().longestFirst {
+		q.UsualSequence = longestOfDrawn(q.Sequence, q.MicroBatch)
 	}
 	if t := e.trainer(); e.Accumulation == 0 && t.batch > 0 {
 		batch := t.batch
