@@ -13,6 +13,14 @@ func (t *Tape) Backward(loss *Tensor) {
 	t.run(0)
 	t.release(first)
 	loss.graph, t.attached = t.attached, nil
+	t.releaseAll(t.retained)
+	t.retained = nil
+}
+
+func (t *Tape) releaseAll(list []*storage) {
+	for _, s := range list {
+		t.release(s)
+	}
 }
 
 // run pops and runs the nodes from start on, the last one first.
@@ -48,8 +56,10 @@ func (t *Tape) step(n node) {
 		t.differentiate(n, incoming, made)
 	}
 	// The engine releases both before it delivers the new gradients.
-	for _, s := range n.saved {
-		t.release(s)
+	if t.RetainsGraph {
+		t.retained = append(t.retained, n.saved...)
+	} else {
+		t.releaseAll(n.saved)
 	}
 	for _, s := range incoming {
 		t.release(s)
@@ -62,14 +72,11 @@ func (t *Tape) step(n node) {
 // differentiate allocates the gradients of the inputs.
 func (t *Tape) differentiate(n node, incoming, made []*storage) {
 	scratch := t.scratch(n.scratch)
-	if n.replace {
-		for i, s := range n.saved {
-			t.release(s)
-			n.saved[i] = nil
-		}
-	}
 	for i, e := range n.inputs {
-		if e.shared {
+		if n.replace && i < len(n.saved) {
+			made[i], n.saved[i] = n.saved[i], nil
+			t.memory.Relabel(made[i].id, ledger.ActivationGradients, whyGradientsOfOperations)
+		} else if e.shared {
 			made[i] = incoming[0].retain()
 		} else {
 			made[i] = t.allocateGradient(e.to.bytes)
@@ -81,9 +88,11 @@ func (t *Tape) differentiate(n node, incoming, made []*storage) {
 
 // allocateGradient allocates a gradient that operations pass on.
 func (t *Tape) allocateGradient(bytes int64) *storage {
-	return t.allocate(bytes, ledger.ActivationGradients, func() string {
-		return "gradients between operations of the backward pass, until both of their uses are done"
-	})
+	return t.allocate(bytes, ledger.ActivationGradients, whyGradientsOfOperations)
+}
+
+func whyGradientsOfOperations() string {
+	return "gradients between operations of the backward pass, until both of their uses are done"
 }
 
 // deliver adds a contribution to a gradient and takes over its reference. The

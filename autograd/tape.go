@@ -36,6 +36,9 @@ type Tape struct {
 	locals       []*Tensor
 	replay       *replay    // the current checkpoint, or nil
 	attached     []*storage // held by the current graph
+	// RetainsGraph keeps what operations have saved until the backward pass ends (retain_graph).
+	RetainsGraph bool
+	retained     []*storage
 }
 
 // NewTape returns a tape that records operations. WhyGradients says why the
@@ -221,7 +224,7 @@ type Operation struct {
 	// Product means that the operation is a matmul. The gradients of its inputs
 	// are views.
 	Product bool
-	// Replaces means that gradients replace the saved tensors, chunk by chunk.
+	// Replaces means that the gradients of the inputs are written into the saved tensors, in their order.
 	Replaces bool
 	// Kept means that a selective checkpoint may keep the result. It keeps the
 	// results of attention, and of some or all matmuls.

@@ -46,6 +46,8 @@ const (
 	// FusedLoss materializes the logits of some tokens at a time (Liger's fused
 	// linear cross entropy).
 	FusedLoss
+	// InPlaceLoss writes the gradient of the logits over their fp32 copy (Liger's cross entropy).
+	InPlaceLoss
 )
 
 // Hooks are called around every use of a module, in both passes and in the second

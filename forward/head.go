@@ -113,6 +113,10 @@ func (p *pass) crossEntropy(logits *autograd.Tensor) *autograd.Tensor {
 		if !p.network.Head.NarrowLoss && p.Loss != NativeLoss || p.Autocast != dtype.Invalid {
 			x = p.cast(logits, dtype.F32)
 		}
+		if p.Loss == InPlaceLoss {
+			return p.Do(autograd.Operation{Inputs: []*autograd.Tensor{x}, Saved: []*autograd.Tensor{x}, Replaces: true,
+				Outputs: []autograd.Output{{Elements: 1, DType: dtype.F32}}})[0]
+		}
 		if p.Loss == ShiftLogits {
 			shifted := p.unary(x, x.DType, saveNothing)
 			x = shifted
@@ -195,7 +199,8 @@ func (p *pass) classify(h *model.Head, x *autograd.Tensor) Result {
 
 // fusedLoss computes logits, loss and gradients for a chunk of tokens at a time
 // (Liger's fused_linear_cross_entropy_forward). It keeps the gradients of the
-// hidden states and of the weight. The number of chunks is the vocabulary divided
+// hidden states and of the weight, which the backward pass returns. The
+// number of chunks is the vocabulary divided
 // by the width, rounded up, and the tokens of a chunk are a power of two.
 func (p *pass) fusedLoss(h *model.Head, x *autograd.Tensor) *autograd.Tensor {
 	w := p.parameter(h.Projection + ".weight")
@@ -210,8 +215,7 @@ func (p *pass) fusedLoss(h *model.Head, x *autograd.Tensor) *autograd.Tensor {
 		Inputs: []*autograd.Tensor{x},
 		Outputs: []autograd.Output{{Elements: 1, DType: dtype.F32},
 			{Elements: x.Elements, DType: compute, Saved: true}},
-		Scratch: chunk * h.Outputs * (compute.Size() + 4),
-		Shared:  []bool{},
+		Scratch: chunk * h.Outputs * (compute.Size() + 4), Replaces: true,
 	}
 	o.Inputs = append(o.Inputs, w.Tensor())
 	if w.Trainable {

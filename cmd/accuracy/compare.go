@@ -115,6 +115,7 @@ func (r row) rank(f figure) int {
 type outcome struct {
 	*expression
 	plan *plan.Plan
+	peak float64 // of a kernel, which has no plan
 	err  error
 }
 
@@ -124,6 +125,10 @@ func planPoint(r row, point, folder string) *outcome {
 		return &outcome{err: err}
 	}
 	out := &outcome{expression: e}
+	if k := e.kernel(); k != nil {
+		out.peak, out.err = e.peakOf(k)
+		return out
+	}
 	var j *job.Job
 	if j, out.err = e.request.Resolve(); out.err == nil {
 		out.plan, out.err = plan.New(j)
@@ -195,6 +200,9 @@ func deviceOf(p *plan.Plan, kind ledger.Kind) *ledger.Device {
 // figure returns the planned figure that corresponds to a measured one, and its name. The name is empty where no
 // planned figure corresponds.
 func (o *outcome) figure(r row, f figure) (float64, string) {
+	if o.plan == nil {
+		return o.peak, "peak allocated, the module by itself"
+	}
 	point := text(f.Point)
 	m, named := momentOf(point)
 	if strings.HasPrefix(f.Quantity, "cpu_") {

@@ -36,8 +36,8 @@ func express(r row, point, folder string) (*expression, error) {
 		return nil, r.unread
 	}
 	e := &expression{row: r.at(text(point)), point: text(point), folder: folder}
-	if err := os.MkdirAll(folder, 0o755); err != nil {
-		return nil, err
+	if err := os.MkdirAll(folder, 0o755); err != nil || e.kernel() != nil {
+		return e, err
 	}
 	for _, step := range []func() error{e.expressible, e.chooseModel, e.chooseMachine, e.choosePasses,
 		e.choosePrecision, e.chooseOptimizer, e.chooseAdapter, e.chooseEngine, e.chooseTrainer} {
