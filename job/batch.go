@@ -1,8 +1,6 @@
 package job
 
 import (
-	"cmp"
-
 	"plimsoll/fault"
 )
 
@@ -53,7 +51,7 @@ func (r *resolver) batch() error {
 		r.assume("a micro batch of 1 sequence: --micro-batch was not given")
 	}
 	j.Accumulation = max(1, j.Accumulation)
-	j.UsualSequence = cmp.Or(int64(r.UsualSequence), j.Sequence)
+	j.UsualSequence = int64(r.UsualSequence)
 	if j.UsualSequence > j.Sequence {
 		return fault.Inputf("--usual-seq-len is %d, but the first and longest sequences have %d tokens",
 			j.UsualSequence, j.Sequence).WithHint("give the longest length as --seq-len")

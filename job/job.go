@@ -29,7 +29,7 @@ type Job struct {
 	MicroBatch int64
 	Pairs      bool // each of a micro batch is two sequences: a chosen and a rejected answer
 	Sequence   int64
-	// UsualSequence is the length in all micro batches but the first.
+	// UsualSequence is the length in all micro batches but the first; 0 for Sequence.
 	UsualSequence int64
 	Accumulation  int
 

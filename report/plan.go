@@ -101,6 +101,7 @@ func NewPlanDocument(version string, request job.Request, p *plan.Plan) (*PlanDo
 			Nodes:           j.Nodes,
 			MicroBatch:      j.MicroBatch,
 			Sequence:        j.Sequence,
+			Usual:           j.UsualSequence,
 			Accumulation:    j.Accumulation,
 			Weights:         j.ParameterType.String(),
 			Attention:       string(j.Attention),
@@ -117,9 +118,6 @@ func NewPlanDocument(version string, request job.Request, p *plan.Plan) (*PlanDo
 	}
 	if v := p.Verdict; v.Result != plan.Unknown {
 		d.Limit = &PlanLimit{v.Device, v.Phase, v.Iteration, v.Needed, v.Least, v.Capacity}
-	}
-	if j.UsualSequence < j.Sequence {
-		d.Job.Usual = j.UsualSequence
 	}
 	if j.AutocastName() != "" {
 		d.Job.Autocast = j.AutocastName()

@@ -139,7 +139,7 @@ func (s *simulation) iterate(iteration ledger.Iteration) {
 	micros := min(max(s.Accumulation, 1), most)
 	for micro := range micros {
 		s.micro, s.micros, s.sequence = micro, micros, s.UsualSequence
-		if micro == 0 && iteration == ledger.First {
+		if s.sequence == 0 || micro == 0 && iteration == ledger.First {
 			s.sequence = s.Sequence
 		}
 		batch := s.gpu.Allocate(ledger.Bytes(3*8*s.Sequences()*s.sequence), ledger.Batch, s.whyBatch)
