@@ -199,9 +199,9 @@ func (p *pass) classify(h *model.Head, x *autograd.Tensor) Result {
 
 // fusedLoss computes logits, loss and gradients for a chunk of tokens at a time
 // (Liger's fused_linear_cross_entropy_forward). It keeps the gradients of the
-// hidden states and of the weight, which the backward pass returns. The
-// number of chunks is the vocabulary divided
-// by the width, rounded up, and the tokens of a chunk are a power of two.
+// hidden states and of the weight, which the backward pass returns. The number of
+// chunks is the vocabulary divided by the width, rounded up, and the tokens of a
+// chunk are a power of two.
 func (p *pass) fusedLoss(h *model.Head, x *autograd.Tensor) *autograd.Tensor {
 	w := p.parameter(h.Projection + ".weight")
 	tokens := x.Elements / p.network.Hidden

@@ -51,7 +51,8 @@ func TestLitgptAdapters(t *testing.T) {
 		var made [2]float64 // in the forward pass, with one layer and with two
 		for i := range made {
 			d := &planned(t, adaptedByLitgpt(t, c.family, i+1, c.targets)).Devices[0]
-			made[i] = float64(phaseOf(t, d, ledger.Forward).EndRequested - phaseOf(t, d, ledger.Initialize).EndRequested)
+			before, after := phaseOf(t, d, ledger.Initialize), phaseOf(t, d, ledger.Forward)
+			made[i] = float64(after.EndRequested - before.EndRequested)
 		}
 		if kept := (made[1] - made[0]) / (256 * 1024 * 2); math.Abs(kept-c.kept) > 0.01 {
 			t.Errorf("a layer of %s with %s keeps %.3f hidden sizes, litgpt's %.2f", c.family, c.targets, kept, c.kept)

@@ -259,7 +259,8 @@ type target struct {
 	// parts is 1, or the number of queries, keys and values of a fused projection that litgpt adapts together, each
 	// with a rank of its own.
 	parts int64
-	// shared means that it is a part of litgpt's LoRAQKVLinear. padded means that litgpt pads the product with zeros, as not all of queries, keys and values are adapted.
+	// shared means that it is a part of litgpt's LoRAQKVLinear. padded means that litgpt pads the product with zeros,
+	// as not all of queries, keys and values are adapted.
 	shared, padded bool
 }
 
