@@ -37,6 +37,9 @@ type Tape struct {
 	replay       *replay    // the current checkpoint, or nil
 	attached     []*storage // held by the current graph
 	offload      *offloading
+	// RetainsGraph keeps what operations have saved until the backward pass ends (retain_graph).
+	RetainsGraph bool
+	retained     []*storage
 }
 
 // NewTape returns a tape that records operations. WhyGradients says why the
@@ -100,7 +103,7 @@ type Tensor struct {
 	storage  *storage
 	gradient *gradient // nil if no gradient is needed
 	held     bool
-	graph    []*storage // of a loss after its backward pass: what the graph still holds
+	graph    []*storage // of a loss after its backward pass: what the graph still holds; of a list: its tensors
 }
 
 // Bytes returns the size of the tensor's elements.
@@ -222,7 +225,7 @@ type Operation struct {
 	// Product means that the operation is a matmul. The gradients of its inputs
 	// are views.
 	Product bool
-	// Replaces means that gradients replace the saved tensors, chunk by chunk.
+	// Replaces means that the gradients of the inputs are written into the saved tensors, in their order.
 	Replaces bool
 	// Kept means that a selective checkpoint may keep the result. It keeps the
 	// results of attention, and of some or all matmuls.
@@ -347,6 +350,17 @@ func (t *Tape) Drop(tensors ...*Tensor) {
 			}
 		}
 	}
+}
+
+// List takes tensors over that the program holds in a list. The list is dropped as a whole.
+func (t *Tape) List(tensors ...*Tensor) *Tensor {
+	list := &Tensor{held: true}
+	for _, x := range tensors {
+		list.graph = append(list.graph, x.storage.retain())
+	}
+	t.Drop(tensors...)
+	t.locals = append(t.locals, list)
+	return list
 }
 
 // Hold keeps a tensor beyond the scope that made it, until it is dropped.

@@ -46,6 +46,8 @@ const (
 	// FusedLoss materializes the logits of some tokens at a time (Liger's fused
 	// linear cross entropy).
 	FusedLoss
+	// InPlaceLoss writes the gradient of the logits over their fp32 copy (Liger's cross entropy).
+	InPlaceLoss
 )
 
 // Hooks are called around every use of a module, in both passes and in the second
@@ -123,6 +125,9 @@ type Options struct {
 	// QAT fake-quantizes linear modules, nil for none.
 	QAT  *FakeQuantization
 	Loss LossKind
+	// ChunksHead makes the logits of 128 tokens of every sequence at a time, for ChunkedLoss: litgpt's adapters
+	// (lm_head_chunk_size in finetune/lora.py).
+	ChunksHead bool
 	// InputGradients makes the output of the embeddings need a gradient, as
 	// enable_input_require_grads does.
 	InputGradients bool
@@ -164,7 +169,7 @@ type pass struct {
 	encoded    *autograd.Tensor                         // output of the encoder
 	mask       *autograd.Tensor                         // of all blocks; nil if they share none
 	narrow     bool                                     // the result of a norm goes to matmuls only
-	// The last input of padded adapters, and the result of its dropout.
+	// The last input of adapters that share a dropout, and the result of its dropout.
 	droppedFrom, dropped *autograd.Tensor
 	blocks               int // blocks that have begun
 }

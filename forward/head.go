@@ -33,6 +33,24 @@ func (p *pass) head(x *autograd.Tensor) Result {
 	if !h.Classes {
 		outputs /= p.TensorParallel
 	}
+	if p.Loss == ChunkedLoss && p.ChunksHead {
+		return p.chunkedHead(h, x, outputs)
+	}
+	logits := p.logits(h, x, outputs)
+	defer p.KeepLossHere()()
+	p.Drop(x)
+	if p.Loss == ChunkedLoss {
+		logits = p.follow(logits, p.cast(logits, dtype.F32))
+		p.HasLogits()
+		return Result{Loss: p.chunkedLoss(logits), Logits: logits}
+	}
+	loss := p.crossEntropy(logits)
+	p.HasLogits()
+	return Result{Loss: loss, Logits: logits}
+}
+
+// logits runs the projection of the head.
+func (p *pass) logits(h *model.Head, x *autograd.Tensor, outputs int64) *autograd.Tensor {
 	leave := p.KeepHere() // the hooks leave the head's own operation alone
 	logits := p.linear(h.Projection, x, outputs)
 	leave()
@@ -45,15 +63,48 @@ func (p *pass) head(x *autograd.Tensor) Result {
 		logits = p.follow(logits, p.unary(logits, logits.DType, saveOutput))
 		logits = p.follow(logits, p.unary(logits, logits.DType, saveNothing))
 	}
-	p.Drop(x)
-	if p.Loss == ChunkedLoss {
-		logits = p.follow(logits, p.cast(logits, dtype.F32))
-		p.HasLogits()
-		return Result{Loss: p.chunkedLoss(logits), Logits: logits}
+	return logits
+}
+
+// headChunk is the number of tokens of a sequence whose logits litgpt makes at a time.
+const headChunk = 128
+
+// chunkedHead runs the head once for every chunk of tokens. Every run casts or dequantizes the weight again. The
+// program holds the list of logits, all of them upcast, until the next step. The losses of all chunks come after it.
+func (p *pass) chunkedHead(h *model.Head, x *autograd.Tensor, outputs int64) Result {
+	var tokens []int64
+	for left := p.Sequence; left > 0; left -= headChunk {
+		tokens = append(tokens, min(left, headChunk))
 	}
-	loss := p.crossEntropy(logits)
+	parts := p.split(x, tokens...)
+	p.Drop(x)
+	made, logits := make([]*autograd.Tensor, len(parts)), make([]*autograd.Tensor, len(parts))
+	for i, part := range parts {
+		made[i] = p.logits(h, part, outputs)
+	}
+	p.Drop(parts...)
+	for i, narrow := range made {
+		logits[i] = p.cast(narrow, dtype.F32)
+	}
+	for i, narrow := range made {
+		p.dropCasts(logits[i], narrow)
+	}
 	p.HasLogits()
-	return Result{Loss: loss, Logits: logits}
+	loss := p.Scope(func() *autograd.Tensor {
+		losses := make([]*autograd.Tensor, len(logits))
+		var rows int64
+		for i, chunk := range logits {
+			logarithms := p.normalized(chunk, dtype.F32)
+			losses[i] = p.Do(autograd.Operation{Inputs: []*autograd.Tensor{logarithms},
+				Saved:   []*autograd.Tensor{logarithms},
+				Outputs: []autograd.Output{{Elements: chunk.Elements / outputs, DType: dtype.F32}}})[0]
+			p.Drop(logarithms)
+			rows += losses[i].Elements
+		}
+		return p.mean(p.Do(autograd.Operation{Inputs: losses,
+			Outputs: []autograd.Output{{Elements: rows, DType: dtype.F32}}})[0])
+	})
+	return Result{Loss: loss, Logits: p.List(logits...)}
 }
 
 // crossEntropy upcasts the logits and computes the loss. It saves the
@@ -66,6 +117,10 @@ func (p *pass) crossEntropy(logits *autograd.Tensor) *autograd.Tensor {
 		x := logits
 		if !p.network.Head.NarrowLoss && p.Loss != NativeLoss || p.Autocast != dtype.Invalid {
 			x = p.cast(logits, dtype.F32)
+		}
+		if p.Loss == InPlaceLoss {
+			return p.Do(autograd.Operation{Inputs: []*autograd.Tensor{x}, Saved: []*autograd.Tensor{x}, Replaces: true,
+				Outputs: []autograd.Output{{Elements: 1, DType: dtype.F32}}})[0]
 		}
 		if p.Loss == ShiftLogits {
 			shifted := p.unary(x, x.DType, saveNothing)
@@ -149,8 +204,9 @@ func (p *pass) classify(h *model.Head, x *autograd.Tensor) Result {
 
 // fusedLoss computes logits, loss and gradients for a chunk of tokens at a time
 // (Liger's fused_linear_cross_entropy_forward). It keeps the gradients of the
-// hidden states and of the weight. The number of chunks is the vocabulary divided
-// by the width, rounded up, and the tokens of a chunk are a power of two.
+// hidden states and of the weight, which the backward pass returns. The number of
+// chunks is the vocabulary divided by the width, rounded up, and the tokens of a
+// chunk are a power of two.
 func (p *pass) fusedLoss(h *model.Head, x *autograd.Tensor) *autograd.Tensor {
 	w := p.parameter(h.Projection + ".weight")
 	tokens := x.Elements / p.network.Hidden
@@ -164,8 +220,7 @@ func (p *pass) fusedLoss(h *model.Head, x *autograd.Tensor) *autograd.Tensor {
 		Inputs: []*autograd.Tensor{x},
 		Outputs: []autograd.Output{{Elements: 1, DType: dtype.F32},
 			{Elements: x.Elements, DType: compute, Saved: true}},
-		Scratch: chunk * h.Outputs * (compute.Size() + 4),
-		Shared:  []bool{},
+		Scratch: chunk * h.Outputs * (compute.Size() + 4), Replaces: true,
 	}
 	o.Inputs = append(o.Inputs, w.Tensor())
 	if w.Trainable {

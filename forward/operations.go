@@ -57,7 +57,16 @@ func (p *pass) add(a, b *autograd.Tensor) *autograd.Tensor {
 // multiply multiplies elementwise. It saves each factor for the gradient of the
 // other.
 func (p *pass) multiply(a, b *autograd.Tensor) *autograd.Tensor {
-	return p.product(a, b, max(a.Elements, b.Elements), promoted(a.DType, b.DType))
+	n, result := max(a.Elements, b.Elements), promoted(a.DType, b.DType)
+	o := p.factors(a, b, n, result)
+	// Every gradient is a product of all elements first. The engine then adds up what was broadcast, and converts what
+	// was promoted (validate_outputs in torch/csrc/autograd/engine.cpp).
+	for _, x := range o.Inputs {
+		if x.NeedsGradient() && (x.Elements < n || x.DType != result) {
+			o.BackwardScratch += n * result.Size()
+		}
+	}
+	return p.Do(o)[0]
 }
 
 // matmul multiplies two matrices, under autocast in autocast's type.
@@ -82,6 +91,10 @@ func (p *pass) dropCasts(pairs ...*autograd.Tensor) {
 }
 
 func (p *pass) product(a, b *autograd.Tensor, elements int64, result dtype.Type) *autograd.Tensor {
+	return p.Do(p.factors(a, b, elements, result))[0]
+}
+
+func (p *pass) factors(a, b *autograd.Tensor, elements int64, result dtype.Type) autograd.Operation {
 	o := autograd.Operation{Inputs: []*autograd.Tensor{a, b},
 		Outputs: []autograd.Output{{Elements: elements, DType: result}}}
 	if a.NeedsGradient() {
@@ -90,7 +103,7 @@ func (p *pass) product(a, b *autograd.Tensor, elements int64, result dtype.Type)
 	if b.NeedsGradient() {
 		o.Saved = append(o.Saved, a)
 	}
-	return p.Do(o)[0]
+	return o
 }
 
 // dropout runs dropout and drops x. It saves a mask of one byte for each element.
@@ -307,7 +320,7 @@ func (p *pass) fusedNorm(n model.Norm, x *autograd.Tensor) *autograd.Tensor {
 func (p *pass) rmsNorm(n model.Norm, x *autograd.Tensor) *autograd.Tensor {
 	w := p.parameter(n.Path + ".weight")
 	wide := p.cast(x, dtype.F32)
-	squares := p.unary(wide, dtype.F32, saveInput)
+	squares := p.squares(wide)
 	deviations := p.reduce(squares, x.Elements/w.Elements)
 	p.Drop(squares)
 	operand := wide
@@ -336,7 +349,7 @@ func (p *pass) wideNorm(n model.Norm, x *autograd.Tensor) *autograd.Tensor {
 	w := p.parameter(n.Path + ".weight")
 	wide := p.cast(x, dtype.F32)
 	differences := p.unary(wide, dtype.F32, saveNothing)
-	squares := p.unary(differences, dtype.F32, saveInput)
+	squares := p.squares(differences)
 	p.Drop(differences)
 	width := w.Elements
 	if n.Width > 0 {
@@ -351,6 +364,13 @@ func (p *pass) wideNorm(n model.Norm, x *autograd.Tensor) *autograd.Tensor {
 	scaled := p.multiply(p.cast(w.Tensor(), dtype.F32), normed)
 	p.Drop(normed)
 	return p.follow(scaled, p.cast(scaled, x.DType))
+}
+
+// squares runs pow(2). Its gradient holds the power and the product with the exponent (pow_backward in
+// torch/csrc/autograd/FunctionsManual.cpp).
+func (p *pass) squares(x *autograd.Tensor) *autograd.Tensor {
+	return p.Do(autograd.Operation{Inputs: []*autograd.Tensor{x}, Saved: []*autograd.Tensor{x},
+		Outputs: []autograd.Output{{Elements: x.Elements, DType: x.DType}}, BackwardScratch: 2 * x.Bytes()})[0]
 }
 
 // reduce runs a mean over rows and the root after it, which saves its result.

@@ -41,6 +41,9 @@ func (r *resolver) adapter() (err error) {
 	for _, p := range j.Model.Parameters {
 		modules = append(modules, strings.TrimSuffix(p.Name, ".weight"))
 	}
+	if fused := j.Model.Network.Blocks()[0].Attention.Fused; r.Modules == litgptModules && fused != "" {
+		modules = append(modules, fused+".query", fused+".key", fused+".value") // lora_query and the like
+	}
 	if !slices.ContainsFunc(modules, j.Adapter.Targets) {
 		return fault.File(j.Adapter.File).Inputf("target_modules matches no module of %s", j.Model.Name).
 			WithHint("its linear modules are " + strings.Join(lastNames(j.Model.Network.Linears()), ", "))

@@ -29,10 +29,12 @@ type Job struct {
 	HostMemory   ledger.Bytes // of one node; 0 = unknown
 	NUMANodes    int          // of one node; 0 = unknown
 
-	MicroBatch   int64
-	Pairs        bool // each of a micro batch is two sequences: a chosen and a rejected answer
-	Sequence     int64
-	Accumulation int
+	MicroBatch int64
+	Pairs      bool // each of a micro batch is two sequences: a chosen and a rejected answer
+	Sequence   int64
+	// UsualSequence is the length in all micro batches but the first; 0 for Sequence.
+	UsualSequence int64
+	Accumulation  int
 
 	// ParameterType is the type of the stored parameters. AutocastType is the type
 	// that torch.autocast computes in, or Invalid. CastType is the type that an

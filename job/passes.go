@@ -141,8 +141,9 @@ func (r *resolver) liger() {
 		return
 	}
 	r.job.Liger = true
-	if r.job.Model.Type != "granite" {
-		r.job.Loss = forward.FusedLoss
+	r.job.Loss = forward.FusedLoss
+	if r.job.Model.Type == "granite" { // whose logits are scaled
+		r.job.Loss = forward.InPlaceLoss
 	}
 }
 

@@ -29,6 +29,8 @@ type Request struct {
 	NUMANodes   int // of a node
 
 	Sequence, MicroBatch, Accumulation int
+	// UsualSequence is the length in all micro batches but the first, which has the longest sample; 0 for Sequence.
+	UsualSequence int `json:",omitempty"`
 
 	Precision         string
 	AdapterPrecision  string

@@ -39,7 +39,7 @@ func (s *simulation) runReference() {
 	if m == nil || m.Network == nil {
 		return
 	}
-	logits := s.Sequences() * s.Sequence * m.Network.Head.Outputs
+	logits := s.Sequences() * s.sequence * m.Network.Head.Outputs
 	s.gpu.briefly(logits*(s.ComputeType().Size()+dtype.F32.Size()), ledger.LogitsAndLoss, because("the frozen model's "+
 		"logits and their logarithms in fp32: %s tokens x %s entries", ledger.Count(s.Sequences()*s.Sequence),
 		ledger.Count(m.Network.Head.Outputs)))

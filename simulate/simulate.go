@@ -47,6 +47,7 @@ type simulation struct {
 	stepped       bool // the optimizer states exist
 	workspaces    int
 	micro, micros int            // index of the micro batch, and their number
+	sequence      int64          // tokens of a sequence in this micro batch
 	held          forward.Result // outputs of the previous step that the loop holds
 	offloaded     offloadedActivations
 	states        *heldStates // nil where the optimizer's states stay where it makes them
@@ -83,7 +84,7 @@ func newSimulation(j *job.Job, gpu, host *trace) *simulation {
 func (s *simulation) options() forward.Options {
 	return forward.Options{
 		Batch:                  s.Sequences(),
-		Sequence:               s.Sequence,
+		Sequence:               s.sequence,
 		Attention:              s.Attention,
 		FusesBias:              s.Versions.Transformers.AtLeast(5, 0, 0),
 		WeightType:             s.ComputeType(),
@@ -93,6 +94,7 @@ func (s *simulation) options() forward.Options {
 		OffloadMemory:          s.offloaded,
 		QAT:                    s.QAT,
 		Loss:                   s.Loss,
+		ChunksHead:             s.FusedQKV && s.Adapter != nil,
 		FusedActivations:       s.FusedActivations,
 		FusedQKV:               s.FusedQKV,
 		RecomputeEvery:         s.RecomputeEvery,
@@ -134,13 +136,20 @@ func (s *simulation) run() {
 	s.phase(ledger.Checkpoint, ledger.Once, s.engine.save)
 }
 
-// iterate runs the micro batches of one optimizer step, at most two of them.
-// All micro batches after the first are alike in memory.
+// iterate runs the micro batches of one optimizer step. It leaves out those that are like others in memory: the first
+// makes gradients, others add to them, and after the last one FSDP reduces what it has kept full until then.
 func (s *simulation) iterate(iteration ledger.Iteration) {
-	micros := min(max(s.Accumulation, 1), 2)
+	most := 2
+	if s.FSDP != nil && !s.SyncEachBatch {
+		most = 3
+	}
+	micros := min(max(s.Accumulation, 1), most)
 	for micro := range micros {
-		s.micro, s.micros = micro, micros
-		batch := s.gpu.Allocate(ledger.Bytes(3*8*s.Sequences()*s.Sequence), ledger.Batch, s.whyBatch)
+		s.micro, s.micros, s.sequence = micro, micros, s.UsualSequence
+		if s.sequence == 0 || micro == 0 && iteration == ledger.First {
+			s.sequence = s.Sequence
+		}
+		batch := s.gpu.Allocate(ledger.Bytes(3*8*s.Sequences()*s.sequence), ledger.Batch, s.whyBatch)
 		var result forward.Result
 		s.phase(ledger.Forward, iteration, func() {
 			s.workspace()

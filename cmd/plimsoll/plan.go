@@ -148,6 +148,8 @@ func jobFlags(c *cobra.Command, q *job.Request, clip *float64) {
 	flags.Var((*bytesFlag)(&q.HostMemory), "host-memory", "memory of one node, such as 512GiB")
 	flags.Var((*countFlag)(&q.NUMANodes), "numa-nodes", "NUMA nodes of each node; its ranks divide them")
 	flags.Var((*countFlag)(&q.Sequence), "seq-len", "tokens of a sequence")
+	flags.Var((*countFlag)(&q.UsualSequence), "usual-seq-len",
+		"tokens of a sequence after the first micro batch, which has the longest (default: those of --seq-len)")
 	flags.Var((*countFlag)(&q.MicroBatch), "micro-batch", "sequences of a rank's micro batch")
 	flags.Var((*countFlag)(&q.Accumulation), "grad-accum",
 		"gradient accumulation steps: micro batches of an optimizer step")
