@@ -46,6 +46,12 @@ const (
 	// FusedLoss materializes the logits of some tokens at a time (Liger's fused
 	// linear cross entropy).
 	FusedLoss
+	// LogProbabilities are those of the tokens of answers, from the logarithms of all
+	// entries in fp32 (get_batch_logps in LLaMA-Factory's train/trainer_utils.py).
+	LogProbabilities
+	// SelectedLogProbabilities are the same, sequence by sequence: TRL since 0.12
+	// (selective_log_softmax in trl/trainer/utils.py).
+	SelectedLogProbabilities
 )
 
 // Hooks are called around every use of a module, in both passes and in the second
@@ -115,6 +121,16 @@ type Options struct {
 	// weights keep their input, which nothing needs, in an attribute of their
 	// context. Those with 8-bit weights do so to this day.
 	AttachesQuantizedInput bool
+	// WideLogits means that the program casts the outputs of the model to fp32
+	// (convert_outputs_to_fp32 in accelerate).
+	WideLogits bool
+	// HalfLoss adds the cross entropy of the first half of the sequences, the chosen
+	// answers, to a loss of log-probabilities.
+	HalfLoss bool
+	// NoDropout means that the program has turned dropout off.
+	NoDropout bool
+	// KeepsHidden means that the model returns the hidden states behind all blocks.
+	KeepsHidden bool
 	// Recompute is the checkpoint of recomputed blocks, nil without.
 	Recompute *autograd.Checkpoint
 	Loss      LossKind
@@ -161,7 +177,8 @@ type pass struct {
 	narrow     bool                                     // the result of a norm goes to matmuls only
 	// The last input of padded adapters, and the result of its dropout.
 	droppedFrom, dropped *autograd.Tensor
-	blocks               int // blocks that have begun
+	blocks               int                // blocks that have begun
+	states               []*autograd.Tensor // behind blocks, with KeepsHidden
 }
 
 // Run runs the forward pass of a micro batch up to the loss.
@@ -182,6 +199,7 @@ func Run(t *autograd.Tape, network *model.Network, parameters Parameters, option
 			}
 		}
 		result = p.head(p.gather(hidden))
+		p.Drop(p.states...)
 		t.Hold(result.Loss)
 		if result.Logits != nil {
 			t.Hold(result.Logits)
@@ -226,6 +244,12 @@ func (p *pass) stack(s *model.Stack) *autograd.Tensor {
 		p.RequireGradient(x)
 	}
 	for i := range s.Blocks {
+		if p.KeepsHidden {
+			p.Hold(x)
+			p.states = append(p.states, x)
+			x = p.block(s, &s.Blocks[i], x)
+			continue
+		}
 		x = p.follow(x, p.block(s, &s.Blocks[i], x))
 	}
 	if s.FinalNorm.Kind != model.NoNorm {

@@ -28,6 +28,26 @@ func (p *pass) head(x *autograd.Tensor) Result {
 	if p.Loss == FusedLoss {
 		return Result{Loss: p.fusedLoss(h, x)}
 	}
+	if h.Value != "" {
+		return p.value(h, x)
+	}
+	logits := p.logits(h, x)
+	p.Drop(x)
+	switch {
+	case p.Loss == LogProbabilities || p.Loss == SelectedLogProbabilities:
+		return p.answers(logits)
+	case p.Loss == ChunkedLoss:
+		logits = p.follow(logits, p.cast(logits, dtype.F32))
+		p.HasLogits()
+		return Result{Loss: p.chunkedLoss(logits), Logits: logits}
+	}
+	loss := p.crossEntropy(logits)
+	p.HasLogits()
+	return Result{Loss: loss, Logits: logits}
+}
+
+// logits runs the projection to the vocabulary.
+func (p *pass) logits(h *model.Head, x *autograd.Tensor) *autograd.Tensor {
 	outputs := h.Outputs
 	if !h.Classes {
 		outputs /= p.TensorParallel
@@ -41,15 +61,7 @@ func (p *pass) head(x *autograd.Tensor) Result {
 		logits = p.follow(logits, p.unary(logits, logits.DType, saveOutput))
 		logits = p.follow(logits, p.unary(logits, logits.DType, saveNothing))
 	}
-	p.Drop(x)
-	if p.Loss == ChunkedLoss {
-		logits = p.follow(logits, p.cast(logits, dtype.F32))
-		p.HasLogits()
-		return Result{Loss: p.chunkedLoss(logits), Logits: logits}
-	}
-	loss := p.crossEntropy(logits)
-	p.HasLogits()
-	return Result{Loss: loss, Logits: logits}
+	return logits
 }
 
 // crossEntropy upcasts the logits and computes the loss. It saves the
@@ -107,13 +119,20 @@ func (p *pass) mean(x *autograd.Tensor) *autograd.Tensor {
 		Outputs: []autograd.Output{{Elements: 1, DType: dtype.F32}}})[0]
 }
 
-func (p *pass) whyLogits() string {
-	h, rows, outputs := &p.network.Head, ledger.Count(p.Batch*p.Sequence)+" tokens", "vocabulary entries"
+func (p *pass) whyLogits() string { return WhyLogits(&p.network.Head, p.Options) }
+
+// WhyLogits is the reason for the logits and what a loss makes of them.
+func WhyLogits(h *model.Head, o Options) string {
+	rows, outputs := ledger.Count(o.Batch*o.Sequence)+" tokens", "vocabulary entries"
 	if h.Classes {
 		outputs = "classes"
 	}
 	if h.PerSequence && !h.EveryToken {
-		rows = ledger.Count(p.Batch) + " sequences"
+		rows = ledger.Count(o.Batch) + " sequences"
+	}
+	if o.Loss == LogProbabilities || o.Loss == SelectedLogProbabilities {
+		return fmt.Sprintf("%s of answers x %s %s: logits, and what the log-probabilities of the answers take; "+
+			"those of a reference come beside them", rows, ledger.Count(h.Outputs), outputs)
 	}
 	return fmt.Sprintf("%s x %s %s: logits, their fp32 copy, and the logarithms that the loss saves "+
 		"(transformers/loss/loss_utils.py)", rows, ledger.Count(h.Outputs), outputs)

@@ -17,6 +17,10 @@ import (
 type Job struct {
 	Model     *model.Model
 	Reference *model.Model // a frozen model beside it, as DPO and RLHF have; nil without
+	// ReferenceType is the type that the frozen model is loaded in.
+	ReferenceType dtype.Type
+	Answers       *Answers // nil without a training on answers
+	KeepsHidden   bool     // the forward pass returns the hidden states behind all blocks
 
 	World        int // ranks
 	Nodes        int
@@ -27,7 +31,8 @@ type Job struct {
 	NUMANodes    int          // of one node; 0 = unknown
 
 	MicroBatch   int64
-	Pairs        bool // each of a micro batch is two sequences: a chosen and a rejected answer
+	Pairs        bool  // each of a micro batch is two sequences: a chosen and a rejected answer
+	BatchTensors int64 // of int64, each as large as the sequences of a micro batch
 	Sequence     int64
 	Accumulation int
 

@@ -28,6 +28,9 @@ type Framework struct {
 	FusedLoss    bool
 	// Rewards says that the program trains a reward model on pairs of answers. A micro batch counts pairs.
 	Rewards bool
+	// ValueHead says that a reward model keeps its language model's head, beside one with an output for every token.
+	ValueHead bool
+	Answers   *Answers // what is trained on answers, nil for a language model's loss
 
 	// Weights is the type that the weights are loaded in, "" for the type that they were published in. TrainedIn32 says
 	// when trained weights are converted to fp32.

@@ -21,15 +21,18 @@ var (
 var llamaFactory = family{kind: llamaFactoryKind, program: "LLaMA-Factory", hosts: true, read: readLLaMAFactory,
 	own: strict.Merge(
 		worded.For("model_name_or_path adapter_name_or_path additional_target quantization_method"),
+		worded.For("ref_model"),
 		switched.For(`disable_gradient_checkpointing pure_bf16 use_rslora use_dora pissa_init double_quantization fp8
 			enable_liger_kernel create_new_adapter`),
 		keys{
-			"stage":               oneOf("pt", "sft", "rm", "ppo", "dpo", "kto").OrNull().Default("sft"),
-			"finetuning_type":     oneOf("lora", "oft", "freeze", "full").OrNull().Default("lora"),
-			"cutoff_len":          counted.Default(2048),
-			"lora_rank":           counted.Default(8),
-			"lora_alpha":          measured,
-			"lora_dropout":        measured,
+			"stage":           oneOf("pt", "sft", "rm", "ppo", "dpo", "kto").OrNull().Default("sft"),
+			"finetuning_type": oneOf("lora", "oft", "freeze", "full").OrNull().Default("lora"),
+			"cutoff_len":      counted.Default(2048),
+			"lora_rank":       counted.Default(8),
+			"lora_alpha":      measured,
+			"lora_dropout":    measured,
+			"pref_loss": oneOf("sigmoid", "hinge", "ipo", "kto_pair", "orpo", "simpo").OrNull().
+				Default("sigmoid"),
 			"lora_target":         worded.Default("all"),
 			"quantization_bit":    counted,
 			"quantization_type":   oneOf("fp4", "nf4").OrNull().Default("nf4"),
@@ -38,7 +41,7 @@ var llamaFactory = family{kind: llamaFactoryKind, program: "LLaMA-Factory", host
 			"flash_attn":          oneOf("auto", "disabled", "sdpa", "fa2", "fa3").OrNull().Default("auto"),
 		},
 		// Unplanned keys; readLLaMAFactory has the reasons.
-		anything.For(unplannedFactoryOptimizers+" "+unplannedFactoryModels),
+		anything.For(unplannedFactoryOptimizers+" "+unplannedFactoryModels+" "+unplannedFactoryReferences),
 		anything.For("export_dir "+megatronKeys),
 		// Keys that change no memory of the training, or only that of other stages.
 		anything.For(`llamafactory_train export_size export_device export_quantization_bit export_quantization_dataset
@@ -60,9 +63,8 @@ var llamaFactory = family{kind: llamaFactoryKind, program: "LLaMA-Factory", host
 			apollo_target apollo_rank apollo_update_interval apollo_scale apollo_proj apollo_proj_type apollo_scale_type
 			apollo_layerwise apollo_scale_front badam_mode badam_start_block badam_switch_mode badam_switch_interval
 			badam_update_ratio badam_mask_mode badam_verbose
-			pref_beta pref_ftx pref_bco_weight pref_loss dpo_label_smoothing kto_chosen_weight kto_rejected_weight
-			simpo_gamma ppo_buffer_size ppo_epochs ppo_score_norm ppo_target ppo_whiten_rewards ref_model
-			ref_model_adapters ref_model_quantization_bit reward_model reward_model_adapters
+			pref_beta pref_ftx pref_bco_weight dpo_label_smoothing kto_chosen_weight kto_rejected_weight
+			simpo_gamma ppo_buffer_size ppo_epochs ppo_score_norm ppo_target ppo_whiten_rewards reward_model reward_model_adapters
 			reward_model_quantization_bit reward_model_type ld_alpha
 			use_swanlab swanlab_project swanlab_workspace swanlab_run_name swanlab_mode swanlab_api_key swanlab_logdir
 			swanlab_lark_webhook_url swanlab_lark_secret use_dft_loss use_eaft_loss eaft_alpha asft_alpha
@@ -79,6 +81,7 @@ var llamaFactory = family{kind: llamaFactoryKind, program: "LLaMA-Factory", host
 
 const (
 	unplannedFactoryOptimizers = "use_galore use_apollo use_badam use_adam_mini use_muon"
+	unplannedFactoryReferences = "ref_model_adapters ref_model_quantization_bit"
 	unplannedFactoryModels     = `use_unsloth use_unsloth_gc mixture_of_depths shift_attn use_llama_pro upcast_layernorm
 		upcast_lmhead_output resize_vocab use_kt use_mca use_megatron_bridge use_hyper_parallel use_asft_loss`
 )
@@ -101,6 +104,7 @@ func readLLaMAFactory(r *frameworkReader) error {
 		return err
 	}
 	r.longest("cutoff_len")
+	r.answersOfFactory()
 	full := r.Word("finetuning_type") == "full"
 	if pure := r.Truth("pure_bf16"); pure {
 		r.to.Weights = "bf16"
@@ -128,6 +132,27 @@ func readLLaMAFactory(r *frameworkReader) error {
 	return r.adaptFactory()
 }
 
+// answersOfFactory reads what stages train on answers: src/llamafactory/train, and create_ref_model in
+// train/trainer_utils.py.
+func (r *frameworkReader) answersOfFactory() {
+	switch r.Word("stage") {
+	case "rm":
+		r.to.ValueHead = true
+		r.Note("stage", "is rm: a head with one output for every token stands beside the language model's, and passes "+
+			"have two sequences for each of a micro batch")
+		return
+	case "dpo":
+		loss := r.Word("pref_loss")
+		r.to.Answers = &Answers{Pairs: true, Reference: loss != "orpo" && loss != "simpo"}
+	case "kto":
+		r.to.Answers = &Answers{Reference: true, Mismatched: true}
+	default:
+		return
+	}
+	r.to.Answers.Model = r.Word("ref_model")
+	r.noteAnswers("stage")
+}
+
 // asks reports whether a key of the file or of its TrainingArguments asks for something.
 func (r *frameworkReader) asks(key string) bool {
 	m := r.arguments.Member(key)
@@ -136,14 +161,12 @@ func (r *frameworkReader) asks(key string) bool {
 
 // refuseFactory refuses what changes memory and is not planned.
 func (r *frameworkReader) refuseFactory() error {
-	const pairs = "trains on pairs of answers beside a reference model"
-	stages := map[string]string{"dpo": pairs, "kto": pairs,
-		"rm":  "trains a reward model with a value head on pairs of answers",
-		"ppo": "holds a reward model, a reference model and a value head, and generates"}
+	stages := map[string]string{"ppo": "holds a reward model, a reference model and a value head, and generates"}
 	types := map[string]string{"oft": "trains OFT's adapters", "freeze": "trains a part of the model's layers"}
 	if err := cmp.Or(r.oneOfThese("stage", stages), r.oneOfThese("finetuning_type", types),
 		r.unplanned("the optimizer has states of its own", unplannedFactoryOptimizers),
 		r.unplanned("it changes the model or what the passes hold", unplannedFactoryModels),
+		r.unplanned("the reference model has an adapter or is quantized by itself", unplannedFactoryReferences),
 		r.unplanned("training goes on with an adapter whose adapter_config.json says its rank",
 			"adapter_name_or_path")); err != nil {
 		return err

@@ -76,7 +76,7 @@ func (e *fsdp) whyStaging() string {
 // one flat tensor (_flat_param.py). FSDP2 holds only the parameters, one at a time if the first rank broadcasts them
 // (fsdp2_load_full_state_dict).
 func (e *fsdp) shard(u *unit) {
-	shard := func() { allocate(e.device(), e.shardedBytes(u), ledger.Parameters, e.whyParameters) }
+	shard := func() { allocate(e.device(), e.shardedBytes(u), e.weights(), e.whyParameters) }
 	if e.Loader() == job.LoadedByNobody || e.Parallel.Shard == 1 {
 		shard()
 		return
