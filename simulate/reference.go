@@ -116,7 +116,9 @@ func (s *simulation) logAnswers(logits *autograd.Tensor) {
 	})
 }
 
-func (s *simulation) whyAnswers() string { return forward.WhyLogits(&s.Model.Network.Head, s.options()) }
+func (s *simulation) whyAnswers() string {
+	return forward.WhyLogits(&s.Model.Network.Head, s.options())
+}
 
 // judge runs a pass without gradients.
 func (s *simulation) judge(r *simulation, modules forward.Parameters) (result forward.Result) {
