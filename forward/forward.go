@@ -179,6 +179,7 @@ type pass struct {
 	droppedFrom, dropped *autograd.Tensor
 	blocks               int                // blocks that have begun
 	states               []*autograd.Tensor // behind blocks, with KeepsHidden
+	trained              map[string]bool    // modules with trained parameters; nil until asked for
 }
 
 // Run runs the forward pass of a micro batch up to the loss.
@@ -352,7 +353,8 @@ func (p *pass) block(s *model.Stack, b *model.Block, x *autograd.Tensor) *autogr
 		if p.RecomputeFirst {
 			wanted = 1
 		}
-		if p.Recompute == nil || p.RecomputeEvery > 1 && p.blocks%p.RecomputeEvery != wanted {
+		if p.Recompute == nil || p.RecomputeEvery > 1 && p.blocks%p.RecomputeEvery != wanted ||
+			!x.NeedsGradient() && !p.trains(b) {
 			return body(x)
 		}
 		defer p.In(ledger.ResidualActivations, p.whyResidual)()
@@ -371,6 +373,30 @@ func (p *pass) block(s *model.Stack, b *model.Block, x *autograd.Tensor) *autogr
 			return result
 		}, others...)
 	})
+}
+
+// trains reports whether a block has parameters that are trained. A checkpoint of one without, whose input needs no
+// gradient, keeps nothing.
+func (p *pass) trains(b *model.Block) bool {
+	if p.trained == nil {
+		p.trained = map[string]bool{}
+		note := func(name string) {
+			for at := range len(name) {
+				if name[at] == '.' {
+					p.trained[name[:at]] = true
+				}
+			}
+		}
+		for name, made := range p.parameters.ByName {
+			if made.Trainable {
+				note(name)
+			}
+		}
+		for path := range p.parameters.Adapters {
+			note(path)
+		}
+	}
+	return p.trained[b.Path]
 }
 
 func (p *pass) preNorm(s *model.Stack, b *model.Block, x *autograd.Tensor) *autograd.Tensor {

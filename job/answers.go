@@ -42,8 +42,8 @@ func (r *resolver) answers() error {
 			j.ReferenceType = cmp.Or(precisions[strings.ToLower(name)].weights, j.ReferenceType)
 		}
 	}
-	if f := r.Inputs.framework; f != nil && f.Rewards {
-		j.BatchTensors = 2
+	if j.Model.Network.Head.PerSequence {
+		j.BatchTensors = 2 // labels are one number a sequence, or none
 	}
 	a := r.Inputs.answers()
 	if a == nil {

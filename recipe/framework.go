@@ -31,6 +31,8 @@ type Framework struct {
 	// ValueHead says that a reward model keeps its language model's head, beside one with an output for every token.
 	ValueHead bool
 	Answers   *Answers // what is trained on answers, nil for a language model's loss
+	Freeze    *Freeze  // the part of the model that is trained, nil for all of it
+	Optimizer string   // "" = what Training says
 
 	// Weights is the type that the weights are loaded in, "" for the type that they were published in. TrainedIn32 says
 	// when trained weights are converted to fp32.

@@ -21,16 +21,17 @@ var (
 var llamaFactory = family{kind: llamaFactoryKind, program: "LLaMA-Factory", hosts: true, read: readLLaMAFactory,
 	own: strict.Merge(
 		worded.For("model_name_or_path adapter_name_or_path additional_target quantization_method"),
-		worded.For("ref_model"),
-		switched.For(`disable_gradient_checkpointing pure_bf16 use_rslora use_dora pissa_init double_quantization fp8
+		worded.For("ref_model freeze_trainable_modules freeze_extra_modules"),
+		switched.For(`use_muon use_llama_pro disable_gradient_checkpointing pure_bf16 use_rslora use_dora pissa_init double_quantization fp8
 			enable_liger_kernel create_new_adapter`),
 		keys{
-			"stage":           oneOf("pt", "sft", "rm", "ppo", "dpo", "kto").OrNull().Default("sft"),
-			"finetuning_type": oneOf("lora", "oft", "freeze", "full").OrNull().Default("lora"),
-			"cutoff_len":      counted.Default(2048),
-			"lora_rank":       counted.Default(8),
-			"lora_alpha":      measured,
-			"lora_dropout":    measured,
+			"stage":                   oneOf("pt", "sft", "rm", "ppo", "dpo", "kto").OrNull().Default("sft"),
+			"finetuning_type":         oneOf("lora", "oft", "freeze", "full").OrNull().Default("lora"),
+			"cutoff_len":              counted.Default(2048),
+			"lora_rank":               counted.Default(8),
+			"lora_alpha":              measured,
+			"freeze_trainable_layers": integer.Lax().OrNull().Default(2),
+			"lora_dropout":            measured,
 			"pref_loss": oneOf("sigmoid", "hinge", "ipo", "kto_pair", "orpo", "simpo").OrNull().
 				Default("sigmoid"),
 			"lora_target":         worded.Default("all"),
@@ -58,7 +59,7 @@ var llamaFactory = family{kind: llamaFactoryKind, program: "LLaMA-Factory", host
 			eval_num_beams ignore_pad_token_for_loss val_size eval_on_each_dataset packing neat_packing tool_format
 			default_system enable_thinking preserve_thinking tokenized_path data_shared_file_system
 			loraplus_lr_ratio loraplus_lr_embedding pissa_iter pissa_convert module_dropout oft_rank oft_block_size
-			oft_target freeze_trainable_layers freeze_trainable_modules freeze_extra_modules
+			oft_target
 			galore_target galore_rank galore_update_interval galore_scale galore_proj_type galore_layerwise
 			apollo_target apollo_rank apollo_update_interval apollo_scale apollo_proj apollo_proj_type apollo_scale_type
 			apollo_layerwise apollo_scale_front badam_mode badam_start_block badam_switch_mode badam_switch_interval
@@ -80,9 +81,9 @@ var llamaFactory = family{kind: llamaFactoryKind, program: "LLaMA-Factory", host
 	)}
 
 const (
-	unplannedFactoryOptimizers = "use_galore use_apollo use_badam use_adam_mini use_muon"
+	unplannedFactoryOptimizers = "use_galore use_apollo use_badam use_adam_mini"
 	unplannedFactoryReferences = "ref_model_adapters ref_model_quantization_bit"
-	unplannedFactoryModels     = `use_unsloth use_unsloth_gc mixture_of_depths shift_attn use_llama_pro upcast_layernorm
+	unplannedFactoryModels     = `use_unsloth use_unsloth_gc mixture_of_depths shift_attn upcast_layernorm
 		upcast_lmhead_output resize_vocab use_kt use_mca use_megatron_bridge use_hyper_parallel use_asft_loss`
 )
 
@@ -106,6 +107,9 @@ func readLLaMAFactory(r *frameworkReader) error {
 	r.longest("cutoff_len")
 	r.answersOfFactory()
 	full := r.Word("finetuning_type") == "full"
+	if r.Truth("use_muon") {
+		r.to.Optimizer = "muon"
+	}
 	if pure := r.Truth("pure_bf16"); pure {
 		r.to.Weights = "bf16"
 	} else if r.to.Weights = r.compute(); full { // _setup_full_tuning in model/adapter.py
@@ -126,7 +130,7 @@ func readLLaMAFactory(r *frameworkReader) error {
 	if r.Truth("fp8") {
 		r.Note("fp8", "is true, which is not planned: the job is planned without it, in the type of the weights")
 	}
-	if err := r.quantizeFactory(); err != nil || full {
+	if err := r.quantizeFactory(); err != nil || full || r.freezeFactory() {
 		return err
 	}
 	return r.adaptFactory()
@@ -162,7 +166,7 @@ func (r *frameworkReader) asks(key string) bool {
 // refuseFactory refuses what changes memory and is not planned.
 func (r *frameworkReader) refuseFactory() error {
 	stages := map[string]string{"ppo": "holds a reward model, a reference model and a value head, and generates"}
-	types := map[string]string{"oft": "trains OFT's adapters", "freeze": "trains a part of the model's layers"}
+	types := map[string]string{"oft": "trains OFT's adapters"}
 	if err := cmp.Or(r.oneOfThese("stage", stages), r.oneOfThese("finetuning_type", types),
 		r.unplanned("the optimizer has states of its own", unplannedFactoryOptimizers),
 		r.unplanned("it changes the model or what the passes hold", unplannedFactoryModels),
@@ -199,6 +203,23 @@ func (r *frameworkReader) quantizeFactory() error {
 		"bnb_4bit_quant_type":       strict.Of(r.Word("quantization_type")),
 		"bnb_4bit_use_double_quant": strict.Of(r.Truth("double_quantization")),
 		"bnb_4bit_compute_dtype":    computed, "bnb_4bit_quant_storage": computed})
+}
+
+// freezeFactory reads which part of the model is trained.
+func (r *frameworkReader) freezeFactory() bool {
+	if r.Word("finetuning_type") != "freeze" {
+		return false
+	}
+	const key = "freeze_trainable_layers"
+	r.to.Freeze = &Freeze{Layers: int(r.Integer(key)), Spread: r.Truth("use_llama_pro"), Modules: []string{"all"},
+		Widens: !r.Truth("pure_bf16"), place: r.Place(key)}
+	if v := separated(r.Find("freeze_trainable_modules")); v != nil {
+		r.to.Freeze.Modules = v.Texts()
+	}
+	if v := separated(r.Find("freeze_extra_modules")); v != nil {
+		r.to.Freeze.Extra = v.Texts()
+	}
+	return true
 }
 
 // adaptFactory reads the adapter: _setup_lora_tuning in model/adapter.py.

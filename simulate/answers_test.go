@@ -24,12 +24,15 @@ func TestAnswersAsMeasured(t *testing.T) {
 		text              string
 		forward, backward int64 // at the peak
 	}{
-		"DPO of LLaMA-Factory":           {factory + "stage: dpo\n", 613713848, 482099208},
-		"KTO of LLaMA-Factory":           {factory + "stage: kto\n", 372458482, 241115144},
-		"SimPO of LLaMA-Factory in bf16": {factory + "stage: dpo\npref_loss: simpo\nbf16: true\npure_bf16: true\n", 311641068, 441663496},
-		"DPO of TRL":                     {trl + "false\nbeta: 0.1\n", 532291616, 482607096},
-		"DPO of TRL in bf16":             {trl + "false\nbeta: 0.1\n" + half, 336198166, 180791300},
-		"DPO of TRL with checkpoints":    {trl + "true\nbeta: 0.1\n" + half, 290488854, 135081988},
+		"DPO of LLaMA-Factory": {factory + "stage: dpo\n", 613713848, 482099208},
+		"KTO of LLaMA-Factory": {factory + "stage: kto\n", 372458482, 241115144},
+		"SimPO of LLaMA-Factory in bf16": {factory + "stage: dpo\npref_loss: simpo\nbf16: true\npure_bf16: true\n",
+			311641068, 441663496},
+		"KTO of TRL":                  {trl + "false\nloss_type: kto\n", 290799204, 241372148},
+		"ORPO of TRL in bf16":         {trl + "false\ncpo_alpha: 1.0\n" + half, 213465032, 213815300},
+		"DPO of TRL":                  {trl + "false\nbeta: 0.1\n", 532291616, 482607096},
+		"DPO of TRL in bf16":          {trl + "false\nbeta: 0.1\n" + half, 336198166, 180791300},
+		"DPO of TRL with checkpoints": {trl + "true\nbeta: 0.1\n" + half, 290488854, 135081988},
 	} {
 		t.Run(name, func(t *testing.T) {
 			file := filestest.InNewFolder(t)
