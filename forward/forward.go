@@ -127,6 +127,9 @@ type Options struct {
 	// HalfLoss adds the cross entropy of the first half of the sequences, the chosen
 	// answers, to a loss of log-probabilities.
 	HalfLoss bool
+	// LossTwice means that the program computes its own loss, from a copy of all logits but the last in fp32, once the
+	// model has computed its loss. The outputs hold what that one saved.
+	LossTwice bool
 	// NoDropout means that the program has turned dropout off.
 	NoDropout bool
 	// KeepsHidden means that the model returns the hidden states behind all blocks.

@@ -41,7 +41,29 @@ func (p *pass) head(x *autograd.Tensor) Result {
 		p.HasLogits()
 		return Result{Loss: p.chunkedLoss(logits), Logits: logits}
 	}
+	if p.LossTwice {
+		return p.secondLoss(logits)
+	}
 	loss := p.crossEntropy(logits)
+	p.HasLogits()
+	return Result{Loss: loss, Logits: logits}
+}
+
+// secondLoss computes the loss of a program beside that of the model (compute_log_probs in LLaMA-Factory's
+// v1/core/base_trainer.py).
+func (p *pass) secondLoss(logits *autograd.Tensor) Result {
+	var first *autograd.Tensor
+	p.WithoutGradients(func() { // nothing depends on it
+		wide := p.cast(logits, dtype.F32)
+		first = p.normalized(wide, dtype.F32)
+		p.dropCasts(logits, wide)
+	})
+	loss := p.Scope(func() *autograd.Tensor {
+		wide := p.cast(logits, dtype.F32)
+		shifted := p.unary(wide, dtype.F32, saveNothing)
+		return p.mean(p.normalized(shifted, dtype.F32))
+	})
+	p.Drop(first)
 	p.HasLogits()
 	return Result{Loss: loss, Logits: logits}
 }

@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"plimsoll/dtype"
+	"plimsoll/fault"
 )
 
 // freeze freezes the parameters that a framework's file does not train.
@@ -13,6 +14,10 @@ func (r *resolver) freeze() error {
 		return nil
 	}
 	j := r.job
+	if (j.FSDP != nil || r.Request.FSDP != "") && f.Freeze.Widens && j.ParameterType != dtype.F32 {
+		return fault.File(f.File).Inputf("a part of the layers is trained in fp32 beside frozen ones in %v, which is not "+
+			"planned with FSDP", j.ParameterType).WithHint("plan it with DeepSpeed or on one GPU")
+	}
 	partly := *j.Model
 	partly.Parameters = slices.Clone(partly.Parameters)
 	names := make([]string, len(partly.Parameters))

@@ -45,6 +45,7 @@ type Job struct {
 	Attention forward.AttentionKind
 	Recompute *autograd.Checkpoint
 	Loss      forward.LossKind
+	LossTwice bool // the program computes it, from the logits of a model that has computed its own
 	Compile   bool
 	Liger     bool // liger-kernel replaces the modules of the model
 	// Modules is the library whose modules the model consists of: transformers
@@ -65,6 +66,8 @@ type Job struct {
 	// SyncEachBatch means that gradients are reduced after every micro batch:
 	// without, FSDP keeps full gradients until the last (no_sync).
 	SyncEachBatch bool
+	// LoadsOnGPU means that every rank loads the full model on its GPU, before FSDP shards it.
+	LoadsOnGPU bool
 	// SplitsDecay means that the optimizer has a parameter group without weight
 	// decay for norms and biases, as transformers' Trainer makes it.
 	SplitsDecay bool

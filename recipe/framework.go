@@ -33,6 +33,11 @@ type Framework struct {
 	Answers   *Answers // what is trained on answers, nil for a language model's loss
 	Freeze    *Freeze  // the part of the model that is trained, nil for all of it
 	Optimizer string   // "" = what Training says
+	// LossTwice says that the program computes the loss from the logits of a model that has computed its own.
+	LossTwice    bool
+	LigerModules bool // modules of liger-kernel, and the loss of the logits
+	// LoadsOnGPU says that every rank loads the full model on its GPU, and shards it there.
+	LoadsOnGPU bool
 
 	// Weights is the type that the weights are loaded in, "" for the type that they were published in. TrainedIn32 says
 	// when trained weights are converted to fp32.
@@ -80,7 +85,9 @@ type family struct {
 }
 
 // families are in the order of their kinds.
-func families() []family { return []family{swift, llamaFactory, axolotl, torchtune, torchtitan, trl} }
+func families() []family {
+	return []family{llamaFactoryV1, swift, llamaFactory, axolotl, torchtune, torchtitan, trl}
+}
 
 // LoadFramework reads the file at path, for a release of DeepSpeed. It returns nil if another function loads files of
 // its kind.

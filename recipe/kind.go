@@ -31,8 +31,8 @@ const configFlag = "--config"
 // The kinds. Programs that wrap others come first, as their files have the
 // others' keys, too.
 var (
-	llamaFactoryV1Kind = &kind{name: "configuration of LLaMA-Factory's trainer v1",
-		marks: "dist_config init_config quant_config kernel_config"}
+	llamaFactoryV1Kind = &kind{name: "configuration of LLaMA-Factory's trainer v1", flag: configFlag,
+		marks: "peft_config dist_config init_config quant_config kernel_config"}
 	llamaFactoryKind = &kind{name: "LLaMA-Factory configuration", flag: configFlag,
 		marks: "llamafactory_train finetuning_type cutoff_len lora_target infer_backend export_dir dataset_dir"}
 	axolotlKind = &kind{name: "axolotl configuration", flag: configFlag,

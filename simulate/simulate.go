@@ -126,6 +126,7 @@ func (s *simulation) options() forward.Options {
 		HalfLoss:               s.Answers != nil && s.Answers.HalfLoss,
 		WideLogits:             s.Answers != nil && s.casts(),
 		KeepsHidden:            s.KeepsHidden,
+		LossTwice:              s.LossTwice,
 	}
 }
 
