@@ -124,6 +124,8 @@ type Options struct {
 	// WideLogits means that the program casts the outputs of the model to fp32
 	// (convert_outputs_to_fp32 in accelerate).
 	WideLogits bool
+	// Compares means that answers are compared by their log-probabilities.
+	Compares bool
 	// HalfLoss adds the cross entropy of the first half of the sequences, the chosen
 	// answers, to a loss of log-probabilities.
 	HalfLoss bool

@@ -152,7 +152,7 @@ func WhyLogits(h *model.Head, o Options) string {
 	if h.PerSequence && !h.EveryToken {
 		rows = ledger.Count(o.Batch) + " sequences"
 	}
-	if o.Loss == LogProbabilities || o.Loss == SelectedLogProbabilities {
+	if o.Compares {
 		return fmt.Sprintf("%s of answers x %s %s: logits, and what the log-probabilities of the answers take; "+
 			"those of a reference come beside them", rows, ledger.Count(h.Outputs), outputs)
 	}

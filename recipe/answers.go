@@ -12,8 +12,8 @@ type Answers struct {
 	// Mismatched says that passes without gradients run on answers to other prompts, as KTO estimates a divergence.
 	Mismatched   bool
 	CrossEntropy bool // the loss has the cross entropy of the chosen answers, too
-	// Selected says that TRL computes the log-probabilities, one sequence after the other. LogsEntropy says that it logs
-	// the entropy of the logits.
+	// Selected says that TRL computes the log-probabilities, one sequence after the other. LogsEntropy says that it
+	// logs the entropy of the logits.
 	Selected, LogsEntropy bool
 }
 

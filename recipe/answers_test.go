@@ -15,6 +15,7 @@ func TestAnswers(t *testing.T) {
 	}
 	ofTRL := func(a *Answers) { a.Selected, a.LogsEntropy = true, a.Reference }
 	without := func(a *Answers) { a.Reference = false }
+	mismatched := &Answers{Reference: true, Mismatched: true, Selected: true, LogsEntropy: true}
 	for text, want := range map[string]*Answers{
 		factoryText:                  nil,
 		factoryText + "stage: dpo\n": pairs(func(*Answers) {}),
@@ -29,11 +30,11 @@ func TestAnswers(t *testing.T) {
 			a.Reference = false
 		}),
 		trlText + "loss_type: simpo\ncpo_alpha: 0\n":        {Pairs: true, Selected: true},
-		trlText + "desirable_weight: 1\n":                   {Reference: true, Mismatched: true, Selected: true, LogsEntropy: true},
+		trlText + "desirable_weight: 1\n":                   mismatched,
 		trlText + "loss_type: apo_zero_unpaired\n":          {Reference: true, Selected: true, LogsEntropy: true},
 		trlText + "center_rewards_coefficient: 1\n":         nil,
 		axolotlText + "rl: ipo\n":                           pairs(ofTRL),
-		axolotlText + "rl: kto\n":                           {Reference: true, Mismatched: true, Selected: true, LogsEntropy: true},
+		axolotlText + "rl: kto\n":                           mismatched,
 		axolotlText + "rl: orpo\n":                          {Pairs: true, CrossEntropy: true, Selected: true},
 		"trl dpo --model_name_or_path x --dataset_name y\n": pairs(ofTRL),
 	} {
@@ -48,10 +49,11 @@ func TestAnswers(t *testing.T) {
 	}
 }
 
-// TestFreeze compares the trained parameters with those that LLaMA-Factory leaves with a gradient: the layer's index may
-// stand anywhere in a name.
+// TestFreeze compares the trained parameters with those that LLaMA-Factory leaves with a gradient: the layer's index
+// may stand anywhere in a name.
 func TestFreeze(t *testing.T) {
-	names := []string{"model.embed_tokens.weight", "model.layers.0.mlp.up_proj.weight", "model.layers.1.mlp.up_proj.weight",
+	names := []string{"model.embed_tokens.weight", "model.layers.0.mlp.up_proj.weight",
+		"model.layers.1.mlp.up_proj.weight",
 		"model.layers.2.mlp.experts.1.up_proj.weight", "model.layers.3.self_attn.q_proj.weight",
 		"model.layers.3.mlp.up_proj.weight", "lm_head.weight"}
 	for _, c := range []struct {

@@ -168,13 +168,13 @@ func (r *frameworkReader) answersOfAxolotl() error {
 		alpha := r.Find("cpo_alpha")
 		r.to.Answers = &Answers{Pairs: true, CrossEntropy: alpha == nil || on(alpha)}
 	default:
-		return r.Fault("rl", fmt.Sprintf("is %s: it generates answers while it trains, which is not planned yet", stage), "")
+		return r.Fault("rl", fmt.Sprintf("is %s: it generates answers, which is not planned yet", stage), "")
 	}
 	if err := r.unplanned("it changes the passes over answers", unplannedAxolotlAnswers); err != nil {
 		return err
 	}
 	if !r.Gives("adapter") && (stage.Text == "kto" || stage.Text == "simpo") {
-		r.Note("rl", "is given without an adapter: axolotl then loads a copy of the model that its trainer does not get, "+
+		r.Note("rl", "is given without an adapter: axolotl then loads a copy of the model for no trainer, "+
 			"which is not planned")
 	}
 	r.to.Answers.Selected = true

@@ -67,7 +67,8 @@ func (f *Freeze) indexes(layers int) ([]int, error) {
 	var list []int
 	switch n := f.Layers; {
 	case f.Spread && (n <= 0 || layers%n != 0):
-		return nil, f.place.Inputf("freeze_trainable_layers is %d, but LLaMA Pro needs a divisor of the %d layers", n, layers)
+		return nil, f.place.Inputf("freeze_trainable_layers is %d, but LLaMA Pro needs a divisor of the %d layers", n,
+			layers)
 	case f.Spread:
 		for at := layers/n - 1; at < layers; at += layers / n {
 			list = append(list, at)

@@ -50,7 +50,8 @@ var (
 	rewardKind   = &kind{name: "training on answers beside other models", marks: "swift_rlhf"}
 	presetKind   = &kind{name: "file that --fsdp of ms-swift names", marks: "_param_docs _requires"}
 	scriptKind   = &kind{name: "configuration of a training script, such as TRL's", flag: configFlag,
-		marks: "trl_sft trl_dpo trl_kto trl_reward model_name_or_path dataset_name dataset_mixture dataset_mixer use_peft lora_r"}
+		marks: `trl_sft trl_dpo trl_kto trl_reward model_name_or_path dataset_name dataset_mixture dataset_mixer
+			use_peft lora_r`}
 
 	accelerateKind = &kind{name: "accelerate configuration in YAML", flag: "--accelerate",
 		marks: "distributed_type compute_environment main_training_function num_machines"}

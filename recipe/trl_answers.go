@@ -43,8 +43,8 @@ func (r *frameworkReader) answersTRL() error {
 		a.Reference = false
 	}
 	if m := r.arguments.Member("use_liger_kernel"); m != nil && on(m.Value) {
-		r.Note("use_liger_kernel", "is true: TRL of 2026 then computes the loss of answers without their logits, which "+
-			"takes less memory than the plan says")
+		r.Note("use_liger_kernel", "is true: TRL of 2026 then computes the loss of answers without their logits, "+
+			"which takes less memory than the plan says")
 	}
 	if key == "" {
 		key = "loss_type"

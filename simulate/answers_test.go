@@ -28,6 +28,8 @@ func TestAnswersAsMeasured(t *testing.T) {
 		"KTO of LLaMA-Factory": {factory + "stage: kto\n", 372458482, 241115144},
 		"SimPO of LLaMA-Factory in bf16": {factory + "stage: dpo\npref_loss: simpo\nbf16: true\npure_bf16: true\n",
 			311641068, 441663496},
+		"LLaMA-Factory's trainer v1": {"model: x\ntrain_dataset: y\nkernel_config: {name: auto}\ncutoff_len: 256\n" +
+			"micro_batch_size: 2\nenable_activation_checkpointing: false\n", 306919404, 241111048},
 		"KTO of TRL":                  {trl + "false\nloss_type: kto\n", 290799204, 241372148},
 		"ORPO of TRL in bf16":         {trl + "false\ncpo_alpha: 1.0\n" + half, 213465032, 213815300},
 		"DPO of TRL":                  {trl + "false\nbeta: 0.1\n", 532291616, 482607096},

@@ -100,8 +100,8 @@ func (s *simulation) separate(r *forward.Result) {
 	r.Logits = copied
 }
 
-// logAnswers computes what TRL logs of the logits: the entropy of 128 tokens at a time, of a copy of the logits if there
-// are several sequences (entropy_from_logits in trl/trainer/utils.py).
+// logAnswers computes what TRL logs of the logits: the entropy of 128 tokens at a time, of a copy of the logits if
+// there are several sequences (entropy_from_logits in trl/trainer/utils.py).
 func (s *simulation) logAnswers(logits *autograd.Tensor) {
 	if !s.Answers.LogsEntropy {
 		return
@@ -123,7 +123,7 @@ func (s *simulation) whyAnswers() string {
 // judge runs a pass without gradients.
 func (s *simulation) judge(r *simulation, modules forward.Parameters) (result forward.Result) {
 	options := r.options()
-	options.Loss, options.Recompute, options.HalfLoss = forward.LogProbabilities, nil, false
+	options.Loss, options.LossTwice, options.HalfLoss = forward.LogProbabilities, false, false
 	if s.Answers != nil {
 		options.Loss = s.Loss
 	}

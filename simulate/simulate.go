@@ -123,6 +123,7 @@ func (s *simulation) options() forward.Options {
 		Hooks:                  s.engine,
 		HasLogits:              func() {},
 		NoDropout:              s.Answers != nil && s.Answers.NoDropout,
+		Compares:               s.Answers != nil,
 		HalfLoss:               s.Answers != nil && s.Answers.HalfLoss,
 		WideLogits:             s.Answers != nil && s.casts(),
 		KeepsHidden:            s.KeepsHidden,
