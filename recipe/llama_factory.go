@@ -42,7 +42,7 @@ var llamaFactory = family{kind: llamaFactoryKind, program: "LLaMA-Factory", host
 			"flash_attn":          oneOf("auto", "disabled", "sdpa", "fa2", "fa3").OrNull().Default("auto"),
 		},
 		// Unplanned keys; readLLaMAFactory has the reasons.
-		anything.For(unplannedFactoryOptimizers+" "+unplannedFactoryModels+" "+unplannedFactoryReferences),
+		anything.For(unplannedFactoryReferences+" "+unplannedFactoryKeys()),
 		anything.For("export_dir "+megatronKeys),
 		// Keys that change no memory of the training, or only that of other stages.
 		anything.For(`llamafactory_train export_size export_device export_quantization_bit export_quantization_dataset
@@ -80,12 +80,36 @@ var llamaFactory = family{kind: llamaFactoryKind, program: "LLaMA-Factory", host
 			placement_strategy`),
 	)}
 
-const (
-	unplannedFactoryOptimizers = "use_galore use_apollo use_badam use_adam_mini"
-	unplannedFactoryReferences = "ref_model_adapters ref_model_quantization_bit"
-	unplannedFactoryModels     = `use_unsloth use_unsloth_gc mixture_of_depths shift_attn upcast_layernorm
-		upcast_lmhead_output resize_vocab use_kt use_mca use_megatron_bridge use_hyper_parallel use_asft_loss`
-)
+const unplannedFactoryReferences = "ref_model_adapters ref_model_quantization_bit"
+
+// unplannedFactory are keys that change memory and are not planned, with their reasons.
+var unplannedFactory = []struct{ key, why string }{
+	{"use_galore", "GaLore keeps moments of gradients that it projects to a low rank, and decomposes gradients"},
+	{"use_apollo", "APOLLO keeps moments of gradients that it projects to a low rank"},
+	{"use_badam", "BAdam trains one block of the model after the other, each with moments of its own"},
+	{"use_adam_mini", "Adam-mini keeps one second moment for each head or row"},
+	{"use_kt", "KTransformers has the experts and their optimizer on the host"},
+	{"use_mca", "Megatron core trains"},
+	{"use_megatron_bridge", "Megatron core trains"},
+	{"use_hyper_parallel", "HyperParallel shards the model"},
+	{"use_unsloth", "unsloth replaces modules, the loss and checkpoints"},
+	{"use_unsloth_gc", "unsloth's checkpoints keep the inputs of blocks on the host"},
+	{"mixture_of_depths", "blocks leave tokens out"},
+	{"shift_attn", "attention goes over shifted groups of tokens"},
+	{"upcast_layernorm", "norms stay in fp32"},
+	{"upcast_lmhead_output", "the logits are cast to fp32 by themselves"},
+	{"resize_vocab", "the vocabulary grows with that of the tokenizer"},
+	{"use_asft_loss", "the loss has a divergence from all logits of a reference model"},
+}
+
+// unplannedFactoryKeys returns the keys of unplannedFactory, with spaces between them.
+func unplannedFactoryKeys() string {
+	var list []string
+	for _, u := range unplannedFactory {
+		list = append(list, u.key)
+	}
+	return strings.Join(list, " ")
+}
 
 // megatronKeys are keys of trainings by Megatron core, under LLaMA-Factory's USE_MCA and USE_MEGATRON_BRIDGE.
 const megatronKeys = `tensor_model_parallel_size pipeline_model_parallel_size expert_model_parallel_size
@@ -168,12 +192,15 @@ func (r *frameworkReader) refuseFactory() error {
 	stages := map[string]string{"ppo": "holds a reward model, a reference model and a value head, and generates"}
 	types := map[string]string{"oft": "trains OFT's adapters"}
 	if err := cmp.Or(r.oneOfThese("stage", stages), r.oneOfThese("finetuning_type", types),
-		r.unplanned("the optimizer has states of its own", unplannedFactoryOptimizers),
-		r.unplanned("it changes the model or what the passes hold", unplannedFactoryModels),
 		r.unplanned("the reference model has an adapter or is quantized by itself", unplannedFactoryReferences),
 		r.unplanned("training goes on with an adapter whose adapter_config.json says its rank",
 			"adapter_name_or_path")); err != nil {
 		return err
+	}
+	for _, u := range unplannedFactory {
+		if err := r.unplanned(u.why, u.key); err != nil {
+			return err
+		}
 	}
 	if v := r.Find("quantization_method"); v != nil && v.Text != "bnb" && v.Text != "bitsandbytes" {
 		return r.Fault("quantization_method", fmt.Sprintf("is %s, which is not planned yet", v), "plimsoll plans bnb")
