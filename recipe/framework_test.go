@@ -179,7 +179,6 @@ func TestCommand(t *testing.T) {
 		t.Errorf("LLaMA-Factory: %+v, %v", f, err)
 	}
 	for text, want := range map[string]string{
-		"swift rlhf --rlhf_type dpo --model x\n":          "answers beside other models",
 		"swift sft --model x\nswift sft --model y\n":      "more than one training",
 		"megatron sft --model x\n":                        "Megatron core",
 		"python train.py --per_device_train_batch_size 1": "a shell script",
@@ -235,7 +234,7 @@ func TestUnplannedFrameworks(t *testing.T) {
 		{axolotlText + "plugins: [axolotl.integrations.kernels.KernelsPlugin]\n", "plugins"},
 		{"base_model: x\n", "base_model"},
 		{axolotlText + "sequence_len: ${LENGTH}\n", "sequence_len"},
-		{swiftText + "rlhf_type: dpo\n", "rlhf_type"},
+		{swiftText + "rlhf_type: grpo\n", "rlhf_type"},
 		{"model: x\ntuner_type: reft\n", "tuner_type"},
 		{swiftText + "task_type: seq_cls\n", "task_type"},
 		{swiftText + "sequence_parallel_size: 2\n", "sequence_parallel_size"},

@@ -44,10 +44,9 @@ var (
 	torchtitanKind = &kind{name: "torchtitan configuration", flag: configFlag,
 		marks: "activation_checkpoint parallelism"}
 	swiftKind = &kind{name: "ms-swift configuration", flag: configFlag,
-		marks: "train_type tuner_type tuner_backend sft_type rlhf_type split_dataset_ratio attn_impl swift_sft"}
+		marks: "train_type tuner_type tuner_backend sft_type rlhf_type split_dataset_ratio attn_impl swift_sft swift_rlhf"}
 	severalKind  = &kind{name: "script with more than one training", marks: several}
 	megatronKind = &kind{name: "training by Megatron core", marks: "megatron_sft"}
-	rewardKind   = &kind{name: "training on answers beside other models", marks: "swift_rlhf"}
 	presetKind   = &kind{name: "file that --fsdp of ms-swift names", marks: "_param_docs _requires"}
 	scriptKind   = &kind{name: "configuration of a training script, such as TRL's", flag: configFlag,
 		marks: `trl_sft trl_dpo trl_kto trl_reward model_name_or_path dataset_name dataset_mixture dataset_mixer
@@ -73,7 +72,7 @@ var (
 
 	fsdpKind = &kind{name: "FSDP configuration in JSON"} // of TrainingArguments; no key identifies it
 
-	kinds = []*kind{severalKind, megatronKind, rewardKind, sweepKind, llamaFactoryV1Kind, swiftKind, llamaFactoryKind,
+	kinds = []*kind{severalKind, megatronKind, sweepKind, llamaFactoryV1Kind, swiftKind, llamaFactoryKind,
 		axolotlKind, nemoKind, trlxKind,
 		torchtuneKind, torchtitanKind, presetKind, scriptKind,
 		accelerateKind, deepSpeedKind, adapterKind, modelKind, quantizationKind, trainingKind}
