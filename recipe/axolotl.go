@@ -208,8 +208,6 @@ func (r *frameworkReader) rewardAxolotl() error {
 	case class != "" && class != sequences:
 		return r.Fault("model_type", fmt.Sprintf("is %q, which has no reward: this is not planned yet", class),
 			"set it to "+sequences)
-	case r.Gives("adapter"):
-		return r.Fault("adapter", "is given beside reward_model: PEFT then trains the head, which is not planned", "")
 	}
 	r.Note("reward_model",
 		"is true: the head has one label, and passes have two sequences for each of a micro batch")

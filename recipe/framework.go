@@ -274,6 +274,13 @@ func (r *frameworkReader) adapt(key string, values map[string]*strict.Value) (er
 	root := &strict.Value{Kind: '{'}
 	give(root, "peft_type", r.At(key), strict.Of("LORA"))
 	give(root, "task_type", r.At(key), strict.Of("CAUSAL_LM"))
+	if r.to.Rewards { // PEFT trains the head of a classifier of sequences (SEQ_CLS)
+		saved := &strict.Value{Kind: '[', Elements: []*strict.Value{strict.Of("score")}}
+		if v := values["modules_to_save"]; v != nil {
+			saved.Elements = append(saved.Elements, v.Elements...)
+		}
+		values["modules_to_save"] = saved
+	}
 	for _, name := range slices.Sorted(maps.Keys(values)) {
 		if v := values[name]; v != nil {
 			give(root, name, r.At(key), v)

@@ -135,7 +135,7 @@ func (r *frameworkReader) refuseSwift(tuner string) error {
 		return r.Fault(map[bool]string{true: "freeze_parameters_ratio", false: "lisa_activated_layers"}[r.Number(
 			"freeze_parameters_ratio") > 0], "trains a part of the layers, which is not planned yet", "")
 	}
-	return cmp.Or(r.answersOfSwift(tuner),
+	return cmp.Or(r.answersOfSwift(),
 		r.unplanned("the optimizer has states of its own", "use_galore"),
 		r.unplanned("it trains a part of the parameters", `freeze_parameters freeze_parameters_regex
 			trainable_parameters trainable_parameters_regex freeze_llm`),
@@ -147,7 +147,7 @@ func (r *frameworkReader) refuseSwift(tuner string) error {
 }
 
 // answersOfSwift reads what 'swift rlhf' trains on answers: swift/rlhf_trainers, and swift/arguments/rlhf_args.py.
-func (r *frameworkReader) answersOfSwift(tuner string) error {
+func (r *frameworkReader) answersOfSwift() error {
 	if !r.Gives("swift_rlhf") && !r.Gives("rlhf_type") {
 		return r.unplanned("plugins may change the model or the loss", "loss_type")
 	}
@@ -155,9 +155,6 @@ func (r *frameworkReader) answersOfSwift(tuner string) error {
 	kind := r.Word(key)
 	why := map[string]string{"ppo": "it generates answers", "grpo": "it generates answers",
 		"gkd": "it trains on the logits of a teacher", "kto": "its passes are those of TRL before 1.0"}[kind]
-	if kind == "rm" && tuner != "full" {
-		why = "PEFT trains the head of a reward model"
-	}
 	switch {
 	case why != "":
 		return r.Fault(key, fmt.Sprintf("is %s: %s, which is not planned yet", kind, why), "")

@@ -13,7 +13,7 @@ import (
 var trl = family{kind: scriptKind, program: "TRL", hosts: true, read: readTRL,
 	own: strict.Merge(
 		anything.For(pairKeys+" "+unpairedKeys+" "+cpoKeys+" "+rewardKeys+" "+unplannedGeneration),
-		worded.For("model_name_or_path dtype torch_dtype attn_implementation ref_model"),
+		worded.For("lora_task_type model_name_or_path dtype torch_dtype attn_implementation ref_model"),
 		nameOrNames.For("loss_type"),
 		measured.For("cpo_alpha rpo_alpha"),
 		switched.For("reference_free precompute_ref_log_probs"),
@@ -36,7 +36,7 @@ var trl = family{kind: scriptKind, program: "TRL", hosts: true, read: readTRL,
 			tools ref_model_init_kwargs sync_ref_model ref_model_mixup_alpha ref_model_sync_steps loss_weights ld_alpha
 			discopop_tau f_alpha_divergence_coef max_target_length is_encoder_decoder base_model_attribute_name
 			force_use_ref_model generate_during_eval model_adapter_name ref_adapter_name`),
-		anything.For(`trl_sft model_revision trust_remote_code lora_task_type dataset_name dataset_config dataset_train_split
+		anything.For(`trl_sft model_revision trust_remote_code dataset_name dataset_config dataset_train_split
 			dataset_test_split dataset_streaming dataset_mixture dataset_mixer dataset_splits dataset_num_proc
 			dataset_text_field dataset_kwargs dataset_batch_size dataset_configs datasets streaming test_split_size
 			ignore_bias_buffers router_aux_loss_coef model_init_kwargs chat_template chat_template_path eos_token pad_token
@@ -64,10 +64,10 @@ func readTRL(r *frameworkReader) error {
 	if err := cmp.Or(
 		r.unplanned("answers are generated and rewarded", unplannedGeneration),
 		r.unplanned("activations go to the host", "activation_offloading"),
-		r.unplanned("it changes what the passes hold", "use_unsloth use_weighting use_liger_loss"),
-		r.answersTRL()); err != nil {
+		r.unplanned("it changes what the passes hold", "use_unsloth use_weighting use_liger_loss")); err != nil {
 		return err
 	}
+	r.answersTRL()
 	length := "max_length"
 	if r.Gives("max_seq_length") { // its name before 0.16
 		length = "max_seq_length"

@@ -13,7 +13,7 @@ var (
 
 // answersTRL reads what a script trains on answers. The file does not name its trainer, so the keys tell: TRL of 2026
 // has DPOTrainer, KTOTrainer and RewardTrainer, and in trl/experimental CPOTrainer and ORPOTrainer.
-func (r *frameworkReader) answersTRL() error {
+func (r *frameworkReader) answersTRL() {
 	losses := r.List("loss_type")
 	has := func(list []string) bool {
 		return slices.ContainsFunc(losses, func(loss string) bool { return slices.Contains(list, loss) })
@@ -26,7 +26,8 @@ func (r *frameworkReader) answersTRL() error {
 		alpha := r.Find("cpo_alpha")
 		r.to.Answers = &Answers{Pairs: true, CrossEntropy: alpha == nil || on(alpha)}
 	case slices.Contains(strings.Fields(rewardKeys), key):
-		return r.rewardTRL(key)
+		r.rewardTRL(key)
+		return
 	case key != "":
 		r.to.Answers = &Answers{Pairs: true, Reference: true,
 			CrossEntropy: r.Number("rpo_alpha") > 0 || slices.Contains(losses, "sft")}
@@ -35,7 +36,7 @@ func (r *frameworkReader) answersTRL() error {
 				"takes less memory, and KTO has passes over other answers")
 		}
 	default:
-		return nil
+		return
 	}
 	a := r.to.Answers
 	a.Selected, a.LogsEntropy, a.Model = true, a.Reference, r.Word("ref_model")
@@ -50,7 +51,6 @@ func (r *frameworkReader) answersTRL() error {
 		key = "loss_type"
 	}
 	r.noteAnswers(key)
-	return nil
 }
 
 // firstGiven returns the first key of the lists that the file gives.
@@ -69,11 +69,10 @@ func (r *frameworkReader) given(list string) []string {
 }
 
 // rewardTRL reads the training of a reward model.
-func (r *frameworkReader) rewardTRL(key string) error {
-	if r.Truth("use_peft") {
-		return r.Fault("use_peft", "is true for a reward model: PEFT then trains the head, which is not planned", "")
+func (r *frameworkReader) rewardTRL(key string) {
+	if r.Truth("use_peft") && r.Word("lora_task_type") != "SEQ_CLS" {
+		r.Note("use_peft", "is true without lora_task_type SEQ_CLS, which trains the head: the plan has it trained")
 	}
 	r.to.Rewards = true
 	r.Note(key, "is of a reward model: the head has one label, and passes have two sequences for each of a micro batch")
-	return nil
 }
