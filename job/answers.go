@@ -18,6 +18,7 @@ type Answers struct {
 	HalfLoss   bool // ORPO and CPO add the cross entropy of the chosen answers
 	// NoDropout means that the program turns dropout off.
 	NoDropout   bool
+	DropsLogits bool // before another pass
 	LogsEntropy bool // TRL does, from a copy of the logits
 }
 
@@ -54,6 +55,7 @@ func (r *resolver) answers() error {
 			"planned yet").WithHint("turn it off to plan the job without it")
 	}
 	j.Answers = &Answers{NoDropout: true, HalfLoss: a.CrossEntropy, LogsEntropy: a.LogsEntropy,
+		DropsLogits:     a.DropsLogits,
 		BaseIsReference: a.Reference && j.Reference == nil}
 	j.Loss = forward.LogProbabilities
 	if a.Selected {

@@ -15,6 +15,8 @@ type Answers struct {
 	// Selected says that TRL computes the log-probabilities, one sequence after the other. LogsEntropy says that it
 	// logs the entropy of the logits.
 	Selected, LogsEntropy bool
+	// DropsLogits says that the program holds no logits while another pass runs.
+	DropsLogits bool
 }
 
 // noteAnswers notes the passes of a training on answers, at the key that asks for it.

@@ -36,7 +36,7 @@ func TestAnswers(t *testing.T) {
 		axolotlText + "rl: ipo\n":                                pairs(ofTRL),
 		axolotlText + "rl: kto\n":                                mismatched,
 		axolotlText + "rl: orpo\n":                               {Pairs: true, CrossEntropy: true, Selected: true},
-		swiftText + "rlhf_type: dpo\n":                           pairs(func(a *Answers) { a.Selected = true }),
+		swiftText + "rlhf_type: dpo\n":                           pairs(func(a *Answers) { a.Selected, a.DropsLogits = true, true }),
 		"swift rlhf --model x --rlhf_type simpo --cpo_alpha 0\n": {Pairs: true, Selected: true},
 		"trl dpo --model_name_or_path x --dataset_name y\n":      pairs(ofTRL),
 	} {

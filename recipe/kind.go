@@ -44,7 +44,8 @@ var (
 	torchtitanKind = &kind{name: "torchtitan configuration", flag: configFlag,
 		marks: "activation_checkpoint parallelism"}
 	swiftKind = &kind{name: "ms-swift configuration", flag: configFlag,
-		marks: "train_type tuner_type tuner_backend sft_type rlhf_type split_dataset_ratio attn_impl swift_sft swift_rlhf"}
+		marks: `train_type tuner_type tuner_backend sft_type rlhf_type split_dataset_ratio attn_impl swift_sft
+			swift_rlhf`}
 	severalKind  = &kind{name: "script with more than one training", marks: several}
 	megatronKind = &kind{name: "training by Megatron core", marks: "megatron_sft"}
 	presetKind   = &kind{name: "file that --fsdp of ms-swift names", marks: "_param_docs _requires"}

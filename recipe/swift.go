@@ -163,7 +163,8 @@ func (r *frameworkReader) answersOfSwift() error {
 		r.Note(key, "is rm: the head has one label, and passes have two sequences for each of a micro batch")
 		return nil
 	}
-	a := &Answers{Pairs: true, Selected: true, Reference: kind == "dpo" && !r.Truth("precompute_ref_log_probs"),
+	a := &Answers{Pairs: true, Selected: true, DropsLogits: kind == "dpo",
+		Reference:    kind == "dpo" && !r.Truth("precompute_ref_log_probs"),
 		Model:        r.Word("ref_model"),
 		CrossEntropy: kind == "orpo" || kind != "dpo" && r.Number("cpo_alpha") > 0}
 	r.to.Answers = a

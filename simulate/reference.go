@@ -63,6 +63,10 @@ func (s *simulation) passes(options forward.Options) forward.Result {
 		s.drop(s.judge(s, s.modules))
 		s.separate(&result)
 	}
+	if a.DropsLogits {
+		s.drop(forward.Result{Logits: result.Logits})
+		result.Logits = nil
+	}
 	var reference forward.Result
 	switch {
 	case s.reference != nil:
