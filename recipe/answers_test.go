@@ -29,14 +29,16 @@ func TestAnswers(t *testing.T) {
 			ofTRL(a)
 			a.Reference = false
 		}),
-		trlText + "loss_type: simpo\ncpo_alpha: 0\n":             {Pairs: true, Selected: true},
-		trlText + "desirable_weight: 1\n":                        mismatched,
-		trlText + "loss_type: apo_zero_unpaired\n":               {Reference: true, Selected: true, LogsEntropy: true},
-		trlText + "center_rewards_coefficient: 1\n":              nil,
-		axolotlText + "rl: ipo\n":                                pairs(ofTRL),
-		axolotlText + "rl: kto\n":                                mismatched,
-		axolotlText + "rl: orpo\n":                               {Pairs: true, CrossEntropy: true, Selected: true},
-		swiftText + "rlhf_type: dpo\n":                           pairs(func(a *Answers) { a.Selected, a.DropsLogits = true, true }),
+		trlText + "loss_type: simpo\ncpo_alpha: 0\n": {Pairs: true, Selected: true},
+		trlText + "desirable_weight: 1\n":            mismatched,
+		trlText + "loss_type: apo_zero_unpaired\n":   {Reference: true, Selected: true, LogsEntropy: true},
+		trlText + "center_rewards_coefficient: 1\n":  nil,
+		axolotlText + "rl: ipo\n":                    pairs(ofTRL),
+		axolotlText + "rl: kto\n":                    mismatched,
+		axolotlText + "rl: orpo\n":                   {Pairs: true, CrossEntropy: true, Selected: true},
+		swiftText + "rlhf_type: dpo\n": pairs(func(a *Answers) {
+			a.Selected, a.DropsLogits = true, true
+		}),
 		"swift rlhf --model x --rlhf_type simpo --cpo_alpha 0\n": {Pairs: true, Selected: true},
 		"trl dpo --model_name_or_path x --dataset_name y\n":      pairs(ofTRL),
 	} {
