@@ -22,6 +22,8 @@ var fieldsWithoutMemory = map[string]string{
 
 	"Optimizer.TorchAdam": "read by Optimizer.IsFusedAdam",
 
+	"Freeze.Extra Freeze.Layers Freeze.Modules Freeze.Spread": "read by Freeze.Trained",
+
 	"FSDP.ForwardPrefetch": "the next unit is gathered before this one is done in any case",
 	"FSDP.SyncModuleStates FSDP.UseOrigParams FSDP.WrapBySize": "follow from cpu_ram_efficient_loading; " +
 		"views of the same memory; refused with the policy",

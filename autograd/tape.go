@@ -397,6 +397,14 @@ func (t *Tape) Mark(call func()) {
 	}
 }
 
+// WithoutGradients runs body as torch.no_grad() does: nothing is recorded, and no tensor is kept.
+func (t *Tape) WithoutGradients(body func()) {
+	recording, outer := t.recording, t.replay
+	t.recording, t.replay = false, nil
+	body()
+	t.recording, t.replay = recording, outer
+}
+
 // Recording reports whether operations are recorded. In the forward pass of a
 // checkpoint they are not.
 func (t *Tape) Recording() bool { return t.recording }

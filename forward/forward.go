@@ -48,6 +48,12 @@ const (
 	FusedLoss
 	// InPlaceLoss writes the gradient of the logits over their fp32 copy (Liger's cross entropy).
 	InPlaceLoss
+	// LogProbabilities are those of the tokens of answers, from the logarithms of all
+	// entries in fp32 (get_batch_logps in LLaMA-Factory's train/trainer_utils.py).
+	LogProbabilities
+	// SelectedLogProbabilities are the same, sequence by sequence: TRL since 0.12
+	// (selective_log_softmax in trl/trainer/utils.py).
+	SelectedLogProbabilities
 )
 
 // Hooks are called around every use of a module, in both passes and in the second
@@ -117,6 +123,21 @@ type Options struct {
 	// weights keep their input, which nothing needs, in an attribute of their
 	// context. Those with 8-bit weights do so to this day.
 	AttachesQuantizedInput bool
+	// WideLogits means that the program casts the outputs of the model to fp32
+	// (convert_outputs_to_fp32 in accelerate).
+	WideLogits bool
+	// Compares means that answers are compared by their log-probabilities.
+	Compares bool
+	// HalfLoss adds the cross entropy of the first half of the sequences, the chosen
+	// answers, to a loss of log-probabilities.
+	HalfLoss bool
+	// LossTwice means that the program computes its own loss, from a copy of all logits but the last in fp32, once the
+	// model has computed its loss. The outputs hold what that one saved.
+	LossTwice bool
+	// NoDropout means that the program has turned dropout off.
+	NoDropout bool
+	// KeepsHidden means that the model returns the hidden states behind all blocks.
+	KeepsHidden bool
 	// Recompute is the checkpoint of recomputed blocks, nil without.
 	Recompute *autograd.Checkpoint
 	// Offload moves what operations save to the host, nil if it stays.
@@ -171,7 +192,9 @@ type pass struct {
 	narrow     bool                                     // the result of a norm goes to matmuls only
 	// The last input of adapters that share a dropout, and the result of its dropout.
 	droppedFrom, dropped *autograd.Tensor
-	blocks               int // blocks that have begun
+	blocks               int                // blocks that have begun
+	states               []*autograd.Tensor // behind blocks, with KeepsHidden
+	trained              map[string]bool    // modules with trained parameters; nil until asked for
 }
 
 // Run runs the forward pass of a micro batch up to the loss.
@@ -195,6 +218,7 @@ func Run(t *autograd.Tape, network *model.Network, parameters Parameters, option
 			}
 		}
 		result = p.head(p.gather(hidden))
+		p.Drop(p.states...)
 		t.Hold(result.Loss)
 		if result.Logits != nil {
 			t.Hold(result.Logits)
@@ -239,6 +263,12 @@ func (p *pass) stack(s *model.Stack) *autograd.Tensor {
 		p.RequireGradient(x)
 	}
 	for i := range s.Blocks {
+		if p.KeepsHidden {
+			p.Hold(x)
+			p.states = append(p.states, x)
+			x = p.block(s, &s.Blocks[i], x)
+			continue
+		}
 		x = p.follow(x, p.block(s, &s.Blocks[i], x))
 	}
 	if s.FinalNorm.Kind != model.NoNorm {
@@ -341,7 +371,8 @@ func (p *pass) block(s *model.Stack, b *model.Block, x *autograd.Tensor) *autogr
 		if p.RecomputeFirst {
 			wanted = 1
 		}
-		if p.Recompute == nil || p.RecomputeEvery > 1 && p.blocks%p.RecomputeEvery != wanted {
+		if p.Recompute == nil || p.RecomputeEvery > 1 && p.blocks%p.RecomputeEvery != wanted ||
+			!x.NeedsGradient() && !p.trains(b) {
 			return body(x)
 		}
 		defer p.In(ledger.ResidualActivations, p.whyResidual)()
@@ -360,6 +391,30 @@ func (p *pass) block(s *model.Stack, b *model.Block, x *autograd.Tensor) *autogr
 			return result
 		}, others...)
 	})
+}
+
+// trains reports whether a block has parameters that are trained. A checkpoint of one without, whose input needs no
+// gradient, keeps nothing.
+func (p *pass) trains(b *model.Block) bool {
+	if p.trained == nil {
+		p.trained = map[string]bool{}
+		note := func(name string) {
+			for at := range len(name) {
+				if name[at] == '.' {
+					p.trained[name[:at]] = true
+				}
+			}
+		}
+		for name, made := range p.parameters.ByName {
+			if made.Trainable {
+				note(name)
+			}
+		}
+		for path := range p.parameters.Adapters {
+			note(path)
+		}
+	}
+	return p.trained[b.Path]
 }
 
 func (p *pass) preNorm(s *model.Stack, b *model.Block, x *autograd.Tensor) *autograd.Tensor {

@@ -29,6 +29,9 @@ func (p *pass) head(x *autograd.Tensor) Result {
 		defer p.KeepLossHere()()
 		return Result{Loss: p.fusedLoss(h, x)}
 	}
+	if h.Value != "" {
+		return p.value(h, x)
+	}
 	outputs := h.Outputs
 	if !h.Classes {
 		outputs /= p.TensorParallel
@@ -39,12 +42,37 @@ func (p *pass) head(x *autograd.Tensor) Result {
 	logits := p.logits(h, x, outputs)
 	defer p.KeepLossHere()()
 	p.Drop(x)
-	if p.Loss == ChunkedLoss {
+	switch {
+	case p.Loss == LogProbabilities || p.Loss == SelectedLogProbabilities:
+		return p.answers(logits)
+	case p.Loss == ChunkedLoss:
 		logits = p.follow(logits, p.cast(logits, dtype.F32))
 		p.HasLogits()
 		return Result{Loss: p.chunkedLoss(logits), Logits: logits}
 	}
+	if p.LossTwice {
+		return p.secondLoss(logits)
+	}
 	loss := p.crossEntropy(logits)
+	p.HasLogits()
+	return Result{Loss: loss, Logits: logits}
+}
+
+// secondLoss computes the loss of a program beside that of the model (compute_log_probs in LLaMA-Factory's
+// v1/core/base_trainer.py).
+func (p *pass) secondLoss(logits *autograd.Tensor) Result {
+	var first *autograd.Tensor
+	p.WithoutGradients(func() { // nothing depends on it
+		wide := p.cast(logits, dtype.F32)
+		first = p.normalized(wide, dtype.F32)
+		p.dropCasts(logits, wide)
+	})
+	loss := p.Scope(func() *autograd.Tensor {
+		wide := p.cast(logits, dtype.F32)
+		shifted := p.unary(wide, dtype.F32, saveNothing)
+		return p.mean(p.normalized(shifted, dtype.F32))
+	})
+	p.Drop(first)
 	p.HasLogits()
 	return Result{Loss: loss, Logits: logits}
 }
@@ -166,13 +194,20 @@ func (p *pass) mean(x *autograd.Tensor) *autograd.Tensor {
 		Outputs: []autograd.Output{{Elements: 1, DType: dtype.F32}}})[0]
 }
 
-func (p *pass) whyLogits() string {
-	h, rows, outputs := &p.network.Head, ledger.Count(p.Batch*p.Sequence)+" tokens", "vocabulary entries"
+func (p *pass) whyLogits() string { return WhyLogits(&p.network.Head, p.Options) }
+
+// WhyLogits is the reason for the logits and what a loss makes of them.
+func WhyLogits(h *model.Head, o Options) string {
+	rows, outputs := ledger.Count(o.Batch*o.Sequence)+" tokens", "vocabulary entries"
 	if h.Classes {
 		outputs = "classes"
 	}
 	if h.PerSequence && !h.EveryToken {
-		rows = ledger.Count(p.Batch) + " sequences"
+		rows = ledger.Count(o.Batch) + " sequences"
+	}
+	if o.Compares {
+		return fmt.Sprintf("%s of answers x %s %s: logits, and what the log-probabilities of the answers take; "+
+			"those of a reference come beside them", rows, ledger.Count(h.Outputs), outputs)
 	}
 	return fmt.Sprintf("%s x %s %s: logits, their fp32 copy, and the logarithms that the loss saves "+
 		"(transformers/loss/loss_utils.py)", rows, ledger.Count(h.Outputs), outputs)

@@ -109,7 +109,7 @@ func (p *pass) factors(a, b *autograd.Tensor, elements int64, result dtype.Type)
 // dropout runs dropout and drops x. It saves a mask of one byte for each element.
 func (p *pass) dropout(x *autograd.Tensor, probability float64) *autograd.Tensor {
 	switch {
-	case probability == 0:
+	case probability == 0 || p.NoDropout:
 		return x
 	case p.FusesPointwise: // the compiled backward pass makes the mask again from its seed
 		return p.follow(x, p.unary(x, x.DType, saveNothing))

@@ -9,6 +9,7 @@ import (
 	"plimsoll/fault"
 	"plimsoll/forward"
 	"plimsoll/hub"
+	"plimsoll/model"
 	"plimsoll/recipe"
 )
 
@@ -45,7 +46,8 @@ func (r *resolver) framework() error {
 		r.AdapterPrecision = f.AdapterPrecision
 	}
 	r.FusedLoss = r.FusedLoss || f.FusedLoss
-	r.job.Pairs = f.Rewards
+	r.job.Pairs, r.job.KeepsHidden = f.Rewards || f.ValueHead || f.Answers != nil && f.Answers.Pairs, f.ValueHead
+	r.job.LossTwice, r.job.LoadsOnGPU = f.LossTwice, f.LoadsOnGPU
 	if r.Modules == "" {
 		r.Modules = f.Modules
 	}
@@ -139,14 +141,14 @@ func (r *resolver) loadedAs() string {
 	case r.Inputs.adapter == nil && trained && (f.TrainedIn32 == recipe.Always || mixed):
 		return "fp32"
 	case f.Weights == "":
-		return publishedType(j)
+		return publishedTypeOf(j.Model)
 	}
 	return f.Weights
 }
 
-// publishedType returns the precision that the model was published in.
-func publishedType(j *Job) string {
-	name := fmt.Sprint(j.Model.Parameters[0].DType)
+// publishedTypeOf returns the precision that a model was published in.
+func publishedTypeOf(m *model.Model) string {
+	name := fmt.Sprint(m.Parameters[0].DType)
 	for _, precision := range Precisions {
 		if precisions[precision].weights.String() == name && precisions[precision].autocast == recipe.Unmixed {
 			return precision

@@ -99,25 +99,60 @@ func (in *Inputs) readModel() (err error) {
 	if in.model, err = load(name); err != nil {
 		return cmp.Or(recipe.Misplaced(name), in.named(err))
 	}
-	if f := in.framework; f != nil && f.Rewards && in.model.Network != nil {
-		if in.model, err = in.model.Rewarding(); err != nil {
+	plain := in.model
+	if f := in.framework; f != nil && in.model.Network != nil {
+		if f.Rewards {
+			in.model, err = in.model.Rewarding()
+		}
+		if err != nil {
 			return in.named(err)
 		}
-	}
-	if m := in.model; m.Network == nil {
-		with, ok := m.WithoutOperations()
-		if !ok {
-			return fault.File(m.Source).Inputf("the headers have tensors that are neither fp32, fp16 nor bf16, so " +
-				"they do not tell the sizes of the weights in a training").
-				WithHint("name the files of the weights before they were quantized, or the model's config.json")
+		if f.ValueHead {
+			in.model = in.model.Valued()
 		}
-		in.model = with
+	}
+	if in.model, err = described(in.model); err != nil {
+		return err
 	}
 	in.fused = sync.OnceValue(in.model.FuseExperts)
-	if in.request.Reference != "" {
-		in.reference, err = load(in.request.Reference)
+	name = in.request.Reference
+	if a := in.answers(); a != nil && a.Reference && name == "" {
+		name = a.Model
+		if name == "" && in.framework.Adapter == nil {
+			in.reference = plain
+		}
+	}
+	if name != "" {
+		if in.reference, err = load(name); err != nil {
+			return err
+		}
+	}
+	if in.reference != nil {
+		in.reference, err = described(in.reference)
 	}
 	return err
+}
+
+// answers returns how the framework's file trains on answers, or nil.
+func (in *Inputs) answers() *recipe.Answers {
+	if in.framework == nil {
+		return nil
+	}
+	return in.framework.Answers
+}
+
+// described returns a model with the network that its weights stand for, if the operations are not known.
+func described(m *model.Model) (*model.Model, error) {
+	if m.Network != nil {
+		return m, nil
+	}
+	with, ok := m.WithoutOperations()
+	if !ok {
+		return nil, fault.File(m.Source).Inputf("the headers have tensors that are neither fp32, fp16 nor bf16, so " +
+			"they do not tell the sizes of the weights in a training").
+			WithHint("name the files of the weights before they were quantized, or the model's config.json")
+	}
+	return with, nil
 }
 
 func (in *Inputs) readTraining() (err error) {

@@ -20,6 +20,10 @@ import (
 type Job struct {
 	Model     *model.Model
 	Reference *model.Model // a frozen model beside it, as DPO and RLHF have; nil without
+	// ReferenceType is the type that the frozen model is loaded in.
+	ReferenceType dtype.Type
+	Answers       *Answers // nil without a training on answers
+	KeepsHidden   bool     // the forward pass returns the hidden states behind all blocks
 
 	World        int // ranks
 	Nodes        int
@@ -29,9 +33,10 @@ type Job struct {
 	HostMemory   ledger.Bytes // of one node; 0 = unknown
 	NUMANodes    int          // of one node; 0 = unknown
 
-	MicroBatch int64
-	Pairs      bool // each of a micro batch is two sequences: a chosen and a rejected answer
-	Sequence   int64
+	MicroBatch   int64
+	Pairs        bool  // each of a micro batch is two sequences: a chosen and a rejected answer
+	BatchTensors int64 // of int64, each as large as the sequences of a micro batch
+	Sequence     int64
 	// UsualSequence is the length in all micro batches but the first; 0 for Sequence.
 	UsualSequence int64
 	Accumulation  int
@@ -60,6 +65,7 @@ type Job struct {
 	// OffloadActivations moves what operations save to the host, nil if it stays.
 	OffloadActivations *autograd.Offload
 	Loss               forward.LossKind
+	LossTwice          bool // the program computes it, from the logits of a model that has computed its own
 	Compile            bool
 	Liger              bool // liger-kernel replaces the modules of the model
 	// Modules is the library whose modules the model consists of: transformers
@@ -80,6 +86,8 @@ type Job struct {
 	// SyncEachBatch means that gradients are reduced after every micro batch:
 	// without, FSDP keeps full gradients until the last (no_sync).
 	SyncEachBatch bool
+	// LoadsOnGPU means that every rank loads the full model on its GPU, before FSDP shards it.
+	LoadsOnGPU bool
 	// SplitsDecay means that the optimizer has a parameter group without weight
 	// decay for norms and biases, as transformers' Trainer makes it.
 	SplitsDecay bool

@@ -103,6 +103,11 @@ func (r *resolver) loss() error {
 	if r.training != nil && r.training.UseLigerKernel {
 		r.liger()
 	}
+	if f := r.Inputs.framework; f != nil && f.LigerModules {
+		loss := j.Loss
+		r.liger()
+		j.Loss = loss
+	}
 	return r.namedLoss()
 }
 

@@ -1,6 +1,7 @@
 package model
 
 import (
+	"plimsoll/dtype"
 	"slices"
 	"strings"
 
@@ -85,6 +86,22 @@ func (n *Network) headWidth() int64 {
 		return stack.EmbeddingWidth
 	}
 	return n.Hidden
+}
+
+// Valued returns the model with TRL's value head beside its language model's head: a linear module in fp32, with one
+// output for every token. It is trained beside an adapter, too.
+func (m *Model) Valued() *Model {
+	valued, network := *m, *m.Network
+	valued.Parameters = slices.Clone(m.Parameters)
+	network.Head.Value = "v_head.summary"
+	add := func(name string, shape ...int64) {
+		valued.Parameters = append(valued.Parameters, Parameter{Name: network.Head.Value + "." + name, Shape: shape,
+			DType: dtype.F32, Block: -1, Wide: true, Beside: true})
+	}
+	add("weight", 1, network.headWidth())
+	add("bias", 1)
+	valued.Network = &network
+	return &valued
 }
 
 // Rewarding returns the model as AutoModelForSequenceClassification loads it with one label: a linear module "score" in

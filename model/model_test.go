@@ -171,9 +171,9 @@ func TestLoadCatalog(t *testing.T) {
 	}
 	got := []Parameter{m.Parameters[0], m.Parameters[4], m.Parameters[len(m.Parameters)-1]}
 	want := []Parameter{
-		{"transformer.wte.weight", []int64{50257, 768}, dtype.F32, -1, "", false, false},
-		{"transformer.h.0.attn.c_attn.weight", []int64{768, 2304}, dtype.F32, 0, "", false, false},
-		{"lm_head.weight", []int64{50257, 768}, dtype.F32, -1, "transformer.wte.weight", false, false},
+		{"transformer.wte.weight", []int64{50257, 768}, dtype.F32, -1, "", false, false, false},
+		{"transformer.h.0.attn.c_attn.weight", []int64{768, 2304}, dtype.F32, 0, "", false, false, false},
+		{"lm_head.weight", []int64{50257, 768}, dtype.F32, -1, "transformer.wte.weight", false, false, false},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)

@@ -60,6 +60,8 @@ type Head struct {
 	// tokens and takes those of the last.
 	EveryToken bool
 	Dropout    float64 // before the projection
+	// Value is a linear module with one output for every token, beside the projection, or "".
+	Value string
 }
 
 // Norm is a normalisation module.

@@ -13,11 +13,14 @@ import (
 // keys that it still takes.
 var axolotl = family{kind: axolotlKind, program: "axolotl", read: readAxolotl,
 	own: strict.Merge(
+		measured.For("cpo_alpha"),
+		nameOrNames.For("dpo_loss_type"),
 		worded.For("base_model model_type rl lora_model_dir attn_implementation"),
 		switched.Or(oneOf("legacy", "disk", "hidden_states")).OrNull().For("activation_offloading"),
-		switched.For(`load_in_8bit load_in_4bit fp16 bfloat16 float16 lora_target_linear peft_use_dora peft_use_rslora
+		switched.For(`precompute_ref_log_probs load_in_8bit load_in_4bit fp16 bfloat16 float16 lora_target_linear
+			peft_use_dora peft_use_rslora quantize_moe_experts
 			sample_packing tf32 flash_attention sdp_attention eager_attention flex_attention xformers_attention lora_fan_in_fan_out
-			quantize_moe_experts reward_model liger_fused_linear_cross_entropy torch_compile auto_find_batch_size group_by_length
+			reward_model liger_fused_linear_cross_entropy torch_compile auto_find_batch_size group_by_length
 			dataloader_pin_memory save_only_model`),
 		nameOrNames.For("lora_target_modules lora_modules_to_save unfrozen_parameters"),
 		counted.For(`batch_size gradient_accumulation_steps lora_r tensor_parallel_size context_parallel_size
@@ -47,15 +50,16 @@ var axolotl = family{kind: axolotlKind, program: "axolotl", read: readAxolotl,
 			"torch_compile_backend": worded,
 		},
 		anything.For(strings.Join([]string{unplannedAxolotlStages, unplannedAxolotlModels, unplannedAxolotlPasses,
-			unplannedAxolotlAdapters, unplannedAxolotlRest,
+			unplannedAxolotlAdapters, unplannedAxolotlRest, unplannedAxolotlAnswers,
 			unplannedAxolotlImages}, " ")),
 		anything.For(savingAxolotl+" "+ignoredAxolotl),
 	)}
 
 // Keys that change memory and are not planned.
 const (
-	unplannedAxolotlStages = "process_reward_model ebft trl"
-	unplannedAxolotlModels = `gptq llama4_linearized_experts
+	unplannedAxolotlStages  = "process_reward_model ebft trl"
+	unplannedAxolotlAnswers = "rl_adapter_ref_model dpo_use_weighting dpo_use_liger_kernel"
+	unplannedAxolotlModels  = `gptq llama4_linearized_experts
 		use_onebitllms fp32_norms shrink_embeddings`
 	unplannedAxolotlPasses = `layer_offloading selective_checkpointing tiled_mlp
 		chunked_cross_entropy flash_optimum sage_attention
@@ -72,7 +76,8 @@ const (
 	// Keys that change no memory of the training.
 	ignoredAxolotl = `strict resume_from_checkpoint auto_resume_from_checkpoints resize_token_embeddings_to_32x
 		mean_resizing_embeddings embeddings_skip_upcast reinit_weights trainer_cls vllm quantization dynamic_checkpoint
-		center_rewards_coefficient dpo_use_weighting dpo_label_smoothing precompute_ref_log_probs datasets test_datasets
+		center_rewards_coefficient dpo_loss_weights dpo_padding_free rpo_alpha dpo_label_smoothing simpo_gamma kto_desirable_weight kto_undesirable_weight
+		rl_beta dpo_beta orpo_alpha datasets test_datasets
 		shuffle_merged_datasets shuffle_before_merging_datasets dataset_prepared_path dataset_shard_num dataset_shard_idx
 		skip_prepare_dataset num_dataset_shards_to_save pretraining_dataset dataset_processes dataset_num_proc
 		dataset_exact_deduplication dataset_keep_in_memory dataloader_drop_last accelerator_config remove_unused_columns
@@ -144,9 +149,8 @@ func (r *frameworkReader) qatAxolotl() error {
 }
 
 func (r *frameworkReader) refuseAxolotl() error {
-	if stage := r.Find("rl"); on(stage) {
-		why := cmp.Or(axolotlStages[stage.Text], "it trains on answers beside other models")
-		return r.Fault("rl", fmt.Sprintf("is %s: %s, which is not planned yet", stage, why), "")
+	if err := r.answersOfAxolotl(); err != nil {
+		return err
 	}
 	if err := cmp.Or(r.unplanned("it is of another training than that of a language model", unplannedAxolotlStages),
 		r.rewardAxolotl(),
@@ -170,16 +174,42 @@ func (r *frameworkReader) refuseAxolotl() error {
 	return nil
 }
 
-// axolotlStages are why trainings by the key rl are not planned.
-var axolotlStages = map[string]string{
-	"dpo":   "it trains on pairs of answers, and runs a reference model while it holds what the first pass keeps",
-	"ipo":   "it trains on pairs of answers, and runs a reference model while it holds what the first pass keeps",
-	"kto":   "it trains on answers, and runs a reference model while it holds what the first pass keeps",
-	"orpo":  "it trains on pairs of answers, with a loss of its own",
-	"simpo": "it trains on pairs of answers, with a loss of its own",
-	"grpo":  "it generates answers, and trains on groups of them",
-	"gdpo":  "it generates answers, and trains on groups of them",
-	"ebft":  "it generates answers beside a frozen model",
+// answersOfAxolotl reads what the key rl trains on answers: TRL's trainers (src/axolotl/core/builders/rl.py).
+func (r *frameworkReader) answersOfAxolotl() error {
+	stage := r.Find("rl")
+	if !on(stage) {
+		return nil
+	}
+	switch stage.Text {
+	case "dpo", "ipo":
+		r.to.Answers = &Answers{Pairs: true, Reference: true, LogsEntropy: true,
+			CrossEntropy: slices.Contains(r.List("dpo_loss_type"), "sft")}
+	case "kto":
+		r.to.Answers = &Answers{Reference: true, Mismatched: true, LogsEntropy: true}
+	case "orpo":
+		r.to.Answers = &Answers{Pairs: true, CrossEntropy: true}
+	case "simpo": // CPOTrainer, with cpo_alpha of 1 unless it is given
+		alpha := r.Find("cpo_alpha")
+		r.to.Answers = &Answers{Pairs: true, CrossEntropy: alpha == nil || on(alpha)}
+	default:
+		return r.Fault("rl", fmt.Sprintf("is %s: it generates answers, which is not planned yet", stage), "")
+	}
+	if err := r.unplanned("it changes the passes over answers", unplannedAxolotlAnswers); err != nil {
+		return err
+	}
+	if !r.Gives("adapter") && (stage.Text == "kto" || stage.Text == "simpo") {
+		r.Note("rl", "is given without an adapter: axolotl then loads a copy of the model for no trainer, "+
+			"which is not planned")
+	}
+	r.to.Answers.Selected = true
+	if r.Truth("precompute_ref_log_probs") {
+		r.to.Answers.Reference = false
+	}
+	if r.Truth("liger_fused_linear_cross_entropy") || r.pluginNamed("CutCrossEntropyPlugin") {
+		r.Note("rl", "is given: the fused cross entropy is not used, as the loss needs the logits")
+	}
+	r.noteAnswers("rl")
+	return nil
 }
 
 // rewardAxolotl reads whether a reward model is trained: TRL's RewardTrainer.
@@ -202,8 +232,6 @@ func (r *frameworkReader) rewardAxolotl() error {
 	case class != "" && class != sequences:
 		return r.Fault("model_type", fmt.Sprintf("is %q, which has no reward: this is not planned yet", class),
 			"set it to "+sequences)
-	case r.Gives("adapter"):
-		return r.Fault("adapter", "is given beside reward_model: PEFT then trains the head, which is not planned", "")
 	}
 	r.Note("reward_model",
 		"is true: the head has one label, and passes have two sequences for each of a micro batch")

@@ -28,6 +28,16 @@ type Framework struct {
 	FusedLoss    bool
 	// Rewards says that the program trains a reward model on pairs of answers. A micro batch counts pairs.
 	Rewards bool
+	// ValueHead says that a reward model keeps its language model's head, beside one with an output for every token.
+	ValueHead bool
+	Answers   *Answers // what is trained on answers, nil for a language model's loss
+	Freeze    *Freeze  // the part of the model that is trained, nil for all of it
+	Optimizer string   // "" = what Training says
+	// LossTwice says that the program computes the loss from the logits of a model that has computed its own.
+	LossTwice    bool
+	LigerModules bool // modules of liger-kernel, and the loss of the logits
+	// LoadsOnGPU says that every rank loads the full model on its GPU, and shards it there.
+	LoadsOnGPU bool
 
 	// Weights is the type that the weights are loaded in, "" for the type that they were published in. TrainedIn32 says
 	// when trained weights are converted to fp32.
@@ -105,7 +115,9 @@ type family struct {
 }
 
 // families are in the order of their kinds.
-func families() []family { return []family{swift, llamaFactory, axolotl, torchtune, torchtitan, trl} }
+func families() []family {
+	return []family{llamaFactoryV1, swift, llamaFactory, axolotl, torchtune, torchtitan, trl}
+}
 
 // LoadFramework reads the file at path, for a release of DeepSpeed. It returns nil if another function loads files of
 // its kind.
@@ -292,6 +304,13 @@ func (r *frameworkReader) adapt(key string, values map[string]*strict.Value) (er
 	root := &strict.Value{Kind: '{'}
 	give(root, "peft_type", r.At(key), strict.Of("LORA"))
 	give(root, "task_type", r.At(key), strict.Of("CAUSAL_LM"))
+	if r.to.Rewards { // PEFT trains the head of a classifier of sequences (SEQ_CLS)
+		saved := &strict.Value{Kind: '[', Elements: []*strict.Value{strict.Of("score")}}
+		if v := values["modules_to_save"]; v != nil {
+			saved.Elements = append(saved.Elements, v.Elements...)
+		}
+		values["modules_to_save"] = saved
+	}
 	for _, name := range slices.Sorted(maps.Keys(values)) {
 		if v := values[name]; v != nil {
 			give(root, name, r.At(key), v)

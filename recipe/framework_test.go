@@ -194,7 +194,6 @@ func TestCommand(t *testing.T) {
 		t.Errorf("LLaMA-Factory: %+v, %v", f, err)
 	}
 	for text, want := range map[string]string{
-		"swift rlhf --rlhf_type dpo --model x\n":          "answers beside other models",
 		"swift sft --model x\nswift sft --model y\n":      "more than one training",
 		"megatron sft --model x\n":                        "Megatron core",
 		"python train.py --per_device_train_batch_size 1": "a shell script",
@@ -225,21 +224,20 @@ func TestExpand(t *testing.T) {
 // TestUnplannedFrameworks gives keys that change memory in a way that no plan knows. Each is refused by its name.
 func TestUnplannedFrameworks(t *testing.T) {
 	for _, c := range []struct{ text, key string }{
-		{factoryText + "stage: dpo\n", "stage"},
 		{factoryText + "stage: ppo\nreward_model: x\n", "stage"},
-		{"model_name_or_path: x\nfinetuning_type: freeze\n", "finetuning_type"},
+		{"model_name_or_path: x\nfinetuning_type: oft\n", "finetuning_type"},
+		{factoryText + "stage: dpo\nref_model: y\nref_model_quantization_bit: 4\n", "ref_model_quantization_bit"},
 		{factoryText + "use_unsloth: true\n", "use_unsloth"},
 		{factoryText + "use_galore: true\n", "use_galore"},
 		{factoryText + "quantization_bit: 3\n", "quantization_bit"},
 		{factoryText + "quantization_method: hqq\n", "quantization_method"},
 		{factoryText + "adapter_name_or_path: saves/x\n", "adapter_name_or_path"},
 		{"model_name_or_path: x\nfinetuning_type: full\nquantization_bit: 4\n", "quantization_bit"},
-		{axolotlText + "rl: dpo\n", "rl"},
-		{axolotlText + "rl: orpo\n", "rl"},
+		{axolotlText + "rl: grpo\n", "rl"},
+		{axolotlText + "rl: dpo\ndpo_use_weighting: true\n", "dpo_use_weighting"},
 		{axolotlText + "num_labels: 2\n", "num_labels"},
 		{axolotlText + "model_type: AutoModelForSequenceClassification\n", "model_type"},
 		{axolotlText + "reward_model: true\nnum_labels: 2\n", "num_labels"},
-		{axolotlText + "reward_model: true\nadapter: lora\n", "adapter"},
 		{axolotlText + "reward_model: true\nmodel_type: AutoModelForCausalLM\n", "model_type"},
 		{axolotlText + "adapter: llama-adapter\n", "adapter"},
 		{axolotlText + "adapter: qlora\n", "adapter"},
@@ -256,7 +254,7 @@ func TestUnplannedFrameworks(t *testing.T) {
 		{axolotlText + "plugins: [axolotl.integrations.kernels.KernelsPlugin]\n", "plugins"},
 		{"base_model: x\nbf16: false\nfloat16: true\n", "base_model"},
 		{axolotlText + "sequence_len: ${LENGTH}\n", "sequence_len"},
-		{swiftText + "rlhf_type: dpo\n", "rlhf_type"},
+		{swiftText + "rlhf_type: grpo\n", "rlhf_type"},
 		{"model: x\ntuner_type: reft\n", "tuner_type"},
 		{swiftText + "task_type: seq_cls\n", "task_type"},
 		{swiftText + "sequence_parallel_size: 2\n", "sequence_parallel_size"},
@@ -268,7 +266,7 @@ func TestUnplannedFrameworks(t *testing.T) {
 		{"model_name_or_path: x\ninfer_backend: vllm\n", "infer_backend"},
 		{"model_name_or_path: x\nexport_dir: y\n", "export_dir"},
 		{factoryText + "do_train: true\npipeline_model_parallel_size: 4\n", "pipeline_model_parallel_size"},
-		{trlText + "beta: 0.1\n", "beta"},
+		{trlText + "beta: 0.1\nuse_weighting: true\n", "use_weighting"},
 		{trlText + "num_generations: 8\n", "num_generations"},
 		{trlText + "attn_implementation: paged\n", "attn_implementation"},
 		{trlText + "dtype: int8\n", "dtype"},

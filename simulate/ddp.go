@@ -26,7 +26,7 @@ func (e *ddp) load() {
 	}
 	why := because("%s parameters in %v", ledger.Count(e.Model.Elements()), e.ParameterType)
 	for _, p := range e.parameters {
-		allocate(e.gpu, p.Bytes(), ledger.Parameters, why)
+		allocate(e.gpu, p.Bytes(), e.weights(), why)
 	}
 }
 

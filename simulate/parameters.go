@@ -93,7 +93,7 @@ func (m *parameterMaker) makeModel() {
 			m.quantize(made)
 		}
 		if a := m.Adapter; a != nil {
-			made.Trainable = a.Bias == "all" && strings.HasSuffix(p.Name, ".bias")
+			made.Trainable = p.Beside || a.Bias == "all" && strings.HasSuffix(p.Name, ".bias")
 		}
 		own[p.Name] = made
 		m.list = append(m.list, made)

@@ -51,6 +51,8 @@ type simulation struct {
 	held          forward.Result // outputs of the previous step that the loop holds
 	offloaded     offloadedActivations
 	states        *heldStates // nil where the optimizer's states stay where it makes them
+	reference     *simulation // of the frozen model beside the trained one; nil without
+	frozen        bool        // this is such a model
 }
 
 // newSimulation makes the parameters of a rank. The engine gives them storage
@@ -69,15 +71,31 @@ func newSimulation(j *job.Job, gpu, host *trace) *simulation {
 	if j.OffloadActivations != nil {
 		s.offloaded = offloadedActivations{gpu: gpu, pinned: newPinnedMemory(s)}
 	}
+	s.chooseEngine()
+	if j.Reference != nil {
+		s.reference = newReference(s)
+	}
+	return s
+}
+
+// chooseEngine makes the engine of the job.
+func (s *simulation) chooseEngine() {
 	switch {
-	case j.FSDP != nil:
+	case s.Job.FSDP != nil:
 		s.engine = newFSDP(s)
-	case j.DeepSpeed != nil:
+	case s.Job.DeepSpeed != nil:
 		s.engine = newDeepSpeed(s)
 	default:
 		s.engine = &ddp{simulation: s}
 	}
-	return s
+}
+
+// weights returns the component of the model's weights.
+func (s *simulation) weights() ledger.Component {
+	if s.frozen {
+		return ledger.ReferenceModel
+	}
+	return ledger.Parameters
 }
 
 // options returns the options of a forward pass.
@@ -112,6 +130,13 @@ func (s *simulation) options() forward.Options {
 		ContextParallel:        s.Parallel.Context,
 		TensorParallel:         s.Parallel.Tensor,
 		Hooks:                  s.engine,
+		HasLogits:              func() {},
+		NoDropout:              s.Answers != nil && s.Answers.NoDropout,
+		Compares:               s.Answers != nil,
+		HalfLoss:               s.Answers != nil && s.Answers.HalfLoss,
+		WideLogits:             s.Answers != nil && s.casts(),
+		KeepsHidden:            s.KeepsHidden,
+		LossTwice:              s.LossTwice,
 	}
 }
 
@@ -128,7 +153,9 @@ func (s *simulation) phase(name ledger.PhaseName, iteration ledger.Iteration, bo
 func (s *simulation) run() {
 	s.phase(ledger.Load, ledger.Once, func() {
 		s.engine.load()
-		s.loadReference()
+		if s.reference != nil {
+			s.reference.loadFrozen()
+		}
 	})
 	s.phase(ledger.Initialize, ledger.Once, s.engine.initialize)
 	s.iterate(ledger.First)
@@ -149,7 +176,7 @@ func (s *simulation) iterate(iteration ledger.Iteration) {
 		if s.sequence == 0 || micro == 0 && iteration == ledger.First {
 			s.sequence = s.Sequence
 		}
-		batch := s.gpu.Allocate(ledger.Bytes(3*8*s.Sequences()*s.sequence), ledger.Batch, s.whyBatch)
+		batch := s.gpu.Allocate(ledger.Bytes(s.BatchTensors*8*s.Sequences()*s.sequence), ledger.Batch, s.whyBatch)
 		var result forward.Result
 		s.phase(ledger.Forward, iteration, func() {
 			s.workspace()
@@ -161,14 +188,13 @@ func (s *simulation) iterate(iteration ledger.Iteration) {
 				s.drop(s.held)
 				s.held = forward.Result{}
 			}
-			result = forward.Run(s.tape, s.Model.Network, s.modules, options)
+			result = s.passes(options)
 			options.HasLogits() // for passes without logits, which do not call it
 			if s.HoldsOutputs {
 				s.held = result
 			} else if result.Logits != nil {
 				s.tape.Drop(result.Logits)
 			}
-			s.runReference()
 		})
 		s.states.left()
 		s.phase(ledger.Backward, iteration, func() {
@@ -189,8 +215,10 @@ func (s *simulation) iterate(iteration ledger.Iteration) {
 }
 
 func (s *simulation) whyBatch() string {
-	return fmt.Sprintf("token ids, labels and mask in int64: %d x %s tokens x 3 x 8 B", s.Sequences(),
-		ledger.Count(s.Sequence))
+	what := map[int64]string{2: "token ids and mask", 3: "token ids, labels and mask",
+		6: "token ids, labels and mask of answers and of mismatched answers"}[s.BatchTensors]
+	return fmt.Sprintf("%s in int64: %d x %s tokens x %d x 8 B", what, s.Sequences(), ledger.Count(s.Sequence),
+		s.BatchTensors)
 }
 
 // drop releases the outputs of a forward pass that the training loop holds.
