@@ -118,6 +118,14 @@ type Options struct {
 	// Recompute is the checkpoint of recomputed blocks, nil without.
 	Recompute *autograd.Checkpoint
 	Loss      LossKind
+	// Images of the micro batch, for models with an encoder of images.
+	Images Images
+	// HoldsCache means that the language model behind an encoder of images keeps keys
+	// and values for a generation, until the outputs are released: text_config has a
+	// use_cache of its own, which the Trainer leaves on.
+	HoldsCache bool
+	// HooksImages is InputGradients for the patches of images, too.
+	HooksImages bool
 	// InputGradients makes the output of the embeddings need a gradient, as
 	// enable_input_require_grads does.
 	InputGradients bool
@@ -162,6 +170,11 @@ type pass struct {
 	// The last input of padded adapters, and the result of its dropout.
 	droppedFrom, dropped *autograd.Tensor
 	blocks               int // blocks that have begun
+
+	tower   *model.Tower       // whose network this is, or nil
+	masked  bool               // every block makes a mask of the tokens of images
+	outputs []*autograd.Tensor // what the outputs hold beside logits
+	deep    []*autograd.Tensor // of images, for the first blocks
 }
 
 // Run runs the forward pass of a micro batch up to the loss.
@@ -174,6 +187,9 @@ func Run(t *autograd.Tape, network *model.Network, parameters Parameters, option
 		var hidden *autograd.Tensor
 		if p.Attention == SDPA && (p.MasksCausally || p.sharesWindow()) {
 			p.mask = p.New(p.Batch*(p.Sequence/p.ContextParallel)*p.Sequence, p.compute())
+		}
+		for _, t := range network.Towers {
+			p.masked = p.masked || t.MasksText && p.Images.Count > 0
 		}
 		for i, stack := range network.Stacks {
 			hidden = t.Scope(func() *autograd.Tensor { return p.stack(stack) })
@@ -188,6 +204,7 @@ func Run(t *autograd.Tape, network *model.Network, parameters Parameters, option
 		}
 		return nil
 	})
+	t.Drop(p.outputs...)
 	p.end()
 	p.ended = true
 	return result
@@ -227,7 +244,9 @@ func (p *pass) stack(s *model.Stack) *autograd.Tensor {
 	}
 	for i := range s.Blocks {
 		x = p.follow(x, p.block(s, &s.Blocks[i], x))
+		x = p.follow(x, p.deepen(x, i))
 	}
+	p.Drop(p.deep...)
 	if s.FinalNorm.Kind != model.NoNorm {
 		x = p.follow(x, p.normForMatmuls(s.FinalNorm, x))
 	}
@@ -257,6 +276,7 @@ func (p *pass) embed(s *model.Stack) *autograd.Tensor {
 	if s.ScalesEmbedding {
 		x = p.follow(x, p.unary(x, x.DType, saveNothing))
 	}
+	x = p.withImages(x)
 	if s.ProjectIn != "" {
 		x = p.follow(x, p.linear(s.ProjectIn, x, p.network.Hidden))
 	}
@@ -351,7 +371,7 @@ func (p *pass) block(s *model.Stack, b *model.Block, x *autograd.Tensor) *autogr
 
 func (p *pass) preNorm(s *model.Stack, b *model.Block, x *autograd.Tensor) *autograd.Tensor {
 	h := p.half(b, b.AttentionNorm, b.AfterAttention, x, func(h *autograd.Tensor) *autograd.Tensor {
-		return p.attention(s, &b.Attention, h, h)
+		return p.scaled(b.AttentionScale, p.attention(s, &b.Attention, h, h))
 	})
 	if b.Cross != nil {
 		h = p.follow(h, p.half(b, b.CrossNorm, model.Norm{}, h, func(h *autograd.Tensor) *autograd.Tensor {
@@ -359,8 +379,16 @@ func (p *pass) preNorm(s *model.Stack, b *model.Block, x *autograd.Tensor) *auto
 		}))
 	}
 	return p.half(b, b.FeedForwardNorm, b.AfterFeedForward, h, func(h *autograd.Tensor) *autograd.Tensor {
-		return p.feedForward(&b.FeedForward, h)
+		return p.scaled(b.FeedForwardScale, p.feedForward(&b.FeedForward, h))
 	})
+}
+
+// scaled multiplies the output of half a block by a parameter, if there is one.
+func (p *pass) scaled(path string, x *autograd.Tensor) *autograd.Tensor {
+	if path == "" {
+		return x
+	}
+	return p.follow(x, p.multiply(p.parameter(path).Tensor(), x))
 }
 
 // half returns x + dropout(after(body(before(x)))), its second part scaled if the

@@ -23,6 +23,9 @@ func (r *resolver) adapter() (err error) {
 	if j.Adapter, err = j.Adapter.ForModel(j.Model.Type); err != nil {
 		return err
 	}
+	if j.Adapter, err = r.adaptedParts(j.Adapter); err != nil {
+		return err
+	}
 	if err := r.unplannedAdapter(); err != nil {
 		return err
 	}

@@ -29,6 +29,7 @@ type Job struct {
 	MicroBatch   int64
 	Pairs        bool // each of a micro batch is two sequences: a chosen and a rejected answer
 	Sequence     int64
+	Images       forward.Images // of a pass
 	Accumulation int
 
 	// ParameterType is the type of the stored parameters. AutocastType is the type

@@ -30,6 +30,10 @@ type Request struct {
 
 	Sequence, MicroBatch, Accumulation int
 
+	Images    *int     `json:",omitempty"` // of a sequence
+	ImageSize string   `json:",omitempty"` // height and width in pixels, such as 768x1024
+	Freeze    []string `json:",omitempty"` // of FreezableParts
+
 	Precision         string
 	AdapterPrecision  string
 	Attention         string

@@ -22,8 +22,11 @@ import (
 type config struct {
 	*strict.Document
 	fields map[string]strict.Member
-	err    error // the first fault
+	*reading
 }
+
+// reading is what a config.json and the configurations inside of it share.
+type reading struct{ err error } // the first fault
 
 // maxSize bounds every size. Vocabularies are below a million, and a product of
 // two sizes must not overflow.
@@ -248,7 +251,7 @@ func fromConfig(doc *strict.Document, name, source string) (*Model, error) {
 	if _, err := (strict.Schema{Rule: strict.Free()}).Read(doc); err != nil {
 		return nil, err
 	}
-	c := &config{Document: doc, fields: map[string]strict.Member{}}
+	c := &config{Document: doc, fields: map[string]strict.Member{}, reading: &reading{}}
 	for _, m := range doc.Root.Members {
 		c.fields[m.Name] = m
 	}
@@ -257,7 +260,7 @@ func fromConfig(doc *strict.Document, name, source string) (*Model, error) {
 		return nil, err
 	}
 	t := c.dtype()
-	root := scope{construction: &construction{config: c, dtype: t, network: &Network{}}}
+	root := scope{construction: &construction{config: c, made: &made{weights: t, network: &Network{}, known: architectures}, body: "model"}}
 	a.describe(root)
 	if c.err != nil {
 		return nil, c.err

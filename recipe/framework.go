@@ -37,6 +37,11 @@ type Framework struct {
 	// FSDP2WithoutReentrant says that FSDP2 turns reentrant checkpointing off.
 	FSDP2WithoutReentrant bool
 
+	// Freezes are the parts of multimodal models that the program does not train, nil without.
+	Freezes *Freezes
+	// MostPixels is the size that the program scales larger images down to, 0 without.
+	MostPixels int64
+
 	Parallelism *Parallelism // nil without; shards over the ranks that are left where Shard is 0
 	// SeveralOnly says that the program shards the model only if there are several ranks.
 	SeveralOnly bool
@@ -47,6 +52,12 @@ type Framework struct {
 	Notes []Note
 
 	place fault.Position // of the model's name
+}
+
+// Freezes says which parts of a multimodal model are not trained, for models of some types.
+type Freezes struct {
+	Vision, Projector, Language bool
+	ModelTypes                  []string
 }
 
 // Upcast says when a program or an engine converts trained weights of the model to fp32.

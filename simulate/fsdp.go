@@ -43,7 +43,7 @@ func newFSDP(s *simulation) *fsdp {
 		e.order = append(e.order, u)
 	}
 	network := s.Model.Network
-	for _, b := range network.Blocks() {
+	for _, b := range network.AllBlocks() {
 		if wrapped {
 			wrap(b.Path)
 		}

@@ -80,6 +80,7 @@ func (s *simulation) options() forward.Options {
 	return forward.Options{
 		Batch:                  s.Sequences(),
 		Sequence:               s.Sequence,
+		Images:                 s.Images,
 		Attention:              s.Attention,
 		FusesBias:              s.Versions.Transformers.AtLeast(5, 0, 0),
 		WeightType:             s.ComputeType(),
@@ -100,6 +101,8 @@ func (s *simulation) options() forward.Options {
 		SavesSoftmaxInput:      !s.Versions.Torch.AtLeast(1, 11, 0),
 		AttachesQuantizedInput: !s.Versions.BitsAndBytes.AtLeast(0, 43, 2),
 		InputGradients:         s.Adapter != nil && s.Recompute != nil,
+		HoldsCache:             s.Recompute == nil && len(s.Model.Network.Towers) > 0 && s.OfTransformers(),
+		HooksImages:            s.Adapter != nil && s.Recompute != nil && s.Versions.Transformers.AtLeast(5, 0, 0),
 		ContextParallel:        s.Parallel.Context,
 		TensorParallel:         s.Parallel.Tensor,
 		Hooks:                  s.engine,
@@ -133,7 +136,7 @@ func (s *simulation) iterate(iteration ledger.Iteration) {
 	micros := min(max(s.Accumulation, 1), 2)
 	for micro := range micros {
 		s.micro, s.micros = micro, micros
-		batch := s.gpu.Allocate(ledger.Bytes(3*8*s.Sequences()*s.Sequence), ledger.Batch, s.whyBatch)
+		batch := s.gpu.Allocate(ledger.Bytes(3*8*s.Sequences()*s.Sequence+s.pixelBytes()), ledger.Batch, s.whyBatch)
 		var result forward.Result
 		s.phase(ledger.Forward, iteration, func() {
 			s.workspace()
@@ -170,8 +173,21 @@ func (s *simulation) iterate(iteration ledger.Iteration) {
 }
 
 func (s *simulation) whyBatch() string {
-	return fmt.Sprintf("token ids, labels and mask in int64: %d x %s tokens x 3 x 8 B", s.Sequences(),
-		ledger.Count(s.Sequence))
+	images := ""
+	if s.Images.Count > 0 {
+		images = fmt.Sprintf("; pixels of %d images in fp32", s.Images.Count)
+	}
+	return fmt.Sprintf("token ids, labels and mask in int64: %d x %s tokens x 3 x 8 B%s", s.Sequences(),
+		ledger.Count(s.Sequence), images)
+}
+
+// pixelBytes returns the size of the images of a micro batch, in fp32.
+func (s *simulation) pixelBytes() int64 {
+	var sum int64
+	for _, t := range s.Model.Network.Towers {
+		sum += 4 * s.Images.Pixels(t)
+	}
+	return sum
 }
 
 // drop releases the outputs of a forward pass that the training loop holds.
