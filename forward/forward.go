@@ -173,6 +173,8 @@ type pass struct {
 
 	tower   *model.Tower       // whose network this is, or nil
 	masked  bool               // every block makes a mask of the tokens of images
+	masks   []*autograd.Tensor // of the tokens of images, if every block has a mask
+	angles  *autograd.Tensor   // of an encoder of images
 	outputs []*autograd.Tensor // what the outputs hold beside logits
 	deep    []*autograd.Tensor // of images, for the first blocks
 }
@@ -242,10 +244,12 @@ func (p *pass) stack(s *model.Stack) *autograd.Tensor {
 	if p.InputGradients {
 		p.RequireGradient(x)
 	}
+	p.makeMasks(s)
 	for i := range s.Blocks {
 		x = p.follow(x, p.block(s, &s.Blocks[i], x))
 		x = p.follow(x, p.deepen(x, i))
 	}
+	p.Drop(p.masks...)
 	p.Drop(p.deep...)
 	if s.FinalNorm.Kind != model.NoNorm {
 		x = p.follow(x, p.normForMatmuls(s.FinalNorm, x))
@@ -275,6 +279,9 @@ func (p *pass) embed(s *model.Stack) *autograd.Tensor {
 	x := p.lookUp(s.TokenEmbedding, p.tokens()*width)
 	if s.ScalesEmbedding {
 		x = p.follow(x, p.unary(x, x.DType, saveNothing))
+	}
+	if p.InputGradients && len(p.network.Towers) > 0 {
+		p.RequireGradient(x)
 	}
 	x = p.withImages(x)
 	if s.ProjectIn != "" {
@@ -356,9 +363,12 @@ func (p *pass) block(s *model.Stack, b *model.Block, x *autograd.Tensor) *autogr
 		if b.Cross != nil {
 			others = append(others, p.encoded)
 		}
-		if p.mask != nil {
-			others = append(others, p.mask)
+		for _, x := range []*autograd.Tensor{p.mask, p.angles} {
+			if x != nil {
+				others = append(others, x)
+			}
 		}
+		others = append(others, p.masks...)
 		return p.Checkpoint(*p.Recompute, x, func(x *autograd.Tensor) *autograd.Tensor {
 			result := body(x)
 			if p.ended {

@@ -41,7 +41,12 @@ func (p *pass) head(x *autograd.Tensor) Result {
 		logits = p.follow(logits, p.unary(logits, logits.DType, saveOutput))
 		logits = p.follow(logits, p.unary(logits, logits.DType, saveNothing))
 	}
-	p.Drop(x)
+	if len(p.network.Towers) > 0 { // the last hidden states are of the outputs
+		p.Hold(x)
+		p.outputs = append(p.outputs, x)
+	} else {
+		p.Drop(x)
+	}
 	if p.Loss == ChunkedLoss {
 		logits = p.follow(logits, p.cast(logits, dtype.F32))
 		p.HasLogits()

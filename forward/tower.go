@@ -69,8 +69,11 @@ func (p *pass) encode(t *model.Tower) *autograd.Tensor {
 		if t.MasksImages && p.Attention == SDPA {
 			v.mask = p.New(v.Sequence*v.Sequence, p.compute())
 		}
-		x := v.steps(t.Before, nil)
 		blocks := t.Network.Blocks()
+		if a := &blocks[0].Attention; a.Rotary > 0 {
+			v.angles = p.New(2*v.tokens()*a.Width, v.angleType(a))
+		}
+		x := v.steps(t.Before, nil)
 		for i := range len(blocks) - t.Unread {
 			x = v.follow(x, v.block(t.Network.Stacks[0], &blocks[i], x))
 			for _, deep := range t.Deep {
@@ -85,6 +88,14 @@ func (p *pass) encode(t *model.Tower) *autograd.Tensor {
 	})
 	p.cached = v.cached
 	return features
+}
+
+// angleType returns the type of the cosines and sines of an encoder.
+func (p *pass) angleType(a *model.Attention) dtype.Type {
+	if a.WideRotary || p.Autocast != dtype.Invalid {
+		return dtype.F32
+	}
+	return p.compute()
 }
 
 // trains reports whether a parameter or an adapter inside a module is trained.
@@ -212,6 +223,21 @@ func (p *pass) position(s *model.Step, x *autograd.Tensor) *autograd.Tensor {
 	sum := p.add(x, positions)
 	p.Drop(positions)
 	return sum
+}
+
+// makeMasks makes the masks that let the tokens of an image attend to each other: one for blocks with a window, one
+// for others.
+func (p *pass) makeMasks(s *model.Stack) {
+	if !p.masked || p.Attention == Flash {
+		return
+	}
+	windows := map[bool]bool{}
+	for i := range s.Blocks {
+		windows[s.Blocks[i].Attention.Window > 0] = true
+	}
+	for range windows {
+		p.masks = append(p.masks, p.New(p.Batch*p.Sequence*p.Sequence, dtype.Bool))
+	}
 }
 
 // deepen adds the results of an encoder after a block to the tokens of images.

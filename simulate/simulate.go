@@ -100,13 +100,19 @@ func (s *simulation) options() forward.Options {
 		MasksCausally:          s.Compile && s.OfTransformers(),
 		SavesSoftmaxInput:      !s.Versions.Torch.AtLeast(1, 11, 0),
 		AttachesQuantizedInput: !s.Versions.BitsAndBytes.AtLeast(0, 43, 2),
-		InputGradients:         s.Adapter != nil && s.Recompute != nil,
+		InputGradients:         s.Recompute != nil && (s.Adapter != nil || s.hooksImages()),
 		HoldsCache:             s.Recompute == nil && len(s.Model.Network.Towers) > 0 && s.OfTransformers(),
-		HooksImages:            s.Adapter != nil && s.Recompute != nil && s.Versions.Transformers.AtLeast(5, 0, 0),
+		HooksImages:            s.Recompute != nil && s.hooksImages(),
 		ContextParallel:        s.Parallel.Context,
 		TensorParallel:         s.Parallel.Tensor,
 		Hooks:                  s.engine,
 	}
+}
+
+// hooksImages reports whether gradient checkpointing makes the patches of images need a gradient, frozen or not
+// (enable_input_require_grads in transformers/modeling_utils.py).
+func (s *simulation) hooksImages() bool {
+	return len(s.Model.Network.Towers) > 0 && s.OfTransformers() && s.Versions.Transformers.AtLeast(5, 0, 0)
 }
 
 // phase runs body as a phase of both devices.
