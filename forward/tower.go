@@ -61,7 +61,8 @@ func (p *pass) encode(t *model.Tower) *autograd.Tensor {
 	if t.OneSequence {
 		v.Batch, v.Sequence = 1, v.Batch*v.Sequence
 	}
-	if !p.HooksImages && !p.trains(t.Path) {
+	v.HooksImages = p.HooksImages && t.Hooked
+	if !v.HooksImages && !p.trains(t) {
 		v.Recompute = nil // a checkpoint keeps nothing where no gradient is needed
 	}
 	defer v.In(ledger.VisionActivations, v.whyTower)()
@@ -98,9 +99,11 @@ func (p *pass) angleType(a *model.Attention) dtype.Type {
 	return p.compute()
 }
 
-// trains reports whether a parameter or an adapter inside a module is trained.
-func (p *pass) trains(path string) bool {
-	inside := func(name string) bool { return strings.HasPrefix(name, path+".") }
+// trains reports whether a parameter or an adapter of an encoder is trained, without its projector.
+func (p *pass) trains(t *model.Tower) bool {
+	inside := func(name string) bool {
+		return strings.HasPrefix(name, t.Path+".") && !strings.HasPrefix(name, t.Projector+".")
+	}
 	for name, parameter := range p.parameters.ByName {
 		if parameter.Trainable && inside(name) {
 			return true

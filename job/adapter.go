@@ -88,6 +88,14 @@ func (r *resolver) unplannedAdapter() error {
 				WithHint("remove it, and expect the job to take more memory than the plan says")
 		}
 	}
+	for _, t := range j.Model.Network.Towers {
+		for _, step := range t.Before {
+			if step.Kind == model.Convolve && !j.Adapter.AllLinear() && j.Adapter.Targets(step.Path) {
+				return j.Adapter.Place().Inputf("target_modules matches %s, a convolution, which is not planned yet",
+					step.Path).WithHint("name the modules with more of their path, such as attn.proj")
+			}
+		}
+	}
 	if embedding := j.adaptsEmbedding(); embedding != "" && j.Adapter.Type == "LORA" && j.Adapter.LoRABias {
 		return j.Adapter.Place().Inputf(
 			`target_modules matches %s: PEFT says "lora_bias=True is not supported for Embedding"`, embedding).

@@ -74,7 +74,8 @@ func (r *resolver) imageSize(i model.Image) (height, width int64, err error) {
 	case f != nil && f.MostPixels > 0:
 		side := int64(math.Sqrt(float64(f.MostPixels)))
 		height, width = side, side
-		r.assume("images of %d x %d pixels, the most that image_max_pixels allows: --image-size was not given", side, side)
+		r.assume("images of %d x %d pixels, the most that image_max_pixels allows: --image-size was not given", side,
+			side)
 	default:
 		height, width = defaultSide, defaultSide
 		r.assume("images of %d x %d pixels: --image-size was not given", height, width)

@@ -161,6 +161,13 @@ func (c *config) divide(whole int64, wholeName string, parts int64, partsName st
 // is float32.
 func (c *config) dtype() dtype.Type {
 	v, ok := c.find("dtype", "torch_dtype")
+	if text, inside := c.find("text_config"); !ok && inside {
+		for _, name := range []string{"dtype", "torch_dtype"} {
+			if m := text.Member(name); m != nil && m.Value.Kind == '"' {
+				v, ok = found{name, m.Value}, true
+			}
+		}
+	}
 	if !ok {
 		return dtype.F32
 	}
@@ -260,7 +267,8 @@ func fromConfig(doc *strict.Document, name, source string) (*Model, error) {
 		return nil, err
 	}
 	t := c.dtype()
-	root := scope{construction: &construction{config: c, made: &made{weights: t, network: &Network{}, known: architectures}, body: "model"}}
+	root := scope{construction: &construction{config: c, body: "model",
+		made: &made{weights: t, network: &Network{}, known: architectures}}}
 	a.describe(root)
 	if c.err != nil {
 		return nil, c.err

@@ -33,18 +33,21 @@ var (
 	qwen25VL = multimodal{text: "language_model", either: true, flat: true, model: "qwen2_5_vl_text",
 		towered: "qwen2_5_vl_vision", renamed: map[string]string{"qwen2_5_vl": "qwen2_5_vl_vision"},
 		tower: func(_, v scope, _ int64) {
-			qwenVision{rms: true, gated: true, windows: true, merger: qwenMerger(scope.norm)}.describe(v, "model.visual")
+			q := qwenVision{rms: true, gated: true, windows: true, merger: qwenMerger(scope.norm)}
+			q.describe(v, "model.visual")
 		}}
 	qwen3VL = multimodal{text: "language_model", model: "qwen3_vl_text", towered: "qwen3_vl_vision",
 		renamed: map[string]string{"qwen3_vl": "qwen3_vl_vision"}, tower: qwen3Tower}
 	qwen3VLMoE = multimodal{text: "language_model", model: "qwen3_vl_moe_text", towered: "qwen3_vl_moe_vision",
 		renamed: map[string]string{"qwen3_vl_moe": "qwen3_vl_moe_vision"}, tower: qwen3Tower}
-	llava        = multimodal{text: "language_model", either: true, model: "llama", towered: "clip_vision_model", tower: llavaTower}
+	llava = multimodal{text: "language_model", either: true, model: "llama", towered: "clip_vision_model",
+		tower: llavaTower}
 	gemma3Vision = multimodal{text: "language_model", tied: true, model: "gemma3_text", towered: "siglip_vision_model",
 		tower: gemma3Tower}
 	paliGemma = multimodal{text: "language_model", tied: true, model: "gemma", towered: "siglip_vision_model",
 		tower: paliGemmaTower}
-	mistral3 = multimodal{text: "language_model", tied: true, model: "mistral", towered: "pixtral", tower: mistral3Tower}
+	mistral3 = multimodal{text: "language_model", tied: true, model: "mistral", towered: "pixtral",
+		tower: mistral3Tower}
 	internVL = multimodal{text: "language_model", tied: true, model: "qwen2", towered: "internvl_vision",
 		tower: internTower}
 	idefics3 = multimodal{text: "text_model", model: "llama", towered: "idefics3_vision", tower: idefics3Tower}
@@ -111,7 +114,8 @@ func (c *config) members() []strict.Member {
 
 func qwen3VLMoEBlock(s scope, index int64, b *Block) {
 	bias := s.flagOr(false, "attention_bias")
-	b.Attention = attention{keyValueHeads: 16, inputBias: bias, outputBias: bias, norms: true}.describe(s.in("self_attn"))
+	a := attention{keyValueHeads: 16, inputBias: bias, outputBias: bias, norms: true}
+	b.Attention = a.describe(s.in("self_attn"))
 	if qwenSparse(s, index) {
 		b.FeedForward = experts{count: []string{"num_local_experts", "num_experts"}, chosen: 4,
 			normalized: setting{otherwise: true}, stacked: stackedByInput}.describe(s)
@@ -130,8 +134,8 @@ func stackedByInput(s scope, m *Mixture, count, inner int64) {
 }
 
 func qwen3Tower(_, v scope, _ int64) {
-	qwenVision{names: [2]string{"linear_fc1", "linear_fc2"}, activation: "gelu_pytorch_tanh", bias: true, positions: true,
-		merger: qwen3Merger(false)}.describe(v, "model.visual")
+	qwenVision{names: [2]string{"linear_fc1", "linear_fc2"}, activation: "gelu_pytorch_tanh", bias: true,
+		positions: true, merger: qwen3Merger(false)}.describe(v, "model.visual")
 }
 
 // unread sets how many last blocks of the encoder nothing reads, by
@@ -182,7 +186,8 @@ func llavaTower(root, v scope, hidden int64) {
 	clipLike{class: true, activation: "quick_gelu"}.describe(v, "model.vision_tower", func(t *Tower) {
 		root.unread(t, -2, "default")
 		t.Projector = projectorPath
-		root.in(projectorPath).projector(t, v.size("hidden_size"), hidden, root.flagOr(true, "multimodal_projector_bias"))
+		bias := root.flagOr(true, "multimodal_projector_bias")
+		root.in(projectorPath).projector(t, v.size("hidden_size"), hidden, bias)
 	})
 }
 
@@ -214,7 +219,8 @@ func paliGemmaTower(root, v scope, hidden int64) {
 		out := root.sizeOr(2048, "projection_dim")
 		if out != hidden {
 			f, _ := root.find("projection_dim")
-			root.fail(f.At, "", "projection_dim is %d: expected the language model's hidden_size, which is %d", out, hidden)
+			root.fail(f.At, "", "projection_dim is %d: expected the language model's hidden_size, which is %d", out,
+				hidden)
 		}
 		t.After = append(t.After, Step{Kind: Project,
 			Path: root.in(projectorPath).linear("linear", v.size("hidden_size"), out, true), Width: out})
@@ -238,13 +244,15 @@ func internTower(root, v scope, hidden int64) {
 	internVision(v, "model.vision_tower", func(t *Tower) {
 		root.unread(t, -1, "default")
 		if t.Unread > 0 {
-			root.fail(root.fields["vision_feature_layer"].Value.At, Documented, "only vision_feature_layer -1 is planned")
+			root.fail(root.fields["vision_feature_layer"].Value.At, Documented,
+				"vision_feature_layer is not -1, which is not planned for InternVL")
 		}
 		ratio := root.shareOr(0.5, "downsample_ratio")
 		side := int64(1 / max(ratio, 1.0/64))
 		t.Projector, t.Image.Merged = projectorPath, side
 		p, merged := root.in(projectorPath), v.size("hidden_size")*side*side
-		t.After = append(t.After, Step{Kind: Copy}, Step{Kind: Copy}, Step{Kind: Merge, Rows: side * side, Width: merged},
+		t.After = append(t.After, Step{Kind: Copy}, Step{Kind: Copy},
+			Step{Kind: Merge, Rows: side * side, Width: merged},
 			Step{Kind: Normalize, Norm: p.layerNorm("layer_norm", merged)})
 		p.projector(t, merged, hidden, true)
 	})
@@ -255,7 +263,8 @@ func idefics3Tower(root, v scope, hidden int64) {
 		side := root.sizeOr(2, "scale_factor")
 		t.Projector, t.Image.Merged = "model.connector", side
 		merged := v.size("hidden_size") * side * side
-		t.After = append(t.After, Step{Kind: Copy}, Step{Kind: Copy}, Step{Kind: Merge, Rows: side * side, Width: merged},
+		t.After = append(t.After, Step{Kind: Copy}, Step{Kind: Copy},
+			Step{Kind: Merge, Rows: side * side, Width: merged},
 			Step{Kind: Project, Path: root.linear("model.connector.modality_projection.proj", merged, hidden, false),
 				Width: hidden})
 	})

@@ -21,6 +21,9 @@ type Tower struct {
 	// Deep are the steps after blocks whose results are added to the first blocks
 	// of the language model.
 	Deep []Deep
+	// Hooked reports whether enable_input_require_grads finds the convolution: the
+	// class says that it is the encoder's input embedding.
+	Hooked bool
 	// OneSequence reports whether the patches of all images are one sequence, and
 	// each image or window of it attends to itself.
 	OneSequence bool

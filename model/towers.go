@@ -54,7 +54,8 @@ func (s scope) patch() int64 {
 // fixed returns how images of the size that the configuration names are cut.
 func (s scope) fixed() Image {
 	height, width := s.sides("image_size")
-	i := Image{Channels: s.sizeOr(3, "num_channels"), Frames: 1, Patch: s.patch(), Merged: 1, Height: height, Width: width}
+	i := Image{Channels: s.sizeOr(3, "num_channels"), Frames: 1, Patch: s.patch(), Merged: 1, Height: height,
+		Width: width}
 	if i.Patches(height, width) == 0 {
 		v, _ := s.find("image_size")
 		s.fail(v.At, "", "image_size is %s: expected at least patch_size, which is %d", v, i.Patch)
@@ -120,6 +121,7 @@ func (e clipLike) describe(s scope, path string, complete func(t *Tower)) {
 		image.Class = 1
 	}
 	s.tower(path, hidden, image, func(t *Tower, stack *Stack) {
+		t.Hooked = true
 		embeddings := v.in("embeddings")
 		if e.class {
 			embeddings.tensor("class_embedding", hidden)
@@ -179,9 +181,10 @@ func (s scope) convolution(name string, i Image, width int64, bias bool) Step {
 func pixtral(s scope, path string, complete func(t *Tower)) {
 	v, hidden := s.in(path), s.size("hidden_size")
 	height, width := s.sides("image_size")
-	image := Image{Channels: s.sizeOr(3, "num_channels"), Frames: 1, Patch: s.patch(), Merged: 1, Most: max(height, width)}
+	image := Image{Channels: s.sizeOr(3, "num_channels"), Frames: 1, Patch: s.patch(), Merged: 1,
+		Most: max(height, width)}
 	s.tower(path, hidden, image, func(t *Tower, stack *Stack) {
-		t.OneSequence, t.MasksImages = true, true
+		t.OneSequence, t.MasksImages, t.Hooked = true, true, true
 		t.Before = []Step{v.convolution("patch_conv", image, hidden, false), {Kind: Copy},
 			{Kind: Normalize, Norm: v.norm("ln_pre", hidden)}}
 		v.in("transformer").blocks(stack, "layers", s.size("num_hidden_layers"), func(s scope, _ int64, b *Block) {
@@ -209,6 +212,7 @@ func internVision(s scope, path string, complete func(t *Tower)) {
 		norm = scope.norm
 	}
 	s.tower(path, hidden, image, func(t *Tower, stack *Stack) {
+		t.Hooked = true
 		embeddings := v.in("embeddings")
 		embeddings.tensor("cls_token", 1, 1, hidden)
 		rows := image.Patches(image.Height, image.Width) + 1
@@ -269,10 +273,10 @@ func (q qwenVision) describe(s scope, path string) {
 	}
 	s.fields["hidden_size"] = sizeMember("hidden_size", width)
 	v := s.in(path)
-	image := Image{Channels: s.sizeOr(3, "in_channels", "in_chans"), Frames: s.sizeOr(2, "temporal_patch_size"), Patch: s.patch(),
-		Merged: s.sizeOr(2, "spatial_merge_size")}
+	image := Image{Channels: s.sizeOr(3, "in_channels", "in_chans"), Frames: s.sizeOr(2, "temporal_patch_size"),
+		Patch: s.patch(), Merged: s.sizeOr(2, "spatial_merge_size")}
 	s.tower(path, width, image, func(t *Tower, stack *Stack) {
-		t.OneSequence, t.Projector = true, v.module("merger")
+		t.OneSequence, t.Projector, t.Hooked = true, v.module("merger"), !q.positions
 		t.Before = []Step{v.in("patch_embed").convolution("proj", image, width, q.bias)}
 		if q.positions {
 			table := v.embedding("pos_embed", s.size("num_position_embeddings"), width)
@@ -350,7 +354,8 @@ func (s scope) numbers(name string) map[int64]bool {
 // qwenMerger is the projector of Qwen2-VL and Qwen2.5-VL.
 func qwenMerger(norm func(s scope, name string, width int64) Norm) func(scope, int64, int64, int64) []Step {
 	return func(s scope, width, merged, out int64) []Step {
-		return []Step{{Kind: Normalize, Norm: norm(s, "ln_q", width)}, {Kind: Merge, Rows: merged / width, Width: merged},
+		return []Step{{Kind: Normalize, Norm: norm(s, "ln_q", width)},
+			{Kind: Merge, Rows: merged / width, Width: merged},
 			{Kind: Project, Path: s.linear("mlp.0", merged, merged, true), Width: merged},
 			{Kind: Activate, Function: "gelu"},
 			{Kind: Project, Path: s.linear("mlp.2", merged, out, true), Width: out}}

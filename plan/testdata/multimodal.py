@@ -38,7 +38,7 @@ CASES = {
     "frozen-recomputed": ["--gradient-checkpointing", "--freeze", VISION],
     "adapted": ["--gradient-checkpointing", "--lora"],
 }
-SIZES = {"qwen": "112x168", "mistral3": "112x140"}
+SIZES = {"qwen3": "128x192", "qwen": "112x168", "mistral3": "112x140"}
 
 
 def measure(arguments):
