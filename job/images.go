@@ -26,6 +26,9 @@ func (r *resolver) images() error {
 		}
 		return nil
 	}
+	if err := r.unplannedImages(); err != nil {
+		return err
+	}
 	perSequence := 1
 	if r.Request.Images != nil {
 		perSequence = *r.Request.Images
@@ -48,6 +51,21 @@ func (r *resolver) images() error {
 		}
 	}
 	j.Images = forward.Images{Count: int64(perSequence) * j.Sequences(), Height: height, Width: width}
+	return nil
+}
+
+// unplannedImages refuses and notes settings that are not planned with an encoder of images.
+func (r *resolver) unplannedImages() error {
+	if r.ContextParallel > 1 {
+		return fault.Inputf("context parallelism is not planned for models that read images").
+			WithHint("leave --context-parallel out")
+	}
+	if !r.job.Versions.Transformers.AtLeast(5, 0, 0) {
+		r.assume("the encoder of images is planned as in transformers 5, and the modules have their names there")
+	}
+	if r.Compile || r.training != nil && r.training.TorchCompile || compiles(r.launch) {
+		r.assume("a compiled encoder of images was not compared with PyTorch")
+	}
 	return nil
 }
 
@@ -110,11 +128,11 @@ func (r *resolver) freezes() (map[model.Part]bool, error) {
 		}
 		parts[part] = true
 	}
-	if f := r.Inputs.framework; len(r.Freeze) == 0 && f != nil && f.Freezes != nil && multimodal {
-		if slices.Contains(f.Freezes.ModelTypes, j.Model.Type) {
-			parts[model.Vision], parts[model.Projector] = f.Freezes.Vision, f.Freezes.Projector
-			parts[model.Language] = f.Freezes.Language
-		}
+	if f := r.Inputs.framework; len(r.Freeze) == 0 && f != nil && multimodal && f.Freezes.Holds(j.Model.Type) {
+		t := j.Model.Network.Towers[0]
+		parts[model.Vision] = f.Freezes.Vision && f.Freezes.Names(t.Path)
+		parts[model.Projector] = f.Freezes.Projector && f.Freezes.Names(t.Projector)
+		parts[model.Language] = f.Freezes.Language
 	}
 	return parts, nil
 }
@@ -154,17 +172,25 @@ func (r *resolver) freeze() error {
 	return nil
 }
 
-// adaptedParts names the modules that LLaMA-Factory adapts in a multimodal model:
-// those of the parts that it does not freeze (patch_target_modules in
+// adaptedParts names the modules that a framework adapts in a multimodal model:
+// those of the parts that it does not freeze. An entry of LLaMA-Factory's
+// lora_target means every module whose name contains it (patch_target_modules in
 // model/model_utils/visual.py, find_all_linear_modules in misc.py).
 func (r *resolver) adaptedParts(a *recipe.Adapter) (*recipe.Adapter, error) {
 	f, network := r.Inputs.framework, r.job.Model.Network
 	frozen, err := r.freezes()
-	if err != nil || f == nil || f.Freezes == nil || len(network.Towers) == 0 ||
-		!slices.Contains(f.Freezes.ModelTypes, r.job.Model.Type) {
+	if err != nil || f == nil || len(network.Towers) == 0 || !f.Freezes.Holds(r.job.Model.Type) {
 		return a, err
 	}
 	var modules, names []string
+	if !f.Freezes.Contained {
+		for _, path := range network.Linears() {
+			if a.Targets(path) && !frozen[network.PartOf(path)] {
+				modules = append(modules, path)
+			}
+		}
+		return a.Naming(modules), nil
+	}
 	for _, path := range network.Linears() {
 		part := network.PartOf(path)
 		if a.AllLinear() && part != model.Projector && !(part == model.Vision && frozen[part]) || a.NamesWithin(path) {

@@ -27,13 +27,14 @@ var (
 	qwen2VL = multimodal{text: "language_model", either: true, flat: true, model: "qwen2_vl_text",
 		towered: "qwen2_vl_vision", renamed: map[string]string{"qwen2_vl": "qwen2_vl_vision"},
 		tower: func(_, v scope, _ int64) {
-			qwenVision{names: [2]string{"fc1", "fc2"}, activation: "quick_gelu",
+			qwenVision{names: [2]string{"fc1", "fc2"}, activation: "quick_gelu", class: "Qwen2VLVisionBlock",
 				merger: qwenMerger(scope.layerNorm)}.describe(v, "model.visual")
 		}}
 	qwen25VL = multimodal{text: "language_model", either: true, flat: true, model: "qwen2_5_vl_text",
 		towered: "qwen2_5_vl_vision", renamed: map[string]string{"qwen2_5_vl": "qwen2_5_vl_vision"},
 		tower: func(_, v scope, _ int64) {
-			q := qwenVision{rms: true, gated: true, windows: true, merger: qwenMerger(scope.norm)}
+			q := qwenVision{rms: true, gated: true, windows: true, class: "Qwen2_5_VLVisionBlock",
+				merger: qwenMerger(scope.norm)}
 			q.describe(v, "model.visual")
 		}}
 	qwen3VL = multimodal{text: "language_model", model: "qwen3_vl_text", towered: "qwen3_vl_vision",
@@ -134,8 +135,12 @@ func stackedByInput(s scope, m *Mixture, count, inner int64) {
 }
 
 func qwen3Tower(_, v scope, _ int64) {
+	class := "Qwen3VLVisionBlock"
+	if v.textOr("", "model_type") == "qwen3_vl_moe_vision" {
+		class = "Qwen3VLMoeVisionBlock"
+	}
 	qwenVision{names: [2]string{"linear_fc1", "linear_fc2"}, activation: "gelu_pytorch_tanh", bias: true,
-		positions: true, merger: qwen3Merger(false)}.describe(v, "model.visual")
+		positions: true, class: class, merger: qwen3Merger(false)}.describe(v, "model.visual")
 }
 
 // unread sets how many last blocks of the encoder nothing reads, by
@@ -183,7 +188,7 @@ func (s scope) projector(t *Tower, in, hidden int64, bias bool) {
 const projectorPath = "model.multi_modal_projector"
 
 func llavaTower(root, v scope, hidden int64) {
-	clipLike{class: true, activation: "quick_gelu"}.describe(v, "model.vision_tower", func(t *Tower) {
+	clipLike{class: true, activation: "quick_gelu", block: "CLIPEncoderLayer"}.describe(v, "model.vision_tower", func(t *Tower) {
 		root.unread(t, -2, "default")
 		t.Projector = projectorPath
 		bias := root.flagOr(true, "multimodal_projector_bias")
@@ -194,7 +199,8 @@ func llavaTower(root, v scope, hidden int64) {
 // siglip adds SigLIP's encoder without the head for the whole image.
 func siglip(v scope, complete func(t *Tower)) {
 	v.refuse("vision_use_head")
-	clipLike{normsFirst: true, activation: "gelu_pytorch_tanh"}.describe(v, "model.vision_tower", complete)
+	e := clipLike{normsFirst: true, activation: "gelu_pytorch_tanh", block: "SiglipEncoderLayer"}
+	e.describe(v, "model.vision_tower", complete)
 }
 
 func gemma3Tower(root, v scope, hidden int64) {
@@ -259,7 +265,11 @@ func internTower(root, v scope, hidden int64) {
 }
 
 func idefics3Tower(root, v scope, hidden int64) {
-	clipLike{activation: "gelu_pytorch_tanh", resized: true}.describe(v, "model.vision_model", func(t *Tower) {
+	e := clipLike{activation: "gelu_pytorch_tanh", resized: true, block: "Idefics3EncoderLayer"}
+	if v.textOr("", "model_type") == "smolvlm_vision" {
+		e.block = "SmolVLMEncoderLayer"
+	}
+	e.describe(v, "model.vision_model", func(t *Tower) {
 		side := root.sizeOr(2, "scale_factor")
 		t.Projector, t.Image.Merged = "model.connector", side
 		merged := v.size("hidden_size") * side * side

@@ -245,15 +245,6 @@ func (m *Mixture) Fused() bool { return m.GateUp != "" }
 // ExpertsPath returns the path of the module of the fused experts.
 func (m *Mixture) ExpertsPath() string { return m.Path + ".experts" }
 
-// AllBlocks returns the blocks of all towers and stacks.
-func (n *Network) AllBlocks() []Block {
-	var blocks []Block
-	for _, t := range n.Towers {
-		blocks = append(blocks, t.Network.Blocks()...)
-	}
-	return append(blocks, n.Blocks()...)
-}
-
 // Blocks returns the blocks of all stacks.
 func (n *Network) Blocks() []Block {
 	var blocks []Block

@@ -21,6 +21,10 @@ type Tower struct {
 	// Deep are the steps after blocks whose results are added to the first blocks
 	// of the language model.
 	Deep []Deep
+	// BlockClass is the class of the blocks. FSDP and accelerate do not wrap them on
+	// their own if they are Unwrapped: _no_split_modules does not name the class.
+	BlockClass string
+	Unwrapped  bool
 	// Hooked reports whether enable_input_require_grads finds the convolution: the
 	// class says that it is the encoder's input embedding.
 	Hooked bool

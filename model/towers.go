@@ -112,6 +112,7 @@ type clipLike struct {
 	normsFirst bool // the norms of a block are its first modules
 	activation string
 	resized    bool // positions of every image by an index
+	block      string
 }
 
 func (e clipLike) describe(s scope, path string, complete func(t *Tower)) {
@@ -121,7 +122,7 @@ func (e clipLike) describe(s scope, path string, complete func(t *Tower)) {
 		image.Class = 1
 	}
 	s.tower(path, hidden, image, func(t *Tower, stack *Stack) {
-		t.Hooked = true
+		t.Hooked, t.BlockClass, t.Unwrapped = true, e.block, e.resized
 		embeddings := v.in("embeddings")
 		if e.class {
 			embeddings.tensor("class_embedding", hidden)
@@ -184,7 +185,7 @@ func pixtral(s scope, path string, complete func(t *Tower)) {
 	image := Image{Channels: s.sizeOr(3, "num_channels"), Frames: 1, Patch: s.patch(), Merged: 1,
 		Most: max(height, width)}
 	s.tower(path, hidden, image, func(t *Tower, stack *Stack) {
-		t.OneSequence, t.MasksImages, t.Hooked = true, true, true
+		t.OneSequence, t.MasksImages, t.Hooked, t.BlockClass = true, true, true, "PixtralAttentionLayer"
 		t.Before = []Step{v.convolution("patch_conv", image, hidden, false), {Kind: Copy},
 			{Kind: Normalize, Norm: v.norm("ln_pre", hidden)}}
 		v.in("transformer").blocks(stack, "layers", s.size("num_hidden_layers"), func(s scope, _ int64, b *Block) {
@@ -212,7 +213,7 @@ func internVision(s scope, path string, complete func(t *Tower)) {
 		norm = scope.norm
 	}
 	s.tower(path, hidden, image, func(t *Tower, stack *Stack) {
-		t.Hooked = true
+		t.Hooked, t.BlockClass = true, "InternVLVisionLayer"
 		embeddings := v.in("embeddings")
 		embeddings.tensor("cls_token", 1, 1, hidden)
 		rows := image.Patches(image.Height, image.Width) + 1
@@ -260,6 +261,7 @@ type qwenVision struct {
 	activation string
 	windows    bool
 	positions  bool
+	class      string // of the blocks
 	merger     func(s scope, width, merged, out int64) []Step
 }
 
@@ -276,7 +278,7 @@ func (q qwenVision) describe(s scope, path string) {
 	image := Image{Channels: s.sizeOr(3, "in_channels", "in_chans"), Frames: s.sizeOr(2, "temporal_patch_size"),
 		Patch: s.patch(), Merged: s.sizeOr(2, "spatial_merge_size")}
 	s.tower(path, width, image, func(t *Tower, stack *Stack) {
-		t.OneSequence, t.Projector, t.Hooked = true, v.module("merger"), !q.positions
+		t.OneSequence, t.Projector, t.Hooked, t.BlockClass = true, v.module("merger"), !q.positions, q.class
 		t.Before = []Step{v.in("patch_embed").convolution("proj", image, width, q.bias)}
 		if q.positions {
 			table := v.embedding("pos_embed", s.size("num_position_embeddings"), width)

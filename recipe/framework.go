@@ -54,10 +54,26 @@ type Framework struct {
 	place fault.Position // of the model's name
 }
 
-// Freezes says which parts of a multimodal model are not trained, for models of some types.
+// Freezes says which parts of a multimodal model are not trained.
 type Freezes struct {
 	Vision, Projector, Language bool
-	ModelTypes                  []string
+	// ModelTypes are the only models that it holds for, or none.
+	ModelTypes []string
+	// Named are components of the paths of these parts, of which a part has one; or none.
+	Named []string
+	// Contained says that an entry of target_modules adapts all modules whose names contain it.
+	Contained bool
+}
+
+// Holds reports whether a model's parts are frozen at all.
+func (f *Freezes) Holds(modelType string) bool {
+	return f != nil && (len(f.ModelTypes) == 0 || slices.Contains(f.ModelTypes, modelType))
+}
+
+// Names reports whether a part with its modules in a path may be frozen.
+func (f *Freezes) Names(path string) bool {
+	return len(f.Named) == 0 || slices.ContainsFunc(strings.Split(path, "."),
+		func(component string) bool { return slices.Contains(f.Named, component) })
 }
 
 // Upcast says when a program or an engine converts trained weights of the model to fp32.

@@ -112,7 +112,7 @@ func readLLaMAFactory(r *frameworkReader) error {
 	r.longest("cutoff_len")
 	r.to.MostPixels = r.Integer("image_max_pixels")
 	r.to.Freezes = &Freezes{Vision: r.Truth("freeze_vision_tower"), Projector: r.Truth("freeze_multi_modal_projector"),
-		Language: r.Truth("freeze_language_model"), ModelTypes: strings.Fields(compositeFactory)}
+		Language: r.Truth("freeze_language_model"), ModelTypes: strings.Fields(compositeFactory), Contained: true}
 	full := r.Word("finetuning_type") == "full"
 	if pure := r.Truth("pure_bf16"); pure {
 		r.to.Weights = "bf16"
