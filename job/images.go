@@ -120,7 +120,7 @@ func (r *resolver) freezes() (map[model.Part]bool, error) {
 	for _, name := range r.Freeze {
 		part := model.Part(name)
 		if !slices.Contains(model.Parts, part) {
-			return nil, fault.Inputf("--freeze has %q, expected %s", name, fault.OneOf(FreezableParts()...))
+			return nil, fault.Inputf("--freeze has %q, expected %s", name, fault.OneOf(model.PartNames()...))
 		}
 		if !multimodal {
 			return nil, fault.Inputf("--freeze is for models that read images, but %s reads tokens only", j.Model.Name).
@@ -135,15 +135,6 @@ func (r *resolver) freezes() (map[model.Part]bool, error) {
 		parts[model.Language] = f.Freezes.Language
 	}
 	return parts, nil
-}
-
-// FreezableParts returns the values of --freeze.
-func FreezableParts() []string {
-	var names []string
-	for _, part := range model.Parts {
-		names = append(names, string(part))
-	}
-	return names
 }
 
 // freeze freezes parts of a multimodal model that is trained without an adapter.

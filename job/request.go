@@ -32,7 +32,7 @@ type Request struct {
 
 	Images    *int     `json:",omitempty"` // of a sequence
 	ImageSize string   `json:",omitempty"` // height and width in pixels, such as 768x1024
-	Freeze    []string `json:",omitempty"` // of FreezableParts
+	Freeze    []string `json:",omitempty"` // of model.Parts
 
 	Precision         string
 	AdapterPrecision  string

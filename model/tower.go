@@ -132,6 +132,15 @@ const (
 // Parts are all parts.
 var Parts = []Part{Vision, Projector, Language}
 
+// PartNames returns the names of all parts.
+func PartNames() []string {
+	var names []string
+	for _, part := range Parts {
+		names = append(names, string(part))
+	}
+	return names
+}
+
 // PartOf returns the part of a module or a parameter.
 func (n *Network) PartOf(path string) Part {
 	in := func(module string) bool { return module != "" && strings.HasPrefix(path, module+".") }

@@ -142,7 +142,7 @@ func jobFlags(c *cobra.Command, q *job.Request, clip *float64) {
 		"only")
 	flags.StringVar(&q.ImageSize, "image-size", "", "`height and width` of images in pixels, such as 768x1024")
 	flags.StringSliceVar(&q.Freeze, "freeze", nil, "`parts` of a multimodal model that are not trained: "+
-		strings.Join(job.FreezableParts(), ", "))
+		strings.Join(model.PartNames(), ", "))
 	flags.Var((*countFlag)(&q.MicroBatch), "micro-batch", "sequences of a rank's micro batch")
 	flags.Var((*countFlag)(&q.Accumulation), "grad-accum",
 		"gradient accumulation steps: micro batches of an optimizer step")
