@@ -417,9 +417,10 @@ func TestView(t *testing.T) {
 	}
 }
 
-// TestReplaces replaces a saved tensor by the gradient.
+// TestReplaces replaces a saved tensor by the gradient. The input is held until its
+// gradient is complete.
 func TestReplaces(t *testing.T) {
-	for replaces, want := range map[bool]string{false: "+40 +40 -44 -40 -40", true: "+40 -44 +40 -40 -40"} {
+	for replaces, want := range map[bool]string{false: "+40 +40 -44 -40 -40 -40", true: "+40 -44 +40 -40 -40 -40"} {
 		m := newMemory(t)
 		tape := NewTape(m, nil)
 		x := tape.New(10, dtype.F32)

@@ -38,7 +38,7 @@ func (r *resolver) images() error {
 	if perSequence < 0 || int64(perSequence) > maxTokens {
 		return fault.Inputf("--images is %d, expected a number from 0 to %d", perSequence, maxTokens)
 	}
-	height, width, err := r.imageSize(towers[0].Image)
+	height, width, err := r.imageSize(towers[0].Image, int64(perSequence))
 	if err != nil || perSequence == 0 {
 		return err
 	}
@@ -70,7 +70,7 @@ func (r *resolver) unplannedImages() error {
 }
 
 // imageSize returns height and width of an image as the encoder reads it.
-func (r *resolver) imageSize(i model.Image) (height, width int64, err error) {
+func (r *resolver) imageSize(i model.Image, images int64) (height, width int64, err error) {
 	if r.ImageSize != "" {
 		if height, width, err = parseSize(r.ImageSize); err != nil {
 			return 0, 0, err
@@ -96,6 +96,10 @@ func (r *resolver) imageSize(i model.Image) (height, width int64, err error) {
 			side)
 	default:
 		height, width = defaultSide, defaultSide
+		for h, w := i.Fit(height, width); height > i.Patch*i.Merged && images*i.TokensOf(h, w) > r.job.Sequence; {
+			height, width = height/2, width/2
+			h, w = i.Fit(height, width)
+		}
 		r.assume("images of %d x %d pixels: --image-size was not given", height, width)
 	}
 	height, width = i.Fit(height, width)

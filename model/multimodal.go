@@ -188,7 +188,8 @@ func (s scope) projector(t *Tower, in, hidden int64, bias bool) {
 const projectorPath = "model.multi_modal_projector"
 
 func llavaTower(root, v scope, hidden int64) {
-	clipLike{class: true, activation: "quick_gelu", block: "CLIPEncoderLayer"}.describe(v, "model.vision_tower", func(t *Tower) {
+	e := clipLike{class: true, activation: "quick_gelu", block: "CLIPEncoderLayer"}
+	e.describe(v, "model.vision_tower", func(t *Tower) {
 		root.unread(t, -2, "default")
 		t.Projector = projectorPath
 		bias := root.flagOr(true, "multimodal_projector_bias")
