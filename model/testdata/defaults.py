@@ -36,7 +36,8 @@ def main():
     defaults = {}
     for model_type in TYPES:
         cls = CONFIG_MAPPING[model_type]
-        inherited = {f.name for f in dataclasses.fields(cls.__mro__[1])} if "PreTrained" in cls.__mro__[1].__name__ else set()
+        parent = cls.__mro__[1]
+        inherited = {f.name for f in dataclasses.fields(parent)} if "PreTrained" in parent.__name__ else set()
         defaults[model_type] = {
             f.name: f.default if f.default is not dataclasses.MISSING else f.default_factory()
             for f in dataclasses.fields(cls)
