@@ -18,6 +18,8 @@ var fieldsWithoutMemory = map[string]string{
 	"DataLoader.PersistentWorkers DataLoader.PinMemory DataLoader.PrefetchFactor": "said with the workers, " +
 		"which are not planned",
 
+	"Freezes.ModelTypes Freezes.Named": "read by Freezes.Holds and Freezes.Names",
+
 	"DeepSpeed.Auto Optimizer.Defaulted": "read by recipe, for what the Trainer fills in",
 
 	"Optimizer.TorchAdam": "read by Optimizer.IsFusedAdam",

@@ -439,7 +439,7 @@ func TestList(t *testing.T) {
 
 // TestRetainsGraph keeps what an operation saved until the backward pass ends.
 func TestRetainsGraph(t *testing.T) {
-	for retains, want := range map[bool]string{false: "+40 +40 -44 -40 -40", true: "+40 +40 -40 -40 -44"} {
+	for retains, want := range map[bool]string{false: "+40 +40 -44 -40 -40 -40", true: "+40 +40 -40 -40 -44 -40"} {
 		m := newMemory(t)
 		tape := NewTape(m, nil)
 		tape.RetainsGraph = retains
@@ -456,9 +456,9 @@ func TestRetainsGraph(t *testing.T) {
 	}
 }
 
-// TestReplaces writes the gradient over a saved tensor.
+// TestReplaces writes the gradient over a saved tensor. The input is held until its gradient is complete.
 func TestReplaces(t *testing.T) {
-	for replaces, want := range map[bool]string{false: "+40 +40 -44 -40 -40", true: "+40 -44 -40"} {
+	for replaces, want := range map[bool]string{false: "+40 +40 -44 -40 -40 -40", true: "+40 -40 -44 -40"} {
 		m := newMemory(t)
 		tape := NewTape(m, nil)
 		x := tape.New(10, dtype.F32)

@@ -335,7 +335,8 @@ func (t *Tape) RequireGradient(x *Tensor) {
 	}
 	x.gradient = &gradient{bytes: x.Bytes()}
 	if t.recording { // no operation made the tensor: the gradient ends here
-		t.nodes = append(t.nodes, node{outputs: []*gradient{x.gradient}})
+		// AccumulateGrad holds the tensor.
+		t.nodes = append(t.nodes, node{outputs: []*gradient{x.gradient}, saved: []packed{{storage: x.storage.retain()}}})
 	}
 }
 

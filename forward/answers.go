@@ -32,10 +32,11 @@ func (p *pass) answers(logits *autograd.Tensor) Result {
 
 // withoutLast is the view logits[:, :-1, :]. Its gradient is copied into zeros as large as the logits.
 func (p *pass) withoutLast(logits *autograd.Tensor) *autograd.Tensor {
-	return p.view(logits, logits.Elements)
+	return p.slice(logits, logits.Elements)
 }
 
-func (p *pass) view(x *autograd.Tensor, elements int64) *autograd.Tensor {
+// slice returns a part of a tensor, as a view: the gradient of the rest is zero.
+func (p *pass) slice(x *autograd.Tensor, elements int64) *autograd.Tensor {
 	return p.Do(autograd.Operation{Inputs: []*autograd.Tensor{x},
 		Outputs: []autograd.Output{{Elements: elements, DType: x.DType, View: true}}})[0]
 }

@@ -23,7 +23,13 @@ func (p *pass) attention(s *model.Stack, a *model.Attention, x, source *autograd
 			return p.scatter(p.delta(a, whole))
 		}
 		q, k, v, gate := p.project(a, whole, of)
+		if p.HoldsCache && p.tower == nil {
+			k, v = p.cache(k), p.cache(v)
+		}
 		mixed := p.mix(s, a, q, k, v)
+		if a.Divided && p.Attention != Flash { // the parts are put together
+			mixed = p.follow(mixed, p.unary(mixed, mixed.DType, saveNothing))
+		}
 		if gate != nil {
 			gated := p.multiply(mixed, p.unary(gate, gate.DType, saveOutput))
 			p.Drop(mixed)
@@ -31,6 +37,15 @@ func (p *pass) attention(s *model.Stack, a *model.Attention, x, source *autograd
 		}
 		return p.dropout(p.scatter(p.linear(a.Output, mixed, p.network.Hidden)), a.OutputDropout)
 	})
+}
+
+// cache copies keys or values into the cache of a generation.
+func (p *pass) cache(x *autograd.Tensor) *autograd.Tensor {
+	copied := p.follow(x, p.unary(x, x.DType, saveNothing))
+	held := p.view(copied, copied.Elements)
+	p.Hold(held)
+	p.outputs = append(p.outputs, held)
+	return copied
 }
 
 func (p *pass) whyAttention() string {
@@ -114,7 +129,7 @@ func (p *pass) split(x *autograd.Tensor, widths ...int64) []*autograd.Tensor {
 
 // rotated applies rotary positions to queries and keys.
 func (p *pass) rotated(a *model.Attention, q, k *autograd.Tensor) (_, _ *autograd.Tensor) {
-	var angles *autograd.Tensor
+	angles := p.angles
 	if a.OwnAngles {
 		t := q.DType
 		if a.WideRotary || p.Autocast != dtype.Invalid {
@@ -167,7 +182,7 @@ func (p *pass) mix(s *model.Stack, a *model.Attention, q, k, v *autograd.Tensor)
 	}
 	// A window shorter than the sequence needs a mask. With a mask torch does not
 	// share keys among queries.
-	masked := p.Attention == SDPA && a.Window > 0 && p.Sequence > a.Window && !p.sharesWindow()
+	masked := p.Attention == SDPA && (p.masked || a.Window > 0 && p.Sequence > a.Window && !p.sharesWindow())
 	contiguous := p.Attention == SDPA && p.ContiguousHeads
 	if contiguous {
 		q = p.follow(q, p.unary(q, q.DType, saveNothing))
@@ -239,7 +254,14 @@ func (p *pass) whyScores() string {
 func (p *pass) scores(a *model.Attention, q, k, v *autograd.Tensor) *autograd.Tensor {
 	heads := p.heads(a.Heads)
 	rows := q.Elements / a.Width // of all heads
-	pairs := rows * (k.Elements / a.Width / heads / p.Batch)
+	keys := k.Elements / a.Width / heads / p.Batch
+	switch {
+	case a.Parts > 0:
+		keys = min(keys, a.Parts)
+	case a.Divided:
+		keys /= p.Images.Count
+	}
+	pairs := rows * keys
 	leave := p.In(ledger.AttentionScores, p.whyScores)
 	x := p.matmul(q, k, pairs)
 	x = p.follow(x, p.unary(x, x.DType, saveNothing)) // scaled

@@ -103,6 +103,11 @@ func (p *pass) activate(name string, x *autograd.Tensor) *autograd.Tensor {
 			bent = p.follow(bent, p.unary(bent, bent.DType, saveNothing))
 			return p.multiply(half, bent)
 		})
+	case "quick_gelu": // x times the sigmoid of a multiple
+		return p.Scope(func() *autograd.Tensor {
+			more := p.unary(x, x.DType, saveNothing)
+			return p.multiply(x, p.follow(more, p.unary(more, more.DType, saveOutput)))
+		})
 	default: // silu, gelu, gelu_pytorch_tanh: one kernel
 		return p.unary(x, x.DType, saveInput)
 	}

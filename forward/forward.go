@@ -149,6 +149,14 @@ type Options struct {
 	// ChunksHead makes the logits of 128 tokens of every sequence at a time, for ChunkedLoss: litgpt's adapters
 	// (lm_head_chunk_size in finetune/lora.py).
 	ChunksHead bool
+	// Images of the micro batch, for models with an encoder of images.
+	Images Images
+	// HoldsCache means that the language model behind an encoder of images keeps keys
+	// and values for a generation, until the outputs are released: text_config has a
+	// use_cache of its own, which the Trainer leaves on.
+	HoldsCache bool
+	// HooksImages is InputGradients for the patches of images, too.
+	HooksImages bool
 	// InputGradients makes the output of the embeddings need a gradient, as
 	// enable_input_require_grads does.
 	InputGradients bool
@@ -195,6 +203,13 @@ type pass struct {
 	blocks               int                // blocks that have begun
 	states               []*autograd.Tensor // behind blocks, with KeepsHidden
 	trained              map[string]bool    // modules with trained parameters; nil until asked for
+
+	tower   *model.Tower       // whose network this is, or nil
+	masked  bool               // every block makes a mask of the tokens of images
+	masks   []*autograd.Tensor // of the tokens of images, if every block has a mask
+	angles  *autograd.Tensor   // of an encoder of images
+	outputs []*autograd.Tensor // what the outputs hold beside logits
+	deep    []*autograd.Tensor // of images, for the first blocks
 }
 
 // Run runs the forward pass of a micro batch up to the loss.
@@ -211,6 +226,9 @@ func Run(t *autograd.Tape, network *model.Network, parameters Parameters, option
 		if p.Attention == SDPA && (p.MasksCausally || p.sharesWindow()) {
 			p.mask = p.New(p.Batch*(p.Sequence/p.ContextParallel)*p.Sequence, p.compute())
 		}
+		for _, t := range network.Towers {
+			p.masked = p.masked || t.MasksText && p.Images.Count > 0
+		}
 		for i, stack := range network.Stacks {
 			hidden = t.Scope(func() *autograd.Tensor { return p.stack(stack) })
 			if i < len(network.Stacks)-1 {
@@ -225,6 +243,7 @@ func Run(t *autograd.Tape, network *model.Network, parameters Parameters, option
 		}
 		return nil
 	})
+	t.Drop(p.outputs...)
 	p.end()
 	p.ended = true
 	return result
@@ -262,6 +281,7 @@ func (p *pass) stack(s *model.Stack) *autograd.Tensor {
 	if p.InputGradients {
 		p.RequireGradient(x)
 	}
+	p.makeMasks(s)
 	for i := range s.Blocks {
 		if p.KeepsHidden {
 			p.Hold(x)
@@ -270,7 +290,10 @@ func (p *pass) stack(s *model.Stack) *autograd.Tensor {
 			continue
 		}
 		x = p.follow(x, p.block(s, &s.Blocks[i], x))
+		x = p.follow(x, p.deepen(x, i))
 	}
+	p.Drop(p.masks...)
+	p.Drop(p.deep...)
 	if s.FinalNorm.Kind != model.NoNorm {
 		x = p.follow(x, p.normForMatmuls(s.FinalNorm, x))
 	}
@@ -300,6 +323,10 @@ func (p *pass) embed(s *model.Stack) *autograd.Tensor {
 	if s.ScalesEmbedding {
 		x = p.follow(x, p.unary(x, x.DType, saveNothing))
 	}
+	if p.InputGradients && len(p.network.Towers) > 0 {
+		p.RequireGradient(x)
+	}
+	x = p.withImages(x)
 	if s.ProjectIn != "" {
 		x = p.follow(x, p.linear(s.ProjectIn, x, p.network.Hidden))
 	}
@@ -380,9 +407,12 @@ func (p *pass) block(s *model.Stack, b *model.Block, x *autograd.Tensor) *autogr
 		if b.Cross != nil {
 			others = append(others, p.encoded)
 		}
-		if p.mask != nil {
-			others = append(others, p.mask)
+		for _, x := range []*autograd.Tensor{p.mask, p.angles} {
+			if x != nil {
+				others = append(others, x)
+			}
 		}
+		others = append(others, p.masks...)
 		return p.Checkpoint(*p.Recompute, x, func(x *autograd.Tensor) *autograd.Tensor {
 			result := body(x)
 			if p.ended {
@@ -419,7 +449,7 @@ func (p *pass) trains(b *model.Block) bool {
 
 func (p *pass) preNorm(s *model.Stack, b *model.Block, x *autograd.Tensor) *autograd.Tensor {
 	h := p.half(b, b.AttentionNorm, b.AfterAttention, x, func(h *autograd.Tensor) *autograd.Tensor {
-		return p.attention(s, &b.Attention, h, h)
+		return p.scaled(b.AttentionScale, p.attention(s, &b.Attention, h, h))
 	})
 	if b.Cross != nil {
 		h = p.follow(h, p.half(b, b.CrossNorm, model.Norm{}, h, func(h *autograd.Tensor) *autograd.Tensor {
@@ -427,8 +457,16 @@ func (p *pass) preNorm(s *model.Stack, b *model.Block, x *autograd.Tensor) *auto
 		}))
 	}
 	return p.half(b, b.FeedForwardNorm, b.AfterFeedForward, h, func(h *autograd.Tensor) *autograd.Tensor {
-		return p.feedForward(&b.FeedForward, h)
+		return p.scaled(b.FeedForwardScale, p.feedForward(&b.FeedForward, h))
 	})
+}
+
+// scaled multiplies the output of half a block by a parameter, if there is one.
+func (p *pass) scaled(path string, x *autograd.Tensor) *autograd.Tensor {
+	if path == "" {
+		return x
+	}
+	return p.follow(x, p.multiply(p.parameter(path).Tensor(), x))
 }
 
 // half returns x + dropout(after(body(before(x)))), its second part scaled if the

@@ -41,7 +41,12 @@ func (p *pass) head(x *autograd.Tensor) Result {
 	}
 	logits := p.logits(h, x, outputs)
 	defer p.KeepLossHere()()
-	p.Drop(x)
+	if len(p.network.Towers) > 0 { // the last hidden states are of the outputs
+		p.Hold(x)
+		p.outputs = append(p.outputs, x)
+	} else {
+		p.Drop(x)
+	}
 	switch {
 	case p.Loss == LogProbabilities || p.Loss == SelectedLogProbabilities:
 		return p.answers(logits)

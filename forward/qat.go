@@ -53,22 +53,22 @@ func whyFakeQuantized() string {
 // rounded runs IntxFakeQuantizer with scales in fp32: _fake_quantize_affine in quant_primitives.py. The gradient needs
 // what is clamped.
 func (p *pass) rounded(x *autograd.Tensor, groups int64) *autograd.Tensor {
-	scaled := p.scaled(x, groups)
+	scaled := p.rescaled(x, groups)
 	shifted := p.follow(scaled, p.passed(scaled)) // rounded
 	shifted = p.follow(shifted, p.passed(shifted))
 	clamped := p.clippedToGrid(shifted)
 	p.Drop(shifted)
 	narrow := p.unary(clamped, x.DType, saveNothing)
 	centred := p.passed(narrow)
-	wide := p.scaled(p.follow(narrow, centred), groups)
+	wide := p.rescaled(p.follow(narrow, centred), groups)
 	p.Drop(centred)
 	result := p.follow(wide, p.cast(wide, x.DType))
 	p.Drop(clamped)
 	return result
 }
 
-// scaled multiplies by scales in fp32, which have no gradient. The gradient of a narrow factor is made in fp32.
-func (p *pass) scaled(x *autograd.Tensor, groups int64) *autograd.Tensor {
+// rescaled multiplies by scales in fp32, which have no gradient. The gradient of a narrow factor is made in fp32.
+func (p *pass) rescaled(x *autograd.Tensor, groups int64) *autograd.Tensor {
 	var scratch int64
 	if x.DType != dtype.F32 {
 		scratch = x.Elements * dtype.F32.Size()

@@ -39,6 +39,7 @@ type Job struct {
 	Sequence     int64
 	// UsualSequence is the length in all micro batches but the first; 0 for Sequence.
 	UsualSequence int64
+	Images        forward.Images // of a pass
 	Accumulation  int
 
 	// ParameterType is the type of the stored parameters. AutocastType is the type

@@ -141,6 +141,10 @@ var ligerModels = strings.Fields("gemma gemma2 gemma3_text gemma3 glm4 llama lla
 // liger replaces modules by those of liger-kernel. The Trainer leaves a model
 // alone that liger-kernel does not know.
 func (r *resolver) liger() {
+	if len(r.job.Model.Network.Towers) > 0 {
+		r.assume("use_liger_kernel is not planned for models that read images: the job takes less")
+		return
+	}
 	if !slices.Contains(ligerModels, r.job.Model.Type) {
 		r.assume("use_liger_kernel has no effect: liger-kernel has no kernels for %s", r.job.Model.Type)
 		return

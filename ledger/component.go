@@ -48,6 +48,7 @@ const (
 	FeedForwardActivations Component = "activations_feed_forward"
 	ResidualActivations    Component = "activations_residual_stream"
 	AdapterActivations     Component = "activations_adapters"
+	VisionActivations      Component = "activations_vision"
 	RecomputedActivations  Component = "activations_recomputed"
 	OffloadedActivations   Component = "activations_offloaded"
 	LogitsAndLoss          Component = "logits_and_loss"
@@ -140,6 +141,7 @@ var descriptions = map[Component]description{
 	FeedForwardActivations: {title: "activations: feed-forward", partOf: Activations},
 	ResidualActivations:    {title: "activations: residual stream", partOf: Activations},
 	AdapterActivations:     {title: "activations: adapters", partOf: Activations},
+	VisionActivations:      {title: "activations: images", partOf: Activations},
 	RecomputedActivations:  {title: "activations (recomputed)", partOf: Activations},
 	OffloadedActivations:   {title: "activations (offloaded)", partOf: Activations},
 	LogitsAndLoss:          {title: "logits and loss"},

@@ -6,14 +6,14 @@ package model
 func decoder(tied bool, block func(s scope, index int64, b *Block)) func(scope) {
 	return func(s scope) {
 		vocabulary, hidden := s.size("vocab_size"), s.size("hidden_size")
-		body := s.in("model")
+		body := s.in(s.body)
 		stack := s.stack(hidden, Stack{
 			TokenEmbedding: body.embedding("embed_tokens", vocabulary, hidden),
 			Causal:         true,
 		})
 		body.blocks(stack, "layers", s.size("num_hidden_layers"), block)
 		stack.FinalNorm = body.norm("norm", hidden)
-		s.head("lm_head", hidden, vocabulary, tied, "model.embed_tokens.weight")
+		s.head("lm_head", hidden, vocabulary, tied, s.body+".embed_tokens.weight")
 	}
 }
 

@@ -10,10 +10,17 @@ import (
 // described.
 type construction struct {
 	*config
-	dtype      dtype.Type
+	*made
+	body string // the module of a decoder without its head
+}
+
+// made is what has been described so far.
+type made struct {
+	weights    dtype.Type
 	parameters []Parameter
 	total      int64 // elements of the parameters so far
 	network    *Network
+	known      []architecture
 }
 
 // scope is one module of the model, such as "model.layers.3.mlp". Its methods
@@ -40,7 +47,7 @@ func (s scope) add(name, tiedTo string, shape ...int64) {
 		return
 	}
 	s.total += count
-	s.parameters = append(s.parameters, Parameter{Name: s.path + name, Shape: shape, DType: s.dtype, TiedTo: tiedTo})
+	s.parameters = append(s.parameters, Parameter{Name: s.path + name, Shape: shape, DType: s.weights, TiedTo: tiedTo})
 }
 
 // frozen adds a tensor that no gradient trains.

@@ -10,6 +10,8 @@ type Network struct {
 	Hidden int64 // width of the residual stream
 	Stacks []*Stack
 	Head   Head
+	// Towers encode images for the language model, which the stacks are.
+	Towers []*Tower
 	// InputFirst reports whether the weights of the blocks' linear modules have
 	// a row per input, as in GPT-2, and not per output.
 	InputFirst bool
@@ -109,6 +111,9 @@ type Block struct {
 	FeedForward      FeedForward
 	Dropout          float64 // of the outputs of both halves
 	ScalesHalves     bool    // the outputs of both halves are multiplied by a constant
+	// AttentionScale and FeedForwardScale are parameters that the outputs of the
+	// halves are multiplied by.
+	AttentionScale, FeedForwardScale string
 }
 
 // Attention is the first half of a block.
@@ -143,9 +148,14 @@ type Attention struct {
 	Joined bool
 	// WideSoftmax reports whether scores are upcast to fp32 for the softmax.
 	WideSoftmax bool
-	Window      int64 // tokens that a token attends to; 0 = all before it
-	Latent      *Latent
-	Delta       *Delta
+	// Parts is the number of patches that attend to each other, apart from others;
+	// 0 is all of an image. Divided reports that a call of the kernel is for one
+	// such part, and that the results are put together.
+	Parts   int64
+	Divided bool
+	Window  int64 // tokens that a token attends to; 0 = all before it
+	Latent  *Latent
+	Delta   *Delta
 }
 
 // Latent is DeepSeek's replacement for Query, Key and Value.
@@ -290,6 +300,9 @@ func (n *Network) Linears() []string {
 			}
 		}
 	}
+	for _, t := range n.Towers {
+		add(t.linears()...)
+	}
 	for _, s := range n.Stacks {
 		add(s.ProjectIn)
 		for i := range s.Blocks {
@@ -304,7 +317,7 @@ func (n *Network) Linears() []string {
 // Undivided returns the paths of the linear modules that are replicated on
 // every rank under tensor parallelism: routers, the gates of shared experts,
 // the projections to DeepSeek's latent spaces, the head with one output per
-// sequence, and all linear modules outside of the blocks. The plans of
+// sequence, encoders of images, and all linear modules outside of the blocks. The plans of
 // torchtitan and of transformers (base_model_tp_plan) say so.
 func (n *Network) Undivided() map[string]bool {
 	whole := map[string]bool{}
@@ -320,6 +333,11 @@ func (n *Network) Undivided() map[string]bool {
 		}
 		if m := b.FeedForward.Mixture; m != nil {
 			whole[m.Router], whole[m.SharedGate] = true, true
+		}
+	}
+	for _, t := range n.Towers {
+		for _, path := range t.linears() {
+			whole[path] = true
 		}
 	}
 	for _, s := range n.Stacks {

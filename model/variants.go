@@ -235,7 +235,7 @@ func (v variant) describe(s scope) {
 		s.refuseSet(name)
 	}
 	vocabulary, hidden := s.size("vocab_size"), s.size("hidden_size")
-	body := s.in("model")
+	body := s.in(s.body)
 	stack := s.stack(hidden, Stack{
 		TokenEmbedding:  body.embedding("embed_tokens", vocabulary, hidden),
 		ScalesEmbedding: v.scalesEmbedding,
@@ -243,7 +243,7 @@ func (v variant) describe(s scope) {
 	})
 	body.blocks(stack, "layers", s.size("num_hidden_layers"), v.block)
 	stack.FinalNorm = v.norm(body, "norm", hidden)
-	s.head("lm_head", hidden, vocabulary, v.tied, "model.embed_tokens.weight")
+	s.head("lm_head", hidden, vocabulary, v.tied, s.body+".embed_tokens.weight")
 	s.network.Head.Scaled = v.scalesLogits
 	if v.softLogits != "" {
 		_, s.network.Head.Soft = s.find(v.softLogits)

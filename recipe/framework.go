@@ -47,6 +47,11 @@ type Framework struct {
 	// FSDP2WithoutReentrant says that FSDP2 turns reentrant checkpointing off.
 	FSDP2WithoutReentrant bool
 
+	// Freezes are the parts of multimodal models that the program does not train, nil without.
+	Freezes *Freezes
+	// MostPixels is the size that the program scales larger images down to, 0 without.
+	MostPixels int64
+
 	Parallelism *Parallelism // nil without; shards over the ranks that are left where Shard is 0
 	// SeveralOnly says that the program shards the model only if there are several ranks.
 	SeveralOnly bool
@@ -88,6 +93,28 @@ type Offloading struct {
 
 // offloadingTRL is OffloadActivations with TRL's defaults.
 func offloadingTRL() *Offloading { return &Offloading{Streams: true, Stash: 5, Tracks: true} }
+
+// Freezes says which parts of a multimodal model are not trained.
+type Freezes struct {
+	Vision, Projector, Language bool
+	// ModelTypes are the only models that it holds for, or none.
+	ModelTypes []string
+	// Named are components of the paths of these parts, of which a part has one; or none.
+	Named []string
+	// Contained says that an entry of target_modules adapts all modules whose names contain it.
+	Contained bool
+}
+
+// Holds reports whether a model's parts are frozen at all.
+func (f *Freezes) Holds(modelType string) bool {
+	return f != nil && (len(f.ModelTypes) == 0 || slices.Contains(f.ModelTypes, modelType))
+}
+
+// Names reports whether a part with its modules in a path may be frozen.
+func (f *Freezes) Names(path string) bool {
+	return len(f.Named) == 0 || slices.ContainsFunc(strings.Split(path, "."),
+		func(component string) bool { return slices.Contains(f.Named, component) })
+}
 
 // Upcast says when a program or an engine converts trained weights of the model to fp32.
 type Upcast int

@@ -39,7 +39,12 @@ var llamaFactory = family{kind: llamaFactoryKind, program: "LLaMA-Factory", host
 			"quantization_type":   oneOf("fp4", "nf4").OrNull().Default("nf4"),
 			"double_quantization": switched.Default(true),
 			"use_reentrant_gc":    switched.Default(true),
-			"flash_attn":          oneOf("auto", "disabled", "sdpa", "fa2", "fa3").OrNull().Default("auto"),
+			"image_max_pixels":    counted.Default(768 * 768),
+
+			"freeze_vision_tower":          switched.Default(true),
+			"freeze_multi_modal_projector": switched.Default(true),
+			"freeze_language_model":        switched,
+			"flash_attn":                   oneOf("auto", "disabled", "sdpa", "fa2", "fa3").OrNull().Default("auto"),
 		},
 		// Unplanned keys; readLLaMAFactory has the reasons.
 		anything.For(unplannedFactoryReferences+" "+unplannedFactoryKeys()),
@@ -52,7 +57,7 @@ var llamaFactory = family{kind: llamaFactoryKind, program: "LLaMA-Factory", host
 			new_special_tokens_config init_special_tokens model_revision low_cpu_mem_usage rope_scaling moe_aux_loss_coef
 			train_from_scratch infer_backend offload_folder use_kv_cache use_v1_kernels infer_dtype hf_hub_token
 			ms_hub_token om_hub_token print_param_status trust_remote_code quantization_device_map
-			image_max_pixels image_min_pixels image_do_pan_and_scan crop_to_patches video_max_pixels video_min_pixels
+			image_min_pixels image_do_pan_and_scan crop_to_patches video_max_pixels video_min_pixels
 			video_fps video_maxlen use_audio_in_video audio_sampling_rate
 			template dataset eval_dataset dataset_dir media_dir train_on_prompt mask_history streaming buffer_size
 			mix_strategy interleave_probs overwrite_cache preprocessing_batch_size preprocessing_num_workers max_samples
@@ -69,7 +74,7 @@ var llamaFactory = family{kind: llamaFactoryKind, program: "LLaMA-Factory", host
 			reward_model_quantization_bit reward_model_type ld_alpha
 			use_swanlab swanlab_project swanlab_workspace swanlab_run_name swanlab_mode swanlab_api_key swanlab_logdir
 			swanlab_lark_webhook_url swanlab_lark_secret use_dft_loss use_eaft_loss eaft_alpha asft_alpha
-			freeze_vision_tower freeze_multi_modal_projector freeze_language_model compute_accuracy disable_shuffling
+			compute_accuracy disable_shuffling
 			early_stopping_steps plot_loss include_effective_tokens_per_second fp8_backend
 			fp8_enable_fsdp_float8_all_gather ray_num_workers ray_init_kwargs master_addr master_port
 			enable_torch_profiler profiler_output_dir profiler_wait_steps profiler_warmup_steps profiler_active_steps
@@ -116,6 +121,10 @@ const megatronKeys = `tensor_model_parallel_size pipeline_model_parallel_size ex
 	context_parallel_size virtual_pipeline_model_parallel_size sequence_parallel use_distributed_optimizer
 	recompute_granularity moe_grouped_gemm overlap_grad_reduce`
 
+// compositeFactory are the types of models whose parts LLaMA-Factory knows: COMPOSITE_MODELS in
+// model/model_utils/visual.py.
+const compositeFactory = `gemma3 internvl llava llava_next mistral3 paligemma qwen2_vl qwen2_5_vl qwen3_vl qwen3_vl_moe`
+
 func readLLaMAFactory(r *frameworkReader) error {
 	r.model("model_name_or_path")
 	for _, purpose := range [][2]string{{"infer_backend", "generates"}, {"export_dir", "exports a model"},
@@ -130,6 +139,9 @@ func readLLaMAFactory(r *frameworkReader) error {
 	}
 	r.longest("cutoff_len")
 	r.answersOfFactory()
+	r.to.MostPixels = r.Integer("image_max_pixels")
+	r.to.Freezes = &Freezes{Vision: r.Truth("freeze_vision_tower"), Projector: r.Truth("freeze_multi_modal_projector"),
+		Language: r.Truth("freeze_language_model"), ModelTypes: strings.Fields(compositeFactory), Contained: true}
 	full := r.Word("finetuning_type") == "full"
 	if r.Truth("use_muon") {
 		r.to.Optimizer = "muon"

@@ -3,10 +3,12 @@ package simulate
 import (
 	"cmp"
 	"fmt"
+	"slices"
 	"strings"
 
 	"plimsoll/autograd"
 	"plimsoll/ledger"
+	"plimsoll/model"
 )
 
 // fsdp is PyTorch's Fully Sharded Data Parallel, of either version. It gathers
@@ -43,7 +45,13 @@ func newFSDP(s *simulation) *fsdp {
 		e.order = append(e.order, u)
 	}
 	network := s.Model.Network
-	for _, b := range network.Blocks() {
+	var blocks []model.Block
+	for _, t := range network.Towers {
+		if classes := s.FSDP.WrapLayers; slices.Contains(classes, t.BlockClass) || len(classes) == 0 && !t.Unwrapped {
+			blocks = append(blocks, t.Network.Blocks()...)
+		}
+	}
+	for _, b := range append(blocks, network.Blocks()...) {
 		if wrapped {
 			wrap(b.Path)
 		}

@@ -103,6 +103,7 @@ func (s *simulation) options() forward.Options {
 	return forward.Options{
 		Batch:                  s.Sequences(),
 		Sequence:               s.sequence,
+		Images:                 s.Images,
 		Attention:              s.Attention,
 		FusesBias:              s.Versions.Transformers.AtLeast(5, 0, 0),
 		WeightType:             s.ComputeType(),
@@ -126,7 +127,9 @@ func (s *simulation) options() forward.Options {
 		MasksCausally:          s.Compile && s.OfTransformers(),
 		SavesSoftmaxInput:      !s.Versions.Torch.AtLeast(1, 11, 0),
 		AttachesQuantizedInput: !s.Versions.BitsAndBytes.AtLeast(0, 43, 2),
-		InputGradients:         s.InputGradients || s.Adapter != nil && s.Recompute != nil,
+		InputGradients:         s.InputGradients || s.Recompute != nil && (s.Adapter != nil || s.hooksImages()),
+		HoldsCache:             s.Recompute == nil && len(s.Model.Network.Towers) > 0 && s.OfTransformers(),
+		HooksImages:            s.Recompute != nil && s.hooksImages(),
 		ContextParallel:        s.Parallel.Context,
 		TensorParallel:         s.Parallel.Tensor,
 		Hooks:                  s.engine,
@@ -138,6 +141,12 @@ func (s *simulation) options() forward.Options {
 		KeepsHidden:            s.KeepsHidden,
 		LossTwice:              s.LossTwice,
 	}
+}
+
+// hooksImages reports whether gradient checkpointing makes the patches of images need a gradient, frozen or not
+// (enable_input_require_grads in transformers/modeling_utils.py).
+func (s *simulation) hooksImages() bool {
+	return len(s.Model.Network.Towers) > 0 && s.OfTransformers() && s.Versions.Transformers.AtLeast(5, 0, 0)
 }
 
 // phase runs body as a phase of both devices.
@@ -176,7 +185,8 @@ func (s *simulation) iterate(iteration ledger.Iteration) {
 		if s.sequence == 0 || micro == 0 && iteration == ledger.First {
 			s.sequence = s.Sequence
 		}
-		batch := s.gpu.Allocate(ledger.Bytes(s.BatchTensors*8*s.Sequences()*s.sequence), ledger.Batch, s.whyBatch)
+		batch := s.gpu.Allocate(ledger.Bytes(s.BatchTensors*8*s.Sequences()*s.sequence+s.pixelBytes()), ledger.Batch,
+			s.whyBatch)
 		var result forward.Result
 		s.phase(ledger.Forward, iteration, func() {
 			s.workspace()
@@ -217,8 +227,21 @@ func (s *simulation) iterate(iteration ledger.Iteration) {
 func (s *simulation) whyBatch() string {
 	what := map[int64]string{2: "token ids and mask", 3: "token ids, labels and mask",
 		6: "token ids, labels and mask of answers and of mismatched answers"}[s.BatchTensors]
-	return fmt.Sprintf("%s in int64: %d x %s tokens x %d x 8 B", what, s.Sequences(), ledger.Count(s.Sequence),
-		s.BatchTensors)
+	images := ""
+	if s.Images.Count > 0 {
+		images = fmt.Sprintf("; pixels of %d images in fp32", s.Images.Count)
+	}
+	return fmt.Sprintf("%s in int64: %d x %s tokens x %d x 8 B%s", what, s.Sequences(), ledger.Count(s.Sequence),
+		s.BatchTensors, images)
+}
+
+// pixelBytes returns the size of the images of a micro batch, in fp32.
+func (s *simulation) pixelBytes() int64 {
+	var sum int64
+	for _, t := range s.Model.Network.Towers {
+		sum += 4 * s.Images.Pixels(t)
+	}
+	return sum
 }
 
 // drop releases the outputs of a forward pass that the training loop holds.
