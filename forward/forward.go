@@ -175,6 +175,9 @@ func Run(t *autograd.Tape, network *model.Network, parameters Parameters, option
 		if p.Attention == SDPA && (p.MasksCausally || p.sharesWindow()) {
 			p.mask = p.New(p.Batch*(p.Sequence/p.ContextParallel)*p.Sequence, p.compute())
 		}
+		if blocks := network.Blocks(); len(blocks) > 0 && blocks[0].Attention.SavesMask {
+			p.mask = p.New(p.Batch*p.Sequence*p.Sequence, dtype.Bool)
+		}
 		for i, stack := range network.Stacks {
 			hidden = t.Scope(func() *autograd.Tensor { return p.stack(stack) })
 			if i < len(network.Stacks)-1 {

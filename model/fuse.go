@@ -10,6 +10,9 @@ import (
 // all experts of a layer are two tensors, routers are modules of their own kind,
 // and some modules have other names.
 func (m *Model) FuseExperts() *Model {
+	if m.Network == nil {
+		return m
+	}
 	network := m.Network.clone()
 	instead := map[string][]Parameter{} // replacements (names and shapes) by module
 	for _, b := range network.Blocks() {

@@ -15,6 +15,7 @@ type experts struct {
 	routing            Routing
 	normalized         setting
 	wideRouter         bool
+	narrowSoftmax      bool // the scores of the router stay in the type of its logits
 	wideMatrix         bool // the weight of the router stays in fp32
 	ignoresAutocast    bool
 	rescaled           bool
@@ -40,7 +41,7 @@ func (e experts) describe(block scope) FeedForward {
 	m := &Mixture{
 		Path:    block.module(held),
 		Routing: e.routing, WideRouter: e.wideRouter, Rescaled: e.rescaled, WideWeights: e.wideWeights,
-		IgnoresAutocast: e.ignoresAutocast, Normalized: s.is(e.normalized), SharedFirst: e.sharedFirst,
+		IgnoresAutocast: e.ignoresAutocast, NarrowSoftmax: e.narrowSoftmax, Normalized: s.is(e.normalized), SharedFirst: e.sharedFirst,
 		Chosen: min(count, s.sizeOr(e.chosen, cmp.Or(e.perToken, "num_experts_per_tok"))),
 	}
 	m.Router = s.linear(cmp.Or(e.router, "gate"), hidden, count, false)
@@ -159,6 +160,14 @@ func graniteStacks(s scope, m *Mixture, count, inner int64) {
 	m.GateUp, m.Down = s.module("input_linear.weight"), s.module("output_linear.weight")
 }
 
+// fusedStacks adds the weights of all experts as transformers 5 holds them.
+func fusedStacks(s scope, m *Mixture, count, inner int64) {
+	e, hidden := s.in("experts"), s.size("hidden_size")
+	e.tensor("gate_up_proj", count, 2*inner, hidden)
+	e.tensor("down_proj", count, hidden, inner)
+	m.GateUp, m.Down = e.module("gate_up_proj"), e.module("down_proj")
+}
+
 // gptOSSStacks adds the weights and biases of all experts. The weights have a row
 // for each input.
 func gptOSSStacks(s scope, m *Mixture, count, inner int64) {
@@ -230,8 +239,7 @@ var exaoneMoE = variant{
 }
 
 var flexOlmo = variant{
-	inputBias: attentionBias, outputBias: attentionBias, heads: qkNorms, wholeNorms: true, norms: []blockNorm{
-		{"post_attention_layernorm", afterAttention}, {"post_feedforward_layernorm", afterFeedForward}},
+	inputBias: attentionBias, outputBias: attentionBias, heads: qkNorms, wholeNorms: true, norms: laterNorms,
 	kind:    RMSNormF32,
 	experts: &experts{chosen: 5, inner: "intermediate_size", normalized: setting{field: "norm_topk_prob"}},
 }
@@ -239,6 +247,10 @@ var flexOlmo = variant{
 var glm4MoE = variant{
 	keyValueHeads: 8, inputBias: attentionBias, heads: qkNorms, optionalNorm: "use_qk_norm", rotary: 0.5, joined: true,
 	experts: &deepseekExperts,
+}
+
+var glm4MoELite = variant{
+	latent: true, experts: deepseekExperts.with(func(e *experts) { e.sparse = listedSparse }),
 }
 
 var gptOSS = variant{
@@ -280,6 +292,14 @@ var miniMaxM2 = variant{
 		module: "block_sparse_moe", names: mixtralNames, count: []string{"num_local_experts", "num_experts"}, chosen: 8,
 		inner: "intermediate_size", routing: SigmoidOfAll, normalized: setting{otherwise: true}, wideWeights: true,
 	},
+}
+
+var mistral4 = variant{
+	latent: true, scalesQueries: true,
+	experts: deepseekExperts.with(func(e *experts) {
+		e.chosen, e.routing, e.wideRouter, e.narrowSoftmax, e.sparse = 4, SoftmaxOfAll, false, true, afterDense(0)
+		e.wideWeights, e.stacked = false, fusedStacks
+	}),
 }
 
 var olmoe = variant{

@@ -14,7 +14,12 @@ type construction struct {
 	parameters []Parameter
 	total      int64 // elements of the parameters so far
 	network    *Network
+	unknown    bool // the operations are
 }
+
+// withoutOperations says that the operations of the model are not planned: its
+// parameters are all that is known.
+func (s scope) withoutOperations() { s.unknown = true }
 
 // scope is one module of the model, such as "model.layers.3.mlp". Its methods
 // add the parameters of torch.nn's modules of the same names, in their order.

@@ -135,6 +135,19 @@ type Attention struct {
 	// Sinks is a parameter with a score for each head that takes part in the
 	// softmax. Only eager and flash attention know it.
 	Sinks string
+	// Clips reports whether the fused projection's result is limited to a range.
+	Clips bool
+	// WideScores reports whether queries and keys are upcast to fp32 for scores.
+	WideScores bool
+	// SavesMask reports whether the masked scores save the mask, which has a byte for
+	// each pair of tokens and is one for all blocks.
+	SavesMask bool
+	// NoSDPA and NoFlash report whether transformers has no such kernel for the
+	// model. Without a name it then takes eager attention.
+	NoSDPA, NoFlash bool
+	// ScalesQueries reports whether queries are multiplied by numbers of their
+	// positions.
+	ScalesQueries bool
 	// Joined reports whether queries and keys are concatenated from a rotated
 	// and a plain part. They are then stored by head, not by token, and so is
 	// the output of a fused kernel. It is copied for the projection.
@@ -161,10 +174,13 @@ type Latent struct {
 
 // Delta is linear attention with the gated delta rule (Qwen3-Next).
 type Delta struct {
-	Project, Gates, Convolution, Output string
-	Norm                                Norm
-	KeyHeads, ValueHeads                int64
-	KeyWidth, ValueWidth                int64
+	Project              string // to queries, keys and values, and the output gate
+	OutputGate           string // a projection of its own (Qwen3.5), or empty
+	Gates                []string
+	Convolution          string
+	Norm                 Norm
+	KeyHeads, ValueHeads int64
+	KeyWidth, ValueWidth int64
 }
 
 // FeedForward is the second half of a block.
@@ -176,6 +192,7 @@ type FeedForward struct {
 	Inner      int64
 	Activation string  // as in transformers: "silu", "gelu", "gelu_new", "relu", ...
 	Dropout    float64 // after the activation (T5)
+	Alphas     string  // the module with the activation's parameters (xIELU)
 	Mixture    *Mixture
 }
 
@@ -191,6 +208,9 @@ type Mixture struct {
 	WideRouter bool
 	// IgnoresAutocast reports whether it does so under autocast, too.
 	IgnoresAutocast bool
+	// NarrowSoftmax reports whether the softmax over all experts stays in the type
+	// of the logits.
+	NarrowSoftmax bool
 	// Normalized reports whether the weights of the chosen experts are divided by
 	// their sum.
 	Normalized bool
@@ -226,6 +246,7 @@ const (
 	SoftmaxOfChosen                 // a softmax over the logits of the chosen experts
 	SigmoidOfAll                    // a sigmoid of every logit; a correction takes part in the choice
 	SoftmaxCorrected                // SoftmaxOfAll with a correction that takes part in the choice
+	SigmoidOfChosen                 // a sigmoid of every logit, of which the others are none; all experts compute
 )
 
 // Fused reports whether the experts share parameters and have no modules of
@@ -265,7 +286,8 @@ func (n *Network) Linears() []string {
 			add(l.QueryDown, l.QueryUp, l.Down, l.Up)
 		}
 		if d := a.Delta; d != nil {
-			add(d.Project, d.Gates, d.Output)
+			add(d.Project, d.OutputGate)
+			add(d.Gates...)
 		}
 		add(a.Output)
 	}
