@@ -57,7 +57,11 @@ func TestAgainstTransformers(t *testing.T) {
 				t.Error(err)
 				continue
 			}
-			if got := facts(golden.change(m)); got != want[name] {
+			got := facts(golden.change(m))
+			if m.Network == nil && golden.file != "testdata/parameters.golden" { // names matter to operations only
+				got, want[name] = count(got), count(want[name])
+			}
+			if got != want[name] {
 				t.Errorf("%s, %s:\n got %s\nwant %s", golden.file, name, got, want[name])
 			}
 			delete(want, name)
@@ -102,6 +106,12 @@ func TestPublishedConfigs(t *testing.T) {
 			t.Errorf("docs/models.md lacks\n%s", want)
 		}
 	}
+}
+
+// count returns the number of parameters of a line's facts.
+func count(facts string) string {
+	number, _, _ := strings.Cut(facts, " ")
+	return number
 }
 
 // facts returns a line of parameters.golden without the name.
