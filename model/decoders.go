@@ -262,6 +262,12 @@ func deepseekV3Block(s scope, index int64, b *Block) {
 // fp8 weights, and the module that predicts further tokens.
 func deepseekBlock(s scope, index int64, b *Block, dense int64, e experts, bias bool) {
 	b.Attention = latentAttention(s.in("self_attn"))
+	deepseekFeedForward(s, index, b, dense, e, bias)
+	blockNorms(s, b)
+}
+
+// deepseekFeedForward adds experts after so many dense layers.
+func deepseekFeedForward(s scope, index int64, b *Block, dense int64, e experts, bias bool) {
 	if index < s.countOr(dense, "first_k_dense_replace") {
 		b.FeedForward = gated(s.in("mlp"), s.size("intermediate_size"), bias)
 	} else {
@@ -271,7 +277,6 @@ func deepseekBlock(s scope, index int64, b *Block, dense int64, e experts, bias 
 		}
 		b.FeedForward = e.describe(s)
 	}
-	blockNorms(s, b)
 }
 
 // blockNorms adds the norms before the attention and the feed-forward network.
@@ -292,19 +297,26 @@ type attention struct {
 	gate          bool // the projection to queries also computes an output gate
 }
 
-func (a attention) describe(s scope) Attention {
-	hidden, heads := s.size("hidden_size"), s.size("num_attention_heads")
-	width := s.sizeOr(a.width, "head_dim")
+// sizes returns the numbers of heads and the width of one.
+func (a attention) sizes(s scope) (heads, groups, width int64) {
+	hidden := s.size("hidden_size")
+	heads = s.size("num_attention_heads")
+	width = s.sizeOr(a.width, "head_dim")
 	if width == 0 {
 		width = s.divide(hidden, "hidden_size", heads, "num_attention_heads")
 	}
-	groups := heads
+	groups = heads
 	if a.keyValueHeads > 0 && !s.isNull("num_key_value_heads") {
 		groups = a.keyValueHeads
 	}
 	groups = s.sizeOr(groups, "num_key_value_heads")
 	s.divide(heads, "num_attention_heads", groups, "num_key_value_heads")
+	return heads, groups, width
+}
 
+func (a attention) describe(s scope) Attention {
+	hidden := s.size("hidden_size")
+	heads, groups, width := a.sizes(s)
 	d := Attention{
 		Heads: heads, KeyValueHeads: groups, Width: width, ValueWidth: width, Gated: a.gate, WideSoftmax: true,
 		Rotary:  s.shareOr(1, "partial_rotary_factor"),
