@@ -260,8 +260,10 @@ func (p *pass) embed(s *model.Stack) *autograd.Tensor {
 	if s.ScalesEmbedding {
 		x = p.follow(x, p.unary(x, x.DType, saveNothing))
 	}
-	if s.ProjectIn != "" {
-		x = p.follow(x, p.linear(s.ProjectIn, x, p.network.Hidden))
+	project := func() { x = p.follow(x, p.linear(s.ProjectIn, x, p.network.Hidden)) }
+	if s.ProjectIn != "" && !s.ProjectsLast {
+		project()
+		width = p.network.Hidden
 	}
 	for _, path := range []string{s.TypeEmbedding, s.PositionEmbedding} {
 		if path != "" {
@@ -269,7 +271,7 @@ func (p *pass) embed(s *model.Stack) *autograd.Tensor {
 			if path == s.TypeEmbedding || s.OwnPositions {
 				rows = p.tokens()
 			}
-			positions := p.lookUp(path, rows*p.network.Hidden)
+			positions := p.lookUp(path, rows*width)
 			x = p.follow(x, p.add(x, positions))
 			p.Drop(positions)
 		}
@@ -277,7 +279,11 @@ func (p *pass) embed(s *model.Stack) *autograd.Tensor {
 	if s.EmbeddingNorm.Kind != model.NoNorm {
 		x = p.follow(x, p.norm(s.EmbeddingNorm, x))
 	}
-	return p.dropout(x, s.EmbeddingDropout)
+	x = p.dropout(x, s.EmbeddingDropout)
+	if s.ProjectIn != "" && s.ProjectsLast {
+		project()
+	}
+	return x
 }
 
 func (p *pass) whyEmbeddings() string {
@@ -393,8 +399,16 @@ func (p *pass) postNorm(s *model.Stack, b *model.Block, x *autograd.Tensor) *aut
 	h := p.attention(s, &b.Attention, x, x)
 	h = p.residual(x, p.dropout(h, b.Dropout))
 	h = p.follow(h, p.norm(b.AttentionNorm, h))
-	f := p.dropout(p.feedForward(&b.FeedForward, h), b.Dropout)
-	f = p.residual(h, f)
+	if b.Cross != nil {
+		c := p.attention(s, b.Cross, h, p.encoded)
+		c = p.follow(h, p.residual(h, p.dropout(c, b.Dropout)))
+		h = p.follow(c, p.norm(b.CrossNorm, c))
+	}
+	f := p.feedForward(&b.FeedForward, h)
+	if !b.UndroppedFeedForward {
+		f = p.dropout(f, b.Dropout)
+	}
+	f = p.residual(h, p.dropout(f, b.FeedForward.OutputDropout))
 	return p.follow(f, p.norm(b.FeedForwardNorm, f))
 }
 

@@ -1,6 +1,7 @@
 package forward
 
 import (
+	"cmp"
 	"fmt"
 
 	"plimsoll/autograd"
@@ -20,9 +21,11 @@ func (p *pass) head(x *autograd.Tensor) Result {
 		return p.classify(h, x)
 	}
 	if h.Dense != "" {
-		x = p.linear(h.Dense, x, p.network.Hidden)
-		x = p.follow(x, p.activate("gelu", x))
-		x = p.follow(x, p.norm(h.Norm, x))
+		x = p.linear(h.Dense, x, cmp.Or(h.Width, p.network.Hidden))
+		x = p.follow(x, p.activate(cmp.Or(h.Activation, "gelu"), x))
+		if h.Norm.Kind != model.NoNorm {
+			x = p.follow(x, p.norm(h.Norm, x))
+		}
 	}
 	x = p.dropout(x, h.Dropout)
 	if p.Loss == FusedLoss {
@@ -46,6 +49,9 @@ func (p *pass) head(x *autograd.Tensor) Result {
 		logits = p.follow(logits, p.cast(logits, dtype.F32))
 		p.HasLogits()
 		return Result{Loss: p.chunkedLoss(logits), Logits: logits}
+	}
+	if h.Spans { // copied apart; the two losses are computed like one
+		logits = p.follow(logits, p.unary(logits, logits.DType, saveNothing))
 	}
 	loss := p.crossEntropy(logits)
 	p.HasLogits()
@@ -136,7 +142,7 @@ func (p *pass) classify(h *model.Head, x *autograd.Tensor) Result {
 	}
 	if dense != "" {
 		first = p.follow(first, p.linear(dense, first, p.network.Hidden))
-		first = p.follow(first, p.unary(first, first.DType, saveOutput))
+		first = p.follow(first, p.activate(cmp.Or(h.Activation, "tanh"), first))
 	}
 	first = p.dropout(first, h.Dropout)
 	logits := p.linear(h.Projection, first, h.Outputs)

@@ -293,9 +293,13 @@ func (s scope) labels() int64 {
 }
 
 // t5 has an encoder and a decoder with a shared embedding. In T5 the head is
-// tied to it. T5 1.1 and Flan-T5 have a head of their own, as their config.json
-// says.
-func t5(s scope) {
+// tied to it. T5 1.1, Flan-T5 and mT5 have a head of their own, as their config.json
+// says. In uMT5 every block has relative positions.
+func t5(s scope) { t5With(s, false) }
+
+func uMT5(s scope) { t5With(s, true) }
+
+func t5With(s scope, everywhere bool) {
 	vocabulary, hidden, inner := s.size("vocab_size"), s.size("d_model", "hidden_size"), s.size("d_ff")
 	heads, layers := s.size("num_heads", "num_attention_heads"), s.size("num_layers", "num_hidden_layers")
 	width := heads * s.sizeOr(64, "d_kv")
@@ -343,7 +347,7 @@ func t5(s scope) {
 		stack.TokenEmbedding = body.module("embed_tokens")
 		body.blocks(stack, "block", layers, func(block scope, index int64, b *Block) {
 			b.Dropout = dropout
-			b.Attention, b.AttentionNorm = attend(block.in("layer").in("0"), "SelfAttention", index == 0)
+			b.Attention, b.AttentionNorm = attend(block.in("layer").in("0"), "SelfAttention", index == 0 || everywhere)
 			last := "1"
 			if crossAttention {
 				cross, norm := attend(block.in("layer").in("1"), "EncDecAttention", false)

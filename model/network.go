@@ -28,6 +28,7 @@ type Stack struct {
 	EmbeddingDropout  float64
 	ScalesEmbedding   bool   // Gemma multiplies by the square root of the width
 	ProjectIn         string // from EmbeddingWidth to Hidden
+	ProjectsLast      bool   // after positions, norm and dropout
 	ProjectOut        string
 	Blocks            []Block
 	FinalNorm         Norm
@@ -44,6 +45,14 @@ type Head struct {
 	Norm  Norm
 	// Pooler is BERT's pooler, which reads the first token only.
 	Pooler string
+	// Width is that of Dense's outputs if it is not Hidden.
+	Width int64
+	// Activation is the function after Dense or Pooler. Empty means a hyperbolic
+	// tangent for a head per sequence, and GELU for others.
+	Activation string
+	// Spans reports whether the two outputs are the logits of the first and of the
+	// last token of an answer.
+	Spans bool
 	// Soft reports whether a hyperbolic tangent limits the logits.
 	Soft bool
 	// Scaled reports whether the logits are multiplied by a constant.
@@ -107,6 +116,8 @@ type Block struct {
 	FeedForward      FeedForward
 	Dropout          float64 // of the outputs of both halves
 	ScalesHalves     bool    // the outputs of both halves are multiplied by a constant
+	// UndroppedFeedForward reports whether Dropout is that of the attention only.
+	UndroppedFeedForward bool
 }
 
 // Attention is the first half of a block.
@@ -193,7 +204,9 @@ type FeedForward struct {
 	Activation string  // as in transformers: "silu", "gelu", "gelu_new", "relu", ...
 	Dropout    float64 // after the activation (T5)
 	Alphas     string  // the module with the activation's parameters (xIELU)
-	Mixture    *Mixture
+	// OutputDropout comes after the network, if the block has none.
+	OutputDropout float64
+	Mixture       *Mixture
 }
 
 // Mixture is a mixture of experts. Every token passes Chosen of the experts and
