@@ -253,6 +253,11 @@ func (p *pass) route(m *model.Mixture, x *autograd.Tensor) *autograd.Tensor {
 	tokens := x.Elements / p.network.Hidden
 	chosen := tokens * m.Chosen
 	logits := p.routerLogits(m, x)
+	if p.network.RouterLoss {
+		if seen := p.Escape(logits); seen != nil {
+			p.routers = append(p.routers, seen)
+		}
+	}
 	best := func(scores *autograd.Tensor) *autograd.Tensor {
 		return p.follow(scores, p.indexed(scores, p.New(chosen, dtype.I64), chosen))
 	}

@@ -100,6 +100,10 @@ type Options struct {
 	// Liger replaces norms, rotary positions and gated activations by the kernels
 	// of liger-kernel (use_liger_kernel).
 	Liger bool
+	// RoutersTogether is the loss of the load of experts before transformers 5.23: the
+	// logits of all routers are joined, with a number for each token, chosen expert and
+	// expert.
+	RoutersTogether bool
 	// ClampsScores takes the maximum of masked scores and the least number of their
 	// type, in eager attention. It saves the scores once more.
 	ClampsScores bool
@@ -145,6 +149,8 @@ type Experts struct{ Gate, Up, GateUp, Down []*autograd.Parameter }
 type Result struct {
 	Loss   *autograd.Tensor
 	Logits *autograd.Tensor // alive with the outputs of the model; nil for FusedLoss
+	// RouterLogits are alive with the outputs, too: those of all routers.
+	RouterLogits []*autograd.Tensor
 }
 
 // pass is the state of one forward pass.
@@ -162,6 +168,7 @@ type pass struct {
 	// The last input of padded adapters, and the result of its dropout.
 	droppedFrom, dropped *autograd.Tensor
 	blocks               int // blocks that have begun
+	routers              []*autograd.Tensor
 }
 
 // Run runs the forward pass of a micro batch up to the loss.
@@ -184,7 +191,7 @@ func Run(t *autograd.Tape, network *model.Network, parameters Parameters, option
 				p.encoded = hidden
 			}
 		}
-		result = p.head(p.gather(hidden))
+		result = p.withRouterLoss(p.head(p.gather(hidden)))
 		t.Hold(result.Loss)
 		if result.Logits != nil {
 			t.Hold(result.Logits)

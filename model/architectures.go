@@ -110,7 +110,6 @@ var architectures = withClassifiers([]architecture{
 	{"OlmoeForCausalLM", "olmoe", olmoe.describe},
 	{"SolarOpenForCausalLM", "solar_open", solarOpen.describe},
 	{"MT5ForConditionalGeneration", "mt5", t5},
-	{"UMT5ForConditionalGeneration", "umt5", uMT5},
 	{"BartForConditionalGeneration", "bart", bart.describe},
 	{"MBartForConditionalGeneration", "mbart", mBART.describe},
 	{"PegasusForConditionalGeneration", "pegasus", pegasus.describe},

@@ -294,12 +294,8 @@ func (s scope) labels() int64 {
 
 // t5 has an encoder and a decoder with a shared embedding. In T5 the head is
 // tied to it. T5 1.1, Flan-T5 and mT5 have a head of their own, as their config.json
-// says. In uMT5 every block has relative positions.
-func t5(s scope) { t5With(s, false) }
-
-func uMT5(s scope) { t5With(s, true) }
-
-func t5With(s scope, everywhere bool) {
+// says.
+func t5(s scope) {
 	vocabulary, hidden, inner := s.size("vocab_size"), s.size("d_model", "hidden_size"), s.size("d_ff")
 	heads, layers := s.size("num_heads", "num_attention_heads"), s.size("num_layers", "num_hidden_layers")
 	width := heads * s.sizeOr(64, "d_kv")
@@ -347,7 +343,7 @@ func t5With(s scope, everywhere bool) {
 		stack.TokenEmbedding = body.module("embed_tokens")
 		body.blocks(stack, "block", layers, func(block scope, index int64, b *Block) {
 			b.Dropout = dropout
-			b.Attention, b.AttentionNorm = attend(block.in("layer").in("0"), "SelfAttention", index == 0 || everywhere)
+			b.Attention, b.AttentionNorm = attend(block.in("layer").in("0"), "SelfAttention", index == 0)
 			last := "1"
 			if crossAttention {
 				cross, norm := attend(block.in("layer").in("1"), "EncDecAttention", false)

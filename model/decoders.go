@@ -46,7 +46,7 @@ func qwen2MoeBlock(s scope, index int64, b *Block) {
 	b.Attention = attention{keyValueHeads: 16, inputBias: s.flagOr(true, "qkv_bias")}.describe(s.in("self_attn"))
 	mlp := s.in("mlp")
 	if qwenSparse(s, index) {
-		b.FeedForward = experts{chosen: 4, normalized: setting{field: "norm_topk_prob"}}.describe(s)
+		b.FeedForward = experts{chosen: 4, normalized: setting{field: "norm_topk_prob"}, auxiliary: true}.describe(s)
 		shareExpert(mlp, b.FeedForward.Mixture)
 	} else {
 		b.FeedForward = gated(mlp, s.size("intermediate_size"), false)
@@ -77,7 +77,7 @@ func qwen3MoeBlock(s scope, index int64, b *Block) {
 	}.describe(s.in("self_attn"))
 	if qwenSparse(s, index) {
 		b.FeedForward = experts{count: []string{"num_experts", "num_local_experts"}, chosen: 8,
-			normalized: setting{field: "norm_topk_prob"}}.describe(s)
+			normalized: setting{field: "norm_topk_prob"}, auxiliary: true}.describe(s)
 	} else {
 		b.FeedForward = gated(s.in("mlp"), s.size("intermediate_size"), false)
 	}
@@ -88,7 +88,7 @@ func qwen3NextBlock(s scope, index int64, b *Block) {
 	qwen3NextAttention(s, index, b, deltaNet)
 	mlp := s.in("mlp")
 	if qwenSparse(s, index) {
-		b.FeedForward = experts{chosen: 10, normalized: setting{"norm_topk_prob", true}}.describe(s)
+		b.FeedForward = experts{chosen: 10, normalized: setting{"norm_topk_prob", true}, auxiliary: true}.describe(s)
 		shareExpert(mlp, b.FeedForward.Mixture)
 	} else {
 		b.FeedForward = gated(mlp, s.size("intermediate_size"), false)
@@ -141,7 +141,7 @@ func qwen35Block(s scope, index int64, b *Block) {
 
 func qwen35MoEBlock(s scope, index int64, b *Block) {
 	qwen3NextAttention(s, index, b, splitDeltaNet)
-	b.FeedForward = experts{chosen: 8, normalized: setting{otherwise: true}}.describe(s)
+	b.FeedForward = experts{chosen: 8, normalized: setting{otherwise: true}, auxiliary: true}.describe(s)
 	shareExpert(s.in("mlp"), b.FeedForward.Mixture)
 	qwen3NextNorms(s, b)
 }

@@ -44,6 +44,19 @@ func (m *Model) FuseExperts() *Model {
 	return &fused
 }
 
+// WithRouterLoss returns the model with the loss of the load of experts. It returns
+// false if the class adds none.
+func (m *Model) WithRouterLoss() (*Model, bool) {
+	for _, b := range m.Network.Blocks() {
+		if x := b.FeedForward.Mixture; x != nil && x.Auxiliary {
+			with, network := *m, *m.Network
+			network.RouterLoss, with.Network = true, &network
+			return &with, true
+		}
+	}
+	return m, false
+}
+
 // Untied returns the model with a head of its own, as litgpt makes all models to finetune them: it copies tied weights
 // when it converts a checkpoint (litgpt/model.py, litgpt/scripts/convert_hf_checkpoint.py).
 func (m *Model) Untied() *Model {

@@ -13,6 +13,9 @@ type Network struct {
 	// InputFirst reports whether the weights of the blocks' linear modules have
 	// a row per input, as in GPT-2, and not per output.
 	InputFirst bool
+	// RouterLoss reports whether the loss of the load of experts is added, for which
+	// the logits of all routers are kept (output_router_logits).
+	RouterLoss bool
 	// Opaque stands for operations that are unknown; nil if they are known.
 	Opaque *Opaque
 }
@@ -221,6 +224,9 @@ type Mixture struct {
 	WideRouter bool
 	// IgnoresAutocast reports whether it does so under autocast, too.
 	IgnoresAutocast bool
+	// Auxiliary reports whether the class adds the loss of the load of experts if the
+	// configuration asks for it.
+	Auxiliary bool
 	// NarrowSoftmax reports whether the softmax over all experts stays in the type
 	// of the logits.
 	NarrowSoftmax bool
