@@ -253,6 +253,9 @@ func (p *pass) route(m *model.Mixture, x *autograd.Tensor) *autograd.Tensor {
 	tokens := x.Elements / p.network.Hidden
 	chosen := tokens * m.Chosen
 	logits := p.routerLogits(m, x)
+	if m.WideLogits {
+		logits = p.follow(logits, p.cast(logits, dtype.F32))
+	}
 	if p.network.RouterLoss {
 		if seen := p.Escape(logits); seen != nil {
 			p.routers = append(p.routers, seen)

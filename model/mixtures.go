@@ -16,6 +16,7 @@ type experts struct {
 	normalized         setting
 	wideRouter         bool
 	auxiliary          bool // the class can add the loss of the load of experts
+	wideLogits         bool // the router upcasts its logits
 	narrowSoftmax      bool // the scores of the router stay in the type of its logits
 	wideMatrix         bool // the weight of the router stays in fp32
 	ignoresAutocast    bool
@@ -46,7 +47,7 @@ func (e experts) describe(block scope) FeedForward {
 	m := &Mixture{
 		Path:    block.module(held),
 		Routing: e.routing, WideRouter: e.wideRouter, Rescaled: e.rescaled, WideWeights: e.wideWeights,
-		IgnoresAutocast: e.ignoresAutocast, NarrowSoftmax: e.narrowSoftmax, Auxiliary: e.auxiliary, Normalized: s.is(e.normalized), SharedFirst: e.sharedFirst,
+		IgnoresAutocast: e.ignoresAutocast, NarrowSoftmax: e.narrowSoftmax, Auxiliary: e.auxiliary, WideLogits: e.wideLogits, Normalized: s.is(e.normalized), SharedFirst: e.sharedFirst,
 		Chosen: min(count, s.sizeOr(e.chosen, cmp.Or(e.perToken, "num_experts_per_tok"))),
 	}
 	m.Router = s.linear(cmp.Or(e.router, "gate"), hidden, count, false)
@@ -190,7 +191,7 @@ func gptOSSStacks(s scope, m *Mixture, count, inner int64) {
 var graniteExperts = experts{
 	module: "block_sparse_moe", held: "block_sparse_moe", router: "router.layer", heldRouter: "router",
 	count: []string{"num_local_experts"}, chosen: 2, inner: "intermediate_size", routing: SoftmaxOfChosen,
-	stacked: graniteStacks, afterNorms: true, auxiliary: true,
+	stacked: graniteStacks, afterNorms: true, auxiliary: true, wideLogits: true,
 }
 
 // graniteShared is a feed-forward network beside the experts.

@@ -227,6 +227,8 @@ type Mixture struct {
 	// Auxiliary reports whether the class adds the loss of the load of experts if the
 	// configuration asks for it.
 	Auxiliary bool
+	// WideLogits reports whether the router upcasts its logits before it returns them.
+	WideLogits bool
 	// NarrowSoftmax reports whether the softmax over all experts stays in the type
 	// of the logits.
 	NarrowSoftmax bool
