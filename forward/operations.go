@@ -236,7 +236,8 @@ func (p *pass) norm(n model.Norm, x *autograd.Tensor) *autograd.Tensor {
 			switch {
 			case p.FusesPointwise:
 				return p.fusedNorm(n, x)
-			case p.Liger && n.Path != "" && n.Kind != model.LayerNorm && n.Kind != model.LayerNormF32 && n.Kind != model.LayerNormWide:
+			case p.Liger && n.Path != "" && n.Kind != model.LayerNorm && n.Kind != model.LayerNormF32 &&
+				n.Kind != model.LayerNormWide:
 				return p.fusedNorm(n, x) // the gradient replaces the incoming one (liger_kernel/ops/rms_norm.py)
 			case n.Kind == model.LayerNorm:
 				return p.layerNorm(n, x)

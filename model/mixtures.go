@@ -47,7 +47,8 @@ func (e experts) describe(block scope) FeedForward {
 	m := &Mixture{
 		Path:    block.module(held),
 		Routing: e.routing, WideRouter: e.wideRouter, Rescaled: e.rescaled, WideWeights: e.wideWeights,
-		IgnoresAutocast: e.ignoresAutocast, NarrowSoftmax: e.narrowSoftmax, Auxiliary: e.auxiliary, WideLogits: e.wideLogits, Normalized: s.is(e.normalized), SharedFirst: e.sharedFirst,
+		IgnoresAutocast: e.ignoresAutocast, NarrowSoftmax: e.narrowSoftmax, Auxiliary: e.auxiliary,
+		WideLogits: e.wideLogits, Normalized: s.is(e.normalized), SharedFirst: e.sharedFirst,
 		Chosen: min(count, s.sizeOr(e.chosen, cmp.Or(e.perToken, "num_experts_per_tok"))),
 	}
 	m.Router = s.linear(cmp.Or(e.router, "gate"), hidden, count, false)

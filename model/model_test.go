@@ -130,6 +130,19 @@ func facts(m *Model) string {
 	return fmt.Sprintf("%d %d %x", m.Elements(), len(m.Parameters), sha256.Sum256([]byte(strings.Join(lines, ""))))
 }
 
+// Models of remote code have the numbers of parameters that their pages on the hub
+// say.
+func TestRemoteCounts(t *testing.T) {
+	for name, want := range map[string]int64{"qwen-7b": 7_721_324_544, "baichuan2-7b": 7_505_973_248,
+		"internlm2-7b": 7_737_708_544, "chatglm3-6b": 6_243_584_000} {
+		if m, err := Load(filepath.Join("testdata/remote", name+".json")); err != nil {
+			t.Error(err)
+		} else if got := m.Elements(); got != want || m.Network != nil {
+			t.Errorf("%s has %d parameters, want %d", name, got, want)
+		}
+	}
+}
+
 // Parameter counts from the authors and the model pages of the Hugging Face
 // hub. They check the catalog's sizes against an independent source.
 func TestPublishedCounts(t *testing.T) {
