@@ -251,13 +251,13 @@ func TestBlockOf(t *testing.T) {
 func TestLoadFaults(t *testing.T) {
 	empty := t.TempDir()
 	foreign := t.TempDir()
-	write(t, filepath.Join(foreign, configName), `{"architectures": ["RwkvForCausalLM"]}`)
+	write(t, filepath.Join(foreign, configName), `{"architectures": ["Rwkv7ForCausalLM"]}`)
 	for _, test := range []struct{ path, what, hint string }{
 		{"qwen2.5-0.6b", `unknown model "qwen2.5-0.6b"`, "'plimsoll plan --help' lists the catalog"},
 		{filepath.Join(empty, configName), "unknown model", "'plimsoll plan --help' lists the catalog"},
 		{"", `unknown model ""`, "lists the catalog"},
 		{empty, "the folder holds no config.json", "name the folder"},
-		{foreign, `unknown architecture "RwkvForCausalLM"`, "safetensors"},
+		{foreign, `unknown architecture "Rwkv7ForCausalLM"`, "safetensors"},
 		{"gpt2\x00", "cannot be read", ""},
 	} {
 		_, err := Load(test.path)
