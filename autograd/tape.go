@@ -379,7 +379,8 @@ func (t *Tape) Escape(x *Tensor) *Tensor {
 		t.replay.inner = append(t.replay.inner, x)
 		return nil
 	}
-	outer := &Tensor{Elements: x.Elements, DType: x.DType, storage: x.storage.retain(), held: true, gradient: x.gradient}
+	outer := &Tensor{Elements: x.Elements, DType: x.DType, storage: x.storage.retain(), held: true,
+		gradient: x.gradient}
 	if t.replay != nil {
 		outer.gradient = nil
 		if t.replay.graph {

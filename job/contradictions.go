@@ -81,7 +81,8 @@ func (r *resolver) namedAttention() contradiction {
 	for _, b := range j.Model.Network.Blocks() {
 		flash = flash || b.Attention.NoFlash
 		// Gemma 2's limit of the scores: seen in transformers 5.23.
-		found = found || b.Attention.Sinks != "" || b.Attention.NoSDPA || b.Attention.Soft && j.Versions.Transformers.AtLeast(5, 23, 0)
+		found = found || b.Attention.Sinks != "" || b.Attention.NoSDPA ||
+			b.Attention.Soft && j.Versions.Transformers.AtLeast(5, 23, 0)
 	}
 	if flash && j.Attention == forward.Flash {
 		return contradiction{true, fmt.Sprintf("%s \"does not support Flash Attention 2 yet\" (transformers)",

@@ -123,18 +123,20 @@ func (in *Inputs) readModel() (err error) {
 	return err
 }
 
-// addRouterLoss adds the loss of the load of experts to a mixture that the program has output the logits of its routers.
+// addRouterLoss adds the loss of the load of experts to a mixture if the program has it output the logits of its
+// routers.
 func (in *Inputs) addRouterLoss() error {
 	f, m := in.framework, in.model
-	if f == nil || !f.RouterLoss || m.Network == nil || f.RouterLossOf != nil && !slices.Contains(f.RouterLossOf, m.Type) {
+	if f == nil || !f.RouterLoss || m.Network == nil ||
+		f.RouterLossOf != nil && !slices.Contains(f.RouterLossOf, m.Type) {
 		return nil
 	}
 	mixes := slices.ContainsFunc(m.Network.Blocks(), func(b model.Block) bool { return b.FeedForward.Mixture != nil })
 	with, ok := m.WithRouterLoss()
 	if mixes && !ok {
 		return fault.File(f.File).Inputf("the logits of all routers are not planned for %s", m.Architecture).
-			WithHint("leave out the loss of routers, and expect a training with it to take more memory: a logit for each " +
-				"token, layer and expert")
+			WithHint("leave out the loss of routers, and expect a training with it to take more memory: a logit for " +
+				"each token, layer and expert")
 	}
 	in.model = with
 	return nil

@@ -126,8 +126,8 @@ func gptJ(s scope) {
 		b.AttentionNorm = block.layerNorm("ln_1", hidden)
 		a := block.in("attn")
 		b.Attention = Attention{Heads: heads, KeyValueHeads: heads, Width: width, ValueWidth: width, Joined: true,
-			Rotary: float64(rotated) / float64(width), OwnAngles: true, WideScores: true, WideSoftmax: true, NoSDPA: true,
-			Dropout: s.shareOr(0, "attn_pdrop")}
+			Rotary: float64(rotated) / float64(width), OwnAngles: true, WideScores: true, WideSoftmax: true,
+			NoSDPA: true, Dropout: s.shareOr(0, "attn_pdrop")}
 		b.Attention.Key = a.linear("k_proj", hidden, hidden, false)
 		b.Attention.Value = a.linear("v_proj", hidden, hidden, false)
 		b.Attention.Query = a.linear("q_proj", hidden, hidden, false)

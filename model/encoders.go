@@ -290,7 +290,8 @@ func distilBERT(head bertHead) func(scope) {
 			h.NarrowLoss, h.Activation = true, s.activationOr("gelu")
 		case bertClassification:
 			h.Outputs, h.Classes, h.PerSequence, h.Activation = s.labels(), true, true, "relu"
-			h.Pooler, h.Dropout = s.linear("pre_classifier", hidden, hidden, true), s.shareOr(0.2, "seq_classif_dropout")
+			h.Pooler = s.linear("pre_classifier", hidden, hidden, true)
+			h.Dropout = s.shareOr(0.2, "seq_classif_dropout")
 			h.Projection = s.linear("classifier", hidden, h.Outputs, true)
 		case bertTokens:
 			h.Outputs, h.Classes, h.NarrowLoss, h.Dropout = s.labels(), true, true, dropout

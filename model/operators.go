@@ -45,10 +45,13 @@ func (s scope) lfm2Attentive(index int64) bool {
 	types := s.list("layer_types")
 	if types == nil {
 		listed := s.list("full_attn_idxs")
-		return listed == nil || slices.ContainsFunc(listed, func(v *strict.Value) bool { return v.Text == decimal(index) })
+		return listed == nil || slices.ContainsFunc(listed, func(v *strict.Value) bool {
+			return v.Text == decimal(index)
+		})
 	}
 	if index >= int64(len(types)) {
-		s.fail(s.fields["layer_types"].Value.At, "", "layer_types has %d elements: expected one for each layer", len(types))
+		s.fail(s.fields["layer_types"].Value.At, "", "layer_types has %d elements: expected one for each layer",
+			len(types))
 		return false
 	}
 	return types[index].Text == "full_attention"

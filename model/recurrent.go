@@ -89,8 +89,8 @@ var (
 	mamba2Own = mamba2Mixer{
 		heads: []string{"num_heads"}, width: []string{"head_dim"}, groups: []string{"n_groups"},
 		state: []string{"state_size"}, kernel: []string{"conv_kernel"}, defaults: [3]int64{8, 128, 4}, expand: "expand",
-		bias: setting{field: "use_bias"}, output: setting{field: "use_bias"}, convolution: setting{"use_conv_bias", true},
-		norm: setting{otherwise: true},
+		bias: setting{field: "use_bias"}, output: setting{field: "use_bias"},
+		convolution: setting{"use_conv_bias", true}, norm: setting{otherwise: true},
 	}
 	bambaMixer = mamba2Mixer{
 		heads: []string{"mamba_n_heads"}, width: []string{"mamba_d_head"}, groups: []string{"mamba_n_groups"},

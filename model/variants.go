@@ -142,7 +142,8 @@ var glm = variant{
 var glm4 = variant{
 	keyValueHeads: 2, width: 128, inputBias: setting{"attention_bias", true}, rotary: 0.5, joined: true,
 	ownAngles: true, feedForward: gateUp, norms: slices.Concat(llamaNorms, []blockNorm{
-		{name: "post_self_attn_layernorm", place: afterAttention}, {name: "post_mlp_layernorm", place: afterFeedForward}}),
+		{name: "post_self_attn_layernorm", place: afterAttention},
+		{name: "post_mlp_layernorm", place: afterFeedForward}}),
 }
 
 var granite = variant{
