@@ -99,11 +99,13 @@ func (p *pass) activate(name string, x *autograd.Tensor) *autograd.Tensor {
 			return p.unary(positive, positive.DType, saveInput)
 		})
 	case "gelu_new", "gelu_fast", "bloom_gelu":
-		// 0.5 x (1 + tanh(...)): the power saves x, tanh its result, and the last
-		// product both of its factors.
+		// 0.5 x (1 + tanh(...)): the power saves x, which autocast casts for it, tanh its
+		// result, and the last product both of its factors.
 		return p.Scope(func() *autograd.Tensor {
 			half := p.unary(x, x.DType, saveNothing)
-			cubed := p.unary(x, p.wide(x), saveInput)
+			wide := p.cast(x, p.wide(x))
+			cubed := p.unary(wide, wide.DType, saveInput)
+			p.dropCasts(x, wide)
 			inside := p.follow(cubed, p.add(x, cubed))
 			inside = p.follow(inside, p.unary(inside, inside.DType, saveNothing))
 			bent := p.follow(inside, p.unary(inside, inside.DType, saveOutput))

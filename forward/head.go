@@ -39,6 +39,10 @@ func (p *pass) head(x *autograd.Tensor) Result {
 	if h.Scaled {
 		logits = p.follow(logits, p.unary(logits, logits.DType, saveNothing))
 	}
+	if h.AddsBuffer {
+		result := promoted(logits.DType, p.parameter(h.Projection+".weight").DType)
+		logits = p.follow(logits, p.unary(logits, result, saveNothing))
+	}
 	if h.Soft {
 		logits = p.follow(logits, p.unary(logits, logits.DType, saveNothing))
 		logits = p.follow(logits, p.unary(logits, logits.DType, saveOutput))
@@ -55,6 +59,9 @@ func (p *pass) head(x *autograd.Tensor) Result {
 	}
 	loss := p.crossEntropy(logits)
 	p.HasLogits()
+	if h.NarrowLoss && p.Autocast != dtype.Invalid && logits.DType != dtype.F32 { // accelerate's convert_outputs_to_fp32
+		p.Drop(p.cast(logits, dtype.F32))
+	}
 	return Result{Loss: loss, Logits: logits}
 }
 
@@ -65,8 +72,8 @@ func (p *pass) crossEntropy(logits *autograd.Tensor) *autograd.Tensor {
 		if p.Loss == CompiledLoss {
 			return p.mean(logits)
 		}
-		x := logits
-		if !p.network.Head.NarrowLoss && p.Loss != NativeLoss || p.Autocast != dtype.Invalid {
+		x, narrow := logits, p.network.Head.NarrowLoss
+		if !narrow && (p.Loss != NativeLoss || p.Autocast != dtype.Invalid) {
 			x = p.cast(logits, dtype.F32)
 		}
 		if p.Loss == ShiftLogits {
@@ -77,6 +84,9 @@ func (p *pass) crossEntropy(logits *autograd.Tensor) *autograd.Tensor {
 			return p.parallelLoss(x)
 		}
 		logarithms := p.normalized(x, x.DType)
+		if narrow && p.Autocast != dtype.Invalid { // cross_entropy names the type of log_softmax, and not of nll_loss
+			logarithms = p.cast(logarithms, dtype.F32)
+		}
 		return p.mean(logarithms)
 	})
 }

@@ -60,6 +60,9 @@ type Head struct {
 	Soft bool
 	// Scaled reports whether the logits are multiplied by a constant.
 	Scaled bool
+	// AddsBuffer reports whether a buffer in the type of the weights is added to the
+	// logits.
+	AddsBuffer bool
 	// NarrowLoss reports whether logits are not upcast for the loss.
 	NarrowLoss bool
 	// Classes reports whether the outputs are classes and not the vocabulary.

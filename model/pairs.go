@@ -42,7 +42,7 @@ func (v bartVariant) describe(s scope) {
 		}
 	}
 	s.head("lm_head", hidden, vocabulary, true, "model.shared.weight")
-	s.network.Head.NarrowLoss, s.network.Head.Scaled = true, true // a buffer is added to the logits
+	s.network.Head.NarrowLoss, s.network.Head.AddsBuffer = true, true // final_logits_bias
 }
 
 func (v bartVariant) block(s scope, stack string, hidden int64, b *Block) {
