@@ -32,6 +32,8 @@ type PlanDocument struct {
 	HostStep *HostStep   `json:"plimsoll_host_step,omitempty"`
 	Inputs   []Input     `json:"inputs"`
 	Request  job.Request `json:"request"`
+	// Megatron are the arguments of Megatron-LM or their file, of a plan that was made from them.
+	Megatron string `json:"megatron,omitempty"`
 }
 
 // PlanLimit is the point where the job comes nearest to a device's capacity.

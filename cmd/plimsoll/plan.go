@@ -25,6 +25,7 @@ type planOptions struct {
 	explain, out string
 	hostProfile  string
 	format       report.Format
+	megatron     megatronOptions
 }
 
 // planCommand returns the command that plans a job on paper.
@@ -40,7 +41,8 @@ Plan reads the files that the job is started with: configurations of
 LLaMA-Factory, axolotl, ms-swift, torchtune, torchtitan and TRL, DeepSpeed's
 JSON, transformers' TrainingArguments, accelerate's YAML, PEFT's
 adapter_config.json and bitsandbytes' configuration. It recognizes a CONFIG by
-its content. Flags say what no file says, and go before files.
+its content. Flags say what no file says, and go before files. With --megatron,
+plan reads the arguments of Megatron-LM instead.
 
 Plan follows the job tensor by tensor: every operation of the forward and
 backward pass and what autograd saves for it, communication buckets, gathered
@@ -104,6 +106,7 @@ func planFlags(c *cobra.Command, o *planOptions) {
 	flags.SortFlags = false
 	jobFlags(c, &o.request, &o.clip)
 	offloadFlags(c, &o.request.Offload)
+	megatronFlags(c, &o.megatron)
 	flags.StringVar(&o.explain, "explain", "",
 		"explain one `component`: its bytes in every phase, the formula and its source")
 	complete(c, "explain", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
@@ -227,23 +230,9 @@ func runPlan(c *cobra.Command, o planOptions) error {
 		return fault.Inputf("--json and --explain are both given: each is a report of its own").
 			WithHint("leave one of them out")
 	}
-	o.request.Clip = given(c, "clip", &o.clip)
-	resolved, err := o.request.Resolve()
+	document, err := o.document(c)
 	if err != nil {
 		return err
-	}
-	p, err := plan.New(resolved)
-	if err != nil {
-		return err
-	}
-	document, err := report.NewPlanDocument(c.Root().Version, o.request, p)
-	if err != nil {
-		return err
-	}
-	if here, err := host.Local(); err == nil && document.HasHostStep() {
-		if found, file := (hostProfile{o.hostProfile, 0, logTo(c)}).of(here); found != nil {
-			document.PredictHostStep(found, file)
-		}
 	}
 	if o.out != "" {
 		if err := writeDocument("--out", o.out, document); err != nil {
@@ -259,10 +248,36 @@ func runPlan(c *cobra.Command, o planOptions) error {
 	if err := page.Write(c.OutOrStdout(), o.format); err != nil {
 		return err
 	}
-	if p.Verdict.Result == plan.DoesNotFit {
+	if document.Verdict == plan.DoesNotFit {
 		return outcome(exitDoesNotFit)
 	}
 	return nil
+}
+
+// document plans the job.
+func (o planOptions) document(c *cobra.Command) (*report.PlanDocument, error) {
+	if o.megatron.arguments != "" {
+		return planMegatron(c, o)
+	}
+	o.request.Clip = given(c, "clip", &o.clip)
+	resolved, err := o.request.Resolve()
+	if err != nil {
+		return nil, err
+	}
+	p, err := plan.New(resolved)
+	if err != nil {
+		return nil, err
+	}
+	document, err := report.NewPlanDocument(c.Root().Version, o.request, p)
+	if err != nil {
+		return nil, err
+	}
+	if here, err := host.Local(); err == nil && document.HasHostStep() {
+		if found, file := (hostProfile{o.hostProfile, 0, logTo(c)}).of(here); found != nil {
+			document.PredictHostStep(found, file)
+		}
+	}
+	return document, nil
 }
 
 // reported turns a panic of body into an error. Left alone, Go would end the program with the exit code of bad input.
