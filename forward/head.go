@@ -59,7 +59,8 @@ func (p *pass) head(x *autograd.Tensor) Result {
 	}
 	loss := p.crossEntropy(logits)
 	p.HasLogits()
-	if h.NarrowLoss && p.Autocast != dtype.Invalid && logits.DType != dtype.F32 { // accelerate's convert_outputs_to_fp32
+	if h.NarrowLoss && p.Autocast != dtype.Invalid && logits.DType != dtype.F32 {
+		// accelerate's convert_outputs_to_fp32
 		p.Drop(p.cast(logits, dtype.F32))
 	}
 	return Result{Loss: loss, Logits: logits}
