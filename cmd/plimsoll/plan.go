@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"plimsoll/advice"
 	"plimsoll/fault"
 	"plimsoll/gpu"
 	"plimsoll/host"
@@ -16,6 +17,7 @@ import (
 	"plimsoll/model"
 	"plimsoll/plan"
 	"plimsoll/report"
+	"plimsoll/steptime"
 )
 
 // planOptions are the flags of the verb.
@@ -23,7 +25,9 @@ type planOptions struct {
 	request      job.Request
 	clip         float64
 	explain, out string
-	hostProfile  string
+	advise       bool
+	apply        string
+	machine      machineOptions
 	format       report.Format
 	megatron     megatronOptions
 }
@@ -114,7 +118,10 @@ func planFlags(c *cobra.Command, o *planOptions) {
 	})
 	flags.StringVar(&o.out, "out", "",
 		"write the plan to a `file` for run --plan, with a hash of every file that it was made from")
-	hostProfileFlag(c, &o.hostProfile)
+	flags.BoolVar(&o.advise, "advise", false, "also say what would make a job faster that fits")
+	flags.StringVar(&o.apply, "apply", "", "write copies of the files with the first advice to a `folder`")
+	machineFlags(c, &o.machine)
+	networkFlag(c, &o.machine)
 	outputFlags(c, &o.format, "print one JSON document")
 }
 
@@ -255,11 +262,15 @@ func runPlan(c *cobra.Command, o planOptions) error {
 }
 
 // document plans the job.
-func (o planOptions) document(c *cobra.Command) (*report.PlanDocument, error) {
+func (o *planOptions) document(c *cobra.Command) (*report.PlanDocument, error) {
 	if o.megatron.arguments != "" {
-		return planMegatron(c, o)
+		return planMegatron(c, *o)
 	}
 	o.request.Clip = given(c, "clip", &o.clip)
+	of, err := o.machine.read(c, &o.request)
+	if err != nil {
+		return nil, err
+	}
 	resolved, err := o.request.Resolve()
 	if err != nil {
 		return nil, err
@@ -272,12 +283,48 @@ func (o planOptions) document(c *cobra.Command) (*report.PlanDocument, error) {
 	if err != nil {
 		return nil, err
 	}
+	machine, sources, err := of(resolved)
+	if err != nil {
+		return nil, err
+	}
+	if document.StepTime, err = report.NewStepTime(p, machine, sources); err != nil {
+		return nil, err
+	}
+	if err := o.advised(p, machine, document); err != nil {
+		return nil, err
+	}
 	if here, err := host.Local(); err == nil && document.HasHostStep() {
-		if found, file := (hostProfile{o.hostProfile, 0, logTo(c)}).of(here); found != nil {
+		if found, file := (hostProfile{o.machine.hostProfile, 0, logTo(c)}).of(here); found != nil {
 			document.PredictHostStep(found, file)
 		}
 	}
 	return document, nil
+}
+
+// advised adds advice to the document, and writes the edited files of the first.
+func (o *planOptions) advised(p *plan.Plan, m steptime.Machine, document *report.PlanDocument) error {
+	if p.Verdict.Result == plan.Fits && !o.advise && o.apply == "" {
+		return nil
+	}
+	list, err := advice.For(o.request, p, m)
+	if err != nil {
+		return err
+	}
+	document.Advise(list)
+	if o.apply == "" {
+		return nil
+	}
+	at := slices.IndexFunc(list, func(a advice.Advice) bool { return len(a.Texts) > 0 })
+	if at < 0 {
+		return fault.Inputf("--apply is given, but there is no advice that edits a file").
+			WithHint("leave --apply out")
+	}
+	texts, err := byName("--apply", list[at].Texts)
+	if err != nil {
+		return err
+	}
+	_, err = writeNew("--apply", o.apply, texts)
+	return err
 }
 
 // reported turns a panic of body into an error. Left alone, Go would end the program with the exit code of bad input.
