@@ -65,7 +65,8 @@ func (t *Tape) Checkpoint(c Checkpoint, input *Tensor, body func(*Tensor) *Tenso
 		t.RequireGradient(again)
 		start, attached := len(t.nodes), len(t.attached)
 		before := t.replay
-		t.recording, t.replay = true, &replay{every: c.Selective, kept: forward.kept}
+		second := &replay{every: c.Selective, kept: forward.kept}
+		t.recording, t.replay = true, second
 		resume := t.KeepHere() // the checkpoint's own hooks take what the second run saves
 		leave := t.In(ledger.RecomputedActivations, func() string {
 			return "activations of one block, computed again from its input (torch.utils.checkpoint)"
@@ -76,6 +77,12 @@ func (t *Tape) Checkpoint(c Checkpoint, input *Tensor, body func(*Tensor) *Tenso
 		t.recording, t.replay = false, before
 		forward.free(t)
 		output.gradient.sum = incoming[0]
+		for i, x := range second.inner {
+			escaped := forward.inner[i].gradient
+			if escaped != nil && x.gradient != nil {
+				x.gradient.sum, escaped.sum = escaped.sum, nil
+			}
+		}
 		if c.Reentrant { // CheckpointFunction.backward holds both
 			incoming[0].retain()
 		} else {
@@ -108,6 +115,7 @@ type replay struct {
 	kept      [][]*storage
 	read      int // so many of kept come before the last operation that saves something
 	at        int
+	inner     []*Tensor // that escape, of this run
 }
 
 // keeps reports whether the results of an operation are kept.

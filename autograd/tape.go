@@ -391,6 +391,26 @@ func (t *Tape) Scope(body func() *Tensor) *Tensor {
 	return result
 }
 
+// Escape returns a tensor for use outside of the checkpoint that makes it, such as
+// one that a hook has seen. The program holds it until it is dropped. In the second
+// run of a checkpoint it returns nil: the tensor of the first run is in use.
+func (t *Tape) Escape(x *Tensor) *Tensor {
+	if t.replay != nil && !t.replay.recording {
+		t.replay.inner = append(t.replay.inner, x)
+		return nil
+	}
+	outer := &Tensor{Elements: x.Elements, DType: x.DType, storage: x.storage.retain(), held: true,
+		gradient: x.gradient}
+	if t.replay != nil {
+		outer.gradient = nil
+		if t.replay.graph {
+			outer.gradient = &gradient{bytes: outer.Bytes()}
+		}
+		t.replay.inner = append(t.replay.inner, outer)
+	}
+	return outer
+}
+
 // Mark calls a function when the backward pass reaches this place of the tape.
 func (t *Tape) Mark(call func()) {
 	if t.recording {

@@ -108,6 +108,10 @@ type Options struct {
 	// Liger replaces norms, rotary positions and gated activations by the kernels
 	// of liger-kernel (use_liger_kernel).
 	Liger bool
+	// RoutersTogether is the loss of the load of experts before transformers 5.23: the
+	// logits of all routers are joined, with a number for each token, chosen expert and
+	// expert.
+	RoutersTogether bool
 	// ClampsScores takes the maximum of masked scores and the least number of their
 	// type, in eager attention. It saves the scores once more.
 	ClampsScores bool
@@ -184,6 +188,8 @@ type Experts struct{ Gate, Up, GateUp, Down []*autograd.Parameter }
 type Result struct {
 	Loss   *autograd.Tensor
 	Logits *autograd.Tensor // alive with the outputs of the model; nil for FusedLoss
+	// RouterLogits are alive with the outputs, too: those of all routers.
+	RouterLogits []*autograd.Tensor
 }
 
 // pass is the state of one forward pass.
@@ -203,6 +209,7 @@ type pass struct {
 	blocks               int                // blocks that have begun
 	states               []*autograd.Tensor // behind blocks, with KeepsHidden
 	trained              map[string]bool    // modules with trained parameters; nil until asked for
+	routers              []*autograd.Tensor
 
 	tower   *model.Tower       // whose network this is, or nil
 	masked  bool               // every block makes a mask of the tokens of images
@@ -226,6 +233,9 @@ func Run(t *autograd.Tape, network *model.Network, parameters Parameters, option
 		if p.Attention == SDPA && (p.MasksCausally || p.sharesWindow()) {
 			p.mask = p.New(p.Batch*(p.Sequence/p.ContextParallel)*p.Sequence, p.compute())
 		}
+		if blocks := network.Blocks(); len(blocks) > 0 && blocks[0].Attention.SavesMask {
+			p.mask = p.New(p.Batch*p.Sequence*p.Sequence, dtype.Bool)
+		}
 		for _, t := range network.Towers {
 			p.masked = p.masked || t.MasksText && p.Images.Count > 0
 		}
@@ -235,7 +245,7 @@ func Run(t *autograd.Tape, network *model.Network, parameters Parameters, option
 				p.encoded = hidden
 			}
 		}
-		result = p.head(p.gather(hidden))
+		result = p.withRouterLoss(p.head(p.gather(hidden)))
 		p.Drop(p.states...)
 		t.Hold(result.Loss)
 		if result.Logits != nil {
@@ -327,8 +337,10 @@ func (p *pass) embed(s *model.Stack) *autograd.Tensor {
 		p.RequireGradient(x)
 	}
 	x = p.withImages(x)
-	if s.ProjectIn != "" {
-		x = p.follow(x, p.linear(s.ProjectIn, x, p.network.Hidden))
+	project := func() { x = p.follow(x, p.linear(s.ProjectIn, x, p.network.Hidden)) }
+	if s.ProjectIn != "" && !s.ProjectsLast {
+		project()
+		width = p.network.Hidden
 	}
 	for _, path := range []string{s.TypeEmbedding, s.PositionEmbedding} {
 		if path != "" {
@@ -336,7 +348,7 @@ func (p *pass) embed(s *model.Stack) *autograd.Tensor {
 			if path == s.TypeEmbedding || s.OwnPositions {
 				rows = p.tokens()
 			}
-			positions := p.lookUp(path, rows*p.network.Hidden)
+			positions := p.lookUp(path, rows*width)
 			x = p.follow(x, p.add(x, positions))
 			p.Drop(positions)
 		}
@@ -344,7 +356,11 @@ func (p *pass) embed(s *model.Stack) *autograd.Tensor {
 	if s.EmbeddingNorm.Kind != model.NoNorm {
 		x = p.follow(x, p.norm(s.EmbeddingNorm, x))
 	}
-	return p.dropout(x, s.EmbeddingDropout)
+	x = p.dropout(x, s.EmbeddingDropout)
+	if s.ProjectIn != "" && s.ProjectsLast {
+		project()
+	}
+	return x
 }
 
 func (p *pass) whyEmbeddings() string {
@@ -496,8 +512,16 @@ func (p *pass) postNorm(s *model.Stack, b *model.Block, x *autograd.Tensor) *aut
 	h := p.attention(s, &b.Attention, x, x)
 	h = p.residual(x, p.dropout(h, b.Dropout))
 	h = p.follow(h, p.norm(b.AttentionNorm, h))
-	f := p.dropout(p.feedForward(&b.FeedForward, h), b.Dropout)
-	f = p.residual(h, f)
+	if b.Cross != nil {
+		c := p.attention(s, b.Cross, h, p.encoded)
+		c = p.follow(h, p.residual(h, p.dropout(c, b.Dropout)))
+		h = p.follow(c, p.norm(b.CrossNorm, c))
+	}
+	f := p.feedForward(&b.FeedForward, h)
+	if !b.UndroppedFeedForward {
+		f = p.dropout(f, b.Dropout)
+	}
+	f = p.residual(h, p.dropout(f, b.FeedForward.OutputDropout))
 	return p.follow(f, p.norm(b.FeedForwardNorm, f))
 }
 

@@ -1,6 +1,7 @@
 package forward
 
 import (
+	"cmp"
 	"fmt"
 
 	"plimsoll/autograd"
@@ -20,9 +21,11 @@ func (p *pass) head(x *autograd.Tensor) Result {
 		return p.classify(h, x)
 	}
 	if h.Dense != "" {
-		x = p.linear(h.Dense, x, p.network.Hidden)
-		x = p.follow(x, p.activate("gelu", x))
-		x = p.follow(x, p.norm(h.Norm, x))
+		x = p.linear(h.Dense, x, cmp.Or(h.Width, p.network.Hidden))
+		x = p.follow(x, p.activate(cmp.Or(h.Activation, "gelu"), x))
+		if h.Norm.Kind != model.NoNorm {
+			x = p.follow(x, p.norm(h.Norm, x))
+		}
 	}
 	x = p.dropout(x, h.Dropout)
 	if p.Loss == FusedLoss {
@@ -58,8 +61,15 @@ func (p *pass) head(x *autograd.Tensor) Result {
 	if p.LossTwice {
 		return p.secondLoss(logits)
 	}
+	if h.Spans { // copied apart; the two losses are computed like one
+		logits = p.follow(logits, p.unary(logits, logits.DType, saveNothing))
+	}
 	loss := p.crossEntropy(logits)
 	p.HasLogits()
+	if h.NarrowLoss && p.Autocast != dtype.Invalid && logits.DType != dtype.F32 {
+		// accelerate's convert_outputs_to_fp32
+		p.Drop(p.cast(logits, dtype.F32))
+	}
 	return Result{Loss: loss, Logits: logits}
 }
 
@@ -90,6 +100,10 @@ func (p *pass) logits(h *model.Head, x *autograd.Tensor, outputs int64) *autogra
 	defer p.KeepLossHere()()
 	if h.Scaled {
 		logits = p.follow(logits, p.unary(logits, logits.DType, saveNothing))
+	}
+	if h.AddsBuffer {
+		result := promoted(logits.DType, p.parameter(h.Projection+".weight").DType)
+		logits = p.follow(logits, p.unary(logits, result, saveNothing))
 	}
 	if h.Soft {
 		logits = p.follow(logits, p.unary(logits, logits.DType, saveNothing))
@@ -147,8 +161,8 @@ func (p *pass) crossEntropy(logits *autograd.Tensor) *autograd.Tensor {
 		if p.Loss == CompiledLoss {
 			return p.mean(logits)
 		}
-		x := logits
-		if !p.network.Head.NarrowLoss && p.Loss != NativeLoss || p.Autocast != dtype.Invalid {
+		x, narrow := logits, p.network.Head.NarrowLoss
+		if !narrow && (p.Loss != NativeLoss || p.Autocast != dtype.Invalid) {
 			x = p.cast(logits, dtype.F32)
 		}
 		if p.Loss == InPlaceLoss {
@@ -163,6 +177,9 @@ func (p *pass) crossEntropy(logits *autograd.Tensor) *autograd.Tensor {
 			return p.parallelLoss(x)
 		}
 		logarithms := p.normalized(x, x.DType)
+		if narrow && p.Autocast != dtype.Invalid { // cross_entropy names the type of log_softmax, and not of nll_loss
+			logarithms = p.cast(logarithms, dtype.F32)
+		}
 		return p.mean(logarithms)
 	})
 }
@@ -235,7 +252,7 @@ func (p *pass) classify(h *model.Head, x *autograd.Tensor) Result {
 	}
 	if dense != "" {
 		first = p.follow(first, p.linear(dense, first, p.network.Hidden))
-		first = p.follow(first, p.unary(first, first.DType, saveOutput))
+		first = p.follow(first, p.activate(cmp.Or(h.Activation, "tanh"), first))
 	}
 	first = p.dropout(first, h.Dropout)
 	logits := p.linear(h.Projection, first, h.Outputs)

@@ -1,6 +1,7 @@
 package forward
 
 import (
+	"cmp"
 	"fmt"
 
 	"plimsoll/autograd"
@@ -251,7 +252,8 @@ func (p *pass) norm(n model.Norm, x *autograd.Tensor) *autograd.Tensor {
 			switch {
 			case p.FusesPointwise:
 				return p.fusedNorm(n, x)
-			case p.Liger && n.Kind != model.LayerNorm && n.Kind != model.LayerNormF32 && n.Kind != model.LayerNormWide:
+			case p.Liger && n.Path != "" && n.Kind != model.LayerNorm && n.Kind != model.LayerNormF32 &&
+				n.Kind != model.LayerNormWide:
 				return p.fusedNorm(n, x) // the gradient replaces the incoming one (liger_kernel/ops/rms_norm.py)
 			case n.Kind == model.LayerNorm:
 				return p.layerNorm(n, x)
@@ -301,7 +303,7 @@ func (p *pass) fusedNorm(n model.Norm, x *autograd.Tensor) *autograd.Tensor {
 	}
 	inPlace := p.Liger && n.Kind != model.LayerNorm
 	o := autograd.Operation{Inputs: []*autograd.Tensor{x}, Saved: []*autograd.Tensor{x}, Shared: []bool{inPlace}}
-	width := p.network.Hidden
+	width := cmp.Or(n.Width, p.network.Hidden)
 	for _, name := range []string{n.Path + ".weight", n.Path + ".bias"} {
 		if w := p.parameter(name); w != nil {
 			o.Inputs, width = append(o.Inputs, w.Tensor()), w.Elements
@@ -318,10 +320,13 @@ func (p *pass) fusedNorm(n model.Norm, x *autograd.Tensor) *autograd.Tensor {
 // rmsNorm runs the operations of transformers: squares, their mean, the inverse
 // root, and two products.
 func (p *pass) rmsNorm(n model.Norm, x *autograd.Tensor) *autograd.Tensor {
-	w := p.parameter(n.Path + ".weight")
+	w, width := p.parameter(n.Path+".weight"), n.Width
+	if w != nil && width == 0 {
+		width = w.Elements
+	}
 	wide := p.cast(x, dtype.F32)
 	squares := p.squares(wide)
-	deviations := p.reduce(squares, x.Elements/w.Elements)
+	deviations := p.reduce(squares, x.Elements/width)
 	p.Drop(squares)
 	operand := wide
 	if n.Kind == model.RMSNormT5 {
@@ -330,6 +335,8 @@ func (p *pass) rmsNorm(n model.Norm, x *autograd.Tensor) *autograd.Tensor {
 	normed := p.multiply(operand, deviations)
 	p.dropCasts(x, wide)
 	switch {
+	case w == nil:
+		return p.follow(normed, p.cast(normed, x.DType))
 	case n.Kind == model.RMSNormF32:
 		factor := p.Do(autograd.Operation{Inputs: []*autograd.Tensor{w.Tensor()},
 			Outputs: []autograd.Output{{Elements: w.Elements, DType: dtype.F32}}})[0]

@@ -77,10 +77,16 @@ func (r *resolver) kernels() error {
 // name transformers takes eager attention.
 func (r *resolver) namedAttention() contradiction {
 	j := r.job
-	found := false
+	found, flash := false, false
 	for _, b := range j.Model.Network.Blocks() {
+		flash = flash || b.Attention.NoFlash
 		// Gemma 2's limit of the scores: seen in transformers 5.23.
-		found = found || b.Attention.Sinks != "" || b.Attention.Soft && j.Versions.Transformers.AtLeast(5, 23, 0)
+		found = found || b.Attention.Sinks != "" || b.Attention.NoSDPA ||
+			b.Attention.Soft && j.Versions.Transformers.AtLeast(5, 23, 0)
+	}
+	if flash && j.Attention == forward.Flash {
+		return contradiction{true, fmt.Sprintf("%s \"does not support Flash Attention 2 yet\" (transformers)",
+			j.Model.Architecture), "use --attention eager, the only one of this model"}
 	}
 	return contradiction{found && r.Attention == string(forward.SDPA),
 		fmt.Sprintf("%s \"does not support an attention implementation through torch.nn.functional."+

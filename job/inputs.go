@@ -111,6 +111,9 @@ func (in *Inputs) readModel() (err error) {
 			in.model = in.model.Valued()
 		}
 	}
+	if err := in.addRouterLoss(); err != nil {
+		return err
+	}
 	if in.model, err = described(in.model); err != nil {
 		return err
 	}
@@ -153,6 +156,25 @@ func described(m *model.Model) (*model.Model, error) {
 			WithHint("name the files of the weights before they were quantized, or the model's config.json")
 	}
 	return with, nil
+}
+
+// addRouterLoss adds the loss of the load of experts to a mixture if the program has it output the logits of its
+// routers.
+func (in *Inputs) addRouterLoss() error {
+	f, m := in.framework, in.model
+	if f == nil || !f.RouterLoss || m.Network == nil ||
+		f.RouterLossOf != nil && !slices.Contains(f.RouterLossOf, m.Type) {
+		return nil
+	}
+	mixes := slices.ContainsFunc(m.Network.Blocks(), func(b model.Block) bool { return b.FeedForward.Mixture != nil })
+	with, ok := m.WithRouterLoss()
+	if mixes && !ok {
+		return fault.File(f.File).Inputf("the logits of all routers are not planned for %s", m.Architecture).
+			WithHint("leave out the loss of routers, and expect a training with it to take more memory: a logit for " +
+				"each token, layer and expert")
+	}
+	in.model = with
+	return nil
 }
 
 func (in *Inputs) readTraining() (err error) {

@@ -11,9 +11,9 @@ import (
 // classified are decoders that transformers has with a head for one class of a
 // sequence, as for reward models: AForSequenceClassification.
 var classified = []string{
-	"Arcee", "Bloom", "DeepseekV2", "DeepseekV3", "Exaone4", "Falcon", "GPT2", "GPTNeoX", "Gemma", "Gemma2", "Glm",
-	"Glm4", "GptOss", "Helium", "HunYuanDenseV1", "HunYuanMoEV1", "Llama", "Ministral", "Ministral3", "Mistral",
-	"Mixtral", "Nemotron", "OPT",
+	"Arcee", "Bloom", "DeepseekV2", "DeepseekV3", "Exaone4", "Falcon", "GPT2", "GPTJ", "GPTNeoX", "Gemma", "Gemma2",
+	"Glm", "Glm4", "GptOss", "Helium", "HunYuanDenseV1", "HunYuanMoEV1", "Llama", "Ministral", "Ministral3",
+	"Mistral", "Mistral4", "Mixtral", "Mpt", "Nemotron", "OPT",
 	"Olmo", "Olmo2", "Olmo3", "Phi", "Phi3", "Qwen2", "Qwen2Moe", "Qwen3", "Qwen3Moe", "Qwen3Next", "SeedOss",
 	"SmolLM3", "StableLm", "Starcoder2",
 }
@@ -21,8 +21,8 @@ var classified = []string{
 // unlabeled are those of them without a head for a class of every token, or with
 // one of another kind than AForTokenClassification has elsewhere.
 var unlabeled = []string{
-	"Bloom", "DeepseekV2", "Falcon", "GPT2", "GPTNeoX", "HunYuanDenseV1", "HunYuanMoEV1", "OPT", "Olmo", "Olmo2",
-	"Olmo3",
+	"Bloom", "DeepseekV2", "Falcon", "GPT2", "GPTJ", "GPTNeoX", "HunYuanDenseV1", "HunYuanMoEV1", "Mpt", "OPT", "Olmo",
+	"Olmo2", "Olmo3",
 }
 
 // withClassifiers returns the architectures and those that have a classifier in

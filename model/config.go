@@ -147,6 +147,25 @@ func (c *config) refuse(name string) {
 	}
 }
 
+// section returns the fields of an object of the file.
+func (c *config) section(name string) *config {
+	inner := &config{Document: c.Document, fields: map[string]strict.Member{}, reading: c.reading}
+	v, ok := c.find(name)
+	if ok && v.Kind != '{' {
+		c.fail(v.At, "", "%s is %s: expected an object", name, v)
+	}
+	for _, m := range v.Members {
+		inner.fields[m.Name] = m
+	}
+	return inner
+}
+
+// isSet reports whether a number is neither absent nor zero.
+func (c *config) isSet(name string) bool {
+	v, ok := c.take(strict.Number(), name)
+	return ok && v.Number != 0
+}
+
 // divide returns whole/parts. It reports a fault if there is a remainder.
 func (c *config) divide(whole int64, wholeName string, parts int64, partsName string) int64 {
 	if whole%parts != 0 {
@@ -274,6 +293,9 @@ func fromConfig(doc *strict.Document, name, source string) (*Model, error) {
 		return nil, c.err
 	}
 	numberBlocks(root.parameters)
+	if root.opaque {
+		root.network = nil
+	}
 	_, quantized := c.find("quantization_config", "compression_config")
 	return &Model{
 		Name:         name,

@@ -21,7 +21,12 @@ type made struct {
 	total      int64 // elements of the parameters so far
 	network    *Network
 	known      []architecture
+	opaque     bool // the operations are unknown
 }
+
+// withoutOperations says that the operations of the model are not planned: its
+// parameters are all that is known.
+func (s scope) withoutOperations() { s.opaque = true }
 
 // scope is one module of the model, such as "model.layers.3.mlp". Its methods
 // add the parameters of torch.nn's modules of the same names, in their order.

@@ -15,6 +15,9 @@ type Network struct {
 	// InputFirst reports whether the weights of the blocks' linear modules have
 	// a row per input, as in GPT-2, and not per output.
 	InputFirst bool
+	// RouterLoss reports whether the loss of the load of experts is added, for which
+	// the logits of all routers are kept (output_router_logits).
+	RouterLoss bool
 	// Opaque stands for operations that are unknown; nil if they are known.
 	Opaque *Opaque
 }
@@ -30,6 +33,7 @@ type Stack struct {
 	EmbeddingDropout  float64
 	ScalesEmbedding   bool   // Gemma multiplies by the square root of the width
 	ProjectIn         string // from EmbeddingWidth to Hidden
+	ProjectsLast      bool   // after positions, norm and dropout
 	ProjectOut        string
 	Blocks            []Block
 	FinalNorm         Norm
@@ -46,10 +50,21 @@ type Head struct {
 	Norm  Norm
 	// Pooler is BERT's pooler, which reads the first token only.
 	Pooler string
+	// Width is that of Dense's outputs if it is not Hidden.
+	Width int64
+	// Activation is the function after Dense or Pooler. Empty means a hyperbolic
+	// tangent for a head per sequence, and GELU for others.
+	Activation string
+	// Spans reports whether the two outputs are the logits of the first and of the
+	// last token of an answer.
+	Spans bool
 	// Soft reports whether a hyperbolic tangent limits the logits.
 	Soft bool
 	// Scaled reports whether the logits are multiplied by a constant.
 	Scaled bool
+	// AddsBuffer reports whether a buffer in the type of the weights is added to the
+	// logits.
+	AddsBuffer bool
 	// NarrowLoss reports whether logits are not upcast for the loss.
 	NarrowLoss bool
 	// Classes reports whether the outputs are classes and not the vocabulary.
@@ -114,6 +129,8 @@ type Block struct {
 	// AttentionScale and FeedForwardScale are parameters that the outputs of the
 	// halves are multiplied by.
 	AttentionScale, FeedForwardScale string
+	// UndroppedFeedForward reports whether Dropout is that of the attention only.
+	UndroppedFeedForward bool
 }
 
 // Attention is the first half of a block.
@@ -142,6 +159,19 @@ type Attention struct {
 	// Sinks is a parameter with a score for each head that takes part in the
 	// softmax. Only eager and flash attention know it.
 	Sinks string
+	// Clips reports whether the fused projection's result is limited to a range.
+	Clips bool
+	// WideScores reports whether queries and keys are upcast to fp32 for scores.
+	WideScores bool
+	// SavesMask reports whether the masked scores save the mask, which has a byte for
+	// each pair of tokens and is one for all blocks.
+	SavesMask bool
+	// NoSDPA and NoFlash report whether transformers has no such kernel for the
+	// model. Without a name it then takes eager attention.
+	NoSDPA, NoFlash bool
+	// ScalesQueries reports whether queries are multiplied by numbers of their
+	// positions.
+	ScalesQueries bool
 	// Joined reports whether queries and keys are concatenated from a rotated
 	// and a plain part. They are then stored by head, not by token, and so is
 	// the output of a fused kernel. It is copied for the projection.
@@ -173,10 +203,13 @@ type Latent struct {
 
 // Delta is linear attention with the gated delta rule (Qwen3-Next).
 type Delta struct {
-	Project, Gates, Convolution, Output string
-	Norm                                Norm
-	KeyHeads, ValueHeads                int64
-	KeyWidth, ValueWidth                int64
+	Project              string // to queries, keys and values, and the output gate
+	OutputGate           string // a projection of its own (Qwen3.5), or empty
+	Gates                []string
+	Convolution          string
+	Norm                 Norm
+	KeyHeads, ValueHeads int64
+	KeyWidth, ValueWidth int64
 }
 
 // FeedForward is the second half of a block.
@@ -188,7 +221,10 @@ type FeedForward struct {
 	Inner      int64
 	Activation string  // as in transformers: "silu", "gelu", "gelu_new", "relu", ...
 	Dropout    float64 // after the activation (T5)
-	Mixture    *Mixture
+	Alphas     string  // the module with the activation's parameters (xIELU)
+	// OutputDropout comes after the network, if the block has none.
+	OutputDropout float64
+	Mixture       *Mixture
 }
 
 // Mixture is a mixture of experts. Every token passes Chosen of the experts and
@@ -203,6 +239,14 @@ type Mixture struct {
 	WideRouter bool
 	// IgnoresAutocast reports whether it does so under autocast, too.
 	IgnoresAutocast bool
+	// Auxiliary reports whether the class adds the loss of the load of experts if the
+	// configuration asks for it.
+	Auxiliary bool
+	// WideLogits reports whether the router upcasts its logits before it returns them.
+	WideLogits bool
+	// NarrowSoftmax reports whether the softmax over all experts stays in the type
+	// of the logits.
+	NarrowSoftmax bool
 	// Normalized reports whether the weights of the chosen experts are divided by
 	// their sum.
 	Normalized bool
@@ -238,6 +282,7 @@ const (
 	SoftmaxOfChosen                 // a softmax over the logits of the chosen experts
 	SigmoidOfAll                    // a sigmoid of every logit; a correction takes part in the choice
 	SoftmaxCorrected                // SoftmaxOfAll with a correction that takes part in the choice
+	SigmoidOfChosen                 // a sigmoid of every logit, of which the others are none; all experts compute
 )
 
 // Fused reports whether the experts share parameters and have no modules of
@@ -277,7 +322,8 @@ func (n *Network) Linears() []string {
 			add(l.QueryDown, l.QueryUp, l.Down, l.Up)
 		}
 		if d := a.Delta; d != nil {
-			add(d.Project, d.Gates, d.Output)
+			add(d.Project, d.OutputGate)
+			add(d.Gates...)
 		}
 		add(a.Output)
 	}

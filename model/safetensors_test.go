@@ -46,12 +46,12 @@ func copyCheckpoint(t *testing.T) string {
 
 func TestHeadersSpeakForUnknownArchitecture(t *testing.T) {
 	folder := copyCheckpoint(t)
-	write(t, filepath.Join(folder, configName), `{"architectures": ["RwkvForCausalLM"]}`)
+	write(t, filepath.Join(folder, configName), `{"architectures": ["Rwkv7ForCausalLM"]}`)
 	m, err := Load(folder)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if m.Architecture != "RwkvForCausalLM" || m.Elements() != 2392 {
+	if m.Architecture != "Rwkv7ForCausalLM" || m.Elements() != 2392 {
 		t.Errorf("got %s with %d", m.Architecture, m.Elements())
 	}
 	write(t, filepath.Join(folder, configName), `{"architectures": 1}`)

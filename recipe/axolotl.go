@@ -266,7 +266,7 @@ func (r *frameworkReader) argumentsOfAxolotl() {
 	}
 	for _, key := range []string{"model_config", "overrides_of_model_config"} {
 		if v := r.Find(key); v != nil {
-			r.noteRouterLoss(key, v.Find("output_router_logits"))
+			r.routerLoss(v.Find("output_router_logits"))
 		}
 	}
 	if r.Truth("liger_fused_linear_cross_entropy") || r.pluginNamed("CutCrossEntropyPlugin") {

@@ -38,6 +38,10 @@ type Framework struct {
 	LigerModules bool // modules of liger-kernel, and the loss of the logits
 	// LoadsOnGPU says that every rank loads the full model on its GPU, and shards it there.
 	LoadsOnGPU bool
+	// RouterLoss says that the program has the model output the logits of its routers, for RouterLossOf: types of
+	// models, nil for all.
+	RouterLoss   bool
+	RouterLossOf []string
 
 	// Weights is the type that the weights are loaded in, "" for the type that they were published in. TrainedIn32 says
 	// when trained weights are converted to fp32.
@@ -295,12 +299,11 @@ func on(v *strict.Value) bool {
 	return !slices.Contains([]string{"false", "False", "0", "no", "none", "null"}, v.Text) && v.Kind != 'f'
 }
 
-// noteRouterLoss notes a key whose value makes a mixture of experts output the logits of its routers.
-func (r *frameworkReader) noteRouterLoss(key string, value *strict.Value) {
-	if on(value) {
-		r.Note(key, "adds the auxiliary loss of routers, which is not planned: a mixture of experts keeps a logit, a "+
-			"probability and their gradients for each token, layer and expert")
-	}
+// routerLoss reads a value that makes a mixture of experts output the logits of its routers, for all types of models or
+// for some.
+func (r *frameworkReader) routerLoss(value *strict.Value, of ...string) {
+	r.to.RouterLoss = r.to.RouterLoss || on(value)
+	r.to.RouterLossOf = of
 }
 
 // unplanned refuses the first of the keys that asks for something, as it changes memory in a way that is not planned.

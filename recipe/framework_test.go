@@ -3,7 +3,6 @@ package recipe
 import (
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 )
@@ -151,9 +150,9 @@ func TestSwift(t *testing.T) {
 	}
 }
 
-// TestRouterLoss tests the note on the auxiliary loss of routers.
+// TestRouterLoss reads the keys for the auxiliary loss of routers.
 func TestRouterLoss(t *testing.T) {
-	for text, noted := range map[string]bool{
+	for text, want := range map[string]bool{
 		swiftText + "router_aux_loss_coef: 0.001\n":                    true,
 		swiftText + "router_aux_loss_coef: 0\n":                        false,
 		factoryText + "moe_aux_loss_coef: 0.02\n":                      true,
@@ -164,9 +163,8 @@ func TestRouterLoss(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		got := slices.ContainsFunc(f.Notes, func(n Note) bool { return strings.Contains(n.What, "loss of routers") })
-		if got != noted {
-			t.Errorf("%s: the notes are %v", text, f.Notes)
+		if f.RouterLoss != want || (f.RouterLossOf != nil) != strings.HasPrefix(text, factoryText) {
+			t.Errorf("%s: %v of %v", text, f.RouterLoss, f.RouterLossOf)
 		}
 	}
 }

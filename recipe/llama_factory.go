@@ -162,7 +162,8 @@ func readLLaMAFactory(r *frameworkReader) error {
 	}
 	r.to.Attention = map[string]string{"disabled": "eager", "sdpa": "sdpa", "fa2": "flash",
 		"fa3": "flash"}[r.Word("flash_attn")]
-	r.noteRouterLoss("moe_aux_loss_coef", r.Find("moe_aux_loss_coef"))
+	r.routerLoss(r.Find("moe_aux_loss_coef"), "ernie4_5_moe", "granitemoe", "llama4", "mixtral", "olmoe", "qwen2_moe",
+		"qwen3_moe") // configure_moe in model/model_utils/moe.py
 	if r.Truth("fp8") {
 		r.Note("fp8", "is true, which is not planned: the job is planned without it, in the type of the weights")
 	}

@@ -87,7 +87,7 @@ var swift = family{kind: swiftKind, program: "ms-swift", hosts: true, read: read
 
 func readSwift(r *frameworkReader) error {
 	r.model("model")
-	r.noteRouterLoss("router_aux_loss_coef", r.Find("router_aux_loss_coef"))
+	r.routerLoss(r.Find("router_aux_loss_coef"))
 	r.to.Attention = map[string]string{"flash_attn": "flash", "flash_attention_4": "flash"}[r.Word("attn_impl")]
 	tuner := cmp.Or(r.Word("tuner_type"), r.Word("train_type"), r.Word("sft_type"), "lora")
 	if err := r.refuseSwift(tuner); err != nil {

@@ -121,6 +121,7 @@ func (s *simulation) options() forward.Options {
 		FusesPointwise:         s.Compile,
 		Liger:                  s.Liger,
 		ClampsScores:           s.ClampsScores(),
+		RoutersTogether:        !s.Versions.Transformers.AtLeast(5, 23, 0),
 		RepeatsKeys:            s.RepeatsKeys(),
 		ContiguousHeads:        s.ContiguousHeads(),
 		SharesWindow:           s.SharesWindow(),
@@ -202,8 +203,8 @@ func (s *simulation) iterate(iteration ledger.Iteration) {
 			options.HasLogits() // for passes without logits, which do not call it
 			if s.HoldsOutputs {
 				s.held = result
-			} else if result.Logits != nil {
-				s.tape.Drop(result.Logits)
+			} else {
+				s.drop(forward.Result{Logits: result.Logits, RouterLogits: result.RouterLogits})
 			}
 		})
 		s.states.left()
@@ -252,6 +253,7 @@ func (s *simulation) drop(r forward.Result) {
 	if r.Logits != nil {
 		s.tape.Drop(r.Logits)
 	}
+	s.tape.Drop(r.RouterLogits...)
 }
 
 // allocate allocates a block that is never freed.

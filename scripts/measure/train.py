@@ -494,6 +494,9 @@ def make_inputs(config, arguments, architecture, device):
     tokens = torch.randint(0, vocabulary, shape, device=device)
     if "SequenceClassification" in architecture:
         return {"input_ids": tokens, "labels": torch.zeros(arguments.batch, dtype=torch.long, device=device)}
+    if "QuestionAnswering" in architecture:
+        ends = torch.zeros(arguments.batch, dtype=torch.long, device=device)
+        return {"input_ids": tokens, "start_positions": ends, "end_positions": ends}
     inputs = {"input_ids": tokens, "labels": torch.randint(0, vocabulary, shape, device=device)}
     if arguments.attention_mask:
         inputs["attention_mask"] = torch.ones_like(tokens)
