@@ -31,9 +31,9 @@ const metadataName = ".metadata"
 // metadataClass admits what the metadata of torch.distributed.checkpoint is made of.
 func metadataClass(c class) bool {
 	switch c.module {
-	case "torch.distributed.checkpoint.metadata":
+	case metadataModule:
 		return true
-	case "torch.distributed.checkpoint.filesystem":
+	case filesystemModule:
 		return c.name == "_StorageInfo"
 	case "torch.serialization":
 		return c.name == "_get_layout"
