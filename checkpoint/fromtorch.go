@@ -158,12 +158,12 @@ func momentsIn(state any) (kernel.Algorithm, []string, error) {
 
 // placesOf returns where the master weights and the moments of a state begin. All have
 // the shape of the master weights.
-func (a *archive) placesOf(master torchTensor, moments []string, state any) ([]location, error) {
+func (a *archive) placesOf(master torchTensor, moments []string, state any) ([]numbers, error) {
 	at, err := a.locate(master, master.shape)
 	if err != nil {
 		return nil, fmt.Errorf("master: %w", err)
 	}
-	places := []location{at}
+	places := []numbers{at}
 	for _, component := range moments {
 		tensor, ok := member(state, component).(torchTensor)
 		if !ok {

@@ -86,6 +86,7 @@ const (
 	torchFormat       = "torch"     // a file of torch.save
 	deepspeedFormat   = "deepspeed" // a folder of engine.save_checkpoint; universal when it is written
 	distributedFormat = "dcp"       // a folder of torch.distributed.checkpoint.save
+	megatronFormat    = "megatron"  // a folder of Megatron's dist_checkpointing
 )
 
 // conversion holds the flags of the convert command.
@@ -108,7 +109,7 @@ func (f *conversion) choices() []choice {
 		{"moments", &f.moments, "`dtype` of the moments: VALUES; int8 for Adam and AdamW only, and never for " +
 			"embeddings and small parameters, which stay fp32", kernel.MomentNames()},
 		{"to", &f.to, "`format` of OUT: VALUES", []string{torchFormat, deepspeedFormat, distributedFormat}},
-		{"from", &f.from, "`format` of PATH: VALUES", []string{torchFormat, deepspeedFormat, distributedFormat}},
+		{"from", &f.from, "`format` of PATH: VALUES", []string{torchFormat, deepspeedFormat, distributedFormat, megatronFormat}},
 	}
 }
 
@@ -130,8 +131,9 @@ a file.
 
 With --from deepspeed, PATH is a folder of engine.save_checkpoint, of ZeRO 1 to
 3, or a universal checkpoint. With --from dcp, it is a folder of
-torch.distributed.checkpoint.save, such as FSDP2's. With --to deepspeed, OUT is
-a universal checkpoint of DeepSpeed, and with --to dcp, a folder for
+torch.distributed.checkpoint.save, such as FSDP2's, and with --from megatron, one
+of Megatron's dist_checkpointing. With --to deepspeed, OUT is a universal
+checkpoint of DeepSpeed, and with --to dcp, a folder for
 torch.distributed.checkpoint.load. No number is rounded, and no pickle is
 executed.`,
 		Example: `  plimsoll checkpoint convert checkpoints converted --ranks 4
@@ -231,6 +233,8 @@ func open(c *cobra.Command, path, from string, progress rehearse.Progress) (*che
 		read = checkpoint.OpenDeepSpeed
 	case distributedFormat:
 		read = checkpoint.OpenDistributed
+	case megatronFormat:
+		read = checkpoint.OpenMegatron
 	case torchFormat:
 	default:
 		return checkpoint.Open(path)
