@@ -34,6 +34,36 @@ type location struct {
 // after returns the place that is some numbers further on.
 func (p location) after(numbers int64) location { return location{p.path, p.offset + 4*numbers} }
 
+// opener opens a file. Whoever has made it closes the file.
+type opener func(path string) (io.ReaderAt, error)
+
+// numbers are the numbers of a piece, in files of another program.
+type numbers interface {
+	// read fills b with fp32 numbers, from one of them on.
+	read(open opener, first int64, b []byte) error
+}
+
+func (p location) read(open opener, first int64, b []byte) error {
+	file, err := open(p.path)
+	if err != nil {
+		return err
+	}
+	if _, err := file.ReadAt(b, p.after(first).offset); err != nil {
+		return cutShort(p.path, err)
+	}
+	return nil
+}
+
+// section is numbers from one of them on.
+type section struct {
+	numbers
+	first int64
+}
+
+func (s section) read(open opener, first int64, b []byte) error {
+	return s.numbers.read(open, s.first+first, b)
+}
+
 // add adds a piece that has elements: its master weights and its moments.
 func (f *foreign) add(p shard.Piece, algorithm kernel.Algorithm, step int64, places []numbers) error {
 	if len(f.pieces) > 0 && (algorithm != f.algorithm || step != f.step) {
@@ -51,26 +81,19 @@ func (f *foreign) add(p shard.Piece, algorithm kernel.Algorithm, step int64, pla
 }
 
 // read reads elements of a stream of the shard.
-func (f *foreign) read(open func(path string) (io.ReaderAt, error), role kernel.Role, first int64, b []byte) error {
+func (f *foreign) read(open opener, role kernel.Role, first int64, b []byte) error {
 	stream := 0
 	if role != kernel.MasterRole {
 		stream = 1 + int(role-kernel.FirstMomentRole)
 	}
 	for i := sort.Search(len(f.starts), func(i int) bool { return f.starts[i] > first }) - 1; len(b) > 0; i++ {
 		skip := first - f.starts[i]
-		for left := f.pieces[i].Count - skip; left > 0 && len(b) > 0; {
-			at, follow := f.places[i][stream].run(skip)
-			n := min(int64(len(b))/4, left, follow)
-			file, err := open(at.path)
-			if err != nil {
-				return err
-			}
-			if _, err := file.ReadAt(b[:4*n], at.offset); err != nil {
-				return cutShort(at.path, err)
-			}
-			first, skip, left = first+n, skip+n, left-n
-			b = b[4*n:]
+		n := min(int64(len(b))/4, f.pieces[i].Count-skip)
+		if err := f.places[i][stream].read(open, skip, b[:4*n]); err != nil {
+			return err
 		}
+		first += n
+		b = b[4*n:]
 	}
 	return nil
 }

@@ -232,6 +232,94 @@ func FuzzDistributed(f *testing.F) {
 	})
 }
 
+// FuzzMegatron: metadata of Megatron's dist_checkpointing are understood or refused. An
+// understood checkpoint can be read.
+func FuzzMegatron(f *testing.F) {
+	root, err := filepath.Abs(filepath.Join("testdata", "megatron"))
+	if err != nil {
+		f.Fatal(err)
+	}
+	for _, folder := range []string{"flattened", "fully_reshardable"} {
+		metadata, err := os.ReadFile(filepath.Join(root, folder, metadataName))
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(metadata)
+	}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		own := t.TempDir()
+		for _, name := range []string{"metadata.json", "common.pt", "__0_0.distcp", "__0_1.distcp", "__1_0.distcp"} {
+			if err := os.Symlink(filepath.Join(root, "flattened", name), filepath.Join(own, name)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := os.WriteFile(filepath.Join(own, metadataName), text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		c, err := OpenMegatron(t.Context(), own, nil)
+		readOrRefuse(t, c, err)
+	})
+}
+
+// FuzzQuantized: documents with states of torchao are understood or refused. An understood
+// checkpoint can be read.
+func FuzzQuantized(f *testing.F) {
+	var data []*zip.File
+	for _, name := range []string{"AdamW8bit.pt", "AdamWFp8.pt", "AdamW4bit.pt"} {
+		archive, err := zip.OpenReader(filepath.Join("testdata", "torchao", name))
+		if err != nil {
+			f.Fatal(err)
+		}
+		defer archive.Close()
+		for _, entry := range archive.File {
+			if filepath.Base(entry.Name) == "data.pkl" {
+				f.Add(contentOf(f, entry))
+			}
+		}
+		data = archive.File
+	}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		path := filepath.Join(t.TempDir(), "file.pt")
+		var archive bytes.Buffer
+		z := zip.NewWriter(&archive)
+		for _, entry := range data {
+			w, err := z.CreateHeader(&zip.FileHeader{Name: entry.Name, Method: zip.Store})
+			content := text
+			if filepath.Base(entry.Name) != "data.pkl" {
+				content = contentOf(t, entry)
+			}
+			if err == nil {
+				_, err = w.Write(content)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := z.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, archive.Bytes(), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		c, err := OpenTorch(t.Context(), path, nil)
+		readOrRefuse(t, c, err)
+	})
+}
+
+// contentOf reads an entry of an archive.
+func contentOf(f failer, entry *zip.File) []byte {
+	r, err := entry.Open()
+	if err != nil {
+		f.Fatalf("%v", err)
+	}
+	defer r.Close()
+	content, err := io.ReadAll(r)
+	if err != nil {
+		f.Fatalf("%v", err)
+	}
+	return content
+}
+
 // FuzzDeepSpeed: what a rank of ZeRO has saved is understood or refused. An understood
 // checkpoint can be read.
 func FuzzDeepSpeed(f *testing.F) {
@@ -246,15 +334,7 @@ func FuzzDeepSpeed(f *testing.F) {
 		if filepath.Base(entry.Name) != "data.pkl" {
 			continue
 		}
-		r, err := entry.Open()
-		if err != nil {
-			f.Fatal(err)
-		}
-		pickle, err := io.ReadAll(r)
-		if err != nil {
-			f.Fatal(err)
-		}
-		f.Add(pickle)
+		f.Add(contentOf(f, entry))
 	}
 	f.Fuzz(func(t *testing.T, text []byte) {
 		own := t.TempDir()

@@ -3,26 +3,9 @@ package checkpoint
 import (
 	"cmp"
 	"fmt"
-	"math"
 	"slices"
 	"sort"
 )
-
-// numbers are fp32 numbers in files.
-type numbers interface {
-	// run returns where a number is, and how many numbers lie there one after the other.
-	run(number int64) (location, int64)
-}
-
-func (p location) run(number int64) (location, int64) { return p.after(number), math.MaxInt64 }
-
-// section is numbers from one of them on.
-type section struct {
-	numbers
-	first int64
-}
-
-func (s section) run(number int64) (location, int64) { return s.numbers.run(s.first + number) }
 
 // grid is the numbers of a tensor, in row-major order. The tensor is cut into blocks: along
 // its first dimension, each part along the second one, and so on.
@@ -98,6 +81,20 @@ func lastAt(starts []int64, number int64) int {
 	return sort.Search(len(starts), func(i int) bool { return starts[i] > number }) - 1
 }
 
+func (g grid) read(open opener, first int64, b []byte) error {
+	for len(b) > 0 {
+		at, follow := g.run(first)
+		n := min(int64(len(b))/4, follow)
+		if err := at.read(open, 0, b[:4*n]); err != nil {
+			return err
+		}
+		first += n
+		b = b[4*n:]
+	}
+	return nil
+}
+
+// run returns where a number is, and how many numbers lie there one after the other.
 func (g grid) run(number int64) (location, int64) {
 	var index [maxDimensions]int64
 	for i := len(g.shape) - 1; i >= 0; i-- {

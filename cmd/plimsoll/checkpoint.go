@@ -199,6 +199,9 @@ func convert(c *cobra.Command, path, out string, flags conversion, to checkpoint
 	if err != nil {
 		return err
 	}
+	if class := opened.Quantized(); class != "" {
+		logTo(c)("the moments are of %s: what is written has the values of their codes, in fp32, and no more digits", class)
+	}
 	if flags.to != "" {
 		write, reader := opened.WriteTorch, "torch.load"
 		switch flags.to {
