@@ -157,7 +157,8 @@ func (d *distcp) readMetadata(document any) error {
 			}
 			t.chunks = append(t.chunks, c)
 		}
-		if before := member(member(attribute(document, "mcore_data"), key), "nd_reformulated_orig_global_shape"); before != nil {
+		before := member(member(attribute(document, "mcore_data"), key), "nd_reformulated_orig_global_shape")
+		if before != nil {
 			if t.before, ok = sizes(before); !ok {
 				return fmt.Errorf("%q was flattened, and had the shape %s", key, shown(before))
 			}

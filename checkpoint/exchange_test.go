@@ -3,6 +3,7 @@ package checkpoint
 import (
 	"archive/zip"
 	"cmp"
+	"context"
 	"fmt"
 	"os"
 	"os/exec"
@@ -344,5 +345,34 @@ func TestDistributedCheckpoint(t *testing.T) {
 			_, err = OpenDistributed(t.Context(), folder, nil)
 			mustSay(t, err, "__1_0.distcp", "the checkpoint is not complete")
 		})
+	}
+}
+
+// TestDistributedIsCompleteOrNotThere: while a checkpoint is written, there is no folder of its name and no metadata. A
+// writer that is stopped leaves nothing.
+func TestDistributedIsCompleteOrNotThere(t *testing.T) {
+	c, err := OpenDistributed(t.Context(), filepath.Join("..", "examples", "fsdp"), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for stop := range 5 {
+		folder := t.TempDir()
+		ctx, cancel := context.WithCancel(t.Context())
+		calls := 0
+		err := c.WriteDistributed(ctx, filepath.Join(folder, "new"), func(int64) {
+			if calls++; calls > 3*stop {
+				cancel()
+			}
+			entries, err := os.ReadDir(folder)
+			if err != nil || len(entries) != 1 || !strings.HasPrefix(entries[0].Name(), savingPrefix) {
+				t.Errorf("%v, %v", entries, err)
+			} else if exists(filepath.Join(folder, entries[0].Name(), metadataName)) {
+				t.Error("there are metadata")
+			}
+		})
+		cancel()
+		if entries, _ := os.ReadDir(folder); err == nil || len(entries) != 0 {
+			t.Errorf("%v, and %v are left", err, entries)
+		}
 	}
 }

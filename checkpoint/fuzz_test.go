@@ -235,21 +235,50 @@ func FuzzDistributed(f *testing.F) {
 // FuzzMegatron: metadata of Megatron's dist_checkpointing are understood or refused. An
 // understood checkpoint can be read.
 func FuzzMegatron(f *testing.F) {
-	root, err := filepath.Abs(filepath.Join("testdata", "megatron"))
+	c, err := OpenDistributed(f.Context(), filepath.Join("..", "examples", "fsdp"), nil)
 	if err != nil {
 		f.Fatal(err)
 	}
-	for _, folder := range []string{"flattened", "fully_reshardable"} {
-		metadata, err := os.ReadFile(filepath.Join(root, folder, metadataName))
-		if err != nil {
+	folder := f.TempDir()
+	d := &distcpWriter{exporter: newExporter(c, io.Discard, nil), limit: 100}
+	var file bytes.Buffer
+	d.file = &counter{w: &file}
+	for _, p := range d.parameters[:2] { // one of all layers, and one of its own
+		for i, component := range []string{"param", "exp_avg", "exp_avg_sq"} {
+			path := []any{"optimizer", "state", component, "layers" + p.Name}
+			if len(p.Shape) > 1 {
+				path[3] = "layers.w" + p.Name
+			}
+			if err := d.tensor(f.Context(), path, p.Piece, d.roles[i]); err != nil {
+				f.Fatal(err)
+			}
+		}
+	}
+	common := dictOf(func(p *pickler) {
+		p.text("optimizer")
+		p.dict(func() {
+			p.text("param_groups")
+			p.list(func() { p.dict(func() { p.text("step"); p.int(3) }) })
+		})
+	})
+	if err := saveTorch(filepath.Join(folder, "common.pt"), common, nil); err != nil {
+		f.Fatal(err)
+	}
+	for name, text := range map[string][]byte{
+		"metadata.json": []byte(`{"sharded_backend": "torch_dist"}`), distcpFile: file.Bytes(), metadataName: d.metadata(),
+	} {
+		if err := os.WriteFile(filepath.Join(folder, name), text, 0o600); err != nil {
 			f.Fatal(err)
 		}
-		f.Add(metadata)
 	}
+	if _, err := OpenMegatron(f.Context(), folder, nil); err != nil {
+		f.Fatal(err)
+	}
+	f.Add(d.metadata())
 	f.Fuzz(func(t *testing.T, text []byte) {
 		own := t.TempDir()
-		for _, name := range []string{"metadata.json", "common.pt", "__0_0.distcp", "__0_1.distcp", "__1_0.distcp"} {
-			if err := os.Symlink(filepath.Join(root, "flattened", name), filepath.Join(own, name)); err != nil {
+		for _, name := range []string{"metadata.json", "common.pt", distcpFile} {
+			if err := os.Symlink(filepath.Join(folder, name), filepath.Join(own, name)); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -265,8 +294,8 @@ func FuzzMegatron(f *testing.F) {
 // checkpoint can be read.
 func FuzzQuantized(f *testing.F) {
 	var data []*zip.File
-	for _, name := range []string{"AdamW8bit.pt", "AdamWFp8.pt", "AdamW4bit.pt"} {
-		archive, err := zip.OpenReader(filepath.Join("testdata", "torchao", name))
+	for _, name := range []string{"AdamW8bit", "AdamWFp8", "AdamW4bit"} {
+		archive, err := zip.OpenReader(torchaoFile(name))
 		if err != nil {
 			f.Fatal(err)
 		}

@@ -48,7 +48,9 @@ func cutAlong(shape []int64, blocks []*block, dimension int) (*cut, error) {
 		}
 		return &cut{block: blocks[0]}, nil
 	}
-	slices.SortStableFunc(blocks, func(a, b *block) int { return cmp.Compare(a.offsets[dimension], b.offsets[dimension]) })
+	slices.SortStableFunc(blocks, func(a, b *block) int {
+		return cmp.Compare(a.offsets[dimension], b.offsets[dimension])
+	})
 	c, end := &cut{}, int64(0)
 	for len(blocks) > 0 {
 		first, size := blocks[0].offsets[dimension], blocks[0].sizes[dimension]
@@ -71,7 +73,8 @@ func cutAlong(shape []int64, blocks []*block, dimension int) (*cut, error) {
 		blocks, end = blocks[count:], end+size
 	}
 	if len(blocks) > 0 || end != shape[dimension] {
-		return nil, fmt.Errorf("its chunks are not all of dimension %d of the shape %v, each part once", dimension, shape)
+		return nil, fmt.Errorf("its chunks are not all of dimension %d of the shape %v, each part once", dimension,
+			shape)
 	}
 	return c, nil
 }

@@ -155,7 +155,8 @@ func (m *megatron) note(key string) error {
 	case strings.Contains("."+name, ".experts."):
 		return fmt.Errorf("%q is of a mixture of experts, which is not read", key)
 	case megatronHalf.MatchString(name):
-		return fmt.Errorf("%q is one half of a projection, as singleton_local_shards saves it: expected one tensor", key)
+		return fmt.Errorf("%q is one half of a projection, as singleton_local_shards saves it: expected one tensor",
+			key)
 	case m.keys[component+"."+name] != "":
 		return fmt.Errorf("%q and %q are the same state", key, m.keys[component+"."+name])
 	}

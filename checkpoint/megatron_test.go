@@ -41,9 +41,12 @@ func linesIn(t *testing.T, path string) []string {
 // TestMegatron reads checkpoints of megatron-core's own optimizer, of tensor parallel ranks. Every state is what
 // torch.distributed.checkpoint reads there.
 func TestMegatron(t *testing.T) {
-	for _, name := range []string{"fully_reshardable", "flattened"} {
+	states := filepath.Join("testdata", "megatron")
+	for name, path := range map[string]string{
+		"fully_reshardable": filepath.Join("..", "examples", "megatron"),
+		"flattened":         filepath.Join(states, "flattened"),
+	} {
 		t.Run(name, func(t *testing.T) {
-			path := filepath.Join("testdata", "megatron", name)
 			c, err := OpenMegatron(t.Context(), path, nil)
 			if err != nil {
 				t.Fatal(err)
@@ -56,7 +59,7 @@ func TestMegatron(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			lines := linesIn(t, path+".txt")
+			lines := linesIn(t, filepath.Join(states, name+".txt"))
 			if own.Step() != 3 || len(lines) != 3*len(own.names) {
 				t.Fatalf("step %d, %d parameters and %d states", own.Step(), len(own.names), len(lines))
 			}
@@ -77,7 +80,7 @@ func TestMegatron(t *testing.T) {
 
 // TestMegatronRefused: what cannot be read is named.
 func TestMegatronRefused(t *testing.T) {
-	folder := filepath.Join("testdata", "megatron", "fully_reshardable")
+	folder := filepath.Join("..", "examples", "megatron")
 	replaced := func(name, from, to string) func(*testing.T, string) {
 		return func(t *testing.T, path string) {
 			text, err := os.ReadFile(filepath.Join(path, name))
@@ -96,9 +99,10 @@ func TestMegatronRefused(t *testing.T) {
 	}{
 		"zarr":     {replaced("metadata.json", `"torch_dist"`, `"zarr"      `), `its format is "zarr"`},
 		"no state": {replaced(".metadata", "optimizer.state.", "optimized.state."), "no state of an optimizer"},
-		"buckets":  {replaced(".metadata", "optimizer.state.exp_avg_sq.d", "optimizer.distributed.bucket"), "dp_reshardable"},
-		"experts":  {replaced(".metadata", ".mlp.linear_fc2.", ".mlp.experts.fc."), "a mixture of experts"},
-		"halves":   {replaced(".metadata", "fc1.weight", "fc1.weig_w"), "one half of a projection"},
+		"buckets": {replaced(".metadata", "optimizer.state.exp_avg_sq.d", "optimizer.distributed.bucket"),
+			"dp_reshardable"},
+		"experts": {replaced(".metadata", ".mlp.linear_fc2.", ".mlp.experts.fc."), "a mixture of experts"},
+		"halves":  {replaced(".metadata", "fc1.weight", "fc1.weig_w"), "one half of a projection"},
 		"another optimizer": {replaced(".metadata", "optimizer.state.exp_avg_sq.", "optimizer.state.exp_max_sq."),
 			"is no state of AdamW"},
 		"a flipped bit": {func(t *testing.T, path string) {
@@ -140,15 +144,22 @@ func write(t *testing.T, path, text string) {
 	}
 }
 
+// torchaoFile returns the file of an optimizer of torchao.
+func torchaoFile(optimizer string) string {
+	if optimizer == "AdamW8bit" {
+		return filepath.Join("..", "examples", "torchao.pt")
+	}
+	return filepath.Join("testdata", "torchao", optimizer+".pt")
+}
+
 // TestQuantized reads states of torchao's optimizers. Every moment is what torchao dequantizes.
 func TestQuantized(t *testing.T) {
-	folder := filepath.Join("testdata", "torchao")
 	opened := map[string]*Checkpoint{}
-	for _, line := range linesIn(t, filepath.Join(folder, "states.txt")) {
+	for _, line := range linesIn(t, filepath.Join("testdata", "torchao", "states.txt")) {
 		fields := strings.SplitN(line, " ", 4)
 		of, component, parameter := fields[0], fields[1], fields[2]
 		if opened[of] == nil {
-			c, err := OpenTorch(t.Context(), filepath.Join(folder, of+".pt"), nil)
+			c, err := OpenTorch(t.Context(), torchaoFile(of), nil)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -549,7 +549,7 @@ func (u *unpickler) construct(opcode byte) error {
 		}
 	case any(class{"torch._utils", "_rebuild_tensor_v3"}):
 		return u.tensorOf(arguments)
-	case any(class{"torch._tensor", "_rebuild_from_type_v2"}): // a function, a type, the function's arguments, attributes
+	case any(class{"torch._tensor", "_rebuild_from_type_v2"}): // a function, a type, arguments, attributes
 		if len(arguments) == 4 && arguments[0] == any(class{"torch._utils", "_rebuild_wrapper_subclass"}) {
 			return u.subclass(arguments)
 		}

@@ -109,7 +109,8 @@ func (f *conversion) choices() []choice {
 		{"moments", &f.moments, "`dtype` of the moments: VALUES; int8 for Adam and AdamW only, and never for " +
 			"embeddings and small parameters, which stay fp32", kernel.MomentNames()},
 		{"to", &f.to, "`format` of OUT: VALUES", []string{torchFormat, deepspeedFormat, distributedFormat}},
-		{"from", &f.from, "`format` of PATH: VALUES", []string{torchFormat, deepspeedFormat, distributedFormat, megatronFormat}},
+		{"from", &f.from, "`format` of PATH: VALUES",
+			[]string{torchFormat, deepspeedFormat, distributedFormat, megatronFormat}},
 	}
 }
 
@@ -180,8 +181,8 @@ func (f conversion) apply() (checkpoint.Conversion, error) {
 		}
 	}
 	if f.to != "" && (f.state != "" || f.moments != "" || f.ranks != 0) {
-		return to, fault.Inputf("--to %s writes everything in fp32, and --state, --moments and --ranks do not go with it",
-			f.to).WithHint("leave these flags out")
+		return to, fault.Inputf("--to %s writes everything in fp32: --state, --moments and --ranks do not go with it", f.to).
+			WithHint("leave these flags out")
 	}
 	if state, err := kernel.ParseState(f.state); err == nil {
 		to.State = &state
@@ -200,7 +201,7 @@ func convert(c *cobra.Command, path, out string, flags conversion, to checkpoint
 		return err
 	}
 	if class := opened.Quantized(); class != "" {
-		logTo(c)("the moments are of %s: what is written has the values of their codes, in fp32, and no more digits", class)
+		logTo(c)("the moments are of %s: the fp32 numbers that are written are the values of their codes", class)
 	}
 	if flags.to != "" {
 		write, reader := opened.WriteTorch, "torch.load"
