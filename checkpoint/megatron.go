@@ -26,6 +26,9 @@ var megatronKind = kind{
 // megatronPart is the part of all parameters of Megatron's checkpoints.
 const megatronPart = "megatron"
 
+// maxLayers is far above the number of layers of any model.
+const maxLayers = 1 << 14
+
 // maxConfig is far above the size of the small files of such a checkpoint.
 const maxConfig = 1 << 16
 
@@ -194,8 +197,9 @@ func (m *megatron) addParameter(name string) error {
 	if place == nil {
 		return m.add(name, shape, at)
 	}
-	if len(shape) == 0 {
-		return errors.New("all layers share it, but it has no dimension for them")
+	if len(shape) == 0 || shape[0] > maxLayers {
+		return fmt.Errorf("all layers share it, but its first dimension is not that of up to %d layers: it has the "+
+			"shape %v", maxLayers, shape)
 	}
 	own := shard.Piece{Shape: shape[1:]}
 	count, _ := own.Elements() // a part of a shape with elements
