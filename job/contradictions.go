@@ -170,6 +170,14 @@ func (r *resolver) engines() error {
 				fmt.Sprintf("DeepSpeed's tensor parallelism divides linear modules, but transformers %v keeps the "+
 					"experts of a layer in two tensors: this is not planned yet", j.Versions.Transformers),
 				"remove \"tensor_parallel\", or give --transformers 4.57 if the job uses that version"})
+		second := d.Sizes.SecondaryPartition
+		list = append(list,
+			contradiction{d.ZeROStage == 3 && second > 1 && int64(j.World)%min(second, int64(j.World)) != 0,
+				fmt.Sprintf("zero_hpz_partition_size %d does not divide the %d ranks: DeepSpeed stops, as groups of "+
+					"ranks would differ", second, j.World), "set it to the number of GPUs of a node"},
+			contradiction{d.ZeROStage == 3 && second > 1 && d.OffloadParameters.Device == "nvme",
+				"zero_hpz_partition_size keeps second partitions where the parameters are, and DeepSpeed makes no " +
+					"tensor on NVMe for them", "offload parameters to the CPU, or set zero_hpz_partition_size to 1"})
 		list = append(list, contradiction{d.ZeROStage == 3 && j.Parallel.Tensor > 1,
 			"DeepSpeed's tensor parallelism does not go with ZeRO-3: \"the compatibility between 'autotp' and " +
 				"'zero_stage = 3' has not been validated\"", "use \"stage\": 2, or leave --tensor-parallel out"})

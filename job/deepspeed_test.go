@@ -16,7 +16,10 @@ import (
 // the memory of the job.
 func TestUnplannedDeepSpeed(t *testing.T) {
 	for text, refused := range map[ledger.Component]string{
-		`"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 8}`: "zero_hpz_partition_size",
+		`"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 3}`: "zero_hpz_partition_size",
+		`"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 4}`: "",
+		`"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 4, "offload_param": {"device": "nvme",
+			"nvme_path": "/nvme"}, "offload_optimizer": {"device": "cpu"}}`: "zero_hpz_partition_size",
 		`"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 1}`: "",
 		`"zero_optimization": {"stage": 2, "zero_hpz_partition_size": 8}`: "",
 		`"zero_optimization": {"stage": 3, "mics_shard_size": 4}`:         "mics_shard_size",

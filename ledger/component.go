@@ -65,6 +65,7 @@ const (
 	BucketCopies           Component = "communication_bucket_copies"
 	ReductionTemporaries   Component = "reduction_temporaries"
 	GatheredParameters     Component = "gathered_parameters"
+	SecondaryParameters    Component = "secondary_parameters"
 	UndividedUnits         Component = "undivided_units"
 	StagingBuffers         Component = "staging_buffers"
 	LoadStaging            Component = "model_load_staging"
@@ -149,6 +150,7 @@ var descriptions = map[Component]description{
 	BucketCopies:           {title: "copies of communication buckets"},
 	ReductionTemporaries:   {title: "temporaries of the reduction"},
 	GatheredParameters:     {title: "gathered parameters"},
+	SecondaryParameters:    {title: "secondary partitions of parameters"},
 	UndividedUnits:         {title: "units before they are divided"},
 	StagingBuffers:         {title: "staging buffers"},
 	LoadStaging:            {title: "model load staging"},

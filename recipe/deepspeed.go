@@ -94,6 +94,9 @@ type Sizes struct {
 	PersistentModel     int64 `key:"stage3_model_persistence_threshold"` // the limit for all of them together
 	LiveParameters      int64 `key:"stage3_max_live_parameters"`
 	ReuseDistance       int64 `key:"stage3_max_reuse_distance"`
+	// SecondaryPartition is the number of ranks that together keep a second copy of gathered parameters (hpZ of
+	// ZeRO++); 0 and 1 mean none.
+	SecondaryPartition int64 `key:"zero_hpz_partition_size"`
 }
 
 // LossScale is how losses are scaled so that fp16 gradients do not underflow.
@@ -264,8 +267,6 @@ func (r *deepSpeedReader) unplanned(d *DeepSpeed) []Note {
 		is        bool
 		path, why string
 	}{
-		{shards && r.Integer(zero+"zero_hpz_partition_size") > 1, zero + "zero_hpz_partition_size",
-			"keeps a second copy of the parameters, sharded over a group of ranks"},
 		{shards && r.Integer(zero+"mics_shard_size") > 0, zero + "mics_shard_size",
 			"shards everything over a group of ranks, not over all"},
 		{shards && r.Truth(zero+"zero_quantized_nontrainable_weights"), zero + "zero_quantized_nontrainable_weights",

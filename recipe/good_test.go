@@ -25,6 +25,7 @@ func defaults() DeepSpeed {
 		Sizes: Sizes{
 			ReduceBucket: 5e8, AllgatherBucket: 5e8, SubGroup: 1e9, PrefetchBucket: 5e7,
 			PersistentParameter: 1e5, PersistentModel: math.MaxInt64, LiveParameters: 1e9, ReuseDistance: 1e9,
+			SecondaryPartition: 1,
 		},
 		OffloadOptimizer:  none,
 		OffloadParameters: parameters,

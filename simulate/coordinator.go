@@ -13,13 +13,15 @@ import (
 // a module before the module runs. After the first pass it also prefetches those
 // of the next modules (zero/partitioned_param_coordinator.py).
 type coordinator struct {
-	engine  *deepSpeed
-	modules map[string]*module
-	status  []parameterStatus // by index of the parameter
-	order   []use             // uses of modules in the first pass, in order
-	seen    bool              // the first pass is done
-	at      int               // the current use, an index of order
-	live    int64             // elements of the live parameters
+	engine *deepSpeed
+	// partition is called before a gathered parameter is freed.
+	partition func(*autograd.Parameter)
+	modules   map[string]*module
+	status    []parameterStatus // by index of the parameter
+	order     []use             // uses of modules in the first pass, in order
+	seen      bool              // the first pass is done
+	at        int               // the current use, an index of order
+	live      int64             // elements of the live parameters
 	// next is the first parameter that was not prefetched: an index of order, and an index of the module's
 	// parameters.
 	next struct{ step, index int }
@@ -270,6 +272,7 @@ func (c *coordinator) drop(p *autograd.Parameter) {
 		return
 	}
 	c.wait(s.inFlight)
+	c.partition(p)
 	drop(&s.hold)
 	s.live = false
 	c.live -= p.Elements

@@ -12,6 +12,7 @@ import (
 
 	"plimsoll/autograd"
 	"plimsoll/dtype"
+	"plimsoll/files/filestest"
 	"plimsoll/forward"
 	"plimsoll/job"
 	"plimsoll/ledger"
@@ -450,6 +451,40 @@ func TestDeepSpeedFetching(t *testing.T) {
 	}
 }
 
+// TestSecondaryPartitions compares with DeepSpeed 0.19.8 on four CPU ranks what each rank keeps of a small Llama with
+// zero_hpz_partition_size 2: the elements of ds_secondary_tensor of all parameters after each phase. The second forward
+// pass frees nothing within the default max_reuse_distance.
+func TestSecondaryPartitions(t *testing.T) {
+	config := filestest.InNewFolder(t)("config.json", `{"model_type": "llama", "vocab_size": 1001, "hidden_size": 64,
+		"intermediate_size": 176, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4,
+		"tie_word_embeddings": false}`)
+	m, err := model.Load(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const section = `, "zero_hpz_partition_size": 2, "stage3_param_persistence_threshold": 100`
+	for _, init := range []bool{false, true} {
+		j := onRanks(4, deepSpeedJob(t, m, zero(3, section), "0.19.8"))
+		j.ZeROInit = init
+		s := simulated(j)
+		for _, want := range []struct {
+			phase     ledger.PhaseName
+			iteration ledger.Iteration
+			elements  int64
+		}{
+			{ledger.Initialize, ledger.Once, 114400}, {ledger.Forward, ledger.First, 114400},
+			{ledger.Backward, ledger.First, 114400}, {ledger.Step, ledger.First, 0},
+			{ledger.Forward, ledger.Steady, 0}, {ledger.Backward, ledger.Steady, 114240},
+			{ledger.Step, ledger.Steady, 0},
+		} {
+			if got := ends(t, s.gpu, want.phase, want.iteration)[ledger.SecondaryParameters]; got != 2*want.elements {
+				t.Errorf("zero.Init %v, %s %s: %d bytes, want %d", init, want.iteration, want.phase, got,
+					2*want.elements)
+			}
+		}
+	}
+}
+
 // TestDeepSpeedProperties runs random configurations and models. The components
 // sum up to the total, no temporaries remain, and every component has one reason.
 func TestDeepSpeedProperties(t *testing.T) {
@@ -497,7 +532,8 @@ func TestDeepSpeedProperties(t *testing.T) {
 		d.Sizes = recipe.Sizes{ReduceBucket: 1 + size.Draw(r, "bucket"), SubGroup: 1 + size.Draw(r, "sub-group"),
 			PrefetchBucket:      size.Draw(r, "prefetch"),
 			PersistentParameter: size.Draw(r, "persistent"), PersistentModel: size.Draw(r, "persistent model"),
-			LiveParameters: size.Draw(r, "live"), ReuseDistance: size.Draw(r, "reuse")}
+			LiveParameters: size.Draw(r, "live"), ReuseDistance: size.Draw(r, "reuse"),
+			SecondaryPartition: rapid.SampledFrom([]int64{0, 1, int64(j.World)}).Draw(r, "secondary")}
 		if stage > 0 {
 			d.OffloadOptimizer.Device = rapid.SampledFrom([]string{"none", "cpu"}).Draw(r, "optimizer")
 			d.OffloadOptimizer.PinGiven = rapid.Bool().Draw(r, "pinned")

@@ -14,6 +14,7 @@ type zero3 struct {
 	*deepSpeed
 	coordinator *coordinator
 	shards      []tensor // shards of single parameters, by index
+	secondary   []tensor // second partitions of single parameters (hpZ), by index
 	subGroups   []subGroup
 	bucket      []*autograd.Parameter
 	elements    int64
@@ -28,7 +29,8 @@ type subGroup struct {
 }
 
 func newZeRO3(e *deepSpeed) *zero3 {
-	d := &zero3{deepSpeed: e, shards: make([]tensor, len(e.parameters))}
+	n := len(e.parameters)
+	d := &zero3{deepSpeed: e, shards: make([]tensor, n), secondary: make([]tensor, n)}
 	for _, group := range e.groups {
 		var sum int64
 		for i, p := range group {
@@ -51,6 +53,7 @@ func newZeRO3(e *deepSpeed) *zero3 {
 		}
 	}
 	d.coordinator = newCoordinator(e, d.persistent)
+	d.coordinator.partition = d.partition
 	return d
 }
 
@@ -85,6 +88,7 @@ func (e *zero3) load() {
 
 // shard replaces a parameter by the rank's shard of it.
 func (e *zero3) shard(p *autograd.Parameter) {
+	e.partition(p)
 	switch e.parametersOn() {
 	case "none":
 		e.shards[p.Index] = tensor{hold: e.gpu.hold(e.shardBytes(p), ledger.Parameters, e.whyParameters)}
@@ -93,6 +97,44 @@ func (e *zero3) shard(p *autograd.Parameter) {
 			e.pinsOffload(e.recipe.OffloadParameters))
 	}
 	e.unload([]*autograd.Parameter{p})
+}
+
+// partition keeps a second partition of a gathered parameter, if the file asks for hpZ: a group of ranks, mostly those
+// of a node, then gathers the parameter among themselves until the next step (_partition_param_sec).
+func (e *zero3) partition(p *autograd.Parameter) {
+	ranks := e.secondaryRanks()
+	if ranks < 1 || e.secondary[p.Index].held() {
+		return
+	}
+	bytes := e.shardOf(p.Elements) * e.Parallel.Shard / ranks * p.DType.Size()
+	if e.parametersOn() == "cpu" {
+		e.secondary[p.Index] = e.holdOnHost(bytes, ledger.SecondaryParameters, e.whySecondary,
+			e.pinsOffload(e.recipe.OffloadParameters))
+		return
+	}
+	e.secondary[p.Index] = tensor{hold: e.gpu.hold(bytes, ledger.SecondaryParameters, e.whySecondary)}
+}
+
+// secondaryRanks returns the number of ranks that share second partitions, or 0 where there are none.
+func (e *zero3) secondaryRanks() int64 {
+	if n := e.recipe.Sizes.SecondaryPartition; n > 1 {
+		return min(n, e.Parallel.Shard)
+	}
+	return 0
+}
+
+func (e *zero3) whySecondary() string {
+	return fmt.Sprintf("hpZ: %s parameters x %d B / %d ranks, from the end of the forward pass to the step "+
+		"(zero_hpz_partition_size; zero/partition_parameters.py, _partition_param_sec)",
+		ledger.Count(elementsOf(e.parameters)), e.ParameterType.Size(), e.secondaryRanks())
+}
+
+// invalidate frees the second partitions of parameters that the step has changed (invalidate_secondary_tensor).
+func (e *zero3) invalidate() {
+	for _, p := range e.trained {
+		e.secondary[p.Index].free()
+		e.secondary[p.Index] = tensor{}
+	}
 }
 
 func (e *zero3) whyParameters() string {
@@ -387,6 +429,7 @@ func (e *zero3) step() {
 	e.stepped = true
 	e.share()
 	e.coordinator.fetch(e.persistent)
+	e.invalidate()
 	e.coordinator.live = 0 // persistent parameters are not counted
 }
 

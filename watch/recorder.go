@@ -191,8 +191,8 @@ func (r *Recorder) End(e samples.End) {
 	for _, out := range r.outputs {
 		r.writeAll(out.take(r.now(), true))
 	}
-	r.addKernelKills()
 	e.Ranks, e.Counters = slices.Clone(r.ends), counters()
+	r.addKernelKills(killsBetween(r.start.Start.Counters, e.Counters))
 	slices.SortStableFunc(e.Ranks, func(a, b samples.RankEnd) int { return int(a.Time - b.Time) })
 	r.end = &samples.Record{Time: r.now(), End: &e}
 	r.file.write(r.end)
@@ -201,8 +201,13 @@ func (r *Recorder) End(e samples.End) {
 	}
 }
 
-// addKernelKills records what the kernel's log says of processes of the job that it has killed for memory.
-func (r *Recorder) addKernelKills() {
+// lateLine is how long the kernel's line about a kill may come after the end of the process: the kernel sends the
+// signal, and writes the line then.
+const lateLine = time.Second
+
+// addKernelKills records what the kernel's log says of processes of the job that it has killed for memory. Where the
+// counters say that it has killed, the log may still get its line.
+func (r *Recorder) addKernelKills(counted bool) {
 	var pids []int
 	for _, e := range r.ends {
 		pids = append(pids, e.PID)
@@ -212,7 +217,12 @@ func (r *Recorder) addKernelKills() {
 			pids = append(pids, p.PID)
 		}
 	}
-	if lines := host.KernelKills(pids, r.logEnd); len(lines) > 0 {
+	lines := host.KernelKills(pids, r.logEnd)
+	for wait := time.Now().Add(lateLine); counted && r.logEnd > 0 && len(lines) == 0 && time.Now().Before(wait); {
+		time.Sleep(20 * time.Millisecond)
+		lines = host.KernelKills(pids, r.logEnd)
+	}
+	if len(lines) > 0 {
 		record := samples.Record{Time: r.now(), Output: &samples.Output{Rank: samples.NoRank,
 			Stream: samples.KernelStream, Lines: lines}}
 		r.kernel = append(r.kernel, record)
@@ -290,6 +300,15 @@ func (r *Recorder) sample() {
 	}
 	r.samples = append(r.samples[max(0, len(r.samples)-keptSamples+1):], record)
 	r.file.write(&record)
+}
+
+// killsBetween reports whether the kernel's OOM killer has killed a process between two readings.
+func killsBetween(before, after []samples.Counter) bool {
+	was := map[string]int64{}
+	for _, c := range before {
+		was[c.Name] = c.Kills
+	}
+	return slices.ContainsFunc(after, func(c samples.Counter) bool { return c.Kills > was[c.Name] })
 }
 
 // counters returns the counters of the kernel's OOM killer.

@@ -51,7 +51,8 @@ func (f failure) fails(t *testing.T) {
 		f.ends(t)
 	}
 	got := explained(t, recording)
-	fault := func(format string, values ...any) { t.Errorf(format+"\n%s", append(values, show(got))...) }
+	// The document comes first: the end of a long log is what a reader sees.
+	fault := func(format string, values ...any) { t.Errorf("%s\n"+format, append([]any{show(got)}, values...)...) }
 	if !slices.Contains(f.right, got.Cause.Resource) {
 		fault("the resource is %q, expected one of %q", got.Cause.Resource, f.right)
 	}
