@@ -231,8 +231,15 @@ from torch.distributed.checkpoint.state_dict import *
 from torch.distributed.checkpoint.state_dict import StateDictOptions
 dist.init_process_group("gloo")
 model = network()
-fully_shard(model, mesh=init_device_mesh("cpu", (world,)))
-optimizer = getattr(torch.optim, kind)(groups(model), lr=1e-2)
+mesh = init_device_mesh("cpu", (world,))
+if sys.argv[2] == "tensor parallel":
+    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+    columns, rows = ColwiseParallel(output_layouts=Replicate()), RowwiseParallel(input_layouts=Replicate())
+    parallelize_module(model, mesh, {"0": columns, "2": rows})
+else:
+    fully_shard(model, mesh=mesh)
+optimizer = getattr(torch.optim, kind)(groups(model), lr=1e-2, **({"foreach": False} if kind == "AdamW" else {}))
 if len(sys.argv) < 6 and os.path.isdir(path):
     for _ in range(3):
         model(torch.randn(5, 40)).square().sum().backward()
@@ -252,7 +259,7 @@ else:
 if kind == "AdamW":
     for n, p in model.named_parameters():
         s = optimizer.state[p]
-        show(n, *(x.full_tensor() for x in (p, s["exp_avg"], s["exp_avg_sq"])))
+        show(n, *(x.full_tensor() if hasattr(x, "full_tensor") else x for x in (p, s["exp_avg"], s["exp_avg_sq"])))
 end()
 `
 
@@ -346,6 +353,18 @@ func TestDistributedCheckpoint(t *testing.T) {
 			mustSay(t, err, "__1_0.distcp", "the checkpoint is not complete")
 		})
 	}
+}
+
+// TestTensorParallel reads chunks of columns.
+func TestTensorParallel(t *testing.T) {
+	interpreter, folder := optimtest.Python(t), t.TempDir()
+	program := documented(t, "get_state_dict")
+	shown := twoOf(t, interpreter, inFSDP, folder, "tensor parallel", "AdamW", program)
+	c, err := OpenDistributed(t.Context(), filepath.Join(folder, "fsdp"), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	converted(t, c, shown)
 }
 
 // TestDistributedIsCompleteOrNotThere: while a checkpoint is written, there is no folder of its name and no metadata. A
