@@ -194,13 +194,15 @@ func TestGrid(t *testing.T) {
 			count := int64(0)
 			for i := rows[0]; i < rows[0]+rows[1]; i++ {
 				for j := range int64(4) {
+					first := 4 * (i*40 + j*10 + columns[0])
+					row := data[first : first+4*columns[1]]
 					if count++; count == 3 { // a second part, elsewhere
-						file = append(file, make([]byte, 12)...)
-						b.starts = append(b.starts, 2*columns[1])
+						file = append(append(file, row[:4]...), make([]byte, 12)...)
+						row = row[4:]
+						b.starts = append(b.starts, 2*columns[1]+1)
 						b.places = append(b.places, location{path, int64(len(file))})
 					}
-					first := 4 * (i*40 + j*10 + columns[0])
-					file = append(file, data[first:first+4*columns[1]]...)
+					file = append(file, row...)
 				}
 			}
 			blocks = append(blocks, b)

@@ -181,8 +181,8 @@ func (f conversion) apply() (checkpoint.Conversion, error) {
 		}
 	}
 	if f.to != "" && (f.state != "" || f.moments != "" || f.ranks != 0) {
-		return to, fault.Inputf("--to %s writes everything in fp32: --state, --moments and --ranks do not go with it", f.to).
-			WithHint("leave these flags out")
+		return to, fault.Inputf("--to %s writes everything in fp32: --state, --moments and --ranks do not go with it",
+			f.to).WithHint("leave these flags out")
 	}
 	if state, err := kernel.ParseState(f.state); err == nil {
 		to.State = &state
