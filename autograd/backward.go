@@ -11,6 +11,7 @@ func (t *Tape) Backward(loss *Tensor) {
 		loss.gradient.sum = first.retain()
 	}
 	t.run(0)
+	t.endOffload()
 	t.release(first)
 	loss.graph, t.attached = t.attached, nil
 }
@@ -41,15 +42,17 @@ func (t *Tape) step(n node) {
 		}
 	}
 	made := make([]*storage, len(n.inputs))
+	ran := t.restore(&n, len(incoming) > 0)
 	switch {
 	case n.custom != nil:
 		n.custom(incoming, made)
 	case len(incoming) > 0:
 		t.differentiate(n, incoming, made)
 	}
+	ran()
 	// The engine releases both before it delivers the new gradients.
-	for _, s := range n.saved {
-		t.release(s)
+	for _, k := range n.saved {
+		t.release(k.storage)
 	}
 	for _, s := range incoming {
 		t.release(s)
@@ -63,9 +66,9 @@ func (t *Tape) step(n node) {
 func (t *Tape) differentiate(n node, incoming, made []*storage) {
 	scratch := t.scratch(n.scratch)
 	if n.replace {
-		for i, s := range n.saved {
-			t.release(s)
-			n.saved[i] = nil
+		for i, k := range n.saved {
+			t.release(k.storage)
+			n.saved[i] = packed{}
 		}
 	}
 	for i, e := range n.inputs {

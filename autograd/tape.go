@@ -36,6 +36,7 @@ type Tape struct {
 	locals       []*Tensor
 	replay       *replay    // the current checkpoint, or nil
 	attached     []*storage // held by the current graph
+	offload      *offloading
 }
 
 // NewTape returns a tape that records operations. WhyGradients says why the
@@ -170,7 +171,7 @@ func (p *Parameter) DropGradient() {
 type node struct {
 	inputs  []edge
 	outputs []*gradient
-	saved   []*storage
+	saved   []packed
 	scratch int64
 	product bool
 	replace bool
@@ -269,9 +270,13 @@ func (t *Tape) Do(o Operation) []*Tensor {
 	if len(n.inputs) == 0 {
 		return results
 	}
+	by := anOperation
+	if o.Product {
+		by = aProduct
+	}
 	for _, x := range o.Saved {
-		if x.storage != nil { // parameters have none
-			n.saved = append(n.saved, x.storage.retain())
+		if k := t.save(x, by); k != (packed{}) { // parameters have no storage
+			n.saved = append(n.saved, k)
 		}
 	}
 	t.attach(o)
@@ -279,7 +284,7 @@ func (t *Tape) Do(o Operation) []*Tensor {
 		r.gradient = &gradient{bytes: r.Bytes()}
 		n.outputs = append(n.outputs, r.gradient)
 		if o.Outputs[i].Saved {
-			n.saved = append(n.saved, r.storage.retain())
+			n.saved = append(n.saved, t.save(r, anOperation))
 		}
 	}
 	t.nodes = append(t.nodes, n)

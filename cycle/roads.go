@@ -47,21 +47,14 @@ func (p *Placement) States(mode string, link roads.Link) (Road, error) {
 // law returns a step of a rank. Steps take the chunks in ascending and in descending order in turns, so that the wait
 // is the mean of two steps.
 func (j *Job) law(r Rank, work []roads.Work, link roads.Link) (s roads.Step) {
-	out, places := r.Layout.Gradients(), states.NewLayout(r.Description.Chunks)
-	for _, w := range work {
-		s.Update += w.Update
-		out += w.Out + w.Own
-	}
-	s.In, s.Out = takes(r.Layout.State(), link.In), takes(out, link.Out)
+	places, passes := states.NewLayout(r.Description.Chunks), roads.Job{Forward: j.Forward, Backward: j.Backward}
+	var exposed time.Duration
 	for steps := range int64(2) {
-		p := r.Layout.Passage(inOrder(places, work, steps), link, 0)
-		s.Exposed += (p.Ready + max(0, p.Left-p.Ready-j.Forward-j.Backward)) / 2
+		s = r.Layout.Over(inOrder(places, work, steps), link, passes)
+		exposed += s.Exposed / 2
 	}
+	s.Exposed = exposed
 	return s
-}
-
-func takes(bytes ledger.Bytes, speed float64) time.Duration {
-	return time.Duration(float64(bytes) / speed * float64(time.Second))
 }
 
 // CPU returns the road of the update by the CPU: with a step that was measured on this host, copies by the law at the

@@ -86,6 +86,9 @@ func notRegular(path string, info fs.FileInfo) error {
 // Read reads a regular file of at most limit bytes. Errors are of type
 // *fs.PathError.
 func Read(path string, limit int64) ([]byte, error) {
+	if text, found := revision(path); found {
+		return text, nil
+	}
 	file, info, err := Open(path)
 	if err != nil {
 		return nil, err

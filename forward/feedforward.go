@@ -272,11 +272,14 @@ func (p *pass) grouped(weights []*autograd.Parameter, x *autograd.Tensor, in, ou
 	o.Inputs[0] = input
 	for _, w := range weights {
 		x := weight(w)
+		if w.Matrices > 0 && w.Quantized != autograd.Unquantized {
+			x = p.dequantized(w, compute)
+		}
 		o.Inputs = append(o.Inputs, x)
 		if input.NeedsGradient() {
 			o.Saved = append(o.Saved, x)
 		}
-		if w.Quantized != autograd.Unquantized { // dequantized one expert at a time
+		if w.Matrices == 0 && w.Quantized != autograd.Unquantized { // dequantized one expert at a time
 			o.Scratch, o.BackwardScratch = w.Elements*compute.Size(), w.Elements*compute.Size()
 		}
 	}
@@ -286,6 +289,15 @@ func (p *pass) grouped(weights []*autograd.Parameter, x *autograd.Tensor, in, ou
 	y := p.Do(o)[0]
 	p.dropCasts(x, input)
 	return y
+}
+
+// dequantized returns the weights of all experts of a layer, which a parametrization makes of their quantized form. The
+// parametrization has no gradient, so the product saves what it has made (bitsandbytes/nn/parametrize.py).
+func (p *pass) dequantized(w *autograd.Parameter, compute dtype.Type) *autograd.Tensor {
+	defer p.In(ledger.DequantizedWeights, func() string {
+		return "the quantized experts of a layer in full, for every product whose backward pass is to come"
+	})()
+	return p.New(w.Elements, compute)
 }
 
 // clamped runs the experts of gpt-oss, whose projections have biases. The limits

@@ -117,7 +117,12 @@ type Options struct {
 	AttachesQuantizedInput bool
 	// Recompute is the checkpoint of recomputed blocks, nil without.
 	Recompute *autograd.Checkpoint
-	Loss      LossKind
+	// Offload moves what operations save to the host, nil if it stays.
+	Offload       *autograd.Offload
+	OffloadMemory autograd.OffloadMemory
+	// QAT fake-quantizes linear modules, nil for none.
+	QAT  *FakeQuantization
+	Loss LossKind
 	// InputGradients makes the output of the embeddings need a gradient, as
 	// enable_input_require_grads does.
 	InputGradients bool
@@ -169,6 +174,9 @@ func Run(t *autograd.Tape, network *model.Network, parameters Parameters, option
 	p := &pass{Tape: t, Options: options, network: network, parameters: parameters,
 		weights: map[*autograd.Parameter]*autograd.Tensor{}}
 	defer p.In(ledger.ResidualActivations, p.whyResidual)() // the default component
+	if p.Offload != nil {
+		p.OffloadTo(p.OffloadMemory, *p.Offload)
+	}
 	var result Result
 	t.Scope(func() *autograd.Tensor {
 		var hidden *autograd.Tensor

@@ -26,13 +26,17 @@ func (p *pass) head(x *autograd.Tensor) Result {
 	}
 	x = p.dropout(x, h.Dropout)
 	if p.Loss == FusedLoss {
+		defer p.KeepLossHere()()
 		return Result{Loss: p.fusedLoss(h, x)}
 	}
 	outputs := h.Outputs
 	if !h.Classes {
 		outputs /= p.TensorParallel
 	}
+	leave := p.KeepHere() // the hooks leave the head's own operation alone
 	logits := p.linear(h.Projection, x, outputs)
+	leave()
+	defer p.KeepLossHere()()
 	if h.Scaled {
 		logits = p.follow(logits, p.unary(logits, logits.DType, saveNothing))
 	}

@@ -192,6 +192,9 @@ func (p *pass) linear(path string, x *autograd.Tensor, out int64) *autograd.Tens
 // bare runs a linear module without its adapter.
 func (p *pass) bare(path string, x *autograd.Tensor, out int64) *autograd.Tensor {
 	w := p.parameter(path + ".weight")
+	if p.fakes(w, out) {
+		return p.fakeLinear(path, w, x, out)
+	}
 	compute := w.DType
 	if p.Autocast != dtype.Invalid {
 		compute = p.Autocast

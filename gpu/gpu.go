@@ -24,35 +24,64 @@ type Model struct {
 	Capability int
 	// Bandwidth is that of its memory by the data sheet, in GB/s. It is 0 for unknown GPUs.
 	Bandwidth float64
+	Speed     Speed
+}
+
+// Speed is what the data sheet says of products of matrices and of links. It is zero where nothing is known.
+type Speed struct {
+	// Half and Single are TFLOP/s of dense products, without sparsity: of 16-bit matrices added up in fp32, and of fp32
+	// matrices. PyTorch takes TF32 for the latter only if it is told to.
+	Half, Single float64
+	// Peer is the link to the other GPUs of the node, Host that to the host, and Network that of the vendor's own
+	// system to other nodes. All are GB/s of one direction. Network is 0 where the vendor sells no such system.
+	Peer, Host, Network float64
+}
+
+// FLOPS returns the operations a second of dense products by the data sheet, for elements of so many bytes.
+// Only GPUs from capability 8.0 on multiply bf16 on tensor cores. It is 0 for unknown GPUs.
+func (m Model) FLOPS(bytes int64, bf16 bool) float64 {
+	const tera = 1e12
+	switch {
+	case bytes > 2:
+		return m.Speed.Single * tera
+	case bf16 && m.Capability > 0 && m.Capability < 80:
+		return m.Speed.Single * tera
+	}
+	return m.Speed.Half * tera
 }
 
 // gib converts a size as PyTorch prints it, in GiB.
 func gib(x float64) ledger.Bytes { return ledger.Bytes(x * float64(ledger.GiB)) }
 
 // models are in the order of the help. PyTorch printed these capacities in
-// out-of-memory messages of public issues.
+// out-of-memory messages of public issues. Speeds are those of the vendors' data
+// sheets, of SXM modules where there are several: NVIDIA's for B200 (HGX), H200,
+// H100, H100 NVL, GH200, A100, L40S, L4, A40, A10G, RTX A6000, V100 and T4, its
+// architecture papers for GeForce (Ada, Ampere, Blackwell), AMD's for MI300X.
+// Networks are those of DGX B200, H200, H100, A100, DGX-1V, and of MI300X
+// platforms: one 400 Gb/s port for each GPU, 200 with A100 and 100 with V100.
 var models = []Model{
-	{"B200", gib(178.35), "", 100, 7700},
-	{"H200", gib(139.81), "", 90, 4800},
-	{"H100-80GB", gib(79.11), "", 90, 3350},
-	{"H100-96GB", gib(95.00), "", 90, 0},
-	{"H100-94GB", gib(93.00), "H100 NVL", 90, 3938},
+	{"B200", gib(178.35), "", 100, 7700, Speed{2250, 75, 900, 64, 50}},
+	{"H200", gib(139.81), "", 90, 4800, Speed{989, 67, 450, 64, 50}},
+	{"H100-80GB", gib(79.11), "", 90, 3350, Speed{989, 67, 450, 64, 50}},
+	{"H100-96GB", gib(95.00), "", 90, 0, Speed{}},
+	{"H100-94GB", gib(93.00), "H100 NVL", 90, 3938, Speed{835, 60, 300, 64, 0}},
 	// The name gives the 480 GB of the CPU, not the memory of the GPU.
-	{"GH200-96GB", gib(94.50), "GH200 480GB", 90, 4000},
-	{"A100-80GB", gib(79.15), "", 80, 2039},
-	{"A100-40GB", gib(39.39), "", 80, 1555},
-	{"L40S", gib(44.40), "", 89, 864},
-	{"L4", gib(21.95), "", 89, 300},
-	{"A40", gib(44.42), "", 86, 696},
-	{"A10G", gib(21.98), "", 86, 600},
-	{"A6000", gib(47.54), "", 86, 768},
-	{"V100-32GB", gib(31.74), "", 70, 900},
-	{"V100-16GB", gib(15.77), "", 70, 900},
-	{"T4", gib(14.58), "", 75, 320},
-	{"RTX-5090", gib(31.36), "", 120, 1792},
-	{"RTX-4090", gib(23.64), "", 89, 1008},
-	{"RTX-3090", gib(23.69), "", 86, 936},
-	{"MI300X", gib(191.98), "", 0, 5300},
+	{"GH200-96GB", gib(94.50), "GH200 480GB", 90, 4000, Speed{989, 67, 450, 450, 50}},
+	{"A100-80GB", gib(79.15), "", 80, 2039, Speed{312, 19.5, 300, 32, 25}},
+	{"A100-40GB", gib(39.39), "", 80, 1555, Speed{312, 19.5, 300, 32, 25}},
+	{"L40S", gib(44.40), "", 89, 864, Speed{362, 91.6, 32, 32, 0}},
+	{"L4", gib(21.95), "", 89, 300, Speed{121, 30.3, 32, 32, 0}},
+	{"A40", gib(44.42), "", 86, 696, Speed{149.7, 37.4, 56.25, 32, 0}},
+	{"A10G", gib(21.98), "", 86, 600, Speed{70, 31.2, 32, 32, 0}},
+	{"A6000", gib(47.54), "", 86, 768, Speed{154.8, 38.7, 56.25, 32, 0}},
+	{"V100-32GB", gib(31.74), "", 70, 900, Speed{125, 15.7, 150, 16, 12.5}},
+	{"V100-16GB", gib(15.77), "", 70, 900, Speed{125, 15.7, 150, 16, 12.5}},
+	{"T4", gib(14.58), "", 75, 320, Speed{65, 8.1, 16, 16, 0}},
+	{"RTX-5090", gib(31.36), "", 120, 1792, Speed{209.5, 104.8, 64, 64, 0}},
+	{"RTX-4090", gib(23.64), "", 89, 1008, Speed{165.2, 82.6, 32, 32, 0}},
+	{"RTX-3090", gib(23.69), "", 86, 936, Speed{71, 35.6, 56.25, 32, 0}},
+	{"MI300X", gib(191.98), "", 0, 5300, Speed{1307, 163.4, 448, 64, 50}},
 }
 
 // Names returns the names of the models.

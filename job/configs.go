@@ -4,8 +4,11 @@ import (
 	"errors"
 	"fmt"
 
+	"plimsoll/autograd"
 	"plimsoll/dtype"
 	"plimsoll/fault"
+	"plimsoll/forward"
+	"plimsoll/hub"
 	"plimsoll/recipe"
 )
 
@@ -18,6 +21,10 @@ func (in *Inputs) named(err error) error {
 	located := *bad
 	located.Where = in.framework.Place()
 	located.Hint = "give --model with a name of the catalog or the path of its config.json: the rest of the file holds"
+	if hub.IsRepository(in.framework.Model) && !in.request.Online {
+		located.Hint += fmt.Sprintf("; or add --online; or fetch the file once with 'hf download %s config.json'",
+			in.framework.Model)
+	}
 	return &located
 }
 
@@ -45,9 +52,52 @@ func (r *resolver) framework() error {
 	if r.Recompute == "" {
 		r.Recompute = f.Recompute
 	}
+	if q := f.QAT; q != nil {
+		r.job.QAT = &forward.FakeQuantization{Group: int64(q.Group), Activations: q.Activations, Learned: q.Learned}
+	}
+	if err := r.unfrozen(); err != nil {
+		return err
+	}
+	r.job.WidensNorms = f.WidensNorms
+	r.job.StepsInBackward = f.StepsInBackward
+	if o := f.Offloading; o != nil {
+		r.job.OffloadActivations = &autograd.Offload{Streams: o.Streams, Stash: o.Stash, Tracks: o.Tracks,
+			InputsOnly: o.InputsOnly, BeforeLoss: o.BeforeLoss, Weights: o.Weights}
+	}
 	if f.ReducesIn32 {
 		r.job.ReduceType = dtype.F32
 	}
+	return nil
+}
+
+// unfrozen freezes all parameters but those that the patterns of a framework's file match.
+func (r *resolver) unfrozen() error {
+	u := r.Inputs.framework.Unfrozen
+	if u == nil {
+		return nil
+	}
+	j := r.job
+	names, trains := "", false
+	for _, p := range j.Model.Parameters {
+		name := p.Name
+		if r.Inputs.adapter != nil { // PEFT's name for the parameter, without the adapter's own
+			name = "base_model.model." + name
+		}
+		names, trains = name, trains || p.TiedTo == "" && u.Has(name)
+	}
+	switch {
+	case !trains:
+		return u.Place.Inputf("unfrozen_parameters matches no parameter: all are frozen, and nothing is trained").
+			WithHint(fmt.Sprintf("a pattern has to match from the start of a name, such as %s", names))
+	case r.Inputs.adapter != nil:
+		return u.Place.Inputf("unfrozen_parameters is given beside an adapter, which is not planned yet").
+			WithHint("remove one of the two")
+	}
+	if u.Ranges {
+		r.assume("rows outside of the ranges of unfrozen_parameters have gradients and states, too: axolotl sets " +
+			"their gradients to zero")
+	}
+	j.Unfrozen, j.InputGradients = u, u.Embeds
 	return nil
 }
 

@@ -14,18 +14,42 @@ type Overrides struct {
 	GPUs, Nodes                        int
 	Sequence, MicroBatch, Accumulation int
 	Recompute                          string // one of Recomputes
+	FSDP                               string // one of FSDPVersions, or NoFSDP for a request without
+	FSDPOffload                        bool
+	States                             *Offload // how states are offloaded
+
+	// DeepSpeed is a configuration in place of that of the files. It says the precision.
+	DeepSpeed *recipe.DeepSpeed
 
 	// These are for jobs with a DeepSpeed configuration. A device is "none", "cpu"
 	// or "nvme".
 	ZeROStage                           *int
 	OffloadOptimizer, OffloadParameters string
+	OverlapReduction                    *bool
 }
+
+// NoFSDP leaves FSDP out.
+const NoFSDP = "none"
 
 // apply returns the request with the overrides as its flags.
 func (o Overrides) apply(q Request) Request {
 	q.GPUs, q.Nodes = cmp.Or(o.GPUs, q.GPUs), cmp.Or(o.Nodes, q.Nodes)
 	q.Sequence, q.MicroBatch = cmp.Or(o.Sequence, q.Sequence), cmp.Or(o.MicroBatch, q.MicroBatch)
 	q.Accumulation, q.Recompute = cmp.Or(o.Accumulation, q.Accumulation), cmp.Or(o.Recompute, q.Recompute)
+	switch o.FSDP {
+	case "":
+	case NoFSDP:
+		q.FSDP = ""
+	default:
+		q.FSDP = o.FSDP
+	}
+	q.OffloadParameters = q.OffloadParameters || o.FSDPOffload
+	if o.States != nil {
+		q.Offload = *o.States
+	}
+	if o.DeepSpeed != nil {
+		q.Precision = ""
+	}
 	return q
 }
 
@@ -33,6 +57,12 @@ func (o Overrides) apply(q Request) Request {
 // overridden values.
 func (o Overrides) deepSpeed(d *recipe.DeepSpeed) (*recipe.DeepSpeed, error) {
 	values := map[string]any{}
+	if o.DeepSpeed != nil {
+		d = o.DeepSpeed
+	}
+	if o.OverlapReduction != nil {
+		values["zero_optimization.overlap_comm"] = *o.OverlapReduction
+	}
 	if o.ZeROStage != nil {
 		values["zero_optimization.stage"] = *o.ZeROStage
 	}

@@ -3,6 +3,9 @@
 package job
 
 import (
+	"slices"
+	"strings"
+
 	"plimsoll/autograd"
 	"plimsoll/dtype"
 	"plimsoll/forward"
@@ -39,9 +42,24 @@ type Job struct {
 
 	Attention forward.AttentionKind
 	Recompute *autograd.Checkpoint
-	Loss      forward.LossKind
-	Compile   bool
-	Liger     bool // liger-kernel replaces the modules of the model
+	// Unfrozen are the only parameters that are trained, nil if all are. InputGradients makes the output of the
+	// embeddings need a gradient.
+	Unfrozen       *recipe.Unfrozen
+	InputGradients bool
+	// WidensNorms means that norms, embeddings and the head are in fp32.
+	WidensNorms bool
+	// QuantizesExperts means that the parameters that hold all experts of a layer are quantized, too.
+	QuantizesExperts bool
+	// QAT fake-quantizes linear modules, nil for none.
+	QAT *forward.FakeQuantization
+	// StepsInBackward means that every parameter has an optimizer of its own, which steps once its gradient is
+	// complete.
+	StepsInBackward bool
+	// OffloadActivations moves what operations save to the host, nil if it stays.
+	OffloadActivations *autograd.Offload
+	Loss               forward.LossKind
+	Compile            bool
+	Liger              bool // liger-kernel replaces the modules of the model
 	// Modules is the library whose modules the model consists of: transformers
 	// (also if empty), litgpt or torchtitan.
 	Modules string
@@ -124,6 +142,24 @@ func (j *Job) FusedExperts() map[string]bool {
 		}
 	}
 	return fused
+}
+
+// Widens reports whether a program converts the parameter to fp32: _convert_embedding_modules_dtype of axolotl
+// (src/axolotl/loaders/model.py).
+func (j *Job) Widens(parameter string) bool {
+	if !j.WidensNorms {
+		return false
+	}
+	module := parameter[:max(0, strings.LastIndexByte(parameter, '.'))]
+	names := []string{"norm", "embed_tokens", "lm_head"}
+	switch j.Model.Type {
+	case "gpt_neox":
+		names = []string{"norm", "embed_in", "embed_out"}
+	case "falcon":
+		names = []string{"norm", "word_embeddings", "lm_head"}
+	}
+	return strings.HasSuffix(module, ".gate") ||
+		slices.ContainsFunc(names, func(name string) bool { return strings.Contains(module, name) })
 }
 
 // Versions are the versions of the programs that the job runs on.

@@ -76,6 +76,10 @@ func (r *resolver) recompute() error {
 		return fault.Inputf("unknown way to recompute activations: %q", way).
 			WithHint("expected one of " + strings.Join(Recomputes, ", "))
 	}
+	if j.OffloadActivations != nil && (way == "reentrant" || r.Compile) {
+		return fault.Inputf("activations wait on the host, which is not planned yet with reentrant checkpoints or " +
+			"torch.compile").WithHint("set use_reentrant to false, and leave --compile out")
+	}
 	return nil
 }
 

@@ -49,8 +49,11 @@ const (
 	ResidualActivations    Component = "activations_residual_stream"
 	AdapterActivations     Component = "activations_adapters"
 	RecomputedActivations  Component = "activations_recomputed"
+	OffloadedActivations   Component = "activations_offloaded"
 	LogitsAndLoss          Component = "logits_and_loss"
 	AutocastWeights        Component = "autocast_weights"
+	FakeQuantizedWeights   Component = "fake_quantized_weights"
+	DequantizedWeights     Component = "dequantized_weights"
 	ActivationGradients    Component = "activation_gradients"
 	OperationScratch       Component = "operation_scratch"
 	MatmulWorkspaces       Component = "matmul_workspaces"
@@ -65,6 +68,7 @@ const (
 	BucketCopies           Component = "communication_bucket_copies"
 	ReductionTemporaries   Component = "reduction_temporaries"
 	GatheredParameters     Component = "gathered_parameters"
+	GatheredActivations    Component = "gathered_activations"
 	SecondaryParameters    Component = "secondary_parameters"
 	UndividedUnits         Component = "undivided_units"
 	StagingBuffers         Component = "staging_buffers"
@@ -137,8 +141,11 @@ var descriptions = map[Component]description{
 	ResidualActivations:    {title: "activations: residual stream", partOf: Activations},
 	AdapterActivations:     {title: "activations: adapters", partOf: Activations},
 	RecomputedActivations:  {title: "activations (recomputed)", partOf: Activations},
+	OffloadedActivations:   {title: "activations (offloaded)", partOf: Activations},
 	LogitsAndLoss:          {title: "logits and loss"},
 	AutocastWeights:        {title: "weights cast by autocast", partOf: Activations},
+	DequantizedWeights:     {title: "dequantized weights", partOf: Activations},
+	FakeQuantizedWeights:   {title: "fake-quantized weights", partOf: Activations},
 	ActivationGradients:    {title: "gradients of activations"},
 	OperationScratch:       {title: "scratch of operations"},
 	MatmulWorkspaces:       {title: "workspaces of matrix products"},
@@ -150,6 +157,7 @@ var descriptions = map[Component]description{
 	BucketCopies:           {title: "copies of communication buckets"},
 	ReductionTemporaries:   {title: "temporaries of the reduction"},
 	GatheredParameters:     {title: "gathered parameters"},
+	GatheredActivations:    {title: "gathered activations"},
 	SecondaryParameters:    {title: "secondary partitions of parameters"},
 	UndividedUnits:         {title: "units before they are divided"},
 	StagingBuffers:         {title: "staging buffers"},

@@ -13,6 +13,7 @@ import (
 	"plimsoll/overlap"
 	"plimsoll/roads"
 	"plimsoll/shard"
+	"plimsoll/steptime"
 )
 
 // Roads are the ways on which the states of a job can be updated, side by side.
@@ -189,7 +190,8 @@ func (r *Roads) addCPU(o job.StateOffload) error {
 	ranks := ledger.Bytes(r.Job.RanksPerNode)
 	road.Name, road.Host, road.Pinned = CPURoad, o.Service*ranks, pinned*ranks
 	road.Freed = roads.NewLayout(r.parameters, roads.Settings{Fraction: 1}).State()
-	update := roads.CPU{Traffic: ledger.Bytes(f.TrafficBytes(elements)), Mode: overlap.None, Layers: lawLayers(r.Job),
+	update := roads.CPU{Traffic: ledger.Bytes(f.TrafficBytes(elements)), Mode: overlap.None,
+		Layers:    steptime.Layers(r.Job),
 		Gradients: ledger.Bytes(elements * f.Gradient.Size()), Parameters: ledger.Bytes(elements * f.Parameter.Size())}
 	r.take(road, func() roads.Step { return r.Rates.CPU(update, r.Passes) })
 	modes := []overlap.Mode{overlap.Forward}
@@ -217,79 +219,11 @@ func serviceFormat(parameter int64, moments dtype.Type) kernel.Format {
 	return f
 }
 
-// lawLayers returns the layers of the model for the law of overlap: embeddings, blocks, and what is outside of both.
-// A layer's share of a pass is that of the parameters that a token is multiplied by.
-func lawLayers(j *job.Job) []overlap.Layer {
-	layers := []overlap.Layer{{Name: "embedding"}}
-	compute := []float64{0}
-	grow := func(at int) {
-		for len(layers) <= at {
-			layers, compute = append(layers, overlap.Layer{}), append(compute, 0)
-		}
-	}
-	blocks := len(j.Model.Network.Blocks())
-	chosen := chosenExperts(j)
-	var all, passed float64
-	for _, p := range j.Model.Parameters {
-		at := p.Block + 1
-		if p.Block < 0 && !p.IsEmbedding() || p.TiedTo != "" {
-			at = blocks + 1 // the head
-		}
-		grow(at)
-		if p.TiedTo == "" {
-			layers[at].Update += float64(p.Elements())
-			all += float64(p.Elements())
-		}
-		if !p.IsEmbedding() || p.TiedTo != "" {
-			compute[at] += float64(p.Elements()) * chosen(p.Name)
-		}
-	}
-	var sum float64
-	for _, c := range compute {
-		sum += c
-	}
-	for i := range layers {
-		layers[i].Update /= all
-		layers[i].Needed = passed / max(sum, 1)
-		layers[i].Final = 1 - layers[i].Needed
-		passed += compute[i]
-	}
-	return layers
-}
-
-// chosenExperts returns the share of a parameter that a token is multiplied by: 1, or that of the chosen experts.
-func chosenExperts(j *job.Job) func(name string) float64 {
-	shares := map[string]float64{}
-	for _, b := range j.Model.Network.Blocks() {
-		x := b.FeedForward.Mixture
-		if x == nil {
-			continue
-		}
-		share := float64(x.Chosen) / float64(max(1, len(x.Experts)))
-		shares[x.GateUp], shares[x.Down] = share, share
-		for _, e := range x.Experts {
-			shares[e.Gate+".weight"], shares[e.Up+".weight"], shares[e.Down+".weight"] = share, share, share
-		}
-	}
-	return func(name string) float64 {
-		if share, expert := shares[name]; expert {
-			return share
-		}
-		return 1
-	}
-}
-
 // passTimes returns the times of the passes of a micro batch at a number of operations a second. A token takes 2
 // operations for each parameter that it is multiplied by, and twice as many in the backward pass. Recomputed
 // activations take those of the forward pass once more.
 func passTimes(j *job.Job, flops float64) (forward, backward time.Duration) {
-	var active float64
-	chosen := chosenExperts(j)
-	for _, p := range j.Model.Parameters {
-		if !p.IsEmbedding() || p.TiedTo != "" {
-			active += float64(p.Elements()) * chosen(p.Name)
-		}
-	}
+	_, active := steptime.Active(j)
 	tokens := float64(j.MicroBatch*j.Sequence) / float64(j.Parallel.Tensor*j.Parallel.Context)
 	forward = time.Duration(2 * active * tokens / flops * 1e9)
 	backward = 2 * forward

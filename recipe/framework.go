@@ -40,14 +40,44 @@ type Framework struct {
 	Parallelism *Parallelism // nil without; shards over the ranks that are left where Shard is 0
 	// SeveralOnly says that the program shards the model only if there are several ranks.
 	SeveralOnly bool
-	ReducesIn32 bool   // FSDP reduces gradients in fp32
-	Modules     string // the library of the model's modules, "" for transformers
-	Recompute   string // "" = what Training says
+	ReducesIn32 bool      // FSDP reduces gradients in fp32
+	Modules     string    // the library of the model's modules, "" for transformers
+	Recompute   string    // "" = what Training says
+	QAT         *QAT      // nil without
+	Unfrozen    *Unfrozen // nil if all parameters are trained
+	// WidensNorms says that norms, embeddings and the head are kept in fp32.
+	WidensNorms bool
+	// QuantizesExperts says that the parameters that hold all experts of a layer are quantized, too.
+	QuantizesExperts bool
+	// StepsInBackward says that every parameter has an optimizer, which steps once its gradient is complete.
+	StepsInBackward bool
+	// Offloading says which activations wait on the host for the backward pass, nil if none does.
+	Offloading *Offloading
 
 	Notes []Note
 
 	place fault.Position // of the model's name
 }
+
+// QAT is quantization-aware training by torchao.
+type QAT struct {
+	Group       int  // inputs that share a scale of the weight
+	Activations bool // inputs are rounded to int8, too
+	Learned     bool // the gradient goes through the scales of the weight
+}
+
+// Offloading is what OffloadActivations of TRL and torchtune does.
+type Offloading struct {
+	Streams    bool // copies are on a stream of their own
+	Stash      int  // so many saved tensors stay on the GPU while they are copied
+	Tracks     bool // a tensor stays whose storage is saved again while it is copied
+	InputsOnly bool // of checkpoints
+	BeforeLoss bool // what the loss saves stays
+	Weights    bool // copies of the weights that products save wait on the host, too
+}
+
+// offloadingTRL is OffloadActivations with TRL's defaults.
+func offloadingTRL() *Offloading { return &Offloading{Streams: true, Stash: 5, Tracks: true} }
 
 // Upcast says when a program or an engine converts trained weights of the model to fp32.
 type Upcast int

@@ -83,7 +83,7 @@ fsdp_config:
 	}
 	tr := f.Training
 	if f.Sequence != 4096 || tr.MicroBatch != 2 || tr.GradientAccumulation != 4 || f.Weights != "bf16" ||
-		tr.Precision != MixedBF16 || tr.Optimizer.Name != "paged_adamw_8bit" || tr.Checkpointing.Reentrant {
+		tr.Precision != MixedBF16 || tr.Optimizer.Name != "paged_adamw_8bit" || !tr.Checkpointing.Reentrant {
 		t.Errorf("got %+v, %+v", f, tr)
 	}
 	if s := tr.FSDP; s == nil || s.Version != 1 || !s.OffloadParameters || s.Strategy != "full_shard" {
@@ -92,6 +92,21 @@ fsdp_config:
 	f, err = read(t, axolotlText+"tensor_parallel_size: 2\ndp_shard_size: 4\nfsdp_version: 2\nfsdp_config: {}\n")
 	if err != nil || f.Parallelism.Ranks() != 8 || f.Training.FSDP.Version != 2 {
 		t.Errorf("parallel: %+v, %v", f, err)
+	}
+	f, err = read(t, "base_model: x\ngradient_checkpointing: true\nactivation_offloading: legacy\n"+
+		"unfrozen_parameters: [\"^lm_head.weight$\", \"model.layers.4[4-9]+.mlp[:32]\"]\n"+
+		"qat: {weight_dtype: int4, activation_dtype: int8}\n")
+	if err != nil || !f.WidensNorms || !f.Unfrozen.Has("model.layers.45.mlp.x") ||
+		f.Unfrozen.Has("model.norm.weight") || !f.Unfrozen.Embeds || !f.Unfrozen.Ranges {
+		t.Fatalf("frozen: %+v, %v", f, err)
+	}
+	if *f.QAT != (QAT{Group: 32, Activations: true, Learned: true}) ||
+		*f.Offloading != (Offloading{Stash: 5, Tracks: true}) || !f.Training.Checkpointing.Enabled {
+		t.Errorf("got %+v, %+v", f.QAT, f.Offloading)
+	}
+	f, err = read(t, axolotlText+"gradient_checkpointing: offload\nadapter: lora\nlora_target_linear: true\n")
+	if err != nil || !f.Offloading.Weights || !f.Offloading.Streams || f.Training.Checkpointing.Enabled {
+		t.Errorf("an adapter's activations: %+v, %v", f, err)
 	}
 }
 
@@ -231,9 +246,15 @@ func TestUnplannedFrameworks(t *testing.T) {
 		{axolotlText + "load_in_4bit: true\n", "load_in_4bit"},
 		{axolotlText + "optimizer: muon\n", "optimizer"},
 		{axolotlText + "activation_offloading: true\n", "activation_offloading"},
-		{axolotlText + "gradient_checkpointing: offload\n", "gradient_checkpointing"},
+		{axolotlText + "gradient_checkpointing: true\nactivation_offloading: hidden_states\n" +
+			"gradient_checkpointing_kwargs: {use_reentrant: true}\n", "activation_offloading"},
+		{axolotlText + "gradient_checkpointing: offload\ntorch_compile: true\n", "gradient_checkpointing"},
+		{axolotlText + "qat: {weight_dtype: nvfp4, activation_dtype: nvfp4}\n", "qat"},
+		{axolotlText + "qat: {weight_dtype: int4, activation_dtype: int8}\nadapter: lora\n", "qat"},
+		{axolotlText + "quantize_moe_experts: true\n", "quantize_moe_experts"},
+		{axolotlText + "unfrozen_parameters: [\"(?<=x)y\"]\n", "unfrozen_parameters"},
 		{axolotlText + "plugins: [axolotl.integrations.kernels.KernelsPlugin]\n", "plugins"},
-		{"base_model: x\n", "base_model"},
+		{"base_model: x\nbf16: false\nfloat16: true\n", "base_model"},
 		{axolotlText + "sequence_len: ${LENGTH}\n", "sequence_len"},
 		{swiftText + "rlhf_type: dpo\n", "rlhf_type"},
 		{"model: x\ntuner_type: reft\n", "tuner_type"},

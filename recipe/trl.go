@@ -13,7 +13,8 @@ import (
 var trl = family{kind: scriptKind, program: "TRL", hosts: true, read: readTRL,
 	own: strict.Merge(
 		worded.For("model_name_or_path dtype torch_dtype attn_implementation loss_type"),
-		switched.For("use_peft load_in_8bit load_in_4bit use_bnb_nested_quant use_rslora use_dora"),
+		switched.For(`activation_offloading use_peft load_in_8bit load_in_4bit use_bnb_nested_quant use_rslora
+			use_dora`),
 		nameOrNames.For("lora_target_modules lora_target_parameters lora_modules_to_save"),
 		// This script's own defaults of two keys of TrainingArguments.
 		switched.Default(true).For("gradient_checkpointing"),
@@ -27,7 +28,7 @@ var trl = family{kind: scriptKind, program: "TRL", hosts: true, read: readTRL,
 			"bnb_4bit_quant_type":    oneOf("fp4", "nf4").OrNull().Default("nf4"),
 			"bnb_4bit_quant_storage": worded,
 		},
-		anything.For(unplannedPairs+" "+unplannedGeneration+" activation_offloading use_unsloth"),
+		anything.For(unplannedPairs+" "+unplannedGeneration+" use_unsloth"),
 		anything.For(`trl_sft model_revision trust_remote_code lora_task_type dataset_name dataset_config dataset_train_split
 			dataset_test_split dataset_streaming dataset_mixture dataset_mixer dataset_splits dataset_num_proc
 			dataset_text_field dataset_kwargs dataset_batch_size dataset_configs datasets streaming test_split_size
@@ -52,7 +53,6 @@ func readTRL(r *frameworkReader) error {
 	if err := cmp.Or(
 		r.unplanned("answers are generated and rewarded", unplannedGeneration),
 		r.unplanned("it is of training on pairs of answers beside a reference model", unplannedPairs),
-		r.unplanned("activations go to the host", "activation_offloading"),
 		r.unplanned("it changes what the passes hold", "use_unsloth")); err != nil {
 		return err
 	}
@@ -62,6 +62,9 @@ func readTRL(r *frameworkReader) error {
 	}
 	r.longest(length)
 	r.mixedTRL()
+	if r.Truth("activation_offloading") {
+		r.to.Offloading = offloadingTRL()
+	}
 	quantized := r.Truth("load_in_4bit") || r.Truth("load_in_8bit")
 	if err := cmp.Or(r.weightsTRL(quantized), r.attentionOf("attn_implementation"), r.quantizeTRL()); err != nil {
 		return err

@@ -29,9 +29,15 @@ type PlanDocument struct {
 	Devices      []ledger.Device    `json:"devices"`
 	StateFormats []plan.StateFormat `json:"plimsoll_host_state"`
 	// HostStep is the time of an update on this host; nil where the profile of the host does not tell.
-	HostStep *HostStep   `json:"plimsoll_host_step,omitempty"`
+	HostStep *HostStep `json:"plimsoll_host_step,omitempty"`
+	// Advice is what would mend the job, the best first.
+	Advice []PlanAdvice `json:"advice,omitempty"`
+	// StepTime is nil where nobody asked for it.
+	StepTime *StepTime   `json:"step_time,omitempty"`
 	Inputs   []Input     `json:"inputs"`
 	Request  job.Request `json:"request"`
+	// Megatron are the arguments of Megatron-LM or their file, of a plan that was made from them.
+	Megatron string `json:"megatron,omitempty"`
 }
 
 // PlanLimit is the point where the job comes nearest to a device's capacity.
@@ -138,7 +144,11 @@ func (d *PlanDocument) Page() *Page {
 	job.add("job", "%s, %s, %d x %s tokens x %d, %s attention, %s",
 		strings.Join(append([]string{d.Job.Engine}, d.Job.Parallel...), ", "), d.types(), d.Job.MicroBatch,
 		ledger.Count(d.Job.Sequence), d.Job.Accumulation, d.Job.Attention, d.Job.Optimizer)
+	d.StepTime.addTo(&job)
 	sections := []Section{{job}}
+	if first := d.advised(); first != nil {
+		sections = []Section{first, {job}}
+	}
 	for i := range d.Devices {
 		sections = append(sections, d.device(&d.Devices[i]))
 	}

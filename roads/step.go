@@ -55,14 +55,27 @@ type Step struct {
 // Step returns a step with the states on the host. The trainer waits until the last chunk is updated, and with recovery
 // until its parameters are on the host. The next step waits until all has left, which both passes hide in most jobs.
 func (l *Layout) Step(r Rates, j Job) Step {
-	link := r.Link.shared(r.Host, j.Ranks)
-	s, work := l.alone(link, r), l.Work(r)
+	s := l.Over(l.Work(r), r.Link.shared(r.Host, j.Ranks), j)
+	resident := r.update(l.ResidentWork)
+	s.Update, s.Exposed = s.Update+resident, s.Exposed+resident
+	return s
+}
+
+// Over returns a step over these chunks, in their order, without what stays on the GPU. The times of copies and updates
+// are those of each without the others.
+func (l *Layout) Over(work []Work, link Link, j Job) (s Step) {
+	out := l.Gradients()
+	for _, w := range work {
+		s.Update += w.Update
+		out += w.Out + w.Own
+	}
+	s.In, s.Out = seconds(float64(l.State())/link.In), seconds(float64(out)/link.Out)
 	p := l.Passage(work, link, 0)
 	leaves, passes := p.Left-p.Ready, j.Forward+j.Backward
 	if l.Whole && l.Prefetch { // not before the copies out of the step before have ended
 		p = l.Passage(work, link, min(j.Backward, max(0, passes-leaves)))
 	}
-	s.Exposed = p.Ready + r.update(l.ResidentWork) + max(0, leaves-passes)
+	s.Exposed = p.Ready + max(0, leaves-passes)
 	return s
 }
 
@@ -72,19 +85,6 @@ func (l *Layout) Passage(work []Work, link Link, ahead time.Duration) Passage {
 		return Whole(work, link, ahead)
 	}
 	return Chunked(work, link)
-}
-
-// alone returns the times of the copies and of the update, each without the others.
-func (l *Layout) alone(link Link, r Rates) (s Step) {
-	var own ledger.Bytes
-	for _, c := range l.Chunks {
-		s.Update += r.update(c)
-		own += c.Own
-	}
-	s.Update += r.update(l.ResidentWork)
-	s.In = seconds(float64(l.State()) / link.In)
-	s.Out = seconds(float64(l.State()+own+l.Gradients()) / link.Out)
-	return s
 }
 
 // Resident returns a step with all states on the GPU.

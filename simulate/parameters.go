@@ -64,8 +64,8 @@ func (m *parameterMaker) makeModel() {
 			continue
 		}
 		made := &autograd.Parameter{Name: p.Name, Elements: p.Elements(), DType: m.ComputeType(),
-			Trainable: m.Adapter == nil && !p.Frozen, Embedding: p.IsEmbedding()}
-		if p.Wide && m.CastType == dtype.Invalid {
+			Trainable: m.Adapter == nil && !p.Frozen && m.Unfrozen.Has(p.Name), Embedding: p.IsEmbedding()}
+		if p.Wide && m.CastType == dtype.Invalid || m.Widens(p.Name) {
 			made.DType = dtype.F32
 		}
 		quantized, product := linear[module]
@@ -88,7 +88,8 @@ func (m *parameterMaker) makeModel() {
 			made.Elements /= m.Parallel.Tensor
 			made.Rows = max(1, made.Rows/m.Parallel.Tensor)
 		}
-		if isWeight && (quantized || product && m.quantizesHead()) {
+		if isWeight && (quantized || product && m.quantizesHead()) ||
+			m.QuantizesExperts && fused[p.Name] && len(p.Shape) == 3 {
 			m.quantize(made)
 		}
 		if a := m.Adapter; a != nil {

@@ -48,7 +48,8 @@ type simulation struct {
 	workspaces    int
 	micro, micros int            // index of the micro batch, and their number
 	held          forward.Result // outputs of the previous step that the loop holds
-	states        *heldStates    // nil where the optimizer's states stay where it makes them
+	offloaded     offloadedActivations
+	states        *heldStates // nil where the optimizer's states stay where it makes them
 }
 
 // newSimulation makes the parameters of a rank. The engine gives them storage
@@ -63,6 +64,9 @@ func newSimulation(j *job.Job, gpu, host *trace) *simulation {
 		if p.Trainable {
 			s.trained = append(s.trained, p)
 		}
+	}
+	if j.OffloadActivations != nil {
+		s.offloaded = offloadedActivations{gpu: gpu, pinned: newPinnedMemory(s)}
 	}
 	switch {
 	case j.FSDP != nil:
@@ -85,6 +89,9 @@ func (s *simulation) options() forward.Options {
 		WeightType:             s.ComputeType(),
 		Autocast:               s.AutocastType,
 		Recompute:              s.Recompute,
+		Offload:                s.OffloadActivations,
+		OffloadMemory:          s.offloaded,
+		QAT:                    s.QAT,
 		Loss:                   s.Loss,
 		FusedActivations:       s.FusedActivations,
 		FusedQKV:               s.FusedQKV,
@@ -99,7 +106,7 @@ func (s *simulation) options() forward.Options {
 		MasksCausally:          s.Compile && s.OfTransformers(),
 		SavesSoftmaxInput:      !s.Versions.Torch.AtLeast(1, 11, 0),
 		AttachesQuantizedInput: !s.Versions.BitsAndBytes.AtLeast(0, 43, 2),
-		InputGradients:         s.Adapter != nil && s.Recompute != nil,
+		InputGradients:         s.InputGradients || s.Adapter != nil && s.Recompute != nil,
 		ContextParallel:        s.Parallel.Context,
 		TensorParallel:         s.Parallel.Tensor,
 		Hooks:                  s.engine,
@@ -137,6 +144,9 @@ func (s *simulation) iterate(iteration ledger.Iteration) {
 		var result forward.Result
 		s.phase(ledger.Forward, iteration, func() {
 			s.workspace()
+			if s.OffloadActivations != nil && s.OffloadActivations.Tracks && s.Quantization != nil {
+				s.gpu.emptyCache() // OffloadActivations.__enter__ of TRL, where bitsandbytes is loaded
+			}
 			options := s.options()
 			options.HasLogits = func() {
 				s.drop(s.held)

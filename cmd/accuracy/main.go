@@ -25,8 +25,12 @@ func run(args []string, out io.Writer) error {
 	document := flags.String("write", "", "also write the report to this `file`, in Markdown")
 	detail := flags.Bool("detail", false, "show every quantity, and the command line of every row")
 	keep := flags.String("keep", "", "`folder` for the files that the rows are expressed in; without, they are removed")
+	golden := flags.String("megatron", "", "compare with a `file` of Megatron-LM's golden values instead")
 	if err := flags.Parse(args); err != nil {
 		return err
+	}
+	if *golden != "" {
+		return compareMegatron(*golden, out)
 	}
 	file := flags.Arg(0)
 	if file == "" {

@@ -14,6 +14,8 @@ import (
 // documentedExit lists the documented commands that fail on purpose, with their exit codes.
 var documentedExit = map[string]int{
 	"plimsoll rehearse --model llama-3.1-405b": exitDoesNotFit,
+	"plimsoll plan --model llama-3-8b --deepspeed examples/zero2_pageable.json --gpus 8 --gpu A100-40GB " +
+		"--seq-len 4096 --host-bandwidth 300 --host-memory 512GiB": exitDoesNotFit,
 	"plimsoll explain examples/failures/train.log examples/failures/ds_config.json --model llama-3.1-8b --gpus 4 " +
 		"--seq-len 1024": exitFailed,
 	"plimsoll explain examples/failures/killed.log":                                       exitFailed,
@@ -52,7 +54,7 @@ func TestDocumentedCommands(t *testing.T) {
 
 // writtenInDocs are the files that documented commands write; the test puts them into a folder of its own.
 var writtenInDocs = []string{
-	"converted", "universal", "optimizer.pt", "samples.jsonl", "factors.json", "run.html", "host.json",
+	"converted", "universal", "optimizer.pt", "samples.jsonl", "factors.json", "run.html", "host.json", "tuned",
 }
 
 func checkCommand(t *testing.T, command, output string) {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"plimsoll/advice"
 	"plimsoll/fault"
 	"plimsoll/gpu"
 	"plimsoll/host"
@@ -16,6 +17,7 @@ import (
 	"plimsoll/model"
 	"plimsoll/plan"
 	"plimsoll/report"
+	"plimsoll/steptime"
 )
 
 // planOptions are the flags of the verb.
@@ -23,8 +25,11 @@ type planOptions struct {
 	request      job.Request
 	clip         float64
 	explain, out string
-	hostProfile  string
+	advise       bool
+	apply        string
+	machine      machineOptions
 	format       report.Format
+	megatron     megatronOptions
 }
 
 // planCommand returns the command that plans a job on paper.
@@ -40,7 +45,8 @@ Plan reads the files that the job is started with: configurations of
 LLaMA-Factory, axolotl, ms-swift, torchtune, torchtitan and TRL, DeepSpeed's
 JSON, transformers' TrainingArguments, accelerate's YAML, PEFT's
 adapter_config.json and bitsandbytes' configuration. It recognizes a CONFIG by
-its content. Flags say what no file says, and go before files.
+its content. Flags say what no file says, and go before files. With --megatron,
+plan reads the arguments of Megatron-LM instead.
 
 Plan follows the job tensor by tensor: every operation of the forward and
 backward pass and what autograd saves for it, communication buckets, gathered
@@ -104,6 +110,7 @@ func planFlags(c *cobra.Command, o *planOptions) {
 	flags.SortFlags = false
 	jobFlags(c, &o.request, &o.clip)
 	offloadFlags(c, &o.request.Offload)
+	megatronFlags(c, &o.megatron)
 	flags.StringVar(&o.explain, "explain", "",
 		"explain one `component`: its bytes in every phase, the formula and its source")
 	complete(c, "explain", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
@@ -111,7 +118,10 @@ func planFlags(c *cobra.Command, o *planOptions) {
 	})
 	flags.StringVar(&o.out, "out", "",
 		"write the plan to a `file` for run --plan, with a hash of every file that it was made from")
-	hostProfileFlag(c, &o.hostProfile)
+	flags.BoolVar(&o.advise, "advise", false, "also say what would make a job faster that fits")
+	flags.StringVar(&o.apply, "apply", "", "write copies of the files with the first advice to a `folder`")
+	machineFlags(c, &o.machine)
+	networkFlag(c, &o.machine)
 	outputFlags(c, &o.format, "print one JSON document")
 }
 
@@ -227,23 +237,9 @@ func runPlan(c *cobra.Command, o planOptions) error {
 		return fault.Inputf("--json and --explain are both given: each is a report of its own").
 			WithHint("leave one of them out")
 	}
-	o.request.Clip = given(c, "clip", &o.clip)
-	resolved, err := o.request.Resolve()
+	document, err := o.document(c)
 	if err != nil {
 		return err
-	}
-	p, err := plan.New(resolved)
-	if err != nil {
-		return err
-	}
-	document, err := report.NewPlanDocument(c.Root().Version, o.request, p)
-	if err != nil {
-		return err
-	}
-	if here, err := host.Local(); err == nil && document.HasHostStep() {
-		if found, file := (hostProfile{o.hostProfile, 0, logTo(c)}).of(here); found != nil {
-			document.PredictHostStep(found, file)
-		}
 	}
 	if o.out != "" {
 		if err := writeDocument("--out", o.out, document); err != nil {
@@ -259,10 +255,76 @@ func runPlan(c *cobra.Command, o planOptions) error {
 	if err := page.Write(c.OutOrStdout(), o.format); err != nil {
 		return err
 	}
-	if p.Verdict.Result == plan.DoesNotFit {
+	if document.Verdict == plan.DoesNotFit {
 		return outcome(exitDoesNotFit)
 	}
 	return nil
+}
+
+// document plans the job.
+func (o *planOptions) document(c *cobra.Command) (*report.PlanDocument, error) {
+	if o.megatron.arguments != "" {
+		return planMegatron(c, *o)
+	}
+	o.request.Clip = given(c, "clip", &o.clip)
+	of, err := o.machine.read(c, &o.request)
+	if err != nil {
+		return nil, err
+	}
+	resolved, err := o.request.Resolve()
+	if err != nil {
+		return nil, err
+	}
+	p, err := plan.New(resolved)
+	if err != nil {
+		return nil, err
+	}
+	document, err := report.NewPlanDocument(c.Root().Version, o.request, p)
+	if err != nil {
+		return nil, err
+	}
+	machine, sources, err := of(resolved)
+	if err != nil {
+		return nil, err
+	}
+	if document.StepTime, err = report.NewStepTime(p, machine, sources); err != nil {
+		return nil, err
+	}
+	if err := o.advised(p, machine, document); err != nil {
+		return nil, err
+	}
+	if here, err := host.Local(); err == nil && document.HasHostStep() {
+		if found, file := (hostProfile{o.machine.hostProfile, 0, logTo(c)}).of(here); found != nil {
+			document.PredictHostStep(found, file)
+		}
+	}
+	return document, nil
+}
+
+// advised adds advice to the document, and writes the edited files of the first.
+func (o *planOptions) advised(p *plan.Plan, m steptime.Machine, document *report.PlanDocument) error {
+	if p.Verdict.Result == plan.Fits && !o.advise && o.apply == "" {
+		return nil
+	}
+	list, err := advice.For(o.request, p, m)
+	if err != nil {
+		return err
+	}
+	document.Advise(list)
+	if o.apply == "" {
+		return nil
+	}
+	at := slices.IndexFunc(list, func(a advice.Advice) bool { return len(a.Texts) > 0 })
+	if at < 0 {
+		return fault.Inputf("--apply is given, but there is no advice that edits a file").
+			WithHint("leave --apply out")
+	}
+	texts, err := byName("--apply", list[at].Texts)
+	if err != nil {
+		return err
+	}
+	_, err = writeNew("--apply", o.apply, texts)
+	return err
 }
 
 // reported turns a panic of body into an error. Left alone, Go would end the program with the exit code of bad input.

@@ -94,6 +94,7 @@ every byte went.`,
 	root.AddCommand(compareCommand())
 	root.AddCommand(explainCommand())
 	root.AddCommand(exportCommand())
+	root.AddCommand(fitCommand())
 	root.AddCommand(keepCommand())
 	root.AddCommand(planCommand())
 	root.AddCommand(roadsCommand())

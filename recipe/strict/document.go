@@ -17,7 +17,8 @@ type Document struct {
 	Text []byte
 	Root *Value
 
-	lines []int64 // offsets at which lines begin; see lineStarts
+	syntax syntax
+	lines  []int64 // offsets at which lines begin; see lineStarts
 }
 
 // Parse parses YAML if the name of the file ends in .yaml or .yml. Otherwise it
@@ -34,7 +35,7 @@ func ParseYAML(file string, text []byte) (*Document, error) { return parseYAML(f
 
 // ParseJSON parses JSON without comments.
 func ParseJSON(file string, text []byte) (*Document, error) {
-	return (&Document{File: file, Text: text}).parseJSON(text)
+	return (&Document{File: file, Text: text, syntax: jsonSyntax}).parseJSON(text)
 }
 
 // ParseCommented parses JSON with comments (//, /* */, #) and trailing commas.
@@ -42,7 +43,7 @@ func ParseJSON(file string, text []byte) (*Document, error) {
 // commas. They are refused: with them, a forgotten quote or comma changes the
 // meaning of a file.
 func ParseCommented(file string, text []byte) (*Document, error) {
-	d := &Document{File: file, Text: text}
+	d := &Document{File: file, Text: text, syntax: jsonSyntax}
 	plain, err := d.withoutComments()
 	if err != nil {
 		return nil, err

@@ -12,7 +12,7 @@ import (
 
 // ParseTOML parses TOML.
 func ParseTOML(file string, text []byte) (*Document, error) {
-	p := &tomlParser{Document: &Document{File: file, Text: text, Root: &Value{Kind: '{'}},
+	p := &tomlParser{Document: &Document{File: file, Text: text, Root: &Value{Kind: '{'}, syntax: tomlSyntax},
 		places: map[*Value]map[string]int{}}
 	p.Reset(text)
 	table := p.Root

@@ -19,7 +19,7 @@ import (
 // off are booleans, and 1e8 is a string. It refuses aliases and tags. No
 // program writes them, and aliases would let a short file expand to a long one.
 func parseYAML(file string, text []byte) (*Document, error) {
-	p := &yamlParser{Document: &Document{File: file, Text: text}}
+	p := &yamlParser{Document: &Document{File: file, Text: text, syntax: yamlSyntax}}
 	decoder := yaml.NewDecoder(bytes.NewReader(text))
 	var node yaml.Node
 	switch err := decoder.Decode(&node); {

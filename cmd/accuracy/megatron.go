@@ -1,0 +1,231 @@
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+
+	"plimsoll/allocator"
+	"plimsoll/gpu"
+	"plimsoll/ledger"
+	"plimsoll/megatron"
+	"plimsoll/plan"
+	"plimsoll/recipe"
+	"plimsoll/version"
+)
+
+// goldenRow is a run of Megatron-LM's functional tests: its arguments, and the bytes that the last rank logged.
+type goldenRow struct {
+	Path         string             `json:"path"`
+	Family       string             `json:"family"`
+	Test         string             `json:"test"`
+	Platform     string             `json:"platform"`
+	Args         map[string]any     `json:"args"`
+	Allocated    map[string]float64 `json:"allocated"`
+	MaxAllocated map[string]float64 `json:"max_allocated"`
+}
+
+// highest returns the largest of the values of all iterations, 0 without any.
+func highest(values map[string]float64) ledger.Bytes {
+	var most float64
+	for _, v := range values {
+		most = max(most, v)
+	}
+	return ledger.Bytes(most)
+}
+
+// compareMegatron plans every row of a file and prints what was measured and planned, or why not.
+func compareMegatron(file string, out io.Writer) error {
+	opened, err := os.Open(file)
+	if err != nil {
+		return err
+	}
+	defer opened.Close()
+	lines := bufio.NewScanner(opened)
+	lines.Buffer(nil, 1<<24)
+	fmt.Fprintln(out, "path\tallocated\tplanned\tmax_allocated\tplanned")
+	plans := map[string]goldenPlan{}
+	for lines.Scan() {
+		var r goldenRow
+		if err := json.Unmarshal(lines.Bytes(), &r); err != nil {
+			fmt.Fprintf(out, "%s\tthe row cannot be read: %v\n", r.Path, err)
+			continue
+		}
+		key := r.key()
+		p, known := plans[key]
+		if !known {
+			p = r.plan()
+			plans[key] = p
+		}
+		if p.err != nil {
+			fmt.Fprintf(out, "%s\t%s\n", r.Path, strings.ReplaceAll(p.err.Error(), "\n", " "))
+			continue
+		}
+		fmt.Fprintf(out, "%s\t%d\t%d\t%d\t%d\n", r.Path, highest(r.Allocated), p.allocated, highest(r.MaxAllocated),
+			p.peak)
+	}
+	return lines.Err()
+}
+
+// goldenPlan is what a row plans.
+type goldenPlan struct {
+	allocated, peak ledger.Bytes
+	err             error
+}
+
+// key is the same for rows that are planned alike.
+func (r goldenRow) key() string {
+	text, _ := json.Marshal(r.Args) // a map of JSON has no values that fail
+	return fmt.Sprint(r.Family, r.gpu(), r.world(), strings.Contains(r.Platform, "dracooci"), string(text))
+}
+
+// gpu returns the GPU of the platform that the file is named for.
+func (r goldenRow) gpu() string {
+	switch {
+	case strings.Contains(r.Platform, "gb200"):
+		return "B200"
+	case strings.Contains(r.Platform, "h100"):
+		return "H100-80GB"
+	}
+	return "A100-80GB"
+}
+
+// world returns the number of GPUs: two nodes of four with GB200 and one of eight else, or more if the degrees need
+// them. A test's name says if it is for one node of four.
+func (r goldenRow) world() int64 {
+	world := int64(8)
+	if strings.Contains(r.Test, "_1node") || strings.HasSuffix(r.Test, "1N4G") {
+		world = 4
+	}
+	each := r.degree("tensor-model-parallel-size") * r.degree("pipeline-model-parallel-size") *
+		r.degree("context-parallel-size")
+	experts := r.degree("pipeline-model-parallel-size") * r.degree("expert-model-parallel-size")
+	if x, is := r.Args["expert-tensor-parallel-size"].(float64); is {
+		experts *= int64(x)
+	} else {
+		experts *= r.degree("tensor-model-parallel-size")
+	}
+	for world%each != 0 || r.degree("num-experts") > 1 && world%experts != 0 {
+		world += 4
+	}
+	return world
+}
+
+// goldenKinds are the kinds of the families whose model the arguments of a row describe.
+var goldenKinds = map[string]megatron.Kind{"gpt": megatron.GPT, "moe": megatron.GPT, "mixtral": megatron.GPT,
+	"bert": megatron.BERT, "t5": megatron.T5}
+
+// plan plans the last rank, which writes the log.
+func (r goldenRow) plan() (p goldenPlan) {
+	kind, known := goldenKinds[r.Family]
+	if !known {
+		p.err = fmt.Errorf("the row does not have all arguments of the model of %s", r.Family)
+		return p
+	}
+	if p.err = r.incomplete(); p.err != nil {
+		return p
+	}
+	m, err := recipe.ReadMegatron(r.arguments())
+	if err != nil {
+		p.err = err
+		return p
+	}
+	device, err := gpu.Find(r.gpu())
+	if err != nil {
+		p.err = err
+		return p
+	}
+	request := megatron.Request{Kind: kind, World: r.world(), GPU: device}
+	j, err := megatron.Decide(m, request)
+	if err != nil {
+		p.err = err
+		return p
+	}
+	c, err := allocator.ParseConfiguration("", version.Version{})
+	if err != nil {
+		p.err = err
+		return p
+	}
+	d, err := plan.LastStage(j, c)
+	if err != nil {
+		p.err = err
+		return p
+	}
+	last := d.Phases[len(d.Phases)-1]
+	p.allocated = last.EndAllocated
+	for _, phase := range d.Phases {
+		p.peak = max(p.peak, phase.PeakAllocated)
+	}
+	return p
+}
+
+// incomplete says what the row does not tell.
+func (r goldenRow) incomplete() error {
+	switch {
+	case strings.Contains(r.Test, "grpo"):
+		return errors.New("the row does not have the arguments of reinforcement learning")
+	case strings.Contains(r.Test, "release") && r.Args["use-distributed-optimizer"] == true:
+		return errors.New("the row does not say how many nodes a release test has, among which states are sharded")
+	}
+	return nil
+}
+
+// group returns the size of the groups of micro batches of a row that has interleaved stages and does not say it,
+// though Megatron-LM would refuse its default: the smallest that it accepts. It is 0 for other rows.
+func (r goldenRow) group() int64 {
+	stages := r.degree("pipeline-model-parallel-size")
+	micros := r.degree("global-batch-size") * stages * r.degree("tensor-model-parallel-size") *
+		r.degree("context-parallel-size") / r.degree("micro-batch-size") / r.world()
+	isAccepted := func(group int64) bool { return micros%group == 0 || micros%group >= stages }
+	given := r.Args["microbatch-group-size-per-virtual-pipeline-stage"] != nil
+	interleaved := r.Args["num-layers-per-virtual-pipeline-stage"] != nil ||
+		r.Args["num-virtual-stages-per-pipeline-rank"] != nil
+	if given || !interleaved || isAccepted(stages) {
+		return 0
+	}
+	for group := stages; group <= micros; group++ {
+		if isAccepted(group) {
+			return group
+		}
+	}
+	return 0
+}
+
+// degree returns a whole number among the arguments, 1 without it.
+func (r goldenRow) degree(name string) int64 {
+	if x, is := r.Args[name].(float64); is {
+		return int64(x)
+	}
+	return 1
+}
+
+// arguments returns the row's arguments as people type them.
+func (r goldenRow) arguments() string {
+	var list []string
+	for _, name := range slices.Sorted(maps.Keys(r.Args)) {
+		switch value := r.Args[name]; value {
+		case true:
+			list = append(list, "--"+name)
+		default:
+			text := strings.Trim(fmt.Sprint(value), "[]")
+			if strings.HasPrefix(fmt.Sprint(value), "(") {
+				text = fmt.Sprintf("'%v'", value)
+			}
+			list = append(list, fmt.Sprintf("--%s %s", name, text))
+		}
+	}
+	if group := r.group(); group > 0 {
+		list = append(list, fmt.Sprintf("--microbatch-group-size-per-virtual-pipeline-stage %d", group))
+	}
+	if strings.Contains(r.Platform, "dracooci") && r.Args["deterministic-mode"] == true &&
+		r.Args["attention-backend"] == nil { // their Transformer Engine had no deterministic kernels
+		list = append(list, "--attention-backend unfused")
+	}
+	return strings.Join(list, " ")
+}

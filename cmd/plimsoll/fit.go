@@ -1,0 +1,159 @@
+package main
+
+import (
+	"cmp"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"plimsoll/amend"
+	"plimsoll/fault"
+	"plimsoll/files"
+	"plimsoll/fit"
+	"plimsoll/report"
+)
+
+// fitOptions are the flags of the verb.
+type fitOptions struct {
+	question fit.Question
+	clip     float64
+	machine  machineOptions
+	write    string
+	format   report.Format
+}
+
+// fitCommand returns the command that searches recipes.
+func fitCommand() *cobra.Command {
+	var options fitOptions
+	command := &cobra.Command{
+		Use:   "fit [--model MODEL] [CONFIG...]",
+		Short: "Search the fastest recipe of a job that fits",
+		Long: `Fit searches the recipes of a job for the fastest that fits: micro batch and
+accumulation, ZeRO's stages, FSDP, gradient checkpointing, and what is offloaded
+to the host. Every recipe that it reports was planned, as by plimsoll plan.
+Times are those of the same model.
+
+Files of the user decide the engine. Their settings become edits of the same
+files: --write writes edited copies.
+
+A job is described as to plimsoll plan. Settings that are given are kept.`,
+		Example: `  plimsoll fit --model llama-3-8b --gpus 8 --gpu H100-80GB --seq-len 4096 \
+    --precision amp-bf16 --batch 64
+  plimsoll fit --model qwen2.5-3b --gpu RTX-4090 --host-memory 64GiB \
+    --precision bf16 --master split --machine rtx-4090
+  plimsoll fit --model llama-3-8b ds_config.json args.json --gpus 8 \
+    --gpu H100-80GB --write tuned`,
+		RunE: func(c *cobra.Command, _ []string) error {
+			return reported(func() error { return runFit(c, options) })
+		},
+	}
+	flags := command.Flags()
+	flags.SortFlags = false
+	q := &options.question
+	jobFlags(command, &q.Request, &options.clip)
+	restFlags(command, &q.States)
+	machineFlags(command, &options.machine)
+	networkFlag(command, &options.machine)
+	flags.Var((*countFlag)(&q.Batch), "batch", "sequences of an optimizer step on all ranks (default: any)")
+	flags.BoolVar(&q.FewerGPUs, "fewer-gpus", false, "also try a half of the GPUs, a quarter and so on")
+	flags.BoolVar(&q.Tight, "allow-tight", false, "recipes that leave less than a twentieth free count as fitting")
+	flags.StringVar(&options.write, "write", "", "write the files of the fastest recipe to a `folder`")
+	outputFlags(command, &options.format, "print one JSON document")
+	return command
+}
+
+func runFit(c *cobra.Command, o fitOptions) error {
+	q := &o.question
+	q.Request.Clip = given(c, "clip", &o.clip)
+	of, err := o.machine.read(c, &q.Request)
+	if err != nil {
+		return err
+	}
+	base, err := q.Request.Resolve()
+	if err != nil {
+		return err
+	}
+	var sources []string
+	if q.Machine, sources, err = of(base); err != nil {
+		return err
+	}
+	answer, err := fit.Search(*q)
+	if err != nil {
+		return err
+	}
+	made := &amend.Result{}
+	if answer.Fastest != nil {
+		if made, err = answer.Amend(answer.Fastest); err != nil {
+			return err
+		}
+	}
+	document := report.NewFit(c.Root().Version, q.Request, answer, made.Edits, sources)
+	if o.write != "" && answer.Fastest != nil {
+		if document.Written, err = writeRecipe(o.write, answer, made); err != nil {
+			return err
+		}
+	}
+	if err := document.Page().Write(c.OutOrStdout(), o.format); err != nil {
+		return err
+	}
+	if answer.Fastest == nil {
+		return outcome(exitDoesNotFit)
+	}
+	return nil
+}
+
+// writeRecipe writes the edited files of the user, and a new configuration where the recipe needs one.
+func writeRecipe(folder string, a *fit.Answer, made *amend.Result) ([]string, error) {
+	texts, err := byName("--write", made.Texts)
+	if err != nil {
+		return nil, err
+	}
+	config, err := a.Fastest.NewConfig()
+	if err != nil {
+		return nil, err
+	}
+	if config != nil {
+		texts[fit.ConfigFile] = config
+	}
+	return writeNew("--write", folder, texts)
+}
+
+// byName returns texts by the names of their files, without folders. It refuses two files of one name.
+func byName(flag string, texts map[string][]byte) (map[string][]byte, error) {
+	named := map[string][]byte{}
+	for file, text := range texts {
+		name := filepath.Base(file)
+		if named[name] != nil {
+			return nil, fault.File(file).Inputf("%s writes to one folder, and two of the files are named %s", flag,
+				name).WithHint("rename one of the two")
+		}
+		named[name] = text
+	}
+	return named, nil
+}
+
+// writeNew writes files to a folder. It overwrites none.
+func writeNew(flag, folder string, texts map[string][]byte) ([]string, error) {
+	if err := os.MkdirAll(folder, 0o755); err != nil {
+		return nil, &fault.Input{What: flag + " cannot be made", Err: err, Hint: "give another folder"}
+	}
+	var written []string
+	for name, text := range texts {
+		path := filepath.Join(folder, name)
+		file, _, err := files.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
+		if err != nil {
+			return nil, &fault.Input{Where: fault.Position{File: path}, Err: err,
+				Hint: "give " + flag + " a folder without this file"}
+		}
+		_, err = file.Write(text)
+		if err = cmp.Or(err, file.Close()); err != nil {
+			return nil, err
+		}
+		written = append(written, path)
+	}
+	slices.SortFunc(written, strings.Compare)
+	return written, nil
+}

@@ -1,0 +1,89 @@
+package main
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"plimsoll/allocator"
+	"plimsoll/fault"
+	"plimsoll/gpu"
+	"plimsoll/megatron"
+	"plimsoll/plan"
+	"plimsoll/recipe"
+	"plimsoll/report"
+	release "plimsoll/version"
+)
+
+// megatronOptions are the flags of a plan of Megatron-LM.
+type megatronOptions struct {
+	arguments  string
+	vocabulary int
+	imbalance  float64
+}
+
+func megatronFlags(c *cobra.Command, o *megatronOptions) {
+	flags := c.Flags()
+	flags.StringVar(&o.arguments, "megatron", "",
+		"`arguments` of Megatron-LM as they are typed, or a file with them: a script, a list or YAML")
+	flags.Var((*countFlag)(&o.vocabulary), "vocabulary", "with --megatron: tokens of the vocabulary, before padding")
+	flags.Float64Var(&o.imbalance, "expert-imbalance", 1,
+		"with --megatron: tokens of the fullest rank of experts, as a `factor` of the mean")
+}
+
+// besideMegatron are the flags that say something beside Megatron-LM's arguments.
+var besideMegatron = []string{"megatron", "vocabulary", "expert-imbalance", "gpus", "nodes", "gpu", "gpu-memory",
+	"torch", "alloc-conf", "explain", "out", "json", "format", "color"}
+
+// planMegatron plans a training with Megatron-LM.
+func planMegatron(c *cobra.Command, o planOptions) (*report.PlanDocument, error) {
+	var wrong error
+	c.Flags().Visit(func(f *pflag.Flag) {
+		if !slices.Contains(besideMegatron, f.Name) && wrong == nil {
+			wrong = fault.Inputf("--%s is given beside --megatron, whose arguments say it", f.Name).
+				WithHint("leave one of the two out")
+		}
+	})
+	if wrong != nil {
+		return nil, wrong
+	}
+	if len(o.request.Configs) > 0 {
+		return nil, fault.Inputf("%s is given beside --megatron", o.request.Configs[0]).
+			WithHint("leave one of the two out")
+	}
+	if o.megatron.imbalance < 1 {
+		return nil, fault.Inputf("--expert-imbalance is %v, expected 1 or more", o.megatron.imbalance)
+	}
+	arguments, err := recipe.ReadMegatron(o.megatron.arguments)
+	if err != nil {
+		return nil, err
+	}
+	request := megatron.Request{World: int64(o.request.GPUs) * int64(max(1, o.request.Nodes)),
+		Vocabulary: int64(o.megatron.vocabulary), Imbalance: o.megatron.imbalance}
+	if request.Torch, err = release.Parse(cmp.Or(o.request.Torch, "2.13.0")); err != nil {
+		return nil, &fault.Input{What: "--torch", Err: err}
+	}
+	if o.request.GPU != "" {
+		if request.GPU, err = gpu.Find(o.request.GPU); err != nil {
+			return nil, err
+		}
+	}
+	if o.request.GPUMemory > 0 {
+		request.GPU.Memory = o.request.GPUMemory
+	}
+	j, err := megatron.Decide(arguments, request)
+	if err != nil {
+		return nil, err
+	}
+	configuration, err := allocator.ParseConfiguration(o.request.Allocator, request.Torch)
+	if err != nil {
+		return nil, &fault.Input{What: "--alloc-conf", Err: err}
+	}
+	devices, verdict, err := plan.NewMegatron(j, configuration)
+	if err != nil {
+		return nil, err
+	}
+	return report.NewMegatronDocument(c.Root().Version, o.megatron.arguments, o.request, j, devices, verdict), nil
+}

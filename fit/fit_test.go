@@ -1,0 +1,193 @@
+package fit
+
+import (
+	"testing"
+
+	"plimsoll/amend"
+	"plimsoll/files/filestest"
+	"plimsoll/job"
+	"plimsoll/ledger"
+	"plimsoll/plan"
+	"plimsoll/roads"
+	"plimsoll/steptime"
+)
+
+const small = `{"model_type": "llama", "vocab_size": 4000, "hidden_size": 256, "intermediate_size": 512,
+	"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 100000}`
+
+var fast = steptime.Machine{Rates: roads.Rates{Host: 490e9}}
+
+// TestExhaustive compares the search with all recipes of a small space, each of them planned.
+func TestExhaustive(t *testing.T) {
+	file := filestest.InNewFolder(t)
+	config := file("config.json", small)
+	zero := file("ds.json", `{"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true},
+		"zero_optimization": {"stage": 2, "reduce_bucket_size": 1e6, "allgather_bucket_size": 1e6}}`)
+	for _, test := range []struct {
+		gpus, batch          int
+		memory               ledger.Bytes
+		fewer, tight, stages bool
+	}{
+		{gpus: 1, memory: 1200}, {gpus: 1, memory: 2000, batch: 24, tight: true}, {gpus: 2, memory: 2400},
+		{gpus: 4, memory: 2300, fewer: true, batch: 24}, {gpus: 2, memory: 2500, stages: true, batch: 24},
+		{gpus: 4, memory: 2300, stages: true, batch: 24}, {gpus: 1, memory: 500},
+	} {
+		q := Question{Request: job.Request{Model: config, GPU: "H100-80GB", Precision: "bf16", Sequence: 512,
+			GPUs: test.gpus, GPUMemory: test.memory * ledger.MiB}, Machine: fast, Batch: test.batch,
+			FewerGPUs: test.fewer, Tight: test.tight}
+		if test.stages {
+			q.Request.DeepSpeed, q.Request.Precision = zero, ""
+		}
+		a, err := Search(q)
+		if err != nil {
+			t.Fatal(err)
+		}
+		best := exhaustive(t, q)
+		speed := 0.0
+		if a.Fastest != nil {
+			speed = a.Fastest.Speed()
+		}
+		if speed != best {
+			t.Errorf("%+v: %g tokens a second were found, but one makes %g", test, speed, best)
+		}
+		t.Logf("%+v: %g tokens a second, %d of %d planned", test, speed, a.Planned, a.Candidates)
+		for i, r := range a.Front {
+			if i > 0 && (r.Peak() >= a.Front[i-1].Peak() || r.Speed() > a.Front[i-1].Speed()) {
+				t.Errorf("%+v does not belong behind %+v", r, a.Front[i-1])
+			}
+		}
+	}
+}
+
+// exhaustive returns the speed of the fastest recipe that fits, of all; 0 if none does.
+func exhaustive(t *testing.T, q Question) (best float64) {
+	in, err := job.Read(q.Request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	base, err := job.Decide(in, job.Overrides{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if q.Batch == 0 {
+		if q.Batch, err = givenBatch(base); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s := search{Question: &q, in: in, answer: &Answer{Base: base}}
+	variants, err := q.variants(base)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, v := range variants {
+		for _, micro := range s.micros() {
+			j, err := s.decided(v, micro)
+			if err != nil || j == nil {
+				continue
+			}
+			p, err := plan.New(j)
+			if err != nil {
+				t.Fatal(err)
+			}
+			step, err := p.Time(q.Machine)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if s.fits(&member{plan: p}) {
+				best = max(best, (&Recipe{Plan: p, Step: step}).Speed())
+			}
+		}
+	}
+	return best
+}
+
+// TestQuestions: three questions of people have a recipe, and plimsoll plan of it says that it fits.
+func TestQuestions(t *testing.T) {
+	for name, q := range map[string]Question{
+		"one consumer GPU": {Request: job.Request{Model: "qwen2.5-3b", GPU: "RTX-4090", HostMemory: 64 * ledger.GiB,
+			Sequence: 1024, Precision: "bf16", Optimizer: "adamw/fused"}, States: job.Offload{Master: "split"},
+			Machine: steptime.Machine{Rates: roads.Rates{Host: 71e9}}},
+		"8 x 80 GB": {Request: job.Request{Model: "llama-3-8b", GPU: "H100-80GB", GPUs: 8, Sequence: 4096,
+			Precision: "amp-bf16", HostMemory: ledger.TiB}, Machine: fast, Batch: 64},
+		"64 GPUs": {Request: job.Request{Model: "llama-3-70b", GPU: "H100-80GB", GPUs: 8, Nodes: 8, Sequence: 8192,
+			Precision: "amp-bf16", Optimizer: "adamw/fused", HostMemory: 2 * ledger.TiB, Recompute: "full"},
+			Machine: fast},
+	} {
+		a, err := Search(q)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if a.Fastest == nil {
+			t.Errorf("%s: no recipe", name)
+			continue
+		}
+		for _, r := range append(a.Front, a.LargestBatch, a.Longest) {
+			checkRecipe(t, q.Request, r)
+		}
+	}
+}
+
+// checkRecipe plans what a user would plan.
+func checkRecipe(t *testing.T, q job.Request, r *Recipe) {
+	t.Helper()
+	config, err := r.NewConfig()
+	if err != nil {
+		t.Fatal(err)
+	}
+	made := &amend.Result{Texts: map[string][]byte{ConfigFile: config}}
+	request := r.Request(q)
+	err = made.During(func() error {
+		p, err := request.Resolve()
+		if err != nil {
+			return err
+		}
+		planned, err := plan.New(p)
+		if err == nil && (planned.Verdict != r.Plan.Verdict || planned.Verdict.Result != plan.Fits) {
+			t.Errorf("%s: %+v, but plan says %+v", r.Name, r.Plan.Verdict, planned.Verdict)
+		}
+		return err
+	})
+	if err != nil {
+		t.Errorf("%s: %v", r.Name, err)
+	}
+}
+
+// TestAmend: the user's own files with a recipe's settings plan what the search has planned.
+func TestAmend(t *testing.T) {
+	file := filestest.InNewFolder(t)
+	q := Question{Request: job.Request{Model: file("config.json", small), GPU: "H100-80GB", GPUs: 2, Sequence: 512,
+		GPUMemory: 2500 * ledger.MiB,
+		DeepSpeed: file("ds.json", `{
+  "train_batch_size": 4,
+  "bf16": {"enabled": true}, // half
+  "zero_optimization": {"stage": 1, "reduce_bucket_size": 1e6}
+}`)}, Machine: fast}
+	a, err := Search(q)
+	if err != nil || a.Fastest == nil {
+		t.Fatalf("%+v, %v", a, err)
+	}
+	made, err := a.Amend(a.Fastest)
+	if err != nil || len(made.Edits) == 0 {
+		t.Fatalf("%+v, %v", made, err)
+	}
+	err = made.During(func() error {
+		request := q.Request // what no file says is a flag
+		for _, rest := range made.Rest {
+			if rest.Name == "gradient checkpointing" {
+				request.Recompute = a.Fastest.Overrides.Recompute
+			}
+		}
+		j, err := request.Resolve()
+		if err != nil {
+			return err
+		}
+		p, err := plan.New(j)
+		if err == nil && p.Verdict != a.Fastest.Plan.Verdict {
+			t.Errorf("%+v, but the edited files plan %+v", a.Fastest.Plan.Verdict, p.Verdict)
+		}
+		return err
+	})
+	if err != nil {
+		t.Errorf("%s\n%v", made.Texts[q.Request.DeepSpeed], err)
+	}
+}

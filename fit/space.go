@@ -1,0 +1,178 @@
+package fit
+
+import (
+	"fmt"
+	"strings"
+
+	"plimsoll/fault"
+	"plimsoll/job"
+	"plimsoll/recipe"
+)
+
+// variant is everything of a recipe but its micro batch: an engine, what it offloads, what it recomputes, and its GPUs.
+// Memory grows with the micro batch of a variant, so a variant has one limit.
+type variant struct {
+	name      string
+	overrides job.Overrides
+	config    string // of DeepSpeed, if no file of the user has it
+}
+
+// microBatches are the micro batches that are tried.
+var microBatches = []int{1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128}
+
+// variants lists the variants of a question. Files of the user decide the engine: what they do not configure is not
+// tried, as the answer is written in their own format.
+func (q *Question) variants(base *job.Job) ([]variant, error) {
+	engines, err := q.engines(base)
+	if err != nil {
+		return nil, err
+	}
+	recomputes := []string{"none", "selective", "full"}
+	if len(base.Files) > 0 {
+		recomputes = []string{"none", "full"} // what files can say
+	}
+	if q.Request.Recompute != "" {
+		recomputes = []string{""}
+	}
+	var list []variant
+	for _, gpus := range q.gpuCounts(base) {
+		for _, engine := range engines {
+			for _, way := range recomputes {
+				v := engine
+				v.overrides.Recompute = way
+				v.overrides.GPUs, v.overrides.Nodes = gpus[0], gpus[1]
+				if way != "" && way != "none" {
+					v.name += ", " + map[string]string{"full": "blocks recomputed", "selective": "selective"}[way]
+				}
+				if q.FewerGPUs {
+					v.name += fmt.Sprintf(", %d GPUs", gpus[0]*gpus[1])
+				}
+				list = append(list, v)
+			}
+		}
+	}
+	return list, nil
+}
+
+// gpuCounts returns the GPUs of a node and the nodes that are tried: those of the job, and with FewerGPUs each half.
+func (q *Question) gpuCounts(base *job.Job) [][2]int {
+	counts := [][2]int{{base.RanksPerNode, base.Nodes}}
+	for q.FewerGPUs {
+		last := counts[len(counts)-1]
+		switch {
+		case last[1] > 1:
+			last[1] /= 2
+		case last[0] > 1:
+			last[0] /= 2
+		default:
+			return counts
+		}
+		counts = append(counts, last)
+	}
+	return counts
+}
+
+// engines lists the engines, each with what it can offload.
+func (q *Question) engines(base *job.Job) ([]variant, error) {
+	switch {
+	case base.DeepSpeed != nil:
+		return deepSpeedRoads("", nil), nil
+	case base.FSDP != nil && q.Request.FSDP == "":
+		return q.fsdpRoads("", base), nil
+	}
+	list := q.withStates(variant{name: "DistributedDataParallel", overrides: job.Overrides{FSDP: job.NoFSDP}})
+	if base.World == 1 {
+		list = q.withStates(variant{name: "one GPU", overrides: job.Overrides{FSDP: job.NoFSDP}})
+	} else {
+		list = append(list, q.fsdpRoads("2", base)...)
+	}
+	if len(base.Files) > 0 || base.Adapter != nil || base.Quantization != nil {
+		return list, nil
+	}
+	precision, mixed := strings.CutPrefix(strings.ToLower(q.Request.Precision), "amp-")
+	if !mixed { // DeepSpeed keeps fp32 master weights, which nobody asked for
+		return list, nil
+	}
+	text := fmt.Sprintf(deepSpeedConfig, precision)
+	parsed, err := recipe.ParseDeepSpeed(ConfigFile, []byte(text), recipe.NewestDeepSpeed)
+	if err != nil {
+		return nil, fault.File(ConfigFile).Inputf("%v", err)
+	}
+	return append(list, deepSpeedRoads(text, parsed)...), nil
+}
+
+// ConfigFile is the name of a DeepSpeed configuration that no file of the user was.
+const ConfigFile = "ds_config.json"
+
+const deepSpeedConfig = `{
+  "train_micro_batch_size_per_gpu": 1,
+  "gradient_accumulation_steps": 1,
+  "gradient_clipping": 1.0,
+  "%s": {
+    "enabled": true
+  },
+  "zero_optimization": {
+    "stage": 1,
+    "overlap_comm": true,
+    "contiguous_gradients": true
+  }
+}
+`
+
+// deepSpeedRoads lists ZeRO's stages with what each can offload.
+func deepSpeedRoads(text string, config *recipe.DeepSpeed) []variant {
+	var list []variant
+	for stage := 1; stage <= 3; stage++ {
+		for _, overlaps := range []bool{false, true} {
+			devices := [][2]string{{"none", "none"}, {"cpu", "none"}}
+			if stage == 3 {
+				devices = append(devices, [2]string{"cpu", "cpu"})
+			}
+			for _, device := range devices {
+				v := variant{name: fmt.Sprintf("ZeRO-%d", stage), config: text, overrides: job.Overrides{
+					DeepSpeed: config, ZeROStage: &stage, OverlapReduction: &overlaps, OffloadOptimizer: device[0],
+					OffloadParameters: device[1]}}
+				if overlaps {
+					v.name += ", overlap_comm"
+				}
+				if device[0] == "cpu" {
+					v.name += ", optimizer on the CPU"
+				}
+				if device[1] == "cpu" {
+					v.name += ", parameters on the host"
+				}
+				list = append(list, v)
+			}
+		}
+	}
+	return list
+}
+
+// fsdpRoads lists FSDP with what it can offload.
+func (q *Question) fsdpRoads(version string, base *job.Job) []variant {
+	v := variant{name: "FSDP" + version, overrides: job.Overrides{FSDP: version}}
+	list := q.withStates(v)
+	if base.FSDP == nil || !base.FSDP.OffloadParameters {
+		v.name += ", shards on the host"
+		v.overrides.FSDPOffload = true
+		list = append(list, v)
+	}
+	return list
+}
+
+// withStates adds the roads of plimsoll.torch.StateOffload, in its modes. Who asks for master weights gets them: only
+// these roads have them.
+func (q *Question) withStates(v variant) []variant {
+	var list []variant
+	if q.States.Master == "" || q.States.Master == "none" {
+		list = append(list, v)
+	}
+	for _, mode := range job.OffloadModes {
+		o, with := q.States, v
+		o.What, o.Mode = job.OffloadStates, mode
+		with.name += ", states on the host, " + mode
+		with.overrides.States = &o
+		list = append(list, with)
+	}
+	return list
+}

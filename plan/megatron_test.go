@@ -1,0 +1,216 @@
+package plan
+
+import (
+	"math"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"plimsoll/allocator"
+	"plimsoll/gpu"
+	"plimsoll/ledger"
+	"plimsoll/megatron"
+	"plimsoll/recipe"
+	"plimsoll/version"
+)
+
+// smallGPT has what most of Megatron-LM's functional tests of GPT have in common.
+const smallGPT = `--num-layers 12 --hidden-size 512 --num-attention-heads 8 --seq-length 1024
+	--max-position-embeddings 1024 --micro-batch-size 4 --global-batch-size 32 --bf16 --deterministic-mode
+	--no-gradient-accumulation-fusion `
+
+func megatronJob(t *testing.T, arguments string, q megatron.Request) *megatron.Job {
+	t.Helper()
+	m, err := recipe.ReadMegatron(strings.ReplaceAll(arguments, "\n", " "))
+	if err != nil {
+		t.Fatal(err)
+	}
+	j, err := megatron.Decide(m, q)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return j
+}
+
+func lastStage(t *testing.T, j *megatron.Job) (allocated, peak ledger.Bytes) {
+	t.Helper()
+	c, err := allocator.ParseConfiguration("", version.Version{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	d, err := LastStage(j, c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range d.Phases {
+		peak = max(peak, p.PeakAllocated)
+	}
+	return d.Phases[len(d.Phases)-1].EndAllocated, peak
+}
+
+// TestMegatronGoldenValues compares with bytes that NVIDIA's CI logged on the last of 8 ranks
+// (tests/functional_tests/test_cases of Megatron-LM, golden_values_dev_dgx_*.json).
+func TestMegatronGoldenValues(t *testing.T) {
+	for _, c := range []struct {
+		arguments       string
+		gpu             string
+		allocated, peak float64
+	}{
+		{"--use-distributed-optimizer", "A100-80GB", 552128512, 2711714304},
+		{"--use-distributed-optimizer", "H100-80GB", 581489664, 2691792384},
+		{"--pipeline-model-parallel-size 4 --attention-backend unfused --disable-bias-linear", "A100-80GB", 718931456,
+			2685510144},
+		{"--pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 1", "A100-80GB", 733860352,
+			2651687936},
+		{"--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2", "A100-80GB", 487096832, 1409821184},
+		{"--tensor-model-parallel-size 4 --transformer-impl local", "A100-80GB", 382956544, 1628741632},
+		{`--tensor-model-parallel-size 4 --pipeline-model-parallel-size 2 --expert-model-parallel-size 2
+		--expert-tensor-parallel-size 2 --sequence-parallel --use-distributed-optimizer --disable-bias-linear
+		--num-experts 8 --moe-router-topk 2 --moe-ffn-hidden-size 1024 --moe-shared-expert-intermediate-size 512
+		--moe-grouped-gemm --moe-token-dispatcher-type alltoall`, "H100-80GB", 628064768, 1149626368},
+	} {
+		g, err := gpu.Find(c.gpu)
+		if err != nil {
+			t.Fatal(err)
+		}
+		allocated, peak := lastStage(t, megatronJob(t, smallGPT+c.arguments, megatron.Request{World: 8, GPU: g}))
+		if e := float64(allocated)/c.allocated - 1; math.Abs(e) > 0.02 {
+			t.Errorf("%s on %s: %d bytes allocated, measured %.0f (%+.1f %%)", c.arguments, c.gpu, allocated,
+				c.allocated, 100*e)
+		}
+		if e := float64(peak)/c.peak - 1; math.Abs(e) > 0.04 {
+			t.Errorf("%s on %s: %d bytes at the peak, measured %.0f (%+.1f %%)", c.arguments, c.gpu, peak, c.peak,
+				100*e)
+		}
+	}
+}
+
+// TestMegatronSavings: arguments that save memory do so, and by about what they say.
+func TestMegatronSavings(t *testing.T) {
+	const base = smallGPT + "--use-distributed-optimizer --tensor-model-parallel-size 2 "
+	const mixture = "--sequence-parallel --num-experts 4 --disable-bias-linear --moe-grouped-gemm "
+	for _, c := range []struct {
+		arguments         string
+		allocated, atPeak bool // which of the two gets smaller
+	}{
+		{"--sequence-parallel", false, true},
+		{"--recompute-granularity selective --attention-backend unfused", false, true},
+		{"--recompute-granularity selective --recompute-modules mlp", false, true},
+		{mixture + "--recompute-granularity selective --recompute-modules moe_act", false, true},
+		{mixture + "--recompute-granularity selective --recompute-modules layernorm", false, true},
+		{mixture + "--recompute-granularity selective --recompute-modules moe", false, true},
+		{"--recompute-granularity full --recompute-method uniform --recompute-num-layers 1", false, true},
+		{"--recompute-granularity full --recompute-method block --recompute-num-layers 6", false, true},
+		{"--use-precision-aware-optimizer --exp-avg-dtype bf16 --exp-avg-sq-dtype bf16", true, true},
+		{"--use-precision-aware-optimizer --main-grads-dtype bf16", true, true},
+		{"--use-precision-aware-optimizer --optimizer-cpu-offload --optimizer-offload-fraction 0.5", true, true},
+		{"--offload-optimizer-states", false, true},
+		{"--grad-reduce-in-bf16", true, true},
+		{"--cross-entropy-loss-fusion --cross-entropy-fusion-impl te", false, true},
+		{"--context-parallel-size 2 --attention-backend flash", false, true},
+	} {
+		without := base
+		if strings.HasPrefix(c.arguments, mixture) {
+			without += mixture
+		}
+		before, peak := lastStage(t, megatronJob(t, without, megatron.Request{World: 8}))
+		after, peakAfter := lastStage(t, megatronJob(t, base+c.arguments, megatron.Request{World: 8}))
+		if (after < before-before/100) != c.allocated {
+			t.Errorf("%s: %v allocated, without it %v", c.arguments, after, before)
+		}
+		if (peakAfter < peak-peak/100) != c.atPeak {
+			t.Errorf("%s: %v at the peak, without it %v", c.arguments, peakAfter, peak)
+		}
+	}
+}
+
+// TestMegatronStages: the first stage of a pipeline holds the activations of more micro batches than the last.
+func TestMegatronStages(t *testing.T) {
+	j := megatronJob(t, smallGPT+"--pipeline-model-parallel-size 4", megatron.Request{World: 4})
+	c, err := allocator.ParseConfiguration("", version.Version{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	devices, verdict, err := NewMegatron(j, c)
+	if err != nil || len(devices) != 4 || verdict.Result != Unknown {
+		t.Fatalf("%d devices, %+v, %v", len(devices), verdict, err)
+	}
+	activations := func(d ledger.Device) ledger.Bytes {
+		var sum ledger.Bytes
+		for _, h := range d.Peak().Components {
+			if h.Component == ledger.FeedForwardActivations {
+				sum += h.Bytes
+			}
+		}
+		return sum
+	}
+	for stage, want := range []ledger.Bytes{4, 3, 2, 1} {
+		if got := activations(devices[stage]) / activations(devices[3]); got != want {
+			t.Errorf("stage %d has activations of %d micro batches, expected %d", stage, got, want)
+		}
+	}
+}
+
+// TestMegatronRandomJobs plans what random arguments decide: every stage ends with less than its peak, and a plan is
+// the same every time.
+func TestMegatronRandomJobs(t *testing.T) {
+	c, err := allocator.ParseConfiguration("", version.Version{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	choices := []string{"--sequence-parallel", "--swiglu", "--disable-bias-linear", "--bf16", "--fp16",
+		"--use-distributed-optimizer", "--overlap-grad-reduce", "--num-experts 4", "--moe-grouped-gemm",
+		"--moe-token-dispatcher-type alltoall", "--moe-router-topk 1", "--moe-layer-freq 2",
+		"--moe-shared-expert-intermediate-size 64", "--moe-expert-capacity-factor 1", "--expert-model-parallel-size 2",
+		"--expert-tensor-parallel-size 1", "--multi-latent-attention", "--q-lora-rank 32", "--qk-layernorm",
+		"--mtp-num-layers 1", "--recompute-granularity selective",
+		"--recompute-modules moe_act layernorm mla_up_proj mlp shared_experts", "--attention-backend unfused",
+		"--attention-backend flash", "--transformer-impl local", "--position-embedding-type rope",
+		"--group-query-attention --num-query-groups 2", "--cross-entropy-loss-fusion", "--fp8-format hybrid",
+		"--use-precision-aware-optimizer", "--offload-optimizer-states", "--num-virtual-stages-per-pipeline-rank 2",
+		"--hidden-dropout 0", "--untie-embeddings-and-output-weights",
+		"--encoder-seq-length 64 --decoder-seq-length 32"}
+	planned := 0
+	rapid.Check(t, func(t *rapid.T) {
+		arguments := "--num-layers 8 --hidden-size 128 --num-attention-heads 8 --seq-length 64 --vocab-size 512 " +
+			"--max-position-embeddings 64 --micro-batch-size 1 --global-batch-size 16 "
+		for _, degree := range []string{"tensor", "pipeline"} {
+			arguments += "--" + degree + "-model-parallel-size " +
+				rapid.SampledFrom([]string{"1", "2"}).Draw(t, degree) + " "
+		}
+		arguments += "--context-parallel-size " + rapid.SampledFrom([]string{"1", "2"}).Draw(t, "context") + " "
+		arguments += strings.Join(rapid.SliceOfNDistinct(rapid.SampledFrom(choices), 0, 12, rapid.ID[string]).
+			Draw(t, "choices"), " ")
+		m, err := recipe.ReadMegatron(arguments)
+		if err != nil {
+			return
+		}
+		j, err := megatron.Decide(m, megatron.Request{World: 8, Imbalance: 1.5})
+		if err != nil {
+			return
+		}
+		planned++
+		devices, _, err := NewMegatron(j, c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		again, _, err := NewMegatron(j, c)
+		if err != nil || len(devices) != int(j.Degrees.Pipeline) {
+			t.Fatalf("%d devices, %v", len(devices), err)
+		}
+		for i, d := range devices {
+			if d.Peak().PeakAllocated < d.Peak().EndAllocated || d.Peak().PeakUsed != again[i].Peak().PeakUsed {
+				t.Errorf("stage %d: %+v, then %+v", i, d.Peak(), again[i].Peak())
+			}
+			last := d.Phases[len(d.Phases)-1]
+			if first := d.Phases[len(d.Phases)-4]; last.EndRequested != first.EndRequested {
+				t.Errorf("stage %d ends the first step with %v and the next with %v", i, first.EndRequested,
+					last.EndRequested)
+			}
+		}
+	})
+	if planned < 5 {
+		t.Errorf("%d random jobs were planned", planned)
+	}
+}

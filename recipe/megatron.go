@@ -1,0 +1,313 @@
+package recipe
+
+import (
+	"bytes"
+	_ "embed"
+	"errors"
+	"io/fs"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"plimsoll/fault"
+	"plimsoll/files"
+	"plimsoll/recipe/strict"
+)
+
+// Megatron holds Megatron-LM's arguments that change memory. A number that is not given is 0 where Megatron-LM has
+// None.
+type Megatron struct {
+	Script string // the name of the script, such as pretrain_gpt; empty if unknown
+
+	Layers        int64   `key:"num_layers"`
+	Hidden        int64   `key:"hidden_size"`
+	FeedForward   int64   `key:"ffn_hidden_size"`
+	Heads         int64   `key:"num_attention_heads"`
+	HeadSize      int64   `key:"kv_channels"`
+	GroupedQuery  bool    `key:"group_query_attention"`
+	QueryGroups   int64   `key:"num_query_groups"`
+	Sequence      int64   `key:"seq_length"`
+	Positions     int64   `key:"max_position_embeddings"`
+	PositionType  string  `key:"position_embedding_type"`
+	Attention     string  `key:"attention_backend"`
+	Flash         bool    `key:"use_flash_attn"`
+	Implement     string  `key:"transformer_impl"`
+	Deterministic bool    `key:"deterministic_mode"`
+	AttentionDrop float64 `key:"attention_dropout"`
+	HiddenDrop    float64 `key:"hidden_dropout"`
+	SwiGLU        bool    `key:"swiglu"`
+	SquaredReLU   bool    `key:"squared_relu"`
+	Normalization string  `key:"normalization"`
+	NoBias        bool    `key:"disable_bias_linear"`
+	QKVBias       bool    `key:"add_qkv_bias"`
+	Untied        bool    `key:"untie_embeddings_and_output_weights"`
+	QKNorm        bool    `key:"qk_layernorm"`
+
+	EncoderLayers   int64 `key:"encoder_num_layers"`
+	DecoderLayers   int64 `key:"decoder_num_layers"`
+	EncoderSequence int64 `key:"encoder_seq_length"`
+	DecoderSequence int64 `key:"decoder_seq_length"`
+	NoBinaryHead    bool  `key:"bert_no_binary_head"`
+
+	VocabularySize  int64  `key:"vocab_size"`
+	FileTokens      int64  // in the file of --vocab-file, if this host has it
+	TokenizerType   string `key:"tokenizer_type"`
+	TokenizerModel  string `key:"tokenizer_model"`
+	ExtraIDs        int64  `key:"vocab_extra_ids"`
+	VocabularyUnits int64  `key:"make_vocab_size_divisible_by"`
+
+	MicroBatch  int64 `key:"micro_batch_size"`
+	GlobalBatch int64 `key:"global_batch_size"`
+
+	Tensor        int64 `key:"tensor_model_parallel_size"`
+	Pipeline      int64 `key:"pipeline_model_parallel_size"`
+	VirtualLayers int64 `key:"num_layers_per_virtual_pipeline_stage"`
+	VirtualStages int64 `key:"num_virtual_stages_per_pipeline_rank"`
+	VirtualGroup  int64 `key:"microbatch_group_size_per_virtual_pipeline_stage"`
+	FirstLayers   int64 `key:"decoder_first_pipeline_num_layers"`
+	LastLayers    int64 `key:"decoder_last_pipeline_num_layers"`
+	CountsEmbed   bool  `key:"account_for_embedding_in_pipeline_split"`
+	CountsLoss    bool  `key:"account_for_loss_in_pipeline_split"`
+	Context       int64 `key:"context_parallel_size"`
+	Expert        int64 `key:"expert_model_parallel_size"`
+	ExpertTensor  int64 `key:"expert_tensor_parallel_size"`
+	SequenceSplit bool  `key:"sequence_parallel"`
+
+	BF16 bool `key:"bf16"`
+	FP16 bool `key:"fp16"`
+
+	FP8       string `key:"fp8_format"`
+	FP8Recipe string `key:"fp8_recipe"`
+	FP8Gather bool   `key:"fp8_param_gather"`
+
+	Optimizer        string  `key:"optimizer"`
+	Distributed      bool    `key:"use_distributed_optimizer"`
+	Instances        int64   `key:"num_distributed_optimizer_instances"`
+	OverlapGradients bool    `key:"overlap_grad_reduce"`
+	OverlapParams    bool    `key:"overlap_param_gather"`
+	BucketSize       int64   `key:"ddp_bucket_size"`
+	Accumulate32     bool    `key:"accumulate_allreduce_grads_in_fp32"`
+	Reduce16         bool    `key:"grad_reduce_in_bf16"`
+	PrecisionAware   bool    `key:"use_precision_aware_optimizer"`
+	MainGradients    string  `key:"main_grads_dtype"`
+	MainParams       string  `key:"main_params_dtype"`
+	ExpAvg           string  `key:"exp_avg_dtype"`
+	ExpAvgSq         string  `key:"exp_avg_sq_dtype"`
+	CPUOffload       bool    `key:"optimizer_cpu_offload"`
+	OffloadFraction  float64 `key:"optimizer_offload_fraction"`
+	OffloadStates    bool    `key:"offload_optimizer_states"`
+
+	Recompute        string   `key:"recompute_granularity"`
+	RecomputeMethod  string   `key:"recompute_method"`
+	RecomputeLayers  int64    `key:"recompute_num_layers"`
+	RecomputeModules []string `key:"recompute_modules"`
+	FusesLoss        bool     `key:"cross_entropy_loss_fusion"`
+	LossFusion       string   `key:"cross_entropy_fusion_impl"`
+	CUDAGraph        string   `key:"cuda_graph_impl"`
+	NoBiasSwiGLU     bool     `key:"no_bias_swiglu_fusion"`
+
+	Experts         int64   `key:"num_experts"`
+	ExpertHidden    int64   `key:"moe_ffn_hidden_size"`
+	TopK            int64   `key:"moe_router_topk"`
+	GroupedGEMM     bool    `key:"moe_grouped_gemm"`
+	Dispatcher      string  `key:"moe_token_dispatcher_type"`
+	SharedExpert    int64   `key:"moe_shared_expert_intermediate_size"`
+	LayerFrequency  string  `key:"moe_layer_freq"`
+	Capacity        float64 `key:"moe_expert_capacity_factor"`
+	LatentAttention bool    `key:"multi_latent_attention"`
+	QueryRank       int64   `key:"q_lora_rank"`
+	KeyRank         int64   `key:"kv_lora_rank"`
+	LatentHead      int64   `key:"qk_head_dim"`
+	LatentPosition  int64   `key:"qk_pos_emb_head_dim"`
+	LatentValue     int64   `key:"v_head_dim"`
+	Predictions     int64   `key:"mtp_num_layers"`
+
+	Notes []Note
+	given *strict.Reader
+}
+
+//go:embed megatron_flags.txt
+var megatronFlags string
+
+// megatronSchema has Megatron-LM's defaults (megatron/training/arguments.py and the configurations that it makes flags
+// of).
+var megatronSchema = strict.Schema{Program: "Megatron-LM", Rule: megatronRule()}
+
+func megatronRule() strict.Rule {
+	one, none := strict.Integer().Lax().From(1), strict.Integer().Lax().From(0)
+	drop := strict.Number().Lax().From(0).To(1)
+	kind := func(words string) strict.Rule {
+		list := strings.Fields(words)
+		return strict.Text(list...).Default(list[0])
+	}
+	return strict.Object(strict.Rule{}.For(megatronFlags),
+		one.For(`num_layers hidden_size ffn_hidden_size num_attention_heads kv_channels seq_length
+			max_position_embeddings encoder_num_layers decoder_num_layers encoder_seq_length decoder_seq_length
+			micro_batch_size global_batch_size num_layers_per_virtual_pipeline_stage vocab_size
+			num_virtual_stages_per_pipeline_rank microbatch_group_size_per_virtual_pipeline_stage num_experts
+			moe_ffn_hidden_size moe_shared_expert_intermediate_size q_lora_rank mtp_num_layers ddp_bucket_size
+			expert_tensor_parallel_size recompute_num_layers`),
+		none.For("decoder_first_pipeline_num_layers decoder_last_pipeline_num_layers vocab_extra_ids seed"),
+		one.Default(1).For(`num_query_groups tensor_model_parallel_size pipeline_model_parallel_size
+			context_parallel_size expert_model_parallel_size num_distributed_optimizer_instances`),
+		strict.Boolean().Lax().For(`group_query_attention use_flash_attn deterministic_mode swiglu squared_relu
+			disable_bias_linear add_qkv_bias untie_embeddings_and_output_weights qk_layernorm bert_no_binary_head
+			account_for_embedding_in_pipeline_split account_for_loss_in_pipeline_split sequence_parallel bf16 fp16
+			fp8_param_gather use_distributed_optimizer overlap_grad_reduce overlap_param_gather
+			accumulate_allreduce_grads_in_fp32 grad_reduce_in_bf16 use_precision_aware_optimizer optimizer_cpu_offload
+			offload_optimizer_states no_gradient_accumulation_fusion defer_embedding_wgrad_compute
+			cross_entropy_loss_fusion no_bias_gelu_fusion no_bias_swiglu_fusion moe_grouped_gemm
+			multi_latent_attention`),
+		strict.Text().For("vocab_file tokenizer_model cuda_graph_impl"),
+		strict.Text().Or(strict.Integer()).For("pipeline_model_parallel_layout moe_layer_freq"),
+		strict.Keys{
+			"position_embedding_type": kind("learned_absolute rope none yarn mrope relative"),
+			"attention_backend":       kind("auto flash fused unfused local"),
+			"transformer_impl":        kind("transformer_engine local inference_optimized"),
+			"attention_dropout":       drop.Default(0.1), "hidden_dropout": drop.Default(0.1),
+			"normalization": kind("LayerNorm RMSNorm"), "tokenizer_type": strict.Text(),
+			"make_vocab_size_divisible_by": one.Default(128), "fp8_format": strict.Text("e4m3", "hybrid"),
+			"fp8_recipe":       kind("delayed tensorwise mxfp8 blockwise custom"),
+			"optimizer":        kind("adam sgd muon dist_muon lion soap adaptive_muon"),
+			"main_grads_dtype": kind("fp32 bf16"), "main_params_dtype": kind("fp32 fp16"),
+			"exp_avg_dtype": kind("fp32 fp16 bf16 fp8"), "exp_avg_sq_dtype": kind("fp32 fp16 bf16 fp8"),
+			"optimizer_offload_fraction": drop.Default(1.), "recompute_granularity": strict.Text("full", "selective"),
+			"recompute_method":          strict.Text("uniform", "block"),
+			"recompute_modules":         strict.List(strict.Text()).Or(strict.Text()),
+			"cross_entropy_fusion_impl": kind("native te"), "moe_router_topk": one.Default(2),
+			"moe_token_dispatcher_type":  kind("allgather alltoall flex"),
+			"moe_expert_capacity_factor": strict.Number().Lax(), "kv_lora_rank": one.Default(32),
+			"qk_head_dim": one.Default(128), "qk_pos_emb_head_dim": one.Default(64), "v_head_dim": one.Default(128),
+		})
+}
+
+// ReadMegatron reads Megatron-LM's arguments: the path of a file, or what people type after the name of the script.
+func ReadMegatron(arguments string) (*Megatron, error) {
+	file, text := "--megatron", []byte(arguments)
+	if !strings.Contains(arguments, "--") || !strings.ContainsAny(arguments, " \n") {
+		read, err := files.Read(arguments, largest)
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			return nil, fault.File(arguments).Inputf("there is no such file").
+				WithHint("give arguments of Megatron-LM, such as \"--num-layers 32 --hidden-size 4096\", or a file")
+		case err != nil:
+			return nil, &fault.Input{Where: fault.Position{File: arguments}, Err: err}
+		}
+		file, text = arguments, read
+	}
+	d, script, err := parseMegatron(file, text)
+	if err != nil {
+		return nil, err
+	}
+	r, err := megatronSchema.Read(d)
+	if err != nil {
+		return nil, err
+	}
+	m := &Megatron{Script: script, given: r, FileTokens: tokensIn(r.Word("vocab_file"))}
+	r.Fill(m)
+	m.Notes = r.Notes
+	return m, nil
+}
+
+// parseMegatron returns arguments as a document with a member for each, and the name of the script.
+func parseMegatron(file string, text []byte) (*strict.Document, string, error) {
+	if strict.IsYAML(file) || strings.HasPrefix(strings.TrimSpace(string(text)), "{") {
+		d, err := strict.Parse(file, text)
+		if err != nil {
+			return nil, "", err
+		}
+		return megatronYAML(d)
+	}
+	variables, script := map[string]string{}, ""
+	d := &strict.Document{File: file, Text: text, Root: &strict.Value{Kind: '{'}}
+	for _, line := range shellCommands(string(text)) {
+		for len(line) > 0 && assignment.MatchString(line[0].text) && !strings.Contains(line[0].text, "=(") {
+			name, is, _ := strings.Cut(line[0].text, "=")
+			variables[name] = expand(is, variables)
+			line = line[1:]
+		}
+		for _, w := range line {
+			if base := filepath.Base(w.text); strings.HasPrefix(base, "pretrain_") {
+				script = strings.TrimSuffix(base, filepath.Ext(base))
+			}
+		}
+		for i := range line { // the elements of an array of Bash
+			line[i].text = strings.TrimSuffix(line[i].text, ")")
+		}
+		d.Root.Members = append(d.Root.Members, commandMembers(line, variables)...)
+	}
+	d.Root.Members = withoutLauncher(d.Root.Members)
+	if len(d.Root.Members) == 0 {
+		return nil, "", fault.File(file).Inputf("there are no arguments of Megatron-LM").
+			WithHint("give arguments such as --num-layers 32 --hidden-size 4096")
+	}
+	return d, script, nil
+}
+
+// withoutLauncher removes the arguments of torchrun, and all of one name but the last, which counts.
+func withoutLauncher(members []strict.Member) []strict.Member {
+	launcher := strings.Fields("nproc_per_node nnodes node_rank master_addr master_port rdzv_endpoint rdzv_backend " +
+		"rdzv_id")
+	last := map[string]int{}
+	for i, m := range members {
+		last[m.Name] = i
+	}
+	var kept []strict.Member
+	for i, m := range members {
+		if last[m.Name] == i && !slices.Contains(launcher, m.Name) {
+			kept = append(kept, m)
+		}
+	}
+	return kept
+}
+
+// largestVocabulary is the limit of a file with a vocabulary.
+const largestVocabulary = 64 << 20
+
+// tokensIn returns the number of tokens in a vocabulary: the members of JSON or the lines of a text. It is 0 without
+// the file.
+func tokensIn(file string) int64 {
+	text, err := files.Read(file, largestVocabulary)
+	if err != nil {
+		return 0
+	}
+	if strings.HasSuffix(file, ".json") {
+		if d, err := strict.ParseJSON(file, text); err == nil {
+			return int64(len(d.Root.Members))
+		}
+		return 0
+	}
+	return int64(bytes.Count(text, []byte{'\n'}))
+}
+
+// megatronYAML returns the arguments of a YAML file: its MODEL_ARGS, as in Megatron-LM's functional tests, or all keys.
+func megatronYAML(d *strict.Document) (*strict.Document, string, error) {
+	if m := d.Root.Member("MODEL_ARGS"); m != nil {
+		d = &strict.Document{File: d.File, Text: d.Text, Root: m.Value}
+	}
+	if d.Root.Kind != '{' {
+		return nil, "", d.Inputf(d.Root.At, "expected arguments of Megatron-LM, found %v", d.Root)
+	}
+	for i := range d.Root.Members {
+		m := &d.Root.Members[i]
+		m.Name = strings.ReplaceAll(strings.TrimPrefix(m.Name, "--"), "-", "_")
+		// The functional tests write lists as words between brackets, which YAML reads as one element.
+		v := m.Value
+		if v.Kind == '[' && len(v.Elements) == 1 && strings.Contains(v.Elements[0].Text, " ") {
+			v = v.Elements[0]
+		}
+		if text := strings.Trim(v.Text, "[]"); m.Name == "recompute_modules" && v.Kind == '"' {
+			m.Value = &strict.Value{Kind: '[', At: v.At}
+			for word := range strings.FieldsSeq(text) {
+				m.Value.Elements = append(m.Value.Elements, &strict.Value{Kind: '"', At: v.At, Text: word})
+			}
+		}
+	}
+	return d, "", nil
+}
+
+// Gives reports whether an argument was given.
+func (m *Megatron) Gives(key string) bool { return m.given.Gives(key) }
+
+// Fault returns an error at the place of an argument.
+func (m *Megatron) Fault(key, what, hint string) error { return m.given.Fault(key, what, hint) }

@@ -1,0 +1,140 @@
+package report
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"plimsoll/amend"
+	"plimsoll/fit"
+	"plimsoll/job"
+	"plimsoll/ledger"
+	"plimsoll/plan"
+)
+
+// FitSchema is the schema of the JSON document.
+const FitSchema = "plimsoll.fit/1"
+
+// Fit is the document of a search for recipes.
+type Fit struct {
+	Schema     string       `json:"schema"`
+	Version    string       `json:"version"`
+	Model      string       `json:"model"`
+	GPU        string       `json:"gpu"`
+	Capacity   ledger.Bytes `json:"gpu_capacity_bytes"`
+	Candidates int          `json:"candidates"`
+	Planned    int          `json:"planned"`
+	// Fastest is null if no recipe fits. Closest is then the one that lacks least.
+	Fastest *FitRecipe `json:"fastest"`
+	Closest *FitRecipe `json:"closest,omitempty"`
+	// Front begins with the fastest. Each further one takes less memory.
+	Front        []*FitRecipe   `json:"front"`
+	LargestBatch *FitRecipe     `json:"largest_micro_batch"`
+	Longest      *FitRecipe     `json:"longest_sequence"`
+	Edits        []amend.Edit   `json:"edits"` // of the user's files, for the fastest
+	Written      []string       `json:"written,omitempty"`
+	LeftOut      map[string]int `json:"left_out"` // reasons, with the number of variants
+	Sources      []string       `json:"sources,omitempty"`
+	Assumptions  []string       `json:"assumptions"`
+}
+
+// FitRecipe is one recipe. Memory is that of a GPU and of a node.
+type FitRecipe struct {
+	Name         string       `json:"name"`
+	Verdict      plan.Result  `json:"verdict"`
+	GPUs         int          `json:"gpus"`
+	MicroBatch   int64        `json:"micro_batch"`
+	Accumulation int          `json:"gradient_accumulation"`
+	Sequence     int64        `json:"sequence_length"`
+	GPU          ledger.Bytes `json:"gpu_bytes"`
+	Host         ledger.Bytes `json:"host_bytes"`
+	Step         *Seconds     `json:"step_seconds"`
+	TokensSecond float64      `json:"tokens_per_second"`
+	Request      job.Request  `json:"request"` // of plimsoll plan
+}
+
+func newFitRecipe(r *fit.Recipe, q job.Request) *FitRecipe {
+	if r == nil {
+		return nil
+	}
+	j := r.Plan.Job
+	d := &FitRecipe{Name: r.Name, Verdict: r.Plan.Verdict.Result, GPUs: j.World, MicroBatch: j.MicroBatch,
+		Accumulation: j.Accumulation, Sequence: j.Sequence, GPU: r.Peak(), TokensSecond: r.Speed(),
+		Step: secondsOf(r.Step.Total), Request: r.Request(q)}
+	for i := range r.Plan.Devices {
+		if r.Plan.Devices[i].Kind == ledger.Host {
+			d.Host = max(d.Host, r.Plan.Devices[i].Peak().PeakUsed)
+		}
+	}
+	return d
+}
+
+// NewFit makes the document.
+func NewFit(version string, q job.Request, a *fit.Answer, edits []amend.Edit, sources []string) *Fit {
+	d := &Fit{Schema: FitSchema, Version: version, Model: a.Base.Model.Name, GPU: a.Base.GPU.Name,
+		Capacity: a.Base.GPU.Memory, Candidates: a.Candidates, Planned: a.Planned,
+		Fastest: newFitRecipe(a.Fastest, q), Closest: newFitRecipe(a.Closest, q),
+		LargestBatch: newFitRecipe(a.LargestBatch, q), Longest: newFitRecipe(a.Longest, q),
+		Edits: append([]amend.Edit{}, edits...), LeftOut: a.Left, Sources: sources,
+		Assumptions: append([]string{}, a.Base.Assumptions...), Front: []*FitRecipe{}}
+	for _, r := range a.Front {
+		d.Front = append(d.Front, newFitRecipe(r, q))
+	}
+	return d
+}
+
+// Page shows the fastest recipe first, and what takes less memory below it.
+func (d *Fit) Page() *Page {
+	var facts, limits, assumed Facts
+	facts.add("model", "%s on %s, %v each", d.Model, d.GPU, d.Capacity)
+	facts.add("search", "%s recipes, %d of them planned", ledger.Count(int64(d.Candidates)), d.Planned)
+	sections := []Section{{facts}}
+	if len(d.Front) > 0 {
+		sections = append(sections, Section{d.table()})
+		limits.add("largest", "micro batch %d: %s", d.LargestBatch.MicroBatch, d.LargestBatch.Name)
+		if d.Longest != nil {
+			limits.add("longest", "%s tokens in a micro batch of 1: %s", ledger.Count(d.Longest.Sequence),
+				d.Longest.Name)
+		}
+	}
+	for _, e := range d.Edits {
+		limits.add("edit", "%v", e)
+	}
+	limits.addEach("written", d.Written)
+	for _, why := range slices.Sorted(maps.Keys(d.LeftOut)) {
+		assumed.add("left out", "%d variants: %s", d.LeftOut[why], why)
+	}
+	assumed.addEach("rates", d.Sources)
+	if len(d.Assumptions) > 0 {
+		assumed.add("assumed", "%s", strings.Join(d.Assumptions, "; "))
+	}
+	sections = append(sections, Section{limits}, Section{assumed})
+	return &Page{Title: "Recipes of " + d.Model, Sections: sections, Verdict: d.verdict(), Document: d, Dense: true}
+}
+
+func (d *Fit) table() *Table {
+	t := (&Table{Style: Plain}).with(Words, "recipe").with(Number, "micro", "accum").with(Bytes, "GPU", "host").
+		with(Label, "step", "tokens/s", "fits")
+	for _, r := range d.Front {
+		t.add(r.Name, r.MicroBatch, r.Accumulation, r.GPU, r.Host, seconds(r.Step.Expected),
+			ledger.Count(int64(r.TokensSecond)), fits[r.Verdict])
+	}
+	return t
+}
+
+func (d *Fit) verdict() string {
+	if r := d.Fastest; r != nil {
+		return fmt.Sprintf("fastest: %s, micro batch %d, accumulation %d: %s tokens/s by the model of time, "+
+			"%v on a GPU", r.Name, r.MicroBatch, r.Accumulation, ledger.Count(int64(r.TokensSecond)), r.GPU)
+	}
+	if r := d.Closest; r != nil {
+		return fmt.Sprintf("no recipe fits: %s, micro batch %d, takes least, %v on a GPU and %v on the host", r.Name,
+			r.MicroBatch, r.GPU, r.Host)
+	}
+	why := slices.MaxFunc(append(slices.Collect(maps.Keys(d.LeftOut)), ""), func(a, b string) int {
+		return cmp.Compare(d.LeftOut[a], d.LeftOut[b])
+	})
+	return "no recipe was planned: " + why
+}

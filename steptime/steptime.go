@@ -1,0 +1,182 @@
+// Package steptime predicts how long a training step takes, from operations, bytes, the data sheet of the GPU, and the
+// shares of it that programs achieve. docs/step-time.md derives the model.
+package steptime
+
+import (
+	"strings"
+	"time"
+
+	"plimsoll/dtype"
+	"plimsoll/fault"
+	"plimsoll/forward"
+	"plimsoll/job"
+	"plimsoll/roads"
+)
+
+// Time is a prediction: what is expected, and the two ends of its interval.
+type Time struct{ Expected, Least, Most time.Duration }
+
+// Step is the time of an optimizer step with all of its micro batches. Communication and Optimizer are what the passes
+// do not hide.
+type Step struct {
+	Forward, Backward, Communication, Optimizer Time
+	Total                                       Time
+	// HiddenFrom is the number of tokens of a GPU's micro batch from which on the next forward pass hides an exact
+	// update by the optimizer service; 0 where it is not known.
+	HiddenFrom float64
+	// Tokens are those of all ranks.
+	Tokens int64
+}
+
+// take adds what an end of the interval says. Faster passes hide less, so the best end need not be the least.
+func (t *Time) take(d time.Duration, end int) {
+	if end == expected {
+		*t = Time{d, d, d}
+	}
+	t.Least, t.Most = min(t.Least, d), max(t.Most, d)
+}
+
+// Machine is what is known of the machine beside the data sheet of its GPUs. 0 is unknown.
+type Machine struct {
+	roads.Rates
+	Network float64 // bytes a second that a GPU sends to other nodes
+}
+
+// share is what programs achieve of a data sheet at each end: expected, worst and best.
+type share [3]float64
+
+// expected is the first end.
+const expected = 0
+
+// shares are stated, and not fitted to step times.
+var shares = struct{ dense, experts, flash, flashOnHopper, memory, link, peer, network, host share }{
+	dense:         share{0.70, 0.55, 0.80},
+	experts:       share{0.50, 0.30, 0.70},
+	flash:         share{0.60, 0.45, 0.73},
+	flashOnHopper: share{0.40, 0.30, 0.75},
+	memory:        share{0.80, 0.70, 0.92},
+	link:          share{0.85, 0.80, 0.90},
+	peer:          share{0.78, 0.60, 0.85},
+	network:       share{0.80, 0.60, 0.95},
+	host:          share{1, 0.80, 1.10}, // of the bandwidth that is given or measured
+}
+
+// kernelTime is how long Python takes to start a kernel, and collectiveTime is the latency of a collective operation.
+const (
+	kernelTime     = 6e-6
+	collectiveTime = 25e-6
+)
+
+// Refusal returns why the model has no basis for a job on a machine, as a *fault.Input, or nil.
+func Refusal(j *job.Job, m Machine) error {
+	var lacks []string
+	switch {
+	case j.OnCPU:
+		return fault.Inputf("the model of time knows passes on GPUs only").WithHint("leave --cpu out")
+	case j.Model.Network.Opaque != nil:
+		return fault.Inputf("the operations of %s are unknown, so their time is, too", j.Model.Name).
+			WithHint("name a model whose architecture Plimsoll knows")
+	}
+	if m.FLOPS == 0 && j.GPU.Speed.Half == 0 {
+		lacks = append(lacks, "the speed of the GPU (--gpu, or --tflops)")
+	}
+	if m.Device == 0 && j.GPU.Bandwidth == 0 {
+		lacks = append(lacks, "the memory of the GPU (--gpu)")
+	}
+	if j.Nodes > 1 && m.Network == 0 && j.GPU.Speed.Network == 0 {
+		lacks = append(lacks, "the network between nodes (--network)")
+	}
+	if j.RanksPerNode > 1 && j.GPU.Speed.Peer == 0 {
+		lacks = append(lacks, "the links between GPUs (--gpu)")
+	}
+	if d := j.DeepSpeed; d != nil && (d.ZenFlow != nil || d.OffloadOptimizer.Device == "nvme" ||
+		d.OffloadParameters.Device == "nvme") {
+		return fault.File(d.File).Inputf("the time of ZenFlow and of offloading to NVMe is not modelled").
+			WithHint("plan it with offloading to the CPU")
+	}
+	if usesHost(j) && m.Host == 0 {
+		lacks = append(lacks, "the memory of the host (--host-bandwidth, --machine, or plimsoll tune)")
+	}
+	if usesHost(j) && m.Link.In == 0 && j.GPU.Speed.Host == 0 {
+		lacks = append(lacks, "the link to the GPU (--link-in, --link-out)")
+	}
+	if len(lacks) > 0 {
+		return fault.Inputf("nothing is said of time without %s", strings.Join(lacks, ", ")).
+			WithHint("give the flag that it names")
+	}
+	return nil
+}
+
+// usesHost reports whether states or parameters rest on the host.
+func usesHost(j *job.Job) bool {
+	return j.Offload != nil || j.FSDP != nil && j.FSDP.OffloadParameters ||
+		j.DeepSpeed != nil && (j.DeepSpeed.OffloadOptimizer.Device == "cpu" ||
+			j.DeepSpeed.OffloadParameters.Device == "cpu")
+}
+
+// Predict returns the time of a step. Trained is the number of the model's parameters that are trained, and offloaded
+// are those of a rank whose states rest on the host. An error is that of Refusal.
+func Predict(j *job.Job, m Machine, trained int64, offloaded []roads.Parameter) (*Step, error) {
+	if err := Refusal(j, m); err != nil {
+		return nil, err
+	}
+	s := &Step{Tokens: j.Sequences() * j.Sequence * int64(j.Accumulation) * int64(j.World) /
+		(j.Parallel.Tensor * j.Parallel.Context)}
+	w := workOf(j)
+	for end := range 3 {
+		p := predictor{job: j, rates: ratesAt(j, m, end), trained: float64(trained), offloaded: offloaded}
+		p.predict(w)
+		for _, part := range []struct {
+			to      *Time
+			seconds float64
+		}{{&s.Forward, p.forward}, {&s.Backward, p.backward}, {&s.Communication, p.exposed},
+			{&s.Optimizer, p.optimizer},
+			{&s.Total, p.forward + p.backward + p.exposed + p.optimizer}} {
+			part.to.take(seconds(part.seconds), end)
+		}
+	}
+	s.HiddenFrom = hiddenFrom(j, m, s.Forward.Expected)
+	return s, nil
+}
+
+// rates are what a rank achieves at one end of the interval, in operations and bytes a second.
+type rates struct {
+	roads.Rates
+	dense, experts, attention float64
+	peer, network             float64
+	given                     bool // FLOPS was: it holds for the passes with all that they do
+}
+
+// ratesAt returns the rates at an end of the interval: expected, worst, best.
+func ratesAt(j *job.Job, m Machine, end int) rates {
+	const giga = 1e9
+	r := rates{Rates: m.Rates, given: m.FLOPS > 0}
+	type16 := j.ComputeType()
+	if j.AutocastType != dtype.Invalid {
+		type16 = j.AutocastType
+	}
+	peak := j.GPU.FLOPS(type16.Size(), type16 == dtype.BF16)
+	flash := shares.flash
+	if j.GPU.Capability >= 90 {
+		flash = shares.flashOnHopper
+	}
+	if j.Attention == forward.Eager {
+		flash = shares.dense
+	}
+	r.dense, r.experts, r.attention = peak*shares.dense[end], peak*shares.experts[end], peak*flash[end]
+	if r.Device == 0 {
+		r.Device = j.GPU.Bandwidth * giga * shares.memory[end]
+	}
+	if r.Link.In == 0 || r.Link.Out == 0 {
+		each := j.GPU.Speed.Host * giga * shares.link[end]
+		r.Link = roads.Link{In: each, Out: each}
+	}
+	r.Host *= shares.host[end]
+	r.peer = j.GPU.Speed.Peer * giga * shares.peer[end]
+	r.network = j.GPU.Speed.Network * giga
+	if m.Network > 0 {
+		r.network = m.Network
+	}
+	r.network *= shares.network[end]
+	return r
+}

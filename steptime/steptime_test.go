@@ -1,0 +1,117 @@
+package steptime
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"plimsoll/fault"
+	"plimsoll/job"
+	"plimsoll/roads"
+)
+
+// TestRefusal: without a basis nothing is said of time, and the message names what is missing.
+func TestRefusal(t *testing.T) {
+	llama := job.Request{Model: "llama-3.2-1b", GPU: "H100-80GB", Precision: "bf16", Sequence: 512}
+	for _, test := range []struct {
+		change func(*job.Request)
+		says   string
+	}{
+		{func(q *job.Request) { q.GPU = "" }, "the speed of the GPU"},
+		{func(q *job.Request) { q.GPU, q.CPU = "", true }, "passes on GPUs only"},
+		{func(q *job.Request) { q.GPU, q.GPUs, q.Nodes = "RTX-4090", 2, 2 }, "--network"},
+		{func(q *job.Request) { q.Offload.What = job.OffloadStates }, "--host-bandwidth"},
+		{func(q *job.Request) { q.DeepSpeed, q.GPUs = "testdata/zo_config.json", 2 }, "--host-bandwidth"},
+	} {
+		q := llama
+		test.change(&q)
+		j, err := q.Resolve()
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = Predict(j, Machine{}, j.Model.Elements(), nil)
+		if !errors.As(err, new(*fault.Input)) || !strings.Contains(err.Error(), test.says) {
+			t.Errorf("%+v: %v, want %q", q, err, test.says)
+		}
+	}
+}
+
+// TestOperations: a Llama without recomputation takes 6 operations a token and parameter, and attention.
+func TestOperations(t *testing.T) {
+	q := job.Request{Model: "llama-3-8b", GPU: "H100-80GB", Precision: "bf16", Sequence: 4096, Attention: "flash"}
+	j, err := q.Resolve()
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := workOf(j)
+	const active = 8030261248 - 128256*4096 - 65*4096 // without the embedding and the norms
+	if want := 2.0 * 4096 * active; w.dense != want {
+		t.Errorf("products with weights take %g operations, want %g", w.dense, want)
+	}
+	if want := 32 * 2.0 * 4096 * 4096 * 4096; w.attention != want { // 32 blocks, causal
+		t.Errorf("attention takes %g operations, want %g", w.attention, want)
+	}
+	s, err := Predict(j, Machine{Rates: roads.Rates{FLOPS: 400e12}}, j.Model.Elements(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := (w.dense + w.attention) / 400e12; s.Forward.Expected.Seconds()/want-1 > 1e-6 {
+		t.Errorf("forward takes %v, want %g s", s.Forward.Expected, want)
+	}
+}
+
+// TestMixture: a token is multiplied by the chosen experts only.
+func TestMixture(t *testing.T) {
+	q := job.Request{Model: "qwen3-30b-a3b", GPU: "H200", Precision: "bf16", Sequence: 1024}
+	j, err := q.Resolve()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, active := Active(j); active < 2.9e9 || active > 3.2e9 { // 3.3 billion with the embedding
+		t.Errorf("a token is multiplied by %g parameters", active)
+	}
+}
+
+// TestMonotone: more tokens, more micro batches and recomputed blocks never take less time, and the ends of an
+// interval enclose what is expected.
+func TestMonotone(t *testing.T) {
+	predict := func(t *rapid.T, q job.Request) *Step {
+		j, err := q.Resolve()
+		if err != nil {
+			t.Fatal(err)
+		}
+		s, err := Predict(j, Machine{}, j.Model.Elements(), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, p := range []Time{s.Forward, s.Backward, s.Communication, s.Optimizer, s.Total} {
+			if p.Least > p.Expected || p.Expected > p.Most {
+				t.Fatalf("%+v", s)
+			}
+		}
+		return s
+	}
+	rapid.Check(t, func(t *rapid.T) {
+		choose := func(name string, from ...string) string { return rapid.SampledFrom(from).Draw(t, name) }
+		upTo := func(name string, most int) int { return rapid.IntRange(1, most).Draw(t, name) }
+		q := job.Request{Model: "qwen2.5-0.5b", GPU: choose("gpu", "H100-80GB", "RTX-4090", "A100-40GB"),
+			GPUs: upTo("gpus", 8), Precision: "bf16", Sequence: 128 * upTo("sequence", 32),
+			MicroBatch: upTo("micro batch", 8), Accumulation: upTo("steps", 4), FSDP: choose("fsdp", "", "2"),
+			Recompute: choose("recompute", "none", "selective")}
+		base := predict(t, q)
+		for name, change := range map[string]func(*job.Request){
+			"sequence":    func(q *job.Request) { q.Sequence += 128 },
+			"micro batch": func(q *job.Request) { q.MicroBatch++ },
+			"steps":       func(q *job.Request) { q.Accumulation++ },
+			"recompute":   func(q *job.Request) { q.Recompute = "full" },
+		} {
+			more := q
+			change(&more)
+			if s := predict(t, more); s.Total.Expected < base.Total.Expected {
+				t.Errorf("more %s: %v instead of %v", name, s.Total, base.Total)
+			}
+		}
+	})
+}
