@@ -336,7 +336,8 @@ func (t *Tape) RequireGradient(x *Tensor) {
 	x.gradient = &gradient{bytes: x.Bytes()}
 	if t.recording { // no operation made the tensor: the gradient ends here
 		// AccumulateGrad holds the tensor.
-		t.nodes = append(t.nodes, node{outputs: []*gradient{x.gradient}, saved: []packed{{storage: x.storage.retain()}}})
+		held := packed{storage: x.storage.retain()}
+		t.nodes = append(t.nodes, node{outputs: []*gradient{x.gradient}, saved: []packed{held}})
 	}
 }
 
