@@ -122,7 +122,7 @@ func Search(q Question) (*Answer, error) {
 // givenBatch returns the sequences of an optimizer step if files of the user say them: another batch trains otherwise.
 func givenBatch(base *job.Job) (int, error) {
 	for _, file := range base.Files {
-		s, err := recipe.LoadSettings(file)
+		s, err := recipe.LoadSettings(file, nil)
 		if err != nil {
 			return 0, err
 		}

@@ -94,7 +94,7 @@ func (q *Question) engines(base *job.Job) ([]variant, error) {
 		return list, nil
 	}
 	text := fmt.Sprintf(deepSpeedConfig, precision)
-	parsed, err := recipe.ParseDeepSpeed(ConfigFile, []byte(text), recipe.NewestDeepSpeed)
+	parsed, err := recipe.ParseDeepSpeed(ConfigFile, []byte(text), recipe.Source{})
 	if err != nil {
 		return nil, fault.File(ConfigFile).Inputf("%v", err)
 	}
