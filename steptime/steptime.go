@@ -50,9 +50,9 @@ const expected = 0
 
 // shares are stated, and not fitted to step times.
 var shares = struct{ dense, experts, flash, flashOnHopper, memory, link, peer, network, host share }{
-	dense:         share{0.70, 0.55, 0.80},
+	dense:         share{0.70, 0.45, 0.88},
 	experts:       share{0.50, 0.30, 0.70},
-	flash:         share{0.60, 0.45, 0.73},
+	flash:         share{0.60, 0.30, 0.73},
 	flashOnHopper: share{0.40, 0.30, 0.75},
 	memory:        share{0.80, 0.70, 0.92},
 	link:          share{0.85, 0.80, 0.90},
@@ -157,7 +157,7 @@ func ratesAt(j *job.Job, m Machine, end int) rates {
 	}
 	peak := j.GPU.FLOPS(type16.Size(), type16 == dtype.BF16)
 	flash := shares.flash
-	if j.GPU.Capability >= 90 {
+	if j.GPU.Capability >= 90 && j.GPU.Capability < 120 { // GeForce multiplies as Ampere does
 		flash = shares.flashOnHopper
 	}
 	if j.Attention == forward.Eager {

@@ -115,3 +115,53 @@ func TestMonotone(t *testing.T) {
 		}
 	})
 }
+
+// predicted returns the predictor of a job at the expected end, and its work.
+func predicted(t *testing.T, q job.Request) (*predictor, work) {
+	t.Helper()
+	j, err := q.Resolve()
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := workOf(j)
+	p := &predictor{job: j, rates: ratesAt(j, Machine{}, expected), trained: float64(j.Model.Elements())}
+	p.predict(w)
+	return p, w
+}
+
+// TestPorts: each rank of a node sends by a port of its own, so a ring over nodes has the speed of all of them.
+func TestPorts(t *testing.T) {
+	p, _ := predicted(t, job.Request{Model: "llama-3-8b", GPU: "A100-80GB", GPUs: 8, Nodes: 4, FSDP: "2",
+		Precision: "bf16", Sequence: 512})
+	for _, test := range []struct {
+		ranks, inNode int64
+		want          float64
+	}{{8, 8, p.rates.peer}, {32, 8, 8 * p.rates.network}, {4, 1, p.rates.network}, {8, 2, 2 * p.rates.network}} {
+		if got := p.group(test.ranks, test.inNode); got != test.want {
+			t.Errorf("%d ranks, %d in a node: %g B/s, want %g", test.ranks, test.inNode, got, test.want)
+		}
+	}
+}
+
+// TestParts: what a pass takes beside its products.
+func TestParts(t *testing.T) {
+	q := job.Request{Model: "qwen2.5-0.5b", GPU: "A100-80GB", Precision: "bf16", Sequence: 2048, MicroBatch: 4}
+	base, w := predicted(t, q)
+	again := q
+	again.Recompute = "full"
+	p, _ := predicted(t, again)
+	blocks := base.forward - w.head/base.rates.dense - w.loss/base.rates.Device
+	if got := p.backward - base.backward; got < 0.999*blocks || got > 1.001*blocks || w.head < 0.1*w.dense {
+		t.Errorf("recomputation takes %g s, want %g: without the head", got, blocks)
+	}
+	few := q
+	few.Model, few.Sequence, few.MicroBatch = "llama-3-8b", 16, 1
+	if p, w := predicted(t, few); p.forward < w.read/p.rates.Device {
+		t.Errorf("a pass over few tokens takes %g s, but it reads %g bytes of weights", p.forward, w.read)
+	}
+	more := q
+	more.Accumulation = 3
+	if p, _ := predicted(t, more); p.backward < 3*base.backward+2*3*2*base.trained/base.rates.Device*0.999 {
+		t.Errorf("three micro batches take %g s backward, and one %g", p.backward, base.backward)
+	}
+}

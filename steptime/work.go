@@ -1,6 +1,7 @@
 package steptime
 
 import (
+	"plimsoll/dtype"
 	"plimsoll/forward"
 	"plimsoll/job"
 	"plimsoll/model"
@@ -9,9 +10,11 @@ import (
 // work is what one rank computes in a forward pass of a micro batch. The backward pass follows from it.
 type work struct {
 	dense, experts float64 // floating-point operations of products with weights
+	head           float64 // those of dense that are outside of all blocks
 	attention      float64 // of products of activations
 	traffic        float64 // bytes of GPU memory that other operations read and write
-	weights        float64 // bytes of weights that products read
+	loss           float64 // bytes that the logits move
+	read, weights  float64 // bytes of weights that products of dense and of experts read
 	dequantized    float64 // bytes that dequantizing all weights reads and writes
 	kernels        float64 // that Python starts
 	frozen         float64 // share of the products with weights that no gradient needs
@@ -83,6 +86,13 @@ func workOf(j *job.Job) work {
 			w.weights += elements * float64(j.ComputeType().Size()) / float64(j.Parallel.Expert)
 		} else {
 			w.dense += 2 * elements * tokens
+			w.read += elements * float64(j.ComputeType().Size())
+			if p.Block < 0 {
+				w.head += 2 * elements * tokens
+			}
+		}
+		if j.AutocastType != dtype.Invalid { // which casts weights in each pass
+			w.traffic += elements * float64(j.ParameterType.Size()+j.AutocastType.Size())
 		}
 		if q := j.Quantization; q != nil && p.Block >= 0 {
 			w.dequantized += elements * (float64(q.Bits)/8 + 2)
@@ -101,7 +111,7 @@ func workOf(j *job.Job) work {
 	if j.Loss == forward.FusedLoss || j.Loss == forward.ChunkedLoss || j.Loss == forward.CompiledLoss {
 		logits = fusedBytes
 	}
-	w.traffic += tokens * float64(network.Head.Outputs) * logits / each
+	w.loss = tokens * float64(network.Head.Outputs) * logits / each
 	return w
 }
 
