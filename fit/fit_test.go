@@ -1,8 +1,11 @@
 package fit
 
 import (
+	"errors"
+	"strings"
 	"testing"
 
+	"plimsoll/fault"
 	"plimsoll/files"
 	"plimsoll/files/filestest"
 	"plimsoll/job"
@@ -191,5 +194,18 @@ func TestNewConfig(t *testing.T) {
 	r := &Recipe{Config: "{\n  \"zero_optimization\": {\"stage\": 1}\n}\n", Plan: &plan.Plan{Job: one}}
 	if text, err := r.NewConfig(); err != nil || string(text) == "" {
 		t.Errorf("%q, %v", text, err)
+	}
+}
+
+// TestNothing: a question without a recipe to search is refused with the reason, as it is no answer that none fits.
+func TestNothing(t *testing.T) {
+	for says, q := range map[string]Question{
+		"7 sequences is no multiple of 3 ranks": {Request: job.Request{Model: "qwen2.5-0.5b", GPU: "H100-80GB", GPUs: 3,
+			Precision: "bf16"}, Batch: 7},
+		"without the speed of the GPU": {Request: job.Request{Model: "qwen2.5-0.5b", GPUMemory: 24 * ledger.GiB}},
+	} {
+		if _, err := Search(q); !errors.As(err, new(*fault.Input)) || !strings.Contains(err.Error(), says) {
+			t.Errorf("%v, want %q", err, says)
+		}
 	}
 }
