@@ -45,14 +45,18 @@ func (p *predictor) passes(w work) {
 		start /= 4 // fused kernels
 	}
 	one := max(dense+experts+attention+other, start)
-	gradients := 2 - w.frozen
-	back := max(gradients*(dense+experts)+2.5*attention+2*other, 2*start)
+	trained := 1 - w.frozen // inputs have gradients as far as the pass goes, and weights that are trained
+	through := head + w.reach*max(0, dense-head+experts)
+	back := max(through+trained*(dense+experts)+w.reach*(2.5*attention+2*(other-loss))+2*loss, w.reach*2*start)
 	if c := j.Recompute; c != nil {
 		again := max(0, one-head-loss) // blocks only
 		if c.Selective > 0 {
 			again = max(0, other-loss)
 		}
-		back += again / float64(max(1, j.RecomputeEvery))
+		back += w.reach * again / float64(max(1, j.RecomputeEvery))
+	}
+	if j.Reference != nil || j.Answers != nil && j.Answers.BaseIsReference { // a frozen model of the same size, mostly
+		one += one * p.reference()
 	}
 	p.lastForward, p.lastBackward = one, back
 	p.forward, p.backward = one*float64(j.Accumulation), back*float64(j.Accumulation)
@@ -62,6 +66,14 @@ func (p *predictor) passes(w work) {
 		added /= float64(p.holders())
 	}
 	p.backward += float64(j.Accumulation-1) * 3 * added / r.Device
+}
+
+// reference returns the size of the frozen model over that of the trained one.
+func (p *predictor) reference() float64 {
+	if p.job.Reference == nil {
+		return 1
+	}
+	return float64(p.job.Reference.Elements()) / float64(max(1, p.job.Model.Elements()))
 }
 
 // group returns the bytes a second that pass each rank of a ring, of whose ranks so many are in each node. A node has as
@@ -166,7 +178,7 @@ func (p *predictor) within() (sum float64) {
 	j := p.job
 	blocks := float64(len(j.Model.Network.Blocks()))
 	hidden := float64(j.Model.Network.Hidden * j.ComputeType().Size())
-	tokens := float64(j.Sequences()*j.Sequence) / float64(j.Parallel.Context)
+	tokens := float64(j.Sequences()*sequenceOf(j)) / float64(j.Parallel.Context)
 	passes := 2.0
 	if j.Recompute != nil && j.Recompute.Selective == 0 {
 		passes = 3
@@ -303,7 +315,7 @@ func hiddenFrom(j *job.Job, m Machine, forward time.Duration) float64 {
 		return 0
 	}
 	const hostBytes = 30 // docs/overlap.md: split master weights and fp32 moments
-	tokens := float64(j.Sequences()*j.Sequence*int64(j.Accumulation)) / float64(j.Parallel.Context)
+	tokens := float64(j.Sequences()*sequenceOf(j)*int64(j.Accumulation)) / float64(j.Parallel.Context)
 	achieved := 2 * active / float64(j.Parallel.Tensor) * tokens / forward.Seconds()
 	return overlap.Rates{HostBytes: hostBytes, Bandwidth: m.Host, FLOPS: achieved, Parameters: j.Model.Elements(),
 		Active: int64(active), Hosts: j.Nodes}.HiddenFrom(overlap.Forward)

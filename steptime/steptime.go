@@ -3,6 +3,7 @@
 package steptime
 
 import (
+	"slices"
 	"strings"
 	"time"
 
@@ -10,6 +11,7 @@ import (
 	"plimsoll/fault"
 	"plimsoll/forward"
 	"plimsoll/job"
+	"plimsoll/model"
 	"plimsoll/roads"
 )
 
@@ -77,6 +79,9 @@ func Refusal(j *job.Job, m Machine) error {
 		return fault.Inputf("the operations of %s are unknown, so their time is, too", j.Model.Name).
 			WithHint("name a model whose architecture Plimsoll knows")
 	}
+	if what := unmodelled(j); what != "" {
+		return fault.Inputf("the time of %s is not modelled", what).WithHint("plan its memory only")
+	}
 	if m.FLOPS == 0 && j.GPU.Speed.Half == 0 {
 		lacks = append(lacks, "the speed of the GPU (--gpu, or --tflops)")
 	}
@@ -107,6 +112,23 @@ func Refusal(j *job.Job, m Machine) error {
 	return nil
 }
 
+// unmodelled returns what a job does whose time has no basis, or "".
+func unmodelled(j *job.Job) string {
+	switch {
+	case j.Images.Count > 0:
+		return "encoders of images"
+	case slices.ContainsFunc(j.Model.Network.Blocks(), func(b model.Block) bool { return b.Attention.Delta != nil }):
+		return "recurrent layers"
+	case j.Answers != nil && j.Answers.Mismatched != job.Never:
+		return "passes on answers to other prompts"
+	case j.OffloadActivations != nil:
+		return "activations on the host"
+	case j.QAT != nil:
+		return "fake quantization"
+	}
+	return ""
+}
+
 // usesHost reports whether states or parameters rest on the host.
 func usesHost(j *job.Job) bool {
 	return j.Offload != nil || j.FSDP != nil && j.FSDP.OffloadParameters ||
@@ -120,7 +142,7 @@ func Predict(j *job.Job, m Machine, trained int64, offloaded []roads.Parameter) 
 	if err := Refusal(j, m); err != nil {
 		return nil, err
 	}
-	s := &Step{Tokens: j.Sequences() * j.Sequence * int64(j.Accumulation) * int64(j.World) /
+	s := &Step{Tokens: j.Sequences() * sequenceOf(j) * int64(j.Accumulation) * int64(j.World) /
 		(j.Parallel.Tensor * j.Parallel.Context)}
 	w := workOf(j)
 	for end := range 3 {

@@ -8,6 +8,7 @@ import (
 	"pgregory.net/rapid"
 
 	"plimsoll/fault"
+	"plimsoll/files/filestest"
 	"plimsoll/job"
 	"plimsoll/roads"
 )
@@ -22,6 +23,7 @@ func TestRefusal(t *testing.T) {
 		{func(q *job.Request) { q.GPU = "" }, "the speed of the GPU"},
 		{func(q *job.Request) { q.GPU, q.CPU = "", true }, "passes on GPUs only"},
 		{func(q *job.Request) { q.GPU, q.GPUs, q.Nodes = "RTX-4090", 2, 2 }, "--network"},
+		{func(q *job.Request) { q.Model = "qwen3-next-80b-a3b" }, "recurrent layers"},
 		{func(q *job.Request) { q.Offload.What = job.OffloadStates }, "--host-bandwidth"},
 		{func(q *job.Request) { q.DeepSpeed, q.GPUs = "testdata/zo_config.json", 2 }, "--host-bandwidth"},
 	} {
@@ -163,5 +165,26 @@ func TestParts(t *testing.T) {
 	more.Accumulation = 3
 	if p, _ := predicted(t, more); p.backward < 3*base.backward+2*3*2*base.trained/base.rates.Device*0.999 {
 		t.Errorf("three micro batches take %g s backward, and one %g", p.backward, base.backward)
+	}
+}
+
+// TestFrozen: a backward pass ends at the lowest block that is trained, and a frozen model runs forward, too.
+func TestFrozen(t *testing.T) {
+	file := filestest.InNewFolder(t)
+	const text = "stage: sft\nbf16: true\ncutoff_len: 1024\nper_device_train_batch_size: 4\n" +
+		"disable_gradient_checkpointing: true\n"
+	q := job.Request{Model: "llama-3.2-1b", GPU: "A100-80GB", Configs: []string{file("full.yaml", text+
+		"finetuning_type: full\n")}}
+	whole, _ := predicted(t, q)
+	q.Configs = []string{file("freeze.yaml", text+"finetuning_type: freeze\nfreeze_trainable_layers: 2\n")}
+	if p, w := predicted(t, q); w.reach != 2.0/16 || p.backward > 0.4*whole.backward || p.backward < 0.1*whole.backward {
+		t.Errorf("2 of 16 blocks are trained: the backward pass goes through %g and takes %g s, and %g s if all are",
+			w.reach, p.backward, whole.backward)
+	}
+	q = job.Request{Model: "llama-3.2-1b", GPU: "A100-80GB", Precision: "bf16", Sequence: 1024}
+	alone, _ := predicted(t, q)
+	q.Reference = "llama-3.2-1b"
+	if p, _ := predicted(t, q); p.forward < 1.99*alone.forward || p.backward != alone.backward {
+		t.Errorf("a frozen model beside it: %g s forward, %g s alone", p.forward, alone.forward)
 	}
 }
