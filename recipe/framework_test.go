@@ -201,7 +201,8 @@ func TestCommand(t *testing.T) {
 		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := Detect(path, nil); (want != "") != (err != nil) || err != nil && !strings.Contains(err.Error(), want) {
+		_, err := Detect(path, nil)
+		if (want != "") != (err != nil) || err != nil && !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", text, err, want)
 		}
 	}

@@ -300,7 +300,8 @@ func FuzzParseDeepSpeed(f *testing.F) {
 	f.Add([]byte("{\"a\\"), 1)
 	f.Add([]byte("\ufeff{/**/}#"), 1)
 	f.Fuzz(func(t *testing.T, text []byte, ranks int) {
-		if _, err := ParseDeepSpeed("fuzz.json", text, Source{DeepSpeed: version.Version{Minor: ranks & 31}}); err != nil {
+		with := Source{DeepSpeed: version.Version{Minor: ranks & 31}}
+		if _, err := ParseDeepSpeed("fuzz.json", text, with); err != nil {
 			requireInput(t, err)
 		}
 		d, err := ParseDeepSpeed("fuzz.json", text, Source{})

@@ -87,8 +87,8 @@ type Settings struct {
 	keys     map[Setting]settingKey
 }
 
-// LoadSettings reads the settings of a file. It returns nil for a file of a kind without any, such as a model's. Texts may
-// stand for files.
+// LoadSettings reads the settings of a file. It returns nil for a file of a kind without any, such as a model's. Texts
+// may stand for files.
 func LoadSettings(file string, texts files.Texts) (*Settings, error) {
 	text, err := texts.Read(file, largest)
 	if err != nil {

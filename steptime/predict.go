@@ -76,8 +76,8 @@ func (p *predictor) reference() float64 {
 	return float64(p.job.Reference.Elements()) / float64(max(1, p.job.Model.Elements()))
 }
 
-// group returns the bytes a second that pass each rank of a ring, of whose ranks so many are in each node. A node has as
-// many rings as ranks, and each leaves it by the port of another rank.
+// group returns the bytes a second that pass each rank of a ring, of whose ranks so many are in each node. A node has
+// as many rings as ranks, and each leaves it by the port of another rank.
 func (p *predictor) group(ranks, inNode int64) float64 {
 	network := p.rates.network * float64(inNode)
 	switch {
