@@ -54,16 +54,18 @@ func (d *PlanDocument) advised() Section {
 		if len(w.Flags) > 0 {
 			with = ", together with " + strings.Join(w.Flags, " ")
 		}
-		facts.add("written", "%s: %s%s", strings.Join(w.Files, ", "), w.Verdict, with)
+		facts.add("written", "%s, in place of %s: %s%s", strings.Join(w.Files, ", "), strings.Join(w.Replaces, ", "),
+			w.Verdict, with)
 	}
 	return Section{facts}
 }
 
 // PlanApplied is the advice whose files were written. Flags belong to it, as no file says them.
 type PlanApplied struct {
-	Files   []string    `json:"files"`
-	Flags   []string    `json:"flags"`
-	Verdict plan.Result `json:"verdict"`
+	Files    []string    `json:"files"`
+	Replaces []string    `json:"replaces"` // files that they are copies of
+	Flags    []string    `json:"flags"`
+	Verdict  plan.Result `json:"verdict"`
 }
 
 // line says a change, and what its plan says.

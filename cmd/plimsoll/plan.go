@@ -332,7 +332,8 @@ func (o *planOptions) advised(p *plan.Plan, m steptime.Machine, document *report
 		return err
 	}
 	written, err := writeNew("--apply", o.apply, texts)
-	document.Applied = &report.PlanApplied{Files: written, Flags: append([]string{}, a.Flags...), Verdict: a.Verdict}
+	document.Applied = &report.PlanApplied{Files: written, Replaces: slices.Sorted(maps.Keys(a.Texts)),
+		Flags: append([]string{}, a.Flags...), Verdict: a.Verdict}
 	return err
 }
 
