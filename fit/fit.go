@@ -169,8 +169,8 @@ func (s *search) decide(variants []variant) []*group {
 // nothing says why there is no recipe to search.
 func (s *search) nothing() error {
 	if len(s.answer.Left) == 0 {
-		return fault.Inputf("a batch of %d sequences is no multiple of %d ranks", s.Batch, ranksOf(s.answer.Base)).
-			WithHint("give --batch a multiple, or other --gpus")
+		return fault.Inputf("no micro batch that is tried makes a batch of %d sequences on %d ranks", s.Batch,
+			ranksOf(s.answer.Base)).WithHint("give --batch a multiple of the ranks, and of --micro-batch")
 	}
 	why := slices.MaxFunc(slices.Sorted(maps.Keys(s.answer.Left)), func(a, b string) int {
 		return cmp.Compare(s.answer.Left[a], s.answer.Left[b])

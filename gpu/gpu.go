@@ -59,6 +59,10 @@ func gib(x float64) ledger.Bytes { return ledger.Bytes(x * float64(ledger.GiB)) 
 // sheets, of SXM modules where there are several: NVIDIA's for B200 (HGX), H200,
 // H100, H100 NVL, GH200, A100, L40S, L4, A40, A10G, RTX A6000, V100 and T4, its
 // architecture papers for GeForce (Ada, Ampere, Blackwell), AMD's for MI300X.
+// Data sheets of NVIDIA give twice the speed for sparse matrices (A40: 149.7 and
+// 299.4, H100: 989 and 1979), and links in both directions together (A40: PCIe
+// 64 GB/s). Half is with sums in fp32: GeForce multiplies twice as fast with
+// sums in fp16, which training does not use.
 // Networks are those of DGX B200, H200, H100, A100, DGX-1V, and of MI300X
 // platforms: one 400 Gb/s port for each GPU, and one of 200 with A100. A DGX-1V
 // has four ports of 100 Gb/s for eight V100.
