@@ -200,8 +200,8 @@ func TestNewConfig(t *testing.T) {
 // TestNothing: a question without a recipe to search is refused with the reason, as it is no answer that none fits.
 func TestNothing(t *testing.T) {
 	for says, q := range map[string]Question{
-		"makes a batch of 7 sequences on 3 ranks": {Request: job.Request{Model: "qwen2.5-0.5b", GPU: "H100-80GB", GPUs: 3,
-			Precision: "bf16"}, Batch: 7},
+		"makes a batch of 7 sequences on 3 ranks": {Request: job.Request{Model: "qwen2.5-0.5b",
+			GPU: "H100-80GB", GPUs: 3, Precision: "bf16"}, Batch: 7},
 		"without the speed of the GPU": {Request: job.Request{Model: "qwen2.5-0.5b", GPUMemory: 24 * ledger.GiB}},
 	} {
 		if _, err := Search(q); !errors.As(err, new(*fault.Input)) || !strings.Contains(err.Error(), says) {
