@@ -163,11 +163,14 @@ func (q *Question) fsdpRoads(version string, base *job.Job) []variant {
 	return list
 }
 
+// rests reports whether states may rest on the host, by plimsoll.torch.StateOffload.
+func (q *Question) rests() bool { return q.States.Master != "" && q.States.Master != "none" }
+
 // withStates adds the roads of plimsoll.torch.StateOffload, in its modes. Who asks for master weights gets them: only
 // these roads have them.
 func (q *Question) withStates(v variant) []variant {
 	var list []variant
-	if q.States.Master == "" || q.States.Master == "none" {
+	if !q.rests() {
 		list = append(list, v)
 	}
 	for _, mode := range job.OffloadModes {

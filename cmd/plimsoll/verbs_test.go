@@ -115,6 +115,8 @@ var reaching = map[string]string{
 	"export":                     "../../examples/recordings/run.jsonl",
 	"fit":                        "--model gpt2 --seq-len 64",
 	"fit adapter-precision":      "--model llama-2-7b --adapter ../../examples/adapter_config.json --seq-len 64",
+	"fit master":                 "--model gpt2 --seq-len 64 --gpu H100-80GB",
+	"fit offload-moments":        "--model gpt2 --seq-len 64 --gpu H100-80GB --precision bf16 --master split",
 	"fit gpu":                    "--model gpt2 --seq-len 64 --precision none",
 	"fit model":                  "--torch none",
 	"plan":                       "--model gpt2 --seq-len 64",
