@@ -93,8 +93,8 @@ type group struct {
 // Search answers a question. Every error is a *fault.Input.
 func Search(q Question) (*Answer, error) {
 	if rest := (job.Offload{Master: q.States.Master}); !q.rests() && q.States != rest {
-		return nil, fault.Inputf("flags say how states rest on the host, but --master does not say who has the master " +
-			"weights").WithHint("add --master split or --master fp32, or leave the other flags out")
+		return nil, fault.Inputf("flags say how states rest on the host, but --master does not say who has the " +
+			"master weights").WithHint("add --master split or --master fp32, or leave the other flags out")
 	}
 	in, err := job.Read(q.Request)
 	if err != nil {

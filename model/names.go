@@ -173,8 +173,8 @@ func nearest(name string, candidates []string) string {
 		for i, word := range have {
 			fixed := words[word] || word[0] <= '9' || len(word) < 4
 			letters := len(word) == 1 && len(want[i]) == 1 && word > "9" && want[i] > "9"
-			if letters && i > 0 && have[i-1] < "a" && !units[word] { // 7v is 7b: no name has that letter behind a number
-				continue
+			if letters && i > 0 && have[i-1] < "a" && !units[word] {
+				continue // 7v is 7b: no name has that letter behind a number
 			}
 			if word != want[i] && (fixed || fault.Nearest(word, want[i:i+1]) == "") {
 				return false
