@@ -70,7 +70,7 @@ func Decide(m *recipe.Megatron, q Request) (*Job, error) {
 	for _, n := range m.Notes {
 		j.assume("%v", n)
 	}
-	for _, step := range []func() error{j.kind, j.unplanned, j.sizes, j.precision, func() error { return j.degrees(q) },
+	for _, step := range []func() error{j.kind, j.aliases, j.effects, j.unplanned, j.sizes, j.precision, func() error { return j.degrees(q) },
 		j.stages, j.batch, j.experts, func() error { return j.vocabulary(q) }, j.attention, j.contradictions} {
 		if err := step(); err != nil {
 			return nil, err

@@ -1,6 +1,9 @@
 package megatron
 
 import (
+	"maps"
+	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -171,12 +174,70 @@ func TestAssertions(t *testing.T) {
 	if _, err := decide(t, small+" --global-batch-size 3", 2); err == nil {
 		t.Error("a global batch that is no multiple of the ranks is accepted")
 	}
-	// Every name that is refused is one of Megatron-LM's.
+}
+
+// TestArgumentsHaveOneEffect: no argument is in two lists, and all are Megatron-LM's.
+func TestArgumentsHaveOneEffect(t *testing.T) {
 	m, err := recipe.ReadMegatron(strings.ReplaceAll(small, "\n", " "))
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, key := range notPlanned {
+	seen := map[string]bool{}
+	for f := range reflect.TypeFor[recipe.Megatron]().Fields() {
+		seen[f.Tag.Get("key")] = true
+	}
+	lists := [][]string{notPlanned, elsewhere, slices.Collect(maps.Keys(gone)), slices.Collect(maps.Keys(noted)),
+		strings.Fields(silentArguments)}
+	for _, key := range slices.Concat(lists...) {
 		m.Gives(key) // panics if the schema does not have it
+		if seen[key] {
+			t.Errorf("%s is in two lists", key)
+		}
+		seen[key] = true
+	}
+}
+
+// TestEffects: an argument that the plan does not have is refused, noted, or known to change nothing.
+func TestEffects(t *testing.T) {
+	for arguments, want := range map[string]string{
+		"--lr 1e-4 --log-interval 10 --save x": "", "--first-last-layers-bf16 false": "",
+		"--moe-router-dtype fp32": "--moe-router-dtype: the scores", "--softmax-type learnable": "--softmax-type: planned as",
+		"--moe-token-dispatcher-type flex --num-experts 2": "without buffers of its own",
+	} {
+		j, err := decide(t, small+" --global-batch-size 1 --bf16 "+arguments, 1)
+		if err != nil {
+			t.Errorf("%s: %v", arguments, err)
+			continue
+		}
+		got := strings.Join(j.Assumptions, "\n")
+		if want == "" && strings.Contains(got, "--") && !strings.Contains(got, "fused attention") ||
+			!strings.Contains(got, want) {
+			t.Errorf("%s: %q, expected %q", arguments, got, want)
+		}
+	}
+	for arguments, want := range map[string]string{
+		"--tp-comm-overlap": "not planned yet", "--yaml-cfg x.yaml": "from another place",
+		"--batch-size 4": "give --micro-batch-size", "--no-position-embedding": "without rotary positions",
+		"--cpu-offloading-num-layers 2": "not planned yet",
+	} {
+		if _, err := decide(t, small+" "+arguments, 1); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, expected %q", arguments, err, want)
+		}
+	}
+}
+
+// TestAliases: older names of arguments mean what Megatron-LM takes them for.
+func TestAliases(t *testing.T) {
+	j, err := decide(t, small+" --use-rotary-position-embeddings --no-position-embedding --recompute-activations"+
+		" --quick-geglu --padded-vocab-size 1030", 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if j.PositionType != "rope" || j.Recompute != "selective" || j.Gates() != 2 || j.Vocabulary != 1030 {
+		t.Errorf("%s, %s, %d gates, %d tokens", j.PositionType, j.Recompute, j.Gates(), j.Vocabulary)
+	}
+	j, err = decide(t, small+" --moe-layer-recompute --num-experts 2", 1)
+	if err != nil || strings.Join(j.RecomputeModules, " ") != "core_attn moe" {
+		t.Errorf("%v, %v", j, err)
 	}
 }

@@ -24,8 +24,9 @@ const several = "several_trainings"
 
 // word is a word of a command and its offset.
 type word struct {
-	text string
-	at   int64
+	text   string
+	at     int64
+	quoted bool // it has quotes
 }
 
 // parseCommand returns the training that a script starts, or nil if there is none.
@@ -85,7 +86,7 @@ func commandMembers(words []word, variables map[string]string) []strict.Member {
 		}
 		var values []*strict.Value
 		if given {
-			values = append(values, argument(word{is, flag.at + int64(len(name)) + 3}, variables))
+			values = append(values, argument(word{is, flag.at + int64(len(name)) + 3, false}, variables))
 		}
 		for ; !given && i < len(words) && !strings.HasPrefix(words[i].text, "--"); i++ {
 			values = append(values, argument(words[i], variables))
@@ -140,8 +141,10 @@ var (
 )
 
 // expand puts in the values of variables, or their defaults, and computes. What it does not know, it leaves.
-func expand(text string, variables map[string]string) string {
-	const longest = 512 // so that no variable grows without end
+func expand(text string, variables map[string]string) string { return expandWithin(512, text, variables) }
+
+// expandWithin has a limit of the length, so that no variable grows without end.
+func expandWithin(longest int, text string, variables map[string]string) string {
 	if len(text) > longest {
 		return text
 	}
@@ -183,15 +186,33 @@ func expand(text string, variables map[string]string) string {
 // shellCommands returns the words of each command of a script. A substitution, $(...), is kept as it is.
 func shellCommands(text string) [][]word {
 	var list [][]word
+	for _, c := range shellStatements(text) {
+		list = append(list, c.words)
+	}
+	return list
+}
+
+// statement is a command of a script.
+type statement struct {
+	words []word
+	end   byte // what follows: the end of the line, ';', '&' or '|'
+}
+
+func shellStatements(text string) []statement {
+	var list []statement
 	var line []word
 	scan := shellScanner{text: text}
 	for {
 		w, more := scan.next()
-		if w.text != "" || scan.quoted {
+		if w.text != "" || w.quoted {
 			line = append(line, w)
 		}
 		if (scan.ended || !more) && len(line) > 0 {
-			list = append(list, line)
+			end := byte('\n')
+			if scan.ended {
+				end = text[scan.at-1]
+			}
+			list = append(list, statement{line, end})
 			line = nil
 		}
 		if !more {
@@ -228,11 +249,11 @@ func (s *shellScanner) next() (word, bool) {
 	for s.at < len(s.text) {
 		switch c := s.text[s.at]; {
 		case c == ' ' || c == '\t':
-			return word{out.String(), int64(start)}, true
+			return word{out.String(), int64(start), s.quoted}, true
 		case c == '\n' || c == ';' || c == '&' || c == '|':
 			s.at++
 			s.ended = true
-			return word{out.String(), int64(start)}, true
+			return word{out.String(), int64(start), s.quoted}, true
 		case c == '\'' || c == '"':
 			s.quote(&out, c)
 		case c == '\\':
@@ -244,7 +265,7 @@ func (s *shellScanner) next() (word, bool) {
 			s.at++
 		}
 	}
-	return word{out.String(), int64(start)}, false
+	return word{out.String(), int64(start), s.quoted}, false
 }
 
 // quote reads a text in quotes.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io/fs"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -29,6 +30,8 @@ type Megatron struct {
 	Sequence      int64   `key:"seq_length"`
 	Positions     int64   `key:"max_position_embeddings"`
 	PositionType  string  `key:"position_embedding_type"`
+	Rotary        bool    `key:"use_rotary_position_embeddings"`
+	NoPositions   bool    `key:"no_position_embedding"`
 	Attention     string  `key:"attention_backend"`
 	Flash         bool    `key:"use_flash_attn"`
 	Implement     string  `key:"transformer_impl"`
@@ -36,6 +39,7 @@ type Megatron struct {
 	AttentionDrop float64 `key:"attention_dropout"`
 	HiddenDrop    float64 `key:"hidden_dropout"`
 	SwiGLU        bool    `key:"swiglu"`
+	QuickGeGLU    bool    `key:"quick_geglu"`
 	SquaredReLU   bool    `key:"squared_relu"`
 	Normalization string  `key:"normalization"`
 	NoBias        bool    `key:"disable_bias_linear"`
@@ -55,6 +59,8 @@ type Megatron struct {
 	TokenizerModel  string `key:"tokenizer_model"`
 	ExtraIDs        int64  `key:"vocab_extra_ids"`
 	VocabularyUnits int64  `key:"make_vocab_size_divisible_by"`
+	Padded          int64  `key:"padded_vocab_size"`
+	Unpadded        bool   `key:"no_pad_vocab_size"`
 
 	MicroBatch  int64 `key:"micro_batch_size"`
 	GlobalBatch int64 `key:"global_batch_size"`
@@ -86,6 +92,8 @@ type Megatron struct {
 	OverlapGradients bool    `key:"overlap_grad_reduce"`
 	OverlapParams    bool    `key:"overlap_param_gather"`
 	BucketSize       int64   `key:"ddp_bucket_size"`
+	Buckets          int64   `key:"ddp_num_buckets"`
+	WideBuckets      bool    `key:"ddp_pad_buckets_for_high_nccl_busbw"`
 	Accumulate32     bool    `key:"accumulate_allreduce_grads_in_fp32"`
 	Reduce16         bool    `key:"grad_reduce_in_bf16"`
 	PrecisionAware   bool    `key:"use_precision_aware_optimizer"`
@@ -97,14 +105,18 @@ type Megatron struct {
 	OffloadFraction  float64 `key:"optimizer_offload_fraction"`
 	OffloadStates    bool    `key:"offload_optimizer_states"`
 
-	Recompute        string   `key:"recompute_granularity"`
-	RecomputeMethod  string   `key:"recompute_method"`
-	RecomputeLayers  int64    `key:"recompute_num_layers"`
-	RecomputeModules []string `key:"recompute_modules"`
-	FusesLoss        bool     `key:"cross_entropy_loss_fusion"`
-	LossFusion       string   `key:"cross_entropy_fusion_impl"`
-	CUDAGraph        string   `key:"cuda_graph_impl"`
-	NoBiasSwiGLU     bool     `key:"no_bias_swiglu_fusion"`
+	Recompute           string   `key:"recompute_granularity"`
+	RecomputeMethod     string   `key:"recompute_method"`
+	RecomputeLayers     int64    `key:"recompute_num_layers"`
+	RecomputeModules    []string `key:"recompute_modules"`
+	RecomputesAttention bool     `key:"recompute_activations"`
+	RecomputesMixture   bool     `key:"moe_layer_recompute"`
+	FusesLoss           bool     `key:"cross_entropy_loss_fusion"`
+	LossFusion          string   `key:"cross_entropy_fusion_impl"`
+	CUDAGraph           string   `key:"cuda_graph_impl"`
+	NoBiasSwiGLU        bool     `key:"no_bias_swiglu_fusion"`
+	NoMask              bool     `key:"no_create_attention_mask_in_dataloader"`
+	MasksDocuments      bool     `key:"dataloader_inter_document_masking"`
 
 	Experts         int64   `key:"num_experts"`
 	ExpertHidden    int64   `key:"moe_ffn_hidden_size"`
@@ -114,6 +126,8 @@ type Megatron struct {
 	SharedExpert    int64   `key:"moe_shared_expert_intermediate_size"`
 	LayerFrequency  string  `key:"moe_layer_freq"`
 	Capacity        float64 `key:"moe_expert_capacity_factor"`
+	PadsToCapacity  bool    `key:"moe_pad_expert_input_to_capacity"`
+	SharedGate      bool    `key:"moe_shared_expert_gate"`
 	LatentAttention bool    `key:"multi_latent_attention"`
 	QueryRank       int64   `key:"q_lora_rank"`
 	KeyRank         int64   `key:"kv_lora_rank"`
@@ -146,7 +160,7 @@ func megatronRule() strict.Rule {
 			micro_batch_size global_batch_size num_layers_per_virtual_pipeline_stage vocab_size
 			num_virtual_stages_per_pipeline_rank microbatch_group_size_per_virtual_pipeline_stage num_experts
 			moe_ffn_hidden_size moe_shared_expert_intermediate_size q_lora_rank mtp_num_layers ddp_bucket_size
-			expert_tensor_parallel_size recompute_num_layers`),
+			expert_tensor_parallel_size recompute_num_layers padded_vocab_size ddp_num_buckets`),
 		none.For("decoder_first_pipeline_num_layers decoder_last_pipeline_num_layers vocab_extra_ids seed"),
 		one.Default(1).For(`num_query_groups tensor_model_parallel_size pipeline_model_parallel_size
 			context_parallel_size expert_model_parallel_size num_distributed_optimizer_instances`),
@@ -157,7 +171,10 @@ func megatronRule() strict.Rule {
 			accumulate_allreduce_grads_in_fp32 grad_reduce_in_bf16 use_precision_aware_optimizer optimizer_cpu_offload
 			offload_optimizer_states no_gradient_accumulation_fusion defer_embedding_wgrad_compute
 			cross_entropy_loss_fusion no_bias_gelu_fusion no_bias_swiglu_fusion moe_grouped_gemm
-			multi_latent_attention`),
+			multi_latent_attention use_rotary_position_embeddings no_position_embedding quick_geglu no_pad_vocab_size
+			ddp_pad_buckets_for_high_nccl_busbw recompute_activations moe_layer_recompute
+			moe_pad_expert_input_to_capacity moe_shared_expert_gate no_create_attention_mask_in_dataloader
+			dataloader_inter_document_masking`),
 		strict.Text().For("vocab_file tokenizer_model cuda_graph_impl"),
 		strict.Text().Or(strict.Integer()).For("pipeline_model_parallel_layout moe_layer_freq"),
 		strict.Keys{
@@ -304,6 +321,24 @@ func megatronYAML(d *strict.Document) (*strict.Document, string, error) {
 		}
 	}
 	return d, "", nil
+}
+
+// Others returns the given arguments that no field has, without those that are false, none or zero.
+func (m *Megatron) Others() []string {
+	planned := map[string]bool{}
+	for f := range reflect.TypeFor[Megatron]().Fields() {
+		planned[f.Tag.Get("key")] = true
+	}
+	var list []string
+	for _, member := range m.given.Document.Root.Members {
+		v := member.Value
+		isOff := v.Kind == 'f' || v.Kind == 'n' || v.Kind == '"' && strings.EqualFold(v.Text, "none") ||
+			v.Kind == '0' && v.Text == "0"
+		if !planned[member.Name] && !isOff {
+			list = append(list, member.Name)
+		}
+	}
+	return list
 }
 
 // Gives reports whether an argument was given.

@@ -134,17 +134,25 @@ func (s *megatronRank) buffersOf(c *modelChunk) []gradientBuffer {
 func (s *megatronRank) place(b *gradientBuffer, shards int64) {
 	limit := int64(1) << 62
 	if s.OverlapGradients {
-		if limit = max(40_000_000, 1_000_000*shards); s.BucketSize > 0 {
+		limit = max(40_000_000, 1_000_000*shards)
+		switch {
+		case s.Buckets > 0:
+			limit = s.elements() / s.Buckets
+		case s.BucketSize > 0:
 			limit = s.BucketSize
 		}
 	}
 	up := func(n, unit int64) int64 { return (n + unit - 1) / unit * unit }
+	unit := leastMultiple(shards, 128)
+	if s.WideBuckets {
+		unit = leastMultiple(unit, 1<<16)
+	}
 	b.pieces = make([]int64, len(b.parameters))
 	starts := make([]int64, len(b.parameters))
 	first, begin, at := 0, int64(0), int64(0)
 	end := func(next int) {
 		if s.Distributed {
-			at = up(at, leastMultiple(shards, 128))
+			at = up(at, unit)
 		}
 		mine := at - (at-begin)/shards
 		for i := first; i < next; i++ {
@@ -169,6 +177,17 @@ func (s *megatronRank) place(b *gradientBuffer, shards int64) {
 		end(len(b.parameters))
 	}
 	b.elements = at
+}
+
+// elements returns the number of parameters of the rank.
+func (s *megatronRank) elements() int64 {
+	var sum int64
+	for _, c := range s.chunks {
+		for _, p := range c.parameters {
+			sum += p.Elements
+		}
+	}
+	return sum
 }
 
 func leastMultiple(a, b int64) int64 {

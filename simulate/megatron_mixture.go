@@ -53,6 +53,9 @@ func (p *megatronPass) routed() (sent, received int64) {
 	share := p.Imbalance
 	if p.Capacity > 0 {
 		share = min(share, p.Capacity)
+		if p.PadsToCapacity {
+			share = p.Capacity
+		}
 	}
 	return sent, int64(float64(sent*p.Degrees.ExpertTensor) * share)
 }
@@ -143,7 +146,7 @@ func (p *megatronPass) experts(x *autograd.Tensor, tokens int64) *autograd.Tenso
 	act := func(y *autograd.Tensor) *autograd.Tensor {
 		return p.tape.Scope(func() *autograd.Tensor {
 			z := p.do(autograd.Operation{Inputs: append(with(y), bias...), Saved: with(y)}, tokens*width, false)
-			if p.SwiGLU { // fused with the probabilities
+			if p.Gates() > 1 { // fused with the probabilities
 				return z
 			}
 			return p.do(autograd.Operation{Inputs: with(z), Saved: with(z), Scratch: 4 * z.Elements}, z.Elements, false)
