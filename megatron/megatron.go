@@ -4,6 +4,7 @@ package megatron
 
 import (
 	"fmt"
+	"strings"
 
 	"plimsoll/dtype"
 	"plimsoll/fault"
@@ -69,6 +70,9 @@ func Decide(m *recipe.Megatron, q Request) (*Job, error) {
 	j := &Job{Megatron: &c, Kind: q.Kind, GPU: q.GPU, Imbalance: max(q.Imbalance, 1), Torch: q.Torch}
 	for _, n := range m.Notes {
 		j.assume("%v", n)
+	}
+	if len(m.Unset) > 0 {
+		j.assume("%s empty in conditions: the script does not set them", strings.Join(m.Unset, ", "))
 	}
 	for _, step := range []func() error{j.kind, j.aliases, j.effects, j.unplanned, j.sizes, j.precision, func() error { return j.degrees(q) },
 		j.stages, j.batch, j.experts, func() error { return j.vocabulary(q) }, j.attention, j.contradictions} {
@@ -197,8 +201,17 @@ func (j *Job) degrees(q Request) error {
 		d.ExpertTensor = d.Tensor
 	}
 	world := q.World
-	if world == 0 {
-		world = d.Pipeline * max(d.Tensor*d.Context, d.ExpertTensor*d.Expert)
+	fewest := d.Pipeline * max(d.Tensor*d.Context, d.ExpertTensor*d.Expert)
+	switch {
+	case world > 0:
+	case j.Ranks >= fewest:
+		world = j.Ranks
+		j.assume("%d ranks: as many as the launcher starts", world)
+	case j.Ranks > 0:
+		world = fewest
+		j.assume("%d ranks: the fewest with these degrees, and more than the %d that the launcher starts", world, j.Ranks)
+	default:
+		world = fewest
 		j.assume("%d ranks: the fewest with these degrees (give --gpus and --nodes)", world)
 	}
 	if j.Experts == 0 {

@@ -141,7 +141,9 @@ var (
 )
 
 // expand puts in the values of variables, or their defaults, and computes. What it does not know, it leaves.
-func expand(text string, variables map[string]string) string { return expandWithin(512, text, variables) }
+func expand(text string, variables map[string]string) string {
+	return expandWithin(512, text, variables)
+}
 
 // expandWithin has a limit of the length, so that no variable grows without end.
 func expandWithin(longest int, text string, variables map[string]string) string {
@@ -186,7 +188,7 @@ func expandWithin(longest int, text string, variables map[string]string) string 
 // shellCommands returns the words of each command of a script. A substitution, $(...), is kept as it is.
 func shellCommands(text string) [][]word {
 	var list [][]word
-	for _, c := range shellStatements(text) {
+	for _, c := range shellStatements(text, false) {
 		list = append(list, c.words)
 	}
 	return list
@@ -198,10 +200,11 @@ type statement struct {
 	end   byte // what follows: the end of the line, ';', '&' or '|'
 }
 
-func shellStatements(text string) []statement {
+// shellStatements reads the commands of a script. With arrays, the parentheses of an array are words: "NAME=(" and ")".
+func shellStatements(text string, arrays bool) []statement {
 	var list []statement
 	var line []word
-	scan := shellScanner{text: text}
+	scan := shellScanner{text: text, arrays: arrays}
 	for {
 		w, more := scan.next()
 		if w.text != "" || w.quoted {
@@ -227,6 +230,7 @@ type shellScanner struct {
 	at     int
 	ended  bool // a command ends with the last word
 	quoted bool // the last word has quotes
+	arrays bool // parentheses of arrays are words
 }
 
 // next returns the next word, which may be empty at the end of a command, and whether the text goes on.
@@ -258,6 +262,12 @@ func (s *shellScanner) next() (word, bool) {
 			s.quote(&out, c)
 		case c == '\\':
 			s.escape(&out)
+		case s.arrays && (c == ')' || c == '(' && strings.HasSuffix(out.String(), "=")):
+			if out.Len() == 0 || c == '(' {
+				out.WriteByte(c)
+				s.at++
+			}
+			return word{out.String(), int64(start), s.quoted}, true
 		case strings.HasPrefix(s.text[s.at:], "$("):
 			s.substitution(&out)
 		default:

@@ -2,12 +2,15 @@ package recipe
 
 import (
 	"bytes"
+	"cmp"
 	_ "embed"
 	"errors"
 	"io/fs"
+	"maps"
 	"path/filepath"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 
 	"plimsoll/fault"
@@ -19,6 +22,10 @@ import (
 // None.
 type Megatron struct {
 	Script string // the name of the script, such as pretrain_gpt; empty if unknown
+	Ranks  int64  // that the launcher starts; 0 if unknown
+
+	Processes string `key:"nproc_per_node"`
+	Nodes     string `key:"nnodes"`
 
 	Layers        int64   `key:"num_layers"`
 	Hidden        int64   `key:"hidden_size"`
@@ -137,6 +144,7 @@ type Megatron struct {
 	Predictions     int64   `key:"mtp_num_layers"`
 
 	Notes []Note
+	Unset []string // variables that conditions of the script ask for and the script does not set
 	given *strict.Reader
 }
 
@@ -176,7 +184,8 @@ func megatronRule() strict.Rule {
 			moe_pad_expert_input_to_capacity moe_shared_expert_gate no_create_attention_mask_in_dataloader
 			dataloader_inter_document_masking`),
 		strict.Text().For("vocab_file tokenizer_model cuda_graph_impl"),
-		strict.Text().Or(strict.Integer()).For("pipeline_model_parallel_layout moe_layer_freq"),
+		strict.Text().Or(strict.Integer()).For(
+			"pipeline_model_parallel_layout moe_layer_freq nproc_per_node nnodes"),
 		strict.Keys{
 			"position_embedding_type": kind("learned_absolute rope none yarn mrope relative"),
 			"attention_backend":       kind("auto flash fused unfused local"),
@@ -212,7 +221,7 @@ func ReadMegatron(arguments string) (*Megatron, error) {
 		}
 		file, text = arguments, read
 	}
-	d, script, err := parseMegatron(file, text)
+	d, source, err := parseMegatron(file, text)
 	if err != nil {
 		return nil, err
 	}
@@ -220,62 +229,114 @@ func ReadMegatron(arguments string) (*Megatron, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &Megatron{Script: script, given: r, FileTokens: tokensIn(r.Word("vocab_file"))}
+	m := &Megatron{Script: source.script, given: r, FileTokens: tokensIn(r.Word("vocab_file"))}
 	r.Fill(m)
 	m.Notes = r.Notes
+	m.Unset = source.unset
+	processes, err := strconv.ParseInt(m.Processes, 10, 32)
+	nodes, err2 := strconv.ParseInt(cmp.Or(m.Nodes, "1"), 10, 32)
+	if err == nil && err2 == nil {
+		m.Ranks = max(0, processes*nodes)
+	}
 	return m, nil
 }
 
+// source is what a script says beside the arguments.
+type source struct {
+	script string
+	unset  []string
+}
+
 // parseMegatron returns arguments as a document with a member for each, and the name of the script.
-func parseMegatron(file string, text []byte) (*strict.Document, string, error) {
+func parseMegatron(file string, text []byte) (*strict.Document, source, error) {
 	if strict.IsYAML(file) || strings.HasPrefix(strings.TrimSpace(string(text)), "{") {
 		d, err := strict.Parse(file, text)
 		if err != nil {
-			return nil, "", err
+			return nil, source{}, err
 		}
-		return megatronYAML(d)
+		d, err = megatronYAML(d)
+		return d, source{}, err
 	}
-	variables, script := map[string]string{}, ""
+	read := &shell{values: map[string]word{}, lists: map[string][]word{}}
+	read.run(string(text))
+	launch, err := training(file, read)
+	if err != nil {
+		return nil, source{}, err
+	}
 	d := &strict.Document{File: file, Text: text, Root: &strict.Value{Kind: '{'}}
-	for _, line := range shellCommands(string(text)) {
-		for len(line) > 0 && assignment.MatchString(line[0].text) && !strings.Contains(line[0].text, "=(") {
-			name, is, _ := strings.Cut(line[0].text, "=")
-			variables[name] = expand(is, variables)
-			line = line[1:]
+	script := ""
+	var launcher []word
+	for i, w := range launch {
+		if strings.HasSuffix(w.text, ".py") {
+			script = strings.TrimSuffix(filepath.Base(w.text), ".py")
+			launcher, launch = launch[:i], launch[i+1:]
+			break
 		}
-		for _, w := range line {
-			if base := filepath.Base(w.text); strings.HasPrefix(base, "pretrain_") {
-				script = strings.TrimSuffix(base, filepath.Ext(base))
-			}
-		}
-		for i := range line { // the elements of an array of Bash
-			line[i].text = strings.TrimSuffix(line[i].text, ")")
-		}
-		d.Root.Members = append(d.Root.Members, commandMembers(line, variables)...)
 	}
-	d.Root.Members = withoutLauncher(d.Root.Members)
+	d.Root.Members = withoutLauncher(commandMembers(launcher, nil), commandMembers(launch, nil))
 	if len(d.Root.Members) == 0 {
-		return nil, "", fault.File(file).Inputf("there are no arguments of Megatron-LM").
+		return nil, source{}, fault.File(file).Inputf("there are no arguments of Megatron-LM").
 			WithHint("give arguments such as --num-layers 32 --hidden-size 4096")
 	}
-	return d, script, nil
+	return d, source{script, read.unset}, nil
 }
 
-// withoutLauncher removes the arguments of torchrun, and all of one name but the last, which counts.
-func withoutLauncher(members []strict.Member) []strict.Member {
-	launcher := strings.Fields("nproc_per_node nnodes node_rank master_addr master_port rdzv_endpoint rdzv_backend " +
-		"rdzv_id")
-	last := map[string]int{}
-	for i, m := range members {
-		last[m.Name] = i
-	}
-	var kept []strict.Member
-	for i, m := range members {
-		if last[m.Name] == i && !slices.Contains(launcher, m.Name) {
-			kept = append(kept, m)
+// training returns the command that trains: the only one with a Python script and arguments of a model, or all words
+// of all commands and arrays if none has.
+func training(file string, s *shell) ([]word, error) {
+	var found [][]word
+	for i := 0; i < len(s.commands); i++ {
+		c := s.commands[i]
+		for j, w := range c { // bash -c "torchrun ..."
+			if w.quoted && j > 0 && strings.HasPrefix(c[j-1].text, "-") && strings.HasSuffix(c[j-1].text, "c") {
+				for _, inside := range shellCommands(w.text) {
+					for k := range inside {
+						inside[k].at = w.at
+					}
+					s.commands = append(s.commands, inside)
+				}
+			}
+		}
+		isScript := func(w word) bool { return strings.HasSuffix(w.text, ".py") && !strings.Contains(w.text, " ") }
+		isSize := func(w word) bool { return strings.Contains(w.text, "-layers") || w.text == "--hidden-size" }
+		if slices.ContainsFunc(c, isScript) && slices.ContainsFunc(c, isSize) && c[0].text != "echo" {
+			found = append(found, c)
 		}
 	}
-	return kept
+	if len(found) > 1 {
+		return nil, fault.File(file).Inputf("the script starts %d trainings", len(found)).
+			WithHint("give the arguments of one")
+	}
+	if len(found) == 1 {
+		return found[0], nil
+	}
+	var all []word
+	for _, name := range slices.Sorted(maps.Keys(s.lists)) {
+		all = append(all, s.lists[name]...)
+	}
+	for _, c := range s.commands {
+		all = append(all, c...)
+	}
+	return all, nil
+}
+
+// withoutLauncher returns the last argument of each name. Of the launcher's it keeps the number of ranks.
+func withoutLauncher(launcher, members []strict.Member) []strict.Member {
+	var list []strict.Member
+	kept := []string{"nproc_per_node", "nnodes"}
+	for _, m := range launcher {
+		if slices.Contains(kept, m.Name) {
+			list = append(list, m)
+		}
+	}
+	dropped := strings.Fields("node_rank master_addr master_port rdzv_endpoint rdzv_backend rdzv_id standalone " +
+		"max_restarts log_dir tee redirects")
+	for _, m := range members {
+		if !slices.Contains(dropped, m.Name) {
+			list = append(list, m)
+		}
+	}
+	return list
 }
 
 // largestVocabulary is the limit of a file with a vocabulary.
@@ -298,12 +359,12 @@ func tokensIn(file string) int64 {
 }
 
 // megatronYAML returns the arguments of a YAML file: its MODEL_ARGS, as in Megatron-LM's functional tests, or all keys.
-func megatronYAML(d *strict.Document) (*strict.Document, string, error) {
+func megatronYAML(d *strict.Document) (*strict.Document, error) {
 	if m := d.Root.Member("MODEL_ARGS"); m != nil {
 		d = &strict.Document{File: d.File, Text: d.Text, Root: m.Value}
 	}
 	if d.Root.Kind != '{' {
-		return nil, "", d.Inputf(d.Root.At, "expected arguments of Megatron-LM, found %v", d.Root)
+		return nil, d.Inputf(d.Root.At, "expected arguments of Megatron-LM, found %v", d.Root)
 	}
 	for i := range d.Root.Members {
 		m := &d.Root.Members[i]
@@ -320,7 +381,7 @@ func megatronYAML(d *strict.Document) (*strict.Document, string, error) {
 			}
 		}
 	}
-	return d, "", nil
+	return d, nil
 }
 
 // Others returns the given arguments that no field has, without those that are false, none or zero.
