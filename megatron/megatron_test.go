@@ -105,6 +105,9 @@ func TestStages(t *testing.T) {
 		--decoder-last-pipeline-num-layers 2`: "2|4|4|2",
 		`--num-layers 6 --pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 2
 		--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split`: "1,2|2,1",
+		"--num-layers 8 --pipeline-model-parallel-size 2 --pipeline-model-parallel-layout 'Et*3|t|(tt|)*1,ttL'": "3,2|1,2",
+		`--num-layers 3 --mtp-num-layers 1 --pipeline-model-parallel-size 2
+		--pipeline-model-parallel-layout 'Ettt|mL'`: "3|0",
 	} {
 		j, err := decide(t, small+" --global-batch-size 2 "+arguments, 0)
 		if err != nil {
@@ -165,6 +168,9 @@ func TestAssertions(t *testing.T) {
 		"--num-experts 4 --tensor-model-parallel-size 2": "has --sequence-parallel",
 		"--context-parallel-size 3":                      "no multiple of 2 x context parallel 3",
 		"--fp8-param-gather":                             "without --fp8-format",
+		"--pipeline-model-parallel-layout 'Ettt|L'":      "has 3 layers, but the model has 4",
+		"--pipeline-model-parallel-layout 'Etxt|ttL'":    "its letters are E, t, m and L",
+		"--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout 'Ett|mtt|L|'": "begin with E and end with L",
 	} {
 		_, err := decide(t, small+" "+arguments, 0)
 		if err == nil || !strings.Contains(err.Error(), want) {

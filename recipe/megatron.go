@@ -72,19 +72,20 @@ type Megatron struct {
 	MicroBatch  int64 `key:"micro_batch_size"`
 	GlobalBatch int64 `key:"global_batch_size"`
 
-	Tensor        int64 `key:"tensor_model_parallel_size"`
-	Pipeline      int64 `key:"pipeline_model_parallel_size"`
-	VirtualLayers int64 `key:"num_layers_per_virtual_pipeline_stage"`
-	VirtualStages int64 `key:"num_virtual_stages_per_pipeline_rank"`
-	VirtualGroup  int64 `key:"microbatch_group_size_per_virtual_pipeline_stage"`
-	FirstLayers   int64 `key:"decoder_first_pipeline_num_layers"`
-	LastLayers    int64 `key:"decoder_last_pipeline_num_layers"`
-	CountsEmbed   bool  `key:"account_for_embedding_in_pipeline_split"`
-	CountsLoss    bool  `key:"account_for_loss_in_pipeline_split"`
-	Context       int64 `key:"context_parallel_size"`
-	Expert        int64 `key:"expert_model_parallel_size"`
-	ExpertTensor  int64 `key:"expert_tensor_parallel_size"`
-	SequenceSplit bool  `key:"sequence_parallel"`
+	Tensor        int64  `key:"tensor_model_parallel_size"`
+	Pipeline      int64  `key:"pipeline_model_parallel_size"`
+	VirtualLayers int64  `key:"num_layers_per_virtual_pipeline_stage"`
+	VirtualStages int64  `key:"num_virtual_stages_per_pipeline_rank"`
+	VirtualGroup  int64  `key:"microbatch_group_size_per_virtual_pipeline_stage"`
+	FirstLayers   int64  `key:"decoder_first_pipeline_num_layers"`
+	LastLayers    int64  `key:"decoder_last_pipeline_num_layers"`
+	Layout        string `key:"pipeline_model_parallel_layout"`
+	CountsEmbed   bool   `key:"account_for_embedding_in_pipeline_split"`
+	CountsLoss    bool   `key:"account_for_loss_in_pipeline_split"`
+	Context       int64  `key:"context_parallel_size"`
+	Expert        int64  `key:"expert_model_parallel_size"`
+	ExpertTensor  int64  `key:"expert_tensor_parallel_size"`
+	SequenceSplit bool   `key:"sequence_parallel"`
 
 	BF16 bool `key:"bf16"`
 	FP16 bool `key:"fp16"`

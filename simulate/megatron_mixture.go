@@ -141,7 +141,7 @@ func (p *megatronPass) experts(x *autograd.Tensor, tokens int64) *autograd.Tenso
 		second = append(second, with(p.weight(name+"linear_fc2.weight"))...)
 		bias = append(bias, with(p.weight(name+"linear_fc1.bias"), p.weight(name+"linear_fc2.bias"))...)
 	}
-	y := p.do(autograd.Operation{Inputs: append(with(x), first...), Saved: with(x)}, tokens*width*p.Gates(), false)
+	y := p.do(p.savingInput(autograd.Operation{Inputs: append(with(x), first...)}, x), tokens*width*p.Gates(), false)
 	p.tape.Drop(x)
 	act := func(y *autograd.Tensor) *autograd.Tensor {
 		return p.tape.Scope(func() *autograd.Tensor {
@@ -157,7 +157,7 @@ func (p *megatronPass) experts(x *autograd.Tensor, tokens int64) *autograd.Tenso
 		p.discard(z)
 	}
 	p.tape.Drop(y)
-	y = p.do(p.saving(autograd.Operation{Inputs: append(with(z), second...)}, z), tokens*p.Hidden, false)
+	y = p.do(p.savingInput(autograd.Operation{Inputs: append(with(z), second...)}, z), tokens*p.Hidden, false)
 	p.tape.Drop(z)
 	if !p.GroupedGEMM && p.Experts/p.Degrees.Expert > 1 { // the results of experts are joined
 		y = p.pass(y, y.Elements)
