@@ -4,11 +4,13 @@ package megatron
 
 import (
 	"fmt"
+	"strconv"
 	"strings"
 
 	"plimsoll/dtype"
 	"plimsoll/fault"
 	"plimsoll/gpu"
+	"plimsoll/ledger"
 	"plimsoll/parallel"
 	"plimsoll/recipe"
 	"plimsoll/version"
@@ -28,6 +30,8 @@ const (
 type Request struct {
 	Kind       Kind // empty: as the script's name says, or gpt
 	World      int64
+	PerNode    int64        // ranks of a node; 0: as the launcher says, or 8
+	HostMemory ledger.Bytes // of a node; 0 is unknown
 	GPU        gpu.Model
 	Vocabulary int64   // tokens before padding; 0: as the arguments say
 	Imbalance  float64 // tokens of the fullest rank of experts by the mean; 0 is 1
@@ -46,6 +50,9 @@ type Job struct {
 	Vocabulary int64
 	Imbalance  float64
 	Torch      version.Version
+	// RanksPerNode share HostMemory.
+	RanksPerNode int64
+	HostMemory   ledger.Bytes
 	// ParameterType is the type of parameters, GradientType that of the gradient buffers.
 	ParameterType, GradientType dtype.Type
 	Layers                      []Layer // of the model, in the order of the pipeline
@@ -217,6 +224,14 @@ func (j *Job) degrees(q Request) error {
 	if j.Experts == 0 {
 		d.Expert, d.ExpertTensor = 1, d.Tensor
 	}
+	j.HostMemory, j.RanksPerNode = q.HostMemory, q.PerNode
+	if n, err := strconv.ParseInt(j.Processes, 10, 32); j.RanksPerNode == 0 && err == nil {
+		j.RanksPerNode = n
+	}
+	if j.RanksPerNode <= 0 {
+		j.RanksPerNode = 8
+	}
+	j.RanksPerNode = min(j.RanksPerNode, world)
 	var err error
 	j.Degrees, err = parallel.NewDegrees(d, world)
 	return err

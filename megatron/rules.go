@@ -47,6 +47,12 @@ func (j *Job) contradictions() error {
 			"is given without --use-precision-aware-optimizer", "Megatron-LM asserts this"},
 		{j.OffloadStates && !j.Distributed, "offload_optimizer_states", "is given without --use-distributed-optimizer",
 			"Megatron-LM asserts this"},
+		{j.ChunkedOffload && (!j.Distributed || j.CPUOffload || j.OffloadStates), "chunked_optimizer_state_offload",
+			"is given without --use-distributed-optimizer or beside another way to offload states",
+			"Megatron-LM asserts this"},
+		{j.ChunkedOffload && j.PrecisionAware && (j.MainParams != "fp32" || !wide(j.ExpAvg) || !wide(j.ExpAvgSq)),
+			"chunked_optimizer_state_offload", "is given with states of another type than fp32 and bf16",
+			"Megatron-LM asserts this: master weights in fp32, moments in fp32 or bf16"},
 		{j.FP8Gather && j.FP8 == "", "fp8_param_gather", "is given without --fp8-format",
 			"parameters stay in 16 bits without fp8"},
 		{j.FP8 != "" && !j.TransformerEngine(), "fp8_format", "needs --transformer-impl transformer_engine", ""},
@@ -155,3 +161,5 @@ func (j *Job) attention() error {
 	j.Attention = name
 	return nil
 }
+
+func wide(name string) bool { return name == "fp32" || name == "bf16" }

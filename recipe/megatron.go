@@ -94,24 +94,29 @@ type Megatron struct {
 	FP8Recipe string `key:"fp8_recipe"`
 	FP8Gather bool   `key:"fp8_param_gather"`
 
-	Optimizer        string  `key:"optimizer"`
-	Distributed      bool    `key:"use_distributed_optimizer"`
-	Instances        int64   `key:"num_distributed_optimizer_instances"`
-	OverlapGradients bool    `key:"overlap_grad_reduce"`
-	OverlapParams    bool    `key:"overlap_param_gather"`
-	BucketSize       int64   `key:"ddp_bucket_size"`
-	Buckets          int64   `key:"ddp_num_buckets"`
-	WideBuckets      bool    `key:"ddp_pad_buckets_for_high_nccl_busbw"`
-	Accumulate32     bool    `key:"accumulate_allreduce_grads_in_fp32"`
-	Reduce16         bool    `key:"grad_reduce_in_bf16"`
-	PrecisionAware   bool    `key:"use_precision_aware_optimizer"`
-	MainGradients    string  `key:"main_grads_dtype"`
-	MainParams       string  `key:"main_params_dtype"`
-	ExpAvg           string  `key:"exp_avg_dtype"`
-	ExpAvgSq         string  `key:"exp_avg_sq_dtype"`
-	CPUOffload       bool    `key:"optimizer_cpu_offload"`
-	OffloadFraction  float64 `key:"optimizer_offload_fraction"`
-	OffloadStates    bool    `key:"offload_optimizer_states"`
+	Optimizer         string  `key:"optimizer"`
+	Distributed       bool    `key:"use_distributed_optimizer"`
+	Instances         int64   `key:"num_distributed_optimizer_instances"`
+	OverlapGradients  bool    `key:"overlap_grad_reduce"`
+	OverlapParams     bool    `key:"overlap_param_gather"`
+	BucketSize        int64   `key:"ddp_bucket_size"`
+	Buckets           int64   `key:"ddp_num_buckets"`
+	WideBuckets       bool    `key:"ddp_pad_buckets_for_high_nccl_busbw"`
+	Accumulate32      bool    `key:"accumulate_allreduce_grads_in_fp32"`
+	Reduce16          bool    `key:"grad_reduce_in_bf16"`
+	PrecisionAware    bool    `key:"use_precision_aware_optimizer"`
+	MainGradients     string  `key:"main_grads_dtype"`
+	MainParams        string  `key:"main_params_dtype"`
+	ExpAvg            string  `key:"exp_avg_dtype"`
+	ExpAvgSq          string  `key:"exp_avg_sq_dtype"`
+	CPUOffload        bool    `key:"optimizer_cpu_offload"`
+	OffloadFraction   float64 `key:"optimizer_offload_fraction"`
+	OffloadStates     bool    `key:"offload_optimizer_states"`
+	NoPinnedGradients bool    `key:"no_pin_cpu_grads"`
+	NoPinnedParams    bool    `key:"no_pin_cpu_params"`
+	ChunkedOffload    bool    `key:"chunked_optimizer_state_offload"`
+	ChunkMegabytes    int64   `key:"optimizer_state_offload_chunk_size_mb"`
+	ChunkFraction     float64 `key:"optimizer_state_offload_fraction"`
 
 	Recompute           string   `key:"recompute_granularity"`
 	RecomputeMethod     string   `key:"recompute_method"`
@@ -170,7 +175,7 @@ func megatronRule() strict.Rule {
 			num_virtual_stages_per_pipeline_rank microbatch_group_size_per_virtual_pipeline_stage num_experts
 			moe_ffn_hidden_size moe_shared_expert_intermediate_size q_lora_rank mtp_num_layers ddp_bucket_size
 			expert_tensor_parallel_size recompute_num_layers padded_vocab_size ddp_num_buckets`),
-		none.For("decoder_first_pipeline_num_layers decoder_last_pipeline_num_layers vocab_extra_ids seed"),
+		none.For("optimizer_state_offload_chunk_size_mb decoder_first_pipeline_num_layers decoder_last_pipeline_num_layers vocab_extra_ids seed"),
 		one.Default(1).For(`num_query_groups tensor_model_parallel_size pipeline_model_parallel_size
 			context_parallel_size expert_model_parallel_size num_distributed_optimizer_instances`),
 		strict.Boolean().Lax().For(`group_query_attention use_flash_attn deterministic_mode swiglu squared_relu
@@ -178,7 +183,7 @@ func megatronRule() strict.Rule {
 			account_for_embedding_in_pipeline_split account_for_loss_in_pipeline_split sequence_parallel bf16 fp16
 			fp8_param_gather use_distributed_optimizer overlap_grad_reduce overlap_param_gather
 			accumulate_allreduce_grads_in_fp32 grad_reduce_in_bf16 use_precision_aware_optimizer optimizer_cpu_offload
-			offload_optimizer_states no_gradient_accumulation_fusion defer_embedding_wgrad_compute
+			offload_optimizer_states no_pin_cpu_grads no_pin_cpu_params chunked_optimizer_state_offload no_gradient_accumulation_fusion defer_embedding_wgrad_compute
 			cross_entropy_loss_fusion no_bias_gelu_fusion no_bias_swiglu_fusion moe_grouped_gemm
 			multi_latent_attention use_rotary_position_embeddings no_position_embedding quick_geglu no_pad_vocab_size
 			ddp_pad_buckets_for_high_nccl_busbw recompute_activations moe_layer_recompute
@@ -198,7 +203,8 @@ func megatronRule() strict.Rule {
 			"optimizer":        kind("adam sgd muon dist_muon lion soap adaptive_muon"),
 			"main_grads_dtype": kind("fp32 bf16"), "main_params_dtype": kind("fp32 fp16"),
 			"exp_avg_dtype": kind("fp32 fp16 bf16 fp8"), "exp_avg_sq_dtype": kind("fp32 fp16 bf16 fp8"),
-			"optimizer_offload_fraction": drop.Default(1.), "recompute_granularity": strict.Text("full", "selective"),
+			"optimizer_offload_fraction": drop.Default(1.), "optimizer_state_offload_fraction": drop.Default(1.),
+			"recompute_granularity":     strict.Text("full", "selective"),
 			"recompute_method":          strict.Text("uniform", "block"),
 			"recompute_modules":         strict.List(strict.Text()).Or(strict.Text()),
 			"cross_entropy_fusion_impl": kind("native te"), "moe_router_topk": one.Default(2),
