@@ -3,8 +3,8 @@
 package megatron
 
 import (
+	"cmp"
 	"fmt"
-	"strconv"
 	"strings"
 
 	"plimsoll/dtype"
@@ -81,8 +81,9 @@ func Decide(m *recipe.Megatron, q Request) (*Job, error) {
 	if len(m.Unset) > 0 {
 		j.assume("%s empty in conditions: the script does not set them", strings.Join(m.Unset, ", "))
 	}
-	for _, step := range []func() error{j.kind, j.aliases, j.effects, j.unplanned, j.sizes, j.precision, func() error { return j.degrees(q) },
-		j.stages, j.batch, j.experts, func() error { return j.vocabulary(q) }, j.attention, j.contradictions} {
+	degrees, vocabulary := func() error { return j.degrees(q) }, func() error { return j.vocabulary(q) }
+	for _, step := range []func() error{j.kind, j.aliases, j.effects, j.unplanned, j.sizes, j.precision, degrees,
+		j.stages, j.batch, j.experts, vocabulary, j.attention, j.contradictions} {
 		if err := step(); err != nil {
 			return nil, err
 		}
@@ -216,7 +217,8 @@ func (j *Job) degrees(q Request) error {
 		j.assume("%d ranks: as many as the launcher starts", world)
 	case j.Ranks > 0:
 		world = fewest
-		j.assume("%d ranks: the fewest with these degrees, and more than the %d that the launcher starts", world, j.Ranks)
+		j.assume("%d ranks: the fewest with these degrees, and more than the %d that the launcher starts", world,
+			j.Ranks)
 	default:
 		world = fewest
 		j.assume("%d ranks: the fewest with these degrees (give --gpus and --nodes)", world)
@@ -224,14 +226,8 @@ func (j *Job) degrees(q Request) error {
 	if j.Experts == 0 {
 		d.Expert, d.ExpertTensor = 1, d.Tensor
 	}
-	j.HostMemory, j.RanksPerNode = q.HostMemory, q.PerNode
-	if n, err := strconv.ParseInt(j.Processes, 10, 32); j.RanksPerNode == 0 && err == nil {
-		j.RanksPerNode = n
-	}
-	if j.RanksPerNode <= 0 {
-		j.RanksPerNode = 8
-	}
-	j.RanksPerNode = min(j.RanksPerNode, world)
+	const usual = 8 // GPUs of a node
+	j.HostMemory, j.RanksPerNode = q.HostMemory, min(world, cmp.Or(q.PerNode, j.Megatron.RanksPerNode, usual))
 	var err error
 	j.Degrees, err = parallel.NewDegrees(d, world)
 	return err

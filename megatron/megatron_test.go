@@ -105,7 +105,8 @@ func TestStages(t *testing.T) {
 		--decoder-last-pipeline-num-layers 2`: "2|4|4|2",
 		`--num-layers 6 --pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 2
 		--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split`: "1,2|2,1",
-		"--num-layers 8 --pipeline-model-parallel-size 2 --pipeline-model-parallel-layout 'Et*3|t|(tt|)*1,ttL'": "3,2|1,2",
+		`--num-layers 8 --pipeline-model-parallel-size 2
+		--pipeline-model-parallel-layout 'Et*3|t|(tt|)*1,ttL'`: "3,2|1,2",
 		`--num-layers 3 --mtp-num-layers 1 --pipeline-model-parallel-size 2
 		--pipeline-model-parallel-layout 'Ettt|mL'`: "3|0",
 	} {
@@ -207,7 +208,8 @@ func TestArgumentsHaveOneEffect(t *testing.T) {
 func TestEffects(t *testing.T) {
 	for arguments, want := range map[string]string{
 		"--lr 1e-4 --log-interval 10 --save x": "", "--first-last-layers-bf16 false": "",
-		"--moe-router-dtype fp32": "--moe-router-dtype: the scores", "--softmax-type learnable": "--softmax-type: planned as",
+		"--moe-router-dtype fp32":                          "--moe-router-dtype: the scores",
+		"--softmax-type learnable":                         "--softmax-type: planned as",
 		"--moe-token-dispatcher-type flex --num-experts 2": "without buffers of its own",
 	} {
 		j, err := decide(t, small+" --global-batch-size 1 --bf16 "+arguments, 1)

@@ -226,11 +226,12 @@ func shellStatements(text string, arrays bool) []statement {
 
 // shellScanner reads the words of a script.
 type shellScanner struct {
-	text   string
-	at     int
-	ended  bool // a command ends with the last word
-	quoted bool // the last word has quotes
-	arrays bool // parentheses of arrays are words
+	text    string
+	at      int
+	ended   bool // a command ends with the last word
+	quoted  bool // the last word has quotes
+	arrays  bool // parentheses of arrays are words
+	inArray bool
 }
 
 // next returns the next word, which may be empty at the end of a command, and whether the text goes on.
@@ -262,8 +263,9 @@ func (s *shellScanner) next() (word, bool) {
 			s.quote(&out, c)
 		case c == '\\':
 			s.escape(&out)
-		case s.arrays && (c == ')' || c == '(' && strings.HasSuffix(out.String(), "=")):
+		case s.arrays && (s.inArray && c == ')' || c == '(' && strings.HasSuffix(out.String(), "=")):
 			if out.Len() == 0 || c == '(' {
+				s.inArray = c == '('
 				out.WriteByte(c)
 				s.at++
 			}

@@ -23,9 +23,8 @@ import (
 type Megatron struct {
 	Script string // the name of the script, such as pretrain_gpt; empty if unknown
 	Ranks  int64  // that the launcher starts; 0 if unknown
-
-	Processes string `key:"nproc_per_node"`
-	Nodes     string `key:"nnodes"`
+	// RanksPerNode are those that the launcher starts on each node.
+	RanksPerNode int64
 
 	Layers        int64   `key:"num_layers"`
 	Hidden        int64   `key:"hidden_size"`
@@ -175,7 +174,8 @@ func megatronRule() strict.Rule {
 			num_virtual_stages_per_pipeline_rank microbatch_group_size_per_virtual_pipeline_stage num_experts
 			moe_ffn_hidden_size moe_shared_expert_intermediate_size q_lora_rank mtp_num_layers ddp_bucket_size
 			expert_tensor_parallel_size recompute_num_layers padded_vocab_size ddp_num_buckets`),
-		none.For("optimizer_state_offload_chunk_size_mb decoder_first_pipeline_num_layers decoder_last_pipeline_num_layers vocab_extra_ids seed"),
+		none.For("optimizer_state_offload_chunk_size_mb decoder_first_pipeline_num_layers "+
+			"decoder_last_pipeline_num_layers vocab_extra_ids seed"),
 		one.Default(1).For(`num_query_groups tensor_model_parallel_size pipeline_model_parallel_size
 			context_parallel_size expert_model_parallel_size num_distributed_optimizer_instances`),
 		strict.Boolean().Lax().For(`group_query_attention use_flash_attn deterministic_mode swiglu squared_relu
@@ -240,10 +240,10 @@ func ReadMegatron(arguments string) (*Megatron, error) {
 	r.Fill(m)
 	m.Notes = r.Notes
 	m.Unset = source.unset
-	processes, err := strconv.ParseInt(m.Processes, 10, 32)
-	nodes, err2 := strconv.ParseInt(cmp.Or(m.Nodes, "1"), 10, 32)
-	if err == nil && err2 == nil {
-		m.Ranks = max(0, processes*nodes)
+	processes, err := strconv.ParseInt(r.Word("nproc_per_node"), 10, 32)
+	nodes, err2 := strconv.ParseInt(cmp.Or(r.Word("nnodes"), "1"), 10, 32)
+	if err == nil && err2 == nil && processes > 0 && nodes > 0 {
+		m.Ranks, m.RanksPerNode = processes*nodes, processes
 	}
 	return m, nil
 }
@@ -292,18 +292,7 @@ func parseMegatron(file string, text []byte) (*strict.Document, source, error) {
 // of all commands and arrays if none has.
 func training(file string, s *shell) ([]word, error) {
 	var found [][]word
-	for i := 0; i < len(s.commands); i++ {
-		c := s.commands[i]
-		for j, w := range c { // bash -c "torchrun ..."
-			if w.quoted && j > 0 && strings.HasPrefix(c[j-1].text, "-") && strings.HasSuffix(c[j-1].text, "c") {
-				for _, inside := range shellCommands(w.text) {
-					for k := range inside {
-						inside[k].at = w.at
-					}
-					s.commands = append(s.commands, inside)
-				}
-			}
-		}
+	for _, c := range s.commands {
 		isScript := func(w word) bool { return strings.HasSuffix(w.text, ".py") && !strings.Contains(w.text, " ") }
 		isSize := func(w word) bool { return strings.Contains(w.text, "-layers") || w.text == "--hidden-size" }
 		if slices.ContainsFunc(c, isScript) && slices.ContainsFunc(c, isSize) && c[0].text != "echo" {
@@ -393,7 +382,7 @@ func megatronYAML(d *strict.Document) (*strict.Document, error) {
 
 // Others returns the given arguments that no field has, without those that are false, none or zero.
 func (m *Megatron) Others() []string {
-	planned := map[string]bool{}
+	planned := map[string]bool{"nproc_per_node": true, "nnodes": true}
 	for f := range reflect.TypeFor[Megatron]().Fields() {
 		planned[f.Tag.Get("key")] = true
 	}

@@ -27,6 +27,7 @@ const longestValue, mostWords = 1 << 16, 1 << 14
 
 var (
 	assigned = regexp.MustCompile(`^([A-Za-z_]\w*)(\+?)=`)
+	joined   = regexp.MustCompile(`\$\{(\w+)\[[@*]\]\}`)
 	asked    = regexp.MustCompile(`\$\{?(\w+)`)
 	whole    = regexp.MustCompile(`^\$(?:\{(\w+)(?:\[[@*]\])?\}|(\w+))$`)
 )
@@ -185,6 +186,17 @@ func (s *shell) expand(text string) string {
 	if !strings.Contains(text, "$") {
 		return text
 	}
+	text = joined.ReplaceAllStringFunc(text, func(found string) string {
+		list, is := s.lists[joined.FindStringSubmatch(found)[1]]
+		if !is || len(list)*8 > longestValue {
+			return found
+		}
+		var words []string
+		for _, w := range list {
+			words = append(words, w.text)
+		}
+		return strings.Join(words, " ")
+	})
 	values := map[string]string{}
 	for _, found := range asked.FindAllStringSubmatch(text, -1) {
 		if is, known := s.values[found[1]]; known {
@@ -202,7 +214,7 @@ func (s *shell) command(words []word) {
 	for i, w := range words {
 		name := assigned.FindStringSubmatch(w.text)
 		if name == nil {
-			s.commands = append(s.commands, s.split(words[i:]))
+			s.launch(s.split(words[i:]))
 			return
 		}
 		rest := word{strings.TrimPrefix(w.text, name[0]), w.at + int64(len(name[0])), w.quoted}
@@ -219,6 +231,31 @@ func (s *shell) command(words []word) {
 		}
 		delete(s.lists, name[1])
 		s.values[name[1]] = rest
+	}
+}
+
+// launch adds a command, and those inside: bash -c "torchrun ..." and eval "torchrun ...".
+func (s *shell) launch(command []word) {
+	inside := ""
+	for i, w := range command {
+		if i > 0 && w.quoted && strings.HasPrefix(command[i-1].text, "-") && strings.HasSuffix(command[i-1].text, "c") {
+			inside = w.text
+		}
+	}
+	if len(command) > 0 && command[0].text == "eval" {
+		for _, w := range command[1:] {
+			inside += " " + w.text
+		}
+	}
+	if inside == "" {
+		s.commands = append(s.commands, command)
+		return
+	}
+	for _, words := range shellCommands(strings.ReplaceAll(inside, "\n ", " ")) {
+		for i := range words {
+			words[i].at = command[0].at
+		}
+		s.commands = append(s.commands, words)
 	}
 }
 
@@ -260,16 +297,14 @@ func (s *shell) split(words []word) []word {
 	return list
 }
 
-// fields splits a value at its spaces, if it is to be split. Words in quotes inside it stay whole.
+// fields splits a value at its spaces, if it is to be split.
 func fields(w word, splits bool) []word {
 	if !splits {
 		return []word{w}
 	}
 	var list []word
-	for _, line := range shellCommands(strings.ReplaceAll(w.text, "\n", " ")) {
-		for _, part := range line {
-			list = append(list, word{part.text, w.at, part.quoted})
-		}
+	for part := range strings.FieldsSeq(w.text) {
+		list = append(list, word{part, w.at, false})
 	}
 	return list
 }

@@ -194,8 +194,8 @@ func (s *megatronRank) copies(sizes []int64) (free func()) {
 }
 
 func (s *megatronRank) whyHybrid() string {
-	return "fp32 copies of parameters of the hybrid optimizer, which is made of whole parameters first, and then of the " +
-		"rank's parts (hybrid_optimizer.py)"
+	return "fp32 copies of parameters of the hybrid optimizer, which is made of whole parameters first, and then of " +
+		"the rank's parts (hybrid_optimizer.py)"
 }
 
 // onHost allocates a tensor of the host, pinned or not.

@@ -34,7 +34,8 @@ func megatronFlags(c *cobra.Command, o *megatronOptions) {
 }
 
 // besideMegatron are the flags that say something beside Megatron-LM's arguments.
-var besideMegatron = []string{"megatron", "vocabulary", "expert-imbalance", "gpus", "nodes", "gpu", "gpu-memory", "host-memory",
+var besideMegatron = []string{"megatron", "vocabulary", "expert-imbalance", "gpus", "nodes", "gpu", "gpu-memory",
+	"host-memory",
 	"torch", "alloc-conf", "explain", "out", "json", "format", "color"}
 
 // planMegatron plans a training with Megatron-LM.
