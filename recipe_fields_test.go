@@ -18,9 +18,13 @@ var fieldsWithoutMemory = map[string]string{
 	"DataLoader.PersistentWorkers DataLoader.PinMemory DataLoader.PrefetchFactor": "said with the workers, " +
 		"which are not planned",
 
+	"Freezes.ModelTypes Freezes.Named": "read by Freezes.Holds and Freezes.Names",
+
 	"DeepSpeed.Auto Optimizer.Defaulted": "read by recipe, for what the Trainer fills in",
 
 	"Optimizer.TorchAdam": "read by Optimizer.IsFusedAdam",
+
+	"Freeze.Extra Freeze.Layers Freeze.Modules Freeze.Spread": "read by Freeze.Trained",
 
 	"FSDP.ForwardPrefetch": "the next unit is gathered before this one is done in any case",
 	"FSDP.SyncModuleStates FSDP.UseOrigParams FSDP.WrapBySize": "follow from cpu_ram_efficient_loading; " +

@@ -417,9 +417,48 @@ func TestView(t *testing.T) {
 	}
 }
 
-// TestReplaces replaces a saved tensor by the gradient.
+// TestList holds tensors in a list, which is dropped as a whole.
+func TestList(t *testing.T) {
+	m := newMemory(t)
+	tape := NewTape(m, nil)
+	var list *Tensor
+	tape.Scope(func() *Tensor {
+		x, y := tape.New(10, dtype.F32), tape.New(20, dtype.F32)
+		list = tape.List(x, y)
+		tape.Hold(list)
+		return nil
+	})
+	if m.sum() != 120 {
+		t.Errorf("%v are held by a list of 120 B", m.sum())
+	}
+	tape.Drop(list)
+	if m.sum() != 0 {
+		t.Errorf("%v are left", m.sum())
+	}
+}
+
+// TestRetainsGraph keeps what an operation saved until the backward pass ends.
+func TestRetainsGraph(t *testing.T) {
+	for retains, want := range map[bool]string{false: "+40 +40 -44 -40 -40 -40", true: "+40 +40 -40 -40 -44 -40"} {
+		m := newMemory(t)
+		tape := NewTape(m, nil)
+		tape.RetainsGraph = retains
+		x := tape.New(10, dtype.F32)
+		tape.RequireGradient(x)
+		y := tape.Do(Operation{Inputs: []*Tensor{x},
+			Outputs: []Output{{Elements: 10, DType: dtype.F32}, {Elements: 11, DType: dtype.F32, Saved: true}}})
+		tape.Drop(x, y[1])
+		m.events()
+		tape.Backward(y[0])
+		if got := m.events(); got != want {
+			t.Errorf("retains %v: %s, want %s", retains, got, want)
+		}
+	}
+}
+
+// TestReplaces writes the gradient over a saved tensor. The input is held until its gradient is complete.
 func TestReplaces(t *testing.T) {
-	for replaces, want := range map[bool]string{false: "+40 +40 -44 -40 -40", true: "+40 -44 +40 -40 -40"} {
+	for replaces, want := range map[bool]string{false: "+40 +40 -44 -40 -40 -40", true: "+40 -40 -44 -40"} {
 		m := newMemory(t)
 		tape := NewTape(m, nil)
 		x := tape.New(10, dtype.F32)

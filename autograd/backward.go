@@ -11,8 +11,13 @@ func (t *Tape) Backward(loss *Tensor) {
 		loss.gradient.sum = first.retain()
 	}
 	t.run(0)
+	t.endOffload()
 	t.release(first)
 	loss.graph, t.attached = t.attached, nil
+	for _, s := range t.retained {
+		t.release(s)
+	}
+	t.retained = nil
 }
 
 // run pops and runs the nodes from start on, the last one first.
@@ -41,15 +46,21 @@ func (t *Tape) step(n node) {
 		}
 	}
 	made := make([]*storage, len(n.inputs))
+	ran := t.restore(&n, len(incoming) > 0)
 	switch {
 	case n.custom != nil:
 		n.custom(incoming, made)
 	case len(incoming) > 0:
 		t.differentiate(n, incoming, made)
 	}
+	ran()
 	// The engine releases both before it delivers the new gradients.
-	for _, s := range n.saved {
-		t.release(s)
+	for _, k := range n.saved {
+		if t.RetainsGraph && k.storage != nil {
+			t.retained = append(t.retained, k.storage)
+		} else {
+			t.release(k.storage)
+		}
 	}
 	for _, s := range incoming {
 		t.release(s)
@@ -62,14 +73,11 @@ func (t *Tape) step(n node) {
 // differentiate allocates the gradients of the inputs.
 func (t *Tape) differentiate(n node, incoming, made []*storage) {
 	scratch := t.scratch(n.scratch)
-	if n.replace {
-		for i, s := range n.saved {
-			t.release(s)
-			n.saved[i] = nil
-		}
-	}
 	for i, e := range n.inputs {
-		if e.shared {
+		if n.replace && i < len(n.saved) {
+			made[i], n.saved[i] = n.saved[i].storage, packed{}
+			t.memory.Relabel(made[i].id, ledger.ActivationGradients, whyGradientsOfOperations)
+		} else if e.shared {
 			made[i] = incoming[0].retain()
 		} else {
 			made[i] = t.allocateGradient(e.to.bytes)
@@ -81,9 +89,11 @@ func (t *Tape) differentiate(n node, incoming, made []*storage) {
 
 // allocateGradient allocates a gradient that operations pass on.
 func (t *Tape) allocateGradient(bytes int64) *storage {
-	return t.allocate(bytes, ledger.ActivationGradients, func() string {
-		return "gradients between operations of the backward pass, until both of their uses are done"
-	})
+	return t.allocate(bytes, ledger.ActivationGradients, whyGradientsOfOperations)
+}
+
+func whyGradientsOfOperations() string {
+	return "gradients between operations of the backward pass, until both of their uses are done"
 }
 
 // deliver adds a contribution to a gradient and takes over its reference. The

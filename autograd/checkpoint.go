@@ -41,12 +41,17 @@ func (t *Tape) Checkpoint(c Checkpoint, input *Tensor, body func(*Tensor) *Tenso
 	result := &Tensor{Elements: inner.Elements, DType: inner.DType, storage: inner.storage.retain(), held: true}
 	t.Drop(inner)
 	t.locals[len(t.locals)-1] = result
+	if forward.graph && inner.gradient == nil { // nothing in the block is trained: no graph holds its input
+		forward.free(t)
+		return result
+	}
 	result.gradient = &gradient{bytes: result.Bytes()}
 
-	n := node{outputs: []*gradient{result.gradient}, saved: []*storage{input.storage.retain()}}
+	saved := []packed{t.save(input, aCheckpoint)}
 	for _, x := range others {
-		n.saved = append(n.saved, x.storage.retain())
+		saved = append(saved, packed{storage: x.storage.retain()})
 	}
+	n := node{outputs: []*gradient{result.gradient}, saved: saved}
 	if input.gradient != nil {
 		n.inputs = []edge{t.edge(input, false)}
 	}
@@ -56,19 +61,28 @@ func (t *Tape) Checkpoint(c Checkpoint, input *Tensor, body func(*Tensor) *Tenso
 			forward.free(t)
 			return
 		}
-		again := &Tensor{Elements: source.Elements, DType: source.DType, storage: source.storage.retain(), held: true}
+		again := &Tensor{Elements: source.Elements, DType: source.DType, storage: saved[0].storage.retain(), held: true}
 		t.RequireGradient(again)
 		start, attached := len(t.nodes), len(t.attached)
 		before := t.replay
-		t.recording, t.replay = true, &replay{every: c.Selective, kept: forward.kept}
+		second := &replay{every: c.Selective, kept: forward.kept}
+		t.recording, t.replay = true, second
+		resume := t.KeepHere() // the checkpoint's own hooks take what the second run saves
 		leave := t.In(ledger.RecomputedActivations, func() string {
 			return "activations of one block, computed again from its input (torch.utils.checkpoint)"
 		})
 		output := t.Scope(func() *Tensor { return body(again) })
 		leave()
+		resume()
 		t.recording, t.replay = false, before
 		forward.free(t)
 		output.gradient.sum = incoming[0]
+		for i, x := range second.inner {
+			escaped := forward.inner[i].gradient
+			if escaped != nil && x.gradient != nil {
+				x.gradient.sum, escaped.sum = escaped.sum, nil
+			}
+		}
 		if c.Reentrant { // CheckpointFunction.backward holds both
 			incoming[0].retain()
 		} else {
@@ -101,6 +115,7 @@ type replay struct {
 	kept      [][]*storage
 	read      int // so many of kept come before the last operation that saves something
 	at        int
+	inner     []*Tensor // that escape, of this run
 }
 
 // keeps reports whether the results of an operation are kept.

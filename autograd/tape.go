@@ -36,6 +36,10 @@ type Tape struct {
 	locals       []*Tensor
 	replay       *replay    // the current checkpoint, or nil
 	attached     []*storage // held by the current graph
+	offload      *offloading
+	// RetainsGraph keeps what operations have saved until the backward pass ends (retain_graph).
+	RetainsGraph bool
+	retained     []*storage
 }
 
 // NewTape returns a tape that records operations. WhyGradients says why the
@@ -99,7 +103,7 @@ type Tensor struct {
 	storage  *storage
 	gradient *gradient // nil if no gradient is needed
 	held     bool
-	graph    []*storage // of a loss after its backward pass: what the graph still holds
+	graph    []*storage // of a loss after its backward pass: what the graph still holds; of a list: its tensors
 }
 
 // Bytes returns the size of the tensor's elements.
@@ -170,7 +174,7 @@ func (p *Parameter) DropGradient() {
 type node struct {
 	inputs  []edge
 	outputs []*gradient
-	saved   []*storage
+	saved   []packed
 	scratch int64
 	product bool
 	replace bool
@@ -221,7 +225,7 @@ type Operation struct {
 	// Product means that the operation is a matmul. The gradients of its inputs
 	// are views.
 	Product bool
-	// Replaces means that gradients replace the saved tensors, chunk by chunk.
+	// Replaces means that the gradients of the inputs are written into the saved tensors, in their order.
 	Replaces bool
 	// Kept means that a selective checkpoint may keep the result. It keeps the
 	// results of attention, and of some or all matmuls.
@@ -269,9 +273,13 @@ func (t *Tape) Do(o Operation) []*Tensor {
 	if len(n.inputs) == 0 {
 		return results
 	}
+	by := anOperation
+	if o.Product {
+		by = aProduct
+	}
 	for _, x := range o.Saved {
-		if x.storage != nil { // parameters have none
-			n.saved = append(n.saved, x.storage.retain())
+		if k := t.save(x, by); k != (packed{}) { // parameters have no storage
+			n.saved = append(n.saved, k)
 		}
 	}
 	t.attach(o)
@@ -279,7 +287,7 @@ func (t *Tape) Do(o Operation) []*Tensor {
 		r.gradient = &gradient{bytes: r.Bytes()}
 		n.outputs = append(n.outputs, r.gradient)
 		if o.Outputs[i].Saved {
-			n.saved = append(n.saved, r.storage.retain())
+			n.saved = append(n.saved, t.save(r, anOperation))
 		}
 	}
 	t.nodes = append(t.nodes, n)
@@ -327,7 +335,9 @@ func (t *Tape) RequireGradient(x *Tensor) {
 	}
 	x.gradient = &gradient{bytes: x.Bytes()}
 	if t.recording { // no operation made the tensor: the gradient ends here
-		t.nodes = append(t.nodes, node{outputs: []*gradient{x.gradient}})
+		// AccumulateGrad holds the tensor.
+		held := packed{storage: x.storage.retain()}
+		t.nodes = append(t.nodes, node{outputs: []*gradient{x.gradient}, saved: []packed{held}})
 	}
 }
 
@@ -342,6 +352,17 @@ func (t *Tape) Drop(tensors ...*Tensor) {
 			}
 		}
 	}
+}
+
+// List takes tensors over that the program holds in a list. The list is dropped as a whole.
+func (t *Tape) List(tensors ...*Tensor) *Tensor {
+	list := &Tensor{held: true}
+	for _, x := range tensors {
+		list.graph = append(list.graph, x.storage.retain())
+	}
+	t.Drop(tensors...)
+	t.locals = append(t.locals, list)
+	return list
 }
 
 // Hold keeps a tensor beyond the scope that made it, until it is dropped.
@@ -371,11 +392,39 @@ func (t *Tape) Scope(body func() *Tensor) *Tensor {
 	return result
 }
 
+// Escape returns a tensor for use outside of the checkpoint that makes it, such as
+// one that a hook has seen. The program holds it until it is dropped. In the second
+// run of a checkpoint it returns nil: the tensor of the first run is in use.
+func (t *Tape) Escape(x *Tensor) *Tensor {
+	if t.replay != nil && !t.replay.recording {
+		t.replay.inner = append(t.replay.inner, x)
+		return nil
+	}
+	outer := &Tensor{Elements: x.Elements, DType: x.DType, storage: x.storage.retain(), held: true,
+		gradient: x.gradient}
+	if t.replay != nil {
+		outer.gradient = nil
+		if t.replay.graph {
+			outer.gradient = &gradient{bytes: outer.Bytes()}
+		}
+		t.replay.inner = append(t.replay.inner, outer)
+	}
+	return outer
+}
+
 // Mark calls a function when the backward pass reaches this place of the tape.
 func (t *Tape) Mark(call func()) {
 	if t.recording {
 		t.nodes = append(t.nodes, node{marker: call})
 	}
+}
+
+// WithoutGradients runs body as torch.no_grad() does: nothing is recorded, and no tensor is kept.
+func (t *Tape) WithoutGradients(body func()) {
+	recording, outer := t.recording, t.replay
+	t.recording, t.replay = false, nil
+	body()
+	t.recording, t.replay = recording, outer
 }
 
 // Recording reports whether operations are recorded. In the forward pass of a

@@ -121,11 +121,17 @@ func (a *archive) entry(name string, limit uint64) ([]byte, error) {
 	return text, nil
 }
 
-// locate returns where the numbers of a tensor begin in the file. The tensor has a shape.
+// locate returns where the numbers of an fp32 tensor begin in the file. The tensor has a
+// shape.
 func (a *archive) locate(tensor torchTensor, shape []int64) (location, error) {
 	if tensor.kind != "FloatStorage" {
 		return location{}, fmt.Errorf("a tensor with a %s, expected fp32 in a FloatStorage", tensor.kind)
 	}
+	return a.locateBytes(tensor, shape, 4)
+}
+
+// locateBytes is locate for elements of some bytes each.
+func (a *archive) locateBytes(tensor torchTensor, shape []int64, width int64) (location, error) {
 	if !slices.Equal(tensor.shape, shape) || !contiguous(tensor) {
 		return location{}, fmt.Errorf("a tensor of shape %v with strides %v, expected a contiguous one of shape %v",
 			tensor.shape, tensor.strides, shape)
@@ -138,12 +144,12 @@ func (a *archive) locate(tensor torchTensor, shape []int64) (location, error) {
 	if f == nil {
 		return location{}, fmt.Errorf("the archive has no data/%s", tensor.key)
 	}
-	if size := f.UncompressedSize64; int64(size)/4-tensor.offset < count {
+	if size := f.UncompressedSize64; int64(size)/width-tensor.offset < count {
 		return location{}, fmt.Errorf("data/%s has %d bytes, too few for %d numbers from %d on",
 			tensor.key, size, count, tensor.offset)
 	}
 	at, err := f.DataOffset()
-	return location{a.path, a.base + at + 4*tensor.offset}, err
+	return location{a.path, a.base + at + width*tensor.offset}, err
 }
 
 func contiguous(t torchTensor) bool {

@@ -19,6 +19,29 @@ func newArchiveWriter(w io.Writer) archiveWriter {
 	return archiveWriter{out: out, zip: zip.NewWriter(out)}
 }
 
+// writeArchive writes an archive with a document and the numbers of the one tensor in it.
+// A document without tensors has none.
+func writeArchive(w io.Writer, document func(*pickler), numbers func(io.Writer) error) error {
+	a := newArchiveWriter(w)
+	var p pickler
+	p.WriteString(opProto)
+	document(&p)
+	p.WriteString(opStop)
+	if err := a.begin(p.Bytes()); err != nil {
+		return err
+	}
+	if numbers != nil {
+		entry, err := a.create("data/0")
+		if err == nil {
+			err = numbers(entry)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return a.end()
+}
+
 // begin writes the pickle.
 func (a *archiveWriter) begin(pickle []byte) error {
 	if err := a.entry("data.pkl", pickle); err != nil {

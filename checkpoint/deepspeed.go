@@ -326,7 +326,7 @@ func (z *zero) add(rank, group int, name string, f flat, start, count int64) err
 	if err := p.Validate(); err != nil {
 		return err
 	}
-	var at []location
+	var at []numbers
 	for _, l := range f.locations {
 		at = append(at, l.after(start))
 	}

@@ -31,9 +31,9 @@ const metadataName = ".metadata"
 // metadataClass admits what the metadata of torch.distributed.checkpoint is made of.
 func metadataClass(c class) bool {
 	switch c.module {
-	case "torch.distributed.checkpoint.metadata":
+	case metadataModule:
 		return true
-	case "torch.distributed.checkpoint.filesystem":
+	case filesystemModule:
 		return c.name == "_StorageInfo"
 	case "torch.serialization":
 		return c.name == "_get_layout"
@@ -47,34 +47,40 @@ func metadataClass(c class) bool {
 // model and its AdamW by the names of parameters, as get_state_dict gives them. It reads
 // every number of the two and verifies the archives' own checksums.
 func OpenDistributed(ctx context.Context, path string, progress func(bytes int64)) (*Checkpoint, error) {
-	d := &distcp{ctx: ctx, path: path, progress: progress, names: map[string]bool{}}
+	d := &distcp{ctx: ctx, kind: distcpKind, path: path, progress: progress, names: map[string]bool{}}
+	return d.assemble(metadataClass, distcpPart, d.readParameters)
+}
+
+// assemble makes a checkpoint of the metadata and of the parameters that are read then.
+func (d *distcp) assemble(admitted func(class) bool, part string, read func() error) (*Checkpoint, error) {
 	defer d.close()
-	file, info, err := files.Open(filepath.Join(path, metadataName))
+	file, info, err := files.Open(filepath.Join(d.path, metadataName))
 	if err != nil {
-		return nil, cause(filepath.Join(path, metadataName), "this is no "+distcpKind.name, errors.Unwrap(err))
+		return nil, cause(filepath.Join(d.path, metadataName), "this is no "+d.kind.name, errors.Unwrap(err))
 	}
 	text, err := files.ReadOpen(file, info, maxPickle)
 	_ = file.Close()
 	if err != nil {
 		return nil, err
 	}
-	document, err := unpickle(text, metadataClass)
+	document, err := unpickle(text, admitted)
 	if err == nil {
 		err = d.readMetadata(document)
 	}
 	if err == nil {
-		err = d.readParameters()
+		err = read()
 	}
 	var c *Checkpoint
 	if err == nil {
-		c, err = assembleForeign(path, distcpPart, d.ranks)
+		c, err = assembleForeign(d.path, part, d.ranks)
 	}
-	return c, inputOf(distcpKind, path, err)
+	return c, inputOf(d.kind, d.path, err)
 }
 
 // distcp is a checkpoint of torch.distributed.checkpoint.
 type distcp struct {
 	ctx      context.Context
+	kind     kind
 	path     string
 	progress func(bytes int64)
 
@@ -82,6 +88,7 @@ type distcp struct {
 	keys    []string                // of the tensors, sorted
 	blobs   map[string]blob         // of the other objects, by key
 	names   map[string]bool         // of the parameters
+	inBlobs func(class) bool        // admits objects in the files
 	ranks   []*foreign              // the first chunks of all parameters, the second ones, and so on
 	file    *os.File                // the one that was read last
 	name    string
@@ -91,6 +98,7 @@ type distcp struct {
 type savedTensor struct {
 	shape  []int64
 	chunks []savedChunk // in the order of their elements
+	before []int64      // the shape before Megatron has flattened it, or nil
 }
 
 // savedChunk is a part of a tensor.
@@ -148,6 +156,12 @@ func (d *distcp) readMetadata(document any) error {
 				return fmt.Errorf("%q has a chunk without place, or without offsets and sizes", key)
 			}
 			t.chunks = append(t.chunks, c)
+		}
+		before := member(member(attribute(document, "mcore_data"), key), "nd_reformulated_orig_global_shape")
+		if before != nil {
+			if t.before, ok = sizes(before); !ok {
+				return fmt.Errorf("%q was flattened, and had the shape %s", key, shown(before))
+			}
 		}
 		slices.SortFunc(t.chunks, func(a, b savedChunk) int { return slices.Compare(a.offsets, b.offsets) })
 		d.tensors[key] = t
@@ -298,24 +312,32 @@ func (d *distcp) addParameter(name string, group int, master, state string) erro
 		}
 		streams = append(streams, t)
 	}
-	first := streams[0]
+	whole := shard.Piece{Name: name, Shape: streams[0].shape, Group: group}
+	if whole.Count, err = whole.Elements(); err != nil || whole.Count == 0 { // no shard has an empty piece
+		return err
+	}
+	if err := whole.Validate(); err != nil {
+		return err
+	}
 	for _, t := range streams[1:] {
-		if !slices.Equal(t.shape, first.shape) || !slices.EqualFunc(t.chunks, first.chunks, sameElements) {
-			return errors.New("its weights and its moments have different shapes, or are cut into different chunks")
+		if !slices.Equal(t.shape, whole.Shape) {
+			return errors.New("its weights and its moments have different shapes")
 		}
 	}
-	for number, c := range first.chunks {
-		p := shard.Piece{Name: name, Shape: first.shape, Group: group}
-		if p.Range, err = rowsOf(c, first.shape); err != nil {
+	if !d.areRows(streams) {
+		at, err := d.gridsOf(streams)
+		if err != nil {
 			return err
 		}
+		return d.rank(0).add(whole, kernel.Adam, step, at)
+	}
+	for number, c := range streams[0].chunks {
+		p := whole
+		p.Range, _ = rowsOf(c, p.Shape) // is rows
 		if p.Count == 0 {
 			continue
 		}
-		if err := p.Validate(); err != nil {
-			return err
-		}
-		var at []location
+		var at []numbers
 		for _, t := range streams {
 			l, err := d.locate(t.chunks[number])
 			if err != nil {
@@ -323,14 +345,64 @@ func (d *distcp) addParameter(name string, group int, master, state string) erro
 			}
 			at = append(at, l)
 		}
-		for number >= len(d.ranks) {
-			d.ranks = append(d.ranks, &foreign{})
-		}
-		if err := d.ranks[number].add(p, kernel.Adam, step, at); err != nil {
+		if err := d.rank(number).add(p, kernel.Adam, step, at); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// rank returns the shard of a rank.
+func (d *distcp) rank(number int) *foreign {
+	for number >= len(d.ranks) {
+		d.ranks = append(d.ranks, &foreign{})
+	}
+	return d.ranks[number]
+}
+
+// areRows tells whether the streams are cut into the same chunks of rows, as FSDP2 does.
+func (d *distcp) areRows(streams []*savedTensor) bool {
+	for _, t := range streams {
+		if !slices.EqualFunc(t.chunks, streams[0].chunks, sameElements) {
+			return false
+		}
+		for _, c := range t.chunks {
+			if _, err := rowsOf(c, t.shape); err != nil {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// gridsOf returns where the numbers of each stream are, however it is cut.
+func (d *distcp) gridsOf(streams []*savedTensor) ([]numbers, error) {
+	var all []numbers
+	for _, t := range streams {
+		g, err := d.gridOf(t)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, g)
+	}
+	return all, nil
+}
+
+func (d *distcp) gridOf(t *savedTensor) (grid, error) {
+	var blocks []*block
+	for _, c := range t.chunks {
+		if slices.Contains(c.sizes, 0) {
+			continue
+		}
+		at, err := d.locate(c)
+		if err != nil {
+			return grid{}, err
+		}
+		blocks = append(blocks, &block{
+			offsets: c.offsets, sizes: c.sizes, starts: []int64{0}, places: []location{at},
+		})
+	}
+	return newGrid(t.shape, blocks)
 }
 
 func sameElements(a, b savedChunk) bool {
@@ -345,8 +417,8 @@ func rowsOf(c savedChunk, shape []int64) (shard.Range, error) {
 	row := int64(1)
 	for i := len(shape) - 1; i >= 1; i-- {
 		if c.offsets[i] != 0 || c.sizes[i] != shape[i] {
-			return shard.Range{}, fmt.Errorf("a chunk at %v of %v in the shape %v, expected rows: tensor parallel "+
-				"chunks are not read", c.offsets, c.sizes, shape)
+			return shard.Range{}, fmt.Errorf("a chunk at %v of %v in the shape %v, expected rows", c.offsets, c.sizes,
+				shape)
 		}
 		row *= shape[i]
 	}
@@ -408,9 +480,9 @@ func (d *distcp) withBlob(b blob, use func(*archive, any) error) error {
 	}
 	a := &archive{
 		path: d.file.Name(), data: io.NewSectionReader(d.file, b.First, b.Count), base: b.First, size: b.Count,
-		kind: distcpKind,
+		kind: d.kind,
 	}
-	document, err := a.document(nil)
+	document, err := a.document(d.inBlobs)
 	if err != nil {
 		return err
 	}

@@ -3,6 +3,8 @@ package checkpoint
 import (
 	"archive/zip"
 	"cmp"
+	"context"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -14,13 +16,17 @@ import (
 	"plimsoll/optim/optimtest"
 )
 
-// twoRanks forks a second rank before anything is loaded.
-const twoRanks = `
+// ranksOf forks the other ranks before anything is loaded: WORLD says how many there are.
+const ranksOf = `
 import os, socket, sys
 free = socket.socket(); free.bind(("127.0.0.1", 0)); port = free.getsockname()[1]; free.close()
-child = os.fork()
-rank = 0 if child else 1
-os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1",
+world, rank, children = int(os.environ.get("WORLD", "2")), 0, []
+while rank == 0 and len(children) < world - 1:
+    if child := os.fork():
+        children.append(child)
+    else:
+        rank = len(children) + 1
+os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1",
     MASTER_PORT=str(port), OMP_NUM_THREADS="1", DS_ACCELERATOR="cpu", GLOO_SOCKET_IFNAME="lo", DEEPSPEED_LOG_LEVEL="error")
 import torch
 torch.manual_seed(0)
@@ -35,13 +41,12 @@ def show(n, *tensors):
             print("=", n, list(t.shape), t.detach().contiguous().numpy().tobytes().hex(), flush=True)
 def end():
     sys.stdout.flush()
-    if rank == 0:
-        os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-    os._exit(0)
+    ends = [os.waitpid(child, 0)[1] for child in children if rank == 0]
+    os._exit(max(map(os.waitstatus_to_exitcode, ends), default=0))
 `
 
 // inDeepSpeed trains and saves, or loads a universal checkpoint, and shows its state.
-const inDeepSpeed = twoRanks + `
+const inDeepSpeed = ranksOf + `
 folder, stage, load, kind = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "load", sys.argv[4]
 import deepspeed
 from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
@@ -81,10 +86,17 @@ elif kind == "AdamW":
 end()
 `
 
-// twoOf runs a program with both ranks, and returns what it shows.
+// twoOf runs a program with two ranks, and returns what it shows.
 func twoOf(t *testing.T, interpreter, program string, arguments ...string) []string {
 	t.Helper()
+	return shownBy(t, 2, interpreter, program, arguments...)
+}
+
+// shownBy is twoOf for any number of ranks.
+func shownBy(t *testing.T, ranks int, interpreter, program string, arguments ...string) []string {
+	t.Helper()
 	command := exec.Command(interpreter, append([]string{"-c", program}, arguments...)...)
+	command.Env = append(os.Environ(), fmt.Sprintf("WORLD=%d", ranks))
 	out, err := command.CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)
@@ -210,7 +222,7 @@ func flip(path string) error {
 }
 
 // inFSDP trains with FSDP2 and saves with torch.distributed.checkpoint.
-const inFSDP = twoRanks + `
+const inFSDP = ranksOf + `
 path, flat, kind = sys.argv[1], sys.argv[2] == "flat", sys.argv[3]
 import torch.distributed as dist, torch.distributed.checkpoint as dcp
 from torch.distributed.fsdp import fully_shard
@@ -219,9 +231,16 @@ from torch.distributed.checkpoint.state_dict import *
 from torch.distributed.checkpoint.state_dict import StateDictOptions
 dist.init_process_group("gloo")
 model = network()
-fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
-optimizer = getattr(torch.optim, kind)(groups(model), lr=1e-2)
-if os.path.isdir(path):
+mesh = init_device_mesh("cpu", (world,))
+if sys.argv[2] == "tensor parallel":
+    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+    columns, rows = ColwiseParallel(output_layouts=Replicate()), RowwiseParallel(input_layouts=Replicate())
+    parallelize_module(model, mesh, {"0": columns, "2": rows})
+else:
+    fully_shard(model, mesh=mesh)
+optimizer = getattr(torch.optim, kind)(groups(model), lr=1e-2, **({"foreach": False} if kind == "AdamW" else {}))
+if len(sys.argv) < 6 and os.path.isdir(path):
     for _ in range(3):
         model(torch.randn(5, 40)).square().sum().backward()
         optimizer.step()
@@ -240,7 +259,7 @@ else:
 if kind == "AdamW":
     for n, p in model.named_parameters():
         s = optimizer.state[p]
-        show(n, *(x.full_tensor() for x in (p, s["exp_avg"], s["exp_avg_sq"])))
+        show(n, *(x.full_tensor() if hasattr(x, "full_tensor") else x for x in (p, s["exp_avg"], s["exp_avg_sq"])))
 end()
 `
 
@@ -272,6 +291,32 @@ func documented(t *testing.T, has string) string {
 	return ""
 }
 
+// writtenBack writes a checkpoint for torch.distributed.checkpoint. FSDP2 loads it with any
+// number of ranks, and we read it, too.
+func writtenBack(t *testing.T, c *Checkpoint, interpreter, form string, shown []string) {
+	t.Helper()
+	ranksOf := map[string][]int{"nested": {1, 4}, "flat": {2}}
+	for _, ranks := range ranksOf[form] {
+		path := filepath.Join(t.TempDir(), "fsdp")
+		if err := c.writeDistributed(t.Context(), path, int64(100*ranks), nil); err != nil {
+			t.Fatal(err)
+		}
+		back := shownBy(t, ranks, interpreter, inFSDP, path, form, "AdamW", documented(t, "checkpoint.load"), "load")
+		if !slices.Equal(back, shown) {
+			t.Errorf("FSDP2 on %d ranks has loaded %d tensors, which are not the %d that it has saved", ranks,
+				len(back), len(shown))
+		}
+		read, err := OpenDistributed(t.Context(), path, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		converted(t, read, shown)
+		if err := c.WriteDistributed(t.Context(), path, nil); err == nil {
+			t.Error("a checkpoint has been replaced")
+		}
+	}
+}
+
 func TestDistributedCheckpoint(t *testing.T) {
 	interpreter := optimtest.Python(t)
 	for _, form := range []string{"nested", "flat"} {
@@ -295,6 +340,7 @@ func TestDistributedCheckpoint(t *testing.T) {
 			if !slices.Equal(back, shown) {
 				t.Errorf("FSDP2 has loaded %d tensors, which are not the %d that it has saved", len(back), len(shown))
 			}
+			writtenBack(t, own, interpreter, form, shown)
 			if err := os.Truncate(filepath.Join(folder, "__1_0.distcp"), 10000); err != nil {
 				t.Fatal(err)
 			}
@@ -306,5 +352,46 @@ func TestDistributedCheckpoint(t *testing.T) {
 			_, err = OpenDistributed(t.Context(), folder, nil)
 			mustSay(t, err, "__1_0.distcp", "the checkpoint is not complete")
 		})
+	}
+}
+
+// TestTensorParallel reads chunks of columns.
+func TestTensorParallel(t *testing.T) {
+	interpreter, folder := optimtest.Python(t), t.TempDir()
+	program := documented(t, "get_state_dict")
+	shown := twoOf(t, interpreter, inFSDP, folder, "tensor parallel", "AdamW", program)
+	c, err := OpenDistributed(t.Context(), filepath.Join(folder, "fsdp"), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	converted(t, c, shown)
+}
+
+// TestDistributedIsCompleteOrNotThere: while a checkpoint is written, there is no folder of its name and no metadata. A
+// writer that is stopped leaves nothing.
+func TestDistributedIsCompleteOrNotThere(t *testing.T) {
+	c, err := OpenDistributed(t.Context(), filepath.Join("..", "examples", "fsdp"), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for stop := range 5 {
+		folder := t.TempDir()
+		ctx, cancel := context.WithCancel(t.Context())
+		calls := 0
+		err := c.WriteDistributed(ctx, filepath.Join(folder, "new"), func(int64) {
+			if calls++; calls > 3*stop {
+				cancel()
+			}
+			entries, err := os.ReadDir(folder)
+			if err != nil || len(entries) != 1 || !strings.HasPrefix(entries[0].Name(), savingPrefix) {
+				t.Errorf("%v, %v", entries, err)
+			} else if exists(filepath.Join(folder, entries[0].Name(), metadataName)) {
+				t.Error("there are metadata")
+			}
+		})
+		cancel()
+		if entries, _ := os.ReadDir(folder); err == nil || len(entries) != 0 {
+			t.Errorf("%v, and %v are left", err, entries)
+		}
 	}
 }

@@ -20,8 +20,8 @@ type foreign struct {
 	algorithm kernel.Algorithm
 	step      int64
 	pieces    []shard.Piece
-	starts    []int64      // element of the shard at which each piece begins
-	places    [][]location // of the master and the moments of each piece
+	starts    []int64     // element of the shard at which each piece begins
+	places    [][]numbers // of the master and the moments of each piece
 	elements  int64
 }
 
@@ -34,8 +34,38 @@ type location struct {
 // after returns the place that is some numbers further on.
 func (p location) after(numbers int64) location { return location{p.path, p.offset + 4*numbers} }
 
+// opener opens a file. Whoever has made it closes the file.
+type opener func(path string) (io.ReaderAt, error)
+
+// numbers are the numbers of a piece, in files of another program.
+type numbers interface {
+	// read fills b with fp32 numbers, from one of them on.
+	read(open opener, first int64, b []byte) error
+}
+
+func (p location) read(open opener, first int64, b []byte) error {
+	file, err := open(p.path)
+	if err != nil {
+		return err
+	}
+	if _, err := file.ReadAt(b, p.after(first).offset); err != nil {
+		return cutShort(p.path, err)
+	}
+	return nil
+}
+
+// section is numbers from one of them on.
+type section struct {
+	numbers
+	first int64
+}
+
+func (s section) read(open opener, first int64, b []byte) error {
+	return s.numbers.read(open, s.first+first, b)
+}
+
 // add adds a piece that has elements: its master weights and its moments.
-func (f *foreign) add(p shard.Piece, algorithm kernel.Algorithm, step int64, places []location) error {
+func (f *foreign) add(p shard.Piece, algorithm kernel.Algorithm, step int64, places []numbers) error {
 	if len(f.pieces) > 0 && (algorithm != f.algorithm || step != f.step) {
 		return fmt.Errorf("it has the state of %v at step %d, but earlier parameters have the state of %v at step %d",
 			algorithm, step, f.algorithm, f.step)
@@ -51,24 +81,19 @@ func (f *foreign) add(p shard.Piece, algorithm kernel.Algorithm, step int64, pla
 }
 
 // read reads elements of a stream of the shard.
-func (f *foreign) read(open func(path string) (io.ReaderAt, error), role kernel.Role, first int64, b []byte) error {
+func (f *foreign) read(open opener, role kernel.Role, first int64, b []byte) error {
 	stream := 0
 	if role != kernel.MasterRole {
 		stream = 1 + int(role-kernel.FirstMomentRole)
 	}
 	for i := sort.Search(len(f.starts), func(i int) bool { return f.starts[i] > first }) - 1; len(b) > 0; i++ {
 		skip := first - f.starts[i]
-		n := min(int64(len(b)), 4*(f.pieces[i].Count-skip))
-		at := f.places[i][stream].after(skip)
-		file, err := open(at.path)
-		if err != nil {
+		n := min(int64(len(b))/4, f.pieces[i].Count-skip)
+		if err := f.places[i][stream].read(open, skip, b[:4*n]); err != nil {
 			return err
 		}
-		if _, err := file.ReadAt(b[:n], at.offset); err != nil {
-			return cutShort(at.path, err)
-		}
-		first += n / 4
-		b = b[n:]
+		first += n
+		b = b[4*n:]
 	}
 	return nil
 }
@@ -108,17 +133,18 @@ func assembleForeign(path, part string, ranks []*foreign) (*Checkpoint, error) {
 	return assembleShards(own, list)
 }
 
-// openFiles are the files of other programs that a reader has open: one for each stream.
-type openFiles map[kernel.Role]*os.File
+// openFiles are the files of other programs that a reader has open, by path.
+type openFiles map[string]*os.File
 
-// open returns the file that a stream is read from.
-func (o openFiles) open(role kernel.Role, path string) (io.ReaderAt, error) {
-	if file := o[role]; file != nil {
-		if file.Name() == path {
-			return file, nil
-		}
-		delete(o, role)
-		if err := file.Close(); err != nil {
+// maxOpen is the number of files that a reader has open at most.
+const maxOpen = 16
+
+func (o openFiles) open(path string) (io.ReaderAt, error) {
+	if file := o[path]; file != nil {
+		return file, nil
+	}
+	if len(o) >= maxOpen {
+		if err := o.close(); err != nil {
 			return nil, err
 		}
 	}
@@ -126,15 +152,15 @@ func (o openFiles) open(role kernel.Role, path string) (io.ReaderAt, error) {
 	if err != nil {
 		return nil, cause(path, "", errors.Unwrap(err))
 	}
-	o[role] = file
+	o[path] = file
 	return file, nil
 }
 
 func (o openFiles) close() error {
 	var err error
-	for role, file := range o {
+	for path, file := range o {
 		err = errors.Join(err, file.Close())
-		delete(o, role)
+		delete(o, path)
 	}
 	return err
 }

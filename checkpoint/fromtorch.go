@@ -24,12 +24,14 @@ var torchKind = kind{
 // reads every number and verifies the archive's own checksums.
 func OpenTorch(ctx context.Context, path string, progress func(bytes int64)) (*Checkpoint, error) {
 	var c *Checkpoint
-	err := withArchive(ctx, path, torchKind, nil, progress, func(a *archive, document any) (err error) {
+	err := withArchive(ctx, path, torchKind, quantizedClass, progress, func(a *archive, document any) (err error) {
 		t := &torchFile{archive: a}
 		if err := t.understand(document); err != nil {
 			return err
 		}
-		c, err = assembleForeign(path, torchPart, []*foreign{&t.foreign})
+		if c, err = assembleForeign(path, torchPart, []*foreign{&t.foreign}); err == nil {
+			c.quantized = t.quantized
+		}
 		return err
 	})
 	return c, err
@@ -39,6 +41,7 @@ func OpenTorch(ctx context.Context, path string, progress func(bytes int64)) (*C
 type torchFile struct {
 	*archive
 	foreign
+	quantized string // the class of quantized moments
 }
 
 // understand finds the parameters and their tensors in the document.
@@ -132,6 +135,11 @@ func (t *torchFile) add(name string, group int, master, state any) error {
 	if err != nil {
 		return err
 	}
+	for _, component := range moments {
+		if o, ok := member(state, component).(*object); ok {
+			t.quantized = o.module + "." + o.name
+		}
+	}
 	step, err := t.stepOf(algorithm, member(state, "step"))
 	if err != nil {
 		return err
@@ -158,21 +166,18 @@ func momentsIn(state any) (kernel.Algorithm, []string, error) {
 
 // placesOf returns where the master weights and the moments of a state begin. All have
 // the shape of the master weights.
-func (a *archive) placesOf(master torchTensor, moments []string, state any) ([]location, error) {
+func (a *archive) placesOf(master torchTensor, moments []string, state any) ([]numbers, error) {
 	at, err := a.locate(master, master.shape)
 	if err != nil {
 		return nil, fmt.Errorf("master: %w", err)
 	}
-	places := []location{at}
+	places := []numbers{at}
 	for _, component := range moments {
-		tensor, ok := member(state, component).(torchTensor)
-		if !ok {
-			return nil, fmt.Errorf("%s is no tensor", component)
-		}
-		if at, err = a.locate(tensor, master.shape); err != nil {
+		moment, err := a.momentOf(member(state, component), master.shape)
+		if err != nil {
 			return nil, fmt.Errorf("%s: %w", component, err)
 		}
-		places = append(places, at)
+		places = append(places, moment)
 	}
 	return places, nil
 }

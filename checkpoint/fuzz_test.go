@@ -232,6 +232,123 @@ func FuzzDistributed(f *testing.F) {
 	})
 }
 
+// FuzzMegatron: metadata of Megatron's dist_checkpointing are understood or refused. An
+// understood checkpoint can be read.
+func FuzzMegatron(f *testing.F) {
+	c, err := OpenDistributed(f.Context(), filepath.Join("..", "examples", "fsdp"), nil)
+	if err != nil {
+		f.Fatal(err)
+	}
+	folder := f.TempDir()
+	d := &distcpWriter{exporter: newExporter(c, io.Discard, nil), limit: 100}
+	var file bytes.Buffer
+	d.file = &counter{w: &file}
+	for _, p := range d.parameters[:2] { // one of all layers, and one of its own
+		for i, component := range []string{"param", "exp_avg", "exp_avg_sq"} {
+			path := []any{"optimizer", "state", component, "layers" + p.Name}
+			if len(p.Shape) > 1 {
+				path[3] = "layers.w" + p.Name
+			}
+			if err := d.tensor(f.Context(), path, p.Piece, d.roles[i]); err != nil {
+				f.Fatal(err)
+			}
+		}
+	}
+	common := dictOf(func(p *pickler) {
+		p.text("optimizer")
+		p.dict(func() {
+			p.text("param_groups")
+			p.list(func() { p.dict(func() { p.text("step"); p.int(3) }) })
+		})
+	})
+	if err := saveTorch(filepath.Join(folder, "common.pt"), common, nil); err != nil {
+		f.Fatal(err)
+	}
+	for name, text := range map[string][]byte{
+		"metadata.json": []byte(`{"sharded_backend": "torch_dist"}`), distcpFile: file.Bytes(), metadataName: d.metadata(),
+	} {
+		if err := os.WriteFile(filepath.Join(folder, name), text, 0o600); err != nil {
+			f.Fatal(err)
+		}
+	}
+	if _, err := OpenMegatron(f.Context(), folder, nil); err != nil {
+		f.Fatal(err)
+	}
+	f.Add(d.metadata())
+	f.Fuzz(func(t *testing.T, text []byte) {
+		own := t.TempDir()
+		for _, name := range []string{"metadata.json", "common.pt", distcpFile} {
+			if err := os.Symlink(filepath.Join(folder, name), filepath.Join(own, name)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := os.WriteFile(filepath.Join(own, metadataName), text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		c, err := OpenMegatron(t.Context(), own, nil)
+		readOrRefuse(t, c, err)
+	})
+}
+
+// FuzzQuantized: documents with states of torchao are understood or refused. An understood
+// checkpoint can be read.
+func FuzzQuantized(f *testing.F) {
+	var data []*zip.File
+	for _, name := range []string{"AdamW8bit", "AdamWFp8", "AdamW4bit"} {
+		archive, err := zip.OpenReader(torchaoFile(name))
+		if err != nil {
+			f.Fatal(err)
+		}
+		defer archive.Close()
+		for _, entry := range archive.File {
+			if filepath.Base(entry.Name) == "data.pkl" {
+				f.Add(contentOf(f, entry))
+			}
+		}
+		data = archive.File
+	}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		path := filepath.Join(t.TempDir(), "file.pt")
+		var archive bytes.Buffer
+		z := zip.NewWriter(&archive)
+		for _, entry := range data {
+			w, err := z.CreateHeader(&zip.FileHeader{Name: entry.Name, Method: zip.Store})
+			content := text
+			if filepath.Base(entry.Name) != "data.pkl" {
+				content = contentOf(t, entry)
+			}
+			if err == nil {
+				_, err = w.Write(content)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := z.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, archive.Bytes(), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		c, err := OpenTorch(t.Context(), path, nil)
+		readOrRefuse(t, c, err)
+	})
+}
+
+// contentOf reads an entry of an archive.
+func contentOf(f failer, entry *zip.File) []byte {
+	r, err := entry.Open()
+	if err != nil {
+		f.Fatalf("%v", err)
+	}
+	defer r.Close()
+	content, err := io.ReadAll(r)
+	if err != nil {
+		f.Fatalf("%v", err)
+	}
+	return content
+}
+
 // FuzzDeepSpeed: what a rank of ZeRO has saved is understood or refused. An understood
 // checkpoint can be read.
 func FuzzDeepSpeed(f *testing.F) {
@@ -246,15 +363,7 @@ func FuzzDeepSpeed(f *testing.F) {
 		if filepath.Base(entry.Name) != "data.pkl" {
 			continue
 		}
-		r, err := entry.Open()
-		if err != nil {
-			f.Fatal(err)
-		}
-		pickle, err := io.ReadAll(r)
-		if err != nil {
-			f.Fatal(err)
-		}
-		f.Add(pickle)
+		f.Add(contentOf(f, entry))
 	}
 	f.Fuzz(func(t *testing.T, text []byte) {
 		own := t.TempDir()

@@ -1,6 +1,7 @@
 package checkpoint
 
 import (
+	"path/filepath"
 	"runtime"
 	"sync/atomic"
 	"testing"
@@ -17,7 +18,7 @@ func TestMemoryStaysSmall(t *testing.T) {
 	train(t, job, 1, 0)
 	directory := t.TempDir()
 	var c *Checkpoint
-	bf16 := kernel.MomentsBF16
+	bf16, folder := kernel.MomentsBF16, filepath.Join(t.TempDir(), "dcp")
 	for _, test := range []struct {
 		name string
 		do   func() error
@@ -50,6 +51,15 @@ func TestMemoryStaysSmall(t *testing.T) {
 		}},
 		{"convert", func() error {
 			_, err := c.Convert(t.Context(), t.TempDir(), Conversion{Moments: &bf16}, nil)
+			return err
+		}},
+		{"write for others", func() error { return c.WriteDistributed(t.Context(), folder, nil) }},
+		{"open that", func() (err error) {
+			c, err = OpenDistributed(t.Context(), folder, nil)
+			return err
+		}},
+		{"convert that", func() error {
+			_, err := c.Convert(t.Context(), t.TempDir(), Conversion{}, nil)
 			return err
 		}},
 		{"export", func() error { return c.WriteTorch(t.Context(), t.TempDir()+"/optimizer.pt", nil) }},

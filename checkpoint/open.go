@@ -29,7 +29,11 @@ type Checkpoint struct {
 	files      []*file // in the order of parts, and ranks in each
 	parameters map[string]*parameter
 	names      []string // of the parameters, in the order in which shards have them
+	quantized  string   // the class of moments that another program has quantized
 }
+
+// Quantized returns the class of the moments if another program has quantized them, or "".
+func (c *Checkpoint) Quantized() string { return c.quantized }
 
 // folder is what checkpoints of shards and of states have in common.
 type folder struct {

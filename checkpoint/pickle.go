@@ -30,6 +30,9 @@ const (
 	opInt        = "J"
 	opLong       = "\x8a"
 	opPersistent = "Q"
+	opNoItems    = ")"
+	opNewObject  = "\x81"
+	opBuild      = "b"
 )
 
 func (p *pickler) text(s string) {
@@ -83,6 +86,21 @@ func (p *pickler) list(items func()) {
 	p.WriteString(opAppends)
 }
 
+// call writes the result of a function.
+func (p *pickler) call(module, name string, arguments func()) {
+	p.global(module, name)
+	p.tuple(arguments)
+	p.WriteString(opReduce)
+}
+
+// object writes an object of a class, with its state.
+func (p *pickler) object(module, name string, state func()) {
+	p.global(module, name)
+	p.WriteString(opNoItems + opNewObject)
+	state()
+	p.WriteString(opBuild)
+}
+
 // tensor writes an fp32 tensor with a storage of its own, which has the key.
 func (p *pickler) tensor(key string, shape []int64) {
 	numbers, strides := int64(1), make([]int64, len(shape))
@@ -90,8 +108,7 @@ func (p *pickler) tensor(key string, shape []int64) {
 		strides[i] = numbers
 		numbers *= shape[i]
 	}
-	p.global("torch._utils", "_rebuild_tensor_v2")
-	p.tuple(func() {
+	p.call("torch._utils", "_rebuild_tensor_v2", func() {
 		p.tuple(func() {
 			p.text("storage")
 			p.global("torch", "FloatStorage")
@@ -103,10 +120,7 @@ func (p *pickler) tensor(key string, shape []int64) {
 		p.int(0) // of the storage
 		p.ints(shape)
 		p.ints(strides)
-		p.WriteString(opNewFalse) // requires_grad
-		p.global("collections", "OrderedDict")
-		p.tuple(func() {})
-		p.WriteString(opReduce) // backward hooks: none
+		p.WriteString(opNewFalse)                       // requires_grad
+		p.call("collections", "OrderedDict", func() {}) // backward hooks: none
 	})
-	p.WriteString(opReduce)
 }

@@ -106,8 +106,7 @@ func (r *reader) read(number, chunk int) (kernel.Chunk, error) {
 func (r *reader) fetch(f *file, chunk int, region region, b []byte) error {
 	if f.foreign != nil { // the files were verified when they were opened
 		role := f.layout.saved[region.stream].Role
-		open := func(path string) (io.ReaderAt, error) { return r.others.open(role, path) }
-		return f.foreign.read(open, role, f.layout.Chunk(chunk).First, b)
+		return f.foreign.read(r.others.open, role, f.layout.Chunk(chunk).First, b)
 	}
 	at := f.manifest.Header + region.offset
 	r.advise(region.stream, at, region.bytes)

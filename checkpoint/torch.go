@@ -165,6 +165,19 @@ func (e *exporter) groups(p *pickler) {
 	}
 }
 
+// byGroup returns the parameters of each parameter group.
+func (e *exporter) byGroup() [][]*parameter {
+	var groups [][]*parameter
+	for i, p := range e.parameters {
+		if i == 0 || p.Group != e.parameters[i-1].Group {
+			groups = append(groups, nil)
+		}
+		last := len(groups) - 1
+		groups[last] = append(groups[last], p)
+	}
+	return groups
+}
+
 // parameter writes the storages of a parameter.
 func (e *exporter) parameter(ctx context.Context, number int, p *parameter) error {
 	if err := e.entry("data/"+e.storage(number, stepStorage), stepBytes(e.c.step)); err != nil {
@@ -175,7 +188,7 @@ func (e *exporter) parameter(ctx context.Context, number int, p *parameter) erro
 		if err != nil {
 			return err
 		}
-		if err := e.c.export(ctx, p, role, w, e.progress); err != nil {
+		if err := e.c.export(ctx, p.Piece, role, w, e.progress); err != nil {
 			return err
 		}
 	}
@@ -187,13 +200,12 @@ func stepBytes(step int64) []byte {
 	return binary.LittleEndian.AppendUint32(nil, math.Float32bits(float32(step)))
 }
 
-// export writes a stream of a parameter in fp32.
+// export writes a stream of a range of a parameter in fp32.
 func (c *Checkpoint) export(
-	ctx context.Context, p *parameter, role kernel.Role, w io.Writer, progress func(bytes int64),
+	ctx context.Context, p shard.Piece, role kernel.Role, w io.Writer, progress func(bytes int64),
 ) error {
-	whole := p.Piece
-	whole.Moments = kernel.MomentsFP32
-	l, err := layoutOfPieces(exportFormat(c), []shard.Piece{whole})
+	p.Moments = kernel.MomentsFP32
+	l, err := layoutOfPieces(exportFormat(c), []shard.Piece{p})
 	if err != nil {
 		return err
 	}

@@ -209,6 +209,7 @@ def bad(name, change):
     torch.save(other, folder + "/" + name + ".pt")
 def turn(d): d["master"][names[0]] = d["master"][names[0]].t()
 def bf16(d): d["state"][1]["exp_avg"] = d["state"][1]["exp_avg"].bfloat16()
+def half(d): d["state"][1]["exp_avg"] = d["state"][1]["exp_avg"].half()
 def shape(d): d["state"][0]["exp_avg_sq"] = torch.zeros(3)
 def step(d): d["state"][2]["step"] = torch.tensor(9.0)
 def unnamed(d): del d["names"]
@@ -227,7 +228,7 @@ def empty(d):
         d["param_groups"][1]["params"].append(i); d["state"][i] = s
 class Thing: pass
 def thing(d): d["thing"] = Thing()
-for change in (turn, bf16, shape, step, unnamed, lacks, other, grouped, few, stepless, amsgrad, thing, empty):
+for change in (turn, bf16, half, shape, step, unnamed, lacks, other, grouped, few, stepless, amsgrad, thing, empty):
     bad(change.__name__, change)
 
 for kind, arguments in ((torch.optim.SGD, {"dampening": 0.5}), (torch.optim.RMSprop, {})):
@@ -272,7 +273,7 @@ func TestFromTorch(t *testing.T) {
 	})
 	for name, says := range map[string][]string{
 		"turn":     {`"0.weight": master: a tensor of shape [40 30] with strides [1 40]`, "contiguous"},
-		"bf16":     {`"2.weight": exp_avg: a tensor with a BFloat16Storage, expected fp32`},
+		"half":     {`"2.weight": exp_avg: a tensor with a HalfStorage, expected fp32`},
 		"shape":    {`"0.weight": exp_avg_sq: a tensor of shape [3]`},
 		"step":     {"Adam at step 9, but earlier parameters have the state of Adam at step 3"},
 		"unnamed":  {`no list "names"`, "docs/checkpoints.md"},
@@ -290,6 +291,11 @@ func TestFromTorch(t *testing.T) {
 			mustSay(t, err, append(says, name+".pt")...)
 		})
 	}
+	t.Run("bf16", func(t *testing.T) { // moments that are widened
+		if _, err := OpenTorch(t.Context(), filepath.Join(folder, "bf16.pt"), nil); err != nil {
+			t.Error(err)
+		}
+	})
 	t.Run("empty", func(t *testing.T) { // parameters without any element, which torch steps, too
 		c, err := OpenTorch(t.Context(), filepath.Join(folder, "empty.pt"), nil)
 		if err != nil || len(c.names) != 6 {

@@ -26,30 +26,49 @@ const oldestUniversal = "0.14.0"
 func (c *Checkpoint) WriteUniversal(ctx context.Context, directory string, progress func(bytes int64)) error {
 	tag := fmt.Sprintf("global_step%d", c.step)
 	path := filepath.Join(directory, tag)
-	if exists(path) {
-		return fault.File(path).Inputf("a checkpoint of this step is here already").WithHint("name another folder")
-	}
 	if c.Algorithm() != kernel.Adam {
 		return fault.File(c.path).Inputf("it is the state of %v, and universal checkpoints of DeepSpeed are written "+
 			"for Adam and AdamW", c.Algorithm()).WithHint("use --to torch")
 	}
+	err := writeFolder(path, func(folder string) error {
+		u := &universalWriter{exporter: newExporter(c, io.Discard, progress), folder: folder}
+		return u.write(ctx)
+	})
+	if err != nil {
+		return err
+	}
+	if err := renameio.WriteFile(filepath.Join(directory, "latest_universal"), []byte(tag), 0o644); err != nil {
+		return err
+	}
+	return syncFolder(directory)
+}
+
+// writeFolder writes a folder that is complete or not there: in a hidden one beside it,
+// which gets its name at the end.
+func writeFolder(path string, write func(folder string) error) error {
+	if exists(path) {
+		return fault.File(path).Inputf("a file or folder of this name is here already").WithHint("name another folder")
+	}
+	directory := filepath.Dir(path)
 	if err := os.MkdirAll(directory, 0o755); err != nil {
 		return cause(directory, "checkpoints cannot be written here", errors.Unwrap(err))
 	}
-	folder, err := os.MkdirTemp(directory, savingPrefix+tag+"-")
+	folder, err := os.MkdirTemp(directory, savingPrefix+filepath.Base(path)+"-")
 	if err != nil {
 		return cause(directory, "checkpoints cannot be written here", err)
 	}
-	u := &universalWriter{exporter: newExporter(c, io.Discard, progress), folder: folder}
-	err = u.write(ctx)
+	err = os.Chmod(folder, 0o755)
+	if err == nil {
+		err = write(folder)
+	}
+	if err == nil {
+		err = syncFolder(folder)
+	}
 	if err == nil {
 		err = os.Rename(folder, path)
 	}
 	if err != nil {
 		return errors.Join(err, os.RemoveAll(folder))
-	}
-	if err := renameio.WriteFile(filepath.Join(directory, "latest_universal"), []byte(tag), 0o644); err != nil {
-		return err
 	}
 	return syncFolder(directory)
 }
@@ -61,9 +80,6 @@ type universalWriter struct {
 }
 
 func (u *universalWriter) write(ctx context.Context) error {
-	if err := os.Chmod(u.folder, 0o755); err != nil {
-		return err
-	}
 	for _, p := range u.parameters {
 		if filepath.Base(p.Name) != p.Name || p.Name == ".." || p.Name == "." {
 			return fault.File(u.c.path).Inputf("parameter %q cannot name a folder", p.Name)
@@ -74,8 +90,8 @@ func (u *universalWriter) write(ctx context.Context) error {
 		}
 		for i, role := range u.roles {
 			document := func(d *pickler) { d.text(paramMember); d.tensor("0", p.Shape) }
-			err := saveTorch(filepath.Join(own, universalStreams[i]+".pt"), document, func(w io.Writer) error {
-				return u.c.export(ctx, p, role, w, u.progress)
+			err := saveTorch(filepath.Join(own, universalStreams[i]+".pt"), dictOf(document), func(w io.Writer) error {
+				return u.c.export(ctx, p.Piece, role, w, u.progress)
 			})
 			if err != nil {
 				return err
@@ -93,46 +109,42 @@ func (u *universalWriter) write(ctx context.Context) error {
 			return err
 		}
 	}
-	return syncFolder(u.folder)
+	return nil
 }
 
 // save writes a document whose only tensor is the step. Without members, it is the step.
 func (u *universalWriter) save(path string, members func(*pickler)) error {
-	return saveTorch(path, members, func(w io.Writer) error {
+	document := scalar
+	if members != nil {
+		document = dictOf(members)
+	}
+	return saveTorch(path, document, func(w io.Writer) error {
 		_, err := w.Write(stepBytes(u.c.step))
 		return err
 	})
 }
 
-// saveTorch writes a file of torch.save with a dict, or without members with a number,
-// and the numbers of the one tensor in it.
-func saveTorch(path string, members func(*pickler), numbers func(io.Writer) error) error {
+// scalar writes a number, and dictOf a dict with members.
+func scalar(p *pickler) { p.tensor("0", nil) }
+
+func dictOf(members func(*pickler)) func(*pickler) {
+	return func(p *pickler) { p.dict(func() { members(p) }) }
+}
+
+// saveTorch writes a file of torch.save: a document, and the numbers of the one tensor in it.
+func saveTorch(path string, document func(*pickler), numbers func(io.Writer) error) error {
+	return writeNew(path, func(w io.Writer) error { return writeArchive(w, document, numbers) })
+}
+
+// writeNew writes a new file, and brings it to the disk.
+func writeNew(path string, write func(io.Writer) error) error {
 	file, _, err := files.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
 	if err != nil {
 		return err
 	}
 	defer file.Close()
 	buffer := bufio.NewWriterSize(file, 1<<16)
-	a := newArchiveWriter(buffer)
-	var p pickler
-	p.WriteString(opProto)
-	if members == nil {
-		p.tensor("0", nil)
-	} else {
-		p.dict(func() { members(&p) })
-	}
-	p.WriteString(opStop)
-	if err := a.begin(p.Bytes()); err != nil {
-		return err
-	}
-	w, err := a.create("data/0")
-	if err == nil {
-		err = numbers(w)
-	}
-	if err == nil {
-		err = a.end()
-	}
-	if err == nil {
+	if err = write(buffer); err == nil {
 		err = buffer.Flush()
 	}
 	if err == nil {
@@ -175,19 +187,6 @@ func (u *universalWriter) paramGroups(p *pickler) {
 			})
 		}
 	})
-}
-
-// byGroup returns the parameters of each parameter group.
-func (u *universalWriter) byGroup() [][]*parameter {
-	var groups [][]*parameter
-	for i, p := range u.parameters {
-		if i == 0 || p.Group != u.parameters[i-1].Group {
-			groups = append(groups, nil)
-		}
-		last := len(groups) - 1
-		groups[last] = append(groups[last], p)
-	}
-	return groups
 }
 
 // model writes what DeepSpeed reads beside the state. The weights are in the state.

@@ -106,7 +106,7 @@ func readUniversal(
 		if err := checkStates(own); err != nil {
 			return fmt.Errorf("parameter %q: %w", name, err)
 		}
-		var at []location
+		var at []numbers
 		for _, stream := range universalStreams {
 			use := func(a *archive, document any) error {
 				l, err := locateUniversal(a, document, p)

@@ -547,7 +547,12 @@ func (u *unpickler) construct(opcode byte) error {
 		if len(arguments) > 0 {
 			return u.push(arguments[0])
 		}
-	case any(class{"torch._tensor", "_rebuild_from_type_v2"}): // a function, a type, and the function's arguments
+	case any(class{"torch._utils", "_rebuild_tensor_v3"}):
+		return u.tensorOf(arguments)
+	case any(class{"torch._tensor", "_rebuild_from_type_v2"}): // a function, a type, arguments, attributes
+		if len(arguments) == 4 && arguments[0] == any(class{"torch._utils", "_rebuild_wrapper_subclass"}) {
+			return u.subclass(arguments)
+		}
 		if len(arguments) > 2 && arguments[0] == any(class{"torch._utils", "_rebuild_tensor_v2"}) &&
 			arguments[1] == any(class{"torch", "Tensor"}) {
 			parts, _ := arguments[2].(tuple)
@@ -571,11 +576,33 @@ func (u *unpickler) storage(id any) error {
 	if parts, ok := id.(tuple); ok && len(parts) == 5 {
 		kind, isKind := parts[1].(class)
 		key, isKey := parts[2].(string)
-		if isKind && isKey && kind.module == "torch" {
+		if isKind && isKey && (kind.module == "torch" || kind.module == "torch.storage") {
 			return u.pushNew(storage{kind.name, key}, bytesOfObject)
 		}
 	}
 	return errors.New("a persistent object that is no storage")
+}
+
+// subclass pushes a tensor that is made of others, as an object with these as attributes.
+func (u *unpickler) subclass(arguments tuple) error {
+	of, ok := arguments[1].(class)
+	parts, _ := arguments[2].(tuple)
+	if !ok || u.admitted == nil || !u.admitted(of) {
+		return fmt.Errorf("%s, expected nothing but tensors, numbers and texts in dicts and lists", shown(arguments[1]))
+	}
+	return u.pushNew(&object{of, parts, arguments[3]}, 3*bytesOfObject)
+}
+
+// tensorOf pushes a tensor whose dtype is its seventh argument: its storage has none.
+func (u *unpickler) tensorOf(arguments tuple) error {
+	if len(arguments) >= 7 {
+		s, isStorage := arguments[0].(storage)
+		dtype, isType := arguments[6].(class)
+		if isStorage && isType && dtype.module == "torch" {
+			return u.tensor(append(tuple{storage{dtype.name, s.key}}, arguments[1:4]...))
+		}
+	}
+	return errors.New("a tensor that is not made of a storage, an offset, a shape, strides and a dtype")
 }
 
 // tensor pushes a tensor from storage, offset, shape and strides.

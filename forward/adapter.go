@@ -20,9 +20,9 @@ type Adapter struct {
 	// products or of AdaLoRA's rows of A. AdaLoRA's second is the rank, its divisor.
 	Vectors []*autograd.Parameter
 	Dropout float64
-	// Padded means that an operation pads the product with zeros and saves it
-	// (litgpt's LoRAQKVLinear).
-	Padded bool
+	// SharesDropout means that queries, keys and values have one dropout (litgpt's LoRAQKVLinear). Padded means that
+	// not all three are adapted: an operation puts the product among zeros (index_copy), and saves it.
+	SharesDropout, Padded bool
 	// ScalesInput means that IA3 scales the input, as on feed-forward modules.
 	ScalesInput bool
 }
@@ -80,7 +80,7 @@ func (p *pass) lora(a *Adapter, path string, base, x *autograd.Tensor, out int64
 	dropped := input
 	switch {
 	case a.Dropout == 0:
-	case a.Padded && p.droppedFrom == x: // queries, keys and values share one dropout
+	case a.SharesDropout && p.droppedFrom == x: // queries, keys and values share one dropout
 		dropped = p.dropped
 	default:
 		r := p.Do(autograd.Operation{
@@ -90,7 +90,7 @@ func (p *pass) lora(a *Adapter, path string, base, x *autograd.Tensor, out int64
 		})
 		p.Drop(r[1])
 		dropped = r[0]
-		if a.Padded {
+		if a.SharesDropout {
 			p.share(x, dropped)
 		}
 	}
@@ -105,15 +105,19 @@ func (p *pass) lora(a *Adapter, path string, base, x *autograd.Tensor, out int64
 	if a.Kind == VeRA {
 		low = p.follow(low, p.multiply(low, a.Vectors[0].Tensor()))
 	}
-	high := p.small(a.B, a.Bias, low, a.Rank, out)
+	width := out
+	if a.SharesDropout { // of the parts that are adapted
+		width = a.B.Rows
+	}
+	high := p.small(a.B, a.Bias, low, a.Rank, width)
 	if a.Kind == VeRA {
 		high = p.follow(high, p.multiply(high, a.Vectors[1].Tensor()))
 	}
-	save := saveNothing
 	if a.Padded {
-		save = saveInput
+		high = p.follow(high, p.Do(autograd.Operation{Inputs: []*autograd.Tensor{high}, Saved: []*autograd.Tensor{high},
+			Outputs: []autograd.Output{{Elements: base.Elements, DType: high.DType}}})[0])
 	}
-	return p.onto(base, p.follow(high, p.unary(high, high.DType, save)))
+	return p.onto(base, p.follow(high, p.unary(high, high.DType, saveNothing)))
 }
 
 // onto adds the output of an adapter to that of the module, in the module's type.

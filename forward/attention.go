@@ -23,7 +23,13 @@ func (p *pass) attention(s *model.Stack, a *model.Attention, x, source *autograd
 			return p.scatter(p.delta(a, whole))
 		}
 		q, k, v, gate := p.project(a, whole, of)
+		if p.HoldsCache && p.tower == nil {
+			k, v = p.cache(k), p.cache(v)
+		}
 		mixed := p.mix(s, a, q, k, v)
+		if a.Divided && p.Attention != Flash { // the parts are put together
+			mixed = p.follow(mixed, p.unary(mixed, mixed.DType, saveNothing))
+		}
 		if gate != nil {
 			gated := p.multiply(mixed, p.unary(gate, gate.DType, saveOutput))
 			p.Drop(mixed)
@@ -31,6 +37,15 @@ func (p *pass) attention(s *model.Stack, a *model.Attention, x, source *autograd
 		}
 		return p.dropout(p.scatter(p.linear(a.Output, mixed, p.network.Hidden)), a.OutputDropout)
 	})
+}
+
+// cache copies keys or values into the cache of a generation.
+func (p *pass) cache(x *autograd.Tensor) *autograd.Tensor {
+	copied := p.follow(x, p.unary(x, x.DType, saveNothing))
+	held := p.view(copied, copied.Elements)
+	p.Hold(held)
+	p.outputs = append(p.outputs, held)
+	return copied
 }
 
 func (p *pass) whyAttention() string {
@@ -50,6 +65,9 @@ func (p *pass) project(a *model.Attention, x, source *autograd.Tensor) (q, k, v,
 		q, k, v = p.latent(a, x)
 	case a.Fused != "":
 		whole := p.linear(a.Fused, x, queries+keys+values)
+		if a.Clips {
+			whole = p.follow(whole, p.unary(whole, whole.DType, saveInput))
+		}
 		parts := p.split(whole, queries, keys, values)
 		q, k, v = parts[0], parts[1], parts[2]
 		p.Drop(whole)
@@ -78,6 +96,9 @@ func (p *pass) project(a *model.Attention, x, source *autograd.Tensor) (q, k, v,
 	}
 	if a.NormsRotated {
 		q, k = p.normed(a, q, k)
+	}
+	if a.ScalesQueries {
+		q = p.follow(q, p.unary(q, q.DType, saveNothing))
 	}
 	return q, k, v, gate
 }
@@ -114,7 +135,7 @@ func (p *pass) split(x *autograd.Tensor, widths ...int64) []*autograd.Tensor {
 
 // rotated applies rotary positions to queries and keys.
 func (p *pass) rotated(a *model.Attention, q, k *autograd.Tensor) (_, _ *autograd.Tensor) {
-	var angles *autograd.Tensor
+	angles := p.angles
 	if a.OwnAngles {
 		t := q.DType
 		if a.WideRotary || p.Autocast != dtype.Invalid {
@@ -161,13 +182,14 @@ func (p *pass) rotate(a *model.Attention, x, angles *autograd.Tensor) *autograd.
 func (p *pass) mix(s *model.Stack, a *model.Attention, q, k, v *autograd.Tensor) *autograd.Tensor {
 	heads, groups := p.heads(a.Heads), p.heads(a.KeyValueHeads)
 	biased := a.Biased && p.FusesBias
-	if p.Attention == Eager || a.Biased && !biased || a.Soft || a.Sinks != "" && p.Attention == SDPA {
+	if p.Attention == Eager || a.Biased && !biased || a.Soft ||
+		(a.Sinks != "" || a.NoSDPA) && p.Attention == SDPA {
 		k, v = p.repeat(k, heads/groups), p.repeat(v, heads/groups)
 		return p.scores(a, q, k, v)
 	}
 	// A window shorter than the sequence needs a mask. With a mask torch does not
 	// share keys among queries.
-	masked := p.Attention == SDPA && a.Window > 0 && p.Sequence > a.Window && !p.sharesWindow()
+	masked := p.Attention == SDPA && (p.masked || a.Window > 0 && p.Sequence > a.Window && !p.sharesWindow())
 	contiguous := p.Attention == SDPA && p.ContiguousHeads
 	if contiguous {
 		q = p.follow(q, p.unary(q, q.DType, saveNothing))
@@ -239,16 +261,33 @@ func (p *pass) whyScores() string {
 func (p *pass) scores(a *model.Attention, q, k, v *autograd.Tensor) *autograd.Tensor {
 	heads := p.heads(a.Heads)
 	rows := q.Elements / a.Width // of all heads
-	pairs := rows * (k.Elements / a.Width / heads / p.Batch)
+	keys := k.Elements / a.Width / heads / p.Batch
+	switch {
+	case a.Parts > 0:
+		keys = min(keys, a.Parts)
+	case a.Divided:
+		keys /= p.Images.Count
+	}
+	pairs := rows * keys
 	leave := p.In(ledger.AttentionScores, p.whyScores)
-	x := p.matmul(q, k, pairs)
+	x := p.Scope(func() *autograd.Tensor {
+		if a.WideScores {
+			return p.matmul(p.cast(q, dtype.F32), p.cast(k, dtype.F32), pairs)
+		}
+		return p.matmul(q, k, pairs)
+	})
 	x = p.follow(x, p.unary(x, x.DType, saveNothing)) // scaled
 	if a.Soft {
 		x = p.follow(x, p.unary(x, x.DType, saveNothing))
 		x = p.follow(x, p.unary(x, x.DType, saveOutput)) // the hyperbolic tangent
 		x = p.follow(x, p.unary(x, x.DType, saveNothing))
 	}
-	x = p.follow(x, p.unary(x, x.DType, saveNothing)) // masked
+	masked := autograd.Operation{Inputs: []*autograd.Tensor{x},
+		Outputs: []autograd.Output{{Elements: x.Elements, DType: x.DType}}}
+	if a.SavesMask {
+		masked.Saved = []*autograd.Tensor{p.mask}
+	}
+	x = p.follow(x, p.Do(masked)[0])
 	if p.ClampsScores {
 		x = p.follow(x, p.unary(x, x.DType, saveInput))
 	}
@@ -324,14 +363,23 @@ func (p *pass) delta(a *model.Attention, x *autograd.Tensor) *autograd.Tensor {
 	d := a.Delta
 	tokens := x.Elements / p.network.Hidden
 	keys, values := d.KeyHeads*d.KeyWidth, d.ValueHeads*d.ValueWidth
-	projected := p.together(d.Project, x, 2*keys+2*values)
-	gates := p.together(d.Gates, x, 2*d.ValueHeads)
-	parts := p.split(projected, 2*keys+values, values)
-	convolution := p.parameter(d.Convolution + ".weight")
-	joined := p.follow(parts[0], p.unary(parts[0], projected.DType, saveNothing))
+	var joined, outputGate *autograd.Tensor
+	if d.OutputGate == "" {
+		projected := p.together(d.Project, x, 2*keys+2*values)
+		parts := p.split(projected, 2*keys+values, values)
+		joined, outputGate = p.follow(parts[0], p.unary(parts[0], projected.DType, saveNothing)), parts[1]
+		p.Drop(projected)
+	} else {
+		joined, outputGate = p.together(d.Project, x, 2*keys+values), p.together(d.OutputGate, x, values)
+	}
+	gates := make([]*autograd.Tensor, len(d.Gates))
+	for i, gate := range d.Gates {
+		gates[i] = p.together(gate, x, 2*d.ValueHeads/int64(len(d.Gates)))
+	}
+	convolution, narrow := p.parameter(d.Convolution+".weight"), joined.DType
 	mixed := p.follow(joined, p.Do(autograd.Operation{Inputs: []*autograd.Tensor{joined, convolution.Tensor()},
 		Saved:   []*autograd.Tensor{joined},
-		Outputs: []autograd.Output{{Elements: joined.Elements, DType: projected.DType}}})[0])
+		Outputs: []autograd.Output{{Elements: joined.Elements, DType: narrow}}})[0])
 	mixed = p.follow(mixed, p.unary(mixed, mixed.DType, saveInput))
 	// In fp32: queries, keys and values with padding, scaled and solved for; five
 	// matrices of a chunk's pairs; eight numbers for each token.
@@ -339,20 +387,20 @@ func (p *pass) delta(a *model.Attention, x *autograd.Tensor) *autograd.Tensor {
 	wide := tokens * d.ValueHeads * (8*d.KeyWidth + 3*d.ValueWidth + 5*chunk + 8)
 	states := tokens / chunk * d.ValueHeads * d.KeyWidth * d.ValueWidth
 	r := p.Do(autograd.Operation{
-		Inputs: []*autograd.Tensor{mixed, gates},
+		Inputs: append([]*autograd.Tensor{mixed}, gates...),
 		Outputs: []autograd.Output{
-			{Elements: tokens * values, DType: projected.DType},
+			{Elements: tokens * values, DType: narrow},
 			{Elements: wide + states, DType: dtype.F32, Saved: true},
 		},
 	})
-	p.Drop(r[1], mixed, gates)
+	p.Drop(r[1], mixed)
+	p.Drop(gates...)
 	normed := p.follow(r[0], p.norm(d.Norm, r[0]))
-	gate := p.follow(parts[1], p.cast(parts[1], dtype.F32))
-	p.Drop(projected)
+	gate := p.follow(outputGate, p.cast(outputGate, dtype.F32))
 	gate = p.follow(gate, p.unary(gate, dtype.F32, saveInput))
 	gated := p.multiply(normed, gate)
 	p.Drop(normed, gate)
-	gated = p.follow(gated, p.cast(gated, projected.DType))
+	gated = p.follow(gated, p.cast(gated, narrow))
 	return p.together(a.Output, gated, p.network.Hidden)
 }
 

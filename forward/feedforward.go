@@ -15,6 +15,9 @@ func (p *pass) feedForward(f *model.FeedForward, x *autograd.Tensor) *autograd.T
 	return p.Scope(func() *autograd.Tensor {
 		x := p.gather(x)
 		if f.Mixture != nil {
+			if f.Mixture.Routing == model.SigmoidOfChosen {
+				return p.scatter(p.everyExpert(f.Mixture, x))
+			}
 			return p.scatter(p.mixture(f.Mixture, x))
 		}
 		return p.scatter(p.dense(f, x))
@@ -55,6 +58,10 @@ func (p *pass) dense(f *model.FeedForward, x *autograd.Tensor) *autograd.Tensor 
 			p.Drop(active, up)
 		default:
 			up := p.linear(f.Up, x, inner)
+			if f.Alphas != "" {
+				h = p.follow(up, p.xielu(f, up))
+				break
+			}
 			h = p.follow(up, p.activate(f.Activation, up))
 		}
 		h = p.dropout(h, f.Dropout)
@@ -92,20 +99,55 @@ func (p *pass) activate(name string, x *autograd.Tensor) *autograd.Tensor {
 			return p.unary(positive, positive.DType, saveInput)
 		})
 	case "gelu_new", "gelu_fast", "bloom_gelu":
-		// 0.5 x (1 + tanh(...)): the power saves x, tanh its result, and the last
-		// product both of its factors.
+		// 0.5 x (1 + tanh(...)): the power saves x, which autocast casts for it, tanh its
+		// result, and the last product both of its factors.
 		return p.Scope(func() *autograd.Tensor {
 			half := p.unary(x, x.DType, saveNothing)
-			cubed := p.unary(x, p.wide(x), saveInput)
+			wide := p.cast(x, p.wide(x))
+			cubed := p.unary(wide, wide.DType, saveInput)
+			p.dropCasts(x, wide)
 			inside := p.follow(cubed, p.add(x, cubed))
 			inside = p.follow(inside, p.unary(inside, inside.DType, saveNothing))
 			bent := p.follow(inside, p.unary(inside, inside.DType, saveOutput))
 			bent = p.follow(bent, p.unary(bent, bent.DType, saveNothing))
 			return p.multiply(half, bent)
 		})
+	case "quick_gelu": // x times the sigmoid of a multiple
+		return p.Scope(func() *autograd.Tensor {
+			more := p.unary(x, x.DType, saveNothing)
+			return p.multiply(x, p.follow(more, p.unary(more, more.DType, saveOutput)))
+		})
 	default: // silu, gelu, gelu_pytorch_tanh: one kernel
 		return p.unary(x, x.DType, saveInput)
 	}
+}
+
+// xielu runs the activation xIELU, which has two parameters, as transformers does
+// without the kernel of its authors: a product of three factors where x is
+// positive, and an exponential elsewhere.
+func (p *pass) xielu(f *model.FeedForward, x *autograd.Tensor) *autograd.Tensor {
+	positive, negative := p.parameter(f.Alphas+".alpha_p").Tensor(), p.parameter(f.Alphas+".alpha_n").Tensor()
+	if p.FusesPointwise {
+		return p.Do(autograd.Operation{Inputs: []*autograd.Tensor{x, positive, negative}, Saved: []*autograd.Tensor{x},
+			Outputs: []autograd.Output{{Elements: x.Elements, DType: x.DType}}})[0]
+	}
+	return p.Scope(func() *autograd.Tensor {
+		chosen := p.New(x.Elements, dtype.Bool)
+		above := p.multiply(positive, x)
+		above = p.follow(above, p.multiply(above, x))
+		linear := p.unary(x, x.DType, saveNothing)
+		above = p.follow(above, p.add(above, linear))
+		p.Drop(linear)
+		below := p.unary(x, x.DType, saveInput) // the lesser of x and a constant
+		below = p.follow(below, p.unary(below, p.wide(below), saveOutput))
+		below = p.follow(below, p.add(below, x))
+		below = p.follow(below, p.multiply(below, negative))
+		linear = p.unary(x, x.DType, saveNothing)
+		below = p.follow(below, p.add(below, linear))
+		p.Drop(linear)
+		return p.Do(autograd.Operation{Inputs: []*autograd.Tensor{above, below}, Saved: []*autograd.Tensor{chosen},
+			Outputs: []autograd.Output{{Elements: x.Elements, DType: above.DType}}})[0]
+	})
 }
 
 // wide returns the type of operations that autocast runs in fp32.
@@ -156,6 +198,40 @@ func (p *pass) mixture(m *model.Mixture, x *autograd.Tensor) *autograd.Tensor {
 	return y
 }
 
+// everyExpert runs every token through every expert, as Llama 4 does. A sigmoid of
+// the router's logits scales their inputs: zero for experts that are not chosen.
+func (p *pass) everyExpert(m *model.Mixture, x *autograd.Tensor) *autograd.Tensor {
+	hidden, count, inner := p.network.Hidden, int64(len(m.Experts)), p.inner(&m.Experts[0])
+	tokens := x.Elements / hidden
+	logits := p.routerLogits(m, x)
+	chosen := p.New(tokens*m.Chosen, dtype.I64)
+	best := p.follow(logits, p.indexed(logits, chosen, chosen.Elements))
+	scores := p.follow(best, p.indexed(best, chosen, tokens*count))
+	p.Drop(chosen)
+	wide := p.follow(scores, p.cast(scores, dtype.F32))
+	weights := p.follow(wide, p.unary(wide, dtype.F32, saveOutput))
+	weights = p.follow(weights, p.cast(weights, x.DType))
+	taken := p.resized(x, count)
+	turned := p.follow(weights, p.unary(weights, weights.DType, saveNothing))
+	weighed := p.follow(taken, p.multiply(taken, turned))
+	p.Drop(turned)
+	down := p.hooked(m.ExpertsPath(), func() *autograd.Tensor {
+		w := p.parameters.Experts[m]
+		both := p.matrix(p.weight(w.GateUp[0]), nil, weighed, hidden, 2*inner)
+		parts := p.split(both, inner, inner)
+		active := p.activate(m.Experts[0].Activation, parts[0])
+		h := p.multiply(parts[1], active)
+		p.Drop(both, active)
+		p.Drop(parts...)
+		return p.follow(h, p.matrix(p.weight(w.Down[0]), nil, h, inner, hidden))
+	})
+	shared := p.shared(m, x)
+	sum := p.follow(down, p.Do(autograd.Operation{Inputs: []*autograd.Tensor{down},
+		Outputs: []autograd.Output{{Elements: x.Elements, DType: down.DType}}})[0])
+	return p.Do(autograd.Operation{Inputs: []*autograd.Tensor{shared, sum}, Shared: []bool{true, true},
+		Outputs: []autograd.Output{{Elements: x.Elements, DType: shared.DType, View: true}}})[0]
+}
+
 // indexed takes elements of a tensor by an index, which it saves.
 func (p *pass) indexed(x, index *autograd.Tensor, elements int64) *autograd.Tensor {
 	o := autograd.Operation{Inputs: []*autograd.Tensor{x},
@@ -184,6 +260,14 @@ func (p *pass) route(m *model.Mixture, x *autograd.Tensor) *autograd.Tensor {
 	tokens := x.Elements / p.network.Hidden
 	chosen := tokens * m.Chosen
 	logits := p.routerLogits(m, x)
+	if m.WideLogits {
+		logits = p.follow(logits, p.cast(logits, dtype.F32))
+	}
+	if p.network.RouterLoss {
+		if seen := p.Escape(logits); seen != nil {
+			p.routers = append(p.routers, seen)
+		}
+	}
 	best := func(scores *autograd.Tensor) *autograd.Tensor {
 		return p.follow(scores, p.indexed(scores, p.New(chosen, dtype.I64), chosen))
 	}
@@ -196,10 +280,14 @@ func (p *pass) route(m *model.Mixture, x *autograd.Tensor) *autograd.Tensor {
 		wide := p.follow(logits, p.cast(logits, dtype.F32))
 		weights = best(p.follow(wide, p.unary(wide, dtype.F32, saveOutput)))
 	default:
-		weights = best(p.follow(logits, p.softmax(logits, dtype.F32)))
+		scores := dtype.F32
+		if m.NarrowSoftmax {
+			scores = logits.DType
+		}
+		weights = best(p.follow(logits, p.softmax(logits, scores)))
 	}
 	if m.Normalized { // in place: the division saves a copy of the weights and their sums
-		copied, sums := p.New(chosen, dtype.F32), p.New(tokens, dtype.F32)
+		copied, sums := p.New(chosen, weights.DType), p.New(tokens, weights.DType)
 		divided := p.Do(autograd.Operation{Inputs: []*autograd.Tensor{weights}, Saved: []*autograd.Tensor{copied, sums},
 			Outputs: []autograd.Output{{Elements: chosen, DType: weights.DType}}})[0]
 		p.Drop(copied, sums)
@@ -272,11 +360,14 @@ func (p *pass) grouped(weights []*autograd.Parameter, x *autograd.Tensor, in, ou
 	o.Inputs[0] = input
 	for _, w := range weights {
 		x := weight(w)
+		if w.Matrices > 0 && w.Quantized != autograd.Unquantized {
+			x = p.dequantized(w, compute)
+		}
 		o.Inputs = append(o.Inputs, x)
 		if input.NeedsGradient() {
 			o.Saved = append(o.Saved, x)
 		}
-		if w.Quantized != autograd.Unquantized { // dequantized one expert at a time
+		if w.Matrices == 0 && w.Quantized != autograd.Unquantized { // dequantized one expert at a time
 			o.Scratch, o.BackwardScratch = w.Elements*compute.Size(), w.Elements*compute.Size()
 		}
 	}
@@ -286,6 +377,15 @@ func (p *pass) grouped(weights []*autograd.Parameter, x *autograd.Tensor, in, ou
 	y := p.Do(o)[0]
 	p.dropCasts(x, input)
 	return y
+}
+
+// dequantized returns the weights of all experts of a layer, which a parametrization makes of their quantized form. The
+// parametrization has no gradient, so the product saves what it has made (bitsandbytes/nn/parametrize.py).
+func (p *pass) dequantized(w *autograd.Parameter, compute dtype.Type) *autograd.Tensor {
+	defer p.In(ledger.DequantizedWeights, func() string {
+		return "the quantized experts of a layer in full, for every product whose backward pass is to come"
+	})()
+	return p.New(w.Elements, compute)
 }
 
 // clamped runs the experts of gpt-oss, whose projections have biases. The limits

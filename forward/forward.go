@@ -46,6 +46,14 @@ const (
 	// FusedLoss materializes the logits of some tokens at a time (Liger's fused
 	// linear cross entropy).
 	FusedLoss
+	// InPlaceLoss writes the gradient of the logits over their fp32 copy (Liger's cross entropy).
+	InPlaceLoss
+	// LogProbabilities are those of the tokens of answers, from the logarithms of all
+	// entries in fp32 (get_batch_logps in LLaMA-Factory's train/trainer_utils.py).
+	LogProbabilities
+	// SelectedLogProbabilities are the same, sequence by sequence: TRL since 0.12
+	// (selective_log_softmax in trl/trainer/utils.py).
+	SelectedLogProbabilities
 )
 
 // Hooks are called around every use of a module, in both passes and in the second
@@ -100,6 +108,10 @@ type Options struct {
 	// Liger replaces norms, rotary positions and gated activations by the kernels
 	// of liger-kernel (use_liger_kernel).
 	Liger bool
+	// RoutersTogether is the loss of the load of experts before transformers 5.23: the
+	// logits of all routers are joined, with a number for each token, chosen expert and
+	// expert.
+	RoutersTogether bool
 	// ClampsScores takes the maximum of masked scores and the least number of their
 	// type, in eager attention. It saves the scores once more.
 	ClampsScores bool
@@ -115,9 +127,40 @@ type Options struct {
 	// weights keep their input, which nothing needs, in an attribute of their
 	// context. Those with 8-bit weights do so to this day.
 	AttachesQuantizedInput bool
+	// WideLogits means that the program casts the outputs of the model to fp32
+	// (convert_outputs_to_fp32 in accelerate).
+	WideLogits bool
+	// Compares means that answers are compared by their log-probabilities.
+	Compares bool
+	// HalfLoss adds the cross entropy of the first half of the sequences, the chosen
+	// answers, to a loss of log-probabilities.
+	HalfLoss bool
+	// LossTwice means that the program computes its own loss, from a copy of all logits but the last in fp32, once the
+	// model has computed its loss. The outputs hold what that one saved.
+	LossTwice bool
+	// NoDropout means that the program has turned dropout off.
+	NoDropout bool
+	// KeepsHidden means that the model returns the hidden states behind all blocks.
+	KeepsHidden bool
 	// Recompute is the checkpoint of recomputed blocks, nil without.
 	Recompute *autograd.Checkpoint
-	Loss      LossKind
+	// Offload moves what operations save to the host, nil if it stays.
+	Offload       *autograd.Offload
+	OffloadMemory autograd.OffloadMemory
+	// QAT fake-quantizes linear modules, nil for none.
+	QAT  *FakeQuantization
+	Loss LossKind
+	// ChunksHead makes the logits of 128 tokens of every sequence at a time, for ChunkedLoss: litgpt's adapters
+	// (lm_head_chunk_size in finetune/lora.py).
+	ChunksHead bool
+	// Images of the micro batch, for models with an encoder of images.
+	Images Images
+	// HoldsCache means that the language model behind an encoder of images keeps keys
+	// and values for a generation, until the outputs are released: text_config has a
+	// use_cache of its own, which the Trainer leaves on.
+	HoldsCache bool
+	// HooksImages is InputGradients for the patches of images, too.
+	HooksImages bool
 	// InputGradients makes the output of the embeddings need a gradient, as
 	// enable_input_require_grads does.
 	InputGradients bool
@@ -145,6 +188,8 @@ type Experts struct{ Gate, Up, GateUp, Down []*autograd.Parameter }
 type Result struct {
 	Loss   *autograd.Tensor
 	Logits *autograd.Tensor // alive with the outputs of the model; nil for FusedLoss
+	// RouterLogits are alive with the outputs, too: those of all routers.
+	RouterLogits []*autograd.Tensor
 }
 
 // pass is the state of one forward pass.
@@ -159,9 +204,19 @@ type pass struct {
 	encoded    *autograd.Tensor                         // output of the encoder
 	mask       *autograd.Tensor                         // of all blocks; nil if they share none
 	narrow     bool                                     // the result of a norm goes to matmuls only
-	// The last input of padded adapters, and the result of its dropout.
+	// The last input of adapters that share a dropout, and the result of its dropout.
 	droppedFrom, dropped *autograd.Tensor
-	blocks               int // blocks that have begun
+	blocks               int                // blocks that have begun
+	states               []*autograd.Tensor // behind blocks, with KeepsHidden
+	trained              map[string]bool    // modules with trained parameters; nil until asked for
+	routers              []*autograd.Tensor
+
+	tower   *model.Tower       // whose network this is, or nil
+	masked  bool               // every block makes a mask of the tokens of images
+	masks   []*autograd.Tensor // of the tokens of images, if every block has a mask
+	angles  *autograd.Tensor   // of an encoder of images
+	outputs []*autograd.Tensor // what the outputs hold beside logits
+	deep    []*autograd.Tensor // of images, for the first blocks
 }
 
 // Run runs the forward pass of a micro batch up to the loss.
@@ -169,11 +224,20 @@ func Run(t *autograd.Tape, network *model.Network, parameters Parameters, option
 	p := &pass{Tape: t, Options: options, network: network, parameters: parameters,
 		weights: map[*autograd.Parameter]*autograd.Tensor{}}
 	defer p.In(ledger.ResidualActivations, p.whyResidual)() // the default component
+	if p.Offload != nil {
+		p.OffloadTo(p.OffloadMemory, *p.Offload)
+	}
 	var result Result
 	t.Scope(func() *autograd.Tensor {
 		var hidden *autograd.Tensor
 		if p.Attention == SDPA && (p.MasksCausally || p.sharesWindow()) {
 			p.mask = p.New(p.Batch*(p.Sequence/p.ContextParallel)*p.Sequence, p.compute())
+		}
+		if blocks := network.Blocks(); len(blocks) > 0 && blocks[0].Attention.SavesMask {
+			p.mask = p.New(p.Batch*p.Sequence*p.Sequence, dtype.Bool)
+		}
+		for _, t := range network.Towers {
+			p.masked = p.masked || t.MasksText && p.Images.Count > 0
 		}
 		for i, stack := range network.Stacks {
 			hidden = t.Scope(func() *autograd.Tensor { return p.stack(stack) })
@@ -181,13 +245,15 @@ func Run(t *autograd.Tape, network *model.Network, parameters Parameters, option
 				p.encoded = hidden
 			}
 		}
-		result = p.head(p.gather(hidden))
+		result = p.withRouterLoss(p.head(p.gather(hidden)))
+		p.Drop(p.states...)
 		t.Hold(result.Loss)
 		if result.Logits != nil {
 			t.Hold(result.Logits)
 		}
 		return nil
 	})
+	t.Drop(p.outputs...)
 	p.end()
 	p.ended = true
 	return result
@@ -225,9 +291,19 @@ func (p *pass) stack(s *model.Stack) *autograd.Tensor {
 	if p.InputGradients {
 		p.RequireGradient(x)
 	}
+	p.makeMasks(s)
 	for i := range s.Blocks {
+		if p.KeepsHidden {
+			p.Hold(x)
+			p.states = append(p.states, x)
+			x = p.block(s, &s.Blocks[i], x)
+			continue
+		}
 		x = p.follow(x, p.block(s, &s.Blocks[i], x))
+		x = p.follow(x, p.deepen(x, i))
 	}
+	p.Drop(p.masks...)
+	p.Drop(p.deep...)
 	if s.FinalNorm.Kind != model.NoNorm {
 		x = p.follow(x, p.normForMatmuls(s.FinalNorm, x))
 	}
@@ -257,8 +333,14 @@ func (p *pass) embed(s *model.Stack) *autograd.Tensor {
 	if s.ScalesEmbedding {
 		x = p.follow(x, p.unary(x, x.DType, saveNothing))
 	}
-	if s.ProjectIn != "" {
-		x = p.follow(x, p.linear(s.ProjectIn, x, p.network.Hidden))
+	if p.InputGradients && len(p.network.Towers) > 0 {
+		p.RequireGradient(x)
+	}
+	x = p.withImages(x)
+	project := func() { x = p.follow(x, p.linear(s.ProjectIn, x, p.network.Hidden)) }
+	if s.ProjectIn != "" && !s.ProjectsLast {
+		project()
+		width = p.network.Hidden
 	}
 	for _, path := range []string{s.TypeEmbedding, s.PositionEmbedding} {
 		if path != "" {
@@ -266,7 +348,7 @@ func (p *pass) embed(s *model.Stack) *autograd.Tensor {
 			if path == s.TypeEmbedding || s.OwnPositions {
 				rows = p.tokens()
 			}
-			positions := p.lookUp(path, rows*p.network.Hidden)
+			positions := p.lookUp(path, rows*width)
 			x = p.follow(x, p.add(x, positions))
 			p.Drop(positions)
 		}
@@ -274,7 +356,11 @@ func (p *pass) embed(s *model.Stack) *autograd.Tensor {
 	if s.EmbeddingNorm.Kind != model.NoNorm {
 		x = p.follow(x, p.norm(s.EmbeddingNorm, x))
 	}
-	return p.dropout(x, s.EmbeddingDropout)
+	x = p.dropout(x, s.EmbeddingDropout)
+	if s.ProjectIn != "" && s.ProjectsLast {
+		project()
+	}
+	return x
 }
 
 func (p *pass) whyEmbeddings() string {
@@ -328,7 +414,8 @@ func (p *pass) block(s *model.Stack, b *model.Block, x *autograd.Tensor) *autogr
 		if p.RecomputeFirst {
 			wanted = 1
 		}
-		if p.Recompute == nil || p.RecomputeEvery > 1 && p.blocks%p.RecomputeEvery != wanted {
+		if p.Recompute == nil || p.RecomputeEvery > 1 && p.blocks%p.RecomputeEvery != wanted ||
+			!x.NeedsGradient() && !p.trains(b) {
 			return body(x)
 		}
 		defer p.In(ledger.ResidualActivations, p.whyResidual)()
@@ -336,9 +423,12 @@ func (p *pass) block(s *model.Stack, b *model.Block, x *autograd.Tensor) *autogr
 		if b.Cross != nil {
 			others = append(others, p.encoded)
 		}
-		if p.mask != nil {
-			others = append(others, p.mask)
+		for _, x := range []*autograd.Tensor{p.mask, p.angles} {
+			if x != nil {
+				others = append(others, x)
+			}
 		}
+		others = append(others, p.masks...)
 		return p.Checkpoint(*p.Recompute, x, func(x *autograd.Tensor) *autograd.Tensor {
 			result := body(x)
 			if p.ended {
@@ -349,9 +439,33 @@ func (p *pass) block(s *model.Stack, b *model.Block, x *autograd.Tensor) *autogr
 	})
 }
 
+// trains reports whether a block has parameters that are trained. A checkpoint of one without, whose input needs no
+// gradient, keeps nothing.
+func (p *pass) trains(b *model.Block) bool {
+	if p.trained == nil {
+		p.trained = map[string]bool{}
+		note := func(name string) {
+			for at := range len(name) {
+				if name[at] == '.' {
+					p.trained[name[:at]] = true
+				}
+			}
+		}
+		for name, made := range p.parameters.ByName {
+			if made.Trainable {
+				note(name)
+			}
+		}
+		for path := range p.parameters.Adapters {
+			note(path)
+		}
+	}
+	return p.trained[b.Path]
+}
+
 func (p *pass) preNorm(s *model.Stack, b *model.Block, x *autograd.Tensor) *autograd.Tensor {
 	h := p.half(b, b.AttentionNorm, b.AfterAttention, x, func(h *autograd.Tensor) *autograd.Tensor {
-		return p.attention(s, &b.Attention, h, h)
+		return p.scaled(b.AttentionScale, p.attention(s, &b.Attention, h, h))
 	})
 	if b.Cross != nil {
 		h = p.follow(h, p.half(b, b.CrossNorm, model.Norm{}, h, func(h *autograd.Tensor) *autograd.Tensor {
@@ -359,8 +473,16 @@ func (p *pass) preNorm(s *model.Stack, b *model.Block, x *autograd.Tensor) *auto
 		}))
 	}
 	return p.half(b, b.FeedForwardNorm, b.AfterFeedForward, h, func(h *autograd.Tensor) *autograd.Tensor {
-		return p.feedForward(&b.FeedForward, h)
+		return p.scaled(b.FeedForwardScale, p.feedForward(&b.FeedForward, h))
 	})
+}
+
+// scaled multiplies the output of half a block by a parameter, if there is one.
+func (p *pass) scaled(path string, x *autograd.Tensor) *autograd.Tensor {
+	if path == "" {
+		return x
+	}
+	return p.follow(x, p.multiply(p.parameter(path).Tensor(), x))
 }
 
 // half returns x + dropout(after(body(before(x)))), its second part scaled if the
@@ -390,8 +512,16 @@ func (p *pass) postNorm(s *model.Stack, b *model.Block, x *autograd.Tensor) *aut
 	h := p.attention(s, &b.Attention, x, x)
 	h = p.residual(x, p.dropout(h, b.Dropout))
 	h = p.follow(h, p.norm(b.AttentionNorm, h))
-	f := p.dropout(p.feedForward(&b.FeedForward, h), b.Dropout)
-	f = p.residual(h, f)
+	if b.Cross != nil {
+		c := p.attention(s, b.Cross, h, p.encoded)
+		c = p.follow(h, p.residual(h, p.dropout(c, b.Dropout)))
+		h = p.follow(c, p.norm(b.CrossNorm, c))
+	}
+	f := p.feedForward(&b.FeedForward, h)
+	if !b.UndroppedFeedForward {
+		f = p.dropout(f, b.Dropout)
+	}
+	f = p.residual(h, p.dropout(f, b.FeedForward.OutputDropout))
 	return p.follow(f, p.norm(b.FeedForwardNorm, f))
 }
 

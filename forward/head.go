@@ -1,6 +1,7 @@
 package forward
 
 import (
+	"cmp"
 	"fmt"
 
 	"plimsoll/autograd"
@@ -20,36 +21,137 @@ func (p *pass) head(x *autograd.Tensor) Result {
 		return p.classify(h, x)
 	}
 	if h.Dense != "" {
-		x = p.linear(h.Dense, x, p.network.Hidden)
-		x = p.follow(x, p.activate("gelu", x))
-		x = p.follow(x, p.norm(h.Norm, x))
+		x = p.linear(h.Dense, x, cmp.Or(h.Width, p.network.Hidden))
+		x = p.follow(x, p.activate(cmp.Or(h.Activation, "gelu"), x))
+		if h.Norm.Kind != model.NoNorm {
+			x = p.follow(x, p.norm(h.Norm, x))
+		}
 	}
 	x = p.dropout(x, h.Dropout)
 	if p.Loss == FusedLoss {
+		defer p.KeepLossHere()()
 		return Result{Loss: p.fusedLoss(h, x)}
+	}
+	if h.Value != "" {
+		return p.value(h, x)
 	}
 	outputs := h.Outputs
 	if !h.Classes {
 		outputs /= p.TensorParallel
 	}
+	if p.Loss == ChunkedLoss && p.ChunksHead {
+		return p.chunkedHead(h, x, outputs)
+	}
+	logits := p.logits(h, x, outputs)
+	defer p.KeepLossHere()()
+	if len(p.network.Towers) > 0 { // the last hidden states are of the outputs
+		p.Hold(x)
+		p.outputs = append(p.outputs, x)
+	} else {
+		p.Drop(x)
+	}
+	switch {
+	case p.Loss == LogProbabilities || p.Loss == SelectedLogProbabilities:
+		return p.answers(logits)
+	case p.Loss == ChunkedLoss:
+		logits = p.follow(logits, p.cast(logits, dtype.F32))
+		p.HasLogits()
+		return Result{Loss: p.chunkedLoss(logits), Logits: logits}
+	}
+	if p.LossTwice {
+		return p.secondLoss(logits)
+	}
+	if h.Spans { // copied apart; the two losses are computed like one
+		logits = p.follow(logits, p.unary(logits, logits.DType, saveNothing))
+	}
+	loss := p.crossEntropy(logits)
+	p.HasLogits()
+	if h.NarrowLoss && p.Autocast != dtype.Invalid && logits.DType != dtype.F32 {
+		// accelerate's convert_outputs_to_fp32
+		p.Drop(p.cast(logits, dtype.F32))
+	}
+	return Result{Loss: loss, Logits: logits}
+}
+
+// secondLoss computes the loss of a program beside that of the model (compute_log_probs in LLaMA-Factory's
+// v1/core/base_trainer.py).
+func (p *pass) secondLoss(logits *autograd.Tensor) Result {
+	var first *autograd.Tensor
+	p.WithoutGradients(func() { // nothing depends on it
+		wide := p.cast(logits, dtype.F32)
+		first = p.normalized(wide, dtype.F32)
+		p.dropCasts(logits, wide)
+	})
+	loss := p.Scope(func() *autograd.Tensor {
+		wide := p.cast(logits, dtype.F32)
+		shifted := p.unary(wide, dtype.F32, saveNothing)
+		return p.mean(p.normalized(shifted, dtype.F32))
+	})
+	p.Drop(first)
+	p.HasLogits()
+	return Result{Loss: loss, Logits: logits}
+}
+
+// logits runs the projection of the head.
+func (p *pass) logits(h *model.Head, x *autograd.Tensor, outputs int64) *autograd.Tensor {
+	leave := p.KeepHere() // the hooks leave the head's own operation alone
 	logits := p.linear(h.Projection, x, outputs)
+	leave()
+	defer p.KeepLossHere()()
 	if h.Scaled {
 		logits = p.follow(logits, p.unary(logits, logits.DType, saveNothing))
+	}
+	if h.AddsBuffer {
+		result := promoted(logits.DType, p.parameter(h.Projection+".weight").DType)
+		logits = p.follow(logits, p.unary(logits, result, saveNothing))
 	}
 	if h.Soft {
 		logits = p.follow(logits, p.unary(logits, logits.DType, saveNothing))
 		logits = p.follow(logits, p.unary(logits, logits.DType, saveOutput))
 		logits = p.follow(logits, p.unary(logits, logits.DType, saveNothing))
 	}
-	p.Drop(x)
-	if p.Loss == ChunkedLoss {
-		logits = p.follow(logits, p.cast(logits, dtype.F32))
-		p.HasLogits()
-		return Result{Loss: p.chunkedLoss(logits), Logits: logits}
+	return logits
+}
+
+// headChunk is the number of tokens of a sequence whose logits litgpt makes at a time.
+const headChunk = 128
+
+// chunkedHead runs the head once for every chunk of tokens. Every run casts or dequantizes the weight again. The
+// program holds the list of logits, all of them upcast, until the next step. The losses of all chunks come after it.
+func (p *pass) chunkedHead(h *model.Head, x *autograd.Tensor, outputs int64) Result {
+	var tokens []int64
+	for left := p.Sequence; left > 0; left -= headChunk {
+		tokens = append(tokens, min(left, headChunk))
 	}
-	loss := p.crossEntropy(logits)
+	parts := p.split(x, tokens...)
+	p.Drop(x)
+	made, logits := make([]*autograd.Tensor, len(parts)), make([]*autograd.Tensor, len(parts))
+	for i, part := range parts {
+		made[i] = p.logits(h, part, outputs)
+	}
+	p.Drop(parts...)
+	for i, narrow := range made {
+		logits[i] = p.cast(narrow, dtype.F32)
+	}
+	for i, narrow := range made {
+		p.dropCasts(logits[i], narrow)
+	}
 	p.HasLogits()
-	return Result{Loss: loss, Logits: logits}
+	loss := p.Scope(func() *autograd.Tensor {
+		losses := make([]*autograd.Tensor, len(logits))
+		var rows int64
+		for i, chunk := range logits {
+			logarithms := p.normalized(chunk, dtype.F32)
+			losses[i] = p.Do(autograd.Operation{Inputs: []*autograd.Tensor{logarithms},
+				Saved:   []*autograd.Tensor{logarithms},
+				Outputs: []autograd.Output{{Elements: chunk.Elements / outputs, DType: dtype.F32}}})[0]
+			p.Drop(logarithms)
+			rows += losses[i].Elements
+		}
+		return p.mean(p.Do(autograd.Operation{Inputs: losses,
+			Outputs: []autograd.Output{{Elements: rows, DType: dtype.F32}}})[0])
+	})
+	return Result{Loss: loss, Logits: p.List(logits...)}
 }
 
 // crossEntropy upcasts the logits and computes the loss. It saves the
@@ -59,9 +161,13 @@ func (p *pass) crossEntropy(logits *autograd.Tensor) *autograd.Tensor {
 		if p.Loss == CompiledLoss {
 			return p.mean(logits)
 		}
-		x := logits
-		if !p.network.Head.NarrowLoss && p.Loss != NativeLoss || p.Autocast != dtype.Invalid {
+		x, narrow := logits, p.network.Head.NarrowLoss
+		if !narrow && (p.Loss != NativeLoss || p.Autocast != dtype.Invalid) {
 			x = p.cast(logits, dtype.F32)
+		}
+		if p.Loss == InPlaceLoss {
+			return p.Do(autograd.Operation{Inputs: []*autograd.Tensor{x}, Saved: []*autograd.Tensor{x}, Replaces: true,
+				Outputs: []autograd.Output{{Elements: 1, DType: dtype.F32}}})[0]
 		}
 		if p.Loss == ShiftLogits {
 			shifted := p.unary(x, x.DType, saveNothing)
@@ -71,6 +177,9 @@ func (p *pass) crossEntropy(logits *autograd.Tensor) *autograd.Tensor {
 			return p.parallelLoss(x)
 		}
 		logarithms := p.normalized(x, x.DType)
+		if narrow && p.Autocast != dtype.Invalid { // cross_entropy names the type of log_softmax, and not of nll_loss
+			logarithms = p.cast(logarithms, dtype.F32)
+		}
 		return p.mean(logarithms)
 	})
 }
@@ -107,13 +216,20 @@ func (p *pass) mean(x *autograd.Tensor) *autograd.Tensor {
 		Outputs: []autograd.Output{{Elements: 1, DType: dtype.F32}}})[0]
 }
 
-func (p *pass) whyLogits() string {
-	h, rows, outputs := &p.network.Head, ledger.Count(p.Batch*p.Sequence)+" tokens", "vocabulary entries"
+func (p *pass) whyLogits() string { return WhyLogits(&p.network.Head, p.Options) }
+
+// WhyLogits is the reason for the logits and what a loss makes of them.
+func WhyLogits(h *model.Head, o Options) string {
+	rows, outputs := ledger.Count(o.Batch*o.Sequence)+" tokens", "vocabulary entries"
 	if h.Classes {
 		outputs = "classes"
 	}
 	if h.PerSequence && !h.EveryToken {
-		rows = ledger.Count(p.Batch) + " sequences"
+		rows = ledger.Count(o.Batch) + " sequences"
+	}
+	if o.Compares {
+		return fmt.Sprintf("%s of answers x %s %s: logits, and what the log-probabilities of the answers take; "+
+			"those of a reference come beside them", rows, ledger.Count(h.Outputs), outputs)
 	}
 	return fmt.Sprintf("%s x %s %s: logits, their fp32 copy, and the logarithms that the loss saves "+
 		"(transformers/loss/loss_utils.py)", rows, ledger.Count(h.Outputs), outputs)
@@ -136,7 +252,7 @@ func (p *pass) classify(h *model.Head, x *autograd.Tensor) Result {
 	}
 	if dense != "" {
 		first = p.follow(first, p.linear(dense, first, p.network.Hidden))
-		first = p.follow(first, p.unary(first, first.DType, saveOutput))
+		first = p.follow(first, p.activate(cmp.Or(h.Activation, "tanh"), first))
 	}
 	first = p.dropout(first, h.Dropout)
 	logits := p.linear(h.Projection, first, h.Outputs)
@@ -145,8 +261,9 @@ func (p *pass) classify(h *model.Head, x *autograd.Tensor) Result {
 
 // fusedLoss computes logits, loss and gradients for a chunk of tokens at a time
 // (Liger's fused_linear_cross_entropy_forward). It keeps the gradients of the
-// hidden states and of the weight. The number of chunks is the vocabulary divided
-// by the width, rounded up, and the tokens of a chunk are a power of two.
+// hidden states and of the weight, which the backward pass returns. The number of
+// chunks is the vocabulary divided by the width, rounded up, and the tokens of a
+// chunk are a power of two.
 func (p *pass) fusedLoss(h *model.Head, x *autograd.Tensor) *autograd.Tensor {
 	w := p.parameter(h.Projection + ".weight")
 	tokens := x.Elements / p.network.Hidden
@@ -160,8 +277,7 @@ func (p *pass) fusedLoss(h *model.Head, x *autograd.Tensor) *autograd.Tensor {
 		Inputs: []*autograd.Tensor{x},
 		Outputs: []autograd.Output{{Elements: 1, DType: dtype.F32},
 			{Elements: x.Elements, DType: compute, Saved: true}},
-		Scratch: chunk * h.Outputs * (compute.Size() + 4),
-		Shared:  []bool{},
+		Scratch: chunk * h.Outputs * (compute.Size() + 4), Replaces: true,
 	}
 	o.Inputs = append(o.Inputs, w.Tensor())
 	if w.Trainable {

@@ -1,6 +1,7 @@
 package forward
 
 import (
+	"cmp"
 	"fmt"
 
 	"plimsoll/autograd"
@@ -57,7 +58,16 @@ func (p *pass) add(a, b *autograd.Tensor) *autograd.Tensor {
 // multiply multiplies elementwise. It saves each factor for the gradient of the
 // other.
 func (p *pass) multiply(a, b *autograd.Tensor) *autograd.Tensor {
-	return p.product(a, b, max(a.Elements, b.Elements), promoted(a.DType, b.DType))
+	n, result := max(a.Elements, b.Elements), promoted(a.DType, b.DType)
+	o := p.factors(a, b, n, result)
+	// Every gradient is a product of all elements first. The engine then adds up what was broadcast, and converts what
+	// was promoted (validate_outputs in torch/csrc/autograd/engine.cpp).
+	for _, x := range o.Inputs {
+		if x.NeedsGradient() && (x.Elements < n || x.DType != result) {
+			o.BackwardScratch += n * result.Size()
+		}
+	}
+	return p.Do(o)[0]
 }
 
 // matmul multiplies two matrices, under autocast in autocast's type.
@@ -82,6 +92,10 @@ func (p *pass) dropCasts(pairs ...*autograd.Tensor) {
 }
 
 func (p *pass) product(a, b *autograd.Tensor, elements int64, result dtype.Type) *autograd.Tensor {
+	return p.Do(p.factors(a, b, elements, result))[0]
+}
+
+func (p *pass) factors(a, b *autograd.Tensor, elements int64, result dtype.Type) autograd.Operation {
 	o := autograd.Operation{Inputs: []*autograd.Tensor{a, b},
 		Outputs: []autograd.Output{{Elements: elements, DType: result}}}
 	if a.NeedsGradient() {
@@ -90,13 +104,13 @@ func (p *pass) product(a, b *autograd.Tensor, elements int64, result dtype.Type)
 	if b.NeedsGradient() {
 		o.Saved = append(o.Saved, a)
 	}
-	return p.Do(o)[0]
+	return o
 }
 
 // dropout runs dropout and drops x. It saves a mask of one byte for each element.
 func (p *pass) dropout(x *autograd.Tensor, probability float64) *autograd.Tensor {
 	switch {
-	case probability == 0:
+	case probability == 0 || p.NoDropout:
 		return x
 	case p.FusesPointwise: // the compiled backward pass makes the mask again from its seed
 		return p.follow(x, p.unary(x, x.DType, saveNothing))
@@ -192,6 +206,9 @@ func (p *pass) linear(path string, x *autograd.Tensor, out int64) *autograd.Tens
 // bare runs a linear module without its adapter.
 func (p *pass) bare(path string, x *autograd.Tensor, out int64) *autograd.Tensor {
 	w := p.parameter(path + ".weight")
+	if p.fakes(w, out) {
+		return p.fakeLinear(path, w, x, out)
+	}
 	compute := w.DType
 	if p.Autocast != dtype.Invalid {
 		compute = p.Autocast
@@ -235,7 +252,8 @@ func (p *pass) norm(n model.Norm, x *autograd.Tensor) *autograd.Tensor {
 			switch {
 			case p.FusesPointwise:
 				return p.fusedNorm(n, x)
-			case p.Liger && n.Kind != model.LayerNorm && n.Kind != model.LayerNormF32 && n.Kind != model.LayerNormWide:
+			case p.Liger && n.Path != "" && n.Kind != model.LayerNorm && n.Kind != model.LayerNormF32 &&
+				n.Kind != model.LayerNormWide:
 				return p.fusedNorm(n, x) // the gradient replaces the incoming one (liger_kernel/ops/rms_norm.py)
 			case n.Kind == model.LayerNorm:
 				return p.layerNorm(n, x)
@@ -285,7 +303,7 @@ func (p *pass) fusedNorm(n model.Norm, x *autograd.Tensor) *autograd.Tensor {
 	}
 	inPlace := p.Liger && n.Kind != model.LayerNorm
 	o := autograd.Operation{Inputs: []*autograd.Tensor{x}, Saved: []*autograd.Tensor{x}, Shared: []bool{inPlace}}
-	width := p.network.Hidden
+	width := cmp.Or(n.Width, p.network.Hidden)
 	for _, name := range []string{n.Path + ".weight", n.Path + ".bias"} {
 		if w := p.parameter(name); w != nil {
 			o.Inputs, width = append(o.Inputs, w.Tensor()), w.Elements
@@ -302,10 +320,13 @@ func (p *pass) fusedNorm(n model.Norm, x *autograd.Tensor) *autograd.Tensor {
 // rmsNorm runs the operations of transformers: squares, their mean, the inverse
 // root, and two products.
 func (p *pass) rmsNorm(n model.Norm, x *autograd.Tensor) *autograd.Tensor {
-	w := p.parameter(n.Path + ".weight")
+	w, width := p.parameter(n.Path+".weight"), n.Width
+	if w != nil && width == 0 {
+		width = w.Elements
+	}
 	wide := p.cast(x, dtype.F32)
-	squares := p.unary(wide, dtype.F32, saveInput)
-	deviations := p.reduce(squares, x.Elements/w.Elements)
+	squares := p.squares(wide)
+	deviations := p.reduce(squares, x.Elements/width)
 	p.Drop(squares)
 	operand := wide
 	if n.Kind == model.RMSNormT5 {
@@ -314,6 +335,8 @@ func (p *pass) rmsNorm(n model.Norm, x *autograd.Tensor) *autograd.Tensor {
 	normed := p.multiply(operand, deviations)
 	p.dropCasts(x, wide)
 	switch {
+	case w == nil:
+		return p.follow(normed, p.cast(normed, x.DType))
 	case n.Kind == model.RMSNormF32:
 		factor := p.Do(autograd.Operation{Inputs: []*autograd.Tensor{w.Tensor()},
 			Outputs: []autograd.Output{{Elements: w.Elements, DType: dtype.F32}}})[0]
@@ -333,7 +356,7 @@ func (p *pass) wideNorm(n model.Norm, x *autograd.Tensor) *autograd.Tensor {
 	w := p.parameter(n.Path + ".weight")
 	wide := p.cast(x, dtype.F32)
 	differences := p.unary(wide, dtype.F32, saveNothing)
-	squares := p.unary(differences, dtype.F32, saveInput)
+	squares := p.squares(differences)
 	p.Drop(differences)
 	width := w.Elements
 	if n.Width > 0 {
@@ -348,6 +371,13 @@ func (p *pass) wideNorm(n model.Norm, x *autograd.Tensor) *autograd.Tensor {
 	scaled := p.multiply(p.cast(w.Tensor(), dtype.F32), normed)
 	p.Drop(normed)
 	return p.follow(scaled, p.cast(scaled, x.DType))
+}
+
+// squares runs pow(2). Its gradient holds the power and the product with the exponent (pow_backward in
+// torch/csrc/autograd/FunctionsManual.cpp).
+func (p *pass) squares(x *autograd.Tensor) *autograd.Tensor {
+	return p.Do(autograd.Operation{Inputs: []*autograd.Tensor{x}, Saved: []*autograd.Tensor{x},
+		Outputs: []autograd.Output{{Elements: x.Elements, DType: x.DType}}, BackwardScratch: 2 * x.Bytes()})[0]
 }
 
 // reduce runs a mean over rows and the root after it, which saves its result.

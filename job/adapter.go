@@ -23,6 +23,9 @@ func (r *resolver) adapter() (err error) {
 	if j.Adapter, err = j.Adapter.ForModel(j.Model.Type); err != nil {
 		return err
 	}
+	if j.Adapter, err = r.adaptedParts(j.Adapter); err != nil {
+		return err
+	}
 	if err := r.unplannedAdapter(); err != nil {
 		return err
 	}
@@ -40,6 +43,9 @@ func (r *resolver) adapter() (err error) {
 	modules := append(j.Model.Network.Linears(), j.Model.Network.Head.Projection)
 	for _, p := range j.Model.Parameters {
 		modules = append(modules, strings.TrimSuffix(p.Name, ".weight"))
+	}
+	if fused := j.Model.Network.Blocks()[0].Attention.Fused; r.Modules == litgptModules && fused != "" {
+		modules = append(modules, fused+".query", fused+".key", fused+".value") // lora_query and the like
 	}
 	if !slices.ContainsFunc(modules, j.Adapter.Targets) {
 		return fault.File(j.Adapter.File).Inputf("target_modules matches no module of %s", j.Model.Name).
@@ -83,6 +89,14 @@ func (r *resolver) unplannedAdapter() error {
 			return fault.File(j.Adapter.File).Inputf("%s changes the memory of the job, and is not planned yet",
 				unplanned.key).
 				WithHint("remove it, and expect the job to take more memory than the plan says")
+		}
+	}
+	for _, t := range j.Model.Network.Towers {
+		for _, step := range t.Before {
+			if step.Kind == model.Convolve && !j.Adapter.AllLinear() && j.Adapter.Targets(step.Path) {
+				return j.Adapter.Place().Inputf("target_modules matches %s, a convolution, which is not planned yet",
+					step.Path).WithHint("name the modules with more of their path, such as attn.proj")
+			}
 		}
 	}
 	if embedding := j.adaptsEmbedding(); embedding != "" && j.Adapter.Type == "LORA" && j.Adapter.LoRABias {

@@ -10,7 +10,8 @@ func (r *resolver) batch() error {
 	for _, n := range []struct {
 		flag  string
 		value int
-	}{{"--seq-len", r.Sequence}, {"--micro-batch", r.MicroBatch}, {"--grad-accum", r.Accumulation}} {
+	}{{"--seq-len", r.Sequence}, {"--usual-seq-len", r.UsualSequence}, {"--micro-batch", r.MicroBatch},
+		{"--grad-accum", r.Accumulation}} {
 		if n.value < 0 || n.value > 1<<26 {
 			return fault.Inputf("%s is %d, expected a number from 1 to %d", n.flag, n.value, 1<<26)
 		}
@@ -50,5 +51,10 @@ func (r *resolver) batch() error {
 		r.assume("a micro batch of 1 sequence: --micro-batch was not given")
 	}
 	j.Accumulation = max(1, j.Accumulation)
+	j.UsualSequence = int64(r.UsualSequence)
+	if j.UsualSequence > j.Sequence {
+		return fault.Inputf("--usual-seq-len is %d, but the first and longest sequences have %d tokens",
+			j.UsualSequence, j.Sequence).WithHint("give the longest length as --seq-len")
+	}
 	return nil
 }

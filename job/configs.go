@@ -4,8 +4,12 @@ import (
 	"errors"
 	"fmt"
 
+	"plimsoll/autograd"
 	"plimsoll/dtype"
 	"plimsoll/fault"
+	"plimsoll/forward"
+	"plimsoll/hub"
+	"plimsoll/model"
 	"plimsoll/recipe"
 )
 
@@ -18,6 +22,10 @@ func (in *Inputs) named(err error) error {
 	located := *bad
 	located.Where = in.framework.Place()
 	located.Hint = "give --model with a name of the catalog or the path of its config.json: the rest of the file holds"
+	if hub.IsRepository(in.framework.Model) && !in.request.Online {
+		located.Hint += fmt.Sprintf("; or add --online; or fetch the file once with 'hf download %s config.json'",
+			in.framework.Model)
+	}
 	return &located
 }
 
@@ -38,16 +46,60 @@ func (r *resolver) framework() error {
 		r.AdapterPrecision = f.AdapterPrecision
 	}
 	r.FusedLoss = r.FusedLoss || f.FusedLoss
-	r.job.Pairs = f.Rewards
+	r.job.Pairs, r.job.KeepsHidden = f.Rewards || f.ValueHead || f.Answers != nil && f.Answers.Pairs, f.ValueHead
+	r.job.LossTwice, r.job.LoadsOnGPU = f.LossTwice, f.LoadsOnGPU
 	if r.Modules == "" {
 		r.Modules = f.Modules
 	}
 	if r.Recompute == "" {
 		r.Recompute = f.Recompute
 	}
+	if q := f.QAT; q != nil {
+		r.job.QAT = &forward.FakeQuantization{Group: int64(q.Group), Activations: q.Activations, Learned: q.Learned}
+	}
+	if err := r.unfrozen(); err != nil {
+		return err
+	}
+	r.job.WidensNorms = f.WidensNorms
+	r.job.StepsInBackward = f.StepsInBackward
+	if o := f.Offloading; o != nil {
+		r.job.OffloadActivations = &autograd.Offload{Streams: o.Streams, Stash: o.Stash, Tracks: o.Tracks,
+			InputsOnly: o.InputsOnly, BeforeLoss: o.BeforeLoss, Weights: o.Weights}
+	}
 	if f.ReducesIn32 {
 		r.job.ReduceType = dtype.F32
 	}
+	return nil
+}
+
+// unfrozen freezes all parameters but those that the patterns of a framework's file match.
+func (r *resolver) unfrozen() error {
+	u := r.Inputs.framework.Unfrozen
+	if u == nil {
+		return nil
+	}
+	j := r.job
+	names, trains := "", false
+	for _, p := range j.Model.Parameters {
+		name := p.Name
+		if r.Inputs.adapter != nil { // PEFT's name for the parameter, without the adapter's own
+			name = "base_model.model." + name
+		}
+		names, trains = name, trains || p.TiedTo == "" && u.Has(name)
+	}
+	switch {
+	case !trains:
+		return u.Place.Inputf("unfrozen_parameters matches no parameter: all are frozen, and nothing is trained").
+			WithHint(fmt.Sprintf("a pattern has to match from the start of a name, such as %s", names))
+	case r.Inputs.adapter != nil:
+		return u.Place.Inputf("unfrozen_parameters is given beside an adapter, which is not planned yet").
+			WithHint("remove one of the two")
+	}
+	if u.Ranges {
+		r.assume("rows outside of the ranges of unfrozen_parameters have gradients and states, too: axolotl sets " +
+			"their gradients to zero")
+	}
+	j.Unfrozen, j.InputGradients = u, u.Embeds
 	return nil
 }
 
@@ -89,14 +141,14 @@ func (r *resolver) loadedAs() string {
 	case r.Inputs.adapter == nil && trained && (f.TrainedIn32 == recipe.Always || mixed):
 		return "fp32"
 	case f.Weights == "":
-		return publishedType(j)
+		return publishedTypeOf(j.Model)
 	}
 	return f.Weights
 }
 
-// publishedType returns the precision that the model was published in.
-func publishedType(j *Job) string {
-	name := fmt.Sprint(j.Model.Parameters[0].DType)
+// publishedTypeOf returns the precision that a model was published in.
+func publishedTypeOf(m *model.Model) string {
+	name := fmt.Sprint(m.Parameters[0].DType)
 	for _, precision := range Precisions {
 		if precisions[precision].weights.String() == name && precisions[precision].autocast == recipe.Unmixed {
 			return precision

@@ -31,8 +31,13 @@ func inRepository(t *testing.T, c filestest.PublicConfig) string {
 	}
 	folder := t.TempDir()
 	for _, named := range configNamed.FindAllStringSubmatch(string(content), -1) {
-		flat := strings.Split(c.Name, "__")[0] + "__" + strings.ReplaceAll(named[1], "/", "_")
-		if other, err := os.ReadFile(filepath.Join(filepath.Dir(c.Path), flat)); err == nil {
+		repository, _, _ := strings.Cut(c.Name, "__")
+		flat, _ := filepath.Glob(filepath.Join(filepath.Dir(c.Path),
+			repository+"__*"+strings.ReplaceAll(named[1], "/", "_")))
+		if len(flat) == 0 {
+			continue
+		}
+		if other, err := os.ReadFile(flat[0]); err == nil {
 			path := filepath.Join(folder, named[1])
 			if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 				t.Fatal(err)
@@ -65,6 +70,11 @@ func planPublic(path string) error {
 	for gpus := 4; err != nil && gpus > 0; gpus /= 2 {
 		q.GPUs = gpus
 		if _, fewer := q.Resolve(); fewer == nil {
+			err = nil
+		}
+	}
+	for q.GPUs, q.Nodes = 8, 2; err != nil && q.Nodes <= 8; q.Nodes *= 2 {
+		if _, more := q.Resolve(); more == nil {
 			err = nil
 		}
 	}

@@ -77,10 +77,16 @@ func (r *resolver) kernels() error {
 // name transformers takes eager attention.
 func (r *resolver) namedAttention() contradiction {
 	j := r.job
-	found := false
+	found, flash := false, false
 	for _, b := range j.Model.Network.Blocks() {
+		flash = flash || b.Attention.NoFlash
 		// Gemma 2's limit of the scores: seen in transformers 5.23.
-		found = found || b.Attention.Sinks != "" || b.Attention.Soft && j.Versions.Transformers.AtLeast(5, 23, 0)
+		found = found || b.Attention.Sinks != "" || b.Attention.NoSDPA ||
+			b.Attention.Soft && j.Versions.Transformers.AtLeast(5, 23, 0)
+	}
+	if flash && j.Attention == forward.Flash {
+		return contradiction{true, fmt.Sprintf("%s \"does not support Flash Attention 2 yet\" (transformers)",
+			j.Model.Architecture), "use --attention eager, the only one of this model"}
 	}
 	return contradiction{found && r.Attention == string(forward.SDPA),
 		fmt.Sprintf("%s \"does not support an attention implementation through torch.nn.functional."+
@@ -110,6 +116,24 @@ func positions(n *model.Network, parameters []model.Parameter) int64 {
 	return 0
 }
 
+// frameworks returns what contradicts settings that only files of frameworks have.
+func (j *Job) frameworks() (list []contradiction) {
+	if j.QAT != nil {
+		list = append(list, contradiction{j.Compile, "torch.compile is not planned with quantization-aware training",
+			"turn compilation off"}, contradiction{j.Quantization != nil && j.Quantization.Bits > 0,
+			"quantization-aware training needs weights that are not quantized", "remove one of the two"})
+	}
+	if j.StepsInBackward {
+		list = append(list, contradiction{j.Accumulation > 1,
+			fmt.Sprintf("the optimizer steps in the backward pass, so it cannot accumulate gradients over %d micro "+
+				"batches", j.Accumulation), "give --grad-accum 1"},
+			contradiction{j.FSDP != nil || j.World > 1,
+				"the optimizer steps in the backward pass, which is planned on one GPU only",
+				"give --gpus 1, or remove optimizer_in_bwd"})
+	}
+	return list
+}
+
 // engines refuses settings that the engine or the optimizer refuses.
 func (r *resolver) engines() error {
 	j := r.job
@@ -123,6 +147,7 @@ func (r *resolver) engines() error {
 		fmt.Sprintf("LOMO steps in the backward pass, so it cannot accumulate gradients over %d micro batches",
 			j.Accumulation),
 		"give --grad-accum 1"})
+	list = append(list, j.frameworks()...)
 	lamb, d := j.Optimizer.Name == "lamb", j.DeepSpeed
 	list = append(list,
 		contradiction{lamb && d == nil, "lamb is a kernel of DeepSpeed, but the job has none",

@@ -99,25 +99,82 @@ func (in *Inputs) readModel() (err error) {
 	if in.model, err = load(name); err != nil {
 		return cmp.Or(recipe.Misplaced(name), in.named(err))
 	}
-	if f := in.framework; f != nil && f.Rewards && in.model.Network != nil {
-		if in.model, err = in.model.Rewarding(); err != nil {
+	plain := in.model
+	if f := in.framework; f != nil && in.model.Network != nil {
+		if f.Rewards {
+			in.model, err = in.model.Rewarding()
+		}
+		if err != nil {
 			return in.named(err)
 		}
-	}
-	if m := in.model; m.Network == nil {
-		with, ok := m.WithoutOperations()
-		if !ok {
-			return fault.File(m.Source).Inputf("the headers have tensors that are neither fp32, fp16 nor bf16, so " +
-				"they do not tell the sizes of the weights in a training").
-				WithHint("name the files of the weights before they were quantized, or the model's config.json")
+		if f.ValueHead {
+			in.model = in.model.Valued()
 		}
-		in.model = with
+	}
+	if err := in.addRouterLoss(); err != nil {
+		return err
+	}
+	if in.model, err = described(in.model); err != nil {
+		return err
 	}
 	in.fused = sync.OnceValue(in.model.FuseExperts)
-	if in.request.Reference != "" {
-		in.reference, err = load(in.request.Reference)
+	name = in.request.Reference
+	if a := in.answers(); a != nil && a.Reference && name == "" {
+		name = a.Model
+		if name == "" && in.framework.Adapter == nil {
+			in.reference = plain
+		}
+	}
+	if name != "" {
+		if in.reference, err = load(name); err != nil {
+			return err
+		}
+	}
+	if in.reference != nil {
+		in.reference, err = described(in.reference)
 	}
 	return err
+}
+
+// answers returns how the framework's file trains on answers, or nil.
+func (in *Inputs) answers() *recipe.Answers {
+	if in.framework == nil {
+		return nil
+	}
+	return in.framework.Answers
+}
+
+// described returns a model with the network that its weights stand for, if the operations are not known.
+func described(m *model.Model) (*model.Model, error) {
+	if m.Network != nil {
+		return m, nil
+	}
+	with, ok := m.WithoutOperations()
+	if !ok {
+		return nil, fault.File(m.Source).Inputf("the headers have tensors that are neither fp32, fp16 nor bf16, so " +
+			"they do not tell the sizes of the weights in a training").
+			WithHint("name the files of the weights before they were quantized, or the model's config.json")
+	}
+	return with, nil
+}
+
+// addRouterLoss adds the loss of the load of experts to a mixture if the program has it output the logits of its
+// routers.
+func (in *Inputs) addRouterLoss() error {
+	f, m := in.framework, in.model
+	if f == nil || !f.RouterLoss || m.Network == nil ||
+		f.RouterLossOf != nil && !slices.Contains(f.RouterLossOf, m.Type) {
+		return nil
+	}
+	mixes := slices.ContainsFunc(m.Network.Blocks(), func(b model.Block) bool { return b.FeedForward.Mixture != nil })
+	with, ok := m.WithRouterLoss()
+	if mixes && !ok {
+		return fault.File(f.File).Inputf("the logits of all routers are not planned for %s", m.Architecture).
+			WithHint("leave out the loss of routers, and expect a training with it to take more memory: a logit for " +
+				"each token, layer and expert")
+	}
+	in.model = with
+	return nil
 }
 
 func (in *Inputs) readTraining() (err error) {

@@ -3,6 +3,9 @@
 package job
 
 import (
+	"slices"
+	"strings"
+
 	"plimsoll/autograd"
 	"plimsoll/dtype"
 	"plimsoll/forward"
@@ -17,6 +20,10 @@ import (
 type Job struct {
 	Model     *model.Model
 	Reference *model.Model // a frozen model beside it, as DPO and RLHF have; nil without
+	// ReferenceType is the type that the frozen model is loaded in.
+	ReferenceType dtype.Type
+	Answers       *Answers // nil without a training on answers
+	KeepsHidden   bool     // the forward pass returns the hidden states behind all blocks
 
 	World        int // ranks
 	Nodes        int
@@ -27,9 +34,13 @@ type Job struct {
 	NUMANodes    int          // of one node; 0 = unknown
 
 	MicroBatch   int64
-	Pairs        bool // each of a micro batch is two sequences: a chosen and a rejected answer
+	Pairs        bool  // each of a micro batch is two sequences: a chosen and a rejected answer
+	BatchTensors int64 // of int64, each as large as the sequences of a micro batch
 	Sequence     int64
-	Accumulation int
+	// UsualSequence is the length in all micro batches but the first; 0 for Sequence.
+	UsualSequence int64
+	Images        forward.Images // of a pass
+	Accumulation  int
 
 	// ParameterType is the type of the stored parameters. AutocastType is the type
 	// that torch.autocast computes in, or Invalid. CastType is the type that an
@@ -39,9 +50,25 @@ type Job struct {
 
 	Attention forward.AttentionKind
 	Recompute *autograd.Checkpoint
-	Loss      forward.LossKind
-	Compile   bool
-	Liger     bool // liger-kernel replaces the modules of the model
+	// Unfrozen are the only parameters that are trained, nil if all are. InputGradients makes the output of the
+	// embeddings need a gradient.
+	Unfrozen       *recipe.Unfrozen
+	InputGradients bool
+	// WidensNorms means that norms, embeddings and the head are in fp32.
+	WidensNorms bool
+	// QuantizesExperts means that the parameters that hold all experts of a layer are quantized, too.
+	QuantizesExperts bool
+	// QAT fake-quantizes linear modules, nil for none.
+	QAT *forward.FakeQuantization
+	// StepsInBackward means that every parameter has an optimizer of its own, which steps once its gradient is
+	// complete.
+	StepsInBackward bool
+	// OffloadActivations moves what operations save to the host, nil if it stays.
+	OffloadActivations *autograd.Offload
+	Loss               forward.LossKind
+	LossTwice          bool // the program computes it, from the logits of a model that has computed its own
+	Compile            bool
+	Liger              bool // liger-kernel replaces the modules of the model
 	// Modules is the library whose modules the model consists of: transformers
 	// (also if empty), litgpt or torchtitan.
 	Modules string
@@ -60,6 +87,8 @@ type Job struct {
 	// SyncEachBatch means that gradients are reduced after every micro batch:
 	// without, FSDP keeps full gradients until the last (no_sync).
 	SyncEachBatch bool
+	// LoadsOnGPU means that every rank loads the full model on its GPU, before FSDP shards it.
+	LoadsOnGPU bool
 	// SplitsDecay means that the optimizer has a parameter group without weight
 	// decay for norms and biases, as transformers' Trainer makes it.
 	SplitsDecay bool
@@ -124,6 +153,24 @@ func (j *Job) FusedExperts() map[string]bool {
 		}
 	}
 	return fused
+}
+
+// Widens reports whether a program converts the parameter to fp32: _convert_embedding_modules_dtype of axolotl
+// (src/axolotl/loaders/model.py).
+func (j *Job) Widens(parameter string) bool {
+	if !j.WidensNorms {
+		return false
+	}
+	module := parameter[:max(0, strings.LastIndexByte(parameter, '.'))]
+	names := []string{"norm", "embed_tokens", "lm_head"}
+	switch j.Model.Type {
+	case "gpt_neox":
+		names = []string{"norm", "embed_in", "embed_out"}
+	case "falcon":
+		names = []string{"norm", "word_embeddings", "lm_head"}
+	}
+	return strings.HasSuffix(module, ".gate") ||
+		slices.ContainsFunc(names, func(name string) bool { return strings.Contains(module, name) })
 }
 
 // Versions are the versions of the programs that the job runs on.

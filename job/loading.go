@@ -15,6 +15,8 @@ const (
 	// LoadedAsPageCache: the ranks of a node share one copy. Safetensors maps the files,
 	// and nothing converts the weights.
 	LoadedAsPageCache
+	// LoadedOnGPU: every rank has a copy on its GPU.
+	LoadedOnGPU
 )
 
 // Loader returns which processes load the model. Since 4.50 from_pretrained makes
@@ -25,6 +27,8 @@ func (j *Job) Loader() Loader {
 	v := j.Versions.Transformers
 	quantized := j.Quantization != nil && (j.Quantization.Bits > 0 || j.Quantization.Dequantized)
 	switch {
+	case j.LoadsOnGPU:
+		return LoadedOnGPU
 	case !j.OfTransformers():
 		return LoadedByNobody
 	case !quantized && j.Model.Parameters[0].DType == j.ParameterType && v.AtLeast(4, 50, 0):

@@ -157,6 +157,8 @@ func (j *Job) refuseOffload() error {
 			"there: no states are on the GPU", "leave --fsdp-offload or --offload states out"},
 		contradiction{j.Optimizer.Managed, fmt.Sprintf("%s keeps its states in CUDA's managed memory, which "+
 			"the driver moves", j.Optimizer.Name), "use the optimizer without paging"},
+		contradiction{j.StepsInBackward, "the optimizer steps in the backward pass",
+			"remove optimizer_in_bwd, or leave --offload states out"},
 		contradiction{j.Optimizer.Name == "lomo", "LOMO has no state", "leave --offload states out"},
 		contradiction{!o.Whole && o.Rest == OnHost && j.Optimizer.IsTogether(), fmt.Sprintf("%s updates a parameter "+
 			"by what it finds in others, so its states cannot come in chunks", j.Optimizer.Name),

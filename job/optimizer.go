@@ -49,6 +49,9 @@ func (r *resolver) optimizer() error {
 	if d := r.job.DeepSpeed; name == "" && d != nil && d.Optimizer != nil {
 		name, where.File = strings.ToLower(d.Optimizer.Type), d.File
 	}
+	if f := r.Inputs.framework; name == "" && f != nil {
+		name, where.File = f.Optimizer, f.File
+	}
 	if name == "" && r.training != nil { // the Trainer's, unless DeepSpeed has one
 		name, where.File = r.training.Optimizer.Name, r.training.File
 	}

@@ -76,6 +76,10 @@ func (r *resolver) recompute() error {
 		return fault.Inputf("unknown way to recompute activations: %q", way).
 			WithHint("expected one of " + strings.Join(Recomputes, ", "))
 	}
+	if j.OffloadActivations != nil && (way == "reentrant" || r.Compile) {
+		return fault.Inputf("activations wait on the host, which is not planned yet with reentrant checkpoints or " +
+			"torch.compile").WithHint("set use_reentrant to false, and leave --compile out")
+	}
 	return nil
 }
 
@@ -98,6 +102,11 @@ func (r *resolver) loss() error {
 	}
 	if r.training != nil && r.training.UseLigerKernel {
 		r.liger()
+	}
+	if f := r.Inputs.framework; f != nil && f.LigerModules {
+		loss := j.Loss
+		r.liger()
+		j.Loss = loss
 	}
 	return r.namedLoss()
 }
@@ -132,13 +141,18 @@ var ligerModels = strings.Fields("gemma gemma2 gemma3_text gemma3 glm4 llama lla
 // liger replaces modules by those of liger-kernel. The Trainer leaves a model
 // alone that liger-kernel does not know.
 func (r *resolver) liger() {
+	if len(r.job.Model.Network.Towers) > 0 {
+		r.assume("use_liger_kernel is not planned for models that read images: the job takes less")
+		return
+	}
 	if !slices.Contains(ligerModels, r.job.Model.Type) {
 		r.assume("use_liger_kernel has no effect: liger-kernel has no kernels for %s", r.job.Model.Type)
 		return
 	}
 	r.job.Liger = true
-	if r.job.Model.Type != "granite" {
-		r.job.Loss = forward.FusedLoss
+	r.job.Loss = forward.FusedLoss
+	if r.job.Model.Type == "granite" { // whose logits are scaled
+		r.job.Loss = forward.InPlaceLoss
 	}
 }
 

@@ -17,6 +17,10 @@ func (r *resolver) quantization() error {
 			"beside the 8-bit ones, which is not planned yet").WithHint("set it to false, or plan without quantization")
 	}
 	r.job.Quantization = q
+	f := r.Inputs.framework
+	if r.job.QuantizesExperts = f != nil && f.QuantizesExperts; r.job.QuantizesExperts {
+		return nil
+	}
 	if q.Bits > 0 && len(r.job.FusedExperts()) > 0 {
 		r.assume("expert weights stay in %v: bitsandbytes quantizes only linear modules, and transformers 5 keeps "+
 			"the experts of a layer in one parameter", r.job.ParameterType)

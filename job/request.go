@@ -29,6 +29,12 @@ type Request struct {
 	NUMANodes   int // of a node
 
 	Sequence, MicroBatch, Accumulation int
+	// UsualSequence is the length in all micro batches but the first, which has the longest sample; 0 for Sequence.
+	UsualSequence int `json:",omitempty"`
+
+	Images    *int     `json:",omitempty"` // of a sequence
+	ImageSize string   `json:",omitempty"` // height and width in pixels, such as 768x1024
+	Freeze    []string `json:",omitempty"` // of model.Parts
 
 	Precision         string
 	AdapterPrecision  string

@@ -34,7 +34,7 @@ func (r *resolver) parallel() error {
 			WithHint(fmt.Sprintf("give a number of GPUs that is a multiple of %d",
 				j.Parallel.Tensor*j.Parallel.Context))
 	}
-	if j.Sequence%j.Parallel.Context != 0 {
+	if j.Sequence%j.Parallel.Context != 0 || j.UsualSequence%j.Parallel.Context != 0 {
 		return fault.Inputf("sequences of %d tokens cannot be divided among %d ranks", j.Sequence, j.Parallel.Context)
 	}
 	return nil

@@ -109,4 +109,13 @@ var blockClasses = map[string]string{
 	"qwen2_moe": "Qwen2MoeDecoderLayer", "qwen3": "Qwen3DecoderLayer", "qwen3_moe": "Qwen3MoeDecoderLayer",
 	"qwen3_next": "Qwen3NextDecoderLayer", "seed_oss": "SeedOssDecoderLayer", "smollm3": "SmolLM3DecoderLayer",
 	"stablelm": "StableLmDecoderLayer", "starcoder2": "Starcoder2DecoderLayer", "t5": "T5Block",
+	"apertus": "ApertusDecoderLayer", "bamba": "BambaDecoderLayer", "cwm": "CwmDecoderLayer",
+	"deepseek_v32": "DeepseekV32DecoderLayer", "electra": "ElectraLayer", "falcon_h1": "FalconH1DecoderLayer",
+	"falcon_mamba": "FalconMambaBlock", "glm4_moe_lite": "Glm4MoeLiteDecoderLayer", "gptj": "GPTJBlock",
+	"granitemoehybrid": "GraniteMoeHybridDecoderLayer", "hyperclovax": "HyperCLOVAXDecoderLayer",
+	"lfm2": "Lfm2DecoderLayer", "lfm2_moe": "Lfm2MoeDecoderLayer", "llama4_text": "Llama4TextDecoderLayer",
+	"mamba": "MambaBlock", "mamba2": "Mamba2Block", "minimax": "MiniMaxDecoderLayer",
+	"mistral4": "Mistral4DecoderLayer", "mpt": "MptBlock", "mt5": "MT5Block", "nemotron_h": "NemotronHBlock",
+	"phimoe": "PhimoeDecoderLayer", "qwen3_5_moe_text": "Qwen3_5MoeDecoderLayer", "qwen3_5_text": "Qwen3_5DecoderLayer",
+	"recurrent_gemma": "RecurrentGemmaDecoderLayer", "rwkv": "RwkvBlock", "youtu": "YoutuDecoderLayer",
 }

@@ -48,9 +48,13 @@ const (
 	FeedForwardActivations Component = "activations_feed_forward"
 	ResidualActivations    Component = "activations_residual_stream"
 	AdapterActivations     Component = "activations_adapters"
+	VisionActivations      Component = "activations_vision"
 	RecomputedActivations  Component = "activations_recomputed"
+	OffloadedActivations   Component = "activations_offloaded"
 	LogitsAndLoss          Component = "logits_and_loss"
 	AutocastWeights        Component = "autocast_weights"
+	FakeQuantizedWeights   Component = "fake_quantized_weights"
+	DequantizedWeights     Component = "dequantized_weights"
 	ActivationGradients    Component = "activation_gradients"
 	OperationScratch       Component = "operation_scratch"
 	MatmulWorkspaces       Component = "matmul_workspaces"
@@ -137,9 +141,13 @@ var descriptions = map[Component]description{
 	FeedForwardActivations: {title: "activations: feed-forward", partOf: Activations},
 	ResidualActivations:    {title: "activations: residual stream", partOf: Activations},
 	AdapterActivations:     {title: "activations: adapters", partOf: Activations},
+	VisionActivations:      {title: "activations: images", partOf: Activations},
 	RecomputedActivations:  {title: "activations (recomputed)", partOf: Activations},
+	OffloadedActivations:   {title: "activations (offloaded)", partOf: Activations},
 	LogitsAndLoss:          {title: "logits and loss"},
 	AutocastWeights:        {title: "weights cast by autocast", partOf: Activations},
+	DequantizedWeights:     {title: "dequantized weights", partOf: Activations},
+	FakeQuantizedWeights:   {title: "fake-quantized weights", partOf: Activations},
 	ActivationGradients:    {title: "gradients of activations"},
 	OperationScratch:       {title: "scratch of operations"},
 	MatmulWorkspaces:       {title: "workspaces of matrix products"},

@@ -108,6 +108,41 @@ func phi(s scope) {
 	s.tensor("lm_head.bias", vocabulary)
 }
 
+// gptJ is GPT-J. Every block makes sines and cosines of its own.
+func gptJ(s scope) {
+	vocabulary, hidden := s.size("vocab_size"), s.size("n_embd", "hidden_size")
+	heads, inner := s.size("n_head", "num_attention_heads"), s.sizeOr(4*hidden, "n_inner")
+	width := s.divide(hidden, "n_embd", heads, "n_head")
+	rotated := width
+	if !s.isNull("rotary_dim") {
+		rotated = min(width, s.sizeOr(64, "rotary_dim"))
+	}
+	dropout := s.shareOr(0, "resid_pdrop")
+	body := s.in("transformer")
+	stack := s.stack(hidden, Stack{Causal: true, EmbeddingDropout: s.shareOr(0, "embd_pdrop")})
+	stack.TokenEmbedding = body.embedding("wte", vocabulary, hidden)
+	body.blocks(stack, "h", s.size("n_layer", "num_hidden_layers"), func(block scope, _ int64, b *Block) {
+		b.Arrangement, b.Dropout = Parallel, dropout
+		b.AttentionNorm = block.layerNorm("ln_1", hidden)
+		a := block.in("attn")
+		b.Attention = Attention{Heads: heads, KeyValueHeads: heads, Width: width, ValueWidth: width, Joined: true,
+			Rotary: float64(rotated) / float64(width), OwnAngles: true, WideScores: true, WideSoftmax: true,
+			NoSDPA: true, Dropout: s.shareOr(0, "attn_pdrop")}
+		b.Attention.Key = a.linear("k_proj", hidden, hidden, false)
+		b.Attention.Value = a.linear("v_proj", hidden, hidden, false)
+		b.Attention.Query = a.linear("q_proj", hidden, hidden, false)
+		b.Attention.Output = a.linear("out_proj", hidden, hidden, false)
+		b.FeedForward = FeedForward{
+			Up:    block.linear("mlp.fc_in", hidden, inner, true),
+			Down:  block.linear("mlp.fc_out", inner, hidden, true),
+			Inner: inner, Activation: s.activation("gelu_new"),
+		}
+	})
+	stack.FinalNorm = body.layerNorm("ln_f", hidden)
+	s.head("lm_head", hidden, vocabulary, false, "transformer.wte.weight")
+	s.tensor("lm_head.bias", vocabulary)
+}
+
 func opt(s scope) {
 	vocabulary, hidden, inner := s.size("vocab_size"), s.size("hidden_size"), s.size("ffn_dim")
 	heads := s.size("num_attention_heads")
@@ -258,7 +293,7 @@ func (s scope) labels() int64 {
 }
 
 // t5 has an encoder and a decoder with a shared embedding. In T5 the head is
-// tied to it. T5 1.1 and Flan-T5 have a head of their own, as their config.json
+// tied to it. T5 1.1, Flan-T5 and mT5 have a head of their own, as their config.json
 // says.
 func t5(s scope) {
 	vocabulary, hidden, inner := s.size("vocab_size"), s.size("d_model", "hidden_size"), s.size("d_ff")

@@ -1,6 +1,7 @@
 package model
 
 import (
+	"plimsoll/dtype"
 	"slices"
 	"strings"
 
@@ -10,9 +11,9 @@ import (
 // classified are decoders that transformers has with a head for one class of a
 // sequence, as for reward models: AForSequenceClassification.
 var classified = []string{
-	"Arcee", "Bloom", "DeepseekV2", "DeepseekV3", "Exaone4", "Falcon", "GPT2", "GPTNeoX", "Gemma", "Gemma2", "Glm",
-	"Glm4", "GptOss", "Helium", "HunYuanDenseV1", "HunYuanMoEV1", "Llama", "Ministral", "Ministral3", "Mistral",
-	"Mixtral", "Nemotron", "OPT",
+	"Arcee", "Bloom", "DeepseekV2", "DeepseekV3", "Exaone4", "Falcon", "GPT2", "GPTJ", "GPTNeoX", "Gemma", "Gemma2",
+	"Glm", "Glm4", "GptOss", "Helium", "HunYuanDenseV1", "HunYuanMoEV1", "Llama", "Ministral", "Ministral3",
+	"Mistral", "Mistral4", "Mixtral", "Mpt", "Nemotron", "OPT",
 	"Olmo", "Olmo2", "Olmo3", "Phi", "Phi3", "Qwen2", "Qwen2Moe", "Qwen3", "Qwen3Moe", "Qwen3Next", "SeedOss",
 	"SmolLM3", "StableLm", "Starcoder2",
 }
@@ -20,8 +21,8 @@ var classified = []string{
 // unlabeled are those of them without a head for a class of every token, or with
 // one of another kind than AForTokenClassification has elsewhere.
 var unlabeled = []string{
-	"Bloom", "DeepseekV2", "Falcon", "GPT2", "GPTNeoX", "HunYuanDenseV1", "HunYuanMoEV1", "OPT", "Olmo", "Olmo2",
-	"Olmo3",
+	"Bloom", "DeepseekV2", "Falcon", "GPT2", "GPTJ", "GPTNeoX", "HunYuanDenseV1", "HunYuanMoEV1", "Mpt", "OPT", "Olmo",
+	"Olmo2", "Olmo3",
 }
 
 // withClassifiers returns the architectures and those that have a classifier in
@@ -85,6 +86,22 @@ func (n *Network) headWidth() int64 {
 		return stack.EmbeddingWidth
 	}
 	return n.Hidden
+}
+
+// Valued returns the model with TRL's value head beside its language model's head: a linear module in fp32, with one
+// output for every token. It is trained beside an adapter, too.
+func (m *Model) Valued() *Model {
+	valued, network := *m, *m.Network
+	valued.Parameters = slices.Clone(m.Parameters)
+	network.Head.Value = "v_head.summary"
+	add := func(name string, shape ...int64) {
+		valued.Parameters = append(valued.Parameters, Parameter{Name: network.Head.Value + "." + name, Shape: shape,
+			DType: dtype.F32, Block: -1, Wide: true, Beside: true})
+	}
+	add("weight", 1, network.headWidth())
+	add("bias", 1)
+	valued.Network = &network
+	return &valued
 }
 
 // Rewarding returns the model as AutoModelForSequenceClassification loads it with one label: a linear module "score" in

@@ -22,8 +22,11 @@ import (
 type config struct {
 	*strict.Document
 	fields map[string]strict.Member
-	err    error // the first fault
+	*reading
 }
+
+// reading is what a config.json and the configurations inside of it share.
+type reading struct{ err error } // the first fault
 
 // maxSize bounds every size. Vocabularies are below a million, and a product of
 // two sizes must not overflow.
@@ -144,6 +147,25 @@ func (c *config) refuse(name string) {
 	}
 }
 
+// section returns the fields of an object of the file.
+func (c *config) section(name string) *config {
+	inner := &config{Document: c.Document, fields: map[string]strict.Member{}, reading: c.reading}
+	v, ok := c.find(name)
+	if ok && v.Kind != '{' {
+		c.fail(v.At, "", "%s is %s: expected an object", name, v)
+	}
+	for _, m := range v.Members {
+		inner.fields[m.Name] = m
+	}
+	return inner
+}
+
+// isSet reports whether a number is neither absent nor zero.
+func (c *config) isSet(name string) bool {
+	v, ok := c.take(strict.Number(), name)
+	return ok && v.Number != 0
+}
+
 // divide returns whole/parts. It reports a fault if there is a remainder.
 func (c *config) divide(whole int64, wholeName string, parts int64, partsName string) int64 {
 	if whole%parts != 0 {
@@ -158,6 +180,13 @@ func (c *config) divide(whole int64, wholeName string, parts int64, partsName st
 // is float32.
 func (c *config) dtype() dtype.Type {
 	v, ok := c.find("dtype", "torch_dtype")
+	if text, inside := c.find("text_config"); !ok && inside {
+		for _, name := range []string{"dtype", "torch_dtype"} {
+			if m := text.Member(name); m != nil && m.Value.Kind == '"' {
+				v, ok = found{name, m.Value}, true
+			}
+		}
+	}
 	if !ok {
 		return dtype.F32
 	}
@@ -248,7 +277,7 @@ func fromConfig(doc *strict.Document, name, source string) (*Model, error) {
 	if _, err := (strict.Schema{Rule: strict.Free()}).Read(doc); err != nil {
 		return nil, err
 	}
-	c := &config{Document: doc, fields: map[string]strict.Member{}}
+	c := &config{Document: doc, fields: map[string]strict.Member{}, reading: &reading{}}
 	for _, m := range doc.Root.Members {
 		c.fields[m.Name] = m
 	}
@@ -257,12 +286,16 @@ func fromConfig(doc *strict.Document, name, source string) (*Model, error) {
 		return nil, err
 	}
 	t := c.dtype()
-	root := scope{construction: &construction{config: c, dtype: t, network: &Network{}}}
+	root := scope{construction: &construction{config: c, body: "model",
+		made: &made{weights: t, network: &Network{}, known: architectures}}}
 	a.describe(root)
 	if c.err != nil {
 		return nil, c.err
 	}
 	numberBlocks(root.parameters)
+	if root.opaque {
+		root.network = nil
+	}
 	_, quantized := c.find("quantization_config", "compression_config")
 	return &Model{
 		Name:         name,

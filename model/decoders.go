@@ -6,14 +6,14 @@ package model
 func decoder(tied bool, block func(s scope, index int64, b *Block)) func(scope) {
 	return func(s scope) {
 		vocabulary, hidden := s.size("vocab_size"), s.size("hidden_size")
-		body := s.in("model")
+		body := s.in(s.body)
 		stack := s.stack(hidden, Stack{
 			TokenEmbedding: body.embedding("embed_tokens", vocabulary, hidden),
 			Causal:         true,
 		})
 		body.blocks(stack, "layers", s.size("num_hidden_layers"), block)
 		stack.FinalNorm = body.norm("norm", hidden)
-		s.head("lm_head", hidden, vocabulary, tied, "model.embed_tokens.weight")
+		s.head("lm_head", hidden, vocabulary, tied, s.body+".embed_tokens.weight")
 	}
 }
 
@@ -46,7 +46,7 @@ func qwen2MoeBlock(s scope, index int64, b *Block) {
 	b.Attention = attention{keyValueHeads: 16, inputBias: s.flagOr(true, "qkv_bias")}.describe(s.in("self_attn"))
 	mlp := s.in("mlp")
 	if qwenSparse(s, index) {
-		b.FeedForward = experts{chosen: 4, normalized: setting{field: "norm_topk_prob"}}.describe(s)
+		b.FeedForward = experts{chosen: 4, normalized: setting{field: "norm_topk_prob"}, auxiliary: true}.describe(s)
 		shareExpert(mlp, b.FeedForward.Mixture)
 	} else {
 		b.FeedForward = gated(mlp, s.size("intermediate_size"), false)
@@ -77,7 +77,7 @@ func qwen3MoeBlock(s scope, index int64, b *Block) {
 	}.describe(s.in("self_attn"))
 	if qwenSparse(s, index) {
 		b.FeedForward = experts{count: []string{"num_experts", "num_local_experts"}, chosen: 8,
-			normalized: setting{field: "norm_topk_prob"}}.describe(s)
+			normalized: setting{field: "norm_topk_prob"}, auxiliary: true}.describe(s)
 	} else {
 		b.FeedForward = gated(s.in("mlp"), s.size("intermediate_size"), false)
 	}
@@ -85,6 +85,19 @@ func qwen3MoeBlock(s scope, index int64, b *Block) {
 }
 
 func qwen3NextBlock(s scope, index int64, b *Block) {
+	qwen3NextAttention(s, index, b, deltaNet)
+	mlp := s.in("mlp")
+	if qwenSparse(s, index) {
+		b.FeedForward = experts{chosen: 10, normalized: setting{"norm_topk_prob", true}, auxiliary: true}.describe(s)
+		shareExpert(mlp, b.FeedForward.Mixture)
+	} else {
+		b.FeedForward = gated(mlp, s.size("intermediate_size"), false)
+	}
+	qwen3NextNorms(s, b)
+}
+
+// qwen3NextAttention adds full attention or the delta rule.
+func qwen3NextAttention(s scope, index int64, b *Block, delta func(scope) Attention) {
 	if s.layerType(index) == "full_attention" {
 		bias := s.flagOr(false, "attention_bias")
 		b.Attention = attention{
@@ -97,15 +110,12 @@ func qwen3NextBlock(s scope, index int64, b *Block) {
 		}.describe(s.in("self_attn"))
 		b.Attention.Joined, b.Attention.Rotary = true, s.rotary(0.25)
 	} else {
-		b.Attention = deltaNet(s.in("linear_attn"))
+		b.Attention = delta(s.in("linear_attn"))
 	}
-	mlp := s.in("mlp")
-	if qwenSparse(s, index) {
-		b.FeedForward = experts{chosen: 10, normalized: setting{"norm_topk_prob", true}}.describe(s)
-		shareExpert(mlp, b.FeedForward.Mixture)
-	} else {
-		b.FeedForward = gated(mlp, s.size("intermediate_size"), false)
-	}
+}
+
+// qwen3NextNorms adds the norms of a block, which multiply by their weight in fp32.
+func qwen3NextNorms(s scope, b *Block) {
 	blockNorms(s, b)
 	for _, norm := range []*Norm{&b.AttentionNorm, &b.FeedForwardNorm, &b.Attention.QueryNorm, &b.Attention.KeyNorm} {
 		if norm.Kind != NoNorm {
@@ -114,10 +124,26 @@ func qwen3NextBlock(s scope, index int64, b *Block) {
 	}
 }
 
-// qwen3Next is a decoder whose norms multiply by their weight in fp32.
-func qwen3Next(s scope) {
-	decoder(false, qwen3NextBlock)(s)
-	s.network.Stacks[0].FinalNorm.Kind = RMSNormF32
+// qwen3Next returns a decoder whose norms multiply by their weight in fp32.
+func qwen3Next(block func(s scope, index int64, b *Block)) func(scope) {
+	describe := decoder(false, block)
+	return func(s scope) {
+		describe(s)
+		s.network.Stacks[0].FinalNorm.Kind = RMSNormF32
+	}
+}
+
+func qwen35Block(s scope, index int64, b *Block) {
+	qwen3NextAttention(s, index, b, splitDeltaNet)
+	b.FeedForward = gated(s.in("mlp"), s.size("intermediate_size"), false)
+	qwen3NextNorms(s, b)
+}
+
+func qwen35MoEBlock(s scope, index int64, b *Block) {
+	qwen3NextAttention(s, index, b, splitDeltaNet)
+	b.FeedForward = experts{chosen: 8, normalized: setting{otherwise: true}, auxiliary: true}.describe(s)
+	shareExpert(s.in("mlp"), b.FeedForward.Mixture)
+	qwen3NextNorms(s, b)
 }
 
 // shareExpert adds the shared expert, which every token passes, and its gate.
@@ -236,6 +262,12 @@ func deepseekV3Block(s scope, index int64, b *Block) {
 // fp8 weights, and the module that predicts further tokens.
 func deepseekBlock(s scope, index int64, b *Block, dense int64, e experts, bias bool) {
 	b.Attention = latentAttention(s.in("self_attn"))
+	deepseekFeedForward(s, index, b, dense, e, bias)
+	blockNorms(s, b)
+}
+
+// deepseekFeedForward adds experts after so many dense layers.
+func deepseekFeedForward(s scope, index int64, b *Block, dense int64, e experts, bias bool) {
 	if index < s.countOr(dense, "first_k_dense_replace") {
 		b.FeedForward = gated(s.in("mlp"), s.size("intermediate_size"), bias)
 	} else {
@@ -245,7 +277,6 @@ func deepseekBlock(s scope, index int64, b *Block, dense int64, e experts, bias 
 		}
 		b.FeedForward = e.describe(s)
 	}
-	blockNorms(s, b)
 }
 
 // blockNorms adds the norms before the attention and the feed-forward network.
@@ -266,19 +297,26 @@ type attention struct {
 	gate          bool // the projection to queries also computes an output gate
 }
 
-func (a attention) describe(s scope) Attention {
-	hidden, heads := s.size("hidden_size"), s.size("num_attention_heads")
-	width := s.sizeOr(a.width, "head_dim")
+// sizes returns the numbers of heads and the width of one.
+func (a attention) sizes(s scope) (heads, groups, width int64) {
+	hidden := s.size("hidden_size")
+	heads = s.size("num_attention_heads")
+	width = s.sizeOr(a.width, "head_dim")
 	if width == 0 {
 		width = s.divide(hidden, "hidden_size", heads, "num_attention_heads")
 	}
-	groups := heads
+	groups = heads
 	if a.keyValueHeads > 0 && !s.isNull("num_key_value_heads") {
 		groups = a.keyValueHeads
 	}
 	groups = s.sizeOr(groups, "num_key_value_heads")
 	s.divide(heads, "num_attention_heads", groups, "num_key_value_heads")
+	return heads, groups, width
+}
 
+func (a attention) describe(s scope) Attention {
+	hidden := s.size("hidden_size")
+	heads, groups, width := a.sizes(s)
 	d := Attention{
 		Heads: heads, KeyValueHeads: groups, Width: width, ValueWidth: width, Gated: a.gate, WideSoftmax: true,
 		Rotary:  s.shareOr(1, "partial_rotary_factor"),
@@ -343,6 +381,25 @@ func latentAttention(s scope) Attention {
 
 // deltaNet adds the linear attention of Qwen3-Next.
 func deltaNet(s scope) Attention {
+	return gatedDelta(s, func(d *Delta, hidden, keys, values int64) {
+		d.Project = s.linear("in_proj_qkvz", hidden, 2*keys+2*values, false)
+		d.Gates = []string{s.linear("in_proj_ba", hidden, 2*d.ValueHeads, false)}
+	}, nil)
+}
+
+// splitDeltaNet adds that of Qwen3.5, which has four projections.
+func splitDeltaNet(s scope) Attention {
+	return gatedDelta(s, nil, func(d *Delta, hidden, keys, values int64) {
+		d.Project = s.linear("in_proj_qkv", hidden, 2*keys+values, false)
+		d.OutputGate = s.linear("in_proj_z", hidden, values, false)
+		d.Gates = []string{s.linear("in_proj_b", hidden, d.ValueHeads, false),
+			s.linear("in_proj_a", hidden, d.ValueHeads, false)}
+	})
+}
+
+// gatedDelta adds linear attention with the gated delta rule. One of before and
+// after adds the projections, before or after the norm and the output.
+func gatedDelta(s scope, before, after func(d *Delta, hidden, keys, values int64)) Attention {
 	hidden, heads := s.size("hidden_size"), s.size("linear_num_value_heads")
 	d := &Delta{
 		KeyHeads: s.size("linear_num_key_heads"), KeyWidth: s.size("linear_key_head_dim"),
@@ -353,11 +410,16 @@ func deltaNet(s scope) Attention {
 	s.tensor("A_log", heads)
 	s.tensor("conv1d.weight", 2*keys+values, 1, s.size("linear_conv_kernel_dim"))
 	d.Convolution = s.module("conv1d")
-	d.Project = s.linear("in_proj_qkvz", hidden, 2*keys+2*values, false)
-	d.Gates = s.linear("in_proj_ba", hidden, 2*heads, false)
+	if before != nil {
+		before(d, hidden, keys, values)
+	}
 	d.Norm = s.norm("norm", d.ValueWidth)
+	output := s.linear("out_proj", values, hidden, false)
+	if after != nil {
+		after(d, hidden, keys, values)
+	}
 	return Attention{Heads: heads, KeyValueHeads: heads, Width: d.KeyWidth, ValueWidth: d.ValueWidth, Delta: d,
-		Output: s.linear("out_proj", values, hidden, false)}
+		Output: output}
 }
 
 // gated adds a feed-forward network of three projections.

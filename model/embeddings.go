@@ -12,7 +12,7 @@ func (p Parameter) IsEmbedding() bool {
 	}
 	name := module[strings.LastIndexByte(module, '.')+1:]
 	switch name {
-	case "wte", "wpe", "shared", "embed_tokens", "embed_positions", "embed_in", "relative_attention_bias":
+	case "wte", "wpe", "shared", "embed_tokens", "embed_positions", "embed_in", "pos_embed", "relative_attention_bias":
 		return true
 	}
 	return strings.HasSuffix(name, "_embedding") || strings.HasSuffix(name, "_embeddings")

@@ -13,6 +13,11 @@ const (
 	bertTokens // a class of every token
 	robertaMasked
 	robertaClassification
+	answers // the first and the last token of an answer
+	electraMasked
+	electraPreTraining
+	electraClassification
+	albertMasked
 )
 
 // bert returns BERT with its encoder at path, a pooler and the head. Models for
@@ -24,11 +29,15 @@ type encoder struct {
 	ownPositions  bool // every sequence counts the tokens that are no padding
 	positionsLast bool // their table comes after the norm
 	headFirst     bool // the head is the first module
+	narrow        bool // embeddings may have a width of their own (ELECTRA, ALBERT)
+	shares        bool // blocks share their weights (ALBERT)
 }
 
 var (
 	roberta    = encoder{ownPositions: true, positionsLast: true}
 	xlmRoberta = encoder{ownPositions: true, positionsLast: true, headFirst: true}
+	electra    = encoder{narrow: true}
+	albert     = encoder{narrow: true, shares: true}
 )
 
 // with returns the encoder at path with a head.
@@ -48,29 +57,41 @@ func (e encoder) with(path string, head bertHead) func(scope) {
 		}
 		embeddings := body.in("embeddings")
 		stack := s.stack(hidden, Stack{EmbeddingDropout: dropout, OwnPositions: e.ownPositions})
-		stack.TokenEmbedding = embeddings.embedding("word_embeddings", vocabulary, hidden)
+		embedded := hidden
+		if e.narrow {
+			embedded = s.size("embedding_size")
+			stack.EmbeddingWidth, stack.ProjectsLast = embedded, true
+		}
+		stack.TokenEmbedding = embeddings.embedding("word_embeddings", vocabulary, embedded)
 		positions := func() {
 			stack.PositionEmbedding = embeddings.embedding("position_embeddings", s.size("max_position_embeddings"),
-				hidden)
+				embedded)
 		}
 		if !e.positionsLast {
 			positions()
 		}
-		stack.TypeEmbedding = embeddings.embedding("token_type_embeddings", s.sizeOr(2, "type_vocab_size"), hidden)
-		stack.EmbeddingNorm = embeddings.layerNorm("LayerNorm", hidden)
+		stack.TypeEmbedding = embeddings.embedding("token_type_embeddings", s.sizeOr(2, "type_vocab_size"), embedded)
+		stack.EmbeddingNorm = embeddings.layerNorm("LayerNorm", embedded)
 		if e.positionsLast {
 			positions()
 		}
-		body.in("encoder").blocks(stack, "layer", s.size("num_hidden_layers"), func(block scope, _ int64, b *Block) {
+		attention := Attention{Heads: heads, KeyValueHeads: heads, Width: width, ValueWidth: width,
+			Dropout: s.shareOr(0.1, "attention_probs_dropout_prob")}
+		switch {
+		case e.shares:
+			attention.Dropout = s.shareOr(0, "attention_probs_dropout_prob")
+			dropout = s.shareOr(0, "hidden_dropout_prob")
+			stack.EmbeddingDropout = dropout
+			stack.ProjectIn = body.linear("encoder.embedding_hidden_mapping_in", embedded, hidden, true)
+			body.in("encoder").albertBlocks(stack, Block{Arrangement: PostNorm, Dropout: dropout, Attention: attention},
+				hidden, inner)
+		case e.narrow && embedded != hidden:
+			stack.ProjectIn = body.linear("embeddings_project", embedded, hidden, true)
+		}
+		body.in("encoder").blocks(stack, "layer", s.blocksOf(e), func(block scope, _ int64, b *Block) {
 			b.Arrangement, b.Dropout = PostNorm, dropout
 			a := block.in("attention")
-			b.Attention = Attention{
-				Heads:         heads,
-				KeyValueHeads: heads,
-				Width:         width,
-				ValueWidth:    width,
-				Dropout:       s.shareOr(0.1, "attention_probs_dropout_prob"),
-			}
+			b.Attention = attention
 			b.Attention.Query = a.linear("self.query", hidden, hidden, true)
 			b.Attention.Key = a.linear("self.key", hidden, hidden, true)
 			b.Attention.Value = a.linear("self.value", hidden, hidden, true)
@@ -84,12 +105,55 @@ func (e encoder) with(path string, head bertHead) func(scope) {
 			b.FeedForwardNorm = block.layerNorm("output.LayerNorm", hidden)
 		})
 		if head == bertBare || head == bertPreTraining || head == bertClassification {
-			s.network.Head.Pooler = body.linear("pooler.dense", hidden, hidden, true)
+			name := "pooler.dense"
+			if e.shares {
+				name = "pooler"
+			}
+			s.network.Head.Pooler = body.linear(name, hidden, hidden, true)
 		}
 		if !e.headFirst {
 			s.bertHead(head, path, hidden, vocabulary)
 		}
 		s.ownFirst()
+	}
+}
+
+// blocksOf returns the number of the blocks with weights of their own.
+func (s scope) blocksOf(e encoder) int64 {
+	if e.shares {
+		return 0
+	}
+	return s.size("num_hidden_layers")
+}
+
+// albertBlocks adds ALBERT's groups of blocks. The blocks of a group have one after
+// the other the same weights.
+func (s scope) albertBlocks(stack *Stack, like Block, hidden, inner int64) {
+	groups, layers := s.sizeOr(1, "num_hidden_groups"), s.size("num_hidden_layers")
+	if s.sizeOr(1, "inner_group_num") > 1 {
+		v, _ := s.find("inner_group_num")
+		s.fail(v.At, Documented, "inner_group_num is %s, which is not supported", v)
+	}
+	var blocks []Block
+	s.repeat("albert_layer_groups", groups, func(group scope, _ int64) {
+		b, block := like, group.in("albert_layers.0")
+		b.Path = block.module("")
+		b.FeedForwardNorm = block.layerNorm("full_layer_layer_norm", hidden)
+		a := block.in("attention")
+		b.Attention.Query = a.linear("query", hidden, hidden, true)
+		b.Attention.Key = a.linear("key", hidden, hidden, true)
+		b.Attention.Value = a.linear("value", hidden, hidden, true)
+		b.Attention.Output = a.linear("dense", hidden, hidden, true)
+		b.AttentionNorm = a.layerNorm("LayerNorm", hidden)
+		b.FeedForward = FeedForward{Up: block.linear("ffn", hidden, inner, true),
+			Down: block.linear("ffn_output", inner, hidden, true), Inner: inner, Activation: s.activation("gelu_new")}
+		b.UndroppedFeedForward = true
+		blocks = append(blocks, b)
+	})
+	for index := range layers {
+		if s.err == nil {
+			stack.Blocks = append(stack.Blocks, blocks[index*groups/layers])
+		}
 	}
 }
 
@@ -140,6 +204,34 @@ func (s scope) bertHead(head bertHead, path string, hidden, vocabulary int64) {
 		predictions.head("decoder", hidden, vocabulary, true, table)
 		predictions.tiedBias("decoder.bias", "lm_head.bias", vocabulary)
 		h.NarrowLoss = true
+	case answers:
+		h.Outputs, h.Classes, h.Spans = 2, true, true
+		h.Projection = s.linear("qa_outputs", hidden, 2, true)
+		h.Dropout = s.shareOr(0, "qa_dropout")
+	case electraMasked:
+		embedded := s.size("embedding_size")
+		h.Norm = s.layerNorm("generator_predictions.LayerNorm", embedded)
+		h.Dense, h.Width = s.linear("generator_predictions.dense", hidden, embedded, true), embedded
+		s.head("generator_lm_head", embedded, vocabulary, true, table)
+		s.tensor("generator_lm_head.bias", vocabulary)
+		h.NarrowLoss = true
+	case albertMasked:
+		embedded, predictions := s.size("embedding_size"), s.in("predictions")
+		predictions.tensor("bias", vocabulary)
+		h.Norm = predictions.layerNorm("LayerNorm", embedded)
+		h.Dense, h.Width = predictions.linear("dense", hidden, embedded, true), embedded
+		predictions.head("decoder", embedded, vocabulary, true, table)
+		predictions.tiedBias("decoder.bias", "predictions.bias", vocabulary)
+		h.NarrowLoss, h.Activation = true, s.activation("gelu_new")
+	case electraPreTraining:
+		predictions := s.in("discriminator_predictions")
+		h.Outputs, h.Classes, h.NarrowLoss = 1, true, true
+		h.Dense, h.Activation = predictions.linear("dense", hidden, hidden, true), s.activation("gelu")
+		h.Projection = predictions.linear("dense_prediction", hidden, 1, true)
+	case electraClassification:
+		h.Outputs, h.Classes, h.PerSequence, h.Activation = s.labels(), true, true, "gelu"
+		h.Dense, h.Dropout = s.linear("classifier.dense", hidden, hidden, true), s.classifierDropout()
+		h.Projection = s.linear("classifier.out_proj", hidden, h.Outputs, true)
 	case bertClassification, bertTokens:
 		h.Outputs, h.Classes, h.PerSequence = s.labels(), true, head == bertClassification
 		h.Projection = s.linear("classifier", hidden, h.Outputs, true)
@@ -153,8 +245,66 @@ func (s scope) bertHead(head bertHead, path string, hidden, vocabulary int64) {
 
 // classifierDropout is the dropout before a classifier of tokens.
 func (s scope) classifierDropout() float64 {
-	return s.shareOr(s.shareOr(0.1, "hidden_dropout_prob"), "classifier_dropout")
+	return s.shareOr(s.shareOr(0.1, "hidden_dropout_prob"), "classifier_dropout", "classifier_dropout_prob")
 }
+
+// distilBERT returns DistilBERT with a head. It has no types of tokens.
+func distilBERT(head bertHead) func(scope) {
+	return func(s scope) {
+		vocabulary, hidden, inner := s.size("vocab_size"), s.size("dim", "hidden_size"), s.size("hidden_dim")
+		heads := s.size("n_heads", "num_attention_heads")
+		width := s.divide(hidden, "dim", heads, "n_heads")
+		dropout := s.shareOr(0.1, "dropout")
+		body := s.in("distilbert")
+		embeddings := body.in("embeddings")
+		stack := s.stack(hidden, Stack{EmbeddingDropout: dropout})
+		stack.TokenEmbedding = embeddings.embedding("word_embeddings", vocabulary, hidden)
+		stack.PositionEmbedding = embeddings.embedding("position_embeddings", s.size("max_position_embeddings"), hidden)
+		if s.flagOr(false, "sinusoidal_pos_embds") && s.err == nil {
+			s.parameters[len(s.parameters)-1].Frozen = true
+		}
+		stack.EmbeddingNorm = embeddings.layerNorm("LayerNorm", hidden)
+		body.in("transformer").blocks(stack, "layer", s.size("n_layers", "num_hidden_layers"),
+			func(block scope, _ int64, b *Block) {
+				a, f := block.in("attention"), block.in("ffn")
+				b.Arrangement = PostNorm
+				b.Attention = Attention{Heads: heads, KeyValueHeads: heads, Width: width, ValueWidth: width,
+					Dropout: s.shareOr(0.1, "attention_dropout")}
+				b.Attention.Query = a.linear("q_lin", hidden, hidden, true)
+				b.Attention.Key = a.linear("k_lin", hidden, hidden, true)
+				b.Attention.Value = a.linear("v_lin", hidden, hidden, true)
+				b.Attention.Output = a.linear("out_lin", hidden, hidden, true)
+				b.AttentionNorm = block.layerNorm("sa_layer_norm", hidden)
+				b.FeedForward = FeedForward{Up: f.linear("lin1", hidden, inner, true),
+					Down: f.linear("lin2", inner, hidden, true), Inner: inner, Activation: s.activationOr("gelu"),
+					OutputDropout: dropout}
+				b.FeedForwardNorm = block.layerNorm("output_layer_norm", hidden)
+			})
+		h := &s.network.Head
+		switch head {
+		case bertMasked:
+			h.Dense = s.linear("vocab_transform", hidden, hidden, true)
+			h.Norm = s.layerNorm("vocab_layer_norm", hidden)
+			s.head("vocab_projector", hidden, vocabulary, true, "distilbert.embeddings.word_embeddings.weight")
+			s.tensor("vocab_projector.bias", vocabulary)
+			h.NarrowLoss, h.Activation = true, s.activationOr("gelu")
+		case bertClassification:
+			h.Outputs, h.Classes, h.PerSequence, h.Activation = s.labels(), true, true, "relu"
+			h.Pooler = s.linear("pre_classifier", hidden, hidden, true)
+			h.Dropout = s.shareOr(0.2, "seq_classif_dropout")
+			h.Projection = s.linear("classifier", hidden, h.Outputs, true)
+		case bertTokens:
+			h.Outputs, h.Classes, h.NarrowLoss, h.Dropout = s.labels(), true, true, dropout
+			h.Projection = s.linear("classifier", hidden, h.Outputs, true)
+		case answers:
+			h.Outputs, h.Classes, h.Spans, h.Dropout = 2, true, true, s.shareOr(0.1, "qa_dropout")
+			h.Projection = s.linear("qa_outputs", hidden, 2, true)
+		}
+	}
+}
+
+// activationOr returns the field "activation".
+func (s scope) activationOr(otherwise string) string { return s.textOr(otherwise, "activation") }
 
 // modernBERTHead is the head after ModernBERT's encoder.
 type modernBERTHead int

@@ -10,6 +10,9 @@ import (
 // all experts of a layer are two tensors, routers are modules of their own kind,
 // and some modules have other names.
 func (m *Model) FuseExperts() *Model {
+	if m.Network == nil {
+		return m
+	}
 	network := m.Network.clone()
 	instead := map[string][]Parameter{} // replacements (names and shapes) by module
 	for _, b := range network.Blocks() {
@@ -39,6 +42,19 @@ func (m *Model) FuseExperts() *Model {
 	fused := *m
 	fused.Network, fused.Parameters = network, parameters
 	return &fused
+}
+
+// WithRouterLoss returns the model with the loss of the load of experts. It returns
+// false if the class adds none.
+func (m *Model) WithRouterLoss() (*Model, bool) {
+	for _, b := range m.Network.Blocks() {
+		if x := b.FeedForward.Mixture; x != nil && x.Auxiliary {
+			with, network := *m, *m.Network
+			network.RouterLoss, with.Network = true, &network
+			return &with, true
+		}
+	}
+	return m, false
 }
 
 // Untied returns the model with a head of its own, as litgpt makes all models to finetune them: it copies tied weights

@@ -15,6 +15,9 @@ type experts struct {
 	routing            Routing
 	normalized         setting
 	wideRouter         bool
+	auxiliary          bool // the class can add the loss of the load of experts
+	wideLogits         bool // the router upcasts its logits
+	narrowSoftmax      bool // the scores of the router stay in the type of its logits
 	wideMatrix         bool // the weight of the router stays in fp32
 	ignoresAutocast    bool
 	rescaled           bool
@@ -31,7 +34,11 @@ type experts struct {
 func (e experts) describe(block scope) FeedForward {
 	module, held := cmp.Or(e.module, "mlp"), cmp.Or(e.held, "mlp")
 	s := block.in(module)
-	s.refuseRouterLoss()
+	if e.auxiliary {
+		s.network.RouterLoss = s.flagOr(false, "output_router_logits")
+	} else {
+		s.refuseRouterLoss()
+	}
 	fields := e.count
 	if fields == nil {
 		fields = []string{"num_experts"}
@@ -40,7 +47,8 @@ func (e experts) describe(block scope) FeedForward {
 	m := &Mixture{
 		Path:    block.module(held),
 		Routing: e.routing, WideRouter: e.wideRouter, Rescaled: e.rescaled, WideWeights: e.wideWeights,
-		IgnoresAutocast: e.ignoresAutocast, Normalized: s.is(e.normalized), SharedFirst: e.sharedFirst,
+		IgnoresAutocast: e.ignoresAutocast, NarrowSoftmax: e.narrowSoftmax, Auxiliary: e.auxiliary,
+		WideLogits: e.wideLogits, Normalized: s.is(e.normalized), SharedFirst: e.sharedFirst,
 		Chosen: min(count, s.sizeOr(e.chosen, cmp.Or(e.perToken, "num_experts_per_tok"))),
 	}
 	m.Router = s.linear(cmp.Or(e.router, "gate"), hidden, count, false)
@@ -70,13 +78,13 @@ func (e experts) describe(block scope) FeedForward {
 	return FeedForward{Mixture: m}
 }
 
-// refuseRouterLoss refuses the auxiliary loss, for which the program keeps the
-// logits of all routers. A network of these layers is planned without it.
+// refuseRouterLoss refuses a class that keeps the logits of all routers and adds no
+// loss of them, or one whose operations are unknown.
 func (s scope) refuseRouterLoss() {
 	if s.flagOr(false, "output_router_logits") {
 		s.fail(s.fields["output_router_logits"].Value.At, "set it to false, and expect a training with it to take "+
-			"more memory: for each token, layer and expert a logit, a probability and their gradients",
-			"output_router_logits is true: the auxiliary loss over the logits of all routers is not planned yet")
+			"more memory: for each token, layer and expert a logit and what is made of it",
+			"output_router_logits is true: the logits of all routers are not planned for this architecture")
 	}
 }
 
@@ -101,7 +109,7 @@ var mixtralNames = [3]string{"w1", "w3", "w2"}
 
 var mixtralExperts = experts{
 	module: "block_sparse_moe", names: mixtralNames, count: []string{"num_local_experts", "num_experts"},
-	chosen: 2, inner: "intermediate_size", normalized: setting{otherwise: true}, wideWeights: true,
+	chosen: 2, inner: "intermediate_size", normalized: setting{otherwise: true}, wideWeights: true, auxiliary: true,
 }
 
 // deepseekExperts are those of DeepSeek-V3 and its descendants.
@@ -159,6 +167,14 @@ func graniteStacks(s scope, m *Mixture, count, inner int64) {
 	m.GateUp, m.Down = s.module("input_linear.weight"), s.module("output_linear.weight")
 }
 
+// fusedStacks adds the weights of all experts as transformers 5 holds them.
+func fusedStacks(s scope, m *Mixture, count, inner int64) {
+	e, hidden := s.in("experts"), s.size("hidden_size")
+	e.tensor("gate_up_proj", count, 2*inner, hidden)
+	e.tensor("down_proj", count, hidden, inner)
+	m.GateUp, m.Down = e.module("gate_up_proj"), e.module("down_proj")
+}
+
 // gptOSSStacks adds the weights and biases of all experts. The weights have a row
 // for each input.
 func gptOSSStacks(s scope, m *Mixture, count, inner int64) {
@@ -176,7 +192,7 @@ func gptOSSStacks(s scope, m *Mixture, count, inner int64) {
 var graniteExperts = experts{
 	module: "block_sparse_moe", held: "block_sparse_moe", router: "router.layer", heldRouter: "router",
 	count: []string{"num_local_experts"}, chosen: 2, inner: "intermediate_size", routing: SoftmaxOfChosen,
-	stacked: graniteStacks, afterNorms: true,
+	stacked: graniteStacks, afterNorms: true, auxiliary: true, wideLogits: true,
 }
 
 // graniteShared is a feed-forward network beside the experts.
@@ -209,7 +225,7 @@ var ernieMoE = variant{
 		count: []string{"moe_num_experts", "num_experts"}, perToken: "moe_k", chosen: 6, routing: SoftmaxCorrected,
 		normalized: setting{otherwise: true}, wideRouter: true, wideMatrix: true, ignoresAutocast: true,
 		corrected: "moe_statics.e_score_correction_bias",
-		shared:    sharedExperts("moe_num_shared_experts"), sharedFirst: true, sparse: ernieSparse,
+		shared:    sharedExperts("moe_num_shared_experts"), sharedFirst: true, sparse: ernieSparse, auxiliary: true,
 	},
 }
 
@@ -230,10 +246,10 @@ var exaoneMoE = variant{
 }
 
 var flexOlmo = variant{
-	inputBias: attentionBias, outputBias: attentionBias, heads: qkNorms, wholeNorms: true, norms: []blockNorm{
-		{"post_attention_layernorm", afterAttention}, {"post_feedforward_layernorm", afterFeedForward}},
-	kind:    RMSNormF32,
-	experts: &experts{chosen: 5, inner: "intermediate_size", normalized: setting{field: "norm_topk_prob"}},
+	inputBias: attentionBias, outputBias: attentionBias, heads: qkNorms, wholeNorms: true, norms: laterNorms,
+	kind: RMSNormF32,
+	experts: &experts{chosen: 5, inner: "intermediate_size", normalized: setting{field: "norm_topk_prob"},
+		auxiliary: true},
 }
 
 var glm4MoE = variant{
@@ -241,12 +257,16 @@ var glm4MoE = variant{
 	experts: &deepseekExperts,
 }
 
+var glm4MoELite = variant{
+	latent: true, experts: deepseekExperts.with(func(e *experts) { e.sparse = listedSparse }),
+}
+
 var gptOSS = variant{
 	keyValueHeads: 8, width: 64, inputBias: setting{"attention_bias", true},
 	outputBias: setting{"attention_bias", true}, kind: RMSNormF32, windows: 2, window: 128, sinks: true,
 	experts: &experts{
 		router: "router", heldRouter: "router", count: []string{"num_local_experts"}, chosen: 4,
-		inner: "intermediate_size", routing: SoftmaxOfChosen, stacked: gptOSSStacks,
+		inner: "intermediate_size", routing: SoftmaxOfChosen, stacked: gptOSSStacks, auxiliary: true,
 	},
 }
 
@@ -279,13 +299,23 @@ var miniMaxM2 = variant{
 	experts: &experts{
 		module: "block_sparse_moe", names: mixtralNames, count: []string{"num_local_experts", "num_experts"}, chosen: 8,
 		inner: "intermediate_size", routing: SigmoidOfAll, normalized: setting{otherwise: true}, wideWeights: true,
+		auxiliary: true,
 	},
+}
+
+var mistral4 = variant{
+	latent: true, scalesQueries: true,
+	experts: deepseekExperts.with(func(e *experts) {
+		e.chosen, e.routing, e.wideRouter, e.narrowSoftmax, e.sparse = 4, SoftmaxOfAll, false, true, afterDense(0)
+		e.wideWeights, e.stacked = false, fusedStacks
+	}),
 }
 
 var olmoe = variant{
 	inputBias: attentionBias, outputBias: attentionBias, heads: qkNorms, wholeNorms: true,
 	unsupported: []string{"clip_qkv"},
-	experts:     &experts{chosen: 8, inner: "intermediate_size", normalized: setting{field: "norm_topk_prob"}},
+	experts: &experts{chosen: 8, inner: "intermediate_size", normalized: setting{field: "norm_topk_prob"},
+		auxiliary: true},
 }
 
 var solarOpen = variant{

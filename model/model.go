@@ -37,6 +37,8 @@ type Parameter struct {
 	// Wide reports whether the weight stays in fp32 where the model is loaded in
 	// bf16 or fp16 (_keep_in_fp32_modules_strict, or a module that is made so).
 	Wide bool `json:"-"`
+	// Beside reports whether the trainer added the parameter, which is then trained beside any adapter.
+	Beside bool `json:"-"`
 }
 
 // Elements returns the number of elements.

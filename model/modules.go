@@ -10,11 +10,23 @@ import (
 // described.
 type construction struct {
 	*config
-	dtype      dtype.Type
+	*made
+	body string // the module of a decoder without its head
+}
+
+// made is what has been described so far.
+type made struct {
+	weights    dtype.Type
 	parameters []Parameter
 	total      int64 // elements of the parameters so far
 	network    *Network
+	known      []architecture
+	opaque     bool // the operations are unknown
 }
+
+// withoutOperations says that the operations of the model are not planned: its
+// parameters are all that is known.
+func (s scope) withoutOperations() { s.opaque = true }
 
 // scope is one module of the model, such as "model.layers.3.mlp". Its methods
 // add the parameters of torch.nn's modules of the same names, in their order.
@@ -40,7 +52,7 @@ func (s scope) add(name, tiedTo string, shape ...int64) {
 		return
 	}
 	s.total += count
-	s.parameters = append(s.parameters, Parameter{Name: s.path + name, Shape: shape, DType: s.dtype, TiedTo: tiedTo})
+	s.parameters = append(s.parameters, Parameter{Name: s.path + name, Shape: shape, DType: s.weights, TiedTo: tiedTo})
 }
 
 // frozen adds a tensor that no gradient trains.

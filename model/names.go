@@ -16,24 +16,63 @@ import (
 // Another's model of the same name may have more tokens, so only its config.json
 // tells.
 var authors = []string{
-	"01-ai", "bigscience", "deepseek-ai", "eleutherai", "facebook", "google", "google-t5", "meta-llama", "microsoft",
-	"mistralai", "openai-community", "qwen", "stabilityai", "tiiuae", "tinyllama",
+	"01-ai", "allenai", "bigcode", "bigscience", "bytedance-seed", "cerebras", "codellama", "cohereforai", "coherelabs",
+	"deepseek-ai", "eleutherai", "facebook", "google", "google-t5", "huggingfacetb", "ibm-granite", "meta-llama",
+	"microsoft", "minimaxai", "mistralai", "nvidia", "openai", "openai-community", "openlm-research", "qwen",
+	"stabilityai", "tencent", "thudm", "tiiuae", "tinyllama", "togethercomputer", "zai-org",
+	"huggyllama", "nousresearch", // have copies of Meta's models
 }
 
 // irregular maps names on the hub, in lower case, to those of the catalog.
 var irregular = map[string]string{
-	"mistral-7b-v0.1":            "mistral-7b",
-	"mistral-7b-instruct-v0.1":   "mistral-7b",
-	"mixtral-8x7b-v0.1":          "mixtral-8x7b",
-	"mixtral-8x7b-instruct-v0.1": "mixtral-8x7b",
-	"phi-1_5":                    "phi-1.5",
-	"phi-3-mini-4k-instruct":     "phi-3-mini",
-	"phi-3-medium-4k-instruct":   "phi-3-medium",
-	"tinyllama-1.1b-chat-v1.0":   "tinyllama-1.1b",
+	"mistral-7b-v0.1":                 "mistral-7b",
+	"mistral-7b-instruct-v0.1":        "mistral-7b",
+	"mistral-7b-instruct-v0.2":        "mistral-7b-v0.2",
+	"mistral-7b-instruct-v0.3":        "mistral-7b-v0.3",
+	"mathstral-7b-v0.1":               "mistral-7b-v0.3",
+	"mixtral-8x7b-v0.1":               "mixtral-8x7b",
+	"mixtral-8x7b-instruct-v0.1":      "mixtral-8x7b",
+	"mixtral-8x22b-v0.1":              "mixtral-8x22b",
+	"mixtral-8x22b-instruct-v0.1":     "mixtral-8x22b",
+	"mistral-nemo-base-2407":          "mistral-nemo-12b",
+	"mistral-nemo-instruct-2407":      "mistral-nemo-12b",
+	"mistral-small-24b-base-2501":     "mistral-small-24b-2501",
+	"mistral-small-24b-instruct-2501": "mistral-small-24b-2501",
+	"devstral-small-2505":             "mistral-small-24b-2501",
+	"devstral-small-2507":             "mistral-small-24b-2501",
+	"magistral-small-2506":            "mistral-small-24b-2501",
+	"magistral-small-2507":            "mistral-small-24b-2501",
+	"phi-1_5":                         "phi-1.5",
+	"phi-3-mini-4k-instruct":          "phi-3-mini",
+	"phi-3-mini-128k-instruct":        "phi-3-mini",
+	"phi-3.5-mini-instruct":           "phi-3-mini",
+	"phi-3-medium-4k-instruct":        "phi-3-medium",
+	"phi-3-medium-128k-instruct":      "phi-3-medium",
+	"tinyllama-1.1b-chat-v1.0":        "tinyllama-1.1b",
+	"tinyllama_v1.1":                  "tinyllama-1.1b",
+	"open_llama_3b_v2":                "open_llama_3b",
+	"open_llama_7b_v2":                "open_llama_7b",
+	"llama-3.3-70b":                   "llama-3.1-70b",
+	"gpt-oss-safeguard-20b":           "gpt-oss-20b",
+	"gpt-oss-safeguard-120b":          "gpt-oss-120b",
+	"redpajama-incite-base-3b-v1":     "redpajama-incite-3b",
+	"redpajama-incite-chat-3b-v1":     "redpajama-incite-3b",
+	"qwq-32b":                         "qwen2.5-32b",
+	"deepseek-v2.5":                   "deepseek-v2",
+	"deepseek-coder-v2":               "deepseek-v2",
+	"deepseek-coder-v2-lite":          "deepseek-v2-lite",
+	"deepseek-v3-0324":                "deepseek-v3",
+	"deepseek-r1":                     "deepseek-v3",
+	"deepseek-r1-0528":                "deepseek-v3",
+	"deepseek-r1-distill-llama-8b":    "llama-3.1-8b",
+	"deepseek-r1-distill-llama-70b":   "llama-3.1-70b",
+	"deepseek-r1-distill-qwen-7b":     "qwen2.5-7b",
+	"deepseek-r1-distill-qwen-14b":    "qwen2.5-14b",
+	"deepseek-r1-distill-qwen-32b":    "qwen2.5-32b",
 }
 
 // tunings end the names of models that have the sizes of the model before them.
-var tunings = []string{"-instruct", "-chat", "-base", "-hf", "-it", "-deduped"}
+var tunings = []string{"-instruct", "-chat", "-base", "-hf", "-it", "-deduped", "-thinking", "-2507"}
 
 // fromAuthors returns the name in the catalog of a model that its authors, or
 // the user without naming an organization, call by this name.
@@ -50,6 +89,7 @@ func fromAuthors(name string) (known string, ok bool) {
 
 func fromHubName(name string) (known string, ok bool) {
 	name = strings.TrimPrefix(name, "meta-")
+	name = strings.Replace(name, "qwen2.5-coder-", "qwen2.5-", 1)
 	for {
 		name = cmp.Or(irregular[name], name)
 		if _, ok := catalogConfig(name); ok {

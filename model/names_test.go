@@ -28,10 +28,14 @@ func TestNamesOfTheHub(t *testing.T) {
 		"openai-community/gpt2":                 "gpt2",
 		"deepseek-ai/DeepSeek-V2-Lite-Chat":     "deepseek-v2-lite",
 		"somebody/Llama-3.1-8B-Instruct":        "", // may have more tokens
-		"mistralai/Mistral-7B-Instruct-v0.3":    "", // has more tokens
+		"mistralai/Mistral-7B-Instruct-v0.3":    "mistral-7b-v0.3",
+		"NousResearch/Meta-Llama-3-8B":          "llama-3-8b",
+		"Qwen/Qwen2.5-Coder-7B-Instruct":        "qwen2.5-7b",
+		"Qwen/Qwen3-4B-Thinking-2507":           "qwen3-4b",
+		"codellama/CodeLlama-7b-Python-hf":      "", // has fewer tokens
 		"Qwen/Qwen2.5-7B-Instruct-AWQ":          "",
 		"meta-llama/Llama-3.1-8B-Instruct-Chat": "llama-3.1-8b",
-		"Qwen/Qwen2-7B":                         "",
+		"Qwen/Qwen2-7B":                         "qwen2-7b",
 	} {
 		m, err := Load(name)
 		got := ""
@@ -59,7 +63,7 @@ func TestHintsOfUnknownNames(t *testing.T) {
 		_, err := Load(test.name)
 		checkFault(t, test.name, err, test.what, test.hint)
 	}
-	for _, name := range []string{"qwen2.5-0.6b", "qwen2.5-8b", "Qwen/Qwen2-7B", "mixtral-7b", "opt-7b", "gpt-2-xxl",
+	for _, name := range []string{"qwen2.5-0.6b", "qwen2.5-8b", "Qwen/Qwen2-9B", "mixtral-7b", "opt-7b", "gpt-2-xxl",
 		"phi-5", "qwen3-7b"} {
 		if _, err := Load(name); err == nil || strings.Contains(err.Error(), "did you mean") {
 			t.Errorf("%s: another size or family is suggested: %v", name, err)

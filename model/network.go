@@ -10,9 +10,14 @@ type Network struct {
 	Hidden int64 // width of the residual stream
 	Stacks []*Stack
 	Head   Head
+	// Towers encode images for the language model, which the stacks are.
+	Towers []*Tower
 	// InputFirst reports whether the weights of the blocks' linear modules have
 	// a row per input, as in GPT-2, and not per output.
 	InputFirst bool
+	// RouterLoss reports whether the loss of the load of experts is added, for which
+	// the logits of all routers are kept (output_router_logits).
+	RouterLoss bool
 	// Opaque stands for operations that are unknown; nil if they are known.
 	Opaque *Opaque
 }
@@ -28,6 +33,7 @@ type Stack struct {
 	EmbeddingDropout  float64
 	ScalesEmbedding   bool   // Gemma multiplies by the square root of the width
 	ProjectIn         string // from EmbeddingWidth to Hidden
+	ProjectsLast      bool   // after positions, norm and dropout
 	ProjectOut        string
 	Blocks            []Block
 	FinalNorm         Norm
@@ -44,10 +50,21 @@ type Head struct {
 	Norm  Norm
 	// Pooler is BERT's pooler, which reads the first token only.
 	Pooler string
+	// Width is that of Dense's outputs if it is not Hidden.
+	Width int64
+	// Activation is the function after Dense or Pooler. Empty means a hyperbolic
+	// tangent for a head per sequence, and GELU for others.
+	Activation string
+	// Spans reports whether the two outputs are the logits of the first and of the
+	// last token of an answer.
+	Spans bool
 	// Soft reports whether a hyperbolic tangent limits the logits.
 	Soft bool
 	// Scaled reports whether the logits are multiplied by a constant.
 	Scaled bool
+	// AddsBuffer reports whether a buffer in the type of the weights is added to the
+	// logits.
+	AddsBuffer bool
 	// NarrowLoss reports whether logits are not upcast for the loss.
 	NarrowLoss bool
 	// Classes reports whether the outputs are classes and not the vocabulary.
@@ -60,6 +77,8 @@ type Head struct {
 	// tokens and takes those of the last.
 	EveryToken bool
 	Dropout    float64 // before the projection
+	// Value is a linear module with one output for every token, beside the projection, or "".
+	Value string
 }
 
 // Norm is a normalisation module.
@@ -107,6 +126,11 @@ type Block struct {
 	FeedForward      FeedForward
 	Dropout          float64 // of the outputs of both halves
 	ScalesHalves     bool    // the outputs of both halves are multiplied by a constant
+	// AttentionScale and FeedForwardScale are parameters that the outputs of the
+	// halves are multiplied by.
+	AttentionScale, FeedForwardScale string
+	// UndroppedFeedForward reports whether Dropout is that of the attention only.
+	UndroppedFeedForward bool
 }
 
 // Attention is the first half of a block.
@@ -135,15 +159,33 @@ type Attention struct {
 	// Sinks is a parameter with a score for each head that takes part in the
 	// softmax. Only eager and flash attention know it.
 	Sinks string
+	// Clips reports whether the fused projection's result is limited to a range.
+	Clips bool
+	// WideScores reports whether queries and keys are upcast to fp32 for scores.
+	WideScores bool
+	// SavesMask reports whether the masked scores save the mask, which has a byte for
+	// each pair of tokens and is one for all blocks.
+	SavesMask bool
+	// NoSDPA and NoFlash report whether transformers has no such kernel for the
+	// model. Without a name it then takes eager attention.
+	NoSDPA, NoFlash bool
+	// ScalesQueries reports whether queries are multiplied by numbers of their
+	// positions.
+	ScalesQueries bool
 	// Joined reports whether queries and keys are concatenated from a rotated
 	// and a plain part. They are then stored by head, not by token, and so is
 	// the output of a fused kernel. It is copied for the projection.
 	Joined bool
 	// WideSoftmax reports whether scores are upcast to fp32 for the softmax.
 	WideSoftmax bool
-	Window      int64 // tokens that a token attends to; 0 = all before it
-	Latent      *Latent
-	Delta       *Delta
+	// Parts is the number of patches that attend to each other, apart from others;
+	// 0 is all of an image. Divided reports that a call of the kernel is for one
+	// such part, and that the results are put together.
+	Parts   int64
+	Divided bool
+	Window  int64 // tokens that a token attends to; 0 = all before it
+	Latent  *Latent
+	Delta   *Delta
 }
 
 // Latent is DeepSeek's replacement for Query, Key and Value.
@@ -161,10 +203,13 @@ type Latent struct {
 
 // Delta is linear attention with the gated delta rule (Qwen3-Next).
 type Delta struct {
-	Project, Gates, Convolution, Output string
-	Norm                                Norm
-	KeyHeads, ValueHeads                int64
-	KeyWidth, ValueWidth                int64
+	Project              string // to queries, keys and values, and the output gate
+	OutputGate           string // a projection of its own (Qwen3.5), or empty
+	Gates                []string
+	Convolution          string
+	Norm                 Norm
+	KeyHeads, ValueHeads int64
+	KeyWidth, ValueWidth int64
 }
 
 // FeedForward is the second half of a block.
@@ -176,7 +221,10 @@ type FeedForward struct {
 	Inner      int64
 	Activation string  // as in transformers: "silu", "gelu", "gelu_new", "relu", ...
 	Dropout    float64 // after the activation (T5)
-	Mixture    *Mixture
+	Alphas     string  // the module with the activation's parameters (xIELU)
+	// OutputDropout comes after the network, if the block has none.
+	OutputDropout float64
+	Mixture       *Mixture
 }
 
 // Mixture is a mixture of experts. Every token passes Chosen of the experts and
@@ -191,6 +239,14 @@ type Mixture struct {
 	WideRouter bool
 	// IgnoresAutocast reports whether it does so under autocast, too.
 	IgnoresAutocast bool
+	// Auxiliary reports whether the class adds the loss of the load of experts if the
+	// configuration asks for it.
+	Auxiliary bool
+	// WideLogits reports whether the router upcasts its logits before it returns them.
+	WideLogits bool
+	// NarrowSoftmax reports whether the softmax over all experts stays in the type
+	// of the logits.
+	NarrowSoftmax bool
 	// Normalized reports whether the weights of the chosen experts are divided by
 	// their sum.
 	Normalized bool
@@ -226,6 +282,7 @@ const (
 	SoftmaxOfChosen                 // a softmax over the logits of the chosen experts
 	SigmoidOfAll                    // a sigmoid of every logit; a correction takes part in the choice
 	SoftmaxCorrected                // SoftmaxOfAll with a correction that takes part in the choice
+	SigmoidOfChosen                 // a sigmoid of every logit, of which the others are none; all experts compute
 )
 
 // Fused reports whether the experts share parameters and have no modules of
@@ -265,7 +322,8 @@ func (n *Network) Linears() []string {
 			add(l.QueryDown, l.QueryUp, l.Down, l.Up)
 		}
 		if d := a.Delta; d != nil {
-			add(d.Project, d.Gates, d.Output)
+			add(d.Project, d.OutputGate)
+			add(d.Gates...)
 		}
 		add(a.Output)
 	}
@@ -288,6 +346,9 @@ func (n *Network) Linears() []string {
 			}
 		}
 	}
+	for _, t := range n.Towers {
+		add(t.linears()...)
+	}
 	for _, s := range n.Stacks {
 		add(s.ProjectIn)
 		for i := range s.Blocks {
@@ -302,7 +363,7 @@ func (n *Network) Linears() []string {
 // Undivided returns the paths of the linear modules that are replicated on
 // every rank under tensor parallelism: routers, the gates of shared experts,
 // the projections to DeepSeek's latent spaces, the head with one output per
-// sequence, and all linear modules outside of the blocks. The plans of
+// sequence, encoders of images, and all linear modules outside of the blocks. The plans of
 // torchtitan and of transformers (base_model_tp_plan) say so.
 func (n *Network) Undivided() map[string]bool {
 	whole := map[string]bool{}
@@ -318,6 +379,11 @@ func (n *Network) Undivided() map[string]bool {
 		}
 		if m := b.FeedForward.Mixture; m != nil {
 			whole[m.Router], whole[m.SharedGate] = true, true
+		}
+	}
+	for _, t := range n.Towers {
+		for _, path := range t.linears() {
+			whole[path] = true
 		}
 	}
 	for _, s := range n.Stacks {

@@ -46,12 +46,12 @@ func copyCheckpoint(t *testing.T) string {
 
 func TestHeadersSpeakForUnknownArchitecture(t *testing.T) {
 	folder := copyCheckpoint(t)
-	write(t, filepath.Join(folder, configName), `{"architectures": ["RwkvForCausalLM"]}`)
+	write(t, filepath.Join(folder, configName), `{"architectures": ["Rwkv7ForCausalLM"]}`)
 	m, err := Load(folder)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if m.Architecture != "RwkvForCausalLM" || m.Elements() != 2392 {
+	if m.Architecture != "Rwkv7ForCausalLM" || m.Elements() != 2392 {
 		t.Errorf("got %s with %d", m.Architecture, m.Elements())
 	}
 	write(t, filepath.Join(folder, configName), `{"architectures": 1}`)
@@ -123,10 +123,10 @@ func TestHeader(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := []Parameter{
-		{"empty", []int64{0, 7}, dtype.F16, -1, "", false, false},
-		{"h.9.weight", []int64{4}, dtype.F8E4M3, 9, "", false, false},
-		{"h.10.attn.c_attn.weight", []int64{2, 3}, dtype.BF16, 10, "", false, false},
-		{"scale", []int64{}, dtype.F16, -1, "", false, false},
+		{"empty", []int64{0, 7}, dtype.F16, -1, "", false, false, false},
+		{"h.9.weight", []int64{4}, dtype.F8E4M3, 9, "", false, false, false},
+		{"h.10.attn.c_attn.weight", []int64{2, 3}, dtype.BF16, 10, "", false, false, false},
+		{"scale", []int64{}, dtype.F16, -1, "", false, false, false},
 	}
 	if diff := cmp.Diff(want, m.Parameters); diff != "" {
 		t.Error(diff)

@@ -1,10 +1,14 @@
 package model
 
-import "strconv"
+import (
+	"slices"
+	"strconv"
+)
 
 // variant is a decoder by its differences from Llama. Zero values are Llama's.
 type variant struct {
 	tied          bool  // the class's default for tie_word_embeddings
+	latent        bool  // DeepSeek's attention
 	keyValueHeads int64 // the defaults of attention
 	width         int64
 	inputBias     setting // of the projections to queries, keys and values
@@ -29,6 +33,7 @@ type variant struct {
 	// windows says which layers attend to a window: 0 none, 1 all, n all but
 	// every n-th. layer_types goes before it.
 	windows     int64
+	fullFirst   bool                                           // every n-th layer is the first of n
 	window      int64                                          // the default for sliding_window
 	rotary      float64                                        // the default for partial_rotary_factor
 	rotaryWidth string                                         // the field with the rotated width of a head
@@ -37,6 +42,7 @@ type variant struct {
 	// wideRotary upcasts queries and keys for the rotation.
 	wideRotary                                    bool
 	ownAngles                                     bool // every block makes cosines and sines of its own
+	scalesQueries                                 bool // queries are multiplied by numbers of their positions
 	scalesEmbedding, scalesResidual, scalesLogits bool
 	softLogits                                    string   // the field with the limit of the logits
 	sinks                                         bool     // a parameter for each head takes part in the softmax
@@ -59,8 +65,9 @@ func (s scope) is(b setting) bool {
 
 // blockNorm is a norm of a block by its name and its place.
 type blockNorm struct {
-	name  string
-	place func(*Block) *Norm
+	name     string
+	place    func(*Block) *Norm
+	optional string // the field that turns the norm off
 }
 
 func beforeAttention(b *Block) *Norm   { return &b.AttentionNorm }
@@ -69,12 +76,15 @@ func beforeFeedForward(b *Block) *Norm { return &b.FeedForwardNorm }
 func afterFeedForward(b *Block) *Norm  { return &b.AfterFeedForward }
 
 var (
-	llamaNorms = []blockNorm{{"input_layernorm", beforeAttention}, {"post_attention_layernorm", beforeFeedForward}}
-	gemmaNorms = []blockNorm{{"input_layernorm", beforeAttention}, {"post_attention_layernorm", afterAttention},
-		{"pre_feedforward_layernorm", beforeFeedForward}, {"post_feedforward_layernorm", afterFeedForward}}
+	llamaNorms = []blockNorm{{name: "input_layernorm", place: beforeAttention},
+		{name: "post_attention_layernorm", place: beforeFeedForward}}
+	gemmaNorms = []blockNorm{{name: "input_layernorm", place: beforeAttention},
+		{name: "post_attention_layernorm", place: afterAttention},
+		{name: "pre_feedforward_layernorm", place: beforeFeedForward},
+		{name: "post_feedforward_layernorm", place: afterFeedForward}}
 	// laterNorms come after both halves only.
-	laterNorms = []blockNorm{{"post_attention_layernorm", afterAttention},
-		{"post_feedforward_layernorm", afterFeedForward}}
+	laterNorms = []blockNorm{{name: "post_attention_layernorm", place: afterAttention},
+		{name: "post_feedforward_layernorm", place: afterFeedForward}}
 )
 
 var (
@@ -83,6 +93,13 @@ var (
 	mlpBias       = setting{field: "mlp_bias"}
 	useBias       = setting{field: "use_bias"}
 )
+
+var apertus = variant{
+	inputBias: attentionBias, outputBias: attentionBias, heads: qkNorms,
+	norms: []blockNorm{{name: "attention_layernorm", place: beforeAttention},
+		{name: "feedforward_layernorm", place: beforeFeedForward}},
+	feedForward: withAlphas, activation: "xielu",
+}
 
 var arcee = variant{
 	inputBias: attentionBias, outputBias: attentionBias, innerBias: mlpBias,
@@ -100,6 +117,8 @@ var cohere2 = variant{
 	rotates: inWindows, norms: llamaNorms[:1], kind: LayerNormWide, parallel: true, wideRotary: true,
 	scalesLogits: true,
 }
+
+var cwm = variant{keyValueHeads: 8, width: 128, windows: 4, fullFirst: true, window: 8192}
 
 var ernie = variant{tied: true, width: 128, inputBias: useBias, outputBias: useBias, innerBias: useBias,
 	keyValueHeads: 2, wideRotary: true, ownAngles: true}
@@ -122,9 +141,9 @@ var glm = variant{
 
 var glm4 = variant{
 	keyValueHeads: 2, width: 128, inputBias: setting{"attention_bias", true}, rotary: 0.5, joined: true,
-	ownAngles: true, feedForward: gateUp, norms: []blockNorm{{"input_layernorm", beforeAttention},
-		{"post_attention_layernorm", beforeFeedForward}, {"post_self_attn_layernorm", afterAttention},
-		{"post_mlp_layernorm", afterFeedForward}},
+	ownAngles: true, feedForward: gateUp, norms: slices.Concat(llamaNorms, []blockNorm{
+		{name: "post_self_attn_layernorm", place: afterAttention},
+		{name: "post_mlp_layernorm", place: afterFeedForward}}),
 }
 
 var granite = variant{
@@ -138,6 +157,12 @@ var helium = variant{keyValueHeads: 20, width: 128, inputBias: attentionBias, in
 var hunyuan = variant{
 	inputBias: attentionBias, outputBias: attentionBias, heads: [2]string{"query_layernorm", "key_layernorm"},
 	late: true,
+}
+
+var hyperCLOVAX = variant{
+	inputBias: attentionBias, outputBias: attentionBias, innerBias: mlpBias,
+	scalesEmbedding: true, scalesResidual: true, scalesLogits: true, norms: slices.Concat(llamaNorms, []blockNorm{
+		{"post_norm1", afterAttention, "use_post_norm"}, {"post_norm2", afterFeedForward, "use_post_norm"}}),
 }
 
 var jais2 = variant{
@@ -192,6 +217,8 @@ var starcoder2 = variant{
 	unsupported: []string{"embedding_dropout"},
 }
 
+var youtu = variant{tied: true, latent: true}
+
 // inWindows rotates in layers with a window only, if there are windows at all.
 func inWindows(s scope, _ int64, windowed bool) bool { return windowed || s.isNull("sliding_window") }
 
@@ -219,6 +246,18 @@ func upAndDown(up, down string) func(s scope, inner int64, bias bool) FeedForwar
 	}
 }
 
+// withAlphas is a feed-forward network of two projections whose activation has
+// parameters.
+func withAlphas(s scope, inner int64, bias bool) FeedForward {
+	f := upAndDown("up_proj", "down_proj")(s, inner, bias)
+	if s.activation("xielu") == "xielu" {
+		s.tensor("act_fn.alpha_p", 1)
+		s.tensor("act_fn.alpha_n", 1)
+		f.Alphas = s.module("act_fn")
+	}
+	return f
+}
+
 // gateUp is a feed-forward network whose first two projections are one.
 func gateUp(s scope, inner int64, bias bool) FeedForward {
 	hidden := s.size("hidden_size")
@@ -235,7 +274,7 @@ func (v variant) describe(s scope) {
 		s.refuseSet(name)
 	}
 	vocabulary, hidden := s.size("vocab_size"), s.size("hidden_size")
-	body := s.in("model")
+	body := s.in(s.body)
 	stack := s.stack(hidden, Stack{
 		TokenEmbedding:  body.embedding("embed_tokens", vocabulary, hidden),
 		ScalesEmbedding: v.scalesEmbedding,
@@ -243,7 +282,7 @@ func (v variant) describe(s scope) {
 	})
 	body.blocks(stack, "layers", s.size("num_hidden_layers"), v.block)
 	stack.FinalNorm = v.norm(body, "norm", hidden)
-	s.head("lm_head", hidden, vocabulary, v.tied, "model.embed_tokens.weight")
+	s.head("lm_head", hidden, vocabulary, v.tied, s.body+".embed_tokens.weight")
 	s.network.Head.Scaled = v.scalesLogits
 	if v.softLogits != "" {
 		_, s.network.Head.Soft = s.find(v.softLogits)
@@ -274,7 +313,12 @@ func (v variant) norm(s scope, name string, width ...int64) Norm {
 }
 
 func (v variant) block(s scope, index int64, b *Block) {
-	b.Attention = v.attention(s.in("self_attn"), index)
+	if v.latent {
+		b.Attention = latentAttention(s.in("self_attn"))
+		b.Attention.ScalesQueries = v.scalesQueries
+	} else {
+		b.Attention = v.attention(s.in("self_attn"), index)
+	}
 	feedForward := v.feedForward
 	if feedForward == nil {
 		feedForward = gated
@@ -301,6 +345,9 @@ func (v variant) block(s scope, index int64, b *Block) {
 		norms = llamaNorms
 	}
 	for _, n := range norms {
+		if n.optional != "" && !s.flagOr(true, n.optional) {
+			continue
+		}
 		*n.place(b) = v.norm(s, n.name, s.size("hidden_size"))
 	}
 	if sparse && v.experts.afterNorms {
@@ -376,6 +423,8 @@ func (v variant) windowed(s scope, index int64) bool {
 	switch {
 	case types == nil && v.windows == 1:
 		return true
+	case types == nil && v.fullFirst:
+		return index%v.windows != 0
 	case types == nil && v.windows == fromLast:
 		return index >= s.countOr(s.size("num_hidden_layers"), "max_window_layers")
 	case types == nil:

@@ -48,6 +48,45 @@ func TestArchitectures(t *testing.T) {
 	}
 }
 
+// TestRouterLossOfCheckpoints compares what the loss of routers adds if blocks are
+// recomputed: its gradients wait for the second run of a block. PyTorch's figures are
+// those of scripts/measure/train.py --gradient-checkpointing with and without it.
+func TestRouterLossOfCheckpoints(t *testing.T) {
+	plain, balanced := passes(t, "qwen3-moe"), passes(t, "qwen3-moe-balanced")
+	bare := []ledger.Bytes{9611544, 6535432, 12575968, 7041412, 16652828, 13576712, 19617248, 14082692}
+	with := []ledger.Bytes{9644312, 6568264, 12592352, 7041412, 16685596, 13609544, 19633632, 14082692}
+	const scalars = 64 // the sums of the loss
+	for i := range with {
+		planned, found := balanced[i]-plain[i], with[i]-bare[i]
+		if math.Abs(float64(planned-found)) > scalars {
+			t.Errorf("figure %d: the loss adds %v, in PyTorch %v", i, planned.Exact(), found.Exact())
+		}
+	}
+}
+
+// passes returns the peak and the end of every pass of two steps with recomputation.
+func passes(t *testing.T, name string) (figures []ledger.Bytes) {
+	request := job.Request{Model: filepath.Join("../model/testdata/variants", name+".json"), Precision: "bf16",
+		MicroBatch: 2, Sequence: 256, Torch: "2.15.0", Transformers: "5.23.0", Recompute: "full"}
+	j, err := request.Resolve()
+	if err != nil {
+		t.Fatal(err)
+	}
+	j.HoldsOutputs = false
+	p, err := New(j)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range p.Devices[0].Phases {
+		phase := &p.Devices[0].Phases[i]
+		if phase.Name == ledger.Forward || phase.Name == ledger.Backward {
+			peak, end := without(phase, ledger.MatmulWorkspaces)
+			figures = append(figures, peak, end)
+		}
+	}
+	return figures
+}
+
 // batchAndAngles are the tokens and labels, which the plan drops later than the
 // script, and the cosines and sines of rotary positions, which it does not have.
 const batchAndAngles = 32 << 10
@@ -75,14 +114,26 @@ func compareArchitecture(t *testing.T, request job.Request, want []ledger.Bytes)
 		if phase.Name != ledger.Forward && phase.Name != ledger.Backward || phase.Iteration == ledger.Once {
 			continue
 		}
+		if phase.Iteration == ledger.Steady && compared == 4 && len(want) == 4 { // one step was measured
+			continue
+		}
 		if compared+2 > len(want) {
 			t.Fatalf("more passes than %d", len(want)/2)
 		}
 		peak, end := without(phase, ledger.MatmulWorkspaces)
+		if phase.Name == ledger.Backward { // the script has dropped the images
+			for _, tower := range j.Model.Network.Towers {
+				pixels := ledger.Bytes(4 * j.Images.Pixels(tower))
+				peak, end = peak-pixels, end-pixels
+			}
+		}
 		for k, planned := range []ledger.Bytes{peak, end} {
 			found := want[compared+k]
 			off := float64(planned)/float64(found) - 1
 			allowed := float64(batchAndAngles)
+			if len(j.Model.Network.Towers) > 0 { // angles of every sequence
+				allowed *= 3
+			}
 			if k == 0 && j.Model.Network.Head.Outputs < 1000 { // no logits hide them
 				allowed += shortLived
 			}

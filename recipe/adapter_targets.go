@@ -107,6 +107,19 @@ func (a *Adapter) ToLeaves(modules []string) *Adapter {
 	return &with
 }
 
+// NamesWithin reports whether the name of a module contains an entry of the list
+// target_modules.
+func (a *Adapter) NamesWithin(module string) bool {
+	return slices.ContainsFunc(a.targets.names, func(name string) bool { return strings.Contains(module, name) })
+}
+
+// Naming returns the adapter with these modules as its target_modules.
+func (a *Adapter) Naming(modules []string) *Adapter {
+	with := *a
+	with.targets = match{given: true, names: modules}
+	return &with
+}
+
 // NamesTargets reports whether target_modules is given, or set by ForModel.
 func (a *Adapter) NamesTargets() bool { return a.targets.given }
 

@@ -13,12 +13,16 @@ import (
 // keys that it still takes.
 var axolotl = family{kind: axolotlKind, program: "axolotl", read: readAxolotl,
 	own: strict.Merge(
+		measured.For("cpo_alpha"),
+		nameOrNames.For("dpo_loss_type"),
 		worded.For("base_model model_type rl lora_model_dir attn_implementation"),
-		switched.For(`load_in_8bit load_in_4bit fp16 bfloat16 float16 lora_target_linear peft_use_dora peft_use_rslora
-			sample_packing tf32 flash_attention sdp_attention eager_attention xformers_attention lora_fan_in_fan_out
+		switched.Or(oneOf("legacy", "disk", "hidden_states")).OrNull().For("activation_offloading"),
+		switched.For(`precompute_ref_log_probs load_in_8bit load_in_4bit fp16 bfloat16 float16 lora_target_linear
+			peft_use_dora peft_use_rslora quantize_moe_experts
+			sample_packing tf32 flash_attention sdp_attention eager_attention flex_attention xformers_attention lora_fan_in_fan_out
 			reward_model liger_fused_linear_cross_entropy torch_compile auto_find_batch_size group_by_length
 			dataloader_pin_memory save_only_model`),
-		nameOrNames.For("lora_target_modules lora_modules_to_save"),
+		nameOrNames.For("lora_target_modules lora_modules_to_save unfrozen_parameters"),
 		counted.For(`batch_size gradient_accumulation_steps lora_r tensor_parallel_size context_parallel_size
 			sequence_parallel_degree dp_shard_size dp_replicate_size ddp_bucket_cap_mb
 			eval_batch_size torch_empty_cache_steps fsdp_version num_labels`),
@@ -40,43 +44,46 @@ var axolotl = family{kind: axolotlKind, program: "axolotl", read: readAxolotl,
 			"model_quantization_config":        worded,
 			"model_quantization_config_kwargs": free.OrNull(),
 			"plugins":                          names.OrNull(),
-			"optim_target_modules":             nameOrNames,
-			"torch_compile_backend":            worded,
+			"qat": object(worded.For("activation_dtype weight_dtype"),
+				switched.For("quantize_embedding"), counted.Default(32).For("group_size")).AndOthers().OrNull(),
+			"optim_target_modules":  nameOrNames,
+			"freeze_mm_modules":     switched,
+			"torch_compile_backend": worded,
 		},
 		anything.For(strings.Join([]string{unplannedAxolotlStages, unplannedAxolotlModels, unplannedAxolotlPasses,
-			unplannedAxolotlAdapters, unplannedAxolotlRest,
-			unplannedAxolotlImages}, " ")),
+			unplannedAxolotlAdapters, unplannedAxolotlRest, unplannedAxolotlAnswers}, " ")),
 		anything.For(savingAxolotl+" "+ignoredAxolotl),
 	)}
 
 // Keys that change memory and are not planned.
 const (
-	unplannedAxolotlStages = "process_reward_model ebft trl"
-	unplannedAxolotlModels = `gptq qat quantize_moe_experts llama4_linearized_experts
-		use_onebitllms relora relora_steps unfrozen_parameters fp32_norms shrink_embeddings`
-	unplannedAxolotlPasses = `activation_offloading layer_offloading selective_checkpointing tiled_mlp
-		chunked_cross_entropy flash_attn_cross_entropy flash_attn_fuse_mlp flash_optimum flex_attention sage_attention
+	unplannedAxolotlStages  = "process_reward_model ebft trl"
+	unplannedAxolotlAnswers = "rl_adapter_ref_model dpo_use_weighting dpo_use_liger_kernel"
+	unplannedAxolotlModels  = `gptq llama4_linearized_experts
+		use_onebitllms fp32_norms shrink_embeddings`
+	unplannedAxolotlPasses = `layer_offloading selective_checkpointing tiled_mlp
+		chunked_cross_entropy flash_optimum sage_attention
 		s2_attention unsloth_cross_entropy_loss unsloth_lora_mlp unsloth_lora_qkv unsloth_lora_o`
 	unplannedAxolotlAdapters = `lora_target_parameters lora_rank_pattern lora_alpha_pattern peft_layers_to_transform
 		peft_layers_pattern peft_layer_replication peft_trainable_token_indices peft_ensure_weight_tying lora_on_cpu`
-	unplannedAxolotlRest   = "fp8 expert_parallel_size gpu_memory_limit max_memory"
-	unplannedAxolotlImages = "processor_type"
+	unplannedAxolotlRest = "fp8 expert_parallel_size gpu_memory_limit max_memory"
 
 	// Keys of kernels that take less memory than those that are planned.
 	savingAxolotl = `liger_rope liger_rms_norm liger_glu_activation liger_layer_norm liger_cross_entropy liger_swiglu
-		lora_mlp_kernel lora_qkv_kernel lora_o_kernel`
+		lora_mlp_kernel lora_qkv_kernel lora_o_kernel flash_attn_cross_entropy flash_attn_fuse_mlp`
 
 	// Keys that change no memory of the training.
-	ignoredAxolotl = `strict resume_from_checkpoint auto_resume_from_checkpoints resize_token_embeddings_to_32x
+	ignoredAxolotl = `processor_type strict resume_from_checkpoint auto_resume_from_checkpoints resize_token_embeddings_to_32x
 		mean_resizing_embeddings embeddings_skip_upcast reinit_weights trainer_cls vllm quantization dynamic_checkpoint
-		center_rewards_coefficient dpo_use_weighting dpo_label_smoothing precompute_ref_log_probs datasets test_datasets
+		center_rewards_coefficient dpo_loss_weights dpo_padding_free rpo_alpha dpo_label_smoothing simpo_gamma kto_desirable_weight kto_undesirable_weight
+		rl_beta dpo_beta orpo_alpha datasets test_datasets
 		shuffle_merged_datasets shuffle_before_merging_datasets dataset_prepared_path dataset_shard_num dataset_shard_idx
 		skip_prepare_dataset num_dataset_shards_to_save pretraining_dataset dataset_processes dataset_num_proc
 		dataset_exact_deduplication dataset_keep_in_memory dataloader_drop_last accelerator_config remove_unused_columns
 		push_dataset_to_hub hf_use_auth_token device device_map world_size local_rank ddp seed ddp_timeout
 		ddp_broadcast_buffers ddp_find_unused_parameters do_causal_lm_eval eval_causal_lm_metrics do_bench_eval
 		bench_dataset bench_split metric_for_best_model greater_is_better loss_watchdog_threshold loss_watchdog_patience
-		gc_steps gc_collect_steps float32 freeze_mm_modules excess_length_strategy eval_sequence_len min_sample_len
+		gc_steps gc_collect_steps float32 excess_length_strategy eval_sequence_len min_sample_len
 		max_prompt_len sample_packing_group_size sample_packing_bin_size sample_packing_sequentially
 		sample_packing_mp_start_method eval_sample_packing pad_to_sequence_len pad_to_multiple_of curriculum_sampling
 		multipack_real_batches batch_flattening use_pose pose_split_on_token_ids pose_max_context_len pose_num_chunks
@@ -101,7 +108,8 @@ const (
 		mlflow_run_name hf_mlflow_log_artifacts use_comet comet_api_key comet_workspace comet_project_name
 		comet_experiment_key comet_mode comet_online comet_experiment_config use_wandb use_mlflow use_trackio
 		trackio_project_name trackio_run_name trackio_space_id eval_table_size eval_max_new_tokens debug
-		is_preprocess dataset_is_preprocessed relora_cpu_offload relora_prune_ratio cut_cross_entropy deepcompile`
+		is_preprocess dataset_is_preprocessed relora relora_steps jagged_restart_steps jagged_restart_warmup_steps
+		jagged_restart_anneal_steps relora_prune_method relora_warmup_steps relora_anneal_steps relora_cpu_offload relora_prune_ratio cut_cross_entropy deepcompile`
 )
 
 func readAxolotl(r *frameworkReader) error {
@@ -114,16 +122,38 @@ func readAxolotl(r *frameworkReader) error {
 			cmp.Or(strict.DidYouMean(name.Text, trainerOptimizers), "plimsoll plans the Trainer's optimizers"))
 	}
 	r.longest("sequence_len")
+	if r.Truth("freeze_mm_modules") { // utils/freeze.py
+		r.to.Freezes = &Freezes{Vision: true, Projector: true,
+			Named: strings.Fields("vision_tower vision_model multi_modal_projector visual")}
+	}
 	r.argumentsOfAxolotl()
 	r.typesOfAxolotl()
 	return cmp.Or(r.shardAxolotl(), r.attentionOfAxolotl(), r.checkpointAxolotl(), r.quantizeAxolotl(),
-		r.adaptAxolotl())
+		r.adaptAxolotl(), r.qatAxolotl(), r.readUnfrozen())
+}
+
+// qatAxolotl reads quantization-aware training: prepare_model_for_qat in src/axolotl/utils/quantization.py.
+func (r *frameworkReader) qatAxolotl() error {
+	if !on(r.Find("qat")) {
+		return nil
+	}
+	inputs, weights := r.Word("qat.activation_dtype"), r.Word("qat.weight_dtype")
+	switch {
+	case weights != "int4" || inputs != "int8":
+		return r.Fault("qat", fmt.Sprintf("rounds weights to %s and inputs to %s, which is not planned yet",
+			cmp.Or(weights, "int8"), cmp.Or(inputs, "nothing else")), "plimsoll plans int4 weights and int8 inputs")
+	case r.Truth("qat.quantize_embedding"):
+		return r.Fault("qat.quantize_embedding", "is true, which is not planned yet", "set it to false")
+	case r.Gives("adapter"):
+		return r.Fault("qat", "is given beside an adapter, which is not planned yet", "remove one of the two")
+	}
+	r.to.QAT = &QAT{Group: int(r.Integer("qat.group_size")), Activations: true, Learned: true}
+	return nil
 }
 
 func (r *frameworkReader) refuseAxolotl() error {
-	if stage := r.Find("rl"); on(stage) {
-		why := cmp.Or(axolotlStages[stage.Text], "it trains on answers beside other models")
-		return r.Fault("rl", fmt.Sprintf("is %s: %s, which is not planned yet", stage, why), "")
+	if err := r.answersOfAxolotl(); err != nil {
+		return err
 	}
 	if err := cmp.Or(r.unplanned("it is of another training than that of a language model", unplannedAxolotlStages),
 		r.rewardAxolotl(),
@@ -131,7 +161,6 @@ func (r *frameworkReader) refuseAxolotl() error {
 		r.unplanned("it changes what the passes hold", unplannedAxolotlPasses),
 		r.unplanned("it changes what the adapter holds", unplannedAxolotlAdapters),
 		r.unplanned("training goes on with an adapter whose adapter_config.json says its rank", "lora_model_dir"),
-		r.unplanned("it trains on images, beside a vision model", unplannedAxolotlImages),
 		r.unplanned("it divides or moves the model", unplannedAxolotlRest)); err != nil {
 		return err
 	}
@@ -147,16 +176,42 @@ func (r *frameworkReader) refuseAxolotl() error {
 	return nil
 }
 
-// axolotlStages are why trainings by the key rl are not planned.
-var axolotlStages = map[string]string{
-	"dpo":   "it trains on pairs of answers, and runs a reference model while it holds what the first pass keeps",
-	"ipo":   "it trains on pairs of answers, and runs a reference model while it holds what the first pass keeps",
-	"kto":   "it trains on answers, and runs a reference model while it holds what the first pass keeps",
-	"orpo":  "it trains on pairs of answers, with a loss of its own",
-	"simpo": "it trains on pairs of answers, with a loss of its own",
-	"grpo":  "it generates answers, and trains on groups of them",
-	"gdpo":  "it generates answers, and trains on groups of them",
-	"ebft":  "it generates answers beside a frozen model",
+// answersOfAxolotl reads what the key rl trains on answers: TRL's trainers (src/axolotl/core/builders/rl.py).
+func (r *frameworkReader) answersOfAxolotl() error {
+	stage := r.Find("rl")
+	if !on(stage) {
+		return nil
+	}
+	switch stage.Text {
+	case "dpo", "ipo":
+		r.to.Answers = &Answers{Pairs: true, Reference: true, LogsEntropy: true,
+			CrossEntropy: slices.Contains(r.List("dpo_loss_type"), "sft")}
+	case "kto":
+		r.to.Answers = &Answers{Reference: true, Mismatched: true, LogsEntropy: true}
+	case "orpo":
+		r.to.Answers = &Answers{Pairs: true, CrossEntropy: true}
+	case "simpo": // CPOTrainer, with cpo_alpha of 1 unless it is given
+		alpha := r.Find("cpo_alpha")
+		r.to.Answers = &Answers{Pairs: true, CrossEntropy: alpha == nil || on(alpha)}
+	default:
+		return r.Fault("rl", fmt.Sprintf("is %s: it generates answers, which is not planned yet", stage), "")
+	}
+	if err := r.unplanned("it changes the passes over answers", unplannedAxolotlAnswers); err != nil {
+		return err
+	}
+	if !r.Gives("adapter") && (stage.Text == "kto" || stage.Text == "simpo") {
+		r.Note("rl", "is given without an adapter: axolotl then loads a copy of the model for no trainer, "+
+			"which is not planned")
+	}
+	r.to.Answers.Selected = true
+	if r.Truth("precompute_ref_log_probs") {
+		r.to.Answers.Reference = false
+	}
+	if r.Truth("liger_fused_linear_cross_entropy") || r.pluginNamed("CutCrossEntropyPlugin") {
+		r.Note("rl", "is given: the fused cross entropy is not used, as the loss needs the logits")
+	}
+	r.noteAnswers("rl")
+	return nil
 }
 
 // rewardAxolotl reads whether a reward model is trained: TRL's RewardTrainer.
@@ -179,8 +234,6 @@ func (r *frameworkReader) rewardAxolotl() error {
 	case class != "" && class != sequences:
 		return r.Fault("model_type", fmt.Sprintf("is %q, which has no reward: this is not planned yet", class),
 			"set it to "+sequences)
-	case r.Gives("adapter"):
-		return r.Fault("adapter", "is given beside reward_model: PEFT then trains the head, which is not planned", "")
 	}
 	r.Note("reward_model",
 		"is true: the head has one label, and passes have two sequences for each of a micro batch")
@@ -208,9 +261,12 @@ func (r *frameworkReader) argumentsOfAxolotl() {
 			r.Note(key, "has kernels that keep less for the backward pass than the plan says")
 		}
 	}
+	if on(r.Find("relora")) || on(r.Find("relora_steps")) {
+		r.Note("relora", "merges the adapter into the model every so many steps: the plan is of the steps between")
+	}
 	for _, key := range []string{"model_config", "overrides_of_model_config"} {
 		if v := r.Find(key); v != nil {
-			r.noteRouterLoss(key, v.Find("output_router_logits"))
+			r.routerLoss(v.Find("output_router_logits"))
 		}
 	}
 	if r.Truth("liger_fused_linear_cross_entropy") || r.pluginNamed("CutCrossEntropyPlugin") {
@@ -302,45 +358,98 @@ func valueOf(m *strict.Member) *strict.Value {
 
 // attentionOfAxolotl reads the attention.
 func (r *frameworkReader) attentionOfAxolotl() error {
-	switch {
-	case r.Word("attn_implementation") == "xformers" || r.Truth("xformers_attention"):
-		r.to.Attention = "sdpa"
-		r.Notes = append(r.Notes, Note{Where: r.Place("base_model"), What: "xformers' attention is planned as sdpa, " +
-			"which saves the " +
-			"same for the backward pass"})
-	case r.Gives("attn_implementation"):
-		return r.attentionOf("attn_implementation")
+	const key = "attn_implementation"
+	casts := true // to the type of the other weights, after norms and embeddings have been converted to fp32
+	switch name := r.Word(key); {
+	case name == "xformers" || r.Truth("xformers_attention"):
+		r.takenForSDPA("xformers' attention", "")
+	case name == "flex_attention" || r.Truth("flex_attention"):
+		r.takenForSDPA("flex attention", "; the mask of its blocks comes on top")
+	case r.Gives(key):
+		if err := r.attentionOf(key); err != nil {
+			return err
+		}
+		casts = name != "sdpa" && name != "eager"
 	case r.Truth("flash_attention"):
 		r.to.Attention = "flash"
 	case r.Truth("sdp_attention"):
-		r.to.Attention = "sdpa"
+		r.to.Attention, casts = "sdpa", false
 	case r.Truth("eager_attention"):
-		r.to.Attention = "eager"
+		r.to.Attention, casts = "eager", false
+	default:
+		casts = false
 	}
-	if r.to.Attention != "flash" && !r.Gives("adapter") && r.to.Weights != "fp32" && r.Find("fsdp_config") == nil &&
-		r.Find("deepspeed") == nil && r.Word("attn_implementation") != "xformers" && !r.Truth("xformers_attention") {
-		return r.Fault("base_model", "is trained in full without flash attention: axolotl then keeps its norms, "+
-			"embeddings and head in fp32, which is not planned yet", "add attn_implementation: flash_attention_2")
+	if casts || r.Gives("adapter") || r.to.Weights == "fp32" || r.Find("fsdp_config") != nil ||
+		r.Find("deepspeed") != nil || on(r.Find("cut_cross_entropy")) || r.pluginNamed("CutCrossEntropyPlugin") {
+		return nil
 	}
+	if r.compute() == "" {
+		return r.Fault("base_model", "is trained in full without flash attention and without autocast: axolotl then "+
+			"keeps norms and embeddings in fp32, which its other weights cannot be multiplied with",
+			"set bf16 to true, or add attn_implementation: flash_attention_2")
+	}
+	r.to.WidensNorms = true
+	r.Note("base_model", "is trained in full without flash attention: axolotl keeps norms, embeddings and the head in "+
+		"fp32")
 	return nil
 }
 
-// checkpointAxolotl reads what the backward pass recomputes.
+// takenForSDPA notes an attention that saves what SDPA saves.
+func (r *frameworkReader) takenForSDPA(name, but string) {
+	r.to.Attention = "sdpa"
+	r.Notes = append(r.Notes, Note{Where: r.Place("base_model"),
+		What: name + " is planned as sdpa, which saves the same for the backward pass" + but})
+}
+
+// checkpointAxolotl reads what the backward pass recomputes, and what waits for it on the host.
 func (r *frameworkReader) checkpointAxolotl() error {
-	const key = "gradient_checkpointing"
-	v := r.Find(key)
-	if v != nil && strings.HasPrefix(v.Text, "offload") {
-		return r.Fault(key, fmt.Sprintf("is %s: activations go to the host, which is not planned yet", v),
-			"set it to true to plan the job without it")
+	const key, offloading = "gradient_checkpointing", "activation_offloading"
+	v, mode, from := r.Find(key), r.Find(offloading), offloading
+	if v != nil && strings.HasPrefix(v.Text, "offload") { // older words: schemas/validation.py
+		mode, from = strict.Of(true), key
 	}
-	r.set(key, key, on(v))
+	if on(mode) && !on(v) {
+		return r.Fault(offloading, fmt.Sprintf("is %s, but axolotl needs gradient_checkpointing with it", mode),
+			"add gradient_checkpointing: true")
+	}
 	kwargs := r.Find(key + "_kwargs")
 	if kwargs == nil {
-		kwargs = &strict.Value{Kind: '{'}
-		give(kwargs, "use_reentrant", r.At(key), strict.Of(false))
+		kwargs = &strict.Value{Kind: '{'} // normalize_config in utils/config/__init__.py
+		give(kwargs, "use_reentrant", r.At(key), strict.Of(!on(r.Find("unfrozen_parameters")) &&
+			!(on(mode) && mode.Text == "hidden_states")))
 	}
+	if on(mode) {
+		if kwargs = r.offloadAxolotl(mode, kwargs); kwargs == nil {
+			return r.Fault(from, fmt.Sprintf("is %s with reentrant checkpointing or torch.compile, which is not "+
+				"planned yet", mode), "set use_reentrant to false, and torch_compile, too")
+		}
+	}
+	r.set(key, key, on(v) && (r.to.Offloading == nil || r.to.Offloading.InputsOnly || !r.Gives("adapter")))
 	give(r.arguments, key+"_kwargs", r.At(key), kwargs)
 	return nil
+}
+
+// offloadAxolotl reads how activations go to the host, and returns the arguments of checkpoints, nil if that is not
+// planned: ActivationOffloadingMixin in core/trainers/mixins, and _configure_gradient_checkpointing in
+// core/builders/base.py. An adapter's training recomputes nothing then, and other trainings wrap every block.
+func (r *frameworkReader) offloadAxolotl(mode, kwargs *strict.Value) *strict.Value {
+	r.to.Offloading = offloadingTRL()
+	r.to.Offloading.Weights = r.Gives("adapter") // get_lora_act_offloading_ctx_manager knows no parameters
+	reentrant := kwargs.Find("use_reentrant")
+	switch {
+	case r.Truth("torch_compile"):
+		return nil
+	case mode.Text == "hidden_states":
+		r.to.Offloading.InputsOnly, r.to.Offloading.Stash = true, 2
+		if reentrant != nil && on(reentrant) {
+			return nil
+		}
+	case mode.Text == "legacy":
+		r.to.Offloading.Streams = false
+	}
+	kwargs = &strict.Value{Kind: '{'}
+	give(kwargs, "use_reentrant", r.At("gradient_checkpointing"), strict.Of(false))
+	return kwargs
 }
 
 // quantizeAxolotl reads the quantization: _set_quantization_config in src/axolotl/loaders/model.py.
@@ -355,8 +464,18 @@ func (r *frameworkReader) quantizeAxolotl() error {
 		}
 		return r.quantize("model_quantization_config", values)
 	}
+	const experts = "quantize_moe_experts"
+	r.to.QuantizesExperts = r.Truth(experts)
 	switch adapter := r.Word("adapter"); {
-	case r.Truth("load_in_4bit") && adapter == "qlora":
+	case r.to.QuantizesExperts && r.Truth("lora_target_linear"):
+		return r.Fault(experts, "is true, which axolotl refuses beside lora_target_linear",
+			"list lora_target_modules instead")
+	case r.to.QuantizesExperts && (!r.Truth("load_in_4bit") && !r.Truth("load_in_8bit") || adapter == ""):
+		return r.Fault(experts, "is true, but axolotl needs an adapter and load_in_4bit or load_in_8bit with it",
+			"add both, or set it to false")
+	case r.to.QuantizesExperts && !r.Truth("load_in_4bit"):
+		return r.Fault(experts, "is true with load_in_8bit, which is not planned yet", "use load_in_4bit")
+	case r.Truth("load_in_4bit") && (adapter == "qlora" || r.to.QuantizesExperts):
 		values := map[string]*strict.Value{"load_in_4bit": strict.Of(true), "bnb_4bit_quant_type": strict.Of("nf4"),
 			"bnb_4bit_use_double_quant": strict.Of(true), "bnb_4bit_quant_storage": strict.Of("bfloat16"),
 			"bnb_4bit_compute_dtype": strict.Of(elementNames[r.to.Weights])}

@@ -17,6 +17,7 @@ var commands = []struct{ words, name string }{
 	{"swift/cli/pt.py", "swift_sft"}, {"swift rlhf", "swift_rlhf"}, {"swift/cli/rlhf.py", "swift_rlhf"},
 	{"megatron sft", "megatron_sft"}, {"megatron pt", "megatron_sft"}, {"megatron rlhf", "megatron_sft"},
 	{"llamafactory-cli train", "llamafactory_train"}, {"trl sft", "trl_sft"},
+	{"trl dpo", "trl_dpo"}, {"trl kto", "trl_kto"}, {"trl reward", "trl_reward"},
 }
 
 // several is the name of a script with more than one training.

@@ -28,6 +28,20 @@ type Framework struct {
 	FusedLoss    bool
 	// Rewards says that the program trains a reward model on pairs of answers. A micro batch counts pairs.
 	Rewards bool
+	// ValueHead says that a reward model keeps its language model's head, beside one with an output for every token.
+	ValueHead bool
+	Answers   *Answers // what is trained on answers, nil for a language model's loss
+	Freeze    *Freeze  // the part of the model that is trained, nil for all of it
+	Optimizer string   // "" = what Training says
+	// LossTwice says that the program computes the loss from the logits of a model that has computed its own.
+	LossTwice    bool
+	LigerModules bool // modules of liger-kernel, and the loss of the logits
+	// LoadsOnGPU says that every rank loads the full model on its GPU, and shards it there.
+	LoadsOnGPU bool
+	// RouterLoss says that the program has the model output the logits of its routers, for RouterLossOf: types of
+	// models, nil for all.
+	RouterLoss   bool
+	RouterLossOf []string
 
 	// Weights is the type that the weights are loaded in, "" for the type that they were published in. TrainedIn32 says
 	// when trained weights are converted to fp32.
@@ -37,16 +51,73 @@ type Framework struct {
 	// FSDP2WithoutReentrant says that FSDP2 turns reentrant checkpointing off.
 	FSDP2WithoutReentrant bool
 
+	// Freezes are the parts of multimodal models that the program does not train, nil without.
+	Freezes *Freezes
+	// MostPixels is the size that the program scales larger images down to, 0 without.
+	MostPixels int64
+
 	Parallelism *Parallelism // nil without; shards over the ranks that are left where Shard is 0
 	// SeveralOnly says that the program shards the model only if there are several ranks.
 	SeveralOnly bool
-	ReducesIn32 bool   // FSDP reduces gradients in fp32
-	Modules     string // the library of the model's modules, "" for transformers
-	Recompute   string // "" = what Training says
+	ReducesIn32 bool      // FSDP reduces gradients in fp32
+	Modules     string    // the library of the model's modules, "" for transformers
+	Recompute   string    // "" = what Training says
+	QAT         *QAT      // nil without
+	Unfrozen    *Unfrozen // nil if all parameters are trained
+	// WidensNorms says that norms, embeddings and the head are kept in fp32.
+	WidensNorms bool
+	// QuantizesExperts says that the parameters that hold all experts of a layer are quantized, too.
+	QuantizesExperts bool
+	// StepsInBackward says that every parameter has an optimizer, which steps once its gradient is complete.
+	StepsInBackward bool
+	// Offloading says which activations wait on the host for the backward pass, nil if none does.
+	Offloading *Offloading
 
 	Notes []Note
 
 	place fault.Position // of the model's name
+}
+
+// QAT is quantization-aware training by torchao.
+type QAT struct {
+	Group       int  // inputs that share a scale of the weight
+	Activations bool // inputs are rounded to int8, too
+	Learned     bool // the gradient goes through the scales of the weight
+}
+
+// Offloading is what OffloadActivations of TRL and torchtune does.
+type Offloading struct {
+	Streams    bool // copies are on a stream of their own
+	Stash      int  // so many saved tensors stay on the GPU while they are copied
+	Tracks     bool // a tensor stays whose storage is saved again while it is copied
+	InputsOnly bool // of checkpoints
+	BeforeLoss bool // what the loss saves stays
+	Weights    bool // copies of the weights that products save wait on the host, too
+}
+
+// offloadingTRL is OffloadActivations with TRL's defaults.
+func offloadingTRL() *Offloading { return &Offloading{Streams: true, Stash: 5, Tracks: true} }
+
+// Freezes says which parts of a multimodal model are not trained.
+type Freezes struct {
+	Vision, Projector, Language bool
+	// ModelTypes are the only models that it holds for, or none.
+	ModelTypes []string
+	// Named are components of the paths of these parts, of which a part has one; or none.
+	Named []string
+	// Contained says that an entry of target_modules adapts all modules whose names contain it.
+	Contained bool
+}
+
+// Holds reports whether a model's parts are frozen at all.
+func (f *Freezes) Holds(modelType string) bool {
+	return f != nil && (len(f.ModelTypes) == 0 || slices.Contains(f.ModelTypes, modelType))
+}
+
+// Names reports whether a part with its modules in a path may be frozen.
+func (f *Freezes) Names(path string) bool {
+	return len(f.Named) == 0 || slices.ContainsFunc(strings.Split(path, "."),
+		func(component string) bool { return slices.Contains(f.Named, component) })
 }
 
 // Upcast says when a program or an engine converts trained weights of the model to fp32.
@@ -75,7 +146,9 @@ type family struct {
 }
 
 // families are in the order of their kinds.
-func families() []family { return []family{swift, llamaFactory, axolotl, torchtune, torchtitan, trl} }
+func families() []family {
+	return []family{llamaFactoryV1, swift, llamaFactory, axolotl, torchtune, torchtitan, trl}
+}
 
 // LoadFramework reads the file at path, for a release of DeepSpeed. It returns nil if another function loads files of
 // its kind.
@@ -226,12 +299,11 @@ func on(v *strict.Value) bool {
 	return !slices.Contains([]string{"false", "False", "0", "no", "none", "null"}, v.Text) && v.Kind != 'f'
 }
 
-// noteRouterLoss notes a key whose value makes a mixture of experts output the logits of its routers.
-func (r *frameworkReader) noteRouterLoss(key string, value *strict.Value) {
-	if on(value) {
-		r.Note(key, "adds the auxiliary loss of routers, which is not planned: a mixture of experts keeps a logit, a "+
-			"probability and their gradients for each token, layer and expert")
-	}
+// routerLoss reads a value that makes a mixture of experts output the logits of its routers, for all types of models or
+// for some.
+func (r *frameworkReader) routerLoss(value *strict.Value, of ...string) {
+	r.to.RouterLoss = r.to.RouterLoss || on(value)
+	r.to.RouterLossOf = of
 }
 
 // unplanned refuses the first of the keys that asks for something, as it changes memory in a way that is not planned.
@@ -262,6 +334,13 @@ func (r *frameworkReader) adapt(key string, values map[string]*strict.Value) (er
 	root := &strict.Value{Kind: '{'}
 	give(root, "peft_type", r.At(key), strict.Of("LORA"))
 	give(root, "task_type", r.At(key), strict.Of("CAUSAL_LM"))
+	if r.to.Rewards { // PEFT trains the head of a classifier of sequences (SEQ_CLS)
+		saved := &strict.Value{Kind: '[', Elements: []*strict.Value{strict.Of("score")}}
+		if v := values["modules_to_save"]; v != nil {
+			saved.Elements = append(saved.Elements, v.Elements...)
+		}
+		values["modules_to_save"] = saved
+	}
 	for _, name := range slices.Sorted(maps.Keys(values)) {
 		if v := values[name]; v != nil {
 			give(root, name, r.At(key), v)

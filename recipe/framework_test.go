@@ -3,7 +3,6 @@ package recipe
 import (
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 )
@@ -83,7 +82,7 @@ fsdp_config:
 	}
 	tr := f.Training
 	if f.Sequence != 4096 || tr.MicroBatch != 2 || tr.GradientAccumulation != 4 || f.Weights != "bf16" ||
-		tr.Precision != MixedBF16 || tr.Optimizer.Name != "paged_adamw_8bit" || tr.Checkpointing.Reentrant {
+		tr.Precision != MixedBF16 || tr.Optimizer.Name != "paged_adamw_8bit" || !tr.Checkpointing.Reentrant {
 		t.Errorf("got %+v, %+v", f, tr)
 	}
 	if s := tr.FSDP; s == nil || s.Version != 1 || !s.OffloadParameters || s.Strategy != "full_shard" {
@@ -92,6 +91,21 @@ fsdp_config:
 	f, err = read(t, axolotlText+"tensor_parallel_size: 2\ndp_shard_size: 4\nfsdp_version: 2\nfsdp_config: {}\n")
 	if err != nil || f.Parallelism.Ranks() != 8 || f.Training.FSDP.Version != 2 {
 		t.Errorf("parallel: %+v, %v", f, err)
+	}
+	f, err = read(t, "base_model: x\ngradient_checkpointing: true\nactivation_offloading: legacy\n"+
+		"unfrozen_parameters: [\"^lm_head.weight$\", \"model.layers.4[4-9]+.mlp[:32]\"]\n"+
+		"qat: {weight_dtype: int4, activation_dtype: int8}\n")
+	if err != nil || !f.WidensNorms || !f.Unfrozen.Has("model.layers.45.mlp.x") ||
+		f.Unfrozen.Has("model.norm.weight") || !f.Unfrozen.Embeds || !f.Unfrozen.Ranges {
+		t.Fatalf("frozen: %+v, %v", f, err)
+	}
+	if *f.QAT != (QAT{Group: 32, Activations: true, Learned: true}) ||
+		*f.Offloading != (Offloading{Stash: 5, Tracks: true}) || !f.Training.Checkpointing.Enabled {
+		t.Errorf("got %+v, %+v", f.QAT, f.Offloading)
+	}
+	f, err = read(t, axolotlText+"gradient_checkpointing: offload\nadapter: lora\nlora_target_linear: true\n")
+	if err != nil || !f.Offloading.Weights || !f.Offloading.Streams || f.Training.Checkpointing.Enabled {
+		t.Errorf("an adapter's activations: %+v, %v", f, err)
 	}
 }
 
@@ -136,9 +150,9 @@ func TestSwift(t *testing.T) {
 	}
 }
 
-// TestRouterLoss tests the note on the auxiliary loss of routers.
+// TestRouterLoss reads the keys for the auxiliary loss of routers.
 func TestRouterLoss(t *testing.T) {
-	for text, noted := range map[string]bool{
+	for text, want := range map[string]bool{
 		swiftText + "router_aux_loss_coef: 0.001\n":                    true,
 		swiftText + "router_aux_loss_coef: 0\n":                        false,
 		factoryText + "moe_aux_loss_coef: 0.02\n":                      true,
@@ -149,9 +163,8 @@ func TestRouterLoss(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		got := slices.ContainsFunc(f.Notes, func(n Note) bool { return strings.Contains(n.What, "loss of routers") })
-		if got != noted {
-			t.Errorf("%s: the notes are %v", text, f.Notes)
+		if f.RouterLoss != want || (f.RouterLossOf != nil) != strings.HasPrefix(text, factoryText) {
+			t.Errorf("%s: %v of %v", text, f.RouterLoss, f.RouterLossOf)
 		}
 	}
 }
@@ -179,7 +192,6 @@ func TestCommand(t *testing.T) {
 		t.Errorf("LLaMA-Factory: %+v, %v", f, err)
 	}
 	for text, want := range map[string]string{
-		"swift rlhf --rlhf_type dpo --model x\n":          "answers beside other models",
 		"swift sft --model x\nswift sft --model y\n":      "more than one training",
 		"megatron sft --model x\n":                        "Megatron core",
 		"python train.py --per_device_train_batch_size 1": "a shell script",
@@ -210,32 +222,37 @@ func TestExpand(t *testing.T) {
 // TestUnplannedFrameworks gives keys that change memory in a way that no plan knows. Each is refused by its name.
 func TestUnplannedFrameworks(t *testing.T) {
 	for _, c := range []struct{ text, key string }{
-		{factoryText + "stage: dpo\n", "stage"},
 		{factoryText + "stage: ppo\nreward_model: x\n", "stage"},
-		{"model_name_or_path: x\nfinetuning_type: freeze\n", "finetuning_type"},
+		{"model_name_or_path: x\nfinetuning_type: oft\n", "finetuning_type"},
+		{factoryText + "stage: dpo\nref_model: y\nref_model_quantization_bit: 4\n", "ref_model_quantization_bit"},
 		{factoryText + "use_unsloth: true\n", "use_unsloth"},
 		{factoryText + "use_galore: true\n", "use_galore"},
 		{factoryText + "quantization_bit: 3\n", "quantization_bit"},
 		{factoryText + "quantization_method: hqq\n", "quantization_method"},
 		{factoryText + "adapter_name_or_path: saves/x\n", "adapter_name_or_path"},
 		{"model_name_or_path: x\nfinetuning_type: full\nquantization_bit: 4\n", "quantization_bit"},
-		{axolotlText + "rl: dpo\n", "rl"},
-		{axolotlText + "rl: orpo\n", "rl"},
+		{axolotlText + "rl: grpo\n", "rl"},
+		{axolotlText + "rl: dpo\ndpo_use_weighting: true\n", "dpo_use_weighting"},
 		{axolotlText + "num_labels: 2\n", "num_labels"},
 		{axolotlText + "model_type: AutoModelForSequenceClassification\n", "model_type"},
 		{axolotlText + "reward_model: true\nnum_labels: 2\n", "num_labels"},
-		{axolotlText + "reward_model: true\nadapter: lora\n", "adapter"},
 		{axolotlText + "reward_model: true\nmodel_type: AutoModelForCausalLM\n", "model_type"},
 		{axolotlText + "adapter: llama-adapter\n", "adapter"},
 		{axolotlText + "adapter: qlora\n", "adapter"},
 		{axolotlText + "load_in_4bit: true\n", "load_in_4bit"},
 		{axolotlText + "optimizer: muon\n", "optimizer"},
 		{axolotlText + "activation_offloading: true\n", "activation_offloading"},
-		{axolotlText + "gradient_checkpointing: offload\n", "gradient_checkpointing"},
+		{axolotlText + "gradient_checkpointing: true\nactivation_offloading: hidden_states\n" +
+			"gradient_checkpointing_kwargs: {use_reentrant: true}\n", "activation_offloading"},
+		{axolotlText + "gradient_checkpointing: offload\ntorch_compile: true\n", "gradient_checkpointing"},
+		{axolotlText + "qat: {weight_dtype: nvfp4, activation_dtype: nvfp4}\n", "qat"},
+		{axolotlText + "qat: {weight_dtype: int4, activation_dtype: int8}\nadapter: lora\n", "qat"},
+		{axolotlText + "quantize_moe_experts: true\n", "quantize_moe_experts"},
+		{axolotlText + "unfrozen_parameters: [\"(?<=x)y\"]\n", "unfrozen_parameters"},
 		{axolotlText + "plugins: [axolotl.integrations.kernels.KernelsPlugin]\n", "plugins"},
-		{"base_model: x\n", "base_model"},
+		{"base_model: x\nbf16: false\nfloat16: true\n", "base_model"},
 		{axolotlText + "sequence_len: ${LENGTH}\n", "sequence_len"},
-		{swiftText + "rlhf_type: dpo\n", "rlhf_type"},
+		{swiftText + "rlhf_type: grpo\n", "rlhf_type"},
 		{"model: x\ntuner_type: reft\n", "tuner_type"},
 		{swiftText + "task_type: seq_cls\n", "task_type"},
 		{swiftText + "sequence_parallel_size: 2\n", "sequence_parallel_size"},
@@ -247,7 +264,7 @@ func TestUnplannedFrameworks(t *testing.T) {
 		{"model_name_or_path: x\ninfer_backend: vllm\n", "infer_backend"},
 		{"model_name_or_path: x\nexport_dir: y\n", "export_dir"},
 		{factoryText + "do_train: true\npipeline_model_parallel_size: 4\n", "pipeline_model_parallel_size"},
-		{trlText + "beta: 0.1\n", "beta"},
+		{trlText + "beta: 0.1\nuse_weighting: true\n", "use_weighting"},
 		{trlText + "num_generations: 8\n", "num_generations"},
 		{trlText + "attn_implementation: paged\n", "attn_implementation"},
 		{trlText + "dtype: int8\n", "dtype"},

@@ -31,8 +31,8 @@ const configFlag = "--config"
 // The kinds. Programs that wrap others come first, as their files have the
 // others' keys, too.
 var (
-	llamaFactoryV1Kind = &kind{name: "configuration of LLaMA-Factory's trainer v1",
-		marks: "dist_config init_config quant_config kernel_config"}
+	llamaFactoryV1Kind = &kind{name: "configuration of LLaMA-Factory's trainer v1", flag: configFlag,
+		marks: "peft_config dist_config init_config quant_config kernel_config"}
 	llamaFactoryKind = &kind{name: "LLaMA-Factory configuration", flag: configFlag,
 		marks: "llamafactory_train finetuning_type cutoff_len lora_target infer_backend export_dir dataset_dir"}
 	axolotlKind = &kind{name: "axolotl configuration", flag: configFlag,
@@ -44,13 +44,14 @@ var (
 	torchtitanKind = &kind{name: "torchtitan configuration", flag: configFlag,
 		marks: "activation_checkpoint parallelism"}
 	swiftKind = &kind{name: "ms-swift configuration", flag: configFlag,
-		marks: "train_type tuner_type tuner_backend sft_type rlhf_type split_dataset_ratio attn_impl swift_sft"}
+		marks: `train_type tuner_type tuner_backend sft_type rlhf_type split_dataset_ratio attn_impl swift_sft
+			swift_rlhf`}
 	severalKind  = &kind{name: "script with more than one training", marks: several}
 	megatronKind = &kind{name: "training by Megatron core", marks: "megatron_sft"}
-	rewardKind   = &kind{name: "training on answers beside other models", marks: "swift_rlhf"}
 	presetKind   = &kind{name: "file that --fsdp of ms-swift names", marks: "_param_docs _requires"}
 	scriptKind   = &kind{name: "configuration of a training script, such as TRL's", flag: configFlag,
-		marks: "trl_sft model_name_or_path dataset_name dataset_mixture dataset_mixer use_peft lora_r"}
+		marks: `trl_sft trl_dpo trl_kto trl_reward model_name_or_path dataset_name dataset_mixture dataset_mixer
+			use_peft lora_r`}
 
 	accelerateKind = &kind{name: "accelerate configuration in YAML", flag: "--accelerate",
 		marks: "distributed_type compute_environment main_training_function num_machines"}
@@ -72,7 +73,7 @@ var (
 
 	fsdpKind = &kind{name: "FSDP configuration in JSON"} // of TrainingArguments; no key identifies it
 
-	kinds = []*kind{severalKind, megatronKind, rewardKind, sweepKind, llamaFactoryV1Kind, swiftKind, llamaFactoryKind,
+	kinds = []*kind{severalKind, megatronKind, sweepKind, llamaFactoryV1Kind, swiftKind, llamaFactoryKind,
 		axolotlKind, nemoKind, trlxKind,
 		torchtuneKind, torchtitanKind, presetKind, scriptKind,
 		accelerateKind, deepSpeedKind, adapterKind, modelKind, quantizationKind, trainingKind}

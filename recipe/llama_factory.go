@@ -21,24 +21,33 @@ var (
 var llamaFactory = family{kind: llamaFactoryKind, program: "LLaMA-Factory", hosts: true, read: readLLaMAFactory,
 	own: strict.Merge(
 		worded.For("model_name_or_path adapter_name_or_path additional_target quantization_method"),
-		switched.For(`disable_gradient_checkpointing pure_bf16 use_rslora use_dora pissa_init double_quantization fp8
+		worded.For("ref_model freeze_trainable_modules freeze_extra_modules"),
+		switched.For(`use_muon use_llama_pro disable_gradient_checkpointing pure_bf16 use_rslora use_dora pissa_init double_quantization fp8
 			enable_liger_kernel create_new_adapter`),
 		keys{
-			"stage":               oneOf("pt", "sft", "rm", "ppo", "dpo", "kto").OrNull().Default("sft"),
-			"finetuning_type":     oneOf("lora", "oft", "freeze", "full").OrNull().Default("lora"),
-			"cutoff_len":          counted.Default(2048),
-			"lora_rank":           counted.Default(8),
-			"lora_alpha":          measured,
-			"lora_dropout":        measured,
+			"stage":                   oneOf("pt", "sft", "rm", "ppo", "dpo", "kto").OrNull().Default("sft"),
+			"finetuning_type":         oneOf("lora", "oft", "freeze", "full").OrNull().Default("lora"),
+			"cutoff_len":              counted.Default(2048),
+			"lora_rank":               counted.Default(8),
+			"lora_alpha":              measured,
+			"freeze_trainable_layers": integer.Lax().OrNull().Default(2),
+			"lora_dropout":            measured,
+			"pref_loss": oneOf("sigmoid", "hinge", "ipo", "kto_pair", "orpo", "simpo").OrNull().
+				Default("sigmoid"),
 			"lora_target":         worded.Default("all"),
 			"quantization_bit":    counted,
 			"quantization_type":   oneOf("fp4", "nf4").OrNull().Default("nf4"),
 			"double_quantization": switched.Default(true),
 			"use_reentrant_gc":    switched.Default(true),
-			"flash_attn":          oneOf("auto", "disabled", "sdpa", "fa2", "fa3").OrNull().Default("auto"),
+			"image_max_pixels":    counted.Default(768 * 768),
+
+			"freeze_vision_tower":          switched.Default(true),
+			"freeze_multi_modal_projector": switched.Default(true),
+			"freeze_language_model":        switched,
+			"flash_attn":                   oneOf("auto", "disabled", "sdpa", "fa2", "fa3").OrNull().Default("auto"),
 		},
 		// Unplanned keys; readLLaMAFactory has the reasons.
-		anything.For(unplannedFactoryOptimizers+" "+unplannedFactoryModels),
+		anything.For(unplannedFactoryReferences+" "+unplannedFactoryKeys()),
 		anything.For("export_dir "+megatronKeys),
 		// Keys that change no memory of the training, or only that of other stages.
 		anything.For(`llamafactory_train export_size export_device export_quantization_bit export_quantization_dataset
@@ -48,25 +57,24 @@ var llamaFactory = family{kind: llamaFactoryKind, program: "LLaMA-Factory", host
 			new_special_tokens_config init_special_tokens model_revision low_cpu_mem_usage rope_scaling moe_aux_loss_coef
 			train_from_scratch infer_backend offload_folder use_kv_cache use_v1_kernels infer_dtype hf_hub_token
 			ms_hub_token om_hub_token print_param_status trust_remote_code quantization_device_map
-			image_max_pixels image_min_pixels image_do_pan_and_scan crop_to_patches video_max_pixels video_min_pixels
+			image_min_pixels image_do_pan_and_scan crop_to_patches video_max_pixels video_min_pixels
 			video_fps video_maxlen use_audio_in_video audio_sampling_rate
 			template dataset eval_dataset dataset_dir media_dir train_on_prompt mask_history streaming buffer_size
 			mix_strategy interleave_probs overwrite_cache preprocessing_batch_size preprocessing_num_workers max_samples
 			eval_num_beams ignore_pad_token_for_loss val_size eval_on_each_dataset packing neat_packing tool_format
 			default_system enable_thinking preserve_thinking tokenized_path data_shared_file_system
 			loraplus_lr_ratio loraplus_lr_embedding pissa_iter pissa_convert module_dropout oft_rank oft_block_size
-			oft_target freeze_trainable_layers freeze_trainable_modules freeze_extra_modules
+			oft_target
 			galore_target galore_rank galore_update_interval galore_scale galore_proj_type galore_layerwise
 			apollo_target apollo_rank apollo_update_interval apollo_scale apollo_proj apollo_proj_type apollo_scale_type
 			apollo_layerwise apollo_scale_front badam_mode badam_start_block badam_switch_mode badam_switch_interval
 			badam_update_ratio badam_mask_mode badam_verbose
-			pref_beta pref_ftx pref_bco_weight pref_loss dpo_label_smoothing kto_chosen_weight kto_rejected_weight
-			simpo_gamma ppo_buffer_size ppo_epochs ppo_score_norm ppo_target ppo_whiten_rewards ref_model
-			ref_model_adapters ref_model_quantization_bit reward_model reward_model_adapters
+			pref_beta pref_ftx pref_bco_weight dpo_label_smoothing kto_chosen_weight kto_rejected_weight
+			simpo_gamma ppo_buffer_size ppo_epochs ppo_score_norm ppo_target ppo_whiten_rewards reward_model reward_model_adapters
 			reward_model_quantization_bit reward_model_type ld_alpha
 			use_swanlab swanlab_project swanlab_workspace swanlab_run_name swanlab_mode swanlab_api_key swanlab_logdir
 			swanlab_lark_webhook_url swanlab_lark_secret use_dft_loss use_eaft_loss eaft_alpha asft_alpha
-			freeze_vision_tower freeze_multi_modal_projector freeze_language_model compute_accuracy disable_shuffling
+			compute_accuracy disable_shuffling
 			early_stopping_steps plot_loss include_effective_tokens_per_second fp8_backend
 			fp8_enable_fsdp_float8_all_gather ray_num_workers ray_init_kwargs master_addr master_port
 			enable_torch_profiler profiler_output_dir profiler_wait_steps profiler_warmup_steps profiler_active_steps
@@ -77,16 +85,45 @@ var llamaFactory = family{kind: llamaFactoryKind, program: "LLaMA-Factory", host
 			placement_strategy`),
 	)}
 
-const (
-	unplannedFactoryOptimizers = "use_galore use_apollo use_badam use_adam_mini use_muon"
-	unplannedFactoryModels     = `use_unsloth use_unsloth_gc mixture_of_depths shift_attn use_llama_pro upcast_layernorm
-		upcast_lmhead_output resize_vocab use_kt use_mca use_megatron_bridge use_hyper_parallel use_asft_loss`
-)
+const unplannedFactoryReferences = "ref_model_adapters ref_model_quantization_bit"
+
+// unplannedFactory are keys that change memory and are not planned, with their reasons.
+var unplannedFactory = []struct{ key, why string }{
+	{"use_galore", "GaLore keeps moments of gradients that it projects to a low rank, and decomposes gradients"},
+	{"use_apollo", "APOLLO keeps moments of gradients that it projects to a low rank"},
+	{"use_badam", "BAdam trains one block of the model after the other, each with moments of its own"},
+	{"use_adam_mini", "Adam-mini keeps one second moment for each head or row"},
+	{"use_kt", "KTransformers has the experts and their optimizer on the host"},
+	{"use_mca", "Megatron core trains"},
+	{"use_megatron_bridge", "Megatron core trains"},
+	{"use_hyper_parallel", "HyperParallel shards the model"},
+	{"use_unsloth", "unsloth replaces modules, the loss and checkpoints"},
+	{"use_unsloth_gc", "unsloth's checkpoints keep the inputs of blocks on the host"},
+	{"mixture_of_depths", "blocks leave tokens out"},
+	{"shift_attn", "attention goes over shifted groups of tokens"},
+	{"upcast_layernorm", "norms stay in fp32"},
+	{"upcast_lmhead_output", "the logits are cast to fp32 by themselves"},
+	{"resize_vocab", "the vocabulary grows with that of the tokenizer"},
+	{"use_asft_loss", "the loss has a divergence from all logits of a reference model"},
+}
+
+// unplannedFactoryKeys returns the keys of unplannedFactory, with spaces between them.
+func unplannedFactoryKeys() string {
+	var list []string
+	for _, u := range unplannedFactory {
+		list = append(list, u.key)
+	}
+	return strings.Join(list, " ")
+}
 
 // megatronKeys are keys of trainings by Megatron core, under LLaMA-Factory's USE_MCA and USE_MEGATRON_BRIDGE.
 const megatronKeys = `tensor_model_parallel_size pipeline_model_parallel_size expert_model_parallel_size
 	context_parallel_size virtual_pipeline_model_parallel_size sequence_parallel use_distributed_optimizer
 	recompute_granularity moe_grouped_gemm overlap_grad_reduce`
+
+// compositeFactory are the types of models whose parts LLaMA-Factory knows: COMPOSITE_MODELS in
+// model/model_utils/visual.py.
+const compositeFactory = `gemma3 internvl llava llava_next mistral3 paligemma qwen2_vl qwen2_5_vl qwen3_vl qwen3_vl_moe`
 
 func readLLaMAFactory(r *frameworkReader) error {
 	r.model("model_name_or_path")
@@ -101,7 +138,14 @@ func readLLaMAFactory(r *frameworkReader) error {
 		return err
 	}
 	r.longest("cutoff_len")
+	r.answersOfFactory()
+	r.to.MostPixels = r.Integer("image_max_pixels")
+	r.to.Freezes = &Freezes{Vision: r.Truth("freeze_vision_tower"), Projector: r.Truth("freeze_multi_modal_projector"),
+		Language: r.Truth("freeze_language_model"), ModelTypes: strings.Fields(compositeFactory), Contained: true}
 	full := r.Word("finetuning_type") == "full"
+	if r.Truth("use_muon") {
+		r.to.Optimizer = "muon"
+	}
 	if pure := r.Truth("pure_bf16"); pure {
 		r.to.Weights = "bf16"
 	} else if r.to.Weights = r.compute(); full { // _setup_full_tuning in model/adapter.py
@@ -118,14 +162,36 @@ func readLLaMAFactory(r *frameworkReader) error {
 	}
 	r.to.Attention = map[string]string{"disabled": "eager", "sdpa": "sdpa", "fa2": "flash",
 		"fa3": "flash"}[r.Word("flash_attn")]
-	r.noteRouterLoss("moe_aux_loss_coef", r.Find("moe_aux_loss_coef"))
+	r.routerLoss(r.Find("moe_aux_loss_coef"), "ernie4_5_moe", "granitemoe", "llama4", "mixtral", "olmoe", "qwen2_moe",
+		"qwen3_moe") // configure_moe in model/model_utils/moe.py
 	if r.Truth("fp8") {
 		r.Note("fp8", "is true, which is not planned: the job is planned without it, in the type of the weights")
 	}
-	if err := r.quantizeFactory(); err != nil || full {
+	if err := r.quantizeFactory(); err != nil || full || r.freezeFactory() {
 		return err
 	}
 	return r.adaptFactory()
+}
+
+// answersOfFactory reads what stages train on answers: src/llamafactory/train, and create_ref_model in
+// train/trainer_utils.py.
+func (r *frameworkReader) answersOfFactory() {
+	switch r.Word("stage") {
+	case "rm":
+		r.to.ValueHead = true
+		r.Note("stage", "is rm: a head with one output for every token stands beside the language model's, and passes "+
+			"have two sequences for each of a micro batch")
+		return
+	case "dpo":
+		loss := r.Word("pref_loss")
+		r.to.Answers = &Answers{Pairs: true, Reference: loss != "orpo" && loss != "simpo"}
+	case "kto":
+		r.to.Answers = &Answers{Reference: true, Mismatched: true}
+	default:
+		return
+	}
+	r.to.Answers.Model = r.Word("ref_model")
+	r.noteAnswers("stage")
 }
 
 // asks reports whether a key of the file or of its TrainingArguments asks for something.
@@ -136,17 +202,18 @@ func (r *frameworkReader) asks(key string) bool {
 
 // refuseFactory refuses what changes memory and is not planned.
 func (r *frameworkReader) refuseFactory() error {
-	const pairs = "trains on pairs of answers beside a reference model"
-	stages := map[string]string{"dpo": pairs, "kto": pairs,
-		"rm":  "trains a reward model with a value head on pairs of answers",
-		"ppo": "holds a reward model, a reference model and a value head, and generates"}
-	types := map[string]string{"oft": "trains OFT's adapters", "freeze": "trains a part of the model's layers"}
+	stages := map[string]string{"ppo": "holds a reward model, a reference model and a value head, and generates"}
+	types := map[string]string{"oft": "trains OFT's adapters"}
 	if err := cmp.Or(r.oneOfThese("stage", stages), r.oneOfThese("finetuning_type", types),
-		r.unplanned("the optimizer has states of its own", unplannedFactoryOptimizers),
-		r.unplanned("it changes the model or what the passes hold", unplannedFactoryModels),
+		r.unplanned("the reference model has an adapter or is quantized by itself", unplannedFactoryReferences),
 		r.unplanned("training goes on with an adapter whose adapter_config.json says its rank",
 			"adapter_name_or_path")); err != nil {
 		return err
+	}
+	for _, u := range unplannedFactory {
+		if err := r.unplanned(u.why, u.key); err != nil {
+			return err
+		}
 	}
 	if v := r.Find("quantization_method"); v != nil && v.Text != "bnb" && v.Text != "bitsandbytes" {
 		return r.Fault("quantization_method", fmt.Sprintf("is %s, which is not planned yet", v), "plimsoll plans bnb")
@@ -176,6 +243,23 @@ func (r *frameworkReader) quantizeFactory() error {
 		"bnb_4bit_quant_type":       strict.Of(r.Word("quantization_type")),
 		"bnb_4bit_use_double_quant": strict.Of(r.Truth("double_quantization")),
 		"bnb_4bit_compute_dtype":    computed, "bnb_4bit_quant_storage": computed})
+}
+
+// freezeFactory reads which part of the model is trained.
+func (r *frameworkReader) freezeFactory() bool {
+	if r.Word("finetuning_type") != "freeze" {
+		return false
+	}
+	const key = "freeze_trainable_layers"
+	r.to.Freeze = &Freeze{Layers: int(r.Integer(key)), Spread: r.Truth("use_llama_pro"), Modules: []string{"all"},
+		Widens: !r.Truth("pure_bf16"), place: r.Place(key)}
+	if v := separated(r.Find("freeze_trainable_modules")); v != nil {
+		r.to.Freeze.Modules = v.Texts()
+	}
+	if v := separated(r.Find("freeze_extra_modules")); v != nil {
+		r.to.Freeze.Extra = v.Texts()
+	}
+	return true
 }
 
 // adaptFactory reads the adapter: _setup_lora_tuning in model/adapter.py.

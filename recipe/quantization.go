@@ -104,6 +104,9 @@ func readQuantization(document *strict.Document) (*Quantization, error) {
 	q := &Quantization{File: file, ComputeDType: elements(r, "bnb_4bit_compute_dtype"),
 		StorageDType: elements(r, "bnb_4bit_quant_storage")}
 	r.Fill(q)
+	if skipped := r.Find("llm_int8_skip_modules"); skipped != nil && skipped.Kind == '[' && q.SkipModules == nil {
+		q.SkipModules = []string{} // transformers takes an empty list as it is
+	}
 	four, eight := r.Truth("load_in_4bit"), r.Truth("load_in_8bit")
 	switch {
 	case four:

@@ -12,7 +12,7 @@ import (
 var swift = family{kind: swiftKind, program: "ms-swift", hosts: true, read: readSwift,
 	own: strict.Merge(
 		worded.For("model torch_dtype attn_impl tuner_type train_type sft_type tuner_backend target_regex task_type "+
-			"quant_method lora_dtype optimizer rlhf_type bnb_4bit_quant_storage bnb_4bit_compute_dtype"),
+			"quant_method lora_dtype optimizer bnb_4bit_quant_storage bnb_4bit_compute_dtype"),
 		switched.For("use_rslora use_dora fp16 bf16"),
 		nameOrNames.For("target_modules target_parameters modules_to_save adapters"),
 		counted.For("gradient_accumulation_steps max_length"),
@@ -31,14 +31,21 @@ var swift = family{kind: swiftKind, program: "ms-swift", hosts: true, read: read
 			"fsdp":                        text.Or(names).OrNull(),
 			"deepspeed":                   text.Or(free).OrNull(),
 			"sequence_parallel_size":      count.Lax().OrNull(),
-			"lisa_activated_layers":       count.Lax().OrNull(),
-			"freeze_parameters_ratio":     measured,
+			"rlhf_type": oneOf("dpo", "orpo", "simpo", "kto", "cpo", "rm", "ppo", "grpo",
+				"gkd").OrNull().Default("dpo"),
+			"cpo_alpha":                measured.Default(1.),
+			"ref_model":                worded,
+			"precompute_ref_log_probs": switched,
+			"lisa_activated_layers":    count.Lax().OrNull(),
+			"freeze_parameters_ratio":  measured,
 		},
-		anything.For(`use_galore freeze_parameters freeze_parameters_regex trainable_parameters
+		anything.For(`ref_adapters use_galore freeze_parameters freeze_parameters_regex trainable_parameters
 			trainable_parameters_regex freeze_llm zero_hpz_partition_size deepspeed_autotp_size external_plugins device_map
 			max_memory new_special_tokens loss_type num_labels init_weights hqq_axis`),
 		// Keys that change no memory of the training.
-		anything.For(`acc_strategy adalora_beta1 adalora_beta2 adalora_deltaT adalora_init_r
+		anything.For(`swift_rlhf beta rpo_alpha label_smoothing simpo_gamma sft_alpha max_completion_length ld_alpha discopop_tau
+			loss_weights center_rewards_coefficient ref_model_type ref_model_revision f_divergence_type
+			acc_strategy adalora_beta1 adalora_beta2 adalora_deltaT adalora_init_r
 			adalora_orth_reg_weight adalora_target_r adalora_tfinal adalora_tinit adapter_act
 			adapter_length add_non_thinking_prefix add_version agent_template aligner_lr args
 			boft_block_num boft_block_size boft_dropout boft_n_butterfly_factor cached_dataset
@@ -80,7 +87,7 @@ var swift = family{kind: swiftKind, program: "ms-swift", hosts: true, read: read
 
 func readSwift(r *frameworkReader) error {
 	r.model("model")
-	r.noteRouterLoss("router_aux_loss_coef", r.Find("router_aux_loss_coef"))
+	r.routerLoss(r.Find("router_aux_loss_coef"))
 	r.to.Attention = map[string]string{"flash_attn": "flash", "flash_attention_4": "flash"}[r.Word("attn_impl")]
 	tuner := cmp.Or(r.Word("tuner_type"), r.Word("train_type"), r.Word("sft_type"), "lora")
 	if err := r.refuseSwift(tuner); err != nil {
@@ -114,7 +121,7 @@ func (r *frameworkReader) refuseSwift(tuner string) error {
 				"plimsoll plans lora and full")
 		}
 	}
-	if v := r.Find("task_type"); v != nil && v.Text != "causal_lm" {
+	if v := r.Find("task_type"); v != nil && v.Text != "causal_lm" && r.Word("rlhf_type") != "rm" {
 		return r.Fault("task_type", fmt.Sprintf("is %s: it trains another head, which is not planned yet", v), "")
 	}
 	if v := r.Find("sequence_parallel_size"); v != nil && v.Integer > 1 {
@@ -128,15 +135,41 @@ func (r *frameworkReader) refuseSwift(tuner string) error {
 		return r.Fault(map[bool]string{true: "freeze_parameters_ratio", false: "lisa_activated_layers"}[r.Number(
 			"freeze_parameters_ratio") > 0], "trains a part of the layers, which is not planned yet", "")
 	}
-	return cmp.Or(r.unplanned("it trains on answers beside other models", "rlhf_type"),
+	return cmp.Or(r.answersOfSwift(),
 		r.unplanned("the optimizer has states of its own", "use_galore"),
 		r.unplanned("it trains a part of the parameters", `freeze_parameters freeze_parameters_regex
 			trainable_parameters trainable_parameters_regex freeze_llm`),
-		r.unplanned("plugins may change the model or the loss", "external_plugins loss_type optimizer"),
+		r.unplanned("plugins may change the model or the loss", "external_plugins optimizer"),
 		r.unplanned("it divides the model in another way", `zero_hpz_partition_size deepspeed_autotp_size device_map
 			max_memory`),
 		r.unplanned("it makes the vocabulary longer", "new_special_tokens"),
 		r.unplanned("training goes on with an adapter whose adapter_config.json says its rank", "adapters"))
+}
+
+// answersOfSwift reads what 'swift rlhf' trains on answers: swift/rlhf_trainers, and swift/arguments/rlhf_args.py.
+func (r *frameworkReader) answersOfSwift() error {
+	if !r.Gives("swift_rlhf") && !r.Gives("rlhf_type") {
+		return r.unplanned("plugins may change the model or the loss", "loss_type")
+	}
+	const key = "rlhf_type"
+	kind := r.Word(key)
+	why := map[string]string{"ppo": "it generates answers", "grpo": "it generates answers",
+		"gkd": "it trains on the logits of a teacher", "kto": "its passes are those of TRL before 1.0"}[kind]
+	switch {
+	case why != "":
+		return r.Fault(key, fmt.Sprintf("is %s: %s, which is not planned yet", kind, why), "")
+	case kind == "rm":
+		r.to.Rewards = true
+		r.Note(key, "is rm: the head has one label, and passes have two sequences for each of a micro batch")
+		return nil
+	}
+	a := &Answers{Pairs: true, Selected: true, DropsLogits: kind == "dpo",
+		Reference:    kind == "dpo" && !r.Truth("precompute_ref_log_probs"),
+		Model:        r.Word("ref_model"),
+		CrossEntropy: kind == "orpo" || kind != "dpo" && r.Number("cpo_alpha") > 0}
+	r.to.Answers = a
+	r.noteAnswers(key)
+	return r.unplanned("the reference model has an adapter", "ref_adapters")
 }
 
 // typesOfSwift reads the type of weights, which decides that of autocast: _init_mixed_precision in model_args.py.

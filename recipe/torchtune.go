@@ -17,7 +17,7 @@ var torchtune = family{kind: torchtuneKind, program: "torchtune", read: readTorc
 	own: strict.Merge(
 		worded.For("dtype device"),
 		switched.For(`compile enable_activation_checkpointing enable_activation_offloading optimizer_in_bwd
-			fsdp_cpu_offload fsdp_reshard_after_forward`),
+			fsdp_cpu_offload fsdp_reshard_after_forward activation_offloading_use_streams`),
 		counted.For("gradient_accumulation_steps"),
 		counted.Or(integer.Lax()).For(`tensor_parallel_dim context_parallel_dim data_parallel_shard_dim
 			data_parallel_replicate_dim`),
@@ -31,6 +31,7 @@ var torchtune = family{kind: torchtuneKind, program: "torchtune", read: readTorc
 			"optimizer": object(worded.For(component), switched.For("fused foreach"),
 				measured.For("lr weight_decay")).AndOthers().OrNull(),
 			"loss":           object(worded.For(component)).AndOthers().OrNull(),
+			"quantizer":      object(worded.For(component), counted.Default(256).For("groupsize")).AndOthers().OrNull(),
 			"batch_size":     counted.Default(2),
 			"clip_grad_norm": measured,
 		},
@@ -38,25 +39,25 @@ var torchtune = family{kind: torchtuneKind, program: "torchtune", read: readTorc
 		anything.For(`output_dir checkpointer resume_from_checkpoint save_adapter_weights_only seed shuffle dataset_val
 			batch_size_val run_val_every_n_steps lr_scheduler epochs max_steps_per_epoch metric_logger log_every_n_steps
 			log_peak_memory_stats log_level profiler low_cpu_ram custom_sharded_layers enable_async_checkpointing
-			activation_offloading_use_streams collate_fn keep_last_n_checkpoints save_every_n_epochs save_every_n_steps
+			collate_fn keep_last_n_checkpoints save_every_n_epochs save_every_n_steps
 			use_distributed_state_dict dataloader datasets memory_efficient_fsdp_wrap packed tensor_parallel_plan
-			context_parallel_rotate_method fp8_recipe_name cudnn_deterministic_mode`),
+			context_parallel_rotate_method fsdp fake_quant_after_n_steps fp8_recipe_name cudnn_deterministic_mode`),
 	)}
 
 // Keys of torchtune's other recipes: preferences, distillation, rewards, quantization, evaluation and generation.
 const unplannedTorchtune = `ref_checkpointer ref_policy_checkpointer value_checkpointer reward_checkpointer
-	teacher_model teacher_checkpointer kd_loss reward_and_value_model policy_model ppo_epochs grpo_samples quantizer tasks
-	prompt orchestration fsdp num_steps`
+	teacher_model teacher_checkpointer kd_loss reward_and_value_model policy_model ppo_epochs grpo_samples tasks
+	prompt orchestration num_steps`
 
 func readTorchtune(r *frameworkReader) error {
-	if err := cmp.Or(r.unplanned("it is of another recipe than supervised training", unplannedTorchtune),
-		r.unplanned("it changes what the passes hold", "enable_activation_offloading ac_mode enable_fp8_training"),
-		r.unplanned("the optimizer steps in the backward pass", "optimizer_in_bwd")); err != nil {
-		return err
-	}
-	if !r.Gives("optimizer") {
+	if !r.Gives("optimizer") && !r.Gives("policy_model") {
 		return r.Fault("model", "is given without an optimizer: this file trains nothing",
 			"give the file of a training")
+	}
+	if err := cmp.Or(r.unplanned("it is of another recipe than supervised training", unplannedTorchtune),
+		r.unplanned("it changes what the passes hold", "ac_mode enable_fp8_training"),
+		r.passesTorchtune(), r.quantizerOfTorchtune()); err != nil {
+		return err
 	}
 	builder := r.modelOfTorchtune()
 	r.Note("model", "has torchtune's own modules, which the plan takes for those of transformers: activations may "+
@@ -83,6 +84,45 @@ func readTorchtune(r *frameworkReader) error {
 	r.shardTorchtune()
 	return r.adaptTorchtune(builder)
 }
+
+// passesTorchtune reads what waits on the host, and whether the optimizer steps in the backward pass.
+func (r *frameworkReader) passesTorchtune() error {
+	const offloading, inBackward = "enable_activation_offloading", "optimizer_in_bwd"
+	if r.Truth(offloading) {
+		if !r.Truth("enable_activation_checkpointing") {
+			return r.Fault(offloading, "is true, but torchtune needs enable_activation_checkpointing with it",
+				"add enable_activation_checkpointing: True")
+		}
+		if r.Truth("compile") {
+			return r.Fault(offloading, "is true beside compile, which is not planned yet", "set compile to False")
+		}
+		r.to.Offloading = &Offloading{Streams: !r.Gives(streamsOfTorchtune) || r.Truth(streamsOfTorchtune), Stash: 5,
+			BeforeLoss: true}
+	}
+	if r.to.StepsInBackward = r.Truth(inBackward); r.to.StepsInBackward && r.Number("clip_grad_norm") > 0 {
+		return r.Fault(inBackward, "is true, but torchtune does not clip gradients then", "remove clip_grad_norm")
+	}
+	return nil
+}
+
+// quantizerOfTorchtune reads quantization-aware training.
+func (r *frameworkReader) quantizerOfTorchtune() error {
+	const key = "quantizer." + component
+	if !r.Gives("quantizer") {
+		return nil
+	}
+	name := r.Word(key)
+	switch name[strings.LastIndexByte(name, '.')+1:] {
+	case "Int8DynActInt4WeightQATQuantizer", "Int8DynActInt4WeightQATQuantizerModuleSwap":
+		r.to.QAT = &QAT{Group: int(r.Integer("quantizer.groupsize")), Activations: true}
+	default:
+		return r.Fault(key, fmt.Sprintf("is %s, which is not planned yet", r.Find(key)),
+			"plimsoll plans Int8DynActInt4WeightQATQuantizer")
+	}
+	return nil
+}
+
+const streamsOfTorchtune = "activation_offloading_use_streams"
 
 // torchtuneFamilies are the begins of catalogued names by torchtune's modules.
 var torchtuneFamilies = map[string]string{"llama2": "llama-2-", "llama3": "llama-3-", "llama3_1": "llama-3.1-",

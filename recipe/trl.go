@@ -12,8 +12,13 @@ import (
 // SFTConfig, ModelConfig and ScriptArguments of TRL (July 2026, commit f2cd5771).
 var trl = family{kind: scriptKind, program: "TRL", hosts: true, read: readTRL,
 	own: strict.Merge(
-		worded.For("model_name_or_path dtype torch_dtype attn_implementation loss_type"),
-		switched.For("use_peft load_in_8bit load_in_4bit use_bnb_nested_quant use_rslora use_dora"),
+		anything.For(pairKeys+" "+unpairedKeys+" "+cpoKeys+" "+rewardKeys+" "+unplannedGeneration),
+		worded.For("lora_task_type model_name_or_path dtype torch_dtype attn_implementation ref_model"),
+		nameOrNames.For("loss_type"),
+		measured.For("cpo_alpha rpo_alpha"),
+		switched.For("reference_free precompute_ref_log_probs"),
+		switched.For(`activation_offloading use_peft load_in_8bit load_in_4bit use_bnb_nested_quant use_rslora
+			use_dora`),
 		nameOrNames.For("lora_target_modules lora_target_parameters lora_modules_to_save"),
 		// This script's own defaults of two keys of TrainingArguments.
 		switched.Default(true).For("gradient_checkpointing"),
@@ -27,8 +32,12 @@ var trl = family{kind: scriptKind, program: "TRL", hosts: true, read: readTRL,
 			"bnb_4bit_quant_type":    oneOf("fp4", "nf4").OrNull().Default("nf4"),
 			"bnb_4bit_quant_storage": worded,
 		},
-		anything.For(unplannedPairs+" "+unplannedGeneration+" activation_offloading use_unsloth"),
-		anything.For(`trl_sft model_revision trust_remote_code lora_task_type dataset_name dataset_config dataset_train_split
+		anything.For("use_unsloth use_weighting use_liger_loss"),
+		anything.For(`disable_dropout padding_value label_pad_token_id precompute_ref_batch_size use_logits_to_keep
+			tools ref_model_init_kwargs sync_ref_model ref_model_mixup_alpha ref_model_sync_steps loss_weights ld_alpha
+			discopop_tau f_alpha_divergence_coef max_target_length is_encoder_decoder base_model_attribute_name
+			force_use_ref_model generate_during_eval model_adapter_name ref_adapter_name`),
+		anything.For(`trl_sft model_revision trust_remote_code dataset_name dataset_config dataset_train_split
 			dataset_test_split dataset_streaming dataset_mixture dataset_mixer dataset_splits dataset_num_proc
 			dataset_text_field dataset_kwargs dataset_batch_size dataset_configs datasets streaming test_split_size
 			ignore_bias_buffers router_aux_loss_coef model_init_kwargs chat_template chat_template_path eos_token pad_token
@@ -39,10 +48,14 @@ var trl = family{kind: scriptKind, program: "TRL", hosts: true, read: readTRL,
 			neftune_noise_alpha logging_first_step`),
 	)}
 
-// Keys of TRL's other configurations: DPOConfig, KTOConfig, RewardConfig, and those of GRPO, RLOO and PPO.
+// Keys of TRL's other configurations, which say what a script trains: DPOConfig, KTOConfig, CPOConfig, RewardConfig,
+// and those of GRPO, RLOO and PPO.
 const (
-	unplannedPairs = `beta max_prompt_length max_completion_length rpo_alpha ref_model precompute_ref_log_probs
-		reference_free desirable_weight undesirable_weight center_rewards_coefficient label_smoothing f_divergence_type`
+	pairKeys = `trl_dpo beta max_prompt_length max_completion_length rpo_alpha ref_model precompute_ref_log_probs
+		reference_free label_smoothing f_divergence_type`
+	unpairedKeys        = "trl_kto desirable_weight undesirable_weight"
+	cpoKeys             = "cpo_alpha simpo_gamma"
+	rewardKeys          = "trl_reward center_rewards_coefficient"
 	unplannedGeneration = `num_generations reward_funcs reward_weights reward_model_path use_vllm vllm_mode
 		num_ppo_epochs sft_model_path response_length`
 )
@@ -51,17 +64,19 @@ func readTRL(r *frameworkReader) error {
 	r.model("model_name_or_path")
 	if err := cmp.Or(
 		r.unplanned("answers are generated and rewarded", unplannedGeneration),
-		r.unplanned("it is of training on pairs of answers beside a reference model", unplannedPairs),
-		r.unplanned("activations go to the host", "activation_offloading"),
-		r.unplanned("it changes what the passes hold", "use_unsloth")); err != nil {
+		r.unplanned("it changes what the passes hold", "use_unsloth use_weighting use_liger_loss")); err != nil {
 		return err
 	}
+	r.answersTRL()
 	length := "max_length"
 	if r.Gives("max_seq_length") { // its name before 0.16
 		length = "max_seq_length"
 	}
 	r.longest(length)
 	r.mixedTRL()
+	if r.Truth("activation_offloading") {
+		r.to.Offloading = offloadingTRL()
+	}
 	quantized := r.Truth("load_in_4bit") || r.Truth("load_in_8bit")
 	if err := cmp.Or(r.weightsTRL(quantized), r.attentionOf("attn_implementation"), r.quantizeTRL()); err != nil {
 		return err
@@ -97,7 +112,7 @@ func (r *frameworkReader) mixedTRL() {
 	if r.arguments.Member("learning_rate") == nil {
 		r.set("learning_rate", "max_length", 2e-5)
 	}
-	if r.Word("loss_type") == "" && r.arguments.Member("use_liger_kernel") == nil {
+	if r.to.Answers == nil && !r.to.Rewards && !r.Gives("loss_type") && r.arguments.Member("use_liger_kernel") == nil {
 		r.Note("loss_type", `is not given: TRL of 2026 computes the loss in chunks ("chunked_nll"), which takes less `+
 			"memory than the plan says; earlier releases compute it at once, as planned")
 	}

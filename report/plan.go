@@ -66,6 +66,7 @@ type PlannedJob struct {
 	Nodes        int    `json:"nodes"`
 	MicroBatch   int64  `json:"micro_batch"`
 	Sequence     int64  `json:"sequence_length"`
+	Usual        int64  `json:"usual_sequence_length,omitempty"` // where the first micro batch has longer ones
 	Accumulation int    `json:"gradient_accumulation"`
 	Weights      string `json:"weight_dtype"`
 	Autocast     string `json:"autocast_dtype"` // empty for off
@@ -106,6 +107,7 @@ func NewPlanDocument(version string, request job.Request, p *plan.Plan) (*PlanDo
 			Nodes:           j.Nodes,
 			MicroBatch:      j.MicroBatch,
 			Sequence:        j.Sequence,
+			Usual:           j.UsualSequence,
 			Accumulation:    j.Accumulation,
 			Weights:         j.ParameterType.String(),
 			Attention:       string(j.Attention),
@@ -141,9 +143,13 @@ func (d *PlanDocument) Page() *Page {
 	var job, assumed Facts
 	job.add("model", "%s, %s parameters (%s)%s", d.Model.Name, ledger.Count(d.Model.Parameters), d.Model.Architecture,
 		d.trained())
-	job.add("job", "%s, %s, %d x %s tokens x %d, %s attention, %s",
+	tokens := ledger.Count(d.Job.Sequence) + " tokens"
+	if d.Job.Usual > 0 {
+		tokens += fmt.Sprintf(" (%s after the first)", ledger.Count(d.Job.Usual))
+	}
+	job.add("job", "%s, %s, %d x %s x %d, %s attention, %s",
 		strings.Join(append([]string{d.Job.Engine}, d.Job.Parallel...), ", "), d.types(), d.Job.MicroBatch,
-		ledger.Count(d.Job.Sequence), d.Job.Accumulation, d.Job.Attention, d.Job.Optimizer)
+		tokens, d.Job.Accumulation, d.Job.Attention, d.Job.Optimizer)
 	d.StepTime.addTo(&job)
 	sections := []Section{{job}}
 	if first := d.advised(); first != nil {

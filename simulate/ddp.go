@@ -26,7 +26,7 @@ func (e *ddp) load() {
 	}
 	why := because("%s parameters in %v", ledger.Count(e.Model.Elements()), e.ParameterType)
 	for _, p := range e.parameters {
-		allocate(e.gpu, p.Bytes(), ledger.Parameters, why)
+		allocate(e.gpu, p.Bytes(), e.weights(), why)
 	}
 }
 
@@ -43,11 +43,14 @@ func (e *ddp) initialize() {
 	}
 }
 
-// gradient frees the gradient with LOMO, which fuses the step into the backward
-// pass.
+// gradient frees the gradient where the step is a part of the backward pass: with LOMO, or an optimizer for each
+// parameter.
 func (e *ddp) gradient(p *autograd.Parameter) {
-	if e.Optimizer.Name == "lomo" {
+	switch {
+	case e.Optimizer.Name == "lomo":
 		p.DropGradient()
+	case e.StepsInBackward:
+		e.stepInBackward(p)
 	}
 }
 
@@ -57,7 +60,13 @@ func (e *ddp) whyGradients() string {
 
 func (e *ddp) endBackward(bool) {}
 
-func (e *ddp) step() { e.update(e.gpu, e.trained) }
+func (e *ddp) step() {
+	if e.StepsInBackward {
+		e.stepped = true
+		return
+	}
+	e.update(e.gpu, e.trained)
+}
 
 func (e *ddp) zeroGradients() {
 	for _, p := range e.trained {

@@ -103,7 +103,7 @@ func (e *deepSpeed) load() { e.loadFull(e.whyFull) }
 func (e *deepSpeed) loadFull(why func() string) {
 	e.host.briefly(e.storedBytes(), ledger.LoadStaging, whyStaged)
 	for _, p := range e.parameters {
-		e.loaded[p.Index] = e.gpu.hold(p.Bytes(), ledger.Parameters, why)
+		e.loaded[p.Index] = e.gpu.hold(p.Bytes(), e.weights(), why)
 	}
 }
 

@@ -3,10 +3,12 @@ package simulate
 import (
 	"cmp"
 	"fmt"
+	"slices"
 	"strings"
 
 	"plimsoll/autograd"
 	"plimsoll/ledger"
+	"plimsoll/model"
 )
 
 // fsdp is PyTorch's Fully Sharded Data Parallel, of either version. It gathers
@@ -43,7 +45,13 @@ func newFSDP(s *simulation) *fsdp {
 		e.order = append(e.order, u)
 	}
 	network := s.Model.Network
-	for _, b := range network.Blocks() {
+	var blocks []model.Block
+	for _, t := range network.Towers {
+		if classes := s.FSDP.WrapLayers; slices.Contains(classes, t.BlockClass) || len(classes) == 0 && !t.Unwrapped {
+			blocks = append(blocks, t.Network.Blocks()...)
+		}
+	}
+	for _, b := range append(blocks, network.Blocks()...) {
 		if wrapped {
 			wrap(b.Path)
 		}
@@ -238,25 +246,24 @@ func (e *fsdp) whyGradients() string {
 func (e *fsdp) reduces() bool { return e.SyncEachBatch || e.micro == e.micros-1 }
 
 // accumulate keeps the full gradient of a unit. FSDP1 has one gradient for the
-// flat parameter, frozen parameters included.
+// flat parameter, frozen parameters included. The backward pass concatenates it of those of its views, and adds it to
+// that of the micro batches before.
 func (e *fsdp) accumulate(u *unit) {
-	if e.FSDP.Version != 1 || u.flat.held() {
-		if u.flat.held() {
-			for _, p := range u.parameters {
-				p.DropGradient()
-			}
-		}
+	if e.FSDP.Version != 1 ||
+		u.elements(func(p *autograd.Parameter) bool { return p.HasGradient() }, (*autograd.Parameter).Bytes) == 0 {
 		return
 	}
-	if u.elements(func(p *autograd.Parameter) bool { return p.HasGradient() }, (*autograd.Parameter).Bytes) == 0 {
-		return
-	}
-	u.flat = e.gpu.hold(u.elements(
+	joined := e.gpu.hold(u.elements(
 		func(p *autograd.Parameter) bool { return p.Quantized == autograd.Unquantized },
 		func(p *autograd.Parameter) int64 { return p.Elements * p.DType.Size() },
 	), ledger.Gradients, e.whyGradients)
 	for _, p := range u.parameters {
 		p.DropGradient()
+	}
+	if u.flat.held() {
+		joined.free()
+	} else {
+		u.flat = joined
 	}
 }
 

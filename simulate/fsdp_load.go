@@ -38,11 +38,15 @@ func (e *fsdp) load() {
 		case job.LoadedByFirstRank, job.LoadedAsPageCache:
 			bytes = e.perNode(bytes)
 		}
+		if e.Loader() == job.LoadedOnGPU {
+			loaded[i] = e.gpu.hold(bytes, ledger.UndividedUnits, e.whyUndivided)
+			continue
+		}
 		loaded[i] = e.host.hold(bytes, ledger.LoadStaging, e.whyStaging)
 	}
 	for i, u := range units {
 		e.shard(u)
-		if e.FSDP.Version == 1 {
+		if e.FSDP.Version == 1 || e.Loader() == job.LoadedOnGPU {
 			drop(&loaded[i])
 		}
 	}
@@ -76,8 +80,8 @@ func (e *fsdp) whyStaging() string {
 // one flat tensor (_flat_param.py). FSDP2 holds only the parameters, one at a time if the first rank broadcasts them
 // (fsdp2_load_full_state_dict).
 func (e *fsdp) shard(u *unit) {
-	shard := func() { allocate(e.device(), e.shardedBytes(u), ledger.Parameters, e.whyParameters) }
-	if e.Loader() == job.LoadedByNobody || e.Parallel.Shard == 1 {
+	shard := func() { allocate(e.device(), e.shardedBytes(u), e.weights(), e.whyParameters) }
+	if e.Loader() == job.LoadedByNobody || e.Loader() == job.LoadedOnGPU || e.Parallel.Shard == 1 {
 		shard()
 		return
 	}
@@ -119,6 +123,9 @@ func (e *fsdp) whyUndivided() string {
 	if e.FSDP.Version == 1 {
 		return "a full unit as it was loaded, and again as one flat tensor, before FSDP1 keeps a shard of it " +
 			"(torch/distributed/fsdp/_flat_param.py)"
+	}
+	if e.Loader() == job.LoadedOnGPU {
+		return "the full model, which every rank loads on its GPU, unit after unit until FSDP2 keeps a shard of it"
 	}
 	return "a full unit as it was loaded, before FSDP2 keeps a shard of it"
 }

@@ -15,25 +15,40 @@ import (
 func (s *simulation) optimizeOn(device *trace, parameters []*autograd.Parameter) {
 	if !s.stepped {
 		s.stepped = true
-		component, why := ledger.OptimizerStates, s.whyStates
-		if s.Optimizer.Managed {
-			component, why = ledger.ManagedOptimizerStates, because("%s, paged: in CUDA's managed memory, on the "+
-				"host unless the step needs it", s.Optimizer.Name)
-		}
-		for _, p := range parameters {
-			for _, state := range s.Optimizer.States(p) {
-				if s.Optimizer.Managed && p.Elements >= 100_000 {
-					allocate(s.host, state.Bytes, component, why)
-				} else {
-					allocate(device, state.Bytes, component, why)
-				}
-			}
-			if s.Optimizer.CountsOnGPU(p) && device == s.gpu && !s.OnCPU {
-				allocate(device, dtype.F32.Size(), ledger.OptimizerStates, s.whyStates) // the step counter
-			}
-		}
+		s.makeStates(device, parameters)
 	}
 	s.copies(device, parameters)
+}
+
+// stepInBackward updates a parameter once its gradient is complete, and frees the gradient.
+func (s *simulation) stepInBackward(p *autograd.Parameter) {
+	one := []*autograd.Parameter{p}
+	if !s.stepped {
+		s.makeStates(s.gpu, one)
+	}
+	s.copies(s.gpu, one)
+	p.DropGradient()
+}
+
+// makeStates allocates the states of parameters.
+func (s *simulation) makeStates(device *trace, parameters []*autograd.Parameter) {
+	component, why := ledger.OptimizerStates, s.whyStates
+	if s.Optimizer.Managed {
+		component, why = ledger.ManagedOptimizerStates, because("%s, paged: in CUDA's managed memory, on the "+
+			"host unless the step needs it", s.Optimizer.Name)
+	}
+	for _, p := range parameters {
+		for _, state := range s.Optimizer.States(p) {
+			if s.Optimizer.Managed && p.Elements >= 100_000 {
+				allocate(s.host, state.Bytes, component, why)
+			} else {
+				allocate(device, state.Bytes, component, why)
+			}
+		}
+		if s.Optimizer.CountsOnGPU(p) && device == s.gpu && !s.OnCPU {
+			allocate(device, dtype.F32.Size(), ledger.OptimizerStates, s.whyStates) // the step counter
+		}
+	}
 }
 
 // whyStates is the reason for states that the first step makes.

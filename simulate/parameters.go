@@ -64,8 +64,8 @@ func (m *parameterMaker) makeModel() {
 			continue
 		}
 		made := &autograd.Parameter{Name: p.Name, Elements: p.Elements(), DType: m.ComputeType(),
-			Trainable: m.Adapter == nil && !p.Frozen, Embedding: p.IsEmbedding()}
-		if p.Wide && m.CastType == dtype.Invalid {
+			Trainable: m.Adapter == nil && !p.Frozen && m.Unfrozen.Has(p.Name), Embedding: p.IsEmbedding()}
+		if p.Wide && m.CastType == dtype.Invalid || m.Widens(p.Name) {
 			made.DType = dtype.F32
 		}
 		quantized, product := linear[module]
@@ -88,11 +88,12 @@ func (m *parameterMaker) makeModel() {
 			made.Elements /= m.Parallel.Tensor
 			made.Rows = max(1, made.Rows/m.Parallel.Tensor)
 		}
-		if isWeight && (quantized || product && m.quantizesHead()) {
+		if isWeight && (quantized || product && m.quantizesHead()) ||
+			m.QuantizesExperts && fused[p.Name] && len(p.Shape) == 3 {
 			m.quantize(made)
 		}
 		if a := m.Adapter; a != nil {
-			made.Trainable = a.Bias == "all" && strings.HasSuffix(p.Name, ".bias")
+			made.Trainable = p.Beside || a.Bias == "all" && strings.HasSuffix(p.Name, ".bias")
 		}
 		own[p.Name] = made
 		m.list = append(m.list, made)
@@ -205,16 +206,13 @@ func (m *parameterMaker) adapt() {
 	for _, t := range targets {
 		widestIn, widestOut = max(widestIn, t.in), max(widestOut, t.out)
 	}
-	inAttention := map[string]bool{}
-	for _, b := range m.Model.Network.Blocks() {
-		inAttention[b.Attention.Query], inAttention[b.Attention.Key], inAttention[b.Attention.Value] = true, true, true
-	}
 	var sharedA, sharedB *autograd.Parameter
 	for _, t := range targets {
 		if bias := m.made.ByName[t.path+".bias"]; bias != nil && strings.HasSuffix(a.Bias, "_only") {
 			bias.Trainable = true
 		}
-		f := &forward.Adapter{Dropout: a.Dropout, Rank: int64(a.RankOf(t.path))}
+		f := &forward.Adapter{Dropout: a.Dropout, Rank: int64(a.RankOf(t.path)) * t.parts,
+			SharesDropout: t.shared, Padded: t.padded}
 		switch a.Type {
 		case "IA3":
 			f.Kind, f.ScalesInput = forward.IA3, a.Feedforward(t.path)
@@ -251,7 +249,6 @@ func (m *parameterMaker) adapt() {
 				f.Vectors = []*autograd.Parameter{add(t.path+".lora_magnitude_vector", t.out, 1, true)}
 			}
 		}
-		f.Padded = m.FusedQKV && inAttention[t.path]
 		m.made.Adapters[t.path] = f
 	}
 }
@@ -260,13 +257,29 @@ func (m *parameterMaker) adapt() {
 type target struct {
 	path    string
 	in, out int64
+	// parts is 1, or the number of queries, keys and values of a fused projection that litgpt adapts together, each
+	// with a rank of its own.
+	parts int64
+	// shared means that it is a part of litgpt's LoRAQKVLinear. padded means that litgpt pads the product with zeros,
+	// as not all of queries, keys and values are adapted.
+	shared, padded bool
 }
 
 func (m *parameterMaker) targets() []target {
 	var list []target
+	attentions := m.litgptAttentions()
 	for _, path := range append(m.Model.Network.Linears(), m.Model.Network.Head.Projection) {
-		if w := m.made.ByName[path+".weight"]; w != nil && w.Rows > 0 && m.Adapter.Targets(path) {
-			list = append(list, target{path, w.Elements / w.Rows, w.Rows})
+		w := m.made.ByName[path+".weight"]
+		if w == nil || w.Rows == 0 {
+			continue
+		}
+		t := target{path: path, in: w.Elements / w.Rows, out: w.Rows, parts: 1}
+		adapted := m.Adapter.Targets(path)
+		if a := attentions[path]; a != nil {
+			adapted = m.adaptPart(&t, a) || adapted
+		}
+		if adapted {
+			list = append(list, t)
 		}
 	}
 	if m.Adapter.Type != "LORA" || m.Adapter.AllLinear() {
@@ -275,8 +288,48 @@ func (m *parameterMaker) targets() []target {
 	for _, p := range m.Model.Parameters {
 		path := strings.TrimSuffix(p.Name, ".weight")
 		if w := m.made.ByName[p.Name]; p.IsEmbedding() && m.Adapter.Targets(path) {
-			list = append(list, target{path, w.Rows, w.Elements / w.Rows})
+			list = append(list, target{path: path, in: w.Rows, out: w.Elements / w.Rows, parts: 1})
 		}
 	}
 	return list
+}
+
+// litgptAttentions returns the attention of each projection of queries, keys or values, by path. It is empty for
+// modules of other libraries.
+func (m *parameterMaker) litgptAttentions() map[string]*model.Attention {
+	attentions := map[string]*model.Attention{}
+	if !m.FusedQKV {
+		return attentions
+	}
+	for _, b := range m.Model.Network.Blocks() {
+		for _, path := range []string{b.Attention.Query, b.Attention.Key, b.Attention.Value, b.Attention.Fused} {
+			if path != "" {
+				attentions[path] = &b.Attention
+			}
+		}
+	}
+	return attentions
+}
+
+// adaptPart sets what litgpt adapts of a projection of queries, keys and values (LoRAQKVLinear). It reports whether
+// parts of a fused projection are adapted: its query, key or value, which lora_query and the like choose.
+func (m *parameterMaker) adaptPart(t *target, a *model.Attention) bool {
+	t.shared = true
+	if t.path != a.Fused {
+		t.padded = !m.Adapter.Targets(a.Query) || !m.Adapter.Targets(a.Key) || !m.Adapter.Targets(a.Value)
+		return false
+	}
+	keys, values := a.KeyValueHeads*a.Width, a.KeyValueHeads*a.ValueWidth
+	var out, parts int64
+	for name, width := range map[string]int64{"query": a.Heads * a.Width, "key": keys, "value": values} {
+		if m.Adapter.Targets(t.path + "." + name) {
+			out, parts = out+width, parts+1
+		}
+	}
+	if parts == 0 {
+		t.parts = 3
+		return false
+	}
+	t.out, t.parts, t.padded = out, parts, parts < 3
+	return true
 }

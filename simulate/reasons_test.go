@@ -39,16 +39,28 @@ func TestReasons(t *testing.T) {
 		text := `{"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 2, ` + keys + `}`
 		engines[name] = job.Request{DeepSpeed: file(name+".json", text), GPUs: 4}
 	}
+	for _, name := range []string{"one GPU", "FSDP2", "ZeRO-2", "ZeRO-3", "ZeRO-3 with offload"} {
+		q := engines[name]
+		q.Reference = "the same model"
+		engines[name+" beside a reference"] = q
+	}
 	models := smallest(t)
 	for name, q := range engines {
 		t.Run(name, func(t *testing.T) {
 			for _, q.Model = range models {
 				q.Sequence = 64
+				if q.Reference != "" {
+					q.Model = models["LlamaForCausalLM"]
+					q.Reference = q.Model
+				}
 				j, err := q.Resolve()
 				if err != nil {
 					t.Fatalf("%s: %v", q.Model, err)
 				}
 				checkReasons(t, simulated(j))
+				if q.Reference != "" {
+					break // one model stands for all
+				}
 			}
 		})
 	}

@@ -47,8 +47,12 @@ type simulation struct {
 	stepped       bool // the optimizer states exist
 	workspaces    int
 	micro, micros int            // index of the micro batch, and their number
+	sequence      int64          // tokens of a sequence in this micro batch
 	held          forward.Result // outputs of the previous step that the loop holds
-	states        *heldStates    // nil where the optimizer's states stay where it makes them
+	offloaded     offloadedActivations
+	states        *heldStates // nil where the optimizer's states stay where it makes them
+	reference     *simulation // of the frozen model beside the trained one; nil without
+	frozen        bool        // this is such a model
 }
 
 // newSimulation makes the parameters of a rank. The engine gives them storage
@@ -64,28 +68,52 @@ func newSimulation(j *job.Job, gpu, host *trace) *simulation {
 			s.trained = append(s.trained, p)
 		}
 	}
+	if j.OffloadActivations != nil {
+		s.offloaded = offloadedActivations{gpu: gpu, pinned: newPinnedMemory(s)}
+	}
+	s.chooseEngine()
+	if j.Reference != nil {
+		s.reference = newReference(s)
+	}
+	return s
+}
+
+// chooseEngine makes the engine of the job.
+func (s *simulation) chooseEngine() {
 	switch {
-	case j.FSDP != nil:
+	case s.Job.FSDP != nil:
 		s.engine = newFSDP(s)
-	case j.DeepSpeed != nil:
+	case s.Job.DeepSpeed != nil:
 		s.engine = newDeepSpeed(s)
 	default:
 		s.engine = &ddp{simulation: s}
 	}
-	return s
+}
+
+// weights returns the component of the model's weights.
+func (s *simulation) weights() ledger.Component {
+	if s.frozen {
+		return ledger.ReferenceModel
+	}
+	return ledger.Parameters
 }
 
 // options returns the options of a forward pass.
 func (s *simulation) options() forward.Options {
 	return forward.Options{
 		Batch:                  s.Sequences(),
-		Sequence:               s.Sequence,
+		Sequence:               s.sequence,
+		Images:                 s.Images,
 		Attention:              s.Attention,
 		FusesBias:              s.Versions.Transformers.AtLeast(5, 0, 0),
 		WeightType:             s.ComputeType(),
 		Autocast:               s.AutocastType,
 		Recompute:              s.Recompute,
+		Offload:                s.OffloadActivations,
+		OffloadMemory:          s.offloaded,
+		QAT:                    s.QAT,
 		Loss:                   s.Loss,
+		ChunksHead:             s.FusedQKV && s.Adapter != nil,
 		FusedActivations:       s.FusedActivations,
 		FusedQKV:               s.FusedQKV,
 		RecomputeEvery:         s.RecomputeEvery,
@@ -93,17 +121,33 @@ func (s *simulation) options() forward.Options {
 		FusesPointwise:         s.Compile,
 		Liger:                  s.Liger,
 		ClampsScores:           s.ClampsScores(),
+		RoutersTogether:        !s.Versions.Transformers.AtLeast(5, 23, 0),
 		RepeatsKeys:            s.RepeatsKeys(),
 		ContiguousHeads:        s.ContiguousHeads(),
 		SharesWindow:           s.SharesWindow(),
 		MasksCausally:          s.Compile && s.OfTransformers(),
 		SavesSoftmaxInput:      !s.Versions.Torch.AtLeast(1, 11, 0),
 		AttachesQuantizedInput: !s.Versions.BitsAndBytes.AtLeast(0, 43, 2),
-		InputGradients:         s.Adapter != nil && s.Recompute != nil,
+		InputGradients:         s.InputGradients || s.Recompute != nil && (s.Adapter != nil || s.hooksImages()),
+		HoldsCache:             s.Recompute == nil && len(s.Model.Network.Towers) > 0 && s.OfTransformers(),
+		HooksImages:            s.Recompute != nil && s.hooksImages(),
 		ContextParallel:        s.Parallel.Context,
 		TensorParallel:         s.Parallel.Tensor,
 		Hooks:                  s.engine,
+		HasLogits:              func() {},
+		NoDropout:              s.Answers != nil && s.Answers.NoDropout,
+		Compares:               s.Answers != nil,
+		HalfLoss:               s.Answers != nil && s.Answers.HalfLoss,
+		WideLogits:             s.Answers != nil && s.casts(),
+		KeepsHidden:            s.KeepsHidden,
+		LossTwice:              s.LossTwice,
 	}
+}
+
+// hooksImages reports whether gradient checkpointing makes the patches of images need a gradient, frozen or not
+// (enable_input_require_grads in transformers/modeling_utils.py).
+func (s *simulation) hooksImages() bool {
+	return len(s.Model.Network.Towers) > 0 && s.OfTransformers() && s.Versions.Transformers.AtLeast(5, 0, 0)
 }
 
 // phase runs body as a phase of both devices.
@@ -119,7 +163,9 @@ func (s *simulation) phase(name ledger.PhaseName, iteration ledger.Iteration, bo
 func (s *simulation) run() {
 	s.phase(ledger.Load, ledger.Once, func() {
 		s.engine.load()
-		s.loadReference()
+		if s.reference != nil {
+			s.reference.loadFrozen()
+		}
 	})
 	s.phase(ledger.Initialize, ledger.Once, s.engine.initialize)
 	s.iterate(ledger.First)
@@ -127,29 +173,39 @@ func (s *simulation) run() {
 	s.phase(ledger.Checkpoint, ledger.Once, s.engine.save)
 }
 
-// iterate runs the micro batches of one optimizer step, at most two of them.
-// All micro batches after the first are alike in memory.
+// iterate runs the micro batches of one optimizer step. It leaves out those that are like others in memory: the first
+// makes gradients, others add to them, and after the last one FSDP reduces what it has kept full until then.
 func (s *simulation) iterate(iteration ledger.Iteration) {
-	micros := min(max(s.Accumulation, 1), 2)
+	most := 2
+	if s.FSDP != nil && !s.SyncEachBatch {
+		most = 3
+	}
+	micros := min(max(s.Accumulation, 1), most)
 	for micro := range micros {
-		s.micro, s.micros = micro, micros
-		batch := s.gpu.Allocate(ledger.Bytes(3*8*s.Sequences()*s.Sequence), ledger.Batch, s.whyBatch)
+		s.micro, s.micros, s.sequence = micro, micros, s.UsualSequence
+		if s.sequence == 0 || micro == 0 && iteration == ledger.First {
+			s.sequence = s.Sequence
+		}
+		batch := s.gpu.Allocate(ledger.Bytes(s.BatchTensors*8*s.Sequences()*s.sequence+s.pixelBytes()), ledger.Batch,
+			s.whyBatch)
 		var result forward.Result
 		s.phase(ledger.Forward, iteration, func() {
 			s.workspace()
+			if s.OffloadActivations != nil && s.OffloadActivations.Tracks && s.Quantization != nil {
+				s.gpu.emptyCache() // OffloadActivations.__enter__ of TRL, where bitsandbytes is loaded
+			}
 			options := s.options()
 			options.HasLogits = func() {
 				s.drop(s.held)
 				s.held = forward.Result{}
 			}
-			result = forward.Run(s.tape, s.Model.Network, s.modules, options)
+			result = s.passes(options)
 			options.HasLogits() // for passes without logits, which do not call it
 			if s.HoldsOutputs {
 				s.held = result
-			} else if result.Logits != nil {
-				s.tape.Drop(result.Logits)
+			} else {
+				s.drop(forward.Result{Logits: result.Logits, RouterLogits: result.RouterLogits})
 			}
-			s.runReference()
 		})
 		s.states.left()
 		s.phase(ledger.Backward, iteration, func() {
@@ -170,8 +226,23 @@ func (s *simulation) iterate(iteration ledger.Iteration) {
 }
 
 func (s *simulation) whyBatch() string {
-	return fmt.Sprintf("token ids, labels and mask in int64: %d x %s tokens x 3 x 8 B", s.Sequences(),
-		ledger.Count(s.Sequence))
+	what := map[int64]string{2: "token ids and mask", 3: "token ids, labels and mask",
+		6: "token ids, labels and mask of answers and of mismatched answers"}[s.BatchTensors]
+	images := ""
+	if s.Images.Count > 0 {
+		images = fmt.Sprintf("; pixels of %d images in fp32", s.Images.Count)
+	}
+	return fmt.Sprintf("%s in int64: %d x %s tokens x %d x 8 B%s", what, s.Sequences(), ledger.Count(s.Sequence),
+		s.BatchTensors, images)
+}
+
+// pixelBytes returns the size of the images of a micro batch, in fp32.
+func (s *simulation) pixelBytes() int64 {
+	var sum int64
+	for _, t := range s.Model.Network.Towers {
+		sum += 4 * s.Images.Pixels(t)
+	}
+	return sum
 }
 
 // drop releases the outputs of a forward pass that the training loop holds.
@@ -182,6 +253,7 @@ func (s *simulation) drop(r forward.Result) {
 	if r.Logits != nil {
 		s.tape.Drop(r.Logits)
 	}
+	s.tape.Drop(r.RouterLogits...)
 }
 
 // allocate allocates a block that is never freed.

@@ -91,9 +91,9 @@ func (e *zero3) shard(p *autograd.Parameter) {
 	e.partition(p)
 	switch e.parametersOn() {
 	case "none":
-		e.shards[p.Index] = tensor{hold: e.gpu.hold(e.shardBytes(p), ledger.Parameters, e.whyParameters)}
+		e.shards[p.Index] = tensor{hold: e.gpu.hold(e.shardBytes(p), e.weights(), e.whyParameters)}
 	case "cpu":
-		e.shards[p.Index] = e.holdOnHost(e.shardBytes(p), ledger.Parameters, e.whyParameters,
+		e.shards[p.Index] = e.holdOnHost(e.shardBytes(p), e.weights(), e.whyParameters,
 			e.pinsOffload(e.recipe.OffloadParameters))
 	}
 	e.unload([]*autograd.Parameter{p})

@@ -37,6 +37,7 @@ func (e *expression) commandLine() string {
 	add("nodes", q.Nodes)
 	add("gpu", q.GPU)
 	add("seq-len", q.Sequence)
+	add("usual-seq-len", q.UsualSequence)
 	add("micro-batch", q.MicroBatch)
 	add("grad-accum", q.Accumulation)
 	add("precision", q.Precision)

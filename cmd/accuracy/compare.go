@@ -115,7 +115,7 @@ func (r row) rank(f figure) int {
 type outcome struct {
 	*expression
 	plan *plan.Plan
-	rest *plan.Plan // of short samples, where plan holds only for the first micro batch; otherwise nil
+	peak float64 // of a kernel, which has no plan
 	err  error
 }
 
@@ -125,27 +125,15 @@ func planPoint(r row, point, folder string) *outcome {
 		return &outcome{err: err}
 	}
 	out := &outcome{expression: e}
-	first := e.request
-	if e.trainer().longestFirst {
-		short := e.request
-		short.Sequence = unstatedSequence
-		if out.rest, out.err = planOf(short); out.err != nil {
-			return out
-		}
-		if e.request.FSDP == "" { // FSDP keeps full gradients of a micro batch that others follow
-			first.Accumulation = 1
-		}
+	if k := e.kernel(); k != nil {
+		out.peak, out.err = e.peakOf(k)
+		return out
 	}
-	out.plan, out.err = planOf(first)
+	var j *job.Job
+	if j, out.err = e.request.Resolve(); out.err == nil {
+		out.plan, out.err = plan.New(j)
+	}
 	return out
-}
-
-func planOf(request job.Request) (*plan.Plan, error) {
-	job, err := request.Resolve()
-	if err != nil {
-		return nil, err
-	}
-	return plan.New(job)
 }
 
 // moment is the part of the job that a point describes.
@@ -198,17 +186,6 @@ func (m moment) of(d *ledger.Device) []ledger.Phase {
 	return phases
 }
 
-// phases lists the phases of a device at a moment. Where only the first micro batch has the planned length, those
-// after it are those of short samples.
-func (o *outcome) phases(d *ledger.Device, m moment) []ledger.Phase {
-	if o.rest == nil {
-		return m.of(d)
-	}
-	phases := m.of(d)
-	first := slices.IndexFunc(phases, func(p ledger.Phase) bool { return p.Name == ledger.Backward })
-	return append(phases[:first+1:first+1], m.of(deviceOf(o.rest, d.Kind))...)
-}
-
 func (o *outcome) device(kind ledger.Kind) *ledger.Device { return deviceOf(o.plan, kind) }
 
 func deviceOf(p *plan.Plan, kind ledger.Kind) *ledger.Device {
@@ -223,6 +200,9 @@ func deviceOf(p *plan.Plan, kind ledger.Kind) *ledger.Device {
 // figure returns the planned figure that corresponds to a measured one, and its name. The name is empty where no
 // planned figure corresponds.
 func (o *outcome) figure(r row, f figure) (float64, string) {
+	if o.plan == nil {
+		return o.peak, "peak allocated, the module by itself"
+	}
 	point := text(f.Point)
 	m, named := momentOf(point)
 	if strings.HasPrefix(f.Quantity, "cpu_") {
@@ -285,7 +265,7 @@ func (o *outcome) figure(r row, f figure) (float64, string) {
 	if last && !named {
 		return 0, ""
 	}
-	phases := o.phases(d, m)
+	phases := m.of(d)
 	if len(phases) == 0 {
 		return 0, ""
 	}

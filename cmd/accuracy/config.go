@@ -1,10 +1,13 @@
 package main
 
 import (
+	"encoding/binary"
 	"encoding/json"
 	"fmt"
 	"math"
 	"os"
+	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -64,6 +67,9 @@ func jsonNumber(digits string) (n int) {
 // config.json with the row's sizes: that of the catalog's model, or one of the architecture that the name belongs to.
 func (e *expression) chooseModel() error {
 	name := strings.ToLower(e.Model.Name)
+	if m := bareLinears.FindStringSubmatch(name); m != nil {
+		return e.useLinears(jsonNumber(m[1]), jsonNumber(m[2]), jsonNumber(m[3]), m[4] != "")
+	}
 	for _, known := range slices.Backward(model.Catalog()) {
 		if !strings.Contains(name, known) {
 			continue
@@ -95,6 +101,39 @@ func (m sizes) fits(known *model.Model) bool {
 	same := func(given number, size int) bool { return given == 0 || int(given) == size }
 	return same(m.Elements, int(known.Elements())) && same(m.Vocabulary, int(known.Network.Head.Outputs)) &&
 		same(m.Layers, len(known.Network.Blocks()))
+}
+
+// bareLinears are models of linear modules alone.
+var bareLinears = regexp.MustCompile(`^(\d+) ?x nn\.linear\((\d+), ?(\d+)\)(\+bias)?`)
+
+// useLinears writes a safetensors file of linear modules, a file with holes for its data.
+func (e *expression) useLinears(count, in, out int, bias bool) error {
+	header, end := object{}, 0
+	add := func(name string, elements int, shape ...int) {
+		header[name] = object{"dtype": "BF16", "shape": shape, "data_offsets": []int{end, end + 2*elements}}
+		end += 2 * elements
+	}
+	for i := range count {
+		add(fmt.Sprintf("%d.weight", i), in*out, out, in)
+		if bias {
+			add(fmt.Sprintf("%d.bias", i), out, out)
+		}
+	}
+	text, err := json.Marshal(header)
+	if err != nil {
+		return err
+	}
+	path := filepath.Join(e.folder, "model.safetensors")
+	content := append(binary.LittleEndian.AppendUint64(nil, uint64(len(text))), text...)
+	if err := os.WriteFile(path, content, 0o644); err != nil {
+		return err
+	}
+	if err := os.Truncate(path, int64(len(content)+end)); err != nil {
+		return err
+	}
+	e.request.Model = path
+	e.model, err = model.Load(path)
+	return err
 }
 
 // use writes a config.json.

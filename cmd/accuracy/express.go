@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"encoding/json"
 	"errors"
+	"math"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -35,8 +36,8 @@ func express(r row, point, folder string) (*expression, error) {
 		return nil, r.unread
 	}
 	e := &expression{row: r.at(text(point)), point: text(point), folder: folder}
-	if err := os.MkdirAll(folder, 0o755); err != nil {
-		return nil, err
+	if err := os.MkdirAll(folder, 0o755); err != nil || e.kernel() != nil {
+		return e, err
 	}
 	for _, step := range []func() error{e.expressible, e.chooseModel, e.chooseMachine, e.choosePasses,
 		e.choosePrecision, e.chooseOptimizer, e.chooseAdapter, e.chooseEngine, e.chooseTrainer} {
@@ -107,6 +108,13 @@ func (e *expression) write(name string, content any) (string, error) {
 	return path, os.WriteFile(path, append(encoded, '\n'), 0o644)
 }
 
+// longestOfDrawn returns the length of the longest sample that a program meets again after it began with the longest of
+// all. In samples whose lengths have an exponential tail, the longest of n grows with the logarithm of n.
+func longestOfDrawn(longest, microBatch int) int {
+	const samples, iterations = 50_000, 1000 // of Alpaca; "Time 1k iterations" in litgpt's resource tables
+	return int(float64(longest) * math.Log(float64(iterations*microBatch)) / math.Log(samples))
+}
+
 // object is a JSON object.
 type object = map[string]any
 
@@ -118,7 +126,9 @@ func (e *expression) chooseMachine() error {
 	if count, err := strconv.Atoi(e.GPU.find(`^(\d+)x`)); err == nil && world == 1 && slices.Contains(e.Tags, "multi") {
 		world = count // some rows give the number only with the GPUs
 	}
-	if t := e.trainer(); t.shared && e.Accumulation == 0 && e.MicroBatch > 0 { // the program refuses more ranks
+	if t := e.trainer(); t.ranks > 0 {
+		world = t.ranks
+	} else if t.shared && e.Accumulation == 0 && e.MicroBatch > 0 { // the program refuses more ranks
 		world = min(world, max(1, t.batch/int(e.MicroBatch)))
 	}
 	perNode := int(e.Parallel.RanksPerHost)
@@ -138,6 +148,9 @@ func (e *expression) chooseMachine() error {
 	q.Sequence, q.MicroBatch, q.Accumulation = int(e.Sequence), max(1, int(e.MicroBatch)), max(1, int(e.Accumulation))
 	if q.Sequence == 0 {
 		q.Sequence = unstatedSequence
+	}
+	if e.trainer().longestFirst {
+		q.UsualSequence = longestOfDrawn(q.Sequence, q.MicroBatch)
 	}
 	if t := e.trainer(); e.Accumulation == 0 && t.batch > 0 {
 		batch := t.batch
@@ -328,6 +341,9 @@ func (e *expression) targets(t text) []string {
 		return nil
 	}
 	a, f := block.Attention, block.FeedForward
+	if a.Fused != "" && e.Software.has("litgpt") { // whose adapters name the parts of a fused projection
+		a.Query, a.Key, a.Value, a.Fused = "query", "key", "value", ""
+	}
 	gate, up, down := first(f.Gate, f.GateUp), first(f.Up, f.GateUp), first(f.Down)
 	roles := []struct {
 		pattern string

@@ -193,7 +193,12 @@ says (cmd/accuracy). No figure is fitted to a run, and the program recognizes no
 table (software.go) has the defaults of training programs for what a source does not say, such as the dropout of
 LoRA. A figure's own words go before those of its run, such as its length, batch or optimizer. A vocabulary or an inner
 width that a source lacks follows from the number of parameters. Where a program takes its longest sample first, only
-that micro batch has the length of the source, and the others have 128 tokens. Where a source does not give the length of sequences, 128 tokens are taken. float8 is planned as bf16.
+that micro batch has the length of the source. The longest of the others, which are drawn at random, is shorter in the
+ratio of the logarithms of their number and of the number of all samples. Where a source does not give the length of
+sequences, 128 tokens are taken. float8 is planned as bf16.
+
+Benchmarks of a module by itself, such as those of liger-kernel, have no job to plan. There the module runs on the
+planner's model of autograd, twice, as the benchmark does.
 
 Each measured figure stands beside the planned figure that corresponds to it. That is the peak that PyTorch's
 allocator reports as allocated or reserved, or the memory that the driver reports as in use. The latter includes the

@@ -26,6 +26,9 @@ func (e *expression) elements() (all, largest float64) {
 // (runtime/zero/stage_1_and_2.py) and estimate_zero3_model_states_mem_needs (runtime/zero/stage3.py). The latter
 // applies where the parameters are sharded as in ZeRO-3.
 func deepSpeedEstimate(e *expression) float64 {
+	if e.kernel() != nil {
+		return none
+	}
 	all, largest := e.elements()
 	ranks := float64(e.request.GPUs * e.request.Nodes)
 	sharded := e.stage() == 3 || e.request.FSDP != ""
@@ -50,6 +53,8 @@ func deepSpeedEstimate(e *expression) float64 {
 func accelerateEstimate(e *expression) float64 {
 	all, _ := e.elements()
 	switch {
+	case e.kernel() != nil:
+		return none
 	case e.request.Quantization != "":
 		return none
 	case e.request.Precision == "fp32":

@@ -104,6 +104,7 @@ func (t text) gpu() string {
 // trainer holds the defaults of a training program, for rows that do not give them.
 type trainer struct {
 	pattern      string  // matches the software or the source
+	ranks        int     // of a run on several GPUs; 0 for as many as the source says
 	batch        int     // samples between two optimizer steps; 0 for one micro batch of every rank
 	shared       bool    // the ranks share batch; otherwise each has so many samples
 	longestFirst bool    // the first micro batch has the longest sample, and the others have any
@@ -115,7 +116,14 @@ type trainer struct {
 
 // trainers are programs whose defaults matter; the first match counts.
 var trainers = []trainer{
-	// litgpt: config_hub/finetune, pyproject.toml
+	// litgpt: devices and global_batch_size of the files in config_hub/finetune, pyproject.toml
+	{pattern: "config_hub.*gemma-2b/full", ranks: 4, batch: 16, shared: true, bitsAndBytes: "0.42.0"},
+	{pattern: `config_hub.*llama-(2-7b|3-8b|3\.1-8b)/full`, ranks: 4, batch: 64, shared: true, bitsAndBytes: "0.42.0"},
+	{pattern: `config_hub.*llama-3\.2-[13]b/full`, ranks: 1, batch: 64, shared: true, bitsAndBytes: "0.42.0"},
+	{pattern: "config_hub.*tiny-llama/full", ranks: 1, batch: 32, shared: true, bitsAndBytes: "0.42.0"},
+	{pattern: "config_hub.*(phi-2|stablelm-base-alpha-3b)/full", ranks: 2, batch: 8, shared: true,
+		bitsAndBytes: "0.42.0"},
+	{pattern: "config_hub.*gemma.*lora", batch: 6, shared: true, dropout: 0.1, bitsAndBytes: "0.42.0"},
 	{pattern: "config_hub", batch: 8, shared: true, dropout: 0.05, bitsAndBytes: "0.42.0"},
 	// finetune/lora.py of 2023: batch_size, lora_dropout, get_batch
 	{pattern: "litgpt", batch: 128, longestFirst: true, dropout: 0.05},

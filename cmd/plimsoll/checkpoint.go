@@ -86,6 +86,7 @@ const (
 	torchFormat       = "torch"     // a file of torch.save
 	deepspeedFormat   = "deepspeed" // a folder of engine.save_checkpoint; universal when it is written
 	distributedFormat = "dcp"       // a folder of torch.distributed.checkpoint.save
+	megatronFormat    = "megatron"  // a folder of Megatron's dist_checkpointing
 )
 
 // conversion holds the flags of the convert command.
@@ -107,8 +108,9 @@ func (f *conversion) choices() []choice {
 		{"state", &f.state, "`format` of the master weights: VALUES", kernel.StateNames()},
 		{"moments", &f.moments, "`dtype` of the moments: VALUES; int8 for Adam and AdamW only, and never for " +
 			"embeddings and small parameters, which stay fp32", kernel.MomentNames()},
-		{"to", &f.to, "`format` of OUT: VALUES", []string{torchFormat, deepspeedFormat}},
-		{"from", &f.from, "`format` of PATH: VALUES", []string{torchFormat, deepspeedFormat, distributedFormat}},
+		{"to", &f.to, "`format` of OUT: VALUES", []string{torchFormat, deepspeedFormat, distributedFormat}},
+		{"from", &f.from, "`format` of PATH: VALUES",
+			[]string{torchFormat, deepspeedFormat, distributedFormat, megatronFormat}},
 	}
 }
 
@@ -130,8 +132,10 @@ a file.
 
 With --from deepspeed, PATH is a folder of engine.save_checkpoint, of ZeRO 1 to
 3, or a universal checkpoint. With --from dcp, it is a folder of
-torch.distributed.checkpoint.save, such as FSDP2's. With --to deepspeed, OUT is
-a universal checkpoint of DeepSpeed. No number is rounded, and no pickle is
+torch.distributed.checkpoint.save, such as FSDP2's, and with --from megatron, one
+of Megatron's dist_checkpointing. With --to deepspeed, OUT is a universal
+checkpoint of DeepSpeed, and with --to dcp, a folder for
+torch.distributed.checkpoint.load. No number is rounded, and no pickle is
 executed.`,
 		Example: `  plimsoll checkpoint convert checkpoints converted --ranks 4
   plimsoll checkpoint convert checkpoints converted --state fp32 --moments bf16
@@ -139,7 +143,8 @@ executed.`,
   plimsoll checkpoint convert optimizer.pt converted --from torch --state split
   plimsoll checkpoint convert output/global_step500 converted --from deepspeed
   plimsoll checkpoint convert fsdp/step-500 converted --from dcp --ranks 8
-  plimsoll checkpoint convert checkpoints universal --to deepspeed`,
+  plimsoll checkpoint convert checkpoints universal --to deepspeed
+  plimsoll checkpoint convert checkpoints fsdp --to dcp`,
 		Args: paths("PATH", "OUT"),
 		RunE: func(c *cobra.Command, arguments []string) error {
 			return runConvert(c, arguments[0], arguments[1], flags)
@@ -175,9 +180,9 @@ func (f conversion) apply() (checkpoint.Conversion, error) {
 				WithHint("use " + strings.Join(flag.values, ", "))
 		}
 	}
-	if f.to != "" && (f.from != "" || f.state != "" || f.moments != "" || f.ranks != 0) {
-		return to, fault.Inputf("--to torch writes everything in fp32 to one file, and no other flag goes with it").
-			WithHint("leave the other flags out")
+	if f.to != "" && (f.state != "" || f.moments != "" || f.ranks != 0) {
+		return to, fault.Inputf("--to %s writes everything in fp32: --state, --moments and --ranks do not go with it",
+			f.to).WithHint("leave these flags out")
 	}
 	if state, err := kernel.ParseState(f.state); err == nil {
 		to.State = &state
@@ -195,12 +200,17 @@ func convert(c *cobra.Command, path, out string, flags conversion, to checkpoint
 	if err != nil {
 		return err
 	}
-	write, reader := opened.WriteTorch, "torch.load"
-	switch flags.to {
-	case deepspeedFormat:
-		write, reader = opened.WriteUniversal, "DeepSpeed with load_universal"
-		fallthrough
-	case torchFormat:
+	if class := opened.Quantized(); class != "" {
+		logTo(c)("the moments are of %s: the fp32 numbers that are written are the values of their codes", class)
+	}
+	if flags.to != "" {
+		write, reader := opened.WriteTorch, "torch.load"
+		switch flags.to {
+		case deepspeedFormat:
+			write, reader = opened.WriteUniversal, "DeepSpeed with load_universal"
+		case distributedFormat:
+			write, reader = opened.WriteDistributed, "torch.distributed.checkpoint.load"
+		}
 		progress.Begin("writing "+out, opened.ExportBytes())
 		defer progress.End()
 		if err := write(c.Context(), out, progress.Advance); err != nil {
@@ -227,6 +237,8 @@ func open(c *cobra.Command, path, from string, progress rehearse.Progress) (*che
 		read = checkpoint.OpenDeepSpeed
 	case distributedFormat:
 		read = checkpoint.OpenDistributed
+	case megatronFormat:
+		read = checkpoint.OpenMegatron
 	case torchFormat:
 	default:
 		return checkpoint.Open(path)

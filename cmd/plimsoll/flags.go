@@ -201,6 +201,25 @@ func (n *countFlag) Set(text string) error {
 	return nil
 }
 
+// optionalCount is a count on the command line that may be zero. It is nil if the flag is missing.
+type optionalCount struct{ to **int }
+
+func (n optionalCount) String() string {
+	if n.to == nil || *n.to == nil {
+		return ""
+	}
+	return strconv.Itoa(**n.to)
+}
+func (n optionalCount) Type() string { return "int" }
+func (n optionalCount) Set(text string) error {
+	count, err := strconv.Atoi(text)
+	if err != nil || count < 0 {
+		return fmt.Errorf("expected a whole number from 0 on")
+	}
+	*n.to = &count
+	return nil
+}
+
 // onlineFlag adds the flag that lets --model ask the hub.
 func onlineFlag(c *cobra.Command, online *bool) {
 	c.Flags().BoolVar(online, "online", false,

@@ -148,6 +148,13 @@ func jobFlags(c *cobra.Command, q *job.Request, clip *float64) {
 	flags.Var((*bytesFlag)(&q.HostMemory), "host-memory", "memory of one node, such as 512GiB")
 	flags.Var((*countFlag)(&q.NUMANodes), "numa-nodes", "NUMA nodes of each node; its ranks divide them")
 	flags.Var((*countFlag)(&q.Sequence), "seq-len", "tokens of a sequence")
+	flags.Var((*countFlag)(&q.UsualSequence), "usual-seq-len",
+		"tokens of a sequence after the first micro batch, which has the longest (default: those of --seq-len)")
+	flags.Var(optionalCount{&q.Images}, "images", "`images` in every sequence, for models that read images; 0 is text "+
+		"only")
+	flags.StringVar(&q.ImageSize, "image-size", "", "`height and width` of images in pixels, such as 768x1024")
+	flags.StringSliceVar(&q.Freeze, "freeze", nil, "`parts` of a multimodal model that are not trained: "+
+		strings.Join(model.PartNames(), ", "))
 	flags.Var((*countFlag)(&q.MicroBatch), "micro-batch", "sequences of a rank's micro batch")
 	flags.Var((*countFlag)(&q.Accumulation), "grad-accum",
 		"gradient accumulation steps: micro batches of an optimizer step")

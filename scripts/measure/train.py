@@ -397,7 +397,7 @@ def build_config(arguments):
         for name in vars(config):
             if name.endswith(("dropout", "dropout_prob", "dropout_rate", "pdrop")):
                 setattr(config, name, arguments.dropout)
-    config.use_cache = False
+    config.use_cache = False  # as the Trainer sets it, and not inside of text_config
     return config, getattr(transformers, architecture)
 
 
@@ -490,15 +490,59 @@ class PretendScaler(torch.amp.GradScaler):
 
 def make_inputs(config, arguments, architecture, device):
     shape = arguments.batch, arguments.seq_len
-    tokens = torch.randint(0, config.vocab_size, shape, device=device)
+    vocabulary = config.get_text_config().vocab_size
+    tokens = torch.randint(0, vocabulary, shape, device=device)
     if "SequenceClassification" in architecture:
         return {"input_ids": tokens, "labels": torch.zeros(arguments.batch, dtype=torch.long, device=device)}
-    inputs = {"input_ids": tokens, "labels": torch.randint(0, config.vocab_size, shape, device=device)}
+    if "QuestionAnswering" in architecture:
+        ends = torch.zeros(arguments.batch, dtype=torch.long, device=device)
+        return {"input_ids": tokens, "start_positions": ends, "end_positions": ends}
+    inputs = {"input_ids": tokens, "labels": torch.randint(0, vocabulary, shape, device=device)}
     if arguments.attention_mask:
         inputs["attention_mask"] = torch.ones_like(tokens)
     if "PreTraining" in architecture and config.model_type == "bert":
         inputs["next_sentence_label"] = torch.zeros(arguments.batch, dtype=torch.long, device=device)
     return inputs
+
+
+def make_images(config, arguments, inputs, device):
+    """Adds images to the inputs, as the processor of the model would: their pixels, their grids, and their tokens."""
+    height, width = (int(side) for side in arguments.image_size.split("x"))
+    vision, count = config.vision_config, arguments.images * arguments.batch
+    patch = vision.patch_size if isinstance(vision.patch_size, int) else vision.patch_size[0]
+    patches = (height // patch) * (width // patch)
+    image_token = next(i for i in (getattr(config, name, None) for name in ("image_token_id", "image_token_index"))
+                       if i is not None)
+    if hasattr(vision, "temporal_patch_size"):  # Qwen-VL: rows of patches
+        channels = getattr(vision, "in_channels", 3) * vision.temporal_patch_size
+        inputs["pixel_values"] = torch.rand(count * patches, channels * patch * patch, device=device)
+        inputs["image_grid_thw"] = torch.tensor([[1, height // patch, width // patch]] * count)
+        tokens = patches // vision.spatial_merge_size**2
+    else:
+        inputs["pixel_values"] = torch.rand(count, 3, height, width, device=device)
+        merged = getattr(config, "spatial_merge_size", None) or getattr(config, "scale_factor", None) or round(
+            1 / getattr(config, "downsample_ratio", 1))
+        tokens = getattr(config, "mm_tokens_per_image", None) or patches // merged**2
+        if getattr(config, "vision_feature_select_strategy", "") == "full":
+            tokens += 1
+        if config.model_type == "mistral3":
+            inputs["image_sizes"] = torch.tensor([[height, width]] * count)
+        if config.model_type in ("idefics3", "smolvlm"):
+            inputs["pixel_values"] = inputs["pixel_values"].view(arguments.batch, arguments.images, 3, height, width)
+    inputs["input_ids"] = torch.randint(0, image_token, (arguments.batch, arguments.seq_len), device=device)
+    for image in range(arguments.images):  # with a token between two images
+        inputs["input_ids"][:, image * (tokens + 1) : image * (tokens + 1) + tokens] = image_token
+    types = "mm_token_type_ids" if hasattr(vision, "temporal_patch_size") else "token_type_ids"
+    if types == "mm_token_type_ids" or config.model_type in ("gemma3", "paligemma"):
+        inputs[types] = (inputs["input_ids"] == image_token).int()
+    return inputs
+
+
+def freeze(model, parts):
+    """Freezes the modules that have one of these words in their names."""
+    for name, parameter in model.named_parameters():
+        if any(part in name for part in parts):
+            parameter.requires_grad_(False)
 
 
 def train(arguments, measurement, device):
@@ -507,6 +551,8 @@ def train(arguments, measurement, device):
     with measurement.phase(0, "load"):
         with torch.device(device):
             model, config = build_model(arguments)
+        if arguments.freeze:
+            freeze(model, arguments.freeze.split(","))
         gc.collect()
         trainable = [p for p in model.parameters() if p.requires_grad]
         measurement.owners["parameters"] = model.parameters
@@ -528,6 +574,8 @@ def train(arguments, measurement, device):
         for micro in range(1, arguments.accumulation + 1):
             suffix = f"-{micro}" if arguments.accumulation > 1 else ""
             inputs = make_inputs(config, arguments, architecture, device)
+            if arguments.images:
+                inputs = make_images(config, arguments, inputs, device)
             with measurement.phase(step, "forward" + suffix):
                 outputs = forward(**inputs)
                 loss = outputs["loss"]
@@ -563,6 +611,9 @@ def parse():
     parser.add_argument("--layers", type=int, help="this many layers instead of the config's")
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--seq-len", type=int, default=512)
+    parser.add_argument("--images", type=int, default=0, help="images in every sequence, of a multimodal model")
+    parser.add_argument("--image-size", default="112x112", help="height and width in pixels")
+    parser.add_argument("--freeze", help="words in the names of parameters that are not trained")
     parser.add_argument("--precision", choices=("fp32", "bf16", "fp16", "amp-bf16", "amp-fp16"), default="bf16")
     parser.add_argument("--optimizer", choices=("adamw", "adam", "sgd", "adagrad", "rmsprop", "adafactor", "muon"), default="adamw")
     parser.add_argument("--momentum", type=float, default=0.0, help="of sgd")

@@ -1,0 +1,102 @@
+"""Saves a checkpoint of a small GPT with megatron-core's own optimizer and dist_checkpointing, on CPUs over gloo.
+
+    python -c "$(cat make.py)" OUT TENSOR_PARALLEL RANKS SHARDING fp32|bf16
+
+fully_reshardable was made with megatron-core 0.16.1 and torch 2.15, 2 ranks in bf16, flattened with 0.12.1 and torch
+2.4, 4 ranks in fp32. The script must be given by -c: writers are processes that would run a file again.
+"""
+
+import inspect
+import os
+import socket
+import sys
+
+out, tensor_parallel, world, sharding, bf16 = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], sys.argv[5] == "bf16"
+free = socket.socket()
+free.bind(("127.0.0.1", 0))
+port = free.getsockname()[1]
+free.close()
+rank, children = 0, []
+while rank == 0 and len(children) < world - 1:
+    if child := os.fork():
+        children.append(child)
+    else:
+        rank = len(children) + 1
+os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")
+
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+
+
+class Event:
+    def __init__(self, **_):
+        pass
+
+    record = synchronize = wait = lambda self, *_: None
+
+
+def on_cpu(make):
+    def made(*arguments, **options):
+        if "cuda" in str(options.get("device")):
+            options["device"] = "cpu"
+        return make(*arguments, **options)
+
+    return made
+
+
+# megatron-core asks for CUDA in few places.
+torch.cuda.current_device = lambda: "cpu"
+torch.cuda.Event = Event
+torch.cuda.synchronize = lambda *_: None
+torch.cuda.set_device = lambda *_: None
+torch.cuda.empty_cache = lambda *_: None
+torch.Tensor.cuda = lambda self, *_, **__: self
+type_of = torch.Tensor.type
+torch.Tensor.type = lambda self, *a: type_of(self, *a) if a else type_of(self).replace("torch.", "torch.cuda.")
+for name in ("tensor", "zeros", "empty", "ones", "full"):
+    setattr(torch, name, on_cpu(getattr(torch, name)))
+
+from megatron.core import dist_checkpointing, parallel_state
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+parallel_state.initialize_model_parallel(tensor_parallel)
+dtype = torch.bfloat16 if bf16 else torch.float32
+distributed = sharding != "none"
+config = TransformerConfig(
+    num_layers=2, hidden_size=8, num_attention_heads=2, ffn_hidden_size=12, add_bias_linear=False, use_cpu_initialization=True,
+    gated_linear_unit=True, bias_activation_fusion=False, masked_softmax_fusion=False, params_dtype=dtype, bf16=bf16,
+    tensor_model_parallel_size=tensor_parallel,
+)  # fmt: skip
+torch.manual_seed(0)
+model = GPTModel(config, get_gpt_layer_local_spec(), vocab_size=16, max_sequence_length=8, position_embedding_type="rope", share_embeddings_and_output_weights=False)
+model = model.bfloat16() if bf16 else model
+ddp = DistributedDataParallel(config, DistributedDataParallelConfig(use_distributed_optimizer=distributed, grad_reduce_in_fp32=bf16), model)
+options = OptimizerConfig(lr=1e-2, bf16=bf16, params_dtype=dtype, use_distributed_optimizer=distributed, clip_grad=0.0, weight_decay=0.1)
+optimizer = get_megatron_optimizer(options, [ddp])
+inner = optimizer.chained_optimizers[0]
+torch.manual_seed(100 + rank)
+for _ in range(3):
+    for group in inner.optimizer.param_groups:
+        for p in group["params"]:
+            p.grad = torch.randn_like(p)
+    inner.optimizer.step()
+weights = model.sharded_state_dict()
+how = {}
+if distributed:
+    metadata = {"distrib_optim_sharding_type": sharding, "distrib_optim_fully_reshardable_mem_efficient": True}
+    how = {"metadata": metadata} if "metadata" in inspect.signature(inner.sharded_state_dict).parameters else {"sharding_type": sharding}
+states = inner.sharded_state_dict(weights, **how)
+if rank == 0:
+    os.makedirs(out)
+dist.barrier()
+dist_checkpointing.save({"optimizer": states, "iteration": 3}, out)
+
+dist.barrier()
+ends = [os.waitpid(child, 0)[1] for child in children if rank == 0]
+os._exit(max(map(os.waitstatus_to_exitcode, ends), default=0))

@@ -1,0 +1,263 @@
+package forward
+
+import (
+	"fmt"
+	"strings"
+
+	"plimsoll/autograd"
+	"plimsoll/dtype"
+	"plimsoll/ledger"
+	"plimsoll/model"
+)
+
+// Images are the images of a micro batch, all of the same size in pixels.
+type Images struct{ Count, Height, Width int64 }
+
+// Pixels returns the number of values that the encoder reads.
+func (i Images) Pixels(t *model.Tower) int64 {
+	of := t.Image
+	return i.Count * of.Patches(i.Height, i.Width) * of.Patch * of.Patch * of.Channels * of.Frames
+}
+
+// In is like autograd's. In an encoder of images all activations are one component.
+func (p *pass) In(component ledger.Component, why func() string) (leave func()) {
+	if p.tower != nil && component != ledger.AdapterActivations && component != ledger.AutocastWeights {
+		component, why = ledger.VisionActivations, p.whyTower
+	}
+	return p.Tape.In(component, why)
+}
+
+func (p *pass) whyTower() string {
+	i := p.Images
+	return fmt.Sprintf("the encoder and the projector of %d images of %d x %d pixels: %s tokens of the sequences",
+		i.Count, i.Height, i.Width, ledger.Count(i.Count*p.tower.Image.TokensOf(i.Height, i.Width)))
+}
+
+// withImages puts the results of the encoders in the place of embeddings of tokens.
+func (p *pass) withImages(x *autograd.Tensor) *autograd.Tensor {
+	for _, t := range p.network.Towers {
+		if p.Images.Count == 0 {
+			break
+		}
+		features := p.encode(t)
+		tokens := p.New(p.tokens(), dtype.Bool) // where they go
+		merged := p.Do(autograd.Operation{Inputs: []*autograd.Tensor{x, features}, Saved: []*autograd.Tensor{tokens},
+			Outputs: []autograd.Output{{Elements: x.Elements, DType: x.DType}}})[0]
+		p.Drop(tokens)
+		p.Hold(features) // the program returns them with the logits
+		p.outputs = append(p.outputs, features)
+		x = p.follow(x, merged)
+	}
+	return x
+}
+
+// encode runs an encoder of images and its projector.
+func (p *pass) encode(t *model.Tower) *autograd.Tensor {
+	v := *p
+	v.network, v.tower = t.Network, t
+	v.ContextParallel, v.TensorParallel = 1, 1
+	v.Batch, v.Sequence = p.Images.Count, t.Image.Patches(p.Images.Height, p.Images.Width)+t.Image.Class
+	v.mask, v.masked, v.blocks = nil, false, 0
+	if t.OneSequence {
+		v.Batch, v.Sequence = 1, v.Batch*v.Sequence
+	}
+	v.HooksImages = p.HooksImages && t.Hooked
+	if !v.HooksImages && !p.trainsTower(t) {
+		v.Recompute = nil // a checkpoint keeps nothing where no gradient is needed
+	}
+	defer v.In(ledger.VisionActivations, v.whyTower)()
+	features := p.Scope(func() *autograd.Tensor {
+		if t.MasksImages && p.Attention == SDPA {
+			v.mask = p.New(v.Sequence*v.Sequence, p.compute())
+		}
+		blocks := t.Network.Blocks()
+		if a := &blocks[0].Attention; a.Rotary > 0 {
+			v.angles = p.New(2*v.tokens()*a.Width, v.angleType(a))
+		}
+		x := v.steps(t.Before, nil)
+		for i := range len(blocks) - t.Unread {
+			x = v.follow(x, v.block(t.Network.Stacks[0], &blocks[i], x))
+			for _, deep := range t.Deep {
+				if deep.Block == i {
+					made := v.steps(deep.Steps, x)
+					v.Hold(made)
+					p.deep = append(p.deep, made)
+				}
+			}
+		}
+		return v.follow(x, v.steps(t.After, x))
+	})
+	p.cached = v.cached
+	return features
+}
+
+// angleType returns the type of the cosines and sines of an encoder.
+func (p *pass) angleType(a *model.Attention) dtype.Type {
+	if a.WideRotary || p.Autocast != dtype.Invalid {
+		return dtype.F32
+	}
+	return p.compute()
+}
+
+// trainsTower reports whether a parameter or an adapter of an encoder is trained, without its projector.
+func (p *pass) trainsTower(t *model.Tower) bool {
+	inside := func(name string) bool {
+		return strings.HasPrefix(name, t.Path+".") && !strings.HasPrefix(name, t.Projector+".")
+	}
+	for name, parameter := range p.parameters.ByName {
+		if parameter.Trainable && inside(name) {
+			return true
+		}
+	}
+	for module := range p.parameters.Adapters {
+		if inside(module) {
+			return true
+		}
+	}
+	return false
+}
+
+// steps runs the steps between pixels, blocks and embeddings. It does not drop x.
+func (p *pass) steps(list []model.Step, x *autograd.Tensor) *autograd.Tensor {
+	first := x
+	for i := range list {
+		made := p.step(&list[i], x)
+		if x != first && made != x {
+			p.Drop(x)
+		}
+		x = made
+	}
+	return x
+}
+
+func (p *pass) step(s *model.Step, x *autograd.Tensor) *autograd.Tensor {
+	hidden := p.network.Hidden
+	switch s.Kind {
+	case model.Convolve:
+		return p.convolve(s)
+	case model.Project:
+		return p.linear(s.Path, x, s.Width)
+	case model.Multiply:
+		w := p.parameter(s.Path)
+		return p.hooked(parent(s.Path), func() *autograd.Tensor {
+			return p.matmul(x, w.Tensor(), x.Elements/(w.Elements/s.Width)*s.Width)
+		})
+	case model.Normalize:
+		return p.norm(s.Norm, x)
+	case model.Activate:
+		return p.activate(s.Function, x)
+	case model.Prepend:
+		return p.hooked(parent(s.Path), func() *autograd.Tensor {
+			return p.Do(autograd.Operation{Inputs: []*autograd.Tensor{x, p.parameter(s.Path).Tensor()},
+				Outputs: []autograd.Output{{Elements: x.Elements + p.Batch*hidden, DType: x.DType}}})[0]
+		})
+	case model.Position, model.Resample:
+		return p.position(s, x)
+	case model.Locate:
+		return p.hooked(parent(s.Path), func() *autograd.Tensor { return p.add(x, p.parameter(s.Path).Tensor()) })
+	case model.Average:
+		return p.Do(autograd.Operation{Inputs: []*autograd.Tensor{x}, Saved: []*autograd.Tensor{x},
+			Outputs: []autograd.Output{{Elements: x.Elements / s.Rows, DType: x.DType}}})[0]
+	case model.Reorder:
+		return p.indexed(x, p.New(p.tokens()/(p.tower.Image.Merged*p.tower.Image.Merged), dtype.I64), x.Elements)
+	case model.Copy:
+		return p.unary(x, x.DType, saveNothing)
+	case model.Crop:
+		rows := p.tokens() - p.Batch*p.tower.Image.Class
+		return p.view(x, x.Elements/p.tokens()*rows)
+	default: // Merge
+		return p.view(x, x.Elements)
+	}
+}
+
+// view returns a view of so many elements.
+func (p *pass) view(x *autograd.Tensor, elements int64) *autograd.Tensor {
+	return p.Do(autograd.Operation{Inputs: []*autograd.Tensor{x}, Shared: []bool{elements == x.Elements},
+		Outputs: []autograd.Output{{Elements: elements, DType: x.DType, View: true}}})[0]
+}
+
+// convolve runs the convolution that makes rows of patches. The pixels are in fp32.
+func (p *pass) convolve(s *model.Step) *autograd.Tensor {
+	return p.hooked(s.Path, func() *autograd.Tensor {
+		w := p.parameter(s.Path + ".weight")
+		pixels := p.New(p.Images.Pixels(p.tower), p.compute())
+		weight := p.weight(w)
+		o := autograd.Operation{Inputs: []*autograd.Tensor{pixels, weight},
+			Outputs: []autograd.Output{{Elements: p.patches() * s.Width, DType: p.compute()}}}
+		if w.Trainable {
+			o.Saved = append(o.Saved, pixels)
+		}
+		if bias := p.parameter(s.Path + ".bias"); bias != nil {
+			o.Inputs = append(o.Inputs, bias.Tensor())
+		}
+		rows := p.Do(o)[0]
+		p.Drop(pixels)
+		if p.HooksImages {
+			p.RequireGradient(rows)
+		}
+		return rows
+	})
+}
+
+// patches returns the number of patches of all images.
+func (p *pass) patches() int64 {
+	return p.Images.Count * p.tower.Image.Patches(p.Images.Height, p.Images.Width)
+}
+
+// position adds rows of a table. Resampled, each is a weighted sum of four.
+func (p *pass) position(s *model.Step, x *autograd.Tensor) *autograd.Tensor {
+	if s.Kind == model.Resample {
+		return p.Scope(func() *autograd.Tensor {
+			near := p.lookUp(s.Path, 4*x.Elements)
+			weights := p.New(4*p.tokens(), dtype.F32)
+			weighed := p.product(near, weights, near.Elements, dtype.F32)
+			p.Drop(near, weights)
+			sum := p.Do(autograd.Operation{Inputs: []*autograd.Tensor{weighed},
+				Outputs: []autograd.Output{{Elements: x.Elements, DType: dtype.F32}}})[0]
+			p.Drop(weighed)
+			return p.add(x, p.follow(sum, p.cast(sum, x.DType)))
+		})
+	}
+	rows := s.Rows
+	if rows == 0 {
+		rows = p.tokens()
+	}
+	positions := p.lookUp(s.Path, rows*p.network.Hidden)
+	sum := p.add(x, positions)
+	p.Drop(positions)
+	return sum
+}
+
+// makeMasks makes the masks that let the tokens of an image attend to each other: one for blocks with a window, one
+// for others.
+func (p *pass) makeMasks(s *model.Stack) {
+	if !p.masked || p.Attention == Flash {
+		return
+	}
+	windows := map[bool]bool{}
+	for i := range s.Blocks {
+		windows[s.Blocks[i].Attention.Window > 0] = true
+	}
+	for range windows {
+		p.masks = append(p.masks, p.New(p.Batch*p.Sequence*p.Sequence, dtype.Bool))
+	}
+}
+
+// deepen adds the results of an encoder after a block to the tokens of images.
+func (p *pass) deepen(x *autograd.Tensor, index int) *autograd.Tensor {
+	if index >= len(p.deep) {
+		return x
+	}
+	features := p.deep[index]
+	copied := p.unary(x, x.DType, saveNothing)
+	rows := p.New(2*features.Elements/p.network.Hidden, dtype.I64)
+	taken := p.indexed(copied, rows, features.Elements)
+	sum := p.add(taken, features)
+	p.Drop(taken)
+	put := p.Do(autograd.Operation{Inputs: []*autograd.Tensor{copied, sum}, Saved: []*autograd.Tensor{rows},
+		Outputs: []autograd.Output{{Elements: x.Elements, DType: x.DType, View: true}}})[0]
+	p.Drop(copied, sum, rows)
+	return put
+}
+
+func parent(path string) string { return path[:strings.LastIndexByte(path, '.')] }

@@ -1,0 +1,108 @@
+package job
+
+import (
+	"strings"
+	"testing"
+
+	"plimsoll/files/filestest"
+	"plimsoll/forward"
+	"plimsoll/model"
+)
+
+const multimodal = "../model/testdata/multimodal/"
+
+func TestImages(t *testing.T) {
+	none, two, many := 0, 2, 100
+	for _, test := range []struct {
+		name, file string
+		request    Request
+		want       forward.Images
+		refused    string
+	}{
+		{name: "by default", file: "qwen2.5-vl", want: forward.Images{Count: 3, Height: 1036, Width: 1036}},
+		{name: "rounded", file: "qwen2-vl", request: Request{Images: &two, ImageSize: "100x290"},
+			want: forward.Images{Count: 6, Height: 112, Width: 280}},
+		{name: "scaled down", file: "mistral3", request: Request{ImageSize: "1400x700"},
+			want: forward.Images{Count: 3, Height: 140, Width: 84}},
+		{name: "of one size", file: "llava", want: forward.Images{Count: 3, Height: 112, Width: 112}},
+		{name: "none", file: "llava", request: Request{Images: &none}},
+		{name: "of another size", file: "gemma3-vision", request: Request{ImageSize: "896x896"},
+			refused: "reads images of 112 x 112 pixels"},
+		{name: "too many", file: "qwen3-vl", request: Request{Images: &many, ImageSize: "1024x1024"},
+			refused: "tokens of a sequence"},
+		{name: "no size", file: "qwen3-vl", request: Request{ImageSize: "large"}, refused: `--image-size is "large"`},
+		{name: "frozen", file: "qwen3-vl", request: Request{Freeze: model.PartNames()}, refused: "every part"},
+		{name: "unknown part", file: "qwen3-vl", request: Request{Freeze: []string{"tower"}}, refused: `"tower"`},
+		{name: "tokens only", file: "../variants/llama-biased", request: Request{Images: &two}, refused: "tokens only"},
+		{name: "context parallel", file: "llava", request: Request{GPUs: 2, ContextParallel: 2},
+			refused: "context parallelism"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			q := test.request
+			q.Model, q.MicroBatch, q.Sequence, q.Precision = multimodal+test.file+".json", 3, 4096, "bf16"
+			j, err := q.Resolve()
+			switch {
+			case test.refused != "":
+				if err == nil || !strings.Contains(err.Error(), test.refused) {
+					t.Errorf("got %v, want %q", err, test.refused)
+				}
+			case err != nil:
+				t.Error(err)
+			case j.Images != test.want:
+				t.Errorf("got %+v, want %+v", j.Images, test.want)
+			}
+		})
+	}
+}
+
+// TestPartsOfFrameworks counts the modules that frameworks adapt, and the parameters that they train, by part.
+func TestPartsOfFrameworks(t *testing.T) {
+	const factory = "model_name_or_path: MODEL\nstage: sft\ndo_train: true\noutput_dir: x\ntemplate: qwen3_vl\n"
+	const axolotl = "base_model: MODEL\nprocessor_type: AutoProcessor\nsequence_len: 4096\nmicro_batch_size: 1\n" +
+		"datasets:\n  - path: x\nadapter: lora\nlora_r: 8\n"
+	for _, test := range []struct {
+		name, file, text            string
+		vision, projector, language int // adapted modules, or trained parameters
+	}{
+		{"factory adapts the language model", "qwen3-vl", factory + "finetuning_type: lora\n", 0, 0, 21},
+		{"factory adapts the encoder, too", "qwen3-vl",
+			factory + "finetuning_type: lora\nfreeze_vision_tower: false\n", 16 + 4, 0, 21},
+		{"factory adapts what it names", "qwen3-vl",
+			factory + "finetuning_type: lora\nlora_target: fc1\nfreeze_vision_tower: false\n" +
+				"freeze_multi_modal_projector: false\n", 4 + 2, 1, 0},
+		{"factory knows no parts", "smolvlm", factory + "finetuning_type: lora\n", 24, 1, 21},
+		{"factory freezes two parts", "qwen2.5-vl", factory + "finetuning_type: full\n", 0, 0, 3*12 + 3},
+		{"factory freezes one part", "qwen2.5-vl",
+			factory + "finetuning_type: full\nfreeze_multi_modal_projector: false\n", 0, 5, 3*12 + 3},
+		{"axolotl adapts every part", "llava", axolotl + "lora_target_modules: [q_proj, fc1]\n", 8, 0, 3},
+		{"axolotl freezes parts", "llava", axolotl + "freeze_mm_modules: true\nlora_target_modules: [q_proj, fc1]\n",
+			0, 0, 3},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			q := Request{Configs: []string{filestest.InNewFolder(t)("train.yaml", strings.Replace(test.text, "MODEL",
+				multimodal+test.file+".json", 1))}, Sequence: 4096}
+			j, err := q.Resolve()
+			if err != nil {
+				t.Fatal(err)
+			}
+			count := map[model.Part]int{}
+			if j.Adapter != nil {
+				for _, path := range j.Model.Network.Linears() {
+					if j.Adapter.Targets(path) {
+						count[j.Model.Network.PartOf(path)]++
+					}
+				}
+			} else {
+				for _, p := range j.Model.Parameters {
+					if !p.Frozen {
+						count[j.Model.Network.PartOf(p.Name)]++
+					}
+				}
+			}
+			want := [3]int{test.vision, test.projector, test.language}
+			if got := [3]int{count[model.Vision], count[model.Projector], count[model.Language]}; got != want {
+				t.Errorf("got %v, want %v", got, want)
+			}
+		})
+	}
+}

@@ -1,0 +1,58 @@
+package model
+
+// llama4Block is a block of Llama 4's text model. Every n-th layer has experts.
+// Layers with rotary positions attend to their chunk of the sequence and have
+// norms of queries and keys without weights.
+func llama4Block(s scope, index int64, b *Block) {
+	bias := s.flagOr(false, "attention_bias")
+	b.Attention = attention{keyValueHeads: 8, width: 128, inputBias: bias, outputBias: bias}.describe(s.in("self_attn"))
+	a := &b.Attention
+	a.WideRotary, a.WideSoftmax = true, false
+	if listed(s, index, false) {
+		a.Window = s.countOr(8192, "attention_chunk_size")
+		if s.flagOr(true, "use_qk_norm") {
+			norm := Norm{Kind: RMSNorm, Width: a.Width}
+			a.QueryNorm, a.KeyNorm, a.NormsRotated = norm, norm, true
+		}
+	} else {
+		a.Rotary, a.ScalesQueries = 0, s.flagOr(true, "attn_temperature_tuning")
+		if s.isNull("attn_temperature_tuning") {
+			a.ScalesQueries = false
+		}
+	}
+	mlp := s.in("feed_forward")
+	if s.llama4Sparse(index) {
+		b.FeedForward = llama4Experts.describe(s)
+	} else {
+		b.FeedForward = gated(mlp, s.sizeOr(16384, "intermediate_size_mlp"), false)
+	}
+	blockNorms(s, b)
+}
+
+// llama4Sparse reports whether a layer has experts.
+func (s scope) llama4Sparse(index int64) bool {
+	layers := s.list("moe_layers")
+	if layers == nil {
+		return (index+1)%s.sizeOr(1, "interleave_moe_layer_step") == 0
+	}
+	for _, v := range layers {
+		if v.Text == decimal(index) {
+			return true
+		}
+	}
+	return false
+}
+
+var llama4Experts = experts{
+	module: "feed_forward", held: "feed_forward", router: "router", heldRouter: "router",
+	count: []string{"num_local_experts"}, chosen: 1, inner: "intermediate_size", routing: SigmoidOfChosen,
+	stacked: func(s scope, m *Mixture, count, inner int64) {
+		e, hidden := s.in("experts"), s.size("hidden_size")
+		e.tensor("gate_up_proj", count, hidden, 2*inner)
+		e.tensor("down_proj", count, inner, hidden)
+		m.GateUp, m.Down = e.module("gate_up_proj"), e.module("down_proj")
+	},
+	shared: func(block scope) FeedForward {
+		return gated(block.in("feed_forward").in("shared_expert"), block.size("intermediate_size"), false)
+	},
+}

@@ -1,0 +1,151 @@
+package model
+
+// Decoders whose code lies beside their weights on the hub. Their config.json tells
+// the parameters. Their operations are those of that code, and not planned.
+
+// qwen1 is the first Qwen.
+func qwen1(s scope) {
+	vocabulary, hidden, inner := s.size("vocab_size"), s.size("hidden_size"), s.size("intermediate_size")/2
+	width := s.size("kv_channels") * s.size("num_attention_heads")
+	bias := !s.flagOr(true, "no_bias")
+	body := s.in("transformer")
+	body.embedding("wte", vocabulary, hidden)
+	body.repeat("h", s.size("num_hidden_layers"), func(block scope, _ int64) {
+		block.norm("ln_1", hidden)
+		block.linear("attn.c_attn", hidden, 3*width, true)
+		block.linear("attn.c_proj", width, hidden, bias)
+		block.norm("ln_2", hidden)
+		block.linear("mlp.w1", hidden, inner, bias)
+		block.linear("mlp.w2", hidden, inner, bias)
+		block.linear("mlp.c_proj", inner, hidden, bias)
+	})
+	body.norm("ln_f", hidden)
+	s.head("lm_head", hidden, vocabulary, false, "transformer.wte.weight")
+	s.withoutOperations()
+}
+
+// remoteLlama returns a decoder with the structure of Llama: Baichuan, InternLM and
+// XVERSE.
+func remoteLlama(block func(s scope, index int64)) func(scope) { return hybrid("norm", false, block) }
+
+// baichuanBlock has one projection to queries, keys and values.
+func baichuanBlock(s scope, _ int64) {
+	hidden := s.size("hidden_size")
+	s.linear("self_attn.W_pack", hidden, 3*hidden, false)
+	s.linear("self_attn.o_proj", hidden, hidden, false)
+	gated(s.in("mlp"), s.size("intermediate_size"), false)
+	blockNorms(s, &Block{})
+}
+
+func internLMBlock(s scope, _ int64) {
+	bias := s.flagOr(true, "bias")
+	attention{inputBias: bias, outputBias: bias}.describe(s.in("self_attn"))
+	gated(s.in("mlp"), s.size("intermediate_size"), false)
+	blockNorms(s, &Block{})
+}
+
+func xverseBlock(s scope, _ int64) {
+	attention{}.describe(s.in("self_attn"))
+	gated(s.in("mlp"), s.size("intermediate_size"), false)
+	blockNorms(s, &Block{})
+}
+
+func internLM2(s scope) {
+	vocabulary, hidden := s.size("vocab_size"), s.size("hidden_size")
+	bias := s.flagOr(false, "bias")
+	body := s.in("model")
+	body.embedding("tok_embeddings", vocabulary, hidden)
+	body.repeat("layers", s.size("num_hidden_layers"), func(block scope, _ int64) {
+		heads, groups, width := attention{}.sizes(block)
+		block.linear("attention.wqkv", hidden, (heads+2*groups)*width, bias)
+		block.linear("attention.wo", heads*width, hidden, bias)
+		threeProjections(block.in("feed_forward"), s.size("intermediate_size"))
+		block.norm("attention_norm", hidden)
+		block.norm("ffn_norm", hidden)
+	})
+	body.norm("norm", hidden)
+	s.head("output", hidden, vocabulary, false, "model.tok_embeddings.weight")
+	s.withoutOperations()
+}
+
+// chatGLM is ChatGLM from the second version on, and the first GLM-4.
+func chatGLM(s scope) {
+	vocabulary, hidden, inner := s.size("padded_vocab_size"), s.size("hidden_size"), s.size("ffn_hidden_size")
+	width := s.size("kv_channels")
+	heads := s.size("num_attention_heads")
+	groups := heads
+	if s.flagOr(false, "multi_query_attention") {
+		groups = s.sizeOr(1, "multi_query_group_num")
+	}
+	bias := s.flagOr(false, "add_bias_linear")
+	norm := scope.norm
+	if !s.flagOr(true, "rmsnorm") {
+		norm = scope.layerNorm
+	}
+	body := s.in("transformer")
+	body.embedding("embedding.word_embeddings", vocabulary, hidden)
+	encoder := body.in("encoder")
+	encoder.repeat("layers", s.size("num_layers"), func(block scope, _ int64) {
+		norm(block, "input_layernorm", hidden)
+		block.linear("self_attention.query_key_value", hidden, (heads+2*groups)*width,
+			bias || s.flagOr(false, "add_qkv_bias"))
+		block.linear("self_attention.dense", heads*width, hidden, bias)
+		norm(block, "post_attention_layernorm", hidden)
+		block.linear("mlp.dense_h_to_4h", hidden, 2*inner, bias)
+		block.linear("mlp.dense_4h_to_h", inner, hidden, bias)
+	})
+	if s.flagOr(true, "post_layer_norm") {
+		norm(encoder, "final_layernorm", hidden)
+	}
+	body.linear("output_layer", hidden, vocabulary, false)
+	s.withoutOperations()
+}
+
+// deBERTa returns DeBERTa v2 and v3, whose attention knows the distances of tokens,
+// with a classifier of sequences, of tokens or of answers.
+func deBERTa(head bertHead) func(scope) {
+	return func(s scope) {
+		s.refuseSet("conv_kernel_size")
+		hidden, inner := s.size("hidden_size"), s.size("intermediate_size")
+		body := s.in("deberta")
+		e := body.in("embeddings")
+		e.embedding("word_embeddings", s.size("vocab_size"), hidden)
+		if s.flagOr(true, "position_biased_input") {
+			e.embedding("position_embeddings", s.size("max_position_embeddings"), hidden)
+		}
+		if types := s.countOr(0, "type_vocab_size"); types > 0 {
+			e.embedding("token_type_embeddings", types, hidden)
+		}
+		e.layerNorm("LayerNorm", hidden)
+		encoder := body.in("encoder")
+		encoder.repeat("layer", s.size("num_hidden_layers"), func(block scope, _ int64) {
+			for _, name := range []string{"query_proj", "key_proj", "value_proj"} {
+				block.linear("attention.self."+name, hidden, hidden, true)
+			}
+			block.linear("attention.output.dense", hidden, hidden, true)
+			block.layerNorm("attention.output.LayerNorm", hidden)
+			block.linear("intermediate.dense", hidden, inner, true)
+			block.linear("output.dense", inner, hidden, true)
+			block.layerNorm("output.LayerNorm", hidden)
+		})
+		if s.flagOr(false, "relative_attention") {
+			if !s.flagOr(false, "share_att_key") {
+				s.fail(0, Documented, "share_att_key is not true, which is not supported")
+			}
+			encoder.embedding("rel_embeddings", 2*s.size("position_buckets"), hidden)
+		}
+		if s.textOr("none", "norm_rel_ebd") == "layer_norm" {
+			encoder.layerNorm("LayerNorm", hidden)
+		}
+		switch head {
+		case bertClassification:
+			s.linear("pooler.dense", hidden, hidden, true)
+			s.linear("classifier", hidden, s.labels(), true)
+		case bertTokens:
+			s.linear("classifier", hidden, s.labels(), true)
+		default:
+			s.linear("qa_outputs", hidden, 2, true)
+		}
+		s.withoutOperations()
+	}
+}

@@ -1,0 +1,88 @@
+#!/usr/bin/env python3
+"""Measures what a training of multimodal models holds, as in multimodal.golden.
+
+    multimodal.py > multimodal.golden
+
+Each model of ../../model/testdata/multimodal trains two steps with
+scripts/measure/train.py: bf16, two sequences of 256 tokens with two images each,
+scaled dot product attention, AdamW. Tensors are in host memory, as encoders read
+the sizes of images from their tensors. A line holds the case, the name of the
+config file, the size of the images, and for each forward and backward pass the
+bytes at its peak and at its end. Cases are "trained", "frozen" (the encoder is),
+"projector" (nothing else is trained), "recomputed" and "adapted" (LoRA of all
+linear modules of the language model, recomputed).
+"""
+
+import contextlib
+import io
+import json
+import os
+import pathlib
+import sys
+import tempfile
+
+import torch
+import transformers
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parents[1] / "scripts" / "measure"))
+import train  # noqa: E402
+
+VISION = "vision_tower,vision_model,visual.patch_embed,visual.blocks,visual.pos_embed,visual.deepstack"
+LORA = {"peft_type": "LORA", "r": 8, "target_modules": r".*(language_model|text_model).*\.(q_proj|v_proj|down_proj)"}
+CASES = {
+    "trained": [],
+    "frozen": ["--freeze", VISION],
+    "projector": ["--freeze", VISION + ",language_model,text_model,lm_head"],
+    "recomputed": ["--gradient-checkpointing"],
+    "frozen-recomputed": ["--gradient-checkpointing", "--freeze", VISION],
+    "adapted": ["--gradient-checkpointing", "--lora"],
+}
+SIZES = {"qwen3": "128x192", "qwen": "112x168", "mistral3": "112x140"}
+
+
+def measure(arguments):
+    """Runs the script in a process of its own: it changes torch."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reader)
+        sys.argv = ["train.py", *arguments]
+        text = io.StringIO()
+        with contextlib.redirect_stdout(text):
+            train.main()
+        with os.fdopen(writer, "w") as pipe:
+            pipe.write(text.getvalue())
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
+        text = pipe.read()
+    if os.waitpid(child, 0)[1] != 0:
+        sys.exit(f"{arguments}: the training failed")
+    return json.loads(text)
+
+
+def main():
+    print("# torch", torch.__version__, "transformers", transformers.__version__, flush=True)
+    chosen = sys.argv[1:]
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as lora:
+        json.dump(LORA, lora)
+        lora.flush()
+        for path in sorted((HERE.parents[1] / "model" / "testdata" / "multimodal").glob("*.json")):
+            for case, flags in CASES.items():
+                if case != "trained" and path.stem not in ("gemma3-vision", "llava", "qwen2.5-vl", "qwen3-vl"):
+                    continue
+                if chosen and f"{case}:{path.stem}" not in chosen and path.stem not in chosen:
+                    continue
+                size = next((s for name, s in SIZES.items() if path.stem.startswith(name)), "112x112")
+                more = [lora.name] if flags[-1:] == ["--lora"] else []
+                if path.stem == "paligemma2":  # Gemma 2 has no other
+                    more += ["--attention", "eager"]
+                phases = measure(["--config", str(path), "--device", "cpu", "--batch", "2", "--seq-len", "256",
+                                  "--images", "2", "--image-size", size, "--steps", "1", "--json", *flags, *more])
+                passes = [p for p in phases["phases"] if p["phase"] in ("forward", "backward")]
+                print(case, path.stem, size, *(f"{p['peak']} {p['end']}" for p in passes), flush=True)
+
+
+if __name__ == "__main__":
+    main()
