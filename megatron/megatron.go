@@ -81,6 +81,9 @@ func Decide(m *recipe.Megatron, q Request) (*Job, error) {
 	if len(m.Unset) > 0 {
 		j.assume("%s empty in conditions: the script does not set them", strings.Join(m.Unset, ", "))
 	}
+	if len(m.Looped) > 0 {
+		j.assume("%s as before the loops and cases of the script, which are left out", strings.Join(m.Looped, ", "))
+	}
 	degrees, vocabulary := func() error { return j.degrees(q) }, func() error { return j.vocabulary(q) }
 	for _, step := range []func() error{j.kind, j.aliases, j.effects, j.unplanned, j.sizes, j.precision, degrees,
 		j.stages, j.batch, j.experts, vocabulary, j.attention, j.contradictions} {

@@ -221,7 +221,8 @@ func TestMegatronRandomJobs(t *testing.T) {
 		"--use-precision-aware-optimizer", "--offload-optimizer-states",
 		"--chunked-optimizer-state-offload", "--optimizer-cpu-offload", "--optimizer-offload-fraction 0.3",
 		"--num-virtual-stages-per-pipeline-rank 2",
-		"--pipeline-model-parallel-layout 'Ettt|tt||tttL'", "--hidden-dropout 0", "--untie-embeddings-and-output-weights",
+		"--pipeline-model-parallel-layout 'Ettt|tt||tttL'",
+		"--hidden-dropout 0", "--untie-embeddings-and-output-weights",
 		"--encoder-seq-length 64 --decoder-seq-length 32"}
 	planned := 0
 	rapid.Check(t, func(t *rapid.T) {

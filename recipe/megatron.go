@@ -149,8 +149,10 @@ type Megatron struct {
 	Predictions     int64   `key:"mtp_num_layers"`
 
 	Notes []Note
-	Unset []string // variables that conditions of the script ask for and the script does not set
-	given *strict.Reader
+	// Unset are variables that conditions of the script ask for and the script does not set, Looped those that its loops
+	// and cases set, which are left out.
+	Unset, Looped []string
+	given         *strict.Reader
 }
 
 //go:embed megatron_flags.txt
@@ -239,7 +241,7 @@ func ReadMegatron(arguments string) (*Megatron, error) {
 	m := &Megatron{Script: source.script, given: r, FileTokens: tokensIn(r.Word("vocab_file"))}
 	r.Fill(m)
 	m.Notes = r.Notes
-	m.Unset = source.unset
+	m.Unset, m.Looped = source.unset, source.looped
 	processes, err := strconv.ParseInt(r.Word("nproc_per_node"), 10, 32)
 	nodes, err2 := strconv.ParseInt(cmp.Or(r.Word("nnodes"), "1"), 10, 32)
 	if err == nil && err2 == nil && processes > 0 && nodes > 0 {
@@ -250,8 +252,8 @@ func ReadMegatron(arguments string) (*Megatron, error) {
 
 // source is what a script says beside the arguments.
 type source struct {
-	script string
-	unset  []string
+	script        string
+	unset, looped []string
 }
 
 // parseMegatron returns arguments as a document with a member for each, and the name of the script.
@@ -285,7 +287,7 @@ func parseMegatron(file string, text []byte) (*strict.Document, source, error) {
 		return nil, source{}, fault.File(file).Inputf("there are no arguments of Megatron-LM").
 			WithHint("give arguments such as --num-layers 32 --hidden-size 4096")
 	}
-	return d, source{script, read.unset}, nil
+	return d, source{script, read.unset, read.looped}, nil
 }
 
 // training returns the command that trains: the only one with a Python script and arguments of a model, or all words

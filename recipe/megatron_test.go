@@ -133,7 +133,7 @@ func TestReadMegatronScript(t *testing.T) {
 		if m.Layers != 12 || m.Hidden != 512 || m.Sequence != 1024 || m.MicroBatch != 4 || m.Tensor != 2 || m.FP16 ||
 			m.FP8 != "" || !m.BF16 || m.LayerFrequency != "([0]*3+[1]*9)" || m.Ranks != 8 ||
 			m.Script != "pretrain_gpt" ||
-			strings.Join(m.Unset, " ") != "TP" {
+			strings.Join(m.Unset, " ") != "TP" || strings.Join(m.Looped, " ") != "ARGS" {
 			t.Errorf("%+v", m)
 		}
 	}

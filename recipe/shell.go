@@ -15,7 +15,8 @@ type shell struct {
 	branches []branch // of the conditions around the current command
 	commands [][]word
 	unset    []string // variables that conditions ask for and the script does not set
-	loops    int      // around the current command
+	loops    int      // around the current command, with cases
+	looped   []string // variables that loops and cases set
 	list     string   // the array that is being read
 }
 
@@ -41,6 +42,7 @@ func (s *shell) run(text string) {
 		case s.list != "":
 			s.addToList(words)
 		case slices.ContainsFunc(words, startsArray) && !s.runs():
+			s.leaveOut(words)
 			i += arrayLength(list[i:]) - 1
 		case first == "if" || first == "elif":
 			n := conditionLength(list[i:])
@@ -209,6 +211,7 @@ func (s *shell) expand(text string) string {
 // command reads assignments, and a command after them.
 func (s *shell) command(words []word) {
 	if !s.runs() {
+		s.leaveOut(words)
 		return
 	}
 	for i, w := range words {
@@ -231,6 +234,16 @@ func (s *shell) command(words []word) {
 		}
 		delete(s.lists, name[1])
 		s.values[name[1]] = rest
+	}
+}
+
+// leaveOut notes what a command in a loop or a case sets.
+func (s *shell) leaveOut(words []word) {
+	for _, w := range words {
+		name := assigned.FindStringSubmatch(w.text)
+		if s.loops > 0 && name != nil && !slices.Contains(s.looped, name[1]) {
+			s.looped = append(s.looped, name[1])
+		}
 	}
 }
 
