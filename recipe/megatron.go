@@ -149,8 +149,8 @@ type Megatron struct {
 	Predictions     int64   `key:"mtp_num_layers"`
 
 	Notes []Note
-	// Unset are variables that conditions of the script ask for and the script does not set, Looped those that its loops
-	// and cases set, which are left out.
+	// Unset are variables that conditions of the script ask for and the script does not set. Looped are those that its
+	// loops and cases set, which are left out.
 	Unset, Looped []string
 	given         *strict.Reader
 }
@@ -185,7 +185,8 @@ func megatronRule() strict.Rule {
 			account_for_embedding_in_pipeline_split account_for_loss_in_pipeline_split sequence_parallel bf16 fp16
 			fp8_param_gather use_distributed_optimizer overlap_grad_reduce overlap_param_gather
 			accumulate_allreduce_grads_in_fp32 grad_reduce_in_bf16 use_precision_aware_optimizer optimizer_cpu_offload
-			offload_optimizer_states no_pin_cpu_grads no_pin_cpu_params chunked_optimizer_state_offload no_gradient_accumulation_fusion defer_embedding_wgrad_compute
+			offload_optimizer_states no_pin_cpu_grads no_pin_cpu_params chunked_optimizer_state_offload
+			no_gradient_accumulation_fusion defer_embedding_wgrad_compute
 			cross_entropy_loss_fusion no_bias_gelu_fusion no_bias_swiglu_fusion moe_grouped_gemm
 			multi_latent_attention use_rotary_position_embeddings no_position_embedding quick_geglu no_pad_vocab_size
 			ddp_pad_buckets_for_high_nccl_busbw recompute_activations moe_layer_recompute
