@@ -10,6 +10,7 @@ import (
 
 	"plimsoll/amend"
 	"plimsoll/fault"
+	"plimsoll/files"
 	"plimsoll/job"
 	"plimsoll/ledger"
 	"plimsoll/plan"
@@ -29,8 +30,8 @@ type Advice struct {
 	// Slower is the time of a step with the change over that without it, less 1; nil where times are not known.
 	Slower *float64
 
-	Texts   map[string][]byte // of edited files
-	Request job.Request       // for the edited files
+	Texts   files.Texts // of edited files
+	Request job.Request // for the edited files
 
 	idea idea
 }
@@ -182,7 +183,7 @@ func (w *weigher) planned(i idea) (*Advice, error) {
 	if !ok {
 		return nil, nil
 	}
-	made, err := amend.Apply(w.plan.Job.Files, inFiles)
+	made, err := amend.Apply(nil, w.plan.Job.Files, inFiles)
 	if err != nil {
 		return nil, err
 	}
@@ -199,23 +200,22 @@ func (w *weigher) planned(i idea) (*Advice, error) {
 	}
 	a := &Advice{Why: i.why, Edits: made.Edits, Flags: flags, Device: w.device, Before: w.before, Texts: made.Texts,
 		Request: q, idea: i}
-	return a, made.During(func() error {
-		j, err := q.Resolve()
-		if err != nil {
-			return err
-		}
-		with, err := plan.New(j)
-		if err != nil {
-			return err
-		}
-		a.After, a.Verdict = peakOf(with, w.device), with.Verdict.Result
-		if now, err := with.Time(w.machine); err == nil && step != nil {
-			before := step.Total.Expected.Seconds() / float64(step.Tokens)
-			slower := now.Total.Expected.Seconds()/float64(now.Tokens)/before - 1
-			a.Slower = &slower
-		}
-		return nil
-	})
+	q.Texts = made.Texts
+	j, err := q.Resolve()
+	if err != nil {
+		return nil, err
+	}
+	with, err := plan.New(j)
+	if err != nil {
+		return nil, err
+	}
+	a.After, a.Verdict = peakOf(with, w.device), with.Verdict.Result
+	if now, err := with.Time(w.machine); err == nil && step != nil {
+		before := step.Total.Expected.Seconds() / float64(step.Tokens)
+		slower := now.Total.Expected.Seconds()/float64(now.Tokens)/before - 1
+		a.Slower = &slower
+	}
+	return a, nil
 }
 
 // split divides settings into those for files and those for flags: a flag goes before all files. With a request, it

@@ -48,7 +48,7 @@ func inFolder(t *testing.T, c filestest.PublicConfig) string {
 // It returns no plan for a file that is refused.
 func requested(path string) (job.Request, *plan.Plan) {
 	q := job.Request{Configs: []string{path}, GPUs: 8, GPU: "H100-80GB", HostMemory: 512 * ledger.GiB}
-	if f, err := recipe.LoadFramework(path, recipe.NewestDeepSpeed); err != nil || f == nil || f.Model == "" {
+	if f, err := recipe.LoadFramework(path, recipe.Source{}); err != nil || f == nil || f.Model == "" {
 		q.Model = "llama-3.1-8b"
 	}
 	for ; q.GPUs > 0; q.GPUs /= 2 {

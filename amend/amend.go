@@ -36,7 +36,7 @@ func (e Edit) String() string {
 
 // Result is what edits make of files.
 type Result struct {
-	Texts map[string][]byte // of changed files
+	Texts files.Texts // of changed files
 	Edits []Edit
 	Rest  []Setting // that no file can say
 
@@ -62,11 +62,11 @@ func (r *Result) original(file string, line int) int {
 // Apply edits the files that say settings. A setting that no file says goes to the first file that can say it; so files
 // of programs come before those of DeepSpeed, which may leave it "auto". An error is that of a text that cannot be
 // edited.
-func Apply(paths []string, settings []Setting) (*Result, error) {
-	r := &Result{Texts: map[string][]byte{}}
+func Apply(texts files.Texts, paths []string, settings []Setting) (*Result, error) {
+	r := &Result{Texts: files.Texts{}}
 	var all []*recipe.Settings
 	for _, path := range paths {
-		s, err := recipe.LoadSettings(path)
+		s, err := recipe.LoadSettings(path, texts)
 		if err != nil {
 			return nil, err
 		}
@@ -129,6 +129,3 @@ func (r *Result) revise(all []*recipe.Settings, i int, setting Setting) error {
 	}
 	return nil
 }
-
-// During calls body while the edited texts stand for the files.
-func (r *Result) During(body func() error) error { return files.Revised(r.Texts, body) }

@@ -22,7 +22,7 @@ func TestApply(t *testing.T) {
 }
 `)
 	trainer := file("args.json", "{\n  \"output_dir\": \"x\",\n  \"per_device_train_batch_size\": 8\n}\n")
-	r, err := Apply([]string{zero, trainer}, []Setting{{recipe.MicroBatch, 4}, {recipe.TrainBatch, 8},
+	r, err := Apply(nil, []string{zero, trainer}, []Setting{{recipe.MicroBatch, 4}, {recipe.TrainBatch, 8},
 		{recipe.OptimizerDevice, "cpu"}, {recipe.ReduceBucket, 200000000}, {recipe.GradientCheckpointing, true},
 		{recipe.FSDPOffload, true}, {recipe.ParameterDevice, "none"}})
 	if err != nil {

@@ -83,12 +83,20 @@ func notRegular(path string, info fs.FileInfo) error {
 	return &fs.PathError{Op: "open", Path: path, Err: &NotRegular{info.Mode()}}
 }
 
+// Texts are texts that stand for files which are not written yet, by path. Nil has none.
+type Texts map[string][]byte
+
+// Read returns the text that stands for a file, or else reads the file.
+func (t Texts) Read(path string, limit int64) ([]byte, error) {
+	if text, found := t[path]; found {
+		return text, nil
+	}
+	return Read(path, limit)
+}
+
 // Read reads a regular file of at most limit bytes. Errors are of type
 // *fs.PathError.
 func Read(path string, limit int64) ([]byte, error) {
-	if text, found := revision(path); found {
-		return text, nil
-	}
 	file, info, err := Open(path)
 	if err != nil {
 		return nil, err

@@ -5,6 +5,7 @@ package fit
 import (
 	"cmp"
 	"errors"
+	"maps"
 	"math"
 	"runtime"
 	"slices"
@@ -113,6 +114,9 @@ func Search(q Question) (*Answer, error) {
 		return nil, err
 	}
 	groups := s.decide(variants)
+	if len(groups) == 0 {
+		return nil, s.nothing()
+	}
 	if err := s.limits(groups); err != nil {
 		return nil, err
 	}
@@ -122,7 +126,7 @@ func Search(q Question) (*Answer, error) {
 // givenBatch returns the sequences of an optimizer step if files of the user say them: another batch trains otherwise.
 func givenBatch(base *job.Job) (int, error) {
 	for _, file := range base.Files {
-		s, err := recipe.LoadSettings(file)
+		s, err := recipe.LoadSettings(file, nil)
 		if err != nil {
 			return 0, err
 		}
@@ -160,6 +164,18 @@ func (s *search) decide(variants []variant) []*group {
 		s.answer.Candidates += len(g.members)
 	}
 	return groups
+}
+
+// nothing says why there is no recipe to search.
+func (s *search) nothing() error {
+	if len(s.answer.Left) == 0 {
+		return fault.Inputf("no micro batch that is tried makes a batch of %d sequences on %d ranks", s.Batch,
+			ranksOf(s.answer.Base)).WithHint("give --batch a multiple of the ranks, and of --micro-batch")
+	}
+	why := slices.MaxFunc(slices.Sorted(maps.Keys(s.answer.Left)), func(a, b string) int {
+		return cmp.Compare(s.answer.Left[a], s.answer.Left[b])
+	})
+	return fault.Inputf("there is no recipe to compare: %s", why).WithHint("plimsoll plan says more of one job")
 }
 
 // leave counts a variant that is left out.

@@ -1,9 +1,12 @@
 package fit
 
 import (
+	"errors"
+	"strings"
 	"testing"
 
-	"plimsoll/amend"
+	"plimsoll/fault"
+	"plimsoll/files"
 	"plimsoll/files/filestest"
 	"plimsoll/job"
 	"plimsoll/ledger"
@@ -127,6 +130,14 @@ func TestQuestions(t *testing.T) {
 	}
 }
 
+func planOf(q job.Request) (*plan.Plan, error) {
+	j, err := q.Resolve()
+	if err != nil {
+		return nil, err
+	}
+	return plan.New(j)
+}
+
 // checkRecipe plans what a user would plan.
 func checkRecipe(t *testing.T, q job.Request, r *Recipe) {
 	t.Helper()
@@ -134,21 +145,13 @@ func checkRecipe(t *testing.T, q job.Request, r *Recipe) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	made := &amend.Result{Texts: map[string][]byte{ConfigFile: config}}
 	request := r.Request(q)
-	err = made.During(func() error {
-		p, err := request.Resolve()
-		if err != nil {
-			return err
-		}
-		planned, err := plan.New(p)
-		if err == nil && (planned.Verdict != r.Plan.Verdict || planned.Verdict.Result != plan.Fits) {
-			t.Errorf("%s: %+v, but plan says %+v", r.Name, r.Plan.Verdict, planned.Verdict)
-		}
-		return err
-	})
+	request.Texts = files.Texts{ConfigFile: config}
+	planned, err := planOf(request)
 	if err != nil {
 		t.Errorf("%s: %v", r.Name, err)
+	} else if planned.Verdict != r.Plan.Verdict || planned.Verdict.Result != plan.Fits {
+		t.Errorf("%s: %+v, but plan says %+v", r.Name, r.Plan.Verdict, planned.Verdict)
 	}
 }
 
@@ -170,24 +173,39 @@ func TestAmend(t *testing.T) {
 	if err != nil || len(made.Edits) == 0 {
 		t.Fatalf("%+v, %v", made, err)
 	}
-	err = made.During(func() error {
-		request := q.Request // what no file says is a flag
-		for _, rest := range made.Rest {
-			if rest.Name == "gradient checkpointing" {
-				request.Recompute = a.Fastest.Overrides.Recompute
-			}
+	request := q.Request // what no file says is a flag
+	request.Texts = made.Texts
+	for _, rest := range made.Rest {
+		if rest.Name == "gradient checkpointing" {
+			request.Recompute = a.Fastest.Overrides.Recompute
 		}
-		j, err := request.Resolve()
-		if err != nil {
-			return err
-		}
-		p, err := plan.New(j)
-		if err == nil && p.Verdict != a.Fastest.Plan.Verdict {
-			t.Errorf("%+v, but the edited files plan %+v", a.Fastest.Plan.Verdict, p.Verdict)
-		}
-		return err
-	})
+	}
+	p, err := planOf(request)
 	if err != nil {
 		t.Errorf("%s\n%v", made.Texts[q.Request.DeepSpeed], err)
+	} else if p.Verdict != a.Fastest.Plan.Verdict {
+		t.Errorf("%+v, but the edited files plan %+v", a.Fastest.Plan.Verdict, p.Verdict)
+	}
+}
+
+// TestNewConfig: a recipe whose settings are those of the new configuration has that configuration.
+func TestNewConfig(t *testing.T) {
+	one := &job.Job{World: 1, Parallel: job.Parallel{Tensor: 1, Context: 1}}
+	r := &Recipe{Config: "{\n  \"zero_optimization\": {\"stage\": 1}\n}\n", Plan: &plan.Plan{Job: one}}
+	if text, err := r.NewConfig(); err != nil || string(text) == "" {
+		t.Errorf("%q, %v", text, err)
+	}
+}
+
+// TestNothing: a question without a recipe to search is refused with the reason, as it is no answer that none fits.
+func TestNothing(t *testing.T) {
+	for says, q := range map[string]Question{
+		"makes a batch of 7 sequences on 3 ranks": {Request: job.Request{Model: "qwen2.5-0.5b",
+			GPU: "H100-80GB", GPUs: 3, Precision: "bf16"}, Batch: 7},
+		"without the speed of the GPU": {Request: job.Request{Model: "qwen2.5-0.5b", GPUMemory: 24 * ledger.GiB}},
+	} {
+		if _, err := Search(q); !errors.As(err, new(*fault.Input)) || !strings.Contains(err.Error(), says) {
+			t.Errorf("%v, want %q", err, says)
+		}
 	}
 }

@@ -18,7 +18,10 @@ type variant struct {
 }
 
 // microBatches are the micro batches that are tried.
-var microBatches = []int{1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128}
+var microBatches = []int{1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, LargestTried}
+
+// LargestTried is the largest micro batch that is tried.
+const LargestTried = 128
 
 // variants lists the variants of a question. Files of the user decide the engine: what they do not configure is not
 // tried, as the answer is written in their own format.
@@ -94,7 +97,7 @@ func (q *Question) engines(base *job.Job) ([]variant, error) {
 		return list, nil
 	}
 	text := fmt.Sprintf(deepSpeedConfig, precision)
-	parsed, err := recipe.ParseDeepSpeed(ConfigFile, []byte(text), recipe.NewestDeepSpeed)
+	parsed, err := recipe.ParseDeepSpeed(ConfigFile, []byte(text), recipe.Source{})
 	if err != nil {
 		return nil, fault.File(ConfigFile).Inputf("%v", err)
 	}

@@ -4,13 +4,14 @@ import (
 	"cmp"
 
 	"plimsoll/amend"
+	"plimsoll/files"
 	"plimsoll/job"
 	"plimsoll/recipe"
 )
 
 // Amend returns the user's own files with the settings of a recipe, and the settings that no file can say.
 func (a *Answer) Amend(r *Recipe) (*amend.Result, error) {
-	return amend.Apply(a.Base.Files, r.Settings())
+	return amend.Apply(nil, a.Base.Files, r.Settings())
 }
 
 // Settings returns what the recipe says.
@@ -67,14 +68,13 @@ func (r *Recipe) NewConfig() ([]byte, error) {
 	if r.Config == "" {
 		return nil, nil
 	}
-	var text []byte
-	made := &amend.Result{Texts: map[string][]byte{ConfigFile: []byte(r.Config)}}
-	err := made.During(func() error {
-		written, err := amend.Apply([]string{ConfigFile}, r.Settings())
-		if err == nil {
-			text = written.Texts[ConfigFile]
-		}
-		return err
-	})
-	return text, err
+	texts := files.Texts{ConfigFile: []byte(r.Config)}
+	made, err := amend.Apply(texts, []string{ConfigFile}, r.Settings())
+	if err != nil {
+		return nil, err
+	}
+	if text, edited := made.Texts[ConfigFile]; edited {
+		return text, nil
+	}
+	return texts[ConfigFile], nil
 }

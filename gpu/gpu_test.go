@@ -48,3 +48,20 @@ func TestModels(t *testing.T) {
 		}
 	}
 }
+
+// TestProducts: products of one name differ in speed.
+func TestProducts(t *testing.T) {
+	for name, want := range map[string]struct{ half, bandwidth, peer float64 }{
+		"NVIDIA H100 80GB HBM3": {989, 3350, 450}, "NVIDIA H100 PCIe": {756, 2039, 64}, "h100-pcie": {756, 2039, 64},
+		"NVIDIA A100 80GB PCIe": {312, 1935, 32}, "NVIDIA A100-PCIE-40GB": {312, 1555, 32},
+		"NVIDIA A100-SXM4-80GB": {312, 2039, 300}, "Tesla V100-PCIE-16GB": {112, 900, 16},
+		"NVIDIA H200 NVL": {835, 4800, 64}, "NVIDIA H100 NVL": {835, 3938, 64}, "NVIDIA GH200 480GB": {989, 4000, 450},
+		"NVIDIA GeForce RTX 3090": {71, 936, 32}, "NVIDIA GeForce RTX 3090 Ti": {}, "NVIDIA GeForce RTX 4090 D": {},
+		"H100-80GB SXM5": {989, 3350, 450}, "A40-48GB": {149.7, 696, 32}, "AMD Instinct MI300X VF": {},
+	} {
+		m, err := Find(name)
+		if err != nil || m.Speed.Half != want.half || m.Bandwidth != want.bandwidth || m.Speed.Peer != want.peer {
+			t.Errorf("%s: %+v, %v", name, m, err)
+		}
+	}
+}

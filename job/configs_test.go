@@ -10,12 +10,14 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/jedib0t/go-pretty/v6/text"
 
 	"plimsoll/fault"
+	"plimsoll/files"
 	"plimsoll/files/filestest"
 	"plimsoll/recipe"
 )
@@ -59,7 +61,7 @@ var configNamed = regexp.MustCompile(`[:\s"']([\w./-]+\.json)\b`)
 // planPublic resolves the job of a file, with a Llama where the file names no model.
 func planPublic(path string) error {
 	q := Request{Configs: []string{path}, GPUs: 8, GPU: "H100-80GB"}
-	f, err := recipe.LoadFramework(path, recipe.NewestDeepSpeed)
+	f, err := recipe.LoadFramework(path, recipe.Source{})
 	if err != nil {
 		return err
 	}
@@ -130,7 +132,7 @@ func TestPublicConfigs(t *testing.T) {
 		path := inRepository(t, c)
 		err := planPublic(path)
 		name := c.Family
-		if flag, refused := recipe.Detect(path); c.Kind == "other" && refused != nil || flag == "--model" {
+		if flag, refused := recipe.Detect(path, nil); c.Kind == "other" && refused != nil || flag == "--model" {
 			name = "of another kind"
 		}
 		o := byFamily[name]
@@ -192,3 +194,26 @@ func checkTable(t *testing.T, byFamily map[string]*outcomes) {
 }
 
 var trailing = regexp.MustCompile(` +\n`)
+
+// TestTexts: texts stand for files that are named by others, for one request and not for the next to it.
+func TestTexts(t *testing.T) {
+	file := filestest.InNewFolder(t)
+	const zero = `{"train_micro_batch_size_per_gpu": "auto", "bf16": {"enabled": true}, "zero_optimization": {"stage": %d}}`
+	inner := file("ds.json", fmt.Sprintf(zero, 1))
+	q := Request{Model: "qwen2.5-0.5b", GPU: "L40S", GPUs: 2,
+		TrainingArgs: file("args.json", fmt.Sprintf(`{"bf16": true, "deepspeed": %q}`, inner))}
+	var all sync.WaitGroup
+	for stage := range 4 {
+		all.Go(func() {
+			with := q
+			if stage > 1 {
+				with.Texts = files.Texts{inner: fmt.Appendf(nil, zero, stage)}
+			}
+			j, err := with.Resolve()
+			if err != nil || j.DeepSpeed.ZeROStage != max(1, stage) {
+				t.Errorf("stage %d: %+v, %v", stage, j, err)
+			}
+		})
+	}
+	all.Wait()
+}

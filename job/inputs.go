@@ -50,13 +50,18 @@ func Read(q Request) (*Inputs, error) {
 	return in, nil
 }
 
+// source is what the files of the request are read with.
+func (in *Inputs) source() recipe.Source {
+	return recipe.Source{DeepSpeed: in.deepSpeedRelease, Texts: in.request.Texts}
+}
+
 // readConfigs gives each file of unknown kind to the flag for its content.
 func (in *Inputs) readConfigs() error {
 	q := &in.request
 	to := map[string]*string{"--model": &q.Model, "--deepspeed": &q.DeepSpeed, "--training-args": &q.TrainingArgs,
 		"--accelerate": &q.Accelerate, "--adapter": &q.Adapter, "--quantization": &q.Quantization}
 	for _, path := range q.Configs {
-		flag, err := recipe.Detect(path)
+		flag, err := recipe.Detect(path, in.request.Texts)
 		if err != nil {
 			return err
 		}
@@ -72,7 +77,7 @@ func (in *Inputs) readConfigs() error {
 			return fault.File(path).Inputf("this file says how the job is trained, and %s does so, too",
 				in.framework.File).WithHint("leave one of the two out")
 		}
-		if in.framework, err = recipe.LoadFramework(path, in.deepSpeedRelease); err != nil {
+		if in.framework, err = recipe.LoadFramework(path, in.source()); err != nil {
 			return err
 		}
 	}
@@ -186,7 +191,7 @@ func (in *Inputs) readTraining() (err error) {
 	if in.request.TrainingArgs == "" {
 		return nil
 	}
-	if in.training, err = recipe.LoadTraining(in.request.TrainingArgs, in.deepSpeedRelease); err != nil {
+	if in.training, err = recipe.LoadTraining(in.request.TrainingArgs, in.source()); err != nil {
 		return err
 	}
 	in.deepSpeed, in.fsdp = in.training.DeepSpeed, in.training.FSDP
@@ -197,7 +202,7 @@ func (in *Inputs) readLaunch() (err error) {
 	if in.request.Accelerate == "" {
 		return nil
 	}
-	if in.launch, err = recipe.LoadAccelerate(in.request.Accelerate, in.deepSpeedRelease); err != nil {
+	if in.launch, err = recipe.LoadAccelerate(in.request.Accelerate, in.source()); err != nil {
 		return err
 	}
 	in.deepSpeed, in.fsdp = cmp.Or(in.launch.DeepSpeed, in.deepSpeed), cmp.Or(in.launch.FSDP, in.fsdp)
@@ -206,7 +211,7 @@ func (in *Inputs) readLaunch() (err error) {
 
 func (in *Inputs) readDeepSpeed() (err error) {
 	if in.request.DeepSpeed != "" {
-		in.deepSpeed, err = recipe.LoadDeepSpeed(in.request.DeepSpeed, in.deepSpeedRelease)
+		in.deepSpeed, err = recipe.LoadDeepSpeed(in.request.DeepSpeed, in.source())
 	}
 	return err
 }

@@ -3,6 +3,7 @@ package job
 import (
 	"reflect"
 
+	"plimsoll/files"
 	"plimsoll/ledger"
 )
 
@@ -62,6 +63,9 @@ type Request struct {
 	Factors string `json:",omitempty"` // a file of compare --learn
 
 	Offload Offload `json:",omitzero"`
+
+	// Texts stand for files of the request, and for those that they name.
+	Texts files.Texts `json:"-"`
 }
 
 // The allowed values of some fields. Help and completion use them, too.

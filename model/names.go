@@ -146,14 +146,20 @@ func quantizedName(name, base, kind string) error {
 		name, strings.ToUpper(kind)).WithHint(hint)
 }
 
-var token = regexp.MustCompile(`[0-9]+(?:\.[0-9]+)*|[a-z]+`)
+var (
+	token = regexp.MustCompile(`[0-9]+(?:\.[0-9]+)*|[a-z]+`)
+	unit  = regexp.MustCompile(`[0-9]([a-z])(?:[^a-z]|$)`)
+)
 
 // nearest returns the candidate that a name misspells, or "". Numbers have to be
 // the same: another size is another model, and so is another short word (xl, xxl).
 // A word that some candidate has is no misspelling: mixtral is not mistral.
 func nearest(name string, candidates []string) string {
-	words := map[string]bool{}
+	words, units := map[string]bool{}, map[string]bool{}
 	for _, c := range candidates {
+		for _, match := range unit.FindAllStringSubmatch(c, -1) {
+			units[match[1]] = true
+		}
 		for _, word := range token.FindAllString(c, -1) {
 			words[word] = true
 		}
@@ -166,8 +172,8 @@ func nearest(name string, candidates []string) string {
 		}
 		for i, word := range have {
 			fixed := words[word] || word[0] <= '9' || len(word) < 4
-			if len(word) == 1 && len(want[i]) == 1 && !words[word] { // 7v is 7b: no name has that letter
-				continue
+			if i > 0 && len(word) == 1 && len(want[i]) == 1 && have[i-1][0] <= '9' && !units[word] {
+				continue // 7v is 7b: no name has that letter behind a number
 			}
 			if word != want[i] && (fixed || fault.Nearest(word, want[i:i+1]) == "") {
 				return false

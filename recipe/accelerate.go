@@ -7,7 +7,6 @@ import (
 
 	"plimsoll/fault"
 	"plimsoll/recipe/strict"
-	"plimsoll/version"
 )
 
 // Accelerate is a configuration of accelerate: the number of processes and what
@@ -57,13 +56,13 @@ var engines = map[string]string{"NO": "none", "MULTI_GPU": "ddp", "FSDP": "fsdp"
 
 // LoadAccelerate reads the file at path, as "accelerate config" writes it. A DeepSpeed configuration in it is for that
 // release of DeepSpeed.
-func LoadAccelerate(path string, deepSpeed version.Version) (*Accelerate, error) {
-	return load(path, accelerateKind, of(deepSpeed, ParseAccelerate))
+func LoadAccelerate(path string, from Source) (*Accelerate, error) {
+	return load(from.Texts, path, accelerateKind, of(from, ParseAccelerate))
 }
 
 // ParseAccelerate parses the text of a file. Paths in it are relative to it.
 // Every error is a *fault.Input.
-func ParseAccelerate(file string, text []byte, deepSpeed version.Version) (*Accelerate, error) {
+func ParseAccelerate(file string, text []byte, from Source) (*Accelerate, error) {
 	document, err := strict.Parse(file, text)
 	if err != nil {
 		return nil, err
@@ -72,7 +71,7 @@ func ParseAccelerate(file string, text []byte, deepSpeed version.Version) (*Acce
 	if err != nil {
 		return nil, err
 	}
-	r := &accelerateReader{checked, deepSpeed}
+	r := &accelerateReader{checked, from}
 	kind := r.Word("distributed_type")
 	if kind == "" {
 		return nil, fault.File(file).Inputf("distributed_type is missing").
@@ -109,7 +108,7 @@ func ParseAccelerate(file string, text []byte, deepSpeed version.Version) (*Acce
 // accelerateReader reads a configuration of accelerate.
 type accelerateReader struct {
 	*strict.Reader
-	release version.Version // of DeepSpeed
+	from Source
 }
 
 // fill sets the fields of a that do not depend on the engine.
@@ -239,7 +238,7 @@ func (r *accelerateReader) deepSpeed(precision Precision) (*DeepSpeed, error) {
 	case MixedBF16, MixedFP8:
 		root.Set("bf16.enabled", at, strict.Of(true))
 	}
-	return readDeepSpeed(&strict.Document{File: r.File, Text: r.Text, Root: root}, r.release)
+	return readDeepSpeed(&strict.Document{File: r.File, Text: r.Text, Root: root}, r.from.DeepSpeed)
 }
 
 func (r *accelerateReader) deepSpeedFile(section string) (*DeepSpeed, error) {
@@ -259,7 +258,7 @@ func (r *accelerateReader) deepSpeedFile(section string) (*DeepSpeed, error) {
 	if err != nil {
 		return nil, err
 	}
-	d, err := load(path, deepSpeedKind, strict.ParseCommented)
+	d, err := load(r.from.Texts, path, deepSpeedKind, strict.ParseCommented)
 	if err != nil {
 		return nil, err
 	}
@@ -268,7 +267,7 @@ func (r *accelerateReader) deepSpeedFile(section string) (*DeepSpeed, error) {
 		autofill{path: "bf16.enabled", is: strict.Of(false), lenient: true})); err != nil {
 		return nil, err
 	}
-	return hostedDeepSpeed(d, r.release)
+	return hostedDeepSpeed(d, r.from.DeepSpeed)
 }
 
 // parallelism reads parallelism_config: ParallelismConfig.

@@ -203,7 +203,7 @@ deepspeed_config:
 			}, nil, nil},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			got, err := ParseAccelerate(test.name, []byte(test.text), NewestDeepSpeed)
+			got, err := ParseAccelerate(test.name, []byte(test.text), Source{})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -232,7 +232,7 @@ func TestAccelerateFile(t *testing.T) {
 			"zero_optimization": {"stage": "auto", "offload_optimizer": {"device": "auto"}}}`), 0o644)); err != nil {
 		t.Fatal(err)
 	}
-	got, err := LoadAccelerate(path, NewestDeepSpeed)
+	got, err := LoadAccelerate(path, Source{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -255,7 +255,7 @@ func FuzzParseAccelerate(f *testing.F) {
 		"fsdp_transformer_layer_cls_to_wrap: \"A, B\"}\n"))
 	f.Add([]byte("\ufeffdistributed_type: |\n  NO\n? a\n: [b, {c: d}]\n"))
 	f.Fuzz(func(t *testing.T, text []byte) {
-		got, err := ParseAccelerate("fuzz.yaml", text, NewestDeepSpeed)
+		got, err := ParseAccelerate("fuzz.yaml", text, Source{})
 		if (got == nil) == (err == nil) {
 			t.Fatalf("got %v and %v", got, err)
 		}

@@ -54,7 +54,7 @@ type Adapter struct {
 
 // LoadAdapter reads the file at path.
 func LoadAdapter(path string) (*Adapter, error) {
-	return load(path, adapterKind, ParseAdapter)
+	return load(nil, path, adapterKind, ParseAdapter)
 }
 
 // ParseAdapter parses the text of a file. The name of the file is for messages

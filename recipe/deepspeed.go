@@ -123,19 +123,19 @@ type Note = strict.Note
 // NewestDeepSpeed is the newest release of DeepSpeed that is known. A zero version means it, too.
 var NewestDeepSpeed = version.Version{Major: 0, Minor: 19, Patch: 6}
 
-// LoadDeepSpeed reads the file at path, for a release of DeepSpeed.
-func LoadDeepSpeed(path string, release version.Version) (*DeepSpeed, error) {
-	return load(path, deepSpeedKind, of(release, ParseDeepSpeed))
+// LoadDeepSpeed reads the file at path.
+func LoadDeepSpeed(path string, from Source) (*DeepSpeed, error) {
+	return load(from.Texts, path, deepSpeedKind, of(from, ParseDeepSpeed))
 }
 
 // ParseDeepSpeed parses the text of a file. The name of the file is for
 // messages only. Every error is a *fault.Input.
-func ParseDeepSpeed(file string, text []byte, release version.Version) (*DeepSpeed, error) {
+func ParseDeepSpeed(file string, text []byte, from Source) (*DeepSpeed, error) {
 	document, err := strict.ParseCommented(file, text)
 	if err != nil {
 		return nil, err
 	}
-	return readDeepSpeed(document, release)
+	return readDeepSpeed(document, from.DeepSpeed)
 }
 
 // With returns the configuration that the file would give with other values at

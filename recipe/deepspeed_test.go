@@ -18,7 +18,7 @@ const ranks = 8
 
 func TestDeepSpeedBad(t *testing.T) {
 	refused(t, "deepspeed", 104, func(path string) (*DeepSpeed, error) {
-		d, err := LoadDeepSpeed(path, NewestDeepSpeed)
+		d, err := LoadDeepSpeed(path, Source{})
 		if err == nil {
 			_, err = d.ResolveBatch(ranks)
 		}
@@ -27,8 +27,8 @@ func TestDeepSpeedBad(t *testing.T) {
 }
 
 // newest returns a function that loads what the newest release of DeepSpeed reads.
-func newest[T any](load func(string, version.Version) (*T, error)) func(string) (*T, error) {
-	return func(path string) (*T, error) { return load(path, NewestDeepSpeed) }
+func newest[T any](load func(string, Source) (*T, error)) func(string) (*T, error) {
+	return func(path string) (*T, error) { return load(path, Source{}) }
 }
 
 // TestDeepSpeedReleases tests what releases do with keys that they do not know, by the tags of DeepSpeed's repository.
@@ -61,7 +61,7 @@ func TestDeepSpeedReleases(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		d, err := ParseDeepSpeed("ds.json", []byte(`{"train_batch_size": 8, `+c.text+`}`), release)
+		d, err := ParseDeepSpeed("ds.json", []byte(`{"train_batch_size": 8, `+c.text+`}`), Source{DeepSpeed: release})
 		if (err != nil) != (c.refused != "") || err != nil && !strings.Contains(err.Error(), c.refused) {
 			t.Errorf("%s %s: refused for %v, want %q", c.release, c.text, err, c.refused)
 			continue

@@ -14,15 +14,21 @@ import (
 // It keeps a wrong file (weights, a log) from being read as a configuration.
 const largest = 1 << 20
 
-// of returns a function that parses what a release of DeepSpeed reads.
-func of[T any](release version.Version, parse func(string, []byte, version.Version) (*T, error)) func(string,
-	[]byte) (*T, error) {
-	return func(file string, text []byte) (*T, error) { return parse(file, text, release) }
+// Source is what files are read with. The zero value is for the newest release of DeepSpeed, and files as they are.
+type Source struct {
+	DeepSpeed version.Version // the release that reads its configurations
+	Texts     files.Texts     // that stand for files, also for those that files name
+}
+
+// of returns a function that parses with a source.
+func of[T any](from Source, parse func(string, []byte, Source) (*T, error)) func(string, []byte) (*T, error) {
+	return func(file string, text []byte) (*T, error) { return parse(file, text, from) }
 }
 
 // load parses the file at path, after checking its kind.
-func load[T any](path string, what *kind, parse func(file string, text []byte) (*T, error)) (*T, error) {
-	text, err := files.Read(path, largest)
+func load[T any](texts files.Texts, path string, what *kind, parse func(file string, text []byte) (*T, error)) (*T,
+	error) {
+	text, err := texts.Read(path, largest)
 	var notRegular *files.NotRegular
 	var tooLarge *files.TooLarge
 	switch {

@@ -11,7 +11,6 @@ import (
 	"plimsoll/fault"
 	"plimsoll/files"
 	"plimsoll/recipe/strict"
-	"plimsoll/version"
 )
 
 // Framework is a configuration of a program that makes the model and the Trainer itself: LLaMA-Factory, axolotl,
@@ -150,19 +149,19 @@ func families() []family {
 	return []family{llamaFactoryV1, swift, llamaFactory, axolotl, torchtune, torchtitan, trl}
 }
 
-// LoadFramework reads the file at path, for a release of DeepSpeed. It returns nil if another function loads files of
+// LoadFramework reads the file at path. It returns nil if another function loads files of
 // its kind.
-func LoadFramework(path string, deepSpeed version.Version) (*Framework, error) {
-	text, err := files.Read(path, largest)
+func LoadFramework(path string, from Source) (*Framework, error) {
+	text, err := from.Texts.Read(path, largest)
 	if err != nil {
 		return nil, &fault.Input{Where: fault.Position{File: path}, Err: err}
 	}
-	return ParseFramework(path, text, deepSpeed)
+	return ParseFramework(path, text, from)
 }
 
 // ParseFramework parses the text of a file. Paths in it are relative to the working directory or to the file. Every
 // error is a *fault.Input.
-func ParseFramework(file string, text []byte, deepSpeed version.Version) (*Framework, error) {
+func ParseFramework(file string, text []byte, from Source) (*Framework, error) {
 	document := parseContent(file, text)
 	if document == nil {
 		return nil, nil
@@ -170,7 +169,7 @@ func ParseFramework(file string, text []byte, deepSpeed version.Version) (*Frame
 	found, _ := recognized(document.Root)
 	for _, f := range families() {
 		if f.kind == found {
-			return f.parse(document, deepSpeed)
+			return f.parse(document, from)
 		}
 	}
 	return nil, nil
@@ -200,7 +199,7 @@ func parseContent(file string, text []byte) *strict.Document {
 	return d
 }
 
-func (f family) parse(d *strict.Document, deepSpeed version.Version) (*Framework, error) {
+func (f family) parse(d *strict.Document, from Source) (*Framework, error) {
 	known := keys{}
 	if f.hosts {
 		for name := range trainingSchema.Rule.Keys() {
@@ -215,7 +214,7 @@ func (f family) parse(d *strict.Document, deepSpeed version.Version) (*Framework
 		return nil, err
 	}
 	r := &frameworkReader{Reader: checked, arguments: &strict.Value{Kind: '{'},
-		to: &Framework{File: d.File}, program: f.program}
+		to: &Framework{File: d.File}, program: f.program, texts: from.Texts}
 	for _, m := range d.Root.Members {
 		_, own := f.own[m.Name]
 		if _, argument := trainingSchema.Keys()[m.Name]; f.hosts && !own && argument {
@@ -225,7 +224,7 @@ func (f family) parse(d *strict.Document, deepSpeed version.Version) (*Framework
 	if err := f.read(r); err != nil {
 		return nil, err
 	}
-	if r.to.Training, err = readTraining(r.part(r.arguments), deepSpeed); err != nil {
+	if r.to.Training, err = readTraining(r.part(r.arguments), from); err != nil {
 		return nil, err
 	}
 	r.to.Notes = append(r.Notes, r.to.Training.Notes...)
@@ -239,6 +238,7 @@ type frameworkReader struct {
 	arguments *strict.Value // what the program gives to TrainingArguments
 	to        *Framework
 	program   string // for messages
+	texts     files.Texts
 }
 
 // part returns a document of values that the file or its program sets.

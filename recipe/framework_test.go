@@ -10,7 +10,7 @@ import (
 // read parses a configuration of a framework.
 func read(t *testing.T, text string) (*Framework, error) {
 	t.Helper()
-	f, err := ParseFramework("train.yaml", []byte(text), NewestDeepSpeed)
+	f, err := ParseFramework("train.yaml", []byte(text), Source{})
 	if f == nil && err == nil {
 		t.Fatalf("no framework recognizes %s", text)
 	}
@@ -201,7 +201,8 @@ func TestCommand(t *testing.T) {
 		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := Detect(path); (want != "") != (err != nil) || err != nil && !strings.Contains(err.Error(), want) {
+		_, err := Detect(path, nil)
+		if (want != "") != (err != nil) || err != nil && !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", text, err, want)
 		}
 	}
@@ -294,7 +295,7 @@ func FuzzParseFramework(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, text []byte) {
 		for _, name := range []string{"train.yaml", "train.conf", "train.toml"} {
-			if _, err := ParseFramework(name, text, NewestDeepSpeed); err != nil {
+			if _, err := ParseFramework(name, text, Source{}); err != nil {
 				requireInput(t, err)
 			}
 		}

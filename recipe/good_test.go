@@ -200,7 +200,7 @@ func TestGood(t *testing.T) {
 	for _, test := range tests {
 		t.Run(test.file, func(t *testing.T) {
 			path := filepath.Join("testdata/good", test.file+".json")
-			got, err := LoadDeepSpeed(path, NewestDeepSpeed)
+			got, err := LoadDeepSpeed(path, Source{})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -266,7 +266,7 @@ func parsed(t *rapid.T, b Batch) *DeepSpeed {
 	}
 	text := fmt.Sprintf("{%s, %s, %s}", write(trainKey, b.Train), write(microKey, b.Micro),
 		write(accumulationKey, b.Accumulation))
-	d, err := ParseDeepSpeed("batch.json", []byte(text), NewestDeepSpeed)
+	d, err := ParseDeepSpeed("batch.json", []byte(text), Source{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -300,10 +300,11 @@ func FuzzParseDeepSpeed(f *testing.F) {
 	f.Add([]byte("{\"a\\"), 1)
 	f.Add([]byte("\ufeff{/**/}#"), 1)
 	f.Fuzz(func(t *testing.T, text []byte, ranks int) {
-		if _, err := ParseDeepSpeed("fuzz.json", text, version.Version{Minor: ranks & 31}); err != nil {
+		with := Source{DeepSpeed: version.Version{Minor: ranks & 31}}
+		if _, err := ParseDeepSpeed("fuzz.json", text, with); err != nil {
 			requireInput(t, err)
 		}
-		d, err := ParseDeepSpeed("fuzz.json", text, NewestDeepSpeed)
+		d, err := ParseDeepSpeed("fuzz.json", text, Source{})
 		if (d == nil) == (err == nil) {
 			t.Fatalf("got %v and %v", d, err)
 		}

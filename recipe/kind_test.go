@@ -11,9 +11,9 @@ import (
 
 // loaders are the functions that read the files of each flag.
 var loaders = map[string]func(string) error{
-	"--deepspeed":     func(path string) error { _, err := LoadDeepSpeed(path, NewestDeepSpeed); return err },
-	"--accelerate":    func(path string) error { _, err := LoadAccelerate(path, NewestDeepSpeed); return err },
-	"--training-args": func(path string) error { _, err := LoadTraining(path, NewestDeepSpeed); return err },
+	"--deepspeed":     func(path string) error { _, err := LoadDeepSpeed(path, Source{}); return err },
+	"--accelerate":    func(path string) error { _, err := LoadAccelerate(path, Source{}); return err },
+	"--training-args": func(path string) error { _, err := LoadTraining(path, Source{}); return err },
 	"--adapter":       func(path string) error { _, err := LoadAdapter(path); return err },
 	"--quantization":  func(path string) error { _, err := LoadQuantization(path); return err },
 }

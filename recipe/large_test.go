@@ -84,20 +84,20 @@ func TestLargeDocuments(t *testing.T) {
 			}
 			for what, parse := range map[string]func() error{
 				"DeepSpeed": func() error {
-					_, err := ParseDeepSpeed(name, []byte(text), NewestDeepSpeed)
+					_, err := ParseDeepSpeed(name, []byte(text), Source{})
 					return err
 				},
 				"TrainingArguments": func() error {
-					_, err := ParseTraining(name, []byte(text), NewestDeepSpeed)
+					_, err := ParseTraining(name, []byte(text), Source{})
 					return err
 				},
 				"accelerate": func() error {
-					_, err := ParseAccelerate(name, []byte(text), NewestDeepSpeed)
+					_, err := ParseAccelerate(name, []byte(text), Source{})
 					return err
 				},
 				"PEFT": func() error { _, err := ParseAdapter(name, []byte(text)); return err },
 				"frameworks": func() error {
-					_, err := ParseFramework(name, []byte(text), NewestDeepSpeed)
+					_, err := ParseFramework(name, []byte(text), Source{})
 					return err
 				},
 				"bitsandbytes": func() error { _, err := ParseQuantization(name, []byte(text)); return err },

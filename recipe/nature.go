@@ -15,9 +15,9 @@ import (
 
 // Detect returns the flag for the configuration at path, by its content: "--deepspeed", "--accelerate",
 // "--training-args", "--adapter", "--quantization" or "--model". It is "--config" for a file that LoadFramework reads.
-// A file of any other kind is refused with what it is. Every error is a *fault.Input.
-func Detect(path string) (flag string, err error) {
-	text, err := files.Read(path, largest)
+// A file of any other kind is refused with what it is. Texts may stand for files. Every error is a *fault.Input.
+func Detect(path string, texts files.Texts) (flag string, err error) {
+	text, err := texts.Read(path, largest)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return "", fault.File(path).Inputf("there is no such file").WithHint("give the path of a configuration")

@@ -63,7 +63,7 @@ var quantizationMethods = []string{"gptq", "awq", "aqlm", "vptq", "quanto", "eet
 // LoadQuantization reads the file at path: a config.json with a
 // quantization_config, or the JSON of a BitsAndBytesConfig.
 func LoadQuantization(path string) (*Quantization, error) {
-	return load(path, quantizationKind, ParseQuantization)
+	return load(nil, path, quantizationKind, ParseQuantization)
 }
 
 // ParseQuantization parses the text of a file. The name of the file is for

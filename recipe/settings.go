@@ -87,9 +87,10 @@ type Settings struct {
 	keys     map[Setting]settingKey
 }
 
-// LoadSettings reads the settings of a file. It returns nil for a file of a kind without any, such as a model's.
-func LoadSettings(file string) (*Settings, error) {
-	text, err := files.Read(file, largest)
+// LoadSettings reads the settings of a file. It returns nil for a file of a kind without any, such as a model's. Texts
+// may stand for files.
+func LoadSettings(file string, texts files.Texts) (*Settings, error) {
+	text, err := texts.Read(file, largest)
 	if err != nil {
 		return nil, &fault.Input{Where: fault.Position{File: file}, Err: err}
 	}

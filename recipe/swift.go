@@ -240,7 +240,7 @@ func (r *frameworkReader) fsdpOfSwift() error {
 		if err != nil {
 			return err
 		}
-		if section, err = load(path, fsdpKind, strict.Parse); err != nil {
+		if section, err = load(r.texts, path, fsdpKind, strict.Parse); err != nil {
 			return err
 		}
 	default:

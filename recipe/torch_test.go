@@ -70,7 +70,7 @@ func TestTorchtune(t *testing.T) {
 }
 
 func TestTorchtitan(t *testing.T) {
-	f, err := ParseFramework("train.toml", []byte(titanText), NewestDeepSpeed)
+	f, err := ParseFramework("train.toml", []byte(titanText), Source{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -81,12 +81,12 @@ func TestTorchtitan(t *testing.T) {
 		t.Errorf("got %+v, %+v, %+v", f, tr, f.Parallelism)
 	}
 	kept := strings.Replace(titanText, "[parallelism]\n", "[parallelism]\nfsdp_reshard_after_forward = \"never\"\n", 1)
-	if f, err := ParseFramework("train.toml", []byte(kept), NewestDeepSpeed); err != nil ||
+	if f, err := ParseFramework("train.toml", []byte(kept), Source{}); err != nil ||
 		f.Training.FSDP.Strategy != "shard_grad_op" || tr.FSDP.Strategy != "full_shard" {
 		t.Errorf("never resharded: %+v, %v", f, err)
 	}
 	older := titanText + "[optimizer]\nfused = false\n"
-	if f, err := ParseFramework("train.toml", []byte(older), NewestDeepSpeed); err != nil ||
+	if f, err := ParseFramework("train.toml", []byte(older), Source{}); err != nil ||
 		f.Training.Optimizer.Name != "adamw_torch" {
 		t.Errorf("not fused: %+v, %v", f, err)
 	}
@@ -100,7 +100,7 @@ func TestTorchtitan(t *testing.T) {
 		"[training]\ntensor_parallel_degree = 8\n[parallelism]\n":               "training.tensor_parallel_degree",
 		"[experimental]\ncontext_parallel_degree = 2\n[parallelism]\n":          "experimental.context_parallel_degree",
 	} {
-		_, err := ParseFramework("train.toml", []byte(text), NewestDeepSpeed)
+		_, err := ParseFramework("train.toml", []byte(text), Source{})
 		if err == nil || !strings.Contains(err.Error(), key+" is") {
 			t.Errorf("%s: %v, want %s", text, err, key)
 		}

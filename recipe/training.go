@@ -5,7 +5,6 @@ import (
 	"math"
 
 	"plimsoll/recipe/strict"
-	"plimsoll/version"
 )
 
 // Training is the part of transformers' TrainingArguments that affects memory.
@@ -73,27 +72,27 @@ type Saving struct {
 // LoadTraining reads the file at path: the output of
 // TrainingArguments.to_json_string, or some of its fields, as JSON or YAML. A DeepSpeed configuration in it is for
 // that release of DeepSpeed.
-func LoadTraining(path string, deepSpeed version.Version) (*Training, error) {
-	return load(path, trainingKind, of(deepSpeed, ParseTraining))
+func LoadTraining(path string, from Source) (*Training, error) {
+	return load(from.Texts, path, trainingKind, of(from, ParseTraining))
 }
 
 // ParseTraining parses the text of a file. Paths in it are relative to it.
 // Every error is a *fault.Input.
-func ParseTraining(file string, text []byte, deepSpeed version.Version) (*Training, error) {
+func ParseTraining(file string, text []byte, from Source) (*Training, error) {
 	document, err := strict.Parse(file, text)
 	if err != nil {
 		return nil, err
 	}
-	return readTraining(document, deepSpeed)
+	return readTraining(document, from)
 }
 
 // readTraining reads a parsed document.
-func readTraining(document *strict.Document, deepSpeed version.Version) (*Training, error) {
+func readTraining(document *strict.Document, from Source) (*Training, error) {
 	checked, err := trainingSchema.Read(document)
 	if err != nil {
 		return nil, err
 	}
-	r := &trainingReader{checked, deepSpeed}
+	r := &trainingReader{checked, from}
 	t := &Training{File: document.File}
 	if t.Optimizer, err = r.optimizer(); err != nil {
 		return nil, err
@@ -122,7 +121,7 @@ func readTraining(document *strict.Document, deepSpeed version.Version) (*Traini
 // trainingReader reads TrainingArguments.
 type trainingReader struct {
 	*strict.Reader
-	release version.Version // of DeepSpeed
+	from Source
 }
 
 // isTrue reports whether the value at a path of keys is true.

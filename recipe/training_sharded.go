@@ -75,7 +75,7 @@ func (r *trainingReader) deepSpeed(t *Training) (*DeepSpeed, error) {
 		if err != nil {
 			return nil, err
 		}
-		if d, err = load(path, deepSpeedKind, strict.ParseCommented); err != nil {
+		if d, err = load(r.from.Texts, path, deepSpeedKind, strict.ParseCommented); err != nil {
 			return nil, err
 		}
 	}
@@ -109,7 +109,7 @@ func (r *trainingReader) deepSpeed(t *Training) (*DeepSpeed, error) {
 		r.Note(accumulationKey,
 			"has no effect on DeepSpeed: its configuration lacks the key, and accelerate sets it to 1")
 	}
-	return hostedDeepSpeed(d, r.release)
+	return hostedDeepSpeed(d, r.from.DeepSpeed)
 }
 
 // Mismatch returns an error if the Trainer refuses a DeepSpeed configuration
@@ -194,7 +194,7 @@ func (r *trainingReader) fsdpConfig() (*strict.Reader, error) {
 	if err != nil {
 		return nil, err
 	}
-	d, err := load(path, fsdpKind, strict.Parse)
+	d, err := load(r.from.Texts, path, fsdpKind, strict.Parse)
 	if err != nil {
 		return nil, err
 	}

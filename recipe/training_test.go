@@ -126,7 +126,7 @@ func TestTraining(t *testing.T) {
 			}, []string{"fsdp_config.min_num_params has no effect at 0"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			got, err := ParseTraining(test.name, []byte(test.text), NewestDeepSpeed)
+			got, err := ParseTraining(test.name, []byte(test.text), Source{})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -165,7 +165,7 @@ func TestTrainingCompanions(t *testing.T) {
 		}
 	}
 
-	got, err := LoadTraining(filepath.Join(folder, "args.json"), NewestDeepSpeed)
+	got, err := LoadTraining(filepath.Join(folder, "args.json"), Source{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -199,7 +199,7 @@ func TestTrainingCompanions(t *testing.T) {
 		t.Errorf("the sizes are %+v", s)
 	}
 
-	got, err = LoadTraining(filepath.Join(folder, "sharded.json"), NewestDeepSpeed)
+	got, err = LoadTraining(filepath.Join(folder, "sharded.json"), Source{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -223,7 +223,7 @@ func FuzzParseTraining(f *testing.F) {
 		if yaml {
 			file = "fuzz.yaml"
 		}
-		got, err := ParseTraining(file, text, NewestDeepSpeed)
+		got, err := ParseTraining(file, text, Source{})
 		if (got == nil) == (err == nil) {
 			t.Fatalf("got %v and %v", got, err)
 		}

@@ -69,7 +69,7 @@ json.dump({"plain": plain.to_json_string(), "full": full.to_json_string(), "opti
 		text string
 		want Training
 	}{{real.Plain, plain}, {real.Full, full}} {
-		got, err := ParseTraining("args.json", []byte(test.text), NewestDeepSpeed)
+		got, err := ParseTraining("args.json", []byte(test.text), Source{})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -13,7 +13,7 @@ import (
 func TestWith(t *testing.T) {
 	const text = `{"train_micro_batch_size_per_gpu": 1, "zero_optimization": ZERO, "bf16": {"enabled": true}}`
 	parse := func(zero string) (*DeepSpeed, error) {
-		return ParseDeepSpeed("ds.json", []byte(strings.Replace(text, "ZERO", zero, 1)), NewestDeepSpeed)
+		return ParseDeepSpeed("ds.json", []byte(strings.Replace(text, "ZERO", zero, 1)), Source{})
 	}
 	for _, c := range []struct {
 		from string

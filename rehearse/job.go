@@ -158,7 +158,7 @@ func (r Request) checkNumbers(worldSize int) error {
 
 // applyRecipe applies a DeepSpeed configuration to the job.
 func (j *Job) applyRecipe(path string) error {
-	d, err := recipe.LoadDeepSpeed(path, recipe.NewestDeepSpeed)
+	d, err := recipe.LoadDeepSpeed(path, recipe.Source{})
 	if err != nil {
 		return err
 	}

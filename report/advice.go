@@ -49,13 +49,34 @@ func (d *PlanDocument) advised() Section {
 	if rest := len(d.Advice) - shownAdvice; rest > 0 {
 		facts.add("", "%d more: --json", rest)
 	}
+	if w := d.Applied; w != nil {
+		with := ""
+		if len(w.Flags) > 0 {
+			with = ", together with " + strings.Join(w.Flags, " ")
+		}
+		facts.add("written", "%s, in place of %s: %s%s", strings.Join(w.Files, ", "), strings.Join(w.Replaces, ", "),
+			w.Verdict, with)
+	}
 	return Section{facts}
+}
+
+// PlanApplied is the advice whose files were written. Flags belong to it, as no file says them.
+type PlanApplied struct {
+	Files    []string    `json:"files"`
+	Replaces []string    `json:"replaces"` // files that they are copies of
+	Flags    []string    `json:"flags"`
+	Verdict  plan.Result `json:"verdict"`
 }
 
 // line says a change, and what its plan says.
 func (a *PlanAdvice) line() string {
 	var parts []string
-	for _, e := range a.Edits {
+	for i, e := range a.Edits {
+		if i > 0 && e.File == a.Edits[i-1].File { // names may be long
+			e.File = "line"
+			parts = append(parts, strings.Replace(e.String(), "line:", "line ", 1))
+			continue
+		}
 		parts = append(parts, e.String())
 	}
 	change := strings.Join(append(parts, a.Flags...), ", ")

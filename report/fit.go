@@ -1,7 +1,6 @@
 package report
 
 import (
-	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -30,14 +29,22 @@ type Fit struct {
 	Fastest *FitRecipe `json:"fastest"`
 	Closest *FitRecipe `json:"closest,omitempty"`
 	// Front begins with the fastest. Each further one takes less memory.
-	Front        []*FitRecipe   `json:"front"`
-	LargestBatch *FitRecipe     `json:"largest_micro_batch"`
-	Longest      *FitRecipe     `json:"longest_sequence"`
-	Edits        []amend.Edit   `json:"edits"` // of the user's files, for the fastest
-	Written      []string       `json:"written,omitempty"`
-	LeftOut      map[string]int `json:"left_out"` // reasons, with the number of variants
-	Sources      []string       `json:"sources,omitempty"`
-	Assumptions  []string       `json:"assumptions"`
+	Front        []*FitRecipe `json:"front"`
+	LargestBatch *FitRecipe   `json:"largest_micro_batch"`
+	Longest      *FitRecipe   `json:"longest_sequence"`
+	Edits        []amend.Edit `json:"edits"` // of the user's files, for the fastest
+	// Unsaid are settings of the fastest recipe that none of the user's files can say.
+	Unsaid      []UnsaidSetting `json:"unsaid,omitempty"`
+	Written     []string        `json:"written,omitempty"`
+	LeftOut     map[string]int  `json:"left_out"` // reasons, with the number of variants
+	Sources     []string        `json:"sources,omitempty"`
+	Assumptions []string        `json:"assumptions"`
+}
+
+// UnsaidSetting is a setting that is left to the user.
+type UnsaidSetting struct {
+	Name string `json:"name"`
+	To   any    `json:"to"`
 }
 
 // FitRecipe is one recipe. Memory is that of a GPU and of a node.
@@ -72,13 +79,18 @@ func newFitRecipe(r *fit.Recipe, q job.Request) *FitRecipe {
 }
 
 // NewFit makes the document.
-func NewFit(version string, q job.Request, a *fit.Answer, edits []amend.Edit, sources []string) *Fit {
+func NewFit(version string, q job.Request, a *fit.Answer, made *amend.Result, sources []string) *Fit {
 	d := &Fit{Schema: FitSchema, Version: version, Model: a.Base.Model.Name, GPU: a.Base.GPU.Name,
 		Capacity: a.Base.GPU.Memory, Candidates: a.Candidates, Planned: a.Planned,
 		Fastest: newFitRecipe(a.Fastest, q), Closest: newFitRecipe(a.Closest, q),
 		LargestBatch: newFitRecipe(a.LargestBatch, q), Longest: newFitRecipe(a.Longest, q),
-		Edits: append([]amend.Edit{}, edits...), LeftOut: a.Left, Sources: sources,
+		Edits: append([]amend.Edit{}, made.Edits...), LeftOut: a.Left, Sources: sources,
 		Assumptions: append([]string{}, a.Base.Assumptions...), Front: []*FitRecipe{}}
+	for _, rest := range made.Rest {
+		if len(a.Base.Files) > 0 && rest.To != false {
+			d.Unsaid = append(d.Unsaid, UnsaidSetting{string(rest.Name), rest.To})
+		}
+	}
 	for _, r := range a.Front {
 		d.Front = append(d.Front, newFitRecipe(r, q))
 	}
@@ -93,7 +105,11 @@ func (d *Fit) Page() *Page {
 	sections := []Section{{facts}}
 	if len(d.Front) > 0 {
 		sections = append(sections, Section{d.table()})
-		limits.add("largest", "micro batch %d: %s", d.LargestBatch.MicroBatch, d.LargestBatch.Name)
+		most := ""
+		if d.LargestBatch.MicroBatch == fit.LargestTried {
+			most = ", the most that is tried"
+		}
+		limits.add("largest", "micro batch %d%s: %s", d.LargestBatch.MicroBatch, most, d.LargestBatch.Name)
 		if d.Longest != nil {
 			limits.add("longest", "%s tokens in a micro batch of 1: %s", ledger.Count(d.Longest.Sequence),
 				d.Longest.Name)
@@ -101,6 +117,9 @@ func (d *Fit) Page() *Page {
 	}
 	for _, e := range d.Edits {
 		limits.add("edit", "%v", e)
+	}
+	for _, s := range d.Unsaid {
+		limits.add("to set", "%s: %v, which no file of yours says", s.Name, s.To)
 	}
 	limits.addEach("written", d.Written)
 	for _, why := range slices.Sorted(maps.Keys(d.LeftOut)) {
@@ -130,11 +149,12 @@ func (d *Fit) verdict() string {
 			"%v on a GPU", r.Name, r.MicroBatch, r.Accumulation, ledger.Count(int64(r.TokensSecond)), r.GPU)
 	}
 	if r := d.Closest; r != nil {
-		return fmt.Sprintf("no recipe fits: %s, micro batch %d, takes least, %v on a GPU and %v on the host", r.Name,
+		none := "no recipe fits"
+		if len(d.LeftOut) > 0 {
+			none = "no recipe of those that were not left out fits"
+		}
+		return fmt.Sprintf("%s: %s, micro batch %d, comes closest, %v on a GPU and %v on the host", none, r.Name,
 			r.MicroBatch, r.GPU, r.Host)
 	}
-	why := slices.MaxFunc(append(slices.Collect(maps.Keys(d.LeftOut)), ""), func(a, b string) int {
-		return cmp.Compare(d.LeftOut[a], d.LeftOut[b])
-	})
-	return "no recipe was planned: " + why
+	return ""
 }

@@ -32,6 +32,8 @@ type PlanDocument struct {
 	HostStep *HostStep `json:"plimsoll_host_step,omitempty"`
 	// Advice is what would mend the job, the best first.
 	Advice []PlanAdvice `json:"advice,omitempty"`
+	// Applied is the advice whose files were written.
+	Applied *PlanApplied `json:"applied,omitempty"`
 	// StepTime is nil where nobody asked for it.
 	StepTime *StepTime   `json:"step_time,omitempty"`
 	Inputs   []Input     `json:"inputs"`

@@ -24,7 +24,7 @@ import (
 // deepSpeedJob returns a job with a DeepSpeed configuration, in bf16 on one rank.
 func deepSpeedJob(t testing.TB, m *model.Model, config, release string) *job.Job {
 	t.Helper()
-	d, err := recipe.ParseDeepSpeed("ds.json", []byte(config), recipe.NewestDeepSpeed)
+	d, err := recipe.ParseDeepSpeed("ds.json", []byte(config), recipe.Source{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -33,48 +33,75 @@ func (p *predictor) predict(w work) {
 // again; a selective recomputation keeps the results of products.
 func (p *predictor) passes(w work) {
 	j, r := p.job, p.rates
-	dense, experts := w.dense/r.dense, max(w.experts/r.experts, w.weights/r.Device)
-	attention, other := w.attention/r.attention, (w.traffic+w.dequantized)/r.Device
+	dense, experts := max(w.dense/r.dense, w.read/r.Device), max(w.experts/r.experts, w.weights/r.Device)
+	attention, other := w.attention/r.attention, (w.traffic+w.loss+w.dequantized)/r.Device
+	head, loss := w.head/r.dense, w.loss/r.Device
 	if r.given {
 		dense, experts, attention, other = w.dense/r.FLOPS, w.experts/r.FLOPS, w.attention/r.FLOPS, 0
+		head, loss = w.head/r.FLOPS, 0
 	}
 	start := w.kernels * kernelTime
 	if j.Compile {
 		start /= 4 // fused kernels
 	}
 	one := max(dense+experts+attention+other, start)
-	gradients := 2 - w.frozen
-	back := max(gradients*(dense+experts)+2.5*attention+2*other, 2*start)
+	trained := 1 - w.frozen // inputs have gradients as far as the pass goes, and weights that are trained
+	through := head + w.reach*max(0, dense-head+experts)
+	back := max(through+trained*(dense+experts)+w.reach*(2.5*attention+2*(other-loss))+2*loss, w.reach*2*start)
 	if c := j.Recompute; c != nil {
-		again := one
+		again := max(0, one-head-loss) // blocks only
 		if c.Selective > 0 {
-			again = other
+			again = max(0, other-loss)
 		}
-		back += again / float64(max(1, j.RecomputeEvery))
+		back += w.reach * again / float64(max(1, j.RecomputeEvery))
+	}
+	if j.Reference != nil || j.Answers != nil && j.Answers.BaseIsReference { // a frozen model of the same size, mostly
+		one += one * p.reference()
 	}
 	p.lastForward, p.lastBackward = one, back
 	p.forward, p.backward = one*float64(j.Accumulation), back*float64(j.Accumulation)
+	// Each further micro batch adds its gradients to those that are there.
+	added := p.trained / float64(j.Parallel.Tensor) * float64(j.ParameterType.Size())
+	if j.DeepSpeed != nil && j.DeepSpeed.ZeROStage > 1 || j.FSDP != nil && j.SyncEachBatch {
+		added /= float64(p.holders())
+	}
+	p.backward += float64(j.Accumulation-1) * 3 * added / r.Device
 }
 
-// group returns the bytes a second that a rank sends to its neighbour in a ring of so many ranks.
-func (p *predictor) group(ranks int64) float64 {
-	if ranks > int64(p.job.RanksPerNode) {
-		if p.rates.peer == 0 {
-			return p.rates.network
-		}
-		return min(p.rates.peer, p.rates.network)
+// reference returns the size of the frozen model over that of the trained one.
+func (p *predictor) reference() float64 {
+	if p.job.Reference == nil {
+		return 1
 	}
-	return p.rates.peer
+	return float64(p.job.Reference.Elements()) / float64(max(1, p.job.Model.Elements()))
+}
+
+// group returns the bytes a second that pass each rank of a ring, of whose ranks so many are in each node. A node has
+// as many rings as ranks, and each leaves it by the port of another rank.
+func (p *predictor) group(ranks, inNode int64) float64 {
+	network := p.rates.network * float64(inNode)
+	switch {
+	case ranks <= inNode:
+		return p.rates.peer
+	case p.rates.peer == 0:
+		return network
+	}
+	return min(p.rates.peer, network)
 }
 
 // gather returns the time of an all-gather in a ring, or of a reduce-scatter: each rank sends all parts but its own. An
 // all-reduce is both. The operation comes in pieces, each with its latency.
 func (p *predictor) gather(bytes float64, ranks int64, pieces float64) float64 {
+	return p.ring(bytes, ranks, max(1, int64(p.job.RanksPerNode)/p.job.Parallel.Tensor), pieces)
+}
+
+// ring is gather for a ring with so many of its ranks in a node.
+func (p *predictor) ring(bytes float64, ranks, inNode int64, pieces float64) float64 {
 	if ranks <= 1 {
 		return 0
 	}
 	n := float64(ranks)
-	return bytes*(n-1)/n/p.group(ranks) + pieces*collectiveTime
+	return bytes*(n-1)/n/p.group(ranks, inNode) + pieces*collectiveTime
 }
 
 // hidden returns what a pass does not hide of a communication that comes in pieces: one piece, and what takes longer
@@ -99,7 +126,8 @@ func (p *predictor) communicate(w work) {
 		once := p.gather(model, shard, blocks)
 		reduce := p.gather(trained*gradient, shard, blocks)
 		if replicas := int64(j.Replicas()); replicas > 1 {
-			reduce += 2 * p.gather(trained*gradient/float64(shard), replicas, blocks)
+			inNode := max(1, int64(j.RanksPerNode)/(j.Parallel.Tensor*shard))
+			reduce += 2 * p.ring(trained*gradient/float64(shard), replicas, inNode, blocks)
 		}
 		if j.FSDP.OffloadParameters {
 			once += model / float64(shard) / p.rates.Link.In
@@ -150,19 +178,20 @@ func (p *predictor) within() (sum float64) {
 	j := p.job
 	blocks := float64(len(j.Model.Network.Blocks()))
 	hidden := float64(j.Model.Network.Hidden * j.ComputeType().Size())
-	tokens := float64(j.Sequences()*j.Sequence) / float64(j.Parallel.Context)
+	tokens := float64(j.Sequences()*sequenceOf(j)) / float64(j.Parallel.Context)
 	passes := 2.0
 	if j.Recompute != nil && j.Recompute.Selective == 0 {
 		passes = 3
 	}
-	sum = passes * blocks * 2 * 2 * p.gather(tokens*hidden, j.Parallel.Tensor, 1)
+	node := int64(j.RanksPerNode)
+	sum = passes * blocks * 2 * 2 * p.ring(tokens*hidden, j.Parallel.Tensor, node, 1)
 	if n := j.Parallel.Context; n > 1 { // keys and values
-		sum += passes * blocks * p.gather(2*tokens*float64(n)*hidden, n, 1)
+		sum += passes * blocks * p.ring(2*tokens*float64(n)*hidden, n, node, 1)
 	}
 	if n := j.Parallel.Expert; n > 1 {
 		for _, b := range j.Model.Network.Blocks() {
 			if x := b.FeedForward.Mixture; x != nil { // to the experts and back
-				sum += passes * 2 * p.gather(tokens*hidden*float64(x.Chosen), n, 1)
+				sum += passes * 2 * p.ring(tokens*hidden*float64(x.Chosen), n, node, 1)
 			}
 		}
 	}
@@ -216,6 +245,10 @@ func (p *predictor) update() {
 			mode = overlap.Backward
 		}
 		p.optimizer = p.onHost(each, deepSpeedBytes, mode, rank)
+		// Gradients of further micro batches are added up on the GPU and go back to the host.
+		moved := each * float64(j.ComputeType().Size()) * (1/r.Link.In + 1/r.Link.Out)
+		blocks := float64(len(j.Model.Network.Blocks()) + 1)
+		p.exposed += float64(j.Accumulation-1) * hidden(moved, p.lastBackward, blocks)
 	case j.FSDP != nil && j.FSDP.OffloadParameters:
 		bytes := float64(adamBytes)
 		if j.Optimizer.Variant != job.Fused {
@@ -282,7 +315,7 @@ func hiddenFrom(j *job.Job, m Machine, forward time.Duration) float64 {
 		return 0
 	}
 	const hostBytes = 30 // docs/overlap.md: split master weights and fp32 moments
-	tokens := float64(j.Sequences()*j.Sequence*int64(j.Accumulation)) / float64(j.Parallel.Context)
+	tokens := float64(j.Sequences()*sequenceOf(j)*int64(j.Accumulation)) / float64(j.Parallel.Context)
 	achieved := 2 * active / float64(j.Parallel.Tensor) * tokens / forward.Seconds()
 	return overlap.Rates{HostBytes: hostBytes, Bandwidth: m.Host, FLOPS: achieved, Parameters: j.Model.Elements(),
 		Active: int64(active), Hosts: j.Nodes}.HiddenFrom(overlap.Forward)

@@ -3,6 +3,7 @@
 package steptime
 
 import (
+	"slices"
 	"strings"
 	"time"
 
@@ -10,6 +11,7 @@ import (
 	"plimsoll/fault"
 	"plimsoll/forward"
 	"plimsoll/job"
+	"plimsoll/model"
 	"plimsoll/roads"
 )
 
@@ -50,9 +52,9 @@ const expected = 0
 
 // shares are stated, and not fitted to step times.
 var shares = struct{ dense, experts, flash, flashOnHopper, memory, link, peer, network, host share }{
-	dense:         share{0.70, 0.55, 0.80},
+	dense:         share{0.70, 0.45, 0.88},
 	experts:       share{0.50, 0.30, 0.70},
-	flash:         share{0.60, 0.45, 0.73},
+	flash:         share{0.60, 0.30, 0.73},
 	flashOnHopper: share{0.40, 0.30, 0.75},
 	memory:        share{0.80, 0.70, 0.92},
 	link:          share{0.85, 0.80, 0.90},
@@ -76,6 +78,9 @@ func Refusal(j *job.Job, m Machine) error {
 	case j.Model.Network.Opaque != nil:
 		return fault.Inputf("the operations of %s are unknown, so their time is, too", j.Model.Name).
 			WithHint("name a model whose architecture Plimsoll knows")
+	}
+	if what := unmodelled(j); what != "" {
+		return fault.Inputf("the time of %s is not modelled", what).WithHint("plan its memory only")
 	}
 	if m.FLOPS == 0 && j.GPU.Speed.Half == 0 {
 		lacks = append(lacks, "the speed of the GPU (--gpu, or --tflops)")
@@ -107,6 +112,23 @@ func Refusal(j *job.Job, m Machine) error {
 	return nil
 }
 
+// unmodelled returns what a job does whose time has no basis, or "".
+func unmodelled(j *job.Job) string {
+	switch {
+	case j.Images.Count > 0:
+		return "encoders of images"
+	case slices.ContainsFunc(j.Model.Network.Blocks(), func(b model.Block) bool { return b.Attention.Delta != nil }):
+		return "recurrent layers"
+	case j.Answers != nil && j.Answers.Mismatched != job.Never:
+		return "passes on answers to other prompts"
+	case j.OffloadActivations != nil:
+		return "activations on the host"
+	case j.QAT != nil:
+		return "fake quantization"
+	}
+	return ""
+}
+
 // usesHost reports whether states or parameters rest on the host.
 func usesHost(j *job.Job) bool {
 	return j.Offload != nil || j.FSDP != nil && j.FSDP.OffloadParameters ||
@@ -120,7 +142,7 @@ func Predict(j *job.Job, m Machine, trained int64, offloaded []roads.Parameter) 
 	if err := Refusal(j, m); err != nil {
 		return nil, err
 	}
-	s := &Step{Tokens: j.Sequences() * j.Sequence * int64(j.Accumulation) * int64(j.World) /
+	s := &Step{Tokens: j.Sequences() * sequenceOf(j) * int64(j.Accumulation) * int64(j.World) /
 		(j.Parallel.Tensor * j.Parallel.Context)}
 	w := workOf(j)
 	for end := range 3 {
@@ -157,7 +179,7 @@ func ratesAt(j *job.Job, m Machine, end int) rates {
 	}
 	peak := j.GPU.FLOPS(type16.Size(), type16 == dtype.BF16)
 	flash := shares.flash
-	if j.GPU.Capability >= 90 {
+	if j.GPU.Capability >= 90 && j.GPU.Capability < 120 { // GeForce multiplies as Ampere does
 		flash = shares.flashOnHopper
 	}
 	if j.Attention == forward.Eager {

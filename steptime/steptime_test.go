@@ -8,6 +8,7 @@ import (
 	"pgregory.net/rapid"
 
 	"plimsoll/fault"
+	"plimsoll/files/filestest"
 	"plimsoll/job"
 	"plimsoll/roads"
 )
@@ -22,6 +23,7 @@ func TestRefusal(t *testing.T) {
 		{func(q *job.Request) { q.GPU = "" }, "the speed of the GPU"},
 		{func(q *job.Request) { q.GPU, q.CPU = "", true }, "passes on GPUs only"},
 		{func(q *job.Request) { q.GPU, q.GPUs, q.Nodes = "RTX-4090", 2, 2 }, "--network"},
+		{func(q *job.Request) { q.Model = "qwen3-next-80b-a3b" }, "recurrent layers"},
 		{func(q *job.Request) { q.Offload.What = job.OffloadStates }, "--host-bandwidth"},
 		{func(q *job.Request) { q.DeepSpeed, q.GPUs = "testdata/zo_config.json", 2 }, "--host-bandwidth"},
 	} {
@@ -114,4 +116,76 @@ func TestMonotone(t *testing.T) {
 			}
 		}
 	})
+}
+
+// predicted returns the predictor of a job at the expected end, and its work.
+func predicted(t *testing.T, q job.Request) (*predictor, work) {
+	t.Helper()
+	j, err := q.Resolve()
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := workOf(j)
+	p := &predictor{job: j, rates: ratesAt(j, Machine{}, expected), trained: float64(j.Model.Elements())}
+	p.predict(w)
+	return p, w
+}
+
+// TestPorts: each rank of a node sends by a port of its own, so a ring over nodes has the speed of all of them.
+func TestPorts(t *testing.T) {
+	p, _ := predicted(t, job.Request{Model: "llama-3-8b", GPU: "A100-80GB", GPUs: 8, Nodes: 4, FSDP: "2",
+		Precision: "bf16", Sequence: 512})
+	for _, test := range []struct {
+		ranks, inNode int64
+		want          float64
+	}{{8, 8, p.rates.peer}, {32, 8, 8 * p.rates.network}, {4, 1, p.rates.network}, {8, 2, 2 * p.rates.network}} {
+		if got := p.group(test.ranks, test.inNode); got != test.want {
+			t.Errorf("%d ranks, %d in a node: %g B/s, want %g", test.ranks, test.inNode, got, test.want)
+		}
+	}
+}
+
+// TestParts: what a pass takes beside its products.
+func TestParts(t *testing.T) {
+	q := job.Request{Model: "qwen2.5-0.5b", GPU: "A100-80GB", Precision: "bf16", Sequence: 2048, MicroBatch: 4}
+	base, w := predicted(t, q)
+	again := q
+	again.Recompute = "full"
+	p, _ := predicted(t, again)
+	blocks := base.forward - w.head/base.rates.dense - w.loss/base.rates.Device
+	if got := p.backward - base.backward; got < 0.999*blocks || got > 1.001*blocks || w.head < 0.1*w.dense {
+		t.Errorf("recomputation takes %g s, want %g: without the head", got, blocks)
+	}
+	few := q
+	few.Model, few.Sequence, few.MicroBatch = "llama-3-8b", 16, 1
+	if p, w := predicted(t, few); p.forward < w.read/p.rates.Device {
+		t.Errorf("a pass over few tokens takes %g s, but it reads %g bytes of weights", p.forward, w.read)
+	}
+	more := q
+	more.Accumulation = 3
+	if p, _ := predicted(t, more); p.backward < 3*base.backward+2*3*2*base.trained/base.rates.Device*0.999 {
+		t.Errorf("three micro batches take %g s backward, and one %g", p.backward, base.backward)
+	}
+}
+
+// TestFrozen: a backward pass ends at the lowest block that is trained, and a frozen model runs forward, too.
+func TestFrozen(t *testing.T) {
+	file := filestest.InNewFolder(t)
+	const text = "stage: sft\nbf16: true\ncutoff_len: 1024\nper_device_train_batch_size: 4\n" +
+		"disable_gradient_checkpointing: true\n"
+	q := job.Request{Model: "llama-3.2-1b", GPU: "A100-80GB", Configs: []string{file("full.yaml", text+
+		"finetuning_type: full\n")}}
+	whole, _ := predicted(t, q)
+	q.Configs = []string{file("freeze.yaml", text+"finetuning_type: freeze\nfreeze_trainable_layers: 2\n")}
+	p, w := predicted(t, q)
+	if share := p.backward / whole.backward; w.reach != 2.0/16 || share > 0.4 || share < 0.1 {
+		t.Errorf("2 of 16 blocks are trained: the backward pass goes through %g and takes %g s, and %g s if all are",
+			w.reach, p.backward, whole.backward)
+	}
+	q = job.Request{Model: "llama-3.2-1b", GPU: "A100-80GB", Precision: "bf16", Sequence: 1024}
+	alone, _ := predicted(t, q)
+	q.Reference = "llama-3.2-1b"
+	if p, _ := predicted(t, q); p.forward < 1.99*alone.forward || p.backward != alone.backward {
+		t.Errorf("a frozen model beside it: %g s forward, %g s alone", p.forward, alone.forward)
+	}
 }

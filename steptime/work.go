@@ -1,6 +1,9 @@
 package steptime
 
 import (
+	"cmp"
+
+	"plimsoll/dtype"
 	"plimsoll/forward"
 	"plimsoll/job"
 	"plimsoll/model"
@@ -9,13 +12,19 @@ import (
 // work is what one rank computes in a forward pass of a micro batch. The backward pass follows from it.
 type work struct {
 	dense, experts float64 // floating-point operations of products with weights
+	head           float64 // those of dense that are outside of all blocks
 	attention      float64 // of products of activations
 	traffic        float64 // bytes of GPU memory that other operations read and write
-	weights        float64 // bytes of weights that products read
+	loss           float64 // bytes that the logits move
+	read, weights  float64 // bytes of weights that products of dense and of experts read
 	dequantized    float64 // bytes that dequantizing all weights reads and writes
 	kernels        float64 // that Python starts
 	frozen         float64 // share of the products with weights that no gradient needs
+	reach          float64 // share of the blocks that the backward pass goes through
 }
+
+// sequenceOf returns the length of all micro batches but the first.
+func sequenceOf(j *job.Job) int64 { return cmp.Or(j.UsualSequence, j.Sequence) }
 
 // Active returns the share of every parameter that a token is multiplied by, and the sum over the model: 1 for most
 // weights, that of the chosen experts for experts, and 0 for embeddings.
@@ -27,6 +36,9 @@ func Active(j *job.Job) (share func(p model.Parameter) float64, sum float64) {
 			continue
 		}
 		s := float64(x.Chosen) / float64(max(1, len(x.Experts)))
+		if x.Routing == model.SigmoidOfChosen { // all experts compute
+			s = 1
+		}
 		chosen[x.GateUp], chosen[x.Down] = s, s
 		for _, e := range x.Experts {
 			chosen[e.Gate+".weight"], chosen[e.Up+".weight"], chosen[e.Down+".weight"] = s, s, s
@@ -69,13 +81,22 @@ const (
 func workOf(j *job.Job) work {
 	var w work
 	network := j.Model.Network
-	tokens := float64(j.Sequences()*j.Sequence) / float64(j.Parallel.Context)
+	tokens := float64(j.Sequences()*sequenceOf(j)) / float64(j.Parallel.Context)
 	share, _ := Active(j)
+	var frozen float64
+	lowest := len(network.Blocks())
 	each := float64(j.Parallel.Tensor)
 	for _, p := range j.Model.Parameters {
 		s := share(p)
+		trains := j.Adapter == nil && !p.Frozen && j.Unfrozen.Has(p.Name)
+		if trains && (p.Block >= 0 || p.IsEmbedding() && p.TiedTo == "") {
+			lowest = min(lowest, max(0, p.Block))
+		}
 		if s == 0 || len(p.Shape) < 2 {
 			continue
+		}
+		if !trains {
+			frozen += 2 * float64(p.Elements()) / each * s * tokens
 		}
 		elements := float64(p.Elements()) / each
 		if s < 1 {
@@ -83,13 +104,21 @@ func workOf(j *job.Job) work {
 			w.weights += elements * float64(j.ComputeType().Size()) / float64(j.Parallel.Expert)
 		} else {
 			w.dense += 2 * elements * tokens
+			w.read += elements * float64(j.ComputeType().Size())
+			if p.Block < 0 {
+				w.head += 2 * elements * tokens
+			}
+		}
+		if j.AutocastType != dtype.Invalid { // which casts weights in each pass
+			w.traffic += elements * float64(j.ParameterType.Size()+j.AutocastType.Size())
 		}
 		if q := j.Quantization; q != nil && p.Block >= 0 {
 			w.dequantized += elements * (float64(q.Bits)/8 + 2)
 		}
 	}
-	if j.Adapter != nil {
-		w.frozen = 1
+	w.frozen, w.reach = frozen/max(1, w.dense+w.experts), 1
+	if n := len(network.Blocks()); n > 0 && j.Adapter == nil && !j.InputGradients {
+		w.reach = float64(n-lowest) / float64(n)
 	}
 	fused := j.Compile || j.Liger
 	for _, s := range network.Stacks {
@@ -101,7 +130,7 @@ func workOf(j *job.Job) work {
 	if j.Loss == forward.FusedLoss || j.Loss == forward.ChunkedLoss || j.Loss == forward.CompiledLoss {
 		logits = fusedBytes
 	}
-	w.traffic += tokens * float64(network.Head.Outputs) * logits / each
+	w.loss = tokens * float64(network.Head.Outputs) * logits / each
 	return w
 }
 
@@ -147,7 +176,7 @@ func (w *work) addAttention(j *job.Job, s *model.Stack, a *model.Attention, toke
 	if a.Delta != nil { // linear in the sequence: its state is small beside the projections
 		return
 	}
-	keys := float64(j.Sequence)
+	keys := float64(sequenceOf(j))
 	half := s.Causal && j.Attention != forward.Eager
 	switch {
 	case a.Window > 0 && float64(a.Window) < keys:
@@ -163,6 +192,6 @@ func (w *work) addAttention(j *job.Job, s *model.Stack, a *model.Attention, toke
 	heads := float64(a.Heads) / float64(j.Parallel.Tensor)
 	w.attention += 2 * tokens * keys * heads * float64(width+values)
 	if j.Attention == forward.Eager {
-		w.traffic += tokens * float64(j.Sequence) * heads * scoreBytes
+		w.traffic += tokens * float64(sequenceOf(j)) * heads * scoreBytes
 	}
 }

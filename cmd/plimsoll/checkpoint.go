@@ -132,8 +132,8 @@ a file.
 
 With --from deepspeed, PATH is a folder of engine.save_checkpoint, of ZeRO 1 to
 3, or a universal checkpoint. With --from dcp, it is a folder of
-torch.distributed.checkpoint.save, such as FSDP2's, and with --from megatron, one
-of Megatron's dist_checkpointing. With --to deepspeed, OUT is a universal
+torch.distributed.checkpoint.save, such as FSDP2's, and with --from megatron,
+one of Megatron's dist_checkpointing. With --to deepspeed, OUT is a universal
 checkpoint of DeepSpeed, and with --to dcp, a folder for
 torch.distributed.checkpoint.load. No number is rounded, and no pickle is
 executed.`,

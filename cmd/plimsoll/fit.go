@@ -90,7 +90,7 @@ func runFit(c *cobra.Command, o fitOptions) error {
 			return err
 		}
 	}
-	document := report.NewFit(c.Root().Version, q.Request, answer, made.Edits, sources)
+	document := report.NewFit(c.Root().Version, q.Request, answer, made, sources)
 	if o.write != "" && answer.Fastest != nil {
 		if document.Written, err = writeRecipe(o.write, answer, made); err != nil {
 			return err

@@ -326,11 +326,14 @@ func (o *planOptions) advised(p *plan.Plan, m steptime.Machine, document *report
 		return fault.Inputf("--apply is given, but there is no advice that edits a file").
 			WithHint("leave --apply out")
 	}
-	texts, err := byName("--apply", list[at].Texts)
+	a := &list[at]
+	texts, err := byName("--apply", a.Texts)
 	if err != nil {
 		return err
 	}
-	_, err = writeNew("--apply", o.apply, texts)
+	written, err := writeNew("--apply", o.apply, texts)
+	document.Applied = &report.PlanApplied{Files: written, Replaces: slices.Sorted(maps.Keys(a.Texts)),
+		Flags: append([]string{}, a.Flags...), Verdict: a.Verdict}
 	return err
 }
 

@@ -89,6 +89,14 @@ func (v *Value) same(w *Value) bool {
 	return v.Kind == '{' || v.Kind == '[' || v.Equals(w)
 }
 
+// newline returns how the lines of the text end.
+func (d *Document) newline() string {
+	if bytes.Contains(d.Text, []byte("\r\n")) {
+		return "\r\n"
+	}
+	return "\n"
+}
+
 // replace writes another value over one.
 func (d *Document) replace(path string, v, to *Value) (*Revision, error) {
 	end := d.scalarEnd(v)
@@ -165,16 +173,16 @@ func (d *Document) insert(path string, to *Value) (*Revision, error) {
 	if strings.TrimSpace(indent) != "" {
 		return nil, d.Inputf(first, "plimsoll cannot add %s in the middle of a line", path)
 	}
-	line := indent + strings.Join(names, ".") + " = " + d.written(to) + "\n"
+	line := indent + strings.Join(names, ".") + " = " + d.written(to) + d.newline()
 	if d.syntax == yamlSyntax {
 		line = ""
 		for i, name := range names {
 			line += indent + strings.Repeat("  ", i) + name + ":"
 			if i < len(names)-1 {
-				line += "\n"
+				line += d.newline()
 			}
 		}
-		line += " " + d.written(to) + "\n"
+		line += " " + d.written(to) + d.newline()
 	}
 	return &Revision{Text: slices.Concat(d.Text[:start], []byte(line), d.Text[start:]), At: start,
 		To: d.written(to)}, nil
@@ -198,7 +206,7 @@ func (d *Document) insertFlow(section *Value, names []string, to *Value) (*Revis
 		first := section.Members[0].At
 		line := int64(bytes.LastIndexByte(d.Text[:first], '\n') + 1)
 		if line > at { // the first member has a line of its own
-			is = "\n" + string(d.Text[line:first]) + is
+			is = d.newline() + string(d.Text[line:first]) + is
 		}
 		is += ","
 		if line <= at {

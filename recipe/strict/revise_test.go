@@ -18,6 +18,8 @@ func TestRevise(t *testing.T) {
 			"{\n  \"zero\": {\n    \"offload\": {\"device\": \"cpu\"},\n    \"stage\": 2\n  }\n}"},
 		{"a.json", `{"a": 1}`, "b", true, `{"b": true, "a": 1}`},
 		{"a.json", `{"a": {}}`, "a.b", 1, `{"a": {"b": 1}}`},
+		{"a.json", "{\r\n  \"a\": 1\r\n}\r\n", "b", 2, "{\r\n  \"b\": 2,\r\n  \"a\": 1\r\n}\r\n"},
+		{"a.yaml", "z:\r\n  a: 1\r\n", "z.b.c", 2, "z:\r\n  b:\r\n    c: 2\r\n  a: 1\r\n"},
 		{"a.yaml", "# top\nmicro: 4   # per GPU\ncheckpoint: no\n", "micro", 2,
 			"# top\nmicro: 2   # per GPU\ncheckpoint: no\n"},
 		{"a.yaml", "fsdp:\n    offload: 'no'  # x\n", "fsdp.wrap", "whole",
