@@ -234,7 +234,8 @@ func (r goldenRow) arguments() string {
 // oldFlash reports whether attention was not fused when the values were recorded. With deterministic mode Transformer
 // Engine takes flash attention only if flash-attn is 2.4.1 or later. The image of NVIDIA's long-term tests was PyTorch
 // 24.01 before November 6, 2025, and 25.09 since then (commit 23a1dcaf74 of Megatron-LM). The cluster dracooci has
-// recorded nothing since October 2025. Older values of other clusters are in files whose names do not say it.
+// recorded nothing since October 2025. That flash-attn is older in 24.01 is inferred, and agrees with the bytes. Older
+// values of other clusters are in files whose names do not say it.
 func (r goldenRow) oldFlash() bool {
 	return strings.Contains(r.Path, "_lts_") && strings.Contains(r.Platform, "dracooci") &&
 		r.Args["deterministic-mode"] == true && r.Args["attention-backend"] == nil &&
