@@ -3,11 +3,14 @@
 package megatron
 
 import (
+	"cmp"
 	"fmt"
+	"strings"
 
 	"plimsoll/dtype"
 	"plimsoll/fault"
 	"plimsoll/gpu"
+	"plimsoll/ledger"
 	"plimsoll/parallel"
 	"plimsoll/recipe"
 	"plimsoll/version"
@@ -27,6 +30,8 @@ const (
 type Request struct {
 	Kind       Kind // empty: as the script's name says, or gpt
 	World      int64
+	PerNode    int64        // ranks of a node; 0: as the launcher says, or 8
+	HostMemory ledger.Bytes // of a node; 0 is unknown
 	GPU        gpu.Model
 	Vocabulary int64   // tokens before padding; 0: as the arguments say
 	Imbalance  float64 // tokens of the fullest rank of experts by the mean; 0 is 1
@@ -45,6 +50,9 @@ type Job struct {
 	Vocabulary int64
 	Imbalance  float64
 	Torch      version.Version
+	// RanksPerNode share HostMemory.
+	RanksPerNode int64
+	HostMemory   ledger.Bytes
 	// ParameterType is the type of parameters, GradientType that of the gradient buffers.
 	ParameterType, GradientType dtype.Type
 	Layers                      []Layer // of the model, in the order of the pipeline
@@ -70,8 +78,15 @@ func Decide(m *recipe.Megatron, q Request) (*Job, error) {
 	for _, n := range m.Notes {
 		j.assume("%v", n)
 	}
-	for _, step := range []func() error{j.kind, j.unplanned, j.sizes, j.precision, func() error { return j.degrees(q) },
-		j.stages, j.batch, j.experts, func() error { return j.vocabulary(q) }, j.attention, j.contradictions} {
+	if len(m.Unset) > 0 {
+		j.assume("%s empty in conditions: the script does not set them", strings.Join(m.Unset, ", "))
+	}
+	if len(m.Looped) > 0 {
+		j.assume("%s as before the loops and cases of the script, which are left out", strings.Join(m.Looped, ", "))
+	}
+	degrees, vocabulary := func() error { return j.degrees(q) }, func() error { return j.vocabulary(q) }
+	for _, step := range []func() error{j.kind, j.aliases, j.effects, j.unplanned, j.sizes, j.precision, degrees,
+		j.stages, j.batch, j.experts, vocabulary, j.attention, j.contradictions} {
 		if err := step(); err != nil {
 			return nil, err
 		}
@@ -197,13 +212,25 @@ func (j *Job) degrees(q Request) error {
 		d.ExpertTensor = d.Tensor
 	}
 	world := q.World
-	if world == 0 {
-		world = d.Pipeline * max(d.Tensor*d.Context, d.ExpertTensor*d.Expert)
+	fewest := d.Pipeline * max(d.Tensor*d.Context, d.ExpertTensor*d.Expert)
+	switch {
+	case world > 0:
+	case j.Ranks >= fewest:
+		world = j.Ranks
+		j.assume("%d ranks: as many as the launcher starts", world)
+	case j.Ranks > 0:
+		world = fewest
+		j.assume("%d ranks: the fewest with these degrees, and more than the %d that the launcher starts", world,
+			j.Ranks)
+	default:
+		world = fewest
 		j.assume("%d ranks: the fewest with these degrees (give --gpus and --nodes)", world)
 	}
 	if j.Experts == 0 {
 		d.Expert, d.ExpertTensor = 1, d.Tensor
 	}
+	const usual = 8 // GPUs of a node
+	j.HostMemory, j.RanksPerNode = q.HostMemory, min(world, cmp.Or(q.PerNode, j.Megatron.RanksPerNode, usual))
 	var err error
 	j.Degrees, err = parallel.NewDegrees(d, world)
 	return err

@@ -1,6 +1,9 @@
 package megatron
 
 import (
+	"maps"
+	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -102,6 +105,10 @@ func TestStages(t *testing.T) {
 		--decoder-last-pipeline-num-layers 2`: "2|4|4|2",
 		`--num-layers 6 --pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 2
 		--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split`: "1,2|2,1",
+		`--num-layers 8 --pipeline-model-parallel-size 2
+		--pipeline-model-parallel-layout 'Et*3|t|(tt|)*1,ttL'`: "3,2|1,2",
+		`--num-layers 3 --mtp-num-layers 1 --pipeline-model-parallel-size 2
+		--pipeline-model-parallel-layout 'Ettt|mL'`: "3|0",
 	} {
 		j, err := decide(t, small+" --global-batch-size 2 "+arguments, 0)
 		if err != nil {
@@ -162,6 +169,9 @@ func TestAssertions(t *testing.T) {
 		"--num-experts 4 --tensor-model-parallel-size 2": "has --sequence-parallel",
 		"--context-parallel-size 3":                      "no multiple of 2 x context parallel 3",
 		"--fp8-param-gather":                             "without --fp8-format",
+		"--pipeline-model-parallel-layout 'Ettt|L'":      "has 3 layers, but the model has 4",
+		"--pipeline-model-parallel-layout 'Etxt|ttL'":    "its letters are E, t, m and L",
+		"--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout 'Ett|mtt|L|'": "begin with E and end with L",
 	} {
 		_, err := decide(t, small+" "+arguments, 0)
 		if err == nil || !strings.Contains(err.Error(), want) {
@@ -171,12 +181,71 @@ func TestAssertions(t *testing.T) {
 	if _, err := decide(t, small+" --global-batch-size 3", 2); err == nil {
 		t.Error("a global batch that is no multiple of the ranks is accepted")
 	}
-	// Every name that is refused is one of Megatron-LM's.
+}
+
+// TestArgumentsHaveOneEffect: no argument is in two lists, and all are Megatron-LM's.
+func TestArgumentsHaveOneEffect(t *testing.T) {
 	m, err := recipe.ReadMegatron(strings.ReplaceAll(small, "\n", " "))
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, key := range notPlanned {
+	seen := map[string]bool{}
+	for f := range reflect.TypeFor[recipe.Megatron]().Fields() {
+		seen[f.Tag.Get("key")] = true
+	}
+	lists := [][]string{notPlanned, elsewhere, slices.Collect(maps.Keys(gone)), slices.Collect(maps.Keys(noted)),
+		strings.Fields(silentArguments)}
+	for _, key := range slices.Concat(lists...) {
 		m.Gives(key) // panics if the schema does not have it
+		if seen[key] {
+			t.Errorf("%s is in two lists", key)
+		}
+		seen[key] = true
+	}
+}
+
+// TestEffects: an argument that the plan does not have is refused, noted, or known to change nothing.
+func TestEffects(t *testing.T) {
+	for arguments, want := range map[string]string{
+		"--lr 1e-4 --log-interval 10 --save x": "", "--first-last-layers-bf16 false": "",
+		"--moe-router-dtype fp32":                          "--moe-router-dtype: the scores",
+		"--softmax-type learnable":                         "--softmax-type: planned as",
+		"--moe-token-dispatcher-type flex --num-experts 2": "without buffers of its own",
+	} {
+		j, err := decide(t, small+" --global-batch-size 1 --bf16 "+arguments, 1)
+		if err != nil {
+			t.Errorf("%s: %v", arguments, err)
+			continue
+		}
+		got := strings.Join(j.Assumptions, "\n")
+		if want == "" && strings.Contains(got, "--") && !strings.Contains(got, "fused attention") ||
+			!strings.Contains(got, want) {
+			t.Errorf("%s: %q, expected %q", arguments, got, want)
+		}
+	}
+	for arguments, want := range map[string]string{
+		"--tp-comm-overlap": "not planned yet", "--yaml-cfg x.yaml": "from another place",
+		"--batch-size 4": "give --micro-batch-size", "--no-position-embedding": "without rotary positions",
+		"--cpu-offloading-num-layers 2": "not planned yet",
+	} {
+		if _, err := decide(t, small+" "+arguments, 1); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, expected %q", arguments, err, want)
+		}
+	}
+}
+
+// TestAliases: older names of arguments mean what Megatron-LM takes them for.
+func TestAliases(t *testing.T) {
+	j, err := decide(t, small+" --use-rotary-position-embeddings --no-position-embedding --recompute-activations"+
+		" --quick-geglu --padded-vocab-size 1030", 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if j.PositionType != "rope" || j.Recompute != "selective" || j.Gates() != 2 || j.Vocabulary != 1030 {
+		t.Errorf("%s, %s, %d gates, %d tokens", j.PositionType, j.Recompute, j.Gates(), j.Vocabulary)
+	}
+	j, err = decide(t, small+" --moe-layer-recompute --num-experts 2", 1)
+	if err != nil || strings.Join(j.RecomputeModules, " ") != "core_attn moe" {
+		t.Errorf("%v, %v", j, err)
 	}
 }

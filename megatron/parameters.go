@@ -115,9 +115,9 @@ func (l *lister) feedForward(name string, width int64) {
 	l.linear(name+".linear_fc2", width, l.Hidden, l.Hidden)
 }
 
-// Gates returns the projections of the first feed-forward matrix: two with SwiGLU.
+// Gates returns the projections of the first feed-forward matrix: two with a gate.
 func (j *Job) Gates() int64 {
-	if j.SwiGLU {
+	if j.SwiGLU || j.QuickGeGLU {
 		return 2
 	}
 	return 1
@@ -166,6 +166,9 @@ func (l *lister) mixture() {
 	l.add("mlp.router.weight", l.Experts*l.Hidden)
 	if l.SharedExpert > 0 {
 		l.feedForward("mlp.shared_experts", l.SharedExpert/l.Degrees.Tensor)
+		if l.SharedGate {
+			l.add("mlp.shared_experts.gate_weight", l.Hidden)
+		}
 	}
 	first := len(l.list)
 	for i := range l.Experts / l.Degrees.Expert {

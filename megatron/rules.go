@@ -10,47 +10,6 @@ import (
 
 func dashed(key string) string { return strings.ReplaceAll(key, "_", "-") }
 
-// notPlanned are arguments that change memory in ways that are not planned yet.
-var notPlanned = strings.Fields(`use_megatron_fsdp use_torch_fsdp2 fine_grained_activation_offloading
-	hybrid_override_pattern hybrid_layer_pattern is_hybrid_model spec fp4_format perform_rl_step cpu_offloading_num_layers
-	heterogeneous_layers_config_path heterogeneous_layers_config_encoded_json moe_latent_size moe_use_upcycling
-	fp32_residual_connection distribute_saved_activations experimental_attention_variant
-	pipeline_model_parallel_layout init_model_with_meta_device use_cpu_initialization chunked_optimizer_state_offload
-	defer_embedding_wgrad_compute enable_cuda_graph external_cuda_graph delay_wgrad_compute hybrid_context_parallel
-	overlap_moe_expert_parallel_comm attention_output_gate fp16_lm_cross_entropy`)
-
-// unplanned refuses what the plan does not know.
-func (j *Job) unplanned() error {
-	for _, key := range notPlanned {
-		if j.Gives(key) {
-			return j.Fault(key, "is not planned yet", "remove it, and expect the job's memory to differ from the plan")
-		}
-	}
-	switch {
-	case j.CUDAGraph != "" && j.CUDAGraph != "none":
-		return j.Fault("cuda_graph_impl", "is given, and memory of CUDA graphs is not planned yet", "")
-	case j.Optimizer != "adam":
-		return j.Fault("optimizer", fmt.Sprintf("is %s, which is not planned yet", j.Optimizer), "plimsoll plans adam")
-	case j.PositionType != "learned_absolute" && j.PositionType != "rope" && j.PositionType != "none" &&
-		j.PositionType != "yarn":
-		return j.Fault("position_embedding_type", fmt.Sprintf("is %s, which is not planned yet", j.PositionType),
-			"plimsoll plans learned_absolute, rope, yarn and none")
-	case j.Implement == "inference_optimized":
-		return j.Fault("transformer_impl", "is for inference", "plimsoll plans transformer_engine and local")
-	case j.Recompute == "full" && j.Kind == T5:
-		return j.Fault("recompute_granularity", "is full, which is not planned yet for a T5",
-			"plimsoll plans selective")
-	case j.Recompute == "selective" && len(j.RecomputeModules) > 0:
-		for name := range strings.FieldsSeq(strings.Join(j.RecomputeModules, " ")) {
-			if name != "core_attn" && name != "moe_act" && name != "layernorm" && name != "mlp" && name != "moe" &&
-				name != "mla_up_proj" && name != "shared_experts" {
-				return j.Fault("recompute_modules", fmt.Sprintf("has %s, which is not planned yet", name), "")
-			}
-		}
-	}
-	return nil
-}
-
 // contradictions are assertions of Megatron-LM.
 func (j *Job) contradictions() error {
 	d := j.Degrees
@@ -88,6 +47,12 @@ func (j *Job) contradictions() error {
 			"is given without --use-precision-aware-optimizer", "Megatron-LM asserts this"},
 		{j.OffloadStates && !j.Distributed, "offload_optimizer_states", "is given without --use-distributed-optimizer",
 			"Megatron-LM asserts this"},
+		{j.ChunkedOffload && (!j.Distributed || j.CPUOffload || j.OffloadStates), "chunked_optimizer_state_offload",
+			"is given without --use-distributed-optimizer or beside another way to offload states",
+			"Megatron-LM asserts this"},
+		{j.ChunkedOffload && j.PrecisionAware && (j.MainParams != "fp32" || !wide(j.ExpAvg) || !wide(j.ExpAvgSq)),
+			"chunked_optimizer_state_offload", "is given with states of another type than fp32 and bf16",
+			"Megatron-LM asserts this: master weights in fp32, moments in fp32 or bf16"},
 		{j.FP8Gather && j.FP8 == "", "fp8_param_gather", "is given without --fp8-format",
 			"parameters stay in 16 bits without fp8"},
 		{j.FP8 != "" && !j.TransformerEngine(), "fp8_format", "needs --transformer-impl transformer_engine", ""},
@@ -102,6 +67,9 @@ func (j *Job) contradictions() error {
 		{j.LatentAttention && j.GroupedQuery, "group_query_attention", "is given with --multi-latent-attention",
 			"Megatron-LM asserts that only one of the two is given"},
 		{j.Kind == GPT && j.SquaredReLU && j.SwiGLU, "squared_relu", "is given beside --swiglu", "give one of the two"},
+		{j.QuickGeGLU && j.SwiGLU, "quick_geglu", "is given beside --swiglu", "Megatron-LM asserts this"},
+		{j.PadsToCapacity && j.Capacity == 0, "moe_pad_expert_input_to_capacity",
+			"is given without --moe-expert-capacity-factor", "Megatron-LM asserts this"},
 	} {
 		if rule.broken {
 			return j.Fault(rule.key, rule.what, rule.reason)
@@ -144,6 +112,9 @@ func (j *Job) vocabulary(q Request) error {
 	}
 	size := q.Vocabulary
 	switch {
+	case j.Padded > 0 && size == 0:
+		j.Vocabulary = j.Padded
+		return nil
 	case size > 0:
 	case j.VocabularySize > 0:
 		size = j.VocabularySize
@@ -163,6 +134,9 @@ func (j *Job) vocabulary(q Request) error {
 		size += j.ExtraIDs
 	}
 	unit := j.VocabularyUnits * j.Degrees.Tensor
+	if j.Unpadded {
+		unit = 1
+	}
 	j.Vocabulary = (size + unit - 1) / unit * unit
 	return nil
 }
@@ -187,3 +161,5 @@ func (j *Job) attention() error {
 	j.Attention = name
 	return nil
 }
+
+func wide(name string) bool { return name == "fp32" || name == "bf16" }

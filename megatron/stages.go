@@ -21,6 +21,9 @@ func (j *Job) stages() error {
 		return j.Fault("pipeline_model_parallel_size", fmt.Sprintf("is %d, but a T5 has one stage", stages),
 			"Megatron-LM has pipeline stages for decoders only")
 	}
+	if j.Layout != "" {
+		return j.layout()
+	}
 	if j.FirstLayers > 0 || j.LastLayers > 0 {
 		return j.unevenStages(stages, layers)
 	}

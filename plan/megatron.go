@@ -4,13 +4,14 @@ import (
 	"errors"
 
 	"plimsoll/allocator"
+	"plimsoll/job"
 	"plimsoll/ledger"
 	"plimsoll/megatron"
 	"plimsoll/simulate"
 )
 
 // NewMegatron plans a job of Megatron-LM with an allocator of PyTorch. The plan has a device for the GPUs of each
-// pipeline stage.
+// pipeline stage, and with states on the host one for the memory of a node with ranks of the fullest stage.
 func NewMegatron(j *megatron.Job, c allocator.Configuration) ([]ledger.Device, Verdict, error) {
 	stages := make([]int64, j.Degrees.Pipeline)
 	for i := range stages {
@@ -36,11 +37,13 @@ func LastStage(j *megatron.Job, c allocator.Configuration) (ledger.Device, error
 
 func megatronStages(j *megatron.Job, c allocator.Configuration, stages []int64) ([]ledger.Device, error) {
 	var devices []ledger.Device
+	var hostPeak ledger.Bytes
+	var fullest simulate.Memory
 	for _, stage := range stages {
-		memory, err := simulate.RunMegatron(j, stage, c, j.GPU.Memory)
+		memory, host, err := simulate.RunMegatron(j, stage, c, j.GPU.Memory)
 		var full *allocator.OutOfMemory
 		if errors.As(err, &full) {
-			memory, err = simulate.RunMegatron(j, stage, c, 0)
+			memory, host, err = simulate.RunMegatron(j, stage, c, 0)
 		}
 		if err != nil {
 			return nil, err
@@ -51,6 +54,26 @@ func megatronStages(j *megatron.Job, c allocator.Configuration, stages []int64) 
 			Outside: memory.Outside, Phases: memory.Phases}
 		addOutside(&d)
 		devices = append(devices, d)
+		if peak := peakOf(host); peak > hostPeak {
+			hostPeak, fullest = peak, host
+		}
+	}
+	if hostPeak > 0 {
+		devices = append(devices, megatronNode(j, fullest))
 	}
 	return devices, nil
+}
+
+func peakOf(m simulate.Memory) ledger.Bytes {
+	var peak ledger.Bytes
+	for _, p := range m.Phases {
+		peak = max(peak, p.PeakReserved)
+	}
+	return peak
+}
+
+// megatronNode returns the host memory of a node whose ranks are all of one stage.
+func megatronNode(j *megatron.Job, m simulate.Memory) ledger.Device {
+	class := simulate.RankClass{Ranks: int(j.Degrees.World()), RanksPerNode: int(j.RanksPerNode), Host: m}
+	return nodeOf(&job.Job{HostMemory: j.HostMemory}, class)
 }

@@ -25,8 +25,9 @@ const several = "several_trainings"
 
 // word is a word of a command and its offset.
 type word struct {
-	text string
-	at   int64
+	text   string
+	at     int64
+	quoted bool // it has quotes
 }
 
 // parseCommand returns the training that a script starts, or nil if there is none.
@@ -86,7 +87,7 @@ func commandMembers(words []word, variables map[string]string) []strict.Member {
 		}
 		var values []*strict.Value
 		if given {
-			values = append(values, argument(word{is, flag.at + int64(len(name)) + 3}, variables))
+			values = append(values, argument(word{is, flag.at + int64(len(name)) + 3, false}, variables))
 		}
 		for ; !given && i < len(words) && !strings.HasPrefix(words[i].text, "--"); i++ {
 			values = append(values, argument(words[i], variables))
@@ -142,7 +143,11 @@ var (
 
 // expand puts in the values of variables, or their defaults, and computes. What it does not know, it leaves.
 func expand(text string, variables map[string]string) string {
-	const longest = 512 // so that no variable grows without end
+	return expandWithin(512, text, variables)
+}
+
+// expandWithin has a limit of the length, so that no variable grows without end.
+func expandWithin(longest int, text string, variables map[string]string) string {
 	if len(text) > longest {
 		return text
 	}
@@ -184,15 +189,34 @@ func expand(text string, variables map[string]string) string {
 // shellCommands returns the words of each command of a script. A substitution, $(...), is kept as it is.
 func shellCommands(text string) [][]word {
 	var list [][]word
+	for _, c := range shellStatements(text, false) {
+		list = append(list, c.words)
+	}
+	return list
+}
+
+// statement is a command of a script.
+type statement struct {
+	words []word
+	end   byte // what follows: the end of the line, ';', '&' or '|'
+}
+
+// shellStatements reads the commands of a script. With arrays, the parentheses of an array are words: "NAME=(" and ")".
+func shellStatements(text string, arrays bool) []statement {
+	var list []statement
 	var line []word
-	scan := shellScanner{text: text}
+	scan := shellScanner{text: text, arrays: arrays}
 	for {
 		w, more := scan.next()
-		if w.text != "" || scan.quoted {
+		if w.text != "" || w.quoted {
 			line = append(line, w)
 		}
 		if (scan.ended || !more) && len(line) > 0 {
-			list = append(list, line)
+			end := byte('\n')
+			if scan.ended {
+				end = text[scan.at-1]
+			}
+			list = append(list, statement{line, end})
 			line = nil
 		}
 		if !more {
@@ -203,10 +227,12 @@ func shellCommands(text string) [][]word {
 
 // shellScanner reads the words of a script.
 type shellScanner struct {
-	text   string
-	at     int
-	ended  bool // a command ends with the last word
-	quoted bool // the last word has quotes
+	text    string
+	at      int
+	ended   bool // a command ends with the last word
+	quoted  bool // the last word has quotes
+	arrays  bool // parentheses of arrays are words
+	inArray bool
 }
 
 // next returns the next word, which may be empty at the end of a command, and whether the text goes on.
@@ -229,15 +255,22 @@ func (s *shellScanner) next() (word, bool) {
 	for s.at < len(s.text) {
 		switch c := s.text[s.at]; {
 		case c == ' ' || c == '\t':
-			return word{out.String(), int64(start)}, true
+			return word{out.String(), int64(start), s.quoted}, true
 		case c == '\n' || c == ';' || c == '&' || c == '|':
 			s.at++
 			s.ended = true
-			return word{out.String(), int64(start)}, true
+			return word{out.String(), int64(start), s.quoted}, true
 		case c == '\'' || c == '"':
 			s.quote(&out, c)
 		case c == '\\':
 			s.escape(&out)
+		case s.arrays && (s.inArray && c == ')' || c == '(' && strings.HasSuffix(out.String(), "=")):
+			if out.Len() == 0 || c == '(' {
+				s.inArray = c == '('
+				out.WriteByte(c)
+				s.at++
+			}
+			return word{out.String(), int64(start), s.quoted}, true
 		case strings.HasPrefix(s.text[s.at:], "$("):
 			s.substitution(&out)
 		default:
@@ -245,7 +278,7 @@ func (s *shellScanner) next() (word, bool) {
 			s.at++
 		}
 	}
-	return word{out.String(), int64(start)}, false
+	return word{out.String(), int64(start), s.quoted}, false
 }
 
 // quote reads a text in quotes.

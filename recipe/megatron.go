@@ -2,11 +2,15 @@ package recipe
 
 import (
 	"bytes"
+	"cmp"
 	_ "embed"
 	"errors"
 	"io/fs"
+	"maps"
 	"path/filepath"
+	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 
 	"plimsoll/fault"
@@ -18,6 +22,9 @@ import (
 // None.
 type Megatron struct {
 	Script string // the name of the script, such as pretrain_gpt; empty if unknown
+	Ranks  int64  // that the launcher starts; 0 if unknown
+	// RanksPerNode are those that the launcher starts on each node.
+	RanksPerNode int64
 
 	Layers        int64   `key:"num_layers"`
 	Hidden        int64   `key:"hidden_size"`
@@ -29,6 +36,8 @@ type Megatron struct {
 	Sequence      int64   `key:"seq_length"`
 	Positions     int64   `key:"max_position_embeddings"`
 	PositionType  string  `key:"position_embedding_type"`
+	Rotary        bool    `key:"use_rotary_position_embeddings"`
+	NoPositions   bool    `key:"no_position_embedding"`
 	Attention     string  `key:"attention_backend"`
 	Flash         bool    `key:"use_flash_attn"`
 	Implement     string  `key:"transformer_impl"`
@@ -36,6 +45,7 @@ type Megatron struct {
 	AttentionDrop float64 `key:"attention_dropout"`
 	HiddenDrop    float64 `key:"hidden_dropout"`
 	SwiGLU        bool    `key:"swiglu"`
+	QuickGeGLU    bool    `key:"quick_geglu"`
 	SquaredReLU   bool    `key:"squared_relu"`
 	Normalization string  `key:"normalization"`
 	NoBias        bool    `key:"disable_bias_linear"`
@@ -55,23 +65,26 @@ type Megatron struct {
 	TokenizerModel  string `key:"tokenizer_model"`
 	ExtraIDs        int64  `key:"vocab_extra_ids"`
 	VocabularyUnits int64  `key:"make_vocab_size_divisible_by"`
+	Padded          int64  `key:"padded_vocab_size"`
+	Unpadded        bool   `key:"no_pad_vocab_size"`
 
 	MicroBatch  int64 `key:"micro_batch_size"`
 	GlobalBatch int64 `key:"global_batch_size"`
 
-	Tensor        int64 `key:"tensor_model_parallel_size"`
-	Pipeline      int64 `key:"pipeline_model_parallel_size"`
-	VirtualLayers int64 `key:"num_layers_per_virtual_pipeline_stage"`
-	VirtualStages int64 `key:"num_virtual_stages_per_pipeline_rank"`
-	VirtualGroup  int64 `key:"microbatch_group_size_per_virtual_pipeline_stage"`
-	FirstLayers   int64 `key:"decoder_first_pipeline_num_layers"`
-	LastLayers    int64 `key:"decoder_last_pipeline_num_layers"`
-	CountsEmbed   bool  `key:"account_for_embedding_in_pipeline_split"`
-	CountsLoss    bool  `key:"account_for_loss_in_pipeline_split"`
-	Context       int64 `key:"context_parallel_size"`
-	Expert        int64 `key:"expert_model_parallel_size"`
-	ExpertTensor  int64 `key:"expert_tensor_parallel_size"`
-	SequenceSplit bool  `key:"sequence_parallel"`
+	Tensor        int64  `key:"tensor_model_parallel_size"`
+	Pipeline      int64  `key:"pipeline_model_parallel_size"`
+	VirtualLayers int64  `key:"num_layers_per_virtual_pipeline_stage"`
+	VirtualStages int64  `key:"num_virtual_stages_per_pipeline_rank"`
+	VirtualGroup  int64  `key:"microbatch_group_size_per_virtual_pipeline_stage"`
+	FirstLayers   int64  `key:"decoder_first_pipeline_num_layers"`
+	LastLayers    int64  `key:"decoder_last_pipeline_num_layers"`
+	Layout        string `key:"pipeline_model_parallel_layout"`
+	CountsEmbed   bool   `key:"account_for_embedding_in_pipeline_split"`
+	CountsLoss    bool   `key:"account_for_loss_in_pipeline_split"`
+	Context       int64  `key:"context_parallel_size"`
+	Expert        int64  `key:"expert_model_parallel_size"`
+	ExpertTensor  int64  `key:"expert_tensor_parallel_size"`
+	SequenceSplit bool   `key:"sequence_parallel"`
 
 	BF16 bool `key:"bf16"`
 	FP16 bool `key:"fp16"`
@@ -80,31 +93,42 @@ type Megatron struct {
 	FP8Recipe string `key:"fp8_recipe"`
 	FP8Gather bool   `key:"fp8_param_gather"`
 
-	Optimizer        string  `key:"optimizer"`
-	Distributed      bool    `key:"use_distributed_optimizer"`
-	Instances        int64   `key:"num_distributed_optimizer_instances"`
-	OverlapGradients bool    `key:"overlap_grad_reduce"`
-	OverlapParams    bool    `key:"overlap_param_gather"`
-	BucketSize       int64   `key:"ddp_bucket_size"`
-	Accumulate32     bool    `key:"accumulate_allreduce_grads_in_fp32"`
-	Reduce16         bool    `key:"grad_reduce_in_bf16"`
-	PrecisionAware   bool    `key:"use_precision_aware_optimizer"`
-	MainGradients    string  `key:"main_grads_dtype"`
-	MainParams       string  `key:"main_params_dtype"`
-	ExpAvg           string  `key:"exp_avg_dtype"`
-	ExpAvgSq         string  `key:"exp_avg_sq_dtype"`
-	CPUOffload       bool    `key:"optimizer_cpu_offload"`
-	OffloadFraction  float64 `key:"optimizer_offload_fraction"`
-	OffloadStates    bool    `key:"offload_optimizer_states"`
+	Optimizer         string  `key:"optimizer"`
+	Distributed       bool    `key:"use_distributed_optimizer"`
+	Instances         int64   `key:"num_distributed_optimizer_instances"`
+	OverlapGradients  bool    `key:"overlap_grad_reduce"`
+	OverlapParams     bool    `key:"overlap_param_gather"`
+	BucketSize        int64   `key:"ddp_bucket_size"`
+	Buckets           int64   `key:"ddp_num_buckets"`
+	WideBuckets       bool    `key:"ddp_pad_buckets_for_high_nccl_busbw"`
+	Accumulate32      bool    `key:"accumulate_allreduce_grads_in_fp32"`
+	Reduce16          bool    `key:"grad_reduce_in_bf16"`
+	PrecisionAware    bool    `key:"use_precision_aware_optimizer"`
+	MainGradients     string  `key:"main_grads_dtype"`
+	MainParams        string  `key:"main_params_dtype"`
+	ExpAvg            string  `key:"exp_avg_dtype"`
+	ExpAvgSq          string  `key:"exp_avg_sq_dtype"`
+	CPUOffload        bool    `key:"optimizer_cpu_offload"`
+	OffloadFraction   float64 `key:"optimizer_offload_fraction"`
+	OffloadStates     bool    `key:"offload_optimizer_states"`
+	NoPinnedGradients bool    `key:"no_pin_cpu_grads"`
+	NoPinnedParams    bool    `key:"no_pin_cpu_params"`
+	ChunkedOffload    bool    `key:"chunked_optimizer_state_offload"`
+	ChunkMegabytes    int64   `key:"optimizer_state_offload_chunk_size_mb"`
+	ChunkFraction     float64 `key:"optimizer_state_offload_fraction"`
 
-	Recompute        string   `key:"recompute_granularity"`
-	RecomputeMethod  string   `key:"recompute_method"`
-	RecomputeLayers  int64    `key:"recompute_num_layers"`
-	RecomputeModules []string `key:"recompute_modules"`
-	FusesLoss        bool     `key:"cross_entropy_loss_fusion"`
-	LossFusion       string   `key:"cross_entropy_fusion_impl"`
-	CUDAGraph        string   `key:"cuda_graph_impl"`
-	NoBiasSwiGLU     bool     `key:"no_bias_swiglu_fusion"`
+	Recompute           string   `key:"recompute_granularity"`
+	RecomputeMethod     string   `key:"recompute_method"`
+	RecomputeLayers     int64    `key:"recompute_num_layers"`
+	RecomputeModules    []string `key:"recompute_modules"`
+	RecomputesAttention bool     `key:"recompute_activations"`
+	RecomputesMixture   bool     `key:"moe_layer_recompute"`
+	FusesLoss           bool     `key:"cross_entropy_loss_fusion"`
+	LossFusion          string   `key:"cross_entropy_fusion_impl"`
+	CUDAGraph           string   `key:"cuda_graph_impl"`
+	NoBiasSwiGLU        bool     `key:"no_bias_swiglu_fusion"`
+	NoMask              bool     `key:"no_create_attention_mask_in_dataloader"`
+	MasksDocuments      bool     `key:"dataloader_inter_document_masking"`
 
 	Experts         int64   `key:"num_experts"`
 	ExpertHidden    int64   `key:"moe_ffn_hidden_size"`
@@ -114,6 +138,8 @@ type Megatron struct {
 	SharedExpert    int64   `key:"moe_shared_expert_intermediate_size"`
 	LayerFrequency  string  `key:"moe_layer_freq"`
 	Capacity        float64 `key:"moe_expert_capacity_factor"`
+	PadsToCapacity  bool    `key:"moe_pad_expert_input_to_capacity"`
+	SharedGate      bool    `key:"moe_shared_expert_gate"`
 	LatentAttention bool    `key:"multi_latent_attention"`
 	QueryRank       int64   `key:"q_lora_rank"`
 	KeyRank         int64   `key:"kv_lora_rank"`
@@ -123,7 +149,10 @@ type Megatron struct {
 	Predictions     int64   `key:"mtp_num_layers"`
 
 	Notes []Note
-	given *strict.Reader
+	// Unset are variables that conditions of the script ask for and the script does not set. Looped are those that its
+	// loops and cases set, which are left out.
+	Unset, Looped []string
+	given         *strict.Reader
 }
 
 //go:embed megatron_flags.txt
@@ -146,8 +175,9 @@ func megatronRule() strict.Rule {
 			micro_batch_size global_batch_size num_layers_per_virtual_pipeline_stage vocab_size
 			num_virtual_stages_per_pipeline_rank microbatch_group_size_per_virtual_pipeline_stage num_experts
 			moe_ffn_hidden_size moe_shared_expert_intermediate_size q_lora_rank mtp_num_layers ddp_bucket_size
-			expert_tensor_parallel_size recompute_num_layers`),
-		none.For("decoder_first_pipeline_num_layers decoder_last_pipeline_num_layers vocab_extra_ids seed"),
+			expert_tensor_parallel_size recompute_num_layers padded_vocab_size ddp_num_buckets`),
+		none.For("optimizer_state_offload_chunk_size_mb decoder_first_pipeline_num_layers "+
+			"decoder_last_pipeline_num_layers vocab_extra_ids seed"),
 		one.Default(1).For(`num_query_groups tensor_model_parallel_size pipeline_model_parallel_size
 			context_parallel_size expert_model_parallel_size num_distributed_optimizer_instances`),
 		strict.Boolean().Lax().For(`group_query_attention use_flash_attn deterministic_mode swiglu squared_relu
@@ -155,11 +185,16 @@ func megatronRule() strict.Rule {
 			account_for_embedding_in_pipeline_split account_for_loss_in_pipeline_split sequence_parallel bf16 fp16
 			fp8_param_gather use_distributed_optimizer overlap_grad_reduce overlap_param_gather
 			accumulate_allreduce_grads_in_fp32 grad_reduce_in_bf16 use_precision_aware_optimizer optimizer_cpu_offload
-			offload_optimizer_states no_gradient_accumulation_fusion defer_embedding_wgrad_compute
+			offload_optimizer_states no_pin_cpu_grads no_pin_cpu_params chunked_optimizer_state_offload
+			no_gradient_accumulation_fusion defer_embedding_wgrad_compute
 			cross_entropy_loss_fusion no_bias_gelu_fusion no_bias_swiglu_fusion moe_grouped_gemm
-			multi_latent_attention`),
+			multi_latent_attention use_rotary_position_embeddings no_position_embedding quick_geglu no_pad_vocab_size
+			ddp_pad_buckets_for_high_nccl_busbw recompute_activations moe_layer_recompute
+			moe_pad_expert_input_to_capacity moe_shared_expert_gate no_create_attention_mask_in_dataloader
+			dataloader_inter_document_masking`),
 		strict.Text().For("vocab_file tokenizer_model cuda_graph_impl"),
-		strict.Text().Or(strict.Integer()).For("pipeline_model_parallel_layout moe_layer_freq"),
+		strict.Text().Or(strict.Integer()).For(
+			"pipeline_model_parallel_layout moe_layer_freq nproc_per_node nnodes"),
 		strict.Keys{
 			"position_embedding_type": kind("learned_absolute rope none yarn mrope relative"),
 			"attention_backend":       kind("auto flash fused unfused local"),
@@ -171,7 +206,8 @@ func megatronRule() strict.Rule {
 			"optimizer":        kind("adam sgd muon dist_muon lion soap adaptive_muon"),
 			"main_grads_dtype": kind("fp32 bf16"), "main_params_dtype": kind("fp32 fp16"),
 			"exp_avg_dtype": kind("fp32 fp16 bf16 fp8"), "exp_avg_sq_dtype": kind("fp32 fp16 bf16 fp8"),
-			"optimizer_offload_fraction": drop.Default(1.), "recompute_granularity": strict.Text("full", "selective"),
+			"optimizer_offload_fraction": drop.Default(1.), "optimizer_state_offload_fraction": drop.Default(1.),
+			"recompute_granularity":     strict.Text("full", "selective"),
 			"recompute_method":          strict.Text("uniform", "block"),
 			"recompute_modules":         strict.List(strict.Text()).Or(strict.Text()),
 			"cross_entropy_fusion_impl": kind("native te"), "moe_router_topk": one.Default(2),
@@ -195,7 +231,7 @@ func ReadMegatron(arguments string) (*Megatron, error) {
 		}
 		file, text = arguments, read
 	}
-	d, script, err := parseMegatron(file, text)
+	d, source, err := parseMegatron(file, text)
 	if err != nil {
 		return nil, err
 	}
@@ -203,62 +239,103 @@ func ReadMegatron(arguments string) (*Megatron, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &Megatron{Script: script, given: r, FileTokens: tokensIn(r.Word("vocab_file"))}
+	m := &Megatron{Script: source.script, given: r, FileTokens: tokensIn(r.Word("vocab_file"))}
 	r.Fill(m)
 	m.Notes = r.Notes
+	m.Unset, m.Looped = source.unset, source.looped
+	processes, err := strconv.ParseInt(r.Word("nproc_per_node"), 10, 32)
+	nodes, err2 := strconv.ParseInt(cmp.Or(r.Word("nnodes"), "1"), 10, 32)
+	if err == nil && err2 == nil && processes > 0 && nodes > 0 {
+		m.Ranks, m.RanksPerNode = processes*nodes, processes
+	}
 	return m, nil
 }
 
+// source is what a script says beside the arguments.
+type source struct {
+	script        string
+	unset, looped []string
+}
+
 // parseMegatron returns arguments as a document with a member for each, and the name of the script.
-func parseMegatron(file string, text []byte) (*strict.Document, string, error) {
+func parseMegatron(file string, text []byte) (*strict.Document, source, error) {
 	if strict.IsYAML(file) || strings.HasPrefix(strings.TrimSpace(string(text)), "{") {
 		d, err := strict.Parse(file, text)
 		if err != nil {
-			return nil, "", err
+			return nil, source{}, err
 		}
-		return megatronYAML(d)
+		d, err = megatronYAML(d)
+		return d, source{}, err
 	}
-	variables, script := map[string]string{}, ""
+	read := &shell{values: map[string]word{}, lists: map[string][]word{}}
+	read.run(string(text))
+	launch, err := training(file, read)
+	if err != nil {
+		return nil, source{}, err
+	}
 	d := &strict.Document{File: file, Text: text, Root: &strict.Value{Kind: '{'}}
-	for _, line := range shellCommands(string(text)) {
-		for len(line) > 0 && assignment.MatchString(line[0].text) && !strings.Contains(line[0].text, "=(") {
-			name, is, _ := strings.Cut(line[0].text, "=")
-			variables[name] = expand(is, variables)
-			line = line[1:]
+	script := ""
+	var launcher []word
+	for i, w := range launch {
+		if strings.HasSuffix(w.text, ".py") {
+			script = strings.TrimSuffix(filepath.Base(w.text), ".py")
+			launcher, launch = launch[:i], launch[i+1:]
+			break
 		}
-		for _, w := range line {
-			if base := filepath.Base(w.text); strings.HasPrefix(base, "pretrain_") {
-				script = strings.TrimSuffix(base, filepath.Ext(base))
-			}
-		}
-		for i := range line { // the elements of an array of Bash
-			line[i].text = strings.TrimSuffix(line[i].text, ")")
-		}
-		d.Root.Members = append(d.Root.Members, commandMembers(line, variables)...)
 	}
-	d.Root.Members = withoutLauncher(d.Root.Members)
+	d.Root.Members = withoutLauncher(commandMembers(launcher, nil), commandMembers(launch, nil))
 	if len(d.Root.Members) == 0 {
-		return nil, "", fault.File(file).Inputf("there are no arguments of Megatron-LM").
+		return nil, source{}, fault.File(file).Inputf("there are no arguments of Megatron-LM").
 			WithHint("give arguments such as --num-layers 32 --hidden-size 4096")
 	}
-	return d, script, nil
+	return d, source{script, read.unset, read.looped}, nil
 }
 
-// withoutLauncher removes the arguments of torchrun, and all of one name but the last, which counts.
-func withoutLauncher(members []strict.Member) []strict.Member {
-	launcher := strings.Fields("nproc_per_node nnodes node_rank master_addr master_port rdzv_endpoint rdzv_backend " +
-		"rdzv_id")
-	last := map[string]int{}
-	for i, m := range members {
-		last[m.Name] = i
-	}
-	var kept []strict.Member
-	for i, m := range members {
-		if last[m.Name] == i && !slices.Contains(launcher, m.Name) {
-			kept = append(kept, m)
+// training returns the command that trains: the only one with a Python script and arguments of a model, or all words
+// of all commands and arrays if none has.
+func training(file string, s *shell) ([]word, error) {
+	var found [][]word
+	for _, c := range s.commands {
+		isScript := func(w word) bool { return strings.HasSuffix(w.text, ".py") && !strings.Contains(w.text, " ") }
+		isSize := func(w word) bool { return strings.Contains(w.text, "-layers") || w.text == "--hidden-size" }
+		if slices.ContainsFunc(c, isScript) && slices.ContainsFunc(c, isSize) && c[0].text != "echo" {
+			found = append(found, c)
 		}
 	}
-	return kept
+	if len(found) > 1 {
+		return nil, fault.File(file).Inputf("the script starts %d trainings", len(found)).
+			WithHint("give the arguments of one")
+	}
+	if len(found) == 1 {
+		return found[0], nil
+	}
+	var all []word
+	for _, name := range slices.Sorted(maps.Keys(s.lists)) {
+		all = append(all, s.lists[name]...)
+	}
+	for _, c := range s.commands {
+		all = append(all, c...)
+	}
+	return all, nil
+}
+
+// withoutLauncher returns the last argument of each name. Of the launcher's it keeps the number of ranks.
+func withoutLauncher(launcher, members []strict.Member) []strict.Member {
+	var list []strict.Member
+	kept := []string{"nproc_per_node", "nnodes"}
+	for _, m := range launcher {
+		if slices.Contains(kept, m.Name) {
+			list = append(list, m)
+		}
+	}
+	dropped := strings.Fields("node_rank master_addr master_port rdzv_endpoint rdzv_backend rdzv_id standalone " +
+		"max_restarts log_dir tee redirects")
+	for _, m := range members {
+		if !slices.Contains(dropped, m.Name) {
+			list = append(list, m)
+		}
+	}
+	return list
 }
 
 // largestVocabulary is the limit of a file with a vocabulary.
@@ -281,12 +358,12 @@ func tokensIn(file string) int64 {
 }
 
 // megatronYAML returns the arguments of a YAML file: its MODEL_ARGS, as in Megatron-LM's functional tests, or all keys.
-func megatronYAML(d *strict.Document) (*strict.Document, string, error) {
+func megatronYAML(d *strict.Document) (*strict.Document, error) {
 	if m := d.Root.Member("MODEL_ARGS"); m != nil {
 		d = &strict.Document{File: d.File, Text: d.Text, Root: m.Value}
 	}
 	if d.Root.Kind != '{' {
-		return nil, "", d.Inputf(d.Root.At, "expected arguments of Megatron-LM, found %v", d.Root)
+		return nil, d.Inputf(d.Root.At, "expected arguments of Megatron-LM, found %v", d.Root)
 	}
 	for i := range d.Root.Members {
 		m := &d.Root.Members[i]
@@ -303,7 +380,25 @@ func megatronYAML(d *strict.Document) (*strict.Document, string, error) {
 			}
 		}
 	}
-	return d, "", nil
+	return d, nil
+}
+
+// Others returns the given arguments that no field has, without those that are false, none or zero.
+func (m *Megatron) Others() []string {
+	planned := map[string]bool{"nproc_per_node": true, "nnodes": true}
+	for f := range reflect.TypeFor[Megatron]().Fields() {
+		planned[f.Tag.Get("key")] = true
+	}
+	var list []string
+	for _, member := range m.given.Document.Root.Members {
+		v := member.Value
+		isOff := v.Kind == 'f' || v.Kind == 'n' || v.Kind == '"' && strings.EqualFold(v.Text, "none") ||
+			v.Kind == '0' && v.Text == "0"
+		if !planned[member.Name] && !isOff {
+			list = append(list, member.Name)
+		}
+	}
+	return list
 }
 
 // Gives reports whether an argument was given.

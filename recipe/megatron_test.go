@@ -70,6 +70,75 @@ func TestReadMegatron(t *testing.T) {
 	}
 }
 
+const megatronJobScript = `#!/bin/bash
+GPUS=${GPUS_PER_NODE:-4}
+NODES=2; SIZE=7B
+FP8=false
+[ -z "$TP" ] && TP=2
+[[ $SIZE == 7B ]] || LAYERS=99
+if [ $SIZE = 7B ]; then
+  LAYERS=12
+  model=" --hidden-size 512 \
+    --num-attention-heads 8 "
+elif [ $SIZE = 70B ]; then
+  LAYERS=80
+else
+  LAYERS=1
+fi
+ARGS=(
+  --num-layers ${LAYERS} # a comment
+  --moe-layer-freq "'([0]*3+[1]*9)'"
+)
+if [[ "$FP8" == "true" || $FP8 -eq 1 ]]; then
+  ARGS+=(--fp8-format hybrid
+    --fp8-param-gather)
+fi
+MORE=("--seq-length 1024" "--micro-batch-size 4")
+ARGS+=("${MORE[@]}")
+while [ $# -gt 0 ]; do
+  ARGS+=(--fp16)
+done
+run="torchrun --nproc_per_node $GPUS --nnodes $NODES pretrain_gpt.py ${ARGS[@]} $model"
+echo $run
+srun -N $NODES bash -c "echo start; torchrun --nproc_per_node=$GPUS --nnodes=$NODES pretrain_gpt.py \
+  --tensor-model-parallel-size $TP ${ARGS[*]} $model --bf16 --recompute-modules moe_act mlp"
+`
+
+// TestReadMegatronScript: conditions, arrays, variables and the launcher of a script are read as Bash runs them.
+func TestReadMegatronScript(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "train.sh")
+	for script, want := range map[string]string{
+		megatronJobScript: "",
+		"python pretrain_gpt.py --num-layers 2\npython pretrain_gpt.py --num-layers 4\n": "starts 2 trainings",
+		"A=(--num-layers 2\n":               "",
+		"if [ -z $A ]; then echo; fi; fi\n": "no arguments",
+	} {
+		if err := os.WriteFile(file, []byte(script), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		m, err := ReadMegatron(file)
+		if want != "" {
+			if err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("%s: %v, expected %q", script, err, want)
+			}
+			continue
+		}
+		if err != nil {
+			t.Errorf("%s: %v", script, err)
+			continue
+		}
+		if script != megatronJobScript {
+			continue
+		}
+		if m.Layers != 12 || m.Hidden != 512 || m.Sequence != 1024 || m.MicroBatch != 4 || m.Tensor != 2 || m.FP16 ||
+			m.FP8 != "" || !m.BF16 || m.LayerFrequency != "([0]*3+[1]*9)" || m.Ranks != 8 ||
+			m.Script != "pretrain_gpt" ||
+			strings.Join(m.Unset, " ") != "TP" || strings.Join(m.Looped, " ") != "ARGS" {
+			t.Errorf("%+v", m)
+		}
+	}
+}
+
 func TestReadMegatronRefuses(t *testing.T) {
 	for arguments, want := range map[string]string{
 		"--num-layer 12 --hidden-size 512":          `did you mean "num_layers"`,
@@ -103,6 +172,7 @@ func TestTokensIn(t *testing.T) {
 func FuzzMegatron(f *testing.F) {
 	f.Add("train.sh", []byte(megatronScript))
 	f.Add("model_config.yaml", []byte(megatronTest))
+	f.Add("job.sh", []byte(megatronJobScript))
 	f.Add("a", []byte("--num-layers 1 --moe-layer-freq '([0]*3+[1]*11)' --split 1,2 'x"))
 	f.Fuzz(func(t *testing.T, name string, text []byte) {
 		d, _, err := parseMegatron(name, text)

@@ -13,20 +13,28 @@ import (
 )
 
 // RunMegatron simulates the last rank of a pipeline stage of Megatron-LM on a GPU with an allocator of PyTorch.
-func RunMegatron(j *megatron.Job, stage int64, c allocator.Configuration, capacity ledger.Bytes) (Memory, error) {
-	s := &megatronRank{Job: j, gpu: newTrace(&replayed{CUDA: allocator.NewCUDA(c, capacity)}), stage: stage}
+// The second result is the rank's host memory, which has phases only if states are on the host.
+func RunMegatron(j *megatron.Job, stage int64, c allocator.Configuration, capacity ledger.Bytes) (gpu, onHost Memory,
+	err error) {
+	host := newTrace(&heap{Glibc: allocator.NewGlibc()})
+	s := &megatronRank{Job: j, gpu: newTrace(&replayed{CUDA: allocator.NewCUDA(c, capacity)}), stage: stage, host: host,
+		pinned: &pinnedMemory{allocator: allocator.NewPinned(c, j.Torch), host: host}}
 	for _, chunk := range j.Table[stage] {
 		s.chunks = append(s.chunks, &modelChunk{Chunk: chunk, parameters: j.Parameters(chunk)})
 	}
 	s.run()
 	if s.gpu.failed != nil {
-		return Memory{}, s.gpu.failure(capacity)
+		return Memory{}, Memory{}, s.gpu.failure(capacity)
+	}
+	if err := host.failure(0); err != nil {
+		return Memory{}, Memory{}, err
 	}
 	outside := []ledger.Holding{contextOf(j.Torch, j.GPU.Capability)}
 	if world := int(j.Degrees.World()); world > 1 {
 		outside = append(outside, ncclOf(world))
 	}
-	return Memory{Phases: s.gpu.phases, Outside: outside}, nil
+	return Memory{Phases: s.gpu.phases, Outside: outside},
+		Memory{Phases: host.phases, Outside: []ledger.Holding{usualProcess}}, nil
 }
 
 // modelChunk is a chunk of layers with its parameters.
@@ -70,7 +78,10 @@ type megatronRank struct {
 	gatherBuffer  int
 	holdsEngine   bool // the workspaces of Transformer Engine exist
 	states        []optimizerState
-	grads32       []int // fp32 copies of 16-bit gradients, until the next step
+	host          *trace
+	pinned        *pinnedMemory
+	chunked       []int64 // bytes of the moments of each parameter that chunked offload has on the host
+	grads32       []int   // fp32 copies of 16-bit gradients, until the next step
 }
 
 func (s *megatronRank) hold(bytes int64, component ledger.Component, why func() string) int {
@@ -86,7 +97,7 @@ func (s *megatronRank) run() {
 		}
 		s.makeParameters(buffers)
 	})
-	s.gpu.phase(ledger.Initialize, ledger.Once, func() { s.makeOptimizer(buffers) })
+	s.both(ledger.Initialize, ledger.Once, func() { s.makeOptimizer(buffers) })
 	for _, iteration := range []ledger.Iteration{ledger.First, ledger.Steady} {
 		for _, id := range s.grads32 {
 			s.gpu.Free(id)
@@ -94,7 +105,7 @@ func (s *megatronRank) run() {
 		s.grads32 = nil
 		s.offload()
 		s.passes(iteration)
-		s.gpu.phase(ledger.Step, iteration, func() { s.step(buffers, iteration) })
+		s.both(ledger.Step, iteration, func() { s.step(buffers, iteration) })
 	}
 }
 
@@ -134,17 +145,25 @@ func (s *megatronRank) buffersOf(c *modelChunk) []gradientBuffer {
 func (s *megatronRank) place(b *gradientBuffer, shards int64) {
 	limit := int64(1) << 62
 	if s.OverlapGradients {
-		if limit = max(40_000_000, 1_000_000*shards); s.BucketSize > 0 {
+		limit = max(40_000_000, 1_000_000*shards)
+		switch {
+		case s.Buckets > 0:
+			limit = s.elements() / s.Buckets
+		case s.BucketSize > 0:
 			limit = s.BucketSize
 		}
 	}
 	up := func(n, unit int64) int64 { return (n + unit - 1) / unit * unit }
+	unit := leastMultiple(shards, 128)
+	if s.WideBuckets {
+		unit = leastMultiple(unit, 1<<16)
+	}
 	b.pieces = make([]int64, len(b.parameters))
 	starts := make([]int64, len(b.parameters))
 	first, begin, at := 0, int64(0), int64(0)
 	end := func(next int) {
 		if s.Distributed {
-			at = up(at, leastMultiple(shards, 128))
+			at = up(at, unit)
 		}
 		mine := at - (at-begin)/shards
 		for i := first; i < next; i++ {
@@ -169,6 +188,17 @@ func (s *megatronRank) place(b *gradientBuffer, shards int64) {
 		end(len(b.parameters))
 	}
 	b.elements = at
+}
+
+// elements returns the number of parameters of the rank.
+func (s *megatronRank) elements() int64 {
+	var sum int64
+	for _, c := range s.chunks {
+		for _, p := range c.parameters {
+			sum += p.Elements
+		}
+	}
+	return sum
 }
 
 func leastMultiple(a, b int64) int64 {
@@ -239,48 +269,11 @@ func (s *megatronRank) holdFP8(b gradientBuffer) {
 	}
 }
 
-// makeOptimizer allocates master weights.
-func (s *megatronRank) makeOptimizer(buffers []gradientBuffer) {
-	if s.ParameterType != dtype.F32 && !s.PrecisionAware {
-		s.each(buffers, func(elements int64) { s.holdState(4*elements, ledger.MasterWeights, s.whyMaster) })
-	}
-}
-
 func (s *megatronRank) whyMaster() string {
 	if s.Distributed {
 		return "master weights in fp32 of the rank's part of each bucket (distrib_optimizer.py)"
 	}
 	return "master weights in fp32 of all parameters (Float16OptimizerWithFloat16Params)"
-}
-
-// optimizerState is a tensor of the optimizer. It has no block while it is on the host.
-type optimizerState struct {
-	bytes     int64
-	component ledger.Component
-	why       func() string
-	id        int
-}
-
-func (s *megatronRank) holdState(bytes int64, component ledger.Component, why func() string) {
-	s.states = append(s.states, optimizerState{bytes, component, why, s.hold(bytes, component, why)})
-}
-
-// offload moves all tensors of the optimizer to the host, and reload brings them back, with
-// --offload-optimizer-states.
-func (s *megatronRank) offload() {
-	for _, x := range s.states {
-		if s.OffloadStates {
-			s.gpu.Free(x.id)
-		}
-	}
-}
-
-func (s *megatronRank) reload() {
-	for i, x := range s.states {
-		if s.OffloadStates {
-			s.states[i].id = s.hold(x.bytes, x.component, x.why)
-		}
-	}
 }
 
 // each calls body for what the optimizer of the rank updates of every parameter.
@@ -301,6 +294,7 @@ func (s *megatronRank) each(buffers []gradientBuffer, body func(elements int64))
 // step makes the moments in the first step, and what 16-bit gradients need.
 func (s *megatronRank) step(buffers []gradientBuffer, iteration ledger.Iteration) {
 	s.reload()
+	defer s.window(iteration)()
 	if s.GradientType == dtype.F16 {
 		s.each(buffers, func(elements int64) {
 			s.grads32 = append(s.grads32, s.hold(4*elements, ledger.MasterGradients, func() string {
@@ -311,31 +305,6 @@ func (s *megatronRank) step(buffers []gradientBuffer, iteration ledger.Iteration
 	if iteration == ledger.First {
 		s.makeMoments(buffers)
 	}
-}
-
-// makeMoments makes the moments. With --optimizer-cpu-offload the first parameters have theirs on the host, as many as
-// the fraction asks for (hybrid_optimizer.py).
-func (s *megatronRank) makeMoments(buffers []gradientBuffer) {
-	var all, host int64
-	s.each(buffers, func(elements int64) { all += elements })
-	limit := int64(0)
-	if s.CPUOffload {
-		limit = int64(float64(all) * s.OffloadFraction)
-	}
-	why := because("exp_avg in %s and exp_avg_sq in %s (FusedAdam)", s.ExpAvg, s.ExpAvgSq)
-	if s.CPUOffload {
-		why = because("states of %s of %s elements; --optimizer-cpu-offload has the others on the host",
-			ledger.Count(all-min(limit, all)), ledger.Count(all))
-	}
-	s.each(buffers, func(elements int64) {
-		if host < limit {
-			host += elements
-			return
-		}
-		for _, size := range s.stateSizes() {
-			s.holdState(size*elements, ledger.OptimizerStates, why)
-		}
-	})
 }
 
 // stateSizes returns the bytes of an element of each state.

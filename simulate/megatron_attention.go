@@ -103,8 +103,8 @@ func (p *megatronPass) saving(o autograd.Operation, inputs ...*autograd.Tensor) 
 
 // narrow runs a linear layer that every rank has in full.
 func (p *megatronPass) narrow(x *autograd.Tensor, name string, out int64) *autograd.Tensor {
-	return p.do(p.saving(autograd.Operation{Inputs: with(x, p.weight(name+".weight"))}, x), x.Elements/p.Hidden*out,
-		false)
+	return p.do(p.savingInput(autograd.Operation{Inputs: with(x, p.weight(name+".weight"))}, x),
+		x.Elements/p.Hidden*out, false)
 }
 
 // crossAttend runs the attention of a decoder on the encoder's output.

@@ -38,8 +38,17 @@ func (p *megatronPass) linear(x *autograd.Tensor, name string, out int64, adds b
 		p.gather(gathered)
 		gathered = 0
 	}
-	return p.do(p.saving(autograd.Operation{Inputs: with(x, w, bias), Scratch: gathered, BackwardScratch: gathered}, x),
-		rows*out, false)
+	return p.do(p.savingInput(autograd.Operation{Inputs: with(x, w, bias), Scratch: gathered,
+		BackwardScratch: gathered}, x), rows*out, false)
+}
+
+// savingInput has a linear layer save its input, in fp8 if it computes in fp8.
+func (p *megatronPass) savingInput(o autograd.Operation, x *autograd.Tensor) autograd.Operation {
+	if p.FP8 == "" || p.discarded[x] {
+		return p.saving(o, x)
+	}
+	o.Outputs = append(o.Outputs, autograd.Output{Elements: x.Elements, DType: dtype.U8, Saved: true})
+	return o
 }
 
 // rows returns the rows of the input of a column parallel layer, gathered.
@@ -56,7 +65,7 @@ func (p *megatronPass) project(x *autograd.Tensor, name string) *autograd.Tensor
 	w := p.weight(name + ".weight")
 	in := w.Elements / p.Hidden
 	rows := x.Elements / in
-	o := autograd.Operation{Inputs: with(x, w), Saved: with(x)}
+	o := p.savingInput(autograd.Operation{Inputs: with(x, w)}, x)
 	if p.gathered(1) > 0 {
 		o.Scratch, o.BackwardScratch = p.size(rows*p.Hidden), p.size(rows*p.Hidden)
 		rows /= p.Degrees.Tensor

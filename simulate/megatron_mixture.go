@@ -53,6 +53,9 @@ func (p *megatronPass) routed() (sent, received int64) {
 	share := p.Imbalance
 	if p.Capacity > 0 {
 		share = min(share, p.Capacity)
+		if p.PadsToCapacity {
+			share = p.Capacity
+		}
 	}
 	return sent, int64(float64(sent*p.Degrees.ExpertTensor) * share)
 }
@@ -138,12 +141,12 @@ func (p *megatronPass) experts(x *autograd.Tensor, tokens int64) *autograd.Tenso
 		second = append(second, with(p.weight(name+"linear_fc2.weight"))...)
 		bias = append(bias, with(p.weight(name+"linear_fc1.bias"), p.weight(name+"linear_fc2.bias"))...)
 	}
-	y := p.do(autograd.Operation{Inputs: append(with(x), first...), Saved: with(x)}, tokens*width*p.Gates(), false)
+	y := p.do(p.savingInput(autograd.Operation{Inputs: append(with(x), first...)}, x), tokens*width*p.Gates(), false)
 	p.tape.Drop(x)
 	act := func(y *autograd.Tensor) *autograd.Tensor {
 		return p.tape.Scope(func() *autograd.Tensor {
 			z := p.do(autograd.Operation{Inputs: append(with(y), bias...), Saved: with(y)}, tokens*width, false)
-			if p.SwiGLU { // fused with the probabilities
+			if p.Gates() > 1 { // fused with the probabilities
 				return z
 			}
 			return p.do(autograd.Operation{Inputs: with(z), Saved: with(z), Scratch: 4 * z.Elements}, z.Elements, false)
@@ -154,7 +157,7 @@ func (p *megatronPass) experts(x *autograd.Tensor, tokens int64) *autograd.Tenso
 		p.discard(z)
 	}
 	p.tape.Drop(y)
-	y = p.do(p.saving(autograd.Operation{Inputs: append(with(z), second...)}, z), tokens*p.Hidden, false)
+	y = p.do(p.savingInput(autograd.Operation{Inputs: append(with(z), second...)}, z), tokens*p.Hidden, false)
 	p.tape.Drop(z)
 	if !p.GroupedGEMM && p.Experts/p.Degrees.Expert > 1 { // the results of experts are joined
 		y = p.pass(y, y.Elements)

@@ -136,6 +136,9 @@ func (p *megatronPass) loadBatch() []int {
 
 // maskBytes returns the size of the attention mask, one byte for each pair of tokens.
 func (p *megatronPass) maskBytes() int64 {
+	if p.NoMask || p.MasksDocuments {
+		return 0
+	}
 	if p.Kind == megatron.GPT || p.Attention == "unfused" || p.Attention == "local" {
 		return p.MicroBatch * p.Sequence * p.Sequence
 	}

@@ -17,10 +17,13 @@ func process(j *job.Job) ledger.Holding {
 			Why: "a process that has imported torch and transformers and not used CUDA: 723 MiB resident with torch " +
 				"2.15 and transformers 5.23"}
 	}
-	return ledger.Holding{Component: ledger.PythonProcess, Bytes: processBytes,
-		Why: "a process that has imported torch and transformers and used CUDA: 2.96 GB resident, as PEFT's authors " +
-			"measured (README of PEFT 0.2)"}
+	return usualProcess
 }
+
+// usualProcess is a process that trains on a GPU.
+var usualProcess = ledger.Holding{Component: ledger.PythonProcess, Bytes: processBytes,
+	Why: "a process that has imported torch and transformers and used CUDA: 2.96 GB resident, as PEFT's authors " +
+		"measured (README of PEFT 0.2)"}
 
 const (
 	processBytes    = 2960 * 1000 * 1000 * ledger.Bytes(1)

@@ -35,6 +35,7 @@ func megatronFlags(c *cobra.Command, o *megatronOptions) {
 
 // besideMegatron are the flags that say something beside Megatron-LM's arguments.
 var besideMegatron = []string{"megatron", "vocabulary", "expert-imbalance", "gpus", "nodes", "gpu", "gpu-memory",
+	"host-memory",
 	"torch", "alloc-conf", "explain", "out", "json", "format", "color"}
 
 // planMegatron plans a training with Megatron-LM.
@@ -61,7 +62,8 @@ func planMegatron(c *cobra.Command, o planOptions) (*report.PlanDocument, error)
 		return nil, err
 	}
 	request := megatron.Request{World: int64(o.request.GPUs) * int64(max(1, o.request.Nodes)),
-		Vocabulary: int64(o.megatron.vocabulary), Imbalance: o.megatron.imbalance}
+		Vocabulary: int64(o.megatron.vocabulary), Imbalance: o.megatron.imbalance,
+		PerNode: int64(o.request.GPUs), HostMemory: o.request.HostMemory}
 	if request.Torch, err = release.Parse(cmp.Or(o.request.Torch, "2.13.0")); err != nil {
 		return nil, &fault.Input{What: "--torch", Err: err}
 	}
