@@ -13,10 +13,7 @@ bytes at its peak and at its end. Cases are "trained", "frozen" (the encoder is)
 linear modules of the language model, recomputed).
 """
 
-import contextlib
-import io
 import json
-import os
 import pathlib
 import sys
 import tempfile
@@ -24,9 +21,9 @@ import tempfile
 import torch
 import transformers
 
+from isolated import measure
+
 HERE = pathlib.Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parents[1] / "scripts" / "measure"))
-import train  # noqa: E402
 
 VISION = "vision_tower,vision_model,visual.patch_embed,visual.blocks,visual.pos_embed,visual.deepstack"
 LORA = {"peft_type": "LORA", "r": 8, "target_modules": r".*(language_model|text_model).*\.(q_proj|v_proj|down_proj)"}
@@ -39,27 +36,6 @@ CASES = {
     "adapted": ["--gradient-checkpointing", "--lora"],
 }
 SIZES = {"qwen3": "128x192", "qwen": "112x168", "mistral3": "112x140"}
-
-
-def measure(arguments):
-    """Runs the script in a process of its own: it changes torch."""
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(reader)
-        sys.argv = ["train.py", *arguments]
-        text = io.StringIO()
-        with contextlib.redirect_stdout(text):
-            train.main()
-        with os.fdopen(writer, "w") as pipe:
-            pipe.write(text.getvalue())
-        os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader) as pipe:
-        text = pipe.read()
-    if os.waitpid(child, 0)[1] != 0:
-        sys.exit(f"{arguments}: the training failed")
-    return json.loads(text)
 
 
 def main():
