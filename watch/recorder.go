@@ -217,16 +217,26 @@ func (r *Recorder) addKernelKills(counted bool) {
 			pids = append(pids, p.PID)
 		}
 	}
-	lines := host.KernelKills(pids, r.logEnd)
-	for wait := time.Now().Add(lateLine); counted && r.logEnd > 0 && len(lines) == 0 && time.Now().Before(wait); {
-		time.Sleep(20 * time.Millisecond)
-		lines = host.KernelKills(pids, r.logEnd)
+	var wait time.Duration
+	if counted && r.logEnd > 0 {
+		wait = lateLine
 	}
-	if len(lines) > 0 {
+	if lines := awaited(func() []string { return host.KernelKills(pids, r.logEnd) }, wait); len(lines) > 0 {
 		record := samples.Record{Time: r.now(), Output: &samples.Output{Rank: samples.NoRank,
 			Stream: samples.KernelStream, Lines: lines}}
 		r.kernel = append(r.kernel, record)
 		r.file.write(&record)
+	}
+}
+
+// awaited reads until there are lines, or for so long.
+func awaited(read func() []string, wait time.Duration) []string {
+	end := time.Now().Add(wait)
+	for {
+		if lines := read(); len(lines) > 0 || !time.Now().Before(end) {
+			return lines
+		}
+		time.Sleep(20 * time.Millisecond)
 	}
 }
 

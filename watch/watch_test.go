@@ -480,3 +480,37 @@ func FuzzMark(f *testing.F) {
 		}
 	})
 }
+
+// TestAwaited: a line about a kill may come late, or not at all.
+func TestAwaited(t *testing.T) {
+	reads := 0
+	late := func() []string {
+		if reads++; reads < 3 {
+			return nil
+		}
+		return []string{"Killed process 7"}
+	}
+	if lines := awaited(late, time.Minute); len(lines) != 1 || reads != 3 {
+		t.Errorf("%q after %d reads, want the line of the third", lines, reads)
+	}
+	reads = 0
+	if lines := awaited(late, 0); lines != nil || reads != 1 {
+		t.Errorf("%q after %d reads, want one read if nothing is awaited", lines, reads)
+	}
+	if lines := awaited(func() []string { return nil }, 50*time.Millisecond); lines != nil {
+		t.Errorf("%q without any line", lines)
+	}
+}
+
+// TestKillsBetween compares the counters of kills of two readings.
+func TestKillsBetween(t *testing.T) {
+	group := func(kills int64) []samples.Counter { return []samples.Counter{{Name: "group", Kills: kills}} }
+	for _, c := range []struct {
+		before, after []samples.Counter
+		want          bool
+	}{{group(2), group(2), false}, {group(2), group(3), true}, {nil, group(1), true}, {group(1), nil, false}} {
+		if got := killsBetween(c.before, c.after); got != c.want {
+			t.Errorf("%v to %v: %v, want %v", c.before, c.after, got, c.want)
+		}
+	}
+}
