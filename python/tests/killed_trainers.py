@@ -70,7 +70,10 @@ def main(device, mode, socket, kills, seed):
     StateOffload(torch.optim.AdamW(parameters())).close()  # imports all that the children need
     chance, until, finished, killed = random.Random(int(seed)), 2 * int(kills) + 10, 0, 0
     pid, said = child(device, mode, socket, until, "whole")
+    assert said.readline().strip() == "new"
+    began = time.monotonic()
     expected = said.read().splitlines()[-1]
+    step = (time.monotonic() - began) / until  # so that a fast host does not end before all kills
     assert os.waitpid(pid, 0)[1] == 0
     while True:
         pid, said = child(device, mode, socket, until, "killed")
@@ -78,7 +81,7 @@ def main(device, mode, socket, kills, seed):
         assert found in ("new", "whole", "redo"), found or "the trainer has failed"
         finished += found == "redo"
         if killed < int(kills):
-            time.sleep(chance.random() * 0.03)
+            time.sleep(chance.random() * 2.5 * step)
             os.kill(pid, signal.SIGKILL)
         rest = said.read().splitlines()
         status = os.waitpid(pid, 0)[1]
