@@ -110,7 +110,7 @@ func TestArchiveHoldsNoMoreThanTheFile(t *testing.T) {
 				t.Fatal(err)
 			}
 			var err error
-			took := taken(func() { _, err = OpenTorch(t.Context(), path, nil) })
+			took := taken(func() { _, err = OpenTorch(t.Context(), path, BesideTorch{}, nil) })
 			var input *fault.Input
 			if !errors.As(err, &input) || !strings.Contains(err.Error(), test.says) {
 				t.Errorf("%v, want %q", err, test.says)

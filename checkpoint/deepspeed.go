@@ -346,7 +346,7 @@ func (z *zero) readRank3(a *archive, rank int, document any) error {
 		return fmt.Errorf(`%d "fp32_flat_groups" and %d "param_shapes", expected as many`, len(masters), len(z.groups))
 	}
 	for number, master := range masters {
-		group, ok := groups[int64(number)]
+		group, ok := groups.numbers[int64(number)]
 		if !ok {
 			return fmt.Errorf("subgroup %d is in no parameter group", number)
 		}

@@ -20,7 +20,7 @@ import (
 
 var distcpKind = kind{
 	"checkpoint of torch.distributed.checkpoint",
-	"save the model and the state of AdamW with torch.distributed.checkpoint.save, as docs/checkpoints.md says",
+	"save the model and the optimizer with torch.distributed.checkpoint.save, as docs/checkpoints.md says",
 }
 
 // distcpPart is the part of all parameters of a checkpoint of torch.distributed.checkpoint.
@@ -44,7 +44,7 @@ func metadataClass(c class) bool {
 }
 
 // OpenDistributed opens a checkpoint that torch.distributed.checkpoint.save has written, of a
-// model and its AdamW by the names of parameters, as get_state_dict gives them. It reads
+// model and its optimizer by the names of parameters, as get_state_dict gives them. It reads
 // every number of the two and verifies the archives' own checksums.
 func OpenDistributed(ctx context.Context, path string, progress func(bytes int64)) (*Checkpoint, error) {
 	d := &distcp{ctx: ctx, kind: distcpKind, path: path, progress: progress, names: map[string]bool{}}
@@ -99,6 +99,7 @@ type savedTensor struct {
 	shape  []int64
 	chunks []savedChunk // in the order of their elements
 	before []int64      // the shape before Megatron has flattened it, or nil
+	isBF16 bool
 }
 
 // savedChunk is a part of a tensor.
@@ -144,7 +145,7 @@ func (d *distcp) readMetadata(document any) error {
 			d.blobs[key] = where[blobKey(key, nil)]
 			continue
 		}
-		t := &savedTensor{}
+		t := &savedTensor{isBF16: typeOf(e.value) == any(class{"torch", "bfloat16"})}
 		if t.shape, ok = sizes(attribute(e.value, "size")); !ok {
 			return fmt.Errorf("%q has no size", key)
 		}
@@ -168,6 +169,17 @@ func (d *distcp) readMetadata(document any) error {
 	}
 	d.keys = slices.Sorted(maps.Keys(d.tensors))
 	return nil
+}
+
+// typeOf returns the dtype of a tensor. It is the first of its properties.
+func typeOf(of any) any {
+	properties := attribute(of, "properties")
+	if o, ok := properties.(*object); ok {
+		if t, ok := o.state.(tuple); ok && len(t) > 0 {
+			return t[0]
+		}
+	}
+	return attribute(properties, "dtype")
 }
 
 func blobKey(key string, offsets []int64) string { return fmt.Sprint(offsets, key) }
@@ -224,13 +236,16 @@ func (d *distcp) readParameters() error {
 
 // findState finds the parameters that have a state, and what all keys of states begin with.
 func (d *distcp) findState() (prefix string, err error) {
+	moments := allMoments()
 	for _, key := range slices.Concat(d.keys, slices.Sorted(maps.Keys(d.blobs))) {
 		m := stateKey.FindStringSubmatch(key)
 		switch {
+		case strings.HasSuffix(key, "."+muonOption):
+			return "", errMuon
 		case m == nil:
 			continue
-		case m[3] != "exp_avg" && m[3] != "exp_avg_sq" && m[3] != "step":
-			return "", fmt.Errorf("%q is no state of AdamW: expected step, exp_avg and exp_avg_sq", key)
+		case m[3] != "step" && !moments[m[3]]:
+			return "", fmt.Errorf("%q is no state of Adam, Lion, Adagrad or SGD", key)
 		case prefix != "" && m[1] != prefix:
 			return "", fmt.Errorf("it has the state of two optimizers, %q and %q, expected one", prefix, m[1])
 		}
@@ -241,6 +256,23 @@ func (d *distcp) findState() (prefix string, err error) {
 		return "", errors.New("it has no state of an optimizer, such as optim.state.NAME.exp_avg")
 	}
 	return prefix, nil
+}
+
+// momentKeys returns the algorithm whose moments a parameter has, and their keys. state is what the keys of the
+// parameter's states begin with.
+func (d *distcp) momentKeys(state string) (kernel.Algorithm, []string, error) {
+	own := &dict{}
+	for component := range allMoments() {
+		if d.tensors[state+"."+component] != nil {
+			own.entries = append(own.entries, entry{component, true})
+		}
+	}
+	algorithm, moments, err := momentsIn(own)
+	keys := make([]string, len(moments))
+	for i, component := range moments {
+		keys[i] = state + "." + component
+	}
+	return algorithm, keys, err
 }
 
 // findModel returns what the keys of all parameters begin with.
@@ -300,12 +332,16 @@ func (d *distcp) readGroups(prefix string) (map[string]int, error) {
 
 // addParameter adds a parameter, each chunk to a shard of its own.
 func (d *distcp) addParameter(name string, group int, master, state string) error {
-	step, err := d.readStep(state + ".step")
+	algorithm, keys, err := d.momentKeys(state)
+	if err != nil {
+		return err
+	}
+	step, err := d.readStep(algorithm, state+".step")
 	if err != nil {
 		return err
 	}
 	streams := make([]*savedTensor, 0, 3)
-	for _, key := range []string{master, state + ".exp_avg", state + ".exp_avg_sq"} {
+	for _, key := range append([]string{master}, keys...) {
 		t := d.tensors[key]
 		if t == nil {
 			return fmt.Errorf("it has no tensor %q", key)
@@ -329,7 +365,7 @@ func (d *distcp) addParameter(name string, group int, master, state string) erro
 		if err != nil {
 			return err
 		}
-		return d.rank(0).add(whole, kernel.Adam, step, at)
+		return d.rank(0).add(whole, algorithm, step, at)
 	}
 	for number, c := range streams[0].chunks {
 		p := whole
@@ -345,7 +381,7 @@ func (d *distcp) addParameter(name string, group int, master, state string) erro
 			}
 			at = append(at, l)
 		}
-		if err := d.rank(number).add(p, kernel.Adam, step, at); err != nil {
+		if err := d.rank(number).add(p, algorithm, step, at); err != nil {
 			return err
 		}
 	}
@@ -388,13 +424,18 @@ func (d *distcp) gridsOf(streams []*savedTensor) ([]numbers, error) {
 	return all, nil
 }
 
-func (d *distcp) gridOf(t *savedTensor) (grid, error) {
+func (d *distcp) gridOf(t *savedTensor) (grid, error) { return d.gridWith(t, (*archive).locate) }
+
+// locator returns where the numbers of a tensor are in its archive.
+type locator func(a *archive, tensor torchTensor, shape []int64) (location, error)
+
+func (d *distcp) gridWith(t *savedTensor, locate locator) (grid, error) {
 	var blocks []*block
 	for _, c := range t.chunks {
 		if slices.Contains(c.sizes, 0) {
 			continue
 		}
-		at, err := d.locate(c)
+		at, err := d.locateWith(c, locate)
 		if err != nil {
 			return grid{}, err
 		}
@@ -432,28 +473,30 @@ func rowsOf(c savedChunk, shape []int64) (shard.Range, error) {
 }
 
 // readStep reads the step of a parameter, a tensor or a number.
-func (d *distcp) readStep(key string) (step int64, err error) {
+func (d *distcp) readStep(algorithm kernel.Algorithm, key string) (step int64, err error) {
 	b := d.blobs[key]
 	if t := d.tensors[key]; t != nil && len(t.chunks) == 1 {
 		b = t.chunks[0].blob
 	}
 	if b.file == "" {
-		return 0, fmt.Errorf("it has no %q", key)
+		return (*archive)(nil).stepOf(algorithm, nil)
 	}
 	return step, d.withBlob(b, func(a *archive, document any) error {
-		step, err = a.stepOf(kernel.Adam, document)
+		step, err = a.stepOf(algorithm, document)
 		return err
 	})
 }
 
 // locate returns where the numbers of a chunk begin.
-func (d *distcp) locate(c savedChunk) (at location, err error) {
+func (d *distcp) locate(c savedChunk) (location, error) { return d.locateWith(c, (*archive).locate) }
+
+func (d *distcp) locateWith(c savedChunk, locate locator) (at location, err error) {
 	return at, d.withBlob(c.blob, func(a *archive, document any) error {
 		tensor, ok := document.(torchTensor)
 		if !ok {
 			return fmt.Errorf("%s, expected a tensor", shown(document))
 		}
-		at, err = a.locate(tensor, c.sizes)
+		at, err = locate(a, tensor, c.sizes)
 		return err
 	})
 }

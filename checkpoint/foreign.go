@@ -54,6 +54,16 @@ func (p location) read(open opener, first int64, b []byte) error {
 	return nil
 }
 
+// stored are numbers that lie in files as they are.
+type stored interface {
+	// spans calls use for each span of numbers that lie one behind the other.
+	spans(first, count int64, use func(at location, count int64) error) error
+}
+
+func (p location) spans(first, count int64, use func(at location, count int64) error) error {
+	return use(p.after(first), count)
+}
+
 // section is numbers from one of them on.
 type section struct {
 	numbers
@@ -62,6 +72,14 @@ type section struct {
 
 func (s section) read(open opener, first int64, b []byte) error {
 	return s.numbers.read(open, s.first+first, b)
+}
+
+func (s section) spans(first, count int64, use func(at location, count int64) error) error {
+	p, ok := s.numbers.(stored)
+	if !ok {
+		return errors.New("its numbers are not in a file as they are")
+	}
+	return p.spans(s.first+first, count, use)
 }
 
 // add adds a piece that has elements: its master weights and its moments.

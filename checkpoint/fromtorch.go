@@ -19,13 +19,30 @@ var torchKind = kind{
 		`as docs/checkpoints.md says`,
 }
 
+// BesideTorch is what a file of torch.save may lack. Trainers keep weights in files of their own, and give states numbers
+// instead of names.
+type BesideTorch struct {
+	Names   string   // a JSON list of the names of the parameters, in the order of the optimizer's
+	Weights []string // files with the weights, of safetensors or torch.save
+}
+
 // OpenTorch opens a file that [Checkpoint.WriteTorch], or a program with torch.save,
 // has written. The result is a checkpoint of one rank that can be converted. OpenTorch
 // reads every number and verifies the archive's own checksums.
-func OpenTorch(ctx context.Context, path string, progress func(bytes int64)) (*Checkpoint, error) {
+func OpenTorch(
+	ctx context.Context, path string, beside BesideTorch, progress func(bytes int64),
+) (*Checkpoint, error) {
+	t := &torchFile{}
+	var err error
+	if t.names, err = readNames(beside.Names); err != nil {
+		return nil, err
+	}
+	if t.weights, err = readWeights(ctx, beside.Weights, progress); err != nil {
+		return nil, err
+	}
 	var c *Checkpoint
-	err := withArchive(ctx, path, torchKind, quantizedClass, progress, func(a *archive, document any) (err error) {
-		t := &torchFile{archive: a}
+	err = withArchive(ctx, path, torchKind, quantizedClass, progress, func(a *archive, document any) (err error) {
+		t.archive = a
 		if err := t.understand(document); err != nil {
 			return err
 		}
@@ -41,34 +58,98 @@ func OpenTorch(ctx context.Context, path string, progress func(bytes int64)) (*C
 type torchFile struct {
 	*archive
 	foreign
-	quantized string // the class of quantized moments
+	names     []string          // of all parameters, from a file of their own
+	weights   map[string]weight // from files of their own
+	quantized string            // the class of quantized moments
+}
+
+// torchParameter is a parameter of an optimizer. Its key is a number or, in full states of FSDP, its name.
+type torchParameter struct {
+	key   any
+	name  string
+	group int
 }
 
 // understand finds the parameters and their tensors in the document.
 func (t *torchFile) understand(document any) error {
-	groups, err := groupsOf(member(document, "param_groups"))
+	parameters, err := parametersOf(document, t.names)
 	if err != nil {
 		return err
 	}
-	states, masters := byKey[int64](member(document, "state")), byKey[string](member(document, "master"))
-	names := items(member(document, "names"))
-	if len(names) == 0 {
-		return errors.New(`it has no list "names" of the parameters`)
-	}
-	if len(names) < len(groups) {
-		return fmt.Errorf(`it has %d "names", but %d parameters in "param_groups"`, len(names), len(groups))
-	}
-	for i, item := range names {
-		name, isName := item.(string)
-		group, isIn := groups[int64(i)]
-		if !isName || !isIn {
-			return fmt.Errorf("parameter %d, %s, has no name or is in no parameter group", i, shown(item))
+	groups := items(member(document, "param_groups"))
+	states, masters := stateByKey(member(document, "state")), byKey[string](member(document, "master"))
+	for _, p := range parameters {
+		if member(groups[p.group], muonOption) != nil {
+			return errMuon
 		}
-		if err := t.add(name, group, masters[name], states[int64(i)]); err != nil {
-			return fmt.Errorf("parameter %q: %w", name, err)
+		state, err := plainState(states[p.key], groups[p.group])
+		if err == nil {
+			err = t.add(p.name, p.group, masters[p.name], state)
+		}
+		if err != nil {
+			return fmt.Errorf("parameter %q: %w", p.name, err)
 		}
 	}
 	return nil
+}
+
+// parametersOf returns the parameters of an optimizer in the order of their keys. Names are in the document or, in the
+// order of the parameters, in a list beside it.
+func parametersOf(document any, names []string) ([]torchParameter, error) {
+	groups, err := groupsOf(member(document, "param_groups"))
+	if err != nil {
+		return nil, err
+	}
+	list := items(member(document, "names"))
+	switch given := len(groups.named) > 0 || list != nil; {
+	case given && names != nil:
+		return nil, errors.New("it has names of its own, and names are given beside it")
+	case len(groups.named) > 0:
+		return groups.named, nil
+	case list != nil:
+		if names, err = namesOf(list); err != nil {
+			return nil, err
+		}
+	case names == nil:
+		names = groups.names
+	}
+	if len(names) == 0 {
+		return nil, errors.New(`it has no list "names" of the parameters`)
+	}
+	if len(names) < len(groups.numbers) {
+		return nil, fmt.Errorf(`it has %d "names", but %d parameters in "param_groups"`, len(names), len(groups.numbers))
+	}
+	parameters, seen := make([]torchParameter, len(names)), map[string]bool{}
+	for i, name := range names {
+		group, isIn := groups.numbers[int64(i)]
+		if !isIn || seen[name] {
+			return nil, fmt.Errorf("parameter %d, %q, is in no parameter group, or its name is given twice", i, name)
+		}
+		seen[name] = true
+		parameters[i] = torchParameter{int64(i), name, group}
+	}
+	return parameters, nil
+}
+
+func namesOf(list []any) ([]string, error) {
+	names := make([]string, len(list))
+	for i, item := range list {
+		name, ok := item.(string)
+		if !ok {
+			return nil, fmt.Errorf("parameter %d, %s, has no name", i, shown(item))
+		}
+		names[i] = name
+	}
+	return names, nil
+}
+
+// stateByKey returns the state of each parameter, by number or name.
+func stateByKey(state any) map[any]any {
+	states := map[any]any{}
+	for _, e := range entries(state) {
+		states[e.key] = e.value
+	}
+	return states
 }
 
 // byKey returns the values of a dict whose keys have a type, by key.
@@ -82,36 +163,87 @@ func byKey[K comparable](of any) map[K]any {
 	return values
 }
 
+// groups are the parameter groups of an optimizer.
+type groups struct {
+	numbers map[int64]int    // the group of each parameter that has a number
+	named   []torchParameter // parameters that have a name instead
+	names   []string         // of the numbered parameters, where the optimizer was given them
+}
+
 // groupsOf returns the parameter group of each parameter.
-func groupsOf(list any) (map[int64]int, error) {
-	groups := map[int64]int{}
+func groupsOf(list any) (groups, error) {
+	all := groups{numbers: map[int64]int{}}
+	seen := map[any]bool{}
 	for group, item := range items(list) {
-		for _, item := range items(member(item, "params")) {
-			number, ok := item.(int64)
-			if _, twice := groups[number]; !ok || twice {
-				return nil, fmt.Errorf("parameter %s of parameter group %d is no number, or is listed twice",
+		own := items(member(item, "params"))
+		for _, item := range own {
+			number, isNumber := item.(int64)
+			name, isName := item.(string)
+			if !isNumber && !isName || seen[item] {
+				return all, fmt.Errorf("parameter %s of parameter group %d is no number, or is listed twice",
 					shown(item), group)
 			}
-			groups[number] = group
+			seen[item] = true
+			if isName {
+				all.named = append(all.named, torchParameter{item, name, group})
+			} else {
+				all.numbers[number] = group
+			}
+		}
+		names := items(member(item, "param_names"))
+		if len(names) != len(own) {
+			continue
+		}
+		for i, name := range names { // the optimizer numbers its parameters from 0 on
+			if name, ok := name.(string); ok && own[i] == any(int64(len(all.names))) {
+				all.names = append(all.names, name)
+			}
 		}
 	}
-	return groups, nil
+	if len(all.named) > 0 && len(all.numbers) > 0 {
+		return all, errors.New("some of its parameters have numbers, and others names")
+	}
+	return all, nil
 }
 
 // algorithmOf tells from the moments in a state which algorithm it is of. It returns their names, too.
 func algorithmOf(state any) (a kernel.Algorithm, moments []string, err error) {
 	for _, name := range kernel.AlgorithmNames() {
 		a, _ = kernel.ParseAlgorithm(name) // is one
-		moments = nil
-		for _, s := range (kernel.Format{Algorithm: a}).MomentStreams() {
-			moments = append(moments, string(s.Component))
-		}
+		moments = momentNames(a)
 		if !slices.ContainsFunc(moments, func(m string) bool { return member(state, m) == nil }) {
 			return a, moments, nil
 		}
 	}
 	return a, nil, errors.New(`its "state" has no moments of Adam, Lion, Adagrad or SGD`)
 }
+
+// momentNames returns the names of an algorithm's moments.
+func momentNames(a kernel.Algorithm) []string {
+	var names []string
+	for _, s := range (kernel.Format{Algorithm: a}).MomentStreams() {
+		names = append(names, string(s.Component))
+	}
+	return names
+}
+
+// allMoments returns the names of the moments of all algorithms.
+func allMoments() map[string]bool {
+	all := map[string]bool{}
+	for _, name := range kernel.AlgorithmNames() {
+		a, _ := kernel.ParseAlgorithm(name) // is one
+		for _, moment := range momentNames(a) {
+			all[moment] = true
+		}
+	}
+	return all
+}
+
+// muonOption is an option of Muon's parameter groups. Its momentum has the name of SGD's.
+const muonOption = "ns_steps"
+
+var errMuon = errors.New("it is the state of Muon, whose momentum plimsoll has in checkpoints of states, and convert " +
+	"neither reads nor writes these")
 
 // maxStateMembers is far above the number of members that any optimizer has. All members
 // are read for each parameter, and parameters may share a state in the file.
@@ -123,9 +255,9 @@ func (t *torchFile) add(name string, group int, master, state any) error {
 	if err != nil {
 		return err
 	}
-	weights, ok := master.(torchTensor)
-	if !ok {
-		return errors.New(`it has no tensor in "master"`)
+	weights, err := t.weightOf(name, master)
+	if err != nil {
+		return err
 	}
 	p := shard.Piece{Name: name, Shape: weights.shape, Group: group}
 	if p.Count, err = p.Elements(); err != nil || p.Count == 0 { // no shard has an empty piece
@@ -164,14 +296,29 @@ func momentsIn(state any) (kernel.Algorithm, []string, error) {
 	return algorithm, moments, nil
 }
 
+// weightOf returns the weights of a parameter, which are in the file or in one beside it.
+func (t *torchFile) weightOf(name string, master any) (weight, error) {
+	tensor, ok := master.(torchTensor)
+	if w, isBeside := t.weights[name]; isBeside && !ok {
+		return w, nil
+	}
+	if !ok {
+		return weight{}, errors.New(`it has no tensor in "master"`)
+	}
+	if slices.Contains(tensor.shape, 0) { // its strides may be any
+		return weight{shape: tensor.shape}, nil
+	}
+	at, err := t.locate(tensor, tensor.shape)
+	if err != nil {
+		return weight{}, fmt.Errorf("master: %w", err)
+	}
+	return weight{tensor.shape, at}, nil
+}
+
 // placesOf returns where the master weights and the moments of a state begin. All have
 // the shape of the master weights.
-func (a *archive) placesOf(master torchTensor, moments []string, state any) ([]numbers, error) {
-	at, err := a.locate(master, master.shape)
-	if err != nil {
-		return nil, fmt.Errorf("master: %w", err)
-	}
-	places := []numbers{at}
+func (a *archive) placesOf(master weight, moments []string, state any) ([]numbers, error) {
+	places := []numbers{master.at}
 	for _, component := range moments {
 		moment, err := a.momentOf(member(state, component), master.shape)
 		if err != nil {

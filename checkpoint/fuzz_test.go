@@ -146,7 +146,7 @@ func FuzzTorch(f *testing.F) {
 		if err := os.WriteFile(path, archiveOf(t, text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		c, err := OpenTorch(t.Context(), path, nil)
+		c, err := OpenTorch(t.Context(), path, BesideTorch{}, nil)
 		readOrRefuse(t, c, err)
 	})
 }
@@ -330,7 +330,7 @@ func FuzzQuantized(f *testing.F) {
 		if err := os.WriteFile(path, archive.Bytes(), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		c, err := OpenTorch(t.Context(), path, nil)
+		c, err := OpenTorch(t.Context(), path, BesideTorch{}, nil)
 		readOrRefuse(t, c, err)
 	})
 }

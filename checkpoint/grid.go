@@ -12,6 +12,7 @@ import (
 type grid struct {
 	shape []int64
 	root  *cut
+	width int64 // bytes of a number
 }
 
 // cut is a part of a tensor that is cut along a dimension. Behind the last dimension it is
@@ -38,7 +39,7 @@ func newGrid(shape []int64, blocks []*block) (grid, error) {
 		}
 	}
 	root, err := cutAlong(shape, blocks, 0)
-	return grid{shape, root}, err
+	return grid{shape, root, 4}, err
 }
 
 func cutAlong(shape []int64, blocks []*block, dimension int) (*cut, error) {
@@ -85,14 +86,22 @@ func lastAt(starts []int64, number int64) int {
 }
 
 func (g grid) read(open opener, first int64, b []byte) error {
-	for len(b) > 0 {
+	return g.spans(first, int64(len(b))/4, func(at location, count int64) error {
+		own := b[:4*count]
+		b = b[4*count:]
+		return at.read(open, 0, own)
+	})
+}
+
+func (g grid) spans(first, count int64, use func(at location, count int64) error) error {
+	for count > 0 {
 		at, follow := g.run(first)
-		n := min(int64(len(b))/4, follow)
-		if err := at.read(open, 0, b[:4*n]); err != nil {
+		n := min(count, follow)
+		if err := use(at, n); err != nil {
 			return err
 		}
 		first += n
-		b = b[4*n:]
+		count -= n
 	}
 	return nil
 }
@@ -122,5 +131,7 @@ func (g grid) run(number int64) (location, int64) {
 	if part+1 < len(b.starts) {
 		follow = min(follow, b.starts[part+1]-inBlock)
 	}
-	return b.places[part].after(inBlock - b.starts[part]), follow
+	at := b.places[part]
+	at.offset += g.width * (inBlock - b.starts[part])
+	return at, follow
 }

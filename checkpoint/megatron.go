@@ -26,8 +26,11 @@ var megatronKind = kind{
 // megatronPart is the part of all parameters of Megatron's checkpoints.
 const megatronPart = "megatron"
 
-// maxLayers is far above the number of layers of any model.
-const maxLayers = 1 << 14
+// Far above the number of layers, or of experts in a layer, and of parameters of any model.
+const (
+	maxLayers     = 1 << 14
+	maxParameters = 1 << 20
+)
 
 // maxConfig is far above the size of the small files of such a checkpoint.
 const maxConfig = 1 << 16
@@ -43,25 +46,34 @@ func OpenMegatron(ctx context.Context, path string, progress func(bytes int64)) 
 	if err != nil {
 		return nil, err
 	}
-	m := &megatron{
+	return newMegatron(ctx, path, progress).open()
+}
+
+func newMegatron(ctx context.Context, path string, progress func(bytes int64)) *megatron {
+	return &megatron{
 		distcp: distcp{
 			ctx: ctx, kind: megatronKind, path: path, progress: progress, names: map[string]bool{}, inBlobs: anyClass,
 		},
 		keys: map[string]string{},
 	}
+}
+
+func (m *megatron) open() (*Checkpoint, error) {
 	return m.assemble(anyClass, megatronPart, m.readParameters)
 }
 
+// latestName is the file that names the latest iteration, and commonName the one that all ranks have in common.
+const latestName, commonName = "latest_checkpointed_iteration.txt", "common.pt"
+
 // latestIteration returns the folder of the iteration that a file in the folder names.
 func latestIteration(path string) (string, error) {
-	const name = "latest_checkpointed_iteration.txt"
-	text, err := readSmall(filepath.Join(path, name))
+	text, err := readSmall(filepath.Join(path, latestName))
 	if err != nil {
 		return path, nil
 	}
 	number, err := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 31)
 	if err != nil {
-		return "", megatronKind.wrong(filepath.Join(path, name), "it does not have the number of an iteration")
+		return "", megatronKind.wrong(filepath.Join(path, latestName), "it does not have the number of an iteration")
 	}
 	return filepath.Join(path, fmt.Sprintf("iter_%07d", number)), nil
 }
@@ -99,6 +111,12 @@ type megatron struct {
 	distcp
 	keys map[string]string // of the tensors of parameters: "exp_avg" and name -> key
 	step int64
+
+	// Where a checkpoint like this one has other numbers: the parameters themselves beside their master weights, and the
+	// archives of all tensors. Without weights, none of them is looked for.
+	weights  map[string]numbers
+	used     []blob
+	commonIn string // the blob that has the step, if it is not in common.pt
 }
 
 var (
@@ -155,8 +173,6 @@ func (m *megatron) note(key string) error {
 		return fmt.Errorf("%q is no state of AdamW: expected fp32_param, exp_avg and exp_avg_sq", key)
 	}
 	switch {
-	case strings.Contains("."+name, ".experts."):
-		return fmt.Errorf("%q is of a mixture of experts, which is not read", key)
 	case megatronHalf.MatchString(name):
 		return fmt.Errorf("%q is one half of a projection, as singleton_local_shards saves it: expected one tensor",
 			key)
@@ -168,7 +184,7 @@ func (m *megatron) note(key string) error {
 	return nil
 }
 
-// addParameter adds a parameter, or those of all layers.
+// addParameter adds the parameters of a key.
 func (m *megatron) addParameter(name string) error {
 	master := m.keys["fp32_param."+name]
 	if master == "" {
@@ -193,23 +209,79 @@ func (m *megatron) addParameter(name string) error {
 		}
 		shape, at = g.shape, append(at, g)
 	}
-	place := megatronLayers.FindStringIndex(name)
-	if place == nil {
+	if m.weights != nil {
+		g, err := m.noteForWriting(name, master, shape)
+		if err != nil {
+			return fmt.Errorf("%q: %w", name, err)
+		}
+		at = append(at, g...)
+	}
+	return m.addAll(name, shape, at)
+}
+
+// noteForWriting notes the archives of a parameter. It returns where the parameter itself is, beside its master weights.
+func (m *megatron) noteForWriting(name, master string, shape []int64) ([]numbers, error) {
+	for _, key := range []string{master, m.keys["exp_avg."+name], m.keys["exp_avg_sq."+name]} {
+		m.noteChunks(m.tensors[key])
+	}
+	t := m.tensors[name]
+	if master == name || t == nil {
+		return nil, nil
+	}
+	if t.before != nil || !slices.Equal(t.shape, shape) {
+		return nil, fmt.Errorf("the parameter has the shape %v, and its master weights %v", t.shape, shape)
+	}
+	m.noteChunks(t)
+	if t.isBF16 {
+		g, err := m.gridWith(t, func(a *archive, tensor torchTensor, sizes []int64) (location, error) {
+			if tensor.kind != "BFloat16Storage" {
+				return location{}, fmt.Errorf("a tensor with a %s, expected bf16", tensor.kind)
+			}
+			return a.locateBytes(tensor, sizes, 2)
+		})
+		g.width = 2
+		return []numbers{g}, err
+	}
+	g, err := m.gridOf(t)
+	return []numbers{g}, err
+}
+
+func (m *megatron) noteChunks(t *savedTensor) {
+	for _, c := range t.chunks {
+		if !slices.Contains(c.sizes, 0) {
+			m.used = append(m.used, c.blob)
+		}
+	}
+}
+
+// megatronExperts is in the key of a parameter that all experts of a layer share. Its tensor has a dimension for the
+// experts. One of them has localExperts in its name, as in the module of several experts.
+const megatronExperts, localExperts = ".experts.experts.", ".experts.local_experts."
+
+// addAll adds a parameter, or those of all layers and experts.
+func (m *megatron) addAll(name string, shape []int64, at []numbers) error {
+	before, after, ok := strings.Cut(name, megatronExperts)
+	if ok {
+		before += localExperts
+	}
+	if place := megatronLayers.FindStringIndex(name); place != nil {
+		before, after, ok = name[:place[1]-1], name[place[1]-1:], true
+	}
+	if !ok {
 		return m.add(name, shape, at)
 	}
 	if len(shape) == 0 || shape[0] > maxLayers {
-		return fmt.Errorf("all layers share it, but its first dimension is not that of up to %d layers: it has the "+
-			"shape %v", maxLayers, shape)
+		return fmt.Errorf("several layers or experts share it, but its first dimension is not that of up to %d: it has "+
+			"the shape %v", maxLayers, shape)
 	}
 	own := shard.Piece{Shape: shape[1:]}
 	count, _ := own.Elements() // a part of a shape with elements
-	for layer := range shape[0] {
+	for number := range shape[0] {
 		sections := make([]numbers, len(at))
 		for i := range at {
-			sections[i] = section{at[i], layer * count}
+			sections[i] = section{at[i], number * count}
 		}
-		of := name[:place[1]-1] + strconv.FormatInt(layer, 10) + "." + name[place[1]-1:]
-		if err := m.add(of, own.Shape, sections); err != nil {
+		if err := m.addAll(before+strconv.FormatInt(number, 10)+"."+after, own.Shape, sections); err != nil {
 			return err
 		}
 	}
@@ -222,7 +294,13 @@ func (m *megatron) add(name string, shape []int64, at []numbers) error {
 	if err := p.Validate(); err != nil {
 		return err
 	}
-	return m.rank(0).add(p, kernel.Adam, m.step, at)
+	if own := m.rank(0); len(own.pieces) >= maxParameters {
+		return fmt.Errorf("it has more than %d parameters", maxParameters)
+	}
+	if len(at) > 3 {
+		m.weights[name] = at[3]
+	}
+	return m.rank(0).add(p, kernel.Adam, m.step, at[:3])
 }
 
 // flattened returns the grid of a tensor that data parallel ranks divide. Its last
@@ -293,19 +371,18 @@ func (m *megatron) readCommon() error {
 		m.step, err = commonStep(a, member(document, "optimizer"))
 		return err
 	}
-	if b, ok := m.blobs["common_state/shard_0_1"]; ok {
+	const key = "common_state/shard_0_1"
+	if b, ok := m.blobs[key]; ok {
+		m.commonIn = key
 		return m.withBlob(b, use)
 	}
-	return withArchive(m.ctx, filepath.Join(m.path, "common.pt"), megatronKind, anyClass, nil, use)
+	return withArchive(m.ctx, filepath.Join(m.path, commonName), megatronKind, anyClass, nil, use)
 }
 
 // commonStep returns the step of an optimizer or of several chained ones, which is the
 // same for all parameter groups.
 func commonStep(a *archive, optimizer any) (int64, error) {
-	steps := stepsOf(optimizer)
-	for _, chained := range byKey[int64](optimizer) {
-		steps = append(steps, stepsOf(chained)...)
-	}
+	steps := allSteps(optimizer)
 	if len(steps) == 0 {
 		return 0, errors.New("its optimizer has no step")
 	}
@@ -323,6 +400,15 @@ func commonStep(a *archive, optimizer any) (int64, error) {
 		}
 	}
 	return first, nil
+}
+
+// allSteps returns the steps of an optimizer or of several chained ones.
+func allSteps(optimizer any) []any {
+	steps := stepsOf(optimizer)
+	for _, chained := range byKey[int64](optimizer) {
+		steps = append(steps, stepsOf(chained)...)
+	}
+	return steps
 }
 
 // stepsOf returns the steps that an optimizer's state has.

@@ -159,7 +159,7 @@ func TestQuantized(t *testing.T) {
 		fields := strings.SplitN(line, " ", 4)
 		of, component, parameter := fields[0], fields[1], fields[2]
 		if opened[of] == nil {
-			c, err := OpenTorch(t.Context(), torchaoFile(of), nil)
+			c, err := OpenTorch(t.Context(), torchaoFile(of), BesideTorch{}, nil)
 			if err != nil {
 				t.Fatal(err)
 			}

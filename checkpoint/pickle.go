@@ -4,8 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
-	"math/big"
-	"slices"
+	"math"
 )
 
 // pickler writes the few kinds of Python objects in a file of torch.save, in protocol 2
@@ -23,7 +22,9 @@ const (
 	opAppends    = "e"
 	opTuple      = "t"
 	opReduce     = "R"
+	opNewTrue    = "\x88"
 	opNewFalse   = "\x89"
+	opFloat      = "G"
 	opNone       = "N"
 	opGlobal     = "c"
 	opUnicode    = "X"
@@ -47,13 +48,48 @@ func (p *pickler) int(n int64) {
 		p.Write(binary.LittleEndian.AppendUint32(nil, uint32(n)))
 		return
 	}
-	// Little-endian two's complement. Sizes are never negative; the zero in
-	// front keeps the sign.
-	digits := append([]byte{0}, big.NewInt(n).Bytes()...)
-	slices.Reverse(digits)
+	digits := binary.LittleEndian.AppendUint64(nil, uint64(n)) // two's complement
 	p.WriteString(opLong)
 	p.WriteByte(byte(len(digits)))
 	p.Write(digits)
+}
+
+// value writes what options of an optimizer are made of. Tensors and objects are not among them: see isPlain.
+func (p *pickler) value(x any) {
+	switch x := x.(type) {
+	case nil:
+		p.WriteString(opNone)
+	case bool:
+		if x {
+			p.WriteString(opNewTrue)
+		} else {
+			p.WriteString(opNewFalse)
+		}
+	case int64:
+		p.int(x)
+	case float64:
+		p.WriteString(opFloat)
+		p.Write(binary.BigEndian.AppendUint64(nil, math.Float64bits(x)))
+	case string:
+		p.text(x)
+	case tuple:
+		p.tuple(func() { p.values(x) })
+	case *list:
+		p.list(func() { p.values(x.items) })
+	case *dict:
+		p.dict(func() {
+			for _, e := range x.entries {
+				p.value(e.key)
+				p.value(e.value)
+			}
+		})
+	}
+}
+
+func (p *pickler) values(all []any) {
+	for _, x := range all {
+		p.value(x)
+	}
 }
 
 func (p *pickler) global(module, name string) {

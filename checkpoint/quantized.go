@@ -19,10 +19,10 @@ func quantizedClass(c class) bool {
 	return strings.HasPrefix(c.module, "torchao.") && codeBits[c.name] > 0
 }
 
-// codeBits are the bits of a number in the states of torchao's optimizers.
-var codeBits = map[string]int64{"OptimState8bit": 8, "OptimState4bit": 4, "OptimStateFp8": 8}
+// codeBits are the bits of a number in the states of torchao's optimizers, and in those of bitsandbytes.
+var codeBits = map[string]int64{"OptimState8bit": 8, "OptimState4bit": 4, "OptimStateFp8": 8, blockwise: 8}
 
-// quantized is a tensor of torchao: a code for each number, and a scale for each block.
+// quantized is a tensor of torchao or bitsandbytes: a code for each number, and a scale for each block.
 type quantized struct {
 	codes, scales location
 	bits          int64     // of a code
@@ -56,10 +56,16 @@ func (a *archive) quantizedOf(o *object, shape []int64) (numbers, error) {
 	if q.bits == 0 || !isCodes || !isScales || len(scales.shape) != 1 || scales.shape[0] < 1 {
 		return nil, fmt.Errorf("%s, expected one with codes and a list of scales", shown(o))
 	}
-	if count%scales.shape[0] != 0 || count*q.bits%8 != 0 {
+	switch {
+	case o.module == bitsandbytes:
+		if q.block, err = blockOf(count, scales.shape[0]); err != nil {
+			return nil, err
+		}
+	case count%scales.shape[0] != 0 || count*q.bits%8 != 0:
 		return nil, fmt.Errorf("%d numbers with %d scales", count, scales.shape[0])
+	default:
+		q.block = count / scales.shape[0]
 	}
-	q.block = count / scales.shape[0]
 	if q.bits == 4 {
 		shape = []int64{count / 2}
 	}
@@ -121,7 +127,7 @@ func float8Values() []float32 {
 	return values
 }
 
-// read computes numbers as torchao does: the value of the code times the scale, in fp32.
+// read computes numbers as torchao and bitsandbytes do: the value of the code times the scale, in fp32.
 func (q quantized) read(open opener, first int64, b []byte) error {
 	end := first + int64(len(b))/4
 	from := first * q.bits / 8

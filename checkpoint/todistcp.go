@@ -36,9 +36,9 @@ func (c *Checkpoint) WriteDistributed(ctx context.Context, path string, progress
 func (c *Checkpoint) writeDistributed(
 	ctx context.Context, path string, limit int64, progress func(bytes int64),
 ) error {
-	if c.Algorithm() != kernel.Adam {
-		return fault.File(c.path).Inputf("it is the state of %v, and checkpoints of torch.distributed.checkpoint are "+
-			"written for Adam and AdamW", c.Algorithm()).WithHint("use --to torch")
+	if c.Algorithm() == kernel.SGD && c.step == 0 {
+		return fault.File(c.path).Inputf("it is the state of SGD before its first step, which has no momentum yet").
+			WithHint("use --to torch")
 	}
 	return writeFolder(path, func(folder string) error {
 		d := &distcpWriter{exporter: newExporter(c, io.Discard, progress), limit: limit}

@@ -31,6 +31,12 @@ import (
 // the order of the trainer's optimizer is not known. Memory does not grow with the
 // state.
 func (c *Checkpoint) WriteTorch(ctx context.Context, path string, progress func(bytes int64)) error {
+	return c.writeTorch(ctx, path, nil, progress)
+}
+
+func (c *Checkpoint) writeTorch(
+	ctx context.Context, path string, like *torchLike, progress func(bytes int64),
+) error {
 	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {
 		return fault.File(path).Inputf("expected a file to write: a file cannot replace the folder or device here").
 			WithHint("name a file")
@@ -41,7 +47,11 @@ func (c *Checkpoint) WriteTorch(ctx context.Context, path string, progress func(
 	}
 	defer file.Cleanup()
 	buffer := bufio.NewWriterSize(file, 1<<20)
-	if err := newExporter(c, buffer, progress).write(ctx); err != nil {
+	e := newExporter(c, buffer, progress)
+	if like != nil {
+		e.like, e.parameters = like, like.parameters
+	}
+	if err := e.write(ctx); err != nil {
 		return fmt.Errorf("%s: %w", path, err)
 	}
 	if err := buffer.Flush(); err != nil {
@@ -58,7 +68,8 @@ func (c *Checkpoint) WriteTorch(ctx context.Context, path string, progress func(
 // No two parameters share a storage: torch would count every step once for each of them.
 type exporter struct {
 	c          *Checkpoint
-	parameters []*parameter // by parameter group
+	parameters []*parameter // by parameter group, or as like has them
+	like       *torchLike   // the optimizer that shall load the file, or nil
 	roles      []kernel.Role
 	components []string // of the moments
 	archiveWriter
@@ -116,12 +127,18 @@ func (e *exporter) pickle() []byte {
 		p.text("state")
 		p.dict(func() {
 			for i, parameter := range e.parameters {
-				p.int(int64(i))
+				p.value(e.key(i))
 				p.dict(func() { e.state(&p, i, parameter) })
 			}
 		})
 		p.text("param_groups")
-		p.list(func() { e.groups(&p) })
+		p.list(func() {
+			if e.like != nil {
+				e.like.writeGroups(&p, e.c.step)
+				return
+			}
+			e.groups(&p)
+		})
 		p.text("names")
 		p.list(func() {
 			for _, parameter := range e.parameters {
@@ -140,10 +157,20 @@ func (e *exporter) pickle() []byte {
 	return p.Bytes()
 }
 
+// key returns the key of a parameter's state.
+func (e *exporter) key(i int) any {
+	if e.like != nil {
+		return e.like.keys[i]
+	}
+	return int64(i)
+}
+
 // state writes the optimizer state of a parameter.
 func (e *exporter) state(p *pickler, i int, parameter *parameter) {
-	p.text("step")
-	p.tensor(e.storage(i, stepStorage), nil)
+	if e.like == nil || !e.like.stepless[i] {
+		p.text("step")
+		p.tensor(e.storage(i, stepStorage), nil)
+	}
 	for number, component := range e.components {
 		p.text(component)
 		p.tensor(e.storage(i, masterStorage+1+number), parameter.Shape)

@@ -153,7 +153,7 @@ func TestTorchMakesTheFirstStep(t *testing.T) {
 
 // comeBack converts the export back, and compares it with the saved state.
 func comeBack(t *testing.T, exported string, job []Shard) {
-	c, err := OpenTorch(t.Context(), exported, nil)
+	c, err := OpenTorch(t.Context(), exported, BesideTorch{}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -243,7 +243,7 @@ func TestFromTorch(t *testing.T) {
 	folder := t.TempDir()
 	lines := strings.Split(strings.TrimSpace(python(t, saveInTorch, folder)), "\n")
 	t.Run("good", func(t *testing.T) {
-		c, err := OpenTorch(t.Context(), filepath.Join(folder, "good.pt"), nil)
+		c, err := OpenTorch(t.Context(), filepath.Join(folder, "good.pt"), BesideTorch{}, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -287,23 +287,23 @@ func TestFromTorch(t *testing.T) {
 		"thing":    {"a __main__.Thing, expected nothing but tensors"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, err := OpenTorch(t.Context(), filepath.Join(folder, name+".pt"), nil)
+			_, err := OpenTorch(t.Context(), filepath.Join(folder, name+".pt"), BesideTorch{}, nil)
 			mustSay(t, err, append(says, name+".pt")...)
 		})
 	}
 	t.Run("bf16", func(t *testing.T) { // moments that are widened
-		if _, err := OpenTorch(t.Context(), filepath.Join(folder, "bf16.pt"), nil); err != nil {
+		if _, err := OpenTorch(t.Context(), filepath.Join(folder, "bf16.pt"), BesideTorch{}, nil); err != nil {
 			t.Error(err)
 		}
 	})
 	t.Run("empty", func(t *testing.T) { // parameters without any element, which torch steps, too
-		c, err := OpenTorch(t.Context(), filepath.Join(folder, "empty.pt"), nil)
+		c, err := OpenTorch(t.Context(), filepath.Join(folder, "empty.pt"), BesideTorch{}, nil)
 		if err != nil || len(c.names) != 6 {
 			t.Errorf("%+v, %v, want the 6 parameters that have elements", c, err)
 		}
 	})
 	t.Run("SGD", func(t *testing.T) { // whose next step is dampened, as it is not the first
-		c, err := OpenTorch(t.Context(), filepath.Join(folder, "SGD.pt"), nil)
+		c, err := OpenTorch(t.Context(), filepath.Join(folder, "SGD.pt"), BesideTorch{}, nil)
 		if err != nil || c.Algorithm() != kernel.SGD || c.Step() != 1 {
 			t.Errorf("%+v, %v, want SGD after its first step", c, err)
 		}
@@ -325,7 +325,7 @@ func refuseDamage(t *testing.T, path string) {
 	for _, f := range archive.File {
 		if at, err := f.DataOffset(); err == nil && strings.Contains(f.Name, "/data/") && f.UncompressedSize64 > 100 {
 			poke(t, path, int(at)+50, text[at+50]^1)
-			_, err = OpenTorch(t.Context(), path, nil)
+			_, err = OpenTorch(t.Context(), path, BesideTorch{}, nil)
 			mustSay(t, err, path, f.Name)
 			break
 		}
@@ -333,8 +333,8 @@ func refuseDamage(t *testing.T, path string) {
 	if err := os.WriteFile(path, text[:len(text)/2], 0o644); err != nil {
 		t.Fatal(err)
 	}
-	_, err = OpenTorch(t.Context(), path, nil)
+	_, err = OpenTorch(t.Context(), path, BesideTorch{}, nil)
 	mustSay(t, err, path, "no optimizer state")
-	_, err = OpenTorch(t.Context(), path+"x", nil)
+	_, err = OpenTorch(t.Context(), path+"x", BesideTorch{}, nil)
 	mustSay(t, err, path+"x", "no such file")
 }

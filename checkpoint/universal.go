@@ -82,10 +82,10 @@ func universalGroups(a *archive, document any) (map[int64]int, int64, error) {
 	}
 	states := byKey[int64](member(member(document, "optimizer_state_dict"), "state"))
 	if len(states) == 0 {
-		return groups, -1, nil
+		return groups.numbers, -1, nil
 	}
 	step, err := a.stepOf(kernel.Adam, member(states[0], "step"))
-	return groups, step, err
+	return groups.numbers, step, err
 }
 
 // readUniversal adds the parameters of a group.

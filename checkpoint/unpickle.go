@@ -169,37 +169,45 @@ func (u *unpickler) findFetched() error {
 	text := u.text
 	defer func() { u.text = text }()
 	for {
-		opcode, err := u.take(1)
-		if err != nil {
+		opcode, operand, err := u.skip()
+		switch {
+		case err != nil:
 			return err
-		}
-		switch opcode := opcode[0]; opcode {
-		case '.': // STOP
+		case opcode == opStop[0]:
 			return nil
-		case 'h', 'j': // BINGET, LONG_BINGET
-			number, err := u.number(operands[opcode])
-			if err != nil {
+		case opcode != 'h' && opcode != 'j': // BINGET, LONG_BINGET
+			continue
+		}
+		if number := littleEndian(operand); !u.fetched[number] {
+			if err := u.charge(bytesOfMemo); err != nil {
 				return err
 			}
-			if !u.fetched[number] {
-				if err := u.charge(bytesOfMemo); err != nil {
-					return err
-				}
-				u.fetched[number] = true
-			}
-		case 'X', '\x8a', '\x8c': // BINUNICODE, LONG1, SHORT_BINUNICODE
-			_, err = u.counted(opcode)
-		case 'c': // GLOBAL
-			if _, err = u.line(); err == nil {
-				_, err = u.line()
-			}
-		default:
-			_, err = u.take(operands[opcode])
-		}
-		if err != nil {
-			return err
+			u.fetched[number] = true
 		}
 	}
+}
+
+// skip takes an opcode and its operand, without executing it.
+func (u *unpickler) skip() (opcode byte, operand []byte, err error) {
+	first, err := u.take(1)
+	if err != nil {
+		return 0, nil, err
+	}
+	switch opcode = first[0]; opcode {
+	case 'X', '\x8a', '\x8c': // BINUNICODE, LONG1, SHORT_BINUNICODE
+		operand, err = u.counted(opcode)
+	case 'c': // GLOBAL
+		if _, err = u.line(); err == nil {
+			_, err = u.line()
+		}
+	default:
+		operand, err = u.take(operands[opcode])
+	}
+	return opcode, operand, err
+}
+
+func littleEndian(b []byte) uint32 {
+	return binary.LittleEndian.Uint32(append(append(make([]byte, 0, 4), b...), 0, 0, 0)[:4])
 }
 
 // counted takes the operand of an opcode whose first bytes are its length.
@@ -242,7 +250,7 @@ func (u *unpickler) number(bytes int) (uint32, error) {
 	if err != nil {
 		return 0, err
 	}
-	return binary.LittleEndian.Uint32(append(append(make([]byte, 0, 4), b...), 0, 0, 0)[:4]), nil
+	return littleEndian(b), nil
 }
 
 func (u *unpickler) line() (string, error) {

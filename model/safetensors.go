@@ -42,6 +42,27 @@ type tensor struct {
 	at         int64
 }
 
+// SavedTensor is a tensor in a safetensors file.
+type SavedTensor struct {
+	Name   string
+	Type   dtype.Type
+	Shape  []int64
+	Offset int64 // in the file
+}
+
+// SavedTensors returns the tensors of a safetensors file, in the order of its data.
+func SavedTensors(path string) ([]SavedTensor, error) {
+	doc, tensors, err := readHeader(path)
+	if err != nil {
+		return nil, err
+	}
+	saved := make([]SavedTensor, len(tensors))
+	for i, t := range tensors {
+		saved[i] = SavedTensor{t.name, t.dtype, t.shape, 8 + int64(len(doc.Text)) + t.begin}
+	}
+	return saved, nil
+}
+
 func loadSafetensors(path, name string) (*Model, error) {
 	if part := partName.FindStringSubmatch(filepath.Base(path)); part != nil && part[1] != "00001" {
 		return nil, fault.File(path).Inputf("this file is one of several that hold the model together").

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -93,6 +94,8 @@ const (
 type conversion struct {
 	state, moments, to, from string
 	ranks                    int
+	names, like              string
+	weights                  []string
 }
 
 // choice is a flag with a list of values.
@@ -108,7 +111,8 @@ func (f *conversion) choices() []choice {
 		{"state", &f.state, "`format` of the master weights: VALUES", kernel.StateNames()},
 		{"moments", &f.moments, "`dtype` of the moments: VALUES; int8 for Adam and AdamW only, and never for " +
 			"embeddings and small parameters, which stay fp32", kernel.MomentNames()},
-		{"to", &f.to, "`format` of OUT: VALUES", []string{torchFormat, deepspeedFormat, distributedFormat}},
+		{"to", &f.to, "`format` of OUT: VALUES",
+			[]string{torchFormat, deepspeedFormat, distributedFormat, megatronFormat}},
 		{"from", &f.from, "`format` of PATH: VALUES",
 			[]string{torchFormat, deepspeedFormat, distributedFormat, megatronFormat}},
 	}
@@ -154,6 +158,12 @@ executed.`,
 	for _, f := range flags.choices() {
 		choiceFlag(command, f.value, f.name, "", f.usage, f.values)
 	}
+	command.Flags().StringVar(&flags.like, "like", "", "`PATH` of a state that the job has saved that shall load OUT: OUT "+
+		"has its order and all that is no state (--to torch and megatron)")
+	command.Flags().StringVar(&flags.names, "names", "", "`FILE` with a JSON list of the optimizer's parameters, where a "+
+		"file of torch.save has none")
+	command.Flags().StringArrayVar(&flags.weights, "weights", nil, "`FILE` of safetensors or torch.save with the weights, "+
+		"where a file of torch.save has none (repeat it for several)")
 	command.Flags().Var((*countFlag)(&flags.ranks), "ranks", "number of ranks to shard the state for")
 	return command
 }
@@ -180,6 +190,9 @@ func (f conversion) apply() (checkpoint.Conversion, error) {
 				WithHint("use " + strings.Join(flag.values, ", "))
 		}
 	}
+	if err := f.checkFiles(); err != nil {
+		return to, err
+	}
 	if f.to != "" && (f.state != "" || f.moments != "" || f.ranks != 0) {
 		return to, fault.Inputf("--to %s writes everything in fp32: --state, --moments and --ranks do not go with it",
 			f.to).WithHint("leave these flags out")
@@ -193,10 +206,26 @@ func (f conversion) apply() (checkpoint.Conversion, error) {
 	return to, nil
 }
 
+// checkFiles refuses files that the formats do not take.
+func (f conversion) checkFiles() error {
+	switch {
+	case f.to == megatronFormat && f.like == "":
+		return fault.Inputf("--to megatron needs a checkpoint that the job itself has saved").
+			WithHint("name it with --like, as docs/checkpoints.md says")
+	case f.like != "" && f.to != megatronFormat && f.to != torchFormat:
+		return fault.Inputf("--like goes with --to torch and --to megatron only").WithHint("leave --like out")
+	case len(f.weights) > 0 && f.from != torchFormat:
+		return fault.Inputf("--weights goes with --from torch only").WithHint("leave --weights out")
+	case f.names != "" && f.from != torchFormat && (f.to != torchFormat || f.like == ""):
+		return fault.Inputf("--names goes with --from torch, or with --to torch --like").WithHint("leave --names out")
+	}
+	return nil
+}
+
 func convert(c *cobra.Command, path, out string, flags conversion, to checkpoint.Conversion) error {
 	interruptible(c)
 	progress := newProgress(os.Stderr, c.ErrOrStderr())
-	opened, err := open(c, path, flags.from, progress)
+	opened, err := open(c, path, flags, progress)
 	if err != nil {
 		return err
 	}
@@ -204,20 +233,7 @@ func convert(c *cobra.Command, path, out string, flags conversion, to checkpoint
 		logTo(c)("the moments are of %s: the fp32 numbers that are written are the values of their codes", class)
 	}
 	if flags.to != "" {
-		write, reader := opened.WriteTorch, "torch.load"
-		switch flags.to {
-		case deepspeedFormat:
-			write, reader = opened.WriteUniversal, "DeepSpeed with load_universal"
-		case distributedFormat:
-			write, reader = opened.WriteDistributed, "torch.distributed.checkpoint.load"
-		}
-		progress.Begin("writing "+out, opened.ExportBytes())
-		defer progress.End()
-		if err := write(c.Context(), out, progress.Advance); err != nil {
-			return err
-		}
-		_, err := fmt.Fprintf(c.OutOrStdout(), "%s: step %d of %s, for %s\n", out, opened.Step(), opened.Path(), reader)
-		return err
+		return leave(c, opened, out, flags, progress)
 	}
 	progress.Begin("writing "+out, -1) // the size depends on the format
 	defer progress.End()
@@ -229,10 +245,42 @@ func convert(c *cobra.Command, path, out string, flags conversion, to checkpoint
 	return err
 }
 
+// leave writes the checkpoint for another program.
+func leave(
+	c *cobra.Command, opened *checkpoint.Checkpoint, out string, flags conversion, progress rehearse.Progress,
+) error {
+	write, reader := opened.WriteTorch, "torch.load"
+	switch {
+	case flags.to == deepspeedFormat:
+		write, reader = opened.WriteUniversal, "DeepSpeed with load_universal"
+	case flags.to == distributedFormat:
+		write, reader = opened.WriteDistributed, "torch.distributed.checkpoint.load"
+	case flags.to == megatronFormat:
+		reader = "Megatron with --load"
+		write = func(ctx context.Context, out string, advance func(int64)) error {
+			return opened.WriteMegatron(ctx, out, flags.like, advance)
+		}
+	case flags.like != "":
+		reader = "optimizer.load_state_dict"
+		write = func(ctx context.Context, out string, advance func(int64)) error {
+			return opened.WriteTorchLike(ctx, out, flags.like, flags.names, advance)
+		}
+	}
+	progress.Begin("writing "+out, opened.ExportBytes())
+	defer progress.End()
+	if err := write(c.Context(), out, progress.Advance); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintf(c.OutOrStdout(), "%s: step %d of %s, for %s\n", out, opened.Step(), opened.Path(), reader)
+	return err
+}
+
 // open opens the checkpoint to convert.
-func open(c *cobra.Command, path, from string, progress rehearse.Progress) (*checkpoint.Checkpoint, error) {
-	read := checkpoint.OpenTorch
-	switch from {
+func open(
+	c *cobra.Command, path string, flags conversion, progress rehearse.Progress,
+) (*checkpoint.Checkpoint, error) {
+	var read func(context.Context, string, func(int64)) (*checkpoint.Checkpoint, error)
+	switch flags.from {
 	case deepspeedFormat:
 		read = checkpoint.OpenDeepSpeed
 	case distributedFormat:
@@ -240,6 +288,10 @@ func open(c *cobra.Command, path, from string, progress rehearse.Progress) (*che
 	case megatronFormat:
 		read = checkpoint.OpenMegatron
 	case torchFormat:
+		read = func(ctx context.Context, path string, advance func(int64)) (*checkpoint.Checkpoint, error) {
+			beside := checkpoint.BesideTorch{Names: flags.names, Weights: flags.weights}
+			return checkpoint.OpenTorch(ctx, path, beside, advance)
+		}
 	default:
 		return checkpoint.Open(path)
 	}

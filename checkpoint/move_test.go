@@ -1,0 +1,303 @@
+package checkpoint
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"plimsoll/optim/kernel"
+	"plimsoll/optim/optimtest"
+)
+
+// inBitsandbytes makes files of torch.save of the tensors that bitsandbytes had, as testdata/bitsandbytes/make.py has
+// printed them: with the states of a parameter beside each other, and wrapped, as newer releases have them.
+const inBitsandbytes = `
+import sys, torch
+states = {}
+for line in open(sys.argv[1]):
+    kind, name, key, dtype, shape, data = line.split()
+    if dtype != "SHA-256":
+        dtype = {"torch.uint8": torch.uint8, "torch.float32": torch.float32}[dtype]
+        own = states.setdefault(kind, {}).setdefault(name, {})
+        own[key] = torch.frombuffer(bytearray.fromhex(data), dtype=dtype).view(eval(shape))
+for kind, of in states.items():
+    betas = (0.9, 0.999) if kind == "AdamW8bit" else (0.9, 0.99)
+    group = {"lr": 0.01, "betas": betas, "params": list(range(len(of)))}
+    master = {n: torch.ones_like(s["state1"], dtype=torch.float32) for n, s in of.items()}
+    def save(file, states, group=group):
+        torch.save({"state": dict(enumerate(states)), "param_groups": [group], "names": list(of), "master": master}, sys.argv[2] + "/" + file)
+    save(kind + ".pt", [{"step": 3, **s} for s in of.values()])
+    save(kind + "_wrapped.pt", [{"step": 3, "__bnb_optimizer_quant_state__": s} for s in of.values()])
+    save(kind + "_norm.pt", [{"step": 3, **s, "unorm_vec": torch.ones(1)} for s in of.values()])
+    save(kind + "_blocks.pt", [{"step": 3, **s, **({"absmax1": torch.ones(5)} if "absmax1" in s else {})} for s in of.values()])
+    save(kind + "_table.pt", [{"step": 3, **{k: v for k, v in s.items() if k != "qmap1"}} for s in of.values()])
+    save(kind + "_betas.pt", [{"step": 3, **s} for s in of.values()], {**group, "betas": (0.9, 0)})
+`
+
+// TestBitsandbytes reads 8-bit states of bitsandbytes. Every moment is what bitsandbytes dequantizes.
+func TestBitsandbytes(t *testing.T) {
+	folder, states := t.TempDir(), filepath.Join("testdata", "bitsandbytes", "states.txt")
+	python(t, inBitsandbytes, states, folder)
+	for _, name := range []string{"AdamW8bit", "AdamW8bit_wrapped", "Lion8bit", "Lion8bit_wrapped"} {
+		c, err := OpenTorch(t.Context(), filepath.Join(folder, name+".pt"), BesideTorch{}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		kind, _, _ := strings.Cut(name, "_")
+		want := map[string]kernel.Algorithm{"AdamW8bit": kernel.Adam, "Lion8bit": kernel.Lion}[kind]
+		if c.Algorithm() != want || c.Step() != 3 || c.Quantized() != "bitsandbytes.optim.optimizer.Optimizer8bit" {
+			t.Errorf("%s: %v at step %d, moments of %q", name, c.Algorithm(), c.Step(), c.Quantized())
+		}
+		compared := 0
+		for _, line := range linesIn(t, states) {
+			fields := strings.Fields(line)
+			if fields[0] != kind || fields[3] != "SHA-256" {
+				continue
+			}
+			compared++
+			if got := digestOf(t, c, fields[1], componentRoles[fields[2]]); got != fields[5] {
+				t.Errorf("%s: %s of %s is %s, want %s", name, fields[2], fields[1], got, fields[5])
+			}
+		}
+		if compared != 2*want.Moments() {
+			t.Errorf("%s: %d moments", name, compared)
+		}
+	}
+	for name, says := range map[string]string{
+		"AdamW8bit_norm": "unorm_vec, which plimsoll's Adam does not have", "AdamW8bit_blocks": "4355 numbers with 5 scales",
+		"AdamW8bit_table": "it has no qmap", "Lion8bit_betas": "only Lion's is read",
+	} {
+		_, err := OpenTorch(t.Context(), filepath.Join(folder, name+".pt"), BesideTorch{}, nil)
+		mustSay(t, err, says, name+".pt")
+	}
+}
+
+// inTorch trains, saves an optimizer in the forms that trainers have, and each form of an untrained one, whose numbers
+// are all 7. It shows the state, and then weights and state after another step.
+const inTorch = `
+import copy, json, os, sys, torch
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+kinds = ("AdamW", "SGD", "Adagrad")
+def network():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(40, 30), torch.nn.LayerNorm(30), torch.nn.Linear(30, 7))
+def step(model, optimizer):
+    model(torch.ones(5, 40)).square().sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+def made(kind, model, named=False):
+    of = list(model.named_parameters())
+    options = {"momentum": 0.9} if kind == "SGD" else {"betas": (0.8, 0.95)} if kind == "AdamW" else {}
+    def own(items): return items if named else [p for _, p in items]
+    return getattr(torch.optim, kind)([{"params": own([i for i in of if i[1].dim() > 1])}, {"params": own([i for i in of if i[1].dim() < 2]), "lr": 0.5}], lr=1e-2, **options)
+def forms(model, optimizer, named):
+    by_name = copy.deepcopy(get_optimizer_state_dict(model, optimizer)) # makes states where there are none
+    return {"numbered": optimizer.state_dict(), "given": named.state_dict(), "named": by_name}
+def show(model, optimizer):
+    return [f"{n} {key} {list(t.shape)} {t.detach().numpy().tobytes().hex()}\n" for n, p in model.named_parameters() for key, t in sorted({"weight": p, **optimizer.state[p]}.items())]
+`
+
+// trainsInTorch saves, and continuesInTorch loads what was made of it.
+const trainsInTorch = inTorch + `
+from safetensors.torch import save_file
+for kind in kinds:
+    folder = sys.argv[1] + "/" + kind
+    os.mkdir(folder)
+    model = network()
+    optimizer = made(kind, model)
+    for _ in range(3):
+        step(model, optimizer)
+    named = made(kind, model, True)
+    named.load_state_dict(optimizer.state_dict())
+    for name, saved in forms(model, optimizer, named).items():
+        torch.save(saved, f"{folder}/{name}.pt")
+        like = copy.deepcopy(saved)
+        for group in like["param_groups"]:
+            group["lr"] = group["lr"] * 2
+        for s in like["state"].values():
+            for key, t in s.items():
+                s[key] = torch.full_like(t, 7)
+        torch.save(like, f"{folder}/{name}_like.pt")
+    like["param_groups"][0]["thing"] = torch.zeros(3)
+    torch.save(like, f"{folder}/tensor_like.pt")
+    like["param_groups"][0].pop("thing")
+    like["param_groups"][0]["params"].pop()
+    torch.save(like, f"{folder}/fewer_like.pt")
+    ordered = [n for g in optimizer.param_groups for p in g["params"] for n, q in model.named_parameters() if p is q]
+    json.dump(ordered, open(folder + "/names.json", "w"))
+    torch.save(model.state_dict(), folder + "/weights.pt")
+    save_file(model.state_dict(), folder + "/weights.safetensors")
+    lines = show(model, optimizer)
+    for group in optimizer.param_groups:
+        group["lr"] *= 2
+    step(model, optimizer)
+    open(folder + "/want.txt", "w").writelines(lines + show(model, optimizer))
+`
+
+const continuesInTorch = inTorch + `
+from torch.distributed.checkpoint.state_dict import set_optimizer_state_dict
+for kind in kinds:
+    for form in ("numbered", "given", "named"):
+        file = f"{sys.argv[1]}/{kind}/{form}"
+        saved, like = (torch.load(file + end, weights_only=True) for end in ("_out.pt", "_like.pt"))
+        assert saved["param_groups"] == like["param_groups"], saved["param_groups"]
+        model = network()
+        optimizer = made(kind, model, form == "given")
+        model.load_state_dict(saved["master"])
+        if form == "named":
+            set_optimizer_state_dict(model, optimizer, {k: saved[k] for k in ("state", "param_groups")})
+        else:
+            optimizer.load_state_dict(saved)
+        lines = show(model, optimizer)
+        step(model, optimizer)
+        lines += show(model, optimizer)
+        want = open(f"{sys.argv[1]}/{kind}/want.txt").readlines()
+        lines = [l for l in lines if kind != "SGD" or " step " not in l] # which has none of its own
+        print(kind, form, len(lines), lines == want)
+`
+
+// TestTorchLike: an optimizer's state comes in from every form in which trainers save it, and goes out in the place of
+// another one. torch goes on from it, to the bit.
+func TestTorchLike(t *testing.T) {
+	all := t.TempDir()
+	python(t, trainsInTorch, all)
+	var want strings.Builder
+	for kind, tensors := range map[string]int{"AdamW": 48, "SGD": 24, "Adagrad": 36} {
+		in := func(name string) string { return filepath.Join(all, kind, name) }
+		for form, beside := range map[string]BesideTorch{
+			"numbered": {Names: in("names.json"), Weights: []string{in("weights.safetensors")}},
+			"given":    {Weights: []string{in("weights.pt")}}, "named": {Weights: []string{in("weights.pt")}},
+		} {
+			c, err := OpenTorch(t.Context(), in(form+".pt"), beside, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			own := reopened(t, c, Conversion{Ranks: 2})
+			if err := own.WriteTorchLike(t.Context(), in(form+"_out.pt"), in(form+"_like.pt"), beside.Names, nil); err != nil {
+				t.Fatal(err)
+			}
+			fmt.Fprintln(&want, kind, form, tensors, "True")
+		}
+	}
+	got := strings.Split(python(t, continuesInTorch, all), "\n")
+	lines := strings.Split(want.String(), "\n")
+	slices.Sort(got)
+	if slices.Sort(lines); !slices.Equal(got, lines) {
+		t.Errorf("torch goes on with\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(lines, "\n"))
+	}
+	refuseLike(t, func(name string) string { return filepath.Join(all, "AdamW", name) })
+}
+
+// reopened converts a checkpoint, and opens the result.
+func reopened(t *testing.T, c *Checkpoint, to Conversion) *Checkpoint {
+	t.Helper()
+	path, err := c.Convert(t.Context(), t.TempDir(), to, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	own, err := Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return own
+}
+
+// refuseLike tries what does not fit together.
+func refuseLike(t *testing.T, in func(string) string) {
+	weights := []string{in("weights.pt")}
+	c, err := OpenTorch(t.Context(), in("named.pt"), BesideTorch{Weights: weights}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	write(t, in("few.json"), `["0.weight"]`)
+	write(t, in("no.json"), `{"0.weight": 1}`)
+	write(t, in("other.json"), `["x", "2.weight", "0.bias", "2.bias", "1.weight", "1.bias"]`)
+	for name, test := range map[string]struct{ like, names, says string }{
+		"no names":       {"numbered_like.pt", "", `no list "names"`},
+		"few names":      {"numbered_like.pt", in("few.json"), `1 "names", but 6 parameters`},
+		"no list":        {"numbered_like.pt", in("no.json"), "expected a JSON list"},
+		"other names":    {"numbered_like.pt", in("other.json"), `parameter "x", which the checkpoint`},
+		"needless names": {"named_like.pt", in("names.json"), "names of its own"},
+		"tensor option":  {"tensor_like.pt", "", `"thing": it is a tensor`},
+		"fewer":          {"fewer_like.pt", "", `parameter "2.weight" is not in the optimizer`},
+	} {
+		err := c.WriteTorchLike(t.Context(), in("refused.pt"), in(test.like), test.names, nil)
+		t.Run(name, func(t *testing.T) { mustSay(t, err, test.says) })
+	}
+	if exists(in("refused.pt")) {
+		t.Error("a file was written")
+	}
+	for name, beside := range map[string]BesideTorch{
+		"it has no tensor": {}, "an earlier file has": {Weights: append(weights, in("weights.safetensors"))},
+	} {
+		_, err := OpenTorch(t.Context(), in("named.pt"), beside, nil)
+		mustSay(t, err, name)
+	}
+}
+
+// inTrainer trains with transformers' Trainer, or resumes. It ends with the bytes of the weights.
+const inTrainer = `
+import json, os, sys, torch, warnings
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+folder, resume = sys.argv[1], len(sys.argv) > 2
+config = LlamaConfig(vocab_size=32, hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2)
+torch.manual_seed(0)
+model = LlamaForCausalLM(config)
+data = [{"input_ids": [i % 32, 3, 5, 7], "labels": [i % 32, 3, 5, 7]} for i in range(16)]
+arguments = TrainingArguments(folder, max_steps=4, save_steps=2, per_device_train_batch_size=2, learning_rate=0.05, weight_decay=0.1, use_cpu=True, report_to=[], disable_tqdm=True, logging_strategy="no")
+trainer = Trainer(model, arguments, train_dataset=data)
+os.chdir(folder)
+trainer.train(resume_from_checkpoint=sys.argv[2] if resume else None)
+if not resume:
+    exec(open("documented.py").read())
+    like = torch.load("checkpoint-2/optimizer.pt", weights_only=True)
+    for state in like["state"].values():
+        for key, t in state.items():
+            state[key] = torch.full_like(t, 7)
+    torch.save(like, "like.pt")
+for n, p in sorted(trainer.model.named_parameters()):
+    print("=", n, p.detach().numpy().tobytes().hex())
+`
+
+// TestTrainer: state of Hugging Face's Trainer comes in, and goes back in the place of another one. Trainer resumes, and
+// ends with the same bits as without the journey.
+func TestTrainer(t *testing.T) {
+	interpreter, folder := optimtest.Python(t, "transformers", "accelerate"), t.TempDir()
+	write(t, filepath.Join(folder, "documented.py"), documented(t, "names.json"))
+	run := func(arguments ...string) string {
+		out, err := exec.Command(interpreter, append([]string{"-Wignore", "-c", inTrainer, folder}, arguments...)...).
+			CombinedOutput()
+		if err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		_, shown, _ := strings.Cut(string(out), "= ")
+		return shown
+	}
+	want := run()
+	saved := filepath.Join(folder, "checkpoint-2")
+	names := filepath.Join(folder, "names.json")
+	beside := BesideTorch{Names: names, Weights: []string{filepath.Join(saved, "model.safetensors")}}
+	c, err := OpenTorch(t.Context(), filepath.Join(saved, "optimizer.pt"), beside, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	own := reopened(t, c, Conversion{})
+	out := filepath.Join(folder, "resumed")
+	if err := os.CopyFS(out, os.DirFS(saved)); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(filepath.Join(out, "optimizer.pt")); err != nil {
+		t.Fatal(err)
+	}
+	like := filepath.Join(folder, "like.pt")
+	if err := own.WriteTorchLike(t.Context(), filepath.Join(out, "optimizer.pt"), like, names, nil); err != nil {
+		t.Fatal(err)
+	}
+	if got := run(out); got != want || len(want) < 1000 {
+		t.Errorf("Trainer ends with other weights: %.80s, want %.80s", got, want)
+	}
+}
