@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 
@@ -68,21 +69,7 @@ func TestPickleTakesFewTimesItsLength(t *testing.T) {
 // TestArchiveHoldsNoMoreThanTheFile tries small archives that claim to hold much.
 func TestArchiveHoldsNoMoreThanTheFile(t *testing.T) {
 	archive := func(method uint16, count int, content []byte) []byte {
-		var b bytes.Buffer
-		z := zip.NewWriter(&b)
-		for range count {
-			w, err := z.CreateHeader(&zip.FileHeader{Name: "archive/data.pkl", Method: method})
-			if err == nil {
-				_, err = w.Write(content)
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
-		}
-		if err := z.Close(); err != nil {
-			t.Fatal(err)
-		}
-		return b.Bytes()
+		return zipOf(t, slices.Repeat([]zipEntry{{"archive/data.pkl", method, content}}, count)...)
 	}
 	pickle := append([]byte("\x80\x02"), append(bytes.Repeat([]byte("]"), 32<<20), '.')...)
 	shared := archive(zip.Store, 100, make([]byte, 100))

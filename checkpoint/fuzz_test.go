@@ -179,20 +179,33 @@ func fileOf(f failer, format kernel.Format) *file {
 
 // archiveOf returns a file as torch.save writes it, with a document and a few numbers.
 func archiveOf(t *testing.T, document []byte) []byte {
+	entries := []zipEntry{{"archive/data.pkl", zip.Store, document}}
+	for _, key := range []string{"0", "1", "2", "3", "4", "5", "6", "7"} {
+		entries = append(entries, zipEntry{"archive/data/" + key, zip.Store, make([]byte, 4096)})
+	}
+	return zipOf(t, entries...)
+}
+
+// zipEntry is an entry of an archive.
+type zipEntry struct {
+	name    string
+	method  uint16
+	content []byte
+}
+
+// zipOf returns an archive.
+func zipOf(t *testing.T, entries ...zipEntry) []byte {
+	t.Helper()
 	var archive bytes.Buffer
 	z := zip.NewWriter(&archive)
-	entry := func(name string, data []byte) {
-		w, err := z.CreateHeader(&zip.FileHeader{Name: "archive/" + name, Method: zip.Store})
+	for _, e := range entries {
+		w, err := z.CreateHeader(&zip.FileHeader{Name: e.name, Method: e.method})
 		if err == nil {
-			_, err = w.Write(data)
+			_, err = w.Write(e.content)
 		}
 		if err != nil {
 			t.Fatal(err)
 		}
-	}
-	entry("data.pkl", document)
-	for _, key := range []string{"0", "1", "2", "3", "4", "5", "6", "7"} {
-		entry("data/"+key, make([]byte, 4096))
 	}
 	if err := z.Close(); err != nil {
 		t.Fatal(err)
@@ -309,25 +322,15 @@ func FuzzQuantized(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, text []byte) {
 		path := filepath.Join(t.TempDir(), "file.pt")
-		var archive bytes.Buffer
-		z := zip.NewWriter(&archive)
+		var entries []zipEntry
 		for _, entry := range data {
-			w, err := z.CreateHeader(&zip.FileHeader{Name: entry.Name, Method: zip.Store})
 			content := text
 			if filepath.Base(entry.Name) != "data.pkl" {
 				content = contentOf(t, entry)
 			}
-			if err == nil {
-				_, err = w.Write(content)
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			entries = append(entries, zipEntry{entry.Name, zip.Store, content})
 		}
-		if err := z.Close(); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, archive.Bytes(), 0o600); err != nil {
+		if err := os.WriteFile(path, zipOf(t, entries...), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		c, err := OpenTorch(t.Context(), path, BesideTorch{}, nil)

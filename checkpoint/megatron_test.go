@@ -101,8 +101,7 @@ func TestMegatronRefused(t *testing.T) {
 		"no state": {replaced(".metadata", "optimizer.state.", "optimized.state."), "no state of an optimizer"},
 		"buckets": {replaced(".metadata", "optimizer.state.exp_avg_sq.d", "optimizer.distributed.bucket"),
 			"dp_reshardable"},
-		"experts": {replaced(".metadata", ".mlp.linear_fc2.", ".mlp.experts.fc."), "a mixture of experts"},
-		"halves":  {replaced(".metadata", "fc1.weight", "fc1.weig_w"), "one half of a projection"},
+		"halves": {replaced(".metadata", "fc1.weight", "fc1.weig_w"), "one half of a projection"},
 		"another optimizer": {replaced(".metadata", "optimizer.state.exp_avg_sq.", "optimizer.state.exp_max_sq."),
 			"is no state of AdamW"},
 		"a flipped bit": {func(t *testing.T, path string) {

@@ -1,6 +1,7 @@
 package checkpoint
 
 import (
+	"encoding/binary"
 	"fmt"
 	"os"
 	"os/exec"
@@ -300,4 +301,214 @@ func TestTrainer(t *testing.T) {
 	if got := run(out); got != want || len(want) < 1000 {
 		t.Errorf("Trainer ends with other weights: %.80s, want %.80s", got, want)
 	}
+}
+
+// inMegatron writes a checkpoint as Megatron's, with layers, experts, bf16 weights, and arguments that no reader knows.
+// Or it compares one with two others: states are those of the first, and all else is the second's.
+const inMegatron = `
+import argparse, os, sys, warnings, torch, torch.distributed.checkpoint as dcp
+warnings.filterwarnings("ignore")
+def read(path):
+    saved = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
+    tensors = {k: torch.empty(v.size, dtype=v.properties.dtype) for k, v in saved.items() if hasattr(v, "size")}
+    dcp.load(tensors, checkpoint_id=path, no_dist=True)
+    return tensors, torch.load(path + "/common.pt", weights_only=False)
+shapes = {"embedding.weight": (9, 5), "decoder.layers.fc.weight": (2, 6, 5), "decoder.layers.mlp.experts.experts.fc1.weight": (2, 3, 4, 5), "decoder.norm.weight": (5,)}
+if sys.argv[1] == "write":
+    for path, step, seed in ((sys.argv[2], 300, 0), (sys.argv[3], 7, 1)):
+        torch.manual_seed(seed)
+        state = {"rng": torch.randint(99, (50,)), "decoder.extra/shard_0_1": [1, 2]}
+        for i, (name, shape) in enumerate(shapes.items()):
+            prefix = f"chained_{i % 2}.optimizer.state."
+            state[prefix + "param." + name] = torch.randn(shape)
+            for component in ("exp_avg", "exp_avg_sq"):
+                state[prefix + component + "." + name] = torch.rand(shape)
+            state[name] = state[prefix + "param." + name].to(torch.float32 if "norm" in name else torch.bfloat16)
+        dcp.save(state, checkpoint_id=path, no_dist=True)
+        open(path + "/metadata.json", "w").write('{"sharded_backend": "torch_dist"}')
+        def group(i): return {"lr": 0.1 * step, "wd_mult": float(i), "step": step, "betas": (0.9, 0.95)}
+        args = argparse.Namespace(lr=0.5 + seed, device=torch.device("cpu"), steps=step)
+        chained = {i: {"optimizer": {"param_groups": [group(0), group(1)]}, "grad_scaler": {"n": seed}} for i in range(2)}
+        torch.save({"args": args, "optimizer": chained, "iteration": step, "seed": torch.arange(seed + 3)}, path + "/common.pt")
+else:
+    (source, of), (like, common), (got, out) = map(read, sys.argv[2:])
+    for key, t in got.items():
+        want = like[key] if key == "rng" else source[key]
+        assert torch.equal(t, want) and t.dtype == want.dtype, key
+    assert len(got) == 17 and vars(out["args"]) == vars(common["args"]) and out["iteration"] == 7
+    for chained in out["optimizer"].values():
+        for group in chained["optimizer"]["param_groups"]:
+            assert group.pop("step") == 300, group
+    for chained in common["optimizer"].values():
+        for group in chained["optimizer"]["param_groups"]:
+            del group["step"]
+    assert out["optimizer"] == common["optimizer"] and torch.equal(out["seed"], common["seed"])
+    print("as it shall be")
+`
+
+// TestMegatronLike: state goes out in the place of Megatron's own. PyTorch reads it there, and all else is as it was.
+func TestMegatronLike(t *testing.T) {
+	folder := t.TempDir()
+	source, like := filepath.Join(folder, "source"), filepath.Join(folder, "iter_0000007")
+	python(t, inMegatron, "write", source, like)
+	c, err := OpenMegatron(t.Context(), source, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const expert = "decoder.layers.1.mlp.experts.local_experts.2.fc1.weight"
+	if p := c.parameters[expert]; len(c.names) != 10 || p == nil || !slices.Equal(p.Shape, []int64{4, 5}) {
+		t.Errorf("%v, %+v", c.names, p)
+	}
+	split := kernel.Split
+	own, out := reopened(t, c, Conversion{Ranks: 3, State: &split}), filepath.Join(folder, "out")
+	if err := own.WriteMegatron(t.Context(), out, like, nil); err != nil {
+		t.Fatal(err)
+	}
+	got := python(t, inMegatron, "compare", source, like, filepath.Join(out, "iter_0000007"))
+	if text := linesIn(t, filepath.Join(out, latestName)); got != "as it shall be\n" || text[0] != "7" {
+		t.Error(got, text)
+	}
+	mustSay(t, own.WriteMegatron(t.Context(), out, like, nil), "is here already")
+	other := filepath.Join("..", "examples", "megatron")
+	mustSay(t, own.WriteMegatron(t.Context(), t.TempDir(), other, nil), "which the checkpoint", "does not have")
+}
+
+// TestMegatronIntoOtherCuts: the parts of tensor parallel ranks, and flattened ones, are filled from each other.
+func TestMegatronIntoOtherCuts(t *testing.T) {
+	example, flattened := filepath.Join("..", "examples", "megatron"), filepath.Join("testdata", "megatron", "flattened")
+	for from, like := range map[string]string{example: flattened, flattened: example} {
+		c, err := OpenMegatron(t.Context(), from, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		out := t.TempDir()
+		if err := c.WriteMegatron(t.Context(), out, like, nil); err != nil {
+			t.Fatal(err)
+		}
+		got, err := OpenMegatron(t.Context(), out, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range c.names {
+			for component, role := range componentRoles {
+				if digestOf(t, got, name, role) != digestOf(t, c, name, role) {
+					t.Errorf("%s of %s is not that of %s", component, name, from)
+				}
+			}
+		}
+	}
+}
+
+// TestSpliceSteps: only the steps of an optimizer change in a pickle.
+func TestSpliceSteps(t *testing.T) {
+	of := func(step any) string {
+		var p pickler
+		p.WriteString(opProto)
+		p.value(&dict{entries: []entry{{"iteration", int64(3)}, {"step", step}, {"lr", 3.0}}})
+		p.WriteString(opStop)
+		return p.String()
+	}
+	for _, test := range []struct{ from, to any }{
+		{int64(3), int64(70_000)}, {3.0, 70_000.0},
+	} {
+		got, err := spliceSteps([]byte(of(test.from)), 1, 3, 70_000)
+		if err != nil || string(got) != of(test.to) {
+			t.Errorf("%v: %q, %v", test, got, err)
+		}
+		if _, err := spliceSteps([]byte(of(test.from)), 2, 3, 9); err == nil {
+			t.Error("a step that is not there was replaced")
+		}
+		if _, err := spliceSteps([]byte(of(test.from)), 1, 4, 9); err == nil {
+			t.Error("another step was replaced")
+		}
+	}
+}
+
+// TestRoundToBF16 rounds as PyTorch does: to nearest, and ties to even.
+func TestRoundToBF16(t *testing.T) {
+	for from, to := range map[uint32]uint16{
+		0x3f800000: 0x3f80, 0x3f808000: 0x3f80, 0x3f818000: 0x3f82, 0x3f808001: 0x3f81, 0xff7fffff: 0xff80, 0x7f800001: 0x7fc0,
+	} {
+		if got := binary.LittleEndian.Uint16(roundToBF16(binary.LittleEndian.AppendUint32(nil, from))); got != to {
+			t.Errorf("%#x is %#x, want %#x", from, got, to)
+		}
+	}
+}
+
+// inOtherFSDP trains with optimizers other than AdamW and saves, or loads, with torch.distributed.checkpoint. It makes a
+// step after each, and shows weights and states.
+const inOtherFSDP = ranksOf + `
+import torch.distributed as dist, torch.distributed.checkpoint as dcp
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+dist.init_process_group("gloo")
+mesh = init_device_mesh("cpu", (world,))
+class Lion(torch.optim.Optimizer):
+    def __init__(self, params, lr): super().__init__(params, {"lr": lr})
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    m = self.state[p].setdefault("exp_avg", torch.zeros_like(p))
+                    p.add_(m.mul(0.9).add(p.grad, alpha=0.1).sign(), alpha=-group["lr"])
+                    m.lerp_(p.grad, 0.01)
+made = {
+    "Lion": lambda g: Lion(g, 1e-2), "SGD": lambda g: torch.optim.SGD(g, 1e-2, momentum=0.9, foreach=False),
+    "Adagrad": lambda g: torch.optim.Adagrad(g, 1e-2, foreach=False), "Muon": lambda g: torch.optim.Muon(g[:1], 1e-2),
+}
+def step():
+    torch.manual_seed(7)
+    model(torch.randn(5, 40)).square().sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+for kind, make in made.items():
+    path = sys.argv[1] + "/" + kind
+    torch.manual_seed(0)
+    model = network()
+    if kind != "Muon":
+        fully_shard(model, mesh=mesh)
+    optimizer = make(groups(model))
+    if sys.argv[2] == "save":
+        for _ in range(3):
+            step()
+        weights, state = get_state_dict(model, optimizer)
+        dcp.save({"model": weights, "optim": state}, checkpoint_id=path)
+    elif kind != "Muon":
+        weights, state = get_state_dict(model, optimizer)
+        dcp.load({"model": weights, "optim": {"state": state["state"]}}, checkpoint_id=path)
+        set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=state)
+    for _ in range(2 if kind != "Muon" else 0):
+        for n, p in model.named_parameters():
+            show(kind + " " + n, *(x.full_tensor() if hasattr(x, "full_tensor") else x for x in (p, *(v for k, v in sorted(optimizer.state[p].items()) if k != "step"))))
+        step()
+end()
+`
+
+// TestOtherOptimizersGoAround: state of Lion, SGD and Adagrad comes in from FSDP2 and goes back. It goes on from there
+// with the same bits.
+func TestOtherOptimizersGoAround(t *testing.T) {
+	interpreter, saved, out := optimtest.Python(t), t.TempDir(), t.TempDir()
+	want := twoOf(t, interpreter, inOtherFSDP, saved, "save")
+	for kind, algorithm := range map[string]kernel.Algorithm{
+		"Lion": kernel.Lion, "SGD": kernel.SGD, "Adagrad": kernel.Adagrad,
+	} {
+		c, err := OpenDistributed(t.Context(), filepath.Join(saved, kind), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if c.Algorithm() != algorithm || kind == "Adagrad" && c.Step() != 3 {
+			t.Errorf("%s: %v at step %d", kind, c.Algorithm(), c.Step())
+		}
+		own := reopened(t, c, Conversion{Ranks: 3})
+		if err := own.WriteDistributed(t.Context(), filepath.Join(out, kind), nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := twoOf(t, interpreter, inOtherFSDP, out, "load"); len(want) != 72 || !slices.Equal(got, want) {
+		t.Errorf("torch goes on with %d tensors, which are not the %d that it would have had", len(got), len(want))
+	}
+	_, err := OpenDistributed(t.Context(), filepath.Join(saved, "Muon"), nil) // whose momentum has the name of SGD's
+	mustSay(t, err, "it is the state of Muon")
 }

@@ -1,13 +1,17 @@
 package main
 
 import (
+	"context"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
+
+	"plimsoll/checkpoint"
 )
 
 // TestConvertToAFullDisk expects the exit code for "does not fit".
@@ -33,5 +37,56 @@ func TestConvertToAFullDisk(t *testing.T) {
 	}
 	if left, err := os.ReadDir(directory); err != nil || len(left) > 0 {
 		t.Errorf("%v, %v are left", left, err)
+	}
+}
+
+// TestKilledConversion kills conversions at instants that come later and later. OUT is not there then, or it is complete.
+func TestKilledConversion(t *testing.T) {
+	binary, examples := program(t), filepath.Join("..", "..", "examples")
+	megatron := filepath.Join(examples, "megatron")
+	read := map[string]func(context.Context, string, func(int64)) (*checkpoint.Checkpoint, error){
+		"megatron": checkpoint.OpenMegatron, "deepspeed": checkpoint.OpenDeepSpeed, "dcp": checkpoint.OpenDistributed,
+		"torch": func(ctx context.Context, path string, progress func(int64)) (*checkpoint.Checkpoint, error) {
+			return checkpoint.OpenTorch(ctx, path, checkpoint.BesideTorch{}, progress)
+		},
+	}
+	for format, open := range read {
+		arguments := []string{"checkpoint", "convert", megatron, "", "--from", "megatron", "--to", format}
+		if format == "megatron" {
+			arguments = append(arguments, "--like", megatron)
+		}
+		complete, killed := 0, 0
+		for wait := time.Millisecond; complete == 0; wait += wait / 3 {
+			directory := t.TempDir()
+			arguments[3] = filepath.Join(directory, "out")
+			command := exec.Command(binary, arguments...)
+			if err := command.Start(); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(wait)
+			_ = command.Process.Kill()
+			if err := command.Wait(); err == nil {
+				complete++
+			} else {
+				killed++
+			}
+			path := arguments[3]
+			if format == "deepspeed" || format == "megatron" { // names itself in the end
+				found, _ := filepath.Glob(filepath.Join(path, "[^.]*[0-9]"))
+				if len(found) == 0 {
+					continue
+				}
+				path = found[0]
+			}
+			if _, err := os.Stat(path); err != nil {
+				continue
+			}
+			if c, err := open(t.Context(), path, nil); err != nil || c.Step() != 3 {
+				t.Errorf("%s, killed after %v: %v", format, wait, err)
+			}
+		}
+		if killed == 0 {
+			t.Errorf("no conversion to %s was killed", format)
+		}
 	}
 }

@@ -95,6 +95,10 @@ def step(seed):
             for p in group["params"]:
                 p.grad = torch.randn_like(p)
         inner.optimizer.step()
+        if hasattr(inner, "_copy_main_params_to_model_params"):
+            inner._copy_main_params_to_model_params()
+    if distributed:
+        ddp.start_param_sync(force_sync=True)
 
 
 how = {}
@@ -125,13 +129,13 @@ if load:
     saved = dist_checkpointing.load(states(True), load)
     model.load_state_dict(saved["model"])
     optimizer.load_state_dict(saved["optimizer"])
+    for inner in optimizer.chained_optimizers:
+        for state in inner.optimizer.state.values():  # which share one tensor
+            state["step"] = state["step"].clone()
     step(200)
 else:
     for i in range(3):
         step(100 + 10 * i)
-    for inner in optimizer.chained_optimizers:
-        if hasattr(inner, "_copy_main_params_to_model_params"):
-            inner._copy_main_params_to_model_params()
 if rank == 0:
     os.makedirs(out)
 dist.barrier()
