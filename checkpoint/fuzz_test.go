@@ -392,3 +392,62 @@ func readOrRefuse(t *testing.T, c *Checkpoint, err error) {
 		t.Fatalf("%v is no input error", err)
 	}
 }
+
+// FuzzTorchLike: the state_dict of an optimizer is refused, or what is written in its place is read again, with its
+// groups.
+func FuzzTorchLike(f *testing.F) {
+	c, err := assembleShards(folder{path: "folder", world: 1},
+		[]savedFile{fileOf(f, format(kernel.Adam, kernel.FP32, kernel.MomentsFP32, dtype.F32))})
+	if err != nil {
+		f.Fatal(err)
+	}
+	for _, document := range pickles(f) {
+		f.Add(document)
+	}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		document, err := unpickle(text, quantizedClass)
+		if err != nil {
+			return
+		}
+		like, err := c.likeOf(document, nil)
+		if err != nil {
+			return
+		}
+		e := newExporter(c, io.Discard, nil)
+		e.like, e.parameters = like, like.parameters
+		written, err := unpickle(e.pickle(), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := items(member(written, "param_groups")); len(got) != len(like.groups) {
+			t.Fatalf("%d groups, want %d", len(got), len(like.groups))
+		}
+	})
+}
+
+// FuzzSpliceSteps: a pickle is refused, or differs in its steps only.
+func FuzzSpliceSteps(f *testing.F) {
+	var p pickler
+	p.WriteString(opProto)
+	p.value(&dict{entries: []entry{{"step", int64(3)}, {"lr", 3.0}, {"common_step", 3.0}}})
+	p.WriteString(opStop)
+	f.Add(p.Bytes())
+	f.Fuzz(func(t *testing.T, text []byte) {
+		places, err := findSteps(text)
+		if err != nil || len(places) == 0 || places[0].value != 3 {
+			return
+		}
+		spliced, err := spliceSteps(text, len(places), 3, 4)
+		if err != nil {
+			return
+		}
+		back, err := spliceSteps(spliced, len(places), 4, 3)
+		if err != nil {
+			t.Fatal(err)
+		}
+		again, err := spliceSteps(back, len(places), 3, 4)
+		if err != nil || !bytes.Equal(again, spliced) {
+			t.Fatalf("%q is %q, and then %q: %v", text, spliced, again, err)
+		}
+	})
+}

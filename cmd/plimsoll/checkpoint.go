@@ -140,7 +140,12 @@ torch.distributed.checkpoint.save, such as FSDP2's, and with --from megatron,
 one of Megatron's dist_checkpointing. With --to deepspeed, OUT is a universal
 checkpoint of DeepSpeed, and with --to dcp, a folder for
 torch.distributed.checkpoint.load. No number is rounded, and no pickle is
-executed.`,
+executed.
+
+With --like, OUT takes the place of a state that the trainer itself has saved:
+of a file of torch.save, such as optimizer.pt of Hugging Face's Trainer, or with
+--to megatron of a checkpoint of Megatron. OUT has its order, its
+hyperparameters and all else that is no optimizer state.`,
 		Example: `  plimsoll checkpoint convert checkpoints converted --ranks 4
   plimsoll checkpoint convert checkpoints converted --state fp32 --moments bf16
   plimsoll checkpoint convert checkpoints optimizer.pt --to torch
@@ -148,7 +153,9 @@ executed.`,
   plimsoll checkpoint convert output/global_step500 converted --from deepspeed
   plimsoll checkpoint convert fsdp/step-500 converted --from dcp --ranks 8
   plimsoll checkpoint convert checkpoints universal --to deepspeed
-  plimsoll checkpoint convert checkpoints fsdp --to dcp`,
+  plimsoll checkpoint convert checkpoints fsdp --to dcp
+  plimsoll checkpoint convert checkpoints out --to megatron --like saved/iter_0000100
+  plimsoll checkpoint convert checkpoints new.pt --to torch --like optimizer.pt --names names.json`,
 		Args: paths("PATH", "OUT"),
 		RunE: func(c *cobra.Command, arguments []string) error {
 			return runConvert(c, arguments[0], arguments[1], flags)
