@@ -39,7 +39,8 @@ func plainState(state, group any) (any, error) {
 	taken := map[any]bool{wrappedState: true}
 	for i, name := range moments {
 		key := func(of string) string { taken[of+fmt.Sprint(i+1)] = true; return of + fmt.Sprint(i+1) }
-		moment, table, scales := member(merged, key("state")), member(merged, key("qmap")), member(merged, key("absmax"))
+		moment := member(merged, key("state"))
+		table, scales := member(merged, key("qmap")), member(merged, key("absmax"))
 		if table != nil || scales != nil {
 			moment = &object{class{bitsandbytes, blockwise}, nil, &dict{entries: []entry{
 				{"codes", moment}, {"scale", scales}, {"qmap", table},

@@ -19,8 +19,8 @@ var torchKind = kind{
 		`as docs/checkpoints.md says`,
 }
 
-// BesideTorch is what a file of torch.save may lack. Trainers keep weights in files of their own, and give states numbers
-// instead of names.
+// BesideTorch is what a file of torch.save may lack. Trainers keep weights in files of their own, and give states
+// numbers instead of names.
 type BesideTorch struct {
 	Names   string   // a JSON list of the names of the parameters, in the order of the optimizer's
 	Weights []string // files with the weights, of safetensors or torch.save

@@ -112,8 +112,8 @@ type megatron struct {
 	keys map[string]string // of the tensors of parameters: "exp_avg" and name -> key
 	step int64
 
-	// Where a checkpoint like this one has other numbers: the parameters themselves beside their master weights, and the
-	// archives of all tensors. Without weights, none of them is looked for.
+	// Where a checkpoint like this one has other numbers: the parameters themselves beside their master weights, and
+	// the archives of all tensors. Without weights, none of them is looked for.
 	weights  map[string]numbers
 	used     []blob
 	commonIn string // the blob that has the step, if it is not in common.pt
@@ -219,7 +219,8 @@ func (m *megatron) addParameter(name string) error {
 	return m.addAll(name, shape, at)
 }
 
-// noteForWriting notes the archives of a parameter. It returns where the parameter itself is, beside its master weights.
+// noteForWriting notes the archives of a parameter. It returns where the parameter itself is, beside its master
+// weights.
 func (m *megatron) noteForWriting(name, master string, shape []int64) ([]numbers, error) {
 	for _, key := range []string{master, m.keys["exp_avg."+name], m.keys["exp_avg_sq."+name]} {
 		m.noteChunks(m.tensors[key])
@@ -271,8 +272,8 @@ func (m *megatron) addAll(name string, shape []int64, at []numbers) error {
 		return m.add(name, shape, at)
 	}
 	if len(shape) == 0 || shape[0] > maxLayers {
-		return fmt.Errorf("several layers or experts share it, but its first dimension is not that of up to %d: it has "+
-			"the shape %v", maxLayers, shape)
+		return fmt.Errorf("several layers or experts share it, but its first dimension is not that of up to %d: it "+
+			"has the shape %v", maxLayers, shape)
 	}
 	own := shard.Piece{Shape: shape[1:]}
 	count, _ := own.Elements() // a part of a shape with elements

@@ -69,8 +69,8 @@ func TestBitsandbytes(t *testing.T) {
 		}
 	}
 	for name, says := range map[string]string{
-		"AdamW8bit_norm": "unorm_vec, which plimsoll's Adam does not have", "AdamW8bit_blocks": "4355 numbers with 5 scales",
-		"AdamW8bit_table": "it has no qmap", "Lion8bit_betas": "only Lion's is read",
+		"AdamW8bit_norm": "unorm_vec, which plimsoll's Adam does not have",
+		"AdamW8bit_blocks": "4355 numbers with 5 scales", "AdamW8bit_table": "it has no qmap", "Lion8bit_betas": "only Lion's is read",
 	} {
 		_, err := OpenTorch(t.Context(), filepath.Join(folder, name+".pt"), BesideTorch{}, nil)
 		mustSay(t, err, says, name+".pt")
@@ -178,7 +178,8 @@ func TestTorchLike(t *testing.T) {
 				t.Fatal(err)
 			}
 			own := reopened(t, c, Conversion{Ranks: 2})
-			if err := own.WriteTorchLike(t.Context(), in(form+"_out.pt"), in(form+"_like.pt"), beside.Names, nil); err != nil {
+			to, like := in(form+"_out.pt"), in(form+"_like.pt")
+			if err := own.WriteTorchLike(t.Context(), to, like, beside.Names, nil); err != nil {
 				t.Fatal(err)
 			}
 			fmt.Fprintln(&want, kind, form, tensors, "True")
@@ -264,8 +265,8 @@ for n, p in sorted(trainer.model.named_parameters()):
     print("=", n, p.detach().numpy().tobytes().hex())
 `
 
-// TestTrainer: state of Hugging Face's Trainer comes in, and goes back in the place of another one. Trainer resumes, and
-// ends with the same bits as without the journey.
+// TestTrainer: state of Hugging Face's Trainer comes in, and goes back in the place of another one. Trainer resumes,
+// and ends with the same bits as without the journey.
 func TestTrainer(t *testing.T) {
 	interpreter, folder := optimtest.Python(t, "transformers", "accelerate"), t.TempDir()
 	write(t, filepath.Join(folder, "documented.py"), documented(t, "names.json"))
@@ -375,7 +376,8 @@ func TestMegatronLike(t *testing.T) {
 
 // TestMegatronIntoOtherCuts: the parts of tensor parallel ranks, and flattened ones, are filled from each other.
 func TestMegatronIntoOtherCuts(t *testing.T) {
-	example, flattened := filepath.Join("..", "examples", "megatron"), filepath.Join("testdata", "megatron", "flattened")
+	example := filepath.Join("..", "examples", "megatron")
+	flattened := filepath.Join("testdata", "megatron", "flattened")
 	for from, like := range map[string]string{example: flattened, flattened: example} {
 		c, err := OpenMegatron(t.Context(), from, nil)
 		if err != nil {
@@ -427,7 +429,8 @@ func TestSpliceSteps(t *testing.T) {
 // TestRoundToBF16 rounds as PyTorch does: to nearest, and ties to even.
 func TestRoundToBF16(t *testing.T) {
 	for from, to := range map[uint32]uint16{
-		0x3f800000: 0x3f80, 0x3f808000: 0x3f80, 0x3f818000: 0x3f82, 0x3f808001: 0x3f81, 0xff7fffff: 0xff80, 0x7f800001: 0x7fc0,
+		0x3f800000: 0x3f80, 0x3f808000: 0x3f80, 0x3f818000: 0x3f82, 0x3f808001: 0x3f81, 0xff7fffff: 0xff80,
+		0x7f800001: 0x7fc0,
 	} {
 		if got := binary.LittleEndian.Uint16(roundToBF16(binary.LittleEndian.AppendUint32(nil, from))); got != to {
 			t.Errorf("%#x is %#x, want %#x", from, got, to)
@@ -435,8 +438,8 @@ func TestRoundToBF16(t *testing.T) {
 	}
 }
 
-// inOtherFSDP trains with optimizers other than AdamW and saves, or loads, with torch.distributed.checkpoint. It makes a
-// step after each, and shows weights and states.
+// inOtherFSDP trains with optimizers other than AdamW and saves, or loads, with torch.distributed.checkpoint. It makes
+// a step after each, and shows weights and states.
 const inOtherFSDP = ranksOf + `
 import torch.distributed as dist, torch.distributed.checkpoint as dcp
 from torch.distributed.fsdp import fully_shard

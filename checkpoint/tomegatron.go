@@ -455,7 +455,8 @@ func (m *megatron) sumAgain(out *overwriter, b blob) error {
 		return err
 	}
 	a := &archive{
-		path: file.Name(), data: io.NewSectionReader(file, b.First, b.Count), base: b.First, size: b.Count, kind: m.kind,
+		path: file.Name(), data: io.NewSectionReader(file, b.First, b.Count), base: b.First, size: b.Count,
+		kind: m.kind,
 	}
 	document, err := a.document(m.inBlobs)
 	if err != nil {

@@ -18,9 +18,9 @@ type torchLike struct {
 	groups     []any
 }
 
-// WriteTorchLike is WriteTorch for an optimizer whose state_dict is in the file like: trainers load the file in place of
-// it. Parameters have its order, and groups its options. names is a file with the names of its parameters, where like has
-// none.
+// WriteTorchLike is WriteTorch for an optimizer whose state_dict is in the file like: trainers load the file in place
+// of it. Parameters have its order, and groups its options. names is a file with the names of its parameters, where
+// like has none.
 func (c *Checkpoint) WriteTorchLike(
 	ctx context.Context, path, like, names string, progress func(bytes int64),
 ) error {

@@ -40,7 +40,8 @@ func TestConvertToAFullDisk(t *testing.T) {
 	}
 }
 
-// TestKilledConversion kills conversions at instants that come later and later. OUT is not there then, or it is complete.
+// TestKilledConversion kills conversions at instants that come later and later. OUT is not there then, or it is
+// complete.
 func TestKilledConversion(t *testing.T) {
 	binary, examples := program(t), filepath.Join("..", "..", "examples")
 	megatron := filepath.Join(examples, "megatron")
