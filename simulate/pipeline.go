@@ -16,6 +16,7 @@ type pipeline struct {
 	// buffers for the tensors of all micro batches that are not under way, which stages before 2.15 keep.
 	buffers []hold
 	outputs []*microBatch // whose outputs the schedule keeps for its caller
+	inputs  []hold        // of the last chunk
 	sent    []hold        // gradients of inputs; torch since 2.10 keeps the last one only, until it has been sent
 }
 
@@ -49,6 +50,10 @@ func (s *simulation) iteratePipeline(iteration ledger.Iteration) {
 	}
 	s.phase(ledger.Backward, iteration, func() {
 		s.engine.endBackward(true)
+		dropAll(&s.pipeline.inputs)
+		if s.Versions.Torch.AtLeast(2, 10, 0) {
+			dropAll(&s.pipeline.sent)
+		}
 		if s.mergesOutputs() {
 			s.gpu.briefly(s.keptBytes(), ledger.LogitsAndLoss, s.whyOutputs)
 		}
@@ -66,7 +71,7 @@ func (s *simulation) forwardThrough(c *job.Chunk, key parallel.Pass) {
 	options.Receives, options.Sends = c.Receives, c.Sends
 	m.result = forward.Run(m.tape, c.Network, s.modules, options)
 	s.pipeline.underWay[key] = m
-	if c.Sends && s.Versions.Torch.AtLeast(2, 15, 0) {
+	if c.Sends && len(s.Stage.Chunks) == 1 && s.Versions.Torch.AtLeast(2, 15, 0) {
 		s.releaseOutputs() // the output before has been sent
 		s.pipeline.outputs = append(s.pipeline.outputs, m)
 	}
@@ -89,9 +94,24 @@ func (s *simulation) backwardThrough(c *job.Chunk, key parallel.Pass) {
 		return
 	}
 	if s.Versions.Torch.AtLeast(2, 10, 0) {
-		s.dropSent()
+		dropAll(&s.pipeline.sent)
 	}
-	s.pipeline.sent = append(s.pipeline.sent, s.gpu.hold(s.messageBytes(), ledger.PipelineBuffers, s.whyBuffers))
+	s.pipeline.sent = append(s.pipeline.sent, s.message())
+	if !c.Sends { // losses keep their graphs until the step ends, and these the inputs (AccumulateGrad)
+		s.pipeline.inputs = append(s.pipeline.inputs, s.message())
+	}
+}
+
+// message allocates a buffer for the hidden states of a micro batch.
+func (s *simulation) message() hold {
+	return s.gpu.hold(s.messageBytes(), ledger.PipelineBuffers, s.whyBuffers)
+}
+
+func dropAll(list *[]hold) {
+	for _, h := range *list {
+		h.free()
+	}
+	*list = nil
 }
 
 // keepsOutput reports whether the schedule keeps the output of a chunk until the next step: before torch 2.8 that of
@@ -118,17 +138,10 @@ func (s *simulation) releaseOutputs() {
 	s.pipeline.outputs = nil
 }
 
-func (s *simulation) dropSent() {
-	for _, h := range s.pipeline.sent {
-		h.free()
-	}
-	s.pipeline.sent = nil
-}
-
 // clearPipeline drops what the schedule keeps of the step before (clear_runtime_states).
 func (s *simulation) clearPipeline() {
 	s.releaseOutputs()
-	s.dropSent()
+	dropAll(&s.pipeline.sent)
 	s.pipeline.underWay = map[parallel.Pass]*microBatch{}
 }
 
@@ -148,8 +161,7 @@ func (s *simulation) makeBuffers(passes []parallel.Pass) {
 		}
 	}
 	for range spare {
-		s.pipeline.buffers = append(s.pipeline.buffers,
-			s.gpu.hold(s.messageBytes(), ledger.PipelineBuffers, s.whyBuffers))
+		s.pipeline.buffers = append(s.pipeline.buffers, s.message())
 	}
 }
 

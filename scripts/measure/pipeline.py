@@ -18,8 +18,8 @@ import sys
 import train
 import torch
 import torch.distributed as dist
+import transformers
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import get_schedule_class
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -54,7 +54,7 @@ class Segment(torch.nn.Module):
         return x
 
 
-def cut(arguments, device, config):
+def cut(arguments, config):
     """Returns the stage's segments, by index."""
     count = arguments.stages * arguments.chunks
     each, more = divmod(config.num_hidden_layers + 2, count)
@@ -68,13 +68,6 @@ def cut(arguments, device, config):
         segments[index] = Segment(model, range(start, start + layers[index]), index == 0, index == count - 1)
         segments[index].checkpoints = arguments.gradient_checkpointing
     return segments
-
-
-def shard(segment):
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    for layer in segment.layers:
-        fully_shard(layer, mp_policy=policy, reshard_after_forward=False)
-    fully_shard(segment, mp_policy=policy, reshard_after_forward=False)
 
 
 def messages(arguments, config, index, count):
@@ -91,6 +84,7 @@ def parse():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", required=True)
     parser.add_argument("--layers", type=int)
+    parser.add_argument("--untied", action="store_true", help="give the head a weight of its own")
     parser.add_argument("--stages", type=int, required=True)
     parser.add_argument("--stage", type=int, required=True)
     parser.add_argument("--chunks", type=int, default=1, help="of each stage")
@@ -117,18 +111,20 @@ def main():
     tracker = train.Tracker("cuda", pretend=True)
     measurement = train.Measurement(tracker, "fake", None)
     count = arguments.stages * arguments.chunks
-    vocabulary = train.build_config(arguments)[0]
+    config, architecture = train.build_config(arguments)
+    train.build_config = lambda _: (config, architecture)
+    config.tie_word_embeddings = config.tie_word_embeddings and not arguments.untied
     with FakeTensorMode(allow_non_fake_inputs=True):
         tracker.calibrate()
         with tracker:
             with measurement.phase(0, "load"), torch.device(device):
-                segments = cut(arguments, device, vocabulary)
+                segments = cut(arguments, config)
                 gc.collect()
             stages = [
-                PipelineStage(segment, index, count, device, **messages(arguments, vocabulary, index, count))
+                PipelineStage(segment, index, count, device, **messages(arguments, config, index, count))
                 for index, segment in segments.items()
             ]
-            loss = functools.partial(ForCausalLMLoss, vocab_size=vocabulary.vocab_size)
+            loss = functools.partial(ForCausalLMLoss, vocab_size=config.vocab_size)
             kind = get_schedule_class(arguments.schedule)
             one = arguments.chunks == 1
             schedule = kind(stages[0] if one else stages, arguments.micros, loss_fn=loss)
@@ -145,7 +141,8 @@ def main():
                 with measurement.phase(step, "step"):
                     optimizer.step()
                     optimizer.zero_grad(set_to_none=True)
-    json.dump(measurement.phases, sys.stdout, indent=1)
+    versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+    json.dump({"versions": versions, "phases": measurement.phases}, sys.stdout, indent=1)
     sys.stdout.flush()
     os._exit(0)
 
