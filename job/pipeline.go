@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 
 	"plimsoll/fault"
 	"plimsoll/model"
@@ -71,6 +72,12 @@ func (r *resolver) pipeline() error {
 	asked := r.askedPipeline()
 	if asked == nil || asked.Degree == 1 {
 		return nil
+	}
+	for _, known := range PipelineSchedules {
+		if strings.EqualFold(known, asked.Schedule) { // as get_schedule_class compares
+			named := *asked
+			named.Schedule, asked = known, &named
+		}
 	}
 	p := &Pipeline{Degree: int64(asked.Degree), Schedule: asked.Schedule}
 	where := fault.File(asked.File)

@@ -169,6 +169,10 @@ func (e *fsdp) whyGathered() string {
 	for _, u := range e.order {
 		largest = max(largest, u.elements(nil, (*autograd.Parameter).Bytes))
 	}
+	if e.Stage != nil && !e.reshards(&unit{}) {
+		return fmt.Sprintf("all units of the stage, gathered in %v until the last micro batch of the pipeline",
+			e.ComputeType())
+	}
 	return fmt.Sprintf("units gathered in %v: the root, which stays, and two blocks at a time of up to %v: the one in "+
 		"use and the next", e.ComputeType(), ledger.Bytes(largest))
 }
