@@ -37,7 +37,8 @@ func (j *Job) ParallelNames() []string {
 		}
 	}
 	if p := j.Pipeline; p != nil {
-		names = append(names, fmt.Sprintf("pipeline parallel %d (%s, %d micro batches)", p.Degree, p.Schedule, p.Micros))
+		names = append(names, fmt.Sprintf("pipeline parallel %d (%s, %d micro batches)", p.Degree, p.Schedule,
+			p.Micros))
 	}
 	return names
 }

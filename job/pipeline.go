@@ -70,6 +70,10 @@ func (j *Job) OfStage(index int64) *Job {
 func (r *resolver) pipeline() error {
 	j := r.job
 	asked := r.askedPipeline()
+	if r.PipelineSchedule != "" && r.PipelineParallel == 0 {
+		return fault.Inputf("--pipeline-schedule is %q, but no --pipeline-parallel says how many stages there are",
+			r.PipelineSchedule).WithHint("give --pipeline-parallel, too")
+	}
 	if asked == nil || asked.Degree == 1 {
 		return nil
 	}
@@ -80,7 +84,7 @@ func (r *resolver) pipeline() error {
 		}
 	}
 	p := &Pipeline{Degree: int64(asked.Degree), Schedule: asked.Schedule}
-	where := fault.File(asked.File)
+	where := asked.Place
 	if err := cmp.Or(r.pipelineContradictions(asked), r.pipelineMicros(p, asked)); err != nil {
 		return err
 	}
@@ -99,7 +103,7 @@ func (r *resolver) pipeline() error {
 			chunks).WithHint("cut it into fewer stages, or take Interleaved1F1B")
 	case p.Schedule == "1F1B" && p.Micros < int(p.Degree):
 		return where.Inputf("1F1B needs at least as many micro batches as stages, %d, and a step has %d", p.Degree,
-			p.Micros).WithHint("make the batch larger, or its micro batches smaller")
+			p.Micros).WithHint("make the batch larger, or its micro batches smaller; a job of flags has --grad-accum of them")
 	case p.Schedule == "Interleaved1F1B" && p.Micros%max(1, p.Micros/int(p.Degree)) != 0:
 		return where.Inputf("Interleaved1F1B cannot divide %d micro batches into %d rounds", p.Micros,
 			p.Micros/int(p.Degree)).WithHint(fmt.Sprintf("give a multiple of %d micro batches", p.Degree))
@@ -139,7 +143,8 @@ func (r *resolver) pipelineContradictions(p *recipe.Pipeline) error {
 		contradiction{tied, fmt.Sprintf("%s uses its embedding in the head again, so a pipeline cannot have them in "+
 			"different stages", j.Model.Name), "torchtitan refuses it, too"},
 		contradiction{j.OnCPU, "a pipeline on CPUs is not planned", ""},
-		contradiction{j.StepsInBackward, "a pipeline whose optimizer steps in the backward pass is not planned yet", ""},
+		contradiction{j.StepsInBackward, "a pipeline whose optimizer steps in the backward pass is not planned yet",
+			""},
 	)
 }
 
@@ -150,7 +155,8 @@ func (r *resolver) besidePipeline() error {
 		return nil
 	}
 	return refuse(
-		contradiction{j.Answers != nil || j.Reference != nil, "a pipeline with a reference model is not planned yet", ""},
+		contradiction{j.Answers != nil || j.Reference != nil, "a pipeline with a reference model is not planned yet",
+			""},
 		contradiction{j.Offload != nil, "states that come from the host are not planned with a pipeline yet", ""},
 		contradiction{j.FSDP != nil && j.FSDP.Version == 1, "a pipeline whose stages FSDP1 shards is not planned yet",
 			"PyTorch's pipelines go with FSDP2"},
@@ -166,10 +172,10 @@ func (r *resolver) pipelineMicros(p *Pipeline, asked *recipe.Pipeline) error {
 		return nil
 	}
 	if r.MicroBatch > 0 { // of the flags
-		asked = &recipe.Pipeline{File: asked.File, MicroBatch: r.MicroBatch}
+		asked = &recipe.Pipeline{Place: asked.Place, MicroBatch: r.MicroBatch}
 	}
 	if int(j.MicroBatch)%asked.MicroBatch != 0 {
-		return fault.File(asked.File).Inputf("a batch of %d sequences cannot be divided into micro batches of %d",
+		return asked.Place.Inputf("a batch of %d sequences cannot be divided into micro batches of %d",
 			j.MicroBatch, asked.MicroBatch).WithHint("change one of the two")
 	}
 	p.Micros, j.MicroBatch = int(j.MicroBatch)/asked.MicroBatch, int64(asked.MicroBatch)

@@ -11,8 +11,8 @@ type Segment struct {
 	Embedding, Head bool // the segment begins with the embeddings, or ends with the last norm and the head
 }
 
-// Segments returns a model that consists of segments of m, and the network of each segment. It returns nil for a model that
-// cannot be cut: one with several stacks, with towers, or with unknown operations.
+// Segments returns a model that consists of segments of m, and the network of each segment. It returns nil for a model
+// that cannot be cut: one with several stacks, with towers, or with unknown operations.
 func (m *Model) Segments(segments []Segment) (*Model, []*Network) {
 	n := m.Network
 	if n == nil || len(n.Stacks) != 1 || len(n.Towers) > 0 || n.Opaque != nil {
@@ -57,8 +57,8 @@ func (n *Network) with(blocks []Block, head bool) *Network {
 // isBehind reports whether a parameter is of a module behind the blocks.
 func (n *Network) isBehind(parameter string) bool {
 	stack, head := n.Stacks[0], n.Head
-	modules := []string{stack.FinalNorm.Path, stack.ProjectOut, head.Projection, head.Dense, head.Norm.Path, head.Pooler,
-		head.Value}
+	modules := []string{stack.FinalNorm.Path, stack.ProjectOut, head.Projection, head.Dense, head.Norm.Path,
+		head.Pooler, head.Value}
 	return slices.ContainsFunc(modules, func(path string) bool {
 		return path != "" && strings.HasPrefix(parameter, path+".")
 	})

@@ -80,7 +80,7 @@ type Framework struct {
 
 // Pipeline says how the model is cut into pipeline stages.
 type Pipeline struct {
-	File       string
+	Place      fault.Position
 	Degree     int
 	Schedule   string // as torch.distributed.pipelining names it
 	MicroBatch int    // sequences of a micro batch of the pipeline, 0 for the micro batches of the optimizer step

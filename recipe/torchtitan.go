@@ -91,7 +91,7 @@ func (r *frameworkReader) pipelineOfTorchtitan() error {
 				"layers_per_stage")
 		}
 	}
-	r.to.Pipeline = &Pipeline{File: r.File, Degree: degree, Schedule: r.Word(p + "schedule"),
+	r.to.Pipeline = &Pipeline{Place: r.Place(p + "degree"), Degree: degree, Schedule: r.Word(p + "schedule"),
 		MicroBatch: int(r.Integer(p + "microbatch_size")), LayersEach: int(r.Integer(p + "layers_per_stage")),
 		LayersLess: [2]int{int(r.Integer(p + "first_stage_less_layers")), int(r.Integer(p + "last_stage_less_layers"))}}
 	if v := r.Find("parallelism.module_fqns_per_model_part"); v != nil {

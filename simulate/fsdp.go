@@ -267,8 +267,8 @@ func (e *fsdp) gradient(*autograd.Parameter) {}
 
 func (e *fsdp) whyGradients() string {
 	if e.Stage != nil {
-		return fmt.Sprintf("full gradients of the stage in %v for all micro batches of the pipeline, then a shard on each "+
-			"of %d ranks in %v", e.ReduceType, e.Parallel.Shard, e.ParameterType)
+		return fmt.Sprintf("full gradients of the stage in %v for all micro batches of the pipeline, then a shard on "+
+			"each of %d ranks in %v", e.ReduceType, e.Parallel.Shard, e.ParameterType)
 	}
 	return fmt.Sprintf("full gradients of a unit in %v until they are reduced, then a shard on each of %d ranks in %v",
 		e.ComputeType(), e.Parallel.Shard, e.ParameterType)

@@ -191,8 +191,8 @@ func (s *simulation) messageBytes() int64 {
 }
 
 func (s *simulation) whyBuffers() string {
-	return fmt.Sprintf("hidden states and their gradients on their way between pipeline stages: %v for each of %d micro "+
-		"batches (torch/distributed/pipelining/stage.py)", ledger.Bytes(s.messageBytes()), s.Pipeline.Micros)
+	return fmt.Sprintf("hidden states and their gradients on their way between pipeline stages: %v for each of %d "+
+		"micro batches (torch/distributed/pipelining/stage.py)", ledger.Bytes(s.messageBytes()), s.Pipeline.Micros)
 }
 
 // mergesOutputs reports whether the schedule concatenates the logits of all micro batches, for a caller that did not
