@@ -185,6 +185,9 @@ func TestPublishedCounts(t *testing.T) {
 		"bert-large":     336_226_108,
 		"ministral-8b":   8_019_808_256,
 		"qwen2-vl-7b":    8_291_375_616,
+		"qwen2.5-vl-3b":  3_754_622_976,
+		"gemma-3-4b":     4_300_079_472,
+		"llava-1.5-7b":   7_063_427_072,
 		// Without the module that predicts further tokens, and without the 58 x
 		// 256 biases that balance the experts, which no gradient trains.
 		"deepseek-v3": 671_026_419_200 - 58*256,
