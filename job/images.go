@@ -42,15 +42,18 @@ func (r *resolver) images() error {
 	if err != nil || perSequence == 0 {
 		return err
 	}
-	for _, t := range towers {
-		tokens := int64(perSequence) * t.Image.TokensOf(height, width)
-		if tokens > j.Sequence {
-			return fault.Inputf("%d images of %d x %d pixels are %d tokens of a sequence, but sequences have %d",
-				perSequence, height, width, tokens, j.Sequence).
-				WithHint("give a larger --seq-len, or a smaller --image-size or --images")
-		}
+	image, count := towers[0].Image, int64(perSequence)*j.Sequences()
+	tiles, tokens := image.Cut(height, width, int64(perSequence))
+	if int64(perSequence)*tokens > j.Sequence {
+		return fault.Inputf("%d images of %d x %d pixels are %d tokens of a sequence, but sequences have %d",
+			perSequence, height, width, int64(perSequence)*tokens, j.Sequence).
+			WithHint("give a larger --seq-len, or a smaller --image-size or --images")
 	}
-	j.Images = forward.Images{Count: int64(perSequence) * j.Sequences(), Height: height, Width: width}
+	if image.Sizes != nil {
+		r.assume("an image of %d x %d pixels is cut into %d of %d x %d", height, width, tiles, image.Height, image.Width)
+		height, width = image.Height, image.Width
+	}
+	j.Images = forward.Images{Count: count * tiles, Height: height, Width: width, Tokens: count * tokens}
 	return nil
 }
 
@@ -76,7 +79,7 @@ func (r *resolver) imageSize(i model.Image, images int64) (height, width int64, 
 			return 0, 0, err
 		}
 	}
-	if i.Height > 0 {
+	if i.Height > 0 && i.Sizes == nil {
 		if height > 0 && (height != i.Height || width != i.Width) {
 			return 0, 0, fault.Inputf("--image-size is %s, but the encoder of %s reads images of %d x %d pixels",
 				r.ImageSize, r.job.Model.Name, i.Height, i.Width).
@@ -96,13 +99,19 @@ func (r *resolver) imageSize(i model.Image, images int64) (height, width int64, 
 			side)
 	default:
 		height, width = defaultSide, defaultSide
-		for h, w := i.Fit(height, width); height > i.Patch*i.Merged && images*i.TokensOf(h, w) > r.job.Sequence; {
+		tokens := func() int64 {
+			h, w := i.Fit(height, width)
+			_, tokens := i.Cut(h, w, images)
+			return tokens
+		}
+		for height > i.Patch*i.Merged && images*tokens() > r.job.Sequence {
 			height, width = height/2, width/2
-			h, w = i.Fit(height, width)
 		}
 		r.assume("images of %d x %d pixels: --image-size was not given", height, width)
 	}
-	height, width = i.Fit(height, width)
+	if i.Sizes == nil {
+		height, width = i.Fit(height, width)
+	}
 	return height, width, nil
 }
 

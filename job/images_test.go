@@ -19,12 +19,18 @@ func TestImages(t *testing.T) {
 		want       forward.Images
 		refused    string
 	}{
-		{name: "by default", file: "qwen2.5-vl", want: forward.Images{Count: 3, Height: 1036, Width: 1036}},
+		{name: "by default", file: "qwen2.5-vl", want: forward.Images{Count: 3, Height: 1036, Width: 1036, Tokens: 3 * 1369}},
 		{name: "rounded", file: "qwen2-vl", request: Request{Images: &two, ImageSize: "100x290"},
-			want: forward.Images{Count: 6, Height: 112, Width: 280}},
+			want: forward.Images{Count: 6, Height: 112, Width: 280, Tokens: 240}},
 		{name: "scaled down", file: "mistral3", request: Request{ImageSize: "1400x700"},
-			want: forward.Images{Count: 3, Height: 140, Width: 84}},
-		{name: "of one size", file: "llava", want: forward.Images{Count: 3, Height: 112, Width: 112}},
+			want: forward.Images{Count: 3, Height: 140, Width: 84, Tokens: 45}},
+		{name: "of one size", file: "llava", want: forward.Images{Count: 3, Height: 112, Width: 112, Tokens: 192}},
+		{name: "cut into tiles", file: "llava-next", request: Request{ImageSize: "50x80"}, // 16 and 8 rows of 6 and 1
+			want: forward.Images{Count: 3 * 3, Height: 56, Width: 56, Tokens: 3 * (16 + 4*7)}},
+		{name: "scaled down, cut into tiles", file: "llava-onevision", request: Request{ImageSize: "180x400"},
+			want: forward.Images{Count: 3 * 19, Height: 56, Width: 56, Tokens: 3 * 149}},
+		{name: "several are not cut", file: "llava-onevision", request: Request{Images: &two, ImageSize: "180x400"},
+			want: forward.Images{Count: 6, Height: 56, Width: 56, Tokens: 6 * 17}},
 		{name: "none", file: "llava", request: Request{Images: &none}},
 		{name: "of another size", file: "gemma3-vision", request: Request{ImageSize: "896x896"},
 			refused: "reads images of 112 x 112 pixels"},

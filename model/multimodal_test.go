@@ -25,7 +25,7 @@ func TestMultimodal(t *testing.T) {
 		m, err := Load(filepath.Join("testdata/multimodal", name+".json"))
 		if err != nil {
 			t.Error(err)
-		} else if got := facts(m); got != want {
+		} else if got := facts(m.FuseExperts()); got != want {
 			t.Errorf("%s:\n got %s\nwant %s", name, got, want)
 		}
 	}

@@ -17,8 +17,10 @@ from transformers import CONFIG_MAPPING
 TYPES = (
     "clip_vision_model siglip_vision_model pixtral internvl_vision idefics3_vision smolvlm_vision "
     "qwen2_vl_vision qwen2_5_vl_vision qwen3_vl_vision qwen3_vl_moe_vision "
-    "qwen2_vl_text qwen2_5_vl_text qwen3_vl_text qwen3_vl_moe_text "
-    "llama mistral ministral3 qwen2 qwen3 qwen3_moe gemma gemma2 gemma3_text gpt_oss"
+    "qwen3_5_vision qwen3_5_moe_vision llama4_vision_model glm4v_vision glm4v_moe_vision mllama_vision_model "
+    "qwen2_vl_text qwen2_5_vl_text qwen3_vl_text qwen3_vl_moe_text qwen3_5_text qwen3_5_moe_text "
+    "llama4_text glm4v_text glm4v_moe_text mllama_text_model "
+    "llama mistral ministral3 mistral4 qwen2 qwen3 qwen3_moe gemma gemma2 gemma3_text gpt_oss"
 ).split()
 UNUSED = (
     "initializer_range initializer_factor rms_norm_eps layer_norm_eps use_cache max_position_embeddings "
