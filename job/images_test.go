@@ -19,7 +19,8 @@ func TestImages(t *testing.T) {
 		want       forward.Images
 		refused    string
 	}{
-		{name: "by default", file: "qwen2.5-vl", want: forward.Images{Count: 3, Height: 1036, Width: 1036, Tokens: 3 * 1369}},
+		{name: "by default", file: "qwen2.5-vl",
+			want: forward.Images{Count: 3, Height: 1036, Width: 1036, Tokens: 3 * 1369}},
 		{name: "rounded", file: "qwen2-vl", request: Request{Images: &two, ImageSize: "100x290"},
 			want: forward.Images{Count: 6, Height: 112, Width: 280, Tokens: 240}},
 		{name: "scaled down", file: "mistral3", request: Request{ImageSize: "1400x700"},
@@ -66,6 +67,7 @@ func TestPartsOfFrameworks(t *testing.T) {
 	const factory = "model_name_or_path: MODEL\nstage: sft\ndo_train: true\noutput_dir: x\ntemplate: qwen3_vl\n"
 	const axolotl = "base_model: MODEL\nprocessor_type: AutoProcessor\nsequence_len: 4096\nmicro_batch_size: 1\n" +
 		"datasets:\n  - path: x\nadapter: lora\nlora_r: 8\n"
+	const pattern = `model.language_model.layers.[\d]+.(mlp|cross_attn|self_attn).(up|down|gate|q|k|v|o)_proj`
 	for _, test := range []struct {
 		name, file, text            string
 		vision, projector, language int // adapted modules, or trained parameters
@@ -80,6 +82,15 @@ func TestPartsOfFrameworks(t *testing.T) {
 		{"factory freezes two parts", "qwen2.5-vl", factory + "finetuning_type: full\n", 0, 0, 3*12 + 3},
 		{"factory freezes one part", "qwen2.5-vl",
 			factory + "finetuning_type: full\nfreeze_multi_modal_projector: false\n", 0, 5, 3*12 + 3},
+		{"factory trains what it does not name", "glm4v", factory + "finetuning_type: full\n", 5, 0, 3*13 + 3},
+		{"factory freezes an encoder of unknown operations", "../ranged-multimodal/qwen2-audio",
+			factory + "finetuning_type: full\n", 0, 0, 3*12 + 3},
+		{"axolotl's pattern", "llava-next", axolotl + "lora_target_modules: '" + pattern + "'\n", 0, 0, 21},
+		{"axolotl's pattern in blocks that attend to images", "../ranged-multimodal/mllama",
+			axolotl + "lora_target_modules: '" + pattern + "'\n", 0, 0, 28},
+		{"axolotl's pattern in layers without keys", "../ranged-multimodal/gemma4",
+			axolotl + "lora_target_modules: '" + strings.Replace(pattern, "(mlp|cross_attn",
+				"(_checkpoint_wrapped_module.)?(mlp", 1) + "'\n", 0, 0, 4*7 + 2*5},
 		{"axolotl adapts every part", "llava", axolotl + "lora_target_modules: [q_proj, fc1]\n", 8, 0, 3},
 		{"axolotl freezes parts", "llava", axolotl + "freeze_mm_modules: true\nlora_target_modules: [q_proj, fc1]\n",
 			0, 0, 3},

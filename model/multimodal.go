@@ -1,6 +1,7 @@
 package model
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 	"strconv"
@@ -19,6 +20,10 @@ type multimodal struct {
 	model   string   // the default model_type of text_config
 	towered string   // the default model_type of vision_config
 	others  []string // further ones
+	config  string   // the field of the encoder, if it is not vision_config
+	unknown bool     // the operations of the encoder are not planned
+	// last adds what comes after the language model.
+	last    func(root, v scope, hidden int64)
 	renamed map[string]string
 	flat    bool // the fields of the language model may be outside of text_config
 	// tower adds the encoder and the projector. v has the fields of vision_config,
@@ -81,6 +86,12 @@ func (s scope) textOf(modelType string) (func(scope), bool) {
 		modelType = "qwen3"
 	case "qwen3_vl_moe_text":
 		return decoder(false, qwen3VLMoEBlock), true
+	case "qwen2_5_omni_text":
+		modelType = "qwen2"
+	case "mllama_text_model":
+		return mllamaText, true
+	case "gemma4_text":
+		return gemma4Text, true
 	case "glm4v_text":
 		return glm4VText.describe, true
 	case "glm4v_moe_text":
@@ -96,6 +107,9 @@ func (s scope) textOf(modelType string) (func(scope), bool) {
 
 // describe describes the model.
 func (m multimodal) describe(s scope) {
+	if m.unknown {
+		s.withoutOperations()
+	}
 	path, body := "", "model."+m.text
 	if m.headed {
 		path, body = m.text+".", "model"
@@ -116,14 +130,22 @@ func (m multimodal) describe(s scope) {
 		s.fail(0, Documented, "text_config is of %q, which is not planned as a part of a multimodal model", modelType)
 		return
 	}
-	v := s.inside("vision_config", m.towered, "", m.renamed)
+	config := cmp.Or(m.config, "vision_config")
+	v := s.inside(config, m.towered, "", m.renamed)
 	if got := v.textOr("", "model_type"); got != m.towered && !slices.Contains(m.others, got) {
-		s.fail(0, Documented, "vision_config is of %q, expected %s", got,
+		s.fail(0, Documented, "%s is of %q, expected %s", config, got,
 			fault.OneOf(append([]string{m.towered}, m.others...)...))
 		return
 	}
 	m.tower(s, v, text.size("hidden_size"))
 	describe(text)
+	if m.last == nil {
+		return
+	}
+	head := s.parameters[max(0, len(s.parameters)-1)] // comes last
+	s.parameters = s.parameters[:max(0, len(s.parameters)-1)]
+	m.last(s, v, text.size("hidden_size"))
+	s.parameters = append(s.parameters, head)
 }
 
 // truthMember returns a field that is true or false.
@@ -163,7 +185,8 @@ func stackedByInput(s scope, m *Mixture, count, inner int64) {
 
 func qwen3Tower(_, v scope, _ int64) {
 	class := map[string]string{"qwen3_vl_vision": "Qwen3VLVisionBlock", "qwen3_vl_moe_vision": "Qwen3VLMoeVisionBlock",
-		"qwen3_5_vision": "Qwen3_5VisionBlock", "qwen3_5_moe_vision": "Qwen3_5MoeVisionBlock"}[v.textOr("", "model_type")]
+		"qwen3_5_vision":     "Qwen3_5VisionBlock",
+		"qwen3_5_moe_vision": "Qwen3_5MoeVisionBlock"}[v.textOr("", "model_type")]
 	qwenVision{names: [2]string{"linear_fc1", "linear_fc2"}, activation: "gelu_pytorch_tanh", bias: true,
 		positions: true, class: class, merger: qwen3Merger(false)}.describe(v, "model.visual")
 }

@@ -202,10 +202,24 @@ func PartNames() []string {
 	return names
 }
 
+// Encoders returns the encoders of a multimodal model, or none.
+func (n *Network) Encoders() []Encoder {
+	if n.Opaque != nil {
+		return n.Opaque.Encoders
+	}
+	var encoders []Encoder
+	for _, t := range n.Towers {
+		encoders = append(encoders, Encoder{t.Path, t.Projector})
+	}
+	return encoders
+}
+
 // PartOf returns the part of a module or a parameter.
 func (n *Network) PartOf(path string) Part {
-	in := func(module string) bool { return module != "" && strings.HasPrefix(path, module+".") }
-	for _, t := range n.Towers {
+	in := func(module string) bool {
+		return module != "" && (path == module || strings.HasPrefix(path, module+"."))
+	}
+	for _, t := range n.Encoders() {
 		switch {
 		case in(t.Projector):
 			return Projector
@@ -216,13 +230,15 @@ func (n *Network) PartOf(path string) Part {
 	return Language
 }
 
-// Freeze returns the model with parts that no gradient trains.
-func (m *Model) Freeze(parts map[Part]bool) *Model {
+// Freeze returns the model with parts that no gradient trains, but for parameters
+// whose names contain one of the last strings.
+func (m *Model) Freeze(parts map[Part]bool, open ...string) *Model {
 	frozen := *m
 	frozen.Parameters = slices.Clone(m.Parameters)
 	for i := range frozen.Parameters {
 		p := &frozen.Parameters[i]
-		p.Frozen = p.Frozen || parts[m.Network.PartOf(p.Name)]
+		p.Frozen = p.Frozen || parts[m.Network.PartOf(p.Name)] &&
+			!slices.ContainsFunc(open, func(inside string) bool { return strings.Contains(p.Name, inside) })
 	}
 	return &frozen
 }
