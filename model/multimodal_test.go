@@ -59,7 +59,7 @@ func TestUnknownEncoders(t *testing.T) {
 			t.Errorf("%s: %v blocks, want %v", name, got, want)
 		}
 		for i, block := range n.Blocks() {
-			if first := n.Opaque.Blocks[i][0].Path; !strings.HasPrefix(first, block.Path+".") {
+			if first := n.Opaque.Blocks[i][0].Path; !strings.HasPrefix(first+".", block.Path+".") {
 				t.Errorf("%s: %s has the modules of %s", name, block.Path, first)
 			}
 		}

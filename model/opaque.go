@@ -70,7 +70,7 @@ func (m *Model) WithoutOperations() (*Model, bool) {
 		x, block := *modules[path], blocks[path]
 		switch {
 		case path == stack.TokenEmbedding:
-		case block >= 0:
+		case block >= 0 && network.PartOf(x.Parameters[0]) != Projector:
 			for len(o.Blocks) <= block {
 				o.Blocks = append(o.Blocks, nil)
 			}
