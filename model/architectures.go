@@ -131,6 +131,8 @@ var architectures = withClassifiers([]architecture{
 	{"LlavaNextForConditionalGeneration", "llava_next", llavaNext.describe},
 	{"LlavaOnevisionForConditionalGeneration", "llava_onevision", llavaOneVision.describe},
 	{"Gemma4ForConditionalGeneration", "gemma4", gemma4.describe},
+	{"Lfm2VlForConditionalGeneration", "lfm2_vl", lfm2VL.describe},
+	{"PaddleOCRVLForConditionalGeneration", "paddleocr_vl", paddleOCR.describe},
 	{"MllamaForConditionalGeneration", "mllama", mllama.describe},
 	{"Qwen2AudioForConditionalGeneration", "qwen2_audio", qwen2Audio.describe},
 	{"Qwen2_5OmniThinkerForConditionalGeneration", "qwen2_5_omni_thinker", qwenOmniThinker.describe},

@@ -88,6 +88,8 @@ func (s scope) textOf(modelType string) (func(scope), bool) {
 		return decoder(false, qwen3VLMoEBlock), true
 	case "qwen2_5_omni_text":
 		modelType = "qwen2"
+	case "paddleocr_vl_text":
+		return ernie.describe, true
 	case "mllama_text_model":
 		return mllamaText, true
 	case "gemma4_text":

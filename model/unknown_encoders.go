@@ -45,7 +45,48 @@ var (
 		config: "audio_config", towered: "qwen2_5_omni_audio_encoder", unknown: true, tower: omniTowers}
 	gemma4 = multimodal{text: "language_model", tied: true, model: "gemma4_text", towered: "gemma4_vision",
 		unknown: true, tower: gemma4Tower, last: func(s, v scope, hidden int64) {
+			_, hears := s.find("audio_config")
+			var sound int64
+			if hears {
+				sound = s.gemma4Audio()
+			}
 			s.linear("model.embed_vision.embedding_projection", v.size("hidden_size"), hidden, false)
+			if hears {
+				s.linear("model.embed_audio.embedding_projection", sound, hidden, false)
+			}
+		}}
+	paddleOCR = multimodal{text: "language_model", tied: true, model: "paddleocr_vl_text", unknown: true,
+		towered: "paddleocr_vl_vision", tower: func(s, v scope, _ int64) {
+			hidden, image := v.size("hidden_size"), v.fixed()
+			e := v.in("model.visual.vision_model")
+			e.in("embeddings").convolution("patch_embedding", image, hidden, true)
+			e.in("embeddings").embedding("position_embedding", image.Patches(image.Height, image.Width), hidden)
+			e.siglipLayers(v)
+			s.encodes("model.visual", "model.projector")
+		}, last: func(s, v scope, hidden int64) {
+			p, side := s.in("model.projector"), v.sizeOr(2, "spatial_merge_size")
+			merged := v.size("hidden_size") * side * side
+			p.layerNorm("pre_norm", v.size("hidden_size"))
+			p.linear("linear_1", merged, merged, true)
+			p.linear("linear_2", merged, hidden, true)
+		}}
+	lfm2VL = multimodal{text: "language_model", tied: true, model: "lfm2", towered: "siglip2_vision_model",
+		unknown: true, tower: func(s, v scope, out int64) {
+			hidden, side := v.size("hidden_size"), v.patch()
+			v.refuse("vision_use_head")
+			e := v.in("model.vision_tower")
+			e.linear("embeddings.patch_embedding", v.sizeOr(3, "num_channels")*side*side, hidden, true)
+			e.embedding("embeddings.position_embedding", v.size("num_patches"), hidden)
+			e.siglipLayers(v)
+			merged := hidden * s.sizeOr(2, "downsample_factor") * s.sizeOr(2, "downsample_factor")
+			p, inner, bias := s.in(projectorPath), s.sizeOr(2560, "projector_hidden_size"),
+				s.flagOr(true, "projector_bias")
+			if s.flagOr(true, "projector_use_layernorm") {
+				p.layerNorm("layer_norm", merged)
+			}
+			p.linear("linear_1", merged, inner, bias)
+			p.linear("linear_2", inner, out, bias)
+			s.encodes("model.vision_tower", projectorPath)
 		}}
 )
 
@@ -172,11 +213,6 @@ func mllamaText(s scope) {
 
 // gemma4Tower adds Gemma 4's encoder of images.
 func gemma4Tower(root, v scope, _ int64) {
-	if f, ok := root.find("audio_config"); ok {
-		root.fail(f.At, Documented, "audio_config: the encoder of sound of Gemma 4 is not planned")
-	}
-	v.refuse("standardize")
-	v.refuse("use_clipped_linears")
 	v.refuse("attention_bias")
 	const path = "model.vision_tower"
 	e, hidden, inner := v.in(path), v.size("hidden_size"), v.size("intermediate_size")
@@ -200,6 +236,63 @@ func gemma4Tower(root, v scope, _ int64) {
 		}
 	})
 	root.encodes(path, "model.embed_vision")
+}
+
+// gemma4Audio adds Gemma 4's encoder of sound, and returns the width of its outputs.
+func (s scope) gemma4Audio() int64 {
+	v := s.inside("audio_config", "gemma4_audio", "", nil)
+	hidden, channels := v.size("hidden_size"), [2]int64{128, 32}
+	if f, ok := v.find("subsampling_conv_channels"); ok {
+		channels = v.pair("subsampling_conv_channels", f.Value)
+	}
+	e := v.in("model.audio_tower")
+	first := e.in("subsample_conv_projection")
+	first.tensor("layer0.conv.weight", channels[0], 1, 3, 3)
+	first.norm("layer0.norm", channels[0])
+	first.tensor("layer1.conv.weight", channels[1], channels[0], 3, 3)
+	first.norm("layer1.norm", channels[1])
+	first.linear("input_proj_linear", channels[0]/4*channels[1], hidden, false)
+	e.repeat("layers", v.size("num_hidden_layers"), func(s scope, _ int64) {
+		for _, name := range []string{"feed_forward1", "feed_forward2"} {
+			f := s.in(name)
+			f.linear("ffw_layer_1.linear", hidden, 4*hidden, false)
+			f.linear("ffw_layer_2.linear", 4*hidden, hidden, false)
+			f.norm("pre_layer_norm", hidden)
+			f.norm("post_layer_norm", hidden)
+		}
+		a, c := s.in("self_attn"), s.in("lconv1d")
+		a.tensor("per_dim_scale", s.divide(hidden, "hidden_size", s.size("num_attention_heads"), "num_attention_heads"))
+		for _, name := range []string{"q_proj.linear", "k_proj.linear", "v_proj.linear", "post.linear", "relative_k_proj"} {
+			a.linear(name, hidden, hidden, false)
+		}
+		c.linear("linear_start.linear", hidden, 2*hidden, false)
+		c.linear("linear_end.linear", hidden, hidden, false)
+		c.tensor("depthwise_conv1d.weight", hidden, 1, s.sizeOr(5, "conv_kernel_size"))
+		c.norm("pre_layer_norm", hidden)
+		c.norm("conv_norm", hidden)
+		for _, name := range []string{"norm_pre_attn", "norm_post_attn", "norm_out"} {
+			s.norm(name, hidden)
+		}
+	})
+	out := v.size("output_proj_dims")
+	e.linear("output_proj", hidden, out, true)
+	s.encodes("model.audio_tower", "model.embed_audio")
+	return out
+}
+
+// siglipLayers adds the blocks of SigLIP and the norm behind them.
+func (s scope) siglipLayers(v scope) {
+	hidden, inner := v.size("hidden_size"), v.size("intermediate_size")
+	s.in("encoder").repeat("layers", v.size("num_hidden_layers"), func(s scope, _ int64) {
+		s.layerNorm("layer_norm1", hidden)
+		for _, name := range []string{"k_proj", "v_proj", "q_proj", "out_proj"} {
+			s.in("self_attn").linear(name, hidden, hidden, true)
+		}
+		s.layerNorm("layer_norm2", hidden)
+		s.in("mlp").linear("fc1", hidden, inner, true)
+		s.in("mlp").linear("fc2", inner, hidden, true)
+	})
+	s.layerNorm("post_layernorm", hidden)
 }
 
 // gemma4Text adds Gemma 4's language model. Its last layers may take keys and values
