@@ -262,7 +262,8 @@ func (s scope) gemma4Audio() int64 {
 		}
 		a, c := s.in("self_attn"), s.in("lconv1d")
 		a.tensor("per_dim_scale", s.divide(hidden, "hidden_size", s.size("num_attention_heads"), "num_attention_heads"))
-		for _, name := range []string{"q_proj.linear", "k_proj.linear", "v_proj.linear", "post.linear", "relative_k_proj"} {
+		for _, name := range []string{"q_proj.linear", "k_proj.linear", "v_proj.linear", "post.linear",
+			"relative_k_proj"} {
 			a.linear(name, hidden, hidden, false)
 		}
 		c.linear("linear_start.linear", hidden, 2*hidden, false)
