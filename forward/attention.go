@@ -23,7 +23,8 @@ func (p *pass) attention(s *model.Stack, a *model.Attention, x, source *autograd
 			return p.scatter(p.delta(a, whole))
 		}
 		q, k, v, gate := p.project(a, whole, of)
-		if p.HoldsCache && p.tower == nil {
+		// A cache of latents is as large as they are, and holds nothing more.
+		if p.HoldsCache && p.tower == nil && a.Latent == nil {
 			k, v = p.cache(k), p.cache(v)
 		}
 		mixed := p.mix(s, a, q, k, v)

@@ -408,7 +408,7 @@ func (p *pass) block(s *model.Stack, b *model.Block, x *autograd.Tensor) *autogr
 	body := func(x *autograd.Tensor) *autograd.Tensor {
 		return p.Scope(func() *autograd.Tensor {
 			if o := p.network.Opaque; o != nil {
-				return p.opaque(o.Blocks[p.blockIndex(s, b)], p.unary(x, x.DType, saveNothing), 1)
+				return p.opaque(o.Blocks[p.blockIndex(b)], p.unary(x, x.DType, saveNothing), 1)
 			}
 			switch b.Arrangement {
 			case model.PostNorm:

@@ -123,7 +123,11 @@ const megatronKeys = `tensor_model_parallel_size pipeline_model_parallel_size ex
 
 // compositeFactory are the types of models whose parts LLaMA-Factory knows: COMPOSITE_MODELS in
 // model/model_utils/visual.py.
-const compositeFactory = `gemma3 internvl llava llava_next mistral3 paligemma qwen2_vl qwen2_5_vl qwen3_vl qwen3_vl_moe`
+const compositeFactory = `gemma3 gemma4 glm4v glm4v_moe internvl llama4 llava llava_next mistral3 mllama paligemma
+	qwen2_audio qwen2_5_omni_thinker qwen2_vl qwen2_5_vl qwen3_vl qwen3_vl_moe qwen3_5 qwen3_5_moe`
+
+// openFactory are the modules of encoders that it trains though the encoder is frozen: its lists lack those of GLM-4V.
+const openFactory = `visual.embeddings. visual.post_conv_layernorm. visual.downsample. visual.post_layernorm.`
 
 func readLLaMAFactory(r *frameworkReader) error {
 	r.model("model_name_or_path")
@@ -141,7 +145,8 @@ func readLLaMAFactory(r *frameworkReader) error {
 	r.answersOfFactory()
 	r.to.MostPixels = r.Integer("image_max_pixels")
 	r.to.Freezes = &Freezes{Vision: r.Truth("freeze_vision_tower"), Projector: r.Truth("freeze_multi_modal_projector"),
-		Language: r.Truth("freeze_language_model"), ModelTypes: strings.Fields(compositeFactory), Contained: true}
+		Language: r.Truth("freeze_language_model"), ModelTypes: strings.Fields(compositeFactory), Contained: true,
+		Open: strings.Fields(openFactory)}
 	full := r.Word("finetuning_type") == "full"
 	if r.Truth("use_muon") {
 		r.to.Optimizer = "muon"
