@@ -167,7 +167,9 @@ type Options struct {
 	// ContextParallel and TensorParallel are the degrees of context and of tensor
 	// parallelism; 1 is none.
 	ContextParallel, TensorParallel int64
-	Hooks                           Hooks // nil: none
+	// ExchangesHeads means that ranks of a sequence exchange its parts for heads around attention (Ulysses).
+	ExchangesHeads bool
+	Hooks          Hooks // nil: none
 	// HasLogits is called when the program replaces the logits of the step before
 	// by the new ones. It must be set.
 	HasLogits func()

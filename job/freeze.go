@@ -14,7 +14,7 @@ func (r *resolver) freeze() error {
 		return nil
 	}
 	j := r.job
-	if (j.FSDP != nil || r.Request.FSDP != "") && f.Freeze.Widens && j.ParameterType != dtype.F32 {
+	if (j.FSDP != nil || r.Request.FSDP != "") && f.Freeze.Widens && !f.Freeze.BeforeSharding && j.ParameterType != dtype.F32 {
 		return fault.File(f.File).Inputf("a part of the layers is trained in fp32 beside frozen ones in %v, which is "+
 			"not planned with FSDP", j.ParameterType).WithHint("plan it with DeepSpeed or on one GPU")
 	}
