@@ -44,14 +44,14 @@ func muonKind(matrix string, others ...string) Optimizer {
 
 var (
 	muonOptimizer = muonKind("momentum_buffer", "exp_avg", "exp_avg_sq").because("torch.optim.Muon orthogonalizes a " +
-		"matrix at a time in bf16 (_zeropower_via_newtonschulz in torch/optim/_muon.py); torch.optim.AdamW has all " +
-		"other parameters, and a list of its own")
-	moonlightOptimizer = muonKind("momentum_buffer", "moment1", "moment2").because("Muon orthogonalizes a matrix at a " +
-		"time in bf16, and under FSDP2 gathers it before (zeropower_via_newtonschulz5); its AdamW has all other " +
-		"parameters, one after the other")
-	dionOptimizer = muonKind("momentum", "momentum", "variance").because("DistMuon exchanges shards, so that a rank has " +
-		"one full matrix of so many as there are ranks, for three such groups at a time (dist_muon.py); its AdamW has " +
-		"all other parameters")
+		"matrix at a time in bf16 (_zeropower_via_newtonschulz in torch/optim/_muon.py); torch.optim.AdamW has " +
+		"all other parameters, and a list of its own")
+	moonlightOptimizer = muonKind("momentum_buffer", "moment1", "moment2").because("Muon orthogonalizes a matrix " +
+		"at a time in bf16, and under FSDP2 gathers it before (zeropower_via_newtonschulz5); its AdamW has all " +
+		"other parameters, one after the other")
+	dionOptimizer = muonKind("momentum", "momentum", "variance").because("DistMuon exchanges shards, so that a " +
+		"rank has one full matrix of so many as there are ranks, for three such groups at a time (dist_muon.py); its " +
+		"AdamW has all other parameters")
 )
 
 func (o Optimizer) because(why string) Optimizer {
@@ -187,8 +187,9 @@ func (j *Job) unevenMatrices() contradiction {
 	for _, p := range j.Model.Parameters {
 		isHidden := len(p.Shape) == 2 && !p.IsEmbedding() && p.Block >= 0
 		if isHidden && p.Shape[0]%j.Parallel.Shard != 0 {
-			return contradiction{true, fmt.Sprintf("axolotl's DistMuon asserts that ranks divide the rows of a matrix, "+
-				"but %s has %d and there are %d ranks", p.Name, p.Shape[0], j.Parallel.Shard), "use another number of GPUs"}
+			return contradiction{true, fmt.Sprintf("axolotl's DistMuon asserts that ranks divide the rows of a "+
+				"matrix, but %s has %d and there are %d ranks", p.Name, p.Shape[0], j.Parallel.Shard),
+				"use another number of GPUs"}
 		}
 	}
 	return contradiction{}

@@ -54,8 +54,8 @@ func (r *resolver) exchange(file string) error {
 	n := j.Parallel.Context
 	for _, b := range j.Model.Network.Blocks() {
 		if a := b.Attention; a.Heads%n != 0 || a.KeyValueHeads%n != 0 {
-			return fault.File(file).Inputf("Ulysses divides heads among %d ranks, but there are %d of queries and %d of "+
-				"keys", n, a.Heads, a.KeyValueHeads).WithHint("give a divisor of both as cp_size")
+			return fault.File(file).Inputf("Ulysses divides heads among %d ranks, but there are %d of queries and "+
+				"%d of keys", n, a.Heads, a.KeyValueHeads).WithHint("give a divisor of both as cp_size")
 		}
 	}
 	if j.Attention != forward.Flash {

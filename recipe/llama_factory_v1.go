@@ -27,9 +27,11 @@ var llamaFactoryV1 = family{kind: llamaFactoryV1Kind, program: "LLaMA-Factory's 
 			anything.For("reshard_after_forward offload_params")).AndOthers().OrNull(),
 		"peft_config": object(keys{"name": worded.Default("lora"), "r": counted.Default(8),
 			"lora_alpha": measured.Default(16.), "lora_dropout": measured.Default(.05), "target_modules": nameOrNames,
-			"modules_to_save": nameOrNames, "freeze_trainable_layers": integer.Lax().OrNull().Default(2),
+			"modules_to_save":               nameOrNames,
+			"freeze_trainable_layers":       integer.Lax().OrNull().Default(2),
 			"cast_trainable_params_to_fp32": switched.Default(true)},
-			anything.For("adapter_name_or_path use_rslora use_dora freeze_trainable_modules freeze_extra_modules")).AndOthers().OrNull(),
+			anything.For("adapter_name_or_path use_rslora use_dora freeze_trainable_modules freeze_extra_modules")).
+			AndOthers().OrNull(),
 		"kernel_config": object(keys{"name": worded.Default("auto")}).AndOthers().OrNull(),
 		"init_config":   object(keys{"name": worded.Default("init_on_default")}).AndOthers().OrNull(),
 		"optim_config":  object(keys{"name": worded.Default("adamw")}).AndOthers().OrNull(),

@@ -109,7 +109,8 @@ func TestReadMegatronBridge(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if m.Sequence != 4096 || m.Positions != 131072 || m.Padded != 128256 || m.Experts != 16 || m.BucketSize != 40000000 ||
+	if m.Sequence != 4096 || m.Positions != 131072 || m.Padded != 128256 || m.Experts != 16 ||
+		m.BucketSize != 40000000 ||
 		!m.SwiGLU || !m.NoBias || !m.Untied || m.AttentionDrop != 0 || m.HiddenDrop != 0.1 || m.Attention != "auto" {
 		t.Errorf("model: %+v", m)
 	}
