@@ -1,10 +1,12 @@
 package job
 
 import (
+	"strings"
 	"testing"
 
 	"plimsoll/autograd"
 	"plimsoll/dtype"
+	"plimsoll/files/filestest"
 	"plimsoll/ledger"
 )
 
@@ -77,6 +79,34 @@ func TestOrthogonalizedUnderFSDP2(t *testing.T) {
 		if float64(planned) < measured || float64(planned) > test.most*measured {
 			t.Errorf("%s, %d x %d on %d ranks: planned %v, measured %v", test.optimizer, test.rows, test.columns,
 				test.ranks, planned.Exact(), measured)
+		}
+	}
+}
+
+// TestMuonOfAxolotl takes axolotl's distributed Muon with FSDP2, where ranks must divide the rows of every matrix, and
+// Moonlight's without.
+func TestMuonOfAxolotl(t *testing.T) {
+	const text = "base_model: llama-3-8b\noptimizer: muon\nattn_implementation: flash_attention_2\nsequence_len: 512\n"
+	const sharded = text + "fsdp_config:\n  fsdp_version: 2\n  transformer_layer_cls_to_wrap: LlamaDecoderLayer\n"
+	for _, c := range []struct {
+		text       string
+		gpus       int
+		want, says string
+	}{
+		{sharded, 4, dion, ""}, {text, 4, moonlight, ""}, {sharded, 3, "", "divide the rows"},
+		{sharded + "  offload_params: true\n", 4, "", "on the host"},
+	} {
+		q := Request{Configs: []string{filestest.InNewFolder(t)("train.yaml", c.text)}, GPUs: c.gpus, GPU: "H100-80GB"}
+		j, err := q.Resolve()
+		switch {
+		case c.says != "":
+			if err == nil || !strings.Contains(err.Error(), c.says) {
+				t.Errorf("%d GPUs: %v, expected %q", c.gpus, err, c.says)
+			}
+		case err != nil:
+			t.Error(err)
+		case j.Optimizer.Name != c.want || (j.Optimizer.Ranks > 0) != (c.want == dion):
+			t.Errorf("%s on %d ranks, expected %s", j.Optimizer.Name, j.Optimizer.Ranks, c.want)
 		}
 	}
 }
