@@ -149,7 +149,7 @@ func readLLaMAFactory(r *frameworkReader) error {
 		Open: strings.Fields(openFactory)}
 	full := r.Word("finetuning_type") == "full"
 	if r.Truth("use_muon") {
-		r.to.Optimizer = "muon"
+		r.to.Optimizer = "muon-moonlight"
 	}
 	if pure := r.Truth("pure_bf16"); pure {
 		r.to.Weights = "bf16"
@@ -255,16 +255,21 @@ func (r *frameworkReader) freezeFactory() bool {
 	if r.Word("finetuning_type") != "freeze" {
 		return false
 	}
-	const key = "freeze_trainable_layers"
-	r.to.Freeze = &Freeze{Layers: int(r.Integer(key)), Spread: r.Truth("use_llama_pro"), Modules: []string{"all"},
-		Widens: !r.Truth("pure_bf16"), place: r.Place(key)}
-	if v := separated(r.Find("freeze_trainable_modules")); v != nil {
+	r.freezePart("")
+	r.to.Freeze.Spread, r.to.Freeze.Widens = r.Truth("use_llama_pro"), !r.Truth("pure_bf16")
+	return true
+}
+
+// freezePart reads the keys of a section that say which layers and modules are trained.
+func (r *frameworkReader) freezePart(section string) {
+	key := section + "freeze_trainable_layers"
+	r.to.Freeze = &Freeze{Layers: int(r.Integer(key)), Modules: []string{"all"}, place: r.Place(key)}
+	if v := separated(r.Find(section + "freeze_trainable_modules")); on(v) {
 		r.to.Freeze.Modules = v.Texts()
 	}
-	if v := separated(r.Find("freeze_extra_modules")); v != nil {
+	if v := separated(r.Find(section + "freeze_extra_modules")); on(v) {
 		r.to.Freeze.Extra = v.Texts()
 	}
-	return true
 }
 
 // adaptFactory reads the adapter: _setup_lora_tuning in model/adapter.py.

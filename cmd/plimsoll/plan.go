@@ -274,6 +274,7 @@ func runPlan(c *cobra.Command, o planOptions) error {
 
 // document plans the job.
 func (o *planOptions) document(c *cobra.Command) (*report.PlanDocument, error) {
+	o.byMegatron()
 	if o.megatron.arguments != "" {
 		return planMegatron(c, *o)
 	}
