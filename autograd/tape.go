@@ -40,12 +40,13 @@ type Tape struct {
 	// RetainsGraph keeps what operations have saved until the backward pass ends (retain_graph).
 	RetainsGraph bool
 	retained     []*storage
+	uses         map[*Parameter]int // of parameters, whose gradients the backward pass has not completed
 }
 
 // NewTape returns a tape that records operations. WhyGradients says why the
 // gradients of parameters are as large as they are.
 func NewTape(memory Memory, whyGradients func() string) *Tape {
-	return &Tape{memory: memory, whyGradients: whyGradients, recording: true}
+	return &Tape{memory: memory, whyGradients: whyGradients, recording: true, uses: map[*Parameter]int{}}
 }
 
 // In sets the component of the results of operations, and why it is as large as it
@@ -122,12 +123,14 @@ type gradient struct {
 // Parameter is a trainable or frozen parameter. The tape does not manage its
 // storage, only its gradient.
 type Parameter struct {
-	Name      string
-	Index     int // among the parameters of a model
-	Elements  int64
-	Rows      int64 // of a matrix; 0 for others
-	Matrices  int64 // stacked matrices of so many Rows, the experts of a layer; 0 for others
-	DType     dtype.Type
+	Name     string
+	Index    int // among the parameters of a model
+	Elements int64
+	Rows     int64 // of a matrix; 0 for others
+	Matrices int64 // stacked matrices of so many Rows, the experts of a layer; 0 for others
+	DType    dtype.Type
+	// Wide means that it is stored in fp32 where FSDP casts it to DType for the passes.
+	Wide      bool
 	Trainable bool
 	Embedding bool
 	// Hidden means that it is a matrix of a hidden layer, or a stack of such matrices.
@@ -146,7 +149,6 @@ type Parameter struct {
 	tape     *Tape
 	gradient *storage
 	sum      *storage // gradient of this backward pass, until all uses have contributed
-	uses     int
 }
 
 // Tensor returns the parameter as an input of operations.
@@ -192,7 +194,7 @@ type edge struct {
 
 func (t *Tape) edge(input *Tensor, shared bool) edge {
 	if leaf := input.gradient.leaf; leaf != nil {
-		leaf.uses++
+		t.uses[leaf]++
 		leaf.tape = t
 	}
 	return edge{input.gradient, shared}

@@ -31,7 +31,8 @@ func refuse(list ...contradiction) error {
 // contradictions refuses settings that do not go together. It runs when all
 // other settings are decided.
 func (r *resolver) contradictions() error {
-	return cmp.Or(r.kernels(), r.engines(), r.parallelDegrees(), r.job.refuseMuon(), r.job.refuseOffload())
+	return cmp.Or(r.kernels(), r.engines(), r.parallelDegrees(), r.job.refuseMuon(), r.job.refuseOffload(),
+		r.besidePipeline())
 }
 
 // kernels refuses settings that no kernel supports.
@@ -215,8 +216,12 @@ func (r *resolver) engines() error {
 func (r *resolver) mixedTypes() contradiction {
 	j := r.job
 	wide := ""
+	trained := map[bool]bool{}
 	for _, p := range j.Model.Parameters {
-		if p.Wide && (!p.Frozen && j.Adapter == nil || j.FSDP.Version == 1) {
+		trained[p.Wide] = trained[p.Wide] || !p.Frozen
+	}
+	for _, p := range j.Model.Parameters {
+		if p.Wide && (!p.Frozen && j.Adapter == nil && trained[false] || j.FSDP.Version == 1) {
 			wide = p.Name
 			break
 		}

@@ -8,6 +8,7 @@ import (
 
 	"plimsoll/dtype"
 	"plimsoll/fault"
+	"plimsoll/forward"
 	"plimsoll/ledger"
 	"plimsoll/recipe"
 	"plimsoll/version"
@@ -22,20 +23,43 @@ func (r *resolver) parallel() error {
 		j.Parallel.Tensor = int64(max(1, d.TensorParallel))
 	}
 	if p, file := r.divided(); p != nil {
-		if ranks := p.Ranks(); ranks != j.World {
-			return fault.File(file).Inputf("parallelism_config makes %d ranks, but the job has %d", ranks, j.World).
+		if ranks := p.Ranks() * int(j.Stages()); ranks != j.World {
+			return fault.File(file).Inputf("the parallelism makes %d ranks, but the job has %d", ranks, j.World).
 				WithHint("change --gpus, --nodes or one of the sizes")
 		}
 		j.Parallel.Tensor, j.Parallel.Context = int64(p.Tensor), int64(p.Context)
+		if p.Ulysses && p.Context > 1 {
+			j.Parallel.Ulysses = true
+			if err := r.exchange(file); err != nil {
+				return err
+			}
+		}
 	}
-	if j.World%int(j.Parallel.Tensor*j.Parallel.Context) != 0 {
+	if each := j.Parallel.Tensor * j.Parallel.Context * j.Stages(); j.World%int(each) != 0 {
 		return fault.Inputf("the number of ranks is %d: expected a multiple of tensor parallelism %d x context "+
-			"parallelism %d", j.World, j.Parallel.Tensor, j.Parallel.Context).
-			WithHint(fmt.Sprintf("give a number of GPUs that is a multiple of %d",
-				j.Parallel.Tensor*j.Parallel.Context))
+			"parallelism %d x pipeline stages %d", j.World, j.Parallel.Tensor, j.Parallel.Context, j.Stages()).
+			WithHint(fmt.Sprintf("give a number of GPUs that is a multiple of %d", each))
 	}
 	if j.Sequence%j.Parallel.Context != 0 || j.UsualSequence%j.Parallel.Context != 0 {
 		return fault.Inputf("sequences of %d tokens cannot be divided among %d ranks", j.Sequence, j.Parallel.Context)
+	}
+	return nil
+}
+
+// exchange refuses what LLaMA-Factory's Ulysses does not do (apply_sequence_parallel in
+// v1/plugins/model_plugins/parallelization/sequence_parallel.py).
+func (r *resolver) exchange(file string) error {
+	j := r.job
+	n := j.Parallel.Context
+	for _, b := range j.Model.Network.Blocks() {
+		if a := b.Attention; a.Heads%n != 0 || a.KeyValueHeads%n != 0 {
+			return fault.File(file).Inputf("Ulysses divides heads among %d ranks, but there are %d of queries and "+
+				"%d of keys", n, a.Heads, a.KeyValueHeads).WithHint("give a divisor of both as cp_size")
+		}
+	}
+	if j.Attention != forward.Flash {
+		return fault.File(file).Inputf("sequence parallelism requires flash attention").
+			WithHint("set flash_attn: flash_attention_2")
 	}
 	return nil
 }
@@ -62,7 +86,7 @@ func (r *resolver) sharding() error {
 		offloaded.OffloadParameters = true
 		j.FSDP = &offloaded
 	}
-	j.Parallel.Shard = int64(j.World) / j.Parallel.Tensor
+	j.Parallel.Shard = int64(j.World) / j.Parallel.Tensor / j.Stages()
 	whole := ledger.Bytes(j.Model.Elements() * j.ParameterType.Size())
 	// For an unknown GPU, 80 GiB of memory are assumed.
 	j.SplitsDecay = r.training != nil
@@ -104,6 +128,7 @@ func (r *resolver) sharding() error {
 	if p, _ := r.divided(); p != nil {
 		j.Parallel.Shard = int64(p.Shard * p.Context)
 	}
+	j.Optimizer.Ranks = j.Parallel.Shard
 	// FSDP casts the parameters itself. Accelerate has gradients reduced in
 	// the same type.
 	if j.AutocastType != dtype.Invalid {

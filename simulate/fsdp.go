@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"plimsoll/autograd"
+	"plimsoll/dtype"
 	"plimsoll/ledger"
 	"plimsoll/model"
 )
@@ -30,9 +31,10 @@ type unit struct {
 	at         int
 	parameters []*autograd.Parameter
 	gathered   hold
-	gradients  hold // sharded
-	flat       hold // FSDP1's full gradient before it is reduced
-	replicated hold // FSDP2's input of the all-reduce among replicas
+	gradients  hold   // sharded
+	flat       hold   // FSDP1's full gradient before it is reduced
+	wide       []hold // full gradients in the type of the reduction, one for each parameter that has one
+	replicated hold   // FSDP2's input of the all-reduce among replicas
 	inUse      bool
 }
 
@@ -62,7 +64,7 @@ func newFSDP(s *simulation) *fsdp {
 	}
 	for _, p := range s.trained {
 		shard := *p
-		shard.Elements, shard.DType = e.shardOf(e.padded(p)), s.ParameterType
+		shard.Elements, shard.DType = e.shardOf(e.padded(p)), e.stored(p)
 		switch {
 		case p.Matrices > 0 && s.FSDP.Version == 2:
 			shard.Matrices = e.shardOf(p.Matrices)
@@ -89,6 +91,24 @@ func (e *fsdp) padded(p *autograd.Parameter) int64 {
 	}
 	first := cmp.Or(p.Matrices, p.Rows, p.Elements)
 	return e.shardOf(first) * (p.Elements / first) * e.Parallel.Shard
+}
+
+// stored returns the type of a parameter's shards.
+func (e *fsdp) stored(p *autograd.Parameter) dtype.Type {
+	if p.Wide {
+		return dtype.F32
+	}
+	return e.ParameterType
+}
+
+// trainedType returns the type of the gradients of a unit. FSDP2 wants the same for all of them.
+func (e *fsdp) trainedType(u *unit) dtype.Type {
+	for _, p := range u.parameters {
+		if p.Trainable {
+			return e.stored(p)
+		}
+	}
+	return e.ParameterType
 }
 
 // unitOf returns the unit of a parameter, by its name.
@@ -128,7 +148,7 @@ func (e *fsdp) shardedBytes(u *unit) int64 {
 		if p.Quantized != autograd.Unquantized {
 			return e.shardOf(p.Bytes())
 		}
-		return e.shardOf(e.padded(p)) * max(e.ParameterType.Size(), p.DType.Size())
+		return e.shardOf(e.padded(p)) * max(e.stored(p).Size(), p.DType.Size())
 	})
 }
 
@@ -167,6 +187,10 @@ func (e *fsdp) whyGathered() string {
 	largest := int64(0)
 	for _, u := range e.order {
 		largest = max(largest, u.elements(nil, (*autograd.Parameter).Bytes))
+	}
+	if e.Stage != nil && !e.reshards(&unit{}) {
+		return fmt.Sprintf("all units of the stage, gathered in %v until the last micro batch of the pipeline",
+			e.ComputeType())
 	}
 	return fmt.Sprintf("units gathered in %v: the root, which stays, and two blocks at a time of up to %v: the one in "+
 		"use and the next", e.ComputeType(), ledger.Bytes(largest))
@@ -224,6 +248,10 @@ func (e *fsdp) BeforeBackward(path string) {
 func (e *fsdp) AfterBackward(path string) {
 	if u, ok := e.units[path]; ok {
 		u.inUse = false
+		if e.Stage != nil {
+			e.widen(u)
+			return
+		}
 		if e.reduces() {
 			e.reduce(u)
 		} else {
@@ -233,9 +261,34 @@ func (e *fsdp) AfterBackward(path string) {
 	}
 }
 
+// widen keeps the full gradients of a unit until the last micro batch of a pipeline, in the type of the reduction
+// (to_accumulated_grad_if_needed in _fsdp_param.py). The stage keeps the gathered parameters, too
+// (backward_maybe_with_nosync in torch/distributed/pipelining/stage.py).
+func (e *fsdp) widen(u *unit) {
+	if e.ReduceType == e.ComputeType() {
+		return // autograd adds them up in place
+	}
+	if u.wide == nil {
+		u.wide = make([]hold, len(u.parameters))
+	}
+	for i, p := range u.parameters {
+		if !p.HasGradient() {
+			continue
+		}
+		if !u.wide[i].held() {
+			u.wide[i] = e.gpu.hold(e.padded(p)*e.ReduceType.Size(), ledger.Gradients, e.whyGradients)
+		}
+		p.DropGradient()
+	}
+}
+
 func (e *fsdp) gradient(*autograd.Parameter) {}
 
 func (e *fsdp) whyGradients() string {
+	if e.Stage != nil {
+		return fmt.Sprintf("full gradients of the stage in %v for all micro batches of the pipeline, then a shard on "+
+			"each of %d ranks in %v", e.ReduceType, e.Parallel.Shard, e.ParameterType)
+	}
 	return fmt.Sprintf("full gradients of a unit in %v until they are reduced, then a shard on each of %d ranks in %v",
 		e.ComputeType(), e.Parallel.Shard, e.ParameterType)
 }
@@ -272,6 +325,11 @@ func (e *fsdp) accumulate(u *unit) {
 // one.
 func (e *fsdp) reduce(u *unit) {
 	unsharded := u.elements(func(p *autograd.Parameter) bool { return p.HasGradient() }, e.padded)
+	for i := range u.wide {
+		if u.wide[i].held() {
+			unsharded += e.padded(u.parameters[i])
+		}
+	}
 	if unsharded == 0 {
 		return
 	}
@@ -288,6 +346,9 @@ func (e *fsdp) reduce(u *unit) {
 	for _, p := range u.parameters {
 		p.DropGradient()
 	}
+	for i := range u.wide {
+		drop(&u.wide[i])
+	}
 	drop(&u.flat)
 	drop(&e.reducing)
 	e.reducing = input
@@ -297,11 +358,12 @@ func (e *fsdp) reduce(u *unit) {
 
 // receive allocates the rank's shard of the reduced gradients of a unit.
 func (e *fsdp) receive(u *unit, shard int64) {
+	of := e.trainedType(u)
 	output := e.gpu.hold(shard*e.ReduceType.Size(), ledger.Gradients, e.whyGradients)
 	switch {
-	case u.gradients.held() || e.FSDP.OffloadParameters || e.ReduceType != e.ParameterType:
+	case u.gradients.held() || e.FSDP.OffloadParameters || e.ReduceType != of:
 		if !u.gradients.held() {
-			u.gradients = e.device().hold(shard*e.ParameterType.Size(), ledger.Gradients, e.whyGradients)
+			u.gradients = e.device().hold(shard*of.Size(), ledger.Gradients, e.whyGradients)
 		}
 		if e.FSDP.Version == 2 && e.Replicas() > 1 {
 			u.replicated = output // until the backward pass ends (AllReduceState in _fsdp_param_group.py)
@@ -313,7 +375,17 @@ func (e *fsdp) receive(u *unit, shard int64) {
 	}
 }
 
-func (e *fsdp) endBackward(bool) {
+func (e *fsdp) endBackward(last bool) {
+	if e.Stage != nil && !last {
+		e.widen(e.root)
+		return
+	}
+	if e.Stage != nil {
+		for _, u := range e.order {
+			e.reduce(u)
+			drop(&u.gathered)
+		}
+	}
 	if !e.reduces() {
 		e.accumulate(e.root)
 	} else {
@@ -345,8 +417,8 @@ func (e *fsdp) save() {
 	}
 	var largest, sum int64
 	for _, p := range e.parameters {
-		largest = max(largest, p.Elements*e.ParameterType.Size())
-		sum += p.Elements * e.ParameterType.Size()
+		largest = max(largest, p.Elements*e.stored(p).Size())
+		sum += p.Elements * e.stored(p).Size()
 	}
 	e.gpu.during(largest, ledger.GatheredParameters, e.whyGathered, func() {
 		e.host.briefly(e.perNode(sum), ledger.FullStateDict, because("the full model on the host of the first rank: "+
