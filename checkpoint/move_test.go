@@ -70,7 +70,8 @@ func TestBitsandbytes(t *testing.T) {
 	}
 	for name, says := range map[string]string{
 		"AdamW8bit_norm":   "unorm_vec, which plimsoll's Adam does not have",
-		"AdamW8bit_blocks": "4355 numbers with 5 scales", "AdamW8bit_table": "it has no qmap", "Lion8bit_betas": "only Lion's is read",
+		"AdamW8bit_blocks": "4355 numbers with 5 scales", "AdamW8bit_table": "it has no qmap",
+		"Lion8bit_betas": "only Lion's is read",
 	} {
 		_, err := OpenTorch(t.Context(), filepath.Join(folder, name+".pt"), BesideTorch{}, nil)
 		mustSay(t, err, says, name+".pt")

@@ -167,8 +167,8 @@ hyperparameters and all else that is no optimizer state.`,
 	}
 	command.Flags().StringVar(&flags.like, "like", "", "`PATH` of a state that the job has saved that shall load OUT: "+
 		"OUT has its order and all that is no state (--to torch and megatron)")
-	command.Flags().StringVar(&flags.names, "names", "", "`FILE` with a JSON list of the optimizer's parameters, where "+
-		"a file of torch.save has none")
+	command.Flags().StringVar(&flags.names, "names", "", "`FILE` with a JSON list of the optimizer's parameters, "+
+		"where a file of torch.save has none")
 	command.Flags().StringArrayVar(&flags.weights, "weights", nil, "`FILE` of safetensors or torch.save with the "+
 		"weights, where a file of torch.save has none (repeat it for several)")
 	command.Flags().Var((*countFlag)(&flags.ranks), "ranks", "number of ranks to shard the state for")
