@@ -50,6 +50,27 @@ type PlanLimit struct {
 	Needed    ledger.Bytes     `json:"needed_bytes"`
 	Least     ledger.Bytes     `json:"least_bytes"` // if the allocator lost nothing to fragmentation
 	Capacity  ledger.Bytes     `json:"capacity_bytes"`
+	// Lower and Upper are the ends of the interval that 90 % of runs are in. Source makes it widest.
+	Lower  ledger.Bytes `json:"lower_bytes"`
+	Upper  ledger.Bytes `json:"upper_bytes"`
+	Source string       `json:"largest_source,omitempty"`
+}
+
+// newPlanLimit returns the limit of a verdict, nil where no capacity is known.
+func newPlanLimit(v plan.Verdict) *PlanLimit {
+	if v.Result == plan.Unknown {
+		return nil
+	}
+	return &PlanLimit{v.Device, v.Phase, v.Iteration, v.Needed, v.Least, v.Capacity, v.Lower, v.Upper, v.Source}
+}
+
+// interval returns the interval in words.
+func (l *PlanLimit) interval() string {
+	text := fmt.Sprintf("; %v to %v in %.0f %% of runs", l.Lower, l.Upper, 100*ledger.Confidence)
+	if l.Source != "" {
+		text += ", most of it by " + l.Source
+	}
+	return text
 }
 
 // PlannedModel describes the model.
@@ -99,6 +120,7 @@ func NewPlanDocument(version string, request job.Request, p *plan.Plan) (*PlanDo
 	d := &PlanDocument{
 		Schema: PlanSchema, Version: version, Verdict: p.Verdict.Result, Devices: p.Devices, Request: request,
 		Estimate:     p.Estimate,
+		Limit:        newPlanLimit(p.Verdict),
 		Inputs:       []Input{},
 		Model:        PlannedModel{j.Model.Name, j.Model.Architecture, j.Model.Source, j.Model.Elements(), p.Trained},
 		StateFormats: append([]plan.StateFormat{}, p.StateFormats...),
@@ -123,9 +145,6 @@ func NewPlanDocument(version string, request job.Request, p *plan.Plan) (*PlanDo
 			Replicas:        j.Replicas(),
 			Parallel:        j.ParallelNames(),
 		},
-	}
-	if v := p.Verdict; v.Result != plan.Unknown {
-		d.Limit = &PlanLimit{v.Device, v.Phase, v.Iteration, v.Needed, v.Least, v.Capacity}
 	}
 	if j.AutocastName() != "" {
 		d.Job.Autocast = j.AutocastName()
@@ -342,9 +361,9 @@ func (d *PlanDocument) verdictLine() string {
 		if d.Limit.Needed > d.Limit.Capacity {
 			what += fmt.Sprintf(", or %v if the allocator frees its cache", d.Limit.Least)
 		}
-		return "tight: " + what + d.unjudged()
+		return "tight: " + what + d.Limit.interval() + d.unjudged()
 	}
-	return "fits: " + what + d.unjudged()
+	return "fits: " + what + d.Limit.interval() + d.unjudged()
 }
 
 // unjudged names the devices whose capacity is unknown: a verdict says nothing of

@@ -76,6 +76,7 @@ func compareMegatron(file string, out io.Writer) error {
 // goldenPlan is what a row plans.
 type goldenPlan struct {
 	allocated, peak ledger.Bytes
+	end, most       ledger.Interval // of the two
 	err             error
 }
 
@@ -152,16 +153,17 @@ func (r goldenRow) plan() (p goldenPlan) {
 		p.err = err
 		return p
 	}
-	d, err := plan.LastStage(j, c)
+	d, spread, err := plan.LastStage(j, c)
 	if err != nil {
 		p.err = err
 		return p
 	}
-	last := d.Phases[len(d.Phases)-1]
-	p.allocated = last.EndAllocated
+	last := &d.Phases[len(d.Phases)-1]
+	p.allocated, p.end = last.EndAllocated, spread.AllocatedAtEnd(last)
 	for _, phase := range d.Phases {
 		p.peak = max(p.peak, phase.PeakAllocated)
 	}
+	p.most = spread.Allocated(d.Phases)
 	return p
 }
 
