@@ -51,8 +51,8 @@ type PlanLimit struct {
 	Least     ledger.Bytes     `json:"least_bytes"` // if the allocator lost nothing to fragmentation
 	Capacity  ledger.Bytes     `json:"capacity_bytes"`
 	// Lower and Upper are the ends of the interval that 90 % of runs are in. Source makes it widest.
-	Lower  ledger.Bytes `json:"lower_bytes"`
-	Upper  ledger.Bytes `json:"upper_bytes"`
+	Lower  ledger.Bytes `json:"lower_bytes,omitempty"`
+	Upper  ledger.Bytes `json:"upper_bytes,omitempty"`
 	Source string       `json:"largest_source,omitempty"`
 }
 
@@ -64,8 +64,11 @@ func newPlanLimit(v plan.Verdict) *PlanLimit {
 	return &PlanLimit{v.Device, v.Phase, v.Iteration, v.Needed, v.Least, v.Capacity, v.Lower, v.Upper, v.Source}
 }
 
-// interval returns the interval in words.
+// interval returns the interval in words. It is empty for a document without one.
 func (l *PlanLimit) interval() string {
+	if l.Upper == 0 {
+		return ""
+	}
 	text := fmt.Sprintf("; %v to %v in %.0f %% of runs", l.Lower, l.Upper, 100*ledger.Confidence)
 	if l.Source != "" {
 		text += ", most of it by " + l.Source

@@ -19,6 +19,10 @@ type result struct {
 	compared []comparison // the main one first
 	left     []figure     // figures that cannot be compared
 	reason   string       // why nothing could be compared
+	verdict  plan.Result  // of the main figure's plan; empty without a plan
+	// falseFits counts figures whose plan fits, and whose run did not: it ran out of memory, or held more than the
+	// device has.
+	falseFits int
 }
 
 // comparison is a measured figure beside the planned one.
@@ -26,7 +30,8 @@ type comparison struct {
 	figure
 	Case              *expression
 	measured, planned float64
-	what              string  // name of the planned figure
+	what              string // name of the planned figure
+	verdict           plan.Result
 	lower, upper      float64 // of the planned interval, if there is one
 	deepSpeed, accel  float64
 }
@@ -92,9 +97,12 @@ func compare(r row, folder string) result {
 		if f.perParameter() {
 			bytes, ok = f.Value*float64(o.model.Elements()), true
 		}
+		if o.plan != nil && o.plan.Verdict.Result == plan.Fits && f.exceeds(bytes, o.plan) {
+			out.falseFits++
+		}
 		if p := o.figure(r, f); ok && p.what != "" && bytes > 0 {
 			out.compared = append(out.compared, comparison{figure: f, Case: o.expression, measured: bytes,
-				planned: p.value, what: p.what, lower: p.lower, upper: p.upper,
+				verdict: o.verdict(), planned: p.value, what: p.what, lower: p.lower, upper: p.upper,
 				deepSpeed: deepSpeedEstimate(o.expression), accel: accelerateEstimate(o.expression)})
 		} else {
 			out.left = append(out.left, f)
@@ -109,7 +117,30 @@ func compare(r row, folder string) result {
 		}
 		return int(math.Copysign(1, b.measured-a.measured))
 	})
+	if len(out.compared) > 0 {
+		out.verdict = out.compared[0].verdict
+	}
 	return out
+}
+
+// exceeds reports whether a figure says that its run did not fit: it ran out of memory, or the figure is of a GPU and
+// larger than the GPU is.
+func (f figure) exceeds(bytes float64, p *plan.Plan) bool {
+	if text(f.Quantity + " " + f.Point).has(`\b(OOM|OutOfMemory\w*|out of memory)\b`) {
+		return true
+	}
+	d := deviceOf(p, ledger.GPU)
+	ofGPU := []string{"max_reserved", "max_allocated", "nvidia_smi", "gpu_used", "gpu_memory", "reserved", "allocated"}
+	return d != nil && d.Capacity > 0 && slices.Contains(ofGPU, f.Quantity) && !text(f.Point).has("(sum|total) (of|over)") &&
+		bytes > float64(d.Capacity)
+}
+
+// verdict returns the result of the plan, empty without one.
+func (o *outcome) verdict() plan.Result {
+	if o.plan == nil {
+		return ""
+	}
+	return o.plan.Verdict.Result
 }
 
 // rank orders a row's figures. The main figure is the peak of the GPU, or of the host in rows about the host.

@@ -40,11 +40,14 @@ func highest(values map[string]float64) ledger.Bytes {
 	return ledger.Bytes(most)
 }
 
+// covered says which of the two figures of golden rows are inside of their intervals.
+type covered struct{ allocated, most coverage }
+
 // compareMegatron plans every row of a file and prints what was measured and planned, or why not.
-func compareMegatron(file string, out io.Writer) error {
+func compareMegatron(file string, out io.Writer) (c covered, err error) {
 	opened, err := os.Open(file)
 	if err != nil {
-		return err
+		return c, err
 	}
 	defer opened.Close()
 	lines := bufio.NewScanner(opened)
@@ -67,10 +70,14 @@ func compareMegatron(file string, out io.Writer) error {
 			fmt.Fprintf(out, "%s\t%s\n", r.Path, strings.ReplaceAll(p.err.Error(), "\n", " "))
 			continue
 		}
-		fmt.Fprintf(out, "%s\t%d\t%d\t%d\t%d\n", r.Path, highest(r.Allocated), p.allocated, highest(r.MaxAllocated),
-			p.peak)
+		allocated, most := highest(r.Allocated), highest(r.MaxAllocated)
+		fmt.Fprintf(out, "%s\t%d\t%d\t%d\t%d\n", r.Path, allocated, p.allocated, most, p.peak)
+		c.allocated.count(allocated, p.end)
+		if most > 0 {
+			c.most.count(most, p.most)
+		}
 	}
-	return lines.Err()
+	return c, lines.Err()
 }
 
 // goldenPlan is what a row plans.
