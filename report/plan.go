@@ -64,14 +64,14 @@ func newPlanLimit(v plan.Verdict) *PlanLimit {
 	return &PlanLimit{v.Device, v.Phase, v.Iteration, v.Needed, v.Least, v.Capacity, v.Lower, v.Upper, v.Source}
 }
 
-// interval returns the interval in words. It is empty for a document without one.
+// interval returns the interval in short, with what makes it widest. It is empty for a document without one.
 func (l *PlanLimit) interval() string {
 	if l.Upper == 0 {
 		return ""
 	}
-	text := fmt.Sprintf("; %v to %v in %.0f %% of runs", l.Lower, l.Upper, 100*ledger.Confidence)
+	text := fmt.Sprintf("; %.0f %%: %v to %v", 100*ledger.Confidence, l.Lower, l.Upper)
 	if l.Source != "" {
-		text += ", most of it by " + l.Source
+		text += " (" + l.Source + ")"
 	}
 	return text
 }
@@ -189,6 +189,7 @@ func (d *PlanDocument) Page() *Page {
 		Title:    "Plan of " + d.Model.Name,
 		Sections: append(sections, Section{assumed}),
 		Verdict:  d.verdictLine(),
+		Hints:    d.unjudged(),
 		Document: d,
 		Dense:    true,
 	}
@@ -364,27 +365,26 @@ func (d *PlanDocument) verdictLine() string {
 		if d.Limit.Needed > d.Limit.Capacity {
 			what += fmt.Sprintf(", or %v if the allocator frees its cache", d.Limit.Least)
 		}
-		return "tight: " + what + d.Limit.interval() + d.unjudged()
+		return "tight: " + what + d.Limit.interval()
 	}
-	return "fits: " + what + d.Limit.interval() + d.unjudged()
+	return "fits: " + what + d.Limit.interval()
 }
 
-// unjudged names the devices whose capacity is unknown: a verdict says nothing of
-// them.
-func (d *PlanDocument) unjudged() string {
-	text := ""
+// unjudged names the devices whose capacity is unknown: the verdict says nothing of them.
+func (d *PlanDocument) unjudged() (lines []string) {
 	for i := range d.Devices {
 		device := &d.Devices[i]
-		if device.Capacity > 0 {
+		if device.Capacity > 0 || d.Limit == nil || d.Verdict == plan.DoesNotFit {
 			continue
 		}
 		flag := "--host-memory"
 		if device.Kind == ledger.GPU {
 			flag = "--gpu or --gpu-memory"
 		}
-		text += fmt.Sprintf("; the %s needs %v and was not judged: give %s", device.Kind, device.Peak().PeakUsed, flag)
+		lines = append(lines, fmt.Sprintf("the %s needs %v and was not judged: give %s", device.Kind,
+			device.Peak().PeakUsed, flag))
 	}
-	return text
+	return lines
 }
 
 // Explain shows everything about one component. An error is a *fault.Input.
