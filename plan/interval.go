@@ -87,10 +87,11 @@ func (s Spread) sources(held []ledger.Holding, phase *ledger.Phase) []ledger.Sou
 	}
 	var list sourceList
 	workspace := min(s.workspace, sum(ledger.MatmulWorkspaces))
-	list.add("cuBLAS workspaces", workspace, workspace, "a handle of cuBLAS more or fewer: each has a workspace of its own")
+	list.add("cuBLAS workspaces", workspace, workspace, "a handle of cuBLAS more or fewer: each has a workspace of "+
+		"its own")
 	logits := min(s.logits, sum(ledger.LogitsAndLoss))
-	list.add("copies of the logits", logits, logits, "the loss keeps one copy of the logits more or fewer, by its "+
-		"implementation and version")
+	list.add("copies of the logits", logits, logits, "the loss keeps one copy of the logits more or fewer, by "+
+		"its implementation and version")
 	scores := min(s.scores, sum(ledger.AttentionScores))
 	list.add("attention scores", scores, scores, "eager attention keeps the scores of every block once more or once "+
 		"less, by its version")
@@ -162,28 +163,33 @@ func (s Spread) Reserved(kind ledger.Kind, reserved ledger.Bytes, phases []ledge
 	var parts []ledger.Source
 	var list sourceList
 	if kind == ledger.Host {
-		var twice ledger.Bytes
-		for _, p := range phases {
-			for _, h := range p.Components {
-				if h.Component == ledger.MasterGradients {
-					twice = max(twice, h.Bytes)
-				}
-			}
-		}
-		list.add("gradients on the host", 0, twice, "DeepSpeed issue 7693 measured the offloaded gradients twice, behind "+
-			"a name that is bound again; others did not reproduce it")
+		twice := masterGradients(phases)
+		list.add("gradients on the host", 0, twice, "DeepSpeed issue 7693 measured the offloaded gradients twice, "+
+			"behind a name that is bound again; others did not reproduce it")
 		parts = append(parts, ledger.Source{Above: twice})
 	}
 	reason := "the heap of the C library returns holes to the system, or has as many again"
 	if kind == ledger.GPU {
 		i := s.Allocated(phases)
 		parts, list = append(parts, ledger.Source{Below: allocated - i.Lower, Above: i.Upper - allocated}), i.Sources
-		reason = "what the allocator has reserved beyond the allocated blocks: none where its cache is reused or emptied, " +
-			"as much again where frees come in another order"
+		reason = "what the allocator has reserved beyond the allocated blocks: none where its cache is reused or " +
+			"emptied, as much again where frees come in another order"
 	}
 	list.add("fragments", fragments, fragments, reason)
 	below, above := ledger.Spread(append(parts, ledger.Source{Below: fragments, Above: fragments}))
 	return intervalOf(reserved-below, reserved+above, list)
+}
+
+// masterGradients returns the most that offloaded gradients take in a phase.
+func masterGradients(phases []ledger.Phase) (most ledger.Bytes) {
+	for _, p := range phases {
+		for _, h := range p.Components {
+			if h.Component == ledger.MasterGradients {
+				most = max(most, h.Bytes)
+			}
+		}
+	}
+	return most
 }
 
 // Used returns the interval of memory in use behind these phases of a device.

@@ -387,8 +387,11 @@ func (d *PlanDocument) unjudged() (lines []string) {
 	return lines
 }
 
-// Explain shows everything about one component. An error is a *fault.Input.
+// Explain shows everything about one component, or about the intervals. An error is a *fault.Input.
 func (d *PlanDocument) Explain(name string) (*Page, error) {
+	if name == "interval" {
+		return d.explainIntervals(), nil
+	}
 	var names []string
 	var all Section
 	for i := range d.Devices {
@@ -414,7 +417,26 @@ func (d *PlanDocument) Explain(name string) (*Page, error) {
 	if len(all) == 0 {
 		slices.Sort(names)
 		return nil, fault.Inputf("no peak of this plan has a component called %q", name).
-			WithHint("components of this plan: " + strings.Join(slices.Compact(names), ", "))
+			WithHint("components of this plan: " + strings.Join(slices.Compact(names), ", ") + "; or interval")
 	}
 	return &Page{Title: "Plan of " + d.Model.Name + ": " + name, Sections: []Section{all}, Document: d}, nil
+}
+
+// explainIntervals shows what makes the interval of every device wide.
+func (d *PlanDocument) explainIntervals() *Page {
+	var all Section
+	for i := range d.Devices {
+		device := &d.Devices[i]
+		if device.Interval == nil {
+			continue
+		}
+		t := &Table{Style: Listed, Columns: []Column{{Title: "less", Kind: Bytes, Width: len("1002.3 GiB")},
+			{Title: "more", Kind: Bytes, Width: len("1002.3 GiB")}, {Title: "source"}}}
+		for _, s := range device.Interval.Sources {
+			t.add(s.Below, s.Above, s.Name+": "+s.Reason)
+		}
+		all = append(all, Paragraph(fmt.Sprintf("%s: %v planned, %.0f %% between %v and %v; bytes less and more by source", titleOf(device),
+			device.Peak().PeakUsed, 100*device.Interval.Confidence, device.Interval.Lower, device.Interval.Upper)), t)
+	}
+	return &Page{Title: "Plan of " + d.Model.Name + ": interval", Sections: []Section{all}, Document: d}
 }

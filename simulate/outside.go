@@ -58,15 +58,15 @@ func Apart(h ledger.Holding) (below, above ledger.Bytes, why string) {
 	case ledger.NCCL:
 		const secondGroup = 544 * ledger.MiB
 		return firstBarrier - secondGroup, secondGroup, "the first communicator of 2 ranks took 544 MiB " +
-			"(github.com/NVIDIA/nccl issue 964) or 1.45 GiB, kernels included; a further group of ranks has buffers of " +
-			"its own"
+			"(github.com/NVIDIA/nccl issue 964) or 1.45 GiB, kernels included; a further group of ranks has buffers " +
+			"of its own"
 	case ledger.PythonProcess:
 		const most = processBytes
 		if h.Bytes < most {
 			return 0, most - h.Bytes, "processes that import more libraries: up to 2.96 GB were measured"
 		}
-		return most - cpuProcessBytes, cpuProcessBytes, "libraries: 723 MiB with torch and transformers alone; a " +
-			"worker of a DataLoader that imports them takes as much again"
+		return most - cpuProcessBytes, cpuProcessBytes, "723 MiB are resident with torch and transformers alone; " +
+			"a worker of a DataLoader that imports them takes as much again"
 	}
 	return 0, 0, ""
 }

@@ -32,7 +32,7 @@ func TestPlansAgainstMeasurements(t *testing.T) {
 			t.Errorf("%s: the reason names a folder that is made anew in every run: %s", r.ID, r.reason)
 		}
 	}
-	coverageOf(results).check(t, "the main figure")
+	checkCoverage(t, "the main figure", coverageOf(results))
 	for _, r := range results {
 		if r.falseFits > 0 {
 			t.Errorf("%s: the plan fits, and the run did not", r.ID)
@@ -46,8 +46,8 @@ func TestPlansAgainstMeasurements(t *testing.T) {
 	}
 }
 
-// check demands that the intervals that 90 % of runs should be in hold for 85 to 95 %.
-func (c coverage) check(t *testing.T, what string) {
+// checkCoverage demands that the intervals that 90 % of runs should be in hold for 85 to 95 %.
+func checkCoverage(t *testing.T, what string, c coverage) {
 	t.Logf("%s inside of its interval: %v", what, c)
 	if share := c.share(); !(share >= 0.85 && share <= 0.95) {
 		t.Errorf("%s is inside of its interval in %v", what, c)

@@ -131,8 +131,8 @@ func (f figure) exceeds(bytes float64, p *plan.Plan) bool {
 	}
 	d := deviceOf(p, ledger.GPU)
 	ofGPU := []string{"max_reserved", "max_allocated", "nvidia_smi", "gpu_used", "gpu_memory", "reserved", "allocated"}
-	return d != nil && d.Capacity > 0 && slices.Contains(ofGPU, f.Quantity) && !text(f.Point).has("(sum|total) (of|over)") &&
-		bytes > float64(d.Capacity)
+	return d != nil && d.Capacity > 0 && slices.Contains(ofGPU, f.Quantity) &&
+		!text(f.Point).has("(sum|total) (of|over)") && bytes > float64(d.Capacity)
 }
 
 // verdict returns the result of the plan, empty without one.
@@ -268,12 +268,7 @@ func (o *outcome) figure(r row, f figure) planned {
 		return planned{}
 	}
 	if point.has("context") {
-		for _, c := range d.Outside {
-			if c.Component == ledger.CUDAContext {
-				return planned{value: float64(c.Bytes), what: "CUDA context"}
-			}
-		}
-		return planned{}
+		return contextOf(d)
 	}
 	if f.inHiddenSizes() {
 		return o.layer(d)
@@ -336,6 +331,15 @@ func (o *outcome) figure(r row, f figure) planned {
 	i := o.interval(d, f.Quantity, value, phases, chosen)
 	return planned{ranks * float64(value), fmt.Sprintf("%s, %s %s", name, chosen.Iteration, chosen.Name),
 		ranks * float64(i.Lower), ranks * float64(i.Upper)}
+}
+
+func contextOf(d *ledger.Device) planned {
+	for _, c := range d.Outside {
+		if c.Component == ledger.CUDAContext {
+			return planned{value: float64(c.Bytes), what: "CUDA context"}
+		}
+	}
+	return planned{}
 }
 
 // interval returns the interval of a planned figure of a GPU, at its own level: allocated, reserved or in use. The

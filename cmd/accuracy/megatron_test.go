@@ -18,8 +18,8 @@ func TestMegatronAgainstGoldenValues(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	covered.allocated.check(t, "allocated")
-	covered.most.check(t, "max_allocated")
+	checkCoverage(t, "allocated", covered.allocated)
+	checkCoverage(t, "max_allocated", covered.most)
 	var allocated, peak []float64
 	rows := 0
 	for line := range strings.Lines(out.String()) {

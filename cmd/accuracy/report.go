@@ -254,7 +254,8 @@ func documentOf(results []result) []byte {
 	b.WriteString(method)
 	fmt.Fprintf(&b, "## Summary\n\n%d of %d runs are expressed.\n\n%s\n\n%s\n\n", len(compared(results)),
 		len(results), programTable(results).RenderMarkdown(), familyTable(results).RenderMarkdown())
-	fmt.Fprintf(&b, "## Intervals\n\n"+intervals+"\n%s\n\n", 100*widthOf(results), coverageTable(results).RenderMarkdown())
+	fmt.Fprintf(&b, "## Intervals\n\n"+intervals+"\n%s\n\n", 100*widthOf(results),
+		coverageTable(results).RenderMarkdown())
 	fmt.Fprintf(&b, "## Runs\n\nWorst first; sizes in GiB.\n\n%s\n\n", mainTable(results).RenderMarkdown())
 	fmt.Fprintf(&b, "## What is not expressed\n\n%s\n", missingTable(results).RenderMarkdown())
 	return []byte(b.String())
