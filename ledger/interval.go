@@ -35,7 +35,7 @@ func Spread(sources []Source) (below, above Bytes) {
 
 // Largest returns the source that makes the upper end highest, nil without one.
 func (i *Interval) Largest() *Source {
-	if i == nil || len(i.Sources) == 0 {
+	if len(i.Sources) == 0 {
 		return nil
 	}
 	return &i.Sources[0]

@@ -220,8 +220,7 @@ func (s Spread) Used(d *ledger.Device, used ledger.Bytes, phases []ledger.Phase)
 func (s Spread) setIntervals(devices []ledger.Device) {
 	for i := range devices {
 		d := &devices[i]
-		interval := s.Used(d, d.Peak().PeakUsed, d.Phases)
-		d.Interval = &interval
+		d.Interval = s.Used(d, d.Peak().PeakUsed, d.Phases)
 	}
 }
 
@@ -229,7 +228,7 @@ func (s Spread) setIntervals(devices []ledger.Device) {
 func widen(d *ledger.Device, s ledger.Source) {
 	peak, i := d.Peak().PeakUsed, d.Interval
 	below, above := ledger.Spread([]ledger.Source{{Below: peak - i.Lower, Above: i.Upper - peak}, s})
-	*i = intervalOf(peak-below, peak+above, append(i.Sources, s))
+	d.Interval = intervalOf(peak-below, peak+above, append(i.Sources, s))
 }
 
 // intervalOf returns an interval with its sources, the largest first.

@@ -427,7 +427,7 @@ func (d *PlanDocument) explainIntervals() *Page {
 	var all Section
 	for i := range d.Devices {
 		device := &d.Devices[i]
-		if device.Interval == nil {
+		if device.Interval.Confidence == 0 {
 			continue
 		}
 		t := &Table{Style: Listed, Columns: []Column{{Title: "less", Kind: Bytes, Width: len("1002.3 GiB")},
@@ -436,7 +436,8 @@ func (d *PlanDocument) explainIntervals() *Page {
 			t.add(s.Below, s.Above, s.Name+": "+s.Reason)
 		}
 		all = append(all, Paragraph(fmt.Sprintf("%s: %v planned, %.0f %% between %v and %v; bytes less and more by source",
-			titleOf(device), device.Peak().PeakUsed, 100*device.Interval.Confidence, device.Interval.Lower, device.Interval.Upper)), t)
+			titleOf(device), device.Peak().PeakUsed, 100*device.Interval.Confidence, device.Interval.Lower,
+			device.Interval.Upper)), t)
 	}
 	return &Page{Title: "Plan of " + d.Model.Name + ": interval", Sections: []Section{all}, Document: d}
 }
