@@ -435,7 +435,8 @@ func (d *PlanDocument) explainIntervals() *Page {
 		for _, s := range device.Interval.Sources {
 			t.add(s.Below, s.Above, s.Name+": "+s.Reason)
 		}
-		all = append(all, Paragraph(fmt.Sprintf("%s: %v planned, %.0f %% between %v and %v; bytes less and more by source",
+		all = append(all, Paragraph(fmt.Sprintf(
+			"%s: %v planned, %.0f %% between %v and %v; bytes less and more by source",
 			titleOf(device), device.Peak().PeakUsed, 100*device.Interval.Confidence, device.Interval.Lower,
 			device.Interval.Upper)), t)
 	}
