@@ -183,17 +183,22 @@ func (e *fsdp) gather(u *unit) {
 	flat.free()
 }
 
-func (e *fsdp) whyGathered() string {
+// largestBlock returns the size of the largest unit beside the root, gathered.
+func (e *fsdp) largestBlock() ledger.Bytes {
 	largest := int64(0)
 	for _, u := range e.order {
 		largest = max(largest, u.elements(nil, (*autograd.Parameter).Bytes))
 	}
+	return ledger.Bytes(largest)
+}
+
+func (e *fsdp) whyGathered() string {
 	if e.Stage != nil && !e.reshards(&unit{}) {
 		return fmt.Sprintf("all units of the stage, gathered in %v until the last micro batch of the pipeline",
 			e.ComputeType())
 	}
 	return fmt.Sprintf("units gathered in %v: the root, which stays, and two blocks at a time of up to %v: the one in "+
-		"use and the next", e.ComputeType(), ledger.Bytes(largest))
+		"use and the next", e.ComputeType(), e.largestBlock())
 }
 
 func (e *fsdp) neighbour(u *unit, step int) *unit {
