@@ -210,6 +210,9 @@ type pass struct {
 	states               []*autograd.Tensor // behind blocks, with KeepsHidden
 	trained              map[string]bool    // modules with trained parameters; nil until asked for
 	routers              []*autograd.Tensor
+	// What adapters add to the parameters of the experts that run, and the sums that are made.
+	additions map[*autograd.Parameter]addition
+	sums      map[*autograd.Parameter]*autograd.Tensor
 
 	tower   *model.Tower       // whose network this is, or nil
 	masked  bool               // every block makes a mask of the tokens of images

@@ -101,6 +101,7 @@ type Job struct {
 	Clip      float64
 
 	Adapter      *recipe.Adapter
+	AddsInFull   bool // PEFT makes what it adds to parameters in full first
 	AdapterType  dtype.Type
 	Quantization *recipe.Quantization
 	DeepSpeed    *recipe.DeepSpeed

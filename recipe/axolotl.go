@@ -22,7 +22,7 @@ var axolotl = family{kind: axolotlKind, program: "axolotl", read: readAxolotl,
 			sample_packing tf32 flash_attention sdp_attention eager_attention flex_attention xformers_attention lora_fan_in_fan_out
 			reward_model liger_fused_linear_cross_entropy torch_compile auto_find_batch_size group_by_length
 			dataloader_pin_memory save_only_model`),
-		nameOrNames.For("lora_target_modules lora_modules_to_save unfrozen_parameters"),
+		nameOrNames.For("lora_target_modules lora_target_parameters lora_modules_to_save unfrozen_parameters"),
 		counted.For(`batch_size gradient_accumulation_steps lora_r tensor_parallel_size context_parallel_size
 			sequence_parallel_degree dp_shard_size dp_replicate_size ddp_bucket_cap_mb
 			eval_batch_size torch_empty_cache_steps fsdp_version num_labels`),
@@ -64,7 +64,7 @@ const (
 	unplannedAxolotlPasses = `layer_offloading selective_checkpointing tiled_mlp
 		chunked_cross_entropy flash_optimum sage_attention
 		s2_attention unsloth_cross_entropy_loss unsloth_lora_mlp unsloth_lora_qkv unsloth_lora_o`
-	unplannedAxolotlAdapters = `lora_target_parameters lora_rank_pattern lora_alpha_pattern peft_layers_to_transform
+	unplannedAxolotlAdapters = `lora_rank_pattern lora_alpha_pattern peft_layers_to_transform
 		peft_layers_pattern peft_layer_replication peft_trainable_token_indices peft_ensure_weight_tying lora_on_cpu`
 	unplannedAxolotlRest = "fp8 expert_parallel_size gpu_memory_limit max_memory"
 
@@ -513,8 +513,10 @@ func (r *frameworkReader) adaptAxolotl() error {
 		}
 		targets = strict.Of("all-linear")
 	}
+	r.to.AddsInFull = true // peft 0.19
 	return r.adapt("adapter", map[string]*strict.Value{"r": r.Find("lora_r"), "lora_alpha": r.Find("lora_alpha"),
-		"lora_dropout": r.Find("lora_dropout"), "target_modules": targets,
+		"target_parameters": asList(r.Find("lora_target_parameters")),
+		"lora_dropout":      r.Find("lora_dropout"), "target_modules": targets,
 		"fan_in_fan_out":  r.Find("lora_fan_in_fan_out"),
 		"modules_to_save": asList(r.Find("lora_modules_to_save")), "use_dora": r.Find("peft_use_dora"),
 		"use_rslora": r.Find("peft_use_rslora")})

@@ -47,6 +47,9 @@ type Framework struct {
 	Weights          string
 	TrainedIn32      Upcast
 	AdapterPrecision string // "" = that of PEFT
+	// AddsInFull says that the program's PEFT is older than 0.21: the product of an adapter of a parameter is made in
+	// full before it is added.
+	AddsInFull bool
 	// FSDP2WithoutReentrant says that FSDP2 turns reentrant checkpointing off.
 	FSDP2WithoutReentrant bool
 
