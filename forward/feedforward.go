@@ -167,9 +167,15 @@ func (p *pass) mixture(m *model.Mixture, x *autograd.Tensor) *autograd.Tensor {
 		shared = p.shared(m, x)
 	}
 	weights := p.route(m, x)
-	y := p.wrapped(m, func() *autograd.Tensor {
-		return p.Scope(func() *autograd.Tensor { return p.weighed(m, x, weights) })
-	})
+	var y *autograd.Tensor
+	if p.ScattersExperts && m.Fused() {
+		y = p.Scope(func() *autograd.Tensor { return p.scattered(m, x, weights) })
+		p.Drop(weights)
+	} else {
+		y = p.wrapped(m, func() *autograd.Tensor {
+			return p.Scope(func() *autograd.Tensor { return p.weighed(m, x, weights) })
+		})
+	}
 	y = p.follow(y, p.cast(y, x.DType))
 
 	if m.Shared != nil {

@@ -108,6 +108,8 @@ type Options struct {
 	// Liger replaces norms, rotary positions and gated activations by the kernels
 	// of liger-kernel (use_liger_kernel).
 	Liger bool
+	// ScattersExperts runs experts by axolotl's kernels of ScatterMoE.
+	ScattersExperts bool
 	// RoutersTogether is the loss of the load of experts before transformers 5.23: the
 	// logits of all routers are joined, with a number for each token, chosen expert and
 	// expert.

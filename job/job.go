@@ -69,6 +69,7 @@ type Job struct {
 	LossTwice          bool // the program computes it, from the logits of a model that has computed its own
 	Compile            bool
 	Liger              bool // liger-kernel replaces the modules of the model
+	ScattersExperts    bool // axolotl's kernels of ScatterMoE run the experts
 	// Modules is the library whose modules the model consists of: transformers
 	// (also if empty), litgpt or torchtitan.
 	Modules string

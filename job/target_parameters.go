@@ -111,14 +111,14 @@ func (r *resolver) targetParameters() error {
 		r.assume("target_parameters matches no parameter: PEFT warns, and adapts none")
 		return nil
 	case a.Dropout > 0:
-		return a.ParametersPlace().Inputf("the adapter of %s has lora_dropout %v, which PEFT refuses for parameters",
-			names[0], a.Dropout).WithHint("set lora_dropout to 0")
+		return a.ParametersPlace().Inputf("lora_dropout is %v, which PEFT refuses for parameters such as %s",
+			a.Dropout, names[0]).WithHint("set lora_dropout to 0")
 	case a.DoRA || a.LoRABias:
-		return a.ParametersPlace().Inputf("the adapter of %s has use_dora or lora_bias, which PEFT refuses for "+
-			"parameters", names[0]).WithHint("set both to false")
+		return a.ParametersPlace().Inputf("use_dora or lora_bias is true, which PEFT refuses for parameters such "+
+			"as %s", names[0]).WithHint("set both to false")
 	}
 	f := r.Inputs.framework
-	if j.AddsInFull = f != nil && f.AddsInFull; !j.AddsInFull {
+	if j.AddsInFull = f != nil && f.AddsInFull; !j.AddsInFull && !j.ScattersExperts {
 		r.assume("target_parameters as PEFT adds them since 0.21: before, it makes each product in full first, in fp32 " +
 			"without autocast")
 	}

@@ -51,7 +51,8 @@ var axolotl = family{kind: axolotlKind, program: "axolotl", read: readAxolotl,
 			"torch_compile_backend": worded,
 		},
 		anything.For(strings.Join([]string{unplannedAxolotlStages, unplannedAxolotlModels, unplannedAxolotlPasses,
-			unplannedAxolotlAdapters, unplannedAxolotlRest, unplannedAxolotlAnswers}, " ")),
+			unplannedAxolotlAdapters, unplannedAxolotlRest, unplannedAxolotlAnswers, unplannedAxolotlKernels}, " ")),
+		worded.For("expert_backend experts_implementation"), switched.For("use_scattermoe use_sonicmoe moe_bnb_fast"),
 		anything.For(savingAxolotl+" "+ignoredAxolotl),
 	)}
 
@@ -66,6 +67,9 @@ const (
 		s2_attention unsloth_cross_entropy_loss unsloth_lora_mlp unsloth_lora_qkv unsloth_lora_o`
 	unplannedAxolotlAdapters = `lora_rank_pattern lora_alpha_pattern peft_layers_to_transform
 		peft_layers_pattern peft_layer_replication peft_trainable_token_indices peft_ensure_weight_tying lora_on_cpu`
+	unplannedAxolotlKernels = `use_dsv4_kernels use_glm_dsa_kernels dsv4_fp8_nonexpert_mode dsv4_fp8_lora_kernel
+		dsv4_shared_mlp_lora_kernel dsv4_bf16_all dsv4_fp4_grouped_mode gemma4_fp8_nonexpert gemma4_nf4_nonexpert
+		nonexpert_quantization nvfp4_merge_aware`
 	unplannedAxolotlRest = "fp8 expert_parallel_size gpu_memory_limit max_memory"
 
 	// Keys of kernels that take less memory than those that are planned.
@@ -79,6 +83,7 @@ const (
 		rl_beta dpo_beta orpo_alpha datasets test_datasets
 		shuffle_merged_datasets shuffle_before_merging_datasets dataset_prepared_path dataset_shard_num dataset_shard_idx
 		skip_prepare_dataset num_dataset_shards_to_save pretraining_dataset dataset_processes dataset_num_proc
+		moe_grouped_backend moe_dequant_chunk_size nvfp4_merge_aware_start_step
 		dataset_exact_deduplication dataset_keep_in_memory dataloader_drop_last accelerator_config remove_unused_columns
 		push_dataset_to_hub hf_use_auth_token device device_map world_size local_rank ddp seed ddp_timeout
 		ddp_broadcast_buffers ddp_find_unused_parameters do_causal_lm_eval eval_causal_lm_metrics do_bench_eval
@@ -138,16 +143,24 @@ func (r *frameworkReader) qatAxolotl() error {
 		return nil
 	}
 	inputs, weights := r.Word("qat.activation_dtype"), r.Word("qat.weight_dtype")
+	packed := weights == "mxfp4"
 	switch {
-	case weights != "int4" || inputs != "int8":
+	case weights == "nvfp4": // NVFP4WeightOnlyConfig, which _infer_fake_quantize_configs does not know
+		return r.Fault("qat.weight_dtype", "is nvfp4: axolotl asks torchao for fake quantization of nvfp4 weights alone, "+
+			"which torchao 0.17 refuses", "use mxfp4 with a group_size of 32, or int4 weights and int8 inputs")
+	case packed && r.Gives("qat.group_size") && r.Integer("qat.group_size") != 32:
+		return r.Fault("qat.group_size", fmt.Sprintf("is %d, but axolotl needs 32 for mxfp4",
+			r.Integer("qat.group_size")), "set it to 32")
+	case !packed && (weights != "int4" || inputs != "int8"):
 		return r.Fault("qat", fmt.Sprintf("rounds weights to %s and inputs to %s, which is not planned yet",
-			cmp.Or(weights, "int8"), cmp.Or(inputs, "nothing else")), "plimsoll plans int4 weights and int8 inputs")
+			cmp.Or(weights, "int8"), cmp.Or(inputs, "nothing else")),
+			"plimsoll plans int4 weights with int8 inputs, and mxfp4")
 	case r.Truth("qat.quantize_embedding"):
 		return r.Fault("qat.quantize_embedding", "is true, which is not planned yet", "set it to false")
 	case r.Gives("adapter"):
 		return r.Fault("qat", "is given beside an adapter, which is not planned yet", "remove one of the two")
 	}
-	r.to.QAT = &QAT{Group: int(r.Integer("qat.group_size")), Activations: true, Learned: true}
+	r.to.QAT = &QAT{Group: int(r.Integer("qat.group_size")), Activations: true, Learned: !packed, Packed: packed}
 	return nil
 }
 
@@ -164,16 +177,7 @@ func (r *frameworkReader) refuseAxolotl() error {
 		r.unplanned("it divides or moves the model", unplannedAxolotlRest)); err != nil {
 		return err
 	}
-	if v := r.Find("plugins"); v != nil {
-		for _, e := range v.Elements {
-			name := e.Text[strings.LastIndexByte(e.Text, '.')+1:]
-			if !slices.Contains([]string{"LigerPlugin", "CutCrossEntropyPlugin", "SwanLabPlugin"}, name) {
-				return r.Inputf(e.At, "plugins holds %s, which may change the model or the passes", e).
-					WithHint("remove it to plan the job without it")
-			}
-		}
-	}
-	return nil
+	return r.pluginsOfAxolotl()
 }
 
 // answersOfAxolotl reads what the key rl trains on answers: TRL's trainers (src/axolotl/core/builders/rl.py).

@@ -66,6 +66,8 @@ type Framework struct {
 	Recompute   string    // "" = what Training says
 	QAT         *QAT      // nil without
 	Unfrozen    *Unfrozen // nil if all parameters are trained
+	// ScattersExperts says that axolotl's kernels of ScatterMoE run fused experts.
+	ScattersExperts bool
 	// WidensNorms says that norms, embeddings and the head are kept in fp32.
 	WidensNorms bool
 	// QuantizesExperts says that the parameters that hold all experts of a layer are quantized, too.
@@ -85,6 +87,7 @@ type QAT struct {
 	Group       int  // inputs that share a scale of the weight
 	Activations bool // inputs are rounded to int8, too
 	Learned     bool // the gradient goes through the scales of the weight
+	Packed      bool // inputs and weights are in MXFP4 until the backward pass
 }
 
 // Offloading is what OffloadActivations of TRL and torchtune does.

@@ -80,6 +80,9 @@ func TestFakeQuantization(t *testing.T) {
 		"Int4WeightFakeQuantizer": {func(j *job.Job) {
 			j.QAT = &forward.FakeQuantization{Group: 64, Activations: true, Learned: true}
 		}, [4]float64{371350884, 358239568, 375008592, 104452356}},
+		"MXFakeQuantizedLinear": {func(j *job.Job) { // of torchao 0.17
+			j.QAT = &forward.FakeQuantization{Group: 32, Packed: true}
+		}, [4]float64{182783820, 125115728, 184352080, 104362244}},
 		"norms in fp32": {func(j *job.Job) {
 			j.WidensNorms, j.AutocastType = true, dtype.BF16
 		}, [4]float64{174973284, 161337680, 178106704, 137945348}},
