@@ -370,6 +370,9 @@ func (p *pass) grouped(weights []*autograd.Parameter, x *autograd.Tensor, in, ou
 	compute, weight := weights[0].DType, p.weight
 	switch {
 	case weights[0].Matrices > 0: // autocast does not know torch's grouped_mm
+		if weights[0].Quantized == autograd.EightBit { // bitsandbytes' int8_vectorwise_dequant
+			compute = dtype.F32
+		}
 		weight = func(w *autograd.Parameter) *autograd.Tensor { return p.stacked(w, compute) }
 	case p.Autocast != dtype.Invalid:
 		compute = p.Autocast

@@ -477,8 +477,6 @@ func (r *frameworkReader) quantizeAxolotl() error {
 	case r.to.QuantizesExperts && (!r.Truth("load_in_4bit") && !r.Truth("load_in_8bit") || adapter == ""):
 		return r.Fault(experts, "is true, but axolotl needs an adapter and load_in_4bit or load_in_8bit with it",
 			"add both, or set it to false")
-	case r.to.QuantizesExperts && !r.Truth("load_in_4bit"):
-		return r.Fault(experts, "is true with load_in_8bit, which is not planned yet", "use load_in_4bit")
 	case r.Truth("load_in_4bit") && (adapter == "qlora" || r.to.QuantizesExperts):
 		values := map[string]*strict.Value{"load_in_4bit": strict.Of(true), "bnb_4bit_quant_type": strict.Of("nf4"),
 			"bnb_4bit_use_double_quant": strict.Of(true), "bnb_4bit_quant_storage": strict.Of("bfloat16"),

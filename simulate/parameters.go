@@ -171,7 +171,7 @@ func (m *parameterMaker) quantize(p *autograd.Parameter) {
 		}
 	}
 	if q.Bits == 8 {
-		p.Quantized, p.StoredBytes = autograd.EightBit, p.Elements+4*p.Rows
+		p.Quantized, p.StoredBytes = autograd.EightBit, p.Elements+4*p.Rows*max(1, p.Matrices)
 		return
 	}
 	blocks := (p.Elements + 63) / 64
