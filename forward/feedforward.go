@@ -230,6 +230,9 @@ func (p *pass) everyExpert(m *model.Mixture, x *autograd.Tensor) *autograd.Tenso
 	weighed := p.follow(taken, p.multiply(taken, turned))
 	p.Drop(turned)
 	down := p.hooked(m.ExpertsPath(), func() *autograd.Tensor {
+		if !m.Fused() {
+			return p.oneByOne(m, weighed, inner)
+		}
 		return p.wrapped(m, func() *autograd.Tensor {
 			w := p.parameters.Experts[m]
 			both := p.matrix(p.operand(w.GateUp[0]), nil, weighed, hidden, 2*inner)
@@ -246,6 +249,28 @@ func (p *pass) everyExpert(m *model.Mixture, x *autograd.Tensor) *autograd.Tenso
 		Outputs: []autograd.Output{{Elements: x.Elements, DType: down.DType}}})[0])
 	return p.Do(autograd.Operation{Inputs: []*autograd.Tensor{shared, sum}, Shared: []bool{true, true},
 		Outputs: []autograd.Output{{Elements: x.Elements, DType: shared.DType, View: true}}})[0]
+}
+
+// oneByOne runs axolotl's linearized experts of Llama 4, each on its slice of the inputs. Their results are written into
+// slices of a tensor. The gradient of a slice is as large as all slices.
+func (p *pass) oneByOne(m *model.Mixture, weighed *autograd.Tensor, inner int64) *autograd.Tensor {
+	all := p.New(weighed.Elements, weighed.DType)
+	for i := range m.Experts {
+		e := &m.Experts[i]
+		x := p.Do(autograd.Operation{Inputs: []*autograd.Tensor{weighed},
+			Outputs: []autograd.Output{{Elements: weighed.Elements / int64(len(m.Experts)), DType: weighed.DType,
+				View: true}}})[0]
+		gate, up := p.linear(e.Gate, x, inner), p.linear(e.Up, x, inner)
+		active := p.follow(gate, p.activate(e.Activation, gate))
+		h := p.multiply(up, active)
+		p.Drop(x, up, active)
+		y := p.follow(h, p.linear(e.Down, h, p.network.Hidden))
+		next := p.Do(autograd.Operation{Inputs: []*autograd.Tensor{all, y}, Shared: []bool{true, true},
+			BackwardScratch: all.Bytes(), Outputs: []autograd.Output{{Elements: all.Elements, DType: all.DType, View: true}}})[0]
+		p.Drop(all, y)
+		all = next
+	}
+	return all
 }
 
 // indexed takes elements of a tensor by an index, which it saves.

@@ -53,6 +53,7 @@ var axolotl = family{kind: axolotlKind, program: "axolotl", read: readAxolotl,
 		anything.For(strings.Join([]string{unplannedAxolotlStages, unplannedAxolotlModels, unplannedAxolotlPasses,
 			unplannedAxolotlAdapters, unplannedAxolotlRest, unplannedAxolotlAnswers, unplannedAxolotlKernels}, " ")),
 		worded.For("expert_backend experts_implementation"), switched.For("use_scattermoe use_sonicmoe moe_bnb_fast"),
+		switched.For("llama4_linearized_experts"),
 		anything.For(savingAxolotl+" "+ignoredAxolotl),
 	)}
 
@@ -60,7 +61,7 @@ var axolotl = family{kind: axolotlKind, program: "axolotl", read: readAxolotl,
 const (
 	unplannedAxolotlStages  = "process_reward_model ebft trl"
 	unplannedAxolotlAnswers = "rl_adapter_ref_model dpo_use_weighting dpo_use_liger_kernel"
-	unplannedAxolotlModels  = `gptq llama4_linearized_experts
+	unplannedAxolotlModels  = `gptq
 		use_onebitllms fp32_norms shrink_embeddings`
 	unplannedAxolotlPasses = `layer_offloading selective_checkpointing tiled_mlp
 		chunked_cross_entropy flash_optimum sage_attention
@@ -131,6 +132,7 @@ func readAxolotl(r *frameworkReader) error {
 		r.to.Freezes = &Freezes{Vision: true, Projector: true,
 			Named: strings.Fields("vision_tower vision_model multi_modal_projector visual")}
 	}
+	r.to.LinearizesExperts = r.Truth("llama4_linearized_experts")
 	r.argumentsOfAxolotl()
 	r.typesOfAxolotl()
 	return cmp.Or(r.shardAxolotl(), r.attentionOfAxolotl(), r.checkpointAxolotl(), r.quantizeAxolotl(),

@@ -68,6 +68,8 @@ type Framework struct {
 	Unfrozen    *Unfrozen // nil if all parameters are trained
 	// ScattersExperts says that axolotl's kernels of ScatterMoE run fused experts.
 	ScattersExperts bool
+	// LinearizesExperts says that each of Llama 4's experts has linear modules.
+	LinearizesExperts bool
 	// WidensNorms says that norms, embeddings and the head are kept in fp32.
 	WidensNorms bool
 	// QuantizesExperts says that the parameters that hold all experts of a layer are quantized, too.
