@@ -20,7 +20,7 @@ func (p *pass) feedForward(f *model.FeedForward, x *autograd.Tensor) *autograd.T
 			}
 			return p.scatter(p.mixture(f.Mixture, x))
 		}
-		return p.scatter(p.dense(f, x))
+		return p.scatter(p.tiled(f, x))
 	})
 }
 

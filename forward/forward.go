@@ -108,6 +108,8 @@ type Options struct {
 	// Liger replaces norms, rotary positions and gated activations by the kernels
 	// of liger-kernel (use_liger_kernel).
 	Liger bool
+	// Tiles is the number of tiles of a sequence that feed-forward networks run on, one after the other; 0 is none.
+	Tiles int64
 	// ScattersExperts runs experts by axolotl's kernels of ScatterMoE.
 	ScattersExperts bool
 	// RoutersTogether is the loss of the load of experts before transformers 5.23: the

@@ -61,7 +61,7 @@ func (r *resolver) framework() error {
 	if err := r.unfrozen(); err != nil {
 		return err
 	}
-	r.job.WidensNorms, r.job.ScattersExperts = f.WidensNorms, f.ScattersExperts
+	r.job.WidensNorms, r.job.ScattersExperts, r.job.TilesMLP = f.WidensNorms, f.ScattersExperts, f.TilesMLP
 	r.job.StepsInBackward = f.StepsInBackward
 	if o := f.Offloading; o != nil {
 		r.job.OffloadActivations = &autograd.Offload{Streams: o.Streams, Stash: o.Stash, Tracks: o.Tracks,

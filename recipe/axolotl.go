@@ -53,7 +53,7 @@ var axolotl = family{kind: axolotlKind, program: "axolotl", read: readAxolotl,
 		anything.For(strings.Join([]string{unplannedAxolotlStages, unplannedAxolotlModels, unplannedAxolotlPasses,
 			unplannedAxolotlAdapters, unplannedAxolotlRest, unplannedAxolotlAnswers, unplannedAxolotlKernels}, " ")),
 		worded.For("expert_backend experts_implementation"), switched.For("use_scattermoe use_sonicmoe moe_bnb_fast"),
-		switched.For("llama4_linearized_experts"),
+		switched.For("llama4_linearized_experts tiled_mlp tiled_mlp_use_original_mlp"), counted.For("tiled_mlp_num_shards"),
 		anything.For(savingAxolotl+" "+ignoredAxolotl),
 	)}
 
@@ -63,7 +63,7 @@ const (
 	unplannedAxolotlAnswers = "rl_adapter_ref_model dpo_use_weighting dpo_use_liger_kernel"
 	unplannedAxolotlModels  = `gptq
 		use_onebitllms fp32_norms shrink_embeddings`
-	unplannedAxolotlPasses = `layer_offloading selective_checkpointing tiled_mlp
+	unplannedAxolotlPasses = `layer_offloading selective_checkpointing
 		chunked_cross_entropy flash_optimum sage_attention
 		s2_attention unsloth_cross_entropy_loss unsloth_lora_mlp unsloth_lora_qkv unsloth_lora_o`
 	unplannedAxolotlAdapters = `lora_rank_pattern lora_alpha_pattern peft_layers_to_transform
@@ -94,7 +94,7 @@ const (
 		sample_packing_mp_start_method eval_sample_packing pad_to_sequence_len pad_to_multiple_of curriculum_sampling
 		multipack_real_batches batch_flattening use_pose pose_split_on_token_ids pose_max_context_len pose_num_chunks
 		pretrain_multipack_buffer_size pretrain_multipack_attn pretraining_sample_concatenation streaming
-		streaming_multipack_buffer_size flex_attn_compile_kwargs scaling_softmax tiled_mlp_num_shards
+		streaming_multipack_buffer_size flex_attn_compile_kwargs scaling_softmax
 		fsdp_final_state_dict_type val_set_size heads_k_stride ring_attn_func special_tokens tokens
 		added_tokens_overrides torch_compile_mode max_steps warmup_steps warmup_ratio eval_steps evals_per_epoch
 		eval_strategy evaluation_strategy save_steps saves_per_epoch save_strategy save_total_limit save_first_step
@@ -131,6 +131,16 @@ func readAxolotl(r *frameworkReader) error {
 	if r.Truth("freeze_mm_modules") { // utils/freeze.py
 		r.to.Freezes = &Freezes{Vision: true, Projector: true,
 			Named: strings.Fields("vision_tower vision_model multi_modal_projector visual")}
+	}
+	if r.Truth("tiled_mlp") {
+		r.to.TilesMLP = &Tiles{Count: int(r.Integer("tiled_mlp_num_shards"))}
+		if r.to.ScattersExperts {
+			return r.Fault("tiled_mlp", "is true with use_scattermoe: blocks of experts run in tiles, which is not "+
+				"planned yet", "set one of the two to false")
+		}
+		if !r.Truth("tiled_mlp_use_original_mlp") {
+			r.Note("tiled_mlp", "is true: axolotl compiles the tiles, which may keep less than the plan says")
+		}
 	}
 	r.to.LinearizesExperts = r.Truth("llama4_linearized_experts")
 	r.argumentsOfAxolotl()

@@ -68,6 +68,7 @@ type Framework struct {
 	Unfrozen    *Unfrozen // nil if all parameters are trained
 	// ScattersExperts says that axolotl's kernels of ScatterMoE run fused experts.
 	ScattersExperts bool
+	TilesMLP        *Tiles // nil without
 	// LinearizesExperts says that each of Llama 4's experts has linear modules.
 	LinearizesExperts bool
 	// WidensNorms says that norms, embeddings and the head are kept in fp32.
@@ -91,6 +92,12 @@ type QAT struct {
 	Learned     bool // the gradient goes through the scales of the weight
 	Packed      bool // inputs and weights are in MXFP4 until the backward pass
 }
+
+// Tiles says that feed-forward networks run on tiles of a sequence, one after the other: axolotl's tiled_mlp.
+type Tiles struct{ Count int } // 0 for tiles of TileTokens
+
+// TileTokens is axolotl's size of a tile.
+const TileTokens = 32768
 
 // Offloading is what OffloadActivations of TRL and torchtune does.
 type Offloading struct {

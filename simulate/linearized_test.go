@@ -45,3 +45,31 @@ func TestLinearizedExperts(t *testing.T) {
 		within(t, name, got, test.want, 0.035)
 	}
 }
+
+const wideLlama = `{"model_type": "llama", "vocab_size": 256, "hidden_size": 256, "intermediate_size": 4096,
+	"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4, "tie_word_embeddings": false}`
+
+// TestTiles compares trainings with axolotl's TiledMLP on tiles of a sequence with real torch 2.15 and transformers 5.23
+// on tensors without memory (scripts/measure/train.py).
+func TestTiles(t *testing.T) {
+	file := filestest.InNewFolder(t)
+	for name, test := range map[string]struct {
+		text string
+		want [4]float64
+	}{
+		"whole": {"", [4]float64{211189572, 208043840, 238543160, 55585028}},
+		"tiles": {"tiled_mlp: true\ntiled_mlp_num_shards: 4\n", [4]float64{84041524, 73826112, 105636152, 55585028}},
+		"tiles of checkpoints": {"tiled_mlp: true\ntiled_mlp_num_shards: 4\ngradient_checkpointing: true\n" +
+			"gradient_checkpointing_kwargs: {use_reentrant: false}\n", [4]float64{59825924, 50675472, 100885792, 55585028}},
+	} {
+		j, err := (&job.Request{Model: file("config.json", wideLlama), Sequence: 2048, MicroBatch: 1, Precision: "bf16",
+			Torch: "2.15", Attention: "sdpa", GPU: "H100-80GB", Optimizer: "adamw",
+			Configs: []string{file("train.yaml", "base_model: x\nattn_implementation: flash_attention_2\n"+test.text)}}).Resolve()
+		if err != nil {
+			t.Fatal(err)
+		}
+		j.HoldsOutputs = false
+		got, _ := steady(t, j)
+		within(t, name, got, test.want, 0.03)
+	}
+}

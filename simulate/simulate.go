@@ -121,6 +121,7 @@ func (s *simulation) options() forward.Options {
 		FusesPointwise:         s.Compile,
 		Liger:                  s.Liger,
 		ScattersExperts:        s.ScattersExperts,
+		Tiles:                  s.Tiles(s.sequence),
 		ClampsScores:           s.ClampsScores(),
 		RoutersTogether:        !s.Versions.Transformers.AtLeast(5, 23, 0),
 		RepeatsKeys:            s.RepeatsKeys(),
