@@ -8,6 +8,7 @@ import (
 	"plimsoll/autograd"
 	"plimsoll/files/filestest"
 	"plimsoll/job"
+	"plimsoll/ledger"
 )
 
 const smallLlama4 = `{"model_type": "llama4_text", "architectures": ["Llama4ForCausalLM"], "vocab_size": 256,
@@ -71,5 +72,49 @@ func TestTiles(t *testing.T) {
 		j.HoldsOutputs = false
 		got, _ := steady(t, j)
 		within(t, name, got, test.want, 0.03)
+	}
+}
+
+// TestScatteredExperts plans axolotl's kernels of ScatterMoE: they make no weights with what an adapter adds, and no
+// token more than once.
+func TestScatteredExperts(t *testing.T) {
+	file, peaks := filestest.InNewFolder(t), map[string]ledger.Bytes{}
+	for _, text := range []string{"experts_implementation: grouped_mm\n", "use_scattermoe: true\n"} {
+		j, err := (&job.Request{Model: file("config.json", smallMixtral), Sequence: 64, MicroBatch: 1, GPU: "H100-80GB",
+			Configs: []string{file("train.yaml", "base_model: x\nadapter: lora\nlora_r: 4\nsequence_len: 64\n"+
+				"attn_implementation: flash_attention_2\nlora_target_modules: [q_proj]\nlora_target_parameters: "+
+				"[experts.gate_up_proj, experts.down_proj]\nplugins: [axolotl.integrations.kernels.KernelsPlugin]\n"+
+				text)}}).Resolve()
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, _ := steady(t, j)
+		peaks[text] = got[1] // the end of the forward pass: what is saved
+	}
+	const layers, sums, taken = 2, 2 * 4 * 3 * 96 * 64, 2 * 64 * 2 * 64 // bytes of a layer in bf16
+	less := peaks["experts_implementation: grouped_mm\n"] - peaks["use_scattermoe: true\n"]
+	if less < layers*(sums+taken)*8/10 || less > layers*(sums+taken)*11/10 {
+		t.Errorf("ScatterMoE saves %d less, want about %d", less, layers*(sums+taken))
+	}
+}
+
+// TestProductsInFull compares adapters of experts' parameters with PEFT 0.19, which makes their products in full, on
+// tensors without memory (scripts/measure/train.py).
+func TestProductsInFull(t *testing.T) {
+	file := filestest.InNewFolder(t)
+	for precision, want := range map[string][4]float64{"bf16": {89788804, 68011472, 89512328, 35515668},
+		"amp-bf16": {152283652, 127324624, 140457416, 62511380}} {
+		j, err := (&job.Request{Model: file("config.json", `{"model_type": "qwen3_moe", "vocab_size": 1000,
+			"hidden_size": 256, "intermediate_size": 512, "moe_intermediate_size": 512, "num_experts": 16,
+			"num_experts_per_tok": 2, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+			"head_dim": 64, "tie_word_embeddings": false}`), Sequence: 256, MicroBatch: 1, Precision: precision,
+			Torch: "2.15", Attention: "sdpa", GPU: "H100-80GB", Adapter: file("adapter.json", `{"peft_type": "LORA", "r": 8,
+			"target_modules": ["q_proj"], "target_parameters": ["experts.gate_up_proj", "experts.down_proj"]}`)}).Resolve()
+		if err != nil {
+			t.Fatal(err)
+		}
+		j.HoldsOutputs, j.AddsInFull = false, true
+		got, _ := steady(t, j)
+		within(t, precision, got, want, 0.005)
 	}
 }
