@@ -251,8 +251,8 @@ func (p *pass) everyExpert(m *model.Mixture, x *autograd.Tensor) *autograd.Tenso
 		Outputs: []autograd.Output{{Elements: x.Elements, DType: shared.DType, View: true}}})[0]
 }
 
-// oneByOne runs axolotl's linearized experts of Llama 4, each on its slice of the inputs. Their results are written into
-// slices of a tensor. The gradient of a slice is as large as all slices.
+// oneByOne runs axolotl's linearized experts of Llama 4, each on its slice of the inputs. Their results are written
+// into slices of a tensor. The gradient of a slice is as large as all slices.
 func (p *pass) oneByOne(m *model.Mixture, weighed *autograd.Tensor, inner int64) *autograd.Tensor {
 	all := p.New(weighed.Elements, weighed.DType)
 	for i := range m.Experts {
@@ -266,7 +266,8 @@ func (p *pass) oneByOne(m *model.Mixture, weighed *autograd.Tensor, inner int64)
 		p.Drop(x, up, active)
 		y := p.follow(h, p.linear(e.Down, h, p.network.Hidden))
 		next := p.Do(autograd.Operation{Inputs: []*autograd.Tensor{all, y}, Shared: []bool{true, true},
-			BackwardScratch: all.Bytes(), Outputs: []autograd.Output{{Elements: all.Elements, DType: all.DType, View: true}}})[0]
+			BackwardScratch: all.Bytes(),
+			Outputs:         []autograd.Output{{Elements: all.Elements, DType: all.DType, View: true}}})[0]
 		p.Drop(all, y)
 		all = next
 	}

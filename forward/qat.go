@@ -58,9 +58,11 @@ func (p *pass) packedLinear(path string, w *autograd.Parameter, x *autograd.Tens
 	packed := func(elements int64) autograd.Output {
 		return autograd.Output{Elements: elements/2 + elements/p.QAT.Group, DType: dtype.U8, Saved: true}
 	}
-	most, apart := max(temporaries*x.Elements, x.Bytes()+temporaries*w.Elements), x.Bytes()+w.Elements*x.DType.Size()
+	most := max(temporaries*x.Elements, x.Bytes()+temporaries*w.Elements)
+	apart := x.Bytes() + w.Elements*x.DType.Size()
 	y := x.Elements / (w.Elements / out) * out
-	o := autograd.Operation{Inputs: []*autograd.Tensor{x, w.Tensor()}, // results are made after the temporaries are gone
+	// Results are made after the temporaries are gone.
+	o := autograd.Operation{Inputs: []*autograd.Tensor{x, w.Tensor()},
 		Scratch: max(apart, most-y*x.DType.Size()), BackwardScratch: max(apart, most-apart),
 		Outputs: []autograd.Output{{Elements: y, DType: x.DType}, packed(x.Elements), packed(w.Elements)}}
 	if b := p.parameter(path + ".bias"); b != nil {

@@ -34,8 +34,8 @@ func (p *pass) scattered(m *model.Mixture, x, weights *autograd.Tensor) *autogra
 	})
 }
 
-// denseExperts returns the weights of all experts in the type of the kernels. Quantized ones are dequantized until the module
-// is done, and once more for each product of the backward pass.
+// denseExperts returns the weights of all experts in the type of the kernels. Quantized ones are dequantized until the
+// module is done, and once more for each product of the backward pass.
 func (p *pass) denseExperts(w *autograd.Parameter, compute dtype.Type) *autograd.Tensor {
 	if w.Quantized != autograd.Unquantized {
 		return p.dequantized(w, compute)
@@ -45,7 +45,8 @@ func (p *pass) denseExperts(w *autograd.Parameter, compute dtype.Type) *autograd
 
 // expertProduct returns the product of experts with their tokens: ParallelLinear or, with an adapter, ScatterMoELoRA.
 func (p *pass) expertProduct(w *autograd.Parameter, dense, x *autograd.Tensor) autograd.Operation {
-	o := autograd.Operation{Inputs: []*autograd.Tensor{x, dense}, Saved: []*autograd.Tensor{x}, Product: true, Kept: true}
+	o := autograd.Operation{Inputs: []*autograd.Tensor{x, dense}, Saved: []*autograd.Tensor{x}, Product: true,
+		Kept: true}
 	if w.Quantized != autograd.Unquantized {
 		o.BackwardScratch = dense.Bytes()
 	} else {

@@ -95,6 +95,6 @@ func (p *pass) operand(w *autograd.Parameter) *autograd.Tensor {
 }
 
 func whyAdded() string {
-	return "what target_parameters adds to the weights of experts, and the sums: one for every product whose backward " +
-		"pass is to come (ParamWrapper in peft/tuners/lora/layer.py)"
+	return "what target_parameters adds to the weights of experts, and the sums: one for every product whose " +
+		"backward pass is to come (ParamWrapper in peft/tuners/lora/layer.py)"
 }

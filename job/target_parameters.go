@@ -119,8 +119,8 @@ func (r *resolver) targetParameters() error {
 	}
 	f := r.Inputs.framework
 	if j.AddsInFull = f != nil && f.AddsInFull; !j.AddsInFull && !j.ScattersExperts {
-		r.assume("target_parameters as PEFT adds them since 0.21: before, it makes each product in full first, in fp32 " +
-			"without autocast")
+		r.assume("target_parameters as PEFT adds them since 0.21: before, it makes each product in full first, in " +
+			"fp32 without autocast")
 	}
 	return nil
 }

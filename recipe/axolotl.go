@@ -53,7 +53,8 @@ var axolotl = family{kind: axolotlKind, program: "axolotl", read: readAxolotl,
 		anything.For(strings.Join([]string{unplannedAxolotlStages, unplannedAxolotlModels, unplannedAxolotlPasses,
 			unplannedAxolotlAdapters, unplannedAxolotlRest, unplannedAxolotlAnswers, unplannedAxolotlKernels}, " ")),
 		worded.For("expert_backend experts_implementation"), switched.For("use_scattermoe use_sonicmoe moe_bnb_fast"),
-		switched.For("llama4_linearized_experts tiled_mlp tiled_mlp_use_original_mlp"), counted.For("tiled_mlp_num_shards"),
+		switched.For("llama4_linearized_experts tiled_mlp tiled_mlp_use_original_mlp"),
+		counted.For("tiled_mlp_num_shards"),
 		anything.For(savingAxolotl+" "+ignoredAxolotl),
 	)}
 
@@ -158,8 +159,8 @@ func (r *frameworkReader) qatAxolotl() error {
 	packed := weights == "mxfp4"
 	switch {
 	case weights == "nvfp4": // NVFP4WeightOnlyConfig, which _infer_fake_quantize_configs does not know
-		return r.Fault("qat.weight_dtype", "is nvfp4: axolotl asks torchao for fake quantization of nvfp4 weights alone, "+
-			"which torchao 0.17 refuses", "use mxfp4 with a group_size of 32, or int4 weights and int8 inputs")
+		return r.Fault("qat.weight_dtype", "is nvfp4: axolotl asks torchao for fake quantization of nvfp4 weights "+
+			"alone, which torchao 0.17 refuses", "use mxfp4 with a group_size of 32, or int4 weights and int8 inputs")
 	case packed && r.Gives("qat.group_size") && r.Integer("qat.group_size") != 32:
 		return r.Fault("qat.group_size", fmt.Sprintf("is %d, but axolotl needs 32 for mxfp4",
 			r.Integer("qat.group_size")), "set it to 32")

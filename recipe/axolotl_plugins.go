@@ -43,7 +43,8 @@ func (r *frameworkReader) kernelsOfAxolotl() error {
 	case name == "batched_mm" || strings.HasPrefix(name, "deep_ep"):
 		return r.Fault(key, fmt.Sprintf("is %s, which is not planned yet", name), "use grouped_mm or scattermoe")
 	case scatter && sonic:
-		return r.Fault("use_scattermoe", "is true beside use_sonicmoe, which axolotl refuses", "set one of the two to false")
+		return r.Fault("use_scattermoe", "is true beside use_sonicmoe, which axolotl refuses",
+			"set one of the two to false")
 	case scatter && r.Gives("moe_bnb_fast") && !r.Truth("moe_bnb_fast"):
 		return r.Fault("moe_bnb_fast", "is false: experts are dequantized in chunks, which is not planned yet",
 			"set it to true")

@@ -11,6 +11,8 @@ import (
 	"plimsoll/ledger"
 )
 
+const flash = "attn_implementation: flash_attention_2\n"
+
 const smallLlama4 = `{"model_type": "llama4_text", "architectures": ["Llama4ForCausalLM"], "vocab_size": 256,
 	"hidden_size": 256, "intermediate_size": 512, "intermediate_size_mlp": 1024, "num_hidden_layers": 2,
 	"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "num_local_experts": 4,
@@ -25,14 +27,15 @@ func TestLinearizedExperts(t *testing.T) {
 		text string
 		want [4]float64
 	}{
-		"stacked":    {"", [4]float64{62052148, 60999480, 64004408, 35678468}},
-		"linearized": {"llama4_linearized_experts: true\n", [4]float64{62052148, 60999480, 62693688, 35678468}},
+		"stacked": {"", [4]float64{62052148, 60999480, 64004408, 35678468}},
+		"linearized": {"llama4_linearized_experts: true\n",
+			[4]float64{62052148, 60999480, 62693688, 35678468}},
 		"adapter": {"llama4_linearized_experts: true\nadapter: lora\nlora_r: 8\nlora_target_modules: [q_proj]\n",
 			[4]float64{36735812, 33585992, 35668808, 9050900}},
 	} {
-		j, err := (&job.Request{Model: file("config.json", smallLlama4), Sequence: 256, MicroBatch: 2, Precision: "bf16",
-			Torch: "2.15", Attention: "sdpa", GPU: "H100-80GB", Optimizer: "adamw",
-			Configs: []string{file("train.yaml", "base_model: x\nattn_implementation: flash_attention_2\n"+test.text)}}).Resolve()
+		j, err := (&job.Request{Model: file("config.json", smallLlama4), Sequence: 256, MicroBatch: 2,
+			Precision: "bf16", Torch: "2.15", Attention: "sdpa", GPU: "H100-80GB", Optimizer: "adamw",
+			Configs: []string{file("train.yaml", "base_model: x\n"+flash+test.text)}}).Resolve()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -50,8 +53,8 @@ func TestLinearizedExperts(t *testing.T) {
 const wideLlama = `{"model_type": "llama", "vocab_size": 256, "hidden_size": 256, "intermediate_size": 4096,
 	"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4, "tie_word_embeddings": false}`
 
-// TestTiles compares trainings with axolotl's TiledMLP on tiles of a sequence with real torch 2.15 and transformers 5.23
-// on tensors without memory (scripts/measure/train.py).
+// TestTiles compares trainings with axolotl's TiledMLP on tiles of a sequence with real torch 2.15 and transformers
+// 5.23 on tensors without memory (scripts/measure/train.py).
 func TestTiles(t *testing.T) {
 	file := filestest.InNewFolder(t)
 	for name, test := range map[string]struct {
@@ -61,11 +64,12 @@ func TestTiles(t *testing.T) {
 		"whole": {"", [4]float64{211189572, 208043840, 238543160, 55585028}},
 		"tiles": {"tiled_mlp: true\ntiled_mlp_num_shards: 4\n", [4]float64{84041524, 73826112, 105636152, 55585028}},
 		"tiles of checkpoints": {"tiled_mlp: true\ntiled_mlp_num_shards: 4\ngradient_checkpointing: true\n" +
-			"gradient_checkpointing_kwargs: {use_reentrant: false}\n", [4]float64{59825924, 50675472, 100885792, 55585028}},
+			"gradient_checkpointing_kwargs: {use_reentrant: false}\n",
+			[4]float64{59825924, 50675472, 100885792, 55585028}},
 	} {
 		j, err := (&job.Request{Model: file("config.json", wideLlama), Sequence: 2048, MicroBatch: 1, Precision: "bf16",
 			Torch: "2.15", Attention: "sdpa", GPU: "H100-80GB", Optimizer: "adamw",
-			Configs: []string{file("train.yaml", "base_model: x\nattn_implementation: flash_attention_2\n"+test.text)}}).Resolve()
+			Configs: []string{file("train.yaml", "base_model: x\n"+flash+test.text)}}).Resolve()
 		if err != nil {
 			t.Fatal(err)
 		}

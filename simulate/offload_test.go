@@ -133,12 +133,13 @@ func TestQuantizedExperts(t *testing.T) {
 	file := filestest.InNewFolder(t)
 	const gateUp, layers = 4 * 2 * 96 * 64, 2 // elements
 	for text, want := range map[string]struct{ stored, dequantized int64 }{
-		"adapter: qlora\nload_in_4bit: true\n": {gateUp/2 + gateUp/64 + 4*(gateUp/64/256), 2 * gateUp * 3 / 2 * layers},
-		"adapter: lora\nload_in_8bit: true\n":  {gateUp + 4*(gateUp/64), 4 * gateUp * 3 / 2 * layers},
+		"adapter: qlora\nload_in_4bit: true\n": {gateUp/2 + gateUp/64 + 4*(gateUp/64/256),
+			2 * gateUp * 3 / 2 * layers},
+		"adapter: lora\nload_in_8bit: true\n": {gateUp + 4*(gateUp/64), 4 * gateUp * 3 / 2 * layers},
 	} {
-		q := job.Request{Model: file("config.json", smallMixtral), Configs: []string{file("train.yaml", "base_model: x\n"+
-			text+"quantize_moe_experts: true\nlora_target_modules: [q_proj]\n"+
-			"sequence_len: 64\nattn_implementation: flash_attention_2\n")}, GPU: "H100-80GB"}
+		q := job.Request{Model: file("config.json", smallMixtral), Configs: []string{file("train.yaml",
+			"base_model: x\n"+text+"quantize_moe_experts: true\nlora_target_modules: [q_proj]\n"+
+				"sequence_len: 64\nattn_implementation: flash_attention_2\n")}, GPU: "H100-80GB"}
 		j, err := q.Resolve()
 		if err != nil {
 			t.Fatal(err)
