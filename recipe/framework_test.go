@@ -280,11 +280,11 @@ func TestUnplannedFrameworks(t *testing.T) {
 		{axolotlText + "gradient_checkpointing: true\nactivation_offloading: hidden_states\n" +
 			"gradient_checkpointing_kwargs: {use_reentrant: true}\n", "activation_offloading"},
 		{axolotlText + "gradient_checkpointing: offload\ntorch_compile: true\n", "gradient_checkpointing"},
-		{axolotlText + "qat: {weight_dtype: nvfp4, activation_dtype: nvfp4}\n", "qat"},
+		{axolotlText + "qat: {weight_dtype: nvfp4, activation_dtype: nvfp4}\n", "qat.weight_dtype"},
 		{axolotlText + "qat: {weight_dtype: int4, activation_dtype: int8}\nadapter: lora\n", "qat"},
 		{axolotlText + "quantize_moe_experts: true\n", "quantize_moe_experts"},
 		{axolotlText + "unfrozen_parameters: [\"(?<=x)y\"]\n", "unfrozen_parameters"},
-		{axolotlText + "plugins: [axolotl.integrations.kernels.KernelsPlugin]\n", "plugins"},
+		{axolotlText + "plugins: [axolotl.integrations.diffusion.DiffusionPlugin]\n", "plugins"},
 		{"base_model: x\nbf16: false\nfloat16: true\n", "base_model"},
 		{axolotlText + "sequence_len: ${LENGTH}\n", "sequence_len"},
 		{swiftText + "rlhf_type: grpo\n", "rlhf_type"},
