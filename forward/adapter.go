@@ -25,6 +25,8 @@ type Adapter struct {
 	SharesDropout, Padded bool
 	// ScalesInput means that IA3 scales the input, as on feed-forward modules.
 	ScalesInput bool
+	// InFull means that the product of an adapter of a parameter is made in full before it is added.
+	InFull bool
 }
 
 // AdapterKind is a kind of adapter.

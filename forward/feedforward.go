@@ -21,7 +21,7 @@ func (p *pass) feedForward(f *model.FeedForward, x *autograd.Tensor) *autograd.T
 			}
 			return p.scatter(p.mixture(f.Mixture, x))
 		}
-		return p.scatter(p.dense(f, x))
+		return p.scatter(p.tiled(f, x))
 	})
 }
 
@@ -163,29 +163,20 @@ func (p *pass) wide(x *autograd.Tensor) dtype.Type {
 // assumes that all experts have the same number of tokens. It computes them
 // together: the tokens of an expert follow those of the expert before.
 func (p *pass) mixture(m *model.Mixture, x *autograd.Tensor) *autograd.Tensor {
-	hidden := p.network.Hidden
-	chosen := x.Elements / hidden * m.Chosen
 	var shared *autograd.Tensor
 	if m.Shared != nil && m.SharedFirst {
 		shared = p.shared(m, x)
 	}
 	weights := p.route(m, x)
-	var order, rows, back *autograd.Tensor
-	if m.Fused() { // sorted by expert, and back
-		order, rows, back = p.New(chosen, dtype.I64), p.New(chosen, dtype.I64), p.New(chosen, dtype.I64)
-		weights = p.follow(weights, p.indexed(weights, order, chosen))
+	var y *autograd.Tensor
+	if p.ScattersExperts && m.Fused() {
+		y = p.Scope(func() *autograd.Tensor { return p.scattered(m, x, weights) })
+		p.Drop(weights)
+	} else {
+		y = p.wrapped(m, func() *autograd.Tensor {
+			return p.Scope(func() *autograd.Tensor { return p.weighed(m, x, weights) })
+		})
 	}
-	taken := p.indexed(x, rows, chosen*hidden)
-	down := p.hooked(m.ExpertsPath(), func() *autograd.Tensor { return p.experts(m, taken, order) })
-	weighed := p.multiply(down, weights)
-	p.Drop(down, weights)
-	if m.Fused() {
-		weighed = p.follow(weighed, p.indexed(weighed, back, weighed.Elements))
-		p.Drop(order, rows, back)
-	}
-	y := p.Do(autograd.Operation{Inputs: []*autograd.Tensor{weighed},
-		Outputs: []autograd.Output{{Elements: x.Elements, DType: weighed.DType}}})[0]
-	p.Drop(weighed)
 	y = p.follow(y, p.cast(y, x.DType))
 
 	if m.Shared != nil {
@@ -196,6 +187,29 @@ func (p *pass) mixture(m *model.Mixture, x *autograd.Tensor) *autograd.Tensor {
 		p.Drop(y, shared)
 		y = sum
 	}
+	return y
+}
+
+// weighed runs the module of the experts: each on its tokens, and the sum of their weighed results for each token.
+func (p *pass) weighed(m *model.Mixture, x, weights *autograd.Tensor) *autograd.Tensor {
+	hidden := p.network.Hidden
+	chosen := x.Elements / hidden * m.Chosen
+	var order, rows, back *autograd.Tensor
+	if m.Fused() { // sorted by expert, and back
+		order, rows, back = p.New(chosen, dtype.I64), p.New(chosen, dtype.I64), p.New(chosen, dtype.I64)
+		weights = p.follow(weights, p.indexed(weights, order, chosen))
+	}
+	taken := p.indexed(x, rows, chosen*hidden)
+	down := p.hooked(m.ExpertsPath(), func() *autograd.Tensor { return p.experts(m, taken, order) })
+	weighed := p.multiply(down, weights)
+	if m.Fused() { // grouped_mm_experts_forward holds its variables until it returns
+		weighed = p.indexed(weighed, back, weighed.Elements)
+	} else {
+		p.Drop(down, weights)
+	}
+	y := p.Do(autograd.Operation{Inputs: []*autograd.Tensor{weighed},
+		Outputs: []autograd.Output{{Elements: x.Elements, DType: weighed.DType}}})[0]
+	p.Drop(weighed, weights)
 	return y
 }
 
@@ -217,20 +231,48 @@ func (p *pass) everyExpert(m *model.Mixture, x *autograd.Tensor) *autograd.Tenso
 	weighed := p.follow(taken, p.multiply(taken, turned))
 	p.Drop(turned)
 	down := p.hooked(m.ExpertsPath(), func() *autograd.Tensor {
-		w := p.parameters.Experts[m]
-		both := p.matrix(p.weight(w.GateUp[0]), nil, weighed, hidden, 2*inner)
-		parts := p.split(both, inner, inner)
-		active := p.activate(m.Experts[0].Activation, parts[0])
-		h := p.multiply(parts[1], active)
-		p.Drop(both, active)
-		p.Drop(parts...)
-		return p.follow(h, p.matrix(p.weight(w.Down[0]), nil, h, inner, hidden))
+		if !m.Fused() {
+			return p.oneByOne(m, weighed, inner)
+		}
+		return p.wrapped(m, func() *autograd.Tensor {
+			w := p.parameters.Experts[m]
+			both := p.matrix(p.operand(w.GateUp[0]), nil, weighed, hidden, 2*inner)
+			parts := p.split(both, inner, inner)
+			active := p.activate(m.Experts[0].Activation, parts[0])
+			h := p.multiply(parts[1], active)
+			p.Drop(both, active)
+			p.Drop(parts...)
+			return p.follow(h, p.matrix(p.operand(w.Down[0]), nil, h, inner, hidden))
+		})
 	})
 	shared := p.shared(m, x)
 	sum := p.follow(down, p.Do(autograd.Operation{Inputs: []*autograd.Tensor{down},
 		Outputs: []autograd.Output{{Elements: x.Elements, DType: down.DType}}})[0])
 	return p.Do(autograd.Operation{Inputs: []*autograd.Tensor{shared, sum}, Shared: []bool{true, true},
 		Outputs: []autograd.Output{{Elements: x.Elements, DType: shared.DType, View: true}}})[0]
+}
+
+// oneByOne runs axolotl's linearized experts of Llama 4, each on its slice of the inputs. Their results are written
+// into slices of a tensor. The gradient of a slice is as large as all slices.
+func (p *pass) oneByOne(m *model.Mixture, weighed *autograd.Tensor, inner int64) *autograd.Tensor {
+	all := p.New(weighed.Elements, weighed.DType)
+	for i := range m.Experts {
+		e := &m.Experts[i]
+		x := p.Do(autograd.Operation{Inputs: []*autograd.Tensor{weighed},
+			Outputs: []autograd.Output{{Elements: weighed.Elements / int64(len(m.Experts)), DType: weighed.DType,
+				View: true}}})[0]
+		gate, up := p.linear(e.Gate, x, inner), p.linear(e.Up, x, inner)
+		active := p.follow(gate, p.activate(e.Activation, gate))
+		h := p.multiply(up, active)
+		p.Drop(x, up, active)
+		y := p.follow(h, p.linear(e.Down, h, p.network.Hidden))
+		next := p.Do(autograd.Operation{Inputs: []*autograd.Tensor{all, y}, Shared: []bool{true, true},
+			BackwardScratch: all.Bytes(),
+			Outputs:         []autograd.Output{{Elements: all.Elements, DType: all.DType, View: true}}})[0]
+		p.Drop(all, y)
+		all = next
+	}
+	return all
 }
 
 // indexed takes elements of a tensor by an index, which it saves.
@@ -311,9 +353,13 @@ func (p *pass) routerLogits(m *model.Mixture, x *autograd.Tensor) *autograd.Tens
 		return p.linear(m.Router, x, count)
 	}
 	return p.hooked(m.Router, func() *autograd.Tensor {
-		wide, weight := p.cast(x, dtype.F32), p.cast(w.Tensor(), dtype.F32)
+		held := w.Tensor()
+		if p.parameters.Adapters[w.Name] != nil {
+			held = p.operand(w)
+		}
+		wide, weight := p.cast(x, dtype.F32), p.cast(held, dtype.F32)
 		logits := p.product(wide, weight, x.Elements/p.network.Hidden*count, dtype.F32)
-		p.dropCasts(x, wide, w.Tensor(), weight)
+		p.dropCasts(x, wide, held, weight)
 		return logits
 	})
 }
@@ -326,7 +372,9 @@ func (p *pass) experts(m *model.Mixture, taken, order *autograd.Tensor) *autogra
 		return p.clamped(m, taken, order, inner)
 	}
 	gate, up := p.gateAndUp(m, taken, inner)
-	p.Drop(taken)
+	if !m.Fused() {
+		p.Drop(taken)
+	}
 	active := p.follow(gate, p.activate(m.Experts[0].Activation, gate))
 	h := p.multiply(active, up)
 	p.Drop(active, up)
@@ -349,7 +397,10 @@ func (p *pass) grouped(weights []*autograd.Parameter, x *autograd.Tensor, in, ou
 	compute, weight := weights[0].DType, p.weight
 	switch {
 	case weights[0].Matrices > 0: // autocast does not know torch's grouped_mm
-		weight = (*autograd.Parameter).Tensor
+		if weights[0].Quantized == autograd.EightBit { // bitsandbytes' int8_vectorwise_dequant
+			compute = dtype.F32
+		}
+		weight = func(w *autograd.Parameter) *autograd.Tensor { return p.stacked(w, compute) }
 	case p.Autocast != dtype.Invalid:
 		compute = p.Autocast
 	}
@@ -361,9 +412,6 @@ func (p *pass) grouped(weights []*autograd.Parameter, x *autograd.Tensor, in, ou
 	o.Inputs[0] = input
 	for _, w := range weights {
 		x := weight(w)
-		if w.Matrices > 0 && w.Quantized != autograd.Unquantized {
-			x = p.dequantized(w, compute)
-		}
 		o.Inputs = append(o.Inputs, x)
 		if input.NeedsGradient() {
 			o.Saved = append(o.Saved, x)
@@ -372,7 +420,7 @@ func (p *pass) grouped(weights []*autograd.Parameter, x *autograd.Tensor, in, ou
 			o.Scratch, o.BackwardScratch = w.Elements*compute.Size(), w.Elements*compute.Size()
 		}
 	}
-	if weights[0].Trainable {
+	if o.Inputs[1].NeedsGradient() {
 		o.Saved = append(o.Saved, input)
 	}
 	y := p.Do(o)[0]
@@ -394,7 +442,6 @@ func (p *pass) dequantized(w *autograd.Parameter, compute dtype.Type) *autograd.
 func (p *pass) clamped(m *model.Mixture, taken, order *autograd.Tensor, inner int64) *autograd.Tensor {
 	weights, hidden := p.parameters.Experts[m], p.network.Hidden
 	both := p.biased(weights.GateUp, p.parameter(m.GateUpBias), taken, order, hidden, 2*inner)
-	p.Drop(taken)
 	parts := p.split(both, inner, inner)
 	p.Drop(both)
 	gate, up := p.unary(parts[0], both.DType, saveInput), p.unary(parts[1], both.DType, saveInput)

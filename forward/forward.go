@@ -108,6 +108,10 @@ type Options struct {
 	// Liger replaces norms, rotary positions and gated activations by the kernels
 	// of liger-kernel (use_liger_kernel).
 	Liger bool
+	// Tiles is the number of tiles of a sequence that feed-forward networks run on, one after the other; 0 is none.
+	Tiles int64
+	// ScattersExperts runs experts by axolotl's kernels of ScatterMoE.
+	ScattersExperts bool
 	// RoutersTogether is the loss of the load of experts before transformers 5.23: the
 	// logits of all routers are joined, with a number for each token, chosen expert and
 	// expert.
@@ -215,6 +219,9 @@ type pass struct {
 	states               []*autograd.Tensor // behind blocks, with KeepsHidden
 	trained              map[string]bool    // modules with trained parameters; nil until asked for
 	routers              []*autograd.Tensor
+	// What adapters add to the parameters of the experts that run, and the sums that are made.
+	additions map[*autograd.Parameter]addition
+	sums      map[*autograd.Parameter]*autograd.Tensor
 
 	tower   *model.Tower       // whose network this is, or nil
 	masked  bool               // every block makes a mask of the tokens of images

@@ -213,14 +213,15 @@ func (p *pass) bare(path string, x *autograd.Tensor, out int64) *autograd.Tensor
 	if p.Autocast != dtype.Invalid {
 		compute = p.Autocast
 	}
-	input := p.cast(x, compute)
+	input, weight := p.cast(x, compute), p.operand(w)
+	weight = p.follow(weight, p.cast(weight, compute))
 	o := autograd.Operation{
-		Inputs:  []*autograd.Tensor{input, p.weight(w)},
+		Inputs:  []*autograd.Tensor{input, weight},
 		Outputs: []autograd.Output{{Elements: input.Elements / (w.Elements / out) * out, DType: compute}},
 		Product: true, Kept: true,
 	}
 	switch {
-	case w.Trainable:
+	case weight.NeedsGradient():
 		o.Saved = append(o.Saved, input)
 	case w.Quantized == autograd.EightBit, w.Quantized == autograd.FourBit && p.AttachesQuantizedInput:
 		o.Attached = append(o.Attached, input) // bitsandbytes/autograd/_functions.py

@@ -15,6 +15,8 @@ type FakeQuantization struct {
 	Activations bool // inputs are rounded, too, with a scale for each token
 	// Learned means that the gradient goes through the scales of the weight: Int4WeightFakeQuantizer.
 	Learned bool
+	// Packed means that inputs and weights are in MXFP4 until the backward pass: MXFakeQuantizedLinear.
+	Packed bool
 }
 
 // fakes reports whether the inputs of a linear module are fake-quantized.
@@ -24,6 +26,9 @@ func (p *pass) fakes(w *autograd.Parameter, out int64) bool {
 
 // fakeLinear runs FakeQuantizedLinear.
 func (p *pass) fakeLinear(path string, w *autograd.Parameter, x *autograd.Tensor, out int64) *autograd.Tensor {
+	if p.QAT.Packed {
+		return p.packedLinear(path, w, x, out)
+	}
 	return p.Scope(func() *autograd.Tensor {
 		input := x
 		if p.QAT.Activations {
@@ -43,6 +48,29 @@ func (p *pass) fakeLinear(path string, w *autograd.Parameter, x *autograd.Tensor
 		}
 		return p.matrix(weight, bias, input, w.Elements/out, out)
 	})
+}
+
+// packedLinear runs MXFakeQuantizedLinear (torchao/prototype/qat/mx.py). It saves the input and the weight in 4 bits,
+// with a scale of a byte for each group. Both passes take them apart before they multiply, with 30 bytes of
+// temporaries for each element, of the input first.
+func (p *pass) packedLinear(path string, w *autograd.Parameter, x *autograd.Tensor, out int64) *autograd.Tensor {
+	const temporaries = 30
+	packed := func(elements int64) autograd.Output {
+		return autograd.Output{Elements: elements/2 + elements/p.QAT.Group, DType: dtype.U8, Saved: true}
+	}
+	most := max(temporaries*x.Elements, x.Bytes()+temporaries*w.Elements)
+	apart := x.Bytes() + w.Elements*x.DType.Size()
+	y := x.Elements / (w.Elements / out) * out
+	// Results are made after the temporaries are gone.
+	o := autograd.Operation{Inputs: []*autograd.Tensor{x, w.Tensor()},
+		Scratch: max(apart, most-y*x.DType.Size()), BackwardScratch: max(apart, most-apart),
+		Outputs: []autograd.Output{{Elements: y, DType: x.DType}, packed(x.Elements), packed(w.Elements)}}
+	if b := p.parameter(path + ".bias"); b != nil {
+		o.Inputs = append(o.Inputs, b.Tensor())
+	}
+	results := p.Do(o)
+	p.Drop(results[1:]...)
+	return results[0]
 }
 
 func whyFakeQuantized() string {

@@ -1,6 +1,7 @@
 package job
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 
@@ -26,7 +27,7 @@ func (r *resolver) adapter() (err error) {
 	if j.Adapter, err = r.adaptedParts(j.Adapter); err != nil {
 		return err
 	}
-	if err := r.unplannedAdapter(); err != nil {
+	if err := cmp.Or(r.unplannedAdapter(), r.targetParameters()); err != nil {
 		return err
 	}
 	// PEFT keeps adapters of 16-bit models in fp32 (autocast_adapter_dtype).
@@ -47,7 +48,7 @@ func (r *resolver) adapter() (err error) {
 	if fused := j.Model.Network.Blocks()[0].Attention.Fused; r.Modules == litgptModules && fused != "" {
 		modules = append(modules, fused+".query", fused+".key", fused+".value") // lora_query and the like
 	}
-	if !slices.ContainsFunc(modules, j.Adapter.Targets) {
+	if !slices.ContainsFunc(modules, j.Adapter.Targets) && len(j.AdaptedParameters()) == 0 {
 		return fault.File(j.Adapter.File).Inputf("target_modules matches no module of %s", j.Model.Name).
 			WithHint("its linear modules are " + strings.Join(lastNames(j.Model.Network.Linears()), ", "))
 	}
@@ -81,7 +82,6 @@ func (r *resolver) unplannedAdapter() error {
 		is  bool
 	}{
 		{"trainable_token_indices", len(j.Adapter.TrainableTokens) > 0},
-		{"target_parameters", j.Adapter.Parameters != nil},
 		{"layer_replication", j.Adapter.ReplicatesLayers},
 		{"ensure_weight_tying", j.tiesAdapted()},
 	} {
@@ -127,65 +127,6 @@ func (j *Job) adaptsEmbedding() string {
 		}
 	}
 	return ""
-}
-
-// convertedTargets lists, by model_type, the module names that PEFT converts to
-// target_parameters once transformers has fused the experts
-// (_MOE_TARGET_MODULE_MAPPING in peft/utils/transformers_weight_conversion.py).
-// Qwen2-MoE is not in the mapping.
-var convertedTargets = func() map[string][]string {
-	gated := strings.Fields("gate gate_proj up_proj down_proj")
-	return map[string][]string{
-		"mixtral":     strings.Fields("gate w1 w2 w3"),
-		"qwen3_moe":   gated,
-		"qwen3_next":  gated,
-		"deepseek_v2": gated,
-		"deepseek_v3": gated,
-	}
-}()
-
-// fusedTargets refuses target modules that PEFT converts or rejects for models
-// with fused experts.
-func (r *resolver) fusedTargets() error {
-	a, network := r.job.Adapter, r.job.Model.Network
-	fused := func(b model.Block) bool { return b.FeedForward.Mixture != nil && b.FeedForward.Mixture.Fused() }
-	at := slices.IndexFunc(network.Blocks(), fused)
-	if at < 0 {
-		return nil
-	}
-	x := network.Blocks()[at].FeedForward.Mixture
-	names := convertedTargets[r.job.Model.Type]
-	if a.Type != "LORA" || names == nil {
-		if !a.AllLinear() && a.Targets(x.Router) {
-			return a.Place().Inputf("target_modules matches %s, which PEFT refuses: the routers of transformers 5 "+
-				"are no linear modules", x.Router).
-				WithHint("remove it, or give the job's version of transformers, such as --transformers 4.57")
-		}
-		return nil
-	}
-	if !a.NamesTargets() {
-		return a.Place().Inputf("target_modules is not given, but PEFT has no default for %s of transformers 5",
-			r.job.Model.Type).WithHint(`add "target_modules": ["q_proj", "v_proj"]`)
-	}
-	modules := append(network.Linears(), x.Router, x.GateUp, x.Down)
-	for _, name := range names {
-		modules = append(modules, x.ExpertsPath()+"."+name)
-	}
-	for _, module := range modules {
-		name := module[strings.LastIndexByte(module, '.')+1:]
-		if converts := slices.Contains(names, name) || name == "gate_up_proj"; converts &&
-			(a.Lists(name) || a.Targets(module)) {
-			return a.Place().Inputf("target_modules matches %q: transformers 5 keeps all experts of a layer in one "+
-				"parameter, which PEFT adapts through target_parameters; this is not planned yet", name).
-				WithHint("name only modules of the attention, or give the job's version of transformers, such as " +
-					"--transformers 4.57")
-		}
-	}
-	for _, p := range r.job.Model.Parameters {
-		modules = append(modules, strings.TrimSuffix(p.Name, ".weight"))
-	}
-	r.job.Adapter = a.ToLeaves(modules)
-	return nil
 }
 
 // lastNames returns the distinct last names of paths.

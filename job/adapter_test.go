@@ -10,7 +10,7 @@ import (
 // TestUnplannedAdapters tests that adapters with unplanned settings are refused.
 func TestUnplannedAdapters(t *testing.T) {
 	for _, text := range []string{`"trainable_token_indices": [1, 2]`,
-		`"trainable_token_indices": {"embed_tokens": [1]}`, `"target_parameters": ["experts.down_proj"]`,
+		`"trainable_token_indices": {"embed_tokens": [1]}`, `"target_parameters": ["k_proj.weight"]`,
 		`"layer_replication": [[0, 4], [2, 5]]`,
 		`"modules_to_save": ["embed_tokens"], "ensure_weight_tying": true`,
 		`"target_modules": ["lm_head"], "ensure_weight_tying": true`,

@@ -55,12 +55,13 @@ func (r *resolver) framework() error {
 		r.Recompute = f.Recompute
 	}
 	if q := f.QAT; q != nil {
-		r.job.QAT = &forward.FakeQuantization{Group: int64(q.Group), Activations: q.Activations, Learned: q.Learned}
+		r.job.QAT = &forward.FakeQuantization{Group: int64(q.Group), Activations: q.Activations, Learned: q.Learned,
+			Packed: q.Packed}
 	}
 	if err := r.unfrozen(); err != nil {
 		return err
 	}
-	r.job.WidensNorms = f.WidensNorms
+	r.job.WidensNorms, r.job.ScattersExperts, r.job.TilesMLP = f.WidensNorms, f.ScattersExperts, f.TilesMLP
 	r.job.StepsInBackward = f.StepsInBackward
 	if o := f.Offloading; o != nil {
 		r.job.OffloadActivations = &autograd.Offload{Streams: o.Streams, Stash: o.Stash, Tracks: o.Tracks,

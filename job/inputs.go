@@ -115,6 +115,9 @@ func (in *Inputs) readModel() (err error) {
 		if f.ValueHead {
 			in.model = in.model.Valued()
 		}
+		if f.LinearizesExperts { // other models have no module that axolotl replaces
+			in.model, _ = in.model.Linearized()
+		}
 	}
 	if err := in.addRouterLoss(); err != nil {
 		return err

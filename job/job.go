@@ -3,6 +3,7 @@
 package job
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 
@@ -69,6 +70,8 @@ type Job struct {
 	LossTwice          bool // the program computes it, from the logits of a model that has computed its own
 	Compile            bool
 	Liger              bool // liger-kernel replaces the modules of the model
+	TilesMLP           *recipe.Tiles
+	ScattersExperts    bool // axolotl's kernels of ScatterMoE run the experts
 	// Modules is the library whose modules the model consists of: transformers
 	// (also if empty), litgpt or torchtitan.
 	Modules string
@@ -101,6 +104,7 @@ type Job struct {
 	Clip      float64
 
 	Adapter      *recipe.Adapter
+	AddsInFull   bool // PEFT makes what it adds to parameters in full first
 	AdapterType  dtype.Type
 	Quantization *recipe.Quantization
 	DeepSpeed    *recipe.DeepSpeed
@@ -164,6 +168,15 @@ func (j *Job) FusedExperts() map[string]bool {
 		}
 	}
 	return fused
+}
+
+// Tiles returns the number of tiles that a feed-forward network divides a sequence into, 0 if it does not.
+func (j *Job) Tiles(sequence int64) int64 {
+	if j.TilesMLP == nil {
+		return 0
+	}
+	own := sequence / max(1, j.Parallel.Context)
+	return int64(cmp.Or(j.TilesMLP.Count, int((own+recipe.TileTokens-1)/recipe.TileTokens)))
 }
 
 // Widens reports whether a program converts the parameter to fp32: _convert_embedding_modules_dtype of axolotl

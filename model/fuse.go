@@ -16,7 +16,7 @@ func (m *Model) FuseExperts() *Model {
 	network := m.Network.clone()
 	instead := map[string][]Parameter{} // replacements (names and shapes) by module
 	for _, b := range network.Blocks() {
-		if x := b.FeedForward.Mixture; x != nil {
+		if x := b.FeedForward.Mixture; x != nil && !x.Separate {
 			x.fuse(network.Hidden, instead)
 		}
 	}
@@ -24,11 +24,18 @@ func (m *Model) FuseExperts() *Model {
 		instead[head.Projection] = []Parameter{{Name: "lm_head.weight"}}
 		head.Projection = "lm_head"
 	}
-	var parameters []Parameter
-	for _, p := range m.Parameters {
+	fused := *m
+	fused.Network, fused.Parameters = network, replaced(m.Parameters, instead)
+	return &fused
+}
+
+// replaced returns the parameters with others in place of those of some modules.
+func replaced(parameters []Parameter, instead map[string][]Parameter) []Parameter {
+	var with []Parameter
+	for _, p := range parameters {
 		list, differs := instead[strings.TrimSuffix(p.Name, ".weight")]
 		if !differs {
-			parameters = append(parameters, p)
+			with = append(with, p)
 		}
 		for _, other := range list {
 			made := p
@@ -36,12 +43,10 @@ func (m *Model) FuseExperts() *Model {
 			if other.Shape != nil {
 				made.Shape = other.Shape
 			}
-			parameters = append(parameters, made)
+			with = append(with, made)
 		}
 	}
-	fused := *m
-	fused.Network, fused.Parameters = network, parameters
-	return &fused
+	return with
 }
 
 // WithRouterLoss returns the model with the loss of the load of experts. It returns

@@ -1,5 +1,7 @@
 package model
 
+import "slices"
+
 // llama4Block is a block of Llama 4's text model. Every n-th layer has experts.
 // Layers with rotary positions attend to their chunk of the sequence and have
 // norms of queries and keys without weights.
@@ -55,6 +57,40 @@ var llama4Experts = experts{
 	shared: func(block scope) FeedForward {
 		return gated(block.in("feed_forward").in("shared_expert"), block.size("intermediate_size"), false)
 	},
+}
+
+// Linearized returns the model with three linear modules for each of Llama 4's experts in place of the parameters that
+// hold all: axolotl's Llama4TextExperts (src/axolotl/monkeypatch/models/llama4/modeling.py). It returns false for other
+// models.
+func (m *Model) Linearized() (*Model, bool) {
+	network := m.Network.clone()
+	instead := map[string][]Parameter{}
+	for _, b := range network.Blocks() {
+		if x := b.FeedForward.Mixture; x != nil && x.Routing == SigmoidOfChosen && x.Fused() {
+			x.linearize(network.Hidden, instead)
+		}
+	}
+	if len(instead) == 0 {
+		return m, false
+	}
+	linearized := *m
+	linearized.Network, linearized.Parameters = network, replaced(m.Parameters, instead)
+	return &linearized, true
+}
+
+// linearize replaces the two parameters of all experts.
+func (x *Mixture) linearize(hidden int64, instead map[string][]Parameter) {
+	inner, path := x.Experts[0].Inner, x.ExpertsPath()
+	var gates, ups, downs []Parameter
+	for i := range x.Experts {
+		e, number := &x.Experts[i], decimal(int64(i))
+		e.Gate, e.Up, e.Down = path+".gate_projs."+number, path+".up_projs."+number, path+".down_projs."+number
+		gates = append(gates, Parameter{Name: e.Gate + ".weight", Shape: []int64{inner, hidden}})
+		ups = append(ups, Parameter{Name: e.Up + ".weight", Shape: []int64{inner, hidden}})
+		downs = append(downs, Parameter{Name: e.Down + ".weight", Shape: []int64{hidden, inner}})
+	}
+	instead[x.GateUp], instead[x.Down] = slices.Concat(gates, ups), downs
+	x.GateUp, x.Down, x.Separate = "", "", true
 }
 
 // llama4Tower adds Llama 4's encoder: patches are unfolded, and four of them become one token.

@@ -269,6 +269,8 @@ type Mixture struct {
 	// experts. They are empty if every expert has modules of its own.
 	GateUp, Down         string
 	GateUpBias, DownBias string
+	// Separate means that every expert has modules in transformers 5, too: axolotl's linearized experts.
+	Separate bool
 	// Correction is a parameter that is added to the scores before the choice. No
 	// gradient trains it.
 	Correction string
@@ -338,7 +340,7 @@ func (n *Network) Linears() []string {
 		}
 		feedForward(&b.FeedForward)
 		if m := b.FeedForward.Mixture; m != nil {
-			if !m.Fused() { // the router of fused experts is no linear module
+			if !m.Fused() && !m.Separate { // the router of fused experts is no linear module
 				add(m.Router)
 			}
 			for i := range m.Experts {

@@ -183,6 +183,13 @@ func TestAgainstPyTorch(t *testing.T) {
 		{name: "mixture under autocast", config: "mixtral-8x7b", layers: 1, batch: 1, length: 512,
 			flags:   "--precision amp-bf16 --optimizer sgd",
 			request: job.Request{Precision: "amp-bf16", Optimizer: "sgd"}},
+		{name: "adapted experts", config: "qwen3-30b-a3b", layers: 2, batch: 1, length: 512,
+			flags: "--precision bf16", request: job.Request{Precision: "bf16"}, adapter: `{"peft_type": "LORA", "r": 8, ` +
+				`"target_modules": ["q_proj"], "target_parameters": ["experts.gate_up_proj", "experts.down_proj"]}`},
+		{name: "converted targets", config: "qwen3-30b-a3b", layers: 1, batch: 1, length: 512,
+			flags:   "--precision amp-bf16 --gradient-checkpointing",
+			request: job.Request{Precision: "amp-bf16", Recompute: "full"},
+			adapter: `{"peft_type": "LORA", "r": 8, "target_modules": "all-linear"}`},
 		{name: "mixture with shared experts", config: "deepseek-v2-lite", layers: 3, batch: 1, length: 512,
 			flags: "--precision bf16", request: job.Request{Precision: "bf16"}},
 		{name: "encoder and decoder", config: "t5-small", layers: 3, batch: 2, length: 256, flags: "--precision bf16",

@@ -49,7 +49,7 @@ type Adapter struct {
 	saved                          match
 	layers                         layers
 	ranks                          []pattern
-	place                          fault.Position // of target_modules
+	place, parametersPlace         fault.Position // of target_modules and of target_parameters
 }
 
 // LoadAdapter reads the file at path.

@@ -107,6 +107,57 @@ func (a *Adapter) ToLeaves(modules []string) *Adapter {
 	return &with
 }
 
+// ToParameters returns the adapter with the entries of its list target_modules that end in an old name of experts
+// converted to names of parameters. If it has only one of the modules that a parameter joins, missing is the other.
+// The rank is that of both together: _convert_peft_config_moe in peft/utils/transformers_weight_conversion.py.
+func (a *Adapter) ToParameters(names [][2]string) (converted *Adapter, missing string) {
+	with := *a
+	with.targets.names, with.Parameters = nil, slices.Clone(a.Parameters)
+	found := map[string]bool{}
+	for _, target := range a.targets.names {
+		at := slices.IndexFunc(names, func(pair [2]string) bool { return ends(target, pair[:1]) })
+		if at < 0 {
+			with.targets.names = append(with.targets.names, target)
+			continue
+		}
+		found[names[at][0]] = true
+		if !slices.Contains(with.Parameters, names[at][1]) {
+			with.Parameters = append(with.Parameters, names[at][1])
+		}
+	}
+	var halves, present []string
+	for _, pair := range names {
+		if pair[1] == "gate_up_proj" {
+			halves = append(halves, pair[0])
+			if found[pair[0]] {
+				present = append(present, pair[0])
+			}
+		}
+	}
+	switch len(present) {
+	case 0:
+	case len(halves):
+		with.ranks = append(slices.Clip(a.ranks),
+			pattern{regexp.MustCompile(`\A(?:.*\.)?.*\.gate_up_proj\z`), a.Rank * len(halves)})
+	default:
+		return nil, strings.Join(slices.DeleteFunc(halves, func(h string) bool { return found[h] }), ", ")
+	}
+	return &with, ""
+}
+
+// TargetsParameter reports whether target_parameters has the parameter, by its name or the end of it.
+func (a *Adapter) TargetsParameter(name string) bool {
+	return a.Parameters != nil && ends(name, a.Parameters)
+}
+
+// ParametersPlace returns the position of target_parameters, or of target_modules that PEFT converts to it.
+func (a *Adapter) ParametersPlace() fault.Position {
+	if a.parametersPlace.Line > 0 {
+		return a.parametersPlace
+	}
+	return a.place
+}
+
 // NamesWithin reports whether the name of a module contains an entry of the list
 // target_modules.
 func (a *Adapter) NamesWithin(module string) bool {
@@ -212,6 +263,9 @@ func (r *adapterReader) matches(a *Adapter) error {
 	}
 	if r.Knows("target_modules") && r.Gives("target_modules") {
 		a.place = r.Place("target_modules")
+	}
+	if len(a.Parameters) > 0 {
+		a.parametersPlace = r.Place("target_parameters")
 	}
 	for _, name := range a.ModulesToSave {
 		compiled, err := r.compile("modules_to_save", r.At("modules_to_save"), `\A(?:|.*\.)`, name, `(?:|\..*)\z`)

@@ -22,7 +22,7 @@ var axolotl = family{kind: axolotlKind, program: "axolotl", read: readAxolotl,
 			sample_packing tf32 flash_attention sdp_attention eager_attention flex_attention xformers_attention lora_fan_in_fan_out
 			reward_model liger_fused_linear_cross_entropy torch_compile auto_find_batch_size group_by_length
 			dataloader_pin_memory save_only_model`),
-		nameOrNames.For("lora_target_modules lora_modules_to_save unfrozen_parameters"),
+		nameOrNames.For("lora_target_modules lora_target_parameters lora_modules_to_save unfrozen_parameters"),
 		counted.For(`batch_size gradient_accumulation_steps lora_r tensor_parallel_size context_parallel_size
 			sequence_parallel_degree dp_shard_size dp_replicate_size ddp_bucket_cap_mb
 			eval_batch_size torch_empty_cache_steps fsdp_version num_labels`),
@@ -51,7 +51,10 @@ var axolotl = family{kind: axolotlKind, program: "axolotl", read: readAxolotl,
 			"torch_compile_backend": worded,
 		},
 		anything.For(strings.Join([]string{unplannedAxolotlStages, unplannedAxolotlModels, unplannedAxolotlPasses,
-			unplannedAxolotlAdapters, unplannedAxolotlRest, unplannedAxolotlAnswers}, " ")),
+			unplannedAxolotlAdapters, unplannedAxolotlRest, unplannedAxolotlAnswers, unplannedAxolotlKernels}, " ")),
+		worded.For("expert_backend experts_implementation"), switched.For("use_scattermoe use_sonicmoe moe_bnb_fast"),
+		switched.For("llama4_linearized_experts tiled_mlp tiled_mlp_use_original_mlp"),
+		counted.For("tiled_mlp_num_shards"),
 		anything.For(savingAxolotl+" "+ignoredAxolotl),
 	)}
 
@@ -59,13 +62,16 @@ var axolotl = family{kind: axolotlKind, program: "axolotl", read: readAxolotl,
 const (
 	unplannedAxolotlStages  = "process_reward_model ebft trl"
 	unplannedAxolotlAnswers = "rl_adapter_ref_model dpo_use_weighting dpo_use_liger_kernel"
-	unplannedAxolotlModels  = `gptq llama4_linearized_experts
+	unplannedAxolotlModels  = `gptq
 		use_onebitllms fp32_norms shrink_embeddings`
-	unplannedAxolotlPasses = `layer_offloading selective_checkpointing tiled_mlp
+	unplannedAxolotlPasses = `layer_offloading selective_checkpointing
 		chunked_cross_entropy flash_optimum sage_attention
 		s2_attention unsloth_cross_entropy_loss unsloth_lora_mlp unsloth_lora_qkv unsloth_lora_o`
-	unplannedAxolotlAdapters = `lora_target_parameters lora_rank_pattern lora_alpha_pattern peft_layers_to_transform
+	unplannedAxolotlAdapters = `lora_rank_pattern lora_alpha_pattern peft_layers_to_transform
 		peft_layers_pattern peft_layer_replication peft_trainable_token_indices peft_ensure_weight_tying lora_on_cpu`
+	unplannedAxolotlKernels = `use_dsv4_kernels use_glm_dsa_kernels dsv4_fp8_nonexpert_mode dsv4_fp8_lora_kernel
+		dsv4_shared_mlp_lora_kernel dsv4_bf16_all dsv4_fp4_grouped_mode gemma4_fp8_nonexpert gemma4_nf4_nonexpert
+		nonexpert_quantization nvfp4_merge_aware`
 	unplannedAxolotlRest = "fp8 expert_parallel_size gpu_memory_limit max_memory"
 
 	// Keys of kernels that take less memory than those that are planned.
@@ -79,6 +85,7 @@ const (
 		rl_beta dpo_beta orpo_alpha datasets test_datasets
 		shuffle_merged_datasets shuffle_before_merging_datasets dataset_prepared_path dataset_shard_num dataset_shard_idx
 		skip_prepare_dataset num_dataset_shards_to_save pretraining_dataset dataset_processes dataset_num_proc
+		moe_grouped_backend moe_dequant_chunk_size nvfp4_merge_aware_start_step
 		dataset_exact_deduplication dataset_keep_in_memory dataloader_drop_last accelerator_config remove_unused_columns
 		push_dataset_to_hub hf_use_auth_token device device_map world_size local_rank ddp seed ddp_timeout
 		ddp_broadcast_buffers ddp_find_unused_parameters do_causal_lm_eval eval_causal_lm_metrics do_bench_eval
@@ -88,7 +95,7 @@ const (
 		sample_packing_mp_start_method eval_sample_packing pad_to_sequence_len pad_to_multiple_of curriculum_sampling
 		multipack_real_batches batch_flattening use_pose pose_split_on_token_ids pose_max_context_len pose_num_chunks
 		pretrain_multipack_buffer_size pretrain_multipack_attn pretraining_sample_concatenation streaming
-		streaming_multipack_buffer_size flex_attn_compile_kwargs scaling_softmax tiled_mlp_num_shards
+		streaming_multipack_buffer_size flex_attn_compile_kwargs scaling_softmax
 		fsdp_final_state_dict_type val_set_size heads_k_stride ring_attn_func special_tokens tokens
 		added_tokens_overrides torch_compile_mode max_steps warmup_steps warmup_ratio eval_steps evals_per_epoch
 		eval_strategy evaluation_strategy save_steps saves_per_epoch save_strategy save_total_limit save_first_step
@@ -128,6 +135,17 @@ func readAxolotl(r *frameworkReader) error {
 		r.to.Freezes = &Freezes{Vision: true, Projector: true,
 			Named: strings.Fields("vision_tower vision_model multi_modal_projector visual")}
 	}
+	if r.Truth("tiled_mlp") {
+		r.to.TilesMLP = &Tiles{Count: int(r.Integer("tiled_mlp_num_shards"))}
+		if r.to.ScattersExperts {
+			return r.Fault("tiled_mlp", "is true with use_scattermoe: blocks of experts run in tiles, which is not "+
+				"planned yet", "set one of the two to false")
+		}
+		if !r.Truth("tiled_mlp_use_original_mlp") {
+			r.Note("tiled_mlp", "is true: axolotl compiles the tiles, which may keep less than the plan says")
+		}
+	}
+	r.to.LinearizesExperts = r.Truth("llama4_linearized_experts")
 	r.argumentsOfAxolotl()
 	r.typesOfAxolotl()
 	return cmp.Or(r.shardAxolotl(), r.attentionOfAxolotl(), r.checkpointAxolotl(), r.quantizeAxolotl(),
@@ -140,16 +158,24 @@ func (r *frameworkReader) qatAxolotl() error {
 		return nil
 	}
 	inputs, weights := r.Word("qat.activation_dtype"), r.Word("qat.weight_dtype")
+	packed := weights == "mxfp4"
 	switch {
-	case weights != "int4" || inputs != "int8":
+	case weights == "nvfp4": // NVFP4WeightOnlyConfig, which _infer_fake_quantize_configs does not know
+		return r.Fault("qat.weight_dtype", "is nvfp4: axolotl asks torchao for fake quantization of nvfp4 weights "+
+			"alone, which torchao 0.17 refuses", "use mxfp4 with a group_size of 32, or int4 weights and int8 inputs")
+	case packed && r.Gives("qat.group_size") && r.Integer("qat.group_size") != 32:
+		return r.Fault("qat.group_size", fmt.Sprintf("is %d, but axolotl needs 32 for mxfp4",
+			r.Integer("qat.group_size")), "set it to 32")
+	case !packed && (weights != "int4" || inputs != "int8"):
 		return r.Fault("qat", fmt.Sprintf("rounds weights to %s and inputs to %s, which is not planned yet",
-			cmp.Or(weights, "int8"), cmp.Or(inputs, "nothing else")), "plimsoll plans int4 weights and int8 inputs")
+			cmp.Or(weights, "int8"), cmp.Or(inputs, "nothing else")),
+			"plimsoll plans int4 weights with int8 inputs, and mxfp4")
 	case r.Truth("qat.quantize_embedding"):
 		return r.Fault("qat.quantize_embedding", "is true, which is not planned yet", "set it to false")
 	case r.Gives("adapter"):
 		return r.Fault("qat", "is given beside an adapter, which is not planned yet", "remove one of the two")
 	}
-	r.to.QAT = &QAT{Group: int(r.Integer("qat.group_size")), Activations: true, Learned: true}
+	r.to.QAT = &QAT{Group: int(r.Integer("qat.group_size")), Activations: true, Learned: !packed, Packed: packed}
 	return nil
 }
 
@@ -166,16 +192,7 @@ func (r *frameworkReader) refuseAxolotl() error {
 		r.unplanned("it divides or moves the model", unplannedAxolotlRest)); err != nil {
 		return err
 	}
-	if v := r.Find("plugins"); v != nil {
-		for _, e := range v.Elements {
-			name := e.Text[strings.LastIndexByte(e.Text, '.')+1:]
-			if !slices.Contains([]string{"LigerPlugin", "CutCrossEntropyPlugin", "SwanLabPlugin"}, name) {
-				return r.Inputf(e.At, "plugins holds %s, which may change the model or the passes", e).
-					WithHint("remove it to plan the job without it")
-			}
-		}
-	}
-	return nil
+	return r.pluginsOfAxolotl()
 }
 
 // answersOfAxolotl reads what the key rl trains on answers: TRL's trainers (src/axolotl/core/builders/rl.py).
@@ -478,8 +495,6 @@ func (r *frameworkReader) quantizeAxolotl() error {
 	case r.to.QuantizesExperts && (!r.Truth("load_in_4bit") && !r.Truth("load_in_8bit") || adapter == ""):
 		return r.Fault(experts, "is true, but axolotl needs an adapter and load_in_4bit or load_in_8bit with it",
 			"add both, or set it to false")
-	case r.to.QuantizesExperts && !r.Truth("load_in_4bit"):
-		return r.Fault(experts, "is true with load_in_8bit, which is not planned yet", "use load_in_4bit")
 	case r.Truth("load_in_4bit") && (adapter == "qlora" || r.to.QuantizesExperts):
 		values := map[string]*strict.Value{"load_in_4bit": strict.Of(true), "bnb_4bit_quant_type": strict.Of("nf4"),
 			"bnb_4bit_use_double_quant": strict.Of(true), "bnb_4bit_quant_storage": strict.Of("bfloat16"),
@@ -518,8 +533,10 @@ func (r *frameworkReader) adaptAxolotl() error {
 		}
 		targets = strict.Of("all-linear")
 	}
+	r.to.AddsInFull = true // peft 0.19
 	return r.adapt("adapter", map[string]*strict.Value{"r": r.Find("lora_r"), "lora_alpha": r.Find("lora_alpha"),
-		"lora_dropout": r.Find("lora_dropout"), "target_modules": targets,
+		"target_parameters": asList(r.Find("lora_target_parameters")),
+		"lora_dropout":      r.Find("lora_dropout"), "target_modules": targets,
 		"fan_in_fan_out":  r.Find("lora_fan_in_fan_out"),
 		"modules_to_save": asList(r.Find("lora_modules_to_save")), "use_dora": r.Find("peft_use_dora"),
 		"use_rslora": r.Find("peft_use_rslora")})

@@ -47,6 +47,9 @@ type Framework struct {
 	Weights          string
 	TrainedIn32      Upcast
 	AdapterPrecision string // "" = that of PEFT
+	// AddsInFull says that the program's PEFT is older than 0.21: the product of an adapter of a parameter is made in
+	// full before it is added.
+	AddsInFull bool
 	// FSDP2WithoutReentrant says that FSDP2 turns reentrant checkpointing off.
 	FSDP2WithoutReentrant bool
 
@@ -64,6 +67,11 @@ type Framework struct {
 	Recompute   string    // "" = what Training says
 	QAT         *QAT      // nil without
 	Unfrozen    *Unfrozen // nil if all parameters are trained
+	// ScattersExperts says that axolotl's kernels of ScatterMoE run fused experts.
+	ScattersExperts bool
+	TilesMLP        *Tiles // nil without
+	// LinearizesExperts says that each of Llama 4's experts has linear modules.
+	LinearizesExperts bool
 	// WidensNorms says that norms, embeddings and the head are kept in fp32.
 	WidensNorms bool
 	// QuantizesExperts says that the parameters that hold all experts of a layer are quantized, too.
@@ -102,7 +110,14 @@ type QAT struct {
 	Group       int  // inputs that share a scale of the weight
 	Activations bool // inputs are rounded to int8, too
 	Learned     bool // the gradient goes through the scales of the weight
+	Packed      bool // inputs and weights are in MXFP4 until the backward pass
 }
+
+// Tiles says that feed-forward networks run on tiles of a sequence, one after the other: axolotl's tiled_mlp.
+type Tiles struct{ Count int } // 0 for tiles of TileTokens
+
+// TileTokens is axolotl's size of a tile.
+const TileTokens = 32768
 
 // Offloading is what OffloadActivations of TRL and torchtune does.
 type Offloading struct {

@@ -109,6 +109,40 @@ fsdp_config:
 	}
 }
 
+// TestAxolotlExperts reads how experts run, and what adapts them.
+func TestAxolotlExperts(t *testing.T) {
+	const kernels = axolotlText + "plugins: [axolotl.integrations.kernels.KernelsPlugin]\n"
+	f, err := read(t, kernels+"expert_backend: scattermoe\nadapter: lora\n"+
+		"lora_target_parameters: [mlp.experts.gate_up_proj]\n")
+	if err != nil || !f.ScattersExperts || !f.AddsInFull ||
+		!f.Adapter.TargetsParameter("model.layers.0.mlp.experts.gate_up_proj") ||
+		f.Adapter.TargetsParameter("model.layers.0.mlp.experts.down_proj") {
+		t.Errorf("experts: %+v, %v", f, err)
+	}
+	f, err = read(t, kernels+"use_sonicmoe: true\nllama4_linearized_experts: true\ntiled_mlp: true\n")
+	if err != nil || f.ScattersExperts || !f.LinearizesExperts || *f.TilesMLP != (Tiles{}) {
+		t.Errorf("experts: %+v, %v", f, err)
+	}
+	f, err = read(t, axolotlText+"qat: {weight_dtype: mxfp4, activation_dtype: mxfp4}\n")
+	if err != nil || *f.QAT != (QAT{Group: 32, Activations: true, Packed: true}) {
+		t.Errorf("MXFP4: %+v, %v", f, err)
+	}
+	for _, refused := range []string{
+		axolotlText + "qat: {weight_dtype: nvfp4, activation_dtype: nvfp4, group_size: 16}\n",
+		axolotlText + "qat: {weight_dtype: mxfp4, group_size: 16}\n",
+		kernels + "use_scattermoe: true\nuse_sonicmoe: true\n",
+		kernels + "use_scattermoe: true\ntiled_mlp: true\n",
+		kernels + "use_scattermoe: true\nmoe_bnb_fast: false\n",
+		kernels + "experts_implementation: batched_mm\n",
+		kernels + "use_sonicmoe: true\nnvfp4_merge_aware: true\n",
+		axolotlText + "plugins: [axolotl.integrations.diffusion.DiffusionPlugin]\n",
+	} {
+		if _, err := read(t, refused); err == nil {
+			t.Errorf("%s is read", refused)
+		}
+	}
+}
+
 func TestTRL(t *testing.T) {
 	f, err := read(t, trlText+`torch_dtype: bfloat16
 use_peft: true
@@ -246,11 +280,11 @@ func TestUnplannedFrameworks(t *testing.T) {
 		{axolotlText + "gradient_checkpointing: true\nactivation_offloading: hidden_states\n" +
 			"gradient_checkpointing_kwargs: {use_reentrant: true}\n", "activation_offloading"},
 		{axolotlText + "gradient_checkpointing: offload\ntorch_compile: true\n", "gradient_checkpointing"},
-		{axolotlText + "qat: {weight_dtype: nvfp4, activation_dtype: nvfp4}\n", "qat"},
+		{axolotlText + "qat: {weight_dtype: nvfp4, activation_dtype: nvfp4}\n", "qat.weight_dtype"},
 		{axolotlText + "qat: {weight_dtype: int4, activation_dtype: int8}\nadapter: lora\n", "qat"},
 		{axolotlText + "quantize_moe_experts: true\n", "quantize_moe_experts"},
 		{axolotlText + "unfrozen_parameters: [\"(?<=x)y\"]\n", "unfrozen_parameters"},
-		{axolotlText + "plugins: [axolotl.integrations.kernels.KernelsPlugin]\n", "plugins"},
+		{axolotlText + "plugins: [axolotl.integrations.diffusion.DiffusionPlugin]\n", "plugins"},
 		{"base_model: x\nbf16: false\nfloat16: true\n", "base_model"},
 		{axolotlText + "sequence_len: ${LENGTH}\n", "sequence_len"},
 		{swiftText + "rlhf_type: grpo\n", "rlhf_type"},

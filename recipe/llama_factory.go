@@ -282,6 +282,7 @@ func (r *frameworkReader) adaptFactory() error {
 	if len(targets.Elements) == 1 && strings.EqualFold(targets.Elements[0].Text, "all") {
 		targets = strict.Of("all-linear")
 	}
+	r.to.AddsInFull = true // peft 0.18
 	return r.adapt("lora_target", map[string]*strict.Value{"r": r.Value("lora_rank"), "lora_alpha": alpha,
 		"target_modules": targets, "lora_dropout": r.Find("lora_dropout"), "use_rslora": r.Find("use_rslora"),
 		"use_dora": r.Find("use_dora"), "modules_to_save": separated(r.Find("additional_target"))})

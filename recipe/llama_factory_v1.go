@@ -166,6 +166,7 @@ func (r *frameworkReader) adaptFactoryV1() error {
 	if targets == nil || targets.Text == "all" {
 		targets = strict.Of("all-linear")
 	}
+	r.to.AddsInFull = true // peft 0.18
 	return r.adapt("peft_config", map[string]*strict.Value{"r": r.Value(section + "r"),
 		"lora_alpha": r.Value(section + "lora_alpha"), "target_modules": oneName(asList(targets)),
 		"lora_dropout": r.Value(section + "lora_dropout"), "use_rslora": r.Find(section + "use_rslora"),

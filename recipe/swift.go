@@ -340,6 +340,7 @@ func (r *frameworkReader) adaptSwift() error {
 		r.to.AdapterPrecision = precisionNames[v.Text]
 	}
 	bias := r.Value("lora_bias")
+	r.to.AddsInFull = true // peft before 0.21
 	return r.adapt("tuner_type", map[string]*strict.Value{"r": r.Value("lora_rank"),
 		"lora_alpha":   r.Value("lora_alpha"),
 		"lora_dropout": r.Value("lora_dropout"), "bias": bias, "target_modules": targets,

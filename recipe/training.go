@@ -274,6 +274,6 @@ func (r *trainingReader) shardedConflicts(t *Training) error {
 		{t.DeepSpeed != nil && t.DeepSpeed.ZeROStage == 3 && t.AutoFindBatchSize, "auto_find_batch_size",
 			"is true, which the Trainer does not combine with ZeRO stage 3", "remove the key"},
 		{t.FSDP != nil && t.FSDP.ActivationCheckpointing && t.Checkpointing.Enabled, "fsdp_config",
-			"and the arguments both checkpoint activations", `remove "gradient_checkpointing"`},
+			"and the arguments both checkpoint activations, which the Trainer refuses", `remove "gradient_checkpointing"`},
 	})
 }

@@ -2,6 +2,7 @@ package simulate
 
 import (
 	"math"
+	"strings"
 	"testing"
 
 	"plimsoll/autograd"
@@ -80,6 +81,9 @@ func TestFakeQuantization(t *testing.T) {
 		"Int4WeightFakeQuantizer": {func(j *job.Job) {
 			j.QAT = &forward.FakeQuantization{Group: 64, Activations: true, Learned: true}
 		}, [4]float64{371350884, 358239568, 375008592, 104452356}},
+		"MXFakeQuantizedLinear": {func(j *job.Job) { // of torchao 0.17
+			j.QAT = &forward.FakeQuantization{Group: 32, Packed: true}
+		}, [4]float64{182783820, 125115728, 184352080, 104362244}},
 		"norms in fp32": {func(j *job.Job) {
 			j.WidensNorms, j.AutocastType = true, dtype.BF16
 		}, [4]float64{174973284, 161337680, 178106704, 137945348}},
@@ -123,38 +127,49 @@ func TestStepsInBackward(t *testing.T) {
 	}
 }
 
-// TestQuantizedExperts quantizes the parameters of all experts, which products dequantize as a whole.
+// TestQuantizedExperts quantizes the parameters of all experts, which products dequantize as a whole: from 8 bits to
+// fp32 (int8_vectorwise_dequant of bitsandbytes), with a scale for each row.
 func TestQuantizedExperts(t *testing.T) {
 	file := filestest.InNewFolder(t)
-	q := job.Request{Model: file("config.json", smallMixtral), Configs: []string{file("train.yaml", "base_model: x\n"+
-		"adapter: qlora\nload_in_4bit: true\nquantize_moe_experts: true\nlora_target_modules: [q_proj]\n"+
-		"sequence_len: 64\nattn_implementation: flash_attention_2\n")}, GPU: "H100-80GB"}
-	j, err := q.Resolve()
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, list := makeParameters(j)
-	quantized := 0
-	for _, p := range list {
-		if p.Matrices > 0 && p.Quantized == autograd.FourBit {
-			quantized++
+	const gateUp, layers = 4 * 2 * 96 * 64, 2 // elements
+	for text, want := range map[string]struct{ stored, dequantized int64 }{
+		"adapter: qlora\nload_in_4bit: true\n": {gateUp/2 + gateUp/64 + 4*(gateUp/64/256),
+			2 * gateUp * 3 / 2 * layers},
+		"adapter: lora\nload_in_8bit: true\n": {gateUp + 4*(gateUp/64), 4 * gateUp * 3 / 2 * layers},
+	} {
+		q := job.Request{Model: file("config.json", smallMixtral), Configs: []string{file("train.yaml",
+			"base_model: x\n"+text+"quantize_moe_experts: true\nlora_target_modules: [q_proj]\n"+
+				"sequence_len: 64\nattn_implementation: flash_attention_2\n")}, GPU: "H100-80GB"}
+		j, err := q.Resolve()
+		if err != nil {
+			t.Fatal(err)
 		}
-	}
-	if quantized == 0 {
-		t.Error("no experts are quantized")
-	}
-	classes, err := Run(j, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, p := range classes[0].GPU.Phases {
-		for _, c := range p.Components {
-			if c.Component == ledger.DequantizedWeights {
-				return
+		_, list := makeParameters(j)
+		quantized := 0
+		for _, p := range list {
+			if strings.HasSuffix(p.Name, "gate_up_proj") && p.Bytes() == want.stored {
+				quantized++
 			}
 		}
+		if quantized != layers {
+			t.Errorf("%s: %d layers' experts are quantized", text, quantized)
+		}
+		classes, err := Run(j, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var most ledger.Bytes
+		for _, p := range classes[0].GPU.Phases {
+			for _, c := range p.Components {
+				if c.Component == ledger.DequantizedWeights {
+					most = max(most, c.Bytes)
+				}
+			}
+		}
+		if int64(most) != want.dequantized {
+			t.Errorf("%s: %d bytes are dequantized, want %d", text, most, want.dequantized)
+		}
 	}
-	t.Error("no experts are dequantized")
 }
 
 // TestOffloadedActivations compares the passes of a training whose activations wait on the host with real torch 2.15

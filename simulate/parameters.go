@@ -172,7 +172,7 @@ func (m *parameterMaker) quantize(p *autograd.Parameter) {
 		}
 	}
 	if q.Bits == 8 {
-		p.Quantized, p.StoredBytes = autograd.EightBit, p.Elements+4*p.Rows
+		p.Quantized, p.StoredBytes = autograd.EightBit, p.Elements+4*p.Rows*max(1, p.Matrices)
 		return
 	}
 	blocks := (p.Elements + 63) / 64
@@ -251,6 +251,15 @@ func (m *parameterMaker) adapt() {
 			}
 		}
 		m.made.Adapters[t.path] = f
+	}
+	for _, name := range m.AdaptedParameters() {
+		w := m.made.ByName[name]
+		f := &forward.Adapter{Kind: forward.LoRA, InFull: m.AddsInFull || w.Matrices == 0}
+		f.Rank = int64(a.RankOf(name)) * max(1, w.Matrices)
+		out := w.Rows // of one matrix
+		f.A = add(name+".lora_A", f.Rank, w.Elements/max(1, w.Matrices)/out, true)
+		f.B = add(name+".lora_B", out, f.Rank, true)
+		m.made.Adapters[name] = f
 	}
 }
 

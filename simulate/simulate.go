@@ -121,6 +121,8 @@ func (s *simulation) options() forward.Options {
 		RecomputeFirst:         s.RecomputeFirst,
 		FusesPointwise:         s.Compile,
 		Liger:                  s.Liger,
+		ScattersExperts:        s.ScattersExperts,
+		Tiles:                  s.Tiles(s.sequence),
 		ClampsScores:           s.ClampsScores(),
 		RoutersTogether:        !s.Versions.Transformers.AtLeast(5, 23, 0),
 		RepeatsKeys:            s.RepeatsKeys(),
