@@ -211,12 +211,15 @@ type placeWriter struct {
 	to     stored
 	next   int64 // number
 	halves bool
+
+	rounded []byte // a buffer
 }
 
 func (w *placeWriter) Write(b []byte) (int, error) {
 	count, width, text := int64(len(b))/4, int64(4), b
 	if w.halves {
-		width, text = 2, roundToBF16(b)
+		w.rounded = roundToBF16(w.rounded[:0], b)
+		width, text = 2, w.rounded
 	}
 	err := w.to.spans(w.next, count, func(at location, n int64) error {
 		file, err := w.file(at.path)
@@ -242,9 +245,9 @@ func isHalves(n numbers) bool {
 	return false
 }
 
-// roundToBF16 rounds fp32 numbers to nearest even, as PyTorch does. It keeps NaN.
-func roundToBF16(b []byte) []byte {
-	halves := make([]byte, 0, len(b)/2)
+// roundToBF16 appends fp32 numbers, rounded to nearest even as PyTorch does. It keeps NaN.
+func roundToBF16(halves, b []byte) []byte {
+	halves = slices.Grow(halves, len(b)/2)
 	for i := 0; i < len(b); i += 4 {
 		bits := binary.LittleEndian.Uint32(b[i:])
 		if number := math.Float32frombits(bits); number != number {

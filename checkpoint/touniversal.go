@@ -105,11 +105,13 @@ func (u *universalWriter) write(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := saveTorch(filepath.Join(u.folder, universalFolder, "optimizer_state.pt"), dictOf(u.global), nil); err != nil {
+	global := filepath.Join(u.folder, universalFolder, "optimizer_state.pt")
+	if err := saveTorch(global, dictOf(u.global), nil); err != nil {
 		return err
 	}
 	for _, stage := range []string{"", "zero_pp_rank_0_"} { // ZeRO 3 reads the latter
-		if err := saveTorch(filepath.Join(u.folder, stage+"mp_rank_00_model_states.pt"), dictOf(u.model), nil); err != nil {
+		file := filepath.Join(u.folder, stage+"mp_rank_00_model_states.pt")
+		if err := saveTorch(file, dictOf(u.model), nil); err != nil {
 			return err
 		}
 	}
