@@ -20,6 +20,7 @@ var authors = []string{
 	"moonshotai", "mosaicml", "nvidia", "openai", "openai-community", "opengvlab", "openlm-research", "qwen",
 	"stabilityai", "state-spaces", "swiss-ai", "tencent", "thudm", "tiiuae", "tinyllama", "togethercomputer", "zai-org",
 	"huggyllama", "nousresearch", // have copies of Meta's models
+	"mistral-community", // has copies of Mistral AI's models
 }
 
 // irregular maps names on the hub, in lower case, to those of the catalog.
@@ -76,6 +77,8 @@ var irregular = map[string]string{
 	"olmo-3-1025-7b":                  "olmo-3-7b",
 	"olmo-3-1125-32b":                 "olmo-3-32b",
 	"olmo-3.1-32b":                    "olmo-3-32b",
+	"qwen3.6-27b":                     "qwen3.5-27b",
+	"qwen3.6-35b-a3b":                 "qwen3.5-35b-a3b",
 }
 
 // tuning ends the name of a model that has the sizes of the model before it: a way of training, a format of 16 bits, or
