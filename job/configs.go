@@ -138,7 +138,7 @@ func (r *resolver) loadedAs() string {
 		recipe.UnderFSDP1: first}[f.TrainedIn32]
 	mixed := f.Training.Precision != recipe.Unmixed && f.Training.Precision != ""
 	switch {
-	case r.Inputs.adapter == nil && trained && (f.TrainedIn32 == recipe.Always || mixed):
+	case r.Inputs.adapter == nil && trained && !r.widensTrained() && (f.TrainedIn32 == recipe.Always || mixed):
 		return "fp32"
 	case f.Weights == "":
 		return publishedTypeOf(j.Model)
