@@ -13,13 +13,15 @@ import (
 func (r *resolver) freeze() error {
 	f, j := r.Inputs.framework, r.job
 	if r.widensTrained() && r.Precision == "" && j.ParameterType != dtype.F32 {
-		partly := *j.Model
-		partly.Parameters = slices.Clone(partly.Parameters)
+		partly := j.Model.Clone()
 		for i := range partly.Parameters {
 			p := &partly.Parameters[i]
 			p.Wide = p.Wide || !p.Frozen
 		}
-		j.Model = &partly
+		j.Model = partly
+	}
+	if name, _, _ := r.optimizerName(); optimizerNames[name].kind == badam {
+		return r.trainOneBlock()
 	}
 	if f == nil || f.Freeze == nil {
 		return nil
@@ -28,8 +30,7 @@ func (r *resolver) freeze() error {
 		return fault.File(f.File).Inputf("a part of the layers is trained in fp32 beside frozen ones in %v, which is "+
 			"not planned with FSDP", j.ParameterType).WithHint("plan it with DeepSpeed or on one GPU")
 	}
-	partly := *j.Model
-	partly.Parameters = slices.Clone(partly.Parameters)
+	partly := j.Model.Clone()
 	names := make([]string, len(partly.Parameters))
 	for i, p := range partly.Parameters {
 		names[i] = p.Name
@@ -45,7 +46,7 @@ func (r *resolver) freeze() error {
 		p.Frozen = p.Frozen || !trained[i]
 		p.Wide = p.Wide || trained[i] && f.Freeze.Widens && j.ParameterType != dtype.F32
 	}
-	j.Model = &partly
+	j.Model = partly
 	return nil
 }
 

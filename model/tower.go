@@ -157,13 +157,19 @@ func (n *Network) PartOf(path string) Part {
 
 // Freeze returns the model with parts that no gradient trains.
 func (m *Model) Freeze(parts map[Part]bool) *Model {
-	frozen := *m
-	frozen.Parameters = slices.Clone(m.Parameters)
+	frozen := m.Clone()
 	for i := range frozen.Parameters {
 		p := &frozen.Parameters[i]
 		p.Frozen = p.Frozen || parts[m.Network.PartOf(p.Name)]
 	}
-	return &frozen
+	return frozen
+}
+
+// Clone returns the model with a list of parameters of its own.
+func (m *Model) Clone() *Model {
+	again := *m
+	again.Parameters = slices.Clone(m.Parameters)
+	return &again
 }
 
 // linears returns the paths of the linear modules of a tower.

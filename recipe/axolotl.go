@@ -261,6 +261,13 @@ func (r *frameworkReader) argumentsOfAxolotl() {
 			r.Note(key, "has kernels that keep less for the backward pass than the plan says")
 		}
 	}
+	if v := r.Find("optim_args"); on(v) {
+		joined := v.Text
+		for i, m := range v.Members {
+			joined += strings.Repeat(",", min(1, i)) + m.Name + "=" + m.Value.Text
+		}
+		r.set("optim_args", "optim_args", joined)
+	}
 	if on(r.Find("relora")) || on(r.Find("relora_steps")) {
 		r.Note("relora", "merges the adapter into the model every so many steps: the plan is of the steps between")
 	}

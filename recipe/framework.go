@@ -32,6 +32,7 @@ type Framework struct {
 	Answers   *Answers // what is trained on answers, nil for a language model's loss
 	Freeze    *Freeze  // the part of the model that is trained, nil for all of it
 	Optimizer string   // "" = what Training says
+	LowRank   *LowRank // of GaLore and APOLLO where Optimizer is one of them
 	// LossTwice says that the program computes the loss from the logits of a model that has computed its own.
 	LossTwice    bool
 	LigerModules bool // modules of liger-kernel, and the loss of the logits

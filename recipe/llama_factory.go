@@ -23,7 +23,8 @@ var llamaFactory = family{kind: llamaFactoryKind, program: "LLaMA-Factory", host
 		worded.For("model_name_or_path adapter_name_or_path additional_target quantization_method"),
 		worded.For("ref_model freeze_trainable_modules freeze_extra_modules"),
 		switched.For(`use_muon use_llama_pro disable_gradient_checkpointing pure_bf16 use_rslora use_dora pissa_init double_quantization fp8
-			enable_liger_kernel create_new_adapter`),
+			enable_liger_kernel create_new_adapter use_galore galore_layerwise use_apollo apollo_layerwise use_badam
+			use_adam_mini`),
 		keys{
 			"stage":                   oneOf("pt", "sft", "rm", "ppo", "dpo", "kto").OrNull().Default("sft"),
 			"finetuning_type":         oneOf("lora", "oft", "freeze", "full").OrNull().Default("lora"),
@@ -39,6 +40,15 @@ var llamaFactory = family{kind: llamaFactoryKind, program: "LLaMA-Factory", host
 			"quantization_type":   oneOf("fp4", "nf4").OrNull().Default("nf4"),
 			"double_quantization": switched.Default(true),
 			"use_reentrant_gc":    switched.Default(true),
+			"galore_target":       worded.Default("all"),
+			"galore_rank":         counted.Default(16),
+			"galore_proj_type":    oneOf(lowRankProjections...).OrNull().Default("std"),
+			"apollo_target":       worded.Default("all"),
+			"apollo_rank":         counted.Default(16),
+			"apollo_proj":         oneOf("svd", "random").OrNull().Default("random"),
+			"apollo_proj_type":    oneOf("std", "right", "left").OrNull().Default("std"),
+			"apollo_scale_type":   oneOf("channel", "tensor").OrNull().Default("channel"),
+			"badam_mode":          oneOf("layer", "ratio").OrNull().Default("layer"),
 			"image_max_pixels":    counted.Default(768 * 768),
 
 			"freeze_vision_tower":          switched.Default(true),
@@ -65,10 +75,8 @@ var llamaFactory = family{kind: llamaFactoryKind, program: "LLaMA-Factory", host
 			default_system enable_thinking preserve_thinking tokenized_path data_shared_file_system
 			loraplus_lr_ratio loraplus_lr_embedding pissa_iter pissa_convert module_dropout oft_rank oft_block_size
 			oft_target
-			galore_target galore_rank galore_update_interval galore_scale galore_proj_type galore_layerwise
-			apollo_target apollo_rank apollo_update_interval apollo_scale apollo_proj apollo_proj_type apollo_scale_type
-			apollo_layerwise apollo_scale_front badam_mode badam_start_block badam_switch_mode badam_switch_interval
-			badam_update_ratio badam_mask_mode badam_verbose
+			galore_update_interval galore_scale apollo_update_interval apollo_scale apollo_scale_front
+			badam_start_block badam_switch_mode badam_switch_interval badam_update_ratio badam_mask_mode badam_verbose
 			pref_beta pref_ftx pref_bco_weight dpo_label_smoothing kto_chosen_weight kto_rejected_weight
 			simpo_gamma ppo_buffer_size ppo_epochs ppo_score_norm ppo_target ppo_whiten_rewards reward_model reward_model_adapters
 			reward_model_quantization_bit reward_model_type ld_alpha
@@ -89,10 +97,6 @@ const unplannedFactoryReferences = "ref_model_adapters ref_model_quantization_bi
 
 // unplannedFactory are keys that change memory and are not planned, with their reasons.
 var unplannedFactory = []struct{ key, why string }{
-	{"use_galore", "GaLore keeps moments of gradients that it projects to a low rank, and decomposes gradients"},
-	{"use_apollo", "APOLLO keeps moments of gradients that it projects to a low rank"},
-	{"use_badam", "BAdam trains one block of the model after the other, each with moments of its own"},
-	{"use_adam_mini", "Adam-mini keeps one second moment for each head or row"},
 	{"use_kt", "KTransformers has the experts and their optimizer on the host"},
 	{"use_mca", "Megatron core trains"},
 	{"use_megatron_bridge", "Megatron core trains"},
@@ -143,11 +147,13 @@ func readLLaMAFactory(r *frameworkReader) error {
 	r.to.Freezes = &Freezes{Vision: r.Truth("freeze_vision_tower"), Projector: r.Truth("freeze_multi_modal_projector"),
 		Language: r.Truth("freeze_language_model"), ModelTypes: strings.Fields(compositeFactory), Contained: true}
 	full := r.Word("finetuning_type") == "full"
-	if r.Truth("use_muon") {
-		r.to.Optimizer = "muon"
+	if err := r.optimizerOfFactory(); err != nil {
+		return err
 	}
-	if pure := r.Truth("pure_bf16"); pure {
+	if r.Truth("pure_bf16") {
 		r.to.Weights = "bf16"
+	} else if r.Truth("use_badam") {
+		r.to.Weights = r.compute()
 	} else if r.to.Weights = r.compute(); full { // _setup_full_tuning in model/adapter.py
 		r.to.TrainedIn32 = Always
 	}
@@ -171,6 +177,32 @@ func readLLaMAFactory(r *frameworkReader) error {
 		return err
 	}
 	return r.adaptFactory()
+}
+
+// optimizerOfFactory reads the optimizers that LLaMA-Factory makes itself: create_custom_optimizer in
+// train/trainer_utils.py, in its order.
+func (r *frameworkReader) optimizerOfFactory() error {
+	switch {
+	case r.Truth("use_galore"):
+		return r.lowRankFactory("galore")
+	case r.Truth("use_apollo"):
+		return r.lowRankFactory("apollo")
+	case on(r.Find("loraplus_lr_ratio")): // the Trainer's, with a learning rate for each matrix
+	case r.Truth("use_badam") && r.Word("badam_mode") == "ratio":
+		return r.Fault("badam_mode", "is ratio: BAdam has sparse gradients of a part of each tensor, which is not "+
+			"planned yet", "plimsoll plans badam_mode: layer")
+	case r.Truth("use_badam"):
+		base := r.baseOptimizer()
+		if r.to.Optimizer = map[string]string{"adamw_torch": "badam", "adamw_torch_fused": "badam_fused"}[base]; r.to.Optimizer == "" {
+			return r.Fault("use_badam", fmt.Sprintf("is true with optim %q, which is not planned yet", base),
+				"plimsoll plans BAdam over adamw_torch and adamw_torch_fused")
+		}
+	case r.Truth("use_adam_mini"):
+		r.to.Optimizer = "adam-mini"
+	case r.Truth("use_muon"):
+		r.to.Optimizer = "muon"
+	}
+	return nil
 }
 
 // answersOfFactory reads what stages train on answers: src/llamafactory/train, and create_ref_model in
