@@ -25,6 +25,9 @@ type Adapter struct {
 	SharesDropout, Padded bool
 	// ScalesInput means that IA3 scales the input, as on feed-forward modules.
 	ScalesInput bool
+	// Block is the size of the blocks of OFT's rotation, of which A has Rank. Terms is the length of its Neumann
+	// series, 0 for an inverse.
+	Block, Terms int64
 }
 
 // AdapterKind is a kind of adapter.
@@ -37,6 +40,7 @@ const (
 	AdaLoRA AdapterKind = "ADALORA"
 	IA3     AdapterKind = "IA3"
 	VeRA    AdapterKind = "VERA"
+	OFT     AdapterKind = "OFT"
 )
 
 // adapted runs a linear module with its adapter (peft/tuners/*/layer.py).
@@ -46,6 +50,8 @@ func (p *pass) adapted(a *Adapter, path string, x *autograd.Tensor, out int64) *
 		switch a.Kind {
 		case IA3:
 			return p.ia3(a, path, x, out)
+		case OFT:
+			return p.turned(a, path, x, out)
 		default:
 			leave := p.In(ledger.AttentionActivations, p.whyAttention)
 			base := p.bare(path, x, out)

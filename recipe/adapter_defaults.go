@@ -50,7 +50,7 @@ var targetDefaults = func() map[string]map[string]string {
 	}
 	vera := maps.Clone(lora)
 	vera["phi"] = "q_proj v_proj"
-	return map[string]map[string]string{"LORA": lora, "VERA": vera, "ADALORA": adaLoRADefaults, "IA3": ia3Defaults,
+	return map[string]map[string]string{"LORA": lora, "OFT": lora, "VERA": vera, "ADALORA": adaLoRADefaults, "IA3": ia3Defaults,
 		"LN_TUNING": lnTuningDefaults}
 }()
 

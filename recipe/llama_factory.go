@@ -33,6 +33,9 @@ var llamaFactory = family{kind: llamaFactoryKind, program: "LLaMA-Factory", host
 			"lora_alpha":              measured,
 			"freeze_trainable_layers": integer.Lax().OrNull().Default(2),
 			"lora_dropout":            measured,
+			"module_dropout":          measured,
+			"oft_rank":                counted,
+			"oft_block_size":          counted.Default(32),
 			"pref_loss": oneOf("sigmoid", "hinge", "ipo", "kto_pair", "orpo", "simpo").OrNull().
 				Default("sigmoid"),
 			"lora_target":         worded.Default("all"),
@@ -73,8 +76,7 @@ var llamaFactory = family{kind: llamaFactoryKind, program: "LLaMA-Factory", host
 			mix_strategy interleave_probs overwrite_cache preprocessing_batch_size preprocessing_num_workers max_samples
 			eval_num_beams ignore_pad_token_for_loss val_size eval_on_each_dataset packing neat_packing tool_format
 			default_system enable_thinking preserve_thinking tokenized_path data_shared_file_system
-			loraplus_lr_ratio loraplus_lr_embedding pissa_iter pissa_convert module_dropout oft_rank oft_block_size
-			oft_target
+			loraplus_lr_ratio loraplus_lr_embedding pissa_iter pissa_convert oft_target
 			galore_update_interval galore_scale apollo_update_interval apollo_scale apollo_scale_front
 			badam_start_block badam_switch_mode badam_switch_interval badam_update_ratio badam_mask_mode badam_verbose
 			pref_beta pref_ftx pref_bco_weight dpo_label_smoothing kto_chosen_weight kto_rejected_weight
@@ -235,8 +237,7 @@ func (r *frameworkReader) asks(key string) bool {
 // refuseFactory refuses what changes memory and is not planned.
 func (r *frameworkReader) refuseFactory() error {
 	stages := map[string]string{"ppo": "holds a reward model, a reference model and a value head, and generates"}
-	types := map[string]string{"oft": "trains OFT's adapters"}
-	if err := cmp.Or(r.oneOfThese("stage", stages), r.oneOfThese("finetuning_type", types),
+	if err := cmp.Or(r.oneOfThese("stage", stages),
 		r.unplanned("the reference model has an adapter or is quantized by itself", unplannedFactoryReferences),
 		r.unplanned("training goes on with an adapter whose adapter_config.json says its rank",
 			"adapter_name_or_path")); err != nil {
@@ -259,7 +260,7 @@ func (r *frameworkReader) quantizeFactory() error {
 	switch bits := r.Integer(key); {
 	case !r.Gives(key):
 		return nil
-	case r.Word("finetuning_type") != "lora":
+	case r.Word("finetuning_type") != "lora" && r.Word("finetuning_type") != "oft":
 		return r.Fault(key, "is given, but LLaMA-Factory quantizes only for LoRA and OFT",
 			"remove it, or set finetuning_type to lora")
 	case bits == 8:
@@ -303,6 +304,12 @@ func (r *frameworkReader) adaptFactory() error {
 	targets := separated(r.Value("lora_target"))
 	if len(targets.Elements) == 1 && strings.EqualFold(targets.Elements[0].Text, "all") {
 		targets = strict.Of("all-linear")
+	}
+	if r.Word("finetuning_type") == "oft" { // oft_target is read by nothing
+		return r.adapt("oft_block_size", map[string]*strict.Value{"peft_type": strict.Of("OFT"),
+			"r": strict.Of(int(r.Integer("oft_rank"))), "oft_block_size": r.Value("oft_block_size"),
+			"target_modules": targets, "module_dropout": r.Find("module_dropout"),
+			"modules_to_save": separated(r.Find("additional_target"))})
 	}
 	return r.adapt("lora_target", map[string]*strict.Value{"r": r.Value("lora_rank"), "lora_alpha": alpha,
 		"target_modules": targets, "lora_dropout": r.Find("lora_dropout"), "use_rslora": r.Find("use_rslora"),

@@ -221,6 +221,8 @@ func (m *parameterMaker) adapt() {
 				width = t.in
 			}
 			f.Vectors = []*autograd.Parameter{add(t.path+".ia3_l", width, 1, true)}
+		case "OFT":
+			m.addRotation(f, t, add)
 		case "VERA":
 			f.Kind = forward.VeRA
 			if sharedA == nil {
@@ -251,6 +253,19 @@ func (m *parameterMaker) adapt() {
 		}
 		m.made.Adapters[t.path] = f
 	}
+}
+
+// addRotation makes OFT's parameter of a module, and the buffers with the places of its elements in the blocks.
+func (m *parameterMaker) addRotation(f *forward.Adapter, t target,
+	add func(name string, rows, columns int64, trainable bool) *autograd.Parameter) {
+	blocks, size := m.Adapter.OFTBlocks(t.in)
+	if m.Adapter.SharesBlock {
+		blocks = 1
+	}
+	f.Kind, f.Rank, f.Block, f.Terms = forward.OFT, blocks, size, int64(m.Adapter.Terms)
+	upper := size * (size - 1) / 2
+	f.A = add(t.path+".oft_R", blocks, upper, true)
+	add(t.path+".oft_R.rows and cols", 2*upper, 1, false).DType = dtype.I64
 }
 
 // target is a linear module or an embedding that the adapter adapts.

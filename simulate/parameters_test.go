@@ -10,7 +10,7 @@ import (
 
 // TestAdaptedParameters compares the trained and all other parameters of an
 // adapter with PEFT 0.21's, for models of transformers 5.23 on the meta device.
-// VeRA's shared matrices, which are buffers, are counted, too.
+// VeRA's shared matrices and OFT's indices, which are buffers, are counted, too.
 func TestAdaptedParameters(t *testing.T) {
 	models := map[string]string{
 		"llama": `{"model_type": "llama", "vocab_size": 1000, "hidden_size": 64, "intermediate_size": 128, ` +
@@ -70,6 +70,13 @@ func TestAdaptedParameters(t *testing.T) {
 		{"llama", `"target_modules": ["q_proj", "v_proj"], "ensure_weight_tying": true`, 3584, 3584},
 		{"llama", `"peft_type": "VERA", "r": 8, "target_modules": ["q_proj", "v_proj"], "bias": "vera_only"`, 832,
 			448 + 8*(64+64)},
+		{"llama", `"peft_type": "OFT", "target_modules": "all-linear"`, 31744, 59520},
+		{"llama", `"peft_type": "OFT", "r": 4, "oft_block_size": 0, "target_modules": ["q_proj", "down_proj"], ` +
+			`"bias": "oft_only"`, 10112, 14784},
+		{"llama", `"peft_type": "OFT", "oft_block_size": 24, "target_modules": ["q_proj", "down_proj"]`, 5760, 7680},
+		{"llama", `"peft_type": "OFT", "oft_block_size": 100, "block_share": true, "target_modules": ["q_proj", ` +
+			`"down_proj"]`, 40576, 121728},
+		{"bert", `"peft_type": "OFT", "oft_block_size": 12, "target_modules": "all-linear"`, 6496, 7896},
 	} {
 		text := `{` + c.adapter + `}`
 		if !strings.Contains(text, "peft_type") {
