@@ -47,6 +47,7 @@ func (r *resolver) framework() error {
 	}
 	r.FusedLoss = r.FusedLoss || f.FusedLoss
 	r.job.Pairs, r.job.KeepsHidden = f.Rewards || f.ValueHead || f.Answers != nil && f.Answers.Pairs, f.ValueHead
+	r.job.WeighsEntropy = f.WeighsEntropy
 	r.job.LossTwice, r.job.LoadsOnGPU = f.LossTwice, f.LoadsOnGPU
 	if r.Modules == "" {
 		r.Modules = f.Modules

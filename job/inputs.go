@@ -130,6 +130,11 @@ func (in *Inputs) readModel() (err error) {
 			in.reference = plain
 		}
 	}
+	if f := in.framework; f != nil && f.Diverges && name == "" {
+		if name = f.Judge; name == "" {
+			in.reference = plain
+		}
+	}
 	if name != "" {
 		if in.reference, err = load(name); err != nil {
 			return err

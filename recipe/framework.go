@@ -34,8 +34,12 @@ type Framework struct {
 	Optimizer string   // "" = what Training says
 	LowRank   *LowRank // of GaLore and APOLLO where Optimizer is one of them
 	// LossTwice says that the program computes the loss from the logits of a model that has computed its own.
-	LossTwice    bool
-	LigerModules bool // modules of liger-kernel, and the loss of the logits
+	LossTwice bool
+	// Diverges says that the loss has the divergence from a frozen model, which is Judge, or "" for the model as it was
+	// loaded. WeighsEntropy says that it weights tokens by an entropy of the logits.
+	Diverges, WeighsEntropy bool
+	Judge                   string
+	LigerModules            bool // modules of liger-kernel, and the loss of the logits
 	// LoadsOnGPU says that every rank loads the full model on its GPU, and shards it there.
 	LoadsOnGPU bool
 	// RouterLoss says that the program has the model output the logits of its routers, for RouterLossOf: types of

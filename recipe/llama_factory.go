@@ -23,7 +23,7 @@ var llamaFactory = family{kind: llamaFactoryKind, program: "LLaMA-Factory", host
 		worded.For("model_name_or_path adapter_name_or_path additional_target quantization_method"),
 		worded.For("ref_model freeze_trainable_modules freeze_extra_modules"),
 		switched.For(`use_muon use_llama_pro disable_gradient_checkpointing pure_bf16 use_rslora use_dora pissa_init double_quantization fp8
-			enable_liger_kernel create_new_adapter use_galore galore_layerwise use_apollo apollo_layerwise use_badam
+			enable_liger_kernel create_new_adapter use_dft_loss use_eaft_loss use_asft_loss use_galore galore_layerwise use_apollo apollo_layerwise use_badam
 			use_adam_mini`),
 		keys{
 			"stage":                   oneOf("pt", "sft", "rm", "ppo", "dpo", "kto").OrNull().Default("sft"),
@@ -83,7 +83,7 @@ var llamaFactory = family{kind: llamaFactoryKind, program: "LLaMA-Factory", host
 			simpo_gamma ppo_buffer_size ppo_epochs ppo_score_norm ppo_target ppo_whiten_rewards reward_model reward_model_adapters
 			reward_model_quantization_bit reward_model_type ld_alpha
 			use_swanlab swanlab_project swanlab_workspace swanlab_run_name swanlab_mode swanlab_api_key swanlab_logdir
-			swanlab_lark_webhook_url swanlab_lark_secret use_dft_loss use_eaft_loss eaft_alpha asft_alpha
+			swanlab_lark_webhook_url swanlab_lark_secret eaft_alpha asft_alpha
 			compute_accuracy disable_shuffling
 			early_stopping_steps plot_loss include_effective_tokens_per_second fp8_backend
 			fp8_enable_fsdp_float8_all_gather ray_num_workers ray_init_kwargs master_addr master_port
@@ -110,7 +110,6 @@ var unplannedFactory = []struct{ key, why string }{
 	{"upcast_layernorm", "norms stay in fp32"},
 	{"upcast_lmhead_output", "the logits are cast to fp32 by themselves"},
 	{"resize_vocab", "the vocabulary grows with that of the tokenizer"},
-	{"use_asft_loss", "the loss has a divergence from all logits of a reference model"},
 }
 
 // unplannedFactoryKeys returns the keys of unplannedFactory, with spaces between them.
@@ -145,6 +144,9 @@ func readLLaMAFactory(r *frameworkReader) error {
 	}
 	r.longest("cutoff_len")
 	r.answersOfFactory()
+	if err := r.lossOfFactory(); err != nil {
+		return err
+	}
 	r.to.MostPixels = r.Integer("image_max_pixels")
 	r.to.Freezes = &Freezes{Vision: r.Truth("freeze_vision_tower"), Projector: r.Truth("freeze_multi_modal_projector"),
 		Language: r.Truth("freeze_language_model"), ModelTypes: strings.Fields(compositeFactory), Contained: true}
@@ -165,7 +167,9 @@ func readLLaMAFactory(r *frameworkReader) error {
 	give(reentrant, "use_reentrant", r.At("use_reentrant_gc"), strict.Of(r.Truth("use_reentrant_gc")))
 	give(r.arguments, "gradient_checkpointing_kwargs", r.At("use_reentrant_gc"), reentrant)
 	r.to.FSDP2WithoutReentrant = true
-	if r.Truth("enable_liger_kernel") {
+	if r.Truth("enable_liger_kernel") && r.ownLoss() {
+		r.to.LigerModules = true // the model gets no labels, and returns all logits
+	} else if r.Truth("enable_liger_kernel") {
 		r.set("use_liger_kernel", "enable_liger_kernel", true)
 	}
 	r.to.Attention = map[string]string{"disabled": "eager", "sdpa": "sdpa", "fa2": "flash",
@@ -203,6 +207,33 @@ func (r *frameworkReader) optimizerOfFactory() error {
 		r.to.Optimizer = "adam-mini"
 	case r.Truth("use_muon"):
 		r.to.Optimizer = "muon"
+	}
+	return nil
+}
+
+// ownLoss reports whether LLaMA-Factory gives the Trainer a loss of its own: src/llamafactory/train/sft/trainer.py.
+func (r *frameworkReader) ownLoss() bool {
+	return r.Word("stage") == "sft" &&
+		(r.Truth("use_dft_loss") || r.Truth("use_eaft_loss") || r.Truth("use_asft_loss"))
+}
+
+// lossOfFactory reads that loss, in its order. DFT's takes what the model's takes.
+func (r *frameworkReader) lossOfFactory() error {
+	const key = "use_asft_loss"
+	switch {
+	case !r.ownLoss() || r.Truth("use_dft_loss") && !r.Truth(key):
+	case !r.Truth(key):
+		r.to.WeighsEntropy = true
+		r.Note("use_eaft_loss", "is true: the plan has labels for all tokens, of whose logits the loss has a copy")
+	case r.Truth("use_dft_loss") || r.Truth("use_eaft_loss"):
+		return r.Fault(key, "is true beside another loss, which takes no logits of a reference model", "remove one of the two")
+	case r.Word("finetuning_type") == "lora" && r.Word("ref_model") == "":
+		return r.Fault(key, "is true, but LLaMA-Factory makes no reference model for LoRA", "add ref_model")
+	case r.Truth("enable_liger_kernel"):
+		return r.Fault(key, "is true beside enable_liger_kernel, whose model returns no logits", "remove one of the two")
+	default:
+		r.to.Diverges, r.to.Judge = true, r.Word("ref_model")
+		r.Note(key, "is true: a frozen model is loaded, and its logits stay until the loss is computed")
 	}
 	return nil
 }
