@@ -279,4 +279,6 @@ var quantizations = map[string]recipe.Quantization{
 	"nf4-dq": {Bits: 4, Kind: "nf4", DoubleQuant: true},
 	"fp4-dq": {Bits: 4, Kind: "fp4", DoubleQuant: true},
 	"int8":   {Bits: 8},
+	"gptq":   {Method: "gptq", Bits: 4, Group: 128},
+	"awq":    {Method: "awq", Bits: 4, Group: 128},
 }

@@ -1,6 +1,11 @@
 package job
 
-import "plimsoll/fault"
+import (
+	"strings"
+
+	"plimsoll/fault"
+	"plimsoll/recipe"
+)
 
 // quantization sets how the weights are stored.
 func (r *resolver) quantization() error {
@@ -17,6 +22,9 @@ func (r *resolver) quantization() error {
 			"beside the 8-bit ones, which is not planned yet").WithHint("set it to false, or plan without quantization")
 	}
 	r.job.Quantization = q
+	if q.Method != "" {
+		r.packed(q)
+	}
 	f := r.Inputs.framework
 	if r.job.QuantizesExperts = f != nil && f.QuantizesExperts; r.job.QuantizesExperts {
 		return nil
@@ -26,4 +34,34 @@ func (r *resolver) quantization() error {
 			"the experts of a layer in one parameter", r.job.ParameterType)
 	}
 	return nil
+}
+
+// packed notes what is assumed of weights that were quantized before the training.
+func (r *resolver) packed(q *recipe.Quantization) {
+	how := "the backward pass of every layer needs the weight in 16 bits, which the forward pass has made " +
+		"(TorchLinear of GPTQModel)"
+	if q.Method == "awq" {
+		how = "both passes make the weight in 16 bits, the backward pass a copy for each sequence (AwqGEMMLinear of " +
+			"GPTQModel)"
+	}
+	r.assume("%s in %d bits, with a scale for %d inputs (0: all): %s; its memory was not measured on a GPU",
+		strings.ToUpper(q.Method), q.Bits, q.Group, how)
+}
+
+// refusePacked refuses engines that cannot shard integers.
+func (j *Job) refusePacked() error {
+	q := j.Quantization
+	if q == nil || q.Method == "" {
+		return nil
+	}
+	return refuse(
+		contradiction{j.FSDP != nil || j.DeepSpeed != nil && j.DeepSpeed.ZeROStage == 3 || j.Parallel.Tensor > 1,
+			strings.ToUpper(q.Method) + "'s integers are not sharded: transformers' trainers refuse ZeRO-3 and FSDP " +
+				"with weights that were quantized before",
+			"use ZeRO-2 or less, or DDP"},
+		contradiction{len(j.FusedExperts()) > 0, "experts of one parameter are not planned in " + strings.ToUpper(q.Method),
+			"give the job's version of transformers, such as --transformers 4.57"},
+		contradiction{j.Adapter != nil && j.Adapter.DoRA, "DoRA is not compatible with weights in " +
+			strings.ToUpper(q.Method), "leave use_dora out"},
+	)
 }

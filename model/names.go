@@ -107,7 +107,7 @@ func fromHubName(name string) (known string, ok bool) {
 }
 
 // quantized matches the ends of names of repositories with quantized weights.
-var quantized = regexp.MustCompile(`-(?:unsloth-)?(bnb-4bit|gptq|awq|gguf|fp8|int4|int8)(?:-[\w.]+)*$`)
+var quantized = regexp.MustCompile(`-(?:unsloth-)?(bnb-4bit|gptq|awq|aqlm|gguf|fp8|int4|int8)(?:-[\w.]+)*$`)
 
 // unknownName is the error for a model that nothing on this host describes.
 func unknownName(name string, online bool) error {
@@ -136,7 +136,14 @@ func quantizedName(name, base, kind string) error {
 	}
 	hint := fmt.Sprintf("to train adapters on 4-bit weights: --model %s --quantization nf4; to train the weights: "+
 		"--model %[1]s", known)
-	if kind == "int8" {
+	switch kind {
+	case "gptq", "awq":
+		hint = fmt.Sprintf("--model %s --quantization %s is 4 bits with a scale for 128 inputs; for others give "+
+			"--quantization with the config.json of the repository", known, kind)
+	case "aqlm":
+		hint = fmt.Sprintf("AQLM's codes are not planned yet; --model %s --quantization nf4 has more bits for each weight",
+			known)
+	case "int8":
 		hint = fmt.Sprintf("to train adapters on 8-bit weights: --model %s --quantization int8", known)
 	}
 	if !ok {
