@@ -230,7 +230,7 @@ func (p *pass) bare(path string, x *autograd.Tensor, out int64) *autograd.Tensor
 	}
 	switch w.Quantized {
 	case autograd.Unquantized:
-	case autograd.GPTQ: // codes, zero points and scales for each weight are temporaries (dequantize_weight in GPTQModel)
+	case autograd.GPTQ: // codes, zero points and scales of weights are temporaries (dequantize_weight in GPTQModel)
 		leave := p.In(ledger.OperationScratch, whyDequantized)
 		weight := p.New(w.Elements, compute)
 		leave()

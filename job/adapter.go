@@ -100,8 +100,8 @@ func (r *resolver) unplannedAdapter() error {
 		}
 	}
 	if j.Adapter.Type == "OFT" && (j.Model.Network.InputFirst || j.adaptsEmbedding() != "") {
-		return j.Adapter.Place().Inputf("target_modules matches modules of %s that are no torch.nn.Linear: OFT is planned "+
-			"for those only", j.Model.Name).WithHint("name linear modules in target_modules, or use LORA")
+		return j.Adapter.Place().Inputf("target_modules matches modules of %s that are no torch.nn.Linear: OFT is "+
+			"planned for those only", j.Model.Name).WithHint("name linear modules in target_modules, or use LORA")
 	}
 	if embedding := j.adaptsEmbedding(); embedding != "" && j.Adapter.Type == "LORA" && j.Adapter.LoRABias {
 		return j.Adapter.Place().Inputf(

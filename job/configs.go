@@ -3,6 +3,7 @@ package job
 import (
 	"errors"
 	"fmt"
+	"strings"
 
 	"plimsoll/autograd"
 	"plimsoll/dtype"
@@ -21,6 +22,9 @@ func (in *Inputs) named(err error) error {
 	}
 	located := *bad
 	located.Where = in.framework.Place()
+	if strings.Contains(bad.Hint, "--quantization") { // the name is known, and the flag plans it
+		return &located
+	}
 	located.Hint = "give --model with a name of the catalog or the path of its config.json: the rest of the file holds"
 	if hub.IsRepository(in.framework.Model) && !in.request.Online {
 		located.Hint += fmt.Sprintf("; or add --online; or fetch the file once with 'hf download %s config.json'",

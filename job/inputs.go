@@ -102,6 +102,11 @@ func (in *Inputs) readModel() (err error) {
 		load = model.LoadOnline
 	}
 	if in.model, err = load(name); err != nil {
+		if before := model.Before(name, in.request.Quantization); before != name {
+			in.model, err = load(before)
+		}
+	}
+	if err != nil {
 		return cmp.Or(recipe.Misplaced(name), in.named(err))
 	}
 	plain := in.model

@@ -200,12 +200,15 @@ func TestChosenByFiles(t *testing.T) {
 		rank, targets       int
 		inBackward          bool
 	}{
-		{name: "LLaMA-Factory's GaLore", text: factory + "use_galore: true\n", kind: "galore-adamw", rank: 16, targets: 14},
+		{name: "LLaMA-Factory's GaLore", text: factory + "use_galore: true\n", kind: "galore-adamw", rank: 16,
+			targets: 14},
 		{name: "some modules", text: factory + "use_galore: true\ngalore_target: q_proj,mlp\ngalore_rank: 4\n" +
 			"galore_layerwise: true\noptim: adamw_8bit\n", kind: "galore-adamw-8bit", rank: 4, targets: 8,
 			inBackward: true},
-		{name: "LLaMA-Factory's APOLLO", text: factory + "use_apollo: true\n", kind: "apollo-adamw", rank: 16, targets: 14},
-		{name: "another optimizer", text: factory + "use_apollo: true\noptim: lion_8bit\n", refused: "no such optimizer"},
+		{name: "LLaMA-Factory's APOLLO", text: factory + "use_apollo: true\n", kind: "apollo-adamw", rank: 16,
+			targets: 14},
+		{name: "another optimizer", text: factory + "use_apollo: true\noptim: lion_8bit\n",
+			refused: "no such optimizer"},
 		{name: "the wrong side", text: factory + "use_apollo: true\napollo_proj_type: left\n", refused: "std"},
 		{name: "several ranks", text: factory + "use_galore: true\ngalore_layerwise: true\n", request: Request{GPUs: 2},
 			refused: "one GPU only"},

@@ -110,7 +110,7 @@ func (r *resolver) loss() error {
 	}
 	if f := r.Inputs.framework; f != nil && f.Diverges {
 		if j.Compile {
-			return fault.File(f.File).Inputf("torch.compile is on: a compiled loss with a divergence is not planned yet").
+			return fault.File(f.File).Inputf("torch.compile is on: a compiled divergence is not planned yet").
 				WithHint("turn it off to plan the job without it")
 		}
 		j.Loss = forward.DivergentLoss

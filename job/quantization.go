@@ -59,7 +59,8 @@ func (j *Job) refusePacked() error {
 			strings.ToUpper(q.Method) + "'s integers are not sharded: transformers' trainers refuse ZeRO-3 and FSDP " +
 				"with weights that were quantized before",
 			"use ZeRO-2 or less, or DDP"},
-		contradiction{len(j.FusedExperts()) > 0, "experts of one parameter are not planned in " + strings.ToUpper(q.Method),
+		contradiction{len(j.FusedExperts()) > 0,
+			"experts in one parameter are not planned in " + strings.ToUpper(q.Method),
 			"give the job's version of transformers, such as --transformers 4.57"},
 		contradiction{j.Adapter != nil && j.Adapter.DoRA, "DoRA is not compatible with weights in " +
 			strings.ToUpper(q.Method), "leave use_dora out"},

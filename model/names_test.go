@@ -48,6 +48,19 @@ func TestNamesOfTheHub(t *testing.T) {
 	}
 }
 
+func TestBeforeQuantization(t *testing.T) {
+	for _, test := range []struct{ name, quantization, want string }{
+		{"TechxGenus/Meta-Llama-3-8B-Instruct-GPTQ", "gptq", "llama-3-8b"},
+		{"TechxGenus/Meta-Llama-3-8B-Instruct-AWQ", "gptq", "TechxGenus/Meta-Llama-3-8B-Instruct-AWQ"},
+		{"Qwen/Qwen2.5-7B-Instruct-GPTQ-Int4", "GPTQ", "qwen2.5-7b"}, {"llama-3-8b", "gptq", "llama-3-8b"},
+		{"x/secret-13b-awq", "awq", "x/secret-13b-awq"},
+	} {
+		if got := Before(test.name, test.quantization); got != test.want {
+			t.Errorf("%s: got %s, want %s", test.name, got, test.want)
+		}
+	}
+}
+
 func TestHintsOfUnknownNames(t *testing.T) {
 	t.Setenv("HF_HOME", t.TempDir())
 	for _, test := range []struct{ name, what, hint string }{

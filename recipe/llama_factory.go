@@ -199,7 +199,8 @@ func (r *frameworkReader) optimizerOfFactory() error {
 			"planned yet", "plimsoll plans badam_mode: layer")
 	case r.Truth("use_badam"):
 		base := r.baseOptimizer()
-		if r.to.Optimizer = map[string]string{"adamw_torch": "badam", "adamw_torch_fused": "badam_fused"}[base]; r.to.Optimizer == "" {
+		names := map[string]string{"adamw_torch": "badam", "adamw_torch_fused": "badam_fused"}
+		if r.to.Optimizer = names[base]; r.to.Optimizer == "" {
 			return r.Fault("use_badam", fmt.Sprintf("is true with optim %q, which is not planned yet", base),
 				"plimsoll plans BAdam over adamw_torch and adamw_torch_fused")
 		}
@@ -226,11 +227,13 @@ func (r *frameworkReader) lossOfFactory() error {
 		r.to.WeighsEntropy = true
 		r.Note("use_eaft_loss", "is true: the plan has labels for all tokens, of whose logits the loss has a copy")
 	case r.Truth("use_dft_loss") || r.Truth("use_eaft_loss"):
-		return r.Fault(key, "is true beside another loss, which takes no logits of a reference model", "remove one of the two")
+		return r.Fault(key, "is true beside another loss, which takes no logits of a reference model",
+			"remove one of the two")
 	case r.Word("finetuning_type") == "lora" && r.Word("ref_model") == "":
 		return r.Fault(key, "is true, but LLaMA-Factory makes no reference model for LoRA", "add ref_model")
 	case r.Truth("enable_liger_kernel"):
-		return r.Fault(key, "is true beside enable_liger_kernel, whose model returns no logits", "remove one of the two")
+		return r.Fault(key, "is true beside enable_liger_kernel, whose model returns no logits",
+			"remove one of the two")
 	default:
 		r.to.Diverges, r.to.Judge = true, r.Word("ref_model")
 		r.Note(key, "is true: a frozen model is loaded, and its logits stay until the loss is computed")

@@ -14,7 +14,7 @@ import (
 // LowRank says how GaLore and APOLLO project the gradients of linear modules.
 type LowRank struct {
 	Rank       int
-	Projection string // the side of a matrix that is projected: "std", "reverse_std", "left", "right", or "full" for both
+	Projection string // the side of a matrix that is projected: "std", "reverse_std", "left", "right", "full" for both
 	Random     bool   // APOLLO's projection: not of singular vectors
 	ByChannel  bool   // APOLLO scales the gradient of each channel
 	Head       bool   // the output head may be projected, too

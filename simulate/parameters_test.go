@@ -12,8 +12,8 @@ import (
 	"plimsoll/recipe"
 )
 
-// TestPackedWeights compares weights of GPTQ and AWQ with the buffers that GPTQModel registers for a module of 512 inputs
-// and 1024 outputs, and their temporaries with those of its dequantize_weight on the CPU, 6 bytes for a weight.
+// TestPackedWeights compares weights of GPTQ and AWQ with the buffers that GPTQModel registers for a module of 512
+// inputs and 1024 outputs, and their temporaries with those of its dequantize_weight on the CPU, 6 bytes for a weight.
 func TestPackedWeights(t *testing.T) {
 	for _, test := range []struct {
 		quantization recipe.Quantization
