@@ -59,6 +59,8 @@ func (j *Job) refusePacked() error {
 			strings.ToUpper(q.Method) + "'s integers are not sharded: transformers' trainers refuse ZeRO-3 and FSDP " +
 				"with weights that were quantized before",
 			"use ZeRO-2 or less, or DDP"},
+		contradiction{len(j.Model.Network.Towers) > 0, "models that read images are not planned in " +
+			strings.ToUpper(q.Method), "plan them with --quantization nf4"},
 		contradiction{len(j.FusedExperts()) > 0,
 			"experts in one parameter are not planned in " + strings.ToUpper(q.Method),
 			"give the job's version of transformers, such as --transformers 4.57"},
