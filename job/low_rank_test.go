@@ -219,6 +219,9 @@ func TestChosenByFiles(t *testing.T) {
 			refused: "one GPU only"},
 		{name: "BAdam by ratio", text: factory + "use_badam: true\nbadam_mode: ratio\n", refused: "badam_mode"},
 		{name: "Adam-mini", text: factory + "use_adam_mini: true\n", kind: "adam-mini"},
+		{name: "axolotl's GPTQ", text: axolotl + "gptq: true\n", refused: "add --quantization gptq"},
+		{name: "axolotl's GPTQ with a flag", text: axolotl + "gptq: true\nadapter: lora\nlora_r: 8\n" +
+			"lora_target_linear: true\n", request: Request{Quantization: "gptq"}, kind: "adamw"},
 		{name: "axolotl", text: axolotl + "optimizer: galore_adamw\noptim_args:\n  rank: 32\n" +
 			"optim_target_modules:\n  - self_attn\n  - .*up_proj\n", kind: "galore-adamw", rank: 32, targets: 10},
 		{name: "axolotl, layer by layer", text: axolotl + "optimizer: apollo_adamw_layerwise\n" +

@@ -13,6 +13,10 @@ func (r *resolver) quantization() error {
 	if m := r.job.Model; m.Quantized && m.Source != r.Quantization && r.Quantization != "" {
 		r.assume("--quantization has no effect: transformers takes the quantization_config of %s", m.Source)
 	}
+	if f := r.Inputs.framework; f != nil && f.Packed != "" && (q == nil || q.Method != f.Packed) {
+		return fault.File(f.File).Inputf("%s is true, but %s has no weights in %s", f.Packed, r.job.Model.Name,
+			strings.ToUpper(f.Packed)).WithHint("add --quantization " + f.Packed + ", or remove the key")
+	}
 	if q == nil {
 		return nil
 	}

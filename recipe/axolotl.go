@@ -47,6 +47,7 @@ var axolotl = family{kind: axolotlKind, program: "axolotl", read: readAxolotl,
 			"qat": object(worded.For("activation_dtype weight_dtype"),
 				switched.For("quantize_embedding"), counted.Default(32).For("group_size")).AndOthers().OrNull(),
 			"optim_target_modules":  nameOrNames,
+			"gptq":                  switched,
 			"freeze_mm_modules":     switched,
 			"torch_compile_backend": worded,
 		},
@@ -59,7 +60,7 @@ var axolotl = family{kind: axolotlKind, program: "axolotl", read: readAxolotl,
 const (
 	unplannedAxolotlStages  = "process_reward_model ebft trl"
 	unplannedAxolotlAnswers = "rl_adapter_ref_model dpo_use_weighting dpo_use_liger_kernel"
-	unplannedAxolotlModels  = `gptq llama4_linearized_experts
+	unplannedAxolotlModels  = `llama4_linearized_experts
 		use_onebitllms fp32_norms shrink_embeddings`
 	unplannedAxolotlPasses = `layer_offloading selective_checkpointing tiled_mlp
 		chunked_cross_entropy flash_optimum sage_attention
@@ -125,6 +126,9 @@ func readAxolotl(r *frameworkReader) error {
 	if r.Truth("freeze_mm_modules") { // utils/freeze.py
 		r.to.Freezes = &Freezes{Vision: true, Projector: true,
 			Named: strings.Fields("vision_tower vision_model multi_modal_projector visual")}
+	}
+	if r.Truth("gptq") {
+		r.to.Packed = "gptq"
 	}
 	r.argumentsOfAxolotl()
 	r.typesOfAxolotl()

@@ -22,6 +22,7 @@ type Framework struct {
 	Training     *Training
 	Adapter      *Adapter      // nil without
 	Quantization *Quantization // nil without
+	Packed       string        // "gptq" where the model has to have weights in it, "" for any
 	Sequence     int           // tokens, at most
 	Attention    string        // "" = the default of transformers, or "sdpa", "flash" or "eager"
 	FusedLoss    bool

@@ -339,6 +339,9 @@ func (r *frameworkReader) adaptFactory() error {
 	if len(targets.Elements) == 1 && strings.EqualFold(targets.Elements[0].Text, "all") {
 		targets = strict.Of("all-linear")
 	}
+	if r.Truth("use_llama_pro") {
+		r.Note("use_llama_pro", "is true: the plan adapts all layers, and LLaMA-Factory only the expanded ones")
+	}
 	if r.Word("finetuning_type") == "oft" { // oft_target is read by nothing
 		return r.adapt("oft_block_size", map[string]*strict.Value{"peft_type": strict.Of("OFT"),
 			"r": strict.Of(int(r.Integer("oft_rank"))), "oft_block_size": r.Value("oft_block_size"),
