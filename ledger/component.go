@@ -66,6 +66,7 @@ const (
 	OptimizerTemporaries   Component = "optimizer_temporaries"
 	StatesWindow           Component = "optimizer_states_window"
 	CommunicationBuckets   Component = "communication_buckets"
+	PipelineBuffers        Component = "pipeline_buffers"
 	BucketCopies           Component = "communication_bucket_copies"
 	ReductionTemporaries   Component = "reduction_temporaries"
 	GatheredParameters     Component = "gathered_parameters"
@@ -156,6 +157,7 @@ var descriptions = map[Component]description{
 	StatesWindow:           {title: "window of optimizer states"},
 	OptimizerTemporaries:   {title: "temporaries of the optimizer step"},
 	CommunicationBuckets:   {title: "communication buckets"},
+	PipelineBuffers:        {title: "buffers between pipeline stages"},
 	BucketCopies:           {title: "copies of communication buckets"},
 	ReductionTemporaries:   {title: "temporaries of the reduction"},
 	GatheredParameters:     {title: "gathered parameters"},
