@@ -23,7 +23,8 @@ func (p *pass) attention(s *model.Stack, a *model.Attention, x, source *autograd
 			return p.scatter(p.delta(a, whole))
 		}
 		q, k, v, gate := p.project(a, whole, of)
-		if p.HoldsCache && p.tower == nil {
+		// A cache of latents is as large as they are, and holds nothing more.
+		if p.HoldsCache && p.tower == nil && a.Latent == nil {
 			k, v = p.cache(k), p.cache(v)
 		}
 		mixed := p.mix(s, a, q, k, v)
@@ -197,6 +198,9 @@ func (p *pass) mix(s *model.Stack, a *model.Attention, q, k, v *autograd.Tensor)
 	if masked || p.mask != nil || p.FusedQKV || p.Attention == SDPA && p.RepeatsKeys {
 		k, v = p.repeat(k, heads/groups), p.repeat(v, heads/groups)
 	}
+	if p.ExchangesHeads {
+		q, k, v = p.exchanged(q), p.exchanged(k), p.exchanged(v)
+	}
 	compute := promoted(promoted(q.DType, k.DType), v.DType)
 	if p.Autocast != dtype.Invalid {
 		compute = p.Autocast
@@ -234,10 +238,22 @@ func (p *pass) mix(s *model.Stack, a *model.Attention, q, k, v *autograd.Tensor)
 	// The memory-efficient kernel stores its output by token. The flash kernel stores
 	// it as the queries are stored.
 	efficient := p.Attention == SDPA && (masked || p.mask != nil || biased || a.Width != a.ValueWidth)
+	if p.ExchangesHeads {
+		return p.exchanged(r[0])
+	}
 	if (a.Joined || contiguous) && !efficient || p.FusedQKV {
 		return p.follow(r[0], p.unary(r[0], compute, saveNothing))
 	}
 	return r[0]
+}
+
+// exchanged is the all-to-all of Ulysses (SeqAllToAll4D): what a rank sends is copied together, and what it gets is put
+// together, in both passes.
+func (p *pass) exchanged(x *autograd.Tensor) *autograd.Tensor {
+	r := p.Do(autograd.Operation{Inputs: []*autograd.Tensor{x}, Outputs: []autograd.Output{{Elements: x.Elements,
+		DType: x.DType}}, Scratch: 2 * x.Bytes(), BackwardScratch: 2 * x.Bytes(), Kept: true})[0]
+	p.Drop(x)
+	return r
 }
 
 // repeat copies keys or values for all heads that share them.

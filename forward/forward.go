@@ -180,7 +180,9 @@ type Options struct {
 	// Receives means that the hidden states come from the pipeline stage before, Sends that they go to the stage
 	// behind instead of to the head. Result.Loss is then the tensor that is sent.
 	Receives, Sends bool
-	Hooks           Hooks // nil: none
+	// ExchangesHeads means that ranks of a sequence exchange its parts for heads around attention (Ulysses).
+	ExchangesHeads bool
+	Hooks          Hooks // nil: none
 	// HasLogits is called when the program replaces the logits of the step before
 	// by the new ones. It must be set.
 	HasLogits func()
@@ -418,7 +420,7 @@ func (p *pass) block(s *model.Stack, b *model.Block, x *autograd.Tensor) *autogr
 	body := func(x *autograd.Tensor) *autograd.Tensor {
 		return p.Scope(func() *autograd.Tensor {
 			if o := p.network.Opaque; o != nil {
-				return p.opaque(o.Blocks[p.blockIndex(s, b)], p.unary(x, x.DType, saveNothing), 1)
+				return p.opaque(o.Blocks[p.blockIndex(b)], p.unary(x, x.DType, saveNothing), 1)
 			}
 			switch b.Arrangement {
 			case model.PostNorm:

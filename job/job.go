@@ -128,6 +128,7 @@ type Job struct {
 type Parallel struct {
 	Tensor  int64 // ranks that share the width of a block
 	Context int64 // ranks that share a sequence
+	Ulysses bool  // these exchange parts of the sequence for heads around attention
 	Expert  int64 // ranks that share the experts
 	Shard   int64 // ranks that parameters are sharded among
 }

@@ -22,6 +22,8 @@ type Optimizer struct {
 	// number of tensors that a step over single parameters makes, each as large as the largest parameter.
 	lists, loopTensors int64
 	listsWhy           string
+	// Ranks are those that share a matrix under FSDP2, 0 without.
+	Ranks int64
 	// Managed means that states are in CUDA's managed memory (paged optimizers), outside torch's allocator.
 	Managed bool
 	lowRank *lowRank // of GaLore and APOLLO, nil for others
@@ -55,6 +57,9 @@ func (r *resolver) optimizerName() (name, variant string, where fault.Position) 
 	}
 	if name == "" && r.training != nil { // the Trainer's, unless DeepSpeed has one
 		name, where.File = r.training.Optimizer.Name, r.training.File
+	}
+	if name == dion && r.job.FSDP == nil && r.Request.FSDP == "" { // axolotl takes the one or the other
+		name = moonlight
 	}
 	return name, variant, where
 }
@@ -200,6 +205,8 @@ var optimizerKinds = map[string]Optimizer{
 	"adamw-4bit":        {States: nibbles},
 	"lomo":              {States: sameShape()},
 	muon:                muonOptimizer,
+	moonlight:           moonlightOptimizer,
+	dion:                dionOptimizer,
 	galore + "adamw":    {}, galore + "adamw-8bit": {}, galore + "adafactor": {}, apollo + "adamw": {},
 	adamMini: {loopTensors: 2},
 	badam:    {States: inFP32("master_weights", "exp_avg", "exp_avg_sq")},
@@ -358,7 +365,7 @@ func nibbles(p *autograd.Parameter) []State {
 
 // CountsOnGPU reports whether the number of steps of a parameter is a tensor on the GPU.
 func (o *Optimizer) CountsOnGPU(p *autograd.Parameter) bool {
-	return o.Variant == Fused && !(o.Name == muon && p.Hidden)
+	return o.Variant == Fused && !o.orthogonalizes(p)
 }
 
 // Counts reports whether a parameter's number of steps is a part of its state.
@@ -366,8 +373,8 @@ func (o *Optimizer) Counts(p *autograd.Parameter) bool {
 	switch o.Name {
 	case "sgd", "sgd-momentum", "lion", "lomo":
 		return false
-	case muon:
-		return !p.Hidden
+	case muon, moonlight, dion:
+		return !p.Hidden && o.Name == muon
 	}
 	return true
 }
@@ -379,7 +386,7 @@ func (o *Optimizer) IsTogether() bool { return strings.HasPrefix(o.Name, "schedu
 // but Muon make one pass.
 func (o *Optimizer) Passes(parameters []*autograd.Parameter) [][]ledger.Bytes {
 	switch {
-	case o.Name == muon:
+	case o.IsMuon():
 		return o.muonPasses(parameters)
 	case o.Name == badam:
 		return [][]ledger.Bytes{o.badamTemporaries(parameters)}

@@ -35,11 +35,12 @@ type Accelerate struct {
 // Parallelism is the number of ranks in each dimension. FSDP shards a model
 // among Shard x Context ranks. Replicate such groups all-reduce gradients.
 type Parallelism struct {
-	Replicate int `key:"parallelism_config_dp_replicate_size"`
-	Shard     int `key:"parallelism_config_dp_shard_size"`
-	Tensor    int `key:"parallelism_config_tp_size"`
-	Context   int `key:"parallelism_config_cp_size"`
-	Sequence  int `key:"parallelism_config_sp_size"`
+	Replicate int  `key:"parallelism_config_dp_replicate_size"`
+	Shard     int  `key:"parallelism_config_dp_shard_size"`
+	Tensor    int  `key:"parallelism_config_tp_size"`
+	Context   int  `key:"parallelism_config_cp_size"`
+	Sequence  int  `key:"parallelism_config_sp_size"`
+	Ulysses   bool // ranks of Context exchange heads around attention
 }
 
 // Ranks returns the number of ranks: the product of all dimensions.

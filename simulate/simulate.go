@@ -133,6 +133,7 @@ func (s *simulation) options() forward.Options {
 		HoldsCache:             s.Recompute == nil && len(s.Model.Network.Towers) > 0 && s.OfTransformers(),
 		HooksImages:            s.Recompute != nil && s.hooksImages(),
 		ContextParallel:        s.Parallel.Context,
+		ExchangesHeads:         s.Parallel.Ulysses,
 		TensorParallel:         s.Parallel.Tensor,
 		Hooks:                  s.engine,
 		HasLogits:              func() {},
