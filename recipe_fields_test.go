@@ -14,6 +14,8 @@ var fieldsWithoutMemory = map[string]string{
 		"names the model, says how weights lie",
 	"Adapter.Weights Adapter.SaveProjection": "how an adapter begins, and what its file has",
 	"Adapter.ModulesToSave Adapter.Rank":     "read by Adapter.Copies and Adapter.RankOf",
+	"Adapter.Blocks Adapter.BlockSize":       "read by Adapter.OFTBlocks",
+	"LowRank.Head":                           "read by LowRank.Has",
 
 	"DataLoader.PersistentWorkers DataLoader.PinMemory DataLoader.PrefetchFactor": "said with the workers, " +
 		"which are not planned",

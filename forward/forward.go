@@ -54,6 +54,11 @@ const (
 	// SelectedLogProbabilities are the same, sequence by sequence: TRL since 0.12
 	// (selective_log_softmax in trl/trainer/utils.py).
 	SelectedLogProbabilities
+	// NoLoss ends with the logits.
+	NoLoss
+	// DivergentLoss is ASFT: behind the model's own loss the program computes another, and the divergence from the
+	// logits of a frozen model (asft_loss_func in LLaMA-Factory's train/trainer_utils.py).
+	DivergentLoss
 )
 
 // Hooks are called around every use of a module, in both passes and in the second
@@ -142,6 +147,11 @@ type Options struct {
 	// LossTwice means that the program computes its own loss, from a copy of all logits but the last in fp32, once the
 	// model has computed its loss. The outputs hold what that one saved.
 	LossTwice bool
+	// JudgedType is the type of the logits of a frozen model that DivergentLoss compares with.
+	JudgedType dtype.Type
+	// WeighsEntropy means that the loss of every token is weighted by an entropy, for which the program copies the
+	// logits of all tokens with labels (eaft_loss_func).
+	WeighsEntropy bool
 	// NoDropout means that the program has turned dropout off.
 	NoDropout bool
 	// KeepsHidden means that the model returns the hidden states behind all blocks.

@@ -229,7 +229,21 @@ func (p *pass) bare(path string, x *autograd.Tensor, out int64) *autograd.Tensor
 	if input.NeedsGradient() {
 		o.Saved = append(o.Saved, o.Inputs[1])
 	}
-	if w.Quantized != autograd.Unquantized {
+	switch w.Quantized {
+	case autograd.Unquantized:
+	case autograd.GPTQ: // codes, zero points and scales of weights are temporaries (dequantize_weight in GPTQModel)
+		leave := p.In(ledger.OperationScratch, whyDequantized)
+		weight := p.New(w.Elements, compute)
+		leave()
+		o.Inputs[1], o.Scratch = weight, gptqScratch*w.Elements
+		if input.NeedsGradient() {
+			o.Saved[len(o.Saved)-1] = weight
+		}
+		defer p.Drop(weight)
+	case autograd.AWQ: // the backward pass copies the weight for each sequence (AwqGemmFn)
+		o.Saved = append(o.Saved, input)
+		o.Scratch, o.BackwardScratch = w.Elements*compute.Size(), (1+p.Batch)*w.Elements*compute.Size()
+	default:
 		// bitsandbytes dequantizes the weight in both passes.
 		expanded := w.Elements * compute.Size()
 		if p.FusedQKV {
@@ -244,6 +258,14 @@ func (p *pass) bare(path string, x *autograd.Tensor, out int64) *autograd.Tensor
 	p.dropCasts(x, input)
 	return y
 }
+
+func whyDequantized() string {
+	return "weights of GPTQ in 16 bits, which the backward pass of their layer needs, and what kernels need beside"
+}
+
+// gptqScratch are the bytes that a weight of GPTQ takes beside its copy in 16 bits while that is made: scales, the
+// difference of codes and zero points, and codes.
+const gptqScratch = 4
 
 // norm runs a normalization, with the operations of transformers.
 func (p *pass) norm(n model.Norm, x *autograd.Tensor) *autograd.Tensor {

@@ -31,8 +31,8 @@ func refuse(list ...contradiction) error {
 // contradictions refuses settings that do not go together. It runs when all
 // other settings are decided.
 func (r *resolver) contradictions() error {
-	return cmp.Or(r.kernels(), r.engines(), r.parallelDegrees(), r.job.refuseMuon(), r.job.refuseOffload(),
-		r.besidePipeline())
+	return cmp.Or(r.kernels(), r.engines(), r.parallelDegrees(), r.job.refuseMuon(), r.job.refuseParts(),
+		r.job.refusePacked(), r.job.refuseOffload(), r.besidePipeline())
 }
 
 // kernels refuses settings that no kernel supports.
@@ -130,7 +130,7 @@ func (j *Job) frameworks() (list []contradiction) {
 				"batches", j.Accumulation), "give --grad-accum 1"},
 			contradiction{j.FSDP != nil || j.World > 1,
 				"the optimizer steps in the backward pass, which is planned on one GPU only",
-				"give --gpus 1, or remove optimizer_in_bwd"})
+				"give --gpus 1, or an optimizer that steps once for all parameters"})
 	}
 	return list
 }

@@ -67,6 +67,7 @@ type Job struct {
 	// OffloadActivations moves what operations save to the host, nil if it stays.
 	OffloadActivations *autograd.Offload
 	Loss               forward.LossKind
+	WeighsEntropy      bool // the loss of every token is weighted by an entropy
 	LossTwice          bool // the program computes it, from the logits of a model that has computed its own
 	Compile            bool
 	Liger              bool // liger-kernel replaces the modules of the model

@@ -80,9 +80,7 @@ func TestStates(t *testing.T) {
 // another optimizer than the one that was meant.
 func TestUnplannedOptimizer(t *testing.T) {
 	for _, c := range []struct{ name, want string }{
-		{"galore_adamw_8bit_layerwise", "GaLore keeps moments"},
-		{"apollo_adamw", "APOLLO keeps moments"},
-		{"Adam-mini", "Adam-mini keeps one second moment"},
+		{"qgalore_adamw", "Q-GaLore keeps moments"},
 		{"OneBitAdam", "1-bit optimizers keep errors"},
 		{"adamw-16bit", "hint: plimsoll plans"},
 		{"adamw-8bits", `did you mean "adamw-8bit"?`},

@@ -108,6 +108,14 @@ func (r *resolver) loss() error {
 		r.liger()
 		j.Loss = loss
 	}
+	if f := r.Inputs.framework; f != nil && f.Diverges {
+		if j.Compile {
+			return fault.File(f.File).Inputf("torch.compile is on: a compiled divergence is not planned yet").
+				WithHint("turn it off to plan the job without it")
+		}
+		j.Loss = forward.DivergentLoss
+		return nil
+	}
 	return r.namedLoss()
 }
 

@@ -85,7 +85,7 @@ func (r *resolver) unplannedOfEngines() []unplannedKey {
 			"model as units (%s)",
 			strings.Join(f.WrapLayers, ", "), block)})
 	}
-	if q := j.Quantization; q != nil && q.Bits == 4 && q.File != "" {
+	if q := j.Quantization; q != nil && q.Bits == 4 && q.Method == "" && q.File != "" {
 		list = append(list, unplannedKey{q.ComputeDType != j.ComputeType() && q.ComputeDType != j.AutocastType,
 			fmt.Sprintf("bnb_4bit_compute_dtype %v: the plan has linear modules compute in %v",
 				q.ComputeDType, j.ComputeType())})

@@ -142,7 +142,9 @@ func (s *simulation) options() forward.Options {
 		NoDropout:              s.Answers != nil && s.Answers.NoDropout,
 		Compares:               s.Answers != nil,
 		HalfLoss:               s.Answers != nil && s.Answers.HalfLoss,
-		WideLogits:             s.Answers != nil && s.casts(),
+		WideLogits:             (s.Answers != nil || s.diverges()) && s.casts(),
+		JudgedType:             s.judgedType(),
+		WeighsEntropy:          s.WeighsEntropy,
 		KeepsHidden:            s.KeepsHidden,
 		LossTwice:              s.LossTwice,
 	}
