@@ -42,7 +42,13 @@ type DeepSpeed struct {
 	GradientClipping float64    `key:"gradient_clipping"` // the largest norm; 0 = off
 	// GradientAccumulationDType is Invalid if the file has none. Then gradients
 	// accumulate in their own type.
-	GradientAccumulationDType  dtype.Type
+	GradientAccumulationDType dtype.Type
+	// Communication is the type that gradients are reduced in, Invalid if the file has none: then it is Precision.
+	Communication dtype.Type
+	// Autocast is the type of torch_autocast, Invalid without. Weights of linear modules are then gathered and reduced
+	// in it, unless AutocastsOthers names other modules.
+	Autocast                   dtype.Type
+	AutocastsOthers            bool
 	Batch                      Batch `key:""`
 	CheckpointActivationsOnCPU bool  `key:"activation_checkpointing.cpu_checkpointing"`
 	GatherOnSave               bool  `key:"zero_optimization.stage3_gather_16bit_weights_on_model_save"`
@@ -250,6 +256,12 @@ func (r *deepSpeedReader) fillPrecision(d *DeepSpeed) {
 		r.Truth("fp16.fp16_master_weights_and_grads")
 	d.LowPrecisionState = r.Truth(r.bf16 + ".bf16_optimizer_states")
 	d.GradientAccumulationDType = elements(r.Reader, "data_types.grad_accum_dtype")
+	d.Communication = elements(r.Reader, "communication_data_type")
+	if r.Truth("torch_autocast.enabled") {
+		const modules = "torch_autocast.lower_precision_safe_modules"
+		d.Autocast = elements(r.Reader, "torch_autocast.dtype")
+		d.AutocastsOthers = r.Gives(modules) && !slices.Contains(r.List(modules), "torch.nn.Linear")
+	}
 }
 
 // elements returns the element type at path, or Invalid.
@@ -273,7 +285,6 @@ func (r *deepSpeedReader) unplanned(d *DeepSpeed) []Note {
 			"keeps frozen parameters in 8 bits"},
 		{r.Integer("sequence_parallel_size") > 1, "sequence_parallel_size",
 			"divides sequences among ranks, and the batch among fewer"},
-		{r.Truth("torch_autocast.enabled"), "torch_autocast", "computes in 16 bits with parameters in 32"},
 		{r.Truth("amp.enabled"), "amp", "leaves the precision to Apex"},
 	} {
 		if k.is {

@@ -156,7 +156,7 @@ func (c *coordinator) mark(p *autograd.Parameter) bool {
 func (c *coordinator) gather(missing []*autograd.Parameter) {
 	switch {
 	case len(missing) == 0 || c.engine.gathers() == 0:
-	case len(missing) == 1 || c.engine.Parallel.Shard == 1:
+	case len(missing) == 1 && !c.engine.narrows(missing[0]) || c.engine.Parallel.Shard == 1:
 		for _, p := range missing {
 			c.statusOf(p).hold = c.engine.gpu.hold(c.gatheredBytes(p), ledger.GatheredParameters, c.whyGathered)
 		}
@@ -181,17 +181,27 @@ func (c *coordinator) whyGathered() string {
 
 // gatheredBytes returns the size of the shards of all ranks.
 func (c *coordinator) gatheredBytes(p *autograd.Parameter) int64 {
-	return c.engine.shardBytes(p) * c.engine.Parallel.Shard
+	e := c.engine
+	if e.narrows(p) {
+		return e.shardOf(p.Elements) * e.recipe.Autocast.Size() * e.Parallel.Shard
+	}
+	return e.shardBytes(p) * e.Parallel.Shard
 }
 
-// wait waits for an all-gather: it copies the parameters out of their tensor.
+// wait waits for an all-gather: it copies the parameters out of their tensor. With torch_autocast it then casts them.
 func (c *coordinator) wait(g *allGather) {
 	if g == nil {
 		return
 	}
 	for _, p := range g.parameters {
 		s := c.statusOf(p)
+		var narrow hold
+		if c.engine.narrows(p) && len(g.parameters) > 1 {
+			narrow = c.engine.gpu.hold(p.Elements*c.engine.recipe.Autocast.Size(), ledger.GatheredParameters,
+				c.whyGathered)
+		}
 		s.hold, s.inFlight = c.engine.gpu.hold(p.Bytes(), ledger.GatheredParameters, c.whyGathered), nil
+		narrow.free()
 	}
 	drop(&g.flat)
 }

@@ -22,6 +22,7 @@ type deepSpeed struct {
 	flat []*autograd.Parameter
 	// compressed is the step of an optimizer that exchanges one bit for each number; nil for others.
 	compressed *oneBit
+	linear     []bool // parameters of linear modules, by index
 }
 
 // newDeepSpeed returns the engine that DeepSpeed chooses for the stage and the
@@ -39,6 +40,7 @@ func newDeepSpeed(s *simulation) sharding {
 		}
 	}
 	e.group()
+	e.linear = e.linearParameters()
 	if s.Optimizer.Compresses() {
 		e.compressed = &oneBit{deepSpeed: e}
 	}
