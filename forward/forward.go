@@ -167,7 +167,10 @@ type Options struct {
 	// ContextParallel and TensorParallel are the degrees of context and of tensor
 	// parallelism; 1 is none.
 	ContextParallel, TensorParallel int64
-	Hooks                           Hooks // nil: none
+	// ExchangesHeads means that the ranks of ContextParallel exchange their part of the sequences of all heads for full
+	// sequences of some heads before attention, and back (UlyssesSPAttentionHF of DeepSpeed).
+	ExchangesHeads bool
+	Hooks          Hooks // nil: none
 	// HasLogits is called when the program replaces the logits of the step before
 	// by the new ones. It must be set.
 	HasLogits func()
@@ -230,7 +233,7 @@ func Run(t *autograd.Tape, network *model.Network, parameters Parameters, option
 	var result Result
 	t.Scope(func() *autograd.Tensor {
 		var hidden *autograd.Tensor
-		if p.Attention == SDPA && (p.MasksCausally || p.sharesWindow()) {
+		if p.Attention == SDPA && (p.MasksCausally || p.sharesWindow()) && !p.ExchangesHeads {
 			p.mask = p.New(p.Batch*(p.Sequence/p.ContextParallel)*p.Sequence, p.compute())
 		}
 		if blocks := network.Blocks(); len(blocks) > 0 && blocks[0].Attention.SavesMask {

@@ -31,7 +31,8 @@ func refuse(list ...contradiction) error {
 // contradictions refuses settings that do not go together. It runs when all
 // other settings are decided.
 func (r *resolver) contradictions() error {
-	return cmp.Or(r.kernels(), r.engines(), r.parallelDegrees(), r.job.refuseMuon(), r.job.refuseOffload())
+	return cmp.Or(r.kernels(), r.engines(), r.parallelDegrees(), r.exchangesHeads(), r.job.refuseMuon(),
+		r.job.refuseOffload())
 }
 
 // kernels refuses settings that no kernel supports.

@@ -127,6 +127,9 @@ type Parallel struct {
 	Context int64 // ranks that share a sequence
 	Expert  int64 // ranks that share the experts
 	Shard   int64 // ranks that parameters are sharded among
+	// ExchangesHeads means that attention has full sequences of some heads, where other layers have a part of the
+	// sequences (Ulysses). Without, keys and values go around.
+	ExchangesHeads bool
 }
 
 // Replicas returns the number of groups of ranks that together hold the full model, in data parallelism and in hybrid

@@ -21,12 +21,15 @@ func (r *resolver) parallel() error {
 	if d := j.DeepSpeed; d != nil && r.TensorParallel == 0 {
 		j.Parallel.Tensor = int64(max(1, d.TensorParallel))
 	}
+	if n := r.sequenceRanks(); n > 1 {
+		j.Parallel.Context, j.Parallel.ExchangesHeads = int64(n), true
+	}
 	if p, file := r.divided(); p != nil {
 		if ranks := p.Ranks(); ranks != j.World {
 			return fault.File(file).Inputf("parallelism_config makes %d ranks, but the job has %d", ranks, j.World).
 				WithHint("change --gpus, --nodes or one of the sizes")
 		}
-		j.Parallel.Tensor, j.Parallel.Context = int64(p.Tensor), int64(p.Context)
+		j.Parallel.Tensor, j.Parallel.Context = int64(p.Tensor), int64(p.Context*max(1, p.Sequence))
 	}
 	if j.World%int(j.Parallel.Tensor*j.Parallel.Context) != 0 {
 		return fault.Inputf("the number of ranks is %d: expected a multiple of tensor parallelism %d x context "+

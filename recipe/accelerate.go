@@ -40,6 +40,8 @@ type Parallelism struct {
 	Tensor    int `key:"parallelism_config_tp_size"`
 	Context   int `key:"parallelism_config_cp_size"`
 	Sequence  int `key:"parallelism_config_sp_size"`
+	// Attention is what ranks that share a sequence compute; "" = as the model says.
+	Attention string `key:"parallelism_config_sp_attn_implementation"`
 }
 
 // Ranks returns the number of ranks: the product of all dimensions.
@@ -287,8 +289,8 @@ func (r *accelerateReader) parallelism(a *Accelerate) error {
 		{a.Engine == "ddp" && p.Shard > 1, prefix + "dp_shard_size",
 			"is above 1, but distributed_type is MULTI_GPU, which shards nothing",
 			"set distributed_type to FSDP, with fsdp_version: 2"},
-		{p.Sequence > 1 && p.Context == 1, prefix + "sp_size", "is above 1, which is not planned yet",
-			"plan without it for an upper bound: full sequences on every rank"},
+		{p.Sequence > 1 && a.Engine != "deepspeed", prefix + "sp_size",
+			"is above 1, but only DeepSpeed divides sequences so", "set distributed_type to DEEPSPEED"},
 		{p.Context > 1 && p.Sequence > 1, prefix + "cp_size", "and sp_size are both above 1: they exclude each other",
 			"set one of the two to 1"},
 		{p.Replicate > 1 && p.Shard == 1 && (p.Tensor > 1 || p.Context > 1), prefix + "dp_replicate_size",

@@ -23,6 +23,7 @@ type DeepSpeed struct {
 	ZeROStage         int      `key:"zero_optimization.stage"`
 	Sizes             Sizes    `key:"zero_optimization"`
 	TensorParallel    int      `key:"tensor_parallel.autotp_size"` // 0 = not given
+	SequenceParallel  int      `key:"sequence_parallel_size"`      // ranks that share a sequence (Ulysses)
 	OverlapReduction  bool     // overlap_comm: a second reduce bucket
 	OffloadOptimizer  Offload  `key:"zero_optimization.offload_optimizer"`
 	OffloadParameters Offload  `key:"zero_optimization.offload_param"`
@@ -45,6 +46,8 @@ type DeepSpeed struct {
 	GradientAccumulationDType dtype.Type
 	// Communication is the type that gradients are reduced in, Invalid if the file has none: then it is Precision.
 	Communication dtype.Type
+	// SequenceCommunication replaces Communication where ranks share a sequence.
+	SequenceCommunication dtype.Type
 	// Autocast is the type of torch_autocast, Invalid without. Weights of linear modules are then gathered and reduced
 	// in it, unless AutocastsOthers names other modules.
 	Autocast                   dtype.Type
@@ -257,6 +260,7 @@ func (r *deepSpeedReader) fillPrecision(d *DeepSpeed) {
 	d.LowPrecisionState = r.Truth(r.bf16 + ".bf16_optimizer_states")
 	d.GradientAccumulationDType = elements(r.Reader, "data_types.grad_accum_dtype")
 	d.Communication = elements(r.Reader, "communication_data_type")
+	d.SequenceCommunication = elements(r.Reader, "seq_parallel_communication_data_type")
 	if r.Truth("torch_autocast.enabled") {
 		const modules = "torch_autocast.lower_precision_safe_modules"
 		d.Autocast = elements(r.Reader, "torch_autocast.dtype")
@@ -283,8 +287,6 @@ func (r *deepSpeedReader) unplanned(d *DeepSpeed) []Note {
 			"shards everything over a group of ranks, not over all"},
 		{shards && r.Truth(zero+"zero_quantized_nontrainable_weights"), zero + "zero_quantized_nontrainable_weights",
 			"keeps frozen parameters in 8 bits"},
-		{r.Integer("sequence_parallel_size") > 1, "sequence_parallel_size",
-			"divides sequences among ranks, and the batch among fewer"},
 		{r.Truth("amp.enabled"), "amp", "leaves the precision to Apex"},
 	} {
 		if k.is {

@@ -19,12 +19,12 @@ var deepSpeedRule = object(
 	boolean.For(`zero_allow_untested_optimizer zero_force_ds_cpu_optimizer prescale_gradients sparse_gradients
 		disable_allgather use_data_before_expert_parallelism wall_clock_breakdown memory_breakdown dump_state
 		dataloader_drop_last graph_harvesting`),
-	oneOf("fp32", "fp16", "bf16").InAnyCase().OrNull().For(`communication_data_type
-		seq_parallel_communication_data_type`),
+	oneOf("fp32", "fp16", "bf16").InAnyCase().OrNull().For("communication_data_type"),
 	free.For("quantize_training"),
 	keys{
-		"managed_gradient_accumulation": boolean.Default(true),
-		"sequence_parallel_size":        size.Default(1),
+		"managed_gradient_accumulation":        boolean.Default(true),
+		"sequence_parallel_size":               size.To(1 << 12).Default(1),
+		"seq_parallel_communication_data_type": oneOf("fp32", "fp16", "bf16").InAnyCase().OrNull().Default("fp32"),
 
 		"optimizer": dictionary(text.For("type"), boolean.For("legacy_fusion"),
 			free.For("params")), // checked by type: see optimizers

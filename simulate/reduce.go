@@ -48,6 +48,14 @@ func (e *deepSpeed) communicated(p *autograd.Parameter) dtype.Type {
 	case t != dtype.Invalid:
 		return p.DType
 	}
+	return e.communicates()
+}
+
+// communicates returns communication_data_type, or its counterpart where ranks share a sequence.
+func (e *deepSpeed) communicates() dtype.Type {
+	if e.Parallel.ExchangesHeads {
+		return cmp.Or(e.recipe.SequenceCommunication, dtype.F32)
+	}
 	return cmp.Or(e.recipe.Communication, e.ParameterType)
 }
 

@@ -132,6 +132,7 @@ func (s *simulation) options() forward.Options {
 		HoldsCache:             s.Recompute == nil && len(s.Model.Network.Towers) > 0 && s.OfTransformers(),
 		HooksImages:            s.Recompute != nil && s.hooksImages(),
 		ContextParallel:        s.Parallel.Context,
+		ExchangesHeads:         s.Parallel.ExchangesHeads,
 		TensorParallel:         s.Parallel.Tensor,
 		Hooks:                  s.engine,
 		HasLogits:              func() {},
@@ -188,6 +189,9 @@ func (s *simulation) iterate(iteration ledger.Iteration) {
 		}
 		batch := s.gpu.Allocate(ledger.Bytes(s.BatchTensors*8*s.Sequences()*s.sequence+s.pixelBytes()), ledger.Batch,
 			s.whyBatch)
+		if s.Parallel.ExchangesHeads { // UlyssesSPDataLoaderAdapter.refill: the batches of all ranks that share a sequence
+			s.gpu.briefly(s.Parallel.Context*s.BatchTensors*8*s.Sequences()*s.sequence, ledger.Batch, s.whyBatch)
+		}
 		var result forward.Result
 		s.phase(ledger.Forward, iteration, func() {
 			s.workspace()
