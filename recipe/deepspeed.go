@@ -54,6 +54,7 @@ type DeepSpeed struct {
 	AutocastsOthers            bool
 	Batch                      Batch `key:""`
 	CheckpointActivationsOnCPU bool  `key:"activation_checkpointing.cpu_checkpointing"`
+	EfficientLinear            bool  `key:"zero_optimization.memory_efficient_linear"` // of ZeRO-3, under autocast
 	GatherOnSave               bool  `key:"zero_optimization.stage3_gather_16bit_weights_on_model_save"`
 
 	// Auto lists the keys with the value "auto", as sorted dotted paths.

@@ -105,7 +105,7 @@ var bf16Rule = pydantic("0.17.1", enabled, boolean.Since("0.13.3").For("immediat
 var zeroRule = pydantic("0.7.0",
 	boolean.For(`contiguous_gradients allgather_partitions load_from_fp32_weights elastic_checkpoint
 		ignore_unused_parameters legacy_stage1 round_robin_gradients`),
-	boolean.Since("0.9.0").For("memory_efficient_linear"),
+	boolean.Default(true).Since("0.9.0").For("memory_efficient_linear"),
 	boolean.Since("0.9.2").For("mics_hierarchical_params_gather"),
 	boolean.Since("0.10.0").For("zero_quantized_weights zero_quantized_gradients"),
 	boolean.Since("0.10.1").For("pipeline_loading_checkpoint override_module_apply"),

@@ -132,6 +132,7 @@ func (s *simulation) options() forward.Options {
 		HoldsCache:             s.Recompute == nil && len(s.Model.Network.Towers) > 0 && s.OfTransformers(),
 		HooksImages:            s.Recompute != nil && s.hooksImages(),
 		ContextParallel:        s.Parallel.Context,
+		CastsInside:            s.DeepSpeed != nil && s.DeepSpeed.ZeROStage == 3 && s.DeepSpeed.EfficientLinear,
 		ExchangesHeads:         s.Parallel.ExchangesHeads,
 		TensorParallel:         s.Parallel.Tensor,
 		Hooks:                  s.engine,
