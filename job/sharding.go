@@ -76,7 +76,14 @@ func (r *resolver) sharding() error {
 	if j.DeepSpeed != nil {
 		j.DeepSpeed = j.DeepSpeed.ResolveSizes(j.Model.Network.Hidden)
 	}
-	if d := j.DeepSpeed; d != nil && d.ZeROStage == 3 && r.launch == nil {
+	if d := j.DeepSpeed; d != nil && d.ZeROStage == 3 && d.Sizes.Group > 0 {
+		if int64(j.World)%d.Sizes.Group != 0 {
+			return fault.File(d.File).Inputf("%d ranks cannot be divided into groups of mics_shard_size %d", j.World,
+				d.Sizes.Group).WithHint(fmt.Sprintf("give a number of GPUs that is a multiple of %d", d.Sizes.Group))
+		}
+		j.Parallel.Shard, j.ZeROInit = d.Sizes.Group, false
+		r.assume("MiCS shards the model after it is created in full: parameters of zero.Init lack its groups of ranks")
+	} else if d != nil && d.ZeROStage == 3 && r.launch == nil {
 		if byTrainer {
 			r.assume("zero.Init shards the parameters while the model is created: TrainingArguments name DeepSpeed's " +
 				"configuration and are made first, as in transformers' examples; a model made before loads in full")

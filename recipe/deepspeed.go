@@ -54,6 +54,7 @@ type DeepSpeed struct {
 	AutocastsOthers            bool
 	Batch                      Batch `key:""`
 	CheckpointActivationsOnCPU bool  `key:"activation_checkpointing.cpu_checkpointing"`
+	QuantizedGather            bool  `key:"zero_optimization.zero_quantized_weights"`  // of ZeRO-3: in 8 bits
 	EfficientLinear            bool  `key:"zero_optimization.memory_efficient_linear"` // of ZeRO-3, under autocast
 	GatherOnSave               bool  `key:"zero_optimization.stage3_gather_16bit_weights_on_model_save"`
 
@@ -64,6 +65,8 @@ type DeepSpeed struct {
 	// Unplanned names keys that change how much memory a job takes, but have no
 	// field here.
 	Unplanned []Note
+	// Beside says what the file turns on that changes memory, and that a plan leaves out.
+	Beside []string
 
 	document   *strict.Document       // that With reads again
 	release    version.Version        // of DeepSpeed
@@ -104,6 +107,8 @@ type Sizes struct {
 	PersistentModel     int64 `key:"stage3_model_persistence_threshold"` // the limit for all of them together
 	LiveParameters      int64 `key:"stage3_max_live_parameters"`
 	ReuseDistance       int64 `key:"stage3_max_reuse_distance"`
+	// Group is the number of ranks that parameters and states are sharded among (MiCS of ZeRO-3); below 1 all ranks.
+	Group int64 `key:"mics_shard_size"`
 	// SecondaryPartition is the number of ranks that together keep a second copy of gathered parameters (hpZ of
 	// ZeRO++); 0 and 1 mean none.
 	SecondaryPartition int64 `key:"zero_hpz_partition_size"`
@@ -198,7 +203,7 @@ func readDeepSpeed(document *strict.Document, release version.Version) (*DeepSpe
 	if err := r.conflicts(d); err != nil {
 		return nil, err
 	}
-	d.Unplanned = r.unplanned(d)
+	d.Unplanned, d.Beside = r.unplanned(d), r.beside(d)
 	slices.Sort(r.Auto)
 	d.Auto, d.Notes = r.Auto, r.Notes
 	return d, nil
@@ -284,10 +289,10 @@ func (r *deepSpeedReader) unplanned(d *DeepSpeed) []Note {
 		is        bool
 		path, why string
 	}{
-		{shards && r.Integer(zero+"mics_shard_size") > 0, zero + "mics_shard_size",
-			"shards everything over a group of ranks, not over all"},
 		{shards && r.Truth(zero+"zero_quantized_nontrainable_weights"), zero + "zero_quantized_nontrainable_weights",
 			"keeps frozen parameters in 8 bits"},
+		{r.Truth("expert_parallel.enabled") && r.Integer("expert_parallel.autoep_size") > 1, "expert_parallel",
+			"divides the experts among ranks"},
 		{r.Truth("amp.enabled"), "amp", "leaves the precision to Apex"},
 	} {
 		if k.is {
@@ -296,3 +301,53 @@ func (r *deepSpeedReader) unplanned(d *DeepSpeed) []Note {
 	}
 	return list
 }
+
+// beside lists what the file turns on that a plan leaves out.
+func (r *deepSpeedReader) beside(d *DeepSpeed) (list []string) {
+	const compression, zero = "compression_training.", "zero_optimization."
+	for _, k := range []struct {
+		is   bool
+		what string
+	}{
+		{r.Truth("compile.deepcompile"), "compile.deepcompile: DeepCompile gathers, frees and offloads tensors by passes " +
+			"over the compiled graph; the plan has ZeRO's hooks"},
+		{d.ZeROStage == 3 && r.Truth(zero+"zero_quantized_gradients"), "zero_quantized_gradients: with several nodes " +
+			"gradients are reduced in 4 and 8 bits; the plan has the larger copies of 16 bits"},
+		{d.ZeROStage == 3 && r.Gives(zero+"leaf_module.classes"),
+			"leaf_module: ZeRO-3 gathers all parameters of such modules at once"},
+		{d.ZeROStage == 3 && r.Integer(zero+"stage3_module_granularity_threshold") > 0,
+			"stage3_module_granularity_threshold: ZeRO-3 gathers modules with small parameters at once"},
+		{r.Truth("sparse_gradients"), "sparse_gradients: gradients of embeddings are reduced by rows; the plan has all rows"},
+		{r.Truth("progressive_layer_drop.enabled"), "progressive_layer_drop: models that support it leave layers out; the " +
+			"plan has all layers"},
+		{r.Truth("data_efficiency.enabled") && r.Truth("data_efficiency.data_routing.enabled"), "data_efficiency." +
+			"data_routing: random-LTD leaves tokens out in some layers; the plan has all tokens"},
+		{r.Truth("hybrid_engine.enabled"), "hybrid_engine: its generations have caches and gathered weights; the plan is " +
+			"of training"},
+		{r.Truth(compression + "layer_reduction.enabled"), "compression_training.layer_reduction: the student has fewer " +
+			"layers; the plan has all layers of the model"},
+		{r.compresses("weight_quantization", "sparse_pruning", "row_pruning", "head_pruning", "channel_pruning"),
+			"compression_training of weights: linear modules make a quantized or masked copy of their weight in every pass"},
+		{r.compresses("activation_quantization"), "compression_training.activation_quantization: linear modules make a " +
+			"quantized copy of their input"},
+		{r.Gives("quantize_training") && isOn(r.Find("quantize_training").Find("enabled")), "quantize_training: weights are quantized " +
+			"in place after steps, with temporaries"},
+	} {
+		if k.is {
+			list = append(list, k.what)
+		}
+	}
+	return list
+}
+
+// compresses reports whether one of these sections of compression_training is on.
+func (r *deepSpeedReader) compresses(sections ...string) bool {
+	for _, section := range sections {
+		if v := r.Find("compression_training." + section); v != nil && isOn(v.Find("shared_parameters.enabled")) {
+			return true
+		}
+	}
+	return false
+}
+
+func isOn(v *strict.Value) bool { return v != nil && v.Truth }

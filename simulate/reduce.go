@@ -111,6 +111,12 @@ func (e *deepSpeed) narrows(p *autograd.Parameter) bool {
 		p.Quantized == autograd.Unquantized
 }
 
+// quantizedGroup is the number of elements that share a scale (CUDAQuantizer in zero/partition_parameters.py).
+const quantizedGroup = 8000
+
+// quantizes reports whether parameters are gathered in 8 bits (qwZ of ZeRO++).
+func (e *deepSpeed) quantizes() bool { return e.recipe.QuantizedGather && e.Parallel.Shard > 1 }
+
 // linearParameters says which parameters are of torch.nn.Linear: matrices and biases of modules that are no embedding.
 // torch_autocast reduces and gathers them in its type.
 func (e *deepSpeed) linearParameters() []bool {
