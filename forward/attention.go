@@ -59,8 +59,9 @@ func (p *pass) whyAttention() string {
 		p.compute(), p.batch(), p.kept())
 }
 
-// exchanged exchanges queries, keys and values. The caller holds those of its part of the sequences until attention
-// returns. Every one is copied by rank, received, and copied by head. Ranks beyond the heads of keys get copies of them.
+// exchanged exchanges queries, keys and values. The caller holds those of its part of the sequences until
+// attention returns. Every one is copied by rank, received, and copied by head. Ranks beyond the heads of keys get
+// copies of them.
 func (p *pass) exchanged(a *model.Attention, q, k, v *autograd.Tensor) (_, _, _ *autograd.Tensor) {
 	times := max(1, p.ContextParallel/p.heads(a.KeyValueHeads))
 	one := func(x *autograd.Tensor, times int64) *autograd.Tensor {

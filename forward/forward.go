@@ -164,8 +164,8 @@ type Options struct {
 	// InputGradients makes the output of the embeddings need a gradient, as
 	// enable_input_require_grads does.
 	InputGradients bool
-	// CastsInside means that linear modules under autocast save their input and weight before the casts, and keep no cast
-	// weight: ZeRO-3 with memory_efficient_linear (zero/linear.py).
+	// CastsInside means that linear modules under autocast save their input and weight before the casts, and keep no
+	// cast weight: ZeRO-3 with memory_efficient_linear (zero/linear.py).
 	CastsInside bool
 	// ContextParallel and TensorParallel are the degrees of context and of tensor
 	// parallelism; 1 is none.

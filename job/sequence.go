@@ -29,8 +29,9 @@ func (r *resolver) exchangesHeads() error {
 	n := j.Parallel.Context
 	list := []contradiction{
 		{j.DeepSpeed == nil, "sequences are divided by DeepSpeed, but the job has none", "add --deepspeed"},
-		{j.Attention == forward.Eager, "ranks that share a sequence cannot have eager attention, whose mask would be " +
-			"of all pairs of tokens", "use --attention sdpa or flash"},
+		{j.Attention == forward.Eager,
+			"ranks that share a sequence cannot have eager attention, whose mask would be of all pairs of tokens",
+			"use --attention sdpa or flash"},
 		{j.Model.Network != nil && len(j.Model.Network.Stacks) > 1,
 			"ranks that share a sequence are planned for decoders only, as DeepSpeed has them", "leave sp_size out"},
 	}
@@ -41,11 +42,12 @@ func (r *resolver) exchangesHeads() error {
 				"sequences there", j.Model.Name).WithHint("leave sp_size out")
 		}
 		list = append(list,
-			contradiction{a.Heads%n != 0, fmt.Sprintf("%s has %d heads, which cannot be divided among the %d ranks that "+
-				"share a sequence", j.Model.Name, a.Heads, n), "give an sp_size that divides them"},
+			contradiction{a.Heads%n != 0,
+				fmt.Sprintf("%s has %d heads, which cannot be divided among the %d ranks that share a sequence",
+					j.Model.Name, a.Heads, n), "give an sp_size that divides them"},
 			contradiction{a.KeyValueHeads > 0 && a.KeyValueHeads%n != 0 && n%a.KeyValueHeads != 0,
-				fmt.Sprintf("%s has %d key and value heads: neither they nor the %d ranks that share a sequence divide "+
-					"the other", j.Model.Name, a.KeyValueHeads, n), "give another sp_size"},
+				fmt.Sprintf("%s has %d key and value heads: neither they nor the %d ranks that share a sequence "+
+					"divide the other", j.Model.Name, a.KeyValueHeads, n), "give another sp_size"},
 			contradiction{a.Width != a.ValueWidth, fmt.Sprintf("%s has values of another width than keys: DeepSpeed "+
 				"exchanges only heads of one width", j.Model.Name), "leave sp_size out"})
 	}

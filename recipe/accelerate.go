@@ -86,8 +86,8 @@ func ParseAccelerate(file string, text []byte, from Source) (*Accelerate, error)
 	}
 	a.OnCPU = a.OnCPU || kind == "MULTI_CPU"
 	if kind == "MULTI_XPU" {
-		r.Note("distributed_type", "is MULTI_XPU: the plan takes CUDA's context and libraries for those of Intel GPUs, "+
-			"where torch has an allocator of the same kind")
+		r.Note("distributed_type", "is MULTI_XPU: the plan takes CUDA's context and libraries for those of Intel "+
+			"GPUs, where torch has an allocator of the same kind")
 	}
 	switch a.Engine {
 	case "fsdp":

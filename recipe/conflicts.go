@@ -67,8 +67,8 @@ func (r *deepSpeedReader) removed(release version.Version) error {
 		patch int
 		keys  []string
 	}{
-		{7, []string{"nebula", "compression_training", "quantize_training", "sparse_attention", zero + "mics_shard_size",
-			zero + "mics_hierarchical_params_gather"}},
+		{7, []string{"nebula", "compression_training", "quantize_training", "sparse_attention",
+			zero + "mics_shard_size", zero + "mics_hierarchical_params_gather"}},
 		{8, []string{"amp", "sparse_gradients", "eigenvalue", "elasticity", "graph_harvesting", "curriculum_learning",
 			"progressive_layer_drop", zero + "zeropp_loco_param"}},
 	} {

@@ -21,7 +21,8 @@ func TestGatherOfGroupsAndBytes(t *testing.T) {
 		{"qwZ", `, "zero_quantized_weights": true`, half + half/8000*4*2 + 2*half + 3*half},
 	} {
 		m := linears([]int64{1024, 1024}, []int64{1024, 1024})
-		s := newSimulation(onRanks(2, deepSpeedJob(t, m, zero(3, test.section), "0.19.6")), newTrace(nil), newTrace(nil))
+		j := onRanks(2, deepSpeedJob(t, m, zero(3, test.section), "0.19.6"))
+		s := newSimulation(j, newTrace(nil), newTrace(nil))
 		s.phase(ledger.Forward, ledger.First, func() { s.engine.(*zero3).coordinator.fetch(s.parameters) })
 		if got := int64(s.gpu.phases[0].PeakRequested); got < test.peak-4096 || got > test.peak+4096 {
 			t.Errorf("%s: a peak of %d bytes, want %d of %d elements", test.name, got, test.peak, 2*n)

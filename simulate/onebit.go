@@ -17,8 +17,8 @@ type oneBit struct {
 	exchanged bool // CuPy's pool is there
 }
 
-// step updates flat tensors. The first call is DeepSpeed's initialization step: it makes states, and exchanges them with
-// errors that it frees.
+// step updates flat tensors. The first call is DeepSpeed's initialization step: it makes states, and exchanges them
+// with errors that it frees.
 func (e *oneBit) step(flat []*autograd.Parameter) {
 	first := !e.stepped
 	if first {
@@ -52,7 +52,8 @@ func (e *oneBit) step(flat []*autograd.Parameter) {
 	}
 }
 
-// stepTogether is OnebitLamb's step: it exchanges the averages of all parameters as one tensor, which replaces their own.
+// stepTogether is OnebitLamb's step: it exchanges the averages of all parameters as one tensor, which replaces their
+// own.
 func (e *oneBit) stepTogether(flat []*autograd.Parameter, first bool) {
 	all := elementsOf(flat)
 	if first {

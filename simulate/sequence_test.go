@@ -11,9 +11,9 @@ import (
 )
 
 // TestExchangedHeads holds ranks that share a sequence against UlyssesSPAttentionHF of DeepSpeed 0.19.8. On two gloo
-// ranks with a Llama of transformers 5.23, every layer keeps one hidden state more than without: what attention returned,
-// beside what the output projection reads. Where two ranks share one head of keys, it keeps the copies of keys and
-// values, too.
+// ranks with a Llama of transformers 5.23, every layer keeps one hidden state more than without: what attention
+// returned, beside what the output projection reads. Where two ranks share one head of keys, it keeps the copies of
+// keys and values, too.
 func TestExchangedHeads(t *testing.T) {
 	m := catalog(t, "llama-3.2-1b")
 	kept := func(ranks int64, exchanges bool) int64 {
@@ -41,8 +41,8 @@ func TestExchangedHeads(t *testing.T) {
 }
 
 // TestAutocastZeRO3 holds autocast over fp32 weights against DeepSpeed 0.19.8 on two gloo ranks with a Llama of 15.8
-// million parameters and 8 tokens: after the forward pass ZeRO-2 holds 2.08 bytes a parameter more than before, as every
-// weight is cast once, and ZeRO-3 holds 0.08, as its linear modules keep no cast.
+// million parameters and 8 tokens: after the forward pass ZeRO-2 holds 2.08 bytes a parameter more than before, as
+// every weight is cast once, and ZeRO-3 holds 0.08, as its linear modules keep no cast.
 func TestAutocastZeRO3(t *testing.T) {
 	m := catalog(t, "llama-3.2-1b")
 	casts := func(stage int, extra string) int64 {

@@ -190,7 +190,7 @@ func (s *simulation) iterate(iteration ledger.Iteration) {
 		}
 		batch := s.gpu.Allocate(ledger.Bytes(s.BatchTensors*8*s.Sequences()*s.sequence+s.pixelBytes()), ledger.Batch,
 			s.whyBatch)
-		if s.Parallel.ExchangesHeads { // UlyssesSPDataLoaderAdapter.refill: the batches of all ranks that share a sequence
+		if s.Parallel.ExchangesHeads { // the batches of all ranks that share a sequence (UlyssesSPDataLoaderAdapter)
 			s.gpu.briefly(s.Parallel.Context*s.BatchTensors*8*s.Sequences()*s.sequence, ledger.Batch, s.whyBatch)
 		}
 		var result forward.Result
