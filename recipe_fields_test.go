@@ -31,7 +31,7 @@ var fieldsWithoutMemory = map[string]string{
 		"views of the same memory; refused with the policy",
 
 
-	"Quantization.Kind Quantization.OffloadCPU Quantization.StorageDType": "other values in as many bytes; " +
+	"Quantization.OffloadCPU Quantization.StorageDType": "other values in as many bytes; " +
 		"without effect on a model that is trained",
 	"Quantization.Threshold": "columns of outliers depend on the data",
 

@@ -132,8 +132,8 @@ func (t *Tape) added(sum, s *storage, bytes int64) *storage {
 // complete. AccumulateGrad adds it in place to the gradient of earlier passes; a
 // first gradient it takes as it is, or copies if another reference exists.
 func (t *Tape) used(p *Parameter) {
-	p.uses--
-	if p.uses > 0 || p.sum == nil {
+	t.uses[p]--
+	if t.uses[p] > 0 || p.sum == nil {
 		return
 	}
 	sum := p.sum

@@ -40,12 +40,13 @@ type Tape struct {
 	// RetainsGraph keeps what operations have saved until the backward pass ends (retain_graph).
 	RetainsGraph bool
 	retained     []*storage
+	uses         map[*Parameter]int // of parameters, whose gradients the backward pass has not completed
 }
 
 // NewTape returns a tape that records operations. WhyGradients says why the
 // gradients of parameters are as large as they are.
 func NewTape(memory Memory, whyGradients func() string) *Tape {
-	return &Tape{memory: memory, whyGradients: whyGradients, recording: true}
+	return &Tape{memory: memory, whyGradients: whyGradients, recording: true, uses: map[*Parameter]int{}}
 }
 
 // In sets the component of the results of operations, and why it is as large as it
@@ -146,7 +147,6 @@ type Parameter struct {
 	tape     *Tape
 	gradient *storage
 	sum      *storage // gradient of this backward pass, until all uses have contributed
-	uses     int
 }
 
 // Tensor returns the parameter as an input of operations.
@@ -192,7 +192,7 @@ type edge struct {
 
 func (t *Tape) edge(input *Tensor, shared bool) edge {
 	if leaf := input.gradient.leaf; leaf != nil {
-		leaf.uses++
+		t.uses[leaf]++
 		leaf.tape = t
 	}
 	return edge{input.gradient, shared}

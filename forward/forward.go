@@ -173,7 +173,10 @@ type Options struct {
 	// ExchangesHeads means that the ranks of ContextParallel exchange their part of the sequences of all heads for full
 	// sequences of some heads before attention, and back (UlyssesSPAttentionHF of DeepSpeed).
 	ExchangesHeads bool
-	Hooks          Hooks // nil: none
+	// Receives means that the hidden states come from the pipeline stage before, Sends that they go to the stage
+	// behind instead of to the head. Result.Loss is then the tensor that is sent.
+	Receives, Sends bool
+	Hooks           Hooks // nil: none
 	// HasLogits is called when the program replaces the logits of the step before
 	// by the new ones. It must be set.
 	HasLogits func()
@@ -251,7 +254,11 @@ func Run(t *autograd.Tape, network *model.Network, parameters Parameters, option
 				p.encoded = hidden
 			}
 		}
-		result = p.withRouterLoss(p.head(p.gather(hidden)))
+		if p.Sends {
+			result = Result{Loss: hidden}
+		} else {
+			result = p.withRouterLoss(p.head(p.gather(hidden)))
+		}
 		p.Drop(p.states...)
 		t.Hold(result.Loss)
 		if result.Logits != nil {
@@ -293,8 +300,13 @@ func (p *pass) stack(s *model.Stack) *autograd.Tensor {
 	if p.network.Opaque != nil {
 		return p.opaqueStack(s)
 	}
-	x := p.scatter(p.embed(s))
-	if p.InputGradients {
+	var x *autograd.Tensor
+	if p.Receives {
+		x = p.New(p.tokens()*p.network.Hidden/p.TensorParallel, p.compute())
+	} else {
+		x = p.scatter(p.embed(s))
+	}
+	if p.InputGradients || p.Receives {
 		p.RequireGradient(x)
 	}
 	p.makeMasks(s)

@@ -105,7 +105,7 @@ func (r *resolver) unfrozen() error {
 
 // single leaves FSDP out where a program shards the model only among several ranks.
 func (r *resolver) single() error {
-	if f := r.Inputs.framework; f != nil && f.SeveralOnly && r.job.World == 1 {
+	if f := r.Inputs.framework; f != nil && f.SeveralOnly && r.job.World == f.Stages() {
 		r.job.FSDP = nil
 	}
 	return nil
@@ -119,7 +119,7 @@ func (r *resolver) divided() (*recipe.Parallelism, string) {
 	if f := r.Inputs.framework; f != nil && f.Parallelism != nil {
 		p := *f.Parallelism
 		if p.Shard == 0 {
-			p.Shard = max(1, r.job.World/(p.Replicate*p.Tensor*p.Context))
+			p.Shard = max(1, r.job.World/(p.Replicate*p.Tensor*p.Context*int(r.job.Stages())))
 		}
 		return &p, f.File
 	}

@@ -32,7 +32,7 @@ func refuse(list ...contradiction) error {
 // other settings are decided.
 func (r *resolver) contradictions() error {
 	return cmp.Or(r.kernels(), r.engines(), r.parallelDegrees(), r.exchangesHeads(), r.job.refuseMuon(),
-		r.job.refuseOffload())
+		r.job.refuseOffload(), r.besidePipeline())
 }
 
 // kernels refuses settings that no kernel supports.

@@ -230,6 +230,9 @@ func (in *Inputs) readQuantization() (err error) {
 	if in.model.Quantized {
 		name = in.model.Source
 	}
+	if name == "" && in.quantization == nil && in.model.Namesake != nil && in.model.Namesake.NF4 {
+		name = "nf4-dq" // as Unsloth stores them
+	}
 	switch {
 	case name == "":
 	case quantizations[strings.ToLower(name)].Bits > 0:

@@ -108,6 +108,8 @@ type Job struct {
 	Versions     Versions
 
 	Parallel Parallel
+	Pipeline *Pipeline // nil without pipeline stages
+	Stage    *Stage    // of a job that OfStage has made
 
 	// Allocator is the value of PYTORCH_CUDA_ALLOC_CONF.
 	Allocator string
@@ -135,7 +137,15 @@ type Parallel struct {
 // Replicas returns the number of groups of ranks that together hold the full model, in data parallelism and in hybrid
 // sharding.
 func (j *Job) Replicas() int {
-	return max(1, j.World/int(j.Parallel.Shard*j.Parallel.Tensor))
+	return max(1, j.World/int(j.Parallel.Shard*j.Parallel.Tensor*j.Stages()))
+}
+
+// Stages returns the number of pipeline stages, 1 without.
+func (j *Job) Stages() int64 {
+	if j.Pipeline == nil {
+		return 1
+	}
+	return j.Pipeline.Degree
 }
 
 // Sequences returns the number of sequences in a pass.

@@ -40,6 +40,10 @@ func (j *Job) ParallelNames() []string {
 			names = append(names, fmt.Sprintf("%s parallel %d", split.name, split.degree))
 		}
 	}
+	if p := j.Pipeline; p != nil {
+		names = append(names, fmt.Sprintf("pipeline parallel %d (%s, %d micro batches)", p.Degree, p.Schedule,
+			p.Micros))
+	}
 	return names
 }
 

@@ -50,6 +50,8 @@ type Request struct {
 	Loss              string `json:",omitempty"` // one of Losses
 
 	TensorParallel, ContextParallel, ExpertParallel int
+	PipelineParallel                                int    `json:",omitempty"`
+	PipelineSchedule                                string `json:",omitempty"` // one of PipelineSchedules
 
 	// Modules is the library whose modules the model consists of: transformers,
 	// litgpt or torchtitan.

@@ -25,17 +25,16 @@ func (r *resolver) parallel() error {
 		j.Parallel.Context, j.Parallel.ExchangesHeads = int64(n), true
 	}
 	if p, file := r.divided(); p != nil {
-		if ranks := p.Ranks(); ranks != j.World {
-			return fault.File(file).Inputf("parallelism_config makes %d ranks, but the job has %d", ranks, j.World).
+		if ranks := p.Ranks() * int(j.Stages()); ranks != j.World {
+			return fault.File(file).Inputf("the parallelism makes %d ranks, but the job has %d", ranks, j.World).
 				WithHint("change --gpus, --nodes or one of the sizes")
 		}
 		j.Parallel.Tensor, j.Parallel.Context = int64(p.Tensor), int64(p.Context*max(1, p.Sequence))
 	}
-	if j.World%int(j.Parallel.Tensor*j.Parallel.Context) != 0 {
+	if each := j.Parallel.Tensor * j.Parallel.Context * j.Stages(); j.World%int(each) != 0 {
 		return fault.Inputf("the number of ranks is %d: expected a multiple of tensor parallelism %d x context "+
-			"parallelism %d", j.World, j.Parallel.Tensor, j.Parallel.Context).
-			WithHint(fmt.Sprintf("give a number of GPUs that is a multiple of %d",
-				j.Parallel.Tensor*j.Parallel.Context))
+			"parallelism %d x pipeline stages %d", j.World, j.Parallel.Tensor, j.Parallel.Context, j.Stages()).
+			WithHint(fmt.Sprintf("give a number of GPUs that is a multiple of %d", each))
 	}
 	if j.Sequence%j.Parallel.Context != 0 || j.UsualSequence%j.Parallel.Context != 0 {
 		return fault.Inputf("sequences of %d tokens cannot be divided among %d ranks", j.Sequence, j.Parallel.Context)
@@ -65,7 +64,7 @@ func (r *resolver) sharding() error {
 		offloaded.OffloadParameters = true
 		j.FSDP = &offloaded
 	}
-	j.Parallel.Shard = int64(j.World) / j.Parallel.Tensor
+	j.Parallel.Shard = int64(j.World) / j.Parallel.Tensor / j.Stages()
 	whole := ledger.Bytes(j.Model.Elements() * j.ParameterType.Size())
 	// For an unknown GPU, 80 GiB of memory are assumed.
 	j.SplitsDecay = r.training != nil

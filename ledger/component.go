@@ -67,6 +67,7 @@ const (
 	StatesWindow           Component = "optimizer_states_window"
 	CompressionErrors      Component = "compression_errors"
 	CommunicationBuckets   Component = "communication_buckets"
+	PipelineBuffers        Component = "pipeline_buffers"
 	BucketCopies           Component = "communication_bucket_copies"
 	ReductionTemporaries   Component = "reduction_temporaries"
 	GatheredParameters     Component = "gathered_parameters"
@@ -158,6 +159,7 @@ var descriptions = map[Component]description{
 	CompressionErrors:      {title: "errors of compressed gradients", partOf: OptimizerStates},
 	OptimizerTemporaries:   {title: "temporaries of the optimizer step"},
 	CommunicationBuckets:   {title: "communication buckets"},
+	PipelineBuffers:        {title: "buffers between pipeline stages"},
 	BucketCopies:           {title: "copies of communication buckets"},
 	ReductionTemporaries:   {title: "temporaries of the reduction"},
 	GatheredParameters:     {title: "gathered parameters"},

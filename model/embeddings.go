@@ -12,7 +12,8 @@ func (p Parameter) IsEmbedding() bool {
 	}
 	name := module[strings.LastIndexByte(module, '.')+1:]
 	switch name {
-	case "wte", "wpe", "shared", "embed_tokens", "embed_positions", "embed_in", "pos_embed", "relative_attention_bias":
+	case "wte", "wpe", "shared", "embed_tokens", "embed_positions", "embed_in", "pos_embed", "relative_attention_bias",
+		"embeddings": // Mamba, Nemotron-H and RWKV
 		return true
 	}
 	return strings.HasSuffix(name, "_embedding") || strings.HasSuffix(name, "_embeddings")

@@ -63,6 +63,8 @@ type Model struct {
 	// Quantized reports whether config.json has a quantization_config. If so,
 	// the weights are stored in another form than Parameters have.
 	Quantized bool `json:"-"`
+	// Namesake tells of a model of the catalog that was found by another owner's name. It is nil for others.
+	Namesake *Namesake `json:"-"`
 	// Parameters are in the order of the modules in transformers, except for
 	// experts. From headers, they are in the order of the names.
 	Parameters []Parameter `json:"parameters"`
@@ -97,7 +99,8 @@ const FromCatalog = "catalog"
 // model.safetensors.index.json, or a name on the Hugging Face hub. A name of the
 // catalog takes precedence over a folder of the same name; "./gpt2" means the
 // folder. A name on the hub is that of a model of the catalog, or one in the
-// cache of huggingface_hub. Headers list only what the files hold, so a tied
+// cache of huggingface_hub, or at last another owner's for one of the catalog
+// (Model.Namesake). Headers list only what the files hold, so a tied
 // parameter that was not saved is missing.
 func Load(nameOrPath string) (*Model, error) { return load(nameOrPath, false) }
 
@@ -144,6 +147,13 @@ func loadNamed(name string, online bool) (*Model, error) {
 			return nil, err
 		}
 		return loadConfig(file, path.Base(name))
+	}
+	if known, c := copied(name); c != nil {
+		m, err := load(known, false)
+		if err == nil {
+			m.Namesake = c
+		}
+		return m, err
 	}
 	return nil, unknownName(name, online)
 }

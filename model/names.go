@@ -13,13 +13,12 @@ import (
 )
 
 // authors are the organizations on the hub whose models the catalog has.
-// Another's model of the same name may have more tokens, so only its config.json
-// tells.
 var authors = []string{
-	"01-ai", "allenai", "bigcode", "bigscience", "bytedance-seed", "cerebras", "codellama", "cohereforai", "coherelabs",
-	"deepseek-ai", "eleutherai", "facebook", "google", "google-t5", "huggingfacetb", "ibm-granite", "meta-llama",
-	"microsoft", "minimaxai", "mistralai", "nvidia", "openai", "openai-community", "openlm-research", "qwen",
-	"stabilityai", "tencent", "thudm", "tiiuae", "tinyllama", "togethercomputer", "zai-org",
+	"01-ai", "ai21labs", "agentica-org", "allenai", "arcee-ai", "bigcode", "bigscience", "bytedance-seed", "cerebras",
+	"codellama", "cohereforai", "coherelabs", "deepseek-ai", "eleutherai", "facebook", "google", "google-t5",
+	"huggingfacetb", "ibm-granite", "liquidai", "llava-hf", "meta-llama", "microsoft", "minimaxai", "mistralai",
+	"moonshotai", "mosaicml", "nvidia", "openai", "openai-community", "opengvlab", "openlm-research", "qwen",
+	"stabilityai", "state-spaces", "swiss-ai", "tencent", "thudm", "tiiuae", "tinyllama", "togethercomputer", "zai-org",
 	"huggyllama", "nousresearch", // have copies of Meta's models
 }
 
@@ -62,6 +61,7 @@ var irregular = map[string]string{
 	"deepseek-coder-v2":               "deepseek-v2",
 	"deepseek-coder-v2-lite":          "deepseek-v2-lite",
 	"deepseek-v3-0324":                "deepseek-v3",
+	"deepseek-v3.1":                   "deepseek-v3",
 	"deepseek-r1":                     "deepseek-v3",
 	"deepseek-r1-0528":                "deepseek-v3",
 	"deepseek-r1-distill-llama-8b":    "llama-3.1-8b",
@@ -69,10 +69,19 @@ var irregular = map[string]string{
 	"deepseek-r1-distill-qwen-7b":     "qwen2.5-7b",
 	"deepseek-r1-distill-qwen-14b":    "qwen2.5-14b",
 	"deepseek-r1-distill-qwen-32b":    "qwen2.5-32b",
+	"deepseek-r1-0528-qwen3-8b":       "qwen3-8b",
+	"deepcoder-14b-preview":           "qwen2.5-14b",
+	"magistral-small-2509":            "mistral-small-3.1-24b",
+	"mistral-small-3.2-24b":           "mistral-small-3.1-24b",
+	"olmo-3-1025-7b":                  "olmo-3-7b",
+	"olmo-3-1125-32b":                 "olmo-3-32b",
+	"olmo-3.1-32b":                    "olmo-3-32b",
 }
 
-// tunings end the names of models that have the sizes of the model before them.
-var tunings = []string{"-instruct", "-chat", "-base", "-hf", "-it", "-deduped", "-thinking", "-2507"}
+// tuning ends the name of a model that has the sizes of the model before it: a way of training, a format of 16 bits, or
+// the year and month of a release.
+var tuning = regexp.MustCompile(`-(?:instruct|chat|base|hf|it|pt|deduped|think|thinking|reasoning|sft|dpo|` +
+	`bf16|fp16|dequantized|2[3-9](?:0[1-9]|1[0-2]))$`)
 
 // fromAuthors returns the name in the catalog of a model that its authors, or
 // the user without naming an organization, call by this name.
@@ -87,18 +96,28 @@ func fromAuthors(name string) (known string, ok bool) {
 	return fromHubName(rest)
 }
 
+// series match parts of names that do not change the sizes of a series.
+var series = strings.NewReplacer("qwen2.5-coder-", "qwen2.5-", "qwen2.5-math-", "qwen2.5-")
+
+// joint matches a family's name and its number, which people write with or without a hyphen.
+var joint = regexp.MustCompile(`^([a-z]+)(-?)([0-9])`)
+
 func fromHubName(name string) (known string, ok bool) {
-	name = strings.TrimPrefix(name, "meta-")
-	name = strings.Replace(name, "qwen2.5-coder-", "qwen2.5-", 1)
+	name = strings.TrimPrefix(strings.TrimPrefix(name, "meta-"), "nvidia-")
+	name = series.Replace(name)
 	for {
 		name = cmp.Or(irregular[name], name)
 		if _, ok := catalogConfig(name); ok {
 			return name, true
 		}
-		shorter := name
-		for _, tuning := range tunings {
-			shorter = strings.TrimSuffix(shorter, tuning)
+		spelled := joint.ReplaceAllString(name, "$1-$3")
+		if spelled == name {
+			spelled = joint.ReplaceAllString(name, "$1$3")
 		}
+		if _, ok := catalogConfig(spelled); ok {
+			return spelled, true
+		}
+		shorter := tuning.ReplaceAllString(name, "")
 		if shorter == name {
 			return "", false
 		}
@@ -106,8 +125,34 @@ func fromHubName(name string) (known string, ok bool) {
 	}
 }
 
+// stored matches the ends of names of weights that bitsandbytes has quantized to NF4, all linear modules alike.
+var stored = regexp.MustCompile(`-bnb-(?:4bit|nf4)(?:-bf16)?$`)
+
+// Namesake is a model of the catalog by the name of another owner. Nothing but the name tells that it is one.
+type Namesake struct {
+	Name string
+	NF4  bool // the name says that the weights are stored in 4 bits
+}
+
+// copied returns the model of the catalog that the name of another owner's repository names in full.
+func copied(name string) (known string, c *Namesake) {
+	if !hub.IsRepository(name) {
+		return "", nil
+	}
+	lower := strings.ToLower(path.Base(name))
+	base := stored.ReplaceAllString(lower, "")
+	if strings.HasSuffix(base, "-unsloth") { // which leaves some modules in 16 bits
+		return "", nil
+	}
+	known, ok := fromHubName(base)
+	if !ok {
+		return "", nil
+	}
+	return known, &Namesake{name, base != lower}
+}
+
 // quantized matches the ends of names of repositories with quantized weights.
-var quantized = regexp.MustCompile(`-(?:unsloth-)?(bnb-4bit|gptq|awq|gguf|fp8|int4|int8)(?:-[\w.]+)*$`)
+var quantized = regexp.MustCompile(`-(?:unsloth-)?(bnb-4bit|gptq|awq|aqlm|gguf|fp8|nvfp4|mxfp4|int4|int8)(?:-[\w.]+)*$`)
 
 // unknownName is the error for a model that nothing on this host describes.
 func unknownName(name string, online bool) error {

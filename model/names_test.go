@@ -7,35 +7,49 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
 )
 
 func TestNamesOfTheHub(t *testing.T) {
 	t.Setenv("HF_HOME", t.TempDir())
 	for name, want := range map[string]string{
-		"Qwen/Qwen2.5-7B-Instruct":              "qwen2.5-7b",
-		"Qwen/Qwen3-8B-Base":                    "qwen3-8b",
-		"meta-llama/Llama-2-7b-chat-hf":         "llama-2-7b",
-		"meta-llama/Meta-Llama-3-8B-Instruct":   "llama-3-8b",
-		"meta-llama/Llama-3.1-8B":               "llama-3.1-8b",
-		"Llama-3.1-8B-Instruct":                 "llama-3.1-8b",
-		"mistralai/Mistral-7B-v0.1":             "mistral-7b",
-		"mistralai/Mixtral-8x7B-Instruct-v0.1":  "mixtral-8x7b",
-		"google/gemma-2-9b-it":                  "gemma-2-9b",
-		"EleutherAI/pythia-1.4b-deduped":        "pythia-1.4b",
-		"microsoft/phi-1_5":                     "phi-1.5",
-		"microsoft/Phi-3-mini-4k-instruct":      "phi-3-mini",
-		"TinyLlama/TinyLlama-1.1B-Chat-v1.0":    "tinyllama-1.1b",
-		"openai-community/gpt2":                 "gpt2",
-		"deepseek-ai/DeepSeek-V2-Lite-Chat":     "deepseek-v2-lite",
-		"somebody/Llama-3.1-8B-Instruct":        "", // may have more tokens
-		"mistralai/Mistral-7B-Instruct-v0.3":    "mistral-7b-v0.3",
-		"NousResearch/Meta-Llama-3-8B":          "llama-3-8b",
-		"Qwen/Qwen2.5-Coder-7B-Instruct":        "qwen2.5-7b",
-		"Qwen/Qwen3-4B-Thinking-2507":           "qwen3-4b",
-		"codellama/CodeLlama-7b-Python-hf":      "", // has fewer tokens
-		"Qwen/Qwen2.5-7B-Instruct-AWQ":          "",
-		"meta-llama/Llama-3.1-8B-Instruct-Chat": "llama-3.1-8b",
-		"Qwen/Qwen2-7B":                         "qwen2-7b",
+		"Qwen/Qwen2.5-7B-Instruct":                   "qwen2.5-7b",
+		"Qwen/Qwen3-8B-Base":                         "qwen3-8b",
+		"meta-llama/Llama-2-7b-chat-hf":              "llama-2-7b",
+		"meta-llama/Meta-Llama-3-8B-Instruct":        "llama-3-8b",
+		"meta-llama/Llama-3.1-8B":                    "llama-3.1-8b",
+		"Llama-3.1-8B-Instruct":                      "llama-3.1-8b",
+		"mistralai/Mistral-7B-v0.1":                  "mistral-7b",
+		"mistralai/Mixtral-8x7B-Instruct-v0.1":       "mixtral-8x7b",
+		"google/gemma-2-9b-it":                       "gemma-2-9b",
+		"EleutherAI/pythia-1.4b-deduped":             "pythia-1.4b",
+		"microsoft/phi-1_5":                          "phi-1.5",
+		"microsoft/Phi-3-mini-4k-instruct":           "phi-3-mini",
+		"TinyLlama/TinyLlama-1.1B-Chat-v1.0":         "tinyllama-1.1b",
+		"openai-community/gpt2":                      "gpt2",
+		"deepseek-ai/DeepSeek-V2-Lite-Chat":          "deepseek-v2-lite",
+		"somebody/Llama-3.1-8B-Instruct":             "llama-3.1-8b",
+		"somebody/New-Llama-3.1-8B":                  "", // may be any
+		"somebody/Llama-3.1":                         "", // of any size
+		"mistral-community/Mixtral-8x22B-v0.1":       "mixtral-8x22b",
+		"casperhansen/llama-3-70b-fp16":              "llama-3-70b",
+		"axolotl-ai-co/gpt-oss-120b-dequantized":     "gpt-oss-120b",
+		"unsloth/Qwen3-VL-8B-Instruct-bnb-4bit":      "qwen3-vl-8b",
+		"Llama3.1-8B":                                "llama-3.1-8b",
+		"Qwen/Qwen-2.5-7B":                           "qwen2.5-7b",
+		"Qwen/Qwen2.5-Math-1.5B-Instruct":            "qwen2.5-1.5b",
+		"Qwen/Qwen2.5-Math-PRM-7B":                   "",
+		"mistralai/Ministral-3-3B-Reasoning-2512":    "ministral-3-3b",
+		"nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": "nemotron-3-nano-30b-a3b",
+		"mistralai/Mistral-7B-Instruct-v0.3":         "mistral-7b-v0.3",
+		"NousResearch/Meta-Llama-3-8B":               "llama-3-8b",
+		"Qwen/Qwen2.5-Coder-7B-Instruct":             "qwen2.5-7b",
+		"Qwen/Qwen3-4B-Thinking-2507":                "qwen3-4b",
+		"codellama/CodeLlama-7b-Python-hf":           "", // has fewer tokens
+		"Qwen/Qwen2.5-7B-Instruct-AWQ":               "",
+		"meta-llama/Llama-3.1-8B-Instruct-Chat":      "llama-3.1-8b",
+		"Qwen/Qwen2-7B":                              "qwen2-7b",
 	} {
 		m, err := Load(name)
 		got := ""
@@ -48,12 +62,31 @@ func TestNamesOfTheHub(t *testing.T) {
 	}
 }
 
+// TestNamesakes tells other owners' names from those of the authors.
+func TestNamesakes(t *testing.T) {
+	t.Setenv("HF_HOME", t.TempDir())
+	for name, want := range map[string]*Namesake{
+		"Qwen/Qwen2.5-7B-Instruct":                        nil,
+		"unsloth/Qwen2.5-7B-Instruct":                     {"unsloth/Qwen2.5-7B-Instruct", false},
+		"unsloth/Qwen2.5-7B-bnb-4bit":                     {"unsloth/Qwen2.5-7B-bnb-4bit", true},
+		"hugging-quants/Meta-Llama-3.1-405B-BNB-NF4-BF16": {"hugging-quants/Meta-Llama-3.1-405B-BNB-NF4-BF16", true},
+	} {
+		m, err := Load(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(want, m.Namesake); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+}
+
 func TestHintsOfUnknownNames(t *testing.T) {
 	t.Setenv("HF_HOME", t.TempDir())
 	for _, test := range []struct{ name, what, hint string }{
 		{"lama-3.1-8b", "unknown model", `did you mean "llama-3.1-8b"?`},
 		{"gema-2-9b", "unknown model", `did you mean "gemma-2-9b"?`},
-		{"somebody/Llama-3.1-8B", "unknown model", `did you mean "llama-3.1-8b"? --online asks`},
+		{"somebody/Lama-3.1-8B", "unknown model", `did you mean "llama-3.1-8b"? --online asks`},
 		{"unsloth/Meta-Llama-3.1-8B-Instruct-unsloth-bnb-4bit", "quantized (BNB-4BIT)",
 			"--model llama-3.1-8b --quantization nf4"},
 		{"Qwen/Qwen2.5-7B-Instruct-GPTQ-Int4", "quantized (GPTQ)", "--model qwen2.5-7b --quantization nf4"},

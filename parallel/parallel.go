@@ -105,3 +105,8 @@ func order(micros, chunks, group int, backward bool) []Pass {
 	}
 	return list
 }
+
+// BreadthFirst returns the passes of a stage that runs all forward passes before the first backward pass.
+func BreadthFirst(chunks, micros int) []Pass {
+	return append(order(micros, chunks, micros, false), order(micros, chunks, micros, true)...)
+}

@@ -10,7 +10,7 @@ import (
 
 // gpuOf returns the GPU of each rank of a class.
 func gpuOf(j *job.Job, c simulate.RankClass) ledger.Device {
-	d := ledger.Device{Kind: ledger.GPU, Name: j.GPU.Name, Count: c.Ranks, Capacity: j.GPU.Memory,
+	d := ledger.Device{Kind: ledger.GPU, Name: j.GPU.Name, Rank: c.First, Count: c.Ranks, Capacity: j.GPU.Memory,
 		Outside: c.GPU.Outside, Phases: c.GPU.Phases}
 	addOutside(&d)
 	return d

@@ -3,6 +3,7 @@
 package plan
 
 import (
+	"cmp"
 	"errors"
 	"slices"
 
@@ -92,21 +93,38 @@ func newWithin(j *job.Job, capacity ledger.Bytes) (*Plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Plan{Job: j, Trained: j.Model.Elements(), StateFormats: stateFormats(j, classes[0].Trained),
+	var trained int64
+	for _, c := range classes {
+		trained += c.Trained
+	}
+	p := &Plan{Job: j, Trained: j.Model.Elements(), StateFormats: stateFormats(j, trained),
 		offloaded: classes[0].Offloaded}
 	if j.Adapter != nil {
-		p.Trained = classes[0].Trained
+		p.Trained = trained
 	}
 	for _, c := range classes {
 		if c.GPU != nil {
 			p.Devices = append(p.Devices, gpuOf(j, c))
 		}
 	}
+	if j.Pipeline != nil {
+		classes = []simulate.RankClass{largestOnHost(classes, j.World)}
+	}
 	for _, c := range classes {
 		p.Devices = append(p.Devices, nodeOf(j, c))
 	}
 	p.judge()
 	return p, nil
+}
+
+// largestOnHost returns the class that needs most host memory, as if all ranks were of it: a node may have ranks of
+// several pipeline stages.
+func largestOnHost(classes []simulate.RankClass, world int) simulate.RankClass {
+	largest := slices.MaxFunc(classes, func(a, b simulate.RankClass) int {
+		return cmp.Compare(peakOf(a.Host), peakOf(b.Host))
+	})
+	largest.First, largest.Ranks = 0, world
+	return largest
 }
 
 // least returns what a phase needs at its peak without fragmentation.

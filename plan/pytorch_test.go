@@ -23,6 +23,7 @@ type trial struct {
 	layers  int
 	batch   int
 	length  int
+	untied  bool   // the head has a weight of its own
 	adapter string // an adapter_config.json
 	flags   string // flags of the script
 	request job.Request
@@ -87,6 +88,9 @@ func (c trial) plan(t *testing.T, torch, transformers string) *Plan {
 		if _, ok := config[key]; ok {
 			config[key] = c.layers
 		}
+	}
+	if c.untied {
+		config["tie_word_embeddings"] = false
 	}
 	if text, err = json.Marshal(config); err != nil {
 		t.Fatal(err)

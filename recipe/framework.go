@@ -55,6 +55,7 @@ type Framework struct {
 	// MostPixels is the size that the program scales larger images down to, 0 without.
 	MostPixels int64
 
+	Pipeline    *Pipeline    // nil without
 	Parallelism *Parallelism // nil without; shards over the ranks that are left where Shard is 0
 	// SeveralOnly says that the program shards the model only if there are several ranks.
 	SeveralOnly bool
@@ -75,6 +76,25 @@ type Framework struct {
 	Notes []Note
 
 	place fault.Position // of the model's name
+}
+
+// Pipeline says how the model is cut into pipeline stages.
+type Pipeline struct {
+	Place      fault.Position
+	Degree     int
+	Schedule   string // as torch.distributed.pipelining names it
+	MicroBatch int    // sequences of a micro batch of the pipeline, 0 for the micro batches of the optimizer step
+	LayersEach int    // layers of a stage, 0 for the fewest stages
+	LayersLess [2]int // layers that the first and the last stage have less than others
+	Layers     []int  // of each stage, nil for an even cut
+}
+
+// Stages returns the number of pipeline stages, 1 without.
+func (f *Framework) Stages() int {
+	if f.Pipeline == nil {
+		return 1
+	}
+	return f.Pipeline.Degree
 }
 
 // QAT is quantization-aware training by torchao.

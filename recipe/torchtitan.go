@@ -28,7 +28,15 @@ var torchtitan = family{kind: torchtitanKind, program: "torchtitan", read: readT
 		"parallelism": section(keys{"data_parallel_shard_degree": integer.Default(-1)}, integer.For(`
 			data_parallel_replicate_degree tensor_parallel_degree pipeline_parallel_degree context_parallel_degree
 			expert_parallel_degree`), keys{
-			"fsdp_reshard_after_forward": oneOf("default", "always", "never").Default("default")}),
+			"pipeline_parallel_schedule":                worded.Default("1F1B"),
+			"pipeline_parallel_schedule_csv":            text.OrNull(),
+			"pipeline_parallel_microbatch_size":         counted.Default(1),
+			"pipeline_parallel_layers_per_stage":        counted.OrNull(),
+			"pipeline_parallel_first_stage_less_layers": integer.Default(1),
+			"pipeline_parallel_last_stage_less_layers":  integer.Default(1),
+			"pipeline_parallel_split_points":            strict.List(text),
+			"module_fqns_per_model_part":                strict.List(strict.List(text)).OrNull(),
+			"fsdp_reshard_after_forward":                oneOf("default", "always", "never").Default("default")}),
 		"activation_checkpoint": section(keys{"mode": worded.Default("selective"),
 			"selective_ac_option": worded.Or(integer).Default("2")}),
 		"compile": section(switched.For("enable"), free.For("components")),
@@ -67,7 +75,37 @@ func readTorchtitan(r *frameworkReader) error {
 	r.to.Weights = "fp32"
 	r.set("bf16", "training.mixed_precision_param", r.Word("training.mixed_precision_param") == "bfloat16")
 	r.shardTorchtitan()
-	return r.recomputeTorchtitan()
+	return cmp.Or(r.pipelineOfTorchtitan(), r.recomputeTorchtitan())
+}
+
+// pipelineOfTorchtitan reads how the model is cut into pipeline stages.
+func (r *frameworkReader) pipelineOfTorchtitan() error {
+	const p = "parallelism.pipeline_parallel_"
+	degree := int(r.Integer(p + "degree"))
+	if degree <= 1 {
+		return nil
+	}
+	for _, own := range []string{p + "schedule_csv", p + "split_points"} {
+		if v := r.Find(own); v != nil && (v.Text != "" || len(v.Elements) > 0) {
+			return r.Fault(own, "is given, which is not planned yet", "plimsoll plans "+p+"schedule and "+p+
+				"layers_per_stage")
+		}
+	}
+	r.to.Pipeline = &Pipeline{Place: r.Place(p + "degree"), Degree: degree, Schedule: r.Word(p + "schedule"),
+		MicroBatch: int(r.Integer(p + "microbatch_size")), LayersEach: int(r.Integer(p + "layers_per_stage")),
+		LayersLess: [2]int{int(r.Integer(p + "first_stage_less_layers")), int(r.Integer(p + "last_stage_less_layers"))}}
+	if v := r.Find("parallelism.module_fqns_per_model_part"); v != nil {
+		for _, part := range v.Elements {
+			layers := 0
+			for _, name := range part.Texts() {
+				if strings.HasPrefix(name, "layers.") {
+					layers++
+				}
+			}
+			r.to.Pipeline.Layers = append(r.to.Pipeline.Layers, layers)
+		}
+	}
+	return nil
 }
 
 // olderDegrees are the degrees of parallelism where torchtitan of 2024 has them.
@@ -83,10 +121,8 @@ func (r *frameworkReader) refuseTorchtitan() error {
 	if v := r.Find("training.dtype"); v != nil && v.Text != "float32" {
 		return r.Fault("training.dtype", fmt.Sprintf("is %s, which is not planned yet", v), "set it to float32")
 	}
-	for _, key := range []string{"pipeline_parallel_degree", "expert_parallel_degree"} {
-		if r.Integer("parallelism."+key) > 1 {
-			return r.Fault("parallelism."+key, "is above 1, which is not planned yet", "")
-		}
+	if r.Integer("parallelism.expert_parallel_degree") > 1 {
+		return r.Fault("parallelism.expert_parallel_degree", "is above 1, which is not planned yet", "")
 	}
 	for key := range strings.FieldsSeq(olderDegrees) {
 		if v := r.Find(key); v != nil && !slices.Contains([]string{"1", "0", "-1"}, v.String()) {
@@ -116,7 +152,8 @@ func (r *frameworkReader) modelOfTorchtitan() error {
 // shardTorchtitan sets FSDP2, which several ranks have. Its default is to reshard where there is no pipeline.
 func (r *frameworkReader) shardTorchtitan() {
 	const p = "parallelism."
-	reshards := r.Word(p+"fsdp_reshard_after_forward") != "never"
+	policy := r.Word(p + "fsdp_reshard_after_forward")
+	reshards := policy == "always" || policy == "default" && r.Integer(p+"pipeline_parallel_degree") <= 1
 	r.shardFSDP2("parallelism", reshards, r.Truth("training.enable_cpu_offload"))
 	r.dimensions(p+"data_parallel_replicate_degree", p+"data_parallel_shard_degree", p+"tensor_parallel_degree",
 		p+"context_parallel_degree")

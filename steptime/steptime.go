@@ -125,6 +125,8 @@ func unmodelled(j *job.Job) string {
 		return "activations on the host"
 	case j.QAT != nil:
 		return "fake quantization"
+	case j.Pipeline != nil:
+		return "pipeline stages of PyTorch"
 	}
 	return ""
 }

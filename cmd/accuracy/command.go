@@ -51,6 +51,8 @@ func (e *expression) commandLine() string {
 	add("compile", q.Compile)
 	add("tensor-parallel", q.TensorParallel)
 	add("context-parallel", q.ContextParallel)
+	add("pipeline-parallel", q.PipelineParallel)
+	add("pipeline-schedule", q.PipelineSchedule)
 	add("torch", q.Torch)
 	add("deepspeed-version", q.DeepSpeedVersion)
 	add("transformers", q.Transformers)

@@ -188,13 +188,16 @@ func (m moment) of(d *ledger.Device) []ledger.Phase {
 
 func (o *outcome) device(kind ledger.Kind) *ledger.Device { return deviceOf(o.plan, kind) }
 
+// deviceOf returns the device of a kind with the highest peak, of which a source gives the figure.
 func deviceOf(p *plan.Plan, kind ledger.Kind) *ledger.Device {
+	var fullest *ledger.Device
 	for i := range p.Devices {
-		if d := &p.Devices[i]; d.Kind == kind {
-			return d
+		d := &p.Devices[i]
+		if d.Kind == kind && (fullest == nil || d.Peak().PeakUsed > fullest.Peak().PeakUsed) {
+			fullest = d
 		}
 	}
-	return nil
+	return fullest
 }
 
 // figure returns the planned figure that corresponds to a measured one, and its name. The name is empty where no

@@ -98,6 +98,9 @@ func (e *expression) chooseModel() error {
 
 // fits reports whether the sizes that are known are those of a model.
 func (m sizes) fits(known *model.Model) bool {
+	if known.Network == nil {
+		return false
+	}
 	same := func(given number, size int) bool { return given == 0 || int(given) == size }
 	return same(m.Elements, int(known.Elements())) && same(m.Vocabulary, int(known.Network.Head.Outputs)) &&
 		same(m.Layers, len(known.Network.Blocks()))
@@ -185,7 +188,7 @@ func architectureOf(name string) (architecture string, fields func(sizes, object
 		if !strings.Contains(strings.ToLower(name), family) || len(family) <= len(longest) {
 			continue
 		}
-		if known, err := model.Load(entry); err == nil {
+		if known, err := model.Load(entry); err == nil && known.Network != nil {
 			longest, architecture = family, known.Architecture
 		}
 	}
@@ -196,7 +199,7 @@ func architectureOf(name string) (architecture string, fields func(sizes, object
 func vocabularyOf(name string) number {
 	for _, entry := range model.Catalog() {
 		family := strings.TrimRight(strings.SplitN(entry, "-", 2)[0], ".0123456789")
-		if known, err := model.Load(entry); err == nil && text(name).has(`\b`+family) {
+		if known, err := model.Load(entry); err == nil && known.Network != nil && text(name).has(`\b`+family) {
 			return number(known.Network.Head.Outputs)
 		}
 	}

@@ -54,8 +54,6 @@ func (e *expression) expressible() error {
 		return errors.New("a kernel by itself, not the training of a model")
 	case e.point.has("Gemini|NVMe offload"):
 		return errors.New("ColossalAI's Gemini and its offload to NVMe are not planned")
-	case e.Parallel.Pipeline > 1:
-		return errors.New("pipeline parallelism is not planned")
 	}
 	return nil
 }
@@ -146,6 +144,10 @@ func (e *expression) chooseMachine() error {
 	q.TensorParallel, q.ContextParallel, q.ExpertParallel = int(e.Parallel.Tensor), int(e.Parallel.Context),
 		int(e.Parallel.Expert)
 	q.Sequence, q.MicroBatch, q.Accumulation = int(e.Sequence), max(1, int(e.MicroBatch)), max(1, int(e.Accumulation))
+	if stages := int(e.Parallel.Pipeline); stages > 1 { // by default, torchtitan makes as many micro batches as stages
+		q.PipelineParallel, q.PipelineSchedule = stages, cmp.Or(e.Parallel.Schedule, "1F1B")
+		q.MicroBatch, q.Accumulation = max(1, q.MicroBatch/stages), stages
+	}
 	if q.Sequence == 0 {
 		q.Sequence = unstatedSequence
 	}

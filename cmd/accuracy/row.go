@@ -64,6 +64,7 @@ type parallel struct {
 	RanksPerHost number  `json:"ranks_per_host"`
 	Stage        *number `json:"zero_stage"`
 	FSDP         text    `json:"fsdp"`
+	Schedule     string  `json:"schedule"` // of the pipeline
 	Bucket       number  `json:"reduce_bucket_size"`
 	Persistence  number  `json:"persistence_threshold"`
 	OverlapComm  *bool   `json:"overlap_comm"`

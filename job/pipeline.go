@@ -1,0 +1,223 @@
+package job
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+
+	"plimsoll/fault"
+	"plimsoll/model"
+	"plimsoll/parallel"
+	"plimsoll/recipe"
+)
+
+// Pipeline says how pipeline stages share the blocks of a model and the micro batches of a step
+// (torch.distributed.pipelining).
+type Pipeline struct {
+	Degree   int64  // ranks that a micro batch goes through
+	Schedule string // one of PipelineSchedules
+	Micros   int    // micro batches of a step
+	Table    parallel.Table
+}
+
+// PipelineSchedules are the schedules that are planned, as torch.distributed.pipelining names them.
+var PipelineSchedules = []string{"1F1B", "GPipe", "Interleaved1F1B", "LoopedBFS"}
+
+// Passes returns the passes of a stage in their order.
+func (p *Pipeline) Passes(stage int64) []parallel.Pass {
+	chunks := len(p.Table[stage])
+	if p.Schedule == "GPipe" || p.Schedule == "LoopedBFS" {
+		return parallel.BreadthFirst(chunks, p.Micros)
+	}
+	return parallel.Schedule(parallel.Degrees{Pipeline: p.Degree, Virtual: int64(chunks)}, stage, p.Micros, p.group())
+}
+
+// group returns how many micro batches go through a chunk before the next chunk has its turn.
+func (p *Pipeline) group() int { return p.Micros / max(1, p.Micros/int(p.Degree)) }
+
+// Stage is what a pipeline stage runs.
+type Stage struct {
+	Index  int64
+	Chunks []Chunk
+}
+
+// Chunk is a range of blocks that a stage runs at a time.
+type Chunk struct {
+	Network         *model.Network
+	Receives, Sends bool // from the stage before, to the stage behind
+}
+
+// OfStage returns the job of the ranks of one pipeline stage.
+func (j *Job) OfStage(index int64) *Job {
+	var segments []model.Segment
+	for _, c := range j.Pipeline.Table[index] {
+		segments = append(segments, model.Segment{First: int(c.First), Blocks: int(c.Layers), Embedding: c.Embedding,
+			Head: c.Loss})
+	}
+	of := *j
+	var networks []*model.Network
+	of.Model, networks = j.Model.Segments(segments)
+	of.Stage = &Stage{Index: index}
+	for i, n := range networks {
+		of.Stage.Chunks = append(of.Stage.Chunks, Chunk{n, !segments[i].Embedding, !segments[i].Head})
+	}
+	return &of
+}
+
+// pipeline divides the model among pipeline stages.
+func (r *resolver) pipeline() error {
+	j := r.job
+	asked := r.askedPipeline()
+	if r.PipelineSchedule != "" && r.PipelineParallel == 0 {
+		return fault.Inputf("--pipeline-schedule is %q, but no --pipeline-parallel says how many stages there are",
+			r.PipelineSchedule).WithHint("give --pipeline-parallel, too")
+	}
+	if asked == nil || asked.Degree == 1 {
+		return nil
+	}
+	for _, known := range PipelineSchedules {
+		if strings.EqualFold(known, asked.Schedule) { // as get_schedule_class compares
+			named := *asked
+			named.Schedule, asked = known, &named
+		}
+	}
+	p := &Pipeline{Degree: int64(asked.Degree), Schedule: asked.Schedule}
+	where := asked.Place
+	if err := cmp.Or(r.pipelineContradictions(asked), r.pipelineMicros(p, asked)); err != nil {
+		return err
+	}
+	counts, err := layersOfStages(asked, len(j.Model.Network.Blocks()))
+	if err != nil {
+		return where.Inputf("%v", err).WithHint("change the number of stages or of layers in a stage")
+	}
+	p.Table = parallel.NewTable(p.Degree, counts)
+	chunks := len(p.Table[0])
+	switch looped := p.Schedule == "Interleaved1F1B" || p.Schedule == "LoopedBFS"; {
+	case looped && chunks < 2:
+		return where.Inputf("the schedule %s has several stages on a rank, and this model is cut into one a rank",
+			p.Schedule).WithHint("cut it into more stages, or take 1F1B")
+	case !looped && chunks > 1:
+		return where.Inputf("the schedule %s has one stage on a rank, and this model is cut into %d a rank", p.Schedule,
+			chunks).WithHint("cut it into fewer stages, or take Interleaved1F1B")
+	case p.Schedule == "1F1B" && p.Micros < int(p.Degree):
+		return where.Inputf("1F1B needs at least as many micro batches as stages, %d, and a step has %d", p.Degree,
+			p.Micros).WithHint("make the batch larger, or its micro batches smaller; a job of flags has --grad-accum of them")
+	case p.Schedule == "Interleaved1F1B" && p.Micros%max(1, p.Micros/int(p.Degree)) != 0:
+		return where.Inputf("Interleaved1F1B cannot divide %d micro batches into %d rounds", p.Micros,
+			p.Micros/int(p.Degree)).WithHint(fmt.Sprintf("give a multiple of %d micro batches", p.Degree))
+	}
+	j.Pipeline = p
+	return nil
+}
+
+// askedPipeline returns the pipeline of the flags or of a file, or nil.
+func (r *resolver) askedPipeline() *recipe.Pipeline {
+	if r.PipelineParallel != 0 {
+		schedule := r.PipelineSchedule
+		if schedule == "" {
+			schedule = "1F1B"
+		}
+		return &recipe.Pipeline{Degree: r.PipelineParallel, Schedule: schedule, LayersLess: [2]int{1, 1}}
+	}
+	if f := r.Inputs.framework; f != nil {
+		return f.Pipeline
+	}
+	return nil
+}
+
+// pipelineContradictions refuses what a pipeline is not planned with.
+func (r *resolver) pipelineContradictions(p *recipe.Pipeline) error {
+	j := r.job
+	cut, _ := j.Model.Segments(nil)
+	tied := slices.ContainsFunc(j.Model.Parameters, func(p model.Parameter) bool { return p.TiedTo != "" })
+	return refuse(
+		contradiction{p.Degree < 1, fmt.Sprintf("--pipeline-parallel is %d, expected 1 or more", p.Degree), ""},
+		contradiction{!slices.Contains(PipelineSchedules, p.Schedule), fmt.Sprintf("the pipeline schedule %q is not "+
+			"planned yet, expected %s", p.Schedule, fault.OneOf(PipelineSchedules...)), ""},
+		contradiction{j.DeepSpeed != nil, "DeepSpeed's pipeline engine is not planned yet",
+			"plimsoll plans the pipelines of torch.distributed.pipelining and of Megatron-LM"},
+		contradiction{cut == nil, fmt.Sprintf("plimsoll does not know where %s is cut into pipeline stages",
+			j.Model.Name), "plimsoll cuts models that consist of one stack of blocks"},
+		contradiction{tied, fmt.Sprintf("%s uses its embedding in the head again, so a pipeline cannot have them in "+
+			"different stages", j.Model.Name), "torchtitan refuses it, too"},
+		contradiction{j.OnCPU, "a pipeline on CPUs is not planned", ""},
+		contradiction{j.StepsInBackward, "a pipeline whose optimizer steps in the backward pass is not planned yet",
+			""},
+	)
+}
+
+// besidePipeline refuses what else a pipeline is not planned with. It runs when all other settings are decided.
+func (r *resolver) besidePipeline() error {
+	j := r.job
+	if j.Pipeline == nil {
+		return nil
+	}
+	return refuse(
+		contradiction{j.Answers != nil || j.Reference != nil, "a pipeline with a reference model is not planned yet",
+			""},
+		contradiction{j.Offload != nil, "states that come from the host are not planned with a pipeline yet", ""},
+		contradiction{j.FSDP != nil && j.FSDP.Version == 1, "a pipeline whose stages FSDP1 shards is not planned yet",
+			"PyTorch's pipelines go with FSDP2"},
+		contradiction{j.OffloadActivations != nil, "a pipeline with activations on the host is not planned yet", ""},
+	)
+}
+
+// pipelineMicros divides the batch of a rank into the micro batches of the pipeline.
+func (r *resolver) pipelineMicros(p *Pipeline, asked *recipe.Pipeline) error {
+	j := r.job
+	if asked.MicroBatch == 0 { // of flags: the passes between two optimizer steps are those of a pipeline
+		p.Micros, j.Accumulation = j.Accumulation, 1
+		return nil
+	}
+	if r.MicroBatch > 0 { // of the flags
+		asked = &recipe.Pipeline{Place: asked.Place, MicroBatch: r.MicroBatch}
+	}
+	if int(j.MicroBatch)%asked.MicroBatch != 0 {
+		return asked.Place.Inputf("a batch of %d sequences cannot be divided into micro batches of %d",
+			j.MicroBatch, asked.MicroBatch).WithHint("change one of the two")
+	}
+	p.Micros, j.MicroBatch = int(j.MicroBatch)/asked.MicroBatch, int64(asked.MicroBatch)
+	return nil
+}
+
+// layersOfStages returns the number of blocks of each stage, rank by rank: _generate_llm_fqn_per_model_part and
+// _get_pipeline_metadata of torchtitan (torchtitan/distributed/pipeline_parallel.py).
+func layersOfStages(p *recipe.Pipeline, layers int) ([]int64, error) {
+	if p.Layers != nil {
+		sum := 0
+		counts := make([]int64, len(p.Layers))
+		for i, n := range p.Layers {
+			sum, counts[i] = sum+n, int64(n)
+		}
+		if sum != layers || len(counts)%p.Degree != 0 {
+			return nil, fmt.Errorf("the %d parts of the model have %d layers, expected %d layers in a multiple of %d "+
+				"parts", len(counts), sum, layers, p.Degree)
+		}
+		return counts, nil
+	}
+	first, last := p.LayersLess[0], p.LayersLess[1]
+	all, stages := layers+first+last, p.Degree
+	switch looped := p.Schedule == "Interleaved1F1B" || p.Schedule == "LoopedBFS"; {
+	case p.LayersEach > 0:
+		stages = int(math.Ceil(float64(all) / float64(p.LayersEach)))
+	case looped:
+		stages = 2 * p.Degree
+	}
+	each, more := all/stages, all%stages
+	if stages%p.Degree != 0 || first > each || last > each || each == 0 {
+		return nil, fmt.Errorf("%d layers cannot be cut into %d stages on %d ranks, where the first has %d fewer and "+
+			"the last %d fewer", layers, stages, p.Degree, first, last)
+	}
+	counts := make([]int64, stages)
+	for i := range counts {
+		counts[i] = int64(each)
+		if i < more {
+			counts[i]++
+		}
+	}
+	counts[0] -= int64(first)
+	counts[stages-1] -= int64(last)
+	return counts, nil
+}

@@ -1,0 +1,65 @@
+package model
+
+import (
+	"slices"
+	"strings"
+)
+
+// Segment is a range of the blocks of a model with one stack, as a pipeline stage has it.
+type Segment struct {
+	First, Blocks   int
+	Embedding, Head bool // the segment begins with the embeddings, or ends with the last norm and the head
+}
+
+// Segments returns a model that consists of segments of m, and the network of each segment. It returns nil for a model
+// that cannot be cut: one with several stacks, with towers, or with unknown operations.
+func (m *Model) Segments(segments []Segment) (*Model, []*Network) {
+	n := m.Network
+	if n == nil || len(n.Stacks) != 1 || len(n.Towers) > 0 || n.Opaque != nil {
+		return nil, nil
+	}
+	stack := n.Stacks[0]
+	var networks []*Network
+	var all []Block
+	var embedding, head bool
+	for _, segment := range segments {
+		blocks := stack.Blocks[segment.First : segment.First+segment.Blocks]
+		networks = append(networks, n.with(blocks, segment.Head))
+		all = append(all, blocks...)
+		embedding, head = embedding || segment.Embedding, head || segment.Head
+	}
+	cut := *m
+	cut.Network = n.with(all, head)
+	cut.Parameters = slices.DeleteFunc(slices.Clone(m.Parameters), func(p Parameter) bool {
+		under := func(b Block) bool { return strings.HasPrefix(p.Name, b.Path+".") }
+		switch {
+		case slices.ContainsFunc(stack.Blocks, under):
+			return !slices.ContainsFunc(all, under)
+		case n.isBehind(p.Name):
+			return !head
+		}
+		return !embedding
+	})
+	return &cut, networks
+}
+
+// with returns the network with these blocks, with or without what comes behind them.
+func (n *Network) with(blocks []Block, head bool) *Network {
+	cut, stack := *n, *n.Stacks[0]
+	stack.Blocks = blocks
+	if !head {
+		stack.FinalNorm, stack.ProjectOut, cut.Head = Norm{}, "", Head{}
+	}
+	cut.Stacks = []*Stack{&stack}
+	return &cut
+}
+
+// isBehind reports whether a parameter is of a module behind the blocks.
+func (n *Network) isBehind(parameter string) bool {
+	stack, head := n.Stacks[0], n.Head
+	modules := []string{stack.FinalNorm.Path, stack.ProjectOut, head.Projection, head.Dense, head.Norm.Path,
+		head.Pooler, head.Value}
+	return slices.ContainsFunc(modules, func(path string) bool {
+		return path != "" && strings.HasPrefix(parameter, path+".")
+	})
+}
