@@ -123,12 +123,14 @@ type gradient struct {
 // Parameter is a trainable or frozen parameter. The tape does not manage its
 // storage, only its gradient.
 type Parameter struct {
-	Name      string
-	Index     int // among the parameters of a model
-	Elements  int64
-	Rows      int64 // of a matrix; 0 for others
-	Matrices  int64 // stacked matrices of so many Rows, the experts of a layer; 0 for others
-	DType     dtype.Type
+	Name     string
+	Index    int // among the parameters of a model
+	Elements int64
+	Rows     int64 // of a matrix; 0 for others
+	Matrices int64 // stacked matrices of so many Rows, the experts of a layer; 0 for others
+	DType    dtype.Type
+	// Wide means that it is stored in fp32 where FSDP casts it to DType for the passes.
+	Wide      bool
 	Trainable bool
 	Embedding bool
 	// Hidden means that it is a matrix of a hidden layer, or a stack of such matrices.

@@ -30,7 +30,7 @@ type Question struct {
 	Batch int
 	// FewerGPUs also tries half of the GPUs, a quarter and so on.
 	FewerGPUs bool
-	Tight     bool // recipes with less than a twentieth of the memory left count, too
+	Tight     bool // recipes whose upper end does not fit count, too
 }
 
 // Recipe is a way to run the job, planned.

@@ -31,9 +31,9 @@ func TestExhaustive(t *testing.T) {
 		memory               ledger.Bytes
 		fewer, tight, stages bool
 	}{
-		{gpus: 1, memory: 1200}, {gpus: 1, memory: 2000, batch: 24, tight: true}, {gpus: 2, memory: 2400},
-		{gpus: 4, memory: 2300, fewer: true, batch: 24}, {gpus: 2, memory: 2500, stages: true, batch: 24},
-		{gpus: 4, memory: 2300, stages: true, batch: 24}, {gpus: 1, memory: 500},
+		{gpus: 1, memory: 1600}, {gpus: 1, memory: 2000, batch: 24, tight: true}, {gpus: 2, memory: 3400},
+		{gpus: 4, memory: 3300, fewer: true, batch: 24}, {gpus: 2, memory: 3500, stages: true, batch: 24},
+		{gpus: 4, memory: 3300, stages: true, batch: 24}, {gpus: 1, memory: 500},
 	} {
 		q := Question{Request: job.Request{Model: config, GPU: "H100-80GB", Precision: "bf16", Sequence: 512,
 			GPUs: test.gpus, GPUMemory: test.memory * ledger.MiB}, Machine: fast, Batch: test.batch,
@@ -159,7 +159,7 @@ func checkRecipe(t *testing.T, q job.Request, r *Recipe) {
 func TestAmend(t *testing.T) {
 	file := filestest.InNewFolder(t)
 	q := Question{Request: job.Request{Model: file("config.json", small), GPU: "H100-80GB", GPUs: 2, Sequence: 512,
-		GPUMemory: 2500 * ledger.MiB,
+		GPUMemory: 3500 * ledger.MiB,
 		DeepSpeed: file("ds.json", `{
   "train_batch_size": 4,
   "bf16": {"enabled": true}, // half

@@ -23,15 +23,16 @@ func (p *pass) attention(s *model.Stack, a *model.Attention, x, source *autograd
 			return p.scatter(p.delta(a, whole))
 		}
 		q, k, v, gate := p.project(a, whole, of)
-		if p.HoldsCache && p.tower == nil {
+		// A cache of latents is as large as they are, and holds nothing more.
+		if p.HoldsCache && p.tower == nil && a.Latent == nil {
 			k, v = p.cache(k), p.cache(v)
 		}
-		if p.ExchangesHeads {
-			q, k, v = p.exchanged(a, q, k, v)
+		if p.DeepSpeedUlysses {
+			q, k, v = p.byHeads(a, q, k, v)
 		}
 		mixed := p.mix(s, a, q, k, v)
-		if p.ExchangesHeads {
-			mixed = p.exchangedBack(mixed)
+		if p.DeepSpeedUlysses {
+			mixed = p.byTokens(mixed)
 		}
 		if a.Divided && p.Attention != Flash { // the parts are put together
 			mixed = p.follow(mixed, p.unary(mixed, mixed.DType, saveNothing))
@@ -59,10 +60,10 @@ func (p *pass) whyAttention() string {
 		p.compute(), p.batch(), p.kept())
 }
 
-// exchanged exchanges queries, keys and values. The caller holds those of its part of the sequences until
+// byHeads exchanges queries, keys and values. The caller holds those of its part of the sequences until
 // attention returns. Every one is copied by rank, received, and copied by head. Ranks beyond the heads of keys get
 // copies of them.
-func (p *pass) exchanged(a *model.Attention, q, k, v *autograd.Tensor) (_, _, _ *autograd.Tensor) {
+func (p *pass) byHeads(a *model.Attention, q, k, v *autograd.Tensor) (_, _, _ *autograd.Tensor) {
 	times := max(1, p.ContextParallel/p.heads(a.KeyValueHeads))
 	one := func(x *autograd.Tensor, times int64) *autograd.Tensor {
 		r := x
@@ -86,8 +87,8 @@ func (p *pass) received(x, keep *autograd.Tensor) *autograd.Tensor {
 	return p.follow(got, p.unary(got, x.DType, saveNothing))
 }
 
-// exchangedBack exchanges the result of attention. What attention has saved of it stays beside the copy.
-func (p *pass) exchangedBack(x *autograd.Tensor) *autograd.Tensor {
+// byTokens exchanges the result of attention. What attention has saved of it stays beside the copy.
+func (p *pass) byTokens(x *autograd.Tensor) *autograd.Tensor {
 	if p.Batch > 1 { // its sequences do not lie one behind the other
 		x = p.follow(x, p.unary(x, x.DType, saveNothing))
 	}
@@ -224,7 +225,7 @@ func (p *pass) rotate(a *model.Attention, x, angles *autograd.Tensor) *autograd.
 func (p *pass) mix(s *model.Stack, a *model.Attention, q, k, v *autograd.Tensor) *autograd.Tensor {
 	heads, groups := p.heads(a.Heads), p.heads(a.KeyValueHeads)
 	biased := a.Biased && p.FusesBias
-	if p.ExchangesHeads {
+	if p.DeepSpeedUlysses {
 		groups = max(groups, p.ContextParallel) // ranks beyond the heads of keys have copies
 	}
 	if p.Attention == Eager || a.Biased && !biased || a.Soft ||
@@ -235,13 +236,16 @@ func (p *pass) mix(s *model.Stack, a *model.Attention, q, k, v *autograd.Tensor)
 	// A window shorter than the sequence needs a mask. With a mask torch does not
 	// share keys among queries.
 	masked := p.Attention == SDPA && (p.masked || a.Window > 0 && p.Sequence > a.Window && !p.sharesWindow()) &&
-		!p.ExchangesHeads // it drops masks
+		!p.DeepSpeedUlysses // it drops masks
 	contiguous := p.Attention == SDPA && p.ContiguousHeads
 	if contiguous {
 		q = p.follow(q, p.unary(q, q.DType, saveNothing))
 	}
 	if masked || p.mask != nil || p.FusedQKV || p.Attention == SDPA && p.RepeatsKeys {
 		k, v = p.repeat(k, heads/groups), p.repeat(v, heads/groups)
+	}
+	if p.ExchangesHeads {
+		q, k, v = p.exchanged(q), p.exchanged(k), p.exchanged(v)
 	}
 	compute := promoted(promoted(q.DType, k.DType), v.DType)
 	if p.Autocast != dtype.Invalid {
@@ -280,11 +284,23 @@ func (p *pass) mix(s *model.Stack, a *model.Attention, q, k, v *autograd.Tensor)
 	// The memory-efficient kernel stores its output by token. The flash kernel stores
 	// it as the queries are stored.
 	efficient := p.Attention == SDPA && (masked || p.mask != nil || biased || a.Width != a.ValueWidth)
-	byHead := a.Joined || contiguous || p.ExchangesHeads && p.Attention == SDPA
+	byHead := a.Joined || contiguous || p.DeepSpeedUlysses && p.Attention == SDPA
+	if p.ExchangesHeads {
+		return p.exchanged(r[0])
+	}
 	if byHead && !efficient || p.FusedQKV {
 		return p.follow(r[0], p.unary(r[0], compute, saveNothing))
 	}
 	return r[0]
+}
+
+// exchanged is the all-to-all of Ulysses (SeqAllToAll4D): what a rank sends is copied together, and what it gets is put
+// together, in both passes.
+func (p *pass) exchanged(x *autograd.Tensor) *autograd.Tensor {
+	r := p.Do(autograd.Operation{Inputs: []*autograd.Tensor{x}, Outputs: []autograd.Output{{Elements: x.Elements,
+		DType: x.DType}}, Scratch: 2 * x.Bytes(), BackwardScratch: 2 * x.Bytes(), Kept: true})[0]
+	p.Drop(x)
+	return r
 }
 
 // repeat copies keys or values for all heads that share them.

@@ -1,6 +1,7 @@
 package forward
 
 import (
+	"cmp"
 	"fmt"
 
 	"plimsoll/autograd"
@@ -65,7 +66,7 @@ func (p *pass) dense(f *model.FeedForward, x *autograd.Tensor) *autograd.Tensor 
 			h = p.follow(up, p.activate(f.Activation, up))
 		}
 		h = p.dropout(h, f.Dropout)
-		return p.linear(f.Down, h, p.network.Hidden)
+		return p.linear(f.Down, h, cmp.Or(f.Width, p.network.Hidden))
 	})
 }
 

@@ -170,13 +170,15 @@ type Options struct {
 	// ContextParallel and TensorParallel are the degrees of context and of tensor
 	// parallelism; 1 is none.
 	ContextParallel, TensorParallel int64
-	// ExchangesHeads means that the ranks of ContextParallel exchange their part of the sequences of all heads for full
+	// DeepSpeedUlysses means that the ranks of ContextParallel exchange their part of the sequences of all heads for full
 	// sequences of some heads before attention, and back (UlyssesSPAttentionHF of DeepSpeed).
-	ExchangesHeads bool
+	DeepSpeedUlysses bool
 	// Receives means that the hidden states come from the pipeline stage before, Sends that they go to the stage
 	// behind instead of to the head. Result.Loss is then the tensor that is sent.
 	Receives, Sends bool
-	Hooks           Hooks // nil: none
+	// ExchangesHeads means that ranks of a sequence exchange its parts for heads around attention (Ulysses).
+	ExchangesHeads bool
+	Hooks          Hooks // nil: none
 	// HasLogits is called when the program replaces the logits of the step before
 	// by the new ones. It must be set.
 	HasLogits func()
@@ -239,7 +241,7 @@ func Run(t *autograd.Tape, network *model.Network, parameters Parameters, option
 	var result Result
 	t.Scope(func() *autograd.Tensor {
 		var hidden *autograd.Tensor
-		if p.Attention == SDPA && (p.MasksCausally || p.sharesWindow()) && !p.ExchangesHeads {
+		if p.Attention == SDPA && (p.MasksCausally || p.sharesWindow()) && !p.DeepSpeedUlysses {
 			p.mask = p.New(p.Batch*(p.Sequence/p.ContextParallel)*p.Sequence, p.compute())
 		}
 		if blocks := network.Blocks(); len(blocks) > 0 && blocks[0].Attention.SavesMask {
@@ -414,7 +416,7 @@ func (p *pass) block(s *model.Stack, b *model.Block, x *autograd.Tensor) *autogr
 	body := func(x *autograd.Tensor) *autograd.Tensor {
 		return p.Scope(func() *autograd.Tensor {
 			if o := p.network.Opaque; o != nil {
-				return p.opaque(o.Blocks[p.blockIndex(s, b)], p.unary(x, x.DType, saveNothing), 1)
+				return p.opaque(o.Blocks[p.blockIndex(b)], p.unary(x, x.DType, saveNothing), 1)
 			}
 			switch b.Arrangement {
 			case model.PostNorm:

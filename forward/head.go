@@ -84,7 +84,10 @@ func (p *pass) secondLoss(logits *autograd.Tensor) Result {
 	})
 	loss := p.Scope(func() *autograd.Tensor {
 		wide := p.cast(logits, dtype.F32)
-		shifted := p.unary(wide, dtype.F32, saveNothing)
+		shifted := wide
+		if !p.ExchangesHeads { // with it, labels are shifted in place of logits
+			shifted = p.unary(wide, dtype.F32, saveNothing)
+		}
 		return p.mean(p.normalized(shifted, dtype.F32))
 	})
 	p.Drop(first)

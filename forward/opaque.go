@@ -12,6 +12,9 @@ import (
 // the inputs of the blocks it keeps nothing, unless activations are estimated.
 func (p *pass) opaqueStack(s *model.Stack) *autograd.Tensor {
 	o := p.network.Opaque
+	if len(p.network.Stacks) > 1 && s == p.network.Stacks[0] {
+		return p.opaqueEncoder(s)
+	}
 	var x *autograd.Tensor
 	if s.TokenEmbedding == "" {
 		x = p.New(p.tokens()*p.network.Hidden, p.compute())
@@ -21,6 +24,11 @@ func (p *pass) opaqueStack(s *model.Stack) *autograd.Tensor {
 	if p.InputGradients {
 		p.RequireGradient(x)
 	}
+	if p.encoded != nil {
+		x = p.follow(x, p.Do(autograd.Operation{Inputs: []*autograd.Tensor{x, p.encoded}, Shared: []bool{true},
+			Outputs: []autograd.Output{{Elements: x.Elements, DType: x.DType, View: true}}})[0])
+		p.Drop(p.encoded)
+	}
 	x = p.follow(x, p.opaque(o.Before, x, 1))
 	for i := range s.Blocks {
 		x = p.follow(x, p.block(s, &s.Blocks[i], x))
@@ -28,9 +36,21 @@ func (p *pass) opaqueStack(s *model.Stack) *autograd.Tensor {
 	return p.follow(x, p.opaque(o.After, x, logitsKept))
 }
 
-// blockIndex returns the place of a block in its stack.
-func (p *pass) blockIndex(s *model.Stack, b *model.Block) int {
-	return slices.IndexFunc(s.Blocks, func(other model.Block) bool { return other.Path == b.Path })
+// opaqueEncoder uses the modules of the blocks of encoders. What they read is unknown, so that they keep nothing.
+func (p *pass) opaqueEncoder(s *model.Stack) *autograd.Tensor {
+	x := p.New(1, p.compute())
+	if p.InputGradients {
+		p.RequireGradient(x)
+	}
+	for i := range s.Blocks {
+		x = p.follow(x, p.block(s, &s.Blocks[i], x))
+	}
+	return x
+}
+
+// blockIndex returns the place of a block among all.
+func (p *pass) blockIndex(b *model.Block) int {
+	return slices.IndexFunc(p.network.Blocks(), func(other model.Block) bool { return other.Path == b.Path })
 }
 
 // logitsKept is how often the loss keeps logits: twice in fp32, and in 16 bits.

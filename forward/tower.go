@@ -10,8 +10,9 @@ import (
 	"plimsoll/model"
 )
 
-// Images are the images of a micro batch, all of the same size in pixels.
-type Images struct{ Count, Height, Width int64 }
+// Images are what the encoder reads in a micro batch, all of the same size in pixels: images or their tiles. Tokens
+// are those of all sequences.
+type Images struct{ Count, Height, Width, Tokens int64 }
 
 // Pixels returns the number of values that the encoder reads.
 func (i Images) Pixels(t *model.Tower) int64 {
@@ -30,7 +31,7 @@ func (p *pass) In(component ledger.Component, why func() string) (leave func()) 
 func (p *pass) whyTower() string {
 	i := p.Images
 	return fmt.Sprintf("the encoder and the projector of %d images of %d x %d pixels: %s tokens of the sequences",
-		i.Count, i.Height, i.Width, ledger.Count(i.Count*p.tower.Image.TokensOf(i.Height, i.Width)))
+		i.Count, i.Height, i.Width, ledger.Count(i.Tokens))
 }
 
 // withImages puts the results of the encoders in the place of embeddings of tokens.
@@ -47,6 +48,9 @@ func (p *pass) withImages(x *autograd.Tensor) *autograd.Tensor {
 		p.Hold(features) // the program returns them with the logits
 		p.outputs = append(p.outputs, features)
 		x = p.follow(x, merged)
+	}
+	if p.network.HoldsEmbeddings {
+		p.outputs = append(p.outputs, p.Escape(x))
 	}
 	return x
 }
@@ -71,7 +75,7 @@ func (p *pass) encode(t *model.Tower) *autograd.Tensor {
 			v.mask = p.New(v.Sequence*v.Sequence, p.compute())
 		}
 		blocks := t.Network.Blocks()
-		if a := &blocks[0].Attention; a.Rotary > 0 {
+		if a := &blocks[0].Attention; a.Rotary > 0 && !t.AnglesKept {
 			v.angles = p.New(2*v.tokens()*a.Width, v.angleType(a))
 		}
 		x := v.steps(t.Before, nil)
@@ -165,6 +169,16 @@ func (p *pass) step(s *model.Step, x *autograd.Tensor) *autograd.Tensor {
 	case model.Crop:
 		rows := p.tokens() - p.Batch*p.tower.Image.Class
 		return p.view(x, x.Elements/p.tokens()*rows)
+	case model.Unfold:
+		return p.unfold(s)
+	case model.Interpolate:
+		return p.interpolate(s, x)
+	case model.Downsample:
+		return p.downsample(s, x)
+	case model.Gate:
+		return p.dense(s.FeedForward, x)
+	case model.Pack:
+		return p.pack(s, x)
 	default: // Merge
 		return p.view(x, x.Elements)
 	}
@@ -196,6 +210,57 @@ func (p *pass) convolve(s *model.Step) *autograd.Tensor {
 			p.RequireGradient(rows)
 		}
 		return rows
+	})
+}
+
+// unfold copies the pixels of every patch into a row, and runs a linear module.
+func (p *pass) unfold(s *model.Step) *autograd.Tensor {
+	pixels := p.New(p.Images.Pixels(p.tower), p.compute())
+	rows := p.follow(pixels, p.linear(s.Path, pixels, s.Width))
+	if p.HooksImages {
+		p.RequireGradient(rows)
+	}
+	return rows
+}
+
+// interpolate adds rows between those of a table, which it copies in fp32 (grid_sample).
+func (p *pass) interpolate(s *model.Step, x *autograd.Tensor) *autograd.Tensor {
+	return p.Scope(func() *autograd.Tensor {
+		var wide *autograd.Tensor
+		sampled := p.hooked(s.Path, func() *autograd.Tensor {
+			table := p.parameter(s.Path + ".weight").Tensor()
+			wide = p.cast(table, dtype.F32)
+			grid := p.New(2*p.tokens(), dtype.F32)
+			defer p.Drop(grid)
+			return p.Do(autograd.Operation{Inputs: []*autograd.Tensor{wide}, Saved: []*autograd.Tensor{wide, grid},
+				Outputs: []autograd.Output{{Elements: x.Elements, DType: dtype.F32}}})[0]
+		})
+		return p.add(x, p.follow(sampled, p.cast(sampled, x.DType)))
+	})
+}
+
+// downsample runs a convolution that makes one row of several.
+func (p *pass) downsample(s *model.Step, x *autograd.Tensor) *autograd.Tensor {
+	return p.hooked(s.Path, func() *autograd.Tensor {
+		w, bias := p.parameter(s.Path+".weight"), p.parameter(s.Path+".bias")
+		input := p.cast(x, p.compute())
+		o := p.factors(input, p.weight(w), x.Elements/p.network.Hidden/s.Rows*s.Width, p.compute())
+		o.Inputs = append(o.Inputs, bias.Tensor())
+		y := p.Do(o)[0]
+		p.dropCasts(x, input)
+		return y
+	})
+}
+
+// pack puts the rows of the tiles of an image side by side, and a parameter behind each row of the image.
+func (p *pass) pack(s *model.Step, x *autograd.Tensor) *autograd.Tensor {
+	return p.hooked(parent(s.Path), func() *autograd.Tensor {
+		w := p.parameter(s.Path)
+		ordered := p.unary(x, x.DType, saveNothing)
+		packed := p.Do(autograd.Operation{Inputs: []*autograd.Tensor{ordered, w.Tensor()},
+			Outputs: []autograd.Output{{Elements: p.Images.Tokens * w.Elements, DType: x.DType}}})[0]
+		p.Drop(ordered)
+		return p.follow(packed, p.unary(packed, packed.DType, saveNothing))
 	})
 }
 

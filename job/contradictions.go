@@ -235,8 +235,12 @@ func (r *resolver) engines() error {
 func (r *resolver) mixedTypes() contradiction {
 	j := r.job
 	wide := ""
+	trained := map[bool]bool{}
 	for _, p := range j.Model.Parameters {
-		if p.Wide && (!p.Frozen && j.Adapter == nil || j.FSDP.Version == 1) {
+		trained[p.Wide] = trained[p.Wide] || !p.Frozen
+	}
+	for _, p := range j.Model.Parameters {
+		if p.Wide && (!p.Frozen && j.Adapter == nil && trained[false] || j.FSDP.Version == 1) {
 			wide = p.Name
 			break
 		}

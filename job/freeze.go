@@ -14,7 +14,8 @@ func (r *resolver) freeze() error {
 		return nil
 	}
 	j := r.job
-	if (j.FSDP != nil || r.Request.FSDP != "") && f.Freeze.Widens && j.ParameterType != dtype.F32 {
+	widens := f.Freeze.Widens && j.ParameterType != dtype.F32
+	if (j.FSDP != nil || r.Request.FSDP != "") && widens && !f.Freeze.BeforeSharding {
 		return fault.File(f.File).Inputf("a part of the layers is trained in fp32 beside frozen ones in %v, which is "+
 			"not planned with FSDP", j.ParameterType).WithHint("plan it with DeepSpeed or on one GPU")
 	}
@@ -31,7 +32,7 @@ func (r *resolver) freeze() error {
 	for i := range partly.Parameters {
 		p := &partly.Parameters[i]
 		p.Frozen = p.Frozen || !trained[i]
-		p.Wide = p.Wide || trained[i] && f.Freeze.Widens && j.ParameterType != dtype.F32
+		p.Wide = p.Wide || trained[i] && widens
 	}
 	j.Model = &partly
 	return nil

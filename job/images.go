@@ -19,6 +19,9 @@ const defaultSide = 1024
 func (r *resolver) images() error {
 	j := r.job
 	towers := j.Model.Network.Towers
+	if j.Model.Network.Opaque != nil && len(j.Model.Network.Encoders()) > 0 {
+		return nil // whatever it reads is a part of what is not known
+	}
 	if len(towers) == 0 {
 		if r.Request.Images != nil || r.ImageSize != "" {
 			return fault.Inputf("--images and --image-size are for models that read images, but %s reads tokens only",
@@ -42,15 +45,19 @@ func (r *resolver) images() error {
 	if err != nil || perSequence == 0 {
 		return err
 	}
-	for _, t := range towers {
-		tokens := int64(perSequence) * t.Image.TokensOf(height, width)
-		if tokens > j.Sequence {
-			return fault.Inputf("%d images of %d x %d pixels are %d tokens of a sequence, but sequences have %d",
-				perSequence, height, width, tokens, j.Sequence).
-				WithHint("give a larger --seq-len, or a smaller --image-size or --images")
-		}
+	image, count := towers[0].Image, int64(perSequence)*j.Sequences()
+	tiles, tokens := image.Cut(height, width, int64(perSequence))
+	if int64(perSequence)*tokens > j.Sequence {
+		return fault.Inputf("%d images of %d x %d pixels are %d tokens of a sequence, but sequences have %d",
+			perSequence, height, width, int64(perSequence)*tokens, j.Sequence).
+			WithHint("give a larger --seq-len, or a smaller --image-size or --images")
 	}
-	j.Images = forward.Images{Count: int64(perSequence) * j.Sequences(), Height: height, Width: width}
+	if image.Sizes != nil {
+		r.assume("an image of %d x %d pixels is cut into %d of %d x %d", height, width, tiles, image.Height,
+			image.Width)
+		height, width = image.Height, image.Width
+	}
+	j.Images = forward.Images{Count: count * tiles, Height: height, Width: width, Tokens: count * tokens}
 	return nil
 }
 
@@ -76,7 +83,7 @@ func (r *resolver) imageSize(i model.Image, images int64) (height, width int64, 
 			return 0, 0, err
 		}
 	}
-	if i.Height > 0 {
+	if i.Height > 0 && i.Sizes == nil {
 		if height > 0 && (height != i.Height || width != i.Width) {
 			return 0, 0, fault.Inputf("--image-size is %s, but the encoder of %s reads images of %d x %d pixels",
 				r.ImageSize, r.job.Model.Name, i.Height, i.Width).
@@ -96,13 +103,19 @@ func (r *resolver) imageSize(i model.Image, images int64) (height, width int64, 
 			side)
 	default:
 		height, width = defaultSide, defaultSide
-		for h, w := i.Fit(height, width); height > i.Patch*i.Merged && images*i.TokensOf(h, w) > r.job.Sequence; {
+		tokens := func() int64 {
+			h, w := i.Fit(height, width)
+			_, tokens := i.Cut(h, w, images)
+			return tokens
+		}
+		for height > i.Patch*i.Merged && images*tokens() > r.job.Sequence {
 			height, width = height/2, width/2
-			h, w = i.Fit(height, width)
 		}
 		r.assume("images of %d x %d pixels: --image-size was not given", height, width)
 	}
-	height, width = i.Fit(height, width)
+	if i.Sizes == nil {
+		height, width = i.Fit(height, width)
+	}
 	return height, width, nil
 }
 
@@ -120,7 +133,8 @@ func parseSize(text string) (height, width int64, err error) {
 // freezes returns the parts of a multimodal model that are not trained.
 func (r *resolver) freezes() (map[model.Part]bool, error) {
 	j, parts := r.job, map[model.Part]bool{}
-	multimodal := len(j.Model.Network.Towers) > 0
+	encoders := j.Model.Network.Encoders()
+	multimodal := len(encoders) > 0
 	for _, name := range r.Freeze {
 		part := model.Part(name)
 		if !slices.Contains(model.Parts, part) {
@@ -133,7 +147,7 @@ func (r *resolver) freezes() (map[model.Part]bool, error) {
 		parts[part] = true
 	}
 	if f := r.Inputs.framework; len(r.Freeze) == 0 && f != nil && multimodal && f.Freezes.Holds(j.Model.Type) {
-		t := j.Model.Network.Towers[0]
+		t := encoders[0]
 		parts[model.Vision] = f.Freezes.Vision && f.Freezes.Names(t.Path)
 		parts[model.Projector] = f.Freezes.Projector && f.Freezes.Names(t.Projector)
 		parts[model.Language] = f.Freezes.Language
@@ -160,7 +174,11 @@ func (r *resolver) freezeParts() error {
 	case len(model.Parts):
 		return fault.Inputf("every part of %s is frozen", j.Model.Name).WithHint("train at least one part")
 	}
-	j.Model = j.Model.Freeze(parts)
+	var open []string
+	if len(r.Freeze) == 0 {
+		open = r.Inputs.framework.Freezes.Open
+	}
+	j.Model = j.Model.Freeze(parts, open...)
 	if len(r.Freeze) == 0 {
 		r.assume("%s frozen, as %s says or has as a default", strings.Join(names, " and "), r.Inputs.framework.File)
 	}
@@ -174,7 +192,7 @@ func (r *resolver) freezeParts() error {
 func (r *resolver) adaptedParts(a *recipe.Adapter) (*recipe.Adapter, error) {
 	f, network := r.Inputs.framework, r.job.Model.Network
 	frozen, err := r.freezes()
-	if err != nil || f == nil || len(network.Towers) == 0 || !f.Freezes.Holds(r.job.Model.Type) {
+	if err != nil || f == nil || len(network.Encoders()) == 0 || !f.Freezes.Holds(r.job.Model.Type) {
 		return a, err
 	}
 	var modules, names []string

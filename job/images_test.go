@@ -19,12 +19,19 @@ func TestImages(t *testing.T) {
 		want       forward.Images
 		refused    string
 	}{
-		{name: "by default", file: "qwen2.5-vl", want: forward.Images{Count: 3, Height: 1036, Width: 1036}},
+		{name: "by default", file: "qwen2.5-vl",
+			want: forward.Images{Count: 3, Height: 1036, Width: 1036, Tokens: 3 * 1369}},
 		{name: "rounded", file: "qwen2-vl", request: Request{Images: &two, ImageSize: "100x290"},
-			want: forward.Images{Count: 6, Height: 112, Width: 280}},
+			want: forward.Images{Count: 6, Height: 112, Width: 280, Tokens: 240}},
 		{name: "scaled down", file: "mistral3", request: Request{ImageSize: "1400x700"},
-			want: forward.Images{Count: 3, Height: 140, Width: 84}},
-		{name: "of one size", file: "llava", want: forward.Images{Count: 3, Height: 112, Width: 112}},
+			want: forward.Images{Count: 3, Height: 140, Width: 84, Tokens: 45}},
+		{name: "of one size", file: "llava", want: forward.Images{Count: 3, Height: 112, Width: 112, Tokens: 192}},
+		{name: "cut into tiles", file: "llava-next", request: Request{ImageSize: "50x80"}, // 16 and 8 rows of 6 and 1
+			want: forward.Images{Count: 3 * 3, Height: 56, Width: 56, Tokens: 3 * (16 + 4*7)}},
+		{name: "scaled down, cut into tiles", file: "llava-onevision", request: Request{ImageSize: "180x400"},
+			want: forward.Images{Count: 3 * 19, Height: 56, Width: 56, Tokens: 3 * 149}},
+		{name: "several are not cut", file: "llava-onevision", request: Request{Images: &two, ImageSize: "180x400"},
+			want: forward.Images{Count: 6, Height: 56, Width: 56, Tokens: 6 * 17}},
 		{name: "none", file: "llava", request: Request{Images: &none}},
 		{name: "of another size", file: "gemma3-vision", request: Request{ImageSize: "896x896"},
 			refused: "reads images of 112 x 112 pixels"},
@@ -60,6 +67,7 @@ func TestPartsOfFrameworks(t *testing.T) {
 	const factory = "model_name_or_path: MODEL\nstage: sft\ndo_train: true\noutput_dir: x\ntemplate: qwen3_vl\n"
 	const axolotl = "base_model: MODEL\nprocessor_type: AutoProcessor\nsequence_len: 4096\nmicro_batch_size: 1\n" +
 		"datasets:\n  - path: x\nadapter: lora\nlora_r: 8\n"
+	const pattern = `model.language_model.layers.[\d]+.(mlp|cross_attn|self_attn).(up|down|gate|q|k|v|o)_proj`
 	for _, test := range []struct {
 		name, file, text            string
 		vision, projector, language int // adapted modules, or trained parameters
@@ -74,6 +82,15 @@ func TestPartsOfFrameworks(t *testing.T) {
 		{"factory freezes two parts", "qwen2.5-vl", factory + "finetuning_type: full\n", 0, 0, 3*12 + 3},
 		{"factory freezes one part", "qwen2.5-vl",
 			factory + "finetuning_type: full\nfreeze_multi_modal_projector: false\n", 0, 5, 3*12 + 3},
+		{"factory trains what it does not name", "glm4v", factory + "finetuning_type: full\n", 5, 0, 3*13 + 3},
+		{"factory freezes an encoder of unknown operations", "../ranged-multimodal/qwen2-audio",
+			factory + "finetuning_type: full\n", 0, 0, 3*12 + 3},
+		{"axolotl's pattern", "llava-next", axolotl + "lora_target_modules: '" + pattern + "'\n", 0, 0, 21},
+		{"axolotl's pattern in blocks that attend to images", "../ranged-multimodal/mllama",
+			axolotl + "lora_target_modules: '" + pattern + "'\n", 0, 0, 28},
+		{"axolotl's pattern in layers without keys", "../ranged-multimodal/gemma4",
+			axolotl + "lora_target_modules: '" + strings.Replace(pattern, "(mlp|cross_attn",
+				"(_checkpoint_wrapped_module.)?(mlp", 1) + "'\n", 0, 0, 4*7 + 2*5},
 		{"axolotl adapts every part", "llava", axolotl + "lora_target_modules: [q_proj, fc1]\n", 8, 0, 3},
 		{"axolotl freezes parts", "llava", axolotl + "freeze_mm_modules: true\nlora_target_modules: [q_proj, fc1]\n",
 			0, 0, 3},

@@ -1,10 +1,12 @@
 package job
 
 import (
+	"strings"
 	"testing"
 
 	"plimsoll/autograd"
 	"plimsoll/dtype"
+	"plimsoll/files/filestest"
 	"plimsoll/ledger"
 )
 
@@ -37,6 +39,74 @@ func TestOrthogonalized(t *testing.T) {
 		}
 		if states := o.States(embedding); len(states) != 2 {
 			t.Errorf("an embedding has the states %v", states)
+		}
+	}
+}
+
+// TestOrthogonalizedUnderFSDP2 compares the temporaries of a matrix with what a dispatch mode saw on rank 0, over gloo
+// (torch 2.15): torch.optim.Muon and LLaMA-Factory's Muon of trainer v1, without the momentum. Where DTensor chooses
+// by size what it gathers, the plan has the larger.
+func TestOrthogonalizedUnderFSDP2(t *testing.T) {
+	for _, test := range []struct {
+		optimizer            string
+		rows, columns, ranks int64
+		measured             []float64 // in bytes an element of the matrix
+		most                 float64   // of the plan
+	}{
+		{muon, 768, 1024, 4, []float64{.5, .5, .5, 1, 1.5, 1.5, 2, 2}, 1},
+		{muon, 1024, 1024, 4, []float64{.5, .5, .5, 1, 2, 2, 2, 2}, 1},
+		{muon, 1024, 1024, 8, []float64{.25, .25, .25, .5, 2, 2, 2, 2}, 1},
+		{muon, 256, 1024, 8, []float64{.0625, .0625, .25, .25, .5, 2, 2}, 1.25},
+		{muon, 1024, 256, 2, []float64{.5, .5, .5, 1, 1, 2}, 1},
+		{muon, 1024, 256, 4, []float64{.5, .5, .5, .5, .5, 1}, 1},
+		{muon, 1024, 256, 8, []float64{.25, .5, .5, .5, .5, .5}, 1},
+		{muon, 1024, 512, 4, []float64{.5, 1, 1, 1, 1, 1}, 1},
+		{moonlight, 1024, 1024, 4, []float64{1, 2, 2, 2, 2, 2, 2, 4}, 1},
+		{moonlight, 256, 1024, 2, []float64{.5, .5, 2, 2, 2, 2, 2, 4}, 1},
+		{moonlight, 1024, 256, 4, []float64{.5, .5, 1, 2, 2, 2, 2, 4}, 1},
+	} {
+		o := NewOptimizer(test.optimizer, Foreach)
+		o.Ranks = test.ranks
+		p := &autograd.Parameter{Elements: test.rows * test.columns / test.ranks, Rows: test.rows / test.ranks,
+			DType: dtype.F32, Hidden: true}
+		measured, planned := 0., ledger.Bytes(0)
+		for _, bytes := range test.measured {
+			measured += bytes * float64(test.rows*test.columns)
+		}
+		for _, bytes := range o.Passes([]*autograd.Parameter{p})[0] {
+			planned += bytes
+		}
+		if float64(planned) < measured || float64(planned) > test.most*measured {
+			t.Errorf("%s, %d x %d on %d ranks: planned %v, measured %v", test.optimizer, test.rows, test.columns,
+				test.ranks, planned.Exact(), measured)
+		}
+	}
+}
+
+// TestMuonOfAxolotl takes axolotl's distributed Muon with FSDP2, where ranks must divide the rows of every matrix, and
+// Moonlight's without.
+func TestMuonOfAxolotl(t *testing.T) {
+	const text = "base_model: llama-3-8b\noptimizer: muon\nattn_implementation: flash_attention_2\nsequence_len: 512\n"
+	const sharded = text + "fsdp_config:\n  fsdp_version: 2\n  transformer_layer_cls_to_wrap: LlamaDecoderLayer\n"
+	for _, c := range []struct {
+		text       string
+		gpus       int
+		want, says string
+	}{
+		{sharded, 4, dion, ""}, {text, 4, moonlight, ""}, {sharded, 3, "", "divide the rows"},
+		{sharded + "  offload_params: true\n", 4, "", "on the host"},
+	} {
+		q := Request{Configs: []string{filestest.InNewFolder(t)("train.yaml", c.text)}, GPUs: c.gpus, GPU: "H100-80GB"}
+		j, err := q.Resolve()
+		switch {
+		case c.says != "":
+			if err == nil || !strings.Contains(err.Error(), c.says) {
+				t.Errorf("%d GPUs: %v, expected %q", c.gpus, err, c.says)
+			}
+		case err != nil:
+			t.Error(err)
+		case j.Optimizer.Name != c.want || (j.Optimizer.Ranks > 0) != (c.want == dion):
+			t.Errorf("%s on %d ranks, expected %s", j.Optimizer.Name, j.Optimizer.Ranks, c.want)
 		}
 	}
 }

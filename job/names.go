@@ -29,7 +29,7 @@ func (j *Job) ParallelNames() []string {
 		names = append(names, fmt.Sprintf("%d replicas of %d ranks", j.Replicas(), j.Parallel.Shard))
 	}
 	context := "context"
-	if j.Parallel.ExchangesHeads {
+	if j.Parallel.DeepSpeedUlysses {
 		context = "sequence"
 	}
 	for _, split := range []struct {

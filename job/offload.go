@@ -116,7 +116,7 @@ func (o Offload) decide(j *Job) (*StateOffload, error) {
 	case "split":
 		s.Master = dtype.BF16
 	case "":
-		if j.Optimizer.Name == muon && j.stored() == dtype.BF16 {
+		if j.Optimizer.IsMuon() && j.stored() == dtype.BF16 {
 			s.Master = dtype.BF16
 		}
 	}
@@ -170,24 +170,6 @@ func (j *Job) refuseOffload() error {
 	)
 }
 
-// refuseMuon refuses jobs in which a rank has parts of matrices only.
-func (j *Job) refuseMuon() error {
-	if j.Optimizer.Name != muon {
-		return nil
-	}
-	const why = ", and a part that is orthogonalized alone trains another model"
-	return refuse(
-		contradiction{j.FSDP != nil && j.FSDP.Version == 1, "FSDP1 divides every matrix among its ranks" + why,
-			"use DistributedDataParallel, which leaves every matrix whole"},
-		contradiction{j.FSDP != nil, "Muon under FSDP2 gathers every matrix on its owner, which is not planned yet",
-			"plan DistributedDataParallel, where every rank has all states"},
-		contradiction{j.DeepSpeed != nil, "DeepSpeed has a Muon of its own, which is not planned yet",
-			"use another optimizer"},
-		contradiction{j.Parallel.Tensor > 1, "tensor parallelism divides matrices among ranks" + why,
-			"leave --tensor-parallel out"},
-	)
-}
-
 // States returns what the law of package roads needs to know of a rank's parameters.
 func (o *StateOffload) States(j *Job, parameters []*autograd.Parameter) []roads.Parameter {
 	list := make([]roads.Parameter, len(parameters))
@@ -211,7 +193,7 @@ func (o *StateOffload) States(j *Job, parameters []*autograd.Parameter) []roads.
 			}
 			r.States = append(r.States, bytes)
 		}
-		if j.Optimizer.Name == muon && p.Hidden {
+		if j.Optimizer.orthogonalizes(p) {
 			stack := max(1, p.Matrices)
 			r.Operations = roads.NewtonSchulz(stack, p.Rows, p.Elements/(stack*p.Rows))
 		}

@@ -23,6 +23,8 @@ type Optimizer struct {
 	// number of tensors that a step over single parameters makes, each as large as the largest parameter.
 	lists, loopTensors int64
 	listsWhy           string
+	// Ranks are those that share a matrix under FSDP2, 0 without.
+	Ranks int64
 	// Managed means that states are in CUDA's managed memory (paged optimizers), outside torch's allocator.
 	Managed bool
 }
@@ -55,6 +57,9 @@ func (r *resolver) optimizer() error {
 	}
 	if name == "" && r.training != nil { // the Trainer's, unless DeepSpeed has one
 		name, where.File = r.training.Optimizer.Name, r.training.File
+	}
+	if name == dion && r.job.FSDP == nil && r.Request.FSDP == "" { // axolotl takes the one or the other
+		name = moonlight
 	}
 	if name == "" {
 		name = "adamw"
@@ -188,6 +193,8 @@ var optimizerKinds = map[string]Optimizer{
 	"adamw-4bit":        {States: nibbles},
 	"lomo":              {States: sameShape()},
 	muon:                muonOptimizer,
+	moonlight:           moonlightOptimizer,
+	dion:                dionOptimizer,
 }
 
 // The optimizers of DeepSpeed that exchange one bit for each number. Releases from 0.19.7 on do not have them.
@@ -341,7 +348,7 @@ func nibbles(p *autograd.Parameter) []State {
 
 // CountsOnGPU reports whether the number of steps of a parameter is a tensor on the GPU.
 func (o *Optimizer) CountsOnGPU(p *autograd.Parameter) bool {
-	return o.Variant == Fused && !(o.Name == muon && p.Hidden)
+	return o.Variant == Fused && !o.orthogonalizes(p)
 }
 
 // Counts reports whether a parameter's number of steps is a part of its state.
@@ -349,8 +356,8 @@ func (o *Optimizer) Counts(p *autograd.Parameter) bool {
 	switch o.Name {
 	case "sgd", "sgd-momentum", "lion", "lomo":
 		return false
-	case muon:
-		return !p.Hidden
+	case muon, moonlight, dion:
+		return !p.Hidden && o.Name == muon
 	}
 	return true
 }
@@ -361,7 +368,7 @@ func (o *Optimizer) IsTogether() bool { return strings.HasPrefix(o.Name, "schedu
 // Passes returns the sizes of the temporaries at the peak of each pass of a step over the parameters. All optimizers
 // but Muon make one pass.
 func (o *Optimizer) Passes(parameters []*autograd.Parameter) [][]ledger.Bytes {
-	if o.Name == muon {
+	if o.IsMuon() {
 		return o.muonPasses(parameters)
 	}
 	return [][]ledger.Bytes{o.temporaries(parameters)}

@@ -23,7 +23,7 @@ func (r *resolver) sequenceRanks() int {
 // exchangesHeads refuses what UlyssesSPAttentionHF of DeepSpeed refuses (runtime/sequence_parallel/ulysses_sp.py).
 func (r *resolver) exchangesHeads() error {
 	j := r.job
-	if !j.Parallel.ExchangesHeads {
+	if !j.Parallel.DeepSpeedUlysses {
 		return nil
 	}
 	n := j.Parallel.Context

@@ -8,6 +8,7 @@ import (
 
 	"plimsoll/dtype"
 	"plimsoll/fault"
+	"plimsoll/forward"
 	"plimsoll/ledger"
 	"plimsoll/recipe"
 	"plimsoll/version"
@@ -22,7 +23,7 @@ func (r *resolver) parallel() error {
 		j.Parallel.Tensor = int64(max(1, d.TensorParallel))
 	}
 	if n := r.sequenceRanks(); n > 1 {
-		j.Parallel.Context, j.Parallel.ExchangesHeads = int64(n), true
+		j.Parallel.Context, j.Parallel.DeepSpeedUlysses = int64(n), true
 	}
 	if p, file := r.divided(); p != nil {
 		if ranks := p.Ranks() * int(j.Stages()); ranks != j.World {
@@ -30,6 +31,12 @@ func (r *resolver) parallel() error {
 				WithHint("change --gpus, --nodes or one of the sizes")
 		}
 		j.Parallel.Tensor, j.Parallel.Context = int64(p.Tensor), int64(p.Context*max(1, p.Sequence))
+		if p.Ulysses && p.Context > 1 {
+			j.Parallel.Ulysses = true
+			if err := r.exchange(file); err != nil {
+				return err
+			}
+		}
 	}
 	if each := j.Parallel.Tensor * j.Parallel.Context * j.Stages(); j.World%int(each) != 0 {
 		return fault.Inputf("the number of ranks is %d: expected a multiple of tensor parallelism %d x context "+
@@ -38,6 +45,24 @@ func (r *resolver) parallel() error {
 	}
 	if j.Sequence%j.Parallel.Context != 0 || j.UsualSequence%j.Parallel.Context != 0 {
 		return fault.Inputf("sequences of %d tokens cannot be divided among %d ranks", j.Sequence, j.Parallel.Context)
+	}
+	return nil
+}
+
+// exchange refuses what LLaMA-Factory's Ulysses does not do (apply_sequence_parallel in
+// v1/plugins/model_plugins/parallelization/sequence_parallel.py).
+func (r *resolver) exchange(file string) error {
+	j := r.job
+	n := j.Parallel.Context
+	for _, b := range j.Model.Network.Blocks() {
+		if a := b.Attention; a.Heads%n != 0 || a.KeyValueHeads%n != 0 {
+			return fault.File(file).Inputf("Ulysses divides heads among %d ranks, but there are %d of queries and "+
+				"%d of keys", n, a.Heads, a.KeyValueHeads).WithHint("give a divisor of both as cp_size")
+		}
+	}
+	if j.Attention != forward.Flash {
+		return fault.File(file).Inputf("sequence parallelism requires flash attention").
+			WithHint("set flash_attn: flash_attention_2")
 	}
 	return nil
 }
@@ -97,6 +122,7 @@ func (r *resolver) sharding() error {
 	if p, _ := r.divided(); p != nil {
 		j.Parallel.Shard = int64(p.Shard * p.Context)
 	}
+	j.Optimizer.Ranks = j.Parallel.Shard
 	// FSDP casts the parameters itself. Accelerate has gradients reduced in
 	// the same type.
 	if j.AutocastType != dtype.Invalid {

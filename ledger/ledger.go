@@ -91,6 +91,8 @@ type Device struct {
 	// Outside is held outside of the allocator, from the first phase on.
 	Outside []Holding `json:"outside_allocator"`
 	Phases  []Phase   `json:"phases"`
+	// Interval is where the peak in use is expected. It is zero in a measurement.
+	Interval Interval `json:"interval,omitzero"`
 	// NUMANodes divide a host's ranks. The list is empty if their number is
 	// unknown.
 	NUMANodes []NUMANode `json:"numa_nodes,omitempty"`

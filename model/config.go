@@ -305,5 +305,6 @@ func fromConfig(doc *strict.Document, name, source string) (*Model, error) {
 		Quantized:    quantized,
 		Parameters:   root.parameters,
 		Network:      root.network,
+		Encoders:     root.encoders,
 	}, nil
 }

@@ -216,8 +216,8 @@ func checkModel(t *testing.T, m *Model) {
 	}
 	if with, ok := m.WithoutOperations(); ok {
 		n := with.Network
-		if n.Hidden < 1 || len(n.Stacks[0].Blocks) != len(n.Opaque.Blocks) {
-			t.Fatalf("a width of %d, %d blocks, modules of %d", n.Hidden, len(n.Stacks[0].Blocks), len(n.Opaque.Blocks))
+		if n.Hidden < 1 || len(n.Blocks()) != len(n.Opaque.Blocks) {
+			t.Fatalf("a width of %d, %d blocks, modules of %d", n.Hidden, len(n.Blocks()), len(n.Opaque.Blocks))
 		}
 		for _, b := range n.Blocks() {
 			if b.Path == "" {

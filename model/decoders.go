@@ -13,7 +13,7 @@ func decoder(tied bool, block func(s scope, index int64, b *Block)) func(scope) 
 		})
 		body.blocks(stack, "layers", s.size("num_hidden_layers"), block)
 		stack.FinalNorm = body.norm("norm", hidden)
-		s.head("lm_head", hidden, vocabulary, tied, s.body+".embed_tokens.weight")
+		s.head("lm_head", hidden, vocabulary, tied, s.in(s.body).module("embed_tokens.weight"))
 	}
 }
 

@@ -13,6 +13,7 @@ func (p Parameter) IsEmbedding() bool {
 	name := module[strings.LastIndexByte(module, '.')+1:]
 	switch name {
 	case "wte", "wpe", "shared", "embed_tokens", "embed_positions", "embed_in", "pos_embed", "relative_attention_bias",
+		"embedding", "embed_tokens_per_layer", "audio_bos_eos_token",
 		"embeddings": // Mamba, Nemotron-H and RWKV
 		return true
 	}

@@ -56,3 +56,40 @@ var llama4Experts = experts{
 		return gated(block.in("feed_forward").in("shared_expert"), block.size("intermediate_size"), false)
 	},
 }
+
+// llama4Tower adds Llama 4's encoder: patches are unfolded, and four of them become one token.
+func llama4Tower(root, v scope, hidden int64) {
+	const path = "vision_model"
+	e, width, image := v.in(path), v.size("hidden_size"), v.fixed()
+	image.Class = 1
+	image.Merged = int64(1 / max(v.shareOr(0.5, "pixel_shuffle_ratio"), 1.0/64))
+	v.tower(path, width, image, func(t *Tower, stack *Stack) {
+		t.Hooked, t.BlockClass, t.AnglesKept = true, "Llama4VisionEncoderLayer", true
+		e.tensor("class_embedding", width)
+		e.tensor("positional_embedding_vlm", image.Patches(image.Height, image.Width)+1, width)
+		patches := Step{Kind: Unfold, Width: width,
+			Path: e.linear("patch_embedding.linear", image.Channels*image.Patch*image.Patch, width, false)}
+		before, after := e.layerNorm("layernorm_pre", width), e.layerNorm("layernorm_post", width)
+		t.Before = []Step{patches, {Kind: Prepend, Path: e.module("class_embedding")},
+			{Kind: Locate, Path: e.module("positional_embedding_vlm")}, {Kind: Normalize, Norm: before}}
+		e.in("model").blocks(stack, "layers", v.size("num_hidden_layers"), func(s scope, _ int64, b *Block) {
+			b.Attention = s.in("self_attn").encoderAttention([4]string{"q_proj", "k_proj", "v_proj", "o_proj"}, true,
+				true)
+			b.Attention.Rotary, b.Attention.WideRotary = 1, true
+			b.FeedForward = s.in("mlp").twoLayers("fc1", "fc2", s.size("intermediate_size"), "gelu")
+			b.FeedForward.Activation = "gelu" // whatever hidden_act says
+			b.AttentionNorm = s.layerNorm("input_layernorm", width)
+			b.FeedForwardNorm = s.layerNorm("post_attention_layernorm", width)
+		})
+		mlp, in, out := e.in("vision_adapter").in("mlp"), v.size("projector_input_dim"), v.size("projector_output_dim")
+		v.refuseSet("projector_dropout")
+		gelu := Step{Kind: Activate, Function: "gelu"}
+		t.After = []Step{{Kind: Normalize, Norm: after}, {Kind: Crop}, {Kind: Copy}, {Kind: Copy},
+			{Kind: Merge, Rows: image.Merged * image.Merged, Width: width * image.Merged * image.Merged},
+			{Kind: Project, Path: mlp.linear("fc1", v.size("intermediate_size"), in, false), Width: in}, gelu,
+			{Kind: Project, Path: mlp.linear("fc2", out, out, false), Width: out}, gelu}
+		t.Projector = "multi_modal_projector"
+		t.After = append(t.After, Step{Kind: Project, Width: hidden,
+			Path: root.linear("multi_modal_projector.linear_1", v.size("vision_output_dim"), hidden, false)})
+	})
+}

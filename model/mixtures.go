@@ -257,6 +257,11 @@ var glm4MoE = variant{
 	experts: &deepseekExperts,
 }
 
+// glm4VMoEText is the language model of GLM-4.5V.
+var glm4VMoEText = variant{
+	keyValueHeads: 8, inputBias: setting{"attention_bias", true}, rotary: 0.5, joined: true, experts: &deepseekExperts,
+}
+
 var glm4MoELite = variant{
 	latent: true, experts: deepseekExperts.with(func(e *experts) { e.sparse = listedSparse }),
 }

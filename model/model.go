@@ -71,6 +71,9 @@ type Model struct {
 	// Network is how the model computes. It is nil if only safetensors headers
 	// were read: they do not tell.
 	Network *Network `json:"-"`
+
+	// Encoders are those of a model without a network.
+	Encoders []Encoder `json:"-"`
 }
 
 // Elements returns the number of elements of all parameters. Tied parameters

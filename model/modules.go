@@ -21,7 +21,8 @@ type made struct {
 	total      int64 // elements of the parameters so far
 	network    *Network
 	known      []architecture
-	opaque     bool // the operations are unknown
+	opaque     bool      // the operations are unknown
+	encoders   []Encoder // then
 }
 
 // withoutOperations says that the operations of the model are not planned: its

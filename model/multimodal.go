@@ -1,21 +1,29 @@
 package model
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 	"strconv"
 	"strings"
 
+	"plimsoll/fault"
 	"plimsoll/recipe/strict"
 )
 
 // multimodal is a language model with an encoder of images.
 type multimodal struct {
-	text    string // the module of the language model
-	tied    bool   // the default for tie_word_embeddings
-	either  bool   // text_config ties word embeddings, too
-	model   string // the default model_type of text_config
-	towered string // the default model_type of vision_config
+	text    string   // the module of the language model
+	headed  bool     // this module has the head, too
+	tied    bool     // the default for tie_word_embeddings
+	either  bool     // text_config ties word embeddings, too
+	model   string   // the default model_type of text_config
+	towered string   // the default model_type of vision_config
+	others  []string // further ones
+	config  string   // the field of the encoder, if it is not vision_config
+	unknown bool     // the operations of the encoder are not planned
+	// last adds what comes after the language model.
+	last    func(root, v scope, hidden int64)
 	renamed map[string]string
 	flat    bool // the fields of the language model may be outside of text_config
 	// tower adds the encoder and the projector. v has the fields of vision_config,
@@ -41,8 +49,22 @@ var (
 		renamed: map[string]string{"qwen3_vl": "qwen3_vl_vision"}, tower: qwen3Tower}
 	qwen3VLMoE = multimodal{text: "language_model", model: "qwen3_vl_moe_text", towered: "qwen3_vl_moe_vision",
 		renamed: map[string]string{"qwen3_vl_moe": "qwen3_vl_moe_vision"}, tower: qwen3Tower}
+	qwen35VL = multimodal{text: "language_model", model: "qwen3_5_text", towered: "qwen3_5_vision",
+		renamed: map[string]string{"qwen3_5": "qwen3_5_vision"}, tower: qwen3Tower}
+	qwen35VLMoE = multimodal{text: "language_model", model: "qwen3_5_moe_text", towered: "qwen3_5_moe_vision",
+		renamed: map[string]string{"qwen3_5_moe": "qwen3_5_moe_vision"}, tower: qwen3Tower}
 	llava = multimodal{text: "language_model", either: true, model: "llama", towered: "clip_vision_model",
-		tower: llavaTower}
+		others: []string{"siglip_vision_model", "pixtral"}, tower: llavaTower(-2, "default")}
+	llavaNext = multimodal{text: "language_model", either: true, model: "llama", towered: "clip_vision_model",
+		others: []string{"siglip_vision_model"}, tower: tiled(llavaTower(-2, "default"), nextSizes, 0)}
+	llavaOneVision = multimodal{text: "language_model", either: true, model: "qwen2", towered: "siglip_vision_model",
+		others: []string{"clip_vision_model"}, tower: tiled(llavaTower(-1, "full"), oneVisionSizes(), 9)}
+	llama4Vision = multimodal{text: "language_model", headed: true, either: true, model: "llama4_text",
+		towered: "llama4_vision_model", tower: llama4Tower}
+	glm4V = multimodal{text: "language_model", model: "glm4v_text", towered: "glm4v_vision",
+		renamed: map[string]string{"glm4v": "glm4v_vision"}, tower: glmTower}
+	glm4VMoE = multimodal{text: "language_model", model: "glm4v_moe_text", towered: "glm4v_moe_vision",
+		renamed: map[string]string{"glm4v_moe": "glm4v_moe_vision"}, tower: glmTower}
 	gemma3Vision = multimodal{text: "language_model", tied: true, model: "gemma3_text", towered: "siglip_vision_model",
 		tower: gemma3Tower}
 	paliGemma = multimodal{text: "language_model", tied: true, model: "gemma", towered: "siglip_vision_model",
@@ -64,6 +86,18 @@ func (s scope) textOf(modelType string) (func(scope), bool) {
 		modelType = "qwen3"
 	case "qwen3_vl_moe_text":
 		return decoder(false, qwen3VLMoEBlock), true
+	case "qwen2_5_omni_text":
+		modelType = "qwen2"
+	case "paddleocr_vl_text":
+		return ernie.describe, true
+	case "mllama_text_model":
+		return mllamaText, true
+	case "gemma4_text":
+		return gemma4Text, true
+	case "glm4v_text":
+		return glm4VText.describe, true
+	case "glm4v_moe_text":
+		return glm4VMoEText.describe, true
 	}
 	for _, a := range s.known {
 		if a.modelType == modelType && strings.HasSuffix(a.name, "ForCausalLM") {
@@ -75,13 +109,21 @@ func (s scope) textOf(modelType string) (func(scope), bool) {
 
 // describe describes the model.
 func (m multimodal) describe(s scope) {
-	body := "model." + m.text
+	if m.unknown {
+		s.withoutOperations()
+	}
+	path, body := "", "model."+m.text
+	if m.headed {
+		path, body = m.text+".", "model"
+		s.network.HoldsEmbeddings = true
+	}
 	text := s
 	if _, ok := s.find("text_config"); ok || !m.flat {
 		text = s.inside("text_config", m.model, body, m.renamed)
 	} else {
 		text = s.nested(s.members(), m.model, body, map[string]string{s.textOr("", "model_type"): m.model})
 	}
+	text.path = path
 	tied := s.flagOr(m.tied, "tie_word_embeddings") || m.either && text.flagOr(false, "tie_word_embeddings")
 	text.fields["tie_word_embeddings"] = truthMember("tie_word_embeddings", tied)
 	modelType := text.textOr("", "model_type")
@@ -90,13 +132,22 @@ func (m multimodal) describe(s scope) {
 		s.fail(0, Documented, "text_config is of %q, which is not planned as a part of a multimodal model", modelType)
 		return
 	}
-	v := s.inside("vision_config", m.towered, "", m.renamed)
-	if got := v.textOr("", "model_type"); got != m.towered {
-		s.fail(0, Documented, "vision_config is of %q, which is planned for %q only", got, m.towered)
+	config := cmp.Or(m.config, "vision_config")
+	v := s.inside(config, m.towered, "", m.renamed)
+	if got := v.textOr("", "model_type"); got != m.towered && !slices.Contains(m.others, got) {
+		s.fail(0, Documented, "%s is of %q, expected %s", config, got,
+			fault.OneOf(append([]string{m.towered}, m.others...)...))
 		return
 	}
 	m.tower(s, v, text.size("hidden_size"))
 	describe(text)
+	if m.last == nil {
+		return
+	}
+	head := s.parameters[max(0, len(s.parameters)-1)] // comes last
+	s.parameters = s.parameters[:max(0, len(s.parameters)-1)]
+	m.last(s, v, text.size("hidden_size"))
+	s.parameters = append(s.parameters, head)
 }
 
 // truthMember returns a field that is true or false.
@@ -135,10 +186,9 @@ func stackedByInput(s scope, m *Mixture, count, inner int64) {
 }
 
 func qwen3Tower(_, v scope, _ int64) {
-	class := "Qwen3VLVisionBlock"
-	if v.textOr("", "model_type") == "qwen3_vl_moe_vision" {
-		class = "Qwen3VLMoeVisionBlock"
-	}
+	class := map[string]string{"qwen3_vl_vision": "Qwen3VLVisionBlock", "qwen3_vl_moe_vision": "Qwen3VLMoeVisionBlock",
+		"qwen3_5_vision":     "Qwen3_5VisionBlock",
+		"qwen3_5_moe_vision": "Qwen3_5MoeVisionBlock"}[v.textOr("", "model_type")]
 	qwenVision{names: [2]string{"linear_fc1", "linear_fc2"}, activation: "gelu_pytorch_tanh", bias: true,
 		positions: true, class: class, merger: qwen3Merger(false)}.describe(v, "model.visual")
 }
@@ -158,6 +208,8 @@ func (s scope) unread(t *Tower, layer int, strategy string) {
 	s.freezeUnread(t)
 	if s.textOr(strategy, "vision_feature_select_strategy") == "default" {
 		t.After = append(t.After, Step{Kind: Crop})
+	} else {
+		t.Image.Kept = t.Image.Class
 	}
 }
 
@@ -187,14 +239,26 @@ func (s scope) projector(t *Tower, in, hidden int64, bias bool) {
 
 const projectorPath = "model.multi_modal_projector"
 
-func llavaTower(root, v scope, hidden int64) {
-	e := clipLike{class: true, activation: "quick_gelu", block: "CLIPEncoderLayer"}
-	e.describe(v, "model.vision_tower", func(t *Tower) {
-		root.unread(t, -2, "default")
-		t.Projector = projectorPath
-		bias := root.flagOr(true, "multimodal_projector_bias")
-		root.in(projectorPath).projector(t, v.size("hidden_size"), hidden, bias)
-	})
+// llavaTower adds an encoder of any type, of which one layer is read, and LLaVA's projector.
+func llavaTower(layer int, strategy string) func(root, v scope, hidden int64) {
+	return func(root, v scope, hidden int64) {
+		const path = "model.vision_tower"
+		complete := func(t *Tower) {
+			t.After = nil // the layer is read before the norm after the last block
+			root.unread(t, layer, strategy)
+			t.Projector = projectorPath
+			bias := root.flagOr(true, "multimodal_projector_bias")
+			root.in(projectorPath).projector(t, v.size("hidden_size"), hidden, bias)
+		}
+		switch v.textOr("", "model_type") {
+		case "pixtral":
+			pixtral(v, path, complete)
+		case "siglip_vision_model":
+			siglip(v, complete)
+		default:
+			clipLike{class: true, activation: "quick_gelu", block: "CLIPEncoderLayer"}.describe(v, path, complete)
+		}
+	}
 }
 
 // siglip adds SigLIP's encoder without the head for the whole image.

@@ -12,6 +12,9 @@ type Network struct {
 	Head   Head
 	// Towers encode images for the language model, which the stacks are.
 	Towers []*Tower
+	// HoldsEmbeddings reports whether the program holds the embeddings, with those of
+	// images, until it has the loss.
+	HoldsEmbeddings bool
 	// InputFirst reports whether the weights of the blocks' linear modules have
 	// a row per input, as in GPT-2, and not per output.
 	InputFirst bool
@@ -220,6 +223,7 @@ type FeedForward struct {
 	Down       string
 	Inner      int64
 	Activation string  // as in transformers: "silu", "gelu", "gelu_new", "relu", ...
+	Width      int64   // of the result, if it is not that of the network
 	Dropout    float64 // after the activation (T5)
 	Alphas     string  // the module with the activation's parameters (xIELU)
 	// OutputDropout comes after the network, if the block has none.

@@ -12,6 +12,8 @@ import (
 type Opaque struct {
 	Before, After []OpaqueModule // outside of the blocks
 	Blocks        [][]OpaqueModule
+	// Encoders are those of images or sound. Their blocks are the first stack.
+	Encoders []Encoder
 	// Estimated adds activations: inputs and results of all matrices in fp32.
 	Estimated bool
 }
@@ -28,8 +30,9 @@ type OpaqueModule struct {
 // modules own its parameters. It returns false if their types are not those of a
 // training, as with quantized weights.
 func (m *Model) WithoutOperations() (*Model, bool) {
-	network := &Network{Hidden: 1, Opaque: &Opaque{}}
+	network := &Network{Hidden: 1, Opaque: &Opaque{Encoders: m.Encoders}}
 	stack := &Stack{}
+	var rows int64 // of the greatest table, which is that of tokens
 	modules := map[string]*OpaqueModule{}
 	order := []string{}
 	blocks := map[string]int{} // of modules
@@ -49,8 +52,8 @@ func (m *Model) WithoutOperations() (*Model, bool) {
 		x.Parameters = append(x.Parameters, p.Name)
 		switch {
 		case p.IsEmbedding():
-			if stack.TokenEmbedding == "" && p.Shape[1] > 0 {
-				stack.TokenEmbedding, network.Hidden = path, p.Shape[1]
+			if p.Shape[0] > rows && p.Shape[1] > 0 && network.PartOf(p.Name) == Language {
+				stack.TokenEmbedding, network.Hidden, rows = path, p.Shape[1], p.Shape[0]
 			}
 		case len(p.Shape) == 2 && strings.HasSuffix(p.Name, ".weight"):
 			x.Linear = true
@@ -67,29 +70,43 @@ func (m *Model) WithoutOperations() (*Model, bool) {
 		x, block := *modules[path], blocks[path]
 		switch {
 		case path == stack.TokenEmbedding:
-		case block >= 0:
+		case block >= 0 && network.PartOf(x.Parameters[0]) != Projector:
 			for len(o.Blocks) <= block {
 				o.Blocks = append(o.Blocks, nil)
 			}
 			o.Blocks[block] = append(o.Blocks[block], x)
 			list, index := blockOf(x.Parameters[0])
 			paths[block] = list + decimal(int64(index))
-		case len(o.Blocks) == 0:
+		case len(o.Blocks) == 0 || network.PartOf(x.Parameters[0]) != Language:
 			o.Before = append(o.Before, x)
 		default:
 			o.After = append(o.After, x)
 		}
 	}
-	for i := range o.Blocks {
-		if len(o.Blocks[i]) > 0 {
-			stack.Blocks = append(stack.Blocks, Block{Path: paths[i]})
-		}
-	}
-	o.Blocks = slices.DeleteFunc(o.Blocks, func(modules []OpaqueModule) bool { return len(modules) == 0 })
-	network.Stacks = []*Stack{stack}
+	network.stackOpaque(stack, paths)
 	with := *m
 	with.Network = network
 	return &with, true
+}
+
+// stackOpaque adds the blocks with these paths to the stack, and those of encoders
+// to a stack before it.
+func (n *Network) stackOpaque(stack *Stack, paths map[int]string) {
+	encoder := &Stack{}
+	var first, last [][]OpaqueModule // in the order of the stacks
+	for i, modules := range n.Opaque.Blocks {
+		switch {
+		case len(modules) == 0:
+		case n.PartOf(modules[0].Parameters[0]) != Language:
+			encoder.Blocks, first = append(encoder.Blocks, Block{Path: paths[i]}), append(first, modules)
+		default:
+			stack.Blocks, last = append(stack.Blocks, Block{Path: paths[i]}), append(last, modules)
+		}
+	}
+	n.Opaque.Blocks, n.Stacks = append(first, last...), []*Stack{stack}
+	if len(encoder.Blocks) > 0 {
+		n.Stacks = []*Stack{encoder, stack}
+	}
 }
 
 // chosenExperts is the number of experts per token that an estimate assumes.

@@ -135,11 +135,11 @@ func mamba(tied bool, mixer interface{ describe(s scope) }) func(scope) {
 func hybrid(norm string, tied bool, block func(s scope, index int64)) func(scope) {
 	return func(s scope) {
 		vocabulary, hidden := s.size("vocab_size"), s.size("hidden_size")
-		body := s.in("model")
+		body := s.in(s.body)
 		body.embedding("embed_tokens", vocabulary, hidden)
 		body.repeat("layers", s.size("num_hidden_layers"), block)
 		body.norm(norm, hidden)
-		s.head("lm_head", hidden, vocabulary, tied, "model.embed_tokens.weight")
+		s.head("lm_head", hidden, vocabulary, tied, s.body+".embed_tokens.weight")
 		s.withoutOperations()
 	}
 }

@@ -379,3 +379,47 @@ func qwen3Merger(late bool) func(scope, int64, int64, int64) []Step {
 			Step{Kind: Project, Path: s.linear("linear_fc2", merged, out, true), Width: out})
 	}
 }
+
+// glmTower adds GLM-4V's encoder, whose last convolution merges patches.
+func glmTower(_, v scope, _ int64) {
+	const path = "model.visual"
+	class := "Glm4vVisionBlock"
+	if v.textOr("", "model_type") == "glm4v_moe_vision" {
+		class = "Glm4vMoeVisionBlock"
+	}
+	e, width, out := v.in(path), v.size("hidden_size"), v.size("out_hidden_size")
+	grid := v.fixed()
+	image := Image{Channels: v.sizeOr(3, "in_channels"), Frames: v.sizeOr(2, "temporal_patch_size"), Patch: v.patch(),
+		Merged: v.sizeOr(2, "spatial_merge_size")}
+	v.tower(path, width, image, func(t *Tower, stack *Stack) {
+		t.OneSequence, t.Projector, t.BlockClass = true, e.module("merger"), class
+		table := e.embedding("embeddings.position_embedding", grid.Patches(grid.Height, grid.Width), width)
+		patches := e.in("patch_embed").convolution("proj", image, width, true)
+		e.blocks(stack, "blocks", v.size("depth"), func(s scope, _ int64, b *Block) {
+			b.AttentionNorm, b.FeedForwardNorm = s.norm("norm1", width), s.norm("norm2", width)
+			heads := s.size("num_heads")
+			b.Attention = Attention{Heads: heads, KeyValueHeads: heads, WideSoftmax: true, Rotary: 1, WideRotary: true,
+				Divided: true, Dropout: s.shareOr(0, "attention_dropout")}
+			b.Attention.Width = s.divide(width, "hidden_size", heads, "num_heads")
+			b.Attention.ValueWidth = b.Attention.Width
+			b.Attention.Fused = s.in("attn").linear("qkv", width, 3*width, s.flagOr(false, "attention_bias"))
+			b.Attention.Output = s.in("attn").linear("proj", width, width, false)
+			b.FeedForward = gated(s.in("mlp"), out, false)
+		})
+		merger, inner := e.in("merger"), v.size("intermediate_size")
+		project := Step{Kind: Project, Path: merger.linear("proj", out, out, false), Width: out}
+		norm := merger.layerNorm("post_projection_norm", out)
+		network := FeedForward{Gate: merger.linear("gate_proj", out, inner, false),
+			Up: merger.linear("up_proj", out, inner, false), Down: merger.linear("down_proj", inner, out, false),
+			Inner: inner, Activation: v.activation("silu"), Width: out}
+		first := e.norm("post_conv_layernorm", width)
+		e.tensor("downsample.weight", out, width, image.Merged, image.Merged)
+		e.tensor("downsample.bias", out)
+		last := e.norm("post_layernorm", width)
+		t.Before = []Step{patches, {Kind: Normalize, Norm: first}, {Kind: Interpolate, Path: table}}
+		t.After = []Step{{Kind: Normalize, Norm: last},
+			{Kind: Downsample, Path: e.module("downsample"), Rows: image.Merged * image.Merged, Width: out},
+			project, {Kind: Normalize, Norm: norm}, {Kind: Activate, Function: "gelu"},
+			{Kind: Gate, FeedForward: &network}}
+	})
+}

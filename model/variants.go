@@ -146,6 +146,12 @@ var glm4 = variant{
 		{name: "post_mlp_layernorm", place: afterFeedForward}}),
 }
 
+// glm4VText is the language model of GLM-4V.
+var glm4VText = variant{
+	keyValueHeads: 2, inputBias: setting{otherwise: true}, rotary: 1, joined: true, feedForward: gateUp,
+	norms: glm4.norms,
+}
+
 var granite = variant{
 	inputBias: attentionBias, outputBias: attentionBias, innerBias: mlpBias,
 	scalesEmbedding: true, scalesResidual: true, scalesLogits: true,
@@ -282,7 +288,7 @@ func (v variant) describe(s scope) {
 	})
 	body.blocks(stack, "layers", s.size("num_hidden_layers"), v.block)
 	stack.FinalNorm = v.norm(body, "norm", hidden)
-	s.head("lm_head", hidden, vocabulary, v.tied, s.body+".embed_tokens.weight")
+	s.head("lm_head", hidden, vocabulary, v.tied, s.in(s.body).module("embed_tokens.weight"))
 	s.network.Head.Scaled = v.scalesLogits
 	if v.softLogits != "" {
 		_, s.network.Head.Soft = s.find(v.softLogits)

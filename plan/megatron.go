@@ -27,12 +27,12 @@ func NewMegatron(j *megatron.Job, c allocator.Configuration) ([]ledger.Device, V
 }
 
 // LastStage plans the last pipeline stage only.
-func LastStage(j *megatron.Job, c allocator.Configuration) (ledger.Device, error) {
+func LastStage(j *megatron.Job, c allocator.Configuration) (ledger.Device, Spread, error) {
 	devices, err := megatronStages(j, c, []int64{j.Degrees.Pipeline - 1})
 	if err != nil {
-		return ledger.Device{}, err
+		return ledger.Device{}, Spread{}, err
 	}
-	return devices[0], nil
+	return devices[0], spreadOfMegatron(j), nil
 }
 
 func megatronStages(j *megatron.Job, c allocator.Configuration, stages []int64) ([]ledger.Device, error) {
@@ -61,6 +61,7 @@ func megatronStages(j *megatron.Job, c allocator.Configuration, stages []int64) 
 	if hostPeak > 0 {
 		devices = append(devices, megatronNode(j, fullest))
 	}
+	spreadOfMegatron(j).setIntervals(devices)
 	return devices, nil
 }
 

@@ -39,7 +39,7 @@ func lastStage(t *testing.T, j *megatron.Job) (allocated, peak ledger.Bytes) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d, err := LastStage(j, c)
+	d, _, err := LastStage(j, c)
 	if err != nil {
 		t.Fatal(err)
 	}

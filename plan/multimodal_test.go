@@ -19,8 +19,10 @@ func TestMultimodal(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	one, two := 1, 2
 	cases := map[string]func(*job.Request){
 		"trained":           func(*job.Request) {},
+		"alone":             func(q *job.Request) { q.Images = &one },
 		"frozen":            func(q *job.Request) { q.Freeze = []string{"vision"} },
 		"projector":         func(q *job.Request) { q.Freeze = []string{"vision", "language"} },
 		"recomputed":        func(q *job.Request) { q.Recompute = "full" },
@@ -31,7 +33,6 @@ func TestMultimodal(t *testing.T) {
 		},
 	}
 	var torch, transformers string
-	images := 2
 	for line := range strings.Lines(string(text)) {
 		if n, _ := fmt.Sscanf(line, "# torch %s transformers %s", &torch, &transformers); n == 2 {
 			continue
@@ -39,7 +40,7 @@ func TestMultimodal(t *testing.T) {
 		fields := strings.Fields(line)
 		q := job.Request{
 			Model:     filepath.Join("../model/testdata/multimodal", fields[1]+".json"),
-			Precision: "bf16", MicroBatch: 2, Sequence: 256, Images: &images, ImageSize: fields[2],
+			Precision: "bf16", MicroBatch: 2, Sequence: 256, Images: &two, ImageSize: fields[2],
 			Torch: strings.Split(torch, "+")[0], Transformers: transformers,
 		}
 		cases[fields[0]](&q)

@@ -20,6 +20,8 @@ type Plan struct {
 	Trained int64 // elements of trainable parameters
 	Devices []ledger.Device
 	Verdict Verdict
+	// Spread says how far a run may be from the plan.
+	Spread Spread
 	// Estimate is the peak of a GPU with an estimate of activations. It is 0 if the
 	// plan has them.
 	Estimate ledger.Bytes
@@ -32,8 +34,8 @@ type Plan struct {
 // Result says whether a job fits.
 type Result string
 
-// The results. A tight job fits only if the allocator loses nothing to
-// fragmentation, or it leaves less than a twentieth of the capacity free.
+// The results. A job fits if the upper end of its interval does. A tight job may fit: the plan does, at least if the
+// allocator loses nothing to fragmentation.
 const (
 	Fits       Result = "fits"
 	Tight      Result = "tight"
@@ -50,6 +52,9 @@ type Verdict struct {
 	Needed    ledger.Bytes
 	Least     ledger.Bytes // Needed without fragmentation in the allocator
 	Capacity  ledger.Bytes
+	// Lower and Upper are the ends of the device's interval. Source makes it widest.
+	Lower, Upper ledger.Bytes
+	Source       string
 }
 
 // New plans a job. If the operations of the model are unknown, the plan is without
@@ -66,6 +71,8 @@ func New(j *job.Job) (*Plan, error) {
 		return nil, err
 	}
 	p.Estimate = estimated.Devices[0].Peak().PeakUsed
+	widen(&p.Devices[0], ledger.Source{Name: "activations", Above: p.Estimate - p.Devices[0].Peak().PeakUsed,
+		Reason: "the operations of the model are unknown: every matrix may keep its input and result in fp32"})
 	if p.Verdict.Result != DoesNotFit {
 		p.Verdict.Result = Unknown
 	}
@@ -113,6 +120,8 @@ func newWithin(j *job.Job, capacity ledger.Bytes) (*Plan, error) {
 	for _, c := range classes {
 		p.Devices = append(p.Devices, nodeOf(j, c))
 	}
+	p.Spread = spreadOf(j, classes[0])
+	p.Spread.setIntervals(p.Devices)
 	p.judge()
 	return p, nil
 }
@@ -145,13 +154,18 @@ func (p *Plan) judge() {
 		switch {
 		case slices.ContainsFunc(d.Phases, func(phase ledger.Phase) bool { return least(&phase) > d.Capacity }):
 			result = DoesNotFit
-		case phase.PeakUsed > d.Capacity/20*19:
+		case d.Interval.Upper > d.Capacity:
 			result = Tight
 		}
-		filled := float64(phase.PeakUsed) / float64(d.Capacity)
+		filled := float64(d.Interval.Upper) / float64(d.Capacity)
 		if r := rank[result] - rank[p.Verdict.Result]; r > 0 || r == 0 && filled > nearest {
 			nearest = filled
-			p.Verdict = Verdict{result, d.Kind, phase.Name, phase.Iteration, phase.PeakUsed, least(phase), d.Capacity}
+			p.Verdict = Verdict{Result: result, Device: d.Kind, Phase: phase.Name, Iteration: phase.Iteration,
+				Needed: phase.PeakUsed, Least: least(phase), Capacity: d.Capacity,
+				Lower: d.Interval.Lower, Upper: d.Interval.Upper}
+			if source := d.Interval.Largest(); source != nil {
+				p.Verdict.Source = source.Name
+			}
 		}
 	}
 }

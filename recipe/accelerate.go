@@ -42,6 +42,7 @@ type Parallelism struct {
 	Sequence  int `key:"parallelism_config_sp_size"`
 	// Attention is what ranks that share a sequence compute; "" = as the model says.
 	Attention string `key:"parallelism_config_sp_attn_implementation"`
+	Ulysses   bool   // ranks of Context exchange heads around attention
 }
 
 // Ranks returns the number of ranks: the product of all dimensions.

@@ -117,7 +117,9 @@ func readAxolotl(r *frameworkReader) error {
 	if err := r.refuseAxolotl(); err != nil {
 		return err
 	}
-	if name := r.Value("optimizer"); !slices.Contains(trainerOptimizers, name.Text) {
+	if name := r.Value("optimizer"); name.Text == "muon" { // _configure_custom_optimizer in core/builders/base.py
+		r.to.Optimizer = "muon-dion"
+	} else if !slices.Contains(trainerOptimizers, name.Text) {
 		return r.Fault("optimizer", fmt.Sprintf("is %s, which is not planned yet", name),
 			cmp.Or(strict.DidYouMean(name.Text, trainerOptimizers), "plimsoll plans the Trainer's optimizers"))
 	}
@@ -244,6 +246,9 @@ func (r *frameworkReader) rewardAxolotl() error {
 func (r *frameworkReader) argumentsOfAxolotl() {
 	for _, pair := range [][2]string{{"micro_batch_size", "per_device_train_batch_size"},
 		{"gradient_accumulation_steps", "gradient_accumulation_steps"}, {"optimizer", "optim"}} {
+		if pair[1] == "optim" && r.to.Optimizer != "" {
+			continue
+		}
 		give(r.arguments, pair[1], r.At(pair[0]), cmp.Or(r.Value(pair[0]), strict.Of(1)))
 	}
 	if r.Gives("batch_size") && !r.Gives("gradient_accumulation_steps") { // normalize_config

@@ -126,6 +126,8 @@ type Freezes struct {
 	Named []string
 	// Contained says that an entry of target_modules adapts all modules whose names contain it.
 	Contained bool
+	// Open are parts of the names of parameters that stay trained in an encoder that is not.
+	Open []string
 }
 
 // Holds reports whether a model's parts are frozen at all.

@@ -241,7 +241,7 @@ func TestUnplannedFrameworks(t *testing.T) {
 		{axolotlText + "adapter: llama-adapter\n", "adapter"},
 		{axolotlText + "adapter: qlora\n", "adapter"},
 		{axolotlText + "load_in_4bit: true\n", "load_in_4bit"},
-		{axolotlText + "optimizer: muon\n", "optimizer"},
+		{axolotlText + "optimizer: dion\n", "optimizer"},
 		{axolotlText + "activation_offloading: true\n", "activation_offloading"},
 		{axolotlText + "gradient_checkpointing: true\nactivation_offloading: hidden_states\n" +
 			"gradient_checkpointing_kwargs: {use_reentrant: true}\n", "activation_offloading"},

@@ -18,6 +18,8 @@ type Freeze struct {
 	Extra   []string // outside the layers
 	// Widens says that trained parameters are converted to fp32.
 	Widens bool
+	// BeforeSharding says that FSDP2 divides the model after that, so that the shards of trained parameters are fp32.
+	BeforeSharding bool
 
 	place fault.Position
 }

@@ -123,7 +123,11 @@ const megatronKeys = `tensor_model_parallel_size pipeline_model_parallel_size ex
 
 // compositeFactory are the types of models whose parts LLaMA-Factory knows: COMPOSITE_MODELS in
 // model/model_utils/visual.py.
-const compositeFactory = `gemma3 internvl llava llava_next mistral3 paligemma qwen2_vl qwen2_5_vl qwen3_vl qwen3_vl_moe`
+const compositeFactory = `gemma3 gemma4 glm4v glm4v_moe internvl llama4 llava llava_next mistral3 mllama paligemma
+	qwen2_audio qwen2_5_omni_thinker qwen2_vl qwen2_5_vl qwen3_vl qwen3_vl_moe qwen3_5 qwen3_5_moe`
+
+// openFactory are the modules of encoders that it trains though the encoder is frozen: its lists lack those of GLM-4V.
+const openFactory = `visual.embeddings. visual.post_conv_layernorm. visual.downsample. visual.post_layernorm.`
 
 func readLLaMAFactory(r *frameworkReader) error {
 	r.model("model_name_or_path")
@@ -141,10 +145,11 @@ func readLLaMAFactory(r *frameworkReader) error {
 	r.answersOfFactory()
 	r.to.MostPixels = r.Integer("image_max_pixels")
 	r.to.Freezes = &Freezes{Vision: r.Truth("freeze_vision_tower"), Projector: r.Truth("freeze_multi_modal_projector"),
-		Language: r.Truth("freeze_language_model"), ModelTypes: strings.Fields(compositeFactory), Contained: true}
+		Language: r.Truth("freeze_language_model"), ModelTypes: strings.Fields(compositeFactory), Contained: true,
+		Open: strings.Fields(openFactory)}
 	full := r.Word("finetuning_type") == "full"
 	if r.Truth("use_muon") {
-		r.to.Optimizer = "muon"
+		r.to.Optimizer = "muon-moonlight"
 	}
 	if pure := r.Truth("pure_bf16"); pure {
 		r.to.Weights = "bf16"
@@ -250,16 +255,21 @@ func (r *frameworkReader) freezeFactory() bool {
 	if r.Word("finetuning_type") != "freeze" {
 		return false
 	}
-	const key = "freeze_trainable_layers"
-	r.to.Freeze = &Freeze{Layers: int(r.Integer(key)), Spread: r.Truth("use_llama_pro"), Modules: []string{"all"},
-		Widens: !r.Truth("pure_bf16"), place: r.Place(key)}
-	if v := separated(r.Find("freeze_trainable_modules")); v != nil {
+	r.freezePart("")
+	r.to.Freeze.Spread, r.to.Freeze.Widens = r.Truth("use_llama_pro"), !r.Truth("pure_bf16")
+	return true
+}
+
+// freezePart reads the keys of a section that say which layers and modules are trained.
+func (r *frameworkReader) freezePart(section string) {
+	key := section + "freeze_trainable_layers"
+	r.to.Freeze = &Freeze{Layers: int(r.Integer(key)), Modules: []string{"all"}, place: r.Place(key)}
+	if v := separated(r.Find(section + "freeze_trainable_modules")); on(v) {
 		r.to.Freeze.Modules = v.Texts()
 	}
-	if v := separated(r.Find("freeze_extra_modules")); v != nil {
+	if v := separated(r.Find(section + "freeze_extra_modules")); on(v) {
 		r.to.Freeze.Extra = v.Texts()
 	}
-	return true
 }
 
 // adaptFactory reads the adapter: _setup_lora_tuning in model/adapter.py.

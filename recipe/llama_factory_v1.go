@@ -27,8 +27,11 @@ var llamaFactoryV1 = family{kind: llamaFactoryV1Kind, program: "LLaMA-Factory's 
 			anything.For("reshard_after_forward offload_params")).AndOthers().OrNull(),
 		"peft_config": object(keys{"name": worded.Default("lora"), "r": counted.Default(8),
 			"lora_alpha": measured.Default(16.), "lora_dropout": measured.Default(.05), "target_modules": nameOrNames,
-			"modules_to_save": nameOrNames},
-			anything.For("adapter_name_or_path use_rslora use_dora")).AndOthers().OrNull(),
+			"modules_to_save":               nameOrNames,
+			"freeze_trainable_layers":       integer.Lax().OrNull().Default(2),
+			"cast_trainable_params_to_fp32": switched.Default(true)},
+			anything.For("adapter_name_or_path use_rslora use_dora freeze_trainable_modules freeze_extra_modules")).
+			AndOthers().OrNull(),
 		"kernel_config": object(keys{"name": worded.Default("auto")}).AndOthers().OrNull(),
 		"init_config":   object(keys{"name": worded.Default("init_on_default")}).AndOthers().OrNull(),
 		"optim_config":  object(keys{"name": worded.Default("adamw")}).AndOthers().OrNull(),
@@ -59,7 +62,7 @@ func readFactoryV1(r *frameworkReader) error {
 	r.set("max_grad_norm", "max_grad_norm", r.Number("max_grad_norm"))
 	r.set("optim", "optim_config", "adamw_torch")
 	if r.Word("optim_config.name") == "muon" {
-		r.to.Optimizer = "muon"
+		r.to.Optimizer = "muon-moonlight"
 	}
 	const checkpointing = "enable_activation_checkpointing"
 	r.set("gradient_checkpointing", checkpointing, r.Truth(checkpointing))
@@ -84,7 +87,7 @@ func (r *frameworkReader) refuseFactoryV1() error {
 	for _, c := range []struct{ key, section, want, hint string }{
 		{"model_class", "model_class", "llm", "plimsoll plans llm"},
 		{"dist_config.name", "dist_config", "fsdp2 deepspeed", "plimsoll plans fsdp2 and deepspeed"},
-		{"peft_config.name", "peft_config", "lora", "plimsoll plans lora"},
+		{"peft_config.name", "peft_config", "lora freeze", "plimsoll plans lora and freeze"},
 		{"optim_config.name", "optim_config", "adamw muon", "plimsoll plans muon, and AdamW without the section"},
 		{"quant_config.name", "quant_config", "bnb auto", "plimsoll plans bnb"},
 		{"kernel_config.name", "kernel_config", "auto liger_kernel", "plimsoll plans auto and liger_kernel"},
@@ -94,11 +97,14 @@ func (r *frameworkReader) refuseFactoryV1() error {
 			return r.Fault(c.key, fmt.Sprintf("is %q%s", word, only), c.hint)
 		}
 	}
-	for _, key := range []string{"cp_size", "mp_replicate_size"} {
-		if r.Integer(key) > 1 {
-			return r.Fault(key, "is above 1: sequences or replicas are divided in v1's own way"+only,
-				"plan without it for an upper bound")
-		}
+	const context = "cp_size"
+	switch sharded := on(r.Find("dist_config")) && r.Word("dist_config.name") == "fsdp2"; {
+	case r.Integer(context) > 1 && !sharded: // base_trainer.py
+		return r.Fault(context, "is above 1: context parallelism requires dist_config.name: fsdp2", "add dist_config")
+	case r.Integer("mp_replicate_size") > 1 && !sharded:
+		return r.Fault("mp_replicate_size", "is above 1 without dist_config.name: fsdp2"+only, "add dist_config")
+	case r.Integer(context) > 1 && on(r.Find("peft_config")):
+		r.Note(context, "is above 1: adapters see a part of the sequence, as the rest of a block does")
 	}
 	return r.unplanned("training goes on with an adapter whose adapter_config.json says its rank",
 		"peft_config.adapter_name_or_path")
@@ -121,6 +127,8 @@ func (r *frameworkReader) shardFactoryV1() {
 		r.to.SeveralOnly = false
 		r.set("bf16", "bf16", r.Truth("bf16"))
 		r.to.ReducesIn32 = true
+		r.to.Parallelism = &Parallelism{Replicate: int(r.Integer("mp_replicate_size")), Tensor: 1, Sequence: 1,
+			Context: int(r.Integer("cp_size")), Ulysses: true}
 		r.to.LoadsOnGPU = r.Word("init_config.name") == "init_on_default"
 	}
 }
@@ -147,6 +155,11 @@ func (r *frameworkReader) quantizeFactoryV1() error {
 func (r *frameworkReader) adaptFactoryV1() error {
 	const section = "peft_config."
 	if !on(r.Find("peft_config")) {
+		return nil
+	}
+	if r.Word(section+"name") == "freeze" {
+		r.freezePart(section)
+		r.to.Freeze.Widens, r.to.Freeze.BeforeSharding = r.Truth(section+"cast_trainable_params_to_fp32"), true
 		return nil
 	}
 	targets := r.Find(section + "target_modules")

@@ -241,7 +241,8 @@ func ReadMegatron(arguments string) (*Megatron, error) {
 	}
 	m := &Megatron{Script: source.script, given: r, FileTokens: tokensIn(r.Word("vocab_file"))}
 	r.Fill(m)
-	m.Notes = r.Notes
+	m.Notes = append(source.notes, r.Notes...)
+	m.Ranks, m.RanksPerNode = source.ranks, source.perNode
 	m.Unset, m.Looped = source.unset, source.looped
 	processes, err := strconv.ParseInt(r.Word("nproc_per_node"), 10, 32)
 	nodes, err2 := strconv.ParseInt(cmp.Or(r.Word("nnodes"), "1"), 10, 32)
@@ -253,8 +254,10 @@ func ReadMegatron(arguments string) (*Megatron, error) {
 
 // source is what a script says beside the arguments.
 type source struct {
-	script        string
-	unset, looped []string
+	script         string
+	unset, looped  []string
+	notes          []Note
+	ranks, perNode int64 // that the file says, 0 without
 }
 
 // parseMegatron returns arguments as a document with a member for each, and the name of the script.
@@ -263,6 +266,10 @@ func parseMegatron(file string, text []byte) (*strict.Document, source, error) {
 		d, err := strict.Parse(file, text)
 		if err != nil {
 			return nil, source{}, err
+		}
+		if s := sectioned(d); s != nil {
+			d, err = s.arguments()
+			return d, source{notes: s.notes, ranks: s.ranks, perNode: s.perNode}, err
 		}
 		d, err = megatronYAML(d)
 		return d, source{}, err
@@ -288,7 +295,7 @@ func parseMegatron(file string, text []byte) (*strict.Document, source, error) {
 		return nil, source{}, fault.File(file).Inputf("there are no arguments of Megatron-LM").
 			WithHint("give arguments such as --num-layers 32 --hidden-size 4096")
 	}
-	return d, source{script, read.unset, read.looped}, nil
+	return d, source{script: script, unset: read.unset, looped: read.looped}, nil
 }
 
 // training returns the command that trains: the only one with a Python script and arguments of a model, or all words

@@ -170,6 +170,8 @@ func TestTokensIn(t *testing.T) {
 
 // FuzzMegatron: arguments are read or refused as bad input.
 func FuzzMegatron(f *testing.F) {
+	f.Add("nemo.yaml", []byte(nemoText))
+	f.Add("bridge.yaml", []byte(bridgeText))
 	f.Add("train.sh", []byte(megatronScript))
 	f.Add("model_config.yaml", []byte(megatronTest))
 	f.Add("job.sh", []byte(megatronJobScript))

@@ -16,7 +16,7 @@ func NewMegatronDocument(version, arguments string, request job.Request, j *mega
 	elements := j.Elements()
 	d := &PlanDocument{
 		Schema: PlanSchema, Version: version, Verdict: v.Result, Devices: devices, Request: request,
-		Megatron: arguments, Inputs: []Input{}, StateFormats: []plan.StateFormat{},
+		Megatron: arguments, Inputs: []Input{}, Limit: newPlanLimit(v), StateFormats: []plan.StateFormat{},
 		Assumptions: append([]string{}, j.Assumptions...),
 		Model:       PlannedModel{string(j.Kind), "Megatron-LM", "arguments", elements, elements},
 		Job: PlannedJob{Engine: "Megatron-LM", Ranks: int(j.Degrees.World()), Nodes: max(1, request.Nodes),
@@ -24,9 +24,6 @@ func NewMegatronDocument(version, arguments string, request job.Request, j *mega
 			Attention: j.Attention, Optimizer: optimizerOf(j), Recompute: cmp.Or(j.Recompute, "none"),
 			Torch: j.Torch.String(), TensorParallel: j.Degrees.Tensor, ContextParallel: j.Degrees.Context,
 			ExpertParallel: j.Degrees.Expert, Replicas: int(j.Degrees.Data), Parallel: degreesOf(j)},
-	}
-	if v.Result != plan.Unknown {
-		d.Limit = &PlanLimit{v.Device, v.Phase, v.Iteration, v.Needed, v.Least, v.Capacity}
 	}
 	return d
 }

@@ -50,6 +50,30 @@ type PlanLimit struct {
 	Needed    ledger.Bytes     `json:"needed_bytes"`
 	Least     ledger.Bytes     `json:"least_bytes"` // if the allocator lost nothing to fragmentation
 	Capacity  ledger.Bytes     `json:"capacity_bytes"`
+	// Lower and Upper are the ends of the interval that 90 % of runs are in. Source makes it widest.
+	Lower  ledger.Bytes `json:"lower_bytes,omitempty"`
+	Upper  ledger.Bytes `json:"upper_bytes,omitempty"`
+	Source string       `json:"largest_source,omitempty"`
+}
+
+// newPlanLimit returns the limit of a verdict, nil where no capacity is known.
+func newPlanLimit(v plan.Verdict) *PlanLimit {
+	if v.Result == plan.Unknown {
+		return nil
+	}
+	return &PlanLimit{v.Device, v.Phase, v.Iteration, v.Needed, v.Least, v.Capacity, v.Lower, v.Upper, v.Source}
+}
+
+// interval returns the interval in short, with what makes it widest. It is empty for a document without one.
+func (l *PlanLimit) interval() string {
+	if l.Upper == 0 {
+		return ""
+	}
+	text := fmt.Sprintf("; %.0f %%: %v to %v", 100*ledger.Confidence, l.Lower, l.Upper)
+	if l.Source != "" {
+		text += " (" + l.Source + ")"
+	}
+	return text
 }
 
 // PlannedModel describes the model.
@@ -100,6 +124,7 @@ func NewPlanDocument(version string, request job.Request, p *plan.Plan) (*PlanDo
 	d := &PlanDocument{
 		Schema: PlanSchema, Version: version, Verdict: p.Verdict.Result, Devices: p.Devices, Request: request,
 		Estimate:     p.Estimate,
+		Limit:        newPlanLimit(p.Verdict),
 		Inputs:       []Input{},
 		Model:        PlannedModel{j.Model.Name, j.Model.Architecture, j.Model.Source, j.Model.Elements(), p.Trained},
 		StateFormats: append([]plan.StateFormat{}, p.StateFormats...),
@@ -125,9 +150,6 @@ func NewPlanDocument(version string, request job.Request, p *plan.Plan) (*PlanDo
 			Replicas:        j.Replicas(),
 			Parallel:        j.ParallelNames(),
 		},
-	}
-	if v := p.Verdict; v.Result != plan.Unknown {
-		d.Limit = &PlanLimit{v.Device, v.Phase, v.Iteration, v.Needed, v.Least, v.Capacity}
 	}
 	if j.AutocastName() != "" {
 		d.Job.Autocast = j.AutocastName()
@@ -177,6 +199,7 @@ func (d *PlanDocument) Page() *Page {
 		Title:    "Plan of " + d.Model.Name,
 		Sections: append(sections, Section{assumed}),
 		Verdict:  d.verdictLine(),
+		Hints:    d.unjudged(),
 		Document: d,
 		Dense:    true,
 	}
@@ -352,31 +375,33 @@ func (d *PlanDocument) verdictLine() string {
 		if d.Limit.Needed > d.Limit.Capacity {
 			what += fmt.Sprintf(", or %v if the allocator frees its cache", d.Limit.Least)
 		}
-		return "tight: " + what + d.unjudged()
+		return "tight: " + what + d.Limit.interval()
 	}
-	return "fits: " + what + d.unjudged()
+	return "fits: " + what + d.Limit.interval()
 }
 
-// unjudged names the devices whose capacity is unknown: a verdict says nothing of
-// them.
-func (d *PlanDocument) unjudged() string {
-	text := ""
+// unjudged names the devices whose capacity is unknown: the verdict says nothing of them.
+func (d *PlanDocument) unjudged() (lines []string) {
 	for i := range d.Devices {
 		device := &d.Devices[i]
-		if device.Capacity > 0 {
+		if device.Capacity > 0 || d.Limit == nil || d.Verdict == plan.DoesNotFit {
 			continue
 		}
 		flag := "--host-memory"
 		if device.Kind == ledger.GPU {
 			flag = "--gpu or --gpu-memory"
 		}
-		text += fmt.Sprintf("; the %s needs %v and was not judged: give %s", device.Kind, device.Peak().PeakUsed, flag)
+		lines = append(lines, fmt.Sprintf("the %s needs %v and was not judged: give %s", device.Kind,
+			device.Peak().PeakUsed, flag))
 	}
-	return text
+	return lines
 }
 
-// Explain shows everything about one component. An error is a *fault.Input.
+// Explain shows everything about one component, or about the intervals. An error is a *fault.Input.
 func (d *PlanDocument) Explain(name string) (*Page, error) {
+	if name == "interval" {
+		return d.explainIntervals(), nil
+	}
 	var names []string
 	var all Section
 	for i := range d.Devices {
@@ -402,7 +427,28 @@ func (d *PlanDocument) Explain(name string) (*Page, error) {
 	if len(all) == 0 {
 		slices.Sort(names)
 		return nil, fault.Inputf("no peak of this plan has a component called %q", name).
-			WithHint("components of this plan: " + strings.Join(slices.Compact(names), ", "))
+			WithHint("components of this plan: " + strings.Join(slices.Compact(names), ", ") + "; or interval")
 	}
 	return &Page{Title: "Plan of " + d.Model.Name + ": " + name, Sections: []Section{all}, Document: d}, nil
+}
+
+// explainIntervals shows what makes the interval of every device wide.
+func (d *PlanDocument) explainIntervals() *Page {
+	var all Section
+	for i := range d.Devices {
+		device := &d.Devices[i]
+		if device.Interval.Confidence == 0 {
+			continue
+		}
+		t := &Table{Style: Listed, Columns: []Column{{Title: "less", Kind: Bytes, Width: len("1002.3 GiB")},
+			{Title: "more", Kind: Bytes, Width: len("1002.3 GiB")}, {Title: "source"}}}
+		for _, s := range device.Interval.Sources {
+			t.add(s.Below, s.Above, s.Name+": "+s.Reason)
+		}
+		all = append(all, Paragraph(fmt.Sprintf(
+			"%s: %v planned, %.0f %% between %v and %v; bytes less and more by source",
+			titleOf(device), device.Peak().PeakUsed, 100*device.Interval.Confidence, device.Interval.Lower,
+			device.Interval.Upper)), t)
+	}
+	return &Page{Title: "Plan of " + d.Model.Name + ": interval", Sections: []Section{all}, Document: d}
 }

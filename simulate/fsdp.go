@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"plimsoll/autograd"
+	"plimsoll/dtype"
 	"plimsoll/ledger"
 	"plimsoll/model"
 )
@@ -63,7 +64,7 @@ func newFSDP(s *simulation) *fsdp {
 	}
 	for _, p := range s.trained {
 		shard := *p
-		shard.Elements, shard.DType = e.shardOf(e.padded(p)), s.ParameterType
+		shard.Elements, shard.DType = e.shardOf(e.padded(p)), e.stored(p)
 		switch {
 		case p.Matrices > 0 && s.FSDP.Version == 2:
 			shard.Matrices = e.shardOf(p.Matrices)
@@ -90,6 +91,24 @@ func (e *fsdp) padded(p *autograd.Parameter) int64 {
 	}
 	first := cmp.Or(p.Matrices, p.Rows, p.Elements)
 	return e.shardOf(first) * (p.Elements / first) * e.Parallel.Shard
+}
+
+// stored returns the type of a parameter's shards.
+func (e *fsdp) stored(p *autograd.Parameter) dtype.Type {
+	if p.Wide {
+		return dtype.F32
+	}
+	return e.ParameterType
+}
+
+// trainedType returns the type of the gradients of a unit. FSDP2 wants the same for all of them.
+func (e *fsdp) trainedType(u *unit) dtype.Type {
+	for _, p := range u.parameters {
+		if p.Trainable {
+			return e.stored(p)
+		}
+	}
+	return e.ParameterType
 }
 
 // unitOf returns the unit of a parameter, by its name.
@@ -129,7 +148,7 @@ func (e *fsdp) shardedBytes(u *unit) int64 {
 		if p.Quantized != autograd.Unquantized {
 			return e.shardOf(p.Bytes())
 		}
-		return e.shardOf(e.padded(p)) * max(e.ParameterType.Size(), p.DType.Size())
+		return e.shardOf(e.padded(p)) * max(e.stored(p).Size(), p.DType.Size())
 	})
 }
 
@@ -164,17 +183,22 @@ func (e *fsdp) gather(u *unit) {
 	flat.free()
 }
 
-func (e *fsdp) whyGathered() string {
+// largestBlock returns the size of the largest unit beside the root, gathered.
+func (e *fsdp) largestBlock() ledger.Bytes {
 	largest := int64(0)
 	for _, u := range e.order {
 		largest = max(largest, u.elements(nil, (*autograd.Parameter).Bytes))
 	}
+	return ledger.Bytes(largest)
+}
+
+func (e *fsdp) whyGathered() string {
 	if e.Stage != nil && !e.reshards(&unit{}) {
 		return fmt.Sprintf("all units of the stage, gathered in %v until the last micro batch of the pipeline",
 			e.ComputeType())
 	}
 	return fmt.Sprintf("units gathered in %v: the root, which stays, and two blocks at a time of up to %v: the one in "+
-		"use and the next", e.ComputeType(), ledger.Bytes(largest))
+		"use and the next", e.ComputeType(), e.largestBlock())
 }
 
 func (e *fsdp) neighbour(u *unit, step int) *unit {
@@ -339,11 +363,12 @@ func (e *fsdp) reduce(u *unit) {
 
 // receive allocates the rank's shard of the reduced gradients of a unit.
 func (e *fsdp) receive(u *unit, shard int64) {
+	of := e.trainedType(u)
 	output := e.gpu.hold(shard*e.ReduceType.Size(), ledger.Gradients, e.whyGradients)
 	switch {
-	case u.gradients.held() || e.FSDP.OffloadParameters || e.ReduceType != e.ParameterType:
+	case u.gradients.held() || e.FSDP.OffloadParameters || e.ReduceType != of:
 		if !u.gradients.held() {
-			u.gradients = e.device().hold(shard*e.ParameterType.Size(), ledger.Gradients, e.whyGradients)
+			u.gradients = e.device().hold(shard*of.Size(), ledger.Gradients, e.whyGradients)
 		}
 		if e.FSDP.Version == 2 && e.Replicas() > 1 {
 			u.replicated = output // until the backward pass ends (AllReduceState in _fsdp_param_group.py)
@@ -397,8 +422,8 @@ func (e *fsdp) save() {
 	}
 	var largest, sum int64
 	for _, p := range e.parameters {
-		largest = max(largest, p.Elements*e.ParameterType.Size())
-		sum += p.Elements * e.ParameterType.Size()
+		largest = max(largest, p.Elements*e.stored(p).Size())
+		sum += p.Elements * e.stored(p).Size()
 	}
 	e.gpu.during(largest, ledger.GatheredParameters, e.whyGathered, func() {
 		e.host.briefly(e.perNode(sum), ledger.FullStateDict, because("the full model on the host of the first rank: "+

@@ -16,7 +16,7 @@ func (e *fsdp) loadedBytes(p *autograd.Parameter) int64 {
 	if p.Quantized != autograd.Unquantized {
 		return p.Bytes()
 	}
-	return p.Elements * e.ParameterType.Size()
+	return p.Elements * e.stored(p).Size()
 }
 
 // perNode returns a rank's share of memory that a node has once.

@@ -371,6 +371,9 @@ func (s *megatronRank) usesTorchProducts(c *modelChunk) bool {
 	return c.Loss || !s.TransformerEngine() || s.Attention == "unfused" || s.Experts > 0
 }
 
+// DeterministicWorkspace is that of a handle of cuBLAS with CUBLAS_WORKSPACE_CONFIG=:4096:8.
+const DeterministicWorkspace = 32 * ledger.MiB
+
 // workspace allocates the workspace of cuBLAS for a thread: 0 for the forward pass, 1 for the backward pass.
 func (s *megatronRank) workspace(thread int) {
 	if s.holdsWork[thread] {
@@ -379,7 +382,7 @@ func (s *megatronRank) workspace(thread int) {
 	s.holdsWork[thread] = true
 	bytes := s.GPU.Workspace()
 	if s.Deterministic {
-		bytes = 32 * ledger.MiB // CUBLAS_WORKSPACE_CONFIG=:4096:8
+		bytes = DeterministicWorkspace
 	}
 	s.hold(int64(bytes), ledger.MatmulWorkspaces, s.whyWorkspace)
 }

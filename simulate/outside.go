@@ -1,6 +1,8 @@
 package simulate
 
 import (
+	"fmt"
+
 	"plimsoll/job"
 	"plimsoll/ledger"
 	"plimsoll/version"
@@ -26,6 +28,7 @@ var usualProcess = ledger.Holding{Component: ledger.PythonProcess, Bytes: proces
 		"measured (README of PEFT 0.2)"}
 
 const (
+	firstBarrier    = 1485 * ledger.MiB // of 2 ranks
 	processBytes    = 2960 * 1000 * 1000 * ledger.Bytes(1)
 	cpuProcessBytes = 723 * ledger.MiB
 )
@@ -42,11 +45,37 @@ func outside(j *job.Job) []ledger.Holding {
 	return list
 }
 
+// Apart returns how far memory outside the allocator was from the plan where others measured it, and why.
+func Apart(h ledger.Holding) (below, above ledger.Bytes, why string) {
+	switch h.Component {
+	case ledger.CUDAContext:
+		least, most := 426*ledger.MiB, 922*ledger.MiB // kernels that are loaded when they are used
+		if h.Bytes > most {
+			least, most = 1343*ledger.MiB, 1823*ledger.MiB
+		}
+		return h.Bytes - least, most - h.Bytes, fmt.Sprintf("contexts of other GPUs, drivers and versions of torch, "+
+			"measured from %v to %v", least, most)
+	case ledger.NCCL:
+		const secondGroup = 544 * ledger.MiB
+		return firstBarrier - secondGroup, secondGroup, "the first communicator of 2 ranks took 544 MiB " +
+			"(github.com/NVIDIA/nccl issue 964) or 1.45 GiB, kernels included; a further group of ranks has buffers " +
+			"of its own"
+	case ledger.PythonProcess:
+		const most = processBytes
+		if h.Bytes < most {
+			return 0, most - h.Bytes, "processes that import more libraries: up to 2.96 GB were measured"
+		}
+		return most - cpuProcessBytes, cpuProcessBytes, "723 MiB are resident with torch and transformers alone; " +
+			"a worker of a DataLoader that imports them takes as much again"
+	}
+	return 0, 0, ""
+}
+
 // ncclOf returns the memory of one communicator with the kernels of NCCL, from the
 // first collective on. Torch's own data-parallel wrappers use one communicator; jobs
 // with several process groups use several.
 func ncclOf(ranks int) ledger.Holding {
-	const firstBarrier, moreRanks = 1485 * ledger.MiB, 144 * ledger.MiB
+	const moreRanks = 144 * ledger.MiB
 	const source = "what the first barrier of 2 A100 took (mem_get_info); other topologies take other amounts"
 	if ranks == 2 {
 		return ledger.Holding{Component: ledger.NCCL, Bytes: firstBarrier,

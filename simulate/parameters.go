@@ -68,6 +68,7 @@ func (m *parameterMaker) makeModel() {
 		if p.Wide && m.CastType == dtype.Invalid || m.Widens(p.Name) {
 			made.DType = dtype.F32
 		}
+		made.Wide = p.Wide && m.CastType != dtype.Invalid
 		quantized, product := linear[module]
 		switch len(p.Shape) {
 		case 2:

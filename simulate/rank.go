@@ -18,6 +18,8 @@ type RankClass struct {
 	GPU                        *Memory // nil without GPUs
 	Host                       Memory
 	Trained                    int64 // elements of a rank's trainable parameters
+	// Ahead is what the engine gathers at a time, ahead of its use; 0 if it gathers nothing.
+	Ahead ledger.Bytes
 	// Offloaded are the parameters that a rank updates, if the job offloads states.
 	Offloaded []roads.Parameter
 }
@@ -66,7 +68,7 @@ func runClass(j *job.Job, capacity ledger.Bytes) (class RankClass, err error) {
 			return class, err
 		}
 	}
-	class = RankClass{Ranks: j.World, RanksPerNode: j.RanksPerNode, Trained: s.trainedElements(),
+	class = RankClass{Ranks: j.World, RanksPerNode: j.RanksPerNode, Trained: s.trainedElements(), Ahead: s.ahead(),
 		Host: Memory{host.phases, []ledger.Holding{process(j)}}}
 	if s.states != nil {
 		class.Offloaded = s.states.sizes
@@ -75,6 +77,17 @@ func runClass(j *job.Job, capacity ledger.Bytes) (class RankClass, err error) {
 		class.GPU = &Memory{gpu.phases, outside(j)}
 	}
 	return class, nil
+}
+
+// ahead returns what the engine gathers at a time: the largest block with FSDP, the prefetched parameters with ZeRO-3.
+func (s *simulation) ahead() ledger.Bytes {
+	switch e := s.engine.(type) {
+	case *fsdp:
+		return e.largestBlock()
+	case *zero3:
+		return ledger.Bytes(e.recipe.Sizes.PrefetchBucket * s.ComputeType().Size())
+	}
+	return 0
 }
 
 // failure returns the error of an allocation that failed, or nil. Without a limit, only allocations fail whose size

@@ -53,7 +53,7 @@ func (e *deepSpeed) communicated(p *autograd.Parameter) dtype.Type {
 
 // communicates returns communication_data_type, or its counterpart where ranks share a sequence.
 func (e *deepSpeed) communicates() dtype.Type {
-	if e.Parallel.ExchangesHeads {
+	if e.Parallel.DeepSpeedUlysses {
 		return cmp.Or(e.recipe.SequenceCommunication, dtype.F32)
 	}
 	return cmp.Or(e.recipe.Communication, e.ParameterType)

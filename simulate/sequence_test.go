@@ -20,7 +20,7 @@ func TestExchangedHeads(t *testing.T) {
 		j := onRanks(16, deepSpeedJob(t, m, zero(1, ""), "0.19.6"))
 		j.Sequence, j.Attention = 1024*ranks, forward.SDPA
 		j.Versions.Transformers = version.Version{Major: 5, Minor: 23}
-		j.Parallel.Context, j.Parallel.ExchangesHeads = ranks, exchanges
+		j.Parallel.Context, j.Parallel.DeepSpeedUlysses = ranks, exchanges
 		s := simulated(j)
 		if s.gpu.failed != nil {
 			t.Fatal(s.gpu.failed)

@@ -134,7 +134,8 @@ func (s *simulation) options() forward.Options {
 		HooksImages:            s.Recompute != nil && s.hooksImages(),
 		ContextParallel:        s.Parallel.Context,
 		CastsInside:            s.DeepSpeed != nil && s.DeepSpeed.ZeROStage == 3 && s.DeepSpeed.EfficientLinear,
-		ExchangesHeads:         s.Parallel.ExchangesHeads,
+		DeepSpeedUlysses:       s.Parallel.DeepSpeedUlysses,
+		ExchangesHeads:         s.Parallel.Ulysses,
 		TensorParallel:         s.Parallel.Tensor,
 		Hooks:                  s.engine,
 		HasLogits:              func() {},
@@ -195,7 +196,7 @@ func (s *simulation) iterate(iteration ledger.Iteration) {
 		}
 		batch := s.gpu.Allocate(ledger.Bytes(s.BatchTensors*8*s.Sequences()*s.sequence+s.pixelBytes()), ledger.Batch,
 			s.whyBatch)
-		if s.Parallel.ExchangesHeads { // the batches of all ranks that share a sequence (UlyssesSPDataLoaderAdapter)
+		if s.Parallel.DeepSpeedUlysses { // the batches of all ranks that share a sequence (UlyssesSPDataLoaderAdapter)
 			s.gpu.briefly(s.Parallel.Context*s.BatchTensors*8*s.Sequences()*s.sequence, ledger.Batch, s.whyBatch)
 		}
 		var result forward.Result

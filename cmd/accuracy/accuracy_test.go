@@ -32,11 +32,42 @@ func TestPlansAgainstMeasurements(t *testing.T) {
 			t.Errorf("%s: the reason names a folder that is made anew in every run: %s", r.ID, r.reason)
 		}
 	}
+	checkCoverage(t, "the main figure", coverageOf(results))
+	for _, r := range results {
+		if r.falseFits > 0 {
+			t.Errorf("%s: the plan fits, and the run did not", r.ID)
+		}
+	}
 	s := statisticsOf(errorsOf(results, programs[0].estimate))
 	if s.median > mostMedian || s.ninetieth > mostNinetieth {
 		t.Errorf("the median of the absolute error is %.1f %% and the 90th percentile %.1f %%, "+
 			"expected %.1f %% and %.1f %%",
 			100*s.median, 100*s.ninetieth, 100*mostMedian, 100*mostNinetieth)
+	}
+}
+
+// checkCoverage demands that the intervals that 90 % of runs should be in hold for 85 to 95 %.
+func checkCoverage(t *testing.T, what string, c coverage) {
+	t.Logf("%s inside of its interval: %v", what, c)
+	if share := c.share(); !(share >= 0.85 && share <= 0.95) {
+		t.Errorf("%s is inside of its interval in %v", what, c)
+	}
+}
+
+// TestFalseFits: a run that ran out of memory, or held more than the GPU has, is no run that fits.
+func TestFalseFits(t *testing.T) {
+	r := row{ID: "x", GPU: "1x A100-40GB", Model: sizes{Name: "gpt2"}, Precision: "bf16", MicroBatch: 1, Sequence: 128}
+	for _, c := range []struct {
+		figure
+		falseFits int
+	}{
+		{figure{"max_allocated", "whole run", 39, "GiB"}, 0}, {figure{"max_allocated", "whole run", 40, "GiB"}, 1},
+		{figure{"max_allocated", "OOM in backward", 30, "GiB"}, 1},
+	} {
+		r.Measured = []figure{c.figure}
+		if got := compare(r, t.TempDir()); got.verdict != "fits" || got.falseFits != c.falseFits {
+			t.Errorf("%+v: %q, %d false fits", c.figure, got.verdict, got.falseFits)
+		}
 	}
 }
 

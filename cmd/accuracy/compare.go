@@ -5,6 +5,7 @@ import (
 	"math"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 
 	"plimsoll/job"
@@ -18,6 +19,10 @@ type result struct {
 	compared []comparison // the main one first
 	left     []figure     // figures that cannot be compared
 	reason   string       // why nothing could be compared
+	verdict  plan.Result  // of the main figure's plan; empty without a plan
+	// falseFits counts figures whose plan fits, and whose run did not: it ran out of memory, or held more than the
+	// device has.
+	falseFits int
 }
 
 // comparison is a measured figure beside the planned one.
@@ -26,7 +31,24 @@ type comparison struct {
 	Case              *expression
 	measured, planned float64
 	what              string // name of the planned figure
+	verdict           plan.Result
+	lower, upper      float64 // of the planned interval, if there is one
 	deepSpeed, accel  float64
+}
+
+// hasInterval reports whether the planned figure has an interval: modules by themselves have none.
+func (c comparison) hasInterval() bool { return c.upper > 0 }
+
+// isInside reports whether the measured figure, before it was rounded for print, may be in the planned interval.
+func (c comparison) isInside() bool { return !c.isAbove() && c.measured+c.rounding() >= c.lower }
+
+func (c comparison) isAbove() bool { return c.measured-c.rounding() > c.upper }
+
+// rounding returns half of the last digit that the source prints.
+func (c comparison) rounding() float64 {
+	digits := strconv.FormatFloat(c.Value, 'f', -1, 64)
+	_, behind, _ := strings.Cut(digits, ".")
+	return c.measured / c.Value / 2 * math.Pow10(-len(behind))
 }
 
 // error returns the error relative to the measured figure.
@@ -75,9 +97,12 @@ func compare(r row, folder string) result {
 		if f.perParameter() {
 			bytes, ok = f.Value*float64(o.model.Elements()), true
 		}
-		if value, what := o.figure(r, f); ok && what != "" && bytes > 0 {
+		if o.plan != nil && o.plan.Verdict.Result == plan.Fits && f.exceeds(bytes, o.plan) {
+			out.falseFits++
+		}
+		if p := o.figure(r, f); ok && p.what != "" && bytes > 0 {
 			out.compared = append(out.compared, comparison{figure: f, Case: o.expression, measured: bytes,
-				planned: value, what: what,
+				verdict: o.verdict(), planned: p.value, what: p.what, lower: p.lower, upper: p.upper,
 				deepSpeed: deepSpeedEstimate(o.expression), accel: accelerateEstimate(o.expression)})
 		} else {
 			out.left = append(out.left, f)
@@ -92,7 +117,30 @@ func compare(r row, folder string) result {
 		}
 		return int(math.Copysign(1, b.measured-a.measured))
 	})
+	if len(out.compared) > 0 {
+		out.verdict = out.compared[0].verdict
+	}
 	return out
+}
+
+// exceeds reports whether a figure says that its run did not fit: it ran out of memory, or the figure is of a GPU and
+// larger than the GPU is.
+func (f figure) exceeds(bytes float64, p *plan.Plan) bool {
+	if text(f.Quantity + " " + f.Point).has(`\b(OOM|OutOfMemory\w*|out of memory)\b`) {
+		return true
+	}
+	d := deviceOf(p, ledger.GPU)
+	ofGPU := []string{"max_reserved", "max_allocated", "nvidia_smi", "gpu_used", "gpu_memory", "reserved", "allocated"}
+	return d != nil && d.Capacity > 0 && slices.Contains(ofGPU, f.Quantity) &&
+		!text(f.Point).has("(sum|total) (of|over)") && bytes > float64(d.Capacity)
+}
+
+// verdict returns the result of the plan, empty without one.
+func (o *outcome) verdict() plan.Result {
+	if o.plan == nil {
+		return ""
+	}
+	return o.plan.Verdict.Result
 }
 
 // rank orders a row's figures. The main figure is the peak of the GPU, or of the host in rows about the host.
@@ -200,11 +248,18 @@ func deviceOf(p *plan.Plan, kind ledger.Kind) *ledger.Device {
 	return fullest
 }
 
+// planned is a planned figure, with its name and its interval. The name is empty if there is no such figure.
+type planned struct {
+	value        float64
+	what         string
+	lower, upper float64
+}
+
 // figure returns the planned figure that corresponds to a measured one, and its name. The name is empty where no
 // planned figure corresponds.
-func (o *outcome) figure(r row, f figure) (float64, string) {
+func (o *outcome) figure(r row, f figure) planned {
 	if o.plan == nil {
-		return o.peak, "peak allocated, the module by itself"
+		return planned{value: o.peak, what: "peak allocated, the module by itself"}
 	}
 	point := text(f.Point)
 	m, named := momentOf(point)
@@ -213,15 +268,10 @@ func (o *outcome) figure(r row, f figure) (float64, string) {
 	}
 	d := o.device(ledger.GPU)
 	if d == nil {
-		return 0, ""
+		return planned{}
 	}
 	if point.has("context") {
-		for _, c := range d.Outside {
-			if c.Component == ledger.CUDAContext {
-				return float64(c.Bytes), "CUDA context"
-			}
-		}
-		return 0, ""
+		return contextOf(d)
 	}
 	if f.inHiddenSizes() {
 		return o.layer(d)
@@ -239,13 +289,13 @@ func (o *outcome) figure(r row, f figure) (float64, string) {
 		// DeepSpeed's log begins a new peak at every point. The initialization has many points, but only one phase in
 		// the plan.
 		if named && m.phases[0] == ledger.Initialize {
-			return 0, ""
+			return planned{}
 		}
 		if !named || m.phases[0] == ledger.Step {
 			m.phases = nil
 		}
 		if point.has("^before|afters? ") && !named {
-			return 0, ""
+			return planned{}
 		}
 	case "max_reserved":
 		name, of = "peak reserved", func(p ledger.Phase) ledger.Bytes { return p.PeakReserved }
@@ -263,14 +313,14 @@ func (o *outcome) figure(r row, f figure) (float64, string) {
 	case "component":
 		return o.component(d, f.Point)
 	default:
-		return 0, ""
+		return planned{}
 	}
 	if last && !named {
-		return 0, ""
+		return planned{}
 	}
 	phases := m.of(d)
 	if len(phases) == 0 {
-		return 0, ""
+		return planned{}
 	}
 	chosen := phases[len(phases)-1]
 	if !last {
@@ -280,11 +330,45 @@ func (o *outcome) figure(r row, f figure) (float64, string) {
 			}
 		}
 	}
-	return ranks * float64(of(chosen)), fmt.Sprintf("%s, %s %s", name, chosen.Iteration, chosen.Name)
+	value := of(chosen)
+	i := o.interval(d, f.Quantity, value, phases, chosen)
+	return planned{ranks * float64(value), fmt.Sprintf("%s, %s %s", name, chosen.Iteration, chosen.Name),
+		ranks * float64(i.Lower), ranks * float64(i.Upper)}
+}
+
+func contextOf(d *ledger.Device) planned {
+	for _, c := range d.Outside {
+		if c.Component == ledger.CUDAContext {
+			return planned{value: float64(c.Bytes), what: "CUDA context"}
+		}
+	}
+	return planned{}
+}
+
+// interval returns the interval of a planned figure of a GPU, at its own level: allocated, reserved or in use. The
+// phases are those of the figure's moment.
+func (o *outcome) interval(d *ledger.Device, quantity string, value ledger.Bytes, phases []ledger.Phase,
+	chosen ledger.Phase) ledger.Interval {
+	behind := d.Phases
+	for i, p := range d.Phases {
+		if p.Name == chosen.Name && p.Iteration == chosen.Iteration {
+			behind = d.Phases[:i+1]
+		}
+	}
+	spread := o.plan.Spread
+	switch quantity {
+	case "allocated":
+		return spread.AllocatedAtEnd(&chosen)
+	case "max_reserved", "reserved":
+		return spread.Reserved(d.Kind, value, behind)
+	case "nvidia_smi", "gpu_used", "gpu_memory":
+		return spread.Used(d, value, behind)
+	}
+	return spread.Allocated(phases)
 }
 
 // layer returns what a layer keeps between the passes of the first step, in widths of the residual stream.
-func (o *outcome) layer(d *ledger.Device) (float64, string) {
+func (o *outcome) layer(d *ledger.Device) planned {
 	j := o.plan.Job
 	width := float64(j.MicroBatch * j.Sequence * j.Model.Network.Hidden * j.ComputeType().Size())
 	for _, p := range d.Phases {
@@ -297,28 +381,36 @@ func (o *outcome) layer(d *ledger.Device) (float64, string) {
 				kept += c.Bytes
 			}
 		}
-		return float64(kept) / width / float64(len(j.Model.Network.Blocks())), "kept by a layer"
+		return planned{value: float64(kept) / width / float64(len(j.Model.Network.Blocks())), what: "kept by a layer"}
 	}
-	return 0, ""
+	return planned{}
 }
 
 // total returns the sum of the components that the row lists, each at its own peak.
-func (o *outcome) total(r row, d *ledger.Device) (float64, string) {
+func (o *outcome) total(r row, d *ledger.Device) planned {
 	var sum float64
 	for _, f := range r.Measured {
 		if f.Quantity == "component" {
-			planned, _ := o.component(d, f.Point)
-			sum += planned
+			sum += o.component(d, f.Point).value
 		}
 	}
 	if sum == 0 {
-		return 0, ""
+		return planned{}
 	}
-	return sum, "the row's components together, each at its peak"
+	var passes []ledger.Phase // what spreads are activations
+	var peak ledger.Bytes
+	for _, p := range d.Phases {
+		if p.Name == ledger.Forward || p.Name == ledger.Backward {
+			passes, peak = append(passes, p), max(peak, p.PeakAllocated)
+		}
+	}
+	i := o.plan.Spread.Allocated(passes)
+	return planned{sum, "the row's components together, each at its peak", sum - float64(peak-i.Lower),
+		sum + float64(i.Upper-peak)}
 }
 
 // component returns the largest sum, in any phase, of the components with such a name.
-func (o *outcome) component(d *ledger.Device, point string) (float64, string) {
+func (o *outcome) component(d *ledger.Device, point string) planned {
 	names := map[string][]ledger.Component{
 		"parameters":       {ledger.Parameters},
 		"gradients":        {ledger.Gradients},
@@ -339,62 +431,66 @@ func (o *outcome) component(d *ledger.Device, point string) (float64, string) {
 		most = max(most, float64(sum))
 	}
 	if names == nil || most == 0 {
-		return 0, ""
+		return planned{}
 	}
-	return most, point
+	return planned{value: most, what: point}
 }
 
 // hostFigure returns a figure of the host. The used memory of a machine includes other programs, so it is compared as
 // the difference from the row's first figure. The resident memory of the process is compared directly.
-func (o *outcome) hostFigure(r row, f figure, m moment, named bool) (float64, string) {
+func (o *outcome) hostFigure(r row, f figure, m moment, named bool) planned {
 	d := o.device(ledger.Host)
-	end := func(m moment) float64 {
-		phases := m.of(d)
-		if len(phases) == 0 {
-			return 0
+	end := func(m moment) (last ledger.Phase) {
+		if phases := m.of(d); len(phases) > 0 {
+			last = phases[len(phases)-1]
 		}
-		return float64(phases[len(phases)-1].EndReserved)
+		return last
 	}
 	switch f.Quantity {
 	case "cpu_rss":
-		var most ledger.Bytes
-		for _, p := range d.Phases {
-			most = max(most, p.PeakUsed)
-		}
-		return float64(most), "peak of the host"
+		i := d.Interval
+		return planned{float64(d.Peak().PeakUsed), "peak of the host", float64(i.Lower), float64(i.Upper)}
 	case "cpu_delta_per_param":
 		return o.hostDelta(text(f.Point))
 	case "cpu_used":
 		first, ok := r.firstHostFigure()
 		at, atNamed := momentOf(text(first.Point))
 		if !ok || !named || !atNamed || first.Point == f.Point {
-			return 0, ""
+			return planned{}
 		}
 		base, _ := first.bytes()
-		return base + end(m) - end(at), fmt.Sprintf("%.2f GiB as measured first, and the planned difference",
-			base/(1<<30))
+		return o.between(end(at), end(m), base, fmt.Sprintf("%.2f GiB as measured first, and the planned difference",
+			base/(1<<30)))
 	}
-	return 0, ""
+	return planned{}
+}
+
+// between returns what the host holds more at the end of a phase than at the end of an earlier one, on top of a base.
+func (o *outcome) between(from, to ledger.Phase, base float64, what string) planned {
+	i := o.plan.Spread.Reserved(ledger.Host, to.EndReserved,
+		[]ledger.Phase{{PeakAllocated: to.EndAllocated, Components: to.End}})
+	base -= float64(from.EndReserved)
+	return planned{base + float64(to.EndReserved), what, base + float64(i.Lower), base + float64(i.Upper)}
 }
 
 // hostDelta returns what the host holds more at a point than after the load: the engine's initialization, the first
 // step, or both.
-func (o *outcome) hostDelta(point text) (float64, string) {
+func (o *outcome) hostDelta(point text) planned {
 	d := o.device(ledger.Host)
-	at := map[ledger.PhaseName]float64{}
+	at := map[ledger.PhaseName]ledger.Phase{}
 	for _, p := range d.Phases {
-		at[p.Name] = float64(p.EndReserved) // of the last iteration
+		at[p.Name] = p // of the last iteration
 	}
 	load, initialized, stepped := at[ledger.Load], at[ledger.Initialize], at[ledger.Step]
 	switch {
 	case point.has(`(grand total|overall)`):
-		return stepped - load, "the host, from load to step"
+		return o.between(load, stepped, 0, "the host, from load to step")
 	case point.has(`initialize total`):
-		return initialized - load, "the host, from load to initialize"
+		return o.between(load, initialized, 0, "the host, from load to initialize")
 	case point.has(`step total`):
-		return stepped - initialized, "the host, from initialize to step"
+		return o.between(initialized, stepped, 0, "the host, from initialize to step")
 	}
-	return 0, ""
+	return planned{}
 }
 
 func (r row) firstHostFigure() (figure, bool) {

@@ -30,7 +30,9 @@ func run(args []string, out io.Writer) error {
 		return err
 	}
 	if *golden != "" {
-		return compareMegatron(*golden, out)
+		c, err := compareMegatron(*golden, out)
+		fmt.Fprintf(os.Stderr, "inside of their intervals: %v of allocated, %v of max_allocated\n", c.allocated, c.most)
+		return err
 	}
 	file := flags.Arg(0)
 	if file == "" {

@@ -40,11 +40,14 @@ func highest(values map[string]float64) ledger.Bytes {
 	return ledger.Bytes(most)
 }
 
+// covered says which of the two figures of golden rows are inside of their intervals.
+type covered struct{ allocated, most coverage }
+
 // compareMegatron plans every row of a file and prints what was measured and planned, or why not.
-func compareMegatron(file string, out io.Writer) error {
+func compareMegatron(file string, out io.Writer) (c covered, err error) {
 	opened, err := os.Open(file)
 	if err != nil {
-		return err
+		return c, err
 	}
 	defer opened.Close()
 	lines := bufio.NewScanner(opened)
@@ -67,15 +70,20 @@ func compareMegatron(file string, out io.Writer) error {
 			fmt.Fprintf(out, "%s\t%s\n", r.Path, strings.ReplaceAll(p.err.Error(), "\n", " "))
 			continue
 		}
-		fmt.Fprintf(out, "%s\t%d\t%d\t%d\t%d\n", r.Path, highest(r.Allocated), p.allocated, highest(r.MaxAllocated),
-			p.peak)
+		allocated, most := highest(r.Allocated), highest(r.MaxAllocated)
+		fmt.Fprintf(out, "%s\t%d\t%d\t%d\t%d\n", r.Path, allocated, p.allocated, most, p.peak)
+		c.allocated.count(allocated, p.end)
+		if most > 0 {
+			c.most.count(most, p.most)
+		}
 	}
-	return lines.Err()
+	return c, lines.Err()
 }
 
 // goldenPlan is what a row plans.
 type goldenPlan struct {
 	allocated, peak ledger.Bytes
+	end, most       ledger.Interval // of the two
 	err             error
 }
 
@@ -152,16 +160,17 @@ func (r goldenRow) plan() (p goldenPlan) {
 		p.err = err
 		return p
 	}
-	d, err := plan.LastStage(j, c)
+	d, spread, err := plan.LastStage(j, c)
 	if err != nil {
 		p.err = err
 		return p
 	}
-	last := d.Phases[len(d.Phases)-1]
-	p.allocated = last.EndAllocated
+	last := &d.Phases[len(d.Phases)-1]
+	p.allocated, p.end = last.EndAllocated, spread.AllocatedAtEnd(last)
 	for _, phase := range d.Phases {
 		p.peak = max(p.peak, phase.PeakAllocated)
 	}
+	p.most = spread.Allocated(d.Phases)
 	return p
 }
 

@@ -14,9 +14,12 @@ import (
 // TestMegatronAgainstGoldenValues bounds the errors of plans of Megatron-LM's functional tests.
 func TestMegatronAgainstGoldenValues(t *testing.T) {
 	var out bytes.Buffer
-	if err := compareMegatron(hosttest.Shared(t, "data/megatron-golden-dev.jsonl"), &out); err != nil {
+	covered, err := compareMegatron(hosttest.Shared(t, "data/megatron-golden-dev.jsonl"), &out)
+	if err != nil {
 		t.Fatal(err)
 	}
+	checkCoverage(t, "allocated", covered.allocated)
+	checkCoverage(t, "max_allocated", covered.most)
 	var allocated, peak []float64
 	rows := 0
 	for line := range strings.Lines(out.String()) {

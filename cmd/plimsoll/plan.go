@@ -112,7 +112,7 @@ func planFlags(c *cobra.Command, o *planOptions) {
 	offloadFlags(c, &o.request.Offload)
 	megatronFlags(c, &o.megatron)
 	flags.StringVar(&o.explain, "explain", "",
-		"explain one `component`: its bytes in every phase, the formula and its source")
+		"explain one `component`: its bytes in every phase, the formula and its source; or explain the interval")
 	complete(c, "explain", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 		return componentsOf(o.request), cobra.ShellCompDirectiveNoFileComp
 	})
@@ -274,6 +274,7 @@ func runPlan(c *cobra.Command, o planOptions) error {
 
 // document plans the job.
 func (o *planOptions) document(c *cobra.Command) (*report.PlanDocument, error) {
+	o.byMegatron()
 	if o.megatron.arguments != "" {
 		return planMegatron(c, *o)
 	}

@@ -36,7 +36,17 @@ func megatronFlags(c *cobra.Command, o *megatronOptions) {
 // besideMegatron are the flags that say something beside Megatron-LM's arguments.
 var besideMegatron = []string{"megatron", "vocabulary", "expert-imbalance", "gpus", "nodes", "gpu", "gpu-memory",
 	"host-memory",
-	"torch", "alloc-conf", "explain", "out", "json", "format", "color"}
+	"config", "torch", "alloc-conf", "explain", "out", "json", "format", "color"}
+
+// byMegatron takes a configuration of NeMo or Megatron-Bridge as the arguments of Megatron-LM.
+func (o *planOptions) byMegatron() {
+	if len(o.request.Configs) != 1 || o.megatron.arguments != "" {
+		return
+	}
+	if path := o.request.Configs[0]; recipe.TrainsByMegatron(path) {
+		o.megatron.arguments, o.request.Configs = path, nil
+	}
+}
 
 // planMegatron plans a training with Megatron-LM.
 func planMegatron(c *cobra.Command, o planOptions) (*report.PlanDocument, error) {

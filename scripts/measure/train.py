@@ -411,6 +411,8 @@ def build_model(arguments):
     except (ImportError, ValueError) as error:  # a kernel not installed, or not for this architecture
         sys.exit(f"--attention {arguments.attention}: {error}")
     model.train()
+    if config.model_type == "llama4":  # it takes pixels in the type of its weights only, which autocast converts to
+        model.vision_model.patch_embedding.linear.register_forward_pre_hook(lambda _, args: (args[0].to(dtype),))
     if arguments.gradient_checkpointing:
         settings = {"use_reentrant": arguments.use_reentrant}
         if arguments.device == "fake":
@@ -518,14 +520,16 @@ def make_images(config, arguments, inputs, device):
         inputs["pixel_values"] = torch.rand(count * patches, channels * patch * patch, device=device)
         inputs["image_grid_thw"] = torch.tensor([[1, height // patch, width // patch]] * count)
         tokens = patches // vision.spatial_merge_size**2
+    elif hasattr(config, "image_grid_pinpoints"):
+        tokens = make_tiles(config, arguments, inputs, device)
     else:
         inputs["pixel_values"] = torch.rand(count, 3, height, width, device=device)
         merged = getattr(config, "spatial_merge_size", None) or getattr(config, "scale_factor", None) or round(
-            1 / getattr(config, "downsample_ratio", 1))
+            1 / getattr(config, "downsample_ratio", getattr(vision, "pixel_shuffle_ratio", 1)))
         tokens = getattr(config, "mm_tokens_per_image", None) or patches // merged**2
-        if getattr(config, "vision_feature_select_strategy", "") == "full":
+        if getattr(config, "vision_feature_select_strategy", "") == "full" and vision.model_type == "clip_vision_model":
             tokens += 1
-        if config.model_type == "mistral3":
+        if vision.model_type == "pixtral":
             inputs["image_sizes"] = torch.tensor([[height, width]] * count)
         if config.model_type in ("idefics3", "smolvlm"):
             inputs["pixel_values"] = inputs["pixel_values"].view(arguments.batch, arguments.images, 3, height, width)
@@ -536,6 +540,28 @@ def make_images(config, arguments, inputs, device):
     if types == "mm_token_type_ids" or config.model_type in ("gemma3", "paligemma"):
         inputs[types] = (inputs["input_ids"] == image_token).int()
     return inputs
+
+
+def make_tiles(config, arguments, inputs, device):
+    """Adds the tiles of images, as the processors of LLaVA-NeXT and LLaVA-OneVision do, and returns their tokens."""
+    from transformers.models.llava_next import modeling_llava_next as next_
+    from transformers.models.llava_onevision import modeling_llava_onevision as one_vision
+
+    size, count = [int(side) for side in arguments.image_size.split("x")], arguments.images * arguments.batch
+    vision, module = config.vision_config, next_ if config.model_type == "llava_next" else one_vision
+    tiles, side = 1, vision.image_size // vision.patch_size
+    if module is next_ or arguments.images == 1:
+        tiles = module.image_size_to_num_patches(size, config.image_grid_pinpoints, vision.image_size)
+    inputs["pixel_values"] = torch.rand(count, tiles, 3, vision.image_size, vision.image_size, device=device)
+    inputs["image_sizes"] = torch.tensor([size] * count)
+    settings = {"vision_feature_select_strategy": "default"} if module is next_ else {}
+    if module is one_vision:
+        inputs["batch_num_images"] = torch.tensor([arguments.images] * arguments.batch)
+    model = module.LlavaNextModel if module is next_ else module.LlavaOnevisionModel
+    fake = type("fake", (), {"config": config})
+    features, _ = model.pack_image_features(
+        fake, [torch.zeros(tiles, side * side, 1)], torch.tensor([size]), image_newline=torch.zeros(1), **settings)
+    return features[0].shape[0]
 
 
 def freeze(model, parts):
