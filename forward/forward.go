@@ -170,8 +170,8 @@ type Options struct {
 	// ContextParallel and TensorParallel are the degrees of context and of tensor
 	// parallelism; 1 is none.
 	ContextParallel, TensorParallel int64
-	// DeepSpeedUlysses means that the ranks of ContextParallel exchange their part of the sequences of all heads for full
-	// sequences of some heads before attention, and back (UlyssesSPAttentionHF of DeepSpeed).
+	// DeepSpeedUlysses means that the ranks of ContextParallel exchange their part of the sequences of all heads for
+	// full sequences of some heads before attention, and back (UlyssesSPAttentionHF of DeepSpeed).
 	DeepSpeedUlysses bool
 	// Receives means that the hidden states come from the pipeline stage before, Sends that they go to the stage
 	// behind instead of to the head. Result.Loss is then the tensor that is sent.
