@@ -178,9 +178,15 @@ type Options struct {
 	// InputGradients makes the output of the embeddings need a gradient, as
 	// enable_input_require_grads does.
 	InputGradients bool
+	// CastsInside means that linear modules under autocast save their input and weight before the casts, and keep no
+	// cast weight: ZeRO-3 with memory_efficient_linear (zero/linear.py).
+	CastsInside bool
 	// ContextParallel and TensorParallel are the degrees of context and of tensor
 	// parallelism; 1 is none.
 	ContextParallel, TensorParallel int64
+	// DeepSpeedUlysses means that the ranks of ContextParallel exchange their part of the sequences of all heads for
+	// full sequences of some heads before attention, and back (UlyssesSPAttentionHF of DeepSpeed).
+	DeepSpeedUlysses bool
 	// Receives means that the hidden states come from the pipeline stage before, Sends that they go to the stage
 	// behind instead of to the head. Result.Loss is then the tensor that is sent.
 	Receives, Sends bool
@@ -252,7 +258,7 @@ func Run(t *autograd.Tape, network *model.Network, parameters Parameters, option
 	var result Result
 	t.Scope(func() *autograd.Tensor {
 		var hidden *autograd.Tensor
-		if p.Attention == SDPA && (p.MasksCausally || p.sharesWindow()) {
+		if p.Attention == SDPA && (p.MasksCausally || p.sharesWindow()) && !p.DeepSpeedUlysses {
 			p.mask = p.New(p.Batch*(p.Sequence/p.ContextParallel)*p.Sequence, p.compute())
 		}
 		if blocks := network.Blocks(); len(blocks) > 0 && blocks[0].Attention.SavesMask {

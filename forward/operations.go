@@ -209,6 +209,9 @@ func (p *pass) bare(path string, x *autograd.Tensor, out int64) *autograd.Tensor
 	if p.fakes(w, out) {
 		return p.fakeLinear(path, w, x, out)
 	}
+	if p.CastsInside && p.Autocast != dtype.Invalid && w.Quantized == autograd.Unquantized {
+		return p.castInside(path, w, x, out)
+	}
 	compute := w.DType
 	if p.Autocast != dtype.Invalid {
 		compute = p.Autocast
@@ -266,6 +269,31 @@ func whyDequantized() string {
 // gptqScratch are the bytes that a weight of GPTQ takes beside its copy in 16 bits while that is made: scales, the
 // difference of codes and zero points, and codes.
 const gptqScratch = 4
+
+// castInside runs a linear module as LinearFunctionForZeroStage3 does: it saves its input and weight as they are, and
+// both passes cast them once more.
+func (p *pass) castInside(path string, w *autograd.Parameter, x *autograd.Tensor, out int64) *autograd.Tensor {
+	weight, casts := w.Tensor(), int64(0)
+	for _, t := range []*autograd.Tensor{x, weight} {
+		if t.DType != p.Autocast {
+			casts += t.Elements * p.Autocast.Size()
+		}
+	}
+	o := autograd.Operation{Inputs: []*autograd.Tensor{x, weight},
+		Outputs: []autograd.Output{{Elements: x.Elements / (w.Elements / out) * out, DType: p.Autocast}},
+		Product: true, Kept: true, Scratch: casts, BackwardScratch: casts}
+	if w.Trainable {
+		o.Saved = append(o.Saved, x)
+		o.BackwardScratch += w.Elements * p.Autocast.Size() // the gradient, before it has the type of the weight
+	}
+	if x.NeedsGradient() {
+		o.Saved = append(o.Saved, weight)
+	}
+	if bias := p.parameter(path + ".bias"); bias != nil {
+		o.Inputs = append(o.Inputs, bias.Tensor())
+	}
+	return p.Do(o)[0]
+}
 
 // norm runs a normalization, with the operations of transformers.
 func (p *pass) norm(n model.Norm, x *autograd.Tensor) *autograd.Tensor {

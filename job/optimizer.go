@@ -1,6 +1,7 @@
 package job
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -188,7 +189,10 @@ var optimizerKinds = map[string]Optimizer{
 			"(torch/optim/rmsprop.py)"},
 	"lion": {States: sameShape("exp_avg"), lists: 1, loopTensors: 1,
 		listsWhy: "the update is a list of its own"},
-	"lamb": {States: sameShape("exp_avg", "exp_avg_sq")}, // DeepSpeed's kernel
+	"lamb":      {States: sameShape("exp_avg", "exp_avg_sq")}, // DeepSpeed's kernel
+	OneBitAdam:  {States: sameShape("exp_avg", "exp_avg_sq"), Variant: Fused},
+	ZeroOneAdam: {States: sameShape("exp_avg", "exp_avg_sq", "momentum_accumulator"), Variant: Fused},
+	OneBitLamb:  {States: sameShape("exp_avg", "exp_avg_sq", "exp_avg_sq_fresh"), Variant: Loop},
 	"schedule-free-adamw": {States: sameShape("z", "exp_avg_sq"), lists: 1, loopTensors: 1,
 		listsWhy: "the list denom of AdamWScheduleFree (schedulefree/adamw_schedulefree.py)"},
 	"schedule-free-radam": {States: sameShape("z", "exp_avg_sq"), lists: 1, loopTensors: 1,
@@ -212,6 +216,21 @@ var optimizerKinds = map[string]Optimizer{
 	badam:    {States: inFP32("master_weights", "exp_avg", "exp_avg_sq")},
 }
 
+// The optimizers of DeepSpeed that exchange one bit for each number. Releases from 0.19.7 on do not have them.
+const (
+	OneBitAdam  = "onebitadam"
+	ZeroOneAdam = "zerooneadam"
+	OneBitLamb  = "onebitlamb"
+)
+
+// Compresses reports whether the optimizer exchanges one bit for each number among ranks, beside errors.
+func (o *Optimizer) Compresses() bool {
+	return o.Name == OneBitAdam || o.Name == ZeroOneAdam || o.Name == OneBitLamb
+}
+
+// IsOfDeepSpeed reports whether only DeepSpeed has the optimizer.
+func (o *Optimizer) IsOfDeepSpeed() bool { return o.Name == "lamb" || o.Compresses() }
+
 // namedOptimizer is the optimizer that a name stands for.
 type namedOptimizer struct {
 	kind    string
@@ -226,7 +245,7 @@ func NewOptimizer(kind string, variant Variant) Optimizer {
 
 func (n namedOptimizer) optimizer() Optimizer {
 	o := optimizerKinds[n.kind]
-	o.Name, o.Variant, o.Managed = n.kind, n.variant, n.paged
+	o.Name, o.Variant, o.Managed = n.kind, cmp.Or(n.variant, o.Variant), n.paged
 	if isLowRank(n.kind) || n.kind == adamMini {
 		o.Variant = Loop
 	}

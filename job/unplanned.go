@@ -77,6 +77,9 @@ func (r *resolver) unplannedOfEngines() []unplannedKey {
 	if d := j.DeepSpeed; d != nil {
 		list = append(list, unplannedKey{d.CheckpointActivationsOnCPU,
 			"cpu_checkpointing, which affects only models that call DeepSpeed's own checkpointing"})
+		for _, key := range d.Beside {
+			list = append(list, unplannedKey{true, key})
+		}
 	}
 	if f := j.FSDP; f != nil {
 		block := blockClasses[j.Model.Type]

@@ -135,6 +135,8 @@ func (s *simulation) options() forward.Options {
 		HoldsCache:             s.Recompute == nil && len(s.Model.Network.Towers) > 0 && s.OfTransformers(),
 		HooksImages:            s.Recompute != nil && s.hooksImages(),
 		ContextParallel:        s.Parallel.Context,
+		CastsInside:            s.DeepSpeed != nil && s.DeepSpeed.ZeROStage == 3 && s.DeepSpeed.EfficientLinear,
+		DeepSpeedUlysses:       s.Parallel.DeepSpeedUlysses,
 		ExchangesHeads:         s.Parallel.Ulysses,
 		TensorParallel:         s.Parallel.Tensor,
 		Hooks:                  s.engine,
@@ -198,6 +200,9 @@ func (s *simulation) iterate(iteration ledger.Iteration) {
 		}
 		batch := s.gpu.Allocate(ledger.Bytes(s.BatchTensors*8*s.Sequences()*s.sequence+s.pixelBytes()), ledger.Batch,
 			s.whyBatch)
+		if s.Parallel.DeepSpeedUlysses { // the batches of all ranks that share a sequence (UlyssesSPDataLoaderAdapter)
+			s.gpu.briefly(s.Parallel.Context*s.BatchTensors*8*s.Sequences()*s.sequence, ledger.Batch, s.whyBatch)
+		}
 		var result forward.Result
 		s.phase(ledger.Forward, iteration, func() {
 			s.workspace()
