@@ -27,7 +27,7 @@ func (r *resolver) parallel() error {
 	}
 	if p, file := r.divided(); p != nil {
 		if ranks := p.Ranks() * int(j.Stages()); ranks != j.World {
-			return fault.File(file).Inputf("the parallelism makes %d ranks, but the job has %d", ranks, j.World).
+			return fault.File(file).Inputf("parallelism_config makes %d ranks, but the job has %d", ranks, j.World).
 				WithHint("change --gpus, --nodes or one of the sizes")
 		}
 		j.Parallel.Tensor, j.Parallel.Context = int64(p.Tensor), int64(p.Context*max(1, p.Sequence))
@@ -39,8 +39,12 @@ func (r *resolver) parallel() error {
 		}
 	}
 	if each := j.Parallel.Tensor * j.Parallel.Context * j.Stages(); j.World%int(each) != 0 {
+		stages := ""
+		if j.Pipeline != nil {
+			stages = fmt.Sprintf(" x pipeline stages %d", j.Stages())
+		}
 		return fault.Inputf("the number of ranks is %d: expected a multiple of tensor parallelism %d x context "+
-			"parallelism %d x pipeline stages %d", j.World, j.Parallel.Tensor, j.Parallel.Context, j.Stages()).
+			"parallelism %d%s", j.World, j.Parallel.Tensor, j.Parallel.Context, stages).
 			WithHint(fmt.Sprintf("give a number of GPUs that is a multiple of %d", each))
 	}
 	if j.Sequence%j.Parallel.Context != 0 || j.UsualSequence%j.Parallel.Context != 0 {

@@ -92,7 +92,6 @@ func TestTorchtitan(t *testing.T) {
 		t.Errorf("not fused: %+v, %v", f, err)
 	}
 	for text, key := range map[string]string{
-		"[parallelism]\npipeline_parallel_degree = 4\n":                         "parallelism.pipeline_parallel_degree",
 		"[model]\nconverters = [\"float8\"]\n[parallelism]\n":                   "model.converters",
 		"[optimizer]\nname = \"Muon\"\n[parallelism]\n":                         "optimizer.name",
 		"[activation_checkpoint]\nmode = \"memory_budget\"\n[parallelism]\n":    "activation_checkpoint.mode",
