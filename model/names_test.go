@@ -71,6 +71,19 @@ func TestNamesOfTheHub(t *testing.T) {
 	}
 }
 
+func TestBeforeQuantization(t *testing.T) {
+	for _, test := range []struct{ name, quantization, want string }{
+		{"TechxGenus/Meta-Llama-3-8B-Instruct-GPTQ", "gptq", "llama-3-8b"},
+		{"TechxGenus/Meta-Llama-3-8B-Instruct-AWQ", "gptq", "TechxGenus/Meta-Llama-3-8B-Instruct-AWQ"},
+		{"Qwen/Qwen2.5-7B-Instruct-GPTQ-Int4", "GPTQ", "qwen2.5-7b"}, {"llama-3-8b", "gptq", "llama-3-8b"},
+		{"x/secret-13b-awq", "awq", "x/secret-13b-awq"},
+	} {
+		if got := Before(test.name, test.quantization); got != test.want {
+			t.Errorf("%s: got %s, want %s", test.name, got, test.want)
+		}
+	}
+}
+
 // TestNamesakes tells other owners' names from those of the authors.
 func TestNamesakes(t *testing.T) {
 	t.Setenv("HF_HOME", t.TempDir())
@@ -98,7 +111,8 @@ func TestHintsOfUnknownNames(t *testing.T) {
 		{"somebody/Lama-3.1-8B", "unknown model", `did you mean "llama-3.1-8b"? --online asks`},
 		{"unsloth/Meta-Llama-3.1-8B-Instruct-unsloth-bnb-4bit", "quantized (BNB-4BIT)",
 			"--model llama-3.1-8b --quantization nf4"},
-		{"Qwen/Qwen2.5-7B-Instruct-GPTQ-Int4", "quantized (GPTQ)", "--model qwen2.5-7b --quantization nf4"},
+		{"Qwen/Qwen2.5-7B-Instruct-GPTQ-Int4", "quantized (GPTQ)", "--model qwen2.5-7b --quantization gptq"},
+		{"ISTA-DASLab/Meta-Llama-3-8B-Instruct-AQLM-2Bit-1x16", "quantized (AQLM)", "not planned yet"},
 		{"TheBloke/Llama-2-7B-Chat-GGUF", "quantized (GGUF)", "--model llama-2-7b"},
 		{"somebody/secret-13b-awq", "quantized (AWQ)", "before quantization"},
 	} {
