@@ -32,7 +32,6 @@ var fieldsWithoutMemory = map[string]string{
 	"FSDP.SyncModuleStates FSDP.UseOrigParams FSDP.WrapBySize": "follow from cpu_ram_efficient_loading; " +
 		"views of the same memory; refused with the policy",
 
-
 	"Quantization.OffloadCPU Quantization.StorageDType": "other values in as many bytes; " +
 		"without effect on a model that is trained",
 	"Quantization.Threshold": "columns of outliers depend on the data",
