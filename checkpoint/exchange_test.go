@@ -52,8 +52,10 @@ import deepspeed
 from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 deepspeed.init_distributed(dist_backend="gloo")
 model = network()
-optimizer = getattr(torch.optim, kind)(groups(model), lr=1e-2)
-zero = {"stage": stage}
+zero, offloaded, adam = {"stage": stage}, kind == "DeepSpeedCPUAdam", kind in ("AdamW", "DeepSpeedCPUAdam")
+optimizer = getattr(deepspeed.ops.adam if offloaded else torch.optim, kind)(groups(model), lr=1e-2)
+if offloaded:
+    zero.update(offload_optimizer={"device": "cpu"})
 if stage == 3:
     zero.update(sub_group_size=500)
 config = {"train_micro_batch_size_per_gpu": 5, "bf16": {"enabled": True}, "zero_optimization": zero, "zero_allow_untested_optimizer": True}
@@ -73,10 +75,10 @@ def gathered(t):
     torch.distributed.all_gather(parts, t.detach().clone())
     return torch.cat(parts)
 def show_states(prefix):
-    if kind == "AdamW" and stage == 3:
+    if adam and stage == 3:
         for n, p in model.named_parameters():
             show(prefix + n, safe_get_full_fp32_param(p), *(safe_get_full_optimizer_state(p, s) for s in ("exp_avg", "exp_avg_sq")))
-    elif kind == "AdamW":
+    elif adam:
         own = engine.optimizer
         for master, group, whole in zip(own.single_partition_of_fp32_groups, own.optimizer.param_groups, own.round_robin_bit16_groups):
             state = own.optimizer.state[group["params"][0]]
@@ -85,11 +87,11 @@ def show_states(prefix):
                 show(prefix + engine.param_names[p], *(f[:p.numel()].view(p.shape) for f in flat))
                 flat = [f[p.numel():] for f in flat]
 show_states("")
-if stage < 3: # whose load_universal gives all subgroups one tensor for their steps
+for then in "then ", "then again ":
     torch.manual_seed(rank)
     engine.backward(engine(torch.randn(5, 40).bfloat16()).square().sum())
     engine.step()
-    show_states("then ")
+    show_states(then)
 end()
 `
 
@@ -147,10 +149,19 @@ func converted(t *testing.T, c *Checkpoint, shown []string) string {
 
 func TestDeepSpeed(t *testing.T) {
 	interpreter := optimtest.Python(t, "deepspeed")
-	for _, stage := range []string{"1", "2", "3"} {
-		t.Run("ZeRO "+stage, func(t *testing.T) {
+	loads := documented(t, "load_universal")
+	for _, test := range []struct{ stage, optimizer, program string }{
+		{"1", "AdamW", ""}, // has the files of ZeRO 2
+		{"2", "AdamW", loads},
+		{"3", "AdamW", loads + documented(t, "engine.optimizer.optimizer")},
+		{"3", "DeepSpeedCPUAdam", loads},
+	} {
+		t.Run("ZeRO "+test.stage+", "+test.optimizer, func(t *testing.T) {
+			if _, err := exec.LookPath("c++"); err != nil && test.optimizer == "DeepSpeedCPUAdam" {
+				t.Skip("DeepSpeed builds its optimizer with c++, which is not here")
+			}
 			folder, universal := t.TempDir(), filepath.Join(t.TempDir(), "universal")
-			shown := twoOf(t, interpreter, inDeepSpeed, folder, stage, "save", "AdamW")
+			shown := twoOf(t, interpreter, inDeepSpeed, folder, test.stage, "save", test.optimizer)
 			c, err := OpenDeepSpeed(t.Context(), folder, nil)
 			if err != nil {
 				t.Fatal(err)
@@ -162,11 +173,11 @@ func TestDeepSpeed(t *testing.T) {
 			if err := own.WriteUniversal(t.Context(), universal, nil); err != nil {
 				t.Fatal(err)
 			}
-			if stage == "1" { // has the files of ZeRO 2
+			if test.program == "" {
 				return
 			}
-			if back := twoOf(t, interpreter, inDeepSpeed, universal, stage, "load", "AdamW",
-				documented(t, "load_universal")); !slices.Equal(back, shown) {
+			if back := twoOf(t, interpreter, inDeepSpeed, universal, test.stage, "load", test.optimizer,
+				test.program); !slices.Equal(back, shown) {
 				t.Errorf("DeepSpeed has loaded, and gone on with, %d tensors, not the %d that it has saved",
 					len(back), len(shown))
 			}
@@ -286,7 +297,7 @@ func TestOtherOptimizers(t *testing.T) {
 	folder = t.TempDir()
 	twoOf(t, deepspeed, inFSDP, folder, "flat", "Adamax")
 	_, err = OpenDistributed(t.Context(), filepath.Join(folder, "fsdp"), nil)
-	mustSay(t, err, `exp_inf" is no state of AdamW`)
+	mustSay(t, err, `exp_inf" is no state of Adam, Lion, Adagrad or SGD`)
 }
 
 // documented returns the Python program in docs/checkpoints.md that has a text.

@@ -97,31 +97,23 @@ func (u *universalWriter) write(ctx context.Context) error {
 				return err
 			}
 		}
-		if err := u.save(filepath.Join(own, "step.pt"), nil); err != nil {
+		err := saveTorch(filepath.Join(own, "step.pt"), scalar, func(w io.Writer) error {
+			_, err := w.Write(stepBytes(u.c.step))
+			return err
+		})
+		if err != nil {
 			return err
 		}
 	}
-	if err := u.save(filepath.Join(u.folder, universalFolder, "optimizer_state.pt"), u.global); err != nil {
+	if err := saveTorch(filepath.Join(u.folder, universalFolder, "optimizer_state.pt"), dictOf(u.global), nil); err != nil {
 		return err
 	}
 	for _, stage := range []string{"", "zero_pp_rank_0_"} { // ZeRO 3 reads the latter
-		if err := u.save(filepath.Join(u.folder, stage+"mp_rank_00_model_states.pt"), u.model); err != nil {
+		if err := saveTorch(filepath.Join(u.folder, stage+"mp_rank_00_model_states.pt"), dictOf(u.model), nil); err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-// save writes a document whose only tensor is the step. Without members, it is the step.
-func (u *universalWriter) save(path string, members func(*pickler)) error {
-	document := scalar
-	if members != nil {
-		document = dictOf(members)
-	}
-	return saveTorch(path, document, func(w io.Writer) error {
-		_, err := w.Write(stepBytes(u.c.step))
-		return err
-	})
 }
 
 // scalar writes a number, and dictOf a dict with members.
@@ -131,7 +123,7 @@ func dictOf(members func(*pickler)) func(*pickler) {
 	return func(p *pickler) { p.dict(func() { members(p) }) }
 }
 
-// saveTorch writes a file of torch.save: a document, and the numbers of the one tensor in it.
+// saveTorch writes a file of torch.save: a document, and the numbers of the one tensor in it, if it has one.
 func saveTorch(path string, document func(*pickler), numbers func(io.Writer) error) error {
 	return writeNew(path, func(w io.Writer) error { return writeArchive(w, document, numbers) })
 }
@@ -157,7 +149,9 @@ func writeNew(path string, write func(io.Writer) error) error {
 }
 
 // global writes what all parameters have in common. The optimizer's hyperparameters are
-// the trainer's. ZeRO 3 takes the step from here.
+// the trainer's. ZeRO 3 takes the step from here, and gives the same object to all its
+// subgroups, each of which adds 1 to it. So it is no tensor, which would count all their
+// steps, but an int, as DeepSpeed's own optimizers have it. Those of torch.optim refuse it.
 func (u *universalWriter) global(p *pickler) {
 	p.text("ds_version")
 	p.text(oldestUniversal)
@@ -169,7 +163,7 @@ func (u *universalWriter) global(p *pickler) {
 			p.int(0)
 			p.dict(func() {
 				p.text("step")
-				p.tensor("0", nil)
+				p.int(u.c.step)
 			})
 		})
 		u.paramGroups(p)
