@@ -14,6 +14,8 @@ var fieldsWithoutMemory = map[string]string{
 		"names the model, says how weights lie",
 	"Adapter.Weights Adapter.SaveProjection": "how an adapter begins, and what its file has",
 	"Adapter.ModulesToSave Adapter.Rank":     "read by Adapter.Copies and Adapter.RankOf",
+	"Adapter.Blocks Adapter.BlockSize":       "read by Adapter.OFTBlocks",
+	"LowRank.Head":                           "read by LowRank.Has",
 
 	"DataLoader.PersistentWorkers DataLoader.PinMemory DataLoader.PrefetchFactor": "said with the workers, " +
 		"which are not planned",
@@ -29,8 +31,6 @@ var fieldsWithoutMemory = map[string]string{
 	"FSDP.ForwardPrefetch": "the next unit is gathered before this one is done in any case",
 	"FSDP.SyncModuleStates FSDP.UseOrigParams FSDP.WrapBySize": "follow from cpu_ram_efficient_loading; " +
 		"views of the same memory; refused with the policy",
-
-	"Parallelism.Sequence": "refused by recipe",
 
 	"Quantization.OffloadCPU Quantization.StorageDType": "other values in as many bytes; " +
 		"without effect on a model that is trained",

@@ -441,6 +441,8 @@ const (
 	Unquantized Quantization = iota
 	FourBit
 	EightBit
+	GPTQ // dequantized in the forward pass: the backward pass needs that copy
+	AWQ  // dequantized in both passes
 )
 
 // Bytes returns the size of the parameter in memory.

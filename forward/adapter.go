@@ -27,6 +27,9 @@ type Adapter struct {
 	ScalesInput bool
 	// InFull means that the product of an adapter of a parameter is made in full before it is added.
 	InFull bool
+	// Block is the size of the blocks of OFT's rotation, of which A has Rank. Terms is the length of its Neumann
+	// series, 0 for an inverse.
+	Block, Terms int64
 }
 
 // AdapterKind is a kind of adapter.
@@ -39,6 +42,7 @@ const (
 	AdaLoRA AdapterKind = "ADALORA"
 	IA3     AdapterKind = "IA3"
 	VeRA    AdapterKind = "VERA"
+	OFT     AdapterKind = "OFT"
 )
 
 // adapted runs a linear module with its adapter (peft/tuners/*/layer.py).
@@ -48,6 +52,8 @@ func (p *pass) adapted(a *Adapter, path string, x *autograd.Tensor, out int64) *
 		switch a.Kind {
 		case IA3:
 			return p.ia3(a, path, x, out)
+		case OFT:
+			return p.turned(a, path, x, out)
 		default:
 			leave := p.In(ledger.AttentionActivations, p.whyAttention)
 			base := p.bare(path, x, out)

@@ -27,7 +27,13 @@ func (p *pass) attention(s *model.Stack, a *model.Attention, x, source *autograd
 		if p.HoldsCache && p.tower == nil && a.Latent == nil {
 			k, v = p.cache(k), p.cache(v)
 		}
+		if p.DeepSpeedUlysses {
+			q, k, v = p.byHeads(a, q, k, v)
+		}
 		mixed := p.mix(s, a, q, k, v)
+		if p.DeepSpeedUlysses {
+			mixed = p.byTokens(mixed)
+		}
 		if a.Divided && p.Attention != Flash { // the parts are put together
 			mixed = p.follow(mixed, p.unary(mixed, mixed.DType, saveNothing))
 		}
@@ -52,6 +58,42 @@ func (p *pass) cache(x *autograd.Tensor) *autograd.Tensor {
 func (p *pass) whyAttention() string {
 	return fmt.Sprintf("queries, keys, values and outputs of %d blocks in %v: %s, %s", len(p.network.Blocks()),
 		p.compute(), p.batch(), p.kept())
+}
+
+// byHeads exchanges queries, keys and values. The caller holds those of its part of the sequences until
+// attention returns. Every one is copied by rank, received, and copied by head. Ranks beyond the heads of keys get
+// copies of them.
+func (p *pass) byHeads(a *model.Attention, q, k, v *autograd.Tensor) (_, _, _ *autograd.Tensor) {
+	times := max(1, p.ContextParallel/p.heads(a.KeyValueHeads))
+	one := func(x *autograd.Tensor, times int64) *autograd.Tensor {
+		r := x
+		if times > 1 {
+			r = p.Do(autograd.Operation{Inputs: []*autograd.Tensor{x},
+				Outputs: []autograd.Output{{Elements: x.Elements * times, DType: x.DType}}})[0]
+		}
+		return p.received(r, x)
+	}
+	return one(q, 1), one(k, times), one(v, times)
+}
+
+// received sends a tensor to the ranks of the group and returns what comes from them, contiguous. It drops the tensor
+// unless it is the one to keep.
+func (p *pass) received(x, keep *autograd.Tensor) *autograd.Tensor {
+	sent := p.unary(x, x.DType, saveNothing)
+	if x != keep {
+		p.Drop(x)
+	}
+	got := p.follow(sent, p.unary(sent, x.DType, saveNothing))
+	return p.follow(got, p.unary(got, x.DType, saveNothing))
+}
+
+// byTokens exchanges the result of attention. What attention has saved of it stays beside the copy.
+func (p *pass) byTokens(x *autograd.Tensor) *autograd.Tensor {
+	if p.Batch > 1 { // its sequences do not lie one behind the other
+		x = p.follow(x, p.unary(x, x.DType, saveNothing))
+	}
+	got := p.follow(x, p.unary(x, x.DType, saveNothing))
+	return p.follow(got, p.unary(got, got.DType, saveNothing))
 }
 
 // heads returns a rank's number of heads under tensor parallelism.
@@ -183,6 +225,9 @@ func (p *pass) rotate(a *model.Attention, x, angles *autograd.Tensor) *autograd.
 func (p *pass) mix(s *model.Stack, a *model.Attention, q, k, v *autograd.Tensor) *autograd.Tensor {
 	heads, groups := p.heads(a.Heads), p.heads(a.KeyValueHeads)
 	biased := a.Biased && p.FusesBias
+	if p.DeepSpeedUlysses {
+		groups = max(groups, p.ContextParallel) // ranks beyond the heads of keys have copies
+	}
 	if p.Attention == Eager || a.Biased && !biased || a.Soft ||
 		(a.Sinks != "" || a.NoSDPA) && p.Attention == SDPA {
 		k, v = p.repeat(k, heads/groups), p.repeat(v, heads/groups)
@@ -190,7 +235,8 @@ func (p *pass) mix(s *model.Stack, a *model.Attention, q, k, v *autograd.Tensor)
 	}
 	// A window shorter than the sequence needs a mask. With a mask torch does not
 	// share keys among queries.
-	masked := p.Attention == SDPA && (p.masked || a.Window > 0 && p.Sequence > a.Window && !p.sharesWindow())
+	masked := p.Attention == SDPA && (p.masked || a.Window > 0 && p.Sequence > a.Window && !p.sharesWindow()) &&
+		!p.DeepSpeedUlysses // it drops masks
 	contiguous := p.Attention == SDPA && p.ContiguousHeads
 	if contiguous {
 		q = p.follow(q, p.unary(q, q.DType, saveNothing))
@@ -238,10 +284,11 @@ func (p *pass) mix(s *model.Stack, a *model.Attention, q, k, v *autograd.Tensor)
 	// The memory-efficient kernel stores its output by token. The flash kernel stores
 	// it as the queries are stored.
 	efficient := p.Attention == SDPA && (masked || p.mask != nil || biased || a.Width != a.ValueWidth)
+	byHead := a.Joined || contiguous || p.DeepSpeedUlysses && p.Attention == SDPA
 	if p.ExchangesHeads {
 		return p.exchanged(r[0])
 	}
-	if (a.Joined || contiguous) && !efficient || p.FusedQKV {
+	if byHead && !efficient || p.FusedQKV {
 		return p.follow(r[0], p.unary(r[0], compute, saveNothing))
 	}
 	return r[0]

@@ -54,6 +54,11 @@ const (
 	// SelectedLogProbabilities are the same, sequence by sequence: TRL since 0.12
 	// (selective_log_softmax in trl/trainer/utils.py).
 	SelectedLogProbabilities
+	// NoLoss ends with the logits.
+	NoLoss
+	// DivergentLoss is ASFT: behind the model's own loss the program computes another, and the divergence from the
+	// logits of a frozen model (asft_loss_func in LLaMA-Factory's train/trainer_utils.py).
+	DivergentLoss
 )
 
 // Hooks are called around every use of a module, in both passes and in the second
@@ -142,6 +147,11 @@ type Options struct {
 	// LossTwice means that the program computes its own loss, from a copy of all logits but the last in fp32, once the
 	// model has computed its loss. The outputs hold what that one saved.
 	LossTwice bool
+	// JudgedType is the type of the logits of a frozen model that DivergentLoss compares with.
+	JudgedType dtype.Type
+	// WeighsEntropy means that the loss of every token is weighted by an entropy, for which the program copies the
+	// logits of all tokens with labels (eaft_loss_func).
+	WeighsEntropy bool
 	// NoDropout means that the program has turned dropout off.
 	NoDropout bool
 	// KeepsHidden means that the model returns the hidden states behind all blocks.
@@ -168,9 +178,15 @@ type Options struct {
 	// InputGradients makes the output of the embeddings need a gradient, as
 	// enable_input_require_grads does.
 	InputGradients bool
+	// CastsInside means that linear modules under autocast save their input and weight before the casts, and keep no
+	// cast weight: ZeRO-3 with memory_efficient_linear (zero/linear.py).
+	CastsInside bool
 	// ContextParallel and TensorParallel are the degrees of context and of tensor
 	// parallelism; 1 is none.
 	ContextParallel, TensorParallel int64
+	// DeepSpeedUlysses means that the ranks of ContextParallel exchange their part of the sequences of all heads for
+	// full sequences of some heads before attention, and back (UlyssesSPAttentionHF of DeepSpeed).
+	DeepSpeedUlysses bool
 	// Receives means that the hidden states come from the pipeline stage before, Sends that they go to the stage
 	// behind instead of to the head. Result.Loss is then the tensor that is sent.
 	Receives, Sends bool
@@ -242,7 +258,7 @@ func Run(t *autograd.Tape, network *model.Network, parameters Parameters, option
 	var result Result
 	t.Scope(func() *autograd.Tensor {
 		var hidden *autograd.Tensor
-		if p.Attention == SDPA && (p.MasksCausally || p.sharesWindow()) {
+		if p.Attention == SDPA && (p.MasksCausally || p.sharesWindow()) && !p.DeepSpeedUlysses {
 			p.mask = p.New(p.Batch*(p.Sequence/p.ContextParallel)*p.Sequence, p.compute())
 		}
 		if blocks := network.Blocks(); len(blocks) > 0 && blocks[0].Attention.SavesMask {

@@ -53,6 +53,13 @@ func (p *pass) head(x *autograd.Tensor) Result {
 	switch {
 	case p.Loss == LogProbabilities || p.Loss == SelectedLogProbabilities:
 		return p.answers(logits)
+	case p.Loss == NoLoss:
+		if p.WideLogits {
+			logits = p.follow(logits, p.cast(logits, dtype.F32))
+		}
+		return Result{Loss: p.New(0, dtype.F32), Logits: logits}
+	case p.Loss == DivergentLoss:
+		return p.divergence(logits)
 	case p.Loss == ChunkedLoss:
 		logits = p.follow(logits, p.cast(logits, dtype.F32))
 		p.HasLogits()
@@ -76,12 +83,7 @@ func (p *pass) head(x *autograd.Tensor) Result {
 // secondLoss computes the loss of a program beside that of the model (compute_log_probs in LLaMA-Factory's
 // v1/core/base_trainer.py).
 func (p *pass) secondLoss(logits *autograd.Tensor) Result {
-	var first *autograd.Tensor
-	p.WithoutGradients(func() { // nothing depends on it
-		wide := p.cast(logits, dtype.F32)
-		first = p.normalized(wide, dtype.F32)
-		p.dropCasts(logits, wide)
-	})
+	first := p.ownLoss(logits)
 	loss := p.Scope(func() *autograd.Tensor {
 		wide := p.cast(logits, dtype.F32)
 		shifted := wide
@@ -89,6 +91,41 @@ func (p *pass) secondLoss(logits *autograd.Tensor) Result {
 			shifted = p.unary(wide, dtype.F32, saveNothing)
 		}
 		return p.mean(p.normalized(shifted, dtype.F32))
+	})
+	p.Drop(first)
+	p.HasLogits()
+	return Result{Loss: loss, Logits: logits}
+}
+
+// ownLoss returns what the loss of the model has saved. Nothing depends on it.
+func (p *pass) ownLoss(logits *autograd.Tensor) (saved *autograd.Tensor) {
+	p.WithoutGradients(func() {
+		wide := p.cast(logits, dtype.F32)
+		saved = p.normalized(wide, dtype.F32)
+		p.dropCasts(logits, wide)
+	})
+	return saved
+}
+
+// divergence computes ASFT's loss: the cross entropy of a copy of the logits, and their divergence from a frozen
+// model's, for which both are normalized once more.
+func (p *pass) divergence(logits *autograd.Tensor) Result {
+	first := p.ownLoss(logits)
+	if p.WideLogits {
+		logits = p.follow(logits, p.cast(logits, dtype.F32))
+	}
+	loss := p.Scope(func() *autograd.Tensor {
+		wide := p.cast(logits, dtype.F32)
+		shifted := p.unary(wide, dtype.F32, saveNothing)
+		p.New(logits.Elements, p.JudgedType) // the frozen model's, without the last of each sequence
+		entropy := p.mean(p.normalized(shifted, dtype.F32))
+		logarithms := p.normalized(shifted, dtype.F32)
+		judged := p.New(logits.Elements, p.JudgedType)
+		divergence := p.Do(autograd.Operation{Inputs: []*autograd.Tensor{logarithms}, Saved: []*autograd.Tensor{judged},
+			Scratch: judged.Bytes() + logarithms.Bytes(),
+			Outputs: []autograd.Output{{Elements: logits.Elements, DType: dtype.F32}}})[0]
+		return p.Do(autograd.Operation{Inputs: []*autograd.Tensor{entropy, divergence},
+			Outputs: []autograd.Output{{Elements: 1, DType: dtype.F32}}})[0]
 	})
 	p.Drop(first)
 	p.HasLogits()
@@ -180,6 +217,9 @@ func (p *pass) crossEntropy(logits *autograd.Tensor) *autograd.Tensor {
 			return p.parallelLoss(x)
 		}
 		logarithms := p.normalized(x, x.DType)
+		if p.WeighsEntropy {
+			p.Drop(p.New(x.Elements, x.DType))
+		}
 		if narrow && p.Autocast != dtype.Invalid { // cross_entropy names the type of log_softmax, and not of nll_loss
 			logarithms = p.cast(logarithms, dtype.F32)
 		}

@@ -209,6 +209,9 @@ func (p *pass) bare(path string, x *autograd.Tensor, out int64) *autograd.Tensor
 	if p.fakes(w, out) {
 		return p.fakeLinear(path, w, x, out)
 	}
+	if p.CastsInside && p.Autocast != dtype.Invalid && w.Quantized == autograd.Unquantized {
+		return p.castInside(path, w, x, out)
+	}
 	compute := w.DType
 	if p.Autocast != dtype.Invalid {
 		compute = p.Autocast
@@ -229,7 +232,21 @@ func (p *pass) bare(path string, x *autograd.Tensor, out int64) *autograd.Tensor
 	if input.NeedsGradient() {
 		o.Saved = append(o.Saved, o.Inputs[1])
 	}
-	if w.Quantized != autograd.Unquantized {
+	switch w.Quantized {
+	case autograd.Unquantized:
+	case autograd.GPTQ: // codes, zero points and scales of weights are temporaries (dequantize_weight in GPTQModel)
+		leave := p.In(ledger.OperationScratch, whyDequantized)
+		weight := p.New(w.Elements, compute)
+		leave()
+		o.Inputs[1], o.Scratch = weight, gptqScratch*w.Elements
+		if input.NeedsGradient() {
+			o.Saved[len(o.Saved)-1] = weight
+		}
+		defer p.Drop(weight)
+	case autograd.AWQ: // the backward pass copies the weight for each sequence (AwqGemmFn)
+		o.Saved = append(o.Saved, input)
+		o.Scratch, o.BackwardScratch = w.Elements*compute.Size(), (1+p.Batch)*w.Elements*compute.Size()
+	default:
 		// bitsandbytes dequantizes the weight in both passes.
 		expanded := w.Elements * compute.Size()
 		if p.FusedQKV {
@@ -243,6 +260,39 @@ func (p *pass) bare(path string, x *autograd.Tensor, out int64) *autograd.Tensor
 	y := p.Do(o)[0]
 	p.dropCasts(x, input)
 	return y
+}
+
+func whyDequantized() string {
+	return "weights of GPTQ in 16 bits, which the backward pass of their layer needs, and what kernels need beside"
+}
+
+// gptqScratch are the bytes that a weight of GPTQ takes beside its copy in 16 bits while that is made: scales, the
+// difference of codes and zero points, and codes.
+const gptqScratch = 4
+
+// castInside runs a linear module as LinearFunctionForZeroStage3 does: it saves its input and weight as they are, and
+// both passes cast them once more.
+func (p *pass) castInside(path string, w *autograd.Parameter, x *autograd.Tensor, out int64) *autograd.Tensor {
+	weight, casts := w.Tensor(), int64(0)
+	for _, t := range []*autograd.Tensor{x, weight} {
+		if t.DType != p.Autocast {
+			casts += t.Elements * p.Autocast.Size()
+		}
+	}
+	o := autograd.Operation{Inputs: []*autograd.Tensor{x, weight},
+		Outputs: []autograd.Output{{Elements: x.Elements / (w.Elements / out) * out, DType: p.Autocast}},
+		Product: true, Kept: true, Scratch: casts, BackwardScratch: casts}
+	if w.Trainable {
+		o.Saved = append(o.Saved, x)
+		o.BackwardScratch += w.Elements * p.Autocast.Size() // the gradient, before it has the type of the weight
+	}
+	if x.NeedsGradient() {
+		o.Saved = append(o.Saved, weight)
+	}
+	if bias := p.parameter(path + ".bias"); bias != nil {
+		o.Inputs = append(o.Inputs, bias.Tensor())
+	}
+	return p.Do(o)[0]
 }
 
 // norm runs a normalization, with the operations of transformers.

@@ -72,10 +72,10 @@ func (r *resolver) noAdapter() error {
 func (r *resolver) unplannedAdapter() error {
 	j := r.job
 	switch j.Adapter.Type {
-	case "LORA", "ADALORA", "IA3", "VERA", "LN_TUNING":
+	case "LORA", "ADALORA", "IA3", "VERA", "OFT", "LN_TUNING":
 	default:
 		return fault.File(j.Adapter.File).Inputf("%s is not planned: virtual tokens change the length of every "+
-			"sequence", j.Adapter.Type).WithHint("plimsoll plans LORA, ADALORA, IA3, VERA and LN_TUNING")
+			"sequence", j.Adapter.Type).WithHint("plimsoll plans LORA, ADALORA, IA3, VERA, OFT and LN_TUNING")
 	}
 	for _, unplanned := range []struct {
 		key string
@@ -98,6 +98,10 @@ func (r *resolver) unplannedAdapter() error {
 					step.Path).WithHint("name the modules with more of their path, such as attn.proj")
 			}
 		}
+	}
+	if j.Adapter.Type == "OFT" && (j.Model.Network.InputFirst || j.adaptsEmbedding() != "") {
+		return j.Adapter.Place().Inputf("target_modules matches modules of %s that are no torch.nn.Linear: OFT is "+
+			"planned for those only", j.Model.Name).WithHint("name linear modules in target_modules, or use LORA")
 	}
 	if embedding := j.adaptsEmbedding(); embedding != "" && j.Adapter.Type == "LORA" && j.Adapter.LoRABias {
 		return j.Adapter.Place().Inputf(

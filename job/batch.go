@@ -1,6 +1,8 @@
 package job
 
 import (
+	"fmt"
+
 	"plimsoll/fault"
 )
 
@@ -27,7 +29,12 @@ func (r *resolver) batch() error {
 	}
 	if d := j.DeepSpeed; d != nil && (d.Batch.Micro > 0 || d.Batch.Train > 0) {
 		if j.MicroBatch == 0 || j.Accumulation == 0 {
-			b, err := d.ResolveBatch(j.World)
+			n := r.sequenceRanks() // they share a micro batch
+			if j.World%n != 0 {
+				return fault.File(d.File).Inputf("%d ranks cannot be divided into groups of %d that share a sequence",
+					j.World, n).WithHint(fmt.Sprintf("give a number of GPUs that is a multiple of %d", n))
+			}
+			b, err := d.ResolveBatch(j.World / n)
 			if err != nil {
 				return err
 			}

@@ -3,6 +3,7 @@ package job
 import (
 	"errors"
 	"fmt"
+	"strings"
 
 	"plimsoll/autograd"
 	"plimsoll/dtype"
@@ -21,6 +22,9 @@ func (in *Inputs) named(err error) error {
 	}
 	located := *bad
 	located.Where = in.framework.Place()
+	if strings.Contains(bad.Hint, "--quantization") { // the name is known, and the flag plans it
+		return &located
+	}
 	located.Hint = "give --model with a name of the catalog or the path of its config.json: the rest of the file holds"
 	if hub.IsRepository(in.framework.Model) && !in.request.Online {
 		located.Hint += fmt.Sprintf("; or add --online; or fetch the file once with 'hf download %s config.json'",
@@ -47,6 +51,7 @@ func (r *resolver) framework() error {
 	}
 	r.FusedLoss = r.FusedLoss || f.FusedLoss
 	r.job.Pairs, r.job.KeepsHidden = f.Rewards || f.ValueHead || f.Answers != nil && f.Answers.Pairs, f.ValueHead
+	r.job.WeighsEntropy = f.WeighsEntropy
 	r.job.LossTwice, r.job.LoadsOnGPU = f.LossTwice, f.LoadsOnGPU
 	if r.Modules == "" {
 		r.Modules = f.Modules
@@ -139,7 +144,7 @@ func (r *resolver) loadedAs() string {
 		recipe.UnderFSDP1: first}[f.TrainedIn32]
 	mixed := f.Training.Precision != recipe.Unmixed && f.Training.Precision != ""
 	switch {
-	case r.Inputs.adapter == nil && trained && (f.TrainedIn32 == recipe.Always || mixed):
+	case r.Inputs.adapter == nil && trained && !r.widensTrained() && (f.TrainedIn32 == recipe.Always || mixed):
 		return "fp32"
 	case f.Weights == "":
 		return publishedTypeOf(j.Model)

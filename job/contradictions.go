@@ -31,8 +31,8 @@ func refuse(list ...contradiction) error {
 // contradictions refuses settings that do not go together. It runs when all
 // other settings are decided.
 func (r *resolver) contradictions() error {
-	return cmp.Or(r.kernels(), r.engines(), r.parallelDegrees(), r.job.refuseMuon(), r.job.refuseOffload(),
-		r.besidePipeline())
+	return cmp.Or(r.kernels(), r.engines(), r.parallelDegrees(), r.exchangesHeads(), r.job.refuseMuon(),
+		r.job.refuseParts(), r.job.refusePacked(), r.job.refuseOffload(), r.besidePipeline())
 }
 
 // kernels refuses settings that no kernel supports.
@@ -130,9 +130,34 @@ func (j *Job) frameworks() (list []contradiction) {
 				"batches", j.Accumulation), "give --grad-accum 1"},
 			contradiction{j.FSDP != nil || j.World > 1,
 				"the optimizer steps in the backward pass, which is planned on one GPU only",
-				"give --gpus 1, or remove optimizer_in_bwd"})
+				"give --gpus 1, or an optimizer that steps once for all parameters"})
 	}
 	return list
+}
+
+// optimizersOfDeepSpeed says what the optimizers need that only DeepSpeed has.
+func (j *Job) optimizersOfDeepSpeed() []contradiction {
+	d, name := j.DeepSpeed, j.Optimizer.Name
+	if !j.Optimizer.IsOfDeepSpeed() {
+		return nil
+	}
+	if d == nil {
+		return []contradiction{{true, name + " is an optimizer of DeepSpeed, but the job has none",
+			"add --deepspeed, or use another optimizer"}}
+	}
+	bits, release := j.Optimizer.Compresses(), j.Versions.DeepSpeed
+	return []contradiction{
+		{d.OffloadOptimizer.Device != "none",
+			fmt.Sprintf("DeepSpeed's %s runs on the GPU, but the optimizer is offloaded", name),
+			"use --optimizer adamw, or leave offload_optimizer out"},
+		{bits && d.ZeROStage > 0, name + " does not work with ZeRO: DeepSpeed stops",
+			"use --optimizer adamw, or set \"stage\" to 0"},
+		{bits && release.AtLeast(0, 19, 7), fmt.Sprintf("DeepSpeed %v does not have %s: 0.19.6 is the last release "+
+			"with it", release, name), "give --deepspeed-version 0.19.6, or use another optimizer"},
+		{bits && j.ParameterType == dtype.BF16 && !release.AtLeast(0, 17, 6),
+			fmt.Sprintf("DeepSpeed %v has BF16_Optimizer for bf16 without ZeRO, which shards master weights, but %s "+
+				"needs them in full", release, name), "use fp16, or give --deepspeed-version 0.17.6"},
+	}
 }
 
 // engines refuses settings that the engine or the optimizer refuses.
@@ -149,13 +174,7 @@ func (r *resolver) engines() error {
 			j.Accumulation),
 		"give --grad-accum 1"})
 	list = append(list, j.frameworks()...)
-	lamb, d := j.Optimizer.Name == "lamb", j.DeepSpeed
-	list = append(list,
-		contradiction{lamb && d == nil, "lamb is a kernel of DeepSpeed, but the job has none",
-			"add --deepspeed, or use another optimizer"},
-		contradiction{lamb && d != nil && d.OffloadOptimizer.Device != "none",
-			"DeepSpeed's Lamb runs on the GPU, but the optimizer is offloaded",
-			"use --optimizer adamw, or leave offload_optimizer out"})
+	list = append(list, j.optimizersOfDeepSpeed()...)
 	if f := j.FSDP; f != nil {
 		torch := j.Versions.Torch
 		q := j.Quantization

@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"plimsoll/dtype"
 	"plimsoll/files/filestest"
 	"plimsoll/forward"
 	"plimsoll/model"
@@ -82,6 +83,11 @@ func TestPartsOfFrameworks(t *testing.T) {
 		{"factory freezes two parts", "qwen2.5-vl", factory + "finetuning_type: full\n", 0, 0, 3*12 + 3},
 		{"factory freezes one part", "qwen2.5-vl",
 			factory + "finetuning_type: full\nfreeze_multi_modal_projector: false\n", 0, 5, 3*12 + 3},
+		{"factory trains the last layers", "qwen2.5-vl",
+			factory + "finetuning_type: freeze\nfreeze_trainable_layers: 1\n", 0, 0, 12},
+		{"factory trains the projector, too", "qwen2.5-vl",
+			factory + "finetuning_type: freeze\nfreeze_trainable_layers: 1\nfreeze_multi_modal_projector: false\n",
+			0, 5, 12},
 		{"factory trains what it does not name", "glm4v", factory + "finetuning_type: full\n", 5, 0, 3*13 + 3},
 		{"factory freezes an encoder of unknown operations", "../ranged-multimodal/qwen2-audio",
 			factory + "finetuning_type: full\n", 0, 0, 3*12 + 3},
@@ -119,6 +125,43 @@ func TestPartsOfFrameworks(t *testing.T) {
 			want := [3]int{test.vision, test.projector, test.language}
 			if got := [3]int{count[model.Vision], count[model.Projector], count[model.Language]}; got != want {
 				t.Errorf("got %v, want %v", got, want)
+			}
+		})
+	}
+}
+
+// TestFrozenPartsStayNarrow: LLaMA-Factory converts only what it trains to fp32 (_setup_full_tuning in
+// src/llamafactory/model/adapter.py, commit ff6d4d12).
+func TestFrozenPartsStayNarrow(t *testing.T) {
+	const text = "model_name_or_path: " + multimodal + "qwen2.5-vl.json\nstage: sft\ndo_train: true\noutput_dir: x\n" +
+		"template: qwen2_vl\nfinetuning_type: full\nbf16: true\n"
+	for _, test := range []struct {
+		name, more string
+		request    Request
+		weights    dtype.Type
+		trained    bool // in fp32 where the weights are not
+	}{
+		{name: "frozen", weights: dtype.BF16, trained: true},
+		{name: "all trained", more: "freeze_vision_tower: false\nfreeze_multi_modal_projector: false\n",
+			weights: dtype.F32},
+		{name: "pure bf16", more: "pure_bf16: true\n", weights: dtype.BF16},
+		{name: "FSDP", request: Request{FSDP: "2", GPUs: 2}, weights: dtype.F32},
+		{name: "a flag", request: Request{Precision: "bf16"}, weights: dtype.BF16},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			q := test.request
+			q.Configs, q.Sequence = []string{filestest.InNewFolder(t)("train.yaml", text+test.more)}, 4096
+			j, err := q.Resolve()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if j.ParameterType != test.weights {
+				t.Errorf("weights in %v, want %v", j.ParameterType, test.weights)
+			}
+			for _, p := range j.Model.Parameters {
+				if want := test.trained && j.Model.Network.PartOf(p.Name) == model.Language; p.Wide != want {
+					t.Fatalf("%s is wide: %v, want %v", p.Name, p.Wide, want)
+				}
 			}
 		})
 	}

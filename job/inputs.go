@@ -102,6 +102,11 @@ func (in *Inputs) readModel() (err error) {
 		load = model.LoadOnline
 	}
 	if in.model, err = load(name); err != nil {
+		if before := model.Before(name, in.request.Quantization); before != name {
+			in.model, err = load(before)
+		}
+	}
+	if err != nil {
 		return cmp.Or(recipe.Misplaced(name), in.named(err))
 	}
 	plain := in.model
@@ -130,6 +135,11 @@ func (in *Inputs) readModel() (err error) {
 	if a := in.answers(); a != nil && a.Reference && name == "" {
 		name = a.Model
 		if name == "" && in.framework.Adapter == nil {
+			in.reference = plain
+		}
+	}
+	if f := in.framework; f != nil && f.Diverges && name == "" {
+		if name = f.Judge; name == "" {
 			in.reference = plain
 		}
 	}
@@ -280,4 +290,6 @@ var quantizations = map[string]recipe.Quantization{
 	"nf4-dq": {Bits: 4, Kind: "nf4", DoubleQuant: true},
 	"fp4-dq": {Bits: 4, Kind: "fp4", DoubleQuant: true},
 	"int8":   {Bits: 8},
+	"gptq":   {Method: "gptq", Bits: 4, Group: 128},
+	"awq":    {Method: "awq", Bits: 4, Group: 128},
 }

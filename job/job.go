@@ -67,6 +67,7 @@ type Job struct {
 	// OffloadActivations moves what operations save to the host, nil if it stays.
 	OffloadActivations *autograd.Offload
 	Loss               forward.LossKind
+	WeighsEntropy      bool // the loss of every token is weighted by an entropy
 	LossTwice          bool // the program computes it, from the logits of a model that has computed its own
 	Compile            bool
 	Liger              bool // liger-kernel replaces the modules of the model
@@ -134,6 +135,9 @@ type Parallel struct {
 	Ulysses bool  // these exchange parts of the sequence for heads around attention
 	Expert  int64 // ranks that share the experts
 	Shard   int64 // ranks that parameters are sharded among
+	// DeepSpeedUlysses means that attention has full sequences of some heads, where other layers have a part of the
+	// sequences (Ulysses). Without, keys and values go around.
+	DeepSpeedUlysses bool
 }
 
 // Replicas returns the number of groups of ranks that together hold the full model, in data parallelism and in hybrid

@@ -28,10 +28,14 @@ func (j *Job) ParallelNames() []string {
 	if j.FSDP != nil && j.Replicas() > 1 {
 		names = append(names, fmt.Sprintf("%d replicas of %d ranks", j.Replicas(), j.Parallel.Shard))
 	}
+	context := "context"
+	if j.Parallel.DeepSpeedUlysses {
+		context = "sequence"
+	}
 	for _, split := range []struct {
 		name   string
 		degree int64
-	}{{"tensor", j.Parallel.Tensor}, {"context", j.Parallel.Context}, {"expert", j.Parallel.Expert}} {
+	}{{"tensor", j.Parallel.Tensor}, {context, j.Parallel.Context}, {"expert", j.Parallel.Expert}} {
 		if split.degree > 1 {
 			names = append(names, fmt.Sprintf("%s parallel %d", split.name, split.degree))
 		}

@@ -159,6 +159,8 @@ func (j *Job) refuseOffload() error {
 			"the driver moves", j.Optimizer.Name), "use the optimizer without paging"},
 		contradiction{j.StepsInBackward, "the optimizer steps in the backward pass",
 			"remove optimizer_in_bwd, or leave --offload states out"},
+		contradiction{j.Optimizer.needsFull(), fmt.Sprintf("StateOffload was not tried with %s", j.Optimizer.Name),
+			"leave --offload states out"},
 		contradiction{j.Optimizer.Name == "lomo", "LOMO has no state", "leave --offload states out"},
 		contradiction{!o.Whole && o.Rest == OnHost && j.Optimizer.IsTogether(), fmt.Sprintf("%s updates a parameter "+
 			"by what it finds in others, so its states cannot come in chunks", j.Optimizer.Name),

@@ -1,6 +1,7 @@
 package job
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -26,6 +27,7 @@ type Optimizer struct {
 	Ranks int64
 	// Managed means that states are in CUDA's managed memory (paged optimizers), outside torch's allocator.
 	Managed bool
+	lowRank *lowRank // of GaLore and APOLLO, nil for others
 }
 
 // State is one state tensor.
@@ -44,10 +46,10 @@ const (
 	Loop    Variant = "for-loop"
 )
 
-// optimizer sets the optimizer, its variant and the gradient clipping.
-func (r *resolver) optimizer() error {
-	name, variant, _ := strings.Cut(r.Optimizer, "/")
-	where := fault.Position{}
+// optimizerName returns the name and the variant of the optimizer that the request and the files ask for, and the place
+// of the name.
+func (r *resolver) optimizerName() (name, variant string, where fault.Position) {
+	name, variant, _ = strings.Cut(r.Optimizer, "/")
 	if d := r.job.DeepSpeed; name == "" && d != nil && d.Optimizer != nil {
 		name, where.File = strings.ToLower(d.Optimizer.Type), d.File
 	}
@@ -60,6 +62,12 @@ func (r *resolver) optimizer() error {
 	if name == dion && r.job.FSDP == nil && r.Request.FSDP == "" { // axolotl takes the one or the other
 		name = moonlight
 	}
+	return name, variant, where
+}
+
+// optimizer sets the optimizer, its variant and the gradient clipping.
+func (r *resolver) optimizer() (err error) {
+	name, variant, where := r.optimizerName()
 	if name == "" {
 		name = "adamw"
 		r.assume("AdamW: --optimizer was not given")
@@ -85,9 +93,17 @@ func (r *resolver) optimizer() error {
 			o.Variant = Loop
 		}
 	}
+	switch {
+	case isLowRank(o.Name):
+		err = r.projections(&o)
+	case o.Name == adamMini:
+		err = r.mini(&o)
+	}
 	r.job.Optimizer = o
 	r.job.Clip = 1
 	switch {
+	case r.job.StepsInBackward: // no gradients are left to clip
+		r.job.Clip = 0
 	case r.Clip != nil:
 		r.job.Clip = *r.Clip
 	case r.training != nil:
@@ -95,7 +111,7 @@ func (r *resolver) optimizer() error {
 	case r.job.DeepSpeed != nil:
 		r.job.Clip = r.job.DeepSpeed.GradientClipping
 	}
-	return nil
+	return err
 }
 
 // variantsOf lists the variants of the optimizers in torch.optim.
@@ -106,6 +122,7 @@ var variantsOf = map[string][]Variant{
 	"sgd-momentum": {Foreach, Fused, Loop},
 	"adagrad":      {Foreach, Loop},
 	"rmsprop":      {Foreach, Loop},
+	badam:          {Foreach, Fused},
 	muon:           {Foreach, Fused, Loop}, // of AdamW, which has the parameters that Muon does not
 }
 
@@ -172,7 +189,10 @@ var optimizerKinds = map[string]Optimizer{
 			"(torch/optim/rmsprop.py)"},
 	"lion": {States: sameShape("exp_avg"), lists: 1, loopTensors: 1,
 		listsWhy: "the update is a list of its own"},
-	"lamb": {States: sameShape("exp_avg", "exp_avg_sq")}, // DeepSpeed's kernel
+	"lamb":      {States: sameShape("exp_avg", "exp_avg_sq")}, // DeepSpeed's kernel
+	OneBitAdam:  {States: sameShape("exp_avg", "exp_avg_sq"), Variant: Fused},
+	ZeroOneAdam: {States: sameShape("exp_avg", "exp_avg_sq", "momentum_accumulator"), Variant: Fused},
+	OneBitLamb:  {States: sameShape("exp_avg", "exp_avg_sq", "exp_avg_sq_fresh"), Variant: Loop},
 	"schedule-free-adamw": {States: sameShape("z", "exp_avg_sq"), lists: 1, loopTensors: 1,
 		listsWhy: "the list denom of AdamWScheduleFree (schedulefree/adamw_schedulefree.py)"},
 	"schedule-free-radam": {States: sameShape("z", "exp_avg_sq"), lists: 1, loopTensors: 1,
@@ -191,7 +211,25 @@ var optimizerKinds = map[string]Optimizer{
 	muon:                muonOptimizer,
 	moonlight:           moonlightOptimizer,
 	dion:                dionOptimizer,
+	galore + "adamw":    {}, galore + "adamw-8bit": {}, galore + "adafactor": {}, apollo + "adamw": {},
+	adamMini: {loopTensors: 2},
+	badam:    {States: inFP32("master_weights", "exp_avg", "exp_avg_sq")},
 }
+
+// The optimizers of DeepSpeed that exchange one bit for each number. Releases from 0.19.7 on do not have them.
+const (
+	OneBitAdam  = "onebitadam"
+	ZeroOneAdam = "zerooneadam"
+	OneBitLamb  = "onebitlamb"
+)
+
+// Compresses reports whether the optimizer exchanges one bit for each number among ranks, beside errors.
+func (o *Optimizer) Compresses() bool {
+	return o.Name == OneBitAdam || o.Name == ZeroOneAdam || o.Name == OneBitLamb
+}
+
+// IsOfDeepSpeed reports whether only DeepSpeed has the optimizer.
+func (o *Optimizer) IsOfDeepSpeed() bool { return o.Name == "lamb" || o.Compresses() }
 
 // namedOptimizer is the optimizer that a name stands for.
 type namedOptimizer struct {
@@ -207,7 +245,10 @@ func NewOptimizer(kind string, variant Variant) Optimizer {
 
 func (n namedOptimizer) optimizer() Optimizer {
 	o := optimizerKinds[n.kind]
-	o.Name, o.Variant, o.Managed = n.kind, n.variant, n.paged
+	o.Name, o.Variant, o.Managed = n.kind, cmp.Or(n.variant, o.Variant), n.paged
+	if isLowRank(n.kind) || n.kind == adamMini {
+		o.Variant = Loop
+	}
 	return o
 }
 
@@ -244,6 +285,20 @@ var optimizerNames = func() map[string]namedOptimizer {
 		"schedule_free_adamw":  {kind: "schedule-free-adamw", variant: Foreach},
 		"schedule_free_radam":  {kind: "schedule-free-radam", variant: Foreach},
 		"schedule_free_sgd":    {kind: "schedule-free-sgd", variant: Foreach},
+
+		"galore_adamw":                {kind: galore + "adamw"},
+		"galore_adamw_layerwise":      {kind: galore + "adamw"},
+		"galore_adamw_8bit":           {kind: galore + "adamw-8bit"},
+		"galore_adamw_8bit_layerwise": {kind: galore + "adamw-8bit"},
+		"galore_adafactor":            {kind: galore + "adafactor"},
+		"galore_adafactor_layerwise":  {kind: galore + "adafactor"},
+		"apollo_adamw":                {kind: apollo + "adamw"},
+		"apollo_adamw_layerwise":      {kind: apollo + "adamw"},
+		"galore":                      {kind: galore + "adamw"},
+		"apollo":                      {kind: apollo + "adamw"},
+		"adam_mini":                   {kind: adamMini},
+		"adammini":                    {kind: adamMini},
+		"badam_fused":                 {kind: badam, variant: Fused},
 
 		"fusedadam":  {kind: "adamw", variant: Fused},
 		"fused_adam": {kind: "adamw", variant: Fused},
@@ -349,8 +404,13 @@ func (o *Optimizer) IsTogether() bool { return strings.HasPrefix(o.Name, "schedu
 // Passes returns the sizes of the temporaries at the peak of each pass of a step over the parameters. All optimizers
 // but Muon make one pass.
 func (o *Optimizer) Passes(parameters []*autograd.Parameter) [][]ledger.Bytes {
-	if o.IsMuon() {
+	switch {
+	case o.IsMuon():
 		return o.muonPasses(parameters)
+	case o.Name == badam:
+		return [][]ledger.Bytes{o.badamTemporaries(parameters)}
+	case o.lowRank != nil:
+		return [][]ledger.Bytes{o.lowRank.temporaries(parameters)}
 	}
 	return [][]ledger.Bytes{o.temporaries(parameters)}
 }
@@ -381,7 +441,13 @@ func (o *Optimizer) temporaries(parameters []*autograd.Parameter) []ledger.Bytes
 
 // TemporariesWhy describes the temporaries of an optimizer step.
 func (o *Optimizer) TemporariesWhy() string {
-	if o.Variant == Foreach && o.lists > 0 {
+	switch {
+	case o.Name == badam:
+		return "BAdam's gradients in fp32 for a block, and the list of AdamW's step where it is foreach"
+	case o.lowRank != nil:
+		return fmt.Sprintf("the step over the matrix that makes the most for a moment: projections to rank %d, what "+
+			"is projected back, and singular vectors", o.lowRank.Rank)
+	case o.Variant == Foreach && o.lists > 0:
 		return o.listsWhy
 	}
 	return fmt.Sprintf("temporaries of the step over one parameter at a time (%s)", o.Variant)

@@ -80,10 +80,8 @@ func TestStates(t *testing.T) {
 // another optimizer than the one that was meant.
 func TestUnplannedOptimizer(t *testing.T) {
 	for _, c := range []struct{ name, want string }{
-		{"galore_adamw_8bit_layerwise", "GaLore keeps moments"},
-		{"apollo_adamw", "APOLLO keeps moments"},
-		{"Adam-mini", "Adam-mini keeps one second moment"},
-		{"OneBitAdam", "1-bit optimizers keep errors"},
+		{"qgalore_adamw", "Q-GaLore keeps moments"},
+		{"OneBitAdam", `did you mean "onebitadam"?`},
 		{"adamw-16bit", "hint: plimsoll plans"},
 		{"adamw-8bits", `did you mean "adamw-8bit"?`},
 		{"adafacter", `did you mean "adafactor"?`},
@@ -98,9 +96,9 @@ func TestUnplannedOptimizer(t *testing.T) {
 		}
 	}
 	for deepSpeed, want := range map[string]string{
-		"": "lamb is a kernel of DeepSpeed",
+		"": "lamb is an optimizer of DeepSpeed",
 		`{"train_micro_batch_size_per_gpu": 1, "zero_allow_untested_optimizer": true, "zero_optimization":
-			{"stage": 2, "offload_optimizer": {"device": "cpu"}}}`: "DeepSpeed's Lamb runs on the GPU",
+			{"stage": 2, "offload_optimizer": {"device": "cpu"}}}`: "DeepSpeed's lamb runs on the GPU",
 	} {
 		q := Request{Model: "gpt2", Optimizer: "lamb", GPUs: 2}
 		if deepSpeed != "" {

@@ -11,14 +11,8 @@ import (
 
 // unplannedOptimizers are optimizers with states of their own, by the start of their names without separators.
 var unplannedOptimizers = []struct{ start, why string }{
-	{"galore", "GaLore keeps moments of gradients that it projects to a low rank, and decomposes gradients"},
 	{"qgalore", "Q-GaLore keeps moments of gradients that it projects to a low rank, and decomposes gradients"},
-	{"apollo", "APOLLO keeps moments of gradients that it projects to a low rank"},
-	{"badam", "BAdam trains one block of the model after the other, each with moments of its own"},
-	{"adammini", "Adam-mini keeps one second moment for each head or row, which depends on its names of modules"},
 	{"muon", "Muon keeps a momentum of matrices, and AdamW the moments of the other parameters"},
-	{"onebit", "1-bit optimizers keep errors of compressed gradients beside the moments; DeepSpeed 0.19.8 has none"},
-	{"zeroone", "0/1 Adam keeps errors of compressed gradients beside the moments; DeepSpeed 0.19.8 does not have it"},
 	{"grokadamw", "GrokAdamW keeps an average of the gradient beside AdamW's moments"},
 	{"stableadamw", "StableAdamW of optimi keeps compensations of rounding beside the moments"},
 	{"muadam", "mup builds its groups of parameters, one for each width"},

@@ -15,6 +15,9 @@ import (
 func (r *resolver) attention() error {
 	j := r.job
 	name := r.Attention
+	if p, _ := r.divided(); name == "" && p != nil && p.Sequence > 1 {
+		name = p.Attention
+	}
 	if name == "" {
 		name = string(forward.SDPA)
 		if !j.Versions.Transformers.AtLeast(4, 36, 0) || !j.Versions.Torch.AtLeast(2, 1, 1) {
@@ -22,7 +25,7 @@ func (r *resolver) attention() error {
 		}
 		r.assume("%s attention: --attention was not given", name)
 	}
-	if name == "flash_attention_2" || name == "flash-attention-2" || name == "flash2" {
+	if name == "flash_attention_2" || name == "flash_attention_3" || name == "flash-attention-2" || name == "flash2" {
 		name = string(forward.Flash)
 	}
 	if !slices.Contains(Attentions, name) {
@@ -107,6 +110,14 @@ func (r *resolver) loss() error {
 		loss := j.Loss
 		r.liger()
 		j.Loss = loss
+	}
+	if f := r.Inputs.framework; f != nil && f.Diverges {
+		if j.Compile {
+			return fault.File(f.File).Inputf("torch.compile is on: a compiled divergence is not planned yet").
+				WithHint("turn it off to plan the job without it")
+		}
+		j.Loss = forward.DivergentLoss
+		return nil
 	}
 	return r.namedLoss()
 }

@@ -103,7 +103,8 @@ func (r *resolver) pipeline() error {
 			chunks).WithHint("cut it into fewer stages, or take Interleaved1F1B")
 	case p.Schedule == "1F1B" && p.Micros < int(p.Degree):
 		return where.Inputf("1F1B needs at least as many micro batches as stages, %d, and a step has %d", p.Degree,
-			p.Micros).WithHint("make the batch larger, or its micro batches smaller; a job of flags has --grad-accum of them")
+			p.Micros).WithHint("make the batch larger or its micro batches smaller, or give --grad-accum beside " +
+			"--pipeline-parallel")
 	case p.Schedule == "Interleaved1F1B" && p.Micros%max(1, p.Micros/int(p.Degree)) != 0:
 		return where.Inputf("Interleaved1F1B cannot divide %d micro batches into %d rounds", p.Micros,
 			p.Micros/int(p.Degree)).WithHint(fmt.Sprintf("give a multiple of %d micro batches", p.Degree))

@@ -51,6 +51,9 @@ func (r *resolver) precision() error {
 	if mixed != recipe.Unmixed && j.DeepSpeed == nil {
 		j.AutocastType = mixedType(mixed)
 	}
+	if d := j.DeepSpeed; d != nil && d.Autocast != dtype.Invalid {
+		j.AutocastType = d.Autocast
+	}
 	return nil
 }
 

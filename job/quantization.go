@@ -1,12 +1,21 @@
 package job
 
-import "plimsoll/fault"
+import (
+	"strings"
+
+	"plimsoll/fault"
+	"plimsoll/recipe"
+)
 
 // quantization sets how the weights are stored.
 func (r *resolver) quantization() error {
 	q := r.Inputs.quantization
 	if m := r.job.Model; m.Quantized && m.Source != r.Quantization && r.Quantization != "" {
 		r.assume("--quantization has no effect: transformers takes the quantization_config of %s", m.Source)
+	}
+	if f := r.Inputs.framework; f != nil && f.Packed != "" && (q == nil || q.Method != f.Packed) {
+		return fault.File(f.File).Inputf("%s is true, but %s has no weights in %s", f.Packed, r.job.Model.Name,
+			strings.ToUpper(f.Packed)).WithHint("add --quantization " + f.Packed + ", or remove the key")
 	}
 	if err := r.namesake(); q == nil || err != nil {
 		return err
@@ -17,6 +26,9 @@ func (r *resolver) quantization() error {
 			"beside the 8-bit ones, which is not planned yet").WithHint("set it to false, or plan without quantization")
 	}
 	r.job.Quantization = q
+	if q.Method != "" {
+		r.packed(q)
+	}
 	f := r.Inputs.framework
 	if r.job.QuantizesExperts = f != nil && f.QuantizesExperts; r.job.QuantizesExperts {
 		return nil
@@ -26,6 +38,39 @@ func (r *resolver) quantization() error {
 			"the experts of a layer in one parameter", r.job.ParameterType)
 	}
 	return nil
+}
+
+// packed notes what is assumed of weights that were quantized before the training.
+func (r *resolver) packed(q *recipe.Quantization) {
+	how := "the backward pass of every layer needs the weight in 16 bits, which the forward pass has made " +
+		"(TorchLinear of GPTQModel)"
+	if q.Method == "awq" {
+		how = "both passes make the weight in 16 bits, the backward pass a copy for each sequence (AwqGEMMLinear of " +
+			"GPTQModel)"
+	}
+	r.assume("%s in %d bits, with a scale for %d inputs (0: all): %s; its memory was not measured on a GPU",
+		strings.ToUpper(q.Method), q.Bits, q.Group, how)
+}
+
+// refusePacked refuses engines that cannot shard integers.
+func (j *Job) refusePacked() error {
+	q := j.Quantization
+	if q == nil || q.Method == "" {
+		return nil
+	}
+	return refuse(
+		contradiction{j.FSDP != nil || j.DeepSpeed != nil && j.DeepSpeed.ZeROStage == 3 || j.Parallel.Tensor > 1,
+			strings.ToUpper(q.Method) + "'s integers are not sharded: transformers' trainers refuse ZeRO-3 and FSDP " +
+				"with weights that were quantized before",
+			"use ZeRO-2 or less, or DDP"},
+		contradiction{len(j.Model.Network.Towers) > 0, "models that read images are not planned in " +
+			strings.ToUpper(q.Method), "plan them with --quantization nf4"},
+		contradiction{len(j.FusedExperts()) > 0,
+			"experts in one parameter are not planned in " + strings.ToUpper(q.Method),
+			"give the job's version of transformers, such as --transformers 4.57"},
+		contradiction{j.Adapter != nil && j.Adapter.DoRA, "DoRA is not compatible with weights in " +
+			strings.ToUpper(q.Method), "leave use_dora out"},
+	)
 }
 
 // namesake tells what a model's name alone was the source of.

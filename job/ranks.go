@@ -28,6 +28,10 @@ func (r *resolver) ranks() error {
 		return fault.Inputf("--gpu-memory %v and --host-memory %v: sizes cannot be negative", r.GPUMemory, r.HostMemory)
 	}
 	j.OnCPU = r.CPU || r.training != nil && r.training.OnCPU || r.launch != nil && r.launch.OnCPU
+	if l := r.launch; l != nil && l.OnCPU && (r.GPU != "" || r.GPUMemory > 0) {
+		return fault.File(l.File).Inputf("distributed_type or use_cpu says that the CPU trains, but a GPU is given").
+			WithHint("leave --gpu out, or set distributed_type to MULTI_GPU and use_cpu to false")
+	}
 	if j.OnCPU && (r.GPUs > 0 && r.CPU || r.GPU != "" || r.GPUMemory > 0 || j.DeepSpeed != nil || j.FSDP != nil ||
 		r.Request.FSDP != "") {
 		return fault.Inputf("plimsoll plans training on the CPU only without GPUs, DeepSpeed and FSDP").

@@ -22,12 +22,15 @@ func (r *resolver) parallel() error {
 	if d := j.DeepSpeed; d != nil && r.TensorParallel == 0 {
 		j.Parallel.Tensor = int64(max(1, d.TensorParallel))
 	}
+	if n := r.sequenceRanks(); n > 1 {
+		j.Parallel.Context, j.Parallel.DeepSpeedUlysses = int64(n), true
+	}
 	if p, file := r.divided(); p != nil {
 		if ranks := p.Ranks() * int(j.Stages()); ranks != j.World {
-			return fault.File(file).Inputf("the parallelism makes %d ranks, but the job has %d", ranks, j.World).
+			return fault.File(file).Inputf("parallelism_config makes %d ranks, but the job has %d", ranks, j.World).
 				WithHint("change --gpus, --nodes or one of the sizes")
 		}
-		j.Parallel.Tensor, j.Parallel.Context = int64(p.Tensor), int64(p.Context)
+		j.Parallel.Tensor, j.Parallel.Context = int64(p.Tensor), int64(p.Context*max(1, p.Sequence))
 		if p.Ulysses && p.Context > 1 {
 			j.Parallel.Ulysses = true
 			if err := r.exchange(file); err != nil {
@@ -36,8 +39,12 @@ func (r *resolver) parallel() error {
 		}
 	}
 	if each := j.Parallel.Tensor * j.Parallel.Context * j.Stages(); j.World%int(each) != 0 {
+		stages := ""
+		if j.Pipeline != nil {
+			stages = fmt.Sprintf(" x pipeline stages %d", j.Stages())
+		}
 		return fault.Inputf("the number of ranks is %d: expected a multiple of tensor parallelism %d x context "+
-			"parallelism %d x pipeline stages %d", j.World, j.Parallel.Tensor, j.Parallel.Context, j.Stages()).
+			"parallelism %d%s", j.World, j.Parallel.Tensor, j.Parallel.Context, stages).
 			WithHint(fmt.Sprintf("give a number of GPUs that is a multiple of %d", each))
 	}
 	if j.Sequence%j.Parallel.Context != 0 || j.UsualSequence%j.Parallel.Context != 0 {
@@ -97,17 +104,8 @@ func (r *resolver) sharding() error {
 	if j.DeepSpeed != nil {
 		j.DeepSpeed = j.DeepSpeed.ResolveSizes(j.Model.Network.Hidden)
 	}
-	if d := j.DeepSpeed; d != nil && d.ZeROStage == 3 && r.launch == nil {
-		if byTrainer {
-			r.assume("zero.Init shards the parameters while the model is created: TrainingArguments name DeepSpeed's " +
-				"configuration and are made first, as in transformers' examples; a model made before loads in full")
-		} else if j.ZeROInit {
-			r.assume("zero.Init shards the parameters while the model is created: the full model would " +
-				"not fit on a GPU")
-		} else {
-			r.assume("DeepSpeed shards the model after it is created in full: with zero.Init (accelerate's " +
-				"zero3_init_flag, or a Trainer created before the model) the load takes less memory")
-		}
+	if err := r.shardingOfZeRO3(byTrainer); err != nil {
+		return err
 	}
 	if j.FSDP == nil {
 		return nil
@@ -138,6 +136,34 @@ func (r *resolver) sharding() error {
 	r.sayPadding()
 	if j.ReduceType == dtype.Invalid || j.CastType == dtype.Invalid && j.ParameterType != dtype.F32 {
 		j.ReduceType = j.ComputeType()
+	}
+	return nil
+}
+
+// shardingOfZeRO3 sets the ranks that ZeRO-3 shards the model among, and says how the model is loaded.
+func (r *resolver) shardingOfZeRO3(byTrainer bool) error {
+	j := r.job
+	d := j.DeepSpeed
+	if d == nil || d.ZeROStage != 3 {
+		return nil
+	}
+	switch n := d.Sizes.Group; {
+	case n > 0 && int64(j.World)%n != 0:
+		return fault.File(d.File).Inputf("%d ranks cannot be divided into groups of mics_shard_size %d", j.World, n).
+			WithHint(fmt.Sprintf("give a number of GPUs that is a multiple of %d", n))
+	case n > 0:
+		j.Parallel.Shard, j.ZeROInit = n, false
+		r.assume("MiCS shards the model after it is created in full: parameters of zero.Init lack its groups of ranks")
+	case r.launch != nil:
+	case byTrainer:
+		r.assume("zero.Init shards the parameters while the model is created: TrainingArguments name DeepSpeed's " +
+			"configuration and are made first, as in transformers' examples; a model made before loads in full")
+	case j.ZeROInit:
+		r.assume("zero.Init shards the parameters while the model is created: the full model would " +
+			"not fit on a GPU")
+	default:
+		r.assume("DeepSpeed shards the model after it is created in full: with zero.Init (accelerate's " +
+			"zero3_init_flag, or a Trainer created before the model) the load takes less memory")
 	}
 	return nil
 }

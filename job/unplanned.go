@@ -77,6 +77,9 @@ func (r *resolver) unplannedOfEngines() []unplannedKey {
 	if d := j.DeepSpeed; d != nil {
 		list = append(list, unplannedKey{d.CheckpointActivationsOnCPU,
 			"cpu_checkpointing, which affects only models that call DeepSpeed's own checkpointing"})
+		for _, key := range d.Beside {
+			list = append(list, unplannedKey{true, key})
+		}
 	}
 	if f := j.FSDP; f != nil {
 		block := blockClasses[j.Model.Type]
@@ -85,7 +88,7 @@ func (r *resolver) unplannedOfEngines() []unplannedKey {
 			"model as units (%s)",
 			strings.Join(f.WrapLayers, ", "), block)})
 	}
-	if q := j.Quantization; q != nil && q.Bits == 4 && q.File != "" {
+	if q := j.Quantization; q != nil && q.Bits == 4 && q.Method == "" && q.File != "" {
 		list = append(list, unplannedKey{q.ComputeDType != j.ComputeType() && q.ComputeDType != j.AutocastType,
 			fmt.Sprintf("bnb_4bit_compute_dtype %v: the plan has linear modules compute in %v",
 				q.ComputeDType, j.ComputeType())})

@@ -25,7 +25,7 @@ func (r *resolver) versions() error {
 		{"--torch", r.Torch, "torch", "2.13.0", &v.Torch, true},
 		{"--transformers", r.Transformers, "transformers", beside.transformers, &v.Transformers, true},
 		{"--bitsandbytes", r.BitsAndBytes, "bitsandbytes", beside.bitsandbytes, &v.BitsAndBytes,
-			r.Inputs.quantization != nil},
+			r.Inputs.quantization != nil && r.Inputs.quantization.Method == ""},
 		{"--deepspeed-version", r.DeepSpeedVersion, "DeepSpeed", recipe.NewestDeepSpeed.String(), &v.DeepSpeed,
 			r.job.DeepSpeed != nil},
 	} {

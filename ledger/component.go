@@ -65,6 +65,7 @@ const (
 	ManagedOptimizerStates Component = "optimizer_states_managed"
 	OptimizerTemporaries   Component = "optimizer_temporaries"
 	StatesWindow           Component = "optimizer_states_window"
+	CompressionErrors      Component = "compression_errors"
 	CommunicationBuckets   Component = "communication_buckets"
 	PipelineBuffers        Component = "pipeline_buffers"
 	BucketCopies           Component = "communication_bucket_copies"
@@ -155,6 +156,7 @@ var descriptions = map[Component]description{
 
 	ManagedOptimizerStates: {title: "optimizer states (managed memory)", partOf: OptimizerStates},
 	StatesWindow:           {title: "window of optimizer states"},
+	CompressionErrors:      {title: "errors of compressed gradients", partOf: OptimizerStates},
 	OptimizerTemporaries:   {title: "temporaries of the optimizer step"},
 	CommunicationBuckets:   {title: "communication buckets"},
 	PipelineBuffers:        {title: "buffers between pipeline stages"},

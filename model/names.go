@@ -20,6 +20,7 @@ var authors = []string{
 	"moonshotai", "mosaicml", "nvidia", "openai", "openai-community", "opengvlab", "openlm-research", "qwen",
 	"stabilityai", "state-spaces", "swiss-ai", "tencent", "thudm", "tiiuae", "tinyllama", "togethercomputer", "zai-org",
 	"huggyllama", "nousresearch", // have copies of Meta's models
+	"mistral-community", // has copies of Mistral AI's models
 }
 
 // irregular maps names on the hub, in lower case, to those of the catalog.
@@ -76,6 +77,8 @@ var irregular = map[string]string{
 	"olmo-3-1025-7b":                  "olmo-3-7b",
 	"olmo-3-1125-32b":                 "olmo-3-32b",
 	"olmo-3.1-32b":                    "olmo-3-32b",
+	"qwen3.6-27b":                     "qwen3.5-27b",
+	"qwen3.6-35b-a3b":                 "qwen3.5-35b-a3b",
 }
 
 // tuning ends the name of a model that has the sizes of the model before it: a way of training, a format of 16 bits, or
@@ -172,6 +175,20 @@ func unknownName(name string, online bool) error {
 		"huggingface_hub has that name", name).WithHint(hint)
 }
 
+// Before returns the name in the catalog of the model whose weights a repository has in a quantization ("gptq"), or the
+// name itself.
+func Before(name, quantization string) string {
+	lower := strings.ToLower(name)
+	match := quantized.FindStringSubmatchIndex(lower)
+	if match == nil || lower[match[2]:match[3]] != strings.ToLower(quantization) {
+		return name
+	}
+	if known, ok := fromHubName(path.Base(lower[:match[0]])); ok {
+		return known
+	}
+	return name
+}
+
 // quantizedName is the error for the name of quantized weights of a model that
 // is called base without them.
 func quantizedName(name, base, kind string) error {
@@ -181,7 +198,13 @@ func quantizedName(name, base, kind string) error {
 	}
 	hint := fmt.Sprintf("to train adapters on 4-bit weights: --model %s --quantization nf4; to train the weights: "+
 		"--model %[1]s", known)
-	if kind == "int8" {
+	switch kind {
+	case "gptq", "awq":
+		hint = fmt.Sprintf("--model %s --quantization %s is 4 bits with a scale for 128 inputs; for others give "+
+			"--quantization with the config.json of the repository", known, kind)
+	case "aqlm":
+		hint = fmt.Sprintf("AQLM's codes are not planned yet; --model %s --quantization nf4 takes more memory", known)
+	case "int8":
 		hint = fmt.Sprintf("to train adapters on 8-bit weights: --model %s --quantization int8", known)
 	}
 	if !ok {

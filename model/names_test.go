@@ -14,42 +14,51 @@ import (
 func TestNamesOfTheHub(t *testing.T) {
 	t.Setenv("HF_HOME", t.TempDir())
 	for name, want := range map[string]string{
-		"Qwen/Qwen2.5-7B-Instruct":                   "qwen2.5-7b",
-		"Qwen/Qwen3-8B-Base":                         "qwen3-8b",
-		"meta-llama/Llama-2-7b-chat-hf":              "llama-2-7b",
-		"meta-llama/Meta-Llama-3-8B-Instruct":        "llama-3-8b",
-		"meta-llama/Llama-3.1-8B":                    "llama-3.1-8b",
-		"Llama-3.1-8B-Instruct":                      "llama-3.1-8b",
-		"mistralai/Mistral-7B-v0.1":                  "mistral-7b",
-		"mistralai/Mixtral-8x7B-Instruct-v0.1":       "mixtral-8x7b",
-		"google/gemma-2-9b-it":                       "gemma-2-9b",
-		"EleutherAI/pythia-1.4b-deduped":             "pythia-1.4b",
-		"microsoft/phi-1_5":                          "phi-1.5",
-		"microsoft/Phi-3-mini-4k-instruct":           "phi-3-mini",
-		"TinyLlama/TinyLlama-1.1B-Chat-v1.0":         "tinyllama-1.1b",
-		"openai-community/gpt2":                      "gpt2",
-		"deepseek-ai/DeepSeek-V2-Lite-Chat":          "deepseek-v2-lite",
-		"somebody/Llama-3.1-8B-Instruct":             "llama-3.1-8b",
-		"somebody/New-Llama-3.1-8B":                  "", // may be any
-		"somebody/Llama-3.1":                         "", // of any size
-		"mistral-community/Mixtral-8x22B-v0.1":       "mixtral-8x22b",
-		"casperhansen/llama-3-70b-fp16":              "llama-3-70b",
-		"axolotl-ai-co/gpt-oss-120b-dequantized":     "gpt-oss-120b",
-		"unsloth/Qwen3-VL-8B-Instruct-bnb-4bit":      "qwen3-vl-8b",
-		"Llama3.1-8B":                                "llama-3.1-8b",
-		"Qwen/Qwen-2.5-7B":                           "qwen2.5-7b",
-		"Qwen/Qwen2.5-Math-1.5B-Instruct":            "qwen2.5-1.5b",
-		"Qwen/Qwen2.5-Math-PRM-7B":                   "",
-		"mistralai/Ministral-3-3B-Reasoning-2512":    "ministral-3-3b",
-		"nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": "nemotron-3-nano-30b-a3b",
-		"mistralai/Mistral-7B-Instruct-v0.3":         "mistral-7b-v0.3",
-		"NousResearch/Meta-Llama-3-8B":               "llama-3-8b",
-		"Qwen/Qwen2.5-Coder-7B-Instruct":             "qwen2.5-7b",
-		"Qwen/Qwen3-4B-Thinking-2507":                "qwen3-4b",
-		"codellama/CodeLlama-7b-Python-hf":           "", // has fewer tokens
-		"Qwen/Qwen2.5-7B-Instruct-AWQ":               "",
-		"meta-llama/Llama-3.1-8B-Instruct-Chat":      "llama-3.1-8b",
-		"Qwen/Qwen2-7B":                              "qwen2-7b",
+		"Qwen/Qwen2.5-7B-Instruct":                                     "qwen2.5-7b",
+		"Qwen/Qwen3-8B-Base":                                           "qwen3-8b",
+		"meta-llama/Llama-2-7b-chat-hf":                                "llama-2-7b",
+		"meta-llama/Meta-Llama-3-8B-Instruct":                          "llama-3-8b",
+		"meta-llama/Llama-3.1-8B":                                      "llama-3.1-8b",
+		"Llama-3.1-8B-Instruct":                                        "llama-3.1-8b",
+		"mistralai/Mistral-7B-v0.1":                                    "mistral-7b",
+		"mistralai/Mixtral-8x7B-Instruct-v0.1":                         "mixtral-8x7b",
+		"google/gemma-2-9b-it":                                         "gemma-2-9b",
+		"EleutherAI/pythia-1.4b-deduped":                               "pythia-1.4b",
+		"microsoft/phi-1_5":                                            "phi-1.5",
+		"microsoft/Phi-3-mini-4k-instruct":                             "phi-3-mini",
+		"TinyLlama/TinyLlama-1.1B-Chat-v1.0":                           "tinyllama-1.1b",
+		"openai-community/gpt2":                                        "gpt2",
+		"deepseek-ai/DeepSeek-V2-Lite-Chat":                            "deepseek-v2-lite",
+		"somebody/Llama-3.1-8B-Instruct":                               "llama-3.1-8b",
+		"somebody/New-Llama-3.1-8B":                                    "", // may be any
+		"somebody/Llama-3.1":                                           "", // of any size
+		"mistral-community/Mixtral-8x22B-v0.1":                         "mixtral-8x22b",
+		"mistral-community/pixtral-12b":                                "pixtral-12b",
+		"mistralai/Pixtral-12B-2409":                                   "pixtral-12b",
+		"mistralai/Voxtral-Mini-3B-2507":                               "voxtral-mini-3b-2507",
+		"google/gemma-4-31B-it":                                        "gemma-4-31b",
+		"Qwen/Qwen3.6-27B":                                             "qwen3.5-27b",
+		"Qwen/Qwen3.5-35B-A3B-Base":                                    "qwen3.5-35b-a3b",
+		"alpindale/Llama-3.2-11B-Vision-Instruct":                      "llama-3.2-11b-vision",
+		"meta-llama/Llama-4-Scout-17B-16E-Instruct":                    "llama-4-scout-17b-16e",
+		"axolotl-quants/Llama-4-Scout-17B-16E-Linearized-bnb-nf4-bf16": "", // has other modules
+		"casperhansen/llama-3-70b-fp16":                                "llama-3-70b",
+		"axolotl-ai-co/gpt-oss-120b-dequantized":                       "gpt-oss-120b",
+		"unsloth/Qwen3-VL-8B-Instruct-bnb-4bit":                        "qwen3-vl-8b",
+		"Llama3.1-8B":                                                  "llama-3.1-8b",
+		"Qwen/Qwen-2.5-7B":                                             "qwen2.5-7b",
+		"Qwen/Qwen2.5-Math-1.5B-Instruct":                              "qwen2.5-1.5b",
+		"Qwen/Qwen2.5-Math-PRM-7B":                                     "",
+		"mistralai/Ministral-3-3B-Reasoning-2512":                      "ministral-3-3b",
+		"nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16":                   "nemotron-3-nano-30b-a3b",
+		"mistralai/Mistral-7B-Instruct-v0.3":                           "mistral-7b-v0.3",
+		"NousResearch/Meta-Llama-3-8B":                                 "llama-3-8b",
+		"Qwen/Qwen2.5-Coder-7B-Instruct":                               "qwen2.5-7b",
+		"Qwen/Qwen3-4B-Thinking-2507":                                  "qwen3-4b",
+		"codellama/CodeLlama-7b-Python-hf":                             "", // has fewer tokens
+		"Qwen/Qwen2.5-7B-Instruct-AWQ":                                 "",
+		"meta-llama/Llama-3.1-8B-Instruct-Chat":                        "llama-3.1-8b",
+		"Qwen/Qwen2-7B":                                                "qwen2-7b",
 	} {
 		m, err := Load(name)
 		got := ""
@@ -58,6 +67,19 @@ func TestNamesOfTheHub(t *testing.T) {
 		}
 		if got != want {
 			t.Errorf("%s: got %q (%v), want %q", name, got, err, want)
+		}
+	}
+}
+
+func TestBeforeQuantization(t *testing.T) {
+	for _, test := range []struct{ name, quantization, want string }{
+		{"TechxGenus/Meta-Llama-3-8B-Instruct-GPTQ", "gptq", "llama-3-8b"},
+		{"TechxGenus/Meta-Llama-3-8B-Instruct-AWQ", "gptq", "TechxGenus/Meta-Llama-3-8B-Instruct-AWQ"},
+		{"Qwen/Qwen2.5-7B-Instruct-GPTQ-Int4", "GPTQ", "qwen2.5-7b"}, {"llama-3-8b", "gptq", "llama-3-8b"},
+		{"x/secret-13b-awq", "awq", "x/secret-13b-awq"},
+	} {
+		if got := Before(test.name, test.quantization); got != test.want {
+			t.Errorf("%s: got %s, want %s", test.name, got, test.want)
 		}
 	}
 }
@@ -89,7 +111,8 @@ func TestHintsOfUnknownNames(t *testing.T) {
 		{"somebody/Lama-3.1-8B", "unknown model", `did you mean "llama-3.1-8b"? --online asks`},
 		{"unsloth/Meta-Llama-3.1-8B-Instruct-unsloth-bnb-4bit", "quantized (BNB-4BIT)",
 			"--model llama-3.1-8b --quantization nf4"},
-		{"Qwen/Qwen2.5-7B-Instruct-GPTQ-Int4", "quantized (GPTQ)", "--model qwen2.5-7b --quantization nf4"},
+		{"Qwen/Qwen2.5-7B-Instruct-GPTQ-Int4", "quantized (GPTQ)", "--model qwen2.5-7b --quantization gptq"},
+		{"ISTA-DASLab/Meta-Llama-3-8B-Instruct-AQLM-2Bit-1x16", "quantized (AQLM)", "not planned yet"},
 		{"TheBloke/Llama-2-7B-Chat-GGUF", "quantized (GGUF)", "--model llama-2-7b"},
 		{"somebody/secret-13b-awq", "quantized (AWQ)", "before quantization"},
 	} {

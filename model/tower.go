@@ -233,14 +233,20 @@ func (n *Network) PartOf(path string) Part {
 // Freeze returns the model with parts that no gradient trains, but for parameters
 // whose names contain one of the last strings.
 func (m *Model) Freeze(parts map[Part]bool, open ...string) *Model {
-	frozen := *m
-	frozen.Parameters = slices.Clone(m.Parameters)
+	frozen := m.Clone()
 	for i := range frozen.Parameters {
 		p := &frozen.Parameters[i]
 		p.Frozen = p.Frozen || parts[m.Network.PartOf(p.Name)] &&
 			!slices.ContainsFunc(open, func(inside string) bool { return strings.Contains(p.Name, inside) })
 	}
-	return &frozen
+	return frozen
+}
+
+// Clone returns the model with a list of parameters of its own.
+func (m *Model) Clone() *Model {
+	again := *m
+	again.Parameters = slices.Clone(m.Parameters)
+	return &again
 }
 
 // linears returns the paths of the linear modules of a tower.

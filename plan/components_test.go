@@ -91,7 +91,7 @@ func jobs(t *testing.T) map[string]job.Request {
 	}
 	for _, name := range job.Optimizers() {
 		q := job.Request{Optimizer: name}
-		if name == "lamb" { // a kernel of DeepSpeed
+		if o := job.NewOptimizer(name, ""); o.IsOfDeepSpeed() {
 			q.DeepSpeed = zero("lamb.json", `"stage": 0`)
 		}
 		list["optimizer "+name] = q

@@ -70,7 +70,7 @@ func TestParallelismRefused(t *testing.T) {
 			"parallelism_config makes 4 ranks, but the job has 8"},
 		{hsdp("  parallelism_config_tp_size: 8\n"), "leaves FSDP no ranks"},
 		{hsdp("  parallelism_config_sp_size: 2\n  parallelism_config_dp_shard_size: 4\n"),
-			"sp_size is above 1, which is not planned yet"},
+			"sp_size is above 1, but only DeepSpeed divides sequences so"},
 		{"distributed_type: MULTI_GPU\nparallelism_config:\n  parallelism_config_dp_shard_size: 8\n",
 			"dp_shard_size is above 1, but distributed_type is MULTI_GPU"},
 	} {

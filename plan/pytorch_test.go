@@ -178,6 +178,17 @@ func TestAgainstPyTorch(t *testing.T) {
 		{name: "vera", config: "qwen2.5-0.5b", layers: 3, batch: 2, length: 512, flags: "--precision bf16",
 			request: job.Request{Precision: "bf16"},
 			adapter: `{"peft_type": "VERA", "r": 64, "target_modules": ["q_proj", "v_proj", "down_proj"]}`},
+		{name: "oft", config: "qwen2.5-0.5b", layers: 3, batch: 2, length: 512, flags: "--precision bf16",
+			request: job.Request{Precision: "bf16"},
+			adapter: `{"peft_type": "OFT", "oft_block_size": 128, "target_modules": "all-linear"}`},
+		{name: "oft under autocast", config: "qwen2.5-0.5b", layers: 3, batch: 2, length: 512,
+			flags: "--precision amp-bf16", request: job.Request{Precision: "amp-bf16"},
+			adapter: `{"peft_type": "OFT", "r": 7, "oft_block_size": 0, "num_cayley_neumann_terms": 6, ` +
+				`"target_modules": ["q_proj", "v_proj", "down_proj"]}`},
+		{name: "one block of oft", config: "qwen2.5-0.5b", layers: 3, batch: 2, length: 512, flags: "--precision bf16",
+			request: job.Request{Precision: "bf16"},
+			adapter: `{"peft_type": "OFT", "oft_block_size": 64, "block_share": true, "use_cayley_neumann": false, ` +
+				`"target_modules": ["q_proj", "up_proj"]}`},
 		{name: "mixture", config: "qwen3-30b-a3b", layers: 2, batch: 1, length: 1024, flags: "--precision bf16",
 			request: job.Request{Precision: "bf16"}},
 		{name: "mixture under autocast", config: "mixtral-8x7b", layers: 1, batch: 1, length: 512,

@@ -39,6 +39,16 @@ func TestQuantizationOfModel(t *testing.T) {
 	if want := held(job.Request{Model: plain, Quantization: "int8"}); eight != want || eight == four {
 		t.Errorf("8 bits of config.json take %v, of --quantization %v", eight, want)
 	}
+	for _, method := range []string{"gptq", "awq"} {
+		got := held(quantized(`"quant_method": "` + method + `", "bits": 4, "group_size": 128, "sym": true`))
+		if want := held(job.Request{Model: plain, Quantization: method}); got != want || got == four {
+			t.Errorf("%s of config.json takes %v, of --quantization %v", method, got, want)
+		}
+		sharded := job.Request{Model: plain, Quantization: method, Adapter: lora, GPUs: 2, FSDP: "2"}
+		if _, err := sharded.Resolve(); err == nil || !strings.Contains(err.Error(), "integers are not sharded") {
+			t.Errorf("%s under FSDP: %v", method, err)
+		}
+	}
 	both := quantized(`"quant_method": "bitsandbytes", "load_in_4bit": true`)
 	both.Quantization = "int8"
 	if got := held(both); got != four {
@@ -53,8 +63,8 @@ func TestQuantizationOfModel(t *testing.T) {
 		}
 	}
 	for _, c := range []struct{ section, want string }{
-		{`"quant_method": "gptq", "bits": 4, "group_size": 128`, `quant_method is "gptq", which is not planned yet`},
-		{`"quant_method": "awq", "bits": 4`, `quant_method is "awq", which is not planned yet`},
+		{`"quant_method": "hqq", "nbits": 4`, `quant_method is "hqq", which is not planned yet`},
+		{`"quant_method": "gptq", "bits": 6`, `GPTQ in 6 bits`},
 		{`"quant_method": "fp8", "weight_block_size": [128, 128]`, `quant_method is "fp8", which is not planned yet`},
 		{`"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]`,
 			`quant_method is "mxfp4", which is not planned yet`},

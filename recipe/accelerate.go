@@ -35,12 +35,14 @@ type Accelerate struct {
 // Parallelism is the number of ranks in each dimension. FSDP shards a model
 // among Shard x Context ranks. Replicate such groups all-reduce gradients.
 type Parallelism struct {
-	Replicate int  `key:"parallelism_config_dp_replicate_size"`
-	Shard     int  `key:"parallelism_config_dp_shard_size"`
-	Tensor    int  `key:"parallelism_config_tp_size"`
-	Context   int  `key:"parallelism_config_cp_size"`
-	Sequence  int  `key:"parallelism_config_sp_size"`
-	Ulysses   bool // ranks of Context exchange heads around attention
+	Replicate int `key:"parallelism_config_dp_replicate_size"`
+	Shard     int `key:"parallelism_config_dp_shard_size"`
+	Tensor    int `key:"parallelism_config_tp_size"`
+	Context   int `key:"parallelism_config_cp_size"`
+	Sequence  int `key:"parallelism_config_sp_size"`
+	// Attention is what ranks that share a sequence compute; "" = as the model says.
+	Attention string `key:"parallelism_config_sp_attn_implementation"`
+	Ulysses   bool   // ranks of Context exchange heads around attention
 }
 
 // Ranks returns the number of ranks: the product of all dimensions.
@@ -53,7 +55,8 @@ func (p *Parallelism) Ranks() int {
 }
 
 // engines are the distributed types that Plimsoll plans.
-var engines = map[string]string{"NO": "none", "MULTI_GPU": "ddp", "FSDP": "fsdp", "DEEPSPEED": "deepspeed"}
+var engines = map[string]string{"NO": "none", "MULTI_GPU": "ddp", "MULTI_CPU": "ddp", "MULTI_XPU": "ddp",
+	"FSDP": "fsdp", "DEEPSPEED": "deepspeed"}
 
 // LoadAccelerate reads the file at path, as "accelerate config" writes it. A DeepSpeed configuration in it is for that
 // release of DeepSpeed.
@@ -81,6 +84,11 @@ func ParseAccelerate(file string, text []byte, from Source) (*Accelerate, error)
 	a := &Accelerate{File: file, Engine: engines[kind]}
 	if err := r.fill(a, kind); err != nil {
 		return nil, err
+	}
+	a.OnCPU = a.OnCPU || kind == "MULTI_CPU"
+	if kind == "MULTI_XPU" {
+		r.Note("distributed_type", "is MULTI_XPU: the plan takes CUDA's context and libraries for those of Intel "+
+			"GPUs, where torch has an allocator of the same kind")
 	}
 	switch a.Engine {
 	case "fsdp":
@@ -148,7 +156,7 @@ func (r *accelerateReader) fill(a *Accelerate, kind string) error {
 		{r.Word("compute_environment") != "LOCAL_MACHINE", "compute_environment",
 			"is AMAZON_SAGEMAKER, which is not planned yet", "use LOCAL_MACHINE"},
 		{a.Engine == "", "distributed_type", "is " + kind + ", which is not planned yet",
-			"plimsoll plans NO, MULTI_GPU, FSDP and DEEPSPEED"},
+			"plimsoll plans NO, MULTI_GPU, MULTI_CPU, MULTI_XPU, FSDP and DEEPSPEED"},
 		{a.Engine == "ddp" && len(a.GPUs) == 1 && a.Machines <= 1, "gpu_ids",
 			"names one GPU, but distributed_type is MULTI_GPU", "name two or more, or write gpu_ids: all"},
 	})
@@ -288,10 +296,10 @@ func (r *accelerateReader) parallelism(a *Accelerate) error {
 		{a.Engine == "ddp" && p.Shard > 1, prefix + "dp_shard_size",
 			"is above 1, but distributed_type is MULTI_GPU, which shards nothing",
 			"set distributed_type to FSDP, with fsdp_version: 2"},
-		{p.Sequence > 1 && p.Context == 1, prefix + "sp_size", "is above 1, which is not planned yet",
-			"plan without it for an upper bound: full sequences on every rank"},
 		{p.Context > 1 && p.Sequence > 1, prefix + "cp_size", "and sp_size are both above 1: they exclude each other",
 			"set one of the two to 1"},
+		{p.Sequence > 1 && a.Engine != "deepspeed", prefix + "sp_size",
+			"is above 1, but only DeepSpeed divides sequences so", "set distributed_type to DEEPSPEED"},
 		{p.Replicate > 1 && p.Shard == 1 && (p.Tensor > 1 || p.Context > 1), prefix + "dp_replicate_size",
 			"is above 1, but dp_shard_size is 1: tensor and context parallelism need shards, too",
 			"set dp_shard_size above 1, or dp_replicate_size to 1"},

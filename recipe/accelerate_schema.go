@@ -37,8 +37,9 @@ var accelerateSchema = strict.Schema{Program: "accelerate", Rule: object(
 			oneOf("none", "cpu", "nvme").Default("none").For("offload_optimizer_device offload_param_device"),
 			text.For("deepspeed_config_file"),
 			text.OrNull().For(`offload_optimizer_nvme_path offload_param_nvme_path deepspeed_moe_layer_cls_names
-				seq_parallel_communication_data_type
 				deepspeed_hostfile deepspeed_exclusion_filter deepspeed_inclusion_filter`),
+			text.OrNull().Noting("has no effect: accelerate 1.15 does not pass it to DeepSpeed, which reduces in fp32").
+				For("seq_parallel_communication_data_type"),
 			anyBoolean.For("zero3_init_flag zero3_save_16bit_model"),
 			keys{
 				"zero_stage":        anyInteger.From(0).To(3),

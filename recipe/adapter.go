@@ -14,7 +14,7 @@ import (
 // trained in place of the model's. The defaults are those of PEFT 0.20.
 type Adapter struct {
 	File string
-	Type string // "LORA", "ADALORA", "IA3", "VERA", "LN_TUNING", "PROMPT_TUNING", "PREFIX_TUNING" or "P_TUNING"
+	Type string // "LORA", "ADALORA", "IA3", "VERA", "OFT", "LN_TUNING", "PROMPT_TUNING", "PREFIX_TUNING" or "P_TUNING"
 
 	Rank        int // of LORA and VERA; of ADALORA the initial rank
 	Alpha       float64
@@ -41,6 +41,11 @@ type Adapter struct {
 	ReplicatesLayers bool
 
 	SaveProjection bool // of VERA: the shared matrices are saved, too
+
+	// Blocks is the number of blocks of OFT's rotations, or 0: then BlockSize is their size. Terms is the length of the
+	// Neumann series in place of an inverse, 0 for none.
+	Blocks, BlockSize, Terms int
+	SharesBlock              bool // all blocks are one
 
 	BaseModel string
 	Notes     []Note
@@ -126,6 +131,12 @@ func (r *adapterReader) fill(a *Adapter) {
 		r.fillLoRA(a)
 	case "IA3":
 		a.FanInFanOut = r.Truth("fan_in_fan_out")
+	case "OFT":
+		a.Bias, a.SharesBlock, a.Blocks = r.Word("bias"), r.Truth("block_share"), int(r.Integer("r"))
+		a.FanInFanOut, a.BlockSize = r.Truth("fan_in_fan_out"), int(r.Integer("oft_block_size"))
+		if r.Truth("use_cayley_neumann") {
+			a.Terms = int(r.Integer("num_cayley_neumann_terms"))
+		}
 	case "VERA":
 		a.Rank, a.Dropout, a.Bias = int(r.Integer("r")), r.Number("vera_dropout"), r.Word("bias")
 		a.FanInFanOut, a.SaveProjection = r.Truth("fan_in_fan_out"), r.Truth("save_projection")
@@ -187,6 +198,11 @@ func (r *adapterReader) conflicts(a *Adapter) []conflict {
 		return slices.Concat(r.targetConflicts(a), r.layerConflicts(true), r.adaLoRAConflicts(a), r.loraConflicts(a))
 	case "VERA":
 		return slices.Concat(r.targetConflicts(a), r.layerConflicts(false))
+	case "OFT":
+		return append(slices.Concat(r.targetConflicts(a), r.layerConflicts(false)), conflict{
+			(a.Blocks != 0) == (a.BlockSize != 0), "oft_block_size",
+			fmt.Sprintf("is %d and r is %d: one of the two has to be 0, as their product is the width", a.BlockSize,
+				a.Blocks), `set "r": 0 beside a size, or "oft_block_size": 0 beside r`})
 	case "IA3":
 		return slices.Concat(r.targetConflicts(a), r.feedforwardConflicts())
 	case "LN_TUNING":
@@ -281,4 +297,33 @@ func (r *adapterReader) feedforwardConflicts() []conflict {
 			fmt.Sprintf("holds %q, which is not in target_modules", name), "add it there"})
 	}
 	return list
+}
+
+// OFTBlocks returns the number and the size of the blocks of a rotation: update_layer and adjust_oft_parameters in
+// tuners/oft/layer.py.
+func (a *Adapter) OFTBlocks(width int64) (count, size int64) {
+	if a.Blocks > 0 {
+		count = divisorNear(width, int64(a.Blocks))
+		return count, width / count
+	}
+	size = divisorNear(width, int64(a.BlockSize))
+	return width / size, size
+}
+
+// divisorNear returns the divisor of a width that is nearest to a number.
+func divisorNear(width, wanted int64) int64 {
+	if wanted >= width {
+		return width
+	}
+	above, below := wanted, wanted
+	for width%above != 0 {
+		above++
+	}
+	for width%below != 0 {
+		below--
+	}
+	if wanted-below <= above-wanted {
+		return below
+	}
+	return above
 }

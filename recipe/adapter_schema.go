@@ -58,6 +58,15 @@ var adapterRules = func() map[string]strict.Rule {
 				"d_initial":           number,
 				"bias":                oneOf("none", "all", "vera_only").Default("none"),
 			}),
+		"OFT": object(targeted, layered, boolean.For("fan_in_fan_out init_weights coft block_share"), keys{
+			"r":                        count.Default(0),
+			"oft_block_size":           count.Default(32),
+			"module_dropout":           share,
+			"bias":                     oneOf("none", "all", "oft_only").Default("none"),
+			"eps":                      number,
+			"use_cayley_neumann":       boolean.Default(true),
+			"num_cayley_neumann_terms": size.To(64).Default(5),
+		}),
 		"LN_TUNING": object(targeted, nameOrNames.For("modules_to_save")),
 		"PROMPT_TUNING": object(prompt, text.OrNull().For("prompt_tuning_init_text tokenizer_name_or_path"), keys{
 			"prompt_tuning_init": oneOf("TEXT", "SAMPLE_VOCAB", "RANDOM"),
@@ -78,6 +87,6 @@ var adapterRules = func() map[string]strict.Rule {
 }()
 
 // unplannedAdapters are the other members of PeftType.
-var unplannedAdapters = strings.Fields(`MULTITASK_PROMPT_TUNING ADAMSS BOFT ADAPTION_PROMPT BEFT LILY LOHA LOKR OFT POLY FROD PVERA FOURIERFT
+var unplannedAdapters = strings.Fields(`MULTITASK_PROMPT_TUNING ADAMSS BOFT ADAPTION_PROMPT BEFT LILY LOHA LOKR POLY FROD PVERA FOURIERFT
 	GLORA XLORA HRA VBLORA UNILORA CPT BONE MISS RANDLORA ROAD TRAINABLE_TOKENS HIRA SHIRA C3A WAVEFT OSF DELORA GRALORA CARTRIDGE TINYLORA
 	PSOFT PEANUT SUPERTUNING DEFT`)

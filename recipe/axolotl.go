@@ -47,6 +47,7 @@ var axolotl = family{kind: axolotlKind, program: "axolotl", read: readAxolotl,
 			"qat": object(worded.For("activation_dtype weight_dtype"),
 				switched.For("quantize_embedding"), counted.Default(32).For("group_size")).AndOthers().OrNull(),
 			"optim_target_modules":  nameOrNames,
+			"gptq":                  switched,
 			"freeze_mm_modules":     switched,
 			"torch_compile_backend": worded,
 		},
@@ -62,9 +63,8 @@ var axolotl = family{kind: axolotlKind, program: "axolotl", read: readAxolotl,
 const (
 	unplannedAxolotlStages  = "process_reward_model ebft trl"
 	unplannedAxolotlAnswers = "rl_adapter_ref_model dpo_use_weighting dpo_use_liger_kernel"
-	unplannedAxolotlModels  = `gptq
-		use_onebitllms fp32_norms shrink_embeddings`
-	unplannedAxolotlPasses = `layer_offloading selective_checkpointing
+	unplannedAxolotlModels  = `use_onebitllms fp32_norms shrink_embeddings`
+	unplannedAxolotlPasses  = `layer_offloading selective_checkpointing
 		chunked_cross_entropy flash_optimum sage_attention
 		s2_attention unsloth_cross_entropy_loss unsloth_lora_mlp unsloth_lora_qkv unsloth_lora_o`
 	unplannedAxolotlAdapters = `lora_rank_pattern lora_alpha_pattern peft_layers_to_transform
@@ -146,6 +146,9 @@ func readAxolotl(r *frameworkReader) error {
 		}
 	}
 	r.to.LinearizesExperts = r.Truth("llama4_linearized_experts")
+	if r.Truth("gptq") {
+		r.to.Packed = "gptq"
+	}
 	r.argumentsOfAxolotl()
 	r.typesOfAxolotl()
 	return cmp.Or(r.shardAxolotl(), r.attentionOfAxolotl(), r.checkpointAxolotl(), r.quantizeAxolotl(),
@@ -282,6 +285,13 @@ func (r *frameworkReader) argumentsOfAxolotl() {
 		if on(r.Find(key)) {
 			r.Note(key, "has kernels that keep less for the backward pass than the plan says")
 		}
+	}
+	if v := r.Find("optim_args"); on(v) {
+		joined := v.Text
+		for i, m := range v.Members {
+			joined += strings.Repeat(",", min(1, i)) + m.Name + "=" + m.Value.Text
+		}
+		r.set("optim_args", "optim_args", joined)
 	}
 	if on(r.Find("relora")) || on(r.Find("relora_steps")) {
 		r.Note("relora", "merges the adapter into the model every so many steps: the plan is of the steps between")

@@ -8,6 +8,7 @@ import (
 
 	"plimsoll/dtype"
 	"plimsoll/recipe/strict"
+	"plimsoll/version"
 )
 
 // conflict is a combination of keys that the program refuses at start or in the
@@ -33,6 +34,9 @@ func refuse(r *strict.Reader, list []conflict) error {
 // DeepSpeedEngine's sanity checks (engine.py) and the constructors of the ZeRO
 // optimizers. It notes what DeepSpeed silently ignores.
 func (r *deepSpeedReader) conflicts(d *DeepSpeed) error {
+	if err := r.removed(d.release); err != nil {
+		return err
+	}
 	if err := r.sectionConflicts(d); err != nil {
 		return err
 	}
@@ -52,6 +56,29 @@ func (r *deepSpeedReader) conflicts(d *DeepSpeed) error {
 		return err
 	}
 	r.noteIgnored(d)
+	return nil
+}
+
+// removed refuses keys that a release refuses by name, as it no longer has what they turn on
+// (_reject_removed_config_keys in config.py).
+func (r *deepSpeedReader) removed(release version.Version) error {
+	const zero = "zero_optimization."
+	for _, later := range []struct {
+		patch int
+		keys  []string
+	}{
+		{7, []string{"nebula", "compression_training", "quantize_training", "sparse_attention",
+			zero + "mics_shard_size", zero + "mics_hierarchical_params_gather"}},
+		{8, []string{"amp", "sparse_gradients", "eigenvalue", "elasticity", "graph_harvesting", "curriculum_learning",
+			"progressive_layer_drop", zero + "zeropp_loco_param"}},
+	} {
+		for _, key := range later.keys {
+			if r.Has(key) && !release.IsZero() && release.AtLeast(0, 19, later.patch) {
+				return r.Fault(key, fmt.Sprintf("was removed in DeepSpeed 0.19.%d, which ends with an error",
+					later.patch), "remove it, or give an earlier --deepspeed-version")
+			}
+		}
+	}
 	return nil
 }
 
@@ -154,6 +181,10 @@ func (r *deepSpeedReader) precisionConflicts(d *DeepSpeed) []conflict {
 		{half && r.Truth(bf16+".enabled"), "fp16.enabled",
 			fmt.Sprintf("and %s.enabled (line %d) are both true: a model trains in only one of them",
 				bf16, r.Place(bf16+".enabled").Line), "set one of the two to false"},
+		{r.Truth("torch_autocast.enabled") && d.Autocast == dtype.Invalid, "torch_autocast",
+			"is enabled without a dtype, in which it would gather and reduce weights", `add "dtype": "bfloat16"`},
+		{d.Autocast != dtype.Invalid && r.Truth("zero_optimization.zero_quantized_weights"), "torch_autocast",
+			"is enabled beside zero_quantized_weights: DeepSpeed refuses that", "remove one of the two"},
 		{dynamic && r.Integer("fp16.loss_scale_window") <= 0, "fp16.loss_scale_window",
 			"must be positive with a dynamic loss scale", "remove the key: the default is 1000"},
 		{dynamic && r.Integer("fp16.min_loss_scale") <= 0, "fp16.min_loss_scale",
@@ -176,6 +207,11 @@ func (r *deepSpeedReader) precisionConflicts(d *DeepSpeed) []conflict {
 		{d.LowPrecisionState && !r.Truth(bf16+".bf16_master_weights_and_grads"), bf16 + ".bf16_optimizer_states",
 			"needs bf16_master_weights_and_grads", `add "bf16_master_weights_and_grads": true`},
 	}
+	group := d.ZeROStage == 3 && d.Sizes.Group > 0
+	list = append(list,
+		conflict{group && (d.OffloadOptimizer.Device != "none" || d.OffloadParameters.Device != "none"),
+			"zero_optimization.mics_shard_size", `is given, but MiCS "has no support for CPU offloading"`,
+			"leave offload_optimizer and offload_param out"})
 	onGPU := d.OffloadOptimizer.Device == "none"
 	for _, master := range []struct {
 		path     string

@@ -23,6 +23,7 @@ type DeepSpeed struct {
 	ZeROStage         int      `key:"zero_optimization.stage"`
 	Sizes             Sizes    `key:"zero_optimization"`
 	TensorParallel    int      `key:"tensor_parallel.autotp_size"` // 0 = not given
+	SequenceParallel  int      `key:"sequence_parallel_size"`      // ranks that share a sequence (Ulysses)
 	OverlapReduction  bool     // overlap_comm: a second reduce bucket
 	OffloadOptimizer  Offload  `key:"zero_optimization.offload_optimizer"`
 	OffloadParameters Offload  `key:"zero_optimization.offload_param"`
@@ -42,9 +43,19 @@ type DeepSpeed struct {
 	GradientClipping float64    `key:"gradient_clipping"` // the largest norm; 0 = off
 	// GradientAccumulationDType is Invalid if the file has none. Then gradients
 	// accumulate in their own type.
-	GradientAccumulationDType  dtype.Type
+	GradientAccumulationDType dtype.Type
+	// Communication is the type that gradients are reduced in, Invalid if the file has none: then it is Precision.
+	Communication dtype.Type
+	// SequenceCommunication replaces Communication where ranks share a sequence.
+	SequenceCommunication dtype.Type
+	// Autocast is the type of torch_autocast, Invalid without. Weights of linear modules are then gathered and reduced
+	// in it, unless AutocastsOthers names other modules.
+	Autocast                   dtype.Type
+	AutocastsOthers            bool
 	Batch                      Batch `key:""`
 	CheckpointActivationsOnCPU bool  `key:"activation_checkpointing.cpu_checkpointing"`
+	QuantizedGather            bool  `key:"zero_optimization.zero_quantized_weights"`  // of ZeRO-3: in 8 bits
+	EfficientLinear            bool  `key:"zero_optimization.memory_efficient_linear"` // of ZeRO-3, under autocast
 	GatherOnSave               bool  `key:"zero_optimization.stage3_gather_16bit_weights_on_model_save"`
 
 	// Auto lists the keys with the value "auto", as sorted dotted paths.
@@ -54,6 +65,8 @@ type DeepSpeed struct {
 	// Unplanned names keys that change how much memory a job takes, but have no
 	// field here.
 	Unplanned []Note
+	// Beside says what the file turns on that changes memory, and that a plan leaves out.
+	Beside []string
 
 	document   *strict.Document       // that With reads again
 	release    version.Version        // of DeepSpeed
@@ -94,6 +107,8 @@ type Sizes struct {
 	PersistentModel     int64 `key:"stage3_model_persistence_threshold"` // the limit for all of them together
 	LiveParameters      int64 `key:"stage3_max_live_parameters"`
 	ReuseDistance       int64 `key:"stage3_max_reuse_distance"`
+	// Group is the number of ranks that parameters and states are sharded among (MiCS of ZeRO-3); below 1 all ranks.
+	Group int64 `key:"mics_shard_size"`
 	// SecondaryPartition is the number of ranks that together keep a second copy of gathered parameters (hpZ of
 	// ZeRO++); 0 and 1 mean none.
 	SecondaryPartition int64 `key:"zero_hpz_partition_size"`
@@ -188,7 +203,7 @@ func readDeepSpeed(document *strict.Document, release version.Version) (*DeepSpe
 	if err := r.conflicts(d); err != nil {
 		return nil, err
 	}
-	d.Unplanned = r.unplanned(d)
+	d.Unplanned, d.Beside = r.unplanned(d), r.beside(d)
 	slices.Sort(r.Auto)
 	d.Auto, d.Notes = r.Auto, r.Notes
 	return d, nil
@@ -250,6 +265,13 @@ func (r *deepSpeedReader) fillPrecision(d *DeepSpeed) {
 		r.Truth("fp16.fp16_master_weights_and_grads")
 	d.LowPrecisionState = r.Truth(r.bf16 + ".bf16_optimizer_states")
 	d.GradientAccumulationDType = elements(r.Reader, "data_types.grad_accum_dtype")
+	d.Communication = elements(r.Reader, "communication_data_type")
+	d.SequenceCommunication = elements(r.Reader, "seq_parallel_communication_data_type")
+	if r.Truth("torch_autocast.enabled") {
+		const modules = "torch_autocast.lower_precision_safe_modules"
+		d.Autocast = elements(r.Reader, "torch_autocast.dtype")
+		d.AutocastsOthers = r.Gives(modules) && !slices.Contains(r.List(modules), "torch.nn.Linear")
+	}
 }
 
 // elements returns the element type at path, or Invalid.
@@ -267,13 +289,10 @@ func (r *deepSpeedReader) unplanned(d *DeepSpeed) []Note {
 		is        bool
 		path, why string
 	}{
-		{shards && r.Integer(zero+"mics_shard_size") > 0, zero + "mics_shard_size",
-			"shards everything over a group of ranks, not over all"},
 		{shards && r.Truth(zero+"zero_quantized_nontrainable_weights"), zero + "zero_quantized_nontrainable_weights",
 			"keeps frozen parameters in 8 bits"},
-		{r.Integer("sequence_parallel_size") > 1, "sequence_parallel_size",
-			"divides sequences among ranks, and the batch among fewer"},
-		{r.Truth("torch_autocast.enabled"), "torch_autocast", "computes in 16 bits with parameters in 32"},
+		{r.Truth("expert_parallel.enabled") && r.Integer("expert_parallel.autoep_size") > 1, "expert_parallel",
+			"divides the experts among ranks"},
 		{r.Truth("amp.enabled"), "amp", "leaves the precision to Apex"},
 	} {
 		if k.is {

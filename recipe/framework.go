@@ -22,6 +22,7 @@ type Framework struct {
 	Training     *Training
 	Adapter      *Adapter      // nil without
 	Quantization *Quantization // nil without
+	Packed       string        // "gptq" where the model has to have weights in it, "" for any
 	Sequence     int           // tokens, at most
 	Attention    string        // "" = the default of transformers, or "sdpa", "flash" or "eager"
 	FusedLoss    bool
@@ -32,9 +33,14 @@ type Framework struct {
 	Answers   *Answers // what is trained on answers, nil for a language model's loss
 	Freeze    *Freeze  // the part of the model that is trained, nil for all of it
 	Optimizer string   // "" = what Training says
+	LowRank   *LowRank // of GaLore and APOLLO where Optimizer is one of them
 	// LossTwice says that the program computes the loss from the logits of a model that has computed its own.
-	LossTwice    bool
-	LigerModules bool // modules of liger-kernel, and the loss of the logits
+	LossTwice bool
+	// Diverges says that the loss has the divergence from a frozen model, which is Judge, or "" for the model as it was
+	// loaded. WeighsEntropy says that it weights tokens by an entropy of the logits.
+	Diverges, WeighsEntropy bool
+	Judge                   string
+	LigerModules            bool // modules of liger-kernel, and the loss of the logits
 	// LoadsOnGPU says that every rank loads the full model on its GPU, and shards it there.
 	LoadsOnGPU bool
 	// RouterLoss says that the program has the model output the logits of its routers, for RouterLossOf: types of

@@ -258,10 +258,10 @@ func TestExpand(t *testing.T) {
 func TestUnplannedFrameworks(t *testing.T) {
 	for _, c := range []struct{ text, key string }{
 		{factoryText + "stage: ppo\nreward_model: x\n", "stage"},
-		{"model_name_or_path: x\nfinetuning_type: oft\n", "finetuning_type"},
+		{"model_name_or_path: x\nfinetuning_type: oft\noft_rank: 4\n", "oft_block_size"},
 		{factoryText + "stage: dpo\nref_model: y\nref_model_quantization_bit: 4\n", "ref_model_quantization_bit"},
 		{factoryText + "use_unsloth: true\n", "use_unsloth"},
-		{factoryText + "use_galore: true\n", "use_galore"},
+		{factoryText + "shift_attn: true\n", "shift_attn"},
 		{factoryText + "quantization_bit: 3\n", "quantization_bit"},
 		{factoryText + "quantization_method: hqq\n", "quantization_method"},
 		{factoryText + "adapter_name_or_path: saves/x\n", "adapter_name_or_path"},

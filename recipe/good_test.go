@@ -25,12 +25,15 @@ func defaults() DeepSpeed {
 		Sizes: Sizes{
 			ReduceBucket: 5e8, AllgatherBucket: 5e8, SubGroup: 1e9, PrefetchBucket: 5e7,
 			PersistentParameter: 1e5, PersistentModel: math.MaxInt64, LiveParameters: 1e9, ReuseDistance: 1e9,
-			SecondaryPartition: 1,
+			Group: -1, SecondaryPartition: 1,
 		},
-		OffloadOptimizer:  none,
-		OffloadParameters: parameters,
-		Precision:         dtype.F32,
-		GradientClipping:  1,
+		SequenceParallel:      1,
+		SequenceCommunication: dtype.F32,
+		EfficientLinear:       true,
+		OffloadOptimizer:      none,
+		OffloadParameters:     parameters,
+		Precision:             dtype.F32,
+		GradientClipping:      1,
 	}
 }
 
@@ -191,6 +194,7 @@ func TestGood(t *testing.T) {
 			d.Auto = []string{"zero_optimization.offload_optimizer.device", "zero_optimization.stage"}
 		}, nil},
 		{"nvme", func(d *DeepSpeed) {
+			d.Beside = []string{"leaf_module: ZeRO-3 gathers all parameters of such modules at once"}
 			d.ZeROStage, d.OverlapReduction = 3, true
 			d.OffloadOptimizer.Device, d.OffloadParameters.Device = "nvme", "nvme"
 			d.Optimizer = &Optimizer{Type: "SGD", LR: 0.1, Defaulted: []string{"betas", "eps", "weight_decay"}}

@@ -30,7 +30,7 @@ func paths(known map[string]bool, rule strict.Rule, above []string) {
 // where no test calls the getter.
 func TestPathsAreInASchema(t *testing.T) {
 	known := map[string]bool{"": true, "peft_type": true}
-	rules := []strict.Rule{deepSpeedRule, accelerateSchema.Rule, trainingSchema.Rule, bitsAndBytesRule,
+	rules := []strict.Rule{deepSpeedRule, accelerateSchema.Rule, trainingSchema.Rule, bitsAndBytesRule, packedRule,
 		megatronSchema.Rule}
 	rules = slices.AppendSeq(rules, maps.Values(adapterRules))
 	for _, f := range families() {

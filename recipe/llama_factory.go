@@ -23,7 +23,8 @@ var llamaFactory = family{kind: llamaFactoryKind, program: "LLaMA-Factory", host
 		worded.For("model_name_or_path adapter_name_or_path additional_target quantization_method"),
 		worded.For("ref_model freeze_trainable_modules freeze_extra_modules"),
 		switched.For(`use_muon use_llama_pro disable_gradient_checkpointing pure_bf16 use_rslora use_dora pissa_init double_quantization fp8
-			enable_liger_kernel create_new_adapter`),
+			enable_liger_kernel create_new_adapter use_dft_loss use_eaft_loss use_asft_loss use_galore galore_layerwise use_apollo apollo_layerwise use_badam
+			use_adam_mini`),
 		keys{
 			"stage":                   oneOf("pt", "sft", "rm", "ppo", "dpo", "kto").OrNull().Default("sft"),
 			"finetuning_type":         oneOf("lora", "oft", "freeze", "full").OrNull().Default("lora"),
@@ -32,6 +33,9 @@ var llamaFactory = family{kind: llamaFactoryKind, program: "LLaMA-Factory", host
 			"lora_alpha":              measured,
 			"freeze_trainable_layers": integer.Lax().OrNull().Default(2),
 			"lora_dropout":            measured,
+			"module_dropout":          measured,
+			"oft_rank":                counted,
+			"oft_block_size":          counted.Default(32),
 			"pref_loss": oneOf("sigmoid", "hinge", "ipo", "kto_pair", "orpo", "simpo").OrNull().
 				Default("sigmoid"),
 			"lora_target":         worded.Default("all"),
@@ -39,6 +43,15 @@ var llamaFactory = family{kind: llamaFactoryKind, program: "LLaMA-Factory", host
 			"quantization_type":   oneOf("fp4", "nf4").OrNull().Default("nf4"),
 			"double_quantization": switched.Default(true),
 			"use_reentrant_gc":    switched.Default(true),
+			"galore_target":       worded.Default("all"),
+			"galore_rank":         counted.Default(16),
+			"galore_proj_type":    oneOf(lowRankProjections...).OrNull().Default("std"),
+			"apollo_target":       worded.Default("all"),
+			"apollo_rank":         counted.Default(16),
+			"apollo_proj":         oneOf("svd", "random").OrNull().Default("random"),
+			"apollo_proj_type":    oneOf("std", "right", "left").OrNull().Default("std"),
+			"apollo_scale_type":   oneOf("channel", "tensor").OrNull().Default("channel"),
+			"badam_mode":          oneOf("layer", "ratio").OrNull().Default("layer"),
 			"image_max_pixels":    counted.Default(768 * 768),
 
 			"freeze_vision_tower":          switched.Default(true),
@@ -63,17 +76,14 @@ var llamaFactory = family{kind: llamaFactoryKind, program: "LLaMA-Factory", host
 			mix_strategy interleave_probs overwrite_cache preprocessing_batch_size preprocessing_num_workers max_samples
 			eval_num_beams ignore_pad_token_for_loss val_size eval_on_each_dataset packing neat_packing tool_format
 			default_system enable_thinking preserve_thinking tokenized_path data_shared_file_system
-			loraplus_lr_ratio loraplus_lr_embedding pissa_iter pissa_convert module_dropout oft_rank oft_block_size
-			oft_target
-			galore_target galore_rank galore_update_interval galore_scale galore_proj_type galore_layerwise
-			apollo_target apollo_rank apollo_update_interval apollo_scale apollo_proj apollo_proj_type apollo_scale_type
-			apollo_layerwise apollo_scale_front badam_mode badam_start_block badam_switch_mode badam_switch_interval
-			badam_update_ratio badam_mask_mode badam_verbose
+			loraplus_lr_ratio loraplus_lr_embedding pissa_iter pissa_convert oft_target
+			galore_update_interval galore_scale apollo_update_interval apollo_scale apollo_scale_front
+			badam_start_block badam_switch_mode badam_switch_interval badam_update_ratio badam_mask_mode badam_verbose
 			pref_beta pref_ftx pref_bco_weight dpo_label_smoothing kto_chosen_weight kto_rejected_weight
 			simpo_gamma ppo_buffer_size ppo_epochs ppo_score_norm ppo_target ppo_whiten_rewards reward_model reward_model_adapters
 			reward_model_quantization_bit reward_model_type ld_alpha
 			use_swanlab swanlab_project swanlab_workspace swanlab_run_name swanlab_mode swanlab_api_key swanlab_logdir
-			swanlab_lark_webhook_url swanlab_lark_secret use_dft_loss use_eaft_loss eaft_alpha asft_alpha
+			swanlab_lark_webhook_url swanlab_lark_secret eaft_alpha asft_alpha
 			compute_accuracy disable_shuffling
 			early_stopping_steps plot_loss include_effective_tokens_per_second fp8_backend
 			fp8_enable_fsdp_float8_all_gather ray_num_workers ray_init_kwargs master_addr master_port
@@ -89,10 +99,6 @@ const unplannedFactoryReferences = "ref_model_adapters ref_model_quantization_bi
 
 // unplannedFactory are keys that change memory and are not planned, with their reasons.
 var unplannedFactory = []struct{ key, why string }{
-	{"use_galore", "GaLore keeps moments of gradients that it projects to a low rank, and decomposes gradients"},
-	{"use_apollo", "APOLLO keeps moments of gradients that it projects to a low rank"},
-	{"use_badam", "BAdam trains one block of the model after the other, each with moments of its own"},
-	{"use_adam_mini", "Adam-mini keeps one second moment for each head or row"},
 	{"use_kt", "KTransformers has the experts and their optimizer on the host"},
 	{"use_mca", "Megatron core trains"},
 	{"use_megatron_bridge", "Megatron core trains"},
@@ -104,7 +110,6 @@ var unplannedFactory = []struct{ key, why string }{
 	{"upcast_layernorm", "norms stay in fp32"},
 	{"upcast_lmhead_output", "the logits are cast to fp32 by themselves"},
 	{"resize_vocab", "the vocabulary grows with that of the tokenizer"},
-	{"use_asft_loss", "the loss has a divergence from all logits of a reference model"},
 }
 
 // unplannedFactoryKeys returns the keys of unplannedFactory, with spaces between them.
@@ -143,16 +148,21 @@ func readLLaMAFactory(r *frameworkReader) error {
 	}
 	r.longest("cutoff_len")
 	r.answersOfFactory()
+	if err := r.lossOfFactory(); err != nil {
+		return err
+	}
 	r.to.MostPixels = r.Integer("image_max_pixels")
 	r.to.Freezes = &Freezes{Vision: r.Truth("freeze_vision_tower"), Projector: r.Truth("freeze_multi_modal_projector"),
 		Language: r.Truth("freeze_language_model"), ModelTypes: strings.Fields(compositeFactory), Contained: true,
 		Open: strings.Fields(openFactory)}
 	full := r.Word("finetuning_type") == "full"
-	if r.Truth("use_muon") {
-		r.to.Optimizer = "muon-moonlight"
+	if err := r.optimizerOfFactory(); err != nil {
+		return err
 	}
-	if pure := r.Truth("pure_bf16"); pure {
+	if r.Truth("pure_bf16") {
 		r.to.Weights = "bf16"
+	} else if r.Truth("use_badam") {
+		r.to.Weights = r.compute()
 	} else if r.to.Weights = r.compute(); full { // _setup_full_tuning in model/adapter.py
 		r.to.TrainedIn32 = Always
 	}
@@ -162,7 +172,9 @@ func readLLaMAFactory(r *frameworkReader) error {
 	give(reentrant, "use_reentrant", r.At("use_reentrant_gc"), strict.Of(r.Truth("use_reentrant_gc")))
 	give(r.arguments, "gradient_checkpointing_kwargs", r.At("use_reentrant_gc"), reentrant)
 	r.to.FSDP2WithoutReentrant = true
-	if r.Truth("enable_liger_kernel") {
+	if r.Truth("enable_liger_kernel") && r.ownLoss() {
+		r.to.LigerModules = true // the model gets no labels, and returns all logits
+	} else if r.Truth("enable_liger_kernel") {
 		r.set("use_liger_kernel", "enable_liger_kernel", true)
 	}
 	r.to.Attention = map[string]string{"disabled": "eager", "sdpa": "sdpa", "fa2": "flash",
@@ -176,6 +188,62 @@ func readLLaMAFactory(r *frameworkReader) error {
 		return err
 	}
 	return r.adaptFactory()
+}
+
+// optimizerOfFactory reads the optimizers that LLaMA-Factory makes itself: create_custom_optimizer in
+// train/trainer_utils.py, in its order.
+func (r *frameworkReader) optimizerOfFactory() error {
+	switch {
+	case r.Truth("use_galore"):
+		return r.lowRankFactory("galore")
+	case r.Truth("use_apollo"):
+		return r.lowRankFactory("apollo")
+	case on(r.Find("loraplus_lr_ratio")): // the Trainer's, with a learning rate for each matrix
+	case r.Truth("use_badam") && r.Word("badam_mode") == "ratio":
+		return r.Fault("badam_mode", "is ratio: BAdam has sparse gradients of a part of each tensor, which is not "+
+			"planned yet", "plimsoll plans badam_mode: layer")
+	case r.Truth("use_badam"):
+		base := r.baseOptimizer()
+		names := map[string]string{"adamw_torch": "badam", "adamw_torch_fused": "badam_fused"}
+		if r.to.Optimizer = names[base]; r.to.Optimizer == "" {
+			return r.Fault("use_badam", fmt.Sprintf("is true with optim %q, which is not planned yet", base),
+				"plimsoll plans BAdam over adamw_torch and adamw_torch_fused")
+		}
+	case r.Truth("use_adam_mini"):
+		r.to.Optimizer = "adam-mini"
+	case r.Truth("use_muon"):
+		r.to.Optimizer = "muon-moonlight"
+	}
+	return nil
+}
+
+// ownLoss reports whether LLaMA-Factory gives the Trainer a loss of its own: src/llamafactory/train/sft/trainer.py.
+func (r *frameworkReader) ownLoss() bool {
+	return r.Word("stage") == "sft" &&
+		(r.Truth("use_dft_loss") || r.Truth("use_eaft_loss") || r.Truth("use_asft_loss"))
+}
+
+// lossOfFactory reads that loss, in its order. DFT's takes what the model's takes.
+func (r *frameworkReader) lossOfFactory() error {
+	const key = "use_asft_loss"
+	switch {
+	case !r.ownLoss() || r.Truth("use_dft_loss") && !r.Truth(key):
+	case !r.Truth(key):
+		r.to.WeighsEntropy = true
+		r.Note("use_eaft_loss", "is true: the plan has labels for all tokens, of whose logits the loss has a copy")
+	case r.Truth("use_dft_loss") || r.Truth("use_eaft_loss"):
+		return r.Fault(key, "is true beside another loss, which takes no logits of a reference model",
+			"remove one of the two")
+	case r.Word("finetuning_type") == "lora" && r.Word("ref_model") == "":
+		return r.Fault(key, "is true, but LLaMA-Factory makes no reference model for LoRA", "add ref_model")
+	case r.Truth("enable_liger_kernel"):
+		return r.Fault(key, "is true beside enable_liger_kernel, whose model returns no logits",
+			"remove one of the two")
+	default:
+		r.to.Diverges, r.to.Judge = true, r.Word("ref_model")
+		r.Note(key, "is true: a frozen model is loaded, and its logits stay until the loss is computed")
+	}
+	return nil
 }
 
 // answersOfFactory reads what stages train on answers: src/llamafactory/train, and create_ref_model in
@@ -208,8 +276,7 @@ func (r *frameworkReader) asks(key string) bool {
 // refuseFactory refuses what changes memory and is not planned.
 func (r *frameworkReader) refuseFactory() error {
 	stages := map[string]string{"ppo": "holds a reward model, a reference model and a value head, and generates"}
-	types := map[string]string{"oft": "trains OFT's adapters"}
-	if err := cmp.Or(r.oneOfThese("stage", stages), r.oneOfThese("finetuning_type", types),
+	if err := cmp.Or(r.oneOfThese("stage", stages),
 		r.unplanned("the reference model has an adapter or is quantized by itself", unplannedFactoryReferences),
 		r.unplanned("training goes on with an adapter whose adapter_config.json says its rank",
 			"adapter_name_or_path")); err != nil {
@@ -232,7 +299,7 @@ func (r *frameworkReader) quantizeFactory() error {
 	switch bits := r.Integer(key); {
 	case !r.Gives(key):
 		return nil
-	case r.Word("finetuning_type") != "lora":
+	case r.Word("finetuning_type") != "lora" && r.Word("finetuning_type") != "oft":
 		return r.Fault(key, "is given, but LLaMA-Factory quantizes only for LoRA and OFT",
 			"remove it, or set finetuning_type to lora")
 	case bits == 8:
@@ -283,6 +350,15 @@ func (r *frameworkReader) adaptFactory() error {
 		targets = strict.Of("all-linear")
 	}
 	r.to.AddsInFull = true // peft 0.18
+	if r.Truth("use_llama_pro") {
+		r.Note("use_llama_pro", "is true: the plan adapts all layers, and LLaMA-Factory only the expanded ones")
+	}
+	if r.Word("finetuning_type") == "oft" { // oft_target is read by nothing
+		return r.adapt("oft_block_size", map[string]*strict.Value{"peft_type": strict.Of("OFT"),
+			"r": strict.Of(int(r.Integer("oft_rank"))), "oft_block_size": r.Value("oft_block_size"),
+			"target_modules": targets, "module_dropout": r.Find("module_dropout"),
+			"modules_to_save": separated(r.Find("additional_target"))})
+	}
 	return r.adapt("lora_target", map[string]*strict.Value{"r": r.Value("lora_rank"), "lora_alpha": alpha,
 		"target_modules": targets, "lora_dropout": r.Find("lora_dropout"), "use_rslora": r.Find("use_rslora"),
 		"use_dora": r.Find("use_dora"), "modules_to_save": separated(r.Find("additional_target"))})

@@ -123,7 +123,7 @@ func (r *frameworkReader) shardFactoryV1() {
 		r.set("bf16", "bf16", r.Truth("bf16"))
 	default:
 		reshards, offloads := r.Find("dist_config.reshard_after_forward"), r.Find("dist_config.offload_params")
-		r.shardFSDP2("dist_config", reshards == nil || on(reshards), on(offloads))
+		r.shardFSDP2("dist_config", reshards == nil || on(reshards), on(offloads), "FULL_STATE_DICT")
 		r.to.SeveralOnly = false
 		r.set("bf16", "bf16", r.Truth("bf16"))
 		r.to.ReducesIn32 = true

@@ -17,7 +17,10 @@ import (
 type Quantization struct {
 	File string
 
-	Bits int // 4 or 8; 0 = nothing is quantized
+	// Method is "gptq" or "awq" for weights that were quantized before the training, "" for bitsandbytes.
+	Method string
+	Bits   int // 4 or 8, of GPTQ also 2 and 3; 0 = nothing is quantized
+	Group  int // inputs that share a scale in Method; 0 = all
 
 	// For 4 bits.
 	Kind         string     `key:"bnb_4bit_quant_type"`       // "fp4" or "nf4"
@@ -90,6 +93,9 @@ func readQuantization(document *strict.Document) (*Quantization, error) {
 		return nil, fault.File(file).Inputf("this config.json has no quantization_config").
 			WithHint("give the JSON of a BitsAndBytesConfig, or plan without quantization")
 	}
+	if m := document.Root.Member("quant_method"); m != nil && (m.Value.Text == "gptq" || m.Value.Text == "awq") {
+		return packed(document, m.Value.Text)
+	}
 	r, err := strict.Schema{Program: "BitsAndBytesConfig", Rule: bitsAndBytesRule}.Read(document)
 	if method := document.Root.Member("quant_method"); method != nil && method.Value.Kind == '"' &&
 		method.Value.Text != "bitsandbytes" {
@@ -159,11 +165,44 @@ func dequantized(d *strict.Document, method string) *Quantization {
 	}
 }
 
+// packedRule lists the fields of GPTQConfig and AwqConfig in transformers 5.23 that decide the size of weights, by
+// their old names, too.
+var packedRule = object(integer.For("bits w_bit group_size q_group_size"), names.OrNull().For("modules_to_not_convert"),
+	boolean.For("lm_head"), text.For("quant_method")).NotingOthers()
+
+// packed returns the quantization of weights that GPTQ or AWQ has packed into integers.
+func packed(d *strict.Document, method string) (*Quantization, error) {
+	r, err := strict.Schema{Program: strings.ToUpper(method), Rule: packedRule}.Read(d)
+	if err != nil {
+		return nil, err
+	}
+	q := &Quantization{File: d.File, Method: method, Bits: 4, Group: 128, SkipModules: r.List("modules_to_not_convert")}
+	for _, key := range []string{"w_bit", "bits"} {
+		if r.Gives(key) {
+			q.Bits = int(r.Integer(key))
+		}
+	}
+	for _, key := range []string{"q_group_size", "group_size"} {
+		if r.Gives(key) {
+			q.Group = max(0, int(r.Integer(key)))
+		}
+	}
+	allowed := map[string][]int{"gptq": {2, 3, 4, 8}, "awq": {4}}[method]
+	if !slices.Contains(allowed, q.Bits) {
+		return nil, fault.File(d.File).Inputf("%s in %d bits is not planned", strings.ToUpper(method), q.Bits).
+			WithHint(fmt.Sprintf("GPTQModel's kernels for training have %v", allowed))
+	}
+	if r.Truth("lm_head") {
+		return nil, r.Fault("lm_head", "is true: the output head is quantized, which is not planned yet", "")
+	}
+	return q, nil
+}
+
 // otherMethod refuses methods other than bitsandbytes.
 func otherMethod(d *strict.Document, method *strict.Value) error {
 	if slices.Contains(quantizationMethods, method.Text) {
 		return d.Inputf(method.At, "quant_method is %s, which is not planned yet", method).
-			WithHint("plimsoll plans bitsandbytes; to plan the training of dequantized weights, remove " +
+			WithHint("plimsoll plans bitsandbytes, gptq and awq; to plan the training of dequantized weights, remove " +
 				`quantization_config (fp8, mxfp4 and compressed-tensors: or add "dequantize": true)`)
 	}
 	return d.Inputf(method.At, "quant_method is %s, which transformers does not know", method).

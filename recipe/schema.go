@@ -19,12 +19,12 @@ var deepSpeedRule = object(
 	boolean.For(`zero_allow_untested_optimizer zero_force_ds_cpu_optimizer prescale_gradients sparse_gradients
 		disable_allgather use_data_before_expert_parallelism wall_clock_breakdown memory_breakdown dump_state
 		dataloader_drop_last graph_harvesting`),
-	oneOf("fp32", "fp16", "bf16").InAnyCase().OrNull().For(`communication_data_type
-		seq_parallel_communication_data_type`),
+	oneOf("fp32", "fp16", "bf16").InAnyCase().OrNull().For("communication_data_type"),
 	free.For("quantize_training"),
 	keys{
-		"managed_gradient_accumulation": boolean.Default(true),
-		"sequence_parallel_size":        size.Default(1),
+		"managed_gradient_accumulation":        boolean.Default(true),
+		"sequence_parallel_size":               size.To(1 << 12).Default(1),
+		"seq_parallel_communication_data_type": oneOf("fp32", "fp16", "bf16").InAnyCase().OrNull().Default("fp32"),
 
 		"optimizer": dictionary(text.For("type"), boolean.For("legacy_fusion"),
 			free.For("params")), // checked by type: see optimizers
@@ -105,7 +105,7 @@ var bf16Rule = pydantic("0.17.1", enabled, boolean.Since("0.13.3").For("immediat
 var zeroRule = pydantic("0.7.0",
 	boolean.For(`contiguous_gradients allgather_partitions load_from_fp32_weights elastic_checkpoint
 		ignore_unused_parameters legacy_stage1 round_robin_gradients`),
-	boolean.Since("0.9.0").For("memory_efficient_linear"),
+	boolean.Default(true).Since("0.9.0").For("memory_efficient_linear"),
 	boolean.Since("0.9.2").For("mics_hierarchical_params_gather"),
 	boolean.Since("0.10.0").For("zero_quantized_weights zero_quantized_gradients"),
 	boolean.Since("0.10.1").For("pipeline_loading_checkpoint override_module_apply"),

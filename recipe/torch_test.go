@@ -77,7 +77,8 @@ func TestTorchtitan(t *testing.T) {
 	tr := f.Training
 	if f.Model != "llama-3-8b" || f.Modules != "torchtitan" || f.Recompute != "selective" || f.Sequence != 8192 ||
 		f.Weights != "fp32" || tr.Precision != MixedBF16 || tr.MicroBatch != 2 || tr.FSDP.Version != 2 ||
-		tr.Optimizer.Name != "adamw_torch_fused" || *f.Parallelism != (Parallelism{1, 0, 2, 1, 1, false}) {
+		tr.Optimizer.Name != "adamw_torch_fused" ||
+		*f.Parallelism != (Parallelism{Replicate: 1, Tensor: 2, Context: 1, Sequence: 1}) {
 		t.Errorf("got %+v, %+v, %+v", f, tr, f.Parallelism)
 	}
 	kept := strings.Replace(titanText, "[parallelism]\n", "[parallelism]\nfsdp_reshard_after_forward = \"never\"\n", 1)
@@ -91,7 +92,6 @@ func TestTorchtitan(t *testing.T) {
 		t.Errorf("not fused: %+v, %v", f, err)
 	}
 	for text, key := range map[string]string{
-		"[parallelism]\npipeline_parallel_degree = 4\n":                         "parallelism.pipeline_parallel_degree",
 		"[model]\nconverters = [\"float8\"]\n[parallelism]\n":                   "model.converters",
 		"[optimizer]\nname = \"Muon\"\n[parallelism]\n":                         "optimizer.name",
 		"[activation_checkpoint]\nmode = \"memory_budget\"\n[parallelism]\n":    "activation_checkpoint.mode",

@@ -154,13 +154,14 @@ func (r *frameworkReader) shardTorchtitan() {
 	const p = "parallelism."
 	policy := r.Word(p + "fsdp_reshard_after_forward")
 	reshards := policy == "always" || policy == "default" && r.Integer(p+"pipeline_parallel_degree") <= 1
-	r.shardFSDP2("parallelism", reshards, r.Truth("training.enable_cpu_offload"))
+	r.shardFSDP2("parallelism", reshards, r.Truth("training.enable_cpu_offload"), "SHARDED_STATE_DICT")
 	r.dimensions(p+"data_parallel_replicate_degree", p+"data_parallel_shard_degree", p+"tensor_parallel_degree",
 		p+"context_parallel_degree")
 }
 
-// shardFSDP2 sets FSDP2 for every block, as a program at a key does with several ranks.
-func (r *frameworkReader) shardFSDP2(at string, reshards, offloads bool) {
+// shardFSDP2 sets FSDP2 for every block, as a program at a key does with several ranks. It saves checkpoints as saved
+// says.
+func (r *frameworkReader) shardFSDP2(at string, reshards, offloads bool, saved string) {
 	r.to.SeveralOnly = true
 	r.set("fsdp", at, "full_shard auto_wrap")
 	config := &strict.Value{Kind: '{'}
@@ -168,6 +169,7 @@ func (r *frameworkReader) shardFSDP2(at string, reshards, offloads bool) {
 	give(config, "auto_wrap_policy", -1, strict.Of("TRANSFORMER_BASED_WRAP"))
 	give(config, "reshard_after_forward", -1, strict.Of(reshards))
 	give(config, "cpu_offload", -1, strict.Of(offloads))
+	give(config, "state_dict_type", -1, strict.Of(saved))
 	give(r.arguments, "fsdp_config", r.At(at), config)
 }
 

@@ -174,7 +174,7 @@ func (r *frameworkReader) optimizerOfTorchtune() error {
 // shardTorchtune sets FSDP2 for the recipes of several GPUs. Those of one GPU have the same keys.
 func (r *frameworkReader) shardTorchtune() {
 	const reshard, offload = "fsdp_reshard_after_forward", "fsdp_cpu_offload"
-	r.shardFSDP2(offload, !r.Gives(reshard) || r.Truth(reshard), r.Truth(offload))
+	r.shardFSDP2(offload, !r.Gives(reshard) || r.Truth(reshard), r.Truth(offload), "FULL_STATE_DICT")
 	r.dimensions("data_parallel_replicate_dim", "data_parallel_shard_dim", "tensor_parallel_dim",
 		"context_parallel_dim")
 }

@@ -17,6 +17,10 @@ type TrainerOptimizer struct {
 	Beta2       float64 `key:"adam_beta2"`
 	Epsilon     float64 `key:"adam_epsilon"`
 	WeightDecay float64 `key:"weight_decay"`
+
+	LowRank *LowRank // of GaLore and APOLLO, nil for others
+	// StepsInBackward says that every parameter has an optimizer, which steps once its gradient is complete.
+	StepsInBackward bool
 }
 
 // trainerOptimizers are the members of OptimizerNames (training_args.py) of
@@ -45,13 +49,19 @@ func (r *trainingReader) optimizer() (o TrainerOptimizer, err error) {
 		return o, err
 	}
 	family, _, _ := strings.Cut(o.Name, "_")
-	return o, refuse(r.Reader, []conflict{
-		{(family == "galore" || family == "apollo") && r.List("optim_target_modules") == nil, "optim",
+	low := family == "galore" || family == "apollo"
+	o.StepsInBackward = strings.HasSuffix(o.Name, "_layerwise")
+	err = refuse(r.Reader, []conflict{
+		{low && r.List("optim_target_modules") == nil, "optim",
 			fmt.Sprintf("is %q, which needs optim_target_modules", o.Name), `add "optim_target_modules": "all-linear"`},
-		{strings.HasSuffix(o.Name, "_layerwise") && r.Integer(accumulationKey) > 1, accumulationKey,
+		{o.StepsInBackward && r.Integer(accumulationKey) > 1, accumulationKey,
 			fmt.Sprintf("is more than 1, but %s updates each layer in the backward pass", o.Name),
 			"set it to 1, or use the optimizer without _layerwise"},
 	})
+	if err == nil && low {
+		o.LowRank, err = r.lowRank(family == "apollo")
+	}
+	return o, err
 }
 
 // checkArguments refuses a list of arguments that is not key=value, key=value.

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"plimsoll/autograd"
+	"plimsoll/dtype"
 	"plimsoll/ledger"
 )
 
@@ -156,7 +157,8 @@ func (c *coordinator) mark(p *autograd.Parameter) bool {
 func (c *coordinator) gather(missing []*autograd.Parameter) {
 	switch {
 	case len(missing) == 0 || c.engine.gathers() == 0:
-	case len(missing) == 1 || c.engine.Parallel.Shard == 1:
+	case len(missing) == 1 && !c.engine.narrows(missing[0]) && !c.engine.quantizes() || c.engine.Parallel.Shard == 1,
+		c.engine.recipe.Sizes.Group > 0: // MiCS gathers every parameter into its own tensor (zero/mics.py)
 		for _, p := range missing {
 			c.statusOf(p).hold = c.engine.gpu.hold(c.gatheredBytes(p), ledger.GatheredParameters, c.whyGathered)
 		}
@@ -181,18 +183,43 @@ func (c *coordinator) whyGathered() string {
 
 // gatheredBytes returns the size of the shards of all ranks.
 func (c *coordinator) gatheredBytes(p *autograd.Parameter) int64 {
-	return c.engine.shardBytes(p) * c.engine.Parallel.Shard
+	e := c.engine
+	if e.quantizes() { // in int8, beside scales in fp32
+		return (e.shardOf(p.Elements) + e.shardOf(p.Elements)/quantizedGroup*4) * e.Parallel.Shard
+	}
+	if e.narrows(p) {
+		return e.shardOf(p.Elements) * e.recipe.Autocast.Size() * e.Parallel.Shard
+	}
+	return e.shardBytes(p) * e.Parallel.Shard
 }
 
-// wait waits for an all-gather: it copies the parameters out of their tensor.
+// wait waits for an all-gather: it copies the parameters out of their tensor. With torch_autocast it then casts them.
 func (c *coordinator) wait(g *allGather) {
 	if g == nil {
 		return
 	}
+	var widened hold // zero_quantized_weights: all of it is dequantized, then copied
+	if c.engine.quantizes() && len(g.parameters) > 1 {
+		var bytes int64
+		for _, p := range g.parameters {
+			bytes += c.engine.shardOf(p.Elements) * dtype.F16.Size() * c.engine.Parallel.Shard
+		}
+		widened = c.engine.gpu.hold(bytes, ledger.GatheredParameters, c.whyGathered)
+	}
 	for _, p := range g.parameters {
 		s := c.statusOf(p)
+		var narrow hold
+		if c.engine.narrows(p) && len(g.parameters) > 1 {
+			narrow = c.engine.gpu.hold(p.Elements*c.engine.recipe.Autocast.Size(), ledger.GatheredParameters,
+				c.whyGathered)
+		}
+		if c.engine.quantizes() && p.DType != dtype.F16 { // the kernel writes fp16
+			narrow = c.engine.gpu.hold(p.Elements*dtype.F16.Size(), ledger.GatheredParameters, c.whyGathered)
+		}
 		s.hold, s.inFlight = c.engine.gpu.hold(p.Bytes(), ledger.GatheredParameters, c.whyGathered), nil
+		narrow.free()
 	}
+	widened.free()
 	drop(&g.flat)
 }
 

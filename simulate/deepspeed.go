@@ -20,6 +20,9 @@ type deepSpeed struct {
 	master       dtype.Type // of master weights and their gradients
 	// flat has the flat tensors that the optimizer steps, one for each group or sub-group.
 	flat []*autograd.Parameter
+	// compressed is the step of an optimizer that exchanges one bit for each number; nil for others.
+	compressed *oneBit
+	linear     []bool // parameters of linear modules, by index
 }
 
 // newDeepSpeed returns the engine that DeepSpeed chooses for the stage and the
@@ -37,6 +40,10 @@ func newDeepSpeed(s *simulation) sharding {
 		}
 	}
 	e.group()
+	e.linear = e.linearParameters()
+	if s.Optimizer.Compresses() {
+		e.compressed = &oneBit{deepSpeed: e}
+	}
 	wide := d.GradientAccumulationDType == dtype.F32
 	switch {
 	case d.ZeROStage == 3:
@@ -201,6 +208,10 @@ func (e *deepSpeed) shardCount() string { return ledger.Count(elementsOf(e.flat)
 // update steps flat tensors on the GPU. The first step makes their states.
 // DeepSpeed's fused Adam does not count its steps in tensors.
 func (e *deepSpeed) update(flat []*autograd.Parameter) {
+	if e.compressed != nil {
+		e.compressed.step(flat)
+		return
+	}
 	if !e.stepped {
 		e.stepped = true
 		e.deviceStates(flat, e.whyStates)

@@ -8,6 +8,7 @@ import (
 	"plimsoll/forward"
 	"plimsoll/job"
 	"plimsoll/model"
+	"plimsoll/recipe"
 )
 
 // parameterMaker makes the parameters of a rank: the model's, quantized if the
@@ -171,6 +172,10 @@ func (m *parameterMaker) quantize(p *autograd.Parameter) {
 			return
 		}
 	}
+	if q.Method != "" {
+		pack(p, q)
+		return
+	}
 	if q.Bits == 8 {
 		p.Quantized, p.StoredBytes = autograd.EightBit, p.Elements+4*p.Rows*max(1, p.Matrices)
 		return
@@ -182,10 +187,24 @@ func (m *parameterMaker) quantize(p *autograd.Parameter) {
 	}
 }
 
+// pack sets the size of a weight that GPTQ or AWQ has packed: integers, and for every group of inputs zero points in as
+// many bits and scales in 16. GPTQ has the group of every input, too (BaseQuantLinear of GPTQModel, August 2026).
+func pack(p *autograd.Parameter, q *recipe.Quantization) {
+	in, groups, bits := p.Elements/p.Rows, int64(1), int64(q.Bits)
+	if q.Group > 0 {
+		groups = (in + int64(q.Group) - 1) / int64(q.Group)
+	}
+	words := func(elements int64) int64 { return (elements*bits + 31) / 32 * 4 }
+	p.Quantized, p.StoredBytes = autograd.AWQ, in*words(p.Rows)+groups*(words(p.Rows)+2*p.Rows)
+	if q.Method == "gptq" {
+		p.Quantized, p.StoredBytes = autograd.GPTQ, words(in)*p.Rows+groups*(words(p.Rows)+2*p.Rows)+4*in
+	}
+}
+
 // quantizesHead reports whether the output head may be quantized, too. It is
 // skipped unless a list of modules to skip is given; then the list decides.
 func (m *parameterMaker) quantizesHead() bool {
-	return m.Quantization != nil && m.Quantization.SkipModules != nil
+	return m.Quantization != nil && m.Quantization.SkipModules != nil && m.Quantization.Method == ""
 }
 
 // adapt makes the parameters of the adapter.
@@ -222,6 +241,8 @@ func (m *parameterMaker) adapt() {
 				width = t.in
 			}
 			f.Vectors = []*autograd.Parameter{add(t.path+".ia3_l", width, 1, true)}
+		case "OFT":
+			m.addRotation(f, t, add)
 		case "VERA":
 			f.Kind = forward.VeRA
 			if sharedA == nil {
@@ -261,6 +282,19 @@ func (m *parameterMaker) adapt() {
 		f.B = add(name+".lora_B", out, f.Rank, true)
 		m.made.Adapters[name] = f
 	}
+}
+
+// addRotation makes OFT's parameter of a module, and the buffers with the places of its elements in the blocks.
+func (m *parameterMaker) addRotation(f *forward.Adapter, t target,
+	add func(name string, rows, columns int64, trainable bool) *autograd.Parameter) {
+	blocks, size := m.Adapter.OFTBlocks(t.in)
+	if m.Adapter.SharesBlock {
+		blocks = 1
+	}
+	f.Kind, f.Rank, f.Block, f.Terms = forward.OFT, blocks, size, int64(m.Adapter.Terms)
+	upper := size * (size - 1) / 2
+	f.A = add(t.path+".oft_R", blocks, upper, true)
+	add(t.path+".oft_R.rows and cols", 2*upper, 1, false).DType = dtype.I64
 }
 
 // target is a linear module or an embedding that the adapter adapts.

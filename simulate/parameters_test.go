@@ -4,13 +4,64 @@ import (
 	"strings"
 	"testing"
 
+	"plimsoll/autograd"
+	"plimsoll/dtype"
 	"plimsoll/files/filestest"
 	"plimsoll/job"
+	"plimsoll/ledger"
+	"plimsoll/recipe"
 )
+
+// TestPackedWeights compares weights of GPTQ and AWQ with the buffers that GPTQModel registers for a module of 512
+// inputs and 1024 outputs, and their temporaries with those of its dequantize_weight on the CPU, 6 bytes for a weight.
+func TestPackedWeights(t *testing.T) {
+	for _, test := range []struct {
+		quantization recipe.Quantization
+		want         int64
+	}{
+		{recipe.Quantization{Method: "gptq", Bits: 4, Group: 128}, 274432},
+		{recipe.Quantization{Method: "gptq", Bits: 8, Group: 64}, 512*1024 + 8*1024*(1+2) + 4*512},
+		{recipe.Quantization{Method: "gptq", Bits: 3, Group: 128}, 512*1024*3/8 + 4*1024*3/8 + 4*1024*2 + 4*512},
+		{recipe.Quantization{Method: "gptq", Bits: 4}, 512*1024/2 + 1024/2 + 1024*2 + 4*512},
+		{recipe.Quantization{Method: "awq", Bits: 4, Group: 128}, 272384},
+	} {
+		p := &autograd.Parameter{Elements: 512 * 1024, Rows: 1024, DType: dtype.F16}
+		if pack(p, &test.quantization); p.Bytes() != test.want {
+			t.Errorf("%+v: %d bytes, want %d", test.quantization, p.Bytes(), test.want)
+		}
+	}
+	file := filestest.InNewFolder(t)
+	scratch := map[string]int64{}
+	for _, name := range []string{"gptq", "awq"} {
+		j, err := job.Request{Model: file("config.json", `{"model_type": "llama", "vocab_size": 320, "hidden_size": 512,
+			"intermediate_size": 1024, "num_hidden_layers": 1, "num_attention_heads": 4, "torch_dtype": "float16",
+			"quantization_config": {"quant_method": "`+name+`", "bits": 4, "group_size": 64, "desc_act": true}}`),
+			Adapter: file("adapter.json", `{"peft_type": "LORA", "target_modules": ["up_proj"]}`),
+			GPUs:    1, Sequence: 16}.Resolve()
+		if err != nil {
+			t.Fatal(err)
+		}
+		classes, err := Run(j, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, p := range classes[0].GPU.Phases {
+			for _, c := range p.Components {
+				if c.Component == ledger.OperationScratch && p.Iteration == ledger.Steady {
+					scratch[name] = max(scratch[name], int64(c.Bytes))
+				}
+			}
+		}
+	}
+	// Down is the last of the weights, and gate and up, whose copies wait for the backward pass, are as large.
+	if want := int64(512 * 1024); scratch["gptq"] < 6*want || scratch["gptq"] > 12*want || scratch["awq"] != 4*want {
+		t.Errorf("scratch %v", scratch)
+	}
+}
 
 // TestAdaptedParameters compares the trained and all other parameters of an
 // adapter with PEFT 0.21's, for models of transformers 5.23 on the meta device.
-// VeRA's shared matrices, which are buffers, are counted, too.
+// VeRA's shared matrices and OFT's indices, which are buffers, are counted, too.
 func TestAdaptedParameters(t *testing.T) {
 	models := map[string]string{
 		"llama": `{"model_type": "llama", "vocab_size": 1000, "hidden_size": 64, "intermediate_size": 128, ` +
@@ -70,6 +121,13 @@ func TestAdaptedParameters(t *testing.T) {
 		{"llama", `"target_modules": ["q_proj", "v_proj"], "ensure_weight_tying": true`, 3584, 3584},
 		{"llama", `"peft_type": "VERA", "r": 8, "target_modules": ["q_proj", "v_proj"], "bias": "vera_only"`, 832,
 			448 + 8*(64+64)},
+		{"llama", `"peft_type": "OFT", "target_modules": "all-linear"`, 31744, 59520},
+		{"llama", `"peft_type": "OFT", "r": 4, "oft_block_size": 0, "target_modules": ["q_proj", "down_proj"], ` +
+			`"bias": "oft_only"`, 10112, 14784},
+		{"llama", `"peft_type": "OFT", "oft_block_size": 24, "target_modules": ["q_proj", "down_proj"]`, 5760, 7680},
+		{"llama", `"peft_type": "OFT", "oft_block_size": 100, "block_share": true, "target_modules": ["q_proj", ` +
+			`"down_proj"]`, 40576, 121728},
+		{"bert", `"peft_type": "OFT", "oft_block_size": 12, "target_modules": "all-linear"`, 6496, 7896},
 	} {
 		text := `{` + c.adapter + `}`
 		if !strings.Contains(text, "peft_type") {

@@ -48,6 +48,12 @@ func (s *simulation) loadFrozen() {
 // passes runs the forward passes of a micro batch. The result is that of the trained pass.
 func (s *simulation) passes(options forward.Options) forward.Result {
 	a := s.Answers
+	if s.diverges() {
+		reference := s.judge(s.reference, s.reference.modules)
+		result := forward.Run(s.tape, s.Model.Network, s.modules, options)
+		s.drop(reference)
+		return result
+	}
 	if a == nil {
 		result := forward.Run(s.tape, s.Model.Network, s.modules, options)
 		if s.reference != nil {
@@ -129,14 +135,34 @@ func (s *simulation) judge(r *simulation, modules forward.Parameters) (result fo
 	options := r.options()
 	options.Sequence, options.Offload = s.sequence, nil // a pass without gradients saves nothing
 	options.Loss, options.LossTwice, options.HalfLoss = forward.LogProbabilities, false, false
-	if s.Answers != nil {
+	switch {
+	case s.Answers != nil:
 		options.Loss = s.Loss
+	case s.diverges():
+		options.Loss = forward.NoLoss
 	}
 	s.tape.WithoutGradients(func() { result = forward.Run(s.tape, r.Model.Network, modules, options) })
 	if e, shards := r.engine.(*zero3); shards && r.frozen {
 		e.coordinator.reset()
 	}
 	return result
+}
+
+// diverges reports whether the loss has the divergence from the frozen model.
+func (s *simulation) diverges() bool { return s.Loss == forward.DivergentLoss }
+
+// judgedType returns the type of the frozen model's logits, as the program has them.
+func (s *simulation) judgedType() dtype.Type {
+	r := s.reference
+	switch {
+	case r == nil || !s.diverges():
+		return dtype.Invalid
+	case r.casts():
+		return dtype.F32
+	case r.AutocastType != dtype.Invalid:
+		return r.AutocastType
+	}
+	return r.ComputeType()
 }
 
 // casts reports whether accelerate casts the outputs of the model to fp32: of the trained model under autocast or

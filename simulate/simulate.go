@@ -135,6 +135,8 @@ func (s *simulation) options() forward.Options {
 		HoldsCache:             s.Recompute == nil && len(s.Model.Network.Towers) > 0 && s.OfTransformers(),
 		HooksImages:            s.Recompute != nil && s.hooksImages(),
 		ContextParallel:        s.Parallel.Context,
+		CastsInside:            s.DeepSpeed != nil && s.DeepSpeed.ZeROStage == 3 && s.DeepSpeed.EfficientLinear,
+		DeepSpeedUlysses:       s.Parallel.DeepSpeedUlysses,
 		ExchangesHeads:         s.Parallel.Ulysses,
 		TensorParallel:         s.Parallel.Tensor,
 		Hooks:                  s.engine,
@@ -142,7 +144,9 @@ func (s *simulation) options() forward.Options {
 		NoDropout:              s.Answers != nil && s.Answers.NoDropout,
 		Compares:               s.Answers != nil,
 		HalfLoss:               s.Answers != nil && s.Answers.HalfLoss,
-		WideLogits:             s.Answers != nil && s.casts(),
+		WideLogits:             (s.Answers != nil || s.diverges()) && s.casts(),
+		JudgedType:             s.judgedType(),
+		WeighsEntropy:          s.WeighsEntropy,
 		KeepsHidden:            s.KeepsHidden,
 		LossTwice:              s.LossTwice,
 	}
@@ -196,6 +200,9 @@ func (s *simulation) iterate(iteration ledger.Iteration) {
 		}
 		batch := s.gpu.Allocate(ledger.Bytes(s.BatchTensors*8*s.Sequences()*s.sequence+s.pixelBytes()), ledger.Batch,
 			s.whyBatch)
+		if s.Parallel.DeepSpeedUlysses { // the batches of all ranks that share a sequence (UlyssesSPDataLoaderAdapter)
+			s.gpu.briefly(s.Parallel.Context*s.BatchTensors*8*s.Sequences()*s.sequence, ledger.Batch, s.whyBatch)
+		}
 		var result forward.Result
 		s.phase(ledger.Forward, iteration, func() {
 			s.workspace()

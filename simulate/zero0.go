@@ -76,9 +76,16 @@ func (e *fp16Optimizer) endBackward(last bool) {
 			sum = 0
 		}
 	}
-	e.gpu.briefly(most*e.ParameterType.Size(), ledger.BucketCopies, because("gradients are put together for the "+
-		"all-reduce until they have more than 500,000,000 elements: up to %s x %d B (engine.py, "+
-		"buffered_allreduce_fallback)", ledger.Count(most), e.ParameterType.Size()))
+	why := because("gradients are put together for the all-reduce until they have more than 500,000,000 elements: up "+
+		"to %s x %d B, and once more in communication_data_type if that is another type (engine.py, "+
+		"buffered_allreduce_fallback)", ledger.Count(most), e.ParameterType.Size())
+	var cast int64
+	if t := e.communicates(); t != e.ParameterType {
+		cast = most * t.Size()
+	}
+	e.gpu.during(cast, ledger.BucketCopies, why, func() {
+		e.gpu.briefly(most*e.ParameterType.Size(), ledger.BucketCopies, why)
+	})
 }
 
 func (e *fp16Optimizer) step() {

@@ -14,11 +14,10 @@ import (
 // partition only (zero/stage_1_and_2.py).
 type zero12 struct {
 	*deepSpeed
-	ranges   []groupRange          // ranges of parameters in their groups, by index
-	own      int64                 // elements of all parameters that overlap the rank's partition
-	buckets  hold                  // of this backward pass
-	bucket   []*autograd.Parameter // parameters with gradients in the bucket
-	elements int64                 // in the bucket
+	ranges   []groupRange // ranges of parameters in their groups, by index
+	own      int64        // elements of all parameters that overlap the rank's partition
+	buckets  hold         // of this backward pass
+	reducing reduceBuckets
 	// arriving holds the partition's gradients of this backward pass, and averaged holds those of earlier passes.
 	arriving, averaged hold
 	accumulated        []tensor // gradients on the host, by index of the parameter
@@ -200,9 +199,10 @@ func (e *zero12) gradient(p *autograd.Parameter) {
 		if e.recipe.OverlapReduction {
 			count = 2
 		}
-		e.buckets = e.gpu.hold(count*e.recipe.Sizes.ReduceBucket*e.ParameterType.Size(), ledger.CommunicationBuckets,
-			because("%d x reduce_bucket_size %s x %d B, during the backward pass (setup_buckets)", count,
-				ledger.Count(e.recipe.Sizes.ReduceBucket), e.ParameterType.Size()))
+		each := e.bucketElementBytes()
+		e.buckets = e.gpu.hold(count*e.recipe.Sizes.ReduceBucket*each, ledger.CommunicationBuckets,
+			because("%d x reduce_bucket_size %s x %d B%s, during the backward pass (setup_buckets)", count,
+				ledger.Count(e.recipe.Sizes.ReduceBucket), each, e.whyTypes()))
 	}
 	e.widen(p)
 	if e.isZeRO2() || e.recipe.OverlapReduction && e.micro == e.micros-1 {
@@ -238,8 +238,9 @@ func (e *zero12) whyReduction() string {
 // add copies a gradient into the bucket. A gradient that is larger than the
 // bucket is reduced by itself, without a copy.
 func (e *zero12) add(p *autograd.Parameter) {
-	if e.elements+p.Elements > e.recipe.Sizes.ReduceBucket {
-		e.reduce()
+	b := e.reducing.of(e.communicated(p))
+	if b.elements+p.Elements > e.recipe.Sizes.ReduceBucket {
+		e.reduce(b)
 	}
 	if p.Elements <= e.recipe.Sizes.ReduceBucket {
 		if e.wide[p.Index].held() {
@@ -248,35 +249,39 @@ func (e *zero12) add(p *autograd.Parameter) {
 		}
 		p.DropGradient()
 	}
-	e.bucket = append(e.bucket, p)
-	e.elements += p.Elements
+	b.add(p)
 }
 
 // reduce reduces the bucket over the ranks. A bucket that belongs to several
 // ranks is copied once more (allreduce_bucket).
-func (e *zero12) reduce() {
-	if len(e.bucket) == 0 {
+func (e *zero12) reduce(b *reduceBucket) {
+	if len(b.parameters) == 0 {
 		return
 	}
 	low, high := int64(math.MaxInt64), int64(0) // the ranks that the bucket belongs to
-	for _, p := range e.bucket {
+	for _, p := range b.parameters {
 		s := e.ranges[p.Index]
 		low, high = min(low, s.from/s.partition), max(high, (s.to-1)/s.partition)
 	}
 	if low < high {
-		e.gpu.briefly(e.elements*e.ParameterType.Size(), ledger.BucketCopies, func() string {
-			return fmt.Sprintf("what is in a bucket, up to %s x %d B, put together by rank for the all-reduce "+
-				"(allreduce_bucket)", ledger.Count(e.recipe.Sizes.ReduceBucket), e.ParameterType.Size())
-		})
+		e.gpu.briefly(b.elements*e.bucketType(b).Size(), ledger.BucketCopies, e.whyCopied)
 	}
-	for _, p := range e.bucket {
+	if t := b.communicated; t != e.bucketType(b) {
+		e.gpu.briefly(b.elements*t.Size(), ledger.BucketCopies, e.whyCopied)
+	}
+	for _, p := range b.parameters {
 		if e.ranges[p.Index].owned() > 0 {
 			e.keep(p)
 		}
 		p.DropGradient()
 		drop(&e.wide[p.Index])
 	}
-	e.bucket, e.elements = e.bucket[:0], 0
+	b.clear()
+}
+
+func (e *zero12) whyCopied() string {
+	return fmt.Sprintf("what is in a bucket, up to %s elements, put together by rank for the all-reduce, or cast to "+
+		"communication_data_type (allreduce_bucket)", ledger.Count(e.recipe.Sizes.ReduceBucket))
 }
 
 // keep takes the rank's shard of a reduced gradient (copy_grads_in_partition).
@@ -335,7 +340,9 @@ func (e *zero12) endBackward(last bool) {
 			}
 		}
 	}
-	e.reduce()
+	for _, b := range e.reducing.all {
+		e.reduce(b)
+	}
 	if !e.averaged.held() {
 		e.averaged, e.arriving = e.arriving, hold{}
 	} else {

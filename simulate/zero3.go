@@ -16,8 +16,7 @@ type zero3 struct {
 	shards      []tensor // shards of single parameters, by index
 	secondary   []tensor // second partitions of single parameters (hpZ), by index
 	subGroups   []subGroup
-	bucket      []*autograd.Parameter
-	elements    int64
+	reducing    reduceBuckets
 	persistent  []*autograd.Parameter
 	moving      []moving // tensors that the first step moves to shared memory
 }
@@ -168,9 +167,9 @@ func (e *zero3) initialize() {
 		e.masterWeights()
 		e.masterGradients()
 	}
-	allocate(e.gpu, e.recipe.Sizes.ReduceBucket*e.ParameterType.Size(), ledger.CommunicationBuckets,
-		because("reduce_bucket_size %s x %d B, for good (zero/stage3.py)", ledger.Count(e.recipe.Sizes.ReduceBucket),
-			e.ParameterType.Size()))
+	allocate(e.gpu, e.recipe.Sizes.ReduceBucket*e.bucketElementBytes(), ledger.CommunicationBuckets,
+		because("reduce_bucket_size %s x %d B%s, for good (zero/stage3.py)",
+			ledger.Count(e.recipe.Sizes.ReduceBucket), e.bucketElementBytes(), e.whyTypes()))
 	gradients := elementsOf(e.flat) * e.accumulation().Size()
 	why := because("%s x %d B, for good (zero/stage3.py, grad_partitions_flat_buffer)", e.shardCount(),
 		e.accumulation().Size())
@@ -349,14 +348,14 @@ func (e *zero3) whySwapBuffers() string {
 }
 
 func (e *zero3) gradient(p *autograd.Parameter) {
-	if e.elements+p.Elements > e.recipe.Sizes.ReduceBucket && e.elements > 0 {
-		e.reduce()
+	b := e.reducing.of(e.communicated(p))
+	if b.elements+p.Elements > e.recipe.Sizes.ReduceBucket && b.elements > 0 {
+		e.reduce(b)
 	}
-	if e.elements+p.Elements <= e.recipe.Sizes.ReduceBucket {
+	if b.elements+p.Elements <= e.recipe.Sizes.ReduceBucket {
 		p.DropGradient() // copied into the bucket
 	}
-	e.bucket = append(e.bucket, p)
-	e.elements += p.Elements
+	b.add(p)
 }
 
 func (e *zero3) whyGradients() string {
@@ -365,20 +364,30 @@ func (e *zero3) whyGradients() string {
 
 // reduce reduces the bucket. It first concatenates the shards of all ranks; the
 // rank's own shard of the result remains (reduce_scatter_coalesced).
-func (e *zero3) reduce() {
-	var padded int64
-	for _, p := range e.bucket {
+func (e *zero3) reduce(b *reduceBucket) {
+	var padded, cast, parts int64
+	for _, p := range b.parameters {
 		padded += e.shardOf(p.Elements) * e.Parallel.Shard
 	}
 	why := because("what is in the bucket, put together by rank for the reduce-scatter " +
-		"(comm/coalesced_collectives.py)")
-	e.gpu.during(padded*e.ParameterType.Size(), ledger.BucketCopies, why, func() {
-		for _, p := range e.bucket {
-			e.keep(p)
-			p.DropGradient()
-		}
+		"(comm/coalesced_collectives.py), with casts from and to communication_data_type (zero/stage3.py)")
+	if e.bucketType(b) != b.communicated {
+		cast = b.elements * b.communicated.Size()
+	}
+	if t := e.accumulation(); t != b.communicated {
+		parts = padded / e.Parallel.Shard * t.Size()
+	}
+	e.gpu.during(cast, ledger.BucketCopies, why, func() {
+		e.gpu.during(padded*b.communicated.Size(), ledger.BucketCopies, why, func() {
+			e.gpu.during(parts, ledger.BucketCopies, why, func() {
+				for _, p := range b.parameters {
+					e.keep(p)
+					p.DropGradient()
+				}
+			})
+		})
 	})
-	e.bucket, e.elements = e.bucket[:0], 0
+	b.clear()
 }
 
 // keep moves the rank's shard of a gradient to the host. The GPU accumulates it
@@ -407,7 +416,9 @@ func (e *zero3) whyReduction() string {
 const normChunk = 250_000_000
 
 func (e *zero3) endBackward(bool) {
-	e.reduce()
+	for _, b := range e.reducing.all {
+		e.reduce(b)
+	}
 	e.coordinator.reset()
 }
 

@@ -154,8 +154,10 @@ hyperparameters and all else that is no optimizer state.`,
   plimsoll checkpoint convert fsdp/step-500 converted --from dcp --ranks 8
   plimsoll checkpoint convert checkpoints universal --to deepspeed
   plimsoll checkpoint convert checkpoints fsdp --to dcp
-  plimsoll checkpoint convert checkpoints out --to megatron --like saved/iter_0000100
-  plimsoll checkpoint convert checkpoints new.pt --to torch --like optimizer.pt --names names.json`,
+  plimsoll checkpoint convert checkpoints out --to megatron \
+    --like saved/iter_0000100
+  plimsoll checkpoint convert checkpoints new.pt --to torch \
+    --like optimizer.pt --names names.json`,
 		Args: paths("PATH", "OUT"),
 		RunE: func(c *cobra.Command, arguments []string) error {
 			return runConvert(c, arguments[0], arguments[1], flags)

@@ -139,7 +139,7 @@ func jobFlags(c *cobra.Command, q *job.Request, clip *float64) {
 	flags.StringVar(&q.Accelerate, "accelerate", "", "accelerate's configuration, a YAML `file`")
 	flags.StringVar(&q.Adapter, "adapter", "", "PEFT's adapter_config.json, a `file`")
 	choiceOrFileFlag(c, &q.Quantization, "quantization", "",
-		"bitsandbytes: VALUES, or a `file` with a BitsAndBytesConfig", job.Quantizations())
+		"stored weights: VALUES, or a `file` with a BitsAndBytesConfig or quantization_config", job.Quantizations())
 	flags.BoolVar(&q.CPU, "cpu", false, "train on the CPU")
 	flags.Var((*countFlag)(&q.GPUs), "gpus", "GPUs of each node, one rank each")
 	flags.Var((*countFlag)(&q.Nodes), "nodes", "nodes of the job")

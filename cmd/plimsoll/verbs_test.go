@@ -119,7 +119,7 @@ var reaching = map[string]string{
 	"fit offload-moments":        "--model gpt2 --seq-len 64 --gpu H100-80GB --precision bf16 --master split",
 	"fit gpu":                    "--model gpt2 --seq-len 64 --precision none",
 	"fit model":                  "--torch none",
-	"fit pipeline-schedule":      "--model llama-3-8b --seq-len 64 --gpus 2 --pipeline-parallel 2 --grad-accum 4 --gpu H100-80GB",
+	"fit pipeline-schedule":      "--model llama-3-8b --gpus 2 --pipeline-parallel 2 --grad-accum 4 --gpu H100-80GB",
 	"plan":                       "--model gpt2 --seq-len 64",
 	"plan pipeline-schedule":     "--model llama-3-8b --seq-len 64 --gpus 2 --pipeline-parallel 2 --grad-accum 4",
 	"roads pipeline-schedule":    "--model llama-3-8b --seq-len 64 --gpus 2 --pipeline-parallel 2 --grad-accum 4",
