@@ -6,6 +6,7 @@ import gc
 import os
 import pickle
 import signal
+import sys
 import threading
 import time
 
@@ -15,6 +16,7 @@ from torch.nn import functional as F
 
 import plimsoll.torch
 from gpt import GPT, batch, text
+from plimsoll import connection
 from plimsoll.client import Session
 from plimsoll.torch import parameter_arena
 from test_crash import digest, kill_worker, workers
@@ -635,6 +637,19 @@ def test_a_forked_child_has_the_parameters_of_the_step(strict):
         finish()
 
 
+def interrupt_within(function):
+    """Interrupts the main thread once it is in a function: anywhere else, Python may swallow the interrupt."""
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        frame = sys._current_frames()[threading.main_thread().ident]
+        while frame and frame.f_code is not function.__code__:
+            frame = frame.f_back
+        if frame:
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+            return
+        time.sleep(0.001)
+
+
 def test_an_interrupt_in_the_middle_of_a_wait(service, begins_late):
     found = []
     for overlap in (None, "forward"):
@@ -647,11 +662,12 @@ def test_an_interrupt_in_the_middle_of_a_wait(service, begins_late):
             if not overlap:
                 optimizer.step()
             else:
-                wait = begins_late(optimizer.step, 0.15)
-                timer = threading.Timer(0.05, lambda: os.kill(os.getpid(), signal.SIGINT))
-                timer.start()
+                wait = begins_late(optimizer.step, 0.5)
+                watcher = threading.Thread(target=interrupt_within, args=(connection._receive,))
+                watcher.start()
                 with pytest.raises(KeyboardInterrupt):
                     model.loss(batch(DATA, i))
+                watcher.join()
                 wait()
             optimizer.zero_grad()
             losses.append(loss.item())
