@@ -1,10 +1,8 @@
 package plan
 
 import (
-	"encoding/json"
 	"fmt"
 	"math"
-	"os/exec"
 	"strings"
 	"testing"
 
@@ -40,16 +38,7 @@ func TestPipelineAgainstPyTorch(t *testing.T) {
 			arguments := fmt.Sprintf("../scripts/measure/pipeline.py --config ../model/catalog/smollm2-135m.json "+
 				"--untied --layers %d --stages %d --stage %d --chunks %d --micros %d --schedule %s --seq-len %d %s",
 				layers, c.stages, c.stage, c.chunks, c.micros, c.schedule, length, c.flags)
-			command := exec.Command(python, strings.Fields(arguments)...)
-			command.Stderr = new(strings.Builder)
-			out, err := command.Output()
-			if err != nil {
-				t.Fatalf("%v: %v\n%v", command, err, command.Stderr)
-			}
-			var m measurement
-			if err := json.Unmarshal(out, &m); err != nil {
-				t.Fatal(err)
-			}
+			m := measured(t, python, strings.Fields(arguments)...)
 			planned := trial{config: "smollm2-135m", layers: layers, batch: 1, length: length, untied: true,
 				request: job.Request{GPUs: c.stages, PipelineParallel: c.stages, PipelineSchedule: c.schedule,
 					Accumulation: c.micros, Precision: "bf16", Recompute: c.recompute, Clip: new(float64)}}.
@@ -103,4 +92,41 @@ func TestStagesHoldTheModel(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestStagesKeepFullGradients: FSDP2 keeps the parameters of a stage gathered in bf16, and its full gradients in fp32,
+// until the last micro batch.
+func TestStagesKeepFullGradients(t *testing.T) {
+	j, err := job.Request{Model: "llama-3-8b", GPUs: 8, FSDP: "2", PipelineParallel: 4, Accumulation: 8,
+		Precision: "amp-bf16", Modules: "torchtitan", Recompute: "full"}.Resolve()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := New(j)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for stage := range int64(4) {
+		elements := ledger.Bytes(j.OfStage(stage).Model.Elements())
+		for i := range p.Devices[stage].Phases {
+			phase := &p.Devices[stage].Phases[i]
+			if phase.Name != ledger.Backward || phase.Iteration != ledger.Steady {
+				continue
+			}
+			gradients, gathered := heldAtPeak(phase, ledger.Gradients), heldAtPeak(phase, ledger.GatheredParameters)
+			if gradients < 4*elements || gradients > 5*elements || gathered != 2*elements {
+				t.Errorf("stage %d of %d elements: %d B of gradients, %d B gathered", stage, elements, gradients,
+					gathered)
+			}
+		}
+	}
+}
+
+func heldAtPeak(p *ledger.Phase, name ledger.Component) (bytes ledger.Bytes) {
+	for _, c := range p.Components {
+		if c.Component == name {
+			bytes += c.Bytes
+		}
+	}
+	return bytes
 }

@@ -52,7 +52,13 @@ func (c trial) measure(t *testing.T, python, device string) measurement {
 	if c.adapter != "" {
 		arguments = append(arguments, "--lora", c.adapterFile(t))
 	}
-	command := exec.Command(python, append(arguments, strings.Fields(c.flags)...)...)
+	return measured(t, python, append(arguments, strings.Fields(c.flags)...)...)
+}
+
+// measured runs a script of scripts/measure and returns its output.
+func measured(t *testing.T, python string, arguments ...string) measurement {
+	t.Helper()
+	command := exec.Command(python, arguments...)
 	command.Stderr = new(strings.Builder)
 	out, err := command.Output()
 	if err != nil {
