@@ -185,10 +185,6 @@ func TestPublishedCounts(t *testing.T) {
 		"t5-11b":         11_307_321_344,
 		"bert-large":     336_226_108,
 		"ministral-8b":   8_019_808_256,
-		"qwen2-vl-7b":    8_291_375_616,
-		"qwen2.5-vl-3b":  3_754_622_976,
-		"gemma-3-4b":     4_300_079_472,
-		"llava-1.5-7b":   7_063_427_072,
 
 		"llama-3.2-11b-vision":      10_670_220_835,
 		"llama-4-scout-17b-16e":     108_641_793_536,
