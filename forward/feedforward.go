@@ -169,7 +169,10 @@ func (p *pass) mixture(m *model.Mixture, x *autograd.Tensor) *autograd.Tensor {
 	}
 	weights := p.route(m, x)
 	var y *autograd.Tensor
-	if p.ScattersExperts && m.Fused() {
+	if m.Hosted {
+		y = p.hostedExperts(m, x, weights)
+		p.Drop(weights)
+	} else if p.ScattersExperts && m.Fused() {
 		y = p.Scope(func() *autograd.Tensor { return p.scattered(m, x, weights) })
 		p.Drop(weights)
 	} else {

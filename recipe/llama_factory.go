@@ -59,6 +59,7 @@ var llamaFactory = family{kind: llamaFactoryKind, program: "LLaMA-Factory", host
 			"freeze_language_model":        switched,
 			"flash_attn":                   oneOf("auto", "disabled", "sdpa", "fa2", "fa3").OrNull().Default("auto"),
 		},
+		ktKeys,
 		// Unplanned keys; readLLaMAFactory has the reasons.
 		anything.For(unplannedFactoryReferences+" "+unplannedFactoryKeys()),
 		anything.For("export_dir "+megatronKeys),
@@ -99,7 +100,6 @@ const unplannedFactoryReferences = "ref_model_adapters ref_model_quantization_bi
 
 // unplannedFactory are keys that change memory and are not planned, with their reasons.
 var unplannedFactory = []struct{ key, why string }{
-	{"use_kt", "KTransformers has the experts and their optimizer on the host"},
 	{"use_mca", "Megatron core trains"},
 	{"use_megatron_bridge", "Megatron core trains"},
 	{"use_hyper_parallel", "HyperParallel shards the model"},
@@ -146,6 +146,9 @@ func readLLaMAFactory(r *frameworkReader) error {
 	if err := cmp.Or(r.unplanned("Megatron core trains", megatronKeys), r.refuseFactory()); err != nil {
 		return err
 	}
+	if err := r.hostExperts(); err != nil {
+		return err
+	}
 	r.longest("cutoff_len")
 	r.answersOfFactory()
 	if err := r.lossOfFactory(); err != nil {
@@ -169,7 +172,8 @@ func readLLaMAFactory(r *frameworkReader) error {
 	// prepare_model_for_training in model/model_utils/checkpointing.py
 	r.set("gradient_checkpointing", "disable_gradient_checkpointing", !r.Truth("disable_gradient_checkpointing"))
 	reentrant := &strict.Value{Kind: '{'}
-	give(reentrant, "use_reentrant", r.At("use_reentrant_gc"), strict.Of(r.Truth("use_reentrant_gc")))
+	give(reentrant, "use_reentrant", r.At("use_reentrant_gc"),
+		strict.Of(r.Truth("use_reentrant_gc") && r.to.HostExperts == nil))
 	give(r.arguments, "gradient_checkpointing_kwargs", r.At("use_reentrant_gc"), reentrant)
 	r.to.FSDP2WithoutReentrant = true
 	if r.Truth("enable_liger_kernel") && r.ownLoss() {
