@@ -89,7 +89,7 @@ func (j *Job) refuseHostExperts() error {
 		contradiction{j.OnCPU, "use_kt is true, but the job has no GPU", "leave --cpu out"},
 		contradiction{j.DeepSpeed != nil || j.FSDP != nil && j.FSDP.Version == 1 || j.FSDP == nil && j.World > 1, how,
 			"give accelerate's configuration of FSDP2, such as fsdp2_kt_bf16.yaml, or --fsdp 2, or --gpus 1"},
-		contradiction{j.Quantization != nil && j.Quantization.Bits > 0, "use_kt is true beside a quantized model, "+
+		contradiction{j.Quantization != nil && j.Quantization.Bits > 0, "use_kt is true beside a quantized model, " +
 			"which is not planned yet", "leave the quantization out"},
 		contradiction{j.Parallel.Tensor > 1 || j.Parallel.Context > 1 || j.Parallel.Expert > 1 || j.Offload != nil,
 			"use_kt is true beside another way to divide the job, which is not planned yet", "leave it out"},
