@@ -143,6 +143,46 @@ func TestExpertKernels(t *testing.T) {
 	}
 }
 
+// TestHostedLayer compares what a layer keeps for the backward pass with what KTMoELayerWrapper saves, with PEFT's
+// adapter of its router and without a checkpoint: the input and its product with the first factor, and the scores of
+// the router with the numbers of the chosen experts.
+func TestHostedLayer(t *testing.T) {
+	file := filestest.InNewFolder(t)
+	const layers = 8
+	q := job.Request{GPUs: 1, GPU: "H100-80GB",
+		Model: file("config.json", `{"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe",
+			"vocab_size": 128, "hidden_size": 64, "intermediate_size": 128, "moe_intermediate_size": 32, "num_experts": 16,
+			"num_experts_per_tok": 4, "num_hidden_layers": 8, "num_attention_heads": 4, "num_key_value_heads": 4,
+			"head_dim": 16, "norm_topk_prob": true, "torch_dtype": "bfloat16", "decoder_sparse_step": 1}`),
+		Configs: []string{file("train.yaml", "model_name_or_path: x\nfinetuning_type: lora\nlora_target: gate\n"+
+			"cutoff_len: 256\nbf16: true\nuse_kt: true\nper_device_train_batch_size: 1\n"+
+			"disable_gradient_checkpointing: true\n")}}
+	j, err := q.Resolve()
+	if err != nil {
+		t.Fatal(err)
+	}
+	classes, err := Run(j, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[ledger.Component]int64{ledger.AdapterActivations: layers * (32768 + 4096),
+		ledger.FeedForwardActivations: layers * (16384 + 8192 + 1024 + 4096),
+		ledger.AutocastWeights:        layers*(1024+256) - 1024} // the input of the first needs no gradient
+	for _, p := range classes[0].GPU.Phases {
+		for _, h := range p.End {
+			if p.Name == ledger.Forward && p.Iteration == ledger.Steady && want[h.Component] > 0 {
+				if int64(h.Bytes) != want[h.Component] {
+					t.Errorf("%s: %d bytes, want %d", h.Component, h.Bytes, want[h.Component])
+				}
+				delete(want, h.Component)
+			}
+		}
+	}
+	if len(want) > 0 {
+		t.Errorf("the layers do not keep %v", want)
+	}
+}
+
 // TestHostExpertsOnGPU: the GPU has neither the experts nor what they keep for the backward pass, and their routers
 // have adapters.
 func TestHostExpertsOnGPU(t *testing.T) {
