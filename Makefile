@@ -97,6 +97,11 @@ lint: ## Check format, vet, staticcheck and generated files
 	$(GO) -C experiments mod tidy -diff
 	$(GO) mod verify
 
+.PHONY: licenses
+licenses: ## Check the licenses of what the program contains, and write them to bin/NOTICES.txt
+	@mkdir -p bin
+	GO=$(GO) scripts/licenses bin/NOTICES.txt
+
 .PHONY: generate
 generate: ## Write the assembly kernels again
 	$(GO) generate ./...
