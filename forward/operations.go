@@ -246,7 +246,7 @@ func (p *pass) bare(path string, x *autograd.Tensor, out int64) *autograd.Tensor
 	case autograd.AWQ: // the backward pass copies the weight for each sequence (AwqGemmFn)
 		o.Saved = append(o.Saved, input)
 		o.Scratch, o.BackwardScratch = w.Elements*compute.Size(), (1+p.Batch)*w.Elements*compute.Size()
-	case autograd.AQLM: // _QuantizedMatmul saves the input; scales are applied to a copy of the result, or of its gradient
+	case autograd.AQLM: // _QuantizedMatmul saves the input, and copies the result or its gradient to scale it
 		o.Saved = append(o.Saved, input)
 		o.Scratch = (w.Elements + o.Outputs[0].Elements) * compute.Size()
 		o.BackwardScratch = o.Scratch

@@ -286,8 +286,8 @@ func (r *frameworkReader) refuseFactory() error {
 		return err
 	}
 	if on(r.Find("mixture_of_depths")) {
-		return r.Fault("mixture_of_depths", "is given: the blocks of mixture-of-depth 1.2.0, the latest release, do not "+
-			"run in Llama of transformers 4.55, which LLaMA-Factory needs at least, or later", "remove the key")
+		return r.Fault("mixture_of_depths", "is given: the blocks of mixture-of-depth 1.2.0, the latest release, do "+
+			"not run in Llama of transformers 4.55, which LLaMA-Factory needs at least, or later", "remove the key")
 	}
 	for _, u := range unplannedFactory {
 		if err := r.unplanned(u.why, u.key); err != nil {

@@ -233,8 +233,8 @@ func additive(d *strict.Document) (*Quantization, error) {
 func otherMethod(d *strict.Document, method *strict.Value) error {
 	if slices.Contains(quantizationMethods, method.Text) {
 		return d.Inputf(method.At, "quant_method is %s, which is not planned yet", method).
-			WithHint("plimsoll plans bitsandbytes, gptq, awq and aqlm; to plan the training of dequantized weights, remove " +
-				`quantization_config (fp8, mxfp4 and compressed-tensors: or add "dequantize": true)`)
+			WithHint("plimsoll plans bitsandbytes, gptq, awq and aqlm; to plan the training of dequantized weights, " +
+				`remove quantization_config (fp8, mxfp4 and compressed-tensors: or add "dequantize": true)`)
 	}
 	return d.Inputf(method.At, "quant_method is %s, which transformers does not know", method).
 		WithHint(strict.DidYouMean(method.Text, append(slices.Clone(quantizationMethods), "bitsandbytes")))

@@ -13,7 +13,8 @@ import (
 )
 
 // TestPackedWeights compares weights of GPTQ and AWQ with the buffers that GPTQModel registers for a module of 512
-// inputs and 1024 outputs, those of AQLM with aqlm.QuantizedLinear's, and their temporaries with those of its dequantize_weight on the CPU, 6 bytes for a weight.
+// inputs and 1024 outputs, and those of AQLM with aqlm.QuantizedLinear's. It compares temporaries with those of
+// GPTQModel's dequantize_weight on the CPU, 6 bytes for a weight.
 func TestPackedWeights(t *testing.T) {
 	for _, test := range []struct {
 		quantization recipe.Quantization
