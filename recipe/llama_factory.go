@@ -62,7 +62,7 @@ var llamaFactory = family{kind: llamaFactoryKind, program: "LLaMA-Factory", host
 		ktKeys,
 		// Unplanned keys; readLLaMAFactory has the reasons.
 		anything.For(unplannedFactoryReferences+" "+unplannedFactoryKeys()),
-		anything.For("export_dir mixture_of_depths "+megatronKeys),
+		anything.For("export_dir "+megatronKeys),
 		// Keys that change no memory of the training, or only that of other stages.
 		anything.For(`llamafactory_train export_size export_device export_quantization_bit export_quantization_dataset
 			export_quantization_nsamples export_quantization_maxlen export_legacy_format export_hub_model_id
@@ -105,6 +105,7 @@ var unplannedFactory = []struct{ key, why string }{
 	{"use_hyper_parallel", "HyperParallel shards the model"},
 	{"use_unsloth", "unsloth replaces modules, the loss and checkpoints"},
 	{"use_unsloth_gc", "unsloth's checkpoints keep the inputs of blocks on the host"},
+	{"mixture_of_depths", "blocks leave tokens out"},
 	{"shift_attn", "attention goes over shifted groups of tokens"},
 	{"upcast_layernorm", "norms stay in fp32"},
 	{"upcast_lmhead_output", "the logits are cast to fp32 by themselves"},
@@ -285,8 +286,8 @@ func (r *frameworkReader) refuseFactory() error {
 			"adapter_name_or_path")); err != nil {
 		return err
 	}
-	if on(r.Find("mixture_of_depths")) {
-		return r.Fault("mixture_of_depths", "is given: the blocks of mixture-of-depth 1.2.0, the latest release, do "+
+	if v := r.Find("mixture_of_depths"); v != nil && v.Text == "convert" {
+		return r.Fault("mixture_of_depths", "is convert: the blocks of mixture-of-depth 1.2.0, the latest release, do "+
 			"not run in Llama of transformers 4.55, which LLaMA-Factory needs at least, or later", "remove the key")
 	}
 	for _, u := range unplannedFactory {
