@@ -157,7 +157,7 @@ func runExplain(c *cobra.Command, o explainOptions, arguments []string) error {
 		r.in.Request = &r.request
 	}
 	e := explain.Explain(r.in)
-	if err := report.ExplanationPage(e).Write(c.OutOrStdout(), o.format); err != nil {
+	if err := present(c, report.ExplanationPage(e), o.format); err != nil {
 		return err
 	}
 	if e.Cause.Resource != explain.None {

@@ -96,6 +96,7 @@ every byte went.`,
 	root.AddCommand(exportCommand())
 	root.AddCommand(fitCommand())
 	root.AddCommand(keepCommand())
+	root.AddCommand(modelsCommand())
 	root.AddCommand(planCommand())
 	root.AddCommand(roadsCommand())
 	root.AddCommand(rehearseCommand())
