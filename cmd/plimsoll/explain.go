@@ -276,6 +276,10 @@ func checkRead(sources []*evidence.Source) error {
 
 func (r *explainReader) file(name string) error {
 	file, _, err := files.Open(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return fault.File(name).Inputf("there is no such file").
+			WithHint("give the files that the failure left: logs, dmesg, counters, snapshots or a folder with them")
+	}
 	if err != nil {
 		return &fault.Input{Err: err}
 	}

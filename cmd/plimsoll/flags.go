@@ -250,7 +250,7 @@ func (n *countFlag) Type() string { return "int" }
 func (n *countFlag) Set(text string) error {
 	count, err := strconv.Atoi(text)
 	if err != nil || count < 1 {
-		return fmt.Errorf("expected a whole number from 1 on")
+		return fmt.Errorf("expected a whole number from 1 on, in digits alone")
 	}
 	*n = countFlag(count)
 	return nil
@@ -269,7 +269,7 @@ func (n optionalCount) Type() string { return "int" }
 func (n optionalCount) Set(text string) error {
 	count, err := strconv.Atoi(text)
 	if err != nil || count < 0 {
-		return fmt.Errorf("expected a whole number from 0 on")
+		return fmt.Errorf("expected a whole number from 0 on, in digits alone")
 	}
 	*n.to = &count
 	return nil

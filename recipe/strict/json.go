@@ -110,6 +110,10 @@ func (p *jsonParser) token() (jsontext.Token, error) {
 		Hint: "names and strings need double quotes; true, false and null are in lower case; commas separate members"}
 	if errors.As(err, &syntax) {
 		bad.Where, bad.Err = p.Position(syntax.ByteOffset), syntax.Err
+		rest := bytes.TrimLeft(p.plain[syntax.ByteOffset:], ", \t\r\n")
+		if p.plain[syntax.ByteOffset] == ',' && len(rest) > 0 && (rest[0] == '}' || rest[0] == ']') {
+			bad.Err, bad.Hint = errors.New("a comma before "+string(rune(rest[0]))), "remove the comma: JSON has none at the end"
+		}
 	}
 	return token, bad
 }
