@@ -97,7 +97,8 @@ func notStarted(rank int, err error) *NotStarted {
 	}
 	var missing *exec.Error
 	if errors.As(err, &missing) && errors.Is(err, exec.ErrNotFound) {
-		e.Cause = fmt.Sprintf("no program %q is in $PATH\n  hint: give its path, such as ./%s", missing.Name, missing.Name)
+		e.Cause = fmt.Sprintf("no program %q is in $PATH\n  hint: give its path, such as ./%s", missing.Name,
+			missing.Name)
 		if strings.HasSuffix(missing.Name, ".py") {
 			e.Cause = fmt.Sprintf("%q is a script, and no program in $PATH\n  hint: name the interpreter: python %s",
 				missing.Name, missing.Name)

@@ -255,9 +255,9 @@ func (d *PlanDocument) device(device *ledger.Device, palette []pigment) Section 
 
 // timeline returns a table of a device's phases. Consecutive phases with the same figures share a row.
 func timeline(device *ledger.Device) *Table {
-	t := &Table{Columns: []Column{{Title: titleOf(device), Width: len("initialize to checkpoint")}}}
+	t := &Table{Columns: []Column{{Title: titleOf(device)}}}
 	for _, title := range []string{"requested", "allocated", "reserved", "in use", "end"} {
-		t.Columns = append(t.Columns, Column{Title: title, Kind: Bytes, Width: len("requested")})
+		t.Columns = append(t.Columns, Column{Title: title, Kind: Bytes})
 	}
 	for _, r := range phaseRows(device) {
 		p := r.phase

@@ -54,7 +54,7 @@ func hasUnicode(variables map[string]string) bool {
 }
 
 // asASCII maps what reports are drawn with, character by character, so that columns stay where they are.
-var asASCII = strings.NewReplacer("─", "-", "│", "|", "┌", "+", "┐", "+", "└", "+", "┘", "+", "├", "+", "┤", "|",
+var asASCII = strings.NewReplacer("─", "-", "│", "|", "┌", "+", "┐", "+", "└", "+", "┘", "+", "├", "+", "┤", "+",
 	"┬", "+", "┴", "+", "┼", "+", "╭", "+", "╮", "+", "╰", "+", "╯", "+", "█", "#", "…", "~", "×", "x", "µ", "u")
 
 // Tone is what a verdict means to its reader.

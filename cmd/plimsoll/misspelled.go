@@ -75,8 +75,8 @@ func badFlag(c *cobra.Command, err error) error {
 	bad := &fault.Input{Err: err, Hint: "see " + c.CommandPath() + " --help"}
 	found := unknownFlag.FindStringSubmatch(err.Error())
 	if short := unknownShort.FindStringSubmatch(err.Error()); short != nil {
-		bad = &fault.Input{What: "unknown flag: " + short[1],
-			Hint: "names of flags have two dashes before them; see " + c.CommandPath() + " --help"}
+		bad = fault.Inputf("unknown flag: %s", short[1]).
+			WithHint("names of flags have two dashes before them; see " + c.CommandPath() + " --help")
 		found = []string{short[1], strings.TrimLeft(short[1], "-")}
 	}
 	if found == nil {

@@ -61,7 +61,8 @@ func hintFor(c *cobra.Command, err error) {
 		return
 	}
 	if flag := anotherFlag.FindStringSubmatch(input.Hint); flag != nil && c.Flags().Lookup(flag[1]) == nil {
-		input.Hint = fmt.Sprintf("%s does not read such files; plimsoll plan takes it as --%s", c.CommandPath(), flag[1])
+		input.Hint = fmt.Sprintf("%s does not read such files; plimsoll plan takes it as --%s", c.CommandPath(),
+			flag[1])
 	}
 }
 
@@ -158,7 +159,8 @@ func noArguments(c *cobra.Command, arguments []string) error {
 var otherCommands = map[string]string{
 	"estimate": "plan", "estimate-memory": "plan", "memory": "plan", "size": "plan", "check": "plan", "launch": "run",
 	"train": "run", "search": "fit", "advise": "plan", "status": "stat", "top": "watch", "monitor": "watch",
-	"benchmark": "bench", "info": "topology", "why": "explain", "diagnose": "explain", "list": "models", "gpus": "models",
+	"benchmark": "bench", "info": "topology", "why": "explain", "diagnose": "explain", "list": "models",
+	"gpus": "models",
 }
 
 // version returns the module's version where the binary was installed as a module, and the commit otherwise.

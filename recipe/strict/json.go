@@ -112,7 +112,8 @@ func (p *jsonParser) token() (jsontext.Token, error) {
 		bad.Where, bad.Err = p.Position(syntax.ByteOffset), syntax.Err
 		rest := bytes.TrimLeft(p.plain[syntax.ByteOffset:], ", \t\r\n")
 		if p.plain[syntax.ByteOffset] == ',' && len(rest) > 0 && (rest[0] == '}' || rest[0] == ']') {
-			bad.Err, bad.Hint = errors.New("a comma before "+string(rune(rest[0]))), "remove the comma: JSON has none at the end"
+			bad.Err = errors.New("a comma before " + string(rune(rest[0])))
+			bad.Hint = "remove the comma: JSON has none at the end"
 		}
 	}
 	return token, bad
