@@ -107,6 +107,9 @@ func (in *Inputs) readModel() (err error) {
 		}
 	}
 	if err != nil {
+		if strings.HasSuffix(name, ".safetensors") { // a file of weights, whatever is wrong with it
+			return in.named(err)
+		}
 		return cmp.Or(recipe.Misplaced(name), in.named(err))
 	}
 	plain := in.model
