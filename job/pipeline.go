@@ -41,6 +41,8 @@ func (p *Pipeline) group() int { return p.Micros / max(1, p.Micros/int(p.Degree)
 type Stage struct {
 	Index  int64
 	Chunks []Chunk
+	// Replicated are the parameters that another stage has, too: the head's weight that is the embedding's.
+	Replicated []string
 }
 
 // Chunk is a range of blocks that a stage runs at a time.
@@ -62,6 +64,15 @@ func (j *Job) OfStage(index int64) *Job {
 	of.Stage = &Stage{Index: index}
 	for i, n := range networks {
 		of.Stage.Chunks = append(of.Stage.Chunks, Chunk{n, !segments[i].Embedding, !segments[i].Head})
+	}
+	kept := map[string]bool{}
+	for _, p := range of.Model.Parameters {
+		kept[p.Name] = p.TiedTo == ""
+	}
+	for _, p := range j.Model.Parameters {
+		if p.TiedTo != "" && kept[p.Name] {
+			of.Stage.Replicated = append(of.Stage.Replicated, p.Name)
+		}
 	}
 	return &of
 }

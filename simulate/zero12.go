@@ -3,6 +3,7 @@ package simulate
 import (
 	"fmt"
 	"math"
+	"slices"
 
 	"plimsoll/autograd"
 	"plimsoll/dtype"
@@ -372,7 +373,7 @@ func (e *zero12) step() {
 		e.stepOnHost()
 		return
 	}
-	largest := min(largestOf(e.trained), e.own)
+	largest := min(largestOf(e.counted()), e.own)
 	if e.ParameterType == dtype.F16 {
 		e.overflow(largest, e.whyReduction)
 	}
@@ -391,6 +392,17 @@ func (e *zero12) step() {
 		e.copies(e.gpu, e.flat[i:i+1])
 		gradient.free()
 	}
+}
+
+// counted returns the parameters whose gradients this rank counts in the norm: those that an earlier stage of a pipeline
+// has, too, are counted there (ds_pipe_replicated).
+func (e *zero12) counted() []*autograd.Parameter {
+	if e.Stage == nil {
+		return e.trained
+	}
+	return slices.DeleteFunc(slices.Clone(e.trained), func(p *autograd.Parameter) bool {
+		return slices.Contains(e.Stage.Replicated, p.Name)
+	})
 }
 
 // makeStates makes the optimizer states, once.
