@@ -173,7 +173,7 @@ func (r *resolver) besidePipeline() error {
 	return refuse(
 		contradiction{j.Answers != nil || j.Reference != nil, "a pipeline with a reference model is not planned yet",
 			""},
-		contradiction{j.DeepSpeed != nil && j.Parallel.Tensor*j.Parallel.Context*j.Parallel.Expert > 1, "DeepSpeed's "+
+		contradiction{j.DeepSpeed != nil && j.Parallel.Tensor*j.Parallel.Context*j.Parallel.Expert > 1, "DeepSpeed's " +
 			"pipeline engine with tensor, sequence or expert parallelism is not planned yet", ""},
 		contradiction{j.Offload != nil, "states that come from the host are not planned with a pipeline yet", ""},
 		contradiction{j.FSDP != nil && j.FSDP.Version == 1, "a pipeline whose stages FSDP1 shards is not planned yet",

@@ -5,7 +5,6 @@ import (
 	"math"
 	"strings"
 
-	"plimsoll/dtype"
 	"plimsoll/fault"
 	"plimsoll/model"
 )
@@ -26,9 +25,6 @@ func (r *resolver) againstPipelineEngine(schedule string) []contradiction {
 			"engine", "leave --training-args out"},
 		{d.OffloadOptimizer.Device != "none" || d.ZenFlow != nil,
 			"DeepSpeed's pipeline engine with an offloaded optimizer is not planned yet", ""},
-		{d.GradientAccumulationDType == dtype.F32 && d.ZeROStage == 0 && j.ParameterType != dtype.F32,
-			"DeepSpeed does not accumulate gradients in fp32 without ZeRO: \"unsupported mix\" of types",
-			"use \"stage\": 1, or leave grad_accum_dtype out"},
 		{j.Adapter != nil || j.Quantization != nil,
 			"DeepSpeed's pipeline engine with an adapter or a quantized model is not planned yet", ""},
 		{d.PipelineCheckpoints > 1, fmt.Sprintf("activation_checkpoint_interval is %d: checkpoints of several layers "+

@@ -126,7 +126,7 @@ func unmodelled(j *job.Job) string {
 	case j.QAT != nil:
 		return "fake quantization"
 	case j.Pipeline != nil:
-		return "pipeline stages of PyTorch"
+		return "pipeline stages of PyTorch or DeepSpeed"
 	}
 	return ""
 }
