@@ -156,8 +156,8 @@ func (r *resolver) pipelineContradictions(p *recipe.Pipeline) error {
 			"planned yet, expected %s", p.Schedule, fault.OneOf(PipelineSchedules...)), ""},
 		contradiction{cut == nil, fmt.Sprintf("plimsoll does not know where %s is cut into pipeline stages",
 			j.Model.Name), "plimsoll cuts models that consist of one stack of blocks"},
-		contradiction{tied && j.DeepSpeed == nil, fmt.Sprintf("%s uses its embedding in the head again, so a pipeline cannot have them in "+
-			"different stages", j.Model.Name), "torchtitan refuses it, too"},
+		contradiction{tied && j.DeepSpeed == nil, fmt.Sprintf("%s uses its embedding in the head again, so a pipeline "+
+			"cannot have them in different stages", j.Model.Name), "torchtitan refuses it, too"},
 		contradiction{j.OnCPU, "a pipeline on CPUs is not planned", ""},
 		contradiction{j.StepsInBackward, "a pipeline whose optimizer steps in the backward pass is not planned yet",
 			""},

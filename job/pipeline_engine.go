@@ -19,10 +19,10 @@ func (r *resolver) againstPipelineEngine(schedule string) []contradiction {
 	return []contradiction{
 		{d.ZeROStage > 1, fmt.Sprintf("the configuration has ZeRO-%d, but DeepSpeed stops: \"ZeRO-2 and ZeRO-3 are "+
 			"incompatible with pipeline parallelism\"", d.ZeROStage), "use \"stage\": 1"},
-		{schedule != "1F1B", fmt.Sprintf("--pipeline-schedule is %s, but DeepSpeed's pipeline engine has a schedule of "+
-			"its own, which is 1F1B", schedule), "leave --pipeline-schedule out"},
-		{r.training != nil, "the job has TrainingArguments, but transformers' Trainer does not run DeepSpeed's pipeline " +
-			"engine", "leave --training-args out"},
+		{schedule != "1F1B", fmt.Sprintf("--pipeline-schedule is %s, but DeepSpeed's pipeline engine has a schedule "+
+			"of its own, which is 1F1B", schedule), "leave --pipeline-schedule out"},
+		{r.training != nil, "the job has TrainingArguments, but transformers' Trainer does not run DeepSpeed's " +
+			"pipeline engine", "leave --training-args out"},
 		{d.OffloadOptimizer.Device != "none" || d.ZenFlow != nil,
 			"DeepSpeed's pipeline engine with an offloaded optimizer is not planned yet", ""},
 		{j.Adapter != nil || j.Quantization != nil,
@@ -51,8 +51,8 @@ func (r *resolver) layersOfModule(stages int) ([]int64, error) {
 	case method == "uniform":
 		balances = false
 	default:
-		return nil, fault.Inputf("--pipeline-partition is %q, expected a partition_method of PipelineModule: %s", method,
-			fault.OneOf("parameters", "uniform", "type:REGEX"))
+		return nil, fault.Inputf("--pipeline-partition is %q, expected a partition_method of PipelineModule: %s",
+			method, fault.OneOf("parameters", "uniform", "type:REGEX"))
 	}
 	release := r.job.Versions.DeepSpeed
 	if old := !release.IsZero() && !release.AtLeast(0, 12, 5); balances && old && len(weights) > stages {
@@ -69,8 +69,8 @@ func (r *resolver) layersOfModule(stages int) ([]int64, error) {
 	if method == "" {
 		r.assume("stages that PipelineModule balances by parameters: --pipeline-partition was not given")
 	}
-	r.assume("a PipelineModule of the embedding, the blocks, and the last norm with the head, each a layer that hands " +
-		"on hidden states")
+	r.assume("a PipelineModule of the embedding, the blocks, and the last norm with the head, each a layer that " +
+		"hands on hidden states")
 	counts := make([]int64, stages)
 	for i := range counts {
 		counts[i] = int64(parts[i+1] - parts[i])

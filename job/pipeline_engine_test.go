@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// TestPartitionsOfDeepSpeed holds cuts against what partition_uniform and partition_balanced of DeepSpeed 0.19.8 return.
+// TestPartitionsOfDeepSpeed holds cuts against those of partition_uniform and partition_balanced of DeepSpeed 0.19.8.
 func TestPartitionsOfDeepSpeed(t *testing.T) {
 	for _, c := range []struct {
 		weights []float64

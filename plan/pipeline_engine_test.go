@@ -57,8 +57,8 @@ func TestPipelineAgainstDeepSpeed(t *testing.T) {
 			}
 			world := c.stages * c.ranks
 			planned := trial{config: "smollm2-135m", layers: c.layers, batch: 1, length: length, untied: !c.tied,
-				request: job.Request{GPUs: world, PipelineParallel: c.stages, DeepSpeed: file, Optimizer: "adamw/foreach",
-					DeepSpeedVersion: m.Versions["deepspeed"], Clip: new(float64)}}.
+				request: job.Request{GPUs: world, PipelineParallel: c.stages, DeepSpeed: file,
+					Optimizer: "adamw/foreach", DeepSpeedVersion: m.Versions["deepspeed"], Clip: new(float64)}}.
 				plan(t, m.Versions["torch"], m.Versions["transformers"])
 			for _, seen := range m.Phases[1:] {
 				peak, end := stagePhase(&planned.Devices[c.stage], seen.Step, seen.Phase)

@@ -605,8 +605,8 @@ func TestLamb(t *testing.T) {
 	}
 }
 
-// TestBF16OptimizerReduces: BF16_Optimizer copies accumulated gradients in the type of the all-reduce, and releases differ
-// in whether a backward pass frees the gradients of the one before (clear_lp_grads).
+// TestBF16OptimizerReduces: BF16_Optimizer copies accumulated gradients in the type of the all-reduce, and releases
+// differ in whether a backward pass frees the gradients of the one before (clear_lp_grads).
 func TestBF16OptimizerReduces(t *testing.T) {
 	const config = `{"train_batch_size": 8, "bf16": {"enabled": true}, "data_types": {"grad_accum_dtype": "fp32"%s},
 		"zero_optimization": {"stage": 1}%s}`

@@ -373,7 +373,10 @@ func (e *zero12) step() {
 		e.stepOnHost()
 		return
 	}
-	largest := min(largestOf(e.counted()), e.own)
+	var largest int64 // gradient, or its part in a partition
+	for _, p := range e.counted() {
+		largest = max(largest, min(p.Elements, e.ranges[p.Index].partition))
+	}
 	if e.ParameterType == dtype.F16 {
 		e.overflow(largest, e.whyReduction)
 	}
@@ -394,8 +397,8 @@ func (e *zero12) step() {
 	}
 }
 
-// counted returns the parameters whose gradients this rank counts in the norm: those that an earlier stage of a pipeline
-// has, too, are counted there (ds_pipe_replicated).
+// counted returns the parameters whose gradients this rank counts in the norm: those that an earlier stage of a
+// pipeline has, too, are counted there (ds_pipe_replicated).
 func (e *zero12) counted() []*autograd.Parameter {
 	if e.Stage == nil {
 		return e.trained
