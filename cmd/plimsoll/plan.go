@@ -219,9 +219,11 @@ func parallelFlags(c *cobra.Command, q *job.Request) {
 	flags.BoolVar(&q.OffloadParameters, "fsdp-offload", false, "FSDP keeps its shards on the host")
 	flags.Var((*countFlag)(&q.TensorParallel), "tensor-parallel", "tensor parallel `degree`")
 	flags.Var((*countFlag)(&q.PipelineParallel), "pipeline-parallel", "pipeline parallel `degree`: stages of "+
-		"torch.distributed.pipelining, which --grad-accum micro batches go through in a step")
+		"torch.distributed.pipelining or of DeepSpeed, which --grad-accum micro batches go through in a step")
 	choiceFlag(c, &q.PipelineSchedule, "pipeline-schedule", "", "`schedule` of the pipeline, VALUES",
 		job.PipelineSchedules)
+	flags.StringVar(&q.PipelinePartition, "pipeline-partition", "", "how DeepSpeed's PipelineModule cuts layers into "+
+		"stages: its partition_`method`")
 	flags.Var((*countFlag)(&q.ContextParallel), "context-parallel", "context parallel `degree`")
 	flags.Var((*countFlag)(&q.ExpertParallel), "expert-parallel", "expert parallel `degree`")
 }
