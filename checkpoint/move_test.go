@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"plimsoll/dtype"
 	"plimsoll/optim/kernel"
 	"plimsoll/optim/optimtest"
 )
@@ -433,7 +434,7 @@ func TestRoundToBF16(t *testing.T) {
 		0x3f800000: 0x3f80, 0x3f808000: 0x3f80, 0x3f818000: 0x3f82, 0x3f808001: 0x3f81, 0xff7fffff: 0xff80,
 		0x7f800001: 0x7fc0,
 	} {
-		got := binary.LittleEndian.Uint16(roundToBF16(nil, binary.LittleEndian.AppendUint32(nil, from)))
+		got := binary.LittleEndian.Uint16(roundTo(dtype.BF16, nil, binary.LittleEndian.AppendUint32(nil, from)))
 		if got != to {
 			t.Errorf("%#x is %#x, want %#x", from, got, to)
 		}
