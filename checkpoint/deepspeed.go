@@ -262,6 +262,11 @@ type flat struct {
 // flatOf finds the flat tensors of a group.
 func flatOf(a *archive, optimizer any, number, group int, master any) (flat, error) {
 	state := byKey[int64](member(optimizer, "state"))[int64(number)]
+	if groups := items(member(optimizer, "param_groups")); group < len(groups) {
+		if err := checkMomentum(state, groups[group]); err != nil {
+			return flat{}, err
+		}
+	}
 	algorithm, moments, err := momentsIn(state)
 	if err != nil {
 		return flat{}, err

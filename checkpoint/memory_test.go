@@ -110,8 +110,8 @@ torch.save({"optimizer": {"optimizer": {"param_groups": [{"step": 3}]}}}, path +
 	})
 }
 
-// TestZeroMemoryStaysSmall: a copy of 112 MiB is made and filled in some buffers, though its pickle is written again: the
-// step is a number in it.
+// TestZeroMemoryStaysSmall: a copy of 112 MiB is made and filled in some buffers, though its pickle is written again,
+// because the step is a number in it.
 func TestZeroMemoryStaysSmall(t *testing.T) {
 	folder := t.TempDir()
 	python(t, `
@@ -120,7 +120,7 @@ def t(): return torch.rand(8 << 20)
 for step in (2, 3):
     path = sys.argv[1] + f"/{step}/"
     os.mkdir(path)
-    adam = {"state": {0: {"step": step, "exp_avg": t(), "exp_avg_sq": t()}}, "param_groups": [{"params": [0], "lr": 0.1}]}
+    adam = {"state": {0: {"step": step, "exp_avg": t(), "exp_avg_sq": t()}}, "param_groups": [{"params": [0], "lr": 0.1, "step": 0}]}
     state = {"zero_stage": 3, "partition_count": 1, "fp32_flat_groups": [t()], "optimizer_state_dict": adam}
     torch.save({"optimizer_state_dict": state}, path + "zero_pp_rank_0_mp_rank_00_optim_states.pt")
     module = {"mlp.weight": t().view(8 << 10, 1 << 10).half()}

@@ -20,8 +20,9 @@ import (
 	"slices"
 )
 
-// Some checkpoints have much that Plimsoll does not have: arguments, schedules, random states. So the job that shall go
-// on saves one itself, a template, and the state is written in a copy of it: each number where the job's own number was.
+// Some checkpoints have much that Plimsoll does not have: arguments, schedules, random states. So the job that shall
+// load the state saves a checkpoint itself, a template. The state is written in a copy of it: each number where the
+// job's own number was.
 
 // parameterPlace is where a parameter itself is in a template, beside its master weights.
 type parameterPlace struct {
@@ -206,8 +207,8 @@ func roundTo(of dtype.Type, halves, b []byte) []byte {
 	return halves
 }
 
-// setSteps writes the step of an optimizer into the copy of an archive: at each of its places in the document, which are
-// tensors or numbers.
+// setSteps writes the step of an optimizer into the copy of an archive: at each of its places in the document, which
+// are tensors or numbers. A number that is not the step before stays: FusedAdam leaves a 0 in its groups.
 func (o *overwriter) setSteps(path string, stepsIn func(document any) []any, from, to int64) error {
 	numbers := 0
 	err := o.change(path, func(a *archive, file *os.File) error {
@@ -219,7 +220,9 @@ func (o *overwriter) setSteps(path string, stepsIn func(document any) []any, fro
 		for _, s := range stepsIn(document) {
 			tensor, ok := s.(torchTensor)
 			if !ok {
-				numbers++
+				if s == any(from) || s == any(float64(from)) {
+					numbers++
+				}
 				continue
 			}
 			at, err := a.locate(tensor, nil)
@@ -244,7 +247,7 @@ func (o *overwriter) setSteps(path string, stepsIn func(document any) []any, fro
 			return err
 		}
 		if text, err = spliceSteps(text, numbers, from, to); err != nil {
-			return err
+			return o.kind.wrong(path, "%v", err)
 		}
 		return a.replacePickle(file.Name(), text)
 	})

@@ -15,22 +15,20 @@ import (
 // stepKeys are the names of steps in the pickle of an optimizer.
 var stepKeys = []string{"step", "common_step"}
 
-// spliceSteps replaces steps that are numbers in a pickle: as many as there are, all of one value. Nothing else of the
-// pickle changes, whatever it has.
+// spliceSteps replaces steps that are numbers in a pickle: all of one value, which are as many as expected. Nothing
+// else of the pickle changes, whatever it has.
 func spliceSteps(text []byte, count int, from, to int64) ([]byte, error) {
 	places, err := findSteps(text)
 	if err != nil {
 		return nil, err
 	}
+	places = slices.DeleteFunc(places, func(p stepPlace) bool { return p.value != float64(from) })
 	if len(places) != count {
-		return nil, fmt.Errorf("%d numbers are named step in it, expected the %d of the optimizer", len(places), count)
+		return nil, fmt.Errorf("%d steps in it are %d, expected the %d of the optimizer", len(places), from, count)
 	}
 	var spliced []byte
 	done := 0
 	for _, p := range places {
-		if p.value != float64(from) {
-			return nil, fmt.Errorf("a step in it is %v, expected %d", p.value, from)
-		}
 		spliced = append(spliced, text[done:p.begin]...)
 		var d pickler
 		if p.isFloat {

@@ -12,9 +12,6 @@ import (
 	"github.com/google/renameio/v2"
 )
 
-// A checkpoint of Megatron has its arguments, schedule and random states, which Plimsoll does not have. So the job that
-// shall go on saves one itself, and the state is written in a copy of it: each number where Megatron's own number was.
-
 var iterationFolder = regexp.MustCompile(`^iter_(\d{7})$`)
 
 // WriteMegatron writes the checkpoint as one of Megatron's dist_checkpointing. It is a folder in the directory, and a
@@ -96,7 +93,7 @@ func (c *Checkpoint) setCommonStep(m *megatron, out *overwriter) error {
 	if m.commonIn != "" {
 		return fmt.Errorf("its step is in %q, expected common.pt", m.commonIn)
 	}
-	return out.setSteps(commonName, stepTensors, m.step, c.step)
+	return out.setSteps(filepath.Join(m.path, commonName), stepTensors, m.step, c.step)
 }
 
 // stepTensors returns the steps of an optimizer, which are numbers or tensors.

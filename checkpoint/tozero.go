@@ -109,8 +109,8 @@ func zeroSteps(document any) []any {
 	return steps
 }
 
-// readWeights finds the parameters themselves in the files of the module. ZeRO 3 has none there: DeepSpeed makes them of
-// the master weights.
+// readWeights finds the parameters themselves in the files of the module. ZeRO 3 has none there: DeepSpeed makes them
+// of the master weights.
 func (z *zero) readWeights(ctx context.Context) ([]parameterPlace, error) {
 	entries, err := os.ReadDir(z.path)
 	if err != nil {
