@@ -14,7 +14,10 @@ import (
 
 // documentedExit lists the documented commands that fail on purpose, with their exit codes.
 var documentedExit = map[string]int{
-	"plimsoll rehearse --model llama-3.1-405b": exitDoesNotFit,
+	"plimsoll rehearse --model llama-3.1-405b":                 exitDoesNotFit,
+	"plimsoll plan examples/llama_factory.yaml --gpu RTX-4090": exitDoesNotFit,
+	"plimsoll plan --model qwen2.5-7b --gpu A100-80GB --gpus 2 --deepspeed examples/zero2_offload.json " +
+		"--seq-len 4096": exitDoesNotFit,
 	"plimsoll plan --model llama-3-8b --deepspeed examples/zero2_pageable.json --gpus 8 --gpu A100-40GB " +
 		"--seq-len 4096 --host-bandwidth 300 --host-memory 512GiB": exitDoesNotFit,
 	"plimsoll explain examples/failures/train.log examples/failures/ds_config.json --model llama-3.1-8b --gpus 4 " +
