@@ -102,7 +102,7 @@ func (in *Inputs) readModel() (err error) {
 		load = model.LoadOnline
 	}
 	if in.model, err = load(name); err != nil {
-		if before := model.Before(name, in.request.Quantization); before != name {
+		if before := model.Before(name, in.storage()); before != name {
 			in.model, err = load(before)
 		}
 	}
@@ -113,6 +113,8 @@ func (in *Inputs) readModel() (err error) {
 	if f := in.framework; f != nil && in.model.Network != nil {
 		if f.Rewards {
 			in.model, err = in.model.Rewarding()
+		} else if f.TokenLabels > 0 {
+			in.model, err = in.model.Labeling(f.TokenLabels)
 		}
 		if err != nil {
 			return in.named(err)
@@ -241,10 +243,18 @@ func (in *Inputs) readAdapter() (err error) {
 	return err
 }
 
+// storage returns how the request, or else the program's file, says that the weights are stored ("gptq").
+func (in *Inputs) storage() string {
+	if in.request.Quantization == "" && in.framework != nil {
+		return in.framework.Packed
+	}
+	return in.request.Quantization
+}
+
 // readQuantization reads how the weights are stored. The quantization_config of
 // the model's config.json has precedence over the request, as in transformers.
 func (in *Inputs) readQuantization() (err error) {
-	name := in.request.Quantization
+	name := in.storage()
 	if in.model.Quantized {
 		name = in.model.Source
 	}

@@ -112,7 +112,7 @@ func deepseekV32Block(s scope, index int64) {
 func phiMoEBlock(s scope, _ int64) {
 	bias := s.flagOr(false, "attention_bias")
 	attention{keyValueHeads: 8, inputBias: bias, outputBias: bias}.describe(s.in("self_attn"))
-	mixtralExperts.describe(s)
+	mixtralExperts.with(func(e *experts) { e.heldRouter = "router" }).describe(s)
 	s.layerNorm("input_layernorm", s.size("hidden_size"))
 	s.layerNorm("post_attention_layernorm", s.size("hidden_size"))
 }
@@ -229,6 +229,7 @@ func kimiLinearBlock(s scope, index int64) {
 			inner := block.countOr(1, "num_shared_experts") * block.size("moe_intermediate_size")
 			return gated(block.in("block_sparse_moe").in("shared_experts"), inner, false)
 		}}.describe(s)
+	s.mixtures = nil // the authors' code, which trust_remote_code loads, has modules for every expert
 }
 
 // kimiDelta adds linear attention with the delta rule and a decay for every channel.
