@@ -132,6 +132,7 @@ var architectures = withClassifiers([]architecture{
 	{"LlavaForConditionalGeneration", "llava", llava.describe},
 	{"LlavaNextForConditionalGeneration", "llava_next", llavaNext.describe},
 	{"LlavaOnevisionForConditionalGeneration", "llava_onevision", llavaOneVision.describe},
+	{"Gemma3nForConditionalGeneration", "gemma3n", gemma3n.describe},
 	{"Gemma4ForConditionalGeneration", "gemma4", gemma4.describe},
 	{"Gemma4UnifiedForConditionalGeneration", "gemma4_unified", gemma4Unified.describe},
 	{"Lfm2VlForConditionalGeneration", "lfm2_vl", lfm2VL.describe},
