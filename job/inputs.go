@@ -28,6 +28,7 @@ type Inputs struct {
 	fsdp             *recipe.FSDP
 	adapter          *recipe.Adapter
 	quantization     *recipe.Quantization
+	storage          string            // how the model's name and the job say that the weights are stored: "gptq"
 	framework        *recipe.Framework // a file that says what several others say; nil without
 	factors          *Factors
 	files            []string // without the catalog
@@ -102,8 +103,13 @@ func (in *Inputs) readModel() (err error) {
 		load = model.LoadOnline
 	}
 	if in.model, err = load(name); err != nil {
-		if before := model.Before(name, in.storage()); before != name {
+		storage := in.request.Quantization
+		if storage == "" && in.framework != nil {
+			storage = in.framework.Packed
+		}
+		if before := model.Before(name, storage); before != name {
 			in.model, err = load(before)
+			in.storage = storage
 		}
 	}
 	if err != nil {
@@ -243,18 +249,10 @@ func (in *Inputs) readAdapter() (err error) {
 	return err
 }
 
-// storage returns how the request, or else the program's file, says that the weights are stored ("gptq").
-func (in *Inputs) storage() string {
-	if in.request.Quantization == "" && in.framework != nil {
-		return in.framework.Packed
-	}
-	return in.request.Quantization
-}
-
 // readQuantization reads how the weights are stored. The quantization_config of
 // the model's config.json has precedence over the request, as in transformers.
 func (in *Inputs) readQuantization() (err error) {
-	name := in.storage()
+	name := cmp.Or(in.request.Quantization, in.storage)
 	if in.model.Quantized {
 		name = in.model.Source
 	}
