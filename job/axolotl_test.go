@@ -41,7 +41,8 @@ func TestAxolotlModels(t *testing.T) {
 
 // TestAxolotlLinearModules lists the linear modules of a mixture as axolotl does: its router and its experts are none.
 func TestAxolotlLinearModules(t *testing.T) {
-	j, err := decideAxolotl(t, "mixtral-8x7b", "adapter: lora\nlora_r: 8\nlora_dropout: 0.05\nlora_target_linear: true\n")
+	j, err := decideAxolotl(t, "mixtral-8x7b",
+		"adapter: lora\nlora_r: 8\nlora_dropout: 0.05\nlora_target_linear: true\n")
 	if err != nil {
 		t.Fatal(err)
 	}

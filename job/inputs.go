@@ -134,8 +134,8 @@ func (in *Inputs) readModel() (err error) {
 	}
 	if c := in.model.Namesake; c != nil && c.Linearized && in.model == plain {
 		return fault.Inputf("%s names experts as linear modules, and the job has them in one parameter", c.Name).
-			WithHint("axolotl's llama4_linearized_experts replaces the modules of Llama 4; or name the model with its " +
-				"own experts: --model " + in.model.Name)
+			WithHint("axolotl's llama4_linearized_experts replaces the modules of Llama 4; or name the model with " +
+				"its own experts: --model " + in.model.Name)
 	}
 	if err := in.addRouterLoss(); err != nil {
 		return err

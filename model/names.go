@@ -14,12 +14,13 @@ import (
 
 // authors are the organizations on the hub whose models the catalog has.
 var authors = []string{
-	"01-ai", "ai21labs", "agentica-org", "allenai", "arcee-ai", "bigcode", "bigscience", "bytedance-seed", "canopylabs",
-	"cerebras", "codellama", "cohereforai", "coherelabs", "deepcogito", "deepseek-ai", "eleutherai", "facebook",
-	"google", "google-t5", "huggingfacetb", "ibm-granite", "katanemo", "liquidai", "llava-hf", "meta-llama", "microsoft",
-	"minimaxai", "mistralai", "moonshotai", "mosaicml", "nvidia", "openai", "openai-community", "opengvlab",
-	"openlm-research", "paddlepaddle", "qwen", "skywork", "stabilityai", "state-spaces", "swiss-ai", "tencent", "thudm",
-	"tiiuae", "tinyllama", "togethercomputer", "xiaomimimo", "zai-org",
+	"01-ai", "agentica-org", "ai21labs", "allenai", "arcee-ai", "bigcode", "bigscience", "bytedance-seed",
+	"canopylabs", "cerebras", "codellama", "cohereforai", "coherelabs", "deepcogito", "deepseek-ai", "eleutherai",
+	"facebook", "google", "google-t5", "huggingfacetb", "ibm-granite", "katanemo", "liquidai", "llava-hf",
+	"meta-llama", "microsoft", "minimaxai", "mistralai", "moonshotai", "mosaicml", "nvidia", "openai",
+	"openai-community", "opengvlab", "openlm-research", "paddlepaddle", "qwen", "skywork", "stabilityai",
+	"state-spaces", "swiss-ai", "tencent", "thudm", "tiiuae", "tinyllama", "togethercomputer", "xiaomimimo",
+	"zai-org",
 	"huggyllama", "nousresearch", // have copies of Meta's models
 	"mistral-community", // has copies of Mistral AI's models
 }

@@ -97,7 +97,8 @@ func TestNamesakes(t *testing.T) {
 		"unsloth/Qwen2.5-7B-bnb-4bit": {Name: "unsloth/Qwen2.5-7B-bnb-4bit", NF4: true},
 		"hugging-quants/Meta-Llama-3.1-405B-BNB-NF4-BF16": {
 			Name: "hugging-quants/Meta-Llama-3.1-405B-BNB-NF4-BF16", NF4: true},
-		"somebody/Llama-4-Scout-17B-16E-Linearized": {Name: "somebody/Llama-4-Scout-17B-16E-Linearized", Linearized: true},
+		"somebody/Llama-4-Scout-17B-16E-Linearized": {
+			Name: "somebody/Llama-4-Scout-17B-16E-Linearized", Linearized: true},
 	} {
 		m, err := Load(name)
 		if err != nil {

@@ -69,7 +69,8 @@ var (
 			e.linear("multimodal_embedder.embedding_projection", v.size("output_proj_dims"), hidden, false)
 			if _, hears := s.find("audio_config"); hears {
 				a := s.inside("audio_config", "gemma4_unified_audio", "", nil)
-				s.linear("model.embed_audio.embedding_projection", a.size("output_proj_dims", "audio_embed_dim"), hidden, false)
+				width := a.size("output_proj_dims", "audio_embed_dim")
+				s.linear("model.embed_audio.embedding_projection", width, hidden, false)
 			}
 		}}
 	paddleOCR = multimodal{text: "language_model", tied: true, model: "paddleocr_vl_text", unknown: true,

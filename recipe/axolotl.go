@@ -241,11 +241,13 @@ func (r *frameworkReader) stepsAxolotl(labels int64, class string) error {
 	const tokens = "AutoModelForTokenClassification"
 	switch {
 	case r.to.Rewards:
-		return r.Fault("process_reward_model", "is true beside reward_model, which axolotl refuses", "remove one of them")
+		return r.Fault("process_reward_model", "is true beside reward_model: they train other heads",
+			"remove one of them")
 	case class != "" && class != tokens:
 		return r.Fault("model_type", fmt.Sprintf("is %q, which has no label of a token", class), "set it to "+tokens)
 	case r.Word("adapter") != "":
-		return r.Fault("adapter", "is given beside process_reward_model, which is not planned yet", "remove one of them")
+		return r.Fault("adapter", "is given beside process_reward_model, which is not planned yet",
+			"remove one of them")
 	}
 	r.to.TokenLabels = cmp.Or(labels, 2)
 	r.Note("process_reward_model",
