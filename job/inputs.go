@@ -113,6 +113,9 @@ func (in *Inputs) readModel() (err error) {
 		}
 	}
 	if err != nil {
+		if strings.HasSuffix(name, ".safetensors") { // a file of weights, whatever is wrong with it
+			return in.named(err)
+		}
 		return cmp.Or(recipe.Misplaced(name), in.named(err))
 	}
 	plain := in.model
@@ -305,4 +308,5 @@ var quantizations = map[string]recipe.Quantization{
 	"int8":   {Bits: 8},
 	"gptq":   {Method: "gptq", Bits: 4, Group: 128},
 	"awq":    {Method: "awq", Bits: 4, Group: 128},
+	"aqlm":   {Method: "aqlm", Bits: 2, Group: 8, Codebooks: 1, CodeBits: 16},
 }

@@ -297,8 +297,8 @@ func TestLoadFaults(t *testing.T) {
 	foreign := t.TempDir()
 	write(t, filepath.Join(foreign, configName), `{"architectures": ["Rwkv7ForCausalLM"]}`)
 	for _, test := range []struct{ path, what, hint string }{
-		{"qwen2.5-0.6b", `unknown model "qwen2.5-0.6b"`, "'plimsoll plan --help' lists the catalog"},
-		{filepath.Join(empty, configName), "unknown model", "'plimsoll plan --help' lists the catalog"},
+		{"qwen2.5-0.6b", `unknown model "qwen2.5-0.6b"`, "'plimsoll models' lists the catalog"},
+		{filepath.Join(empty, configName), "unknown model", "'plimsoll models' lists the catalog"},
 		{"", `unknown model ""`, "lists the catalog"},
 		{empty, "the folder holds no config.json", "name the folder"},
 		{foreign, `unknown architecture "Rwkv7ForCausalLM"`, "safetensors"},

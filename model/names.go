@@ -179,10 +179,16 @@ var quantized = regexp.MustCompile(`-(?:unsloth-)?(bnb-4bit|gptq|awq|aqlm|gguf|f
 // unknownName is the error for a model that nothing on this host describes.
 func unknownName(name string, online bool) error {
 	lower := strings.ToLower(name)
+	if _, repository, isURL := strings.Cut(name, "://huggingface.co/"); isURL {
+		owner, rest, _ := strings.Cut(repository, "/")
+		base, _, _ := strings.Cut(rest, "/")
+		return fault.Inputf("%q is an address, expected the name of a model", name).
+			WithHint("give it as --model " + owner + "/" + base)
+	}
 	if match := quantized.FindStringSubmatchIndex(lower); match != nil {
 		return quantizedName(name, lower[:match[0]], lower[match[2]:match[3]])
 	}
-	hint := "'plimsoll plan --help' lists the catalog; a config.json, a *.safetensors file or a folder that holds " +
+	hint := "'plimsoll models' lists the catalog; a config.json, a *.safetensors file or a folder that holds " +
 		"one will do as well"
 	if hub.IsRepository(name) && !online {
 		hint = "--online asks the Hugging Face hub; or download its config.json and name that file"
@@ -222,7 +228,8 @@ func quantizedName(name, base, kind string) error {
 		hint = fmt.Sprintf("--model %s --quantization %s is 4 bits with a scale for 128 inputs; for others give "+
 			"--quantization with the config.json of the repository", known, kind)
 	case "aqlm":
-		hint = fmt.Sprintf("AQLM's codes are not planned yet; --model %s --quantization nf4 takes more memory", known)
+		hint = fmt.Sprintf("--model %s --quantization aqlm is 2 bits, a code of 16 bits for 8 inputs; for others give "+
+			"--quantization with the config.json of the repository", known)
 	case "int8":
 		hint = fmt.Sprintf("to train adapters on 8-bit weights: --model %s --quantization int8", known)
 	}

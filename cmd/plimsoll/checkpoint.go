@@ -52,7 +52,7 @@ func runInspect(c *cobra.Command, path string, format report.Format) error {
 	if err != nil {
 		return err
 	}
-	return report.CheckpointOf(c.Root().Version, opened).Page().Write(c.OutOrStdout(), format)
+	return present(c, report.CheckpointOf(c.Root().Version, opened).Page(), format)
 }
 
 func verifyCommand() *cobra.Command {
@@ -74,7 +74,7 @@ func runVerify(c *cobra.Command, path string) error {
 		return err
 	}
 	progress := newProgress(os.Stderr, c.ErrOrStderr())
-	progress.Begin("verifying "+opened.Path(), opened.Bytes())
+	progress.Begin("verifying "+opened.Path(), opened.Bytes(), rehearse.Bytes)
 	defer progress.End()
 	if err := opened.Verify(interruptible(c), progress.Advance); err != nil {
 		return err
@@ -244,7 +244,7 @@ func convert(c *cobra.Command, path, out string, flags conversion, to checkpoint
 	if flags.to != "" {
 		return leave(c, opened, out, flags, progress)
 	}
-	progress.Begin("writing "+out, -1) // the size depends on the format
+	progress.Begin("writing "+out, -1, rehearse.Bytes) // the size depends on the format
 	defer progress.End()
 	written, err := opened.Convert(c.Context(), out, to, progress.Advance)
 	if err != nil {
@@ -275,7 +275,7 @@ func leave(
 			return opened.WriteTorchLike(ctx, out, flags.like, flags.names, advance)
 		}
 	}
-	progress.Begin("writing "+out, opened.ExportBytes())
+	progress.Begin("writing "+out, opened.ExportBytes(), rehearse.Bytes)
 	defer progress.End()
 	if err := write(c.Context(), out, progress.Advance); err != nil {
 		return err
@@ -304,7 +304,7 @@ func open(
 	default:
 		return checkpoint.Open(path)
 	}
-	progress.Begin("verifying "+path, -1)
+	progress.Begin("verifying "+path, -1, rehearse.Bytes)
 	defer progress.End()
 	return read(c.Context(), path, progress.Advance)
 }
