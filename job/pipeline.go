@@ -66,6 +66,16 @@ func (j *Job) OfStage(index int64) *Job {
 	return &of
 }
 
+// OfChunk returns the job of one chunk of a pipeline stage.
+func (j *Job) OfChunk(stage int64, chunk int) *Job {
+	c := j.Pipeline.Table[stage][chunk]
+	of := *j
+	of.Model, _ = j.Model.Segments([]model.Segment{{First: int(c.First), Blocks: int(c.Layers), Embedding: c.Embedding,
+		Head: c.Loss}})
+	of.Stage = &Stage{Index: stage}
+	return &of
+}
+
 // pipeline divides the model among pipeline stages.
 func (r *resolver) pipeline() error {
 	j := r.job
