@@ -64,40 +64,22 @@ func TestExhaustive(t *testing.T) {
 
 // exhaustive returns the speed of the fastest recipe that fits, of all; 0 if none does.
 func exhaustive(t *testing.T, q Question) (best float64) {
-	in, err := job.Read(q.Request)
+	s, err := newTorchSearch(q)
 	if err != nil {
 		t.Fatal(err)
 	}
-	base, err := job.Decide(in, job.Overrides{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if q.Batch == 0 {
-		if q.Batch, err = givenBatch(base); err != nil {
-			t.Fatal(err)
-		}
-	}
-	s := search{Question: &q, in: in, answer: &Answer{Base: base}}
-	variants, err := q.variants(base)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, v := range variants {
-		for _, micro := range s.micros() {
-			j, err := s.decided(v, micro)
-			if err != nil || j == nil {
-				continue
-			}
-			p, err := plan.New(j)
-			if err != nil {
+	return fastestOfAll(t, &s.search)
+}
+
+// fastestOfAll plans every member of a space.
+func fastestOfAll(t *testing.T, s *search) (best float64) {
+	for _, g := range s.decideAll() {
+		for _, m := range g.members {
+			if err := s.planned(m); err != nil {
 				t.Fatal(err)
 			}
-			step, err := p.Time(q.Machine)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if s.fits(&member{plan: p}) {
-				best = max(best, (&Recipe{Plan: p, Step: step}).Speed())
+			if s.fits(m) {
+				best = max(best, m.recipe().Speed())
 			}
 		}
 	}
@@ -190,8 +172,7 @@ func TestAmend(t *testing.T) {
 
 // TestNewConfig: a recipe whose settings are those of the new configuration has that configuration.
 func TestNewConfig(t *testing.T) {
-	one := &job.Job{World: 1, Parallel: job.Parallel{Tensor: 1, Context: 1}}
-	r := &Recipe{Config: "{\n  \"zero_optimization\": {\"stage\": 1}\n}\n", Plan: &plan.Plan{Job: one}}
+	r := &Recipe{Config: "{\n  \"zero_optimization\": {\"stage\": 1}\n}\n", Size: Size{DataRanks: 1}}
 	if text, err := r.NewConfig(); err != nil || string(text) == "" {
 		t.Errorf("%q, %v", text, err)
 	}

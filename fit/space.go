@@ -9,12 +9,18 @@ import (
 	"plimsoll/recipe"
 )
 
-// variant is everything of a recipe but its micro batch: an engine, what it offloads, what it recomputes, and its GPUs.
-// Memory grows with the micro batch of a variant, so a variant has one limit.
+// variant is everything of a recipe but its micro batch: an engine, how ranks share the model, what it offloads, what it
+// recomputes, and its GPUs. Memory grows with the micro batch of a variant, so a variant has one limit.
 type variant struct {
-	name      string
+	name string
+	// leastName is the name of the variant that differs in recomputing all blocks.
+	leastName string
 	overrides job.Overrides
 	config    string // of DeepSpeed, if no file of the user has it
+	// inputs are those of the job with edited files; nil for those of the question.
+	inputs    *job.Inputs
+	degrees   degrees                    // that the search has chosen
+	arguments func(micro int) []Argument // of Megatron-LM; nil for other jobs
 }
 
 // microBatches are the micro batches that are tried.
@@ -23,9 +29,13 @@ var microBatches = []int{1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, LargestTr
 // LargestTried is the largest micro batch that is tried.
 const LargestTried = 128
 
-// variants lists the variants of a question. Files of the user decide the engine: what they do not configure is not
+// recomputations are the ways to recompute that are tried, by their names in that of a variant.
+var recomputations = map[string]string{"full": ", blocks recomputed", "selective": ", selective"}
+
+// listVariants lists the variants of a question. Files of the user decide the engine: what they do not configure is not
 // tried, as the answer is written in their own format.
-func (q *Question) variants(base *job.Job) ([]variant, error) {
+func (s *torchSearch) listVariants() ([]variant, error) {
+	q, base := s.Question, s.base
 	engines, err := q.engines(base)
 	if err != nil {
 		return nil, err
@@ -39,16 +49,22 @@ func (q *Question) variants(base *job.Job) ([]variant, error) {
 	}
 	var list []variant
 	for _, gpus := range q.gpuCounts(base) {
-		for _, engine := range engines {
+		shared, err := s.withDegrees(engines, gpus[0]*gpus[1], gpus[0])
+		if err != nil {
+			return nil, err
+		}
+		for _, engine := range shared {
+			count := ""
+			if q.FewerGPUs {
+				count = fmt.Sprintf(", %d GPUs", gpus[0]*gpus[1])
+			}
 			for _, way := range recomputes {
 				v := engine
 				v.overrides.Recompute = way
 				v.overrides.GPUs, v.overrides.Nodes = gpus[0], gpus[1]
-				if way != "" && way != "none" {
-					v.name += ", " + map[string]string{"full": "blocks recomputed", "selective": "selective"}[way]
-				}
-				if q.FewerGPUs {
-					v.name += fmt.Sprintf(", %d GPUs", gpus[0]*gpus[1])
+				v.name += recomputations[way] + count
+				if way != "" {
+					v.leastName = engine.name + recomputations["full"] + count
 				}
 				list = append(list, v)
 			}

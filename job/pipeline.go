@@ -25,13 +25,13 @@ type Pipeline struct {
 // PipelineSchedules are the schedules that are planned, as torch.distributed.pipelining names them.
 var PipelineSchedules = []string{"1F1B", "GPipe", "Interleaved1F1B", "LoopedBFS"}
 
-// Passes returns the passes of a stage in their order.
-func (p *Pipeline) Passes(stage int64) []parallel.Pass {
+// Passes returns the passes of a stage in their order, for so many micro batches.
+func (p *Pipeline) Passes(stage int64, micros int) []parallel.Pass {
 	chunks := len(p.Table[stage])
 	if p.Schedule == "GPipe" || p.Schedule == "LoopedBFS" {
-		return parallel.BreadthFirst(chunks, p.Micros)
+		return parallel.BreadthFirst(chunks, micros)
 	}
-	return parallel.Schedule(parallel.Degrees{Pipeline: p.Degree, Virtual: int64(chunks)}, stage, p.Micros, p.group())
+	return parallel.Schedule(parallel.Degrees{Pipeline: p.Degree, Virtual: int64(chunks)}, stage, micros, p.group())
 }
 
 // group returns how many micro batches go through a chunk before the next chunk has its turn.
@@ -123,6 +123,20 @@ func (r *resolver) pipeline() error {
 	return nil
 }
 
+// Simulated returns how many micro batches show what a stage holds. 1F1B and its interleaved form repeat themselves once
+// all stages have work.
+func (p *Pipeline) Simulated() int {
+	chunks, enough := len(p.Table[0]), p.Micros
+	switch p.Schedule {
+	case "1F1B":
+		enough = int(p.Degree) + 2
+	case "Interleaved1F1B":
+		group := p.group()
+		enough = (2*chunks*group + 2*int(p.Degree) + group - 1) / group * group
+	}
+	return min(p.Micros, enough)
+}
+
 // askedPipeline returns the pipeline of the flags or of a file, or nil.
 func (r *resolver) askedPipeline() *recipe.Pipeline {
 	if r.PipelineParallel != 0 {
@@ -182,14 +196,21 @@ func (r *resolver) pipelineMicros(p *Pipeline, asked *recipe.Pipeline) error {
 		p.Micros, j.Accumulation = j.Accumulation, 1
 		return nil
 	}
-	if r.MicroBatch > 0 { // of the flags
-		asked = &recipe.Pipeline{Place: asked.Place, MicroBatch: r.MicroBatch}
+	all, each := int(j.MicroBatch), asked.MicroBatch
+	if r.MicroBatch > 0 { // flags say micro batches of the pipeline
+		each = r.MicroBatch
+		if t := r.training; t != nil {
+			all = t.MicroBatch
+		}
+		if r.Accumulation > 0 {
+			all, j.Accumulation = each*r.Accumulation, 1
+		}
 	}
-	if int(j.MicroBatch)%asked.MicroBatch != 0 {
-		return asked.Place.Inputf("a batch of %d sequences cannot be divided into micro batches of %d",
-			j.MicroBatch, asked.MicroBatch).WithHint("change one of the two")
+	if all%each != 0 {
+		return asked.Place.Inputf("a batch of %d sequences cannot be divided into micro batches of %d", all, each).
+			WithHint("change one of the two")
 	}
-	p.Micros, j.MicroBatch = int(j.MicroBatch)/asked.MicroBatch, int64(asked.MicroBatch)
+	p.Micros, j.MicroBatch = all/each, int64(each)
 	return nil
 }
 

@@ -66,9 +66,9 @@ func newFitRecipe(r *fit.Recipe, q job.Request) *FitRecipe {
 	if r == nil {
 		return nil
 	}
-	j := r.Plan.Job
-	d := &FitRecipe{Name: r.Name, Verdict: r.Plan.Verdict.Result, GPUs: j.World, MicroBatch: j.MicroBatch,
-		Accumulation: j.Accumulation, Sequence: j.Sequence, GPU: r.Peak(), TokensSecond: r.Speed(),
+	size := r.Size
+	d := &FitRecipe{Name: r.Name, Verdict: r.Plan.Verdict.Result, GPUs: size.Ranks, MicroBatch: size.MicroBatch,
+		Accumulation: size.Accumulation, Sequence: size.Sequence, GPU: r.Peak(), TokensSecond: r.Speed(),
 		Step: secondsOf(r.Step.Total), Request: r.Request(q)}
 	for i := range r.Plan.Devices {
 		if r.Plan.Devices[i].Kind == ledger.Host {

@@ -136,7 +136,7 @@ func newStages(j *job.Job, trained float64) *stages {
 			list = append(list, chunk{job: of, work: workOf(of), trained: trained * float64(of.Model.Elements()) / whole})
 		}
 		s.chunks = append(s.chunks, list)
-		s.passes = append(s.passes, j.Pipeline.Passes(stage))
+		s.passes = append(s.passes, j.Pipeline.Passes(stage, j.Pipeline.Micros))
 	}
 	return s
 }

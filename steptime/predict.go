@@ -164,6 +164,9 @@ func (p *predictor) communicate() {
 			p.waits.backward = hidden(again, backward, blocks)
 			p.waits.last = last - p.waits.backward
 		}
+		if j.Pipeline != nil && gathersOnce(j.FSDP) { // stages keep what is gathered until the last micro batch
+			p.waits.forward, p.waits.last = 0, p.waits.last+p.waits.forward
+		}
 	case d != nil && d.ZeROStage == 3:
 		once := p.gather(model, world, blocks)
 		if d.OffloadParameters.Device == "cpu" {
