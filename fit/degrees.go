@@ -37,6 +37,9 @@ func (d degrees) name() string {
 	return ", " + strings.Join(parts, ", ")
 }
 
+// shares reports whether ranks share the model or its sequences.
+func (d degrees) shares() bool { return max(d.tensor, d.context, d.pipeline) > 1 }
+
 // Degrees that are tried. Ranks that share the width of blocks are of one node, as they exchange activations in every
 // block.
 var triedDegrees = []int{1, 2, 4, 8}
@@ -108,7 +111,7 @@ func (s *torchSearch) withDegrees(engines []variant, ranks, inNode int) ([]varia
 // cannot say them decide that there are none.
 func (s *torchSearch) degreesInFile() (*recipe.Settings, bool, error) {
 	for _, file := range s.base.Files {
-		of, err := recipe.LoadSettings(file, nil)
+		of, err := recipe.LoadSettings(file, s.Request.Texts)
 		if err != nil {
 			return nil, false, err
 		}
@@ -116,7 +119,8 @@ func (s *torchSearch) degreesInFile() (*recipe.Settings, bool, error) {
 			return of, true, nil
 		}
 	}
-	return nil, len(s.base.Files) == 0 && s.base.Model.Network.Opaque == nil, nil
+	said, err := s.saysSettings(s.base)
+	return nil, !said && s.base.Model.Network.Opaque == nil, err
 }
 
 // settings returns what a file says of the degrees. With a pipeline the batch of a rank is that of all micro batches.
@@ -133,7 +137,7 @@ func (d degrees) settings(micro, accumulation int) []amend.Setting {
 
 // edited reads the job again with other degrees in the user's files. It returns nil for degrees that are refused.
 func (s *torchSearch) edited(d degrees) (*job.Inputs, error) {
-	made, err := amend.Apply(nil, s.base.Files, d.settings(1, 1))
+	made, err := amend.Apply(s.Request.Texts, s.base.Files, d.settings(1, 1))
 	if err != nil {
 		return nil, err
 	}

@@ -27,9 +27,8 @@ type Recipe struct {
 	Plan *plan.Plan
 	Step *steptime.Step
 
-	Overrides job.Overrides // of a job that is no Megatron-LM's
-	Config    string        // of DeepSpeed, if the recipe needs a file that the user does not have
-	Arguments []Argument    // of Megatron-LM, that differ from the user's
+	Overrides job.Overrides
+	Config    string // of DeepSpeed, if the recipe needs a file that the user does not have
 	degrees   degrees
 }
 
@@ -58,8 +57,9 @@ func (r *Recipe) Speed() float64 { return float64(r.Step.Tokens) / r.Step.Total.
 
 // Answer is what was found.
 type Answer struct {
-	Base       *job.Job // nil for Megatron-LM
-	Candidates int      // recipes that the search decided on, planned or not
+	Base       *job.Job
+	Says       bool // files of the user say settings
+	Candidates int  // recipes that the search decided on, planned or not
 	Planned    int
 	Fastest    *Recipe // nil if none fits
 	// Front has, from the fastest on, each recipe that takes less memory than all faster ones.
@@ -74,6 +74,8 @@ type Answer struct {
 
 // decided is a job of a search with every setting decided.
 type decided interface {
+	// within returns no plan for a job that needs more than its GPUs have.
+	within() (*plan.Plan, error)
 	plan() (*plan.Plan, error)
 	// time returns the time of a step. A plan of the same variant says what a rank holds of the states.
 	time(of *plan.Plan, m steptime.Machine) (*steptime.Step, error)
@@ -107,7 +109,8 @@ type member struct {
 	*group
 	micro int
 	job   decided
-	plan  *plan.Plan // nil before it is planned
+	plan  *plan.Plan // nil before it is planned, and if it is large
+	large bool       // it needs more than its GPUs have
 	step  *steptime.Step
 }
 
@@ -189,23 +192,29 @@ func (s *search) leave(why error) {
 
 // planned plans a member once.
 func (s *search) planned(m *member) error {
-	if m.plan != nil {
+	if m.plan != nil || m.large {
 		return nil
 	}
-	p, err := m.job.plan()
+	p, err := m.job.within()
 	if err != nil {
 		return err
 	}
 	s.Lock()
 	s.answer.Planned++
 	s.Unlock()
-	m.plan = p
+	if m.plan = p; p == nil {
+		m.large = true
+		return nil
+	}
 	m.step, err = m.job.time(p, s.machine)
 	return err
 }
 
 // fits reports whether a planned member fits.
 func (s *search) fits(m *member) bool {
+	if m.plan == nil {
+		return false
+	}
 	r := m.plan.Verdict.Result
 	return r == plan.Fits || s.tight && r == plan.Tight
 }
@@ -250,17 +259,18 @@ func each(groups []*group, body func(*group) error) error {
 
 // time sets the times of all members. Those that need a plan have that of the smallest member.
 func (s *search) time(g *group) error {
+	first := g.members[0]
+	if first.job.timedByPlan() {
+		if err := s.planned(first); err != nil || first.large {
+			return err
+		}
+	}
 	for _, m := range g.members {
 		if m.step != nil {
 			continue
 		}
-		if m.job.timedByPlan() && g.members[0].plan == nil {
-			if err := s.planned(g.members[0]); err != nil {
-				return err
-			}
-		}
 		var err error
-		if m.step, err = m.job.time(g.members[0].plan, s.machine); err != nil {
+		if m.step, err = m.job.time(first.plan, s.machine); err != nil {
 			return err
 		}
 	}
@@ -295,7 +305,9 @@ func (s *search) keep(m *member) {
 }
 
 // lacks reports whether it is known that no member fits.
-func (g *group) lacks() bool { return g.members[0].plan != nil && g.fitting == 0 }
+func (g *group) lacks() bool {
+	return (g.members[0].large || g.members[0].plan != nil) && g.fitting == 0
+}
 
 // atLeast returns what the smallest member takes at least, as far as that is known.
 func (g *group) atLeast() ledger.Bytes {
@@ -308,12 +320,17 @@ func (g *group) atLeast() ledger.Bytes {
 	return 0
 }
 
-// beaten reports whether a recipe that fits is faster than all members and takes no more memory than the smallest.
+// beaten reports whether a recipe that fits is faster than all members and takes no more memory than the smallest. There
+// are many ways to share a model: one is beaten, too, by a recipe of twice its speed.
 func (s *search) beaten(g *group) bool {
 	fastest, least := g.fastest(), g.atLeast()
+	shares := g.degrees.shares()
 	s.Lock()
 	defer s.Unlock()
-	return slices.ContainsFunc(s.known, func(r *Recipe) bool { return r.Speed() > fastest && r.Peak() <= least })
+	return slices.ContainsFunc(s.known, func(r *Recipe) bool {
+		speed := r.Speed()
+		return speed > fastest && r.Peak() <= least || shares && speed > 2*fastest
+	})
 }
 
 // limit finds how many members fit, of which the smallest does. More sequences take more memory, so it halves the rest
@@ -353,8 +370,7 @@ func (s *search) choose(groups []*group) error {
 		}
 	}
 	if len(s.answer.Front) == 0 {
-		s.closest(groups)
-		return nil
+		return s.closest(groups)
 	}
 	s.answer.Fastest = s.answer.Front[0]
 	return s.largest(groups)
@@ -385,27 +401,33 @@ func (m *member) atLeast() (bytes ledger.Bytes) {
 func (m *member) recipe() *Recipe {
 	r := &Recipe{Name: m.name, Size: m.job.size(), Plan: m.plan, Step: m.step, Config: m.config,
 		degrees: m.degrees}
-	if m.arguments != nil {
-		r.Arguments = m.arguments(m.micro)
-	}
 	r.Overrides = m.overrides
 	r.Overrides.MicroBatch, r.Overrides.Accumulation = m.micro, r.Size.Accumulation
 	return r
 }
 
-// closest picks the member that takes least memory of the device that lacks it.
-func (s *search) closest(groups []*group) {
+// closest picks the smallest member that takes least memory of the device that lacks it, among variants that recompute
+// most.
+func (s *search) closest(groups []*group) error {
 	for _, g := range groups {
-		for _, m := range g.members {
-			if m.plan == nil {
-				continue
+		m := g.members[0]
+		if g.less != nil {
+			continue
+		}
+		if m.plan == nil {
+			var err error
+			if m.plan, err = m.job.plan(); err != nil {
+				return err
 			}
-			r := m.recipe()
-			if best := s.answer.Closest; best == nil || lack(r) < lack(best) {
-				s.answer.Closest = r
+			if m.step, err = m.job.time(m.plan, s.machine); err != nil {
+				return err
 			}
 		}
+		if r := m.recipe(); s.answer.Closest == nil || lack(r) < lack(s.answer.Closest) {
+			s.answer.Closest = r
+		}
 	}
+	return nil
 }
 
 func lack(r *Recipe) float64 {

@@ -18,6 +18,11 @@ import (
 const small = `{"model_type": "llama", "vocab_size": 4000, "hidden_size": 256, "intermediate_size": 512,
 	"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 100000}`
 
+// cuttable is a model for pipelines, which has more parameters than activations.
+const cuttable = `{"model_type": "llama", "vocab_size": 4000, "hidden_size": 1024, "intermediate_size": 4096,
+	"num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2, "max_position_embeddings": 100000,
+	"tie_word_embeddings": false}`
+
 var fast = steptime.Machine{Rates: roads.Rates{Host: 490e9}}
 
 // TestExhaustive compares the search with all recipes of a small space, each of them planned.
@@ -30,11 +35,17 @@ func TestExhaustive(t *testing.T) {
 		gpus, batch          int
 		memory               ledger.Bytes
 		fewer, tight, stages bool
+		model                string // "" is small
 	}{
 		{gpus: 1, memory: 1600}, {gpus: 1, memory: 2000, batch: 24, tight: true}, {gpus: 2, memory: 3400},
 		{gpus: 4, memory: 3300, fewer: true, batch: 24}, {gpus: 2, memory: 3500, stages: true, batch: 24},
 		{gpus: 4, memory: 3300, stages: true, batch: 24}, {gpus: 1, memory: 500},
+		{gpus: 4, memory: 3200, batch: 16, model: cuttable}, {gpus: 4, memory: 3200, model: cuttable},
 	} {
+		config := config
+		if test.model != "" {
+			config = file("cuttable.json", test.model)
+		}
 		q := Question{Request: job.Request{Model: config, GPU: "H100-80GB", Precision: "bf16", Sequence: 512,
 			GPUs: test.gpus, GPUMemory: test.memory * ledger.MiB}, Machine: fast, Batch: test.batch,
 			FewerGPUs: test.fewer, Tight: test.tight}
@@ -50,6 +61,7 @@ func TestExhaustive(t *testing.T) {
 		if a.Fastest != nil {
 			speed = a.Fastest.Speed()
 		}
+		test.model = ""
 		if speed != best {
 			t.Errorf("%+v: %g tokens a second were found, but one makes %g", test, speed, best)
 		}
@@ -84,6 +96,20 @@ func fastestOfAll(t *testing.T, s *search) (best float64) {
 		}
 	}
 	return best
+}
+
+// TestFewPlans: of thousands of recipes a search plans few.
+func TestFewPlans(t *testing.T) {
+	q := Question{Request: job.Request{Model: filestest.InNewFolder(t)("config.json", cuttable), GPU: "H100-80GB", GPUs: 8,
+		Nodes: 4, Precision: "bf16", Sequence: 2048, GPUMemory: 3500 * ledger.MiB}, Machine: fast, Batch: 384}
+	a, err := Search(q)
+	if err != nil || a.Fastest == nil {
+		t.Fatalf("%+v, %v", a, err)
+	}
+	t.Logf("%d of %d planned, the fastest is %s", a.Planned, a.Candidates, a.Fastest.Name)
+	if a.Candidates < 1000 || a.Planned > a.Candidates/4 {
+		t.Errorf("%d of %d recipes were planned", a.Planned, a.Candidates)
+	}
 }
 
 // TestQuestions: three questions of people have a recipe, and plimsoll plan of it says that it fits.

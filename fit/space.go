@@ -18,9 +18,8 @@ type variant struct {
 	overrides job.Overrides
 	config    string // of DeepSpeed, if no file of the user has it
 	// inputs are those of the job with edited files; nil for those of the question.
-	inputs    *job.Inputs
-	degrees   degrees                    // that the search has chosen
-	arguments func(micro int) []Argument // of Megatron-LM; nil for other jobs
+	inputs  *job.Inputs
+	degrees degrees // that the search has chosen
 }
 
 // microBatches are the micro batches that are tried.
@@ -36,12 +35,17 @@ var recomputations = map[string]string{"full": ", blocks recomputed", "selective
 // tried, as the answer is written in their own format.
 func (s *torchSearch) listVariants() ([]variant, error) {
 	q, base := s.Question, s.base
-	engines, err := q.engines(base)
+	said, err := q.saysSettings(base)
+	if err != nil {
+		return nil, err
+	}
+	s.answer.Says = said
+	engines, err := q.engines(base, said)
 	if err != nil {
 		return nil, err
 	}
 	recomputes := []string{"none", "selective", "full"}
-	if len(base.Files) > 0 {
+	if said {
 		recomputes = []string{"none", "full"} // what files can say
 	}
 	if q.Request.Recompute != "" {
@@ -91,8 +95,18 @@ func (q *Question) gpuCounts(base *job.Job) [][2]int {
 	return counts
 }
 
-// engines lists the engines, each with what it can offload.
-func (q *Question) engines(base *job.Job) ([]variant, error) {
+// saysSettings reports whether a file of the user says settings of a training, other than that of its model.
+func (q *Question) saysSettings(base *job.Job) (bool, error) {
+	for _, file := range base.Files {
+		if s, err := recipe.LoadSettings(file, q.Request.Texts); s != nil || err != nil {
+			return true, err
+		}
+	}
+	return false, nil
+}
+
+// engines lists the engines, each with what it can offload. Files that say settings decide the engine.
+func (q *Question) engines(base *job.Job, said bool) ([]variant, error) {
 	switch {
 	case base.DeepSpeed != nil:
 		return deepSpeedRoads("", nil), nil
@@ -105,7 +119,7 @@ func (q *Question) engines(base *job.Job) ([]variant, error) {
 	} else {
 		list = append(list, q.fsdpRoads("2", base)...)
 	}
-	if len(base.Files) > 0 || base.Adapter != nil || base.Quantization != nil {
+	if said || base.Adapter != nil || base.Quantization != nil {
 		return list, nil
 	}
 	precision, mixed := strings.CutPrefix(strings.ToLower(q.Request.Precision), "amp-")

@@ -24,7 +24,7 @@ type Question struct {
 	Tight     bool // recipes whose upper end does not fit count, too
 }
 
-// torchSearch is the search for recipes of a job that is no Megatron-LM's.
+// torchSearch is the search for recipes of a job.
 type torchSearch struct {
 	*Question
 	search
@@ -158,6 +158,8 @@ func (s *torchSearch) decided(v *variant, micro int) (decided, error) {
 
 // torchJob is a job that PyTorch runs.
 type torchJob struct{ *job.Job }
+
+func (j *torchJob) within() (*plan.Plan, error) { return plan.Within(j.Job) }
 
 func (j *torchJob) plan() (*plan.Plan, error) { return plan.New(j.Job) }
 

@@ -123,6 +123,19 @@ func (r *resolver) pipeline() error {
 	return nil
 }
 
+// UnderWay returns how many micro batches a stage has between their passes at most, counted in full stages: of a stage
+// with two chunks, one in one of them is a half.
+func (p *Pipeline) UnderWay(stage int64) float64 {
+	most, now := 0, 0
+	for _, pass := range p.Passes(stage, p.Simulated()) {
+		if now++; pass.Backward {
+			now -= 2
+		}
+		most = max(most, now)
+	}
+	return float64(most) / float64(len(p.Table[stage]))
+}
+
 // Simulated returns how many micro batches show what a stage holds. 1F1B and its interleaved form repeat themselves once
 // all stages have work.
 func (p *Pipeline) Simulated() int {
@@ -155,7 +168,6 @@ func (r *resolver) askedPipeline() *recipe.Pipeline {
 // pipelineContradictions refuses what a pipeline is not planned with.
 func (r *resolver) pipelineContradictions(p *recipe.Pipeline) error {
 	j := r.job
-	cut, _ := j.Model.Segments(nil)
 	tied := slices.ContainsFunc(j.Model.Parameters, func(p model.Parameter) bool { return p.TiedTo != "" })
 	return refuse(
 		contradiction{p.Degree < 1, fmt.Sprintf("--pipeline-parallel is %d, expected 1 or more", p.Degree), ""},
@@ -163,7 +175,7 @@ func (r *resolver) pipelineContradictions(p *recipe.Pipeline) error {
 			"planned yet, expected %s", p.Schedule, fault.OneOf(PipelineSchedules...)), ""},
 		contradiction{j.DeepSpeed != nil, "DeepSpeed's pipeline engine is not planned yet",
 			"plimsoll plans the pipelines of torch.distributed.pipelining and of Megatron-LM"},
-		contradiction{cut == nil, fmt.Sprintf("plimsoll does not know where %s is cut into pipeline stages",
+		contradiction{!j.Model.IsCuttable(), fmt.Sprintf("plimsoll does not know where %s is cut into pipeline stages",
 			j.Model.Name), "plimsoll cuts models that consist of one stack of blocks"},
 		contradiction{tied, fmt.Sprintf("%s uses its embedding in the head again, so a pipeline cannot have them in "+
 			"different stages", j.Model.Name), "torchtitan refuses it, too"},

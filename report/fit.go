@@ -87,7 +87,7 @@ func NewFit(version string, q job.Request, a *fit.Answer, made *amend.Result, so
 		Edits: append([]amend.Edit{}, made.Edits...), LeftOut: a.Left, Sources: sources,
 		Assumptions: append([]string{}, a.Base.Assumptions...), Front: []*FitRecipe{}}
 	for _, rest := range made.Rest {
-		if len(a.Base.Files) > 0 && rest.To != false {
+		if a.Says && rest.To != false {
 			d.Unsaid = append(d.Unsaid, UnsaidSetting{string(rest.Name), rest.To})
 		}
 	}
