@@ -2,6 +2,7 @@ package fit
 
 import (
 	"fmt"
+	"maps"
 	"strings"
 
 	"plimsoll/amend"
@@ -95,9 +96,7 @@ func (s *torchSearch) withDegrees(engines []variant, ranks, inNode int) ([]varia
 			if of == nil {
 				o.TensorParallel, o.ContextParallel, o.PipelineParallel = d.tensor, d.context, d.pipeline
 				o.PipelineSchedule = d.schedule
-			} else if with.inputs, err = s.edited(d); err != nil {
-				return nil, err
-			} else if with.inputs == nil {
+			} else if with.inputs = s.edited(d); with.inputs == nil {
 				continue
 			}
 			with.degrees = d
@@ -135,24 +134,22 @@ func (d degrees) settings(micro, accumulation int) []amend.Setting {
 	return list
 }
 
-// edited reads the job again with other degrees in the user's files. It returns nil for degrees that are refused.
-func (s *torchSearch) edited(d degrees) (*job.Inputs, error) {
+// edited reads the job again with other degrees in the user's files. It returns nil for degrees that are refused, and
+// for files that cannot be edited.
+func (s *torchSearch) edited(d degrees) *job.Inputs {
 	made, err := amend.Apply(s.Request.Texts, s.base.Files, d.settings(1, 1))
 	if err != nil {
-		return nil, err
+		s.leave(err)
+		return nil
 	}
 	q := s.Request
 	q.Texts = files.Texts{}
-	for file, text := range s.Request.Texts {
-		q.Texts[file] = text
-	}
-	for file, text := range made.Texts {
-		q.Texts[file] = text
-	}
+	maps.Copy(q.Texts, s.Request.Texts)
+	maps.Copy(q.Texts, made.Texts)
 	in, err := job.Read(q)
 	if err != nil {
 		s.leave(err)
-		return nil, nil
+		return nil
 	}
-	return in, nil
+	return in
 }

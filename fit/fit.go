@@ -320,8 +320,8 @@ func (g *group) atLeast() ledger.Bytes {
 	return 0
 }
 
-// beaten reports whether a recipe that fits is faster than all members and takes no more memory than the smallest. There
-// are many ways to share a model: one is beaten, too, by a recipe of twice its speed.
+// beaten reports whether a recipe that fits is faster than all members and takes no more memory than the smallest.
+// There are many ways to share a model: one is beaten, too, by a recipe of one and a half times its speed.
 func (s *search) beaten(g *group) bool {
 	fastest, least := g.fastest(), g.atLeast()
 	shares := g.degrees.shares()
@@ -329,7 +329,7 @@ func (s *search) beaten(g *group) bool {
 	defer s.Unlock()
 	return slices.ContainsFunc(s.known, func(r *Recipe) bool {
 		speed := r.Speed()
-		return speed > fastest && r.Peak() <= least || shares && speed > 2*fastest
+		return speed > fastest && r.Peak() <= least || shares && 2*speed > 3*fastest
 	})
 }
 

@@ -9,8 +9,8 @@ import (
 	"plimsoll/recipe"
 )
 
-// variant is everything of a recipe but its micro batch: an engine, how ranks share the model, what it offloads, what it
-// recomputes, and its GPUs. Memory grows with the micro batch of a variant, so a variant has one limit.
+// variant is everything of a recipe but its micro batch: an engine, how ranks share the model, what it offloads, what
+// it recomputes, and its GPUs. Memory grows with the micro batch of a variant, so a variant has one limit.
 type variant struct {
 	name string
 	// leastName is the name of the variant that differs in recomputing all blocks.
