@@ -100,8 +100,9 @@ func fastestOfAll(t *testing.T, s *search) (best float64) {
 
 // TestFewPlans: of thousands of recipes a search plans few.
 func TestFewPlans(t *testing.T) {
-	q := Question{Request: job.Request{Model: filestest.InNewFolder(t)("config.json", cuttable), GPU: "H100-80GB", GPUs: 8,
-		Nodes: 4, Precision: "bf16", Sequence: 2048, GPUMemory: 3500 * ledger.MiB}, Machine: fast, Batch: 384}
+	config := filestest.InNewFolder(t)("config.json", cuttable)
+	q := Question{Request: job.Request{Model: config, GPU: "H100-80GB", GPUs: 8, Nodes: 4,
+		Precision: "bf16", Sequence: 2048, GPUMemory: 3500 * ledger.MiB}, Machine: fast, Batch: 384}
 	a, err := Search(q)
 	if err != nil || a.Fastest == nil {
 		t.Fatalf("%+v, %v", a, err)

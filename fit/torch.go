@@ -92,7 +92,9 @@ func (s *torchSearch) nothing() error {
 
 // leftOut refuses a search that left all variants out.
 func leftOut(left map[string]int) error {
-	why := slices.MaxFunc(slices.Sorted(maps.Keys(left)), func(a, b string) int { return cmp.Compare(left[a], left[b]) })
+	why := slices.MaxFunc(slices.Sorted(maps.Keys(left)), func(a, b string) int {
+		return cmp.Compare(left[a], left[b])
+	})
 	return fault.Inputf("there is no recipe to compare: %s", why).WithHint("plimsoll plan says more of one job")
 }
 

@@ -136,8 +136,8 @@ func (p *Pipeline) UnderWay(stage int64) float64 {
 	return float64(most) / float64(len(p.Table[stage]))
 }
 
-// Simulated returns how many micro batches show what a stage holds. 1F1B and its interleaved form repeat themselves once
-// all stages have work.
+// Simulated returns how many micro batches show what a stage holds. 1F1B and its interleaved form repeat themselves
+// once all stages have work.
 func (p *Pipeline) Simulated() int {
 	chunks, enough := len(p.Table[0]), p.Micros
 	switch p.Schedule {

@@ -79,8 +79,8 @@ func New(j *job.Job) (*Plan, error) {
 	return p, nil
 }
 
-// Within plans a job on its GPU only. It returns no plan for one that needs more than the GPU has, which it finds out in
-// a part of the time of New.
+// Within plans a job on its GPU only. It returns no plan for one that needs more than the GPU has, which it finds out
+// in a part of the time of New.
 func Within(j *job.Job) (*Plan, error) {
 	p, err := newWithin(j, j.GPU.Memory)
 	if errors.As(err, new(*allocator.OutOfMemory)) {

@@ -133,7 +133,8 @@ func newStages(j *job.Job, trained float64) *stages {
 		var list []chunk
 		for i := range j.Pipeline.Table[stage] {
 			of := j.OfChunk(stage, i)
-			list = append(list, chunk{job: of, work: workOf(of), trained: trained * float64(of.Model.Elements()) / whole})
+			share := float64(of.Model.Elements()) / whole
+			list = append(list, chunk{job: of, work: workOf(of), trained: trained * share})
 		}
 		s.chunks = append(s.chunks, list)
 		s.passes = append(s.passes, j.Pipeline.Passes(stage, j.Pipeline.Micros))
