@@ -25,13 +25,13 @@ type Pipeline struct {
 // PipelineSchedules are the schedules that are planned, as torch.distributed.pipelining names them.
 var PipelineSchedules = []string{"1F1B", "GPipe", "Interleaved1F1B", "LoopedBFS"}
 
-// Passes returns the passes of a stage in their order.
-func (p *Pipeline) Passes(stage int64) []parallel.Pass {
+// Passes returns the passes of a stage in their order, for so many micro batches.
+func (p *Pipeline) Passes(stage int64, micros int) []parallel.Pass {
 	chunks := len(p.Table[stage])
 	if p.Schedule == "GPipe" || p.Schedule == "LoopedBFS" {
-		return parallel.BreadthFirst(chunks, p.Micros)
+		return parallel.BreadthFirst(chunks, micros)
 	}
-	return parallel.Schedule(parallel.Degrees{Pipeline: p.Degree, Virtual: int64(chunks)}, stage, p.Micros, p.group())
+	return parallel.Schedule(parallel.Degrees{Pipeline: p.Degree, Virtual: int64(chunks)}, stage, micros, p.group())
 }
 
 // group returns how many micro batches go through a chunk before the next chunk has its turn.
@@ -74,6 +74,16 @@ func (j *Job) OfStage(index int64) *Job {
 			of.Stage.Replicated = append(of.Stage.Replicated, p.Name)
 		}
 	}
+	return &of
+}
+
+// OfChunk returns the job of one chunk of a pipeline stage.
+func (j *Job) OfChunk(stage int64, chunk int) *Job {
+	c := j.Pipeline.Table[stage][chunk]
+	of := *j
+	of.Model, _ = j.Model.Segments([]model.Segment{{First: int(c.First), Blocks: int(c.Layers), Embedding: c.Embedding,
+		Head: c.Loss}})
+	of.Stage = &Stage{Index: stage}
 	return &of
 }
 
@@ -127,6 +137,33 @@ func (r *resolver) pipeline() error {
 	return nil
 }
 
+// UnderWay returns how many micro batches a stage has between their passes at most, counted in full stages: of a stage
+// with two chunks, one in one of them is a half.
+func (p *Pipeline) UnderWay(stage int64) float64 {
+	most, now := 0, 0
+	for _, pass := range p.Passes(stage, p.Simulated()) {
+		if now++; pass.Backward {
+			now -= 2
+		}
+		most = max(most, now)
+	}
+	return float64(most) / float64(len(p.Table[stage]))
+}
+
+// Simulated returns how many micro batches show what a stage holds. 1F1B and its interleaved form repeat themselves
+// once all stages have work.
+func (p *Pipeline) Simulated() int {
+	chunks, enough := len(p.Table[0]), p.Micros
+	switch p.Schedule {
+	case "1F1B":
+		enough = int(p.Degree) + 2
+	case "Interleaved1F1B":
+		group := p.group()
+		enough = (2*chunks*group + 2*int(p.Degree) + group - 1) / group * group
+	}
+	return min(p.Micros, enough)
+}
+
 // askedPipeline returns the pipeline of the flags or of a file, or nil.
 func (r *resolver) askedPipeline() *recipe.Pipeline {
 	if r.PipelineParallel != 0 {
@@ -148,13 +185,12 @@ func (r *resolver) pipelineContradictions(p *recipe.Pipeline) error {
 	if err := refuse(r.againstPipelineEngine(p.Schedule)...); err != nil {
 		return err
 	}
-	cut, _ := j.Model.Segments(nil)
 	tied := slices.ContainsFunc(j.Model.Parameters, func(p model.Parameter) bool { return p.TiedTo != "" })
 	return refuse(
 		contradiction{p.Degree < 1, fmt.Sprintf("--pipeline-parallel is %d, expected 1 or more", p.Degree), ""},
 		contradiction{!slices.Contains(PipelineSchedules, p.Schedule), fmt.Sprintf("the pipeline schedule %q is not "+
 			"planned yet, expected %s", p.Schedule, fault.OneOf(PipelineSchedules...)), ""},
-		contradiction{cut == nil, fmt.Sprintf("plimsoll does not know where %s is cut into pipeline stages",
+		contradiction{!j.Model.IsCuttable(), fmt.Sprintf("plimsoll does not know where %s is cut into pipeline stages",
 			j.Model.Name), "plimsoll cuts models that consist of one stack of blocks"},
 		contradiction{tied && j.DeepSpeed == nil, fmt.Sprintf("%s uses its embedding in the head again, so a pipeline "+
 			"cannot have them in different stages", j.Model.Name), "torchtitan refuses it, too"},
@@ -189,14 +225,21 @@ func (r *resolver) pipelineMicros(p *Pipeline, asked *recipe.Pipeline) error {
 		p.Micros, j.Accumulation = j.Accumulation, 1
 		return nil
 	}
-	if r.MicroBatch > 0 { // of the flags
-		asked = &recipe.Pipeline{Place: asked.Place, MicroBatch: r.MicroBatch}
+	all, each := int(j.MicroBatch), asked.MicroBatch
+	if r.MicroBatch > 0 { // flags say micro batches of the pipeline
+		each = r.MicroBatch
+		if t := r.training; t != nil {
+			all = t.MicroBatch
+		}
+		if r.Accumulation > 0 {
+			all, j.Accumulation = each*r.Accumulation, 1
+		}
 	}
-	if int(j.MicroBatch)%asked.MicroBatch != 0 {
-		return asked.Place.Inputf("a batch of %d sequences cannot be divided into micro batches of %d",
-			j.MicroBatch, asked.MicroBatch).WithHint("change one of the two")
+	if all%each != 0 {
+		return asked.Place.Inputf("a batch of %d sequences cannot be divided into micro batches of %d", all, each).
+			WithHint("change one of the two")
 	}
-	p.Micros, j.MicroBatch = int(j.MicroBatch)/asked.MicroBatch, int64(asked.MicroBatch)
+	p.Micros, j.MicroBatch = all/each, int64(each)
 	return nil
 }
 

@@ -19,6 +19,7 @@ type pipeline struct {
 	inputs  []hold        // of the last chunk
 	sent    []hold        // gradients of inputs; torch since 2.10 keeps the last one only, until it has been sent
 	engine  pipelineEngine
+	left    int // micro batches that are not simulated, as they hold no more than those before
 }
 
 // microBatch is a micro batch on its way through a chunk.
@@ -40,7 +41,9 @@ func (s *simulation) iteratePipeline(iteration ledger.Iteration) {
 	s.clearPipeline()
 	tokens := int64(s.Pipeline.Micros) * s.Sequences() * s.sequence
 	batch := s.gpu.Allocate(ledger.Bytes(s.BatchTensors*8*tokens), ledger.Batch, s.whyBatch)
-	passes := s.Pipeline.Passes(s.Stage.Index)
+	micros := s.simulatedMicros()
+	passes := s.Pipeline.Passes(s.Stage.Index, micros)
+	s.pipeline.left = s.Pipeline.Micros - micros
 	if iteration == ledger.First {
 		s.phase(ledger.Forward, iteration, func() { s.makeBuffers(passes) })
 	}
@@ -103,8 +106,19 @@ func (s *simulation) backwardThrough(c *job.Chunk, key parallel.Pass) {
 	}
 	s.pipeline.sent = append(s.pipeline.sent, s.message())
 	if !c.Sends { // losses keep their graphs until the step ends, and these the inputs (AccumulateGrad)
-		s.pipeline.inputs = append(s.pipeline.inputs, s.message())
+		for range 1 + s.pipeline.left {
+			s.pipeline.inputs = append(s.pipeline.inputs, s.message())
+		}
+		s.pipeline.left = 0
 	}
+}
+
+// simulatedMicros returns how many micro batches are run. Before torch 2.10 a step keeps something of each.
+func (s *simulation) simulatedMicros() int {
+	if !s.Versions.Torch.AtLeast(2, 10, 0) {
+		return s.Pipeline.Micros
+	}
+	return s.Pipeline.Simulated()
 }
 
 // message allocates a buffer for the hidden states of a micro batch.

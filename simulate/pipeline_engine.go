@@ -28,7 +28,7 @@ type pipeBuffer struct {
 
 // iterateEngine runs the passes of an optimizer step as TrainSchedule orders them.
 func (s *simulation) iterateEngine(iteration ledger.Iteration) {
-	passes := s.Pipeline.Passes(s.Stage.Index)
+	passes := s.Pipeline.Passes(s.Stage.Index, s.Pipeline.Micros)
 	e := &s.pipeline.engine
 	if e.buffers == nil { // num_pipe_buffers of TrainSchedule
 		e.buffers = make([]pipeBuffer, max(2, min(s.Stages()-s.Stage.Index, int64(s.Pipeline.Micros))))
