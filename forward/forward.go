@@ -223,12 +223,10 @@ type pass struct {
 	Options
 	network    *model.Network
 	parameters Parameters
-	weights    map[*autograd.Parameter]*autograd.Tensor // cast by autocast
-	cached     []*autograd.Parameter                    // keys of weights, in order
-	ended      bool                                     // the forward pass is over
-	encoded    *autograd.Tensor                         // output of the encoder
-	mask       *autograd.Tensor                         // of all blocks; nil if they share none
-	narrow     bool                                     // the result of a norm goes to matmuls only
+	*casts
+	encoded *autograd.Tensor // output of the encoder
+	mask    *autograd.Tensor // of all blocks; nil if they share none
+	narrow  bool             // the result of a norm goes to matmuls only
 	// The last input of adapters that share a dropout, and the result of its dropout.
 	droppedFrom, dropped *autograd.Tensor
 	blocks               int                // blocks that have begun
@@ -247,10 +245,17 @@ type pass struct {
 	deep    []*autograd.Tensor // of images, for the first blocks
 }
 
+// casts are the weights that autocast has cast, of all stacks and encoders of a pass.
+type casts struct {
+	weights map[*autograd.Parameter]*autograd.Tensor
+	cached  []*autograd.Parameter // keys of weights, in order
+	ended   bool                  // the forward pass is over
+}
+
 // Run runs the forward pass of a micro batch up to the loss.
 func Run(t *autograd.Tape, network *model.Network, parameters Parameters, options Options) Result {
 	p := &pass{Tape: t, Options: options, network: network, parameters: parameters,
-		weights: map[*autograd.Parameter]*autograd.Tensor{}}
+		casts: &casts{weights: map[*autograd.Parameter]*autograd.Tensor{}}}
 	defer p.In(ledger.ResidualActivations, p.whyResidual)() // the default component
 	if p.Offload != nil {
 		p.OffloadTo(p.OffloadMemory, *p.Offload)
@@ -268,9 +273,11 @@ func Run(t *autograd.Tape, network *model.Network, parameters Parameters, option
 			p.masked = p.masked || t.MasksText && p.Images.Count > 0
 		}
 		for i, stack := range network.Stacks {
-			hidden = t.Scope(func() *autograd.Tensor { return p.stack(stack) })
+			hidden = t.Scope(func() *autograd.Tensor { return p.reading(stack).stack(stack) })
 			if i < len(network.Stacks)-1 {
 				p.encoded = hidden
+				t.Hold(hidden) // the outputs have it, too
+				p.outputs = append(p.outputs, hidden)
 			}
 		}
 		if p.Sends {
@@ -285,8 +292,9 @@ func Run(t *autograd.Tape, network *model.Network, parameters Parameters, option
 		}
 		return nil
 	})
-	t.Drop(p.outputs...)
 	p.end()
+	p.widen(result.Logits)
+	t.Drop(p.outputs...)
 	p.ended = true
 	return result
 }
@@ -325,7 +333,7 @@ func (p *pass) stack(s *model.Stack) *autograd.Tensor {
 	} else {
 		x = p.scatter(p.embed(s))
 	}
-	if p.InputGradients || p.Receives {
+	if p.Receives {
 		p.RequireGradient(x)
 	}
 	p.makeMasks(s)
@@ -362,6 +370,9 @@ func (p *pass) follow(before, next *autograd.Tensor) *autograd.Tensor {
 // embed looks up the embeddings of tokens, types and positions.
 func (p *pass) embed(s *model.Stack) *autograd.Tensor {
 	defer p.In(ledger.EmbeddingActivations, p.whyEmbeddings)()
+	if s.Sound != nil {
+		return p.dropout(p.listen(s.Sound), s.EmbeddingDropout)
+	}
 	width := s.EmbeddingWidth
 	if width == 0 {
 		width = p.network.Hidden
@@ -370,7 +381,7 @@ func (p *pass) embed(s *model.Stack) *autograd.Tensor {
 	if s.ScalesEmbedding {
 		x = p.follow(x, p.unary(x, x.DType, saveNothing))
 	}
-	if p.InputGradients && len(p.network.Towers) > 0 {
+	if p.InputGradients {
 		p.RequireGradient(x)
 	}
 	x = p.withImages(x)
@@ -382,7 +393,7 @@ func (p *pass) embed(s *model.Stack) *autograd.Tensor {
 	for _, path := range []string{s.TypeEmbedding, s.PositionEmbedding} {
 		if path != "" {
 			rows := p.Sequence / p.ContextParallel
-			if path == s.TypeEmbedding || s.OwnPositions {
+			if path == s.TypeEmbedding || s.OwnPositions || s.CopiesPositions {
 				rows = p.tokens()
 			}
 			positions := p.lookUp(path, rows*width)
@@ -441,7 +452,7 @@ func (p *pass) block(s *model.Stack, b *model.Block, x *autograd.Tensor) *autogr
 			case model.Parallel:
 				return p.parallel(s, b, x)
 			default:
-				return p.preNorm(s, b, x)
+				return p.limited(b, p.preNorm(s, b, x))
 			}
 		})
 	}
@@ -498,6 +509,14 @@ func (p *pass) trains(b *model.Block) bool {
 		}
 	}
 	return p.trained[b.Path]
+}
+
+// limited limits a result in fp16 to its range, if the block does so.
+func (p *pass) limited(b *model.Block, x *autograd.Tensor) *autograd.Tensor {
+	if !b.ClampsHalf || x.DType != dtype.F16 {
+		return x
+	}
+	return p.follow(x, p.unary(x, x.DType, saveInput))
 }
 
 func (p *pass) preNorm(s *model.Stack, b *model.Block, x *autograd.Tensor) *autograd.Tensor {

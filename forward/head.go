@@ -73,11 +73,15 @@ func (p *pass) head(x *autograd.Tensor) Result {
 	}
 	loss := p.crossEntropy(logits)
 	p.HasLogits()
-	if h.NarrowLoss && p.Autocast != dtype.Invalid && logits.DType != dtype.F32 {
-		// accelerate's convert_outputs_to_fp32
+	return Result{Loss: loss, Logits: logits}
+}
+
+// widen makes the fp32 copy of logits that accelerate returns (convert_outputs_to_fp32), once autocast has ended.
+func (p *pass) widen(logits *autograd.Tensor) {
+	if p.network.Head.NarrowLoss && p.Autocast != dtype.Invalid && logits != nil && logits.DType != dtype.F32 {
+		defer p.In(ledger.LogitsAndLoss, p.whyLogits)()
 		p.Drop(p.cast(logits, dtype.F32))
 	}
-	return Result{Loss: loss, Logits: logits}
 }
 
 // secondLoss computes the loss of a program beside that of the model (compute_log_probs in LLaMA-Factory's

@@ -91,7 +91,6 @@ func (p *pass) encode(t *model.Tower) *autograd.Tensor {
 		}
 		return v.follow(x, v.steps(t.After, x))
 	})
-	p.cached = v.cached
 	return features
 }
 
@@ -193,18 +192,8 @@ func (p *pass) view(x *autograd.Tensor, elements int64) *autograd.Tensor {
 // convolve runs the convolution that makes rows of patches. The pixels are in fp32.
 func (p *pass) convolve(s *model.Step) *autograd.Tensor {
 	return p.hooked(s.Path, func() *autograd.Tensor {
-		w := p.parameter(s.Path + ".weight")
 		pixels := p.New(p.Images.Pixels(p.tower), p.compute())
-		weight := p.weight(w)
-		o := autograd.Operation{Inputs: []*autograd.Tensor{pixels, weight},
-			Outputs: []autograd.Output{{Elements: p.patches() * s.Width, DType: p.compute()}}}
-		if w.Trainable {
-			o.Saved = append(o.Saved, pixels)
-		}
-		if bias := p.parameter(s.Path + ".bias"); bias != nil {
-			o.Inputs = append(o.Inputs, bias.Tensor())
-		}
-		rows := p.Do(o)[0]
+		rows := p.convolution(s.Path, pixels, p.patches()*s.Width)
 		p.Drop(pixels)
 		if p.HooksImages {
 			p.RequireGradient(rows)
@@ -242,11 +231,8 @@ func (p *pass) interpolate(s *model.Step, x *autograd.Tensor) *autograd.Tensor {
 // downsample runs a convolution that makes one row of several.
 func (p *pass) downsample(s *model.Step, x *autograd.Tensor) *autograd.Tensor {
 	return p.hooked(s.Path, func() *autograd.Tensor {
-		w, bias := p.parameter(s.Path+".weight"), p.parameter(s.Path+".bias")
 		input := p.cast(x, p.compute())
-		o := p.factors(input, p.weight(w), x.Elements/p.network.Hidden/s.Rows*s.Width, p.compute())
-		o.Inputs = append(o.Inputs, bias.Tensor())
-		y := p.Do(o)[0]
+		y := p.convolution(s.Path, input, x.Elements/p.network.Hidden/s.Rows*s.Width)
 		p.dropCasts(x, input)
 		return y
 	})

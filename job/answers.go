@@ -43,6 +43,9 @@ func (r *resolver) answers() error {
 			j.ReferenceType = cmp.Or(precisions[strings.ToLower(name)].weights, j.ReferenceType)
 		}
 	}
+	if j.Model.Network.Sound() != nil {
+		j.BatchTensors = 1
+	}
 	if j.Model.Network.Head.PerSequence {
 		j.BatchTensors = 2 // labels are one number a sequence, or none
 	}

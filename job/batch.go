@@ -51,7 +51,17 @@ func (r *resolver) batch() error {
 		if longest := positions(j.Model.Network, j.Model.Parameters); longest > 0 {
 			j.Sequence = min(j.Sequence, longest)
 		}
-		r.assume("sequences of %d tokens: --seq-len was not given", j.Sequence)
+		what := "sequences"
+		if j.Model.Network.Sound() != nil {
+			what = "labels"
+		}
+		r.assume("%s of %d tokens: --seq-len was not given", what, j.Sequence)
+	}
+	if h := j.Model.Network.Sound(); h != nil {
+		r.assume("every spectrum has %d frames, which the encoder reads however short the sound is", h.Frames())
+		if r.compiled() {
+			r.assume("a compiled encoder of sound was not compared with PyTorch")
+		}
 	}
 	if j.MicroBatch == 0 {
 		j.MicroBatch = 1

@@ -24,7 +24,7 @@ func (r *resolver) images() error {
 	}
 	if len(towers) == 0 {
 		if r.Request.Images != nil || r.ImageSize != "" {
-			return fault.Inputf("--images and --image-size are for models that read images, but %s reads tokens only",
+			return fault.Inputf("--images and --image-size are for models that read images, but %s reads none",
 				j.Model.Name).WithHint("leave them out")
 		}
 		return nil
@@ -70,10 +70,15 @@ func (r *resolver) unplannedImages() error {
 	if !r.job.Versions.Transformers.AtLeast(5, 0, 0) {
 		r.assume("the encoder of images is planned as in transformers 5, and the modules have their names there")
 	}
-	if r.Compile || r.training != nil && r.training.TorchCompile || compiles(r.launch) {
+	if r.compiled() {
 		r.assume("a compiled encoder of images was not compared with PyTorch")
 	}
 	return nil
+}
+
+// compiled reports whether torch.compile is asked for.
+func (r *resolver) compiled() bool {
+	return r.Compile || r.training != nil && r.training.TorchCompile || compiles(r.launch)
 }
 
 // imageSize returns height and width of an image as the encoder reads it.
@@ -141,7 +146,7 @@ func (r *resolver) freezes() (map[model.Part]bool, error) {
 			return nil, fault.Inputf("--freeze has %q, expected %s", name, fault.OneOf(model.PartNames()...))
 		}
 		if !multimodal {
-			return nil, fault.Inputf("--freeze is for models that read images, but %s reads tokens only", j.Model.Name).
+			return nil, fault.Inputf("--freeze is for models that read images, but %s reads none", j.Model.Name).
 				WithHint("leave it out; with --adapter the weights of the model are frozen")
 		}
 		parts[part] = true

@@ -150,6 +150,7 @@ var architectures = withClassifiers([]architecture{
 	{"BartForConditionalGeneration", "bart", bart.describe},
 	{"MBartForConditionalGeneration", "mbart", mBART.describe},
 	{"PegasusForConditionalGeneration", "pegasus", pegasus.describe},
+	{"WhisperForConditionalGeneration", "whisper", whisper},
 	{"DistilBertForMaskedLM", "distilbert", distilBERT(bertMasked)},
 	{"DistilBertForSequenceClassification", "distilbert", distilBERT(bertClassification)},
 	{"DistilBertForTokenClassification", "distilbert", distilBERT(bertTokens)},

@@ -121,6 +121,12 @@ func compareArchitecture(t *testing.T, request job.Request, want []ledger.Bytes)
 			t.Fatalf("more passes than %d", len(want)/2)
 		}
 		peak, end := without(phase, ledger.MatmulWorkspaces)
+		if h := j.Model.Network.Sound(); h != nil && phase.Name == ledger.Backward { // and so it has with sound
+			sound := ledger.Bytes(4 * j.Sequences() * h.Bins * h.Frames())
+			if end -= sound; request.Precision != "fp32" { // which saves it
+				peak -= sound
+			}
+		}
 		if phase.Name == ledger.Backward { // the script has dropped the images
 			for _, tower := range j.Model.Network.Towers {
 				pixels := ledger.Bytes(4 * j.Images.Pixels(tower))

@@ -63,6 +63,7 @@ func jobs(t *testing.T) map[string]job.Request {
 		"latent attention":  {Model: "deepseek-v2-lite"},
 		"linear attention":  {Model: "qwen3-next-80b-a3b", FSDP: "2", GPUs: 8},
 		"T5":                {Model: "t5-base"},
+		"Whisper":           {Model: "whisper-tiny", Sequence: 448, Precision: "amp-bf16", Recompute: "full"},
 		"T5 under autocast": {Model: "t5-small", Precision: "amp-bf16", Recompute: "full"},
 		"BERT":              {Model: "bert-large", Precision: "fp32"},
 		"GPT-2":             {Model: "gpt2", Precision: "amp-fp16"},

@@ -152,10 +152,11 @@ func (s *simulation) options() forward.Options {
 	}
 }
 
-// hooksImages reports whether gradient checkpointing makes the patches of images need a gradient, frozen or not
-// (enable_input_require_grads in transformers/modeling_utils.py).
+// hooksImages reports whether gradient checkpointing makes the patches of images or the rows of sound need a gradient,
+// frozen or not (enable_input_require_grads in transformers/modeling_utils.py).
 func (s *simulation) hooksImages() bool {
-	return len(s.Model.Network.Towers) > 0 && s.OfTransformers() && s.Versions.Transformers.AtLeast(5, 0, 0)
+	reads := len(s.Model.Network.Towers) > 0 || s.Model.Network.Sound() != nil && s.Adapter != nil
+	return reads && s.OfTransformers() && s.Versions.Transformers.AtLeast(5, 0, 0)
 }
 
 // phase runs body as a phase of both devices.
@@ -241,19 +242,25 @@ func (s *simulation) iterate(iteration ledger.Iteration) {
 }
 
 func (s *simulation) whyBatch() string {
-	what := map[int64]string{2: "token ids and mask", 3: "token ids, labels and mask",
+	what := map[int64]string{1: "labels", 2: "token ids and mask", 3: "token ids, labels and mask",
 		6: "token ids, labels and mask of answers and of mismatched answers"}[s.BatchTensors]
 	images := ""
 	if s.Images.Count > 0 {
 		images = fmt.Sprintf("; pixels of %d images in fp32", s.Images.Count)
 	}
+	if h := s.Model.Network.Sound(); h != nil {
+		images = fmt.Sprintf("; spectra of %s frames x %d in fp32", ledger.Count(h.Frames()), h.Bins)
+	}
 	return fmt.Sprintf("%s in int64: %d x %s tokens x %d x 8 B%s", what, s.Sequences(), ledger.Count(s.Sequence),
 		s.BatchTensors, images)
 }
 
-// pixelBytes returns the size of the images of a micro batch, in fp32.
+// pixelBytes returns the size of the images or the sound of a micro batch, in fp32.
 func (s *simulation) pixelBytes() int64 {
 	var sum int64
+	if h := s.Model.Network.Sound(); h != nil {
+		sum = 4 * s.Sequences() * h.Bins * h.Frames()
+	}
 	for _, t := range s.Model.Network.Towers {
 		sum += 4 * s.Images.Pixels(t)
 	}

@@ -413,6 +413,8 @@ def build_model(arguments):
     model.train()
     if config.model_type == "llama4":  # it takes pixels in the type of its weights only, which autocast converts to
         model.vision_model.patch_embedding.linear.register_forward_pre_hook(lambda _, args: (args[0].to(dtype),))
+    if config.model_type == "whisper":  # as it takes the spectrum in the type of its weights only
+        model.model.encoder.conv1.register_forward_pre_hook(lambda _, args: (args[0].to(dtype),))
     if arguments.gradient_checkpointing:
         settings = {"use_reentrant": arguments.use_reentrant}
         if arguments.device == "fake":
@@ -492,6 +494,10 @@ class PretendScaler(torch.amp.GradScaler):
 
 def make_inputs(config, arguments, architecture, device):
     shape = arguments.batch, arguments.seq_len
+    if config.model_type == "whisper":
+        frames = 2 * config.max_source_positions
+        return {"input_features": torch.rand(arguments.batch, config.num_mel_bins, frames, device=device),
+                "labels": torch.randint(0, config.vocab_size, shape, device=device)}
     vocabulary = config.get_text_config().vocab_size
     tokens = torch.randint(0, vocabulary, shape, device=device)
     if "SequenceClassification" in architecture:
