@@ -280,6 +280,9 @@ func Run(t *autograd.Tape, network *model.Network, parameters Parameters, option
 				p.outputs = append(p.outputs, hidden)
 			}
 		}
+		if network.OnlyImages() {
+			hidden = p.encode(network.Towers[0])
+		}
 		if p.Sends {
 			result = Result{Loss: hidden}
 		} else {

@@ -292,6 +292,9 @@ func (p *pass) classify(h *model.Head, x *autograd.Tensor) Result {
 	}
 	first := p.Do(autograd.Operation{Inputs: []*autograd.Tensor{x},
 		Outputs: []autograd.Output{{Elements: rows * p.network.Hidden, DType: x.DType, View: true}}})[0]
+	if h.Average {
+		first = p.withAverage(x, first)
+	}
 	p.Drop(x)
 	dense := h.Pooler
 	if h.Dense != "" {
@@ -304,6 +307,19 @@ func (p *pass) classify(h *model.Head, x *autograd.Tensor) Result {
 	first = p.dropout(first, h.Dropout)
 	logits := p.linear(h.Projection, first, h.Outputs)
 	return Result{Loss: p.crossEntropy(logits), Logits: logits}
+}
+
+// withAverage puts the average of all rows but the first beside the first.
+func (p *pass) withAverage(x, first *autograd.Tensor) *autograd.Tensor {
+	return p.Scope(func() *autograd.Tensor {
+		others := p.view(x, x.Elements-first.Elements)
+		average := p.Do(autograd.Operation{Inputs: []*autograd.Tensor{others},
+			Outputs: []autograd.Output{{Elements: first.Elements, DType: x.DType}}})[0]
+		joined := p.Do(autograd.Operation{Inputs: []*autograd.Tensor{first, average},
+			Outputs: []autograd.Output{{Elements: 2 * first.Elements, DType: x.DType}}})[0]
+		p.Drop(first)
+		return joined
+	})
 }
 
 // fusedLoss computes logits, loss and gradients for a chunk of tokens at a time

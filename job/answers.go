@@ -46,7 +46,9 @@ func (r *resolver) answers() error {
 	if j.Model.Network.Sound() != nil {
 		j.BatchTensors = 1
 	}
-	if j.Model.Network.Head.PerSequence {
+	if j.Model.Network.OnlyImages() {
+		j.BatchTensors = 0
+	} else if j.Model.Network.Head.PerSequence {
 		j.BatchTensors = 2 // labels are one number a sequence, or none
 	}
 	a := r.Inputs.answers()

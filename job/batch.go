@@ -46,6 +46,13 @@ func (r *resolver) batch() error {
 			}
 		}
 	}
+	if j.Model.Network.OnlyImages() {
+		if r.Sequence > 0 || r.UsualSequence > 0 {
+			return fault.Inputf("--seq-len and --usual-seq-len are for models that read tokens, but %s reads images only",
+				j.Model.Name).WithHint("leave them out; --image-size is for models that read images of any size")
+		}
+		j.Sequence = 1 // images sets it
+	}
 	if j.Sequence == 0 {
 		j.Sequence = 2048
 		if longest := positions(j.Model.Network, j.Model.Parameters); longest > 0 {
@@ -65,7 +72,11 @@ func (r *resolver) batch() error {
 	}
 	if j.MicroBatch == 0 {
 		j.MicroBatch = 1
-		r.assume("a micro batch of 1 sequence: --micro-batch was not given")
+		what := "sequence"
+		if j.Model.Network.OnlyImages() {
+			what = "image"
+		}
+		r.assume("a micro batch of 1 %s: --micro-batch was not given", what)
 	}
 	j.Accumulation = max(1, j.Accumulation)
 	j.UsualSequence = int64(r.UsualSequence)

@@ -32,6 +32,9 @@ func (r *resolver) images() error {
 	if err := r.unplannedImages(); err != nil {
 		return err
 	}
+	if j.Model.Network.OnlyImages() {
+		return r.onlyImages(towers[0].Image)
+	}
 	perSequence := 1
 	if r.Request.Images != nil {
 		perSequence = *r.Request.Images
@@ -61,11 +64,34 @@ func (r *resolver) images() error {
 	return nil
 }
 
+// onlyImages sets the images of a micro batch for a model that reads nothing else.
+func (r *resolver) onlyImages(i model.Image) error {
+	j := r.job
+	if n := r.Request.Images; n != nil && *n != 1 {
+		return fault.Inputf("--images is %d, but %s reads one image at a time", *n, j.Model.Name).
+			WithHint("give --micro-batch instead")
+	}
+	height, width, err := r.imageSize(i, 1)
+	if err != nil {
+		return err
+	}
+	j.Sequence = i.Patches(height, width) + i.Class
+	r.assume("every image is a sequence of %d rows: %d patches of %d x %d pixels, and %d for the whole image",
+		j.Sequence, i.Patches(height, width), i.Patch, i.Patch, i.Class)
+	j.Images = forward.Images{Count: j.Sequences(), Height: height, Width: width,
+		Tokens: j.Sequences() * j.Sequence}
+	return nil
+}
+
 // unplannedImages refuses and notes settings that are not planned with an encoder of images.
 func (r *resolver) unplannedImages() error {
 	if r.ContextParallel > 1 {
 		return fault.Inputf("context parallelism is not planned for models that read images").
 			WithHint("leave --context-parallel out")
+	}
+	if r.TensorParallel > 1 && r.job.Model.Network.OnlyImages() {
+		return fault.Inputf("tensor parallelism is not planned for models that read images only").
+			WithHint("leave --tensor-parallel out")
 	}
 	if !r.job.Versions.Transformers.AtLeast(5, 0, 0) {
 		r.assume("the encoder of images is planned as in transformers 5, and the modules have their names there")
@@ -90,12 +116,18 @@ func (r *resolver) imageSize(i model.Image, images int64) (height, width int64, 
 	}
 	if i.Height > 0 && i.Sizes == nil {
 		if height > 0 && (height != i.Height || width != i.Width) {
+			hint := "leave it out; an image that is cut into tiles counts as so many --images"
+			if r.job.Model.Network.OnlyImages() {
+				hint = "leave it out; for images of another size, change image_size of config.json"
+			}
 			return 0, 0, fault.Inputf("--image-size is %s, but the encoder of %s reads images of %d x %d pixels",
-				r.ImageSize, r.job.Model.Name, i.Height, i.Width).
-				WithHint("leave it out; an image that is cut into tiles counts as so many --images")
+				r.ImageSize, r.job.Model.Name, i.Height, i.Width).WithHint(hint)
 		}
-		r.assume("images of %d x %d pixels, which the encoder reads; an image that is cut into tiles counts as so many",
-			i.Height, i.Width)
+		text := "images of %d x %d pixels, which the encoder reads; an image that is cut into tiles counts as so many"
+		if r.job.Model.Network.OnlyImages() {
+			text = "images of %d x %d pixels, which the model reads"
+		}
+		r.assume(text, i.Height, i.Width)
 		return i.Height, i.Width, nil
 	}
 	f := r.Inputs.framework
@@ -106,6 +138,9 @@ func (r *resolver) imageSize(i model.Image, images int64) (height, width int64, 
 		height, width = side, side
 		r.assume("images of %d x %d pixels, the most that image_max_pixels allows: --image-size was not given", side,
 			side)
+	case i.Usual > 0:
+		height, width = i.Usual, i.Usual
+		r.assume("images of %d x %d pixels, which the processor makes: --image-size was not given", height, width)
 	default:
 		height, width = defaultSide, defaultSide
 		tokens := func() int64 {
@@ -184,6 +219,9 @@ func (r *resolver) freezeParts() error {
 		open = r.Inputs.framework.Freezes.Open
 	}
 	j.Model = j.Model.Freeze(parts, open...)
+	if !slices.ContainsFunc(j.Model.Parameters, func(p model.Parameter) bool { return !p.Frozen }) {
+		return fault.Inputf("%s has no parameters but frozen ones", j.Model.Name).WithHint("train at least one part")
+	}
 	if len(r.Freeze) == 0 {
 		r.assume("%s frozen, as %s says or has as a default", strings.Join(names, " and "), r.Inputs.framework.File)
 	}

@@ -92,6 +92,8 @@ type Head struct {
 	// PerSequence reports whether there is one output per sequence, not per
 	// token.
 	PerSequence bool
+	// Average reports whether a head per sequence reads the average of the rows behind the first, too.
+	Average bool
 	// EveryToken reports whether a head per sequence computes the outputs of all
 	// tokens and takes those of the last.
 	EveryToken bool
@@ -335,6 +337,9 @@ func (n *Network) Sound() *Sound {
 	}
 	return n.Stacks[0].Sound
 }
+
+// OnlyImages reports whether the model reads images and no tokens.
+func (n *Network) OnlyImages() bool { return len(n.Stacks) == 0 && len(n.Towers) > 0 }
 
 // Linears returns the paths of the linear modules without the head's
 // projection, in the order of the forward pass.

@@ -244,6 +244,9 @@ func (s *simulation) iterate(iteration ledger.Iteration) {
 func (s *simulation) whyBatch() string {
 	what := map[int64]string{1: "labels", 2: "token ids and mask", 3: "token ids, labels and mask",
 		6: "token ids, labels and mask of answers and of mismatched answers"}[s.BatchTensors]
+	if s.Model.Network.OnlyImages() {
+		return fmt.Sprintf("pixels of %d images of %d x %d in fp32", s.Images.Count, s.Images.Height, s.Images.Width)
+	}
 	images := ""
 	if s.Images.Count > 0 {
 		images = fmt.Sprintf("; pixels of %d images in fp32", s.Images.Count)

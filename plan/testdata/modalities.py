@@ -40,7 +40,8 @@ def main():
                 flags = ["--gradient-checkpointing"] if checkpointing != "none" else []
                 if checkpointing == "adapted":
                     flags += ["--lora", lora.name]
-                phases = measure(["--config", str(path), "--batch", "2", "--seq-len", "256", "--steps", "1", "--json",
+                phases = measure(["--config", str(path), "--batch", "2", "--seq-len", "256", "--image-size", "224x224",
+                                  "--steps", "1", "--json",
                                   "--precision", precision, "--attention", attention, *flags])
                 passes = [p for p in phases["phases"] if p["phase"] in ("forward", "backward")]
                 print(name, precision, attention, checkpointing, *(f"{p['peak']} {p['end']}" for p in passes), flush=True)

@@ -494,6 +494,10 @@ class PretendScaler(torch.amp.GradScaler):
 
 def make_inputs(config, arguments, architecture, device):
     shape = arguments.batch, arguments.seq_len
+    if config.model_type in ("vit", "deit", "dinov2"):
+        side = int(arguments.image_size.partition("x")[0]) if config.model_type == "dinov2" else config.image_size
+        return {"pixel_values": torch.rand(arguments.batch, config.num_channels, side, side, device=device),
+                "labels": torch.zeros(arguments.batch, dtype=torch.long, device=device)}
     if config.model_type == "whisper":
         frames = 2 * config.max_source_positions
         return {"input_features": torch.rand(arguments.batch, config.num_mel_bins, frames, device=device),
