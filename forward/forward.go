@@ -272,6 +272,10 @@ func Run(t *autograd.Tape, network *model.Network, parameters Parameters, option
 		for _, t := range network.Towers {
 			p.masked = p.masked || t.MasksText && p.Images.Count > 0
 		}
+		var images *autograd.Tensor
+		if network.Head.Contrast != nil {
+			images = p.encode(network.Towers[0])
+		}
 		for i, stack := range network.Stacks {
 			hidden = t.Scope(func() *autograd.Tensor { return p.reading(stack).stack(stack) })
 			if i < len(network.Stacks)-1 {
@@ -283,9 +287,12 @@ func Run(t *autograd.Tape, network *model.Network, parameters Parameters, option
 		if network.OnlyImages() {
 			hidden = p.encode(network.Towers[0])
 		}
-		if p.Sends {
+		switch {
+		case p.Sends:
 			result = Result{Loss: hidden}
-		} else {
+		case images != nil:
+			result = p.contrast(network.Head.Contrast, images, hidden)
+		default:
 			result = p.withRouterLoss(p.head(p.gather(hidden)))
 		}
 		p.Drop(p.states...)

@@ -41,7 +41,7 @@ func (p *pass) whyTower() string {
 // withImages puts the results of the encoders in the place of embeddings of tokens.
 func (p *pass) withImages(x *autograd.Tensor) *autograd.Tensor {
 	for _, t := range p.network.Towers {
-		if p.Images.Count == 0 {
+		if p.Images.Count == 0 || p.network.Head.Contrast != nil {
 			break
 		}
 		features := p.encode(t)
@@ -158,6 +158,10 @@ func (p *pass) step(s *model.Step, x *autograd.Tensor) *autograd.Tensor {
 		return p.position(s, x)
 	case model.Locate:
 		return p.hooked(parent(s.Path), func() *autograd.Tensor { return p.locate(s, x) })
+	case model.First:
+		return p.view(x, p.Batch*p.network.Hidden)
+	case model.Pool:
+		return p.pool(s, x)
 	case model.Dropout:
 		return p.dropout(x, s.Share)
 	case model.Average:

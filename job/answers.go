@@ -48,7 +48,7 @@ func (r *resolver) answers() error {
 	}
 	if j.Model.Network.OnlyImages() {
 		j.BatchTensors = 0
-	} else if j.Model.Network.Head.PerSequence {
+	} else if j.Model.Network.Head.PerSequence || j.Model.Network.Head.Contrast != nil {
 		j.BatchTensors = 2 // labels are one number a sequence, or none
 	}
 	a := r.Inputs.answers()

@@ -62,6 +62,9 @@ func (r *resolver) batch() error {
 		if j.Model.Network.Sound() != nil {
 			what = "labels"
 		}
+		if j.Model.Network.Head.Contrast != nil {
+			what = "texts"
+		}
 		r.assume("%s of %d tokens: --seq-len was not given", what, j.Sequence)
 	}
 	if h := j.Model.Network.Sound(); h != nil {

@@ -32,8 +32,8 @@ func (r *resolver) images() error {
 	if err := r.unplannedImages(); err != nil {
 		return err
 	}
-	if j.Model.Network.OnlyImages() {
-		return r.onlyImages(towers[0].Image)
+	if j.Model.Network.OnlyImages() || j.Model.Network.Head.Contrast != nil {
+		return r.oneImage(towers[0].Image)
 	}
 	perSequence := 1
 	if r.Request.Images != nil {
@@ -64,8 +64,8 @@ func (r *resolver) images() error {
 	return nil
 }
 
-// onlyImages sets the images of a micro batch for a model that reads nothing else.
-func (r *resolver) onlyImages(i model.Image) error {
+// oneImage sets the images of a micro batch for a model that reads one at a time: alone, or with a text.
+func (r *resolver) oneImage(i model.Image) error {
 	j := r.job
 	if n := r.Request.Images; n != nil && *n != 1 {
 		return fault.Inputf("--images is %d, but %s reads one image at a time", *n, j.Model.Name).
@@ -75,11 +75,13 @@ func (r *resolver) onlyImages(i model.Image) error {
 	if err != nil {
 		return err
 	}
-	j.Sequence = i.Patches(height, width) + i.Class
+	rows := i.Patches(height, width) + i.Class
+	if j.Model.Network.OnlyImages() {
+		j.Sequence = rows
+	}
 	r.assume("every image is a sequence of %d rows: %d patches of %d x %d pixels, and %d for the whole image",
-		j.Sequence, i.Patches(height, width), i.Patch, i.Patch, i.Class)
-	j.Images = forward.Images{Count: j.Sequences(), Height: height, Width: width,
-		Tokens: j.Sequences() * j.Sequence}
+		rows, i.Patches(height, width), i.Patch, i.Patch, i.Class)
+	j.Images = forward.Images{Count: j.Sequences(), Height: height, Width: width, Tokens: j.Sequences() * rows}
 	return nil
 }
 
@@ -89,8 +91,8 @@ func (r *resolver) unplannedImages() error {
 		return fault.Inputf("context parallelism is not planned for models that read images").
 			WithHint("leave --context-parallel out")
 	}
-	if r.TensorParallel > 1 && r.job.Model.Network.OnlyImages() {
-		return fault.Inputf("tensor parallelism is not planned for models that read images only").
+	if r.TensorParallel > 1 && !r.job.Model.Network.Generates() {
+		return fault.Inputf("tensor parallelism is not planned for models that read images and write no text").
 			WithHint("leave --tensor-parallel out")
 	}
 	if !r.job.Versions.Transformers.AtLeast(5, 0, 0) {
@@ -117,14 +119,14 @@ func (r *resolver) imageSize(i model.Image, images int64) (height, width int64, 
 	if i.Height > 0 && i.Sizes == nil {
 		if height > 0 && (height != i.Height || width != i.Width) {
 			hint := "leave it out; an image that is cut into tiles counts as so many --images"
-			if r.job.Model.Network.OnlyImages() {
+			if !r.job.Model.Network.Generates() {
 				hint = "leave it out; for images of another size, change image_size of config.json"
 			}
 			return 0, 0, fault.Inputf("--image-size is %s, but the encoder of %s reads images of %d x %d pixels",
 				r.ImageSize, r.job.Model.Name, i.Height, i.Width).WithHint(hint)
 		}
 		text := "images of %d x %d pixels, which the encoder reads; an image that is cut into tiles counts as so many"
-		if r.job.Model.Network.OnlyImages() {
+		if !r.job.Model.Network.Generates() {
 			text = "images of %d x %d pixels, which the model reads"
 		}
 		r.assume(text, i.Height, i.Width)

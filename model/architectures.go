@@ -151,6 +151,8 @@ var architectures = withClassifiers([]architecture{
 	{"MBartForConditionalGeneration", "mbart", mBART.describe},
 	{"PegasusForConditionalGeneration", "pegasus", pegasus.describe},
 	{"WhisperForConditionalGeneration", "whisper", whisper},
+	{"CLIPModel", "clip", clipPair.describe},
+	{"SiglipModel", "siglip", siglipPair.describe},
 	{"ViTForImageClassification", "vit", vit.describe},
 	{"ViTModel", "vit", vitBare.describe},
 	{"DeiTForImageClassification", "deit", deit.describe},

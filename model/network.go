@@ -98,6 +98,8 @@ type Head struct {
 	// tokens and takes those of the last.
 	EveryToken bool
 	Dropout    float64 // before the projection
+	// Contrast compares images with texts. It is nil for other heads.
+	Contrast *Contrast
 	// Value is a linear module with one output for every token, beside the projection, or "".
 	Value string
 }
@@ -338,6 +340,11 @@ func (n *Network) Sound() *Sound {
 	return n.Stacks[0].Sound
 }
 
+// Generates reports whether a language model behind an encoder of images generates text.
+func (n *Network) Generates() bool {
+	return len(n.Towers) > 0 && len(n.Stacks) > 0 && n.Head.Contrast == nil
+}
+
 // OnlyImages reports whether the model reads images and no tokens.
 func (n *Network) OnlyImages() bool { return len(n.Stacks) == 0 && len(n.Towers) > 0 }
 
@@ -397,6 +404,9 @@ func (n *Network) Linears() []string {
 		add(s.ProjectOut)
 	}
 	add(n.Head.Dense, n.Head.Pooler)
+	if c := n.Head.Contrast; c != nil {
+		add(c.Projection)
+	}
 	return slices.Clip(paths)
 }
 

@@ -150,6 +150,8 @@ const (
 	Interpolate                 // adds rows between those of a square table at Path
 	Downsample                  // a convolution that makes one row of Rows: Path, Width
 	Gate                        // FeedForward
+	First                       // the first row of every image
+	Pool                        // a row of all of an image, by attention of Rows heads: Path, Norm, FeedForward
 	Dropout                     // of elements, with the probability Share
 	Pack                        // the rows of tiles side by side, the parameter at Path behind each row
 )
@@ -266,6 +268,8 @@ func (t *Tower) linears() []string {
 				paths = append(paths, step.Path)
 			case Gate:
 				paths = append(paths, step.FeedForward.Gate, step.FeedForward.Up, step.FeedForward.Down)
+			case Pool:
+				paths = append(paths, step.FeedForward.Up, step.FeedForward.Down)
 			}
 		}
 	}

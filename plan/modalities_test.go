@@ -30,7 +30,7 @@ func TestModalities(t *testing.T) {
 			Precision: fields[1], MicroBatch: 2, Attention: fields[2],
 			Torch: strings.Split(torch, "+")[0], Transformers: transformers,
 		}
-		if strings.HasPrefix(fields[0], "whisper") {
+		if name := fields[0]; strings.HasPrefix(name, "whisper") || strings.Contains(name, "lip") {
 			q.Sequence = 256
 		}
 		if fields[3] != "none" {

@@ -494,6 +494,10 @@ class PretendScaler(torch.amp.GradScaler):
 
 def make_inputs(config, arguments, architecture, device):
     shape = arguments.batch, arguments.seq_len
+    if config.model_type in ("clip", "siglip"):
+        side = config.vision_config.image_size
+        return {"input_ids": torch.randint(0, config.text_config.vocab_size, shape, device=device), "return_loss": True,
+                "pixel_values": torch.rand(arguments.batch, 3, side, side, device=device)}
     if config.model_type in ("vit", "deit", "dinov2"):
         side = int(arguments.image_size.partition("x")[0]) if config.model_type == "dinov2" else config.image_size
         return {"pixel_values": torch.rand(arguments.batch, config.num_channels, side, side, device=device),
@@ -604,7 +608,7 @@ def train(arguments, measurement, device):
     measurement.owners["optimizer"] = lambda: [
         t for t in tree_leaves(list(optimizer.state.values())) if isinstance(t, torch.Tensor)]
     inputs = None
-    measurement.owners["inputs"] = lambda: list((inputs or {}).values())
+    measurement.owners["inputs"] = lambda: [t for t in (inputs or {}).values() if isinstance(t, torch.Tensor)]
 
     for step in range(1, arguments.steps + 1):
         for micro in range(1, arguments.accumulation + 1):
