@@ -52,13 +52,12 @@ func (v visionModel) describe(s scope) {
 		}
 		t.Before = []Step{e.convolution("patch_embeddings.projection", image, hidden, true), first,
 			{Kind: Locate, Path: e.module("position_embeddings"), Rows: rows}, {Kind: Dropout, Share: dropout}}
-		list := body
-		if v.dino {
-			t.BlockClass, list = "Dinov2Layer", body.in("encoder")
-		}
-		name := "layers"
-		if v.dino {
-			name = "layer"
+		list, name := body, "layers"
+		switch {
+		case v.dino:
+			t.BlockClass, list, name = "Dinov2Layer", body.in("encoder"), "layer"
+		case v.distilled:
+			t.BlockClass = "DeiTLayer"
 		}
 		list.blocks(stack, name, s.size("num_hidden_layers"), func(s scope, _ int64, b *Block) {
 			b.Dropout = dropout
