@@ -16,9 +16,10 @@ import (
 var authors = []string{
 	"01-ai", "ai21labs", "agentica-org", "allenai", "arcee-ai", "bigcode", "bigscience", "bytedance-seed", "cerebras",
 	"codellama", "cohereforai", "coherelabs", "deepseek-ai", "distil-whisper", "eleutherai", "facebook", "google",
-	"google-t5", "huggingfacetb", "ibm-granite", "laion", "liquidai", "llava-hf", "meta-llama", "microsoft", "minimaxai",
-	"mistralai", "moonshotai", "mosaicml", "nvidia", "openai", "openai-community", "opengvlab", "openlm-research", "qwen",
-	"stabilityai", "state-spaces", "swiss-ai", "tencent", "thudm", "tiiuae", "tinyllama", "togethercomputer", "zai-org",
+	"google-t5", "huggingfacetb", "ibm-granite", "laion", "liquidai", "llava-hf", "meta-llama", "microsoft",
+	"minimaxai", "mistralai", "moonshotai", "mosaicml", "nvidia", "openai", "openai-community", "opengvlab",
+	"openlm-research", "qwen", "stabilityai", "state-spaces", "swiss-ai", "tencent", "thudm", "tiiuae", "tinyllama",
+	"togethercomputer", "zai-org",
 	"huggyllama", "nousresearch", // have copies of Meta's models
 	"mistral-community", // has copies of Mistral AI's models
 }
