@@ -66,7 +66,8 @@ func (c contrastive) texts(t scope, hidden int64) {
 	stack := t.stack(hidden, Stack{Causal: !c.sigmoid})
 	e := body.in("embeddings")
 	stack.TokenEmbedding = e.embedding("token_embedding", t.size("vocab_size"), hidden)
-	stack.PositionEmbedding = e.embedding("position_embedding", t.sizeOr(c.positions, "max_position_embeddings"), hidden)
+	positions := t.sizeOr(c.positions, "max_position_embeddings")
+	stack.PositionEmbedding = e.embedding("position_embedding", positions, hidden)
 	body.in("encoder").blocks(stack, "layers", t.size("num_hidden_layers"), c.tower.fill)
 	stack.FinalNorm = body.layerNorm("final_layer_norm", hidden)
 }
