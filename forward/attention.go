@@ -325,8 +325,12 @@ func (p *pass) repeat(x *autograd.Tensor, times int64) *autograd.Tensor {
 }
 
 func (p *pass) whyScores() string {
-	return fmt.Sprintf("scores of every pair of %s tokens for every head, %s: eager attention",
-		ledger.Count(p.Sequence), p.kept())
+	tokens := p.Sequence
+	if h := p.network.Sound(); h != nil {
+		tokens = h.Rows
+	}
+	return fmt.Sprintf("scores of every pair of %s tokens for every head, %s: eager attention", ledger.Count(tokens),
+		p.kept())
 }
 
 // scores runs attention that materializes the scores of all pairs of tokens.

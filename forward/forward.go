@@ -226,6 +226,7 @@ type pass struct {
 	network    *model.Network
 	parameters Parameters
 	*casts
+	length  int64            // of the sequences of tokens
 	encoded *autograd.Tensor // output of the encoder
 	mask    *autograd.Tensor // of all blocks; nil if they share none
 	narrow  bool             // the result of a norm goes to matmuls only
@@ -256,7 +257,7 @@ type casts struct {
 
 // Run runs the forward pass of a micro batch up to the loss.
 func Run(t *autograd.Tape, network *model.Network, parameters Parameters, options Options) Result {
-	p := &pass{Tape: t, Options: options, network: network, parameters: parameters,
+	p := &pass{Tape: t, Options: options, network: network, parameters: parameters, length: options.Sequence,
 		casts: &casts{weights: map[*autograd.Parameter]*autograd.Tensor{}}}
 	defer p.In(ledger.ResidualActivations, p.whyResidual)() // the default component
 	if p.Offload != nil {
@@ -424,11 +425,18 @@ func (p *pass) embed(s *model.Stack) *autograd.Tensor {
 }
 
 func (p *pass) whyEmbeddings() string {
+	if h := p.network.Sound(); h != nil {
+		return fmt.Sprintf("the convolutions of %d spectra of %s frames x %d with their activations, and looked-up "+
+			"embeddings of the labels", p.Batch, ledger.Count(h.Frames()), p.network.Hidden)
+	}
 	return fmt.Sprintf("looked-up embeddings: %s x %d", p.batch(), p.network.Hidden)
 }
 
 // batch describes a micro batch in a reason.
 func (p *pass) batch() string {
+	if h := p.network.Sound(); h != nil {
+		return fmt.Sprintf("%d x %s rows of sound and %s tokens", p.Batch, ledger.Count(h.Rows), ledger.Count(p.length))
+	}
 	return fmt.Sprintf("%d x %s tokens", p.Batch, ledger.Count(p.Sequence))
 }
 
@@ -611,8 +619,12 @@ func (p *pass) residual(x, made *autograd.Tensor) *autograd.Tensor {
 }
 
 func (p *pass) whyResidual() string {
+	tokens := p.Batch * p.Sequence
+	if h := p.network.Sound(); h != nil {
+		tokens = p.Batch * (h.Rows + p.length)
+	}
 	return fmt.Sprintf("the residual stream: %s tokens x %d, for every block that keeps or recomputes from it",
-		ledger.Count(p.Batch*p.Sequence), p.network.Hidden)
+		ledger.Count(tokens), p.network.Hidden)
 }
 
 // hooked runs body between the hooks of a module.

@@ -1,11 +1,8 @@
 package forward
 
 import (
-	"fmt"
-
 	"plimsoll/autograd"
 	"plimsoll/dtype"
-	"plimsoll/ledger"
 	"plimsoll/model"
 )
 
@@ -21,10 +18,6 @@ func (p *pass) reading(s *model.Stack) *pass {
 
 // listen runs the convolutions of an encoder of sound, and adds positions.
 func (p *pass) listen(h *model.Sound) *autograd.Tensor {
-	defer p.In(ledger.EmbeddingActivations, func() string {
-		return fmt.Sprintf("two convolutions of the spectrum: %d sequences of %s frames x %d, with their activations",
-			p.Batch, ledger.Count(h.Frames()), p.network.Hidden)
-	})()
 	frames := p.New(p.spectrum(h), p.compute())
 	x := p.convolveFrames(h.First, frames, h.Frames())
 	p.Drop(frames)
