@@ -29,10 +29,14 @@ func (r *resolver) batch() error {
 	}
 	if d := j.DeepSpeed; d != nil && (d.Batch.Micro > 0 || d.Batch.Train > 0) {
 		if j.MicroBatch == 0 || j.Accumulation == 0 {
-			n := r.sequenceRanks() // they share a micro batch
+			n := r.sequenceRanks() * max(1, r.PipelineParallel) // they share a micro batch
 			if j.World%n != 0 {
-				return fault.File(d.File).Inputf("%d ranks cannot be divided into groups of %d that share a sequence",
-					j.World, n).WithHint(fmt.Sprintf("give a number of GPUs that is a multiple of %d", n))
+				shared := "a sequence"
+				if r.PipelineParallel > 1 {
+					shared = "micro batches"
+				}
+				return fault.File(d.File).Inputf("%d ranks cannot be divided into groups of %d that share %s",
+					j.World, n, shared).WithHint(fmt.Sprintf("give a number of GPUs that is a multiple of %d", n))
 			}
 			b, err := d.ResolveBatch(j.World / n)
 			if err != nil {

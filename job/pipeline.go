@@ -14,7 +14,7 @@ import (
 )
 
 // Pipeline says how pipeline stages share the blocks of a model and the micro batches of a step
-// (torch.distributed.pipelining).
+// (torch.distributed.pipelining, or DeepSpeed's PipelineEngine).
 type Pipeline struct {
 	Degree   int64  // ranks that a micro batch goes through
 	Schedule string // one of PipelineSchedules
@@ -41,6 +41,8 @@ func (p *Pipeline) group() int { return p.Micros / max(1, p.Micros/int(p.Degree)
 type Stage struct {
 	Index  int64
 	Chunks []Chunk
+	// Replicated are the parameters that another stage has, too: the head's weight that is the embedding's.
+	Replicated []string
 }
 
 // Chunk is a range of blocks that a stage runs at a time.
@@ -62,6 +64,15 @@ func (j *Job) OfStage(index int64) *Job {
 	of.Stage = &Stage{Index: index}
 	for i, n := range networks {
 		of.Stage.Chunks = append(of.Stage.Chunks, Chunk{n, !segments[i].Embedding, !segments[i].Head})
+	}
+	kept := map[string]bool{}
+	for _, p := range of.Model.Parameters {
+		kept[p.Name] = p.TiedTo == ""
+	}
+	for _, p := range j.Model.Parameters {
+		if p.TiedTo != "" && kept[p.Name] {
+			of.Stage.Replicated = append(of.Stage.Replicated, p.Name)
+		}
 	}
 	return &of
 }
@@ -89,6 +100,9 @@ func (r *resolver) pipeline() error {
 		return err
 	}
 	counts, err := layersOfStages(asked, len(j.Model.Network.Blocks()))
+	if j.DeepSpeed != nil {
+		counts, err = r.layersOfModule(asked.Degree)
+	}
 	if err != nil {
 		return where.Inputf("%v", err).WithHint("change the number of stages or of layers in a stage")
 	}
@@ -101,7 +115,7 @@ func (r *resolver) pipeline() error {
 	case !looped && chunks > 1:
 		return where.Inputf("the schedule %s has one stage on a rank, and this model is cut into %d a rank", p.Schedule,
 			chunks).WithHint("cut it into fewer stages, or take Interleaved1F1B")
-	case p.Schedule == "1F1B" && p.Micros < int(p.Degree):
+	case p.Schedule == "1F1B" && p.Micros < int(p.Degree) && j.DeepSpeed == nil:
 		return where.Inputf("1F1B needs at least as many micro batches as stages, %d, and a step has %d", p.Degree,
 			p.Micros).WithHint("make the batch larger or its micro batches smaller, or give --grad-accum beside " +
 			"--pipeline-parallel")
@@ -131,18 +145,19 @@ func (r *resolver) askedPipeline() *recipe.Pipeline {
 // pipelineContradictions refuses what a pipeline is not planned with.
 func (r *resolver) pipelineContradictions(p *recipe.Pipeline) error {
 	j := r.job
+	if err := refuse(r.againstPipelineEngine(p.Schedule)...); err != nil {
+		return err
+	}
 	cut, _ := j.Model.Segments(nil)
 	tied := slices.ContainsFunc(j.Model.Parameters, func(p model.Parameter) bool { return p.TiedTo != "" })
 	return refuse(
 		contradiction{p.Degree < 1, fmt.Sprintf("--pipeline-parallel is %d, expected 1 or more", p.Degree), ""},
 		contradiction{!slices.Contains(PipelineSchedules, p.Schedule), fmt.Sprintf("the pipeline schedule %q is not "+
 			"planned yet, expected %s", p.Schedule, fault.OneOf(PipelineSchedules...)), ""},
-		contradiction{j.DeepSpeed != nil, "DeepSpeed's pipeline engine is not planned yet",
-			"plimsoll plans the pipelines of torch.distributed.pipelining and of Megatron-LM"},
 		contradiction{cut == nil, fmt.Sprintf("plimsoll does not know where %s is cut into pipeline stages",
 			j.Model.Name), "plimsoll cuts models that consist of one stack of blocks"},
-		contradiction{tied, fmt.Sprintf("%s uses its embedding in the head again, so a pipeline cannot have them in "+
-			"different stages", j.Model.Name), "torchtitan refuses it, too"},
+		contradiction{tied && j.DeepSpeed == nil, fmt.Sprintf("%s uses its embedding in the head again, so a pipeline "+
+			"cannot have them in different stages", j.Model.Name), "torchtitan refuses it, too"},
 		contradiction{j.OnCPU, "a pipeline on CPUs is not planned", ""},
 		contradiction{j.StepsInBackward, "a pipeline whose optimizer steps in the backward pass is not planned yet",
 			""},
@@ -158,6 +173,8 @@ func (r *resolver) besidePipeline() error {
 	return refuse(
 		contradiction{j.Answers != nil || j.Reference != nil, "a pipeline with a reference model is not planned yet",
 			""},
+		contradiction{j.DeepSpeed != nil && j.Parallel.Tensor*j.Parallel.Context*j.Parallel.Expert > 1, "DeepSpeed's " +
+			"pipeline engine with tensor, sequence or expert parallelism is not planned yet", ""},
 		contradiction{j.Offload != nil, "states that come from the host are not planned with a pipeline yet", ""},
 		contradiction{j.FSDP != nil && j.FSDP.Version == 1, "a pipeline whose stages FSDP1 shards is not planned yet",
 			"PyTorch's pipelines go with FSDP2"},

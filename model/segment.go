@@ -40,7 +40,21 @@ func (m *Model) Segments(segments []Segment) (*Model, []*Network) {
 		}
 		return !embedding
 	})
+	cut.untie()
 	return &cut, networks
+}
+
+// untie gives a parameter storage of its own where the one it shares storage with is in another stage.
+func (m *Model) untie() {
+	here := map[string]bool{}
+	for _, p := range m.Parameters {
+		here[p.Name] = true
+	}
+	for i, p := range m.Parameters {
+		if !here[p.TiedTo] {
+			m.Parameters[i].TiedTo = ""
+		}
+	}
 }
 
 // with returns the network with these blocks, with or without what comes behind them.

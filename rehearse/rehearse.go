@@ -56,10 +56,20 @@ type Measurement struct {
 	Timeline *Timeline
 }
 
+// Unit is what the parts of an activity are.
+type Unit int
+
+// The units of activities. Of Shares only their part of the whole means something to a reader.
+const (
+	Counts Unit = iota
+	Bytes
+	Shares
+)
+
 // Progress follows what a rehearsal is doing.
 type Progress interface {
-	// Begin starts an activity of a number of parts.
-	Begin(activity string, parts int64)
+	// Begin starts an activity of a number of parts, -1 where the number is not known.
+	Begin(activity string, parts int64, unit Unit)
 	// Advance reports parts as done. It may be called from many threads.
 	Advance(parts int64)
 	// End ends the activity.
@@ -82,12 +92,12 @@ func (p *Placement) Run(ctx context.Context, progress Progress) (m *Measurement,
 			mapped += a.Mapped()
 		}
 	}
-	progress.Begin("allocating memory", int64(mapped))
+	progress.Begin("allocating memory", int64(mapped), Bytes)
 	for _, s := range t.all() {
 		s.Populate(ctx, func(size ledger.Bytes) { progress.Advance(int64(size)) })
 	}
 	progress.End()
-	progress.Begin("writing weights", p.Held)
+	progress.Begin("writing weights", p.Held, Shares)
 	t.each(func(s *engine.Shard, first int64, c kernel.Chunk) {
 		if ctx.Err() == nil {
 			synthetic.State(s.Config().Rank, first, c)
@@ -102,7 +112,7 @@ func (p *Placement) Run(ctx context.Context, progress Progress) (m *Measurement,
 		return nil, err
 	}
 	after := make([]probe.Memory, 0, 2)
-	progress.Begin("optimizer steps", int64(p.Steps))
+	progress.Begin("optimizer steps", int64(p.Steps), Counts)
 	defer progress.End()
 	for i := range p.Steps {
 		if ctx.Err() != nil {

@@ -18,6 +18,7 @@ type pipeline struct {
 	outputs []*microBatch // whose outputs the schedule keeps for its caller
 	inputs  []hold        // of the last chunk
 	sent    []hold        // gradients of inputs; torch since 2.10 keeps the last one only, until it has been sent
+	engine  pipelineEngine
 }
 
 // microBatch is a micro batch on its way through a chunk.
@@ -31,6 +32,10 @@ func (s *simulation) iteratePipeline(iteration ledger.Iteration) {
 	s.micro, s.micros, s.sequence = 0, 1, s.Sequence
 	if s.UsualSequence > 0 && iteration == ledger.Steady {
 		s.sequence = s.UsualSequence
+	}
+	if s.DeepSpeed != nil {
+		s.iterateEngine(iteration)
+		return
 	}
 	s.clearPipeline()
 	tokens := int64(s.Pipeline.Micros) * s.Sequences() * s.sequence
@@ -191,6 +196,11 @@ func (s *simulation) messageBytes() int64 {
 }
 
 func (s *simulation) whyBuffers() string {
+	if s.DeepSpeed != nil {
+		return fmt.Sprintf("hidden states and their gradients between pipeline stages: %v each, received into one "+
+			"buffer and copied into one of %d pipe buffers (deepspeed/runtime/pipe/engine.py)",
+			ledger.Bytes(s.messageBytes()), len(s.pipeline.engine.buffers))
+	}
 	return fmt.Sprintf("hidden states and their gradients on their way between pipeline stages: %v for each of %d "+
 		"micro batches (torch/distributed/pipelining/stage.py)", ledger.Bytes(s.messageBytes()), s.Pipeline.Micros)
 }

@@ -130,7 +130,7 @@ func unmodelled(j *job.Job) string {
 	case j.HostExperts != nil:
 		return "experts on the host"
 	case j.Pipeline != nil:
-		return "pipeline stages of PyTorch"
+		return "pipeline stages of PyTorch or DeepSpeed"
 	}
 	return ""
 }
