@@ -15,9 +15,9 @@ import (
 // authors are the organizations on the hub whose models the catalog has.
 var authors = []string{
 	"01-ai", "agentica-org", "ai21labs", "allenai", "arcee-ai", "bigcode", "bigscience", "bytedance-seed",
-	"canopylabs", "cerebras", "codellama", "cohereforai", "coherelabs", "deepcogito", "deepseek-ai", "eleutherai",
-	"facebook", "google", "google-t5", "huggingfacetb", "ibm-granite", "katanemo", "liquidai", "llava-hf",
-	"meta-llama", "microsoft", "minimaxai", "mistralai", "moonshotai", "mosaicml", "nvidia", "openai",
+	"canopylabs", "cerebras", "codellama", "cohereforai", "coherelabs", "deepcogito", "deepseek-ai", "distil-whisper",
+	"eleutherai", "facebook", "google", "google-t5", "huggingfacetb", "ibm-granite", "katanemo", "laion", "liquidai",
+	"llava-hf", "meta-llama", "microsoft", "minimaxai", "mistralai", "moonshotai", "mosaicml", "nvidia", "openai",
 	"openai-community", "opengvlab", "openlm-research", "paddlepaddle", "qwen", "skywork", "stabilityai",
 	"state-spaces", "swiss-ai", "tencent", "thudm", "tiiuae", "tinyllama", "togethercomputer", "xiaomimimo",
 	"zai-org",
@@ -57,6 +57,7 @@ var irregular = map[string]string{
 	"llama-3.3-70b":                   "llama-3.1-70b",
 	"gpt-oss-safeguard-20b":           "gpt-oss-20b",
 	"gpt-oss-safeguard-120b":          "gpt-oss-120b",
+	"distil-large-v3.5":               "distil-large-v3",
 	"redpajama-incite-base-3b-v1":     "redpajama-incite-3b",
 	"redpajama-incite-chat-3b-v1":     "redpajama-incite-3b",
 	"qwq-32b":                         "qwen2.5-32b",

@@ -38,6 +38,9 @@ func spreadOf(j *job.Job, c simulate.RankClass) Spread {
 	tensor, context := max(1, j.Parallel.Tensor), max(1, j.Parallel.Context)
 	tokens := j.Sequences() * j.Sequence / context
 	blocks := n.Blocks()
+	if n.OnlyImages() {
+		blocks = n.Towers[0].Network.Blocks()
+	}
 	computed := j.ComputeType()
 	if j.AutocastType != dtype.Invalid {
 		computed = j.AutocastType

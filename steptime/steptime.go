@@ -118,6 +118,8 @@ func unmodelled(j *job.Job) string {
 	switch {
 	case j.Images.Count > 0:
 		return "encoders of images"
+	case j.Model.Network.Sound() != nil:
+		return "encoders of sound"
 	case slices.ContainsFunc(j.Model.Network.Blocks(), func(b model.Block) bool { return b.Attention.Delta != nil }):
 		return "recurrent layers"
 	case j.Answers != nil && j.Answers.Mismatched != job.Never:

@@ -15,7 +15,7 @@ import sys
 from transformers import CONFIG_MAPPING
 
 TYPES = (
-    "clip_vision_model siglip_vision_model pixtral internvl_vision idefics3_vision smolvlm_vision "
+    "clip_vision_model clip_text_model siglip_vision_model siglip_text_model pixtral internvl_vision idefics3_vision smolvlm_vision "
     "qwen2_vl_vision qwen2_5_vl_vision qwen3_vl_vision qwen3_vl_moe_vision "
     "qwen3_5_vision qwen3_5_moe_vision llama4_vision_model glm4v_vision glm4v_moe_vision mllama_vision_model "
     "qwen2_audio_encoder voxtral_encoder qwen2_5_omni_audio_encoder qwen2_5_omni_vision_encoder gemma4_vision "
