@@ -1,3 +1,5 @@
+//go:build linux
+
 // Package bench measures how near an update comes to the speed limit of memory. The speed of memory differs from host
 // to host and from minute to minute, so no time is judged alone. Rounds of the update alternate with rounds that move
 // the same bytes without arithmetic, over the same arenas and by the same workers. The result is the median of the

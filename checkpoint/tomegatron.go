@@ -16,8 +16,6 @@ import (
 	"slices"
 	"strconv"
 
-	"github.com/google/renameio/v2"
-
 	"plimsoll/fault"
 	"plimsoll/files"
 	"plimsoll/optim/kernel"
@@ -63,7 +61,7 @@ func (c *Checkpoint) WriteMegatron(
 	}
 	number, _ := strconv.Atoi(name[len("iter_"):]) // digits
 	latest := filepath.Join(directory, latestName)
-	if err := renameio.WriteFile(latest, fmt.Append(nil, number), 0o644); err != nil {
+	if err := files.Replace(latest, fmt.Append(nil, number)); err != nil {
 		return err
 	}
 	return syncFolder(directory)
@@ -419,7 +417,7 @@ func literalAt(text []byte) (float64, error) {
 
 // replacePickle writes the archive again, with another pickle.
 func (a *archive) replacePickle(path string, pickle []byte) error {
-	file, err := renameio.NewPendingFile(path, renameio.WithPermissions(0o644), beside(path))
+	file, err := files.NewPending(path)
 	if err != nil {
 		return err
 	}

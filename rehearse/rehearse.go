@@ -1,3 +1,5 @@
+//go:build linux
+
 // Package rehearse runs real optimizer steps on this host, over real bytes with synthetic weights and gradients. It
 // measures how much host memory a training job will hold and how long a step will take. It compares the step with the
 // speed limit of the host's memory. No GPU, weights or network are needed.

@@ -1,3 +1,5 @@
+//go:build linux
+
 package report
 
 import (
@@ -137,29 +139,6 @@ func inkOf(a rehearse.Activity) int {
 }
 
 func (g Gantt) markdown() string { return "```\n" + g.text(layout{}) + "```\n" }
-
-// ganttChart is a picture in SVG.
-type ganttChart struct {
-	Width, Height int
-	Rows          []ganttRow
-	Bars          []ganttBar
-	Ticks         []tick
-	Legend        []ganttKey
-}
-
-type ganttRow struct {
-	Y    int
-	Name string
-}
-
-type ganttBar struct {
-	X, Width float64
-	Y        int
-	Class    string
-	Title    string
-}
-
-type ganttKey struct{ Class, Name string }
 
 // The size of a row in pixels.
 const (

@@ -13,7 +13,6 @@ import (
 	"plimsoll/checkpoint"
 	"plimsoll/fault"
 	"plimsoll/optim/kernel"
-	"plimsoll/rehearse"
 	"plimsoll/report"
 )
 
@@ -256,7 +255,7 @@ func convert(c *cobra.Command, path, out string, flags conversion, to checkpoint
 
 // leave writes the checkpoint for another program.
 func leave(
-	c *cobra.Command, opened *checkpoint.Checkpoint, out string, flags conversion, progress rehearse.Progress,
+	c *cobra.Command, opened *checkpoint.Checkpoint, out string, flags conversion, progress progress,
 ) error {
 	write, reader := opened.WriteTorch, "torch.load"
 	switch {
@@ -286,7 +285,7 @@ func leave(
 
 // open opens the checkpoint to convert.
 func open(
-	c *cobra.Command, path string, flags conversion, progress rehearse.Progress,
+	c *cobra.Command, path string, flags conversion, progress progress,
 ) (*checkpoint.Checkpoint, error) {
 	var read func(context.Context, string, func(int64)) (*checkpoint.Checkpoint, error)
 	switch flags.from {

@@ -7,14 +7,21 @@ import (
 	"time"
 
 	"github.com/schollz/progressbar/v3"
+	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
 	"plimsoll/fault"
-	"plimsoll/rehearse"
 )
 
+// progress follows what a verb is doing: activities one after the other, each of a number of parts.
+type progress interface {
+	Begin(activity string, parts int64)
+	Advance(parts int64)
+	End()
+}
+
 // newProgress draws a bar on a terminal. Anywhere else it writes a line at the start and the end of an activity.
-func newProgress(terminal *os.File, stderr io.Writer) rehearse.Progress {
+func newProgress(terminal *os.File, stderr io.Writer) progress {
 	if stderr == terminal && term.IsTerminal(int(terminal.Fd())) {
 		return &bar{out: stderr}
 	}
@@ -57,4 +64,11 @@ func (l *lines) Advance(int64) {}
 
 func (l *lines) End() {
 	fmt.Fprintf(l.out, "%s: %.1f s\n", l.activity, time.Since(l.began).Seconds())
+}
+
+// logTo returns a function that writes a message to the user while ranks run.
+func logTo(c *cobra.Command) func(format string, values ...any) {
+	return func(format string, values ...any) {
+		fmt.Fprintf(c.ErrOrStderr(), "plimsoll: %s\n", fault.Printable(fmt.Sprintf(format, values...)))
+	}
 }

@@ -7,7 +7,6 @@ import (
 	"io"
 	"os"
 	"os/signal"
-	"runtime/debug"
 	"strings"
 	"syscall"
 
@@ -88,24 +87,17 @@ every byte went.`,
 		RunE:          func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	root.SetFlagErrorFunc(badFlag)
-	root.AddCommand(benchCommand())
 	root.AddCommand(bindingCommand())
 	root.AddCommand(checkpointCommand())
 	root.AddCommand(compareCommand())
 	root.AddCommand(explainCommand())
 	root.AddCommand(exportCommand())
 	root.AddCommand(fitCommand())
-	root.AddCommand(keepCommand())
 	root.AddCommand(planCommand())
 	root.AddCommand(roadsCommand())
-	root.AddCommand(rehearseCommand())
-	root.AddCommand(restoreCommand())
-	root.AddCommand(runCommand())
-	root.AddCommand(serveCommand())
-	root.AddCommand(statCommand())
 	root.AddCommand(topologyCommand())
-	root.AddCommand(tuneCommand())
-	root.AddCommand(watchCommand())
+	root.AddCommand(versionCommand())
+	root.AddCommand(linuxCommands()...)
 	root.SetGlobalNormalizationFunc(presentName)
 	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), "Flags.FlagUsages |", "Flags | usages |"))
 	return root
@@ -126,13 +118,4 @@ func noArguments(c *cobra.Command, arguments []string) error {
 		e.Hint = "did you mean " + c.CommandPath() + " " + nearest + "?"
 	}
 	return e
-}
-
-// version returns the module's version where the binary was installed as a module, and the commit otherwise.
-func version() string {
-	info, ok := debug.ReadBuildInfo()
-	if !ok {
-		return "unknown"
-	}
-	return info.Main.Version
 }
