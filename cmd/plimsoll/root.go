@@ -93,6 +93,7 @@ every byte went.`,
 	root.AddCommand(explainCommand())
 	root.AddCommand(exportCommand())
 	root.AddCommand(fitCommand())
+	root.AddCommand(manualCommand())
 	root.AddCommand(planCommand())
 	root.AddCommand(roadsCommand())
 	root.AddCommand(topologyCommand())
