@@ -37,8 +37,11 @@ test-wasm: ## Run the planner's tests as WebAssembly (needs node; installs it on
 		-run 'Version|Anywhere|NeedLinux' ./cmd/plimsoll
 
 .PHONY: test
-test: ## Run all tests
-	$(GO) test -timeout 20m ./...
+test: ## Run all tests (a few that fail run once more, as tests of real processes depend on the host)
+	@mkdir -p bin
+	$(TOOL) gotestsum --format pkgname --hide-summary skipped --rerun-fails=1 --rerun-fails-max-failures=6 \
+		--rerun-fails-report bin/rerun.txt --packages=./... -- -timeout 20m
+	@! test -s bin/rerun.txt || { echo "These tests failed and ran once more:"; cat bin/rerun.txt; }
 	$(GO) test -tags purego ./optim/... ./engine/...
 	$(GO) -C experiments test ./...
 
@@ -113,6 +116,11 @@ lint: ## Check format, vet, staticcheck and generated files
 	$(GO) mod tidy -diff
 	$(GO) -C experiments mod tidy -diff
 	$(GO) mod verify
+
+.PHONY: licenses
+licenses: ## Check the licenses of what the program contains, and write them to bin/NOTICES.txt
+	@mkdir -p bin
+	GO=$(GO) scripts/licenses bin/NOTICES.txt
 
 .PHONY: generate
 generate: ## Write the assembly kernels again

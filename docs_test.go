@@ -7,11 +7,14 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/jdkato/prose/summarize"
 )
 
 const (
-	meanWords = 18 // of the sentences of a document, at most
+	meanWords = 17 // of the sentences of a document, at most
 	mostWords = 40 // of any sentence
+	leastEase = 50 // of a document, by Flesch: 60 to 70 is plain English, below 50 is difficult
 )
 
 var (
@@ -69,7 +72,13 @@ func measure(sentences []string) (mean float64, long []string) {
 	return float64(words) / float64(max(len(sentences), 1)), long
 }
 
-// TestDocsArePlain limits the length of the sentences of every document.
+// readingEase returns Flesch's reading ease of sentences: 206.835 - 1.015 words a sentence - 84.6 syllables a word
+// (Flesch, A New Readability Yardstick, 1948).
+func readingEase(sentences []string) float64 {
+	return summarize.NewDocument(strings.Join(sentences, "\n\n")).FleschReadingEase()
+}
+
+// TestDocsArePlain limits the length of the sentences and of the words of every document.
 func TestDocsArePlain(t *testing.T) {
 	documents := []string{"README.md", "CONTRIBUTING.md", "CHANGELOG.md"}
 	for _, folder := range []string{"docs", "experiments"} {
@@ -92,6 +101,9 @@ func TestDocsArePlain(t *testing.T) {
 			mean, long := measure(all)
 			if mean > meanWords {
 				t.Errorf("%d sentences of %.1f words on average, at most %d are plain", len(all), mean, meanWords)
+			}
+			if ease := readingEase(all); ease < leastEase {
+				t.Errorf("a reading ease of %.0f, at least %d is plain", ease, leastEase)
 			}
 			for _, s := range long {
 				t.Errorf("a sentence of %d words, at most %d are plain: %s", len(strings.Fields(s)), mostWords, s)
@@ -139,8 +151,8 @@ func TestDocsMeasure(t *testing.T) {
 		mean           float64
 		long           int
 	}{
-		{"at the limits", words(18), 18, 0},
-		{"mean too long", words(18) + words(19), 18.5, 0},
+		{"at the limits", words(17), 17, 0},
+		{"mean too long", words(17) + words(18), 17.5, 0},
 		{"longest sentence", words(40) + words(2), 21, 0},
 		{"sentence too long", words(41) + words(1) + words(3), 15, 1},
 		{"a list does not join", strings.Repeat("* "+words(9)+"\n", 6), 9, 0},
@@ -150,5 +162,15 @@ func TestDocsMeasure(t *testing.T) {
 		if mean, long := measure(sentences(c.markdown)); mean != c.mean || len(long) != c.long {
 			t.Errorf("%s: mean %g, %d too long, want %g and %d", c.name, mean, len(long), c.mean, c.long)
 		}
+	}
+}
+
+// TestReadingEase holds the measure against texts that are known to be easy and difficult.
+func TestReadingEase(t *testing.T) {
+	easy := readingEase([]string{"The cat sat on the mat.", "It was a warm day, and the sun shone."})
+	hard := readingEase([]string{"Instrumentation of heterogeneous infrastructure necessitates prioritization.",
+		"Characterization of allocation irregularities facilitates diagnosability."})
+	if easy < 90 || hard > leastEase {
+		t.Errorf("an easy text has %.0f, a difficult one %.0f", easy, hard)
 	}
 }

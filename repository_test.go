@@ -268,6 +268,20 @@ func TestGoModReplacesNothing(t *testing.T) {
 	}
 }
 
+// TestDocsIndex looks for every page in the index of the docs.
+func TestDocsIndex(t *testing.T) {
+	pages, err := filepath.Glob("docs/*.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	index := read(t, "docs/README.md")
+	for _, page := range pages {
+		if name := filepath.Base(page); name != "README.md" && !strings.Contains(index, "]("+name+")") {
+			t.Errorf("docs/README.md has no link to %s", name)
+		}
+	}
+}
+
 // TestReadmeCommandsExist compares the two commands of the README with the Makefile.
 func TestReadmeCommandsExist(t *testing.T) {
 	readme, makefile, ci := read(t, "README.md"), read(t, "Makefile"), read(t, ".ci/run")

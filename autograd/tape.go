@@ -443,6 +443,7 @@ const (
 	EightBit
 	GPTQ // dequantized in the forward pass: the backward pass needs that copy
 	AWQ  // dequantized in both passes
+	AQLM // as AWQ, in one piece
 )
 
 // Bytes returns the size of the parameter in memory.

@@ -169,7 +169,10 @@ func (p *pass) mixture(m *model.Mixture, x *autograd.Tensor) *autograd.Tensor {
 	}
 	weights := p.route(m, x)
 	var y *autograd.Tensor
-	if p.ScattersExperts && m.Fused() {
+	if m.Hosted {
+		y = p.hostedExperts(m, x, weights)
+		p.Drop(weights)
+	} else if p.ScattersExperts && m.Fused() {
 		y = p.Scope(func() *autograd.Tensor { return p.scattered(m, x, weights) })
 		p.Drop(weights)
 	} else {
@@ -349,6 +352,11 @@ func (p *pass) route(m *model.Mixture, x *autograd.Tensor) *autograd.Tensor {
 func (p *pass) routerLogits(m *model.Mixture, x *autograd.Tensor) *autograd.Tensor {
 	count := int64(len(m.Experts))
 	w := p.parameter(m.Router + ".weight")
+	if m.Hosted && m.WideRouter && p.parameters.Adapters[m.Router] != nil { // _DeepseekRouterLinear, which PEFT adapts
+		wide := p.cast(x, dtype.F32)
+		defer p.dropCasts(x, wide)
+		return p.linear(m.Router, x, count)
+	}
 	if !m.WideRouter || p.Autocast != dtype.Invalid && !m.IgnoresAutocast || w.Quantized != autograd.Unquantized {
 		return p.linear(m.Router, x, count)
 	}

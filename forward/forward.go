@@ -117,6 +117,8 @@ type Options struct {
 	Tiles int64
 	// ScattersExperts runs experts by axolotl's kernels of ScatterMoE.
 	ScattersExperts bool
+	// HostRanks is the number of ranks whose tokens KTransformers' experts on the host take, 0 without such experts.
+	HostRanks int64
 	// RoutersTogether is the loss of the load of experts before transformers 5.23: the
 	// logits of all routers are joined, with a number for each token, chosen expert and
 	// expert.

@@ -246,6 +246,10 @@ func (p *pass) bare(path string, x *autograd.Tensor, out int64) *autograd.Tensor
 	case autograd.AWQ: // the backward pass copies the weight for each sequence (AwqGemmFn)
 		o.Saved = append(o.Saved, input)
 		o.Scratch, o.BackwardScratch = w.Elements*compute.Size(), (1+p.Batch)*w.Elements*compute.Size()
+	case autograd.AQLM: // _QuantizedMatmul saves the input, and copies the result or its gradient to scale it
+		o.Saved = append(o.Saved, input)
+		o.Scratch = (w.Elements + o.Outputs[0].Elements) * compute.Size()
+		o.BackwardScratch = o.Scratch
 	default:
 		// bitsandbytes dequantizes the weight in both passes.
 		expanded := w.Elements * compute.Size()

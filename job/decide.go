@@ -92,9 +92,9 @@ func Decide(in *Inputs, o Overrides) (*Job, error) {
 	r := &resolver{Request: o.apply(in.request), Inputs: in,
 		job: &Job{Model: in.model, Reference: in.reference, DeepSpeed: deepSpeed, FSDP: in.fsdp, Files: in.files,
 			Allocator: in.request.Allocator}}
-	for _, step := range []func() error{r.framework, r.engine, r.versions, r.ranks, r.single, r.learn, r.batch,
-		r.images, r.freezeParts, r.precision, r.freeze, r.quantization, r.adapter, r.optimizer, r.attention,
-		r.recompute, r.loss, r.pipeline, r.parallel, r.sharding, r.unplannedTargets, r.answers, r.offload,
+	for _, step := range []func() error{r.framework, r.engine, r.versions, r.hostExperts, r.ranks, r.single,
+		r.learn, r.batch, r.images, r.freezeParts, r.precision, r.freeze, r.quantization, r.adapter, r.optimizer,
+		r.attention, r.recompute, r.loss, r.pipeline, r.parallel, r.sharding, r.unplannedTargets, r.answers, r.offload,
 		r.contradictions, r.unplanned} {
 		if err := step(); err != nil {
 			return nil, err

@@ -292,4 +292,5 @@ var quantizations = map[string]recipe.Quantization{
 	"int8":   {Bits: 8},
 	"gptq":   {Method: "gptq", Bits: 4, Group: 128},
 	"awq":    {Method: "awq", Bits: 4, Group: 128},
+	"aqlm":   {Method: "aqlm", Bits: 2, Group: 8, Codebooks: 1, CodeBits: 16},
 }

@@ -100,6 +100,8 @@ type Job struct {
 	// until the next forward pass is done, as a hand-written loop does.
 	HoldsOutputs bool
 
+	HostExperts *HostExperts // nil: the experts are a part of the model
+
 	Optimizer Optimizer
 	Offload   *StateOffload // nil: the states stay where the optimizer makes them
 	Clip      float64

@@ -48,6 +48,12 @@ func (r *resolver) packed(q *recipe.Quantization) {
 		how = "both passes make the weight in 16 bits, the backward pass a copy for each sequence (AwqGEMMLinear of " +
 			"GPTQModel)"
 	}
+	if q.Method == "aqlm" {
+		r.assume("AQLM in %d bits: %d codes of %d bits for %d inputs; both passes make the weight in 16 bits "+
+			"(code%[2]dx%[3]d_matmat_dequant of aqlm 1.1.7); its memory was not measured on a GPU", q.Bits, q.Codebooks,
+			q.CodeBits, q.Group)
+		return
+	}
 	r.assume("%s in %d bits, with a scale for %d inputs (0: all): %s; its memory was not measured on a GPU",
 		strings.ToUpper(q.Method), q.Bits, q.Group, how)
 }

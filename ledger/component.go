@@ -51,6 +51,7 @@ const (
 	VisionActivations      Component = "activations_vision"
 	RecomputedActivations  Component = "activations_recomputed"
 	OffloadedActivations   Component = "activations_offloaded"
+	ExpertActivations      Component = "activations_experts"
 	LogitsAndLoss          Component = "logits_and_loss"
 	AutocastWeights        Component = "autocast_weights"
 	FakeQuantizedWeights   Component = "fake_quantized_weights"
@@ -91,6 +92,9 @@ const (
 	SharedMasterGradients  Component = "master_gradients_dev_shm"
 	SharedStaleParameters  Component = "stale_parameters_dev_shm"
 	SelectedGradients      Component = "selected_gradients"
+	TransposedWeights      Component = "transposed_expert_weights"
+	AdapterCopies          Component = "adapter_copies"
+	ExpertBuffers          Component = "expert_buffers"
 	PythonProcess          Component = "python_process"
 	CUDAContext            Component = "cuda_context"
 	NCCL                   Component = "nccl"
@@ -146,6 +150,7 @@ var descriptions = map[Component]description{
 	VisionActivations:      {title: "activations: images", partOf: Activations},
 	RecomputedActivations:  {title: "activations (recomputed)", partOf: Activations},
 	OffloadedActivations:   {title: "activations (offloaded)", partOf: Activations},
+	ExpertActivations:      {title: "activations: experts on the host", partOf: Activations},
 	LogitsAndLoss:          {title: "logits and loss"},
 	AutocastWeights:        {title: "weights cast by autocast", partOf: Activations},
 	DequantizedWeights:     {title: "dequantized weights", partOf: Activations},
@@ -183,6 +188,9 @@ var descriptions = map[Component]description{
 	SharedMasterGradients:  {title: "gradients of the master weights in /dev/shm", partOf: MasterGradients},
 	SharedStaleParameters:  {title: "parameters before the step in /dev/shm"},
 	SelectedGradients:      {title: "selected gradients and their states"},
+	TransposedWeights:      {title: "transposed weights of experts"},
+	AdapterCopies:          {title: "copies of adapters"},
+	ExpertBuffers:          {title: "buffers of experts"},
 	PythonProcess:          {title: "Python and its libraries"},
 	CUDAContext:            {title: "CUDA context", partOf: OutsideAllocator},
 	NCCL:                   {title: "NCCL", partOf: OutsideAllocator},

@@ -203,7 +203,8 @@ func quantizedName(name, base, kind string) error {
 		hint = fmt.Sprintf("--model %s --quantization %s is 4 bits with a scale for 128 inputs; for others give "+
 			"--quantization with the config.json of the repository", known, kind)
 	case "aqlm":
-		hint = fmt.Sprintf("AQLM's codes are not planned yet; --model %s --quantization nf4 takes more memory", known)
+		hint = fmt.Sprintf("--model %s --quantization aqlm is 2 bits, a code of 16 bits for 8 inputs; for others give "+
+			"--quantization with the config.json of the repository", known)
 	case "int8":
 		hint = fmt.Sprintf("to train adapters on 8-bit weights: --model %s --quantization int8", known)
 	}

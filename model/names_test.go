@@ -112,7 +112,7 @@ func TestHintsOfUnknownNames(t *testing.T) {
 		{"unsloth/Meta-Llama-3.1-8B-Instruct-unsloth-bnb-4bit", "quantized (BNB-4BIT)",
 			"--model llama-3.1-8b --quantization nf4"},
 		{"Qwen/Qwen2.5-7B-Instruct-GPTQ-Int4", "quantized (GPTQ)", "--model qwen2.5-7b --quantization gptq"},
-		{"ISTA-DASLab/Meta-Llama-3-8B-Instruct-AQLM-2Bit-1x16", "quantized (AQLM)", "not planned yet"},
+		{"ISTA-DASLab/Meta-Llama-3-8B-Instruct-AQLM-2Bit-1x16", "quantized (AQLM)", "--quantization aqlm"},
 		{"TheBloke/Llama-2-7B-Chat-GGUF", "quantized (GGUF)", "--model llama-2-7b"},
 		{"somebody/secret-13b-awq", "quantized (AWQ)", "before quantization"},
 	} {

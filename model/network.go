@@ -271,6 +271,8 @@ type Mixture struct {
 	GateUpBias, DownBias string
 	// Separate means that every expert has modules in transformers 5, too: axolotl's linearized experts.
 	Separate bool
+	// Hosted means that KTransformers runs the experts on the host.
+	Hosted bool
 	// Correction is a parameter that is added to the scores before the choice. No
 	// gradient trains it.
 	Correction string

@@ -16,10 +16,11 @@ import (
 
 // Plan is the predicted memory of a job.
 type Plan struct {
-	Job     *job.Job
-	Trained int64 // elements of trainable parameters
-	Devices []ledger.Device
-	Verdict Verdict
+	Job *job.Job
+	// Elements are those of all parameters, and Trained those that are trained.
+	Elements, Trained int64
+	Devices           []ledger.Device
+	Verdict           Verdict
 	// Spread says how far a run may be from the plan.
 	Spread Spread
 	// Estimate is the peak of a GPU with an estimate of activations. It is 0 if the
@@ -104,10 +105,13 @@ func newWithin(j *job.Job, capacity ledger.Bytes) (*Plan, error) {
 	for _, c := range classes {
 		trained += c.Trained
 	}
-	p := &Plan{Job: j, Trained: j.Model.Elements(), StateFormats: stateFormats(j, trained),
-		offloaded: classes[0].Offloaded}
+	p := &Plan{Job: j, Elements: j.Model.Elements(), Trained: j.Model.Elements(),
+		StateFormats: stateFormats(j, trained), offloaded: classes[0].Offloaded}
 	if j.Adapter != nil {
 		p.Trained = trained
+	}
+	if j.HostExperts != nil {
+		p.Elements += j.HostExperts.Elements
 	}
 	for _, c := range classes {
 		if c.GPU != nil {

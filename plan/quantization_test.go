@@ -39,7 +39,7 @@ func TestQuantizationOfModel(t *testing.T) {
 	if want := held(job.Request{Model: plain, Quantization: "int8"}); eight != want || eight == four {
 		t.Errorf("8 bits of config.json take %v, of --quantization %v", eight, want)
 	}
-	for _, method := range []string{"gptq", "awq"} {
+	for _, method := range []string{"gptq", "awq", "aqlm"} {
 		got := held(quantized(`"quant_method": "` + method + `", "bits": 4, "group_size": 128, "sym": true`))
 		if want := held(job.Request{Model: plain, Quantization: method}); got != want || got == four {
 			t.Errorf("%s of config.json takes %v, of --quantization %v", method, got, want)
@@ -65,6 +65,7 @@ func TestQuantizationOfModel(t *testing.T) {
 	for _, c := range []struct{ section, want string }{
 		{`"quant_method": "hqq", "nbits": 4`, `quant_method is "hqq", which is not planned yet`},
 		{`"quant_method": "gptq", "bits": 6`, `GPTQ in 6 bits`},
+		{`"quant_method": "aqlm", "out_group_size": 8`, `AQLM with 1 codebooks of 16 bits for 8 x 8 weights`},
 		{`"quant_method": "fp8", "weight_block_size": [128, 128]`, `quant_method is "fp8", which is not planned yet`},
 		{`"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]`,
 			`quant_method is "mxfp4", which is not planned yet`},

@@ -29,7 +29,7 @@ type StateFormat struct {
 func stateFormats(j *job.Job, trained int64) []StateFormat {
 	var list []StateFormat
 	each := (trained + int64(j.World) - 1) / int64(j.World)
-	if each == 0 || !kernelAdam(j.Optimizer.Name) {
+	if each == 0 || !kernelAdam(j.Optimizer.Name) || j.HostExperts != nil {
 		return nil
 	}
 	for _, f := range []kernel.Format{

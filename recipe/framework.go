@@ -84,6 +84,8 @@ type Framework struct {
 	QuantizesExperts bool
 	// StepsInBackward says that every parameter has an optimizer, which steps once its gradient is complete.
 	StepsInBackward bool
+	// HostExperts says how KTransformers runs the experts, nil if they are a part of the model on the GPU.
+	HostExperts *HostExperts
 	// Offloading says which activations wait on the host for the backward pass, nil if none does.
 	Offloading *Offloading
 

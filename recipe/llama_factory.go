@@ -59,6 +59,7 @@ var llamaFactory = family{kind: llamaFactoryKind, program: "LLaMA-Factory", host
 			"freeze_language_model":        switched,
 			"flash_attn":                   oneOf("auto", "disabled", "sdpa", "fa2", "fa3").OrNull().Default("auto"),
 		},
+		ktKeys,
 		// Unplanned keys; readLLaMAFactory has the reasons.
 		anything.For(unplannedFactoryReferences+" "+unplannedFactoryKeys()),
 		anything.For("export_dir "+megatronKeys),
@@ -99,7 +100,6 @@ const unplannedFactoryReferences = "ref_model_adapters ref_model_quantization_bi
 
 // unplannedFactory are keys that change memory and are not planned, with their reasons.
 var unplannedFactory = []struct{ key, why string }{
-	{"use_kt", "KTransformers has the experts and their optimizer on the host"},
 	{"use_mca", "Megatron core trains"},
 	{"use_megatron_bridge", "Megatron core trains"},
 	{"use_hyper_parallel", "HyperParallel shards the model"},
@@ -146,6 +146,9 @@ func readLLaMAFactory(r *frameworkReader) error {
 	if err := cmp.Or(r.unplanned("Megatron core trains", megatronKeys), r.refuseFactory()); err != nil {
 		return err
 	}
+	if err := r.hostExperts(); err != nil {
+		return err
+	}
 	r.longest("cutoff_len")
 	r.answersOfFactory()
 	if err := r.lossOfFactory(); err != nil {
@@ -169,7 +172,8 @@ func readLLaMAFactory(r *frameworkReader) error {
 	// prepare_model_for_training in model/model_utils/checkpointing.py
 	r.set("gradient_checkpointing", "disable_gradient_checkpointing", !r.Truth("disable_gradient_checkpointing"))
 	reentrant := &strict.Value{Kind: '{'}
-	give(reentrant, "use_reentrant", r.At("use_reentrant_gc"), strict.Of(r.Truth("use_reentrant_gc")))
+	give(reentrant, "use_reentrant", r.At("use_reentrant_gc"),
+		strict.Of(r.Truth("use_reentrant_gc") && r.to.HostExperts == nil))
 	give(r.arguments, "gradient_checkpointing_kwargs", r.At("use_reentrant_gc"), reentrant)
 	r.to.FSDP2WithoutReentrant = true
 	if r.Truth("enable_liger_kernel") && r.ownLoss() {
@@ -281,6 +285,10 @@ func (r *frameworkReader) refuseFactory() error {
 		r.unplanned("training goes on with an adapter whose adapter_config.json says its rank",
 			"adapter_name_or_path")); err != nil {
 		return err
+	}
+	if v := r.Find("mixture_of_depths"); v != nil && v.Text == "convert" {
+		return r.Fault("mixture_of_depths", "is convert: the blocks of mixture-of-depth 1.2.0, the latest release, do "+
+			"not run in Llama of transformers 4.55, which LLaMA-Factory needs at least, or later", "remove the key")
 	}
 	for _, u := range unplannedFactory {
 		if err := r.unplanned(u.why, u.key); err != nil {

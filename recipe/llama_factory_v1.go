@@ -86,7 +86,8 @@ func (r *frameworkReader) refuseFactoryV1() error {
 	const only = ", which is not planned yet"
 	for _, c := range []struct{ key, section, want, hint string }{
 		{"model_class", "model_class", "llm", "plimsoll plans llm"},
-		{"dist_config.name", "dist_config", "fsdp2 deepspeed", "plimsoll plans fsdp2 and deepspeed"},
+		{"dist_config.name", "dist_config", "fsdp2 deepspeed", "plimsoll plans fsdp2 and deepspeed: what FSDPTurbo's " +
+			"exchange of tokens holds is not known here"},
 		{"peft_config.name", "peft_config", "lora freeze", "plimsoll plans lora and freeze"},
 		{"optim_config.name", "optim_config", "adamw muon", "plimsoll plans muon, and AdamW without the section"},
 		{"quant_config.name", "quant_config", "bnb auto", "plimsoll plans bnb"},

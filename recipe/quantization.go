@@ -17,10 +17,12 @@ import (
 type Quantization struct {
 	File string
 
-	// Method is "gptq" or "awq" for weights that were quantized before the training, "" for bitsandbytes.
+	// Method is "gptq", "awq" or "aqlm" for weights that were quantized before the training, "" for bitsandbytes.
 	Method string
-	Bits   int // 4 or 8, of GPTQ also 2 and 3; 0 = nothing is quantized
-	Group  int // inputs that share a scale in Method; 0 = all
+	Bits   int // 4 or 8, of others also 1 to 3; 0 = nothing is quantized
+	Group  int // inputs that share a scale in Method, or a code of AQLM; 0 = all
+	// Codebooks are those of AQLM, with a code of CodeBits for each group.
+	Codebooks, CodeBits int
 
 	// For 4 bits.
 	Kind         string     `key:"bnb_4bit_quant_type"`       // "fp4" or "nf4"
@@ -95,6 +97,8 @@ func readQuantization(document *strict.Document) (*Quantization, error) {
 	}
 	if m := document.Root.Member("quant_method"); m != nil && (m.Value.Text == "gptq" || m.Value.Text == "awq") {
 		return packed(document, m.Value.Text)
+	} else if m != nil && m.Value.Text == "aqlm" {
+		return additive(document)
 	}
 	r, err := strict.Schema{Program: "BitsAndBytesConfig", Rule: bitsAndBytesRule}.Read(document)
 	if method := document.Root.Member("quant_method"); method != nil && method.Value.Kind == '"' &&
@@ -198,12 +202,39 @@ func packed(d *strict.Document, method string) (*Quantization, error) {
 	return q, nil
 }
 
+// additiveRule lists the fields of AqlmConfig in transformers 5.23.
+var additiveRule = object(text.For("quant_method"), names.OrNull().For("linear_weights_not_to_quantize"), keys{
+	"in_group_size": integer.Default(8), "out_group_size": integer.Default(1), "num_codebooks": integer.Default(1),
+	"nbits_per_codebook": integer.Default(16)}).NotingOthers()
+
+// additive returns the quantization of weights that AQLM has made codes of. Only shapes are planned whose training has
+// kernels of its own (get_backward_pass_kernel in aqlm 1.1.7).
+func additive(d *strict.Document) (*Quantization, error) {
+	r, err := strict.Schema{Program: "AQLM", Rule: additiveRule}.Read(d)
+	if err != nil {
+		return nil, err
+	}
+	q := &Quantization{File: d.File, Method: "aqlm", Group: int(r.Integer("in_group_size")),
+		Codebooks: int(r.Integer("num_codebooks")), CodeBits: int(r.Integer("nbits_per_codebook"))}
+	shape := [4]int{q.Codebooks, q.CodeBits, int(r.Integer("out_group_size")), q.Group}
+	if !slices.Contains([][4]int{{1, 16, 1, 8}, {2, 8, 1, 8}, {1, 8, 1, 8}}, shape) {
+		return nil, fault.File(d.File).Inputf("AQLM with %d codebooks of %d bits for %d x %d weights is not planned",
+			shape[0], shape[1], shape[2], shape[3]).
+			WithHint("aqlm has kernels for training with 1x16, 2x8 and 1x8 bits for 1 x 8 weights")
+	}
+	q.Bits = q.Codebooks * q.CodeBits / q.Group
+	for _, weight := range r.List("linear_weights_not_to_quantize") {
+		q.SkipModules = append(q.SkipModules, strings.TrimSuffix(weight, ".weight"))
+	}
+	return q, nil
+}
+
 // otherMethod refuses methods other than bitsandbytes.
 func otherMethod(d *strict.Document, method *strict.Value) error {
 	if slices.Contains(quantizationMethods, method.Text) {
 		return d.Inputf(method.At, "quant_method is %s, which is not planned yet", method).
-			WithHint("plimsoll plans bitsandbytes, gptq and awq; to plan the training of dequantized weights, remove " +
-				`quantization_config (fp8, mxfp4 and compressed-tensors: or add "dequantize": true)`)
+			WithHint("plimsoll plans bitsandbytes, gptq, awq and aqlm; to plan the training of dequantized weights, " +
+				`remove quantization_config (fp8, mxfp4 and compressed-tensors: or add "dequantize": true)`)
 	}
 	return d.Inputf(method.At, "quant_method is %s, which transformers does not know", method).
 		WithHint(strict.DidYouMean(method.Text, append(slices.Clone(quantizationMethods), "bitsandbytes")))

@@ -126,7 +126,7 @@ func NewPlanDocument(version string, request job.Request, p *plan.Plan) (*PlanDo
 		Estimate:     p.Estimate,
 		Limit:        newPlanLimit(p.Verdict),
 		Inputs:       []Input{},
-		Model:        PlannedModel{j.Model.Name, j.Model.Architecture, j.Model.Source, j.Model.Elements(), p.Trained},
+		Model:        PlannedModel{j.Model.Name, j.Model.Architecture, j.Model.Source, p.Elements, p.Trained},
 		StateFormats: append([]plan.StateFormat{}, p.StateFormats...),
 		Assumptions:  append([]string{}, j.Assumptions...),
 		Job: PlannedJob{

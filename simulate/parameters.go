@@ -190,6 +190,12 @@ func (m *parameterMaker) quantize(p *autograd.Parameter) {
 // pack sets the size of a weight that GPTQ or AWQ has packed: integers, and for every group of inputs zero points in as
 // many bits and scales in 16. GPTQ has the group of every input, too (BaseQuantLinear of GPTQModel, August 2026).
 func pack(p *autograd.Parameter, q *recipe.Quantization) {
+	if q.Method == "aqlm" { // codes, codebooks and a scale for each output (QuantizedLinear in aqlm 1.1.7)
+		codes := p.Elements / int64(q.Group) * int64(q.Codebooks) * int64(q.CodeBits/8)
+		p.Quantized = autograd.AQLM
+		p.StoredBytes = codes + (int64(q.Codebooks)<<q.CodeBits*int64(q.Group)+p.Rows)*p.DType.Size()
+		return
+	}
 	in, groups, bits := p.Elements/p.Rows, int64(1), int64(q.Bits)
 	if q.Group > 0 {
 		groups = (in + int64(q.Group) - 1) / int64(q.Group)

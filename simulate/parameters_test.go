@@ -13,7 +13,8 @@ import (
 )
 
 // TestPackedWeights compares weights of GPTQ and AWQ with the buffers that GPTQModel registers for a module of 512
-// inputs and 1024 outputs, and their temporaries with those of its dequantize_weight on the CPU, 6 bytes for a weight.
+// inputs and 1024 outputs, and those of AQLM with aqlm.QuantizedLinear's. It compares temporaries with those of
+// GPTQModel's dequantize_weight on the CPU, 6 bytes for a weight.
 func TestPackedWeights(t *testing.T) {
 	for _, test := range []struct {
 		quantization recipe.Quantization
@@ -24,6 +25,8 @@ func TestPackedWeights(t *testing.T) {
 		{recipe.Quantization{Method: "gptq", Bits: 3, Group: 128}, 512*1024*3/8 + 4*1024*3/8 + 4*1024*2 + 4*512},
 		{recipe.Quantization{Method: "gptq", Bits: 4}, 512*1024/2 + 1024/2 + 1024*2 + 4*512},
 		{recipe.Quantization{Method: "awq", Bits: 4, Group: 128}, 272384},
+		{recipe.Quantization{Method: "aqlm", Bits: 2, Group: 8, Codebooks: 1, CodeBits: 16}, 1181696},
+		{recipe.Quantization{Method: "aqlm", Bits: 2, Group: 8, Codebooks: 2, CodeBits: 8}, 141312},
 	} {
 		p := &autograd.Parameter{Elements: 512 * 1024, Rows: 1024, DType: dtype.F16}
 		if pack(p, &test.quantization); p.Bytes() != test.want {
@@ -32,7 +35,7 @@ func TestPackedWeights(t *testing.T) {
 	}
 	file := filestest.InNewFolder(t)
 	scratch := map[string]int64{}
-	for _, name := range []string{"gptq", "awq"} {
+	for _, name := range []string{"gptq", "awq", "aqlm"} {
 		j, err := job.Request{Model: file("config.json", `{"model_type": "llama", "vocab_size": 320, "hidden_size": 512,
 			"intermediate_size": 1024, "num_hidden_layers": 1, "num_attention_heads": 4, "torch_dtype": "float16",
 			"quantization_config": {"quant_method": "`+name+`", "bits": 4, "group_size": 64, "desc_act": true}}`),
@@ -54,7 +57,8 @@ func TestPackedWeights(t *testing.T) {
 		}
 	}
 	// Down is the last of the weights, and gate and up, whose copies wait for the backward pass, are as large.
-	if want := int64(512 * 1024); scratch["gptq"] < 6*want || scratch["gptq"] > 12*want || scratch["awq"] != 4*want {
+	if want := int64(512 * 1024); scratch["gptq"] < 6*want || scratch["gptq"] > 12*want || scratch["awq"] != 4*want ||
+		scratch["aqlm"] != 2*want+2*16*512 {
 		t.Errorf("scratch %v", scratch)
 	}
 }

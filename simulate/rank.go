@@ -68,8 +68,9 @@ func runClass(j *job.Job, capacity ledger.Bytes) (class RankClass, err error) {
 			return class, err
 		}
 	}
-	class = RankClass{Ranks: j.World, RanksPerNode: j.RanksPerNode, Trained: s.trainedElements(), Ahead: s.ahead(),
-		Host: Memory{host.phases, []ledger.Holding{process(j)}}}
+	class = RankClass{Ranks: j.World, RanksPerNode: j.RanksPerNode, Ahead: s.ahead(),
+		Trained: s.trainedElements() + s.experts.trainedInExperts(),
+		Host:    Memory{host.phases, []ledger.Holding{process(j)}}}
 	if s.states != nil {
 		class.Offloaded = s.states.sizes
 	}

@@ -51,9 +51,10 @@ type simulation struct {
 	held          forward.Result // outputs of the previous step that the loop holds
 	offloaded     offloadedActivations
 	pipeline      pipeline
-	states        *heldStates // nil where the optimizer's states stay where it makes them
-	reference     *simulation // of the frozen model beside the trained one; nil without
-	frozen        bool        // this is such a model
+	states        *heldStates  // nil where the optimizer's states stay where it makes them
+	experts       *hostExperts // nil where the experts are a part of the model
+	reference     *simulation  // of the frozen model beside the trained one; nil without
+	frozen        bool         // this is such a model
 }
 
 // newSimulation makes the parameters of a rank. The engine gives them storage
@@ -73,6 +74,7 @@ func newSimulation(j *job.Job, gpu, host *trace) *simulation {
 		s.offloaded = offloadedActivations{gpu: gpu, pinned: newPinnedMemory(s)}
 	}
 	s.chooseEngine()
+	s.experts = newHostExperts(s)
 	if j.Reference != nil {
 		s.reference = newReference(s)
 	}
@@ -147,9 +149,18 @@ func (s *simulation) options() forward.Options {
 		WideLogits:             (s.Answers != nil || s.diverges()) && s.casts(),
 		JudgedType:             s.judgedType(),
 		WeighsEntropy:          s.WeighsEntropy,
+		HostRanks:              s.hostRanks(),
 		KeepsHidden:            s.KeepsHidden,
 		LossTwice:              s.LossTwice,
 	}
+}
+
+// hostRanks returns the number of ranks whose tokens the experts on the host take.
+func (s *simulation) hostRanks() int64 {
+	if s.HostExperts == nil {
+		return 0
+	}
+	return int64(s.World)
 }
 
 // hooksImages reports whether gradient checkpointing makes the patches of images need a gradient, frozen or not
@@ -170,15 +181,22 @@ func (s *simulation) phase(name ledger.PhaseName, iteration ledger.Iteration, bo
 // run runs the job. It runs two steps: the first, and one that stands for all others.
 func (s *simulation) run() {
 	s.phase(ledger.Load, ledger.Once, func() {
+		s.experts.load()
 		s.engine.load()
 		if s.reference != nil {
 			s.reference.loadFrozen()
 		}
 	})
-	s.phase(ledger.Initialize, ledger.Once, s.engine.initialize)
+	s.phase(ledger.Initialize, ledger.Once, func() {
+		s.engine.initialize()
+		s.experts.initialize()
+	})
 	s.iterate(ledger.First)
 	s.iterate(ledger.Steady)
-	s.phase(ledger.Checkpoint, ledger.Once, s.engine.save)
+	s.phase(ledger.Checkpoint, ledger.Once, func() {
+		s.engine.save()
+		s.experts.save()
+	})
 }
 
 // iterate runs the micro batches of one optimizer step. It leaves out those that are like others in memory: the first
@@ -206,6 +224,7 @@ func (s *simulation) iterate(iteration ledger.Iteration) {
 		var result forward.Result
 		s.phase(ledger.Forward, iteration, func() {
 			s.workspace()
+			s.experts.beforeForward()
 			if s.OffloadActivations != nil && s.OffloadActivations.Tracks && s.Quantization != nil {
 				s.gpu.emptyCache() // OffloadActivations.__enter__ of TRL, where bitsandbytes is loaded
 			}
@@ -228,15 +247,20 @@ func (s *simulation) iterate(iteration ledger.Iteration) {
 				s.states.prefetch()
 			}
 			s.workspace()
+			s.experts.beforeBackward()
 			s.tape.Backward(result.Loss)
 			s.engine.endBackward(micro == micros-1)
+			s.experts.endBackward()
 		})
 		if !s.HoldsOutputs {
 			s.tape.Drop(result.Loss)
 		}
 		s.gpu.Free(batch)
 	}
-	s.phase(ledger.Step, iteration, s.engine.step)
+	s.phase(ledger.Step, iteration, func() {
+		s.engine.step()
+		s.experts.step(iteration == ledger.First)
+	})
 	s.engine.zeroGradients()
 }
 

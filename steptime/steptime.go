@@ -125,6 +125,8 @@ func unmodelled(j *job.Job) string {
 		return "activations on the host"
 	case j.QAT != nil:
 		return "fake quantization"
+	case j.HostExperts != nil:
+		return "experts on the host"
 	case j.Pipeline != nil:
 		return "pipeline stages of PyTorch"
 	}
