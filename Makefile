@@ -30,6 +30,14 @@ build-all: ## Build the program for every system; where there is no Linux, its p
 	for p in $(PLATFORMS); do GOOS=$${p%/*} GOARCH=$${p#*/} $(GO) build -trimpath -ldflags '-s -w' \
 		-o bin/$${p%/*}-$${p#*/}/ ./cmd/plimsoll || exit 1; done
 
+.PHONY: packages
+packages: python ## Make archives, deb, rpm, wheels, an OCI image, a bill of materials and checksums in dist/
+	PYTHON=$(PYTHON_ENVIRONMENT)/bin/python scripts/package
+
+.PHONY: test-packages
+test-packages: python ## Install each artefact of dist/ in an empty root, and rehearse with it (Debian, root)
+	PYTHON=$(PYTHON_ENVIRONMENT)/bin/python scripts/test-packages
+
 .PHONY: test-wasm
 test-wasm: ## Run the planner's tests as WebAssembly (needs node; installs it on Debian as root)
 	@command -v node >/dev/null || { apt-get update -q && apt-get install -q -y --no-install-recommends nodejs; }
@@ -111,6 +119,7 @@ lint: ## Check format, vet, staticcheck and generated files
 	$(TOOL) staticcheck ./...
 	$(GO) -C optim/kernel/_asm vet ./...
 	$(GO) -C experiments vet ./...
+	$(GO) -C packaging vet ./...
 	staticcheck=$$($(TOOL) -n staticcheck) && cd experiments && $$staticcheck ./...
 	$(GO) vet scripts/_guest/init.go
 	$(GO) mod tidy -diff
@@ -163,4 +172,4 @@ soak: build python ## Kill the service and trainers 200 times each, send 10,000 
 
 .PHONY: clean
 clean: ## Remove what was built
-	rm -rf bin
+	rm -rf bin dist

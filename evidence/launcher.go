@@ -33,8 +33,8 @@ var signalNames = [...]string{
 	12: "user defined signal 2", 13: "broken pipe", 14: "alarm clock", 15: "terminated", 16: "stack fault",
 	17: "child exited", 18: "continued", 19: "stopped (signal)", 20: "stopped", 21: "stopped (tty input)",
 	22: "stopped (tty output)", 23: "urgent I/O condition", 24: "CPU time limit exceeded",
-	25: "file size limit exceeded", 26: "virtual timer expired", 27: "profiling timer expired", 28: "window changed", 29: "I/O possible",
-	30: "power failure", 31: "bad system call",
+	25: "file size limit exceeded", 26: "virtual timer expired", 27: "profiling timer expired", 28: "window changed",
+	29: "I/O possible", 30: "power failure", 31: "bad system call",
 }
 
 // signals are the numbers of signals by name, as on x86 and arm64.

@@ -91,7 +91,9 @@ func archive(program string) ([]byte, error) {
 			return nil, err
 		}
 	}
-	header := &tar.Header{Typeflag: tar.TypeReg, Name: path.Join("usr/bin", "plimsoll"), Mode: 0o755, Size: int64(len(text))}
+	header := &tar.Header{
+		Typeflag: tar.TypeReg, Name: path.Join("usr/bin", "plimsoll"), Mode: 0o755, Size: int64(len(text)),
+	}
 	if err := w.WriteHeader(header); err != nil {
 		return nil, err
 	}
