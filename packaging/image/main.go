@@ -100,5 +100,6 @@ func archive(program string) ([]byte, error) {
 	if _, err := w.Write(text); err != nil {
 		return nil, err
 	}
-	return b.Bytes(), w.Close()
+	err = w.Close() // writes the end of the archive
+	return b.Bytes(), err
 }
