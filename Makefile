@@ -17,7 +17,32 @@ demo: build ## Rehearse the optimizer of Qwen2.5-0.5B on this host
 
 .PHONY: build
 build: ## Build bin/plimsoll
-	$(GO) build -trimpath -o $(BINARY) ./cmd/plimsoll
+	$(GO) build -buildvcs=auto -trimpath -o $(BINARY) ./cmd/plimsoll
+
+PREFIX ?= /usr/local
+.PHONY: install
+install: build ## Install the program with manual pages and completions under PREFIX (/usr/local)
+	scripts/install $(BINARY) $(DESTDIR)$(PREFIX)
+
+PLATFORMS := linux/amd64 linux/arm64 darwin/amd64 darwin/arm64 windows/amd64 js/wasm
+.PHONY: build-all
+build-all: ## Build the program for every system; where there is no Linux, its planner
+	for p in $(PLATFORMS); do GOOS=$${p%/*} GOARCH=$${p#*/} $(GO) build -trimpath -ldflags '-s -w' \
+		-o bin/$${p%/*}-$${p#*/}/ ./cmd/plimsoll || exit 1; done
+
+.PHONY: packages
+packages: python ## Make archives, deb, rpm, wheels, an OCI image, a bill of materials and checksums in dist/
+	PYTHON=$(PYTHON_ENVIRONMENT)/bin/python scripts/package
+
+.PHONY: test-packages
+test-packages: python ## Install each artefact of dist/ in an empty root, and rehearse with it (Debian, root)
+	PYTHON=$(PYTHON_ENVIRONMENT)/bin/python scripts/test-packages
+
+.PHONY: test-wasm
+test-wasm: ## Run the planner's tests as WebAssembly (needs node; installs it on Debian as root)
+	@command -v node >/dev/null || { apt-get update -q && apt-get install -q -y --no-install-recommends nodejs; }
+	GOOS=js GOARCH=wasm $(GO) test -exec $$($(GO) env GOROOT)/lib/wasm/go_js_wasm_exec \
+		-run 'Version|Anywhere|NeedLinux' ./cmd/plimsoll
 
 .PHONY: test
 test: ## Run all tests (a few that fail run once more, as tests of real processes depend on the host)
@@ -87,10 +112,14 @@ lint: ## Check format, vet, staticcheck and generated files
 	@test -z "$$(gofmt -l .)" || { gofmt -d .; exit 1; }
 	$(GO) vet ./...
 	GOARCH=arm64 $(GO) vet ./...
+	GOOS=darwin $(GO) vet ./...
+	GOOS=windows $(GO) vet ./...
+	GOOS=js GOARCH=wasm $(GO) vet ./...
 	$(GO) vet -tags purego ./...
 	$(TOOL) staticcheck ./...
 	$(GO) -C optim/kernel/_asm vet ./...
 	$(GO) -C experiments vet ./...
+	$(GO) -C packaging vet ./...
 	staticcheck=$$($(TOOL) -n staticcheck) && cd experiments && $$staticcheck ./...
 	$(GO) vet scripts/_guest/init.go
 	$(GO) mod tidy -diff
@@ -143,4 +172,4 @@ soak: build python ## Kill the service and trainers 200 times each, send 10,000 
 
 .PHONY: clean
 clean: ## Remove what was built
-	rm -rf bin
+	rm -rf bin dist

@@ -30,8 +30,6 @@ import (
 	"sync/atomic"
 	"unsafe"
 
-	"golang.org/x/sys/unix"
-
 	"plimsoll/ledger"
 )
 
@@ -98,29 +96,22 @@ func New(name string, size ledger.Bytes, pages Pages) (*Arena, error) {
 	if size <= 0 {
 		return nil, fmt.Errorf("arena %s: %d bytes", name, size)
 	}
-	flags := unix.MFD_CLOEXEC | unix.MFD_ALLOW_SEALING
-	if pages == HugetlbPages {
-		flags |= unix.MFD_HUGETLB | unix.MFD_HUGE_2MB
-	}
-	descriptor, err := unix.MemfdCreate(NamePrefix+name, flags)
+	file, err := memfd(NamePrefix+name, pages)
 	if err != nil {
 		return nil, fmt.Errorf("arena %s: memfd_create: %w", name, err)
 	}
-	a := &Arena{name: name, size: size, pages: pages, file: os.NewFile(uintptr(descriptor), NamePrefix+name)}
+	a := &Arena{name: name, size: size, pages: pages, file: file}
 	if err := a.open(pages); err != nil {
 		return nil, errors.Join(fmt.Errorf("arena %s of %v: %w", name, size, err), a.Close())
 	}
 	return a, nil
 }
 
-// seals fix the size of an arena. Every process that maps it relies on that.
-const seals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
-
 func (a *Arena) open(pages Pages) error {
 	if err := a.file.Truncate(int64(pages.Round(a.size))); err != nil {
 		return fmt.Errorf("ftruncate: %w", err)
 	}
-	if _, err := unix.FcntlInt(a.file.Fd(), unix.F_ADD_SEALS, seals); err != nil {
+	if err := fixSize(a.file); err != nil {
 		return fmt.Errorf("sealing: %w", err)
 	}
 	return a.mapFile()
@@ -149,11 +140,11 @@ func (a *Arena) Adopt() { a.borrowed = false }
 // check compares a file with what [New] makes. A file that shrank would end every
 // process that maps it with a signal.
 func (a *Arena) check(pages Pages) error {
-	found, err := unix.FcntlInt(a.file.Fd(), unix.F_GET_SEALS, 0)
+	fixed, err := hasFixedSize(a.file)
 	if err != nil {
 		return fmt.Errorf("its file is no memfd: %w", err)
 	}
-	if found&seals != seals {
+	if !fixed {
 		return errors.New("its file is not sealed against resizing")
 	}
 	info, err := a.file.Stat()
@@ -171,7 +162,7 @@ func (a *Arena) mapFile() error {
 		return err
 	}
 	if a.pages == TransparentHugePages {
-		if err := unix.Madvise(a.whole, unix.MADV_HUGEPAGE); err != nil {
+		if err := askForHugePages(a.whole); err != nil {
 			return fmt.Errorf("madvise(MADV_HUGEPAGE): %w", err)
 		}
 	}
@@ -201,40 +192,6 @@ func staggered(pages Pages) uintptr {
 	return uintptr(arenas.Add(1)%32) * step
 }
 
-// addressSpaceLimit describes this process's limit of address space. It returns ""
-// if there is none.
-func addressSpaceLimit() string {
-	var limit unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_AS, &limit); err != nil || limit.Cur == unix.RLIM_INFINITY {
-		return ""
-	}
-	return fmt.Sprintf(" (this process may use %v of it: raise ulimit -v, and limit memory with a cgroup instead)",
-		ledger.Bytes(limit.Cur))
-}
-
-// mapAt maps size bytes that begin some bytes behind an alignment.
-func (a *Arena) mapAt(size, behind uintptr) error {
-	reserved := size + behind + alignment
-	reservation, err := unix.MmapPtr(-1, 0, nil, reserved,
-		unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
-	if err != nil {
-		return fmt.Errorf("reserving %v of address space: %w%s", ledger.Bytes(reserved), err, addressSpaceLimit())
-	}
-	before := -uintptr(reservation)%alignment + behind
-	start := unsafe.Add(reservation, before)
-	if _, err := unix.MmapPtr(int(a.file.Fd()), 0, start, size,
-		unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_FIXED); err != nil {
-		return errors.Join(fmt.Errorf("mmap: %w", err), unix.MunmapPtr(reservation, reserved))
-	}
-	a.whole = unsafe.Slice((*byte)(start), size)
-	// Give back the rest of the reservation.
-	if before > 0 {
-		err = unix.MunmapPtr(reservation, before)
-	}
-	after := reserved - before - size // at least a page: the kernel aligns a reservation to pages
-	return errors.Join(err, unix.MunmapPtr(unsafe.Add(start, size), after))
-}
-
 // Name returns the arena's name. /proc/PID/smaps shows it after "/memfd:plimsoll/".
 func (a *Arena) Name() string { return a.name }
 
@@ -248,12 +205,11 @@ func (a *Arena) Mapped() ledger.Bytes { return ledger.Bytes(len(a.whole)) }
 // pages included. fstat reads a number that the kernel keeps. Reading
 // /proc/PID/smaps instead has the kernel visit every page: half a second for 7 GiB.
 func (a *Arena) Resident() (ledger.Bytes, error) {
-	const block = 512 // bytes of one of st_blocks, whatever the blocks of the file system
-	var stat unix.Stat_t
-	if err := unix.Fstat(int(a.file.Fd()), &stat); err != nil {
+	bytes, err := residentBytes(a.file)
+	if err != nil {
 		return 0, fmt.Errorf("arena %s: fstat: %w", a.name, err)
 	}
-	return ledger.Bytes(stat.Blocks * block), nil
+	return bytes, nil
 }
 
 // Bytes returns the arena's memory, without the rest of the last page.
@@ -270,7 +226,7 @@ func (a *Arena) File() *os.File { return a.file }
 func (a *Arena) Close() error {
 	var err error
 	if a.whole != nil {
-		err = unix.MunmapPtr(unsafe.Pointer(unsafe.SliceData(a.whole)), uintptr(len(a.whole)))
+		err = unmap(a.whole)
 		a.whole = nil
 	}
 	if a.borrowed {

@@ -1,9 +1,9 @@
 package arena
 
 import (
+	"errors"
+	"syscall"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"plimsoll/ledger"
 )
@@ -30,7 +30,7 @@ func Joins() bool {
 	}
 	defer a.Close()
 	touch(a.whole, HugetlbSize)
-	return unix.Madvise(a.whole, unix.MADV_COLLAPSE) == nil
+	return collapse(a.whole) == nil
 }
 
 // Populate has the kernel give a range of the arena its pages, on the NUMA node of
@@ -55,11 +55,11 @@ func (a *Arena) join(memory []byte) {
 		memory = memory[len(part):]
 		touch(part, HugetlbSize)
 		begin := time.Now()
-		err := unix.Madvise(part, unix.MADV_COLLAPSE)
-		if err == unix.EAGAIN {
-			err = unix.Madvise(part, unix.MADV_COLLAPSE)
+		err := collapse(part)
+		if errors.Is(err, syscall.EAGAIN) {
+			err = collapse(part)
 		}
-		if err == unix.EINVAL || time.Since(begin) > patience {
+		if errors.Is(err, syscall.EINVAL) || time.Since(begin) > patience {
 			a.gaveUp.Store(true)
 		}
 	}

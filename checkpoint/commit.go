@@ -8,8 +8,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-
-	"golang.org/x/sys/unix"
+	"syscall"
 
 	"plimsoll/fault"
 )
@@ -21,7 +20,7 @@ import (
 // the model has too few parameters for all ranks.
 func Commit(directory string, step int64, identity string, without ...int) (string, error) {
 	saving, path := filepath.Join(directory, savingPrefix+folderOf(step)), filepath.Join(directory, folderOf(step))
-	switch alone, err := lockFolder(saving, unix.LOCK_EX); {
+	switch alone, err := lockFolder(saving, alone); {
 	case err == nil:
 		defer alone.Close()
 	case !errors.Is(err, fs.ErrNotExist):
@@ -130,7 +129,7 @@ func replace(folder, path string) error {
 		return err
 	}
 	if !exists(filepath.Join(path, indexName)) {
-		if unix.Rmdir(path) == nil { // it was empty
+		if removeFolder(path) == nil { // it was empty
 			return replace(folder, path)
 		}
 		return fault.Inputf("the checkpoint cannot be put here: a folder of that name exists and is no checkpoint").
@@ -138,13 +137,13 @@ func replace(folder, path string) error {
 	}
 	// The lock keeps saves away from the older checkpoint once it has the name of the
 	// folder in which they write.
-	older, err := lockFolder(path, unix.LOCK_EX)
+	older, err := lockFolder(path, alone)
 	if err != nil {
 		return err
 	}
 	defer older.Close()
 	err = exchange(folder, path)
-	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOSYS) { // this file system cannot; NFS is one
+	if errors.Is(err, syscall.EINVAL) || errors.Is(err, syscall.ENOSYS) { // this file system cannot; NFS is one
 		return replaceInTwo(folder, path)
 	}
 	if err != nil {
@@ -177,7 +176,7 @@ func exchange(newer, older string) error {
 	if err := errors.Join(mark.Close(), syncFolder(older)); err != nil {
 		return err
 	}
-	return unix.Renameat2(unix.AT_FDCWD, newer, unix.AT_FDCWD, older, unix.RENAME_EXCHANGE)
+	return swap(newer, older)
 }
 
 // discard removes an exchanged folder. It renames the folder first: half removed and

@@ -14,8 +14,6 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"golang.org/x/sys/unix"
-
 	"plimsoll/dtype"
 	"plimsoll/fault"
 	"plimsoll/model"
@@ -74,7 +72,7 @@ func (c *Checkpoint) Convert(
 // takeBack removes the files of a save that becomes no checkpoint. It leaves the files
 // of other saves.
 func takeBack(folder, identity string) error {
-	alone, err := lockFolder(folder, unix.LOCK_EX)
+	alone, err := lockFolder(folder, alone)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}

@@ -11,7 +11,6 @@ import (
 
 	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
-	"github.com/google/renameio/v2"
 
 	"plimsoll/files"
 	"plimsoll/optim/kernel"
@@ -159,17 +158,13 @@ func unseal(text []byte, into any) error {
 func writeSealed(path string, document any) error {
 	text, err := seal(document)
 	if err == nil {
-		err = renameio.WriteFile(path, text, 0o644, beside(path))
+		err = files.Replace(path, text)
 	}
 	if err != nil {
 		return fmt.Errorf("%s: %w", path, err)
 	}
 	return nil
 }
-
-// beside has renameio write its temporary file in the folder of the file, not among
-// the system's temporary files. There the leftover of a crash is found.
-func beside(path string) renameio.Option { return renameio.WithTempDir(filepath.Dir(path)) }
 
 // The largest documents that are written and read. A manifest has 8 bytes for each
 // chunk of each stream: the limit is enough for 10^12 parameters on one rank. An index

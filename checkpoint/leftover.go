@@ -9,8 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-
-	"golang.org/x/sys/unix"
+	"syscall"
 
 	"plimsoll/files"
 	"plimsoll/ledger"
@@ -44,7 +43,7 @@ var rankFile = regexp.MustCompile(`^\.?(rank-\d{5,7}-of-(\d{5,7})-[a-zA-Z0-9._-]
 // isFull reports whether a save has failed for want of room.
 func isFull(err error) bool {
 	var full *DoesNotFit
-	return errors.As(err, &full) || errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT)
+	return errors.As(err, &full) || errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT)
 }
 
 // withRoom calls begin. If there is no room, it removes leftovers of broken-off
@@ -83,12 +82,10 @@ func leftovers(directory string, step int64) []Leftover {
 
 // sizeOf returns the room that the files in a folder, or one file, take.
 func sizeOf(path string) ledger.Bytes {
-	const block = 512 // of st_blocks
 	var bytes ledger.Bytes
 	_ = filepath.WalkDir(path, func(name string, _ fs.DirEntry, err error) error {
-		var stat unix.Stat_t
-		if err == nil && unix.Lstat(name, &stat) == nil && stat.Mode&unix.S_IFMT == unix.S_IFREG {
-			bytes += ledger.Bytes(stat.Blocks * block)
+		if err == nil {
+			bytes += sizeOnDisk(name)
 		}
 		return nil
 	})
@@ -116,7 +113,7 @@ func clearLeftovers(directory string, of owner) []Leftover {
 
 // clearFolder removes the files that it may remove from a folder of another step.
 func clearFolder(l Leftover, of owner) []Leftover {
-	folder, err := lockFolder(l.Path, unix.LOCK_EX|unix.LOCK_NB)
+	folder, err := lockFolder(l.Path, alone|atOnce)
 	if err != nil {
 		return nil // a file is being begun there, or a checkpoint made
 	}
@@ -165,13 +162,13 @@ func isLeftBy(name string, of owner) bool {
 
 // isFree reports whether no process writes a file, as far as its file system can tell.
 func isFree(path string) bool {
-	file, _, err := files.OpenFile(path, os.O_WRONLY|unix.O_NOFOLLOW, 0)
+	file, _, err := files.OpenFile(path, os.O_WRONLY|noLink, 0)
 	if err != nil {
 		return false
 	}
 	defer file.Close()
-	for err = unix.EINTR; errors.Is(err, unix.EINTR); {
-		err = unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	for err = syscall.EINTR; errors.Is(err, syscall.EINTR); {
+		err = flock(file, alone|atOnce)
 	}
 	return err == nil
 }

@@ -12,9 +12,9 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 
 	"github.com/go-json-experiment/json/jsontext"
-	"golang.org/x/sys/unix"
 
 	"plimsoll/fault"
 	"plimsoll/files"
@@ -150,7 +150,7 @@ func OpenAny(path string) (Opened, error) {
 		// A folder that cannot be read may be the newest checkpoint: openFolder
 		// then returns the error.
 		if _, err := os.Stat(filepath.Join(path, e.Name(), indexName)); !errors.Is(err, fs.ErrNotExist) &&
-			!errors.Is(err, unix.ENOTDIR) {
+			!errors.Is(err, syscall.ENOTDIR) {
 			if n, err := strconv.ParseInt(step[1], 10, 64); err == nil {
 				newest = max(newest, n)
 			}

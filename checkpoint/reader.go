@@ -12,8 +12,6 @@ import (
 	"sync/atomic"
 	"unsafe"
 
-	"golang.org/x/sys/unix"
-
 	"plimsoll/files"
 	"plimsoll/optim/kernel"
 	"plimsoll/shard"
@@ -173,11 +171,11 @@ func (r *reader) advise(stream int, at, bytes int64) {
 		*w = walk{at, at, at}
 	}
 	if w.ahead-at <= readAhead/2 {
-		_ = unix.Fadvise(int(r.file.Fd()), w.ahead, at+readAhead-w.ahead, unix.FADV_WILLNEED)
+		readSoon(r.file, w.ahead, at+readAhead-w.ahead)
 		w.ahead = at + readAhead
 	}
 	if r.forget && at-w.begin >= readAhead {
-		_ = unix.Fadvise(int(r.file.Fd()), w.begin, at-w.begin, unix.FADV_DONTNEED)
+		forget(r.file, w.begin, at-w.begin)
 		w.begin = at
 	}
 	w.end = at + bytes

@@ -10,7 +10,6 @@ import (
 	"strings"
 
 	"github.com/go-json-experiment/json/jsontext"
-	"golang.org/x/sys/unix"
 
 	"plimsoll/engine"
 	"plimsoll/fault"
@@ -179,7 +178,7 @@ func savingFolder(directory string, step int64, world int) (*os.File, error) {
 		if err := os.Mkdir(path, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
 			return nil, cause(directory, "checkpoints cannot be saved here", err)
 		}
-		folder, err = lockFolder(path, unix.LOCK_SH)
+		folder, err = lockFolder(path, together)
 	}
 	if err != nil {
 		return nil, cause(path, "", err)

@@ -9,7 +9,7 @@ import (
 	"math"
 	"slices"
 
-	"github.com/google/renameio/v2"
+	"plimsoll/files"
 )
 
 // stepKeys are the names of steps in the pickle of an optimizer.
@@ -109,7 +109,7 @@ func literalAt(text []byte) (float64, error) {
 
 // replacePickle writes the archive again, with another pickle.
 func (a *archive) replacePickle(path string, pickle []byte) error {
-	file, err := renameio.NewPendingFile(path, renameio.WithPermissions(0o644), beside(path))
+	file, err := files.NewPending(path)
 	if err != nil {
 		return err
 	}

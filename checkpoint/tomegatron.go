@@ -9,7 +9,7 @@ import (
 	"regexp"
 	"strconv"
 
-	"github.com/google/renameio/v2"
+	"plimsoll/files"
 )
 
 var iterationFolder = regexp.MustCompile(`^iter_(\d{7})$`)
@@ -49,7 +49,7 @@ func (c *Checkpoint) WriteMegatron(
 	}
 	number, _ := strconv.Atoi(name[len("iter_"):]) // digits
 	latest := filepath.Join(directory, latestName)
-	if err := renameio.WriteFile(latest, fmt.Append(nil, number), 0o644); err != nil {
+	if err := files.Replace(latest, fmt.Append(nil, number)); err != nil {
 		return err
 	}
 	return syncFolder(directory)

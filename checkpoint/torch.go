@@ -13,10 +13,9 @@ import (
 	"slices"
 	"strconv"
 
-	"github.com/google/renameio/v2"
-
 	"plimsoll/dtype"
 	"plimsoll/fault"
+	"plimsoll/files"
 	"plimsoll/optim/kernel"
 	"plimsoll/shard"
 )
@@ -41,7 +40,7 @@ func (c *Checkpoint) writeTorch(
 		return fault.File(path).Inputf("expected a file to write: a file cannot replace the folder or device here").
 			WithHint("name a file")
 	}
-	file, err := renameio.NewPendingFile(path, renameio.WithPermissions(0o644), beside(path))
+	file, err := files.NewPending(path)
 	if err != nil {
 		return cause(path, "the file cannot be written", err)
 	}

@@ -9,8 +9,6 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/google/renameio/v2"
-
 	"plimsoll/fault"
 	"plimsoll/files"
 	"plimsoll/optim/kernel"
@@ -37,7 +35,7 @@ func (c *Checkpoint) WriteUniversal(ctx context.Context, directory string, progr
 	if err != nil {
 		return err
 	}
-	if err := renameio.WriteFile(filepath.Join(directory, "latest_universal"), []byte(tag), 0o644); err != nil {
+	if err := files.Replace(filepath.Join(directory, "latest_universal"), []byte(tag)); err != nil {
 		return err
 	}
 	return syncFolder(directory)

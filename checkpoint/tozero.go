@@ -8,9 +8,8 @@ import (
 	"regexp"
 	"slices"
 
-	"github.com/google/renameio/v2"
-
 	"plimsoll/dtype"
+	"plimsoll/files"
 	"plimsoll/shard"
 )
 
@@ -51,7 +50,7 @@ func (c *Checkpoint) WriteDeepSpeed(ctx context.Context, directory, like string,
 	if err != nil {
 		return err
 	}
-	if err := renameio.WriteFile(filepath.Join(directory, latestTag), []byte(tag), 0o644); err != nil {
+	if err := files.Replace(filepath.Join(directory, latestTag), []byte(tag)); err != nil {
 		return err
 	}
 	return syncFolder(directory)

@@ -2,12 +2,8 @@ package checkpoint
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"os"
 	"sync"
-
-	"golang.org/x/sys/unix"
 )
 
 // window is how much of a file is written back at a time. It is large beside
@@ -293,26 +289,14 @@ func (w *writeback) close() error {
 type fileOnDisk struct{ *os.File }
 
 func (f fileOnDisk) start(offset, bytes int64) error {
-	return f.sync(offset, bytes, unix.SYNC_FILE_RANGE_WRITE)
+	return startWriting(f.File, offset, bytes)
 }
 
 // finish advises the kernel to forget; a file system may ignore that.
-func (f fileOnDisk) finish(offset, bytes int64, forget bool) error {
-	err := f.sync(offset, bytes,
-		unix.SYNC_FILE_RANGE_WAIT_BEFORE|unix.SYNC_FILE_RANGE_WRITE|unix.SYNC_FILE_RANGE_WAIT_AFTER)
-	if forget {
-		_ = unix.Fadvise(int(f.Fd()), offset, bytes, unix.FADV_DONTNEED)
+func (f fileOnDisk) finish(offset, bytes int64, isOver bool) error {
+	err := awaitWriting(f.File, offset, bytes)
+	if isOver {
+		forget(f.File, offset, bytes)
 	}
 	return err
-}
-
-// sync only begins early: the fsync of the file makes data safe. File systems without
-// sync_file_range do without.
-func (f fileOnDisk) sync(offset, bytes int64, flags int) error {
-	err := unix.SyncFileRange(int(f.Fd()), offset, bytes, flags)
-	if err == nil || errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EINVAL) ||
-		errors.Is(err, unix.ESPIPE) || errors.Is(err, unix.EOPNOTSUPP) {
-		return nil
-	}
-	return fmt.Errorf("sync_file_range: %w", err)
 }

@@ -6,9 +6,9 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"syscall"
 
 	"github.com/go-json-experiment/json/jsontext"
-	"golang.org/x/sys/unix"
 
 	"plimsoll/fault"
 	"plimsoll/files"
@@ -95,8 +95,8 @@ func claim(path string) (*os.File, error) {
 		file, _, err := files.OpenFile(path, os.O_WRONLY|os.O_CREATE, 0o644)
 		return file, err
 	}
-	file, err := lock(path, open, unix.LOCK_EX|unix.LOCK_NB)
-	if errors.Is(err, unix.EWOULDBLOCK) {
+	file, err := lock(path, open, alone|atOnce)
+	if errors.Is(err, syscall.EWOULDBLOCK) {
 		return nil, fault.File(path).Inputf("another job is saving the same step in this folder and is writing this " +
 			"file").WithHint("give each job, and each optimizer of a program, a folder of its own")
 	}
@@ -112,9 +112,9 @@ func claim(path string) (*os.File, error) {
 }
 
 // lockFolder opens a folder, and locks it until it is closed. Many saves may begin files
-// in a folder at once (unix.LOCK_SH). A commit has the folder alone (unix.LOCK_EX).
+// in a folder at once (together). A commit has the folder alone (alone).
 func lockFolder(path string, how int) (*os.File, error) {
-	open := func() (*os.File, error) { return os.OpenFile(path, os.O_RDONLY|unix.O_DIRECTORY, 0) }
+	open := func() (*os.File, error) { return os.OpenFile(path, os.O_RDONLY|directoryOnly, 0) }
 	return lock(path, open, how)
 }
 
@@ -125,10 +125,10 @@ func lock(path string, open func() (*os.File, error), how int) (*os.File, error)
 		if err != nil {
 			return nil, err
 		}
-		for err = unix.EINTR; errors.Is(err, unix.EINTR); {
-			err = unix.Flock(int(file.Fd()), how)
+		for err = syscall.EINTR; errors.Is(err, syscall.EINTR); {
+			err = flock(file, how)
 		}
-		if errors.Is(err, unix.EWOULDBLOCK) {
+		if errors.Is(err, syscall.EWOULDBLOCK) {
 			return nil, errors.Join(err, file.Close())
 		}
 		if now, err := os.Stat(path); err == nil && isOpen(file, now) {
@@ -154,9 +154,9 @@ func (w *dataFile) begin() error {
 	if err := w.checkRoom(); err != nil {
 		return err
 	}
-	switch err := unix.Fallocate(int(w.file.Fd()), 0, 0, w.bytes); {
+	switch err := allocate(w.file, w.bytes); {
 	case err == nil:
-	case errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOSYS): // then writes take the room
+	case errors.Is(err, errors.ErrUnsupported): // then writes take the room
 	default:
 		return fmt.Errorf("%s: allocating %v: %w", w.file.Name(), ledger.Bytes(w.bytes), err)
 	}
@@ -170,17 +170,16 @@ func (w *dataFile) checkRoom() error {
 	if err != nil {
 		return err
 	}
-	var room unix.Statfs_t
-	if err := unix.Fstatfs(int(w.file.Fd()), &room); err != nil {
+	block, free, err := freeBlocks(w.file)
+	if err != nil {
 		return fmt.Errorf("%s: statfs: %w", w.file.Name(), err)
 	}
-	block := room.Bsize
 	if len(manifest) > maxManifest {
 		return fmt.Errorf("%s: the manifest would have %d bytes, and at most %d can be read again",
 			w.path(manifestEnd), len(manifest), maxManifest)
 	}
 	needed := (w.bytes+block-1)/block*block + (int64(len(manifest))+block-1)/block*block
-	if available := int64(room.Bavail) * block; needed > available {
+	if available := free * block; needed > available {
 		return &DoesNotFit{
 			Directory: filepath.Dir(w.folder),
 			Needed:    ledger.Bytes(needed), Available: ledger.Bytes(available),
@@ -234,7 +233,7 @@ func (w *dataFile) finish() error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", w.file.Name(), err)
 	}
-	_ = unix.Fadvise(int(w.file.Fd()), 0, 0, unix.FADV_DONTNEED)
+	forget(w.file, 0, 0)
 	if err := writeSealed(w.path(manifestEnd), w.document); err != nil {
 		return err
 	}

@@ -1,3 +1,5 @@
+//go:build linux
+
 package cycle
 
 import (
@@ -12,6 +14,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"plimsoll/activity"
 	"plimsoll/dtype"
 	"plimsoll/fault"
 	"plimsoll/host"
@@ -26,7 +29,7 @@ import (
 // silent shows no progress.
 type silent struct{}
 
-func (silent) Begin(string, int64, rehearse.Unit) {}
+func (silent) Begin(string, int64, activity.Unit) {}
 func (silent) Advance(int64)                      {}
 func (silent) End()                               {}
 

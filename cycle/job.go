@@ -1,3 +1,5 @@
+//go:build linux
+
 // Package cycle moves the states of an optimizer as plimsoll.torch.StateOffload does: from the host to a device, where
 // they are updated, and back. No device is needed. Host memory stands in for that of the device, and a stated time for
 // the update. Copies are real, and no faster than the stated link.

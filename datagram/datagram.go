@@ -1,3 +1,5 @@
+//go:build linux
+
 // Package datagram makes Unix sockets whose messages carry the kernel's word on their sender.
 package datagram
 

@@ -4,7 +4,6 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
-	"syscall"
 )
 
 // atoi returns the number of a text of digits, or 0.
@@ -225,7 +224,7 @@ var hostPatterns = []pattern{
 			case m.get("errno") != "":
 				by = "Python"
 			}
-			return HostAllocationFailed{By: by, Errno: int(syscall.ENOMEM)}
+			return HostAllocationFailed{By: by, Errno: enomem}
 		},
 	},
 	{ // faulthandler, bash, glibc
@@ -277,13 +276,19 @@ func lockFailed(m *match) Fact {
 	return f
 }
 
+// Error numbers of Linux, whatever system reads about them.
+const (
+	enomem = 12
+	enospc = 28
+)
+
 func torchSharedMemory(m *match) Fact {
 	file := m.get("file")
 	errno := m.integer("errno", 0)
-	switch syscall.Errno(errno) {
-	case syscall.ENOSPC:
+	switch errno {
+	case enospc:
 		return SharedMemoryFull{By: "torch", Path: file}
-	case syscall.ENOMEM:
+	case enomem:
 		return HostAllocationFailed{By: "mmap", Errno: errno, File: file}
 	}
 	if errno == 0 && strings.HasPrefix(file, "/torch_") { // PyTorch 1.x says no more

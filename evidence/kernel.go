@@ -5,7 +5,6 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"syscall"
 
 	"plimsoll/ledger"
 )
@@ -238,7 +237,7 @@ var kernelPatterns = []pattern{
 		kind:       KernelLog,
 		fact: func(m *match) Fact {
 			by := m.get("comm") + " (overcommit)"
-			return HostAllocationFailed{By: by, Requested: m.size("req", 1), Errno: int(syscall.ENOMEM)}
+			return HostAllocationFailed{By: by, Requested: m.size("req", 1), Errno: enomem}
 		},
 	},
 	{ // kernel/cgroup/pids.c
@@ -254,7 +253,7 @@ var kernelPatterns = []pattern{
 		expression: `^\S.*\[(?P<pid>\d+)\]: segfault at`,
 		kind:       KernelLog,
 		fact: func(m *match) Fact {
-			f := endOf("the kernel", -int(syscall.SIGSEGV))
+			f := endOf("the kernel", -SIGSEGV)
 			f.PID = m.integer("pid", 0)
 			return f
 		},

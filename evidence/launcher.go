@@ -1,10 +1,41 @@
 package evidence
 
 import (
+	"fmt"
 	"regexp"
 	"strconv"
 	"strings"
 )
+
+// Signals of Linux, whatever system reads about them.
+const (
+	SIGINT  = 2
+	SIGILL  = 4
+	SIGBUS  = 7
+	SIGFPE  = 8
+	SIGKILL = 9
+	SIGSEGV = 11
+	SIGTERM = 15
+)
+
+// SignalName describes a signal of Linux by its number.
+func SignalName(signal int) string {
+	if signal > 0 && signal < len(signalNames) {
+		return signalNames[signal]
+	}
+	return fmt.Sprintf("signal %d", signal)
+}
+
+var signalNames = [...]string{
+	1: "hangup", 2: "interrupt", 3: "quit", 4: "illegal instruction", 5: "trace/breakpoint trap", 6: "aborted",
+	7: "bus error", 8: "floating point exception", 9: "killed", 10: "user defined signal 1",
+	11: "segmentation fault",
+	12: "user defined signal 2", 13: "broken pipe", 14: "alarm clock", 15: "terminated", 16: "stack fault",
+	17: "child exited", 18: "continued", 19: "stopped (signal)", 20: "stopped", 21: "stopped (tty input)",
+	22: "stopped (tty output)", 23: "urgent I/O condition", 24: "CPU time limit exceeded",
+	25: "file size limit exceeded", 26: "virtual timer expired", 27: "profiling timer expired", 28: "window changed",
+	29: "I/O possible", 30: "power failure", 31: "bad system call",
+}
 
 // signals are the numbers of signals by name, as on x86 and arm64.
 var signals = map[string]int{

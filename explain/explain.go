@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"syscall"
 
 	"plimsoll/evidence"
 	"plimsoll/ledger"
@@ -286,7 +285,7 @@ func (s *scene) interrupted() bool {
 			}
 			found = true
 		case evidence.ProcessEnded:
-			if syscall.Signal(fact.Signal) != syscall.SIGINT {
+			if fact.Signal != evidence.SIGINT {
 				return false
 			}
 			found = true

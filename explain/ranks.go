@@ -4,7 +4,6 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 
 	"plimsoll/evidence"
@@ -34,9 +33,9 @@ type death struct {
 }
 
 const (
-	exitKilled = 128 + int(syscall.SIGKILL)
-	exitBus    = 128 + int(syscall.SIGBUS)
-	exitTerm   = 128 + int(syscall.SIGTERM)
+	exitKilled = 128 + evidence.SIGKILL
+	exitBus    = 128 + evidence.SIGBUS
+	exitTerm   = 128 + evidence.SIGTERM
 )
 
 // mannerOf returns how a process ended, as one fact tells it.
@@ -84,13 +83,13 @@ func mannerOfWorker(signal string) manner {
 }
 
 func mannerOfProcess(f evidence.ProcessEnded) manner {
-	signal := syscall.Signal(f.Signal)
+	signal := f.Signal
 	switch {
-	case f.Victim || signal == syscall.SIGTERM || signal == syscall.SIGINT || f.ExitCode == exitTerm:
+	case f.Victim || signal == evidence.SIGTERM || signal == evidence.SIGINT || f.ExitCode == exitTerm:
 		return taken
-	case signal == syscall.SIGKILL || f.ExitCode == exitKilled:
+	case signal == evidence.SIGKILL || f.ExitCode == exitKilled:
 		return killed
-	case signal == syscall.SIGBUS || f.ExitCode == exitBus:
+	case signal == evidence.SIGBUS || f.ExitCode == exitBus:
 		return faulted
 	case signal != 0 || f.ExitCode > 128:
 		return crashed

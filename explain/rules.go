@@ -6,7 +6,6 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"syscall"
 
 	"plimsoll/evidence"
 	"plimsoll/ledger"
@@ -363,26 +362,27 @@ func (s *scene) killedForMemory() bool {
 }
 
 func endedText(f evidence.ProcessEnded) string {
-	switch signal := syscall.Signal(f.Signal); {
+	switch {
 	case mannerOfProcess(f) == killed:
 		return "was killed by SIGKILL, and nothing here says by whom"
 	case f.Signal != 0:
-		return fmt.Sprintf("was ended by signal %d (%v), and nothing here says why", f.Signal, signal)
+		return fmt.Sprintf("was ended by signal %d (%s), and nothing here says why", f.Signal,
+			evidence.SignalName(f.Signal))
 	}
 	return fmt.Sprintf("ended with exit code %d, and nothing here says why", f.ExitCode)
 }
 
 // isFault reports whether a process has crashed by an instruction that it could not execute.
 func isFault(f evidence.ProcessEnded) bool {
-	switch syscall.Signal(f.Signal) {
-	case syscall.SIGSEGV, syscall.SIGILL, syscall.SIGFPE:
+	switch f.Signal {
+	case evidence.SIGSEGV, evidence.SIGILL, evidence.SIGFPE:
 		return true
 	}
 	return false
 }
 
 func faultText(f evidence.ProcessEnded) string {
-	return fmt.Sprintf("crashed by signal %d (%v): a fault of native code", f.Signal, syscall.Signal(f.Signal))
+	return fmt.Sprintf("crashed by signal %d (%s): a fault of native code", f.Signal, evidence.SignalName(f.Signal))
 }
 
 func endText(f evidence.BatchEnd) string { return fmt.Sprintf("was ended by %s: %s", f.By, f.Reason) }

@@ -6,14 +6,6 @@ import (
 	"strconv"
 	"strings"
 	"time"
-
-	"golang.org/x/sys/unix"
-)
-
-// Actions of syslog(2).
-const (
-	readWholeLog = 3
-	sizeOfLog    = 10
 )
 
 // KernelLogEnd returns the time of the last line of the kernel's log, on the clock of the log. Other clocks drift from
@@ -27,16 +19,7 @@ func KernelKills(pids []int, after time.Duration) []string { return killsIn(kern
 
 // kernelLog returns the lines of the kernel's log that this process may read.
 func kernelLog() []string {
-	size, err := unix.Klogctl(sizeOfLog, nil)
-	if err != nil || size <= 0 {
-		return nil
-	}
-	log := make([]byte, size)
-	n, err := unix.Klogctl(readWholeLog, log)
-	if err != nil {
-		return nil
-	}
-	return strings.Split(strings.TrimSuffix(string(log[:n]), "\n"), "\n")
+	return strings.Split(strings.TrimSuffix(string(readKernelLog()), "\n"), "\n")
 }
 
 var (

@@ -1,13 +1,6 @@
 package host
 
-import (
-	"fmt"
-
-	"golang.org/x/sys/unix"
-	"k8s.io/utils/cpuset"
-
-	"plimsoll/arena"
-)
+import "plimsoll/arena"
 
 // Local returns the host that this process runs on.
 func Local() (*Host, error) { return Of("") }
@@ -27,26 +20,4 @@ func Of(name string) (*Host, error) {
 		}
 	}
 	return h, err
-}
-
-// Affinity returns the mask of a thread; the id of a process names its main thread. The kernel refuses a buffer
-// shorter than its own masks. The usual 1024 bits are too few for some machines, so the buffer grows until it fits.
-func Affinity(thread int) (cpuset.CPUSet, error) {
-	for bits := 1024; ; bits *= 2 {
-		mask := unix.NewCPUSet(bits)
-		err := unix.SchedGetaffinityDynamic(thread, mask)
-		if err == unix.EINVAL && bits <= maxID {
-			continue
-		}
-		if err != nil {
-			return cpuset.New(), fmt.Errorf("read the affinity of thread %d: %w", thread, err)
-		}
-		cpus := []int{}
-		for cpu := range bits {
-			if mask.IsSet(cpu) {
-				cpus = append(cpus, cpu)
-			}
-		}
-		return cpuset.New(cpus...), nil
-	}
 }

@@ -1,3 +1,5 @@
+//go:build linux
+
 // Package launch starts the ranks of a job on this host, each on CPUs and NUMA nodes of
 // its own, and ends them together. It starts ranks on one host only. On several hosts
 // Slurm, torchrun or MPI starts the ranks, and this package takes the place that the

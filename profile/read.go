@@ -12,8 +12,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/google/renameio/v2"
-
 	"plimsoll/fault"
 	"plimsoll/files"
 	"plimsoll/ledger"
@@ -67,7 +65,7 @@ func (f *File) Save(path string) error {
 		err = os.MkdirAll(filepath.Dir(path), 0o755)
 	}
 	if err == nil {
-		err = renameio.WriteFile(path, append(text, '\n'), 0o644, renameio.WithTempDir(filepath.Dir(path)))
+		err = files.Replace(path, append(text, '\n'))
 	}
 	if err != nil {
 		return &fault.Input{What: "writing the host profile", Err: err, Hint: "name another file with --output"}

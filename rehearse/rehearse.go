@@ -1,3 +1,5 @@
+//go:build linux
+
 // Package rehearse runs real optimizer steps on this host, over real bytes with synthetic weights and gradients. It
 // measures how much host memory a training job will hold and how long a step will take. It compares the step with the
 // speed limit of the host's memory. No GPU, weights or network are needed.
@@ -8,6 +10,7 @@ import (
 	"errors"
 	"time"
 
+	"plimsoll/activity"
 	"plimsoll/engine"
 	"plimsoll/ledger"
 	"plimsoll/optim/kernel"
@@ -56,29 +59,9 @@ type Measurement struct {
 	Timeline *Timeline
 }
 
-// Unit is what the parts of an activity are.
-type Unit int
-
-// The units of activities. Of Shares only their part of the whole means something to a reader.
-const (
-	Counts Unit = iota
-	Bytes
-	Shares
-)
-
-// Progress follows what a rehearsal is doing.
-type Progress interface {
-	// Begin starts an activity of a number of parts, -1 where the number is not known.
-	Begin(activity string, parts int64, unit Unit)
-	// Advance reports parts as done. It may be called from many threads.
-	Advance(parts int64)
-	// End ends the activity.
-	End()
-}
-
 // Run maps the arenas, touches them and makes the steps. The plan must fit. Run gives all memory back before it
 // returns.
-func (p *Placement) Run(ctx context.Context, progress Progress) (m *Measurement, err error) {
+func (p *Placement) Run(ctx context.Context, progress activity.Progress) (m *Measurement, err error) {
 	t, err := p.begin()
 	defer func() { err = errors.Join(err, t.close()) }()
 	if err != nil {
@@ -92,12 +75,12 @@ func (p *Placement) Run(ctx context.Context, progress Progress) (m *Measurement,
 			mapped += a.Mapped()
 		}
 	}
-	progress.Begin("allocating memory", int64(mapped), Bytes)
+	progress.Begin("allocating memory", int64(mapped), activity.Bytes)
 	for _, s := range t.all() {
 		s.Populate(ctx, func(size ledger.Bytes) { progress.Advance(int64(size)) })
 	}
 	progress.End()
-	progress.Begin("writing weights", p.Held, Shares)
+	progress.Begin("writing weights", p.Held, activity.Shares)
 	t.each(func(s *engine.Shard, first int64, c kernel.Chunk) {
 		if ctx.Err() == nil {
 			synthetic.State(s.Config().Rank, first, c)
@@ -112,7 +95,7 @@ func (p *Placement) Run(ctx context.Context, progress Progress) (m *Measurement,
 		return nil, err
 	}
 	after := make([]probe.Memory, 0, 2)
-	progress.Begin("optimizer steps", int64(p.Steps), Counts)
+	progress.Begin("optimizer steps", int64(p.Steps), activity.Counts)
 	defer progress.End()
 	for i := range p.Steps {
 		if ctx.Err() != nil {

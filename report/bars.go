@@ -273,3 +273,12 @@ func phaseRows(device *ledger.Device) (rows []phaseRow) {
 	}
 	return rows
 }
+
+// trimmedLines returns lines without spaces at their ends.
+func trimmedLines(text string) string {
+	lines := strings.Split(text, "\n")
+	for i, line := range lines {
+		lines[i] = strings.TrimRight(line, " ")
+	}
+	return strings.Join(lines, "\n")
+}

@@ -1,3 +1,5 @@
+//go:build linux
+
 package report
 
 import (
@@ -92,15 +94,6 @@ func (g Gantt) shows(a rehearse.Activity) bool {
 	})
 }
 
-// trimmedLines returns lines without spaces at their ends.
-func trimmedLines(text string) string {
-	lines := strings.Split(text, "\n")
-	for i, line := range lines {
-		lines[i] = strings.TrimRight(line, " ")
-	}
-	return strings.Join(lines, "\n")
-}
-
 // cells returns the ink of each cell of a row: that of the activity which takes most of the cell's time.
 func cells(spans []rehearse.Span, length time.Duration) []int {
 	row := make([]int, ganttCells)
@@ -137,29 +130,6 @@ func inkOf(a rehearse.Activity) int {
 }
 
 func (g Gantt) markdown() string { return "```\n" + g.text(layout{}) + "```\n" }
-
-// ganttChart is a picture in SVG.
-type ganttChart struct {
-	Width, Height int
-	Rows          []ganttRow
-	Bars          []ganttBar
-	Ticks         []tick
-	Legend        []ganttKey
-}
-
-type ganttRow struct {
-	Y    int
-	Name string
-}
-
-type ganttBar struct {
-	X, Width float64
-	Y        int
-	Class    string
-	Title    string
-}
-
-type ganttKey struct{ Class, Name string }
 
 // The size of a row in pixels.
 const (

@@ -83,7 +83,7 @@ func htmlOf(b Block) htmlBlock {
 		return htmlBlock{Paragraph: string(b)}
 	case Bars:
 		return htmlOf(timeline(b.Device))
-	case Gantt:
+	case interface{ chart() *ganttChart }:
 		return htmlBlock{Gantt: b.chart()}
 	case *Table:
 		var h htmlBlock
@@ -101,3 +101,26 @@ func htmlOf(b Block) htmlBlock {
 	}
 	return htmlBlock{Paragraph: b.markdown()}
 }
+
+// ganttChart is a picture in SVG.
+type ganttChart struct {
+	Width, Height int
+	Rows          []ganttRow
+	Bars          []ganttBar
+	Ticks         []tick
+	Legend        []ganttKey
+}
+
+type ganttRow struct {
+	Y    int
+	Name string
+}
+
+type ganttBar struct {
+	X, Width float64
+	Y        int
+	Class    string
+	Title    string
+}
+
+type ganttKey struct{ Class, Name string }

@@ -1,3 +1,5 @@
+//go:build linux
+
 package report
 
 import (
@@ -8,7 +10,6 @@ import (
 	"strconv"
 
 	"plimsoll/binding"
-	"plimsoll/host"
 	"plimsoll/ledger"
 	"plimsoll/rehearse"
 )
@@ -107,33 +108,6 @@ func newLossScaling(j *rehearse.Job) *LossScaling {
 		l.Hysteresis, l.ConsecutiveHysteresis = j.LossScaler.Hysteresis, j.LossScaler.ConsecutiveHysteresis
 	}
 	return l
-}
-
-// RehearsedHost describes the host.
-type RehearsedHost struct {
-	CPU             string       `json:"cpu"`
-	Kernel          string       `json:"kernel"`
-	UsableCPUs      string       `json:"usable_cpus"`
-	UsableCores     int          `json:"usable_cores"`
-	NUMANodes       int          `json:"numa_nodes"`
-	MemoryTotal     ledger.Bytes `json:"memory_total_bytes"`
-	MemoryAvailable ledger.Bytes `json:"memory_available_bytes"`
-}
-
-func newHost(h *host.Host) RehearsedHost {
-	return RehearsedHost{
-		CPU: h.Name, Kernel: h.Kernel, UsableCPUs: h.CPUs.String(), UsableCores: len(h.UsableCores()),
-		NUMANodes: len(h.Nodes), MemoryTotal: h.Memory.Total, MemoryAvailable: h.Memory.Available,
-	}
-}
-
-func (h RehearsedHost) String() string {
-	memory := "memory not known"
-	if h.MemoryTotal > 0 {
-		memory = fmt.Sprintf("%v of %v available", h.MemoryAvailable, h.MemoryTotal)
-	}
-	return fmt.Sprintf("%s, %s (CPUs %s), %s", processorName(h.CPU), counted(h.UsableCores, "usable core"),
-		h.UsableCPUs, memory)
 }
 
 // BytesPerParameter compares the state arenas with their plan. The measured bytes include the full last pages.
@@ -436,25 +410,6 @@ func (b BytesPerParameter) String() string {
 		return fmt.Sprintf("%.3f planned", b.Planned)
 	}
 	return fmt.Sprintf("%.3f planned, %.3f measured", b.Planned, *b.Measured)
-}
-
-// seconds returns three significant digits.
-func seconds(s float64) string {
-	switch {
-	case s < 1e-3:
-		return fmt.Sprintf("%.3g us", 1e6*s)
-	case s < 1:
-		return fmt.Sprintf("%.3g ms", 1e3*s)
-	}
-	return fmt.Sprintf("%.3g s", s)
-}
-
-// toneOf returns the tone of a verdict that is good or bad.
-func toneOf(good bool) Tone {
-	if good {
-		return Good
-	}
-	return Bad
 }
 
 // VerdictLine returns the first line of the text.

@@ -2,6 +2,7 @@ package report
 
 import (
 	"errors"
+	"fmt"
 
 	"plimsoll/fault"
 	"plimsoll/plan"
@@ -76,4 +77,15 @@ func (s *StepTime) addTo(facts *Facts) {
 	facts.add("step", "%s (%s to %s): forward %s, backward %s%s, not hidden: communication %s, optimizer %s",
 		seconds(s.Total.Expected), seconds(s.Total.Least), seconds(s.Total.Most), seconds(s.Forward.Expected),
 		seconds(s.Backward.Expected), waits, seconds(s.Communication.Expected), seconds(s.Optimizer.Expected))
+}
+
+// seconds returns three significant digits.
+func seconds(s float64) string {
+	switch {
+	case s < 1e-3:
+		return fmt.Sprintf("%.3g us", 1e6*s)
+	case s < 1:
+		return fmt.Sprintf("%.3g ms", 1e3*s)
+	}
+	return fmt.Sprintf("%.3g s", s)
 }

@@ -1,3 +1,5 @@
+//go:build linux
+
 package service
 
 import "golang.org/x/sys/unix"

@@ -1,3 +1,5 @@
+//go:build linux
+
 // Package service is the optimizer service: a process that owns the optimizer state of
 // all ranks of a host in shared memory. It updates the state for trainers that map the
 // same pages. The package also holds the keeper, which restarts a service that died.

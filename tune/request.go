@@ -1,3 +1,5 @@
+//go:build linux
+
 // Package tune measures how a host's cores are best divided between the trainer and the optimizer of each rank: the
 // speed of updates as a function of their cores, and the time of the trainer as a function of the others.
 //

@@ -1,3 +1,5 @@
+//go:build linux
+
 // Package view shows a recording while it grows: what every rank and every GPU holds against its plan and against every
 // limit, and what the ranks print.
 package view

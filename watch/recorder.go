@@ -1,3 +1,5 @@
+//go:build linux
+
 // Package watch samples a running job: its processes, the phases that they are in, its cgroups and its GPUs. It makes a
 // recording of package samples, in memory and in a file.
 package watch

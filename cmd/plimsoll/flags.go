@@ -15,7 +15,6 @@ import (
 	"plimsoll/binding"
 	"plimsoll/fault"
 	"plimsoll/ledger"
-	"plimsoll/service"
 )
 
 // formerNames maps former names of flags to their present names. The former names still work, and no help shows them.
@@ -160,10 +159,6 @@ func usagesOf(flags *pflag.FlagSet) string {
 		}
 	}
 	return b.String()
-}
-
-func socketFlag(c *cobra.Command, socket *string) {
-	c.Flags().StringVar(socket, "socket", "", "`path` of the service's socket (default: $"+service.SocketVariable+")")
 }
 
 func fsrootFlag(c *cobra.Command, fsroot *string) {

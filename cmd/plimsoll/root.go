@@ -8,7 +8,6 @@ import (
 	"os"
 	"os/signal"
 	"regexp"
-	"runtime/debug"
 	"slices"
 	"strings"
 	"syscall"
@@ -106,25 +105,19 @@ every byte went.`,
 		RunE:          func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	root.SetFlagErrorFunc(badFlag)
-	root.AddCommand(benchCommand())
 	root.AddCommand(bindingCommand())
 	root.AddCommand(checkpointCommand())
 	root.AddCommand(compareCommand())
 	root.AddCommand(explainCommand())
 	root.AddCommand(exportCommand())
 	root.AddCommand(fitCommand())
-	root.AddCommand(keepCommand())
+	root.AddCommand(manualCommand())
 	root.AddCommand(modelsCommand())
 	root.AddCommand(planCommand())
 	root.AddCommand(roadsCommand())
-	root.AddCommand(rehearseCommand())
-	root.AddCommand(restoreCommand())
-	root.AddCommand(runCommand())
-	root.AddCommand(serveCommand())
-	root.AddCommand(statCommand())
 	root.AddCommand(topologyCommand())
-	root.AddCommand(tuneCommand())
-	root.AddCommand(watchCommand())
+	root.AddCommand(versionCommand())
+	root.AddCommand(linuxCommands()...)
 	root.SetGlobalNormalizationFunc(presentName)
 	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), "Flags.FlagUsages |", "Flags | usages |"))
 	return root
@@ -161,13 +154,4 @@ var otherCommands = map[string]string{
 	"train": "run", "search": "fit", "advise": "plan", "status": "stat", "top": "watch", "monitor": "watch",
 	"benchmark": "bench", "info": "topology", "why": "explain", "diagnose": "explain", "list": "models",
 	"gpus": "models",
-}
-
-// version returns the module's version where the binary was installed as a module, and the commit otherwise.
-func version() string {
-	info, ok := debug.ReadBuildInfo()
-	if !ok {
-		return "unknown"
-	}
-	return info.Main.Version
 }

@@ -1,3 +1,5 @@
+//go:build linux
+
 package main
 
 import (
@@ -306,13 +308,6 @@ func explainRun(job *launch.Job) {
 // threadsOfRun is the number of threads of guard, keeper and optimizer service, beside the ranks. The Go runtime
 // ends a process that cannot start a thread.
 const threadsOfRun = 3 * 16
-
-// logTo returns a function that writes a message to the user while ranks run.
-func logTo(c *cobra.Command) func(format string, values ...any) {
-	return func(format string, values ...any) {
-		fmt.Fprintf(c.ErrOrStderr(), "plimsoll: %s\n", fault.Printable(fmt.Sprintf(format, values...)))
-	}
-}
 
 // keepCommand returns the hidden command that run starts to watch over the ranks.
 func keepCommand() *cobra.Command {

@@ -1,3 +1,5 @@
+//go:build linux
+
 package main
 
 import (
@@ -201,4 +203,8 @@ func serve(ctx context.Context, c *cobra.Command, given *service.Inherited, o se
 		return fmt.Errorf("the optimizer service: %w", err)
 	}
 	return nil
+}
+
+func socketFlag(c *cobra.Command, socket *string) {
+	c.Flags().StringVar(socket, "socket", "", "`path` of the service's socket (default: $"+service.SocketVariable+")")
 }

@@ -8,14 +8,12 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-
-	"golang.org/x/sys/unix"
 )
 
 // Special holds functions, by kind, that create a special file at an unused
 // path.
 var Special = map[string]func(path string) error{
-	"a pipe":      func(path string) error { return unix.Mkfifo(path, 0o600) },
+	"a pipe":      mkfifo,
 	"a link":      linked,
 	"/dev/zero":   func(path string) error { return os.Symlink("/dev/zero", path) },
 	"/dev/null":   func(path string) error { return os.Symlink("/dev/null", path) },
@@ -29,7 +27,7 @@ var Special = map[string]func(path string) error{
 
 // linked creates a symbolic link to a pipe.
 func linked(path string) error {
-	return errors.Join(unix.Mkfifo(path+".pipe", 0o600), os.Symlink(filepath.Base(path)+".pipe", path))
+	return errors.Join(mkfifo(path+".pipe"), os.Symlink(filepath.Base(path)+".pipe", path))
 }
 
 // socket creates a socket without a listener. Paths of sockets must be short,

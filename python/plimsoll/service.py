@@ -6,6 +6,7 @@ import secrets
 import shutil
 import socket
 import subprocess
+import sysconfig
 import tempfile
 import threading
 import time
@@ -18,13 +19,15 @@ _PATIENCE = 30.0  # seconds until a service listens
 
 
 def find_program() -> str:
-    """The program plimsoll: what $PLIMSOLL names, or what is on PATH."""
+    """The program plimsoll: what $PLIMSOLL names, what was installed with this package, or what is on PATH."""
     named = os.environ.get("PLIMSOLL")
-    program = shutil.which(named or "plimsoll")
+    program = shutil.which(named) if named else shutil.which(os.path.join(sysconfig.get_path("scripts"), "plimsoll"))
+    if program is None and not named:
+        program = shutil.which("plimsoll")
     if program is None:
         raise PlimsollError(
-            f"the program {named or 'plimsoll'} was not found {'($PLIMSOLL)' if named else 'on PATH'}: build it (make "
-            "build) and put it on PATH, or set PLIMSOLL to its path"
+            f"the program {named or 'plimsoll'} was not found {'($PLIMSOLL)' if named else 'on PATH'}: put it "
+            "on PATH, or set PLIMSOLL to its path"
         )
     return program
 

@@ -1,3 +1,5 @@
+//go:build linux
+
 // Package client is the Go client of the optimizer service. Trainers use the Python
 // client; this one asks for the status of a service, and restores sessions.
 package client

@@ -1,3 +1,5 @@
+//go:build linux
+
 // Package protocol is the protocol of the optimizer service (docs/protocol.md): packets,
 // the kinds of requests, their bodies, and the documents in them. Service and clients
 // share it.

@@ -1,3 +1,5 @@
+//go:build linux
+
 // Package servicetest is a trainer for tests of the optimizer service, in Go: every
 // request of the protocol as a method.
 package servicetest

@@ -7,7 +7,14 @@ defaults of its paper, arXiv 2302.06675. Each also has keyword options of its ow
 
 from typing import Any, Dict, Iterable, Optional, Tuple
 
-import torch
+try:
+    import torch
+except ModuleNotFoundError as error:
+    if error.name != "torch":
+        raise
+    raise ModuleNotFoundError(
+        "plimsoll.torch needs PyTorch, which is not installed: pip install 'plimsoll[torch]'", name="torch"
+    ) from None
 
 from plimsoll.torch.algorithm import Algorithm
 from plimsoll.torch.arguments import (

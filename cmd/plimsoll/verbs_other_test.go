@@ -1,0 +1,42 @@
+//go:build !linux
+
+package main
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"plimsoll/report"
+)
+
+// TestVerbsThatNeedLinux: they say so, with the exit code of bad input, whatever their arguments.
+func TestVerbsThatNeedLinux(t *testing.T) {
+	for _, verb := range linuxVerbs {
+		stdout, stderr, code := runs(verb.name, "--model", "gpt2")
+		if code != exitInput || stdout != "" || !strings.Contains(stderr, "plimsoll "+verb.name+" needs Linux") {
+			t.Errorf("%s: exit code %d: %s%s", verb.name, code, stdout, stderr)
+		}
+	}
+	if _, stderr, code := runs("topology"); code != exitInput || !strings.Contains(stderr, "--fsroot") {
+		t.Errorf("topology: exit code %d: %s", code, stderr)
+	}
+}
+
+// TestPlanAnywhere plans, searches and reads a recorded machine.
+func TestPlanAnywhere(t *testing.T) {
+	stdout, stderr, code := runs("plan", "--model", "gpt2", "--gpu", "H100-80GB", "--json")
+	var d report.PlanDocument
+	if err := json.Unmarshal([]byte(stdout), &d); err != nil || code != exitDone {
+		t.Fatalf("exit code %d, %v: %s%s", code, err, stdout, stderr)
+	}
+	for _, arguments := range [][]string{
+		{"fit", "--model", "gpt2", "--gpu", "H100-80GB"},
+		{"topology", "--fsroot", "../../host/testdata/two-socket.txtar"},
+		{"binding", "--ranks", "2", "--fsroot", "../../host/testdata/two-socket.txtar"},
+	} {
+		if stdout, stderr, code := runs(arguments...); code != exitDone || stdout == "" {
+			t.Errorf("%s: exit code %d: %s%s", arguments, code, stdout, stderr)
+		}
+	}
+}

@@ -1,0 +1,105 @@
+// Command image writes an OCI image of one static program, without a daemon and without a base image.
+package main
+
+import (
+	"archive/tar"
+	"bytes"
+	"flag"
+	"io"
+	"log"
+	"os"
+	"path"
+	"strings"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/layout"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
+	"github.com/google/go-containerregistry/pkg/v1/types"
+)
+
+func main() {
+	out := flag.String("out", "", "folder of the image, in OCI's layout")
+	version := flag.String("version", "", "version of the program")
+	flag.Parse()
+	index := v1.ImageIndex(empty.Index)
+	for _, argument := range flag.Args() { // ARCHITECTURE=PROGRAM
+		architecture, program, _ := strings.Cut(argument, "=")
+		image, err := imageOf(program, architecture, *version)
+		if err != nil {
+			log.Fatal(err)
+		}
+		index = mutate.AppendManifests(index, mutate.IndexAddendum{Add: image, Descriptor: v1.Descriptor{
+			Platform: &v1.Platform{OS: "linux", Architecture: architecture},
+		}})
+	}
+	if _, err := layout.Write(*out, index); err != nil {
+		log.Fatal(err)
+	}
+}
+
+func imageOf(program, architecture, version string) (v1.Image, error) {
+	files, err := archive(program)
+	if err != nil {
+		return nil, err
+	}
+	layer, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) {
+		return io.NopCloser(bytes.NewReader(files)), nil
+	}, tarball.WithMediaType(types.OCILayer))
+	if err != nil {
+		return nil, err
+	}
+	image, err := mutate.AppendLayers(mutate.MediaType(empty.Image, types.OCIManifestSchema1), layer)
+	if err != nil {
+		return nil, err
+	}
+	return mutate.ConfigFile(mutate.ConfigMediaType(image, types.OCIConfigJSON), configOf(image, architecture, version))
+}
+
+func configOf(image v1.Image, architecture, version string) *v1.ConfigFile {
+	made, err := image.ConfigFile()
+	if err != nil {
+		log.Fatal(err)
+	}
+	config := made.DeepCopy()
+	config.OS, config.Architecture = "linux", architecture
+	config.Config = v1.Config{
+		Entrypoint: []string{"/usr/bin/plimsoll"}, User: "65532:65532", Env: []string{"PATH=/usr/bin", "HOME=/tmp"},
+		Labels: map[string]string{
+			"org.opencontainers.image.title": "plimsoll", "org.opencontainers.image.version": version,
+			"org.opencontainers.image.licenses": "Apache-2.0",
+		},
+	}
+	return config
+}
+
+// archive returns the files of the image. All times are zero, so the same program makes the same image.
+func archive(program string) ([]byte, error) {
+	text, err := os.ReadFile(program)
+	if err != nil {
+		return nil, err
+	}
+	var b bytes.Buffer
+	w := tar.NewWriter(&b)
+	for _, folder := range []string{"usr", "usr/bin", "tmp"} {
+		mode := int64(0o755)
+		if folder == "tmp" {
+			mode = 0o1777
+		}
+		if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: folder + "/", Mode: mode}); err != nil {
+			return nil, err
+		}
+	}
+	header := &tar.Header{
+		Typeflag: tar.TypeReg, Name: path.Join("usr/bin", "plimsoll"), Mode: 0o755, Size: int64(len(text)),
+	}
+	if err := w.WriteHeader(header); err != nil {
+		return nil, err
+	}
+	if _, err := w.Write(text); err != nil {
+		return nil, err
+	}
+	err = w.Close() // writes the end of the archive
+	return b.Bytes(), err
+}
