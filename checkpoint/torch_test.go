@@ -285,7 +285,7 @@ func TestFromTorch(t *testing.T) {
 		"few":      {`it has 5 "names", but 6 parameters in "param_groups"`},
 		"stepless": {`"0.weight": it has no step, which Adam needs`},
 		"amsgrad":  {`"0.weight": its "state" has max_exp_avg_sq`, "this is another optimizer"},
-		"RMSprop":  {`"p": its "state" has square_avg, which plimsoll's SGD does not have`},
+		"RMSprop":  {"its momentum_buffer is not SGD's: its parameter groups have no option dampening"},
 		"thing":    {"a __main__.Thing, expected nothing but tensors"},
 	} {
 		t.Run(name, func(t *testing.T) {
