@@ -105,6 +105,9 @@ func (r *Result) set(all []*recipe.Settings, setting Setting) error {
 		r.Rest = append(r.Rest, setting)
 		return nil
 	}
+	if all[*first].IsUnset(setting.Name, setting.To) {
+		return nil
+	}
 	return r.revise(all, *first, setting)
 }
 

@@ -65,7 +65,7 @@ func (p *Suite) Run(ctx context.Context, progress rehearse.Progress) ([]Result, 
 }
 
 func (p *Suite) measure(ctx context.Context, c Case, progress rehearse.Progress) (result *Result, err error) {
-	progress.Begin(c.String(), int64(p.Rounds))
+	progress.Begin(c.String(), int64(p.Rounds), rehearse.Counts)
 	defer progress.End()
 	state, err := MakeState(ctx, c.Shards)
 	defer func() { err = errors.Join(err, closeAll(state)) }()

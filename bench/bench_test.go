@@ -14,14 +14,15 @@ import (
 	"plimsoll/ledger"
 	"plimsoll/optim/kernel"
 	"plimsoll/optim/optimtest"
+	"plimsoll/rehearse"
 )
 
 // silent ignores progress.
 type silent struct{}
 
-func (silent) Begin(string, int64) {}
-func (silent) Advance(int64)       {}
-func (silent) End()                {}
+func (silent) Begin(string, int64, rehearse.Unit) {}
+func (silent) Advance(int64)                      {}
+func (silent) End()                               {}
 
 // hostWith returns this host with a given amount of available memory.
 func hostWith(t *testing.T, available ledger.Bytes) *host.Host {

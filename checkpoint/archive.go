@@ -28,6 +28,7 @@ type archive struct {
 	kind    kind
 	zip     *zip.Reader
 	entries map[string]*zip.File // by their names behind the prefix of all entries
+	located map[string]bool      // keys of the storages whose numbers were located, if it is not nil
 }
 
 // kind is a kind of checkpoint of another program.
@@ -147,6 +148,9 @@ func (a *archive) locateBytes(tensor torchTensor, shape []int64, width int64) (l
 	if size := f.UncompressedSize64; int64(size)/width-tensor.offset < count {
 		return location{}, fmt.Errorf("data/%s has %d bytes, too few for %d numbers from %d on",
 			tensor.key, size, count, tensor.offset)
+	}
+	if a.located != nil {
+		a.located[tensor.key] = true
 	}
 	at, err := f.DataOffset()
 	return location{a.path, a.base + at + width*tensor.offset}, err

@@ -34,6 +34,10 @@ var (
 	otherRank = regexp.MustCompile(`^(?:.*_)?mp_rank_0*[1-9]\d*_(?:model|optim)_states\.pt$`)
 )
 
+// zeroState is the name of the state in a rank's file, and in it of ZeRO 3's optimizer. baseState is the latter of ZeRO
+// 1 and 2.
+const zeroState, baseState = "optimizer_state_dict", "base_optimizer_state"
+
 // anyClass admits objects that DeepSpeed and its users put into checkpoints. None of them
 // does anything here.
 func anyClass(class) bool { return true }
@@ -49,29 +53,40 @@ func OpenDeepSpeed(ctx context.Context, path string, progress func(bytes int64))
 	if exists(filepath.Join(path, universalFolder)) {
 		return openUniversal(ctx, path, progress)
 	}
-	z := &zero{path: path, progress: progress}
+	return (&zero{path: path, progress: progress}).open(ctx)
+}
+
+func (z *zero) open(ctx context.Context) (*Checkpoint, error) {
+	z.located = map[string]map[string]bool{}
 	if err := z.find(); err != nil {
 		return nil, err
 	}
-	err = withArchive(ctx, z.model, zeroKind, anyClass, nil, func(_ *archive, document any) error {
-		return z.readModel(document)
-	})
+	err := z.with(ctx, z.model, func(_ *archive, document any) error { return z.readModel(document) })
 	if err != nil {
 		return nil, err
 	}
 	for rank, file := range z.files {
-		err := withArchive(ctx, file, zeroKind, anyClass, progress, func(a *archive, document any) error {
-			return z.readRank(a, rank, member(document, "optimizer_state_dict"))
+		err := z.with(ctx, file, func(a *archive, document any) error {
+			return z.readRank(a, rank, member(document, zeroState))
 		})
 		if err != nil {
 			return nil, err
 		}
 	}
 	if err := z.checkComplete(); err != nil {
-		return nil, zeroKind.wrong(path, "%v", err)
+		return nil, zeroKind.wrong(z.path, "%v", err)
 	}
-	c, err := assembleForeign(path, zeroPart, z.ranks)
-	return c, inputOf(zeroKind, path, err)
+	c, err := assembleForeign(z.path, zeroPart, z.ranks)
+	return c, inputOf(zeroKind, z.path, err)
+}
+
+// with is withArchive for a file of the checkpoint. It notes which storages use locates.
+func (z *zero) with(ctx context.Context, path string, use func(a *archive, document any) error) error {
+	return withArchive(ctx, path, zeroKind, anyClass, z.progress, func(a *archive, document any) error {
+		a.located = map[string]bool{}
+		z.located[path] = a.located
+		return use(a, document)
+	})
 }
 
 // inputOf returns an error as one for a file of a kind, or the one for a file that it has.
@@ -86,9 +101,12 @@ func inputOf(k kind, path string, err error) error {
 	return k.wrong(path, "%v", err)
 }
 
+// latestTag is the file that names the latest checkpoint.
+const latestTag = "latest"
+
 // latest returns the folder that a file in the folder names as the latest checkpoint.
 func latest(path string) (string, error) {
-	for _, name := range []string{"latest_universal", "latest"} {
+	for _, name := range []string{"latest_universal", latestTag} {
 		file, info, err := files.Open(filepath.Join(path, name))
 		if err != nil {
 			continue
@@ -110,6 +128,7 @@ type zero struct {
 	model    string   // file of the module
 	files    []string // by rank
 	progress func(bytes int64)
+	located  map[string]map[string]bool // keys of the storages whose numbers are read, by file
 
 	groups []*dict // shapes of the parameters by name, of each group (ZeRO 3: of each subgroup)
 	shapes map[string][]int64
@@ -196,7 +215,7 @@ func (z *zero) readRank(a *archive, rank int, document any) error {
 	if stage == any(int64(3)) {
 		return z.readRank3(a, rank, document)
 	}
-	optimizer := member(document, "base_optimizer_state")
+	optimizer := member(document, baseState)
 	masters := items(member(document, "single_partition_of_fp32_groups"))
 	mappings := items(member(document, "param_slice_mappings"))
 	if _, ok := optimizer.(*dict); !ok {
@@ -243,6 +262,11 @@ type flat struct {
 // flatOf finds the flat tensors of a group.
 func flatOf(a *archive, optimizer any, number, group int, master any) (flat, error) {
 	state := byKey[int64](member(optimizer, "state"))[int64(number)]
+	if groups := items(member(optimizer, "param_groups")); group < len(groups) {
+		if err := checkMomentum(state, groups[group]); err != nil {
+			return flat{}, err
+		}
+	}
 	algorithm, moments, err := momentsIn(state)
 	if err != nil {
 		return flat{}, err
@@ -337,7 +361,7 @@ func (z *zero) add(rank, group int, name string, f flat, start, count int64) err
 // readRank3 is readRank for ZeRO 3: every rank has an equal part of each parameter, and
 // the last ones may be padding.
 func (z *zero) readRank3(a *archive, rank int, document any) error {
-	optimizer, masters := member(document, "optimizer_state_dict"), items(member(document, "fp32_flat_groups"))
+	optimizer, masters := member(document, zeroState), items(member(document, "fp32_flat_groups"))
 	groups, err := groupsOf(member(optimizer, "param_groups"))
 	if err != nil {
 		return err

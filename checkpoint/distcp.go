@@ -236,12 +236,11 @@ func (d *distcp) readParameters() error {
 
 // findState finds the parameters that have a state, and what all keys of states begin with.
 func (d *distcp) findState() (prefix string, err error) {
-	moments := allMoments()
+	moments, options, hasMomentum := allMoments(), map[string]bool{}, false
 	for _, key := range slices.Concat(d.keys, slices.Sorted(maps.Keys(d.blobs))) {
 		m := stateKey.FindStringSubmatch(key)
+		options[key[strings.LastIndexByte(key, '.')+1:]] = true
 		switch {
-		case strings.HasSuffix(key, "."+muonOption):
-			return "", errMuon
 		case m == nil:
 			continue
 		case m[3] != "step" && !moments[m[3]]:
@@ -251,11 +250,15 @@ func (d *distcp) findState() (prefix string, err error) {
 		}
 		prefix = m[1]
 		d.names[m[2]] = true
+		hasMomentum = hasMomentum || m[3] == sgdMomentum
 	}
 	if prefix == "" {
 		return "", errors.New("it has no state of an optimizer, such as optim.state.NAME.exp_avg")
 	}
-	return prefix, nil
+	if hasMomentum {
+		err = checkOptionsOfSGD(func(option string) bool { return options[option] })
+	}
+	return prefix, err
 }
 
 // momentKeys returns the algorithm whose moments a parameter has, and their keys. state is what the keys of the

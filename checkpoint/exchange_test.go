@@ -64,13 +64,20 @@ config = {"train_micro_batch_size_per_gpu": 5, "bf16": {"enabled": True}, "zero_
 if load:
     os.chdir(os.path.dirname(folder))
     exec(sys.argv[5])
-    assert engine.global_steps == 3, engine.global_steps
+    of_like = len(sys.argv) > 6
+    assert engine.global_steps == (1 if of_like else 3), engine.global_steps
+    for file in os.listdir(sys.argv[6]) if of_like else []:
+        if "model_states" in file: # has the parameters themselves
+            own, want = (torch.load(path + "/" + file, weights_only=False)["module"] for path in (folder + "/early", sys.argv[6]))
+            assert list(own) == list(want) and all(torch.equal(own[n], want[n]) for n in own), file
     assert {float(s["step"]) for s in engine.optimizer.optimizer.state.values()} == {3.0}
 else:
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
-    for _ in range(3):
+    for count in range(3):
         engine.backward(engine(torch.randn(5, 40).bfloat16()).square().sum())
         engine.step()
+        if count == 0:
+            engine.save_checkpoint(folder, tag="early")
     engine.save_checkpoint(folder)
 def gathered(t):
     parts = [torch.empty_like(t) for _ in range(2)]
@@ -172,6 +179,13 @@ func TestDeepSpeed(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+			goesBack(t, own, folder, func(out string) {
+				back := twoOf(t, interpreter, inDeepSpeed, out, test.stage, "load", test.optimizer,
+					documented(t, `load_checkpoint("zero")`), filepath.Join(folder, "global_step3"))
+				if !slices.Equal(back, shown) {
+					t.Errorf("DeepSpeed goes on with %d tensors, not the %d that it has saved", len(back), len(shown))
+				}
+			})
 			if err := own.WriteUniversal(t.Context(), universal, nil); err != nil {
 				t.Fatal(err)
 			}
@@ -190,6 +204,20 @@ func TestDeepSpeed(t *testing.T) {
 			refuseBroken(t, filepath.Join(folder, "global_step3"))
 		})
 	}
+}
+
+// goesBack writes a checkpoint in the place of an earlier one of the job.
+func goesBack(t *testing.T, c *Checkpoint, saved string, resume func(out string)) {
+	t.Helper()
+	like, out := filepath.Join(saved, "early"), filepath.Join(t.TempDir(), "zero")
+	if err := c.WriteDeepSpeed(t.Context(), out, like, nil); err != nil {
+		t.Fatal(err)
+	}
+	if tag := linesIn(t, filepath.Join(out, latestTag)); tag[0] != "early" {
+		t.Error(tag)
+	}
+	resume(out)
+	mustSay(t, c.WriteDeepSpeed(t.Context(), out, like, nil), "is here already")
 }
 
 // ofTheSave leaves out what a program has shown after another step.

@@ -79,8 +79,9 @@ func (t *torchFile) understand(document any) error {
 	groups := items(member(document, "param_groups"))
 	states, masters := stateByKey(member(document, "state")), byKey[string](member(document, "master"))
 	for _, p := range parameters {
-		if member(groups[p.group], muonOption) != nil {
-			return errMuon
+		err := checkMomentum(states[p.key], groups[p.group])
+		if err != nil {
+			return err
 		}
 		state, err := plainState(states[p.key], groups[p.group])
 		if err == nil {
@@ -239,8 +240,31 @@ func allMoments() map[string]bool {
 	return all
 }
 
-// muonOption is an option of Muon's parameter groups. Its momentum has the name of SGD's.
-const muonOption = "ns_steps"
+// muonOptions are options of Muon's parameter groups, of PyTorch's and of DeepSpeed's.
+var muonOptions = []string{"ns_steps", "use_muon"}
+
+// checkMomentum refuses a momentum that has the name of SGD's and is of another optimizer.
+func checkMomentum(state, group any) error {
+	if member(state, sgdMomentum) == nil {
+		return nil
+	}
+	return checkOptionsOfSGD(func(option string) bool { return member(group, option) != nil })
+}
+
+// sgdMomentum is the name that SGD's momentum has, and that of other optimizers.
+const sgdMomentum = "momentum_buffer"
+
+// checkOptionsOfSGD refuses options of parameter groups that are not SGD's. A file may leave all options to the
+// trainer.
+func checkOptionsOfSGD(has func(option string) bool) error {
+	switch {
+	case slices.ContainsFunc(muonOptions, has):
+		return errMuon
+	case has("lr") && !has("dampening"):
+		return fmt.Errorf("its %s is not SGD's: its parameter groups have no option dampening", sgdMomentum)
+	}
+	return nil
+}
 
 var errMuon = errors.New("it is the state of Muon, whose momentum plimsoll has in checkpoints of states, and convert " +
 	"neither reads nor writes these")

@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/go-json-experiment/json"
@@ -380,6 +381,63 @@ func FuzzDeepSpeed(f *testing.F) {
 		}
 		c, err := OpenDeepSpeed(t.Context(), own, nil)
 		readOrRefuse(t, c, err)
+	})
+}
+
+// FuzzZeroLike: a state goes into the place of what a rank of ZeRO has saved, or that is refused.
+func FuzzZeroLike(f *testing.F) {
+	const rank1 = "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt"
+	folder := filepath.Join("..", "examples", "deepspeed", "global_step3")
+	c, err := OpenDeepSpeed(f.Context(), folder, nil)
+	if err != nil {
+		f.Fatal(err)
+	}
+	archive, err := zip.OpenReader(filepath.Join(folder, rank1))
+	if err != nil {
+		f.Fatal(err)
+	}
+	defer archive.Close()
+	var rest []zipEntry
+	var whole []byte
+	for _, entry := range archive.File {
+		if filepath.Base(entry.Name) == "data.pkl" {
+			whole = contentOf(f, entry)
+			f.Add(whole, int64(3))
+			f.Add(whole, int64(70_000))
+		} else {
+			rest = append(rest, zipEntry{entry.Name, zip.Store, contentOf(f, entry)})
+		}
+	}
+	prefix, _, _ := strings.Cut(archive.File[0].Name, "/")
+	f.Fuzz(func(t *testing.T, text []byte, step int64) {
+		own, like := *c, filepath.Join(t.TempDir(), "like")
+		own.step = step & (1<<24 - 1) // all fp32 numbers
+		if err := os.CopyFS(like, os.DirFS(folder)); err != nil {
+			t.Fatal(err)
+		}
+		entries := append([]zipEntry{{prefix + "/data.pkl", zip.Store, text}}, rest...)
+		if err := os.WriteFile(filepath.Join(like, rank1), zipOf(t, entries...), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		out := t.TempDir()
+		if err := own.WriteDeepSpeed(t.Context(), out, like, nil); err != nil {
+			if bytes.Equal(text, whole) {
+				t.Error(err)
+			}
+			readOrRefuse(t, nil, err)
+			return
+		}
+		got, err := OpenDeepSpeed(t.Context(), out, nil)
+		if err != nil || got.step != own.step {
+			t.Fatal(err)
+		}
+		for _, name := range c.names {
+			for _, role := range componentRoles {
+				if a, b := digestOf(t, got, name, role), digestOf(t, c, name, role); a != b {
+					t.Errorf("role %v of %s is not the state's", role, name)
+				}
+			}
+		}
 	})
 }
 

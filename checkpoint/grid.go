@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"slices"
 	"sort"
+
+	"plimsoll/dtype"
 )
 
 // grid is the numbers of a tensor, in row-major order. The tensor is cut into blocks: along
@@ -12,7 +14,7 @@ import (
 type grid struct {
 	shape []int64
 	root  *cut
-	width int64 // bytes of a number
+	of    dtype.Type
 }
 
 // cut is a part of a tensor that is cut along a dimension. Behind the last dimension it is
@@ -39,7 +41,7 @@ func newGrid(shape []int64, blocks []*block) (grid, error) {
 		}
 	}
 	root, err := cutAlong(shape, blocks, 0)
-	return grid{shape, root, 4}, err
+	return grid{shape, root, dtype.F32}, err
 }
 
 func cutAlong(shape []int64, blocks []*block, dimension int) (*cut, error) {
@@ -132,6 +134,6 @@ func (g grid) run(number int64) (location, int64) {
 		follow = min(follow, b.starts[part+1]-inBlock)
 	}
 	at := b.places[part]
-	at.offset += g.width * (inBlock - b.starts[part])
+	at.offset += g.of.Size() * (inBlock - b.starts[part])
 	return at, follow
 }

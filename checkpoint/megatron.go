@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 
+	"plimsoll/dtype"
 	"plimsoll/files"
 	"plimsoll/optim/kernel"
 	"plimsoll/shard"
@@ -113,8 +114,9 @@ type megatron struct {
 	step int64
 
 	// Where a checkpoint like this one has other numbers: the parameters themselves beside their master weights, and
-	// the archives of all tensors. Without weights, none of them is looked for.
-	weights  map[string]numbers
+	// the archives of all tensors. They are looked for only if the checkpoint is a template.
+	template bool
+	weights  []parameterPlace
 	used     []blob
 	commonIn string // the blob that has the step, if it is not in common.pt
 }
@@ -209,7 +211,7 @@ func (m *megatron) addParameter(name string) error {
 		}
 		shape, at = g.shape, append(at, g)
 	}
-	if m.weights != nil {
+	if m.template {
 		g, err := m.noteForWriting(name, master, shape)
 		if err != nil {
 			return fmt.Errorf("%q: %w", name, err)
@@ -240,7 +242,7 @@ func (m *megatron) noteForWriting(name, master string, shape []int64) ([]numbers
 			}
 			return a.locateBytes(tensor, sizes, 2)
 		})
-		g.width = 2
+		g.of = dtype.BF16
 		return []numbers{g}, err
 	}
 	g, err := m.gridOf(t)
@@ -299,7 +301,7 @@ func (m *megatron) add(name string, shape []int64, at []numbers) error {
 		return fmt.Errorf("it has more than %d parameters", maxParameters)
 	}
 	if len(at) > 3 {
-		m.weights[name] = at[3]
+		m.weights = append(m.weights, parameterPlace{p, at[3]})
 	}
 	return m.rank(0).add(p, kernel.Adam, m.step, at[:3])
 }

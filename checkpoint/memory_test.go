@@ -111,3 +111,45 @@ torch.save({"optimizer": {"optimizer": {"param_groups": [{"step": 3}]}}}, path +
 		return c.WriteMegatron(t.Context(), t.TempDir(), like, nil)
 	})
 }
+
+// TestZeroMemoryStaysSmall: a copy of 112 MiB is made and filled in some buffers, though its pickle is written again,
+// because the step is a number in it.
+func TestZeroMemoryStaysSmall(t *testing.T) {
+	folder := t.TempDir()
+	python(t, `
+import os, sys, torch
+def t(): return torch.rand(8 << 20)
+for step in (2, 3):
+    path = sys.argv[1] + f"/{step}/"
+    os.mkdir(path)
+    adam = {"state": {0: {"step": step, "exp_avg": t(), "exp_avg_sq": t()}}, "param_groups": [{"params": [0], "lr": 0.1, "step": 0}]}
+    state = {"zero_stage": 3, "partition_count": 1, "fp32_flat_groups": [t()], "optimizer_state_dict": adam}
+    torch.save({"optimizer_state_dict": state}, path + "zero_pp_rank_0_mp_rank_00_optim_states.pt")
+    module = {"mlp.weight": t().view(8 << 10, 1 << 10).half()}
+    torch.save({"module": module, "param_shapes": [{"mlp.weight": torch.Size([8 << 10, 1 << 10])}]}, path + "zero_pp_rank_0_mp_rank_00_model_states.pt")
+`, folder)
+	c, err := OpenDeepSpeed(t.Context(), filepath.Join(folder, "3"), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := t.TempDir()
+	staysSmall(t, "write for ZeRO", 16*ledger.MiB, func() error {
+		return c.WriteDeepSpeed(t.Context(), out, filepath.Join(folder, "2"), nil)
+	})
+	got := python(t, `
+import sys, torch
+def read(path):
+    prefix = path + "/zero_pp_rank_0_mp_rank_00_"
+    return torch.load(prefix + "optim_states.pt")["optimizer_state_dict"], torch.load(prefix + "model_states.pt")["module"]["mlp.weight"]
+(want, _), (got, half) = map(read, sys.argv[1:])
+assert torch.equal(got["fp32_flat_groups"][0], want["fp32_flat_groups"][0])
+for key, t in want["optimizer_state_dict"]["state"][0].items():
+    own = got["optimizer_state_dict"]["state"][0][key]
+    assert own == t if key == "step" else torch.equal(own, t), key
+assert torch.equal(half.flatten(), want["fp32_flat_groups"][0].half())
+print("as it shall be")
+`, filepath.Join(folder, "3"), filepath.Join(out, "2"))
+	if got != "as it shall be\n" {
+		t.Error(got)
+	}
+}

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"plimsoll/dtype"
 	"plimsoll/optim/kernel"
 	"plimsoll/optim/optimtest"
 )
@@ -435,7 +436,7 @@ func TestRoundToBF16(t *testing.T) {
 		0x3f800000: 0x3f80, 0x3f808000: 0x3f80, 0x3f818000: 0x3f82, 0x3f808001: 0x3f81, 0xff7fffff: 0xff80,
 		0x7f800001: 0x7fc0,
 	} {
-		got := binary.LittleEndian.Uint16(roundToBF16(nil, binary.LittleEndian.AppendUint32(nil, from)))
+		got := binary.LittleEndian.Uint16(roundTo(dtype.BF16, nil, binary.LittleEndian.AppendUint32(nil, from)))
 		if got != to {
 			t.Errorf("%#x is %#x, want %#x", from, got, to)
 		}
@@ -518,4 +519,56 @@ func TestOtherOptimizersGoAround(t *testing.T) {
 	}
 	_, err := OpenDistributed(t.Context(), filepath.Join(saved, "Muon"), nil) // whose momentum has the name of SGD's
 	mustSay(t, err, "it is the state of Muon")
+}
+
+// inMuon saves the state of DeepSpeed's Muon as torch.save and as ZeRO do, and that of an optimizer whose options are
+// neither Muon's nor SGD's.
+const inMuon = `
+import os, sys, torch
+from deepspeed.runtime.zero.muon.muon_optimizer import MuonWithAuxAdam
+os.chdir(sys.argv[1])
+def save(file, optimizer):
+    model(torch.ones(2, 8)).sum().backward()
+    optimizer.step()
+    state = optimizer.state_dict()
+    names = [n for g in optimizer.param_groups for q in g["params"] for n, p in model.named_parameters() if p is q]
+    torch.save({**state, "names": names, "master": {n: p.detach() for n, p in model.named_parameters()}}, file)
+    return state
+model = torch.nn.Linear(8, 8)
+muon = {"params": [model.weight], "use_muon": True, "lr": 0.1, "momentum": 0.9, "weight_decay": 0.0}
+adam = {"params": [model.bias], "use_muon": False, "lr": 0.1, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.0}
+save("mixed.pt", MuonWithAuxAdam([muon, adam]))
+state = save("muon.pt", MuonWithAuxAdam([muon]))
+save("sgd.pt", torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+class Other(torch.optim.SGD):
+    def state_dict(self):
+        state = super().state_dict()
+        del state["param_groups"][0]["dampening"]
+        return state
+save("other.pt", Other(model.parameters(), lr=0.1, momentum=0.9))
+os.mkdir("zero")
+own = {"zero_stage": 3, "partition_count": 1, "fp32_flat_groups": [model.weight.detach().flatten()], "optimizer_state_dict": state}
+torch.save({"optimizer_state_dict": own}, "zero/zero_pp_rank_0_mp_rank_00_optim_states.pt")
+torch.save({"param_shapes": [{"weight": torch.Size([8, 8])}]}, "zero/zero_pp_rank_0_mp_rank_00_model_states.pt")
+`
+
+// TestMuonIsNotSGD: momentum that has the name of SGD's is refused, if the options are those of another optimizer.
+func TestMuonIsNotSGD(t *testing.T) {
+	interpreter, folder := optimtest.Python(t, "deepspeed"), t.TempDir()
+	command := exec.Command(interpreter, "-Wignore", "-c", inMuon, folder)
+	command.Env = append(os.Environ(), "DS_ACCELERATOR=cpu")
+	if out, err := command.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	for name, says := range map[string]string{
+		"mixed": errMuon.Error(), "muon": errMuon.Error(), "other": "have no option dampening",
+	} {
+		_, err := OpenTorch(t.Context(), filepath.Join(folder, name+".pt"), BesideTorch{}, nil)
+		mustSay(t, err, says)
+	}
+	if _, err := OpenTorch(t.Context(), filepath.Join(folder, "sgd.pt"), BesideTorch{}, nil); err != nil {
+		t.Error(err)
+	}
+	_, err := OpenDeepSpeed(t.Context(), filepath.Join(folder, "zero"), nil)
+	mustSay(t, err, errMuon.Error())
 }

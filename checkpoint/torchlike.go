@@ -107,7 +107,7 @@ const (
 
 // checkOptions refuses options that cannot be written again.
 func checkOptions(group any, left *int) error {
-	if member(group, muonOption) != nil {
+	if member(group, muonOptions[0]) != nil || member(group, muonOptions[1]) == true {
 		return errMuon
 	}
 	for _, e := range entries(group) {

@@ -28,9 +28,9 @@ import (
 // silent shows no progress.
 type silent struct{}
 
-func (silent) Begin(string, int64) {}
-func (silent) Advance(int64)       {}
-func (silent) End()                {}
+func (silent) Begin(string, int64, rehearse.Unit) {}
+func (silent) Advance(int64)                      {}
+func (silent) End()                               {}
 
 // blocks returns a model of an embedding and blocks with a matrix, a stack of matrices and a vector.
 func blocks(count int, width int64) *model.Model {

@@ -50,7 +50,7 @@ func (p *Placement) Run(ctx context.Context, progress rehearse.Progress) (m *Mea
 	begin := time.Now()
 	t.fill(ctx, progress)
 	m.InitializeSeconds = time.Since(begin).Seconds()
-	progress.Begin("steps of the states", int64(p.Steps))
+	progress.Begin("steps of the states", int64(p.Steps), rehearse.Counts)
 	defer progress.End()
 	for range p.Steps {
 		if ctx.Err() != nil {

@@ -107,7 +107,7 @@ func (t *trainer) fill(ctx context.Context, progress rehearse.Progress) {
 			total += a.Mapped()
 		}
 	}
-	progress.Begin("allocating memory", int64(total))
+	progress.Begin("allocating memory", int64(total), rehearse.Bytes)
 	t.each(func(r *pipeline, worker, workers int) {
 		for _, a := range r.arenas {
 			if ctx.Err() == nil {
@@ -116,7 +116,7 @@ func (t *trainer) fill(ctx context.Context, progress rehearse.Progress) {
 		}
 	})
 	progress.End()
-	progress.Begin("writing states", int64(len(t.ranks)))
+	progress.Begin("writing states", int64(len(t.ranks)), rehearse.Counts)
 	t.each(func(r *pipeline, worker, workers int) {
 		for number := worker; number < len(r.layout.Chunks) && ctx.Err() == nil; number += workers {
 			c, region := r.layout.Chunks[number], r.region(number, 0)

@@ -10,7 +10,7 @@ require (
 
 require (
 	golang.org/x/tools v0.52.0 // indirect
-	k8s.io/utils v0.0.0-20260707023825-cf1189d6abe3 // indirect
+	k8s.io/utils v0.0.0-20261023123148-ca04ba58ecab // indirect
 )
 
 replace plimsoll => ../

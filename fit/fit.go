@@ -1,11 +1,11 @@
-// Package fit searches the recipes of a job for the fastest that fits: engine, offloading, recomputation, micro batch,
-// accumulation and GPUs. Times are those of package steptime, and every recipe that it reports was planned.
+// Package fit searches the recipes of a job for the fastest that fits: engine, degrees of parallelism, offloading,
+// recomputation, micro batch, accumulation and GPUs. Times are those of package steptime, and every recipe that it
+// reports was planned.
 package fit
 
 import (
 	"cmp"
 	"errors"
-	"maps"
 	"math"
 	"runtime"
 	"slices"
@@ -17,33 +17,40 @@ import (
 	"plimsoll/job"
 	"plimsoll/ledger"
 	"plimsoll/plan"
-	"plimsoll/recipe"
 	"plimsoll/steptime"
 )
 
-// Question is what is asked.
-type Question struct {
-	Request job.Request
-	States  job.Offload // how states would rest on the host
-	Machine steptime.Machine
-	// Batch is the number of sequences of an optimizer step on all ranks; 0 is any. Accumulation follows from it.
-	Batch int
-	// FewerGPUs also tries half of the GPUs, a quarter and so on.
-	FewerGPUs bool
-	Tight     bool // recipes whose upper end does not fit count, too
-}
-
 // Recipe is a way to run the job, planned.
 type Recipe struct {
-	Name      string
+	Name string
+	Size Size
+	Plan *plan.Plan
+	Step *steptime.Step
+
 	Overrides job.Overrides
 	Config    string // of DeepSpeed, if the recipe needs a file that the user does not have
-	Plan      *plan.Plan
-	Step      *steptime.Step
+	degrees   degrees
 }
 
-// Peak returns what a GPU holds at most.
-func (r *Recipe) Peak() ledger.Bytes { return r.Plan.Devices[0].Peak().PeakUsed }
+// Size is how large the steps of a recipe are.
+type Size struct {
+	Ranks              int
+	MicroBatch         int64
+	Accumulation       int // micro batches of a step, also of a pipeline
+	Sequence           int64
+	Tensor, Pipeline   int64
+	Context, DataRanks int64 // DataRanks have sequences of their own
+}
+
+// Peak returns what the fullest GPU holds at most.
+func (r *Recipe) Peak() (most ledger.Bytes) {
+	for i := range r.Plan.Devices {
+		if d := &r.Plan.Devices[i]; d.Kind == ledger.GPU {
+			most = max(most, d.Peak().PeakUsed)
+		}
+	}
+	return most
+}
 
 // Speed returns the tokens a second of all GPUs.
 func (r *Recipe) Speed() float64 { return float64(r.Step.Tokens) / r.Step.Total.Expected.Seconds() }
@@ -51,7 +58,8 @@ func (r *Recipe) Speed() float64 { return float64(r.Step.Tokens) / r.Step.Total.
 // Answer is what was found.
 type Answer struct {
 	Base       *job.Job
-	Candidates int // recipes that the search decided on, planned or not
+	Says       bool // files of the user say settings
+	Candidates int  // recipes that the search decided on, planned or not
 	Planned    int
 	Fastest    *Recipe // nil if none fits
 	// Front has, from the fastest on, each recipe that takes less memory than all faster ones.
@@ -64,11 +72,33 @@ type Answer struct {
 	Left    map[string]int // why variants were left out, and how many
 }
 
+// decided is a job of a search with every setting decided.
+type decided interface {
+	// within returns no plan for a job that needs more than its GPUs have.
+	within() (*plan.Plan, error)
+	plan() (*plan.Plan, error)
+	// time returns the time of a step. A plan of the same variant says what a rank holds of the states.
+	time(of *plan.Plan, m steptime.Machine) (*steptime.Step, error)
+	// timedByPlan reports whether the time needs a plan of the variant.
+	timedByPlan() bool
+	size() Size
+}
+
+// space is what a search looks through.
+type space struct {
+	variants []variant
+	micros   []int
+	anyMicro bool // micro batches between those of micros are possible, too
+	// decide returns the job of a variant with a micro batch, or nil if the batch is no multiple of it.
+	decide func(v *variant, micro int) (decided, error)
+}
+
 // search is one run of a question.
 type search struct {
-	*Question
-	in     *job.Inputs
-	answer *Answer
+	space
+	machine steptime.Machine
+	tight   bool // recipes whose upper end does not fit count, too
+	answer  *Answer
 
 	sync.Mutex
 	known []*Recipe // that fit
@@ -78,8 +108,9 @@ type search struct {
 type member struct {
 	*group
 	micro int
-	job   *job.Job
-	plan  *plan.Plan // nil before it is planned
+	job   decided
+	plan  *plan.Plan // nil before it is planned, and if it is large
+	large bool       // it needs more than its GPUs have
 	step  *steptime.Step
 }
 
@@ -88,98 +119,65 @@ type group struct {
 	variant
 	members []*member
 	fitting int // so many of them fit
+	// less is the group that differs in recomputing all blocks, and so takes less memory; nil without.
+	less *group
 }
 
-// Search answers a question. Every error is a *fault.Input.
-func Search(q Question) (*Answer, error) {
-	if rest := (job.Offload{Master: q.States.Master}); !q.rests() && q.States != rest {
-		return nil, fault.Inputf("flags say how states rest on the host, but --master does not say who has the " +
-			"master weights").WithHint("add --master split or --master fp32, or leave the other flags out")
-	}
-	in, err := job.Read(q.Request)
-	if err != nil {
-		return nil, err
-	}
-	base, err := job.Decide(in, job.Overrides{})
-	if err != nil {
-		return nil, err
-	}
-	if base.GPU.Memory == 0 {
-		return nil, fault.Inputf("a recipe fits a GPU, and none is given").WithHint("add --gpu, or --gpu-memory")
-	}
-	if q.Batch == 0 {
-		if q.Batch, err = givenBatch(base); err != nil {
-			return nil, err
-		}
-	}
-	s := &search{Question: &q, in: in, answer: &Answer{Base: base, Left: map[string]int{}}}
-	variants, err := q.variants(base)
-	if err != nil {
-		return nil, err
-	}
-	groups := s.decide(variants)
+// run searches a space.
+func (s *search) run() error {
+	groups := s.decideAll()
 	if len(groups) == 0 {
-		return nil, s.nothing()
+		return nil
 	}
 	if err := s.limits(groups); err != nil {
-		return nil, err
+		return err
 	}
-	return s.answer, s.choose(groups)
+	return s.choose(groups)
 }
 
-// givenBatch returns the sequences of an optimizer step if files of the user say them: another batch trains otherwise.
-func givenBatch(base *job.Job) (int, error) {
-	for _, file := range base.Files {
-		s, err := recipe.LoadSettings(file, nil)
-		if err != nil {
-			return 0, err
-		}
-		if s != nil && (s.Gives(recipe.MicroBatch) || s.Gives(recipe.TrainBatch) || s.Gives(recipe.Accumulation)) {
-			return int(base.MicroBatch) * base.Accumulation * ranksOf(base), nil
-		}
+// decideAll decides the members of every variant. Engines refuse some.
+func (s *search) decideAll() []*group {
+	all := make([]*group, len(s.variants))
+	for i := range s.variants {
+		all[i] = &group{variant: s.variants[i]}
 	}
-	return 0, nil
-}
-
-// ranksOf returns the ranks that have sequences of their own.
-func ranksOf(j *job.Job) int { return j.World / int(j.Parallel.Tensor*j.Parallel.Context) }
-
-// decide decides the members of every variant. Engines refuse some.
-func (s *search) decide(variants []variant) []*group {
+	_ = each(all, func(g *group) error {
+		s.decideMembers(g)
+		return nil
+	})
+	byName := map[string]*group{}
 	var groups []*group
-	for _, v := range variants {
-		g := &group{variant: v}
-		var refused error
-		for _, micro := range s.micros() {
-			j, err := s.decided(v, micro)
-			if err != nil {
-				refused = cmp.Or(refused, err)
-				continue
-			}
-			if j != nil {
-				g.members = append(g.members, &member{group: g, micro: micro, job: j})
-			}
-		}
+	for _, g := range all {
+		byName[g.name] = g
 		if len(g.members) > 0 {
 			groups = append(groups, g)
-		} else if refused != nil {
-			s.leave(refused)
 		}
-		s.answer.Candidates += len(g.members)
+	}
+	for _, g := range groups {
+		if least := byName[g.leastName]; least != nil && least != g && len(least.members) > 0 {
+			g.less = least
+		}
 	}
 	return groups
 }
 
-// nothing says why there is no recipe to search.
-func (s *search) nothing() error {
-	if len(s.answer.Left) == 0 {
-		return fault.Inputf("no micro batch that is tried makes a batch of %d sequences on %d ranks", s.Batch,
-			ranksOf(s.answer.Base)).WithHint("give --batch a multiple of the ranks, and of --micro-batch")
+func (s *search) decideMembers(g *group) {
+	var refused error
+	for _, micro := range s.micros {
+		j, err := s.decide(&g.variant, micro)
+		switch {
+		case err != nil:
+			refused = cmp.Or(refused, err)
+		case j != nil:
+			g.members = append(g.members, &member{group: g, micro: micro, job: j})
+		}
 	}
-	why := slices.MaxFunc(slices.Sorted(maps.Keys(s.answer.Left)), func(a, b string) int {
-		return cmp.Compare(s.answer.Left[a], s.answer.Left[b])
-	})
-	return fault.Inputf("there is no recipe to compare: %s", why).WithHint("plimsoll plan says more of one job")
+	s.Lock()
+	defer s.Unlock()
+	s.answer.Candidates += len(g.members)
+	if len(g.members) == 0 && refused != nil {
+		s.leave(refused)
+	}
 }
 
 // leave counts a variant that is left out.
@@ -192,70 +190,61 @@ func (s *search) leave(why error) {
 	s.answer.Left[what]++
 }
 
-// micros returns the micro batches to try.
-func (s *search) micros() []int {
-	if s.Request.MicroBatch > 0 {
-		return []int{s.Request.MicroBatch}
-	}
-	return microBatches
-}
-
-// decided returns the job of a variant with a micro batch, or nil if the batch is no multiple of it.
-func (s *search) decided(v variant, micro int) (*job.Job, error) {
-	o := v.overrides
-	o.MicroBatch, o.Accumulation = micro, max(1, s.answer.Base.Accumulation)
-	if s.Batch > 0 {
-		ranks := o.GPUs * o.Nodes / int(s.answer.Base.Parallel.Tensor*s.answer.Base.Parallel.Context)
-		if s.Batch%(micro*ranks) != 0 {
-			return nil, nil
-		}
-		o.Accumulation = s.Batch / (micro * ranks)
-	}
-	j, err := job.Decide(s.in, o)
-	if err != nil {
-		return nil, err
-	}
-	return j, steptime.Refusal(j, s.Machine)
-}
-
 // planned plans a member once.
 func (s *search) planned(m *member) error {
-	if m.plan != nil {
+	if m.plan != nil || m.large {
 		return nil
 	}
-	p, err := plan.New(m.job)
+	p, err := m.job.within()
 	if err != nil {
 		return err
 	}
 	s.Lock()
 	s.answer.Planned++
 	s.Unlock()
-	m.plan = p
-	m.step, err = p.Time(s.Machine)
+	if m.plan = p; p == nil {
+		m.large = true
+		return nil
+	}
+	m.step, err = m.job.time(p, s.machine)
 	return err
 }
 
 // fits reports whether a planned member fits.
 func (s *search) fits(m *member) bool {
+	if m.plan == nil {
+		return false
+	}
 	r := m.plan.Verdict.Result
-	return r == plan.Fits || s.Tight && r == plan.Tight
+	return r == plan.Fits || s.tight && r == plan.Tight
 }
 
-// limits finds how many members of each group fit. First it plans the smallest members, and with them knows the times
-// of all. Groups are then taken in the order of their fastest members. One that cannot add to the answer is left at its
-// smallest member: a faster recipe takes no more memory than that one.
+// limits finds how many members of each group fit. Times come before plans where they need none. Groups that recompute
+// all blocks come first: where these take too much memory for the answer, so do the others like them. Then groups are
+// taken in the order of their fastest members, and one that cannot add to the answer is passed over.
 func (s *search) limits(groups []*group) error {
-	if err := each(groups, func(g *group) error { return s.smallest(g) }); err != nil {
+	if err := each(groups, s.time); err != nil {
 		return err
 	}
-	order := slices.Clone(groups)
-	slices.SortStableFunc(order, func(a, b *group) int { return cmp.Compare(b.fastest(), a.fastest()) })
-	return each(order, func(g *group) error {
-		if g.fitting == 0 || s.beaten(g) {
-			return nil
+	for _, least := range []bool{true, false} {
+		order := slices.DeleteFunc(slices.Clone(groups), func(g *group) bool { return (g.less == nil) != least })
+		slices.SortStableFunc(order, func(a, b *group) int { return cmp.Compare(b.fastest(), a.fastest()) })
+		if err := each(order, s.limitOf); err != nil {
+			return err
 		}
-		return s.limit(g)
-	})
+	}
+	return nil
+}
+
+// limitOf plans what it must of a group.
+func (s *search) limitOf(g *group) error {
+	if g.less != nil && g.less.lacks() || s.beaten(g) {
+		return nil
+	}
+	if err := s.smallest(g); err != nil || g.fitting == 0 || s.beaten(g) {
+		return err
+	}
+	return s.limit(g)
 }
 
 // each calls body for all groups, in their order, on all cores.
@@ -268,18 +257,32 @@ func each(groups []*group, body func(*group) error) error {
 	return work.Wait()
 }
 
-// smallest plans the smallest member. If it fits, it sets the times of all members.
+// time sets the times of all members. Those that need a plan have that of the smallest member.
+func (s *search) time(g *group) error {
+	first := g.members[0]
+	if first.job.timedByPlan() {
+		if err := s.planned(first); err != nil || first.large {
+			return err
+		}
+	}
+	for _, m := range g.members {
+		if m.step != nil {
+			continue
+		}
+		var err error
+		if m.step, err = m.job.time(first.plan, s.machine); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// smallest plans the smallest member.
 func (s *search) smallest(g *group) error {
 	if err := s.planned(g.members[0]); err != nil || !s.fits(g.members[0]) {
 		return err
 	}
 	g.fitting = 1
-	for _, m := range g.members[1:] {
-		var err error
-		if m.step, err = g.members[0].plan.TimeOf(m.job, s.Machine); err != nil {
-			return err
-		}
-	}
 	s.keep(g.members[0])
 	return nil
 }
@@ -301,15 +304,37 @@ func (s *search) keep(m *member) {
 	s.Unlock()
 }
 
-// beaten reports whether a recipe that fits is faster than all members and takes no more memory than the smallest.
-func (s *search) beaten(g *group) bool {
-	fastest, least := g.fastest(), g.members[0].recipe().Peak()
-	s.Lock()
-	defer s.Unlock()
-	return slices.ContainsFunc(s.known, func(r *Recipe) bool { return r.Speed() > fastest && r.Peak() <= least })
+// lacks reports whether it is known that no member fits.
+func (g *group) lacks() bool {
+	return (g.members[0].large || g.members[0].plan != nil) && g.fitting == 0
 }
 
-// limit finds how many members fit. More sequences take more memory, so it halves the rest each time.
+// atLeast returns what the smallest member takes at least, as far as that is known.
+func (g *group) atLeast() ledger.Bytes {
+	switch m := g.members[0]; {
+	case m.plan != nil:
+		return m.recipe().Peak()
+	case g.less != nil && g.less.members[0].micro <= m.micro:
+		return g.less.atLeast()
+	}
+	return 0
+}
+
+// beaten reports whether a recipe that fits is faster than all members and takes no more memory than the smallest.
+// There are many ways to share a model: one is beaten, too, by a recipe of one and a half times its speed.
+func (s *search) beaten(g *group) bool {
+	fastest, least := g.fastest(), g.atLeast()
+	shares := g.degrees.shares()
+	s.Lock()
+	defer s.Unlock()
+	return slices.ContainsFunc(s.known, func(r *Recipe) bool {
+		speed := r.Speed()
+		return speed > fastest && r.Peak() <= least || shares && 2*speed > 3*fastest
+	})
+}
+
+// limit finds how many members fit, of which the smallest does. More sequences take more memory, so it halves the rest
+// each time.
 func (s *search) limit(g *group) error {
 	low, high := 1, len(g.members)
 	for low < high {
@@ -345,14 +370,10 @@ func (s *search) choose(groups []*group) error {
 		}
 	}
 	if len(s.answer.Front) == 0 {
-		s.closest(groups)
-		return nil
+		return s.closest(groups)
 	}
 	s.answer.Fastest = s.answer.Front[0]
-	if err := s.largest(groups); err != nil {
-		return err
-	}
-	return s.longest()
+	return s.largest(groups)
 }
 
 // timed returns the members that fit, the fastest first. Of equally fast ones the smaller comes first.
@@ -378,24 +399,35 @@ func (m *member) atLeast() (bytes ledger.Bytes) {
 }
 
 func (m *member) recipe() *Recipe {
-	o := m.overrides
-	o.MicroBatch, o.Accumulation = m.micro, m.job.Accumulation
-	return &Recipe{Name: m.name, Overrides: o, Config: m.config, Plan: m.plan, Step: m.step}
+	r := &Recipe{Name: m.name, Size: m.job.size(), Plan: m.plan, Step: m.step, Config: m.config,
+		degrees: m.degrees}
+	r.Overrides = m.overrides
+	r.Overrides.MicroBatch, r.Overrides.Accumulation = m.micro, r.Size.Accumulation
+	return r
 }
 
-// closest picks the member that takes least memory of the device that lacks it.
-func (s *search) closest(groups []*group) {
+// closest picks the smallest member that takes least memory of the device that lacks it, among variants that recompute
+// most.
+func (s *search) closest(groups []*group) error {
 	for _, g := range groups {
-		for _, m := range g.members {
-			if m.plan == nil {
-				continue
+		m := g.members[0]
+		if g.less != nil {
+			continue
+		}
+		if m.plan == nil {
+			var err error
+			if m.plan, err = m.job.plan(); err != nil {
+				return err
 			}
-			r := m.recipe()
-			if best := s.answer.Closest; best == nil || lack(r) < lack(best) {
-				s.answer.Closest = r
+			if m.step, err = m.job.time(m.plan, s.machine); err != nil {
+				return err
 			}
 		}
+		if r := m.recipe(); s.answer.Closest == nil || lack(r) < lack(s.answer.Closest) {
+			s.answer.Closest = r
+		}
 	}
+	return nil
 }
 
 func lack(r *Recipe) float64 {
@@ -416,13 +448,13 @@ func (s *search) largest(groups []*group) error {
 		return err
 	}
 	low, high := best.micro, best.micro
-	if s.Request.MicroBatch == 0 && s.Batch == 0 && g.fitting < len(g.members) {
+	if s.anyMicro && g.fitting < len(g.members) {
 		high = g.members[g.fitting].micro
 	}
 	for low+1 < high {
 		m := &member{group: g, micro: (low + high) / 2}
 		var err error
-		if m.job, err = s.decided(m.variant, m.micro); err != nil {
+		if m.job, err = s.decide(&m.variant, m.micro); err != nil {
 			return err
 		}
 		s.answer.Candidates++
@@ -436,53 +468,5 @@ func (s *search) largest(groups []*group) error {
 		}
 	}
 	s.answer.LargestBatch = best.recipe()
-	return nil
-}
-
-// sequenceStep is the step of the search for the longest sequence.
-const sequenceStep = 256
-
-// longest finds the longest sequence that the recipe with least memory takes, with a micro batch of one sequence.
-func (s *search) longest() error {
-	least := s.answer.Front[len(s.answer.Front)-1]
-	try := func(steps int) (*Recipe, error) {
-		o := least.Overrides
-		o.MicroBatch, o.Sequence = 1, steps*sequenceStep
-		j, err := job.Decide(s.in, o)
-		if err != nil {
-			return nil, nil // longer than the model's positions
-		}
-		m := &member{group: &group{variant: variant{name: least.Name, overrides: o, config: least.Config}}, micro: 1,
-			job: j}
-		s.answer.Candidates++
-		if err := s.planned(m); err != nil || !s.fits(m) {
-			return nil, err
-		}
-		return m.recipe(), nil
-	}
-	low, high := int(s.answer.Base.Sequence)/sequenceStep, 0
-	for step := max(1, low); high == 0; step *= 2 {
-		r, err := try(step)
-		switch {
-		case err != nil:
-			return err
-		case r == nil || step > 1<<16:
-			high = step
-		default:
-			low, s.answer.Longest = step, r
-		}
-	}
-	for low+max(1, low/64) < high {
-		middle := (low + high) / 2
-		r, err := try(middle)
-		switch {
-		case err != nil:
-			return err
-		case r == nil:
-			high = middle
-		default:
-			low, s.answer.Longest = middle, r
-		}
-	}
 	return nil
 }

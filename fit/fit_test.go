@@ -18,6 +18,11 @@ import (
 const small = `{"model_type": "llama", "vocab_size": 4000, "hidden_size": 256, "intermediate_size": 512,
 	"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 100000}`
 
+// cuttable is a model for pipelines, which has more parameters than activations.
+const cuttable = `{"model_type": "llama", "vocab_size": 4000, "hidden_size": 1024, "intermediate_size": 4096,
+	"num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2, "max_position_embeddings": 100000,
+	"tie_word_embeddings": false}`
+
 var fast = steptime.Machine{Rates: roads.Rates{Host: 490e9}}
 
 // TestExhaustive compares the search with all recipes of a small space, each of them planned.
@@ -30,11 +35,17 @@ func TestExhaustive(t *testing.T) {
 		gpus, batch          int
 		memory               ledger.Bytes
 		fewer, tight, stages bool
+		model                string // "" is small
 	}{
 		{gpus: 1, memory: 1600}, {gpus: 1, memory: 2000, batch: 24, tight: true}, {gpus: 2, memory: 3400},
 		{gpus: 4, memory: 3300, fewer: true, batch: 24}, {gpus: 2, memory: 3500, stages: true, batch: 24},
 		{gpus: 4, memory: 3300, stages: true, batch: 24}, {gpus: 1, memory: 500},
+		{gpus: 4, memory: 3200, batch: 16, model: cuttable}, {gpus: 4, memory: 3200, model: cuttable},
 	} {
+		config := config
+		if test.model != "" {
+			config = file("cuttable.json", test.model)
+		}
 		q := Question{Request: job.Request{Model: config, GPU: "H100-80GB", Precision: "bf16", Sequence: 512,
 			GPUs: test.gpus, GPUMemory: test.memory * ledger.MiB}, Machine: fast, Batch: test.batch,
 			FewerGPUs: test.fewer, Tight: test.tight}
@@ -50,6 +61,7 @@ func TestExhaustive(t *testing.T) {
 		if a.Fastest != nil {
 			speed = a.Fastest.Speed()
 		}
+		test.model = ""
 		if speed != best {
 			t.Errorf("%+v: %g tokens a second were found, but one makes %g", test, speed, best)
 		}
@@ -64,44 +76,41 @@ func TestExhaustive(t *testing.T) {
 
 // exhaustive returns the speed of the fastest recipe that fits, of all; 0 if none does.
 func exhaustive(t *testing.T, q Question) (best float64) {
-	in, err := job.Read(q.Request)
+	s, err := newTorchSearch(q)
 	if err != nil {
 		t.Fatal(err)
 	}
-	base, err := job.Decide(in, job.Overrides{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if q.Batch == 0 {
-		if q.Batch, err = givenBatch(base); err != nil {
-			t.Fatal(err)
-		}
-	}
-	s := search{Question: &q, in: in, answer: &Answer{Base: base}}
-	variants, err := q.variants(base)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, v := range variants {
-		for _, micro := range s.micros() {
-			j, err := s.decided(v, micro)
-			if err != nil || j == nil {
-				continue
-			}
-			p, err := plan.New(j)
-			if err != nil {
+	return fastestOfAll(t, &s.search)
+}
+
+// fastestOfAll plans every member of a space.
+func fastestOfAll(t *testing.T, s *search) (best float64) {
+	for _, g := range s.decideAll() {
+		for _, m := range g.members {
+			if err := s.planned(m); err != nil {
 				t.Fatal(err)
 			}
-			step, err := p.Time(q.Machine)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if s.fits(&member{plan: p}) {
-				best = max(best, (&Recipe{Plan: p, Step: step}).Speed())
+			if s.fits(m) {
+				best = max(best, m.recipe().Speed())
 			}
 		}
 	}
 	return best
+}
+
+// TestFewPlans: of thousands of recipes a search plans few.
+func TestFewPlans(t *testing.T) {
+	config := filestest.InNewFolder(t)("config.json", cuttable)
+	q := Question{Request: job.Request{Model: config, GPU: "H100-80GB", GPUs: 8, Nodes: 4,
+		Precision: "bf16", Sequence: 2048, GPUMemory: 3500 * ledger.MiB}, Machine: fast, Batch: 384}
+	a, err := Search(q)
+	if err != nil || a.Fastest == nil {
+		t.Fatalf("%+v, %v", a, err)
+	}
+	t.Logf("%d of %d planned, the fastest is %s", a.Planned, a.Candidates, a.Fastest.Name)
+	if a.Candidates < 1000 || a.Planned > a.Candidates/4 {
+		t.Errorf("%d of %d recipes were planned", a.Planned, a.Candidates)
+	}
 }
 
 // TestQuestions: three questions of people have a recipe, and plimsoll plan of it says that it fits.
@@ -190,8 +199,7 @@ func TestAmend(t *testing.T) {
 
 // TestNewConfig: a recipe whose settings are those of the new configuration has that configuration.
 func TestNewConfig(t *testing.T) {
-	one := &job.Job{World: 1, Parallel: job.Parallel{Tensor: 1, Context: 1}}
-	r := &Recipe{Config: "{\n  \"zero_optimization\": {\"stage\": 1}\n}\n", Plan: &plan.Plan{Job: one}}
+	r := &Recipe{Config: "{\n  \"zero_optimization\": {\"stage\": 1}\n}\n", Size: Size{DataRanks: 1}}
 	if text, err := r.NewConfig(); err != nil || string(text) == "" {
 		t.Errorf("%q, %v", text, err)
 	}

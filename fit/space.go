@@ -9,12 +9,17 @@ import (
 	"plimsoll/recipe"
 )
 
-// variant is everything of a recipe but its micro batch: an engine, what it offloads, what it recomputes, and its GPUs.
-// Memory grows with the micro batch of a variant, so a variant has one limit.
+// variant is everything of a recipe but its micro batch: an engine, how ranks share the model, what it offloads, what
+// it recomputes, and its GPUs. Memory grows with the micro batch of a variant, so a variant has one limit.
 type variant struct {
-	name      string
+	name string
+	// leastName is the name of the variant that differs in recomputing all blocks.
+	leastName string
 	overrides job.Overrides
 	config    string // of DeepSpeed, if no file of the user has it
+	// inputs are those of the job with edited files; nil for those of the question.
+	inputs  *job.Inputs
+	degrees degrees // that the search has chosen
 }
 
 // microBatches are the micro batches that are tried.
@@ -23,15 +28,24 @@ var microBatches = []int{1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, LargestTr
 // LargestTried is the largest micro batch that is tried.
 const LargestTried = 128
 
-// variants lists the variants of a question. Files of the user decide the engine: what they do not configure is not
+// recomputations are the ways to recompute that are tried, by their names in that of a variant.
+var recomputations = map[string]string{"full": ", blocks recomputed", "selective": ", selective"}
+
+// listVariants lists the variants of a question. Files of the user decide the engine: what they do not configure is not
 // tried, as the answer is written in their own format.
-func (q *Question) variants(base *job.Job) ([]variant, error) {
-	engines, err := q.engines(base)
+func (s *torchSearch) listVariants() ([]variant, error) {
+	q, base := s.Question, s.base
+	said, err := q.saysSettings(base)
+	if err != nil {
+		return nil, err
+	}
+	s.answer.Says = said
+	engines, err := q.engines(base, said)
 	if err != nil {
 		return nil, err
 	}
 	recomputes := []string{"none", "selective", "full"}
-	if len(base.Files) > 0 {
+	if said {
 		recomputes = []string{"none", "full"} // what files can say
 	}
 	if q.Request.Recompute != "" {
@@ -39,16 +53,22 @@ func (q *Question) variants(base *job.Job) ([]variant, error) {
 	}
 	var list []variant
 	for _, gpus := range q.gpuCounts(base) {
-		for _, engine := range engines {
+		shared, err := s.withDegrees(engines, gpus[0]*gpus[1], gpus[0])
+		if err != nil {
+			return nil, err
+		}
+		for _, engine := range shared {
+			count := ""
+			if q.FewerGPUs {
+				count = fmt.Sprintf(", %d GPUs", gpus[0]*gpus[1])
+			}
 			for _, way := range recomputes {
 				v := engine
 				v.overrides.Recompute = way
 				v.overrides.GPUs, v.overrides.Nodes = gpus[0], gpus[1]
-				if way != "" && way != "none" {
-					v.name += ", " + map[string]string{"full": "blocks recomputed", "selective": "selective"}[way]
-				}
-				if q.FewerGPUs {
-					v.name += fmt.Sprintf(", %d GPUs", gpus[0]*gpus[1])
+				v.name += recomputations[way] + count
+				if way != "" {
+					v.leastName = engine.name + recomputations["full"] + count
 				}
 				list = append(list, v)
 			}
@@ -75,8 +95,18 @@ func (q *Question) gpuCounts(base *job.Job) [][2]int {
 	return counts
 }
 
-// engines lists the engines, each with what it can offload.
-func (q *Question) engines(base *job.Job) ([]variant, error) {
+// saysSettings reports whether a file of the user says settings of a training, other than that of its model.
+func (q *Question) saysSettings(base *job.Job) (bool, error) {
+	for _, file := range base.Files {
+		if s, err := recipe.LoadSettings(file, q.Request.Texts); s != nil || err != nil {
+			return true, err
+		}
+	}
+	return false, nil
+}
+
+// engines lists the engines, each with what it can offload. Files that say settings decide the engine.
+func (q *Question) engines(base *job.Job, said bool) ([]variant, error) {
 	switch {
 	case base.DeepSpeed != nil:
 		return deepSpeedRoads("", nil), nil
@@ -89,7 +119,7 @@ func (q *Question) engines(base *job.Job) ([]variant, error) {
 	} else {
 		list = append(list, q.fsdpRoads("2", base)...)
 	}
-	if len(base.Files) > 0 || base.Adapter != nil || base.Quantization != nil {
+	if said || base.Adapter != nil || base.Quantization != nil {
 		return list, nil
 	}
 	precision, mixed := strings.CutPrefix(strings.ToLower(q.Request.Precision), "amp-")

@@ -16,10 +16,16 @@ func (a *Answer) Amend(r *Recipe) (*amend.Result, error) {
 
 // Settings returns what the recipe says.
 func (r *Recipe) Settings() []amend.Setting {
-	o, j := r.Overrides, r.Plan.Job
+	o := r.Overrides
 	list := []amend.Setting{{Name: recipe.MicroBatch, To: o.MicroBatch},
 		{Name: recipe.Accumulation, To: o.Accumulation},
-		{Name: recipe.TrainBatch, To: o.MicroBatch * o.Accumulation * ranksOf(j)}}
+		{Name: recipe.TrainBatch, To: o.MicroBatch * o.Accumulation * int(r.Size.DataRanks)}}
+	if d := r.degrees; d.tensor > 0 {
+		if d.pipeline > 1 {
+			list = nil // the batch of a rank is that of all micro batches of a step
+		}
+		list = append(list, d.settings(o.MicroBatch, o.Accumulation)...)
+	}
 	if o.Recompute != "" {
 		list = append(list, amend.Setting{Name: recipe.GradientCheckpointing, To: o.Recompute != "none"})
 	}
@@ -47,6 +53,11 @@ func (r *Recipe) Request(q job.Request) job.Request {
 	o := r.Overrides
 	q.GPUs, q.Nodes, q.MicroBatch, q.Accumulation = o.GPUs, o.Nodes, o.MicroBatch, o.Accumulation
 	q.Recompute, q.Sequence = cmp.Or(o.Recompute, q.Recompute), cmp.Or(o.Sequence, q.Sequence)
+	q.TensorParallel = cmp.Or(o.TensorParallel, q.TensorParallel)
+	q.ContextParallel = cmp.Or(o.ContextParallel, q.ContextParallel)
+	if o.PipelineParallel > 1 {
+		q.PipelineParallel, q.PipelineSchedule = o.PipelineParallel, o.PipelineSchedule
+	}
 	switch {
 	case o.FSDP == job.NoFSDP:
 		q.FSDP = ""

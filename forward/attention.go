@@ -143,7 +143,15 @@ func (p *pass) project(a *model.Attention, x, source *autograd.Tensor) (q, k, v,
 	if a.ScalesQueries {
 		q = p.follow(q, p.unary(q, q.DType, saveNothing))
 	}
+	if a.ByHead {
+		q, k, v = p.copied(q), p.copied(k), p.copied(v)
+	}
 	return q, k, v, gate
+}
+
+// copied copies a tensor into another order and drops it.
+func (p *pass) copied(x *autograd.Tensor) *autograd.Tensor {
+	return p.follow(x, p.unary(x, x.DType, saveNothing))
 }
 
 // normed runs the norms of queries and keys, if there are any.
@@ -283,8 +291,9 @@ func (p *pass) mix(s *model.Stack, a *model.Attention, q, k, v *autograd.Tensor)
 	p.Drop(r[1])
 	// The memory-efficient kernel stores its output by token. The flash kernel stores
 	// it as the queries are stored.
-	efficient := p.Attention == SDPA && (masked || p.mask != nil || biased || a.Width != a.ValueWidth)
-	byHead := a.Joined || contiguous || p.DeepSpeedUlysses && p.Attention == SDPA
+	efficient := p.Attention == SDPA && (masked || p.mask != nil || biased || a.Width != a.ValueWidth ||
+		compute == dtype.F32)
+	byHead := a.Joined || a.ByHead || contiguous || p.DeepSpeedUlysses && p.Attention == SDPA
 	if p.ExchangesHeads {
 		return p.exchanged(r[0])
 	}
@@ -316,8 +325,12 @@ func (p *pass) repeat(x *autograd.Tensor, times int64) *autograd.Tensor {
 }
 
 func (p *pass) whyScores() string {
-	return fmt.Sprintf("scores of every pair of %s tokens for every head, %s: eager attention",
-		ledger.Count(p.Sequence), p.kept())
+	tokens := p.Sequence
+	if h := p.network.Sound(); h != nil {
+		tokens = h.Rows
+	}
+	return fmt.Sprintf("scores of every pair of %s tokens for every head, %s: eager attention", ledger.Count(tokens),
+		p.kept())
 }
 
 // scores runs attention that materializes the scores of all pairs of tokens.

@@ -225,12 +225,11 @@ type pass struct {
 	Options
 	network    *model.Network
 	parameters Parameters
-	weights    map[*autograd.Parameter]*autograd.Tensor // cast by autocast
-	cached     []*autograd.Parameter                    // keys of weights, in order
-	ended      bool                                     // the forward pass is over
-	encoded    *autograd.Tensor                         // output of the encoder
-	mask       *autograd.Tensor                         // of all blocks; nil if they share none
-	narrow     bool                                     // the result of a norm goes to matmuls only
+	*casts
+	length  int64            // of the sequences of tokens
+	encoded *autograd.Tensor // output of the encoder
+	mask    *autograd.Tensor // of all blocks; nil if they share none
+	narrow  bool             // the result of a norm goes to matmuls only
 	// The last input of adapters that share a dropout, and the result of its dropout.
 	droppedFrom, dropped *autograd.Tensor
 	blocks               int                // blocks that have begun
@@ -249,10 +248,17 @@ type pass struct {
 	deep    []*autograd.Tensor // of images, for the first blocks
 }
 
+// casts are the weights that autocast has cast, of all stacks and encoders of a pass.
+type casts struct {
+	weights map[*autograd.Parameter]*autograd.Tensor
+	cached  []*autograd.Parameter // keys of weights, in order
+	ended   bool                  // the forward pass is over
+}
+
 // Run runs the forward pass of a micro batch up to the loss.
 func Run(t *autograd.Tape, network *model.Network, parameters Parameters, options Options) Result {
-	p := &pass{Tape: t, Options: options, network: network, parameters: parameters,
-		weights: map[*autograd.Parameter]*autograd.Tensor{}}
+	p := &pass{Tape: t, Options: options, network: network, parameters: parameters, length: options.Sequence,
+		casts: &casts{weights: map[*autograd.Parameter]*autograd.Tensor{}}}
 	defer p.In(ledger.ResidualActivations, p.whyResidual)() // the default component
 	if p.Offload != nil {
 		p.OffloadTo(p.OffloadMemory, *p.Offload)
@@ -269,15 +275,27 @@ func Run(t *autograd.Tape, network *model.Network, parameters Parameters, option
 		for _, t := range network.Towers {
 			p.masked = p.masked || t.MasksText && p.Images.Count > 0
 		}
+		var images *autograd.Tensor
+		if network.Head.Contrast != nil {
+			images = p.encode(network.Towers[0])
+		}
 		for i, stack := range network.Stacks {
-			hidden = t.Scope(func() *autograd.Tensor { return p.stack(stack) })
+			hidden = t.Scope(func() *autograd.Tensor { return p.reading(stack).stack(stack) })
 			if i < len(network.Stacks)-1 {
 				p.encoded = hidden
+				t.Hold(hidden) // the outputs have it, too
+				p.outputs = append(p.outputs, hidden)
 			}
 		}
-		if p.Sends {
+		if network.OnlyImages() {
+			hidden = p.encode(network.Towers[0])
+		}
+		switch {
+		case p.Sends:
 			result = Result{Loss: hidden}
-		} else {
+		case images != nil:
+			result = p.contrast(network.Head.Contrast, images, hidden)
+		default:
 			result = p.withRouterLoss(p.head(p.gather(hidden)))
 		}
 		p.Drop(p.states...)
@@ -287,8 +305,9 @@ func Run(t *autograd.Tape, network *model.Network, parameters Parameters, option
 		}
 		return nil
 	})
-	t.Drop(p.outputs...)
 	p.end()
+	p.widen(result.Logits)
+	t.Drop(p.outputs...)
 	p.ended = true
 	return result
 }
@@ -327,7 +346,7 @@ func (p *pass) stack(s *model.Stack) *autograd.Tensor {
 	} else {
 		x = p.scatter(p.embed(s))
 	}
-	if p.InputGradients || p.Receives {
+	if p.Receives {
 		p.RequireGradient(x)
 	}
 	p.makeMasks(s)
@@ -364,6 +383,9 @@ func (p *pass) follow(before, next *autograd.Tensor) *autograd.Tensor {
 // embed looks up the embeddings of tokens, types and positions.
 func (p *pass) embed(s *model.Stack) *autograd.Tensor {
 	defer p.In(ledger.EmbeddingActivations, p.whyEmbeddings)()
+	if s.Sound != nil {
+		return p.dropout(p.listen(s.Sound), s.EmbeddingDropout)
+	}
 	width := s.EmbeddingWidth
 	if width == 0 {
 		width = p.network.Hidden
@@ -372,7 +394,7 @@ func (p *pass) embed(s *model.Stack) *autograd.Tensor {
 	if s.ScalesEmbedding {
 		x = p.follow(x, p.unary(x, x.DType, saveNothing))
 	}
-	if p.InputGradients && len(p.network.Towers) > 0 {
+	if p.InputGradients {
 		p.RequireGradient(x)
 	}
 	x = p.withImages(x)
@@ -384,7 +406,7 @@ func (p *pass) embed(s *model.Stack) *autograd.Tensor {
 	for _, path := range []string{s.TypeEmbedding, s.PositionEmbedding} {
 		if path != "" {
 			rows := p.Sequence / p.ContextParallel
-			if path == s.TypeEmbedding || s.OwnPositions {
+			if path == s.TypeEmbedding || s.OwnPositions || s.CopiesPositions {
 				rows = p.tokens()
 			}
 			positions := p.lookUp(path, rows*width)
@@ -403,11 +425,18 @@ func (p *pass) embed(s *model.Stack) *autograd.Tensor {
 }
 
 func (p *pass) whyEmbeddings() string {
+	if h := p.network.Sound(); h != nil {
+		return fmt.Sprintf("the convolutions of %d spectra of %s frames x %d with their activations, and looked-up "+
+			"embeddings of the labels", p.Batch, ledger.Count(h.Frames()), p.network.Hidden)
+	}
 	return fmt.Sprintf("looked-up embeddings: %s x %d", p.batch(), p.network.Hidden)
 }
 
 // batch describes a micro batch in a reason.
 func (p *pass) batch() string {
+	if h := p.network.Sound(); h != nil {
+		return fmt.Sprintf("%d x %s rows of sound and %s tokens", p.Batch, ledger.Count(h.Rows), ledger.Count(p.length))
+	}
 	return fmt.Sprintf("%d x %s tokens", p.Batch, ledger.Count(p.Sequence))
 }
 
@@ -443,7 +472,7 @@ func (p *pass) block(s *model.Stack, b *model.Block, x *autograd.Tensor) *autogr
 			case model.Parallel:
 				return p.parallel(s, b, x)
 			default:
-				return p.preNorm(s, b, x)
+				return p.limited(b, p.preNorm(s, b, x))
 			}
 		})
 	}
@@ -500,6 +529,14 @@ func (p *pass) trains(b *model.Block) bool {
 		}
 	}
 	return p.trained[b.Path]
+}
+
+// limited limits a result in fp16 to its range, if the block does so.
+func (p *pass) limited(b *model.Block, x *autograd.Tensor) *autograd.Tensor {
+	if !b.ClampsHalf || x.DType != dtype.F16 {
+		return x
+	}
+	return p.follow(x, p.unary(x, x.DType, saveInput))
 }
 
 func (p *pass) preNorm(s *model.Stack, b *model.Block, x *autograd.Tensor) *autograd.Tensor {
@@ -582,8 +619,12 @@ func (p *pass) residual(x, made *autograd.Tensor) *autograd.Tensor {
 }
 
 func (p *pass) whyResidual() string {
+	tokens := p.Batch * p.Sequence
+	if h := p.network.Sound(); h != nil {
+		tokens = p.Batch * (h.Rows + p.length)
+	}
 	return fmt.Sprintf("the residual stream: %s tokens x %d, for every block that keeps or recomputes from it",
-		ledger.Count(p.Batch*p.Sequence), p.network.Hidden)
+		ledger.Count(tokens), p.network.Hidden)
 }
 
 // hooked runs body between the hooks of a module.

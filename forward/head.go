@@ -73,11 +73,15 @@ func (p *pass) head(x *autograd.Tensor) Result {
 	}
 	loss := p.crossEntropy(logits)
 	p.HasLogits()
-	if h.NarrowLoss && p.Autocast != dtype.Invalid && logits.DType != dtype.F32 {
-		// accelerate's convert_outputs_to_fp32
+	return Result{Loss: loss, Logits: logits}
+}
+
+// widen makes the fp32 copy of logits that accelerate returns (convert_outputs_to_fp32), once autocast has ended.
+func (p *pass) widen(logits *autograd.Tensor) {
+	if p.network.Head.NarrowLoss && p.Autocast != dtype.Invalid && logits != nil && logits.DType != dtype.F32 {
+		defer p.In(ledger.LogitsAndLoss, p.whyLogits)()
 		p.Drop(p.cast(logits, dtype.F32))
 	}
-	return Result{Loss: loss, Logits: logits}
 }
 
 // secondLoss computes the loss of a program beside that of the model (compute_log_probs in LLaMA-Factory's
@@ -288,6 +292,9 @@ func (p *pass) classify(h *model.Head, x *autograd.Tensor) Result {
 	}
 	first := p.Do(autograd.Operation{Inputs: []*autograd.Tensor{x},
 		Outputs: []autograd.Output{{Elements: rows * p.network.Hidden, DType: x.DType, View: true}}})[0]
+	if h.Average {
+		first = p.withAverage(x, first)
+	}
 	p.Drop(x)
 	dense := h.Pooler
 	if h.Dense != "" {
@@ -300,6 +307,19 @@ func (p *pass) classify(h *model.Head, x *autograd.Tensor) Result {
 	first = p.dropout(first, h.Dropout)
 	logits := p.linear(h.Projection, first, h.Outputs)
 	return Result{Loss: p.crossEntropy(logits), Logits: logits}
+}
+
+// withAverage puts the average of all rows but the first beside the first.
+func (p *pass) withAverage(x, first *autograd.Tensor) *autograd.Tensor {
+	return p.Scope(func() *autograd.Tensor {
+		others := p.view(x, x.Elements-first.Elements)
+		average := p.Do(autograd.Operation{Inputs: []*autograd.Tensor{others},
+			Outputs: []autograd.Output{{Elements: first.Elements, DType: x.DType}}})[0]
+		joined := p.Do(autograd.Operation{Inputs: []*autograd.Tensor{first, average},
+			Outputs: []autograd.Output{{Elements: 2 * first.Elements, DType: x.DType}}})[0]
+		p.Drop(first)
+		return joined
+	})
 }
 
 // fusedLoss computes logits, loss and gradients for a chunk of tokens at a time

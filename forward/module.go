@@ -22,7 +22,7 @@ const (
 func RunModule(t *autograd.Tape, network *model.Network, parameters Parameters, options Options, m Module,
 	x *autograd.Tensor) *autograd.Tensor {
 	p := &pass{Tape: t, Options: options, network: network, parameters: parameters,
-		weights: map[*autograd.Parameter]*autograd.Tensor{}}
+		casts: &casts{weights: map[*autograd.Parameter]*autograd.Tensor{}}}
 	defer p.In(ledger.ResidualActivations, p.whyResidual)()
 	return t.Scope(func() *autograd.Tensor {
 		block := &network.Blocks()[0]

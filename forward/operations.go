@@ -129,6 +129,12 @@ func (p *pass) softmax(x *autograd.Tensor, result dtype.Type) *autograd.Tensor {
 	if p.Autocast != dtype.Invalid {
 		result = dtype.F32
 	}
+	if x.DType == dtype.BF16 && result == dtype.F32 { // one kernel does both for fp16 only
+		wide := p.cast(x, result)
+		y := p.normalized(wide, result)
+		p.Drop(wide)
+		return y
+	}
 	return p.normalized(x, result)
 }
 

@@ -30,6 +30,10 @@ func (p *pass) In(component ledger.Component, why func() string) (leave func()) 
 
 func (p *pass) whyTower() string {
 	i := p.Images
+	if p.tower.Projector == "" {
+		return fmt.Sprintf("the encoder of %d images of %d x %d pixels: %s rows", i.Count, i.Height, i.Width,
+			ledger.Count(p.tokens()))
+	}
 	return fmt.Sprintf("the encoder and the projector of %d images of %d x %d pixels: %s tokens of the sequences",
 		i.Count, i.Height, i.Width, ledger.Count(i.Tokens))
 }
@@ -37,7 +41,7 @@ func (p *pass) whyTower() string {
 // withImages puts the results of the encoders in the place of embeddings of tokens.
 func (p *pass) withImages(x *autograd.Tensor) *autograd.Tensor {
 	for _, t := range p.network.Towers {
-		if p.Images.Count == 0 {
+		if p.Images.Count == 0 || p.network.Head.Contrast != nil {
 			break
 		}
 		features := p.encode(t)
@@ -91,7 +95,6 @@ func (p *pass) encode(t *model.Tower) *autograd.Tensor {
 		}
 		return v.follow(x, v.steps(t.After, x))
 	})
-	p.cached = v.cached
 	return features
 }
 
@@ -106,7 +109,7 @@ func (p *pass) angleType(a *model.Attention) dtype.Type {
 // trainsTower reports whether a parameter or an adapter of an encoder is trained, without its projector.
 func (p *pass) trainsTower(t *model.Tower) bool {
 	inside := func(name string) bool {
-		return strings.HasPrefix(name, t.Path+".") && !strings.HasPrefix(name, t.Projector+".")
+		return (t.Path == "" || strings.HasPrefix(name, t.Path+".")) && !strings.HasPrefix(name, t.Projector+".")
 	}
 	for name, parameter := range p.parameters.ByName {
 		if parameter.Trainable && inside(name) {
@@ -135,7 +138,6 @@ func (p *pass) steps(list []model.Step, x *autograd.Tensor) *autograd.Tensor {
 }
 
 func (p *pass) step(s *model.Step, x *autograd.Tensor) *autograd.Tensor {
-	hidden := p.network.Hidden
 	switch s.Kind {
 	case model.Convolve:
 		return p.convolve(s)
@@ -151,14 +153,17 @@ func (p *pass) step(s *model.Step, x *autograd.Tensor) *autograd.Tensor {
 	case model.Activate:
 		return p.activate(s.Function, x)
 	case model.Prepend:
-		return p.hooked(parent(s.Path), func() *autograd.Tensor {
-			return p.Do(autograd.Operation{Inputs: []*autograd.Tensor{x, p.parameter(s.Path).Tensor()},
-				Outputs: []autograd.Output{{Elements: x.Elements + p.Batch*hidden, DType: x.DType}}})[0]
-		})
+		return p.prepend(s, x)
 	case model.Position, model.Resample:
 		return p.position(s, x)
 	case model.Locate:
-		return p.hooked(parent(s.Path), func() *autograd.Tensor { return p.add(x, p.parameter(s.Path).Tensor()) })
+		return p.hooked(parent(s.Path), func() *autograd.Tensor { return p.locate(s, x) })
+	case model.First:
+		return p.view(x, p.Batch*p.network.Hidden)
+	case model.Pool:
+		return p.pool(s, x)
+	case model.Dropout:
+		return p.dropout(x, s.Share)
 	case model.Average:
 		return p.Do(autograd.Operation{Inputs: []*autograd.Tensor{x}, Saved: []*autograd.Tensor{x},
 			Outputs: []autograd.Output{{Elements: x.Elements / s.Rows, DType: x.DType}}})[0]
@@ -184,6 +189,38 @@ func (p *pass) step(s *model.Step, x *autograd.Tensor) *autograd.Tensor {
 	}
 }
 
+// prepend puts parameters before the rows of every image.
+func (p *pass) prepend(s *model.Step, x *autograd.Tensor) *autograd.Tensor {
+	return p.hooked(parent(s.Path), func() *autograd.Tensor {
+		inputs, rows := []*autograd.Tensor{x, p.parameter(s.Path).Tensor()}, int64(1)
+		if s.Second != "" {
+			inputs, rows = append(inputs, p.parameter(s.Second).Tensor()), 2
+		}
+		result := inputs[0].DType
+		for _, input := range inputs {
+			result = promoted(result, input.DType)
+		}
+		return p.Do(autograd.Operation{Inputs: inputs,
+			Outputs: []autograd.Output{{Elements: x.Elements + rows*p.Batch*p.network.Hidden, DType: result}}})[0]
+	})
+}
+
+// locate adds positions. Those of images of another size lie between the ones that the model has: they are computed
+// in fp32 (bicubic interpolation).
+func (p *pass) locate(s *model.Step, x *autograd.Tensor) *autograd.Tensor {
+	table := p.parameter(s.Path).Tensor()
+	if s.Rows == 0 || s.Rows == p.Sequence {
+		return p.add(x, table)
+	}
+	return p.Scope(func() *autograd.Tensor {
+		wide := p.cast(table, dtype.F32)
+		between := p.Do(autograd.Operation{Inputs: []*autograd.Tensor{wide},
+			Outputs: []autograd.Output{{Elements: p.Sequence * p.network.Hidden, DType: dtype.F32}}})[0]
+		joined := p.unary(p.cast(between, table.DType), table.DType, saveNothing) // with those of the first rows
+		return p.add(x, joined)
+	})
+}
+
 // view returns a view of so many elements.
 func (p *pass) view(x *autograd.Tensor, elements int64) *autograd.Tensor {
 	return p.Do(autograd.Operation{Inputs: []*autograd.Tensor{x}, Shared: []bool{elements == x.Elements},
@@ -193,18 +230,8 @@ func (p *pass) view(x *autograd.Tensor, elements int64) *autograd.Tensor {
 // convolve runs the convolution that makes rows of patches. The pixels are in fp32.
 func (p *pass) convolve(s *model.Step) *autograd.Tensor {
 	return p.hooked(s.Path, func() *autograd.Tensor {
-		w := p.parameter(s.Path + ".weight")
-		pixels := p.New(p.Images.Pixels(p.tower), p.compute())
-		weight := p.weight(w)
-		o := autograd.Operation{Inputs: []*autograd.Tensor{pixels, weight},
-			Outputs: []autograd.Output{{Elements: p.patches() * s.Width, DType: p.compute()}}}
-		if w.Trainable {
-			o.Saved = append(o.Saved, pixels)
-		}
-		if bias := p.parameter(s.Path + ".bias"); bias != nil {
-			o.Inputs = append(o.Inputs, bias.Tensor())
-		}
-		rows := p.Do(o)[0]
+		pixels := p.pixels()
+		rows := p.convolution(s.Path, pixels, p.patches()*s.Width)
 		p.Drop(pixels)
 		if p.HooksImages {
 			p.RequireGradient(rows)
@@ -213,9 +240,19 @@ func (p *pass) convolve(s *model.Step) *autograd.Tensor {
 	})
 }
 
+// pixels returns the images in the type that the convolution computes in. In fp32 they are the batch itself.
+func (p *pass) pixels() *autograd.Tensor {
+	if p.compute() == dtype.F32 {
+		batch := p.New(0, dtype.F32)
+		batch.Elements = p.Images.Pixels(p.tower)
+		return batch
+	}
+	return p.New(p.Images.Pixels(p.tower), p.compute())
+}
+
 // unfold copies the pixels of every patch into a row, and runs a linear module.
 func (p *pass) unfold(s *model.Step) *autograd.Tensor {
-	pixels := p.New(p.Images.Pixels(p.tower), p.compute())
+	pixels := p.pixels()
 	rows := p.follow(pixels, p.linear(s.Path, pixels, s.Width))
 	if p.HooksImages {
 		p.RequireGradient(rows)
@@ -242,11 +279,8 @@ func (p *pass) interpolate(s *model.Step, x *autograd.Tensor) *autograd.Tensor {
 // downsample runs a convolution that makes one row of several.
 func (p *pass) downsample(s *model.Step, x *autograd.Tensor) *autograd.Tensor {
 	return p.hooked(s.Path, func() *autograd.Tensor {
-		w, bias := p.parameter(s.Path+".weight"), p.parameter(s.Path+".bias")
 		input := p.cast(x, p.compute())
-		o := p.factors(input, p.weight(w), x.Elements/p.network.Hidden/s.Rows*s.Width, p.compute())
-		o.Inputs = append(o.Inputs, bias.Tensor())
-		y := p.Do(o)[0]
+		y := p.convolution(s.Path, input, x.Elements/p.network.Hidden/s.Rows*s.Width)
 		p.dropCasts(x, input)
 		return y
 	})

@@ -4,6 +4,7 @@ package gpu
 
 import (
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -144,18 +145,44 @@ func Find(name string) (Model, error) {
 			return m.named(wanted, isCard), nil
 		}
 	}
+	if number := counted.FindStringSubmatch(name); number != nil {
+		return Model{}, fault.Inputf("%q is a number of GPUs, expected the name of one", name).
+			WithHint(fmt.Sprintf("give --gpus %s and --gpu %s", number[1], number[2]))
+	}
 	hint := "known GPUs: " + strings.Join(Names(), ", ") + "; for any other, give --gpu-memory"
-	if near := fault.Nearest(strings.ToUpper(name), Names()); near != "" {
+	if near := nearest(name); near != "" {
 		hint = fmt.Sprintf("did you mean %q? %s", near, hint)
 	}
 	return Model{}, fault.Inputf("unknown GPU %q", name).WithHint(hint)
 }
+
+// nearest returns the name that is written most alike, also without the memory behind it: H1000 is near H100-80GB.
+func nearest(name string) string {
+	if near := fault.Nearest(name, Names()); near != "" && strings.ContainsRune(name, '-') {
+		return near
+	}
+	var short []string
+	for _, full := range Names() {
+		first, _, _ := strings.Cut(full, "-")
+		short = append(short, first)
+	}
+	if at := slices.Index(short, fault.Nearest(name, short)); at >= 0 {
+		return Names()[at]
+	}
+	return fault.Nearest(name, Names())
+}
+
+// counted is a name with a number of GPUs before it: 8xH100, 8 x H100.
+var counted = regexp.MustCompile(`^(\d+) ?[xX*] ?(\S.*)$`)
 
 // words returns the words of a name that distinguish models.
 func words(name string) []string {
 	fields := strings.FieldsFunc(strings.ToUpper(name), func(r rune) bool { return strings.ContainsRune(" -_/", r) })
 	var kept []string
 	for _, f := range fields {
+		if digits := strings.TrimPrefix(f, "RTX"); digits != "" && digits[0] <= '9' {
+			f = digits // RTX4090
+		}
 		if !slices.Contains([]string{
 			"NVIDIA", "AMD", "TESLA", "GEFORCE", "RTX", "INSTINCT",
 			"SXM", "SXM2", "SXM4", "SXM5", "PCIE", "HBM2", "HBM2E", "HBM3", "HBM3E", "GPU",

@@ -27,7 +27,10 @@ func namedAny(name string, of []string) bool {
 // mini sets the states of Adam-mini, which depend on the heads of the model.
 func (r *resolver) mini(o *Optimizer) error {
 	network := r.job.Model.Network
-	heads := network.Blocks()[0].Attention.Heads
+	var heads int64
+	if blocks := network.Blocks(); len(blocks) > 0 {
+		heads = blocks[0].Attention.Heads
+	}
 	refused := func(why string) error {
 		return fault.Inputf("Adam-mini cannot be planned for %s, which has %s", r.job.Model.Name, why).
 			WithHint("use --optimizer adamw")

@@ -45,8 +45,10 @@ func (r *resolver) adapter() (err error) {
 	for _, p := range j.Model.Parameters {
 		modules = append(modules, strings.TrimSuffix(p.Name, ".weight"))
 	}
-	if fused := j.Model.Network.Blocks()[0].Attention.Fused; r.Modules == litgptModules && fused != "" {
-		modules = append(modules, fused+".query", fused+".key", fused+".value") // lora_query and the like
+	if blocks := j.Model.Network.Blocks(); r.Modules == litgptModules && len(blocks) > 0 {
+		if fused := blocks[0].Attention.Fused; fused != "" {
+			modules = append(modules, fused+".query", fused+".key", fused+".value") // lora_query and the like
+		}
 	}
 	if !slices.ContainsFunc(modules, j.Adapter.Targets) && len(j.AdaptedParameters()) == 0 {
 		return fault.File(j.Adapter.File).Inputf("target_modules matches no module of %s", j.Model.Name).

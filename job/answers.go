@@ -43,7 +43,12 @@ func (r *resolver) answers() error {
 			j.ReferenceType = cmp.Or(precisions[strings.ToLower(name)].weights, j.ReferenceType)
 		}
 	}
-	if j.Model.Network.Head.PerSequence {
+	if j.Model.Network.Sound() != nil {
+		j.BatchTensors = 1
+	}
+	if j.Model.Network.OnlyImages() {
+		j.BatchTensors = 0
+	} else if j.Model.Network.Head.PerSequence || j.Model.Network.Head.Contrast != nil {
 		j.BatchTensors = 2 // labels are one number a sequence, or none
 	}
 	a := r.Inputs.answers()

@@ -29,10 +29,14 @@ func (r *resolver) batch() error {
 	}
 	if d := j.DeepSpeed; d != nil && (d.Batch.Micro > 0 || d.Batch.Train > 0) {
 		if j.MicroBatch == 0 || j.Accumulation == 0 {
-			n := r.sequenceRanks() // they share a micro batch
+			n := r.sequenceRanks() * max(1, r.PipelineParallel) // they share a micro batch
 			if j.World%n != 0 {
-				return fault.File(d.File).Inputf("%d ranks cannot be divided into groups of %d that share a sequence",
-					j.World, n).WithHint(fmt.Sprintf("give a number of GPUs that is a multiple of %d", n))
+				shared := "a sequence"
+				if r.PipelineParallel > 1 {
+					shared = "micro batches"
+				}
+				return fault.File(d.File).Inputf("%d ranks cannot be divided into groups of %d that share %s",
+					j.World, n, shared).WithHint(fmt.Sprintf("give a number of GPUs that is a multiple of %d", n))
 			}
 			b, err := d.ResolveBatch(j.World / n)
 			if err != nil {
@@ -46,22 +50,56 @@ func (r *resolver) batch() error {
 			}
 		}
 	}
-	if j.Sequence == 0 {
-		j.Sequence = 2048
-		if longest := positions(j.Model.Network, j.Model.Parameters); longest > 0 {
-			j.Sequence = min(j.Sequence, longest)
-		}
-		r.assume("sequences of %d tokens: --seq-len was not given", j.Sequence)
+	if err := r.length(); err != nil {
+		return err
 	}
 	if j.MicroBatch == 0 {
 		j.MicroBatch = 1
-		r.assume("a micro batch of 1 sequence: --micro-batch was not given")
+		what := "sequence"
+		if j.Model.Network.OnlyImages() {
+			what = "image"
+		}
+		r.assume("a micro batch of 1 %s: --micro-batch was not given", what)
 	}
 	j.Accumulation = max(1, j.Accumulation)
 	j.UsualSequence = int64(r.UsualSequence)
 	if j.UsualSequence > j.Sequence {
 		return fault.Inputf("--usual-seq-len is %d, but the first and longest sequences have %d tokens",
 			j.UsualSequence, j.Sequence).WithHint("give the longest length as --seq-len")
+	}
+	return nil
+}
+
+// length sets the length of sequences that a file or a flag leaves open.
+func (r *resolver) length() error {
+	j := r.job
+	n := j.Model.Network
+	what := "sequences"
+	switch {
+	case n.OnlyImages():
+		if r.Sequence > 0 || r.UsualSequence > 0 {
+			return fault.Inputf("--seq-len and --usual-seq-len are for models that read tokens, but %s reads images "+
+				"only", j.Model.Name).
+				WithHint("leave them out; --image-size is for models that read images of any size")
+		}
+		j.Sequence = 1 // images sets it
+	case n.Sound() != nil:
+		what = "labels"
+	case n.Head.Contrast != nil:
+		what = "texts"
+	}
+	if j.Sequence == 0 {
+		j.Sequence = 2048
+		if longest := positions(n, j.Model.Parameters); longest > 0 {
+			j.Sequence = min(j.Sequence, longest)
+		}
+		r.assume("%s of %d tokens: --seq-len was not given", what, j.Sequence)
+	}
+	if h := n.Sound(); h != nil {
+		r.assume("every spectrum has %d frames, which the encoder reads however short the sound is", h.Frames())
+		if r.compiled() {
+			r.assume("a compiled encoder of sound was not compared with PyTorch")
+		}
 	}
 	return nil
 }

@@ -287,7 +287,11 @@ func (r *resolver) parallelDegrees() error {
 				"give a --tensor-parallel that divides them"})
 		}
 	}
+	sound := j.Model.Network.Sound() != nil
 	list = append(list,
+		contradiction{sound && (j.Parallel.Tensor > 1 || j.Parallel.Context > 1),
+			"tensor and context parallelism are not planned for models that read sound",
+			"leave --tensor-parallel and --context-parallel out"},
 		contradiction{experts == 0 && j.Parallel.Expert > 1,
 			fmt.Sprintf("--expert-parallel is %d, but %s has no experts", j.Parallel.Expert, j.Model.Name),
 			"leave it out"},

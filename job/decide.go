@@ -18,6 +18,9 @@ type Overrides struct {
 	FSDPOffload                        bool
 	States                             *Offload // how states are offloaded
 
+	TensorParallel, ContextParallel, PipelineParallel int
+	PipelineSchedule                                  string
+
 	// DeepSpeed is a configuration in place of that of the files. It says the precision.
 	DeepSpeed *recipe.DeepSpeed
 
@@ -49,6 +52,11 @@ func (o Overrides) apply(q Request) Request {
 	}
 	if o.DeepSpeed != nil {
 		q.Precision = ""
+	}
+	q.TensorParallel = cmp.Or(o.TensorParallel, q.TensorParallel)
+	q.ContextParallel = cmp.Or(o.ContextParallel, q.ContextParallel)
+	if o.PipelineParallel > 0 {
+		q.PipelineParallel, q.PipelineSchedule = o.PipelineParallel, o.PipelineSchedule
 	}
 	return q
 }

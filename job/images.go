@@ -24,13 +24,16 @@ func (r *resolver) images() error {
 	}
 	if len(towers) == 0 {
 		if r.Request.Images != nil || r.ImageSize != "" {
-			return fault.Inputf("--images and --image-size are for models that read images, but %s reads tokens only",
+			return fault.Inputf("--images and --image-size are for models that read images, but %s reads none",
 				j.Model.Name).WithHint("leave them out")
 		}
 		return nil
 	}
 	if err := r.unplannedImages(); err != nil {
 		return err
+	}
+	if j.Model.Network.OnlyImages() || j.Model.Network.Head.Contrast != nil {
+		return r.oneImage(towers[0].Image)
 	}
 	perSequence := 1
 	if r.Request.Images != nil {
@@ -61,19 +64,49 @@ func (r *resolver) images() error {
 	return nil
 }
 
+// oneImage sets the images of a micro batch for a model that reads one at a time: alone, or with a text.
+func (r *resolver) oneImage(i model.Image) error {
+	j := r.job
+	if n := r.Request.Images; n != nil && *n != 1 {
+		return fault.Inputf("--images is %d, but %s reads one image at a time", *n, j.Model.Name).
+			WithHint("give --micro-batch instead")
+	}
+	height, width, err := r.imageSize(i, 1)
+	if err != nil {
+		return err
+	}
+	rows := i.Patches(height, width) + i.Class
+	if j.Model.Network.OnlyImages() {
+		j.Sequence = rows
+	}
+	r.assume("every image is a sequence of %d rows: %d patches of %d x %d pixels, and %d for the whole image",
+		rows, i.Patches(height, width), i.Patch, i.Patch, i.Class)
+	j.Images = forward.Images{Count: j.Sequences(), Height: height, Width: width, Tokens: j.Sequences() * rows}
+	return nil
+}
+
 // unplannedImages refuses and notes settings that are not planned with an encoder of images.
 func (r *resolver) unplannedImages() error {
 	if r.ContextParallel > 1 {
 		return fault.Inputf("context parallelism is not planned for models that read images").
 			WithHint("leave --context-parallel out")
 	}
+	if r.TensorParallel > 1 && !r.job.Model.Network.Generates() {
+		return fault.Inputf("tensor parallelism is not planned for models that read images and write no text").
+			WithHint("leave --tensor-parallel out")
+	}
 	if !r.job.Versions.Transformers.AtLeast(5, 0, 0) {
 		r.assume("the encoder of images is planned as in transformers 5, and the modules have their names there")
 	}
-	if r.Compile || r.training != nil && r.training.TorchCompile || compiles(r.launch) {
+	if r.compiled() {
 		r.assume("a compiled encoder of images was not compared with PyTorch")
 	}
 	return nil
+}
+
+// compiled reports whether torch.compile is asked for.
+func (r *resolver) compiled() bool {
+	return r.Compile || r.training != nil && r.training.TorchCompile || compiles(r.launch)
 }
 
 // imageSize returns height and width of an image as the encoder reads it.
@@ -85,12 +118,18 @@ func (r *resolver) imageSize(i model.Image, images int64) (height, width int64, 
 	}
 	if i.Height > 0 && i.Sizes == nil {
 		if height > 0 && (height != i.Height || width != i.Width) {
+			hint := "leave it out; an image that is cut into tiles counts as so many --images"
+			if !r.job.Model.Network.Generates() {
+				hint = "leave it out; for images of another size, change image_size of config.json"
+			}
 			return 0, 0, fault.Inputf("--image-size is %s, but the encoder of %s reads images of %d x %d pixels",
-				r.ImageSize, r.job.Model.Name, i.Height, i.Width).
-				WithHint("leave it out; an image that is cut into tiles counts as so many --images")
+				r.ImageSize, r.job.Model.Name, i.Height, i.Width).WithHint(hint)
 		}
-		r.assume("images of %d x %d pixels, which the encoder reads; an image that is cut into tiles counts as so many",
-			i.Height, i.Width)
+		text := "images of %d x %d pixels, which the encoder reads; an image that is cut into tiles counts as so many"
+		if !r.job.Model.Network.Generates() {
+			text = "images of %d x %d pixels, which the model reads"
+		}
+		r.assume(text, i.Height, i.Width)
 		return i.Height, i.Width, nil
 	}
 	f := r.Inputs.framework
@@ -101,6 +140,9 @@ func (r *resolver) imageSize(i model.Image, images int64) (height, width int64, 
 		height, width = side, side
 		r.assume("images of %d x %d pixels, the most that image_max_pixels allows: --image-size was not given", side,
 			side)
+	case i.Usual > 0:
+		height, width = i.Usual, i.Usual
+		r.assume("images of %d x %d pixels, which the processor makes: --image-size was not given", height, width)
 	default:
 		height, width = defaultSide, defaultSide
 		tokens := func() int64 {
@@ -141,7 +183,7 @@ func (r *resolver) freezes() (map[model.Part]bool, error) {
 			return nil, fault.Inputf("--freeze has %q, expected %s", name, fault.OneOf(model.PartNames()...))
 		}
 		if !multimodal {
-			return nil, fault.Inputf("--freeze is for models that read images, but %s reads tokens only", j.Model.Name).
+			return nil, fault.Inputf("--freeze is for models that read images, but %s reads none", j.Model.Name).
 				WithHint("leave it out; with --adapter the weights of the model are frozen")
 		}
 		parts[part] = true
@@ -179,6 +221,9 @@ func (r *resolver) freezeParts() error {
 		open = r.Inputs.framework.Freezes.Open
 	}
 	j.Model = j.Model.Freeze(parts, open...)
+	if !slices.ContainsFunc(j.Model.Parameters, func(p model.Parameter) bool { return !p.Frozen }) {
+		return fault.Inputf("%s has no parameters but frozen ones", j.Model.Name).WithHint("train at least one part")
+	}
 	if len(r.Freeze) == 0 {
 		r.assume("%s frozen, as %s says or has as a default", strings.Join(names, " and "), r.Inputs.framework.File)
 	}

@@ -41,7 +41,7 @@ func TestImages(t *testing.T) {
 		{name: "no size", file: "qwen3-vl", request: Request{ImageSize: "large"}, refused: `--image-size is "large"`},
 		{name: "frozen", file: "qwen3-vl", request: Request{Freeze: model.PartNames()}, refused: "every part"},
 		{name: "unknown part", file: "qwen3-vl", request: Request{Freeze: []string{"tower"}}, refused: `"tower"`},
-		{name: "tokens only", file: "../variants/llama-biased", request: Request{Images: &two}, refused: "tokens only"},
+		{name: "tokens only", file: "../variants/llama-biased", request: Request{Images: &two}, refused: "reads none"},
 		{name: "context parallel", file: "llava", request: Request{GPUs: 2, ContextParallel: 2},
 			refused: "context parallelism"},
 	} {

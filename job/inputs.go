@@ -28,6 +28,7 @@ type Inputs struct {
 	fsdp             *recipe.FSDP
 	adapter          *recipe.Adapter
 	quantization     *recipe.Quantization
+	storage          string            // how the model's name and the job say that the weights are stored: "gptq"
 	framework        *recipe.Framework // a file that says what several others say; nil without
 	factors          *Factors
 	files            []string // without the catalog
@@ -102,17 +103,27 @@ func (in *Inputs) readModel() (err error) {
 		load = model.LoadOnline
 	}
 	if in.model, err = load(name); err != nil {
-		if before := model.Before(name, in.request.Quantization); before != name {
+		storage := in.request.Quantization
+		if storage == "" && in.framework != nil {
+			storage = in.framework.Packed
+		}
+		if before := model.Before(name, storage); before != name {
 			in.model, err = load(before)
+			in.storage = storage
 		}
 	}
 	if err != nil {
+		if strings.HasSuffix(name, ".safetensors") { // a file of weights, whatever is wrong with it
+			return in.named(err)
+		}
 		return cmp.Or(recipe.Misplaced(name), in.named(err))
 	}
 	plain := in.model
 	if f := in.framework; f != nil && in.model.Network != nil {
 		if f.Rewards {
 			in.model, err = in.model.Rewarding()
+		} else if f.TokenLabels > 0 {
+			in.model, err = in.model.Labeling(f.TokenLabels)
 		}
 		if err != nil {
 			return in.named(err)
@@ -123,6 +134,11 @@ func (in *Inputs) readModel() (err error) {
 		if f.LinearizesExperts { // other models have no module that axolotl replaces
 			in.model, _ = in.model.Linearized()
 		}
+	}
+	if c := in.model.Namesake; c != nil && c.Linearized && in.model == plain {
+		return fault.Inputf("%s names experts as linear modules, and the job has them in one parameter", c.Name).
+			WithHint("axolotl's llama4_linearized_experts replaces the modules of Llama 4; or name the model with " +
+				"its own experts: --model " + in.model.Name)
 	}
 	if err := in.addRouterLoss(); err != nil {
 		return err
@@ -239,7 +255,7 @@ func (in *Inputs) readAdapter() (err error) {
 // readQuantization reads how the weights are stored. The quantization_config of
 // the model's config.json has precedence over the request, as in transformers.
 func (in *Inputs) readQuantization() (err error) {
-	name := in.request.Quantization
+	name := cmp.Or(in.request.Quantization, in.storage)
 	if in.model.Quantized {
 		name = in.model.Source
 	}

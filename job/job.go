@@ -173,6 +173,11 @@ func (j *Job) FusedExperts() map[string]bool {
 			fused[x.GateUp], fused[x.Down] = true, true
 		}
 	}
+	if o := j.Model.Network.Opaque; o != nil {
+		for _, name := range o.Experts {
+			fused[name] = true
+		}
+	}
 	return fused
 }
 

@@ -6,15 +6,22 @@ import (
 	"plimsoll/dtype"
 )
 
-// EngineName describes the engine and its ranks.
+// EngineName describes the engine and its ranks: those that do not share a layer or a pipeline.
 func (j *Job) EngineName() string {
+	n := j.World / int(max(1, j.Parallel.Tensor)*j.Stages())
+	ranks := fmt.Sprintf("%d ranks", n)
+	if n == 1 {
+		ranks = "1 rank"
+	}
 	switch {
 	case j.FSDP != nil:
-		return fmt.Sprintf("FSDP%d over %d ranks", j.FSDP.Version, j.World)
+		return fmt.Sprintf("FSDP%d over %s", j.FSDP.Version, ranks)
 	case j.DeepSpeed != nil:
-		return fmt.Sprintf("DeepSpeed ZeRO-%d over %d ranks", j.DeepSpeed.ZeROStage, j.World)
+		return fmt.Sprintf("DeepSpeed ZeRO-%d over %s", j.DeepSpeed.ZeROStage, ranks)
+	case n > 1:
+		return fmt.Sprintf("DistributedDataParallel over %s", ranks)
 	case j.World > 1:
-		return fmt.Sprintf("DistributedDataParallel over %d ranks", j.World)
+		return fmt.Sprintf("%d GPUs", j.World)
 	}
 	if j.OnCPU {
 		return "on the CPU"

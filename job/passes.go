@@ -65,6 +65,12 @@ func (r *resolver) recompute() error {
 	if way == "" && j.FSDP != nil && j.FSDP.ActivationCheckpointing {
 		way = "full"
 	}
+	if d := j.DeepSpeed; way == "" && r.PipelineParallel > 1 && d != nil && d.PipelineCheckpoints > 0 {
+		way = "full"
+		if d.PipelineReentrant {
+			way = "reentrant"
+		}
+	}
 	switch way {
 	case "", "none":
 	case "full":

@@ -14,7 +14,7 @@ import (
 )
 
 // Pipeline says how pipeline stages share the blocks of a model and the micro batches of a step
-// (torch.distributed.pipelining).
+// (torch.distributed.pipelining, or DeepSpeed's PipelineEngine).
 type Pipeline struct {
 	Degree   int64  // ranks that a micro batch goes through
 	Schedule string // one of PipelineSchedules
@@ -25,13 +25,13 @@ type Pipeline struct {
 // PipelineSchedules are the schedules that are planned, as torch.distributed.pipelining names them.
 var PipelineSchedules = []string{"1F1B", "GPipe", "Interleaved1F1B", "LoopedBFS"}
 
-// Passes returns the passes of a stage in their order.
-func (p *Pipeline) Passes(stage int64) []parallel.Pass {
+// Passes returns the passes of a stage in their order, for so many micro batches.
+func (p *Pipeline) Passes(stage int64, micros int) []parallel.Pass {
 	chunks := len(p.Table[stage])
 	if p.Schedule == "GPipe" || p.Schedule == "LoopedBFS" {
-		return parallel.BreadthFirst(chunks, p.Micros)
+		return parallel.BreadthFirst(chunks, micros)
 	}
-	return parallel.Schedule(parallel.Degrees{Pipeline: p.Degree, Virtual: int64(chunks)}, stage, p.Micros, p.group())
+	return parallel.Schedule(parallel.Degrees{Pipeline: p.Degree, Virtual: int64(chunks)}, stage, micros, p.group())
 }
 
 // group returns how many micro batches go through a chunk before the next chunk has its turn.
@@ -41,6 +41,8 @@ func (p *Pipeline) group() int { return p.Micros / max(1, p.Micros/int(p.Degree)
 type Stage struct {
 	Index  int64
 	Chunks []Chunk
+	// Replicated are the parameters that another stage has, too: the head's weight that is the embedding's.
+	Replicated []string
 }
 
 // Chunk is a range of blocks that a stage runs at a time.
@@ -63,6 +65,25 @@ func (j *Job) OfStage(index int64) *Job {
 	for i, n := range networks {
 		of.Stage.Chunks = append(of.Stage.Chunks, Chunk{n, !segments[i].Embedding, !segments[i].Head})
 	}
+	kept := map[string]bool{}
+	for _, p := range of.Model.Parameters {
+		kept[p.Name] = p.TiedTo == ""
+	}
+	for _, p := range j.Model.Parameters {
+		if p.TiedTo != "" && kept[p.Name] {
+			of.Stage.Replicated = append(of.Stage.Replicated, p.Name)
+		}
+	}
+	return &of
+}
+
+// OfChunk returns the job of one chunk of a pipeline stage.
+func (j *Job) OfChunk(stage int64, chunk int) *Job {
+	c := j.Pipeline.Table[stage][chunk]
+	of := *j
+	of.Model, _ = j.Model.Segments([]model.Segment{{First: int(c.First), Blocks: int(c.Layers), Embedding: c.Embedding,
+		Head: c.Loss}})
+	of.Stage = &Stage{Index: stage}
 	return &of
 }
 
@@ -89,6 +110,9 @@ func (r *resolver) pipeline() error {
 		return err
 	}
 	counts, err := layersOfStages(asked, len(j.Model.Network.Blocks()))
+	if j.DeepSpeed != nil {
+		counts, err = r.layersOfModule(asked.Degree)
+	}
 	if err != nil {
 		return where.Inputf("%v", err).WithHint("change the number of stages or of layers in a stage")
 	}
@@ -101,7 +125,7 @@ func (r *resolver) pipeline() error {
 	case !looped && chunks > 1:
 		return where.Inputf("the schedule %s has one stage on a rank, and this model is cut into %d a rank", p.Schedule,
 			chunks).WithHint("cut it into fewer stages, or take Interleaved1F1B")
-	case p.Schedule == "1F1B" && p.Micros < int(p.Degree):
+	case p.Schedule == "1F1B" && p.Micros < int(p.Degree) && j.DeepSpeed == nil:
 		return where.Inputf("1F1B needs at least as many micro batches as stages, %d, and a step has %d", p.Degree,
 			p.Micros).WithHint("make the batch larger or its micro batches smaller, or give --grad-accum beside " +
 			"--pipeline-parallel")
@@ -111,6 +135,33 @@ func (r *resolver) pipeline() error {
 	}
 	j.Pipeline = p
 	return nil
+}
+
+// UnderWay returns how many micro batches a stage has between their passes at most, counted in full stages: of a stage
+// with two chunks, one in one of them is a half.
+func (p *Pipeline) UnderWay(stage int64) float64 {
+	most, now := 0, 0
+	for _, pass := range p.Passes(stage, p.Simulated()) {
+		if now++; pass.Backward {
+			now -= 2
+		}
+		most = max(most, now)
+	}
+	return float64(most) / float64(len(p.Table[stage]))
+}
+
+// Simulated returns how many micro batches show what a stage holds. 1F1B and its interleaved form repeat themselves
+// once all stages have work.
+func (p *Pipeline) Simulated() int {
+	chunks, enough := len(p.Table[0]), p.Micros
+	switch p.Schedule {
+	case "1F1B":
+		enough = int(p.Degree) + 2
+	case "Interleaved1F1B":
+		group := p.group()
+		enough = (2*chunks*group + 2*int(p.Degree) + group - 1) / group * group
+	}
+	return min(p.Micros, enough)
 }
 
 // askedPipeline returns the pipeline of the flags or of a file, or nil.
@@ -131,18 +182,18 @@ func (r *resolver) askedPipeline() *recipe.Pipeline {
 // pipelineContradictions refuses what a pipeline is not planned with.
 func (r *resolver) pipelineContradictions(p *recipe.Pipeline) error {
 	j := r.job
-	cut, _ := j.Model.Segments(nil)
+	if err := refuse(r.againstPipelineEngine(p.Schedule)...); err != nil {
+		return err
+	}
 	tied := slices.ContainsFunc(j.Model.Parameters, func(p model.Parameter) bool { return p.TiedTo != "" })
 	return refuse(
 		contradiction{p.Degree < 1, fmt.Sprintf("--pipeline-parallel is %d, expected 1 or more", p.Degree), ""},
 		contradiction{!slices.Contains(PipelineSchedules, p.Schedule), fmt.Sprintf("the pipeline schedule %q is not "+
 			"planned yet, expected %s", p.Schedule, fault.OneOf(PipelineSchedules...)), ""},
-		contradiction{j.DeepSpeed != nil, "DeepSpeed's pipeline engine is not planned yet",
-			"plimsoll plans the pipelines of torch.distributed.pipelining and of Megatron-LM"},
-		contradiction{cut == nil, fmt.Sprintf("plimsoll does not know where %s is cut into pipeline stages",
+		contradiction{!j.Model.IsCuttable(), fmt.Sprintf("plimsoll does not know where %s is cut into pipeline stages",
 			j.Model.Name), "plimsoll cuts models that consist of one stack of blocks"},
-		contradiction{tied, fmt.Sprintf("%s uses its embedding in the head again, so a pipeline cannot have them in "+
-			"different stages", j.Model.Name), "torchtitan refuses it, too"},
+		contradiction{tied && j.DeepSpeed == nil, fmt.Sprintf("%s uses its embedding in the head again, so a pipeline "+
+			"cannot have them in different stages", j.Model.Name), "torchtitan refuses it, too"},
 		contradiction{j.OnCPU, "a pipeline on CPUs is not planned", ""},
 		contradiction{j.StepsInBackward, "a pipeline whose optimizer steps in the backward pass is not planned yet",
 			""},
@@ -158,6 +209,8 @@ func (r *resolver) besidePipeline() error {
 	return refuse(
 		contradiction{j.Answers != nil || j.Reference != nil, "a pipeline with a reference model is not planned yet",
 			""},
+		contradiction{j.DeepSpeed != nil && j.Parallel.Tensor*j.Parallel.Context*j.Parallel.Expert > 1, "DeepSpeed's " +
+			"pipeline engine with tensor, sequence or expert parallelism is not planned yet", ""},
 		contradiction{j.Offload != nil, "states that come from the host are not planned with a pipeline yet", ""},
 		contradiction{j.FSDP != nil && j.FSDP.Version == 1, "a pipeline whose stages FSDP1 shards is not planned yet",
 			"PyTorch's pipelines go with FSDP2"},
@@ -172,14 +225,21 @@ func (r *resolver) pipelineMicros(p *Pipeline, asked *recipe.Pipeline) error {
 		p.Micros, j.Accumulation = j.Accumulation, 1
 		return nil
 	}
-	if r.MicroBatch > 0 { // of the flags
-		asked = &recipe.Pipeline{Place: asked.Place, MicroBatch: r.MicroBatch}
+	all, each := int(j.MicroBatch), asked.MicroBatch
+	if r.MicroBatch > 0 { // flags say micro batches of the pipeline
+		each = r.MicroBatch
+		if t := r.training; t != nil {
+			all = t.MicroBatch
+		}
+		if r.Accumulation > 0 {
+			all, j.Accumulation = each*r.Accumulation, 1
+		}
 	}
-	if int(j.MicroBatch)%asked.MicroBatch != 0 {
-		return asked.Place.Inputf("a batch of %d sequences cannot be divided into micro batches of %d",
-			j.MicroBatch, asked.MicroBatch).WithHint("change one of the two")
+	if all%each != 0 {
+		return asked.Place.Inputf("a batch of %d sequences cannot be divided into micro batches of %d", all, each).
+			WithHint("change one of the two")
 	}
-	p.Micros, j.MicroBatch = int(j.MicroBatch)/asked.MicroBatch, int64(asked.MicroBatch)
+	p.Micros, j.MicroBatch = all/each, int64(each)
 	return nil
 }
 

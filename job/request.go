@@ -52,6 +52,7 @@ type Request struct {
 	TensorParallel, ContextParallel, ExpertParallel int
 	PipelineParallel                                int    `json:",omitempty"`
 	PipelineSchedule                                string `json:",omitempty"` // one of PipelineSchedules
+	PipelinePartition                               string `json:",omitempty"` // of DeepSpeed: a partition_method
 
 	// Modules is the library whose modules the model consists of: transformers,
 	// litgpt or torchtitan.

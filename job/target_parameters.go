@@ -48,7 +48,9 @@ func (r *resolver) fusedTargets() error {
 	if a.AllLinear() {
 		leaves := lastNames(slices.DeleteFunc(network.Linears(), func(path string) bool { return !a.Targets(path) }))
 		for _, pair := range names {
-			leaves = append(leaves, pair[0])
+			if !a.ListsLinear {
+				leaves = append(leaves, pair[0])
+			}
 		}
 		a = a.Naming(leaves)
 	}

@@ -84,6 +84,11 @@ func (r *resolver) unplannedOfEngines() []unplannedKey {
 	if f := j.FSDP; f != nil {
 		block := blockClasses[j.Model.Type]
 		named := len(f.WrapLayers) > 0 && (len(f.WrapLayers) > 1 || f.WrapLayers[0] != block)
+		if j.Model.Type == "whisper" {
+			both := []string{"WhisperDecoderLayer", "WhisperEncoderLayer"}
+			block = strings.Join(both, " and ")
+			named = len(f.WrapLayers) > 0 && !slices.Equal(slices.Sorted(slices.Values(f.WrapLayers)), both)
+		}
 		list = append(list, unplannedKey{named, fmt.Sprintf("FSDP units of %s: the plan takes the blocks of the "+
 			"model as units (%s)",
 			strings.Join(f.WrapLayers, ", "), block)})
@@ -98,7 +103,9 @@ func (r *resolver) unplannedOfEngines() []unplannedKey {
 
 // blockClasses maps model_type to the class of transformers' blocks.
 var blockClasses = map[string]string{
-	"arcee": "ArceeDecoderLayer", "bert": "BertLayer", "bloom": "BloomBlock", "cohere": "CohereDecoderLayer",
+	"arcee": "ArceeDecoderLayer", "bert": "BertLayer", "bloom": "BloomBlock", "clip": "CLIPEncoderLayer",
+	"cohere": "CohereDecoderLayer", "deit": "DeiTLayer", "dinov2": "Dinov2Layer", "siglip": "SiglipEncoderLayer",
+	"vit":     "ViTLayer",
 	"cohere2": "Cohere2DecoderLayer", "deepseek_v2": "DeepseekV2DecoderLayer",
 	"deepseek_v3": "DeepseekV3DecoderLayer", "ernie4_5": "Ernie4_5DecoderLayer",
 	"exaone4": "Exaone4DecoderLayer", "falcon": "FalconDecoderLayer", "gemma": "GemmaDecoderLayer",

@@ -11,11 +11,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"os/signal"
 	"runtime"
 	"slices"
+	"strings"
 	"syscall"
 	"time"
 
@@ -90,6 +92,19 @@ func notStarted(rank int, err error) *NotStarted {
 	e := &NotStarted{rank, err.Error(), exitNotExecutable}
 	if errors.Is(err, exec.ErrNotFound) || errors.Is(err, os.ErrNotExist) {
 		e.ExitCode = exitNotFound
+	}
+	var path *fs.PathError
+	if errors.As(err, &path) {
+		e.Cause = fmt.Sprintf("%s: %v", path.Path, path.Err)
+	}
+	var missing *exec.Error
+	if errors.As(err, &missing) && errors.Is(err, exec.ErrNotFound) {
+		e.Cause = fmt.Sprintf("no program %q is in $PATH\n  hint: give its path, such as ./%s", missing.Name,
+			missing.Name)
+		if strings.HasSuffix(missing.Name, ".py") {
+			e.Cause = fmt.Sprintf("%q is a script, and no program in $PATH\n  hint: name the interpreter: python %s",
+				missing.Name, missing.Name)
+		}
 	}
 	return e
 }

@@ -104,6 +104,26 @@ func (m *Model) Valued() *Model {
 	return &valued
 }
 
+// Labeling returns the model as AutoModelForTokenClassification loads it with so many labels, without dropout.
+func (m *Model) Labeling(labels int64) (*Model, error) {
+	name := decoderOf(m.Architecture)
+	if !slices.Contains(classified, name) || slices.Contains(unlabeled, name) {
+		return nil, fault.Inputf("plimsoll knows no class with labels of tokens of %s", m.Architecture).
+			WithHint(Documented)
+	}
+	labeling, network := *m, *m.Network
+	labeling.Parameters = slices.DeleteFunc(slices.Clone(m.Parameters), network.Head.has)
+	add := func(name string, shape ...int64) {
+		labeling.Parameters = append(labeling.Parameters, Parameter{Name: "score." + name, Shape: shape,
+			DType: m.Parameters[0].DType, Block: -1})
+	}
+	add("weight", labels, network.headWidth())
+	add("bias", labels)
+	network.Head = Head{Projection: "score", Outputs: labels, Classes: true}
+	labeling.Network, labeling.Architecture = &network, name+"ForTokenClassification"
+	return &labeling, nil
+}
+
 // Rewarding returns the model as AutoModelForSequenceClassification loads it with one label: a linear module "score" in
 // place of the head, as reward models have. The error is a *fault.Input.
 func (m *Model) Rewarding() (*Model, error) {

@@ -37,7 +37,7 @@ func TestRewarding(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if diff := cmp.Diff(want, got, cmpopts.EquateEmpty()); diff != "" {
+		if diff := cmp.Diff(want, got, cmpopts.EquateEmpty(), cmpopts.IgnoreUnexported(Model{})); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
 		if again, err := got.Rewarding(); again != got || err != nil {

@@ -293,8 +293,14 @@ func fromConfig(doc *strict.Document, name, source string) (*Model, error) {
 		return nil, c.err
 	}
 	numberBlocks(root.parameters)
+	var hidden int64
 	if root.opaque {
 		root.network = nil
+		if len(root.mixtures) > 0 {
+			hidden = root.size("hidden_size")
+		}
+	} else {
+		root.mixtures = nil
 	}
 	_, quantized := c.find("quantization_config", "compression_config")
 	return &Model{
@@ -306,5 +312,7 @@ func fromConfig(doc *strict.Document, name, source string) (*Model, error) {
 		Parameters:   root.parameters,
 		Network:      root.network,
 		Encoders:     root.encoders,
+		mixtures:     root.mixtures,
+		hidden:       hidden,
 	}, nil
 }

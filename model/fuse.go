@@ -10,8 +10,8 @@ import (
 // all experts of a layer are two tensors, routers are modules of their own kind,
 // and some modules have other names.
 func (m *Model) FuseExperts() *Model {
-	if m.Network == nil {
-		return m
+	if m.Network == nil || m.Network.Opaque != nil {
+		return m.fuseOpaque()
 	}
 	network := m.Network.clone()
 	instead := map[string][]Parameter{} // replacements (names and shapes) by module
@@ -26,6 +26,25 @@ func (m *Model) FuseExperts() *Model {
 	}
 	fused := *m
 	fused.Network, fused.Parameters = network, replaced(m.Parameters, instead)
+	return &fused
+}
+
+// fuseOpaque fuses the experts of a model whose operations are unknown.
+func (m *Model) fuseOpaque() *Model {
+	if len(m.mixtures) == 0 {
+		return m
+	}
+	fused, instead := *m, map[string][]Parameter{}
+	for _, x := range m.mixtures {
+		mixture := *x
+		mixture.Experts = slices.Clone(x.Experts)
+		mixture.fuse(m.hidden, instead)
+	}
+	fused.Parameters, fused.mixtures = replaced(m.Parameters, instead), nil
+	if m.Network != nil {
+		with, _ := fused.WithoutOperations() // the types of the parameters are as before
+		return with
+	}
 	return &fused
 }
 

@@ -75,6 +75,7 @@ func (e experts) describe(block scope) FeedForward {
 			m.Shared = &shared
 		}
 	}
+	block.mixtures = append(block.mixtures, m)
 	return FeedForward{Mixture: m}
 }
 

@@ -74,6 +74,9 @@ type Model struct {
 
 	// Encoders are those of a model without a network.
 	Encoders []Encoder `json:"-"`
+
+	mixtures []*Mixture // of a model without a network, whose experts transformers 5 fuses
+	hidden   int64      // then
 }
 
 // Elements returns the number of elements of all parameters. Tied parameters

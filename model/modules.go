@@ -23,6 +23,7 @@ type made struct {
 	known      []architecture
 	opaque     bool      // the operations are unknown
 	encoders   []Encoder // then
+	mixtures   []*Mixture
 }
 
 // withoutOperations says that the operations of the model are not planned: its

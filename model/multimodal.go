@@ -92,7 +92,9 @@ func (s scope) textOf(modelType string) (func(scope), bool) {
 		return ernie.describe, true
 	case "mllama_text_model":
 		return mllamaText, true
-	case "gemma4_text":
+	case "gemma3n_text":
+		return gemma3nText, true
+	case "gemma4_text", "gemma4_unified_text":
 		return gemma4Text, true
 	case "glm4v_text":
 		return glm4VText.describe, true

@@ -14,11 +14,13 @@ import (
 
 // authors are the organizations on the hub whose models the catalog has.
 var authors = []string{
-	"01-ai", "ai21labs", "agentica-org", "allenai", "arcee-ai", "bigcode", "bigscience", "bytedance-seed", "cerebras",
-	"codellama", "cohereforai", "coherelabs", "deepseek-ai", "eleutherai", "facebook", "google", "google-t5",
-	"huggingfacetb", "ibm-granite", "liquidai", "llava-hf", "meta-llama", "microsoft", "minimaxai", "mistralai",
-	"moonshotai", "mosaicml", "nvidia", "openai", "openai-community", "opengvlab", "openlm-research", "qwen",
-	"stabilityai", "state-spaces", "swiss-ai", "tencent", "thudm", "tiiuae", "tinyllama", "togethercomputer", "zai-org",
+	"01-ai", "agentica-org", "ai21labs", "allenai", "arcee-ai", "bigcode", "bigscience", "bytedance-seed",
+	"canopylabs", "cerebras", "codellama", "cohereforai", "coherelabs", "deepcogito", "deepseek-ai", "distil-whisper",
+	"eleutherai", "facebook", "google", "google-t5", "huggingfacetb", "ibm-granite", "katanemo", "laion", "liquidai",
+	"llava-hf", "meta-llama", "microsoft", "minimaxai", "mistralai", "moonshotai", "mosaicml", "nvidia", "openai",
+	"openai-community", "opengvlab", "openlm-research", "paddlepaddle", "qwen", "skywork", "stabilityai",
+	"state-spaces", "swiss-ai", "tencent", "thudm", "tiiuae", "tinyllama", "togethercomputer", "xiaomimimo",
+	"zai-org",
 	"huggyllama", "nousresearch", // have copies of Meta's models
 	"mistral-community", // has copies of Mistral AI's models
 }
@@ -55,6 +57,7 @@ var irregular = map[string]string{
 	"llama-3.3-70b":                   "llama-3.1-70b",
 	"gpt-oss-safeguard-20b":           "gpt-oss-20b",
 	"gpt-oss-safeguard-120b":          "gpt-oss-120b",
+	"distil-large-v3.5":               "distil-large-v3",
 	"redpajama-incite-base-3b-v1":     "redpajama-incite-3b",
 	"redpajama-incite-chat-3b-v1":     "redpajama-incite-3b",
 	"qwq-32b":                         "qwen2.5-32b",
@@ -79,6 +82,22 @@ var irregular = map[string]string{
 	"olmo-3.1-32b":                    "olmo-3-32b",
 	"qwen3.6-27b":                     "qwen3.5-27b",
 	"qwen3.6-35b-a3b":                 "qwen3.5-35b-a3b",
+	"ai21-jamba-1.5-large":            "jamba-1.5-large",
+	"cogito-v1-preview-llama-3b":      "llama-3.2-3b",
+	"cogito-v1-preview-llama-8b":      "llama-3.1-8b",
+	"cogito-v1-preview-llama-70b":     "llama-3.1-70b",
+	"cogito-v1-preview-qwen-14b":      "qwen2.5-14b",
+	"cogito-v1-preview-qwen-32b":      "qwen2.5-32b",
+	"orpheus-3b-0.1-pretrained":       "orpheus-3b-0.1",
+	"orpheus-3b-0.1-ft":               "orpheus-3b-0.1",
+	"paddleocr-vl-1.5":                "paddleocr-vl",
+	"paddleocr-vl-1.6":                "paddleocr-vl",
+	"plano-orchestrator-4b":           "qwen3-4b",
+	"skywork-reward-v2-qwen3-0.6b":    "qwen3-0.6b",
+	"skywork-reward-v2-qwen3-1.7b":    "qwen3-1.7b",
+	"skywork-reward-v2-qwen3-4b":      "qwen3-4b",
+	"skywork-reward-v2-qwen3-8b":      "qwen3-8b",
+	"trinity-nano-preview":            "trinity-nano",
 }
 
 // tuning ends the name of a model that has the sizes of the model before it: a way of training, a format of 16 bits, or
@@ -133,8 +152,9 @@ var stored = regexp.MustCompile(`-bnb-(?:4bit|nf4)(?:-bf16)?$`)
 
 // Namesake is a model of the catalog by the name of another owner. Nothing but the name tells that it is one.
 type Namesake struct {
-	Name string
-	NF4  bool // the name says that the weights are stored in 4 bits
+	Name       string
+	NF4        bool // the name says that the weights are stored in 4 bits
+	Linearized bool // the name says that every expert has modules of its own, as Model.Linearized makes them
 }
 
 // copied returns the model of the catalog that the name of another owner's repository names in full.
@@ -147,11 +167,11 @@ func copied(name string) (known string, c *Namesake) {
 	if strings.HasSuffix(base, "-unsloth") { // which leaves some modules in 16 bits
 		return "", nil
 	}
-	known, ok := fromHubName(base)
+	known, ok := fromHubName(strings.TrimSuffix(base, "-linearized"))
 	if !ok {
 		return "", nil
 	}
-	return known, &Namesake{name, base != lower}
+	return known, &Namesake{name, base != lower, strings.HasSuffix(base, "-linearized")}
 }
 
 // quantized matches the ends of names of repositories with quantized weights.
@@ -160,10 +180,16 @@ var quantized = regexp.MustCompile(`-(?:unsloth-)?(bnb-4bit|gptq|awq|aqlm|gguf|f
 // unknownName is the error for a model that nothing on this host describes.
 func unknownName(name string, online bool) error {
 	lower := strings.ToLower(name)
+	if _, repository, isURL := strings.Cut(name, "://huggingface.co/"); isURL {
+		owner, rest, _ := strings.Cut(repository, "/")
+		base, _, _ := strings.Cut(rest, "/")
+		return fault.Inputf("%q is an address, expected the name of a model", name).
+			WithHint("give it as --model " + owner + "/" + base)
+	}
 	if match := quantized.FindStringSubmatchIndex(lower); match != nil {
 		return quantizedName(name, lower[:match[0]], lower[match[2]:match[3]])
 	}
-	hint := "'plimsoll plan --help' lists the catalog; a config.json, a *.safetensors file or a folder that holds " +
+	hint := "'plimsoll models' lists the catalog; a config.json, a *.safetensors file or a folder that holds " +
 		"one will do as well"
 	if hub.IsRepository(name) && !online {
 		hint = "--online asks the Hugging Face hub; or download its config.json and name that file"

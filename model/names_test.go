@@ -41,7 +41,11 @@ func TestNamesOfTheHub(t *testing.T) {
 		"Qwen/Qwen3.5-35B-A3B-Base":                                    "qwen3.5-35b-a3b",
 		"alpindale/Llama-3.2-11B-Vision-Instruct":                      "llama-3.2-11b-vision",
 		"meta-llama/Llama-4-Scout-17B-16E-Instruct":                    "llama-4-scout-17b-16e",
-		"axolotl-quants/Llama-4-Scout-17B-16E-Linearized-bnb-nf4-bf16": "", // has other modules
+		"axolotl-quants/Llama-4-Scout-17B-16E-Linearized-bnb-nf4-bf16": "llama-4-scout-17b-16e",
+		"deepcogito/cogito-v1-preview-qwen-14B":                        "qwen2.5-14b",
+		"PaddlePaddle/PaddleOCR-VL-1.6":                                "paddleocr-vl",
+		"axolotl-ai-co/Mistral-Small-4-119B-2603-BF16":                 "mistral-small-4-119b-2603",
+		"HuggingFaceTB/SmolVLM2-2.2B-Instruct":                         "smolvlm2-2.2b",
 		"casperhansen/llama-3-70b-fp16":                                "llama-3-70b",
 		"axolotl-ai-co/gpt-oss-120b-dequantized":                       "gpt-oss-120b",
 		"unsloth/Qwen3-VL-8B-Instruct-bnb-4bit":                        "qwen3-vl-8b",
@@ -88,10 +92,13 @@ func TestBeforeQuantization(t *testing.T) {
 func TestNamesakes(t *testing.T) {
 	t.Setenv("HF_HOME", t.TempDir())
 	for name, want := range map[string]*Namesake{
-		"Qwen/Qwen2.5-7B-Instruct":                        nil,
-		"unsloth/Qwen2.5-7B-Instruct":                     {"unsloth/Qwen2.5-7B-Instruct", false},
-		"unsloth/Qwen2.5-7B-bnb-4bit":                     {"unsloth/Qwen2.5-7B-bnb-4bit", true},
-		"hugging-quants/Meta-Llama-3.1-405B-BNB-NF4-BF16": {"hugging-quants/Meta-Llama-3.1-405B-BNB-NF4-BF16", true},
+		"Qwen/Qwen2.5-7B-Instruct":    nil,
+		"unsloth/Qwen2.5-7B-Instruct": {Name: "unsloth/Qwen2.5-7B-Instruct"},
+		"unsloth/Qwen2.5-7B-bnb-4bit": {Name: "unsloth/Qwen2.5-7B-bnb-4bit", NF4: true},
+		"hugging-quants/Meta-Llama-3.1-405B-BNB-NF4-BF16": {
+			Name: "hugging-quants/Meta-Llama-3.1-405B-BNB-NF4-BF16", NF4: true},
+		"somebody/Llama-4-Scout-17B-16E-Linearized": {
+			Name: "somebody/Llama-4-Scout-17B-16E-Linearized", Linearized: true},
 	} {
 		m, err := Load(name)
 		if err != nil {

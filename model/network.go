@@ -41,7 +41,23 @@ type Stack struct {
 	Blocks            []Block
 	FinalNorm         Norm
 	Causal            bool
+	// Sound is what an encoder of sound reads instead of tokens; nil for tokens.
+	Sound *Sound
+	// CopiesPositions reports whether the positions of every sequence are looked up, though all are alike.
+	CopiesPositions bool
 }
+
+// Sound is the spectrum that an encoder reads, and the two convolutions and the positions that make rows of it. Every
+// sequence has one of this size: what is shorter is padded.
+type Sound struct {
+	First, Second string // convolutions
+	Positions     string // a table that no gradient trains
+	Bins          int64  // of a frame of the spectrum
+	Rows          int64  // that the blocks read: a row for two frames
+}
+
+// Frames returns the number of frames of the spectrum.
+func (s *Sound) Frames() int64 { return 2 * s.Rows }
 
 // Head is the part of the network after the last stack.
 type Head struct {
@@ -76,10 +92,14 @@ type Head struct {
 	// PerSequence reports whether there is one output per sequence, not per
 	// token.
 	PerSequence bool
+	// Average reports whether a head per sequence reads the average of the rows behind the first, too.
+	Average bool
 	// EveryToken reports whether a head per sequence computes the outputs of all
 	// tokens and takes those of the last.
 	EveryToken bool
 	Dropout    float64 // before the projection
+	// Contrast compares images with texts. It is nil for other heads.
+	Contrast *Contrast
 	// Value is a linear module with one output for every token, beside the projection, or "".
 	Value string
 }
@@ -134,6 +154,8 @@ type Block struct {
 	AttentionScale, FeedForwardScale string
 	// UndroppedFeedForward reports whether Dropout is that of the attention only.
 	UndroppedFeedForward bool
+	// ClampsHalf reports whether the result is limited to a range if it is in fp16.
+	ClampsHalf bool
 }
 
 // Attention is the first half of a block.
@@ -175,6 +197,9 @@ type Attention struct {
 	// ScalesQueries reports whether queries are multiplied by numbers of their
 	// positions.
 	ScalesQueries bool
+	// ByHead reports whether queries, keys and values are copied so that the numbers of a head lie together. So does
+	// the output of a fused kernel, which is copied back.
+	ByHead bool
 	// Joined reports whether queries and keys are concatenated from a rotated
 	// and a plain part. They are then stored by head, not by token, and so is
 	// the output of a fused kernel. It is copied for the projection.
@@ -309,6 +334,22 @@ func (n *Network) Blocks() []Block {
 	return blocks
 }
 
+// Sound returns what the encoder of a network hears, or nil if it reads no sound.
+func (n *Network) Sound() *Sound {
+	if len(n.Stacks) == 0 {
+		return nil
+	}
+	return n.Stacks[0].Sound
+}
+
+// Generates reports whether a language model behind an encoder of images generates text.
+func (n *Network) Generates() bool {
+	return len(n.Towers) > 0 && len(n.Stacks) > 0 && n.Head.Contrast == nil
+}
+
+// OnlyImages reports whether the model reads images and no tokens.
+func (n *Network) OnlyImages() bool { return len(n.Stacks) == 0 && len(n.Towers) > 0 }
+
 // Linears returns the paths of the linear modules without the head's
 // projection, in the order of the forward pass.
 func (n *Network) Linears() []string {
@@ -365,6 +406,9 @@ func (n *Network) Linears() []string {
 		add(s.ProjectOut)
 	}
 	add(n.Head.Dense, n.Head.Pooler)
+	if c := n.Head.Contrast; c != nil {
+		add(c.Projection)
+	}
 	return slices.Clip(paths)
 }
 

@@ -14,6 +14,8 @@ type Opaque struct {
 	Blocks        [][]OpaqueModule
 	// Encoders are those of images or sound. Their blocks are the first stack.
 	Encoders []Encoder
+	// Experts are the parameters that hold all experts of a layer.
+	Experts []string
 	// Estimated adds activations: inputs and results of all matrices in fp32.
 	Estimated bool
 }
@@ -61,6 +63,9 @@ func (m *Model) WithoutOperations() (*Model, bool) {
 				x.Width = p.Shape[0] + p.Shape[1]
 			}
 		case len(p.Shape) == 3: // the experts of a layer
+			if strings.Contains(p.Name, ".experts.") {
+				network.Opaque.Experts = append(network.Opaque.Experts, p.Name)
+			}
 			x.Width += min(chosenExperts, p.Shape[0]) * (p.Shape[1] + p.Shape[2])
 		}
 	}

@@ -112,7 +112,7 @@ func deepseekV32Block(s scope, index int64) {
 func phiMoEBlock(s scope, _ int64) {
 	bias := s.flagOr(false, "attention_bias")
 	attention{keyValueHeads: 8, inputBias: bias, outputBias: bias}.describe(s.in("self_attn"))
-	mixtralExperts.describe(s)
+	mixtralExperts.with(func(e *experts) { e.heldRouter = "router" }).describe(s)
 	s.layerNorm("input_layernorm", s.size("hidden_size"))
 	s.layerNorm("post_attention_layernorm", s.size("hidden_size"))
 }
@@ -182,4 +182,69 @@ func recurrentGemmaBlock(s scope, index int64) {
 	mlp.linear("gate_proj", hidden, inner, true)
 	mlp.linear("up_proj", hidden, inner, true)
 	mlp.linear("down_proj", inner, hidden, true)
+}
+
+// afmoeBlock is a block of Arcee's mixture. A projection of its own gates the outputs of attention.
+func afmoeBlock(s scope, index int64) {
+	hidden, bias, a := s.size("hidden_size"), s.flagOr(false, "attention_bias"), s.in("self_attn")
+	s.norm("input_layernorm", hidden)
+	s.norm("post_attention_layernorm", hidden)
+	s.norm("pre_mlp_layernorm", hidden)
+	s.norm("post_mlp_layernorm", hidden)
+	d := attention{keyValueHeads: 16, inputBias: bias, outputBias: bias, norms: true}
+	heads, _, width := d.sizes(a)
+	d.describe(a)
+	a.linear("gate_proj", hidden, heads*width, false)
+	if index < s.countOr(1, "num_dense_layers") {
+		gated(s.in("mlp"), s.size("intermediate_size"), false)
+		return
+	}
+	s.in("mlp").frozen("expert_bias", s.size("num_experts"))
+	experts{router: "router.gate", heldRouter: "router.gate", chosen: 6,
+		shared: func(block scope) FeedForward {
+			inner := block.countOr(2, "num_shared_experts") * block.size("moe_intermediate_size")
+			return gated(block.in("mlp").in("shared_experts"), inner, false)
+		}}.describe(s)
+}
+
+// kimiLinearBlock is a block of Kimi Linear: linear attention with a gate for every channel, and DeepSeek's attention
+// in the layers that linear_attn_config names.
+func kimiLinearBlock(s scope, index int64) {
+	hidden, a := s.size("hidden_size"), s.in("self_attn")
+	linear := s.inside("linear_attn_config", "", "", nil)
+	if linear.numbers("full_attn_layers")[index+1] {
+		latentAttention(a)
+	} else {
+		kimiDelta(a, hidden, linear.sizeOr(128, "head_dim"), linear.sizeOr(32, "num_heads"),
+			linear.sizeOr(4, "short_conv_kernel_size"))
+	}
+	s.norm("input_layernorm", hidden)
+	s.norm("post_attention_layernorm", hidden)
+	if index < s.countOr(0, "first_k_dense_replace") {
+		gated(s.in("block_sparse_moe"), s.size("intermediate_size"), false)
+		return
+	}
+	experts{module: "block_sparse_moe", names: mixtralNames, perToken: "num_experts_per_token", chosen: 8,
+		shared: func(block scope) FeedForward {
+			inner := block.countOr(1, "num_shared_experts") * block.size("moe_intermediate_size")
+			return gated(block.in("block_sparse_moe").in("shared_experts"), inner, false)
+		}}.describe(s)
+	s.mixtures = nil // the authors' code, which trust_remote_code loads, has modules for every expert
+}
+
+// kimiDelta adds linear attention with the delta rule and a decay for every channel.
+func kimiDelta(a scope, hidden, width, heads, kernel int64) {
+	for _, name := range []string{"q", "k", "v"} {
+		a.linear(name+"_proj", hidden, heads*width, false)
+		a.depthwise(name+"_conv1d", heads*width, kernel, false)
+	}
+	a.tensor("A_log", 1, 1, heads, 1)
+	a.tensor("dt_bias", heads*width)
+	for _, name := range []string{"f", "g"} {
+		a.linear(name+"_a_proj", hidden, width, false)
+		a.linear(name+"_b_proj", width, heads*width, false)
+	}
+	a.linear("b_proj", hidden, heads, false)
+	a.norm("o_norm", width)
+	a.linear("o_proj", heads*width, hidden, false)
 }

@@ -174,7 +174,8 @@ func jambaBlock(s scope, index int64) {
 	}
 	if s.sizeOr(16, "num_experts") > 1 &&
 		index%s.sizeOr(2, "expert_layer_period") == s.countOr(1, "expert_layer_offset") {
-		experts{module: "feed_forward", router: "router", inner: "intermediate_size"}.describe(s)
+		experts{module: "feed_forward", held: "feed_forward", router: "router", heldRouter: "router",
+			inner: "intermediate_size"}.describe(s)
 	} else {
 		gated(s.in("feed_forward"), s.size("intermediate_size"), false)
 	}

@@ -14,10 +14,10 @@ type Segment struct {
 // Segments returns a model that consists of segments of m, and the network of each segment. It returns nil for a model
 // that cannot be cut: one with several stacks, with towers, or with unknown operations.
 func (m *Model) Segments(segments []Segment) (*Model, []*Network) {
-	n := m.Network
-	if n == nil || len(n.Stacks) != 1 || len(n.Towers) > 0 || n.Opaque != nil {
+	if !m.IsCuttable() {
 		return nil, nil
 	}
+	n := m.Network
 	stack := n.Stacks[0]
 	var networks []*Network
 	var all []Block
@@ -30,17 +30,66 @@ func (m *Model) Segments(segments []Segment) (*Model, []*Network) {
 	}
 	cut := *m
 	cut.Network = n.with(all, head)
-	cut.Parameters = slices.DeleteFunc(slices.Clone(m.Parameters), func(p Parameter) bool {
-		under := func(b Block) bool { return strings.HasPrefix(p.Name, b.Path+".") }
-		switch {
-		case slices.ContainsFunc(stack.Blocks, under):
-			return !slices.ContainsFunc(all, under)
-		case n.isBehind(p.Name):
-			return !head
+	of, kept := n.blockOf(), map[int]bool{}
+	for _, segment := range segments {
+		for i := range segment.Blocks {
+			kept[segment.First+i] = true
 		}
-		return !embedding
-	})
+	}
+	cut.Parameters = nil
+	for _, p := range m.Parameters {
+		keeps := embedding
+		if block := of(&p); block >= 0 {
+			keeps = kept[block]
+		} else if n.isBehind(p.Name) {
+			keeps = head
+		}
+		if keeps {
+			cut.Parameters = append(cut.Parameters, p)
+		}
+	}
+	cut.untie()
 	return &cut, networks
+}
+
+// untie gives a parameter storage of its own where the one it shares storage with is in another stage.
+func (m *Model) untie() {
+	here := map[string]bool{}
+	for _, p := range m.Parameters {
+		here[p.Name] = true
+	}
+	for i, p := range m.Parameters {
+		if !here[p.TiedTo] {
+			m.Parameters[i].TiedTo = ""
+		}
+	}
+}
+
+// IsCuttable reports whether Segments knows where the model is cut.
+func (m *Model) IsCuttable() bool {
+	n := m.Network
+	return n != nil && len(n.Stacks) == 1 && len(n.Towers) == 0 && n.Opaque == nil
+}
+
+// blockOf returns what finds the block of a parameter, -1 outside of all. A parameter's own number counts blocks of the
+// whole model.
+func (n *Network) blockOf() func(*Parameter) int {
+	blocks := n.Stacks[0].Blocks
+	under := func(p *Parameter, i int) bool {
+		path := blocks[i].Path
+		return len(p.Name) > len(path) && p.Name[len(path)] == '.' && strings.HasPrefix(p.Name, path)
+	}
+	return func(p *Parameter) int {
+		if p.Block >= 0 && p.Block < len(blocks) && under(p, p.Block) {
+			return p.Block
+		}
+		for i := range blocks {
+			if under(p, i) {
+				return i
+			}
+		}
+		return -1
+	}
 }
 
 // with returns the network with these blocks, with or without what comes behind them.

@@ -50,6 +50,7 @@ type Deep struct {
 // Image is how an encoder cuts images into patches, and its patches into tokens.
 type Image struct {
 	Channels int64
+	Usual    int64 // the side of images that the processor makes, if an image may have any size; 0 is unknown
 	Frames   int64 // an image is repeated so often
 	Patch    int64 // pixels of a patch's side
 	Merged   int64 // patches of the side of a token
@@ -136,9 +137,9 @@ const (
 	Multiply                    // a product with the parameter at Path: Width
 	Normalize                   // Norm
 	Activate                    // Function
-	Prepend                     // a row, the parameter at Path, before those of an image
+	Prepend                     // a row, the parameter at Path, before those of an image; and one at Second
 	Position                    // adds a row of the table at Path to each row
-	Locate                      // the same, of a parameter that is no table
+	Locate                      // the same, of a parameter that is no table and has Rows; others lie between these
 	Resample                    // adds four weighted rows of the table at Path to each row
 	Merge                       // Rows rows side by side become one
 	Average                     // the average of Rows rows
@@ -149,6 +150,9 @@ const (
 	Interpolate                 // adds rows between those of a square table at Path
 	Downsample                  // a convolution that makes one row of Rows: Path, Width
 	Gate                        // FeedForward
+	First                       // the first row of every image
+	Pool                        // a row of all of an image, by attention of Rows heads: Path, Norm, FeedForward
+	Dropout                     // of elements, with the probability Share
 	Pack                        // the rows of tiles side by side, the parameter at Path behind each row
 )
 
@@ -160,6 +164,8 @@ type Step struct {
 	Norm     Norm
 	Function string
 	Rows     int64
+	Second   string
+	Share    float64
 
 	FeedForward *FeedForward
 }
@@ -172,8 +178,11 @@ func (i Image) Fit(height, width int64) (_, _ int64) {
 		height, width = max(1, height*i.Most/longer), max(1, width*i.Most/longer)
 	}
 	round := func(n int64) int64 {
-		if i.Most > 0 {
+		switch {
+		case i.Most > 0:
 			return (n + side - 1) / side * side
+		case i.Usual > 0: // a convolution leaves the rest of the pixels out
+			return max(1, n/side) * side
 		}
 		return max(1, (n+side/2)/side) * side
 	}
@@ -223,7 +232,7 @@ func (n *Network) PartOf(path string) Part {
 		switch {
 		case in(t.Projector):
 			return Projector
-		case in(t.Path):
+		case in(t.Path), t.Path == "": // the encoder is the model
 			return Vision
 		}
 	}
@@ -259,6 +268,8 @@ func (t *Tower) linears() []string {
 				paths = append(paths, step.Path)
 			case Gate:
 				paths = append(paths, step.FeedForward.Gate, step.FeedForward.Up, step.FeedForward.Down)
+			case Pool:
+				paths = append(paths, step.FeedForward.Up, step.FeedForward.Down)
 			}
 		}
 	}

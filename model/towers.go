@@ -141,28 +141,31 @@ func (e clipLike) describe(s scope, path string, complete func(t *Tower)) {
 		if e.class {
 			t.Before = append(t.Before, Step{Kind: Normalize, Norm: v.layerNorm("pre_layrnorm", hidden)})
 		}
-		v.in("encoder").blocks(stack, "layers", s.size("num_hidden_layers"), func(s scope, _ int64, b *Block) {
-			if e.normsFirst {
-				b.AttentionNorm = s.layerNorm("layer_norm1", hidden)
-			}
-			b.Attention = s.in("self_attn").encoderAttention([4]string{"k_proj", "v_proj", "q_proj", "out_proj"}, true,
-				true)
-			if e.normsFirst {
-				b.FeedForwardNorm = s.layerNorm("layer_norm2", hidden)
-			} else {
-				b.AttentionNorm = s.layerNorm("layer_norm1", hidden)
-			}
-			b.FeedForward = s.in("mlp").twoLayers("fc1", "fc2", s.size("intermediate_size"), e.activation)
-			if !e.normsFirst {
-				b.FeedForwardNorm = s.layerNorm("layer_norm2", hidden)
-			}
-		})
+		v.in("encoder").blocks(stack, "layers", s.size("num_hidden_layers"), e.fill)
 		after := v.layerNorm("post_layernorm", hidden)
 		if !e.class {
 			t.After = append(t.After, Step{Kind: Normalize, Norm: after})
 		}
 		complete(t)
 	})
+}
+
+// fill adds the modules of a block.
+func (e clipLike) fill(s scope, _ int64, b *Block) {
+	hidden := s.size("hidden_size")
+	if e.normsFirst {
+		b.AttentionNorm = s.layerNorm("layer_norm1", hidden)
+	}
+	b.Attention = s.in("self_attn").encoderAttention([4]string{"k_proj", "v_proj", "q_proj", "out_proj"}, true, true)
+	if e.normsFirst {
+		b.FeedForwardNorm = s.layerNorm("layer_norm2", hidden)
+	} else {
+		b.AttentionNorm = s.layerNorm("layer_norm1", hidden)
+	}
+	b.FeedForward = s.in("mlp").twoLayers("fc1", "fc2", s.size("intermediate_size"), e.activation)
+	if !e.normsFirst {
+		b.FeedForwardNorm = s.layerNorm("layer_norm2", hidden)
+	}
 }
 
 // convolution adds the convolution that makes rows of patches.

@@ -55,6 +55,24 @@ var (
 				s.linear("model.embed_audio.embedding_projection", sound, hidden, false)
 			}
 		}}
+	gemma4Unified = multimodal{text: "language_model", tied: true, model: "gemma4_unified_text",
+		towered: "gemma4_unified_vision", unknown: true, tower: func(s, _ scope, _ int64) {
+			s.encodes("model.embed_vision", "model.embed_vision.multimodal_embedder")
+		}, last: func(s, v scope, hidden int64) {
+			e, width := s.in("model.embed_vision"), v.size("mm_embed_dim")
+			side := v.patch() * v.size("pooling_kernel_size")
+			e.tensor("pos_embedding", v.size("mm_posemb_size"), 2, width)
+			e.layerNorm("patch_ln1", 3*side*side)
+			e.linear("patch_dense", 3*side*side, width, true)
+			e.layerNorm("patch_ln2", width)
+			e.layerNorm("pos_norm", width)
+			e.linear("multimodal_embedder.embedding_projection", v.size("output_proj_dims"), hidden, false)
+			if _, hears := s.find("audio_config"); hears {
+				a := s.inside("audio_config", "gemma4_unified_audio", "", nil)
+				width := a.size("output_proj_dims", "audio_embed_dim")
+				s.linear("model.embed_audio.embedding_projection", width, hidden, false)
+			}
+		}}
 	paddleOCR = multimodal{text: "language_model", tied: true, model: "paddleocr_vl_text", unknown: true,
 		towered: "paddleocr_vl_vision", tower: func(s, v scope, _ int64) {
 			hidden, image := v.size("hidden_size"), v.fixed()

@@ -63,6 +63,8 @@ func jobs(t *testing.T) map[string]job.Request {
 		"latent attention":  {Model: "deepseek-v2-lite"},
 		"linear attention":  {Model: "qwen3-next-80b-a3b", FSDP: "2", GPUs: 8},
 		"T5":                {Model: "t5-base"},
+		"Whisper":           {Model: "whisper-tiny", Sequence: 448, Precision: "amp-bf16", Recompute: "full"},
+		"ViT":               {Model: "vit-base-patch16-224", Precision: "amp-fp16", MicroBatch: 4},
 		"T5 under autocast": {Model: "t5-small", Precision: "amp-bf16", Recompute: "full"},
 		"BERT":              {Model: "bert-large", Precision: "fp32"},
 		"GPT-2":             {Model: "gpt2", Precision: "amp-fp16"},
@@ -107,7 +109,7 @@ func jobs(t *testing.T) map[string]job.Request {
 		if q.Model == "" {
 			q.Model = "qwen2.5-0.5b"
 		}
-		if q.Sequence == 0 {
+		if q.Sequence == 0 && !strings.HasPrefix(q.Model, "vit") {
 			q.Sequence = 512
 		}
 		list[name] = q

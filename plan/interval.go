@@ -26,12 +26,21 @@ type Spread struct {
 	ranks     ledger.Bytes // of a node: their processes are alike, so what they lack or hold more adds up
 }
 
-// spreadOf returns the spread of a job with ranks of a class.
+// spreadOf returns the spread of a job with ranks of a class, which is a pipeline stage where the job has stages.
 func spreadOf(j *job.Job, c simulate.RankClass) Spread {
 	n := j.Model.Network
+	under := 1.0 // micro batches whose activations a rank holds at the same time
+	if p := j.Pipeline; p != nil {
+		each := j.World / int(p.Degree)
+		stage := j.OfStage(int64(c.First / each))
+		n, under = stage.Model.Network, p.UnderWay(stage.Stage.Index)
+	}
 	tensor, context := max(1, j.Parallel.Tensor), max(1, j.Parallel.Context)
 	tokens := j.Sequences() * j.Sequence / context
 	blocks := n.Blocks()
+	if n.OnlyImages() {
+		blocks = n.Towers[0].Network.Blocks()
+	}
 	computed := j.ComputeType()
 	if j.AutocastType != dtype.Invalid {
 		computed = j.AutocastType
@@ -47,11 +56,11 @@ func spreadOf(j *job.Job, c simulate.RankClass) Spread {
 		s.longer = float64(j.Sequence)/float64(j.UsualSequence) - 1
 	}
 	if j.Compile && (j.Recompute == nil || j.Recompute.Selective > 0) {
-		s.compiled = ledger.Bytes(computed.Size() * tokens * n.Hidden / tensor * int64(len(blocks)))
+		s.compiled = ledger.Bytes(under * float64(computed.Size()*tokens*n.Hidden/tensor*int64(len(blocks))))
 	}
 	for _, b := range blocks {
 		if j.Attention == forward.Eager {
-			s.scores += ledger.Bytes(computed.Size() * tokens * j.Sequence * b.Attention.Heads / tensor)
+			s.scores += ledger.Bytes(under * float64(computed.Size()*tokens*j.Sequence*b.Attention.Heads/tensor))
 		} else {
 			s.attention = max(s.attention, ledger.Bytes(4*tokens*n.Hidden/tensor))
 		}

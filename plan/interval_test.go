@@ -8,6 +8,7 @@ import (
 
 	"plimsoll/job"
 	"plimsoll/ledger"
+	"plimsoll/simulate"
 )
 
 // intervalRequests draws jobs of many kinds.
@@ -121,5 +122,26 @@ func TestFragments(t *testing.T) {
 			}
 		}
 		t.Logf("%v in %v to %v", reserved, interval.Lower, interval.Upper)
+	}
+}
+
+// TestSpreadOfStages: a compiled stage keeps one tensor more or fewer in its own blocks only, for each micro batch that
+// is under way, and the last stage has the logits.
+func TestSpreadOfStages(t *testing.T) {
+	q := job.Request{Model: "llama-3-8b", GPU: "H100-80GB", GPUs: 4, Precision: "bf16", Sequence: 1024, Compile: true,
+		PipelineParallel: 4, Accumulation: 8}
+	j, err := q.Resolve()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for stage := range 4 {
+		s := spreadOf(j, simulate.RankClass{First: stage, Ranks: 1})
+		blocks := j.Pipeline.Table[stage][0].Layers
+		if want := ledger.Bytes(2 * 1024 * 4096 * blocks * int64(4-stage)); s.compiled != want {
+			t.Errorf("stage %d of %d blocks: %v, want %v", stage, blocks, s.compiled, want)
+		}
+		if isLast := stage == 3; isLast != (s.logits > 0) {
+			t.Errorf("stage %d: logits of %v", stage, s.logits)
+		}
 	}
 }

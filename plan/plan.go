@@ -80,6 +80,16 @@ func New(j *job.Job) (*Plan, error) {
 	return p, nil
 }
 
+// Within plans a job on its GPU only. It returns no plan for one that needs more than the GPU has, which it finds out
+// in a part of the time of New.
+func Within(j *job.Job) (*Plan, error) {
+	p, err := newWithin(j, j.GPU.Memory)
+	if errors.As(err, new(*allocator.OutOfMemory)) {
+		return nil, nil
+	}
+	return p, err
+}
+
 // withOperations plans a job with the operations that its model has.
 func withOperations(j *job.Job) (*Plan, error) {
 	// At the GPU's capacity the allocator frees cached blocks before it runs out
@@ -113,19 +123,21 @@ func newWithin(j *job.Job, capacity ledger.Bytes) (*Plan, error) {
 	if j.HostExperts != nil {
 		p.Elements += j.HostExperts.Elements
 	}
+	p.Spread = spreadOf(j, classes[0])
 	for _, c := range classes {
 		if c.GPU != nil {
 			p.Devices = append(p.Devices, gpuOf(j, c))
+			spreadOf(j, c).setIntervals(p.Devices[len(p.Devices)-1:])
 		}
 	}
+	gpus := len(p.Devices)
 	if j.Pipeline != nil {
 		classes = []simulate.RankClass{largestOnHost(classes, j.World)}
 	}
 	for _, c := range classes {
 		p.Devices = append(p.Devices, nodeOf(j, c))
 	}
-	p.Spread = spreadOf(j, classes[0])
-	p.Spread.setIntervals(p.Devices)
+	p.Spread.setIntervals(p.Devices[gpus:])
 	p.judge()
 	return p, nil
 }

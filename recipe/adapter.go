@@ -33,6 +33,9 @@ type Adapter struct {
 	TrainableTokens map[string][]int
 	// Parameters are names of adapted parameters (not modules).
 	Parameters []string
+	// ListsLinear says that "all-linear" stands for the last names of the modules that are linear now: a program lists
+	// them, and PEFT adds none of those that were linear before transformers fused the experts.
+	ListsLinear bool
 	// TiesWeights is ensure_weight_tying: tied weights stay tied when they are
 	// adapted or trained.
 	TiesWeights bool

@@ -20,8 +20,8 @@ var axolotl = family{kind: axolotlKind, program: "axolotl", read: readAxolotl,
 		switched.For(`precompute_ref_log_probs load_in_8bit load_in_4bit fp16 bfloat16 float16 lora_target_linear
 			peft_use_dora peft_use_rslora quantize_moe_experts
 			sample_packing tf32 flash_attention sdp_attention eager_attention flex_attention xformers_attention lora_fan_in_fan_out
-			reward_model liger_fused_linear_cross_entropy torch_compile auto_find_batch_size group_by_length
-			dataloader_pin_memory save_only_model`),
+			reward_model process_reward_model liger_fused_linear_cross_entropy torch_compile auto_find_batch_size
+			group_by_length dataloader_pin_memory save_only_model`),
 		nameOrNames.For("lora_target_modules lora_target_parameters lora_modules_to_save unfrozen_parameters"),
 		counted.For(`batch_size gradient_accumulation_steps lora_r tensor_parallel_size context_parallel_size
 			sequence_parallel_degree dp_shard_size dp_replicate_size ddp_bucket_cap_mb
@@ -61,7 +61,7 @@ var axolotl = family{kind: axolotlKind, program: "axolotl", read: readAxolotl,
 
 // Keys that change memory and are not planned.
 const (
-	unplannedAxolotlStages  = "process_reward_model ebft trl"
+	unplannedAxolotlStages  = "ebft trl"
 	unplannedAxolotlAnswers = "rl_adapter_ref_model dpo_use_weighting dpo_use_liger_kernel"
 	unplannedAxolotlModels  = `use_onebitllms fp32_norms shrink_embeddings`
 	unplannedAxolotlPasses  = `layer_offloading selective_checkpointing
@@ -236,10 +236,32 @@ func (r *frameworkReader) answersOfAxolotl() error {
 	return nil
 }
 
+// stepsAxolotl reads a process reward model: TRL's PRMTrainer, which turns the dropout of the head off.
+func (r *frameworkReader) stepsAxolotl(labels int64, class string) error {
+	const tokens = "AutoModelForTokenClassification"
+	switch {
+	case r.to.Rewards:
+		return r.Fault("process_reward_model", "is true beside reward_model: they train other heads",
+			"remove one of them")
+	case class != "" && class != tokens:
+		return r.Fault("model_type", fmt.Sprintf("is %q, which has no label of a token", class), "set it to "+tokens)
+	case r.Word("adapter") != "":
+		return r.Fault("adapter", "is given beside process_reward_model, which is not planned yet",
+			"remove one of them")
+	}
+	r.to.TokenLabels = cmp.Or(labels, 2)
+	r.Note("process_reward_model",
+		fmt.Sprintf("is true: the head has %d labels for every token, and its dropout is off", r.to.TokenLabels))
+	return nil
+}
+
 // rewardAxolotl reads whether a reward model is trained: TRL's RewardTrainer.
 func (r *frameworkReader) rewardAxolotl() error {
 	r.to.Rewards = r.Truth("reward_model")
 	labels, class := r.Integer("num_labels"), r.Word("model_type")
+	if r.Truth("process_reward_model") {
+		return r.stepsAxolotl(labels, class)
+	}
 	const (
 		sequences  = "AutoModelForSequenceClassification"
 		classifies = "a classifier is trained, which is not planned yet"
@@ -544,10 +566,14 @@ func (r *frameworkReader) adaptAxolotl() error {
 		targets = strict.Of("all-linear")
 	}
 	r.to.AddsInFull = true // peft 0.19
-	return r.adapt("adapter", map[string]*strict.Value{"r": r.Find("lora_r"), "lora_alpha": r.Find("lora_alpha"),
+	err := r.adapt("adapter", map[string]*strict.Value{"r": r.Find("lora_r"), "lora_alpha": r.Find("lora_alpha"),
 		"target_parameters": asList(r.Find("lora_target_parameters")),
 		"lora_dropout":      r.Find("lora_dropout"), "target_modules": targets,
 		"fan_in_fan_out":  r.Find("lora_fan_in_fan_out"),
 		"modules_to_save": asList(r.Find("lora_modules_to_save")), "use_dora": r.Find("peft_use_dora"),
 		"use_rslora": r.Find("peft_use_rslora")})
+	if r.to.Adapter != nil {
+		r.to.Adapter.ListsLinear = r.Truth("lora_target_linear") // find_all_linear_names
+	}
+	return err
 }

@@ -53,6 +53,8 @@ type DeepSpeed struct {
 	Autocast                   dtype.Type
 	AutocastsOthers            bool
 	Batch                      Batch `key:""`
+	PipelineCheckpoints        int64 `key:"pipeline.activation_checkpoint_interval"` // layers of a checkpoint; 0 is none
+	PipelineReentrant          bool  `key:"pipeline.use_reentrant"`                  // the way of these checkpoints
 	CheckpointActivationsOnCPU bool  `key:"activation_checkpointing.cpu_checkpointing"`
 	QuantizedGather            bool  `key:"zero_optimization.zero_quantized_weights"`  // of ZeRO-3: in 8 bits
 	EfficientLinear            bool  `key:"zero_optimization.memory_efficient_linear"` // of ZeRO-3, under autocast

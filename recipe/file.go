@@ -35,7 +35,10 @@ func load[T any](texts files.Texts, path string, what *kind, parse func(file str
 	case errors.Is(err, fs.ErrNotExist):
 		return nil, fault.File(path).Inputf("there is no such file").
 			WithHint(fmt.Sprintf("give the path of the %v", what))
-	case errors.As(err, &notRegular) || errors.As(err, &tooLarge):
+	case errors.As(err, &notRegular):
+		return nil, fault.File(path).Inputf("expected a %v: %v", what, notRegular).
+			WithHint(fmt.Sprintf("give the path of the %v", what))
+	case errors.As(err, &tooLarge):
 		return nil, &fault.Input{
 			Where: fault.Position{File: path},
 			What:  fmt.Sprintf("expected a %v of at most %d bytes", what, largest),

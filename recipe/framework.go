@@ -28,6 +28,8 @@ type Framework struct {
 	FusedLoss    bool
 	// Rewards says that the program trains a reward model on pairs of answers. A micro batch counts pairs.
 	Rewards bool
+	// TokenLabels is the number of labels of every token that a process reward model is trained on, 0 if none is.
+	TokenLabels int64
 	// ValueHead says that a reward model keeps its language model's head, beside one with an output for every token.
 	ValueHead bool
 	Answers   *Answers // what is trained on answers, nil for a language model's loss

@@ -272,6 +272,8 @@ func TestUnplannedFrameworks(t *testing.T) {
 		{axolotlText + "model_type: AutoModelForSequenceClassification\n", "model_type"},
 		{axolotlText + "reward_model: true\nnum_labels: 2\n", "num_labels"},
 		{axolotlText + "reward_model: true\nmodel_type: AutoModelForCausalLM\n", "model_type"},
+		{axolotlText + "process_reward_model: true\nmodel_type: AutoModelForCausalLM\n", "model_type"},
+		{axolotlText + "process_reward_model: true\nadapter: lora\nlora_r: 8\n", "adapter"},
 		{axolotlText + "adapter: llama-adapter\n", "adapter"},
 		{axolotlText + "adapter: qlora\n", "adapter"},
 		{axolotlText + "load_in_4bit: true\n", "load_in_4bit"},

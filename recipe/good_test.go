@@ -27,6 +27,7 @@ func defaults() DeepSpeed {
 			PersistentParameter: 1e5, PersistentModel: math.MaxInt64, LiveParameters: 1e9, ReuseDistance: 1e9,
 			Group: -1, SecondaryPartition: 1,
 		},
+		PipelineReentrant:     true,
 		SequenceParallel:      1,
 		SequenceCommunication: dtype.F32,
 		EfficientLinear:       true,

@@ -68,6 +68,7 @@ var deepSpeedRule = object(
 		"expert_parallel": expertRule,
 		"pipeline": object(size.OrAuto().For("stages"), text.For("partition"),
 			boolean.For("seed_layers pipe_partitioned grad_partitioned"),
+			boolean.Default(true).For("use_reentrant"),
 			count.For("activation_checkpoint_interval")).AndOthers(), // passed to the pipeline engine
 		"compile": pydantic("0.13.2", boolean.For(`deepcompile free_activation offload_activation offload_opt_states
 			offload_parameters double_buffer symmetric_memory debug_log sync_before_reduce sync_after_reduce

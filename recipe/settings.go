@@ -27,12 +27,19 @@ const (
 	LiveParameters        Setting = "live parameters"
 	PinnedOptimizer       Setting = "pinned optimizer"
 	FSDPOffload           Setting = "FSDP offload"
+	TensorDegree          Setting = "tensor parallel degree"
+	ContextDegree         Setting = "context parallel degree"
+	ShardDegree           Setting = "shard degree"
+	PipelineDegree        Setting = "pipeline parallel degree"
+	PipelineSchedule      Setting = "pipeline schedule"
+	PipelineMicroBatch    Setting = "micro batch of the pipeline"
 )
 
 // settingKey is the key of a setting in one kind of file. A value is written as the kind says it.
 type settingKey struct {
-	path string
-	says func(any) any // nil for as it is
+	path  string
+	says  func(any) any // nil for as it is
+	unset any           // what a file says that lacks the key; nil where that is not known
 }
 
 func inverse(x any) any { return x != true }
@@ -66,13 +73,19 @@ var trainerKeys = map[Setting]settingKey{
 var settingKeys = map[*kind]map[Setting]settingKey{
 	deepSpeedKind: deepSpeedKeys, trainingKind: trainerKeys, swiftKind: trainerKeys, scriptKind: trainerKeys,
 	llamaFactoryKind: {MicroBatch: trainerKeys[MicroBatch], Accumulation: trainerKeys[Accumulation],
-		GradientCheckpointing: {"disable_gradient_checkpointing", inverse}, OptimizerName: {path: "optim"}},
+		GradientCheckpointing: {path: "disable_gradient_checkpointing", says: inverse}, OptimizerName: {path: "optim"}},
 	axolotlKind: {MicroBatch: {path: "micro_batch_size"}, Accumulation: {path: "gradient_accumulation_steps"},
 		GradientCheckpointing: {path: "gradient_checkpointing"}, OptimizerName: {path: "optimizer"}},
 	torchtuneKind: {MicroBatch: {path: "batch_size"}, Accumulation: {path: "gradient_accumulation_steps"},
 		GradientCheckpointing: {path: "enable_activation_checkpointing"}},
 	torchtitanKind: {MicroBatch: {path: "training.local_batch_size"},
-		GradientCheckpointing: {"activation_checkpoint.mode", modeOf}},
+		GradientCheckpointing: {path: "activation_checkpoint.mode", says: modeOf},
+		TensorDegree:          {path: "parallelism.tensor_parallel_degree", unset: 1},
+		ContextDegree:         {path: "parallelism.context_parallel_degree", unset: 1},
+		ShardDegree:           {path: "parallelism.data_parallel_shard_degree", unset: -1},
+		PipelineDegree:        {path: "parallelism.pipeline_parallel_degree", unset: 1},
+		PipelineSchedule:      {path: "parallelism.pipeline_parallel_schedule", unset: "1F1B"},
+		PipelineMicroBatch:    {path: "parallelism.pipeline_parallel_microbatch_size", unset: 1}},
 	accelerateKind: {Stage: {path: "deepspeed_config.zero_stage"},
 		FSDPOffload:     {path: "fsdp_config.fsdp_offload_params"},
 		OptimizerDevice: {path: "deepspeed_config.offload_optimizer_device"},
@@ -106,7 +119,7 @@ func LoadSettings(file string, texts files.Texts) (*Settings, error) {
 	if v := d.Root.Find("deepspeed"); found == trainingKind && v != nil && v.Kind == '{' {
 		merged := map[Setting]settingKey{}
 		for setting, key := range deepSpeedKeys {
-			merged[setting] = settingKey{"deepspeed." + key.path, key.says}
+			merged[setting] = settingKey{path: "deepspeed." + key.path, says: key.says}
 		}
 		for setting, key := range trainerKeys {
 			merged[setting] = key
@@ -122,6 +135,12 @@ func LoadSettings(file string, texts files.Texts) (*Settings, error) {
 
 // Key returns the key of a setting, or "" if files of this kind do not have it.
 func (s *Settings) Key(setting Setting) string { return s.keys[setting].path }
+
+// IsUnset reports whether a file without the key of a setting says this value.
+func (s *Settings) IsUnset(setting Setting, value any) bool {
+	unset := s.keys[setting].unset
+	return unset != nil && unset == value
+}
 
 // Gives reports whether the file has a value of its own for a setting: neither "auto" nor null.
 func (s *Settings) Gives(setting Setting) bool {

@@ -58,16 +58,6 @@ type Measurement struct {
 	Timeline *Timeline
 }
 
-// Progress follows what a rehearsal is doing.
-type Progress interface {
-	// Begin starts an activity of a number of parts.
-	Begin(activity string, parts int64)
-	// Advance reports parts as done. It may be called from many threads.
-	Advance(parts int64)
-	// End ends the activity.
-	End()
-}
-
 // Run maps the arenas, touches them and makes the steps. The plan must fit. Run gives all memory back before it
 // returns.
 func (p *Placement) Run(ctx context.Context, progress Progress) (m *Measurement, err error) {
@@ -84,12 +74,12 @@ func (p *Placement) Run(ctx context.Context, progress Progress) (m *Measurement,
 			mapped += a.Mapped()
 		}
 	}
-	progress.Begin("allocating memory", int64(mapped))
+	progress.Begin("allocating memory", int64(mapped), Bytes)
 	for _, s := range t.all() {
 		s.Populate(ctx, func(size ledger.Bytes) { progress.Advance(int64(size)) })
 	}
 	progress.End()
-	progress.Begin("writing weights", p.Held)
+	progress.Begin("writing weights", p.Held, Shares)
 	t.each(func(s *engine.Shard, first int64, c kernel.Chunk) {
 		if ctx.Err() == nil {
 			synthetic.State(s.Config().Rank, first, c)
@@ -104,7 +94,7 @@ func (p *Placement) Run(ctx context.Context, progress Progress) (m *Measurement,
 		return nil, err
 	}
 	after := make([]probe.Memory, 0, 2)
-	progress.Begin("optimizer steps", int64(p.Steps))
+	progress.Begin("optimizer steps", int64(p.Steps), Counts)
 	defer progress.End()
 	for i := range p.Steps {
 		if ctx.Err() != nil {

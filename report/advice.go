@@ -36,13 +36,12 @@ func (d *PlanDocument) Advise(list []advice.Advice) {
 // shownAdvice is how many changes text shows.
 const shownAdvice = 3
 
-// advised returns the verdict and the best changes, which come first in a report.
+// advised returns the best changes, which come before what is planned.
 func (d *PlanDocument) advised() Section {
 	if len(d.Advice) == 0 {
 		return nil
 	}
 	var facts Facts
-	facts.add("verdict", "%s", d.verdictLine())
 	for i := range d.Advice[:min(shownAdvice, len(d.Advice))] {
 		facts.add("advice", "%s", d.Advice[i].line())
 	}

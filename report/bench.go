@@ -252,7 +252,7 @@ func (b *Benchmark) Page() *Page {
 	}
 	return &Page{
 		Title:    "Benchmark of updates",
-		Sections: []Section{{run}, {b.updates()}, b.jobs(), b.norms(), b.journals(), b.peers(), {checks}},
+		Sections: []Section{{run}, b.updates(), b.jobs(), b.norms(), b.journals(), b.peers(), {checks}},
 		Document: b,
 	}
 }
@@ -292,15 +292,29 @@ func (t *Table) addCase(c BenchmarkCase, cells ...any) {
 	t.add(append([]any{c.Optimizer, c.State, c.Moments, bench.Count(c.Parameters), c.Workers}, cells...)...)
 }
 
-func (b *Benchmark) updates() *Table {
+func (b *Benchmark) updates() Section {
 	t := caseTable(Column{Title: "in", Kind: Label}, Column{Title: "B/parameter", Kind: Number},
 		Column{Title: "limit GB/s", Kind: Number, Decimals: 1}, Column{Title: "update GB/s", Kind: Number, Decimals: 1},
 		Column{Title: "ns/parameter", Kind: Number, Decimals: 3}, Column{Title: "of the limit", Kind: Share})
+	noisy := false
 	for _, c := range b.Cases {
 		t.addCase(c, c.Place, shortBytes(c.TrafficBytes), c.Limit.Median/1e9, c.Update.Median/1e9, 1e9*c.Time.Median,
-			shares(0, c.Fraction))
+			bound(c.Fraction))
+		noisy = noisy || c.Fraction.Median > 1
 	}
-	return t
+	if noisy {
+		return t.explained("memory-bound: as fast as memory. " +
+			"Other programs use it, too, so the share varies beyond 100 %")
+	}
+	return Section{t}
+}
+
+// bound writes the share of the limit that an update reaches.
+func bound(fraction bench.Spread) string {
+	if fraction.Median > 1 {
+		return fmt.Sprintf("memory-bound (%.0f..%.0f)", 100*fraction.Min, 100*fraction.Max)
+	}
+	return shares(0, fraction)
 }
 
 // jobs returns nothing where no job was divided among ranks.
@@ -320,7 +334,7 @@ func (b *Benchmark) jobs() Section {
 				1e3*time.Median, 1e12*time.Median/float64(j.Parameters), share)
 		}
 		row("limit", j.Traffic, j.Limit, nil)
-		row("update", j.Traffic, j.Update, shares(0, c.Fraction))
+		row("update", j.Traffic, j.Update, bound(c.Fraction))
 		row("norm, update", nil, j.Step, nil)
 		for _, p := range j.Peer {
 			row(c.Peer.Name+" "+p.Name, nil, p.Time, nil)

@@ -147,7 +147,7 @@ func newComparedRecording(r *reconcile.Recording) ComparedRecording {
 // Page shows the peaks of every device, its components at the highest one, and what grows.
 func (d *Comparison) Page() *Page {
 	p := &Page{Title: "Comparison of " + d.Recording.Job, Sections: []Section{{d.facts()}}, Document: d,
-		Verdict: d.VerdictLine()}
+		Verdict: d.VerdictLine(), Tone: toneOf(d.Within)}
 	for _, of := range d.devices() {
 		p.Sections = append(p.Sections, Section{d.phases(of), d.components(of)})
 	}

@@ -66,9 +66,9 @@ func newFitRecipe(r *fit.Recipe, q job.Request) *FitRecipe {
 	if r == nil {
 		return nil
 	}
-	j := r.Plan.Job
-	d := &FitRecipe{Name: r.Name, Verdict: r.Plan.Verdict.Result, GPUs: j.World, MicroBatch: j.MicroBatch,
-		Accumulation: j.Accumulation, Sequence: j.Sequence, GPU: r.Peak(), TokensSecond: r.Speed(),
+	size := r.Size
+	d := &FitRecipe{Name: r.Name, Verdict: r.Plan.Verdict.Result, GPUs: size.Ranks, MicroBatch: size.MicroBatch,
+		Accumulation: size.Accumulation, Sequence: size.Sequence, GPU: r.Peak(), TokensSecond: r.Speed(),
 		Step: secondsOf(r.Step.Total), Request: r.Request(q)}
 	for i := range r.Plan.Devices {
 		if r.Plan.Devices[i].Kind == ledger.Host {
@@ -87,7 +87,7 @@ func NewFit(version string, q job.Request, a *fit.Answer, made *amend.Result, so
 		Edits: append([]amend.Edit{}, made.Edits...), LeftOut: a.Left, Sources: sources,
 		Assumptions: append([]string{}, a.Base.Assumptions...), Front: []*FitRecipe{}}
 	for _, rest := range made.Rest {
-		if len(a.Base.Files) > 0 && rest.To != false {
+		if a.Says && rest.To != false {
 			d.Unsaid = append(d.Unsaid, UnsaidSetting{string(rest.Name), rest.To})
 		}
 	}

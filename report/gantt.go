@@ -94,15 +94,6 @@ func (g Gantt) shows(a rehearse.Activity) bool {
 	})
 }
 
-// trimmedLines returns lines without spaces at their ends.
-func trimmedLines(text string) string {
-	lines := strings.Split(text, "\n")
-	for i, line := range lines {
-		lines[i] = strings.TrimRight(line, " ")
-	}
-	return strings.Join(lines, "\n")
-}
-
 // cells returns the ink of each cell of a row: that of the activity which takes most of the cell's time.
 func cells(spans []rehearse.Span, length time.Duration) []int {
 	row := make([]int, ganttCells)

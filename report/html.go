@@ -81,6 +81,8 @@ func htmlOf(b Block) htmlBlock {
 		return htmlBlock{Facts: b}
 	case Paragraph:
 		return htmlBlock{Paragraph: string(b)}
+	case Bars:
+		return htmlOf(timeline(b.Device))
 	case interface{ chart() *ganttChart }:
 		return htmlBlock{Gantt: b.chart()}
 	case *Table:

@@ -60,7 +60,7 @@ func (c conclusion) markdown() string {
 		if i == 0 {
 			text += "\n"
 		}
-		text += "- " + escaped(hint) + "\n"
+		text += "+ " + escaped(hint) + "\n" // the mark of facts would make one list of both
 	}
 	return text
 }

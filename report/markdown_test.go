@@ -49,7 +49,7 @@ func drawnPage(t *rapid.T) *Page {
 	table := &Table{Style: rapid.SampledFrom([]Style{Ruled, Plain, Listed}).Draw(t, "style")}
 	for _, title := range lines(1) {
 		kind := rapid.SampledFrom([]Kind{Words, Label, Bytes, Number, Share}).Draw(t, "kind")
-		table.Columns = append(table.Columns, Column{Title: title, Kind: kind, Cut: 5})
+		table.Columns = append(table.Columns, Column{Title: title, Kind: kind})
 	}
 	for range rapid.IntRange(1, 3).Draw(t, "rows") {
 		row := []any{}
@@ -58,7 +58,7 @@ func drawnPage(t *rapid.T) *Page {
 		}
 		table.add(row...)
 	}
-	facts := Facts{{line.Draw(t, "name"), lines(0)}, {line.Draw(t, "name"), lines(1)}}
+	facts := Facts{{line.Draw(t, "name"), lines(0)}, {line.Draw(t, "name") + strings.Repeat("x", 9), lines(1)}}
 	tree := Tree{{line.Draw(t, "node"), Tree{{line.Draw(t, "node"), nil}}}, {line.Draw(t, "node"), nil}}
 	return &Page{
 		Title:    line.Draw(t, "title"),
@@ -118,17 +118,17 @@ func textOf(n *html.Node) string {
 func outlineOf(p *Page) outline {
 	var o outline
 	o.add("h2: %s", p.Title)
-	for _, section := range p.Sections {
-		for _, block := range section {
-			o.block(block)
-		}
-	}
 	o.add("p: %s", p.Verdict)
 	if len(p.Hints) > 0 {
 		o.add("list")
 	}
 	for _, hint := range p.Hints {
 		o.add("item 1: %s", hint)
+	}
+	for _, section := range p.Sections {
+		for _, block := range section {
+			o.block(block)
+		}
 	}
 	return o
 }

@@ -16,19 +16,20 @@ import (
 type Page struct {
 	Title    string // heads the Markdown; the text stands below the command that the user has typed
 	Sections []Section
-	Verdict  string
+	Verdict  string   // stands before the sections
+	Tone     Tone     // of the verdict
 	Hints    []string // what would change the verdict
 	Document any
-	Dense    bool // text keeps within the width of a screen
-	Narrow   bool // text keeps within 80 columns
-	Color    bool // text is for a terminal with colors
+	Dense    bool // text has lines of 120 columns where the screen takes any
+	Narrow   bool // and of 80 columns
+	Screen   Screen
 }
 
 // Section is a group of blocks. Text separates sections by an empty line, and blocks of one section not at all.
 type Section []Block
 
-// Block is a piece of a page: Facts, *Table, Tree, List, Paragraph or Gantt. What it returns ends with a newline, or is
-// empty.
+// Block is a piece of a page: Facts, *Table, Tree, List, Paragraph, Gantt or Bars. What it returns ends with a newline,
+// or is empty.
 type Block interface {
 	text(layout) string
 	markdown() string
@@ -69,18 +70,19 @@ type List []string
 // Paragraph is a line of text.
 type Paragraph string
 
-// conclusion is the last block of a page.
+// conclusion is the first block of a page.
 type conclusion struct {
 	verdict string
+	tone    Tone
 	hints   []string
 }
 
-// blocks returns the sections, with the verdict last.
+// blocks returns the sections, with the verdict first.
 func (p *Page) blocks() []Section {
 	if p.Verdict == "" {
 		return p.Sections
 	}
-	return append(slices.Clone(p.Sections), Section{conclusion{p.Verdict, p.Hints}})
+	return append([]Section{{conclusion{p.Verdict, p.Tone, p.Hints}}}, p.Sections...)
 }
 
 // Format is how a page is written.

@@ -30,7 +30,7 @@ func sample() *Page {
 				},
 				Paragraph("in: the *nearest* memory"),
 				&Table{Style: Listed,
-					Columns: []Column{{Title: "bytes", Kind: Bytes, Width: 10}, {Title: "held by", Cut: 12}},
+					Columns: []Column{{Title: "bytes", Kind: Bytes, Width: 10}, {Title: "held by"}},
 					Rows:    [][]any{{3 * ledger.GiB, "parameters: in bf16"}, {2 * ledger.KiB, "batch"}}},
 			},
 			{Facts{}},
@@ -53,7 +53,11 @@ func TestPage(t *testing.T) {
 		format Format
 		want   string
 	}{
-		{loose, Text, `host               2 cores
+		{loose, Text, `FITS: 3 GiB
+  would fit: two
+  would fit: three
+
+host               2 cores
 rank 0             CPUs 0-1
                    why: near
 
@@ -66,7 +70,7 @@ rank 0             CPUs 0-1
 │ all       │        │ 4.00 GiB │ 12.3 │       │      100.0 % │
 └───────────┴────────┴──────────┴──────┴───────┴──────────────┘
 in: the *nearest* memory
-    3.00 GiB  parameters:…
+    3.00 GiB  parameters: in bf16
     2.00 KiB  batch
 
 ┌─ package 0
@@ -77,12 +81,13 @@ in: the *nearest* memory
 
 distances      0
      node 0   10
-
-FITS: 3 GiB
-  would fit: two
-  would fit: three
 `},
 		{loose, Markdown, `## Sample of exp_avg
+
+**FITS: 3 GiB**
+
++ would fit: two
++ would fit: three
 
 - **host**: 2 cores
 - **rank 0**: CPUs 0-1
@@ -110,11 +115,6 @@ in: the \*nearest\* memory
 | distances | 0 |
 |:--- | ---:|
 | node 0 | 10 |
-
-**FITS: 3 GiB**
-
-- would fit: two
-- would fit: three
 `},
 		{dense, Text, "assumed     " + long[:104] + "\n            word end\n            second\n"},
 	} {

@@ -185,12 +185,10 @@ func (d *PlanDocument) Page() *Page {
 		strings.Join(append([]string{d.Job.Engine}, d.Job.Parallel...), ", "), d.types(), d.Job.MicroBatch,
 		tokens, d.Job.Accumulation, d.Job.Attention, d.Job.Optimizer)
 	d.StepTime.addTo(&job)
-	sections := []Section{{job}}
-	if first := d.advised(); first != nil {
-		sections = []Section{first, {job}}
-	}
+	sections := []Section{d.advised(), {job}}
+	palette := paletteOf(d.Devices)
 	for i := range d.Devices {
-		sections = append(sections, d.device(&d.Devices[i]))
+		sections = append(sections, d.device(&d.Devices[i], palette))
 	}
 	if len(d.Assumptions) > 0 {
 		assumed.add("assumed", "%s", strings.Join(d.Assumptions, "; "))
@@ -199,6 +197,7 @@ func (d *PlanDocument) Page() *Page {
 		Title:    "Plan of " + d.Model.Name,
 		Sections: append(sections, Section{assumed}),
 		Verdict:  d.verdictLine(),
+		Tone:     map[plan.Result]Tone{plan.Fits: Good, plan.Tight: Warning, plan.DoesNotFit: Bad}[d.Verdict],
 		Hints:    d.unjudged(),
 		Document: d,
 		Dense:    true,
@@ -223,7 +222,7 @@ func (d *PlanDocument) types() string {
 }
 
 // device returns a device's phases, and what it holds at its peak.
-func (d *PlanDocument) device(device *ledger.Device) Section {
+func (d *PlanDocument) device(device *ledger.Device, palette []pigment) Section {
 	peak := device.Peak()
 	when := "peak in " + phaseText(peak.Name, peak.Iteration)
 	if peak.PeakRequested == 0 {
@@ -235,7 +234,7 @@ func (d *PlanDocument) device(device *ledger.Device) Section {
 	}
 	s := Section{Paragraph(fmt.Sprintf("%s: %v of %s", when, peak.PeakUsed, capacity)), consumers(device)}
 	if peak.PeakRequested > 0 {
-		s = append(Section{timeline(device)}, s...)
+		s = append(Section{Bars{device, palette}}, s...)
 	}
 	if nodes := device.NUMANodes; len(nodes) > 0 {
 		capacity := ""
@@ -256,22 +255,13 @@ func (d *PlanDocument) device(device *ledger.Device) Section {
 
 // timeline returns a table of a device's phases. Consecutive phases with the same figures share a row.
 func timeline(device *ledger.Device) *Table {
-	t := &Table{Columns: []Column{{Title: titleOf(device), Width: len("forward, steady to backward, steady")}}}
+	t := &Table{Columns: []Column{{Title: titleOf(device)}}}
 	for _, title := range []string{"requested", "allocated", "reserved", "in use", "end"} {
-		t.Columns = append(t.Columns, Column{Title: title, Kind: Bytes, Width: len("requested")})
+		t.Columns = append(t.Columns, Column{Title: title, Kind: Bytes})
 	}
-	for i := 0; i < len(device.Phases); {
-		p := &device.Phases[i]
-		last := i
-		for last+1 < len(device.Phases) && alike(p, &device.Phases[last+1]) {
-			last++
-		}
-		name := rowText(p)
-		if last > i {
-			name += " to " + rowText(&device.Phases[last])
-		}
-		t.add(name, p.PeakRequested, p.PeakAllocated, p.PeakReserved, p.PeakUsed, p.EndAllocated)
-		i = last + 1
+	for _, r := range phaseRows(device) {
+		p := r.phase
+		t.add(r.name, p.PeakRequested, p.PeakAllocated, p.PeakReserved, p.PeakUsed, p.EndAllocated)
 	}
 	return t
 }
@@ -302,11 +292,10 @@ func rowText(p *ledger.Phase) string {
 // shown is the number of components to list at a device's peak.
 const shown = 5
 
-// consumers lists the largest components at a device's peak. Text cuts reasons at the width of the screen; Explain
-// shows them in full.
+// consumers lists the largest components at a device's peak.
 func consumers(device *ledger.Device) *Table {
 	t := &Table{Style: Listed, Columns: []Column{{Title: "bytes", Kind: Bytes, Width: len("1002.3 GiB")},
-		{Title: "held by", Cut: screen - len("  1002.3 GiB  ")}}}
+		{Title: "held by"}}}
 	peak := device.Peak()
 	components := slices.Concat(peak.Components, device.Outside)
 	slices.SortStableFunc(components, func(a, b ledger.Holding) int { return cmp.Compare(b.Bytes, a.Bytes) })

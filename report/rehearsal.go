@@ -122,6 +122,8 @@ type MemoryBandwidth struct {
 	Limit    float64 `json:"limit_bytes_per_second"`
 	Update   float64 `json:"update_bytes_per_second"`
 	Fraction float64 `json:"fraction"` // median over the steps of traffic time / update time
+	least    float64
+	most     float64
 	// WholeStepFraction includes the norm: the time of all bytes of a step at the limit, over the step's time, also
 	// the median.
 	WholeStepFraction float64 `json:"whole_step_fraction"`
@@ -205,12 +207,13 @@ func (r *Rehearsal) measured(p *rehearse.Placement, m *rehearse.Measurement) {
 	seconds := of(func(s rehearse.Step) float64 { return s.Seconds })
 	r.StepSecondsMedian, r.StepSecondsMin, r.StepSecondsMax = median(seconds), seconds[0], seconds[len(seconds)-1]
 	updateBytes := float64(p.TrafficBytes())
+	fractions := of(func(s rehearse.Step) float64 { return s.TrafficSeconds / s.UpdateSeconds })
 	withNorm := 1 + float64(p.Format.Gradient.Size())/r.TrafficBytesPerParameter
 	limit := median(of(func(s rehearse.Step) float64 { return s.TrafficSeconds }))
 	r.MemoryBandwidth = MemoryBandwidth{
 		Limit:    updateBytes / limit,
 		Update:   updateBytes / median(of(func(s rehearse.Step) float64 { return s.UpdateSeconds })),
-		Fraction: median(of(func(s rehearse.Step) float64 { return s.TrafficSeconds / s.UpdateSeconds })),
+		Fraction: median(fractions), least: fractions[0], most: fractions[len(fractions)-1],
 
 		WholeStepFraction: median(of(func(s rehearse.Step) float64 { return withNorm * s.TrafficSeconds / s.Seconds })),
 	}
@@ -251,6 +254,7 @@ func (r *Rehearsal) Page() *Page {
 		Title:    "Rehearsal of " + r.Model.Name,
 		Sections: r.sections(job, found),
 		Verdict:  r.VerdictLine(),
+		Tone:     toneOf(r.Verdict.Fits && r.WithinTolerance()),
 		Document: r,
 	}
 	for _, change := range r.Verdict.WouldFit {
@@ -319,8 +323,8 @@ func (r *Rehearsal) facts() Facts {
 	if b := r.MemoryBandwidth; r.OptimizerSteps > 0 {
 		f.add("optimizer step", "%s median, %s to %s over %d steps", seconds(r.StepSecondsMedian),
 			seconds(r.StepSecondsMin), seconds(r.StepSecondsMax), r.OptimizerSteps)
-		f.add("update", "%.1f GB/s, %.0f %% of the %.1f GB/s that this memory moves in the same %s B/parameter",
-			b.Update/1e9, 100*b.Fraction, b.Limit/1e9, shortBytes(r.TrafficBytesPerParameter))
+		f.add("update", "%.1f GB/s, %s: it moves %.1f GB/s in the same %s B/parameter", b.Update/1e9, b.bound(),
+			b.Limit/1e9, shortBytes(r.TrafficBytesPerParameter))
 	}
 	if len(r.Steps) > 0 {
 		f.add("process", "%v steady, %v peak, %v since the first step", r.ProcessSteady, r.ProcessPeak,
@@ -408,7 +412,7 @@ func (b BytesPerParameter) String() string {
 	return fmt.Sprintf("%.3f planned, %.3f measured", b.Planned, *b.Measured)
 }
 
-// VerdictLine returns the last line of the text.
+// VerdictLine returns the first line of the text.
 func (r *Rehearsal) VerdictLine() string {
 	switch {
 	case r.BytesPerParameter.Measured == nil:
@@ -421,11 +425,19 @@ func (r *Rehearsal) VerdictLine() string {
 	if r.OptimizerSteps == 0 {
 		return fits + "; every step overflowed, and none was measured: use more --steps or a smaller loss scale"
 	}
-	return fits + fmt.Sprintf(", a step takes %s at %.0f %% of memory bandwidth", seconds(r.StepSecondsMedian),
-		100*r.MemoryBandwidth.Fraction)
+	return fits + fmt.Sprintf(", a step takes %s at %s", seconds(r.StepSecondsMedian), r.MemoryBandwidth.bound())
 }
 
-// plannedLine returns the last line where nothing was measured.
+// bound says how near an update comes to the speed of memory. Other programs use the memory, too: the limit is then
+// measured at another speed than the update, and the fraction may exceed 1.
+func (b *MemoryBandwidth) bound() string {
+	if b.Fraction > 1 {
+		return fmt.Sprintf("the speed of memory (noisy host: %.0f to %.0f %%)", 100*b.least, 100*b.most)
+	}
+	return fmt.Sprintf("%.0f %% of memory bandwidth", 100*b.Fraction)
+}
+
+// plannedLine returns the first line where nothing was measured.
 func plannedLine(v rehearse.Verdict) string {
 	switch {
 	case v.Missing == 0 && v.Shortage != "":

@@ -282,14 +282,10 @@ func (x *SnapshotDevice) components() *Table {
 	return t
 }
 
-// widestPlace leaves room for the other columns on a screen.
-const widestPlace = 64
-
 func share(part, all ledger.Bytes) float64 { return float64(part) / float64(max(all, 1)) }
 
 func (x *SnapshotDevice) places(rows int) *Table {
 	t := new(Table).with(Words, "place", "component").with(Bytes, "bytes").with(Number, "allocations")
-	t.Columns[0].Cut = widestPlace
 	for i, o := range x.ByPlace {
 		if i == rows {
 			t.add(fmt.Sprintf("%d other lines", len(x.ByPlace)-rows), nil, sumOf(x.ByPlace[rows:]), nil)
@@ -309,7 +305,6 @@ func sumOf(owners []SnapshotOwner) (sum ledger.Bytes) {
 
 func (x *SnapshotDevice) changes(rows int) *Table {
 	t := new(Table).with(Words, "change of", "component").with(Bytes, "before", "after", "difference")
-	t.Columns[0].Cut = widestPlace
 	for i, c := range x.Changes {
 		if i == rows {
 			t.add(fmt.Sprintf("%d other lines", len(x.Changes)-rows))

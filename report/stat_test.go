@@ -39,26 +39,28 @@ func TestStatIsReadable(t *testing.T) {
 		overview *protocol.Overview
 		want     string
 	}{
-		{&protocol.Overview{Process: 1, Kernel: "generic", Requests: 1, Unanswered: 1}, `service            process 1, up 0s, generic kernels
+		{&protocol.Overview{Process: 1, Kernel: "generic", Requests: 1, Unanswered: 1}, `NO STATE: no session is open
+
+service            process 1, up 0s, generic kernels
 restarts           0
 requests           1, of which 0 were refused
 queue              1 in progress, including this one; 0 B not read yet
-
-NO STATE: no session is open
 `},
 		{&protocol.Overview{Process: 1, Kernel: "generic", Requests: 1, Unanswered: 1, SetAside: []protocol.SetAside{
 			{Name: "3", Job: "tune", Rank: 2, Part: "bf16", Bytes: 64 * ledger.KiB, Reason: "it is no journal"},
 			{Name: "7", Bytes: 4 * ledger.KiB, Reason: "this release did not write it"},
-		}}, `service            process 1, up 0s, generic kernels
+		}}, `SET ASIDE: no session is open; "plimsoll restore NAME" tries again, and with --discard frees the memory
+
+service            process 1, up 0s, generic kernels
 restarts           0
 requests           1, of which 0 were refused
 queue              1 in progress, including this one; 0 B not read yet
 set aside          session 3 (job tune, rank2/bf16), 64.0 KiB: it is no journal
 set aside          session 7, 4.00 KiB: this release did not write it
-
-SET ASIDE: no session is open; "plimsoll restore NAME" tries again, and with --discard frees the memory
 `},
-		{states, `service            process 1, up 0s, generic kernels
+		{states, `HELD: 14.0 KiB of states that trainers update
+
+service            process 1, up 0s, generic kernels
 restarts           0
 requests           1, of which 0 were refused
 queue              1 in progress, including this one; 0 B not read yet
@@ -77,10 +79,10 @@ job                tune
 ├──────┼─────────────────────────────┼──────────┼──────────┤
 │      │ all                         │ 20.0 KiB │ 20.0 KiB │
 └──────┴─────────────────────────────┴──────────┴──────────┘
-
-HELD: 14.0 KiB of states that trainers update
 `},
-		{busy, `service            process 8118, up 6s, avx2 kernels
+		{busy, `HELD: 1,000 parameters, 14.000 bytes each planned, 14.336 resident
+
+service            process 8118, up 6s, avx2 kernels
 restarts           1
 requests           12,345, of which 2 were refused
 queue              3 in progress, including this one; 2.00 KiB not read yet
@@ -101,8 +103,6 @@ waiting            rank0/bf16: step 6 waits for gradients
 ├──────┼─────────────────┼──────────┼──────────┤
 │      │ all             │ 13.7 KiB │ 6.01 MiB │
 └──────┴─────────────────┴──────────┴──────────┘
-
-HELD: 1,000 parameters, 14.000 bytes each planned, 14.336 resident
 `},
 	} {
 		var out bytes.Buffer

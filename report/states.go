@@ -187,6 +187,7 @@ func (r *StatesRehearsal) Page() *Page {
 		Sections: []Section{{job}, {hostTable(r.Ledger, r.Median != nil, r.Job.ParametersOnHost)}, {r.facts()},
 			{r.roadsTable()}},
 		Verdict:  r.VerdictLine(),
+		Tone:     toneOf(r.Verdict.Fits && r.WithinTolerance()),
 		Document: r,
 	}
 	if r.timeline != nil {
@@ -262,7 +263,7 @@ func (l *RehearsedLink) describe(took float64, flag string) string {
 	return text + fmt.Sprintf(", measured: this host copies slower than the %.1f GB/s of %s", *l.Stated/1e9, flag)
 }
 
-// VerdictLine returns the last line of the text.
+// VerdictLine returns the first line of the text.
 func (r *StatesRehearsal) VerdictLine() string {
 	switch {
 	case r.Median == nil:

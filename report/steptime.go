@@ -17,8 +17,10 @@ type StepTime struct {
 	Forward       *Seconds `json:"forward_seconds"`
 	Backward      *Seconds `json:"backward_seconds"`
 	Communication *Seconds `json:"communication_seconds"`
-	Optimizer     *Seconds `json:"optimizer_seconds"`
-	Tokens        int64    `json:"tokens,omitempty"` // of a step, on all ranks
+	// Pipeline is how long the stage that has most to do waits for others; absent without pipeline stages.
+	Pipeline  *Seconds `json:"pipeline_seconds,omitempty"`
+	Optimizer *Seconds `json:"optimizer_seconds"`
+	Tokens    int64    `json:"tokens,omitempty"` // of a step, on all ranks
 	// HiddenFrom is T*: the tokens of a micro batch from which on the next forward pass hides an exact update by the
 	// optimizer service.
 	HiddenFrom int64    `json:"hidden_from_tokens,omitempty"`
@@ -46,9 +48,17 @@ func NewStepTime(p *plan.Plan, m steptime.Machine, sources []string) (*StepTime,
 	case err != nil:
 		return nil, err
 	}
-	return &StepTime{Total: secondsOf(step.Total), Forward: secondsOf(step.Forward), Sources: sources,
+	return stepTimeOf(step, sources), nil
+}
+
+func stepTimeOf(step *steptime.Step, sources []string) *StepTime {
+	d := &StepTime{Total: secondsOf(step.Total), Forward: secondsOf(step.Forward), Sources: sources,
 		Backward: secondsOf(step.Backward), Communication: secondsOf(step.Communication), Tokens: step.Tokens,
-		Optimizer: secondsOf(step.Optimizer), HiddenFrom: int64(step.HiddenFrom)}, nil
+		Optimizer: secondsOf(step.Optimizer), HiddenFrom: int64(step.HiddenFrom)}
+	if step.Pipeline.Most > 0 {
+		d.Pipeline = secondsOf(step.Pipeline)
+	}
+	return d
 }
 
 // addTo adds the time to the facts of a page.
@@ -60,9 +70,13 @@ func (s *StepTime) addTo(facts *Facts) {
 		facts.add("step", "no time: %s", s.Refused)
 		return
 	}
-	facts.add("step", "%s (%s to %s): forward %s, backward %s, not hidden: communication %s, optimizer %s",
+	waits := ""
+	if s.Pipeline != nil {
+		waits = ", waits for other stages " + seconds(s.Pipeline.Expected)
+	}
+	facts.add("step", "%s (%s to %s): forward %s, backward %s%s, not hidden: communication %s, optimizer %s",
 		seconds(s.Total.Expected), seconds(s.Total.Least), seconds(s.Total.Most), seconds(s.Forward.Expected),
-		seconds(s.Backward.Expected), seconds(s.Communication.Expected), seconds(s.Optimizer.Expected))
+		seconds(s.Backward.Expected), waits, seconds(s.Communication.Expected), seconds(s.Optimizer.Expected))
 }
 
 // seconds returns three significant digits.

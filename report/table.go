@@ -2,7 +2,9 @@ package report
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/jedib0t/go-pretty/v6/table"
 	"github.com/jedib0t/go-pretty/v6/text"
@@ -21,8 +23,7 @@ type Column struct {
 	Title    string
 	Kind     Kind
 	Decimals int // of a float64
-	Width    int // the least width in text
-	Cut      int // the largest width in text, 0 for any
+	Width    int // the least width in text, where the screen is wide enough
 }
 
 // Kind is what a column holds. Words are aligned to the left, and all others to the right. A column of any kind may
@@ -65,8 +66,8 @@ func (t *Table) with(kind Kind, titles ...string) *Table {
 
 func (t *Table) add(cells ...any) { t.Rows = append(t.Rows, cells) }
 
-// writer returns the table. The function written makes its cells and titles.
-func (t *Table) writer(written func(string) string) table.Writer {
+// writer returns the table. The function written makes its cells and titles, by their columns.
+func (t *Table) writer(written func(column int, cell string) string) table.Writer {
 	w := table.NewWriter()
 	w.SetStyle(styles[t.Style])
 	w.SuppressTrailingSpaces()
@@ -74,10 +75,9 @@ func (t *Table) writer(written func(string) string) table.Writer {
 	var configs []table.ColumnConfig
 	for i, c := range t.Columns {
 		align := c.Kind.align()
-		header = append(header, written(c.Title))
+		header = append(header, written(i, c.Title))
 		configs = append(configs, table.ColumnConfig{
-			Number: i + 1, Align: align, AlignHeader: align, AlignFooter: align, WidthMin: c.Width, WidthMax: c.Cut,
-			WidthMaxEnforcer: func(cell string, width int) string { return text.Snip(cell, width, "…") },
+			Number: i + 1, Align: align, AlignHeader: align, AlignFooter: align, WidthMin: c.Width,
 		})
 	}
 	w.SetColumnConfigs(configs)
@@ -85,7 +85,7 @@ func (t *Table) writer(written func(string) string) table.Writer {
 	row := func(cells []any) table.Row {
 		row := table.Row{}
 		for i, cell := range cells {
-			row = append(row, written(t.Columns[i].format(cell)))
+			row = append(row, written(i, t.Columns[i].format(cell)))
 		}
 		return row
 	}
@@ -98,15 +98,181 @@ func (t *Table) writer(written func(string) string) table.Writer {
 	return w
 }
 
-func (t *Table) text(layout) string {
-	w := t.writer(func(cell string) string { return cell })
+// text writes the table within the width of the page. Where broken cells of words and broken titles are not enough,
+// columns with one value in all rows go into a line above the table, and then the other columns into tables below each
+// other. What is wider still becomes a list of its cells, row by row.
+func (t *Table) text(l layout) string {
+	whole := t.rendered(func(_ int, cell string) string { return cell })
+	if l.page == 0 || widthOf(whole) <= l.page {
+		return whole
+	}
+	if narrow, fits := t.narrow(l.page); fits {
+		return narrow
+	}
+	if len(t.Rows) > 1 {
+		if rest, same := t.varying(); len(same) > 0 {
+			return Paragraph("all rows: "+strings.Join(same, ", ")).text(l) + rest.text(l)
+		}
+		if parts, fit := t.parts(l.page); fit {
+			return strings.Join(parts, "\n")
+		}
+	}
+	return t.records(l)
+}
+
+// narrow breaks cells of words, and titles, into lines. It reports whether that is enough.
+func (t *Table) narrow(page int) (text string, fits bool) {
+	narrow := *t
+	narrow.Columns = slices.Clone(t.Columns)
+	for i := range narrow.Columns {
+		narrow.Columns[i].Width = 0
+	}
+	widths, least := narrow.widths()
+	whole := narrow.rendered(func(_ int, cell string) string { return cell })
+	for excess := widthOf(whole) - page; excess > 0; excess-- {
+		widest := -1
+		for i := range widths {
+			if widths[i] > least[i] && (widest < 0 || widths[i] > widths[widest]) {
+				widest = i
+			}
+		}
+		if widest < 0 {
+			return "", false
+		}
+		widths[widest]--
+	}
+	return narrow.rendered(func(column int, cell string) string {
+		return strings.Join(wrapped(cell, widths[column]), "\n")
+	}), true
+}
+
+// picked returns a table of some of the columns.
+func (t *Table) picked(columns []int) *Table {
+	picked := &Table{Style: t.Style}
+	of := func(cells []any) (some []any) {
+		for _, i := range columns {
+			if i < len(cells) {
+				some = append(some, cells[i])
+			}
+		}
+		return some
+	}
+	for _, i := range columns {
+		picked.Columns = append(picked.Columns, t.Columns[i])
+	}
+	for _, row := range t.Rows {
+		picked.add(of(row)...)
+	}
+	picked.Footer = of(t.Footer)
+	return picked
+}
+
+// varying returns the table without columns that have the same value in all rows, and these.
+func (t *Table) varying() (rest *Table, same []string) {
+	var columns []int
+	for i, c := range t.Columns {
+		first := ""
+		varies := len(t.Footer) > 0 || t.Style == Listed
+		for k, row := range t.Rows {
+			if i >= len(row) {
+				varies = true
+				break
+			}
+			if cell := c.format(row[i]); k == 0 {
+				first = cell
+			} else {
+				varies = varies || cell != first
+			}
+		}
+		if varies {
+			columns = append(columns, i)
+		} else {
+			same = append(same, strings.TrimSpace(c.Title+" "+first))
+		}
+	}
+	return t.picked(columns), same
+}
+
+// parts divides the columns among tables, each of which begins with the first column.
+func (t *Table) parts(page int) (parts []string, fit bool) {
+	for next := 1; next < len(t.Columns); {
+		columns, part := []int{0}, ""
+		for ; next < len(t.Columns); next++ {
+			text, fits := t.picked(append(columns, next)).narrow(page)
+			if !fits {
+				break
+			}
+			columns, part = append(columns, next), text
+		}
+		if len(columns) == 1 {
+			return nil, false
+		}
+		parts = append(parts, part)
+	}
+	return parts, len(parts) > 0
+}
+
+func (t *Table) rendered(written func(int, string) string) string {
+	w := t.writer(written)
 	if t.Style == Listed {
 		w.ResetHeaders()
 	}
 	return w.Render() + "\n"
 }
 
-func (t *Table) markdown() string { return t.writer(escaped).RenderMarkdown() + "\n" }
+// widths returns the widths of the columns, and how narrow they may be: figures stay in one line, titles and words
+// break at blanks, and long words where they must.
+func (t *Table) widths() (natural, least []int) {
+	const leastWords = 16
+	for i, c := range t.Columns {
+		cells := []string{}
+		for _, row := range append(slices.Clone(t.Rows), t.Footer) {
+			if i < len(row) {
+				cells = append(cells, c.format(row[i]))
+			}
+		}
+		width, needed := widthOf(c.Title), 1
+		if t.Style == Listed {
+			width = 0
+		} else if words := strings.Fields(c.Title); len(words) > 0 {
+			needed = widthOf(strings.Join(words, "\n"))
+		}
+		for _, cell := range cells {
+			width = max(width, widthOf(cell))
+			if c.Kind == Words {
+				needed = max(needed, min(widthOf(cell), leastWords))
+			} else {
+				needed = max(needed, widthOf(cell))
+			}
+		}
+		natural, least = append(natural, width), append(least, min(needed, width))
+	}
+	return natural, least
+}
+
+// records lists the cells of every row below each other.
+func (t *Table) records(l layout) string {
+	var rows []string
+	for _, row := range append(slices.Clone(t.Rows), t.Footer) {
+		var facts Facts
+		for i, cell := range row {
+			if text := t.Columns[i].format(cell); text != "" {
+				facts.add(t.Columns[i].Title, "%s", text)
+			}
+		}
+		if len(facts) > 0 {
+			rows = append(rows, facts.text(l))
+		}
+	}
+	return strings.Join(rows, "\n")
+}
+
+// widthOf returns the columns of the longest line.
+func widthOf(s string) int { return text.LongestLineLen(s) }
+
+func (t *Table) markdown() string {
+	return t.writer(func(_ int, cell string) string { return escaped(cell) }).RenderMarkdown() + "\n"
+}
 
 func (k Kind) align() text.Align {
 	if k == Words {
@@ -122,9 +288,18 @@ func (c Column) format(cell any) string {
 		return ""
 	case float64:
 		if c.Kind == Share {
-			return strconv.FormatFloat(100*value, 'f', c.Decimals, 64) + " %"
+			return decimal(100*value, c.Decimals) + " %"
 		}
-		return strconv.FormatFloat(value, 'f', c.Decimals, 64)
+		return decimal(value, c.Decimals)
 	}
 	return fmt.Sprint(cell)
+}
+
+// decimal writes a number. One that rounds to zero has no sign.
+func decimal(value float64, decimals int) string {
+	text := strconv.FormatFloat(value, 'f', decimals, 64)
+	if strings.Trim(text, "-0.") == "" {
+		return strings.TrimPrefix(text, "-")
+	}
+	return text
 }

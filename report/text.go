@@ -15,8 +15,10 @@ const screen = 120
 type layout struct {
 	names int // columns of the name
 	width int // columns of the value, 0 for one line of any length
-	page  int // columns of paragraphs and lists, 0 for lines of any length
+	page  int // columns of all else, 0 for lines of any length
 	color bool
+	ascii bool
+	table bool // in place of bars
 }
 
 // terminal is the width of narrow text.
@@ -36,7 +38,7 @@ func (p *Page) text() string {
 	case p.Dense:
 		l = dense
 	}
-	l.color = p.Color
+	l = l.on(p.Screen)
 	var sections []string
 	for _, section := range p.blocks() {
 		var b strings.Builder
@@ -47,13 +49,33 @@ func (p *Page) text() string {
 			sections = append(sections, b.String())
 		}
 	}
-	return strings.Join(sections, "\n")
+	whole := strings.Join(sections, "\n")
+	if l.ascii {
+		whole = asASCII.Replace(whole)
+	}
+	return whole
+}
+
+// on returns the layout for a screen.
+func (l layout) on(s Screen) layout {
+	l.color, l.ascii, l.table = s.Color, s.ASCII, s.Table
+	if s.Width > 0 {
+		l.page = s.Width
+		if l.width = s.Width - l.names - 1; s.Width < terminal {
+			l.names, l.width = 1, s.Width-2 // values stand below their names
+		}
+	}
+	return l
 }
 
 func (f Facts) text(l layout) string {
 	var b strings.Builder
 	for _, fact := range f {
 		name := fact.Name
+		if l.page > 0 && len(fact.Values) > 0 && widthOf(name) > l.names { // values stand below it
+			b.WriteString(strings.Join(wrapped(name, l.page), "\n") + "\n")
+			name = ""
+		}
 		for _, value := range fact.Values {
 			for _, line := range l.lines(value) {
 				fmt.Fprintf(&b, "%-*s %s\n", l.names, name, line)
@@ -79,18 +101,22 @@ func wrapped(value string, width int) []string {
 	return lines
 }
 
-func (t Tree) text(layout) string {
+func (t Tree) text(l layout) string {
 	w := list.NewWriter()
 	w.SetStyle(list.StyleConnectedLight)
-	t.write(w)
+	t.write(w, l.page-indent)
 	return w.Render() + "\n"
 }
 
-func (t Tree) write(w list.Writer) {
+// indent is the width of what is before an item of a tree.
+const indent = 3
+
+// write writes the items in lines of up to width characters.
+func (t Tree) write(w list.Writer, width int) {
 	for _, node := range t {
-		w.AppendItem(node.Text)
+		w.AppendItem(strings.Join(wrapped(node.Text, max(width, 0)), "\n"))
 		w.Indent()
-		node.Children.write(w)
+		node.Children.write(w, width-indent)
 		w.UnIndent()
 	}
 }
@@ -107,10 +133,11 @@ func (p Paragraph) text(l layout) string {
 	return strings.Join(wrapped(string(p), l.page), "\n") + "\n"
 }
 
-func (c conclusion) text(layout) string {
-	text := c.verdict + "\n"
-	for _, hint := range c.hints {
-		text += "  " + hint + "\n"
+func (c conclusion) text(l layout) string {
+	lines := wrapped(c.verdict, l.page)
+	if l.color {
+		head, _, _ := strings.Cut(lines[0], ":")
+		lines[0] = tones[c.tone].Render(head) + strings.TrimPrefix(lines[0], head)
 	}
-	return text
+	return strings.Join(lines, "\n") + "\n" + List(c.hints).text(l)
 }

@@ -120,7 +120,8 @@ func TestUnnamed(t *testing.T) {
 	if err := report.NewBinding("test", h, request, plan, nil).Page().Write(&out, report.Text); err != nil {
 		t.Fatal(err)
 	}
-	want := "host               unknown processor, 4 usable cores (CPUs 0-3), memory not known\n"
+	want := "SEPARATE: no core has two ranks or two roles\n\n" +
+		"host               unknown processor, 4 usable cores (CPUs 0-3), memory not known\n"
 	if !strings.HasPrefix(out.String(), want) {
 		t.Errorf("got\n%s\nwant %s", &out, want)
 	}

@@ -29,6 +29,11 @@ type deepSpeed struct {
 // types (engine.py, _configure_optimizer).
 func newDeepSpeed(s *simulation) sharding {
 	d := s.Job.DeepSpeed
+	if s.Stage != nil && d.OverlapReduction { // "Pipeline parallelism does not support overlapped communication"
+		inTurn := *d
+		inTurn.OverlapReduction = false
+		d = &inTurn
+	}
 	e := &deepSpeed{simulation: s, recipe: d, pinnedMemory: newPinnedMemory(s), loaded: make([]hold, len(s.parameters)),
 		master: dtype.F32}
 	if d.LowPrecisionMaster {
@@ -48,13 +53,21 @@ func newDeepSpeed(s *simulation) sharding {
 	switch {
 	case d.ZeROStage == 3:
 		return newZeRO3(e)
-	case d.ZeROStage == 0 && s.ParameterType == dtype.BF16 && !e.since(0, 17, 6),
+	case d.ZeROStage == 0 && s.ParameterType == dtype.BF16 && (!e.since(0, 17, 6) || s.Stage != nil),
 		d.ZeROStage == 1 && s.ParameterType == dtype.BF16 && wide && !e.offloads():
-		return &bf16Optimizer{deepSpeed: e}
+		return &bf16Optimizer{deepSpeed: e, accumulated: e.accumulationType()}
 	case d.ZeROStage == 0:
 		return &fp16Optimizer{deepSpeed: e}
 	}
 	return newZeRO12(e)
+}
+
+// accumulationType returns the type that BF16_Optimizer accumulates gradients in.
+func (e *deepSpeed) accumulationType() dtype.Type {
+	if e.recipe.ZeROStage == 0 && e.since(0, 17, 6) {
+		return e.ParameterType
+	}
+	return dtype.F32
 }
 
 // group makes the parameter groups of the optimizer.
@@ -105,9 +118,31 @@ func (e *deepSpeed) since(major, minor, patch int) bool {
 
 func (e *deepSpeed) load() { e.loadFull(e.whyFull) }
 
+// loadStage puts the layers of a stage on the GPU. PipelineModule makes them in fp32, and the engine casts them there.
+func (e *deepSpeed) loadStage(why func() string) {
+	e.host.briefly(4*elementsOf(e.parameters), ledger.LoadStaging, whyStaged)
+	wide := make([]hold, len(e.parameters))
+	for i, p := range e.parameters {
+		wide[i] = e.gpu.hold(4*p.Elements, ledger.LoadStaging, because("layers in fp32, as PipelineModule makes them, "+
+			"until the engine casts them (runtime/pipe/module.py)"))
+	}
+	for i, p := range e.parameters {
+		if p.DType == dtype.F32 {
+			e.loaded[p.Index] = wide[i]
+			continue
+		}
+		e.loaded[p.Index] = e.gpu.hold(p.Bytes(), e.weights(), why)
+		wide[i].free()
+	}
+}
+
 // loadFull puts the full model on the GPU, through the host. Why is the reason of
 // the parameters.
 func (e *deepSpeed) loadFull(why func() string) {
+	if e.Stage != nil && e.ParameterType != dtype.F32 {
+		e.loadStage(why)
+		return
+	}
 	e.host.briefly(e.storedBytes(), ledger.LoadStaging, whyStaged)
 	for _, p := range e.parameters {
 		e.loaded[p.Index] = e.gpu.hold(p.Bytes(), e.weights(), why)

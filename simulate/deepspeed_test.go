@@ -232,7 +232,7 @@ func TestDeepSpeedDeviceBytes(t *testing.T) {
 		{"ZeRO-1 with fp32 gradients",
 			`{"train_batch_size": 16, "bf16": {"enabled": true}, "zero_optimization": {"stage": 1}, "data_types": ` +
 				`{"grad_accum_dtype": "fp32"}}`,
-			2*n + 4*n + 12*n/ranks + 2*n},
+			2*n + 4*n + 12*n/ranks}, // the step frees the 16-bit gradients (zero_grad)
 	} {
 		if got := total(step(test.config), ledger.MatmulWorkspaces); got != test.want {
 			t.Errorf("%s: %d bytes, want %d", test.name, got, test.want)
@@ -601,6 +601,32 @@ func TestLamb(t *testing.T) {
 		if want := int64(2+4+8+2+2+4) * n; p.Name == ledger.Step && int64(p.PeakRequested) != want {
 			// weights, masters, states, two flat tensors, and one in fp32; this test has no backward pass
 			t.Errorf("a peak of %d, want %d", p.PeakRequested, want)
+		}
+	}
+}
+
+// TestBF16OptimizerReduces: BF16_Optimizer copies accumulated gradients in the type of the all-reduce, and releases
+// differ in whether a backward pass frees the gradients of the one before (clear_lp_grads).
+func TestBF16OptimizerReduces(t *testing.T) {
+	const config = `{"train_batch_size": 8, "bf16": {"enabled": true}, "data_types": {"grad_accum_dtype": "fp32"%s},
+		"zero_optimization": {"stage": 1}%s}`
+	m := linears([]int64{1024, 1024}, []int64{1024, 1024}, []int64{1024, 1024}, []int64{1024, 1024})
+	const elements = 4 << 20
+	for more, want := range map[string]ledger.Bytes{"": 2 * elements, `, "communication_data_type": "fp32"`: 0} {
+		s := stepped(onRanks(4, deepSpeedJob(t, m, fmt.Sprintf(config, "", more), "0.19.8")))
+		for _, p := range s.gpu.phases {
+			if p.Name == ledger.Backward && p.PeakRequested-p.EndRequested < want {
+				t.Errorf("%s: the backward pass has %d B beside what stays, expected %d for the all-reduce", more,
+					p.PeakRequested-p.EndRequested, want)
+			}
+		}
+	}
+	for release, zeroes := range map[string]bool{"0.12.5": false, "0.12.6": true, "0.14.2": false, "0.16.4": false,
+		"0.16.5": true} {
+		s := newSimulation(onRanks(4, deepSpeedJob(t, m, fmt.Sprintf(config, "", ""), release)), newTrace(nil),
+			newTrace(nil))
+		if e := s.engine.(*bf16Optimizer); e.zeroes() != zeroes {
+			t.Errorf("DeepSpeed %s zeroes gradients: %v, expected %v", release, e.zeroes(), zeroes)
 		}
 	}
 }

@@ -18,6 +18,8 @@ type pipeline struct {
 	outputs []*microBatch // whose outputs the schedule keeps for its caller
 	inputs  []hold        // of the last chunk
 	sent    []hold        // gradients of inputs; torch since 2.10 keeps the last one only, until it has been sent
+	engine  pipelineEngine
+	left    int // micro batches that are not simulated, as they hold no more than those before
 }
 
 // microBatch is a micro batch on its way through a chunk.
@@ -32,10 +34,16 @@ func (s *simulation) iteratePipeline(iteration ledger.Iteration) {
 	if s.UsualSequence > 0 && iteration == ledger.Steady {
 		s.sequence = s.UsualSequence
 	}
+	if s.DeepSpeed != nil {
+		s.iterateEngine(iteration)
+		return
+	}
 	s.clearPipeline()
 	tokens := int64(s.Pipeline.Micros) * s.Sequences() * s.sequence
 	batch := s.gpu.Allocate(ledger.Bytes(s.BatchTensors*8*tokens), ledger.Batch, s.whyBatch)
-	passes := s.Pipeline.Passes(s.Stage.Index)
+	micros := s.simulatedMicros()
+	passes := s.Pipeline.Passes(s.Stage.Index, micros)
+	s.pipeline.left = s.Pipeline.Micros - micros
 	if iteration == ledger.First {
 		s.phase(ledger.Forward, iteration, func() { s.makeBuffers(passes) })
 	}
@@ -98,8 +106,19 @@ func (s *simulation) backwardThrough(c *job.Chunk, key parallel.Pass) {
 	}
 	s.pipeline.sent = append(s.pipeline.sent, s.message())
 	if !c.Sends { // losses keep their graphs until the step ends, and these the inputs (AccumulateGrad)
-		s.pipeline.inputs = append(s.pipeline.inputs, s.message())
+		for range 1 + s.pipeline.left {
+			s.pipeline.inputs = append(s.pipeline.inputs, s.message())
+		}
+		s.pipeline.left = 0
 	}
+}
+
+// simulatedMicros returns how many micro batches are run. Before torch 2.10 a step keeps something of each.
+func (s *simulation) simulatedMicros() int {
+	if !s.Versions.Torch.AtLeast(2, 10, 0) {
+		return s.Pipeline.Micros
+	}
+	return s.Pipeline.Simulated()
 }
 
 // message allocates a buffer for the hidden states of a micro batch.
@@ -191,6 +210,11 @@ func (s *simulation) messageBytes() int64 {
 }
 
 func (s *simulation) whyBuffers() string {
+	if s.DeepSpeed != nil {
+		return fmt.Sprintf("hidden states and their gradients between pipeline stages: %v each, received into one "+
+			"buffer and copied into one of %d pipe buffers (deepspeed/runtime/pipe/engine.py)",
+			ledger.Bytes(s.messageBytes()), len(s.pipeline.engine.buffers))
+	}
 	return fmt.Sprintf("hidden states and their gradients on their way between pipeline stages: %v for each of %d "+
 		"micro batches (torch/distributed/pipelining/stage.py)", ledger.Bytes(s.messageBytes()), s.Pipeline.Micros)
 }

@@ -50,7 +50,10 @@ func TestReasons(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			for _, q.Model = range models {
 				q.Sequence = 64
-				if n := catalog(t, q.Model).Network; n != nil && len(n.Towers) > 0 {
+				switch n := catalog(t, q.Model).Network; {
+				case n != nil && n.OnlyImages():
+					q.Sequence = 0
+				case n != nil && n.Generates():
 					q.Sequence = 640 // LLaVA 1.5 reads an image as 576 tokens
 				}
 				if q.Reference != "" {

@@ -134,7 +134,7 @@ func (s *simulation) options() forward.Options {
 		SavesSoftmaxInput:      !s.Versions.Torch.AtLeast(1, 11, 0),
 		AttachesQuantizedInput: !s.Versions.BitsAndBytes.AtLeast(0, 43, 2),
 		InputGradients:         s.InputGradients || s.Recompute != nil && (s.Adapter != nil || s.hooksImages()),
-		HoldsCache:             s.Recompute == nil && len(s.Model.Network.Towers) > 0 && s.OfTransformers(),
+		HoldsCache:             s.Recompute == nil && s.Model.Network.Generates() && s.OfTransformers(),
 		HooksImages:            s.Recompute != nil && s.hooksImages(),
 		ContextParallel:        s.Parallel.Context,
 		CastsInside:            s.DeepSpeed != nil && s.DeepSpeed.ZeROStage == 3 && s.DeepSpeed.EfficientLinear,
@@ -163,10 +163,11 @@ func (s *simulation) hostRanks() int64 {
 	return int64(s.World)
 }
 
-// hooksImages reports whether gradient checkpointing makes the patches of images need a gradient, frozen or not
-// (enable_input_require_grads in transformers/modeling_utils.py).
+// hooksImages reports whether gradient checkpointing makes the patches of images or the rows of sound need a gradient,
+// frozen or not (enable_input_require_grads in transformers/modeling_utils.py).
 func (s *simulation) hooksImages() bool {
-	return len(s.Model.Network.Towers) > 0 && s.OfTransformers() && s.Versions.Transformers.AtLeast(5, 0, 0)
+	reads := len(s.Model.Network.Towers) > 0 || s.Model.Network.Sound() != nil && s.Adapter != nil
+	return reads && s.OfTransformers() && s.Versions.Transformers.AtLeast(5, 0, 0)
 }
 
 // phase runs body as a phase of both devices.
@@ -265,19 +266,28 @@ func (s *simulation) iterate(iteration ledger.Iteration) {
 }
 
 func (s *simulation) whyBatch() string {
-	what := map[int64]string{2: "token ids and mask", 3: "token ids, labels and mask",
+	what := map[int64]string{1: "labels", 2: "token ids and mask", 3: "token ids, labels and mask",
 		6: "token ids, labels and mask of answers and of mismatched answers"}[s.BatchTensors]
+	if s.Model.Network.OnlyImages() {
+		return fmt.Sprintf("pixels of %d images of %d x %d in fp32", s.Images.Count, s.Images.Height, s.Images.Width)
+	}
 	images := ""
 	if s.Images.Count > 0 {
 		images = fmt.Sprintf("; pixels of %d images in fp32", s.Images.Count)
+	}
+	if h := s.Model.Network.Sound(); h != nil {
+		images = fmt.Sprintf("; spectra of %s frames x %d in fp32", ledger.Count(h.Frames()), h.Bins)
 	}
 	return fmt.Sprintf("%s in int64: %d x %s tokens x %d x 8 B%s", what, s.Sequences(), ledger.Count(s.Sequence),
 		s.BatchTensors, images)
 }
 
-// pixelBytes returns the size of the images of a micro batch, in fp32.
+// pixelBytes returns the size of the images or the sound of a micro batch, in fp32.
 func (s *simulation) pixelBytes() int64 {
 	var sum int64
+	if h := s.Model.Network.Sound(); h != nil {
+		sum = 4 * s.Sequences() * h.Bins * h.Frames()
+	}
 	for _, t := range s.Model.Network.Towers {
 		sum += 4 * s.Images.Pixels(t)
 	}

@@ -139,7 +139,8 @@ func (e *fp16Optimizer) zero() {
 // (bf16_optimizer.py).
 type bf16Optimizer struct {
 	*deepSpeed
-	stale bool // gradients of the last backward pass are not freed yet
+	accumulated dtype.Type // of the accumulated gradients
+	stale       bool       // gradients of the last backward pass are not freed yet
 }
 
 func (e *bf16Optimizer) initialize() {
@@ -153,33 +154,92 @@ func (e *bf16Optimizer) initialize() {
 			allocate(e.gpu, shard*4, ledger.MasterWeights, because("%s parameters / %d ranks x 4 B (bf16_optimizer.py)",
 				e.trainedCount(), e.Parallel.Shard))
 		})
-		allocate(e.gpu, n*4, ledger.AccumulatedGradients, because("%s parameters x 4 B: fp32 gradients of the full "+
-			"model on every rank (bf16_optimizer.py, fp32_groups_gradients_flat)", e.trainedCount()))
+		allocate(e.gpu, n*e.accumulated.Size(), ledger.AccumulatedGradients, because("%s parameters x %d B: "+
+			"accumulated gradients of the full model on every rank (bf16_optimizer.py, fp32_groups_gradients_flat)",
+			e.trainedCount(), e.accumulated.Size()))
 	}
 }
 
 func (e *bf16Optimizer) BeforeBackward(string) {
-	if e.stale {
-		e.stale = false
-		for _, p := range e.trained {
-			p.DropGradient()
-		}
+	if e.stale && !e.zeroes() {
+		e.drop()
+	}
+}
+
+// zeroes reports whether gradients of a backward pass are zeroed instead of freed (clear_lp_grads): from #4318 to
+// #5434, and since #7018.
+func (e *bf16Optimizer) zeroes() bool {
+	return e.since(0, 16, 5) || e.since(0, 12, 6) && !e.since(0, 14, 2)
+}
+
+func (e *bf16Optimizer) drop() {
+	e.stale = false
+	for _, p := range e.trained {
+		p.DropGradient()
 	}
 }
 
 func (e *bf16Optimizer) gradient(p *autograd.Parameter) {
+	if e.accumulated == e.ParameterType {
+		return
+	}
 	e.gpu.briefly(4*p.Elements, ledger.ReductionTemporaries, func() string {
 		return fmt.Sprintf("one gradient at a time is cast to fp32: %s x 4 B", ledger.Count(largestOf(e.trained)))
 	})
 }
 
 func (e *bf16Optimizer) whyGradients() string {
-	return fmt.Sprintf("%s parameters x %d B: gradients of the last backward pass, which the next one frees "+
+	return fmt.Sprintf("%s parameters x %d B: gradients of the last backward pass beside the accumulated ones "+
 		"(bf16_optimizer.py, clear_lp_grads)", e.trainedCount(), e.ParameterType.Size())
 }
 
-func (e *bf16Optimizer) endBackward(bool) { e.stale = true }
-func (e *bf16Optimizer) step()            { e.update(e.flat) }
+func (e *bf16Optimizer) endBackward(last bool) {
+	e.stale = true
+	if last {
+		e.reduce()
+	}
+}
+
+// reduce reduces the accumulated gradients: flat tensors of the groups, together up to 500,000,000 elements (engine.py,
+// buffered_allreduce_fallback).
+func (e *bf16Optimizer) reduce() {
+	why := because("accumulated gradients are put together for the all-reduce until they have more than 500,000,000 "+
+		"elements, and cast to communication_data_type, %v (engine.py, buffered_allreduce_fallback)", e.communicates())
+	var sum, groups int64
+	flush := func() {
+		var together, cast int64
+		if groups > 1 {
+			together = sum * e.accumulated.Size()
+		}
+		if t := e.communicates(); t != e.accumulated {
+			cast = sum * t.Size()
+		}
+		e.gpu.during(together, ledger.BucketCopies, why, func() { e.gpu.briefly(cast, ledger.BucketCopies, why) })
+		sum, groups = 0, 0
+	}
+	for _, group := range e.groups {
+		sum, groups = sum+e.aligned(elementsOf(group)), groups+1
+		if sum > 5e8 {
+			flush()
+		}
+	}
+	flush()
+}
+
+func (e *bf16Optimizer) step() {
+	for _, p := range e.flat {
+		var cast int64
+		if e.accumulated != dtype.F32 {
+			cast = 4 * p.Elements
+		}
+		defer e.gpu.hold(cast, ledger.MasterGradients, because("%s x 4 B: accumulated gradients cast for the step "+
+			"(bf16_optimizer.py, step)", e.shardCount())).free()
+	}
+	e.update(e.flat)
+	if e.since(0, 16, 5) { // zero_grad
+		e.drop()
+	}
+}
 
 // aligned rounds a number of elements up, so that every rank has a shard of the
 // same even size (nccl_start_alignment_factor).

@@ -3,6 +3,7 @@ package simulate
 import (
 	"fmt"
 	"math"
+	"slices"
 
 	"plimsoll/autograd"
 	"plimsoll/dtype"
@@ -194,20 +195,29 @@ func (e *zero12) whyMaster() string {
 
 // gradient handles a complete gradient.
 func (e *zero12) gradient(p *autograd.Parameter) {
-	if !e.buckets.held() {
-		count := int64(1)
-		if e.recipe.OverlapReduction {
-			count = 2
-		}
-		each := e.bucketElementBytes()
-		e.buckets = e.gpu.hold(count*e.recipe.Sizes.ReduceBucket*each, ledger.CommunicationBuckets,
-			because("%d x reduce_bucket_size %s x %d B%s, during the backward pass (setup_buckets)", count,
-				ledger.Count(e.recipe.Sizes.ReduceBucket), each, e.whyTypes()))
+	if !e.buckets.held() && e.preparesBackward() {
+		e.makeBuckets()
 	}
 	e.widen(p)
 	if e.isZeRO2() || e.recipe.OverlapReduction && e.micro == e.micros-1 {
 		e.add(p)
 	}
+}
+
+// preparesBackward reports whether the engine tells the optimizer of backward passes: in a pipeline, that of the last
+// stage only (pipe/engine.py, _exec_backward_pass).
+func (e *zero12) preparesBackward() bool { return e.Stage == nil || !e.Stage.Chunks[0].Sends }
+
+// makeBuckets makes the buckets of a backward pass, or of the reduction behind all passes of a pipeline.
+func (e *zero12) makeBuckets() {
+	count := int64(1)
+	if e.recipe.OverlapReduction {
+		count = 2
+	}
+	each := e.bucketElementBytes()
+	e.buckets = e.gpu.hold(count*e.recipe.Sizes.ReduceBucket*each, ledger.CommunicationBuckets,
+		because("%d x reduce_bucket_size %s x %d B%s, during the backward pass (setup_buckets)", count,
+			ledger.Count(e.recipe.Sizes.ReduceBucket), each, e.whyTypes()))
 }
 
 // widen accumulates a gradient of ZeRO-1 in grad_accum_dtype.
@@ -333,6 +343,13 @@ func (e *zero12) whyGradients() string {
 
 // endBackward reduces the last bucket and frees the buckets.
 func (e *zero12) endBackward(last bool) {
+	if e.Stage != nil {
+		if !last {
+			return
+		}
+		defer e.buckets.free()
+		e.makeBuckets() // in addition to that of the last stage's passes: reduce_gradients(pipeline_parallel=True)
+	}
 	if !e.isZeRO2() && last && !e.recipe.OverlapReduction {
 		for _, p := range e.trained {
 			if p.HasGradient() || e.wide[p.Index].held() {
@@ -356,7 +373,10 @@ func (e *zero12) step() {
 		e.stepOnHost()
 		return
 	}
-	largest := min(largestOf(e.trained), e.own)
+	var largest int64 // gradient, or its part in a partition
+	for _, p := range e.counted() {
+		largest = max(largest, min(p.Elements, e.ranges[p.Index].partition))
+	}
 	if e.ParameterType == dtype.F16 {
 		e.overflow(largest, e.whyReduction)
 	}
@@ -375,6 +395,17 @@ func (e *zero12) step() {
 		e.copies(e.gpu, e.flat[i:i+1])
 		gradient.free()
 	}
+}
+
+// counted returns the parameters whose gradients this rank counts in the norm: those that an earlier stage of a
+// pipeline has, too, are counted there (ds_pipe_replicated).
+func (e *zero12) counted() []*autograd.Parameter {
+	if e.Stage == nil {
+		return e.trained
+	}
+	return slices.DeleteFunc(slices.Clone(e.trained), func(p *autograd.Parameter) bool {
+		return slices.Contains(e.Stage.Replicated, p.Name)
+	})
 }
 
 // makeStates makes the optimizer states, once.

@@ -1,6 +1,7 @@
 package steptime
 
 import (
+	"cmp"
 	"time"
 
 	"plimsoll/dtype"
@@ -11,28 +12,45 @@ import (
 	"plimsoll/roads"
 )
 
-// predictor computes a step at one end of the interval, in seconds.
+// predictor computes a step of ranks at one end of the interval, in seconds. With pipeline stages they run one chunk.
 type predictor struct {
 	job       *job.Job
 	rates     rates
 	trained   float64
 	offloaded []roads.Parameter
 
-	forward, backward, exposed, optimizer float64
-	lastForward, lastBackward             float64 // of one micro batch
+	forward, backward float64 // of a micro batch
+	added             float64 // what a backward pass takes to add its gradients to those before
+	waits             waits
+	optimizer         float64
 }
+
+// waits are what passes do not hide of the communication: of every micro batch, and at the end of the last one.
+type waits struct{ forward, backward, last float64 }
 
 func (p *predictor) predict(w work) {
 	p.passes(w)
-	p.communicate(w)
+	p.communicate()
 	p.update()
 }
 
-// passes sets the times of forward and backward passes. A backward pass has twice the products of a forward pass: for
-// gradients of inputs and of weights. Fused attention computes its scores once more. Recomputed blocks are run forward
-// again; a selective recomputation keeps the results of products.
-func (p *predictor) passes(w work) {
-	j, r := p.job, p.rates
+// total returns the parts of a step without pipeline stages.
+func (p *predictor) total() parts {
+	micros := float64(p.job.Accumulation)
+	return parts{forward: p.forward * micros, backward: p.backward*micros + p.added*(micros-1),
+		communication: (p.waits.forward+p.waits.backward)*micros + p.waits.last, optimizer: p.optimizer}
+}
+
+// recomputation is the share of the blocks that the backward pass runs forward again. A selective one keeps the results
+// of products.
+type recomputation struct {
+	share     float64
+	selective bool
+}
+
+// times returns the times of a forward and a backward pass. A backward pass has twice the products of a forward pass:
+// for gradients of inputs and of weights. Fused attention computes its scores once more.
+func (r *rates) times(w *work, again recomputation, compiled bool) (forward, backward float64) {
 	dense, experts := max(w.dense/r.dense, w.read/r.Device), max(w.experts/r.experts, w.weights/r.Device)
 	attention, other := w.attention/r.attention, (w.traffic+w.loss+w.dequantized)/r.Device
 	head, loss := w.head/r.dense, w.loss/r.Device
@@ -41,31 +59,36 @@ func (p *predictor) passes(w work) {
 		head, loss = w.head/r.FLOPS, 0
 	}
 	start := w.kernels * kernelTime
-	if j.Compile {
+	if compiled {
 		start /= 4 // fused kernels
 	}
-	one := max(dense+experts+attention+other, start)
+	forward = max(dense+experts+attention+other, start)
 	trained := 1 - w.frozen // inputs have gradients as far as the pass goes, and weights that are trained
 	through := head + w.reach*max(0, dense-head+experts)
-	back := max(through+trained*(dense+experts)+w.reach*(2.5*attention+2*(other-loss))+2*loss, w.reach*2*start)
+	backward = max(through+trained*(dense+experts)+w.reach*(2.5*attention+2*(other-loss))+2*loss, w.reach*2*start)
+	repeated := max(0, forward-head-loss) // blocks only
+	if again.selective {
+		repeated = max(0, other-loss)
+	}
+	return forward, backward + w.reach*repeated*again.share
+}
+
+// passes sets the times of the passes of a micro batch.
+func (p *predictor) passes(w work) {
+	j := p.job
+	var again recomputation
 	if c := j.Recompute; c != nil {
-		again := max(0, one-head-loss) // blocks only
-		if c.Selective > 0 {
-			again = max(0, other-loss)
-		}
-		back += w.reach * again / float64(max(1, j.RecomputeEvery))
+		again = recomputation{share: 1 / float64(max(1, j.RecomputeEvery)), selective: c.Selective > 0}
 	}
+	p.forward, p.backward = p.rates.times(&w, again, j.Compile)
 	if j.Reference != nil || j.Answers != nil && j.Answers.BaseIsReference { // a frozen model of the same size, mostly
-		one += one * p.reference()
+		p.forward += p.forward * p.reference()
 	}
-	p.lastForward, p.lastBackward = one, back
-	p.forward, p.backward = one*float64(j.Accumulation), back*float64(j.Accumulation)
-	// Each further micro batch adds its gradients to those that are there.
-	added := p.trained / float64(j.Parallel.Tensor) * float64(j.ParameterType.Size())
+	gradients := p.trained / float64(j.Parallel.Tensor) * float64(j.ParameterType.Size())
 	if j.DeepSpeed != nil && j.DeepSpeed.ZeROStage > 1 || j.FSDP != nil && j.SyncEachBatch {
-		added /= float64(p.holders())
+		gradients /= float64(p.holders())
 	}
-	p.backward += float64(j.Accumulation-1) * 3 * added / r.Device
+	p.added = 3 * gradients / p.rates.Device
 }
 
 // reference returns the size of the frozen model over that of the trained one.
@@ -110,17 +133,16 @@ func hidden(communication, pass, pieces float64) float64 {
 	return min(communication, communication/max(1, pieces)+max(0, communication-pass))
 }
 
-// communicate sets what passes do not hide of the communication between ranks, for all micro batches.
-func (p *predictor) communicate(w work) {
+// communicate sets what passes do not hide of the communication between ranks.
+func (p *predictor) communicate() {
 	j := p.job
 	blocks := float64(len(j.Model.Network.Blocks()) + 1)
-	micros := float64(j.Accumulation)
 	tensor := float64(j.Parallel.Tensor)
 	model := float64(j.Model.Elements()) / tensor * float64(j.ComputeType().Size())
 	trained := p.trained / tensor
-	shard, world := j.Parallel.Shard, int64(j.World)/j.Parallel.Tensor
+	shard, world := j.Parallel.Shard, int64(j.World)/(j.Parallel.Tensor*j.Stages())
 	gradient := float64(gradientType(j).Size())
-	forward, backward := p.lastForward, p.lastBackward
+	forward, backward := p.forward, p.backward
 	switch d := j.DeepSpeed; {
 	case j.FSDP != nil:
 		once := p.gather(model, shard, blocks)
@@ -136,32 +158,36 @@ func (p *predictor) communicate(w work) {
 		if gathersOnce(j.FSDP) {
 			again = 0
 		}
-		last := hidden(again+reduce, backward, blocks)
+		p.waits = waits{forward: hidden(once, forward, blocks), backward: hidden(again+reduce, backward, blocks)}
 		if !j.SyncEachBatch {
-			p.exposed = hidden(once, forward, blocks)*micros + hidden(again, backward, blocks)*(micros-1) + last
-		} else {
-			p.exposed = (hidden(once, forward, blocks) + last) * micros
+			last := p.waits.backward
+			p.waits.backward = hidden(again, backward, blocks)
+			p.waits.last = last - p.waits.backward
+		}
+		if j.Pipeline != nil && gathersOnce(j.FSDP) { // stages keep what is gathered until the last micro batch
+			p.waits.forward, p.waits.last = 0, p.waits.last+p.waits.forward
 		}
 	case d != nil && d.ZeROStage == 3:
 		once := p.gather(model, world, blocks)
 		if d.OffloadParameters.Device == "cpu" {
 			once += model / float64(world) / p.rates.Link.In
 		}
-		p.exposed = micros * (hidden(once, forward, blocks) +
-			p.reduced(once+p.gather(trained*gradient, world, blocks), backward, d))
+		p.waits = waits{forward: hidden(once, forward, blocks),
+			backward: p.reduced(once+p.gather(trained*gradient, world, blocks), backward, d)}
 	case d != nil && d.ZeROStage > 0:
-		reduces := 1.0
-		if d.ZeROStage == 2 {
-			reduces = micros
-		}
 		buckets := trained / float64(max(1, d.Sizes.ReduceBucket))
-		p.exposed = reduces*p.reduced(p.gather(trained*gradient, world, 1+buckets), backward, d) +
-			p.gather(trained*float64(j.ComputeType().Size()), world, blocks)
+		p.waits.last = p.gather(trained*float64(j.ComputeType().Size()), world, blocks)
+		reduce := p.reduced(p.gather(trained*gradient, world, 1+buckets), backward, d)
+		if d.ZeROStage == 2 {
+			p.waits.backward = reduce
+		} else {
+			p.waits.last += reduce
+		}
 	case world > 1: // buckets of 25 MB
-		all := 2 * p.gather(trained*gradient, world, blocks)
-		p.exposed = hidden(all, backward, blocks)
+		p.waits.last = hidden(2*p.gather(trained*gradient, world, blocks), backward, blocks)
 	}
-	p.exposed += micros * p.within()
+	inForward, inBackward := p.within()
+	p.waits.forward, p.waits.backward = p.waits.forward+inForward, p.waits.backward+inBackward
 }
 
 // reduced returns what the backward pass does not hide of a reduction by DeepSpeed.
@@ -173,29 +199,43 @@ func (p *predictor) reduced(communication, pass float64, d *recipe.DeepSpeed) fl
 }
 
 // within returns the communication of a micro batch between ranks that share the model or a sequence, which its passes
-// wait for: two all-reduces of a block forward, and as many backward.
-func (p *predictor) within() (sum float64) {
+// wait for. Ranks that share the width of a block make two all-reduces of the residual stream in each pass. Those that
+// share a sequence pass keys and values around, and backward their gradients, too; or they exchange heads for tokens
+// around attention. Recomputed blocks communicate once more.
+func (p *predictor) within() (forward, backward float64) {
 	j := p.job
-	blocks := float64(len(j.Model.Network.Blocks()))
-	hidden := float64(j.Model.Network.Hidden * j.ComputeType().Size())
+	width := float64(j.ComputeType().Size())
+	residual := float64(j.Model.Network.Hidden) * width
 	tokens := float64(j.Sequences()*sequenceOf(j)) / float64(j.Parallel.Context)
-	passes := 2.0
+	again := 0.0
 	if j.Recompute != nil && j.Recompute.Selective == 0 {
-		passes = 3
+		again = 1 / float64(max(1, j.RecomputeEvery))
 	}
-	node := int64(j.RanksPerNode)
-	sum = passes * blocks * 2 * 2 * p.ring(tokens*hidden, j.Parallel.Tensor, node, 1)
-	if n := j.Parallel.Context; n > 1 { // keys and values
-		sum += passes * blocks * p.ring(2*tokens*float64(n)*hidden, n, node, 1)
+	add := func(once, back float64) {
+		forward, backward = forward+once, backward+back+again*once
 	}
-	if n := j.Parallel.Expert; n > 1 {
-		for _, b := range j.Model.Network.Blocks() {
-			if x := b.FeedForward.Mixture; x != nil { // to the experts and back
-				sum += passes * 2 * p.ring(tokens*hidden*float64(x.Chosen), n, node, 1)
+	inNode := max(1, int64(j.RanksPerNode)/j.Parallel.Tensor)
+	for _, b := range j.Model.Network.Blocks() {
+		reduces := 2 * 2 * p.ring(tokens*residual, j.Parallel.Tensor, int64(j.RanksPerNode), 1)
+		add(reduces, reduces)
+		if n := j.Parallel.Context; n > 1 {
+			a := &b.Attention
+			each := tokens * width / float64(j.Parallel.Tensor)
+			keys := each * float64(a.KeyValueHeads*(a.Width+cmp.Or(a.ValueWidth, a.Width)))
+			if j.Parallel.Ulysses || j.Parallel.DeepSpeedUlysses {
+				once := p.ring(2*each*float64(a.Heads*a.Width)+keys, n, inNode, 4)
+				add(once, once)
+			} else {
+				once := p.ring(keys*float64(n), n, inNode, float64(n-1))
+				add(once, 2*once)
 			}
 		}
+		if x := b.FeedForward.Mixture; x != nil && j.Parallel.Expert > 1 { // to the experts and back
+			once := 2 * p.ring(tokens*residual*float64(x.Chosen), j.Parallel.Expert, inNode, 1)
+			add(once, once)
+		}
 	}
-	return sum
+	return forward, backward
 }
 
 // gathersOnce reports whether FSDP keeps parameters between the passes.
@@ -229,7 +269,7 @@ const (
 func (p *predictor) update() {
 	j, r := p.job, p.rates
 	each := p.trained / float64(j.Parallel.Tensor) / float64(p.holders())
-	rank := roads.Job{Ranks: j.RanksPerNode, Forward: seconds(p.lastForward), Backward: seconds(p.lastBackward)}
+	rank := roads.Job{Ranks: j.RanksPerNode, Forward: seconds(p.forward), Backward: seconds(p.backward)}
 	variant := 1.0
 	if j.Optimizer.Variant != job.Fused && (j.DeepSpeed == nil) {
 		variant = foreachPasses
@@ -248,7 +288,7 @@ func (p *predictor) update() {
 		// Gradients of further micro batches are added up on the GPU and go back to the host.
 		moved := each * float64(j.ComputeType().Size()) * (1/r.Link.In + 1/r.Link.Out)
 		blocks := float64(len(j.Model.Network.Blocks()) + 1)
-		p.exposed += float64(j.Accumulation-1) * hidden(moved, p.lastBackward, blocks)
+		p.waits.last += float64(j.Accumulation-1) * hidden(moved, p.backward, blocks)
 	case j.FSDP != nil && j.FSDP.OffloadParameters:
 		bytes := float64(adamBytes)
 		if j.Optimizer.Variant != job.Fused {
@@ -283,7 +323,7 @@ func (p *predictor) holders() int64 {
 	case j.FSDP != nil:
 		return j.Parallel.Shard
 	case j.DeepSpeed != nil && j.DeepSpeed.ZeROStage > 0:
-		return max(1, int64(j.World)/j.Parallel.Tensor)
+		return max(1, int64(j.World)/(j.Parallel.Tensor*j.Stages()))
 	}
 	return 1
 }

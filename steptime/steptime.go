@@ -19,10 +19,11 @@ import (
 type Time struct{ Expected, Least, Most time.Duration }
 
 // Step is the time of an optimizer step with all of its micro batches. Communication and Optimizer are what the passes
-// do not hide.
+// do not hide. With pipeline stages the parts are those of the stage that has most to do, and Pipeline is how long it
+// waits for others.
 type Step struct {
-	Forward, Backward, Communication, Optimizer Time
-	Total                                       Time
+	Forward, Backward, Communication, Pipeline, Optimizer Time
+	Total                                                 Time
 	// HiddenFrom is the number of tokens of a GPU's micro batch from which on the next forward pass hides an exact
 	// update by the optimizer service; 0 where it is not known.
 	HiddenFrom float64
@@ -117,6 +118,8 @@ func unmodelled(j *job.Job) string {
 	switch {
 	case j.Images.Count > 0:
 		return "encoders of images"
+	case j.Model.Network.Sound() != nil:
+		return "encoders of sound"
 	case slices.ContainsFunc(j.Model.Network.Blocks(), func(b model.Block) bool { return b.Attention.Delta != nil }):
 		return "recurrent layers"
 	case j.Answers != nil && j.Answers.Mismatched != job.Never:
@@ -127,8 +130,8 @@ func unmodelled(j *job.Job) string {
 		return "fake quantization"
 	case j.HostExperts != nil:
 		return "experts on the host"
-	case j.Pipeline != nil:
-		return "pipeline stages of PyTorch"
+	case j.Pipeline != nil && j.DeepSpeed != nil:
+		return "DeepSpeed's pipeline engine"
 	}
 	return ""
 }
@@ -148,21 +151,49 @@ func Predict(j *job.Job, m Machine, trained int64, offloaded []roads.Parameter) 
 	}
 	s := &Step{Tokens: j.Sequences() * sequenceOf(j) * int64(j.Accumulation) * int64(j.World) /
 		(j.Parallel.Tensor * j.Parallel.Context)}
-	w := workOf(j)
-	for end := range 3 {
-		p := predictor{job: j, rates: ratesAt(j, m, end), trained: float64(trained), offloaded: offloaded}
-		p.predict(w)
-		for _, part := range []struct {
-			to      *Time
-			seconds float64
-		}{{&s.Forward, p.forward}, {&s.Backward, p.backward}, {&s.Communication, p.exposed},
-			{&s.Optimizer, p.optimizer},
-			{&s.Total, p.forward + p.backward + p.exposed + p.optimizer}} {
-			part.to.take(seconds(part.seconds), end)
-		}
+	var parts func(rates) (parts, error)
+	if j.Pipeline != nil {
+		s.Tokens = s.Tokens * int64(j.Pipeline.Micros) / j.Pipeline.Degree
+		parts = newStages(j, float64(trained)).parts
+	} else {
+		parts = onOneStage(j, float64(trained), offloaded)
 	}
-	s.HiddenFrom = hiddenFrom(j, m, s.Forward.Expected)
+	for end := range 3 {
+		found, err := parts(ratesAt(j, m, end))
+		if err != nil {
+			return nil, err
+		}
+		s.take(found, end)
+	}
+	if j.Pipeline == nil {
+		s.HiddenFrom = hiddenFrom(j, m, s.Forward.Expected)
+	}
 	return s, nil
+}
+
+// onOneStage returns what computes the parts of a job without pipeline stages.
+func onOneStage(j *job.Job, trained float64, offloaded []roads.Parameter) func(rates) (parts, error) {
+	w := workOf(j)
+	return func(r rates) (parts, error) {
+		p := predictor{job: j, rates: r, trained: trained, offloaded: offloaded}
+		p.predict(w)
+		return p.total(), nil
+	}
+}
+
+// parts are those of a Step at one end of the interval, in seconds.
+type parts struct{ forward, backward, communication, pipeline, optimizer float64 }
+
+// take adds what an end of the interval says.
+func (s *Step) take(p parts, end int) {
+	for _, part := range []struct {
+		to      *Time
+		seconds float64
+	}{{&s.Forward, p.forward}, {&s.Backward, p.backward}, {&s.Communication, p.communication},
+		{&s.Pipeline, p.pipeline}, {&s.Optimizer, p.optimizer},
+		{&s.Total, p.forward + p.backward + p.communication + p.pipeline + p.optimizer}} {
+		part.to.take(seconds(part.seconds), end)
+	}
 }
 
 // rates are what a rank achieves at one end of the interval, in operations and bytes a second.

@@ -18,14 +18,15 @@ import (
 	"plimsoll/host"
 	"plimsoll/ledger"
 	"plimsoll/profile"
+	"plimsoll/rehearse"
 )
 
 // silent is a progress that nobody sees.
 type silent struct{}
 
-func (silent) Begin(string, int64) {}
-func (silent) Advance(int64)       {}
-func (silent) End()                {}
+func (silent) Begin(string, int64, rehearse.Unit) {}
+func (silent) Advance(int64)                      {}
+func (silent) End()                               {}
 
 func request() Request {
 	return Request{State: "split", Moments: "fp32", Overlap: profile.NoOverlap, Budget: time.Second, ShareOfBest: 0.95,

@@ -42,7 +42,7 @@ func (t *Tuning) Run(ctx context.Context, version string, progress rehearse.Prog
 		Load: profile.LoadBuiltIn, Command: append([]string{}, t.Command...), ShareOfBest: t.ShareOfBest,
 		Curves: []profile.Curve{}, TrainerTimes: []profile.TrainerTimes{}, Splits: []profile.Split{},
 	}
-	progress.Begin("measuring this host", int64(t.Budget/time.Second))
+	progress.Begin("measuring this host", int64(t.Budget/time.Second), rehearse.Shares)
 	defer progress.End()
 	others, err := bench.WatchOthers(t.Host.CPUs)
 	if err != nil {

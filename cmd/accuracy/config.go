@@ -49,6 +49,11 @@ var families = []struct {
 			c["feed_forward_proj"] = "gated-gelu"
 		}
 	}},
+	{`\bvit_`, "ViTForImageClassification", func(m sizes, c object) {
+		name := text(m.Name)
+		c["patch_size"], c["image_size"] = jsonNumber(name.find(`patch(\d+)`)), jsonNumber(name.find(`patch\d+_(\d+)`))
+		c["num_labels"] = max(1, jsonNumber(m.Note.find(`(\d+)-class head`)))
+	}},
 	{`gpt-?2|learned pos`, "GPT2LMHeadModel", func(m sizes, c object) {
 		c["n_embd"], c["n_layer"], c["n_head"], c["n_inner"], c["n_positions"] = m.Hidden, m.Layers, m.Heads, m.Inner,
 			1024
@@ -248,6 +253,8 @@ func (e *expression) configOf(m sizes) (object, error) {
 		return c
 	}
 	switch {
+	case architecture == "ViTForImageClassification": // which has no vocabulary
+		return config(m), nil
 	case m.Inner == 0 && m.Vocabulary == 0:
 		if m.Vocabulary = vocabularyOf(m.Name); m.Vocabulary == 0 {
 			return nil, fmt.Errorf("the sizes of %s are not known", m.Name)

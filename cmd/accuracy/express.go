@@ -148,7 +148,10 @@ func (e *expression) chooseMachine() error {
 		q.PipelineParallel, q.PipelineSchedule = stages, cmp.Or(e.Parallel.Schedule, "1F1B")
 		q.MicroBatch, q.Accumulation = max(1, q.MicroBatch/stages), stages
 	}
-	if q.Sequence == 0 {
+	switch {
+	case e.model != nil && e.model.Network != nil && e.model.Network.OnlyImages():
+		q.Sequence = 0
+	case q.Sequence == 0:
 		q.Sequence = unstatedSequence
 	}
 	if e.trainer().longestFirst {

@@ -84,5 +84,5 @@ func runBench(c *cobra.Command, request bench.Request, format report.Format) err
 	if err != nil {
 		return err
 	}
-	return report.NewBenchmark(c.Root().Version, suite, results).Page().Write(c.OutOrStdout(), format)
+	return present(c, report.NewBenchmark(c.Root().Version, suite, results).Page(), format)
 }

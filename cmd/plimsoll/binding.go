@@ -71,7 +71,7 @@ func runBinding(c *cobra.Command, o bindingOptions) error {
 		return err
 	}
 	document := report.NewBinding(c.Root().Version, h, o.request, assignment, notes)
-	return document.Page().Write(c.OutOrStdout(), o.format)
+	return present(c, document.Page(), o.format)
 }
 
 // allow replaces the affinity mask by lists of CPUs: one list for all ranks, or one for each rank. It drops the CPUs

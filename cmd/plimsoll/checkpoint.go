@@ -13,6 +13,7 @@ import (
 	"plimsoll/checkpoint"
 	"plimsoll/fault"
 	"plimsoll/optim/kernel"
+	"plimsoll/rehearse"
 	"plimsoll/report"
 )
 
@@ -51,7 +52,7 @@ func runInspect(c *cobra.Command, path string, format report.Format) error {
 	if err != nil {
 		return err
 	}
-	return report.CheckpointOf(c.Root().Version, opened).Page().Write(c.OutOrStdout(), format)
+	return present(c, report.CheckpointOf(c.Root().Version, opened).Page(), format)
 }
 
 func verifyCommand() *cobra.Command {
@@ -73,7 +74,7 @@ func runVerify(c *cobra.Command, path string) error {
 		return err
 	}
 	progress := newProgress(os.Stderr, c.ErrOrStderr())
-	progress.Begin("verifying "+opened.Path(), opened.Bytes())
+	progress.Begin("verifying "+opened.Path(), opened.Bytes(), rehearse.Bytes)
 	defer progress.End()
 	if err := opened.Verify(interruptible(c), progress.Advance); err != nil {
 		return err
@@ -143,8 +144,8 @@ executed.
 
 With --like, OUT takes the place of a state that the trainer itself has saved:
 of a file of torch.save, such as optimizer.pt of Hugging Face's Trainer, or with
---to megatron of a checkpoint of Megatron. OUT has its order, its
-hyperparameters and all else that is no optimizer state.`,
+--to deepspeed or megatron of a checkpoint of ZeRO 1 to 3 or of Megatron. OUT
+has its order, its hyperparameters and all else that is no optimizer state.`,
 		Example: `  plimsoll checkpoint convert checkpoints converted --ranks 4
   plimsoll checkpoint convert checkpoints converted --state fp32 --moments bf16
   plimsoll checkpoint convert checkpoints optimizer.pt --to torch
@@ -152,6 +153,8 @@ hyperparameters and all else that is no optimizer state.`,
   plimsoll checkpoint convert output/global_step500 converted --from deepspeed
   plimsoll checkpoint convert fsdp/step-500 converted --from dcp --ranks 8
   plimsoll checkpoint convert checkpoints universal --to deepspeed
+  plimsoll checkpoint convert checkpoints zero --to deepspeed \
+    --like saved/global_step500
   plimsoll checkpoint convert checkpoints fsdp --to dcp
   plimsoll checkpoint convert checkpoints out --to megatron \
     --like saved/iter_0000100
@@ -167,7 +170,7 @@ hyperparameters and all else that is no optimizer state.`,
 		choiceFlag(command, f.value, f.name, "", f.usage, f.values)
 	}
 	command.Flags().StringVar(&flags.like, "like", "", "`PATH` of a state that the job has saved that shall load OUT: "+
-		"OUT has its order and all that is no state (--to torch and megatron)")
+		"OUT has its order and all that is no state (--to torch, deepspeed and megatron)")
 	command.Flags().StringVar(&flags.names, "names", "", "`FILE` with a JSON list of the optimizer's parameters, "+
 		"where a file of torch.save has none")
 	command.Flags().StringArrayVar(&flags.weights, "weights", nil, "`FILE` of safetensors or torch.save with the "+
@@ -220,8 +223,8 @@ func (f conversion) checkFiles() error {
 	case f.to == megatronFormat && f.like == "":
 		return fault.Inputf("--to megatron needs a checkpoint that the job itself has saved").
 			WithHint("name it with --like, as docs/checkpoints.md says")
-	case f.like != "" && f.to != megatronFormat && f.to != torchFormat:
-		return fault.Inputf("--like goes with --to torch and --to megatron only").WithHint("leave --like out")
+	case f.like != "" && f.to != megatronFormat && f.to != torchFormat && f.to != deepspeedFormat:
+		return fault.Inputf("--like goes with --to torch, deepspeed and megatron only").WithHint("leave --like out")
 	case len(f.weights) > 0 && f.from != torchFormat:
 		return fault.Inputf("--weights goes with --from torch only").WithHint("leave --weights out")
 	case f.names != "" && f.from != torchFormat && (f.to != torchFormat || f.like == ""):
@@ -243,7 +246,7 @@ func convert(c *cobra.Command, path, out string, flags conversion, to checkpoint
 	if flags.to != "" {
 		return leave(c, opened, out, flags, progress)
 	}
-	progress.Begin("writing "+out, -1) // the size depends on the format
+	progress.Begin("writing "+out, -1, rehearse.Bytes) // the size depends on the format
 	defer progress.End()
 	written, err := opened.Convert(c.Context(), out, to, progress.Advance)
 	if err != nil {
@@ -255,10 +258,15 @@ func convert(c *cobra.Command, path, out string, flags conversion, to checkpoint
 
 // leave writes the checkpoint for another program.
 func leave(
-	c *cobra.Command, opened *checkpoint.Checkpoint, out string, flags conversion, progress progress,
+	c *cobra.Command, opened *checkpoint.Checkpoint, out string, flags conversion, progress rehearse.Progress,
 ) error {
 	write, reader := opened.WriteTorch, "torch.load"
 	switch {
+	case flags.to == deepspeedFormat && flags.like != "":
+		reader = "DeepSpeed on as many ranks as have saved " + flags.like
+		write = func(ctx context.Context, out string, advance func(int64)) error {
+			return opened.WriteDeepSpeed(ctx, out, flags.like, advance)
+		}
 	case flags.to == deepspeedFormat:
 		write, reader = opened.WriteUniversal, "DeepSpeed with load_universal"
 	case flags.to == distributedFormat:
@@ -274,7 +282,7 @@ func leave(
 			return opened.WriteTorchLike(ctx, out, flags.like, flags.names, advance)
 		}
 	}
-	progress.Begin("writing "+out, opened.ExportBytes())
+	progress.Begin("writing "+out, opened.ExportBytes(), rehearse.Bytes)
 	defer progress.End()
 	if err := write(c.Context(), out, progress.Advance); err != nil {
 		return err
@@ -285,7 +293,7 @@ func leave(
 
 // open opens the checkpoint to convert.
 func open(
-	c *cobra.Command, path string, flags conversion, progress progress,
+	c *cobra.Command, path string, flags conversion, progress rehearse.Progress,
 ) (*checkpoint.Checkpoint, error) {
 	var read func(context.Context, string, func(int64)) (*checkpoint.Checkpoint, error)
 	switch flags.from {
@@ -303,7 +311,7 @@ func open(
 	default:
 		return checkpoint.Open(path)
 	}
-	progress.Begin("verifying "+path, -1)
+	progress.Begin("verifying "+path, -1, rehearse.Bytes)
 	defer progress.End()
 	return read(c.Context(), path, progress.Advance)
 }

@@ -73,7 +73,7 @@ func runCompare(c *cobra.Command, o compareOptions, arguments []string) error {
 			WithHint("plimsoll compare plan.json " + recording.File + " --learn " + o.learn)
 	}
 	document := report.NewComparison(c.Root().Version, recording, planFile, plan, o.tolerance/100)
-	if err := document.Page().Write(c.OutOrStdout(), o.format); err != nil {
+	if err := present(c, document.Page(), o.format); err != nil {
 		return err
 	}
 	if o.learn != "" {

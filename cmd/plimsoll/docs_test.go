@@ -11,11 +11,15 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"unicode/utf8"
 )
 
 // documentedExit lists the documented commands that fail on purpose, with their exit codes.
 var documentedExit = map[string]int{
-	"plimsoll rehearse --model llama-3.1-405b": exitDoesNotFit,
+	"plimsoll rehearse --model llama-3.1-405b":                 exitDoesNotFit,
+	"plimsoll plan examples/llama_factory.yaml --gpu RTX-4090": exitDoesNotFit,
+	"plimsoll plan --model qwen2.5-7b --gpu A100-80GB --gpus 2 --deepspeed examples/zero2_offload.json " +
+		"--seq-len 4096": exitDoesNotFit,
 	"plimsoll plan --model llama-3-8b --deepspeed examples/zero2_pageable.json --gpus 8 --gpu A100-40GB " +
 		"--seq-len 4096 --host-bandwidth 300 --host-memory 512GiB": exitDoesNotFit,
 	"plimsoll explain examples/failures/train.log examples/failures/ds_config.json --model llama-3.1-8b --gpus 4 " +
@@ -26,7 +30,8 @@ var documentedExit = map[string]int{
 }
 
 // TestDocumentedCommands runs every "$ plimsoll" command of README.md and docs. Where the docs show the output, too,
-// every line of it must begin as a line of the real output does. Numbers may differ from host to host, names may not.
+// every line of it must begin as a line of the real output does. Where the docs keep within 80 columns, so does the
+// program. Numbers may differ from host to host, names may not.
 func TestDocumentedCommands(t *testing.T) {
 	root := filepath.Join("..", "..")
 	documents, err := filepath.Glob(filepath.Join(root, "docs", "*.md"))
@@ -74,6 +79,9 @@ func checkCommand(t *testing.T, command, output string) {
 	}
 	var stdout, stderr bytes.Buffer
 	real := exec.Command(program(t), arguments[1:]...)
+	if widest(output) <= 80 {
+		real.Env = append(os.Environ(), "COLUMNS=80")
+	}
 	real.Stdout, real.Stderr = &stdout, &stderr
 	if err := real.Run(); real.ProcessState == nil {
 		t.Fatal(err)
@@ -91,6 +99,14 @@ func checkCommand(t *testing.T, command, output string) {
 			t.Errorf("no line of the output begins with %q any more; the document shows\n%s", word, line)
 		}
 	}
+}
+
+// widest returns the columns of the longest line.
+func widest(text string) (columns int) {
+	for line := range strings.Lines(text) {
+		columns = max(columns, utf8.RuneCountInString(strings.TrimSuffix(line, "\n")))
+	}
+	return columns
 }
 
 // firstWord returns the first word of a line, without table borders and symbols.

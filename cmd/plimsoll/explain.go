@@ -157,7 +157,7 @@ func runExplain(c *cobra.Command, o explainOptions, arguments []string) error {
 		r.in.Request = &r.request
 	}
 	e := explain.Explain(r.in)
-	if err := report.ExplanationPage(e).Write(c.OutOrStdout(), o.format); err != nil {
+	if err := present(c, report.ExplanationPage(e), o.format); err != nil {
 		return err
 	}
 	if e.Cause.Resource != explain.None {
@@ -276,6 +276,10 @@ func checkRead(sources []*evidence.Source) error {
 
 func (r *explainReader) file(name string) error {
 	file, _, err := files.Open(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return fault.File(name).Inputf("there is no such file").
+			WithHint("give the files that the failure left: logs, dmesg, counters, snapshots or a folder with them")
+	}
 	if err != nil {
 		return &fault.Input{Err: err}
 	}

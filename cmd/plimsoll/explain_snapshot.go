@@ -68,7 +68,7 @@ func runSnapshot(c *cobra.Command, o snapshotOptions, names []string) error {
 			return err
 		}
 	}
-	if err := document.Page().Write(c.OutOrStdout(), o.format); err != nil {
+	if err := present(c, document.Page(), o.format); err != nil {
 		return err
 	}
 	if failed && !o.diff {

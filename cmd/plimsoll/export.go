@@ -96,6 +96,10 @@ func newExporter(c *cobra.Command, o exportOptions, arguments []string) (func(io
 		}
 	}
 	if format == nil && o.to != htmlFormat {
+		if o.to == "" {
+			return nil, fault.Inputf("--to is missing: expected %s", fault.OneOf(exportFormats()...)).
+				WithHint("give --to html for a page, or see plimsoll export --help")
+		}
 		return nil, fault.Inputf("--to is %q: expected %s", o.to, fault.OneOf(exportFormats()...))
 	}
 	version := c.Root().Version

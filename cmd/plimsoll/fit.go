@@ -54,14 +54,18 @@ A job is described as to plimsoll plan. Settings that are given are kept.`,
 	flags.SortFlags = false
 	q := &options.question
 	jobFlags(command, &q.Request, &options.clip)
-	restFlags(command, &q.States)
-	machineFlags(command, &options.machine)
-	networkFlag(command, &options.machine)
-	flags.Var((*countFlag)(&q.Batch), "batch", "sequences of an optimizer step on all ranks (default: any)")
-	flags.BoolVar(&q.FewerGPUs, "fewer-gpus", false, "also try a half of the GPUs, a quarter and so on")
-	flags.BoolVar(&q.Tight, "allow-tight", false, "count recipes as fitting whose upper end does not fit")
-	flags.StringVar(&options.write, "write", "", "write the files of the fastest recipe to a `folder`")
-	outputFlags(command, &options.format, "print one JSON document")
+	group(command, statesOnHost, func() { restFlags(command, &q.States) })
+	group(command, machineSpeed, func() {
+		machineFlags(command, &options.machine)
+		networkFlag(command, &options.machine)
+	})
+	group(command, "Search and result", func() {
+		flags.Var((*countFlag)(&q.Batch), "batch", "sequences of an optimizer step on all ranks (default: any)")
+		flags.BoolVar(&q.FewerGPUs, "fewer-gpus", false, "also try a half of the GPUs, a quarter and so on")
+		flags.BoolVar(&q.Tight, "allow-tight", false, "count recipes as fitting whose upper end does not fit")
+		flags.StringVar(&options.write, "write", "", "write the files of the fastest recipe to a `folder`")
+		outputFlags(command, &options.format, "print one JSON document")
+	})
 	return command
 }
 
@@ -96,7 +100,7 @@ func runFit(c *cobra.Command, o fitOptions) error {
 			return err
 		}
 	}
-	if err := document.Page().Write(c.OutOrStdout(), o.format); err != nil {
+	if err := present(c, document.Page(), o.format); err != nil {
 		return err
 	}
 	if answer.Fastest == nil {

@@ -81,8 +81,62 @@ func fold(s string, width int) []string {
 // flagUsage is a line of pflag's usage: names and type of a flag, and what it is for.
 var flagUsage = regexp.MustCompile(`(?m)^( +\S.*?) {3,}(\S.*)$`)
 
-// usages returns the usages of flags for a terminal of 80 columns. The usage of a flag with a long name is below it.
+// groupAnnotation is the annotation of a flag with the title of its group in the help.
+const groupAnnotation = "plimsoll.group"
+
+// Titles of groups that several commands have.
+const (
+	statesOnHost = "States on the host (plimsoll.torch.StateOffload)"
+	machineSpeed = "Speed of the machine"
+)
+
+// group puts the flags that a function adds below a title in the help.
+func group(c *cobra.Command, title string, add func()) {
+	known := map[string]bool{}
+	c.Flags().VisitAll(func(f *pflag.Flag) { known[f.Name] = true })
+	add()
+	c.Flags().VisitAll(func(f *pflag.Flag) {
+		if !known[f.Name] {
+			if err := c.Flags().SetAnnotation(f.Name, groupAnnotation, []string{title}); err != nil {
+				panic(err) // the flag exists
+			}
+		}
+	})
+}
+
+// usages returns the usages of flags for a terminal of 80 columns, group by group. Flags without a group come last.
 func usages(flags *pflag.FlagSet) string {
+	var titles []string
+	groups := map[string]*pflag.FlagSet{}
+	flags.VisitAll(func(f *pflag.Flag) {
+		title := ""
+		if of := f.Annotations[groupAnnotation]; len(of) > 0 {
+			title = of[0]
+		}
+		if groups[title] == nil {
+			groups[title] = pflag.NewFlagSet("", pflag.ContinueOnError)
+			groups[title].SortFlags = flags.SortFlags
+			titles = append(titles, title)
+		}
+		groups[title].AddFlag(f)
+	})
+	if len(titles) == 1 {
+		return usagesOf(flags)
+	}
+	var b strings.Builder
+	for _, title := range titles {
+		if title != "" {
+			fmt.Fprintf(&b, " %s:\n%s\n", title, usagesOf(groups[title]))
+		}
+	}
+	if rest := groups[""]; rest != nil {
+		fmt.Fprintf(&b, " Other:\n%s", usagesOf(rest))
+	}
+	return b.String()
+}
+
+// usagesOf returns the usages of one group. The usage of a flag with a long name is below it.
+func usagesOf(flags *pflag.FlagSet) string {
 	const terminal, longestName = 80, 30
 	all := flagUsage.FindAllStringSubmatch(flags.FlagUsages(), -1)
 	column := 0
@@ -91,6 +145,7 @@ func usages(flags *pflag.FlagSet) string {
 			column = max(column, n+2)
 		}
 	}
+	column = max(column, 20)
 	var b strings.Builder
 	for _, usage := range all {
 		name := usage[1]
@@ -190,7 +245,7 @@ func (n *countFlag) Type() string { return "int" }
 func (n *countFlag) Set(text string) error {
 	count, err := strconv.Atoi(text)
 	if err != nil || count < 1 {
-		return fmt.Errorf("expected a whole number from 1 on")
+		return fmt.Errorf("expected a whole number from 1 on, in digits alone")
 	}
 	*n = countFlag(count)
 	return nil
@@ -209,7 +264,7 @@ func (n optionalCount) Type() string { return "int" }
 func (n optionalCount) Set(text string) error {
 	count, err := strconv.Atoi(text)
 	if err != nil || count < 0 {
-		return fmt.Errorf("expected a whole number from 0 on")
+		return fmt.Errorf("expected a whole number from 0 on, in digits alone")
 	}
 	*n.to = &count
 	return nil

@@ -44,7 +44,6 @@ func (t withoutProfile) Run() int {
 //	exits CODE COMMAND...   run a command that must end with an exit code
 //	json FILE               check that FILE holds one JSON document
 //	narrow FILE             check that no line of a text has more than 80 columns
-//	screen FILE             check that a text is one screen: 52 lines of 120 columns
 //	flip FILE BYTE          change a bit of a file
 //	$HOSTS                  the directory of recorded machines
 //	$EXAMPLES               the directory of examples
@@ -69,17 +68,6 @@ func TestScripts(t *testing.T) {
 			"narrow": func(ts *testscript.TestScript, _ bool, arguments []string) {
 				for line := range strings.Lines(ts.ReadFile(arguments[0])) {
 					if n := utf8.RuneCountInString(line); n > 81 || strings.HasSuffix(line, " \n") {
-						ts.Fatalf("a line of %d columns, or with blanks at its end: %q", n-1, line)
-					}
-				}
-			},
-			"screen": func(ts *testscript.TestScript, _ bool, arguments []string) {
-				text := ts.ReadFile(arguments[0])
-				if n := strings.Count(text, "\n"); n > 52 {
-					ts.Fatalf("%d lines:\n%s", n, text)
-				}
-				for line := range strings.Lines(text) {
-					if n := utf8.RuneCountInString(line); n > 121 || strings.HasSuffix(line, " \n") {
 						ts.Fatalf("a line of %d columns, or with blanks at its end: %q", n-1, line)
 					}
 				}

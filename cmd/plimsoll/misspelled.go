@@ -47,14 +47,38 @@ var otherNames = map[string]string{
 	"ep":                          "--expert-parallel",
 	"torch-compile":               "--compile",
 	"config-file":                 "--config",
+	"gpu-count":                   "--gpus",
+	"n-gpus":                      "--gpus",
+	"devices":                     "--gpus",
+	"vram":                        "--gpu-memory",
+	"ram":                         "--host-memory",
+	"cpu-memory":                  "--host-memory",
+	"model-name":                  "--model",
+	"model-id":                    "--model",
+	"flash-attn":                  "--attention flash",
+	"flash-attention":             "--attention flash",
+	"use-flash-attention-2":       "--attention flash",
+	"offload-optimizer":           "--deepspeed with a JSON file that sets \"offload_optimizer\", or --offload states",
+	"cpu-offload":                 "--deepspeed with a JSON file that sets \"offload_optimizer\", or --offload states",
+	"use-lora":                    "--adapter with an adapter_config.json of PEFT",
 }
+
+var unknownShort = regexp.MustCompile(`^unknown shorthand flag: .* in (-\S+)$`)
 
 var unknownFlag = regexp.MustCompile(`^unknown flag: --([^\s=]+)`)
 
 // badFlag returns the error of flags that cannot be parsed, with the flag that was probably meant.
 func badFlag(c *cobra.Command, err error) error {
+	if before := c.Flags().Args(); c.HasSubCommands() && len(before) > 0 {
+		return noArguments(c, before) // the flags are those of another command
+	}
 	bad := &fault.Input{Err: err, Hint: "see " + c.CommandPath() + " --help"}
 	found := unknownFlag.FindStringSubmatch(err.Error())
+	if short := unknownShort.FindStringSubmatch(err.Error()); short != nil {
+		bad = fault.Inputf("unknown flag: %s", short[1]).
+			WithHint("names of flags have two dashes before them; see " + c.CommandPath() + " --help")
+		found = []string{short[1], strings.TrimLeft(short[1], "-")}
+	}
 	if found == nil {
 		return bad
 	}

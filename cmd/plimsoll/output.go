@@ -1,6 +1,7 @@
 package main
 
 import (
+	"os"
 	"strconv"
 
 	"github.com/spf13/cobra"
@@ -16,6 +17,14 @@ func outputFlags(c *cobra.Command, format *report.Format, json string) {
 		"`format` of the result: "+fault.OneOf(report.Formats()...)+" (default: text)")
 	flags.VarPF((*jsonFlag)(format), "json", "", json).NoOptDefVal = "true"
 	complete(c, "format", cobra.FixedCompletions(report.Formats(), cobra.ShellCompDirectiveNoFileComp))
+}
+
+// present writes a result for what is behind stdout.
+func present(c *cobra.Command, page *report.Page, format report.Format) error {
+	screen := report.ScreenOf(c.OutOrStdout(), os.Environ())
+	screen.Table = page.Screen.Table
+	page.Screen = screen
+	return page.Write(c.OutOrStdout(), format)
 }
 
 // formatFlag is the format of a result on the command line. It is empty if none was given.

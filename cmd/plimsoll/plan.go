@@ -27,6 +27,7 @@ type planOptions struct {
 	explain, out string
 	advise       bool
 	apply        string
+	table        bool
 	machine      machineOptions
 	format       report.Format
 	megatron     megatronOptions
@@ -52,14 +53,11 @@ Plan follows the job tensor by tensor: every operation of the forward and
 backward pass and what autograd saves for it, communication buckets, gathered
 parameters, the optimizer step, and PyTorch's caching allocator.
 
-GPUs that --gpu knows:
-` + wrapped(gpu.Names()) + `
+"plimsoll models" lists the models that --model knows by name, and
+"plimsoll models --gpus" the GPUs that --gpu knows.
 
 Optimizers that --optimizer knows, beside the Trainer's names for them:
-` + wrapped(job.Optimizers()) + `
-
-The catalog of models:
-` + wrapped(model.Catalog()),
+` + wrapped(job.Optimizers()),
 		Example: `  plimsoll plan --model llama-3-8b --gpus 8 --gpu H100-80GB --fsdp 2 \
     --precision bf16 --seq-len 4096
   plimsoll plan --model falcon-7b --precision fp16 --gpu A100-80GB --seq-len 128
@@ -106,11 +104,20 @@ func jobArguments(c *cobra.Command, q *job.Request) {
 }
 
 func planFlags(c *cobra.Command, o *planOptions) {
-	flags := c.Flags()
-	flags.SortFlags = false
+	c.Flags().SortFlags = false
 	jobFlags(c, &o.request, &o.clip)
-	offloadFlags(c, &o.request.Offload)
-	megatronFlags(c, &o.megatron)
+	group(c, statesOnHost, func() { offloadFlags(c, &o.request.Offload) })
+	group(c, "Megatron-LM", func() { megatronFlags(c, &o.megatron) })
+	group(c, machineSpeed, func() {
+		machineFlags(c, &o.machine)
+		networkFlag(c, &o.machine)
+	})
+	group(c, "Result", func() { resultFlags(c, o) })
+}
+
+// resultFlags adds the flags for what plan answers.
+func resultFlags(c *cobra.Command, o *planOptions) {
+	flags := c.Flags()
 	flags.StringVar(&o.explain, "explain", "",
 		"explain one `component`: its bytes in every phase, the formula and its source; or explain the interval")
 	complete(c, "explain", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
@@ -120,13 +127,23 @@ func planFlags(c *cobra.Command, o *planOptions) {
 		"write the plan to a `file` for run --plan, with a hash of every file that it was made from")
 	flags.BoolVar(&o.advise, "advise", false, "also say what would make a job faster that fits")
 	flags.StringVar(&o.apply, "apply", "", "write copies of the files with the first advice to a `folder`")
-	machineFlags(c, &o.machine)
-	networkFlag(c, &o.machine)
+	flags.BoolVar(&o.table, "table", false, "show a table of all figures of each phase in place of bars")
 	outputFlags(c, &o.format, "print one JSON document")
 }
 
 // jobFlags adds the flags that say what a job is.
 func jobFlags(c *cobra.Command, q *job.Request, clip *float64) {
+	group(c, "Model and files", func() { fileFlags(c, q) })
+	group(c, "Machine", func() { hardwareFlags(c, q) })
+	group(c, "Batches", func() { batchFlags(c, q) })
+	group(c, "Training", func() { trainingFlags(c, q, clip) })
+	group(c, "Sharding and parallelism", func() { parallelFlags(c, q) })
+	group(c, "Releases and what was measured", func() { releaseFlags(c, q) })
+	jobArguments(c, q)
+}
+
+// fileFlags adds the flags for the model and for files.
+func fileFlags(c *cobra.Command, q *job.Request) {
 	flags := c.Flags()
 	choiceOrFileFlag(c, &q.Model, "model", "", "`name` in the catalog or on the Hugging Face hub, a "+
 		"config.json or a folder with one",
@@ -140,61 +157,87 @@ func jobFlags(c *cobra.Command, q *job.Request, clip *float64) {
 	flags.StringVar(&q.Adapter, "adapter", "", "PEFT's adapter_config.json, a `file`")
 	choiceOrFileFlag(c, &q.Quantization, "quantization", "",
 		"stored weights: VALUES, or a `file` with a BitsAndBytesConfig or quantization_config", job.Quantizations())
-	flags.BoolVar(&q.CPU, "cpu", false, "train on the CPU")
+}
+
+// hardwareFlags adds the flags for GPUs, hosts and their memory.
+func hardwareFlags(c *cobra.Command, q *job.Request) {
+	flags := c.Flags()
+	choiceFlag(c, &q.GPU, "gpu", "", "GPU `name`, such as H100-80GB", gpu.Names())
 	flags.Var((*countFlag)(&q.GPUs), "gpus", "GPUs of each node, one rank each")
 	flags.Var((*countFlag)(&q.Nodes), "nodes", "nodes of the job")
-	choiceFlag(c, &q.GPU, "gpu", "", "GPU `name`, such as H100-80GB", gpu.Names())
 	flags.Var((*bytesFlag)(&q.GPUMemory), "gpu-memory", "memory of one GPU, such as 79.1GiB (default: that of --gpu)")
 	flags.Var((*bytesFlag)(&q.HostMemory), "host-memory", "memory of one node, such as 512GiB")
 	flags.Var((*countFlag)(&q.NUMANodes), "numa-nodes", "NUMA nodes of each node; its ranks divide them")
+	flags.BoolVar(&q.CPU, "cpu", false, "train on the CPU")
+}
+
+// batchFlags adds the flags for what a step reads.
+func batchFlags(c *cobra.Command, q *job.Request) {
+	flags := c.Flags()
 	flags.Var((*countFlag)(&q.Sequence), "seq-len", "tokens of a sequence")
 	flags.Var((*countFlag)(&q.UsualSequence), "usual-seq-len",
 		"tokens of a sequence after the first micro batch, which has the longest (default: those of --seq-len)")
-	flags.Var(optionalCount{&q.Images}, "images", "`images` in every sequence, for models that read images; 0 is text "+
-		"only")
-	flags.StringVar(&q.ImageSize, "image-size", "", "`height and width` of images in pixels, such as 768x1024")
-	flags.StringSliceVar(&q.Freeze, "freeze", nil, "`parts` of a multimodal model that are not trained: "+
-		strings.Join(model.PartNames(), ", "))
 	flags.Var((*countFlag)(&q.MicroBatch), "micro-batch", "sequences of a rank's micro batch")
 	flags.Var((*countFlag)(&q.Accumulation), "grad-accum",
 		"gradient accumulation steps: micro batches of an optimizer step")
+	flags.Var(optionalCount{&q.Images}, "images", "`images` in every sequence, for models that read images; 0 is text "+
+		"only")
+	flags.StringVar(&q.ImageSize, "image-size", "", "`height and width` of images in pixels, such as 768x1024")
+}
+
+// trainingFlags adds the flags for how a model is trained.
+func trainingFlags(c *cobra.Command, q *job.Request, clip *float64) {
+	flags := c.Flags()
 	choiceFlag(c, &q.Precision, "precision", "",
 		"`dtype` of the parameters: VALUES (amp: fp32 parameters under autocast)", job.Precisions)
-	choiceFlag(c, &q.AdapterPrecision, "adapter-precision", "", "`dtype` of the adapter's parameters: VALUES",
-		job.AdapterPrecisions)
-	choiceFlag(c, &q.Attention, "attention", "", "attention `implementation`: VALUES", job.Attentions)
 	choiceFlag(c, &q.Optimizer, "optimizer", "", "optimizer `name`, also with its implementation: adamw/foreach, "+
 		"adamw/fused or adamw/for-loop", job.Optimizers())
 	flags.Float64Var(clip, "clip", 1, "clip gradients to this global `norm`; 0 turns clipping off")
+	flags.Lookup("clip").DefValue = "0" // hidden in the help
 	choiceFlag(c, &q.Recompute, checkpointingFlag, "", "`blocks` whose activations are recomputed in the backward "+
 		"pass: VALUES; selective keeps the results of matrix products and attention", job.Recomputes)
 	flags.Lookup(checkpointingFlag).NoOptDefVal = "full"
-	jobArguments(c, q)
-	choiceFlag(c, &q.FSDP, "fsdp", "", "`version` of FSDP to shard with, VALUES; every block is a unit",
-		job.FSDPVersions)
-	flags.BoolVar(&q.OffloadParameters, "fsdp-offload", false, "FSDP keeps its shards on the host")
-	choiceFlag(c, &q.Modules, "model-library", "", "`library` whose code the model runs: VALUES", job.ModelLibraries)
+	choiceFlag(c, &q.Attention, "attention", "", "attention `implementation`: VALUES", job.Attentions)
 	flags.BoolVar(&q.Compile, "compile", false, "torch.compile compiles the model")
-	flags.StringVar(&q.Reference, "reference-model", "", "frozen `model` beside the trained one, as DPO and RLHF have")
 	choiceFlag(c, &q.Loss, "loss", "", "`loss`, VALUES: fp32 is that of transformers, native leaves the logits in the "+
 		"model's dtype, chunked is litgpt's, and fused Liger's", job.Losses)
 	flags.BoolVar(&q.FusedLoss, "fused-loss", false,
 		"fuse the linear layer before the loss with the cross entropy, as Liger does")
+	flags.StringSliceVar(&q.Freeze, "freeze", nil, "`parts` of a multimodal model that are not trained: "+
+		strings.Join(model.PartNames(), ", "))
+	choiceFlag(c, &q.AdapterPrecision, "adapter-precision", "", "`dtype` of the adapter's parameters: VALUES",
+		job.AdapterPrecisions)
+	flags.StringVar(&q.Reference, "reference-model", "", "frozen `model` beside the trained one, as DPO and RLHF have")
+	choiceFlag(c, &q.Modules, "model-library", "", "`library` whose code the model runs: VALUES", job.ModelLibraries)
+}
+
+// parallelFlags adds the flags for how ranks share a model.
+func parallelFlags(c *cobra.Command, q *job.Request) {
+	flags := c.Flags()
+	choiceFlag(c, &q.FSDP, "fsdp", "", "`version` of FSDP to shard with, VALUES; every block is a unit",
+		job.FSDPVersions)
+	flags.BoolVar(&q.OffloadParameters, "fsdp-offload", false, "FSDP keeps its shards on the host")
 	flags.Var((*countFlag)(&q.TensorParallel), "tensor-parallel", "tensor parallel `degree`")
 	flags.Var((*countFlag)(&q.PipelineParallel), "pipeline-parallel", "pipeline parallel `degree`: stages of "+
-		"torch.distributed.pipelining, which --grad-accum micro batches go through in a step")
+		"torch.distributed.pipelining or of DeepSpeed, which --grad-accum micro batches go through in a step")
 	choiceFlag(c, &q.PipelineSchedule, "pipeline-schedule", "", "`schedule` of the pipeline, VALUES",
 		job.PipelineSchedules)
+	flags.StringVar(&q.PipelinePartition, "pipeline-partition", "", "how DeepSpeed's PipelineModule cuts layers into "+
+		"stages: its partition_`method`")
 	flags.Var((*countFlag)(&q.ContextParallel), "context-parallel", "context parallel `degree`")
 	flags.Var((*countFlag)(&q.ExpertParallel), "expert-parallel", "expert parallel `degree`")
+}
+
+// releaseFlags adds the flags for what depends on releases and runs.
+func releaseFlags(c *cobra.Command, q *job.Request) {
+	flags := c.Flags()
 	flags.StringVar(&q.Torch, "torch", "", "`version` of PyTorch")
-	flags.StringVar(&q.DeepSpeedVersion, "deepspeed-version", "", "`version` of DeepSpeed")
 	flags.StringVar(&q.Transformers, "transformers", "", "`version` of transformers")
+	flags.StringVar(&q.DeepSpeedVersion, "deepspeed-version", "", "`version` of DeepSpeed")
 	flags.StringVar(&q.BitsAndBytes, "bitsandbytes", "", "`version` of bitsandbytes")
 	flags.StringVar(&q.Allocator, "alloc-conf", "",
 		"`options` of PYTORCH_CUDA_ALLOC_CONF, such as expandable_segments:True")
 	flags.StringVar(&q.Factors, "factors", "", "`file` of compare --learn: what a recorded run has taught")
-	flags.Lookup("clip").DefValue = "0" // hidden in the help
 }
 
 // offloadFlags adds the flags of plimsoll.torch.StateOffload.
@@ -258,12 +301,13 @@ func runPlan(c *cobra.Command, o planOptions) error {
 		}
 	}
 	page := document.Page()
+	page.Screen.Table = o.table
 	if o.explain != "" {
 		if page, err = document.Explain(o.explain); err != nil {
 			return err
 		}
 	}
-	if err := page.Write(c.OutOrStdout(), o.format); err != nil {
+	if err := present(c, page, o.format); err != nil {
 		return err
 	}
 	if document.Verdict == plan.DoesNotFit {

@@ -10,6 +10,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -21,12 +23,48 @@ import (
 	"plimsoll/report"
 )
 
-var update = flag.Bool("update", false, "rewrite the errors in testdata/plan/bad.txtar")
+var update = flag.Bool("update", false, "rewrite the errors in testdata/plan/bad.txtar and testdata/mistakes.txtar")
 
-// TestPlanRefuses runs the command lines at the head of testdata/plan/bad.txtar beside its files, and compares each
-// error with the one below the command. Each command ends with exit code 2, an empty stdout and one error.
+// TestPlanRefuses runs the command lines of testdata/plan/bad.txtar, also beside a folder with weights alone.
 func TestPlanRefuses(t *testing.T) {
-	golden, err := filepath.Abs("testdata/plan/bad.txtar")
+	folder := t.TempDir()
+	if err := os.CopyFS(filepath.Join(folder, "checkpoint"), os.DirFS("../../model/testdata/checkpoint")); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(filepath.Join(folder, "checkpoint", "config.json")); err != nil {
+		t.Fatal(err)
+	}
+	if commands := checkRefusals(t, "testdata/plan/bad.txtar", folder); commands < 100 {
+		t.Errorf("only %d command lines", commands)
+	}
+}
+
+// TestTypicalMistakes runs the command lines of testdata/mistakes.txtar.
+func TestTypicalMistakes(t *testing.T) {
+	folder := t.TempDir()
+	weights := "\x02\x00\x00\x00\x00\x00\x00\x00{}"
+	for name, content := range map[string]string{
+		"photo.png": "\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR\x00\x00\x01\x00", "model.safetensors": weights,
+		"adapter_model.safetensors": weights, "pytorch_model.bin": "PK\x03\x04\x00\x00\x08\x08\x00\x00archive/data.pkl",
+	} {
+		if err := os.WriteFile(filepath.Join(folder, name), []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Mkdir(filepath.Join(folder, "folder"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if commands := checkRefusals(t, "testdata/mistakes.txtar", folder); commands < 66 {
+		t.Errorf("only %d command lines", commands)
+	}
+}
+
+// checkRefusals runs the command lines at the head of an archive in a folder with its files, and compares each error
+// with the one below the command. Each command ends with exit code 2, an empty stdout and one error. It returns the
+// number of commands.
+func checkRefusals(t *testing.T, archived, folder string) (commands int) {
+	t.Helper()
+	golden, err := filepath.Abs(archived)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -34,20 +72,13 @@ func TestPlanRefuses(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	plimsoll, folder := program(t), t.TempDir()
 	for _, file := range archive.Files {
 		if err := os.WriteFile(filepath.Join(folder, file.Name), file.Data, 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := os.CopyFS(filepath.Join(folder, "checkpoint"), os.DirFS("../../model/testdata/checkpoint")); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Remove(filepath.Join(folder, "checkpoint", "config.json")); err != nil {
-		t.Fatal(err)
-	}
+	plimsoll := program(t)
 	var head strings.Builder
-	commands := 0
 	for line := range strings.Lines(string(archive.Comment)) {
 		arguments, isCommand := strings.CutPrefix(line, "> ")
 		if isCommand || strings.TrimSpace(line) == "" || line[0] == '#' {
@@ -57,9 +88,6 @@ func TestPlanRefuses(t *testing.T) {
 			commands++
 			head.WriteString(refusal(t, plimsoll, folder, strings.Fields(arguments)))
 		}
-	}
-	if commands < 100 {
-		t.Errorf("only %d command lines", commands)
 	}
 	if *update {
 		archive.Comment = []byte(head.String())
@@ -71,18 +99,30 @@ func TestPlanRefuses(t *testing.T) {
 	if diff := cmp.Diff(want, strings.Split(head.String(), "\n")); diff != "" {
 		t.Errorf("errors differ from those in %s (-want +got), see -update:\n%s", golden, diff)
 	}
+	return commands
 }
+
+// variable is an argument that is a variable of the environment.
+var variable = regexp.MustCompile(`^[A-Z_]+=`)
 
 // refusal runs a command in a folder and returns the error that it is refused with.
 func refusal(t *testing.T, plimsoll, folder string, arguments []string) string {
 	t.Helper()
+	environment := os.Environ()
+	for variable.MatchString(arguments[0]) {
+		environment, arguments = append(environment, arguments[0]), arguments[1:]
+	}
 	command := exec.Command(plimsoll, arguments...)
-	command.Dir = folder
+	command.Dir, command.Env = folder, environment
 	var stdout, stderr bytes.Buffer
 	command.Stdout, command.Stderr = &stdout, &stderr
 	var exit *exec.ExitError
-	if err := command.Run(); !errors.As(err, &exit) || exit.ExitCode() != exitInput {
-		t.Errorf("%q: %v, want exit code 2", arguments, err)
+	want := exitInput
+	if strings.HasPrefix(strings.Join(arguments, " "), "run ") && !slices.Contains(arguments, "--plan") {
+		want = 127 // as of a shell
+	}
+	if err := command.Run(); !errors.As(err, &exit) || exit.ExitCode() != want {
+		t.Errorf("%q: %v, want exit code %d", arguments, err, want)
 	}
 	message, said := strings.CutPrefix(stderr.String(), "plimsoll: ")
 	if text := strings.Split(strings.TrimSpace(message), "\n"); !said || stdout.Len() > 0 || len(text) > 2 ||

@@ -6,7 +6,6 @@ import (
 	"io"
 	"os"
 
-	"github.com/charmbracelet/colorprofile"
 	"github.com/spf13/cobra"
 
 	"plimsoll/binding"
@@ -62,8 +61,7 @@ which road a trainer waits less.
 
 With --steps 0 rehearse allocates nothing and only shows the plan.
 
-The catalog of models:
-` + wrapped(model.Catalog()),
+"plimsoll models" lists the models that --model knows by name.`,
 		Example: `  plimsoll rehearse --model qwen2.5-0.5b
   plimsoll rehearse --model path/to/config.json --deepspeed ds_config.json \
     --ranks 2
@@ -206,8 +204,7 @@ type rehearsed struct {
 
 // write writes the result, and the files that were asked for.
 func (o rehearseOptions) write(c *cobra.Command, page *report.Page, r rehearsed) error {
-	page.Color = colorprofile.Detect(c.OutOrStdout(), os.Environ()) > colorprofile.ASCII
-	if err := page.Write(c.OutOrStdout(), o.format); err != nil {
+	if err := present(c, page, o.format); err != nil {
 		return err
 	}
 	if err := o.writeFiles(c.Root().Version, page, r); err != nil {

@@ -48,12 +48,14 @@ A job is described as to plimsoll plan.`,
 	flags := command.Flags()
 	flags.SortFlags = false
 	jobFlags(command, &options.request, &options.clip)
-	restFlags(command, &options.request.Offload)
-	machineFlags(command, &options.machineOptions)
-	flags.Float64Var(&options.forward, "forward-ms", 0, "`milliseconds` of the forward pass (default: by --tflops)")
-	flags.Float64Var(&options.backward, "backward-ms", 0, "`milliseconds` of the backward pass (default: twice as "+
-		"many)")
-	outputFlags(command, &options.format, "print one JSON document")
+	group(command, statesOnHost, func() { restFlags(command, &options.request.Offload) })
+	group(command, machineSpeed, func() {
+		machineFlags(command, &options.machineOptions)
+		flags.Float64Var(&options.forward, "forward-ms", 0, "`milliseconds` of the forward pass (default: by --tflops)")
+		flags.Float64Var(&options.backward, "backward-ms", 0, "`milliseconds` of the backward pass (default: twice as "+
+			"many)")
+	})
+	group(command, "Result", func() { outputFlags(command, &options.format, "print one JSON document") })
 	return command
 }
 
@@ -104,5 +106,5 @@ func runRoads(c *cobra.Command, o roadsOptions) error {
 	if err != nil {
 		return err
 	}
-	return report.NewRoads(described, states.Name(), compared, sources).Page().Write(c.OutOrStdout(), o.format)
+	return present(c, report.NewRoads(described, states.Name(), compared, sources).Page(), o.format)
 }

@@ -7,6 +7,8 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"regexp"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -40,11 +42,27 @@ func run(arguments []string, stdout, stderr io.Writer) int {
 	root.SetContext(context.Background())
 	c, err := root.ExecuteC()
 	code := exitCode(c.Context(), err)
+	hintFor(c, err)
 	var said outcome
 	if err != nil && !errors.As(err, &said) {
 		fmt.Fprintf(stderr, "plimsoll: %s\n", fault.Printable(err.Error()))
 	}
 	return code
+}
+
+// anotherFlag is a hint at the flag that takes a file.
+var anotherFlag = regexp.MustCompile(`^give it as --(\S+)$`)
+
+// hintFor changes the hint at a flag that the command does not have: plan has it.
+func hintFor(c *cobra.Command, err error) {
+	var input *fault.Input
+	if !errors.As(err, &input) {
+		return
+	}
+	if flag := anotherFlag.FindStringSubmatch(input.Hint); flag != nil && c.Flags().Lookup(flag[1]) == nil {
+		input.Hint = fmt.Sprintf("%s does not read such files; plimsoll plan takes it as --%s", c.CommandPath(),
+			flag[1])
+	}
 }
 
 // interruptible returns a context that SIGINT and SIGTERM cancel, for commands that must clean up. The signals end
@@ -94,6 +112,7 @@ every byte went.`,
 	root.AddCommand(exportCommand())
 	root.AddCommand(fitCommand())
 	root.AddCommand(manualCommand())
+	root.AddCommand(modelsCommand())
 	root.AddCommand(planCommand())
 	root.AddCommand(roadsCommand())
 	root.AddCommand(topologyCommand())
@@ -115,8 +134,24 @@ func noArguments(c *cobra.Command, arguments []string) error {
 	for _, sub := range c.Commands() {
 		names = append(names, sub.Name())
 	}
-	if nearest := fault.Nearest(arguments[0], names); nearest != "" {
-		e.Hint = "did you mean " + c.CommandPath() + " " + nearest + "?"
+	if len(names) == 0 {
+		return e
+	}
+	e.What = fmt.Sprintf("%s has no command %q", c.CommandPath(), arguments[0])
+	nearest := fault.Nearest(arguments[0], names)
+	if meant := otherCommands[strings.ToLower(arguments[0])]; slices.Contains(names, meant) {
+		nearest = meant
+	}
+	if nearest != "" {
+		e.Hint = "did you mean " + c.CommandPath() + " " + nearest + "? " + e.Hint
 	}
 	return e
+}
+
+// otherCommands maps what people may call a command to its name.
+var otherCommands = map[string]string{
+	"estimate": "plan", "estimate-memory": "plan", "memory": "plan", "size": "plan", "check": "plan", "launch": "run",
+	"train": "run", "search": "fit", "advise": "plan", "status": "stat", "top": "watch", "monitor": "watch",
+	"benchmark": "bench", "info": "topology", "why": "explain", "diagnose": "explain", "list": "models",
+	"gpus": "models",
 }

@@ -130,7 +130,7 @@ func runJob(c *cobra.Command, o runOptions, command []string) error {
 		return report.NewRun(c.Root().Version, h, command, planned, bound, result)
 	}
 	if o.dryRun {
-		return document(nil).Page().Write(c.OutOrStdout(), o.format)
+		return present(c, document(nil).Page(), o.format)
 	}
 	if o.format != "" {
 		return fault.Inputf("--json and --format are for --dry-run: what the ranks print is theirs").

@@ -38,5 +38,5 @@ func runStat(c *cobra.Command, socket string, format report.Format) error {
 	if err != nil {
 		return err
 	}
-	return report.Stat{Overview: overview}.Page().Write(c.OutOrStdout(), format)
+	return present(c, report.Stat{Overview: overview}.Page(), format)
 }

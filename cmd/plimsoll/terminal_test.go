@@ -14,6 +14,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/charmbracelet/x/ansi"
 	"golang.org/x/sys/unix"
 )
 
@@ -172,5 +173,36 @@ func TestPictureInColor(t *testing.T) {
 	s.types(t, "export NO_COLOR=1\n"+rehearsal, "exit=0")
 	if text := s.text()[before:]; strings.Contains(text, "\x1b[32m") || !strings.Contains(text, "trainer          <") {
 		t.Errorf("the picture has colors in spite of NO_COLOR:\n%s", text)
+	}
+}
+
+// TestTerminalWidths: what the program shows keeps within windows of 80 and of 50 columns. The verdict has a color, and
+// a progress bar stays in its line.
+func TestTerminalWidths(t *testing.T) {
+	config, err := filepath.Abs("../../examples/config.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, columns := range []int{80, 50} {
+		s := newScreen(t, uint16(columns), 24)
+		s.types(t, "export LANG=C.UTF-8; unset LC_ALL COLUMNS; echo ready=$((1+1))\n", "ready=2")
+		for command, shows := range map[string]string{
+			"plan --model " + config + " --gpu RTX-4090": "\x1b[1;30;42mfits\x1b[m: ",
+			"rehearse --model " + config + " --steps 2":  "optimizer steps",
+			"bench --parameters 1Mi --rounds 2":          "adamw, state split",
+		} {
+			before := len(s.text())
+			s.types(t, "$plimsoll "+command+"; echo exit=$?\n", "exit=0")
+			text := s.text()[before:]
+			if !strings.Contains(text, shows) {
+				t.Errorf("%q is not shown:\n%s", shows, text)
+			}
+			_, text, _ = strings.Cut(text, "echo exit=$?") // the shell breaks what is typed
+			for _, line := range strings.FieldsFunc(text, func(r rune) bool { return r == '\r' || r == '\n' }) {
+				if n := ansi.StringWidth(line); n > columns {
+					t.Errorf("%s: a line of %d columns on a terminal of %d: %q", command, n, columns, line)
+				}
+			}
+		}
 	}
 }

@@ -64,7 +64,7 @@ func runTopology(c *cobra.Command, o topologyOptions) error {
 	if err != nil {
 		return err
 	}
-	return document.Page().Write(c.OutOrStdout(), o.format)
+	return present(c, document.Page(), o.format)
 }
 
 // restricted describes the host without the cores that are left to the system. Where asked to, it keeps one hardware

@@ -114,5 +114,5 @@ func runTune(c *cobra.Command, o tuneOptions, command []string) error {
 		return err
 	}
 	ascii := c.OutOrStdout() != os.Stdout || !term.IsTerminal(int(os.Stdout.Fd()))
-	return report.NewTuning(c.Root().Version, here, path, found, ascii).Page().Write(c.OutOrStdout(), o.format)
+	return present(c, report.NewTuning(c.Root().Version, here, path, found, ascii).Page(), o.format)
 }

@@ -137,5 +137,5 @@ func watchOnce(c *cobra.Command, format report.Format, start samples.Start, targ
 	sampler.Sample(target.Roots)
 	time.Sleep(walkTime)
 	sample := sampler.Sample(target.Roots)
-	return report.NewWatched(start, &sample).Page().Write(c.OutOrStdout(), format)
+	return present(c, report.NewWatched(start, &sample).Page(), format)
 }

@@ -15,11 +15,12 @@ import sys
 from transformers import CONFIG_MAPPING
 
 TYPES = (
-    "clip_vision_model siglip_vision_model pixtral internvl_vision idefics3_vision smolvlm_vision "
+    "clip_vision_model clip_text_model siglip_vision_model siglip_text_model pixtral internvl_vision idefics3_vision smolvlm_vision "
     "qwen2_vl_vision qwen2_5_vl_vision qwen3_vl_vision qwen3_vl_moe_vision "
     "qwen3_5_vision qwen3_5_moe_vision llama4_vision_model glm4v_vision glm4v_moe_vision mllama_vision_model "
     "qwen2_audio_encoder voxtral_encoder qwen2_5_omni_audio_encoder qwen2_5_omni_vision_encoder gemma4_vision "
     "gemma4_audio paddleocr_vl_vision paddleocr_vl_text siglip2_vision_model lfm2 "
+    "gemma3n_text gemma3n_vision gemma3n_audio gemma4_unified_text gemma4_unified_vision gemma4_unified_audio "
     "qwen2_vl_text qwen2_5_vl_text qwen3_vl_text qwen3_vl_moe_text qwen3_5_text qwen3_5_moe_text "
     "llama4_text glm4v_text glm4v_moe_text mllama_text_model gemma4_text qwen2_5_omni_text "
     "llama mistral ministral3 mistral4 qwen2 qwen3 qwen3_moe gemma gemma2 gemma3_text gpt_oss"

@@ -16,7 +16,7 @@ Where the modules of transformers 5 differ from the published checkpoints, the
 names and shapes are those of the checkpoints: transformers' own conversions
 are run backwards, as save_pretrained does. With --held they are those of the
 modules. Buffers are left out: a rotary embedding's frequencies, or the bias
-that balances DeepSeek-V3's experts.
+that balances DeepSeek-V3's experts. Gemma 3n needs timm and torchvision.
 """
 
 import argparse

@@ -110,6 +110,12 @@ func (p *jsonParser) token() (jsontext.Token, error) {
 		Hint: "names and strings need double quotes; true, false and null are in lower case; commas separate members"}
 	if errors.As(err, &syntax) {
 		bad.Where, bad.Err = p.Position(syntax.ByteOffset), syntax.Err
+		rest := p.plain[min(syntax.ByteOffset, int64(len(p.plain))):]
+		next := bytes.TrimLeft(rest, ", \t\r\n")
+		if bytes.HasPrefix(rest, []byte(",")) && len(next) > 0 && (next[0] == '}' || next[0] == ']') {
+			bad.Err = errors.New("a comma before " + string(rune(next[0])))
+			bad.Hint = "remove the comma: JSON has none at the end"
+		}
 	}
 	return token, bad
 }

@@ -56,9 +56,23 @@ func (p *yamlParser) notYAML(err error) error {
 		bad.Err = errors.New(parts[2])
 		if line, err := strconv.Atoi(parts[1]); err == nil {
 			bad.Where.Line, bad.Where.Column = line, 1
+			if p.hasTab(line) {
+				bad.Err, bad.Hint = errors.New("a tab begins the line"), "indent with blanks: YAML allows no tabs there"
+			}
 		}
 	}
 	return bad
+}
+
+// hasTab reports whether a tab is among the blanks at the beginning of a line.
+func (p *yamlParser) hasTab(line int) bool {
+	lines := bytes.SplitN(p.Text, []byte("\n"), line+1)
+	if line > len(lines) {
+		return false
+	}
+	text := lines[line-1]
+	blanks := text[:len(text)-len(bytes.TrimLeft(text, " \t"))]
+	return bytes.Contains(blanks, []byte("\t"))
 }
 
 // yamlParser makes values with offsets of YAML's nodes.

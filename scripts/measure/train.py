@@ -413,6 +413,8 @@ def build_model(arguments):
     model.train()
     if config.model_type == "llama4":  # it takes pixels in the type of its weights only, which autocast converts to
         model.vision_model.patch_embedding.linear.register_forward_pre_hook(lambda _, args: (args[0].to(dtype),))
+    if config.model_type == "whisper":  # as it takes the spectrum in the type of its weights only
+        model.model.encoder.conv1.register_forward_pre_hook(lambda _, args: (args[0].to(dtype),))
     if arguments.gradient_checkpointing:
         settings = {"use_reentrant": arguments.use_reentrant}
         if arguments.device == "fake":
@@ -492,6 +494,18 @@ class PretendScaler(torch.amp.GradScaler):
 
 def make_inputs(config, arguments, architecture, device):
     shape = arguments.batch, arguments.seq_len
+    if config.model_type in ("clip", "siglip"):
+        side = config.vision_config.image_size
+        return {"input_ids": torch.randint(0, config.text_config.vocab_size, shape, device=device), "return_loss": True,
+                "pixel_values": torch.rand(arguments.batch, 3, side, side, device=device)}
+    if config.model_type in ("vit", "deit", "dinov2"):
+        side = int(arguments.image_size.partition("x")[0]) if config.model_type == "dinov2" else config.image_size
+        return {"pixel_values": torch.rand(arguments.batch, config.num_channels, side, side, device=device),
+                "labels": torch.zeros(arguments.batch, dtype=torch.long, device=device)}
+    if config.model_type == "whisper":
+        frames = 2 * config.max_source_positions
+        return {"input_features": torch.rand(arguments.batch, config.num_mel_bins, frames, device=device),
+                "labels": torch.randint(0, config.vocab_size, shape, device=device)}
     vocabulary = config.get_text_config().vocab_size
     tokens = torch.randint(0, vocabulary, shape, device=device)
     if "SequenceClassification" in architecture:
@@ -594,7 +608,7 @@ def train(arguments, measurement, device):
     measurement.owners["optimizer"] = lambda: [
         t for t in tree_leaves(list(optimizer.state.values())) if isinstance(t, torch.Tensor)]
     inputs = None
-    measurement.owners["inputs"] = lambda: list((inputs or {}).values())
+    measurement.owners["inputs"] = lambda: [t for t in (inputs or {}).values() if isinstance(t, torch.Tensor)]
 
     for step in range(1, arguments.steps + 1):
         for micro in range(1, arguments.accumulation + 1):
