@@ -15,11 +15,11 @@ import (
 	"os"
 	"time"
 
+	"plimsoll/activity"
 	"plimsoll/engine"
 	"plimsoll/ledger"
 	"plimsoll/optim"
 	"plimsoll/optim/kernel"
-	"plimsoll/rehearse"
 	"plimsoll/shard"
 	"plimsoll/synthetic"
 )
@@ -52,7 +52,7 @@ type Sample struct {
 }
 
 // Run measures all cases, one after the other. It gives all memory back before it returns.
-func (p *Suite) Run(ctx context.Context, progress rehearse.Progress) ([]Result, error) {
+func (p *Suite) Run(ctx context.Context, progress activity.Progress) ([]Result, error) {
 	var results []Result
 	for _, c := range p.Cases {
 		result, err := p.measure(ctx, c, progress)
@@ -64,8 +64,8 @@ func (p *Suite) Run(ctx context.Context, progress rehearse.Progress) ([]Result, 
 	return results, nil
 }
 
-func (p *Suite) measure(ctx context.Context, c Case, progress rehearse.Progress) (result *Result, err error) {
-	progress.Begin(c.String(), int64(p.Rounds), rehearse.Counts)
+func (p *Suite) measure(ctx context.Context, c Case, progress activity.Progress) (result *Result, err error) {
+	progress.Begin(c.String(), int64(p.Rounds), activity.Counts)
 	defer progress.End()
 	state, err := MakeState(ctx, c.Shards)
 	defer func() { err = errors.Join(err, closeAll(state)) }()

@@ -10,17 +10,17 @@ import (
 	"strings"
 	"testing"
 
+	"plimsoll/activity"
 	"plimsoll/host"
 	"plimsoll/ledger"
 	"plimsoll/optim/kernel"
 	"plimsoll/optim/optimtest"
-	"plimsoll/rehearse"
 )
 
 // silent ignores progress.
 type silent struct{}
 
-func (silent) Begin(string, int64, rehearse.Unit) {}
+func (silent) Begin(string, int64, activity.Unit) {}
 func (silent) Advance(int64)                      {}
 func (silent) End()                               {}
 

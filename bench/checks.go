@@ -12,9 +12,9 @@ import (
 	"slices"
 	"time"
 
+	"plimsoll/activity"
 	"plimsoll/dtype"
 	"plimsoll/optim/kernel"
-	"plimsoll/rehearse"
 	"plimsoll/shard"
 )
 
@@ -95,7 +95,7 @@ func (p *Suite) check(ctx context.Context, w watch, s *steps, repeats int) (*Che
 }
 
 // unseen is progress that is not shown.
-type unseen struct{ rehearse.Progress }
+type unseen struct{ activity.Progress }
 
 func (unseen) Advance(int64) {}
 

@@ -15,8 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/utils/cpuset"
 
+	"plimsoll/activity"
 	"plimsoll/files"
-	"plimsoll/rehearse"
 )
 
 // Rounds counts how often other processes disturbed the rounds of a case.
@@ -34,7 +34,7 @@ func (r *Rounds) add(more Rounds) {
 
 // rounds makes a number of rounds, without the disturbed ones.
 func rounds[T any](ctx context.Context, w watch, count int, round func() (T, error),
-	progress rehearse.Progress) (kept []T, r Rounds, err error) {
+	progress activity.Progress) (kept []T, r Rounds, err error) {
 	for len(kept) < count {
 		if ctx.Err() != nil {
 			return nil, r, context.Cause(ctx)

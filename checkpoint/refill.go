@@ -12,12 +12,13 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
+
 	"plimsoll/dtype"
 	"plimsoll/fault"
 	"plimsoll/files"
 	"plimsoll/optim/kernel"
 	"plimsoll/shard"
-	"slices"
 )
 
 // Some checkpoints have much that Plimsoll does not have: arguments, schedules, random states. So the job that shall

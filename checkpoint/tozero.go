@@ -8,9 +8,8 @@ import (
 	"regexp"
 	"slices"
 
-	"plimsoll/files"
-
 	"plimsoll/dtype"
+	"plimsoll/files"
 	"plimsoll/shard"
 )
 

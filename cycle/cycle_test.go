@@ -14,6 +14,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"plimsoll/activity"
 	"plimsoll/dtype"
 	"plimsoll/fault"
 	"plimsoll/host"
@@ -28,7 +29,7 @@ import (
 // silent shows no progress.
 type silent struct{}
 
-func (silent) Begin(string, int64, rehearse.Unit) {}
+func (silent) Begin(string, int64, activity.Unit) {}
 func (silent) Advance(int64)                      {}
 func (silent) End()                               {}
 

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"plimsoll/activity"
 	"plimsoll/ledger"
 	"plimsoll/rehearse"
 )
@@ -40,7 +41,7 @@ type Measurement struct {
 
 // Run maps the arenas, fills them and makes the steps. The plan must fit. Run gives all memory back before it returns.
 // It fails if bytes do not arrive.
-func (p *Placement) Run(ctx context.Context, progress rehearse.Progress) (m *Measurement, err error) {
+func (p *Placement) Run(ctx context.Context, progress activity.Progress) (m *Measurement, err error) {
 	t, err := p.begin()
 	defer func() { err = errors.Join(err, t.close()) }()
 	if err != nil {
@@ -50,7 +51,7 @@ func (p *Placement) Run(ctx context.Context, progress rehearse.Progress) (m *Mea
 	begin := time.Now()
 	t.fill(ctx, progress)
 	m.InitializeSeconds = time.Since(begin).Seconds()
-	progress.Begin("steps of the states", int64(p.Steps), rehearse.Counts)
+	progress.Begin("steps of the states", int64(p.Steps), activity.Counts)
 	defer progress.End()
 	for range p.Steps {
 		if ctx.Err() != nil {

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"time"
 
+	"plimsoll/activity"
 	"plimsoll/arena"
 	"plimsoll/ledger"
 	"plimsoll/rehearse"
@@ -100,14 +101,14 @@ func (t *trainer) each(body func(r *pipeline, worker, workers int)) {
 }
 
 // fill touches all memory, and writes the states before the first step.
-func (t *trainer) fill(ctx context.Context, progress rehearse.Progress) {
+func (t *trainer) fill(ctx context.Context, progress activity.Progress) {
 	total := ledger.Bytes(0)
 	for _, r := range t.ranks {
 		for _, a := range r.arenas {
 			total += a.Mapped()
 		}
 	}
-	progress.Begin("allocating memory", int64(total), rehearse.Bytes)
+	progress.Begin("allocating memory", int64(total), activity.Bytes)
 	t.each(func(r *pipeline, worker, workers int) {
 		for _, a := range r.arenas {
 			if ctx.Err() == nil {
@@ -116,7 +117,7 @@ func (t *trainer) fill(ctx context.Context, progress rehearse.Progress) {
 		}
 	})
 	progress.End()
-	progress.Begin("writing states", int64(len(t.ranks)), rehearse.Counts)
+	progress.Begin("writing states", int64(len(t.ranks)), activity.Counts)
 	t.each(func(r *pipeline, worker, workers int) {
 		for number := worker; number < len(r.layout.Chunks) && ctx.Err() == nil; number += workers {
 			c, region := r.layout.Chunks[number], r.region(number, 0)

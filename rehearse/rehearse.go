@@ -10,6 +10,7 @@ import (
 	"errors"
 	"time"
 
+	"plimsoll/activity"
 	"plimsoll/engine"
 	"plimsoll/ledger"
 	"plimsoll/optim/kernel"
@@ -60,7 +61,7 @@ type Measurement struct {
 
 // Run maps the arenas, touches them and makes the steps. The plan must fit. Run gives all memory back before it
 // returns.
-func (p *Placement) Run(ctx context.Context, progress Progress) (m *Measurement, err error) {
+func (p *Placement) Run(ctx context.Context, progress activity.Progress) (m *Measurement, err error) {
 	t, err := p.begin()
 	defer func() { err = errors.Join(err, t.close()) }()
 	if err != nil {
@@ -74,12 +75,12 @@ func (p *Placement) Run(ctx context.Context, progress Progress) (m *Measurement,
 			mapped += a.Mapped()
 		}
 	}
-	progress.Begin("allocating memory", int64(mapped), Bytes)
+	progress.Begin("allocating memory", int64(mapped), activity.Bytes)
 	for _, s := range t.all() {
 		s.Populate(ctx, func(size ledger.Bytes) { progress.Advance(int64(size)) })
 	}
 	progress.End()
-	progress.Begin("writing weights", p.Held, Shares)
+	progress.Begin("writing weights", p.Held, activity.Shares)
 	t.each(func(s *engine.Shard, first int64, c kernel.Chunk) {
 		if ctx.Err() == nil {
 			synthetic.State(s.Config().Rank, first, c)
@@ -94,7 +95,7 @@ func (p *Placement) Run(ctx context.Context, progress Progress) (m *Measurement,
 		return nil, err
 	}
 	after := make([]probe.Memory, 0, 2)
-	progress.Begin("optimizer steps", int64(p.Steps), Counts)
+	progress.Begin("optimizer steps", int64(p.Steps), activity.Counts)
 	defer progress.End()
 	for i := range p.Steps {
 		if ctx.Err() != nil {

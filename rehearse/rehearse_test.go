@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"plimsoll/activity"
 	"plimsoll/dtype"
 	"plimsoll/fault"
 	"plimsoll/host"
@@ -24,9 +25,9 @@ import (
 // silent ignores progress.
 type silent struct{}
 
-func (silent) Begin(string, int64, Unit) {}
-func (silent) Advance(int64)             {}
-func (silent) End()                      {}
+func (silent) Begin(string, int64, activity.Unit) {}
+func (silent) Advance(int64)                      {}
+func (silent) End()                               {}
 
 // small returns a model of a few parameters more than one norm block.
 func small(elements int64) *model.Model {

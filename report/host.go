@@ -33,11 +33,3 @@ func (h RehearsedHost) String() string {
 	return fmt.Sprintf("%s, %s (CPUs %s), %s", processorName(h.CPU), counted(h.UsableCores, "usable core"),
 		h.UsableCPUs, memory)
 }
-
-// toneOf returns the tone of a verdict that is good or bad.
-func toneOf(good bool) Tone {
-	if good {
-		return Good
-	}
-	return Bad
-}

@@ -75,3 +75,11 @@ var tones = map[Tone]lipgloss.Style{
 	Warning: lipgloss.NewStyle().Bold(true).Foreground(lipgloss.Black).Background(lipgloss.Yellow),
 	Bad:     lipgloss.NewStyle().Bold(true).Foreground(lipgloss.BrightWhite).Background(lipgloss.Red),
 }
+
+// toneOf returns the tone of a verdict that is good or bad.
+func toneOf(good bool) Tone {
+	if good {
+		return Good
+	}
+	return Bad
+}

@@ -14,17 +14,17 @@ import (
 	"testing"
 	"time"
 
+	"plimsoll/activity"
 	"plimsoll/bench"
 	"plimsoll/host"
 	"plimsoll/ledger"
 	"plimsoll/profile"
-	"plimsoll/rehearse"
 )
 
 // silent is a progress that nobody sees.
 type silent struct{}
 
-func (silent) Begin(string, int64, rehearse.Unit) {}
+func (silent) Begin(string, int64, activity.Unit) {}
 func (silent) Advance(int64)                      {}
 func (silent) End()                               {}
 

@@ -6,11 +6,11 @@ import (
 	"context"
 	"time"
 
+	"plimsoll/activity"
 	"plimsoll/bench"
 	"plimsoll/host"
 	"plimsoll/optim/kernel"
 	"plimsoll/profile"
-	"plimsoll/rehearse"
 )
 
 // task is a pair of curves to measure.
@@ -24,7 +24,7 @@ type task struct {
 type session struct {
 	*Tuning
 	found    *profile.Profile
-	progress rehearse.Progress
+	progress activity.Progress
 	ends     time.Time // the budget's end
 	counted  time.Time // until when progress has been reported
 	trainers map[int]*Curve
@@ -33,7 +33,7 @@ type session struct {
 
 // Run measures the host. It keeps to the budget, but for the fewest points that a search needs. Formats other than the
 // request's own are left out where there is no time for them.
-func (t *Tuning) Run(ctx context.Context, version string, progress rehearse.Progress) (*profile.Profile, error) {
+func (t *Tuning) Run(ctx context.Context, version string, progress activity.Progress) (*profile.Profile, error) {
 	now := time.Now()
 	s := &session{Tuning: t, progress: progress, ends: now.Add(t.Budget), counted: now, trainers: map[int]*Curve{}}
 	s.found = &profile.Profile{
@@ -42,7 +42,7 @@ func (t *Tuning) Run(ctx context.Context, version string, progress rehearse.Prog
 		Load: profile.LoadBuiltIn, Command: append([]string{}, t.Command...), ShareOfBest: t.ShareOfBest,
 		Curves: []profile.Curve{}, TrainerTimes: []profile.TrainerTimes{}, Splits: []profile.Split{},
 	}
-	progress.Begin("measuring this host", int64(t.Budget/time.Second), rehearse.Shares)
+	progress.Begin("measuring this host", int64(t.Budget/time.Second), activity.Shares)
 	defer progress.End()
 	others, err := bench.WatchOthers(t.Host.CPUs)
 	if err != nil {

@@ -10,10 +10,10 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"plimsoll/activity"
 	"plimsoll/checkpoint"
 	"plimsoll/fault"
 	"plimsoll/optim/kernel"
-	"plimsoll/rehearse"
 	"plimsoll/report"
 )
 
@@ -74,7 +74,7 @@ func runVerify(c *cobra.Command, path string) error {
 		return err
 	}
 	progress := newProgress(os.Stderr, c.ErrOrStderr())
-	progress.Begin("verifying "+opened.Path(), opened.Bytes(), rehearse.Bytes)
+	progress.Begin("verifying "+opened.Path(), opened.Bytes(), activity.Bytes)
 	defer progress.End()
 	if err := opened.Verify(interruptible(c), progress.Advance); err != nil {
 		return err
@@ -246,7 +246,7 @@ func convert(c *cobra.Command, path, out string, flags conversion, to checkpoint
 	if flags.to != "" {
 		return leave(c, opened, out, flags, progress)
 	}
-	progress.Begin("writing "+out, -1, rehearse.Bytes) // the size depends on the format
+	progress.Begin("writing "+out, -1, activity.Bytes) // the size depends on the format
 	defer progress.End()
 	written, err := opened.Convert(c.Context(), out, to, progress.Advance)
 	if err != nil {
@@ -258,7 +258,7 @@ func convert(c *cobra.Command, path, out string, flags conversion, to checkpoint
 
 // leave writes the checkpoint for another program.
 func leave(
-	c *cobra.Command, opened *checkpoint.Checkpoint, out string, flags conversion, progress rehearse.Progress,
+	c *cobra.Command, opened *checkpoint.Checkpoint, out string, flags conversion, progress activity.Progress,
 ) error {
 	write, reader := opened.WriteTorch, "torch.load"
 	switch {
@@ -282,7 +282,7 @@ func leave(
 			return opened.WriteTorchLike(ctx, out, flags.like, flags.names, advance)
 		}
 	}
-	progress.Begin("writing "+out, opened.ExportBytes(), rehearse.Bytes)
+	progress.Begin("writing "+out, opened.ExportBytes(), activity.Bytes)
 	defer progress.End()
 	if err := write(c.Context(), out, progress.Advance); err != nil {
 		return err
@@ -293,7 +293,7 @@ func leave(
 
 // open opens the checkpoint to convert.
 func open(
-	c *cobra.Command, path string, flags conversion, progress rehearse.Progress,
+	c *cobra.Command, path string, flags conversion, progress activity.Progress,
 ) (*checkpoint.Checkpoint, error) {
 	var read func(context.Context, string, func(int64)) (*checkpoint.Checkpoint, error)
 	switch flags.from {
@@ -311,7 +311,7 @@ func open(
 	default:
 		return checkpoint.Open(path)
 	}
-	progress.Begin("verifying "+path, -1, rehearse.Bytes)
+	progress.Begin("verifying "+path, -1, activity.Bytes)
 	defer progress.End()
 	return read(c.Context(), path, progress.Advance)
 }

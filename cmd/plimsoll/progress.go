@@ -12,12 +12,12 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
+	"plimsoll/activity"
 	"plimsoll/fault"
-	"plimsoll/rehearse"
 )
 
 // newProgress draws a bar on a terminal. Anywhere else it writes a line at the start and the end of an activity.
-func newProgress(terminal *os.File, stderr io.Writer) rehearse.Progress {
+func newProgress(terminal *os.File, stderr io.Writer) activity.Progress {
 	if stderr == terminal && term.IsTerminal(int(terminal.Fd())) {
 		return &bar{out: oneLine{terminal}}
 	}
@@ -30,10 +30,10 @@ type bar struct {
 	bar *progressbar.ProgressBar
 }
 
-func (b *bar) Begin(activity string, parts int64, unit rehearse.Unit) {
+func (b *bar) Begin(label string, parts int64, unit activity.Unit) {
 	const figures = len(" 100% || (1002.3/1002.3 GiB, 1002.3 MiB/s) [10m10s:10m10s]")
 	columns := b.out.columns()
-	name := ansi.Truncate(fault.Printable(activity), max(columns/2, columns-figures-10), "~")
+	name := ansi.Truncate(fault.Printable(label), max(columns/2, columns-figures-10), "~")
 	options := []progressbar.Option{
 		progressbar.OptionSetWriter(b.out),
 		progressbar.OptionSetDescription(name),
@@ -44,10 +44,10 @@ func (b *bar) Begin(activity string, parts int64, unit rehearse.Unit) {
 		progressbar.OptionSetRenderBlankState(true),
 	}
 	switch unit {
-	case rehearse.Bytes:
+	case activity.Bytes:
 		options = append(options, progressbar.OptionShowBytes(true), progressbar.OptionUseIECUnits(true),
 			progressbar.OptionShowCount())
-	case rehearse.Counts:
+	case activity.Counts:
 		options = append(options, progressbar.OptionShowCount())
 	}
 	b.bar = progressbar.NewOptions64(parts, options...)
@@ -87,8 +87,8 @@ type lines struct {
 	began    time.Time
 }
 
-func (l *lines) Begin(activity string, _ int64, _ rehearse.Unit) {
-	l.activity, l.began = fault.Printable(activity), time.Now()
+func (l *lines) Begin(label string, _ int64, _ activity.Unit) {
+	l.activity, l.began = fault.Printable(label), time.Now()
 	fmt.Fprintf(l.out, "%s ...\n", l.activity)
 }
 

@@ -1,4 +1,5 @@
-package rehearse
+// Package activity is how work that takes a while says how far it has come.
+package activity
 
 // Unit is what the parts of an activity are.
 type Unit int
@@ -10,7 +11,7 @@ const (
 	Shares
 )
 
-// Progress follows what a rehearsal is doing.
+// Progress follows what a verb is doing: activities one after the other, each of a number of parts.
 type Progress interface {
 	// Begin starts an activity of a number of parts, -1 where the number is not known.
 	Begin(activity string, parts int64, unit Unit)
