@@ -294,7 +294,7 @@ def test_a_link_of_ones_own_to_the_directory_of_a_socket(tmp_path):
 
 def test_program_is_not_found(monkeypatch):
     monkeypatch.setenv("PLIMSOLL", "/nowhere/plimsoll")
-    with pytest.raises(PlimsollError, match="/nowhere/plimsoll was not found .*build it"):
+    with pytest.raises(PlimsollError, match="/nowhere/plimsoll was not found .*set PLIMSOLL to its path"):
         Service()
 
 

@@ -89,25 +89,33 @@ def test_same_bits(named, strict, way):
     torch.testing.assert_close(state, other, rtol=0, atol=0)
 
 
-def stop(service, seconds):
-    """The service stands still from now on: no update goes on. Returns what waits until it goes on."""
-    pids = workers(service)
+def stop(service, seconds, ends=None):
+    """The service stands still from now on: no update goes on. Returns what waits until it goes on, which it does after
+    some seconds or when the event ``ends`` is set.
+    """
+    pids, ends = workers(service), ends or threading.Event()
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
-    timer = threading.Timer(seconds, lambda: [os.kill(pid, signal.SIGCONT) for pid in pids])
-    timer.start()
-    return timer.join
+
+    def go_on():
+        ends.wait(seconds)
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+
+    thread = threading.Thread(target=go_on)
+    thread.start()
+    return thread.join
 
 
 @pytest.fixture
 def begins_late(service, monkeypatch):
     """Makes one step of which the service has not begun the update when step() returns."""
 
-    def late(step, seconds):
+    def late(step, seconds, ends=None):
         begin, waits = Session.begin, []
 
         def stop_and_begin(*arguments, **options):
-            waits.append(stop(service, seconds))
+            waits.append(stop(service, seconds, ends))
             return begin(*arguments, **options)
 
         with monkeypatch.context() as patch:
@@ -637,8 +645,9 @@ def test_a_forked_child_has_the_parameters_of_the_step(strict):
         finish()
 
 
-def interrupt_within(function):
-    """Interrupts the main thread once it is in a function: anywhere else, Python may swallow the interrupt."""
+def interrupt_within(function, done):
+    """Interrupts the main thread once it is in a function: anywhere else, Python may swallow the interrupt. Then sets an event.
+    """
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
         frame = sys._current_frames()[threading.main_thread().ident]
@@ -646,8 +655,9 @@ def interrupt_within(function):
             frame = frame.f_back
         if frame:
             signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
-            return
+            break
         time.sleep(0.001)
+    done.set()
 
 
 def test_an_interrupt_in_the_middle_of_a_wait(service, begins_late):
@@ -662,8 +672,9 @@ def test_an_interrupt_in_the_middle_of_a_wait(service, begins_late):
             if not overlap:
                 optimizer.step()
             else:
-                wait = begins_late(optimizer.step, 0.5)
-                watcher = threading.Thread(target=interrupt_within, args=(connection._receive,))
+                interrupted = threading.Event()  # until then the service stands still, so the model must wait for it
+                wait = begins_late(optimizer.step, 30, interrupted)
+                watcher = threading.Thread(target=interrupt_within, args=(connection._receive, interrupted))
                 watcher.start()
                 with pytest.raises(KeyboardInterrupt):
                     model.loss(batch(DATA, i))

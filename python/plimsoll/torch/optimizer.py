@@ -9,7 +9,6 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple, TypeVar
 
 import torch
 
-from plimsoll import resident
 from plimsoll.protocol import Opened
 from plimsoll.torch import layout, owners
 from plimsoll.torch.algorithm import Algorithm, Numbers
@@ -129,8 +128,6 @@ class Optimizer(torch.optim.Optimizer):
             raise
         self._shards, self._gradients, self._closed = shards, gradients, False
         gradients.hook()
-        # Parameters that are views of the arena have left their old memory. malloc would keep it for the process's life.
-        resident.give_back_free_heap()
         return result
 
     def _names(self) -> Dict[torch.Tensor, str]:

@@ -9,6 +9,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
 
 import torch
 
+from plimsoll import resident
 from plimsoll.client import Session
 from plimsoll.errors import PlimsollError
 from plimsoll.protocol import Opened
@@ -193,6 +194,7 @@ class Shards:
         self.resume(step)
         for shard in self:
             shard.parameters.adopt()
+        resident.give_back_free_heap()  # malloc would keep the memory that parameters have left
 
     def resume(self, step: int) -> None:
         self.resumed_step = self._counted = step
