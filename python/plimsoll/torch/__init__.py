@@ -13,7 +13,7 @@ except ModuleNotFoundError as error:
     if error.name != "torch":
         raise
     raise ModuleNotFoundError(
-        "plimsoll.torch needs PyTorch, which is not installed: pip install 'plimsoll[torch]'", name="torch"
+        "plimsoll.torch needs PyTorch, which is not installed: pip install torch", name="torch"
     ) from None
 
 from plimsoll.torch.algorithm import Algorithm
