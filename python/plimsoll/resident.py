@@ -31,17 +31,16 @@ class _MallInfo(ctypes.Structure):
     ]  # fmt: skip
 
 
-def _of_libc(name: str, result: type) -> Optional["ctypes._FuncPointer"]:
+def _mallinfo2() -> Optional["ctypes._FuncPointer"]:
     try:
-        function = getattr(ctypes.CDLL(None), name)
+        function = ctypes.CDLL(None).mallinfo2
     except (AttributeError, OSError):  # another libc, or an older one
         return None
-    function.restype = result
+    function.restype = _MallInfo
     return function
 
 
-_MALLINFO = _of_libc("mallinfo2", _MallInfo)
-_TRIM = _of_libc("malloc_trim", ctypes.c_int)
+_MALLINFO = _mallinfo2()
 _can_reset = True
 
 
@@ -91,9 +90,3 @@ def free_heap() -> int:
     to it, until malloc has seen larger ones freed: then it keeps up to 32 MiB each.
     """
     return _MALLINFO().fordblks if _MALLINFO is not None else -1
-
-
-def give_back_free_heap() -> None:
-    """Gives free pages within malloc's heap to the kernel, where the libc can. malloc gives back only what is free at the end."""
-    if _TRIM is not None:
-        _TRIM(ctypes.c_size_t(0))

@@ -35,10 +35,6 @@ def shared_by_component(pids):
 
 def anonymous():
     ctypes.CDLL("libc.so.6").malloc_trim(0)
-    return anonymous_untrimmed()
-
-
-def anonymous_untrimmed():
     return int(re.search(r"RssAnon:\s+(\d+)", pathlib.Path("/proc/self/status").read_text())[1]) * 1024
 
 
@@ -107,23 +103,3 @@ def test_bytes_of_overlaps(overlap, planned):
         arenas = [row for row in said["ledger"] if row.get("component") == component]
         for column in ("planned_bytes", "measured_bytes"):
             assert sum(row[column] for row in arenas) == pytest.approx(shared[component], rel=0.005)
-
-
-def measure_heap(results):
-    first = plimsoll.torch.AdamW([torch.nn.Parameter(torch.zeros(8, dtype=torch.bfloat16))])
-    first.open()  # what opening loads and keeps
-    model = torch.nn.ParameterList(torch.zeros(1 << 15, dtype=torch.bfloat16) for _ in range(1024))  # 64 KiB each, in the heap
-    keeps_end = torch.zeros(1 << 15, dtype=torch.bfloat16)  # malloc gives back what is free at the end of the heap by itself
-    before = anonymous_untrimmed()
-    plimsoll.torch.AdamW(model.parameters()).open()
-    results.put((before - anonymous_untrimmed(), keeps_end.nbytes * len(model)))
-
-
-def test_the_old_memory_of_parameters_returns_to_the_kernel():
-    context = multiprocessing.get_context("spawn")
-    results = context.SimpleQueue()
-    process = context.Process(target=measure_heap, args=(results,))
-    process.start()
-    process.join()
-    less, parameters = results.get()
-    assert less > 0.7 * parameters

@@ -9,7 +9,6 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
 
 import torch
 
-from plimsoll import resident
 from plimsoll.client import Session
 from plimsoll.errors import PlimsollError
 from plimsoll.protocol import Opened
@@ -194,7 +193,6 @@ class Shards:
         self.resume(step)
         for shard in self:
             shard.parameters.adopt()
-        resident.give_back_free_heap()  # malloc would keep the memory that parameters have left
 
     def resume(self, step: int) -> None:
         self.resumed_step = self._counted = step
