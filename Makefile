@@ -46,7 +46,7 @@ test-wasm: ## Run the planner's tests as WebAssembly (needs node; installs it on
 
 .PHONY: test
 test: ## Run all tests (a few that fail run once more, as tests of real processes depend on the host)
-	@mkdir -p bin
+	@mkdir -p bin; rm -f bin/rerun.txt
 	$(TOOL) gotestsum --format pkgname --hide-summary skipped --rerun-fails=1 --rerun-fails-max-failures=6 \
 		--rerun-fails-report bin/rerun.txt --packages=./... -- -timeout 20m
 	@! test -s bin/rerun.txt || { echo "These tests failed and ran once more:"; cat bin/rerun.txt; }
@@ -128,7 +128,7 @@ lint: ## Check format, vet, staticcheck and generated files
 
 .PHONY: licenses
 licenses: ## Check the licenses of what the program contains, and write them to bin/NOTICES.txt
-	@mkdir -p bin
+	@mkdir -p bin; rm -f bin/rerun.txt
 	GO=$(GO) scripts/licenses bin/NOTICES.txt
 
 .PHONY: generate
