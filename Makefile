@@ -128,7 +128,7 @@ lint: ## Check format, vet, staticcheck and generated files
 
 .PHONY: licenses
 licenses: ## Check the licenses of what the program contains, and write them to bin/NOTICES.txt
-	@mkdir -p bin; rm -f bin/rerun.txt
+	@mkdir -p bin
 	GO=$(GO) scripts/licenses bin/NOTICES.txt
 
 .PHONY: generate
