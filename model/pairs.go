@@ -46,17 +46,23 @@ func (v bartVariant) describe(s scope) {
 }
 
 func (v bartVariant) block(s scope, stack string, hidden int64, b *Block) {
-	heads, inner := s.size(stack+"_attention_heads"), s.size(stack+"_ffn_dim")
-	width := s.divide(hidden, "d_model", heads, stack+"_attention_heads")
 	if !v.before {
 		b.Arrangement = PostNorm
 	}
 	b.Dropout = s.shareOr(0.1, "dropout")
+	s.pairBlock(stack, hidden, b, Attention{}, true)
+}
+
+// pairBlock adds what blocks of BART and of Whisper have alike, in the encoder or the decoder. All attention of the block
+// is like that one. Keys may have no bias.
+func (s scope) pairBlock(stack string, hidden int64, b *Block, like Attention, keyBias bool) {
+	heads, inner := s.size(stack+"_attention_heads"), s.size(stack+"_ffn_dim")
+	width := s.divide(hidden, "d_model", heads, stack+"_attention_heads")
 	attend := func(name string) Attention {
-		a := s.in(name)
-		d := Attention{Heads: heads, KeyValueHeads: heads, Width: width, ValueWidth: width,
-			Dropout: s.shareOr(0, "attention_dropout")}
-		d.Key = a.linear("k_proj", hidden, hidden, true)
+		a, d := s.in(name), like
+		d.Heads, d.KeyValueHeads, d.Width, d.ValueWidth = heads, heads, width, width
+		d.Dropout = s.shareOr(0, "attention_dropout")
+		d.Key = a.linear("k_proj", hidden, hidden, keyBias)
 		d.Value = a.linear("v_proj", hidden, hidden, true)
 		d.Query = a.linear("q_proj", hidden, hidden, true)
 		d.Output = a.linear("out_proj", hidden, hidden, true)

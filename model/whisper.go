@@ -30,26 +30,6 @@ func whisper(s scope) {
 
 // whisperBlock adds a block of the encoder or the decoder.
 func (s scope) whisperBlock(stack string, hidden int64, b *Block) {
-	heads, inner := s.size(stack+"_attention_heads"), s.size(stack+"_ffn_dim")
-	width := s.divide(hidden, "d_model", heads, stack+"_attention_heads")
-	attend := func(name string) Attention {
-		a := s.in(name)
-		return Attention{Heads: heads, KeyValueHeads: heads, Width: width, ValueWidth: width,
-			Dropout: s.shareOr(0, "attention_dropout"), ScalesQueries: true, ByHead: true,
-			Key: a.linear("k_proj", hidden, hidden, false), Value: a.linear("v_proj", hidden, hidden, true),
-			Query: a.linear("q_proj", hidden, hidden, true), Output: a.linear("out_proj", hidden, hidden, true)}
-	}
 	b.Dropout = s.shareOr(0, "dropout")
-	b.Attention = attend("self_attn")
-	b.AttentionNorm = s.layerNorm("self_attn_layer_norm", hidden)
-	if stack == "decoder" {
-		cross := attend("encoder_attn")
-		b.Cross, b.CrossNorm = &cross, s.layerNorm("encoder_attn_layer_norm", hidden)
-	}
-	b.FeedForward = FeedForward{
-		Up:    s.linear("fc1", hidden, inner, true),
-		Down:  s.linear("fc2", inner, hidden, true),
-		Inner: inner, Activation: s.activation("gelu"), Dropout: s.shareOr(0, "activation_dropout"),
-	}
-	b.FeedForwardNorm = s.layerNorm("final_layer_norm", hidden)
+	s.pairBlock(stack, hidden, b, Attention{ScalesQueries: true, ByHead: true}, false)
 }
