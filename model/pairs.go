@@ -53,8 +53,8 @@ func (v bartVariant) block(s scope, stack string, hidden int64, b *Block) {
 	s.pairBlock(stack, hidden, b, Attention{}, true)
 }
 
-// pairBlock adds what blocks of BART and of Whisper have alike, in the encoder or the decoder. The argument like has what
-// is the same for all attention of the block, and keyBias says whether keys have a bias.
+// pairBlock adds what blocks of BART and of Whisper have alike, in the encoder or the decoder. The argument like has
+// what is the same for all attention of the block, and keyBias says whether keys have a bias.
 func (s scope) pairBlock(stack string, hidden int64, b *Block, like Attention, keyBias bool) {
 	heads, inner := s.size(stack+"_attention_heads"), s.size(stack+"_ffn_dim")
 	width := s.divide(hidden, "d_model", heads, stack+"_attention_heads")
