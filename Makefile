@@ -54,7 +54,7 @@ test: ## Run all tests (a few that fail run once more, as tests of real processe
 	$(GO) -C experiments test ./...
 
 PYTHON_ENVIRONMENT := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/plimsoll/venv
-PYTHON_PACKAGES := torch numpy deepspeed transformers peft accelerate lightning pytest pytest-xdist hypothesis hatchling expecttest
+PYTHON_PACKAGES := torch numpy deepspeed transformers peft accelerate lightning pytest pytest-xdist pytest-rerunfailures hypothesis hatchling expecttest
 # An environment that was made for other packages gets what it lacks.
 PYTHON_INSTALLED := $(PYTHON_ENVIRONMENT)/installed-$(shell echo $(PYTHON_PACKAGES) | tr ' ' '-')
 
@@ -66,14 +66,17 @@ $(PYTHON_INSTALLED):
 	$(PYTHON_ENVIRONMENT)/bin/python -m pip install --quiet $(PYTHON_PACKAGES)
 	touch $@
 
+# A test that fails is run once more, since some depend on time: the report names it (-r R). One that fails again, fails.
+PYTEST_FLAGS := --quiet --reruns 1 -r R
+
 .PHONY: test-python
 test-python: build python ## Run the tests of the PyTorch client
-	PYTHONPATH=python $(PYTHON_ENVIRONMENT)/bin/python -m pytest --quiet -n 2 python
+	PYTHONPATH=python $(PYTHON_ENVIRONMENT)/bin/python -m pytest $(PYTEST_FLAGS) -n 2 python
 
 .PHONY: test-standin
 test-standin: build python ## Run the PyTorch client on the stand-in device (needs a C++ compiler; installs it on Debian as root)
 	@command -v c++ >/dev/null || { apt-get update -q && apt-get install -q -y --no-install-recommends g++; }
-	PYTHONPATH=python $(PYTHON_ENVIRONMENT)/bin/python -m pytest --quiet -n 2 python/tests/standin
+	PYTHONPATH=python $(PYTHON_ENVIRONMENT)/bin/python -m pytest $(PYTEST_FLAGS) -n 2 python/tests/standin
 
 .PHONY: test-gpu
 test-gpu: build python ## Run StateOffload on a CUDA GPU, with rates of its copies and high-water marks (skips without one)

@@ -4,6 +4,7 @@ import contextlib
 import copy
 import gc
 import os
+import pathlib
 import pickle
 import signal
 import sys
@@ -89,6 +90,15 @@ def test_same_bits(named, strict, way):
     torch.testing.assert_close(state, other, rtol=0, atol=0)
 
 
+def is_stopped(pid):
+    """Whether no thread of a process runs."""
+    try:
+        lines = [(task / "stat").read_text() for task in pathlib.Path(f"/proc/{pid}/task").iterdir()]
+    except (FileNotFoundError, ProcessLookupError):
+        return False  # a thread has just ended
+    return {line.rpartition(")")[2].split()[0] for line in lines} == {"T"}
+
+
 def stop(service, seconds, ends=None):
     """The service stands still from now on: no update goes on. Returns what waits until it goes on, which it does after
     some seconds or when the event ``ends`` is set.
@@ -96,6 +106,10 @@ def stop(service, seconds, ends=None):
     pids, ends = workers(service), ends or threading.Event()
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
+    deadline = time.monotonic() + 30
+    while not all(map(is_stopped, pids)):  # one thread takes the signal: until it runs, the others go on
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
 
     def go_on():
         ends.wait(seconds)
@@ -645,19 +659,29 @@ def test_a_forked_child_has_the_parameters_of_the_step(strict):
         finish()
 
 
-def interrupt_within(function, done):
+@contextlib.contextmanager
+def interrupted_within(function, done):
     """Interrupts the main thread once it is in a function: anywhere else, Python may swallow the interrupt. Then sets an event.
+    No interrupt comes behind the block: it would end the test run.
     """
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        frame = sys._current_frames()[threading.main_thread().ident]
-        while frame and frame.f_code is not function.__code__:
-            frame = frame.f_back
-        if frame:
-            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
-            break
-        time.sleep(0.001)
-    done.set()
+
+    def interrupt():
+        while not done.wait(0.001):
+            frame = sys._current_frames()[threading.main_thread().ident]
+            while frame and frame.f_code is not function.__code__:
+                frame = frame.f_back
+            if frame:
+                signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+                done.set()
+
+    watcher = threading.Thread(target=interrupt)
+    watcher.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            yield
+    finally:
+        done.set()
+        watcher.join()
 
 
 def test_an_interrupt_in_the_middle_of_a_wait(service, begins_late):
@@ -674,11 +698,8 @@ def test_an_interrupt_in_the_middle_of_a_wait(service, begins_late):
             else:
                 interrupted = threading.Event()  # until then the service stands still, so the model must wait for it
                 wait = begins_late(optimizer.step, 30, interrupted)
-                watcher = threading.Thread(target=interrupt_within, args=(connection._receive, interrupted))
-                watcher.start()
-                with pytest.raises(KeyboardInterrupt):
+                with interrupted_within(connection._receive, interrupted):
                     model.loss(batch(DATA, i))
-                watcher.join()
                 wait()
             optimizer.zero_grad()
             losses.append(loss.item())
