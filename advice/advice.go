@@ -238,6 +238,11 @@ func split(settings []amend.Setting, q *job.Request) (inFiles []amend.Setting, f
 	return inFiles, flags, true
 }
 
+// zeroOffloads are the values of --zero-offload.
+var zeroOffloads = map[recipe.Setting]string{
+	recipe.OptimizerDevice: job.ZeROOffloads[0], recipe.ParameterDevice: job.ZeROOffloads[1],
+}
+
 // isGiven reports whether the request has a setting as a flag.
 func isGiven(q *job.Request, name recipe.Setting) bool {
 	switch name {
@@ -251,6 +256,8 @@ func isGiven(q *job.Request, name recipe.Setting) bool {
 		return q.Optimizer != ""
 	case recipe.FSDPOffload:
 		return q.OffloadParameters || q.FSDP != ""
+	case recipe.Stage, recipe.OptimizerDevice, recipe.ParameterDevice:
+		return q.ZeRO != ""
 	case sharded: // of the program that starts the ranks
 		return true
 	}
@@ -273,6 +280,14 @@ func set(q *job.Request, s amend.Setting) {
 		q.Optimizer = fused
 	case recipe.FSDPOffload:
 		q.OffloadParameters = s.To == true
+	case recipe.Stage:
+		q.ZeRO = fmt.Sprint(s.To)
+	case recipe.OptimizerDevice, recipe.ParameterDevice:
+		what := zeroOffloads[s.Name]
+		q.ZeROOffload = slices.DeleteFunc(slices.Clone(q.ZeROOffload), func(o string) bool { return o == what })
+		if s.To == "cpu" {
+			q.ZeROOffload = append(q.ZeROOffload, what)
+		}
 	case sharded:
 		q.FSDP = "2"
 	}
@@ -294,6 +309,13 @@ func flagOf(s amend.Setting) string {
 		return "--optimizer " + fused
 	case recipe.FSDPOffload:
 		return "--fsdp-offload"
+	case recipe.Stage:
+		return fmt.Sprintf("--zero %v", s.To)
+	case recipe.OptimizerDevice, recipe.ParameterDevice:
+		if s.To == "cpu" {
+			return "--zero-offload " + zeroOffloads[s.Name]
+		}
+		return "without --zero-offload " + zeroOffloads[s.Name]
 	case sharded:
 		return "--fsdp 2"
 	}

@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -151,5 +152,36 @@ func TestWaste(t *testing.T) {
 		if a.Verdict != plan.Fits || a.Slower == nil || *a.Slower > 0 {
 			t.Errorf("%+v", a)
 		}
+	}
+}
+
+// TestFlags: what a job says by flags, advice says by flags.
+func TestFlags(t *testing.T) {
+	q := job.Request{Model: "llama-3.1-8b", GPU: "A100-80GB", GPUs: 4, Sequence: 4096, Precision: "bf16",
+		Shorthand: job.Shorthand{ZeRO: "1"}, HostMemory: 512 * ledger.GiB}
+	j, err := q.Resolve()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := plan.New(j)
+	if err != nil {
+		t.Fatal(err)
+	}
+	list, err := For(q, p, steptime.Machine{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var flags []string
+	for i := range list {
+		checkApplied(t, "flags", &list[i])
+		flags = append(flags, strings.Join(list[i].Flags, " "))
+	}
+	for _, want := range []string{"--zero 3", "--zero 2 --zero-offload optimizer"} {
+		if !slices.Contains(flags, want) {
+			t.Errorf("no advice %q in %q", want, flags)
+		}
+	}
+	if q.ZeRO != "1" || len(q.ZeROOffload) > 0 {
+		t.Errorf("advice changed the request: %+v", q.Shorthand)
 	}
 }

@@ -205,6 +205,33 @@ func TestNewConfig(t *testing.T) {
 	}
 }
 
+// TestZeRO: a job whose stage of ZeRO is a flag gets a configuration, which plans as the recipe does.
+func TestZeRO(t *testing.T) {
+	q := job.Request{Model: "qwen2.5-0.5b", GPU: "A100-80GB", GPUs: 2, Precision: "bf16", Sequence: 2048,
+		HostMemory: 256 * ledger.GiB, Shorthand: job.Shorthand{ZeRO: "1"}}
+	a, err := Search(Question{Request: q})
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := a.Fastest.NewConfig()
+	if err != nil || text == nil {
+		t.Fatalf("%s, %v", text, err)
+	}
+	written := a.Fastest.Request(q)
+	written.Texts = files.Texts{ConfigFile: text}
+	j, err := written.Resolve()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := plan.New(j)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if p.Verdict != a.Fastest.Plan.Verdict || written.ZeRO != "" {
+		t.Errorf("%+v, but its configuration plans %+v", a.Fastest.Plan.Verdict, p.Verdict)
+	}
+}
+
 // TestNothing: a question without a recipe to search is refused with the reason, as it is no answer that none fits.
 func TestNothing(t *testing.T) {
 	for says, q := range map[string]Question{

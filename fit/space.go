@@ -108,6 +108,9 @@ func (q *Question) saysSettings(base *job.Job) (bool, error) {
 // engines lists the engines, each with what it can offload. Files that say settings decide the engine.
 func (q *Question) engines(base *job.Job, said bool) ([]variant, error) {
 	switch {
+	case q.Request.ZeRO != "":
+		text, err := q.Request.ZeROConfig()
+		return deepSpeedRoads(string(text), nil), err
 	case base.DeepSpeed != nil:
 		return deepSpeedRoads("", nil), nil
 	case base.FSDP != nil && q.Request.FSDP == "":

@@ -70,6 +70,7 @@ func (r *Recipe) Request(q job.Request) job.Request {
 	}
 	if r.Config != "" {
 		q.DeepSpeed, q.Precision = ConfigFile, ""
+		q.ZeRO, q.ZeROOffload = "", nil
 	}
 	return q
 }

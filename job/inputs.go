@@ -36,6 +36,9 @@ type Inputs struct {
 
 // Read reads the files of a request. Every error is a *fault.Input.
 func Read(q Request) (*Inputs, error) {
+	if err := q.Shorthand.check(); err != nil {
+		return nil, err
+	}
 	release, err := q.deepSpeedRelease()
 	if err != nil {
 		return nil, err
@@ -242,12 +245,18 @@ func (in *Inputs) readDeepSpeed() (err error) {
 	if in.request.DeepSpeed != "" {
 		in.deepSpeed, err = recipe.LoadDeepSpeed(in.request.DeepSpeed, in.source())
 	}
+	if err == nil && in.request.ZeRO != "" {
+		in.deepSpeed, err = in.shortDeepSpeed()
+	}
 	return err
 }
 
 func (in *Inputs) readAdapter() (err error) {
 	if in.request.Adapter != "" {
 		in.adapter, err = recipe.LoadAdapter(in.request.Adapter)
+	}
+	if err == nil && in.request.LoRA > 0 {
+		in.adapter, err = in.shortAdapter()
 	}
 	return err
 }

@@ -19,6 +19,8 @@ type Request struct {
 	Adapter      string
 	Quantization string // a file, or nf4, fp4, int8, nf4-dq, fp4-dq
 
+	Shorthand
+
 	// Configs are further files, each of them recognized by its content.
 	Configs []string `json:",omitempty"`
 

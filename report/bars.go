@@ -33,14 +33,21 @@ var hues = []lipgloss.Style{
 	lipgloss.NewStyle().Foreground(lipgloss.Blue), lipgloss.NewStyle().Foreground(lipgloss.Green),
 	lipgloss.NewStyle().Foreground(lipgloss.Magenta), lipgloss.NewStyle().Foreground(lipgloss.Cyan),
 	lipgloss.NewStyle().Foreground(lipgloss.Yellow), lipgloss.NewStyle().Foreground(lipgloss.Red),
+	lipgloss.NewStyle().Foreground(lipgloss.BrightBlue), lipgloss.NewStyle().Foreground(lipgloss.BrightGreen),
+	lipgloss.NewStyle().Foreground(lipgloss.BrightMagenta), lipgloss.NewStyle().Foreground(lipgloss.BrightCyan),
 }
 
-// paletteOf gives the components that are largest on any of the devices a color and a letter, in the order in which
-// they appear in a job. The last two are for other components, and for what an allocator keeps beyond them.
+// paletteOf gives components a color and a letter, in the order in which they appear in a job: those that take the
+// largest shares of any device's peak, since a host may hold ten times what a GPU does. The last two are for other
+// components, and for what an allocator keeps beyond them.
 func paletteOf(devices []ledger.Device) []pigment {
 	var components []ledger.Component
-	most := map[ledger.Component]ledger.Bytes{}
+	most := map[ledger.Component]float64{} // share
 	for i := range devices {
+		var peak ledger.Bytes
+		for _, p := range devices[i].Phases {
+			peak = max(peak, p.PeakUsed)
+		}
 		for k := range devices[i].Phases {
 			sums := map[ledger.Component]ledger.Bytes{}
 			for _, h := range held(&devices[i], &devices[i].Phases[k]) {
@@ -49,7 +56,7 @@ func paletteOf(devices []ledger.Device) []pigment {
 					components = append(components, c)
 				}
 				sums[c] += h.Bytes
-				most[c] = max(most[c], sums[c])
+				most[c] = max(most[c], float64(sums[c])/float64(max(peak, 1)))
 			}
 		}
 	}

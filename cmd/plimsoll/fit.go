@@ -2,6 +2,7 @@ package main
 
 import (
 	"cmp"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -99,6 +100,10 @@ func runFit(c *cobra.Command, o fitOptions) error {
 		if document.Written, err = writeRecipe(o.write, answer, made); err != nil {
 			return err
 		}
+		if len(document.Written) == 0 {
+			fmt.Fprintln(c.ErrOrStderr(), "plimsoll: --write wrote no file: flags say the job, or its files say the "+
+				"recipe already")
+		}
 	}
 	if err := present(c, document.Page(), o.format); err != nil {
 		return err
@@ -121,6 +126,9 @@ func writeRecipe(folder string, a *fit.Answer, made *amend.Result) ([]string, er
 	}
 	if config != nil {
 		texts[fit.ConfigFile] = config
+	}
+	if len(texts) == 0 {
+		return nil, nil
 	}
 	return writeNew("--write", folder, texts)
 }

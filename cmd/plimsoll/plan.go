@@ -205,6 +205,10 @@ func trainingFlags(c *cobra.Command, q *job.Request, clip *float64) {
 		"fuse the linear layer before the loss with the cross entropy, as Liger does")
 	flags.StringSliceVar(&q.Freeze, "freeze", nil, "`parts` of a multimodal model that are not trained: "+
 		strings.Join(model.PartNames(), ", "))
+	flags.Var((*countFlag)(&q.LoRA), "lora",
+		"`rank` of a LoRA adapter, with PEFT's defaults for what --adapter would say")
+	flags.StringSliceVar(&q.LoRATargets, "lora-targets", nil, "`modules` that --lora adapts, such as q_proj,v_proj, or "+
+		"all-linear (default: PEFT's for the model)")
 	choiceFlag(c, &q.AdapterPrecision, "adapter-precision", "", "`dtype` of the adapter's parameters: VALUES",
 		job.AdapterPrecisions)
 	flags.StringVar(&q.Reference, "reference-model", "", "frozen `model` beside the trained one, as DPO and RLHF have")
@@ -214,6 +218,11 @@ func trainingFlags(c *cobra.Command, q *job.Request, clip *float64) {
 // parallelFlags adds the flags for how ranks share a model.
 func parallelFlags(c *cobra.Command, q *job.Request) {
 	flags := c.Flags()
+	choiceFlag(c, &q.ZeRO, "zero", "", "`stage` of DeepSpeed's ZeRO, VALUES, with DeepSpeed's defaults for what "+
+		"--deepspeed would say", job.ZeROStages)
+	flags.StringSliceVar(&q.ZeROOffload, "zero-offload", nil, "`what` --zero keeps on the host: "+
+		strings.Join(job.ZeROOffloads, ", "))
+	complete(c, "zero-offload", cobra.FixedCompletions(job.ZeROOffloads, cobra.ShellCompDirectiveNoFileComp))
 	choiceFlag(c, &q.FSDP, "fsdp", "", "`version` of FSDP to shard with, VALUES; every block is a unit",
 		job.FSDPVersions)
 	flags.BoolVar(&q.OffloadParameters, "fsdp-offload", false, "FSDP keeps its shards on the host")
