@@ -207,8 +207,8 @@ func trainingFlags(c *cobra.Command, q *job.Request, clip *float64) {
 		strings.Join(model.PartNames(), ", "))
 	flags.Var((*countFlag)(&q.LoRA), "lora",
 		"`rank` of a LoRA adapter, with PEFT's defaults for what --adapter would say")
-	flags.StringSliceVar(&q.LoRATargets, "lora-targets", nil, "`modules` that --lora adapts, such as q_proj,v_proj, or "+
-		"all-linear (default: PEFT's for the model)")
+	flags.StringSliceVar(&q.LoRATargets, "lora-targets", nil, "`modules` that --lora adapts, such as q_proj,v_proj, "+
+		"or all-linear (default: PEFT's for the model)")
 	choiceFlag(c, &q.AdapterPrecision, "adapter-precision", "", "`dtype` of the adapter's parameters: VALUES",
 		job.AdapterPrecisions)
 	flags.StringVar(&q.Reference, "reference-model", "", "frozen `model` beside the trained one, as DPO and RLHF have")
