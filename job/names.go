@@ -57,6 +57,9 @@ func (j *Job) ParallelNames() []string {
 // OptimizerName returns the optimizer with its variant.
 func (j *Job) OptimizerName() string {
 	name := j.Optimizer.Name + "/" + string(j.Optimizer.Variant)
+	if d := j.DeepSpeed; d != nil && d.OffloadOptimizer.Device != "none" {
+		name = j.Optimizer.Name + " on the host" // not a step of torch.optim
+	}
 	if j.Offload != nil {
 		name += ", " + j.Offload.Name()
 	}
