@@ -55,7 +55,8 @@ func (q Request) ZeROConfig() ([]byte, error) {
 		case offloadedParameters:
 			zero["offload_param"] = toHost
 		default:
-			return nil, fault.Inputf("unknown --zero-offload %q", o).WithHint("expected " + fault.OneOf(ZeROOffloads...))
+			return nil, fault.Inputf("unknown --zero-offload %q", o).
+				WithHint("expected " + fault.OneOf(ZeROOffloads...))
 		}
 	}
 	config := map[string]any{"zero_optimization": zero}
