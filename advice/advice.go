@@ -240,7 +240,7 @@ func split(settings []amend.Setting, q *job.Request) (inFiles []amend.Setting, f
 
 // zeroOffloads are the values of --zero-offload.
 var zeroOffloads = map[recipe.Setting]string{
-	recipe.OptimizerDevice: job.ZeROOffloads[0], recipe.ParameterDevice: job.ZeROOffloads[1],
+	recipe.OptimizerDevice: job.OffloadedOptimizer, recipe.ParameterDevice: job.OffloadedParameters,
 }
 
 // isGiven reports whether the request has a setting as a flag.

@@ -130,12 +130,9 @@ func checkApplied(t *testing.T, name string, a *Advice) {
 	}
 }
 
-// TestWaste: a job that leaves most of its GPU free hears what is faster.
-func TestWaste(t *testing.T) {
-	file := filestest.InNewFolder(t)
-	q := job.Request{Model: "qwen2.5-0.5b", GPU: "H100-80GB", GPUs: 2, Sequence: 512, TrainingArgs: file("args.json",
-		`{"per_device_train_batch_size": 1, "gradient_accumulation_steps": 8, "bf16": true,
-		"gradient_checkpointing": true}`)}
+// planned returns the plan of a request.
+func planned(t *testing.T, q job.Request) *plan.Plan {
+	t.Helper()
 	j, err := q.Resolve()
 	if err != nil {
 		t.Fatal(err)
@@ -144,7 +141,16 @@ func TestWaste(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	list, err := For(q, p, steptime.Machine{})
+	return p
+}
+
+// TestWaste: a job that leaves most of its GPU free hears what is faster.
+func TestWaste(t *testing.T) {
+	file := filestest.InNewFolder(t)
+	q := job.Request{Model: "qwen2.5-0.5b", GPU: "H100-80GB", GPUs: 2, Sequence: 512, TrainingArgs: file("args.json",
+		`{"per_device_train_batch_size": 1, "gradient_accumulation_steps": 8, "bf16": true,
+		"gradient_checkpointing": true}`)}
+	list, err := For(q, planned(t, q), steptime.Machine{})
 	if err != nil || len(list) == 0 {
 		t.Fatalf("%v, %v", list, err)
 	}
@@ -159,15 +165,7 @@ func TestWaste(t *testing.T) {
 func TestFlags(t *testing.T) {
 	q := job.Request{Model: "llama-3.1-8b", GPU: "A100-80GB", GPUs: 4, Sequence: 4096, Precision: "bf16",
 		Shorthand: job.Shorthand{ZeRO: "1"}, HostMemory: 512 * ledger.GiB}
-	j, err := q.Resolve()
-	if err != nil {
-		t.Fatal(err)
-	}
-	p, err := plan.New(j)
-	if err != nil {
-		t.Fatal(err)
-	}
-	list, err := For(q, p, steptime.Machine{})
+	list, err := For(q, planned(t, q), steptime.Machine{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -219,11 +219,7 @@ func TestZeRO(t *testing.T) {
 	}
 	written := a.Fastest.Request(q)
 	written.Texts = files.Texts{ConfigFile: text}
-	j, err := written.Resolve()
-	if err != nil {
-		t.Fatal(err)
-	}
-	p, err := plan.New(j)
+	p, err := planOf(written)
 	if err != nil {
 		t.Fatal(err)
 	}

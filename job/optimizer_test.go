@@ -28,6 +28,8 @@ func TestOptimizerOfDeepSpeed(t *testing.T) {
 		{adam, "", "adamw", "adamw/fused"},
 		{adam, "", "adamw/foreach", "adamw/foreach"},
 		{adam, "", "sgd", "sgd/foreach"},
+		{strings.Replace(adam, `"stage": 2`, `"stage": 2, "offload_optimizer": {"device": "cpu"}`, 1), "", "",
+			"adamw on the host"},
 		{adam, `{"optim": "adafactor", "per_device_train_batch_size": 1, "bf16": true}`, "", "adamw/fused"},
 		{section(""), `{"optim": "adafactor", "per_device_train_batch_size": 1, "bf16": true}`, "",
 			"adafactor/foreach"},

@@ -36,6 +36,14 @@ func (r *resolver) precision() error {
 		if d := j.DeepSpeed; d != nil && d.Precision != dtype.Invalid && d.Precision != j.ParameterType {
 			return fault.File(d.File).Inputf("DeepSpeed trains in %v, but --precision is %s", d.Precision, r.Precision).
 				WithHint("leave --precision out, or change the file")
+		} else if d != nil && r.Precision != "" && named.autocast != recipe.Unmixed && d.Autocast == dtype.Invalid {
+			hint := fmt.Sprintf("set it or %v in the file, and leave --precision out", mixedType(named.autocast))
+			if r.ZeRO != "" {
+				hint = fmt.Sprintf("give --precision %v: DeepSpeed then keeps master weights in fp32",
+					mixedType(named.autocast))
+			}
+			return fault.Inputf("--precision %s is autocast, which DeepSpeed does not do unless its file sets "+
+				"torch_autocast", r.Precision).WithHint(hint)
 		}
 	case j.DeepSpeed != nil && j.DeepSpeed.Precision != dtype.Invalid:
 		j.ParameterType = j.DeepSpeed.Precision

@@ -19,7 +19,7 @@ type Request struct {
 	Adapter      string
 	Quantization string // a file, or nf4, fp4, int8, nf4-dq, fp4-dq
 
-	Shorthand
+	Shorthand // in place of the files above
 
 	// Configs are further files, each of them recognized by its content.
 	Configs []string `json:",omitempty"`

@@ -3,7 +3,9 @@ package job
 import (
 	"encoding/json"
 	"slices"
+	"strings"
 
+	"plimsoll/dtype"
 	"plimsoll/fault"
 	"plimsoll/recipe"
 )
@@ -19,13 +21,17 @@ type Shorthand struct {
 // ZeROStages and ZeROOffloads are the allowed values of ZeRO and ZeROOffload.
 var (
 	ZeROStages   = []string{"0", "1", "2", "3"}
-	ZeROOffloads = []string{offloadedOptimizer, offloadedParameters}
+	ZeROOffloads = []string{OffloadedOptimizer, OffloadedParameters}
 )
 
+// OffloadedOptimizer and OffloadedParameters are what ZeRO may keep on the host.
 const (
-	offloadedOptimizer  = "optimizer"
-	offloadedParameters = "parameters"
+	OffloadedOptimizer  = "optimizer"
+	OffloadedParameters = "parameters"
 )
+
+// partitionsParameters is the only stage of ZeRO that keeps parameters on the host.
+const partitionsParameters = "3"
 
 // shortDeepSpeed returns DeepSpeed's configuration as --zero says it.
 func (in *Inputs) shortDeepSpeed() (*recipe.DeepSpeed, error) {
@@ -50,9 +56,9 @@ func (q Request) ZeROConfig() ([]byte, error) {
 	zero := map[string]any{"stage": json.Number(q.ZeRO)}
 	for _, o := range q.ZeROOffload {
 		switch o {
-		case offloadedOptimizer:
+		case OffloadedOptimizer:
 			zero["offload_optimizer"] = toHost
-		case offloadedParameters:
+		case OffloadedParameters:
 			zero["offload_param"] = toHost
 		default:
 			return nil, fault.Inputf("unknown --zero-offload %q", o).
@@ -60,8 +66,11 @@ func (q Request) ZeROConfig() ([]byte, error) {
 		}
 	}
 	config := map[string]any{"zero_optimization": zero}
-	if half := q.Precision; half == "bf16" || half == "fp16" {
-		config[half] = map[string]any{"enabled": true}
+	switch precisions[strings.ToLower(q.Precision)].weights {
+	case dtype.BF16:
+		config["bf16"] = map[string]any{"enabled": true}
+	case dtype.F16:
+		config["fp16"] = map[string]any{"enabled": true}
 	}
 	text, err := json.MarshalIndent(config, "", "  ")
 	return append(text, '\n'), err
@@ -91,12 +100,15 @@ func (in *Inputs) shortAdapter() (*recipe.Adapter, error) {
 // allLinear is PEFT's word for all linear modules but the head.
 const allLinear = "all-linear"
 
-// check refuses parts of a shorthand without the flag that they belong to.
+// check refuses parts of a shorthand that say nothing without another part.
 func (s Shorthand) check() error {
 	switch {
 	case s.ZeRO == "" && len(s.ZeROOffload) > 0:
 		return fault.Inputf("--zero-offload is given without --zero").
 			WithHint("add --zero with a stage, or set the offloading in the file that configures DeepSpeed")
+	case slices.Contains(s.ZeROOffload, OffloadedParameters) && s.ZeRO != partitionsParameters:
+		return fault.Inputf("--zero-offload parameters needs --zero 3: at stage %s every rank keeps all parameters",
+			s.ZeRO).WithHint("give --zero 3, or --zero-offload optimizer")
 	case s.LoRA == 0 && len(s.LoRATargets) > 0:
 		return fault.Inputf("--lora-targets is given without --lora").
 			WithHint("add --lora with a rank, or set target_modules in the file of the adapter")

@@ -8,7 +8,6 @@ import (
 
 	"plimsoll/files/filestest"
 	"plimsoll/job"
-	"plimsoll/ledger"
 )
 
 // TestShorthand plans jobs by flags, and by the files that the flags stand for.
@@ -21,6 +20,7 @@ func TestShorthand(t *testing.T) {
 		adapter   string
 	}{
 		{job.Shorthand{ZeRO: "0"}, "fp32", `{"zero_optimization": {"stage": 0}}`, ""},
+		{job.Shorthand{ZeRO: "1"}, "BFloat16", `{"bf16": {"enabled": true}, "zero_optimization": {"stage": 1}}`, ""},
 		{job.Shorthand{ZeRO: "1"}, "fp16", `{"fp16": {"enabled": true}, "zero_optimization": {"stage": 1}}`, ""},
 		{job.Shorthand{ZeRO: "2", ZeROOffload: []string{"optimizer"}}, "bf16", `{"bf16": {"enabled": true}, "zero_optimization":
 			{"stage": 2, "offload_optimizer": {"device": "cpu", "pin_memory": true}}}`, ""},
@@ -42,22 +42,8 @@ func TestShorthand(t *testing.T) {
 		if c.adapter != "" {
 			long.Adapter = file(fmt.Sprintf("adapter%d.json", i), c.adapter)
 		}
-		if diff := cmp.Diff(devices(t, long), devices(t, q)); diff != "" {
+		if diff := cmp.Diff(planned(t, long).Devices, planned(t, q).Devices); diff != "" {
 			t.Errorf("%+v: %s", c.short, diff)
 		}
 	}
-}
-
-// devices plans a job, and returns what each device holds.
-func devices(t *testing.T, q job.Request) []ledger.Device {
-	t.Helper()
-	j, err := q.Resolve()
-	if err != nil {
-		t.Fatal(err)
-	}
-	p, err := New(j)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return p.Devices
 }

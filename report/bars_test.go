@@ -1,6 +1,7 @@
 package report
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -20,6 +21,30 @@ func barred() ledger.Device {
 			{Component: ledger.Parameters, Bytes: 10 * ledger.GiB},
 		}}
 	return ledger.Device{Kind: ledger.GPU, Capacity: 40 * ledger.GiB, Phases: []ledger.Phase{load, step}}
+}
+
+// TestPalette: what is large on a small device has a letter, however much a large device holds.
+func TestPalette(t *testing.T) {
+	phase := func(unit ledger.Bytes, components ...ledger.Component) []ledger.Phase {
+		p := ledger.Phase{Name: ledger.Step, PeakUsed: unit * ledger.Bytes(len(components))}
+		for _, c := range components {
+			p.Components = append(p.Components, ledger.Holding{Component: c, Bytes: unit})
+		}
+		return []ledger.Phase{p}
+	}
+	small := ledger.Device{Kind: ledger.GPU, Phases: phase(ledger.MiB, ledger.LogitsAndLoss)}
+	var many []ledger.Component
+	for i := range 2 * len(hues) {
+		many = append(many, ledger.Component(strings.Repeat("x", i+1)))
+	}
+	large := ledger.Device{Kind: ledger.Host, Phases: phase(ledger.GiB, many...)}
+	palette := paletteOf([]ledger.Device{small, large})
+	if len(palette) != len(hues)+2 {
+		t.Fatalf("%d pigments", len(palette))
+	}
+	if !slices.ContainsFunc(palette, func(g pigment) bool { return g.component == wholeOf(ledger.LogitsAndLoss) }) {
+		t.Errorf("no letter for all that the small device holds: %v", palette)
+	}
 }
 
 func TestBars(t *testing.T) {
