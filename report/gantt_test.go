@@ -59,7 +59,7 @@ func TestGantt(t *testing.T) {
 func TestGanttInHTML(t *testing.T) {
 	var html bytes.Buffer
 	page := &Page{Title: "A step", Sections: []Section{{picture()}}}
-	if err := WriteHTML(&html, page, "test", true, nil, nil); err != nil {
+	if err := WriteHTML(&html, page, "test", nil, nil); err != nil {
 		t.Fatal(err)
 	}
 	for text, count := range map[string]int{

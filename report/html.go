@@ -18,7 +18,8 @@ var pageTemplate = template.Must(template.New("page").Parse(pageText))
 // htmlPage is what the template shows.
 type htmlPage struct {
 	Title, Version, Verdict string
-	Good                    bool
+	Tone                    string // a class of the verdict
+	Hints                   []string
 	Charts                  []*chart
 	Phases                  []ledger.PhaseName
 	Sections                [][]htmlBlock
@@ -40,9 +41,9 @@ type htmlCell struct {
 
 // WriteHTML writes a page that needs no network and no scripts: the page of a result, with charts of a recording. The
 // timeline is nil for a plan.
-func WriteHTML(w io.Writer, page *Page, version string, good bool, t *reconcile.Timeline,
-	peaks []reconcile.Peak) error {
-	p := htmlPage{Title: page.Title, Version: version, Verdict: page.Verdict, Good: good}
+func WriteHTML(w io.Writer, page *Page, version string, t *reconcile.Timeline, peaks []reconcile.Peak) error {
+	p := htmlPage{Title: page.Title, Version: version, Verdict: page.Verdict, Tone: page.Tone.class(),
+		Hints: page.Hints}
 	if t != nil {
 		for i := range t.Tracks {
 			p.Charts = append(p.Charts, newChart(&t.Tracks[i], t, plannedPeak(&t.Tracks[i], peaks)))

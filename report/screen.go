@@ -83,3 +83,8 @@ func toneOf(good bool) Tone {
 	}
 	return Bad
 }
+
+// class is the tone's class in HTML.
+func (t Tone) class() string {
+	return map[Tone]string{Plainly: "plain", Good: "good", Warning: "warning", Bad: "bad"}[t]
+}

@@ -112,7 +112,7 @@ func newExporter(c *cobra.Command, o exportOptions, arguments []string) (func(io
 			WithHint("record a run with plimsoll run --record, or choose another format")
 	case recording == nil && format == nil:
 		return func(w io.Writer) error {
-			return report.WriteHTML(w, plan.Page(), version, true, nil, nil)
+			return report.WriteHTML(w, plan.Page(), version, nil, nil)
 		}, nil
 	case recording == nil:
 		p := reconcile.OnPaper(plan.Compared())
@@ -124,7 +124,7 @@ func newExporter(c *cobra.Command, o exportOptions, arguments []string) (func(io
 	timeline := recording.Timeline()
 	if format == nil {
 		return func(w io.Writer) error {
-			return report.WriteHTML(w, d.Page(), version, d.Within, timeline, d.Peaks)
+			return report.WriteHTML(w, d.Page(), version, timeline, d.Peaks)
 		}, nil
 	}
 	return func(w io.Writer) error {

@@ -223,7 +223,7 @@ func (o rehearseOptions) write(c *cobra.Command, page *report.Page, r rehearsed)
 func (o rehearseOptions) writeFiles(version string, page *report.Page, r rehearsed) error {
 	if o.html != "" {
 		err := writeFile("--html", o.html, func(w io.Writer) error {
-			return report.WriteHTML(w, page, version, r.fits && r.withinTolerance, nil, nil)
+			return report.WriteHTML(w, page, version, nil, nil)
 		})
 		if err != nil {
 			return err
