@@ -23,6 +23,8 @@ type htmlPage struct {
 	Charts                  []*chart
 	Phases                  []ledger.PhaseName
 	Sections                [][]htmlBlock
+	Memory                  *memoryView // nil for none
+	Scripts                 htmlScripts
 }
 
 // htmlBlock is a block of a page: one of its fields is set.
@@ -39,11 +41,11 @@ type htmlCell struct {
 	Right bool
 }
 
-// WriteHTML writes a page that needs no network and no scripts: the page of a result, with charts of a recording. The
-// timeline is nil for a plan.
+// WriteHTML writes a page that needs no network: the page of a result, with charts of a recording. The timeline is nil
+// where there is none. Only bars of devices need a script, and what it shows is in the page's tables as well.
 func WriteHTML(w io.Writer, page *Page, version string, t *reconcile.Timeline, peaks []reconcile.Peak) error {
 	p := htmlPage{Title: page.Title, Version: version, Verdict: page.Verdict, Tone: page.Tone.class(),
-		Hints: page.Hints}
+		Hints: page.Hints, Memory: newMemoryView(page), Scripts: scripts}
 	if t != nil {
 		for i := range t.Tracks {
 			p.Charts = append(p.Charts, newChart(&t.Tracks[i], t, plannedPeak(&t.Tracks[i], peaks)))

@@ -1,8 +1,10 @@
 package report
 
 import (
+	"bytes"
 	"go/parser"
 	"go/token"
+	"html"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -175,5 +177,44 @@ func TestOneLayout(t *testing.T) {
 	}
 	if want := []string{"table.go", "text.go"}; !slices.Equal(found, want) {
 		t.Errorf("%q import go-pretty, want %q", found, want)
+	}
+}
+
+// TestPageOfBarsRunsItsScriptsAlone: the policy names the scripts of the page by their hashes, and a page without bars
+// has none.
+func TestPageOfBarsRunsItsScriptsAlone(t *testing.T) {
+	device := ledger.Device{Kind: ledger.GPU, Capacity: 10, Phases: []ledger.Phase{{Name: ledger.Step,
+		PeakRequested: 4, PeakAllocated: 5, PeakReserved: 7, PeakUsed: 8,
+		Components: []ledger.Holding{{Component: ledger.Parameters, Bytes: 4, Why: "</script><b>"}}}}}
+	bars := Bars{&device, paletteOf([]ledger.Device{device})}
+	var with, without bytes.Buffer
+	for w, page := range map[*bytes.Buffer]*Page{
+		&with: {Sections: []Section{{bars}}}, &without: {Sections: []Section{{Paragraph("no bars")}}}} {
+		if err := WriteHTML(w, page, "test", nil, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if strings.Contains(without.String(), "<script") ||
+		!strings.Contains(html.UnescapeString(with.String()), scripts.Policy) {
+		t.Error("a page without bars has scripts, or one with bars does not allow them")
+	}
+	for _, script := range []string{chartLibrary, memoryScript} {
+		if !strings.Contains(with.String(), "<script>"+script+"</script>") {
+			t.Error("a script is not in the page as its hash says")
+		}
+	}
+	if strings.Contains(with.String(), "</script><b>") {
+		t.Error("a reason ends the script of the data")
+	}
+	view := newMemoryView(&Page{Sections: []Section{{bars}}})
+	var sum ledger.Bytes
+	for _, h := range view.Devices[0].Phases[0].Held {
+		sum += h.Bytes
+	}
+	for _, part := range view.Devices[0].Phases[0].Allocator {
+		sum += part.Bytes
+	}
+	if sum != 16 {
+		t.Errorf("components and parts of the allocator are %d bytes together, want 8 twice", sum)
 	}
 }
