@@ -36,6 +36,7 @@ parts.`,
 		RunE: func(c *cobra.Command, _ []string) error { return runBench(c, request, format) },
 	}
 	benchFlags(command, &request)
+	htmlFlag(command)
 	outputFlags(command, &format, "print one JSON document with every sample")
 	return command
 }

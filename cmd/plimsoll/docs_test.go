@@ -61,7 +61,8 @@ func TestDocumentedCommands(t *testing.T) {
 
 // writtenInDocs are the files that documented commands write; the test puts them into a folder of its own.
 var writtenInDocs = []string{
-	"converted", "universal", "fsdp", "optimizer.pt", "samples.jsonl", "factors.json", "run.html", "host.json", "tuned",
+	"converted", "universal", "fsdp", "optimizer.pt", "samples.jsonl", "factors.json", "run.html", "plan.html",
+	"host.json", "tuned",
 }
 
 func checkCommand(t *testing.T, command, output string) {

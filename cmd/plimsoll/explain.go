@@ -99,6 +99,7 @@ func explainFlags(c *cobra.Command, o *explainOptions) {
 	flags.Var(&o.peak, "peak", "peak of a GPU's memory that you have read off, such as 66GiB")
 	flags.Var(&o.end, "end", "memory of the same GPU at the end of a step; explain names the difference")
 	snapshotFlags(c, &o.snapshot)
+	htmlFlag(c)
 	outputFlags(c, &o.format, "print one JSON document ("+explain.Schema+", or "+report.SnapshotSchema+")")
 }
 

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -25,5 +26,30 @@ func TestPageOfAPlanHasItsTone(t *testing.T) {
 		if !strings.Contains(page, `class="verdict `+tone+`"`) {
 			t.Errorf("with %q of memory, the page has no verdict that is %s", memory, tone)
 		}
+	}
+}
+
+// TestHTMLBesideTheResult: --html changes nothing on stdout, and its page is that of export.
+func TestHTMLBesideTheResult(t *testing.T) {
+	folder := t.TempDir()
+	page, document := filepath.Join(folder, "plan.html"), filepath.Join(folder, "plan.json")
+	plain, stderr, code := runs("plan", "--model", "gpt2", "--gpu-memory", "80GiB", "--markdown")
+	if code != 0 || !strings.HasPrefix(plain, "## Plan of gpt2\n") {
+		t.Fatalf("%s%s", stderr, plain)
+	}
+	out, stderr, code := runs("plan", "--model", "gpt2", "--gpu-memory", "80GiB", "--markdown", "--html", page, "--out",
+		document)
+	if code != 0 || out != plain {
+		t.Errorf("stdout differs with --html: %s%s", stderr, out)
+	}
+	written, err := os.ReadFile(page)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if exported, _, _ := runs("export", "--to", "html", document); exported != string(written) {
+		t.Error("the page is not that of export")
+	}
+	if _, stderr, code = runs("plan", "--model", "gpt2", "--html", folder); code != exitInput {
+		t.Errorf("a folder as --html: exit code %d: %s", code, stderr)
 	}
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"io"
 	"os"
 	"strconv"
 
@@ -10,21 +11,37 @@ import (
 	"plimsoll/report"
 )
 
-// outputFlags adds --format, and --json as a short form of --format json.
+// outputFlags adds --format, with --json and --markdown as short forms.
 func outputFlags(c *cobra.Command, format *report.Format, json string) {
 	flags := c.Flags()
 	flags.Var((*formatFlag)(format), "format",
 		"`format` of the result: "+fault.OneOf(report.Formats()...)+" (default: text)")
-	flags.VarPF((*jsonFlag)(format), "json", "", json).NoOptDefVal = "true"
+	flags.VarPF(&formatSwitch{format, report.JSON}, "json", "", json).NoOptDefVal = "true"
+	flags.VarPF(&formatSwitch{format, report.Markdown}, "markdown", "", "print Markdown, for issues and chats").
+		NoOptDefVal = "true"
 	complete(c, "format", cobra.FixedCompletions(report.Formats(), cobra.ShellCompDirectiveNoFileComp))
 }
 
-// present writes a result for what is behind stdout.
+// htmlFlag adds --html, which present obeys.
+func htmlFlag(c *cobra.Command) {
+	c.Flags().String(htmlFormat, "", "also write the result to a `file` for any browser, which needs no network")
+}
+
+// present writes a result for what is behind stdout, and the page that --html names.
 func present(c *cobra.Command, page *report.Page, format report.Format) error {
 	screen := report.ScreenOf(c.OutOrStdout(), os.Environ())
 	screen.Table = page.Screen.Table
 	page.Screen = screen
-	return page.Write(c.OutOrStdout(), format)
+	if err := page.Write(c.OutOrStdout(), format); err != nil {
+		return err
+	}
+	flag := c.Flags().Lookup(htmlFormat)
+	if flag == nil || flag.Value.String() == "" {
+		return nil
+	}
+	return writeFile("--html", flag.Value.String(), func(w io.Writer) error {
+		return report.WriteHTML(w, page, c.Root().Version, nil, nil)
+	})
 }
 
 // formatFlag is the format of a result on the command line. It is empty if none was given.
@@ -47,21 +64,26 @@ func (f *formatFlag) Set(text string) error {
 	return nil
 }
 
-// jsonFlag is a switch: it sets the format to JSON.
-type jsonFlag report.Format
+// formatSwitch is a switch that sets a format.
+type formatSwitch struct {
+	format *report.Format
+	to     report.Format
+}
 
-func (f *jsonFlag) String() string { return strconv.FormatBool(*f == jsonFlag(report.JSON)) }
+func (f *formatSwitch) String() string {
+	return strconv.FormatBool(f.format != nil && *f.format == f.to)
+}
 
 // Type returns the name of the type for help texts.
-func (*jsonFlag) Type() string { return "bool" }
+func (*formatSwitch) Type() string { return "bool" }
 
-func (f *jsonFlag) Set(text string) error {
+func (f *formatSwitch) Set(text string) error {
 	on, err := strconv.ParseBool(text)
 	if err != nil || !on {
 		return err
 	}
-	return (*formatFlag)(f).Set(string(report.JSON))
+	return (*formatFlag)(f.format).Set(string(f.to))
 }
 
-// IsBoolFlag lets --json stand without a value.
-func (*jsonFlag) IsBoolFlag() bool { return true }
+// IsBoolFlag lets the switch stand without a value.
+func (*formatSwitch) IsBoolFlag() bool { return true }

@@ -128,6 +128,7 @@ func resultFlags(c *cobra.Command, o *planOptions) {
 	flags.BoolVar(&o.advise, "advise", false, "also say what would make a job faster that fits")
 	flags.StringVar(&o.apply, "apply", "", "write copies of the files with the first advice to a `folder`")
 	flags.BoolVar(&o.table, "table", false, "show a table of all figures of each phase in place of bars")
+	htmlFlag(c)
 	outputFlags(c, &o.format, "print one JSON document")
 }
 

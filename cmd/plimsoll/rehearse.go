@@ -36,7 +36,7 @@ type rehearseOptions struct {
 		interval int
 	}
 	states      stateOptions
-	html, trace string // files
+	trace       string // a file
 	format      report.Format
 	hostProfile string
 }
@@ -126,8 +126,7 @@ func rehearseFlags(c *cobra.Command, o *rehearseOptions) {
 	flags.IntVar(&o.zenFlow.interval, "update-interval", 4, "--overlap zenflow: the steps of which one updates all "+
 		"other columns")
 	stateFlags(c, &o.states)
-	flags.StringVar(&o.html, "html", "", "also write the result, with the picture of a step, to a `file` "+
-		"for any browser")
+	htmlFlag(c)
 	flags.StringVar(&o.trace, "perfetto", "", "also write what trainer and workers did in the last step to a `file` "+
 		"for ui.perfetto.dev")
 	outputFlags(c, &o.format, "print one JSON document")
@@ -207,7 +206,7 @@ func (o rehearseOptions) write(c *cobra.Command, page *report.Page, r rehearsed)
 	if err := present(c, page, o.format); err != nil {
 		return err
 	}
-	if err := o.writeFiles(c.Root().Version, page, r); err != nil {
+	if err := o.writeTrace(r); err != nil {
 		return err
 	}
 	switch {
@@ -219,16 +218,8 @@ func (o rehearseOptions) write(c *cobra.Command, page *report.Page, r rehearsed)
 	return nil
 }
 
-// writeFiles writes the page and the trace that were asked for.
-func (o rehearseOptions) writeFiles(version string, page *report.Page, r rehearsed) error {
-	if o.html != "" {
-		err := writeFile("--html", o.html, func(w io.Writer) error {
-			return report.WriteHTML(w, page, version, nil, nil)
-		})
-		if err != nil {
-			return err
-		}
-	}
+// writeTrace writes the trace that was asked for.
+func (o rehearseOptions) writeTrace(r rehearsed) error {
 	if o.trace == "" || r.timeline == nil {
 		return nil
 	}

@@ -45,6 +45,7 @@ proc and sys of another machine.`,
 	smtFlag(command, &options.oneThread)
 	fsrootFlag(command, &options.fsroot)
 	flags.StringVar(&options.record, "record", "", "write the machine to this `file` instead of showing it")
+	htmlFlag(command)
 	outputFlags(command, &options.format, "print one JSON document")
 	return command
 }

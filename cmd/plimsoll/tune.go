@@ -66,6 +66,7 @@ func tuneFlags(c *cobra.Command, o *tuneOptions) {
 	reserveFlag(c, &o.reserve)
 	flags.StringVar(&o.output, "output", "", "`file` to write the profile to (default: plimsoll/host.json in the "+
 		"folder of your configuration)")
+	htmlFlag(c)
 	outputFlags(c, &o.format, "print one JSON document")
 }
 
