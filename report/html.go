@@ -34,6 +34,7 @@ type htmlBlock struct {
 	Rows      [][]htmlCell
 	Paragraph string
 	Gantt     *ganttChart
+	Tree      Tree
 }
 
 type htmlCell struct {
@@ -84,6 +85,14 @@ func htmlOf(b Block) htmlBlock {
 		return htmlBlock{Facts: b}
 	case Paragraph:
 		return htmlBlock{Paragraph: string(b)}
+	case Tree:
+		return htmlBlock{Tree: b}
+	case List:
+		var items Tree
+		for _, item := range b {
+			items = append(items, Node{Text: item})
+		}
+		return htmlBlock{Tree: items}
 	case Bars:
 		return htmlOf(timeline(b.Device))
 	case interface{ chart() *ganttChart }:

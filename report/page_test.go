@@ -218,3 +218,17 @@ func TestPageOfBarsRunsItsScriptsAlone(t *testing.T) {
 		t.Errorf("components and parts of the allocator are %d bytes together, want 8 twice", sum)
 	}
 }
+
+// TestListsAreListsInHTML: a block without HTML of its own would show the marks of Markdown.
+func TestListsAreListsInHTML(t *testing.T) {
+	var w bytes.Buffer
+	page := &Page{Sections: []Section{{List{"one"}, Tree{{"two", Tree{{"three", nil}}}}}}}
+	if err := WriteHTML(&w, page, "test", nil, nil); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"<ul><li>one</li></ul>", "<ul><li>two<ul><li>three</li></ul></li></ul>"} {
+		if !strings.Contains(w.String(), want) {
+			t.Errorf("the page lacks %s", want)
+		}
+	}
+}
