@@ -133,6 +133,7 @@ type Parameter struct {
 	Wide      bool
 	Trainable bool
 	Embedding bool
+	Expert    bool // a weight of an expert of a mixture
 	// Hidden means that it is a matrix of a hidden layer, or a stack of such matrices.
 	Hidden bool
 	// Quantized is the quantization. Every operation on a quantized parameter

@@ -270,6 +270,15 @@ func (r *resolver) parallelDegrees() error {
 			fmt.Sprintf("%d ranks cannot be divided evenly into expert-parallel groups of %d",
 				j.World, j.Parallel.Expert),
 			fmt.Sprintf("give a number of GPUs that is a multiple of %d", j.Parallel.Expert)},
+		{j.Parallel.Expert > 1 && j.DeepSpeed != nil,
+			"expert parallelism under DeepSpeed needs layers of deepspeed.moe, which are not planned yet",
+			"leave --expert-parallel out, or shard with FSDP2 (--fsdp 2)"},
+		{j.Parallel.Expert > 1 && j.FSDP != nil && j.FSDP.Version == 1,
+			"FSDP1 joins the parameters of a unit in one flat tensor over all ranks, so experts cannot have ranks of " +
+				"their own", "shard with FSDP2 (--fsdp 2)"},
+		{j.FSDP != nil && j.Parallel.Shard%j.Parallel.Expert != 0,
+			fmt.Sprintf("the %d ranks that share the parameters cannot be divided into expert-parallel groups of %d",
+				j.Parallel.Shard, j.Parallel.Expert), "give an --expert-parallel that divides them"},
 	}
 	experts := 0
 	for _, b := range j.Model.Network.Blocks() {

@@ -28,8 +28,11 @@ var PipelineSchedules = []string{"1F1B", "GPipe", "Interleaved1F1B", "LoopedBFS"
 // Passes returns the passes of a stage in their order, for so many micro batches.
 func (p *Pipeline) Passes(stage int64, micros int) []parallel.Pass {
 	chunks := len(p.Table[stage])
-	if p.Schedule == "GPipe" || p.Schedule == "LoopedBFS" {
-		return parallel.BreadthFirst(chunks, micros)
+	switch p.Schedule {
+	case "GPipe":
+		return parallel.GPipe(chunks, micros)
+	case "LoopedBFS":
+		return parallel.LoopedBFS(chunks, micros)
 	}
 	return parallel.Schedule(parallel.Degrees{Pipeline: p.Degree, Virtual: int64(chunks)}, stage, micros, p.group())
 }

@@ -176,22 +176,23 @@ func (r *resolver) sayPadding() {
 	if j.FSDP.Version != 2 {
 		return
 	}
-	fused, ranks := j.FusedExperts(), j.Parallel.Shard
+	fused := j.FusedExperts()
 	var whole, padded, most, rows int64
 	var name string
+	var among int64
 	for _, p := range j.Model.Parameters {
 		if p.TiedTo != "" || len(p.Shape) == 0 {
 			continue
 		}
-		first := p.Shape[0]
+		first, ranks := p.Shape[0], j.Parallel.Shard
 		if fused[p.Name] {
-			first = max(1, first/j.Parallel.Expert)
+			first, ranks = max(1, first/j.Parallel.Expert), max(1, ranks/j.Parallel.Expert)
 		}
 		all := (first + ranks - 1) / ranks * ranks * (p.Elements() / p.Shape[0])
 		own := first * (p.Elements() / p.Shape[0])
 		whole, padded = whole+own, padded+all
 		if all-own > most {
-			most, name, rows = all-own, p.Name, first
+			most, name, rows, among = all-own, p.Name, first, ranks
 		}
 	}
 	if padded < whole*5/4 {
@@ -201,5 +202,5 @@ func (r *resolver) sayPadding() {
 		"together gather %.1f times the model: shard it among fewer ranks (accelerate's dp_shard_size and "+
 		"dp_replicate_size), give --expert-parallel, or shard another dimension (fully_shard's shard_placement_fn, "+
 		"not planned yet)",
-		rows, name, ranks, float64(padded)/float64(whole))
+		rows, name, among, float64(padded)/float64(whole))
 }

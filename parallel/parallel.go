@@ -106,7 +106,19 @@ func order(micros, chunks, group int, backward bool) []Pass {
 	return list
 }
 
-// BreadthFirst returns the passes of a stage that runs all forward passes before the first backward pass.
-func BreadthFirst(chunks, micros int) []Pass {
+// GPipe returns the passes of a stage that runs all forward passes before the first backward pass.
+func GPipe(chunks, micros int) []Pass {
 	return append(order(micros, chunks, micros, false), order(micros, chunks, micros, true)...)
+}
+
+// LoopedBFS returns the passes of a stage that runs all forward passes before the first backward pass. The last micro
+// batch comes back first (ScheduleLoopedBFS of torch/distributed/pipelining/schedules.py).
+func LoopedBFS(chunks, micros int) []Pass {
+	list := order(micros, chunks, micros, false)
+	for chunk := chunks - 1; chunk >= 0; chunk-- {
+		for micro := micros - 1; micro >= 0; micro-- {
+			list = append(list, Pass{Backward: true, Chunk: chunk, Micro: micro})
+		}
+	}
+	return list
 }

@@ -64,23 +64,31 @@ func newFSDP(s *simulation) *fsdp {
 	}
 	for _, p := range s.trained {
 		shard := *p
-		shard.Elements, shard.DType = e.shardOf(e.padded(p)), e.stored(p)
+		shard.Elements, shard.DType = e.shardOf(p, e.padded(p)), e.stored(p)
 		switch {
 		case p.Matrices > 0 && s.FSDP.Version == 2:
-			shard.Matrices = e.shardOf(p.Matrices)
+			shard.Matrices = e.shardOf(p, p.Matrices)
 		case p.Rows > 0:
-			shard.Rows = e.shardOf(p.Rows)
+			shard.Rows = e.shardOf(p, p.Rows)
 		}
 		e.shards = append(e.shards, &shard)
 	}
 	return e
 }
 
-// shardOf returns a rank's share of n, rounded up.
-func (e *fsdp) shardOf(n int64) int64 {
-	ranks := e.Parallel.Shard
-	return (n + ranks - 1) / ranks
+// sharers returns how many ranks share a parameter. Under expert parallelism a rank shares its experts only with the
+// ranks that have the same ones (torchtitan's mesh "efsdp", distributed/parallel_dims.py).
+func (e *fsdp) sharers(p *autograd.Parameter) int64 {
+	if p.Expert {
+		return e.Parallel.Shard / e.Parallel.Expert
+	}
+	return e.Parallel.Shard
 }
+
+func ceilDivide(n, by int64) int64 { return (n + by - 1) / by }
+
+// shardOf returns a rank's share of n elements, rows or bytes of a parameter, rounded up.
+func (e *fsdp) shardOf(p *autograd.Parameter, n int64) int64 { return ceilDivide(n, e.sharers(p)) }
 
 // padded returns the number of elements of a parameter on all ranks together.
 // FSDP2 shards the first dimension and pads every rank to the rows of the first
@@ -90,7 +98,7 @@ func (e *fsdp) padded(p *autograd.Parameter) int64 {
 		return p.Elements
 	}
 	first := cmp.Or(p.Matrices, p.Rows, p.Elements)
-	return e.shardOf(first) * (p.Elements / first) * e.Parallel.Shard
+	return e.shardOf(p, first) * (p.Elements / first) * e.sharers(p)
 }
 
 // stored returns the type of a parameter's shards.
@@ -146,9 +154,9 @@ func (u *unit) elements(only func(*autograd.Parameter) bool, bytes func(*autogra
 func (e *fsdp) shardedBytes(u *unit) int64 {
 	return u.elements(nil, func(p *autograd.Parameter) int64 {
 		if p.Quantized != autograd.Unquantized {
-			return e.shardOf(p.Bytes())
+			return e.shardOf(p, p.Bytes())
 		}
-		return e.shardOf(e.padded(p)) * max(e.stored(p).Size(), p.DType.Size())
+		return e.shardOf(p, e.padded(p)) * max(e.stored(p).Size(), p.DType.Size())
 	})
 }
 
@@ -329,15 +337,21 @@ func (e *fsdp) accumulate(u *unit) {
 // into a buffer in the reduction's type, which lives until the next unit needs
 // one.
 func (e *fsdp) reduce(u *unit) {
-	unsharded := u.elements(func(p *autograd.Parameter) bool { return p.HasGradient() }, e.padded)
-	for i := range u.wide {
-		if u.wide[i].held() {
-			unsharded += e.padded(u.parameters[i])
+	var experts, others int64
+	for i, p := range u.parameters {
+		switch {
+		case !p.HasGradient() && (u.wide == nil || !u.wide[i].held()):
+		case p.Expert:
+			experts += e.padded(p)
+		default:
+			others += e.padded(p)
 		}
 	}
+	unsharded := experts + others
 	if unsharded == 0 {
 		return
 	}
+	shard := ceilDivide(experts, e.Parallel.Shard/e.Parallel.Expert) + ceilDivide(others, e.Parallel.Shard)
 	stream := reduceStream
 	if e.FSDP.Version == 2 {
 		stream = 0
@@ -357,7 +371,6 @@ func (e *fsdp) reduce(u *unit) {
 	drop(&u.flat)
 	drop(&e.reducing)
 	e.reducing = input
-	shard := e.shardOf(unsharded)
 	e.gpu.on(reduceStream, func() { e.receive(u, shard) })
 }
 

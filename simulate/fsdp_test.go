@@ -34,9 +34,9 @@ func TestPaddingAgainstPyTorch(t *testing.T) {
 			ParameterType: dtype.F32,
 			FSDP:          &recipe.FSDP{Version: 2}}}}
 		p := &autograd.Parameter{Elements: c.rows * 32, Rows: c.rows}
-		if all := e.padded(p); all != measured.Gathered || e.shardOf(all) != measured.Shard {
+		if all := e.padded(p); all != measured.Gathered || e.shardOf(p, all) != measured.Shard {
 			t.Errorf("%d rows among %d ranks: a shard of %d of %d elements, FSDP2 has %d of %d", c.rows, c.ranks,
-				e.shardOf(all), all, measured.Shard, measured.Gathered)
+				e.shardOf(p, all), all, measured.Shard, measured.Gathered)
 		}
 	}
 }

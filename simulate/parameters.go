@@ -52,12 +52,13 @@ func (m *parameterMaker) makeModel() {
 	for _, path := range m.Model.Network.Linears() {
 		linear[path] = true
 	}
-	elsewhere, fused := m.otherExperts(), m.FusedExperts()
+	experts, fused := m.expertModules(), m.FusedExperts()
 	undivided := m.Model.Network.Undivided()
 	own := make(map[string]*autograd.Parameter, count) // the model's; PEFT may train copies of them
 	for _, p := range m.Model.Parameters {
 		module, isWeight := strings.CutSuffix(p.Name, ".weight")
-		if elsewhere[module] {
+		elsewhere, isExpert := experts[module]
+		if elsewhere {
 			continue
 		}
 		if owner, ok := own[p.TiedTo]; ok {
@@ -82,6 +83,7 @@ func (m *parameterMaker) makeModel() {
 		}
 		made.Hidden = (len(p.Shape) == 2 || fused[p.Name]) && !strings.Contains(p.Name, "embed") && !made.Embedding &&
 			module != m.Model.Network.Head.Projection
+		made.Expert = isExpert || fused[p.Name]
 		if fused[p.Name] {
 			made.Matrices /= m.Parallel.Expert
 			made.Elements /= m.Parallel.Expert
@@ -140,22 +142,20 @@ func experts(x *model.Mixture, m forward.Parameters) forward.Experts {
 	return e
 }
 
-// otherExperts returns the modules of experts that lie on other ranks.
-func (m *parameterMaker) otherExperts() map[string]bool {
-	others := map[string]bool{}
-	if m.Parallel.Expert <= 1 {
-		return others
-	}
+// expertModules returns the modules of experts that have weights of their own, each with whether it lies on other
+// ranks.
+func (m *parameterMaker) expertModules() map[string]bool {
+	elsewhere := map[string]bool{}
 	for _, b := range m.Model.Network.Blocks() {
 		if x := b.FeedForward.Mixture; x != nil && !x.Fused() {
-			own := (int64(len(x.Experts)) + m.Parallel.Expert - 1) / m.Parallel.Expert
-			for i := own; i < int64(len(x.Experts)); i++ {
-				f := &x.Experts[i]
-				others[f.Gate], others[f.Up], others[f.Down] = true, true, true
+			own := ceilDivide(int64(len(x.Experts)), m.Parallel.Expert)
+			for i := range x.Experts {
+				f, other := &x.Experts[i], int64(i) >= own
+				elsewhere[f.Gate], elsewhere[f.Up], elsewhere[f.Down] = other, other, other
 			}
 		}
 	}
-	return others
+	return elsewhere
 }
 
 // quantize quantizes the weight of a linear module as bitsandbytes does. In 4
