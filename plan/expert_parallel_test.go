@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -9,27 +10,66 @@ import (
 	"plimsoll/ledger"
 )
 
-// TestExpertsAreSharedOnce holds the parameters of a rank to the model's over the ranks, whatever the degree of expert
-// parallelism: a rank has fewer experts, and shares them with fewer ranks.
+// TestExpertsAreSharedOnce holds what a rank keeps of the model to a part of the whole, whatever the degree of expert
+// parallelism: a rank has fewer experts, and shares them with fewer ranks. Releases of transformers before 5 have
+// experts as modules of their own, which PEFT adapts one by one.
 func TestExpertsAreSharedOnce(t *testing.T) {
-	for _, name := range []string{"qwen3-30b-a3b", "mixtral-8x7b"} {
-		var alone ledger.Bytes
-		for _, degree := range []int{1, 2, 4, 8} {
-			p := planned(t, job.Request{Model: name, FSDP: "2", GPUs: 8, ExpertParallel: degree, Precision: "bf16",
-				Sequence: 512})
-			var bytes ledger.Bytes
-			for _, c := range p.Devices[0].Peak().Components {
-				if c.Component == ledger.Parameters {
-					bytes += c.Bytes
+	lora := filestest.InNewFolder(t)("lora.json", `{"peft_type": "LORA", "r": 8, "target_modules": "all-linear"}`)
+	for name, q := range map[string]job.Request{
+		"fused":          {Model: "qwen3-30b-a3b"},
+		"apart":          {Model: "qwen3-30b-a3b", Transformers: "4.57.0"},
+		"apart, adapted": {Model: "qwen3-30b-a3b", Transformers: "4.57.0", Adapter: lora},
+	} {
+		q.FSDP, q.GPUs, q.Precision, q.Sequence = "2", 8, "bf16", 512
+		alone := keptOfModel(t, q)
+		for _, degree := range []int{2, 4, 8} {
+			q.ExpertParallel = degree
+			for component, bytes := range keptOfModel(t, q) {
+				if least := alone[component]; bytes < least*999/1000 || bytes > least*1001/1000 {
+					t.Errorf("%s, experts in %d parts: a rank holds %v of %s, without expert parallelism %v", name,
+						degree, bytes, component, least)
 				}
 			}
-			if alone == 0 {
-				alone = bytes
+		}
+	}
+}
+
+// keptOfModel returns what a rank holds of the model at the end of a backward pass.
+func keptOfModel(t *testing.T, q job.Request) map[ledger.Component]ledger.Bytes {
+	kept := map[ledger.Component]ledger.Bytes{}
+	for _, p := range planned(t, q).Devices[0].Phases {
+		if p.Name != ledger.Backward || p.Iteration != ledger.Steady {
+			continue
+		}
+		for _, h := range p.End {
+			switch h.Component {
+			case ledger.Parameters, ledger.Gradients, ledger.OptimizerStates:
+				kept[h.Component] += h.Bytes
 			}
-			if bytes < alone || bytes > alone+alone/1000 {
-				t.Errorf("%s, experts in %d parts: a rank holds %v of parameters, without expert parallelism %v", name,
-					degree, bytes, alone)
-			}
+		}
+	}
+	if len(kept) != 3 {
+		t.Fatalf("a rank keeps %v", kept)
+	}
+	return kept
+}
+
+// TestReasonOfExpertsAddsUp: the formula of the reason gives the bytes.
+func TestReasonOfExpertsAddsUp(t *testing.T) {
+	p := planned(t, job.Request{Model: "qwen3-30b-a3b", FSDP: "2", GPUs: 8, ExpertParallel: 4, Precision: "bf16",
+		Sequence: 512})
+	for _, h := range p.Devices[0].Peak().Components {
+		if h.Component != ledger.Parameters {
+			continue
+		}
+		var all, ranks, own, experts, width int64
+		const formula = "one of %d shards of %d parameters and one of %d of %d in the rank's experts x %d B"
+		if _, err := fmt.Sscanf(strings.ReplaceAll(h.Why, ",", ""), formula, &ranks, &all, &experts, &own,
+			&width); err != nil {
+			t.Fatalf("%s: %v", h.Why, err)
+		}
+		if sum := ledger.Bytes(all/ranks+own/experts) * ledger.Bytes(width); sum != h.Bytes {
+			t.Errorf("%s: that is %d bytes, the component has %d", h.Why, sum, h.Bytes)
 		}
 	}
 }

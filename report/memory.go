@@ -52,7 +52,7 @@ type memoryPart struct {
 	Text  string       `json:"text"`
 }
 
-// memoryHolding is a holding with all that its document says, for example its formula.
+// memoryHolding is a holding as the page shows it.
 type memoryHolding struct {
 	ledger.Holding
 	Title string `json:"title"`

@@ -130,9 +130,7 @@
       mark.className = className(h.color);
       const share = p.used > 0 ? 100 * h.bytes / p.used : 0;
       const facts = element("dl", element("dt", "bytes"), element("dd", h.bytes.toLocaleString("en")));
-      for (const [name, value] of [["formula", h.formula], ["source", h.source], ["why", h.why]]) {
-        if (typeof value === "string" && value !== "") facts.append(element("dt", name), element("dd", value));
-      }
+      if (h.why) facts.append(element("dt", "why"), element("dd", h.why));
       return element("details", element("summary", mark, element("b", h.title), element("span", h.text),
         element("span", (share < 10 ? share.toFixed(1) : share.toFixed(0)) + " %")), facts);
     }));

@@ -85,8 +85,6 @@ func (e *fsdp) sharers(p *autograd.Parameter) int64 {
 	return e.Parallel.Shard
 }
 
-func ceilDivide(n, by int64) int64 { return (n + by - 1) / by }
-
 // shardOf returns a rank's share of n elements, rows or bytes of a parameter, rounded up.
 func (e *fsdp) shardOf(p *autograd.Parameter, n int64) int64 { return ceilDivide(n, e.sharers(p)) }
 

@@ -115,8 +115,20 @@ func (e *fsdp) shard(u *unit) {
 }
 
 func (e *fsdp) whyParameters() string {
-	return fmt.Sprintf("one of %d shards of %s parameters x %d B (%v)", e.Parallel.Shard,
-		ledger.Count(elementsOf(e.parameters)), e.ParameterType.Size(), e.ParameterType)
+	var experts, own int64
+	if e.Parallel.Expert > 1 {
+		for _, p := range e.parameters {
+			if p.Expert {
+				experts, own = experts+p.Elements, e.sharers(p)
+			}
+		}
+	}
+	all := fmt.Sprintf("one of %d shards of %s parameters", e.Parallel.Shard,
+		ledger.Count(elementsOf(e.parameters)-experts))
+	if experts > 0 {
+		all += fmt.Sprintf(" and one of %d of %s in the rank's experts", own, ledger.Count(experts))
+	}
+	return fmt.Sprintf("%s x %d B (%v)", all, e.ParameterType.Size(), e.ParameterType)
 }
 
 func (e *fsdp) whyUndivided() string {

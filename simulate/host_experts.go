@@ -46,7 +46,9 @@ func scaledBlocks(rows, columns int64) int64 {
 	return roundUp(rows*columns+4*scales, 64)
 }
 
-func roundUp(n, to int64) int64 { return (n + to - 1) / to * to }
+func ceilDivide(n, by int64) int64 { return (n + by - 1) / by }
+
+func roundUp(n, to int64) int64 { return ceilDivide(n, to) * to }
 
 func newHostExperts(s *simulation) *hostExperts {
 	if s.HostExperts == nil {

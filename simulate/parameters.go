@@ -224,6 +224,10 @@ func (m *parameterMaker) adapt() {
 		if columns > 1 {
 			p.Rows, p.Hidden = rows, !strings.Contains(name, "embed")
 		}
+		module := name[:max(0, strings.LastIndexByte(strings.TrimSuffix(name, ".bias"), '.'))]
+		if w := m.made.ByName[module+".weight"]; w != nil {
+			p.Expert = w.Expert
+		}
 		m.list = append(m.list, p)
 		return p
 	}

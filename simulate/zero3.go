@@ -57,8 +57,7 @@ func newZeRO3(e *deepSpeed) *zero3 {
 }
 
 func (e *deepSpeed) shardOf(n int64) int64 {
-	ranks := e.Parallel.Shard
-	return (n + ranks - 1) / ranks
+	return ceilDivide(n, e.Parallel.Shard)
 }
 
 // shardBytes returns the size of a rank's shard of a parameter.

@@ -118,6 +118,19 @@ func (p *predictor) gather(bytes float64, ranks int64, pieces float64) float64 {
 	return p.ring(bytes, ranks, max(1, int64(p.job.RanksPerNode)/p.job.Parallel.Tensor), pieces)
 }
 
+// gatherModel returns the time in which FSDP gathers so many bytes of all parameters, or reduces as many of their
+// gradients. Under expert parallelism a rank gathers its own experts alone, among the ranks that have the same ones.
+func (p *predictor) gatherModel(bytes, pieces float64) float64 {
+	parallel := p.job.Parallel
+	if parallel.Expert == 1 {
+		return p.gather(bytes, parallel.Shard, pieces)
+	}
+	experts := bytes * expertPart(p.job)
+	inNode := max(1, int64(p.job.RanksPerNode)/(parallel.Tensor*parallel.Expert))
+	return p.gather(bytes-experts, parallel.Shard, pieces) +
+		p.ring(experts/float64(parallel.Expert), parallel.Shard/parallel.Expert, inNode, pieces)
+}
+
 // ring is gather for a ring with so many of its ranks in a node.
 func (p *predictor) ring(bytes float64, ranks, inNode int64, pieces float64) float64 {
 	if ranks <= 1 {
@@ -145,8 +158,8 @@ func (p *predictor) communicate() {
 	forward, backward := p.forward, p.backward
 	switch d := j.DeepSpeed; {
 	case j.FSDP != nil:
-		once := p.gather(model, shard, blocks)
-		reduce := p.gather(trained*gradient, shard, blocks)
+		once := p.gatherModel(model, blocks)
+		reduce := p.gatherModel(trained*gradient, blocks)
 		if replicas := int64(j.Replicas()); replicas > 1 {
 			inNode := max(1, int64(j.RanksPerNode)/(j.Parallel.Tensor*shard))
 			reduce += 2 * p.ring(trained*gradient/float64(shard), replicas, inNode, blocks)

@@ -2,6 +2,7 @@ package steptime
 
 import (
 	"errors"
+	"math"
 	"strings"
 	"testing"
 
@@ -142,6 +143,28 @@ func TestPorts(t *testing.T) {
 		if got := p.group(test.ranks, test.inNode); got != test.want {
 			t.Errorf("%d ranks, %d in a node: %g B/s, want %g", test.ranks, test.inNode, got, test.want)
 		}
+	}
+}
+
+// TestExpertsOfARankAreGathered: under expert parallelism FSDP gathers only the rank's experts, among the ranks that
+// have the same ones.
+func TestExpertsOfARankAreGathered(t *testing.T) {
+	q := job.Request{Model: "qwen3-30b-a3b", GPU: "H100-80GB", GPUs: 8, FSDP: "2", Precision: "bf16", Sequence: 512}
+	alone, _ := predicted(t, q)
+	whole := alone.gatherModel(1e9, 1)
+	q.ExpertParallel = 8
+	p, _ := predicted(t, q)
+	others := 1e9 * (1 - expertPart(p.job))
+	if got, want := p.gatherModel(1e9, 1), p.gather(others, 8, 1); math.Abs(got/want-1) > 1e-9 {
+		t.Errorf("8 ranks with experts of their own gather for %g s, without experts %g s", got, want)
+	}
+	q.ExpertParallel = 2
+	p, _ = predicted(t, q)
+	if got := p.gatherModel(1e9, 1); got >= whole*2/3 || got <= whole/3 {
+		t.Errorf("with half of the experts on a rank, it gathers for %g s, with all for %g s", got, whole)
+	}
+	if part := expertPart(p.job); part < 0.9 || part > 1 {
+		t.Errorf("%.3f of the model are experts", part)
 	}
 }
 

@@ -26,9 +26,8 @@ type work struct {
 // sequenceOf returns the length of all micro batches but the first.
 func sequenceOf(j *job.Job) int64 { return cmp.Or(j.UsualSequence, j.Sequence) }
 
-// Active returns the share of every parameter that a token is multiplied by, and the sum over the model: 1 for most
-// weights, that of the chosen experts for experts, and 0 for embeddings.
-func Active(j *job.Job) (share func(p model.Parameter) float64, sum float64) {
+// chosenOf returns the share of the experts' weights that a token is multiplied by, by name.
+func chosenOf(j *job.Job) map[string]float64 {
 	chosen := map[string]float64{}
 	for _, b := range j.Model.Network.Blocks() {
 		x := b.FeedForward.Mixture
@@ -44,6 +43,24 @@ func Active(j *job.Job) (share func(p model.Parameter) float64, sum float64) {
 			chosen[e.Gate+".weight"], chosen[e.Up+".weight"], chosen[e.Down+".weight"] = s, s, s
 		}
 	}
+	return chosen
+}
+
+// expertPart returns the part of a model's parameters that are weights of experts.
+func expertPart(j *job.Job) float64 {
+	chosen, experts := chosenOf(j), int64(0)
+	for _, p := range j.Model.Parameters {
+		if _, expert := chosen[p.Name]; expert {
+			experts += p.Elements()
+		}
+	}
+	return float64(experts) / float64(j.Model.Elements())
+}
+
+// Active returns the share of every parameter that a token is multiplied by, and the sum over the model: 1 for most
+// weights, that of the chosen experts for experts, and 0 for embeddings.
+func Active(j *job.Job) (share func(p model.Parameter) float64, sum float64) {
+	chosen := chosenOf(j)
 	share = func(p model.Parameter) float64 {
 		if p.IsEmbedding() && p.TiedTo == "" {
 			return 0

@@ -36,7 +36,8 @@ func megatronFlags(c *cobra.Command, o *megatronOptions) {
 // besideMegatron are the flags that say something beside Megatron-LM's arguments.
 var besideMegatron = []string{"megatron", "vocabulary", "expert-imbalance", "gpus", "nodes", "gpu", "gpu-memory",
 	"host-memory",
-	"config", "torch", "alloc-conf", "explain", "out", "json", "format", "color"}
+	"config", "torch", "alloc-conf", "explain", "out", "json", "markdown", "format", "html",
+	"table", "color"}
 
 // byMegatron takes a configuration of NeMo or Megatron-Bridge as the arguments of Megatron-LM.
 func (o *planOptions) byMegatron() {

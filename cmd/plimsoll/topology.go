@@ -54,6 +54,9 @@ func runTopology(c *cobra.Command, o topologyOptions) error {
 	if o.record != "" && o.format != "" {
 		return fault.Inputf("--record and --json or --format are both given").WithHint("give one of the two")
 	}
+	if o.record != "" && c.Flags().Changed(htmlFormat) {
+		return fault.Inputf("--record and --%s are both given", htmlFormat).WithHint("give one of the two")
+	}
 	if o.record != "" {
 		return recordTopology(c, o.fsroot, o.record)
 	}

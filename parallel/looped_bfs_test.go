@@ -10,8 +10,8 @@ import (
 	"plimsoll/optim/optimtest"
 )
 
-// TestBreadthFirstAgainstPyTorch holds the order of passes to the tables of torch.distributed.pipelining.
-func TestBreadthFirstAgainstPyTorch(t *testing.T) {
+// TestLoopedBFSAgainstPyTorch holds the order of passes to the tables of torch.distributed.pipelining.
+func TestLoopedBFSAgainstPyTorch(t *testing.T) {
 	if testing.Short() {
 		t.Skip("runs Python")
 	}
@@ -19,15 +19,15 @@ func TestBreadthFirstAgainstPyTorch(t *testing.T) {
 	const script = `
 import json, sys
 from torch.distributed.pipelining import schedules
-name, ranks, rank, chunks, micros = sys.argv[1], *map(int, sys.argv[2:])
-schedule = object.__new__(getattr(schedules, name))
+ranks, rank, chunks, micros = map(int, sys.argv[1:])
+schedule = object.__new__(schedules.ScheduleLoopedBFS)
 schedule._stages, schedule.pp_group_size, schedule._n_microbatches = [None] * chunks, ranks, micros
 actions = schedule._calculate_single_rank_operations(rank)
 print(json.dumps([[a.computation_type.name == "FULL_BACKWARD", a.stage_index // ranks, a.microbatch_index]
                   for a in actions if a is not None]))`
 	for _, c := range []struct{ ranks, rank, chunks, micros int }{{2, 0, 2, 4}, {2, 1, 3, 5}, {4, 2, 2, 8}} {
-		output, err := exec.Command(python, "-c", script, "ScheduleLoopedBFS", fmt.Sprint(c.ranks), fmt.Sprint(c.rank),
-			fmt.Sprint(c.chunks), fmt.Sprint(c.micros)).Output()
+		output, err := exec.Command(python, "-c", script, fmt.Sprint(c.ranks), fmt.Sprint(c.rank), fmt.Sprint(c.chunks),
+			fmt.Sprint(c.micros)).Output()
 		if err != nil {
 			t.Fatal(err)
 		}
