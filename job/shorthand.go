@@ -94,8 +94,11 @@ func (in *Inputs) shortAdapter() (*recipe.Adapter, error) {
 	if err != nil {
 		return nil, err
 	}
-	return recipe.ParseAdapter("--lora", text)
+	return recipe.ParseAdapter(shortAdapterFlag, text)
 }
+
+// shortAdapterFlag stands for the file of an adapter that flags describe.
+const shortAdapterFlag = "--lora"
 
 // allLinear is PEFT's word for all linear modules but the head.
 const allLinear = "all-linear"
