@@ -65,7 +65,7 @@ func TestProducts(t *testing.T) {
 		"NVIDIA H200 NVL": {835, 4800, 64}, "NVIDIA H100 NVL": {835, 3938, 64}, "NVIDIA GH200 480GB": {989, 4000, 450},
 		"NVIDIA GeForce RTX 3090": {71, 936, 32}, "NVIDIA GeForce RTX 4090 D": {},
 		"NVIDIA GeForce RTX 3090 Ti": {80, 1008, 32},
-		"H100-80GB SXM5": {989, 3350, 450}, "A40-48GB": {149.7, 696, 32}, "AMD Instinct MI300X VF": {},
+		"H100-80GB SXM5":             {989, 3350, 450}, "A40-48GB": {149.7, 696, 32}, "AMD Instinct MI300X VF": {},
 	} {
 		m, err := Find(name)
 		if err != nil || m.Speed.Half != want.half || m.Bandwidth != want.bandwidth || m.Speed.Peer != want.peer {
