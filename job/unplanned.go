@@ -128,4 +128,6 @@ var blockClasses = map[string]string{
 	"mistral4": "Mistral4DecoderLayer", "mpt": "MptBlock", "mt5": "MT5Block", "nemotron_h": "NemotronHBlock",
 	"phimoe": "PhimoeDecoderLayer", "qwen3_5_moe_text": "Qwen3_5MoeDecoderLayer", "qwen3_5_text": "Qwen3_5DecoderLayer",
 	"recurrent_gemma": "RecurrentGemmaDecoderLayer", "rwkv": "RwkvBlock", "youtu": "YoutuDecoderLayer",
+	"gpt_bigcode": "GPTBigCodeBlock", "gpt_neo": "GPTNeoBlock",
+	"nanochat": "NanoChatDecoderLayer", "persimmon": "PersimmonDecoderLayer", "vaultgemma": "VaultGemmaDecoderLayer",
 }

@@ -21,6 +21,8 @@ type Network struct {
 	// RouterLoss reports whether the loss of the load of experts is added, for which
 	// the logits of all routers are kept (output_router_logits).
 	RouterLoss bool
+	// Masks are the bytes of the masks that modules keep, one for each pair of positions that the model knows.
+	Masks int64
 	// Opaque stands for operations that are unknown; nil if they are known.
 	Opaque *Opaque
 }

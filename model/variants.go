@@ -309,13 +309,16 @@ func (v variant) norm(s scope, name string, width ...int64) Norm {
 	if kind == NoNorm {
 		kind = RMSNorm
 	}
-	if !v.bare {
-		s.tensor(name+".weight", width...)
-		if kind == LayerNorm {
-			s.tensor(name+".bias", width...)
-		}
+	norm := Norm{Path: s.module(name), Kind: kind}
+	if v.bare {
+		norm.Width = width[len(width)-1]
+		return norm
 	}
-	return Norm{Path: s.module(name), Kind: kind}
+	s.tensor(name+".weight", width...)
+	if kind == LayerNorm {
+		s.tensor(name+".bias", width...)
+	}
+	return norm
 }
 
 func (v variant) block(s scope, index int64, b *Block) {

@@ -184,6 +184,8 @@ func (s *simulation) run() {
 	s.phase(ledger.Load, ledger.Once, func() {
 		s.experts.load()
 		s.engine.load()
+		s.gpu.hold(s.Model.Network.Masks, ledger.Buffers, because("masks that modules keep: a byte for each pair of "+
+			"positions that the model knows, never sharded"))
 		if s.reference != nil {
 			s.reference.loadFrozen()
 		}
