@@ -168,7 +168,8 @@ func Find(name string) (Model, error) {
 	isCard := strings.Contains(strings.ToUpper(name), "PCIE")
 	whole := !slices.Contains(wanted, "LAPTOP") && !slices.Contains(wanted, "MIG")
 	for _, m := range models {
-		if have := words(m.Name); whole && (contains(wanted, have) && !isVariant(wanted, have) || isShort(wanted, have)) {
+		have := words(m.Name)
+		if named := contains(wanted, have) && !isVariant(wanted, have); whole && (named || isShort(wanted, have)) {
 			return m.named(wanted, isCard), nil
 		}
 		if alias := words(m.Alias); whole && len(alias) > 0 && contains(wanted, alias) {

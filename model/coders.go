@@ -2,7 +2,8 @@ package model
 
 // Decoders between GPT-2 and Llama, each with a structure of its own.
 
-// gptBigCode is StarCoder's first generation: GPT-2 with linear modules, and one head of keys and values for all queries.
+// gptBigCode is StarCoder's first generation: GPT-2 with linear modules, and one head of keys and values for all heads
+// of queries.
 func gptBigCode(s scope) {
 	s.refuse("add_cross_attention")
 	vocabulary, hidden := s.size("vocab_size"), s.size("n_embd", "hidden_size")
