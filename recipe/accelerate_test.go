@@ -264,3 +264,11 @@ func FuzzParseAccelerate(f *testing.F) {
 		}
 	})
 }
+
+// TestBareNO reads the type NO without quotes, which YAML takes for a boolean: accelerate starts one process, too.
+func TestBareNO(t *testing.T) {
+	a, err := ParseAccelerate("a.yaml", []byte("distributed_type: NO\nnum_processes: 1\n"), Source{})
+	if err != nil || a.Engine != "none" {
+		t.Errorf("%+v, %v", a, err)
+	}
+}

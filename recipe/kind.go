@@ -2,6 +2,7 @@ package recipe
 
 import (
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -171,15 +172,16 @@ func (k *kind) mark(root *strict.Value) *strict.Member {
 	return nil
 }
 
-// marked returns the member for a mark that the object has, or nil.
+// marked returns the last member for a mark that the object has, with its path as the name, or nil.
 func marked(root *strict.Value, mark string) (last *strict.Member) {
 	for path := range strings.SplitSeq(mark, "+") {
 		inside := root
 		for name := range strings.SplitSeq(path, ".") {
-			if last = inside.Member(name); last == nil {
+			m := inside.Member(name)
+			if m == nil {
 				return nil
 			}
-			inside = last.Value
+			last, inside = &strict.Member{Name: path, At: m.At, Value: m.Value}, m.Value
 		}
 	}
 	return last
@@ -200,11 +202,14 @@ func (k *kind) misplaced(d *strict.Document, found *kind, m *strict.Member) erro
 
 // article returns a name with its indefinite article.
 func article(name string) string {
-	if strings.ContainsRune("aeiou", rune(name[0])) {
+	if strings.ContainsRune("aeiouAEIO", rune(name[0])) || anLetters.MatchString(name) {
 		return "an " + name
 	}
 	return "a " + name
 }
+
+// anLetters matches abbreviations whose first letter is spoken with a vowel first.
+var anLetters = regexp.MustCompile("^(?:FSDP|H2O|LLM) ")
 
 // Misplaced returns an error if a file that was given as a model seems to be of
 // another kind.
