@@ -71,8 +71,8 @@ func ParseAccelerate(file string, text []byte, from Source) (*Accelerate, error)
 	if err != nil {
 		return nil, err
 	}
-	if v := document.Root.Find("distributed_type"); v != nil && v.Kind == 'f' && v.Text == "NO" {
-		v.Kind = '"' // accelerate starts one process for every type that it does not know, such as False
+	if v := document.Root.Find("distributed_type"); v != nil && v.Kind == 'f' {
+		v.Kind, v.Text = '"', "NO" // accelerate starts one process for every type that it does not know, such as False
 	}
 	checked, err := accelerateSchema.Read(document)
 	if err != nil {

@@ -53,6 +53,7 @@ var otherTrainings = []*kind{
 	trainingOf("InstructLab", byFlags, "train.effective_batch_size train.max_batch_len"),
 	{name: "configuration of a script with a training loop of its own, such as open-instruct's", instead: byFlags,
 		marks: "use_slow_tokenizer with_tracking checkpointing_steps dataset_mixer_list"},
+	{name: "record of a run by Weights & Biases", marks: "_wandb wandb_version"},
 	{name: "description of a dataset", marks: "builder_name features+splits _data_files dataset_info"},
 }
 
@@ -60,8 +61,6 @@ var otherTrainings = []*kind{
 var otherFiles = []*kind{
 	{name: "setting of a LoRA adapter of a script", marks: "lora_r lora_alpha lora_rank", instead: byLoRA},
 	trainingOf("Lightning", byFlags, "trainer.accelerator trainer.max_epochs trainer.devices model.class_path"),
-	{name: "part of a configuration that Hydra composes", marks: "hydra defaults _target_",
-		instead: "give the configuration that Hydra prints with --cfg job, if it is one that plimsoll reads"},
 	{name: "generation_config.json of a model", marks: "transformers_version do_sample max_new_tokens",
 		instead: "give the model's config.json"},
 	{name: "tokenizer's configuration", marks: "tokenizer_class added_tokens_decoder added_tokens",
@@ -74,6 +73,8 @@ var otherFiles = []*kind{
 	{name: "task of lm-evaluation-harness", marks: "doc_to_text task+dataset_path output_type"},
 	{name: "Kubernetes manifest", marks: "apiVersion+kind"},
 	{name: "Compose file", marks: "services"},
-	{name: "workflow of GitHub Actions", marks: "jobs+on jobs+name"},
+	{name: "workflow of GitHub Actions", marks: "jobs"},
 	{name: "task of SkyPilot", marks: "resources.accelerators resources.cloud setup+run"},
+	{name: "part of a configuration that Hydra composes", marks: "hydra defaults _target_",
+		instead: "give the configuration that Hydra prints with --cfg job, if it is one that plimsoll reads"},
 }

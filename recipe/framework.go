@@ -262,11 +262,6 @@ func (f family) parse(d *strict.Document, from Source) (*Framework, error) {
 		return nil, err
 	}
 	rule := object(f.known(), f.own).NotingAll()
-	if f.kind != torchtuneKind { // its files have keys for each component
-		if err := f.kind.own(d, &rule); err != nil {
-			return nil, err
-		}
-	}
 	checked, err := strict.Schema{Program: f.program, Rule: rule}.Read(d)
 	if err != nil {
 		return nil, err
@@ -281,6 +276,11 @@ func (f family) parse(d *strict.Document, from Source) (*Framework, error) {
 	}
 	if err := f.read(r); err != nil {
 		return nil, err
+	}
+	if f.kind != torchtuneKind { // its files have keys for each component
+		if err := f.kind.own(d, &rule); err != nil {
+			return nil, err
+		}
 	}
 	if r.to.Training, err = readTraining(r.part(r.arguments), from); err != nil {
 		return nil, err

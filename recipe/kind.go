@@ -86,6 +86,9 @@ var (
 		[]*kind{trainingKind, fsdpKind})
 )
 
+// onlyJSON are kinds whose files are never YAML.
+var onlyJSON = []*kind{deepSpeedKind, adapterKind, modelKind, quantizationKind}
+
 // recognized returns the kind of an object and the key that identified it, or
 // nil.
 func recognized(root *strict.Value) (*kind, *strict.Member) {

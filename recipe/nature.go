@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"regexp"
+	"slices"
 	"strings"
 
 	"plimsoll/fault"
@@ -43,6 +44,11 @@ func Detect(path string, texts files.Texts) (flag string, err error) {
 			WithHint(readable)
 	}
 	found, m := recognized(d.Root)
+	if found != nil && strict.IsYAML(path) && slices.Contains(onlyJSON, found) && !bytes.HasPrefix(
+		bytes.TrimSpace(text), []byte{'{'}) {
+		return "", d.Inputf(m.At, "this is YAML, with the key %q of %s, which is JSON", m.Name, article(found.name)).
+			WithHint("give a file that the program of the key reads")
+	}
 	switch {
 	case found == nil:
 		var names []string
