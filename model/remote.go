@@ -70,6 +70,7 @@ func internLM2(s scope) {
 
 // chatGLM is ChatGLM from the second version on, and the first GLM-4.
 func chatGLM(s scope) {
+	s.refuseSet("position_encoding_2d") // of the first version, whose layers are others
 	vocabulary, hidden, inner := s.size("padded_vocab_size"), s.size("hidden_size"), s.size("ffn_hidden_size")
 	width := s.size("kv_channels")
 	heads := s.size("num_attention_heads")

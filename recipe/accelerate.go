@@ -71,6 +71,9 @@ func ParseAccelerate(file string, text []byte, from Source) (*Accelerate, error)
 	if err != nil {
 		return nil, err
 	}
+	if v := document.Root.Find("distributed_type"); v != nil && v.Kind == 'f' {
+		v.Kind, v.Text = '"', "NO" // accelerate starts one process for every type that it does not know, such as False
+	}
 	checked, err := accelerateSchema.Read(document)
 	if err != nil {
 		return nil, err

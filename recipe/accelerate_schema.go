@@ -47,7 +47,7 @@ var accelerateSchema = strict.Schema{Program: "accelerate", Rule: object(
 				"gradient_clipping": amount.Lax().OrAuto(),
 				"deepspeed_multinode_launcher": oneOf(
 					"pdsh", "standard", "openmpi", "mvapich", "mpich", "nossh", "slurm").OrNull(),
-			}).OrNull(),
+			}).NotingOthers().OrNull(),
 		"parallelism_config": parallelismRule,
 	},
 )}

@@ -2,9 +2,11 @@ package recipe
 
 import (
 	"errors"
+	"fmt"
 	"math"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -13,7 +15,7 @@ import (
 	"plimsoll/dtype"
 )
 
-func TestAccelerateBad(t *testing.T) { refused(t, "accelerate", 55, newest(LoadAccelerate)) }
+func TestAccelerateBad(t *testing.T) { refused(t, "accelerate", 52, newest(LoadAccelerate)) }
 
 // TestAccelerate compares the meaning of each text. Some are files that
 // "accelerate config" writes.
@@ -263,4 +265,25 @@ func FuzzParseAccelerate(f *testing.F) {
 			requireInput(t, err)
 		}
 	})
+}
+
+// TestBareNO reads the type NO without quotes, which YAML takes for a boolean: accelerate starts one process, too.
+func TestBareNO(t *testing.T) {
+	a, err := ParseAccelerate("a.yaml", []byte("distributed_type: NO\nnum_processes: 1\n"), Source{})
+	if err != nil || a.Engine != "none" {
+		t.Errorf("%+v, %v", a, err)
+	}
+}
+
+// TestUnknownInSections gives sections keys that accelerate passes to nobody: they are noted.
+func TestUnknownInSections(t *testing.T) {
+	for text, note := range map[string]string{
+		"distributed_type: FSDP\nfsdp_config:\n  fsdp_offload_parameters: true\n":           `no key "fsdp_offload_parameters"`,
+		"distributed_type: DEEPSPEED\ndeepspeed_config:\n  zero_optimization: {stage: 3}\n": `no key "zero_optimization"`,
+	} {
+		a, err := ParseAccelerate("a.yaml", []byte(text), Source{})
+		if err != nil || !strings.Contains(fmt.Sprint(a.Notes), note) {
+			t.Errorf("%+v, %v", a, err)
+		}
+	}
 }

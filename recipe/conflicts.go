@@ -176,6 +176,7 @@ func (r *deepSpeedReader) precisionConflicts(d *DeepSpeed) []conflict {
 	half := r.Truth("fp16.enabled")
 	dynamic := half && r.Number("fp16.loss_scale") == 0
 	firstScale := math.Exp2(float64(r.Integer("fp16.initial_scale_power")))
+	least := r.Number("fp16.min_loss_scale")
 	parameters := elements(r.Reader, "data_types.param_dtype")
 	list := []conflict{
 		{half && r.Truth(bf16+".enabled"), "fp16.enabled",
@@ -187,11 +188,14 @@ func (r *deepSpeedReader) precisionConflicts(d *DeepSpeed) []conflict {
 			"is enabled beside zero_quantized_weights: DeepSpeed refuses that", "remove one of the two"},
 		{dynamic && r.Integer("fp16.loss_scale_window") <= 0, "fp16.loss_scale_window",
 			"must be positive with a dynamic loss scale", "remove the key: the default is 1000"},
-		{dynamic && r.Integer("fp16.min_loss_scale") <= 0, "fp16.min_loss_scale",
+		{least != math.Trunc(least) && (d.release.IsZero() || d.release.AtLeast(0, 17, 1)), "fp16.min_loss_scale",
+			fmt.Sprintf("is %g, expected a whole number: DeepSpeed takes others only before 0.17.1", least),
+			"remove the key, whose default is 1, or name an older release by --deepspeed-version"},
+		{dynamic && least <= 0, "fp16.min_loss_scale",
 			"must be positive with a dynamic loss scale", "remove the key: the default is 1"},
 		{dynamic && r.Integer("fp16.hysteresis") <= 0, "fp16.hysteresis",
 			"must be positive with a dynamic loss scale", "remove the key: the default is 2"},
-		{dynamic && float64(r.Integer("fp16.min_loss_scale")) > firstScale, "fp16.min_loss_scale",
+		{dynamic && least > firstScale, "fp16.min_loss_scale",
 			fmt.Sprintf("is above the first loss scale, %g, which an overflow would raise", firstScale),
 			`lower it, or raise "initial_scale_power"`},
 		{r.Truth("amp.enabled") && (d.Precision == dtype.F16 || d.Precision == dtype.BF16), "amp.enabled",

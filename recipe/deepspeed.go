@@ -122,7 +122,7 @@ type LossScale struct {
 	InitialPower          int     `key:"initial_scale_power"` // the first scale is 2 to this power
 	Window                int     `key:"loss_scale_window"`   // steps without overflow after which the scale doubles
 	Hysteresis            int     `key:"hysteresis"`          // overflows after which the scale halves
-	Minimum               int     `key:"min_loss_scale"`
+	Minimum               float64 `key:"min_loss_scale"`
 	ConsecutiveHysteresis bool    `key:"consecutive_hysteresis"`
 }
 

@@ -86,3 +86,16 @@ func requireInput(t *testing.T, err error) {
 		t.Fatalf("got %v, want a *fault.Input", err)
 	}
 }
+
+// TestFractionOfLossScale reads a smallest loss scale that is no whole number, as DeepSpeed did before 0.17.1.
+func TestFractionOfLossScale(t *testing.T) {
+	text := []byte(`{"train_batch_size": 8, "fp16": {"enabled": true, "min_loss_scale": 1e-10}}`)
+	_, err := ParseDeepSpeed("ds.json", text, Source{})
+	if err == nil || !strings.Contains(err.Error(), "only before 0.17.1") {
+		t.Errorf("got %v", err)
+	}
+	d, err := ParseDeepSpeed("ds.json", text, Source{DeepSpeed: version.Version{Minor: 16, Patch: 9}})
+	if err != nil || d.LossScale.Minimum != 1e-10 {
+		t.Errorf("%+v, %v", d, err)
+	}
+}

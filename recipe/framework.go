@@ -246,17 +246,23 @@ func parseContent(file string, text []byte) *strict.Document {
 	return d
 }
 
-func (f family) parse(d *strict.Document, from Source) (*Framework, error) {
+// known are the keys of TrainingArguments that are keys of the file, too.
+func (f family) known() keys {
 	known := keys{}
 	if f.hosts {
 		for name := range trainingSchema.Rule.Keys() {
 			known[name] = strict.Rule{}
 		}
 	}
+	return known
+}
+
+func (f family) parse(d *strict.Document, from Source) (*Framework, error) {
 	if err := template(d); err != nil {
 		return nil, err
 	}
-	checked, err := strict.Schema{Program: f.program, Rule: object(known, f.own).NotingAll()}.Read(d)
+	rule := object(f.known(), f.own).NotingAll()
+	checked, err := strict.Schema{Program: f.program, Rule: rule}.Read(d)
 	if err != nil {
 		return nil, err
 	}
@@ -270,6 +276,11 @@ func (f family) parse(d *strict.Document, from Source) (*Framework, error) {
 	}
 	if err := f.read(r); err != nil {
 		return nil, err
+	}
+	if f.kind != torchtuneKind { // its files have keys for each component
+		if err := f.kind.own(d, &rule); err != nil {
+			return nil, err
+		}
 	}
 	if r.to.Training, err = readTraining(r.part(r.arguments), from); err != nil {
 		return nil, err

@@ -87,7 +87,7 @@ var accelerateFSDPRule = object(fsdpKeys, anyBoolean.For("offload_params"), keys
 	"sharding_strategy":         isStrategy.Or(anyInteger.From(1).To(5)),
 	"ignored_modules":           text.OrNull(),
 	"backward_prefetch_policy":  strict.Rule{}.Noting(`has no effect: accelerate reads "fsdp_backward_prefetch"`),
-}).Prefixed("fsdp_").OrNull()
+}).Prefixed("fsdp_").NotingOthers().OrNull()
 
 // readFSDP reads fsdp_config. What the older keys and words beside it say is in
 // older, and the key for offloading differs between programs.

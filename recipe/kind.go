@@ -2,6 +2,8 @@ package recipe
 
 import (
 	"fmt"
+	"regexp"
+	"slices"
 	"strings"
 
 	"plimsoll/fault"
@@ -16,11 +18,14 @@ type kind struct {
 	name string
 	flag string // the command's flag for it; empty if there is none
 	// marks are keys that identify the kind. One is enough, if no kind earlier
-	// in the list matches.
+	// in the list matches. "a.b" is a key in a section, and "a+b" are keys that
+	// a file has to have both.
 	marks string
 	// known are the keys that the program reads, if it ignores all others. It
 	// is nil if the schema refuses unknown keys.
 	known *strict.Rule
+	// instead says what to give in place of a file that plimsoll does not read.
+	instead string
 }
 
 func (k *kind) String() string { return k.name }
@@ -37,9 +42,7 @@ var (
 		marks: "llamafactory_train finetuning_type cutoff_len lora_target infer_backend export_dir dataset_dir"}
 	axolotlKind = &kind{name: "axolotl configuration", flag: configFlag,
 		marks: "base_model base_model_config sequence_len sample_packing dataset_prepared_path micro_batch_size"}
-	sweepKind      = &kind{name: "configuration of a sweep over hyperparameters", marks: "tune_config sweep_config"}
-	nemoKind       = &kind{name: "NeMo configuration", marks: "exp_manager restore_from_path"}
-	trlxKind       = &kind{name: "trlx configuration", marks: "method"}
+	nemoKind       = &kind{name: "NeMo configuration", marks: "exp_manager restore_from_path", instead: byFlags}
 	torchtuneKind  = &kind{name: "torchtune configuration", flag: configFlag, marks: "checkpointer metric_logger"}
 	torchtitanKind = &kind{name: "torchtitan configuration", flag: configFlag,
 		marks: "activation_checkpoint parallelism"}
@@ -51,7 +54,7 @@ var (
 	presetKind   = &kind{name: "file that --fsdp of ms-swift names", marks: "_param_docs _requires"}
 	scriptKind   = &kind{name: "configuration of a training script, such as TRL's", flag: configFlag,
 		marks: `trl_sft trl_dpo trl_kto trl_reward model_name_or_path dataset_name dataset_mixture dataset_mixer
-			use_peft lora_r`}
+			use_peft lora_r+learning_rate lora_r+per_device_train_batch_size lora_r+num_train_epochs lora_r+output_dir`}
 
 	accelerateKind = &kind{name: "accelerate configuration in YAML", flag: "--accelerate",
 		marks: "distributed_type compute_environment main_training_function num_machines"}
@@ -62,7 +65,7 @@ var (
 		marks: "peft_type base_model_name_or_path"}
 	modelKind = &kind{name: "config.json of a model", flag: "--model",
 		marks: `architectures model_type quantization_config num_hidden_layers hidden_size num_attention_heads
-			n_embd transformers_version`}
+			n_embd`}
 	quantizationKind = &kind{name: "config.json with quantization_config, or BitsAndBytesConfig in JSON",
 		flag: "--quantization",
 		marks: `quant_method load_in_4bit load_in_8bit bnb_4bit_quant_type bnb_4bit_compute_dtype
@@ -71,13 +74,20 @@ var (
 		marks: `per_device_train_batch_size per_device_eval_batch_size num_train_epochs learning_rate
 			lr_scheduler_type output_dir save_strategy`}
 
-	fsdpKind = &kind{name: "FSDP configuration in JSON"} // of TrainingArguments; no key identifies it
+	fsdpKind = &kind{name: "FSDP configuration in JSON", // of TrainingArguments
+		marks: `fsdp_transformer_layer_cls_to_wrap transformer_layer_cls_to_wrap fsdp_min_num_params min_num_params
+			fsdp_backward_prefetch backward_prefetch fsdp_sharding_strategy fsdp_version fsdp_offload_params
+			fsdp_state_dict_type`,
+		instead: `name it in a file of TrainingArguments: {"fsdp": "full_shard auto_wrap", "fsdp_config": "FILE"}`}
 
-	kinds = []*kind{severalKind, megatronKind, sweepKind, llamaFactoryV1Kind, swiftKind, llamaFactoryKind,
-		axolotlKind, nemoKind, trlxKind,
-		torchtuneKind, torchtitanKind, presetKind, scriptKind,
-		accelerateKind, deepSpeedKind, adapterKind, modelKind, quantizationKind, trainingKind}
+	kinds = slices.Concat([]*kind{severalKind, megatronKind}, otherTrainings, []*kind{llamaFactoryV1Kind, swiftKind,
+		llamaFactoryKind, axolotlKind, nemoKind, torchtuneKind, torchtitanKind, presetKind, scriptKind,
+		accelerateKind, deepSpeedKind, adapterKind, modelKind, quantizationKind}, otherFiles,
+		[]*kind{trainingKind, fsdpKind})
 )
+
+// onlyJSON are kinds whose files are never YAML.
+var onlyJSON = []*kind{deepSpeedKind, adapterKind, modelKind, quantizationKind}
 
 // recognized returns the kind of an object and the key that identified it, or
 // nil.
@@ -128,11 +138,20 @@ func (k *kind) expect(file string, text []byte) error {
 	default:
 		return k.misplaced(d, found, m)
 	}
-	if k.known == nil || d.Root.Kind != '{' || len(d.Root.Members) == 0 || k != trainingKind && k.mark(d.Root) != nil {
+	if k == quantizationKind && k.mark(d.Root) != nil { // each method of quantization_config has keys of its own
+		return nil
+	}
+	return k.own(d, k.known)
+}
+
+// own refuses a document whose keys are mostly unknown to the program of the
+// kind: another program has keys of the same names.
+func (k *kind) own(d *strict.Document, rule *strict.Rule) error {
+	if rule == nil || d.Root.Kind != '{' || len(d.Root.Members) == 0 {
 		return nil
 	}
 	var foreign []string
-	known := k.known.Names()
+	known := rule.Names()
 	for _, m := range d.Root.Members {
 		if !known.Know(m.Name) && !known.Resemble(m.Name) {
 			foreign = append(foreign, fmt.Sprintf("%.40q", m.Name))
@@ -146,21 +165,39 @@ func (k *kind) expect(file string, text []byte) error {
 		WithHint(fmt.Sprintf("give the path of the %v, without the keys of other programs", k))
 }
 
-// mark returns the first of the kind's marks that the object has, or nil.
+// mark returns the member for the first of the kind's marks that the object has, or nil.
 func (k *kind) mark(root *strict.Value) *strict.Member {
 	for mark := range strings.FieldsSeq(k.marks) {
-		if m := root.Member(mark); m != nil {
+		if m := marked(root, mark); m != nil {
 			return m
 		}
 	}
 	return nil
 }
 
+// marked returns the last member for a mark that the object has, with its path as the name, or nil.
+func marked(root *strict.Value, mark string) (last *strict.Member) {
+	for path := range strings.SplitSeq(mark, "+") {
+		inside := root
+		for name := range strings.SplitSeq(path, ".") {
+			m := inside.Member(name)
+			if m == nil {
+				return nil
+			}
+			last, inside = &strict.Member{Name: path, At: m.At, Value: m.Value}, m.Value
+		}
+	}
+	return last
+}
+
 // misplaced refuses a file of another kind, which the member m shows.
 func (k *kind) misplaced(d *strict.Document, found *kind, m *strict.Member) error {
 	hint := fmt.Sprintf("plimsoll does not read %s yet: give the path of the %v", article(found.name), k)
-	if found.flag != "" {
+	switch {
+	case found.flag != "":
 		hint = "give it as " + found.flag
+	case found.instead != "":
+		hint = found.instead
 	}
 	return d.Inputf(m.At, "this seems to be %s, as it has the key %q: expected %s",
 		article(found.name), m.Name, article(k.name)).WithHint(hint)
@@ -168,11 +205,14 @@ func (k *kind) misplaced(d *strict.Document, found *kind, m *strict.Member) erro
 
 // article returns a name with its indefinite article.
 func article(name string) string {
-	if strings.ContainsRune("aeiou", rune(name[0])) {
+	if strings.ContainsRune("aeiouAEIO", rune(name[0])) || anLetters.MatchString(name) {
 		return "an " + name
 	}
 	return "a " + name
 }
+
+// anLetters matches abbreviations whose first letter is spoken with a vowel first.
+var anLetters = regexp.MustCompile("^(?:FSDP|H2O|LLM) ")
 
 // Misplaced returns an error if a file that was given as a model seems to be of
 // another kind.

@@ -57,12 +57,14 @@ var llamaFactory = family{kind: llamaFactoryKind, program: "LLaMA-Factory", host
 			"freeze_vision_tower":          switched.Default(true),
 			"freeze_multi_modal_projector": switched.Default(true),
 			"freeze_language_model":        switched,
+			"train_mm_proj_only":           switched, // before 0.9.3
 			"flash_attn":                   oneOf("auto", "disabled", "sdpa", "fa2", "fa3").OrNull().Default("auto"),
 		},
 		ktKeys,
 		// Unplanned keys; readLLaMAFactory has the reasons.
 		anything.For(unplannedFactoryReferences+" "+unplannedFactoryKeys()),
 		anything.For("export_dir "+megatronKeys),
+		anything.For("task task_dir batch_size lang n_shot save_dir download_mode"), // of llamafactory-cli eval
 		// Keys that change no memory of the training, or only that of other stages.
 		anything.For(`llamafactory_train export_size export_device export_quantization_bit export_quantization_dataset
 			export_quantization_nsamples export_quantization_maxlen export_legacy_format export_hub_model_id
@@ -137,7 +139,7 @@ const openFactory = `visual.embeddings. visual.post_conv_layernorm. visual.downs
 func readLLaMAFactory(r *frameworkReader) error {
 	r.model("model_name_or_path")
 	for _, purpose := range [][2]string{{"infer_backend", "generates"}, {"export_dir", "exports a model"},
-		{"do_predict", "predicts"}} {
+		{"do_predict", "predicts"}, {"n_shot", "evaluates"}} {
 		if training := r.arguments.Member("do_train"); (training == nil || !on(training.Value)) && r.asks(purpose[0]) {
 			return r.Fault(purpose[0], "is given without do_train: this file "+purpose[1]+", and trains nothing",
 				"give the file of a training, with do_train: true")
@@ -155,8 +157,10 @@ func readLLaMAFactory(r *frameworkReader) error {
 		return err
 	}
 	r.to.MostPixels = r.Integer("image_max_pixels")
-	r.to.Freezes = &Freezes{Vision: r.Truth("freeze_vision_tower"), Projector: r.Truth("freeze_multi_modal_projector"),
-		Language: r.Truth("freeze_language_model"), ModelTypes: strings.Fields(compositeFactory), Contained: true,
+	only := r.Truth("train_mm_proj_only")
+	r.to.Freezes = &Freezes{Vision: only || r.Truth("freeze_vision_tower"),
+		Projector: !only && r.Truth("freeze_multi_modal_projector"),
+		Language:  only || r.Truth("freeze_language_model"), ModelTypes: strings.Fields(compositeFactory), Contained: true,
 		Open: strings.Fields(openFactory)}
 	full := r.Word("finetuning_type") == "full"
 	if err := r.optimizerOfFactory(); err != nil {

@@ -42,14 +42,16 @@ func sectioned(d *strict.Document) *megatronSections {
 			return m.Value.Member(name) != nil
 		})
 	}
+	others := slices.ContainsFunc(strings.Fields("model dist ddp scheduler checkpoint rng dataset"),
+		func(name string) bool { return d.Root.Member(name) != nil })
 	const divided = "tensor_model_parallel_size pipeline_model_parallel_size megatron_amp_O2 mcore_gpt"
 	switch {
 	case d.Root.Kind != '{':
 	case d.Root.Member("trainer") != nil && has("model", divided):
 		s.program = nemoProgram
 		return s
-	case d.Root.Member("trainer") != nil:
-	case has("train", "train_iters micro_batch_size global_batch_size"),
+	case d.Root.Member("trainer") != nil || d.Root.Member("defaults") != nil:
+	case has("train", "train_iters"), has("train", "micro_batch_size global_batch_size") && others,
 		d.Root.Member("ddp") != nil && has("model", divided):
 		s.program = "Megatron-Bridge"
 		return s

@@ -2,10 +2,12 @@ package recipe
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
 	"regexp"
+	"slices"
 	"strings"
 
 	"plimsoll/fault"
@@ -28,6 +30,8 @@ func Detect(path string, texts files.Texts) (flag string, err error) {
 	switch {
 	case d == nil && isTOML(path):
 		return "", unreadable(path, text)
+	case d == nil && strict.IsYAML(path):
+		return "", unclear(path, text)
 	case d == nil || d.Root.Kind != '{':
 		what := nature(text)
 		if what == "" && d != nil {
@@ -40,6 +44,11 @@ func Detect(path string, texts files.Texts) (flag string, err error) {
 			WithHint(readable)
 	}
 	found, m := recognized(d.Root)
+	if found != nil && strict.IsYAML(path) && slices.Contains(onlyJSON, found) && !bytes.HasPrefix(
+		bytes.TrimSpace(text), []byte{'{'}) {
+		return "", d.Inputf(m.At, "this is YAML, with the key %q of %s, which is JSON", m.Name, article(found.name)).
+			WithHint("give a file that the program of the key reads")
+	}
 	switch {
 	case found == nil:
 		var names []string
@@ -49,10 +58,30 @@ func Detect(path string, texts files.Texts) (flag string, err error) {
 		return "", d.Inputf(d.Root.At, "plimsoll knows no training configuration with the keys %s",
 			strings.Join(names, ", ")).WithHint(readable)
 	case found.flag == "":
-		return "", d.Inputf(m.At, "this seems to be %s, as it has the key %q, which plimsoll does not read",
-			article(found.name), m.Name).WithHint(readable)
+		return "", found.unread(d, m)
 	}
 	return found.flag, nil
+}
+
+// unclear returns why YAML is refused that cannot be parsed: what it is, if it is of a kind that plimsoll does not read,
+// or else why it cannot be parsed.
+func unclear(path string, text []byte) error {
+	if d := strict.Skim(path, text); d != nil {
+		if found, m := recognized(d.Root); found != nil && found.flag == "" {
+			return found.unread(d, m)
+		}
+	}
+	if what := nature(text); what != "" {
+		return fault.File(path).Inputf("this is %s: expected a configuration of a training", what).WithHint(readable)
+	}
+	_, err := strict.ParseYAML(path, text)
+	return err
+}
+
+// unread refuses a file of a kind that plimsoll does not read, which the member m shows.
+func (k *kind) unread(d *strict.Document, m *strict.Member) error {
+	return d.Inputf(m.At, "this seems to be %s, as it has the key %q, which plimsoll does not read",
+		article(k.name), m.Name).WithHint(cmp.Or(k.instead, readable))
 }
 
 // unreadable returns why a text is neither JSON nor YAML.

@@ -96,7 +96,7 @@ var fp16Rule = pydantic("0.17.1", boolean.For("enabled fp16_master_weights_and_g
 	"initial_scale_power":    count.To(127).Default(16),
 	"loss_scale_window":      integer.Default(1000),
 	"hysteresis":             integer.Default(2),
-	"min_loss_scale":         integer.Default(1),
+	"min_loss_scale":         number.Default(1.), // whole since 0.17.1
 })
 
 var bf16Rule = pydantic("0.17.1", enabled, boolean.Since("0.13.3").For("immediate_grad_update"),

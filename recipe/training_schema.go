@@ -77,7 +77,7 @@ var trainingKeys = strict.Merge(
 
 // otherTrainingKeys are fields that no plan depends on.
 var otherTrainingKeys = strict.Merge(
-	boolean.For(`average_tokens_across_devices batch_eval_metrics dataloader_drop_last dataloader_in_order do_eval
+	boolean.For(`average_tokens_across_devices batch_eval_metrics dataloader_drop_last dataloader_in_order
 		do_predict do_train enable_jit_checkpoint eval_do_concat_batches eval_use_gather_object full_determinism
 		hub_always_push ignore_data_skip log_on_each_node logging_first_step logging_nan_inf_filter push_to_hub
 		remove_unused_columns restore_callback_states_from_checkpoint save_on_each_node skip_memory_metrics use_cache`),
@@ -95,6 +95,7 @@ var otherTrainingKeys = strict.Merge(
 	text.OrNull().For(`logging_dir fp16_opt_level half_precision_backend fp16_backend push_to_hub_model_id
 		push_to_hub_organization push_to_hub_token mp_parameters torchdynamo ray_scope`),
 	free.Or(text).OrNull().For("accelerator_config lr_scheduler_kwargs"),
+	strict.Rule{}.For("do_eval"), // any value that is true in Python
 	nameOrNames.For("debug report_to"),
 	keys{
 		"warmup_ratio":                       share.OrNull(),

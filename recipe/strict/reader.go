@@ -161,7 +161,12 @@ func (r *Reader) unknown(rule Rule, path string, m Member, known Names, since ve
 		came = fmt.Sprintf("it came with %s %v", r.schema.Program, since)
 	}
 	if refuses {
-		return unknown.WithHint(cmp.Or(came, r.advice(rule, m.Name)))
+		hint := cmp.Or(came, r.advice(rule, m.Name))
+		if rule.strictly.AtLeast(0, 16, 0) && came == "" && !misspelled { // earlier releases are hardly in use
+			hint = strings.TrimPrefix(fmt.Sprintf("%s; %s ignores the key before %v", hint, r.schema.Program,
+				rule.strictly), "; ")
+		}
+		return unknown.WithHint(hint)
 	}
 	what := unknown.What + ": plimsoll ignores it"
 	if meant := cmp.Or(came, r.advised(rule, m.Name, misspelled)); meant != "" {

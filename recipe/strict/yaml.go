@@ -16,20 +16,12 @@ import (
 )
 
 // parseYAML parses YAML 1.1, like PyYAML's safe_load: unquoted yes, no, on and
-// off are booleans, and 1e8 is a string. It refuses aliases and tags. No
-// program writes them, and aliases would let a short file expand to a long one.
+// off are booleans, 1e8 is a string, and << merges objects. It refuses tags,
+// and aliases that would let a short file expand to a long one.
 func parseYAML(file string, text []byte) (*Document, error) {
 	p := &yamlParser{Document: &Document{File: file, Text: text, syntax: yamlSyntax}}
 	decoder := yaml.NewDecoder(bytes.NewReader(text))
-	var node yaml.Node
-	switch err := decoder.Decode(&node); {
-	case err == io.EOF:
-		return nil, p.Inputf(int64(len(text)), "the file is empty, expected keys and values")
-	case err != nil:
-		return nil, p.notYAML(err)
-	}
-	var err error
-	if p.Root, err = p.fromYAML(node.Content[0]); err != nil {
+	if err := p.first(decoder); err != nil {
 		return nil, err
 	}
 	var more yaml.Node
@@ -41,6 +33,29 @@ func parseYAML(file string, text []byte) (*Document, error) {
 		return nil, p.notYAML(err)
 	}
 	return p.Document, nil
+}
+
+// Skim returns the first document of a YAML text, to tell what it is: tags and duplicate keys are no faults. It returns
+// nil if there is none.
+func Skim(file string, text []byte) *Document {
+	p := &yamlParser{Document: &Document{File: file, Text: text, syntax: yamlSyntax}, skims: true}
+	if p.first(yaml.NewDecoder(bytes.NewReader(text))) != nil {
+		return nil
+	}
+	return p.Document
+}
+
+// first reads the first document.
+func (p *yamlParser) first(decoder *yaml.Decoder) (err error) {
+	var node yaml.Node
+	switch err := decoder.Decode(&node); {
+	case err == io.EOF:
+		return p.Inputf(int64(len(p.Text)), "the file is empty, expected keys and values")
+	case err != nil:
+		return p.notYAML(err)
+	}
+	p.Root, err = p.fromYAML(node.Content[0])
+	return err
 }
 
 var yamlError = regexp.MustCompile(`^yaml: (?:line (\d+): )?((?s).*)$`)
@@ -78,8 +93,14 @@ func (p *yamlParser) hasTab(line int) bool {
 // yamlParser makes values with offsets of YAML's nodes.
 type yamlParser struct {
 	*Document
-	cursor cursor // where the method offset stopped last
+	cursor    cursor // where the method offset stopped last
+	aliased   int    // 1 inside an alias
+	ofAliases int    // values that aliases stand for, so far
+	skims     bool   // tags and duplicates are no faults
 }
+
+// errManyAliases ends the reading of aliases that stand for too many values.
+var errManyAliases = errors.New("aliases stand for too many values")
 
 // cursor is a place in the text: a line, a column in characters, and the
 // offset.
@@ -107,33 +128,39 @@ func (p *yamlParser) offset(n *yaml.Node) int64 {
 	return c.at
 }
 
-func (p *yamlParser) fromYAML(n *yaml.Node) (*Value, error) {
-	v := &Value{At: p.offset(n)}
-	if n.Kind == yaml.AliasNode {
-		return nil, p.Inputf(v.At, "found an alias, *%s", n.Value).WithHint("write out its value")
+// mostOfAliases is the most values that the aliases of a document may stand for.
+const mostOfAliases = 10_000
+
+// alias returns the value that an alias stands for.
+func (p *yamlParser) alias(n *yaml.Node) (*Value, error) {
+	at := p.offset(n)
+	if p.aliased == 0 {
+		p.aliased++
+		defer func() { p.aliased = 0 }()
 	}
-	if n.Style&yaml.TaggedStyle != 0 {
+	v, err := p.fromYAML(n.Alias)
+	if p.ofAliases > mostOfAliases {
+		return nil, p.Inputf(at, "aliases such as *%s stand for more than %d values", n.Value, mostOfAliases).
+			WithHint("write out their values")
+	}
+	return v, err
+}
+
+func (p *yamlParser) fromYAML(n *yaml.Node) (*Value, error) {
+	if p.ofAliases += p.aliased; p.ofAliases > mostOfAliases {
+		return nil, errManyAliases
+	}
+	if n.Kind == yaml.AliasNode {
+		return p.alias(n)
+	}
+	v := &Value{At: p.offset(n)}
+	if n.Style&yaml.TaggedStyle != 0 && !p.skims {
 		return nil, p.Inputf(v.At, "found a tag, %s", n.Tag).WithHint("remove it")
 	}
 	switch n.Kind {
 	case yaml.MappingNode:
 		v.Kind = '{'
-		places := map[string]int64{}
-		for i := 0; i < len(n.Content); i += 2 {
-			key := n.Content[i]
-			m := Member{Name: key.Value, At: p.offset(key)}
-			if key.Kind != yaml.ScalarNode {
-				return nil, p.Inputf(m.At, "expected the name of a key")
-			}
-			if err := p.once(places, m); err != nil {
-				return nil, err
-			}
-			var err error
-			if m.Value, err = p.fromYAML(n.Content[i+1]); err != nil {
-				return nil, err
-			}
-			v.Members = append(v.Members, m)
-		}
+		return v, p.members(v, n)
 	case yaml.SequenceNode:
 		v.Kind = '['
 		for _, element := range n.Content {
@@ -152,6 +179,45 @@ func (p *yamlParser) fromYAML(n *yaml.Node) (*Value, error) {
 		}
 	}
 	return v, nil
+}
+
+// members reads the members of an object. Those that << merges come behind its own, and give way to them.
+func (p *yamlParser) members(v *Value, n *yaml.Node) error {
+	places := map[string]int64{}
+	var merged []*Value
+	for i := 0; i < len(n.Content); i += 2 {
+		key := n.Content[i]
+		m := Member{Name: key.Value, At: p.offset(key)}
+		if key.Kind != yaml.ScalarNode {
+			return p.Inputf(m.At, "expected the name of a key")
+		}
+		if err := p.once(places, m); err != nil && !p.skims {
+			return err
+		}
+		var err error
+		if m.Value, err = p.fromYAML(n.Content[i+1]); err != nil {
+			return err
+		}
+		switch {
+		case m.Name != "<<" || key.Style != 0:
+			v.Members = append(v.Members, m)
+		case m.Value.Kind == '[':
+			merged = append(merged, m.Value.Elements...)
+		default:
+			merged = append(merged, m.Value)
+		}
+	}
+	for _, from := range merged {
+		if from.Kind != '{' {
+			return p.Inputf(from.At, "<< merges %s, expected an object", from)
+		}
+		for _, m := range from.Members {
+			if v.Member(m.Name) == nil {
+				v.Members = append(v.Members, m)
+			}
+		}
+	}
+	return nil
 }
 
 var (

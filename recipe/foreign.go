@@ -1,0 +1,80 @@
+package recipe
+
+// What to give in place of a configuration that plimsoll does not read.
+const (
+	byFlags = "name the model by --model, and say the rest by flags, such as --fsdp 2 --seq-len 4096 --micro-batch 1"
+	byNeoX  = "give its arguments as those of Megatron-LM (--megatron), or name the model by --model and ZeRO's stage " +
+		"by --zero"
+	byTrained = "plimsoll plans no training that generates answers: name the trained model by --model, and say how it " +
+		"is sharded by flags, such as --fsdp 2 --seq-len 4096 --micro-batch 1"
+	byLoRA = "give PEFT's adapter_config.json, or --lora with the rank and --lora-targets"
+)
+
+// trainingOf returns the kind of the configurations of a program that trains in a way of its own.
+func trainingOf(program, instead, marks string) *kind {
+	return &kind{name: program + " configuration", marks: marks, instead: instead}
+}
+
+// otherTrainings are configurations of programs that train, which plimsoll does not read, and other files that have keys
+// of the programs that it reads. They come first: every mark is one that only such files have.
+var otherTrainings = []*kind{
+	{name: "configuration of a sweep over hyperparameters", marks: "tune_config sweep_config method+parameters",
+		instead: "give the configuration of one training"},
+	trainingOf("GPT-NeoX", byNeoX, `pipe_parallel_size pipe-parallel-size scaled_upper_triang_masked_softmax_fusion
+		scaled-upper-triang-masked-softmax-fusion output_layer_parallelism gpt_j_residual gpt-j-residual
+		no_weight_tying no-weight-tying pos_emb+num_layers pos-emb+num-layers attention_config+num_layers
+		mup_width_scale lr_decay_style+train_iters lr-decay-style+train-iters`),
+	trainingOf("nanotron", byFlags, "tokens.micro_batch_size tokens.sequence_length parallelism.pp_engine "+
+		"parallelism.tp_mode"),
+	trainingOf("levanter", byFlags, `trainer.mp trainer.num_train_steps trainer.tensor_parallel_axes
+		trainer.per_device_parallelism initialize_from_hf`),
+	trainingOf("LLM Foundry", byFlags, `train_loader+device_train_microbatch_size train_loader+max_duration
+		train_loader+global_train_batch_size train_loader+fsdp_config`),
+	trainingOf("OLMo", byFlags, "device_train_microbatch_size"),
+	trainingOf("Lingua", byFlags, "distributed.fsdp_type"),
+	trainingOf("LitGPT", byFlags+" --model-library litgpt", `lora_query lora_projection train.lr_warmup_steps
+		train.tie_embeddings`),
+	trainingOf("NeMo RL", byTrained, `policy.generation policy.dtensor_cfg policy.megatron_cfg
+		policy.train_global_batch_size policy.max_total_sequence_length`),
+	trainingOf("NeMo AutoModel", byFlags, "step_scheduler"),
+	trainingOf("Oumi", byFlags, `training.trainer_type model.model_name+training model.model_name+generation
+		model.model_name+engine`),
+	trainingOf("prime-rl", byTrained, `orchestrator weight_broadcast deployment.num_train_gpus
+		deployment.num_infer_gpus inference.vllm model.name+optim.lr`),
+	trainingOf("verl", byTrained, `actor_rollout_ref algorithm.adv_estimator data.train_files+trainer.n_gpus_per_node
+		data.train_files+optim data.train_files+engine`),
+	trainingOf("AReaL", byTrained, "allocation_mode experiment_name+trial_name"),
+	trainingOf("ROLL", byTrained, "actor_train actor_infer sft_train strategy_args pretrain+exp_name"),
+	trainingOf("trlx", byTrained, "method.name train.trainer+tokenizer"),
+	trainingOf("AutoTrain", byFlags, "task+base_model+params task+project_name+params base_model+project_name+backend"),
+	trainingOf("H2O LLM Studio", byFlags, "llm_backbone architecture.backbone_dtype"),
+	trainingOf("mistral-finetune", byFlags, "model_id_or_path+run_dir model_id_or_path+instruct_tokenizer"),
+	trainingOf("MaxText", byFlags, "base_emb_dim base_num_decoder_layers ici_fsdp_parallelism dcn_data_parallelism"),
+	trainingOf("InstructLab", byFlags, "train.effective_batch_size train.max_batch_len"),
+	{name: "configuration of a script with a training loop of its own, such as open-instruct's", instead: byFlags,
+		marks: "use_slow_tokenizer with_tracking checkpointing_steps dataset_mixer_list"},
+	{name: "record of a run by Weights & Biases", marks: "_wandb wandb_version"},
+	{name: "description of a dataset", marks: "builder_name features+splits _data_files dataset_info"},
+}
+
+// otherFiles are files of other kinds that lie beside configurations.
+var otherFiles = []*kind{
+	{name: "setting of a LoRA adapter of a script", marks: "lora_r lora_alpha lora_rank", instead: byLoRA},
+	trainingOf("Lightning", byFlags, "trainer.accelerator trainer.max_epochs trainer.devices model.class_path"),
+	{name: "generation_config.json of a model", marks: "transformers_version do_sample max_new_tokens",
+		instead: "give the model's config.json"},
+	{name: "tokenizer's configuration", marks: "tokenizer_class added_tokens_decoder added_tokens",
+		instead: "give the model's config.json"},
+	{name: "configuration of a processor of images or sound", marks: "image_processor_type feature_extractor_type " +
+		"processor_class", instead: "give the model's config.json"},
+	{name: "index of a model's weights", marks: "weight_map", instead: "give the model's config.json, or its folder"},
+	{name: "diffusers configuration", marks: "_diffusers_version _class_name"},
+	{name: "state of a Trainer", marks: "log_history"},
+	{name: "task of lm-evaluation-harness", marks: "doc_to_text task+dataset_path output_type"},
+	{name: "Kubernetes manifest", marks: "apiVersion+kind"},
+	{name: "Compose file", marks: "services"},
+	{name: "workflow of GitHub Actions", marks: "jobs"},
+	{name: "task of SkyPilot", marks: "resources.accelerators resources.cloud setup+run"},
+	{name: "part of a configuration that Hydra composes", marks: "hydra defaults _target_",
+		instead: "give the configuration that Hydra prints with --cfg job, if it is one that plimsoll reads"},
+}
