@@ -183,7 +183,7 @@ func (s *steps) calibrate() int {
 	}
 }
 
-// round adds the mean times of steps to a sample.
+// round adds the mean times of steps to a sample. Steps of both kinds take turns, too.
 func (s *steps) round(repeats int, sample *Sample) {
 	mean := 1 / float64(repeats)
 	for range repeats {
@@ -191,15 +191,13 @@ func (s *steps) round(repeats int, sample *Sample) {
 		result := s.engine.Step(1)
 		sample.Step += mean * time.Since(begin).Seconds()
 		sample.StepUpdate += mean * result.UpdateTime.Seconds()
-	}
-	for range repeats {
 		if !s.norm {
-			break
+			continue
 		}
 		for _, rank := range s.shards {
 			rank.GradientsArrived(rank.Config().Range())
 		}
-		begin := time.Now()
+		begin = time.Now()
 		s.engine.Step(1)
 		sample.Arrived += mean * time.Since(begin).Seconds()
 	}

@@ -133,7 +133,7 @@ func (b *blocks) updateAll(kind int, weights array) {
 	b.enterRings()
 	for group := range 2 {
 		weights.prefetch(ahead)
-		prefetchKind(kind, b.gradient, ahead)
+		b.prefetchKind(kind, b.gradient, ahead)
 		b.update(group, kind, weights)
 		ADDQ(U8(b.group()), b.index)
 		ADDQ(U8(b.group()), ahead)

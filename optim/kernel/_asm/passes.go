@@ -135,8 +135,8 @@ func (s instructionSet) accumulate() {
 	n := length{elements: Load(Param("n"), GP64()), prefetching: Load(Param("prefetching"), GP64())}
 	eachKind(sumKind, func(sumKind int) {
 		loopOfKind(kind, n, abi.PrefetchAhead(abi.MomentsBF16), abi.Group, func(kind int, index, ahead reg.Register) {
-			prefetchKind(sumKind, base, ahead)
-			prefetchKind(kind, gradient, ahead)
+			s.prefetchKind(sumKind, base, ahead)
+			s.prefetchKind(kind, gradient, ahead)
 			sum := s.loadKind(sumKind, base, index, 0)
 			for i, g := range s.loadKind(kind, gradient, index, 0) {
 				VADDPS(g, sum[i], sum[i])
@@ -231,7 +231,7 @@ func (s instructionSet) sumWideSquares() {
 		sums = append(sums, sum)
 	}
 	loopOfKind(kind, n, abi.PrefetchAlone, abi.Group, func(kind int, index, ahead reg.Register) {
-		prefetchKind(kind, gradient, ahead)
+		s.prefetchKind(kind, gradient, ahead)
 		for i, x := range s.doubles(s.loadKind(kind, gradient, index, 0)) {
 			VFMADD231PD(x, x, sums[i])
 		}

@@ -100,7 +100,7 @@ func (s instructionSet) update(a abi.Algorithm, state abi.State, moments abi.Mom
 			for _, array := range arrays {
 				array.prefetch(ahead)
 			}
-			prefetchKind(kind, gradient, ahead)
+			s.prefetchKind(kind, gradient, ahead)
 			g := s.loadKind(kind, gradient, index, 0)
 			p := s.registers(arrays[0].load(index))
 			for i := range g {
