@@ -248,12 +248,13 @@ func (m fp32Master) prefetch(ahead reg.Register) { m.prefetchGroup(m.weights, ah
 func (m fp32Master) load(index reg.Register) operands { return m.wide(m.weights, index, 0) }
 
 func (m fp32Master) store(p vectors, index reg.Register) {
-	m.storeWide(p, m.weights, index)
+	wide := m.consecutive(p)
+	m.storeConsecutive(wide, m.weights, index)
 	unusual, stored := label("unusual"), label("stored")
 	to := m.parameter.at(index, 0)
 	TESTQ(m.copyKind, m.copyKind)
 	JNE(LabelRef(unusual))
-	VMOVNTDQ(m.packUpperHalves(m.roundToBF16(p)), to)
+	VMOVNTDQ(m.bf16(p, wide), to)
 	JMP(LabelRef(stored))
 	Label(unusual)
 	kind := GP64()
@@ -263,7 +264,7 @@ func (m fp32Master) store(p vectors, index reg.Register) {
 		var packed reg.VecVirtual
 		switch kind {
 		case abi.BF16:
-			packed = m.packUpperHalves(m.roundToBF16(p))
+			packed = m.bf16(p, wide)
 		case abi.FP16:
 			packed = m.roundToFP16(p)
 		default:
@@ -350,7 +351,11 @@ func (s instructionSet) wide(from stream, index reg.Register, first int) operand
 }
 
 func (s instructionSet) storeWide(x vectors, to stream, index reg.Register) {
-	for i, part := range s.consecutive(x) {
+	s.storeConsecutive(s.consecutive(x), to, index)
+}
+
+func (s instructionSet) storeConsecutive(x vectors, to stream, index reg.Register) {
+	for i, part := range x {
 		VMOVUPS(part, to.at(index, i*s.lanes))
 	}
 }
