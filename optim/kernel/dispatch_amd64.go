@@ -16,7 +16,10 @@ func hasAVX512() bool {
 	return x.HasAVX512F && x.HasAVX512BW && x.HasAVX512DQ && x.HasAVX512VL && hasAVX2()
 }
 
-func hasAVX512BF16() bool { return hasAVX512() && cpu.X86.HasAVX512BF16 && cpu.X86.HasAVX512VBMI }
+// hasVBMIAndBF16 is a variable for tests on processors that lack both: see _emulate.
+var hasVBMIAndBF16 = cpu.X86.HasAVX512VBMI && cpu.X86.HasAVX512BF16
+
+func hasAVX512BF16() bool { return hasAVX512() && hasVBMIAndBF16 }
 
 // x/sys/cpu has no bit for F16C; every processor with AVX2 and FMA has it.
 func hasAVX2() bool { return cpu.X86.HasAVX2 && cpu.X86.HasFMA }
